@@ -604,36 +604,43 @@ static void test_greedy(void) {
 }
 
 // The logits at each position of a text must be the same with the key-value cache (prefill of some tokens, then one
-// token at a time) and in one pass without the cache.
+// token at a time) and in one pass without the cache. The number of texts decides which kernels run.
 static void test_cache(void) {
     if (!have_gpu()) { return; }
+    const struct {
+        int B, prefill; // texts, tokens in the longest prompt
+    } batches[] = {{1, 1}, {1, 41}, {2, 21}, {4, 1}, {8, 41}, {16, 21}, {33, 48}, {64, 41}};
     GPT2 model;
     open_fixture(&model, 4);
-    int* tokens = golden_ints("input_ids");
+    int* tokens = golden_ints("input_ids"); // (4, 64): text b has those of row b % 4
     int C = model.config.channels, V = model.config.vocab_size, Vp = model.config.padded_vocab_size;
     Sampler greedy = {0.0f, 0, 1.0f, 1};
     set_tokens(&model, tokens, tokens, 256);
     gpt2_forward(&model, &model.acts, 4, 64, NULL);
     matmul_forward(model.acts.logits, NULL, model.acts.lnf, model.params.wte, NULL, NULL, 256, C, Vp, model.stream);
     std::vector<float> want = to_host(&model, model.acts.logits, (size_t)256 * Vp);
-    for (int prefill = 1; prefill <= 41; prefill += 20) {
+    for (auto& batch : batches) {
         Generator g;
-        int lengths[4] = {prefill, prefill, prefill, prefill};
-        std::vector<int> prompts(4 * prefill);
-        for (int i = 0; i < 4 * prefill; i++) { prompts[i] = tokens[i / prefill * 64 + i % prefill]; }
-        generator_allocate(&g, &model, 4, prefill, 64);
-        generator_prefill(&g, &model, &greedy, prompts.data(), lengths, prefill);
-        for (int t = prefill - 1; t < 64; t++) {
-            std::vector<float> got = to_host(&model, g.logits, (size_t)4 * Vp);
-            for (int b = 0; b < 4; b++) {
-                double error = relative_error(&got[(size_t)b * Vp], &want[((size_t)b * 64 + t) * Vp], V);
-                check_msg(error <= (IS_FP32 ? 1e-5 : 2 * FORWARD), "prefill %d, text %d, position %d: off by %g",
-                          prefill, b, t, error);
+        int B = batch.B, prefill = batch.prefill;
+        std::vector<int> prompts((size_t)B * prefill, 0), at(B), next(B),
+            lengths(B); // at: position of the newest token
+        for (int b = 0; b < B; b++) {
+            lengths[b] = prefill - b * 5 % prefill, at[b] = lengths[b] - 1;
+            memcpy(&prompts[(size_t)b * prefill], tokens + b % 4 * 64, lengths[b] * sizeof(int));
+        }
+        generator_allocate(&g, &model, B, prefill, 64);
+        generator_prefill(&g, &model, &greedy, prompts.data(), lengths.data(), prefill);
+        for (int t = prefill - 1;; t++) {
+            std::vector<float> got = to_host(&model, g.logits, (size_t)B * Vp);
+            for (int b = 0; b < B; b++) {
+                double error = relative_error(&got[(size_t)b * Vp], &want[((size_t)b % 4 * 64 + at[b]) * Vp], V);
+                check_msg(error <= (IS_FP32 ? 1e-5 : 2 * FORWARD),
+                          "%d texts, prefill %d, text %d, position %d: off by %g", B, prefill, b, at[b], error);
             }
             if (t == 63) { break; }
-            int next[4]; // continue with the given text, not with the tokens that the model chose
-            for (int b = 0; b < 4; b++) { next[b] = tokens[b * 64 + t + 1]; }
-            cudaCheck(cudaMemcpy(g.tokens, next, sizeof(next), cudaMemcpyHostToDevice));
+            // continue with the given text, not with the tokens that the model chose
+            for (int b = 0; b < B; b++) { next[b] = tokens[b % 4 * 64 + ++at[b]]; }
+            cudaCheck(cudaMemcpy(g.tokens, next.data(), B * sizeof(int), cudaMemcpyHostToDevice));
             generator_step(&g, &model, &greedy);
         }
         generator_free(&g);
@@ -660,6 +667,18 @@ static void test_batch_of_prompts(void) {
         while (same < 16 && alone[same] == together[b * 16 + same]) { same++; }
         check_msg(same == 16 || !IS_FP32, "text %d differs from token %d on", b, same);
         check(same > 0);
+    }
+    // the others go on as before when a text ends: here all end at the token that text 1 has fourth
+    std::vector<int> ended(5 * 16);
+    int stop = together[1 * 16 + 3];
+    check(generate(&model, &greedy, prompts.data(), lengths, 5, 30, 16, stop, ended.data(), counts, NULL));
+    check(counts[1] <= 3 || !IS_FP32);
+    for (int b = 0; b < 5; b++) {
+        int want = 0, same = 0;
+        while (want < 16 && together[b * 16 + want] != stop) { want++; }
+        while (same < std::min(want, counts[b]) && ended[b * 16 + same] == together[b * 16 + same]) { same++; }
+        check_msg((same == want && counts[b] == want) || (!IS_FP32 && (same > 0 || want == 0)),
+                  "text %d: %d of %d tokens before the stop, want %d", b, same, counts[b], want);
     }
     free(tokens);
     gpt2_free(&model);

@@ -28,10 +28,10 @@ A micro-step (forward and backward of one micro-batch) is launched kernel by ker
 captured as a CUDA graph, and from then on it is one graph launch. There are two graphs: one for the first micro-step of a
 step, which overwrites the gradients, and one for the others, which add to them. Generation does the same per token.
 
-Matmuls are our own kernels or cuBLASLt's. We have two: gemm, on Hopper, for the forward matmuls where it is faster, and
-decode_matvec, for generation with few texts. When training first meets a shape, cuBLASLt's algorithms are timed and the
-fastest is kept (--no-tune: the first one that the library proposes). The choices are saved with the checkpoints, and a
-resumed run uses the same ones. So are the block sizes of --tuned, which take the place of those in the launchers.
+Matmuls are our own kernels or cuBLASLt's. Ours are gemm, for forward matmuls on Hopper, decode_matvec, for generation, and
+decode_matmul, for generation of several texts on Hopper. When training first meets a shape, cuBLASLt's algorithms are timed
+and the fastest is kept (--no-tune: the first one that the library proposes). The choices are saved with the checkpoints, and
+a resumed run uses the same ones. So are the block sizes of --tuned, which take the place of those in the launchers.
 
 With the same choices on the same kind of GPU, a run gives the same bits every time: the order of every sum in our kernels
 depends only on the shapes and the GPU, and no floating-point sum uses atomics.
@@ -200,15 +200,21 @@ void decode_matvec(floatX* out, const floatX* x, const floatX* norm_weight, cons
 // logits (B,Vp) = layernorm(x (B,C)) wte (Vp,C)^T
 void decode_head(float* logits, const floatX* x, const floatX* norm_weight, const floatX* norm_bias, const floatX* wte,
                  int B, int C, int Vp, cudaStream_t stream);
+// Both on Hopper's tensor cores, for 2 to 64 texts; false, and nothing launched, elsewhere. A residual excludes gelu and norm.
+bool decode_matmul(floatX* out, const floatX* x, const floatX* norm_weight, const floatX* norm_bias,
+                   const floatX* weight, const floatX* bias, const floatX* residual, bool gelu, int B, int K, int OC,
+                   cudaStream_t stream);
+bool decode_matmul_head(float* logits, const floatX* x, const floatX* norm_weight, const floatX* norm_bias,
+                        const floatX* wte, int B, int C, int Vp, cudaStream_t stream);
 // out (B,C) = attention of the query in qkv (B,3,C) to itself and to the positions[b] tokens before it. The key and value in
-// qkv become row positions[b] of keys, values (B,capacity,C).
+// qkv become row positions[b] of keys, values (B,capacity,C). A text with position -1 has ended and is left out.
 void decode_attention(floatX* out, floatX* keys, floatX* values, float* scratch, const floatX* qkv,
                       const int* positions, int B, int C, int NH, int capacity, cudaStream_t stream);
 size_t decode_attention_scratch(int B, int C, int NH, int capacity);
 // After a prompt: the keys and values in qkv (B,T,3,C) become rows 0 to T-1 of keys, values (B,capacity,C).
 void decode_cache_fill(floatX* keys, floatX* values, const floatX* qkv, int B, int T, int C, int capacity,
                        cudaStream_t stream);
-// Samples tokens (B) from the first V columns of logits (B,Vp); positions (B) += 1. temperature 0: the largest logit.
+// Samples tokens (B) from the first V columns of logits (B,Vp); positions (B) += 1, except -1. temperature 0: the largest logit.
 // Otherwise draws with rng_state (B) from the top_k largest logits (0: all), reduced to the smallest set with probability
 // top_p. tokens[b] = -1 means that no logit was finite. The caller zeroes scratch once, before the first call.
 void decode_sample(int* tokens, int* positions, float* scratch, const float* logits, uint64_t* rng_state,
@@ -762,8 +768,7 @@ static void gpt2_download(const GPT2* model, float* weights) {
 // 3. generation
 // ================================================================================================
 
-enum { MAX_MATVEC_TEXTS = 8 }; // decode_matvec is faster than cuBLASLt up to this many texts, measured on an H200
-
+enum { MAX_MATVEC_TEXTS = 8 }; // without decode_matmul, decode_matvec is faster than cuBLASLt up to here (on an H200)
 // Continues up to 64 texts side by side. The host launches a graph per token and reads it while the GPU computes the next.
 struct Generator {
     int B;         // number of texts
@@ -771,14 +776,11 @@ struct Generator {
     int num_steps; // tokens per text since the prefill
     int capacity;  // positions that the cache has room for
     KeyValueCache cache;
-    Activations acts; // for the prefill
+    Activations acts; // for the prefill; later its lnf is scratch
     floatX* x;        // (B, C): the residual stream
     floatX* qkv;      // (B, 3*C)
     floatX* atty;     // (B, C)
     floatX* fch;      // (B, 4*C)
-    floatX* norm;     // (B, C)
-    float* norm_mean; // (B)
-    float* norm_rstd; // (B)
     float* logits;    // (B, Vp)
     float* attention_scratch;
     float* sample_scratch;
@@ -807,9 +809,6 @@ static bool generator_allocate(Generator* g, const GPT2* model, int B, int T, in
     plan_add(&plan, group, &g->qkv, B * 3 * C);
     plan_add(&plan, group, &g->atty, B * C);
     plan_add(&plan, group, &g->fch, B * 4 * C);
-    plan_add(&plan, group, &g->norm, B * C);
-    plan_add(&plan, group, &g->norm_mean, B);
-    plan_add(&plan, group, &g->norm_rstd, B);
     plan_add(&plan, group, &g->logits, B * Vp);
     plan_add(&plan, group, &g->attention_scratch, decode_attention_scratch(B, (int)C, config->num_heads, capacity));
     plan_add(&plan, group, &g->sample_scratch, decode_sample_scratch(B));
@@ -837,7 +836,8 @@ static void generator_free(Generator* g) {
 static void generator_sample(Generator* g, const GPT2* model, const Sampler* sampler) {
     const Parameters<floatX>* p = &model->params;
     int C = model->config.channels, V = model->config.vocab_size, Vp = model->config.padded_vocab_size;
-    decode_head(g->logits, g->x, p->lnfw, p->lnfb, p->wte, g->B, C, Vp, model->stream);
+    bool done = decode_matmul_head(g->logits, g->x, p->lnfw, p->lnfb, p->wte, g->B, C, Vp, model->stream);
+    if (!done) { decode_head(g->logits, g->x, p->lnfw, p->lnfb, p->wte, g->B, C, Vp, model->stream); }
     decode_sample(g->tokens, g->positions, g->sample_scratch, g->logits, g->rng, sampler->temperature, sampler->top_k,
                   sampler->top_p, g->B, V, Vp, model->stream);
 }
@@ -869,19 +869,19 @@ static void generator_prefill(Generator* g, GPT2* model, const Sampler* sampler,
     g->length = T;
 }
 
-// out (B,OC) = gelu?(layernorm?(x) weight^T + bias) + residual for the newest token of each text: one decode_matvec for few
-// texts, separate kernels with a tensor-core matmul for more. If norm_weight and norm_bias are NULL, there is no layernorm;
-// residual may be NULL, or the same as out. gelu and residual are never used together.
+// out (B,OC) = gelu?(layernorm?(x) weight^T + bias) + residual for the newest token of each text. Without a layernorm norm_weight
+// and norm_bias are NULL. residual may be NULL, or the same as out; it excludes gelu and a layernorm.
 static void generator_matmul(Generator* g, floatX* out, const floatX* x, const floatX* norm_weight,
                              const floatX* norm_bias, const floatX* weight, const floatX* bias, const floatX* residual,
                              bool gelu, int C, int OC, cudaStream_t stream) {
+    if (decode_matmul(out, x, norm_weight, norm_bias, weight, bias, residual, gelu, g->B, C, OC, stream)) { return; }
     if (g->B <= MAX_MATVEC_TEXTS) {
         decode_matvec(out, x, norm_weight, norm_bias, weight, bias, residual, gelu, g->B, C, OC, stream);
         return;
     }
     if (norm_weight) {
-        layernorm_forward(g->norm, g->norm_mean, g->norm_rstd, x, norm_weight, norm_bias, g->B, C, stream);
-        x = g->norm;
+        layernorm_forward(g->acts.lnf, g->acts.lnf_mean, g->acts.lnf_rstd, x, norm_weight, norm_bias, g->B, C, stream);
+        x = g->acts.lnf;
     }
     matmul_forward(out, NULL, x, weight, bias, residual, g->B, C, OC, stream);
     if (gelu) { gelu_forward(out, out, (size_t)g->B * OC, stream); }
@@ -940,10 +940,10 @@ static int* generator_read(Generator* g, const GPT2* model, int slot) {
 }
 
 // Continues prompts (B,T) of lengths (B). A text ends after num_tokens new tokens, before the end-of-text token `stop` (-1:
-// none), or at the model's last position. New tokens go to new_tokens (B, num_tokens), their counts to counts (B). If `out`
-// is not NULL, the first text is printed to it while it is generated. The sampler's random state advances. Adds to *times,
-// unless it is NULL. Returns false if the logits are not numbers. If there is no GPU memory, ends the program, or, if no_memory
-// is not NULL, generates nothing and writes the reason there.
+// none), or at the model's last position. When it has met `stop`, its position is -1, and it costs no attention. New tokens go
+// to new_tokens (B, num_tokens), their counts to counts (B). If `out` is not NULL, the first text is printed to it while it is
+// generated. The sampler's random state advances. Adds to *times, unless it is NULL. Returns false if the logits are not
+// numbers. If there is no GPU memory, ends the program, or, if no_memory is not NULL, generates nothing and says why there.
 static bool generate(GPT2* model, Sampler* sampler, const int* prompts, const int* lengths, int B, int T,
                      int num_tokens, int stop, int* new_tokens, int* counts, TextOutput* out,
                      GenerationTimes* times = NULL, Error* no_memory = NULL) {
@@ -974,14 +974,14 @@ static bool generate(GPT2* model, Sampler* sampler, const int* prompts, const in
                 new_tokens[(size_t)b * num_tokens + counts[b]++] = tokens[b];
                 if (b == 0 && out) { text_token(out, tokens[b]); }
             }
-            active -= done[b];
+            if (done[b]) { active--, cudaCheck(cudaMemsetAsync(g.positions + b, 0xFF, sizeof(int), model->stream)); }
         }
         if (!more) { break; }
     }
     cudaCheck(cudaMemcpyAsync(&sampler->rng, g.rng, sizeof(uint64_t), cudaMemcpyDeviceToHost, model->stream));
     cudaCheck(cudaStreamSynchronize(model->stream));
-    if (times) { times->prefill_ms += middle - start, times->decode_ms += time_ms() - middle; }
-    if (times) { times->steps += g.num_steps; }
+    double end = time_ms();
+    if (times) { times->prefill_ms += middle - start, times->decode_ms += end - middle, times->steps += g.num_steps; }
     generator_free(&g);
     return good;
 }
@@ -6623,7 +6623,8 @@ __global__ void decode_embed_kernel1(floatX* x, const int* tokens, const int* po
     int c = (blockIdx.x * blockDim.x + threadIdx.x) * x128::size, b = blockIdx.y;
     if (c >= C) { return; }
     int token = tokens[b];
-    x128 t = load128(wte + (size_t)max(token, 0) * C + c), p = load128(wpe + (size_t)positions[b] * C + c), sum;
+    int position = max(positions[b], 0); // -1: the text has ended, and nothing reads its x
+    x128 t = load128(wte + (size_t)max(token, 0) * C + c), p = load128(wpe + (size_t)position * C + c), sum;
     for (int e = 0; e < x128::size; e++) { sum[e] = (floatX)(token < 0 ? NAN : (float)t[e] + (float)p[e]); }
     store128(x + (size_t)b * C + c, sum);
 }
@@ -6902,6 +6903,553 @@ void decode_head(float* logits, const floatX* x, const floatX* norm_weight, cons
 }
 // ==== end promoted: decode_matvec ====
 
+// ==== promoted: decode_matmul ====
+#if !defined(ENABLE_FP32)
+
+// decode_matmul() takes this many texts. One text needs no tensor cores; for more than 64, blocks for 64 texts each would
+// read the weights twice. To compare, with -B: ./decode_matvec 6, ./decode_matmul 0 (cuBLASLt) and ./decode_matmul 5.
+constexpr int DECODE_MATMUL_MIN_TEXTS = 2, DECODE_MATMUL_MAX_TEXTS = 64;
+constexpr int DECODE_MATMUL_WARPS = 8; // per block
+constexpr int DECODE_MATMUL_THREADS = 32 * DECODE_MATMUL_WARPS;
+constexpr int DECODE_MATMUL_CHUNK = 32; // columns of a chunk: two steps of mma, 16 bytes per lane and row
+constexpr int DECODE_MATMUL_MAX_CLUSTER = 8;
+constexpr int DECODE_MATMUL_PAIRS = 2; // pairs of results that a thread stores, at most, if it adds up partial sums
+
+struct DecodeMatmulArguments {
+    const floatX *x, *norm_weight, *norm_bias, *weight, *bias, *residual;
+    int B, K, OC;
+    bool gelu;
+    int log_rows;    // log2 of the rows of the weight per tile: 16 per group of warps
+    int log_cluster; // log2 of the blocks per cluster
+    int stride;      // of the rows of x in shared memory, in elements
+};
+
+// The columns that a block multiplies: chunks begin .. end - 1. A cluster splits all chunks evenly over its blocks.
+struct DecodeMatmulSlice {
+    int begin, end;
+    __device__ DecodeMatmulSlice(const DecodeMatmulArguments& a, int rank) {
+        int num_chunks = ceil_div(a.K, DECODE_MATMUL_CHUNK);
+        begin = num_chunks * rank >> a.log_cluster, end = num_chunks * (rank + 1) >> a.log_cluster;
+    }
+    // vectors of 8 columns that exist; the last chunk of a row may be incomplete
+    __device__ int num_vec(int K) const {
+        return (min(end * DECODE_MATMUL_CHUNK, K) - begin * DECODE_MATMUL_CHUNK) / x128::size;
+    }
+};
+
+// This lane's vectors of a chunk of the warp's 16 rows of the weight, which start at `row`: those of rows lane / 4 and
+// lane / 4 + 8. Outside of the matrix, and if not `there`, they are zeros.
+struct DecodeMatmulRows {
+    const int4* upper;
+    bool has_upper, has_lower;
+    __device__ DecodeMatmulRows(const floatX* weight, int row, int K, int OC) {
+        int r = row + threadIdx.x % 32 / 4;
+        upper = reinterpret_cast<const int4*>(weight + (size_t)r * K) + threadIdx.x % 4;
+        has_upper = r < OC, has_lower = r + 8 < OC;
+    }
+    __device__ void fetch(int4 w[2], int chunk, bool there, int K) const {
+        const int4* from = upper + chunk * 4;
+        there = there && (chunk * 4 + (int)threadIdx.x % 4) * x128::size < K;
+        w[0] = there && has_upper ? __ldcs(from) : make_int4(0, 0, 0, 0);
+        w[1] = there && has_lower ? __ldcs(from + K) : make_int4(0, 0, 0, 0); // 8 rows are K vectors
+    }
+};
+
+// sums += a chunk of 16 rows of the weight times `texts` rows of x; `x` is this lane's vector of text lane / 4. A vector
+// goes to two steps of mma. What mma takes for columns 2t, 2t + 1, 2t + 8 and 2t + 9 of a step are other columns in
+// memory, but the same ones for both operands, and a sum does not depend on the order of its terms:
+//
+//     vector of lane t of a quad:   columns 8t + 0, 1   8t + 2, 3   8t + 4, 5   8t + 6, 7
+//     is, in a step of mma:         first: 2t, 2t+1     2t+8, 2t+9  second: 2t, 2t+1  2t+8, 2t+9
+template <int texts> __device__ inline void decode_matmul_multiply(float sums[2][texts / 8][4], const int4 w[2],
+                                                                   const floatX* x, int stride) {
+    uint32_t first[4] = {(uint32_t)w[0].x, (uint32_t)w[1].x, (uint32_t)w[0].y, (uint32_t)w[1].y};
+    uint32_t second[4] = {(uint32_t)w[0].z, (uint32_t)w[1].z, (uint32_t)w[0].w, (uint32_t)w[1].w};
+#pragma unroll
+    for (int j = 0; j < texts / 8; j++) {
+        int4 v = *reinterpret_cast<const int4*>(x + j * 8 * stride);
+        mma_16x8x16(sums[0][j], first, v.x, v.y, floatX());
+        // 8 texts have a second accumulator, or each mma would have to wait for the one before
+        mma_16x8x16(sums[texts == 8 ? 1 : 0][j], second, v.z, v.w, floatX());
+    }
+}
+
+// Sums over the `lanes` neighbouring lanes that share a text.
+template <int lanes> __device__ inline float decode_matmul_sum(float x) {
+#pragma unroll
+    for (int offset = lanes / 2; offset > 0; offset /= 2) { x += __shfl_xor_sync(0xFFFFFFFFu, x, offset); }
+    return x;
+}
+
+__device__ inline int4 decode_matmul_normalise(int4 bits, const x128& scale, const x128& shift, float mean,
+                                               float rstd) {
+    x128 v = vec128_from_bits<floatX>(bits);
+#pragma unroll
+    for (int e = 0; e < x128::size; e++) {
+        v[e] = (floatX)(((float)v[e] - mean) * rstd * (float)scale[e] + (float)shift[e]);
+    }
+    return vec128_bits(v);
+}
+
+// Writes the block's columns of the normalised x to shared_x (texts,stride); rows past B repeat the last row. shared_norm
+// (2,num_columns) holds the block's columns of norm_weight and of norm_bias, which cp.async may still be writing. In a
+// cluster, moments (cluster,texts) receive the mean and the sum of squared differences of each block's columns; their
+// bytes arrive at `barrier`.
+template <int texts> __device__ void decode_matmul_norm(floatX* shared_x, const x128* shared_norm, float2* moments,
+                                                        uint64_t* barrier, const DecodeMatmulArguments& a, int first_b,
+                                                        int num_columns, int rank) {
+    constexpr int lanes = DECODE_MATMUL_THREADS / texts; // per text
+    constexpr int ahead = texts == 8 ? 3 : 6;            // vectors of x in flight per thread: 768 columns of 8 texts
+    DecodeMatmulSlice slice(a, rank);
+    int cluster = 1 << a.log_cluster, b = threadIdx.x / lanes, lane = threadIdx.x % lanes;
+    int num_vec = slice.num_vec(a.K), padded_vec = (slice.end - slice.begin) * DECODE_MATMUL_CHUNK / x128::size;
+    const int4* from = reinterpret_cast<const int4*>(a.x + (size_t)min(first_b + b, a.B - 1) * a.K +
+                                                     slice.begin * DECODE_MATMUL_CHUNK);
+    int4* to = reinterpret_cast<int4*>(shared_x + b * a.stride);
+
+    // the moments of this thread's vectors, `ahead` at a time; the last ones stay in v
+    int4 v[ahead];
+    float count = 0.0f, mean = 0.0f, squares = 0.0f; // squares: the sum of the squared differences from the mean
+    int begin = 0;
+#pragma unroll 1
+    for (;; begin += ahead * lanes) {
+#pragma unroll
+        for (int i = 0; i < ahead; i++) {
+            int at = begin + i * lanes + lane;
+            v[i] = at < num_vec ? __ldcg(from + at) : make_int4(0, 0, 0, 0);
+        }
+        float now = (float)(min(max(ceil_div(num_vec - begin - lane, lanes), 0), ahead) * x128::size), sum = 0.0f;
+#pragma unroll
+        for (int i = 0; i < ahead; i++) { // vectors that do not exist are zeros
+            x128 x = vec128_from_bits<floatX>(v[i]);
+            for (int e = 0; e < x128::size; e++) { sum += (float)x[e]; }
+        }
+        float center = now > 0.0f ? sum / now : 0.0f, own = 0.0f;
+        hold_packed(v);
+#pragma unroll
+        for (int i = 0; i < ahead; i++) {
+            float less = begin + i * lanes + lane < num_vec ? center : 0.0f;
+            x128 x = vec128_from_bits<floatX>(v[i]);
+            for (int e = 0; e < x128::size; e++) { own += ((float)x[e] - less) * ((float)x[e] - less); }
+        }
+        hold_packed(v);
+        float both = count + now, share = both > 0.0f ? now / both : 0.0f;
+        squares += own + (center - mean) * (center - mean) * count * share;
+        mean += (center - mean) * share, count = both;
+        if (begin + ahead * lanes >= num_vec) { break; }
+#pragma unroll
+        for (int i = 0; i < ahead; i++) { to[begin + i * lanes + lane] = v[i]; } // all of them exist
+    }
+    // of the text's columns in this block, then of all columns
+    float center = decode_matmul_sum<lanes>(mean * count) / (float)max(num_vec * x128::size, 1);
+    squares = decode_matmul_sum<lanes>(squares + count * (mean - center) * (mean - center));
+    mean = center;
+    if (cluster > 1) {
+        if (lane == 0) {
+            float2 own = make_float2(mean, squares);
+            moments[rank * texts + b] = own;
+#pragma unroll 1
+            for (int r = 0; r < cluster; r++) {
+                if (r != rank) { store_cluster_async(moments + rank * texts + b, own, barrier, r); }
+            }
+        }
+        __syncthreads();
+        mbarrier_wait_cluster(barrier, 0);
+        mean = 0.0f, squares = 0.0f;
+#pragma unroll 1
+        for (int r = 0; r < cluster; r++) {
+            float columns = (float)(DecodeMatmulSlice(a, r).num_vec(a.K) * x128::size);
+            mean += moments[r * texts + b].x * (columns / (float)a.K);
+        }
+#pragma unroll 4
+        for (int r = 0; r < cluster; r++) {
+            float columns = (float)(DecodeMatmulSlice(a, r).num_vec(a.K) * x128::size);
+            float2 part = moments[r * texts + b];
+            squares += part.y + columns * (part.x - mean) * (part.x - mean);
+        }
+    }
+    float rstd = rsqrtf(squares / (float)a.K + 1e-5f);
+
+    cp_async_wait<0>();
+    __syncthreads(); // every thread's part of shared_norm is there
+    const x128 *scale = shared_norm, *shift = shared_norm + num_columns / x128::size;
+#pragma unroll 1
+    for (int at = lane; at < begin; at += lanes) {
+        to[at] = decode_matmul_normalise(to[at], scale[at], shift[at], mean, rstd);
+    }
+#pragma unroll
+    for (int i = 0; i < ahead; i++) {
+        int at = begin + i * lanes + lane;
+        if (at < num_vec) { to[at] = decode_matmul_normalise(v[i], scale[at], shift[at], mean, rstd); }
+    }
+#pragma unroll 1
+    for (int at = num_vec + lane; at < padded_vec; at += lanes) { to[at] = make_int4(0, 0, 0, 0); }
+}
+
+// Starts the copy of the block's columns of x to shared_x (texts,stride); zeros outside of the matrix.
+template <int texts> __device__ inline void decode_matmul_copy(floatX* shared_x, const DecodeMatmulArguments& a,
+                                                               int first_b, const DecodeMatmulSlice& slice) {
+    constexpr int lanes = DECODE_MATMUL_THREADS / texts; // per text
+    int b = threadIdx.x / lanes, begin = slice.begin * DECODE_MATMUL_CHUNK, end = slice.end * DECODE_MATMUL_CHUNK;
+    const floatX* from = a.x + (size_t)min(first_b + b, a.B - 1) * a.K;
+    for (int column = begin + threadIdx.x % lanes * x128::size; column < end; column += lanes * x128::size) {
+        bool there = first_b + b < a.B && column < a.K;
+        cp_async_16(shared_x + b * a.stride + column - begin, from + (there ? column : 0), there);
+    }
+    cp_async_commit();
+}
+
+struct alignas(2 * sizeof(floatX)) DecodeMatmulPair {
+    floatX x, y;
+};
+
+// The sum of n <= 8 pairs of floats, each `stride` floats after the last, in this order. Their loads are in flight together.
+__device__ inline float2 decode_matmul_add_up(const float* from, int n, int stride) {
+    static_assert(DECODE_MATMUL_WARPS <= 8 && DECODE_MATMUL_MAX_CLUSTER <= 8, "");
+    float2 pairs[8], sum = {};
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        pairs[i] = i < n ? *reinterpret_cast<const float2*>(from + i * stride) : make_float2(0.0f, 0.0f);
+    }
+#pragma unroll
+    for (int i = 0; i < 8; i++) { sum.x += pairs[i].x, sum.y += pairs[i].y; }
+    return sum;
+}
+
+// Applies gelu to one result and stores it.
+template <class Out>
+__device__ inline void decode_matmul_finish(Out* out, const DecodeMatmulArguments& a, float sum, int row, int b) {
+    if (row >= a.OC || b >= a.B) { return; }
+    out[(size_t)b * a.OC + row] = (Out)(a.gelu ? gelu(sum) : sum);
+}
+
+// A block multiplies `rows` rows of the weight by `texts` texts. The blocks of a cluster take a share of the columns
+// each; within a block, so do the warps of a group, which have 16 rows in common. With rows = 32 and a cluster of 2:
+//
+//     chunks          0 1 2    3 4 5    6 7 8    9 10 11  12 13 14 ...
+//     rows  0 - 15    warp 0   warp 1   warp 2   warp 3   warp 0   ...
+//     rows 16 - 31    warp 4   warp 5   warp 6   warp 7   warp 4   ...
+//                     |------------ block 0 ------------| block 1  ...
+//
+// The warps of a group add up their sums in shared memory. Then each block of the cluster gets the others' sums of its
+// share of the results, adds them in the order of the blocks, and stores the results.
+//
+// The head has so many rows that no sums are split: rows = 128, a warp has all columns and stores its results itself, and
+// a block goes on with the rows of tile blockIdx.z + gridDim.z.
+template <class Out, int texts, bool norm> __global__ void __launch_bounds__(DECODE_MATMUL_THREADS, 2)
+    decode_matmul_sm90_kernel5(Out* out, const DecodeMatmulArguments a) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    constexpr int ahead = 6; // chunks in flight per warp: 48 KB per block
+    constexpr int num_pairs = DECODE_MATMUL_PAIRS;
+    constexpr bool head = sizeof(Out) != sizeof(floatX);
+    extern __shared__ int4 decode_matmul_shared[];
+    __shared__ uint64_t barriers[2]; // the moments, the sums of the cluster's other blocks have arrived
+    int rank = blockIdx.x, cluster = gridDim.x, first_b = blockIdx.y * texts, tile = blockIdx.z;
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    int rows = 1 << a.log_rows, log_split = 7 - a.log_rows, split = 1 << log_split; // warps per group: 128 / rows
+    int group = warp >> log_split, part = warp & (split - 1);
+    DecodeMatmulSlice slice(a, rank);
+    int num_chunks = slice.end - slice.begin;
+    // of the largest slice: shared memory has the same layout in all blocks of a cluster, because they store to it
+    int num_columns = ceil_div(ceil_div(a.K, DECODE_MATMUL_CHUNK), cluster) * DECODE_MATMUL_CHUNK;
+    int begin = slice.begin + (num_chunks * part >> log_split),
+        end = slice.begin + (num_chunks * (part + 1) >> log_split);
+    int row = tile * rows + group * 16; // the warp's first row
+    int stride = rows + 4;              // of `partial`: a warp's stores of sums are spread over all banks
+    int half_rows = rows / 2, log_half = a.log_rows - 1;
+    // results that this block stores, in pairs: neighbouring rows of one text
+    int pairs = texts * half_rows >> a.log_cluster;
+
+    floatX* shared_x = reinterpret_cast<floatX*>(decode_matmul_shared);                    // (texts, a.stride)
+    floatX* shared_norm = shared_x + texts * a.stride;                                     // (2, num_columns), if norm
+    float* partial = reinterpret_cast<float*>(shared_norm + (norm ? 2 * num_columns : 0)); // (split, texts, stride)
+    float2* sums_there = reinterpret_cast<float2*>(partial + split * texts * stride);      // (cluster, pairs)
+    float2* moments = sums_there + cluster * pairs;                                        // (cluster, texts), if norm
+
+    // everything up to grid_wait_dependency() overlaps with the previous kernel
+    if (cluster > 1) {
+        if (threadIdx.x == 0) {
+            mbarrier_init(&barriers[0], 1), mbarrier_init(&barriers[1], 1);
+            mbarrier_init_fence();
+            if (norm) { mbarrier_arrive_expect(&barriers[0], (cluster - 1) * texts * (int)sizeof(float2)); }
+            mbarrier_arrive_expect(&barriers[1], (cluster - 1) * pairs * (int)sizeof(float2));
+        }
+        cluster_sync(); // no block stores to another one before that one's barriers exist
+    }
+    int4 w[ahead][2];
+    DecodeMatmulRows first_rows(a.weight, row, a.K, a.OC);
+#pragma unroll
+    for (int i = 0; i < ahead; i++) { first_rows.fetch(w[i], begin + i, begin + i < end, a.K); }
+    grid_launch_dependents();
+    if (norm) {
+#pragma unroll 1
+        for (int at = threadIdx.x; at < num_columns / x128::size; at += DECODE_MATMUL_THREADS) {
+            int column = slice.begin * DECODE_MATMUL_CHUNK + at * x128::size;
+            bool there = column < a.K;
+            cp_async_16(shared_norm + at * x128::size, a.norm_weight + (there ? column : 0), there);
+            cp_async_16(shared_norm + num_columns + at * x128::size, a.norm_bias + (there ? column : 0), there);
+        }
+        cp_async_commit();
+    }
+    // the place of this thread's pairs of results in the tile
+    auto place = [=](int u, int* b, int* r) {
+        int i = rank * pairs + threadIdx.x + u * DECODE_MATMUL_THREADS;
+        *b = i >> log_half, *r = (i & (half_rows - 1)) * 2;
+        return (int)threadIdx.x + u * DECODE_MATMUL_THREADS < pairs;
+    };
+    // two neighbours of a row of bias or residual; zeros outside of it
+    auto pair_of = [=](const floatX* from, int r) {
+        DecodeMatmulPair x = {(floatX)0.0f, (floatX)0.0f};
+        if (tile * rows + r < a.OC) { x.x = from[tile * rows + r]; }
+        if (tile * rows + r + 1 < a.OC) { x.y = from[tile * rows + r + 1]; }
+        return x;
+    };
+    DecodeMatmulPair bias[num_pairs] = {}, residual[num_pairs] = {};
+    for (int u = 0; u < num_pairs; u++) {
+        int b, r;
+        if (!head && place(u, &b, &r) && a.bias) { bias[u] = pair_of(a.bias, r); }
+    }
+    grid_wait_dependency(); // what was read before this line is not written by earlier kernels of the step
+
+    if (!norm) { decode_matmul_copy<texts>(shared_x, a, first_b, slice); }
+    for (int u = 0; u < num_pairs; u++) {
+        int b, r;
+        if (norm || !place(u, &b, &r) || !a.residual || first_b + b >= a.B) { continue; }
+        residual[u] = pair_of(a.residual + (size_t)(first_b + b) * a.OC, r);
+    }
+    if (norm) {
+        decode_matmul_norm<texts>(shared_x, reinterpret_cast<const x128*>(shared_norm), moments, &barriers[0], a,
+                                  first_b, num_columns, rank);
+    } else {
+        cp_async_wait<0>();
+    }
+    __syncthreads();
+
+    // this lane's vector of the first chunk of the block, in text lane / 4
+    const floatX* own_x = shared_x + lane / 4 * a.stride + lane % 4 * x128::size;
+    for (; tile * rows < a.OC; tile += gridDim.z) { // only the head has more than one tile
+        float sums[2][texts / 8][4] = {};
+        int next_row = row + (int)gridDim.z * rows;
+        for (int chunk = begin; chunk < end; chunk += ahead) {
+            bool more = chunk + ahead < end; // in this tile; if not, the head loads the next one's first chunks
+            int next_chunk = more ? chunk + ahead : begin;
+            DecodeMatmulRows next(a.weight, more ? row : next_row, a.K, a.OC);
+#pragma unroll
+            for (int i = 0; i < ahead; i++) {
+                if (chunk + i < end) {
+                    decode_matmul_multiply<texts>(sums, w[i], own_x + (chunk + i - slice.begin) * DECODE_MATMUL_CHUNK,
+                                                  a.stride);
+                }
+                if (more || head) { next.fetch(w[i], next_chunk + i, next_chunk + i < end, a.K); }
+                // keeps the compiler from loading all chunks of x ahead, for which there are not enough registers
+                if ((i + 1) % (texts <= 16 ? 24 / texts : 1) == 0) { __syncwarp(); }
+            }
+        }
+        // element i of an accumulator is of row lane / 4 + i / 2 * 8 and of text lane % 4 * 2 + i % 2
+#pragma unroll
+        for (int j = 0; j < texts / 8; j++) {
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                float sum = sums[0][j][i] + (texts == 8 ? sums[1][j][i] : 0.0f);
+                int r = lane / 4 + i / 2 * 8, b = j * 8 + lane % 4 * 2 + i % 2;
+                if (head) {
+                    decode_matmul_finish(out, a, sum, row + r, first_b + b);
+                } else {
+                    partial[(part * texts + b) * stride + group * 16 + r] = sum;
+                }
+            }
+        }
+        if (!head) { break; }
+        row = next_row;
+    }
+    if (head) { return; }
+
+    __syncthreads();
+    // the sum over the block's columns of pair i of the tile
+    auto sum_of = [=](int i) {
+        return decode_matmul_add_up(partial + (i >> log_half) * stride + (i & (half_rows - 1)) * 2, split,
+                                    texts * stride);
+    };
+    if (cluster > 1) {
+        int log_pairs = log_half + (texts == 8 ? 3 : texts == 16 ? 4 : texts == 32 ? 5 : 6) - a.log_cluster;
+#pragma unroll 1
+        for (int i = threadIdx.x; i < cluster * pairs; i += DECODE_MATMUL_THREADS) {
+            int owner = i >> log_pairs;
+            float2 sum = sum_of(i), *to = sums_there + rank * pairs + (i & (pairs - 1));
+            if (owner == rank) {
+                *to = sum;
+            } else {
+                store_cluster_async(to, sum, &barriers[1], owner);
+            }
+        }
+        __syncthreads(); // the block's own sums are there
+        mbarrier_wait_cluster(&barriers[1], 0);
+    }
+#pragma unroll
+    for (int u = 0; u < num_pairs; u++) {
+        int b, r;
+        if (!place(u, &b, &r)) { continue; }
+        int k = threadIdx.x + u * DECODE_MATMUL_THREADS;
+        const float* there = reinterpret_cast<const float*>(sums_there + k);
+        float2 sum = cluster == 1 ? sum_of(k) : decode_matmul_add_up(there, cluster, 2 * pairs);
+        sum.x += (float)bias[u].x + (float)residual[u].x, sum.y += (float)bias[u].y + (float)residual[u].y;
+        decode_matmul_finish(out, a, sum.x, tile * rows + r, first_b + b);
+        decode_matmul_finish(out, a, sum.y, tile * rows + r + 1, first_b + b);
+    }
+#endif
+}
+
+// How kernel 5 is launched.
+struct DecodeMatmulPlan {
+    int texts, cluster, rows, stride;
+    dim3 grid;
+    size_t shared_bytes;
+};
+
+// Texts per block for B texts.
+inline int decode_matmul_texts(int B) {
+    int texts = 8;
+    while (texts < min(B, 64)) { texts *= 2; }
+    return texts;
+}
+// The most rows of a tile for which a thread stores no more than DECODE_MATMUL_PAIRS pairs of results.
+inline int decode_matmul_max_rows(int texts, int cluster) {
+    return 2 * DECODE_MATMUL_PAIRS * DECODE_MATMUL_THREADS * cluster / texts;
+}
+
+// The launch for blocks of `texts` texts. cluster, rows: 0 to choose them.
+inline DecodeMatmulPlan decode_matmul_plan(int texts, int cluster, int rows, bool norm, bool head, int B, int K,
+                                           int OC) {
+    int num_sms = num_multiprocessors(), num_chunks = ceil_div(K, DECODE_MATMUL_CHUNK), num_y = ceil_div(B, texts);
+    if (head) { cluster = 1, rows = 16 * DECODE_MATMUL_WARPS; }
+    if (cluster == 0) { // each block reads at most 32 KB of x
+        for (cluster = 1; cluster < DECODE_MATMUL_MAX_CLUSTER && texts * K > cluster * 16384; cluster *= 2) {}
+    }
+    int max_rows = decode_matmul_max_rows(texts, cluster);
+    if (rows == 0) { // the most that leave a block for every second SM: fewer blocks read x
+        for (rows = 64; rows > 16; rows /= 2) {
+            if (rows <= max_rows && 2 * ceil_div(OC, rows) * cluster * num_y >= num_sms) { break; }
+        }
+    }
+    require(rows <= 16 * DECODE_MATMUL_WARPS && (head || rows <= max_rows));
+    int columns = ceil_div(num_chunks, cluster) * DECODE_MATMUL_CHUNK, split = 16 * DECODE_MATMUL_WARPS / rows;
+    // 64 bytes more than a multiple of 128: the 16-byte loads of 8 lanes, from two rows, are spread over all banks
+    int stride = ceil_div(columns, 64) * 64 + 32, tiles = ceil_div(OC, rows);
+    size_t bytes = ((size_t)texts * stride + (norm ? 2 * columns : 0)) * sizeof(floatX);
+    if (!head) { bytes += (size_t)split * texts * (rows + 4) * sizeof(float); }
+    if (cluster > 1) { bytes += ((size_t)texts * rows / 2 + cluster * texts) * sizeof(float2); }
+    if (head) { tiles = min(tiles, max(1, num_sms * (bytes <= 100 << 10 ? 2 : 1) / num_y)); } // as many as fit
+    return {texts, cluster, rows, stride, dim3(cluster, num_y, tiles), bytes};
+}
+
+// The plan for a shape. If x does not fit in shared memory, a block takes fewer texts; with too many columns for that,
+// shared_bytes of the plan exceeds what an SM has.
+constexpr size_t DECODE_MATMUL_MAX_SHARED = 227 << 10;
+inline DecodeMatmulPlan decode_matmul_choose(int cluster, int rows, bool norm, bool head, int B, int K, int OC) {
+    int texts = decode_matmul_texts(B);
+    DecodeMatmulPlan plan = decode_matmul_plan(texts, cluster, rows, norm, head, B, K, OC);
+    while (plan.shared_bytes > DECODE_MATMUL_MAX_SHARED && texts > 8) {
+        texts /= 2;
+        plan = decode_matmul_plan(texts, cluster, rows, norm, head, B, K, OC);
+    }
+    return plan;
+}
+
+template <class Out, bool norm> void (*decode_matmul_kernel(int texts))(Out*, const DecodeMatmulArguments) {
+    if (texts == 8) { return decode_matmul_sm90_kernel5<Out, 8, norm>; }
+    if (texts == 16) { return decode_matmul_sm90_kernel5<Out, 16, norm>; }
+    return texts == 32 ? decode_matmul_sm90_kernel5<Out, 32, norm> : decode_matmul_sm90_kernel5<Out, 64, norm>;
+}
+void (*decode_matmul_kernel(int texts, bool norm, floatX*))(floatX*, const DecodeMatmulArguments) {
+    return norm ? decode_matmul_kernel<floatX, true>(texts) : decode_matmul_kernel<floatX, false>(texts);
+}
+void (*decode_matmul_kernel(int texts, bool, float*))(float*, const DecodeMatmulArguments) { // the head
+    return decode_matmul_kernel<float, true>(texts);
+}
+
+inline int decode_matmul_log2(int x) { // a power of two
+    int log = 0;
+    while (1 << log < x) { log++; }
+    return log;
+}
+
+// Launches kernel 5; `early`: by programmatic dependent launch.
+template <class Out> void decode_matmul_launch(Out* out, DecodeMatmulArguments a, const DecodeMatmulPlan& plan,
+                                               bool early, cudaStream_t stream) {
+    require(a.B > 0 && a.K > 0 && a.K % x128::size == 0 && a.OC > 0);
+    require(!a.residual || (!a.gelu && !a.norm_weight));
+    require((a.norm_weight != NULL) == (a.norm_bias != NULL) && plan.shared_bytes <= DECODE_MATMUL_MAX_SHARED);
+    require(plan.grid.y <= 65535 && plan.grid.z <= 65535);
+    a.log_rows = decode_matmul_log2(plan.rows), a.log_cluster = decode_matmul_log2(plan.cluster),
+    a.stride = plan.stride;
+    auto kernel = decode_matmul_kernel(plan.texts, a.norm_weight != NULL, out);
+    if (plan.shared_bytes > 48 << 10) {
+        cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)plan.shared_bytes));
+    }
+    cudaLaunchAttribute attributes[2] = {};
+    attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[0].val.programmaticStreamSerializationAllowed = early;
+    attributes[1].id = cudaLaunchAttributeClusterDimension;
+    attributes[1].val.clusterDim.x = plan.cluster;
+    attributes[1].val.clusterDim.y = 1, attributes[1].val.clusterDim.z = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = plan.grid;
+    config.blockDim = dim3(DECODE_MATMUL_THREADS);
+    config.dynamicSmemBytes = plan.shared_bytes;
+    config.stream = stream;
+    config.attrs = attributes;
+    config.numAttrs = 2;
+    cudaCheck(cudaLaunchKernelEx(&config, kernel, out, a));
+}
+
+inline bool decode_matmul_runs(const DecodeMatmulPlan& plan, int B) {
+    return B >= DECODE_MATMUL_MIN_TEXTS && plan.shared_bytes <= DECODE_MATMUL_MAX_SHARED && has_sm90a();
+}
+
+// out (B,OC) = gelu?(layernorm?(x) weight^T + bias) + residual | x (B,K) | norm_weight, norm_bias (K) or NULL
+// | weight (OC,K) | bias (OC) or NULL | residual (B,OC) or NULL, may be out itself; a residual excludes gelu and a layernorm
+// Weights and biases are read while the previous kernel in the stream may still run, so no kernel of the step may write
+// them. Returns false, and launches nothing, for other numbers of texts than DECODE_MATMUL_MIN_TEXTS to
+// DECODE_MATMUL_MAX_TEXTS, for a K too large for shared memory, and where the device has no code for sm_90a.
+bool decode_matmul(floatX* out, const floatX* x, const floatX* norm_weight, const floatX* norm_bias,
+                   const floatX* weight, const floatX* bias, const floatX* residual, bool gelu, int B, int K, int OC,
+                   cudaStream_t stream) {
+    DecodeMatmulPlan plan = decode_matmul_choose(0, 0, norm_weight != NULL, false, B, K, OC);
+    if (B > DECODE_MATMUL_MAX_TEXTS || !decode_matmul_runs(plan, B)) { return false; }
+    double elements = (double)OC * K + (double)B * (K + (residual ? 2.0 : 1.0) * OC);
+    Op op(stream, elements * sizeof(floatX), 2.0 * B * OC * K, "decode_matmul %d -> %d", K, OC);
+    decode_matmul_launch(out, {x, norm_weight, norm_bias, weight, bias, residual, B, K, OC, gelu, 0, 0, 0}, plan, true,
+                         stream);
+    return true;
+}
+
+// logits (B,Vp) float = layernorm(x) wte^T | x (B,C) | norm_weight, norm_bias (C) | wte (Vp,C). Returns false as
+// decode_matmul(), but takes any larger number of texts.
+bool decode_matmul_head(float* logits, const floatX* x, const floatX* norm_weight, const floatX* norm_bias,
+                        const floatX* wte, int B, int C, int Vp, cudaStream_t stream) {
+    DecodeMatmulPlan plan = decode_matmul_choose(0, 0, true, true, B, C, Vp);
+    if (!decode_matmul_runs(plan, B)) { return false; }
+    double bytes = ((double)Vp * C + (double)B * C) * sizeof(floatX) + (double)B * Vp * sizeof(float);
+    Op op(stream, bytes, 2.0 * B * Vp * C, "decode_matmul %d -> %d, head", C, Vp);
+    decode_matmul_launch(logits, {x, norm_weight, norm_bias, wte, NULL, NULL, B, C, Vp, false, 0, 0, 0}, plan, true,
+                         stream);
+    return true;
+}
+
+#else // the tensor cores multiply 16-bit floats
+
+bool decode_matmul(floatX*, const floatX*, const floatX*, const floatX*, const floatX*, const floatX*, const floatX*,
+                   bool, int, int, int, cudaStream_t) {
+    return false;
+}
+bool decode_matmul_head(float*, const floatX*, const floatX*, const floatX*, const floatX*, int, int, int,
+                        cudaStream_t) {
+    return false;
+}
+
+#endif
+// ==== end promoted: decode_matmul ====
+
 // ==== promoted: decode_attention ====
 constexpr int DECODE_ATTENTION_WARPS = 8;                             // per block
 constexpr int DECODE_ATTENTION_THREADS = 32 * DECODE_ATTENTION_WARPS; // one per element of a head: HS <= 256
@@ -6935,7 +7483,12 @@ __device__ inline DecodeAttentionSum decode_attention_join(const DecodeAttention
     return x;
 }
 
-// Loads this thread's vectors of the keys (or values) of the step that starts at `row`; zeros from row `end` on.
+// Keys that a block takes in one iteration, with this many lanes per key.
+__host__ __device__ constexpr int decode_attention_keys(int lanes) {
+    return DECODE_ATTENTION_AHEAD * (DECODE_ATTENTION_THREADS / lanes);
+}
+
+// Loads this thread's vectors of the keys (or values) of the iteration that starts at `row`; zeros from row `end` on.
 template <int lanes, int depth> __device__ inline void decode_attention_fetch(int4 x[DECODE_ATTENTION_AHEAD][depth],
                                                                               const floatX* cache, int row, int end,
                                                                               int C, int num_vec) {
@@ -6952,39 +7505,34 @@ template <int lanes, int depth> __device__ inline void decode_attention_fetch(in
     }
 }
 
-// One block attends over keys begin .. end-1 of a head. Key `now` is the new token's: it is read from qkv and written
-// to the cache. `lanes` lanes share a key and hold `depth` vectors of it each. keys, values and qkv point to the head's
-// first element. Every thread gets the result for element threadIdx.x; in threads from HS on it is
-// meaningless.
+// What a thread knows of a head: its part of the query, and of the weighted sum of the values of its keys. `lanes` lanes
+// share a key and hold `depth` vectors of it each.
 //
-//     one step, lanes = 8:    warp 0, lanes 0-7    8-15    16-23    24-31    warp 1, lanes 0-7   ...   warp 7, 24-31
-//     key of u = 0            row + 0              + 1     + 2      + 3      + 4                 ...   + 31
-//     key of u = 1            row + 32             + 33    + 34     + 35     + 36                ...   + 63
-template <int lanes, int depth>
-__device__ DecodeAttentionSum decode_attention_part(DecodeAttentionShared& shared, floatX* keys, floatX* values,
-                                                    const floatX* qkv, int begin, int end, int now, int C, int HS) {
-    constexpr int groups = DECODE_ATTENTION_THREADS / lanes, ahead = DECODE_ATTENTION_AHEAD;
-    // place: number of this lane among the lanes that share a key
-    int lane = threadIdx.x % 32, warp = threadIdx.x / 32, place = lane % lanes, num_vec = HS / x128::size;
-    int4 k[ahead][depth], v[ahead][depth];
-    decode_attention_fetch<lanes, depth>(k, keys, begin, min(end, now), C, num_vec);
-    decode_attention_fetch<lanes, depth>(v, values, begin, min(end, now), C, num_vec);
-    grid_wait_dependency(); // what was read before this line is not written by earlier kernels of the step
+//     one iteration, lanes = 8:   warp 0, lanes 0-7    8-15    16-23    24-31    warp 1, lanes 0-7   ...   warp 7, 24-31
+//     key of u = 0                row + 0              + 1     + 2      + 3      + 4                 ...   + 31
+//     key of u = 1                row + 32             + 33    + 34     + 35     + 36                ...   + 63
+template <int lanes, int depth> struct DecodeAttentionState {
+    float q[depth][x128::size], sum[depth][x128::size], max, total;
 
-    float q[depth][x128::size], sum[depth][x128::size] = {};
-    float max = DECODE_ATTENTION_LOWEST, total = 0.0f, scale = LOG2E * rsqrtf((float)HS); // exp2(LOG2E * x) is exp(x)
+    // qkv points to the head's query
+    __device__ void start(const floatX* qkv, int HS) {
+        float scale = LOG2E * rsqrtf((float)HS); // exp2(LOG2E * x) is exp(x)
+        max = DECODE_ATTENTION_LOWEST, total = 0.0f;
 #pragma unroll
-    for (int d = 0; d < depth; d++) {
-        x128 vec = {};
-        if (place + d * lanes < num_vec) { vec = load128(qkv + (place + d * lanes) * x128::size); }
+        for (int d = 0; d < depth; d++) {
+            int v = threadIdx.x % lanes + d * lanes;
+            x128 vec = {};
+            if (v < HS / x128::size) { vec = load128(qkv + v * x128::size); }
 #pragma unroll
-        for (int e = 0; e < x128::size; e++) { q[d][e] = (float)vec[e] * scale; }
-    }
-    for (int row = begin; row < end; row += ahead * groups) {
-        if (row != begin) {
-            decode_attention_fetch<lanes, depth>(k, keys, row, min(end, now), C, num_vec);
-            decode_attention_fetch<lanes, depth>(v, values, row, min(end, now), C, num_vec);
+            for (int e = 0; e < x128::size; e++) { q[d][e] = (float)vec[e] * scale, sum[d][e] = 0.0f; }
         }
+    }
+
+    // Adds the keys k and values v of the iteration that starts at `row`, up to key end - 1. Key `now` is the new token's:
+    // it is read from qkv and written to the cache. keys, values and qkv point to the head's first element.
+    __device__ void add(int4 k[DECODE_ATTENTION_AHEAD][depth], int4 v[DECODE_ATTENTION_AHEAD][depth], floatX* keys,
+                        floatX* values, const floatX* qkv, int row, int end, int now, int C, int HS) {
+        constexpr int groups = DECODE_ATTENTION_THREADS / lanes, ahead = DECODE_ATTENTION_AHEAD;
         float score[ahead], old_max = max;
 #pragma unroll
         for (int u = 0; u < ahead; u++) {
@@ -6992,8 +7540,8 @@ __device__ DecodeAttentionSum decode_attention_part(DecodeAttentionShared& share
             score[u] = 0.0f;
 #pragma unroll
             for (int d = 0; d < depth; d++) {
-                int i = place + d * lanes;
-                if (t == now && t < end && i < num_vec) {
+                int i = threadIdx.x % lanes + d * lanes;
+                if (t == now && t < end && i < HS / x128::size) {
                     k[u][d] = reinterpret_cast<const int4*>(qkv + C)[i];
                     v[u][d] = reinterpret_cast<const int4*>(qkv + 2 * C)[i];
                     reinterpret_cast<int4*>(keys + (size_t)now * C)[i] = k[u][d];
@@ -7030,30 +7578,34 @@ __device__ DecodeAttentionSum decode_attention_part(DecodeAttentionShared& share
         }
     }
 
-    float warp_max = max; // maximum over the groups of lanes, which had different keys
+    // The result over all threads of the block, for element threadIdx.x; in threads from HS on it is meaningless.
+    __device__ DecodeAttentionSum join(DecodeAttentionShared& shared, int HS) {
+        int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+        float warp_max = max; // maximum over the groups of lanes, which had different keys
 #pragma unroll
-    for (int offset = 16; offset >= lanes; offset /= 2) {
-        warp_max = fmaxf(warp_max, __shfl_xor_sync(0xFFFFFFFFu, warp_max, offset));
-    }
-    float rescale = exp2f(max - warp_max);
-    total *= rescale;
-#pragma unroll
-    for (int offset = 16; offset >= lanes; offset /= 2) { total += __shfl_xor_sync(0xFFFFFFFFu, total, offset); }
-#pragma unroll
-    for (int d = 0; d < depth; d++) {
-#pragma unroll
-        for (int e = 0; e < x128::size; e++) {
-            float x = sum[d][e] * rescale;
-#pragma unroll
-            for (int offset = 16; offset >= lanes; offset /= 2) { x += __shfl_xor_sync(0xFFFFFFFFu, x, offset); }
-            int i = (place + d * lanes) * x128::size + e;
-            if (lane < lanes && i < HS) { shared.sum[warp][i] = x; }
+        for (int offset = 16; offset >= lanes; offset /= 2) {
+            warp_max = fmaxf(warp_max, __shfl_xor_sync(0xFFFFFFFFu, warp_max, offset));
         }
+        float rescale = exp2f(max - warp_max);
+        total *= rescale;
+#pragma unroll
+        for (int offset = 16; offset >= lanes; offset /= 2) { total += __shfl_xor_sync(0xFFFFFFFFu, total, offset); }
+#pragma unroll
+        for (int d = 0; d < depth; d++) {
+#pragma unroll
+            for (int e = 0; e < x128::size; e++) {
+                float x = sum[d][e] * rescale;
+#pragma unroll
+                for (int offset = 16; offset >= lanes; offset /= 2) { x += __shfl_xor_sync(0xFFFFFFFFu, x, offset); }
+                int i = (lane % lanes + d * lanes) * x128::size + e;
+                if (lane < lanes && i < HS) { shared.sum[warp][i] = x; }
+            }
+        }
+        if (lane == 0) { shared.max[warp] = warp_max, shared.total[warp] = total; }
+        __syncthreads();
+        return decode_attention_join(shared);
     }
-    if (lane == 0) { shared.max[warp] = warp_max, shared.total[warp] = total; }
-    __syncthreads();
-    return decode_attention_join(shared);
-}
+};
 
 // Combines num_parts partial results, each {max, total, sum (HS)}; warp w takes parts w, w + 8 ...
 __device__ inline DecodeAttentionSum decode_attention_combine(DecodeAttentionShared& shared, const float* partial,
@@ -7085,76 +7637,213 @@ __device__ inline float* decode_attention_partials(float* scratch, int num_heads
     return scratch + num_heads + (size_t)head * num_parts * (HS + 2);
 }
 
-// Keys per part, chosen so that a full cache gives four blocks per SM.
-inline int decode_attention_part_keys(int B, int NH, int capacity) {
-    int parts = max(1, min(ceil_div(4 * num_multiprocessors(), B * NH), ceil_div(capacity, DECODE_ATTENTION_STEP)));
-    return ceil_div(ceil_div(capacity, parts), DECODE_ATTENTION_STEP) * DECODE_ATTENTION_STEP;
-}
-
-template <int lanes, int depth> __global__ void __launch_bounds__(DECODE_ATTENTION_THREADS)
-    decode_attention_kernel4(floatX* out, floatX* keys, floatX* values, float* scratch, const floatX* qkv,
-                             const int* positions, int NH, int HS, int capacity, int part_keys) {
-    __shared__ DecodeAttentionShared shared;
-    grid_launch_dependents(); // the next kernel may start and load its weights
-    int part = blockIdx.x, h = blockIdx.y, b = blockIdx.z, C = NH * HS, i = threadIdx.x;
-    int now = positions[b], begin = part * part_keys, end = min(begin + part_keys, now + 1);
-    if (begin >= end) { return; }
-    size_t cache = (size_t)b * capacity * C + h * HS;
-    DecodeAttentionSum x = decode_attention_part<lanes, depth>(
-        shared, keys + cache, values + cache, qkv + (size_t)b * 3 * C + h * HS, begin, end, now, C, HS);
-
-    int num_parts = now / part_keys + 1; // parts with keys; the grid covers the whole capacity
-    if (num_parts > 1) {
-        int head = b * NH + h;
-        int* counter = reinterpret_cast<int*>(scratch) + head;
-        float* partials = decode_attention_partials(scratch, gridDim.z * NH, head, gridDim.x, HS);
-        float* own = partials + (size_t)part * (HS + 2);
-        if (i < HS) { own[2 + i] = x.sum; }
-        if (i == 0) { own[0] = x.max, own[1] = x.total; }
-        __threadfence(); // makes the partial results visible before the count
-        __syncthreads();
-        if (i == 0) {
-            shared.last = atomicAdd(counter, 1) == num_parts - 1;
-            if (shared.last) { *counter = 0; } // reset for the next launch
-            __threadfence();
-        }
-        __syncthreads();
-        if (!shared.last) { return; }
-        x = decode_attention_combine(shared, partials, num_parts, HS);
+// Writes a part's result x to `own`. Returns true in the last block to call this for a head; it finds all num_parts there.
+__device__ inline bool decode_attention_arrive(DecodeAttentionShared& shared, int* counter, float* own,
+                                               const DecodeAttentionSum& x, int num_parts, int HS) {
+    int i = threadIdx.x;
+    if (i < HS) { own[2 + i] = x.sum; }
+    if (i == 0) { own[0] = x.max, own[1] = x.total; }
+    __threadfence(); // makes the partial results visible before the count
+    __syncthreads();
+    if (i == 0) {
+        shared.last = atomicAdd(counter, 1) == num_parts - 1;
+        if (shared.last) { *counter = 0; } // reset for the next launch
+        __threadfence();
     }
-    if (i < HS) { out[(size_t)b * C + h * HS + i] = (floatX)(x.sum / x.total); }
+    __syncthreads();
+    return shared.last;
 }
 
-// Size of scratch in floats. It must be zero before the first launch; decode_attention leaves its counters at zero.
+// Size of scratch in floats: a counter per head, and room for as many partial results as there are steps. It must be zero
+// before the first launch; decode_attention leaves its counters at zero.
 inline size_t decode_attention_scratch(int B, int C, int NH, int capacity) {
-    int parts = ceil_div(capacity, decode_attention_part_keys(B, NH, capacity));
-    return (size_t)B * NH * (1 + (size_t)parts * (C / NH + 2));
+    return (size_t)B * NH * (1 + (size_t)ceil_div(capacity, DECODE_ATTENTION_STEP) * (C / NH + 2));
 }
 
-inline void decode_attention_launch(floatX* out, floatX* keys, floatX* values, float* scratch, const floatX* qkv,
-                                    const int* positions, int B, int C, int NH, int capacity, int part_keys,
-                                    cudaStream_t stream) {
-    require(B > 0 && B <= 65535 && NH > 0 && NH <= 65535 && C % NH == 0 && capacity > 0);
-    int HS = C / NH, num_vec = HS / x128::size;
-    require(HS % 8 == 0 && HS <= DECODE_ATTENTION_THREADS);
-    auto kernel = decode_attention_kernel4<8, 1>;
-    if (num_vec > 8) { kernel = decode_attention_kernel4<16, 1>; }
-    if (num_vec > 16) { kernel = decode_attention_kernel4<32, 1>; }
-    if (num_vec > 32) { kernel = decode_attention_kernel4<32, 2>; }
-    launch_early(kernel, dim3(ceil_div(capacity, part_keys), NH, B), DECODE_ATTENTION_THREADS, 0, stream, out, keys,
-                 values, scratch, qkv, positions, NH, HS, capacity, part_keys);
+// Where a block is in the list of all iterations: iteration i over the keys of head h of text b, whose position is `now`.
+// The list is sorted by b, then h, then i. The number of iterations is that of whole steps; a text that has ended (position -1) has none.
+template <int lanes> struct DecodeAttentionCursor {
+    static constexpr int per_step = DECODE_ATTENTION_STEP / decode_attention_keys(lanes);
+    int b, h, i, now;
+
+    __device__ static int iterations(int position) {
+        return position < 0 ? 0 : (position / DECODE_ATTENTION_STEP + 1) * per_step;
+    }
+    __device__ int count() const { return iterations(now); } // of each head of text b
+    // of all heads and texts
+    __device__ static int total(const int* positions, int B, int NH) {
+        int sum = 0;
+        for (int text = threadIdx.x % 32; text < B; text += 32) { sum += iterations(positions[text]); }
+        for (int offset = 16; offset > 0; offset /= 2) { sum += __shfl_xor_sync(0xFFFFFFFFu, sum, offset); }
+        return sum * NH;
+    }
+    // Goes to place `target` of the list, which must be less than total().
+    __device__ void find(int target, const int* positions, int B, int NH) {
+        int lane = threadIdx.x % 32, first = 0; // first: the place where a group of 32 texts begins
+        for (int text = 0;; text += 32) {
+            int own = text + lane < B ? iterations(positions[text + lane]) * NH : 0, upto = own;
+            for (int offset = 1; offset < 32; offset *= 2) {
+                int below = __shfl_up_sync(0xFFFFFFFFu, upto, offset);
+                if (lane >= offset) { upto += below; }
+            }
+            unsigned past = __ballot_sync(0xFFFFFFFFu, first + upto > target);
+            if (past) {
+                int which = __ffs(past) - 1;
+                target -= first + __shfl_sync(0xFFFFFFFFu, upto - own, which);
+                b = text + which;
+                break;
+            }
+            first += __shfl_sync(0xFFFFFFFFu, upto, 31);
+        }
+        now = positions[b], h = target / count(), i = target % count();
+    }
+    // Goes to the next place, which must exist.
+    __device__ void advance(const int* positions, int NH) {
+        if (++i < count()) { return; }
+        i = 0;
+        if (++h < NH) { return; }
+        h = 0;
+        do { now = positions[++b]; } while (now < 0);
+    }
+};
+
+// A ring in shared memory for loads in flight. Each thread reads only what it copied itself, so there are no barriers.
+template <int lanes, int depth> struct DecodeAttentionRing {
+    static constexpr int slots = depth == 1 ? 2 : 1; // 32 KB: with DecodeAttentionShared less than 48 KB
+    int4 k[slots][DECODE_ATTENTION_AHEAD][depth][DECODE_ATTENTION_THREADS];
+    int4 v[slots][DECODE_ATTENTION_AHEAD][depth][DECODE_ATTENTION_THREADS];
+
+    // Starts this thread's copies of the iteration at `row`; zeros from row `end` on. keys and values point to the head.
+    __device__ void copy(int slot, const floatX* keys, const floatX* values, int row, int end, int C, int num_vec) {
+#pragma unroll
+        for (int u = 0; u < DECODE_ATTENTION_AHEAD; u++) {
+            int t = row + (u * DECODE_ATTENTION_THREADS + (int)threadIdx.x) / lanes;
+#pragma unroll
+            for (int d = 0; d < depth; d++) {
+                int i = threadIdx.x % lanes + d * lanes;
+                bool there = t < end && i < num_vec;
+                size_t at = there ? (size_t)t * C + i * x128::size : 0;
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800 // no cp.async
+                k[slot][u][d][threadIdx.x] = there ? vec128_bits(load128(keys + at)) : make_int4(0, 0, 0, 0);
+                v[slot][u][d][threadIdx.x] = there ? vec128_bits(load128(values + at)) : make_int4(0, 0, 0, 0);
+#else
+                cp_async_16(&k[slot][u][d][threadIdx.x], keys + at, there);
+                cp_async_16(&v[slot][u][d][threadIdx.x], values + at, there);
+#endif
+            }
+        }
+    }
+    // Ends what copy() of one iteration has started.
+    __device__ void commit() {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
+        cp_async_commit();
+#endif
+    }
+    // Waits for the oldest of `slots` committed iterations.
+    __device__ void wait() {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
+        cp_async_wait<slots - 1>();
+#endif
+    }
+};
+
+// gridDim.x blocks share the list of iterations evenly. A head that lies in the shares of several blocks is combined by the
+// last of them to arrive. The share is a multiple of a step, so a head has at most as many parts as steps.
+template <int lanes, int depth> __global__ void __launch_bounds__(DECODE_ATTENTION_THREADS, depth == 1 ? 3 : 2)
+    decode_attention_kernel5(floatX* out, floatX* keys, floatX* values, float* scratch, const floatX* qkv,
+                             const int* positions, int B, int NH, int HS, int capacity) {
+    constexpr int ahead = DECODE_ATTENTION_AHEAD, step = decode_attention_keys(lanes);
+    typedef DecodeAttentionCursor<lanes> Cursor;
+    typedef DecodeAttentionRing<lanes, depth> Ring;
+    __shared__ DecodeAttentionShared shared;
+    __shared__ Ring ring;
+    grid_launch_dependents(); // the next kernel may start and load its weights
+    int C = NH * HS, num_vec = HS / x128::size, max_parts = ceil_div(capacity, DECODE_ATTENTION_STEP);
+    int total = Cursor::total(positions, B, NH);
+    int share = ceil_div(ceil_div(total, (int)gridDim.x), Cursor::per_step) * Cursor::per_step;
+    int begin = blockIdx.x * share, end = min(begin + share, total);
+    if (begin >= end) { return; }
+    Cursor at, loads; // loads: `slots` iterations ahead of `at`
+    at.find(begin, positions, B, NH);
+    loads = at;
+    auto copy = [&](int place) { // starts the loads of a place, if there is one
+        if (place < end) {
+            if (place > begin) { loads.advance(positions, NH); }
+            size_t cache = (size_t)loads.b * capacity * C + loads.h * HS;
+            ring.copy((place - begin) % Ring::slots, keys + cache, values + cache, loads.i * step, loads.now, C,
+                      num_vec);
+        }
+        ring.commit();
+    };
+    for (int slot = 0; slot < Ring::slots; slot++) { copy(begin + slot); }
+    grid_wait_dependency(); // what was read before this line is not written by earlier kernels of the step
+
+#pragma unroll 1
+    for (int place = begin; place < end;) { // the share's part of one head after the other
+        DecodeAttentionState<lanes, depth> state;
+        int head = at.b * NH + at.h, count = at.count(), head_begin = place - at.i; // the head's place in the list
+        size_t cache = (size_t)at.b * capacity * C + at.h * HS;
+        const floatX* head_qkv = qkv + (size_t)at.b * 3 * C + at.h * HS;
+        state.start(head_qkv, HS);
+        for (int head_end = min(head_begin + count, end); place < head_end; place++) {
+            int4 k[ahead][depth], v[ahead][depth];
+            int slot = (place - begin) % Ring::slots;
+            ring.wait();
+#pragma unroll
+            for (int u = 0; u < ahead; u++) {
+#pragma unroll
+                for (int d = 0; d < depth; d++) {
+                    k[u][d] = ring.k[slot][u][d][threadIdx.x], v[u][d] = ring.v[slot][u][d][threadIdx.x];
+                }
+            }
+            copy(place + Ring::slots);
+            state.add(k, v, keys + cache, values + cache, head_qkv, (place - head_begin) * step, at.now + 1, at.now, C,
+                      HS);
+        }
+        DecodeAttentionSum x = state.join(shared, HS);
+        int first_block = head_begin / share, num_parts = (head_begin + count - 1) / share - first_block + 1;
+        bool last = num_parts == 1;
+        if (num_parts > 1) {
+            float* partials = decode_attention_partials(scratch, B * NH, head, max_parts, HS);
+            last = decode_attention_arrive(shared, reinterpret_cast<int*>(scratch) + head,
+                                           partials + (size_t)(blockIdx.x - first_block) * (HS + 2), x, num_parts, HS);
+            if (last) { x = decode_attention_combine(shared, partials, num_parts, HS); }
+        }
+        if (last && (int)threadIdx.x < HS) {
+            out[(size_t)at.b * C + at.h * HS + threadIdx.x] = (floatX)(x.sum / x.total);
+        }
+        __syncthreads();  // now `shared` may be overwritten
+        at.i = count - 1; // advance() goes to the next head
+        if (place < end) { at.advance(positions, NH); }
+    }
 }
 
 // The new token of each sequence attends over the positions[b] tokens before it and itself; its key and value become
-// row positions[b] of the cache. The positions and the earlier rows are read while the previous kernel may still run:
-// only kernels before this step's decode_embed write them, and those have ended.
+// row positions[b] of the cache. With a position of -1, nothing is read or written for that sequence. The positions and the
+// earlier rows are read while the previous kernel may still run: only kernels before this step's decode_embed write them,
+// and those have ended.
 // out (B,C) | keys, values (B,capacity,C) inout | scratch: decode_attention_scratch | qkv (B,3,NH,HS) | positions (B)
 void decode_attention(floatX* out, floatX* keys, floatX* values, float* scratch, const floatX* qkv,
-                      const int* positions, int B, int C, int NH, int capacity, cudaStream_t stream) {
+                      const int* positions, int B, int C, int NH, int capacity, cudaStream_t stream,
+                      int blocks_per_sm) {
     // bytes without the reads of the cache, which depend on the positions
     Op op(stream, 4.0 * B * C * sizeof(floatX), 0, "decode_attention");
-    decode_attention_launch(out, keys, values, scratch, qkv, positions, B, C, NH, capacity,
-                            decode_attention_part_keys(B, NH, capacity), stream);
+    require(B > 0 && NH > 0 && C % NH == 0 && capacity > 0 && blocks_per_sm > 0);
+    int HS = C / NH, num_vec = HS / x128::size;
+    require(HS % 8 == 0 && HS <= DECODE_ATTENTION_THREADS);
+    auto kernel = decode_attention_kernel5<8, 1>;
+    if (num_vec > 8) { kernel = decode_attention_kernel5<16, 1>; }
+    if (num_vec > 16) { kernel = decode_attention_kernel5<32, 1>; }
+    if (num_vec > 32) { kernel = decode_attention_kernel5<32, 2>; }
+    double most = (double)B * NH * ceil_div(capacity, DECODE_ATTENTION_STEP); // steps, if the cache is full
+    require(most <= 1 << 28);
+    int blocks = min(num_multiprocessors() * blocks_per_sm, (int)most);
+    launch_early(kernel, blocks, DECODE_ATTENTION_THREADS, 0, stream, out, keys, values, scratch, qkv, positions, B, NH,
+                 HS, capacity);
+}
+void decode_attention(floatX* out, floatX* keys, floatX* values, float* scratch, const floatX* qkv,
+                      const int* positions, int B, int C, int NH, int capacity, cudaStream_t stream) {
+    decode_attention(out, keys, values, scratch, qkv, positions, B, C, NH, capacity, stream, 3);
 }
 // ==== end promoted: decode_attention ====
 
@@ -7254,7 +7943,7 @@ __global__ void decode_sample_greedy_kernel3(int* tokens, int* positions, uint64
     if (atomicAdd(arrived + b, 1) != (int)gridDim.x - 1) { return; }
     tokens[b] = decode_sample_id(atomicExch(top, 0ull));
     arrived[b] = 0;
-    positions[b] += 1;
+    if (positions[b] >= 0) { positions[b] += 1; } // -1: the text has ended
 }
 
 // Launches kernel 3 with `blocks` blocks per sequence.
@@ -7423,7 +8112,7 @@ __global__ void __launch_bounds__(DECODE_SAMPLE_CHUNKS, 1)
     }
     if (threadIdx.x == 0) {
         tokens[b] = token;
-        positions[b] += 1;
+        if (positions[b] >= 0) { positions[b] += 1; }
     }
 }
 
@@ -7431,7 +8120,7 @@ __global__ void __launch_bounds__(DECODE_SAMPLE_CHUNKS, 1)
 // it zero.
 inline size_t decode_sample_scratch(int B) { return (size_t)3 * B; }
 
-// tokens (B), positions (B) += 1 | scratch (decode_sample_scratch(B)) | logits (B,Vp), the first V of a row are used |
+// tokens (B), positions (B) += 1 where they are not -1 | scratch (decode_sample_scratch(B)) | logits (B,Vp), the first V of a row are used |
 // rng_state (B) inout
 // temperature 0: takes the largest logit; rng_state may be NULL. Otherwise draws from softmax(logits / temperature),
 // limited to the top_k largest logits (0: all), and of these to the fewest most likely tokens whose share of the

@@ -834,3 +834,10 @@ __device__ inline void wgmma_64x256x16_transposed(float d[128], uint64_t a, uint
 __device__ inline void wgmma_64x256x16_transposed(float d[128], uint64_t a, uint64_t b, int accumulate, half) {
     WGMMA_64x256("f16", "k16", ", 1, 1");
 }
+
+// The compiler may unpack 16-bit elements once and keep the floats, which take twice the registers of x. After a call it
+// has only x itself, and unpacks again.
+template <int n> __device__ inline void hold_packed(int4 (&x)[n]) {
+#pragma unroll
+    for (int i = 0; i < n; i++) { asm volatile("" : "+r"(x[i].x), "+r"(x[i].y), "+r"(x[i].z), "+r"(x[i].w)); }
+}

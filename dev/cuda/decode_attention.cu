@@ -6,7 +6,7 @@
    Constraint: HS % 8 == 0, HS <= 256.
    Error: one ulp of floatX, and 1e-5 of the values' size for the exponentials of the softmax. A score of size s has an
    error of about 4 s ulps of fp32.
-   Tuned: blocks per SM of kernels 3 and 4. Kernel 2 is kernel 4 with one part per head.
+   Tuned: blocks per SM of kernels 3 to 5. Kernel 2 is kernel 4 with one part per head.
    This file also has decode_cache_fill, which copies the prompt's keys and values; the small shapes check it.
    Source: online softmax: Milakov and Gimelshein 2018, arXiv:1805.02867; split over the keys: Dao et al. 2023,
    "Flash-Decoding for long-context inference".
@@ -18,9 +18,10 @@
      2  one block per head, online softmax in registers
      3  keys split over blocks, a second kernel combines
      4  keys split over blocks, the last block combines (promoted)
+     5  all keys in equal shares, loads two iterations ahead
 
    nvcc -O3 --use_fast_math decode_attention.cu -o decode_attention      (or: make decode_attention)
-   ./decode_attention 4      check kernel 4 against the CPU and sweep its block sizes
+   ./decode_attention 5      check kernel 5 against the CPU and sweep its block sizes
    ./decode_attention        every kernel, side by side                                         */
 #include "bench.h"
 #include "../../llmc/ptx.cuh"
@@ -103,7 +104,12 @@ __device__ inline DecodeAttentionSum decode_attention_join(const DecodeAttention
     return x;
 }
 
-// Loads this thread's vectors of the keys (or values) of the step that starts at `row`; zeros from row `end` on.
+// Keys that a block takes in one iteration, with this many lanes per key.
+__host__ __device__ constexpr int decode_attention_keys(int lanes) {
+    return DECODE_ATTENTION_AHEAD * (DECODE_ATTENTION_THREADS / lanes);
+}
+
+// Loads this thread's vectors of the keys (or values) of the iteration that starts at `row`; zeros from row `end` on.
 template <int lanes, int depth> __device__ inline void decode_attention_fetch(int4 x[DECODE_ATTENTION_AHEAD][depth],
                                                                               const floatX* cache, int row, int end,
                                                                               int C, int num_vec) {
@@ -120,39 +126,34 @@ template <int lanes, int depth> __device__ inline void decode_attention_fetch(in
     }
 }
 
-// One block attends over keys begin .. end-1 of a head. Key `now` is the new token's: it is read from qkv and written
-// to the cache. `lanes` lanes share a key and hold `depth` vectors of it each. keys, values and qkv point to the head's
-// first element. Every thread gets the result for element threadIdx.x; in threads from HS on it is
-// meaningless.
+// What a thread knows of a head: its part of the query, and of the weighted sum of the values of its keys. `lanes` lanes
+// share a key and hold `depth` vectors of it each.
 //
-//     one step, lanes = 8:    warp 0, lanes 0-7    8-15    16-23    24-31    warp 1, lanes 0-7   ...   warp 7, 24-31
-//     key of u = 0            row + 0              + 1     + 2      + 3      + 4                 ...   + 31
-//     key of u = 1            row + 32             + 33    + 34     + 35     + 36                ...   + 63
-template <int lanes, int depth>
-__device__ DecodeAttentionSum decode_attention_part(DecodeAttentionShared& shared, floatX* keys, floatX* values,
-                                                    const floatX* qkv, int begin, int end, int now, int C, int HS) {
-    constexpr int groups = DECODE_ATTENTION_THREADS / lanes, ahead = DECODE_ATTENTION_AHEAD;
-    // place: number of this lane among the lanes that share a key
-    int lane = threadIdx.x % 32, warp = threadIdx.x / 32, place = lane % lanes, num_vec = HS / x128::size;
-    int4 k[ahead][depth], v[ahead][depth];
-    decode_attention_fetch<lanes, depth>(k, keys, begin, min(end, now), C, num_vec);
-    decode_attention_fetch<lanes, depth>(v, values, begin, min(end, now), C, num_vec);
-    grid_wait_dependency(); // what was read before this line is not written by earlier kernels of the step
+//     one iteration, lanes = 8:   warp 0, lanes 0-7    8-15    16-23    24-31    warp 1, lanes 0-7   ...   warp 7, 24-31
+//     key of u = 0                row + 0              + 1     + 2      + 3      + 4                 ...   + 31
+//     key of u = 1                row + 32             + 33    + 34     + 35     + 36                ...   + 63
+template <int lanes, int depth> struct DecodeAttentionState {
+    float q[depth][x128::size], sum[depth][x128::size], max, total;
 
-    float q[depth][x128::size], sum[depth][x128::size] = {};
-    float max = DECODE_ATTENTION_LOWEST, total = 0.0f, scale = LOG2E * rsqrtf((float)HS); // exp2(LOG2E * x) is exp(x)
+    // qkv points to the head's query
+    __device__ void start(const floatX* qkv, int HS) {
+        float scale = LOG2E * rsqrtf((float)HS); // exp2(LOG2E * x) is exp(x)
+        max = DECODE_ATTENTION_LOWEST, total = 0.0f;
 #pragma unroll
-    for (int d = 0; d < depth; d++) {
-        x128 vec = {};
-        if (place + d * lanes < num_vec) { vec = load128(qkv + (place + d * lanes) * x128::size); }
+        for (int d = 0; d < depth; d++) {
+            int v = threadIdx.x % lanes + d * lanes;
+            x128 vec = {};
+            if (v < HS / x128::size) { vec = load128(qkv + v * x128::size); }
 #pragma unroll
-        for (int e = 0; e < x128::size; e++) { q[d][e] = (float)vec[e] * scale; }
-    }
-    for (int row = begin; row < end; row += ahead * groups) {
-        if (row != begin) {
-            decode_attention_fetch<lanes, depth>(k, keys, row, min(end, now), C, num_vec);
-            decode_attention_fetch<lanes, depth>(v, values, row, min(end, now), C, num_vec);
+            for (int e = 0; e < x128::size; e++) { q[d][e] = (float)vec[e] * scale, sum[d][e] = 0.0f; }
         }
+    }
+
+    // Adds the keys k and values v of the iteration that starts at `row`, up to key end - 1. Key `now` is the new token's:
+    // it is read from qkv and written to the cache. keys, values and qkv point to the head's first element.
+    __device__ void add(int4 k[DECODE_ATTENTION_AHEAD][depth], int4 v[DECODE_ATTENTION_AHEAD][depth], floatX* keys,
+                        floatX* values, const floatX* qkv, int row, int end, int now, int C, int HS) {
+        constexpr int groups = DECODE_ATTENTION_THREADS / lanes, ahead = DECODE_ATTENTION_AHEAD;
         float score[ahead], old_max = max;
 #pragma unroll
         for (int u = 0; u < ahead; u++) {
@@ -160,8 +161,8 @@ __device__ DecodeAttentionSum decode_attention_part(DecodeAttentionShared& share
             score[u] = 0.0f;
 #pragma unroll
             for (int d = 0; d < depth; d++) {
-                int i = place + d * lanes;
-                if (t == now && t < end && i < num_vec) {
+                int i = threadIdx.x % lanes + d * lanes;
+                if (t == now && t < end && i < HS / x128::size) {
                     k[u][d] = reinterpret_cast<const int4*>(qkv + C)[i];
                     v[u][d] = reinterpret_cast<const int4*>(qkv + 2 * C)[i];
                     reinterpret_cast<int4*>(keys + (size_t)now * C)[i] = k[u][d];
@@ -198,31 +199,58 @@ __device__ DecodeAttentionSum decode_attention_part(DecodeAttentionShared& share
         }
     }
 
-    float warp_max = max; // maximum over the groups of lanes, which had different keys
+    // The result over all threads of the block, for element threadIdx.x; in threads from HS on it is meaningless.
+    __device__ DecodeAttentionSum join(DecodeAttentionShared& shared, int HS) {
+        int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+        float warp_max = max; // maximum over the groups of lanes, which had different keys
 #pragma unroll
-    for (int offset = 16; offset >= lanes; offset /= 2) {
-        warp_max = fmaxf(warp_max, __shfl_xor_sync(0xFFFFFFFFu, warp_max, offset));
-    }
-    float rescale = exp2f(max - warp_max);
-    total *= rescale;
-#pragma unroll
-    for (int offset = 16; offset >= lanes; offset /= 2) { total += __shfl_xor_sync(0xFFFFFFFFu, total, offset); }
-#pragma unroll
-    for (int d = 0; d < depth; d++) {
-#pragma unroll
-        for (int e = 0; e < x128::size; e++) {
-            float x = sum[d][e] * rescale;
-#pragma unroll
-            for (int offset = 16; offset >= lanes; offset /= 2) { x += __shfl_xor_sync(0xFFFFFFFFu, x, offset); }
-            int i = (place + d * lanes) * x128::size + e;
-            if (lane < lanes && i < HS) { shared.sum[warp][i] = x; }
+        for (int offset = 16; offset >= lanes; offset /= 2) {
+            warp_max = fmaxf(warp_max, __shfl_xor_sync(0xFFFFFFFFu, warp_max, offset));
         }
+        float rescale = exp2f(max - warp_max);
+        total *= rescale;
+#pragma unroll
+        for (int offset = 16; offset >= lanes; offset /= 2) { total += __shfl_xor_sync(0xFFFFFFFFu, total, offset); }
+#pragma unroll
+        for (int d = 0; d < depth; d++) {
+#pragma unroll
+            for (int e = 0; e < x128::size; e++) {
+                float x = sum[d][e] * rescale;
+#pragma unroll
+                for (int offset = 16; offset >= lanes; offset /= 2) { x += __shfl_xor_sync(0xFFFFFFFFu, x, offset); }
+                int i = (lane % lanes + d * lanes) * x128::size + e;
+                if (lane < lanes && i < HS) { shared.sum[warp][i] = x; }
+            }
+        }
+        if (lane == 0) { shared.max[warp] = warp_max, shared.total[warp] = total; }
+        __syncthreads();
+        return decode_attention_join(shared);
     }
-    if (lane == 0) { shared.max[warp] = warp_max, shared.total[warp] = total; }
-    __syncthreads();
-    return decode_attention_join(shared);
-}
+};
 // ==== end promoted: decode_attention ====
+
+// One block attends over keys begin .. end-1 of a head; see DecodeAttentionState.
+template <int lanes, int depth>
+__device__ DecodeAttentionSum decode_attention_part(DecodeAttentionShared& shared, floatX* keys, floatX* values,
+                                                    const floatX* qkv, int begin, int end, int now, int C, int HS) {
+    constexpr int step = decode_attention_keys(lanes);
+    int num_vec = HS / x128::size;
+    int4 k[DECODE_ATTENTION_AHEAD][depth], v[DECODE_ATTENTION_AHEAD][depth];
+    decode_attention_fetch<lanes, depth>(k, keys, begin, min(end, now), C, num_vec);
+    decode_attention_fetch<lanes, depth>(v, values, begin, min(end, now), C, num_vec);
+    grid_wait_dependency(); // what was read before this line is not written by earlier kernels of the step
+
+    DecodeAttentionState<lanes, depth> state;
+    state.start(qkv, HS);
+    for (int row = begin; row < end; row += step) {
+        if (row != begin) {
+            decode_attention_fetch<lanes, depth>(k, keys, row, min(end, now), C, num_vec);
+            decode_attention_fetch<lanes, depth>(v, values, row, min(end, now), C, num_vec);
+        }
+        state.add(k, v, keys, values, qkv, row, end, now, C, HS);
+    }
+    return state.join(shared, HS);
+}
 
 inline void decode_attention_launch(floatX* out, floatX* keys, floatX* values, float* scratch, const floatX* qkv,
                                     const int* positions, int B, int C, int NH, int capacity, int part_keys,
@@ -266,12 +294,35 @@ __device__ inline float* decode_attention_partials(float* scratch, int num_heads
     return scratch + num_heads + (size_t)head * num_parts * (HS + 2);
 }
 
-// Keys per part, chosen so that a full cache gives four blocks per SM.
+// Writes a part's result x to `own`. Returns true in the last block to call this for a head; it finds all num_parts there.
+__device__ inline bool decode_attention_arrive(DecodeAttentionShared& shared, int* counter, float* own,
+                                               const DecodeAttentionSum& x, int num_parts, int HS) {
+    int i = threadIdx.x;
+    if (i < HS) { own[2 + i] = x.sum; }
+    if (i == 0) { own[0] = x.max, own[1] = x.total; }
+    __threadfence(); // makes the partial results visible before the count
+    __syncthreads();
+    if (i == 0) {
+        shared.last = atomicAdd(counter, 1) == num_parts - 1;
+        if (shared.last) { *counter = 0; } // reset for the next launch
+        __threadfence();
+    }
+    __syncthreads();
+    return shared.last;
+}
+
+// Size of scratch in floats: a counter per head, and room for as many partial results as there are steps. It must be zero
+// before the first launch; decode_attention leaves its counters at zero.
+inline size_t decode_attention_scratch(int B, int C, int NH, int capacity) {
+    return (size_t)B * NH * (1 + (size_t)ceil_div(capacity, DECODE_ATTENTION_STEP) * (C / NH + 2));
+}
+// ==== end promoted: decode_attention ====
+
+// Keys per part of kernels 3 and 4, chosen so that a full cache gives four blocks per SM.
 inline int decode_attention_part_keys(int B, int NH, int capacity) {
     int parts = max(1, min(ceil_div(4 * num_multiprocessors(), B * NH), ceil_div(capacity, DECODE_ATTENTION_STEP)));
     return ceil_div(ceil_div(capacity, parts), DECODE_ATTENTION_STEP) * DECODE_ATTENTION_STEP;
 }
-// ==== end promoted: decode_attention ====
 
 template <int lanes, int depth> __global__ void __launch_bounds__(DECODE_ATTENTION_THREADS)
     decode_attention_split_kernel3(floatX* keys, floatX* values, float* scratch, const floatX* qkv,
@@ -317,7 +368,6 @@ void decode_attention3(floatX* out, floatX* keys, floatX* values, float* scratch
 
 // ---- kernel 4: the keys of a head are split over blocks; the last block of the head to arrive combines the results --
 
-// ==== promoted: decode_attention ====
 template <int lanes, int depth> __global__ void __launch_bounds__(DECODE_ATTENTION_THREADS)
     decode_attention_kernel4(floatX* out, floatX* keys, floatX* values, float* scratch, const floatX* qkv,
                              const int* positions, int NH, int HS, int capacity, int part_keys) {
@@ -332,30 +382,13 @@ template <int lanes, int depth> __global__ void __launch_bounds__(DECODE_ATTENTI
 
     int num_parts = now / part_keys + 1; // parts with keys; the grid covers the whole capacity
     if (num_parts > 1) {
-        int head = b * NH + h;
-        int* counter = reinterpret_cast<int*>(scratch) + head;
+        int head = b * NH + h, *counter = reinterpret_cast<int*>(scratch) + head;
         float* partials = decode_attention_partials(scratch, gridDim.z * NH, head, gridDim.x, HS);
-        float* own = partials + (size_t)part * (HS + 2);
-        if (i < HS) { own[2 + i] = x.sum; }
-        if (i == 0) { own[0] = x.max, own[1] = x.total; }
-        __threadfence(); // makes the partial results visible before the count
-        __syncthreads();
-        if (i == 0) {
-            shared.last = atomicAdd(counter, 1) == num_parts - 1;
-            if (shared.last) { *counter = 0; } // reset for the next launch
-            __threadfence();
-        }
-        __syncthreads();
-        if (!shared.last) { return; }
+        bool last = decode_attention_arrive(shared, counter, partials + (size_t)part * (HS + 2), x, num_parts, HS);
+        if (!last) { return; }
         x = decode_attention_combine(shared, partials, num_parts, HS);
     }
     if (i < HS) { out[(size_t)b * C + h * HS + i] = (floatX)(x.sum / x.total); }
-}
-
-// Size of scratch in floats. It must be zero before the first launch; decode_attention leaves its counters at zero.
-inline size_t decode_attention_scratch(int B, int C, int NH, int capacity) {
-    int parts = ceil_div(capacity, decode_attention_part_keys(B, NH, capacity));
-    return (size_t)B * NH * (1 + (size_t)parts * (C / NH + 2));
 }
 
 inline void decode_attention_launch(floatX* out, floatX* keys, floatX* values, float* scratch, const floatX* qkv,
@@ -372,16 +405,193 @@ inline void decode_attention_launch(floatX* out, floatX* keys, floatX* values, f
                  values, scratch, qkv, positions, NH, HS, capacity, part_keys);
 }
 
+// ---- kernel 5: all keys of all texts and heads in equal shares, one per resident block; loads two iterations ahead ----
+
+// ==== promoted: decode_attention ====
+// Where a block is in the list of all iterations: iteration i over the keys of head h of text b, whose position is `now`.
+// The list is sorted by b, then h, then i. The number of iterations is that of whole steps; a text that has ended (position -1) has none.
+template <int lanes> struct DecodeAttentionCursor {
+    static constexpr int per_step = DECODE_ATTENTION_STEP / decode_attention_keys(lanes);
+    int b, h, i, now;
+
+    __device__ static int iterations(int position) {
+        return position < 0 ? 0 : (position / DECODE_ATTENTION_STEP + 1) * per_step;
+    }
+    __device__ int count() const { return iterations(now); } // of each head of text b
+    // of all heads and texts
+    __device__ static int total(const int* positions, int B, int NH) {
+        int sum = 0;
+        for (int text = threadIdx.x % 32; text < B; text += 32) { sum += iterations(positions[text]); }
+        for (int offset = 16; offset > 0; offset /= 2) { sum += __shfl_xor_sync(0xFFFFFFFFu, sum, offset); }
+        return sum * NH;
+    }
+    // Goes to place `target` of the list, which must be less than total().
+    __device__ void find(int target, const int* positions, int B, int NH) {
+        int lane = threadIdx.x % 32, first = 0; // first: the place where a group of 32 texts begins
+        for (int text = 0;; text += 32) {
+            int own = text + lane < B ? iterations(positions[text + lane]) * NH : 0, upto = own;
+            for (int offset = 1; offset < 32; offset *= 2) {
+                int below = __shfl_up_sync(0xFFFFFFFFu, upto, offset);
+                if (lane >= offset) { upto += below; }
+            }
+            unsigned past = __ballot_sync(0xFFFFFFFFu, first + upto > target);
+            if (past) {
+                int which = __ffs(past) - 1;
+                target -= first + __shfl_sync(0xFFFFFFFFu, upto - own, which);
+                b = text + which;
+                break;
+            }
+            first += __shfl_sync(0xFFFFFFFFu, upto, 31);
+        }
+        now = positions[b], h = target / count(), i = target % count();
+    }
+    // Goes to the next place, which must exist.
+    __device__ void advance(const int* positions, int NH) {
+        if (++i < count()) { return; }
+        i = 0;
+        if (++h < NH) { return; }
+        h = 0;
+        do { now = positions[++b]; } while (now < 0);
+    }
+};
+
+// A ring in shared memory for loads in flight. Each thread reads only what it copied itself, so there are no barriers.
+template <int lanes, int depth> struct DecodeAttentionRing {
+    static constexpr int slots = depth == 1 ? 2 : 1; // 32 KB: with DecodeAttentionShared less than 48 KB
+    int4 k[slots][DECODE_ATTENTION_AHEAD][depth][DECODE_ATTENTION_THREADS];
+    int4 v[slots][DECODE_ATTENTION_AHEAD][depth][DECODE_ATTENTION_THREADS];
+
+    // Starts this thread's copies of the iteration at `row`; zeros from row `end` on. keys and values point to the head.
+    __device__ void copy(int slot, const floatX* keys, const floatX* values, int row, int end, int C, int num_vec) {
+#pragma unroll
+        for (int u = 0; u < DECODE_ATTENTION_AHEAD; u++) {
+            int t = row + (u * DECODE_ATTENTION_THREADS + (int)threadIdx.x) / lanes;
+#pragma unroll
+            for (int d = 0; d < depth; d++) {
+                int i = threadIdx.x % lanes + d * lanes;
+                bool there = t < end && i < num_vec;
+                size_t at = there ? (size_t)t * C + i * x128::size : 0;
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800 // no cp.async
+                k[slot][u][d][threadIdx.x] = there ? vec128_bits(load128(keys + at)) : make_int4(0, 0, 0, 0);
+                v[slot][u][d][threadIdx.x] = there ? vec128_bits(load128(values + at)) : make_int4(0, 0, 0, 0);
+#else
+                cp_async_16(&k[slot][u][d][threadIdx.x], keys + at, there);
+                cp_async_16(&v[slot][u][d][threadIdx.x], values + at, there);
+#endif
+            }
+        }
+    }
+    // Ends what copy() of one iteration has started.
+    __device__ void commit() {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
+        cp_async_commit();
+#endif
+    }
+    // Waits for the oldest of `slots` committed iterations.
+    __device__ void wait() {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
+        cp_async_wait<slots - 1>();
+#endif
+    }
+};
+
+// gridDim.x blocks share the list of iterations evenly. A head that lies in the shares of several blocks is combined by the
+// last of them to arrive. The share is a multiple of a step, so a head has at most as many parts as steps.
+template <int lanes, int depth> __global__ void __launch_bounds__(DECODE_ATTENTION_THREADS, depth == 1 ? 3 : 2)
+    decode_attention_kernel5(floatX* out, floatX* keys, floatX* values, float* scratch, const floatX* qkv,
+                             const int* positions, int B, int NH, int HS, int capacity) {
+    constexpr int ahead = DECODE_ATTENTION_AHEAD, step = decode_attention_keys(lanes);
+    typedef DecodeAttentionCursor<lanes> Cursor;
+    typedef DecodeAttentionRing<lanes, depth> Ring;
+    __shared__ DecodeAttentionShared shared;
+    __shared__ Ring ring;
+    grid_launch_dependents(); // the next kernel may start and load its weights
+    int C = NH * HS, num_vec = HS / x128::size, max_parts = ceil_div(capacity, DECODE_ATTENTION_STEP);
+    int total = Cursor::total(positions, B, NH);
+    int share = ceil_div(ceil_div(total, (int)gridDim.x), Cursor::per_step) * Cursor::per_step;
+    int begin = blockIdx.x * share, end = min(begin + share, total);
+    if (begin >= end) { return; }
+    Cursor at, loads; // loads: `slots` iterations ahead of `at`
+    at.find(begin, positions, B, NH);
+    loads = at;
+    auto copy = [&](int place) { // starts the loads of a place, if there is one
+        if (place < end) {
+            if (place > begin) { loads.advance(positions, NH); }
+            size_t cache = (size_t)loads.b * capacity * C + loads.h * HS;
+            ring.copy((place - begin) % Ring::slots, keys + cache, values + cache, loads.i * step, loads.now, C,
+                      num_vec);
+        }
+        ring.commit();
+    };
+    for (int slot = 0; slot < Ring::slots; slot++) { copy(begin + slot); }
+    grid_wait_dependency(); // what was read before this line is not written by earlier kernels of the step
+
+#pragma unroll 1
+    for (int place = begin; place < end;) { // the share's part of one head after the other
+        DecodeAttentionState<lanes, depth> state;
+        int head = at.b * NH + at.h, count = at.count(), head_begin = place - at.i; // the head's place in the list
+        size_t cache = (size_t)at.b * capacity * C + at.h * HS;
+        const floatX* head_qkv = qkv + (size_t)at.b * 3 * C + at.h * HS;
+        state.start(head_qkv, HS);
+        for (int head_end = min(head_begin + count, end); place < head_end; place++) {
+            int4 k[ahead][depth], v[ahead][depth];
+            int slot = (place - begin) % Ring::slots;
+            ring.wait();
+#pragma unroll
+            for (int u = 0; u < ahead; u++) {
+#pragma unroll
+                for (int d = 0; d < depth; d++) {
+                    k[u][d] = ring.k[slot][u][d][threadIdx.x], v[u][d] = ring.v[slot][u][d][threadIdx.x];
+                }
+            }
+            copy(place + Ring::slots);
+            state.add(k, v, keys + cache, values + cache, head_qkv, (place - head_begin) * step, at.now + 1, at.now, C,
+                      HS);
+        }
+        DecodeAttentionSum x = state.join(shared, HS);
+        int first_block = head_begin / share, num_parts = (head_begin + count - 1) / share - first_block + 1;
+        bool last = num_parts == 1;
+        if (num_parts > 1) {
+            float* partials = decode_attention_partials(scratch, B * NH, head, max_parts, HS);
+            last = decode_attention_arrive(shared, reinterpret_cast<int*>(scratch) + head,
+                                           partials + (size_t)(blockIdx.x - first_block) * (HS + 2), x, num_parts, HS);
+            if (last) { x = decode_attention_combine(shared, partials, num_parts, HS); }
+        }
+        if (last && (int)threadIdx.x < HS) {
+            out[(size_t)at.b * C + at.h * HS + threadIdx.x] = (floatX)(x.sum / x.total);
+        }
+        __syncthreads();  // now `shared` may be overwritten
+        at.i = count - 1; // advance() goes to the next head
+        if (place < end) { at.advance(positions, NH); }
+    }
+}
+
 // The new token of each sequence attends over the positions[b] tokens before it and itself; its key and value become
-// row positions[b] of the cache. The positions and the earlier rows are read while the previous kernel may still run:
-// only kernels before this step's decode_embed write them, and those have ended.
+// row positions[b] of the cache. With a position of -1, nothing is read or written for that sequence. The positions and the
+// earlier rows are read while the previous kernel may still run: only kernels before this step's decode_embed write them,
+// and those have ended.
 // out (B,C) | keys, values (B,capacity,C) inout | scratch: decode_attention_scratch | qkv (B,3,NH,HS) | positions (B)
 void decode_attention(floatX* out, floatX* keys, floatX* values, float* scratch, const floatX* qkv,
-                      const int* positions, int B, int C, int NH, int capacity, cudaStream_t stream) {
+                      const int* positions, int B, int C, int NH, int capacity, cudaStream_t stream,
+                      int blocks_per_sm) {
     // bytes without the reads of the cache, which depend on the positions
     Op op(stream, 4.0 * B * C * sizeof(floatX), 0, "decode_attention");
-    decode_attention_launch(out, keys, values, scratch, qkv, positions, B, C, NH, capacity,
-                            decode_attention_part_keys(B, NH, capacity), stream);
+    require(B > 0 && NH > 0 && C % NH == 0 && capacity > 0 && blocks_per_sm > 0);
+    int HS = C / NH, num_vec = HS / x128::size;
+    require(HS % 8 == 0 && HS <= DECODE_ATTENTION_THREADS);
+    auto kernel = decode_attention_kernel5<8, 1>;
+    if (num_vec > 8) { kernel = decode_attention_kernel5<16, 1>; }
+    if (num_vec > 16) { kernel = decode_attention_kernel5<32, 1>; }
+    if (num_vec > 32) { kernel = decode_attention_kernel5<32, 2>; }
+    double most = (double)B * NH * ceil_div(capacity, DECODE_ATTENTION_STEP); // steps, if the cache is full
+    require(most <= 1 << 28);
+    int blocks = min(num_multiprocessors() * blocks_per_sm, (int)most);
+    launch_early(kernel, blocks, DECODE_ATTENTION_THREADS, 0, stream, out, keys, values, scratch, qkv, positions, B, NH,
+                 HS, capacity);
+}
+void decode_attention(floatX* out, floatX* keys, floatX* values, float* scratch, const floatX* qkv,
+                      const int* positions, int B, int C, int NH, int capacity, cudaStream_t stream) {
+    decode_attention(out, keys, values, scratch, qkv, positions, B, C, NH, capacity, stream, 3);
 }
 // ==== end promoted: decode_attention ====
 
@@ -453,15 +663,20 @@ static void declare(Bench& b) {
         num_scratch = (size_t)B * NH * (1 + (size_t)ceil_div(capacity, DECODE_ATTENTION_STEP) * (C / NH + 2));
     }
     require(b.dry || num_scratch >= decode_attention_scratch(B, C, NH, capacity));
-    int which = b.cases({"normal", "scores of some 100", "equal scores"});
+    int which = b.cases({"normal", "scores of some 100", "equal scores", "texts that have ended"});
+    bool ended = which == 3;
     Buffer<floatX> qkv = b.input_from<floatX>("qkv", (size_t)B * 3 * C, [=, seed = b.next_seed()](float* x) {
         bench_fill_normal(x, (size_t)B * 3 * C, seed, 1.5f, 0.0f);
         for (size_t i = 0; i < (size_t)B * 3 * C; i++) { // only queries
-            if (i % (3 * C) < (size_t)C && which > 0) { x[i] = which == 1 ? 20.0f * x[i] : 0.0f; }
+            if (i % (3 * C) >= (size_t)C) { continue; }
+            if (which == 1) { x[i] *= 20.0f; }
+            if (which == 2) { x[i] = 0.0f; }
         }
     });
     Buffer<int> positions = b.input_from<int>("positions", B, [=](float* p) {
-        for (int i = 0; i < B; i++) { p[i] = T - 1 - i % 3 * (T / 4); } // sequences of different lengths
+        for (int i = 0; i < B; i++) { // sequences of different lengths
+            p[i] = ended && i % 3 != 1 ? -1.0f : T - 1 - i % 3 * (T / 4);
+        }
     });
     Buffer<floatX> keys_before = b.input<floatX>("keys_before", n), values_before = b.input<floatX>("values_before", n);
     Buffer<float> zeros =
@@ -471,12 +686,16 @@ static void declare(Bench& b) {
     // the counters and partial results are not checked: any value but NaN passes
     Buffer<float> scratch = b.inout<float>("scratch", num_scratch, zeros, {INFINITY, 0.0f});
     float score_error = which == 1 ? 1e-4f : 0; // 4 s ulps of fp32 for s = 200
-    Buffer<floatX> out = b.output<floatX>("out", (size_t)B * C, {2e-5f + score_error, ulp_of<floatX>() + 1e-5f});
+    Tolerance tolerance = {2e-5f + score_error, ulp_of<floatX>() + 1e-5f};
+    Buffer<floatX> out_before = b.input<floatX>("out_before", (size_t)B * C);
+    Buffer<floatX> out = ended ? b.inout<floatX>("out", (size_t)B * C, out_before, tolerance)
+                               : b.output<floatX>("out", (size_t)B * C, tolerance);
     std::function<void()> cache_fill = declare_cache_fill(b, capacity);
     b.reference([=] {
         memcpy(keys.host, keys_before.host, n * sizeof(float));
         memcpy(values.host, values_before.host, n * sizeof(float));
         std::fill(scratch.host, scratch.host + num_scratch, 0.0f);
+        if (ended) { memcpy(out.host, out_before.host, (size_t)B * C * sizeof(float)); }
         decode_attention_cpu(out.host, keys.host, values.host, qkv.host, positions.host, B, C, NH, capacity);
     });
     b.cost(2.0 * B * T * C * sizeof(floatX) + 4.0 * B * C * sizeof(floatX), 4.0 * B * T * C,
@@ -488,47 +707,63 @@ static void declare(Bench& b) {
         cache_fill();
         op();
         if (!twice) { return; }
-        cudaCheck(cudaMemsetAsync(out, 0xFF, (size_t)B * C * sizeof(floatX), stream));
+        if (!ended) { cudaCheck(cudaMemsetAsync(out, 0xFF, (size_t)B * C * sizeof(floatX), stream)); }
         op();
     };
-    b.kernel(1, "one block per head, scores in shared memory", [=](int bs) {
-        cache_fill();
-        decode_attention1(out, keys, values, qkv, positions, B, C, NH, capacity, stream, bs);
-    });
-    b.kernel(
-        2, "one block per head, online softmax in registers",
-        [=](int) {
-            launch([=] { decode_attention2(out, keys, values, scratch, qkv, positions, B, C, NH, capacity, stream); });
-        },
-        {0});
-    b.kernel(3, "keys split over blocks, a second kernel combines",
+    if (!ended) { // these kernels cannot leave a text out
+        b.kernel(1, "one block per head, scores in shared memory", [=](int bs) {
+            cache_fill();
+            decode_attention1(out, keys, values, qkv, positions, B, C, NH, capacity, stream, bs);
+        });
+        b.kernel(2, "one block per head, online softmax in registers",
+                 [=](int) {
+                     launch([=] {
+                         decode_attention2(out, keys, values, scratch, qkv, positions, B, C, NH, capacity, stream);
+                     });
+                 },
+                 {0});
+        b.kernel(3, "keys split over blocks, a second kernel combines",
+                 [=](int blocks) {
+                     int part_keys = decode_attention_part_of(B, NH, capacity, blocks);
+                     launch([=] {
+                         decode_attention3(out, keys, values, scratch, qkv, positions, B, C, NH, capacity, part_keys,
+                                           stream);
+                     });
+                 },
+                 {0, 1, 2, 8});
+        b.config("blocks per SM");
+        b.kernel(4, "keys split over blocks, the last block combines",
+                 [=](int blocks) {
+                     int part_keys = decode_attention_part_of(B, NH, capacity, blocks);
+                     launch([=] {
+                         decode_attention_launch(out, keys, values, scratch, qkv, positions, B, C, NH, capacity,
+                                                 part_keys, stream);
+                     });
+                 },
+                 {0, 1, 2, 8});
+        b.config("blocks per SM");
+    }
+    b.kernel(5, "all keys in equal shares, loads two iterations ahead",
              [=](int blocks) {
-                 int part_keys = decode_attention_part_of(B, NH, capacity, blocks);
                  launch([=] {
-                     decode_attention3(out, keys, values, scratch, qkv, positions, B, C, NH, capacity, part_keys,
-                                       stream);
+                     blocks ? decode_attention(out, keys, values, scratch, qkv, positions, B, C, NH, capacity, stream,
+                                               blocks)
+                            : decode_attention(out, keys, values, scratch, qkv, positions, B, C, NH, capacity, stream);
                  });
              },
-             {0, 1, 2, 8});
+             {0, 1, 2, 3, 4, 6});
     b.config("blocks per SM");
-    b.kernel(4, "keys split over blocks, the last block combines",
-             [=](int blocks) {
-                 int part_keys = decode_attention_part_of(B, NH, capacity, blocks);
-                 launch([=] {
-                     if (blocks > 0) {
-                         return decode_attention_launch(out, keys, values, scratch, qkv, positions, B, C, NH, capacity,
-                                                        part_keys, stream);
-                     }
-                     decode_attention(out, keys, values, scratch, qkv, positions, B, C, NH, capacity, stream);
-                 });
-             },
-             {0, 1, 2, 8});
-    b.config("blocks per SM");
-    b.promoted(4);
+    b.promoted(5);
 }
 
 int main(int argc, char** argv) {
-    return bench_main(
-        argc, argv, "decode_attention", declare, {1, 1024, 768, 12, 50257},
-        {{1, 1, 8, 1}, {2, 17, 72, 3}, {3, 66, 320, 4}, {2, 200, 256, 2}, {1, 333, 512, 2}, {1, 700, 776, 97}});
+    return bench_main(argc, argv, "decode_attention", declare, {1, 1024, 768, 12, 50257},
+                      {{1, 1, 8, 1},
+                       {2, 17, 72, 3},
+                       {3, 66, 320, 4},
+                       {2, 200, 256, 2},
+                       {1, 333, 512, 2},
+                       {1, 700, 776, 97},
+                       {67, 70, 16, 2},
+                       {9, 300, 64, 1}});
 }

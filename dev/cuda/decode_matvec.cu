@@ -403,7 +403,8 @@ __global__ void decode_embed_kernel1(floatX* x, const int* tokens, const int* po
     int c = (blockIdx.x * blockDim.x + threadIdx.x) * x128::size, b = blockIdx.y;
     if (c >= C) { return; }
     int token = tokens[b];
-    x128 t = load128(wte + (size_t)max(token, 0) * C + c), p = load128(wpe + (size_t)positions[b] * C + c), sum;
+    int position = max(positions[b], 0); // -1: the text has ended, and nothing reads its x
+    x128 t = load128(wte + (size_t)max(token, 0) * C + c), p = load128(wpe + (size_t)position * C + c), sum;
     for (int e = 0; e < x128::size; e++) { sum[e] = (floatX)(token < 0 ? NAN : (float)t[e] + (float)p[e]); }
     store128(x + (size_t)b * C + c, sum);
 }
@@ -433,7 +434,10 @@ static std::function<void()> declare_embed(Bench& b) {
     }
     int B = b.B, C = b.C, V = 1000, T = 16;
     cudaStream_t stream = b.stream;
-    Buffer<int> tokens = b.input_ids("tokens", B, V), positions = b.input_ids("positions", B, T);
+    Buffer<int> tokens = b.input_ids("tokens", B, V);
+    Buffer<int> positions = b.input_from<int>("positions", B, [=](float* p) {
+        for (int i = 0; i < B; i++) { p[i] = (float)(i * 7 % (T + 1) - 1); } // -1: as position 0
+    });
     Buffer<floatX> wte = b.input<floatX>("wte", (size_t)V * C), wpe = b.input<floatX>("wpe", (size_t)T * C);
     Buffer<floatX> embedded = b.output<floatX>("embedded", (size_t)B * C, ulps<floatX>(1));
     b.reference([=] { decode_embed_cpu(embedded.host, tokens.host, positions.host, wte.host, wpe.host, B, C); });

@@ -1,6 +1,6 @@
 /* decode_sample: the next token from the logits: the largest, or one drawn after temperature, top-k and top-p
 
-   tokens (B) int out | positions (B) int inout, += 1 | scratch, see decode_sample_scratch() | logits (B,Vp) float in
+   tokens (B) int out | positions (B) int inout, += 1, -1 stays | scratch, see decode_sample_scratch() | logits (B,Vp) float in
    rng_state (B) uint64_t inout, state of xorshift64*, advanced once per drawn token
    Bound: latency, and memory: B*V*sizeof(float) bytes from L2. Constraint: Vp % 4 == 0, V <= 2^18.
    Error: none for the largest; among equal logits the lowest id wins. A draw weighs each token by its probability in
@@ -48,7 +48,7 @@ __global__ void decode_sample_kernel1(int* tokens, int* positions, const float* 
     }
     if (i == 0) {
         tokens[b] = best[0];
-        positions[b] += 1;
+        if (positions[b] >= 0) { positions[b] += 1; }
     }
 }
 
@@ -137,7 +137,7 @@ __global__ void decode_sample_greedy_kernel3(int* tokens, int* positions, uint64
     if (atomicAdd(arrived + b, 1) != (int)gridDim.x - 1) { return; }
     tokens[b] = decode_sample_id(atomicExch(top, 0ull));
     arrived[b] = 0;
-    positions[b] += 1;
+    if (positions[b] >= 0) { positions[b] += 1; } // -1: the text has ended
 }
 
 // Launches kernel 3 with `blocks` blocks per sequence.
@@ -310,7 +310,7 @@ __global__ void __launch_bounds__(DECODE_SAMPLE_CHUNKS, 1)
     }
     if (threadIdx.x == 0) {
         tokens[b] = token;
-        positions[b] += 1;
+        if (positions[b] >= 0) { positions[b] += 1; }
     }
 }
 
@@ -318,7 +318,7 @@ __global__ void __launch_bounds__(DECODE_SAMPLE_CHUNKS, 1)
 // it zero.
 inline size_t decode_sample_scratch(int B) { return (size_t)3 * B; }
 
-// tokens (B), positions (B) += 1 | scratch (decode_sample_scratch(B)) | logits (B,Vp), the first V of a row are used |
+// tokens (B), positions (B) += 1 where they are not -1 | scratch (decode_sample_scratch(B)) | logits (B,Vp), the first V of a row are used |
 // rng_state (B) inout
 // temperature 0: takes the largest logit; rng_state may be NULL. Otherwise draws from softmax(logits / temperature),
 // limited to the top_k largest logits (0: all), and of these to the fewest most likely tokens whose share of the
@@ -372,7 +372,9 @@ static void declare(Bench& b) {
     Buffer<uint64_t> rng_before = b.input_from<uint64_t>("rng_before", B, [=](float* x) {
         for (int i = 0; i < B; i++) { x[i] = (float)(i * 54321 + V + mode); }
     });
-    Buffer<int> positions_before = b.input_ids("positions_before", B, 1000);
+    Buffer<int> positions_before = b.input_from<int>("positions_before", B, [=](float* p) {
+        for (int i = 0; i < B; i++) { p[i] = i % 3 == 2 ? -1.0f : 11.0f * i; } // -1: a text that has ended
+    });
     Buffer<float> zeros = b.input_from<float>("zeros", decode_sample_scratch(B),
                                               [=](float* x) { std::fill(x, x + decode_sample_scratch(B), 0.0f); });
     Buffer<int> tokens = b.output<int>("tokens", B, {0.0f, 0.0f});
@@ -380,7 +382,9 @@ static void declare(Bench& b) {
     Buffer<uint64_t> rng_state = b.inout<uint64_t>("rng_state", B, rng_before, {0.0f, 1e-6f}); // compared as float
     Buffer<float> scratch = b.inout<float>("scratch", decode_sample_scratch(B), zeros, {0.0f, 0.0f});
     b.reference([=] {
-        for (int i = 0; i < B; i++) { positions.host[i] = positions_before.host[i] + 1.0f; }
+        for (int i = 0; i < B; i++) {
+            positions.host[i] = positions_before.host[i] + (positions_before.host[i] >= 0.0f);
+        }
         std::fill(scratch.host, scratch.host + decode_sample_scratch(B), 0.0f);
         decode_sample_cpu(tokens.host, rng_state.host, logits.host, rng_before.host, temperature, top_k, top_p, B, V,
                           Vp);

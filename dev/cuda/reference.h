@@ -306,7 +306,7 @@ inline void adamw_cpu(float* params, float* m, float* v, const float* params0, c
 inline void decode_embed_cpu(float* x, const float* tokens, const float* positions, const float* wte, const float* wpe,
                              int B, int C) {
     parallel_for(B, [=](size_t b) {
-        const float *t = wte + (size_t)tokens[b] * C, *p = wpe + (size_t)positions[b] * C;
+        const float *t = wte + (size_t)tokens[b] * C, *p = wpe + (size_t)fmaxf(positions[b], 0.0f) * C;
         for (int c = 0; c < C; c++) { x[b * C + c] = (float)((double)t[c] + (double)p[c]); }
     });
 }
@@ -403,7 +403,8 @@ inline void decode_attention_cpu(float* out, float* keys, float* values, const f
     int HS = C / NH;
     parallel_for((size_t)B * NH, [=](size_t i) {
         size_t b = i / NH, first = i % NH * HS; // first: index of the head's first element in a row of C
-        int now = (int)positions[b];
+        int now = (int)positions[b]; // -1: the text has ended
+        if (now < 0) { return; }
         const float* q = qkv + b * 3 * C + first;
         float *k = keys + b * capacity * C + first, *v = values + b * capacity * C + first;
         memcpy(k + (size_t)now * C, q + C, HS * sizeof(float));

@@ -78,8 +78,11 @@ shapes() {
         printf '%s\n' "-B 1 -T 17 -C 768 -NH 12" "-B 2 -T 70 -C 128 -NH 2" "-B 1 -T 600 -C 64 -NH 1"
         ;;
     attention_*) printf '%s\n' "-B 1 -T 17 -C 768 -NH 12" "-B 2 -T 70 -C 128 -NH 2" ;;
-    decode_attention) echo "-B 2 -T 70 -C 128 -NH 2" ;;
+    decode_attention) printf '%s\n' "-B 2 -T 70 -C 128 -NH 2" "-B 34 -T 200 -C 64 -NH 1" ;;
     decode_matvec) printf '%s\n' "-B 1 -T 1 -C 768 -V 77" "-B 3 -T 4 -C 128 -V 200 --kind 1" ;; # one with layernorm, one with residual
+    decode_matmul) # clusters of 2 and 4, with layernorm and with residual; the head
+        printf '%s\n' "-B 33 -T 1 -C 776 -V 77" "-B 17 -T 4 -C 776 -V 40 --kind 1" "-B 9 -T 1 -C 128 -V 1003 --kind 2"
+        ;;
     decode_sample) printf '%s\n' "-B 2 -T 1 -V 1003" "-B 2 -T 1 -V 1003 --kind 4" ;; # one greedy (the most probable token), one with top-k and top-p
     matmul_forward) printf '%s\n' "-B 1 -T 17 -C 136 -V 264 --kind 1" "-B 1 -T 130 -C 200 -V 136 --kind 2" ;;
     matmul_backward) printf '%s\n' "-B 1 -T 17 -C 136 -V 264 --kind 1" "-B 1 -T 130 -C 200 -V 136 --kind 2" ;;

@@ -104,6 +104,7 @@ inline void named_barrier_sync(int id, int threads) { emulation_named_barrier(id
 inline void named_barrier_arrive(int id, int threads) { emulation_named_barrier(id, threads, false); }
 template <int n> inline void wgmma_hold(float (&)[n]) {} // only about registers
 template <int n> inline void wgmma_hold(uint32_t (&)[n]) {}
+template <int n> inline void hold_packed(int4 (&)[n]) {}
 
 // ---- compute capability 9.0, defined in sm90.cpp ----------------------------------------------------------------
 

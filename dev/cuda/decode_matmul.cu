@@ -1,0 +1,826 @@
+/* decode_matmul: decode_matvec on tensor cores, for many texts: out = gelu?(layernorm?(x) weight^T + bias) + residual
+
+   out (B,OC) floatX out, float for the head | x (B,K) floatX in | norm_weight, norm_bias (K) floatX in, or NULL
+   weight (OC,K) floatX in | bias (OC) floatX in, or NULL | residual (B,OC) floatX in, or NULL, may be out itself
+   Operations with a ? are optional; a residual excludes gelu and a layernorm.
+   Bound: memory, OC*K*sizeof(floatX) bytes; with few rows of weight, latency.
+   Constraint: K % 8 == 0; 16-bit floatX; kernels 3 to 5 need sm_90a.
+   Error: one ulp of floatX, and 1e-5 of the terms' magnitude for the sums. With a layernorm also two ulps of the terms'
+   magnitude, as in decode_matvec.cu: the normalised x is rounded to floatX before the product.
+   Source: layernorm: Ba et al. 2016, arXiv:1607.06450; gelu: Hendrycks and Gimpel 2016, arXiv:1606.08415; moments of
+   parts of a row: Chan, Golub and LeVeque 1979, "Updating formulae and a pairwise algorithm for computing sample
+   variances"; mma: the PTX ISA; overlap: CUDA C++ Programming Guide, "Programmatic Dependent Launch and
+   Synchronization".
+
+   Shape flags and kinds are those of decode_matvec.cu: K = T*C and OC = V. Kind 0 is the first half of the feed-forward
+   layer (with -V 2304 the product for q, k and v, except for its gelu), kind 1 with -V 768 the projection after
+   attention, with -T 4 -V 768 the second half of the feed-forward layer; kind 2 is the head.
+
+   Kernels (this list is written by versions.sh):
+     0  layernorm, cuBLASLt and gelu, a launch each
+     1  one warp per 16 rows and 8 texts, 4-byte loads
+     2  16-byte loads, columns reordered in both operands
+     3  columns split over warps, each block normalises x
+     4  3, weights loaded while the previous kernel still runs
+     5  4, columns split over the blocks of a cluster (promoted)
+
+   nvcc -O3 --use_fast_math decode_matmul.cu -lcublasLt -o decode_matmul      (or: make decode_matmul)
+   ./decode_matmul 5 -B 8      check kernel 5 against the CPU and sweep its tiles and clusters
+   ./decode_matmul -B 64       every kernel, side by side                                         */
+#define PROMOTED_ONLY
+#include "gelu_forward.cu"
+#include "layernorm_forward.cu"
+#undef PROMOTED_ONLY
+#include "bench.h"
+#include "cublaslt_linear.cuh"
+#include "../../llmc/gelu.cuh"
+#include "../../llmc/ptx.cuh"
+
+// ---- kernel 0: layernorm_forward, cuBLASLt and gelu_forward, a launch each ------------------------------------------
+
+void decode_matmul0(floatX* out, const floatX* x, const floatX* norm_weight, const floatX* norm_bias,
+                    const floatX* weight, const floatX* bias, const floatX* residual, floatX* norm, float* moments,
+                    bool gelu, int B, int K, int OC, cudaStream_t stream) {
+    if (norm_weight) {
+        layernorm_forward(norm, moments, moments + B, x, norm_weight, norm_bias, B, K, stream);
+        x = norm;
+    }
+    LinearCall call;
+    call.out = out, call.inp = x, call.weight = weight, call.bias = bias, call.add = residual;
+    call.M = B, call.N = OC, call.K = K;
+    bool supported = cublaslt_linear(call, stream);
+    require(supported);
+    if (gelu) { gelu_forward(out, out, (size_t)B * OC, stream); }
+}
+
+#if !defined(ENABLE_FP32)
+
+// ---- kernel 1: one warp per 16 rows of the weight and 8 texts, operands from memory in the order of mma -------------
+
+// Kernels 1 and 2 do not compute the layernorm themselves; this kernel does it for them: one warp per text.
+__global__ void decode_matmul_norm_kernel1(floatX* out, const floatX* x, const floatX* weight, const floatX* bias,
+                                           int K) {
+    x += (size_t)blockIdx.x * K, out += (size_t)blockIdx.x * K;
+    float sum = 0.0f, squares = 0.0f;
+    for (int k = threadIdx.x; k < K; k += 32) { sum += (float)x[k]; }
+    float mean = warp_sum(sum) / K;
+    for (int k = threadIdx.x; k < K; k += 32) { squares += ((float)x[k] - mean) * ((float)x[k] - mean); }
+    float rstd = rsqrtf(warp_sum(squares) / K + 1e-5f);
+    for (int k = threadIdx.x; k < K; k += 32) {
+        out[k] = (floatX)(((float)x[k] - mean) * rstd * (float)weight[k] + (float)bias[k]);
+    }
+}
+
+// epilogue of kernels 1 and 2: stores the accumulators of 16 rows and 8 texts
+__device__ inline void decode_matmul_store(floatX* out, const float d[4], const floatX* bias, const floatX* residual,
+                                           bool has_gelu, int row, int b, int B, int OC) {
+    for (int i = 0; i < 4; i++) {
+        int r = row + threadIdx.x % 32 / 4 + i / 2 * 8, text = b + threadIdx.x % 4 * 2 + i % 2;
+        if (r >= OC || text >= B) { continue; }
+        float sum = d[i] + (float)bias[r];
+        if (has_gelu) { sum = gelu(sum); }
+        if (residual) { sum += (float)residual[(size_t)text * OC + r]; }
+        out[(size_t)text * OC + r] = (floatX)sum;
+    }
+}
+
+__global__ void decode_matmul_kernel1(floatX* out, const floatX* x, const floatX* weight, const floatX* bias,
+                                      const floatX* residual, bool has_gelu, int B, int K, int OC) {
+    int row = (blockIdx.x * blockDim.x + threadIdx.x) / 32 * 16, b = blockIdx.y * 8;
+    int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+    float d[4] = {};
+    // the elements k and k + 1 of a row; zeros outside of the matrix
+    auto pair = [=](const floatX* matrix, int r, int num_rows, int k) -> uint32_t {
+        return r < num_rows && k < K ? *reinterpret_cast<const uint32_t*>(matrix + (size_t)r * K + k) : 0u;
+    };
+    for (int k = 2 * t; k - 2 * t < K; k += 16) {
+        uint32_t a[4] = {pair(weight, row + g, OC, k), pair(weight, row + g + 8, OC, k),
+                         pair(weight, row + g, OC, k + 8), pair(weight, row + g + 8, OC, k + 8)};
+        mma_16x8x16(d, a, pair(x, b + g, B, k), pair(x, b + g, B, k + 8), floatX());
+    }
+    decode_matmul_store(out, d, bias, residual, has_gelu, row, b, B, OC);
+}
+
+// ---- kernel 2: 16-byte loads: the order of the columns is the same in both operands, but not that of memory ---------
+
+__global__ void decode_matmul_kernel2(floatX* out, const floatX* x, const floatX* weight, const floatX* bias,
+                                      const floatX* residual, bool has_gelu, int B, int K, int OC) {
+    int row = (blockIdx.x * blockDim.x + threadIdx.x) / 32 * 16, b = blockIdx.y * 8;
+    int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+    float d[4] = {};
+    auto vector = [=](const floatX* matrix, int r, int num_rows, int k) -> int4 {
+        bool there = r < num_rows && k < K;
+        return there ? *reinterpret_cast<const int4*>(matrix + (size_t)r * K + k) : make_int4(0, 0, 0, 0);
+    };
+    for (int k = 8 * t; k - 8 * t < K; k += 32) { // two steps of mma; see decode_matmul_multiply
+        int4 upper = vector(weight, row + g, OC, k), lower = vector(weight, row + g + 8, OC, k);
+        int4 v = vector(x, b + g, B, k);
+        uint32_t first[4] = {(uint32_t)upper.x, (uint32_t)lower.x, (uint32_t)upper.y, (uint32_t)lower.y};
+        uint32_t second[4] = {(uint32_t)upper.z, (uint32_t)lower.z, (uint32_t)upper.w, (uint32_t)lower.w};
+        mma_16x8x16(d, first, v.x, v.y, floatX());
+        mma_16x8x16(d, second, v.z, v.w, floatX());
+    }
+    decode_matmul_store(out, d, bias, residual, has_gelu, row, b, B, OC);
+}
+
+// Launches kernel 1 or 2. If there is a layernorm, the normalised x is first written to norm (B,K).
+typedef void (*DecodeMatmulKernel12)(floatX*, const floatX*, const floatX*, const floatX*, const floatX*, bool, int,
+                                     int, int);
+void decode_matmul12(DecodeMatmulKernel12 kernel, floatX* out, const floatX* x, const floatX* norm_weight,
+                     const floatX* norm_bias, const floatX* weight, const floatX* bias, const floatX* residual,
+                     floatX* norm, bool gelu, int B, int K, int OC, cudaStream_t stream, int block_size) {
+    if (norm_weight) {
+        decode_matmul_norm_kernel1<<<B, 32, 0, stream>>>(norm, x, norm_weight, norm_bias, K);
+        cudaCheck(cudaGetLastError());
+        x = norm;
+    }
+    kernel<<<dim3(ceil_div(OC, block_size / 2), ceil_div(B, 8)), block_size, 0, stream>>>(out, x, weight, bias,
+                                                                                          residual, gelu, B, K, OC);
+    cudaCheck(cudaGetLastError());
+}
+
+#endif
+
+// ---- kernels 3 to 5: x in shared memory, normalised there; columns split over warps; many weights in flight ---------
+
+// ==== promoted: decode_matmul ====
+#if !defined(ENABLE_FP32)
+
+// decode_matmul() takes this many texts. One text needs no tensor cores; for more than 64, blocks for 64 texts each would
+// read the weights twice. To compare, with -B: ./decode_matvec 6, ./decode_matmul 0 (cuBLASLt) and ./decode_matmul 5.
+constexpr int DECODE_MATMUL_MIN_TEXTS = 2, DECODE_MATMUL_MAX_TEXTS = 64;
+constexpr int DECODE_MATMUL_WARPS = 8; // per block
+constexpr int DECODE_MATMUL_THREADS = 32 * DECODE_MATMUL_WARPS;
+constexpr int DECODE_MATMUL_CHUNK = 32; // columns of a chunk: two steps of mma, 16 bytes per lane and row
+constexpr int DECODE_MATMUL_MAX_CLUSTER = 8;
+constexpr int DECODE_MATMUL_PAIRS = 2; // pairs of results that a thread stores, at most, if it adds up partial sums
+
+struct DecodeMatmulArguments {
+    const floatX *x, *norm_weight, *norm_bias, *weight, *bias, *residual;
+    int B, K, OC;
+    bool gelu;
+    int log_rows;    // log2 of the rows of the weight per tile: 16 per group of warps
+    int log_cluster; // log2 of the blocks per cluster
+    int stride;      // of the rows of x in shared memory, in elements
+};
+
+// The columns that a block multiplies: chunks begin .. end - 1. A cluster splits all chunks evenly over its blocks.
+struct DecodeMatmulSlice {
+    int begin, end;
+    __device__ DecodeMatmulSlice(const DecodeMatmulArguments& a, int rank) {
+        int num_chunks = ceil_div(a.K, DECODE_MATMUL_CHUNK);
+        begin = num_chunks * rank >> a.log_cluster, end = num_chunks * (rank + 1) >> a.log_cluster;
+    }
+    // vectors of 8 columns that exist; the last chunk of a row may be incomplete
+    __device__ int num_vec(int K) const {
+        return (min(end * DECODE_MATMUL_CHUNK, K) - begin * DECODE_MATMUL_CHUNK) / x128::size;
+    }
+};
+
+// This lane's vectors of a chunk of the warp's 16 rows of the weight, which start at `row`: those of rows lane / 4 and
+// lane / 4 + 8. Outside of the matrix, and if not `there`, they are zeros.
+struct DecodeMatmulRows {
+    const int4* upper;
+    bool has_upper, has_lower;
+    __device__ DecodeMatmulRows(const floatX* weight, int row, int K, int OC) {
+        int r = row + threadIdx.x % 32 / 4;
+        upper = reinterpret_cast<const int4*>(weight + (size_t)r * K) + threadIdx.x % 4;
+        has_upper = r < OC, has_lower = r + 8 < OC;
+    }
+    __device__ void fetch(int4 w[2], int chunk, bool there, int K) const {
+        const int4* from = upper + chunk * 4;
+        there = there && (chunk * 4 + (int)threadIdx.x % 4) * x128::size < K;
+        w[0] = there && has_upper ? __ldcs(from) : make_int4(0, 0, 0, 0);
+        w[1] = there && has_lower ? __ldcs(from + K) : make_int4(0, 0, 0, 0); // 8 rows are K vectors
+    }
+};
+
+// sums += a chunk of 16 rows of the weight times `texts` rows of x; `x` is this lane's vector of text lane / 4. A vector
+// goes to two steps of mma. What mma takes for columns 2t, 2t + 1, 2t + 8 and 2t + 9 of a step are other columns in
+// memory, but the same ones for both operands, and a sum does not depend on the order of its terms:
+//
+//     vector of lane t of a quad:   columns 8t + 0, 1   8t + 2, 3   8t + 4, 5   8t + 6, 7
+//     is, in a step of mma:         first: 2t, 2t+1     2t+8, 2t+9  second: 2t, 2t+1  2t+8, 2t+9
+template <int texts> __device__ inline void decode_matmul_multiply(float sums[2][texts / 8][4], const int4 w[2],
+                                                                   const floatX* x, int stride) {
+    uint32_t first[4] = {(uint32_t)w[0].x, (uint32_t)w[1].x, (uint32_t)w[0].y, (uint32_t)w[1].y};
+    uint32_t second[4] = {(uint32_t)w[0].z, (uint32_t)w[1].z, (uint32_t)w[0].w, (uint32_t)w[1].w};
+#pragma unroll
+    for (int j = 0; j < texts / 8; j++) {
+        int4 v = *reinterpret_cast<const int4*>(x + j * 8 * stride);
+        mma_16x8x16(sums[0][j], first, v.x, v.y, floatX());
+        // 8 texts have a second accumulator, or each mma would have to wait for the one before
+        mma_16x8x16(sums[texts == 8 ? 1 : 0][j], second, v.z, v.w, floatX());
+    }
+}
+
+// Sums over the `lanes` neighbouring lanes that share a text.
+template <int lanes> __device__ inline float decode_matmul_sum(float x) {
+#pragma unroll
+    for (int offset = lanes / 2; offset > 0; offset /= 2) { x += __shfl_xor_sync(0xFFFFFFFFu, x, offset); }
+    return x;
+}
+
+__device__ inline int4 decode_matmul_normalise(int4 bits, const x128& scale, const x128& shift, float mean,
+                                               float rstd) {
+    x128 v = vec128_from_bits<floatX>(bits);
+#pragma unroll
+    for (int e = 0; e < x128::size; e++) {
+        v[e] = (floatX)(((float)v[e] - mean) * rstd * (float)scale[e] + (float)shift[e]);
+    }
+    return vec128_bits(v);
+}
+
+// Writes the block's columns of the normalised x to shared_x (texts,stride); rows past B repeat the last row. shared_norm
+// (2,num_columns) holds the block's columns of norm_weight and of norm_bias, which cp.async may still be writing. In a
+// cluster, moments (cluster,texts) receive the mean and the sum of squared differences of each block's columns; their
+// bytes arrive at `barrier`.
+template <int texts> __device__ void decode_matmul_norm(floatX* shared_x, const x128* shared_norm, float2* moments,
+                                                        uint64_t* barrier, const DecodeMatmulArguments& a, int first_b,
+                                                        int num_columns, int rank) {
+    constexpr int lanes = DECODE_MATMUL_THREADS / texts; // per text
+    constexpr int ahead = texts == 8 ? 3 : 6;            // vectors of x in flight per thread: 768 columns of 8 texts
+    DecodeMatmulSlice slice(a, rank);
+    int cluster = 1 << a.log_cluster, b = threadIdx.x / lanes, lane = threadIdx.x % lanes;
+    int num_vec = slice.num_vec(a.K), padded_vec = (slice.end - slice.begin) * DECODE_MATMUL_CHUNK / x128::size;
+    const int4* from = reinterpret_cast<const int4*>(a.x + (size_t)min(first_b + b, a.B - 1) * a.K +
+                                                     slice.begin * DECODE_MATMUL_CHUNK);
+    int4* to = reinterpret_cast<int4*>(shared_x + b * a.stride);
+
+    // the moments of this thread's vectors, `ahead` at a time; the last ones stay in v
+    int4 v[ahead];
+    float count = 0.0f, mean = 0.0f, squares = 0.0f; // squares: the sum of the squared differences from the mean
+    int begin = 0;
+#pragma unroll 1
+    for (;; begin += ahead * lanes) {
+#pragma unroll
+        for (int i = 0; i < ahead; i++) {
+            int at = begin + i * lanes + lane;
+            v[i] = at < num_vec ? __ldcg(from + at) : make_int4(0, 0, 0, 0);
+        }
+        float now = (float)(min(max(ceil_div(num_vec - begin - lane, lanes), 0), ahead) * x128::size), sum = 0.0f;
+#pragma unroll
+        for (int i = 0; i < ahead; i++) { // vectors that do not exist are zeros
+            x128 x = vec128_from_bits<floatX>(v[i]);
+            for (int e = 0; e < x128::size; e++) { sum += (float)x[e]; }
+        }
+        float center = now > 0.0f ? sum / now : 0.0f, own = 0.0f;
+        hold_packed(v);
+#pragma unroll
+        for (int i = 0; i < ahead; i++) {
+            float less = begin + i * lanes + lane < num_vec ? center : 0.0f;
+            x128 x = vec128_from_bits<floatX>(v[i]);
+            for (int e = 0; e < x128::size; e++) { own += ((float)x[e] - less) * ((float)x[e] - less); }
+        }
+        hold_packed(v);
+        float both = count + now, share = both > 0.0f ? now / both : 0.0f;
+        squares += own + (center - mean) * (center - mean) * count * share;
+        mean += (center - mean) * share, count = both;
+        if (begin + ahead * lanes >= num_vec) { break; }
+#pragma unroll
+        for (int i = 0; i < ahead; i++) { to[begin + i * lanes + lane] = v[i]; } // all of them exist
+    }
+    // of the text's columns in this block, then of all columns
+    float center = decode_matmul_sum<lanes>(mean * count) / (float)max(num_vec * x128::size, 1);
+    squares = decode_matmul_sum<lanes>(squares + count * (mean - center) * (mean - center));
+    mean = center;
+    if (cluster > 1) {
+        if (lane == 0) {
+            float2 own = make_float2(mean, squares);
+            moments[rank * texts + b] = own;
+#pragma unroll 1
+            for (int r = 0; r < cluster; r++) {
+                if (r != rank) { store_cluster_async(moments + rank * texts + b, own, barrier, r); }
+            }
+        }
+        __syncthreads();
+        mbarrier_wait_cluster(barrier, 0);
+        mean = 0.0f, squares = 0.0f;
+#pragma unroll 1
+        for (int r = 0; r < cluster; r++) {
+            float columns = (float)(DecodeMatmulSlice(a, r).num_vec(a.K) * x128::size);
+            mean += moments[r * texts + b].x * (columns / (float)a.K);
+        }
+#pragma unroll 4
+        for (int r = 0; r < cluster; r++) {
+            float columns = (float)(DecodeMatmulSlice(a, r).num_vec(a.K) * x128::size);
+            float2 part = moments[r * texts + b];
+            squares += part.y + columns * (part.x - mean) * (part.x - mean);
+        }
+    }
+    float rstd = rsqrtf(squares / (float)a.K + 1e-5f);
+
+    cp_async_wait<0>();
+    __syncthreads(); // every thread's part of shared_norm is there
+    const x128 *scale = shared_norm, *shift = shared_norm + num_columns / x128::size;
+#pragma unroll 1
+    for (int at = lane; at < begin; at += lanes) {
+        to[at] = decode_matmul_normalise(to[at], scale[at], shift[at], mean, rstd);
+    }
+#pragma unroll
+    for (int i = 0; i < ahead; i++) {
+        int at = begin + i * lanes + lane;
+        if (at < num_vec) { to[at] = decode_matmul_normalise(v[i], scale[at], shift[at], mean, rstd); }
+    }
+#pragma unroll 1
+    for (int at = num_vec + lane; at < padded_vec; at += lanes) { to[at] = make_int4(0, 0, 0, 0); }
+}
+
+// Starts the copy of the block's columns of x to shared_x (texts,stride); zeros outside of the matrix.
+template <int texts> __device__ inline void decode_matmul_copy(floatX* shared_x, const DecodeMatmulArguments& a,
+                                                               int first_b, const DecodeMatmulSlice& slice) {
+    constexpr int lanes = DECODE_MATMUL_THREADS / texts; // per text
+    int b = threadIdx.x / lanes, begin = slice.begin * DECODE_MATMUL_CHUNK, end = slice.end * DECODE_MATMUL_CHUNK;
+    const floatX* from = a.x + (size_t)min(first_b + b, a.B - 1) * a.K;
+    for (int column = begin + threadIdx.x % lanes * x128::size; column < end; column += lanes * x128::size) {
+        bool there = first_b + b < a.B && column < a.K;
+        cp_async_16(shared_x + b * a.stride + column - begin, from + (there ? column : 0), there);
+    }
+    cp_async_commit();
+}
+
+struct alignas(2 * sizeof(floatX)) DecodeMatmulPair {
+    floatX x, y;
+};
+
+// The sum of n <= 8 pairs of floats, each `stride` floats after the last, in this order. Their loads are in flight together.
+__device__ inline float2 decode_matmul_add_up(const float* from, int n, int stride) {
+    static_assert(DECODE_MATMUL_WARPS <= 8 && DECODE_MATMUL_MAX_CLUSTER <= 8, "");
+    float2 pairs[8], sum = {};
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        pairs[i] = i < n ? *reinterpret_cast<const float2*>(from + i * stride) : make_float2(0.0f, 0.0f);
+    }
+#pragma unroll
+    for (int i = 0; i < 8; i++) { sum.x += pairs[i].x, sum.y += pairs[i].y; }
+    return sum;
+}
+
+// Applies gelu to one result and stores it.
+template <class Out>
+__device__ inline void decode_matmul_finish(Out* out, const DecodeMatmulArguments& a, float sum, int row, int b) {
+    if (row >= a.OC || b >= a.B) { return; }
+    out[(size_t)b * a.OC + row] = (Out)(a.gelu ? gelu(sum) : sum);
+}
+
+// A block multiplies `rows` rows of the weight by `texts` texts. The blocks of a cluster take a share of the columns
+// each; within a block, so do the warps of a group, which have 16 rows in common. With rows = 32 and a cluster of 2:
+//
+//     chunks          0 1 2    3 4 5    6 7 8    9 10 11  12 13 14 ...
+//     rows  0 - 15    warp 0   warp 1   warp 2   warp 3   warp 0   ...
+//     rows 16 - 31    warp 4   warp 5   warp 6   warp 7   warp 4   ...
+//                     |------------ block 0 ------------| block 1  ...
+//
+// The warps of a group add up their sums in shared memory. Then each block of the cluster gets the others' sums of its
+// share of the results, adds them in the order of the blocks, and stores the results.
+//
+// The head has so many rows that no sums are split: rows = 128, a warp has all columns and stores its results itself, and
+// a block goes on with the rows of tile blockIdx.z + gridDim.z.
+template <class Out, int texts, bool norm> __global__ void __launch_bounds__(DECODE_MATMUL_THREADS, 2)
+    decode_matmul_sm90_kernel5(Out* out, const DecodeMatmulArguments a) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    constexpr int ahead = 6; // chunks in flight per warp: 48 KB per block
+    constexpr int num_pairs = DECODE_MATMUL_PAIRS;
+    constexpr bool head = sizeof(Out) != sizeof(floatX);
+    extern __shared__ int4 decode_matmul_shared[];
+    __shared__ uint64_t barriers[2]; // the moments, the sums of the cluster's other blocks have arrived
+    int rank = blockIdx.x, cluster = gridDim.x, first_b = blockIdx.y * texts, tile = blockIdx.z;
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    int rows = 1 << a.log_rows, log_split = 7 - a.log_rows, split = 1 << log_split; // warps per group: 128 / rows
+    int group = warp >> log_split, part = warp & (split - 1);
+    DecodeMatmulSlice slice(a, rank);
+    int num_chunks = slice.end - slice.begin;
+    // of the largest slice: shared memory has the same layout in all blocks of a cluster, because they store to it
+    int num_columns = ceil_div(ceil_div(a.K, DECODE_MATMUL_CHUNK), cluster) * DECODE_MATMUL_CHUNK;
+    int begin = slice.begin + (num_chunks * part >> log_split),
+        end = slice.begin + (num_chunks * (part + 1) >> log_split);
+    int row = tile * rows + group * 16; // the warp's first row
+    int stride = rows + 4;              // of `partial`: a warp's stores of sums are spread over all banks
+    int half_rows = rows / 2, log_half = a.log_rows - 1;
+    // results that this block stores, in pairs: neighbouring rows of one text
+    int pairs = texts * half_rows >> a.log_cluster;
+
+    floatX* shared_x = reinterpret_cast<floatX*>(decode_matmul_shared);                    // (texts, a.stride)
+    floatX* shared_norm = shared_x + texts * a.stride;                                     // (2, num_columns), if norm
+    float* partial = reinterpret_cast<float*>(shared_norm + (norm ? 2 * num_columns : 0)); // (split, texts, stride)
+    float2* sums_there = reinterpret_cast<float2*>(partial + split * texts * stride);      // (cluster, pairs)
+    float2* moments = sums_there + cluster * pairs;                                        // (cluster, texts), if norm
+
+    // everything up to grid_wait_dependency() overlaps with the previous kernel
+    if (cluster > 1) {
+        if (threadIdx.x == 0) {
+            mbarrier_init(&barriers[0], 1), mbarrier_init(&barriers[1], 1);
+            mbarrier_init_fence();
+            if (norm) { mbarrier_arrive_expect(&barriers[0], (cluster - 1) * texts * (int)sizeof(float2)); }
+            mbarrier_arrive_expect(&barriers[1], (cluster - 1) * pairs * (int)sizeof(float2));
+        }
+        cluster_sync(); // no block stores to another one before that one's barriers exist
+    }
+    int4 w[ahead][2];
+    DecodeMatmulRows first_rows(a.weight, row, a.K, a.OC);
+#pragma unroll
+    for (int i = 0; i < ahead; i++) { first_rows.fetch(w[i], begin + i, begin + i < end, a.K); }
+    grid_launch_dependents();
+    if (norm) {
+#pragma unroll 1
+        for (int at = threadIdx.x; at < num_columns / x128::size; at += DECODE_MATMUL_THREADS) {
+            int column = slice.begin * DECODE_MATMUL_CHUNK + at * x128::size;
+            bool there = column < a.K;
+            cp_async_16(shared_norm + at * x128::size, a.norm_weight + (there ? column : 0), there);
+            cp_async_16(shared_norm + num_columns + at * x128::size, a.norm_bias + (there ? column : 0), there);
+        }
+        cp_async_commit();
+    }
+    // the place of this thread's pairs of results in the tile
+    auto place = [=](int u, int* b, int* r) {
+        int i = rank * pairs + threadIdx.x + u * DECODE_MATMUL_THREADS;
+        *b = i >> log_half, *r = (i & (half_rows - 1)) * 2;
+        return (int)threadIdx.x + u * DECODE_MATMUL_THREADS < pairs;
+    };
+    // two neighbours of a row of bias or residual; zeros outside of it
+    auto pair_of = [=](const floatX* from, int r) {
+        DecodeMatmulPair x = {(floatX)0.0f, (floatX)0.0f};
+        if (tile * rows + r < a.OC) { x.x = from[tile * rows + r]; }
+        if (tile * rows + r + 1 < a.OC) { x.y = from[tile * rows + r + 1]; }
+        return x;
+    };
+    DecodeMatmulPair bias[num_pairs] = {}, residual[num_pairs] = {};
+    for (int u = 0; u < num_pairs; u++) {
+        int b, r;
+        if (!head && place(u, &b, &r) && a.bias) { bias[u] = pair_of(a.bias, r); }
+    }
+    grid_wait_dependency(); // what was read before this line is not written by earlier kernels of the step
+
+    if (!norm) { decode_matmul_copy<texts>(shared_x, a, first_b, slice); }
+    for (int u = 0; u < num_pairs; u++) {
+        int b, r;
+        if (norm || !place(u, &b, &r) || !a.residual || first_b + b >= a.B) { continue; }
+        residual[u] = pair_of(a.residual + (size_t)(first_b + b) * a.OC, r);
+    }
+    if (norm) {
+        decode_matmul_norm<texts>(shared_x, reinterpret_cast<const x128*>(shared_norm), moments, &barriers[0], a,
+                                  first_b, num_columns, rank);
+    } else {
+        cp_async_wait<0>();
+    }
+    __syncthreads();
+
+    // this lane's vector of the first chunk of the block, in text lane / 4
+    const floatX* own_x = shared_x + lane / 4 * a.stride + lane % 4 * x128::size;
+    for (; tile * rows < a.OC; tile += gridDim.z) { // only the head has more than one tile
+        float sums[2][texts / 8][4] = {};
+        int next_row = row + (int)gridDim.z * rows;
+        for (int chunk = begin; chunk < end; chunk += ahead) {
+            bool more = chunk + ahead < end; // in this tile; if not, the head loads the next one's first chunks
+            int next_chunk = more ? chunk + ahead : begin;
+            DecodeMatmulRows next(a.weight, more ? row : next_row, a.K, a.OC);
+#pragma unroll
+            for (int i = 0; i < ahead; i++) {
+                if (chunk + i < end) {
+                    decode_matmul_multiply<texts>(sums, w[i], own_x + (chunk + i - slice.begin) * DECODE_MATMUL_CHUNK,
+                                                  a.stride);
+                }
+                if (more || head) { next.fetch(w[i], next_chunk + i, next_chunk + i < end, a.K); }
+                // keeps the compiler from loading all chunks of x ahead, for which there are not enough registers
+                if ((i + 1) % (texts <= 16 ? 24 / texts : 1) == 0) { __syncwarp(); }
+            }
+        }
+        // element i of an accumulator is of row lane / 4 + i / 2 * 8 and of text lane % 4 * 2 + i % 2
+#pragma unroll
+        for (int j = 0; j < texts / 8; j++) {
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                float sum = sums[0][j][i] + (texts == 8 ? sums[1][j][i] : 0.0f);
+                int r = lane / 4 + i / 2 * 8, b = j * 8 + lane % 4 * 2 + i % 2;
+                if (head) {
+                    decode_matmul_finish(out, a, sum, row + r, first_b + b);
+                } else {
+                    partial[(part * texts + b) * stride + group * 16 + r] = sum;
+                }
+            }
+        }
+        if (!head) { break; }
+        row = next_row;
+    }
+    if (head) { return; }
+
+    __syncthreads();
+    // the sum over the block's columns of pair i of the tile
+    auto sum_of = [=](int i) {
+        return decode_matmul_add_up(partial + (i >> log_half) * stride + (i & (half_rows - 1)) * 2, split,
+                                    texts * stride);
+    };
+    if (cluster > 1) {
+        int log_pairs = log_half + (texts == 8 ? 3 : texts == 16 ? 4 : texts == 32 ? 5 : 6) - a.log_cluster;
+#pragma unroll 1
+        for (int i = threadIdx.x; i < cluster * pairs; i += DECODE_MATMUL_THREADS) {
+            int owner = i >> log_pairs;
+            float2 sum = sum_of(i), *to = sums_there + rank * pairs + (i & (pairs - 1));
+            if (owner == rank) {
+                *to = sum;
+            } else {
+                store_cluster_async(to, sum, &barriers[1], owner);
+            }
+        }
+        __syncthreads(); // the block's own sums are there
+        mbarrier_wait_cluster(&barriers[1], 0);
+    }
+#pragma unroll
+    for (int u = 0; u < num_pairs; u++) {
+        int b, r;
+        if (!place(u, &b, &r)) { continue; }
+        int k = threadIdx.x + u * DECODE_MATMUL_THREADS;
+        const float* there = reinterpret_cast<const float*>(sums_there + k);
+        float2 sum = cluster == 1 ? sum_of(k) : decode_matmul_add_up(there, cluster, 2 * pairs);
+        sum.x += (float)bias[u].x + (float)residual[u].x, sum.y += (float)bias[u].y + (float)residual[u].y;
+        decode_matmul_finish(out, a, sum.x, tile * rows + r, first_b + b);
+        decode_matmul_finish(out, a, sum.y, tile * rows + r + 1, first_b + b);
+    }
+#endif
+}
+
+// How kernel 5 is launched.
+struct DecodeMatmulPlan {
+    int texts, cluster, rows, stride;
+    dim3 grid;
+    size_t shared_bytes;
+};
+
+// Texts per block for B texts.
+inline int decode_matmul_texts(int B) {
+    int texts = 8;
+    while (texts < min(B, 64)) { texts *= 2; }
+    return texts;
+}
+// The most rows of a tile for which a thread stores no more than DECODE_MATMUL_PAIRS pairs of results.
+inline int decode_matmul_max_rows(int texts, int cluster) {
+    return 2 * DECODE_MATMUL_PAIRS * DECODE_MATMUL_THREADS * cluster / texts;
+}
+
+// The launch for blocks of `texts` texts. cluster, rows: 0 to choose them.
+inline DecodeMatmulPlan decode_matmul_plan(int texts, int cluster, int rows, bool norm, bool head, int B, int K,
+                                           int OC) {
+    int num_sms = num_multiprocessors(), num_chunks = ceil_div(K, DECODE_MATMUL_CHUNK), num_y = ceil_div(B, texts);
+    if (head) { cluster = 1, rows = 16 * DECODE_MATMUL_WARPS; }
+    if (cluster == 0) { // each block reads at most 32 KB of x
+        for (cluster = 1; cluster < DECODE_MATMUL_MAX_CLUSTER && texts * K > cluster * 16384; cluster *= 2) {}
+    }
+    int max_rows = decode_matmul_max_rows(texts, cluster);
+    if (rows == 0) { // the most that leave a block for every second SM: fewer blocks read x
+        for (rows = 64; rows > 16; rows /= 2) {
+            if (rows <= max_rows && 2 * ceil_div(OC, rows) * cluster * num_y >= num_sms) { break; }
+        }
+    }
+    require(rows <= 16 * DECODE_MATMUL_WARPS && (head || rows <= max_rows));
+    int columns = ceil_div(num_chunks, cluster) * DECODE_MATMUL_CHUNK, split = 16 * DECODE_MATMUL_WARPS / rows;
+    // 64 bytes more than a multiple of 128: the 16-byte loads of 8 lanes, from two rows, are spread over all banks
+    int stride = ceil_div(columns, 64) * 64 + 32, tiles = ceil_div(OC, rows);
+    size_t bytes = ((size_t)texts * stride + (norm ? 2 * columns : 0)) * sizeof(floatX);
+    if (!head) { bytes += (size_t)split * texts * (rows + 4) * sizeof(float); }
+    if (cluster > 1) { bytes += ((size_t)texts * rows / 2 + cluster * texts) * sizeof(float2); }
+    if (head) { tiles = min(tiles, max(1, num_sms * (bytes <= 100 << 10 ? 2 : 1) / num_y)); } // as many as fit
+    return {texts, cluster, rows, stride, dim3(cluster, num_y, tiles), bytes};
+}
+
+// The plan for a shape. If x does not fit in shared memory, a block takes fewer texts; with too many columns for that,
+// shared_bytes of the plan exceeds what an SM has.
+constexpr size_t DECODE_MATMUL_MAX_SHARED = 227 << 10;
+inline DecodeMatmulPlan decode_matmul_choose(int cluster, int rows, bool norm, bool head, int B, int K, int OC) {
+    int texts = decode_matmul_texts(B);
+    DecodeMatmulPlan plan = decode_matmul_plan(texts, cluster, rows, norm, head, B, K, OC);
+    while (plan.shared_bytes > DECODE_MATMUL_MAX_SHARED && texts > 8) {
+        texts /= 2;
+        plan = decode_matmul_plan(texts, cluster, rows, norm, head, B, K, OC);
+    }
+    return plan;
+}
+
+template <class Out, bool norm> void (*decode_matmul_kernel(int texts))(Out*, const DecodeMatmulArguments) {
+    if (texts == 8) { return decode_matmul_sm90_kernel5<Out, 8, norm>; }
+    if (texts == 16) { return decode_matmul_sm90_kernel5<Out, 16, norm>; }
+    return texts == 32 ? decode_matmul_sm90_kernel5<Out, 32, norm> : decode_matmul_sm90_kernel5<Out, 64, norm>;
+}
+void (*decode_matmul_kernel(int texts, bool norm, floatX*))(floatX*, const DecodeMatmulArguments) {
+    return norm ? decode_matmul_kernel<floatX, true>(texts) : decode_matmul_kernel<floatX, false>(texts);
+}
+void (*decode_matmul_kernel(int texts, bool, float*))(float*, const DecodeMatmulArguments) { // the head
+    return decode_matmul_kernel<float, true>(texts);
+}
+
+inline int decode_matmul_log2(int x) { // a power of two
+    int log = 0;
+    while (1 << log < x) { log++; }
+    return log;
+}
+
+// Launches kernel 5; `early`: by programmatic dependent launch.
+template <class Out> void decode_matmul_launch(Out* out, DecodeMatmulArguments a, const DecodeMatmulPlan& plan,
+                                               bool early, cudaStream_t stream) {
+    require(a.B > 0 && a.K > 0 && a.K % x128::size == 0 && a.OC > 0);
+    require(!a.residual || (!a.gelu && !a.norm_weight));
+    require((a.norm_weight != NULL) == (a.norm_bias != NULL) && plan.shared_bytes <= DECODE_MATMUL_MAX_SHARED);
+    require(plan.grid.y <= 65535 && plan.grid.z <= 65535);
+    a.log_rows = decode_matmul_log2(plan.rows), a.log_cluster = decode_matmul_log2(plan.cluster),
+    a.stride = plan.stride;
+    auto kernel = decode_matmul_kernel(plan.texts, a.norm_weight != NULL, out);
+    if (plan.shared_bytes > 48 << 10) {
+        cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)plan.shared_bytes));
+    }
+    cudaLaunchAttribute attributes[2] = {};
+    attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[0].val.programmaticStreamSerializationAllowed = early;
+    attributes[1].id = cudaLaunchAttributeClusterDimension;
+    attributes[1].val.clusterDim.x = plan.cluster;
+    attributes[1].val.clusterDim.y = 1, attributes[1].val.clusterDim.z = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = plan.grid;
+    config.blockDim = dim3(DECODE_MATMUL_THREADS);
+    config.dynamicSmemBytes = plan.shared_bytes;
+    config.stream = stream;
+    config.attrs = attributes;
+    config.numAttrs = 2;
+    cudaCheck(cudaLaunchKernelEx(&config, kernel, out, a));
+}
+
+inline bool decode_matmul_runs(const DecodeMatmulPlan& plan, int B) {
+    return B >= DECODE_MATMUL_MIN_TEXTS && plan.shared_bytes <= DECODE_MATMUL_MAX_SHARED && has_sm90a();
+}
+
+// out (B,OC) = gelu?(layernorm?(x) weight^T + bias) + residual | x (B,K) | norm_weight, norm_bias (K) or NULL
+// | weight (OC,K) | bias (OC) or NULL | residual (B,OC) or NULL, may be out itself; a residual excludes gelu and a layernorm
+// Weights and biases are read while the previous kernel in the stream may still run, so no kernel of the step may write
+// them. Returns false, and launches nothing, for other numbers of texts than DECODE_MATMUL_MIN_TEXTS to
+// DECODE_MATMUL_MAX_TEXTS, for a K too large for shared memory, and where the device has no code for sm_90a.
+bool decode_matmul(floatX* out, const floatX* x, const floatX* norm_weight, const floatX* norm_bias,
+                   const floatX* weight, const floatX* bias, const floatX* residual, bool gelu, int B, int K, int OC,
+                   cudaStream_t stream) {
+    DecodeMatmulPlan plan = decode_matmul_choose(0, 0, norm_weight != NULL, false, B, K, OC);
+    if (B > DECODE_MATMUL_MAX_TEXTS || !decode_matmul_runs(plan, B)) { return false; }
+    double elements = (double)OC * K + (double)B * (K + (residual ? 2.0 : 1.0) * OC);
+    Op op(stream, elements * sizeof(floatX), 2.0 * B * OC * K, "decode_matmul %d -> %d", K, OC);
+    decode_matmul_launch(out, {x, norm_weight, norm_bias, weight, bias, residual, B, K, OC, gelu, 0, 0, 0}, plan, true,
+                         stream);
+    return true;
+}
+
+// logits (B,Vp) float = layernorm(x) wte^T | x (B,C) | norm_weight, norm_bias (C) | wte (Vp,C). Returns false as
+// decode_matmul(), but takes any larger number of texts.
+bool decode_matmul_head(float* logits, const floatX* x, const floatX* norm_weight, const floatX* norm_bias,
+                        const floatX* wte, int B, int C, int Vp, cudaStream_t stream) {
+    DecodeMatmulPlan plan = decode_matmul_choose(0, 0, true, true, B, C, Vp);
+    if (!decode_matmul_runs(plan, B)) { return false; }
+    double bytes = ((double)Vp * C + (double)B * C) * sizeof(floatX) + (double)B * Vp * sizeof(float);
+    Op op(stream, bytes, 2.0 * B * Vp * C, "decode_matmul %d -> %d, head", C, Vp);
+    decode_matmul_launch(logits, {x, norm_weight, norm_bias, wte, NULL, NULL, B, C, Vp, false, 0, 0, 0}, plan, true,
+                         stream);
+    return true;
+}
+
+#else // the tensor cores multiply 16-bit floats
+
+bool decode_matmul(floatX*, const floatX*, const floatX*, const floatX*, const floatX*, const floatX*, const floatX*,
+                   bool, int, int, int, cudaStream_t) {
+    return false;
+}
+bool decode_matmul_head(float*, const floatX*, const floatX*, const floatX*, const floatX*, int, int, int,
+                        cudaStream_t) {
+    return false;
+}
+
+#endif
+// ==== end promoted: decode_matmul ====
+
+#if !defined(ENABLE_FP32)
+// A configuration of kernels 3 to 5: 1000 * blocks per cluster + rows per tile; 0: as decode_matmul() chooses.
+static std::string decode_matmul_label(int config) {
+    if (config == 0) { return "default"; }
+    char text[64];
+    snprintf(text, sizeof(text), "cluster of %d; %d rows", config / 1000, config % 1000);
+    return text;
+}
+#endif
+
+static void declare(Bench& b) {
+    b.varies("BTCV");
+    int B = b.B, K = b.T * b.C, OC = b.V;
+    int kind = b.kinds({"layernorm, product, gelu", "product, residual", "layernorm, product, float out"});
+    bool head = kind == 2, norm = kind != 1, gelu = kind == 0;
+    cudaStream_t stream = b.stream;
+    if (!b.dry) { cublaslt_open(); }
+    // with a layernorm, x has a large mean, which must be subtracted before anything is squared
+    bool cancelling = b.cases({"normal", "large terms that cancel"}) == 1, exact = cancelling && !norm;
+    Buffer<floatX> x = b.input_from<floatX>("x", (size_t)B * K, [=, seed = b.next_seed()](float* host) {
+        bench_fill_normal(host, (size_t)B * K, seed, 1.0f, cancelling ? 30.0f : 0.1f);
+        if (exact) { bench_fill_exact_large(host, (size_t)B * K, seed), bench_negate_halves(host, B, K); }
+    });
+    Buffer<floatX> weight = exact ? b.input_filled<floatX>("weight", (size_t)OC * K, bench_fill_exact_small)
+                                  : b.input<floatX>("weight", (size_t)OC * K, 1.0f / sqrtf((float)K));
+    Buffer<floatX> norm_weight = {nullptr, nullptr}, norm_bias = norm_weight, bias = norm_weight,
+                   residual = norm_weight;
+    if (norm) {
+        norm_weight = b.input<floatX>("norm_weight", K, 0.1f, 1.0f);
+        norm_bias = b.input<floatX>("norm_bias", K, 0.1f);
+    }
+    if (!head) { bias = b.input<floatX>("bias", OC); }
+    if (!norm) { residual = b.input<floatX>("residual", (size_t)B * OC); }
+    // bytes of out, and of residual if there is one
+    double outputs = (double)B * OC * (head ? sizeof(float) : (norm ? 1 : 2) * sizeof(floatX));
+    b.cost(((double)OC * K + (double)B * K) * sizeof(floatX) + outputs, 2.0 * B * OC * K);
+    b.reads_only();
+
+    float ulp = ulp_of<floatX>(), of_terms = (norm ? 2.0f * ulp : 0.0f) + 1e-5f;
+    Buffer<floatX> scratch = b.scratch<floatX>("scratch", (size_t)B * K);
+    Buffer<float> moments = b.scratch<float>("moments", (size_t)2 * B);
+    Buffer<float> logits = {nullptr, nullptr};
+    Buffer<floatX> out = {nullptr, nullptr};
+    if (head) {
+        logits = b.output<float>("logits", (size_t)B * OC, {of_terms, 1e-5f});
+    } else {
+        out = b.output<floatX>("out", (size_t)B * OC, {of_terms, ulp + 1e-5f});
+    }
+    b.reference([=] {
+        decode_matvec_cpu(head ? logits.host : out.host, x.host, norm_weight.host, norm_bias.host, weight.host,
+                          bias.host, residual.host, gelu, B, K, OC);
+    });
+    if (!head && OC % 8 == 0) { // the library aligns rows to 16 bytes
+        b.kernel(0, "layernorm, cuBLASLt and gelu, a launch each",
+                 [=](int) {
+                     decode_matmul0(out, x, norm_weight, norm_bias, weight, bias, residual, scratch, moments, gelu, B,
+                                    K, OC, stream);
+                 },
+                 {0});
+    }
+#if !defined(ENABLE_FP32)
+    auto launch345 = [=](int config, int cluster, bool early) {
+        DecodeMatmulArguments a = {x, norm_weight, norm_bias, weight, bias, residual, B, K, OC, gelu, 0, 0, 0};
+        DecodeMatmulPlan plan =
+            decode_matmul_choose(config ? config / 1000 : cluster, config % 1000, norm, head, B, K, OC);
+        head ? decode_matmul_launch<float>(logits, a, plan, early, stream)
+             : decode_matmul_launch<floatX>(out, a, plan, early, stream);
+    };
+    if (!head) {
+        b.kernel(
+            1, "one warp per 16 rows and 8 texts, 4-byte loads",
+            [=](int bs) {
+                decode_matmul12(decode_matmul_kernel1, out, x, norm_weight, norm_bias, weight, bias, residual, scratch,
+                                gelu, B, K, OC, stream, bs);
+            },
+            {32, 64, 128, 256}, 80);
+        b.kernel(
+            2, "16-byte loads, columns reordered in both operands",
+            [=](int bs) {
+                decode_matmul12(decode_matmul_kernel2, out, x, norm_weight, norm_bias, weight, bias, residual, scratch,
+                                gelu, B, K, OC, stream, bs);
+            },
+            {32, 64, 128, 256}, 80);
+    }
+    // tiles of 16 rows are right for every number of texts: a thread stores at most two pairs of results
+    b.kernel(
+        3, "columns split over warps, each block normalises x", [=](int config) { launch345(config, 1, false); },
+        {1016}, -90);
+    b.config("tile", decode_matmul_label);
+    b.kernel(
+        4, "3, weights loaded while the previous kernel still runs", [=](int config) { launch345(config, 1, true); },
+        {1016}, -90);
+    b.config("tile", decode_matmul_label);
+    std::vector<int> configs = {0};
+    for (int cluster = 1; cluster <= DECODE_MATMUL_MAX_CLUSTER && !head; cluster *= 2) {
+        for (int rows = 16; rows <= 64; rows *= 2) {
+            if (rows <= decode_matmul_max_rows(decode_matmul_texts(B), cluster)) {
+                configs.push_back(1000 * cluster + rows);
+            }
+        }
+    }
+    b.kernel(
+        5, "4, columns split over the blocks of a cluster",
+        [=](int config) {
+            bool launched = false;
+            if (config == 0) {
+                launched = head ? decode_matmul_head(logits, x, norm_weight, norm_bias, weight, B, K, OC, stream)
+                                : decode_matmul(out, x, norm_weight, norm_bias, weight, bias, residual, gelu, B, K, OC,
+                                                stream);
+            }
+            if (!launched) { launch345(config, 0, true); } // any number of texts
+        },
+        configs, -90);
+    b.config("tile", decode_matmul_label);
+    b.promoted(5);
+#endif
+}
+
+int main(int argc, char** argv) {
+    return bench_main(argc, argv, "decode_matmul", declare, {8, 1, 768, 12, 3072},
+                      {{2, 1, 8, 1, 1},
+                       {2, 1, 120, 1, 77},
+                       {5, 1, 776, 1, 33},
+                       with_kind(1, {13, 3, 72, 1, 129}),
+                       with_kind(1, {8, 4, 768, 1, 96}),
+                       {16, 1, 1600, 1, 72},
+                       {33, 1, 768, 1, 136},
+                       {64, 1, 120, 1, 200},
+                       with_kind(1, {65, 4, 480, 1, 56}),
+                       with_kind(1, {64, 4, 776, 1, 40}),
+                       with_kind(2, {2, 1, 64, 1, 32769}),
+                       with_kind(2, {17, 1, 120, 1, 17000}),
+                       with_kind(2, {70, 1, 64, 1, 17001})});
+}
