@@ -85,11 +85,11 @@ gone() { ! pgrep -f "^$train" >/dev/null || fail "$1: processes are left: $(pgre
 losses() { sed -nE 's/.*(step +[0-9]+\/[0-9]+ \| loss [0-9.]+).*/\1/p; s/^(val loss .*)/\1/p' "$1.out"; } # OUT
 newest() { ls "$1" 2>/dev/null | grep '^step_' | tail -n 1; }
 
-# near WHAT OUT1 OUT2 LIMIT: the same losses but for LIMIT, relatively
+# near WHAT OUT1 OUT2 LIMIT [COUNT]: at least COUNT losses, the same but for LIMIT, relatively
 near() {
-    paste -d ' ' <(losses "$2") <(losses "$3") | awk -v what="$1" -v limit="$4" '
+    paste -d ' ' <(losses "$2") <(losses "$3") | awk -v what="$1" -v limit="$4" -v count="${5-4}" '
         { n = NF / 2; x = $n; y = $NF; if (!(x > 0) || (x - y) ^ 2 > (limit * x) ^ 2) { print what ": " $0; bad = 1 } }
-        END { exit bad || NR < 4 }' || fail "$1: other losses: $(losses "$2"; losses "$3")"
+        END { exit bad || NR < count }' || fail "$1: other losses: $(losses "$2"; losses "$3")"
 }
 
 # same OUT1 OUT2 STEP: the same weights and moments, bit for bit
