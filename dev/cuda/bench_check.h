@@ -503,8 +503,8 @@ inline bool bench_affords(const BenchState& cost, double most_bytes, double most
     return cost.bytes <= most_bytes && cost.flops <= most_flops;
 }
 
-// Draws a shape that costs no more than the most expensive check shape, and in the emulation not too much time. shapes:
-// the check shapes. Returns false if there is none among many.
+// Draws a shape that costs no more than the most expensive check shape, and in the emulation not too much time, and whose kind
+// has a kernel that is wanted. shapes: the check shapes. Returns false if there is none among many.
 inline bool bench_draw_shape(Shape* drawn, void (*declare)(Bench&), const std::vector<Shape>& shapes, int which,
                              std::mt19937& rng) {
     BenchRange B, T, C, V;
@@ -526,7 +526,9 @@ inline bool bench_draw_shape(Shape* drawn, void (*declare)(Bench&), const std::v
             s.NH = 1 + (int)(rng() % (unsigned)std::max(4, s.NH)), s.C = s.NH * HS;
         }
         *drawn = s;
-        if (bench_affords(bench_cost(declare, s, which), most_bytes, most_flops)) { return true; }
+        BenchState cost = bench_cost(declare, s, which);
+        bool wanted = std::any_of(cost.kernels.begin(), cost.kernels.end(), bench_wanted);
+        if (wanted && bench_affords(cost, most_bytes, most_flops)) { return true; }
     }
     return false;
 }
