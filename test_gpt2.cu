@@ -39,7 +39,7 @@ static bool have_gpu() {
 // ---- a model to test --------------------------------------------------------------------------------
 
 static GPT2Options test_options = {0, true, true, false, 42}; // options of the next model to be opened
-static Batch test_batch;                                       // batch of the model opened last
+static Batch test_batch;                                      // batch of the model opened last
 
 // Opens a model of this shape with room for B x T tokens and uploads the given weights.
 static void open_model(GPT2* model, const GPT2Config* config, const float* weights, int B, int T) {
@@ -591,7 +591,7 @@ static void test_greedy(void) {
     int *prompt = golden_ints("generate.prompt"), *want = golden_ints("generate.greedy");
     int n = (int)elements(golden_tensor("generate.prompt")), total = (int)elements(golden_tensor("generate.greedy"));
     int got[64], count;
-    Sampler greedy = {0.0f, 0, 1.0f, 1};
+    Sampler greedy = sampler_make(0.0f, 0, 1.0f, 1);
     check(generate(&model, &greedy, prompt, &n, 1, n, total, -1, got, &count, NULL));
     check(count == total);
     int same = 0;
@@ -614,7 +614,7 @@ static void test_cache(void) {
     open_fixture(&model, 4);
     int* tokens = golden_ints("input_ids"); // (4, 64): text b has those of row b % 4
     int C = model.config.channels, V = model.config.vocab_size, Vp = model.config.padded_vocab_size;
-    Sampler greedy = {0.0f, 0, 1.0f, 1};
+    Sampler greedy = sampler_make(0.0f, 0, 1.0f, 1);
     set_tokens(&model, tokens, tokens, 256);
     gpt2_forward(&model, &model.acts, 4, 64, NULL);
     matmul_forward(model.acts.logits, NULL, model.acts.lnf, model.params.wte, NULL, NULL, 256, C, Vp, model.stream);
@@ -628,8 +628,9 @@ static void test_cache(void) {
             lengths[b] = prefill - b * 5 % prefill, at[b] = lengths[b] - 1;
             memcpy(&prompts[(size_t)b * prefill], tokens + b % 4 * 64, lengths[b] * sizeof(int));
         }
+        TextQueue q = {prompts.data(), lengths.data(), B, prefill, 0, 0, std::vector<int>(B, -1)};
         generator_allocate(&g, &model, B, prefill, 64);
-        generator_prefill(&g, &model, &greedy, prompts.data(), lengths.data(), prefill);
+        generator_fill(&g, &model, &greedy, &q);
         for (int t = prefill - 1;; t++) {
             std::vector<float> got = to_host(&model, g.logits, (size_t)B * Vp);
             for (int b = 0; b < B; b++) {
@@ -655,7 +656,7 @@ static void test_batch_of_prompts(void) {
     GPT2 model;
     open_fixture(&model, 4);
     int* tokens = golden_ints("input_ids");
-    Sampler greedy = {0.0f, 0, 1.0f, 1};
+    Sampler greedy = sampler_make(0.0f, 0, 1.0f, 1);
     int lengths[5] = {1, 20, 7, 30, 13}, counts[5], alone[16], count;
     std::vector<int> prompts(5 * 30, 0), together(5 * 16);
     for (int b = 0; b < 5; b++) { memcpy(&prompts[b * 30], tokens + b % 4 * 64 + b, lengths[b] * sizeof(int)); }
@@ -689,7 +690,7 @@ static void test_generate_limits(void) {
     GPT2 model;
     open_fixture(&model, 1);
     int *prompt = golden_ints("input_ids"), got[100], count, n;
-    Sampler greedy = {0.0f, 0, 1.0f, 1};
+    Sampler greedy = sampler_make(0.0f, 0, 1.0f, 1);
     n = 63;
     check(generate(&model, &greedy, prompt, &n, 1, n, 100, -1, got, &count, NULL) && count == 2);
     n = 64;
@@ -713,8 +714,9 @@ static void test_sampling(void) {
     GPT2 model;
     open_fixture(&model, 1);
     int *prompt = golden_ints("input_ids"), n = 8, count, got[5][40];
-    Sampler samplers[5] = {
-        {1.0f, 0, 1.0f, 1}, {1.0f, 0, 1.0f, 1}, {1.0f, 0, 1.0f, 2}, {0.0f, 0, 1.0f, 1}, {1.0f, 1, 1.0f, 1}};
+    Sampler samplers[5] = {sampler_make(1.0f, 0, 1.0f, 1), sampler_make(1.0f, 0, 1.0f, 1),
+                           sampler_make(1.0f, 0, 1.0f, 2), sampler_make(0.0f, 0, 1.0f, 1),
+                           sampler_make(1.0f, 1, 1.0f, 1)};
     for (int i = 0; i < 5; i++) {
         check(generate(&model, &samplers[i], prompt, &n, 1, n, 40, -1, got[i], &count, NULL) && count == 40);
     }
