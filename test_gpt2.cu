@@ -39,7 +39,7 @@ static bool have_gpu() {
 // ---- a model to test --------------------------------------------------------------------------------
 
 static GPT2Options test_options = {0, true, true, false, 42}; // options of the next model to be opened
-static Batch test_batch;                                       // batch of the model opened last
+static Batch test_batch;                                      // batch of the model opened last
 
 // Opens a model of this shape with room for B x T tokens and uploads the given weights.
 static void open_model(GPT2* model, const GPT2Config* config, const float* weights, int B, int T) {
@@ -591,7 +591,7 @@ static void test_greedy(void) {
     int *prompt = golden_ints("generate.prompt"), *want = golden_ints("generate.greedy");
     int n = (int)elements(golden_tensor("generate.prompt")), total = (int)elements(golden_tensor("generate.greedy"));
     int got[64], count;
-    Sampler greedy = {0.0f, 0, 1.0f, 1};
+    Sampler greedy = sampler_make(0.0f, 0, 1.0f, 1);
     check(generate(&model, &greedy, prompt, &n, 1, n, total, -1, got, &count, NULL));
     check(count == total);
     int same = 0;
@@ -614,7 +614,7 @@ static void test_cache(void) {
     open_fixture(&model, 4);
     int* tokens = golden_ints("input_ids"); // (4, 64): text b has those of row b % 4
     int C = model.config.channels, V = model.config.vocab_size, Vp = model.config.padded_vocab_size;
-    Sampler greedy = {0.0f, 0, 1.0f, 1};
+    Sampler greedy = sampler_make(0.0f, 0, 1.0f, 1);
     set_tokens(&model, tokens, tokens, 256);
     gpt2_forward(&model, &model.acts, 4, 64, NULL);
     matmul_forward(model.acts.logits, NULL, model.acts.lnf, model.params.wte, NULL, NULL, 256, C, Vp, model.stream);
@@ -628,8 +628,9 @@ static void test_cache(void) {
             lengths[b] = prefill - b * 5 % prefill, at[b] = lengths[b] - 1;
             memcpy(&prompts[(size_t)b * prefill], tokens + b % 4 * 64, lengths[b] * sizeof(int));
         }
+        TextQueue q = {prompts.data(), lengths.data(), B, prefill, 0, 0, std::vector<int>(B, -1)};
         generator_allocate(&g, &model, B, prefill, 64);
-        generator_prefill(&g, &model, &greedy, prompts.data(), lengths.data(), prefill);
+        generator_fill(&g, &model, &greedy, &q);
         for (int t = prefill - 1;; t++) {
             std::vector<float> got = to_host(&model, g.logits, (size_t)B * Vp);
             for (int b = 0; b < B; b++) {
@@ -655,7 +656,7 @@ static void test_batch_of_prompts(void) {
     GPT2 model;
     open_fixture(&model, 4);
     int* tokens = golden_ints("input_ids");
-    Sampler greedy = {0.0f, 0, 1.0f, 1};
+    Sampler greedy = sampler_make(0.0f, 0, 1.0f, 1);
     int lengths[5] = {1, 20, 7, 30, 13}, counts[5], alone[16], count;
     std::vector<int> prompts(5 * 30, 0), together(5 * 16);
     for (int b = 0; b < 5; b++) { memcpy(&prompts[b * 30], tokens + b % 4 * 64 + b, lengths[b] * sizeof(int)); }
@@ -684,12 +685,170 @@ static void test_batch_of_prompts(void) {
     gpt2_free(&model);
 }
 
+// The logits that follow a text of n tokens, in one pass without a cache, with the penalty of the sampler.
+static std::vector<float> next_logits(GPT2* model, const Sampler* sampler, const std::vector<int>& text) {
+    int n = (int)text.size(), C = model->config.channels, V = model->config.vocab_size;
+    int Vp = model->config.padded_vocab_size;
+    set_tokens(model, text.data(), text.data(), n);
+    gpt2_forward(model, &model->acts, 1, n, NULL);
+    matmul_forward(model->acts.logits, NULL, model->acts.lnf, model->params.wte, NULL, NULL, n, C, Vp, model->stream);
+    std::vector<float> logits = to_host(model, model->acts.logits + (size_t)(n - 1) * Vp, V);
+    std::vector<uint32_t> seen(seen_words(V), 0);
+    for (int token : text) { seen_add(seen.data(), token); }
+    sampler_penalize(logits.data(), seen.data(), V, sampler->repetition_penalty);
+    return logits;
+}
+
+// The difference of the logits of tokens a and b after a text, in root mean squares of all logits.
+static double logit_gap(GPT2* model, const Sampler* sampler, const std::vector<int>& text, int a, int b) {
+    std::vector<float> logits = next_logits(model, sampler, text);
+    double squares = 0.0;
+    for (float x : logits) { squares += (double)x * x; }
+    return fabs(logits[a] - logits[b]) / sqrt(squares / (double)logits.size());
+}
+
+// Texts of 1 to 40 random tokens.
+struct RandomTexts {
+    enum { T = 40, NEW = 30 }; // NEW: tokens to generate; the longest prompts have no room for all of them
+    int N;
+    std::vector<int> prompts, lengths; // (N,T), (N)
+};
+static RandomTexts random_texts(const GPT2* model, int N) {
+    RandomTexts x = {N, std::vector<int>((size_t)N * x.T, 0), std::vector<int>(N)};
+    uint64_t rng = 11;
+    for (int i = 0; i < N; i++) {
+        x.lengths[i] = 1 + (int)random_below(&rng, x.T);
+        for (int t = 0; t < x.lengths[i]; t++) {
+            x.prompts[i * x.T + t] = (int)random_below(&rng, (uint32_t)model->config.vocab_size);
+        }
+    }
+    return x;
+}
+
+// The continuation of each text alone, with its own random state.
+static std::vector<std::vector<int>> continue_alone(GPT2* model, const Sampler* sampler, const RandomTexts& x,
+                                                    int stop) {
+    std::vector<std::vector<int>> texts(x.N);
+    for (int i = 0; i < x.N; i++) {
+        Sampler own = *sampler;
+        int got[x.NEW], count;
+        own.rng = prompts_rng(sampler, i);
+        check(generate(model, &own, &x.prompts[i * x.T], &x.lengths[i], 1, x.lengths[i], x.NEW, stop, got, &count));
+        texts[i].assign(got, got + count);
+    }
+    return texts;
+}
+
+// Continues the texts, at most at_once side by side, and returns how many differ from `alone`. Only rounding may make a
+// difference: where the most likely token is taken, the two tokens that differ first must be nearly as likely.
+static int count_different(GPT2* model, const Sampler* sampler, const RandomTexts& x, int stop, int at_once,
+                           const std::vector<std::vector<int>>& alone) {
+    Sampler own = *sampler;
+    std::vector<int> got((size_t)x.N * x.NEW, -7), counts(x.N);
+    GenerationTimes times = {};
+    double largest = 0.0;
+    int different = 0;
+    check(generate(model, &own, x.prompts.data(), x.lengths.data(), x.N, x.T, x.NEW, stop, got.data(), counts.data(),
+                   NULL, &times, NULL, at_once));
+    check(times.at_once == (x.N > at_once ? at_once : 0));
+    for (int i = 0; i < x.N; i++) {
+        const int *text = &got[(size_t)i * x.NEW], *want = alone[i].data();
+        int n = (int)alone[i].size(), same = 0;
+        while (same < n && same < counts[i] && text[same] == want[same]) { same++; }
+        if (same == n && same == counts[i]) { continue; }
+        different++;
+        if (sampler->temperature > 0.0f) { continue; }
+        std::vector<int> context(&x.prompts[i * x.T], &x.prompts[i * x.T] + x.lengths[i]);
+        context.insert(context.end(), want, want + same);
+        int a = same < n ? want[same] : stop,
+            b = same < counts[i] ? text[same] : stop; // it ended there by the stop token
+        bool ends = a >= 0 && b >= 0 && (int)context.size() <= model->config.max_seq_len;
+        check_msg(ends, "text %d has %d tokens, alone %d", i, counts[i], n);
+        double gap = ends ? logit_gap(model, sampler, context, a, b) : 0.0;
+        check_msg(gap <= 4 * FORWARD, "text %d, token %d: %d, alone %d; their logits differ by %g", i, same, b, a, gap);
+        largest = fmax(largest, gap);
+    }
+    printf("     %d texts, %d side by side: %d differ from those alone, largest gap %.2g, allowed %.2g\n", x.N, at_once,
+           different, largest, 4 * FORWARD);
+    return different;
+}
+
+// Greedy texts are the same alone, side by side, and in the slot of a text that has ended, but for near ties.
+static void test_neighbours(void) {
+    if (!have_gpu()) { return; }
+    GPT2 model;
+    open_fixture(&model, 1);
+    Sampler greedy = sampler_make(0.0f, 0, 1.0f, 1), penalized = greedy;
+    penalized.repetition_penalty = 1.5f;
+    RandomTexts x = random_texts(&model, 64), many = random_texts(&model, 150);
+    auto alone = continue_alone(&model, &greedy, x, -1);
+    for (int at_once : {64, 9, 2}) { check(count_different(&model, &greedy, x, -1, at_once, alone) <= x.N / 4); }
+    int stop = alone[5][3]; // so that texts end at different times
+    alone = continue_alone(&model, &greedy, many, stop);
+    int early = 0;
+    for (int i = 0; i < many.N; i++) { early += (int)alone[i].size() < std::min<int>(many.NEW, 65 - many.lengths[i]); }
+    check_msg(early > 3, "only %d texts end by the stop token", early);
+    for (int at_once : {1, 7, 64, 100}) {
+        check(count_different(&model, &greedy, many, stop, at_once, alone) <= many.N / 4);
+    }
+    alone = continue_alone(&model, &penalized, many, -1);
+    for (int at_once : {7, 64}) { check(count_different(&model, &penalized, many, -1, at_once, alone) <= many.N / 4); }
+    gpt2_free(&model);
+}
+
+// Each text has its own random numbers, wherever and whenever it is continued. A draw next to the boundary of two tokens may
+// fall on either side.
+static void test_streams(void) {
+    if (!have_gpu()) { return; }
+    GPT2 model;
+    open_fixture(&model, 1);
+    Sampler sampler = sampler_make(1.0f, 0, 1.0f, splitmix64(5)),
+            filtered = sampler_make(0.9f, 20, 0.9f, splitmix64(6));
+    filtered.min_p = 0.05f, filtered.repetition_penalty = 1.2f;
+    RandomTexts x = random_texts(&model, 100);
+    for (const Sampler* s : {&sampler, &filtered}) {
+        auto alone = continue_alone(&model, s, x, -1);
+        std::vector<int> first;
+        for (auto& text : alone) { first.push_back(text[0]); }
+        std::sort(first.begin(), first.end());
+        check(std::unique(first.begin(), first.end()) - first.begin() > 20); // not one stream for all
+        for (int at_once : {7, 64, 100}) {
+            check(count_different(&model, s, x, -1, at_once, alone) <= (IS_FP32 ? x.N / 20 : x.N / 2));
+        }
+    }
+    gpt2_free(&model);
+}
+
+// min-p 1 is greedy; a large penalty leaves no token twice
+static void test_filters(void) {
+    if (!have_gpu()) { return; }
+    GPT2 model;
+    open_fixture(&model, 1);
+    int *prompt = golden_ints("input_ids"), n = 8, count, greedy[40], got[40];
+    Sampler s = sampler_make(0.0f, 0, 1.0f, 1);
+    check(generate(&model, &s, prompt, &n, 1, n, 40, -1, greedy, &count) && count == 40);
+    s = sampler_make(1.0f, 0, 1.0f, 1);
+    s.min_p = 1.0f;
+    check(generate(&model, &s, prompt, &n, 1, n, 40, -1, got, &count) && memcmp(got, greedy, sizeof(got)) == 0);
+    s = sampler_make(0.0f, 0, 1.0f, 1);
+    s.repetition_penalty = 1e6f;
+    check(generate(&model, &s, prompt, &n, 1, n, 40, -1, got, &count) && count == 40);
+    std::vector<int> all(prompt, prompt + n);
+    std::sort(all.begin(), all.end());
+    all.erase(std::unique(all.begin(), all.end()), all.end());
+    all.insert(all.end(), got, got + 40);
+    std::sort(all.begin(), all.end());
+    check(std::unique(all.begin(), all.end()) == all.end());
+    free(prompt);
+    gpt2_free(&model);
+}
+
 static void test_generate_limits(void) {
     if (!have_gpu()) { return; }
     GPT2 model;
     open_fixture(&model, 1);
     int *prompt = golden_ints("input_ids"), got[100], count, n;
-    Sampler greedy = {0.0f, 0, 1.0f, 1};
+    Sampler greedy = sampler_make(0.0f, 0, 1.0f, 1);
     n = 63;
     check(generate(&model, &greedy, prompt, &n, 1, n, 100, -1, got, &count, NULL) && count == 2);
     n = 64;
@@ -713,8 +872,9 @@ static void test_sampling(void) {
     GPT2 model;
     open_fixture(&model, 1);
     int *prompt = golden_ints("input_ids"), n = 8, count, got[5][40];
-    Sampler samplers[5] = {
-        {1.0f, 0, 1.0f, 1}, {1.0f, 0, 1.0f, 1}, {1.0f, 0, 1.0f, 2}, {0.0f, 0, 1.0f, 1}, {1.0f, 1, 1.0f, 1}};
+    Sampler samplers[5] = {sampler_make(1.0f, 0, 1.0f, 1), sampler_make(1.0f, 0, 1.0f, 1),
+                           sampler_make(1.0f, 0, 1.0f, 2), sampler_make(0.0f, 0, 1.0f, 1),
+                           sampler_make(1.0f, 1, 1.0f, 1)};
     for (int i = 0; i < 5; i++) {
         check(generate(&model, &samplers[i], prompt, &n, 1, n, 40, -1, got[i], &count, NULL) && count == 40);
     }
@@ -1039,6 +1199,10 @@ static const Test tests[] = {
     {"greedy", "greedy continuation against PyTorch", test_greedy},
     {"cache", "logits with the cache, after prefills, and without", test_cache},
     {"batch_of_prompts", "prompts of different lengths side by side", test_batch_of_prompts},
+    {"neighbours", "greedy texts alone and side by side, in new and in used slots: equal but for near ties",
+     test_neighbours},
+    {"streams", "each text has its own random numbers, whatever its neighbours", test_streams},
+    {"filters", "min-p 1 is greedy, a large repetition penalty leaves no token twice", test_filters},
     {"generate_limits", "positions run out, stop token, logits that are not numbers", test_generate_limits},
     {"sampling", "seeds repeat, top-k 1 is greedy", test_sampling},
     {"resume", "a stopped and resumed run ends with the same bits", test_resume},

@@ -975,7 +975,7 @@ static void generator_prefill(Generator* g, const GPT2* model, const int* tokens
 }
 
 // Continues prompt (n), n >= 1. The text ends after num_tokens new tokens, before the end-of-text token `stop` (-1:
-// none), or at the model's last position. The new tokens are written to new_tokens (num_tokens) and, as text, to `out`;
+// none), when `out` has met a stop string, or at the model's last position. The new tokens are written to new_tokens (num_tokens) and, as text, to `out`;
 // either may be NULL. Adds to *times, unless it is NULL. Returns the number of new tokens, or -1 if the logits are not
 // numbers.
 static int generate(const GPT2* model, Sampler* sampler, const int* prompt, int n, int num_tokens, int stop,
@@ -985,10 +985,14 @@ static int generate(const GPT2* model, Sampler* sampler, const int* prompt, int 
     Generator g;
     generator_allocate(&g, &model->config, capacity);
     float* scratch = (float*)malloc_check(sampler_scratch_bytes(V));
+    bool penalize = sampler->repetition_penalty != 1.0f;
+    uint32_t* seen = (uint32_t*)calloc_check(seen_words(V), sizeof(uint32_t)); // the tokens of the text so far
+    for (int i = 0; i < n; i++) { seen_add(seen, prompt[i]); }
     double start = time_ms();
     generator_prefill(&g, model, prompt, n);
     double middle = time_ms();
     while (made < num_tokens) {
+        if (penalize) { sampler_penalize(g.logits, seen, V, sampler->repetition_penalty); }
         int token = sample_token(sampler, g.logits, V, scratch);
         if (token < 0) {
             made = -1;
@@ -996,14 +1000,16 @@ static int generate(const GPT2* model, Sampler* sampler, const int* prompt, int 
         }
         if (token == stop) { break; }
         if (new_tokens) { new_tokens[made] = token; }
-        if (out) { text_token(out, token); }
+        seen_add(seen, token);
         made++;
-        if (made == num_tokens || g.length == g.capacity) { break; }
+        bool stopped = out && text_token(out, token);
+        if (stopped || made == num_tokens || g.length == g.capacity) { break; }
         generator_step(&g, model, token);
         if (times) { times->steps++; }
     }
     if (times) { times->prefill_ms += middle - start, times->decode_ms += time_ms() - middle; }
     free(scratch);
+    free(seen);
     generator_free(&g, &model->config);
     return made;
 }
@@ -1268,29 +1274,23 @@ static void loaded_model_close(LoadedModel* m) {
 
 // --prompt and the like: continues texts, one after the other. Returns the exit code.
 static int sample(void) {
-    Error err;
     LoadedModel m;
     Prompts prompts;
-    Sampler sampler = {args->temperature, args->top_k, args->top_p, splitmix64((uint64_t)run_seed())};
-    if (!sampler_check(&sampler, &err)) { die("%s", err.text); }
+    Sampler sampler = flags_sampler();
     loaded_model_open(&m);
     prompts_read(&prompts, m.vocabulary, &m.source);
-    int* counts = (int*)calloc_check((size_t)prompts.B, sizeof(int));
-    GenerationTimes times = {0, 0, 0};
+    Continuations c = continuations_begin(&prompts, m.vocabulary, stdout);
+    GenerationTimes times = {0, 0, 0, 0};
     for (int b = 0; b < prompts.B; b++) {
         Sampler own = sampler;
         own.rng = prompts_rng(&sampler, b);
-        prompts_print(&prompts, b, stdout);
-        TextOutput out = text_begin(m.vocabulary, stdout);
-        counts[b] = generate(&m.model, &own, prompts.tokens + (size_t)b * prompts.T, prompts.lengths[b],
-                             args->num_tokens, prompts.stop, NULL, &out, &times);
-        text_end(&out);
-        free(out.text);
-        if (ferror(stdout)) { die("cannot write the text to stdout: %s", strerror(errno)); }
-        if (counts[b] < 0) { die("%s: its logits are not numbers", args->model); }
+        c.counts[b] = generate(&m.model, &own, prompts.tokens + (size_t)b * prompts.T, prompts.lengths[b],
+                               args->num_tokens, prompts.stop, NULL, &c.texts[b], &times);
+        if (c.counts[b] < 0) { die("%s: its logits are not numbers", args->model); }
+        continuations_end(&c, b);
     }
-    prompts_print_times(&prompts, counts, m.model.config.max_seq_len, m.load_ms, &times);
-    free(counts);
+    prompts_print_times(&prompts, c.counts, m.model.config.max_seq_len, m.load_ms, &times);
+    continuations_free(&c);
     prompts_free(&prompts);
     loaded_model_close(&m);
     return EXIT_SUCCESS;
@@ -1322,9 +1322,9 @@ static int bench(void) {
     LoadedModel m;
     loaded_model_open(&m);
     Bench b = bench_begin(&m.model.config, "fp32");
-    Sampler sampler = {args->temperature, args->top_k, args->top_p, splitmix64((uint64_t)run_seed())};
+    Sampler sampler = flags_sampler();
     for (int repeat = -1; repeat < BENCH_REPEATS; repeat++) { // the first one warms up
-        GenerationTimes times = {0, 0, 0};
+        GenerationTimes times = {0, 0, 0, 0};
         for (int text = 0; text < b.B; text++) {
             if (generate(&m.model, &sampler, b.tokens, b.prompt, b.decode + 1, -1, NULL, NULL, &times) < 0) {
                 die("%s: its logits are not numbers", args->model);

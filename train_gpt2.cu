@@ -216,9 +216,12 @@ void decode_cache_fill(floatX* keys, floatX* values, const floatX* qkv, int B, i
                        cudaStream_t stream);
 // Samples tokens (B) from the first V columns of logits (B,Vp); positions (B) += 1, except -1. temperature 0: the largest logit.
 // Otherwise draws with rng_state (B) from the top_k largest logits (0: all), reduced to the smallest set with probability
-// top_p. tokens[b] = -1 means that no logit was finite. The caller zeroes scratch once, before the first call.
-void decode_sample(int* tokens, int* positions, float* scratch, const float* logits, uint64_t* rng_state,
-                   float temperature, int top_k, float top_p, int B, int V, int Vp, cudaStream_t stream);
+// top_p, and to those at least min_p times as likely as the best. penalty 1: none; otherwise tokens (B) has the newest token,
+// which is added to the bits of seen (B, seen_words(V)), and the logits of all tokens there are made smaller, see
+// sampler_penalize(). tokens[b] = -1 means that no logit was finite. The caller zeroes scratch once, before the first call.
+void decode_sample(int* tokens, int* positions, float* scratch, float* logits, uint64_t* rng_state, uint32_t* seen,
+                   float temperature, int top_k, float top_p, float min_p, float penalty, int B, int V, int Vp,
+                   cudaStream_t stream);
 size_t decode_sample_scratch(int B);
 
 // ================================================================================================
@@ -768,15 +771,21 @@ static void gpt2_download(const GPT2* model, float* weights) {
 // 3. generation
 // ================================================================================================
 
-enum { MAX_MATVEC_TEXTS = 8 }; // without decode_matmul, decode_matvec is faster than cuBLASLt up to here (on an H200)
-// Continues up to 64 texts side by side. The host launches a graph per token and reads it while the GPU computes the next.
+enum {
+    MAX_MATVEC_TEXTS = 8,        // without decode_matmul, decode_matvec is faster than cuBLASLt up to here (on an H200)
+    PREFILL_TOKENS = 1 << 16,    // in one pass over several prompts; a longer prompt has a pass of its own
+    PREFILL_STEP = 64,           // prompts are padded to a multiple: few lengths mean few shapes of matmuls to set up
+    GENERATOR_BESIDE = 128 << 20 // bytes that stay free, for the graph and for kernels that are loaded late
+};
+
+// Continues texts side by side, each in a slot of its own. The host launches a graph per token and reads it while the GPU
+// computes the next. When a text ends, the next one takes its slot: its prompt runs between two launches of the graph.
 struct Generator {
-    int B;         // number of texts
-    int length;    // positions used in the longest text
-    int num_steps; // tokens per text since the prefill
-    int capacity;  // positions that the cache has room for
+    int B;         // number of slots
+    int num_steps; // tokens per text since the first prefill
+    int capacity;  // positions that a slot of the cache has room for
     KeyValueCache cache;
-    Activations acts; // for the prefill; later its lnf is scratch
+    Activations acts; // for the prompts; between them its lnf is scratch
     floatX* x;        // (B, C): the residual stream
     floatX* qkv;      // (B, 3*C)
     floatX* atty;     // (B, C)
@@ -787,34 +796,61 @@ struct Generator {
     int* tokens;      // (B): the newest token of each text
     int* positions;   // (B): the position of the newest token
     uint64_t* rng;    // (B): random state of each text
+    uint32_t* seen;   // (B, seen_words(V)): with a repetition penalty, the tokens of each text
     void* arena;      // the allocation behind all of the above
     int* host_tokens; // (2, B) pinned; even steps are read into row 0, odd steps into row 1
     cudaEvent_t read[2];
     cudaGraphExec_t graph;
 };
 
-// If there is no memory, returns false with the reason in err.
-static bool generator_allocate(Generator* g, const GPT2* model, int B, int T, int capacity, Error* err = NULL) {
-    const GPT2Config* config = &model->config;
+// The length of a pass over prompts of up to T tokens that begin later than the first ones.
+static int prefill_length(int T, int capacity) {
+    return std::min(ceil_div(T, (int)PREFILL_STEP) * PREFILL_STEP, capacity);
+}
+
+// Plans the memory for B texts side by side, with prompts of up to T tokens.
+static void generator_plan(Plan* plan, Generator* g, const GPT2Config* config, int B, int T, int capacity) {
     size_t C = config->channels, cache = (size_t)config->num_layers * B * capacity * C, Vp = config->padded_vocab_size;
+    int rows = (int)std::min((size_t)B * T, (size_t)PREFILL_TOKENS);
     PlanGroup group = PLAN_ACTIVATIONS;
-    Plan plan = {};
+    *plan = {};
     *g = {};
     g->B = B, g->capacity = capacity;
     g->cache.B = B, g->cache.capacity = capacity;
-    plan_activations(&plan, &g->acts, config, B, T, 0, false, 0);
-    plan_add(&plan, group, &g->cache.keys, cache);
-    plan_add(&plan, group, &g->cache.values, cache);
-    plan_add(&plan, group, &g->x, B * C);
-    plan_add(&plan, group, &g->qkv, B * 3 * C);
-    plan_add(&plan, group, &g->atty, B * C);
-    plan_add(&plan, group, &g->fch, B * 4 * C);
-    plan_add(&plan, group, &g->logits, B * Vp);
-    plan_add(&plan, group, &g->attention_scratch, decode_attention_scratch(B, (int)C, config->num_heads, capacity));
-    plan_add(&plan, group, &g->sample_scratch, decode_sample_scratch(B));
-    plan_add(&plan, group, &g->tokens, B);
-    plan_add(&plan, group, &g->positions, B);
-    plan_add(&plan, group, &g->rng, B);
+    rows = std::max(std::max(rows, B), prefill_length(T, capacity));
+    plan_activations(plan, &g->acts, config, 1, rows, 0, false, 0);
+    plan_add(plan, group, &g->cache.keys, cache);
+    plan_add(plan, group, &g->cache.values, cache);
+    plan_add(plan, group, &g->x, B * C);
+    plan_add(plan, group, &g->qkv, B * 3 * C);
+    plan_add(plan, group, &g->atty, B * C);
+    plan_add(plan, group, &g->fch, B * 4 * C);
+    plan_add(plan, group, &g->logits, B * Vp);
+    plan_add(plan, group, &g->attention_scratch, decode_attention_scratch(B, (int)C, config->num_heads, capacity));
+    plan_add(plan, group, &g->sample_scratch, decode_sample_scratch(B));
+    plan_add(plan, group, &g->tokens, B);
+    plan_add(plan, group, &g->positions, B);
+    plan_add(plan, group, &g->rng, B);
+    plan_add(plan, group, &g->seen, B * seen_words(config->vocab_size));
+}
+
+// The most texts side by side for which there is memory: at most `limit`, and 1 if there is none.
+static int generator_texts(const GPT2* model, int limit, int T, int capacity) {
+    size_t free_bytes, all_bytes;
+    cudaCheck(cudaMemGetInfo(&free_bytes, &all_bytes));
+    for (int B = limit; B > 1; B--) {
+        Plan plan;
+        Generator g;
+        generator_plan(&plan, &g, &model->config, B, T, capacity);
+        if (plan.total + GENERATOR_BESIDE <= free_bytes) { return B; }
+    }
+    return 1;
+}
+
+// If there is no memory, returns false with the reason in err.
+static bool generator_allocate(Generator* g, const GPT2* model, int B, int T, int capacity, Error* err = NULL) {
+    Plan plan;
+    generator_plan(&plan, g, &model->config, B, T, capacity);
     char what[64];
     snprintf(what, sizeof(what), "%d %s of up to %d tokens", B, B == 1 ? "text" : "texts", capacity);
     g->arena = plan_allocate(&plan, what, err);
@@ -832,41 +868,81 @@ static void generator_free(Generator* g) {
     *g = {};
 }
 
-// Computes the logits from the residual stream of each text's newest token, and samples the next token.
-static void generator_sample(Generator* g, const GPT2* model, const Sampler* sampler) {
+// Computes the logits from the residual stream of the newest token of the texts in slots slot to slot + n - 1, and samples
+// their next tokens.
+static void generator_sample(Generator* g, const GPT2* model, const Sampler* sampler, int slot, int n) {
     const Parameters<floatX>* p = &model->params;
     int C = model->config.channels, V = model->config.vocab_size, Vp = model->config.padded_vocab_size;
-    bool done = decode_matmul_head(g->logits, g->x, p->lnfw, p->lnfb, p->wte, g->B, C, Vp, model->stream);
-    if (!done) { decode_head(g->logits, g->x, p->lnfw, p->lnfb, p->wte, g->B, C, Vp, model->stream); }
-    decode_sample(g->tokens, g->positions, g->sample_scratch, g->logits, g->rng, sampler->temperature, sampler->top_k,
-                  sampler->top_p, g->B, V, Vp, model->stream);
+    const floatX* x = g->x + (size_t)slot * C;
+    float* logits = g->logits + (size_t)slot * Vp;
+    bool done = decode_matmul_head(logits, x, p->lnfw, p->lnfb, p->wte, n, C, Vp, model->stream);
+    if (!done) { decode_head(logits, x, p->lnfw, p->lnfb, p->wte, n, C, Vp, model->stream); }
+    decode_sample(g->tokens + slot, g->positions + slot, g->sample_scratch, logits, g->rng + slot,
+                  g->seen + slot * seen_words(V), sampler->temperature, sampler->top_k, sampler->top_p, sampler->min_p,
+                  sampler->repetition_penalty, n, V, Vp, model->stream);
 }
 
-// Runs all prompts in one pass: fills the cache and samples the first new token of each. prompts (B,T) have lengths (B); the
-// padding at the end can be any token, because causal attention never looks at later positions.
-static void generator_prefill(Generator* g, GPT2* model, const Sampler* sampler, const int* prompts, const int* lengths,
-                              int T) {
-    size_t C = model->config.channels;
+// The texts that are continued: prompts (N,stride) of lengths (N).
+struct TextQueue {
+    const int *prompts, *lengths;
+    int N, stride;
+    int next;              // the first text that has not begun
+    int active;            // number of texts that have begun and not ended
+    std::vector<int> slot; // (B): the text in each slot; -1: none
+};
+
+// Begins the next n texts in slots slot to slot + n - 1. Runs their prompts in one pass over T tokens each, which fills their
+// part of the cache, and samples the first new token of each. The padding at the end of a prompt can be any token, because
+// causal attention never looks at later positions. No other slot is read or written.
+static void generator_prefill(Generator* g, GPT2* model, const Sampler* sampler, TextQueue* q, int slot, int n, int T) {
+    size_t C = model->config.channels, words = seen_words(model->config.vocab_size);
     cudaStream_t stream = model->stream;
-    std::vector<uint64_t> rng(g->B);
-    std::vector<int> last(g->B);
-    for (int b = 0; b < g->B; b++) {
-        rng[b] = b == 0 ? sampler->rng : splitmix64(sampler->rng + (uint64_t)b);
-        last[b] = lengths[b] - 1;
+    std::vector<uint64_t> rng(n);
+    std::vector<uint32_t> seen(n * words, 0);
+    std::vector<int> inputs((size_t)n * T, 0), last(n), newest(n);
+    for (int i = 0; i < n; i++) {
+        int text = q->next + i, length = q->lengths[text];
+        const int* prompt = q->prompts + (size_t)text * q->stride;
+        std::copy(prompt, prompt + length, &inputs[(size_t)i * T]);
+        for (int t = 0; t < length; t++) { seen_add(&seen[i * words], prompt[t]); }
+        rng[i] = prompts_rng(sampler, text), last[i] = length - 1, newest[i] = prompt[length - 1];
+        q->slot[slot + i] = text;
     }
-    cudaCheck(cudaMemcpyAsync(g->acts.inputs, prompts, (size_t)g->B * T * sizeof(int), cudaMemcpyHostToDevice, stream));
-    cudaCheck(cudaMemcpyAsync(g->rng, rng.data(), g->B * sizeof(uint64_t), cudaMemcpyHostToDevice, stream));
-    cudaCheck(cudaMemcpyAsync(g->positions, last.data(), g->B * sizeof(int), cudaMemcpyHostToDevice, stream));
+    q->next += n, q->active += n;
+    auto upload = [=](auto* to, const auto& from) {
+        cudaCheck(cudaMemcpyAsync(to, from.data(), from.size() * sizeof(*to), cudaMemcpyHostToDevice, stream));
+    };
+    upload(g->acts.inputs, inputs);
+    upload(g->rng + slot, rng);
+    upload(g->positions + slot, last);
+    upload(g->tokens + slot, newest);
+    if (sampler->repetition_penalty != 1.0f) { upload(g->seen + slot * words, seen); }
+    KeyValueCache cache = g->cache; // from this slot on
+    cache.keys += (size_t)slot * g->capacity * C, cache.values += (size_t)slot * g->capacity * C;
     bool tuned = cublaslt().tuned;
-    cublaslt_tune(false); // the prompt's shapes occur once, which does not pay for timing cuBLASLt's algorithms
-    gpt2_forward(model, &g->acts, g->B, T, &g->cache);
+    cublaslt_tune(false); // the prompts' shapes occur too seldom to pay for timing cuBLASLt's algorithms
+    gpt2_forward(model, &g->acts, n, T, &cache);
     cublaslt_tune(tuned);
-    for (int b = 0; b < g->B; b++) {
-        const floatX* newest = g->acts.residual3 + ((size_t)b * T + last[b]) * C;
-        cudaCheck(cudaMemcpyAsync(g->x + b * C, newest, C * sizeof(floatX), cudaMemcpyDeviceToDevice, stream));
+    for (int i = 0; i < n; i++) {
+        const floatX* residual = g->acts.residual3 + ((size_t)i * T + last[i]) * C;
+        cudaCheck(
+            cudaMemcpyAsync(g->x + (slot + i) * C, residual, C * sizeof(floatX), cudaMemcpyDeviceToDevice, stream));
     }
-    generator_sample(g, model, sampler);
-    g->length = T;
+    generator_sample(g, model, sampler, slot, n);
+}
+
+// Begins waiting texts in all free slots, as many in one pass as lie side by side and fit in the activations.
+static void generator_fill(Generator* g, GPT2* model, const Sampler* sampler, TextQueue* q) {
+    for (int slot = 0; slot < g->B && q->next < q->N; slot++) {
+        int n = 0, T = 0;
+        while (slot + n < g->B && q->slot[slot + n] < 0 && q->next + n < q->N) {
+            int longest = std::max(T, q->lengths[q->next + n]);
+            if (q->next > 0) { longest = prefill_length(longest, g->capacity); }
+            if (n > 0 && (size_t)(n + 1) * longest > (size_t)g->acts.B * g->acts.T) { break; }
+            T = longest, n++;
+        }
+        if (n > 0) { generator_prefill(g, model, sampler, q, slot, n, T); }
+    }
 }
 
 // out (B,OC) = gelu?(layernorm?(x) weight^T + bias) + residual for the newest token of each text. Without a layernorm norm_weight
@@ -903,14 +979,12 @@ static void generator_launch_step(Generator* g, const GPT2* model, const Sampler
         generator_matmul(g, g->fch, g->x, w.ln2w, w.ln2b, w.fcw, w.fcb, NULL, true, C, 4 * C, stream);
         generator_matmul(g, g->x, g->fch, NULL, NULL, w.fcprojw, w.fcprojb, g->x, false, 4 * C, C, stream);
     }
-    generator_sample(g, model, sampler);
+    generator_sample(g, model, sampler, 0, B);
 }
 
 // Generates one token per text. The first step is launched kernel by kernel, because cuBLASLt may time its algorithms in
 // it, which cannot be captured. The second step is captured as a graph; it and all later steps are launches of that graph.
 static void generator_step(Generator* g, const GPT2* model, const Sampler* sampler) {
-    require(g->length < g->capacity);
-    g->length++;
     if (g->num_steps++ == 0) {
         generator_launch_step(g, model, sampler);
         return;
@@ -939,49 +1013,69 @@ static int* generator_read(Generator* g, const GPT2* model, int slot) {
     return tokens;
 }
 
-// Continues prompts (B,T) of lengths (B). A text ends after num_tokens new tokens, before the end-of-text token `stop` (-1:
-// none), or at the model's last position. When it has met `stop`, its position is -1, and it costs no attention. New tokens go
-// to new_tokens (B, num_tokens), their counts to counts (B). If `out` is not NULL, the first text is printed to it while it is
-// generated. The sampler's random state advances. Adds to *times, unless it is NULL. Returns false if the logits are not
-// numbers. If there is no GPU memory, ends the program, or, if no_memory is not NULL, generates nothing and says why there.
-static bool generate(GPT2* model, Sampler* sampler, const int* prompts, const int* lengths, int B, int T,
-                     int num_tokens, int stop, int* new_tokens, int* counts, TextOutput* out,
-                     GenerationTimes* times = NULL, Error* no_memory = NULL) {
-    int maxT = model->config.max_seq_len, active = B;
-    int capacity = num_tokens < maxT - T ? T + num_tokens : maxT;
+// Continues prompts (N,T) of lengths (N), at most at_once of them side by side; there may be any number, and one that ends makes
+// room for the next. A text ends after num_tokens new tokens, before the end-of-text token `stop` (-1: none), when `out` has met
+// a stop string, or at the model's last position. Between its end and the next text its position is -1, and the slot costs
+// no attention. New tokens go to new_tokens (N, num_tokens), if it is not NULL, their counts to counts (N), texts to `out`, if
+// it is not NULL. The sampler's random state advances. Adds to *times, unless it is NULL. Returns false
+// if the logits are not numbers. If there is no GPU memory, ends the program, or, if no_memory is not NULL, generates nothing and
+// says why there.
+static bool generate(GPT2* model, Sampler* sampler, const int* prompts, const int* lengths, int N, int T,
+                     int num_tokens, int stop, int* new_tokens, int* counts, Continuations* out = NULL,
+                     GenerationTimes* times = NULL, Error* no_memory = NULL, int at_once = 64) {
+    int maxT = model->config.max_seq_len, capacity = num_tokens < maxT - T ? T + num_tokens : maxT;
+    int B = generator_texts(model, std::min(N, at_once), T, capacity);
+    TextQueue q = {prompts, lengths, N, T, 0, 0, std::vector<int>(B, -1)};
     bool good = true;
-    std::vector<char> done(B, 0);
     Generator g;
     Error err;
-    memset(counts, 0, B * sizeof(int));
+    memset(counts, 0, N * sizeof(int));
     if (!generator_allocate(&g, model, B, T, capacity, no_memory ? no_memory : &err)) {
-        if (!no_memory) { die("%s; %s, or take fewer texts or a smaller --num-tokens", err.text, OTHER_PROGRAMS); }
+        if (!no_memory) { die("%s; %s, or take a smaller --num-tokens or shorter prompts", err.text, OTHER_PROGRAMS); }
         return true;
     }
+    // whether text i has its last token, the one that there is room for
+    auto is_full = [=](int i) { return counts[i] == std::min(num_tokens, maxT - lengths[i] + 1); };
+    auto leave = [&](int b) { cudaCheck(cudaMemsetAsync(g.positions + b, 0xFF, sizeof(int), model->stream)); };
     double start = time_ms(), middle = start;
-    generator_prefill(&g, model, sampler, prompts, lengths, T);
-    for (int step = 0; step < num_tokens && active > 0; step++) {
+    generator_fill(&g, model, sampler, &q);
+    for (int step = 0; q.active > 0; step++) {
         int* tokens = generator_read(&g, model, step % 2);
-        bool more = step + 1 < num_tokens && g.length < g.capacity;
+        bool more = false;
+        for (int b = 0; b < B; b++) { // texts of which this is the last token leave before the next step is launched
+            if (q.slot[b] < 0) { continue; }
+            counts[q.slot[b]]++;
+            if (is_full(q.slot[b])) {
+                leave(b);
+            } else {
+                more = true;
+            }
+        }
         if (more) { generator_step(&g, model, sampler); }
         cudaCheck(cudaEventSynchronize(g.read[step % 2]));
         if (step == 0) { middle = time_ms(); }
         for (int b = 0; b < B; b++) {
-            if (done[b]) { continue; }
-            good &= tokens[b] >= 0;
-            done[b] = tokens[b] < 0 || tokens[b] == stop;
-            if (!done[b]) {
-                new_tokens[(size_t)b * num_tokens + counts[b]++] = tokens[b];
-                if (b == 0 && out) { text_token(out, tokens[b]); }
-            }
-            if (done[b]) { active--, cudaCheck(cudaMemsetAsync(g.positions + b, 0xFF, sizeof(int), model->stream)); }
+            int text = q.slot[b], token = tokens[b];
+            if (text < 0) { continue; }
+            bool done = token < 0 || token == stop;
+            good &= token >= 0;
+            if (done) { counts[text]--; } // it is none of the text's
+            if (!done && new_tokens) { new_tokens[(size_t)text * num_tokens + counts[text] - 1] = token; }
+            if (!done && out) { done = text_token(&out->texts[text], token); }
+            if (!done && !is_full(text)) { continue; }
+            if (!is_full(text)) { leave(b); }
+            q.slot[b] = -1, q.active--;
+            if (out) { continuations_end(out, text); }
         }
-        if (!more) { break; }
+        generator_fill(&g, model, sampler, &q);
     }
     cudaCheck(cudaMemcpyAsync(&sampler->rng, g.rng, sizeof(uint64_t), cudaMemcpyDeviceToHost, model->stream));
     cudaCheck(cudaStreamSynchronize(model->stream));
     double end = time_ms();
-    if (times) { times->prefill_ms += middle - start, times->decode_ms += end - middle, times->steps += g.num_steps; }
+    if (times) {
+        times->prefill_ms += middle - start, times->decode_ms += end - middle, times->steps += g.num_steps;
+        times->at_once = N > B ? B : 0;
+    }
     generator_free(&g);
     return good;
 }
@@ -1293,14 +1387,15 @@ static void sample_in_training(Trainer* t) {
     Error no_memory = {""};
     training_sample_begin(&t->job, &s);
     bool good = generate(&t->model, &s.sampler, &s.prompt, &length, 1, 1, args->sample_tokens, -1, tokens.data(),
-                         &count, &s.out, NULL, &no_memory);
+                         &count, NULL, NULL, &no_memory);
+    for (int i = 0; i < count; i++) { text_token(&s.out, tokens[i]); }
     training_sample_end(&t->job, &s, no_memory.text[0] ? no_memory.text : good ? NULL : "the logits are not numbers");
 }
 
 // Generates three tokens and drops them. CUDA loads a kernel when it is launched for the first time; if another program had
 // taken all memory until the first sample, this would end the run.
 static void load_sampling_kernels(Trainer* t) {
-    Sampler sampler = {1.0f, 0, 1.0f, 1};
+    Sampler sampler = sampler_make(1.0f, 0, 1.0f, 1);
     int length = 1, count, tokens[3];
     Error no_memory;
     generate(&t->model, &sampler, &t->job.start_token, &length, 1, 1, 3, -1, tokens, &count, NULL, NULL, &no_memory);
@@ -1543,32 +1638,18 @@ static void loaded_model_close(LoadedModel* m) {
 
 // --prompt and the like: continues texts side by side. Returns the exit code.
 static int sample() {
-    Error err;
     LoadedModel m;
     Prompts prompts;
     GenerationTimes times = {};
-    Sampler sampler = {args->temperature, args->top_k, args->top_p, splitmix64((uint64_t)run_seed())};
-    if (!sampler_check(&sampler, &err)) { die("%s", err.text); }
+    Sampler sampler = flags_sampler();
     loaded_model_open(&m, 0);
     prompts_read(&prompts, m.vocabulary, &m.source);
-    int B = prompts.B, n = args->num_tokens;
-    std::vector<int> tokens((size_t)B * n), counts(B);
-    prompts_print(&prompts, 0, stdout);
-    TextOutput out = text_begin(m.vocabulary, stdout);
-    bool good = generate(&m.model, &sampler, prompts.tokens, prompts.lengths, B, prompts.T, n, prompts.stop,
-                         tokens.data(), counts.data(), &out, &times);
-    for (int b = 0; b < B; b++) { // text 0 was printed while it was generated
-        if (b > 0) {
-            prompts_print(&prompts, b, stdout);
-            out = text_begin(m.vocabulary, stdout);
-            for (int i = 0; i < counts[b]; i++) { text_token(&out, tokens[(size_t)b * n + i]); }
-        }
-        text_end(&out);
-        free(out.text);
-    }
-    if (ferror(stdout)) { die("cannot write the text to stdout: %s", strerror(errno)); }
+    Continuations c = continuations_begin(&prompts, m.vocabulary, stdout);
+    bool good = generate(&m.model, &sampler, prompts.tokens, prompts.lengths, prompts.B, prompts.T, args->num_tokens,
+                         prompts.stop, NULL, c.counts, &c, &times, NULL, args->parallel);
     if (!good) { die("%s: its logits are not numbers", args->model); }
-    prompts_print_times(&prompts, counts.data(), m.model.config.max_seq_len, m.load_ms, &times);
+    prompts_print_times(&prompts, c.counts, m.model.config.max_seq_len, m.load_ms, &times);
+    continuations_free(&c);
     prompts_free(&prompts);
     loaded_model_close(&m);
     return EXIT_SUCCESS;
@@ -1601,7 +1682,7 @@ static int bench() {
     LoadedModel m;
     loaded_model_open(&m, 0);
     Bench b = bench_begin(&m.model.config, PRECISION_NAME);
-    Sampler sampler = {args->temperature, args->top_k, args->top_p, splitmix64((uint64_t)run_seed())};
+    Sampler sampler = flags_sampler();
     std::vector<int> tokens, lengths(b.B, b.prompt), made((size_t)b.B * (b.decode + 1)), counts(b.B);
     for (int text = 0; text < b.B; text++) { tokens.insert(tokens.end(), b.tokens, b.tokens + b.prompt); }
     for (int repeat = -1; repeat < BENCH_REPEATS; repeat++) { // the first one warms up
@@ -7954,25 +8035,24 @@ inline void decode_sample_greedy(int* tokens, int* positions, float* scratch, co
                  reinterpret_cast<int*>(best + B), logits, V, Vp);
 }
 
-constexpr int DECODE_SAMPLE_ROOM = 4096;   // candidates whose keys fit in shared memory: 32 KB
-constexpr int DECODE_SAMPLE_CHUNKS = 1024; // chunks of the vocabulary, one per thread
+constexpr int DECODE_SAMPLE_ROOM = 4096;    // candidates whose keys fit in shared memory: 32 KB
+constexpr int DECODE_SAMPLE_THREADS = 1024; // of a block: 32 warps
 
 struct DecodeSampleShared {
-    uint64_t list[DECODE_SAMPLE_ROOM];    // keys of the candidates, unordered
-    uint64_t chunk[DECODE_SAMPLE_CHUNKS]; // per chunk: the sum of its tokens' sampling weights (decode_sample_share)
+    uint64_t list[DECODE_SAMPLE_ROOM]; // keys of the candidates, unordered
     uint64_t reduce[32];
-    uint64_t rest; // distance of the drawn point from the start of chunk `found`
-    int list_size, found, token;
+    int list_size;
 };
 
 // The candidates of a sequence: the `count` keys >= `floor`, among all n logits or, if `listed`, among the n keys of
 // DecodeSampleShared's list.
 struct DecodeSampleRow {
-    const float* logits;
+    const float* logits; // aligned to 16 bytes, and so is its end
     int n;
     bool listed;
     uint64_t best, floor, count; // best: the largest key
     float scale;                 // log2(e) / temperature
+    uint64_t least;              // the smallest share that min-p admits
 };
 
 // The weight of a token in the draw: its probability relative to the most likely token, times 2^44. It is an integer,
@@ -7982,23 +8062,61 @@ __device__ inline uint64_t decode_sample_share(const DecodeSampleRow& row, uint6
     float distance = logit == best ? 0.0f : (logit - best) * row.scale; // 0 also if both are inf: inf - inf is NaN
     return (uint64_t)(exp2f(distance) * 17592186044416.0f);
 }
+// The share of a token; 0 if top-k, top-p or min-p has removed it.
+__device__ inline uint64_t decode_sample_admitted(const DecodeSampleRow& row, uint64_t key) {
+    if (key < row.floor) { return 0; }
+    uint64_t share = decode_sample_share(row, key);
+    return share >= row.least ? share : 0;
+}
 
-__device__ inline uint64_t decode_sample_candidate(const DecodeSampleShared& shared, const DecodeSampleRow& row,
-                                                   int i) {
-    return row.listed ? shared.list[i] : decode_sample_key(row.logits[i], i);
+// Calls visit(key) for the tokens `begin` to `end` - 1: thread `index` of `num_threads` takes every num_threads-th vector of
+// 4 logits. begin is a multiple of 4.
+template <class Visit> __device__ inline void decode_sample_visit(const DecodeSampleRow& row, int begin, int end,
+                                                                  int index, int num_threads, Visit visit) {
+#pragma unroll 4
+    for (int i = begin + 4 * index; i < end; i += 4 * num_threads) {
+        float4 x = *reinterpret_cast<const float4*>(row.logits + i);
+        visit(decode_sample_key(x.x, i));
+        if (i + 1 < end) { visit(decode_sample_key(x.y, i + 1)); }
+        if (i + 2 < end) { visit(decode_sample_key(x.z, i + 2)); }
+        if (i + 3 < end) { visit(decode_sample_key(x.w, i + 3)); }
+    }
+}
+// Calls visit(key) for this thread's share of the block's candidates, and for keys that are none.
+template <class Visit> __device__ inline void decode_sample_visit_all(const DecodeSampleShared& shared,
+                                                                      const DecodeSampleRow& row, Visit visit) {
+    if (row.listed) {
+        for (int i = threadIdx.x; i < row.n; i += blockDim.x) { visit(shared.list[i]); }
+    } else {
+        decode_sample_visit(row, 0, row.n, threadIdx.x, blockDim.x, visit);
+    }
+}
+
+// The n logits of a sequence, all of which are candidates but NaN and -inf.
+__device__ DecodeSampleRow decode_sample_row(DecodeSampleShared& shared, const float* logits, int n, float temperature,
+                                             float min_p) {
+    uint64_t least = (uint64_t)(min_p * 17592186044416.0f); // the most likely token has a share of 2^44
+    DecodeSampleRow row = {logits, n, false, 0, 0, 0, LOG2E / temperature, least};
+    uint64_t best = 0, lowest = ~0ull, count = 0;
+    decode_sample_visit_all(shared, row, [&](uint64_t key) {
+        best = max(best, key);
+        if (key) { lowest = min(lowest, key), count++; }
+    });
+    row.best = decode_sample_reduce<decode_sample_warp_max>(best, shared.reduce);
+    row.floor = ~decode_sample_reduce<decode_sample_warp_max>(~lowest, shared.reduce);
+    row.count = decode_sample_reduce<decode_sample_warp_sum>(count, shared.reduce);
+    return row;
 }
 
 // Counts the candidates with keys >= `floor`. Returns the sum of their shares or, if `shares` is false, their count.
 __device__ uint64_t decode_sample_weight(DecodeSampleShared& shared, const DecodeSampleRow& row, uint64_t floor,
                                          bool shares, uint64_t* count) {
     uint64_t weight = 0, number = 0;
-#pragma unroll 4
-    for (int i = threadIdx.x; i < row.n; i += blockDim.x) {
-        uint64_t key = decode_sample_candidate(shared, row, i);
-        if (key < floor) { continue; }
+    decode_sample_visit_all(shared, row, [&](uint64_t key) {
+        if (key < floor) { return; }
         number++;
         if (shares) { weight += decode_sample_share(row, key); }
-    }
+    });
     *count = decode_sample_reduce<decode_sample_warp_sum>(number, shared.reduce);
     return shares ? decode_sample_reduce<decode_sample_warp_sum>(weight, shared.reduce) : *count;
 }
@@ -8007,10 +8125,9 @@ __device__ uint64_t decode_sample_weight(DecodeSampleShared& shared, const Decod
 __device__ void decode_sample_make_list(DecodeSampleShared& shared, DecodeSampleRow& row) {
     if (threadIdx.x == 0) { shared.list_size = 0; }
     __syncthreads();
-    for (int i = threadIdx.x; i < row.n; i += blockDim.x) {
-        uint64_t key = decode_sample_key(row.logits[i], i);
+    decode_sample_visit_all(shared, row, [&](uint64_t key) {
         if (key >= row.floor) { shared.list[atomicAdd(&shared.list_size, 1)] = key; }
-    }
+    });
     __syncthreads();
     row.listed = true, row.n = (int)row.count;
 }
@@ -8030,89 +8147,108 @@ __device__ void decode_sample_select(DecodeSampleShared& shared, DecodeSampleRow
     }
 }
 
-// Inverse transform sampling: returns the first token, in the order of ids, at which the running sum of the candidates'
-// shares exceeds `random` (0 to 1) times their total.
-__device__ int decode_sample_draw(DecodeSampleShared& shared, const DecodeSampleRow& row, int V, double random) {
-    int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    int size = ceil_div(ceil_div(V, DECODE_SAMPLE_CHUNKS), 32) * 32; // tokens per chunk
-    for (int c = warp; c < DECODE_SAMPLE_CHUNKS; c += blockDim.x / 32) {
-        uint64_t sum = 0;
-        for (int i = c * size + lane; i < min((c + 1) * size, V); i += 32) {
-            uint64_t key = decode_sample_key(row.logits[i], i);
-            if (key >= row.floor) { sum += decode_sample_share(row, key); }
-        }
-        sum = decode_sample_warp_sum(sum);
-        if (lane == 0) { shared.chunk[c] = sum; }
+// Leaves of the candidates those that top-k (0: all) and then top-p (1: all) admit.
+__device__ void decode_sample_restrict(DecodeSampleShared& shared, DecodeSampleRow& row, int top_k, float top_p) {
+    if (top_k > 0 && (uint64_t)top_k < row.count) { decode_sample_select(shared, row, top_k, false); }
+    if (top_p < 1.0f) {
+        uint64_t count;
+        double mass = top_p * (double)decode_sample_weight(shared, row, row.floor, true, &count);
+        decode_sample_select(shared, row, max((uint64_t)ceil(mass), (uint64_t)1), true);
     }
-    __syncthreads();
-    // upto: inclusive prefix sum of the chunks' shares, first within each warp, then over all warps
-    uint64_t own = shared.chunk[threadIdx.x], upto = decode_sample_warp_scan(own);
-    if (lane == 31) { shared.reduce[warp] = upto; }
-    __syncthreads();
-    uint64_t warps_upto = decode_sample_warp_scan(shared.reduce[lane]);
-    uint64_t sum = __shfl_sync(0xFFFFFFFFu, warps_upto, 31);
-    uint64_t warps_before = __shfl_sync(0xFFFFFFFFu, warps_upto, max(warp - 1, 0));
-    upto += warp > 0 ? warps_before : 0;
-    uint64_t point = min((uint64_t)(random * (double)sum), sum - 1);
-    if (upto - own <= point && point < upto) { // true in exactly one thread
-        shared.found = threadIdx.x;
-        shared.rest = point - (upto - own);
-    }
-    __syncthreads();
-    if (warp == 0) {
-        uint64_t rest = shared.rest, before = 0;
-        for (int begin = shared.found * size;; begin += 32) { // walks the chunk that holds the token
-            uint64_t key = begin + lane < V ? decode_sample_key(row.logits[begin + lane], begin + lane) : 0;
-            uint64_t share = key >= row.floor ? decode_sample_share(row, key) : 0;
-            uint64_t reached = before + decode_sample_warp_scan(share);
-            unsigned past = __ballot_sync(0xFFFFFFFFu, reached > rest);
-            if (past) {
-                if (lane == 0) { shared.token = begin + __ffs(past) - 1; }
-                break;
-            }
-            before = __shfl_sync(0xFFFFFFFFu, reached, 31);
-        }
-    }
-    __syncthreads();
-    return shared.token;
 }
 
-__global__ void __launch_bounds__(DECODE_SAMPLE_CHUNKS, 1)
-    decode_sample_kernel4(int* tokens, int* positions, const float* logits, uint64_t* rng_state, float temperature,
-                          int top_k, float top_p, int V, int Vp) {
-    __shared__ DecodeSampleShared shared;
-    int b = blockIdx.x;
-    grid_wait_dependency();
-    DecodeSampleRow row = {logits + (size_t)b * Vp, V, false, 0, 0, 0, LOG2E / temperature};
-    uint64_t key = 0, lowest = ~0ull, count = 0;
-#pragma unroll 4
-    for (int i = threadIdx.x; i < V; i += blockDim.x) {
-        uint64_t x = decode_sample_key(row.logits[i], i);
-        key = max(key, x);
-        if (x) { lowest = min(lowest, x), count++; }
-    }
-    row.best = decode_sample_reduce<decode_sample_warp_max>(key, shared.reduce);
-    row.floor = ~decode_sample_reduce<decode_sample_warp_max>(~lowest, shared.reduce);
-    row.count = decode_sample_reduce<decode_sample_warp_sum>(count, shared.reduce);
+// Advances *state and returns a number of 0 to 1, without 1: random_f64() of llmc/rand.h.
+__device__ inline double decode_sample_random(uint64_t* state) {
+    uint64_t x = *state ? *state : 0x9e3779b97f4a7c15ull;
+    x ^= x >> 12;
+    x ^= x << 25;
+    x ^= x >> 27;
+    *state = x;
+    return (double)((x * 0x2545f4914f6cdd1dull) >> 11) * (1.0 / 9007199254740992.0);
+}
 
-    int token = -1; // the result if nothing can be drawn
+// Each warp adds up the candidates' shares in one of 32 parts, of `size` tokens each, of the tokens `begin` to `end` - 1.
+// Returns the running sum of the parts up to number `lane`, this one included. begin and size are multiples of 4; `sums` (32)
+// is scratch.
+__device__ inline uint64_t decode_sample_parts(uint64_t* sums, const DecodeSampleRow& row, int begin, int end,
+                                               int size) {
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    int first = begin + warp * size;
+    uint64_t sum = 0;
+    decode_sample_visit(row, first, min(first + size, end), lane, 32,
+                        [&](uint64_t key) { sum += decode_sample_admitted(row, key); });
+    sum = decode_sample_warp_sum(sum);
+    if (lane == 0) { sums[warp] = sum; }
+    __syncthreads();
+    return decode_sample_warp_scan(sums[lane]);
+}
+// Returns the first lane whose running sum `upto` exceeds *point, and subtracts from *point the sum before that lane.
+__device__ inline int decode_sample_find(uint64_t upto, uint64_t* point) {
+    int found = __ffs(__ballot_sync(0xFFFFFFFFu, upto > *point)) - 1;
+    uint64_t before = __shfl_sync(0xFFFFFFFFu, upto, max(found - 1, 0));
+    *point -= found > 0 ? before : 0;
+    return found;
+}
+
+// Inverse transform sampling: returns the first token, in the order of ids, at which the running sum of the candidates'
+// shares exceeds `random` (0 to 1) times their total. There must be a candidate. `sums` (2,32): scratch.
+__device__ int decode_sample_draw(uint64_t* sums, const DecodeSampleRow& row, int V, double random) {
+    int lane = threadIdx.x % 32;
+    // the parts of the vocabulary
+    int size = ceil_div(V, 32 * 128) * 128; // tokens per part: 4 per lane in each step of its warp
+    uint64_t upto = decode_sample_parts(sums, row, 0, V, size);
+    uint64_t sum = __shfl_sync(0xFFFFFFFFu, upto, 31);
+    uint64_t point = min((uint64_t)(random * (double)sum), sum - 1);
+    int begin = decode_sample_find(upto, &point) * size, end = min(begin + size, V);
+    // the parts of that part
+    size = ceil_div(size, 32 * 128) * 128;
+    begin += decode_sample_find(decode_sample_parts(sums + 32, row, begin, end, size), &point) * size;
+    // the lanes' tokens in that one, then the token
+    int own = size / 32, first = begin + lane * own;
+    uint64_t share = 0;
+    auto add = [&](uint64_t key) { share += decode_sample_admitted(row, key); };
+    decode_sample_visit(row, first, min(first + own, V), 0, 1, add);
+    int token = begin + decode_sample_find(decode_sample_warp_scan(share), &point) * own;
+    for (share = 0;; token++) {
+        add(decode_sample_key(row.logits[token], token));
+        if (share > point) { return token; }
+    }
+}
+
+__global__ void __launch_bounds__(DECODE_SAMPLE_THREADS, 1)
+    decode_sample_kernel5(int* tokens, int* positions, const float* logits, uint64_t* rng_state, float temperature,
+                          int top_k, float top_p, float min_p, int V, int Vp) {
+    __shared__ DecodeSampleShared shared;
+    __shared__ uint64_t sums[2 * 32];
+    int b = blockIdx.x, token = -1; // the result if nothing can be drawn
+    grid_wait_dependency();
+    DecodeSampleRow row = decode_sample_row(shared, logits + (size_t)b * Vp, V, temperature, min_p);
     if (row.count > 0) {
-        if (top_k > 0 && (uint64_t)top_k < row.count) { decode_sample_select(shared, row, top_k, false); }
-        if (top_p < 1.0f) {
-            double mass = top_p * (double)decode_sample_weight(shared, row, row.floor, true, &count);
-            decode_sample_select(shared, row, max((uint64_t)ceil(mass), (uint64_t)1), true);
-        }
-        uint64_t x = rng_state[b] ? rng_state[b] : 0x9e3779b97f4a7c15ull; // as random_f64() of llmc/rand.h
-        x ^= x >> 12;
-        x ^= x << 25;
-        x ^= x >> 27;
-        double random = (double)((x * 0x2545f4914f6cdd1dull) >> 11) * (1.0 / 9007199254740992.0);
-        token = decode_sample_draw(shared, row, V, random);
-        if (threadIdx.x == 0) { rng_state[b] = x; } // all threads have read it: the draw has barriers
+        decode_sample_restrict(shared, row, top_k, top_p);
+        uint64_t state = rng_state[b];
+        token = decode_sample_draw(sums, row, V, decode_sample_random(&state));
+        if (threadIdx.x == 0) { rng_state[b] = state; } // all threads have read it: the draw has barriers
     }
     if (threadIdx.x == 0) {
         tokens[b] = token;
         if (positions[b] >= 0) { positions[b] += 1; }
+    }
+}
+
+
+// Adds the newest token of each text to its set, and penalizes the logits of all tokens in the set.
+__global__ void decode_sample_penalize_kernel6(uint32_t* seen, float* logits, const int* tokens, float penalty, int V,
+                                               int Vp) {
+    int b = blockIdx.y, num_words = ceil_div(V, 32), i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= num_words) { return; }
+    grid_wait_dependency();
+    uint32_t* word = seen + (size_t)b * num_words + i;
+    uint32_t bits = *word;
+    int token = tokens[b];
+    if (token >= 0 && token / 32 == i) { *word = bits |= 1u << (token % 32); }
+    for (; bits != 0; bits &= bits - 1) {
+        float* logit = logits + (size_t)b * Vp + 32 * i + __ffs(bits) - 1;
+        *logit = *logit > 0.0f ? __fdiv_rn(*logit, penalty) : *logit * penalty;
     }
 }
 
@@ -8121,27 +8257,38 @@ __global__ void __launch_bounds__(DECODE_SAMPLE_CHUNKS, 1)
 inline size_t decode_sample_scratch(int B) { return (size_t)3 * B; }
 
 // tokens (B), positions (B) += 1 where they are not -1 | scratch (decode_sample_scratch(B)) | logits (B,Vp), the first V of a row are used |
-// rng_state (B) inout
+// rng_state (B) inout | seen (B, ceil(V/32)) inout
 // temperature 0: takes the largest logit; rng_state may be NULL. Otherwise draws from softmax(logits / temperature),
-// limited to the top_k largest logits (0: all), and of these to the fewest most likely tokens whose share of the
-// probability reaches top_p (1: all). NaN and -inf are never drawn; if a sequence has nothing else, its token is -1.
-void decode_sample(int* tokens, int* positions, float* scratch, const float* logits, uint64_t* rng_state,
-                   float temperature, int top_k, float top_p, int B, int V, int Vp, cudaStream_t stream,
-                   int block_size) {
+// limited to the top_k largest logits (0: all), of these to the fewest most likely tokens whose share of the
+// probability reaches top_p (1: all), and of these to the tokens at least min_p times as likely as the most likely one.
+// NaN and -inf are never drawn; if a sequence has nothing else, its token is -1.
+// penalty 1: seen may be NULL. Otherwise seen has the tokens of each text but for the newest one, which is in tokens; it is
+// added. A positive logit of a token in the set is divided by the penalty, another one is multiplied with it.
+void decode_sample(int* tokens, int* positions, float* scratch, float* logits, uint64_t* rng_state, uint32_t* seen,
+                   float temperature, int top_k, float top_p, float min_p, float penalty, int B, int V, int Vp,
+                   cudaStream_t stream, int block_size) {
     Op op(stream, (double)B * V * sizeof(float), 0, "decode_sample");
     require(B > 0 && B <= 65535 && V > 0 && V <= Vp && V <= 1 << 18 && Vp % 4 == 0);
-    require(temperature >= 0.0f && top_k >= 0 && top_p > 0.0f && top_p <= 1.0f);
+    require(temperature >= 0.0f && top_k >= 0 && top_p > 0.0f && top_p <= 1.0f && min_p >= 0.0f && min_p <= 1.0f);
+    if (penalty != 1.0f) {
+        require(seen != NULL && penalty > 0.0f);
+        launch_early(decode_sample_penalize_kernel6, dim3(ceil_div(ceil_div(V, 32), 256), B), 256, 0, stream, seen,
+                     logits, (const int*)tokens, penalty, V, Vp);
+    }
+    const float* penalized = logits;
     if (temperature == 0.0f) {
         int blocks = ceil_div(V, 2 * 4 * block_size); // two vectors per thread
-        decode_sample_greedy(tokens, positions, scratch, logits, B, V, Vp, blocks, stream, block_size);
+        decode_sample_greedy(tokens, positions, scratch, penalized, B, V, Vp, blocks, stream, block_size);
         return;
     }
     require(rng_state != NULL);
-    launch_early(decode_sample_kernel4, dim3(B), DECODE_SAMPLE_CHUNKS, 0, stream, tokens, positions, logits, rng_state,
-                 temperature, top_k, top_p, V, Vp);
+    launch_early(decode_sample_kernel5, dim3(B), DECODE_SAMPLE_THREADS, 0, stream, tokens, positions, penalized,
+                 rng_state, temperature, top_k, top_p, min_p, V, Vp);
 }
-void decode_sample(int* tokens, int* positions, float* scratch, const float* logits, uint64_t* rng_state,
-                   float temperature, int top_k, float top_p, int B, int V, int Vp, cudaStream_t stream) {
-    decode_sample(tokens, positions, scratch, logits, rng_state, temperature, top_k, top_p, B, V, Vp, stream, 256);
+void decode_sample(int* tokens, int* positions, float* scratch, float* logits, uint64_t* rng_state, uint32_t* seen,
+                   float temperature, int top_k, float top_p, float min_p, float penalty, int B, int V, int Vp,
+                   cudaStream_t stream) {
+    decode_sample(tokens, positions, scratch, logits, rng_state, seen, temperature, top_k, top_p, min_p, penalty, B, V,
+                  Vp, stream, 256);
 }
 // ==== end promoted: decode_sample ====

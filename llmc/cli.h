@@ -19,17 +19,25 @@ A usage error prints one line to stderr and exits with 2. C11, also compiles as 
 #include <limits.h>
 #include <math.h>
 
-typedef enum { OPT_SECTION, OPT_INT, OPT_LONG, OPT_FLOAT, OPT_STR, OPT_BOOL } OptType;
+typedef enum { OPT_SECTION, OPT_INT, OPT_LONG, OPT_FLOAT, OPT_STR, OPT_LIST, OPT_BOOL } OptType;
+
+enum { CLI_LIST_MAX = 64 };
+
+// The value of an OPT_LIST, a flag that may be given several times: its arguments, in their order.
+typedef struct {
+    const char* items[CLI_LIST_MAX];
+    int n;
+} CliList;
 
 typedef struct {
     OptType type;
     char letter;       // one-letter flag, or 0; 'h' is taken by --help
     const char* alias; // llm.c's two-letter flag without its dash ("lg"), or NULL
     const char* name;  // long name without dashes; the title of an OPT_SECTION
-    void* value;       // int* (also for OPT_BOOL), int64_t*, float*, const char**; before cli_parse(): the default
-    const char* unit;  // unit of a number ("steps"), or NULL; OPT_STR: the argument's name, or its choices "a|b|c"
-    const char* help;  // one sentence, no full stop
-    double min, max;   // inclusive range of a number; min == max == 0 means no range
+    void* value; // int* (also for OPT_BOOL), int64_t*, float*, const char**, CliList*; before cli_parse(): the default
+    const char* unit; // unit of a number ("steps"), or NULL; OPT_STR: the argument's name, or its choices "a|b|c"
+    const char* help; // one sentence, no full stop
+    double min, max;  // inclusive range of a number; min == max == 0 means no range
 } Option;
 
 enum {
@@ -75,9 +83,10 @@ PRINTF_LIKE(1, 2) __attribute__((noreturn)) static inline void cli_fail(const ch
 // ---- values as text -------------------------------------------------------------
 
 static inline bool cli_has_choices(const Option* o) { return o->type == OPT_STR && o->unit && strchr(o->unit, '|'); }
-static inline bool cli_has_range(const Option* o) {
-    return (o->type == OPT_INT || o->type == OPT_LONG || o->type == OPT_FLOAT) && !(o->min == 0 && o->max == 0);
+static inline bool cli_is_number(const Option* o) {
+    return o->type == OPT_INT || o->type == OPT_LONG || o->type == OPT_FLOAT;
 }
+static inline bool cli_has_range(const Option* o) { return cli_is_number(o) && !(o->min == 0 && o->max == 0); }
 
 // Formats a float with the fewest digits (at least 6) that read back as the same float.
 static inline void cli_format_float(char* buf, size_t size, float v) {
@@ -102,13 +111,21 @@ static inline void cli_format_value(char* buf, size_t size, const Option* o, int
     case OPT_FLOAT:
         cli_format_float(buf, size, was ? d->real[i] : *(const float*)o->value);
         break;
+    case OPT_LIST: {
+        const CliList* list = (const CliList*)o->value;
+        size_t used = (size_t)snprintf(buf, size, "%s", was || list->n == 0 ? "none" : list->items[0]);
+        for (int k = 1; !was && k < list->n && used < size; k++) {
+            used += (size_t)snprintf(buf + used, size - used, ", %s", list->items[k]);
+        }
+        break;
+    }
     default: {
         const char* s = was ? d->text[i] : *(const char* const*)o->value;
         snprintf(buf, size, "%s", s && s[0] ? s : "none");
-        for (char* p = buf; *p; p++) {
-            if (iscntrl((unsigned char)*p)) { *p = '?'; }
-        }
     }
+    }
+    for (char* p = buf; *p; p++) {
+        if (iscntrl((unsigned char)*p)) { *p = '?'; }
     }
 }
 
@@ -131,6 +148,9 @@ static inline void cli_remember_defaults(const Option* opts, int n) {
         case OPT_STR:
             d->text[i] = *(const char* const*)o->value;
             break;
+        case OPT_LIST: // empty, also if this is not the first call in this process
+            ((CliList*)o->value)->n = 0;
+            break;
         case OPT_SECTION:
             break;
         }
@@ -149,6 +169,8 @@ static inline bool cli_changed(const Option* opts, int i) {
         return d->integer[i] != *(const int64_t*)o->value;
     case OPT_FLOAT:
         return d->real[i] != *(const float*)o->value;
+    case OPT_LIST:
+        return ((const CliList*)o->value)->n > 0;
     default: {
         const char *s = *(const char*const*)o->value, *was = d->text[i];
         return strcmp(s ? s : "", was ? was : "") != 0;
@@ -209,7 +231,7 @@ static inline int cli_format_flag(char* buf, size_t size, const Option* o) {
     if (o->letter) { snprintf(letter, sizeof(letter), "-%c, ", o->letter); }
     if (o->alias) { snprintf(alias, sizeof(alias), "-%s, ", o->alias); }
     const char* arg = o->type == OPT_INT || o->type == OPT_LONG ? " N" : o->type == OPT_FLOAT ? " X" : "";
-    if (o->type == OPT_STR) {
+    if (o->type == OPT_STR || o->type == OPT_LIST) {
         return snprintf(buf, size, "  %s%s--%s %s", o->letter || !o->alias ? letter : "", alias, o->name,
                         o->unit && o->unit[0] ? o->unit : "TEXT");
     }
@@ -256,7 +278,7 @@ static inline void cli_help(FILE* f, const char* about, const Option* opts, int 
         int w = cli_format_flag(flag, sizeof(flag), o);
         int left = w + 2 <= width ? fprintf(f, "%-*s", width, flag) : fprintf(f, "%s\n%*s", flag, width, "") - w - 1;
         cli_format_value(value, sizeof(value), o, i, false);
-        bool number = o->type != OPT_STR && o->type != OPT_BOOL;
+        bool number = cli_is_number(o);
         if (cli_has_range(o)) { cli_format_range(range, sizeof(range), o); }
         snprintf(text, sizeof(text), "%s (default %s%s%s%s%s)", o->help ? o->help : "", value,
                  number && o->unit && o->unit[0] ? " " : "", number && o->unit ? o->unit : "",
@@ -280,7 +302,7 @@ static inline void cli_print(FILE* f, const Option* opts, int n) {
             used += (size_t)snprintf(rest + used, sizeof(rest) - used, " %s=%.48s", o->name, value);
             continue;
         }
-        bool number = o->type != OPT_STR && o->type != OPT_BOOL && o->unit && o->unit[0];
+        bool number = cli_is_number(o) && o->unit && o->unit[0];
         cli_format_value(was, sizeof(was), o, i, true);
         print_line(f, "%-16s %s%s%s (default %s)", o->name, value, number ? " " : "", number ? o->unit : "", was);
     }
@@ -362,8 +384,15 @@ static inline void cli_set(const Option* o, const char* arg) {
         *(int*)o->value = arg[0] == '1';
         return;
     }
-    if (o->type != OPT_STR) {
+    if (cli_is_number(o)) {
         cli_set_number(o, arg);
+        return;
+    }
+    if (o->type == OPT_LIST) {
+        CliList* list = (CliList*)o->value;
+        if (!arg[0]) { cli_fail("--%s wants a text, got ''", o->name); }
+        if (list->n == CLI_LIST_MAX) { cli_fail("--%s: more than %d of them", o->name, (int)CLI_LIST_MAX); }
+        list->items[list->n++] = arg;
         return;
     }
     bool known = !cli_has_choices(o);
@@ -495,14 +524,15 @@ static inline char* cli_rewrite(char* token, const Option* opts, int n, const st
     }
     for (int i = 0; i < n; i++) {
         if (opts[i].type == OPT_SECTION || opts[i].letter != token[1]) { continue; }
-        bool wrong = opts[i].type != OPT_STR && isalpha((unsigned char)token[2]); // no number begins with a letter
+        bool text = opts[i].type == OPT_STR || opts[i].type == OPT_LIST;
+        bool wrong = !text && isalpha((unsigned char)token[2]); // no number begins with a letter
         for (int k = 0; longs[k].name; k++) { wrong |= strcmp(longs[k].name, token + 1) == 0; }
         if (wrong) { cli_fail_unknown(token, longs); }
     }
     return token;
 }
 
-// Parses argv into the variables of the table. If a flag is given twice, the last one counts. Exits with 0 on -h,
+// Parses argv into the variables of the table. If a flag is given twice, the last one counts, but an OPT_LIST takes each. Exits with 0 on -h,
 // --help and --version, with 2 on a usage error. String values point into argv, which is unchanged on return.
 static inline void cli_parse(int argc, char** argv, const char* about, const Option* opts, int n) {
     static char no_names[CLI_MAX][CLI_NAME_MAX + 1];

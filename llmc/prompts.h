@@ -1,15 +1,15 @@
 /*
-The prompts that the flags name (--prompt, --prompt-file, --prompts, --prompt-ids), as tokens. Shared by train_gpt2.c and
-train_gpt2.cu.
+The prompts that the flags name (--prompt, --prompt-file, --prompts, --prompt-ids), as tokens, how the flags want them
+continued, and the output of the continuations in the order of the prompts. Shared by train_gpt2.c and train_gpt2.cu.
 */
 #ifndef LLMC_PROMPTS_H
 #define LLMC_PROMPTS_H
 
 #include "training.h"
 
-enum { PROMPTS_MAX = 64, PROMPT_MAX_BYTES = 1 << 28 };
+enum { PROMPTS_MAX = 1 << 16, PROMPT_MAX_BYTES = 1 << 28 };
 
-// The texts to continue, side by side.
+// The texts to continue.
 typedef struct {
     int B;         // number of texts
     int T;         // number of tokens of the longest prompt
@@ -25,7 +25,22 @@ typedef struct {
     double prefill_ms; // from the prompt to the first new token
     double decode_ms;  // from there to the last one
     int steps;         // passes of the model in decode_ms
+    int at_once; // texts side by side, if others began when these had ended: decode_ms has their prompts, too; otherwise 0
 } GenerationTimes;
+
+// How the flags want tokens to be drawn.
+static inline Sampler flags_sampler(void) {
+    Error err;
+    Sampler s = sampler_make(args->temperature, args->top_k, args->top_p, splitmix64((uint64_t)run_seed()));
+    s.min_p = args->min_p, s.repetition_penalty = args->repetition_penalty;
+    if (!sampler_check(&s, &err)) { die("%s", err.text); }
+    return s;
+}
+
+// The random state of text b: a stream of its own for each text. The first text is the same whatever the number of texts.
+static inline uint64_t prompts_rng(const Sampler* sampler, int b) {
+    return b == 0 ? sampler->rng : splitmix64(sampler->rng + (uint64_t)b);
+}
 
 // ---- special tokens -------------------------------------------------------------------
 
@@ -75,11 +90,11 @@ static inline int special_token_at(const SpecialTokens* s, const Tokenizer* t, c
 }
 
 // Like tokenizer_encode(), but a special token in the text, spelled as in the vocabulary, stands for itself.
-static inline void encode_with_special(const Tokenizer* t, const char* text, size_t n, TokenBuffer* out) {
-    SpecialTokens special = special_tokens(t);
+static inline void encode_with_special(const Tokenizer* t, const SpecialTokens* special, const char* text, size_t n,
+                                       TokenBuffer* out) {
     size_t begin = 0, length = 0; // begin: first byte that is not encoded yet
     for (size_t i = 0; i < n;) {
-        int id = special_token_at(&special, t, text + i, n - i, &length);
+        int id = special_token_at(special, t, text + i, n - i, &length);
         if (id < 0) {
             i++;
             continue;
@@ -90,7 +105,6 @@ static inline void encode_with_special(const Tokenizer* t, const char* text, siz
         begin = i += length;
     }
     tokenizer_encode(t, text + begin, n - begin, out);
-    free(special.ids);
 }
 
 // ---- reading --------------------------------------------------------------------------
@@ -179,7 +193,9 @@ static inline void prompts_add_ids(Prompts* p, const TokenBuffer* tokens, const 
 }
 
 // Encodes text b. An empty one becomes the token `start`, which begins a new document.
-static inline void encode_prompt(const Prompts* p, int b, const Tokenizer* tokenizer, int start, TokenBuffer* out) {
+// special: NULL without --special.
+static inline void encode_prompt(const Prompts* p, int b, const Tokenizer* tokenizer, const SpecialTokens* special,
+                                 int start, TokenBuffer* out) {
     out->count = 0;
     if (p->bytes[b] > 0) {
         if (!tokenizer) {
@@ -190,8 +206,8 @@ static inline void encode_prompt(const Prompts* p, int b, const Tokenizer* token
             die("this vocabulary has no merges, so it cannot read a prompt: give vocab.json and merges.txt with "
                 "--tokenizer");
         }
-        if (args->special) {
-            encode_with_special(tokenizer, p->texts[b], p->bytes[b], out);
+        if (special) {
+            encode_with_special(tokenizer, special, p->texts[b], p->bytes[b], out);
         } else {
             tokenizer_encode(tokenizer, p->texts[b], p->bytes[b], out);
         }
@@ -214,6 +230,10 @@ static inline void prompts_read(Prompts* p, const Tokenizer* tokenizer, const Mo
     memset(p, 0, sizeof(*p));
     memset(&tokens, 0, sizeof(tokens));
     if (given > 1) { die("give only one of --prompt, --prompt-file, --prompts and --prompt-ids"); }
+    if (args->stops.n > 0 && !tokenizer) {
+        die("--stop: no vocabulary found beside %s, so there is no text to look in: give one with --tokenizer",
+            args->model);
+    }
     p->stop = args->stop_at_eot ? model_eot(source, tokenizer) : -1;
     if (args->prompt_ids) {
         parse_prompt_ids(args->prompt_ids, config->vocab_size, &tokens);
@@ -232,10 +252,17 @@ static inline void prompts_read(Prompts* p, const Tokenizer* tokenizer, const Mo
     }
     p->lengths = (int*)malloc_check((size_t)p->B * sizeof(int));
     int** ids = (int**)calloc_check((size_t)p->B, sizeof(int*));
+    SpecialTokens special = {NULL, 0, {false}};
+    bool with_special = args->special && tokenizer;
+    if (with_special) { special = special_tokens(tokenizer); }
     for (int b = 0; b < p->B; b++) {
-        if (!args->prompt_ids) { encode_prompt(p, b, tokenizer, model_start(source, tokenizer), &tokens); }
+        if (!args->prompt_ids) {
+            encode_prompt(p, b, tokenizer, with_special ? &special : NULL, model_start(source, tokenizer), &tokens);
+        }
         if (tokens.count > (size_t)config->max_seq_len) {
-            die("the prompt has %zu tokens, but the model has only %d positions: shorten it", tokens.count,
+            char which[32] = "";
+            if (args->prompts) { snprintf(which, sizeof(which), " in line %d", b + 1); }
+            die("the prompt%s has %zu tokens, but the model has only %d positions: shorten it", which, tokens.count,
                 config->max_seq_len);
         }
         p->lengths[b] = (int)tokens.count;
@@ -249,6 +276,7 @@ static inline void prompts_read(Prompts* p, const Tokenizer* tokenizer, const Mo
         free(ids[b]);
     }
     free(ids);
+    free(special.ids);
     token_buffer_free(&tokens);
 }
 
@@ -269,27 +297,105 @@ static inline void prompts_print(const Prompts* p, int b, FILE* f) {
     text_prompt(p->texts[b], p->bytes[b], f);
 }
 
-// The random state of text b. The first text is the same whatever the number of texts.
-static inline uint64_t prompts_rng(const Sampler* sampler, int b) {
-    return b == 0 ? sampler->rng : splitmix64(sampler->rng + (uint64_t)b);
+// The continuations of the prompts. They are printed in the order of the prompts: the first that is not complete while it
+// is generated, and each other one as soon as all before it are complete.
+typedef struct {
+    const Prompts* prompts;
+    TextOutput* texts; // (B)
+    int* counts;       // (B): number of new tokens
+    bool* complete;    // (B)
+    FILE* file;
+    int shown;                    // the text that is being printed; all before it are complete
+    int num_complete;             // texts
+    long num_tokens;              // new tokens of the complete texts
+    double begin_ms, progress_ms; // when it began, and when the progress was printed last
+} Continuations;
+
+static inline void continuations_show(Continuations* c) {
+    prompts_print(c->prompts, c->shown, c->file);
+    text_show(&c->texts[c->shown], c->file);
+}
+
+// tokenizer may be NULL.
+static inline Continuations continuations_begin(const Prompts* p, const Tokenizer* tokenizer, FILE* file) {
+    Continuations c;
+    memset(&c, 0, sizeof(c));
+    c.prompts = p, c.file = file;
+    c.texts = (TextOutput*)malloc_check((size_t)p->B * sizeof(TextOutput));
+    c.counts = (int*)calloc_check((size_t)p->B, sizeof(int));
+    c.complete = (bool*)calloc_check((size_t)p->B, sizeof(bool));
+    c.begin_ms = c.progress_ms = time_ms();
+    for (int b = 0; b < p->B; b++) {
+        c.texts[b] = text_begin(tokenizer, NULL);
+        c.texts[b].stops = args->stops.items, c.texts[b].num_stops = args->stops.n;
+    }
+    continuations_show(&c);
+    return c;
+}
+
+// Prints the progress to stderr, at most every LLMC_PROGRESS_SECONDS, and not between the texts on a terminal.
+static inline void continuations_progress(Continuations* c) {
+    const char* setting = getenv("LLMC_PROGRESS_SECONDS"); // for tests
+    double now = time_ms(), seconds = (now - c->begin_ms) * 1e-3;
+    int B = c->prompts->B;
+    char left[32];
+    if (now - c->progress_ms < 1e3 * (setting ? atof(setting) : 5.0) || c->num_complete == B ||
+        isatty(fileno(c->file))) {
+        return;
+    }
+    c->progress_ms = now;
+    format_duration(left, sizeof(left), seconds * (B - c->num_complete) / c->num_complete);
+    fprintf(stderr, "[%d of %d texts, %ld tokens, %.0f tok/s, ETA %s]\n", c->num_complete, B, c->num_tokens,
+            (double)c->num_tokens / seconds, left);
+}
+
+// Text b is complete: its counts are final.
+static inline void continuations_end(Continuations* c, int b) {
+    text_end(&c->texts[b]);
+    c->complete[b] = true;
+    c->num_complete++;
+    c->num_tokens += c->counts[b];
+    while (c->shown < c->prompts->B && c->complete[c->shown]) {
+        if (ferror(c->file)) { die("cannot write the text to stdout: %s", strerror(errno)); }
+        free(c->texts[c->shown].text);
+        c->texts[c->shown].text = NULL;
+        if (++c->shown < c->prompts->B) { continuations_show(c); }
+    }
+    continuations_progress(c);
+}
+
+static inline void continuations_free(Continuations* c) {
+    for (int b = c->shown; b < c->prompts->B; b++) { free(c->texts[b].text); }
+    free(c->texts);
+    free(c->counts);
+    free(c->complete);
+    memset(c, 0, sizeof(*c));
 }
 
 // Prints the times of generation to stderr. counts (B): number of new tokens of each text.
 static inline void prompts_print_times(const Prompts* p, const int* counts, int max_seq_len, double load_ms,
                                        const GenerationTimes* times) {
-    int made = 0, later = 0, longest = 0;
-    long prompt_tokens = 0;
+    int longest = 0;
+    long made = 0, later = 0, prompt_tokens = 0;
     for (int b = 0; b < p->B; b++) {
         made += counts[b];
         later += counts[b] > 1 ? counts[b] - 1 : 0;
         prompt_tokens += p->lengths[b];
         longest = p->lengths[b] + counts[b] > longest ? p->lengths[b] + counts[b] : longest;
     }
-    fprintf(stderr, "[loaded in %.0f ms; prompt: %ld tokens in %.0f ms; generated: %d tokens", load_ms, prompt_tokens,
-            times->prefill_ms, made);
-    if (times->steps > 0) {
+    double all_ms = times->prefill_ms + times->decode_ms;
+    if (times->at_once > 0) {
+        fprintf(stderr,
+                "[loaded in %.0f ms; %d texts side by side; prompts: %ld tokens, generated: %ld tokens, in %.0f ms, "
+                "%.1f tok/s",
+                load_ms, times->at_once, prompt_tokens, made, all_ms, (double)made / all_ms * 1e3);
+    } else {
+        fprintf(stderr, "[loaded in %.0f ms; prompt: %ld tokens in %.0f ms; generated: %ld tokens", load_ms,
+                prompt_tokens, times->prefill_ms, made);
+    }
+    if (times->steps > 0 && times->at_once == 0) {
         fprintf(stderr, ", %.1f us a step, %.1f tok/s", times->decode_ms / times->steps * 1e3,
-                later / times->decode_ms * 1e3);
+                (double)later / times->decode_ms * 1e3);
     }
     fprintf(stderr, "]\n");
     if (args->seed < 0) { fprintf(stderr, "[--seed %lld gives this text again]\n", (long long)run_seed()); }

@@ -1,9 +1,12 @@
 /*
-Chooses the next token from the logits of a position: greedily, or drawn at random after temperature, top-k and top-p,
-which are applied in this order, as in Hugging Face's generate().
+Chooses the next token from the logits of a position: greedily, or drawn at random. Repetition penalty, temperature, top-k,
+top-p and min-p are applied in this order, as in Hugging Face's generate(). Top-p adds up the probabilities of the tokens
+that top-k has left. Min-p compares a token with the most likely one, which neither top-k nor top-p removes, so it could
+stand before them as well, but for the sum that top-p takes.
 
-Sources: Fan, Lewis and Dauphin 2018, arXiv:1805.04833 (top-k); Holtzman et al. 2019, arXiv:1904.09751 (top-p);
-Hoare 1961 (selection by partition).
+Sources: Keskar et al. 2019, arXiv:1909.05858 (repetition penalty); Fan, Lewis and Dauphin 2018, arXiv:1805.04833 (top-k);
+Holtzman et al. 2019, arXiv:1904.09751 (top-p); Nguyen et al. 2024, arXiv:2407.01082 (min-p); Hoare 1961 (selection by
+partition).
 */
 #ifndef LLMC_SAMPLER_H
 #define LLMC_SAMPLER_H
@@ -14,11 +17,18 @@ Hoare 1961 (selection by partition).
 #include "utils.h"
 
 typedef struct {
-    float temperature; // 0: greedy, take the largest logit
-    int top_k;         // draw from the k largest logits; 0: from all
-    float top_p;       // draw from the fewest tokens whose probabilities add up to this; 1: from all
-    uint64_t rng;      // state of the generator, advances with every draw; checkpoints save it
+    float temperature;        // 0: greedy, take the largest logit
+    int top_k;                // draw from the k largest logits; 0: from all
+    float top_p;              // draw from the fewest tokens whose probabilities add up to this; 1: from all
+    float min_p;              // draw only from tokens at least this times as likely as the most likely one; 0: from all
+    float repetition_penalty; // for logits of tokens that the text has already, see sampler_penalize(); 1: none
+    uint64_t rng;             // state of the generator, advances with every draw; checkpoints save it
 } Sampler;
+
+static inline Sampler sampler_make(float temperature, int top_k, float top_p, uint64_t rng) {
+    Sampler s = {temperature, top_k, top_p, 0.0f, 1.0f, rng};
+    return s;
+}
 
 static inline bool sampler_check(const Sampler* s, Error* err) {
     if (!(s->temperature >= 0.0f) || isinf(s->temperature)) {
@@ -28,8 +38,29 @@ static inline bool sampler_check(const Sampler* s, Error* err) {
     if (!(s->top_p > 0.0f && s->top_p <= 1.0f)) {
         return error_set(err, "top-p %g: want more than 0 and at most 1 (off)", s->top_p);
     }
+    if (!(s->min_p >= 0.0f && s->min_p <= 1.0f)) { return error_set(err, "min-p %g: want 0 (off) to 1", s->min_p); }
+    if (!(s->repetition_penalty > 0.0f) || isinf(s->repetition_penalty)) {
+        return error_set(err, "repetition penalty %g: want more than 0, usually 1 (off) to 1.5", s->repetition_penalty);
+    }
     return true;
 }
+
+// ---- repetition penalty -----------------------------------------------------------------
+
+// The tokens that a text has so far are a set of bits: token i is bit i % 32 of word i / 32.
+static inline size_t seen_words(int vocab_size) { return ((size_t)vocab_size + 31) / 32; }
+static inline void seen_add(uint32_t* seen, int token) { seen[token / 32] |= 1u << (token % 32); }
+
+// Makes the tokens in `seen`, those of the prompt and of its continuation, less likely: a positive logit is divided by
+// the penalty, a negative one is multiplied with it. logits (vocab_size).
+static inline void sampler_penalize(float* logits, const uint32_t* seen, int vocab_size, float penalty) {
+    for (int i = 0; i < vocab_size; i++) {
+        if (!(seen[i / 32] >> (i % 32) & 1)) { continue; }
+        logits[i] = logits[i] > 0.0f ? logits[i] / penalty : logits[i] * penalty;
+    }
+}
+
+// ---- the draw ---------------------------------------------------------------------------
 
 typedef struct {
     float score; // first the logit, then the unnormalized probability exp((logit - max) / temperature)
@@ -139,7 +170,7 @@ static inline int sampler_argmax(const float* logits, int vocab_size) {
     return best;
 }
 
-// Returns the next token for logits (vocab_size); scratch has sampler_scratch_bytes(vocab_size) bytes. A token whose
+// Returns the next token for logits (vocab_size), to which sampler_penalize() was applied before; scratch has sampler_scratch_bytes(vocab_size) bytes. A token whose
 // logit is NaN or -inf is never chosen; if there is no other, returns -1, so that the caller can report that the model
 // has diverged. If some logits are +inf, one of these tokens is chosen.
 static inline int sample_token(Sampler* s, const float* logits, int vocab_size, void* scratch) {
@@ -168,6 +199,14 @@ static inline int sample_token(Sampler* s, const float* logits, int vocab_size, 
         n = candidates_select_mass(c, m, mass);
         sum = 0.0;
         for (int i = 0; i < n; i++) { sum += c[i].score; }
+    }
+    if (s->min_p > 0.0f) { // the score of the most likely token is 1
+        int m = 0;
+        sum = 0.0;
+        for (int i = 0; i < n; i++) {
+            if (c[i].score >= s->min_p) { sum += c[i].score, c[m++] = c[i]; }
+        }
+        n = m;
     }
     double rest = random_f64(&s->rng) * sum;
     int last = best.id; // if rounding leaves rest >= 0 at the end, the last candidate is drawn

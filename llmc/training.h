@@ -37,11 +37,13 @@ typedef struct {
     int keep_best;
     const char *prompt, *prompt_file, *prompts, *prompt_ids;
     int special, num_samples, num_tokens, top_k, stop_at_eot;
-    float temperature, top_p;
+    float temperature, top_p, min_p, repetition_penalty;
+    CliList stops;
     const char *eval_data, *hellaswag, *export_path, *export_type;
     int bench, bench_prompt;
     int naive; // only in train_gpt2
     // only in train_gpt2cu
+    int parallel;
     int recompute, gelu_fusion, tf32, master_weights, stochastic_rounding, use_graph, tune, profile, log_memory_every;
     const char* tuned;
     int gpus, zero, restarts, num_processes, process_rank, gpus_per_node;
@@ -79,8 +81,10 @@ static Settings settings = {
     .stop_at_eot = 1,
     .temperature = 1.0f,
     .top_p = 1.0f,
+    .repetition_penalty = 1.0f,
     .export_type = "f32",
     .bench_prompt = 512,
+    .parallel = 64,
     .gelu_fusion = 3,
     .master_weights = 1,
     .use_graph = 1,
@@ -181,13 +185,21 @@ static const Option options[] = {
      "continue these token ids, separated by spaces or commas, and exit", 0, 0},
     {OPT_BOOL, 0, NULL, "special", &settings.special, NULL,
      "special tokens in a prompt, such as <|endoftext|>, stand for themselves; off: they are ordinary text", 0, 0},
-    {OPT_INT, 0, NULL, "num-samples", &settings.num_samples, "texts", "number of continuations of the prompt", 1, 64},
+    {OPT_INT, 0, NULL, "num-samples", &settings.num_samples, "texts", "number of continuations of the prompt", 1,
+     65536},
     {OPT_INT, 0, NULL, "num-tokens", &settings.num_tokens, "tokens", "maximum number of tokens to generate", 1, 1e9},
     {OPT_FLOAT, 0, NULL, "temperature", &settings.temperature, NULL,
      "divides the logits; 0: always the most likely token", 0, 1000},
     {OPT_INT, 0, NULL, "top-k", &settings.top_k, "tokens", "sample from the N most likely tokens; 0: all", 0, 1e9},
     {OPT_FLOAT, 0, NULL, "top-p", &settings.top_p, NULL,
      "sample from the most likely tokens whose probabilities add up to X; 1: all", 1e-6, 1},
+    {OPT_FLOAT, 0, NULL, "min-p", &settings.min_p, NULL,
+     "sample from the tokens that are at least X times as likely as the most likely one; 0: all", 0, 1},
+    {OPT_FLOAT, 0, NULL, "repetition-penalty", &settings.repetition_penalty, NULL,
+     "divides the positive logits of tokens that the text has already, and multiplies the negative ones; 1: none", 0.01,
+     100},
+    {OPT_LIST, 0, NULL, "stop", &settings.stops, "TEXT",
+     "end a text before this string, which is not printed; may be given several times", 0, 0},
     {OPT_BOOL, 0, NULL, "stop-at-eot", &settings.stop_at_eot, NULL, "stop at the end-of-text token", 0, 0},
 
     {OPT_SECTION, 0, NULL, "Evaluation and export", NULL, NULL, NULL, 0, 0},
@@ -209,11 +221,13 @@ static const Option options[] = {
 
     {OPT_SECTION, 0, NULL, "Machine", NULL, NULL, NULL, 0, 0},
 #ifdef __CUDACC__
+    {OPT_INT, 0, NULL, "parallel", &settings.parallel, "texts",
+     "continue at most N texts side by side, fewer if memory is short; one that ends makes room for the next", 1, 256},
     {OPT_INT, 'r', NULL, "recompute", &settings.recompute, NULL,
      "save memory by recomputing in the backward pass: 1 GELU, 2 also the layernorms", 0, 2},
     {OPT_INT, 0, "ge", "gelu-fusion", &settings.gelu_fusion, NULL,
-     "3: the forward pass saves GELU's slope where it can. 0 to 2: it saves GELU's argument; GELU is always fused",
-     0, 3},
+     "3: the forward pass saves GELU's slope where it can. 0 to 2: it saves GELU's argument; GELU is always fused", 0,
+     3},
     {OPT_BOOL, 'f', NULL, "tf32", &settings.tf32, NULL,
      "fp32 builds: run matmuls on the tensor cores, with a mantissa of 10 bits", 0, 0},
     {OPT_BOOL, 'w', NULL, "master-weights", &settings.master_weights, NULL,
@@ -1081,9 +1095,8 @@ typedef struct {
 
 static inline void training_sample_begin(const Training* t, TrainingSample* s) {
     s->start_ms = time_ms();
-    Sampler sampler = {1.0f, 0, 1.0f, t->run.sampler_rng};
     s->prompt = t->start_token;
-    s->sampler = sampler;
+    s->sampler = sampler_make(1.0f, 0, 1.0f, t->run.sampler_rng);
     s->out = text_begin(t->has_tokenizer ? &t->tokenizer : NULL, stdout);
     printf("generating:\n---\n");
 }

@@ -1,29 +1,39 @@
-/* decode_sample: the next token from the logits: the largest, or one drawn after temperature, top-k and top-p
+/* decode_sample: the next token from the logits: the largest, or one drawn after temperature, top-k, top-p and min-p
 
    tokens (B) int out | positions (B) int inout, += 1, -1 stays | scratch, see decode_sample_scratch() | logits (B,Vp) float in
    rng_state (B) uint64_t inout, state of xorshift64*, advanced once per drawn token
+   With a repetition penalty: tokens inout, before: the newest token | logits inout, penalized
+   seen (B, ceil(V/32)) uint32_t inout: a set of bits, the tokens of the text; the newest token is added
    Bound: latency, and memory: B*V*sizeof(float) bytes from L2. Constraint: Vp % 4 == 0, V <= 2^18.
    Error: none for the largest; among equal logits the lowest id wins. A draw weighs each token by its probability in
    steps of 2^-44, within 1e-5 of the exact value. A draw follows the rule of sample_token() in
    llmc/sampler.h and takes the same random numbers. Without top-k and top-p, both draw the same token, except for these
-   roundings. With top-k or top-p, sample_token() adds up the tokens in another order, so the tokens may differ.
-   Kernel 4 has nothing to choose: the draw gives each of its 1024 threads a chunk of the vocabulary.
+   roundings. With top-k or top-p, sample_token() adds up the tokens in another order, so the tokens may differ. The penalty
+   is that of sampler_penalize(), without an error.
+   Kernels 4 and 5 have nothing to choose: one block of 1024 threads per sequence.
    Source: Fan, Lewis and Dauphin 2018, arXiv:1805.04833 (top-k); Holtzman et al. 2019, arXiv:1904.09751 (top-p);
+   Nguyen et al. 2024, arXiv:2407.01082 (min-p); Keskar et al. 2019, arXiv:1909.05858 (repetition penalty);
    Vigna 2016, arXiv:1402.6246 (xorshift64*).
 
    Kernels (this list is written by versions.sh):
      1  largest: one block, tree reduction in shared memory
      2  largest: one block, 16-byte loads, 64-bit keys
      3  largest: many blocks (promoted)
-     4  draw: one block, top-k and top-p by bisection (promoted) (kinds 1 to 4)
+     4  draw: one block, top-k and top-p by bisection, 1024 chunks (kinds 1 to 6)
+     5  4, drawn by two divisions into 32 parts, a warp per part (promoted) (kinds 1 to 6)
+     6  penalty: one thread per 32 tokens, then 3 or 5 (promoted) (kinds 7, 8)
      kind 1: temperature 0.8
      kind 2: temperature and top-k 50
      kind 3: temperature and top-p 0.9
      kind 4: temperature, top-k and top-p
+     kind 5: temperature and min-p 0.1
+     kind 6: temperature, top-k, top-p and min-p
+     kind 7: the largest, repetition penalty 1.3
+     kind 8: temperature, top-k, top-p, min-p and repetition penalty
 
    nvcc -O3 --use_fast_math decode_sample.cu -o decode_sample      (or: make decode_sample)
    ./decode_sample 3      check kernel 3 against the CPU and sweep its block sizes
-   ./decode_sample 4 --kind 3      draw with top-p 0.9
+   ./decode_sample 5 --kind 3      draw with top-p 0.9
    ./decode_sample        every kernel, side by side                                         */
 #include "bench.h"
 #include "../../llmc/ptx.cuh"
@@ -149,28 +159,27 @@ inline void decode_sample_greedy(int* tokens, int* positions, float* scratch, co
 }
 // ==== end promoted: decode_sample ====
 
-// ---- kernel 4: draw, one block per sequence; bisection finds the lowest key that top-k or top-p admits --------------
+// ---- kernels 4 and 5: draw, one block per sequence; bisection finds the lowest key that top-k or top-p admits -------
 
 // ==== promoted: decode_sample ====
-constexpr int DECODE_SAMPLE_ROOM = 4096;   // candidates whose keys fit in shared memory: 32 KB
-constexpr int DECODE_SAMPLE_CHUNKS = 1024; // chunks of the vocabulary, one per thread
+constexpr int DECODE_SAMPLE_ROOM = 4096;    // candidates whose keys fit in shared memory: 32 KB
+constexpr int DECODE_SAMPLE_THREADS = 1024; // of a block: 32 warps
 
 struct DecodeSampleShared {
-    uint64_t list[DECODE_SAMPLE_ROOM];    // keys of the candidates, unordered
-    uint64_t chunk[DECODE_SAMPLE_CHUNKS]; // per chunk: the sum of its tokens' sampling weights (decode_sample_share)
+    uint64_t list[DECODE_SAMPLE_ROOM]; // keys of the candidates, unordered
     uint64_t reduce[32];
-    uint64_t rest; // distance of the drawn point from the start of chunk `found`
-    int list_size, found, token;
+    int list_size;
 };
 
 // The candidates of a sequence: the `count` keys >= `floor`, among all n logits or, if `listed`, among the n keys of
 // DecodeSampleShared's list.
 struct DecodeSampleRow {
-    const float* logits;
+    const float* logits; // aligned to 16 bytes, and so is its end
     int n;
     bool listed;
     uint64_t best, floor, count; // best: the largest key
     float scale;                 // log2(e) / temperature
+    uint64_t least;              // the smallest share that min-p admits
 };
 
 // The weight of a token in the draw: its probability relative to the most likely token, times 2^44. It is an integer,
@@ -180,23 +189,61 @@ __device__ inline uint64_t decode_sample_share(const DecodeSampleRow& row, uint6
     float distance = logit == best ? 0.0f : (logit - best) * row.scale; // 0 also if both are inf: inf - inf is NaN
     return (uint64_t)(exp2f(distance) * 17592186044416.0f);
 }
+// The share of a token; 0 if top-k, top-p or min-p has removed it.
+__device__ inline uint64_t decode_sample_admitted(const DecodeSampleRow& row, uint64_t key) {
+    if (key < row.floor) { return 0; }
+    uint64_t share = decode_sample_share(row, key);
+    return share >= row.least ? share : 0;
+}
 
-__device__ inline uint64_t decode_sample_candidate(const DecodeSampleShared& shared, const DecodeSampleRow& row,
-                                                   int i) {
-    return row.listed ? shared.list[i] : decode_sample_key(row.logits[i], i);
+// Calls visit(key) for the tokens `begin` to `end` - 1: thread `index` of `num_threads` takes every num_threads-th vector of
+// 4 logits. begin is a multiple of 4.
+template <class Visit> __device__ inline void decode_sample_visit(const DecodeSampleRow& row, int begin, int end,
+                                                                  int index, int num_threads, Visit visit) {
+#pragma unroll 4
+    for (int i = begin + 4 * index; i < end; i += 4 * num_threads) {
+        float4 x = *reinterpret_cast<const float4*>(row.logits + i);
+        visit(decode_sample_key(x.x, i));
+        if (i + 1 < end) { visit(decode_sample_key(x.y, i + 1)); }
+        if (i + 2 < end) { visit(decode_sample_key(x.z, i + 2)); }
+        if (i + 3 < end) { visit(decode_sample_key(x.w, i + 3)); }
+    }
+}
+// Calls visit(key) for this thread's share of the block's candidates, and for keys that are none.
+template <class Visit> __device__ inline void decode_sample_visit_all(const DecodeSampleShared& shared,
+                                                                      const DecodeSampleRow& row, Visit visit) {
+    if (row.listed) {
+        for (int i = threadIdx.x; i < row.n; i += blockDim.x) { visit(shared.list[i]); }
+    } else {
+        decode_sample_visit(row, 0, row.n, threadIdx.x, blockDim.x, visit);
+    }
+}
+
+// The n logits of a sequence, all of which are candidates but NaN and -inf.
+__device__ DecodeSampleRow decode_sample_row(DecodeSampleShared& shared, const float* logits, int n, float temperature,
+                                             float min_p) {
+    uint64_t least = (uint64_t)(min_p * 17592186044416.0f); // the most likely token has a share of 2^44
+    DecodeSampleRow row = {logits, n, false, 0, 0, 0, LOG2E / temperature, least};
+    uint64_t best = 0, lowest = ~0ull, count = 0;
+    decode_sample_visit_all(shared, row, [&](uint64_t key) {
+        best = max(best, key);
+        if (key) { lowest = min(lowest, key), count++; }
+    });
+    row.best = decode_sample_reduce<decode_sample_warp_max>(best, shared.reduce);
+    row.floor = ~decode_sample_reduce<decode_sample_warp_max>(~lowest, shared.reduce);
+    row.count = decode_sample_reduce<decode_sample_warp_sum>(count, shared.reduce);
+    return row;
 }
 
 // Counts the candidates with keys >= `floor`. Returns the sum of their shares or, if `shares` is false, their count.
 __device__ uint64_t decode_sample_weight(DecodeSampleShared& shared, const DecodeSampleRow& row, uint64_t floor,
                                          bool shares, uint64_t* count) {
     uint64_t weight = 0, number = 0;
-#pragma unroll 4
-    for (int i = threadIdx.x; i < row.n; i += blockDim.x) {
-        uint64_t key = decode_sample_candidate(shared, row, i);
-        if (key < floor) { continue; }
+    decode_sample_visit_all(shared, row, [&](uint64_t key) {
+        if (key < floor) { return; }
         number++;
         if (shares) { weight += decode_sample_share(row, key); }
-    }
+    });
     *count = decode_sample_reduce<decode_sample_warp_sum>(number, shared.reduce);
     return shares ? decode_sample_reduce<decode_sample_warp_sum>(weight, shared.reduce) : *count;
 }
@@ -205,10 +252,9 @@ __device__ uint64_t decode_sample_weight(DecodeSampleShared& shared, const Decod
 __device__ void decode_sample_make_list(DecodeSampleShared& shared, DecodeSampleRow& row) {
     if (threadIdx.x == 0) { shared.list_size = 0; }
     __syncthreads();
-    for (int i = threadIdx.x; i < row.n; i += blockDim.x) {
-        uint64_t key = decode_sample_key(row.logits[i], i);
+    decode_sample_visit_all(shared, row, [&](uint64_t key) {
         if (key >= row.floor) { shared.list[atomicAdd(&shared.list_size, 1)] = key; }
-    }
+    });
     __syncthreads();
     row.listed = true, row.n = (int)row.count;
 }
@@ -228,23 +274,54 @@ __device__ void decode_sample_select(DecodeSampleShared& shared, DecodeSampleRow
     }
 }
 
+// Leaves of the candidates those that top-k (0: all) and then top-p (1: all) admit.
+__device__ void decode_sample_restrict(DecodeSampleShared& shared, DecodeSampleRow& row, int top_k, float top_p) {
+    if (top_k > 0 && (uint64_t)top_k < row.count) { decode_sample_select(shared, row, top_k, false); }
+    if (top_p < 1.0f) {
+        uint64_t count;
+        double mass = top_p * (double)decode_sample_weight(shared, row, row.floor, true, &count);
+        decode_sample_select(shared, row, max((uint64_t)ceil(mass), (uint64_t)1), true);
+    }
+}
+
+// Advances *state and returns a number of 0 to 1, without 1: random_f64() of llmc/rand.h.
+__device__ inline double decode_sample_random(uint64_t* state) {
+    uint64_t x = *state ? *state : 0x9e3779b97f4a7c15ull;
+    x ^= x >> 12;
+    x ^= x << 25;
+    x ^= x >> 27;
+    *state = x;
+    return (double)((x * 0x2545f4914f6cdd1dull) >> 11) * (1.0 / 9007199254740992.0);
+}
+// ==== end promoted: decode_sample ====
+
+// ---- kernel 4: draw from 1024 chunks of the vocabulary, whose weights the warps add up one chunk after the other -----
+
+constexpr int DECODE_SAMPLE_CHUNKS = 1024; // one per thread
+
+struct DecodeSampleChunks {
+    uint64_t sum[DECODE_SAMPLE_CHUNKS]; // of the shares of a chunk's tokens
+    uint64_t rest;                      // distance of the drawn point from the start of chunk `found`
+    int found, token;
+};
+
 // Inverse transform sampling: returns the first token, in the order of ids, at which the running sum of the candidates'
 // shares exceeds `random` (0 to 1) times their total.
-__device__ int decode_sample_draw(DecodeSampleShared& shared, const DecodeSampleRow& row, int V, double random) {
+__device__ int decode_sample_draw4(DecodeSampleShared& shared, DecodeSampleChunks& chunks, const DecodeSampleRow& row,
+                                   int V, double random) {
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     int size = ceil_div(ceil_div(V, DECODE_SAMPLE_CHUNKS), 32) * 32; // tokens per chunk
     for (int c = warp; c < DECODE_SAMPLE_CHUNKS; c += blockDim.x / 32) {
         uint64_t sum = 0;
         for (int i = c * size + lane; i < min((c + 1) * size, V); i += 32) {
-            uint64_t key = decode_sample_key(row.logits[i], i);
-            if (key >= row.floor) { sum += decode_sample_share(row, key); }
+            sum += decode_sample_admitted(row, decode_sample_key(row.logits[i], i));
         }
         sum = decode_sample_warp_sum(sum);
-        if (lane == 0) { shared.chunk[c] = sum; }
+        if (lane == 0) { chunks.sum[c] = sum; }
     }
     __syncthreads();
     // upto: inclusive prefix sum of the chunks' shares, first within each warp, then over all warps
-    uint64_t own = shared.chunk[threadIdx.x], upto = decode_sample_warp_scan(own);
+    uint64_t own = chunks.sum[threadIdx.x], upto = decode_sample_warp_scan(own);
     if (lane == 31) { shared.reduce[warp] = upto; }
     __syncthreads();
     uint64_t warps_upto = decode_sample_warp_scan(shared.reduce[lane]);
@@ -253,64 +330,142 @@ __device__ int decode_sample_draw(DecodeSampleShared& shared, const DecodeSample
     upto += warp > 0 ? warps_before : 0;
     uint64_t point = min((uint64_t)(random * (double)sum), sum - 1);
     if (upto - own <= point && point < upto) { // true in exactly one thread
-        shared.found = threadIdx.x;
-        shared.rest = point - (upto - own);
+        chunks.found = threadIdx.x;
+        chunks.rest = point - (upto - own);
     }
     __syncthreads();
     if (warp == 0) {
-        uint64_t rest = shared.rest, before = 0;
-        for (int begin = shared.found * size;; begin += 32) { // walks the chunk that holds the token
+        uint64_t rest = chunks.rest, before = 0;
+        for (int begin = chunks.found * size;; begin += 32) { // walks the chunk that holds the token
             uint64_t key = begin + lane < V ? decode_sample_key(row.logits[begin + lane], begin + lane) : 0;
-            uint64_t share = key >= row.floor ? decode_sample_share(row, key) : 0;
-            uint64_t reached = before + decode_sample_warp_scan(share);
+            uint64_t reached = before + decode_sample_warp_scan(decode_sample_admitted(row, key));
             unsigned past = __ballot_sync(0xFFFFFFFFu, reached > rest);
             if (past) {
-                if (lane == 0) { shared.token = begin + __ffs(past) - 1; }
+                if (lane == 0) { chunks.token = begin + __ffs(past) - 1; }
                 break;
             }
             before = __shfl_sync(0xFFFFFFFFu, reached, 31);
         }
     }
     __syncthreads();
-    return shared.token;
+    return chunks.token;
 }
 
 __global__ void __launch_bounds__(DECODE_SAMPLE_CHUNKS, 1)
     decode_sample_kernel4(int* tokens, int* positions, const float* logits, uint64_t* rng_state, float temperature,
-                          int top_k, float top_p, int V, int Vp) {
+                          int top_k, float top_p, float min_p, int V, int Vp) {
     __shared__ DecodeSampleShared shared;
-    int b = blockIdx.x;
-    grid_wait_dependency();
-    DecodeSampleRow row = {logits + (size_t)b * Vp, V, false, 0, 0, 0, LOG2E / temperature};
-    uint64_t key = 0, lowest = ~0ull, count = 0;
-#pragma unroll 4
-    for (int i = threadIdx.x; i < V; i += blockDim.x) {
-        uint64_t x = decode_sample_key(row.logits[i], i);
-        key = max(key, x);
-        if (x) { lowest = min(lowest, x), count++; }
-    }
-    row.best = decode_sample_reduce<decode_sample_warp_max>(key, shared.reduce);
-    row.floor = ~decode_sample_reduce<decode_sample_warp_max>(~lowest, shared.reduce);
-    row.count = decode_sample_reduce<decode_sample_warp_sum>(count, shared.reduce);
-
-    int token = -1; // the result if nothing can be drawn
+    __shared__ DecodeSampleChunks chunks;
+    int b = blockIdx.x, token = -1; // the result if nothing can be drawn
+    DecodeSampleRow row = decode_sample_row(shared, logits + (size_t)b * Vp, V, temperature, min_p);
     if (row.count > 0) {
-        if (top_k > 0 && (uint64_t)top_k < row.count) { decode_sample_select(shared, row, top_k, false); }
-        if (top_p < 1.0f) {
-            double mass = top_p * (double)decode_sample_weight(shared, row, row.floor, true, &count);
-            decode_sample_select(shared, row, max((uint64_t)ceil(mass), (uint64_t)1), true);
-        }
-        uint64_t x = rng_state[b] ? rng_state[b] : 0x9e3779b97f4a7c15ull; // as random_f64() of llmc/rand.h
-        x ^= x >> 12;
-        x ^= x << 25;
-        x ^= x >> 27;
-        double random = (double)((x * 0x2545f4914f6cdd1dull) >> 11) * (1.0 / 9007199254740992.0);
-        token = decode_sample_draw(shared, row, V, random);
-        if (threadIdx.x == 0) { rng_state[b] = x; } // all threads have read it: the draw has barriers
+        decode_sample_restrict(shared, row, top_k, top_p);
+        uint64_t state = rng_state[b];
+        token = decode_sample_draw4(shared, chunks, row, V, decode_sample_random(&state));
+        if (threadIdx.x == 0) { rng_state[b] = state; } // all threads have read it: the draw has barriers
     }
     if (threadIdx.x == 0) {
         tokens[b] = token;
         if (positions[b] >= 0) { positions[b] += 1; }
+    }
+}
+
+void decode_sample4(int* tokens, int* positions, const float* logits, uint64_t* rng_state, float temperature, int top_k,
+                    float top_p, float min_p, int B, int V, int Vp, cudaStream_t stream) {
+    decode_sample_kernel4<<<B, DECODE_SAMPLE_CHUNKS, 0, stream>>>(tokens, positions, logits, rng_state, temperature,
+                                                                  top_k, top_p, min_p, V, Vp);
+    cudaCheck(cudaGetLastError());
+}
+
+// ---- kernel 5: draw by two divisions into 32 parts, a warp per part --------------------------------------------------
+
+// ==== promoted: decode_sample ====
+// Each warp adds up the candidates' shares in one of 32 parts, of `size` tokens each, of the tokens `begin` to `end` - 1.
+// Returns the running sum of the parts up to number `lane`, this one included. begin and size are multiples of 4; `sums` (32)
+// is scratch.
+__device__ inline uint64_t decode_sample_parts(uint64_t* sums, const DecodeSampleRow& row, int begin, int end,
+                                               int size) {
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    int first = begin + warp * size;
+    uint64_t sum = 0;
+    decode_sample_visit(row, first, min(first + size, end), lane, 32,
+                        [&](uint64_t key) { sum += decode_sample_admitted(row, key); });
+    sum = decode_sample_warp_sum(sum);
+    if (lane == 0) { sums[warp] = sum; }
+    __syncthreads();
+    return decode_sample_warp_scan(sums[lane]);
+}
+// Returns the first lane whose running sum `upto` exceeds *point, and subtracts from *point the sum before that lane.
+__device__ inline int decode_sample_find(uint64_t upto, uint64_t* point) {
+    int found = __ffs(__ballot_sync(0xFFFFFFFFu, upto > *point)) - 1;
+    uint64_t before = __shfl_sync(0xFFFFFFFFu, upto, max(found - 1, 0));
+    *point -= found > 0 ? before : 0;
+    return found;
+}
+
+// Inverse transform sampling: returns the first token, in the order of ids, at which the running sum of the candidates'
+// shares exceeds `random` (0 to 1) times their total. There must be a candidate. `sums` (2,32): scratch.
+__device__ int decode_sample_draw(uint64_t* sums, const DecodeSampleRow& row, int V, double random) {
+    int lane = threadIdx.x % 32;
+    // the parts of the vocabulary
+    int size = ceil_div(V, 32 * 128) * 128; // tokens per part: 4 per lane in each step of its warp
+    uint64_t upto = decode_sample_parts(sums, row, 0, V, size);
+    uint64_t sum = __shfl_sync(0xFFFFFFFFu, upto, 31);
+    uint64_t point = min((uint64_t)(random * (double)sum), sum - 1);
+    int begin = decode_sample_find(upto, &point) * size, end = min(begin + size, V);
+    // the parts of that part
+    size = ceil_div(size, 32 * 128) * 128;
+    begin += decode_sample_find(decode_sample_parts(sums + 32, row, begin, end, size), &point) * size;
+    // the lanes' tokens in that one, then the token
+    int own = size / 32, first = begin + lane * own;
+    uint64_t share = 0;
+    auto add = [&](uint64_t key) { share += decode_sample_admitted(row, key); };
+    decode_sample_visit(row, first, min(first + own, V), 0, 1, add);
+    int token = begin + decode_sample_find(decode_sample_warp_scan(share), &point) * own;
+    for (share = 0;; token++) {
+        add(decode_sample_key(row.logits[token], token));
+        if (share > point) { return token; }
+    }
+}
+
+__global__ void __launch_bounds__(DECODE_SAMPLE_THREADS, 1)
+    decode_sample_kernel5(int* tokens, int* positions, const float* logits, uint64_t* rng_state, float temperature,
+                          int top_k, float top_p, float min_p, int V, int Vp) {
+    __shared__ DecodeSampleShared shared;
+    __shared__ uint64_t sums[2 * 32];
+    int b = blockIdx.x, token = -1; // the result if nothing can be drawn
+    grid_wait_dependency();
+    DecodeSampleRow row = decode_sample_row(shared, logits + (size_t)b * Vp, V, temperature, min_p);
+    if (row.count > 0) {
+        decode_sample_restrict(shared, row, top_k, top_p);
+        uint64_t state = rng_state[b];
+        token = decode_sample_draw(sums, row, V, decode_sample_random(&state));
+        if (threadIdx.x == 0) { rng_state[b] = state; } // all threads have read it: the draw has barriers
+    }
+    if (threadIdx.x == 0) {
+        tokens[b] = token;
+        if (positions[b] >= 0) { positions[b] += 1; }
+    }
+}
+
+// ==== end promoted: decode_sample ====
+
+// ---- kernel 6: repetition penalty, in front of kernel 3 or 5; one thread per 32 tokens of the vocabulary -------------
+
+// ==== promoted: decode_sample ====
+// Adds the newest token of each text to its set, and penalizes the logits of all tokens in the set.
+__global__ void decode_sample_penalize_kernel6(uint32_t* seen, float* logits, const int* tokens, float penalty, int V,
+                                               int Vp) {
+    int b = blockIdx.y, num_words = ceil_div(V, 32), i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= num_words) { return; }
+    grid_wait_dependency();
+    uint32_t* word = seen + (size_t)b * num_words + i;
+    uint32_t bits = *word;
+    int token = tokens[b];
+    if (token >= 0 && token / 32 == i) { *word = bits |= 1u << (token % 32); }
+    for (; bits != 0; bits &= bits - 1) {
+        float* logit = logits + (size_t)b * Vp + 32 * i + __ffs(bits) - 1;
+        *logit = *logit > 0.0f ? __fdiv_rn(*logit, penalty) : *logit * penalty;
     }
 }
 
@@ -319,85 +474,130 @@ __global__ void __launch_bounds__(DECODE_SAMPLE_CHUNKS, 1)
 inline size_t decode_sample_scratch(int B) { return (size_t)3 * B; }
 
 // tokens (B), positions (B) += 1 where they are not -1 | scratch (decode_sample_scratch(B)) | logits (B,Vp), the first V of a row are used |
-// rng_state (B) inout
+// rng_state (B) inout | seen (B, ceil(V/32)) inout
 // temperature 0: takes the largest logit; rng_state may be NULL. Otherwise draws from softmax(logits / temperature),
-// limited to the top_k largest logits (0: all), and of these to the fewest most likely tokens whose share of the
-// probability reaches top_p (1: all). NaN and -inf are never drawn; if a sequence has nothing else, its token is -1.
-void decode_sample(int* tokens, int* positions, float* scratch, const float* logits, uint64_t* rng_state,
-                   float temperature, int top_k, float top_p, int B, int V, int Vp, cudaStream_t stream,
-                   int block_size) {
+// limited to the top_k largest logits (0: all), of these to the fewest most likely tokens whose share of the
+// probability reaches top_p (1: all), and of these to the tokens at least min_p times as likely as the most likely one.
+// NaN and -inf are never drawn; if a sequence has nothing else, its token is -1.
+// penalty 1: seen may be NULL. Otherwise seen has the tokens of each text but for the newest one, which is in tokens; it is
+// added. A positive logit of a token in the set is divided by the penalty, another one is multiplied with it.
+void decode_sample(int* tokens, int* positions, float* scratch, float* logits, uint64_t* rng_state, uint32_t* seen,
+                   float temperature, int top_k, float top_p, float min_p, float penalty, int B, int V, int Vp,
+                   cudaStream_t stream, int block_size) {
     Op op(stream, (double)B * V * sizeof(float), 0, "decode_sample");
     require(B > 0 && B <= 65535 && V > 0 && V <= Vp && V <= 1 << 18 && Vp % 4 == 0);
-    require(temperature >= 0.0f && top_k >= 0 && top_p > 0.0f && top_p <= 1.0f);
+    require(temperature >= 0.0f && top_k >= 0 && top_p > 0.0f && top_p <= 1.0f && min_p >= 0.0f && min_p <= 1.0f);
+    if (penalty != 1.0f) {
+        require(seen != NULL && penalty > 0.0f);
+        launch_early(decode_sample_penalize_kernel6, dim3(ceil_div(ceil_div(V, 32), 256), B), 256, 0, stream, seen,
+                     logits, (const int*)tokens, penalty, V, Vp);
+    }
+    const float* penalized = logits;
     if (temperature == 0.0f) {
         int blocks = ceil_div(V, 2 * 4 * block_size); // two vectors per thread
-        decode_sample_greedy(tokens, positions, scratch, logits, B, V, Vp, blocks, stream, block_size);
+        decode_sample_greedy(tokens, positions, scratch, penalized, B, V, Vp, blocks, stream, block_size);
         return;
     }
     require(rng_state != NULL);
-    launch_early(decode_sample_kernel4, dim3(B), DECODE_SAMPLE_CHUNKS, 0, stream, tokens, positions, logits, rng_state,
-                 temperature, top_k, top_p, V, Vp);
+    launch_early(decode_sample_kernel5, dim3(B), DECODE_SAMPLE_THREADS, 0, stream, tokens, positions, penalized,
+                 rng_state, temperature, top_k, top_p, min_p, V, Vp);
 }
-void decode_sample(int* tokens, int* positions, float* scratch, const float* logits, uint64_t* rng_state,
-                   float temperature, int top_k, float top_p, int B, int V, int Vp, cudaStream_t stream) {
-    decode_sample(tokens, positions, scratch, logits, rng_state, temperature, top_k, top_p, B, V, Vp, stream, 256);
+void decode_sample(int* tokens, int* positions, float* scratch, float* logits, uint64_t* rng_state, uint32_t* seen,
+                   float temperature, int top_k, float top_p, float min_p, float penalty, int B, int V, int Vp,
+                   cudaStream_t stream) {
+    decode_sample(tokens, positions, scratch, logits, rng_state, seen, temperature, top_k, top_p, min_p, penalty, B, V,
+                  Vp, stream, 256);
 }
 // ==== end promoted: decode_sample ====
 
 static void declare(Bench& b) {
-    int B = b.B, V = b.V, Vp = ceil_div(V, 128) * 128;
-    int mode = 1 + b.kinds({"the largest", "temperature 0.8", "temperature and top-k 50", "temperature and top-p 0.9",
-                            "temperature, top-k and top-p"});
-    b.varies(mode == 1 ? "BV" : "B"); // a draw next to the boundary of two tokens could fall on either side
+    int B = b.B, V = b.V, Vp = ceil_div(V, 128) * 128, words = ceil_div(V, 32);
+    int kind =
+        b.kinds({"the largest", "temperature 0.8", "temperature and top-k 50", "temperature and top-p 0.9",
+                 "temperature, top-k and top-p", "temperature and min-p 0.1", "temperature, top-k, top-p and min-p",
+                 "the largest, repetition penalty 1.3", "temperature, top-k, top-p, min-p and repetition penalty"});
+    bool penalizes = kind >= 7, greedy = kind == 0 || kind == 7, all = kind == 6 || kind == 8;
+    b.varies(greedy ? "BV" : "B"); // a draw next to the boundary of two tokens could fall on either side
     cudaStream_t stream = b.stream;
     int which =
         b.cases({"normal", "equal logits", "one logit far above the others", "temperature 0.01", "temperature 100"});
     const float temperatures[] = {0.8f, 0.8f, 0.8f, 0.01f, 100.0f};
-    float temperature = mode == 1 ? 0.0f : temperatures[which], top_p = mode >= 4 ? 0.9f : 1.0f;
-    int top_k = mode == 3 || mode == 5 ? 50 : 0;
+    float temperature = greedy ? 0.0f : temperatures[which], top_p = kind == 3 || kind == 4 || all ? 0.9f : 1.0f;
+    float min_p = kind == 5 || all ? 0.1f : 0.0f, penalty = penalizes ? 1.3f : 1.0f;
+    int top_k = kind == 2 || kind == 4 || all ? 50 : 0;
     // The padding past V is NaN, because it must not be read. Small vocabularies also have ties, scattered NaN and
-    // -inf, and one sequence of nothing but NaN and -inf.
-    Buffer<float> logits = b.input_from<float>("logits", (size_t)B * Vp, [=](float* x) {
-        std::mt19937 rng(V + mode);
+    // -inf, and one sequence of nothing but NaN and -inf. With a penalty, logits are compared, so they are numbers of both signs.
+    Buffer<float> logits_before = b.input_from<float>("logits", (size_t)B * Vp, [=](float* x) {
+        std::mt19937 rng(V + 1 + kind);
         std::normal_distribution<float> normal;
         for (size_t i = 0; i < (size_t)B * Vp; i++) {
-            float value = 3.0f * normal(rng) - 30.0f;
-            if (which == 1) { value = -30.0f; }
+            float value = 3.0f * normal(rng) - (penalizes ? 4.0f : 30.0f);
+            if (which == 1) { value = penalizes && i / Vp % 2 ? 30.0f : -30.0f; }
             if (which == 2 && i % Vp == i / Vp * 31 % V) { value = 120.0f; }
             x[i] = V > 20000 ? value : roundf(4.0f * value) / 4.0f;
+            if (penalizes) { continue; }
             if ((int)(i % Vp) >= V) { x[i] = NAN; }
             if (V <= 20000 && (i / Vp == 1 || i % 13 == 7)) { x[i] = i % 2 ? NAN : -INFINITY; }
         }
     });
     Buffer<uint64_t> rng_before = b.input_from<uint64_t>("rng_before", B, [=](float* x) {
-        for (int i = 0; i < B; i++) { x[i] = (float)(i * 54321 + V + mode); }
+        for (int i = 0; i < B; i++) { x[i] = (float)(i * 54321 + V + 1 + kind); }
     });
     Buffer<int> positions_before = b.input_from<int>("positions_before", B, [=](float* p) {
         for (int i = 0; i < B; i++) { p[i] = i % 3 == 2 ? -1.0f : 11.0f * i; } // -1: a text that has ended
     });
     Buffer<float> zeros = b.input_from<float>("zeros", decode_sample_scratch(B),
                                               [=](float* x) { std::fill(x, x + decode_sample_scratch(B), 0.0f); });
-    Buffer<int> tokens = b.output<int>("tokens", B, {0.0f, 0.0f});
     Buffer<int> positions = b.inout<int>("positions", B, positions_before, {0.0f, 0.0f});
     Buffer<uint64_t> rng_state = b.inout<uint64_t>("rng_state", B, rng_before, {0.0f, 1e-6f}); // compared as float
     Buffer<float> scratch = b.inout<float>("scratch", decode_sample_scratch(B), zeros, {0.0f, 0.0f});
+    Buffer<int> tokens, newest;
+    Buffer<float> logits = logits_before;
+    Buffer<uint32_t> seen, seen_before;
+    if (penalizes) {
+        newest = b.input_from<int>("newest", B, [=](float* x) { // -1: nothing could be drawn
+            for (int i = 0; i < B; i++) { x[i] = i % 4 == 3 ? -1.0f : (float)((i * 7919 + 31) % V); }
+        });
+        seen_before = b.input_from<uint32_t>("seen_before", (size_t)B * words, [=](float* x) {
+            std::mt19937 rng(V);
+            for (int i = 0; i < B * words; i++) { // up to 24 of 32 bits, so that a float holds them
+                uint32_t bits = (rng() & rng() & 0xFFFFFF) << rng() % 9;
+                int left = V - i % words * 32;
+                x[i] = (float)(left < 32 ? bits & ((1u << left) - 1) : bits);
+            }
+        });
+        tokens = b.inout<int>("tokens", B, newest, {0.0f, 0.0f});
+        logits = b.inout<float>("penalized", (size_t)B * Vp, logits_before, {0.0f, 0.0f});
+        seen = b.inout<uint32_t>("seen", (size_t)B * words, seen_before, {0.0f, 1e-6f}); // compared as float
+    } else {
+        tokens = b.output<int>("tokens", B, {0.0f, 0.0f});
+    }
     b.reference([=] {
         for (int i = 0; i < B; i++) {
             positions.host[i] = positions_before.host[i] + (positions_before.host[i] >= 0.0f);
         }
         std::fill(scratch.host, scratch.host + decode_sample_scratch(B), 0.0f);
-        decode_sample_cpu(tokens.host, rng_state.host, logits.host, rng_before.host, temperature, top_k, top_p, B, V,
-                          Vp);
+        if (penalizes) {
+            decode_sample_penalize_cpu(seen.host, logits.host, seen_before.host, logits_before.host, newest.host,
+                                       penalty, B, V, Vp);
+        }
+        decode_sample_cpu(tokens.host, rng_state.host, logits.host, rng_before.host, temperature, top_k, top_p, min_p,
+                          B, V, Vp);
     });
     b.cost((double)B * V * sizeof(float), 0);
     b.reads_only();
 
     auto promoted = [=](int bs) {
-        bs ? decode_sample(tokens, positions, scratch, logits, rng_state, temperature, top_k, top_p, B, V, Vp, stream,
-                           bs)
-           : decode_sample(tokens, positions, scratch, logits, rng_state, temperature, top_k, top_p, B, V, Vp, stream);
+        uint32_t* set = penalizes ? (uint32_t*)seen : NULL;
+        bs ? decode_sample(tokens, positions, scratch, logits, rng_state, set, temperature, top_k, top_p, min_p,
+                           penalty, B, V, Vp, stream, bs)
+           : decode_sample(tokens, positions, scratch, logits, rng_state, set, temperature, top_k, top_p, min_p,
+                           penalty, B, V, Vp, stream);
     };
-    if (mode == 1) {
+    if (penalizes) {
+        b.kernel(6, "penalty: one thread per 32 tokens, then 3 or 5", promoted, {0});
+        b.promoted(6);
+    } else if (greedy) {
         b.kernel(1, "largest: one block, tree reduction in shared memory",
                  [=](int bs) { decode_sample1(tokens, positions, logits, B, V, Vp, stream, bs); });
         b.kernel(2, "largest: one block, 16-byte loads, 64-bit keys",
@@ -405,8 +605,12 @@ static void declare(Bench& b) {
         b.kernel(3, "largest: many blocks", promoted, {0, 128, 256, 512, 1024});
         b.promoted(3);
     } else {
-        b.kernel(4, "draw: one block, top-k and top-p by bisection", promoted, {0});
-        b.promoted(4);
+        auto chunks = [=](int) {
+            decode_sample4(tokens, positions, logits, rng_state, temperature, top_k, top_p, min_p, B, V, Vp, stream);
+        };
+        b.kernel(4, "draw: one block, top-k and top-p by bisection, 1024 chunks", chunks, {0});
+        b.kernel(5, "4, drawn by two divisions into 32 parts, a warp per part", promoted, {0});
+        b.promoted(5);
     }
 }
 
@@ -420,8 +624,15 @@ int main(int argc, char** argv) {
                        with_kind(2, {3, 1, 0, 0, 1234}),
                        with_kind(3, {3, 1, 0, 0, 6001}),
                        with_kind(4, {4, 1, 0, 0, 9000}),
+                       with_kind(5, {3, 1, 0, 0, 77}),
+                       with_kind(6, {4, 1, 0, 0, 9000}),
+                       with_kind(7, {1, 1, 0, 0, 1}),
+                       with_kind(7, {5, 1, 0, 0, 9000}),
+                       with_kind(8, {4, 1, 0, 0, 1234}),
                        with_kind(1, {4, 1, 0, 0, 50257}),
                        with_kind(2, {4, 1, 0, 0, 50257}),
                        with_kind(3, {4, 1, 0, 0, 50257}),
-                       with_kind(4, {4, 1, 0, 0, 50257})});
+                       with_kind(4, {4, 1, 0, 0, 50257}),
+                       with_kind(5, {4, 1, 0, 0, 50257}),
+                       with_kind(8, {4, 1, 0, 0, 50257})});
 }

@@ -507,11 +507,30 @@ inline std::vector<size_t> attention_rows(const std::vector<size_t>& tokens, int
     return rows;
 }
 
+// Adds the newest token of each text to its set of bits, seen (B, ceil(V/32)), and writes the logits (B,Vp) with the repetition
+// penalty for the tokens in it. The words of the sets are floats.
+inline void decode_sample_penalize_cpu(float* seen, float* penalized, const float* seen_before, const float* logits,
+                                       const float* newest, float penalty, int B, int V, int Vp) {
+    int words = (V + 31) / 32;
+    for (int b = 0; b < B; b++) {
+        for (int v = 0; v < Vp; v++) {
+            float logit = logits[(size_t)b * Vp + v];
+            bool in_set = v < V && ((uint32_t)seen_before[b * words + v / 32] >> v % 32 & 1 || v == (int)newest[b]);
+            penalized[(size_t)b * Vp + v] = !in_set ? logit : logit > 0.0f ? logit / penalty : logit * penalty;
+        }
+        for (int i = 0; i < words; i++) {
+            uint32_t bits = (uint32_t)seen_before[b * words + i];
+            if (newest[b] >= 0.0f && (int)newest[b] / 32 == i) { bits |= 1u << (int)newest[b] % 32; }
+            seen[b * words + i] = (float)bits;
+        }
+    }
+}
+
 // Samples tokens (B) from logits (B,Vp), of which V are used. rng (B) and rng_out (B) are states of xorshift64*, as
-// floats. The candidates are sorted, then cut by top_k and top_p. The draw goes through the remaining ones in the order
+// floats. The candidates are sorted, then cut by top_k, top_p and min_p. The draw goes through the remaining ones in the order
 // of their ids.
 inline void decode_sample_cpu(float* tokens, float* rng_out, const float* logits, const float* rng, float temperature,
-                              int top_k, float top_p, int B, int V, int Vp) {
+                              int top_k, float top_p, float min_p, int B, int V, int Vp) {
     parallel_for(B, [=](size_t b) {
         const float* row = logits + b * Vp;
         std::vector<int> ids;
@@ -529,6 +548,7 @@ inline void decode_sample_cpu(float* tokens, float* rng_out, const float* logits
         for (int i : ids) { sum += share(i); }
         size_t n = 0;
         while (n < ids.size() && (top_p == 1.0f || kept < sum * top_p)) { kept += share(ids[n++]); }
+        while (share(ids[n - 1]) < min_p) { kept -= share(ids[--n]); } // the share of the most likely one is 1
         ids.resize(n);
         std::sort(ids.begin(), ids.end());
         uint64_t x = rng[b] != 0.0f ? (uint64_t)rng[b] : 0x9e3779b97f4a7c15ull;

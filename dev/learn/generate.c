@@ -41,7 +41,7 @@ int main(int argc, char** argv) {
     for (int i = 1; i < n; i++) { prompt[i] = (int)text.ids[i - 1]; }
 
     // 4. its continuation, printed as it is made
-    Sampler greedy = {.temperature = 0.0f, .top_p = 1.0f};
+    Sampler greedy = sampler_make(0.0f, 0, 1.0f, 0); // temperature 0
     text_prompt(argv[2], strlen(argv[2]), stdout);
     TextOutput out = text_begin(&tokenizer, stdout);
     int made = generate(&model, &greedy, prompt, n, num_tokens, tokenizer.eot_id, NULL, &out, NULL);

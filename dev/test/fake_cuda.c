@@ -331,15 +331,23 @@ typedef uint16_t FloatX; // the bits of a bf16
 #define FLOATX "13__nv_bfloat16"
 #endif
 
-enum { MAX_TEXTS = 64 };
+// In generation, the state of the text in a slot.
+typedef struct {
+    const int* token;     // where the slot's newest token is, by which the slot is known
+    uint64_t hash;        // like context, for the newest token
+    const uint32_t* seen; // the tokens that the repetition penalty makes less likely; NULL: there is none
+} Text;
+
+enum { MAX_TEXTS = 256 };
 static struct {
     const FloatX *wte, *wpe; // (Vp,C), (maxT,C)
     int B, T, C;             // of the newest forward pass
     uint64_t* context;       // (B,T): a hash of the tokens and weights that position t of text b sees
     float* pull;             // (B,T): the gradient of wpe[t,0] by text b
     float dloss;
-    bool prefilled;           // the newest logits are those of a forward pass
-    uint64_t text[MAX_TEXTS]; // in generation: like context, for the newest token
+    bool prefilled; // the newest logits are those of a forward pass
+    Text text[MAX_TEXTS];
+    int num_texts;
 } card;
 
 static uint64_t mix(uint64_t h, uint64_t x) { // splitmix64 of both
@@ -425,7 +433,7 @@ typedef union { // an argument of a kernel
 typedef struct {
     int x, y;    // the grid
     int threads; // per block
-    Argument arg[9];
+    Argument arg[10];
 } Launch;
 
 static void run_encoder_forward(const Launch* l) { // out, inp, wte, wpe, B, T, C
@@ -561,30 +569,64 @@ static void run_adamw_round(const Launch* l) { // params, master, n, seed, updat
     for (size_t i = 0; i < l->arg[2].z; i++) { params[i] = round_weight(master[i], i, seed); }
 }
 
+// The text whose newest token is there. Memory that was freed and allocated again may have the state of an older text, which
+// the next prompt overwrites.
+static Text* text_of(const int* token) {
+    for (int i = 0; i < card.num_texts; i++) {
+        if (card.text[i].token == token) { return &card.text[i]; }
+    }
+    if (card.num_texts == MAX_TEXTS) { card.num_texts = 0; }
+    Text* text = &card.text[card.num_texts++];
+    memset(text, 0, sizeof(*text));
+    text->token = token;
+    return text;
+}
+
 static void run_decode_embed(const Launch* l) { // x, tokens, positions, wte, wpe, C
     const int *tokens = (const int*)l->arg[1].p, *positions = (const int*)l->arg[2].p;
     for (int b = 0; b < l->y; b++) {
         const FloatX *wte = (const FloatX*)l->arg[3].p, *wpe = (const FloatX*)l->arg[4].p;
-        card.text[b] = token_hash(card.text[b], tokens[b], positions[b], wte, wpe, l->arg[5].i);
+        Text* text = text_of(&tokens[b]);
+        if (positions[b] >= 0) { text->hash = token_hash(text->hash, tokens[b], positions[b], wte, wpe, l->arg[5].i); }
     }
 }
 
-// rank 0: the most likely token of text b. The others are told from it and from each other, and no more.
-static int choose_token(int b, int position, int V, uint64_t rank) {
-    if (b >= MAX_TEXTS) { misuse("more than %d texts", MAX_TEXTS); }
-    if (card.prefilled) { card.text[b] = card.context[b * card.T + position]; }
+// The tokens of the text are marked, so that choose_token() passes over them.
+static void run_decode_sample_penalize(const Launch* l) { // seen, logits, tokens, penalty, V, Vp
+    uint32_t* seen = (uint32_t*)l->arg[0].p;
+    const int *tokens = (const int*)l->arg[2].p, words = (l->arg[4].i + 31) / 32;
+    for (int b = 0; b < l->y; b++, seen += words) {
+        if (tokens[b] >= 0) { seen[tokens[b] / 32] |= 1u << (tokens[b] % 32); }
+        text_of(&tokens[b])->seen = seen;
+    }
+}
+
+// rank 0: the most likely token of the text whose newest token is there, text b of the newest pass. The others are told from it
+// and from each other, and no more.
+static int choose_token(const int* newest, int b, int position, int V, uint64_t rank) {
+    Text* text = text_of(newest);
+    if (card.prefilled) {
+        if (b >= card.B || position < 0 || position >= card.T) { misuse("text %d has no position %d", b, position); }
+        text->hash = card.context[b * card.T + position];
+    }
     if (!isfinite(mean_weight(V))) { return -1; }
-    return (int)(mix(card.text[b], rank) % (uint64_t)V);
+    for (int tries = 0;; tries++, rank++) {
+        int token = (int)(mix(text->hash, rank) % (uint64_t)V);
+        if (!text->seen || tries == 1000 || !(text->seen[token / 32] >> (token % 32) & 1)) {
+            text->seen = NULL;
+            return token;
+        }
+    }
 }
 static void run_decode_sample_greedy(const Launch* l) { // tokens, positions, best, arrived, logits, V, Vp
     int *tokens = (int*)l->arg[0].p, *positions = (int*)l->arg[1].p;
     for (int b = 0; b < l->y; b++) {
-        tokens[b] = choose_token(b, positions[b], l->arg[5].i, 0);
-        positions[b]++;
+        tokens[b] = choose_token(&tokens[b], b, positions[b], l->arg[5].i, 0);
+        positions[b] += positions[b] >= 0;
     }
     card.prefilled = false;
 }
-// tokens, positions, logits, rng_state, temperature, top_k, top_p, V, Vp
+// tokens, positions, logits, rng_state, temperature, top_k, top_p, min_p, V, Vp
 static void run_decode_sample(const Launch* l) {
     int *tokens = (int*)l->arg[0].p, *positions = (int*)l->arg[1].p;
     uint64_t* rng = (uint64_t*)l->arg[3].p;
@@ -594,8 +636,9 @@ static void run_decode_sample(const Launch* l) {
         x ^= x << 25;
         x ^= x >> 27;
         rng[b] = x;
-        tokens[b] = choose_token(b, positions[b], l->arg[7].i, top_k ? (x >> 8) % top_k : x >> 8);
-        positions[b]++;
+        if (l->arg[7].f == 1.0f) { top_k = 1; } // min-p
+        tokens[b] = choose_token(&tokens[b], b, positions[b], l->arg[8].i, top_k ? (x >> 8) % top_k : x >> 8);
+        positions[b] += positions[b] >= 0;
     }
     card.prefilled = false;
 }
@@ -619,7 +662,8 @@ static const Emulation emulations[] = {
     {"adamw_round_kernel", "P" FLOATX "PKfmji", "ppzui", run_adamw_round},
     {"decode_embed_kernel", "P" FLOATX "PKiS2_PKS_S4_i", "pppppi", run_decode_embed},
     {"decode_sample_greedy_kernel", "PiS_PmS_PKfii", "pppppii", run_decode_sample_greedy},
-    {"decode_sample_kernel", "PiS_PKfPmfifii", "ppppfifii", run_decode_sample},
+    {"decode_sample_kernel", "PiS_PKfPmfiffii", "ppppfiffii", run_decode_sample},
+    {"decode_sample_penalize_kernel", "PjPfPKifii", "pppfii", run_decode_sample_penalize},
 };
 
 typedef struct {

@@ -83,7 +83,7 @@ shapes() {
     decode_matmul) # clusters of 2 and 4, with layernorm and with residual; the head
         printf '%s\n' "-B 33 -T 1 -C 776 -V 77" "-B 17 -T 4 -C 776 -V 40 --kind 1" "-B 9 -T 1 -C 128 -V 1003 --kind 2"
         ;;
-    decode_sample) printf '%s\n' "-B 2 -T 1 -V 1003" "-B 2 -T 1 -V 1003 --kind 4" ;; # one greedy (the most probable token), one with top-k and top-p
+    decode_sample) printf '%s\n' "-B 2 -T 1 -V 1003" "-B 2 -T 1 -V 1003 --kind 4" "-B 2 -T 1 -V 1003 --kind 8" ;; # greedy; top-k and top-p; all rules
     matmul_forward) printf '%s\n' "-B 1 -T 17 -C 136 -V 264 --kind 1" "-B 1 -T 130 -C 200 -V 136 --kind 2" ;;
     matmul_backward) printf '%s\n' "-B 1 -T 17 -C 136 -V 264 --kind 1" "-B 1 -T 130 -C 200 -V 136 --kind 2" ;;
     trimat_forward) echo "-B 1 -T 70 -C 128 -NH 2" ;;
@@ -202,8 +202,8 @@ for tool in $tools; do
             start "$tool" "$name" "$dir/train_gpt2cu" "${run_flags[@]}" --graph $graph -o "$dir/runs/${tool}_$name"
             ;;
         sample)
-            start "$tool" "$name" "$dir/train_gpt2cu" -e "$dir/runs/plain" --prompt 'for (int i' --num-samples 2 \
-                --num-tokens 12 --top-k 20 --top-p 0.9 --tune 0
+            start "$tool" "$name" "$dir/train_gpt2cu" -e "$dir/runs/plain" --prompt 'for (int i' --num-samples 5 --parallel 2 \
+                --num-tokens 12 --top-k 20 --top-p 0.9 --min-p 0.01 --repetition-penalty 1.2 --tune 0
             ;;
         esac
     done

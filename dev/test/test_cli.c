@@ -7,6 +7,7 @@ static int batch, overfit, flash, verbose;
 static int64_t tokens, big;
 static float rate, any_rate;
 static const char *data, *prompt, *schedule;
+static CliList stops;
 static int gpu_every, gpu_trace;
 
 static const Option options[] = {
@@ -29,6 +30,7 @@ static const Option options[] = {
     {OPT_INT, 0, "lg", "log-gpu-every", &gpu_every, "steps", "steps between looks at the GPU", 0, INT_MAX},
     {OPT_INT, 't', "lt", "log-gpu-trace", &gpu_trace, "steps", "a second two-letter flag", 0, 0},
     {OPT_STR, 'p', NULL, "prompt", &prompt, "TEXT", "text to go on from", 0, 0},
+    {OPT_LIST, 'y', NULL, "stop", &stops, "TEXT", "ends a text", 0, 0},
 };
 enum { NUM_OPTIONS = sizeof(options) / sizeof(options[0]) };
 
@@ -63,7 +65,7 @@ static void run_child(Result* r, const char* const* list, bool header) {
     fflush(stdout);
     pid_t pid = fork();
     if (pid == 0) {
-        char* argv[32] = {(char*)"prog"};
+        char* argv[2 * CLI_LIST_MAX + 4] = {(char*)"prog"};
         int argc = 1;
         for (; list[argc - 1]; argc++) { argv[argc] = (char*)list[argc - 1]; }
         dup2(fileno(files[0]), STDOUT_FILENO);
@@ -72,9 +74,11 @@ static void run_child(Result* r, const char* const* list, bool header) {
         errno = ERANGE; // as an earlier call may have left it
         cli_parse(argc, argv, "Trains a small model.", options, NUM_OPTIONS);
         if (header) { cli_print(stdout, options, NUM_OPTIONS); }
-        fprintf(files[2], "i=%s b=%d d=%lld seed=%lld l=%.9g any=%.9g k=%s a=%d flash=%d v=%d lg=%d lt=%d p=%s", data,
+        fprintf(files[2],
+                "i=%s b=%d d=%lld seed=%lld l=%.9g any=%.9g k=%s a=%d flash=%d v=%d lg=%d lt=%d p=%s z=%d:%s:%s", data,
                 batch, (long long)tokens, (long long)big, (double)rate, (double)any_rate, schedule, overfit, flash,
-                verbose, gpu_every, gpu_trace, prompt ? prompt : "NULL");
+                verbose, gpu_every, gpu_trace, prompt ? prompt : "NULL", stops.n, stops.n ? stops.items[0] : "",
+                stops.n ? stops.items[stops.n - 1] : "");
         exit(77); // parsing succeeded
     }
     int status = 0;
@@ -291,6 +295,22 @@ static void test_long_arguments(void) {
     check(r.code == 2 && strchr(r.err, '\n') == r.err + strlen(r.err) - 1);
 }
 
+// each argument of a list is kept, in order
+static void test_lists(void) {
+    ok("z=0::", "-b", "7");
+    ok("z=1:x:x", "--stop", "x");
+    ok("z=3:-b:c", "--stop", "-b", "-y", "x", "--stop=c");
+    ok("z=1:x:x", "-yx");
+    bad("--stop wants a text, got ''", "--stop", "");
+    bad("flag '--stop' wants a value, see prog --help", "--stop");
+    const char* many[2 * CLI_LIST_MAX + 3];
+    for (int i = 0; i <= CLI_LIST_MAX; i++) { many[2 * i] = "--stop", many[2 * i + 1] = "x"; }
+    many[2 * CLI_LIST_MAX + 2] = NULL;
+    expect_error(__LINE__, "--stop: more than 64 of them", many);
+    many[2 * CLI_LIST_MAX] = NULL;
+    expect(__LINE__, "z=64:x:x", many);
+}
+
 static void test_help(void) {
     const char* forms[][2] = {{"-h", NULL}, {"--help", NULL}, {"--he", NULL}};
     Result r;
@@ -306,6 +326,7 @@ static void test_help(void) {
         check(strstr(r.out, "highest learning rate (default 0.0003; 0 to 1)\n"));
         check(strstr(r.out, "--schedule cosine|linear|constant|wsd\n"));
         check(strstr(r.out, "text to go on from (default none)\n"));
+        check(strstr(r.out, "\n  -y, --stop TEXT             ends a text (default none)\n"));
         check(strstr(r.out, "\n  -h, --help "));
         for (char* line = r.out; *line;) {
             size_t n = strcspn(line, "\n");
@@ -332,7 +353,8 @@ static void test_version(void) {
 }
 
 static void test_header(void) {
-    const char* args[] = {"-b", "7", "-l", "6e-4", "-k", "wsd", "-a", "-d", "-1", "-p", "two\nlines", NULL};
+    const char* args[] = {"-b", "7",  "-l",         "6e-4", "-k", "wsd", "-a",  "-d",
+                          "-1", "-p", "two\nlines", "-y",   "a",  "-y",  "b\n", NULL};
     Result r;
     run_child(&r, args, true);
     check(r.code == 77);
@@ -342,6 +364,7 @@ static void test_header(void) {
               "schedule         wsd (default cosine)\n"
               "overfit          1 (default 0)\n"
               "prompt           two?lines (default none)\n"
+              "stop             a, b? (default none)\n"
               // total-batch was given, but equals its default
               "defaults: train-data=a.bin total-batch=-1 seed=1337 any-rate=0 flash=1 verbose=0 log-gpu-every=-1\n"
               "  log-gpu-trace=0\n");
@@ -377,6 +400,7 @@ int main(int argc, char** argv) {
         {"floats", "strict numbers and their ranges", test_floats},
         {"wrong_flags", "unknown, ambiguous, missing, stray: one line and exit 2", test_wrong_flags},
         {"long_arguments", "8 KB of argument still give one line", test_long_arguments},
+        {"lists", "a flag that may be given several times", test_lists},
         {"help", "--help: grouped, wrapped, exit 0", test_help},
         {"version", "--version: one line, exit 0", test_version},
         {"header", "the run header marks what differs from the default", test_header},

@@ -134,6 +134,81 @@ test_tasks() {
     grep -qE '^matmul_forward 32 -> 96 +4 +0\.040 ' "$tmp/profile.out" || fail "$(cat "$tmp/profile.out")"
 }
 
+# together N FLAGS: continues the lines of $tmp/prompts, at most N side by side
+together() {
+    FAKE_CUDA_COUNT=$tmp/count program "$tmp/together" -e "$tmp/reference" --prompts "$tmp/prompts" --parallel "$@"
+    good "$*" "$tmp/together"
+    nothing_left "$*"
+}
+# Hundreds of prompts of unequal lengths: a text that ends makes room for the next. Nothing depends on how many are side by side,
+# on the neighbours, or on who had the slot before: the tokens, the random numbers, the tokens that a penalty counts; the order
+# is that of the file.
+test_many_prompts() {
+    reference
+    local i flags each n=300
+    for ((i = 0; i < n; i++)); do head -c $((i * 7 % 16)) <<<"$((i * 7919 % 1000))abcdefghijklmn" && echo; done >"$tmp/prompts"
+    for flags in '--temperature 0 --num-tokens 6' '--seed 3 --num-tokens 100' '--seed 4 --num-tokens 9 --repetition-penalty 2' \
+        '--temperature 0 --repetition-penalty 2' '--seed 5 --stop e --stop \n --stop a --stop u --stop o --stop i' '--num-tokens 1'; do
+        # shellcheck disable=SC2086
+        together 1 $flags
+        mv "$tmp/together.out" "$tmp/one_by_one"
+        want "the headers" "$(grep -a '^---- ' "$tmp/one_by_one")" "$(seq -f "---- %.0f of $n ----" $n)"
+        for each in 2 7 64 100 256; do
+            # shellcheck disable=SC2086
+            together $each $flags
+            cmp "$tmp/together.out" "$tmp/one_by_one"
+            contains "; $each texts side by side; prompts: " "$tmp/together.err"
+        done
+        # shellcheck disable=SC2086
+        FAKE_CUDA_EAGER=1 together 7 $flags
+        cmp "$tmp/together.out" "$tmp/one_by_one"
+    done
+    # each text is what its prompt gives alone; the first one also draws as it does alone
+    together 7 --temperature 0 --num-tokens 6
+    csplit -s -n 3 -f "$tmp/text." "$tmp/together.out" '/^---- /' '{*}'
+    for i in 1 9 150 300; do
+        sed -n "${i}p" "$tmp/prompts" >"$tmp/prompt"
+        program "$tmp/alone" -e "$tmp/reference" --prompt-file "$tmp/prompt" --temperature 0 --num-tokens 6
+        cmp <(tail -n +2 "$tmp/text.$(printf %03d "$i")") "$tmp/alone.out"
+    done
+    # the penalty and the stop strings change something
+    together 7 --temperature 0
+    cp "$tmp/together.out" "$tmp/plain"
+    together 7 --temperature 0 --repetition-penalty 2
+    ! cmp -s "$tmp/together.out" "$tmp/plain" || fail "the penalty has no effect"
+    together 7 --temperature 0 --stop e
+    [ "$(wc -c <"$tmp/together.out")" -lt "$(wc -c <"$tmp/plain")" ] || fail "the stop string has no effect"
+}
+
+# with little memory, fewer texts are side by side, and the result is the same
+test_many_samples_with_little_memory() {
+    setup
+    local mb last=0 now flags=(-e d6 --layers 2 --channels 128 --heads 2 --prompt-ids "$(seq -s ' ' 1000)" --num-samples 300 --num-tokens 3)
+    program "$tmp/plenty" "${flags[@]}" --seed 1 --parallel 8
+    good "with enough memory" "$tmp/plenty"
+    for mb in 700 800 2000; do
+        FAKE_CUDA_MEMORY=${mb}000000 program "$tmp/less" "${flags[@]}" --seed 1 --parallel 256
+        good "$mb MB" "$tmp/less"
+        cmp "$tmp/less.out" "$tmp/plenty.out"
+        now=$(sed -nE 's/.*; ([0-9]+) texts side by side.*/\1/p' "$tmp/less.err")
+        [ "$now" -gt "$last" ] || fail "$mb MB: $now side by side, with less it was $last"
+        last=$now
+    done
+    want "texts side by side" "$last" 256
+}
+
+# the progress is told while texts are complete and others are not
+test_progress() {
+    reference
+    seq 30 >"$tmp/prompts"
+    LLMC_PROGRESS_SECONDS=0 together 4 --num-tokens 5
+    want "the first and the last line" "$(grep -E '^\[[0-9]+ of 30 texts, [0-9]+ tokens, [0-9]+ tok/s, ETA [0-9]+s\]$' "$tmp/together.err" |
+        sed -n 's/ texts.*//;1p;$p')" "[1 of 30
+[29 of 30"
+    together 4 --num-tokens 5
+    ! grep 'ETA' "$tmp/together.err" || fail "progress of a short run"
+}
+
 # profile empty|nvml|nvml_old [FLAGS]: runs --profile with what stands for the driver's library; its output goes to $tmp/profile.out,
 # and what it says of clock and power to $tmp/said
 profile() {
@@ -374,9 +449,10 @@ test_fp16() {
     done
 }
 
-# The tests of test_program.sh and test_resume.sh with this program: of the first all but those whose model must learn a text;
+# The tests of test_program.sh and test_resume.sh with this program: of the first all but those whose model must learn a text
+# or have probabilities;
 # of the second those that are quick, and all in `make test-full`. They run beside the others, because they mostly wait.
-learn=(hellaswag end_of_text_of_another_name)
+learn=(hellaswag end_of_text_of_another_name stop_strings repetition_penalty min_p)
 learns_nothing() { dev/test/test_program.sh --list | grep -vxF "$(printf '%s\n' "${learn[@]}")"; }
 quick=(another_run_differs killed_after_each_step signals nohup broken_pipe file_size_limit step_is_dropped asynchronous data_goes
     owner damaged_checkpoint keep no_resume_no_overwrite)
@@ -624,7 +700,7 @@ test_ends() {
     [ "$(cat "$tmp"/end_*.step | sort -u | wc -l)" -ge 4 ] || fail "all ends came after the steps $(cat "$tmp"/end_*.step | sort -u)"
 }
 
-tests=(tasks profile profile_without_nvml perfect_step graph waiting matmul_choices tuned tuned_refused stochastic_rounding fp16
+tests=(tasks many_prompts many_samples_with_little_memory progress profile profile_without_nvml perfect_step graph waiting matmul_choices tuned tuned_refused stochastic_rounding fp16
     out_of_memory no_pinned_memory no_memory_for_a_sample little_memory plans_of_run_gpt2 lost_card error_at_the_start
     failing_matmul no_device ends program resume)
 if [ "$called_for" = . ] && [ $# -eq 0 ] && (setup) >/dev/null 2>&1; then

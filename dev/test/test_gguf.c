@@ -482,7 +482,7 @@ static void test_greedy(void) {
     static const GgufType types[] = {GGUF_F32, GGUF_F16, GGUF_Q8_0};
     int *prompt = golden_ints("generate.prompt"), *want = golden_ints("generate.greedy"), got[64];
     int n = (int)elements(golden_tensor("generate.prompt")), total = (int)elements(golden_tensor("generate.greedy"));
-    Sampler greedy = {0.0f, 0, 1.0f, 1};
+    Sampler greedy = sampler_make(0.0f, 0, 1.0f, 1);
     GPT2 model;
     GgufFile f;
     Tokenizer t;

@@ -382,6 +382,10 @@ test_sampling_flags() {
     refused 2 '--temperature wants 0 to' "'-1'" -- -e run/step_00000003 --prompt hi --temperature -1
     refused 2 '--top-k wants 0 to' "'-3'" -- -e run/step_00000003 --prompt hi --top-k -3
     refused 2 '--num-tokens wants 1 to' "'0'" -- -e run/step_00000003 --prompt hi --num-tokens 0
+    refused 2 '--min-p wants 0 to 1' "'1.1'" -- -e run/step_00000003 --prompt hi --min-p 1.1
+    refused 2 '--repetition-penalty wants 0.01 to 100' "'0'" -- -e run/step_00000003 --prompt hi --repetition-penalty 0
+    refused 2 '--stop wants a text' -- -e run/step_00000003 --prompt hi --stop ''
+    refused 1 '--stop: no vocabulary' "$tiny" '--tokenizer' -- -e "$tiny" --prompt-ids 1 --stop x
 }
 
 test_prompts_from_nowhere() {
@@ -389,9 +393,9 @@ test_prompts_from_nowhere() {
     refused 1 '--prompt-file none: No such file' -- -e run/step_00000003 --prompt-file none
     refused 1 '--prompt-file data: not a file' -- -e run/step_00000003 --prompt-file data
     : >"$world/no_lines"
-    refused 1 '--prompts no_lines: has 0 lines, want 1 to 64' -- -e run/step_00000003 --prompts no_lines
-    yes | head -n 65 >"$world/many_lines"
-    refused 1 '--prompts many_lines: has 65 lines, want 1 to 64' -- -e run/step_00000003 --prompts many_lines
+    refused 1 '--prompts no_lines: has 0 lines, want 1 to 65536' -- -e run/step_00000003 --prompts no_lines
+    yes | head -n 65537 >"$world/many_lines"
+    refused 1 '--prompts many_lines: has 65537 lines, want 1 to 65536' -- -e run/step_00000003 --prompts many_lines
     refused 1 "--prompt-ids: '257' is not a token id, want 0 to 256" -- -e run/step_00000003 --prompt-ids '1 257'
     refused 1 "--prompt-ids: '-1' is not a token id" -- -e run/step_00000003 --prompt-ids=-1
     refused 1 "--prompt-ids: '4x' is not a token id" -- -e run/step_00000003 --prompt-ids '4x'
@@ -556,6 +560,63 @@ test_several_texts() {
     csplit -s -f "$tmp/part" "$tmp/three" '/^---- /' '{*}'
     ! cmp -s <(tail -n +2 "$tmp/part02") <(tail -n +2 "$tmp/part03") || fail "two samples are the same"
 }
+# --stop: the text ends before the first of these strings, whatever the tokens are, and nothing of it is printed
+test_stop_strings() {
+    setup
+    local whole stop before
+    sample --temperature 0 --num-tokens 25 >"$tmp/whole"
+    whole=$(tail -c +5 "$tmp/whole") # after the prompt; a byte is a token here
+    stop=${whole:7:3}
+    before=${whole%%"$stop"*}
+    [ ${#stop} -eq 3 ] || fail "the text is too short: '$whole'"
+    sample --temperature 0 --num-tokens 25 --stop "$stop" >"$tmp/stopped"
+    want "the text before '$stop'" "$(cat "$tmp/stopped")" "int $before"
+    contains "generated: $((${#before} + 3)) tokens" "$tmp/err"
+    sample --temperature 0 --num-tokens 25 --stop "${whole:20:1}@" --stop "not in it" --stop "$stop" >"$tmp/several"
+    cmp "$tmp/several" "$tmp/stopped"
+    sample --temperature 0 --num-tokens 25 --stop "${whole:20}@" >"$tmp/never" # its beginning ends the text
+    cmp "$tmp/never" "$tmp/whole"
+    good -e run/step_00000003 --prompt "int $stop" --num-tokens 1 --temperature 0 --stop "$stop" # the prompt is not looked at
+    head -c 7 "$tmp/out" | cmp - <(printf 'int %s' "$stop")
+}
+
+ids() { # FLAGS: prints the ids after the prompt 3 500
+    good -e "$tiny" --prompt-ids '3 500' --num-tokens 40 "$@"
+    cut -d ' ' -f 3-42 "$tmp/out"
+}
+# --repetition-penalty counts the prompt and the continuation; a large one leaves no token twice
+test_repetition_penalty() {
+    local plain penalized
+    plain=$(ids --temperature 0)
+    penalized=$(ids --temperature 0 --repetition-penalty 100)
+    [ "$(tr ' ' '\n' <<<"$plain" | sort | uniq -d)" ] || fail "nothing is repeated without it: $plain"
+    want "repeated tokens" "$(tr ' ' '\n' <<<"3 500 $penalized" | sort | uniq -d)" ""
+    want "the text with a penalty of 1" "$(ids --temperature 0 --repetition-penalty 1)" "$plain"
+}
+# --min-p 1 is greedy, 0 is off
+test_min_p() {
+    want "the text of --min-p 1" "$(ids --min-p 1)" "$(ids --temperature 0)"
+    want "the text of --min-p 0" "$(ids --min-p 0)" "$(ids)"
+    [ "$(ids --min-p 0.9 --seed 5)" != "$(ids --seed 5)" ] || fail "--min-p 0.9 changes nothing"
+}
+
+# a file of hundreds of prompts: each is continued as if it were alone, in the file's order, and the progress is told
+test_many_prompts() {
+    setup
+    local i n=300
+    for ((i = 0; i < n; i++)); do echo "${i}a"; done >"$world/many.txt"
+    LLMC_PROGRESS_SECONDS=0 good -e run/step_00000003 --prompts many.txt --num-tokens 6 --temperature 0 --no-stop-at-eot
+    want "the headers" "$(grep -a '^---- ' "$tmp/out")" "$(seq -f "---- %.0f of $n ----" $n)"
+    cp "$tmp/out" "$tmp/many"
+    contains "[1 of $n texts, 6 tokens, " "$tmp/err"
+    want "lines of progress" "$(grep -cE '^\[[0-9]+ of 300 texts, [0-9]+ tokens, [0-9]+ tok/s, ETA [0-9]+s\]$' "$tmp/err")" $((n - 1))
+    csplit -s -n 3 -f "$tmp/many." "$tmp/many" '/^---- /' '{*}'
+    for i in 0 7 64 299; do
+        good -e run/step_00000003 --prompt "${i}a" --num-tokens 6 --temperature 0 --no-stop-at-eot
+        cmp <(tail -n +2 "$tmp/many.$(printf %03d $((i + 1)))") "$tmp/out"
+    done
+}
+
 # --special: the name of a token in a prompt is that token; without it, it is text
 test_special_tokens() {
     setup
@@ -1034,7 +1095,7 @@ tests=(unknown_flag junk_number missing_value negative_size stray_argument out_o
     output_is_a_file output_not_writable output_holds_checkpoints resume_without_output resume_another_shape
     prompt_without_merges prompt_without_vocabulary prompt_too_long sampling_flags
     prompts_from_nowhere evaluation_of_nothing export_over_something data_changed_in_place
-    prompt_from_a_file several_texts special_tokens prompt_ids_without_vocabulary eos_of_the_config random_seed
+    prompt_from_a_file several_texts many_prompts stop_strings repetition_penalty min_p special_tokens prompt_ids_without_vocabulary eos_of_the_config random_seed
     eval hellaswag bench export export_gguf export_gguf_refused export_gguf_full_disk keep_best sampling_while_saving
     help step_lines z_scores nothing_written_without_output overfits_one_batch prompt_without_vocabulary_prints_ids seed temperature_0_is_greedy
     newest_good_checkpoint fine_tuning resume_same_flags resume_says_what_changed resume_another_model out_of_memory nonfinite interrupt_without_output end_of_text_of_another_name

@@ -52,14 +52,27 @@ static void test_check(void) {
         int top_k;
         float top_p;
         const char* want; // the error; NULL: valid
+        float min_p, penalty;
     } cases[] = {
-        {0.0f, 0, 1.0f, NULL},         {0.8f, 40, 0.9f, NULL},         {-0.1f, 0, 1.0f, "temperature -0.1"},
-        {NAN, 0, 1.0f, "temperature"}, {INFINITY, 0, 1.0f, "temper"},  {1.0f, -1, 1.0f, "top-k -1"},
-        {1.0f, 0, 0.0f, "top-p 0"},    {1.0f, 0, 1.01f, "top-p 1.01"}, {1.0f, 0, NAN, "top-p"},
-        {1.0f, 1000000, 1e-9f, NULL},
+        {0.0f, 0, 1.0f, NULL, 0.0f, 1.0f},
+        {0.8f, 40, 0.9f, NULL, 0.1f, 1.3f},
+        {-0.1f, 0, 1.0f, "temperature -0.1", 0.0f, 1.0f},
+        {NAN, 0, 1.0f, "temperature", 0.0f, 1.0f},
+        {INFINITY, 0, 1.0f, "temper", 0.0f, 1.0f},
+        {1.0f, -1, 1.0f, "top-k -1", 0.0f, 1.0f},
+        {1.0f, 0, 0.0f, "top-p 0", 0.0f, 1.0f},
+        {1.0f, 0, 1.01f, "top-p 1.01", 0.0f, 1.0f},
+        {1.0f, 0, NAN, "top-p", 0.0f, 1.0f},
+        {1.0f, 1000000, 1e-9f, NULL, 1.0f, 0.5f},
+        {1.0f, 0, 1.0f, "min-p -0.1", -0.1f, 1.0f},
+        {1.0f, 0, 1.0f, "min-p 1.01", 1.01f, 1.0f},
+        {1.0f, 0, 1.0f, "min-p", NAN, 1.0f},
+        {1.0f, 0, 1.0f, "repetition penalty 0", 0.0f, 0.0f},
+        {1.0f, 0, 1.0f, "repetition penalty", 0.0f, NAN},
+        {1.0f, 0, 1.0f, "repetition penalty", 0.0f, INFINITY},
     };
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
-        Sampler s = {cases[i].temperature, cases[i].top_k, cases[i].top_p, 1};
+        Sampler s = {cases[i].temperature, cases[i].top_k, cases[i].top_p, cases[i].min_p, cases[i].penalty, 1};
         bool ok = sampler_check(&s, &err);
         check_msg(ok == !cases[i].want, "case %zu", i);
         if (!ok) { check_msg(strstr(err.text, cases[i].want), "%s", err.text); }
@@ -67,14 +80,14 @@ static void test_check(void) {
 }
 
 static void test_greedy(void) {
-    Sampler s = {0.0f, 0, 1.0f, 1};
+    Sampler s = sampler_make(0.0f, 0, 1.0f, 1);
     float logits[5] = {-1.0f, 3.0f, 2.0f, 3.0f, -5.0f};
     check(sample(&s, logits, 5) == 1); // of equal logits the lower id
     logits[3] = 3.5f;
     check(sample(&s, logits, 5) == 3);
     check(s.rng == 1);
-    Sampler one = {0.7f, 1, 1.0f, 1}; // top-k 1: only the best token, whatever the temperature
-    Sampler little = {5.0f, 0, 1e-6f, 1};
+    Sampler one = sampler_make(0.7f, 1, 1.0f, 1); // top-k 1: only the best token, whatever the temperature
+    Sampler little = sampler_make(5.0f, 0, 1e-6f, 1);
     for (int i = 0; i < 100; i++) {
         check(sample(&one, logits, 5) == 3);
         check(sample(&little, logits, 5) == 3);
@@ -89,13 +102,13 @@ static void test_frequencies(void) {
     double want[6];
     float temperatures[3] = {0.5f, 1.0f, 3.0f};
     for (int t = 0; t < 3; t++) {
-        Sampler s = {temperatures[t], 0, 1.0f, 42};
+        Sampler s = sampler_make(temperatures[t], 0, 1.0f, 42);
         softmax_of(logits, all, 6, temperatures[t], want);
         check_frequencies(s, logits, want, 6, "temperature");
     }
     float shifted[6]; // softmax does not change if all logits are shifted
     for (int i = 0; i < 6; i++) { shifted[i] = logits[i] + 1000.0f; }
-    Sampler s = {1.0f, 0, 1.0f, 7};
+    Sampler s = sampler_make(1.0f, 0, 1.0f, 7);
     softmax_of(logits, all, 6, 1.0, want);
     check_frequencies(s, shifted, want, 6, "shifted");
 }
@@ -104,7 +117,7 @@ static void test_top_k(void) {
     const float logits[6] = {1.0f, -0.5f, 2.0f, 0.25f, -3.0f, 1.5f};
     const bool keep[6] = {true, false, true, false, false, true};
     double want[6];
-    Sampler s = {2.0f, 3, 1.0f, 42};
+    Sampler s = sampler_make(2.0f, 3, 1.0f, 42);
     softmax_of(logits, keep, 6, 2.0, want);
     check_frequencies(s, logits, want, 6, "k = 3");
     const float ties[6] = {1.0f, 0.0f, 0.0f, 0.0f, 1.0f, -1.0f};
@@ -130,28 +143,89 @@ static void test_top_p(void) {
         {0.91f, {0.2, 0.4, 0.1, 0.3}},         {0.9999999f, {0.2, 0.4, 0.1, 0.3}},
     };
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
-        Sampler s = {1.0f, 0, cases[i].p, 9};
+        Sampler s = sampler_make(1.0f, 0, cases[i].p, 9);
         check_frequencies(s, logits, cases[i].want, 4, "top-p");
     }
     // top-k 2 leaves probabilities 4/7 and 3/7: top-p 0.58 needs both tokens, 0.56 only one
-    Sampler s = {1.0f, 2, 0.56f, 9};
+    Sampler s = sampler_make(1.0f, 2, 0.56f, 9);
     const double one[4] = {0.0, 1.0, 0.0, 0.0}, both[4] = {0.0, 4.0 / 7, 0.0, 3.0 / 7};
     check_frequencies(s, logits, one, 4, "top-k then top-p 0.56");
     s.top_p = 0.58f;
     check_frequencies(s, logits, both, 4, "top-k then top-p 0.58");
     // the temperature is applied first: at 0.5 the probabilities are 16/30, 9/30, 4/30, 1/30
-    Sampler cold = {0.5f, 0, 0.8f, 9};
+    Sampler cold = sampler_make(0.5f, 0, 0.8f, 9);
     const double sharp[4] = {0.0, 16.0 / 25, 0.0, 9.0 / 25};
     check_frequencies(cold, logits, sharp, 4, "temperature then top-p");
     const float equal[5] = {2.0f, 2.0f, 2.0f, 2.0f, 2.0f};
     const double lowest[5] = {1.0 / 3, 1.0 / 3, 1.0 / 3, 0.0, 0.0};
-    Sampler fair = {1.0f, 0, 0.5f, 9}; // 2.5 of 5 equal tokens: three are kept, the lower ids
+    Sampler fair = sampler_make(1.0f, 0, 0.5f, 9); // 2.5 of 5 equal tokens: three are kept, the lower ids
     check_frequencies(fair, equal, lowest, 5, "top-p of equals");
 }
 
+static void test_min_p(void) {
+    // probabilities 0.4, 0.3, 0.2, 0.1; relative to the largest 1, 0.75, 0.5, 0.25
+    const float logits[4] = {logf(0.2f), logf(0.4f), logf(0.1f), logf(0.3f)};
+    struct {
+        float min_p;
+        double want[4];
+    } cases[] = {
+        {0.0f, {0.2, 0.4, 0.1, 0.3}},          {0.24f, {0.2, 0.4, 0.1, 0.3}}, {0.26f, {2.0 / 9, 4.0 / 9, 0.0, 3.0 / 9}},
+        {0.51f, {0.0, 4.0 / 7, 0.0, 3.0 / 7}}, {0.76f, {0.0, 1.0, 0.0, 0.0}}, {1.0f, {0.0, 1.0, 0.0, 0.0}},
+    };
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        Sampler s = sampler_make(1.0f, 0, 1.0f, 9);
+        s.min_p = cases[i].min_p;
+        check_frequencies(s, logits, cases[i].want, 4, "min-p");
+    }
+    // the temperature is applied first: at 0.5 the ratios to the largest are 1, 0.5625, 0.25, 0.0625
+    Sampler cold = {0.5f, 0, 1.0f, 0.3f, 1.0f, 9};
+    const double sharp[4] = {0.0, 16.0 / 25, 0.0, 9.0 / 25};
+    check_frequencies(cold, logits, sharp, 4, "temperature then min-p");
+    // top-p adds up the probabilities before min-p removes any: 0.71 of all takes three tokens, 0.71 of the largest two one
+    Sampler both = {1.0f, 0, 0.69f, 0.2f, 1.0f, 9};
+    const double two[4] = {0.0, 4.0 / 7, 0.0, 3.0 / 7};
+    check_frequencies(both, logits, two, 4, "top-p 0.69 and min-p 0.2");
+    Sampler first = {1.0f, 0, 0.71f, 0.7f, 1.0f, 9};
+    check_frequencies(first, logits, two, 4, "top-p 0.71, then min-p 0.7");
+    Sampler third = {1.0f, 3, 1.0f, 0.3f, 1.0f, 9};
+    const double three[4] = {2.0 / 9, 4.0 / 9, 0.0, 3.0 / 9};
+    check_frequencies(third, logits, three, 4, "top-k 3 and min-p 0.3");
+    const float ties[3] = {1.0f, 0.0f, 1.0f}; // min-p 1 keeps all of the most likely ones
+    const double equal[3] = {0.5, 0.0, 0.5};
+    Sampler one = {0.7f, 0, 1.0f, 1.0f, 1.0f, 9};
+    check_frequencies(one, ties, equal, 3, "min-p 1 of equals");
+}
+
+static void test_repetition_penalty(void) {
+    enum { V = 70 };
+    float logits[V], want[V];
+    uint32_t seen[3] = {0, 0, 0};
+    const int in_text[] = {0, 31, 32, 63, 64, 69, 5};
+    check(seen_words(V) == 3 && seen_words(64) == 2 && seen_words(1) == 1);
+    for (int i = 0; i < V; i++) { want[i] = logits[i] = i % 2 ? 3.0f : -2.0f; }
+    logits[5] = 0.0f, logits[64] = -INFINITY;
+    for (size_t i = 0; i < sizeof(in_text) / sizeof(in_text[0]); i++) {
+        int token = in_text[i];
+        seen_add(seen, token);
+        want[token] = token % 2 ? 2.0f : -3.0f;
+    }
+    want[5] = 0.0f, want[64] = -INFINITY;
+    seen_add(seen, 69); // twice is the same as once
+    sampler_penalize(logits, seen, V, 1.5f);
+    for (int i = 0; i < V; i++) { check_msg(logits[i] == want[i], "token %d: %g, want %g", i, logits[i], want[i]); }
+    // the penalty turns the greedy choice to the next token that the text does not have
+    float greedy[4] = {1.0f, 4.0f, 3.9f, 2.0f};
+    uint32_t one = 1u << 1;
+    sampler_penalize(greedy, &one, 4, 1.2f);
+    Sampler s = sampler_make(0.0f, 0, 1.0f, 1);
+    check(sample(&s, greedy, 4) == 2);
+}
+
 static void test_hostile(void) {
-    Sampler modes[] = {{0.0f, 0, 1.0f, 1}, {1.0f, 0, 1.0f, 1}, {0.7f, 2, 1.0f, 1},   {1.0f, 0, 0.9f, 1},
-                       {1.0f, 3, 0.5f, 1}, {9.0f, 0, 1.0f, 1}, {1e-38f, 0, 1.0f, 1}, {1e30f, 5, 0.99f, 0}};
+    Sampler modes[] = {
+        sampler_make(0.0f, 0, 1.0f, 1),   sampler_make(1.0f, 0, 1.0f, 1),   sampler_make(0.7f, 2, 1.0f, 1),
+        sampler_make(1.0f, 0, 0.9f, 1),   sampler_make(1.0f, 3, 0.5f, 1),   sampler_make(9.0f, 0, 1.0f, 1),
+        sampler_make(1e-38f, 0, 1.0f, 1), sampler_make(1e30f, 5, 0.99f, 0), {1.0f, 0, 1.0f, 0.5f, 1.0f, 1}};
     for (size_t m = 0; m < sizeof(modes) / sizeof(modes[0]); m++) {
         Sampler* s = &modes[m];
         float nans[3] = {NAN, NAN, NAN}, none[3] = {-INFINITY, NAN, -INFINITY};
@@ -184,7 +258,7 @@ static void test_repeatable(void) {
     float logits[100];
     uint64_t rng = 5;
     for (int i = 0; i < 100; i++) { logits[i] = 4.0f * random_f32(&rng); }
-    Sampler a = {0.9f, 50, 0.95f, 123}, b = a, c = a;
+    Sampler a = sampler_make(0.9f, 50, 0.95f, 123), b = a, c = a;
     c.rng = 124;
     int differ = 0;
     for (int i = 0; i < 200; i++) {
@@ -246,6 +320,9 @@ static const Test tests[] = {
     {"frequencies", "softmax at three temperatures", test_frequencies},
     {"top_k", "the k largest and no other, ties at the edge", test_top_k},
     {"top_p", "the fewest that reach p, after temperature and top-k", test_top_p},
+    {"min_p", "tokens near the most likely one, after temperature, top-k and top-p", test_min_p},
+    {"repetition_penalty", "positive logits of seen tokens are divided, negative ones multiplied",
+     test_repetition_penalty},
     {"hostile", "NaN, infinities, +-1e30, extreme temperatures", test_hostile},
     {"repeatable", "the seed decides", test_repeatable},
     {"selection", "partial selections against a full sort", test_selection},

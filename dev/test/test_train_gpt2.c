@@ -328,7 +328,7 @@ static void test_greedy(void) {
     int *prompt = golden_ints("generate.prompt"), *want = golden_ints("generate.greedy");
     int n = (int)elements(golden_tensor("generate.prompt")), total = (int)elements(golden_tensor("generate.greedy"));
     int got[64];
-    Sampler greedy = {0.0f, 0, 1.0f, 1};
+    Sampler greedy = sampler_make(0.0f, 0, 1.0f, 1);
     check(generate(&model, &greedy, prompt, n, total, -1, got, NULL, NULL) == total);
     for (int i = 0; i < total; i++) { check_msg(got[i] == want[i], "token %d is %d, want %d", i, got[i], want[i]); }
     free(prompt), free(want);
@@ -363,7 +363,7 @@ static void test_generate_limits(void) {
     load_weights(&model, FIXTURES "tiny_gpt2");
     int* prompt = golden_ints("input_ids");
     int got[100];
-    Sampler greedy = {0.0f, 0, 1.0f, 1};
+    Sampler greedy = sampler_make(0.0f, 0, 1.0f, 1);
     // the tokens that positions 63 and 64 predict
     check(generate(&model, &greedy, prompt, 63, 100, -1, got, NULL, NULL) == 2);
     check(generate(&model, &greedy, prompt, 64, 100, -1, got, NULL, NULL) == 1);

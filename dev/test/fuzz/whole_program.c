@@ -188,8 +188,15 @@ static void plan_resume(Mutator* m, Plan* p) {
 static void plan_sample(Mutator* m, Plan* p) {
     static const char* const prompts[] = {
         "", "", "The text", "\xff\xfe\x1b[2J caf\xc3\xa9", "a b c d e f g h i j k l m n o p q r", "<|endoftext|>"};
-    static const char* const samplers[] = {
-        "", "--temperature 0", "--top-k 1", "--top-k 5 --temperature 0.7", "--top-p 0.5", "--no-stop-at-eot"};
+    static const char* const samplers[] = {"",
+                                           "--temperature 0",
+                                           "--top-k 1",
+                                           "--top-k 5 --temperature 0.7",
+                                           "--top-p 0.5",
+                                           "--no-stop-at-eot",
+                                           "--min-p 0.3 --stop e --stop \xa9",
+                                           "--repetition-penalty 1.7 --num-samples 3",
+                                           "--min-p 1 --repetition-penalty 0.01"};
     add_step(p, "train_gpt2");
     add_model(m, p);
     add(p, "--num-tokens %d %s --prompt", 1 + (int)below(m, 40), PICK(m, samplers));
