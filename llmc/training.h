@@ -44,7 +44,7 @@ typedef struct {
     // only in train_gpt2cu
     int recompute, gelu_fusion, tf32, master_weights, stochastic_rounding, use_graph, tune, profile, log_memory_every;
     const char* tuned;
-    int gpus, zero, restarts, num_processes, process_rank, gpus_per_node;
+    int gpus, zero, overlap, restarts, num_processes, process_rank, gpus_per_node;
     float timeout;
     const char *server_ip, *init_method, *fs_path;
 } Settings;
@@ -87,6 +87,7 @@ static Settings settings = {
     .tune = 1,
     .gpus = 1,
     .zero = 1,
+    .overlap = 1,
     .num_processes = 1,
     .gpus_per_node = 8,
     .timeout = 60,
@@ -212,8 +213,8 @@ static const Option options[] = {
     {OPT_INT, 'r', NULL, "recompute", &settings.recompute, NULL,
      "save memory by recomputing in the backward pass: 1 GELU, 2 also the layernorms", 0, 2},
     {OPT_INT, 0, "ge", "gelu-fusion", &settings.gelu_fusion, NULL,
-     "3: the forward pass saves GELU's slope where it can. 0 to 2: it saves GELU's argument; GELU is always fused",
-     0, 3},
+     "3: the forward pass saves GELU's slope where it can. 0 to 2: it saves GELU's argument; GELU is always fused", 0,
+     3},
     {OPT_BOOL, 'f', NULL, "tf32", &settings.tf32, NULL,
      "fp32 builds: run matmuls on the tensor cores, with a mantissa of 10 bits", 0, 0},
     {OPT_BOOL, 'w', NULL, "master-weights", &settings.master_weights, NULL,
@@ -236,6 +237,10 @@ static const Option options[] = {
      "train on N GPUs of this machine, each with -b sequences; 0: all of them", 0, RANKS_MAX_LOCAL},
     {OPT_INT, 'z', NULL, "zero", &settings.zero, NULL,
      "1: each GPU keeps and updates a share of the optimizer's state (ZeRO-1); 0: each keeps all of it", 0, 1},
+    {OPT_BOOL, 0, NULL, "overlap", &settings.overlap, NULL,
+     "exchange gradients and weights while the GPUs compute; off: one after the other, to measure what it brings; the "
+     "same bits",
+     0, 0},
     {OPT_FLOAT, 0, NULL, "timeout", &settings.timeout, "seconds",
      "end the run if a step takes longer, or a rank does not answer; the first step has ten times as long; 0: never", 0,
      1e6},

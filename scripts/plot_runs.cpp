@@ -7,8 +7,8 @@ second, and HellaSwag's accuracy where it was logged.
     scripts/plot_runs log_a log_b -o runs.svg            two runs side by side, by the names of their directories
     scripts/plot_runs 'rate 6e-4=log_a' 'rate 3e-4=log_b' -o runs.svg      with names
 
-It reads log.jsonl, or main.log where there is no other (llm.c's runs; tokens per second are not in it). A last line that is
-still being written is left out. When a log goes back to an earlier step, because the run was resumed, the newer lines
+It reads log.jsonl, or main.log where there is no other (llm.c's runs; tokens per second are not in it). A last line that
+is still being written is left out. When a log goes back to an earlier step, because the run was resumed, the newer lines
 count. The same logs give the same bytes.
 */
 #include "../dev/cuda/svg.h"
@@ -153,7 +153,8 @@ static Run read_run(const std::string& name, const std::string& path) {
 
 // ---- curves -----------------------------------------------------------------------------------------------
 
-// The mean over n values, half of them on each side; fewer near the ends, so that it begins and ends where the curve does.
+// The mean over n values, half of them on each side; over fewer near the ends, so that it begins and ends where the curve
+// does.
 static Curve smoothed(const Curve& curve, size_t n) {
     std::vector<double> sums = {0};
     for (const Value& v : curve) { sums.push_back(sums.back() + v.value); }
@@ -249,9 +250,11 @@ static const char *opt_output = "runs.svg", *opt_x = "step", *opt_title = "train
 static int opt_smooth;
 static float opt_min_loss, opt_max_loss;
 
+static bool is_wanted(const char* panel) {
+    return (std::string(",") + opt_panels + ",").find(std::string(",") + panel + ",") != std::string::npos;
+}
 static bool is_drawn(const Panel& panel, const std::vector<Run>& runs) {
-    std::string wanted = std::string(",") + opt_panels + ",";
-    if (wanted.find(std::string(",") + panel.name + ",") == std::string::npos) { return false; }
+    if (!is_wanted(panel.name)) { return false; }
     for (const Run& run : runs) {
         if (!run.curves[panel.kind].empty() || (panel.kind == LOSS && !run.curves[VALIDATION].empty())) { return true; }
     }
@@ -262,8 +265,8 @@ static size_t window_of(const Run& run) {
     return opt_smooth > 0 ? (size_t)opt_smooth : std::max<size_t>(run.curves[LOSS].size() / 100, 1);
 }
 
-// At most two points for each pixel of the width, the least and the greatest there, so that a long run looks the same and takes
-// no more bytes than a short one.
+// At most two points for each pixel of the width, the least and the greatest there: a long run looks the same, and takes no
+// more bytes than a short one.
 static std::vector<Point> points_of(const Curve& curve, const Scale& x, const Scale& y) {
     std::vector<Point> points;
     bool all = (double)curve.size() <= 2 * (x.to - x.from);
@@ -305,7 +308,7 @@ static Scale y_scale(const Panel& panel, const std::vector<Run>& runs, double fr
     return {low, high > low ? high : low + step, from, to, false};
 }
 
-// The curves of a run in a panel. With several runs a colour is a run's, else a kind's; validations are rare enough for dots.
+// The curves of a run in a panel. With several runs each has a colour; with one, training and validation have.
 static void draw_curves(Svg& svg, const Panel& panel, const std::vector<Run>& runs, size_t r, const Scale& x,
                         const Scale& y) {
     const Run& run = runs[r];
@@ -377,8 +380,10 @@ static std::string summary_of(const Run& run) {
     }
     if (!validation->empty()) { s += text(", validation %.4f", validation->back().value); }
     if (!accuracy->empty()) { s += text(", HellaSwag %.4f", accuracy->back().value); }
-    if (!run.curves[SPEED].empty()) { s += ", " + thousands(median_of(run.curves[SPEED])) + " tok/s"; }
-    return s.substr(2);
+    if (!run.curves[SPEED].empty() && is_wanted("speed")) {
+        s += ", " + thousands(median_of(run.curves[SPEED])) + " tok/s";
+    }
+    return s.substr(std::min<size_t>(2, s.size()));
 }
 
 // A name in at most `width` pixels, in printable ASCII.

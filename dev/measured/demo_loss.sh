@@ -11,5 +11,5 @@ for rate in 3e-3 3e-4; do
     rm -rf "demo/rate_$rate"
     mv demo/log "demo/rate_$rate"
 done
-scripts/plot_runs demo/rate_3e-3 demo/rate_3e-4 --panels loss,norm,rate --title 'make demo, two learning rates' \
+scripts/plot_runs 'rate 3e-3=demo/rate_3e-3' 'rate 3e-4=demo/rate_3e-4' --panels loss,norm,rate --title 'make demo, two learning rates' \
     -o "${1:-dev/measured/demo_loss.svg}"
