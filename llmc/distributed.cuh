@@ -13,8 +13,8 @@ their own, ordered with the model's stream by events; the host waits for none of
     backward of a layer  -> gradients_ready(b)  -> reduce_gradients(b): every rank gets the sum for its share of bucket b
     AdamW on the share   -> gather_weights(b)   -> await_weights(b) in the next forward pass, before the layer
 
-With --no-overlap they are queued in the same order, but each side waits for the other: the first reduction for the whole backward
-pass, AdamW for each gathering.
+With --no-overlap they are queued in the same order, but each side waits for the other: the first reduction for the whole
+backward pass, AdamW for each gathering.
 
 All ranks must queue the same collectives in the same order. So whatever decides about one, such as whether to save, is
 decided from values that are equal on all ranks: results of collectives, or of ranks_agree().

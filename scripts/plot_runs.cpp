@@ -7,8 +7,8 @@ second, and HellaSwag's accuracy where it was logged.
     scripts/plot_runs log_a log_b -o runs.svg            two runs side by side, by the names of their directories
     scripts/plot_runs 'rate 6e-4=log_a' 'rate 3e-4=log_b' -o runs.svg      with names
 
-It reads log.jsonl, or main.log where there is no other (llm.c's runs; tokens per second are not in it). A last line that
-is still being written is left out. When a log goes back to an earlier step, because the run was resumed, the newer lines
+It reads log.jsonl, or main.log where there is no other: llm.c's runs, which do not log their speed. A last line that is
+still being written is left out. When a log goes back to an earlier step, because the run was resumed, the newer lines
 count. The same logs give the same bytes.
 */
 #include "../dev/cuda/svg.h"
@@ -35,8 +35,9 @@ static void drop_from(Curve* curve, double step) {
 }
 
 static void add(Run* run, Kind kind, double step, double value) {
-    run->not_finite += kind == LOSS && !std::isfinite(value);
-    if (std::isfinite(value)) { run->curves[kind].push_back({step, value}); }
+    bool fits = fabs(value) < 1e30; // what is greater would leave no room for the others; NaN is not less
+    run->not_finite += kind == LOSS && !fits;
+    if (fits) { run->curves[kind].push_back({step, value}); }
 }
 
 // Begins the line of a step. When the log has gone back to an earlier step, what it said of the later ones is dropped.
@@ -153,8 +154,7 @@ static Run read_run(const std::string& name, const std::string& path) {
 
 // ---- curves -----------------------------------------------------------------------------------------------
 
-// The mean over n values, half of them on each side; over fewer near the ends, so that it begins and ends where the curve
-// does.
+// The mean over n values, half of them on each side; over fewer near the ends, where it begins and ends like the curve.
 static Curve smoothed(const Curve& curve, size_t n) {
     std::vector<double> sums = {0};
     for (const Value& v : curve) { sums.push_back(sums.back() + v.value); }
@@ -211,6 +211,8 @@ static std::string short_number(double x, double largest) {
     return text("%.4g", x);
 }
 
+const double LEAST_NORM = 1e-30; // a norm of 0 has no place on a logarithmic axis
+
 // Maps low..high to the pixels from..to. A logarithmic axis has ticks at 1, 2, 5, 10 ...
 struct Scale {
     double low, high, from, to;
@@ -265,8 +267,8 @@ static size_t window_of(const Run& run) {
     return opt_smooth > 0 ? (size_t)opt_smooth : std::max<size_t>(run.curves[LOSS].size() / 100, 1);
 }
 
-// At most two points for each pixel of the width, the least and the greatest there: a long run looks the same, and takes no
-// more bytes than a short one.
+// At most two points for each pixel of the width, the least and the greatest there: a long run looks the same and takes
+// no more bytes than a short one.
 static std::vector<Point> points_of(const Curve& curve, const Scale& x, const Scale& y) {
     std::vector<Point> points;
     bool all = (double)curve.size() <= 2 * (x.to - x.from);
@@ -290,7 +292,7 @@ static Scale y_scale(const Panel& panel, const std::vector<Run>& runs, double fr
     for (const Run& run : runs) {
         for (Kind kind : {panel.kind, panel.kind == LOSS ? VALIDATION : panel.kind}) {
             for (const Value& v : run.curves[kind]) {
-                if (panel.logarithmic && v.value <= 0) { continue; }
+                if (panel.logarithmic && v.value < LEAST_NORM) { continue; }
                 low = std::min(low, v.value), high = std::max(high, v.value);
             }
         }
@@ -300,9 +302,9 @@ static Scale y_scale(const Panel& panel, const std::vector<Run>& runs, double fr
         low = step_near(low, false), high = step_near(high, true);
         return {low, high > low ? high : 2 * low, from, to, true};
     }
-    if (panel.from_zero) { low = 0; }
-    if (panel.kind == LOSS && opt_max_loss > 0) { high = opt_max_loss; }
-    if (panel.kind == LOSS && opt_min_loss > 0) { low = opt_min_loss; }
+    if (panel.from_zero) { low = 0, high = std::max(low, high); }
+    if (panel.kind == LOSS && opt_max_loss > 0) { high = opt_max_loss, low = std::min(low, high); }
+    if (panel.kind == LOSS && opt_min_loss > 0) { low = opt_min_loss, high = std::max(low, high); }
     double step = step_near(std::max((high - low) / 5, std::max(fabs(high), 1e-9) * 1e-6), true);
     low = floor(low / step + 1e-6) * step, high = ceil(high / step - 1e-6) * step;
     return {low, high > low ? high : low + step, from, to, false};
@@ -313,8 +315,8 @@ static void draw_curves(Svg& svg, const Panel& panel, const std::vector<Run>& ru
                         const Scale& y) {
     const Run& run = runs[r];
     Curve curve = run.curves[panel.kind], validation = run.curves[VALIDATION];
-    if (panel.logarithmic) { // a norm of 0 has no place
-        curve.erase(std::remove_if(curve.begin(), curve.end(), [](const Value& v) { return v.value <= 0; }),
+    if (panel.logarithmic) {
+        curve.erase(std::remove_if(curve.begin(), curve.end(), [](const Value& v) { return v.value < LEAST_NORM; }),
                     curve.end());
     }
     size_t window = window_of(run);

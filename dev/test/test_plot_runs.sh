@@ -144,6 +144,7 @@ test_tokens() {
 
 test_names_and_panels() {
     build
+    local range
     train 1 4 >"$tmp/a/log.jsonl"
     train 1 3 >"$tmp/b/log.jsonl"
     mkdir -p "$tmp/b/a" "$tmp/c=d"
@@ -165,6 +166,12 @@ test_names_and_panels() {
     ! grep -q clip_loss "$svg" || fail "a panel that is not wanted"
     run 1 "$tmp/a" --panels hellaswag -o "$svg"
     contains "nothing of --panels hellaswag" "$tmp/err"
+    { train 1 4 0; train 2 1e300 1e-310; train 3 -2; } >"$tmp/a/log.jsonl" # extreme values, and a range with nothing in it
+    for range in --min-loss --max-loss; do
+        draw "$tmp/a" $range 9
+        want "points" "$(count loss0) $(count norm0)" "2 1"
+        ! grep -qE '[" ML]-?(nan|inf)' "$svg" || fail "a place that is no number"
+    done
     val 1 2.5 >"$tmp/a/log.jsonl" # only a validation
     draw "$tmp/a" --min-loss 2 --max-loss 3
     contains '>2.2<' "$svg"
