@@ -105,7 +105,7 @@ reason() { # NAME: why it has failed
 run() { # NAME TEXT GPUS TOKENS FLAGS ...
     local name=$1 begin=$SECONDS figures
     start "$name" "$3" -x "$steps" -lg $((steps - 1)) "${@:5}"
-    names+=("$name") text[$name]=$2 tokens[$name]=$4 ms[$name]=
+    names+=("$name") text[$name]=$2 tokens[$name]=$4 ms[$name]=''
     figures=$(sed -nE 's/^step +([0-9]+)\/.*\| ([0-9.]+) ms \|.*/\1 \2/p' "$logs/$name.out" | awk -v skip=$warmup '$1 > skip { print $2 }' |
         sort -n | awk '{ v[NR] = $1 } END { if (NR) { print (v[int((NR + 1) / 2)] + v[int(NR / 2) + 1]) / 2, v[1 + int(NR / 10)], v[NR - int(NR / 10)] } }')
     if [ $rc -ne 0 ] || [ -z "$figures" ]; then
@@ -116,7 +116,7 @@ run() { # NAME TEXT GPUS TOKENS FLAGS ...
     spread[$name]="$low..$high"
     plan[$name]=$(sed -nE 's/^memory: .*: ([0-9.]+) of the .*/\1/p' "$logs/$name.out")
     used[$name]=$(sed -nE 's/^GPU memory: ([0-9.]+) GB in use.*/\1/p' "$logs/$name.out" | tail -n 1)
-    printf '%-46s %9.2f ms (%s), %s tok/s, memory of card 0: plan %s GB, in use %s, took %d s\n' "$2" "${ms[$name]}" "${spread[$name]}" \
+    printf '%-46s %9.2f ms (%s), %s tok/s, memory of rank 0: plan %s GB, in use %s, took %d s\n' "$2" "${ms[$name]}" "${spread[$name]}" \
         "$(per_second "$name")" "${plan[$name]}" "${used[$name]}" $((SECONDS - begin))
 }
 per_second() { awk "BEGIN { printf \"%.0f\", ${tokens[$1]} * 1e3 / ${ms[$1]} }"; } # NAME
@@ -156,6 +156,14 @@ slowest() { # NAME of a card's run, without its number: prints the name of the s
     done
     echo "$found"
 }
+# Sets the figures of NAME: the mean of a card's run before and one after those of all cards, because a card slows down when it is
+# hot; if one of them has failed, the other.
+bracket() { # NAME BEFORE AFTER
+    local one=${ms[${2:-none}]-} two=${ms[$3]-}
+    ms[$1]='' tokens[$1]=${tokens[$3]} text[$1]="card $card alone, before and after"
+    [ -z "$one$two" ] || ms[$1]=$(awk "BEGIN { print (${one:-$two} + ${two:-$one}) / 2 }")
+    [ -z "${ms[$1]}" ] || printf '%-46s %10.2f %12.0f\n' "${text[$1]}" "${ms[$1]}" "$(per_second "$1")"
+}
 # Prints a row: a run of all cards against N times one card alone, which takes as many micro-batches. SAVED: ms that a step of the
 # card alone takes for what the others would do for it.
 row() { # NAME ALONE [SAVED TEXT]
@@ -180,11 +188,13 @@ by_itself() { CUDA_VISIBLE_DEVICES=$card "$@"; }
 together run all "$N cards, $name -b $B" "$N" $((N * B * T)) "${model[@]}" -b "$B"
 together run separate "$N cards, $name -b $B --no-overlap" "$N" $((N * B * T)) "${model[@]}" -b "$B" --no-overlap
 together run reduced "$N cards, $name -b $B -z 0" "$N" $((N * B * T)) "${model[@]}" -b "$B" -z 0
+by_itself run again "card $card alone again, $name -b $B" 1 $((B * T)) "${model[@]}" -b "$B"
 by_itself run alone_micro "card $card alone, $name -b $B -d $((total / N))" 1 $((total / N)) "${model[@]}" -b "$B" -d $((total / N))
 together run micro "$N cards, $name -b $B -d $total" "$N" $total "${model[@]}" -b "$B" -d $total
 by_itself run alone_large "card $card alone, $large_name -b $large_B" 1 $((large_B * T)) "${large[@]}" -b "$large_B"
 together run large "$N cards, $large_name -b $large_B" "$N" $((N * large_B * T)) "${large[@]}" -b "$large_B"
 together run large_separate "$N cards, $large_name -b $large_B --no-overlap" "$N" $((N * large_B * T)) "${large[@]}" -b "$large_B" --no-overlap
+by_itself run again_large "card $card alone again, $large_name -b $large_B" 1 $((large_B * T)) "${large[@]}" -b "$large_B"
 by_itself profile profile1 "card $card alone, $large_name, --profile" 1 "${large[@]}" -b "$large_B"
 together profile profileN "$N cards, $large_name, --profile" "$N" "${large[@]}" -b "$large_B"
 
@@ -193,12 +203,14 @@ sed -nE 's/^memory: .* GB free on (.*)/card: \1/p' "$logs/alone0.out"
 nccl_says | sed 's/^/NCCL: /; s/^NCCL: NCCL/NCCL:/'
 [ -e "$(echo "$logs"/nccl.* | cut -d ' ' -f 1)" ] || echo "NCCL: protocol and channels were not said"
 printf '%-46s %10s %12s %14s %9s\n' "" "ms" "tok/s" "$N x slowest" ""
-for name in all separate reduced; do row $name "$slow"; done
+bracket reference "$slow" again
+for name in all separate reduced; do row $name reference; done
 row micro alone_micro
-for name in large large_separate; do row $name alone_large; done
+bracket reference_large alone_large again_large
+for name in large large_separate; do row $name reference_large; done
 if [ -n "${adamw[profile1]}" ] && [ -n "${adamw[profileN]}" ]; then
     saved=$(awk "BEGIN { print ${adamw[profile1]} - ${adamw[profileN]} }")
-    row large alone_large "$saved" "  without the $saved ms that AdamW's shares save"
+    row large reference_large "$saved" "  without the $saved ms that AdamW's shares save"
 fi
 failed=0
 for name in "${names[@]}"; do [ -n "${ms[$name]}" ] || failed=$((failed + 1)); done
