@@ -14,6 +14,9 @@ MAKEFLAGS += --no-builtin-rules
 ifeq ($(origin CC),default) # make's own default is cc
 CC := $(if $(shell command -v gcc),gcc,cc)
 endif
+ifeq ($(origin CXX),default)
+CXX := $(if $(shell command -v g++),g++,c++)
+endif
 CFLAGS ?= -O3 -g
 WERROR ?=
 BIN_DIR ?= .
@@ -49,6 +52,7 @@ TESTS := $(patsubst %.c,$(P)%,$(wildcard dev/test/test_*.c))
 BENCHES := $(patsubst %.c,$(P)%,$(wildcard dev/test/bench_*.c))
 FUZZERS := $(patsubst %.c,$(P)%,$(wildcard dev/test/fuzz/whole_program.c))
 BINARIES := $(PROGRAMS) $(TESTS) $(BENCHES) $(FUZZERS)
+CXX_BINARIES := $(patsubst %.cpp,$(P)%,$(wildcard scripts/*.cpp))
 CU_BINARIES := $(patsubst %.cu,$(P)%cu,$(wildcard *.cu))
 
 .PHONY: help all programs tests demo test test-full check promote sanitize sanitize-programs sanitize-gpu valgrind fuzz \
@@ -58,7 +62,8 @@ help:
 	@echo 'make demo        train a small model on this source tree for a minute, sample from it, save, load, sample again'
 	@echo 'make train_gpt2cu    the program for the GPU: PRECISION=BF16, FP16 or FP32; GPU_COMPUTE_CAPABILITY="80 90" if not the GPU here'
 	@echo 'make test_gpt2cu     its tests, for a GPU: ./test_gpt2cu'
-	@echo 'make all         the programs: $(PROGRAMS), and train_gpt2cu where there is an nvcc'
+	@echo 'make all         the programs: $(PROGRAMS) $(CXX_BINARIES), and train_gpt2cu where there is an nvcc'
+	@echo 'make scripts/plot_runs    draws training runs as one SVG; needs a C++ compiler'
 	@echo 'make test        every test that this machine can run; ends with "N passed, N failed, N skipped"'
 	@echo 'make test-full   the same with what takes minutes: CUDA in every precision for every architecture, 124M on the CPU'
 	@echo 'make check       whether the kernels in train_gpt2.cu are still those of dev/cuda; make promote copies them'
@@ -77,7 +82,8 @@ help:
 	@echo 'Model weights and datasets: scripts/download.sh --help'
 	@$(if $(OPENMP),,echo '$(NO_OPENMP_NOTE)')
 
-all: programs $(if $(shell command -v $(firstword $(NVCC))),$(filter %train_gpt2cu,$(CU_BINARIES)))
+all: programs $(if $(shell command -v $(firstword $(CXX))),$(CXX_BINARIES)) \
+     $(if $(shell command -v $(firstword $(NVCC))),$(filter %train_gpt2cu,$(CU_BINARIES)))
 programs: $(PROGRAMS)
 tests: $(TESTS) $(FUZZERS)
 
@@ -96,6 +102,11 @@ $(BINARIES): $(P)%: %.c $(BUILD)/%.d $(BUILD)/flags
 	@mkdir -p $(@D) $(dir $(BUILD)/$*)
 	$(CC) $(ALL_CFLAGS) -MMD -MP -MT $@ -MF $(BUILD)/$*.d -o $@ $< $(LDLIBS)
 
+$(CXX_BINARIES): $(P)%: %.cpp $(BUILD)/%.d
+	@command -v $(firstword $(CXX)) >/dev/null || { echo 'error: no compiler $(CXX): apt-get install g++, or set CXX=' >&2; exit 1; }
+	@mkdir -p $(@D) $(dir $(BUILD)/$*)
+	$(CXX) -O2 -std=c++17 $(WARNINGS) -MMD -MP -MT $@ -MF $(BUILD)/$*.d -o $@ $<
+
 # glibc before 2.34 has dlopen in a library of its own
 $(P)dev/test/test_nccl: private LDLIBS += -ldl
 
@@ -113,7 +124,7 @@ $(CU_BINARIES): $(P)%cu: %.cu $(BUILD)/%cu.d $(BUILD)/nvcc_flags
 	@mkdir -p $(@D)
 	$(NVCC) $(CU_FLAGS) -MMD -MP -MT $@ -MF $(BUILD)/$*cu.d -o $@ $< -lcublasLt -ldl
 
--include $(wildcard $(patsubst $(P)%,$(BUILD)/%.d,$(BINARIES) $(CU_BINARIES)))
+-include $(wildcard $(patsubst $(P)%,$(BUILD)/%.d,$(BINARIES) $(CXX_BINARIES) $(CU_BINARIES)))
 
 # ---- targets that use the programs ----
 
@@ -170,7 +181,7 @@ bench: programs $(BENCHES)
 learn:
 	@$(MAKE) --no-print-directory -C dev/cuda learn
 
-STYLED := $(wildcard *.c *.cu llmc/*.h llmc/*.cuh dev/*/*.c dev/*/*.cpp dev/*/*.h dev/*/*.cu dev/*/*.cuh dev/test/fuzz/*.[ch] \
+STYLED := $(wildcard *.c *.cu scripts/*.cpp llmc/*.h llmc/*.cuh dev/*/*.c dev/*/*.cpp dev/*/*.h dev/*/*.cu dev/*/*.cuh dev/test/fuzz/*.[ch] \
                      dev/cuda/emulation/*.h dev/cuda/emulation/*.cuh dev/cuda/emulation/*.cpp dev/cuda/emulation/*/*.h)
 check-style:
 	@command -v clang-format >/dev/null || { echo 'error: no clang-format: apt-get install clang-format' >&2; exit 1; }
@@ -178,4 +189,4 @@ check-style:
 
 clean:
 	rm -rf build
-	rm -f $(BINARIES) $(CU_BINARIES)
+	rm -f $(BINARIES) $(CXX_BINARIES) $(CU_BINARIES)

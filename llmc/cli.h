@@ -258,8 +258,8 @@ static inline void cli_version(FILE* f) {
     fprintf(f, ")\n");
 }
 
-// Prints --help.
-static inline void cli_help(FILE* f, const char* about, const Option* opts, int n) {
+// Prints --help. arguments: what the usage line names beside the flags (" RUN ..."), or "".
+static inline void cli_help(FILE* f, const char* about, const char* arguments, const Option* opts, int n) {
     char flag[512], text[4096], value[1024], range[160];
     int width = (int)strlen("  -h, --help");
     for (int i = 0; i < n; i++) {
@@ -268,7 +268,7 @@ static inline void cli_help(FILE* f, const char* about, const Option* opts, int 
     }
     width += 2;
     cli_print_wrapped(f, about, 0, 0);
-    fprintf(f, "\nusage: %s [flags]\n", cli_program(NULL));
+    fprintf(f, "\nusage: %s [flags]%s\n", cli_program(NULL), arguments);
     for (int i = 0; i < n; i++) {
         const Option* o = &opts[i];
         if (o->type == OPT_SECTION) {
@@ -461,6 +461,14 @@ __attribute__((noreturn)) static inline void cli_fail_flag(const char* token, co
     cli_fail("flag '%.*s' is ambiguous: %s", (int)length + 2, token, list);
 }
 
+// Reports argv[optind], which is no flag.
+__attribute__((noreturn)) static inline void cli_fail_stray(char** argv) {
+    // the shell has replaced an unquoted pattern by the names of several files
+    bool expanded = optind >= 2 && file_exists(argv[optind]) && argv[optind - 1][0] != '-';
+    cli_fail("stray argument '%s'%s, see %s --help", argv[optind],
+             expanded ? ": put patterns such as 'data/*.bin' in quotes" : "", cli_program(NULL));
+}
+
 // Checks the table for programming errors. Without this, one of two flags of the same name would silently hide the
 // other.
 static inline void cli_check_table(const Option* opts, int n) {
@@ -534,10 +542,14 @@ static inline char* cli_rewrite(char* token, const Option* opts, int n, const st
 
 // Parses argv into the variables of the table. If a flag is given twice, the last one counts, but an OPT_LIST takes each. Exits with 0 on -h,
 // --help and --version, with 2 on a usage error. String values point into argv, which is unchanged on return.
-static inline void cli_parse(int argc, char** argv, const char* about, const Option* opts, int n) {
+// rest (argc): receives the arguments that are no flags, wherever they stand, and all that follow "--"; NULL: they are a
+// usage error. arguments: what --help calls them. Returns their number.
+static inline int cli_parse_arguments(int argc, char** argv, const char* about, const Option* opts, int n,
+                                      const char* arguments, const char** rest) {
     static char no_names[CLI_MAX][CLI_NAME_MAX + 1];
     static struct option longs[2 * CLI_MAX + 3];
     char shorts[3 * CLI_MAX + 8], renamed[CLI_NAME_MAX + 3];
+    int num_rest = 0;
     cli_program(argc > 0 ? argv[0] : NULL);
     cli_check_table(opts, n);
     cli_getopt_tables(opts, n, no_names, longs, shorts);
@@ -552,9 +564,16 @@ static inline void cli_parse(int argc, char** argv, const char* about, const Opt
         if (token) { argv[at] = cli_rewrite(token, opts, n, longs, renamed, sizeof(renamed)); }
         int code = getopt_long(argc, argv, shorts, longs, NULL);
         if (token) { argv[at] = token; }
-        if (code == -1) { break; }
+        if (code == -1) {
+            if (optind >= argc) { return num_rest; }
+            if (!rest) { cli_fail_stray(argv); }
+            bool no_more_flags = optind > 1 && strcmp(argv[optind - 1], "--") == 0;
+            do { rest[num_rest++] = argv[optind++]; } while (no_more_flags && optind < argc);
+            if (no_more_flags) { return num_rest; } // getopt would begin again after the "--"
+            continue;
+        }
         if (code == 'h') {
-            cli_help(stdout, about, opts, n);
+            cli_help(stdout, about, arguments, opts, n);
             exit(0);
         }
         if (code == CLI_VERSION) {
@@ -575,12 +594,11 @@ static inline void cli_parse(int argc, char** argv, const char* about, const Opt
             cli_set(&opts[i], optarg);
         }
     }
-    if (optind < argc) {
-        // the shell has replaced an unquoted pattern by the names of several files
-        bool expanded = optind >= 2 && file_exists(argv[optind]) && argv[optind - 1][0] != '-';
-        cli_fail("stray argument '%s'%s, see %s --help", argv[optind],
-                 expanded ? ": put patterns such as 'data/*.bin' in quotes" : "", cli_program(NULL));
-    }
+}
+
+// The same for a program that takes flags only: any other argument is a usage error.
+static inline void cli_parse(int argc, char** argv, const char* about, const Option* opts, int n) {
+    cli_parse_arguments(argc, argv, about, opts, n, "", NULL);
 }
 
 #endif

@@ -13,6 +13,9 @@ their own, ordered with the model's stream by events; the host waits for none of
     backward of a layer  -> gradients_ready(b)  -> reduce_gradients(b): every rank gets the sum for its share of bucket b
     AdamW on the share   -> gather_weights(b)   -> await_weights(b) in the next forward pass, before the layer
 
+With --no-overlap they are queued in the same order, but each side waits for the other: the first reduction for the whole
+backward pass, AdamW for each gathering.
+
 All ranks must queue the same collectives in the same order. So whatever decides about one, such as whether to save, is
 decided from values that are equal on all ranks: results of collectives, or of ranks_agree().
 
@@ -537,10 +540,18 @@ inline void await_weights(int b, cudaStream_t stream) {
                                   is_capturing(stream) ? cudaEventWaitExternal : cudaEventWaitDefault));
 }
 
+// Makes the next collective wait for the work that is on stream.
+inline void await_computation(cudaStream_t stream) {
+    cudaCheck(cudaEventRecord(ranks().computed, stream));
+    cudaCheck(cudaStreamWaitEvent(ranks().stream, ranks().computed, 0));
+}
+
 // All gradients of a step will have been computed when stream comes to this point.
 inline void ranks_computed(cudaStream_t stream) {
     Ranks& r = ranks();
-    if (!is_alone()) { cudaCheck(cudaEventRecord(r.clocks[r.num_computed++ % 2], stream)); }
+    if (is_alone()) { return; }
+    cudaCheck(cudaEventRecord(r.clocks[r.num_computed++ % 2], stream));
+    if (!args->overlap) { await_computation(stream); }
 }
 
 // To be called once for each step, when it is done, with the event at its beginning. Returns what to print about the slowest
@@ -603,8 +614,7 @@ __global__ void combine_figures_kernel(float* out, const float* figures, int num
 inline void combine_ranks(float* loss_and_norm, cudaStream_t stream) {
     Ranks& r = ranks();
     if (is_alone()) { return; }
-    cudaCheck(cudaEventRecord(r.computed, stream));
-    cudaCheck(cudaStreamWaitEvent(r.stream, r.computed, 0));
+    await_computation(stream);
     ncclCheck(nccl_all_gather(&r.comm, r.figures, loss_and_norm, 2, NCCL_FLOAT32, r.stream, err));
     await_collectives(stream);
     combine_figures_kernel<<<1, 1, 0, stream>>>(loss_and_norm, r.figures, r.env.num_ranks, r.num_shares > 1);
@@ -616,17 +626,16 @@ inline void gather_weights(int b, floatX* weights, size_t n, cudaStream_t stream
     Ranks& r = ranks();
     if (r.num_shares == 1) { return; }
     size_t share = n / r.num_shares;
-    cudaCheck(cudaEventRecord(r.computed, stream));
-    cudaCheck(cudaStreamWaitEvent(r.stream, r.computed, 0));
+    await_computation(stream);
     ncclCheck(nccl_all_gather(&r.comm, weights, weights + r.env.rank * share, share, NCCL_FLOATX, r.stream, err));
     cudaCheck(cudaEventRecord(r.gathered[b], r.stream));
+    if (!args->overlap) { await_collectives(stream); }
 }
 
 // whole (n) = own (n / shares) of all ranks, after the work that is on stream; stream waits for it.
 inline void gather_shares(float* whole, const float* own, size_t n, cudaStream_t stream) {
     Ranks& r = ranks();
-    cudaCheck(cudaEventRecord(r.computed, stream));
-    cudaCheck(cudaStreamWaitEvent(r.stream, r.computed, 0));
+    await_computation(stream);
     ncclCheck(nccl_all_gather(&r.comm, whole, own, n / r.num_shares, NCCL_FLOAT32, r.stream, err));
     await_collectives(stream);
 }

@@ -46,7 +46,7 @@ typedef struct {
     int parallel;
     int recompute, gelu_fusion, tf32, master_weights, stochastic_rounding, use_graph, tune, profile, log_memory_every;
     const char* tuned;
-    int gpus, zero, restarts, num_processes, process_rank, gpus_per_node;
+    int gpus, zero, overlap, restarts, num_processes, process_rank, gpus_per_node;
     float timeout;
     const char *server_ip, *init_method, *fs_path;
 } Settings;
@@ -91,6 +91,7 @@ static Settings settings = {
     .tune = 1,
     .gpus = 1,
     .zero = 1,
+    .overlap = 1,
     .num_processes = 1,
     .gpus_per_node = 8,
     .timeout = 60,
@@ -250,6 +251,10 @@ static const Option options[] = {
      "train on N GPUs of this machine, each with -b sequences; 0: all of them", 0, RANKS_MAX_LOCAL},
     {OPT_INT, 'z', NULL, "zero", &settings.zero, NULL,
      "1: each GPU keeps and updates a share of the optimizer's state (ZeRO-1); 0: each keeps all of it", 0, 1},
+    {OPT_BOOL, 0, NULL, "overlap", &settings.overlap, NULL,
+     "exchange gradients and weights while the GPUs compute; off: one after the other, to measure what it brings; the "
+     "same bits",
+     0, 0},
     {OPT_FLOAT, 0, NULL, "timeout", &settings.timeout, "seconds",
      "end the run if a step takes longer, or a rank does not answer; the first step has ten times as long; 0: never", 0,
      1e6},

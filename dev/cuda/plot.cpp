@@ -6,44 +6,16 @@ op that counts FLOPs.
     make plots                              every folder of results/ that holds a CSV
     ./plot results/h200                     one or more folders
     ./plot --speed FILE.csv                 programs side by side: FILE.svg, bars of tokens per second
-    ./plot --loss RUN_DIRECTORY FILE.svg    the losses in the main.log of a training run (-o of train_gpt2)
 
 The same input gives the same bytes. If a folder has no CSV, or a file cannot be read or parsed, the program prints one
 line on stderr and exits with code 1; if the command line is wrong, with code 2. Source of the roofline: Williams et al.
 2009, doi:10.1145/1498765.1498785.
 */
-#include <errno.h>
-#include <math.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <algorithm>
-#include <filesystem>
-#include <string>
-#include <vector>
-
-[[noreturn]] __attribute__((format(printf, 1, 2))) static void die(const char* format, ...) {
-    va_list args;
-    va_start(args, format);
-    fprintf(stderr, "error: ");
-    vfprintf(stderr, format, args);
-    fprintf(stderr, "\n");
-    va_end(args);
-    exit(EXIT_FAILURE);
-}
-
-__attribute__((format(printf, 1, 2))) static std::string text(const char* format, ...) {
-    char line[1024];
-    va_list args;
-    va_start(args, format);
-    vsnprintf(line, sizeof(line), format, args);
-    va_end(args);
-    return line;
-}
+#include "text.h" // die(), which csv.h calls
 
 #include "csv.h"
+
+#include <filesystem>
 
 // ---- the CSV files of bench_report.h ----------------------------------------------------------------------
 
@@ -111,22 +83,6 @@ static Op read_op(const std::filesystem::path& file) {
 static const char *INK = "#1f2328", *FAINT = "#59636e", *LINE = "#d1d9e0", *RUNG = "#8fb3d1", *PROMOTED = "#2da44e",
                   *LIBRARY = "#d4a72c", *ROOF = "#cf222e";
 
-static std::string escaped(const std::string& s) {
-    std::string out;
-    for (char c : s) {
-        if (c == '&') {
-            out += "&amp;";
-        } else if (c == '<') {
-            out += "&lt;";
-        } else if (c == '>') {
-            out += "&gt;";
-        } else {
-            out += c >= ' ' && c <= '~' ? c : '?'; // bytes outside ASCII may be invalid UTF-8
-        }
-    }
-    return out;
-}
-
 struct Svg {
     double width, height;
     std::string body;
@@ -151,16 +107,12 @@ struct Svg {
                      more);
     }
     void write(const std::string& path) const {
-        FILE* f = fopen(path.c_str(), "wb");
-        if (!f) { die("%s: %s", path.c_str(), strerror(errno)); }
-        fprintf(f,
-                "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"%.0f\" height=\"%.0f\" viewBox=\"0 0 %.0f %.0f\" "
-                "font-family=\"sans-serif\">\n"
-                "<rect x=\"0.5\" y=\"0.5\" width=\"%.0f\" height=\"%.0f\" rx=\"6\" fill=\"#ffffff\" stroke=\"%s\"/>\n"
-                "%s</svg>\n",
-                width, height, width, height, width - 1, height - 1, LINE, body.c_str());
-        bool failed = ferror(f) != 0;
-        if (fclose(f) != 0 || failed) { die("%s: cannot be written", path.c_str()); }
+        std::string head =
+            text("<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"%.0f\" height=\"%.0f\" viewBox=\"0 0 %.0f %.0f\" "
+                 "font-family=\"sans-serif\">\n"
+                 "<rect x=\"0.5\" y=\"0.5\" width=\"%.0f\" height=\"%.0f\" rx=\"6\" fill=\"#ffffff\" stroke=\"%s\"/>\n",
+                 width, height, width, height, width - 1, height - 1, LINE);
+        write_file(path, head + body + "</svg>\n");
     }
 };
 
@@ -275,18 +227,6 @@ struct Box {
 };
 static bool overlap(const Box& a, const Box& b) {
     return a.x < b.x + b.w && b.x < a.x + a.w && a.y < b.y + b.h && b.y < a.y + a.h;
-}
-
-// Returns a number of the series ... 1, 2, 5, 10, 20, 50 ...: the smallest >= x if `above`, else the largest <= x.
-static double step_near(double x, bool above) {
-    const double mantissas[] = {0.1, 0.2, 0.5, 1, 2, 5, 10};
-    double decade = pow(10, floor(log10(x))), step = 0;
-    for (double mantissa : mantissas) {
-        double tried = mantissa * decade;
-        if (above && tried >= x * (1 - 1e-9)) { return tried; }
-        if (!above && tried <= x * (1 + 1e-9)) { step = tried; }
-    }
-    return step;
 }
 
 // A logarithmic axis. It maps the values low..high to the pixels from..to. low and high are numbers of the series 1, 2,
@@ -438,12 +378,6 @@ struct Speed {
     double tokens_per_second() const { return tokens / ms * 1e3; }
 };
 
-static std::string thousands(double x) { // 1234567 -> 1,234,567
-    std::string s = text("%.0f", x);
-    for (int i = (int)s.size() - 3; i > 0; i -= 3) { s.insert((size_t)i, ","); }
-    return s;
-}
-
 // Draws FILE.csv as FILE.svg. The columns are group, program, ours (1 or 0), median_ms and tokens per step, and
 // optionally about (the subtitle). The length of a bar is the program's tokens per second relative to the fastest
 // program of its group. Its label gives the tokens per second, and how many times as fast the program marked `ours` is.
@@ -495,85 +429,6 @@ static void draw_speed(const std::string& path) {
     svg.write(file.replace_extension(".svg").string());
 }
 
-// ---- the loss of a run ----------------------------------------------------------------------------------
-
-struct LossPoint {
-    double step, loss;
-};
-
-// Appends the loss in a line of main.log to its curve. The line is "s:STEP trl:LOSS ..." (training) or
-// "s:STEP tel:LOSS" (validation). Other lines, and losses that are not finite, are skipped.
-static void read_loss(const char* line, std::vector<LossPoint>* train, std::vector<LossPoint>* validation) {
-    char kind;
-    int end = 0;
-    LossPoint p;
-    if (sscanf(line, "s:%lf t%cl:%lf%n", &p.step, &kind, &p.loss, &end) != 3 || !std::isfinite(p.loss)) { return; }
-    if (!(p.step >= 0 && p.step < 1e15) || (line[end] && line[end] != ' ' && line[end] != '\r')) { return; }
-    if (kind == 'r') { train->push_back(p); }
-    if (kind == 'e') { validation->push_back(p); }
-}
-
-static void draw_curve(Svg& svg, const std::vector<LossPoint>& points, double x_scale, double y_scale, double left,
-                       double bottom, double lowest, const char* color, double stroke, const char* id) {
-    if (points.empty()) { return; }
-    std::string path;
-    for (const LossPoint& p : points) {
-        path += text("%s%.2f %.2f", path.empty() ? "M" : "L", left + p.step * x_scale,
-                     bottom - (p.loss - lowest) * y_scale);
-    }
-    svg.body += text("<path id=\"%s\" fill=\"none\" stroke=\"%s\" stroke-width=\"%.1f\" d=\"", id, color, stroke);
-    svg.body += path + "\"/>\n";
-}
-
-// Draws the training and validation losses in RUN/main.log.
-static void draw_loss(const std::string& run, const std::string& svg_path) {
-    const double left = 64, right = 880, top = 76, bottom = 330;
-    std::string log = run + "/main.log", content = read_file(log);
-    std::vector<LossPoint> train, validation;
-    for (size_t at = 0; at < content.size();) {
-        size_t end = std::min(content.find('\n', at), content.size());
-        read_loss(content.substr(at, end - at).c_str(), &train, &validation);
-        at = end + 1;
-    }
-    std::vector<LossPoint> all = train;
-    all.insert(all.end(), validation.begin(), validation.end());
-    if (all.empty()) { die("%s: no loss in it: train_gpt2 -o writes lines such as s:1 trl:10.9", log.c_str()); }
-    double last = 1, low = all[0].loss, high = low;
-    for (const LossPoint& p : all) {
-        last = std::max(last, p.step), low = std::min(low, p.loss), high = std::max(high, p.loss);
-    }
-    double y_step = step_near(std::max(high - low, 1e-3) / 5, true), x_step = step_near(last / 8, true);
-    low = floor(low / y_step) * y_step, high = ceil(high / y_step) * y_step;
-    if (high <= low) { high = low + y_step; }
-    double x_scale = (right - left) / last, y_scale = (bottom - top) / (high - low);
-    Svg svg = {960, 376, ""};
-    svg.label(20, 30, 18, INK, "loss by step", "start", Svg::BOLD);
-    for (int i = 0; low + i * y_step <= high + y_step / 2; i++) {
-        double y = bottom - i * y_step * y_scale;
-        svg.line(left, y, right, y, LINE);
-        svg.label(left - 8, y + 4, 11, FAINT, text("%g", low + i * y_step), "end");
-    }
-    for (int i = 0; i * x_step <= last; i++) {
-        svg.label(left + i * x_step * x_scale, bottom + 18, 11, FAINT, text("%g", i * x_step), "middle");
-    }
-    svg.label((left + right) / 2, bottom + 36, 12, INK, "step", "middle");
-    draw_curve(svg, train, x_scale, y_scale, left, bottom, low, RUNG, 1, "train");
-    draw_curve(svg, validation, x_scale, y_scale, left, bottom, low, PROMOTED, 1.5, "validation");
-    for (const LossPoint& p : validation) { // validations are rare enough to mark each with a dot
-        svg.body += text("<circle cx=\"%.2f\" cy=\"%.2f\" r=\"4\" fill=\"%s\"/>\n", left + p.step * x_scale,
-                         bottom - (p.loss - low) * y_scale, PROMOTED);
-    }
-    if (!train.empty()) {
-        svg.rect(20, 42, 10, 10, RUNG);
-        svg.label(36, 51, 12, FAINT, text("training, last %.4f", train.back().loss));
-    }
-    if (!validation.empty()) {
-        svg.rect(196, 42, 10, 10, PROMOTED);
-        svg.label(212, 51, 12, FAINT, text("validation, last %.4f", validation.back().loss));
-    }
-    svg.write(svg_path);
-}
-
 // ---- main -----------------------------------------------------------------------------------------------
 
 static void draw_folder(const std::string& folder) {
@@ -600,13 +455,11 @@ static void draw_folder(const std::string& folder) {
 int main(int argc, char** argv) {
     std::string first = argc < 2 ? "" : argv[1];
     if (first == "--speed" && argc == 3) { return draw_speed(argv[2]), EXIT_SUCCESS; }
-    if (first == "--loss" && argc == 4) { return draw_loss(argv[2], argv[3]), EXIT_SUCCESS; }
     if (first.empty() || first[0] == '-') {
         fprintf(stderr,
                 "usage: %s FOLDER ...              draws FOLDER/*.csv, which make bench writes\n"
-                "       %s --speed FILE.csv        draws tokens per second: FILE.svg\n"
-                "       %s --loss RUN FILE.svg     draws the losses in RUN/main.log\n",
-                argv[0], argv[0], argv[0]);
+                "       %s --speed FILE.csv        draws tokens per second: FILE.svg\n",
+                argv[0], argv[0]);
         return 2;
     }
     for (int i = 1; i < argc; i++) {

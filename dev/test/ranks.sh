@@ -343,7 +343,7 @@ test_rank0_dies() {
     setup
     for i in 2 1 0; do slowly rank $i 3 4 "$out" 100 -d $((6 * unit)) -v 0 -s 0 -n 0 & done
     await_step "$out.0.out" 3
-    mapfile -t pids < <(pgrep -x train_gpt2cu)
+    mapfile -t pids < <(pgrep -f "^$train ") # not those of another run on this machine
     for i in "${pids[@]}"; do grep -qz '^LLMC_RANK=0$' "/proc/$i/environ" && kill -KILL "$i"; done
     wait
     contains "error: rank 1: rank 0 (host " "$out.1.err"

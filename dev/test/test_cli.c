@@ -391,6 +391,19 @@ static void test_in_process(void) {
     check(cli_distance("kitten", "sitting") == 3 && cli_distance("", "abc") == 3 && cli_distance("abc", "abc") == 0);
 }
 
+// the arguments beside the flags, in their order
+static void test_other_arguments(void) {
+    const char* line[] = {"prog", "a", "-b", "2", "", "-a", "1", "b=c", "--", "-b", "--zzz", "--"};
+    const char* wanted[] = {"a", "", "b=c", "-b", "--zzz", "--"};
+    enum { COUNT = sizeof(line) / sizeof(line[0]), WANTED = sizeof(wanted) / sizeof(wanted[0]) };
+    const char* rest[COUNT];
+    reset_values();
+    int n = cli_parse_arguments(COUNT, (char**)(uintptr_t)line, "", options, NUM_OPTIONS, " FILE ...", rest);
+    check(n == WANTED && batch == 2 && overfit == 1);
+    for (int i = 0; i < n && i < WANTED; i++) { check_msg(strcmp(rest[i], wanted[i]) == 0, "%s", rest[i]); }
+    check(cli_parse_arguments(1, (char**)(uintptr_t)line, "", options, NUM_OPTIONS, " FILE ...", rest) == 0);
+}
+
 int main(int argc, char** argv) {
     static const Test tests[] = {
         {"forms", "every way to write a flag and its value", test_forms},
@@ -404,6 +417,7 @@ int main(int argc, char** argv) {
         {"help", "--help: grouped, wrapped, exit 0", test_help},
         {"version", "--version: one line, exit 0", test_version},
         {"header", "the run header marks what differs from the default", test_header},
+        {"other_arguments", "arguments that are no flags, where a program takes them", test_other_arguments},
         {"in_process", "two parses in a row, argc 0, floats as text", test_in_process},
     };
     return run_tests(argc, argv, tests, sizeof(tests) / sizeof(tests[0]));

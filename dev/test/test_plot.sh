@@ -268,37 +268,6 @@ test_speed() {
     run 2 --speed "$csv" "$csv"
 }
 
-test_loss() {
-    build
-    local svg=$tmp/t4/loss.svg
-    printf '%s\n' 's:0 tel:5.0000' 's:1 trl:4.0000 lr:0.1 norm:1.00' 's:2 trl:nan lr:0.1 norm:nan' 'hello' \
-        's:3 trl:3.0000 lr:0.1 norm:1.00' 's:4 trl:2.0000 lr:0.1 norm:1.00' 's:4 tel:2.5000' 's:4 eval:0.2500' >"$tmp/t4/main.log"
-    run 0 --loss "$tmp/t4" "$svg"
-    well_formed "$svg"
-    contains ">training, last 2.0000<" "$svg"
-    contains ">validation, last 2.5000<" "$svg"
-    local train validation
-    read -r -a train <<<"$(sed -n '/id="train"/s/.* d="M\([^"]*\)".*/\1/p' "$svg" | tr L ' ')"
-    read -r -a validation <<<"$(sed -n '/id="validation"/s/.* d="M\([^"]*\)".*/\1/p' "$svg" | tr L ' ')"
-    want "points in training" ${#train[@]} 6 # steps 1, 3, 4: x and y of each
-    want "points in validation" ${#validation[@]} 4
-    near "two steps as long as twice one" "(${train[2]} - ${train[0]}) - 2 * (${train[4]} - ${train[2]})"
-    near "the same loss, the same height" "(${train[1]} + ${train[5]}) / 2 - ${train[3]}"
-    near "2.5 lies between 2 and 3" "(${train[3]} + ${train[5]}) / 2 - ${validation[3]}"
-    near "step 4" "${train[4]} - ${validation[2]}"
-    awk "BEGIN { exit !(${train[1]} < ${train[3]}) }" || fail "a greater loss is not drawn higher"
-    cp "$svg" "$tmp/first.svg"
-    run 0 --loss "$tmp/t4" "$svg"
-    cmp "$svg" "$tmp/first.svg" || fail "another picture of the same log"
-    echo nothing >"$tmp/t4/main.log"
-    run 1 --loss "$tmp/t4" "$svg"
-    want "the lines on stderr" "$(wc -l <"$tmp/err")" 1
-    contains "$tmp/t4/main.log: no loss in it" "$tmp/err"
-    run 1 --loss "$tmp/no/run" "$svg"
-    contains "$tmp/no/run/main.log: No such file" "$tmp/err"
-    run 2 --loss "$tmp/t4"
-}
-
 # the picture in the README is the one that its figures give
 test_readme_picture() {
     build
@@ -307,5 +276,5 @@ test_readme_picture() {
     cmp "$tmp/t4/training.svg" dev/measured/training.svg || fail "draw it again: make plots in dev/cuda"
 }
 
-tests=(bars bars_uncut columns roofline other_roofs same_bytes broken_csv arguments speed loss readme_picture)
+tests=(bars bars_uncut columns roofline other_roofs same_bytes broken_csv arguments speed readme_picture)
 run_tests_once "$@"

@@ -65,6 +65,18 @@ test_demo() {
     contains "tok/s]" "$tmp/err"
 }
 
+test_plot_runs() {
+    local build='make scripts/plot_runs' draw='scripts/plot_runs demo/log -o demo/run.svg'
+    of_readme "$build"
+    of_readme "$draw"
+    command -v g++ >/dev/null || skip "needs g++"
+    copy
+    [ -e "$tmp/top/demo/log" ] || run 0 'make demo'
+    run 0 "$build"
+    run 0 "$draw"
+    contains "demo/log/log.jsonl: 20 steps, 3 validations" "$tmp/out"
+}
+
 test_demo_gpu() {
     local command='make train_gpt2cu && ./train_gpt2cu'
     for_gpu "$command"
@@ -293,7 +305,7 @@ test_every_command() {
     [ -z "$missing" ] || fail "no test types: $missing"
 }
 
-tests=(demo demo_gpu kernel kernel_on_a_cpu modal text_to_text text_to_text_gpu from_scratch several_gpus help precisions tests map
+tests=(demo plot_runs demo_gpu kernel kernel_on_a_cpu modal text_to_text text_to_text_gpu from_scratch several_gpus help precisions tests map
     every_command)
 some=$# # of the tests, by name
 run_tests_once "$@"

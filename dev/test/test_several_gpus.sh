@@ -85,6 +85,80 @@ test_other_numbers() {
     contains "perplexity" "$tmp/log"
 }
 
+# --no-overlap changes when the ranks exchange, not what: the same bits. Each of 8 steps waits once more before the reductions, and
+# after each of 4 gatherings.
+test_no_overlap() {
+    reference
+    local out=$tmp/separate flags waits=() i
+    gpus 2 "$out" 8 --no-overlap
+    good "--no-overlap" "$out"
+    same "$out" "$tmp/two" 8
+    gpus 2 "$tmp/all_overlap" 8 -z 0 -n 0
+    gpus 2 "$tmp/all_separate" 8 -z 0 -n 0 --no-overlap
+    good "-z 0 --no-overlap" "$tmp/all_separate"
+    same "$tmp/all_overlap" "$tmp/all_separate" 8
+    for i in 0 1; do
+        flags=(-v 0 -s 0 -n 0)
+        [ $i -eq 0 ] || flags+=(--no-overlap)
+        rank 1 2 $((40 + i)) "$out.$i" 8 "${flags[@]}" &
+        FAKE_CUDA_COUNT=$out.count rank 0 2 $((40 + i)) "$out.$i" 8 "${flags[@]}" || fail "$(cat "$out.$i.0.err")"
+        wait
+        waits+=("$(sed -n 's/^calls cudaStreamWaitEvent //p' "$out.count")")
+    done
+    want "the waits" "${waits[1]}" $((waits[0] + 8 * (1 + 4)))
+}
+
+# bench_several_gpus.sh with three cards that do not compute: which runs it makes, what it adds up, and that it goes on when a run
+# fails. A wrapper makes card 1 slow, lets -z 0 fail, and writes what NCCL writes when it is asked for its choices.
+test_bench() {
+    setup
+    local out=$tmp/bench.out rc=0 small='--layers 2 --channels 32 --heads 2 --positions 16' i
+    cat >"$tmp/bin/wrapper" <<WRAPPER
+#!/usr/bin/env bash
+if [ -n "\${NCCL_DEBUG_FILE-}" ]; then
+    for i in 100 2000000; do echo "host:1:2 [0] NCCL INFO AllGather: \$i Bytes -> Algo RING proto SIMPLE channel{Lo..Hi}={0..7}"; done
+    echo "host:1:2 [0] NCCL INFO 8 coll channels, 8 collnet channels, 0 nvls channels"
+fi >"\${NCCL_DEBUG_FILE-/dev/null}"
+[[ " \$* " != *" -z 0 "* ]] || { echo "error: rank 1: no luck" >&2 && exit 1; }
+[ "\${CUDA_VISIBLE_DEVICES-}" != 1 ] || { "$train" "\$@" | sed -E 's/\| ([0-9.]+) ms/| 1\1 ms/' && exit; } # the slower card
+exec "$train" "\$@"
+WRAPPER
+    chmod +x "$tmp/bin/wrapper"
+    TRAIN=$tmp/bin/wrapper LLMC_DATA=llmc/training.h BENCH_MODEL="-e d6 $small" BENCH_LARGE="-e d12 $small" BENCH_B=2 BENCH_T=16 \
+        BENCH_LARGE_B=1 BENCH_STEPS=10 BENCH_LIMIT=$limit \
+        dev/test/bench_several_gpus.sh --gpus 3 --alone 2 --logs "$tmp/bench" >"$out" 2>"$tmp/bench.err" || rc=$?
+    want "the exit code" "$rc: $(cat "$tmp/bench.err")" "1: "
+    grep -q '^14 runs, 1 failed, [0-9]* s$' "$out" || fail "$(cat "$out")"
+    grep -qE '^3 cards, .* -b 2 -z 0 +FAILED: error: rank 1: no luck$' "$out" || fail "$(cat "$out")"
+    grep -qE '^3 cards, .* -b 2 -z 0 +not measured$' "$out" || fail "$(cat "$out")"
+    want "lines of runs" "$(grep -c ' ms ([0-9.]*\.\.[0-9.]*), [0-9]* tok/s, memory of rank 0: plan [0-9.]* GB, in use [0-9.]*, took [0-9]* s$' "$out")" 11
+    want "cards alone" "$(grep -cE '^card [01] alone( again)?, -e d6 .* -b 2 ' "$out")" 4
+    contains "NCCL: AllGather: Algo RING proto SIMPLE channel{Lo..Hi}={0..7}, 2 calls, up to 2.0 MB" "$out"
+    contains "NCCL: 8 coll channels" "$out"
+    grep -q '^NCCL: [0-9.]*$' "$out" || fail "no version of NCCL: $(cat "$out")"
+    # 3 cards with 2 sequences of 16 tokens, and with 10 micro-batches: medians of steps 3 to 10, and what follows from them
+    local median=() figures
+    for i in alone0:32 alone1:32 again:32 all:96 alone_micro:320 micro:960; do
+        figures=$(sed -nE 's/^step +([3-9]|10)\/.*\| ([0-9.]+) ms \|.*/\2/p' "$tmp/bench/${i%:*}.out" | sort -n |
+            awk -v tokens="${i#*:}" '{ v[NR] = $1 } END { m = (v[4] + v[5]) / 2; printf "%.4f %.2f ms %.0f tok/s", m, m, tokens * 1e3 / m }')
+        median+=("${figures%% *}")
+        figures=${figures#* }
+        grep -qE " ${figures% ms *} ms \\(.*\\), ${figures#* ms }," "$out" || fail "not of $i: $figures: $(cat "$out")"
+    done
+    grep -qE "^3 cards, -e d6 .* -b 2 -d 960 .* $(awk "BEGIN { printf \"%.2f\", 100 * ${median[4]} / ${median[5]} }")%$" "$out" ||
+        fail "not ${median[4]} / ${median[5]}: $(cat "$out")"
+    grep -qE "^3 cards, -e d6 .* -b 2 +[0-9.]+ +[0-9]+ +[0-9]+ +$(awk "BEGIN { printf \"%.2f\", 50 * (${median[1]} + ${median[2]}) / ${median[3]} }")%$" "$out" ||
+        fail "not the mean of ${median[1]} and ${median[2]} / ${median[3]}: $(cat "$out")"
+    dev/test/bench_several_gpus.sh --help >"$out"
+    contains "usage: dev/test/bench_several_gpus.sh" "$out"
+    for i in "--gpus 0" "--gpus" "--cards 2" "--gpus 2 --alone 3"; do
+        rc=0
+        # shellcheck disable=SC2086
+        TRAIN=$tmp/bin/wrapper dev/test/bench_several_gpus.sh $i >"$out" 2>&1 || rc=$?
+        want "the exit code of $i" "$rc: $(wc -l <"$out")" "2: 1"
+    done
+}
+
 # ---- refusals -----------------------------------------------------------------------------
 
 test_refusals() {
@@ -134,6 +208,6 @@ test_hangs() {
     done
 }
 
-tests=(losses collectives repeats other_numbers hellaswag refusals strangers signals faults one_rank_fails one_disk_is_full
+tests=(losses collectives repeats no_overlap other_numbers bench hellaswag refusals strangers signals faults one_rank_fails one_disk_is_full
     killed_at_the_start random_kills nccl_errors data_goes data_of_one_rank_goes output_goes hangs rank0_dies)
 run_tests_once "$@"

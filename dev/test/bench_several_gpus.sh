@@ -1,0 +1,219 @@
+#!/usr/bin/env bash
+# Measures train_gpt2cu on each GPU of this machine alone and on all of them together. See --help.
+set -u -o pipefail
+cd "$(dirname "$0")/../.." || exit 1
+
+usage() {
+    cat <<'HELP'
+usage: dev/test/bench_several_gpus.sh [--gpus N] [--alone K] [--logs DIR]
+
+What several GPUs bring: tokens per second of 124M with one micro-batch and with several, with -z 0, with --no-overlap, and of
+1558M, each against N times the slowest card alone, in the same call. Prints a line when a run has ended, and a table last. A run
+that fails is named, and the others go on. Two H200s take an estimated 5 minutes.
+
+  --gpus N      so many cards (default: those of CUDA_VISIBLE_DEVICES, else all)
+  --alone K     only the first K of them alone, one after the other (default: N)
+  --logs DIR    keep the output of each run there
+  --help, -h    this text
+
+Needs ./train_gpt2cu, dev/data/tokenize and NCCL (LLMC_NCCL=.../libnccl.so.2 if the dynamic linker does not find it).
+
+Environment:
+  TRAIN         the program (default: ./train_gpt2cu)
+  LLMC_DATA     a directory with tinyshakespeare.txt and the vocabulary gpt2_tokenizer/ (default: ../shared/data), or any text
+                file. Without a vocabulary a token is a byte; models keep GPT-2's vocabulary.
+  BENCH_MODEL, BENCH_B, BENCH_LARGE, BENCH_LARGE_B, BENCH_T, BENCH_STEPS, BENCH_LIMIT
+                flags of the models (-e d12, -e d48), sequences per micro-batch (64, 8), their length (1024), steps of a run (25),
+                and the seconds that it may take (120)
+HELP
+}
+fail() { # STATUS MESSAGE
+    echo "error: $2" >&2
+    exit "$1"
+}
+
+cards=() num_alone="" logs=""
+read -r -a model <<<"${BENCH_MODEL:--e d12}"
+read -r -a large <<<"${BENCH_LARGE:--e d48}"
+B=${BENCH_B:-64} large_B=${BENCH_LARGE_B:-8} T=${BENCH_T:-1024} steps=${BENCH_STEPS:-25} limit=${BENCH_LIMIT:-120}
+warmup=$((steps / 5))
+train=${TRAIN:-./train_gpt2cu} data=${LLMC_DATA:-../shared/data}
+IFS=, read -r -a cards <<<"${CUDA_VISIBLE_DEVICES-$(nvidia-smi --query-gpu=index --format=csv,noheader 2>/dev/null | paste -s -d ,)}"
+N=${#cards[@]}
+while [ $# -gt 0 ]; do
+    case $1 in
+    --help | -h) usage && exit 0 ;;
+    --gpus | --alone | --logs) [ $# -ge 2 ] || fail 2 "$1 wants a value, see --help" ;;
+    *) fail 2 "unknown argument '$1', see --help" ;;
+    esac
+    case $1 in
+    --logs) logs=$2 ;;
+    *) [[ $2 =~ ^[1-9][0-9]?$ ]] || fail 2 "$1 wants a number from 1 to 99, got '$2'" ;;&
+    --gpus) N=$2 ;;
+    --alone) num_alone=$2 ;;
+    esac
+    shift 2
+done
+[ ${#cards[@]} -gt 0 ] || for ((i = 0; i < N; i++)); do cards+=("$i"); done
+[ "$N" -ge 2 ] || fail 1 "needs two GPUs, there are $N here: nvidia-smi -L"
+[ "$N" -le ${#cards[@]} ] || fail 1 "--gpus $N: there are only ${#cards[@]} GPUs here"
+[ -x "$train" ] || fail 1 "$train is not there: make train_gpt2cu"
+[ -x dev/data/tokenize ] || fail 1 "dev/data/tokenize is not there: make dev/data/tokenize"
+cards=("${cards[@]:0:N}") num_alone=${num_alone:-$N}
+[ "$num_alone" -le "$N" ] || fail 2 "--alone $num_alone: only $N cards are used"
+export CUDA_DEVICE_ORDER=PCI_BUS_ID
+
+tmp=$(mktemp -d /tmp/llmc_bench_XXXXXX) || exit 1
+trap 'rm -rf "$tmp"' EXIT
+logs=${logs:-$tmp/logs}
+mkdir -p "$logs" && rm -f "$logs"/nccl.* || exit 1
+
+# ---- data ----
+
+# Makes shards with a micro-batch for each card, and more, from the text over and over.
+make_shards() {
+    local text=$data vocabulary=() bytes=$((8 * N * B * T))
+    if [ -d "$data" ]; then
+        text=$data/tinyshakespeare.txt
+        [ ! -d "$data/gpt2_tokenizer" ] || vocabulary=(-t "$data/gpt2_tokenizer")
+    fi
+    [ -s "$text" ] || fail 1 "$text is not there: LLMC_DATA names a directory with tinyshakespeare.txt and gpt2_tokenizer/, or a text file"
+    while [ "$(($(stat -c %s "$tmp/text" 2>/dev/null || echo 0)))" -lt $bytes ]; do cat "$text" >>"$tmp/text"; done
+    dev/data/tokenize -i "$tmp/text" "${vocabulary[@]}" -o "$tmp/data/bench" --val-tokens 0 2>"$tmp/tokenize.err" ||
+        fail 1 "dev/data/tokenize: $(tail -n 1 "$tmp/tokenize.err")"
+    [ ${#vocabulary[@]} -gt 0 ] || echo "note: no vocabulary: a token is a byte, which makes some kernels slower or faster than text does"
+    find "$tmp/data" -type f ! -name '*.bin' -delete # so that models have GPT-2's vocabulary
+}
+
+# ---- runs ----
+
+declare -A ms spread plan used text tokens
+names=()
+
+# Sets rc; output to $logs/NAME.out and .err.
+start() { # NAME GPUS FLAGS ...
+    rc=0
+    timeout -k 10 "$limit" "$train" --gpus "$2" -i "$tmp/data/*.bin" -t "$T" -v 0 -s 0 "${@:3}" \
+        >"$logs/$1.out" 2>"$logs/$1.err" </dev/null || rc=$?
+}
+reason() { # NAME: why it has failed
+    if [ $rc -eq 124 ]; then echo "not done after $limit s"; return; fi
+    { grep -ah '^error' "$logs/$1.err" || echo "exit code $rc, nothing said"; } | head -n 1
+}
+
+# Trains and prints a line; sets the figures of NAME. TOKENS: of all cards in a step.
+run() { # NAME TEXT GPUS TOKENS FLAGS ...
+    local name=$1 begin=$SECONDS figures
+    start "$name" "$3" -x "$steps" -lg $((steps - 1)) "${@:5}"
+    names+=("$name") text[$name]=$2 tokens[$name]=$4 ms[$name]=''
+    figures=$(sed -nE 's/^step +([0-9]+)\/.*\| ([0-9.]+) ms \|.*/\1 \2/p' "$logs/$name.out" | awk -v skip=$warmup '$1 > skip { print $2 }' |
+        sort -n | awk '{ v[NR] = $1 } END { if (NR) { print (v[int((NR + 1) / 2)] + v[int(NR / 2) + 1]) / 2, v[1 + int(NR / 10)], v[NR - int(NR / 10)] } }')
+    if [ $rc -ne 0 ] || [ -z "$figures" ]; then
+        printf '%-46s FAILED: %s\n' "$2" "$(reason "$name")"
+        return
+    fi
+    read -r "ms[$name]" low high <<<"$figures"
+    spread[$name]="$low..$high"
+    plan[$name]=$(sed -nE 's/^memory: .*: ([0-9.]+) of the .*/\1/p' "$logs/$name.out")
+    used[$name]=$(sed -nE 's/^GPU memory: ([0-9.]+) GB in use.*/\1/p' "$logs/$name.out" | tail -n 1)
+    printf '%-46s %9.2f ms (%s), %s tok/s, memory of rank 0: plan %s GB, in use %s, took %d s\n' "$2" "${ms[$name]}" "${spread[$name]}" \
+        "$(per_second "$name")" "${plan[$name]}" "${used[$name]}" $((SECONDS - begin))
+}
+per_second() { awk "BEGIN { printf \"%.0f\", ${tokens[$1]} * 1e3 / ${ms[$1]} }"; } # NAME
+
+# Times AdamW by --profile, and has NCCL say what it does, which would disturb a timed run. Sets adamw[NAME].
+declare -A adamw
+profile() { # NAME TEXT GPUS FLAGS ...
+    export NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,TUNING NCCL_DEBUG_FILE=$logs/nccl.%p
+    start "$1" "$3" --profile "${@:4}"
+    unset NCCL_DEBUG NCCL_DEBUG_SUBSYS NCCL_DEBUG_FILE
+    adamw[$1]=$(awk '$1 == "adamw" { print $3 }' "$logs/$1.out")
+    if [ $rc -ne 0 ] || [ -z "${adamw[$1]}" ]; then
+        adamw[$1]=
+        printf '%-46s FAILED: %s\n' "$2" "$(reason "$1")"
+        return
+    fi
+    printf '%-46s AdamW takes %s ms of a step\n' "$2" "${adamw[$1]}"
+}
+
+# The version, and for each collective its algorithm, protocol and channels (one CTA each), as far as this NCCL says them.
+nccl_says() {
+    sed -nE 's/^[0-9]+ ranks .*: (NCCL [0-9.]+), .*/\1/p' "$logs"/*.out | sort -u
+    cat "$logs"/nccl.* 2>/dev/null | grep -aoE '[0-9]+ coll channels' | sort -u
+    cat "$logs"/nccl.* 2>/dev/null | grep -aoE '([A-Za-z]+: )?[0-9]+ Bytes -> Algo .*' | sed -E 's/ time [0-9.]+$//' | awk '
+        { name = $1 ~ /:$/ ? $1 : "collective:"; bytes = $1 ~ /:$/ ? $2 : $1; sub(/.* Bytes -> /, ""); key = name " " $0
+          calls[key]++; if (bytes > most[key]) { most[key] = bytes } }
+        END { for (key in calls) { printf "%s, %d calls, up to %.1f MB\n", key, calls[key], most[key] / 1e6 } }' | sort
+}
+
+# ---- the table ----
+
+slowest() { # NAME of a card's run, without its number: prints the name of the slowest
+    local i found=
+    for ((i = 0; i < num_alone; i++)); do
+        [ -n "${ms[$1$i]-}" ] || continue
+        if [ -z "$found" ] || awk "BEGIN { exit !(${ms[$1$i]} > ${ms[$found]}) }"; then found=$1$i; fi
+    done
+    echo "$found"
+}
+# Sets the figures of NAME: the mean of a card's run before and one after those of all cards, because a card slows down when it is
+# hot; if one of them has failed, the other.
+bracket() { # NAME BEFORE AFTER
+    local one=${ms[${2:-none}]-} two=${ms[$3]-}
+    ms[$1]='' tokens[$1]=${tokens[$3]} text[$1]="card $card alone, before and after"
+    [ -z "$one$two" ] || ms[$1]=$(awk "BEGIN { print (${one:-$two} + ${two:-$one}) / 2 }")
+    [ -z "${ms[$1]}" ] || printf '%-46s %10.2f %12.0f\n' "${text[$1]}" "${ms[$1]}" "$(per_second "$1")"
+}
+# Prints a row: a run of all cards against N times one card alone, which takes as many micro-batches. SAVED: ms that a step of the
+# card alone takes for what the others would do for it.
+row() { # NAME ALONE [SAVED TEXT]
+    local alone=${2:-none}
+    [ -n "${ms[$1]-}" ] && [ -n "${ms[$alone]-}" ] || { printf '%-46s %12s\n' "${4-${text[$1]}}" "not measured"; return; }
+    awk -v text="${4-${text[$1]}}" -v ms="${ms[$1]}" -v alone="${ms[$alone]}" -v saved="${3-0}" -v n="$N" -v tokens="${tokens[$1]}" \
+        'BEGIN { printf "%-46s %10.2f %12.0f %14.0f %8.2f%%\n", text, ms, tokens * 1e3 / ms, tokens * 1e3 / (alone - saved), 100 * (alone - saved) / ms }'
+}
+
+make_shards
+micro=$((N == 2 ? 4 : N < 16 ? 32 / N : 2)) # micro-batches of a card: 524288 tokens a step for 2 cards, 2097152 for 4 and 8
+total=$((micro * N * B * T))
+name=${model[*]} large_name=${large[*]}
+echo "$N cards (${cards[*]}), $steps steps a run, medians without the first $warmup; -t $T"
+for ((i = 0; i < num_alone; i++)); do
+    CUDA_VISIBLE_DEVICES=${cards[i]} run "alone$i" "card ${cards[i]} alone, $name -b $B" 1 $((B * T)) "${model[@]}" -b "$B"
+done
+slow=$(slowest alone)
+card=${cards[${slow#alone}]:-${cards[0]}}
+together() { CUDA_VISIBLE_DEVICES=$(IFS=, && echo "${cards[*]}") "$@"; }
+by_itself() { CUDA_VISIBLE_DEVICES=$card "$@"; }
+together run all "$N cards, $name -b $B" "$N" $((N * B * T)) "${model[@]}" -b "$B"
+together run separate "$N cards, $name -b $B --no-overlap" "$N" $((N * B * T)) "${model[@]}" -b "$B" --no-overlap
+together run reduced "$N cards, $name -b $B -z 0" "$N" $((N * B * T)) "${model[@]}" -b "$B" -z 0
+by_itself run again "card $card alone again, $name -b $B" 1 $((B * T)) "${model[@]}" -b "$B"
+by_itself run alone_micro "card $card alone, $name -b $B -d $((total / N))" 1 $((total / N)) "${model[@]}" -b "$B" -d $((total / N))
+together run micro "$N cards, $name -b $B -d $total" "$N" $total "${model[@]}" -b "$B" -d $total
+by_itself run alone_large "card $card alone, $large_name -b $large_B" 1 $((large_B * T)) "${large[@]}" -b "$large_B"
+together run large "$N cards, $large_name -b $large_B" "$N" $((N * large_B * T)) "${large[@]}" -b "$large_B"
+together run large_separate "$N cards, $large_name -b $large_B --no-overlap" "$N" $((N * large_B * T)) "${large[@]}" -b "$large_B" --no-overlap
+by_itself run again_large "card $card alone again, $large_name -b $large_B" 1 $((large_B * T)) "${large[@]}" -b "$large_B"
+by_itself profile profile1 "card $card alone, $large_name, --profile" 1 "${large[@]}" -b "$large_B"
+together profile profileN "$N cards, $large_name, --profile" "$N" "${large[@]}" -b "$large_B"
+
+echo
+sed -nE 's/^memory: .* GB free on (.*)/card: \1/p' "$logs/alone0.out"
+nccl_says | sed 's/^/NCCL: /; s/^NCCL: NCCL/NCCL:/'
+[ -e "$(echo "$logs"/nccl.* | cut -d ' ' -f 1)" ] || echo "NCCL: protocol and channels were not said"
+printf '%-46s %10s %12s %14s %9s\n' "" "ms" "tok/s" "$N x slowest" ""
+bracket reference "$slow" again
+for name in all separate reduced; do row $name reference; done
+row micro alone_micro
+bracket reference_large alone_large again_large
+for name in large large_separate; do row $name reference_large; done
+if [ -n "${adamw[profile1]}" ] && [ -n "${adamw[profileN]}" ]; then
+    saved=$(awk "BEGIN { print ${adamw[profile1]} - ${adamw[profileN]} }")
+    row large reference_large "$saved" "  without the $saved ms that AdamW's shares save"
+fi
+failed=0
+for name in "${names[@]}"; do [ -n "${ms[$name]}" ] || failed=$((failed + 1)); done
+for name in profile1 profileN; do [ -n "${adamw[$name]}" ] || failed=$((failed + 1)); done
+echo "$((${#names[@]} + 2)) runs, $failed failed, $SECONDS s"
+[ $failed -eq 0 ]
