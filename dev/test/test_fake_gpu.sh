@@ -173,11 +173,11 @@ test_many_prompts() {
     done
     # the penalty and the stop strings change something
     together 7 --temperature 0
-    cp "$tmp/together.out" "$tmp/plain"
+    cp "$tmp/together.out" "$tmp/plain.out"
     together 7 --temperature 0 --repetition-penalty 2
-    ! cmp -s "$tmp/together.out" "$tmp/plain" || fail "the penalty has no effect"
+    ! cmp -s "$tmp/together.out" "$tmp/plain.out" || fail "the penalty has no effect"
     together 7 --temperature 0 --stop e
-    [ "$(wc -c <"$tmp/together.out")" -lt "$(wc -c <"$tmp/plain")" ] || fail "the stop string has no effect"
+    [ "$(wc -c <"$tmp/together.out")" -lt "$(wc -c <"$tmp/plain.out")" ] || fail "the stop string has no effect"
 }
 
 # with little memory, fewer texts are side by side, and the result is the same
