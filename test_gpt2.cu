@@ -628,9 +628,11 @@ static void test_cache(void) {
             lengths[b] = prefill - b * 5 % prefill, at[b] = lengths[b] - 1;
             memcpy(&prompts[(size_t)b * prefill], tokens + b % 4 * 64, lengths[b] * sizeof(int));
         }
-        TextQueue q = {prompts.data(), lengths.data(), B, prefill, 0, 0, std::vector<int>(B, -1)};
-        generator_allocate(&g, &model, B, prefill, 64);
+        TextQueue q = text_queue_of(prompts.data(), lengths.data(), B, prefill, 64, -1, 64, NULL, NULL, next.data());
+        text_queue_open(&q, B);
+        generator_allocate(&g, &model, B, text_queue_pass_tokens(&q, B), text_queue_capacity(&q));
         generator_fill(&g, &model, &greedy, &q);
+        text_queue_close(&q);
         for (int t = prefill - 1;; t++) {
             std::vector<float> got = to_host(&model, g.logits, (size_t)B * Vp);
             for (int b = 0; b < B; b++) {

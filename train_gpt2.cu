@@ -69,9 +69,9 @@ follows karpathy/llm.c. The source of an algorithm is named at its operation, or
 #include "llmc/layout.cuh"
 #include "llmc/memory_plan.cuh"
 #include "llmc/profile.cuh"
-#include "llmc/prompts.h"
 #include "llmc/ptx.cuh"
 #include "llmc/sampler.h"
+#include "llmc/text_queue.h"
 #include "llmc/training.h"
 #include "llmc/utils.h"
 #include <algorithm>
@@ -214,11 +214,10 @@ size_t decode_attention_scratch(int B, int C, int NH, int capacity);
 // After a prompt: the keys and values in qkv (B,T,3,C) become rows 0 to T-1 of keys, values (B,capacity,C).
 void decode_cache_fill(floatX* keys, floatX* values, const floatX* qkv, int B, int T, int C, int capacity,
                        cudaStream_t stream);
-// Samples tokens (B) from the first V columns of logits (B,Vp); positions (B) += 1, except -1. temperature 0: the largest logit.
-// Otherwise draws with rng_state (B) from the top_k largest logits (0: all), reduced to the smallest set with probability
-// top_p, and to those at least min_p times as likely as the best. penalty 1: none; otherwise tokens (B) has the newest token,
-// which is added to the bits of seen (B, seen_words(V)), and the logits of all tokens there are made smaller, see
-// sampler_penalize(). tokens[b] = -1 means that no logit was finite. The caller zeroes scratch once, before the first call.
+// Samples tokens (B) from the first V columns of logits (B,Vp); positions (B) += 1, except -1. tokens[b] = -1 means that no logit
+// was finite. temperature 0: the largest logit; otherwise a draw with rng_state (B), by the rules of llmc/sampler.h. penalty 1:
+// none; otherwise adds the newest tokens, in tokens, to the bits of seen (B, seen_words(V)), and applies sampler_penalize(). The
+// caller zeroes scratch once, before the first call.
 void decode_sample(int* tokens, int* positions, float* scratch, float* logits, uint64_t* rng_state, uint32_t* seen,
                    float temperature, int top_k, float top_p, float min_p, float penalty, int B, int V, int Vp,
                    cudaStream_t stream);
@@ -771,19 +770,12 @@ static void gpt2_download(const GPT2* model, float* weights) {
 // 3. generation
 // ================================================================================================
 
-enum {
-    MAX_MATVEC_TEXTS = 8,        // without decode_matmul, decode_matvec is faster than cuBLASLt up to here (on an H200)
-    PREFILL_TOKENS = 1 << 16,    // in one pass over several prompts; a longer prompt has a pass of its own
-    PREFILL_STEP = 64,           // prompts are padded to a multiple: few lengths mean few shapes of matmuls to set up
-    GENERATOR_BESIDE = 128 << 20 // bytes that stay free, for the graph and for kernels that are loaded late
-};
-
+enum { MAX_MATVEC_TEXTS = 8 }; // without decode_matmul, decode_matvec is faster than cuBLASLt up to here (on an H200)
 // Continues texts side by side, each in a slot of its own. The host launches a graph per token and reads it while the GPU
 // computes the next. When a text ends, the next one takes its slot: its prompt runs between two launches of the graph.
 struct Generator {
     int B;         // number of slots
     int num_steps; // tokens per text since the first prefill
-    int capacity;  // positions that a slot of the cache has room for
     KeyValueCache cache;
     Activations acts; // for the prompts; between them its lnf is scratch
     floatX* x;        // (B, C): the residual stream
@@ -803,22 +795,14 @@ struct Generator {
     cudaGraphExec_t graph;
 };
 
-// The length of a pass over prompts of up to T tokens that begin later than the first ones.
-static int prefill_length(int T, int capacity) {
-    return std::min(ceil_div(T, (int)PREFILL_STEP) * PREFILL_STEP, capacity);
-}
-
-// Plans the memory for B texts side by side, with prompts of up to T tokens.
-static void generator_plan(Plan* plan, Generator* g, const GPT2Config* config, int B, int T, int capacity) {
+// Plans the memory for B texts side by side, with up to `rows` tokens in a pass over prompts. Returns its bytes.
+static size_t generator_plan(Plan* plan, Generator* g, const GPT2Config* config, int B, int rows, int capacity) {
     size_t C = config->channels, cache = (size_t)config->num_layers * B * capacity * C, Vp = config->padded_vocab_size;
-    int rows = (int)std::min((size_t)B * T, (size_t)PREFILL_TOKENS);
     PlanGroup group = PLAN_ACTIVATIONS;
     *plan = {};
     *g = {};
-    g->B = B, g->capacity = capacity;
-    g->cache.B = B, g->cache.capacity = capacity;
-    rows = std::max(std::max(rows, B), prefill_length(T, capacity));
-    plan_activations(plan, &g->acts, config, 1, rows, 0, false, 0);
+    g->B = g->cache.B = B, g->cache.capacity = capacity;
+    plan_activations(plan, &g->acts, config, 1, std::max(rows, B), 0, false, 0);
     plan_add(plan, group, &g->cache.keys, cache);
     plan_add(plan, group, &g->cache.values, cache);
     plan_add(plan, group, &g->x, B * C);
@@ -832,25 +816,13 @@ static void generator_plan(Plan* plan, Generator* g, const GPT2Config* config, i
     plan_add(plan, group, &g->positions, B);
     plan_add(plan, group, &g->rng, B);
     plan_add(plan, group, &g->seen, B * seen_words(config->vocab_size));
-}
-
-// The most texts side by side for which there is memory: at most `limit`, and 1 if there is none.
-static int generator_texts(const GPT2* model, int limit, int T, int capacity) {
-    size_t free_bytes, all_bytes;
-    cudaCheck(cudaMemGetInfo(&free_bytes, &all_bytes));
-    for (int B = limit; B > 1; B--) {
-        Plan plan;
-        Generator g;
-        generator_plan(&plan, &g, &model->config, B, T, capacity);
-        if (plan.total + GENERATOR_BESIDE <= free_bytes) { return B; }
-    }
-    return 1;
+    return plan->total;
 }
 
 // If there is no memory, returns false with the reason in err.
-static bool generator_allocate(Generator* g, const GPT2* model, int B, int T, int capacity, Error* err = NULL) {
+static bool generator_allocate(Generator* g, const GPT2* model, int B, int rows, int capacity, Error* err = NULL) {
     Plan plan;
-    generator_plan(&plan, g, &model->config, B, T, capacity);
+    generator_plan(&plan, g, &model->config, B, rows, capacity);
     char what[64];
     snprintf(what, sizeof(what), "%d %s of up to %d tokens", B, B == 1 ? "text" : "texts", capacity);
     g->arena = plan_allocate(&plan, what, err);
@@ -882,66 +854,39 @@ static void generator_sample(Generator* g, const GPT2* model, const Sampler* sam
                   sampler->repetition_penalty, n, V, Vp, model->stream);
 }
 
-// The texts that are continued: prompts (N,stride) of lengths (N).
-struct TextQueue {
-    const int *prompts, *lengths;
-    int N, stride;
-    int next;              // the first text that has not begun
-    int active;            // number of texts that have begun and not ended
-    std::vector<int> slot; // (B): the text in each slot; -1: none
-};
-
-// Begins the next n texts in slots slot to slot + n - 1. Runs their prompts in one pass over T tokens each, which fills their
-// part of the cache, and samples the first new token of each. The padding at the end of a prompt can be any token, because
-// causal attention never looks at later positions. No other slot is read or written.
-static void generator_prefill(Generator* g, GPT2* model, const Sampler* sampler, TextQueue* q, int slot, int n, int T) {
+// Runs the prompts of a pass, which fills their slots of the cache, and samples the first new token of each. No other slot is
+// read or written.
+static void generator_prefill(Generator* g, GPT2* model, const Sampler* sampler, const PromptPass* p) {
     size_t C = model->config.channels, words = seen_words(model->config.vocab_size);
+    int slot = p->slot, n = p->n;
     cudaStream_t stream = model->stream;
-    std::vector<uint64_t> rng(n);
-    std::vector<uint32_t> seen(n * words, 0);
-    std::vector<int> inputs((size_t)n * T, 0), last(n), newest(n);
-    for (int i = 0; i < n; i++) {
-        int text = q->next + i, length = q->lengths[text];
-        const int* prompt = q->prompts + (size_t)text * q->stride;
-        std::copy(prompt, prompt + length, &inputs[(size_t)i * T]);
-        for (int t = 0; t < length; t++) { seen_add(&seen[i * words], prompt[t]); }
-        rng[i] = prompts_rng(sampler, text), last[i] = length - 1, newest[i] = prompt[length - 1];
-        q->slot[slot + i] = text;
-    }
-    q->next += n, q->active += n;
-    auto upload = [=](auto* to, const auto& from) {
-        cudaCheck(cudaMemcpyAsync(to, from.data(), from.size() * sizeof(*to), cudaMemcpyHostToDevice, stream));
+    auto upload = [=](auto* to, const auto* from, size_t count) {
+        cudaCheck(cudaMemcpyAsync(to, from, count * sizeof(*to), cudaMemcpyHostToDevice, stream));
     };
-    upload(g->acts.inputs, inputs);
-    upload(g->rng + slot, rng);
-    upload(g->positions + slot, last);
-    upload(g->tokens + slot, newest);
-    if (sampler->repetition_penalty != 1.0f) { upload(g->seen + slot * words, seen); }
+    upload(g->acts.inputs, p->inputs, (size_t)n * p->T);
+    upload(g->rng + slot, p->rng, n);
+    upload(g->positions + slot, p->last, n);
+    upload(g->tokens + slot, p->newest, n);
+    if (sampler->repetition_penalty != 1.0f) { upload(g->seen + slot * words, p->seen, n * words); }
     KeyValueCache cache = g->cache; // from this slot on
-    cache.keys += (size_t)slot * g->capacity * C, cache.values += (size_t)slot * g->capacity * C;
+    cache.keys += (size_t)slot * cache.capacity * C, cache.values += (size_t)slot * cache.capacity * C;
     bool tuned = cublaslt().tuned;
     cublaslt_tune(false); // the prompts' shapes occur too seldom to pay for timing cuBLASLt's algorithms
-    gpt2_forward(model, &g->acts, n, T, &cache);
+    gpt2_forward(model, &g->acts, n, p->T, &cache);
     cublaslt_tune(tuned);
     for (int i = 0; i < n; i++) {
-        const floatX* residual = g->acts.residual3 + ((size_t)i * T + last[i]) * C;
-        cudaCheck(
-            cudaMemcpyAsync(g->x + (slot + i) * C, residual, C * sizeof(floatX), cudaMemcpyDeviceToDevice, stream));
+        const floatX* newest = g->acts.residual3 + ((size_t)i * p->T + p->last[i]) * C;
+        cudaCheck(cudaMemcpyAsync(g->x + (slot + i) * C, newest, C * sizeof(floatX), cudaMemcpyDeviceToDevice, stream));
     }
     generator_sample(g, model, sampler, slot, n);
 }
 
-// Begins waiting texts in all free slots, as many in one pass as lie side by side and fit in the activations.
+// Begins waiting texts in all free slots.
 static void generator_fill(Generator* g, GPT2* model, const Sampler* sampler, TextQueue* q) {
-    for (int slot = 0; slot < g->B && q->next < q->N; slot++) {
-        int n = 0, T = 0;
-        while (slot + n < g->B && q->slot[slot + n] < 0 && q->next + n < q->N) {
-            int longest = std::max(T, q->lengths[q->next + n]);
-            if (q->next > 0) { longest = prefill_length(longest, g->capacity); }
-            if (n > 0 && (size_t)(n + 1) * longest > (size_t)g->acts.B * g->acts.T) { break; }
-            T = longest, n++;
-        }
-        if (n > 0) { generator_prefill(g, model, sampler, q, slot, n, T); }
+    PromptPass pass;
+    while (text_queue_pass(q, sampler, model->config.vocab_size, &pass)) {
+        generator_prefill(g, model, sampler, &pass);
+        prompt_pass_free(&pass);
     }
 }
 
@@ -1013,71 +958,53 @@ static int* generator_read(Generator* g, const GPT2* model, int slot) {
     return tokens;
 }
 
-// Continues prompts (N,T) of lengths (N), at most at_once of them side by side; there may be any number, and one that ends makes
-// room for the next. A text ends after num_tokens new tokens, before the end-of-text token `stop` (-1: none), when `out` has met
-// a stop string, or at the model's last position. Between its end and the next text its position is -1, and the slot costs
-// no attention. New tokens go to new_tokens (N, num_tokens), if it is not NULL, their counts to counts (N), texts to `out`, if
-// it is not NULL. The sampler's random state advances. Adds to *times, unless it is NULL. Returns false
-// if the logits are not numbers. If there is no GPU memory, ends the program, or, if no_memory is not NULL, generates nothing and
-// says why there.
+// Continues prompts (N,T) of lengths (N), at most at_once of them side by side; one that ends makes room for the next. A text
+// ends after num_tokens new tokens, before the token `stop` (-1: none) or a stop string of `out`, or at the model's last position;
+// its position is then -1, and the slot costs no attention. New tokens go to new_tokens (N, num_tokens) and to `out`, unless these
+// are NULL, their counts to counts (N). The sampler's random state advances. Adds to *times, unless it is NULL. Returns false if the
+// logits are not numbers. Without GPU memory, ends the program or, if no_memory is not NULL, does nothing and says why there.
 static bool generate(GPT2* model, Sampler* sampler, const int* prompts, const int* lengths, int N, int T,
                      int num_tokens, int stop, int* new_tokens, int* counts, Continuations* out = NULL,
                      GenerationTimes* times = NULL, Error* no_memory = NULL, int at_once = 64) {
-    int maxT = model->config.max_seq_len, capacity = num_tokens < maxT - T ? T + num_tokens : maxT;
-    int B = generator_texts(model, std::min(N, at_once), T, capacity);
-    TextQueue q = {prompts, lengths, N, T, 0, 0, std::vector<int>(B, -1)};
-    bool good = true;
     Generator g;
     Error err;
-    memset(counts, 0, N * sizeof(int));
-    if (!generator_allocate(&g, model, B, T, capacity, no_memory ? no_memory : &err)) {
+    TextQueue q =
+        text_queue_of(prompts, lengths, N, T, num_tokens, stop, model->config.max_seq_len, out, new_tokens, counts);
+    int capacity = text_queue_capacity(&q);
+    int B = most_that_fit(std::min(N, at_once), [&](int b) {
+        Plan plan;
+        return generator_plan(&plan, &g, &model->config, b, text_queue_pass_tokens(&q, b), capacity);
+    });
+    if (!generator_allocate(&g, model, B, text_queue_pass_tokens(&q, B), capacity, no_memory ? no_memory : &err)) {
         if (!no_memory) { die("%s; %s, or take a smaller --num-tokens or shorter prompts", err.text, OTHER_PROGRAMS); }
         return true;
     }
-    // whether text i has its last token, the one that there is room for
-    auto is_full = [=](int i) { return counts[i] == std::min(num_tokens, maxT - lengths[i] + 1); };
     auto leave = [&](int b) { cudaCheck(cudaMemsetAsync(g.positions + b, 0xFF, sizeof(int), model->stream)); };
     double start = time_ms(), middle = start;
+    text_queue_open(&q, B);
     generator_fill(&g, model, sampler, &q);
     for (int step = 0; q.active > 0; step++) {
         int* tokens = generator_read(&g, model, step % 2);
-        bool more = false;
-        for (int b = 0; b < B; b++) { // texts of which this is the last token leave before the next step is launched
-            if (q.slot[b] < 0) { continue; }
-            counts[q.slot[b]]++;
-            if (is_full(q.slot[b])) {
-                leave(b);
-            } else {
-                more = true;
-            }
+        for (int b = 0; b < B; b++) { // before the next step is launched, for which it has no room
+            if (text_queue_is_last(&q, b)) { leave(b); }
         }
-        if (more) { generator_step(&g, model, sampler); }
+        if (text_queue_goes_on(&q)) { generator_step(&g, model, sampler); }
         cudaCheck(cudaEventSynchronize(g.read[step % 2]));
         if (step == 0) { middle = time_ms(); }
         for (int b = 0; b < B; b++) {
-            int text = q.slot[b], token = tokens[b];
-            if (text < 0) { continue; }
-            bool done = token < 0 || token == stop;
-            good &= token >= 0;
-            if (done) { counts[text]--; } // it is none of the text's
-            if (!done && new_tokens) { new_tokens[(size_t)text * num_tokens + counts[text] - 1] = token; }
-            if (!done && out) { done = text_token(&out->texts[text], token); }
-            if (!done && !is_full(text)) { continue; }
-            if (!is_full(text)) { leave(b); }
-            q.slot[b] = -1, q.active--;
-            if (out) { continuations_end(out, text); }
+            if (text_queue_take(&q, b, tokens[b])) { leave(b); }
         }
         generator_fill(&g, model, sampler, &q);
     }
     cudaCheck(cudaMemcpyAsync(&sampler->rng, g.rng, sizeof(uint64_t), cudaMemcpyDeviceToHost, model->stream));
     cudaCheck(cudaStreamSynchronize(model->stream));
-    double end = time_ms();
     if (times) {
-        times->prefill_ms += middle - start, times->decode_ms += end - middle, times->steps += g.num_steps;
+        times->prefill_ms += middle - start, times->decode_ms += time_ms() - middle, times->steps += g.num_steps;
         times->at_once = N > B ? B : 0;
     }
+    text_queue_close(&q);
     generator_free(&g);
-    return good;
+    return !q.failed;
 }
 
 // ================================================================================================
@@ -1403,14 +1330,6 @@ static void load_sampling_kernels(Trainer* t) {
 
 // ---- opening and closing a run --------------------------------------------------------------------
 
-// Writes the device's name to name (256) and returns its free memory in bytes.
-static size_t device_memory(char* name) {
-    size_t free_bytes, all_bytes;
-    device_name(name);
-    cudaCheck(cudaMemGetInfo(&free_bytes, &all_bytes));
-    return free_bytes;
-}
-
 // Plans a training run's memory, prints how much it needs, and allocates it.
 static void open_training_model(GPT2* model, const GPT2Config* config, const Batch* batch) {
     char device[256];
@@ -1688,7 +1607,7 @@ static int bench() {
     for (int repeat = -1; repeat < BENCH_REPEATS; repeat++) { // the first one warms up
         GenerationTimes times = {};
         if (!generate(&m.model, &sampler, tokens.data(), lengths.data(), b.B, b.prompt, b.decode + 1, -1, made.data(),
-                      counts.data(), NULL, &times)) {
+                      counts.data(), NULL, &times, NULL, args->parallel)) {
             die("%s: its logits are not numbers", args->model);
         }
         bench_add(&b, repeat, &times);

@@ -114,6 +114,14 @@ inline void device_name(char* name) {
     snprintf(name, 256, "%s", properties.name);
 }
 
+// Writes the device's name to name (256) and returns its free memory in bytes.
+inline size_t device_memory(char* name) {
+    size_t free_bytes, all_bytes;
+    device_name(name);
+    cudaCheck(cudaMemGetInfo(&free_bytes, &all_bytes));
+    return free_bytes;
+}
+
 // The architecture that a kernel was compiled for: 75, 80, 90, ..., which is __CUDA_ARCH__ / 10 in the kernel. If the
 // binary only holds older code, it is lower than the device's. A kernel that needs a newer one must then not be
 // launched.

@@ -235,6 +235,10 @@ static inline Bench bench_begin(const GPT2Config* config, const char* precision)
 
 // Adds the times of a repetition; those of repeat -1, the warm-up, are dropped.
 static inline void bench_add(Bench* b, int repeat, const GenerationTimes* times) {
+    if (times->at_once > 0) {
+        die("--bench: only %d of %d texts are side by side: take a smaller --num-samples or a larger --parallel",
+            times->at_once, b->B);
+    }
     if (repeat >= 0) { b->prefill_ms[repeat] = times->prefill_ms, b->decode_ms[repeat] = times->decode_ms; }
 }
 

@@ -46,6 +46,15 @@ inline void* plan_allocate(const Plan* plan, const char* what, Error* err) {
     return arena;
 }
 
+// The largest n, from 1 to `most`, for which bytes_of(n) bytes are free. 128 MB of the GPU's memory stay free, for a graph and
+// kernels that are loaded late. Returns 1 also if there is no memory for it.
+template <class Bytes> int most_that_fit(int most, Bytes bytes_of) {
+    size_t free_bytes, all_bytes;
+    cudaCheck(cudaMemGetInfo(&free_bytes, &all_bytes));
+    while (most > 1 && bytes_of(most) + (128 << 20) > free_bytes) { most--; }
+    return most;
+}
+
 // Ends the program with a message that says which flags would make the run fit. bytes_of(B, recompute): what a run needs with
 // these values of -b and -r. have: bytes that are free on `device`.
 template <class Bytes> __attribute__((noreturn)) void die_of_memory(Bytes bytes_of, int recompute, const Batch* batch,

@@ -256,7 +256,7 @@ static inline void prompts_read(Prompts* p, const Tokenizer* tokenizer, const Mo
     bool with_special = args->special && tokenizer;
     if (with_special) { special = special_tokens(tokenizer); }
     for (int b = 0; b < p->B; b++) {
-        if (!args->prompt_ids) {
+        if (!args->prompt_ids && (args->prompts || b == 0)) { // the others have the tokens of the first
             encode_prompt(p, b, tokenizer, with_special ? &special : NULL, model_start(source, tokenizer), &tokens);
         }
         if (tokens.count > (size_t)config->max_seq_len) {

@@ -125,6 +125,8 @@ test_tasks() {
     ok hellaswag -e "$model" --hellaswag "$tmp/questions.bin"
     contains "of 4 correct" "$tmp/hellaswag.out"
     ok bench -e "$model" --bench --bench-prompt 8 --num-tokens 4 --num-samples 3
+    program "$tmp/bench" -e "$model" --bench --bench-prompt 8 --num-tokens 4 --num-samples 65
+    refused "a bench of texts that are not side by side" "$tmp/bench" '--bench: only 64 of 65 texts' '--parallel'
     ok export -e "$model" --export "$tmp/exported"
     cmp "$tmp/exported/model.safetensors" "$model/model.safetensors"
     set_flags "$tmp/trained" 4 -b 4 --hellaswag "$tmp/questions.bin" -r 2 --no-graph -sl 5 -sg 5 -lg 1 --stochastic-rounding --keep-best
@@ -202,7 +204,7 @@ test_progress() {
     reference
     seq 30 >"$tmp/prompts"
     LLMC_PROGRESS_SECONDS=0 together 4 --num-tokens 5
-    want "the first and the last line" "$(grep -E '^\[[0-9]+ of 30 texts, [0-9]+ tokens, [0-9]+ tok/s, ETA [0-9]+s\]$' "$tmp/together.err" |
+    want "the first and the last line" "$(grep -E '^\[[0-9]+ of 30 texts, [0-9]+ tokens, [0-9]+ tok/s, ETA [0-9dhms]+\]$' "$tmp/together.err" |
         sed -n 's/ texts.*//;1p;$p')" "[1 of 30
 [29 of 30"
     together 4 --num-tokens 5

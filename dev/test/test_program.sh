@@ -609,7 +609,7 @@ test_many_prompts() {
     want "the headers" "$(grep -a '^---- ' "$tmp/out")" "$(seq -f "---- %.0f of $n ----" $n)"
     cp "$tmp/out" "$tmp/many"
     contains "[1 of $n texts, 6 tokens, " "$tmp/err"
-    want "lines of progress" "$(grep -cE '^\[[0-9]+ of 300 texts, [0-9]+ tokens, [0-9]+ tok/s, ETA [0-9]+s\]$' "$tmp/err")" $((n - 1))
+    want "lines of progress" "$(grep -cE '^\[[0-9]+ of 300 texts, [0-9]+ tokens, [0-9]+ tok/s, ETA [0-9dhms]+\]$' "$tmp/err")" $((n - 1))
     csplit -s -n 3 -f "$tmp/many." "$tmp/many" '/^---- /' '{*}'
     for i in 0 7 64 299; do
         good -e run/step_00000003 --prompt "${i}a" --num-tokens 6 --temperature 0 --no-stop-at-eot
