@@ -1,7 +1,7 @@
 /* attention_forward: out = softmax(scale * q k^T, causal) v, for each head; scale = 1 / sqrt(HS)
 
    out (B,T,NH,HS) floatX out | lse (B,NH,T) float out, or NULL: ln(sum over k of exp(scale * q.k))
-   qkv (B,T,3,NH,HS) floatX in | C = NH * HS
+   qkv (B,T,3,NH,HS) floatX in | C = NH * HS. Kind 1 (kernels 1 and 3): q, k, v (B,T,NH,HS) each, and no causal mask.
    Bound: compute, 2*B*NH*T*T*HS FLOPs: two products of 2*T*T*HS per head, of which the causal mask leaves half.
    Constraint: HS % 8 == 0, HS <= 256.
    Tuned: tiles of kernels 6 and 15, tile of 25. The other rungs have the tiles that registers and shared memory suggest.
@@ -106,32 +106,38 @@ __device__ inline float attention_forward_dot(const floatX* a, const floatX* b, 
     return sum;
 }
 
-__global__ void attention_forward_kernel1(floatX* out, float* lse, const floatX* qkv, int B, int T, int C, int NH,
-                                          float scale) {
+// The inputs of kernels 1 and 3. Packed (B,T,3,NH,HS): k = q + C, v = q + 2 * C, stride = 3 * C. Three tensors
+// (B,T,NH,HS): stride = C.
+struct AttentionForwardInputs {
+    const floatX *q, *k, *v;
+    size_t stride; // elements from one token to the next
+    bool causal;   // false: each query sees all T keys
+};
+
+__global__ void attention_forward_kernel1(floatX* out, float* lse, AttentionForwardInputs inp, int B, int T, int C,
+                                          int NH, float scale) {
     size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= (size_t)B * NH * T) { return; }
-    int t = i % T, h = i / T % NH, b = i / T / NH, HS = C / NH;
-    // query 0 of this head; key 0 is C elements further, value 0 is 2 * C elements further
-    const floatX* first = qkv + (size_t)b * T * 3 * C + h * HS;
-    const floatX* q = first + (size_t)t * 3 * C;
+    int t = i % T, h = i / T % NH, b = i / T / NH, HS = C / NH, num_keys = inp.causal ? t + 1 : T;
+    size_t first = (size_t)b * T * inp.stride + h * HS; // token 0 of this head
+    const floatX *q = inp.q + first + t * inp.stride, *keys = inp.k + first, *values = inp.v + first;
     float m = -INFINITY, l = 0, o[256];
-    for (int k = 0; k <= t; k++) { m = fmaxf(m, attention_forward_dot(q, first + C + (size_t)k * 3 * C, HS) * scale); }
+    for (int k = 0; k < num_keys; k++) { m = fmaxf(m, attention_forward_dot(q, keys + k * inp.stride, HS) * scale); }
     for (int d = 0; d < HS; d++) { o[d] = 0; }
-    for (int k = 0; k <= t; k++) {
-        float p = expf(attention_forward_dot(q, first + C + (size_t)k * 3 * C, HS) * scale - m);
-        const floatX* v = first + 2 * C + (size_t)k * 3 * C;
-        for (int d = 0; d < HS; d++) { o[d] += p * (float)v[d]; }
+    for (int k = 0; k < num_keys; k++) {
+        float p = expf(attention_forward_dot(q, keys + k * inp.stride, HS) * scale - m);
+        for (int d = 0; d < HS; d++) { o[d] += p * (float)values[k * inp.stride + d]; }
         l += p;
     }
     for (int d = 0; d < HS; d++) { out[((size_t)b * T + t) * C + h * HS + d] = (floatX)(o[d] / l); }
     lse[i] = m + logf(l);
 }
 
-void attention_forward1(floatX* out, float* lse, const floatX* qkv, int B, int T, int C, int NH, cudaStream_t stream,
-                        int block_size) {
+void attention_forward1(floatX* out, float* lse, const AttentionForwardInputs& inp, int B, int T, int C, int NH,
+                        cudaStream_t stream, int block_size) {
     require(C / NH <= 256);
     attention_forward_kernel1<<<ceil_div(B * NH * T, block_size), block_size, 0, stream>>>(
-        out, lse, qkv, B, T, C, NH, 1.0f / sqrtf((float)(C / NH)));
+        out, lse, inp, B, T, C, NH, 1.0f / sqrtf((float)(C / NH)));
     cudaCheck(cudaGetLastError());
 }
 
@@ -174,18 +180,18 @@ constexpr int LADDER_HS =
 
 // ---- kernel 3: online softmax, so one pass over the keys; the thread's query and its output stay in registers ----
 
-__global__ void attention_forward_kernel3(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH,
+__global__ void attention_forward_kernel3(floatX* out, float* lse, AttentionForwardInputs inp, int B, int T, int NH,
                                           float scale) {
     constexpr int HS = LADDER_HS;
     size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= (size_t)B * NH * T) { return; }
-    int t = i % T, h = i / T % NH, b = i / T / NH;
-    size_t C = (size_t)NH * HS;
-    const floatX* first = qkv + (size_t)b * T * 3 * C + h * HS;
+    int t = i % T, h = i / T % NH, b = i / T / NH, num_keys = inp.causal ? t + 1 : T;
+    size_t C = (size_t)NH * HS, first = (size_t)b * T * inp.stride + h * HS;
+    const floatX *keys = inp.k + first, *values = inp.v + first;
     float m = -INFINITY, l = 0, q[HS], o[HS] = {};
-    for (int d = 0; d < HS; d++) { q[d] = (float)first[t * 3 * C + d]; }
-    for (int k = 0; k <= t; k++) { // the 32 queries of a warp read the same key at once
-        const floatX *key = first + C + k * 3 * C, *value = key + C;
+    for (int d = 0; d < HS; d++) { q[d] = (float)inp.q[first + t * inp.stride + d]; }
+    for (int k = 0; k < num_keys; k++) { // the 32 queries of a warp read the same key at once
+        const floatX *key = keys + k * inp.stride, *value = values + k * inp.stride;
         float s = 0;
         for (int d = 0; d < HS; d++) { s += q[d] * (float)key[d]; }
         // what has been summed so far is relative to the old maximum
@@ -197,8 +203,9 @@ __global__ void attention_forward_kernel3(floatX* out, float* lse, const floatX*
     lse[i] = m + logf(l);
 }
 
-void attention_forward3(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, cudaStream_t stream) {
-    attention_forward_kernel3<<<ceil_div(B * NH * T, 128), 128, 0, stream>>>(out, lse, qkv, B, T, NH,
+void attention_forward3(floatX* out, float* lse, const AttentionForwardInputs& inp, int B, int T, int NH,
+                        cudaStream_t stream) {
+    attention_forward_kernel3<<<ceil_div(B * NH * T, 128), 128, 0, stream>>>(out, lse, inp, B, T, NH,
                                                                              1.0f / sqrtf((float)LADDER_HS));
     cudaCheck(cudaGetLastError());
 }
@@ -2810,16 +2817,16 @@ void attention_forward_sm90_launch_kernel(Kernel kernel, float* lse, const float
 
 #ifndef PROMOTED_ONLY
 
-// Fills queries, keys and values (B,T,3,NH,HS) with normal numbers; queries and keys are multiplied by `size`. Size 4
-// makes scores differ by a few dozen, size 30 by 10^4. With either size P would exceed 2^8 after the diagonal, which
-// tests lazy rescaling. With size 30, all queries and keys of every other head are equal, so that its softmax is
-// uniform.
-static void fill_qkv(float* qkv, int B, int T, int NH, int HS, float size, uint32_t seed) {
-    size_t n = (size_t)B * T * 3 * NH * HS;
+// Fills parts first..first+parts-1 of queries, keys and values, (B,T,parts,NH,HS), with normal numbers; queries and keys
+// are multiplied by `size`. Size 4 makes scores differ by a few dozen, size 30 by 10^4. With either size P would exceed
+// 2^8 after the diagonal, which tests lazy rescaling. With size 30, all queries and keys of every other head are equal,
+// so that its softmax is uniform.
+static void fill_qkv(float* qkv, int first, int parts, int B, int T, int NH, int HS, float size, uint32_t seed) {
+    size_t n = (size_t)B * T * parts * NH * HS;
     bench_fill_normal(qkv, n, seed, 1.0f, 0.0f);
     bench_pieces(n, [=](size_t begin, size_t end) {
         for (size_t i = begin; i < end && size > 1; i++) {
-            size_t h = i / HS % NH, part = i / HS / NH % 3;
+            size_t h = i / HS % NH, part = first + i / HS / NH % parts;
             if (part < 2) { qkv[i] = size == 30.0f && h % 2 == 1 ? size : size * qkv[i]; }
         }
     });
@@ -2854,22 +2861,53 @@ static const std::vector<AttentionForwardForm> attention_forward_forms25 = {
     {{4, "four consumers: tiles of 256 queries"}, attention_forward_sm90_launch<4>}};
 #endif
 
+// kind 1: no mask, and queries, keys and values are three tensors
+static void declare_apart(Bench& b, float size, Buffer<floatX> out, Buffer<float> lse,
+                          const std::vector<size_t>& rows) {
+    int B = b.B, T = b.T, C = b.C, NH = b.NH;
+    cudaStream_t stream = b.stream;
+    size_t n = (size_t)B * T * C;
+    auto part = [&](const char* name, int number) {
+        return b.input_from<floatX>(
+            name, n, [=, &rng = b.rng](float* host) { fill_qkv(host, number, 1, B, T, NH, C / NH, size, rng()); });
+    };
+    Buffer<floatX> q = part("q", 0), k = part("k", 1), v = part("v", 2);
+    b.reference([=] {
+        std::vector<float> qkv(3 * n);
+        const float* parts[] = {q.host, k.host, v.host};
+        for (size_t i = 0; i < 3 * n; i++) { qkv[i] = parts[i / C % 3][i / C / 3 * C + i % C]; }
+        attention_forward_rows_cpu(out.host, lse.host, qkv.data(), B, T, C, NH, rows, false);
+    });
+    b.cost(4.0 * n * sizeof(floatX) + (double)B * T * NH * sizeof(float), 4.0 * n * T);
+    AttentionForwardInputs inp = {q, k, v, (size_t)C, false};
+    b.kernel(1, "one thread per query", [=](int bs) { attention_forward1(out, lse, inp, B, T, C, NH, stream, bs); },
+             {64, 128, 256});
+    if (C / NH == LADDER_HS) {
+        b.kernel(3, "online softmax in registers, no T x T matrix",
+                 [=](int) { attention_forward3(out, lse, inp, B, T, NH, stream); }, {0});
+    }
+    b.best(3);
+}
+
 static void declare(Bench& b) {
+    int kind = b.kinds({"causal", "every key, q k v apart"});
     b.varies("BTH");
     int B = b.B, T = b.T, C = b.C, NH = b.NH, HS = C / NH;
     cudaStream_t stream = b.stream;
     const float sizes[] = {1.0f, 4.0f, 30.0f};
     float size = sizes[b.cases({"normal", "scores of a few dozen", "scores of some 10^4, or equal ones"})];
     size_t n = (size_t)B * T * C, num_rows = (size_t)B * T * NH;
-    Buffer<floatX> qkv = b.input_from<floatX>(
-        "qkv", 3 * n, [=, &rng = b.rng](float* host) { fill_qkv(host, B, T, NH, HS, size, rng()); });
     float score_error = size == 30.0f ? 4e-3f : size == 4.0f ? 5e-5f : 0; // 4 s ulps of fp32 for s = 10^4 and 100
     Tolerance tolerance = ulps<floatX>(sizeof(floatX) == 2 ? 1 : 32, 1.0f);
     Buffer<floatX> out = b.output<floatX>("out", n, {tolerance.atol + score_error, tolerance.rtol});
     Buffer<float> lse = b.output<float>("lse", num_rows, {1e-5f + score_error, 2e-6f});
-    std::vector<size_t> rows = b.sample(num_rows, 2.0 * T * HS);
+    std::vector<size_t> rows = b.sample(num_rows, (kind == 1 ? 4.0 : 2.0) * T * HS);
+    if (kind == 1) { return declare_apart(b, size, out, lse, rows); }
+    Buffer<floatX> qkv = b.input_from<floatX>(
+        "qkv", 3 * n, [=, &rng = b.rng](float* host) { fill_qkv(host, 0, 3, B, T, NH, HS, size, rng()); });
     b.reference([=] { attention_forward_rows_cpu(out.host, lse.host, qkv.host, B, T, C, NH, rows); });
     b.cost(4.0 * n * sizeof(floatX) + num_rows * sizeof(float), 2.0 * B * NH * T * (double)T * HS);
+    AttentionForwardInputs inp = {qkv, qkv + C, qkv + 2 * C, 3 * (size_t)C, true};
 
     if ((double)num_rows * T <= 1 << 30) { // at most 6 GB of T x T matrices
         Buffer<float> scores = b.scratch<float>("scores", num_rows * T);
@@ -2877,7 +2915,7 @@ static void declare(Bench& b) {
         if (!b.dry) { cublas_handle(); } // it allocates memory, which no timed launch should do
         b.kernel(0, "cuBLAS for both products, T x T matrix in memory",
                  [=](int bs) { attention_forward0(out, lse, scores, p, qkv, B, T, C, NH, stream, bs); }, {256});
-        b.kernel(1, "one thread per query", [=](int bs) { attention_forward1(out, lse, qkv, B, T, C, NH, stream, bs); },
+        b.kernel(1, "one thread per query", [=](int bs) { attention_forward1(out, lse, inp, B, T, C, NH, stream, bs); },
                  {64, 128, 256});
         b.kernel(2, "one thread per score, T x T matrix in memory",
                  [=](int bs) { attention_forward2(out, lse, scores, p, qkv, B, T, C, NH, stream, bs); });
@@ -2905,7 +2943,10 @@ static void declare(Bench& b) {
                 number, what, [=] { launch(out, lse, qkv, B, T, NH, stream); }, min_arch, forms);
         }
     };
-    rung(3, "online softmax in registers, no T x T matrix", attention_forward3, 0);
+    if (HS == LADDER_HS) {
+        b.kernel(3, "online softmax in registers, no T x T matrix",
+                 [=](int) { attention_forward3(out, lse, inp, B, T, NH, stream); }, {0});
+    }
     rung(4, "keys and values in shared memory", attention_forward4, 0);
     rung(5, "register tiles, 8 queries x 4 keys per thread", attention_forward5, 0);
     kernel(
@@ -2943,12 +2984,33 @@ static void declare(Bench& b) {
 }
 
 int main(int argc, char** argv) {
-    return bench_main(
-        argc, argv, "attention_forward", declare, {16, 1024, 768, 12},
-        {{1, 1, 64, 1},     {2, 17, 64, 2},    {1, 64, 192, 3},   {1, 127, 128, 2}, {2, 128, 64, 1},
-         {2, 200, 128, 2},  {1, 333, 128, 2},  {1, 129, 64, 1},   {2, 513, 128, 2}, {3, 1000, 768, 12},
-         {1, 2100, 64, 1},  {1, 200, 64, 2},   {2, 127, 192, 2},  {1, 200, 256, 2}, {1, 65, 8, 1},
-         {1, 130, 240, 3},  {1, 100, 512, 2},  {1, 90, 416, 2},   {1, 300, 256, 4}, {2, 1024, 192, 3},
-         {1, 1024, 256, 4}, {1, 4096, 128, 2}, {40, 400, 768, 12}}); // enough tiles for several rounds of every persistent kernel
+    // the last shape of kind 0 has enough tiles for several rounds of every persistent kernel
+    return bench_main(argc, argv, "attention_forward", declare, {16, 1024, 768, 12},
+                      {{1, 1, 64, 1},
+                       {2, 17, 64, 2},
+                       {1, 64, 192, 3},
+                       {1, 127, 128, 2},
+                       {2, 128, 64, 1},
+                       {2, 200, 128, 2},
+                       {1, 333, 128, 2},
+                       {1, 129, 64, 1},
+                       {2, 513, 128, 2},
+                       {3, 1000, 768, 12},
+                       {1, 2100, 64, 1},
+                       {1, 200, 64, 2},
+                       {2, 127, 192, 2},
+                       {1, 200, 256, 2},
+                       {1, 65, 8, 1},
+                       {1, 130, 240, 3},
+                       {1, 100, 512, 2},
+                       {1, 90, 416, 2},
+                       {1, 300, 256, 4},
+                       {2, 1024, 192, 3},
+                       {1, 1024, 256, 4},
+                       {1, 4096, 128, 2},
+                       {40, 400, 768, 12},
+                       with_kind(1, {1, 1, 64, 1}),
+                       with_kind(1, {2, 127, 192, 3}),
+                       with_kind(1, {2, 200, 240, 3})});
 }
 #endif
