@@ -2862,10 +2862,9 @@ static const std::vector<AttentionForwardForm> attention_forward_forms25 = {
 #endif
 
 // kind 1: no mask, and queries, keys and values are three tensors
-static void declare_apart(Bench& b, float size, Buffer<floatX> out, Buffer<float> lse,
-                          const std::vector<size_t>& rows) {
+static AttentionForwardInputs declare_apart(Bench& b, float size, Buffer<floatX> out, Buffer<float> lse,
+                                            const std::vector<size_t>& rows) {
     int B = b.B, T = b.T, C = b.C, NH = b.NH;
-    cudaStream_t stream = b.stream;
     size_t n = (size_t)B * T * C;
     auto part = [&](const char* name, int number) {
         return b.input_from<floatX>(
@@ -2879,18 +2878,11 @@ static void declare_apart(Bench& b, float size, Buffer<floatX> out, Buffer<float
         attention_forward_rows_cpu(out.host, lse.host, qkv.data(), B, T, C, NH, rows, false);
     });
     b.cost(4.0 * n * sizeof(floatX) + (double)B * T * NH * sizeof(float), 4.0 * n * T);
-    AttentionForwardInputs inp = {q, k, v, (size_t)C, false};
-    b.kernel(1, "one thread per query", [=](int bs) { attention_forward1(out, lse, inp, B, T, C, NH, stream, bs); },
-             {64, 128, 256});
-    if (C / NH == LADDER_HS) {
-        b.kernel(3, "online softmax in registers, no T x T matrix",
-                 [=](int) { attention_forward3(out, lse, inp, B, T, NH, stream); }, {0});
-    }
-    b.best(3);
+    return {q, k, v, (size_t)C, false};
 }
 
 static void declare(Bench& b) {
-    int kind = b.kinds({"causal", "every key, q k v apart"});
+    bool apart = b.kinds({"causal", "every key, q k v apart"}) == 1;
     b.varies("BTH");
     int B = b.B, T = b.T, C = b.C, NH = b.NH, HS = C / NH;
     cudaStream_t stream = b.stream;
@@ -2901,25 +2893,42 @@ static void declare(Bench& b) {
     Tolerance tolerance = ulps<floatX>(sizeof(floatX) == 2 ? 1 : 32, 1.0f);
     Buffer<floatX> out = b.output<floatX>("out", n, {tolerance.atol + score_error, tolerance.rtol});
     Buffer<float> lse = b.output<float>("lse", num_rows, {1e-5f + score_error, 2e-6f});
-    std::vector<size_t> rows = b.sample(num_rows, (kind == 1 ? 4.0 : 2.0) * T * HS);
-    if (kind == 1) { return declare_apart(b, size, out, lse, rows); }
-    Buffer<floatX> qkv = b.input_from<floatX>(
-        "qkv", 3 * n, [=, &rng = b.rng](float* host) { fill_qkv(host, 0, 3, B, T, NH, HS, size, rng()); });
-    b.reference([=] { attention_forward_rows_cpu(out.host, lse.host, qkv.host, B, T, C, NH, rows); });
-    b.cost(4.0 * n * sizeof(floatX) + num_rows * sizeof(float), 2.0 * B * NH * T * (double)T * HS);
-    AttentionForwardInputs inp = {qkv, qkv + C, qkv + 2 * C, 3 * (size_t)C, true};
+    std::vector<size_t> rows = b.sample(num_rows, (apart ? 4.0 : 2.0) * T * HS);
+    Buffer<floatX> qkv = {NULL, NULL};
+    AttentionForwardInputs inp;
+    if (apart) {
+        inp = declare_apart(b, size, out, lse, rows);
+    } else {
+        qkv = b.input_from<floatX>("qkv", 3 * n,
+                                   [=, &rng = b.rng](float* host) { fill_qkv(host, 0, 3, B, T, NH, HS, size, rng()); });
+        b.reference([=] { attention_forward_rows_cpu(out.host, lse.host, qkv.host, B, T, C, NH, rows); });
+        b.cost(4.0 * n * sizeof(floatX) + num_rows * sizeof(float), 2.0 * B * NH * T * (double)T * HS);
+        inp = {qkv, qkv + C, qkv + 2 * C, 3 * (size_t)C, true};
+    }
 
-    if ((double)num_rows * T <= 1 << 30) { // at most 6 GB of T x T matrices
-        Buffer<float> scores = b.scratch<float>("scores", num_rows * T);
-        Buffer<floatX> p = b.scratch<floatX>("p", num_rows * T);
+    bool few_scores = (double)num_rows * T <= 1 << 30; // at most 6 GB of T x T matrices
+    Buffer<float> scores = {NULL, NULL};
+    Buffer<floatX> p = {NULL, NULL};
+    if (few_scores && !apart) {
+        scores = b.scratch<float>("scores", num_rows * T);
+        p = b.scratch<floatX>("p", num_rows * T);
         if (!b.dry) { cublas_handle(); } // it allocates memory, which no timed launch should do
         b.kernel(0, "cuBLAS for both products, T x T matrix in memory",
                  [=](int bs) { attention_forward0(out, lse, scores, p, qkv, B, T, C, NH, stream, bs); }, {256});
+    }
+    if (few_scores) {
         b.kernel(1, "one thread per query", [=](int bs) { attention_forward1(out, lse, inp, B, T, C, NH, stream, bs); },
                  {64, 128, 256});
+    }
+    if (few_scores && !apart) {
         b.kernel(2, "one thread per score, T x T matrix in memory",
                  [=](int bs) { attention_forward2(out, lse, scores, p, qkv, B, T, C, NH, stream, bs); });
     }
+    if (HS == LADDER_HS) {
+        b.kernel(3, "online softmax in registers, no T x T matrix",
+                 [=](int) { attention_forward3(out, lse, inp, B, T, NH, stream); }, {0});
+    }
+    if (apart) { return; }
     // the kernel that attention_forward() chooses here is checked and timed through attention_forward()
     int promoted = !b.dry ? attention_forward_choice(HS) : sizeof(floatX) == 2 ? 25 : 6;
     auto kernel = [&](int number, const char* what, std::function<void()> launch, int min_arch,
@@ -2943,10 +2952,6 @@ static void declare(Bench& b) {
                 number, what, [=] { launch(out, lse, qkv, B, T, NH, stream); }, min_arch, forms);
         }
     };
-    if (HS == LADDER_HS) {
-        b.kernel(3, "online softmax in registers, no T x T matrix",
-                 [=](int) { attention_forward3(out, lse, inp, B, T, NH, stream); }, {0});
-    }
     rung(4, "keys and values in shared memory", attention_forward4, 0);
     rung(5, "register tiles, 8 queries x 4 keys per thread", attention_forward5, 0);
     kernel(
