@@ -3936,7 +3936,7 @@ inline int attention_forward_group(int T, int HS, int num_heads) {
     return (int)(fit < 1 ? 1 : fit > (size_t)num_heads ? num_heads : fit);
 }
 
-// ---- kernel 3: fp32 arithmetic, register tiles, queries and keys in shared memory ----
+// ---- kernel 6: fp32 arithmetic in register tiles, 128-bit accesses, heads in groups that fit L2; any head size ----
 
 // Rows are padded by 4 floats, so that consecutive rows start 4 banks apart: 8 lanes that read 16 bytes each from 8
 // rows have no bank conflict.
@@ -3966,7 +3966,7 @@ attention_forward_plain_load(float (*tile)[max_HS + 4], const floatX* src, int f
 // The block has four warps, each with rows / 4 queries. The two half-warps of a warp own alternate queries. For each of
 // its queries a thread holds keys / 16 columns of the scores and max_HS / 16 columns of the output.
 template <int max_HS, int rows, int keys> __global__ void __launch_bounds__(128)
-    attention_forward_kernel3(floatX* out, float* lse, const floatX* qkv, int T, int HS, int NH, int num_heads,
+    attention_forward_kernel6(floatX* out, float* lse, const floatX* qkv, int T, int HS, int NH, int num_heads,
                               int group, float scale_log2) {
     extern __shared__ __align__(256) unsigned char attention_forward_shared[];
     auto& smem = *reinterpret_cast<AttentionForwardPlainSMem<max_HS, rows, keys>*>(attention_forward_shared);
@@ -4055,7 +4055,7 @@ template <int max_HS, int rows, int keys> __global__ void __launch_bounds__(128)
 template <int max_HS, int rows, int keys> void attention_forward_plain_tiles(floatX* out, float* lse, const floatX* qkv,
                                                                              int B, int T, int HS, int NH,
                                                                              cudaStream_t stream) {
-    auto kernel = attention_forward_kernel3<max_HS, rows, keys>;
+    auto kernel = attention_forward_kernel6<max_HS, rows, keys>;
     constexpr int SHARED_BYTES = sizeof(AttentionForwardPlainSMem<max_HS, rows, keys>);
     static_assert(SHARED_BYTES <= 64 << 10, "the limit of compute capability 7.5");
     cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES));
@@ -4078,9 +4078,9 @@ void attention_forward_plain(floatX* out, float* lse, const floatX* qkv, int B, 
 }
 
 #if !defined(ENABLE_FP32)
-// ---- kernel 8: mma.sync, steps of 32 keys, which need few enough registers for 3 blocks of 4 warps per SM ----
+// ---- shared by kernels 11 to 16: swizzled tiles, filled by cp.async; a step over the keys by mma.sync ----
 // Each warp owns 16 * row_tiles queries and processes `step` keys at a time. Rescaling is lazy: o and l are rescaled
-// only when P of some row of the warp would exceed 2^slack. `blocks` is the number of blocks per SM.
+// only when P of some row of the warp would exceed 2^slack.
 
 // 64 * row_tiles queries, and two stages of 64 keys and their values: one stage is read while the other is filled.
 template <int HS, int row_tiles> struct AttentionForwardMmaSMem {
@@ -4227,6 +4227,41 @@ attention_forward_step(AttentionForwardState<HS, row_tiles>& state, uint32_t k, 
     }
 }
 
+// Loads the operand fragments of a warp's queries, whose tile in shared memory is warp_q, and clears the rest.
+template <int HS, int row_tiles>
+__device__ inline void attention_forward_start(AttentionForwardState<HS, row_tiles>& state, const floatX* warp_q) {
+    int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int i = 0; i < row_tiles; i++) {
+#pragma unroll
+        for (int d = 0; d < HS / 16; d++) {
+            ldmatrix_x4(state.q[i][d], warp_q + attention_forward_at<HS>(16 * i + lane % 16, 2 * d + lane / 16));
+        }
+        for (int n = 0; n < HS / 8; n++) {
+            for (int e = 0; e < 4; e++) { state.o[i][n][e] = 0; }
+        }
+        for (int half_row = 0; half_row < 2; half_row++) { state.m[i][half_row] = -INFINITY, state.l[i][half_row] = 0; }
+    }
+}
+
+// The addresses that this lane passes to ldmatrix for the first 16 keys, or values, of a tile. ldmatrix.x4 reads 16 keys
+// by 16 columns as four 8x8 matrices. Their (keys, columns), in the order in which mma takes them as operand b:
+//     S = Q K^T: (0-7, 0-7) (0-7, 8-15) (8-15, 0-7) (8-15, 8-15)
+//     P V:       (0-7, 0-7) (8-15, 0-7) (0-7, 8-15) (8-15, 8-15), each transposed
+template <int HS> __device__ inline uint32_t attention_forward_k_address(const floatX* tile) {
+    int lane = threadIdx.x % 32;
+    return shared_address(tile + attention_forward_at<HS>(lane / 16 * 8 + lane % 8, lane / 8 % 2));
+}
+template <int HS> __device__ inline uint32_t attention_forward_v_address(const floatX* tile) {
+    int lane = threadIdx.x % 32;
+    return shared_address(tile + attention_forward_at<HS>(lane % 16, lane / 16));
+}
+#endif
+
+#if !defined(ENABLE_FP32)
+// ---- kernel 15: mma.sync, steps of 32 keys, which need few enough registers for 3 blocks of 4 warps per SM ----
+// `blocks` is the number of blocks per SM.
+
 // Epilogue: divides a warp's output rows by l and stores them, 16 bytes at a time. `tile`, the warp's own slice of
 // smem.q, is the staging area.
 template <int HS, int row_tiles>
@@ -4264,14 +4299,13 @@ __device__ inline void attention_forward_store(floatX* out, float* lse, floatX* 
 }
 
 template <int HS, int row_tiles, int step, int slack, int blocks> __global__ void __launch_bounds__(128, blocks)
-    attention_forward_kernel8(floatX* out, float* lse, const floatX* qkv, int T, int NH, int num_heads, int group,
-                              float scale_log2) {
+    attention_forward_kernel15(floatX* out, float* lse, const floatX* qkv, int T, int NH, int num_heads, int group,
+                               float scale_log2) {
     extern __shared__ __align__(256) unsigned char attention_forward_shared[];
     auto& smem = *reinterpret_cast<AttentionForwardMmaSMem<HS, row_tiles>*>(attention_forward_shared);
     constexpr int ROWS = 64 * row_tiles;
     AttentionForwardWork work = attention_forward_work(num_heads, ceil_div(T, ROWS), group);
     int b = work.head / NH, h = work.head % NH, q0 = work.tile * ROWS;
-    int lane = threadIdx.x % 32;
     int warp_row = threadIdx.x / 32 * 16 * row_tiles; // the warp's first query is q0 + warp_row
     size_t C = (size_t)NH * HS;
     const floatX* src = qkv + (size_t)b * T * 3 * C + h * HS;
@@ -4285,25 +4319,10 @@ template <int HS, int row_tiles, int step, int slack, int blocks> __global__ voi
 
     AttentionForwardState<HS, row_tiles> state;
     floatX* warp_q = smem.q + warp_row * HS;
-#pragma unroll
-    for (int i = 0; i < row_tiles; i++) {
-#pragma unroll
-        for (int d = 0; d < HS / 16; d++) {
-            ldmatrix_x4(state.q[i][d], warp_q + attention_forward_at<HS>(16 * i + lane % 16, 2 * d + lane / 16));
-        }
-        for (int n = 0; n < HS / 8; n++) {
-            for (int e = 0; e < 4; e++) { state.o[i][n][e] = 0; }
-        }
-        for (int half_row = 0; half_row < 2; half_row++) { state.m[i][half_row] = -INFINITY, state.l[i][half_row] = 0; }
-    }
-    // ldmatrix.x4 reads 16 keys by 16 columns as four 8x8 matrices. Their (keys, columns), in the order in which mma
-    // takes them as operand b:
-    //     S = Q K^T: (0-7, 0-7) (0-7, 8-15) (8-15, 0-7) (8-15, 8-15)
-    //     P V:       (0-7, 0-7) (8-15, 0-7) (0-7, 8-15) (8-15, 8-15), each transposed
+    attention_forward_start(state, warp_q);
     constexpr int ROW_BYTES = HS * sizeof(floatX), STAGE_BYTES = sizeof(smem.kv[0]);
-    uint32_t k_address =
-        shared_address(smem.kv[0][0] + attention_forward_at<HS>(lane / 16 * 8 + lane % 8, lane / 8 % 2));
-    uint32_t v_address = shared_address(smem.kv[0][1] + attention_forward_at<HS>(lane % 16, lane / 16));
+    uint32_t k_address = attention_forward_k_address<HS>(smem.kv[0][0]);
+    uint32_t v_address = attention_forward_v_address<HS>(smem.kv[0][1]);
     for (int tile = 0; tile < num_tiles; tile++) {
         if (tile > 0) {
             cp_async_wait<0>();
@@ -4336,7 +4355,7 @@ template <int HS, int row_tiles, int step, int slack, int blocks> __global__ voi
 
 template <int HS, int row_tiles, int step, int slack, int blocks> void
 attention_forward_mma_tiles(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, cudaStream_t stream) {
-    auto kernel = attention_forward_kernel8<HS, row_tiles, step, slack, blocks>;
+    auto kernel = attention_forward_kernel15<HS, row_tiles, step, slack, blocks>;
     constexpr int SHARED_BYTES = sizeof(AttentionForwardMmaSMem<HS, row_tiles>);
     static_assert(SHARED_BYTES <= 99 << 10, "the limit of compute capability 8.6");
     cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES));
@@ -4360,7 +4379,7 @@ void attention_forward_mma(floatX* out, float* lse, const floatX* qkv, int B, in
     }
 }
 
-// ---- sm_90a: shared by kernels 9 to 16: wgmma products, online softmax in registers, output by TMA ----
+// ---- sm_90a: shared by kernels 17 to 25: wgmma products, online softmax in registers, output by TMA ----
 // HS = 64. A warpgroup owns 64 queries, 16 per warp. Loops over register arrays are unrolled explicitly, because the
 // compiler puts an array with a run-time index into local memory.
 // Source: Shah et al. 2024, FlashAttention-3, arXiv:2407.08608.
@@ -4644,7 +4663,7 @@ inline AttentionForwardList attention_forward_list(int num_heads, int num_tiles,
 #endif
 
 #if !defined(ENABLE_FP32)
-// ---- kernel 16: one producer, four consumer warpgroups that do not wait for each other, steps of 64 keys ----
+// ---- kernel 25: one producer, four consumer warpgroups that do not wait for each other, steps of 64 keys ----
 // One persistent block per SM takes tiles of 256 queries, or of 128 if there are few tiles. One producer thread fills a
 // ring of keys and values by TMA. Each consumer warpgroup owns 64 queries of the tile and walks over their keys, the
 // diagonal first. Example: the tile of queries 256..511, by blocks of 64 keys (d: diagonal, s: later step, -: skipped):
@@ -4874,7 +4893,7 @@ template <int groups> __device__ inline void attention_forward_sm90_consumer(Att
 }
 
 template <int groups> __global__ void __launch_bounds__(128 * (groups + 1), 1)
-    attention_forward_sm90_kernel16(float* lse, const __grid_constant__ CUtensorMap qkv_map, int T, int NH,
+    attention_forward_sm90_kernel25(float* lse, const __grid_constant__ CUtensorMap qkv_map, int T, int NH,
                                     AttentionForwardList list, float scale_log2,
                                     const __grid_constant__ CUtensorMap out_map) {
     extern __shared__ __align__(256) unsigned char attention_forward_shared[];
@@ -4896,7 +4915,7 @@ template <int groups> __global__ void __launch_bounds__(128 * (groups + 1), 1)
 
 template <int groups> void attention_forward_sm90_launch(floatX* out, float* lse, const floatX* qkv, int B, int T,
                                                          int NH, cudaStream_t stream) {
-    auto kernel = attention_forward_sm90_kernel16<groups>;
+    auto kernel = attention_forward_sm90_kernel25<groups>;
     constexpr int SHARED_BYTES = sizeof(AttentionForwardSMem<groups>) + 1024;
     static_assert(SHARED_BYTES <= 227 << 10, "the limit of compute capability 9.0");
     cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES));
@@ -4925,12 +4944,12 @@ void attention_forward_sm90(floatX* out, float* lse, const floatX* qkv, int B, i
 // The number of the kernel that attention_forward() runs; see the table below.
 inline int attention_forward_choice(int HS) {
 #if !defined(ENABLE_FP32)
-    if (HS == 64 && has_sm90a()) { return 16; }
+    if (HS == 64 && has_sm90a()) { return 25; }
     bool has_tiles = HS == 32 || HS == 64 || HS == 96 || HS == 128;
-    if (has_tiles && compiled_arch(attention_forward_kernel8<64, 2, 32, 8, 3>) >= 80) { return 8; }
+    if (has_tiles && compiled_arch(attention_forward_kernel15<64, 2, 32, 8, 3>) >= 80) { return 15; }
 #endif
     (void)HS;
-    return 3;
+    return 6;
 }
 
 // out (B,T,NH,HS) | lse (B,NH,T) or NULL | qkv (B,T,3,NH,HS). C = NH * HS. All pointers are aligned to 16 bytes.
@@ -4938,9 +4957,9 @@ inline int attention_forward_choice(int HS) {
 // device:
 //
 //     HS                        bf16, fp16:  sm_90a (H100)   8.0 and up (A100)   older          fp32
-//     64                                     kernel 16       kernel 8            kernel 3       kernel 3
-//     32, 96, 128                            kernel 8        kernel 8            kernel 3       kernel 3
-//     other multiples of 8, up to 256        kernel 3        kernel 3            kernel 3       kernel 3
+//     64                                     kernel 25       kernel 15           kernel 6       kernel 6
+//     32, 96, 128                            kernel 15       kernel 15           kernel 6       kernel 6
+//     other multiples of 8, up to 256        kernel 6        kernel 6            kernel 6       kernel 6
 void attention_forward(floatX* out, float* lse, const floatX* qkv, int B, int T, int C, int NH, cudaStream_t stream) {
     double bytes = (4.0 * C * sizeof(floatX) + NH * sizeof(float)) * B * T;
     Op op(stream, bytes, 2.0 * B * T * T * C, "attention_forward");
@@ -4950,10 +4969,10 @@ void attention_forward(floatX* out, float* lse, const floatX* qkv, int B, int T,
     require((size_t)B * NH * ceil_div(T, 16) <= INT_MAX);
     int kernel = attention_forward_choice(HS);
 #if !defined(ENABLE_FP32)
-    if (kernel == 16) { return attention_forward_sm90(out, lse, qkv, B, T, NH, stream); }
-    if (kernel == 8) { return attention_forward_mma(out, lse, qkv, B, T, HS, NH, stream); }
+    if (kernel == 25) { return attention_forward_sm90(out, lse, qkv, B, T, NH, stream); }
+    if (kernel == 15) { return attention_forward_mma(out, lse, qkv, B, T, HS, NH, stream); }
 #endif
-    require(kernel == 3);
+    require(kernel == 6);
     attention_forward_plain(out, lse, qkv, B, T, HS, NH, stream);
 }
 // ==== end promoted: attention_forward ====

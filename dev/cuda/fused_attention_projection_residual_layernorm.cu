@@ -416,7 +416,7 @@ struct AttentionProjectionPlace {
     int pair;   // offset in a swizzled tile (16,64) of this thread's first two columns, in the first of its two rows
 };
 
-// One step of the attention loop, as attention_forward_step14: the scores of the next 128 keys (ring position i) and
+// One step of the attention loop, as attention_forward_step23: the scores of the next 128 keys (ring position i) and
 // the product of P with the values (position i + 1) of the keys before them. new_head: these keys are the first of
 // the next head, and x is that head's softmax state. q: the stage of their queries. If last_keys is true, the queries
 // are not needed after this step. If `more` is true, another step follows.

@@ -127,7 +127,7 @@ void fused_attention_residual_layernorm_forward3(floatX* residual, floatX* norme
 }
 
 #if !defined(ENABLE_FP32)
-// ---- shared by kernels 4 to 6, built on the helpers of attention_forward's kernels 9 to 15 ---------------
+// ---- shared by kernels 4 to 6, built on the helpers of attention_forward's kernels 17 to 24 --------------
 // Each step processes 128 keys. Each head has a box in shared memory: rows of 64 elements in TMA's swizzle. In kernels
 // 4 and 5 TMA loads inp into the box, each warp adds the output of attention to its 16 rows in place, and TMA stores
 // the sum as residual. The sum also stays in the box until it is normalised.
@@ -770,7 +770,7 @@ void fused_attention_residual_layernorm_forward5(floatX* residual, floatX* norme
 // with the next head. The helper adds inp from global memory, stores residual, and keeps the moments of the rows.
 //
 // Clusters are persistent and take pairs of tiles (as in kernel 5) one after the other, so that the end of every tile
-// but the last is overlapped with the next tile. As in attention_forward's kernel 14, consecutive heads overlap, and
+// but the last is overlapped with the next tile. As in attention_forward's kernel 23, consecutive heads overlap, and
 // the ring has four stages if the boxes leave room. After the diagonal the running maximum is not updated: P is divided
 // by its own sum in the end, and may be as large as its type allows.
 

@@ -471,24 +471,26 @@ inline void attention_forward_cpu(float* out, float* lse, const float* qkv, int 
     });
 }
 
-// As attention_forward_cpu, but only for the elements of lse that `rows` lists, and their rows of out (HS).
+// As attention_forward_cpu, but only for the elements of lse that `rows` lists, and their rows of out (HS). If not
+// causal, each query sees all keys.
 inline void attention_forward_rows_cpu(float* out, float* lse, const float* qkv, int B, int T, int C, int NH,
-                                       const std::vector<size_t>& rows) {
-    if (rows.size() == (size_t)B * NH * T) { return attention_forward_cpu(out, lse, qkv, B, T, C, NH); }
+                                       const std::vector<size_t>& rows, bool causal = true) {
+    if (causal && rows.size() == (size_t)B * NH * T) { return attention_forward_cpu(out, lse, qkv, B, T, C, NH); }
     size_t HS = C / NH, length = T, stride = 3 * (size_t)C;
     double scale = 1.0 / sqrt((double)HS);
     parallel_for(rows.size(), [=, &rows](size_t i) {
         size_t t = rows[i] % length, h = rows[i] / length % NH, b = rows[i] / length / NH;
         const float *first = qkv + b * length * stride + h * HS, *q = first + t * stride;
-        std::vector<double> p(t + 1), o(HS);
+        size_t num_keys = causal ? t + 1 : length;
+        std::vector<double> p(num_keys), o(HS);
         double max = -INFINITY, sum = 0.0;
-        for (size_t k = 0; k <= t; k++) {
+        for (size_t k = 0; k < num_keys; k++) {
             const float* key = first + k * stride + C;
             for (size_t d = 0; d < HS; d++) { p[k] += (double)q[d] * key[d]; }
             p[k] *= scale;
             max = std::max(max, p[k]);
         }
-        for (size_t k = 0; k <= t; k++) {
+        for (size_t k = 0; k < num_keys; k++) {
             const float* value = first + k * stride + 2 * C;
             p[k] = exp(p[k] - max);
             sum += p[k];

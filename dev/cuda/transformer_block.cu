@@ -1146,7 +1146,7 @@ struct TransformerBlockStore15 {
         }
     }
 };
-// Kernel 16 of attention_forward, with TransformerBlockStore15 as its output policy.
+// Kernel 25 of attention_forward, with TransformerBlockStore15 as its output policy.
 template <int groups> __global__ void __launch_bounds__(128 * (groups + 1), 1)
     transformer_block_attention_kernel15(float* lse, const __grid_constant__ CUtensorMap qkv_map, int T, int NH,
                                          AttentionForwardList list, float scale_log2, __nv_fp8_e4m3* out,

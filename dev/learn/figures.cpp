@@ -481,14 +481,14 @@ static Svg draw_reduction_tree() {
     return svg;
 }
 
-// ---- attention_tiles: attention_forward.cu, kernel 9 -----------------------------------------------------------
+// ---- attention_tiles: attention_forward.cu, kernel 18 ----------------------------------------------------------
 
 static Svg draw_attention_tiles() {
     const int T = 1024, tile = 128, n = T / tile;
     const double left = 116, top = 106, cell = 40;
     int full = 0, diagonal = 0, skipped = 0;
     Svg svg(800, 516, "Causal attention in tiles of 128 queries x 128 keys",
-            "attention_forward.cu, kernel 9, T = 1024. A block owns one row of tiles: 128 queries of one head.",
+            "attention_forward.cu, kernel 18, T = 1024. A block owns one row of tiles: 128 queries of one head.",
             "A square of 8 by 8 tiles. Tiles below the diagonal are computed whole, tiles on the diagonal with a mask, "
             "tiles above it are skipped. A block starts on the diagonal and goes left. Beside it the first keys of a "
             "diagonal tile: a query sees the keys up to its own position.");
@@ -551,7 +551,7 @@ static Svg draw_attention_tiles() {
 
 // The position, in chunks of 16 bytes, of chunk c of row r, for rows of 64 16-bit elements.
 static int chunk_unpadded(int r, int c) { return r * 8 + c; }
-static int chunk_padded(int r, int c) { return r * 9 + c; }               // attention_forward.cu, kernel 4: HS + 8
+static int chunk_padded(int r, int c) { return r * 9 + c; }               // attention_forward.cu, kernel 7: HS + 8
 static int chunk_swizzled(int r, int c) { return r * 8 + (c ^ (r % 8)); } // attention_forward_at, and TMA's swizzle
 
 static void draw_chunks(Svg& svg, double left, const char* name, const char* formula, const char* used_by,
@@ -592,8 +592,8 @@ static Svg draw_banks() {
             "floats.");
     draw_chunks(svg, 30, "unpadded", "group = chunk", "as the rows come from memory", chunk_unpadded);
     draw_chunks(svg, 288, "padded: 144 bytes per row", "group = (9 * row + chunk) % 8",
-                "attention 4; empty cells: padding", chunk_padded);
-    draw_chunks(svg, 546, "swizzled: 128 bytes per row", "group = chunk ^ (row % 8)", "attention 5 and later, TMA",
+                "attention 7; empty cells: padding", chunk_padded);
+    draw_chunks(svg, 546, "swizzled: 128 bytes per row", "group = chunk ^ (row % 8)", "attention 11 and later, TMA",
                 chunk_swizzled);
     double y = 418;
     svg.line(20, y, 780, y, "m");
@@ -765,7 +765,7 @@ static Svg draw_gemm_tiles() {
     return svg;
 }
 
-// ---- double_buffer: attention_forward.cu, kernels 4 and 5 --------------------------------------------------------
+// ---- double_buffer: attention_forward.cu, kernels 9 and 10 -----------------------------------------------------
 
 static Svg draw_double_buffer() {
     const int n = 4;
@@ -778,9 +778,9 @@ static Svg draw_double_buffer() {
     auto bar = [&](double from, double to, double y, const char* color, const std::string& words) {
         svg.box(left + from * unit, y, (to - from) * unit, 26, color, {words});
     };
-    // kernel 4: load, barrier, products, barrier
+    // kernel 9: load, barrier, products, barrier
     double y = 96, time = 0;
-    svg.bold(20, y - 14, "kernel 4: one buffer");
+    svg.bold(20, y - 14, "kernel 9: one buffer");
     svg.label(20, y + 17, "buffer");
     for (int tile = 0; tile < n; tile++) {
         bar(time, time + load, y, "a", text("load %d", tile));
@@ -788,9 +788,9 @@ static Svg draw_double_buffer() {
         time += load + products;
     }
     svg.label(left + time * unit, y + 44, text("%g units", time), "end");
-    // kernel 5: in step `tile` the load of the next tile is issued once this tile has landed and the one before is used
+    // kernel 10: in step `tile` the load of the next tile is issued once this tile has landed and the one before is used
     y = 186;
-    svg.bold(20, y - 14, "kernel 5: two stages");
+    svg.bold(20, y - 14, "kernel 10: two stages");
     svg.label(20, y + 17, "stage 0");
     svg.label(20, y + 49, "stage 1");
     std::vector<double> landed(n + 1, load), begins(n);
@@ -1307,7 +1307,7 @@ static Svg draw_occupancy() {
         {"simple_kernel, kernel 6", "ptxas: 40 registers", 64, 40, 0},
         {"the same with 1024 threads", "ptxas: 40 registers", 1024, 40, 0},
         {"a block of one warp", "say, 32 registers", 32, 32, 0},
-        {"attention_forward, kernel 8", "at most 168 registers, 48 KB", 128, 168, (128 * 64 + 2 * 2 * 64 * 64) * 2.0},
+        {"attention_forward, kernel 15", "at most 168 registers, 48 KB", 128, 168, (128 * 64 + 2 * 2 * 64 * 64) * 2.0},
         {"softmax_forward, kernel 7", "at most 64 registers, row of 98 KB", 512, 64, 50257 / 8 * 16 + 32 * 4.0},
         {"gemm.cuh, ping-pong", "at most 168 registers, ring of 4", 384, 168,
          4 * gemm_stage + gemm_boxes + gemm_barriers + 1024},

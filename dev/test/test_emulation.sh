@@ -254,7 +254,7 @@ test_sm90() {
                 { tail -n 5 "$tmp/out" && fail "$op $flags: nothing is checked"; }
         done
     done <<'END'
-attention_forward 16 -B 1 -T 700 -C 128 -NH 2 --case 1
+attention_forward 25 -B 1 -T 700 -C 128 -NH 2 --case 1
 attention_backward 11 -B 1 -T 700 -C 128 -NH 2 --case 0
 attention_backward 13 --kind 1 -B 2 -T 300 -C 128 -NH 2 --case 0
 matmul_forward 16 -B 1 -T 300 -C 768 -V 200 --kind 1 --case 0
@@ -265,7 +265,7 @@ matmul_forward 17 --kind 4 -B 1 -T 300 -C 776 -V 392 --case 0
 matmul_backward 12 --kind 4 -B 1 -T 300 -C 776 -V 392 --case 0
 matmul_backward 9 --kind 0 -B 1 -T 600 -C 384 -V 776 --case 0
 END
-    EMULATION_ARCH=80 "$tmp/tree/dev/cuda/attention_forward_cpu" 16 --check -B 1 -T 64 -C 64 -NH 1 >"$tmp/out" 2>&1
+    EMULATION_ARCH=80 "$tmp/tree/dev/cuda/attention_forward_cpu" 25 --check -B 1 -T 64 -C 64 -NH 1 >"$tmp/out" 2>&1
     contains 'needs code for sm_90a, device 80, binary 80' "$tmp/out"
     contains '0 passed, 0 failed, 3 skipped' "$tmp/out"
 }

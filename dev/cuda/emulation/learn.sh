@@ -16,10 +16,11 @@ lessons='1|simple_kernel|1|a warp reads 64 contiguous bytes: 2 sectors per reque
 2|layernorm_forward|1|one thread per row: not coalesced
 2|layernorm_forward|4|one warp per row, 128-bit loads, statistics in one pass
 2|matmul_forward|1|no reuse: each thread reads a whole row and a whole column
-2|matmul_forward|2|32x32 tiles: each value is read once per tile and reused from shared memory
-2|matmul_forward|3|128x128 tiles: fewer reads again, sums in registers
+2|matmul_forward|3|32x32 tiles: each value is read once per tile and reused from shared memory
+2|matmul_forward|7|128x128 tiles: fewer reads again, sums in registers
 2|attention_forward|1|one thread per query: scores computed twice, not coalesced
-2|attention_forward|3|tiles in shared memory: keys and values are read once per tile of queries
+2|attention_forward|4|keys and values in shared memory: read once per tile of queries
+2|attention_forward|6|tiles in registers too, and 128-bit accesses
 3|gelu_scale|1|unfused: two launches, the intermediate result is written and read back
 3|gelu_scale|4|fused: one launch, half of the bytes
 3|fused_residual_layernorm|1|unfused: the sum is written by one kernel and read by the next
