@@ -16,8 +16,8 @@ lessons='1|simple_kernel|1|a warp reads 64 contiguous bytes: 2 sectors per reque
 2|layernorm_forward|1|one thread per row: not coalesced
 2|layernorm_forward|4|one warp per row, 128-bit loads, statistics in one pass
 2|matmul_forward|1|no reuse: each thread reads a whole row and a whole column
-2|matmul_forward|2|32x32 tiles: each value is read once per tile and reused from shared memory
-2|matmul_forward|3|128x128 tiles: fewer reads again, sums in registers
+2|matmul_forward|3|32x32 tiles: each value is read once per tile and reused from shared memory
+2|matmul_forward|7|128x128 tiles: fewer reads again, sums in registers
 2|attention_forward|1|one thread per query: scores computed twice, not coalesced
 2|attention_forward|3|tiles in shared memory: keys and values are read once per tile of queries
 3|gelu_scale|1|unfused: two launches, the intermediate result is written and read back
@@ -73,6 +73,6 @@ Sectors moved: bytes, 32 per sector, if nothing is cached. Unique sectors: bytes
 that DRAM moves. Conflicts: wavefronts of shared memory beyond the least. Counts of different shapes cannot be compared.
 What one line of a kernel does:   ./simple_kernel_cpu 4 --picture
 What to read:                     ../learn/README.md
-Step 4, transformer_block, needs cuBLASLt and so a GPU.
+Step 4, without a GPU, too:       make cpu OP=transformer_block
 TEXT
 [ "$failures" -eq 0 ] || { echo "error: $failures kernels failed" >&2; exit 1; }
