@@ -118,7 +118,7 @@ awk "$scan" "$op.cu" >"$tmp/scan" || fail "$op.cu cannot be read"
 bad=$(awk -F '\t' '$1 == "bad" { print $2 ": " $3; exit }' "$tmp/scan")
 [ -z "$bad" ] || fail "$op.cu:$bad; mend it, or practise another op"
 
-# One line per rung: NUMBER, then "yes" or the reason why it cannot be practised, then the idea, then what it needs.
+# One line per rung: NUMBER, then "yes" or the reason why it cannot be practised, then the idea.
 # To $tmp/others: the functions that rungs launch which are not their own, as NAME and NUMBER.
 : >"$tmp/others"
 awk -F '\t' -v OFS='\t' -v others="$tmp/others" '
@@ -128,10 +128,7 @@ awk -F '\t' -v OFS='\t' -v others="$tmp/others" '
         if (match($2, /_kernel[0-9]+(_|$)/)) {
             number = substr($2, RSTART + 7, RLENGTH - 7); sub(/_/, "", number)
             if (number == 0) { next } # the library, or part of several kernels
-            if ($8 > 1) {
-                own[number] = own[number] " " $2
-                if (($2 " " $9) ~ /sm90|mbarrier|wgmma|tma_|bulk|cluster/) { sm90[number] = 1 }
-            }
+            if ($8 > 1) { own[number] = own[number] " " $2 }
             else { small[number] = $9; sub(/ .*/, "", small[number]); small_name[number] = $2 }
         }
         next
@@ -162,16 +159,15 @@ awk -F '\t' -v OFS='\t' -v others="$tmp/others" '
             else if (number in small) { verdict = small_name[number] "() only calls " small[number] "()" }
             else if (number in uses) { verdict = "no function of its own: it launches " uses[number] }
             else { verdict = "no function of its own" }
-            if (idea[number] ~ /bulk cop|wgmma|TMA/) { sm90[number] = 1 }
             for (k = 1; k <= m; k++) {
                 if ((number, k) in used && index(own[number] " ", " " name[k] " ") == 0) { print name[k], number >others }
             }
-            print number, verdict, idea[number], number in sm90 ? " (needs a GPU of 9.0)" : ""
+            print number, verdict, idea[number]
         }
     }' "$tmp/scan" "$op.cu" >"$tmp/rungs"
 [ -s "$tmp/rungs" ] || fail "$op.cu has no banner of the form '// ---- kernel 4: idea ----', so there is nothing to practise"
 list() {
-    awk -F '\t' '$2 == "yes" { printf "%4d  %s%s\n", $1, $3, $4 }' "$tmp/rungs"
+    awk -F '\t' '$2 == "yes" { printf "%4d  %s\n", $1, $3 }' "$tmp/rungs"
     awk -F '\t' '$2 != "yes" { if (!n++) { print "not to be practised:" } printf "%4d  %s\n", $1, $2 }' "$tmp/rungs"
 }
 if ! cut -f 2 "$tmp/rungs" | grep -qx yes; then
@@ -248,7 +244,6 @@ fi
 awk 'NR == 1 { next } /^ *$/ { if (shapes) { exit } next } /^ *(Bound|Constraint|Error|Source|For study)/ { exit }
      / (in|out|inout)(;|,|:| |\||$)/ || shapes { shapes = 1; sub(/^ */, ""); print }' "$op.cu" >"$tmp/shapes"
 idea=$(awk -F '\t' -v n="$rung" '$1 == n { print $3; exit }' "$tmp/rungs")
-needs=$(awk -F '\t' -v n="$rung" '$1 == n { print $4; exit }' "$tmp/rungs")
 
 # launches NAME: the statements that launch this kernel function
 launches() {
@@ -347,13 +342,9 @@ awk -F '\t' 'FNR == NR { name[FNR] = $2; next }
     awk '{ sub(/\/\/.*/, "") } 1' "$practice.cu" | sed 's/^.*<<<.*$//')
 also=$(awk -F '\t' 'FNR == NR { own[$2]; next } $1 in own { print $2 }' "$tmp/cut" "$tmp/others" | sort -nu | paste -s -d ' ')
 [ -z "$also" ] || echo "    launched by kernel ${also// /, } too, which therefore fails as long as it is missing"
-if [ -z "$needs" ]; then
-    echo "Then check it, without a GPU (a check that fails prints a line per shape and configuration):"
-    echo "    make cpu OP=$practice$setting && ./$practice$suffix $rung | head -n 5"
-    echo "or with one, and compare its time with the original's:"
-else
-    echo "Then check it, on a GPU of compute capability 9.0, and compare its time with the original's:"
-fi
+echo "Then check it, without a GPU (a check that fails prints a line per shape and configuration):"
+echo "    make cpu OP=$practice$setting && ./$practice$suffix $rung | head -n 5"
+echo "or with one, and compare its time with the original's:"
 echo "    make $practice$setting && ./$practice $rung"
 echo "    make practice-time OP=$op RUNG=$rung$setting"
 echo "The original: make practice OP=$op RUNG=$rung SOLUTION=yes"

@@ -584,8 +584,8 @@ static void draw_chunks(Svg& svg, double left, const char* name, const char* for
 
 static Svg draw_banks() {
     Svg svg(800, 552, "Shared memory has 32 banks of 4 bytes: reading a column of a tile",
-            "Tile of 8 rows of 128 bytes. A cell, row.chunk, is 16 bytes in a group of 4 banks. ldmatrix reads chunk 2 "
-            "of 8 rows.",
+            "Tile of 8 rows of 128 bytes. A cell, row.chunk, is 16 bytes in a group of 4 banks. 8 lanes read chunk 2, "
+            "one row each.",
             "Three layouts of a tile of 8 rows of 8 chunks. Unpadded, chunk 2 of all rows lies in the same banks. "
             "Padded by "
             "16 bytes per row, and swizzled, it lies in eight different groups. Below, a column of 32x32 and 32x33 "
@@ -714,13 +714,13 @@ static Svg draw_gemm_tiles() {
             "columns.",
             "Four pictures, each inside the one before. A block computes a tile of 128x128 of out and walks along C in "
             "steps "
-            "of 32. Eight warps share the tile, 64x32 each. A warp's tile is 16 fragments of 16x8. In kernel 3 a "
+            "of 32. Eight warps share the tile, 64x32 each. A warp's tile is 16 fragments of 16x8. In kernel 7 a "
             "thread has "
             "four squares of 4x4.");
     draw_gemm_matrices(svg);
     const double size = 224, right = 440, top = 92;
     svg.bold(right, 78, "2. the tile of a block: 8 warps, 64x32 each");
-    for (int warp = 0; warp < 8; warp++) { // kernel 4: warp_row, warp_col
+    for (int warp = 0; warp < 8; warp++) { // kernel 11: warp_row, warp_col
         int warp_row = warp / 4 * 64, warp_col = warp % 4 * 32;
         bool chosen = warp == 6;
         svg.box(right + warp_col * size / 128, top + warp_row * size / 128, 32 * size / 128, 64 * size / 128,
@@ -746,7 +746,7 @@ static Svg draw_gemm_tiles() {
                            "fragments of inp and 4 of",
                            "weight feed 16 mma.sync."};
     for (int i = 0; i < 8; i++) { svg.label(220, y + 32 + 17 * i, notes[i]); }
-    svg.bold(right, y, "4. kernel 3: a thread has 8x8 of 128x128");
+    svg.bold(right, y, "4. kernel 7: a thread has 8x8 of 128x128");
     svg.rect(right, y + 14, size, size, "n");
     svg.line(right + size / 2, y + 14, right + size / 2, y + 14 + size, "m");
     svg.line(right, y + 14 + size / 2, right + size, y + 14 + size / 2, "m");
@@ -772,7 +772,7 @@ static Svg draw_double_buffer() {
     const double load = 3, products = 4, left = 116, unit = 23;
     Svg svg(
         800, 452, "Double buffering: cp.async loads the next tile while this one is used",
-        "Sketch: a load of keys and values takes 3 units of time, the arithmetic on them 4. attention_forward.cu.",
+        "attention_forward.cu. Chosen lengths: a load of keys and values 3 units of time, the products with them 4.",
         "Two timelines of four tiles. With one buffer, loads and arithmetic take turns. With two stages, the load of a "
         "tile runs during the arithmetic of the tile before it, in the other stage.");
     auto bar = [&](double from, double to, double y, const char* color, const std::string& words) {
@@ -832,7 +832,7 @@ static Svg draw_producer_consumer() {
     const double load = 1.5, left = 128, unit = 60, h = 30, top = 96;
     Svg svg(
         800, 516, "A ring of four stages: full and empty barriers over time",
-        "gemm.cuh, here with 3 steps per tile. Sketch: a load takes 1.5 units of time, the products of a step 1.",
+        "gemm.cuh, here with 3 steps per tile. Chosen lengths: a load 1.5 units of time, the products of a step 1.",
         "Four rows, the stages of the ring, over time. In each, loads, full stages that wait and products follow each "
         "other. A filled dot is a full barrier that completes, an open one an empty barrier. Below, the products of "
         "two consumers, and the parities that the two sides wait for.");
@@ -960,7 +960,7 @@ static Svg draw_epilogue_overlap() {
     const double products = 3, epilogue = 2, left = 132, unit = 31, h = 28;
     Svg svg(
         800, 408, "Ping-pong: an epilogue hidden behind the next tile's products",
-        "gemm.cuh: two consumer warpgroups, one set of tensor cores. Sketch: products 3 units of time, epilogue 2.",
+        "gemm.cuh: two consumer warpgroups, one set of tensor cores. Chosen lengths: products 3 units, epilogue 2.",
         "Two timelines of four tiles. With one consumer the tensor cores are idle during each epilogue. With two that "
         "alternate, one consumer's epilogue runs while the other's products do, and the tensor cores are always busy.");
     auto at = [&](double time) { return left + time * unit; };
@@ -1018,12 +1018,12 @@ static Svg draw_epilogue_overlap() {
 // ---- fusing_bytes: fused_residual_layernorm.cu --------------------------------------------------------------------
 
 static Svg draw_fusing_bytes() {
-    const double mb = 16.0 * 1024 * 768 * 2 / 1e6; // B=16, T=1024, C=768, bf16
+    const double mb = 32.0 * 512 * 768 * 2 / 1e6; // B=32, T=512, C=768, bf16, as in 09_fusing.md
     Measured unfused = measured("fused_residual_layernorm", 1), fused = measured("fused_residual_layernorm", 3);
     const double copy = fused.copy_gbs / 1e3, w = 104, h = 44;
     Svg svg(
         800, 456, "What a fused kernel saves: boxes of bytes",
-        text("residual and layernorm at B=16, T=1024, C=768, bf16: every box is a tensor (B,T,C) of %.1f MB.", mb),
+        text("residual and layernorm at B=32, T=512, C=768, bf16: every box is a tensor (B,T,C) of %.1f MB.", mb),
         "Two kernels: the first reads two boxes and writes one, the second reads that one back and writes another, "
         "five "
         "boxes in all. The fused kernel reads two and writes two, four boxes. The box that is read back is hatched.");
@@ -1361,7 +1361,7 @@ static Svg draw_block_timeline() {
     const int n = 4;
     const double left = 96, work = 128, tail = 30, h = 36;
     Svg svg(800, 454, "Four kernels: one by one, as a CUDA graph, with early launches",
-            "A sketch, not to scale. The height of a kernel is the number of SMs at work: at its end, fewer and fewer.",
+            "Lengths are chosen, not measured. Height: the SMs at work, fewer and fewer at a kernel's end.",
             "Three timelines of four kernels. In a stream there is a gap after each kernel. In a graph the gaps are "
             "smaller. "
             "With programmatic dependent launch the next kernel's blocks start on the SMs that the last blocks of the "

@@ -30,7 +30,7 @@
 #
 # The structure: a line `Time: ...` at the beginning, `## Further reading`, three exercises and three answers where there is
 # an answers/PAGE.txt or the page says `make answer`; lines of at most 140 characters outside of code and tables; links to files,
-# sections and figures that are there; no figure that no page shows.
+# sections and figures that are there; no figure that no page shows; in README.md the times of the pages.
 set -u -o pipefail
 export LC_ALL=C
 unset MAKEFLAGS MFLAGS MAKELEVEL MAKEOVERRIDES PRECISION SPILLS DEVICE_ONLY BIN_DIR OP OPS ANSWERS_DIR SHOW FORCE
@@ -171,7 +171,12 @@ structure() {
             failed=$((failed + 1))
         }
     done
-    [ "$failed" -ne "$before" ] || { echo "ok every figure is shown, every answer has a page" && passed=$((passed + 1)); }
+    while read -r name line; do
+        if [ ! -e "dev/learn/$name" ] || grep -q "^Time: $line minutes" "dev/learn/$name"; then continue; fi
+        echo "FAIL dev/learn/README.md: $name takes $line min, and the page says something else"
+        failed=$((failed + 1))
+    done < <(sed -nE 's/^\|.*\]\(([a-z0-9_]+\.md)\).*\| ([0-9]+) min \|$/\1 \2/p' dev/learn/README.md 2>/dev/null)
+    [ "$failed" -ne "$before" ] || { echo "ok figures, answers and times agree with the pages" && passed=$((passed + 1)); }
 }
 
 # ---- blocks ----

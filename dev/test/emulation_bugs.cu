@@ -1,5 +1,6 @@
 /* Kernels with planted bugs: test_emulation.sh demands that the emulation finds and names each of them. The text of a
    kernel in --list is what the report must say; a comment "bug N" marks the line that it must name. */
+#include "../../llmc/ptx.cuh"
 #include "bench.h"
 
 __global__ void bug_kernel0(float* out) { out[threadIdx.x] = 0.0f; } // right, but not the vendor's
@@ -37,6 +38,14 @@ __global__ void bug_kernel7(float* out) {
 }
 __global__ void bug_kernel8(float* out) { out[0] += 1.0f; }                           // bug 8
 __global__ void bug_kernel9(float*) { *(volatile float*)(size_t)threadIdx.x = 0.0f; } // bug 9
+__global__ void bug_kernel10(float* out) {
+    __shared__ uint64_t barrier;
+    if (threadIdx.x == 0) { mbarrier_init(&barrier, 2); } // 2 arrivals per phase, and only one comes
+    __syncthreads();
+    if (threadIdx.x == 0) { mbarrier_arrive(&barrier); }
+    mbarrier_wait(&barrier, 0); // bug 10
+    out[threadIdx.x] = 0.0f;
+}
 
 static void declare(Bench& b) {
     Buffer<float> out = b.output<float>("out", 64, {0, 0});
@@ -61,6 +70,7 @@ static void declare(Bench& b) {
     kernel(7, "a shuffle reads from a lane that does not take part", bug_kernel7, 1);
     kernel(8, "what another thread writes of device memory", bug_kernel8, 2);
     kernel(9, "an access through a pointer to no memory", bug_kernel9, 1);
+    kernel(10, "a deadlock: all threads poll memory that nobody writes", bug_kernel10, 1);
 }
 
 int main(int argc, char** argv) {

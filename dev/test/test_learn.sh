@@ -435,6 +435,12 @@ test_false_structure_is_seen() {
     sed -i 3d "$tmp/repository/dev/learn/answers/01_page.txt"
     pages 1 --structure
     contains "answers '1 2', want 1 2 3" "$tmp/out"
+    echo '3 number 1 1 a' >>"$tmp/repository/dev/learn/answers/01_page.txt"
+    printf '# The pages\n\n| [One](01_page.md) | 5 min |\n' >"$tmp/repository/dev/learn/README.md"
+    pages 0 --structure
+    sed -i 's/5 min/15 min/' "$tmp/repository/dev/learn/README.md"
+    pages 1 --structure
+    contains "01_page.md takes 15 min" "$tmp/out"
 }
 
 # ---- the lists of kernels on top of the ops ----

@@ -528,7 +528,7 @@ static Turn run_warp(Block* b) {
 }
 
 // Reports where the threads of a block wait that can never go on.
-static void report_deadlock(Block* b) {
+static void report_deadlock(Block* b, const char* what) {
     Fiber *first = NULL, *other = NULL;
     for (int i = 0; i < b->num_threads; i++) {
         Fiber* f = &b->fibers[i];
@@ -536,12 +536,17 @@ static void report_deadlock(Block* b) {
         if (!first) { first = f; }
         if (f->pc != first->pc) { other = f; }
     }
-    report("a deadlock: the threads wait for others that do not come", first, first->pc, other,
-           other ? other->pc : NULL);
+    report(what, first, first->pc, other, other ? other->pc : NULL);
 }
 
 // ---- launches -----------------------------------------------------------------------------------------------------
 
+// How often threads may poll, one after the other, before nothing more can come. With one worker it is enough that each
+// thread has had many turns.
+static long most_polls(const Launch* launch, size_t num_blocks) {
+    long threads = (long)num_blocks * (launch->block.x * launch->block.y * launch->block.z);
+    return launch->alone ? std::max(1000000L, 100 * threads) : 10000000;
+}
 static void run_blocks(Launch* launch) {
     std::vector<Block*> live;
     uint64_t random = launch->schedule;
@@ -566,12 +571,15 @@ static void run_blocks(Launch* launch) {
         size_t i = live.size() > 1 ? next_random(&random) % live.size() : 0;
         Turn turn = launch->unsupported ? TURN_ENDED : run_warp(live[i]);
         polled = turn == TURN_POLLED ? polled + 1 : 0;
-        if (polled > 1000 * (long)live.size()) { sched_yield(); } // another worker may have the block they wait for
-        if (polled > 10000000) {
-            report("a deadlock: all threads poll memory that nobody writes", &live[i]->fibers[0], NULL, NULL, NULL);
+        // another worker may have the block they wait for
+        if (!launch->alone && polled > 1000 * (long)live.size()) { sched_yield(); }
+        if (polled > most_polls(launch, live.size())) {
+            report_deadlock(live[i], "a deadlock: all threads poll memory that nobody writes");
             launch->unsupported = "";
         }
-        if (turn == TURN_STUCK) { report_deadlock(live[i]); }
+        if (turn == TURN_STUCK) {
+            report_deadlock(live[i], "a deadlock: the threads wait for others that do not come");
+        }
         if (turn == TURN_STUCK || turn == TURN_ENDED) {
             give_block(live[i]);
             live.erase(live.begin() + (long)i);
@@ -614,8 +622,9 @@ void emulation_launch(const void* kernel, dim3 grid, dim3 block, size_t shared_b
     launch.next_block = 0, launch.unsupported = NULL, launch.grid_arrived = launch.grid_phase = 0;
     new_launch_memory(&launch);
     size_t num_threads = launch.num_blocks * block.x * block.y * block.z;
-    bool alone = all_resident || num_threads < 8192 || emulation_counting;
-    int workers = alone ? 1 : (int)std::min((size_t)num_workers(), launch.num_blocks);
+    bool small = all_resident || num_threads < 8192 || emulation_counting;
+    int workers = small ? 1 : (int)std::min((size_t)num_workers(), launch.num_blocks);
+    launch.alone = workers == 1;
     if (emulation_counting) { count_launch_begins(&launch); }
     std::vector<std::thread> threads;
     for (int i = 1; i < workers; i++) { threads.emplace_back(run_blocks, &launch); }

@@ -169,6 +169,7 @@ struct Launch {
     std::atomic<const char*> unsupported; // NULL, or why the launch was ended
     std::atomic<int> grid_arrived, grid_phase;
     int cluster; // blocks per cluster, along x
+    bool alone;  // one worker runs all blocks
 };
 
 struct Cluster {

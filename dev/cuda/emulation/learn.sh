@@ -74,6 +74,6 @@ Sectors moved: bytes, 32 per sector, if nothing is cached. Unique sectors: bytes
 that DRAM moves. Conflicts: wavefronts of shared memory beyond the least. Counts of different shapes cannot be compared.
 What one line of a kernel does:   ./simple_kernel_cpu 4 --picture
 What to read:                     ../learn/README.md
-Step 4, transformer_block, needs cuBLASLt and so a GPU.
+Step 4, without a GPU, too:       make cpu OP=transformer_block
 TEXT
 [ "$failures" -eq 0 ] || { echo "error: $failures kernels failed" >&2; exit 1; }
