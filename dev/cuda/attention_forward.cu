@@ -524,7 +524,8 @@ void attention_forward_plain(floatX* out, float* lse, const floatX* qkv, int B, 
 //     row g + 8        lane 4g   4g + 1    4g + 2    4g + 3      c[2], c[3]
 //
 // So a row is shared by the four lanes of a quad: shuffles by 1 and 2 complete its maximum and its sum. A block owns 64
-// queries of one head. Kernels 8 to 11 replace the parts of this kernel, one after the other.
+// queries of one head, and 4 blocks fit an SM, with 128 registers per thread. Kernels 8 to 11 replace the parts of this
+// kernel, one after the other.
 
 constexpr int LADDER_ROW = LADDER_HS + 8; // elements of a padded row
 

@@ -24,7 +24,7 @@
     10  ldmatrix, swizzled tiles
     11  ring of cp.async stages
     12  wgmma and TMA
-    13  persistent, producer and two ping-pong consumers
+    13  persistent, producer and two ping-pong consumers (loses to 12)
     14  cuBLASLt for the product, epilogue in a second kernel
     15  cuBLASLt, epilogue fused, algorithms timed
     16  gemm.cuh (promoted)
@@ -980,7 +980,7 @@ static void declare(Bench& b) {
         12, "wgmma and TMA", [=](int stages) { matmul_forward12(f, stream, stages); }, {0, 2, 4, 6}, -90);
     b.config("stages");
     b.kernel(
-        13, "persistent, producer and two ping-pong consumers",
+        13, "persistent, producer and two ping-pong consumers (loses to 12)",
         [=](int stages) { matmul_forward13(f, stream, stages); }, {0, 3, 4, 7}, -90);
     b.config("stages");
 #endif
