@@ -124,6 +124,15 @@ test_tasks() {
     "$BIN_DIR/dev/data/hellaswag" -i "$tmp/questions.jsonl" -t "$model" -o "$tmp/questions.bin" >"$tmp/log" 2>&1 || fail "$(cat "$tmp/log")"
     ok hellaswag -e "$model" --hellaswag "$tmp/questions.bin"
     contains "of 4 correct" "$tmp/hellaswag.out"
+    printf '{"text": "ab cd e"}\n{"text": "a bc"}\n' >"$tmp/words.jsonl"
+    printf '{"question": "a", "choices": {"text": ["b", "c"], "label": ["A", "B"]}, "answerKey": "B"}\n' >"$tmp/arc.jsonl"
+    for each in words:lambada arc:arc; do
+        "$BIN_DIR/dev/data/${each#*:}" -i "$tmp/${each%:*}.jsonl" -t "$model" -o "$tmp/${each%:*}.bin" >"$tmp/log" 2>&1 ||
+            fail "$(cat "$tmp/log")"
+    done
+    ok eval_files -e "$model" --eval "$tmp/text,$tmp/words.bin,$tmp/arc.bin,$tmp/questions.bin" --stride 5 --json -b 2
+    want "the kinds of results" "$(sed -E 's/^\{"type":"([a-z_]+)".*"time_ms":[0-9.e+-]+\}$/\1/' "$tmp/eval_files.out" | tr '\n' ' ')" \
+        'loss last_words choices choices '
     ok bench -e "$model" --bench --bench-prompt 8 --num-tokens 4 --num-samples 3
     ok export -e "$model" --export "$tmp/exported"
     cmp "$tmp/exported/model.safetensors" "$model/model.safetensors"
