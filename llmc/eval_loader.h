@@ -162,6 +162,10 @@ static inline bool eval_parse(const EvalLoader* e, EvalExample* x, Error* err) {
         return error_set(err, "%s: example %lld has %d endings and label %d, want %s endings", name, index,
                          x->num_endings, x->label, want);
     }
+    if (x->num_endings > e->B) {
+        return error_set(err, "%s: example %lld has %d endings, more than the %d rows of a batch (-b)", name, index,
+                         x->num_endings, e->B);
+    }
     at += 10;
     for (int part = -1; part < x->num_endings; part++) {
         if (!eval_parse_part(e, x, part, &at, err)) { return false; }
@@ -217,7 +221,7 @@ static inline bool is_eval_file(const char* path) {
     return magic == EVAL_MAGIC;
 }
 
-// Opens a file for batches of B x T tokens and checks every example. B must be at least 4 for version 1 and 5 for version 2.
+// Opens a file for batches of B x T tokens, B >= 4, and checks every example.
 static inline bool eval_open(EvalLoader* e, const char* path, int B, int T, int vocab_size, Error* err) {
     memset(e, 0, sizeof(*e));
     if (B < EVAL_ENDINGS) {
@@ -231,7 +235,6 @@ static inline bool eval_open(EvalLoader* e, const char* path, int B, int T, int 
         eval_close(e);
         return false;
     }
-    require(e->kind == EVAL_LLMC_CHOICES || B >= EVAL_MAX_ENDINGS);
     e->rows = (EvalRow*)calloc_check((size_t)B, sizeof(EvalRow));
     e->questions = (EvalQuestion*)calloc_check((size_t)B, sizeof(EvalQuestion));
     return true;

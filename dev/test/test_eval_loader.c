@@ -312,6 +312,8 @@ static void test_choices_batches(void) {
         check_str(err.text, "");
         eval_close(&e);
     }
+    check(!eval_open(&e, path, 4, T, VOCAB, &err));
+    check_msg(strstr(err.text, "choices.bin: example 1 has 5 endings, more than the 4 rows"), "%s", err.text);
 }
 
 // Sets the losses of the batch: those of row r's ending are losses[r] in all, and others must not count.
@@ -337,7 +339,7 @@ static void test_choices_score(void) {
         int correct, norm;
     } cases[] = {
         // the right endings:                   2           4        0      1                  3
-        {{8, 9, 5, /**/ 5, 4, 3, 2, 1, /**/ 2, 3, /**/ 2, 1, 2, 2, /**/ 9, 9, 9, 8, 9}, 5, 3},
+        {{1, 9, 5, /**/ 5, 4, 3, 2, 1, /**/ 2, 3, /**/ 2, 1, 2, 2, /**/ 9, 9, 9, 8, 9}, 4, 3},
         {{1, 9, 8, /**/ 1, 1, 1, 1, 1, /**/ 3, 2, /**/ 1, 1, 9, 9, /**/ 1, 1, 1, 1, 1}, 0, 2}, // ties: the first
         {{nan, nan, 9, /**/ nan, nan, nan, nan, 2, /**/ nan, 2, /**/ 6, 5, 6, 6, /**/ 4, 4, 4, 3, 1}, 3, 2},
         {{nan, nan, nan, /**/ nan, nan, nan, nan, nan, /**/ nan, nan, /**/ nan, nan, nan, nan, /**/ nan, nan, nan, nan,

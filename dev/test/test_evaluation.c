@@ -113,9 +113,11 @@ static void write_files(void) {
     static const uint16_t last_words[] = {65535, 22, 0, 0, 1, 2, 1, 2, 1, 3, 10,     //
                                           65535, 24, 1, 0, 1, 2, 1, 2, 2, 9, 20, 30, //
                                           65535, 22, 2, 0, 1, 2, 1, 2, 1, 1, 7};
-    // endings 8 with 2 characters, and 6 6 with 6: losses 1 and 1.5, per character 0.5 and 0.25. The second is right, then the first
-    static const uint16_t choices[] = {65535, 28, 0, 1, 2, 1, 1, 1,     2,  8, 2, 6, 6, 6, 65535, 28, 1, 1, 2, 1, 1,
-                                       1,     2,  8, 2, 6, 6, 6, 65535, 28, 2, 0, 2, 1, 1, 1,     2,  8, 2, 6, 6, 6};
+    // endings 8 with 2 characters, and 9 9 with 6: losses 1 and 2.25, per character 0.5 and 0.375, per token 1 and 1.125. The
+    // second is right, twice, and then the first
+    static const uint16_t choices[] = {65535, 28, 0, 1, 2, 1, 1, 1, 2, 8, 2, 6, 9, 9, //
+                                       65535, 28, 1, 1, 2, 1, 1, 1, 2, 8, 2, 6, 9, 9, //
+                                       65535, 28, 2, 0, 2, 1, 1, 1, 2, 8, 2, 6, 9, 9};
     char path[256];
     write_eval("words.bin", EVAL_LAST_WORDS, 3, 24, last_words, sizeof(last_words) / 2);
     write_eval("choices.bin", EVAL_CHOICES, 3, 28, choices, sizeof(choices) / 2);

@@ -383,9 +383,9 @@ test_fp16() {
     done
 }
 
-# The tests of test_program.sh and test_resume.sh with this program: of the first all but those whose model must learn a text;
+# The tests of test_program.sh and test_resume.sh with this program: of the first all but those whose model must learn a text or compute;
 # of the second those that are quick, and all in `make test-full`. They run beside the others, because they mostly wait.
-learn=(hellaswag end_of_text_of_another_name)
+learn=(hellaswag eval_values end_of_text_of_another_name)
 learns_nothing() { dev/test/test_program.sh --list | grep -vxF "$(printf '%s\n' "${learn[@]}")"; }
 quick=(another_run_differs killed_after_each_step signals nohup broken_pipe file_size_limit step_is_dropped asynchronous data_goes
     owner damaged_checkpoint keep no_resume_no_overwrite)
