@@ -1,26 +1,27 @@
 /*
-Evaluation files: contexts with one or several endings each. Makes batches for a forward pass and computes the scores. A row
-of a batch is a context with one of its endings. C11, also compiles as C++17.
+Evaluation files: contexts with one or several endings each. Makes batches for a forward pass and computes the scores. A
+row of a batch is a context with one of its endings. C11, also compiles as C++17.
 
-File format: a header of 256 int32 (20240522, version, number of examples, size in bytes of the longest example), then per
-example these uint16: 65535, size in bytes, index, label (the right ending, from 0), number of endings, tokens of the context,
-the context, then per ending its number of tokens and its tokens.
+File format: a header of 256 int32 (20240522, version, number of examples, size in bytes of the longest example), then
+per example these uint16: 65535, size in bytes, index, label (the right ending, from 0), number of endings, tokens of
+the context, the context, then per ending its number of tokens and its tokens.
 
-Version 1 is llm.c's format (dev/data/hellaswag.py, mmlu.py; here dev/data/hellaswag). It has 4 endings.
-Version 2 is ours. In it, the fifth word of the header says what the examples are, and per ending the number of characters of
-its text stands between the number of its tokens and its tokens.
+Version 1 is llm.c's format (dev/data/hellaswag.py, mmlu.py; here dev/data/hellaswag). It has 4 endings. Version 2 is
+ours. In it, the fifth word of the header says what the examples are, and per ending the number of characters of its
+text stands between the number of its tokens and its tokens.
 
-    version  fifth word  examples           made by            score
-    1        -           4 endings          dev/data/hellaswag correct if the right ending has the lowest loss per token
-    2        1           2 to 5 endings     dev/data/arc       acc: ... the lowest loss; acc_norm: the lowest per character
-    2        2           1 ending           dev/data/lambada   acc: each of its tokens is the most likely one; perplexity
-                                                               exp(mean over the examples of the loss of the ending)
+    version  fifth word  endings  made by             score
+    1        -           4        dev/data/hellaswag  the right ending has the lowest loss per token
+    2        1           2 to 5   dev/data/arc        acc: it has the lowest loss; acc_norm: the lowest per character
+    2        2           1        dev/data/lambada    acc: each of its tokens is the most likely one;
+                                                      perplexity: exp(mean over the examples of its loss)
 
-The loss of an ending is the sum over its tokens. The scores of version 2 are those of the LM Evaluation Harness for arc_easy
-and lambada_openai, which also counts characters. Its acc_norm for HellaSwag is per character, too; llm.c's is per token.
+The loss of an ending is the sum over its tokens. The scores of version 2 are those of the LM Evaluation Harness for
+arc_easy and lambada_openai, which also counts characters. Its acc_norm for HellaSwag is per character, too; llm.c's is
+per token.
 
-Sources: Zellers et al. 2019, arXiv:1905.07830 (HellaSwag); Clark et al. 2018, arXiv:1803.05457 (ARC); Paperno et al. 2016,
-arXiv:1606.06031 (LAMBADA); github.com/EleutherAI/lm-evaluation-harness.
+Sources: Zellers et al. 2019, arXiv:1905.07830 (HellaSwag); Clark et al. 2018, arXiv:1803.05457 (ARC); Paperno et al.
+2016, arXiv:1606.06031 (LAMBADA); github.com/EleutherAI/lm-evaluation-harness.
 */
 #ifndef LLMC_EVAL_LOADER_H
 #define LLMC_EVAL_LOADER_H
@@ -252,8 +253,8 @@ static inline void eval_fit(EvalLoader* e) {
     e->questions = (EvalQuestion*)realloc_check(e->questions, (size_t)e->B * sizeof(EvalQuestion));
 }
 
-// Fills row `row` of inputs and targets (B,T) with the context of x and its ending i. A context that is too long for T is cut
-// off at its beginning.
+// Fills row `row` of inputs and targets (B,T) with the context of x and its ending i. A context that is too long for T
+// is cut off at its beginning.
 static inline void eval_fill_row(EvalLoader* e, const EvalExample* x, int i, size_t row, int* inputs, int* targets) {
     size_t T = (size_t)e->T;
     // context tokens to cut off; a row holds T + 1 tokens, because the last one is only a target
@@ -270,8 +271,8 @@ static inline void eval_fill_row(EvalLoader* e, const EvalExample* x, int i, siz
     e->rows[row] = r;
 }
 
-// Fills inputs and targets (B,T) with the next batch; unused positions are 0. Returns false at the end of the file, and then
-// err is empty. Also returns false if the file has changed since it was opened, and then err holds the reason.
+// Fills inputs and targets (B,T) with the next batch; unused positions are 0. Returns false at the end of the file, and
+// then err is empty. Also returns false if the file has changed since it was opened, and then err holds the reason.
 static inline bool eval_next(EvalLoader* e, int* inputs, int* targets, Error* err) {
     size_t T = (size_t)e->T;
     if (err) { err->text[0] = '\0'; }

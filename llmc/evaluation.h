@@ -1,12 +1,13 @@
 /*
---eval: the mean loss and the perplexity of a model on token shards or text, and its scores on evaluation files (eval_loader.h):
-multiple choices, last words. --hellaswag: its accuracy on multiple-choice questions, in training, too. Both programs use this
-header; they supply the functions that compute losses and find the most likely token.
+--eval: the mean loss and the perplexity of a model on token shards or text, and its scores on evaluation files
+(eval_loader.h): multiple choices, last words. --hellaswag: its accuracy on multiple-choice questions, in training, too.
+Both programs use this header; they supply the functions that compute losses and find the most likely token.
 
-The loss on shards or text is computed by a sliding window: row k of the batches has the T inputs from token k * stride on, and
-of its losses those count that no earlier row has computed. So every token but the first is predicted exactly once, from at
-least T - stride + 1 tokens before it, as far as there are so many. Without --stride, stride is T: the rows do not overlap, and a
-token is predicted from 1 to T tokens. A row that is shorter, the last one, counts with its own tokens only.
+The loss on shards or text is computed by a sliding window: row k of the batches has the T inputs from token k * stride
+on, and of its losses those count that no earlier row has computed. So every token but the first is predicted exactly
+once, from at least T - stride + 1 tokens before it, as far as there are so many. Without --stride, stride is T: the
+rows do not overlap, and a token is predicted from 1 to T tokens. A row that is shorter, the last one, counts with its
+own tokens only.
 
 A row of T inputs has T + 1 tokens, as the last one is only predicted. The perplexity of fixed-length models in the
 documentation of transformers counts this token as part of the window: its max_length is T + 1.
@@ -25,8 +26,8 @@ static double (*sum_over_ranks)(double x);
 // Computes losses (B,T) of targets (B,T) after inputs (B,T). model: the program's own.
 typedef void (*ComputeLosses)(void* model, float* losses, const int* inputs, const int* targets, int B, int T);
 
-// Returns the token with the largest logit at position i, 0 <= i < B*T, of the batch whose losses were computed last; the first
-// of equals. model: the program's own.
+// Returns the token with the largest logit at position i, 0 <= i < B*T, of the batch whose losses were computed last;
+// the first of equals. model: the program's own.
 typedef int (*MostLikelyToken)(void* model, size_t i);
 
 // The program's part of an evaluation.
@@ -95,8 +96,8 @@ typedef struct {
     size_t text_bytes; // bytes of text that tokens 1 and up stand for; 0: unknown
 } EvalTokens;
 
-// Opens a shard or a text file. Text is encoded as dev/data/tokenize does it: as one document, behind the end-of-text token
-// if the vocabulary has one. tokenizer: NULL if there is none.
+// Opens a shard or a text file. Text is encoded as dev/data/tokenize does it: as one document, behind the end-of-text
+// token if the vocabulary has one. tokenizer: NULL if there is none.
 static inline bool eval_tokens_open(EvalTokens* t, const char* path, const Tokenizer* tokenizer, int vocab_size,
                                     Error* err) {
     MappedFile file;
@@ -190,8 +191,8 @@ static inline void eval_tokens_run(Evaluator* e, const EvalTokens* t, LossSums* 
     sums->bytes += (double)t->text_bytes;
 }
 
-// Prints the loss with its standard error, perplexity and, where the text is known, bits per byte. path: NULL for the sums over
-// num_files files.
+// Prints the loss with its standard error, perplexity and, where the text is known, bits per byte. path: NULL for the
+// sums over num_files files.
 static inline void print_loss(const char* path, size_t num_files, const LossSums* s, int T, double ms) {
     double mean = s->sum / s->count, variance = s->squares / s->count - mean * mean;
     double error = sqrt(variance > 0 ? variance / s->count : 0);
@@ -265,7 +266,8 @@ static inline void eval_predict(Evaluator* e, EvalLoader* questions) {
 }
 
 // Evaluates the examples of an opened file, prints the scores and returns the accuracy: the fraction of the examples in
-// num_correct. A batch of `questions` has at most as many tokens as one of e. flag, name: for messages, and the printed line.
+// num_correct. A batch of `questions` has at most as many tokens as one of e. flag, name: for messages, and the printed
+// line.
 static inline double evaluate_questions(Evaluator* e, EvalLoader* questions, const char* flag, const char* name) {
     Error err;
     double start = time_ms();
@@ -359,8 +361,9 @@ static inline void evaluate_tokens(Evaluator* e, const char* path, const Tokeniz
     all->sum += sums.sum, all->squares += sums.squares, all->count += sums.count, all->bytes += sums.bytes;
 }
 
-// --eval, or --hellaswag without -i: evaluates all files and prints a line for each, and one for all shards and texts together
-// if there are several. compute, most_likely, model: as in Evaluator, for batches of B x T tokens. tokenizer may be NULL.
+// --eval, or --hellaswag without -i: evaluates all files and prints a line for each, and one for all shards and texts
+// together if there are several. compute, most_likely, model: as in Evaluator, for batches of B x T tokens. tokenizer
+// may be NULL.
 static inline void evaluate_files(EvalFiles* files, ComputeLosses compute, MostLikelyToken most_likely, void* model,
                                   int B, int T, const Tokenizer* tokenizer, int vocab_size) {
     Error err;

@@ -8,8 +8,8 @@ The input has one JSON object per line, in the form of AI2 or in that of Hugging
     {"question": {"stem": "...", "choices": [{"text": "...", "label": "A"}, ...]}, "answerKey": "A"}
     {"question": "...", "choices": {"text": ["...", ...], "label": ["A", ...]}, "answerKey": "A"}
 
-As in the LM Evaluation Harness's arc_easy and arc_challenge, the context is "Question: ...\nAnswer:", and each choice is encoded
-with a blank before it.
+As in the LM Evaluation Harness's arc_easy and arc_challenge, the context is "Question: ...\nAnswer:", and each choice
+is encoded with a blank before it.
 
 Source: Clark et al. 2018, arXiv:1803.05457.
 */

@@ -2,9 +2,9 @@
 What the converters of questions have in common: reading lines, and writing an evaluation file (llmc/eval_loader.h). A
 converter supplies a function that reads the input and calls put_example() for each question.
 
-The tokens of a context and its ending are those of the two together, as in the LM Evaluation Harness: white space at the end
-of the context is encoded with the ending. So the ending begins with white space after another character, where no token of
-GPT-2 spans both, and the two can be encoded apart.
+The tokens of a context and its ending are those of the two together, as in the LM Evaluation Harness: white space at
+the end of the context is encoded with the ending. So the ending begins with white space after another character, where
+no token of GPT-2 spans both, and the two can be encoded apart.
 */
 #ifndef DEV_DATA_EVAL_WRITER_H
 #define DEV_DATA_EVAL_WRITER_H
@@ -74,8 +74,8 @@ static inline void put_word(size_t word) {
     out.words[out.count++] = (uint16_t)word;
 }
 
-// Encodes a text and appends the number of its tokens, then the tokens, and between them, unless characters is 0, characters.
-// Returns the number of tokens.
+// Encodes a text and appends the number of its tokens, then the tokens, and between them, unless characters is 0,
+// characters. Returns the number of tokens.
 static inline size_t put_text(const char* s, size_t n, size_t characters) {
     out.tokens.count = 0;
     tokenizer_encode(&tokenizer, s, n, &out.tokens);
@@ -95,8 +95,8 @@ static inline size_t trimmed_length(const char* s, size_t n) {
     return kept;
 }
 
-// Appends the ending, with the white space that belongs to it: `space` (n bytes), from the end of the context, and one blank.
-// Returns the number of its tokens.
+// Appends the ending, with the white space that belongs to it: `space` (n bytes), from the end of the context, and one
+// blank. Returns the number of its tokens.
 static inline size_t put_ending(const char* space, size_t n, const Text* ending) {
     size_t bytes = n + 1 + ending->n, characters = 0;
     if (out.text_capacity < bytes) {
@@ -110,7 +110,8 @@ static inline size_t put_ending(const char* space, size_t n, const Text* ending)
     return put_text(out.text, bytes, out.kind == EVAL_LLMC_CHOICES ? 0 : characters);
 }
 
-// Appends an example: a context and its endings (num_endings), each without the blank before it. label: the right ending.
+// Appends an example: a context and its endings (num_endings), each without the blank before it. label: the right
+// ending.
 static inline bool put_example(const Text* context, const Text* endings, int num_endings, int label, const char* where,
                                Error* err) {
     size_t start = out.count, longest = 0, kept = context->n;
@@ -226,8 +227,8 @@ static inline void parse_flags(int argc, char** argv, const char* about, const c
     }
 }
 
-// The main() of a converter. about, input_help, example: for --help, what the program does, its input, and a name of an output
-// file. convert: reads the input, which is open, and puts all examples. Returns the exit code.
+// The main() of a converter. about, input_help, example: for --help, what the program does, its input, and a name of an
+// output file. convert: reads the input, which is open, and puts all examples. Returns the exit code.
 static inline int convert_main(int argc, char** argv, EvalKind kind, const char* about, const char* input_help,
                                const char* example, bool (*convert)(Error* err)) {
     open_standard_streams();

@@ -1,14 +1,16 @@
 /*
-Converts LAMBADA to an evaluation file (llmc/eval_loader.h): the last word of each text is to be predicted from all before it.
+Converts LAMBADA to an evaluation file (llmc/eval_loader.h): the last word of each text is to be predicted from all
+before it.
 
     dev/data/lambada -i lambada_test.jsonl --tokenizer gpt2/ -o lambada_test.bin
 
-The input has one JSON object per line with the member text. Its last word is what follows the last blank (U+0020), and is
-encoded with this blank before it; punctuation and line breaks are part of a word. Nothing else of the text is changed.
+The input has one JSON object per line with the member text. Its last word is what follows the last blank (U+0020), and
+is encoded with this blank before it; punctuation and line breaks are part of a word. Nothing else of the text is
+changed.
 
-The scores depend on how the texts were prepared. OpenAI's lambada_test.jsonl (5,153 texts with capitals, quotation marks and
-punctuation as in the books) gives those of the LM Evaluation Harness's lambada_openai. The original data set, in lower
-case and cut into words (lambada_standard), gives lower ones.
+The scores depend on how the texts were prepared. OpenAI's lambada_test.jsonl (5,153 texts with capitals, quotation
+marks and punctuation as in the books) gives those of the LM Evaluation Harness's lambada_openai. The original data set,
+in lower case and cut into words (lambada_standard), gives lower ones.
 
 Source: Paperno et al. 2016, arXiv:1606.06031; Radford et al. 2019.
 */

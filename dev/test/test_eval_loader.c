@@ -1,4 +1,5 @@
-// llmc/eval_loader.h: the rows of a batch, the scores, and truncated or damaged files. The expected values are written by hand.
+// llmc/eval_loader.h: the rows of a batch, the scores, and truncated or damaged files. The expected values are written
+// by hand.
 #include "test.h"
 #include "../../llmc/eval_loader.h"
 
@@ -240,7 +241,8 @@ static void test_score(void) {
 
 // ---- version 2 ------------------------------------------------------------------------------------
 
-// Choices: question x has its own number of endings, 2 to 5. Ending i of question x has i + 1 tokens and characters[x][i].
+// Choices: question x has its own number of endings, 2 to 5. Ending i of question x has i + 1 tokens and
+// characters[x][i].
 static const int choices_endings[NUM] = {3, 5, 2, 4, 5};
 static const int choices_characters[NUM][5] = {
     {4, 8, 2}, {1, 1, 1, 1, 1}, {65535, 1}, {10, 20, 30, 40}, {5, 4, 3, 2, 1}};

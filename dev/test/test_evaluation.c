@@ -1,5 +1,5 @@
-// llmc/evaluation.h: the sliding window, the files that --eval names, and the printed results. The model is a stub whose losses
-// and predictions depend on the tokens alone, so that the expected values can be computed by hand.
+// llmc/evaluation.h: the sliding window, the files that --eval names, and the printed results. The model is a stub
+// whose losses and predictions depend on the tokens alone, so that the expected values can be computed by hand.
 #include "capture.h"
 #include "../../llmc/evaluation.h"
 #include "../../llmc/json.h"
@@ -59,7 +59,8 @@ static double run_window(int n, int B, int T, LossSums* sums) {
     return sums->sum;
 }
 
-// Every token but the first is predicted once, from at most T tokens, and from at least T - stride + 1 if there are so many.
+// Every token but the first is predicted once, from at most T tokens, and from at least T - stride + 1 if there are so
+// many.
 static void test_window(void) {
     static const int lengths[] = {2, 3, 8, 9, 10, 17, 23}, Ts[] = {1, 2, 5, 8};
     LossSums sums;
@@ -113,8 +114,8 @@ static void write_files(void) {
     static const uint16_t last_words[] = {65535, 22, 0, 0, 1, 2, 1, 2, 1, 3, 10,     //
                                           65535, 24, 1, 0, 1, 2, 1, 2, 2, 9, 20, 30, //
                                           65535, 22, 2, 0, 1, 2, 1, 2, 1, 1, 7};
-    // endings 8 with 2 characters, and 9 9 with 6: losses 1 and 2.25, per character 0.5 and 0.375, per token 1 and 1.125. The
-    // second is right, twice, and then the first
+    // endings 8 with 2 characters, and 9 9 with 6: losses 1 and 2.25, per character 0.5 and 0.375, per token 1 and
+    // 1.125. The second is right, twice, and then the first
     static const uint16_t choices[] = {65535, 28, 0, 1, 2, 1, 1, 1, 2, 8, 2, 6, 9, 9, //
                                        65535, 28, 1, 1, 2, 1, 1, 1, 2, 8, 2, 6, 9, 9, //
                                        65535, 28, 2, 0, 2, 1, 1, 1, 2, 8, 2, 6, 9, 9};

@@ -1,8 +1,9 @@
 // Evaluation files from hostile bytes: clang -g -O1 -fsanitize=fuzzer,address,undefined fuzz_eval.c -o fuzz_eval -lm
 //
 // Every input is tried as a file, and once more as the questions after a header. The first four bytes choose B, T, the
-// vocabulary and the kind of the questions, and may change a word of the header or cut off the end of the file. Where the flags
-// before a question say so, it gets its true length and the other fixed words, because random bytes hardly ever contain them.
+// vocabulary and the kind of the questions, and may change a word of the header or cut off the end of the file. Where
+// the flags before a question say so, it gets its true length and the other fixed words, because random bytes hardly
+// ever contain them.
 #include "../../../llmc/eval_loader.h"
 
 // Parses a file, then reads and scores all of it.
