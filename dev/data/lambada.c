@@ -8,9 +8,9 @@ The input has one JSON object per line with the member text. Its last word is wh
 is encoded with this blank before it; punctuation and line breaks are part of a word. Nothing else of the text is
 changed.
 
-The scores depend on how the texts were prepared. OpenAI's lambada_test.jsonl (5,153 texts with capitals, quotation
-marks and punctuation as in the books) gives those of the LM Evaluation Harness's lambada_openai. The original data set,
-in lower case and cut into words (lambada_standard), gives lower ones.
+The scores depend on how the texts were prepared. OpenAI's lambada_test.jsonl (scripts/download.sh lambada: 5,153 texts
+with capitals, quotation marks and punctuation as in the books) gives those of the LM Evaluation Harness's
+lambada_openai. The original data set, in lower case and cut into words (lambada_standard), gives lower ones.
 
 Source: Paperno et al. 2016, arXiv:1606.06031; Radford et al. 2019.
 */

@@ -188,20 +188,27 @@ test_text_to_text_gpu() {
 }
 
 eval_make='make dev/data/lambada dev/data/arc'
-lambada="dev/data/lambada -i lambada_test.jsonl -t data/gpt2 -o data/lambada_test.bin"
+eval_fetch='scripts/download.sh gpt2 lambada'
+lambada="dev/data/lambada -i data/lambada_test.jsonl -t data/gpt2 -o data/lambada_test.bin"
 arc="dev/data/arc -i ARC-Easy-Test.jsonl -t data/gpt2 -o data/arc_easy.bin"
 eval_files="./train_gpt2cu -e data/gpt2 --eval 'data/lambada_test.bin,data/arc_*.bin'"
 eval_window="./train_gpt2cu -e data/gpt2 --eval my.txt --stride 512 --json"
 
+# To the table of prepare_data
+prepare_lambada() {
+    echo '{"text": "The cat sat on the mat"}' >"$tmp/served/hub/lambada"
+    echo "lambada | lambada_test.jsonl | https://hub/lambada | - | -" >>"$tmp/table"
+}
+
 # On the CPU, with the downloaded model of 64 positions; a text and a question in place of the published ones
 test_evaluation() {
     local command
-    for command in "$eval_make" "$lambada" "$arc"; do of_readme "$command"; done
+    for command in "$eval_make" "$eval_fetch" "$lambada" "$arc"; do of_readme "$command"; done
     command -v curl >/dev/null || skip "needs curl"
     copy
     prepare_data
-    run 0 'scripts/download.sh gpt2 && make train_gpt2'
-    echo '{"text": "The cat sat on the mat"}' >"$tmp/top/lambada_test.jsonl"
+    prepare_lambada
+    run 0 "$eval_fetch && make train_gpt2"
     echo '{"question": {"stem": "Who sat?", "choices": [{"text": "a cat", "label": "A"}, {"text": "a mat", "label": "B"}]},
         "answerKey": "A"}' | tr '\n' ' ' >"$tmp/top/ARC-Easy-Test.jsonl"
     cp llmc/gpt2.h "$tmp/top/my.txt"
@@ -221,8 +228,8 @@ test_evaluation_gpu() {
     run 0 'make train_gpt2cu'
     if have_gpu; then
         prepare_data
-        run 0 "scripts/download.sh gpt2 && $eval_make"
-        echo '{"text": "The cat sat on the mat"}' >"$tmp/top/lambada_test.jsonl"
+        prepare_lambada
+        run 0 "$eval_fetch && $eval_make"
         echo '{"question": "q", "choices": {"text": ["a", "b"], "label": ["A", "B"]}, "answerKey": "A"}' >"$tmp/top/ARC-Easy-Test.jsonl"
         cp llmc/gpt2.h "$tmp/top/my.txt"
         run 0 "$lambada && $arc"
