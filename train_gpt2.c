@@ -1111,6 +1111,12 @@ static void compute_losses(void* gpt2, float* losses, const int* inputs, const i
     memcpy(losses, model->acts.losses, (size_t)B * T * sizeof(float));
 }
 
+// The most likely token at position i of the B x T of the last compute_losses, for llmc/evaluation.h.
+static int most_likely_token(void* gpt2, size_t i) {
+    const GPT2* model = (const GPT2*)gpt2;
+    return sampler_argmax(model->acts.logits + i * model->config.padded_vocab_size, model->config.vocab_size);
+}
+
 // The mean loss on the validation data.
 static double validation_loss(Trainer* t) {
     Error err;
@@ -1196,7 +1202,7 @@ static void trainer_open(Trainer* t) {
     t->inputs = (int*)malloc_check((size_t)B * T * sizeof(int));
     t->targets = (int*)malloc_check((size_t)B * T * sizeof(int));
     open_questions(&t->hellaswag, B, T, source.config.vocab_size);
-    if (args->hellaswag) { evaluator_open(&t->evaluator, compute_losses, &t->model, B, T); }
+    if (args->hellaswag) { evaluator_open(&t->evaluator, compute_losses, NULL, &t->model, B, T); }
     training_allocate_copy(&t->job, &t->model.config, memory_left);
     t->machine_flops = measure_matmul_flops();
     limit_threads(training_flops_per_token(&t->model.config, T) * B * T);
@@ -1207,7 +1213,7 @@ static void trainer_open(Trainer* t) {
 // Validation, and --hellaswag.
 static void validate(Trainer* t) {
     double start = time_ms();
-    double accuracy = args->hellaswag ? evaluate_questions(&t->evaluator, &t->hellaswag) : 0.0;
+    double accuracy = args->hellaswag ? evaluate_hellaswag(&t->evaluator, &t->hellaswag) : 0.0;
     if (args->hellaswag) { logger_eval(&t->job.logger, t->job.run.step, accuracy); }
     if (t->job.has_val) { training_validated(&t->job, validation_loss(t), start); }
 }
@@ -1299,20 +1305,11 @@ static int sample(void) {
 // --eval, or --hellaswag without -i. Returns the exit code.
 static int evaluate(void) {
     LoadedModel m;
-    Evaluator e;
-    EvalLoader questions;
+    EvalFiles files = eval_files_find();
     loaded_model_open(&m);
-    Batch batch = settle_batch(&m.model.config);
-    int B = args->hellaswag && batch.B < EVAL_ENDINGS ? EVAL_ENDINGS : batch.B, V = m.model.config.vocab_size;
-    open_questions(&questions, B, batch.T, V);
-    activations_allocate(&m.model.acts, &m.model.config, B, batch.T, true);
-    evaluator_open(&e, compute_losses, &m.model, B, batch.T);
-    if (args->eval_data) { evaluate_files(&e, args->eval_data, m.vocabulary, V); }
-    if (args->hellaswag) {
-        evaluate_questions(&e, &questions);
-        eval_close(&questions);
-    }
-    evaluator_close(&e);
+    int B = evaluation_rows(&files), T = settle_batch(&m.model.config).T;
+    activations_allocate(&m.model.acts, &m.model.config, B, T, true);
+    evaluate_files(&files, compute_losses, most_likely_token, &m.model, B, T, m.vocabulary, m.model.config.vocab_size);
     loaded_model_close(&m);
     return EXIT_SUCCESS;
 }

@@ -1298,11 +1298,20 @@ static void compute_losses(void* gpt2, float* losses, const int* inputs, const i
     cudaCheck(cudaStreamSynchronize(model->stream));
 }
 
+// The most likely token at position i of the B x T of the last compute_losses, for llmc/evaluation.h.
+static int most_likely_token(void* gpt2, size_t i) {
+    GPT2* model = (GPT2*)gpt2;
+    std::vector<floatX> row(model->config.vocab_size);
+    const floatX* logits = model->acts.logits + i * model->config.padded_vocab_size;
+    cudaCheck(cudaMemcpy(row.data(), logits, row.size() * sizeof(floatX), cudaMemcpyDeviceToHost));
+    return sampler_argmax(std::vector<float>(row.begin(), row.end()).data(), model->config.vocab_size);
+}
+
 // Validation, and --hellaswag.
 static void validate(Trainer* t) {
     Range range("validate");
     double start = time_ms();
-    double accuracy = args->hellaswag ? evaluate_questions(&t->evaluator, &t->hellaswag) : 0.0;
+    double accuracy = args->hellaswag ? evaluate_hellaswag(&t->evaluator, &t->hellaswag) : 0.0;
     if (args->hellaswag) { logger_eval(&t->job.logger, t->job.run.step, accuracy); }
     if (t->job.has_val) { training_validated(&t->job, validation_loss(t), start); }
 }
@@ -1408,7 +1417,7 @@ static Trainer* trainer_open() {
     ranks_connect(num_buckets(&source.config));
     training_open_data(&t->job, &source.config);
     open_questions(&t->hellaswag, batch.B, batch.T, source.config.vocab_size);
-    if (args->hellaswag) { evaluator_open(&t->evaluator, compute_losses, &t->model, batch.B, batch.T); }
+    if (args->hellaswag) { evaluator_open(&t->evaluator, compute_losses, NULL, &t->model, batch.B, batch.T); }
     if (training_saves_asynchronously()) { allocate_buffer(t); } // now, because pinning takes longer than a copy
     for (int i = 0; i < 2; i++) {
         t->batches[i] = (int*)pinned_malloc(2 * (size_t)batch.B * batch.T * sizeof(int));
@@ -1579,19 +1588,10 @@ static int sample() {
 // --eval, or --hellaswag without -i. Returns the exit code.
 static int evaluate() {
     LoadedModel m;
-    Evaluator e;
-    EvalLoader questions;
-    int B = args->hellaswag && args->B < EVAL_ENDINGS ? EVAL_ENDINGS : args->B;
-    loaded_model_open(&m, B);
-    int T = m.model.acts.T, V = m.model.config.vocab_size;
-    open_questions(&questions, B, T, V);
-    evaluator_open(&e, compute_losses, &m.model, B, T);
-    if (args->eval_data) { evaluate_files(&e, args->eval_data, m.vocabulary, V); }
-    if (args->hellaswag) {
-        evaluate_questions(&e, &questions);
-        eval_close(&questions);
-    }
-    evaluator_close(&e);
+    EvalFiles files = eval_files_find();
+    loaded_model_open(&m, evaluation_rows(&files));
+    evaluate_files(&files, compute_losses, most_likely_token, &m.model, m.model.acts.B, m.model.acts.T, m.vocabulary,
+                   m.model.config.vocab_size);
     loaded_model_close(&m);
     return EXIT_SUCCESS;
 }

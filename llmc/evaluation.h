@@ -1,9 +1,16 @@
 /*
---eval: the mean loss and the perplexity of a model on token shards or on text. --hellaswag: its accuracy on multiple-choice
-questions. Both programs use this header; they supply the function that computes losses.
+--eval: the mean loss and the perplexity of a model on token shards or text, and its scores on evaluation files
+(eval_loader.h): multiple choices, last words. --hellaswag: its accuracy on multiple-choice questions, in training, too.
+Both programs use this header; they supply the functions that compute losses and find the most likely token.
 
-The tokens of a file are cut into rows of T inputs, one after the other, so that every token but the first is predicted
-exactly once, from at most T tokens before it. A row that is shorter, the last one, counts with its own tokens only.
+The loss on shards or text is computed by a sliding window: row k of the batches has the T inputs from token k * stride
+on, and of its losses those count that no earlier row has computed. So every token but the first is predicted exactly
+once, from at least T - stride + 1 tokens before it, as far as there are so many. Without --stride, stride is T: the
+rows do not overlap, and a token is predicted from 1 to T tokens. A row that is shorter, the last one, counts with its
+own tokens only.
+
+A row of T inputs has T + 1 tokens, as the last one is only predicted. The perplexity of fixed-length models in the
+documentation of transformers counts this token as part of the window: its max_length is T + 1.
 */
 #ifndef LLMC_EVALUATION_H
 #define LLMC_EVALUATION_H
@@ -11,6 +18,7 @@ exactly once, from at most T tokens before it. A row that is shorter, the last o
 #include "eval_loader.h"
 #include "prompts.h"
 #include "training.h"
+#include <glob.h>
 
 // The sum of what all processes of a run give, if there are several; else NULL.
 static double (*sum_over_ranks)(double x);
@@ -18,18 +26,26 @@ static double (*sum_over_ranks)(double x);
 // Computes losses (B,T) of targets (B,T) after inputs (B,T). model: the program's own.
 typedef void (*ComputeLosses)(void* model, float* losses, const int* inputs, const int* targets, int B, int T);
 
+// Returns the token with the largest logit at position i, 0 <= i < B*T, of the batch whose losses were computed last;
+// the first of equals. model: the program's own.
+typedef int (*MostLikelyToken)(void* model, size_t i);
+
 // The program's part of an evaluation.
 typedef struct {
     ComputeLosses compute;
+    MostLikelyToken most_likely;
     void* model;
     int B, T;              // rows per batch, tokens per row
     int *inputs, *targets; // (B,T)
     float* losses;         // (B,T)
 } Evaluator;
 
-static inline void evaluator_open(Evaluator* e, ComputeLosses compute, void* model, int B, int T) {
+// most_likely: not needed, and may be NULL, for version 1 of the evaluation files.
+static inline void evaluator_open(Evaluator* e, ComputeLosses compute, MostLikelyToken most_likely, void* model, int B,
+                                  int T) {
     size_t BT = (size_t)B * (size_t)T;
     e->compute = compute;
+    e->most_likely = most_likely;
     e->model = model;
     e->B = B;
     e->T = T;
@@ -44,6 +60,37 @@ static inline void evaluator_close(Evaluator* e) {
     free(e->losses);
 }
 
+// ---- results as JSON (--json) -----------------------------------------------------------
+//
+// "type" of a result, and its members beside "model", "file" and "time_ms" (milliseconds); *_stderr are standard errors:
+//     loss        tokens, loss, loss_stderr, perplexity, bits_per_byte (null: the text is not known), seq_len, stride;
+//                 of several files together: files, their number, instead of file
+//     choices     examples, acc, acc_stderr, acc_norm, acc_norm_stderr; version 1: acc_per_token, acc_per_token_stderr
+//     last_words  examples, acc, acc_stderr, perplexity
+
+// Begins a line on stdout. type: of the result. path: of the file, or NULL for several.
+static inline void result_begin(const char* type, const char* path) {
+    char* text = (char*)malloc_check(6 * (strlen(args->model) + (path ? strlen(path) : 0)) + 1);
+    size_t n = log_json_escape(text, args->model, strlen(args->model));
+    printf("{\"type\":\"%s\",\"model\":\"%.*s\"", type, (int)n, text);
+    if (path) {
+        n = log_json_escape(text, path, strlen(path));
+        printf(",\"file\":\"%.*s\"", (int)n, text);
+    }
+    free(text);
+}
+
+static inline void result_number(const char* name, double v) { // NaN becomes null
+    char number[32];
+    log_json_number(number, sizeof(number), v);
+    printf(",\"%s\":%s", name, number);
+}
+
+static inline void result_end(double ms) {
+    result_number("time_ms", ms);
+    printf("}\n");
+}
+
 // ---- loss and perplexity ----------------------------------------------------------------
 
 // The tokens of a file: of a shard, or of an encoded text.
@@ -55,8 +102,8 @@ typedef struct {
     size_t text_bytes; // bytes of text that tokens 1 and up stand for; 0: unknown
 } EvalTokens;
 
-// Opens a shard or a text file. Text is encoded as dev/data/tokenize does it: as one document, behind the end-of-text token
-// if the vocabulary has one. tokenizer: NULL if there is none.
+// Opens a shard or a text file. Text is encoded as dev/data/tokenize does it: as one document, behind the end-of-text
+// token if the vocabulary has one. tokenizer: NULL if there is none.
 static inline bool eval_tokens_open(EvalTokens* t, const char* path, const Tokenizer* tokenizer, int vocab_size,
                                     Error* err) {
     MappedFile file;
@@ -109,28 +156,40 @@ typedef struct {
     double bytes; // of text; 0: unknown
 } LossSums;
 
+// The number of tokens by which the window of T tokens advances.
+static inline size_t eval_stride(int T) { return (size_t)(args->stride ? args->stride : T); }
+
 // Adds the losses of a file.
 static inline void eval_tokens_run(Evaluator* e, const EvalTokens* t, LossSums* sums) {
-    size_t T = (size_t)e->T, n = t->num_tokens - 1, num_rows = (n + T - 1) / T;
+    size_t B = (size_t)e->B, T = (size_t)e->T, stride = eval_stride(e->T), n = t->num_tokens - 1;
+    size_t num_rows = n <= T ? 1 : 1 + (n - T + stride - 1) / stride;
     double start = time_ms(), shown = start;
     bool terminal = isatty(STDERR_FILENO);
-    for (size_t row = 0; row < num_rows; row += (size_t)e->B) {
-        size_t count = (n - row * T) < (size_t)e->B * T ? n - row * T : (size_t)e->B * T;
-        for (size_t i = 0; i < (size_t)e->B * T; i++) {
-            e->inputs[i] = i < count ? eval_token(t, row * T + i) : 0;
-            e->targets[i] = i < count ? eval_token(t, row * T + i + 1) : 0;
+    for (size_t first = 0; first < num_rows; first += B) {
+        size_t rows = num_rows - first < B ? num_rows - first : B, done = 0;
+        for (size_t i = 0; i < B * T; i++) {
+            size_t at = (first + i / T) * stride + i % T;
+            bool used = i / T < rows && at < n;
+            e->inputs[i] = used ? eval_token(t, at) : 0;
+            e->targets[i] = used ? eval_token(t, at + 1) : 0;
         }
         e->compute(e->model, e->losses, e->inputs, e->targets, e->B, e->T);
-        for (size_t i = 0; i < count; i++) {
-            sums->sum += e->losses[i];
-            sums->squares += (double)e->losses[i] * e->losses[i];
+        for (size_t row = 0; row < rows; row++) {
+            size_t begin = (first + row) * stride, end = begin + T < n ? begin + T : n;
+            // the row before has computed the losses before this position
+            for (size_t i = first + row == 0 ? 0 : T - stride; i < end - begin; i++) {
+                double loss = e->losses[row * T + i];
+                sums->sum += loss;
+                sums->squares += loss * loss;
+                sums->count++;
+            }
+            done = end;
         }
-        sums->count += (double)count;
-        double now = time_ms(), done = (double)(row * T + count) / (double)n;
+        double now = time_ms(), part = (double)done / (double)n;
         if (terminal && now - shown > 500) {
             char left[32];
-            format_duration(left, sizeof(left), (now - start) * (1 - done) / done * 1e-3);
-            fprintf(stderr, "\r%.0f%% of %zu tokens, %s left \033[K", 100 * done, n, left);
+            format_duration(left, sizeof(left), (now - start) * (1 - part) / part * 1e-3);
+            fprintf(stderr, "\r%.0f%% of %zu tokens, %s left \033[K", 100 * part, n, left);
             shown = now;
         }
     }
@@ -138,46 +197,84 @@ static inline void eval_tokens_run(Evaluator* e, const EvalTokens* t, LossSums* 
     sums->bytes += (double)t->text_bytes;
 }
 
-// Prints a line: tokens, loss with its standard error, perplexity and, where the text is known, bits per byte.
-static inline void print_loss(const char* name, const LossSums* s, double ms) {
+// Prints the loss with its standard error, perplexity and, where the text is known, bits per byte. path: NULL for the
+// sums over num_files files.
+static inline void print_loss(const char* path, size_t num_files, const LossSums* s, int T, double ms) {
     double mean = s->sum / s->count, variance = s->squares / s->count - mean * mean;
-    char bits[48] = "";
-    if (s->bytes > 0) { snprintf(bits, sizeof(bits), ", %.4f bits per byte", s->sum / log(2.0) / s->bytes); }
-    print_line(stdout, "%s: %.0f tokens, loss %.6f +- %.4f, perplexity %.3f%s (%.0f ms, %.0f tok/s)", name, s->count,
-               mean, sqrt(variance > 0 ? variance / s->count : 0), exp(mean), bits, ms, s->count / ms * 1e3);
-}
-
-// Evaluates all files that match `pattern` and prints a line for each, and one for all of them. tokenizer may be NULL.
-static inline void evaluate_files(Evaluator* e, const char* pattern, const Tokenizer* tokenizer, int vocab_size) {
-    Error err;
-    LossSums all = {0, 0, 0, 0};
-    double all_ms = 0;
-    glob_t found;
-    memset(&found, 0, sizeof(found));
-    bool literal = file_exists(pattern);
-    if (!literal && glob(pattern, 0, NULL, &found) != 0) { die("--eval: no file matches '%s'", pattern); }
-    size_t num_files = literal ? 1 : found.gl_pathc;
-    for (size_t i = 0; i < num_files; i++) {
-        EvalTokens tokens;
-        LossSums sums = {0, 0, 0, 0};
-        double start = time_ms();
-        const char* path = literal ? pattern : found.gl_pathv[i];
-        if (!eval_tokens_open(&tokens, path, tokenizer, vocab_size, &err)) { die("--eval %s", err.text); }
-        eval_tokens_run(e, &tokens, &sums);
-        eval_tokens_close(&tokens);
-        print_loss(path, &sums, time_ms() - start);
-        all.sum += sums.sum, all.squares += sums.squares, all.count += sums.count, all.bytes += sums.bytes;
-        all_ms += time_ms() - start;
+    double error = sqrt(variance > 0 ? variance / s->count : 0);
+    double bits_per_byte = s->bytes > 0 ? s->sum / log(2.0) / s->bytes : NAN;
+    if (args->json) {
+        result_begin("loss", path);
+        if (!path) { result_number("files", (double)num_files); }
+        result_number("tokens", s->count);
+        result_number("loss", mean);
+        result_number("loss_stderr", error);
+        result_number("perplexity", exp(mean));
+        result_number("bits_per_byte", bits_per_byte);
+        result_number("seq_len", T);
+        result_number("stride", (double)eval_stride(T));
+        result_end(ms);
+        return;
     }
-    if (num_files > 1) { print_loss("all", &all, all_ms); }
-    if (!literal) { globfree(&found); }
+    char bits[48] = "", window[48] = "";
+    if (s->bytes > 0) { snprintf(bits, sizeof(bits), ", %.4f bits per byte", bits_per_byte); }
+    if (args->stride) { snprintf(window, sizeof(window), ", window %d, stride %d", T, args->stride); }
+    print_line(stdout, "%s: %.0f tokens, loss %.6f +- %.4f, perplexity %.3f%s%s (%.0f ms, %.0f tok/s)",
+               path ? path : "all", s->count, mean, error, exp(mean), bits, window, ms, s->count / ms * 1e3);
 }
 
-// ---- multiple choice ----------------------------------------------------------------------
+// ---- evaluation files ---------------------------------------------------------------------
 
-// Evaluates the questions of an opened file, prints the accuracy and returns it: the fraction of questions whose correct
-// ending has the lowest mean loss per token. A batch of `questions` has at most as many tokens as one of e.
-static inline double evaluate_questions(Evaluator* e, EvalLoader* questions) {
+// The standard error of an accuracy p of n examples, from their sample variance.
+static inline double accuracy_error(double p, double n) { return n > 1 ? sqrt(p * (1 - p) / (n - 1)) : 0; }
+
+// Prints the scores. name: for the printed line.
+static inline void print_score(const EvalLoader* q, const char* name, double ms) {
+    double n = (double)q->num_examples, acc = (double)q->num_correct / n, norm = (double)q->num_correct_norm / n;
+    double perplexity = exp(q->loss / n);
+    bool last_words = q->kind == EVAL_LAST_WORDS;
+    if (args->json) {
+        const char* key = q->kind == EVAL_LLMC_CHOICES ? "acc_per_token" : "acc";
+        char key_error[32];
+        snprintf(key_error, sizeof(key_error), "%s_stderr", key);
+        result_begin(last_words ? "last_words" : "choices", q->path);
+        result_number("examples", n);
+        result_number(key, acc);
+        result_number(key_error, accuracy_error(acc, n));
+        if (q->kind == EVAL_CHOICES) {
+            result_number("acc_norm", norm);
+            result_number("acc_norm_stderr", accuracy_error(norm, n));
+        }
+        if (last_words) { result_number("perplexity", perplexity); }
+        result_end(ms);
+    } else if (q->kind == EVAL_LLMC_CHOICES) {
+        print_line(stdout, "%s: %lld of %lld correct = %.4f (%.0f ms)", name, (long long)q->num_correct,
+                   (long long)q->num_examples, acc, ms);
+    } else if (q->kind == EVAL_CHOICES) {
+        print_line(stdout, "%s: %.0f questions, acc %.4f +- %.4f, acc_norm %.4f +- %.4f (%.0f ms)", name, n, acc,
+                   accuracy_error(acc, n), norm, accuracy_error(norm, n), ms);
+    } else {
+        print_line(stdout, "%s: %.0f last words, acc %.4f +- %.4f, perplexity %.3f (%.0f ms)", name, n, acc,
+                   accuracy_error(acc, n), perplexity, ms);
+    }
+}
+
+// Sets most_likely of the batch's rows.
+static inline void eval_predict(Evaluator* e, EvalLoader* questions) {
+    for (int row = 0; row < questions->batch_examples; row++) { // one ending each
+        EvalRow* r = &questions->rows[row];
+        r->most_likely = true;
+        for (int j = 0; j < r->count && r->most_likely; j++) {
+            size_t i = (size_t)row * (size_t)questions->T + (size_t)(r->first + j);
+            r->most_likely = e->most_likely(e->model, i) == e->targets[i];
+        }
+    }
+}
+
+// Evaluates the examples of an opened file, prints the scores and returns the accuracy: the fraction of the examples in
+// num_correct. A batch of `questions` has at most as many tokens as one of e. flag, name: for messages, and the printed
+// line.
+static inline double evaluate_questions(Evaluator* e, EvalLoader* questions, const char* flag, const char* name) {
     Error err;
     double start = time_ms();
     require((size_t)questions->B * (size_t)questions->T <= (size_t)e->B * (size_t)e->T);
@@ -185,15 +282,20 @@ static inline double evaluate_questions(Evaluator* e, EvalLoader* questions) {
     for (int64_t batch = 0; eval_next(questions, e->inputs, e->targets, &err); batch++) {
         if (batch % run_num_ranks != run_rank) { continue; } // another rank's
         e->compute(e->model, e->losses, e->inputs, e->targets, questions->B, questions->T);
+        if (questions->kind == EVAL_LAST_WORDS) { eval_predict(e, questions); }
         eval_score(questions, e->losses);
         if (run_num_ranks == 1) { eval_progress(questions); }
     }
+    // version 1, the only one that training evaluates, has this one score
     if (sum_over_ranks) { questions->num_correct = (int64_t)sum_over_ranks((double)questions->num_correct); }
-    if (err.text[0]) { die("--hellaswag %s", err.text); } // the file was changed since it was opened
-    double accuracy = (double)questions->num_correct / (double)questions->num_examples;
-    printf("HellaSwag: %lld of %lld correct = %.4f (%.0f ms)\n", (long long)questions->num_correct,
-           (long long)questions->num_examples, accuracy, time_ms() - start);
-    return accuracy;
+    if (err.text[0]) { die("%s %s", flag, err.text); } // the file was changed since it was opened
+    print_score(questions, name, time_ms() - start);
+    return (double)questions->num_correct / (double)questions->num_examples;
+}
+
+// Evaluates --hellaswag's questions and returns the accuracy.
+static inline double evaluate_hellaswag(Evaluator* e, EvalLoader* questions) {
+    return evaluate_questions(e, questions, "--hellaswag", "HellaSwag");
 }
 
 // Opens --hellaswag, if it was given, for batches of at most B x T tokens, where T is at most the model's positions.
@@ -201,7 +303,106 @@ static inline void open_questions(EvalLoader* questions, int B, int T, int vocab
     Error err;
     if (!args->hellaswag) { return; }
     if (!eval_open(questions, args->hellaswag, B, T, vocab_size, &err)) { die("--hellaswag %s", err.text); }
+    if (questions->kind != EVAL_LLMC_CHOICES) {
+        die("--hellaswag %s: is not a file of dev/data/hellaswag: give it to --eval", args->hellaswag);
+    }
     eval_fit(questions);
+}
+
+// ---- --eval ---------------------------------------------------------------------------------
+
+// The files that --eval names.
+typedef struct {
+    char** paths; // (count)
+    size_t count;
+    bool has_questions; // there are evaluation files among them
+} EvalFiles;
+
+static inline void eval_files_add(EvalFiles* files, const char* path) {
+    files->paths = (char**)realloc_check(files->paths, (files->count + 1) * sizeof(char*));
+    files->paths[files->count++] = strdup_check(path);
+    files->has_questions |= is_eval_file(path);
+}
+
+// Finds the files of --eval: a file with exactly this name, or else names and patterns separated by commas.
+static inline EvalFiles eval_files_find(void) {
+    EvalFiles files = {NULL, 0, false};
+    if (!args->eval_data) { return files; }
+    bool literal = file_exists(args->eval_data);
+    char *list = strdup_check(args->eval_data), *rest = list;
+    for (char* pattern = rest; pattern; pattern = rest) {
+        char* comma = literal ? NULL : strchr(pattern, ',');
+        rest = comma ? comma + 1 : NULL;
+        if (comma) { *comma = '\0'; }
+        if (file_exists(pattern)) {
+            eval_files_add(&files, pattern);
+            continue;
+        }
+        glob_t found;
+        if (glob(pattern, 0, NULL, &found) != 0) { die("--eval: no file matches '%s'", pattern); }
+        for (size_t i = 0; i < found.gl_pathc; i++) { eval_files_add(&files, found.gl_pathv[i]); }
+        globfree(&found);
+    }
+    free(list);
+    return files;
+}
+
+// The rows of a batch: -b, but at least as many as an example takes.
+static inline int evaluation_rows(const EvalFiles* files) {
+    int least = files->has_questions ? EVAL_MAX_ENDINGS : args->hellaswag ? EVAL_ENDINGS : 1;
+    return args->B > least ? args->B : least;
+}
+
+// Evaluates shards and texts and prints a line for each; adds their losses to *all.
+static inline void evaluate_tokens(Evaluator* e, const char* path, const Tokenizer* tokenizer, int vocab_size,
+                                   LossSums* all) {
+    Error err;
+    EvalTokens tokens;
+    LossSums sums = {0, 0, 0, 0};
+    double start = time_ms();
+    if (!eval_tokens_open(&tokens, path, tokenizer, vocab_size, &err)) { die("--eval %s", err.text); }
+    eval_tokens_run(e, &tokens, &sums);
+    eval_tokens_close(&tokens);
+    print_loss(path, 1, &sums, e->T, time_ms() - start);
+    all->sum += sums.sum, all->squares += sums.squares, all->count += sums.count, all->bytes += sums.bytes;
+}
+
+// --eval, or --hellaswag without -i: evaluates all files and prints a line for each, and one for all shards and texts
+// together if there are several. compute, most_likely, model: as in Evaluator, for batches of B x T tokens. tokenizer
+// may be NULL.
+static inline void evaluate_files(EvalFiles* files, ComputeLosses compute, MostLikelyToken most_likely, void* model,
+                                  int B, int T, const Tokenizer* tokenizer, int vocab_size) {
+    Error err;
+    Evaluator e;
+    EvalLoader hellaswag, questions;
+    LossSums all = {0, 0, 0, 0};
+    size_t num_tokens_files = 0;
+    double all_ms = 0;
+    if (args->stride > T) { die("--stride %d is more than -t %d, the window", args->stride, T); }
+    evaluator_open(&e, compute, most_likely, model, B, T);
+    open_questions(&hellaswag, B, T, vocab_size);
+    for (size_t i = 0; i < files->count; i++) {
+        double start = time_ms();
+        const char* path = files->paths[i];
+        if (is_eval_file(path)) {
+            if (!eval_open(&questions, path, B, T, vocab_size, &err)) { die("--eval %s", err.text); }
+            eval_fit(&questions);
+            evaluate_questions(&e, &questions, "--eval", path);
+            eval_close(&questions);
+        } else {
+            evaluate_tokens(&e, path, tokenizer, vocab_size, &all);
+            num_tokens_files++;
+            all_ms += time_ms() - start;
+        }
+    }
+    if (num_tokens_files > 1) { print_loss(NULL, num_tokens_files, &all, T, all_ms); }
+    if (args->hellaswag) {
+        evaluate_hellaswag(&e, &hellaswag);
+        eval_close(&hellaswag);
+    }
+    for (size_t i = 0; i < files->count; i++) { free(files->paths[i]); }
+    free(files->paths);
+    evaluator_close(&e);
 }
 
 // ---- --bench --------------------------------------------------------------------------------

@@ -40,7 +40,7 @@ typedef struct {
     float temperature, top_p, min_p, repetition_penalty;
     CliList stops;
     const char *eval_data, *hellaswag, *export_path, *export_type;
-    int bench, bench_prompt;
+    int stride, json, bench, bench_prompt;
     int naive; // only in train_gpt2
     // only in train_gpt2cu
     int parallel;
@@ -204,8 +204,18 @@ static const Option options[] = {
     {OPT_BOOL, 0, NULL, "stop-at-eot", &settings.stop_at_eot, NULL, "stop at the end-of-text token", 0, 0},
 
     {OPT_SECTION, 0, NULL, "Evaluation and export", NULL, NULL, NULL, 0, 0},
-    {OPT_STR, 0, NULL, "eval", &settings.eval_data, "GLOB",
-     "print the loss and perplexity on these token shards or text files, and exit", 0, 0},
+    {OPT_STR, 0, NULL, "eval", &settings.eval_data, "GLOBS",
+     "evaluate the model on these files and exit: loss and perplexity of token shards and texts, scores on the "
+     "evaluation "
+     "files of dev/data/lambada, arc and hellaswag; names or quoted patterns, separated by commas",
+     0, 0},
+    {OPT_INT, 0, NULL, "stride", &settings.stride, "tokens",
+     "--eval of shards and texts: the window of T tokens (-t) advances by N, and each token is predicted once, from at "
+     "least "
+     "T - N + 1 tokens before it; 0: by T, so that windows do not overlap",
+     0, 1 << 20},
+    {OPT_BOOL, 0, NULL, "json", &settings.json, NULL,
+     "print each result of --eval and --hellaswag as a line of JSON instead of text", 0, 0},
     {OPT_STR, 0, NULL, "hellaswag", &settings.hellaswag, "FILE",
      "accuracy on this multiple-choice file, made by dev/data/hellaswag: with each validation, or, without -i, at once",
      0, 0},

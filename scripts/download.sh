@@ -68,6 +68,7 @@ table() {
     cat <<ROWS
 tinyshakespeare | tinyshakespeare.txt | $github/karpathy/char-rnn/6f9487a6fe5b420b7ca9afb0d7c078e37c1d1b4e/data/tinyshakespeare/input.txt | 1115394 | 86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed
 hellaswag | hellaswag_val.jsonl | $github/rowanz/hellaswag/a29ff8e9a04bba4bd6588223785ce105328adc57/data/hellaswag_val.jsonl | 12246618 | 0aa3b88843990f3f10a97b9575c94d7b71fb2205240ba04ae4884d9e9c992588
+lambada | lambada_test.jsonl | $hf/datasets/EleutherAI/lambada_openai/resolve/900124bf3b8235c6daf21033af9948b3f07346c4/data/lambada_test.jsonl | 1819752 | 4aa8d02cd17c719165fc8a7887fddd641f43fcafa4b1c806ca8abc31fabdb226
 llmc-pack | llmc/gpt2_tokenizer.bin | $pack/gpt2_tokenizer.bin | 372108 | 6f3abc21e444e4e8300e225f4e03da48ea121cf17e30f67009b8dad7a66c2f13
 llmc-pack | llmc/tiny_shakespeare_val.bin | $pack/tiny_shakespeare_val.bin | 66560 | fe99db720dc7c83e694806d4e047a952909411da1daccde4ccc2e55f40882a62
 llmc-pack | llmc/tiny_shakespeare_train.bin | $pack/tiny_shakespeare_train.bin | 611544 | 8a70606be574040c26d225694f5f9759973b419852d22f7fe5c118e1b359dcc8
@@ -91,6 +92,7 @@ usage: scripts/download.sh [--dir DIR] [--jobs N] ITEM ...
   vocab             1.5 MB    modified MIT, OpenAI  vocab.json and merges.txt alone      gpt2_tokenizer/
   tinyshakespeare   1.1 MB    public domain         one text file                        tinyshakespeare.txt
   hellaswag         12 MB     MIT                   validation set                       hellaswag_val.jsonl
+  lambada           1.8 MB    MIT                   test set, as OpenAI prepared it      lambada_test.jsonl
   llmc-pack         760 MB    as the above          llm.c's .bin model, shards, eval     llmc/
   all               12.5 GB                         all of these
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Fuzzes whole programs: builds train_gpt2, dev/data/tokenize, dev/data/hellaswag and dev/test/fuzz/whole_program.c with
+# Fuzzes whole programs: builds train_gpt2, those of dev/data and dev/test/fuzz/whole_program.c with
 # AddressSanitizer and UndefinedBehaviorSanitizer below build/sanitize, then runs the programs on changed files. Prints a
 # table. On a finding the exit status is 1, and the files are kept in build/fuzz/findings/whole_program-SEED/NUMBER.
 #

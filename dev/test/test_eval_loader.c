@@ -1,4 +1,5 @@
-// llmc/eval_loader.h: the rows of a batch, the score, and truncated or damaged files.
+// llmc/eval_loader.h: the rows of a batch, the scores, and truncated or damaged files. The expected values are written
+// by hand.
 #include "test.h"
 #include "../../llmc/eval_loader.h"
 
@@ -66,7 +67,7 @@ static bool check_bytes(const uint8_t* bytes, size_t n, int T, int vocab_size, E
     strcpy(e.path, "dir/e.bin");
     e.file.data = exact;
     e.file.size = n;
-    e.B = 4, e.T = T, e.vocab_size = vocab_size;
+    e.B = 5, e.T = T, e.vocab_size = vocab_size;
     err->text[0] = '\0';
     bool ok = eval_check(&e, err);
     free(exact);
@@ -106,7 +107,8 @@ static void check_pass(EvalLoader* e) {
         check_msg(e->batch_examples == want, "B %d: %d questions in batch %d, want %d", e->B, e->batch_examples, batch,
                   want);
         for (int i = 0; i < want; i++, x++) {
-            check(e->labels[i] == question_labels[x]);
+            check(e->questions[i].label == question_labels[x] && e->questions[i].num_endings == 4);
+            check(e->questions[i].row == 4 * i);
             for (int ending = 0; ending < 4; ending++) { check_row(e, 4 * i + ending, x, ending, inputs, targets); }
         }
         for (int i = 4 * want * e->T; i < e->B * e->T; i++) { check(inputs[i] == 0 && targets[i] == 0); }
@@ -237,6 +239,206 @@ static void test_score(void) {
     eval_close(&e);
 }
 
+// ---- version 2 ------------------------------------------------------------------------------------
+
+// Choices: question x has its own number of endings, 2 to 5. Ending i of question x has i + 1 tokens and
+// characters[x][i].
+static const int choices_endings[NUM] = {3, 5, 2, 4, 5};
+static const int choices_characters[NUM][5] = {
+    {4, 8, 2}, {1, 1, 1, 1, 1}, {65535, 1}, {10, 20, 30, 40}, {5, 4, 3, 2, 1}};
+static const int choices_labels[NUM] = {2, 4, 0, 1, 3};
+
+static int choices_token(int x, int ending, int j) { return 1000 * x + 100 * (ending + 2) + j; }
+
+// The context of question x has x + 2 tokens. num_endings: of all questions, or 0: choices_endings.
+static void build_version2(Bytes* b, EvalKind kind, int num_endings) {
+    int32_t header[256] = {20240522, 2, NUM, 0, kind};
+    memset(b, 0, sizeof(*b));
+    b->count = 512;
+    for (int x = 0; x < NUM; x++) {
+        size_t start = b->start[x] = b->count;
+        int n = num_endings ? num_endings : choices_endings[x];
+        put(b, 65535);
+        put(b, 0);
+        put(b, x);
+        put(b, n == 1 ? 0 : choices_labels[x]);
+        put(b, n);
+        put(b, x + 2);
+        for (int j = 0; j < x + 2; j++) { put(b, choices_token(x, -1, j)); }
+        for (int i = 0; i < n; i++) {
+            put(b, i + 1);
+            put(b, choices_characters[x][i]);
+            for (int j = 0; j <= i; j++) { put(b, choices_token(x, i, j)); }
+        }
+        int bytes = 2 * (int)(b->count - start);
+        b->words[start + 1] = (uint16_t)bytes;
+        if (bytes > header[3]) { header[3] = bytes; }
+    }
+    memcpy(b->words, header, sizeof(header));
+}
+
+static void test_choices_batches(void) {
+    // examples in each batch of B rows
+    static const struct {
+        int B, examples[NUM + 1];
+    } cases[] = {{5, {1, 1, 1, 1, 1, 0}}, {8, {2, 2, 1, 0}}, {9, {2, 2, 1, 0}}, {14, {4, 1, 0}}, {19, {5, 0}}};
+    enum { T = 10, B_MAX = 20 };
+    static int inputs[B_MAX * T], targets[B_MAX * T];
+    Bytes b;
+    Error err;
+    EvalLoader e;
+    build_version2(&b, EVAL_CHOICES, 0);
+    const char* path = write_bytes("choices.bin", &b);
+    for (size_t c = 0; c < sizeof(cases) / sizeof(cases[0]); c++) {
+        check(eval_open(&e, path, cases[c].B, T, VOCAB, &err));
+        check(e.kind == EVAL_CHOICES && e.num_examples == NUM && e.longest_row == 10); // question 4: 6 + 5 - 1
+        int x = 0, batch = 0;
+        while (eval_next(&e, inputs, targets, &err)) {
+            check_msg(e.batch_examples == cases[c].examples[batch], "B %d: %d examples in batch %d", cases[c].B,
+                      e.batch_examples, batch);
+            for (int i = 0; i < e.batch_examples; i++, x++) {
+                EvalQuestion q = e.questions[i];
+                check(q.num_endings == choices_endings[x] && q.label == choices_labels[x]);
+                check(q.row + q.num_endings <= e.B);
+                for (int k = 0; k < q.num_endings; k++) {
+                    EvalRow r = e.rows[q.row + k];
+                    const int *in = inputs + (q.row + k) * T, *target = targets + (q.row + k) * T;
+                    check(r.first == x + 1 && r.count == k + 1 && r.characters == choices_characters[x][k]);
+                    check(in[0] == choices_token(x, -1, 0) && in[r.first] == choices_token(x, -1, x + 1));
+                    for (int j = 0; j <= k; j++) { check(target[r.first + j] == choices_token(x, k, j)); }
+                }
+            }
+            batch++;
+        }
+        check(x == NUM && cases[c].examples[batch] == 0);
+        check_str(err.text, "");
+        eval_close(&e);
+    }
+    check(!eval_open(&e, path, 4, T, VOCAB, &err));
+    check_msg(strstr(err.text, "choices.bin: example 1 has 5 endings, more than the 4 rows"), "%s", err.text);
+}
+
+// Sets the losses of the batch: those of row r's ending are losses[r] in all, and others must not count.
+static void set_losses(const EvalLoader* e, float* all, const float* losses) {
+    for (int i = 0; i < e->B * e->T; i++) { all[i] = i % 2 ? NAN : -100.0f; }
+    for (int i = 0; i < e->batch_examples; i++) {
+        for (int k = 0; k < e->questions[i].num_endings; k++) {
+            int row = e->questions[i].row + k;
+            EvalRow r = e->rows[row];
+            for (int j = 0; j < r.count; j++) { all[row * e->T + r.first + j] = 0.0f; }
+            all[row * e->T + r.first] = losses[row] + 1.0f; // exact in binary
+            all[row * e->T + r.first + r.count - 1] -= 1.0f;
+        }
+    }
+}
+
+static void test_choices_score(void) {
+    enum { T = 10, B = 19 };
+    static const float nan = NAN;
+    // characters                      4  8    2   1 1 1 1 1     65535 1     10 20 30 40         5 4  3  2  1
+    static const struct {
+        float losses[B]; // of the endings of all questions
+        int correct, norm;
+    } cases[] = {
+        // the right endings:                   2           4        0      1                  3
+        {{1, 9, 5, /**/ 5, 4, 3, 2, 1, /**/ 2, 3, /**/ 2, 1, 2, 2, /**/ 9, 9, 9, 8, 9}, 4, 3},
+        {{1, 9, 8, /**/ 1, 1, 1, 1, 1, /**/ 3, 2, /**/ 1, 1, 9, 9, /**/ 1, 1, 1, 1, 1}, 0, 2}, // ties: the first
+        {{nan, nan, 9, /**/ nan, nan, nan, nan, 2, /**/ nan, 2, /**/ 6, 5, 6, 6, /**/ 4, 4, 4, 3, 1}, 3, 2},
+        {{nan, nan, nan, /**/ nan, nan, nan, nan, nan, /**/ nan, nan, /**/ nan, nan, nan, nan, /**/ nan, nan, nan, nan,
+          nan},
+         0,
+         0},
+    };
+    static int inputs[B * T], targets[B * T];
+    static float losses[B * T];
+    Bytes b;
+    Error err;
+    EvalLoader e;
+    build_version2(&b, EVAL_CHOICES, 0);
+    check(eval_open(&e, write_bytes("choices_score.bin", &b), B, T, VOCAB, &err));
+    for (size_t c = 0; c < sizeof(cases) / sizeof(cases[0]); c++) {
+        eval_reset(&e);
+        check(eval_next(&e, inputs, targets, &err));
+        set_losses(&e, losses, cases[c].losses);
+        eval_score(&e, losses);
+        check_msg(e.num_scored == NUM && e.num_correct == cases[c].correct && e.num_correct_norm == cases[c].norm,
+                  "case %zu: %lld and %lld of %lld, want %d and %d", c, (long long)e.num_correct,
+                  (long long)e.num_correct_norm, (long long)e.num_scored, cases[c].correct, cases[c].norm);
+    }
+    eval_close(&e);
+}
+
+static void test_last_words(void) {
+    enum { T = 10, B = 5 };
+    static const float sums[B] = {0.5f, 1.25f, 2, 4, 8};
+    static int inputs[B * T], targets[B * T];
+    static float losses[B * T];
+    Bytes b;
+    Error err;
+    EvalLoader e;
+    build_version2(&b, EVAL_LAST_WORDS, 1);
+    check(eval_open(&e, write_bytes("last_words.bin", &b), B, T, VOCAB, &err));
+    check(eval_next(&e, inputs, targets, &err) && e.kind == EVAL_LAST_WORDS && e.batch_examples == 5);
+    set_losses(&e, losses, sums);
+    for (int i = 0; i < B; i++) {
+        check(!e.rows[i].most_likely);
+        e.rows[i].most_likely = i == 1 || i == 3;
+    }
+    eval_score(&e, losses);
+    check(e.num_scored == 5 && e.num_correct == 2 && e.num_correct_norm == 0);
+    check_near(e.loss, 15.75, 0);
+    // a loss that is no number is never predicted
+    eval_reset(&e);
+    check(e.loss == 0 && eval_next(&e, inputs, targets, &err));
+    set_losses(&e, losses, sums);
+    e.rows[0].most_likely = e.rows[1].most_likely = true;
+    losses[e.rows[0].first] = NAN;
+    eval_score(&e, losses);
+    check(e.num_correct == 1 && isnan(e.loss));
+    eval_close(&e);
+}
+
+static void test_version2_damaged(void) {
+    static const struct {
+        int question, word, value; // word: index from the beginning of the question
+        const char* want;
+    } cases[] = {
+        {0, 3, 3, "example 0 has 3 endings and label 3, want 2 to 5 endings"},
+        {2, 4, 1, "example 2 has 1 endings and label 0, want 2 to 5 endings"},
+        {4, 4, 6, "example 4 has 6 endings and label 3, want 2 to 5 endings"},
+        {4, 4, 4, "example 4 is damaged"}, // one ending too many
+        {0, 8, 0, "example 0 is damaged"}, // no token
+        {0, 9, 0, "example 0 is damaged"}, // no character
+        {0, 8, 500, "example 0 is damaged"},
+    };
+    Bytes good, b;
+    Error err;
+    build_version2(&good, EVAL_CHOICES, 0);
+    check(check_bytes((const uint8_t*)good.words, 2 * good.count, 64, VOCAB, &err));
+    for (size_t n = 0; n < 2 * good.count; n++) {
+        check_msg(!check_bytes((const uint8_t*)good.words, n, 64, VOCAB, &err), "%zu bytes are enough", n);
+    }
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        b = good;
+        b.words[b.start[cases[i].question] + (size_t)cases[i].word] = (uint16_t)cases[i].value;
+        check_msg(!check_bytes((const uint8_t*)b.words, 2 * b.count, 64, VOCAB, &err), "case %zu is taken", i);
+        check_msg(strstr(err.text, cases[i].want), "case %zu: %s", i, err.text);
+    }
+    for (int32_t kind = -1; kind <= 3; kind++) {
+        b = good;
+        memcpy(b.words + 2 * 4, &kind, sizeof(kind));
+        bool ok = check_bytes((const uint8_t*)b.words, 2 * b.count, 64, VOCAB, &err);
+        check_msg(ok == (kind == EVAL_CHOICES), "kind %d", kind);
+        if (kind == EVAL_LAST_WORDS) { check_msg(strstr(err.text, "want 1 endings"), "%s", err.text); }
+        if (kind <= 0 || kind == 3) { check_msg(strstr(err.text, "holds examples of kind"), "%s", err.text); }
+    }
+    build_version2(&b, EVAL_LAST_WORDS, 1);
+    check(check_bytes((const uint8_t*)b.words, 2 * b.count, 64, VOCAB, &err));
+    check(is_eval_file(write_bytes("is.bin", &b)) && !is_eval_file(test_dir()) && !is_eval_file(path_of("absent.bin")));
+    b.words[0]++;
+    check(!is_eval_file(write_bytes("is_not.bin", &b)));
+}
+
 // ---- damaged files --------------------------------------------------------------------------------
 
 static void test_truncated(void) {
@@ -282,7 +484,8 @@ static void test_damaged(void) {
         const char* want;
     } headers[] = {
         {0, 20240520, "not a file of multiple choices (magic 20240520"},
-        {1, 2, "version 2"},
+        {1, 2, "holds examples of kind 0, want 1 (choices) or 2 (last words)"},
+        {1, 3, "version 3"},
         {2, 0, "0 examples"},
         {2, -1, "-1 examples"},
         {2, NUM - 1, "bytes after the last example"},
@@ -353,6 +556,11 @@ static const Test tests[] = {
     {"limits", "the longest ending and the largest token that fit, and one more", test_limits},
     {"open_errors", "one clear line for what cannot be opened", test_open_errors},
     {"score", "means, ties, losses that are no numbers", test_score},
+    {"choices_batches", "2 to 5 choices: how many examples fit a batch, and their rows", test_choices_batches},
+    {"choices_score", "by the loss and by the loss per character; ties, losses that are no numbers",
+     test_choices_score},
+    {"last_words", "those that are predicted, and the sum of the losses", test_last_words},
+    {"version2_damaged", "each field that version 1 does not have", test_version2_damaged},
     {"truncated", "every length but the whole is refused", test_truncated},
     {"damaged", "each field of the header and of a question", test_damaged},
     {"every_word", "any word changed: no read past the end", test_every_word},

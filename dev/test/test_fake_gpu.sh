@@ -124,6 +124,15 @@ test_tasks() {
     "$BIN_DIR/dev/data/hellaswag" -i "$tmp/questions.jsonl" -t "$model" -o "$tmp/questions.bin" >"$tmp/log" 2>&1 || fail "$(cat "$tmp/log")"
     ok hellaswag -e "$model" --hellaswag "$tmp/questions.bin"
     contains "of 4 correct" "$tmp/hellaswag.out"
+    printf '{"text": "ab cd e"}\n{"text": "a bc"}\n' >"$tmp/words.jsonl"
+    printf '{"question": "a", "choices": {"text": ["b", "c"], "label": ["A", "B"]}, "answerKey": "B"}\n' >"$tmp/arc.jsonl"
+    for each in words:lambada arc:arc; do
+        "$BIN_DIR/dev/data/${each#*:}" -i "$tmp/${each%:*}.jsonl" -t "$model" -o "$tmp/${each%:*}.bin" >"$tmp/log" 2>&1 ||
+            fail "$(cat "$tmp/log")"
+    done
+    ok eval_files -e "$model" --eval "$tmp/text,$tmp/words.bin,$tmp/arc.bin,$tmp/questions.bin" --stride 5 --json -b 2
+    want "the kinds of results" "$(sed -E 's/^\{"type":"([a-z_]+)".*"time_ms":[0-9.e+-]+\}$/\1/' "$tmp/eval_files.out" | tr '\n' ' ')" \
+        'loss last_words choices choices '
     ok bench -e "$model" --bench --bench-prompt 8 --num-tokens 4 --num-samples 3
     program "$tmp/bench" -e "$model" --bench --bench-prompt 8 --num-tokens 4 --num-samples 65
     refused "a bench of texts that are not side by side" "$tmp/bench" '--bench: only 64 of 65 texts' '--parallel'
@@ -451,10 +460,10 @@ test_fp16() {
     done
 }
 
-# The tests of test_program.sh and test_resume.sh with this program: of the first all but those whose model must learn a text
-# or have probabilities;
+# The tests of test_program.sh and test_resume.sh with this program: of the first all but those whose model must learn a text,
+# compute, or have probabilities;
 # of the second those that are quick, and all in `make test-full`. They run beside the others, because they mostly wait.
-learn=(hellaswag end_of_text_of_another_name stop_strings repetition_penalty min_p)
+learn=(hellaswag eval_values end_of_text_of_another_name stop_strings repetition_penalty min_p)
 learns_nothing() { dev/test/test_program.sh --list | grep -vxF "$(printf '%s\n' "${learn[@]}")"; }
 quick=(another_run_differs killed_after_each_step signals nohup broken_pipe file_size_limit step_is_dropped asynchronous data_goes
     owner damaged_checkpoint keep no_resume_no_overwrite)

@@ -27,7 +27,8 @@ stub() {
     } >"$tmp/stub/train_gpt2"
     chmod +x "$tmp/stub/train_gpt2"
     cp "$tmp/stub/train_gpt2" "$tmp/stub/dev/data/tokenize"
-    cp "$tmp/stub/train_gpt2" "$tmp/stub/dev/data/hellaswag"
+    local name
+    for name in hellaswag lambada arc; do cp "$tmp/stub/train_gpt2" "$tmp/stub/dev/data/$name"; done
 }
 
 test_programs_survive() {
@@ -38,7 +39,7 @@ test_programs_survive() {
     [ $status -eq 0 ] || { cat "$tmp/out" "$tmp/err" && fail "status $status"; }
     want runs "$(row all 1)" $runs
     want findings "$(row all 4)" 0
-    for name in train 'train, resume' resume sample tokenize hellaswag evaluate export; do
+    for name in train 'train, resume' resume sample tokenize questions evaluate export; do
         [ "$(row "$name" 1)" -gt 0 ] || fail "'$name' did not run"
     done
     # neither should be rare: most changes must get past the first check of a file, and many must be noticed

@@ -413,6 +413,18 @@ test_evaluation_of_nothing() {
     refused 1 '--eval text: is text, and there is no vocabulary' '--tokenizer' -- -e "$tiny" --eval text
     refused 1 '--hellaswag text: not a file of multiple choices' -- -e run/step_00000003 --hellaswag text
     refused 1 '-t 33 is more than the 32 positions' -- -e run/step_00000003 --eval text -t 33
+    refused 1 '--stride 17 is more than -t 16' -- -e run/step_00000003 --eval text -t 16 --stride 17
+    refused 1 '--stride 33 is more than -t 32' -- -e run/step_00000003 --eval text --stride 33
+    refused 2 "--stride wants 0 to 1048576, got '-1'" -- -e run/step_00000003 --eval text --stride -1
+    refused 1 "--eval: no file matches 'none'" -- -e run/step_00000003 --eval text,none
+    refused 1 "--eval: no file matches ''" -- -e run/step_00000003 --eval text,
+    echo "{\"text\": \"a b\"}" >"$tmp/words"
+    "$BIN_DIR/dev/data/lambada" -i "$tmp/words" -o "$world/bad/words.bin" 2>"$tmp/err" || fail "$(cat "$tmp/err")"
+    refused 1 '--hellaswag bad/words.bin: is not a file of dev/data/hellaswag' '--eval' -- -e run/step_00000003 --hellaswag bad/words.bin
+    refused 1 '--eval bad/words.bin: example 0 has an ending of 2 tokens: too long for -t 1' -- -e run/step_00000003 --eval bad/words.bin -t 1
+    patch "$world/bad/words.bin" 1024 'x'
+    refused 1 '--eval bad/words.bin: example 0 is damaged' -- -e run/step_00000003 --eval text,bad/words.bin
+    rm "$world/bad/words.bin"
 }
 test_export_over_something() {
     setup
@@ -699,6 +711,54 @@ test_eval() {
     good -e run --eval 'data/a_*.bin'
     want "lines" "$(sed -E 's/: .*//' "$tmp/out" | tr '\n' ' ')" "data/a_train_000000.bin data/a_train_000001.bin data/a_val_000000.bin all "
 }
+# value NAME LINE: prints a number of a line of --json in $tmp/out
+value() { sed -n "$2p" "$tmp/out" | sed -nE "s/.*\"$1\":(-?[0-9.e+-]+|null)[,}].*/\1/p"; }
+
+# near WHAT GOT WANTED: fails unless the numbers agree to 1e-5, relatively
+near() {
+    local tolerance=1e-5
+    [ -z "${TRAIN-}" ] || tolerance=1e-2 # it may compute in bf16
+    awk -v got="$2" -v want="$3" -v tolerance=$tolerance 'BEGIN {d = (got - want) / want; exit !(got != "" && d < tolerance && -d < tolerance)}' ||
+        fail "$1 is '$2', want $3"
+}
+
+# --eval on a small model with trained weights: the values that PyTorch gives in fp64 (dev/test/fixtures/README.md)
+test_eval_values() {
+    setup
+    local from=$PWD/dev/test/fixtures/eval program i
+    "$BIN_DIR/dev/data/tokenize" -i "$from/text.txt" -o "$world/values/t" 2>"$tmp/err" || fail "$(cat "$tmp/err")"
+    "$BIN_DIR/dev/data/lambada" -i "$from/last_words.jsonl" -o "$world/values/words.bin" 2>"$tmp/err" || fail "$(cat "$tmp/err")"
+    "$BIN_DIR/dev/data/arc" -i "$from/questions_hf.jsonl" -o "$world/values/questions.bin" 2>"$tmp/err" || fail "$(cat "$tmp/err")"
+    # two last words, of three tokens each: the greedy continuation of the prompt, and the same with another third token
+    {
+        little 20240522 2 2 40 2
+        head -c 1004 /dev/zero
+        for i in 0 1; do
+            for word in 65535 40 $i 0 1 8 175 196 25 502 67 211 407 103 3 1 181 181 $((374 + i)); do little "$word" | head -c 2; done
+        done
+    } >"$world/values/greedy.bin"
+    patch "$world/values/greedy.bin" 12 '\x26' # 19 words
+    patch "$world/values/greedy.bin" 1026 '\x26'
+    patch "$world/values/greedy.bin" 1064 '\x26'
+    good -e "$tiny" --eval 'values/t_*.bin,values/words.bin,values/questions.bin,values/greedy.bin' --json -b 2
+    want "the types" "$(sed -E 's/^\{"type":"([a-z_]+)".*/\1/' "$tmp/out" | tr '\n' ' ')" "loss last_words choices last_words "
+    near "the loss of the text" "$(value loss 1)" 6.483511454923531
+    want "its tokens" "$(value tokens 1)" 293
+    near "the log of the last words' perplexity" "$(awk -v p="$(value perplexity 2)" 'BEGIN {print log(p)}')" 35.113869
+    want "their accuracy" "$(value acc 2)" 0
+    want "acc" "$(value acc 3)" 0.25
+    want "acc_norm" "$(value acc_norm 3)" 0.5
+    want "the accuracy of the greedy words" "$(value acc 4)" 0.5
+    near "the log of their perplexity" "$(awk -v p="$(value perplexity 4)" 'BEGIN {print log(p)}')" 14.167665
+    while read -r T stride loss; do
+        good -e "$tiny" --eval 'values/t_*.bin' --json -b 3 -t "$T" --stride "$stride"
+        near "the loss with -t $T --stride $stride" "$(value loss 1)" "$loss"
+        want "the tokens with -t $T --stride $stride" "$(value tokens 1)" 293
+    done <<<'63 16 6.478095018787735
+63 1 6.5392047666164475
+63 63 6.465518091896149
+40 13 6.471117427463324'
+}
 # a model that has learnt a text answers questions on it
 test_hellaswag() {
     setup
@@ -716,6 +776,14 @@ test_hellaswag() {
     contains "HellaSwag: 7 of 7 correct = 1.0000" "$tmp/out"
     good -e cats_run --hellaswag label_1.bin -b 1
     contains "HellaSwag: 0 of 7 correct = 0.0000" "$tmp/out"
+    # the same file by --eval, and last words: two that follow from the text, and one that does not. They begin like a row of the
+    # training data: the model does not know other positions
+    printf '{"text": "%s"}\n' 'the mat. the cat sat' 'the mat. the cat sat on the mat.' \
+        'the mat. the cat sat on the dog.' >"$tmp/words"
+    "$BIN_DIR/dev/data/lambada" -i "$tmp/words" -o "$world/words.bin" 2>"$tmp/err" || fail "$(cat "$tmp/err")"
+    good -e cats_run --eval label_2.bin,words.bin -b 1
+    contains "label_2.bin: 7 of 7 correct = 1.0000" "$tmp/out"
+    contains "words.bin: 3 last words, acc 0.6667 +- 0.3333, perplexity " "$tmp/out"
 }
 test_bench() {
     setup
@@ -1096,7 +1164,7 @@ tests=(unknown_flag junk_number missing_value negative_size stray_argument out_o
     prompt_without_merges prompt_without_vocabulary prompt_too_long sampling_flags
     prompts_from_nowhere evaluation_of_nothing export_over_something data_changed_in_place
     prompt_from_a_file several_texts many_prompts stop_strings repetition_penalty min_p special_tokens prompt_ids_without_vocabulary eos_of_the_config random_seed
-    eval hellaswag bench export export_gguf export_gguf_refused export_gguf_full_disk keep_best sampling_while_saving
+    eval eval_values hellaswag bench export export_gguf export_gguf_refused export_gguf_full_disk keep_best sampling_while_saving
     help step_lines z_scores nothing_written_without_output overfits_one_batch prompt_without_vocabulary_prints_ids seed temperature_0_is_greedy
     newest_good_checkpoint fine_tuning resume_same_flags resume_says_what_changed resume_another_model out_of_memory nonfinite interrupt_without_output end_of_text_of_another_name
     progress_reaches_a_file output_that_cannot_be_written terminal_is_not_commanded

@@ -199,6 +199,57 @@ test_text_to_text_gpu() {
     run_gpu "$new" "$short"
 }
 
+eval_make='make dev/data/lambada dev/data/arc'
+eval_fetch='scripts/download.sh gpt2 lambada'
+lambada="dev/data/lambada -i data/lambada_test.jsonl -t data/gpt2 -o data/lambada_test.bin"
+arc="dev/data/arc -i ARC-Easy-Test.jsonl -t data/gpt2 -o data/arc_easy.bin"
+eval_files="./train_gpt2cu -e data/gpt2 --eval 'data/lambada_test.bin,data/arc_*.bin'"
+eval_window="./train_gpt2cu -e data/gpt2 --eval my.txt --stride 512 --json"
+
+# To the table of prepare_data
+prepare_lambada() {
+    echo '{"text": "The cat sat on the mat"}' >"$tmp/served/hub/lambada"
+    echo "lambada | lambada_test.jsonl | https://hub/lambada | - | -" >>"$tmp/table"
+}
+
+# On the CPU, with the downloaded model of 64 positions; a text and a question in place of the published ones
+test_evaluation() {
+    local command
+    for command in "$eval_make" "$eval_fetch" "$lambada" "$arc"; do of_readme "$command"; done
+    command -v curl >/dev/null || skip "needs curl"
+    copy
+    prepare_data
+    prepare_lambada
+    run 0 "$eval_fetch && make train_gpt2"
+    echo '{"question": {"stem": "Who sat?", "choices": [{"text": "a cat", "label": "A"}, {"text": "a mat", "label": "B"}]},
+        "answerKey": "A"}' | tr '\n' ' ' >"$tmp/top/ARC-Easy-Test.jsonl"
+    cp llmc/gpt2.h "$tmp/top/my.txt"
+    run 0 "$eval_make"
+    run 0 "$lambada"
+    run 0 "$arc"
+    run 0 "${eval_files/train_gpt2cu/train_gpt2}"
+    contains "data/lambada_test.bin: 1 last words, acc " "$tmp/out"
+    contains "data/arc_easy.bin: 1 questions, acc " "$tmp/out"
+    local window=${eval_window/train_gpt2cu/train_gpt2}
+    run 0 "${window/512/32}"
+    contains '"seq_len":64,"stride":32,' "$tmp/out"
+}
+
+test_evaluation_gpu() {
+    for_gpu "$eval_files" "$eval_window"
+    run 0 'make train_gpt2cu'
+    if have_gpu; then
+        prepare_data
+        prepare_lambada
+        run 0 "$eval_fetch && $eval_make"
+        echo '{"question": "q", "choices": {"text": ["a", "b"], "label": ["A", "B"]}, "answerKey": "A"}' >"$tmp/top/ARC-Easy-Test.jsonl"
+        cp llmc/gpt2.h "$tmp/top/my.txt"
+        run 0 "$lambada && $arc"
+    fi
+    run_gpu "$eval_files"
+    run_gpu "$eval_window" '--stride 32'
+}
+
 # In place of FineWeb, this repository's sources; one question. run_gpt2.sh itself is tested in test_run_gpt2.sh.
 test_from_scratch() {
     local plan='scripts/run_gpt2_124M.sh --plan' fetch='scripts/download.sh fineweb10B hellaswag vocab' from=$tmp/served/hub name
@@ -305,7 +356,7 @@ test_every_command() {
     [ -z "$missing" ] || fail "no test types: $missing"
 }
 
-tests=(demo plot_runs demo_gpu kernel kernel_on_a_cpu modal text_to_text text_to_text_gpu from_scratch several_gpus help precisions tests map
-    every_command)
+tests=(demo plot_runs demo_gpu kernel kernel_on_a_cpu modal text_to_text text_to_text_gpu evaluation evaluation_gpu from_scratch
+    several_gpus help precisions tests map every_command)
 some=$# # of the tests, by name
 run_tests_once "$@"

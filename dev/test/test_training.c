@@ -1,34 +1,7 @@
 // llmc/training.h: the shape of a step, what is due after which step, and the lines printed about steps. The expected
 // values are written by hand.
-#include "test.h"
+#include "capture.h"
 #include "../../llmc/training.h"
-
-static char printed[1 << 14]; // the output on stdout between capture_begin() and capture_end()
-static int real_stdout;
-
-static const char* capture_path(void) {
-    static char path[256];
-    snprintf(path, sizeof(path), "%s/stdout", test_dir());
-    return path;
-}
-
-static void capture_begin(void) {
-    fflush(stdout);
-    real_stdout = dup(STDOUT_FILENO);
-    int fd = open(capture_path(), O_RDWR | O_CREAT | O_TRUNC, 0666);
-    if (real_stdout < 0 || fd < 0 || dup2(fd, STDOUT_FILENO) < 0) { die("%s: %s", capture_path(), strerror(errno)); }
-    close(fd);
-}
-
-static void capture_end(void) {
-    fflush(stdout);
-    dup2(real_stdout, STDOUT_FILENO);
-    close(real_stdout);
-    FILE* f = fopen(capture_path(), "rb");
-    size_t n = f ? fread(printed, 1, sizeof(printed) - 1, f) : 0;
-    printed[n] = '\0';
-    if (f) { fclose(f); }
-}
 
 static Settings defaults; // the settings before any test
 

@@ -2,14 +2,14 @@
 The tree of valid files that whole_program.c changes: everything that the programs read, in each of its forms. The programs
 make what they can write themselves; the rest is written here.
 
-    text/     a.txt, b.jsonl, questions.jsonl, questions.txt
+    text/     a.txt, b.jsonl, questions.jsonl, questions.txt, words.jsonl, arc_ai2.jsonl, arc_hf.jsonl
     vocab/    merges/ merges.txt    pair/ vocab.json, merges.txt    json/ tokenizer.json    added/ with added_tokens.json
               encoder/ encoder.json, vocab.bpe
     data/     x_train_00000N.bin, x_val_000000.bin and their vocabulary
     run/      checkpoints of steps 1 to 3, main.log, log.jsonl
     hf/ hf_bf16/ hf_shards/ hf_bf16_shards/    Hugging Face directories; the last two have three shards and an index
     llmc/     model3.bin (fp32), model5.bin (bf16), gpt2_tokenizer.bin
-    eval/     h.bin
+    eval/     h.bin, words.bin, arc.bin
 
 Nothing in the tree depends on the time or on the process, so that a seed always finds the same files. C11.
 */
@@ -77,6 +77,18 @@ static inline void seed_texts(const char* top) {
         "{\"ctx\":\"In the sea\",\"label\":\"3\",\"endings\":[\"a\",\"bc\",\"the fish\",\"and then the whale.\"]}\n");
     write_text(top, "text/questions.txt",
                "The man opens\n0\na door.\nthe box\nthe sea\nnothing\n\nThen they\n3\nrun\nwalk\nsleep\nthink\n");
+    write_text(top, "text/words.jsonl",
+               "{\"text\":\"The man opens the door.\"}\n{\"id\":2,\"text\":\"in  the caf\\u00e9\\n\\n a\"}\n");
+    write_text(top, "text/arc_ai2.jsonl",
+               "{\"id\":\"a\",\"question\":{\"stem\":\"Which?\",\"choices\":[{\"text\":\"the "
+               "fish\",\"label\":\"A\"},{\"text\":\"an "
+               "\\u00e9\",\"label\":\"B\"}]},\"answerKey\":\"B\"}\n");
+    write_text(top, "text/arc_hf.jsonl",
+               "{\"question\":\"The?\",\"choices\":{\"text\":[\"a\",\"b\",\"the "
+               "and\"],\"label\":[\"1\",\"2\",\"3\"]},\"answerKey\":"
+               "\"3\"}\n{\"question\":\"An\",\"choices\":{\"text\":[\"a\",\"b\",\"c\",\"d\",\"e\"],\"label\":[\"A\","
+               "\"B\",\"C\",\"D\","
+               "\"E\"]},\"answerKey\":\"E\"}\n");
     write_text(top, "vocab/merges/merges.txt", seed_merges);
 }
 
@@ -232,6 +244,8 @@ static inline void seed_tree_make(const char* top, const char* programs) {
     seed_clean_run(top);
     seed_models(top);
     seed_program(top, programs, "dev/data/hellaswag", "-i text/questions.jsonl -t vocab/pair -o eval/h.bin");
+    seed_program(top, programs, "dev/data/lambada", "-i text/words.jsonl -t vocab/pair -o eval/words.bin");
+    seed_program(top, programs, "dev/data/arc", "-i text/arc_hf.jsonl -t vocab/pair -o eval/arc.bin");
 }
 
 #endif

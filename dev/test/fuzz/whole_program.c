@@ -1,5 +1,5 @@
 /*
-Fuzzes whole programs: train_gpt2, dev/data/tokenize and dev/data/hellaswag. A run copies a tree of valid files
+Fuzzes whole programs: train_gpt2 and the four of dev/data. A run copies a tree of valid files
 (seed_tree.h), changes one to four of them (mutate.h) and starts one command that reads them. The command must accept the
 files or refuse them with one line. Built like the programs, with AddressSanitizer and UndefinedBehaviorSanitizer.
 
@@ -11,7 +11,7 @@ A finding is:
     status 1 without exactly one line "error: ..." at the end of stderr, status 2 without a line "PROGRAM: ..." there;
     status 0 with an error line, or with output that our own readers refuse;
     a control character or invalid UTF-8 on stderr;
-    a file outside -o that was changed, added or removed; a file that a refused tokenize or hellaswag leaves.
+    a file outside -o that was changed, added or removed; a file that a refused program of dev/data leaves.
 
 A finding's tree, as it was before the command, and a report are kept in OUT/findings/whole_program-SEED/NUMBER.
 */
@@ -232,28 +232,36 @@ static void plan_tokenize(Mutator* m, Plan* p) {
     p->output = "out";
 }
 
-static void plan_hellaswag(Mutator* m, Plan* p) {
-    const char* input = chance(m, 60) ? "text/questions.jsonl" : "text/questions.txt";
-    add_step(p, "dev/data/hellaswag");
-    add(p, "-i %s -o out/h.bin", input);
-    use(p, input);
+static void plan_questions(Mutator* m, Plan* p) {
+    static const char* const programs[] = {"hellaswag", "hellaswag", "lambada", "arc", "arc"};
+    static const char* const inputs[] = {"text/questions.jsonl", "text/questions.txt", "text/words.jsonl",
+                                         "text/arc_ai2.jsonl", "text/arc_hf.jsonl"};
+    size_t i = below(m, sizeof(inputs) / sizeof(inputs[0]));
+    char program[64];
+    snprintf(program, sizeof(program), "dev/data/%s", programs[i]);
+    add_step(p, program);
+    add(p, "-i %s -o out/h.bin", inputs[i]);
+    use(p, inputs[i]);
     add_vocabulary(m, p);
     p->output = "out";
 }
 
 static void plan_evaluate(Mutator* m, Plan* p) {
-    static const char* const inputs[] = {"data/x_val_*.bin", "data/x_train_*.bin", "text/a.txt"};
+    static const char* const inputs[] = {"data/x_val_*.bin", "data/x_train_*.bin", "text/a.txt",
+                                         "eval/h.bin",       "eval/words.bin",     "eval/arc.bin"};
     add_step(p, "train_gpt2");
     add_model(m, p);
     add(p, "-b %d -t %d", 1 + (int)below(m, 5), (int)below(m, 3) * 16);
-    if (chance(m, 50)) {
+    if (chance(m, 30)) {
         add(p, "--hellaswag eval/h.bin");
         use(p, "eval/h.bin");
     } else {
         const char* input = PICK(m, inputs);
-        add(p, "--eval %s", input);
+        add(p, "--eval %s%s", input, chance(m, 20) ? ",eval/arc.bin" : "");
         use(p, input[0] == 'd' ? "data" : input);
     }
+    if (chance(m, 30)) { add(p, "--stride %d", 1 + (int)below(m, 16)); }
+    if (chance(m, 30)) { add(p, "--json"); }
 }
 
 static void plan_export(Mutator* m, Plan* p) {
@@ -278,8 +286,8 @@ static const struct {
     {"resume", plan_resume, 24, "train_gpt2 -y 1 -o RUN"},
     {"sample", plan_sample, 24, "train_gpt2 -e MODEL --prompt TEXT"},
     {"tokenize", plan_tokenize, 16, "dev/data/tokenize -i TEXT -t VOCABULARY"},
-    {"hellaswag", plan_hellaswag, 6, "dev/data/hellaswag -i QUESTIONS -t VOCABULARY"},
-    {"evaluate", plan_evaluate, 10, "train_gpt2 -e MODEL --eval FILES or --hellaswag QUESTIONS"},
+    {"questions", plan_questions, 9, "dev/data/hellaswag, lambada or arc -i QUESTIONS -t VOCABULARY"},
+    {"evaluate", plan_evaluate, 14, "train_gpt2 -e MODEL --eval FILES or --hellaswag QUESTIONS"},
     {"export", plan_export, 6, "train_gpt2 -e MODEL --export PATH"},
 };
 enum { NUM_COMMANDS = sizeof(commands) / sizeof(commands[0]) };
@@ -508,7 +516,7 @@ static void reread(void* data) {
     ModelFile model;
     if (strcmp(p->argv[0][0], "dev/data/tokenize") == 0) {
         reread_shards();
-    } else if (strcmp(p->argv[0][0], "dev/data/hellaswag") == 0) {
+    } else if (strncmp(p->argv[0][0], "dev/data/", 9) == 0) {
         read_eval("out/h.bin", 32768, 65535);        // no example is longer
     } else if (strcmp(p->output, "out.gguf") == 0) { // nothing here reads it
         if (!file_exists(p->output)) { die("%s is not there", p->output); }
