@@ -5998,7 +5998,7 @@ __device__ inline void attention_backward_sm90_compute_item(const AttentionBackw
     float dk[32] = {}, dv[32] = {};
     // Starts to write a warp's 16 tokens, t + row to t + row + 15, of dq (which = 0), dk (1) or dv (2), from the warp's
     // rows of one of the two matrices of dS of the step before, which nobody reads any more.
-    auto store = [&](int which, int matrix, int step, int t, const float (&sum)[32], float factor) {
+    auto store = [&](int which, int matrix, int step, int t, const float(&sum)[32], float factor) {
         floatX* rows = smem.ds[(step + 1) % 2] + matrix * 128 * 64;
         attention_backward_sm90_stage(rows, sum, factor, row);
         tma_store_fence();
@@ -8172,7 +8172,6 @@ __global__ void __launch_bounds__(DECODE_SAMPLE_THREADS, 1)
         if (positions[b] >= 0) { positions[b] += 1; }
     }
 }
-
 
 // Adds the newest token of each text to its set, and penalizes the logits of all tokens in the set.
 __global__ void decode_sample_penalize_kernel6(uint32_t* seen, float* logits, const int* tokens, float penalty, int V,

@@ -1693,7 +1693,7 @@ __device__ inline void attention_backward_sm90_compute_item(const AttentionBackw
     float dk[32] = {}, dv[32] = {};
     // Starts to write a warp's 16 tokens, t + row to t + row + 15, of dq (which = 0), dk (1) or dv (2), from the warp's
     // rows of one of the two matrices of dS of the step before, which nobody reads any more.
-    auto store = [&](int which, int matrix, int step, int t, const float (&sum)[32], float factor) {
+    auto store = [&](int which, int matrix, int step, int t, const float(&sum)[32], float factor) {
         floatX* rows = smem.ds[(step + 1) % 2] + matrix * 128 * 64;
         attention_backward_sm90_stage(rows, sum, factor, row);
         tma_store_fence();
@@ -1824,8 +1824,8 @@ __global__ void __launch_bounds__(384, 1)
     }
     warpgroup_more_registers<240>();
     int i = 0;
-    attention_backward_sm90_compute_item(args, smem, warp / 4 - 1, (warp - 4) * 16, lane, blockIdx.x, 0, i,
-                                                scale, dqkv_map);
+    attention_backward_sm90_compute_item(args, smem, warp / 4 - 1, (warp - 4) * 16, lane, blockIdx.x, 0, i, scale,
+                                         dqkv_map);
     if (lane == 0) { tma_store_wait<0>(); }
 }
 

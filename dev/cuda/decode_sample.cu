@@ -447,7 +447,6 @@ __global__ void __launch_bounds__(DECODE_SAMPLE_THREADS, 1)
         if (positions[b] >= 0) { positions[b] += 1; }
     }
 }
-
 // ==== end promoted: decode_sample ====
 
 // ---- kernel 6: repetition penalty, in front of kernel 3 or 5; one thread per 32 tokens of the vocabulary -------------

@@ -403,7 +403,7 @@ inline void decode_attention_cpu(float* out, float* keys, float* values, const f
     int HS = C / NH;
     parallel_for((size_t)B * NH, [=](size_t i) {
         size_t b = i / NH, first = i % NH * HS; // first: index of the head's first element in a row of C
-        int now = (int)positions[b]; // -1: the text has ended
+        int now = (int)positions[b];            // -1: the text has ended
         if (now < 0) { return; }
         const float* q = qkv + b * 3 * C + first;
         float *k = keys + b * capacity * C + first, *v = values + b * capacity * C + first;
