@@ -685,6 +685,39 @@ inline void unpermute_cpu(float* packed, const float* q, const float* k, const f
     });
 }
 
+// ---- five steps of Newton-Schulz on num matrices (n,k): Jordan et al. 2024, kellerjordan.github.io/posts/muon ----
+
+inline void newton_schulz_cpu(float* out, const float* inp, int num, int n, int k) {
+    const double a = 3.4445, b = -4.7750, c = 2.0315;
+    size_t N = n, K = k;
+    for (size_t m = 0; m < (size_t)num; m++) {
+        std::vector<double> x(inp + m * N * K, inp + (m + 1) * N * K), gram(N * N), poly(N * N), next(N * K);
+        for (int step = 0; step < 5; step++) {
+            parallel_for(N, [&](size_t i) {
+                for (size_t j = 0; j < N; j++) {
+                    double sum = 0.0;
+                    for (size_t h = 0; h < K; h++) { sum += x[i * K + h] * x[j * K + h]; }
+                    gram[i * N + j] = sum;
+                }
+            });
+            parallel_for(N, [&](size_t i) {
+                for (size_t j = 0; j < N; j++) { poly[i * N + j] = b * gram[i * N + j]; }
+                for (size_t h = 0; h < N; h++) {
+                    for (size_t j = 0; j < N; j++) { poly[i * N + j] += c * gram[i * N + h] * gram[h * N + j]; }
+                }
+            });
+            parallel_for(N, [&](size_t i) {
+                for (size_t j = 0; j < K; j++) { next[i * K + j] = a * x[i * K + j]; }
+                for (size_t h = 0; h < N; h++) {
+                    for (size_t j = 0; j < K; j++) { next[i * K + j] += poly[i * N + h] * x[h * K + j]; }
+                }
+            });
+            x.swap(next);
+        }
+        for (size_t i = 0; i < N * K; i++) { out[m * N * K + i] = (float)x[i]; }
+    }
+}
+
 // ---- scores of causal attention -------------------------------------------------------------------
 
 // att (B,NH,T,T): q.k / sqrt(HS) for keys up to the query, 0 for later keys; qkv (B,T,3,NH,HS), C = NH * HS
