@@ -685,6 +685,41 @@ inline void unpermute_cpu(float* packed, const float* q, const float* k, const f
     });
 }
 
+// ---- Muon before and after Newton-Schulz, on num matrices (rows,cols): Liu et al. 2025, arXiv:2502.16982 ----
+
+// The place of element (row, column) in a matrix that is transposed if it has more rows than columns.
+inline size_t muon_place(size_t row, size_t column, size_t rows, size_t cols) {
+    return rows > cols ? column * rows + row : row * cols + column;
+}
+
+inline void muon_prepare_cpu(float* x, float* m, const float* m0, const float* grads, int num, size_t rows, size_t cols,
+                             double grad_scale, double momentum) {
+    size_t size = rows * cols;
+    for (size_t matrix = 0; matrix < (size_t)num; matrix++, x += size, m += size, m0 += size, grads += size) {
+        double squares = 0.0;
+        std::vector<double> u(size);
+        for (size_t i = 0; i < size; i++) {
+            double g = grads[i] * grad_scale, m1 = momentum * m0[i] + g;
+            m[i] = (float)m1;
+            u[i] = g + momentum * m1;
+            squares += u[i] * u[i];
+        }
+        for (size_t i = 0; i < size; i++) {
+            x[muon_place(i / cols, i % cols, rows, cols)] = (float)(u[i] / (sqrt(squares) + 1e-7));
+        }
+    }
+}
+
+inline void muon_apply_cpu(float* params, const float* params0, const float* o, int num, size_t rows, size_t cols,
+                           double learning_rate, double weight_decay) {
+    size_t size = rows * cols;
+    double scale = 0.2 * sqrt((double)std::max(rows, cols));
+    for (size_t i = 0; i < (size_t)num * size; i++) {
+        size_t in = i % size, place = i - in + muon_place(in / cols, in % cols, rows, cols);
+        params[i] = (float)(params0[i] - learning_rate * (scale * o[place] + weight_decay * params0[i]));
+    }
+}
+
 // ---- five steps of Newton-Schulz on num matrices (n,k): Jordan et al. 2024, kellerjordan.github.io/posts/muon ----
 
 inline void newton_schulz_cpu(float* out, const float* inp, int num, int n, int k) {
