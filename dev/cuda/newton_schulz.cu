@@ -24,7 +24,7 @@
      1  one thread per result
      2  64x64 tiles in shared memory
      3  tensor cores, a ring of stages
-     4  as 3, half of the symmetric products (best)
+     4  as 3, half of the symmetric products (promoted)
 
    nvcc -O3 --use_fast_math newton_schulz.cu -lcublas -lcublasLt -o newton_schulz      (or: make newton_schulz)
    ./newton_schulz 4              check kernel 4 against the CPU
@@ -426,9 +426,9 @@ static void declare(Bench& b) {
         },
         {0, 3, 4, 5}, 80);
     b.config("stages");
-    b.best(4);
+    b.promoted(4);
 #else
-    b.best(2);
+    b.promoted(2);
 #endif
 }
 

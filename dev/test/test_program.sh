@@ -897,7 +897,6 @@ test_resume_says_what_changed() {
 # a run with Muon is resumed with Muon only
 test_resume_muon() {
     setup
-    "$train" --help | grep -q -- --naive || skip "train_gpt2cu has no Muon"
     good "${small[@]}" "${batch[@]}" -i "$data" -o muon -x 2 -l 0.01 --optimizer muon --muon-momentum 0.75
     good "${small[@]}" "${batch[@]}" -i "$data" -o muon -x 2 -y 1 -l 0.01 --optimizer muon --muon-learning-rate 0.02 --muon-momentum 0.5
     contains "changed since the checkpoint: muon_learning_rate 0.02, was 0.01" "$tmp/out"

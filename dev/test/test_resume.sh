@@ -162,7 +162,6 @@ straight() {
 # the same with Muon, after steps 3 and 6
 test_muon() {
     reference
-    "$train" --help | grep -q -- --naive || skip "train_gpt2cu has no Muon"
     local muon=(--optimizer muon --muon-learning-rate 0.01) k at out
     traced "$tmp/muon" 8 "${muon[@]}" >/dev/null 2>&1
     cmp -s "$tmp/muon/$(step_name 8)/model.safetensors" "$tmp/reference/$(step_name 8)/model.safetensors" &&
