@@ -509,8 +509,8 @@ static void test_nan_is_seen(void) {
     gpt2_free(&model);
 }
 
-// Applies a step of Muon, in double, to the matrices in weights and momentum (num_params, in a checkpoint's order). grads
-// (num_params) are in the model's order.
+// Applies a step of Muon, in double, to the matrices in weights and momentum (num_params, in a checkpoint's order).
+// grads (num_params) are in the model's order.
 static void muon_cpu(const GPT2Config* config, float* weights, float* momentum, const float* grads, double grad_scale,
                      const Muon& o) {
     for (int p = 0; p < NUM_PARAMS; p++) {
@@ -528,9 +528,9 @@ static void muon_cpu(const GPT2Config* config, float* weights, float* momentum, 
     }
 }
 
-// Two steps of Muon against its arithmetic in double, from random gradients, whose singular values are of one order: in the
-// directions of small ones, rounding to 16 bits is all that newton_schulz sees. With the matrices of both layers together and
-// with one layer after the other, the bits are the same.
+// Two steps of Muon against its arithmetic in double, from random gradients, whose singular values are of one order: in
+// the directions of small ones, rounding to 16 bits is all that newton_schulz sees. With the matrices of both layers
+// together and with one layer after the other, the bits are the same.
 static void test_muon() {
     if (!have_gpu()) { return; }
     GPT2Config config = {64, 300, padded_vocab(300), 2, 3, 192};

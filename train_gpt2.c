@@ -841,14 +841,14 @@ VECTOR static void adamw_chunk(float* param, float* m, float* v, const float* gr
 
 // ---- Muon: momentum, whose matrices are replaced by orthogonal ones -------------------------------
 // A gradient matrix usually has a few large singular values and many small ones, so AdamW's or SGD's updates move the
-// weights in few directions only. Muon keeps the singular vectors of the momentum, and makes all singular values about 1:
+// weights in few directions only. Muon keeps the singular vectors of the momentum, and makes its singular values about 1:
 //
 //     m = momentum * m + g
 //     param -= rate * (0.2 * sqrt(max(rows, cols)) * orthogonal(g + momentum * m) + decay * param)
 //
-// An orthogonal matrix has entries of mean square 1 / max(rows, cols). The factor gives the update the root mean square 0.2
-// that AdamW's updates have in practice, so that AdamW's rates and weight decay serve for Muon, too.
-// Sources: Jordan et al. 2024, kellerjordan.github.io/posts/muon; the factor: Liu et al. 2025, arXiv:2502.16982, section 2.2.
+// An orthogonal matrix has entries of mean square 1 / max(rows, cols). The factor gives the update the root mean square
+// 0.2 that AdamW's updates have in practice, so that AdamW's rates and weight decay serve for Muon, too.
+// Sources: Jordan et al. 2024, kellerjordan.github.io/posts/muon; the factor: Liu et al. 2025, arXiv:2502.16982.
 
 typedef struct {
     float learning_rate, momentum, weight_decay;
@@ -861,11 +861,12 @@ static void linear_combination(float* out, float a, const float* x, float b, con
     for (long i = 0; i < (long)n; i++) { out[i] = a * x[i] + b * y[i]; }
 }
 
-// Replaces x (rows,cols) = U S V^T by U S' V^T, with all of S' between about 0.7 and 1.2, by the Newton-Schulz iteration
+// Replaces x (rows,cols) = U S V^T by U S' V^T, where S' is between about 0.7 and 1.2 unless S is tiny, by five steps of
+// the Newton-Schulz iteration
 //     x <- a x + (b A + c A^2) x,  A = x x^T          which maps each singular value s to  a s + b s^3 + c s^5
-// Its coefficients, Jordan's, make small singular values grow by a = 3.4 in each step, and give up convergence to 1 for it.
-// If x has more rows than columns, A = x^T x stands on the right instead, which is smaller. scratch has rows * cols +
-// 2 * min(rows, cols)^2 floats.
+// Its coefficients, Jordan's, make small singular values grow by a = 3.4 in each step, and give up convergence to 1 for
+// it. If x has more rows than columns, A = x^T x stands on the right instead, which is smaller. scratch has
+// rows * cols + 2 * min(rows, cols)^2 floats.
 static void newton_schulz(float* x, float* scratch, int rows, int cols) {
     const float a = 3.4445f, b = -4.7750f, c = 2.0315f;
     bool tall = rows > cols;

@@ -523,9 +523,9 @@ static uint32_t rounding_seed(const GPT2* model, int piece, size_t place) {
     return hash_bits((uint32_t)piece, seed) | 1;
 }
 
-// One step of AdamW on all parameters; if muon is not NULL, of Muon on the matrices of the layers, and then without ZeRO-1.
-// Call after gpt2_gradient_norm. Nothing changes if loss or norm is not finite, or if skip is true. Source: Loshchilov and
-// Hutter 2019, arXiv:1711.05101.
+// One step of AdamW on all parameters; if muon is not NULL, of Muon on the matrices of the layers, and then without
+// ZeRO-1. Call after gpt2_gradient_norm. Nothing changes if loss or norm is not finite, or if skip is true. Source:
+// Loshchilov and Hutter 2019, arXiv:1711.05101.
 static void gpt2_update(GPT2* model, const AdamW* optimizer, bool skip, const Muon* muon = NULL) {
     const GPT2Config* config = &model->config;
     adamw_prepare(model->state, *optimizer, skip, model->stream);
@@ -6619,8 +6619,8 @@ void adamw_round_weights(floatX* params, const float* master, size_t n, uint32_t
 // ==== promoted: newton_schulz ====
 // The steps of Newton-Schulz on many matrices at once, see newton_schulz() below.
 
-// One of a step's three products, for `num` matrices: out (M,N) = scale * left (M,K) right + add_scale * add (M,N), where right
-// is (N,K), transposed, or (K,N). The matrices of each operand follow one another.
+// One of a step's three products, for `num` matrices: out (M,N) = scale * left (M,K) right + add_scale * add (M,N),
+// where right is (N,K), transposed, or (K,N). The matrices of each operand follow one another.
 struct NewtonSchulzProduct {
     floatX* out;
     const floatX *left, *right, *add; // add is NULL if add_scale is 0
@@ -6629,8 +6629,8 @@ struct NewtonSchulzProduct {
     bool right_by_k; // right is (K,N); otherwise out is symmetric
 };
 
-// Calls product() for each product of the five steps. The steps alternate between out and the first num*n*k values of scratch,
-// where inp may be.
+// Calls product() for each product of the five steps. The steps alternate between out and the first num*n*k values of
+// scratch, where inp may be.
 template <class Product>
 void newton_schulz_steps(floatX* out, floatX* scratch, const floatX* inp, int num, int n, int k, Product product) {
     const float a = 3.4445f, b = -4.7750f, c = 2.0315f;
@@ -6814,10 +6814,10 @@ __device__ inline void newton_schulz_store(float (&sum)[4][16], floatX (*transpo
     }
 }
 
-// ---- kernel 4: of symmetric products, tiles on and above the diagonal; the others are stored as their transposes ----
+// ---- kernel 4: of symmetric products, tiles on and above the diagonal, stored twice ----
 
-//     tiles (row, column)      0,0  0,1  0,2          a block computes one of the tiles with a number, and stores it twice:
-//     of a symmetric product    -   1,1  1,2          tile 0,1 also as the transposed tile 1,0. The tile is transposed in
+//     tiles (row, column)      0,0  0,1  0,2          a block computes one of the numbered tiles, and stores it twice:
+//     of a symmetric product    -   1,1  1,2          tile 0,1 also as tile 1,0. The tile is transposed in
 //                               -    -   2,2          shared memory, so that both stores are of whole vectors.
 template <bool right_by_k, int ring> __global__ void __launch_bounds__(256, 2)
     newton_schulz_kernel4(NewtonSchulzProduct batch) {
@@ -6919,7 +6919,8 @@ __global__ void __launch_bounds__(256) muon_momentum_kernel1(float* m, float* pa
     if (threadIdx.x == 0) { parts[blockIdx.y * MUON_PARTS + blockIdx.x] = sum; }
 }
 
-// Calls use(row, column, i) for the thread's elements of the block's tile, if they are inside; a warp has neighbouring columns.
+// Calls use(row, column, i) for the thread's elements of the block's tile, if they are inside; a warp has neighbouring
+// columns.
 template <class Use> __device__ inline void muon_for_tile(int row0, int column0, int rows, int cols, Use use) {
     int column = threadIdx.x % MUON_TILE;
 #pragma unroll 4
@@ -7004,8 +7005,8 @@ void muon_prepare(floatX* x, float* m, float* scratch, const float* grads, const
     cudaCheck(cudaGetLastError());
 }
 
-// params, master (num,rows,cols) | o (num,n,k). seed 0: params are rounded to nearest; else stochastically, as adamw does for
-// a range of parameters that begins `first` values before params.
+// params, master (num,rows,cols) | o (num,n,k). seed 0: params are rounded to nearest; else stochastically, as adamw
+// does for a range of parameters that begins `first` values before params.
 void muon_apply(floatX* params, float* master, const floatX* o, const StepState* state, int num, int rows, int cols,
                 float learning_rate, float weight_decay, uint32_t seed, size_t first, cudaStream_t stream) {
     double bytes = (master ? 8.0 + sizeof(floatX) : 2.0 * sizeof(floatX)) + sizeof(floatX);

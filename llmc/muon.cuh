@@ -1,9 +1,9 @@
 /*
-Muon on the GPU: which matrices are updated together, and in which memory. The arithmetic is explained in train_gpt2.c; the
-operations are declared here, and their kernels come from dev/cuda/muon.cu and dev/cuda/newton_schulz.cu.
+Muon on the GPU: which matrices are updated together, and in which memory. The arithmetic is explained in train_gpt2.c;
+the operations are declared here, and their kernels come from dev/cuda/muon.cu and dev/cuda/newton_schulz.cu.
 
-One matrix is too small for a GPU, so newton_schulz takes matrices of the same shape (n,k), n <= k, of as many layers as the
-workspace has room for. There are two shapes, and a layer has these matrices of them:
+One matrix is too small for a GPU, so newton_schulz takes matrices of the same shape (n,k), n <= k, of as many layers as
+the workspace has room for. There are two shapes, and a layer has these matrices of them:
 
     (C,C)       q, k, v, attproj
     (C,4*C)     fc, which is (4*C,C) and transposed on its way to newton_schulz and back, and fcproj
@@ -30,11 +30,13 @@ struct Muon {
 void muon_prepare(floatX* x, float* m, float* scratch, const float* grads, const StepState* state, int num, int rows,
                   int cols, float momentum, cudaStream_t stream);
 size_t muon_prepare_scratch(int num);
-// out (num,n,k): with inp (num,n,k) = U S V^T, about U V^T. inp may be the beginning of scratch, which is in values of floatX.
+// out (num,n,k): with inp (num,n,k) = U S V^T, about U V^T. inp may be the beginning of scratch, which is in values of
+// floatX.
 void newton_schulz(floatX* out, floatX* scratch, const floatX* inp, int num, int n, int k, cudaStream_t stream);
 size_t newton_schulz_scratch(int num, int n, int k);
-// params (num,rows,cols), and master unless it is NULL, -= learning_rate * (0.2 sqrt(max(rows,cols)) o + weight_decay * params),
-// if state->applied. o (num,n,k). seed: as in adamw, for a range of parameters that begins `first` values before params.
+// params (num,rows,cols), and master unless it is NULL, -= learning_rate * (0.2 sqrt(max(rows,cols)) o + weight_decay *
+// params), if state->applied. o (num,n,k). seed: as in adamw, for a range of parameters that begins `first` values
+// before params.
 void muon_apply(floatX* params, float* master, const floatX* o, const StepState* state, int num, int rows, int cols,
                 float learning_rate, float weight_decay, uint32_t seed, size_t first, cudaStream_t stream);
 
@@ -61,8 +63,8 @@ struct MuonArrays {
     float* scratch;    // (muon_prepare_scratch(3))
 };
 
-// Calls use(l, place, index, num, rows, cols) for the tensors of layers begin to end - 1 that are of one shape: the `num`
-// matrices at `place` in the arrays are matrices index, index + 1, ... of the workspace.
+// Calls use(l, place, index, num, rows, cols) for the tensors of layers begin to end - 1 that are of one shape: the
+// `num` matrices at `place` in the arrays are matrices index, index + 1, ... of the workspace.
 template <class Use> void for_each_muon_tensor(const GPT2Config* config, int begin, int end, bool wide, Use use) {
     int index = 0;
     for (int l = begin; l < end; l++) {
@@ -77,8 +79,8 @@ template <class Use> void for_each_muon_tensor(const GPT2Config* config, int beg
     }
 }
 
-// One step of Muon on the matrices of all layers. seed(l): for the rounding of the matrices of layer l, whose parameters are
-// one piece (layout.cuh).
+// One step of Muon on the matrices of all layers. seed(l): for the rounding of the matrices of layer l, whose
+// parameters are one piece (layout.cuh).
 template <class Seed>
 void muon_update(const MuonArrays& a, const GPT2Config* config, const Muon& optimizer, Seed seed, cudaStream_t stream) {
     int C = config->channels, L = config->num_layers;

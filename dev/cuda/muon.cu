@@ -1,16 +1,18 @@
-/* muon: what the optimizer Muon does before and after newton_schulz, for num matrices (rows,cols) that follow one another
+/* muon: what the optimizer Muon does before and after newton_schulz, for num adjacent matrices (rows,cols)
 
    muon_prepare: m = momentum * m + g,  u = g + momentum * m,  x = u / (|u| + 1e-7)      with g = grads * grad_scale
    muon_apply:   p -= learning_rate * (0.2 sqrt(max(rows,cols)) o + weight_decay * p)
-   x and o, newton_schulz's input and output, are (n,k) with n <= k: a matrix of more rows than columns is transposed there.
+   x and o, newton_schulz's input and output, are (n,k) with n <= k: a matrix with more rows than columns is transposed.
 
    x (num,n,k) floatX out, o (num,n,k) floatX in | m, master (num,rows,cols) float inout, master may be NULL
    params (num,rows,cols) floatX out, inout if master is NULL | grads (num,rows,cols) float in
    num = -B, rows = -T, cols = -C. Neither writes anything if the step is not applied, see adamw_prepare in adamw.cu.
-   Bound: memory. prepare: m and grads are read twice, because the norm must be known before x is written, and m is written; the
-   least is 12 + sizeof(floatX) bytes per value. apply: 10 + sizeof(floatX) with master. Constraint: rows * cols % 4 == 0.
+   Bound: memory. prepare: m and grads are read twice, because the norm must be known before x is written, and m is
+   written; the least is 12 + sizeof(floatX) bytes per value. apply: 10 + sizeof(floatX) with master.
+   Constraint: rows * cols % 4 == 0.
    Error: m, master: fp32 rounding of each term. x, params: one ulp of floatX; params may be rounded stochastically.
-   Source: Jordan et al. 2024, kellerjordan.github.io/posts/muon; the factor 0.2 sqrt(max(rows,cols)): Liu et al. 2025, arXiv:2502.16982.
+   Source: Jordan et al. 2024, kellerjordan.github.io/posts/muon; the factor 0.2 sqrt(max(rows,cols)): Liu et al. 2025,
+   arXiv:2502.16982.
 
    Kernels (this list is written by versions.sh):
      1  norm by parts, 64x64 tiles (promoted)
@@ -54,7 +56,8 @@ __global__ void __launch_bounds__(256) muon_momentum_kernel1(float* m, float* pa
     if (threadIdx.x == 0) { parts[blockIdx.y * MUON_PARTS + blockIdx.x] = sum; }
 }
 
-// Calls use(row, column, i) for the thread's elements of the block's tile, if they are inside; a warp has neighbouring columns.
+// Calls use(row, column, i) for the thread's elements of the block's tile, if they are inside; a warp has neighbouring
+// columns.
 template <class Use> __device__ inline void muon_for_tile(int row0, int column0, int rows, int cols, Use use) {
     int column = threadIdx.x % MUON_TILE;
 #pragma unroll 4
@@ -139,8 +142,8 @@ void muon_prepare(floatX* x, float* m, float* scratch, const float* grads, const
     cudaCheck(cudaGetLastError());
 }
 
-// params, master (num,rows,cols) | o (num,n,k). seed 0: params are rounded to nearest; else stochastically, as adamw does for
-// a range of parameters that begins `first` values before params.
+// params, master (num,rows,cols) | o (num,n,k). seed 0: params are rounded to nearest; else stochastically, as adamw
+// does for a range of parameters that begins `first` values before params.
 void muon_apply(floatX* params, float* master, const floatX* o, const StepState* state, int num, int rows, int cols,
                 float learning_rate, float weight_decay, uint32_t seed, size_t first, cudaStream_t stream) {
     double bytes = (master ? 8.0 + sizeof(floatX) : 2.0 * sizeof(floatX)) + sizeof(floatX);

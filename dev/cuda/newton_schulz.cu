@@ -1,21 +1,23 @@
 /* newton_schulz: out = an orthogonal matrix near inp, for each of many matrices: the core of the optimizer Muon
 
-   out (num,n,k) floatX out | inp (num,n,k) floatX in, each matrix of a Frobenius norm of at most 1; num = -B, n = -C, k = -T
-   For inp = U S V^T, out = U S' V^T with all of S' between about 0.7 and 1.2. Five times, with x = inp at first:
+   out (num,n,k) floatX out | inp (num,n,k) floatX in, each matrix of a Frobenius norm of at most 1
+   num = -B, n = -C, k = -T
+   For inp = U S V^T, out = U S' V^T, where S' is between about 0.7 and 1.2 unless S is tiny. Five times, with x = inp at
+   first:
        gram = x x^T,  poly = b gram + c gram gram,  x = a x + poly x           a, b, c = 3.4445, -4.7750, 2.0315
    gram, poly and x are rounded to floatX each time; sums are in fp32.
    Bound: matrix rate, 5 num (2 n (n+1) k / 2 + 2 n (n+1) n / 2 + 2 n n k) FLOPs: gram and poly are symmetric.
    Constraint: n % 8 == 0 and k % 8 == 0 from kernel 3 on; num <= 65535.
-   Error: small singular values grow by a in each step, and so do rounding errors in their directions. Of the results' root mean
-   square, 1 / sqrt(max(n,k)), it is 1% in bf16, and 10% in the worst of 2 million; 20 ulps are allowed, in fp32 300.
+   Error: small singular values grow by a in each step, and so do rounding errors in their directions. Of the results' root
+   mean square, 1 / sqrt(max(n,k)), it is 1% in bf16, and 10% in the worst of 2 million; 20 ulps are allowed, in fp32 300.
    Source: Jordan et al. 2024, kellerjordan.github.io/posts/muon.
 
-   The ladder. A layer has matrices of (C,C) and, if tall ones are transposed, of (C,4C). One of them is too small for a whole
-   GPU: at C = 768 it has 36 tiles of 128x128, for 132 SMs. So all kernels take the matrices of all layers in one launch.
+   The ladder. A layer has matrices of (C,C) and, if tall ones are transposed, of (C,4C). One of them is too small for a
+   whole GPU: at C = 768 it has 36 tiles of 128x128, for 132 SMs. So all kernels take many matrices in one launch.
      1  three products as loops                   the operands come from the caches
-     2  64x64 tiles in shared memory              a value is loaded once for 64 results. The path of fp32 and of old GPUs
+     2  64x64 tiles in shared memory              a value is loaded once for 64 results; for fp32 and old GPUs
      3  tensor cores, a ring of stages            as kernel 11 of matmul_forward
-     4  half of gram and of poly                  tiles on and above the diagonal; the others are stored as their transposes
+     4  half of gram and of poly                  tiles on and above the diagonal, stored twice
    At (768,768), kernel 4 computes 21 of 36 tiles of gram and poly, in all 72% of the products of kernel 3.
    In kernels 1 to 4 the term b gram or a x is added in the epilogue; in kernel 0 it is copied to the result first.
 
@@ -37,8 +39,8 @@
 // ==== promoted: newton_schulz ====
 // The steps of Newton-Schulz on many matrices at once, see newton_schulz() below.
 
-// One of a step's three products, for `num` matrices: out (M,N) = scale * left (M,K) right + add_scale * add (M,N), where right
-// is (N,K), transposed, or (K,N). The matrices of each operand follow one another.
+// One of a step's three products, for `num` matrices: out (M,N) = scale * left (M,K) right + add_scale * add (M,N),
+// where right is (N,K), transposed, or (K,N). The matrices of each operand follow one another.
 struct NewtonSchulzProduct {
     floatX* out;
     const floatX *left, *right, *add; // add is NULL if add_scale is 0
@@ -47,8 +49,8 @@ struct NewtonSchulzProduct {
     bool right_by_k; // right is (K,N); otherwise out is symmetric
 };
 
-// Calls product() for each product of the five steps. The steps alternate between out and the first num*n*k values of scratch,
-// where inp may be.
+// Calls product() for each product of the five steps. The steps alternate between out and the first num*n*k values of
+// scratch, where inp may be.
 template <class Product>
 void newton_schulz_steps(floatX* out, floatX* scratch, const floatX* inp, int num, int n, int k, Product product) {
     const float a = 3.4445f, b = -4.7750f, c = 2.0315f;
@@ -301,10 +303,10 @@ void newton_schulz3(floatX* out, floatX* scratch, const floatX* inp, int num, in
 }
 
 // ==== promoted: newton_schulz ====
-// ---- kernel 4: of symmetric products, tiles on and above the diagonal; the others are stored as their transposes ----
+// ---- kernel 4: of symmetric products, tiles on and above the diagonal, stored twice ----
 
-//     tiles (row, column)      0,0  0,1  0,2          a block computes one of the tiles with a number, and stores it twice:
-//     of a symmetric product    -   1,1  1,2          tile 0,1 also as the transposed tile 1,0. The tile is transposed in
+//     tiles (row, column)      0,0  0,1  0,2          a block computes one of the numbered tiles, and stores it twice:
+//     of a symmetric product    -   1,1  1,2          tile 0,1 also as tile 1,0. The tile is transposed in
 //                               -    -   2,2          shared memory, so that both stores are of whole vectors.
 template <bool right_by_k, int ring> __global__ void __launch_bounds__(256, 2)
     newton_schulz_kernel4(NewtonSchulzProduct batch) {
@@ -387,7 +389,8 @@ static void declare(Bench& b) {
         cublaslt_open(); // needed to measure the matrix rate
         cublas_handle();
     }
-    // a few large singular values beside many small ones, as gradients have them: rows that are nearly multiples of each other
+    // a few large singular values beside many small ones, as gradients have them: rows that are nearly multiples of
+    // each other
     bool low_rank = b.cases({"normal", "nearly of rank 1"}) == 1;
     Buffer<floatX> inp = b.input_from<floatX>("inp", size, [=, seed = b.next_seed()](float* x) {
         bench_fill_normal(x, size, seed, 0.9f / sqrtf((float)n * k), 0.0f);

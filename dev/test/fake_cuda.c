@@ -574,7 +574,8 @@ static void run_muon_momentum(const Launch* l) { // m, parts, grads, state, size
     card.momentum = m;
 }
 
-// The update is by the loss and the momentum of the last matrices, because newton_schulz is one of the kernels that do nothing.
+// The update is by the loss and the momentum of the last matrices, because newton_schulz is one of the kernels that do
+// nothing.
 static void run_muon_apply(const Launch* l) {
     // params, master, o, state, rows, cols, learning_rate, weight_decay, seed, first
     FloatX* params = (FloatX*)l->arg[0].p;
