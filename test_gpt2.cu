@@ -13,6 +13,7 @@ error of a hidden state is about sqrt(11) u. Logits are rounded once more. Gradi
 their error is about sqrt(30) u. FORWARD and BACKWARD below are twice these errors.
 */
 #define TESTING
+#include "dev/cuda/reference.h"
 #include "dev/test/golden.h"
 #include "dev/test/test.h"
 #include "train_gpt2.cu"
@@ -508,6 +509,81 @@ static void test_nan_is_seen(void) {
     gpt2_free(&model);
 }
 
+// Applies a step of Muon, in double, to the matrices in weights and momentum (num_params, in a checkpoint's order).
+// grads (num_params) are in the model's order.
+static void muon_cpu(const GPT2Config* config, float* weights, float* momentum, const float* grads, double grad_scale,
+                     const Muon& o) {
+    for (int p = 0; p < NUM_PARAMS; p++) {
+        int num = param_muon_matrices(p);
+        size_t n = param_layer_size(config, p), rows = param_rows(config, p) / std::max(num, 1),
+               cols = param_cols(config, p);
+        for (int l = 0; num > 0 && l < config->num_layers; l++) {
+            std::vector<float> x(n), direction(n);
+            float *w = weights + param_offset(config, p) + l * n, *m = momentum + param_offset(config, p) + l * n;
+            muon_prepare_cpu(x.data(), m, m, grads + param_place(config, p, l), num, rows, cols, grad_scale,
+                             o.momentum);
+            newton_schulz_cpu(direction.data(), x.data(), num, (int)std::min(rows, cols), (int)std::max(rows, cols));
+            muon_apply_cpu(w, w, direction.data(), num, rows, cols, o.learning_rate, o.weight_decay);
+        }
+    }
+}
+
+// Two steps of Muon against its arithmetic in double, from random gradients, whose singular values are of one order: in
+// the directions of small ones, rounding to 16 bits is all that newton_schulz sees. With the matrices of both layers
+// together and with one layer after the other, the bits are the same.
+static void test_muon() {
+    if (!have_gpu()) { return; }
+    GPT2Config config = {64, 300, padded_vocab(300), 2, 3, 192};
+    const Muon muon = {0.01f, 0.95f, 0.1f};
+    size_t n = num_parameters(&config);
+    std::vector<float> weights[2], before(n), want(n), momentum(n), grads(n);
+    std::vector<int> tokens;
+    Mt19937 mt;
+    test_options.muon = true;
+    for (int run = 0; run < 2; run++) {
+        GPT2 model;
+        open_random(&model, &config, 64, 64, &tokens);
+        check(model.muon_layers == 2);
+        model.muon_layers = 2 - run;
+        weights[run].resize(n);
+        std::fill(momentum.begin(), momentum.end(), 0.0f);
+        mt19937_seed(&mt, 17);
+        for (int step = 0; step < 2; step++) {
+            normal_fill(grads.data(), n, 0.0f, 1.0f, &mt);
+            cudaCheck(cudaMemcpy(model.grads_memory, grads.data(), n * sizeof(float), cudaMemcpyHostToDevice));
+            set_scalar(&model, &model.state->loss, 1.0f);
+            set_scalar(&model, &model.state->loss_scale, 1.0f);
+            gpt2_gradient_norm(&model);
+            double norm = get_scalar(&model, &model.state->scaled_norm);
+            AdamW o = {1e-3f, 0.9f, 0.95f, 1e-8f, 0.1f, (float)(0.5 * norm)}; // clips to a half
+            gpt2_download(&model, before.data());
+            want = before;
+            muon_cpu(&config, want.data(), momentum.data(), grads.data(), 0.5, muon);
+            gpt2_update(&model, &o, false, &muon);
+            gpt2_download(&model, weights[run].data());
+            for (int p = 0; p < NUM_PARAMS; p++) {
+                size_t at = param_offset(&config, p), size = param_size(&config, p);
+                std::vector<float> change(size), wanted(size);
+                for (size_t i = 0; i < size; i++) {
+                    change[i] = weights[run][at + i] - before[at + i], wanted[i] = want[at + i] - before[at + i];
+                }
+                double error = relative_error(change.data(), wanted.data(), size);
+                bool good = param_muon_matrices(p) == 0 ? error > 0 : error <= (IS_FP32 ? 1e-4 : 12 * UNIT);
+                check_msg(good, "step %d: the change of %s is off by %g of its norm", step + 1, gpt2_params[p].name,
+                          error);
+            }
+        }
+        std::vector<float> v = to_host(&model, model.v_memory, n);
+        for (int l = 0; l < config.num_layers; l++) {
+            Piece piece = parameter_piece(&config, 1 + 2 * l);
+            for (size_t i = 0; i < piece.n; i++) { check(v[piece.place + i] == 0.0f); }
+        }
+        gpt2_free(&model);
+    }
+    test_options.muon = false;
+    check(same_bits(weights[0], weights[1]));
+}
+
 static StepState verdict_on(GPT2* model, StepState state, bool skip) {
     AdamW o = {1e-3f, 0.9f, 0.95f, 1e-8f, 0.1f, 1.0f};
     cudaCheck(cudaMemcpy(model->state, &state, sizeof(state), cudaMemcpyHostToDevice));
@@ -554,18 +630,18 @@ static void test_verdict(void) {
 }
 
 // stochastic rounding gives the same params in an update and when they are recomputed from the fp32 master weights
-static void test_stochastic_rounding_is_repeatable(void) {
-    if (!have_gpu()) { return; }
+static void stochastic_rounding_is_repeatable(const Muon* muon) {
     GPT2 model;
     int *inputs = golden_ints("input_ids"), *targets = golden_ints("targets");
     test_options.stochastic_rounding = true;
+    test_options.muon = muon != NULL;
     open_fixture(&model, 4);
     set_tokens(&model, inputs, targets, 256);
     size_t n = num_parameters(&model.config);
     for (int i = 0; i < 2; i++) {
         run_pass(&model, 4, 64);
         AdamW o = {1e-3f, 0.9f, 0.95f, 1e-8f, 0.1f, 1.0f};
-        gpt2_update(&model, &o, false);
+        gpt2_update(&model, &o, false, muon);
     }
     std::vector<float> params = to_host(&model, model.params_memory, n), master(n);
     gpt2_download(&model, master.data());
@@ -577,9 +653,15 @@ static void test_stochastic_rounding_is_repeatable(void) {
         check(!same_bits(params, to_host(&model, model.params_memory, n)));
 #endif
     }
-    test_options.stochastic_rounding = false;
+    test_options.stochastic_rounding = test_options.muon = false;
     free(inputs), free(targets);
     gpt2_free(&model);
+}
+static void test_stochastic_rounding_is_repeatable(void) {
+    const Muon muon = {0.01f, 0.95f, 0.1f};
+    if (!have_gpu()) { return; }
+    stochastic_rounding_is_repeatable(NULL);
+    stochastic_rounding_is_repeatable(&muon);
 }
 
 // ---- generation -----------------------------------------------------------------------------------------
@@ -1195,6 +1277,7 @@ static const Test tests[] = {
     {"same_bits_again", "two runs give the same bits", test_same_bits_again},
     {"shapes", "T from 1 to 8192, B to 64, C to 1600, head sizes 32 to 128", test_shapes},
     {"nan_is_seen", "a NaN in any weight tensor stops the update", test_nan_is_seen},
+    {"muon", "two steps of Muon against its arithmetic in double", test_muon},
     {"verdict", "the device judges a step: applied, clipped, loss scale", test_verdict},
     {"stochastic_rounding", "stochastic rounding is repeated exactly on resume",
      test_stochastic_rounding_is_repeatable},

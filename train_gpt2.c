@@ -3,7 +3,7 @@ GPT-2 on the CPU, in fp32: trains from raw tokens, evaluates, saves, resumes, sa
 train_gpt2.cu is the same program for the GPU.
 
     1. layers            encoder, layernorm, matmul, attention, gelu, residual, classifier: forward and backward
-    2. the model         parameters, activations, forward, backward, AdamW
+    2. the model         parameters, activations, forward, backward, AdamW, Muon
     3. generation        key/value cache, prefill, one token at a time
     4. training          validation, one step, the loop
     5. other tasks       continue a text, evaluate, time
@@ -549,8 +549,8 @@ typedef struct {
     GPT2Config config;
     float* params_memory; // (num_params), all tensors one after the other
     float* grads_memory;  // (num_params), NULL unless training
-    float* m_memory;      // (num_params), AdamW's first moment, NULL unless training
-    float* v_memory;      // (num_params), AdamW's second moment, NULL unless training
+    float* m_memory;      // (num_params), AdamW's first moment, or Muon's momentum; NULL unless training
+    float* v_memory;      // (num_params), AdamW's second moment, 0 for Muon's matrices; NULL unless training
     Parameters params, grads;
     Activations acts;
     Gradients dacts;
@@ -839,9 +839,95 @@ VECTOR static void adamw_chunk(float* param, float* m, float* v, const float* gr
     }
 }
 
-// One step of AdamW on all parameters. Source: Loshchilov and Hutter 2019, arXiv:1711.05101.
-static void gpt2_update(GPT2* model, const AdamW* optimizer) {
+// ---- Muon: momentum, whose matrices are replaced by orthogonal ones -------------------------------
+// A gradient matrix usually has a few large singular values and many small ones, so AdamW's or SGD's updates move the
+// weights in few directions only. Muon keeps the singular vectors of the momentum, and makes its singular values about 1:
+//
+//     m = momentum * m + g
+//     param -= rate * (0.2 * sqrt(max(rows, cols)) * orthogonal(g + momentum * m) + decay * param)
+//
+// An orthogonal matrix has entries of mean square 1 / max(rows, cols). The factor gives the update the root mean square
+// 0.2 that AdamW's updates have in practice, so that AdamW's rates and weight decay serve for Muon, too.
+// Sources: Jordan et al. 2024, kellerjordan.github.io/posts/muon; the factor: Liu et al. 2025, arXiv:2502.16982.
+
+typedef struct {
+    float learning_rate, momentum, weight_decay;
+    float gradient_scale; // every gradient is multiplied by this
+} Muon;
+
+// out (n) = a * x (n) + b * y (n); out may be x or y
+static void linear_combination(float* out, float a, const float* x, float b, const float* y, size_t n) {
+#pragma omp parallel for
+    for (long i = 0; i < (long)n; i++) { out[i] = a * x[i] + b * y[i]; }
+}
+
+// Replaces x (rows,cols) = U S V^T by U S' V^T, where S' is between about 0.7 and 1.2 unless S is tiny, by five steps of
+// the Newton-Schulz iteration
+//     x <- a x + (b A + c A^2) x,  A = x x^T          which maps each singular value s to  a s + b s^3 + c s^5
+// Its coefficients, Jordan's, make small singular values grow by a = 3.4 in each step, and give up convergence to 1 for
+// it. If x has more rows than columns, A = x^T x stands on the right instead, which is smaller. scratch has
+// rows * cols + 2 * min(rows, cols)^2 floats.
+static void newton_schulz(float* x, float* scratch, int rows, int cols) {
+    const float a = 3.4445f, b = -4.7750f, c = 2.0315f;
+    bool tall = rows > cols;
+    size_t size = (size_t)rows * cols, n = tall ? cols : rows;
+    float *gram = scratch, *gram2 = gram + n * n, *product = gram2 + n * n; // A, A^2, and (b A + c A^2) x
+    // the Frobenius norm is at least the largest singular value: afterwards none is above 1
+    linear_combination(x, (float)(1.0 / (euclidean_norm(x, size) + 1e-7)), x, 0.0f, x, size);
+    for (int step = 0; step < 5; step++) {
+        if (tall) {
+            matmul_tn(gram, n, x, n, x, n, n, n, rows, false);
+        } else {
+            matmul_nt(gram, n, x, cols, x, cols, NULL, n, n, cols, false);
+        }
+        matmul_nn(gram2, n, gram, n, gram, n, n, n, n, false);
+        linear_combination(gram, b, gram, c, gram2, n * n);
+        if (tall) {
+            matmul_nn(product, n, x, n, gram, n, rows, n, n, false);
+        } else {
+            matmul_nn(product, cols, gram, n, x, cols, n, cols, n, false);
+        }
+        linear_combination(x, a, x, 1.0f, product, size);
+    }
+}
+
+// One step of Muon on a matrix (rows,cols). scratch has 2 * rows * cols + 2 * min(rows, cols)^2 floats.
+static void muon_matrix(float* param, float* m, const float* grad, float* scratch, const Muon* o, int rows, int cols) {
+    size_t size = (size_t)rows * cols;
+    float scale = 0.2f * sqrtf((float)(rows > cols ? rows : cols));
+    linear_combination(m, o->momentum, m, o->gradient_scale, grad, size);
+    // Nesterov's momentum looks a step ahead
+    linear_combination(scratch, o->momentum, m, o->gradient_scale, grad, size);
+    newton_schulz(scratch, scratch + size, rows, cols);
+    linear_combination(param, 1.0f - o->learning_rate * o->weight_decay, param, -o->learning_rate * scale, scratch,
+                       size);
+}
+
+// The size of muon_matrix's scratch: the largest matrices are (4*C,C) and (C,4*C).
+static size_t muon_scratch_floats(const GPT2Config* config) { return 10 * (size_t)config->channels * config->channels; }
+
+// One step of Muon on the matrices of all layers.
+static void muon_update(GPT2* model, const Muon* optimizer) {
+    float* scratch = allocate_floats(muon_scratch_floats(&model->config));
     for (int p = 0; p < NUM_PARAMS; p++) {
+        int matrices = param_muon_matrices(p), count = matrices * param_copies(&model->config, p);
+        if (matrices == 0) { continue; }
+        int rows = (int)param_rows(&model->config, p) / matrices, cols = (int)param_cols(&model->config, p);
+        for (size_t i = 0; i < (size_t)count; i++) {
+            size_t at = param_offset(&model->config, p) + i * rows * cols;
+            muon_matrix(model->params_memory + at, model->m_memory + at, model->grads_memory + at, scratch, optimizer,
+                        rows, cols);
+        }
+    }
+    free(scratch);
+}
+
+// One step of AdamW on all parameters. If muon is not NULL, the matrices of the layers have a step of Muon instead.
+// Source: Loshchilov and Hutter 2019, arXiv:1711.05101.
+static void gpt2_update(GPT2* model, const AdamW* optimizer, const Muon* muon) {
+    if (muon) { muon_update(model, muon); }
+    for (int p = 0; p < NUM_PARAMS; p++) {
+        if (muon && param_muon_matrices(p) > 0) { continue; }
         size_t n = param_size(&model->config, p), offset = param_offset(&model->config, p);
         float decay = gpt2_params[p].decay ? optimizer->weight_decay : 0.0f;
 #pragma omp parallel for
@@ -1045,12 +1131,13 @@ static double print_memory_need(const GPT2Config* config, int B, int T) {
     double activations = 4e-9 * (double)(total_floats(activation_list(&acts, config, B, T, true)) +
                                          total_floats(gradient_list(&dacts, config, B, T)));
     double params = (double)num_parameters(config) * 4e-9, have = machine_memory_gb();
-    double need = 4 * params + activations;
+    double optimizer = 2 * params + (uses_muon() ? 4e-9 * (double)muon_scratch_floats(config) : 0);
+    double need = 2 * params + optimizer + activations;
     printf("%d layers, %d heads, %d channels, %d positions, vocabulary %d: %.2f M parameters\n", config->num_layers,
            config->num_heads, config->channels, config->max_seq_len, config->vocab_size,
            (double)num_parameters(config) * 1e-6);
-    printf("memory: weights %.2f GB, gradients %.2f, AdamW %.2f, activations %.2f: %.2f of this machine's %.1f GB\n",
-           params, params, 2 * params, activations, need, have);
+    printf("memory: weights %.2f GB, gradients %.2f, %s %.2f, activations %.2f: %.2f of this machine's %.1f GB\n",
+           params, params, uses_muon() ? "Muon and AdamW" : "AdamW", optimizer, activations, need, have);
     if (4 * params > have) {
         die("the weights with gradients and moments need %.1f GB and the machine has %.1f: take a smaller model",
             4 * params, have);
@@ -1178,7 +1265,9 @@ static void train_step(Trainer* t) {
         optimizer.bias1 = (float)(1.0 - pow(args->beta1, (double)updates));
         optimizer.bias2 = (float)(1.0 - pow(args->beta2, (double)updates));
         if (args->clip > 0 && r.norm > args->clip) { optimizer.gradient_scale = (float)(args->clip / r.norm); }
-        gpt2_update(&t->model, &optimizer);
+        Muon muon = {lr_at(&t->job.muon_schedule, run->step), args->muon_momentum, args->weight_decay,
+                     optimizer.gradient_scale};
+        gpt2_update(&t->model, &optimizer, uses_muon() ? &muon : NULL);
     }
     training_step_done(&t->job);
     r.ms = time_ms() - start;

@@ -68,6 +68,7 @@ follows karpathy/llm.c. The source of an algorithm is named at its operation, or
 #include "llmc/gpt2.h"
 #include "llmc/layout.cuh"
 #include "llmc/memory_plan.cuh"
+#include "llmc/muon.cuh"
 #include "llmc/profile.cuh"
 #include "llmc/ptx.cuh"
 #include "llmc/sampler.h"
@@ -184,6 +185,7 @@ void adamw_prepare(StepState* state, const AdamW& optimizer, bool skip, cudaStre
 // params are rounded to nearest; else stochastically, with new random bits in every update.
 void adamw(floatX* params, float* master, float* m, float* v, const float* grads, const StepState* state, size_t n,
            const AdamW& optimizer, uint32_t seed, cudaStream_t stream);
+// Muon's operations are declared in llmc/muon.cuh.
 // params (n) = master (n), rounded as adamw rounded them in update number `update`
 void adamw_round_weights(floatX* params, const float* master, size_t n, uint32_t seed, int update, cudaStream_t stream);
 
@@ -335,6 +337,7 @@ struct GPT2Options {
     int recompute;                                         // level of -r: 0, 1 or 2
     bool saves_slope, master_weights, stochastic_rounding; // saves_slope: of GELU, for the backward pass, where it can
     uint64_t seed;                                         // for stochastic rounding
+    bool muon = false;                                     // there may be updates by Muon
 };
 
 struct GPT2 {
@@ -345,8 +348,9 @@ struct GPT2 {
     float* master_memory;  // (share_size) fp32 weights; NULL when params are float, or without master weights
     float* grads_memory;   // (model_size)
     float* own_grads;      // (share_size): sums over the ranks; without ZeRO-1 the same memory as grads_memory
-    float* m_memory;       // (share_size), AdamW's first moment
-    float* v_memory;       // (share_size), AdamW's second moment
+    float* m_memory;       // (share_size), AdamW's first moment, or Muon's momentum
+    float* v_memory;       // (share_size), AdamW's second moment; zeros, and not used, where Muon updates
+    int muon_layers;       // layers that Muon updates at once
     Parameters<floatX> params;
     Parameters<float> grads;
     StepState* state; // in device memory
@@ -521,13 +525,22 @@ static uint32_t rounding_seed(const GPT2* model, int piece, size_t place) {
     return hash_bits((uint32_t)piece, seed) | 1;
 }
 
-// One step of AdamW on all parameters. Call after gpt2_gradient_norm. Nothing changes if loss or norm is not finite, or if
-// skip is true. Source: Loshchilov and Hutter 2019, arXiv:1711.05101.
-static void gpt2_update(GPT2* model, const AdamW* optimizer, bool skip) {
+// One step of AdamW on all parameters; if muon is not NULL, of Muon on the matrices of the layers, and then without
+// ZeRO-1. Call after gpt2_gradient_norm. Nothing changes if loss or norm is not finite, or if skip is true. Source:
+// Loshchilov and Hutter 2019, arXiv:1711.05101.
+static void gpt2_update(GPT2* model, const AdamW* optimizer, bool skip, const Muon* muon = NULL) {
     const GPT2Config* config = &model->config;
     adamw_prepare(model->state, *optimizer, skip, model->stream);
+    if (muon) {
+        require(ranks().num_shares == 1 && model->options.muon);
+        MuonArrays a = {model->params_memory, model->master_memory, model->m_memory,    model->own_grads,
+                        model->state,         model->acts.logits,   model->muon_layers, model->acts.scratch};
+        auto seed = [&](int l) { return rounding_seed(model, 1 + 2 * l, parameter_piece(config, 1 + 2 * l).place); };
+        muon_update(a, config, *muon, seed, model->stream);
+    }
     for (int b = 0; b < num_buckets(config); b++) {
         for_each_piece(config, b, ranks().env.rank, [&](int i, size_t place, size_t own, size_t n) {
+            if (muon && is_matrices(config, i)) { return; }
             AdamW o = *optimizer;
             if (!parameter_piece(config, i).decay) { o.weight_decay = 0.0f; }
             adamw(model->params_memory + place, model->master_memory ? model->master_memory + own : NULL,
@@ -560,7 +573,7 @@ static size_t backward_scratch_bytes(const GPT2Config* config, int B, int T) {
     int C = config->channels, NH = config->num_heads, N = B * T, Vp = config->padded_vocab_size;
     size_t floats = std::max({layernorm_backward_scratch(N, C), matmul_backward_input_scratch(N, 4 * C),
                               matmul_backward_weight_scratch(N, 4 * C, C), matmul_backward_weight_scratch(N, C, Vp),
-                              attention_backward_scratch(B, T, C, NH), global_norm_scratch()});
+                              attention_backward_scratch(B, T, C, NH), global_norm_scratch(), muon_prepare_scratch(3)});
     for (int OC : {C, 3 * C, 4 * C}) { floats = std::max(floats, matmul_backward_weight_scratch(N, C, OC)); }
     return std::max(floats * sizeof(float), encoder_backward_scratch(B, T, config->vocab_size) * sizeof(int));
 }
@@ -609,7 +622,11 @@ static void plan_training(Plan* parameters, Plan* activations, GPT2* model, cons
     memset(parameters, 0, sizeof(*parameters));
     memset(activations, 0, sizeof(*activations));
     plan_parameters(parameters, model, config, true, options->master_weights);
-    plan_activations(activations, &model->acts, config, B, T, B * T, true, options->recompute);
+    // rows of logits: with Muon so many that one layer at least fits in their memory
+    size_t rows = (size_t)B * T, Vp = config->padded_vocab_size, workspace = muon_workspace(config, 1);
+    if (options->muon) { rows = std::max(rows, ceil_div(workspace, Vp)); }
+    model->muon_layers = (int)std::min(rows * Vp / workspace, (size_t)config->num_layers);
+    plan_activations(activations, &model->acts, config, B, T, (int)rows, true, options->recompute);
     model->acts.fch.is_slope = options->saves_slope && model->acts.keep_gelu &&
                                matmul_can_save_slope(B * T, config->channels, 4 * config->channels);
 }
@@ -644,16 +661,6 @@ static size_t training_bytes(const GPT2Config* config, int B, int T, const GPT2O
 }
 
 // ---- loading and saving ---------------------------------------------------------------------------
-
-// Ends the program if the kernels do not support this model, with a message that names the reason.
-static void check_config(const GPT2Config* config) {
-    int C = config->channels, HS = C / config->num_heads;
-    if (C % 8 != 0) { die("%d channels: train_gpt2cu wants a multiple of 8", C); }
-    if (HS % 8 != 0 || HS > 256) {
-        die("%d channels in %d heads: a head size of %d, train_gpt2cu wants a multiple of 8 up to 256", C,
-            config->num_heads, HS);
-    }
-}
 
 // Sets up a model of this shape; its memory is not allocated yet.
 static void gpt2_open(GPT2* model, const GPT2Config* config, const GPT2Options* options) {
@@ -1128,7 +1135,8 @@ static bool launch_step(Trainer* t, Error* err) {
     AdamW optimizer = {s->report.learning_rate, args->beta1, args->beta2, args->eps, args->weight_decay, args->clip};
     bool host_judges = args->skip_loss_z > 0 || args->skip_norm_z > 0;
     bool skip = host_judges && !judge_before_update(t, s);
-    gpt2_update(model, &optimizer, skip);
+    Muon muon = {lr_at(&t->job.muon_schedule, run->step), args->muon_momentum, args->weight_decay};
+    gpt2_update(model, &optimizer, skip, uses_muon() ? &muon : NULL);
     read_state(t, s);
     cudaCheck(cudaEventRecord(s->end, model->stream));
     training_step_done(&t->job);
@@ -1345,6 +1353,7 @@ static void open_training_model(GPT2* model, const GPT2Config* config, const Bat
     Plan parameters, activations;
     GPT2Options options = {args->recompute, args->gelu_fusion == 3, (bool)args->master_weights,
                            (bool)args->stochastic_rounding, (uint64_t)args->seed};
+    options.muon = uses_muon();
     gpt2_open(model, config, &options);
     size_t have = device_memory(device);
     plan_training(&parameters, &activations, model, config, batch->B, batch->T, &options);
@@ -1354,12 +1363,12 @@ static void open_training_model(GPT2* model, const GPT2Config* config, const Bat
            (double)num_parameters(config) * 1e-6, PRECISION_NAME);
     char shared[64] = "";
     if (ranks().num_shares > 1) { snprintf(shared, sizeof(shared), " (1/%d of it)", ranks().num_shares); }
-    printf(
-        "memory: weights %.2f GB, gradients %.2f, AdamW %.2f%s, activations %.2f, library and driver %.2f: %.2f of the "
-        "%.1f GB free on %s\n",
-        (double)parameters.bytes[PLAN_WEIGHTS] * 1e-9, (double)parameters.bytes[PLAN_GRADIENTS] * 1e-9,
-        (double)parameters.bytes[PLAN_ADAMW] * 1e-9, shared, (double)activations.total * 1e-9,
-        (double)memory_beside() * 1e-9, (double)need * 1e-9, (double)have * 1e-9, device);
+    printf("memory: weights %.2f GB, gradients %.2f, %s %.2f%s, activations %.2f, library and driver %.2f: %.2f of the "
+           "%.1f GB free on %s\n",
+           (double)parameters.bytes[PLAN_WEIGHTS] * 1e-9, (double)parameters.bytes[PLAN_GRADIENTS] * 1e-9,
+           options.muon ? "Muon and AdamW" : "AdamW", (double)parameters.bytes[PLAN_ADAMW] * 1e-9, shared,
+           (double)activations.total * 1e-9, (double)memory_beside() * 1e-9, (double)need * 1e-9, (double)have * 1e-9,
+           device);
     auto bytes = [&](int B, int recompute) {
         GPT2Options other = options;
         other.recompute = recompute;
@@ -6633,6 +6642,407 @@ void adamw_round_weights(floatX* params, const float* master, size_t n, uint32_t
     cudaCheck(cudaGetLastError());
 }
 // ==== end promoted: adamw ====
+
+// ==== promoted: newton_schulz ====
+// The steps of Newton-Schulz on many matrices at once, see newton_schulz() below.
+
+// One of a step's three products, for `num` matrices: out (M,N) = scale * left (M,K) right + add_scale * add (M,N),
+// where right is (N,K), transposed, or (K,N). The matrices of each operand follow one another.
+struct NewtonSchulzProduct {
+    floatX* out;
+    const floatX *left, *right, *add; // add is NULL if add_scale is 0
+    float scale, add_scale;
+    int M, N, K, num;
+    bool right_by_k; // right is (K,N); otherwise out is symmetric
+};
+
+// Calls product() for each product of the five steps. The steps alternate between out and the first num*n*k values of
+// scratch, where inp may be.
+template <class Product>
+void newton_schulz_steps(floatX* out, floatX* scratch, const floatX* inp, int num, int n, int k, Product product) {
+    const float a = 3.4445f, b = -4.7750f, c = 2.0315f;
+    require(num >= 1 && num <= 65535 && n >= 1 && k >= 1);
+    floatX *other = scratch, *gram = other + (size_t)num * n * k, *poly = gram + (size_t)num * n * n;
+    const floatX* x = inp;
+    for (int step = 0; step < 5; step++) {
+        floatX* next = step % 2 == 0 ? out : other;
+        product(NewtonSchulzProduct{gram, x, x, NULL, 1.0f, 0.0f, n, n, k, num, false});
+        product(NewtonSchulzProduct{poly, gram, gram, gram, c, b, n, n, n, num, false}); // gram is its own transpose
+        product(NewtonSchulzProduct{next, poly, x, x, 1.0f, a, n, k, n, num, true});
+        x = next;
+    }
+}
+size_t newton_schulz_scratch(int num, int n, int k) {
+    return (size_t)num * n * ((size_t)k + 2 * (size_t)n);
+} // in floatX
+
+// The matrices of block blockIdx.y.
+__device__ inline NewtonSchulzProduct newton_schulz_matrix(NewtonSchulzProduct p) {
+    size_t matrix = blockIdx.y, M = p.M, N = p.N, K = p.K;
+    p.out += matrix * M * N, p.left += matrix * M * K, p.right += matrix * N * K;
+    if (p.add) { p.add += matrix * M * N; }
+    return p;
+}
+
+// ---- kernel 2: 64x64 tiles in shared memory ------------------------------------------------------
+// 256 threads with 4x4 results each. It needs no tensor cores: for fp32, and for GPUs before compute capability 8.0.
+
+__global__ void __launch_bounds__(256) newton_schulz_kernel2(NewtonSchulzProduct batch) {
+    __shared__ float left[16][64 + 1], right[16][64 + 1]; // [k][row or column]; + 1: against bank conflicts
+    NewtonSchulzProduct p = newton_schulz_matrix(batch);
+    int num_columns = ceil_div(p.N, 64), row0 = blockIdx.x / num_columns * 64, column0 = blockIdx.x % num_columns * 64;
+    int x = threadIdx.x % 16, y = threadIdx.x / 16; // the thread's results: rows y + 16 i, columns x + 16 j
+    float sum[4][4] = {};
+    for (int k0 = 0; k0 < p.K; k0 += 16) {
+        for (int i = threadIdx.x; i < 16 * 64; i += 256) { // neighbouring threads load neighbouring values
+            int k = i % 16, row = i / 16;
+            bool inside = k0 + k < p.K && row0 + row < p.M;
+            left[k][row] = inside ? (float)p.left[(size_t)(row0 + row) * p.K + k0 + k] : 0.0f;
+            int right_k = p.right_by_k ? i / 64 : k, column = p.right_by_k ? i % 64 : row;
+            inside = k0 + right_k < p.K && column0 + column < p.N;
+            size_t at = p.right_by_k ? (size_t)(k0 + right_k) * p.N + column0 + column
+                                     : (size_t)(column0 + column) * p.K + k0 + right_k;
+            right[right_k][column] = inside ? (float)p.right[at] : 0.0f;
+        }
+        __syncthreads();
+        for (int k = 0; k < 16; k++) {
+            float l[4], r[4];
+            for (int i = 0; i < 4; i++) { l[i] = left[k][y + 16 * i], r[i] = right[k][x + 16 * i]; }
+            for (int i = 0; i < 4; i++) {
+                for (int j = 0; j < 4; j++) { sum[i][j] += l[i] * r[j]; }
+            }
+        }
+        __syncthreads(); // all have read this tile
+    }
+#pragma unroll
+    for (int i = 0; i < 16; i++) {
+        int row = row0 + y + i / 4 * 16, column = column0 + x + i % 4 * 16;
+        if (row >= p.M || column >= p.N) { continue; }
+        size_t at = (size_t)row * p.N + column;
+        p.out[at] = (floatX)(p.scale * sum[i / 4][i % 4] + (p.add ? p.add_scale * (float)p.add[at] : 0.0f));
+    }
+}
+
+void newton_schulz2(floatX* out, floatX* scratch, const floatX* inp, int num, int n, int k, cudaStream_t stream) {
+    newton_schulz_steps(out, scratch, inp, num, n, k, [=](const NewtonSchulzProduct& p) {
+        newton_schulz_kernel2<<<dim3(ceil_div(p.M, 64) * ceil_div(p.N, 64), num), 256, 0, stream>>>(p);
+        cudaCheck(cudaGetLastError());
+    });
+}
+
+#if !defined(ENABLE_FP32) // tensor cores multiply 16-bit numbers
+// ---- shared by kernels 3 and 4: a tile of 128x128 results by mma.sync, from a ring of stages -------
+
+// A stage has 32 values of k. left and a right (N,K) are tiles (128,32), a right (K,N) is (32,128).
+template <int ring> union NewtonSchulzSMem {
+    struct {
+        floatX left[ring][128 * 32], right[ring][128 * 32];
+    };
+    floatX transposed[128]
+                     [128 + 8]; // kernel 4: the tile of results, [column][row]; + 8: keeps vectors aligned to 16 bytes
+};
+
+// Swizzles: the offset of chunk `chunk` (8 elements) of a row, in a tile (128,32) or (32,128). The same chunk of the 8
+// neighbouring rows that ldmatrix reads at once is then in 8 different groups of 4 banks.
+__device__ inline int newton_schulz_at_128x32(int row, int chunk) { return row * 32 + (chunk ^ (row / 2 % 4)) * 8; }
+__device__ inline int newton_schulz_at_32x128(int row, int chunk) { return row * 128 + (chunk ^ (row % 8)) * 8; }
+
+// Loads a tile of matrix (num_rows, num_columns) from (row0, column0) on; zeros outside of it.
+template <bool is_128x32> __device__ inline void newton_schulz_load(floatX* tile, const floatX* matrix, int row0,
+                                                                    int column0, int num_rows, int num_columns) {
+    const int chunks = is_128x32 ? 4 : 16; // per row
+    for (int v = threadIdx.x; v < 128 * 4; v += 256) {
+        int row = v / chunks, chunk = v % chunks;
+        bool inside = row0 + row < num_rows && column0 + chunk * 8 < num_columns;
+        const floatX* from = inside ? matrix + (size_t)(row0 + row) * num_columns + column0 + chunk * 8 : matrix;
+        int at = is_128x32 ? newton_schulz_at_128x32(row, chunk) : newton_schulz_at_32x128(row, chunk);
+        cp_async_16(tile + at, from, inside);
+    }
+}
+
+// sum = the tile of left * right at (row0, column0). Eight warps with 64x32 results each, as fragments of 16x8:
+// [four groups of 16 rows][four fragments of 8 columns, 4 values per lane]
+template <bool right_by_k, int ring>
+__device__ inline void newton_schulz_multiply(float (&sum)[4][16], NewtonSchulzSMem<ring>& shared,
+                                              const NewtonSchulzProduct& p, int row0, int column0) {
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warp_row = warp / 4 * 64, warp_column = warp % 4 * 32;
+    int num_steps = ceil_div(p.K, 32);
+    auto load = [&](int step) {
+        if (step < num_steps) {
+            newton_schulz_load<true>(shared.left[step % ring], p.left, row0, step * 32, p.M, p.K);
+            if (right_by_k) {
+                newton_schulz_load<false>(shared.right[step % ring], p.right, step * 32, column0, p.K, p.N);
+            } else {
+                newton_schulz_load<true>(shared.right[step % ring], p.right, column0, step * 32, p.N, p.K);
+            }
+        }
+        cp_async_commit(); // past the last step the group is empty: cp_async_wait counts one group per step
+    };
+    for (int step = 0; step < ring - 1; step++) { load(step); }
+#pragma unroll 1
+    for (int step = 0; step < num_steps; step++) {
+        cp_async_wait<ring - 2>();
+        __syncthreads(); // this step's stage has arrived, and all warps have read the previous step's stage
+        load(step + ring - 1);
+        const floatX *left = shared.left[step % ring], *right = shared.right[step % ring];
+#pragma unroll
+        for (int k = 0; k < 2; k++) { // 16 of the stage's 32 values of k per iteration
+            uint32_t a[4][4], b[2][4];
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                ldmatrix_x4(a[i], left + newton_schulz_at_128x32(warp_row + 16 * i + lane % 16, 2 * k + lane / 16));
+            }
+#pragma unroll
+            for (int j = 0; j < 2; j++) { // two fragments of 8 columns each
+                int column = warp_column + 16 * j;
+                if (right_by_k) {
+                    ldmatrix_x4_trans(b[j],
+                                      right + newton_schulz_at_32x128(16 * k + lane % 16, column / 8 + lane / 16));
+                } else {
+                    int row = column + lane / 16 * 8 + lane % 8;
+                    ldmatrix_x4(b[j], right + newton_schulz_at_128x32(row, 2 * k + lane / 8 % 2));
+                }
+            }
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+#pragma unroll
+                for (int j = 0; j < 4; j++) {
+                    mma_16x8x16(sum[i] + 4 * j, a[i], b[j / 2][j % 2 * 2], b[j / 2][j % 2 * 2 + 1], floatX());
+                }
+            }
+        }
+    }
+}
+
+// Stores the tile: sum times scale, plus the added term. If `transposed` is not NULL, it receives the same values.
+__device__ inline void newton_schulz_store(float (&sum)[4][16], floatX (*transposed)[128 + 8],
+                                           const NewtonSchulzProduct& p, int row0, int column0) {
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+#pragma unroll
+    for (int half = 0; half < 8; half++) { // rows 0..7 of the fragments, then 8..15
+        const int i = half / 2, upper = half % 2;
+        float v[4][2];
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            v[j][0] = sum[i][4 * j + 2 * upper];
+            v[j][1] = sum[i][4 * j + 2 * upper + 1];
+        }
+        mma_quad_transpose(v); // now this lane has 8 neighbouring results of one row
+        int row = warp / 4 * 64 + 16 * i + 8 * upper + lane / 4, column = warp % 4 * 32 + lane % 4 * 8;
+        bool inside = row0 + row < p.M && column0 + column < p.N;
+        size_t at = (size_t)(row0 + row) * p.N + column0 + column;
+        x128 add = p.add && inside ? load128(p.add + at) : x128(), result;
+#pragma unroll
+        for (int e = 0; e < 8; e++) {
+            result[e] = (floatX)(p.scale * v[e / 2][e % 2] + p.add_scale * (p.add ? (float)add[e] : 0.0f));
+        }
+        if (inside) { store128(p.out + at, result); }
+        for (int e = 0; transposed && e < 8; e++) { transposed[column + e][row] = result[e]; }
+    }
+}
+
+// ---- kernel 4: of symmetric products, tiles on and above the diagonal, stored twice ----
+
+//     tiles (row, column)      0,0  0,1  0,2          a block computes one of the numbered tiles, and stores it twice:
+//     of a symmetric product    -   1,1  1,2          tile 0,1 also as tile 1,0. The tile is transposed in
+//                               -    -   2,2          shared memory, so that both stores are of whole vectors.
+template <bool right_by_k, int ring> __global__ void __launch_bounds__(256, 2)
+    newton_schulz_kernel4(NewtonSchulzProduct batch) {
+    extern __shared__ __align__(128) unsigned char newton_schulz_dynamic[];
+    auto& shared = *reinterpret_cast<NewtonSchulzSMem<ring>*>(newton_schulz_dynamic);
+    NewtonSchulzProduct p = newton_schulz_matrix(batch);
+    int num_columns = ceil_div(p.N, 128), row = blockIdx.x / num_columns, column = blockIdx.x % num_columns;
+    if (!right_by_k) { // column c has tiles 0 to c: its first one is number c (c + 1) / 2
+        column = (int)((sqrtf(8.0f * blockIdx.x + 1.0f) - 1.0f) * 0.5f);
+        while (column * (column + 1) / 2 > (int)blockIdx.x) { column--; } // sqrtf is not exact
+        while ((column + 1) * (column + 2) / 2 <= (int)blockIdx.x) { column++; }
+        row = blockIdx.x - column * (column + 1) / 2;
+    }
+    bool mirrored = !right_by_k && row < column;
+    float sum[4][16] = {};
+    newton_schulz_multiply<right_by_k>(sum, shared, p, row * 128, column * 128);
+    cp_async_wait<0>();
+    __syncthreads(); // all warps have read the last stage, in whose memory the transposed tile will be
+    newton_schulz_store(sum, mirrored ? shared.transposed : NULL, p, row * 128, column * 128);
+    if (!mirrored) { return; }
+    __syncthreads(); // the transposed tile is complete
+    for (int v = threadIdx.x; v < 128 * 16; v += 256) {
+        int out_row = column * 128 + v / 16,
+            out_column = row * 128 + v % 16 * 8; // all columns are inside: row < column
+        if (out_row < p.N) {
+            store128(p.out + (size_t)out_row * p.N + out_column, load128(&shared.transposed[v / 16][v % 16 * 8]));
+        }
+    }
+}
+
+template <int ring> void newton_schulz4_stages(floatX* out, floatX* scratch, const floatX* inp, int num, int n, int k,
+                                               cudaStream_t stream) {
+    require(n % 8 == 0 && k % 8 == 0);
+    newton_schulz_steps(out, scratch, inp, num, n, k, [=](const NewtonSchulzProduct& p) {
+        auto kernel = p.right_by_k ? newton_schulz_kernel4<true, ring> : newton_schulz_kernel4<false, ring>;
+        int rows = ceil_div(p.M, 128), tiles = p.right_by_k ? rows * ceil_div(p.N, 128) : rows * (rows + 1) / 2;
+        const int bytes = sizeof(NewtonSchulzSMem<ring>);
+        cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+        kernel<<<dim3(tiles, num), 256, bytes, stream>>>(p);
+        cudaCheck(cudaGetLastError());
+    });
+}
+#endif
+
+// Five steps of Newton-Schulz on num matrices (n,k); n <= k is the cheaper way round.
+// out (num,n,k) | scratch (newton_schulz_scratch) | inp (num,n,k), of norms up to 1; may be the beginning of scratch
+void newton_schulz(floatX* out, floatX* scratch, const floatX* inp, int num, int n, int k, cudaStream_t stream,
+                   int stages) {
+    double N = n, K = k;
+    Op op(stream, 2.0 * num * N * K * sizeof(floatX), 5.0 * num * (N * (N + 1) * (N + K) + 2 * N * N * K),
+          "newton_schulz");
+#if !defined(ENABLE_FP32)
+    if (compiled_arch(newton_schulz_kernel4<true, 4>) >= 80) {
+        switch (stages) {
+        case 3:
+            return newton_schulz4_stages<3>(out, scratch, inp, num, n, k, stream);
+        case 5:
+            return newton_schulz4_stages<5>(out, scratch, inp, num, n, k, stream);
+        }
+        require(stages == 4);
+        return newton_schulz4_stages<4>(out, scratch, inp, num, n, k, stream);
+    }
+#endif
+    (void)stages;
+    newton_schulz2(out, scratch, inp, num, n, k, stream);
+}
+void newton_schulz(floatX* out, floatX* scratch, const floatX* inp, int num, int n, int k, cudaStream_t stream) {
+    newton_schulz(out, scratch, inp, num, n, k, stream, 4);
+}
+// ==== end promoted: newton_schulz ====
+
+// ==== promoted: muon ====
+// The momentum of a matrix is summed up in MUON_PARTS blocks, which leave the sum of squares of their part of u.
+constexpr int MUON_PARTS = 256;
+constexpr int MUON_TILE =
+    64; // x is written, and o is read, by tiles of 64x64, so that both sides of a transposition are coalesced
+
+__device__ inline float muon_lookahead(float m, float grad, float grad_scale, float momentum) {
+    return grad * grad_scale + momentum * m; // Nesterov's: the next step's m, were its gradient 0
+}
+
+// m (num,size), parts (num,MUON_PARTS) | grads (num,size)
+__global__ void __launch_bounds__(256) muon_momentum_kernel1(float* m, float* parts, const float* grads,
+                                                             const StepState* state, size_t size, float momentum) {
+    __shared__ float shared[32];
+    if (!state->applied) { return; }
+    float sum = 0.0f, grad_scale = state->grad_scale;
+    m += blockIdx.y * size, grads += blockIdx.y * size;
+    for (size_t i = ((size_t)blockIdx.x * 256 + threadIdx.x) * 4; i < size; i += (size_t)MUON_PARTS * 256 * 4) {
+        f128 m4 = load128(m + i), g4 = load128(grads + i);
+        for (int k = 0; k < 4; k++) {
+            m4[k] = momentum * m4[k] + g4[k] * grad_scale;
+            float u = muon_lookahead(m4[k], g4[k], grad_scale, momentum);
+            sum += u * u;
+        }
+        store128(m + i, m4);
+    }
+    sum = block_sum(sum, shared);
+    if (threadIdx.x == 0) { parts[blockIdx.y * MUON_PARTS + blockIdx.x] = sum; }
+}
+
+// Calls use(row, column, i) for the thread's elements of the block's tile, if they are inside; a warp has neighbouring
+// columns.
+template <class Use> __device__ inline void muon_for_tile(int row0, int column0, int rows, int cols, Use use) {
+    int column = threadIdx.x % MUON_TILE;
+#pragma unroll 4
+    for (int row = threadIdx.x / MUON_TILE; row < MUON_TILE; row += 256 / MUON_TILE) {
+        if (row0 + row < rows && column0 + column < cols) { use(row, column); }
+    }
+}
+
+// x (num,n,k) | m, grads (num,rows,cols) | parts (num,MUON_PARTS)
+__global__ void __launch_bounds__(256)
+    muon_scale_kernel1(floatX* x, const float* m, const float* grads, const float* parts, const StepState* state,
+                       int rows, int cols, float momentum) {
+    __shared__ float tile[MUON_TILE][MUON_TILE + 1], shared[32];
+    if (!state->applied) { return; }
+    int num_columns = ceil_div(cols, MUON_TILE);
+    int row0 = blockIdx.x / num_columns * MUON_TILE, column0 = blockIdx.x % num_columns * MUON_TILE;
+    size_t matrix = (size_t)blockIdx.y * rows * cols;
+    bool tall = rows > cols;
+    float grad_scale = state->grad_scale;
+    static_assert(MUON_PARTS == 256, "one part per thread");
+    float inverse = 1.0f / (sqrtf(block_sum(parts[blockIdx.y * MUON_PARTS + threadIdx.x], shared)) + 1e-7f);
+    muon_for_tile(row0, column0, rows, cols, [&](int row, int column) {
+        size_t i = matrix + (size_t)(row0 + row) * cols + column0 + column;
+        float u = inverse * muon_lookahead(m[i], grads[i], grad_scale, momentum);
+        if (tall) {
+            tile[row][column] = u;
+        } else {
+            x[i] = (floatX)u;
+        }
+    });
+    if (!tall) { return; }
+    __syncthreads(); // the tile is complete
+    muon_for_tile(column0, row0, cols, rows, [&](int row, int column) {
+        x[matrix + (size_t)(column0 + row) * rows + row0 + column] = (floatX)tile[column][row];
+    });
+}
+
+// params, master (num,rows,cols) | o (num,n,k). seed: as in adamw, for random bits that depend on the place in params
+__global__ void __launch_bounds__(256)
+    muon_apply_kernel1(floatX* params, float* master, const floatX* o, const StepState* state, int rows, int cols,
+                       float learning_rate, float weight_decay, uint32_t seed, size_t first) {
+    __shared__ float tile[MUON_TILE][MUON_TILE + 1];
+    if (!state->applied) { return; }
+    int num_columns = ceil_div(cols, MUON_TILE);
+    int row0 = blockIdx.x / num_columns * MUON_TILE, column0 = blockIdx.x % num_columns * MUON_TILE;
+    size_t matrix = (size_t)blockIdx.y * rows * cols;
+    bool tall = rows > cols;
+    if (tall) {
+        muon_for_tile(column0, row0, cols, rows, [&](int row, int column) {
+            tile[column][row] = (float)o[matrix + (size_t)(column0 + row) * rows + row0 + column];
+        });
+        __syncthreads(); // the tile is complete
+    }
+    float keep = 1.0f - learning_rate * weight_decay;
+    float rate = learning_rate * 0.2f * sqrtf((float)max(rows, cols));
+    seed = adamw_seed(seed, state->num_updates);
+    muon_for_tile(row0, column0, rows, cols, [&](int row, int column) {
+        size_t i = matrix + (size_t)(row0 + row) * cols + column0 + column;
+        float direction = tall ? tile[row][column] : (float)o[i];
+        float p = keep * (master ? master[i] : (float)params[i]) - rate * direction;
+        if (master) { master[i] = p; }
+        params[i] = adamw_round(p, first + i, seed);
+    });
+}
+
+static dim3 muon_tiles(int num, int rows, int cols) {
+    require(num >= 1 && num <= 65535 && rows >= 1 && cols >= 1);
+    return dim3(ceil_div(rows, MUON_TILE) * ceil_div(cols, MUON_TILE), num);
+}
+
+size_t muon_prepare_scratch(int num) { return (size_t)num * MUON_PARTS; } // in floats
+
+// x (num,n,k) = the normalised momentum; m (num,rows,cols) is updated | scratch | grads (num,rows,cols)
+void muon_prepare(floatX* x, float* m, float* scratch, const float* grads, const StepState* state, int num, int rows,
+                  int cols, float momentum, cudaStream_t stream) {
+    size_t size = (size_t)rows * cols;
+    Op op(stream, (12.0 + sizeof(floatX)) * num * size, 0, "muon_prepare");
+    require(size % 4 == 0 && ((size_t)m | (size_t)grads) % 16 == 0);
+    dim3 tiles = muon_tiles(num, rows, cols);
+    muon_momentum_kernel1<<<dim3(MUON_PARTS, num), 256, 0, stream>>>(m, scratch, grads, state, size, momentum);
+    muon_scale_kernel1<<<tiles, 256, 0, stream>>>(x, m, grads, scratch, state, rows, cols, momentum);
+    cudaCheck(cudaGetLastError());
+}
+
+// params, master (num,rows,cols) | o (num,n,k). seed 0: params are rounded to nearest; else stochastically, as adamw
+// does for a range of parameters that begins `first` values before params.
+void muon_apply(floatX* params, float* master, const floatX* o, const StepState* state, int num, int rows, int cols,
+                float learning_rate, float weight_decay, uint32_t seed, size_t first, cudaStream_t stream) {
+    double bytes = (master ? 8.0 + sizeof(floatX) : 2.0 * sizeof(floatX)) + sizeof(floatX);
+    Op op(stream, bytes * num * rows * cols, 0, "muon_apply");
+    muon_apply_kernel1<<<muon_tiles(num, rows, cols), 256, 0, stream>>>(params, master, o, state, rows, cols,
+                                                                        learning_rate, weight_decay, seed, first);
+    cudaCheck(cudaGetLastError());
+}
+// ==== end promoted: muon ====
 
 // ==== promoted: decode_embed ====
 // Token -1 means that decode_sample found no logit to draw (all were NaN or -inf); its embedding is NaN.

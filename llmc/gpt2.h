@@ -78,6 +78,14 @@ static inline int param_copies(const GPT2Config* config, int p) {
     return gpt2_params[p].per_layer ? config->num_layers : 1;
 }
 
+// Tensor p of a layer as the matrices that Muon updates, one by one: 0 for vectors and embeddings, which AdamW updates.
+// qkvw is three, (C,C) each: q, k and v are different maps of the same input, and orthogonalised as one, a large one
+// would shrink the updates of the others.
+static inline int param_muon_matrices(int p) {
+    const ParamInfo* info = &gpt2_params[p];
+    return !info->per_layer || info->rows == DIM_1 ? 0 : info->rows == DIM_3C ? 3 : 1;
+}
+
 // number of elements of tensor p in a layer (of the whole tensor if it is not per layer)
 static inline size_t param_layer_size(const GPT2Config* config, int p) {
     return param_rows(config, p) * param_cols(config, p);

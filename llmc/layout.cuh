@@ -13,6 +13,16 @@ With ZeRO-1 each bucket is divided into equal shares, one for each rank.
 #include "gpt2.h"
 #include <algorithm>
 
+// Ends the program if the kernels do not support this model, with a message that names the reason.
+inline void check_config(const GPT2Config* config) {
+    int C = config->channels, HS = C / config->num_heads;
+    if (C % 8 != 0) { die("%d channels: train_gpt2cu wants a multiple of 8", C); }
+    if (HS % 8 != 0 || HS > 256) {
+        die("%d channels in %d heads: a head size of %d, train_gpt2cu wants a multiple of 8 up to 256", C,
+            config->num_heads, HS);
+    }
+}
+
 // The order of a tensor's piece: 0 embeddings, 1 matrices of a layer, 2 its vectors, 3 the last layernorm. Tensors of the same
 // order follow one another as in gpt2_params.
 inline int param_order(int p) {
@@ -71,6 +81,9 @@ inline Piece parameter_piece(const GPT2Config* config, int i) {
     }
     return piece;
 }
+
+// Whether piece i is the matrices of a layer.
+inline bool is_matrices(const GPT2Config* config, int i) { return i % 2 == 1 && i < num_pieces(config) - 1; }
 
 // With ZeRO-1 (-z 1) a rank keeps moments and master weights only of its share of each bucket, and updates only these
 // weights. Its shares follow one another in memory: `own` is where the share of bucket b begins there. Without, a share is

@@ -6,7 +6,7 @@ run resumes bit for bit.
                       vocab.json, merges.txt (added_tokens.json, tokenizer_config.json, gpt2_tokenizer.bin if the
                       vocabulary needs them)
                       optimizer.safetensors: AdamW's moments m.NAME and v.NAME of every parameter, in fp32, with the
-                      names and shapes of model.safetensors
+                      names and shapes of model.safetensors; where Muon updates a matrix, m is its momentum and v is 0
                       state.json: the rest of the state, plus the size and crc32c of every file listed above and a
                       crc32c of state.json itself
 
@@ -374,11 +374,13 @@ typedef struct {
     int32_t B, T;               // sequences per micro-batch, tokens per sequence
     int64_t total_batch_tokens; // tokens per step
     uint64_t seed;
-    char schedule[RUN_TEXT]; // learning rate schedule
+    char schedule[RUN_TEXT];  // learning rate schedule
+    char optimizer[RUN_TEXT]; // adamw or muon
     int64_t num_steps, warmup_steps;
     double learning_rate, final_fraction; // see LrSchedule
     double weight_decay, beta1, beta2, eps, grad_clip;
-    double skip_loss_z, skip_norm_z; // an update whose z-score is larger is skipped; 0: never
+    double muon_learning_rate, muon_momentum; // 0 without Muon
+    double skip_loss_z, skip_norm_z;          // an update whose z-score is larger is skipped; 0: never
 
     DataLoaderState loader;
     OutlierDetector loss_outliers, norm_outliers;
@@ -396,8 +398,8 @@ typedef struct {
 
 #define RUN_FIELD(key, kind, setting, member)                                                                          \
     { key, kind, setting, false, offsetof(RunState, member) }
-#define RUN_LATER_FIELD(key, kind, member)                                                                             \
-    { key, kind, false, true, offsetof(RunState, member) }
+#define RUN_LATER_FIELD(key, kind, setting, member)                                                                    \
+    { key, kind, setting, true, offsetof(RunState, member) }
 
 // Drives writing, reading and comparing state.json. A member of RunState is saved only if it is listed here; the two
 // outlier windows are the exception.
@@ -440,8 +442,11 @@ static const RunField run_fields[] = {
     RUN_FIELD("loader_T", RUN_INT64, false, loader.T),
     RUN_FIELD("loader_num_shards", RUN_INT64, false, loader.num_shards),
     RUN_FIELD("loader_num_tokens", RUN_INT64, false, loader.num_tokens),
-    RUN_LATER_FIELD("loader_fingerprint", RUN_UINT64, loader.fingerprint),
-    RUN_LATER_FIELD("best_val_loss", RUN_DOUBLE, best_val_loss),
+    RUN_LATER_FIELD("loader_fingerprint", RUN_UINT64, false, loader.fingerprint),
+    RUN_LATER_FIELD("best_val_loss", RUN_DOUBLE, false, best_val_loss),
+    RUN_LATER_FIELD("optimizer", RUN_STRING, true, optimizer),
+    RUN_LATER_FIELD("muon_learning_rate", RUN_DOUBLE, true, muon_learning_rate),
+    RUN_LATER_FIELD("muon_momentum", RUN_DOUBLE, true, muon_momentum),
 };
 #undef RUN_FIELD
 #undef RUN_LATER_FIELD
@@ -661,6 +666,7 @@ static inline bool run_read_state(const char* dir, RunState* state, SavedFile* f
     JsonDoc doc;
     memset(state, 0, sizeof(*state));
     state->best_val_loss = INFINITY;
+    strcpy(state->optimizer, "adamw"); // the only one before the field
     if (!run_path(path, dir, "state.json", err) || !map_file(&file, path, err)) { return false; }
     bool ok = file.size > RUN_SUM_BYTES && file.size <= RUN_MAX_STATE_BYTES;
     if (ok) {

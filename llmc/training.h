@@ -32,7 +32,8 @@ typedef struct {
     int B, T, shuffle, overfit, resume;
     int64_t total_batch, num_steps, warmup_steps, seed;
     float learning_rate, final_fraction, weight_decay, beta1, beta2, eps, clip, skip_loss_z, skip_norm_z;
-    const char* schedule;
+    const char *schedule, *optimizer;
+    float muon_learning_rate, muon_momentum;
     int max_nonfinite, val_every, val_steps, sample_every, sample_tokens, save_every, async_save, keep, major_every;
     int keep_best;
     const char *prompt, *prompt_file, *prompts, *prompt_ids;
@@ -69,6 +70,8 @@ static Settings settings = {
     .eps = 1e-8f,
     .clip = 1.0f,
     .schedule = "cosine",
+    .optimizer = "adamw",
+    .muon_momentum = 0.95f,
     .max_nonfinite = 10,
     .val_every = 20,
     .val_steps = 20,
@@ -142,6 +145,11 @@ static const Option options[] = {
      "final learning rate, as a fraction of the peak", 0, 1},
     {OPT_FLOAT, 'c', NULL, "weight-decay", &settings.weight_decay, NULL,
      "decoupled weight decay, applied to tensors with two or more dimensions", 0, 100},
+    {OPT_STR, 0, NULL, "optimizer", &settings.optimizer, "adamw|muon",
+     "muon: Muon for the matrices of the layers, and AdamW for the embeddings and vectors", 0, 0},
+    {OPT_FLOAT, 0, NULL, "muon-learning-rate", &settings.muon_learning_rate, NULL,
+     "peak learning rate of Muon's matrices, on the scale of AdamW's; 0: that of -l", 0, 100},
+    {OPT_FLOAT, 0, NULL, "muon-momentum", &settings.muon_momentum, NULL, "Muon: decay of the momentum", 0, 0.999999},
     {OPT_FLOAT, 0, NULL, "beta1", &settings.beta1, NULL, "AdamW: decay of the first moment", 0, 0.999999},
     {OPT_FLOAT, 0, NULL, "beta2", &settings.beta2, NULL, "AdamW: decay of the second moment", 0, 0.999999},
     {OPT_FLOAT, 0, NULL, "eps", &settings.eps, NULL, "AdamW: added to the square root of the second moment", 1e-20, 1},
@@ -479,6 +487,8 @@ static inline void check_weights(const ModelSource* source, const float* params)
     }
 }
 
+static inline bool uses_muon(void) { return strcmp(args->optimizer, "muon") == 0; }
+
 // ---- the batch and the data ---------------------------------------------------------
 
 // The batch shape of a training step.
@@ -529,7 +539,7 @@ typedef struct {
     bool has_tokenizer;
     int start_token; // begins a sample
     Logger logger;
-    LrSchedule schedule;
+    LrSchedule schedule, muon_schedule;
     DataLoaderState position; // in the training data, after the last complete step
     int64_t tasks_step;       // the step whose validation and sample are done; -1: none
     int64_t saved_step;       // the step of the newest checkpoint that this run saved or resumed from; -1: none
@@ -574,6 +584,10 @@ static inline void training_find_checkpoint(Training* t) {
             "continue, "
             "or data to --eval");
     }
+    if (uses_muon() && run_num_ranks > 1 && args->zero) {
+        die("--optimizer muon updates whole matrices, and -z 1 divides them among the GPUs: take -z 0");
+    }
+    if (args->muon_learning_rate > 0 && !uses_muon()) { die("--muon-learning-rate needs --optimizer muon"); }
     if (args->output && file_exists(args->output) && !is_directory(args->output)) {
         die("-o %s: exists and is not a directory", args->output);
     }
@@ -594,10 +608,14 @@ static inline void training_find_checkpoint(Training* t) {
     if (has_checkpoints && !run_find_newest(args->output, t->checkpoint, sizeof(t->checkpoint), false, &err)) {
         die("%s", err.text);
     }
-    if (args->seed < 0 && t->checkpoint[0]) { // goes on with the seed that the run has drawn
+    if (t->checkpoint[0]) {
         RunState saved;
         if (!run_load_state(t->checkpoint, &saved, &err)) { die("%s", err.text); }
-        drawn_seed = (int64_t)saved.seed;
+        if (strcmp(saved.optimizer, args->optimizer) != 0) {
+            die("%s was saved with --optimizer %s: resume with it, or start a new run with -e %s and another -o",
+                t->checkpoint, saved.optimizer, t->checkpoint);
+        }
+        if (args->seed < 0) { drawn_seed = (int64_t)saved.seed; } // goes on with the seed that the run has drawn
     }
     if (args->seed < 0) { printf("seed %lld\n", (long long)run_seed()); }
     if (args->keep_best && (!args->output || !args->val_data || !args->val_every)) {
@@ -702,7 +720,8 @@ static inline void training_open_data(Training* t, const GPT2Config* config) {
                (long long)t->batch.total, (long long)t->train.num_tokens);
     }
     LrSchedule schedule = {args->schedule, args->learning_rate, args->final_fraction, args->warmup_steps, t->num_steps};
-    t->schedule = schedule;
+    t->schedule = t->muon_schedule = schedule;
+    if (args->muon_learning_rate > 0) { t->muon_schedule.learning_rate = args->muon_learning_rate; }
     if (!lr_schedule_check(&t->schedule, &err)) { die("%s", err.text); }
 }
 
@@ -726,6 +745,9 @@ static inline void fill_run_settings(RunState* run, const Training* t) {
     run->num_steps = t->num_steps;
     run->final_fraction = as_typed(args->final_fraction);
     run->weight_decay = as_typed(args->weight_decay);
+    snprintf(run->optimizer, sizeof(run->optimizer), "%s", args->optimizer);
+    run->muon_learning_rate = uses_muon() ? as_typed(t->muon_schedule.learning_rate) : 0.0;
+    run->muon_momentum = uses_muon() ? as_typed(args->muon_momentum) : 0.0;
     run->beta1 = as_typed(args->beta1);
     run->beta2 = as_typed(args->beta2);
     run->eps = as_typed(args->eps);

@@ -111,6 +111,7 @@ __device__ inline void adamw_scalar(floatX* params, float* master, float* m, flo
 }
 // ==== end promoted: adamw ====
 
+#ifndef PROMOTED_ONLY // muon.cu includes this file for adamw_round()
 // ---- kernel 1: one thread per element --------------------------------------------------------------
 
 __global__ void adamw_kernel1(floatX* params, float* master, float* m, float* v, const float* grads,
@@ -175,6 +176,8 @@ template <bool streamed> void adamw3(floatX* params, float* master, float* m, fl
         <<<num_blocks, block_size, 0, stream>>>(params, master, m, v, grads, state, n, optimizer, seed);
     cudaCheck(cudaGetLastError());
 }
+
+#endif
 
 // ==== promoted: adamw ====
 // ---- kernel 4: two groups of four elements per thread, all of their loads in flight at once ----
@@ -253,6 +256,7 @@ void adamw_round_weights(floatX* params, const float* master, size_t n, uint32_t
 }
 // ==== end promoted: adamw ====
 
+#ifndef PROMOTED_ONLY
 // The promoted launcher; block size 0 is its default.
 void adamw4(floatX* params, float* master, float* m, float* v, const float* grads, const StepState* state, size_t n,
             const AdamW& optimizer, uint32_t seed, cudaStream_t stream, int block_size) {
@@ -360,3 +364,4 @@ int main(int argc, char** argv) {
                        with_kind(2, {1, 18, 776, 0, 0}),
                        with_kind(1, {3, 17, 776, 0, 0})});
 }
+#endif

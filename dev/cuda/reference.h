@@ -707,6 +707,74 @@ inline void unpermute_cpu(float* packed, const float* q, const float* k, const f
     });
 }
 
+// ---- Muon before and after Newton-Schulz, on num matrices (rows,cols): Liu et al. 2025, arXiv:2502.16982 ----
+
+// The place of element (row, column) in a matrix that is transposed if it has more rows than columns.
+inline size_t muon_place(size_t row, size_t column, size_t rows, size_t cols) {
+    return rows > cols ? column * rows + row : row * cols + column;
+}
+
+inline void muon_prepare_cpu(float* x, float* m, const float* m0, const float* grads, int num, size_t rows, size_t cols,
+                             double grad_scale, double momentum) {
+    size_t size = rows * cols;
+    for (size_t matrix = 0; matrix < (size_t)num; matrix++, x += size, m += size, m0 += size, grads += size) {
+        double squares = 0.0;
+        std::vector<double> u(size);
+        for (size_t i = 0; i < size; i++) {
+            double g = grads[i] * grad_scale, m1 = momentum * m0[i] + g;
+            m[i] = (float)m1;
+            u[i] = g + momentum * m1;
+            squares += u[i] * u[i];
+        }
+        for (size_t i = 0; i < size; i++) {
+            x[muon_place(i / cols, i % cols, rows, cols)] = (float)(u[i] / (sqrt(squares) + 1e-7));
+        }
+    }
+}
+
+inline void muon_apply_cpu(float* params, const float* params0, const float* o, int num, size_t rows, size_t cols,
+                           double learning_rate, double weight_decay) {
+    size_t size = rows * cols;
+    double scale = 0.2 * sqrt((double)std::max(rows, cols));
+    for (size_t i = 0; i < (size_t)num * size; i++) {
+        size_t in = i % size, place = i - in + muon_place(in / cols, in % cols, rows, cols);
+        params[i] = (float)(params0[i] - learning_rate * (scale * o[place] + weight_decay * params0[i]));
+    }
+}
+
+// ---- five steps of Newton-Schulz on num matrices (n,k): Jordan et al. 2024, kellerjordan.github.io/posts/muon ----
+
+inline void newton_schulz_cpu(float* out, const float* inp, int num, int n, int k) {
+    const double a = 3.4445, b = -4.7750, c = 2.0315;
+    size_t N = n, K = k;
+    for (size_t m = 0; m < (size_t)num; m++) {
+        std::vector<double> x(inp + m * N * K, inp + (m + 1) * N * K), gram(N * N), poly(N * N), next(N * K);
+        for (int step = 0; step < 5; step++) {
+            parallel_for(N, [&](size_t i) {
+                for (size_t j = 0; j < N; j++) {
+                    double sum = 0.0;
+                    for (size_t h = 0; h < K; h++) { sum += x[i * K + h] * x[j * K + h]; }
+                    gram[i * N + j] = sum;
+                }
+            });
+            parallel_for(N, [&](size_t i) {
+                for (size_t j = 0; j < N; j++) { poly[i * N + j] = b * gram[i * N + j]; }
+                for (size_t h = 0; h < N; h++) {
+                    for (size_t j = 0; j < N; j++) { poly[i * N + j] += c * gram[i * N + h] * gram[h * N + j]; }
+                }
+            });
+            parallel_for(N, [&](size_t i) {
+                for (size_t j = 0; j < K; j++) { next[i * K + j] = a * x[i * K + j]; }
+                for (size_t h = 0; h < N; h++) {
+                    for (size_t j = 0; j < K; j++) { next[i * K + j] += poly[i * N + h] * x[h * K + j]; }
+                }
+            });
+            x.swap(next);
+        }
+        for (size_t i = 0; i < N * K; i++) { out[m * N * K + i] = (float)x[i]; }
+    }
+}
+
 // ---- scores of causal attention -------------------------------------------------------------------
 
 // att (B,NH,T,T): q.k / sqrt(HS) for keys up to the query, 0 for later keys; qkv (B,T,3,NH,HS), C = NH * HS

@@ -345,7 +345,8 @@ static struct {
     uint64_t* context;       // (B,T): a hash of the tokens and weights that position t of text b sees
     float* pull;             // (B,T): the gradient of wpe[t,0] by text b
     float dloss;
-    bool prefilled; // the newest logits are those of a forward pass
+    const float* momentum; // of the matrices that Muon has prepared last
+    bool prefilled;        // the newest logits are those of a forward pass
     Text text[MAX_TEXTS];
     int num_texts;
 } card;
@@ -569,6 +570,35 @@ static void run_adamw_round(const Launch* l) { // params, master, n, seed, updat
     for (size_t i = 0; i < l->arg[2].z; i++) { params[i] = round_weight(master[i], i, seed); }
 }
 
+static void run_muon_momentum(const Launch* l) { // m, parts, grads, state, size, momentum
+    float* m = (float*)l->arg[0].p;
+    const float* grads = (const float*)l->arg[2].p;
+    const StepState* s = (const StepState*)l->arg[3].p;
+    float amplitude = 1e-3f * s->loss * s->loss_scale; // as in run_adamw
+    for (size_t i = 0; s->applied && i < (size_t)l->y * l->arg[4].z; i++) {
+        float invented = amplitude * ((float)(hash_bits((uint32_t)i, (uint32_t)l->y) >> 8) * 0x1p-24f - 0.5f);
+        m[i] = l->arg[5].f * m[i] + (grads[i] + invented) * s->grad_scale;
+    }
+    card.momentum = m;
+}
+
+// The update is by the loss and the momentum of the last matrices, because newton_schulz is one of the kernels that do
+// nothing.
+static void run_muon_apply(const Launch* l) {
+    // params, master, o, state, rows, cols, learning_rate, weight_decay, seed, first
+    FloatX* params = (FloatX*)l->arg[0].p;
+    float* master = (float*)l->arg[1].p;
+    const StepState* s = (const StepState*)l->arg[3].p;
+    float learning_rate = l->arg[6].f, keep = 1.0f - learning_rate * l->arg[7].f;
+    uint32_t seed = update_seed(l->arg[8].u, s->num_updates);
+    for (size_t i = 0; s->applied && i < (size_t)l->y * (size_t)l->arg[4].i * (size_t)l->arg[5].i; i++) {
+        float p = master ? master[i] : to_float(params[i]);
+        p = keep * p - learning_rate * (1e-3f * s->loss + card.momentum[0]);
+        if (master) { master[i] = p; }
+        params[i] = round_weight(p, l->arg[9].z + i, seed);
+    }
+}
+
 // The text whose newest token is there. Memory that was freed and allocated again may have the state of an older text, which
 // the next prompt overwrites.
 static Text* text_of(const int* token) {
@@ -660,6 +690,8 @@ static const Emulation emulations[] = {
     {"adamw_prepare_kernel", "P9StepState5AdamWb", "pab", run_adamw_prepare},
     {"adamw_kernel", "P" FLOATX "PfS1_S1_PKfPK9StepStatem5AdamWj", "ppppppzau", run_adamw},
     {"adamw_round_kernel", "P" FLOATX "PKfmji", "ppzui", run_adamw_round},
+    {"muon_momentum_kernel", "PfS_PKfPK9StepStatemf", "ppppzf", run_muon_momentum},
+    {"muon_apply_kernel", "P" FLOATX "PfPKS_PK9StepStateiiffjm", "ppppiiffuz", run_muon_apply},
     {"decode_embed_kernel", "P" FLOATX "PKiS2_PKS_S4_i", "pppppi", run_decode_embed},
     {"decode_sample_greedy_kernel", "PiS_PmS_PKfii", "pppppii", run_decode_sample_greedy},
     {"decode_sample_kernel", "PiS_PKfPmfiffii", "ppppfiffii", run_decode_sample},

@@ -13,26 +13,34 @@ there), and measures the distance of two arrays. For tests that run from the top
 
 // ---- reference values ---------------------------------------------------------------------------
 
-static SafeTensors golden;
-
-static inline const SafeTensor* golden_tensor(const char* name) {
+static inline const SafeTensor* golden_find(SafeTensors* file, const char* path, const char* name) {
     Error err;
-    if (!golden.num_tensors && !safetensors_open(&golden, FIXTURES "tiny_gpt2_golden.safetensors", &err)) {
-        die("%s", err.text);
-    }
-    const SafeTensor* t = safetensors_find(&golden, name);
+    if (!file->num_tensors && !safetensors_open(file, path, &err)) { die("%s", err.text); }
+    const SafeTensor* t = safetensors_find(file, name);
     if (!t) { die("no '%s' in the reference values", name); }
     return t;
 }
 
+static inline const SafeTensor* golden_tensor(const char* name) {
+    static SafeTensors golden;
+    return golden_find(&golden, FIXTURES "tiny_gpt2_golden.safetensors", name);
+}
+
+// the values of ten steps with Muon
+static inline const SafeTensor* golden_muon_tensor(const char* name) {
+    static SafeTensors muon;
+    return golden_find(&muon, FIXTURES "tiny_gpt2_muon.safetensors", name);
+}
+
 static inline size_t elements(const SafeTensor* t) { return t->bytes / 4; }
 
-static inline float* golden_floats(const char* name) {
-    const SafeTensor* t = golden_tensor(name);
+static inline float* tensor_floats(const SafeTensor* t) {
     float* values = (float*)malloc_check(t->bytes);
     safetensors_to_float(values, t, 0, elements(t));
     return values;
 }
+
+static inline float* golden_floats(const char* name) { return tensor_floats(golden_tensor(name)); }
 
 static inline int* golden_ints(const char* name) {
     const SafeTensor* t = golden_tensor(name);

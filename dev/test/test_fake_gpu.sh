@@ -387,14 +387,14 @@ test_tuned() {
     FAKE_CUDA_COUNT=$tmp/count train "$out.other" 8 -y 1 --tuned "$other"
     good "resuming" "$out.other"
     want "global_norm, with another file" "$(blocks global_norm_kernel4)" "256 "
-    want "the notes" "$(grep -c 'note: --tuned changes ' "$out.other.out")" 4
+    want "the notes" "$(grep -ac 'note: --tuned changes ' "$out.other.out")" 4
     contains "note: --tuned changes the configuration of global_norm from 128 to 256: last bits may differ from here on" "$out.other.out"
     contains "note: --tuned changes the configuration of fused_classifier from 1024 to 512: last bits" "$out.other.out"
     cmp "$out.other/tuned.csv" "$other"
     cp -r "$tmp/reference" "$out.late" # a run that had no file
     train "$out.late" 9 -y 1 --tuned "$other"
     good "resuming" "$out.late"
-    want "the notes" "$(grep 'note: --tuned' "$out.late.out")" \
+    want "the notes" "$(grep -a 'note: --tuned' "$out.late.out")" \
         "note: --tuned changes the configuration of global_norm from 512 to 256: last bits may differ from here on"
 }
 
@@ -435,6 +435,25 @@ test_stochastic_rounding() {
     same "$out" 8 "$out.whole"
     want "the log without times" "$(losses "$out")" "$(losses "$out.whole")"
     ! cmp -s "$out/step_00000008/model.safetensors" "$tmp/reference/step_00000008/model.safetensors" || fail "rounding has no effect"
+}
+
+# Muon, with stochastic rounding: resumed with the same bits, and not with the other optimizer
+test_muon() {
+    reference
+    local out=$tmp/muon
+    train "$out.whole" 8 --optimizer muon --muon-learning-rate 0.02 --stochastic-rounding
+    good "Muon" "$out.whole"
+    contains "Muon and AdamW" "$out.whole.out"
+    train "$out" 4 -x 8 -n 4 --optimizer muon --muon-learning-rate 0.02 --stochastic-rounding
+    rm -r "$out/step_00000008"
+    train "$out" 8 -y 1
+    refused "AdamW for a run with Muon" "$out" 'step_00000004 was saved with --optimizer muon'
+    train "$out" 8 -y 1 --optimizer muon --muon-learning-rate 0.02 --stochastic-rounding
+    good "resuming" "$out"
+    same "$out" 8 "$out.whole"
+    want "the log without times" "$(losses "$out")" "$(losses "$out.whole")"
+    train "$out.other" 8 --optimizer muon --stochastic-rounding
+    ! cmp -s "$out/step_00000008/model.safetensors" "$out.other/step_00000008/model.safetensors" || fail "Muon's rate has no effect"
 }
 
 # In fp16 the first gradients overflow, until the loss scale is low enough; it is a part of the state.
@@ -711,7 +730,7 @@ test_ends() {
     [ "$(cat "$tmp"/end_*.step | sort -u | wc -l)" -ge 4 ] || fail "all ends came after the steps $(cat "$tmp"/end_*.step | sort -u)"
 }
 
-tests=(tasks many_prompts many_samples_with_little_memory progress profile profile_without_nvml perfect_step graph waiting matmul_choices tuned tuned_refused stochastic_rounding fp16
+tests=(tasks many_prompts many_samples_with_little_memory progress profile profile_without_nvml perfect_step graph waiting matmul_choices tuned tuned_refused stochastic_rounding muon fp16
     out_of_memory no_pinned_memory no_memory_for_a_sample little_memory plans_of_run_gpt2 lost_card error_at_the_start
     failing_matmul no_device ends program resume)
 if [ "$called_for" = . ] && [ $# -eq 0 ] && (setup) >/dev/null 2>&1; then

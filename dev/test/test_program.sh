@@ -365,6 +365,14 @@ test_step_of_more_than_the_data() {
     contains 'note: a step of 16000 tokens (-d) is more than all training data, ' "$tmp/out"
 }
 test_resume_without_output() { refused 1 '-y 1' '-o' 'not given' -- "${small[@]}" "${batch[@]}" -i "$data" -y 1; }
+test_resume_another_optimizer() {
+    failure 'run/step_00000003 was saved with --optimizer adamw: resume with it' '-e run/step_00000003' -- \
+        -o run -y 1 --optimizer muon
+}
+test_muon_flags() {
+    usage '--optimizer' 'adamw|muon' -- --optimizer sgd
+    failure '--muon-learning-rate needs --optimizer muon' -- --muon-learning-rate 0.01
+}
 test_resume_another_shape() { failure '--channels' 'run/step_00000003' -- -o run -y 1 --channels 64; }
 
 # ---- mistakes in the prompt -------------------------------------------------------------
@@ -1015,6 +1023,18 @@ test_resume_says_what_changed() {
     true
 }
 
+# a run with Muon is resumed with Muon only
+test_resume_muon() {
+    setup
+    good "${small[@]}" "${batch[@]}" -i "$data" -o muon -x 2 -l 0.01 --optimizer muon --muon-momentum 0.75
+    good "${small[@]}" "${batch[@]}" -i "$data" -o muon -x 2 -y 1 -l 0.01 --optimizer muon --muon-learning-rate 0.02 --muon-momentum 0.5
+    contains "changed since the checkpoint: muon_learning_rate 0.02, was 0.01" "$tmp/out"
+    contains "changed since the checkpoint: muon_momentum 0.5, was 0.75" "$tmp/out"
+    run "${small[@]}" "${batch[@]}" -i "$data" -o muon -x 3 -y 1
+    want "status" "$status" 1
+    contains "was saved with --optimizer muon" "$tmp/err"
+}
+
 # the run goes on with its own model, whatever -e says, and the program says so
 test_resume_another_model() {
     setup
@@ -1160,13 +1180,14 @@ tests=(unknown_flag junk_number missing_value negative_size stray_argument out_o
     damaged_step another_vocabulary infinite_weights fifo output_holds_a_model output_holds_logs closed_streams
     step_of_more_than_the_data short_last_shard short_validation_data file_named_like_a_pattern unquoted_pattern keep_best_of_nothing no_task
     demo_of_another_directory
-    output_is_a_file output_not_writable output_holds_checkpoints resume_without_output resume_another_shape
+    output_is_a_file output_not_writable output_holds_checkpoints resume_without_output resume_another_shape resume_another_optimizer
+    muon_flags
     prompt_without_merges prompt_without_vocabulary prompt_too_long sampling_flags
     prompts_from_nowhere evaluation_of_nothing export_over_something data_changed_in_place
     prompt_from_a_file several_texts many_prompts stop_strings repetition_penalty min_p special_tokens prompt_ids_without_vocabulary eos_of_the_config random_seed
     eval eval_values hellaswag bench export export_gguf export_gguf_refused export_gguf_full_disk keep_best sampling_while_saving
     help step_lines z_scores nothing_written_without_output overfits_one_batch prompt_without_vocabulary_prints_ids seed temperature_0_is_greedy
-    newest_good_checkpoint fine_tuning resume_same_flags resume_says_what_changed resume_another_model out_of_memory nonfinite interrupt_without_output end_of_text_of_another_name
+    newest_good_checkpoint fine_tuning resume_same_flags resume_says_what_changed resume_muon resume_another_model out_of_memory nonfinite interrupt_without_output end_of_text_of_another_name
     progress_reaches_a_file output_that_cannot_be_written terminal_is_not_commanded
     terminal_is_not_commanded_in_utf8)
 run_tests "$@"

@@ -159,6 +159,25 @@ straight() {
     kill_now
 }
 
+# the same with Muon, after steps 3 and 6
+test_muon() {
+    reference
+    local muon=(--optimizer muon --muon-learning-rate 0.01) k at out
+    traced "$tmp/muon" 8 "${muon[@]}" >/dev/null 2>&1
+    cmp -s "$tmp/muon/$(step_name 8)/model.safetensors" "$tmp/reference/$(step_name 8)/model.safetensors" &&
+        fail "Muon's weights are AdamW's"
+    for k in 3 6; do
+        out=$tmp/muon_after_$k
+        at=$(awk -v name="/$(step_name $k)\$" '/ rename/ && $3 ~ name {print $1 + 1}' "$tmp/trace")
+        (FAIL_DIR=$out FAIL_AT=$at FAIL_MODE=kill LD_PRELOAD=$shim run "$out" 8 "${muon[@]}" --no-async-save >"$tmp/killed.out" 2>&1) &&
+            fail "step $k: not killed"
+        resume "$out" "${muon[@]}"
+        contains "resumed at step $k " "$out.resumed"
+        same "$out" 8 "$tmp/muon"
+        want "the log without times" "$(losses "$out")" "$(losses "$tmp/muon")"
+    done
+}
+
 # every signal that asks for an end: the program saves the last complete step and exits 0; the resumed run ends with the
 # same bits
 test_signals() {
@@ -668,7 +687,7 @@ test_no_resume_no_overwrite() {
     diff -r "$tmp/kept" "$tmp/reference"
 }
 
-tests=(another_run_differs killed_after_each_step signals nohup broken_pipe file_size_limit step_is_dropped second_signal
+tests=(another_run_differs killed_after_each_step muon signals nohup broken_pipe file_size_limit step_is_dropped second_signal
     kill_at_random_moments random_ends failing_writes failing_writes_beside_the_run asynchronous full_disk disk_full_for_a_while data_goes owner damaged_checkpoint keep
     no_resume_no_overwrite)
 run_tests "$@"

@@ -432,6 +432,23 @@ static void test_state_refused_by_name(void) {
     }
 }
 
+// checkpoints from before there was Muon do not name the optimizer: it was AdamW
+static void test_optimizer_of_old_checkpoints(void) {
+    static const char* const keys[] = {"\"optimizer\"", "\"muon_learning_rate\"", "\"muon_momentum\""};
+    const char* dir = fresh();
+    const char* path = in(dir, "step_00000004");
+    Error err;
+    RunState state;
+    put(dir, 4, 4);
+    for (int i = 0; i < 3; i++) {
+        char unknown[16];
+        snprintf(unknown, sizeof(unknown), "\"unknown_%d\"", i);
+        edit_state(path, keys[i], unknown);
+    }
+    check(run_load_state(path, &state, &err));
+    check(strcmp(state.optimizer, "adamw") == 0 && state.muon_learning_rate == 0 && state.muon_momentum == 0);
+}
+
 static void test_other_config_refused(void) {
     const char* dir = fresh();
     put(dir, 1, 1);
@@ -464,7 +481,7 @@ static void test_settings_compared(void) {
         settings += run_fields[i].setting;
     }
     fclose(f);
-    check(settings == 16);
+    check(settings == 19);
     Text text = read_all(path);
     for (int i = 0; i < RUN_NUM_FIELDS; i++) {
         char words[64];
@@ -893,6 +910,7 @@ static const Test tests[] = {
     {"none_found", "no directory, no checkpoint, none whole, a renamed one", test_none_found},
     {"state_refused_by_name", "what a state.json with a right sum can still have wrong", test_state_refused_by_name},
     {"other_config_refused", "another shape is refused", test_other_config_refused},
+    {"optimizer_of_old_checkpoints", "it was AdamW", test_optimizer_of_old_checkpoints},
     {"settings_compared", "no setting changes silently", test_settings_compared},
     {"names", "names of checkpoints and of hidden directories", test_names},
     {"same_step_replaced", "a save over a checkpoint of the same step", test_same_step_replaced},

@@ -159,6 +159,19 @@ WRAPPER
     done
 }
 
+# Muon updates whole matrices: with -z 0 it gives what one GPU gives, and with -z 1 it is refused.
+test_muon() {
+    setup
+    gpus 2 "$tmp/muon" 8 --optimizer muon
+    failed "Muon with ZeRO-1" "$tmp/muon" '^error: .*--optimizer muon updates whole matrices.*: take -z 0$'
+    rm -rf "$tmp/muon"
+    gpus 1 "$tmp/muon_one" 8 -b 4 --optimizer muon
+    good "Muon on one GPU" "$tmp/muon_one"
+    gpus 2 "$tmp/muon" 8 -z 0 --optimizer muon
+    good "Muon on two GPUs" "$tmp/muon"
+    near "Muon" "$tmp/muon_one" "$tmp/muon" 0.002
+}
+
 # ---- refusals -----------------------------------------------------------------------------
 
 test_refusals() {
@@ -208,6 +221,6 @@ test_hangs() {
     done
 }
 
-tests=(losses collectives repeats no_overlap other_numbers bench hellaswag refusals strangers signals faults one_rank_fails one_disk_is_full
+tests=(losses collectives repeats no_overlap other_numbers muon bench hellaswag refusals strangers signals faults one_rank_fails one_disk_is_full
     killed_at_the_start random_kills nccl_errors data_goes data_of_one_rank_goes output_goes hangs rank0_dies)
 run_tests_once "$@"

@@ -118,8 +118,8 @@ static void test_golden_llmc_bin(void) {
 
 // ---- training ------------------------------------------------------------------------------------
 
-// does n steps of the run from which the reference values come
-static void fixture_steps(GPT2* model, int n, double* losses, double* norms) {
+// does n steps of the run from which the reference values come; muon_rate: 0 for AdamW alone
+static void fixture_steps(GPT2* model, int n, float muon_rate, double* losses, double* norms) {
     int *inputs = golden_ints("input_ids"), *targets = golden_ints("targets");
     for (int step = 0; step < n; step++) {
         gpt2_forward(model, &model->acts, inputs, 4, 64);
@@ -130,7 +130,8 @@ static void fixture_steps(GPT2* model, int n, double* losses, double* norms) {
             1e-3f, 0.9f, 0.95f, 1e-8f, 0.1f, (float)(1.0 - pow(0.9, step + 1)), (float)(1.0 - pow(0.95, step + 1)),
             1.0f};
         if (norms[step] > 1.0) { o.gradient_scale = (float)(1.0 / norms[step]); }
-        gpt2_update(model, &o);
+        Muon muon = {muon_rate, 0.95f, 0.1f, o.gradient_scale};
+        gpt2_update(model, &o, muon_rate > 0 ? &muon : NULL);
     }
     free(inputs), free(targets);
 }
@@ -139,7 +140,7 @@ static void test_ten_steps(void) {
     GPT2 model;
     double losses[10], norms[10];
     load_fixture(&model, FIXTURES "tiny_gpt2");
-    fixture_steps(&model, 10, losses, norms);
+    fixture_steps(&model, 10, 0.0f, losses, norms);
     float *want_losses = golden_floats("train.losses"), *want_norms = golden_floats("train.grad_norms");
     for (int i = 0; i < 10; i++) {
         check_near(losses[i], want_losses[i], 1e-4);
@@ -152,8 +153,107 @@ static void test_ten_steps(void) {
     gpt2_free(&model);
 }
 
-static void test_same_bits_for_any_threads(void) {
+// Checks the change of a tensor in the ten steps. The reference has every 16th row.
+static void compare_change(const char* name, const float* before, const float* after, size_t cols) {
+    const SafeTensor* tensor = golden_muon_tensor(name);
+    size_t rows = elements(tensor) / cols;
+    float *got = tensor_floats(tensor), *want = tensor_floats(tensor);
+    for (size_t r = 0; r < rows; r++) {
+        for (size_t c = 0; c < cols; c++) {
+            size_t at = r * cols + c, whole = 16 * r * cols + c;
+            got[at] = after[whole] - before[whole];
+            want[at] -= before[whole];
+        }
+    }
+    double error = relative_error(got, want, rows * cols);
+    check_msg(error <= 1e-4, "the change of %s is off by %g of its norm", name, error);
+    printf("     %s: its change is off by %.2g\n", name, error);
+    free(got), free(want);
+}
+
+static void test_muon_ten_steps(void) {
+    static const int tensors[] = {0, 4, 6, 10, 12}; // wte, qkvw, attprojw, fcw, fcprojw
+    GPT2 before, model;
+    double losses[10], norms[10];
+    load_weights(&before, FIXTURES "tiny_gpt2");
+    load_fixture(&model, FIXTURES "tiny_gpt2");
+    fixture_steps(&model, 10, 2e-3f, losses, norms);
+    float* want_losses = tensor_floats(golden_muon_tensor("losses"));
+    float* want_norms = tensor_floats(golden_muon_tensor("grad_norms"));
+    for (int i = 0; i < 10; i++) {
+        check_near(losses[i], want_losses[i], 2e-5);
+        check_near(norms[i], want_norms[i], 1e-4 * want_norms[i]);
+    }
+    for (int i = 0; i < 5; i++) {
+        const GPT2Config* c = &model.config;
+        int p = tensors[i];
+        for (int l = 0; l < param_copies(c, p); l++) {
+            char name[96];
+            size_t at = param_offset(c, p) + (size_t)l * param_layer_size(c, p);
+            param_hf_name(name, sizeof(name), p, l);
+            compare_change(name, before.params_memory + at, model.params_memory + at, param_cols(c, p));
+            for (size_t j = 0; p > 0 && j < param_layer_size(c, p); j++) { check(model.v_memory[at + j] == 0.0f); }
+        }
+    }
+    free(want_losses), free(want_norms);
+    gpt2_free(&before);
+    gpt2_free(&model);
+}
+
+// The iteration in double and without any trick: x (rows,cols), wide or tall, is copied so that it is wide.
+static void newton_schulz_double(double* x, int rows, int cols) {
+    bool tall = rows > cols;
+    int n = tall ? cols : rows, k = tall ? rows : cols;
+    double *w = (double*)malloc_check(2 * sizeof(double) * (size_t)n * k), *next = w + (size_t)n * k, norm = 0.0;
+    double *a = (double*)malloc_check(2 * sizeof(double) * (size_t)n * n), *b = a + (size_t)n * n;
+    for (int i = 0; i < n * k; i++) { norm += x[i] * x[i]; }
+    for (int i = 0; i < n * k; i++) { w[i] = x[tall ? i % k * n + i / k : i] / (sqrt(norm) + 1e-7); }
+    for (int step = 0; step < 5; step++) {
+        for (int i = 0; i < n * n; i++) {
+            a[i] = 0.0;
+            for (int j = 0; j < k; j++) { a[i] += w[i / n * k + j] * w[i % n * k + j]; }
+        }
+        for (int i = 0; i < n * n; i++) {
+            b[i] = -4.7750 * a[i];
+            for (int j = 0; j < n; j++) { b[i] += 2.0315 * a[i / n * n + j] * a[j * n + i % n]; }
+        }
+        for (int i = 0; i < n * k; i++) {
+            next[i] = 3.4445 * w[i];
+            for (int j = 0; j < n; j++) { next[i] += b[i / k * n + j] * w[j * k + i % k]; }
+        }
+        memcpy(w, next, sizeof(double) * (size_t)n * k);
+    }
+    for (int i = 0; i < n * k; i++) { x[tall ? i % k * n + i / k : i] = w[i]; }
+    free(w), free(a);
+}
+
+static void test_newton_schulz(void) {
+    static const int shapes[][2] = {{48, 48}, {192, 48}, {48, 192}, {1, 33}, {33, 1}, {7, 5}};
+    Mt19937 mt;
+    mt19937_seed(&mt, 9);
+    for (size_t s = 0; s < sizeof(shapes) / sizeof(shapes[0]); s++) {
+        int rows = shapes[s][0], cols = shapes[s][1];
+        size_t size = (size_t)rows * cols, n = rows < cols ? rows : cols;
+        float *x = (float*)malloc_check((3 * size + 2 * n * n) * sizeof(float)), *want = x + size,
+              *scratch = want + size;
+        double* reference = (double*)malloc_check(size * sizeof(double));
+        normal_fill(x, size, 0.0f, 1e-3f, &mt);
+        for (size_t i = 0; i < size; i++) { reference[i] = x[i]; }
+        newton_schulz_double(reference, rows, cols);
+        for (size_t i = 0; i < size; i++) { want[i] = (float)reference[i]; }
+        newton_schulz(x, scratch, rows, cols);
+        double error = relative_error(x, want, size);
+        check_msg(error <= 2e-5, "(%d,%d) is off by %g of its norm", rows, cols, error);
+        // a matrix of zeros, such as the gradient of a dead layer, has an update of zero
+        memset(x, 0, size * sizeof(float));
+        newton_schulz(x, scratch, rows, cols);
+        for (size_t i = 0; i < size; i++) { check(x[i] == 0.0f); }
+        free(x), free(reference);
+    }
+}
+
 #ifdef _OPENMP
+static void compare_one_thread_with_three(float muon_rate) {
     int threads = omp_get_max_threads();
     double losses[2][3], norms[2][3];
     float* weights[2];
@@ -161,7 +261,7 @@ static void test_same_bits_for_any_threads(void) {
     for (int i = 0; i < 2; i++) {
         omp_set_num_threads(i == 0 ? 1 : 3);
         load_fixture(&model[i], FIXTURES "tiny_gpt2");
-        fixture_steps(&model[i], 3, losses[i], norms[i]);
+        fixture_steps(&model[i], 3, muon_rate, losses[i], norms[i]);
         weights[i] = model[i].params_memory;
     }
     omp_set_num_threads(threads);
@@ -170,6 +270,13 @@ static void test_same_bits_for_any_threads(void) {
     check(memcmp(weights[0], weights[1], num_parameters(&model[0].config) * sizeof(float)) == 0);
     gpt2_free(&model[0]);
     gpt2_free(&model[1]);
+}
+#endif
+
+static void test_same_bits_for_any_threads(void) {
+#ifdef _OPENMP
+    compare_one_thread_with_three(0.0f);
+    compare_one_thread_with_three(2e-3f); // Muon
 #else
     test_skip("built without OpenMP");
 #endif
@@ -461,7 +568,7 @@ static void test_d12_two_losses(void) {
                    (float)(1.0 - pow(0.9, step + 1)),
                    (float)(1.0 - pow(0.95, step + 1)),
                    (float)(1.0 / norm)};
-        gpt2_update(&model, &o);
+        gpt2_update(&model, &o, NULL);
         printf("     step %d: loss %.6f, reference %.6f; norm %.5f, reference %.5f\n", step + 1, loss, want[step], norm,
                want_norms[step]);
         check_near(loss, want[step], 1e-4);
@@ -501,6 +608,8 @@ static const Test tests[] = {
     {"golden_naive", "the same with the plain loops", test_golden_naive},
     {"golden_llmc_bin", "the same after a round trip through llm.c's .bin", test_golden_llmc_bin},
     {"ten_steps", "ten steps of AdamW: losses, norms, weights", test_ten_steps},
+    {"newton_schulz", "Muon's iteration against loops in double, for wide and tall matrices", test_newton_schulz},
+    {"muon_ten_steps", "ten steps of Muon: losses, norms, changes of the weights", test_muon_ten_steps},
     {"same_bits_for_any_threads", "one thread and three give the same bits", test_same_bits_for_any_threads},
     {"gradient_accumulation", "four micro-batches of one are one of four", test_gradient_accumulation},
     {"finite_differences", "gradients of every tensor on an odd shape", test_finite_differences},

@@ -1,0 +1,234 @@
+/* muon: what the optimizer Muon does before and after newton_schulz, for num adjacent matrices (rows,cols)
+
+   muon_prepare: m = momentum * m + g,  u = g + momentum * m,  x = u / (|u| + 1e-7)      with g = grads * grad_scale
+   muon_apply:   p -= learning_rate * (0.2 sqrt(max(rows,cols)) o + weight_decay * p)
+   x and o, newton_schulz's input and output, are (n,k) with n <= k: a matrix with more rows than columns is transposed.
+
+   x (num,n,k) floatX out, o (num,n,k) floatX in | m, master (num,rows,cols) float inout, master may be NULL
+   params (num,rows,cols) floatX out, inout if master is NULL | grads (num,rows,cols) float in
+   num = -B, rows = -T, cols = -C. Neither writes anything if the step is not applied, see adamw_prepare in adamw.cu.
+   Bound: memory. prepare: m and grads are read twice, because the norm must be known before x is written, and m is
+   written; the least is 12 + sizeof(floatX) bytes per value. apply: 10 + sizeof(floatX) with master.
+   Constraint: rows * cols % 4 == 0.
+   Error: m, master: fp32 rounding of each term. x, params: one ulp of floatX; params may be rounded stochastically.
+   Source: Jordan et al. 2024, kellerjordan.github.io/posts/muon; the factor 0.2 sqrt(max(rows,cols)): Liu et al. 2025,
+   arXiv:2502.16982.
+
+   Kernels (this list is written by versions.sh):
+     1  norm by parts, 64x64 tiles (promoted)
+
+   nvcc -O3 --use_fast_math muon.cu -o muon      (or: make muon)
+   ./muon 1                     check kernel 1 against the CPU
+   ./muon --kind 1              muon_apply
+   ./muon -B 1 -T 3072          a matrix that is transposed                                         */
+#define PROMOTED_ONLY
+#include "adamw.cu"
+#undef PROMOTED_ONLY
+#include "bench.h"
+
+// ==== promoted: muon ====
+// The momentum of a matrix is summed up in MUON_PARTS blocks, which leave the sum of squares of their part of u.
+constexpr int MUON_PARTS = 256;
+constexpr int MUON_TILE =
+    64; // x is written, and o is read, by tiles of 64x64, so that both sides of a transposition are coalesced
+
+__device__ inline float muon_lookahead(float m, float grad, float grad_scale, float momentum) {
+    return grad * grad_scale + momentum * m; // Nesterov's: the next step's m, were its gradient 0
+}
+
+// m (num,size), parts (num,MUON_PARTS) | grads (num,size)
+__global__ void __launch_bounds__(256) muon_momentum_kernel1(float* m, float* parts, const float* grads,
+                                                             const StepState* state, size_t size, float momentum) {
+    __shared__ float shared[32];
+    if (!state->applied) { return; }
+    float sum = 0.0f, grad_scale = state->grad_scale;
+    m += blockIdx.y * size, grads += blockIdx.y * size;
+    for (size_t i = ((size_t)blockIdx.x * 256 + threadIdx.x) * 4; i < size; i += (size_t)MUON_PARTS * 256 * 4) {
+        f128 m4 = load128(m + i), g4 = load128(grads + i);
+        for (int k = 0; k < 4; k++) {
+            m4[k] = momentum * m4[k] + g4[k] * grad_scale;
+            float u = muon_lookahead(m4[k], g4[k], grad_scale, momentum);
+            sum += u * u;
+        }
+        store128(m + i, m4);
+    }
+    sum = block_sum(sum, shared);
+    if (threadIdx.x == 0) { parts[blockIdx.y * MUON_PARTS + blockIdx.x] = sum; }
+}
+
+// Calls use(row, column, i) for the thread's elements of the block's tile, if they are inside; a warp has neighbouring
+// columns.
+template <class Use> __device__ inline void muon_for_tile(int row0, int column0, int rows, int cols, Use use) {
+    int column = threadIdx.x % MUON_TILE;
+#pragma unroll 4
+    for (int row = threadIdx.x / MUON_TILE; row < MUON_TILE; row += 256 / MUON_TILE) {
+        if (row0 + row < rows && column0 + column < cols) { use(row, column); }
+    }
+}
+
+// x (num,n,k) | m, grads (num,rows,cols) | parts (num,MUON_PARTS)
+__global__ void __launch_bounds__(256)
+    muon_scale_kernel1(floatX* x, const float* m, const float* grads, const float* parts, const StepState* state,
+                       int rows, int cols, float momentum) {
+    __shared__ float tile[MUON_TILE][MUON_TILE + 1], shared[32];
+    if (!state->applied) { return; }
+    int num_columns = ceil_div(cols, MUON_TILE);
+    int row0 = blockIdx.x / num_columns * MUON_TILE, column0 = blockIdx.x % num_columns * MUON_TILE;
+    size_t matrix = (size_t)blockIdx.y * rows * cols;
+    bool tall = rows > cols;
+    float grad_scale = state->grad_scale;
+    static_assert(MUON_PARTS == 256, "one part per thread");
+    float inverse = 1.0f / (sqrtf(block_sum(parts[blockIdx.y * MUON_PARTS + threadIdx.x], shared)) + 1e-7f);
+    muon_for_tile(row0, column0, rows, cols, [&](int row, int column) {
+        size_t i = matrix + (size_t)(row0 + row) * cols + column0 + column;
+        float u = inverse * muon_lookahead(m[i], grads[i], grad_scale, momentum);
+        if (tall) {
+            tile[row][column] = u;
+        } else {
+            x[i] = (floatX)u;
+        }
+    });
+    if (!tall) { return; }
+    __syncthreads(); // the tile is complete
+    muon_for_tile(column0, row0, cols, rows, [&](int row, int column) {
+        x[matrix + (size_t)(column0 + row) * rows + row0 + column] = (floatX)tile[column][row];
+    });
+}
+
+// params, master (num,rows,cols) | o (num,n,k). seed: as in adamw, for random bits that depend on the place in params
+__global__ void __launch_bounds__(256)
+    muon_apply_kernel1(floatX* params, float* master, const floatX* o, const StepState* state, int rows, int cols,
+                       float learning_rate, float weight_decay, uint32_t seed, size_t first) {
+    __shared__ float tile[MUON_TILE][MUON_TILE + 1];
+    if (!state->applied) { return; }
+    int num_columns = ceil_div(cols, MUON_TILE);
+    int row0 = blockIdx.x / num_columns * MUON_TILE, column0 = blockIdx.x % num_columns * MUON_TILE;
+    size_t matrix = (size_t)blockIdx.y * rows * cols;
+    bool tall = rows > cols;
+    if (tall) {
+        muon_for_tile(column0, row0, cols, rows, [&](int row, int column) {
+            tile[column][row] = (float)o[matrix + (size_t)(column0 + row) * rows + row0 + column];
+        });
+        __syncthreads(); // the tile is complete
+    }
+    float keep = 1.0f - learning_rate * weight_decay;
+    float rate = learning_rate * 0.2f * sqrtf((float)max(rows, cols));
+    seed = adamw_seed(seed, state->num_updates);
+    muon_for_tile(row0, column0, rows, cols, [&](int row, int column) {
+        size_t i = matrix + (size_t)(row0 + row) * cols + column0 + column;
+        float direction = tall ? tile[row][column] : (float)o[i];
+        float p = keep * (master ? master[i] : (float)params[i]) - rate * direction;
+        if (master) { master[i] = p; }
+        params[i] = adamw_round(p, first + i, seed);
+    });
+}
+
+static dim3 muon_tiles(int num, int rows, int cols) {
+    require(num >= 1 && num <= 65535 && rows >= 1 && cols >= 1);
+    return dim3(ceil_div(rows, MUON_TILE) * ceil_div(cols, MUON_TILE), num);
+}
+
+size_t muon_prepare_scratch(int num) { return (size_t)num * MUON_PARTS; } // in floats
+
+// x (num,n,k) = the normalised momentum; m (num,rows,cols) is updated | scratch | grads (num,rows,cols)
+void muon_prepare(floatX* x, float* m, float* scratch, const float* grads, const StepState* state, int num, int rows,
+                  int cols, float momentum, cudaStream_t stream) {
+    size_t size = (size_t)rows * cols;
+    Op op(stream, (12.0 + sizeof(floatX)) * num * size, 0, "muon_prepare");
+    require(size % 4 == 0 && ((size_t)m | (size_t)grads) % 16 == 0);
+    dim3 tiles = muon_tiles(num, rows, cols);
+    muon_momentum_kernel1<<<dim3(MUON_PARTS, num), 256, 0, stream>>>(m, scratch, grads, state, size, momentum);
+    muon_scale_kernel1<<<tiles, 256, 0, stream>>>(x, m, grads, scratch, state, rows, cols, momentum);
+    cudaCheck(cudaGetLastError());
+}
+
+// params, master (num,rows,cols) | o (num,n,k). seed 0: params are rounded to nearest; else stochastically, as adamw
+// does for a range of parameters that begins `first` values before params.
+void muon_apply(floatX* params, float* master, const floatX* o, const StepState* state, int num, int rows, int cols,
+                float learning_rate, float weight_decay, uint32_t seed, size_t first, cudaStream_t stream) {
+    double bytes = (master ? 8.0 + sizeof(floatX) : 2.0 * sizeof(floatX)) + sizeof(floatX);
+    Op op(stream, bytes * num * rows * cols, 0, "muon_apply");
+    muon_apply_kernel1<<<muon_tiles(num, rows, cols), 256, 0, stream>>>(params, master, o, state, rows, cols,
+                                                                        learning_rate, weight_decay, seed, first);
+    cudaCheck(cudaGetLastError());
+}
+// ==== end promoted: muon ====
+
+// ---- main ------------------------------------------------------------------------------------------
+
+__global__ void muon_set_state_kernel(StepState* state, StepState value) { *state = value; }
+
+static void declare(Bench& b) {
+    bool apply = b.kinds({"muon_prepare", "muon_apply"}) == 1;
+    b.varies("BTC");
+    int num = b.B, rows = b.T, cols = b.C;
+    size_t n = (size_t)num * rows * cols;
+    cudaStream_t stream = b.stream;
+    const float learning_rate = 0.01f, momentum = 0.95f, weight_decay = 0.1f;
+    bool zero = b.cases({"normal", "all gradients 0"}) == 1;
+    StepState good = {}, bad = {};
+    good.applied = 1, good.grad_scale = 1.0f / 1024, good.num_updates = 5;
+    Buffer<StepState> state = b.scratch<StepState>("state", 1);
+    // a step that is not applied changes nothing, then one that is
+    auto twice = [=](std::function<void()> launch) {
+        for (const StepState& s : {bad, good}) {
+            muon_set_state_kernel<<<1, 1, 0, stream>>>(state, s);
+            cudaCheck(cudaGetLastError());
+            launch();
+        }
+    };
+    float rms = 1.0f / sqrtf((float)rows * cols);
+    if (!apply) {
+        Buffer<float> m0 = b.input<float>("m0", n, zero ? 0.0f : 1.0f),
+                      grads = b.input<float>("grads", n, zero ? 0.0f : 1024.0f);
+        Buffer<float> m = b.inout<float>("m", n, m0, ulps<float>(2, 1.0f));
+        Buffer<floatX> x = b.output<floatX>("x", n, ulps<floatX>(sizeof(floatX) == 4 ? 16.0f : 1.0f, rms));
+        Buffer<float> scratch = b.scratch<float>("scratch", muon_prepare_scratch(num));
+        b.reference(
+            [=] { muon_prepare_cpu(x.host, m.host, m0.host, grads.host, num, rows, cols, 1.0 / 1024, momentum); });
+        b.cost((12.0 + sizeof(floatX)) * n, 0);
+        b.kernel(
+            1, "norm by parts, 64x64 tiles",
+            [=](int) { twice([=] { muon_prepare(x, m, scratch, grads, state, num, rows, cols, momentum, stream); }); },
+            {0});
+    } else {
+        bool has_master = sizeof(floatX) < 4;
+        Buffer<floatX> params0 = b.input<floatX>("params0", n),
+                       o = b.input<floatX>("o", n, 1.0f / sqrtf((float)std::max(rows, cols)));
+        Buffer<floatX> params =
+            b.inout<floatX>("params", n, params0, ulps<floatX>(sizeof(floatX) == 4 ? 4.0f : 1.0f, 1e-3f));
+        Buffer<float> master0 = {}, master = {};
+        if (has_master) {
+            master0 = b.input<float>("master0", n);
+            master = b.inout<float>("master", n, master0, ulps<float>(4, 1.0f));
+        }
+        b.reference([=] {
+            float* new_params = has_master ? master.host : params.host;
+            muon_apply_cpu(new_params, has_master ? master0.host : params0.host, o.host, num, rows, cols, learning_rate,
+                           weight_decay);
+            if (has_master) { memcpy(params.host, master.host, n * sizeof(float)); }
+        });
+        b.cost(((has_master ? 8.0 : sizeof(floatX)) + 2 * sizeof(floatX)) * n, 0);
+        b.kernel(1, "64x64 tiles",
+                 [=](int) {
+                     twice([=] {
+                         muon_apply(params, master, o, state, num, rows, cols, learning_rate, weight_decay, 0, 0,
+                                    stream);
+                     });
+                 },
+                 {0});
+    }
+    b.promoted(1);
+}
+
+int main(int argc, char** argv) {
+    return bench_main(argc, argv, "muon", declare, {4, 768, 768, 12, 50257},
+                      {{1, 1, 8},
+                       {2, 8, 1},
+                       {3, 24, 16},
+                       {2, 70, 136},
+                       {1, 200, 72},
+                       with_kind(1, {3, 24, 16, 0, 0}),
+                       with_kind(1, {2, 70, 136, 0, 0}),
+                       with_kind(1, {1, 200, 72, 0, 0})});
+}

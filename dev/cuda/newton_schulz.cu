@@ -1,0 +1,441 @@
+/* newton_schulz: out = an orthogonal matrix near inp, for each of many matrices: the core of the optimizer Muon
+
+   out (num,n,k) floatX out | inp (num,n,k) floatX in, each matrix of a Frobenius norm of at most 1
+   num = -B, n = -C, k = -T
+   For inp = U S V^T, out = U S' V^T, where S' is between about 0.7 and 1.2 unless S is tiny. Five times, with x = inp at
+   first:
+       gram = x x^T,  poly = b gram + c gram gram,  x = a x + poly x           a, b, c = 3.4445, -4.7750, 2.0315
+   gram, poly and x are rounded to floatX each time; sums are in fp32.
+   Bound: matrix rate, 5 num (2 n (n+1) k / 2 + 2 n (n+1) n / 2 + 2 n n k) FLOPs: gram and poly are symmetric.
+   Constraint: n % 8 == 0 and k % 8 == 0 from kernel 3 on; num <= 65535.
+   Error: small singular values grow by a in each step, and so do rounding errors in their directions. Of the results' root
+   mean square, 1 / sqrt(max(n,k)), it is 1% in bf16, and 10% in the worst of 2 million; 20 ulps are allowed, in fp32 300.
+   Source: Jordan et al. 2024, kellerjordan.github.io/posts/muon.
+
+   The ladder. A layer has matrices of (C,C) and, if tall ones are transposed, of (C,4C). One of them is too small for a
+   whole GPU: at C = 768 it has 36 tiles of 128x128, for 132 SMs. So all kernels take many matrices in one launch.
+     1  three products as loops                   the operands come from the caches
+     2  64x64 tiles in shared memory              a value is loaded once for 64 results; for fp32 and old GPUs
+     3  tensor cores, a ring of stages            as kernel 11 of matmul_forward
+     4  half of gram and of poly                  tiles on and above the diagonal, stored twice
+   At (768,768), kernel 4 computes 21 of 36 tiles of gram and poly, in all 72% of the products of kernel 3.
+   In kernels 1 to 4 the term b gram or a x is added in the epilogue; in kernel 0 it is copied to the result first.
+
+   Kernels (this list is written by versions.sh):
+     0  cuBLAS, batched
+     1  one thread per result
+     2  64x64 tiles in shared memory
+     3  tensor cores, a ring of stages
+     4  as 3, half of the symmetric products (promoted)
+
+   nvcc -O3 --use_fast_math newton_schulz.cu -lcublas -lcublasLt -o newton_schulz      (or: make newton_schulz)
+   ./newton_schulz 4              check kernel 4 against the CPU
+   ./newton_schulz -B 24 -T 3072  the matrices of the MLP                                         */
+#include "../../llmc/cublas_common.cuh"
+#include "../../llmc/ptx.cuh"
+#include "bench.h"
+#include "cublas_batched.cuh"
+
+// ==== promoted: newton_schulz ====
+// The steps of Newton-Schulz on many matrices at once, see newton_schulz() below.
+
+// One of a step's three products, for `num` matrices: out (M,N) = scale * left (M,K) right + add_scale * add (M,N),
+// where right is (N,K), transposed, or (K,N). The matrices of each operand follow one another.
+struct NewtonSchulzProduct {
+    floatX* out;
+    const floatX *left, *right, *add; // add is NULL if add_scale is 0
+    float scale, add_scale;
+    int M, N, K, num;
+    bool right_by_k; // right is (K,N); otherwise out is symmetric
+};
+
+// Calls product() for each product of the five steps. The steps alternate between out and the first num*n*k values of
+// scratch, where inp may be.
+template <class Product>
+void newton_schulz_steps(floatX* out, floatX* scratch, const floatX* inp, int num, int n, int k, Product product) {
+    const float a = 3.4445f, b = -4.7750f, c = 2.0315f;
+    require(num >= 1 && num <= 65535 && n >= 1 && k >= 1);
+    floatX *other = scratch, *gram = other + (size_t)num * n * k, *poly = gram + (size_t)num * n * n;
+    const floatX* x = inp;
+    for (int step = 0; step < 5; step++) {
+        floatX* next = step % 2 == 0 ? out : other;
+        product(NewtonSchulzProduct{gram, x, x, NULL, 1.0f, 0.0f, n, n, k, num, false});
+        product(NewtonSchulzProduct{poly, gram, gram, gram, c, b, n, n, n, num, false}); // gram is its own transpose
+        product(NewtonSchulzProduct{next, poly, x, x, 1.0f, a, n, k, n, num, true});
+        x = next;
+    }
+}
+size_t newton_schulz_scratch(int num, int n, int k) {
+    return (size_t)num * n * ((size_t)k + 2 * (size_t)n);
+} // in floatX
+
+// The matrices of block blockIdx.y.
+__device__ inline NewtonSchulzProduct newton_schulz_matrix(NewtonSchulzProduct p) {
+    size_t matrix = blockIdx.y, M = p.M, N = p.N, K = p.K;
+    p.out += matrix * M * N, p.left += matrix * M * K, p.right += matrix * N * K;
+    if (p.add) { p.add += matrix * M * N; }
+    return p;
+}
+// ==== end promoted: newton_schulz ====
+
+// ---- kernel 0: cuBLAS, batched; the added term is copied to the result before the product ----
+
+// cuBLAS is column-major, so it computes the transpose of the result.
+void newton_schulz0(floatX* out, floatX* scratch, const floatX* inp, int num, int n, int k, cudaStream_t stream) {
+    newton_schulz_steps(out, scratch, inp, num, n, k, [=](const NewtonSchulzProduct& p) {
+        long long MN = (long long)p.M * p.N, MK = (long long)p.M * p.K, NK = (long long)p.N * p.K;
+        const cudaDataType_t type = cublaslt_floatX;
+        if (p.add) {
+            cudaCheck(cudaMemcpyAsync(p.out, p.add, num * MN * sizeof(floatX), cudaMemcpyDeviceToDevice, stream));
+        }
+        cublas_batched(p.right_by_k ? CUBLAS_OP_N : CUBLAS_OP_T, CUBLAS_OP_N, p.N, p.M, p.K, &p.scale, p.right, type,
+                       p.right_by_k ? p.N : p.K, NK, p.left, type, p.K, MK, &p.add_scale, p.out, type, p.N, MN, num,
+                       stream);
+    });
+}
+
+// ---- kernel 1: one thread per result ----------------------------------------------------------
+
+__global__ void newton_schulz_kernel1(NewtonSchulzProduct batch) {
+    NewtonSchulzProduct p = newton_schulz_matrix(batch);
+    size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= (size_t)p.M * p.N) { return; }
+    size_t row = i / p.N, column = i % p.N;
+    float sum = 0.0f;
+    for (size_t k = 0; k < (size_t)p.K; k++) {
+        sum += (float)p.left[row * p.K + k] * (float)p.right[p.right_by_k ? k * p.N + column : column * p.K + k];
+    }
+    p.out[i] = (floatX)(p.scale * sum + (p.add ? p.add_scale * (float)p.add[i] : 0.0f));
+}
+
+void newton_schulz1(floatX* out, floatX* scratch, const floatX* inp, int num, int n, int k, cudaStream_t stream,
+                    int block_size) {
+    newton_schulz_steps(out, scratch, inp, num, n, k, [=](const NewtonSchulzProduct& p) {
+        dim3 grid((unsigned)ceil_div((size_t)p.M * p.N, (size_t)block_size), num);
+        newton_schulz_kernel1<<<grid, block_size, 0, stream>>>(p);
+        cudaCheck(cudaGetLastError());
+    });
+}
+
+// ==== promoted: newton_schulz ====
+// ---- kernel 2: 64x64 tiles in shared memory ------------------------------------------------------
+// 256 threads with 4x4 results each. It needs no tensor cores: for fp32, and for GPUs before compute capability 8.0.
+
+__global__ void __launch_bounds__(256) newton_schulz_kernel2(NewtonSchulzProduct batch) {
+    __shared__ float left[16][64 + 1], right[16][64 + 1]; // [k][row or column]; + 1: against bank conflicts
+    NewtonSchulzProduct p = newton_schulz_matrix(batch);
+    int num_columns = ceil_div(p.N, 64), row0 = blockIdx.x / num_columns * 64, column0 = blockIdx.x % num_columns * 64;
+    int x = threadIdx.x % 16, y = threadIdx.x / 16; // the thread's results: rows y + 16 i, columns x + 16 j
+    float sum[4][4] = {};
+    for (int k0 = 0; k0 < p.K; k0 += 16) {
+        for (int i = threadIdx.x; i < 16 * 64; i += 256) { // neighbouring threads load neighbouring values
+            int k = i % 16, row = i / 16;
+            bool inside = k0 + k < p.K && row0 + row < p.M;
+            left[k][row] = inside ? (float)p.left[(size_t)(row0 + row) * p.K + k0 + k] : 0.0f;
+            int right_k = p.right_by_k ? i / 64 : k, column = p.right_by_k ? i % 64 : row;
+            inside = k0 + right_k < p.K && column0 + column < p.N;
+            size_t at = p.right_by_k ? (size_t)(k0 + right_k) * p.N + column0 + column
+                                     : (size_t)(column0 + column) * p.K + k0 + right_k;
+            right[right_k][column] = inside ? (float)p.right[at] : 0.0f;
+        }
+        __syncthreads();
+        for (int k = 0; k < 16; k++) {
+            float l[4], r[4];
+            for (int i = 0; i < 4; i++) { l[i] = left[k][y + 16 * i], r[i] = right[k][x + 16 * i]; }
+            for (int i = 0; i < 4; i++) {
+                for (int j = 0; j < 4; j++) { sum[i][j] += l[i] * r[j]; }
+            }
+        }
+        __syncthreads(); // all have read this tile
+    }
+#pragma unroll
+    for (int i = 0; i < 16; i++) {
+        int row = row0 + y + i / 4 * 16, column = column0 + x + i % 4 * 16;
+        if (row >= p.M || column >= p.N) { continue; }
+        size_t at = (size_t)row * p.N + column;
+        p.out[at] = (floatX)(p.scale * sum[i / 4][i % 4] + (p.add ? p.add_scale * (float)p.add[at] : 0.0f));
+    }
+}
+
+void newton_schulz2(floatX* out, floatX* scratch, const floatX* inp, int num, int n, int k, cudaStream_t stream) {
+    newton_schulz_steps(out, scratch, inp, num, n, k, [=](const NewtonSchulzProduct& p) {
+        newton_schulz_kernel2<<<dim3(ceil_div(p.M, 64) * ceil_div(p.N, 64), num), 256, 0, stream>>>(p);
+        cudaCheck(cudaGetLastError());
+    });
+}
+
+#if !defined(ENABLE_FP32) // tensor cores multiply 16-bit numbers
+// ---- shared by kernels 3 and 4: a tile of 128x128 results by mma.sync, from a ring of stages -------
+
+// A stage has 32 values of k. left and a right (N,K) are tiles (128,32), a right (K,N) is (32,128).
+template <int ring> union NewtonSchulzSMem {
+    struct {
+        floatX left[ring][128 * 32], right[ring][128 * 32];
+    };
+    floatX transposed[128]
+                     [128 + 8]; // kernel 4: the tile of results, [column][row]; + 8: keeps vectors aligned to 16 bytes
+};
+
+// Swizzles: the offset of chunk `chunk` (8 elements) of a row, in a tile (128,32) or (32,128). The same chunk of the 8
+// neighbouring rows that ldmatrix reads at once is then in 8 different groups of 4 banks.
+__device__ inline int newton_schulz_at_128x32(int row, int chunk) { return row * 32 + (chunk ^ (row / 2 % 4)) * 8; }
+__device__ inline int newton_schulz_at_32x128(int row, int chunk) { return row * 128 + (chunk ^ (row % 8)) * 8; }
+
+// Loads a tile of matrix (num_rows, num_columns) from (row0, column0) on; zeros outside of it.
+template <bool is_128x32> __device__ inline void newton_schulz_load(floatX* tile, const floatX* matrix, int row0,
+                                                                    int column0, int num_rows, int num_columns) {
+    const int chunks = is_128x32 ? 4 : 16; // per row
+    for (int v = threadIdx.x; v < 128 * 4; v += 256) {
+        int row = v / chunks, chunk = v % chunks;
+        bool inside = row0 + row < num_rows && column0 + chunk * 8 < num_columns;
+        const floatX* from = inside ? matrix + (size_t)(row0 + row) * num_columns + column0 + chunk * 8 : matrix;
+        int at = is_128x32 ? newton_schulz_at_128x32(row, chunk) : newton_schulz_at_32x128(row, chunk);
+        cp_async_16(tile + at, from, inside);
+    }
+}
+
+// sum = the tile of left * right at (row0, column0). Eight warps with 64x32 results each, as fragments of 16x8:
+// [four groups of 16 rows][four fragments of 8 columns, 4 values per lane]
+template <bool right_by_k, int ring>
+__device__ inline void newton_schulz_multiply(float (&sum)[4][16], NewtonSchulzSMem<ring>& shared,
+                                              const NewtonSchulzProduct& p, int row0, int column0) {
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warp_row = warp / 4 * 64, warp_column = warp % 4 * 32;
+    int num_steps = ceil_div(p.K, 32);
+    auto load = [&](int step) {
+        if (step < num_steps) {
+            newton_schulz_load<true>(shared.left[step % ring], p.left, row0, step * 32, p.M, p.K);
+            if (right_by_k) {
+                newton_schulz_load<false>(shared.right[step % ring], p.right, step * 32, column0, p.K, p.N);
+            } else {
+                newton_schulz_load<true>(shared.right[step % ring], p.right, column0, step * 32, p.N, p.K);
+            }
+        }
+        cp_async_commit(); // past the last step the group is empty: cp_async_wait counts one group per step
+    };
+    for (int step = 0; step < ring - 1; step++) { load(step); }
+#pragma unroll 1
+    for (int step = 0; step < num_steps; step++) {
+        cp_async_wait<ring - 2>();
+        __syncthreads(); // this step's stage has arrived, and all warps have read the previous step's stage
+        load(step + ring - 1);
+        const floatX *left = shared.left[step % ring], *right = shared.right[step % ring];
+#pragma unroll
+        for (int k = 0; k < 2; k++) { // 16 of the stage's 32 values of k per iteration
+            uint32_t a[4][4], b[2][4];
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                ldmatrix_x4(a[i], left + newton_schulz_at_128x32(warp_row + 16 * i + lane % 16, 2 * k + lane / 16));
+            }
+#pragma unroll
+            for (int j = 0; j < 2; j++) { // two fragments of 8 columns each
+                int column = warp_column + 16 * j;
+                if (right_by_k) {
+                    ldmatrix_x4_trans(b[j],
+                                      right + newton_schulz_at_32x128(16 * k + lane % 16, column / 8 + lane / 16));
+                } else {
+                    int row = column + lane / 16 * 8 + lane % 8;
+                    ldmatrix_x4(b[j], right + newton_schulz_at_128x32(row, 2 * k + lane / 8 % 2));
+                }
+            }
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+#pragma unroll
+                for (int j = 0; j < 4; j++) {
+                    mma_16x8x16(sum[i] + 4 * j, a[i], b[j / 2][j % 2 * 2], b[j / 2][j % 2 * 2 + 1], floatX());
+                }
+            }
+        }
+    }
+}
+
+// Stores the tile: sum times scale, plus the added term. If `transposed` is not NULL, it receives the same values.
+__device__ inline void newton_schulz_store(float (&sum)[4][16], floatX (*transposed)[128 + 8],
+                                           const NewtonSchulzProduct& p, int row0, int column0) {
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+#pragma unroll
+    for (int half = 0; half < 8; half++) { // rows 0..7 of the fragments, then 8..15
+        const int i = half / 2, upper = half % 2;
+        float v[4][2];
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            v[j][0] = sum[i][4 * j + 2 * upper];
+            v[j][1] = sum[i][4 * j + 2 * upper + 1];
+        }
+        mma_quad_transpose(v); // now this lane has 8 neighbouring results of one row
+        int row = warp / 4 * 64 + 16 * i + 8 * upper + lane / 4, column = warp % 4 * 32 + lane % 4 * 8;
+        bool inside = row0 + row < p.M && column0 + column < p.N;
+        size_t at = (size_t)(row0 + row) * p.N + column0 + column;
+        x128 add = p.add && inside ? load128(p.add + at) : x128(), result;
+#pragma unroll
+        for (int e = 0; e < 8; e++) {
+            result[e] = (floatX)(p.scale * v[e / 2][e % 2] + p.add_scale * (p.add ? (float)add[e] : 0.0f));
+        }
+        if (inside) { store128(p.out + at, result); }
+        for (int e = 0; transposed && e < 8; e++) { transposed[column + e][row] = result[e]; }
+    }
+}
+// ==== end promoted: newton_schulz ====
+
+// ---- kernel 3: tensor cores, a ring of stages filled by cp.async -----------------------------------
+
+template <bool right_by_k, int ring> __global__ void __launch_bounds__(256, 2)
+    newton_schulz_kernel3(NewtonSchulzProduct batch) {
+    extern __shared__ __align__(128) unsigned char newton_schulz_dynamic[];
+    auto& shared = *reinterpret_cast<NewtonSchulzSMem<ring>*>(newton_schulz_dynamic);
+    NewtonSchulzProduct p = newton_schulz_matrix(batch);
+    int num_columns = ceil_div(p.N, 128), row0 = blockIdx.x / num_columns * 128,
+        column0 = blockIdx.x % num_columns * 128;
+    float sum[4][16] = {};
+    newton_schulz_multiply<right_by_k>(sum, shared, p, row0, column0);
+    newton_schulz_store(sum, NULL, p, row0, column0);
+}
+
+void newton_schulz3(floatX* out, floatX* scratch, const floatX* inp, int num, int n, int k, cudaStream_t stream) {
+    require(n % 8 == 0 && k % 8 == 0);
+    newton_schulz_steps(out, scratch, inp, num, n, k, [=](const NewtonSchulzProduct& p) {
+        auto kernel = p.right_by_k ? newton_schulz_kernel3<true, 4> : newton_schulz_kernel3<false, 4>;
+        const int bytes = sizeof(NewtonSchulzSMem<4>);
+        require(compiled_arch(kernel) >= 80);
+        cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+        kernel<<<dim3(ceil_div(p.M, 128) * ceil_div(p.N, 128), num), 256, bytes, stream>>>(p);
+        cudaCheck(cudaGetLastError());
+    });
+}
+
+// ==== promoted: newton_schulz ====
+// ---- kernel 4: of symmetric products, tiles on and above the diagonal, stored twice ----
+
+//     tiles (row, column)      0,0  0,1  0,2          a block computes one of the numbered tiles, and stores it twice:
+//     of a symmetric product    -   1,1  1,2          tile 0,1 also as tile 1,0. The tile is transposed in
+//                               -    -   2,2          shared memory, so that both stores are of whole vectors.
+template <bool right_by_k, int ring> __global__ void __launch_bounds__(256, 2)
+    newton_schulz_kernel4(NewtonSchulzProduct batch) {
+    extern __shared__ __align__(128) unsigned char newton_schulz_dynamic[];
+    auto& shared = *reinterpret_cast<NewtonSchulzSMem<ring>*>(newton_schulz_dynamic);
+    NewtonSchulzProduct p = newton_schulz_matrix(batch);
+    int num_columns = ceil_div(p.N, 128), row = blockIdx.x / num_columns, column = blockIdx.x % num_columns;
+    if (!right_by_k) { // column c has tiles 0 to c: its first one is number c (c + 1) / 2
+        column = (int)((sqrtf(8.0f * blockIdx.x + 1.0f) - 1.0f) * 0.5f);
+        while (column * (column + 1) / 2 > (int)blockIdx.x) { column--; } // sqrtf is not exact
+        while ((column + 1) * (column + 2) / 2 <= (int)blockIdx.x) { column++; }
+        row = blockIdx.x - column * (column + 1) / 2;
+    }
+    bool mirrored = !right_by_k && row < column;
+    float sum[4][16] = {};
+    newton_schulz_multiply<right_by_k>(sum, shared, p, row * 128, column * 128);
+    cp_async_wait<0>();
+    __syncthreads(); // all warps have read the last stage, in whose memory the transposed tile will be
+    newton_schulz_store(sum, mirrored ? shared.transposed : NULL, p, row * 128, column * 128);
+    if (!mirrored) { return; }
+    __syncthreads(); // the transposed tile is complete
+    for (int v = threadIdx.x; v < 128 * 16; v += 256) {
+        int out_row = column * 128 + v / 16,
+            out_column = row * 128 + v % 16 * 8; // all columns are inside: row < column
+        if (out_row < p.N) {
+            store128(p.out + (size_t)out_row * p.N + out_column, load128(&shared.transposed[v / 16][v % 16 * 8]));
+        }
+    }
+}
+
+template <int ring> void newton_schulz4_stages(floatX* out, floatX* scratch, const floatX* inp, int num, int n, int k,
+                                               cudaStream_t stream) {
+    require(n % 8 == 0 && k % 8 == 0);
+    newton_schulz_steps(out, scratch, inp, num, n, k, [=](const NewtonSchulzProduct& p) {
+        auto kernel = p.right_by_k ? newton_schulz_kernel4<true, ring> : newton_schulz_kernel4<false, ring>;
+        int rows = ceil_div(p.M, 128), tiles = p.right_by_k ? rows * ceil_div(p.N, 128) : rows * (rows + 1) / 2;
+        const int bytes = sizeof(NewtonSchulzSMem<ring>);
+        cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+        kernel<<<dim3(tiles, num), 256, bytes, stream>>>(p);
+        cudaCheck(cudaGetLastError());
+    });
+}
+#endif
+
+// Five steps of Newton-Schulz on num matrices (n,k); n <= k is the cheaper way round.
+// out (num,n,k) | scratch (newton_schulz_scratch) | inp (num,n,k), of norms up to 1; may be the beginning of scratch
+void newton_schulz(floatX* out, floatX* scratch, const floatX* inp, int num, int n, int k, cudaStream_t stream,
+                   int stages) {
+    double N = n, K = k;
+    Op op(stream, 2.0 * num * N * K * sizeof(floatX), 5.0 * num * (N * (N + 1) * (N + K) + 2 * N * N * K),
+          "newton_schulz");
+#if !defined(ENABLE_FP32)
+    if (compiled_arch(newton_schulz_kernel4<true, 4>) >= 80) {
+        switch (stages) {
+        case 3:
+            return newton_schulz4_stages<3>(out, scratch, inp, num, n, k, stream);
+        case 5:
+            return newton_schulz4_stages<5>(out, scratch, inp, num, n, k, stream);
+        }
+        require(stages == 4);
+        return newton_schulz4_stages<4>(out, scratch, inp, num, n, k, stream);
+    }
+#endif
+    (void)stages;
+    newton_schulz2(out, scratch, inp, num, n, k, stream);
+}
+void newton_schulz(floatX* out, floatX* scratch, const floatX* inp, int num, int n, int k, cudaStream_t stream) {
+    newton_schulz(out, scratch, inp, num, n, k, stream, 4);
+}
+// ==== end promoted: newton_schulz ====
+
+// ---- main ------------------------------------------------------------------------------------------
+
+static void declare(Bench& b) {
+    b.varies("BTC");
+    int num = b.B, n = b.C, k = b.T;
+    size_t size = (size_t)num * n * k;
+    cudaStream_t stream = b.stream;
+    if (!b.dry) {
+        cublaslt_open(); // needed to measure the matrix rate
+        cublas_handle();
+    }
+    // a few large singular values beside many small ones, as gradients have them: rows that are nearly multiples of
+    // each other
+    bool low_rank = b.cases({"normal", "nearly of rank 1"}) == 1;
+    Buffer<floatX> inp = b.input_from<floatX>("inp", size, [=, seed = b.next_seed()](float* x) {
+        bench_fill_normal(x, size, seed, 0.9f / sqrtf((float)n * k), 0.0f);
+        for (size_t i = 0; low_rank && i < size; i++) {
+            size_t row = i / k, column = i % k;
+            float sign = (hash_bits((uint32_t)row, seed) ^ hash_bits((uint32_t)column, seed + 1)) & 1 ? 1.0f : -1.0f;
+            x[i] = 0.1f * x[i] + 0.9f * sign / sqrtf((float)n * k);
+        }
+    });
+    float rms = 1.0f / sqrtf((float)std::max(n, k));
+    Tolerance tolerance = {(sizeof(floatX) == 4 ? 300.0f : 20.0f) * ulp_of<floatX>() * rms, 0.0f};
+    Buffer<floatX> out = b.output<floatX>("out", size, tolerance);
+    Buffer<floatX> scratch = b.scratch<floatX>("scratch", newton_schulz_scratch(num, n, k));
+    double N = n, K = k, flops = 5.0 * num * (N * (N + 1) * (N + K) + 2 * N * N * K);
+    std::vector<size_t> matrices = b.sample(num, 10.0 * N * N * (N + 2 * K));
+    b.reference([=] {
+        std::vector<float> x = rows_of(inp.host, matrices, (size_t)n * k), y(x.size());
+        newton_schulz_cpu(y.data(), x.data(), (int)matrices.size(), n, k);
+        put_rows(out.host, y, matrices, (size_t)n * k);
+    });
+    b.cost(2.0 * (double)size * sizeof(floatX), flops);
+    b.matrix_rate(cublaslt_matrix_rate);
+    b.kernel(0, "cuBLAS, batched", [=](int) { newton_schulz0(out, scratch, inp, num, n, k, stream); }, {0});
+    b.kernel(1, "one thread per result", [=](int bs) { newton_schulz1(out, scratch, inp, num, n, k, stream, bs); });
+    b.kernel(2, "64x64 tiles in shared memory", [=](int) { newton_schulz2(out, scratch, inp, num, n, k, stream); },
+             {0});
+#if !defined(ENABLE_FP32)
+    b.kernel(
+        3, "tensor cores, a ring of stages", [=](int) { newton_schulz3(out, scratch, inp, num, n, k, stream); }, {0},
+        80);
+    b.kernel(
+        4, "as 3, half of the symmetric products",
+        [=](int stages) {
+            stages ? newton_schulz(out, scratch, inp, num, n, k, stream, stages)
+                   : newton_schulz(out, scratch, inp, num, n, k, stream);
+        },
+        {0, 3, 4, 5}, 80);
+    b.config("stages");
+    b.promoted(4);
+#else
+    b.promoted(2);
+#endif
+}
+
+int main(int argc, char** argv) {
+    return bench_main(argc, argv, "newton_schulz", declare, {48, 768, 768, 12, 50257},
+                      {{1, 8, 8}, {3, 24, 16}, {1, 136, 136}, {1, 264, 136}, {2, 16, 144}, {1, 24, 264}});
+}

@@ -1,0 +1,103 @@
+/*
+Muon on the GPU: which matrices are updated together, and in which memory. The arithmetic is explained in train_gpt2.c;
+the operations are declared here, and their kernels come from dev/cuda/muon.cu and dev/cuda/newton_schulz.cu.
+
+One matrix is too small for a GPU, so newton_schulz takes matrices of the same shape (n,k), n <= k, of as many layers as
+the workspace has room for. There are two shapes, and a layer has these matrices of them:
+
+    (C,C)       q, k, v, attproj
+    (C,4*C)     fc, which is (4*C,C) and transposed on its way to newton_schulz and back, and fcproj
+
+The workspace is the memory of the logits, which an update does not need. How many layers fit does not change a result.
+*/
+#pragma once
+
+#include "cuda_common.cuh"
+#include "layout.cuh"
+#include <algorithm>
+
+struct StepState;
+
+// Hyperparameters of one update, set by the host.
+struct Muon {
+    float learning_rate, momentum, weight_decay;
+};
+
+// ---- operations -----------------------------------------------------------------------------
+
+// For num matrices (rows,cols): m = momentum * m + g, and x (num,n,k) = g + momentum * m, divided by its norm, with
+// g = grads * state->grad_scale. Writes nothing unless state->applied. scratch in floats
+void muon_prepare(floatX* x, float* m, float* scratch, const float* grads, const StepState* state, int num, int rows,
+                  int cols, float momentum, cudaStream_t stream);
+size_t muon_prepare_scratch(int num);
+// out (num,n,k): with inp (num,n,k) = U S V^T, about U V^T. inp may be the beginning of scratch, which is in values of
+// floatX.
+void newton_schulz(floatX* out, floatX* scratch, const floatX* inp, int num, int n, int k, cudaStream_t stream);
+size_t newton_schulz_scratch(int num, int n, int k);
+// params (num,rows,cols), and master unless it is NULL, -= learning_rate * (0.2 sqrt(max(rows,cols)) o + weight_decay *
+// params), if state->applied. o (num,n,k). seed: as in adamw, for a range of parameters that begins `first` values
+// before params.
+void muon_apply(floatX* params, float* master, const floatX* o, const StepState* state, int num, int rows, int cols,
+                float learning_rate, float weight_decay, uint32_t seed, size_t first, cudaStream_t stream);
+
+// ---- an update ------------------------------------------------------------------------------
+
+// Values of the workspace for the matrices (C,k) of `layers` layers: the results, and newton_schulz's scratch.
+inline size_t muon_workspace(const GPT2Config* config, int layers, bool wide) {
+    int num = layers * (wide ? 2 : 4), C = config->channels, k = wide ? 4 * C : C;
+    return (size_t)num * C * k + newton_schulz_scratch(num, C, k);
+}
+// The same for both shapes, one after the other.
+inline size_t muon_workspace(const GPT2Config* config, int layers) {
+    return std::max(muon_workspace(config, layers, false), muon_workspace(config, layers, true));
+}
+
+// What an update works on: arrays in the order of layout.cuh, without ZeRO-1.
+struct MuonArrays {
+    floatX* params;
+    float *master, *m; // master: NULL without master weights
+    const float* grads;
+    const StepState* state;
+    floatX* workspace; // (muon_workspace(config, layers))
+    int layers;        // that are updated at once
+    float* scratch;    // (muon_prepare_scratch(3))
+};
+
+// Calls use(l, place, index, num, rows, cols) for the tensors of layers begin to end - 1 that are of one shape: the
+// `num` matrices at `place` in the arrays are matrices index, index + 1, ... of the workspace.
+template <class Use> void for_each_muon_tensor(const GPT2Config* config, int begin, int end, bool wide, Use use) {
+    int index = 0;
+    for (int l = begin; l < end; l++) {
+        for (int p = 0; p < NUM_PARAMS; p++) {
+            int num = param_muon_matrices(p);
+            if (num == 0) { continue; }
+            int rows = (int)param_rows(config, p) / num, cols = (int)param_cols(config, p);
+            if ((rows != cols) != wide) { continue; }
+            use(l, param_place(config, p, l), index, num, rows, cols);
+            index += num;
+        }
+    }
+}
+
+// One step of Muon on the matrices of all layers. seed(l): for the rounding of the matrices of layer l, whose
+// parameters are one piece (layout.cuh).
+template <class Seed>
+void muon_update(const MuonArrays& a, const GPT2Config* config, const Muon& optimizer, Seed seed, cudaStream_t stream) {
+    int C = config->channels, L = config->num_layers;
+    for (int round = 0; round < 2 * ceil_div(L, a.layers); round++) {
+        bool wide = round % 2;
+        int begin = round / 2 * a.layers, end = std::min(begin + a.layers, L), num = (end - begin) * (wide ? 2 : 4);
+        size_t size = (size_t)C * (wide ? 4 * C : C); // of a matrix
+        floatX *out = a.workspace, *x = out + num * size;
+        for_each_muon_tensor(config, begin, end, wide, [&](int, size_t place, int index, int n, int rows, int cols) {
+            muon_prepare(x + index * size, a.m + place, a.scratch, a.grads + place, a.state, n, rows, cols,
+                         optimizer.momentum, stream);
+        });
+        newton_schulz(out, x, x, num, C, wide ? 4 * C : C, stream);
+        for_each_muon_tensor(config, begin, end, wide, [&](int l, size_t place, int index, int n, int rows, int cols) {
+            size_t first = place - parameter_piece(config, 1 + 2 * l).place;
+            muon_apply(a.params + place, a.master ? a.master + place : NULL, out + index * size, a.state, n, rows, cols,
+                       optimizer.learning_rate, optimizer.weight_decay, seed(l), first, stream);
+        });
+    }
+}
