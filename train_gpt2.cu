@@ -68,7 +68,7 @@ follows karpathy/llm.c. The source of an algorithm is named at its operation, or
 #include "llmc/gpt2.h"
 #include "llmc/layout.cuh"
 #include "llmc/memory_plan.cuh"
-#include "llmc/muon.cuh"
+#include "llmc/muon.cuh" // also declares the operations of Muon
 #include "llmc/profile.cuh"
 #include "llmc/ptx.cuh"
 #include "llmc/sampler.h"
@@ -185,7 +185,6 @@ void adamw_prepare(StepState* state, const AdamW& optimizer, bool skip, cudaStre
 // params are rounded to nearest; else stochastically, with new random bits in every update.
 void adamw(floatX* params, float* master, float* m, float* v, const float* grads, const StepState* state, size_t n,
            const AdamW& optimizer, uint32_t seed, cudaStream_t stream);
-// Muon's operations are declared in llmc/muon.cuh.
 // params (n) = master (n), rounded as adamw rounded them in update number `update`
 void adamw_round_weights(floatX* params, const float* master, size_t n, uint32_t seed, int update, cudaStream_t stream);
 
@@ -1361,14 +1360,7 @@ static void open_training_model(GPT2* model, const GPT2Config* config, const Bat
     printf("%d layers, %d heads, %d channels, %d positions, vocabulary %d: %.2f M parameters, %s\n", config->num_layers,
            config->num_heads, config->channels, config->max_seq_len, config->vocab_size,
            (double)num_parameters(config) * 1e-6, PRECISION_NAME);
-    char shared[64] = "";
-    if (ranks().num_shares > 1) { snprintf(shared, sizeof(shared), " (1/%d of it)", ranks().num_shares); }
-    printf("memory: weights %.2f GB, gradients %.2f, %s %.2f%s, activations %.2f, library and driver %.2f: %.2f of the "
-           "%.1f GB free on %s\n",
-           (double)parameters.bytes[PLAN_WEIGHTS] * 1e-9, (double)parameters.bytes[PLAN_GRADIENTS] * 1e-9,
-           options.muon ? "Muon and AdamW" : "AdamW", (double)parameters.bytes[PLAN_ADAMW] * 1e-9, shared,
-           (double)activations.total * 1e-9, (double)memory_beside() * 1e-9, (double)need * 1e-9, (double)have * 1e-9,
-           device);
+    print_memory(&parameters, &activations, options.muon, ranks().num_shares, memory_beside(), have, device);
     auto bytes = [&](int B, int recompute) {
         GPT2Options other = options;
         other.recompute = recompute;
