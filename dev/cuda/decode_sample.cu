@@ -159,7 +159,7 @@ inline void decode_sample_greedy(int* tokens, int* positions, float* scratch, co
 }
 // ==== end promoted: decode_sample ====
 
-// ---- kernels 4 and 5: draw, one block per sequence; bisection finds the lowest key that top-k or top-p admits -------
+// ---- shared by kernels 4 and 5: a block per sequence; bisection finds the lowest key that top-k or top-p admits ------
 
 // ==== promoted: decode_sample ====
 constexpr int DECODE_SAMPLE_ROOM = 4096;    // candidates whose keys fit in shared memory: 32 KB
@@ -593,23 +593,23 @@ static void declare(Bench& b) {
            : decode_sample(tokens, positions, scratch, logits, rng_state, set, temperature, top_k, top_p, min_p,
                            penalty, B, V, Vp, stream);
     };
-    if (penalizes) {
-        b.kernel(6, "penalty: one thread per 32 tokens, then 3 or 5", promoted, {0});
-        b.promoted(6);
-    } else if (greedy) {
+    if (greedy && !penalizes) {
         b.kernel(1, "largest: one block, tree reduction in shared memory",
                  [=](int bs) { decode_sample1(tokens, positions, logits, B, V, Vp, stream, bs); });
         b.kernel(2, "largest: one block, 16-byte loads, 64-bit keys",
                  [=](int bs) { decode_sample2(tokens, positions, scratch, logits, B, V, Vp, stream, bs); });
         b.kernel(3, "largest: many blocks", promoted, {0, 128, 256, 512, 1024});
         b.promoted(3);
-    } else {
+    } else if (!penalizes) {
         auto chunks = [=](int) {
             decode_sample4(tokens, positions, logits, rng_state, temperature, top_k, top_p, min_p, B, V, Vp, stream);
         };
         b.kernel(4, "draw: one block, top-k and top-p by bisection, 1024 chunks", chunks, {0});
         b.kernel(5, "4, drawn by two divisions into 32 parts, a warp per part", promoted, {0});
         b.promoted(5);
+    } else {
+        b.kernel(6, "penalty: one thread per 32 tokens, then 3 or 5", promoted, {0});
+        b.promoted(6);
     }
 }
 

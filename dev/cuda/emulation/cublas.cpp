@@ -153,17 +153,15 @@ static double gelu_slope(double x) {
     return 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * 0.7978845608028654 * (1 + 3 * 0.044715 * x * x);
 }
 
-cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t desc, const void* alpha, const void* a,
-                              cublasLtMatrixLayout_t a_layout, const void* b, cublasLtMatrixLayout_t b_layout,
-                              const void* beta, const void* c, cublasLtMatrixLayout_t c_layout, void* d,
-                              cublasLtMatrixLayout_t d_layout, const cublasLtMatmulAlgo_t*, void*, size_t,
-                              cudaStream_t) {
+// d = epilogue(factor * a b + add * c)
+static void matmul(const EmulationBlas* desc, double factor, double add, const void* a, const EmulationBlas* a_layout,
+                   const void* b, const EmulationBlas* b_layout, const void* c, const EmulationBlas* c_layout, void* d,
+                   const EmulationBlas* d_layout) {
     bool a_by_k = desc->op_a == CUBLAS_OP_T, b_by_k = desc->op_b == CUBLAS_OP_N; // k is the first dimension
     size_t m = d_layout->rows, n = d_layout->columns, k = a_by_k ? a_layout->rows : a_layout->columns;
     std::vector<float> x = gather(a, a_layout->type, a_layout->ld, !a_by_k, m, k);
     std::vector<float> y = gather(b, b_layout->type, b_layout->ld, !b_by_k, n, k);
     std::vector<double> sums = multiply(x, y, m, n, k);
-    double factor = *(const float*)alpha, add = *(const float*)beta;
     if (desc->a_scale) { factor *= *desc->a_scale; }
     if (desc->b_scale) { factor *= *desc->b_scale; }
     cublasLtEpilogue_t e = desc->epilogue;
@@ -192,6 +190,24 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t desc, const
         double sum = 0;
         for (size_t j = 0; j < k; j++) { sum += y[column * k + j]; }
         store(desc->bias, d_layout->type, column, sum);
+    }
+}
+
+cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t desc, const void* alpha, const void* a,
+                              cublasLtMatrixLayout_t a_layout, const void* b, cublasLtMatrixLayout_t b_layout,
+                              const void* beta, const void* c, cublasLtMatrixLayout_t c_layout, void* d,
+                              cublasLtMatrixLayout_t d_layout, const cublasLtMatmulAlgo_t*, void*, size_t,
+                              cudaStream_t) {
+    double factor = *(const float*)alpha, add = *(const float*)beta;
+    // copies: the caller may destroy the descriptions before a captured product runs
+    auto run = [=, desc = *desc, a_layout = *a_layout, b_layout = *b_layout, c_layout = *c_layout,
+                d_layout = *d_layout] {
+        matmul(&desc, factor, add, a, &a_layout, b, &b_layout, c, &c_layout, d, &d_layout);
+    };
+    if (emulation_capturing) {
+        emulation_capture(run);
+    } else {
+        run();
     }
     return CUBLAS_STATUS_SUCCESS;
 }

@@ -21,6 +21,7 @@ loads and stores calls a function of memory.cpp. The emulation's own code must n
 #include <stdlib.h>
 #include <string.h>
 
+#include <functional>
 #include <tuple>
 #include <type_traits>
 #include <utility>
@@ -256,6 +257,9 @@ enum cudaError_t {
     cudaErrorInvalidValue = 1,
     cudaErrorMemoryAllocation = 2,
     cudaErrorInvalidConfiguration = 9,
+    cudaErrorInsufficientDriver = 35,
+    cudaErrorInvalidDeviceFunction = 98,
+    cudaErrorNoKernelImageForDevice = 209,
     cudaErrorLaunchFailure = 719,
     cudaErrorNotSupported = 801,
 };
@@ -282,6 +286,9 @@ template <class T> inline cudaError_t cudaMalloc(T** p, size_t bytes) {
 cudaError_t cudaFree(void* p);
 template <class T> inline cudaError_t cudaMallocHost(T** p, size_t bytes) { return cudaMalloc(p, bytes); }
 inline cudaError_t cudaFreeHost(void* p) { return cudaFree(p); }
+enum { cudaHostRegisterDefault = 0 };
+inline cudaError_t cudaHostRegister(void*, size_t, unsigned) { return cudaSuccess; }
+inline cudaError_t cudaHostUnregister(void*) { return cudaSuccess; }
 cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind);
 cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind, cudaStream_t stream = NULL);
 cudaError_t cudaMemset(void* p, int value, size_t bytes);
@@ -318,6 +325,8 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int dev
 cudaError_t cudaDriverGetVersion(int* version);
 cudaError_t cudaDeviceSynchronize();
 cudaError_t cudaStreamCreate(cudaStream_t* stream);
+enum { cudaStreamDefault = 0, cudaStreamNonBlocking = 1 };
+inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) { return cudaStreamCreate(stream); }
 cudaError_t cudaStreamDestroy(cudaStream_t stream);
 cudaError_t cudaStreamSynchronize(cudaStream_t stream);
 
@@ -327,11 +336,22 @@ cudaError_t cudaEventDestroy(cudaEvent_t event);
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream = NULL);
 cudaError_t cudaEventSynchronize(cudaEvent_t event);
 cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t begin, cudaEvent_t end);
+enum { cudaEventDefault = 0, cudaEventDisableTiming = 2 };
+enum { cudaEventRecordDefault = 0, cudaEventRecordExternal = 1, cudaEventWaitDefault = 0, cudaEventWaitExternal = 1 };
+inline cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) { return cudaEventCreate(event); }
+inline cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stream, unsigned) {
+    return cudaEventRecord(event, stream);
+}
+// all work of a stream is done when the call that starts it returns, so there is nothing to wait for
+inline cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t, unsigned = 0) { return cudaSuccess; }
 
-// CUDA graphs are not emulated: a capture throws EmulationUnsupported.
+// A graph is the list of the launches, copies and fills that were captured, with their arguments. During a capture they are
+// not run; a capture takes all streams.
 typedef struct EmulationGraph* cudaGraph_t;
 typedef struct EmulationGraph* cudaGraphExec_t;
-enum cudaStreamCaptureStatus { cudaStreamCaptureStatusNone };
+enum cudaStreamCaptureStatus { cudaStreamCaptureStatusNone, cudaStreamCaptureStatusActive };
+extern bool emulation_capturing;
+void emulation_capture(std::function<void()> work); // adds to the graph that is captured
 enum cudaStreamCaptureMode { cudaStreamCaptureModeGlobal, cudaStreamCaptureModeThreadLocal };
 cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* status);
 cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode mode);
@@ -381,6 +401,11 @@ template <class... Parameters> struct EmulationKernel {
     bool all_resident;
     int cluster;
     void operator()(Parameters... parameters) const {
+        if (emulation_capturing) {
+            EmulationKernel launch = *this;
+            emulation_capture([=] { launch(parameters...); });
+            return;
+        }
         auto call = [&] { kernel(parameters...); }; // each thread gets its own copies
         emulation_launch((const void*)kernel, grid, block, shared_bytes, all_resident, cluster,
                          [](void* closure) { (*(decltype(call)*)closure)(); }, &call);

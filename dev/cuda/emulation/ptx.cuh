@@ -108,6 +108,7 @@ template <int n> inline void hold_packed(int4 (&)[n]) {}
 
 // ---- compute capability 9.0, defined in sm90.cpp ----------------------------------------------------------------
 
+template <int> __global__ void ptx_sm90a_kernel() {}
 inline bool has_sm90a() { return emulation_arch() == 90; }
 template <class SMem> inline SMem& shared_aligned_1024(unsigned char* dynamic_shared) {
     uint32_t address = shared_address(dynamic_shared);

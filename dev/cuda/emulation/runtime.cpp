@@ -30,6 +30,9 @@ static const struct {
     {cudaErrorInvalidValue, "cudaErrorInvalidValue", "invalid argument"},
     {cudaErrorMemoryAllocation, "cudaErrorMemoryAllocation", "out of memory"},
     {cudaErrorInvalidConfiguration, "cudaErrorInvalidConfiguration", "invalid configuration argument"},
+    {cudaErrorInsufficientDriver, "cudaErrorInsufficientDriver", "driver version is insufficient"},
+    {cudaErrorInvalidDeviceFunction, "cudaErrorInvalidDeviceFunction", "invalid device function"},
+    {cudaErrorNoKernelImageForDevice, "cudaErrorNoKernelImageForDevice", "no kernel image for this device"},
     {cudaErrorLaunchFailure, "cudaErrorLaunchFailure", "unspecified launch failure"},
     {cudaErrorNotSupported, "cudaErrorNotSupported", "operation not supported"},
 };
@@ -58,14 +61,20 @@ cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind 
     return cudaSuccess;
 }
 cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind, cudaStream_t) {
-    return cudaMemcpy(to, from, bytes, kind);
+    if (!emulation_capturing) { return cudaMemcpy(to, from, bytes, kind); }
+    emulation_capture([=] { cudaMemcpy(to, from, bytes, kind); });
+    return cudaSuccess;
 }
 cudaError_t cudaMemset(void* p, int value, size_t bytes) {
     if (emulation_counting) { count_copy(0, bytes); }
     memset(p, value, bytes);
     return cudaSuccess;
 }
-cudaError_t cudaMemsetAsync(void* p, int value, size_t bytes, cudaStream_t) { return cudaMemset(p, value, bytes); }
+cudaError_t cudaMemsetAsync(void* p, int value, size_t bytes, cudaStream_t) {
+    if (!emulation_capturing) { return cudaMemset(p, value, bytes); }
+    emulation_capture([=] { cudaMemset(p, value, bytes); });
+    return cudaSuccess;
+}
 cudaError_t cudaMemGetInfo(size_t* free_bytes, size_t* total_bytes) {
     *free_bytes = *total_bytes = (size_t)4 << 30;
     return cudaSuccess;
@@ -143,7 +152,11 @@ cudaError_t cudaEventDestroy(cudaEvent_t event) {
     delete event;
     return cudaSuccess;
 }
-cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t) {
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+    if (emulation_capturing) {
+        emulation_capture([=] { cudaEventRecord(event, stream); });
+        return cudaSuccess;
+    }
     clock_gettime(CLOCK_MONOTONIC, &event->time);
     return cudaSuccess;
 }
@@ -161,16 +174,49 @@ void emulation_clock(unsigned long long* cycles, unsigned long long* ns) {
     *cycles = *ns / 2 * 3;
 }
 
+// ---- graphs -----------------------------------------------------------------------------------------------------
+
+struct EmulationGraph {
+    std::vector<std::function<void()>> work;
+};
+bool emulation_capturing;
+static EmulationGraph captured;
+
+void emulation_capture(std::function<void()> work) { captured.work.push_back(std::move(work)); }
 cudaError_t cudaStreamIsCapturing(cudaStream_t, cudaStreamCaptureStatus* status) {
-    return *status = cudaStreamCaptureStatusNone, cudaSuccess;
+    *status = emulation_capturing ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
+    return cudaSuccess;
 }
-cudaError_t cudaStreamBeginCapture(cudaStream_t, cudaStreamCaptureMode) { emulation_unsupported("CUDA graphs"); }
-cudaError_t cudaStreamEndCapture(cudaStream_t, cudaGraph_t*) { return cudaErrorNotSupported; }
-cudaError_t cudaGraphGetNodes(cudaGraph_t, EmulationGraph**, size_t*) { return cudaErrorNotSupported; }
-cudaError_t cudaGraphInstantiate(cudaGraphExec_t*, cudaGraph_t, unsigned long long) { return cudaErrorNotSupported; }
-cudaError_t cudaGraphDestroy(cudaGraph_t) { return cudaSuccess; }
-cudaError_t cudaGraphExecDestroy(cudaGraphExec_t) { return cudaSuccess; }
-cudaError_t cudaGraphLaunch(cudaGraphExec_t, cudaStream_t) { return cudaErrorNotSupported; }
+cudaError_t cudaStreamBeginCapture(cudaStream_t, cudaStreamCaptureMode) {
+    if (emulation_capturing) { return fail(cudaErrorInvalidValue); }
+    captured.work.clear();
+    emulation_capturing = true;
+    return cudaSuccess;
+}
+cudaError_t cudaStreamEndCapture(cudaStream_t, cudaGraph_t* graph) {
+    if (!emulation_capturing) { return fail(cudaErrorInvalidValue); }
+    emulation_capturing = false;
+    *graph = new EmulationGraph(captured);
+    return last_error;
+}
+cudaError_t cudaGraphGetNodes(cudaGraph_t graph, EmulationGraph**, size_t* num_nodes) {
+    *num_nodes = graph->work.size();
+    return cudaSuccess;
+}
+cudaError_t cudaGraphInstantiate(cudaGraphExec_t* exec, cudaGraph_t graph, unsigned long long) {
+    *exec = new EmulationGraph(*graph);
+    return cudaSuccess;
+}
+cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
+    delete graph;
+    return cudaSuccess;
+}
+cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec) { return cudaGraphDestroy(exec); }
+cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t) {
+    if (emulation_capturing) { return fail(cudaErrorInvalidValue); }
+    for (const auto& work : exec->work) { work(); }
+    return last_error;
+}
 
 // ---- kernels --------------------------------------------------------------------------------------------------
 
