@@ -36,14 +36,6 @@ template <class T> void plan_add(Plan* plan, PlanGroup group, T** pointer, size_
     plan->total += bytes;
 }
 
-// Writes the device's name to name (256) and returns its free memory in bytes.
-inline size_t device_memory(char* name) {
-    size_t free_bytes, all_bytes;
-    device_name(name);
-    cudaCheck(cudaMemGetInfo(&free_bytes, &all_bytes));
-    return free_bytes;
-}
-
 // Makes one zeroed allocation for all entries, for `what`, and sets their pointers. Returns the allocation, for cudaFree; NULL
 // if there is no memory: the reason is then in err.
 inline void* plan_allocate(const Plan* plan, const char* what, Error* err) {
