@@ -1267,6 +1267,15 @@ static void test_gives_up(void) {
               (long long)state.skipped_steps);
 }
 
+#ifdef CUDA_EMULATION
+// What the emulation has found in the kernels of the tests that ran before this one.
+static void test_findings(void) {
+    int count;
+    const char* text = emulation_findings(&count);
+    check_msg(count == 0, "%d findings: %s", count, text);
+}
+#endif
+
 static const Test tests[] = {
     {"golden", "hidden states, logits, loss, every gradient against PyTorch in float64", test_golden},
     {"ten_steps", "ten steps of AdamW: losses, norms, weights", test_ten_steps},
@@ -1297,6 +1306,9 @@ static const Test tests[] = {
     {"cpu_program", "124M in fp32 against train_gpt2", test_cpu_program},
     {"refusals", "bad input: one line, exit 1 or 2", test_refusals},
     {"gives_up", "steps that are not finite never reach the weights", test_gives_up},
+#ifdef CUDA_EMULATION
+    {"findings", "no race, no access out of bounds, no read of what was not written in the tests before", test_findings},
+#endif
 };
 
 int main(int argc, char** argv) {

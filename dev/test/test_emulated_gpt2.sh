@@ -1,0 +1,47 @@
+#!/usr/bin/env bash
+# The whole program without a GPU: tests of test_gpt2.cu, which includes train_gpt2.cu, with the program's own kernels in the
+# emulation of dev/cuda/emulation; the last one asks it for races and accesses out of bounds in all of them. What takes longer
+# than seconds there is in `make test-full`. d12_tinyshakespeare, shapes, saved_slope, same_bits_again, neighbours and streams
+# would take hours, and the tests that start programs need a GPU.
+. "$(dirname "$0")/test.sh"
+unset MAKEFLAGS MFLAGS MAKELEVEL PRECISION
+CXX=${CXX:-g++}
+quick=(golden ten_steps layout gradient_accumulation verdict stochastic_rounding greedy generate_limits filters)
+slow=(recompute nan_is_seen muon cache batch_of_prompts sampling)
+
+# Builds the program in a copy of the sources, because other tests build programs for a CPU at the same time. Sets `program`.
+build() { # PRECISION SUFFIX
+    command -v "$CXX" >/dev/null || skip "needs $CXX"
+    if [ ! -d "$tmp/tree" ]; then
+        mkdir -p "$tmp/tree/dev/test"
+        cp -r llmc ./*.cu "$tmp/tree/"
+        cp -r dev/cuda "$tmp/tree/dev/"
+        cp dev/test/*.h "$tmp/tree/dev/test/"
+        rm -f "$tmp"/tree/dev/cuda/*_cpu*
+    fi
+    make -C "$tmp/tree/dev/cuda" CXX="$CXX" PRECISION="$1" "test_gpt2_cpu$2" >"$tmp/log" 2>&1 ||
+        fail "does not build: $(tail -n 20 "$tmp/log")"
+    program=$tmp/tree/dev/cuda/test_gpt2_cpu$2
+}
+
+tests_pass() { # NAME ...
+    timeout 3000 "$program" "$@" findings >"$tmp/out" 2>&1 || fail "$(grep -v '^ok' "$tmp/out")"
+    contains "$(($# + 1)) passed, 0 failed, 0 skipped" "$tmp/out"
+}
+
+test_bf16() {
+    build BF16 ""
+    tests_pass "${quick[@]}"
+    [ -z "${LLMC_TEST_FULL-}" ] || tests_pass "${slow[@]}"
+}
+
+test_other_precisions() {
+    [ -n "${LLMC_TEST_FULL-}" ] || skip "takes minutes: make test-full"
+    build FP32 _fp32
+    tests_pass "${quick[@]}"
+    build FP16 _fp16
+    tests_pass "${quick[@]}"
+}
+
+tests=(bf16 other_precisions)
+run_tests_once "$@"
