@@ -1307,7 +1307,8 @@ static const Test tests[] = {
     {"refusals", "bad input: one line, exit 1 or 2", test_refusals},
     {"gives_up", "steps that are not finite never reach the weights", test_gives_up},
 #ifdef CUDA_EMULATION
-    {"findings", "no race, no access out of bounds, no read of what was not written in the tests before", test_findings},
+    {"findings", "no race, no access out of bounds, no read of what was not written in the tests before",
+     test_findings},
 #endif
 };
 
