@@ -1206,7 +1206,7 @@ static void test_refusals(void) {
         {"-e d12 -i X --wrong", "wrong", 2},
         {"-e d12 -i X -b 4 -t 64 --hellaswag /nowhere", "nowhere", 1},
         {"-e d12 -i X -b 2 -t 64 --hellaswag /etc/passwd", "rows of a batch", 1},
-        {"-e d12 -i X -b 4 -t 64 --hellaswag /etc/passwd", "multiple choices", 1},
+        {"-e d12 -i X -b 4 -t 64 --hellaswag /etc/passwd", "evaluation file", 1},
         {"-e /nowhere --prompt x", "nowhere", 1},
         {"-e d12 --prompts /nowhere", "nowhere", 1},
         {"-e d12 --prompt x", "vocabulary", 1},

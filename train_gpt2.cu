@@ -117,8 +117,8 @@ void matmul_forward(floatX* out, GeluSaved saved, const floatX* inp, const float
 // dinp_sums (C), which may be NULL, += the column sums of dinp.
 void matmul_backward_input(floatX* dinp, float* dinp_sums, float* scratch, const floatX* dout, const floatX* weight,
                            GeluSaved saved, int N, int C, int OC, cudaStream_t stream);
-bool matmul_can_save_slope(int N, int C,
-                           int OC); // the slope, for a forward product (N,C) to (N,OC) and its backward one
+// Whether matmul_forward (N,C) to (N,OC) can save the slope, and its backward product can read it.
+bool matmul_can_save_slope(int N, int C, int OC);
 size_t matmul_backward_input_scratch(int N, int C);
 // dweight (OC,C) = dout (N,OC)^T inp (N,C), or += if accumulate
 void matmul_backward_weight(float* dweight, float* scratch, const floatX* dout, const floatX* inp, int N, int C, int OC,
@@ -964,11 +964,11 @@ static int* generator_read(Generator* g, const GPT2* model, int slot) {
     return tokens;
 }
 
-// Continues prompts (N,T) of lengths (N), at most at_once of them side by side; one that ends makes room for the next. A text
-// ends after num_tokens new tokens, before the token `stop` (-1: none) or a stop string of `out`, or at the model's last position;
-// its position is then -1, and the slot costs no attention. New tokens go to new_tokens (N, num_tokens) and to `out`, unless these
-// are NULL, their counts to counts (N). The sampler's random state advances. Adds to *times, unless it is NULL. Returns false if the
-// logits are not numbers. Without GPU memory, ends the program or, if no_memory is not NULL, does nothing and says why there.
+// Continues prompts (N,T) of lengths (N), at most at_once side by side; one that ends makes room for the next. A text ends
+// after num_tokens tokens, before the token `stop` (-1: none) or a stop string of `out`, or at the model's last position. New
+// tokens go to new_tokens (N, num_tokens) and to `out`, unless these are NULL; how many, to counts (N). The sampler's random
+// state advances. Adds to *times, unless it is NULL. Returns false if the logits are not numbers. If there is no GPU memory,
+// ends the program, or, if no_memory is not NULL, generates nothing and says why there.
 static bool generate(GPT2* model, Sampler* sampler, const int* prompts, const int* lengths, int N, int T,
                      int num_tokens, int stop, int* new_tokens, int* counts, Continuations* out = NULL,
                      GenerationTimes* times = NULL, Error* no_memory = NULL, int at_once = 64) {
@@ -6664,9 +6664,8 @@ void newton_schulz_steps(floatX* out, floatX* scratch, const floatX* inp, int nu
         x = next;
     }
 }
-size_t newton_schulz_scratch(int num, int n, int k) {
-    return (size_t)num * n * ((size_t)k + 2 * (size_t)n);
-} // in floatX
+// in values of floatX
+size_t newton_schulz_scratch(int num, int n, int k) { return (size_t)num * n * ((size_t)k + 2 * (size_t)n); }
 
 // The matrices of block blockIdx.y.
 __device__ inline NewtonSchulzProduct newton_schulz_matrix(NewtonSchulzProduct p) {
@@ -6859,8 +6858,8 @@ template <bool right_by_k, int ring> __global__ void __launch_bounds__(256, 2)
     if (!mirrored) { return; }
     __syncthreads(); // the transposed tile is complete
     for (int v = threadIdx.x; v < 128 * 16; v += 256) {
-        int out_row = column * 128 + v / 16,
-            out_column = row * 128 + v % 16 * 8; // all columns are inside: row < column
+        // all columns are inside the matrix, because row < column
+        int out_row = column * 128 + v / 16, out_column = row * 128 + v % 16 * 8;
         if (out_row < p.N) {
             store128(p.out + (size_t)out_row * p.N + out_column, load128(&shared.transposed[v / 16][v % 16 * 8]));
         }
@@ -6911,8 +6910,8 @@ void newton_schulz(floatX* out, floatX* scratch, const floatX* inp, int num, int
 // ==== promoted: muon ====
 // The momentum of a matrix is summed up in MUON_PARTS blocks, which leave the sum of squares of their part of u.
 constexpr int MUON_PARTS = 256;
-constexpr int MUON_TILE =
-    64; // x is written, and o is read, by tiles of 64x64, so that both sides of a transposition are coalesced
+// x is written, and o is read, in tiles of 64x64, so that both sides of a transposition are coalesced.
+constexpr int MUON_TILE = 64;
 
 __device__ inline float muon_lookahead(float m, float grad, float grad_scale, float momentum) {
     return grad * grad_scale + momentum * m; // Nesterov's: the next step's m, were its gradient 0

@@ -540,10 +540,11 @@ static inline char* cli_rewrite(char* token, const Option* opts, int n, const st
     return token;
 }
 
-// Parses argv into the variables of the table. If a flag is given twice, the last one counts, but an OPT_LIST takes each. Exits with 0 on -h,
-// --help and --version, with 2 on a usage error. String values point into argv, which is unchanged on return.
-// rest (argc): receives the arguments that are no flags, wherever they stand, and all that follow "--"; NULL: they are a
-// usage error. arguments: what --help calls them. Returns their number.
+// Parses argv into the variables of the table. If a flag is given twice, the last value counts; an OPT_LIST keeps all of
+// them. Exits with 0 on -h, --help and --version, with 2 on a usage error. String values point into argv, which is
+// unchanged on return.
+// rest (argc) receives the arguments that are not flags, wherever they stand, and everything after "--". If it is NULL, such
+// an argument is a usage error. arguments: what the usage line of --help calls them. Returns how many there are.
 static inline int cli_parse_arguments(int argc, char** argv, const char* about, const Option* opts, int n,
                                       const char* arguments, const char** rest) {
     static char no_names[CLI_MAX][CLI_NAME_MAX + 1];

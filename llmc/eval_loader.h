@@ -181,8 +181,8 @@ static inline bool eval_check(EvalLoader* e, Error* err) {
     if (e->file.size >= EVAL_HEADER_BYTES) { memcpy(header, e->file.data, sizeof(header)); }
     if (header[0] != EVAL_MAGIC || (header[1] != 1 && header[1] != 2) || header[2] < 1) {
         return error_set(err,
-                         "%s: not a file of multiple choices (magic %d, version %d, %d examples); "
-                         "dev/data/hellaswag makes one",
+                         "%s: not an evaluation file (magic %d, version %d, %d examples); dev/data/hellaswag, "
+                         "lambada and arc make them",
                          e->path, header[0], header[1], header[2]);
     }
     if (header[1] == 2 && header[4] != EVAL_CHOICES && header[4] != EVAL_LAST_WORDS) {

@@ -170,9 +170,10 @@ static inline int sampler_argmax(const float* logits, int vocab_size) {
     return best;
 }
 
-// Returns the next token for logits (vocab_size), to which sampler_penalize() was applied before; scratch has sampler_scratch_bytes(vocab_size) bytes. A token whose
-// logit is NaN or -inf is never chosen; if there is no other, returns -1, so that the caller can report that the model
-// has diverged. If some logits are +inf, one of these tokens is chosen.
+// Returns the next token for logits (vocab_size). With a repetition penalty, the caller applies sampler_penalize() to them
+// first. scratch has sampler_scratch_bytes(vocab_size) bytes. A token whose logit is NaN or -inf is never chosen; if there is
+// no other, returns -1, so that the caller can report that the model has diverged. If some logits are +inf, one of these
+// tokens is chosen.
 static inline int sample_token(Sampler* s, const float* logits, int vocab_size, void* scratch) {
     if (s->temperature == 0.0f) { return sampler_argmax(logits, vocab_size); }
     Candidate* c = (Candidate*)scratch; // (vocab_size)

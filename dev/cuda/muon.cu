@@ -6,7 +6,7 @@
 
    x (num,n,k) floatX out, o (num,n,k) floatX in | m, master (num,rows,cols) float inout, master may be NULL
    params (num,rows,cols) floatX out, inout if master is NULL | grads (num,rows,cols) float in
-   num = -B, rows = -T, cols = -C. Neither writes anything if the step is not applied, see adamw_prepare in adamw.cu.
+   The flags -B, -T and -C are num, rows and cols. Neither writes anything if the step is not applied, see adamw_prepare in adamw.cu.
    Bound: memory. prepare: m and grads are read twice, because the norm must be known before x is written, and m is
    written; the least is 12 + sizeof(floatX) bytes per value. apply: 10 + sizeof(floatX) with master.
    Constraint: rows * cols % 4 == 0.
@@ -29,8 +29,8 @@
 // ==== promoted: muon ====
 // The momentum of a matrix is summed up in MUON_PARTS blocks, which leave the sum of squares of their part of u.
 constexpr int MUON_PARTS = 256;
-constexpr int MUON_TILE =
-    64; // x is written, and o is read, by tiles of 64x64, so that both sides of a transposition are coalesced
+// x is written, and o is read, in tiles of 64x64, so that both sides of a transposition are coalesced.
+constexpr int MUON_TILE = 64;
 
 __device__ inline float muon_lookahead(float m, float grad, float grad_scale, float momentum) {
     return grad * grad_scale + momentum * m; // Nesterov's: the next step's m, were its gradient 0

@@ -1,7 +1,7 @@
 /* newton_schulz: out = an orthogonal matrix near inp, for each of many matrices: the core of the optimizer Muon
 
    out (num,n,k) floatX out | inp (num,n,k) floatX in, each matrix of a Frobenius norm of at most 1
-   num = -B, n = -C, k = -T
+   The flags -B, -C and -T are num, n and k.
    For inp = U S V^T, out = U S' V^T, where S' is between about 0.7 and 1.2 unless S is tiny. Five times, with x = inp at
    first:
        gram = x x^T,  poly = b gram + c gram gram,  x = a x + poly x           a, b, c = 3.4445, -4.7750, 2.0315
@@ -65,9 +65,8 @@ void newton_schulz_steps(floatX* out, floatX* scratch, const floatX* inp, int nu
         x = next;
     }
 }
-size_t newton_schulz_scratch(int num, int n, int k) {
-    return (size_t)num * n * ((size_t)k + 2 * (size_t)n);
-} // in floatX
+// in values of floatX
+size_t newton_schulz_scratch(int num, int n, int k) { return (size_t)num * n * ((size_t)k + 2 * (size_t)n); }
 
 // The matrices of block blockIdx.y.
 __device__ inline NewtonSchulzProduct newton_schulz_matrix(NewtonSchulzProduct p) {
@@ -329,8 +328,8 @@ template <bool right_by_k, int ring> __global__ void __launch_bounds__(256, 2)
     if (!mirrored) { return; }
     __syncthreads(); // the transposed tile is complete
     for (int v = threadIdx.x; v < 128 * 16; v += 256) {
-        int out_row = column * 128 + v / 16,
-            out_column = row * 128 + v % 16 * 8; // all columns are inside: row < column
+        // all columns are inside the matrix, because row < column
+        int out_row = column * 128 + v / 16, out_column = row * 128 + v % 16 * 8;
         if (out_row < p.N) {
             store128(p.out + (size_t)out_row * p.N + out_column, load128(&shared.transposed[v / 16][v % 16 * 8]));
         }

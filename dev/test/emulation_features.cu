@@ -1,5 +1,5 @@
 /* Kernels for what the ops of dev/cuda use rarely or not at all: named barriers, votes of a block, masks of half a warp,
-   grid barriers, blocks that wait for one another. test_emulation.sh demands that they pass under dev/cuda/emulation. */
+   grid barriers, blocks that wait for one another, graphs. test_emulation.sh demands that they pass under dev/cuda/emulation. */
 #include <cooperative_groups.h>
 
 #include "../../llmc/ptx.cuh"
@@ -57,6 +57,33 @@ __global__ void feature_kernel5(float* out, int* turn) {
     }
 }
 
+__global__ void feature_kernel6(float* out, float x) { out[threadIdx.x] += x; }
+
+// A graph of a fill, a launch and a copy. Nothing runs while it is captured, and it keeps the arguments of then.
+static void feature_graph(float* out, float* scratch) {
+    cudaGraph_t graph;
+    cudaGraphExec_t exec;
+    cudaStream_t stream;
+    float x = 31.0f;
+    cudaCheck(cudaStreamCreate(&stream));
+    cudaCheck(cudaMemset(out, 0, 64 * sizeof(float)));
+    cudaCheck(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+    cudaCheck(cudaMemsetAsync(scratch, 0, 64 * sizeof(float), stream));
+    feature_kernel6<<<1, 64, 0, stream>>>(scratch, x);
+    cudaCheck(cudaMemcpyAsync(out, scratch, 64 * sizeof(float), cudaMemcpyDeviceToDevice, stream));
+    cudaCheck(cudaStreamEndCapture(stream, &graph));
+    x = -1.0f;
+    float before = -1.0f;
+    cudaCheck(cudaMemcpy(&before, out, sizeof(before), cudaMemcpyDeviceToHost));
+    cudaCheck(cudaGraphInstantiate(&exec, graph, 0));
+    cudaCheck(cudaGraphDestroy(graph));
+    for (int i = 0; i < 2; i++) { cudaCheck(cudaGraphLaunch(exec, stream)); }
+    if (before != 0.0f) { cudaCheck(cudaMemset(out, 0, 64 * sizeof(float))); } // it ran too early: a wrong result
+    cudaCheck(cudaStreamSynchronize(stream));
+    cudaCheck(cudaGraphExecDestroy(exec));
+    cudaCheck(cudaStreamDestroy(stream));
+}
+
 static void declare(Bench& b) {
     Buffer<float> out = b.output<float>("out", 64, {0, 0}), scratch = b.scratch<float>("scratch", 64);
     b.reference([=] { std::fill(out.host, out.host + 64, 31.0f); });
@@ -75,6 +102,7 @@ static void declare(Bench& b) {
         feature_kernel5<<<5, 64>>>(out, (int*)(float*)scratch);
     };
     b.kernel(5, "blocks that wait for one another", polling, {0});
+    b.kernel(6, "a graph", [=](int) { feature_graph(out, scratch); }, {0});
 }
 
 int main(int argc, char** argv) {

@@ -157,7 +157,7 @@ test_features() {
     for schedule in {0..19}; do
         EMULATION_THREADS=$((1 + schedule % 2 * 3)) timeout 60 "$tmp/tree/dev/cuda/emulation_features_cpu" --check \
             --schedule "$schedule" >"$tmp/out" 2>&1 || { cat "$tmp/out" && fail "schedule $schedule fails"; }
-        contains '5 passed, 0 failed, 0 skipped' "$tmp/out"
+        contains '6 passed, 0 failed, 0 skipped' "$tmp/out"
     done
 }
 

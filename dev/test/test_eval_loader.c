@@ -176,7 +176,7 @@ static void test_open_errors(void) {
     check_msg(strstr(err.text, "is a directory"), "%s", err.text);
     b.count = 0;
     check(!eval_open(&e, write_bytes("empty.bin", &b), 4, 64, VOCAB, &err));
-    check_msg(strstr(err.text, "empty.bin: not a file of multiple choices"), "%s", err.text);
+    check_msg(strstr(err.text, "empty.bin: not an evaluation file"), "%s", err.text);
     eval_close(&e);
 }
 
@@ -483,7 +483,7 @@ static void test_damaged(void) {
         int32_t value;
         const char* want;
     } headers[] = {
-        {0, 20240520, "not a file of multiple choices (magic 20240520"},
+        {0, 20240520, "not an evaluation file (magic 20240520"},
         {1, 2, "holds examples of kind 0, want 1 (choices) or 2 (last words)"},
         {1, 3, "version 3"},
         {2, 0, "0 examples"},

@@ -1,18 +1,18 @@
-// llmc/evaluation.h: the sliding window, the files that --eval names, and the printed results. The model is a stub
-// whose losses and predictions depend on the tokens alone, so that the expected values can be computed by hand.
+// llmc/evaluation.h: the sliding window, the files that --eval names, and the printed results. In place of a model there are
+// functions whose losses and predictions depend on the tokens alone, so that the expected values can be computed by hand.
 #include "capture.h"
 #include "../../llmc/evaluation.h"
 #include "../../llmc/json.h"
 
 static Settings defaults; // the settings before any test
 
-// ---- the stub -----------------------------------------------------------------------------------
+// ---- in place of a model --------------------------------------------------------------------------
 
 static struct {
     int wanted;         // compute_one: the target whose losses are not 0
     bool context;       // compute_one: its loss is the number of tokens that it is predicted from, else 1
     const int* targets; // (B,T) of the last batch
-} stub;
+} model_state;
 
 // The tokens are 0, 1, 2 ... in order.
 static void compute_one(void* model, float* losses, const int* inputs, const int* targets, int B, int T) {
@@ -24,7 +24,9 @@ static void compute_one(void* model, float* losses, const int* inputs, const int
             int input = inputs[row * T + t], target = targets[row * T + t];
             if (t < length) { check(input == inputs[row * T] + t && target == input + 1); }
             if (t >= length) { check(input == 0 && target == 0); }
-            losses[row * T + t] = t < length && target != stub.wanted ? 0.0f : stub.context ? (float)(t + 1) : 1.0f;
+            losses[row * T + t] = t < length && target != model_state.wanted ? 0.0f
+                                  : model_state.context                      ? (float)(t + 1)
+                                                                             : 1.0f;
         }
     }
 }
@@ -32,13 +34,13 @@ static void compute_one(void* model, float* losses, const int* inputs, const int
 // The loss of a token is an eighth of its id, and even ids are the most likely tokens.
 static void compute_eighths(void* model, float* losses, const int* inputs, const int* targets, int B, int T) {
     (void)model, (void)inputs;
-    stub.targets = targets;
+    model_state.targets = targets;
     for (int i = 0; i < B * T; i++) { losses[i] = (float)targets[i] / 8; }
 }
 
 static int most_likely_even(void* model, size_t i) {
     (void)model;
-    return stub.targets[i] & ~1;
+    return model_state.targets[i] & ~1;
 }
 
 // ---- the sliding window ---------------------------------------------------------------------------
@@ -70,15 +72,17 @@ static void test_window(void) {
                 int n = lengths[l], T = Ts[k], B = 1 + (n + stride) % 3;
                 int least = stride == 0 ? 1 : T - stride + 1;
                 settings.stride = stride;
-                for (stub.wanted = 1; stub.wanted < n; stub.wanted++) {
-                    stub.context = false;
+                for (model_state.wanted = 1; model_state.wanted < n; model_state.wanted++) {
+                    model_state.context = false;
                     check_msg(run_window(n, B, T, &sums) == 1 && sums.count == n - 1 && sums.squares == 1,
-                              "n %d, B %d, T %d, stride %d: token %d counts %g times", n, B, T, stride, stub.wanted,
-                              sums.sum);
-                    stub.context = true;
+                              "n %d, B %d, T %d, stride %d: token %d counts %g times", n, B, T, stride,
+                              model_state.wanted, sums.sum);
+                    model_state.context = true;
                     double c = run_window(n, B, T, &sums);
-                    check_msg(c <= T && c >= (stub.wanted < least ? stub.wanted : least) && c <= stub.wanted,
-                              "n %d, B %d, T %d, stride %d: token %d from %g tokens", n, B, T, stride, stub.wanted, c);
+                    check_msg(c <= T && c >= (model_state.wanted < least ? model_state.wanted : least) &&
+                                  c <= model_state.wanted,
+                              "n %d, B %d, T %d, stride %d: token %d from %g tokens", n, B, T, stride,
+                              model_state.wanted, c);
                 }
             }
         }
@@ -86,9 +90,9 @@ static void test_window(void) {
     // T 8, stride 3: rows from tokens 0, 3, 6; the last row has 8 of its tokens, of which 6 and up to 8 are context
     settings.stride = 3;
     static const int context[] = {1, 2, 3, 4, 5, 6, 7, 8, 6, 7, 8, 6, 7};
-    stub.context = true;
-    for (stub.wanted = 1; stub.wanted <= 13; stub.wanted++) {
-        check_near(run_window(14, 2, 8, &sums), context[stub.wanted - 1], 0);
+    model_state.context = true;
+    for (model_state.wanted = 1; model_state.wanted <= 13; model_state.wanted++) {
+        check_near(run_window(14, 2, 8, &sums), context[model_state.wanted - 1], 0);
     }
     settings = defaults;
 }

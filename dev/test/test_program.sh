@@ -419,7 +419,7 @@ test_evaluation_of_nothing() {
     refused 1 '--eval bad/id.bin: token 20 is id 257' -- -e run/step_00000003 --eval bad/id.bin
     refused 1 '--eval run/step_00000003/model.safetensors: is not a token shard' -- -e run/step_00000003 --eval run/step_00000003/model.safetensors
     refused 1 '--eval text: is text, and there is no vocabulary' '--tokenizer' -- -e "$tiny" --eval text
-    refused 1 '--hellaswag text: not a file of multiple choices' -- -e run/step_00000003 --hellaswag text
+    refused 1 '--hellaswag text: not an evaluation file' -- -e run/step_00000003 --hellaswag text
     refused 1 '-t 33 is more than the 32 positions' -- -e run/step_00000003 --eval text -t 33
     refused 1 '--stride 17 is more than -t 16' -- -e run/step_00000003 --eval text -t 16 --stride 17
     refused 1 '--stride 33 is more than -t 32' -- -e run/step_00000003 --eval text --stride 33
