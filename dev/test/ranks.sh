@@ -6,6 +6,7 @@
 #     limit=100     seconds that a run may take
 #     build         a function that makes the program $train
 #     broken_card=(NAME=VALUE ...)   the environment of a rank whose GPU fails in the middle of a run
+#     ranks=3       how many ranks the tests of faults have (default: 3)
 . "$(dirname "${BASH_SOURCE[0]}")/test.sh"
 export PATH=$PATH:/usr/local/cuda/bin
 export OMP_NUM_THREADS=1 # the models are tiny
@@ -14,7 +15,9 @@ kills=${LLMC_KILLS:-$([ -z "${LLMC_TEST_FULL-}" ] || echo 20)} # kill -9 at rand
 for name in "${!LLMC_@}"; do [ "$name" = LLMC_TEST_FULL ] || unset "$name"; done
 mkdir "$tmp/bin" "$tmp/rescue"
 train=$tmp/bin/train_gpt2cu
+ranks=${ranks:-3}
 before=() # a command that runs the program, such as `env NAME=VALUE`
+all_failed=$(printf ' 1%.0s' $(seq "$ranks")) # the exit codes of ranks that have all failed
 preload=  # what LD_PRELOAD loads into the program
 
 # Builds the program, and makes shards, once.
@@ -51,20 +54,20 @@ rank() { # RANK OF PORT OUT STEPS [FLAGS]
         TMPDIR=$tmp/rescue LLMC_SAVE_SECONDS=0 timeout "$limit" env "LD_PRELOAD=$preload" "${before[@]}" "${program:-$train}" \
         "${flags[@]}" >"$4.$1.out" 2>"$4.$1.err" </dev/null
 }
-# Three ranks that no launcher started, in which rank 1 has the environment `odd`. Sets `codes`, and `seconds` from the end of
+# Ranks that no launcher started, of which rank 1 has the environment `odd`. Sets `codes`, and `seconds` from the end of
 # the first one to the end of the last.
 odd_rank() { # PORT OUT STEPS [FLAGS]
     setup
     local r pids=() first
     codes=
-    for r in 2 1 0; do
-        ([ $r -ne 1 ] || export "${odd[@]}" && rank $r 3 "$1" "$2" "$3" -d $((6 * unit)) -v 0 -s 0 "${@:4}") & pids+=($!)
+    for ((r = ranks - 1; r >= 0; r--)); do
+        ([ $r -ne 1 ] || export "${odd[@]}" && rank $r "$ranks" "$1" "$2" "$3" -d $((6 * unit)) -v 0 -s 0 "${@:4}") & pids+=($!)
     done
     wait -n || true
     first=$SECONDS
-    for r in 2 1 0; do
+    for ((r = ranks - 1; r >= 0; r--)); do
         status=0
-        wait "${pids[2 - r]}" || status=$?
+        wait "${pids[ranks - 1 - r]}" || status=$?
         codes=" $status$codes"
     done
     seconds=$((SECONDS - first))
@@ -82,6 +85,15 @@ failed() {
     gone "$1"
 }
 gone() { ! pgrep -f "^$train" >/dev/null || fail "$1: processes are left: $(pgrep -af "^$train")"; } # WHAT
+# Sets pids: the process that --gpus was given to, and then the ranks that it has started, in their order.
+find_processes() {
+    local pid rank found=() parent=
+    for pid in $(pgrep -f "^$train --gpus"); do
+        rank=$(tr '\0' '\n' <"/proc/$pid/environ" 2>/dev/null | sed -n 's/^LLMC_RANK=//p') || continue
+        if [ -n "$rank" ]; then found[rank]=$pid; else parent=$pid; fi
+    done
+    pids=("$parent" "${found[@]}")
+}
 losses() { sed -nE 's/.*(step +[0-9]+\/[0-9]+ \| loss [0-9.]+).*/\1/p; s/^(val loss .*)/\1/p' "$1.out"; } # OUT
 newest() { ls "$1" 2>/dev/null | grep '^step_' | tail -n 1; }
 
@@ -158,10 +170,10 @@ disturbed() {
     local out=$1 steps=$2 command=$3 pids
     setup
     rm -rf "$out" "$out".*
-    slowly gpus 3 "$out" "$steps" -d $((6 * unit)) -v 0 -s 0 "${@:4}" &
+    slowly gpus "$ranks" "$out" "$steps" -d $((6 * unit)) -v 0 -s 0 "${@:4}" &
     await_step "$out.out" 3
-    mapfile -t pids < <(pgrep -f "^$train --gpus" | sort -n)
-    [ ${#pids[@]} -eq 4 ] || fail "no three ranks run: $(cat "$out.err")"
+    find_processes
+    [ ${#pids[@]} -eq $((ranks + 1)) ] || fail "no $ranks ranks run: $(cat "$out.err")"
     eval "$command"
     wait $! || true
     wait
@@ -171,14 +183,14 @@ disturbed() {
 test_signals() {
     local out=$tmp/signal victim
     setup
-    gpus 3 "$tmp/calm" 12 -d $((6 * unit)) -v 0 -s 0 -n 0
+    gpus "$ranks" "$tmp/calm" 12 -d $((6 * unit)) -v 0 -s 0 -n 0
     good "the undisturbed run" "$tmp/calm"
-    for victim in 0 1 3; do
+    for victim in 0 1 "$ranks"; do
         disturbed "$out" 12 "kill -TERM \${pids[$victim]}" -n 0
         contains "stopped after step" "$out.out"
         [ -n "$(newest "$out")" ] || fail "nothing saved: $(cat "$out.err")"
         gone "a signal"
-        gpus 3 "$out" 12 -d $((6 * unit)) -v 0 -s 0 -n 0 -y 1
+        gpus "$ranks" "$out" 12 -d $((6 * unit)) -v 0 -s 0 -n 0 -y 1
         good "resuming" "$out"
         same "$out" "$tmp/calm" 12
     done
@@ -197,8 +209,8 @@ test_faults() {
     disturbed "$out" 100 'kill -STOP ${pids[2]}; sleep 6; kill -CONT ${pids[2]}' -n 0 --timeout 2
     grep -qE 'no answer for [0-9.]+ s from rank [0-9]|has not ended after 2 s' "$out.err" || fail "$(cat "$out.err")"
     gone "a stopped rank"
-    gpus 3 "$tmp/still" 12 -d $((6 * unit)) -v 0 -s 0 -n 2
-    disturbed "$out" 12 'kill -KILL ${pids[3]}' -n 2 --restarts 2
+    gpus "$ranks" "$tmp/still" 12 -d $((6 * unit)) -v 0 -s 0 -n 2
+    disturbed "$out" 12 'kill -KILL ${pids[-1]}' -n 2 --restarts 2
     contains "starting all ranks again: restart 1 of 2" "$out.err"
     same "$out" "$tmp/still" 12
 }
@@ -208,7 +220,7 @@ test_faults() {
 test_one_rank_fails() {
     local out=$tmp/one_fails at port=10
     setup
-    gpus 3 "$tmp/healthy" 12 -d $((6 * unit)) -v 0 -s 0 -n 2
+    gpus "$ranks" "$tmp/healthy" 12 -d $((6 * unit)) -v 0 -s 0 -n 2
     good "the undisturbed run" "$tmp/healthy"
     odd=("${broken_card[@]}")
     for at in card 3 20; do
@@ -217,13 +229,13 @@ test_one_rank_fails() {
         port=$((port + 1))
         odd_rank $port "$out" 12 -n 2
         case $codes in
-        ' 1 1 1') grep -qE '^error: rank 1: .*(cuda|launch failure)' "$out.1.err" || fail "$at: $(cat "$out".?.err)" ;;
-        ' 1 137 1') cat "$out".[02].err | grep -qE 'rank 1 \(host .*\) has ended' || fail "$at: $(cat "$out".?.err)" ;;
+        "$all_failed") grep -qE '^error: rank 1: .*(cuda|launch failure)' "$out.1.err" || fail "$at: $(cat "$out".?.err)" ;;
+        "${all_failed/1 1/1 137}") cat "$out".[02].err | grep -qE 'rank 1 \(host .*\) has ended' || fail "$at: $(cat "$out".?.err)" ;;
         *) fail "$at: exit codes$codes: $(cat "$out".?.err)" ;;
         esac
         [ $seconds -lt 20 ] || fail "$at: the last rank ended $seconds s after the first"
         echo "note: rank 1 fails ($at): all have ended after $seconds s; saved: $(newest "$out")"
-        gpus 3 "$out" 12 -d $((6 * unit)) -v 0 -s 0 -n 2 -y 1
+        gpus "$ranks" "$out" 12 -d $((6 * unit)) -v 0 -s 0 -n 2 -y 1
         good "resuming" "$out"
         ! grep 'passed over' "$out.out" || fail "$at: a checkpoint is damaged"
         same "$out" "$tmp/healthy" 12
@@ -236,7 +248,7 @@ test_one_disk_is_full() {
     setup
     odd=("preload=$preload:$tmp/bin/failing_write.so" "FAIL_DIR=$out" FAIL_AT=3 FAIL_MODE=from)
     odd_rank 20 "$out" 6 -n 2
-    want "exit codes" "$codes" " 1 1 1"
+    want "exit codes" "$codes" "$all_failed"
     contains "warning: rank 1: " "$out.1.err"
     contains "No space left on device" "$out.1.err"
     contains "the run goes on" "$out.0.err"
@@ -253,14 +265,14 @@ test_killed_at_the_start() {
     setup
     for i in "${seconds[@]}"; do
         rm -rf "$out" "$out".*
-        slowly gpus 3 "$out" 200 -d $((6 * unit)) -v 0 -s 0 -n 0 & run=$!
+        slowly gpus "$ranks" "$out" 200 -d $((6 * unit)) -v 0 -s 0 -n 0 & run=$!
         for ((n = 0; n < 1000; n++)); do
-            mapfile -t pids < <(pgrep -f "^$train --gpus" | sort -n)
-            [ ${#pids[@]} -ne 4 ] || break
+            find_processes
+            [ ${#pids[@]} -ne $((ranks + 1)) ] || break
             sleep 0.01
         done
         sleep 0.$i
-        kill -KILL "${pids[1 + n % 3]}"
+        kill -KILL "${pids[1 + n % ranks]}"
         n=$SECONDS
         wait $run || true
         contains "was ended by signal 9" "$out.err"
@@ -284,8 +296,8 @@ test_random_kills() {
         done
         sleep 0.$((RANDOM % 4))$((RANDOM % 10))
         lines=$(grep -c '^step ' "$out.out")
-        mapfile -t pids < <(pgrep -f "^$train --gpus" | sort -n | tail -n +2)
-        [ ${#pids[@]} -eq 0 ] || kill -KILL "${pids[RANDOM % ${#pids[@]}]}" || true
+        find_processes
+        [ ${#pids[@]} -eq 1 ] || kill -KILL "${pids[1 + RANDOM % (${#pids[@]} - 1)]}" || true
     done
     wait $run || true
     want "the restarts" "$(grep -c 'starting all ranks again' "$out.err")" "$kills"
@@ -313,9 +325,9 @@ test_data_of_one_rank_goes() {
     setup
     mkdir "$tmp/here" "$tmp/there"
     cp -r "$tmp/data" "$tmp/here/" && cp -r "$tmp/data" "$tmp/there/"
-    for i in 2 1 0; do
+    for ((i = ranks - 1; i >= 0; i--)); do
         place=$([ $i -eq 1 ] && echo there || echo here)
-        (cd "$tmp/$place" && slowly rank $i 3 30 "$out" 2000 -d $((6 * unit)) -v 0 -s 0 -n 0 -i 'data/*_train_*.bin') &
+        (cd "$tmp/$place" && slowly rank $i "$ranks" 30 "$out" 2000 -d $((6 * unit)) -v 0 -s 0 -n 0 -i 'data/*_train_*.bin') &
     done
     await_step "$out.0.out" 3
     for i in "$tmp"/there/data/*_train_*.bin; do printf 'xxxx' | dd of="$i" conv=notrunc status=none; done
@@ -341,12 +353,12 @@ test_output_goes() {
 test_rank0_dies() {
     local out=$tmp/headless i pids
     setup
-    for i in 2 1 0; do slowly rank $i 3 4 "$out" 100 -d $((6 * unit)) -v 0 -s 0 -n 0 & done
+    for ((i = ranks - 1; i >= 0; i--)); do slowly rank $i "$ranks" 4 "$out" 100 -d $((6 * unit)) -v 0 -s 0 -n 0 & done
     await_step "$out.0.out" 3
     mapfile -t pids < <(pgrep -f "^$train ") # not those of another run on this machine
     for i in "${pids[@]}"; do grep -qz '^LLMC_RANK=0$' "/proc/$i/environ" && kill -KILL "$i"; done
     wait
     contains "error: rank 1: rank 0 (host " "$out.1.err"
-    contains "has ended" "$out.2.err"
+    contains "has ended" "$out.$((ranks - 1)).err"
     gone "rank 0"
 }

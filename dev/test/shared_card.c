@@ -1,6 +1,6 @@
 /*
-Lets several ranks share one GPU, each believing that it has its own, for test_ranks_on_a_gpu.sh. A program that was linked
-with -cudart shared takes it by LD_PRELOAD:
+Lets several ranks share the GPUs of a machine, each believing that it has its own, for test_ranks_on_a_gpu.sh: rank r gets
+GPU r, modulo their number. A program that was linked with -cudart shared takes it by LD_PRELOAD:
 
     nvcc -shared -Xcompiler -fPIC -cudart shared dev/test/shared_card.c -o shared_card.so -ldl
     SHARED_CARD=2 LD_PRELOAD=./shared_card.so ./train_gpt2cu --gpus 2 -i ...
@@ -9,7 +9,8 @@ NCCL refuses two ranks on a GPU of one host (init.cc, "Duplicate GPU detected").
 NCCL_HOSTID, and the ranks exchange their data over sockets: right, but slow, because the GPU runs the kernels of one process
 at a time, and those of a collective wait for those of the other ranks.
 
-SHARED_CARD             the number of GPUs that cudaGetDeviceCount() reports
+SHARED_CARD             the number of GPUs that cudaGetDeviceCount() reports, if there are fewer
+SHARED_CARD_HOSTS       0: all ranks are on the same host, and each has a GPU
 SHARED_CARD_SLOW_MS     milliseconds that each launch of a graph takes, for tests that do something in the meantime
 */
 #include <cuda_runtime_api.h>
@@ -37,14 +38,19 @@ cudaError_t cudaGetDeviceCount(int* count) {
     cudaError_t (*real)(int*);
     *(void**)&real = next("cudaGetDeviceCount");
     cudaError_t error = real(count);
-    if (error == cudaSuccess && *count == 1) { *count = setting("SHARED_CARD", 1); }
+    if (error == cudaSuccess && *count > 0 && *count < setting("SHARED_CARD", 1)) { *count = setting("SHARED_CARD", 1); }
     return error;
 }
 
 cudaError_t cudaSetDevice(int device) {
     cudaError_t (*real)(int);
+    cudaError_t (*get_count)(int*);
     *(void**)&real = next("cudaSetDevice");
-    return real(device < setting("SHARED_CARD", 1) ? 0 : device);
+    *(void**)&get_count = next("cudaGetDeviceCount");
+    int count = 0;
+    cudaError_t error = get_count(&count);
+    if (error != cudaSuccess) { return error; }
+    return real(device < setting("SHARED_CARD", 1) ? device % count : device);
 }
 
 cudaError_t cudaGraphLaunch(cudaGraphExec_t graph, cudaStream_t stream) {
@@ -57,7 +63,7 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t graph, cudaStream_t stream) {
 __attribute__((constructor)) static void name_host(void) {
     const char* rank = getenv("LLMC_RANK");
     char name[32];
-    if (!rank) { return; }
+    if (!rank || !setting("SHARED_CARD_HOSTS", 1)) { return; }
     snprintf(name, sizeof(name), "rank%s", rank);
     setenv("NCCL_HOSTID", name, 1);
 }

@@ -1,9 +1,14 @@
 #!/usr/bin/env bash
-# train_gpt2cu with several ranks on ONE real GPU (shared_card.c): kernels, streams, events and graphs are real. The tests are
-# run with NCCL itself, and some with fake_nccl.c, whose collectives are host functions on the stream. Needs nvcc, a GPU, and
-# NCCL where the dynamic linker finds it, or in LLMC_NCCL, or in a Python package. Nothing can be said here about speed.
-nccl=${LLMC_NCCL-} data=${LLMC_DATA:-../shared/data}
+# train_gpt2cu with several ranks on real GPUs: kernels, streams, events and graphs are real. The tests are run with NCCL
+# itself, and some with fake_nccl.c, whose collectives are host functions on the stream. Needs nvcc, a GPU, and NCCL where the
+# dynamic linker finds it, or in LLMC_NCCL, or in a Python package. Where there are two GPUs (CUDA_VISIBLE_DEVICES counts),
+# two ranks have one each and exchange data as NCCL likes best. More ranks than GPUs share them (shared_card.c), which says
+# nothing about speed. RANKS_BIN=DIR keeps the programs in DIR, and runs those that are already there.
+nccl=${LLMC_NCCL-} data=${LLMC_DATA:-../shared/data} programs=${RANKS_BIN-}
 LLMC_KILLS=${LLMC_KILLS:-5}
+cards=${CUDA_VISIBLE_DEVICES-$(nvidia-smi --query-gpu=index --format=csv,noheader 2>/dev/null | paste -s -d ,)}
+cards=$(tr , '\n' <<<"$cards" | grep -c .)
+ranks=$((cards > 1 ? 2 : 3)) # of the tests of faults
 . "$(dirname "$0")/ranks.sh"
 model=(--layers 3 --channels 128 --heads 2 --positions 32 -b 2 -t 32 --no-tune)
 unit=64 limit=200
@@ -12,6 +17,10 @@ program_of() { echo "$tmp/bin/$1/train_gpt2cu"; } # PRECISION
 
 build() {
     nvidia-smi -L >/dev/null 2>&1 || skip "needs a GPU"
+    if [ -n "$programs" ] && [ -d "$programs" ]; then
+        cp -r "$programs/." "$tmp/bin/"
+        return
+    fi
     local arch pids=() pid precision
     arch=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader | head -n 1 | tr -d .)
     [ "$arch" != 90 ] || arch=90a
@@ -25,10 +34,12 @@ build() {
     nvcc -O1 -shared -Xcompiler -fPIC -cudart shared -gencode "arch=compute_$arch,code=sm_$arch" dev/test/failing_card.cu \
         -o "$tmp/bin/failing_card.so" -ldl >"$tmp/log3" 2>&1 & pids+=($!)
     for pid in "${pids[@]}"; do wait "$pid" || { cat "$tmp"/log* && fail "does not compile"; }; done
+    [ -z "$programs" ] || cp -r "$tmp/bin" "$programs"
 }
 
-# with LIBRARY: sets what the runs load. NCCL takes the ranks for hosts of their own; so there is only loopback between them.
-with() {
+# Sets what the runs load. Unless each rank has a GPU, NCCL must take the ranks for hosts of their own, with nothing but
+# loopback between them.
+with() { # LIBRARY [PRECISION [RANKS]]
     setup
     local library=$tmp/bin/fake_nccl.so
     if [ "$1" = nccl ]; then
@@ -38,10 +49,11 @@ with() {
             skip "needs NCCL: LLMC_NCCL=.../libnccl.so.2"
     fi
     preload=$tmp/bin/shared_card.so:$tmp/bin/failing_card.so
-    before=(env SHARED_CARD=16 "LLMC_NCCL=$library" NCCL_P2P_DISABLE=1 NCCL_SHM_DISABLE=1
-        NCCL_SOCKET_IFNAME=lo NCCL_IB_DISABLE=1)
+    before=(env SHARED_CARD=16 "LLMC_NCCL=$library")
+    if [ "${3-$ranks}" -gt "$cards" ]; then hosts_apart; else before+=(SHARED_CARD_HOSTS=0); fi
     train=$(program_of "${2-BF16}")
 }
+hosts_apart() { before+=(NCCL_P2P_DISABLE=1 NCCL_SHM_DISABLE=1 NCCL_SOCKET_IFNAME=lo NCCL_IB_DISABLE=1); }
 # train RANKS OUT STEPS [FLAGS]: a run that succeeds
 train() {
     gpus "$@"
@@ -68,6 +80,7 @@ fp32() { # LIBRARY
     agree "$out.1" "$out.all" 1e-5
     train 2 "$out.accumulated" 20 "${calm[@]}" -b 1 -m 4
     agree "$out.1" "$out.accumulated" 1e-5
+    with "$1" FP32 3
     train 1 "$out.3one" 20 "${calm[@]}" -d $((6 * unit)) -b 6
     train 3 "$out.3" 20 "${calm[@]}" -d $((6 * unit))
     agree "$out.3one" "$out.3" 1e-5
@@ -119,12 +132,45 @@ test_d12_tinyshakespeare() {
         done
         echo "note: $precision, largest relative differences of 20 losses and norms:" \
             "one rank that accumulates $(apart "$out.one" "$out.split"), two ranks $(apart "$out.one" "$out.two")"
-        echo "note: a step of two ranks over sockets:$(tail -n 1 "$out.two.out" | cut -d '|' -f 5)"
+        echo "note: a step of two ranks$([ "$cards" -gt 1 ] || echo " over sockets"):$(tail -n 1 "$out.two.out" | cut -d '|' -f 5)"
     done
     agree "$tmp/d12_FP32.one" "$tmp/d12_FP32.two" 1e-5
     near "bf16" "$tmp/d12_BF16.one" "$tmp/d12_BF16.two" \
         "$(apart "$tmp/d12_BF16.one" "$tmp/d12_BF16.split" | awk '{ print 1.5 * $1 }')"
 }
+
+# Two ranks that NCCL takes for two machines, joined by sockets, have the losses of two ranks on one machine.
+test_two_machines() {
+    [ "$cards" -gt 1 ] || skip "on one GPU every test has a machine for each rank"
+    with nccl
+    train 2 "$tmp/one_machine" 20 -n 0
+    hosts_apart
+    before+=(SHARED_CARD_HOSTS=1)
+    train 2 "$tmp/two_machines" 20 -n 0
+    near "two machines" "$tmp/one_machine" "$tmp/two_machines" 1e-6
+    echo "note: a step on one machine:$(tail -n 1 "$tmp/one_machine.out" | cut -d '|' -f 5), on two:" \
+        "$(tail -n 1 "$tmp/two_machines.out" | cut -d '|' -f 5)"
+}
+
+# Training waits no longer for a checkpoint of 124M with two ranks than with one. Medians of 5, and a fifth for chance.
+test_save_pause() {
+    with nccl BF16 2
+    local n pauses=()
+    cat llmc/*.h llmc/*.h llmc/*.h >"$tmp/text"
+    "$BIN_DIR/dev/data/tokenize" -i "$tmp/text" -o "$tmp/sources/a" --val-tokens 0 2>"$tmp/log" || fail "$(cat "$tmp/log")"
+    find "$tmp/sources" -type f ! -name '*.bin' -delete # so that the model has GPT-2's vocabulary
+    for n in 1 2; do
+        timeout "$limit" env "LD_PRELOAD=$preload" "${before[@]}" "$train" --gpus $n -b 8 -e d12 -t 1024 -d $((8192 * n)) \
+            -i "$tmp/sources/*.bin" -x 126 -l 3e-4 -v 0 -s 0 -o "$tmp/pause$n" -n 25 -nk 1 >"$tmp/pause$n.out" 2>"$tmp/pause$n.err" \
+            </dev/null || fail "$(cat "$tmp/pause$n.err")"
+        pauses+=("$(sed -nE 's/^saved .*the run waited for ([0-9]+) ms.*/\1/p' "$tmp/pause$n.out" | sort -n | sed -n 3p)")
+        echo "note: --gpus $n: $(grep '^saved ' "$tmp/pause$n.out" | sed -E 's/^saved [^ ]* //' | paste -s -d ' ')"
+    done
+    [ -n "${pauses[0]}" ] && [ -n "${pauses[1]}" ] || fail "no five pauses: $(cat "$tmp"/pause?.out)"
+    [ "$cards" -gt 1 ] || skip "needs two GPUs; on one, ${pauses[0]} ms and ${pauses[1]} ms"
+    [ $((10 * pauses[1])) -le $((12 * pauses[0] + 20)) ] || fail "two ranks wait for ${pauses[1]} ms, one for ${pauses[0]} ms"
+}
+
 apart() { # OUT1 OUT2: the largest relative differences of losses, and of norms
     local what
     for what in losses norms; do
@@ -164,5 +210,5 @@ shared=(hellaswag strangers signals faults one_rank_fails one_disk_is_full kille
     data_of_one_rank_goes output_goes rank0_dies)
 for name in "${shared[@]}"; do eval "test_${name}_with_nccl() { on_nccl $name; }"; done
 
-tests=(fp32_with_fake_nccl bits_with_fake_nccl fp32 bits d12_tinyshakespeare other_numbers "${shared[@]/%/_with_nccl}" memcheck)
+tests=(fp32_with_fake_nccl bits_with_fake_nccl fp32 bits d12_tinyshakespeare other_numbers two_machines save_pause "${shared[@]/%/_with_nccl}" memcheck)
 run_tests_once "$@"
