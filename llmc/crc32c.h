@@ -8,16 +8,6 @@ Source: RFC 3720, appendix B.4; crc32c(0, "123456789", 9) == 0xe3069283.
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__CUDACC__)
-#include <nmmintrin.h>
-// clang 14 and later treat the crc32 instructions as a feature of their own, which sse4.2 does not always include
-#if defined(__clang__) && __clang_major__ >= 14
-#define CRC32C_SSE42 "sse4.2,crc32"
-#else
-#define CRC32C_SSE42 "sse4.2"
-#endif
-#endif
-
 // table-driven, one byte at a time: for machines without SSE4.2
 static inline uint32_t crc32c_portable(uint32_t crc, const void* data, size_t bytes) {
     static uint32_t table[256];
@@ -36,17 +26,19 @@ static inline uint32_t crc32c_portable(uint32_t crc, const void* data, size_t by
     return ~crc;
 }
 
-#ifdef CRC32C_SSE42
-__attribute__((target(CRC32C_SSE42))) static inline uint32_t crc32c_sse42(uint32_t crc, const void* data,
-                                                                          size_t bytes) {
+// Instructions of SSE4.2, as assembly: the compiler's own names for them want its permission to use SSE4.2 in the whole
+// function, in a different way for each compiler, and nvcc takes none of these.
+#if defined(__x86_64__) && defined(__GNUC__)
+#define CRC32C_SSE42
+static inline uint32_t crc32c_sse42(uint32_t crc, const void* data, size_t bytes) {
     const uint8_t* p = (const uint8_t*)data;
     uint64_t c = ~crc;
     for (; bytes >= 8; bytes -= 8, p += 8) {
         uint64_t word;
         memcpy(&word, p, 8);
-        c = _mm_crc32_u64(c, word);
+        __asm__("crc32q %1, %0" : "+r"(c) : "r"(word));
     }
-    for (; bytes > 0; bytes--, p++) { c = _mm_crc32_u8((uint32_t)c, *p); }
+    for (; bytes > 0; bytes--, p++) { __asm__("crc32b %1, %k0" : "+r"(c) : "q"(*p)); }
     return ~(uint32_t)c;
 }
 #endif

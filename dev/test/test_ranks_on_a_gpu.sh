@@ -152,21 +152,21 @@ test_two_machines() {
         "$(tail -n 1 "$tmp/two_machines.out" | cut -d '|' -f 5)"
 }
 
-# Training waits no longer for a checkpoint of 124M with two ranks than with one. Medians of 5, and a fifth for chance.
+# Training waits no longer for a checkpoint of 124M with two ranks than with one. Medians of 3, and a fifth for chance.
 test_save_pause() {
     with nccl BF16 2
     local n pauses=()
-    cat llmc/*.h llmc/*.h llmc/*.h >"$tmp/text"
+    cat llmc/*.h llmc/*.h llmc/*.h >"$tmp/text" # more tokens than a step of two ranks
     "$BIN_DIR/dev/data/tokenize" -i "$tmp/text" -o "$tmp/sources/a" --val-tokens 0 2>"$tmp/log" || fail "$(cat "$tmp/log")"
     find "$tmp/sources" -type f ! -name '*.bin' -delete # so that the model has GPT-2's vocabulary
     for n in 1 2; do
-        timeout "$limit" env "LD_PRELOAD=$preload" "${before[@]}" "$train" --gpus $n -b 8 -e d12 -t 1024 -d $((8192 * n)) \
-            -i "$tmp/sources/*.bin" -x 126 -l 3e-4 -v 0 -s 0 -o "$tmp/pause$n" -n 25 -nk 1 >"$tmp/pause$n.out" 2>"$tmp/pause$n.err" \
+        timeout "$limit" env "LD_PRELOAD=$preload" "${before[@]}" "$train" --gpus $n -b 64 -e d12 -t 1024 -d $((65536 * n)) \
+            -i "$tmp/sources/*.bin" -x 181 -l 3e-4 -v 0 -s 0 -o "$tmp/pause$n" -n 60 -nk 1 >"$tmp/pause$n.out" 2>"$tmp/pause$n.err" \
             </dev/null || fail "$(cat "$tmp/pause$n.err")"
-        pauses+=("$(sed -nE 's/^saved .*the run waited for ([0-9]+) ms.*/\1/p' "$tmp/pause$n.out" | sort -n | sed -n 3p)")
+        pauses+=("$(sed -nE 's/^saved .*the run waited for ([0-9]+) ms.*/\1/p' "$tmp/pause$n.out" | sort -n | sed -n 2p)")
         echo "note: --gpus $n: $(grep '^saved ' "$tmp/pause$n.out" | sed -E 's/^saved [^ ]* //' | paste -s -d ' ')"
     done
-    [ -n "${pauses[0]}" ] && [ -n "${pauses[1]}" ] || fail "no five pauses: $(cat "$tmp"/pause?.out)"
+    [ -n "${pauses[0]}" ] && [ -n "${pauses[1]}" ] || fail "no pauses: $(cat "$tmp"/pause?.out)"
     [ "$cards" -gt 1 ] || skip "needs two GPUs; on one, ${pauses[0]} ms and ${pauses[1]} ms"
     [ $((10 * pauses[1])) -le $((12 * pauses[0] + 20)) ] || fail "two ranks wait for ${pauses[1]} ms, one for ${pauses[0]} ms"
 }
