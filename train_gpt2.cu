@@ -549,6 +549,7 @@ static void gpt2_update(GPT2* model, const AdamW* optimizer, bool skip, const Mu
         Span whole = bucket(config, b);
         gather_weights(b, model->params_memory + whole.place, whole.n, model->stream);
     }
+    gathering_queued(model->stream);
 }
 
 // ---- memory: a plan adds up what is needed before anything is allocated ---------------------------
@@ -798,7 +799,7 @@ struct Generator {
     void* arena;      // the allocation behind all of the above
     int* host_tokens; // (2, B) pinned; even steps are read into row 0, odd steps into row 1
     cudaEvent_t read[2];
-    cudaGraphExec_t graph;
+    LaunchGraph graph;
 };
 
 // Plans the memory for B texts side by side, with up to `rows` tokens in a pass over prompts. Returns its bytes.
@@ -839,7 +840,7 @@ static bool generator_allocate(Generator* g, const GPT2* model, int B, int rows,
 }
 
 static void generator_free(Generator* g) {
-    if (g->graph) { cudaCheck(cudaGraphExecDestroy(g->graph)); }
+    graph_free(&g->graph);
     for (cudaEvent_t event : g->read) { cudaCheck(cudaEventDestroy(event)); }
     pinned_free(g->host_tokens);
     cudaCheck(cudaFree(g->arena));
@@ -933,27 +934,10 @@ static void generator_launch_step(Generator* g, const GPT2* model, const Sampler
     generator_sample(g, model, sampler, 0, B);
 }
 
-// Generates one token per text. The first step is launched kernel by kernel, because cuBLASLt may time its algorithms in
-// it, which cannot be captured. The second step is captured as a graph; it and all later steps are launches of that graph.
+// Generates one token per text.
 static void generator_step(Generator* g, const GPT2* model, const Sampler* sampler) {
-    if (g->num_steps++ == 0) {
-        generator_launch_step(g, model, sampler);
-        return;
-    }
-    if (!g->graph) {
-        cudaGraph_t graph;
-        cudaCheck(cudaStreamBeginCapture(model->stream, cudaStreamCaptureModeThreadLocal));
-        generator_launch_step(g, model, sampler);
-        cudaCheck(cudaStreamEndCapture(model->stream, &graph));
-        cudaError_t e = cudaGraphInstantiate(&g->graph, graph, 0);
-        cudaCheck(cudaGraphDestroy(graph));
-        if (e == cudaErrorMemoryAllocation) { // without a graph, this step is slower
-            cudaGetLastError();               // clears the error
-            return generator_launch_step(g, model, sampler);
-        }
-        cudaCheck(e);
-    }
-    cudaCheck(cudaGraphLaunch(g->graph, model->stream));
+    g->num_steps++;
+    launch_as_graph(&g->graph, model->stream, [&] { generator_launch_step(g, model, sampler); });
 }
 
 // Queues the copy of a step's tokens to the host. Wait for the event read[slot] before reading the returned array.
@@ -1032,14 +1016,11 @@ struct Trainer {
     cudaEvent_t copied[2];
     int64_t num_batches; // micro-batches copied so far
     PendingStep steps[2];
-    PendingStep* pending; // the step that is launched and not yet reported, or NULL
-    struct {
-        cudaGraphExec_t exec;
-        int num_runs;     // the first run is not captured: it times cuBLASLt's algorithms
-    } graphs[2];          // [0]: micro-steps that add to the gradients; [1]: the first of a step, which overwrites them
-    RunParts parts;       // which rank saves which tensors
-    float* buffer;        // this rank's parts, pinned: weights and moments, from which checkpoints are written
-    EvalLoader hellaswag; // --hellaswag
+    PendingStep* pending;     // the step that is launched and not yet reported, or NULL
+    LaunchGraph graphs[2][2]; // of a micro-step: [whether it is the first of a step][whether it is the last]
+    RunParts parts;           // which rank saves which tensors
+    float* buffer;            // this rank's parts, pinned: weights and moments, from which checkpoints are written
+    EvalLoader hellaswag;     // --hellaswag
     Evaluator evaluator;
     double machine_flops; // FLOP/s at 100% MFU: from the table in llmc/mfu.h, or measured
 };
@@ -1071,30 +1052,22 @@ static bool next_batch(Trainer* t, Error* err) {
     return !news.signal && !news.failed;
 }
 
-static void launch_micro_step(GPT2* model, const Batch* batch, bool first) {
+// With several GPUs, weights are gathered during the first forward pass of a step, gradients reduced during the last backward.
+static void launch_micro_step(GPT2* model, const Batch* batch, bool first, bool last) {
+    leave_room(first && args->zero);
     gpt2_forward(model, &model->acts, batch->B, batch->T, NULL);
     gpt2_loss(model, &model->acts, batch->B, batch->T, true, 1.0f / (float)batch->total);
+    leave_room(last);
     gpt2_backward(model, batch->B, batch->T, first);
+    leave_room(false);
 }
 
-// Forward and backward of one micro-batch; from the second time on as a CUDA graph.
-static void micro_step(Trainer* t, bool first) {
+// Forward and backward of one micro-batch.
+static void micro_step(Trainer* t, bool first, bool last) {
     Range range("micro_step");
-    GPT2* model = &t->model;
-    const Batch* batch = &t->job.batch;
-    if (!args->use_graph || profile().listing || t->graphs[first].num_runs++ == 0) {
-        launch_micro_step(model, batch, first);
-        return;
-    }
-    if (!t->graphs[first].exec) {
-        cudaGraph_t graph;
-        cudaCheck(cudaStreamBeginCapture(model->stream, cudaStreamCaptureModeThreadLocal));
-        launch_micro_step(model, batch, first);
-        cudaCheck(cudaStreamEndCapture(model->stream, &graph));
-        cudaCheck(cudaGraphInstantiate(&t->graphs[first].exec, graph, 0));
-        cudaCheck(cudaGraphDestroy(graph));
-    }
-    cudaCheck(cudaGraphLaunch(t->graphs[first].exec, model->stream));
+    auto launch = [&] { launch_micro_step(&t->model, &t->job.batch, first, last); };
+    if (!args->use_graph || profile().listing) { return launch(); }
+    launch_as_graph(&t->graphs[first][last], t->model.stream, launch);
 }
 
 // Queues the copy of the step's state to s->state.
@@ -1128,7 +1101,7 @@ static bool launch_step(Trainer* t, Error* err) {
     cudaCheck(cudaMemsetAsync(&model->state->loss, 0, sizeof(float), model->stream));
     for (int64_t i = 0; i < t->job.batch.micro_steps; i++) {
         if (!next_batch(t, err)) { return false; }
-        micro_step(t, i == 0);
+        micro_step(t, i == 0, i == t->job.batch.micro_steps - 1);
     }
     gpt2_gradient_norm(model);
     AdamW optimizer = {s->report.learning_rate, args->beta1, args->beta2, args->eps, args->weight_decay, args->clip};
@@ -1220,7 +1193,7 @@ static void save_checkpoint(Trainer* t, bool last) {
     training_finish_save(&t->job);
     bool unsaved = is_rank0() && training_is_unsaved(&t->job);
     if (!ranks_agree(0, false, unsaved, 0).due) { return; }
-    if (is_rank0()) { choices_save(args->output); }
+    if (is_rank0()) { choices_save(args->output), save_overlap(args->output); }
     allocate_buffer(t);
     copy_parts(t);
     t->job.saver.ranks.token = ranks_token();
@@ -1399,11 +1372,14 @@ static void load_training_state(Trainer* t, ModelSource* source) {
     for (float* array : arrays) { free(array); }
 }
 
-// Rank 0 calls all products once and so chooses their algorithms; all other ranks take its choices.
+// Rank 0 chooses cuBLASLt's algorithms and when to exchange, and all ranks do as it does.
 static void share_choices(Trainer* t) {
-    for (int first = 0; first < 2 && is_rank0(); first++) { launch_micro_step(&t->model, &t->job.batch, first); }
-    cudaCheck(cudaStreamSynchronize(t->model.stream));
-    ranks_share_choices();
+    const GPT2Config* config = &t->model.config;
+    Span layer = bucket(config, 1);
+    float *own = t->model.own_grads + share_of(config, 1, 0).own, *grads = t->model.grads_memory + layer.place;
+    ExchangeTrial trial = {own, grads, layer.n, bucket(config, 0).n, model_size(config), t->job.batch.micro_steps > 1};
+    ranks_choose(trial, t->job.checkpoint[0] ? args->output : NULL, t->model.stream,
+                 [&](bool first, bool last) { launch_micro_step(&t->model, &t->job.batch, first, last); });
 }
 
 // Opens everything that a run needs, in an order that finds all mistakes of the user before anything is written.
@@ -1443,7 +1419,7 @@ static int trainer_close(Trainer* t) {
     free(t->buffer);
     run_parts_free(&t->parts);
     for (int i = 0; i < 2; i++) {
-        if (t->graphs[i].exec) { cudaCheck(cudaGraphExecDestroy(t->graphs[i].exec)); }
+        for (LaunchGraph& graph : t->graphs[i]) { graph_free(&graph); }
         pinned_free(t->batches[i]);
         pinned_free(t->steps[i].state);
         cudaCheck(cudaEventDestroy(t->copied[i]));
@@ -3347,7 +3323,8 @@ void gemm(const GemmArgs& g, const Epilogue& epilogue, cudaStream_t stream) {
     require(has_sm90a()); // nvcc -gencode arch=compute_90a,code=sm_90a
     require((g.second != NULL) == ((Epilogue::EXTRAS & GEMM_SECOND) != 0));
     require((g.residual != NULL) == ((Epilogue::EXTRAS & GEMM_RESIDUAL) != 0));
-    int num_tiles = gemm_num_tiles<G>(g.M, g.N, g.K), num_clusters = min(num_tiles, num_multiprocessors() / G::CLUSTER);
+    int num_tiles = gemm_num_tiles<G>(g.M, g.N, g.K),
+        num_clusters = min(num_tiles, free_multiprocessors() / G::CLUSTER);
     auto kernel = gemm_sm90_kernel9<G, Epilogue>;
     const int bytes = GemmSMem<G>::bytes();
     cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
@@ -3902,7 +3879,7 @@ void matmul_backward_weight(float* dweight, float* scratch, const floatX* dout, 
 #if !defined(ENABLE_FP32)
     if (matmul_backward_weight_choice(N, C, OC) == 9) {
         return matmul_backward_weight9(dweight, scratch, dout, inp, N, C, OC, accumulate, stream,
-                                       matmul_backward_max_clusters());
+                                       std::min(matmul_backward_max_clusters(), free_multiprocessors() / 2));
     }
 #endif
     (void)scratch;
@@ -4921,7 +4898,7 @@ template <int groups> void attention_forward_sm90_launch(floatX* out, float* lse
     static_assert(SHARED_BYTES <= 227 << 10, "the limit of compute capability 9.0");
     cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES));
     CUtensorMap qkv_map = tensor_map_heads(qkv, B, T, 3 * NH, 64), out_map = tensor_map_heads(out, B, T, NH, 16);
-    int num_tiles = ceil_div(T, 64 * groups), num_blocks = min(B * NH * num_tiles, num_multiprocessors());
+    int num_tiles = ceil_div(T, 64 * groups), num_blocks = min(B * NH * num_tiles, free_multiprocessors());
     AttentionForwardList list = attention_forward_list(B * NH, num_tiles, num_blocks);
     launch_early(kernel, dim3(num_blocks), dim3(128 * (groups + 1)), SHARED_BYTES, stream, lse, qkv_map, T, NH, list,
                  LOG2E / sqrtf(64.0f), out_map);
@@ -6183,7 +6160,7 @@ void attention_backward_sm90(floatX* dqkv, float* dbias, float* scratch, const f
     auto kernel = attention_backward_sm90_kernel11;
     constexpr int SHARED_BYTES = sizeof(AttentionBackwardSMem);
     cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES));
-    int num_blocks = min(args.num_heads * args.num_tiles, num_multiprocessors());
+    int num_blocks = min(args.num_heads * args.num_tiles, free_multiprocessors());
     launch_early(kernel, dim3(num_blocks), dim3(384), SHARED_BYTES, stream, args, qkv_map, dout_map, dqkv_map, 0.125f);
     if (!dbias) { return; }
     column_sums<16>(dbias, NULL, NULL, args.dq_terms, 8 * B, C, stream);

@@ -91,7 +91,9 @@ struct MatmulCall {
 // Identifies a product, by all that the choice of its algorithm depends on. All members are ints: there is no padding,
 // so memcmp can compare keys.
 struct CublasLtKey {
-    int M, N, K, a_transposed, b_transposed, out_is_float, epilogue, has_add, has_bias, alignment, tf32, tuned;
+    int M, N, K, a_transposed, b_transposed, out_is_float, epilogue, has_add, has_bias, alignment;
+    int mode;     // bit 0: TF32, bit 1: tuned
+    int reserved; // multiprocessors that it leaves to others
 };
 
 // A product that this process has called: its cuBLASLt descriptors and the chosen algorithm.
@@ -331,7 +333,7 @@ inline CublasLtPlan cublaslt_plan(const CublasLtKey& key, const MatmulCall& c, c
     plan.b = c.a_transposed ? cublaslt_layout(cublaslt_floatX, c.K, c.M) : cublaslt_layout(cublaslt_floatX, c.M, c.K);
     plan.out = cublaslt_layout(c.out_is_float ? CUDA_R_32F : cublaslt_floatX, c.M, c.N);
     cublasComputeType_t compute =
-        cublaslt_floatX == CUDA_R_32F && key.tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F;
+        cublaslt_floatX == CUDA_R_32F && (key.mode & 1) ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F;
     cublasCheck(cublasLtMatmulDescCreate(&plan.product, compute, CUDA_R_32F));
     cublasOperation_t op_a = c.b_transposed ? CUBLAS_OP_T : CUBLAS_OP_N;
     cublasOperation_t op_b = c.a_transposed ? CUBLAS_OP_T : CUBLAS_OP_N;
@@ -344,6 +346,9 @@ inline CublasLtPlan cublaslt_plan(const CublasLtKey& key, const MatmulCall& c, c
                                                                    : CUBLASLT_EPILOGUE_DEFAULT;
     cublaslt_describe(plan.product, CUBLASLT_MATMUL_DESC_EPILOGUE, (uint32_t)epilogue);
     if (c.aux) { cublaslt_describe(plan.product, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, (int64_t)c.N); }
+    if (key.reserved) {
+        cublaslt_describe(plan.product, CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET, (int32_t)free_multiprocessors());
+    }
     if (!cublaslt_recall(plan)) { cublaslt_choose(plan, c, stream); }
     return plan;
 }
@@ -367,8 +372,8 @@ inline bool cublaslt_matmul(const MatmulCall& c, cudaStream_t stream) {
                        c.add != NULL,
                        c.bias != NULL,
                        cublaslt_alignment(c),
-                       lt.tf32,
-                       lt.tuned};
+                       lt.tf32 + 2 * lt.tuned,
+                       reserved_multiprocessors()};
     require(key.alignment >= 16);
     size_t i = 0;
     while (i < lt.plans.size() && memcmp(&lt.plans[i].key, &key, sizeof(key)) != 0) { i++; }
@@ -386,7 +391,7 @@ inline bool cublaslt_matmul(const MatmulCall& c, cudaStream_t stream) {
 inline void cublaslt_choices_header(char* text) {
     char gpu[256];
     device_name(gpu);
-    snprintf(text, 512, "cublasLt %zu, %s, %s\n", cublasLtGetVersion(), PRECISION_NAME, gpu);
+    snprintf(text, 512, "cublasLt %zu, %s, %s, second form\n", cublasLtGetVersion(), PRECISION_NAME, gpu);
 }
 
 // The choices to write: first the loaded ones in their order, each replaced by this process's own choice if it has

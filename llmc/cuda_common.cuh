@@ -105,6 +105,15 @@ inline int device_attribute(cudaDeviceAttr attribute) {
 }
 inline int num_multiprocessors() { return device_attribute(cudaDevAttrMultiProcessorCount); }
 
+// Multiprocessors on which kernels of another stream run (distributed.cuh).
+inline int& reserved_multiprocessors() {
+    static int n = 0;
+    return n;
+}
+// Those that are left. For kernels whose blocks stay to the end, one on each multiprocessor: a block that has to wait for a
+// place makes such a kernel take twice as long.
+inline int free_multiprocessors() { return num_multiprocessors() - reserved_multiprocessors(); }
+
 // Writes the current device's name to name (256).
 inline void device_name(char* name) {
     cudaDeviceProp properties;
@@ -165,6 +174,39 @@ void launch_early(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t s
     config.attrs = &early;
     config.numAttrs = compiled_arch(kernel) >= 90; // older code would not wait in grid_wait_dependency()
     cudaCheck(cudaLaunchKernelEx(&config, kernel, arguments...));
+}
+
+// Work that is launched again and again on a stream, as a CUDA graph from the second time on. The first time the work is
+// launched as it is, because it may choose cuBLASLt's algorithms by timing them, which cannot be captured.
+struct LaunchGraph {
+    cudaGraphExec_t exec;
+    bool launched;  // once, as it is
+    bool no_memory; // for a graph: the work goes on being launched as it is, which is slower
+};
+template <class Launch> void launch_as_graph(LaunchGraph* g, cudaStream_t stream, Launch launch) {
+    if (!g->launched || g->no_memory) {
+        g->launched = true;
+        return launch();
+    }
+    if (!g->exec) {
+        cudaGraph_t graph;
+        cudaCheck(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+        launch();
+        cudaCheck(cudaStreamEndCapture(stream, &graph));
+        cudaError_t e = cudaGraphInstantiate(&g->exec, graph, 0);
+        cudaCheck(cudaGraphDestroy(graph));
+        g->no_memory = e == cudaErrorMemoryAllocation;
+        if (!g->no_memory) { cudaCheck(e); }
+        if (g->no_memory) {
+            cudaGetLastError(); // clears the error
+            return launch();
+        }
+    }
+    cudaCheck(cudaGraphLaunch(g->exec, stream));
+}
+inline void graph_free(LaunchGraph* g) {
+    if (g->exec) { cudaCheck(cudaGraphExecDestroy(g->exec)); }
+    *g = {};
 }
 
 // ---- shapes ---------------------------------------------------------------------

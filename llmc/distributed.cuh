@@ -4,7 +4,7 @@ small things over TCP (rank_link.h).
 
     ranks_start(argv)           after the flags are known, before CUDA: starts the ranks (--gpus), or meets those that another
                                 program has started
-    ranks_connect(buckets)      after the GPU was opened: NCCL's communicator
+    ranks_connect(buckets)      after the GPU was opened: NCCL's communicators
     ranks_close()
 
 Data flows in buckets, ranges of the model's parameters (layout.cuh). The collectives are queued on a stream of
@@ -13,8 +13,10 @@ their own, ordered with the model's stream by events; the host waits for none of
     backward of a layer  -> gradients_ready(b)  -> reduce_gradients(b): every rank gets the sum for its share of bucket b
     AdamW on the share   -> gather_weights(b)   -> await_weights(b) in the next forward pass, before the layer
 
-With --no-overlap they are queued in the same order, but each side waits for the other: the first reduction for the whole
-backward pass, AdamW for each gathering.
+That is how exchanges run beside computations. NCCL then takes few multiprocessors, and the products leave these to it. The
+other way is between computations: the first reduction waits for the whole backward pass, the next forward pass for all
+weights, and NCCL takes as many as make it fast. Which one costs less depends on the model, the batch and the links; unless
+--overlap says it, both are estimated from a measurement at the start (choose_overlap).
 
 All ranks must queue the same collectives in the same order. So whatever decides about one, such as whether to save, is
 decided from values that are equal on all ranks: results of collectives, or of ranks_agree().
@@ -44,9 +46,10 @@ struct Ranks {
     int unheard;     // atomic: a save has failed here, and the others wait for this rank
     int num_shares;  // ZeRO-1: env.num_ranks; else 1, every rank keeps and updates everything
     RankLink link;
-    NcclUniqueId id;
+    NcclUniqueId ids[2];
     Nccl nccl;
-    NcclComm comm;
+    NcclComm few, many;                       // communicators whose collectives take few multiprocessors, or many
+    bool beside;                              // exchanges run beside computations
     cudaStream_t stream;                      // of the collectives
     std::vector<cudaEvent_t> ready, gathered; // of each bucket: its gradients are computed; its weights are here
     cudaEvent_t computed, exchanged; // all that was queued so far: on the model's stream; on that of the collectives
@@ -175,7 +178,9 @@ inline int ranks_start(char** argv) {
     }
     if (is_alone()) { return -1; }
     if (!nccl_open(&r.nccl, &err)) { die("%s", err.text); }
-    if (is_rank0() && !nccl_unique_id(&r.nccl, &r.id, &err)) { die("%s", err.text); }
+    for (NcclUniqueId& id : r.ids) {
+        if (is_rank0() && !nccl_unique_id(&r.nccl, &id, &err)) { die("%s", err.text); }
+    }
     std::string flags = ranks_flags();
     Rendezvous meeting = {};
     meeting.ranks = &r.env;
@@ -185,7 +190,7 @@ inline int ranks_start(char** argv) {
     meeting.flags = flags.c_str();
     meeting.stop = &run_stop_signal;
     meeting.link = &r.link;
-    if (!rendezvous(&meeting, &r.id, sizeof(r.id), &err)) { die("rank %d: %s", r.env.rank, err.text); }
+    if (!rendezvous(&meeting, r.ids, sizeof(r.ids), &err)) { die("rank %d: %s", r.env.rank, err.text); }
     r.num_shares = args->zero ? r.env.num_ranks : 1;
     run_rank = r.env.rank, run_num_ranks = r.env.num_ranks;
     snprintf(message_prefix, sizeof(message_prefix), "rank %d: ", r.env.rank);
@@ -416,7 +421,7 @@ inline void* watchdog_run(void*) {
     while (__atomic_load_n(&w.running, __ATOMIC_ACQUIRE)) {
         usleep(50000);
         double now = time_ms();
-        if (!nccl_comm_poll(&ranks().comm, &err)) {
+        if (!nccl_comm_poll(&ranks().few, &err) || !nccl_comm_poll(&ranks().many, &err)) {
             ranks_find_reason(&err);
             watchdog_bite(err.text);
         }
@@ -464,9 +469,11 @@ inline void ranks_progressed() {
 
 // ---- NCCL -----------------------------------------------------------------------------------
 
-// SMs for a collective: few, because the products beside it need the others. The same number on all ranks and in all runs,
-// because the order of a sum depends on it.
-constexpr int NCCL_CTAS = 8;
+// Multiprocessors for a collective beside computations, and between them. The same numbers on all ranks and in all runs,
+// because the order of a sum depends on them. NCCL's blocks come in clusters of 4. On two H100s, a step of 1558M, -b 8, takes
+// 164 ms with 4 beside computations, 170 with 8, and 174 with 32 between them; one of 124M, -b 64, takes 105 ms with 4
+// beside, and 102 with 16 or 32 between (162 and 101 ms on one card).
+constexpr int NCCL_FEW = 4, NCCL_MANY = 16;
 
 inline cudaEvent_t new_event() {
     cudaEvent_t event;
@@ -482,8 +489,15 @@ inline void ranks_connect(int num_buckets) {
     // the same bits in every run: a ring adds in one order, NVLink's own sums (NVLS) do not (github.com/NVIDIA/nccl 1497)
     setenv("NCCL_ALGO", "Ring", 0);
     setenv("NCCL_NVLS_ENABLE", "0", 0);
-    NcclOptions options = {120e3, &run_stop_signal, NCCL_CTAS, NCCL_CTAS};
-    if (!nccl_comm_open(&r.comm, &r.nccl, &r.id, r.env.rank, r.env.num_ranks, &options, &err)) { die("%s", err.text); }
+    for (int i = 0; i < 2; i++) {
+        int ctas = i == 0 ? NCCL_FEW : NCCL_MANY;
+        NcclOptions options = {120e3, &run_stop_signal, ctas, ctas};
+        NcclComm* comm = i == 0 ? &r.few : &r.many;
+        if (!nccl_comm_open(comm, &r.nccl, &r.ids[i], r.env.rank, r.env.num_ranks, &options, &err)) {
+            die("%s", err.text);
+        }
+    }
+    r.beside = strcmp(args->overlap, "on") == 0 || (strcmp(args->overlap, "auto") == 0 && !args->tune);
     atexit(ranks_at_exit); // after CUDA's, and so run before it
     cudaCheck(cudaStreamCreateWithFlags(&r.stream, cudaStreamNonBlocking));
     for (int b = 0; b < num_buckets; b++) {
@@ -513,7 +527,9 @@ inline void ranks_close() {
     cudaCheck(cudaEventDestroy(r.computed));
     cudaCheck(cudaEventDestroy(r.exchanged));
     for (cudaEvent_t clock : r.clocks) { cudaCheck(cudaEventDestroy(clock)); }
-    if (!nccl_comm_close(&r.comm, &err)) { fprintf(stderr, "warning: %s\n", err.text); }
+    for (NcclComm* comm : {&r.few, &r.many}) {
+        if (!nccl_comm_close(comm, &err)) { fprintf(stderr, "warning: %s\n", err.text); }
+    }
     cudaCheck(cudaStreamDestroy(r.stream));
     cudaCheck(cudaFree(r.figures));
     on_die = NULL; // there is nobody left to tell
@@ -551,7 +567,7 @@ inline void ranks_computed(cudaStream_t stream) {
     Ranks& r = ranks();
     if (is_alone()) { return; }
     cudaCheck(cudaEventRecord(r.clocks[r.num_computed++ % 2], stream));
-    if (!args->overlap) { await_computation(stream); }
+    if (!r.beside) { await_computation(stream); }
 }
 
 // To be called once for each step, when it is done, with the event at its beginning. Returns what to print about the slowest
@@ -578,17 +594,28 @@ inline std::string ranks_timed(cudaEvent_t begin) {
         }                                                                                                              \
     } while (0)
 
+// Bucket 0, the embeddings, has nothing beside it: its gradients are ready last, and its weights are needed first. While the
+// weights of bucket 1 come, there is only the optimizer, which is limited by the memory's bandwidth.
+inline NcclComm* comm_for(int b, bool gathers) {
+    Ranks& r = ranks();
+    return r.beside && b > (gathers ? 1 : 0) ? &r.few : &r.many;
+}
+
+inline void queue_reduction(NcclComm* comm, float* own, float* grads, size_t n) {
+    Ranks& r = ranks();
+    if (r.num_shares > 1) {
+        ncclCheck(nccl_reduce_scatter(comm, own, grads, n / r.num_shares, NCCL_FLOAT32, NCCL_SUM, r.stream, err));
+    } else {
+        ncclCheck(nccl_all_reduce(comm, grads, grads, n, NCCL_FLOAT32, NCCL_SUM, r.stream, err));
+    }
+}
+
 // own = this rank's share of the sum of grads (n) over all ranks, once bucket b is ready. With one share grads is summed in
 // place, and own == grads.
 inline void reduce_gradients(int b, float* own, float* grads, size_t n) {
-    Ranks& r = ranks();
     if (is_alone()) { return; }
-    cudaCheck(cudaStreamWaitEvent(r.stream, r.ready[b], 0));
-    if (r.num_shares > 1) {
-        ncclCheck(nccl_reduce_scatter(&r.comm, own, grads, n / r.num_shares, NCCL_FLOAT32, NCCL_SUM, r.stream, err));
-    } else {
-        ncclCheck(nccl_all_reduce(&r.comm, grads, grads, n, NCCL_FLOAT32, NCCL_SUM, r.stream, err));
-    }
+    cudaCheck(cudaStreamWaitEvent(ranks().stream, ranks().ready[b], 0));
+    queue_reduction(comm_for(b, false), own, grads, n);
 }
 
 // Makes stream wait for all collectives that have been queued.
@@ -615,7 +642,7 @@ inline void combine_ranks(float* loss_and_norm, cudaStream_t stream) {
     Ranks& r = ranks();
     if (is_alone()) { return; }
     await_computation(stream);
-    ncclCheck(nccl_all_gather(&r.comm, r.figures, loss_and_norm, 2, NCCL_FLOAT32, r.stream, err));
+    ncclCheck(nccl_all_gather(&r.many, r.figures, loss_and_norm, 2, NCCL_FLOAT32, r.stream, err));
     await_collectives(stream);
     combine_figures_kernel<<<1, 1, 0, stream>>>(loss_and_norm, r.figures, r.env.num_ranks, r.num_shares > 1);
     cudaCheck(cudaGetLastError());
@@ -627,15 +654,111 @@ inline void gather_weights(int b, floatX* weights, size_t n, cudaStream_t stream
     if (r.num_shares == 1) { return; }
     size_t share = n / r.num_shares;
     await_computation(stream);
-    ncclCheck(nccl_all_gather(&r.comm, weights, weights + r.env.rank * share, share, NCCL_FLOATX, r.stream, err));
+    ncclCheck(
+        nccl_all_gather(comm_for(b, true), weights, weights + r.env.rank * share, share, NCCL_FLOATX, r.stream, err));
     cudaCheck(cudaEventRecord(r.gathered[b], r.stream));
-    if (!args->overlap) { await_collectives(stream); }
+}
+
+// All buckets are being gathered. Between computations: stream waits for them.
+inline void gathering_queued(cudaStream_t stream) {
+    if (ranks().num_shares > 1 && !ranks().beside) { await_collectives(stream); }
 }
 
 // whole (n) = own (n / shares) of all ranks, after the work that is on stream; stream waits for it.
 inline void gather_shares(float* whole, const float* own, size_t n, cudaStream_t stream) {
     Ranks& r = ranks();
     await_computation(stream);
-    ncclCheck(nccl_all_gather(&r.comm, whole, own, n / r.num_shares, NCCL_FLOAT32, r.stream, err));
+    ncclCheck(nccl_all_gather(&r.many, whole, own, n / r.num_shares, NCCL_FLOAT32, r.stream, err));
     await_collectives(stream);
+}
+
+// ---- beside computations, or between them -----------------------------------------------------
+
+// What a launch on the model's stream has beside it: with `exchanges`, collectives that have few multiprocessors.
+inline void leave_room(bool exchanges) {
+    reserved_multiprocessors() = exchanges && ranks().beside && !is_alone() ? NCCL_FEW : 0;
+}
+
+// The time of a reduction of n gradients with nothing beside it, in ms, the least of three. Overwrites own.
+inline double time_reduction(NcclComm* comm, float* own, float* grads, size_t n) {
+    cudaEvent_t begin, end;
+    float ms, least = INFINITY;
+    cudaCheck(cudaEventCreate(&begin));
+    cudaCheck(cudaEventCreate(&end));
+    for (int i = 0; i < 3; i++) {
+        cudaCheck(cudaEventRecord(begin, ranks().stream));
+        queue_reduction(comm, own, grads, n);
+        cudaCheck(cudaEventRecord(end, ranks().stream));
+        wait_for_event(end, "timing an exchange before step", 1);
+        cudaCheck(cudaEventElapsedTime(&ms, begin, end));
+        least = fminf(least, ms);
+    }
+    cudaCheck(cudaEventDestroy(begin));
+    cudaCheck(cudaEventDestroy(end));
+    return least;
+}
+
+// The file of the choice below, beside the checkpoints: a resumed run makes the same one, because products that have other
+// multiprocessors may have other last bits. It holds for so many ranks.
+inline std::string overlap_choice(bool beside) {
+    return std::to_string(ranks().env.num_ranks) + " ranks, -z " + std::to_string(args->zero) +
+           (beside ? ": exchanges beside computations\n" : ": exchanges between computations\n");
+}
+inline void save_overlap(const char* dir) {
+    FileWriter w;
+    Error err;
+    std::string path = std::string(dir) + "/exchange_choice.txt";
+    if (is_alone()) { return; }
+    bool ok = writer_open(&w, path.c_str(), &err);
+    if (ok) { writer_printf(&w, "%s", overlap_choice(ranks().beside).c_str()); }
+    if (!ok || !writer_close(&w, &err)) { fprintf(stderr, "warning: %s\n", err.text); }
+}
+// Returns 1 or 0, what the run in dir (may be NULL) has chosen, or -1 if it has not.
+inline int load_overlap(const char* dir) {
+    MappedFile file;
+    std::string path = std::string(dir ? dir : "") + "/exchange_choice.txt", text;
+    if (!dir || !file_exists(path.c_str()) || !map_file(&file, path.c_str(), NULL)) { return -1; }
+    text.assign((const char*)file.data, file.size);
+    unmap_file(&file);
+    return text == overlap_choice(true) ? 1 : text == overlap_choice(false) ? 0 : -1;
+}
+
+struct ExchangeTrial {
+    float *own, *grads;     // a bucket that may be overwritten, and this rank's share of it
+    size_t n, exposed, all; // parameters of the bucket, of bucket 0, of the model
+    bool accumulates;       // a step has several micro-steps
+};
+
+// --overlap auto: decides by what a step would take longer than without exchanges. micro_step_ms: of rank 0
+inline void choose_overlap(const ExchangeTrial& t, double micro_step_ms, const char* dir) {
+    Ranks& r = ranks();
+    int before = ranks_take_int(is_rank0() ? load_overlap(dir) : -1);
+    if (strcmp(args->overlap, "auto") != 0 || !args->tune) { return; }
+    // a step's exchanges compared with the reduction of n gradients; the weights are gathered in their own type
+    double times = (double)t.all / (double)t.n;
+    if (r.num_shares > 1) { times *= 1.0 + sizeof(floatX) / (double)sizeof(float); }
+    double few_ms = times * time_reduction(&r.few, t.own, t.grads, t.n);
+    double many_ms = times * time_reduction(&r.many, t.own, t.grads, t.n);
+    double beside_ms = micro_step_ms * NCCL_FEW / num_multiprocessors() + fmax(few_ms - micro_step_ms, 0) +
+                       many_ms * (double)t.exposed / (double)t.all;
+    r.beside = ranks_take_int(before >= 0 ? before : beside_ms < many_ms);
+    printf("exchanges: %.1f ms a step between computations, an estimated %.1f ms beside them: %s%s\n", many_ms,
+           beside_ms, r.beside ? "beside" : "between", before >= 0 ? ", as before" : "");
+}
+
+// Chooses cuBLASLt's algorithms, by calling all products, and whether to exchange beside computations. launch(first, last)
+// launches a micro-step of a step that it begins or ends. dir: as for load_overlap.
+template <class Launch>
+void ranks_choose(const ExchangeTrial& trial, const char* dir, cudaStream_t stream, Launch launch) {
+    for (int call = 0; call < 3;
+         call++) { // the second one is timed; the third meets products with fewer multiprocessors
+        double begin = time_ms();
+        for (int i = 0; i < 4 && is_rank0(); i++) { // the kinds of micro-steps that the run has
+            if (trial.accumulates != (i == 3)) { launch(i % 2 == 1, i / 2 == 1); }
+        }
+        wait_for_stream(stream, "choosing algorithms before step", 1);
+        double ms = (time_ms() - begin) / (trial.accumulates ? 3 : 1);
+        if (call == 1) { choose_overlap(trial, ms, dir); }
+    }
+    ranks_share_choices();
 }

@@ -46,8 +46,8 @@ typedef struct {
     // only in train_gpt2cu
     int parallel;
     int recompute, gelu_fusion, tf32, master_weights, stochastic_rounding, use_graph, tune, profile, log_memory_every;
-    const char* tuned;
-    int gpus, zero, overlap, restarts, num_processes, process_rank, gpus_per_node;
+    const char *tuned, *overlap;
+    int gpus, zero, restarts, num_processes, process_rank, gpus_per_node;
     float timeout;
     const char *server_ip, *init_method, *fs_path;
 } Settings;
@@ -92,9 +92,9 @@ static Settings settings = {
     .master_weights = 1,
     .use_graph = 1,
     .tune = 1,
+    .overlap = "auto",
     .gpus = 1,
     .zero = 1,
-    .overlap = 1,
     .num_processes = 1,
     .gpus_per_node = 8,
     .timeout = 60,
@@ -269,9 +269,9 @@ static const Option options[] = {
      "train on N GPUs of this machine, each with -b sequences; 0: all of them", 0, RANKS_MAX_LOCAL},
     {OPT_INT, 'z', NULL, "zero", &settings.zero, NULL,
      "1: each GPU keeps and updates a share of the optimizer's state (ZeRO-1); 0: each keeps all of it", 0, 1},
-    {OPT_BOOL, 0, NULL, "overlap", &settings.overlap, NULL,
-     "exchange gradients and weights while the GPUs compute; off: one after the other, to measure what it brings; the "
-     "same bits",
+    {OPT_STR, 0, NULL, "overlap", &settings.overlap, "auto|on|off",
+     "on: exchange gradients and weights while the GPUs compute; off: one after the other; auto: what costs less by a "
+     "measurement at the start, and with --no-tune on",
      0, 0},
     {OPT_FLOAT, 0, NULL, "timeout", &settings.timeout, "seconds",
      "end the run if a step takes longer, or a rank does not answer; the first step has ten times as long; 0: never", 0,

@@ -1933,7 +1933,7 @@ void attention_backward_sm90(floatX* dqkv, float* dbias, float* scratch, const f
     auto kernel = attention_backward_sm90_kernel11;
     constexpr int SHARED_BYTES = sizeof(AttentionBackwardSMem);
     cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES));
-    int num_blocks = min(args.num_heads * args.num_tiles, num_multiprocessors());
+    int num_blocks = min(args.num_heads * args.num_tiles, free_multiprocessors());
     launch_early(kernel, dim3(num_blocks), dim3(384), SHARED_BYTES, stream, args, qkv_map, dout_map, dqkv_map, 0.125f);
     if (!dbias) { return; }
     column_sums<16>(dbias, NULL, NULL, args.dq_terms, 8 * B, C, stream);

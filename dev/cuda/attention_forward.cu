@@ -2652,7 +2652,7 @@ template <int groups> void attention_forward_sm90_launch(floatX* out, float* lse
     static_assert(SHARED_BYTES <= 227 << 10, "the limit of compute capability 9.0");
     cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES));
     CUtensorMap qkv_map = tensor_map_heads(qkv, B, T, 3 * NH, 64), out_map = tensor_map_heads(out, B, T, NH, 16);
-    int num_tiles = ceil_div(T, 64 * groups), num_blocks = min(B * NH * num_tiles, num_multiprocessors());
+    int num_tiles = ceil_div(T, 64 * groups), num_blocks = min(B * NH * num_tiles, free_multiprocessors());
     AttentionForwardList list = attention_forward_list(B * NH, num_tiles, num_blocks);
     launch_early(kernel, dim3(num_blocks), dim3(128 * (groups + 1)), SHARED_BYTES, stream, lse, qkv_map, T, NH, list,
                  LOG2E / sqrtf(64.0f), out_map);
@@ -2809,7 +2809,7 @@ void attention_forward_sm90_launch_kernel(Kernel kernel, float* lse, const float
     static_assert(SHARED_BYTES <= 227 << 10, "the limit of compute capability 9.0");
     cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES));
     CUtensorMap qkv_map = tensor_map_heads(qkv, B, T, 3 * NH, 64);
-    int num_tiles = ceil_div(T, 64 * groups), num_blocks = min(B * NH * num_tiles, num_multiprocessors());
+    int num_tiles = ceil_div(T, 64 * groups), num_blocks = min(B * NH * num_tiles, free_multiprocessors());
     AttentionForwardList list = attention_forward_list(B * NH, num_tiles, num_blocks);
     launch_early(kernel, dim3(num_blocks), dim3(128 * (groups + 1)), SHARED_BYTES, stream, lse, qkv_map, T, NH, list,
                  LOG2E / sqrtf(64.0f), out...);

@@ -546,7 +546,8 @@ void gemm(const GemmArgs& g, const Epilogue& epilogue, cudaStream_t stream) {
     require(has_sm90a()); // nvcc -gencode arch=compute_90a,code=sm_90a
     require((g.second != NULL) == ((Epilogue::EXTRAS & GEMM_SECOND) != 0));
     require((g.residual != NULL) == ((Epilogue::EXTRAS & GEMM_RESIDUAL) != 0));
-    int num_tiles = gemm_num_tiles<G>(g.M, g.N, g.K), num_clusters = min(num_tiles, num_multiprocessors() / G::CLUSTER);
+    int num_tiles = gemm_num_tiles<G>(g.M, g.N, g.K),
+        num_clusters = min(num_tiles, free_multiprocessors() / G::CLUSTER);
     auto kernel = gemm_sm90_kernel9<G, Epilogue>;
     const int bytes = GemmSMem<G>::bytes();
     cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));

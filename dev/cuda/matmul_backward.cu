@@ -910,7 +910,7 @@ void matmul_backward_weight(float* dweight, float* scratch, const floatX* dout, 
 #if !defined(ENABLE_FP32)
     if (matmul_backward_weight_choice(N, C, OC) == 9) {
         return matmul_backward_weight9(dweight, scratch, dout, inp, N, C, OC, accumulate, stream,
-                                       matmul_backward_max_clusters());
+                                       std::min(matmul_backward_max_clusters(), free_multiprocessors() / 2));
     }
 #endif
     (void)scratch;

@@ -7,7 +7,7 @@ usage() {
     cat <<'HELP'
 usage: dev/test/bench_several_gpus.sh [--gpus N] [--alone K] [--logs DIR]
 
-What several GPUs bring: tokens per second of 124M with one micro-batch and with several, with -z 0, with --no-overlap, and of
+What several GPUs bring: tokens per second of 124M with one micro-batch and with several, with -z 0, with --overlap on and off, and of
 1558M, each against N times the slowest card alone, in the same call. Prints a line when a run has ended, and a table last. A run
 that fails is named, and the others go on. Two H200s take an estimated 5 minutes.
 
@@ -138,6 +138,7 @@ profile() { # NAME TEXT GPUS FLAGS ...
 
 # The version, and for each collective its algorithm, protocol and channels (one CTA each), as far as this NCCL says them.
 nccl_says() {
+    sed -nE 's/^(exchanges: .*)/\1/p' "$logs"/{all,micro,large}.out
     sed -nE 's/^[0-9]+ ranks .*: (NCCL [0-9.]+), .*/\1/p' "$logs"/*.out | sort -u
     cat "$logs"/nccl.* 2>/dev/null | grep -aoE '[0-9]+ coll channels' | sort -u
     cat "$logs"/nccl.* 2>/dev/null | grep -aoE '([A-Za-z]+: )?[0-9]+ Bytes -> Algo .*' | sed -E 's/ time [0-9.]+$//' | awk '
@@ -186,14 +187,16 @@ card=${cards[${slow#alone}]:-${cards[0]}}
 together() { CUDA_VISIBLE_DEVICES=$(IFS=, && echo "${cards[*]}") "$@"; }
 by_itself() { CUDA_VISIBLE_DEVICES=$card "$@"; }
 together run all "$N cards, $name -b $B" "$N" $((N * B * T)) "${model[@]}" -b "$B"
-together run separate "$N cards, $name -b $B --no-overlap" "$N" $((N * B * T)) "${model[@]}" -b "$B" --no-overlap
+together run beside "$N cards, $name -b $B --overlap on" "$N" $((N * B * T)) "${model[@]}" -b "$B" --overlap on
+together run separate "$N cards, $name -b $B --overlap off" "$N" $((N * B * T)) "${model[@]}" -b "$B" --overlap off
 together run reduced "$N cards, $name -b $B -z 0" "$N" $((N * B * T)) "${model[@]}" -b "$B" -z 0
 by_itself run again "card $card alone again, $name -b $B" 1 $((B * T)) "${model[@]}" -b "$B"
 by_itself run alone_micro "card $card alone, $name -b $B -d $((total / N))" 1 $((total / N)) "${model[@]}" -b "$B" -d $((total / N))
 together run micro "$N cards, $name -b $B -d $total" "$N" $total "${model[@]}" -b "$B" -d $total
 by_itself run alone_large "card $card alone, $large_name -b $large_B" 1 $((large_B * T)) "${large[@]}" -b "$large_B"
 together run large "$N cards, $large_name -b $large_B" "$N" $((N * large_B * T)) "${large[@]}" -b "$large_B"
-together run large_separate "$N cards, $large_name -b $large_B --no-overlap" "$N" $((N * large_B * T)) "${large[@]}" -b "$large_B" --no-overlap
+together run large_beside "$N cards, $large_name -b $large_B --overlap on" "$N" $((N * large_B * T)) "${large[@]}" -b "$large_B" --overlap on
+together run large_separate "$N cards, $large_name -b $large_B --overlap off" "$N" $((N * large_B * T)) "${large[@]}" -b "$large_B" --overlap off
 by_itself run again_large "card $card alone again, $large_name -b $large_B" 1 $((large_B * T)) "${large[@]}" -b "$large_B"
 by_itself profile profile1 "card $card alone, $large_name, --profile" 1 "${large[@]}" -b "$large_B"
 together profile profileN "$N cards, $large_name, --profile" "$N" "${large[@]}" -b "$large_B"
@@ -204,10 +207,10 @@ nccl_says | sed 's/^/NCCL: /; s/^NCCL: NCCL/NCCL:/'
 [ -e "$(echo "$logs"/nccl.* | cut -d ' ' -f 1)" ] || echo "NCCL: protocol and channels were not said"
 printf '%-46s %10s %12s %14s %9s\n' "" "ms" "tok/s" "$N x slowest" ""
 bracket reference "$slow" again
-for name in all separate reduced; do row $name reference; done
+for name in all beside separate reduced; do row $name reference; done
 row micro alone_micro
 bracket reference_large alone_large again_large
-for name in large large_separate; do row $name reference_large; done
+for name in large large_beside large_separate; do row $name reference_large; done
 if [ -n "${adamw[profile1]}" ] && [ -n "${adamw[profileN]}" ]; then
     saved=$(awk "BEGIN { print ${adamw[profile1]} - ${adamw[profileN]} }")
     row large reference_large "$saved" "  without the $saved ms that AdamW's shares save"

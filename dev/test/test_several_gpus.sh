@@ -85,27 +85,26 @@ test_other_numbers() {
     contains "perplexity" "$tmp/log"
 }
 
-# --no-overlap changes when the ranks exchange, not what: the same bits. Each of 8 steps waits once more before the reductions, and
-# after each of 4 gatherings.
+# --overlap off changes when the ranks exchange, not what. Each of 8 steps waits once more before the reductions, and after the
+# gatherings.
 test_no_overlap() {
     reference
     local out=$tmp/separate flags waits=() i
-    gpus 2 "$out" 8 --no-overlap
-    good "--no-overlap" "$out"
+    gpus 2 "$out" 8 --overlap off
+    good "--overlap off" "$out"
     same "$out" "$tmp/two" 8
     gpus 2 "$tmp/all_overlap" 8 -z 0 -n 0
-    gpus 2 "$tmp/all_separate" 8 -z 0 -n 0 --no-overlap
-    good "-z 0 --no-overlap" "$tmp/all_separate"
+    gpus 2 "$tmp/all_separate" 8 -z 0 -n 0 --overlap off
+    good "-z 0 --overlap off" "$tmp/all_separate"
     same "$tmp/all_overlap" "$tmp/all_separate" 8
     for i in 0 1; do
-        flags=(-v 0 -s 0 -n 0)
-        [ $i -eq 0 ] || flags+=(--no-overlap)
+        flags=(-v 0 -s 0 -n 0 --overlap "$([ $i -eq 0 ] && echo on || echo off)")
         rank 1 2 $((40 + i)) "$out.$i" 8 "${flags[@]}" &
         FAKE_CUDA_COUNT=$out.count rank 0 2 $((40 + i)) "$out.$i" 8 "${flags[@]}" || fail "$(cat "$out.$i.0.err")"
         wait
         waits+=("$(sed -n 's/^calls cudaStreamWaitEvent //p' "$out.count")")
     done
-    want "the waits" "${waits[1]}" $((waits[0] + 8 * (1 + 4)))
+    want "the waits" "${waits[1]}" $((waits[0] + 8 * (1 + 1)))
 }
 
 # bench_several_gpus.sh with three cards that do not compute: which runs it makes, what it adds up, and that it goes on when a run
@@ -128,10 +127,10 @@ WRAPPER
         BENCH_LARGE_B=1 BENCH_STEPS=10 BENCH_LIMIT=$limit \
         dev/test/bench_several_gpus.sh --gpus 3 --alone 2 --logs "$tmp/bench" >"$out" 2>"$tmp/bench.err" || rc=$?
     want "the exit code" "$rc: $(cat "$tmp/bench.err")" "1: "
-    grep -q '^14 runs, 1 failed, [0-9]* s$' "$out" || fail "$(cat "$out")"
+    grep -q '^16 runs, 1 failed, [0-9]* s$' "$out" || fail "$(cat "$out")"
     grep -qE '^3 cards, .* -b 2 -z 0 +FAILED: error: rank 1: no luck$' "$out" || fail "$(cat "$out")"
     grep -qE '^3 cards, .* -b 2 -z 0 +not measured$' "$out" || fail "$(cat "$out")"
-    want "lines of runs" "$(grep -c ' ms ([0-9.]*\.\.[0-9.]*), [0-9]* tok/s, memory of rank 0: plan [0-9.]* GB, in use [0-9.]*, took [0-9]* s$' "$out")" 11
+    want "lines of runs" "$(grep -c ' ms ([0-9.]*\.\.[0-9.]*), [0-9]* tok/s, memory of rank 0: plan [0-9.]* GB, in use [0-9.]*, took [0-9]* s$' "$out")" 13
     want "cards alone" "$(grep -cE '^card [01] alone( again)?, -e d6 .* -b 2 ' "$out")" 4
     contains "NCCL: AllGather: Algo RING proto SIMPLE channel{Lo..Hi}={0..7}, 2 calls, up to 2.0 MB" "$out"
     contains "NCCL: 8 coll channels" "$out"

@@ -113,6 +113,9 @@ cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t p, cublasLtMa
     case CUBLASLT_MATMUL_DESC_TRANSA:
         good = take(&p->op_a, value, bytes);
         break;
+    case CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET: // here every SM is free
+        good = bytes == sizeof(int32_t);
+        break;
     case CUBLASLT_MATMUL_DESC_TRANSB:
         good = take(&p->op_b, value, bytes);
         break;
