@@ -46,13 +46,14 @@ test_losses() {
     near "four GPUs" "$tmp/one" "$tmp/four" 0.002
 }
 
-# Each rank makes the same calls: of each step a reduction and a gathering of each of the 4 buckets, and one of the figures.
+# Each rank makes the same calls: of each step a reduction and a gathering of each of the 4 buckets, and one of the figures; and
+# at the start three reductions on each communicator, which are timed.
 test_collectives() {
     reference
     local i
     for i in 0 1; do grep '^calls\|^ran' "$tmp/calls.$i" | grep -v 'UniqueId\|AsyncError' >"$tmp/made.$i"; done
     cmp "$tmp/made.0" "$tmp/made.1" || fail "the ranks make other calls: $(diff "$tmp/made.0" "$tmp/made.1")"
-    want "the reductions" "$(sed -n 's/^calls ncclReduceScatter //p' "$tmp/calls.0")" 32
+    want "the reductions" "$(sed -n 's/^calls ncclReduceScatter //p' "$tmp/calls.0")" $((8 * 4 + 2 * 3))
     # 3 arrays of 4 buckets for each of 8 checkpoints
     want "the gatherings" "$(sed -n 's/^calls ncclAllGather //p' "$tmp/calls.0")" $((8 * 5 + 8 * 12))
 }
@@ -105,6 +106,29 @@ test_no_overlap() {
         waits+=("$(sed -n 's/^calls cudaStreamWaitEvent //p' "$out.count")")
     done
     want "the waits" "${waits[1]}" $((waits[0] + 8 * (1 + 1)))
+}
+
+# What --overlap auto has chosen stands in a file, and a resumed run of as many ranks does not choose again.
+test_overlap_choice() {
+    reference
+    local out=$tmp/choice words=(between beside) file=$tmp/choice/exchange_choice.txt chosen
+    contains "exchanges: " "$tmp/two.out"
+    chosen=$(sed -nE 's/^exchanges: .*: (beside|between)$/\1/p' "$tmp/two.out")
+    want "the file" "$(cat "$tmp/two/exchange_choice.txt")" "2 ranks, -z 1: exchanges $chosen computations"
+    for word in "${words[@]}"; do
+        rm -rf "$out" && cp -r "$tmp/two" "$out" && rm -r "$out/step_00000008"
+        echo "2 ranks, -z 1: exchanges $word computations" >"$file"
+        gpus 2 "$out" 8 -y 1
+        good "resuming $word" "$out"
+        grep -q "^exchanges: .*: $word, as before$" "$out.out" || fail "chosen again: $(cat "$out.out")"
+        contains "$word" "$file"
+        same "$out" "$tmp/two" 8
+    done
+    rm -rf "$out" && cp -r "$tmp/two" "$out" && rm -r "$out/step_00000008"
+    gpus 4 "$out" 8 -b 1 -y 1
+    grep -qE '^exchanges: .*: (beside|between)$' "$out.out" || fail "not chosen again for four ranks: $(cat "$out.out")"
+    gpus 2 "$tmp/choice_on" 2 --overlap on
+    ! grep -q '^exchanges: ' "$tmp/choice_on.out" || fail "chosen in spite of --overlap on"
 }
 
 # bench_several_gpus.sh with three cards that do not compute: which runs it makes, what it adds up, and that it goes on when a run
@@ -220,6 +244,6 @@ test_hangs() {
     done
 }
 
-tests=(losses collectives repeats no_overlap other_numbers muon bench hellaswag refusals strangers signals faults one_rank_fails one_disk_is_full
+tests=(losses collectives repeats no_overlap overlap_choice other_numbers muon bench hellaswag refusals strangers signals faults one_rank_fails one_disk_is_full
     killed_at_the_start random_kills nccl_errors data_goes data_of_one_rank_goes output_goes hangs rank0_dies)
 run_tests_once "$@"
