@@ -509,7 +509,7 @@ static void gpt2_gradient_norm(GPT2* model) {
     ranks_computed(model->stream);
     for (int b = num_buckets(config) - 1; b >= 0; b--) {
         Span whole = bucket(config, b);
-        reduce_gradients(b, model->own_grads + share_of(config, b, 0).own, model->grads_memory + whole.place, whole.n);
+        reduce_gradients(b, model->own_grads + own_share(config, b).own, model->grads_memory + whole.place, whole.n);
     }
     await_collectives(model->stream);
     global_norm(&model->state->scaled_norm, model->acts.scratch, model->own_grads, share_size(config), model->stream);
@@ -524,14 +524,14 @@ static uint32_t rounding_seed(const GPT2* model, int piece, size_t place) {
     return hash_bits((uint32_t)piece, seed) | 1;
 }
 
-// One step of AdamW on all parameters; if muon is not NULL, of Muon on the matrices of the layers, and then without
-// ZeRO-1. Call after gpt2_gradient_norm. Nothing changes if loss or norm is not finite, or if skip is true. Source:
-// Loshchilov and Hutter 2019, arXiv:1711.05101.
+// One step of AdamW on all parameters; if muon is not NULL, of Muon on the matrices of the layers. Call after
+// gpt2_gradient_norm. Nothing changes if loss or norm is not finite, or if skip is true. Source: Loshchilov and Hutter
+// 2019, arXiv:1711.05101.
 static void gpt2_update(GPT2* model, const AdamW* optimizer, bool skip, const Muon* muon = NULL) {
     const GPT2Config* config = &model->config;
     adamw_prepare(model->state, *optimizer, skip, model->stream);
     if (muon) {
-        require(ranks().num_shares == 1 && model->options.muon);
+        require(model->options.muon);
         MuonArrays a = {model->params_memory, model->master_memory, model->m_memory,    model->own_grads,
                         model->state,         model->acts.logits,   model->muon_layers, model->acts.scratch};
         auto seed = [&](int l) { return rounding_seed(model, 1 + 2 * l, parameter_piece(config, 1 + 2 * l).place); };
@@ -694,7 +694,7 @@ static void forget_whole_array(const GPT2* model) { // zeroes that place
 static void keep_shares(const GPT2* model, float* own) {
     const float* whole = whole_array(model, own);
     for (int b = 0; b < num_buckets(&model->config) && whole != own; b++) {
-        Share share = share_of(&model->config, b, ranks().env.rank);
+        Share share = own_share(&model->config, b);
         cudaCheck(cudaMemcpyAsync(own + share.own, whole + share.place, share.n * sizeof(float),
                                   cudaMemcpyDeviceToDevice, model->stream));
     }
@@ -705,7 +705,7 @@ static const float* collect_shares(const GPT2* model, float* own) {
     float* whole = whole_array(model, own);
     for (int b = 0; b < num_buckets(&model->config) && whole != own; b++) {
         Span span = bucket(&model->config, b);
-        gather_shares(whole + span.place, own + share_of(&model->config, b, 0).own, span.n, model->stream);
+        gather_shares(b, whole + span.place, own + own_share(&model->config, b).own, span.n, model->stream);
     }
     return whole;
 }

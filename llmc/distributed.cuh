@@ -11,10 +11,14 @@ Data flows in buckets, ranges of the model's parameters (layout.cuh). The collec
 their own, ordered with the model's stream by events; the host waits for none of them:
 
     backward of a layer  -> gradients_ready(b)  -> reduce_gradients(b): every rank gets the sum for its share of bucket b
-    AdamW on the share   -> gather_weights(b)   -> await_weights(b) in the next forward pass, before the layer
+    update of the share  -> gather_weights(b)   -> await_weights(b) in the next forward pass, before the layer
+
+AdamW updates each weight by itself, so a share is any part of a bucket. Muon updates whole matrices: with it each layer
+belongs to one rank (bucket_owner), to which its gradients are reduced and which broadcasts its weights. As many bytes move as
+with equal shares.
 
 With --no-overlap they are queued in the same order, but each side waits for the other: the first reduction for the whole
-backward pass, AdamW for each gathering.
+backward pass, the update for each gathering.
 
 All ranks must queue the same collectives in the same order. So whatever decides about one, such as whether to save, is
 decided from values that are equal on all ranks: results of collectives, or of ranks_agree().
@@ -37,12 +41,13 @@ Source: ZeRO stage 1, Rajbhandari et al. 2020, arXiv:1910.02054.
 constexpr NcclType NCCL_FLOATX = sizeof(floatX) == 4 ? NCCL_FLOAT32 : IS_FP16 ? NCCL_FLOAT16 : NCCL_BFLOAT16;
 
 struct Ranks {
-    RankEnv env;     // env.rank of env.num_ranks
-    bool progressed; // the first step is done
-    bool failed;     // die() was called
-    int died;        // atomic: -1 when another rank has ended; stops a save
-    int unheard;     // atomic: a save has failed here, and the others wait for this rank
-    int num_shares;  // ZeRO-1: env.num_ranks; else 1, every rank keeps and updates everything
+    RankEnv env;       // env.rank of env.num_ranks
+    bool progressed;   // the first step is done
+    bool failed;       // die() was called
+    int died;          // atomic: -1 when another rank has ended; stops a save
+    int unheard;       // atomic: a save has failed here, and the others wait for this rank
+    int num_shares;    // ZeRO-1: env.num_ranks; else 1, every rank keeps and updates everything
+    bool deals_layers; // ZeRO-1 with Muon: every bucket but that of the embeddings belongs to one rank
     RankLink link;
     NcclUniqueId id;
     Nccl nccl;
@@ -69,6 +74,8 @@ inline Ranks& ranks() {
 }
 inline bool is_alone() { return ranks().env.num_ranks == 1; }
 inline bool is_rank0() { return ranks().env.rank == 0; }
+// The rank to which all of bucket b belongs; -1 if all ranks have an equal share of it, or the whole of it.
+inline int bucket_owner(int b) { return ranks().deals_layers && b > 0 ? (b - 1) % ranks().num_shares : -1; }
 
 // ---- messages -------------------------------------------------------------------------
 
@@ -187,6 +194,7 @@ inline int ranks_start(char** argv) {
     meeting.link = &r.link;
     if (!rendezvous(&meeting, &r.id, sizeof(r.id), &err)) { die("rank %d: %s", r.env.rank, err.text); }
     r.num_shares = args->zero ? r.env.num_ranks : 1;
+    r.deals_layers = r.num_shares > 1 && uses_muon();
     run_rank = r.env.rank, run_num_ranks = r.env.num_ranks;
     snprintf(message_prefix, sizeof(message_prefix), "rank %d: ", r.env.rank);
     on_die = ranks_tell;
@@ -579,12 +587,16 @@ inline std::string ranks_timed(cudaEvent_t begin) {
     } while (0)
 
 // own = this rank's share of the sum of grads (n) over all ranks, once bucket b is ready. With one share grads is summed in
-// place, and own == grads.
+// place, and own == grads. own is not used if the bucket belongs to another rank.
 inline void reduce_gradients(int b, float* own, float* grads, size_t n) {
     Ranks& r = ranks();
     if (is_alone()) { return; }
+    int owner = bucket_owner(b);
     cudaCheck(cudaStreamWaitEvent(r.stream, r.ready[b], 0));
-    if (r.num_shares > 1) {
+    if (owner >= 0) {
+        own = r.env.rank == owner ? own : NULL;
+        ncclCheck(nccl_reduce(&r.comm, own, grads, n, NCCL_FLOAT32, NCCL_SUM, owner, r.stream, err));
+    } else if (r.num_shares > 1) {
         ncclCheck(nccl_reduce_scatter(&r.comm, own, grads, n / r.num_shares, NCCL_FLOAT32, NCCL_SUM, r.stream, err));
     } else {
         ncclCheck(nccl_all_reduce(&r.comm, grads, grads, n, NCCL_FLOAT32, NCCL_SUM, r.stream, err));
@@ -621,21 +633,30 @@ inline void combine_ranks(float* loss_and_norm, cudaStream_t stream) {
     cudaCheck(cudaGetLastError());
 }
 
+// whole (n), bucket b of an array, = the shares of all ranks, of which own is this rank's.
+inline void gather_bucket(int b, void* whole, const void* own, size_t n, NcclType type) {
+    Ranks& r = ranks();
+    int owner = bucket_owner(b);
+    if (owner >= 0) {
+        ncclCheck(nccl_broadcast(&r.comm, whole, own, n, type, owner, r.stream, err));
+    } else {
+        ncclCheck(nccl_all_gather(&r.comm, whole, own, n / r.num_shares, type, r.stream, err));
+    }
+}
+
 // Completes bucket b of the weights (n), of which each rank has updated its share.
 inline void gather_weights(int b, floatX* weights, size_t n, cudaStream_t stream) {
     Ranks& r = ranks();
     if (r.num_shares == 1) { return; }
-    size_t share = n / r.num_shares;
     await_computation(stream);
-    ncclCheck(nccl_all_gather(&r.comm, weights, weights + r.env.rank * share, share, NCCL_FLOATX, r.stream, err));
+    gather_bucket(b, weights, weights + (bucket_owner(b) < 0 ? r.env.rank * (n / r.num_shares) : 0), n, NCCL_FLOATX);
     cudaCheck(cudaEventRecord(r.gathered[b], r.stream));
     if (!args->overlap) { await_collectives(stream); }
 }
 
-// whole (n) = own (n / shares) of all ranks, after the work that is on stream; stream waits for it.
-inline void gather_shares(float* whole, const float* own, size_t n, cudaStream_t stream) {
-    Ranks& r = ranks();
+// The same for bucket b of an array of shares, after the work that is on stream; stream waits for it.
+inline void gather_shares(int b, float* whole, const float* own, size_t n, cudaStream_t stream) {
     await_computation(stream);
-    ncclCheck(nccl_all_gather(&r.comm, whole, own, n / r.num_shares, NCCL_FLOAT32, r.stream, err));
+    gather_bucket(b, whole, own, n, NCCL_FLOAT32);
     await_collectives(stream);
 }

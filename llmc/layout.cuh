@@ -5,7 +5,8 @@ Where the parameters of a model are in GPU memory, and how several GPUs share th
     bucket 0   | 1       | 2       | ... | L + 1               several GPUs exchange one at a time
     0          | 1   2   | 3   4   | ... | 2L + 1              pieces: of a layer the matrices, then the vectors
 
-With ZeRO-1 each bucket is divided into equal shares, one for each rank.
+With ZeRO-1 each bucket is divided into equal shares, one for each rank. With Muon only the embeddings are: all other buckets
+are dealt to the ranks as a whole, 1 to rank 0, 2 to rank 1 and so on.
 */
 #pragma once
 
@@ -87,16 +88,24 @@ inline bool is_matrices(const GPT2Config* config, int i) { return i % 2 == 1 && 
 
 // With ZeRO-1 (-z 1) a rank keeps moments and master weights only of its share of each bucket, and updates only these
 // weights. Its shares follow one another in memory: `own` is where the share of bucket b begins there. Without, a share is
-// the whole bucket, and own equals place.
+// the whole bucket, and own equals place. n is 0 if the bucket belongs to another rank.
 struct Share {
     size_t place, n, own;
 };
 inline Share share_of(const GPT2Config* config, int b, int rank) {
     Span whole = bucket(config, b);
-    size_t n = whole.n / ranks().num_shares;
-    return {whole.place + (ranks().num_shares > 1 ? rank * n : 0), n, whole.place / ranks().num_shares};
+    int shares = ranks().num_shares, owner = bucket_owner(b);
+    size_t n = whole.n / shares;
+    if (owner < 0) { return {whole.place + (shares > 1 ? rank * n : 0), n, whole.place / shares}; }
+    size_t layers_before = (b - 1 - rank + shares - 1) / shares; // of this rank
+    size_t own = bucket(config, 0).n / shares + layers_before * bucket(config, 1).n;
+    return {whole.place, rank == owner ? whole.n : 0, own};
 }
-inline size_t share_size(const GPT2Config* config) { return model_size(config) / ranks().num_shares; }
+inline Share own_share(const GPT2Config* config, int b) { return share_of(config, b, ranks().env.rank); }
+inline size_t share_size(const GPT2Config* config) { // values of all shares of this rank
+    Share last = own_share(config, num_buckets(config) - 1);
+    return last.own + last.n;
+}
 
 // Calls use(i, place, own, n) for what the share of `rank` has of piece i, for each piece in bucket b. own is a place in the
 // memory of that rank.

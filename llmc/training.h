@@ -584,9 +584,6 @@ static inline void training_find_checkpoint(Training* t) {
             "continue, "
             "or data to --eval");
     }
-    if (uses_muon() && run_num_ranks > 1 && args->zero) {
-        die("--optimizer muon updates whole matrices, and -z 1 divides them among the GPUs: take -z 0");
-    }
     if (args->muon_learning_rate > 0 && !uses_muon()) { die("--muon-learning-rate needs --optimizer muon"); }
     if (args->output && file_exists(args->output) && !is_directory(args->output)) {
         die("-o %s: exists and is not a directory", args->output);
