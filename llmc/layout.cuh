@@ -92,18 +92,33 @@ inline bool is_matrices(const GPT2Config* config, int i) { return i % 2 == 1 && 
 struct Share {
     size_t place, n, own;
 };
+// With Muon: how many of the first l layers belong to the rank.
+inline size_t layers_of_rank(int l, int rank) {
+    int shares = ranks().num_shares;
+    return (l - rank % shares + shares - 1) / shares;
+}
 inline Share share_of(const GPT2Config* config, int b, int rank) {
     Span whole = bucket(config, b);
     int shares = ranks().num_shares, owner = bucket_owner(b);
     size_t n = whole.n / shares;
     if (owner < 0) { return {whole.place + (shares > 1 ? rank * n : 0), n, whole.place / shares}; }
-    size_t layers_before = (b - 1 - rank + shares - 1) / shares; // of this rank
-    size_t own = bucket(config, 0).n / shares + layers_before * bucket(config, 1).n;
+    size_t own = bucket(config, 0).n / shares + layers_of_rank(b - 1, rank) * bucket(config, 1).n;
     return {whole.place, rank == owner ? whole.n : 0, own};
 }
-inline Share own_share(const GPT2Config* config, int b) { return share_of(config, b, ranks().env.rank); }
-inline size_t share_size(const GPT2Config* config) { // values of all shares of this rank
-    Share last = own_share(config, num_buckets(config) - 1);
+
+// This rank's share of bucket b. matrices: false for AdamW's second moment in a run with Muon, which does not have it for the
+// matrices of the layers: of an array without them.
+inline Share own_share(const GPT2Config* config, int b, bool matrices = true) {
+    int L = config->num_layers;
+    Share share = share_of(config, b, ranks().env.rank);
+    if (matrices || b == 0) { return share; }
+    size_t n = parameter_piece(config, 1).n;
+    share.own -= layers_of_rank(b - 1, ranks().env.rank) * n;
+    if (b <= L && share.n > 0) { share.place += n, share.n -= n; }
+    return share;
+}
+inline size_t share_size(const GPT2Config* config, bool matrices = true) { // values of all shares of this rank
+    Share last = own_share(config, num_buckets(config) - 1, matrices);
     return last.own + last.n;
 }
 
@@ -116,6 +131,32 @@ template <class Use> void for_each_piece(const GPT2Config* config, int b, int ra
         Piece piece = parameter_piece(config, i);
         size_t begin = std::max(piece.place, share.place), end = std::min(piece.place + piece.n, share.place + share.n);
         if (begin < end) { use(i, begin, share.own + (begin - share.place), end - begin); }
+    }
+}
+
+// own (share_size) = this rank's shares of whole (model_size).
+inline void keep_shares(const GPT2Config* config, float* own, const float* whole, bool matrices, cudaStream_t stream) {
+    for (int b = 0; b < num_buckets(config); b++) {
+        Share share = own_share(config, b, matrices);
+        cudaCheck(cudaMemcpyAsync(own + share.own, whole + share.place, share.n * sizeof(float),
+                                  cudaMemcpyDeviceToDevice, stream));
+    }
+}
+
+// whole (model_size) = own (share_size) of all ranks, and 0 for matrices that are not there. All ranks must call it.
+inline void join_shares(const GPT2Config* config, float* whole, const float* own, bool matrices, cudaStream_t stream) {
+    if (!matrices) { cudaCheck(cudaMemsetAsync(whole, 0, model_size(config) * sizeof(float), stream)); }
+    for (int b = 0; b < num_buckets(config); b++) {
+        Span span = bucket(config, b);
+        bool skips = !matrices && b >= 1 && b <= config->num_layers;
+        size_t skipped = skips ? parameter_piece(config, 2 * b - 1).n : 0;
+        float* to = whole + span.place + skipped;
+        const float* from = own + own_share(config, b, matrices).own;
+        if (ranks().num_shares > 1) {
+            gather_shares(b, to, from, span.n - skipped, stream);
+        } else {
+            cudaCheck(cudaMemcpyAsync(to, from, (span.n - skipped) * sizeof(float), cudaMemcpyDeviceToDevice, stream));
+        }
     }
 }
 

@@ -88,8 +88,7 @@ template <class Use> void for_each_muon_tensor(const GPT2Config* config, int beg
 // parameters are one piece (layout.cuh).
 template <class Seed>
 void muon_update(const MuonArrays& a, const GPT2Config* config, const Muon& optimizer, Seed seed, cudaStream_t stream) {
-    int C = config->channels, shares = ranks().num_shares;
-    int L = (config->num_layers - ranks().env.rank % shares + shares - 1) / shares; // this rank's layers
+    int C = config->channels, L = (int)layers_of_rank(config->num_layers, ranks().env.rank);
     for (int round = 0; round < 2 * ceil_div(L, a.layers); round++) {
         bool wide = round % 2;
         int begin = round / 2 * a.layers, end = std::min(begin + a.layers, L), num = (end - begin) * (wide ? 2 : 4);
