@@ -43,7 +43,7 @@ is called d + name.
 
 Words:
     rank              with several GPUs: the process of one of them
-    share             with ZeRO-1: the part of AdamW's state that a rank keeps
+    share             with ZeRO-1: the part of the optimizer's state that a rank keeps
     ladder            a file of dev/cuda: one operation as a series of numbered kernels, from naive to fast
     promoted          copied here from a ladder by scripts/promote.sh, between marks: its best kernel, with its number
     launcher          the host function that checks the shapes and launches an operation's kernels
@@ -706,7 +706,7 @@ static const float* collect_shares(const GPT2* model, float* own) {
     return whole;
 }
 
-// Copies an array of AdamW's state from the host, in a checkpoint's order, to own (share_size).
+// Copies an array of the optimizer's state from the host, in a checkpoint's order, to own (share_size).
 static void upload_shares(const GPT2* model, float* own, const float* host) {
     float* whole = whole_array(model, own);
     upload_floats(model, whole, host);

@@ -13,9 +13,9 @@ their own, ordered with the model's stream by events; the host waits for none of
     backward of a layer  -> gradients_ready(b)  -> reduce_gradients(b): every rank gets the sum for its share of bucket b
     update of the share  -> gather_weights(b)   -> await_weights(b) in the next forward pass, before the layer
 
-AdamW updates each weight by itself, so a share is any part of a bucket. Muon updates whole matrices: with it each layer
-belongs to one rank (bucket_owner), to which its gradients are reduced and which broadcasts its weights. As many bytes move as
-with equal shares.
+AdamW updates each weight by itself, so a share can be any part of a bucket. Muon updates whole matrices, so with it each layer
+belongs to one rank (bucket_owner). Its gradients are reduced to that rank, which broadcasts the updated weights. A layer then
+moves about as many bytes as with equal shares: N ranks receive n instead of n (N-1)/N values.
 
 With --no-overlap they are queued in the same order, but each side waits for the other: the first reduction for the whole
 backward pass, the update for each gathering.

@@ -5,8 +5,8 @@ Where the parameters of a model are in GPU memory, and how several GPUs share th
     bucket 0   | 1       | 2       | ... | L + 1               several GPUs exchange one at a time
     0          | 1   2   | 3   4   | ... | 2L + 1              pieces: of a layer the matrices, then the vectors
 
-With ZeRO-1 each bucket is divided into equal shares, one for each rank. With Muon only the embeddings are: all other buckets
-are dealt to the ranks as a whole, 1 to rank 0, 2 to rank 1 and so on.
+With ZeRO-1 each bucket is divided into equal shares, one for each rank. With Muon only bucket 0 is. The other buckets are
+dealt to the ranks as wholes: bucket 1 to rank 0, bucket 2 to rank 1 and so on.
 */
 #pragma once
 

@@ -268,7 +268,8 @@ static const Option options[] = {
     {OPT_INT, 0, NULL, "gpus", &settings.gpus, NULL,
      "train on N GPUs of this machine, each with -b sequences; 0: all of them", 0, RANKS_MAX_LOCAL},
     {OPT_INT, 'z', NULL, "zero", &settings.zero, NULL,
-     "1: each GPU keeps and updates a share of the optimizer's state (ZeRO-1); 0: each keeps all of it", 0, 1},
+     "1: ZeRO-1, each GPU keeps and updates a share of the optimizer's state, with Muon whole layers; 0: all of it", 0,
+     1},
     {OPT_BOOL, 0, NULL, "overlap", &settings.overlap, NULL,
      "exchange gradients and weights while the GPUs compute; off: one after the other, to measure what it brings; the "
      "same bits",
