@@ -43,7 +43,7 @@ is called d + name.
 
 Words:
     rank              with several GPUs: the process of one of them
-    share             with ZeRO-1: the part of AdamW's state that a rank keeps
+    share             with ZeRO-1: the part of the optimizer's state that a rank keeps
     ladder            a file of dev/cuda: one operation as a series of numbered kernels, from naive to fast
     promoted          copied here from a ladder by scripts/promote.sh, between marks: its best kernel, with its number
     launcher          the host function that checks the shapes and launches an operation's kernels
@@ -348,7 +348,7 @@ struct GPT2 {
     float* grads_memory;   // (model_size)
     float* own_grads;      // (share_size): sums over the ranks; without ZeRO-1 the same memory as grads_memory
     float* m_memory;       // (share_size), AdamW's first moment, or Muon's momentum
-    float* v_memory;       // (share_size), AdamW's second moment; zeros, and not used, where Muon updates
+    float* v_memory;       // (share_size, with Muon without matrices), AdamW's second moment
     int muon_layers;       // layers that Muon updates at once
     Parameters<floatX> params;
     Parameters<float> grads;
@@ -509,7 +509,7 @@ static void gpt2_gradient_norm(GPT2* model) {
     ranks_computed(model->stream);
     for (int b = num_buckets(config) - 1; b >= 0; b--) {
         Span whole = bucket(config, b);
-        reduce_gradients(b, model->own_grads + share_of(config, b, 0).own, model->grads_memory + whole.place, whole.n);
+        reduce_gradients(b, model->own_grads + own_share(config, b).own, model->grads_memory + whole.place, whole.n);
     }
     await_collectives(model->stream);
     global_norm(&model->state->scaled_norm, model->acts.scratch, model->own_grads, share_size(config), model->stream);
@@ -524,27 +524,30 @@ static uint32_t rounding_seed(const GPT2* model, int piece, size_t place) {
     return hash_bits((uint32_t)piece, seed) | 1;
 }
 
-// One step of AdamW on all parameters; if muon is not NULL, of Muon on the matrices of the layers, and then without
-// ZeRO-1. Call after gpt2_gradient_norm. Nothing changes if loss or norm is not finite, or if skip is true. Source:
-// Loshchilov and Hutter 2019, arXiv:1711.05101.
+// One step of AdamW on all parameters; if muon is not NULL, of Muon on the matrices of the layers. Call after
+// gpt2_gradient_norm. Nothing changes if loss or norm is not finite, or if skip is true. Source: Loshchilov and Hutter
+// 2019, arXiv:1711.05101.
 static void gpt2_update(GPT2* model, const AdamW* optimizer, bool skip, const Muon* muon = NULL) {
     const GPT2Config* config = &model->config;
+    require(model->options.muon == (muon != NULL));
     adamw_prepare(model->state, *optimizer, skip, model->stream);
-    if (muon) {
-        require(ranks().num_shares == 1 && model->options.muon);
-        MuonArrays a = {model->params_memory, model->master_memory, model->m_memory,    model->own_grads,
-                        model->state,         model->acts.logits,   model->muon_layers, model->acts.scratch};
-        auto seed = [&](int l) { return rounding_seed(model, 1 + 2 * l, parameter_piece(config, 1 + 2 * l).place); };
-        muon_update(a, config, *muon, seed, model->stream);
-    }
     for (int b = 0; b < num_buckets(config); b++) {
+        if (muon && b == 1) { // while the embeddings are gathered
+            MuonArrays a = {model->params_memory, model->master_memory, model->m_memory,    model->own_grads,
+                            model->state,         model->acts.logits,   model->muon_layers, model->acts.scratch};
+            auto seed = [&](int l) {
+                return rounding_seed(model, 1 + 2 * l, parameter_piece(config, 1 + 2 * l).place);
+            };
+            muon_update(a, config, *muon, seed, model->stream);
+        }
+        Share v = own_share(config, b, muon == NULL);
         for_each_piece(config, b, ranks().env.rank, [&](int i, size_t place, size_t own, size_t n) {
             if (muon && is_matrices(config, i)) { return; }
             AdamW o = *optimizer;
             if (!parameter_piece(config, i).decay) { o.weight_decay = 0.0f; }
             adamw(model->params_memory + place, model->master_memory ? model->master_memory + own : NULL,
-                  model->m_memory + own, model->v_memory + own, model->own_grads + own, model->state, n, o,
-                  rounding_seed(model, i, place), model->stream);
+                  model->m_memory + own, model->v_memory + v.own + (place - v.place), model->own_grads + own,
+                  model->state, n, o, rounding_seed(model, i, place), model->stream);
         });
         Span whole = bucket(config, b);
         gather_weights(b, model->params_memory + whole.place, whole.n, model->stream);
@@ -554,18 +557,20 @@ static void gpt2_update(GPT2* model, const AdamW* optimizer, bool skip, const Mu
 
 // ---- memory: a plan adds up what is needed before anything is allocated ---------------------------
 
-// Weights; for training also gradients, AdamW's moments and master weights.
-static void plan_parameters(Plan* plan, GPT2* model, const GPT2Config* config, bool training, bool master) {
-    size_t n = model_size(config), own = training ? share_size(config) : 0;
+// Weights; for training, with options, also gradients, moments and master weights.
+static void plan_parameters(Plan* plan, GPT2* model, const GPT2Config* config, const GPT2Options* options) {
+    size_t n = model_size(config), own = options ? share_size(config) : 0;
     plan_add(plan, PLAN_WEIGHTS, &model->params_memory, n);
     plan_add(plan, PLAN_WEIGHTS, &model->state, 1);
     model->master_memory = nullptr;
-    if (!training) { return; }
+    if (!options) { return; }
     plan_add(plan, PLAN_GRADIENTS, &model->grads_memory, n);
     if (own < n) { plan_add(plan, PLAN_GRADIENTS, &model->own_grads, own); }
     plan_add(plan, PLAN_ADAMW, &model->m_memory, own);
-    plan_add(plan, PLAN_ADAMW, &model->v_memory, own);
-    if (master && sizeof(floatX) < sizeof(float)) { plan_add(plan, PLAN_ADAMW, &model->master_memory, own); }
+    plan_add(plan, PLAN_ADAMW, &model->v_memory, share_size(config, !options->muon));
+    if (options->master_weights && sizeof(floatX) < sizeof(float)) {
+        plan_add(plan, PLAN_ADAMW, &model->master_memory, own);
+    }
 }
 
 // Bytes of scratch for a backward pass: the largest need of any of its operations.
@@ -621,7 +626,7 @@ static void plan_training(Plan* parameters, Plan* activations, GPT2* model, cons
                           const GPT2Options* options) {
     memset(parameters, 0, sizeof(*parameters));
     memset(activations, 0, sizeof(*activations));
-    plan_parameters(parameters, model, config, true, options->master_weights);
+    plan_parameters(parameters, model, config, options);
     // rows of logits: with Muon so many that one layer at least fits in their memory
     size_t rows = (size_t)B * T, Vp = config->padded_vocab_size, workspace = muon_workspace(config, 1);
     if (options->muon) { rows = std::max(rows, ceil_div(workspace, Vp)); }
@@ -683,38 +688,30 @@ static void upload_floats(const GPT2* model, float* device, const float* host) {
         cudaCheck(cudaMemcpy(device + place, host + offset, n * sizeof(float), cudaMemcpyHostToDevice));
     });
 }
-// With ZeRO-1, grads_memory serves between two steps as the place where an array of shares (share_size) is whole (model_size).
-static float* whole_array(const GPT2* model, float* own) { return ranks().num_shares > 1 ? model->grads_memory : own; }
+static bool has_matrices(const GPT2* model, const float* own) { return own != model->v_memory || !model->options.muon; }
 
-static void forget_whole_array(const GPT2* model) { // zeroes that place
-    size_t bytes = ranks().num_shares > 1 ? model_size(&model->config) * sizeof(float) : 0;
-    if (bytes > 0) { cudaCheck(cudaMemsetAsync(model->grads_memory, 0, bytes, model->stream)); }
+// With ZeRO-1, and for a second moment without matrices, grads_memory serves between two steps as the place where an array of
+// shares (share_size) is whole (model_size).
+static float* whole_array(const GPT2* model, float* own) {
+    return ranks().num_shares > 1 || !has_matrices(model, own) ? model->grads_memory : own;
 }
-
-// Copies this rank's shares from whole_array(own) to own (share_size).
-static void keep_shares(const GPT2* model, float* own) {
-    const float* whole = whole_array(model, own);
-    for (int b = 0; b < num_buckets(&model->config) && whole != own; b++) {
-        Share share = share_of(&model->config, b, ranks().env.rank);
-        cudaCheck(cudaMemcpyAsync(own + share.own, whole + share.place, share.n * sizeof(float),
-                                  cudaMemcpyDeviceToDevice, model->stream));
-    }
+static void forget_whole_array(const GPT2* model) { // zeroes that place
+    size_t bytes = ranks().num_shares > 1 || model->options.muon ? model_size(&model->config) * sizeof(float) : 0;
+    if (bytes > 0) { cudaCheck(cudaMemsetAsync(model->grads_memory, 0, bytes, model->stream)); }
 }
 
 // Collects the shares of all ranks in whole_array(own), and returns that. All ranks must call it.
 static const float* collect_shares(const GPT2* model, float* own) {
     float* whole = whole_array(model, own);
-    for (int b = 0; b < num_buckets(&model->config) && whole != own; b++) {
-        Span span = bucket(&model->config, b);
-        gather_shares(whole + span.place, own + share_of(&model->config, b, 0).own, span.n, model->stream);
-    }
+    if (whole != own) { join_shares(&model->config, whole, own, has_matrices(model, own), model->stream); }
     return whole;
 }
 
-// Copies an array of AdamW's state from the host, in a checkpoint's order, to own (share_size).
+// Copies an array of the optimizer's state from the host, in a checkpoint's order, to own (share_size).
 static void upload_shares(const GPT2* model, float* own, const float* host) {
-    upload_floats(model, whole_array(model, own), host);
-    keep_shares(model, own);
+    float* whole = whole_array(model, own);
+    upload_floats(model, whole, host);
+    if (whole != own) { keep_shares(&model->config, own, whole, has_matrices(model, own), model->stream); }
 }
 
 // Copies weights (num_params) from the host. In a resumed run, 16-bit weights are rounded from the master weights exactly
@@ -1515,7 +1512,7 @@ static void loaded_model_open(LoadedModel* m, int B) {
                       &m->tokenizer);
     m->vocabulary = has_tokenizer ? &m->tokenizer : NULL;
     gpt2_open(model, config, &options);
-    plan_parameters(&plan, model, config, false, false);
+    plan_parameters(&plan, model, config, NULL);
     if (B > 0) {
         Batch batch = settle_batch(config);
         plan_activations(&plan, &model->acts, config, B, batch.T, B * batch.T, false, 0);

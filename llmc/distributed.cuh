@@ -11,7 +11,11 @@ Data flows in buckets, ranges of the model's parameters (layout.cuh). The collec
 their own, ordered with the model's stream by events; the host waits for none of them:
 
     backward of a layer  -> gradients_ready(b)  -> reduce_gradients(b): every rank gets the sum for its share of bucket b
-    AdamW on the share   -> gather_weights(b)   -> await_weights(b) in the next forward pass, before the layer
+    update of the share  -> gather_weights(b)   -> await_weights(b) in the next forward pass, before the layer
+
+AdamW updates each weight by itself, so a share can be any part of a bucket. Muon updates whole matrices, so with it each layer
+belongs to one rank (bucket_owner). Its gradients are reduced to that rank, which broadcasts the updated weights. A layer then
+moves about as many bytes as with equal shares: N ranks receive n instead of n (N-1)/N values.
 
 That is how exchanges run beside computations. NCCL then takes few multiprocessors, and the products leave these to it. The
 other way is between computations: the first reduction waits for the whole backward pass, the next forward pass for all
@@ -39,12 +43,13 @@ Source: ZeRO stage 1, Rajbhandari et al. 2020, arXiv:1910.02054.
 constexpr NcclType NCCL_FLOATX = sizeof(floatX) == 4 ? NCCL_FLOAT32 : IS_FP16 ? NCCL_FLOAT16 : NCCL_BFLOAT16;
 
 struct Ranks {
-    RankEnv env;     // env.rank of env.num_ranks
-    bool progressed; // the first step is done
-    bool failed;     // die() was called
-    int died;        // atomic: -1 when another rank has ended; stops a save
-    int unheard;     // atomic: a save has failed here, and the others wait for this rank
-    int num_shares;  // ZeRO-1: env.num_ranks; else 1, every rank keeps and updates everything
+    RankEnv env;       // env.rank of env.num_ranks
+    bool progressed;   // the first step is done
+    bool failed;       // die() was called
+    int died;          // atomic: -1 when another rank has ended; stops a save
+    int unheard;       // atomic: a save has failed here, and the others wait for this rank
+    int num_shares;    // ZeRO-1: env.num_ranks; else 1, every rank keeps and updates everything
+    bool deals_layers; // ZeRO-1 with Muon: every bucket but that of the embeddings belongs to one rank
     RankLink link;
     NcclUniqueId ids[2];
     Nccl nccl;
@@ -72,6 +77,8 @@ inline Ranks& ranks() {
 }
 inline bool is_alone() { return ranks().env.num_ranks == 1; }
 inline bool is_rank0() { return ranks().env.rank == 0; }
+// The rank to which all of bucket b belongs; -1 if all ranks have an equal share of it, or the whole of it.
+inline int bucket_owner(int b) { return ranks().deals_layers && b > 0 ? (b - 1) % ranks().num_shares : -1; }
 
 // ---- messages -------------------------------------------------------------------------
 
@@ -192,6 +199,7 @@ inline int ranks_start(char** argv) {
     meeting.link = &r.link;
     if (!rendezvous(&meeting, r.ids, sizeof(r.ids), &err)) { die("rank %d: %s", r.env.rank, err.text); }
     r.num_shares = args->zero ? r.env.num_ranks : 1;
+    r.deals_layers = r.num_shares > 1 && uses_muon();
     run_rank = r.env.rank, run_num_ranks = r.env.num_ranks;
     snprintf(message_prefix, sizeof(message_prefix), "rank %d: ", r.env.rank);
     on_die = ranks_tell;
@@ -601,9 +609,14 @@ inline NcclComm* comm_for(int b, bool gathers) {
     return r.beside && b > (gathers ? 1 : 0) ? &r.few : &r.many;
 }
 
-inline void queue_reduction(NcclComm* comm, float* own, float* grads, size_t n) {
+// As reduce_gradients, at once.
+inline void queue_reduction(NcclComm* comm, int b, float* own, float* grads, size_t n) {
     Ranks& r = ranks();
-    if (r.num_shares > 1) {
+    int owner = bucket_owner(b);
+    if (owner >= 0) {
+        own = r.env.rank == owner ? own : NULL;
+        ncclCheck(nccl_reduce(comm, own, grads, n, NCCL_FLOAT32, NCCL_SUM, owner, r.stream, err));
+    } else if (r.num_shares > 1) {
         ncclCheck(nccl_reduce_scatter(comm, own, grads, n / r.num_shares, NCCL_FLOAT32, NCCL_SUM, r.stream, err));
     } else {
         ncclCheck(nccl_all_reduce(comm, grads, grads, n, NCCL_FLOAT32, NCCL_SUM, r.stream, err));
@@ -611,11 +624,11 @@ inline void queue_reduction(NcclComm* comm, float* own, float* grads, size_t n) 
 }
 
 // own = this rank's share of the sum of grads (n) over all ranks, once bucket b is ready. With one share grads is summed in
-// place, and own == grads.
+// place, and own == grads. own is not used if the bucket belongs to another rank.
 inline void reduce_gradients(int b, float* own, float* grads, size_t n) {
     if (is_alone()) { return; }
     cudaCheck(cudaStreamWaitEvent(ranks().stream, ranks().ready[b], 0));
-    queue_reduction(comm_for(b, false), own, grads, n);
+    queue_reduction(comm_for(b, false), b, own, grads, n);
 }
 
 // Makes stream wait for all collectives that have been queued.
@@ -648,14 +661,24 @@ inline void combine_ranks(float* loss_and_norm, cudaStream_t stream) {
     cudaCheck(cudaGetLastError());
 }
 
+// whole (n), bucket b of an array, = the shares of all ranks, of which own is this rank's.
+inline void gather_bucket(NcclComm* comm, int b, void* whole, const void* own, size_t n, NcclType type) {
+    Ranks& r = ranks();
+    int owner = bucket_owner(b);
+    if (owner >= 0) {
+        ncclCheck(nccl_broadcast(comm, whole, own, n, type, owner, r.stream, err));
+    } else {
+        ncclCheck(nccl_all_gather(comm, whole, own, n / r.num_shares, type, r.stream, err));
+    }
+}
+
 // Completes bucket b of the weights (n), of which each rank has updated its share.
 inline void gather_weights(int b, floatX* weights, size_t n, cudaStream_t stream) {
     Ranks& r = ranks();
     if (r.num_shares == 1) { return; }
-    size_t share = n / r.num_shares;
     await_computation(stream);
-    ncclCheck(
-        nccl_all_gather(comm_for(b, true), weights, weights + r.env.rank * share, share, NCCL_FLOATX, r.stream, err));
+    floatX* own = weights + (bucket_owner(b) < 0 ? r.env.rank * (n / r.num_shares) : 0);
+    gather_bucket(comm_for(b, true), b, weights, own, n, NCCL_FLOATX);
     cudaCheck(cudaEventRecord(r.gathered[b], r.stream));
 }
 
@@ -664,11 +687,10 @@ inline void gathering_queued(cudaStream_t stream) {
     if (ranks().num_shares > 1 && !ranks().beside) { await_collectives(stream); }
 }
 
-// whole (n) = own (n / shares) of all ranks, after the work that is on stream; stream waits for it.
-inline void gather_shares(float* whole, const float* own, size_t n, cudaStream_t stream) {
-    Ranks& r = ranks();
+// The same for bucket b of an array of shares, after the work that is on stream; stream waits for it.
+inline void gather_shares(int b, float* whole, const float* own, size_t n, cudaStream_t stream) {
     await_computation(stream);
-    ncclCheck(nccl_all_gather(&r.many, whole, own, n / r.num_shares, NCCL_FLOAT32, r.stream, err));
+    gather_bucket(&ranks().many, b, whole, own, n, NCCL_FLOAT32);
     await_collectives(stream);
 }
 
@@ -687,7 +709,7 @@ inline double time_reduction(NcclComm* comm, float* own, float* grads, size_t n)
     cudaCheck(cudaEventCreate(&end));
     for (int i = 0; i < 3; i++) {
         cudaCheck(cudaEventRecord(begin, ranks().stream));
-        queue_reduction(comm, own, grads, n);
+        queue_reduction(comm, 1, own, grads, n);
         cudaCheck(cudaEventRecord(end, ranks().stream));
         wait_for_event(end, "timing an exchange before step", 1);
         cudaCheck(cudaEventElapsedTime(&ms, begin, end));
@@ -724,8 +746,8 @@ inline int load_overlap(const char* dir) {
 }
 
 struct ExchangeTrial {
-    float *own, *grads;     // a bucket that may be overwritten, and this rank's share of it
-    size_t n, exposed, all; // parameters of the bucket, of bucket 0, of the model
+    float *own, *grads;     // this rank's share of bucket 1, and its gradients (n): both are overwritten
+    size_t n, exposed, all; // parameters of bucket 1, of bucket 0, of the model
     bool accumulates;       // a step has several micro-steps
 };
 

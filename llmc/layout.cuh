@@ -5,7 +5,8 @@ Where the parameters of a model are in GPU memory, and how several GPUs share th
     bucket 0   | 1       | 2       | ... | L + 1               several GPUs exchange one at a time
     0          | 1   2   | 3   4   | ... | 2L + 1              pieces: of a layer the matrices, then the vectors
 
-With ZeRO-1 each bucket is divided into equal shares, one for each rank.
+With ZeRO-1 each bucket is divided into equal shares, one for each rank. With Muon only bucket 0 is. The other buckets are
+dealt to the ranks as wholes: bucket 1 to rank 0, bucket 2 to rank 1 and so on.
 */
 #pragma once
 
@@ -87,16 +88,39 @@ inline bool is_matrices(const GPT2Config* config, int i) { return i % 2 == 1 && 
 
 // With ZeRO-1 (-z 1) a rank keeps moments and master weights only of its share of each bucket, and updates only these
 // weights. Its shares follow one another in memory: `own` is where the share of bucket b begins there. Without, a share is
-// the whole bucket, and own equals place.
+// the whole bucket, and own equals place. n is 0 if the bucket belongs to another rank.
 struct Share {
     size_t place, n, own;
 };
+// With Muon: how many of the first l layers belong to the rank.
+inline size_t layers_of_rank(int l, int rank) {
+    int shares = ranks().num_shares;
+    return (l - rank % shares + shares - 1) / shares;
+}
 inline Share share_of(const GPT2Config* config, int b, int rank) {
     Span whole = bucket(config, b);
-    size_t n = whole.n / ranks().num_shares;
-    return {whole.place + (ranks().num_shares > 1 ? rank * n : 0), n, whole.place / ranks().num_shares};
+    int shares = ranks().num_shares, owner = bucket_owner(b);
+    size_t n = whole.n / shares;
+    if (owner < 0) { return {whole.place + (shares > 1 ? rank * n : 0), n, whole.place / shares}; }
+    size_t own = bucket(config, 0).n / shares + layers_of_rank(b - 1, rank) * bucket(config, 1).n;
+    return {whole.place, rank == owner ? whole.n : 0, own};
 }
-inline size_t share_size(const GPT2Config* config) { return model_size(config) / ranks().num_shares; }
+
+// This rank's share of bucket b. matrices: false for AdamW's second moment in a run with Muon, which does not have it for the
+// matrices of the layers: of an array without them.
+inline Share own_share(const GPT2Config* config, int b, bool matrices = true) {
+    int L = config->num_layers;
+    Share share = share_of(config, b, ranks().env.rank);
+    if (matrices || b == 0) { return share; }
+    size_t n = parameter_piece(config, 1).n;
+    share.own -= layers_of_rank(b - 1, ranks().env.rank) * n;
+    if (b <= L && share.n > 0) { share.place += n, share.n -= n; }
+    return share;
+}
+inline size_t share_size(const GPT2Config* config, bool matrices = true) { // values of all shares of this rank
+    Share last = own_share(config, num_buckets(config) - 1, matrices);
+    return last.own + last.n;
+}
 
 // Calls use(i, place, own, n) for what the share of `rank` has of piece i, for each piece in bucket b. own is a place in the
 // memory of that rank.
@@ -107,6 +131,32 @@ template <class Use> void for_each_piece(const GPT2Config* config, int b, int ra
         Piece piece = parameter_piece(config, i);
         size_t begin = std::max(piece.place, share.place), end = std::min(piece.place + piece.n, share.place + share.n);
         if (begin < end) { use(i, begin, share.own + (begin - share.place), end - begin); }
+    }
+}
+
+// own (share_size) = this rank's shares of whole (model_size).
+inline void keep_shares(const GPT2Config* config, float* own, const float* whole, bool matrices, cudaStream_t stream) {
+    for (int b = 0; b < num_buckets(config); b++) {
+        Share share = own_share(config, b, matrices);
+        cudaCheck(cudaMemcpyAsync(own + share.own, whole + share.place, share.n * sizeof(float),
+                                  cudaMemcpyDeviceToDevice, stream));
+    }
+}
+
+// whole (model_size) = own (share_size) of all ranks, and 0 for matrices that are not there. All ranks must call it.
+inline void join_shares(const GPT2Config* config, float* whole, const float* own, bool matrices, cudaStream_t stream) {
+    if (!matrices) { cudaCheck(cudaMemsetAsync(whole, 0, model_size(config) * sizeof(float), stream)); }
+    for (int b = 0; b < num_buckets(config); b++) {
+        Span span = bucket(config, b);
+        bool skips = !matrices && b >= 1 && b <= config->num_layers;
+        size_t skipped = skips ? parameter_piece(config, 2 * b - 1).n : 0;
+        float* to = whole + span.place + skipped;
+        const float* from = own + own_share(config, b, matrices).own;
+        if (ranks().num_shares > 1) {
+            gather_shares(b, to, from, span.n - skipped, stream);
+        } else {
+            cudaCheck(cudaMemcpyAsync(to, from, (span.n - skipped) * sizeof(float), cudaMemcpyDeviceToDevice, stream));
+        }
     }
 }
 

@@ -61,7 +61,8 @@ inline void print_memory(const Plan* parameters, const Plan* activations, bool m
                          size_t have, const char* device) {
     char shared[64] = "";
     size_t need = parameters->total + activations->total + beside;
-    if (num_shares > 1) { snprintf(shared, sizeof(shared), " (1/%d of it)", num_shares); }
+    if (num_shares > 1 && muon) { snprintf(shared, sizeof(shared), " (the largest of %d shares)", num_shares); }
+    if (num_shares > 1 && !muon) { snprintf(shared, sizeof(shared), " (1/%d of it)", num_shares); }
     printf("memory: weights %.2f GB, gradients %.2f, %s %.2f%s, activations %.2f, library and driver %.2f: %.2f of the "
            "%.1f GB free on %s\n",
            (double)parameters->bytes[PLAN_WEIGHTS] * 1e-9, (double)parameters->bytes[PLAN_GRADIENTS] * 1e-9,

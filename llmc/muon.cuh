@@ -9,6 +9,7 @@ the workspace has room for. There are two shapes, and a layer has these matrices
     (C,4*C)     fc, which is (4*C,C) and transposed on its way to newton_schulz and back, and fcproj
 
 The workspace is the memory of the logits, which an update does not need. How many layers fit does not change a result.
+With ZeRO-1 a rank updates the layers that belong to it (bucket_owner); the results are the same as without.
 */
 #pragma once
 
@@ -52,52 +53,58 @@ inline size_t muon_workspace(const GPT2Config* config, int layers) {
     return std::max(muon_workspace(config, layers, false), muon_workspace(config, layers, true));
 }
 
-// What an update works on: arrays in the order of layout.cuh, without ZeRO-1.
+// What an update works on: arrays in the order of layout.cuh.
 struct MuonArrays {
-    floatX* params;
-    float *master, *m; // master: NULL without master weights
-    const float* grads;
+    floatX* params;     // (model_size)
+    float *master, *m;  // (share_size); master: NULL without master weights
+    const float* grads; // (share_size)
     const StepState* state;
     floatX* workspace; // (muon_workspace(config, layers))
     int layers;        // that are updated at once
     float* scratch;    // (muon_prepare_scratch(3))
 };
 
-// Calls use(l, place, index, num, rows, cols) for the tensors of layers begin to end - 1 that are of one shape: the
-// `num` matrices at `place` in the arrays are matrices index, index + 1, ... of the workspace.
+// Calls use(l, place, own, index, num, rows, cols) for the tensors of one shape in this rank's layers number begin to
+// end - 1, which are layers l of the model. The `num` matrices at `place` in params, and at `own` in the other arrays, are
+// matrices index, index + 1, ... of the workspace.
 template <class Use> void for_each_muon_tensor(const GPT2Config* config, int begin, int end, bool wide, Use use) {
-    int index = 0;
-    for (int l = begin; l < end; l++) {
+    int index = 0, shares = ranks().num_shares;
+    for (int i = begin; i < end; i++) {
+        int l = i * shares + ranks().env.rank % shares;
+        Share share = own_share(config, 1 + l);
         for (int p = 0; p < NUM_PARAMS; p++) {
             int num = param_muon_matrices(p);
             if (num == 0) { continue; }
             int rows = (int)param_rows(config, p) / num, cols = (int)param_cols(config, p);
             if ((rows != cols) != wide) { continue; }
-            use(l, param_place(config, p, l), index, num, rows, cols);
+            size_t place = param_place(config, p, l);
+            use(l, place, share.own + (place - share.place), index, num, rows, cols);
             index += num;
         }
     }
 }
 
-// One step of Muon on the matrices of all layers. seed(l): for the rounding of the matrices of layer l, whose
+// One step of Muon on the matrices of all layers of this rank. seed(l): for the rounding of the matrices of layer l, whose
 // parameters are one piece (layout.cuh).
 template <class Seed>
 void muon_update(const MuonArrays& a, const GPT2Config* config, const Muon& optimizer, Seed seed, cudaStream_t stream) {
-    int C = config->channels, L = config->num_layers;
+    int C = config->channels, L = (int)layers_of_rank(config->num_layers, ranks().env.rank);
     for (int round = 0; round < 2 * ceil_div(L, a.layers); round++) {
         bool wide = round % 2;
         int begin = round / 2 * a.layers, end = std::min(begin + a.layers, L), num = (end - begin) * (wide ? 2 : 4);
         size_t size = (size_t)C * (wide ? 4 * C : C); // of a matrix
         floatX *out = a.workspace, *x = out + num * size;
-        for_each_muon_tensor(config, begin, end, wide, [&](int, size_t place, int index, int n, int rows, int cols) {
-            muon_prepare(x + index * size, a.m + place, a.scratch, a.grads + place, a.state, n, rows, cols,
+        auto prepare = [&](int, size_t, size_t own, int index, int n, int rows, int cols) {
+            muon_prepare(x + index * size, a.m + own, a.scratch, a.grads + own, a.state, n, rows, cols,
                          optimizer.momentum, stream);
-        });
-        newton_schulz(out, x, x, num, C, wide ? 4 * C : C, stream);
-        for_each_muon_tensor(config, begin, end, wide, [&](int l, size_t place, int index, int n, int rows, int cols) {
+        };
+        auto apply = [&](int l, size_t place, size_t own, int index, int n, int rows, int cols) {
             size_t first = place - parameter_piece(config, 1 + 2 * l).place;
-            muon_apply(a.params + place, a.master ? a.master + place : NULL, out + index * size, a.state, n, rows, cols,
+            muon_apply(a.params + place, a.master ? a.master + own : NULL, out + index * size, a.state, n, rows, cols,
                        optimizer.learning_rate, optimizer.weight_decay, seed(l), first, stream);
-        });
+        };
+        for_each_muon_tensor(config, begin, end, wide, prepare);
+        newton_schulz(out, x, x, num, C, wide ? 4 * C : C, stream);
+        for_each_muon_tensor(config, begin, end, wide, apply);
     }
 }

@@ -107,6 +107,7 @@ typedef struct {
     NcclResult (*group_end)(void);
     NcclResult (*all_reduce)(const void*, void*, size_t, NcclType, NcclReduction, NcclHandle, void* stream);
     NcclResult (*reduce_scatter)(const void*, void*, size_t, NcclType, NcclReduction, NcclHandle, void* stream);
+    NcclResult (*reduce)(const void*, void*, size_t, NcclType, NcclReduction, int root, NcclHandle, void* stream);
     NcclResult (*all_gather)(const void*, void*, size_t, NcclType, NcclHandle, void* stream);
     NcclResult (*broadcast)(const void*, void*, size_t, NcclType, int root, NcclHandle, void* stream);
 } Nccl;
@@ -139,6 +140,7 @@ static inline bool nccl_fill(Nccl* nccl, const char* file, Error* err) {
                      {"ncclGroupEnd", offsetof(Nccl, group_end)},
                      {"ncclAllReduce", offsetof(Nccl, all_reduce)},
                      {"ncclReduceScatter", offsetof(Nccl, reduce_scatter)},
+                     {"ncclReduce", offsetof(Nccl, reduce)},
                      {"ncclAllGather", offsetof(Nccl, all_gather)},
                      {"ncclBroadcast", offsetof(Nccl, broadcast)}};
     char text[32];
@@ -386,6 +388,16 @@ static inline bool nccl_reduce_scatter(NcclComm* comm, void* out, const void* in
     nccl_name(what, comm, "reduce_scatter", count * (size_t)comm->num_ranks, type);
     if (!nccl_enter(comm, what, err)) { return false; }
     return nccl_leave(comm, comm->nccl->reduce_scatter(inp, out, count, type, op, comm->handle, stream), what, err);
+}
+
+// out (count) of rank `root` = the reduction of inp (count) of all ranks; out of the others is not written, and may be NULL.
+// In place: out == inp.
+static inline bool nccl_reduce(NcclComm* comm, void* out, const void* inp, size_t count, NcclType type,
+                               NcclReduction op, int root, void* stream, Error* err) {
+    char what[96];
+    nccl_name(what, comm, "reduce", count, type);
+    if (!nccl_enter(comm, what, err)) { return false; }
+    return nccl_leave(comm, comm->nccl->reduce(inp, out, count, type, op, root, comm->handle, stream), what, err);
 }
 
 // out (num_ranks, count) = inp (count) of each rank, in order. In place: inp == out + rank * count.

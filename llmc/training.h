@@ -268,7 +268,8 @@ static const Option options[] = {
     {OPT_INT, 0, NULL, "gpus", &settings.gpus, NULL,
      "train on N GPUs of this machine, each with -b sequences; 0: all of them", 0, RANKS_MAX_LOCAL},
     {OPT_INT, 'z', NULL, "zero", &settings.zero, NULL,
-     "1: each GPU keeps and updates a share of the optimizer's state (ZeRO-1); 0: each keeps all of it", 0, 1},
+     "1: ZeRO-1, each GPU keeps and updates a share of the optimizer's state, with Muon whole layers; 0: all of it", 0,
+     1},
     {OPT_STR, 0, NULL, "overlap", &settings.overlap, "auto|on|off",
      "on: exchange gradients and weights while the GPUs compute; off: one after the other; auto: what costs less by a "
      "measurement at the start, and with --no-tune on",
@@ -583,9 +584,6 @@ static inline void training_find_checkpoint(Training* t) {
         die("no training data: give shards with -i, which dev/data/tokenize makes from text; or a --prompt to "
             "continue, "
             "or data to --eval");
-    }
-    if (uses_muon() && run_num_ranks > 1 && args->zero) {
-        die("--optimizer muon updates whole matrices, and -z 1 divides them among the GPUs: take -z 0");
     }
     if (args->muon_learning_rate > 0 && !uses_muon()) { die("--muon-learning-rate needs --optimizer muon"); }
     if (args->output && file_exists(args->output) && !is_directory(args->output)) {

@@ -16,11 +16,12 @@ the queue. Calls that a capture forbids fail. Device pointers, handles and direc
 the program by abort(). Fresh device memory holds junk.
 
 The arithmetic. Most kernels do nothing. Those below, found by their names and their types, and cuBLASLt's matmul, which
-writes one number, do a small part of what they should, so that a run behaves like one: losses fall, steps are applied,
+writes one number (a number in fp32 depends on where it is), do a small part of what they should, so that a run behaves like one: losses fall, steps are applied,
 NaN is noticed. What counts is that all results depend on all of the state that a checkpoint has to carry: weights, moments,
 the position in the data, rounding seeds, the sampler, the choice of matmul algorithms, and the block size of global_norm, on
 which the order of a sum depends. AdamW adds to each gradient a
-number that depends on its index and on the loss, so that all weights move.
+number that depends on the weight's place in memory and on the loss, so that all weights move, each rank's as one GPU would
+move them.
 
 Time is counted, not measured: two runs have the same times.
 
@@ -296,6 +297,11 @@ static Range* range_of(const void* p, size_t bytes) {
     }
     return NULL;
 }
+// Bytes from the beginning of the allocation.
+static size_t place_of(const void* p) {
+    const Range* r = range_of(p, 0);
+    return r ? (size_t)((const char*)p - r->begin) : 0;
+}
 static bool is_device(const void* p, size_t bytes) {
     const Range* r = range_of(p, bytes);
     return r && r->kind == DEVICE_MEMORY;
@@ -345,8 +351,7 @@ static struct {
     uint64_t* context;       // (B,T): a hash of the tokens and weights that position t of text b sees
     float* pull;             // (B,T): the gradient of wpe[t,0] by text b
     float dloss;
-    const float* momentum; // of the matrices that Muon has prepared last
-    bool prefilled;        // the newest logits are those of a forward pass
+    bool prefilled; // the newest logits are those of a forward pass
     Text text[MAX_TEXTS];
     int num_texts;
 } card;
@@ -421,6 +426,14 @@ typedef struct {
     float grad_scale, inverse_bias1, inverse_bias2;
 } StepState;
 
+typedef struct { // of train_gpt2.cu
+    FloatX* out;
+    const FloatX *left, *right, *add;
+    float scale, add_scale;
+    int M, N, K, num;
+    bool right_by_k;
+} NewtonSchulzProduct;
+
 typedef union { // an argument of a kernel
     void* p;
     size_t z;
@@ -429,6 +442,7 @@ typedef union { // an argument of a kernel
     float f;
     bool b;
     AdamW a;
+    NewtonSchulzProduct n;
 } Argument;
 
 typedef struct {
@@ -545,13 +559,13 @@ static void run_adamw(const Launch* l) { // params, master, m, v, grads, state, 
     float *master = (float*)l->arg[1].p, *m = (float*)l->arg[2].p, *v = (float*)l->arg[3].p;
     const float* grads = (const float*)l->arg[4].p;
     const StepState* s = (const StepState*)l->arg[5].p;
-    size_t n = l->arg[6].z;
+    size_t n = l->arg[6].z, place = place_of(params) / sizeof(FloatX);
     const AdamW* o = &l->arg[7].a;
     uint32_t seed = update_seed(l->arg[8].u, s->num_updates);
     if (!s->applied) { return; }
     float amplitude = 1e-3f * s->loss * s->loss_scale; // of the gradients that no kernel has computed
     for (size_t i = 0; i < n; i++) {
-        float invented = amplitude * ((float)(hash_bits((uint32_t)i, (uint32_t)n) >> 8) * 0x1p-24f - 0.5f);
+        float invented = amplitude * ((float)(hash_bits((uint32_t)(place + i), 1) >> 8) * 0x1p-24f - 0.5f);
         float g = (grads[i] + invented) * s->grad_scale;
         float p = master ? master[i] : to_float(params[i]);
         m[i] = o->beta1 * m[i] + (1.0f - o->beta1) * g;
@@ -574,26 +588,41 @@ static void run_muon_momentum(const Launch* l) { // m, parts, grads, state, size
     float* m = (float*)l->arg[0].p;
     const float* grads = (const float*)l->arg[2].p;
     const StepState* s = (const StepState*)l->arg[3].p;
-    float amplitude = 1e-3f * s->loss * s->loss_scale; // as in run_adamw
+    float amplitude = 1e-3f * s->loss * s->loss_scale; // as in run_adamw, but the same for all layers
     for (size_t i = 0; s->applied && i < (size_t)l->y * l->arg[4].z; i++) {
         float invented = amplitude * ((float)(hash_bits((uint32_t)i, (uint32_t)l->y) >> 8) * 0x1p-24f - 0.5f);
         m[i] = l->arg[5].f * m[i] + (grads[i] + invented) * s->grad_scale;
     }
-    card.momentum = m;
+}
+// x = m divided by its norm. Nothing is transposed, neither here nor in run_muon_apply.
+static void run_muon_scale(const Launch* l) { // x, m, grads, parts, state, rows, cols, momentum
+    size_t size = (size_t)l->arg[5].i * (size_t)l->arg[6].i;
+    if (!((const StepState*)l->arg[4].p)->applied) { return; }
+    for (int matrix = 0; matrix < l->y; matrix++) {
+        FloatX* x = (FloatX*)l->arg[0].p + (size_t)matrix * size;
+        const float* m = (const float*)l->arg[1].p + (size_t)matrix * size;
+        double squares = 0;
+        for (size_t i = 0; i < size; i++) { squares += (double)m[i] * m[i]; }
+        for (size_t i = 0; i < size; i++) { x[i] = round_nearest((float)(m[i] / (sqrt(squares) + 1e-7))); }
+    }
+}
+// The last product of a step of newton_schulz: the step changes nothing.
+static void run_newton_schulz(const Launch* l) {
+    const NewtonSchulzProduct* p = &l->arg[0].n;
+    memcpy(p->out, p->add, (size_t)p->num * (size_t)p->M * (size_t)p->N * sizeof(FloatX));
 }
 
-// The update is by the loss and the momentum of the last matrices, because newton_schulz is one of the kernels that do
-// nothing.
 static void run_muon_apply(const Launch* l) {
     // params, master, o, state, rows, cols, learning_rate, weight_decay, seed, first
     FloatX* params = (FloatX*)l->arg[0].p;
     float* master = (float*)l->arg[1].p;
+    const FloatX* o = (const FloatX*)l->arg[2].p;
     const StepState* s = (const StepState*)l->arg[3].p;
     float learning_rate = l->arg[6].f, keep = 1.0f - learning_rate * l->arg[7].f;
     uint32_t seed = update_seed(l->arg[8].u, s->num_updates);
     for (size_t i = 0; s->applied && i < (size_t)l->y * (size_t)l->arg[4].i * (size_t)l->arg[5].i; i++) {
         float p = master ? master[i] : to_float(params[i]);
-        p = keep * p - learning_rate * (1e-3f * s->loss + card.momentum[0]);
+        p = keep * p - learning_rate * to_float(o[i]);
         if (master) { master[i] = p; }
         params[i] = round_weight(p, l->arg[9].z + i, seed);
     }
@@ -691,6 +720,8 @@ static const Emulation emulations[] = {
     {"adamw_kernel", "P" FLOATX "PfS1_S1_PKfPK9StepStatem5AdamWj", "ppppppzau", run_adamw},
     {"adamw_round_kernel", "P" FLOATX "PKfmji", "ppzui", run_adamw_round},
     {"muon_momentum_kernel", "PfS_PKfPK9StepStatemf", "ppppzf", run_muon_momentum},
+    {"muon_scale_kernel", "P" FLOATX "PKfS2_S2_PK9StepStateiif", "pppppiif", run_muon_scale},
+    {"newton_schulz_kernel4ILb1ELi4EEv", "NewtonSchulzProduct", "n", run_newton_schulz}, // <true, 4>
     {"muon_apply_kernel", "P" FLOATX "PfPKS_PK9StepStateiiffjm", "ppppiiffuz", run_muon_apply},
     {"decode_embed_kernel", "P" FLOATX "PKiS2_PKS_S4_i", "pppppi", run_decode_embed},
     {"decode_sample_greedy_kernel", "PiS_PmS_PKfii", "pppppii", run_decode_sample_greedy},
@@ -819,7 +850,7 @@ static void run_matmul(const Task* t) {
     float* f = (float*)t->out;
     FloatX* x = (FloatX*)t->out;
     if (t->type == CUDA_R_32F) {
-        f[0] = t->value + (t->beta != 0.0f ? t->beta * *(const float*)t->inp : 0.0f);
+        f[0] = t->value * (1.0f + unit(place_of(f))) + (t->beta != 0.0f ? t->beta * *(const float*)t->inp : 0.0f);
     } else {
         x[0] = round_nearest(t->value + (t->beta != 0.0f ? t->beta * to_float(*(const FloatX*)t->inp) : 0.0f));
     }
@@ -1361,6 +1392,8 @@ static size_t argument_size(char letter) {
         return sizeof(bool);
     case 'a':
         return sizeof(AdamW);
+    case 'n':
+        return sizeof(NewtonSchulzProduct);
     default:
         return 4;
     }

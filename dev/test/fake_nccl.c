@@ -41,7 +41,7 @@ FAKE_NCCL_COUNT     file; at exit FILE.RANK gets the number of calls of each fun
 
 enum { MAX_RANKS = 64, HEADER = 16384, SLOT = 1 << 20, UNDEFINED = INT_MIN };
 
-typedef enum { ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER, BROADCAST, NUM_KINDS } Kind;
+typedef enum { ALL_REDUCE, REDUCE_SCATTER, REDUCE, ALL_GATHER, BROADCAST, NUM_KINDS } Kind;
 
 // What all ranks must agree on.
 typedef struct {
@@ -103,9 +103,9 @@ struct ncclComm {
 static const char* const function_names[] = {
     "ncclGetVersion",    "ncclGetUniqueId", "ncclCommInitRankConfig", "ncclCommGetAsyncError", "ncclCommFinalize",
     "ncclCommDestroy",   "ncclCommAbort",   "ncclGroupStart",         "ncclGroupEnd",          "ncclAllReduce",
-    "ncclReduceScatter", "ncclAllGather",   "ncclBroadcast"};
+    "ncclReduceScatter", "ncclReduce",      "ncclAllGather",          "ncclBroadcast"};
 enum { NUM_FUNCTIONS = sizeof(function_names) / sizeof(function_names[0]) };
-static const char* const kind_names[NUM_KINDS] = {"all_reduce", "reduce_scatter", "all_gather", "broadcast"};
+static const char* const kind_names[NUM_KINDS] = {"all_reduce", "reduce_scatter", "reduce", "all_gather", "broadcast"};
 static long calls[NUM_FUNCTIONS], runs[NUM_KINDS], run_bytes[NUM_KINDS];
 static NcclConfig used_config;
 static int my_rank = -1;
@@ -271,10 +271,11 @@ static void reduce(struct ncclComm* comm, const Call* call, size_t bytes) {
 static void describe(char text[128], const Call* c) {
     static const char* const types[] = {"int8",   "uint8",   "int32",   "uint32",  "int64",
                                         "uint64", "float16", "float32", "float64", "bfloat16"};
-    const char* how = c->kind > REDUCE_SCATTER ? "" : c->reduction == NCCL_SUM ? " (sum)" : " (max)";
+    const char* how = c->kind > REDUCE ? "" : c->reduction == NCCL_SUM ? " (sum)" : " (max)";
     int n =
         snprintf(text, 128, "%s%s of %llu %s", kind_names[c->kind], how, (unsigned long long)c->count, types[c->type]);
     if (c->kind == BROADCAST) { snprintf(text + n, 128 - (size_t)n, " from rank %d", c->root); }
+    if (c->kind == REDUCE) { snprintf(text + n, 128 - (size_t)n, " to rank %d", c->root); }
 }
 
 static void compare_calls(const struct ncclComm* comm) {
@@ -350,6 +351,7 @@ static cudaError_t put(Operation* o) {
             const char* inp = o->inp + (kind == REDUCE_SCATTER ? (size_t)p * part : 0) + at;
             char* out = o->out + (kind == ALL_GATHER ? (size_t)p * part : 0) + at;
             Piece piece = {o, part - at < SLOT ? part - at : SLOT, -1, kind == REDUCE_SCATTER ? p : -1};
+            if (kind == REDUCE) { piece.to = o->call.root; }
             if (kind >= ALL_GATHER) { piece.from = kind == ALL_GATHER ? p : o->call.root; }
             bool sends = piece.from < 0 || piece.from == comm->rank, receives = piece.to < 0 || piece.to == comm->rank;
             o->pieces[used] = piece;
@@ -591,8 +593,8 @@ static NcclResult collective(struct ncclComm* comm, const Call* call, const void
     bool in_place = call->kind == REDUCE_SCATTER ? out == (const char*)inp + mine
                     : call->kind == ALL_GATHER   ? inp == (const char*)out + mine
                                                  : out == inp;
-    bool reads = call->kind != BROADCAST || call->root == comm->rank;
-    if (reads && !in_place && overlap((const char*)inp, inp_bytes, (const char*)out, out_bytes)) {
+    bool both = (call->kind != BROADCAST && call->kind != REDUCE) || call->root == comm->rank;
+    if (both && !in_place && overlap((const char*)inp, inp_bytes, (const char*)out, out_bytes)) {
         misuse("rank %d: %s: its input and its output overlap", comm->rank, kind_names[call->kind]);
     }
     if (call->root < 0 || call->root >= comm->num_ranks) {
@@ -625,6 +627,12 @@ EXPORT NcclResult ncclReduceScatter(const void* inp, void* out, size_t count, Nc
                                     struct ncclComm* comm, void* stream) {
     CALLED(hangs);
     Call call = {REDUCE_SCATTER, (int)type, (int)reduction, 0, count};
+    return collective(comm, &call, inp, out, stream, hangs);
+}
+EXPORT NcclResult ncclReduce(const void* inp, void* out, size_t count, NcclType type, NcclReduction reduction, int root,
+                             struct ncclComm* comm, void* stream) {
+    CALLED(hangs);
+    Call call = {REDUCE, (int)type, (int)reduction, root, count};
     return collective(comm, &call, inp, out, stream, hangs);
 }
 EXPORT NcclResult ncclAllGather(const void* inp, void* out, size_t count, NcclType type, struct ncclComm* comm,

@@ -151,8 +151,8 @@ static double reduced(size_t i, NcclType type, NcclReduction op) {
     return get_number(one, 0, type);
 }
 
-typedef enum { ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER, BROADCAST } Kind;
-static const char* const names[] = {"all_reduce", "reduce_scatter", "all_gather", "broadcast"};
+typedef enum { ALL_REDUCE, REDUCE_SCATTER, REDUCE, ALL_GATHER, BROADCAST } Kind;
+static const char* const names[] = {"all_reduce", "reduce_scatter", "reduce", "all_gather", "broadcast"};
 
 static bool call(Kind kind, void* out, const void* inp, size_t count, NcclType type, NcclReduction op, int root,
                  Error* err) {
@@ -161,6 +161,8 @@ static bool call(Kind kind, void* out, const void* inp, size_t count, NcclType t
         return nccl_all_reduce(&comm, out, inp, count, type, op, stream, err);
     case REDUCE_SCATTER:
         return nccl_reduce_scatter(&comm, out, inp, count, type, op, stream, err);
+    case REDUCE:
+        return nccl_reduce(&comm, rank == root ? out : NULL, inp, count, type, op, root, stream, err);
     case ALL_GATHER:
         return nccl_all_gather(&comm, out, inp, count, type, stream, err);
     default:
@@ -174,6 +176,7 @@ static void check_collective(Kind kind, size_t count, NcclType type, NcclReducti
     int root = num_ranks - 1;
     size_t size = nccl_type_size(type), n = (size_t)num_ranks, mine = (size_t)rank * count;
     size_t num_inp = kind == REDUCE_SCATTER ? n * count : count, num_out = kind == ALL_GATHER ? n * count : count;
+    if (kind == REDUCE && rank != root) { num_out = 0; }
     char *device, *host = (char*)calloc_check(2 * n * count, size);
     // inp at the beginning, out behind it; in place, the smaller of them is a part of the other
     cuda(cudaMalloc((void**)&device, 2 * n * count * size));
@@ -197,6 +200,7 @@ static void check_collective(Kind kind, size_t count, NcclType type, NcclReducti
         double got = get_number(host, out_at + i, type), want;
         switch (kind) {
         case ALL_REDUCE:
+        case REDUCE:
             want = reduced(i, type, op);
             break;
         case REDUCE_SCATTER:
@@ -233,7 +237,7 @@ static void run_collectives(void) {
             for (int in_place = 0; in_place < 2; in_place++) {
                 check_collective((Kind)k, 1, types[t], NCCL_SUM, in_place, 0);
                 check_collective((Kind)k, 1000, types[t], NCCL_SUM, in_place, 0);
-                if (k <= REDUCE_SCATTER) { check_collective((Kind)k, 333, types[t], NCCL_MAX, in_place, 0); }
+                if (k <= REDUCE) { check_collective((Kind)k, 333, types[t], NCCL_MAX, in_place, 0); }
             }
         }
         check_collective((Kind)k, 300001, NCCL_FLOAT32, NCCL_SUM, true, 0); // more than a slot of the stand-in

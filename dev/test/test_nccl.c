@@ -50,6 +50,8 @@ static const char tiny_source[] = SOURCE(TINY)
     "    (void)c; return call(i, o, n, t, op, -1, s); }\n"
     "int ncclReduceScatter(const void* i, void* o, unsigned long n, int t, int op, void* c, void* s) {\n"
     "    (void)c; return call(i, o, n, t, op, -2, s); }\n"
+    "int ncclReduce(const void* i, void* o, unsigned long n, int t, int op, int root, void* c, void* s) {\n"
+    "    (void)c; return call(i, o, n, t, op, root, s); }\n"
     "int ncclAllGather(const void* i, void* o, unsigned long n, int t, void* c, void* s) {\n"
     "    (void)c; return call(i, o, n, t, -1, -3, s); }\n"
     "int ncclBroadcast(const void* i, void* o, unsigned long n, int t, int root, void* c, void* s) {\n"
@@ -337,11 +339,14 @@ static void test_collectives(void) {
     if (!open_both()) { return; }
     check(nccl_all_reduce(&comm, out, inp, 3, NCCL_BFLOAT16, NCCL_MAX, &number, &err) && got(inp, out, 3, 9, 2, -1));
     check(nccl_reduce_scatter(&comm, out, inp, 4, NCCL_FLOAT32, NCCL_SUM, &number, &err) && got(inp, out, 4, 7, 0, -2));
+    check(nccl_reduce(&comm, out, inp, 7, NCCL_FLOAT64, NCCL_MAX, 3, &number, &err) && got(inp, out, 7, 8, 2, 3));
     check(nccl_all_gather(&comm, out, inp, 5, NCCL_FLOAT16, &number, &err) && got(inp, out, 5, 6, -1, -3));
     check(nccl_broadcast(&comm, out, inp, 6, NCCL_UINT64, 2, &number, &err) && got(inp, out, 6, 5, -1, 2));
     tiny->result = 6;
     check(!nccl_reduce_scatter(&comm, out, inp, 4, NCCL_FLOAT32, NCCL_SUM, &number, &err));
     check_str(err.text, "NCCL: reduce_scatter of 64 bytes, rank 1 of 4: remote error");
+    check(!nccl_reduce(&comm, out, inp, 7, NCCL_FLOAT64, NCCL_SUM, 3, &number, &err));
+    check_str(err.text, "NCCL: reduce of 56 bytes, rank 1 of 4: remote error");
     check(!nccl_all_gather(&comm, out, inp, 5, NCCL_FLOAT64, &number, &err));
     check_str(err.text, "NCCL: all_gather of 160 bytes, rank 1 of 4: remote error");
     check(!nccl_broadcast(&comm, out, inp, 6, NCCL_INT8, 2, &number, &err));
