@@ -86,17 +86,18 @@ inline Piece parameter_piece(const GPT2Config* config, int i) {
 // Whether piece i is the matrices of a layer.
 inline bool is_matrices(const GPT2Config* config, int i) { return i % 2 == 1 && i < num_pieces(config) - 1; }
 
+// With Muon: how many of the first l layers belong to the rank. Without ZeRO-1 it is all of them.
+inline size_t layers_of_rank(int l, int rank) {
+    int shares = ranks().num_shares;
+    return (l - rank % shares + shares - 1) / shares;
+}
+
 // With ZeRO-1 (-z 1) a rank keeps moments and master weights only of its share of each bucket, and updates only these
 // weights. Its shares follow one another in memory: `own` is where the share of bucket b begins there. Without, a share is
 // the whole bucket, and own equals place. n is 0 if the bucket belongs to another rank.
 struct Share {
     size_t place, n, own;
 };
-// With Muon: how many of the first l layers belong to the rank.
-inline size_t layers_of_rank(int l, int rank) {
-    int shares = ranks().num_shares;
-    return (l - rank % shares + shares - 1) / shares;
-}
 inline Share share_of(const GPT2Config* config, int b, int rank) {
     Span whole = bucket(config, b);
     int shares = ranks().num_shares, owner = bucket_owner(b);
@@ -106,8 +107,8 @@ inline Share share_of(const GPT2Config* config, int b, int rank) {
     return {whole.place, rank == owner ? whole.n : 0, own};
 }
 
-// This rank's share of bucket b. matrices: false for AdamW's second moment in a run with Muon, which does not have it for the
-// matrices of the layers: of an array without them.
+// This rank's share of bucket b. In a run with Muon, AdamW's second moment leaves out the matrices of the layers: for such an
+// array, `matrices` is false.
 inline Share own_share(const GPT2Config* config, int b, bool matrices = true) {
     int L = config->num_layers;
     Share share = share_of(config, b, ranks().env.rank);

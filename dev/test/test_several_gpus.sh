@@ -178,7 +178,8 @@ WRAPPER
     done
 }
 
-# Where the gradients are not clipped by their norm, which is added up in another order, ZeRO-1 changes no bit.
+# ZeRO-1 changes no bit where gradients are not clipped by their norm, which is added up in another order. With NCCL itself that
+# holds for two ranks: its rings add the gradients of more in an order of their own.
 test_zero() {
     setup
     local optimizer n z out
