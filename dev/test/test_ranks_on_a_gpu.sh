@@ -115,6 +115,35 @@ bits() { # LIBRARY
 test_bits_with_fake_nccl() { bits fake_nccl; }
 test_bits() { bits nccl; }
 
+# Without clipping, ZeRO-1 of two ranks changes no bit.
+zero() { # LIBRARY
+    local precision optimizer z out
+    for precision in BF16 FP32; do
+        with "$1" $precision
+        for optimizer in adamw muon; do
+            for z in 0 1; do
+                out=$tmp/zero_$1_$precision$optimizer.$z
+                train 2 "$out" 10 -z $z --clip 0 --optimizer $optimizer
+            done
+            same "${out%.1}.0" "$out" 10
+        done
+    done
+}
+test_zero_with_fake_nccl() { zero fake_nccl; }
+test_zero() { zero nccl; }
+
+# Muon: two ranks have the losses of one, and a resumed run has the bits of one that was not interrupted.
+test_muon() {
+    with nccl FP32
+    local out=$tmp/muon
+    train 1 "$out.1" 10 -n 5 -l 3e-4 -b 4 --optimizer muon
+    train 2 "$out.2" 10 -n 5 -l 3e-4 --optimizer muon
+    agree "$out.1" "$out.2" 1e-5
+    cp -r "$out.2" "$out.3" && rm -r "$out.3/step_00000010"
+    train 2 "$out.3" 10 -n 5 -l 3e-4 --optimizer muon -y 1
+    same "$out.2" "$out.3" 10
+}
+
 # 20 steps of 124M on real text. In fp32, 2 ranks with 2 sequences have the losses of one rank with 4. In bf16 they differ as
 # little as those of one rank with 4 and with 2 x 2.
 test_d12_tinyshakespeare() {
@@ -210,5 +239,5 @@ shared=(hellaswag strangers signals faults one_rank_fails one_disk_is_full kille
     data_of_one_rank_goes output_goes rank0_dies)
 for name in "${shared[@]}"; do eval "test_${name}_with_nccl() { on_nccl $name; }"; done
 
-tests=(fp32_with_fake_nccl bits_with_fake_nccl fp32 bits d12_tinyshakespeare other_numbers two_machines save_pause "${shared[@]/%/_with_nccl}" memcheck)
+tests=(fp32_with_fake_nccl bits_with_fake_nccl zero_with_fake_nccl fp32 bits zero muon d12_tinyshakespeare other_numbers two_machines save_pause "${shared[@]/%/_with_nccl}" memcheck)
 run_tests_once "$@"
