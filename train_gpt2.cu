@@ -1372,9 +1372,8 @@ static void load_training_state(Trainer* t, ModelSource* source) {
 // Rank 0 chooses cuBLASLt's algorithms and when to exchange, and all ranks do as it does.
 static void share_choices(Trainer* t) {
     const GPT2Config* config = &t->model.config;
-    Span layer = bucket(config, 1);
-    float *own = t->model.own_grads + share_of(config, 1, 0).own, *grads = t->model.grads_memory + layer.place;
-    ExchangeTrial trial = {own, grads, layer.n, bucket(config, 0).n, model_size(config), t->job.batch.micro_steps > 1};
+    ExchangeTrial trial = {t->model.own_grads, t->model.grads_memory, bucket(config, 0).n, model_size(config),
+                           t->job.batch.micro_steps > 1};
     ranks_choose(trial, t->job.checkpoint[0] ? args->output : NULL, t->model.stream,
                  [&](bool first, bool last) { launch_micro_step(&t->model, &t->job.batch, first, last); });
 }

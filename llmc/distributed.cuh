@@ -602,12 +602,9 @@ inline std::string ranks_timed(cudaEvent_t begin) {
         }                                                                                                              \
     } while (0)
 
-// Bucket 0, the embeddings, has nothing beside it: its gradients are ready last, and its weights are needed first. While the
-// weights of bucket 1 come, there is only the optimizer, which is limited by the memory's bandwidth.
-inline NcclComm* comm_for(int b, bool gathers) {
-    Ranks& r = ranks();
-    return r.beside && b > (gathers ? 1 : 0) ? &r.few : &r.many;
-}
+// Buckets 0 and 1, the embeddings and the first layer, have hardly any computation beside them: their gradients are ready last,
+// and their weights are needed first.
+inline NcclComm* comm_for(int b) { return ranks().beside && b > 1 ? &ranks().few : &ranks().many; }
 
 // As reduce_gradients, at once.
 inline void queue_reduction(NcclComm* comm, int b, float* own, float* grads, size_t n) {
@@ -628,7 +625,7 @@ inline void queue_reduction(NcclComm* comm, int b, float* own, float* grads, siz
 inline void reduce_gradients(int b, float* own, float* grads, size_t n) {
     if (is_alone()) { return; }
     cudaCheck(cudaStreamWaitEvent(ranks().stream, ranks().ready[b], 0));
-    queue_reduction(comm_for(b, false), b, own, grads, n);
+    queue_reduction(comm_for(b), b, own, grads, n);
 }
 
 // Makes stream wait for all collectives that have been queued.
@@ -678,7 +675,7 @@ inline void gather_weights(int b, floatX* weights, size_t n, cudaStream_t stream
     if (r.num_shares == 1) { return; }
     await_computation(stream);
     floatX* own = weights + (bucket_owner(b) < 0 ? r.env.rank * (n / r.num_shares) : 0);
-    gather_bucket(comm_for(b, true), b, weights, own, n, NCCL_FLOATX);
+    gather_bucket(comm_for(b), b, weights, own, n, NCCL_FLOATX);
     cudaCheck(cudaEventRecord(r.gathered[b], r.stream));
 }
 
@@ -701,23 +698,24 @@ inline void leave_room(bool exchanges) {
     reserved_multiprocessors() = exchanges && ranks().beside && !is_alone() ? NCCL_FEW : 0;
 }
 
-// The time of a reduction of n gradients with nothing beside it, in ms, the least of three. Overwrites own.
+// The time of a reduction of bucket 0 with nothing beside it, in ms. Overwrites own. One reduction before those that are timed
+// keeps the GPU busy until these are queued.
 inline double time_reduction(NcclComm* comm, float* own, float* grads, size_t n) {
+    const int count = 4;
     cudaEvent_t begin, end;
-    float ms, least = INFINITY;
+    float ms;
     cudaCheck(cudaEventCreate(&begin));
     cudaCheck(cudaEventCreate(&end));
-    for (int i = 0; i < 3; i++) {
-        cudaCheck(cudaEventRecord(begin, ranks().stream));
-        queue_reduction(comm, 1, own, grads, n);
-        cudaCheck(cudaEventRecord(end, ranks().stream));
-        wait_for_event(end, "timing an exchange before step", 1);
-        cudaCheck(cudaEventElapsedTime(&ms, begin, end));
-        least = fminf(least, ms);
+    for (int i = 0; i <= count; i++) {
+        queue_reduction(comm, 0, own, grads, n);
+        if (i == 0) { cudaCheck(cudaEventRecord(begin, ranks().stream)); }
     }
+    cudaCheck(cudaEventRecord(end, ranks().stream));
+    wait_for_event(end, "timing an exchange before step", 1);
+    cudaCheck(cudaEventElapsedTime(&ms, begin, end));
     cudaCheck(cudaEventDestroy(begin));
     cudaCheck(cudaEventDestroy(end));
-    return least;
+    return ms / count;
 }
 
 // The file of the choice below, beside the checkpoints: a resumed run makes the same one, because products that have other
@@ -746,9 +744,9 @@ inline int load_overlap(const char* dir) {
 }
 
 struct ExchangeTrial {
-    float *own, *grads;     // this rank's share of bucket 1, and its gradients (n): both are overwritten
-    size_t n, exposed, all; // parameters of bucket 1, of bucket 0, of the model
-    bool accumulates;       // a step has several micro-steps
+    float *own, *grads; // this rank's share of bucket 0, and its gradients (n): both are overwritten
+    size_t n, all;      // parameters of bucket 0, of the model
+    bool accumulates;   // a step has several micro-steps
 };
 
 // --overlap auto: decides by what a step would take longer than without exchanges. micro_step_ms: of rank 0
@@ -762,7 +760,7 @@ inline void choose_overlap(const ExchangeTrial& t, double micro_step_ms, const c
     double few_ms = times * time_reduction(&r.few, t.own, t.grads, t.n);
     double many_ms = times * time_reduction(&r.many, t.own, t.grads, t.n);
     double beside_ms = micro_step_ms * NCCL_FEW / num_multiprocessors() + fmax(few_ms - micro_step_ms, 0) +
-                       many_ms * (double)t.exposed / (double)t.all;
+                       many_ms * (double)t.n / (double)t.all;
     r.beside = ranks_take_int(before >= 0 ? before : beside_ms < many_ms);
     printf("exchanges: %.1f ms a step between computations, an estimated %.1f ms beside them: %s%s\n", many_ms,
            beside_ms, r.beside ? "beside" : "between", before >= 0 ? ", as before" : "");

@@ -115,7 +115,8 @@ bits() { # LIBRARY
 test_bits_with_fake_nccl() { bits fake_nccl; }
 test_bits() { bits nccl; }
 
-# Without clipping, ZeRO-1 of two ranks changes no bit.
+# Without clipping, ZeRO-1 of two ranks changes no bit. Beside exchanges, cuBLASLt may choose other algorithms, and -z 0 exchanges
+# nothing during a forward pass.
 zero() { # LIBRARY
     local precision optimizer z out
     for precision in BF16 FP32; do
@@ -123,7 +124,7 @@ zero() { # LIBRARY
         for optimizer in adamw muon; do
             for z in 0 1; do
                 out=$tmp/zero_$1_$precision$optimizer.$z
-                train 2 "$out" 10 -z $z --clip 0 --optimizer $optimizer
+                train 2 "$out" 10 -z $z --clip 0 --optimizer $optimizer --overlap off
             done
             same "${out%.1}.0" "$out" 10
         done
@@ -177,8 +178,8 @@ test_two_machines() {
     before+=(SHARED_CARD_HOSTS=1)
     train 2 "$tmp/two_machines" 20 -n 0
     near "two machines" "$tmp/one_machine" "$tmp/two_machines" 1e-6
-    echo "note: a step on one machine:$(tail -n 1 "$tmp/one_machine.out" | cut -d '|' -f 5), on two:" \
-        "$(tail -n 1 "$tmp/two_machines.out" | cut -d '|' -f 5)"
+    echo "note: a step on one machine:$(grep '^step' "$tmp/one_machine.out" | tail -n 1 | cut -d '|' -f 5), on two:" \
+        "$(grep '^step' "$tmp/two_machines.out" | tail -n 1 | cut -d '|' -f 5)"
 }
 
 # Training waits no longer for a checkpoint of 124M with two ranks than with one. Medians of 3, and a fifth for chance.
