@@ -843,9 +843,10 @@ static std::vector<std::vector<int>> continue_alone(GPT2* model, const Sampler* 
 }
 
 // Continues the texts, at most at_once side by side, and returns how many differ from `alone`. Only rounding may make a
-// difference: where the most likely token is taken, the two tokens that differ first must be nearly as likely.
+// difference: where the most likely token is taken, the two tokens that differ first must be nearly as likely. If draws is not
+// NULL, adds to it the tokens up to the first difference, and that one.
 static int count_different(GPT2* model, const Sampler* sampler, const RandomTexts& x, int stop, int at_once,
-                           const std::vector<std::vector<int>>& alone) {
+                           const std::vector<std::vector<int>>& alone, int* draws = NULL) {
     Sampler own = *sampler;
     std::vector<int> got((size_t)x.N * x.NEW, -7), counts(x.N);
     GenerationTimes times = {};
@@ -858,6 +859,7 @@ static int count_different(GPT2* model, const Sampler* sampler, const RandomText
         const int *text = &got[(size_t)i * x.NEW], *want = alone[i].data();
         int n = (int)alone[i].size(), same = 0;
         while (same < n && same < counts[i] && text[same] == want[same]) { same++; }
+        if (draws) { *draws += std::min(same + 1, n); }
         if (same == n && same == counts[i]) { continue; }
         different++;
         if (sampler->temperature > 0.0f) { continue; }
@@ -899,8 +901,9 @@ static void test_neighbours(void) {
     gpt2_free(&model);
 }
 
-// Each text has its own random numbers, wherever and whenever it is continued. A draw next to the boundary of two tokens may
-// fall on either side.
+// Each text has its own random numbers, wherever and whenever it is continued. With other random numbers nearly every draw would
+// differ. A draw next to the boundary of two tokens may fall on either side: on an H100, with 100 texts side by side, none of the
+// 100 texts differed somewhere in fp32, 20 in fp16, and 77 in bf16.
 static void test_streams(void) {
     if (!have_gpu()) { return; }
     GPT2 model;
@@ -916,7 +919,9 @@ static void test_streams(void) {
         std::sort(first.begin(), first.end());
         check(std::unique(first.begin(), first.end()) - first.begin() > 20); // not one stream for all
         for (int at_once : {7, 64, 100}) {
-            check(count_different(&model, s, x, -1, at_once, alone) <= (IS_FP32 ? x.N / 20 : x.N / 2));
+            int draws = 0, different = count_different(&model, s, x, -1, at_once, alone, &draws);
+            printf("     %d of %d draws differ\n", different, draws);
+            check(IS_FP32 ? different <= x.N / 20 : different <= draws / 10);
         }
     }
     gpt2_free(&model);
