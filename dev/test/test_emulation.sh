@@ -24,6 +24,7 @@ copy_tree() {
     cp -r llmc "$tmp/tree/"
     cp -r dev/cuda "$tmp/tree/dev/"
     rm -f "$tmp"/tree/dev/cuda/*_cpu*
+    share_engine "$tmp/tree"
 }
 
 # make_cpu VARIABLE=VALUE ...: builds in the copy, with a PATH on which there is no nvcc

@@ -17,6 +17,7 @@ copy() {
     while IFS= read -r -d '' file; do [ ! -f "$file" ] || printf '%s\0' "$file"; done <"$tmp/all" >"$tmp/files"
     mkdir -p "$tmp/top" "$tmp/bin"
     xargs -0 cp --parents -t "$tmp/top" <"$tmp/files"
+    share_engine "$tmp/top"
     printf '#!/bin/sh\nexit 9\n' >"$tmp/bin/nvidia-smi"
     chmod +x "$tmp/bin/nvidia-smi"
 }

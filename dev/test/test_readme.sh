@@ -22,6 +22,7 @@ copy() {
     mkdir -p "$tmp/top"
     git ls-files -z --cached --others --exclude-standard >"$tmp/files" 2>/dev/null || skip "needs git"
     xargs -0 cp --parents -t "$tmp/top" <"$tmp/files"
+    share_engine "$tmp/top"
 }
 
 # of_readme COMMAND: notes that a test types this command, which must be in the README
