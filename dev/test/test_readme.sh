@@ -300,7 +300,7 @@ test_several_gpus() {
 test_precisions() {
     local precision precisions=(FP16 FP32)
     for_gpu 'make train_gpt2cu PRECISION=FP16' 'make train_gpt2cu PRECISION=FP32'
-    [ -n "${LLMC_TEST_FULL-}" ] || precisions=("${precisions[$(($(date +%s) / 86400 % 2))]}")
+    [ -n "${LLMC_TEST_FULL-}" ] || precisions=("${precisions[$((day % 2))]}")
     for precision in "${precisions[@]}"; do run 0 "make train_gpt2cu PRECISION=$precision"; done
 }
 
