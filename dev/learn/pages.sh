@@ -328,7 +328,8 @@ run_block() {
         >"$tmp/seen" 2>&1 </dev/null || rc=$?
 }
 
-# builds the ops that the blocks build for a CPU, on all cores; if one does not compile, its block will say so
+# builds the ops that the blocks build for a CPU, on all cores; if one does not compile, its block will say so. What all of them
+# are linked with is taken from here, if it was built from what is here now.
 build_ahead() {
     local page at first last folder where ops=()
     for page in "${pages[@]}"; do
@@ -339,6 +340,10 @@ build_ahead() {
     done | sort -u | while read -r op; do [ ! -e "$tree/dev/cuda/$op.cu" ] || echo "$op"; done >"$tmp/ops"
     mapfile -t ops <"$tmp/ops"
     [ ${#ops[@]} -gt 0 ] || return 0
+    if [ ! -e "$tree/build/dev_cuda/cpu/engine.o" ] && make -q -C dev/cuda cpu-engine >/dev/null 2>&1; then
+        mkdir -p "$tree/build/dev_cuda/cpu"
+        cp build/dev_cuda/cpu/*.o "$tree/build/dev_cuda/cpu/"
+    fi
     make -k -j"$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)" -C "$tree/dev/cuda" cpu OPS="${ops[*]}" >/dev/null 2>&1 || true
 }
 

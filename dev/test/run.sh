@@ -110,11 +110,15 @@ if [ "$jobs" -eq 1 ]; then
         account "$i" "${names[i]}"
     done
 else
-    # test_resume.sh uses one core for minutes: if it ran last, the other cores would be idle
+    # the longest first, and those that use one core before those that use all: if one of them ran last, the other cores would
+    # be idle
+    longest=(test_resume.sh test_emulation.sh test_learn.sh test_readme.sh test_program.sh test_several_gpus.sh test_dev_cuda.sh
+        test_fake_gpu.sh test_ops.sh test_gpu.sh)
     order=() rest=() running=0 next=0
-    for i in ${names[@]+"${!names[@]}"}; do
-        if [ "${names[i]}" = test_resume.sh ]; then order+=("$i"); else rest+=("$i"); fi
+    for name in "${longest[@]}"; do
+        for i in ${names[@]+"${!names[@]}"}; do [ "${names[i]}" != "$name" ] || order+=("$i"); done
     done
+    for i in ${names[@]+"${!names[@]}"}; do [[ " ${longest[*]} " == *" ${names[i]} "* ]] || rest+=("$i"); done
     order+=(${rest[@]+"${rest[@]}"})
     while [ $next -lt ${#names[@]} ]; do
         while [ $running -lt "$jobs" ] && [ ${#order[@]} -gt 0 ]; do

@@ -12,6 +12,9 @@ cd "$(dirname "${BASH_SOURCE[0]}")/../.." || exit 1
 BIN_DIR=${BIN_DIR:-.}
 CC=${CC:-gcc}
 called_for=$BIN_DIR
+# What is too much for each run is tried in turn, by the number of the day; LLMC_TEST_FULL=1 tries all of it, and
+# LLMC_TEST_DAY=20000 what another day tries.
+day=${LLMC_TEST_DAY:-$(($(date +%s) / 86400))}
 tmp=$(mktemp -d /tmp/llmc_test_XXXXXX) || exit 1
 trap 'rm -rf "$tmp"' EXIT
 
@@ -30,6 +33,14 @@ same_checkpoint() {
     for file in model.safetensors optimizer.safetensors; do
         cmp "$1/$file" "$2/$file" || fail "$file of $1 and $2 differ"
     done
+}
+
+# share_engine TREE: gives a copy of the sources the engine of dev/cuda/emulation, if it was built here from what is here now,
+# as .ci/run does before the tests. Each copy that has to build its own takes 14 s more.
+share_engine() {
+    make -q -C dev/cuda cpu-engine >/dev/null 2>&1 || return 0
+    mkdir -p "$1/build/dev_cuda/cpu"
+    cp build/dev_cuda/cpu/*.o "$1/build/dev_cuda/cpu/" # newer than the copied sources
 }
 
 run_tests() { # [--list | NAME ...]

@@ -18,6 +18,7 @@ build() { # PRECISION SUFFIX
         cp -r dev/cuda "$tmp/tree/dev/"
         cp dev/test/*.h "$tmp/tree/dev/test/"
         rm -f "$tmp"/tree/dev/cuda/*_cpu*
+        share_engine "$tmp/tree"
     fi
     make -C "$tmp/tree/dev/cuda" CXX="$CXX" PRECISION="$1" "test_gpt2_cpu$2" >"$tmp/log" 2>&1 ||
         fail "does not build: $(tail -n 20 "$tmp/log")"

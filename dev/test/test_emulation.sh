@@ -3,12 +3,11 @@
 # kernel that it can run, and mutants, that is kernels with one wrong line each, which --check must find.
 #
 # Without LLMC_TEST_FULL the kernels are checked in one precision, by one schedule and at the smallest shapes, and eight
-# mutants are tried; the day of the year chooses which. LLMC_TEST_DAY=123 repeats the choice of that day.
+# mutants are tried; the day chooses which (test.sh).
 . "$(dirname "$0")/test.sh"
 unset MAKEFLAGS MFLAGS MAKELEVEL PRECISION
 CXX=${CXX:-g++}
 full=${LLMC_TEST_FULL:-}
-day=${LLMC_TEST_DAY:-$(date +%j | sed 's/^0*//')}
 precisions=(BF16 FP16 FP32)
 precision=${precisions[$((day % 3))]}
 jobs=$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
@@ -24,6 +23,7 @@ copy_tree() {
     cp -r llmc "$tmp/tree/"
     cp -r dev/cuda "$tmp/tree/dev/"
     rm -f "$tmp"/tree/dev/cuda/*_cpu*
+    share_engine "$tmp/tree"
 }
 
 # make_cpu VARIABLE=VALUE ...: builds in the copy, with a PATH on which there is no nvcc
@@ -330,7 +330,7 @@ test_kernels() {
 }
 precisions_now=("$precision")
 
-# try_mutant LINE: prints what --check of the mutant found; false unless it found something
+# try_mutant LINE: prints the first failure that --check of the mutant found; false unless it found one. It ends there.
 try_mutant() {
     local file op kernel edit what
     read -r file op kernel edit <<<"$1"
@@ -340,15 +340,16 @@ try_mutant() {
     sed -e "$edit" "$tmp/original" >"$tmp/tree/dev/cuda/$file"
     ! cmp -s "$tmp/original" "$tmp/tree/dev/cuda/$file" || fail "$op $kernel, $what: the edit changes nothing: $edit"
     make_cpu cpu OP="$op" PRECISION=BF16
-    local rc=0
     # shellcheck disable=SC2086
-    EMULATION_THREADS=1 EMULATION_LIMIT=0.3 timeout 300 "$tmp/tree/dev/cuda/${op}_cpu" ${kernel//,/ } --check \
-        --no-guards >"$tmp/out" 2>&1 || rc=$?
+    {
+        EMULATION_THREADS=1 EMULATION_LIMIT=0.3 timeout 300 "$tmp/tree/dev/cuda/${op}_cpu" ${kernel//,/ } --check --no-guards 2>&1 ||
+            echo "status $?"
+    } | sed '/^FAIL/q' >"$tmp/out"
     cp "$tmp/original" "$tmp/tree/dev/cuda/$file"
-    if [ $rc -eq 1 ] && grep -q '^FAIL' "$tmp/out"; then
-        echo "caught $op $kernel, $what: $(grep -c '^FAIL' "$tmp/out") of $(grep -c '^FAIL\|^ok' "$tmp/out") fail"
+    if grep -q '^FAIL' "$tmp/out"; then
+        echo "caught $op $kernel, $what: $(grep '^FAIL' "$tmp/out"), after $(grep -c '^ok' "$tmp/out") ok"
     else
-        echo "SURVIVES: $op $kernel, $what (status $rc): $(tail -n 1 "$tmp/out")"
+        echo "SURVIVES: $op $kernel, $what: $(tail -n 1 "$tmp/out")"
         return 1
     fi
 }

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # The course, dev/learn, and what it needs in dev/cuda: practice files, answers, the pages' commands, the lists of kernels.
-# LLMC_TEST_FULL=1 cuts every kernel that can be practised, and builds every op to compare its list.
+# LLMC_TEST_FULL=1 cuts every kernel that can be practised, builds every op to compare its list, and types the commands of
+# every page; else those of each page are typed every third day, and on the other days if it was changed.
 . "$(dirname "$0")/test.sh"
 unset MAKEFLAGS MFLAGS MAKELEVEL PRECISION SPILLS DEVICE_ONLY OP OPS RUNG FORCE SOLUTION SHOW ANSWERS_DIR ANSWER_TIMEOUT
 unset PAGES_TREE PAGES_TIMEOUT
@@ -17,6 +18,7 @@ copy() {
     while IFS= read -r -d '' file; do [ ! -f "$file" ] || printf '%s\0' "$file"; done <"$tmp/all" >"$tmp/files"
     mkdir -p "$tmp/top" "$tmp/bin"
     xargs -0 cp --parents -t "$tmp/top" <"$tmp/files"
+    share_engine "$tmp/top"
     printf '#!/bin/sh\nexit 9\n' >"$tmp/bin/nvidia-smi"
     chmod +x "$tmp/bin/nvidia-smi"
 }
@@ -55,12 +57,13 @@ same_code() {
 
 # ---- practice ----
 
-# The op's check finds that the body is missing, and accepts the original.
+# The op's check finds that the body is missing, and accepts the original. Two ops a day, in turn.
 test_practice() {
     needs_compiler
     copy
     no_gpu
     local pair op rung ops=()
+    [ -n "${LLMC_TEST_FULL-}" ] || cut_rungs=("${cut_rungs[@]:day % 3 * 2:2}")
     for pair in "${cut_rungs[@]}"; do
         read -r op rung <<<"$pair"
         rm -f "$tmp/top/dev/cuda/practice_$op.cu"
@@ -79,6 +82,7 @@ test_practice() {
         same_code "$op" "$rung"
     done
     run 0 make -j"$jobs" CXX="$CXX" CPU_CXXFLAGS=-O0 cpu OPS="${ops[*]}"
+    echo "note: ${cut_rungs[*]}"
     for pair in "${cut_rungs[@]}"; do
         read -r op rung <<<"$pair"
         run 0 "./practice_${op}_cpu" "$rung" --check --case 0 -B 1 -T 4 -C 64 -NH 8 -V 64
@@ -92,8 +96,7 @@ rungs() { (cd "$tmp/top/dev/cuda" && ./practice.sh "$1") | sed -n '/^not to be/q
 # Each of them, one after the other out of the same file, and all bodies back: the original. Three ops, in turn.
 test_every_rung() {
     copy
-    local op rung at=0 day num=0 ops=()
-    day=$(($(date +%s) / 86400))
+    local op rung at=0 num=0 ops=()
     mapfile -t ops < <(cd dev/cuda && grep -l '^// ---- kernel 1' ./*.cu | sed 's|^\./||; s/\.cu$//' | grep -v '^practice_')
     for op in "${ops[@]}"; do
         at=$((at + 1))
@@ -334,11 +337,33 @@ test_structure() {
     dev/learn/pages.sh --structure >"$tmp/out" || { grep '^FAIL' "$tmp/out"; fail "$(tail -n 1 "$tmp/out")"; }
 }
 
-# every command of the pages that needs no H200. The copy is kept below build/, where only what has changed is built again.
+# sources_of PAGE: the page and the ops that it builds
+sources_of() {
+    echo "$1"
+    grep -oE 'cpu OP=[a-z0-9_]+' "$1" | sed 's|.*=\(.*\)|dev/cuda/\1.cu|'
+}
+
+# The commands of the pages that need no H200. The copy is kept below build/, where only what has changed is built again.
 test_pages() {
     needs_compiler
     git ls-files >/dev/null 2>&1 || skip "needs git"
-    PAGES_TREE=build/learn_pages PAGES_TIMEOUT=300 dev/learn/pages.sh --commands >"$tmp/out" || { grep -v '^ok ' "$tmp/out"; fail "$(tail -n 1 "$tmp/out")"; }
+    local page name at=0 changed pages=() later=()
+    # nothing changed if git knows one commit only
+    changed=$(git diff --name-only HEAD~1 -- dev 2>/dev/null && git ls-files --others --exclude-standard dev) || changed=
+    for page in dev/learn/*.md; do
+        name=$(basename "$page" .md)
+        grep -qE '^ *<!-- *run: *(cpu|nvcc)' "$page" || continue
+        at=$((at + 1))
+        if [ -n "${LLMC_TEST_FULL-}" ] || [ $(((at + day) % 3)) -eq 0 ] || grep -qxF -f <(sources_of "$page") <<<"$changed"; then
+            pages+=("$name")
+        else
+            later+=("$name")
+        fi
+    done
+    PAGES_TREE=build/learn_pages PAGES_TIMEOUT=300 dev/learn/pages.sh --commands "${pages[@]}" >"$tmp/out" ||
+        { grep -v '^ok ' "$tmp/out"; fail "$(tail -n 1 "$tmp/out")"; }
+    echo "note: ${pages[*]}"
+    [ ${#later[@]} -eq 0 ] || echo "note: another day, or in make test-full: ${later[*]}"
     sed -n '/on an H200/s/^/note: /p; $s/^/note: /p' "$tmp/out"
 }
 
@@ -463,8 +488,7 @@ test_lists_of_kernels() {
 test_lists_are_those_of_the_programs() {
     needs_compiler
     copy
-    local ops=(gelu_forward residual_forward encoder_forward permute global_norm gelu_backward decode_sample softmax_forward) day chosen=()
-    day=$(($(date +%s) / 86400))
+    local ops=(gelu_forward residual_forward encoder_forward permute global_norm gelu_backward decode_sample softmax_forward) chosen=()
     [ -n "${LLMC_TEST_FULL-}" ] || chosen=("${ops[day % 8]}" simple_kernel)
     sed -i 's/^     4  64 contiguous/     4  65 contiguous/' "$tmp/top/dev/cuda/simple_kernel.cu"
     run 1 env CXX="$CXX" ./versions.sh --check simple_kernel

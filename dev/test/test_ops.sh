@@ -1,17 +1,20 @@
 #!/usr/bin/env bash
 # Every op of dev/cuda. With a GPU: its --check in every precision, by `make test` in dev/cuda. Without a GPU: that it
-# compiles, in one precision and for one architecture per op, which alternate:
+# compiles. Each op has its turn every third day, in the next precision and for the next architecture:
 #
-#     op        1    2    3    4    5    6    7    8    9    10   11   12   13 ...
+#     turn      1    2    3    4    5    6    7    8    9    10   11   12   13 ...
 #     precision BF16 FP16 FP32 BF16 FP16 FP32 BF16 FP16 FP32 BF16 FP16 FP32 BF16
 #     arch      75   80   90a  100  75   80   90a  100  75   80   90a  100  75
 #
+# An op that the last commit or merge has changed, or that was changed since, is compiled on the other days, too. Of the
+# others, test_emulation.sh compiles each as C++, and test_gpu.sh those parts that are in train_gpt2.cu.
+#
 # An op with wgmma is also compiled for 90a in BF16, where a register spill or a serialised wgmma is an error. Host code
 # takes most of the time, so it is compiled and linked only for ops that link a library; dev/test/test_dev_cuda.sh
-# builds others. With LLMC_TEST_FULL=1, `make test` of dev/cuda first compiles each op in every precision, and all ops
-# for 90a in BF16.
+# builds others. With LLMC_TEST_FULL=1 every op has its turn, `make test` of dev/cuda first compiles each op in every
+# precision, and all ops are compiled for 90a in BF16.
 #
-#     dev/test/test_ops.sh [--list | OP ...]
+#     dev/test/test_ops.sh [--list | OP ...]      LLMC_TEST_DAY=20000: the turns of another day
 set -u -o pipefail
 cd "$(dirname "$0")/../.." || exit 1
 unset MAKEFLAGS MFLAGS MAKELEVEL PRECISION GPU_COMPUTE_CAPABILITY SPILLS DEVICE_ONLY
@@ -31,8 +34,8 @@ fi
 for name in "$@"; do
     [[ " ${ops[*]} " == *" $name "* ]] || { echo "$0: no op '$name'; see --list" >&2; exit 2; }
 done
-chosen=("${ops[@]}")
-[ $# -eq 0 ] || chosen=("$@")
+chosen=("${ops[@]}") named=
+[ $# -eq 0 ] || chosen=("$@") named=yes
 
 reason=
 [ "${BIN_DIR:-.}" = . ] || reason="does not depend on BIN_DIR=$BIN_DIR: make test runs it"
@@ -64,7 +67,7 @@ if has_gpu || [ -n "${LLMC_TEST_FULL-}" ]; then
     fi
 fi
 
-# ---- each op in one precision and for one architecture ----
+# ---- the ops whose turn it is, in one precision and for one architecture ----
 
 precisions=(BF16 FP16 FP32)
 archs=() # 3 and 4 have no common divisor, so every pair occurs
@@ -77,11 +80,21 @@ done
 # uses PATTERN OP: true if the op's source, without comments, matches
 uses() { grep -qE "$1" <<<"$(sed 's|//.*||' "dev/cuda/$2.cu")"; }
 
+day=${LLMC_TEST_DAY:-$(($(date +%s) / 86400))}
+# nothing changed if git knows one commit only
+changed=$(git diff --name-only HEAD~1 -- dev/cuda 2>/dev/null && git ls-files --others --exclude-standard dev/cuda) || changed=
+# its_turn I: true if op I is compiled in this run
+its_turn() {
+    [ -n "$named" ] || [ -n "${LLMC_TEST_FULL-}" ] || [ $(((day + $1) % 3)) -eq 0 ] || grep -qx "dev/cuda/${ops[$1]}.cu" <<<"$changed"
+}
+
 # A build is "OP PRECISION ARCH DEVICE_ONLY". The builds with wgmma take longest and come first.
-turns=() first=()
+turns=() first=() later=()
 for i in "${!ops[@]}"; do
-    op=${ops[i]} precision=${precisions[i % 3]} arch=${archs[i % ${#archs[@]}]} device_only=yes
+    turn=$(((day + i) / 3))
+    op=${ops[i]} precision=${precisions[turn % 3]} arch=${archs[turn % ${#archs[@]}]} device_only=yes
     [[ " ${chosen[*]} " == *" $op "* ]] || continue
+    its_turn "$i" || { later+=("$op") && continue; }
     ! uses 'cublas|nccl' "$op" || device_only=
     if [[ " ${archs[*]} " == *" 90 "* ]] && { [ -n "${LLMC_TEST_FULL-}" ] || uses 'wgmma|gemm\.cuh' "$op"; }; then
         first+=("$op BF16 90 $device_only")
@@ -135,7 +148,11 @@ done
 if [ -z "${LLMC_TEST_FULL-}" ]; then
     for op in "${chosen[@]}"; do
         skipped=$((skipped + 1))
-        echo "skip $op: no GPU to check it on; other precisions and architectures: make test-full"
+        if [[ " ${later[*]-} " == *" $op "* ]]; then
+            echo "skip $op: compiled every third day, not on day $day; now: dev/test/test_ops.sh $op, or make test-full"
+        else
+            echo "skip $op: no GPU to check it on; other precisions and architectures: make test-full"
+        fi
     done
 fi
 echo "$passed passed, $failed failed, $skipped skipped"

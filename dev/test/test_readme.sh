@@ -22,6 +22,7 @@ copy() {
     mkdir -p "$tmp/top"
     git ls-files -z --cached --others --exclude-standard >"$tmp/files" 2>/dev/null || skip "needs git"
     xargs -0 cp --parents -t "$tmp/top" <"$tmp/files"
+    share_engine "$tmp/top"
 }
 
 # of_readme COMMAND: notes that a test types this command, which must be in the README
@@ -299,7 +300,7 @@ test_several_gpus() {
 test_precisions() {
     local precision precisions=(FP16 FP32)
     for_gpu 'make train_gpt2cu PRECISION=FP16' 'make train_gpt2cu PRECISION=FP32'
-    [ -n "${LLMC_TEST_FULL-}" ] || precisions=("${precisions[$(($(date +%s) / 86400 % 2))]}")
+    [ -n "${LLMC_TEST_FULL-}" ] || precisions=("${precisions[$((day % 2))]}")
     for precision in "${precisions[@]}"; do run 0 "make train_gpt2cu PRECISION=$precision"; done
 }
 
