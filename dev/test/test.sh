@@ -18,6 +18,13 @@ day=${LLMC_TEST_DAY:-$(($(date +%s) / 86400))}
 tmp=$(mktemp -d /tmp/llmc_test_XXXXXX) || exit 1
 trap 'rm -rf "$tmp"' EXIT
 
+# The files below DIR that the commits of the newest one's last 24 hours have changed, or that are not committed.
+changed_lately() { # DIR
+    local base
+    base=$(git rev-list -1 --before=$(($(git log -1 --format=%ct) - 86400)) HEAD 2>/dev/null) || return 0
+    git diff --name-only "${base:-$(git hash-object -t tree /dev/null)}" -- "$1" # without an older commit: all of them
+    git ls-files --others --exclude-standard "$1"
+}
 fail() { echo "$*"; exit 1; }
 skip() { echo "$*"; exit 77; }
 

@@ -348,8 +348,7 @@ test_pages() {
     needs_compiler
     git ls-files >/dev/null 2>&1 || skip "needs git"
     local page name at=0 changed pages=() later=()
-    # nothing changed if git knows one commit only
-    changed=$(git diff --name-only HEAD~1 -- dev 2>/dev/null && git ls-files --others --exclude-standard dev) || changed=
+    changed=$(changed_lately dev)
     for page in dev/learn/*.md; do
         name=$(basename "$page" .md)
         grep -qE '^ *<!-- *run: *(cpu|nvcc)' "$page" || continue

@@ -6,7 +6,7 @@
 #     precision BF16 FP16 FP32 BF16 FP16 FP32 BF16 FP16 FP32 BF16 FP16 FP32 BF16
 #     arch      75   80   90a  100  75   80   90a  100  75   80   90a  100  75
 #
-# An op that the last commit or merge has changed, or that was changed since, is compiled on the other days, too. Of the
+# An op that the last day's commits have changed, or that was changed since, is compiled on the other days, too. Of the
 # others, test_emulation.sh compiles each as C++, and test_gpu.sh those parts that are in train_gpt2.cu.
 #
 # An op with wgmma is also compiled for 90a in BF16, where a register spill or a serialised wgmma is an error. Host code
@@ -16,7 +16,7 @@
 #
 #     dev/test/test_ops.sh [--list | OP ...]      LLMC_TEST_DAY=20000: the turns of another day
 set -u -o pipefail
-cd "$(dirname "$0")/../.." || exit 1
+. "$(dirname "$0")/test.sh"
 unset MAKEFLAGS MFLAGS MAKELEVEL PRECISION GPU_COMPUTE_CAPABILITY SPILLS DEVICE_ONLY
 export PATH=$PATH:/usr/local/cuda/bin
 nvcc=${NVCC:-nvcc}
@@ -45,8 +45,6 @@ if [ -n "$reason" ]; then
     echo "0 passed, 0 failed, ${#chosen[@]} skipped"
     exit 0
 fi
-tmp=$(mktemp -d /tmp/llmc_test_XXXXXX) || exit 1
-trap 'rm -rf "$tmp"' EXIT
 
 # ---- every op in every precision ----
 
@@ -80,9 +78,7 @@ done
 # uses PATTERN OP: true if the op's source, without comments, matches
 uses() { grep -qE "$1" <<<"$(sed 's|//.*||' "dev/cuda/$2.cu")"; }
 
-day=${LLMC_TEST_DAY:-$(($(date +%s) / 86400))}
-# nothing changed if git knows one commit only
-changed=$(git diff --name-only HEAD~1 -- dev/cuda 2>/dev/null && git ls-files --others --exclude-standard dev/cuda) || changed=
+changed=$(changed_lately dev/cuda)
 # its_turn I: true if op I is compiled in this run
 its_turn() {
     [ -n "$named" ] || [ -n "${LLMC_TEST_FULL-}" ] || [ $(((day + $1) % 3)) -eq 0 ] || grep -qx "dev/cuda/${ops[$1]}.cu" <<<"$changed"
