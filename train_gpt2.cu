@@ -3272,7 +3272,7 @@ template <class G> __device__ inline void gemm_end() {
 
 // ---- the kernel ----
 
-// Kernel 16 of matmul_forward.cu.
+// Kernel 21 of matmul_forward.cu.
 template <class G, class Epilogue> __global__ void __launch_bounds__(384, 1)
     gemm_sm90_kernel9(const __grid_constant__ GemmMaps maps, Epilogue epilogue, int M, int N, int K, int num_tiles) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -3371,7 +3371,7 @@ void gemm(const GemmArgs& g, const Epilogue& epilogue, cudaStream_t stream) {
 
 // ==== promoted: matmul_forward ====
 // Arguments as for matmul_forward.
-void matmul_forward15(floatX* out, floatX* pre_gelu, const floatX* inp, const floatX* weight, const floatX* bias,
+void matmul_forward20(floatX* out, floatX* pre_gelu, const floatX* inp, const floatX* weight, const floatX* bias,
                       const floatX* residual, int N, int C, int OC, cudaStream_t stream) {
     MatmulCall call;
     call.out = out;
@@ -3393,7 +3393,7 @@ void matmul_forward15(floatX* out, floatX* pre_gelu, const floatX* inp, const fl
 }
 
 #if !defined(ENABLE_FP32)
-void matmul_forward16(floatX* out, GeluSaved saved, const floatX* inp, const floatX* weight, const floatX* bias,
+void matmul_forward21(floatX* out, GeluSaved saved, const floatX* inp, const floatX* weight, const floatX* bias,
                       const floatX* residual, int N, int C, int OC, cudaStream_t stream) {
     GemmArgs g = {out, saved.tensor, inp, weight, residual, N, OC, C};
     if (saved.is_slope) { return gemm(g, GemmBias<GEMM_GELU | GEMM_SECOND | GEMM_SLOPE>{bias}, stream); }
@@ -3403,21 +3403,21 @@ void matmul_forward16(floatX* out, GeluSaved saved, const floatX* inp, const flo
 }
 #endif
 
-// The number of the kernel to use for this device, binary and shape. Kernel 16 hides the epilogue of a tile behind the
+// The number of the kernel to use for this device, binary and shape. Kernel 21 hides the epilogue of a tile behind the
 // products of the next tile. This pays where C, the length of the sums, is not large, and where each block has two
 // tiles or more.
 inline int matmul_forward_choice(int N, int C, int OC) {
 #if defined(ENABLE_FP32)
     (void)N, (void)C, (void)OC;
-    return 15;
+    return 20;
 #else
     bool many = ceil_div((size_t)N, (size_t)128) * ceil_div(OC, 192) >= 2 * (size_t)num_multiprocessors();
-    return C <= 2048 && many && has_sm90a() ? 16 : 15;
+    return C <= 2048 && many && has_sm90a() ? 21 : 20;
 #endif
 }
 
 // out (N,OC) = gelu(inp (N,C) weight (OC,C)^T + bias (OC)) + residual (N,OC). saved.tensor (N,OC) receives GELU's argument, or
-// its slope, which needs kernel 16; if it is NULL there is no GELU. bias and residual may be NULL. residual may be the same
+// its slope, which needs kernel 21; if it is NULL there is no GELU. bias and residual may be NULL. residual may be the same
 // memory as out.
 void matmul_forward(floatX* out, GeluSaved saved, const floatX* inp, const floatX* weight, const floatX* bias,
                     const floatX* residual, int N, int C, int OC, cudaStream_t stream) {
@@ -3427,12 +3427,12 @@ void matmul_forward(floatX* out, GeluSaved saved, const floatX* inp, const float
     require(C % 8 == 0 && OC % 8 == 0);
     require(!saved.tensor || (bias && !residual));
 #if !defined(ENABLE_FP32)
-    if (matmul_forward_choice(N, C, OC) == 16) {
-        return matmul_forward16(out, saved, inp, weight, bias, residual, N, C, OC, stream);
+    if (matmul_forward_choice(N, C, OC) == 21) {
+        return matmul_forward21(out, saved, inp, weight, bias, residual, N, C, OC, stream);
     }
 #endif
     require(!saved.is_slope);
-    matmul_forward15(out, saved.tensor, inp, weight, bias, residual, N, C, OC, stream);
+    matmul_forward20(out, saved.tensor, inp, weight, bias, residual, N, C, OC, stream);
 }
 // ==== end promoted: matmul_forward ====
 
