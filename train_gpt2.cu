@@ -2076,7 +2076,7 @@ __device__ inline float layernorm_forward_row_sum(float x, float* partial, int r
 }
 
 template <int num_vecs> __global__ void __launch_bounds__(512)
-    layernorm_forward_kernel6(floatX* out, float* mean, float* rstd, const floatX* inp, const floatX* weight,
+    layernorm_forward_kernel7(floatX* out, float* mean, float* rstd, const floatX* inp, const floatX* weight,
                               const floatX* bias, int N, int C, int row_warps) {
     __shared__ float partial[2][16];
     int width = 32 * row_warps, first = threadIdx.x % width * x128::size, stride = width * x128::size;
@@ -2131,9 +2131,9 @@ void layernorm_forward(floatX* out, float* mean, float* rstd, const floatX* inp,
     if (row_warps > 1) { block_size = 32 * row_warps; } // one row per block, because the barrier is block-wide
     require(block_size % 32 == 0 && block_size <= 512);
     int num_vecs = ceil_div(num_vectors, 32 * row_warps), block_rows = block_size / (32 * row_warps);
-    auto kernel = num_vecs == 1   ? layernorm_forward_kernel6<1>
-                  : num_vecs == 2 ? layernorm_forward_kernel6<2>
-                                  : layernorm_forward_kernel6<3>;
+    auto kernel = num_vecs == 1   ? layernorm_forward_kernel7<1>
+                  : num_vecs == 2 ? layernorm_forward_kernel7<2>
+                                  : layernorm_forward_kernel7<3>;
     kernel<<<ceil_div(N, block_rows), block_size, 0, stream>>>(out, mean, rstd, inp, weight, bias, N, C, row_warps);
     cudaCheck(cudaGetLastError());
 }
@@ -6442,7 +6442,7 @@ void mean_loss(float* mean, const float* losses, int N, float scale, cudaStream_
 
 // ==== promoted: global_norm ====
 // block_sums (gridDim.x) = sum of squares per block, from a grid-stride loop with four loads in flight per thread.
-__global__ void __launch_bounds__(1024) global_norm_kernel4(float* block_sums, const float* grads, size_t n) {
+__global__ void __launch_bounds__(1024) global_norm_kernel5(float* block_sums, const float* grads, size_t n) {
     __shared__ float shared[32];
     size_t num_vectors = n / f128::size, stride = (size_t)gridDim.x * blockDim.x;
     size_t thread = (size_t)blockIdx.x * blockDim.x + threadIdx.x, i = thread;
@@ -6469,7 +6469,7 @@ __global__ void __launch_bounds__(1024) global_norm_kernel4(float* block_sums, c
 }
 
 // norm (1) = sqrt(sum of block_sums). One warp adds the block sums, so that the order of the additions is fixed.
-__global__ void global_norm_finish_kernel4(float* norm, const float* block_sums, int num_blocks) {
+__global__ void global_norm_finish_kernel5(float* norm, const float* block_sums, int num_blocks) {
     double sum = 0.0;
     for (int i = threadIdx.x; i < num_blocks; i += 32) { sum += block_sums[i]; }
     for (int offset = 16; offset > 0; offset /= 2) { sum += __shfl_xor_sync(0xFFFFFFFFu, sum, offset); }
@@ -6484,10 +6484,10 @@ void global_norm(float* norm, float* scratch, const float* grads, size_t n, cuda
     Op op(stream, 4.0 * n, 2.0 * n, "global_norm");
     require((size_t)grads % 16 == 0);
     int num_blocks; // first the resident blocks per SM, then the blocks that fit on the whole GPU at once
-    cudaCheck(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&num_blocks, global_norm_kernel4, block_size, 0));
+    cudaCheck(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&num_blocks, global_norm_kernel5, block_size, 0));
     num_blocks = min(num_blocks * num_multiprocessors(), (int)global_norm_scratch());
-    global_norm_kernel4<<<num_blocks, block_size, 0, stream>>>(scratch, grads, n);
-    global_norm_finish_kernel4<<<1, 32, 0, stream>>>(norm, scratch, num_blocks);
+    global_norm_kernel5<<<num_blocks, block_size, 0, stream>>>(scratch, grads, n);
+    global_norm_finish_kernel5<<<1, 32, 0, stream>>>(norm, scratch, num_blocks);
     cudaCheck(cudaGetLastError());
 }
 void global_norm(float* norm, float* scratch, const float* grads, size_t n, cudaStream_t stream) {
