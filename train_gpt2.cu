@@ -1776,7 +1776,7 @@ static EncoderScratch encoder_backward_layout(int* scratch, int N) {
 
 // Each block counts the digits of `num` consecutive tokens of the list. The digit is bits shift to shift + 7 of the
 // token. positions is the list as sorted so far, or NULL in the first pass, where entry i is position i.
-__global__ void encoder_backward_count_kernel5(int* counts, const int* positions, const int* inp, int N, int num,
+__global__ void encoder_backward_count_kernel6(int* counts, const int* positions, const int* inp, int N, int num,
                                                int shift) {
     __shared__ int count[ENCODER_DIGITS];
     if (threadIdx.x < ENCODER_DIGITS) { count[threadIdx.x] = 0; }
@@ -1793,7 +1793,7 @@ __global__ void encoder_backward_count_kernel5(int* counts, const int* positions
 // One stable pass of the sort: each entry of the list goes after all entries with a smaller digit, and after the
 // entries with the same digit that precede it in the list.
 __global__ void __launch_bounds__(ENCODER_SORT_BLOCK)
-    encoder_backward_scatter_kernel5(int* sorted, int* tokens, const int* positions, const int* inp, const int* counts,
+    encoder_backward_scatter_kernel6(int* sorted, int* tokens, const int* positions, const int* inp, const int* counts,
                                      int N, int num, int shift) {
     constexpr int num_warps = ENCODER_SORT_BLOCK / 32, num_parts = ENCODER_SORT_BLOCK / ENCODER_DIGITS;
     __shared__ int offset[num_warps][ENCODER_DIGITS]; // output index of each warp's first element with this digit
@@ -1867,10 +1867,10 @@ static EncoderScratch encoder_backward_sort(int* scratch, const int* inp, int N,
     const int* positions = NULL;
     for (int pass = 0; pass < num_passes; pass++) {
         int* sorted = s.positions[(num_passes - 1 - pass) % 2];
-        encoder_backward_count_kernel5<<<num_blocks, ENCODER_SORT_BLOCK, 0, stream>>>(s.counts, positions, inp, N, num,
+        encoder_backward_count_kernel6<<<num_blocks, ENCODER_SORT_BLOCK, 0, stream>>>(s.counts, positions, inp, N, num,
                                                                                       8 * pass);
         cudaCheck(cudaGetLastError());
-        encoder_backward_scatter_kernel5<<<num_blocks, ENCODER_SORT_BLOCK, 0, stream>>>(
+        encoder_backward_scatter_kernel6<<<num_blocks, ENCODER_SORT_BLOCK, 0, stream>>>(
             sorted, s.tokens, positions, inp, s.counts, N, num, 8 * pass);
         cudaCheck(cudaGetLastError());
         positions = sorted;
@@ -1881,7 +1881,7 @@ static EncoderScratch encoder_backward_sort(int* scratch, const int* inp, int N,
 // Each warp sums the runs of one tile over one slice of ENCODER_WARP_COLUMNS columns. The launch covers num_slices
 // slices, which start at column c0.
 __global__ void __launch_bounds__(ENCODER_MAX_BLOCK)
-    encoder_backward_tile_kernel5(float* dwte, float* partial, const floatX* dout, const int* positions,
+    encoder_backward_tile_kernel6(float* dwte, float* partial, const floatX* dout, const int* positions,
                                   const int* tokens, int N, int C, int c0, int num_slices) {
     int lane = threadIdx.x % 32;
     int warp = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
@@ -1939,7 +1939,7 @@ __global__ void __launch_bounds__(ENCODER_MAX_BLOCK)
 
 // Joins the runs that cross tiles. One block per tile and slice of columns: if a run of equal tokens starts in this
 // tile and continues past it, the block adds up the run's partial sums.
-__global__ void encoder_backward_join_kernel5(float* dwte, const float* partial, const int* tokens, int N, int C,
+__global__ void encoder_backward_join_kernel6(float* dwte, const float* partial, const int* tokens, int N, int C,
                                               int c0) {
     constexpr int unroll = 8, max_warps = 8; // unroll: partial sums in flight
     __shared__ f128 sums[max_warps][32];
@@ -1985,7 +1985,7 @@ __global__ void encoder_backward_join_kernel5(float* dwte, const float* partial,
 }
 
 // dwpe (maxT,C) += dout (B,T,C) summed over the batch; each thread sums one vector of one row of dwpe
-__global__ void encoder_backward_positions_kernel5(float* dwpe, const floatX* dout, int B, int T, int C) {
+__global__ void encoder_backward_positions_kernel6(float* dwpe, const floatX* dout, int B, int T, int C) {
     constexpr int unroll = 8; // vectors of dout in flight
     size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * x128::size, stride = (size_t)T * C;
     if (i >= stride) { return; }
@@ -2014,7 +2014,7 @@ __global__ void encoder_backward_positions_kernel5(float* dwpe, const floatX* do
 static void encoder_backward_positions(float* dwpe, const floatX* dout, int B, int T, int C, cudaStream_t stream,
                                        int block_size) {
     unsigned num_blocks = (unsigned)ceil_div((size_t)T * C, (size_t)block_size * x128::size);
-    encoder_backward_positions_kernel5<<<num_blocks, block_size, 0, stream>>>(dwpe, dout, B, T, C);
+    encoder_backward_positions_kernel6<<<num_blocks, block_size, 0, stream>>>(dwpe, dout, B, T, C);
     cudaCheck(cudaGetLastError());
 }
 
@@ -2041,10 +2041,10 @@ void encoder_backward(float* dwte, float* dwpe, int* scratch, const floatX* dout
     for (int c0 = 0; c0 < C; c0 += ENCODER_COLUMNS) {
         int num_slices = ceil_div(min(ENCODER_COLUMNS, C - c0), ENCODER_WARP_COLUMNS);
         unsigned num_blocks = (unsigned)ceil_div((size_t)num_tiles * num_slices, (size_t)block_size / 32);
-        encoder_backward_tile_kernel5<<<num_blocks, block_size, 0, stream>>>(dwte, s.partial, dout, s.positions[0],
+        encoder_backward_tile_kernel6<<<num_blocks, block_size, 0, stream>>>(dwte, s.partial, dout, s.positions[0],
                                                                              s.tokens, N, C, c0, num_slices);
         cudaCheck(cudaGetLastError());
-        encoder_backward_join_kernel5<<<dim3(num_tiles, num_slices), 256, 0, stream>>>(dwte, s.partial, s.tokens, N, C,
+        encoder_backward_join_kernel6<<<dim3(num_tiles, num_slices), 256, 0, stream>>>(dwte, s.partial, s.tokens, N, C,
                                                                                        c0);
         cudaCheck(cudaGetLastError());
     }
