@@ -3471,7 +3471,7 @@ void matmul_backward_weight6(float* dweight, const floatX* dout, const floatX* i
 }
 
 #if !defined(ENABLE_FP32)
-// As matmul_backward_input, with gelu'. If dinp_sums is not NULL, this is kernel 11; partials then has a row of C sums for
+// As matmul_backward_input, with gelu'. If dinp_sums is not NULL, this is kernel 12; partials then has a row of C sums for
 // each 128 rows of dinp.
 template <int extras>
 static void matmul_backward_launch8(const GemmArgs& g, float* dinp_sums, float* partials, cudaStream_t stream) {
@@ -3641,10 +3641,10 @@ constexpr int MATMUL_BACKWARD_MAX_CLUSTERS = 128;
 __device__ int matmul_backward_flags[MATMUL_BACKWARD_MAX_CLUSTERS][2][8];
 
 // Loads the steps of a part. tile: the block's first row and column. i: the number of steps loaded before.
-template <class G> __device__ inline void matmul_backward_load9(MatmulBackwardRing<G>& ring,
-                                                                const CUtensorMap& dout_map, const CUtensorMap& inp_map,
-                                                                const GemmTile& tile, const MatmulBackwardPart& part,
-                                                                int rank, int& i) {
+template <class G> __device__ inline void matmul_backward_load10(MatmulBackwardRing<G>& ring,
+                                                                 const CUtensorMap& dout_map,
+                                                                 const CUtensorMap& inp_map, const GemmTile& tile,
+                                                                 const MatmulBackwardPart& part, int rank, int& i) {
     int step = part.first;
 #pragma unroll 1
     for (int n = part.end - part.begin; n > 0; n--, i++) {
@@ -3665,9 +3665,9 @@ template <class G> __device__ inline void matmul_backward_load9(MatmulBackwardRi
 }
 
 // The main loop of a consumer: sum = its 64 rows of the tile, over num_steps steps. i: the number of steps before.
-template <class G> __device__ inline void matmul_backward_multiply9(float (&sum)[G::COLUMNS / 2],
-                                                                    MatmulBackwardRing<G>& ring, int consumer,
-                                                                    int num_steps, int& i) {
+template <class G> __device__ inline void matmul_backward_multiply10(float (&sum)[G::COLUMNS / 2],
+                                                                     MatmulBackwardRing<G>& ring, int consumer,
+                                                                     int num_steps, int& i) {
     const int box_bytes = sizeof(ring.stages[0].inp[0]);
 #pragma unroll 1
     for (int step = 0; step < num_steps; step++, i++) {
@@ -3688,13 +3688,13 @@ template <class G> __device__ inline void matmul_backward_multiply9(float (&sum)
 }
 
 // Where `parts` has the accumulators of a consumer warp, 0 to 7: sum[4j .. 4j + 3] of lane l is element 32 * j + l.
-template <int n> __device__ inline float4* matmul_backward_part9(float4* parts, int cluster, int rank, int warp) {
+template <int n> __device__ inline float4* matmul_backward_part10(float4* parts, int cluster, int rank, int warp) {
     return parts + (size_t)((cluster * 2 + rank) * 8 + warp) * (n / 4 * 32) + threadIdx.x % 32;
 }
 // Stores the accumulators of a part whose tile another cluster finishes.
-template <int n> __device__ inline void matmul_backward_store_part9(const float (&sum)[n], float4* parts, int cluster,
-                                                                    int rank, int warp) {
-    float4* to = matmul_backward_part9<n>(parts, cluster, rank, warp);
+template <int n> __device__ inline void matmul_backward_store_part10(const float (&sum)[n], float4* parts, int cluster,
+                                                                     int rank, int warp) {
+    float4* to = matmul_backward_part10<n>(parts, cluster, rank, warp);
 #pragma unroll
     for (int j = 0; j < n / 4; j++) {
         __stcg(to + 32 * j, make_float4(sum[4 * j], sum[4 * j + 1], sum[4 * j + 2], sum[4 * j + 3]));
@@ -3704,10 +3704,10 @@ template <int n> __device__ inline void matmul_backward_store_part9(const float 
 }
 // sum += what the same warp of cluster `cluster` has stored for the same tile; waits until it is there.
 template <int n>
-__device__ inline void matmul_backward_add_part9(float (&sum)[n], float4* parts, int cluster, int rank, int warp) {
+__device__ inline void matmul_backward_add_part10(float (&sum)[n], float4* parts, int cluster, int rank, int warp) {
     int* flag = &matmul_backward_flags[cluster][rank][warp];
     while (load_acquire(flag) == 0) {}
-    const float4* from = matmul_backward_part9<n>(parts, cluster, rank, warp);
+    const float4* from = matmul_backward_part10<n>(parts, cluster, rank, warp);
 #pragma unroll
     for (int first = 0; first < n; first += n / 2) { // n / 8 loads in flight
         float4 x[n / 8];
@@ -3724,8 +3724,8 @@ __device__ inline void matmul_backward_add_part9(float (&sum)[n], float4* parts,
 }
 
 // dweight = sum, or +=, for the 16 rows of one warp. row, column: the first element of the warp.
-template <int n> __device__ inline void matmul_backward_store9(float (&sum)[n], float* dweight, int row, int column,
-                                                               int OC, int C, bool accumulate) {
+template <int n> __device__ inline void matmul_backward_store10(float (&sum)[n], float* dweight, int row, int column,
+                                                                int OC, int C, bool accumulate) {
     int lane = threadIdx.x % 32;
 #pragma unroll
     for (int half = 0; half < 2; half++) { // rows 0..7, 8..15
@@ -3749,9 +3749,9 @@ template <int n> __device__ inline void matmul_backward_store9(float (&sum)[n], 
 }
 
 template <class G> __global__ void __launch_bounds__(384, 1)
-    matmul_backward_sm90_kernel9(const __grid_constant__ CUtensorMap dout_map,
-                                 const __grid_constant__ CUtensorMap inp_map, float* dweight, float4* parts,
-                                 MatmulBackwardSchedule s, int OC, int C, bool accumulate) {
+    matmul_backward_sm90_kernel10(const __grid_constant__ CUtensorMap dout_map,
+                                  const __grid_constant__ CUtensorMap inp_map, float* dweight, float4* parts,
+                                  MatmulBackwardSchedule s, int OC, int C, bool accumulate) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     extern __shared__ __align__(256) unsigned char dynamic_shared_weight[];
     auto& ring = shared_aligned_1024<MatmulBackwardRing<G>>(dynamic_shared_weight);
@@ -3778,7 +3778,7 @@ template <class G> __global__ void __launch_bounds__(384, 1)
 #pragma unroll 1
         while (work.next(s, &part)) {
             GemmTile tile = gemm_tile<G>(part.tile, OC, C, rank);
-            matmul_backward_load9<G>(ring, dout_map, inp_map, tile, part, rank, i);
+            matmul_backward_load10<G>(ring, dout_map, inp_map, tile, part, rank, i);
         }
         return;
     }
@@ -3787,20 +3787,20 @@ template <class G> __global__ void __launch_bounds__(384, 1)
 #pragma unroll 1
     while (work.next(s, &part)) {
         float sum[G::COLUMNS / 2];
-        matmul_backward_multiply9<G>(sum, ring, warp / 4, part.end - part.begin, i);
+        matmul_backward_multiply10<G>(sum, ring, warp / 4, part.end - part.begin, i);
         if (part.end < s.num_steps) {
-            matmul_backward_store_part9(sum, parts, cluster, rank, warp);
+            matmul_backward_store_part10(sum, parts, cluster, rank, warp);
             continue;
         }
         int tile_begin = part.tile * s.num_steps;
         if (part.begin > 0) { // lower clusters have the tile's earlier steps
 #pragma unroll 1
             for (int c = cluster - 1; matmul_backward_range(s, c + 1) > tile_begin; c--) {
-                matmul_backward_add_part9(sum, parts, c, rank, warp);
+                matmul_backward_add_part10(sum, parts, c, rank, warp);
             }
         }
         GemmTile tile = gemm_tile<G>(part.tile, OC, C, rank);
-        matmul_backward_store9(sum, dweight, tile.row + warp * 16, tile.column, OC, C, accumulate);
+        matmul_backward_store10(sum, dweight, tile.row + warp * 16, tile.column, OC, C, accumulate);
     }
     G::end();
 #endif
@@ -3830,11 +3830,10 @@ inline int matmul_backward_max_clusters() { return std::min(num_multiprocessors(
 // The number of columns of a tile, chosen so that tiles extend past C by less.
 inline int matmul_backward_columns(int C) { return ceil_div(C, 192) * 192 < ceil_div(C, 256) * 256 ? 192 : 256; }
 
-template <class G> void matmul_backward_launch9(float* dweight, float* scratch, const floatX* dout, const floatX* inp,
-                                                int N, int C, int OC, bool accumulate, cudaStream_t stream,
-                                                int max_clusters) {
-    MatmulBackwardSchedule s = matmul_backward_schedule(N, C, OC, G::COLUMNS, max_clusters);
-    auto kernel = matmul_backward_sm90_kernel9<G>;
+template <class G> void matmul_backward_launch10(float* dweight, float* scratch, const floatX* dout, const floatX* inp,
+                                                 int N, int C, int OC, bool accumulate, cudaStream_t stream,
+                                                 const MatmulBackwardSchedule& s) {
+    auto kernel = matmul_backward_sm90_kernel10<G>;
     const int bytes = sizeof(MatmulBackwardRing<G>) + 1024;
     static_assert(bytes <= 227 << 10, "all that compute capability 9.0 has");
     cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
@@ -3853,23 +3852,29 @@ template <class G> void matmul_backward_launch9(float* dweight, float* scratch, 
                                  tensor_map(inp, {C, N}, {64, 32}), dweight, (float4*)scratch, s, OC, C, accumulate));
 }
 
-// As matmul_backward_weight. scratch (matmul_backward_weight_scratch9(C)), aligned to 16 bytes; at most max_clusters
-// clusters run. Two launches must not run at the same time, because they would use the same flags.
-void matmul_backward_weight9(float* dweight, float* scratch, const floatX* dout, const floatX* inp, int N, int C,
-                             int OC, bool accumulate, cudaStream_t stream, int max_clusters) {
+// As matmul_backward_weight, by a given schedule. scratch (matmul_backward_weight_scratch10(C)), aligned to 16 bytes. Two
+// launches must not run at the same time, because they would use the same flags.
+void matmul_backward_scheduled10(float* dweight, float* scratch, const floatX* dout, const floatX* inp, int N, int C,
+                                 int OC, bool accumulate, cudaStream_t stream, const MatmulBackwardSchedule& s) {
     require(has_sm90a()); // nvcc -gencode arch=compute_90a,code=sm_90a
     require(C % 8 == 0 && OC % 8 == 0);
-    auto launch = matmul_backward_columns(C) == 192 ? matmul_backward_launch9<MatmulBackwardTile192>
-                                                    : matmul_backward_launch9<MatmulBackwardTile256>;
-    launch(dweight, scratch, dout, inp, N, C, OC, accumulate, stream, max_clusters);
+    auto launch = matmul_backward_columns(C) == 192 ? matmul_backward_launch10<MatmulBackwardTile192>
+                                                    : matmul_backward_launch10<MatmulBackwardTile256>;
+    launch(dweight, scratch, dout, inp, N, C, OC, accumulate, stream, s);
+}
+// At most max_clusters clusters run.
+void matmul_backward_weight10(float* dweight, float* scratch, const floatX* dout, const floatX* inp, int N, int C,
+                              int OC, bool accumulate, cudaStream_t stream, int max_clusters) {
+    MatmulBackwardSchedule s = matmul_backward_schedule(N, C, OC, matmul_backward_columns(C), max_clusters);
+    matmul_backward_scheduled10(dweight, scratch, dout, inp, N, C, OC, accumulate, stream, s);
 }
 // Number of floats in its scratch: each cluster stores one part at most.
-inline size_t matmul_backward_weight_scratch9(int C) {
+inline size_t matmul_backward_weight_scratch10(int C) {
     return (size_t)matmul_backward_max_clusters() * 256 * matmul_backward_columns(C);
 }
 #endif
 
-// The number of the kernel to use. Kernel 9 pays where the library's usual tiles of 128x256 would leave many SMs idle in their
+// The number of the kernel to use. Kernel 10 pays where the library's usual tiles of 128x256 would leave many SMs idle in their
 // last wave, if there are enough tiles that few of them share the tokens, and if its own tiles cover dweight exactly.
 // Measured in training steps on an H200: 14% faster than the library where OC and C are 5120 and 1280, 4 to 7% where they
 // are 3072 or 2304 and 768; 4 to 7% slower with fewer than 40 tiles, 8 to 30% slower where C is 1600.
@@ -3881,14 +3886,14 @@ inline int matmul_backward_weight_choice(int N, int C, int OC) {
     size_t num_tiles = ceil_div((size_t)OC, (size_t)128) * ceil_div(C, 256), num_sms = num_multiprocessors();
     bool exact = OC % 256 == 0 && C % matmul_backward_columns(C) == 0;
     bool idle = num_tiles < 0.8 * (double)(ceil_div(num_tiles, num_sms) * num_sms);
-    return exact && idle && num_tiles >= 40 && N >= 16384 && has_sm90a() ? 9 : 6;
+    return exact && idle && num_tiles >= 40 && N >= 16384 && has_sm90a() ? 10 : 6;
 #endif
 }
 
 // Number of floats in scratch.
 size_t matmul_backward_weight_scratch(int N, int C, int OC) {
 #if !defined(ENABLE_FP32)
-    if (matmul_backward_weight_choice(N, C, OC) == 9) { return matmul_backward_weight_scratch9(C); }
+    if (matmul_backward_weight_choice(N, C, OC) == 10) { return matmul_backward_weight_scratch10(C); }
 #endif
     (void)N, (void)C, (void)OC;
     return 0;
@@ -3900,9 +3905,9 @@ void matmul_backward_weight(float* dweight, float* scratch, const floatX* dout, 
     double bytes = ((double)N * OC + (double)N * C) * sizeof(floatX) + (accumulate ? 8.0 : 4.0) * OC * C;
     Op op(stream, bytes, 2.0 * N * C * OC, "matmul_backward_weight %d <- %d", C, OC);
 #if !defined(ENABLE_FP32)
-    if (matmul_backward_weight_choice(N, C, OC) == 9) {
-        return matmul_backward_weight9(dweight, scratch, dout, inp, N, C, OC, accumulate, stream,
-                                       matmul_backward_max_clusters());
+    if (matmul_backward_weight_choice(N, C, OC) == 10) {
+        return matmul_backward_weight10(dweight, scratch, dout, inp, N, C, OC, accumulate, stream,
+                                        matmul_backward_max_clusters());
     }
 #endif
     (void)scratch;
