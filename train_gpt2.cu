@@ -2361,7 +2361,7 @@ __device__ inline void layernorm_backward_block_sums(float* partials, const floa
 
 // one_warp: each team is one warp. It then needs no barrier, so the teams may process different numbers of rows.
 template <int num_vecs, bool one_warp> __global__ void __launch_bounds__(LAYERNORM_BACKWARD_THREADS_PER_SM, 1)
-    layernorm_backward_kernel7(floatX* dinp, float* partials, const floatX* dout, const floatX* dresidual,
+    layernorm_backward_kernel8(floatX* dinp, float* partials, const floatX* dout, const floatX* dresidual,
                                const floatX* inp, const floatX* weight, const float* mean, const float* rstd, int N,
                                int C, int team_warps) {
     __shared__ float row_sums[2][2][16];
@@ -2371,7 +2371,7 @@ template <int num_vecs, bool one_warp> __global__ void __launch_bounds__(LAYERNO
     bool last_valid = first + (num_vecs - 1) * stride < C; // only a thread's last vector can be past the row's end
     float inv_C = 1.0f / C;
     int parity = 0;
-    grid_wait_dependency(); // layernorm_backward9() launches it early
+    grid_wait_dependency(); // layernorm_backward10() launches it early
 
     float dw[num_vecs][x128::size] = {}, db[num_vecs][x128::size] = {};
     for (int turn = blockIdx.x * num_teams; turn < N; turn += gridDim.x * num_teams) {
@@ -2445,16 +2445,16 @@ inline int layernorm_backward_team_warps(int num_vectors) {
     return team_warps;
 }
 
-inline auto layernorm_backward_choose7(int num_vecs, int team_warps) {
+inline auto layernorm_backward_choose8(int num_vecs, int team_warps) {
     if (team_warps > 1) {
 #if defined(ENABLE_FP32)
-        if (num_vecs == 3) { return layernorm_backward_kernel7<3, false>; }
+        if (num_vecs == 3) { return layernorm_backward_kernel8<3, false>; }
 #endif
-        return layernorm_backward_kernel7<2, false>;
+        return layernorm_backward_kernel8<2, false>;
     }
-    return num_vecs == 1   ? layernorm_backward_kernel7<1, true>
-           : num_vecs == 2 ? layernorm_backward_kernel7<2, true>
-                           : layernorm_backward_kernel7<3, true>;
+    return num_vecs == 1   ? layernorm_backward_kernel8<1, true>
+           : num_vecs == 2 ? layernorm_backward_kernel8<2, true>
+                           : layernorm_backward_kernel8<3, true>;
 }
 
 typedef void (*LayernormBackwardKernel)(floatX*, float*, const floatX*, const floatX*, const floatX*, const floatX*,
@@ -2467,8 +2467,8 @@ struct LayernormBackwardLaunch {
     size_t shared_bytes;
 };
 
-// Chooses the instance and the grid of kernel 7 for rows of C elements. A block is at least one team.
-inline LayernormBackwardLaunch layernorm_backward_launch7(int N, int C, int block_size) {
+// Chooses the instance and the grid of kernel 8 for rows of C elements. A block is at least one team.
+inline LayernormBackwardLaunch layernorm_backward_launch8(int N, int C, int block_size) {
     int num_vectors = C / x128::size, team_warps = layernorm_backward_team_warps(num_vectors);
     require(N >= 1 && C >= 8 && C % 8 == 0 && team_warps <= 16);
     block_size = max(block_size, 32 * team_warps);
@@ -2477,11 +2477,11 @@ inline LayernormBackwardLaunch layernorm_backward_launch7(int N, int C, int bloc
     int num_vecs = ceil_div(num_vectors, 32 * team_warps), num_teams = block_size / (32 * team_warps);
     int grid_size = num_multiprocessors() * (LAYERNORM_BACKWARD_THREADS_PER_SM / block_size);
     size_t shared_bytes = 2 * x128::size * (block_size + LAYERNORM_BACKWARD_PADDING) * sizeof(float);
-    auto kernel = layernorm_backward_choose7(num_vecs, team_warps);
+    auto kernel = layernorm_backward_choose8(num_vecs, team_warps);
     return {kernel, min(grid_size, ceil_div(N, num_teams)), block_size, num_vecs, team_warps, 2, shared_bytes};
 }
 
-// Kernel 7 with one warp per team and the next row in flight: cp.async copies it into a ring in shared memory while the
+// Kernel 8 with one warp per team and the next row in flight: cp.async copies it into a ring in shared memory while the
 // current row is summed. Each thread reads only what it copied itself, so it waits for its own copies, without barrier.
 //                before the loop   1st row           2nd row           3rd row
 //     stage 0    copy row 0        read 0, copy 2    (2 in flight)     read 2, copy 4
@@ -2489,11 +2489,11 @@ inline LayernormBackwardLaunch layernorm_backward_launch7(int N, int C, int bloc
 constexpr int LAYERNORM_BACKWARD_STAGES = 2;
 
 //
-// num_sums: 2, or 3 to sum the columns of dinp, too, which is kernel 12.
+// num_sums: 2, or 3 to sum the columns of dinp, too, which is kernel 13.
 template <int num_vecs, int num_sums> __global__ void __launch_bounds__(LAYERNORM_BACKWARD_THREADS_PER_SM, 1)
-    layernorm_backward_kernel9(floatX* dinp, float* partials, const floatX* dout, const floatX* dresidual,
-                               const floatX* inp, const floatX* weight, const float* mean, const float* rstd, int N,
-                               int C, int /*team_warps*/) {
+    layernorm_backward_kernel10(floatX* dinp, float* partials, const floatX* dout, const floatX* dresidual,
+                                const floatX* inp, const floatX* weight, const float* mean, const float* rstd, int N,
+                                int C, int /*team_warps*/) {
     extern __shared__ int4 layernorm_backward_ring[]; // (stages, num_vecs, 3, blockDim.x); 3: dout, inp, dresidual
     const int team_size = 32, stride = team_size * x128::size;
     int num_teams = blockDim.x / team_size, row_step = gridDim.x * num_teams;
@@ -2569,18 +2569,19 @@ template <int num_vecs, int num_sums> __global__ void __launch_bounds__(LAYERNOR
                                                       team_size);
 }
 
-template <int num_sums> auto layernorm_backward_choose9(int num_vecs) {
-    return num_vecs == 1   ? layernorm_backward_kernel9<1, num_sums>
-           : num_vecs == 2 ? layernorm_backward_kernel9<2, num_sums>
-                           : layernorm_backward_kernel9<3, num_sums>;
+template <int num_sums> auto layernorm_backward_choose10(int num_vecs) {
+    return num_vecs == 1   ? layernorm_backward_kernel10<1, num_sums>
+           : num_vecs == 2 ? layernorm_backward_kernel10<2, num_sums>
+                           : layernorm_backward_kernel10<3, num_sums>;
 }
 
-// Chooses kernel 9 if a team is one warp, the device code has cp.async and the ring fits in shared memory; otherwise
-// kernel 7, which always has two sums.
-inline LayernormBackwardLaunch layernorm_backward_launch9(int N, int C, int block_size, int num_sums) {
-    LayernormBackwardLaunch l = layernorm_backward_launch7(N, C, block_size);
+// Chooses kernel 10 if a team is one warp, the device code has cp.async and the ring fits in shared memory; otherwise
+// kernel 8, which always has two sums.
+inline LayernormBackwardLaunch layernorm_backward_launch10(int N, int C, int block_size, int num_sums) {
+    LayernormBackwardLaunch l = layernorm_backward_launch8(N, C, block_size);
     size_t sums_bytes = num_sums * x128::size * (block_size + LAYERNORM_BACKWARD_PADDING) * sizeof(float);
-    auto kernel = num_sums == 3 ? layernorm_backward_choose9<3>(l.num_vecs) : layernorm_backward_choose9<2>(l.num_vecs);
+    auto kernel =
+        num_sums == 3 ? layernorm_backward_choose10<3>(l.num_vecs) : layernorm_backward_choose10<2>(l.num_vecs);
     size_t ring_bytes = (size_t)LAYERNORM_BACKWARD_STAGES * l.num_vecs * 3 * l.block_size * sizeof(x128);
     size_t limit = device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin) - 4 * 16 * sizeof(float);
     if (l.team_warps == 1 && compiled_arch(kernel) >= 80 && max(ring_bytes, sums_bytes) <= limit) {
@@ -2592,10 +2593,10 @@ inline LayernormBackwardLaunch layernorm_backward_launch9(int N, int C, int bloc
 }
 
 // threads: of a block; 0: 512. dinp_sums: see layernorm_backward
-void layernorm_backward9(floatX* dinp, float* dinp_sums, float* dweight, float* dbias, float* scratch,
-                         const floatX* dout, const floatX* dresidual, const floatX* inp, const floatX* weight,
-                         const float* mean, const float* rstd, int N, int C, cudaStream_t stream, int threads) {
-    LayernormBackwardLaunch l = layernorm_backward_launch9(N, C, threads ? threads : 512, dinp_sums ? 3 : 2);
+void layernorm_backward10(floatX* dinp, float* dinp_sums, float* dweight, float* dbias, float* scratch,
+                          const floatX* dout, const floatX* dresidual, const floatX* inp, const floatX* weight,
+                          const float* mean, const float* rstd, int N, int C, cudaStream_t stream, int threads) {
+    LayernormBackwardLaunch l = layernorm_backward_launch10(N, C, threads ? threads : 512, dinp_sums ? 3 : 2);
     launch_early(l.kernel, dim3(l.grid_size), dim3(l.block_size), l.shared_bytes, stream, dinp, scratch, dout,
                  dresidual, inp, weight, mean, rstd, N, C, l.team_warps);
     column_sums<16>(dweight, dbias, l.num_sums == 3 ? dinp_sums : NULL, scratch, l.grid_size, C, stream);
@@ -2607,9 +2608,9 @@ constexpr int LAYERNORM_BACKWARD_BLOCK_SIZE10 = 256; // the largest; two blocks 
 // A block processes `rows` rows at a time; thread t holds the vectors t, t + blockDim.x ... of each row. While the sums of
 // these rows are computed, cp.async copies the rows of the next turns into a ring in shared memory. A thread reads only what
 // it copied itself, so the only barrier is that of the row sums. dy, x and dx are read from the ring a second time for dinp:
-// that costs less than the registers that would hold them. num_sums: as in kernel 9.
+// that costs less than the registers that would hold them. num_sums: as in kernel 10.
 template <int num_vecs, int rows, int num_sums> __global__ void __launch_bounds__(LAYERNORM_BACKWARD_BLOCK_SIZE10, 2)
-    layernorm_backward_kernel10(floatX* dinp, float* partials, const floatX* dout, const floatX* dresidual,
+    layernorm_backward_kernel11(floatX* dinp, float* partials, const floatX* dout, const floatX* dresidual,
                                 const floatX* inp, const floatX* weight, const float* mean, const float* rstd, int N,
                                 int C) {
     static_assert(num_vecs * rows == 4);
@@ -2722,27 +2723,27 @@ template <int num_vecs, int rows, int num_sums> __global__ void __launch_bounds_
     }
 }
 
-// Vectors per thread of kernel 10; 0 if a row is too long for it, or the device code has no cp.async.
-inline int layernorm_backward_vecs10(int C) {
+// Vectors per thread of kernel 11; 0 if a row is too long for it, or the device code has no cp.async.
+inline int layernorm_backward_vecs11(int C) {
     int num_vecs = ceil_div(C / x128::size, LAYERNORM_BACKWARD_BLOCK_SIZE10);
-    return num_vecs <= 2 && compiled_arch(layernorm_backward_kernel10<1, 4, 2>) >= 80 ? num_vecs : 0;
+    return num_vecs <= 2 && compiled_arch(layernorm_backward_kernel11<1, 4, 2>) >= 80 ? num_vecs : 0;
 }
 
-template <int num_sums> auto layernorm_backward_choose10(int num_vecs) {
-    return num_vecs == 1 ? layernorm_backward_kernel10<1, 4, num_sums> : layernorm_backward_kernel10<2, 2, num_sums>;
+template <int num_sums> auto layernorm_backward_choose11(int num_vecs) {
+    return num_vecs == 1 ? layernorm_backward_kernel11<1, 4, num_sums> : layernorm_backward_kernel11<2, 2, num_sums>;
 }
 
 // threads_per_sm: of the blocks that run side by side on an SM; 0: two blocks, or one of the largest. dinp_sums: see
 // layernorm_backward
-void layernorm_backward10(floatX* dinp, float* dinp_sums, float* dweight, float* dbias, float* scratch,
+void layernorm_backward11(floatX* dinp, float* dinp_sums, float* dweight, float* dbias, float* scratch,
                           const floatX* dout, const floatX* dresidual, const floatX* inp, const floatX* weight,
                           const float* mean, const float* rstd, int N, int C, cudaStream_t stream, int threads_per_sm) {
-    int num_vecs = layernorm_backward_vecs10(C);
+    int num_vecs = layernorm_backward_vecs11(C);
     require(C % x128::size == 0 && num_vecs > 0);
     int block_size = 32 * ceil_div(C / x128::size, 32 * num_vecs), rows = 4 / num_vecs, resident;
     int blocks_per_sm = threads_per_sm ? min(max(threads_per_sm / block_size, 1), 4)
                                        : (block_size < LAYERNORM_BACKWARD_BLOCK_SIZE10 ? 2 : 1);
-    auto kernel = dinp_sums ? layernorm_backward_choose10<3>(num_vecs) : layernorm_backward_choose10<2>(num_vecs);
+    auto kernel = dinp_sums ? layernorm_backward_choose11<3>(num_vecs) : layernorm_backward_choose11<2>(num_vecs);
     size_t ring_bytes = (size_t)LAYERNORM_BACKWARD_STAGES * 4 * 3 * block_size * sizeof(x128);
     cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)ring_bytes));
     cudaCheck(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, kernel, block_size, ring_bytes));
@@ -2752,9 +2753,9 @@ void layernorm_backward10(floatX* dinp, float* dinp_sums, float* dweight, float*
     column_sums<16>(dweight, dbias, dinp_sums, scratch, grid_size, C, stream);
 }
 
-// Whether a row is longer than what kernel 9 holds in a warp, and kernel 10 takes it.
+// Whether a row is longer than what kernel 10 holds in a warp, and kernel 11 takes it.
 inline bool layernorm_backward_is_wide(int C) {
-    return layernorm_backward_team_warps(C / x128::size) > 1 && layernorm_backward_vecs10(C) > 0;
+    return layernorm_backward_team_warps(C / x128::size) > 1 && layernorm_backward_vecs11(C) > 0;
 }
 
 // dinp (N,C) = dresidual + gradient of inp; dweight, dbias (C) += their gradients | dinp_sums (C) += the sums of dinp's
@@ -2767,8 +2768,8 @@ void layernorm_backward(floatX* dinp, float* dinp_sums, float* dweight, float* d
     Op op(stream, (dresidual ? 4.0 : 3.0) * N * C * sizeof(floatX), 0, "layernorm_backward");
     bool wide = layernorm_backward_is_wide(C);
     int config = tuned_config("layernorm_backward", N, C, wide ? 0 : 512);
-    (wide ? layernorm_backward10 : layernorm_backward9)(dinp, dinp_sums, dweight, dbias, scratch, dout, dresidual, inp,
-                                                        weight, mean, rstd, N, C, stream, config);
+    (wide ? layernorm_backward11 : layernorm_backward10)(dinp, dinp_sums, dweight, dbias, scratch, dout, dresidual, inp,
+                                                         weight, mean, rstd, N, C, stream, config);
 }
 // ==== end promoted: layernorm_backward ====
 
