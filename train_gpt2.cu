@@ -4985,7 +4985,7 @@ void attention_forward(floatX* out, float* lse, const floatX* qkv, int B, int T,
 // ==== end promoted: attention_forward ====
 
 // ==== promoted: attention_backward ====
-// ---- kernel 5: fp32 arithmetic, 4x4 register tiles per thread, one writer per gradient ----
+// ---- kernel 3: fp32 arithmetic, 4x4 register tiles per thread, one writer per gradient ----
 
 // dsum = rowsum(dout * out). Both gradient kernels need it per query row, besides lse, because with
 //
@@ -4993,7 +4993,7 @@ void attention_forward(floatX* out, float* lse, const floatX* qkv, int B, int T,
 //     dv = P^T dout                   dk = scale * dS^T q              dq = scale * dS k
 //
 // The kernel runs 8 threads per row of HS elements.
-__global__ void attention_backward_dsum_kernel5(float* dsum, const floatX* dout, const floatX* out, int T, int NH,
+__global__ void attention_backward_dsum_kernel3(float* dsum, const floatX* dout, const floatX* out, int T, int NH,
                                                 int HS, int num_rows) {
     int row = (int)(((size_t)blockIdx.x * blockDim.x + threadIdx.x) / 8), part = threadIdx.x % 8;
     float sum = 0.0f;
@@ -5014,7 +5014,7 @@ __global__ void attention_backward_dsum_kernel5(float* dsum, const floatX* dout,
 void attention_backward_dsum(float* dsum, const floatX* dout, const floatX* out, int B, int T, int C, int NH,
                              cudaStream_t stream) {
     int num_rows = B * T * NH, block_size = 256;
-    attention_backward_dsum_kernel5<<<ceil_div(num_rows, block_size / 8), block_size, 0, stream>>>(
+    attention_backward_dsum_kernel3<<<ceil_div(num_rows, block_size / 8), block_size, 0, stream>>>(
         dsum, dout, out, T, NH, C / NH, num_rows);
     cudaCheck(cudaGetLastError());
 }
@@ -5050,7 +5050,7 @@ template <int K> __device__ inline void attention_backward_multiply4x4(float (&s
 // computed as [walked][owned], the layout in which the second product reads P and dS. D groups of 64 columns hold
 // the HS columns.
 template <bool keys, int D> __global__ void __launch_bounds__(256)
-    attention_backward_plain_kernel5(floatX* dqkv, const float* lse, const float* dsum, const floatX* dout,
+    attention_backward_plain_kernel3(floatX* dqkv, const float* lse, const float* dsum, const floatX* dout,
                                      const floatX* qkv, int T, int C, int NH, float scale) {
     struct SMem {
         float walked1[16][64], owned1[16][64], walked2[16][64], owned2[16][64]; // 16 columns of 64 rows, transposed
@@ -5150,9 +5150,9 @@ template <int D> void attention_backward_plain_sized(floatX* dqkv, const float* 
                                                      cudaStream_t stream) {
     dim3 grid(ceil_div(T, 64), B * NH);
     float scale = 1.0f / sqrtf((float)(C / NH));
-    attention_backward_plain_kernel5<true, D><<<grid, 256, 0, stream>>>(dqkv, lse, dsum, dout, qkv, T, C, NH, scale);
+    attention_backward_plain_kernel3<true, D><<<grid, 256, 0, stream>>>(dqkv, lse, dsum, dout, qkv, T, C, NH, scale);
     cudaCheck(cudaGetLastError());
-    attention_backward_plain_kernel5<false, D><<<grid, 256, 0, stream>>>(dqkv, lse, dsum, dout, qkv, T, C, NH, scale);
+    attention_backward_plain_kernel3<false, D><<<grid, 256, 0, stream>>>(dqkv, lse, dsum, dout, qkv, T, C, NH, scale);
     cudaCheck(cudaGetLastError());
 }
 
@@ -6215,10 +6215,10 @@ inline int attention_backward_choice(int HS) {
     if (has_tiles && compiled_arch(attention_backward_kv_kernel7<64, 2, 2, 2>) >= 80) { return 7; }
 #endif
     (void)HS;
-    return 5;
+    return 3;
 }
 
-// Runs kernel 5, 7 or 11; the other arguments are those of attention_backward. Only 11 computes dbias.
+// Runs kernel 3, 7 or 11; the other arguments are those of attention_backward. Only 11 computes dbias.
 static void attention_backward_run(int kernel, floatX* dqkv, float* dbias, float* scratch, const floatX* dout,
                                    const floatX* qkv, const floatX* out, const float* lse, int B, int T, int C, int NH,
                                    cudaStream_t stream) {
@@ -6235,7 +6235,7 @@ static void attention_backward_run(int kernel, floatX* dqkv, float* dbias, float
 #if !defined(ENABLE_FP32)
     if (kernel == 7) { return attention_backward_mma(dqkv, lse, dsum, dout, qkv, B, T, C, NH, stream); }
 #endif
-    require(kernel == 5);
+    require(kernel == 3);
     attention_backward_plain(dqkv, lse, dsum, dout, qkv, B, T, C, NH, stream);
 }
 
@@ -6246,9 +6246,9 @@ static void attention_backward_run(int kernel, floatX* dqkv, float* dbias, float
 // device:
 //
 //     HS                        bf16, fp16:  sm_90a (H100)   8.0 and up (A100)   older          fp32
-//     64                                     11 or 13        kernel 7            kernel 5       kernel 5
-//     32, 96, 128                            kernel 7        kernel 7            kernel 5       kernel 5
-//     other multiples of 8, up to 256        kernel 5        kernel 5            kernel 5       kernel 5
+//     64                                     11 or 13        kernel 7            kernel 3       kernel 3
+//     32, 96, 128                            kernel 7        kernel 7            kernel 3       kernel 3
+//     other multiples of 8, up to 256        kernel 3        kernel 3            kernel 3       kernel 3
 //
 // Source: Dao et al. 2022, arXiv:2205.14135; Dao 2023, arXiv:2307.08691; Shah et al. 2024, arXiv:2407.08608.
 void attention_backward(floatX* dqkv, float* dbias, float* scratch, const floatX* dout, const floatX* qkv,
