@@ -1030,7 +1030,10 @@ static void declare(Bench& b) {
 #if !defined(ENABLE_FP32)
     if (has_gelu && !b.dry) { num_scratch = std::max(num_scratch, matmul_backward_input_scratch(N, C)); }
     if (has_slope) { num_scratch = std::max(num_scratch, (size_t)ceil_div(N, 128) * C); }
-    if (!has_bias) { parts = b.scratch<float>("parts", b.dry ? 0 : matmul_backward_weight_scratch10(C)); }
+    size_t four = (size_t)4 * 256 * matmul_backward_columns(C); // configuration 4, on a device that fits fewer clusters
+    if (!has_bias) {
+        parts = b.scratch<float>("parts", b.dry ? 0 : std::max(matmul_backward_weight_scratch10(C), four));
+    }
 #endif
     if (has_gelu) { scratch = b.scratch<float>("scratch", num_scratch); }
     if (!has_sums) {
