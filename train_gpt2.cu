@@ -3853,8 +3853,8 @@ template <class G> void matmul_backward_launch10(float* dweight, float* scratch,
                                  tensor_map(inp, {C, N}, {64, 32}), dweight, (float4*)scratch, s, OC, C, accumulate));
 }
 
-// As matmul_backward_weight, by a given schedule. scratch (matmul_backward_weight_scratch10(C)), aligned to 16 bytes. Two
-// launches must not run at the same time, because they would use the same flags.
+// As matmul_backward_weight, by a given schedule. scratch (matmul_backward_weight_scratch10(C)), aligned to 16 bytes.
+// Two launches must not run at the same time, because they would use the same flags.
 void matmul_backward_scheduled10(float* dweight, float* scratch, const floatX* dout, const floatX* inp, int N, int C,
                                  int OC, bool accumulate, cudaStream_t stream, const MatmulBackwardSchedule& s) {
     require(has_sm90a()); // nvcc -gencode arch=compute_90a,code=sm_90a

@@ -542,8 +542,8 @@ void matmul_backward_input(floatX* dinp, float* dinp_sums, float* scratch, const
 // ==== end promoted: matmul_backward ====
 
 // ---- kernel 9: dweight by wgmma and TMA: a producer, cooperative consumers, a cluster per tile of 256 rows ----
-// This is kernel 10 with whole tiles only: its schedule cuts no tile, so a cluster computes one after the other. 36 tiles
-// of 256x256 on 66 clusters leave almost half of the GPU without work.
+// This is kernel 10 with whole tiles only: its schedule cuts no tile, so a cluster computes one after the other. 36
+// tiles of 256x256 on 66 clusters leave almost half of the GPU without work.
 
 #if !defined(ENABLE_FP32)
 void matmul_backward_weight9(float* dweight, const floatX* dout, const floatX* inp, int N, int C, int OC,
@@ -870,8 +870,8 @@ template <class G> void matmul_backward_launch10(float* dweight, float* scratch,
                                  tensor_map(inp, {C, N}, {64, 32}), dweight, (float4*)scratch, s, OC, C, accumulate));
 }
 
-// As matmul_backward_weight, by a given schedule. scratch (matmul_backward_weight_scratch10(C)), aligned to 16 bytes. Two
-// launches must not run at the same time, because they would use the same flags.
+// As matmul_backward_weight, by a given schedule. scratch (matmul_backward_weight_scratch10(C)), aligned to 16 bytes.
+// Two launches must not run at the same time, because they would use the same flags.
 void matmul_backward_scheduled10(float* dweight, float* scratch, const floatX* dout, const floatX* inp, int N, int C,
                                  int OC, bool accumulate, cudaStream_t stream, const MatmulBackwardSchedule& s) {
     require(has_sm90a()); // nvcc -gencode arch=compute_90a,code=sm_90a

@@ -1251,7 +1251,7 @@ void matmul_forward20(floatX* out, floatX* pre_gelu, const floatX* inp, const fl
 }
 // ==== end promoted: matmul_forward ====
 
-// ---- kernel 21: gemm.cuh: kernel 18 in clusters of two blocks, each of which loads half of a weight tile for both ----
+// ---- kernel 21: gemm.cuh: kernel 18 in clusters of two blocks, each of which loads half of a weight tile ----
 // Also, the bias is loaded while the products run, stmatrix takes the place of the shuffles, and tiles are visited in
 // an order that keeps more of both operands in L2. The form is a type, so that other ops can have kernels of their own.
 // matmul_forward() uses it where it is faster than kernel 20. gemm_sm90_kernel9 has its name from a shorter ladder.
