@@ -126,12 +126,8 @@ void matmul_backward_weight(float* dweight, float* scratch, const floatX* dout, 
 size_t matmul_backward_weight_scratch(int N, int C, int OC);
 
 // Causal self-attention, softmax(q k^T / sqrt(HS)) v in each head; the (T,T) matrix is never in memory. out (B,T,C),
-// lse (B,NH,T) | qkv (B,T,3,NH,HS). Dao 2023, FlashAttention-2, arXiv:2307.08691. The kernel number depends on the head size,
-// the precision and the device. "H100" is code for sm_90a; "A100" any other compute capability from 8.0 on:
-//     forward kernel / backward kernel      bf16, fp16:  H100      A100     older     fp32
-//     HS = 64                                            16 / 13   8 / 7    3 / 5     3 / 5
-//     HS = 32, 96, 128                                   8 / 7     8 / 7    3 / 5     3 / 5
-//     other multiples of 8, up to 256                    3 / 5     3 / 5    3 / 5     3 / 5
+// lse (B,NH,T) | qkv (B,T,3,NH,HS). Dao 2023, FlashAttention-2, arXiv:2307.08691. Which kernel runs depends on the head size, the
+// precision and the device: attention_forward_choice, attention_backward_choice.
 void attention_forward(floatX* out, float* lse, const floatX* qkv, int B, int T, int C, int NH, cudaStream_t stream);
 // dqkv (B,T,3,NH,HS); dbias (3,NH,HS), which may be NULL, += dqkv summed over all tokens | dout, out (B,T,C) | qkv
 // (B,T,3,NH,HS) | lse (B,NH,T)
@@ -1748,7 +1744,7 @@ static EncoderScratch encoder_backward_layout(int* scratch, int N) {
 
 // Each block counts the digits of `num` consecutive tokens of the list. The digit is bits shift to shift + 7 of the
 // token. positions is the list as sorted so far, or NULL in the first pass, where entry i is position i.
-__global__ void encoder_backward_count_kernel5(int* counts, const int* positions, const int* inp, int N, int num,
+__global__ void encoder_backward_count_kernel6(int* counts, const int* positions, const int* inp, int N, int num,
                                                int shift) {
     __shared__ int count[ENCODER_DIGITS];
     if (threadIdx.x < ENCODER_DIGITS) { count[threadIdx.x] = 0; }
@@ -1765,7 +1761,7 @@ __global__ void encoder_backward_count_kernel5(int* counts, const int* positions
 // One stable pass of the sort: each entry of the list goes after all entries with a smaller digit, and after the
 // entries with the same digit that precede it in the list.
 __global__ void __launch_bounds__(ENCODER_SORT_BLOCK)
-    encoder_backward_scatter_kernel5(int* sorted, int* tokens, const int* positions, const int* inp, const int* counts,
+    encoder_backward_scatter_kernel6(int* sorted, int* tokens, const int* positions, const int* inp, const int* counts,
                                      int N, int num, int shift) {
     constexpr int num_warps = ENCODER_SORT_BLOCK / 32, num_parts = ENCODER_SORT_BLOCK / ENCODER_DIGITS;
     __shared__ int offset[num_warps][ENCODER_DIGITS]; // output index of each warp's first element with this digit
@@ -1839,10 +1835,10 @@ static EncoderScratch encoder_backward_sort(int* scratch, const int* inp, int N,
     const int* positions = NULL;
     for (int pass = 0; pass < num_passes; pass++) {
         int* sorted = s.positions[(num_passes - 1 - pass) % 2];
-        encoder_backward_count_kernel5<<<num_blocks, ENCODER_SORT_BLOCK, 0, stream>>>(s.counts, positions, inp, N, num,
+        encoder_backward_count_kernel6<<<num_blocks, ENCODER_SORT_BLOCK, 0, stream>>>(s.counts, positions, inp, N, num,
                                                                                       8 * pass);
         cudaCheck(cudaGetLastError());
-        encoder_backward_scatter_kernel5<<<num_blocks, ENCODER_SORT_BLOCK, 0, stream>>>(
+        encoder_backward_scatter_kernel6<<<num_blocks, ENCODER_SORT_BLOCK, 0, stream>>>(
             sorted, s.tokens, positions, inp, s.counts, N, num, 8 * pass);
         cudaCheck(cudaGetLastError());
         positions = sorted;
@@ -1853,7 +1849,7 @@ static EncoderScratch encoder_backward_sort(int* scratch, const int* inp, int N,
 // Each warp sums the runs of one tile over one slice of ENCODER_WARP_COLUMNS columns. The launch covers num_slices
 // slices, which start at column c0.
 __global__ void __launch_bounds__(ENCODER_MAX_BLOCK)
-    encoder_backward_tile_kernel5(float* dwte, float* partial, const floatX* dout, const int* positions,
+    encoder_backward_tile_kernel6(float* dwte, float* partial, const floatX* dout, const int* positions,
                                   const int* tokens, int N, int C, int c0, int num_slices) {
     int lane = threadIdx.x % 32;
     int warp = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
@@ -1911,7 +1907,7 @@ __global__ void __launch_bounds__(ENCODER_MAX_BLOCK)
 
 // Joins the runs that cross tiles. One block per tile and slice of columns: if a run of equal tokens starts in this
 // tile and continues past it, the block adds up the run's partial sums.
-__global__ void encoder_backward_join_kernel5(float* dwte, const float* partial, const int* tokens, int N, int C,
+__global__ void encoder_backward_join_kernel6(float* dwte, const float* partial, const int* tokens, int N, int C,
                                               int c0) {
     constexpr int unroll = 8, max_warps = 8; // unroll: partial sums in flight
     __shared__ f128 sums[max_warps][32];
@@ -1957,7 +1953,7 @@ __global__ void encoder_backward_join_kernel5(float* dwte, const float* partial,
 }
 
 // dwpe (maxT,C) += dout (B,T,C) summed over the batch; each thread sums one vector of one row of dwpe
-__global__ void encoder_backward_positions_kernel5(float* dwpe, const floatX* dout, int B, int T, int C) {
+__global__ void encoder_backward_positions_kernel6(float* dwpe, const floatX* dout, int B, int T, int C) {
     constexpr int unroll = 8; // vectors of dout in flight
     size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * x128::size, stride = (size_t)T * C;
     if (i >= stride) { return; }
@@ -1986,7 +1982,7 @@ __global__ void encoder_backward_positions_kernel5(float* dwpe, const floatX* do
 static void encoder_backward_positions(float* dwpe, const floatX* dout, int B, int T, int C, cudaStream_t stream,
                                        int block_size) {
     unsigned num_blocks = (unsigned)ceil_div((size_t)T * C, (size_t)block_size * x128::size);
-    encoder_backward_positions_kernel5<<<num_blocks, block_size, 0, stream>>>(dwpe, dout, B, T, C);
+    encoder_backward_positions_kernel6<<<num_blocks, block_size, 0, stream>>>(dwpe, dout, B, T, C);
     cudaCheck(cudaGetLastError());
 }
 
@@ -2013,10 +2009,10 @@ void encoder_backward(float* dwte, float* dwpe, int* scratch, const floatX* dout
     for (int c0 = 0; c0 < C; c0 += ENCODER_COLUMNS) {
         int num_slices = ceil_div(min(ENCODER_COLUMNS, C - c0), ENCODER_WARP_COLUMNS);
         unsigned num_blocks = (unsigned)ceil_div((size_t)num_tiles * num_slices, (size_t)block_size / 32);
-        encoder_backward_tile_kernel5<<<num_blocks, block_size, 0, stream>>>(dwte, s.partial, dout, s.positions[0],
+        encoder_backward_tile_kernel6<<<num_blocks, block_size, 0, stream>>>(dwte, s.partial, dout, s.positions[0],
                                                                              s.tokens, N, C, c0, num_slices);
         cudaCheck(cudaGetLastError());
-        encoder_backward_join_kernel5<<<dim3(num_tiles, num_slices), 256, 0, stream>>>(dwte, s.partial, s.tokens, N, C,
+        encoder_backward_join_kernel6<<<dim3(num_tiles, num_slices), 256, 0, stream>>>(dwte, s.partial, s.tokens, N, C,
                                                                                        c0);
         cudaCheck(cudaGetLastError());
     }
@@ -2048,7 +2044,7 @@ __device__ inline float layernorm_forward_row_sum(float x, float* partial, int r
 }
 
 template <int num_vecs> __global__ void __launch_bounds__(512)
-    layernorm_forward_kernel6(floatX* out, float* mean, float* rstd, const floatX* inp, const floatX* weight,
+    layernorm_forward_kernel7(floatX* out, float* mean, float* rstd, const floatX* inp, const floatX* weight,
                               const floatX* bias, int N, int C, int row_warps) {
     __shared__ float partial[2][16];
     int width = 32 * row_warps, first = threadIdx.x % width * x128::size, stride = width * x128::size;
@@ -2103,9 +2099,9 @@ void layernorm_forward(floatX* out, float* mean, float* rstd, const floatX* inp,
     if (row_warps > 1) { block_size = 32 * row_warps; } // one row per block, because the barrier is block-wide
     require(block_size % 32 == 0 && block_size <= 512);
     int num_vecs = ceil_div(num_vectors, 32 * row_warps), block_rows = block_size / (32 * row_warps);
-    auto kernel = num_vecs == 1   ? layernorm_forward_kernel6<1>
-                  : num_vecs == 2 ? layernorm_forward_kernel6<2>
-                                  : layernorm_forward_kernel6<3>;
+    auto kernel = num_vecs == 1   ? layernorm_forward_kernel7<1>
+                  : num_vecs == 2 ? layernorm_forward_kernel7<2>
+                                  : layernorm_forward_kernel7<3>;
     kernel<<<ceil_div(N, block_rows), block_size, 0, stream>>>(out, mean, rstd, inp, weight, bias, N, C, row_warps);
     cudaCheck(cudaGetLastError());
 }
@@ -2333,7 +2329,7 @@ __device__ inline void layernorm_backward_block_sums(float* partials, const floa
 
 // one_warp: each team is one warp. It then needs no barrier, so the teams may process different numbers of rows.
 template <int num_vecs, bool one_warp> __global__ void __launch_bounds__(LAYERNORM_BACKWARD_THREADS_PER_SM, 1)
-    layernorm_backward_kernel7(floatX* dinp, float* partials, const floatX* dout, const floatX* dresidual,
+    layernorm_backward_kernel8(floatX* dinp, float* partials, const floatX* dout, const floatX* dresidual,
                                const floatX* inp, const floatX* weight, const float* mean, const float* rstd, int N,
                                int C, int team_warps) {
     __shared__ float row_sums[2][2][16];
@@ -2343,7 +2339,7 @@ template <int num_vecs, bool one_warp> __global__ void __launch_bounds__(LAYERNO
     bool last_valid = first + (num_vecs - 1) * stride < C; // only a thread's last vector can be past the row's end
     float inv_C = 1.0f / C;
     int parity = 0;
-    grid_wait_dependency(); // layernorm_backward9() launches it early
+    grid_wait_dependency(); // layernorm_backward10() launches it early
 
     float dw[num_vecs][x128::size] = {}, db[num_vecs][x128::size] = {};
     for (int turn = blockIdx.x * num_teams; turn < N; turn += gridDim.x * num_teams) {
@@ -2417,16 +2413,16 @@ inline int layernorm_backward_team_warps(int num_vectors) {
     return team_warps;
 }
 
-inline auto layernorm_backward_choose7(int num_vecs, int team_warps) {
+inline auto layernorm_backward_choose8(int num_vecs, int team_warps) {
     if (team_warps > 1) {
 #if defined(ENABLE_FP32)
-        if (num_vecs == 3) { return layernorm_backward_kernel7<3, false>; }
+        if (num_vecs == 3) { return layernorm_backward_kernel8<3, false>; }
 #endif
-        return layernorm_backward_kernel7<2, false>;
+        return layernorm_backward_kernel8<2, false>;
     }
-    return num_vecs == 1   ? layernorm_backward_kernel7<1, true>
-           : num_vecs == 2 ? layernorm_backward_kernel7<2, true>
-                           : layernorm_backward_kernel7<3, true>;
+    return num_vecs == 1   ? layernorm_backward_kernel8<1, true>
+           : num_vecs == 2 ? layernorm_backward_kernel8<2, true>
+                           : layernorm_backward_kernel8<3, true>;
 }
 
 typedef void (*LayernormBackwardKernel)(floatX*, float*, const floatX*, const floatX*, const floatX*, const floatX*,
@@ -2439,8 +2435,8 @@ struct LayernormBackwardLaunch {
     size_t shared_bytes;
 };
 
-// Chooses the instance and the grid of kernel 7 for rows of C elements. A block is at least one team.
-inline LayernormBackwardLaunch layernorm_backward_launch7(int N, int C, int block_size) {
+// Chooses the instance and the grid of kernel 8 for rows of C elements. A block is at least one team.
+inline LayernormBackwardLaunch layernorm_backward_launch8(int N, int C, int block_size) {
     int num_vectors = C / x128::size, team_warps = layernorm_backward_team_warps(num_vectors);
     require(N >= 1 && C >= 8 && C % 8 == 0 && team_warps <= 16);
     block_size = max(block_size, 32 * team_warps);
@@ -2449,11 +2445,11 @@ inline LayernormBackwardLaunch layernorm_backward_launch7(int N, int C, int bloc
     int num_vecs = ceil_div(num_vectors, 32 * team_warps), num_teams = block_size / (32 * team_warps);
     int grid_size = num_multiprocessors() * (LAYERNORM_BACKWARD_THREADS_PER_SM / block_size);
     size_t shared_bytes = 2 * x128::size * (block_size + LAYERNORM_BACKWARD_PADDING) * sizeof(float);
-    auto kernel = layernorm_backward_choose7(num_vecs, team_warps);
+    auto kernel = layernorm_backward_choose8(num_vecs, team_warps);
     return {kernel, min(grid_size, ceil_div(N, num_teams)), block_size, num_vecs, team_warps, 2, shared_bytes};
 }
 
-// Kernel 7 with one warp per team and the next row in flight: cp.async copies it into a ring in shared memory while the
+// Kernel 8 with one warp per team and the next row in flight: cp.async copies it into a ring in shared memory while the
 // current row is summed. Each thread reads only what it copied itself, so it waits for its own copies, without barrier.
 //                before the loop   1st row           2nd row           3rd row
 //     stage 0    copy row 0        read 0, copy 2    (2 in flight)     read 2, copy 4
@@ -2461,11 +2457,11 @@ inline LayernormBackwardLaunch layernorm_backward_launch7(int N, int C, int bloc
 constexpr int LAYERNORM_BACKWARD_STAGES = 2;
 
 //
-// num_sums: 2, or 3 to sum the columns of dinp, too, which is kernel 12.
+// num_sums: 2, or 3 to sum the columns of dinp, too, which is kernel 13.
 template <int num_vecs, int num_sums> __global__ void __launch_bounds__(LAYERNORM_BACKWARD_THREADS_PER_SM, 1)
-    layernorm_backward_kernel9(floatX* dinp, float* partials, const floatX* dout, const floatX* dresidual,
-                               const floatX* inp, const floatX* weight, const float* mean, const float* rstd, int N,
-                               int C, int /*team_warps*/) {
+    layernorm_backward_kernel10(floatX* dinp, float* partials, const floatX* dout, const floatX* dresidual,
+                                const floatX* inp, const floatX* weight, const float* mean, const float* rstd, int N,
+                                int C, int /*team_warps*/) {
     extern __shared__ int4 layernorm_backward_ring[]; // (stages, num_vecs, 3, blockDim.x); 3: dout, inp, dresidual
     const int team_size = 32, stride = team_size * x128::size;
     int num_teams = blockDim.x / team_size, row_step = gridDim.x * num_teams;
@@ -2541,18 +2537,19 @@ template <int num_vecs, int num_sums> __global__ void __launch_bounds__(LAYERNOR
                                                       team_size);
 }
 
-template <int num_sums> auto layernorm_backward_choose9(int num_vecs) {
-    return num_vecs == 1   ? layernorm_backward_kernel9<1, num_sums>
-           : num_vecs == 2 ? layernorm_backward_kernel9<2, num_sums>
-                           : layernorm_backward_kernel9<3, num_sums>;
+template <int num_sums> auto layernorm_backward_choose10(int num_vecs) {
+    return num_vecs == 1   ? layernorm_backward_kernel10<1, num_sums>
+           : num_vecs == 2 ? layernorm_backward_kernel10<2, num_sums>
+                           : layernorm_backward_kernel10<3, num_sums>;
 }
 
-// Chooses kernel 9 if a team is one warp, the device code has cp.async and the ring fits in shared memory; otherwise
-// kernel 7, which always has two sums.
-inline LayernormBackwardLaunch layernorm_backward_launch9(int N, int C, int block_size, int num_sums) {
-    LayernormBackwardLaunch l = layernorm_backward_launch7(N, C, block_size);
+// Chooses kernel 10 if a team is one warp, the device code has cp.async and the ring fits in shared memory; otherwise
+// kernel 8, which always has two sums.
+inline LayernormBackwardLaunch layernorm_backward_launch10(int N, int C, int block_size, int num_sums) {
+    LayernormBackwardLaunch l = layernorm_backward_launch8(N, C, block_size);
     size_t sums_bytes = num_sums * x128::size * (block_size + LAYERNORM_BACKWARD_PADDING) * sizeof(float);
-    auto kernel = num_sums == 3 ? layernorm_backward_choose9<3>(l.num_vecs) : layernorm_backward_choose9<2>(l.num_vecs);
+    auto kernel =
+        num_sums == 3 ? layernorm_backward_choose10<3>(l.num_vecs) : layernorm_backward_choose10<2>(l.num_vecs);
     size_t ring_bytes = (size_t)LAYERNORM_BACKWARD_STAGES * l.num_vecs * 3 * l.block_size * sizeof(x128);
     size_t limit = device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin) - 4 * 16 * sizeof(float);
     if (l.team_warps == 1 && compiled_arch(kernel) >= 80 && max(ring_bytes, sums_bytes) <= limit) {
@@ -2564,10 +2561,10 @@ inline LayernormBackwardLaunch layernorm_backward_launch9(int N, int C, int bloc
 }
 
 // threads: of a block; 0: 512. dinp_sums: see layernorm_backward
-void layernorm_backward9(floatX* dinp, float* dinp_sums, float* dweight, float* dbias, float* scratch,
-                         const floatX* dout, const floatX* dresidual, const floatX* inp, const floatX* weight,
-                         const float* mean, const float* rstd, int N, int C, cudaStream_t stream, int threads) {
-    LayernormBackwardLaunch l = layernorm_backward_launch9(N, C, threads ? threads : 512, dinp_sums ? 3 : 2);
+void layernorm_backward10(floatX* dinp, float* dinp_sums, float* dweight, float* dbias, float* scratch,
+                          const floatX* dout, const floatX* dresidual, const floatX* inp, const floatX* weight,
+                          const float* mean, const float* rstd, int N, int C, cudaStream_t stream, int threads) {
+    LayernormBackwardLaunch l = layernorm_backward_launch10(N, C, threads ? threads : 512, dinp_sums ? 3 : 2);
     launch_early(l.kernel, dim3(l.grid_size), dim3(l.block_size), l.shared_bytes, stream, dinp, scratch, dout,
                  dresidual, inp, weight, mean, rstd, N, C, l.team_warps);
     column_sums<16>(dweight, dbias, l.num_sums == 3 ? dinp_sums : NULL, scratch, l.grid_size, C, stream);
@@ -2579,9 +2576,9 @@ constexpr int LAYERNORM_BACKWARD_BLOCK_SIZE10 = 256; // the largest; two blocks 
 // A block processes `rows` rows at a time; thread t holds the vectors t, t + blockDim.x ... of each row. While the sums of
 // these rows are computed, cp.async copies the rows of the next turns into a ring in shared memory. A thread reads only what
 // it copied itself, so the only barrier is that of the row sums. dy, x and dx are read from the ring a second time for dinp:
-// that costs less than the registers that would hold them. num_sums: as in kernel 9.
+// that costs less than the registers that would hold them. num_sums: as in kernel 10.
 template <int num_vecs, int rows, int num_sums> __global__ void __launch_bounds__(LAYERNORM_BACKWARD_BLOCK_SIZE10, 2)
-    layernorm_backward_kernel10(floatX* dinp, float* partials, const floatX* dout, const floatX* dresidual,
+    layernorm_backward_kernel11(floatX* dinp, float* partials, const floatX* dout, const floatX* dresidual,
                                 const floatX* inp, const floatX* weight, const float* mean, const float* rstd, int N,
                                 int C) {
     static_assert(num_vecs * rows == 4);
@@ -2694,27 +2691,27 @@ template <int num_vecs, int rows, int num_sums> __global__ void __launch_bounds_
     }
 }
 
-// Vectors per thread of kernel 10; 0 if a row is too long for it, or the device code has no cp.async.
-inline int layernorm_backward_vecs10(int C) {
+// Vectors per thread of kernel 11; 0 if a row is too long for it, or the device code has no cp.async.
+inline int layernorm_backward_vecs11(int C) {
     int num_vecs = ceil_div(C / x128::size, LAYERNORM_BACKWARD_BLOCK_SIZE10);
-    return num_vecs <= 2 && compiled_arch(layernorm_backward_kernel10<1, 4, 2>) >= 80 ? num_vecs : 0;
+    return num_vecs <= 2 && compiled_arch(layernorm_backward_kernel11<1, 4, 2>) >= 80 ? num_vecs : 0;
 }
 
-template <int num_sums> auto layernorm_backward_choose10(int num_vecs) {
-    return num_vecs == 1 ? layernorm_backward_kernel10<1, 4, num_sums> : layernorm_backward_kernel10<2, 2, num_sums>;
+template <int num_sums> auto layernorm_backward_choose11(int num_vecs) {
+    return num_vecs == 1 ? layernorm_backward_kernel11<1, 4, num_sums> : layernorm_backward_kernel11<2, 2, num_sums>;
 }
 
 // threads_per_sm: of the blocks that run side by side on an SM; 0: two blocks, or one of the largest. dinp_sums: see
 // layernorm_backward
-void layernorm_backward10(floatX* dinp, float* dinp_sums, float* dweight, float* dbias, float* scratch,
+void layernorm_backward11(floatX* dinp, float* dinp_sums, float* dweight, float* dbias, float* scratch,
                           const floatX* dout, const floatX* dresidual, const floatX* inp, const floatX* weight,
                           const float* mean, const float* rstd, int N, int C, cudaStream_t stream, int threads_per_sm) {
-    int num_vecs = layernorm_backward_vecs10(C);
+    int num_vecs = layernorm_backward_vecs11(C);
     require(C % x128::size == 0 && num_vecs > 0);
     int block_size = 32 * ceil_div(C / x128::size, 32 * num_vecs), rows = 4 / num_vecs, resident;
     int blocks_per_sm = threads_per_sm ? min(max(threads_per_sm / block_size, 1), 4)
                                        : (block_size < LAYERNORM_BACKWARD_BLOCK_SIZE10 ? 2 : 1);
-    auto kernel = dinp_sums ? layernorm_backward_choose10<3>(num_vecs) : layernorm_backward_choose10<2>(num_vecs);
+    auto kernel = dinp_sums ? layernorm_backward_choose11<3>(num_vecs) : layernorm_backward_choose11<2>(num_vecs);
     size_t ring_bytes = (size_t)LAYERNORM_BACKWARD_STAGES * 4 * 3 * block_size * sizeof(x128);
     cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)ring_bytes));
     cudaCheck(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, kernel, block_size, ring_bytes));
@@ -2724,9 +2721,9 @@ void layernorm_backward10(floatX* dinp, float* dinp_sums, float* dweight, float*
     column_sums<16>(dweight, dbias, dinp_sums, scratch, grid_size, C, stream);
 }
 
-// Whether a row is longer than what kernel 9 holds in a warp, and kernel 10 takes it.
+// Whether a row is longer than what kernel 10 holds in a warp, and kernel 11 takes it.
 inline bool layernorm_backward_is_wide(int C) {
-    return layernorm_backward_team_warps(C / x128::size) > 1 && layernorm_backward_vecs10(C) > 0;
+    return layernorm_backward_team_warps(C / x128::size) > 1 && layernorm_backward_vecs11(C) > 0;
 }
 
 // dinp (N,C) = dresidual + gradient of inp; dweight, dbias (C) += their gradients | dinp_sums (C) += the sums of dinp's
@@ -2739,8 +2736,8 @@ void layernorm_backward(floatX* dinp, float* dinp_sums, float* dweight, float* d
     Op op(stream, (dresidual ? 4.0 : 3.0) * N * C * sizeof(floatX), 0, "layernorm_backward");
     bool wide = layernorm_backward_is_wide(C);
     int config = tuned_config("layernorm_backward", N, C, wide ? 0 : 512);
-    (wide ? layernorm_backward10 : layernorm_backward9)(dinp, dinp_sums, dweight, dbias, scratch, dout, dresidual, inp,
-                                                        weight, mean, rstd, N, C, stream, config);
+    (wide ? layernorm_backward11 : layernorm_backward10)(dinp, dinp_sums, dweight, dbias, scratch, dout, dresidual, inp,
+                                                         weight, mean, rstd, N, C, stream, config);
 }
 // ==== end promoted: layernorm_backward ====
 
@@ -3244,7 +3241,7 @@ template <class G> __device__ inline void gemm_end() {
 
 // ---- the kernel ----
 
-// Kernel 16 of matmul_forward.cu.
+// Kernel 21 of matmul_forward.cu.
 template <class G, class Epilogue> __global__ void __launch_bounds__(384, 1)
     gemm_sm90_kernel9(const __grid_constant__ GemmMaps maps, Epilogue epilogue, int M, int N, int K, int num_tiles) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -3344,7 +3341,7 @@ void gemm(const GemmArgs& g, const Epilogue& epilogue, cudaStream_t stream) {
 
 // ==== promoted: matmul_forward ====
 // Arguments as for matmul_forward.
-void matmul_forward15(floatX* out, floatX* pre_gelu, const floatX* inp, const floatX* weight, const floatX* bias,
+void matmul_forward20(floatX* out, floatX* pre_gelu, const floatX* inp, const floatX* weight, const floatX* bias,
                       const floatX* residual, int N, int C, int OC, cudaStream_t stream) {
     MatmulCall call;
     call.out = out;
@@ -3366,7 +3363,7 @@ void matmul_forward15(floatX* out, floatX* pre_gelu, const floatX* inp, const fl
 }
 
 #if !defined(ENABLE_FP32)
-void matmul_forward16(floatX* out, GeluSaved saved, const floatX* inp, const floatX* weight, const floatX* bias,
+void matmul_forward21(floatX* out, GeluSaved saved, const floatX* inp, const floatX* weight, const floatX* bias,
                       const floatX* residual, int N, int C, int OC, cudaStream_t stream) {
     GemmArgs g = {out, saved.tensor, inp, weight, residual, N, OC, C};
     if (saved.is_slope) { return gemm(g, GemmBias<GEMM_GELU | GEMM_SECOND | GEMM_SLOPE>{bias}, stream); }
@@ -3376,21 +3373,21 @@ void matmul_forward16(floatX* out, GeluSaved saved, const floatX* inp, const flo
 }
 #endif
 
-// The number of the kernel to use for this device, binary and shape. Kernel 16 hides the epilogue of a tile behind the
+// The number of the kernel to use for this device, binary and shape. Kernel 21 hides the epilogue of a tile behind the
 // products of the next tile. This pays where C, the length of the sums, is not large, and where each block has two
 // tiles or more.
 inline int matmul_forward_choice(int N, int C, int OC) {
 #if defined(ENABLE_FP32)
     (void)N, (void)C, (void)OC;
-    return 15;
+    return 20;
 #else
     bool many = ceil_div((size_t)N, (size_t)128) * ceil_div(OC, 192) >= 2 * (size_t)num_multiprocessors();
-    return C <= 2048 && many && has_sm90a() ? 16 : 15;
+    return C <= 2048 && many && has_sm90a() ? 21 : 20;
 #endif
 }
 
 // out (N,OC) = gelu(inp (N,C) weight (OC,C)^T + bias (OC)) + residual (N,OC). saved.tensor (N,OC) receives GELU's argument, or
-// its slope, which needs kernel 16; if it is NULL there is no GELU. bias and residual may be NULL. residual may be the same
+// its slope, which needs kernel 21; if it is NULL there is no GELU. bias and residual may be NULL. residual may be the same
 // memory as out.
 void matmul_forward(floatX* out, GeluSaved saved, const floatX* inp, const floatX* weight, const floatX* bias,
                     const floatX* residual, int N, int C, int OC, cudaStream_t stream) {
@@ -3400,12 +3397,12 @@ void matmul_forward(floatX* out, GeluSaved saved, const floatX* inp, const float
     require(C % 8 == 0 && OC % 8 == 0);
     require(!saved.tensor || (bias && !residual));
 #if !defined(ENABLE_FP32)
-    if (matmul_forward_choice(N, C, OC) == 16) {
-        return matmul_forward16(out, saved, inp, weight, bias, residual, N, C, OC, stream);
+    if (matmul_forward_choice(N, C, OC) == 21) {
+        return matmul_forward21(out, saved, inp, weight, bias, residual, N, C, OC, stream);
     }
 #endif
     require(!saved.is_slope);
-    matmul_forward15(out, saved.tensor, inp, weight, bias, residual, N, C, OC, stream);
+    matmul_forward20(out, saved.tensor, inp, weight, bias, residual, N, C, OC, stream);
 }
 // ==== end promoted: matmul_forward ====
 
@@ -3444,7 +3441,7 @@ void matmul_backward_weight6(float* dweight, const floatX* dout, const floatX* i
 }
 
 #if !defined(ENABLE_FP32)
-// As matmul_backward_input, with gelu'. If dinp_sums is not NULL, this is kernel 11; partials then has a row of C sums for
+// As matmul_backward_input, with gelu'. If dinp_sums is not NULL, this is kernel 12; partials then has a row of C sums for
 // each 128 rows of dinp.
 template <int extras>
 static void matmul_backward_launch8(const GemmArgs& g, float* dinp_sums, float* partials, cudaStream_t stream) {
@@ -3479,7 +3476,7 @@ inline int matmul_backward_input_choice(int N, int C, bool has_gelu) {
 
 // True if the forward product (N,C) to (N,OC) can save GELU's slope, and matmul_backward_input() of the next product use it.
 bool matmul_can_save_slope(int N, int C, int OC) {
-    return matmul_forward_choice(N, C, OC) == 16 && matmul_backward_input_choice(N, OC, true) == 8;
+    return matmul_forward_choice(N, C, OC) == 21 && matmul_backward_input_choice(N, OC, true) == 8;
 }
 
 // Number of floats in scratch, with gelu'. Without it nothing is needed.
@@ -3614,10 +3611,10 @@ constexpr int MATMUL_BACKWARD_MAX_CLUSTERS = 128;
 __device__ int matmul_backward_flags[MATMUL_BACKWARD_MAX_CLUSTERS][2][8];
 
 // Loads the steps of a part. tile: the block's first row and column. i: the number of steps loaded before.
-template <class G> __device__ inline void matmul_backward_load9(MatmulBackwardRing<G>& ring,
-                                                                const CUtensorMap& dout_map, const CUtensorMap& inp_map,
-                                                                const GemmTile& tile, const MatmulBackwardPart& part,
-                                                                int rank, int& i) {
+template <class G> __device__ inline void matmul_backward_load10(MatmulBackwardRing<G>& ring,
+                                                                 const CUtensorMap& dout_map,
+                                                                 const CUtensorMap& inp_map, const GemmTile& tile,
+                                                                 const MatmulBackwardPart& part, int rank, int& i) {
     int step = part.first;
 #pragma unroll 1
     for (int n = part.end - part.begin; n > 0; n--, i++) {
@@ -3638,9 +3635,9 @@ template <class G> __device__ inline void matmul_backward_load9(MatmulBackwardRi
 }
 
 // The main loop of a consumer: sum = its 64 rows of the tile, over num_steps steps. i: the number of steps before.
-template <class G> __device__ inline void matmul_backward_multiply9(float (&sum)[G::COLUMNS / 2],
-                                                                    MatmulBackwardRing<G>& ring, int consumer,
-                                                                    int num_steps, int& i) {
+template <class G> __device__ inline void matmul_backward_multiply10(float (&sum)[G::COLUMNS / 2],
+                                                                     MatmulBackwardRing<G>& ring, int consumer,
+                                                                     int num_steps, int& i) {
     const int box_bytes = sizeof(ring.stages[0].inp[0]);
 #pragma unroll 1
     for (int step = 0; step < num_steps; step++, i++) {
@@ -3661,13 +3658,13 @@ template <class G> __device__ inline void matmul_backward_multiply9(float (&sum)
 }
 
 // Where `parts` has the accumulators of a consumer warp, 0 to 7: sum[4j .. 4j + 3] of lane l is element 32 * j + l.
-template <int n> __device__ inline float4* matmul_backward_part9(float4* parts, int cluster, int rank, int warp) {
+template <int n> __device__ inline float4* matmul_backward_part10(float4* parts, int cluster, int rank, int warp) {
     return parts + (size_t)((cluster * 2 + rank) * 8 + warp) * (n / 4 * 32) + threadIdx.x % 32;
 }
 // Stores the accumulators of a part whose tile another cluster finishes.
-template <int n> __device__ inline void matmul_backward_store_part9(const float (&sum)[n], float4* parts, int cluster,
-                                                                    int rank, int warp) {
-    float4* to = matmul_backward_part9<n>(parts, cluster, rank, warp);
+template <int n> __device__ inline void matmul_backward_store_part10(const float (&sum)[n], float4* parts, int cluster,
+                                                                     int rank, int warp) {
+    float4* to = matmul_backward_part10<n>(parts, cluster, rank, warp);
 #pragma unroll
     for (int j = 0; j < n / 4; j++) {
         __stcg(to + 32 * j, make_float4(sum[4 * j], sum[4 * j + 1], sum[4 * j + 2], sum[4 * j + 3]));
@@ -3677,10 +3674,10 @@ template <int n> __device__ inline void matmul_backward_store_part9(const float 
 }
 // sum += what the same warp of cluster `cluster` has stored for the same tile; waits until it is there.
 template <int n>
-__device__ inline void matmul_backward_add_part9(float (&sum)[n], float4* parts, int cluster, int rank, int warp) {
+__device__ inline void matmul_backward_add_part10(float (&sum)[n], float4* parts, int cluster, int rank, int warp) {
     int* flag = &matmul_backward_flags[cluster][rank][warp];
     while (load_acquire(flag) == 0) {}
-    const float4* from = matmul_backward_part9<n>(parts, cluster, rank, warp);
+    const float4* from = matmul_backward_part10<n>(parts, cluster, rank, warp);
 #pragma unroll
     for (int first = 0; first < n; first += n / 2) { // n / 8 loads in flight
         float4 x[n / 8];
@@ -3697,8 +3694,8 @@ __device__ inline void matmul_backward_add_part9(float (&sum)[n], float4* parts,
 }
 
 // dweight = sum, or +=, for the 16 rows of one warp. row, column: the first element of the warp.
-template <int n> __device__ inline void matmul_backward_store9(float (&sum)[n], float* dweight, int row, int column,
-                                                               int OC, int C, bool accumulate) {
+template <int n> __device__ inline void matmul_backward_store10(float (&sum)[n], float* dweight, int row, int column,
+                                                                int OC, int C, bool accumulate) {
     int lane = threadIdx.x % 32;
 #pragma unroll
     for (int half = 0; half < 2; half++) { // rows 0..7, 8..15
@@ -3722,9 +3719,9 @@ template <int n> __device__ inline void matmul_backward_store9(float (&sum)[n], 
 }
 
 template <class G> __global__ void __launch_bounds__(384, 1)
-    matmul_backward_sm90_kernel9(const __grid_constant__ CUtensorMap dout_map,
-                                 const __grid_constant__ CUtensorMap inp_map, float* dweight, float4* parts,
-                                 MatmulBackwardSchedule s, int OC, int C, bool accumulate) {
+    matmul_backward_sm90_kernel10(const __grid_constant__ CUtensorMap dout_map,
+                                  const __grid_constant__ CUtensorMap inp_map, float* dweight, float4* parts,
+                                  MatmulBackwardSchedule s, int OC, int C, bool accumulate) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     extern __shared__ __align__(256) unsigned char dynamic_shared_weight[];
     auto& ring = shared_aligned_1024<MatmulBackwardRing<G>>(dynamic_shared_weight);
@@ -3751,7 +3748,7 @@ template <class G> __global__ void __launch_bounds__(384, 1)
 #pragma unroll 1
         while (work.next(s, &part)) {
             GemmTile tile = gemm_tile<G>(part.tile, OC, C, rank);
-            matmul_backward_load9<G>(ring, dout_map, inp_map, tile, part, rank, i);
+            matmul_backward_load10<G>(ring, dout_map, inp_map, tile, part, rank, i);
         }
         return;
     }
@@ -3760,20 +3757,20 @@ template <class G> __global__ void __launch_bounds__(384, 1)
 #pragma unroll 1
     while (work.next(s, &part)) {
         float sum[G::COLUMNS / 2];
-        matmul_backward_multiply9<G>(sum, ring, warp / 4, part.end - part.begin, i);
+        matmul_backward_multiply10<G>(sum, ring, warp / 4, part.end - part.begin, i);
         if (part.end < s.num_steps) {
-            matmul_backward_store_part9(sum, parts, cluster, rank, warp);
+            matmul_backward_store_part10(sum, parts, cluster, rank, warp);
             continue;
         }
         int tile_begin = part.tile * s.num_steps;
         if (part.begin > 0) { // lower clusters have the tile's earlier steps
 #pragma unroll 1
             for (int c = cluster - 1; matmul_backward_range(s, c + 1) > tile_begin; c--) {
-                matmul_backward_add_part9(sum, parts, c, rank, warp);
+                matmul_backward_add_part10(sum, parts, c, rank, warp);
             }
         }
         GemmTile tile = gemm_tile<G>(part.tile, OC, C, rank);
-        matmul_backward_store9(sum, dweight, tile.row + warp * 16, tile.column, OC, C, accumulate);
+        matmul_backward_store10(sum, dweight, tile.row + warp * 16, tile.column, OC, C, accumulate);
     }
     G::end();
 #endif
@@ -3803,11 +3800,10 @@ inline int matmul_backward_max_clusters() { return std::min(num_multiprocessors(
 // The number of columns of a tile, chosen so that tiles extend past C by less.
 inline int matmul_backward_columns(int C) { return ceil_div(C, 192) * 192 < ceil_div(C, 256) * 256 ? 192 : 256; }
 
-template <class G> void matmul_backward_launch9(float* dweight, float* scratch, const floatX* dout, const floatX* inp,
-                                                int N, int C, int OC, bool accumulate, cudaStream_t stream,
-                                                int max_clusters) {
-    MatmulBackwardSchedule s = matmul_backward_schedule(N, C, OC, G::COLUMNS, max_clusters);
-    auto kernel = matmul_backward_sm90_kernel9<G>;
+template <class G> void matmul_backward_launch10(float* dweight, float* scratch, const floatX* dout, const floatX* inp,
+                                                 int N, int C, int OC, bool accumulate, cudaStream_t stream,
+                                                 const MatmulBackwardSchedule& s) {
+    auto kernel = matmul_backward_sm90_kernel10<G>;
     const int bytes = sizeof(MatmulBackwardRing<G>) + 1024;
     static_assert(bytes <= 227 << 10, "all that compute capability 9.0 has");
     cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
@@ -3826,23 +3822,29 @@ template <class G> void matmul_backward_launch9(float* dweight, float* scratch, 
                                  tensor_map(inp, {C, N}, {64, 32}), dweight, (float4*)scratch, s, OC, C, accumulate));
 }
 
-// As matmul_backward_weight. scratch (matmul_backward_weight_scratch9(C)), aligned to 16 bytes; at most max_clusters
-// clusters run. Two launches must not run at the same time, because they would use the same flags.
-void matmul_backward_weight9(float* dweight, float* scratch, const floatX* dout, const floatX* inp, int N, int C,
-                             int OC, bool accumulate, cudaStream_t stream, int max_clusters) {
+// As matmul_backward_weight, by a given schedule. scratch (matmul_backward_weight_scratch10(C)), aligned to 16 bytes.
+// Two launches must not run at the same time, because they would use the same flags.
+void matmul_backward_scheduled10(float* dweight, float* scratch, const floatX* dout, const floatX* inp, int N, int C,
+                                 int OC, bool accumulate, cudaStream_t stream, const MatmulBackwardSchedule& s) {
     require(has_sm90a()); // nvcc -gencode arch=compute_90a,code=sm_90a
     require(C % 8 == 0 && OC % 8 == 0);
-    auto launch = matmul_backward_columns(C) == 192 ? matmul_backward_launch9<MatmulBackwardTile192>
-                                                    : matmul_backward_launch9<MatmulBackwardTile256>;
-    launch(dweight, scratch, dout, inp, N, C, OC, accumulate, stream, max_clusters);
+    auto launch = matmul_backward_columns(C) == 192 ? matmul_backward_launch10<MatmulBackwardTile192>
+                                                    : matmul_backward_launch10<MatmulBackwardTile256>;
+    launch(dweight, scratch, dout, inp, N, C, OC, accumulate, stream, s);
+}
+// At most max_clusters clusters run.
+void matmul_backward_weight10(float* dweight, float* scratch, const floatX* dout, const floatX* inp, int N, int C,
+                              int OC, bool accumulate, cudaStream_t stream, int max_clusters) {
+    MatmulBackwardSchedule s = matmul_backward_schedule(N, C, OC, matmul_backward_columns(C), max_clusters);
+    matmul_backward_scheduled10(dweight, scratch, dout, inp, N, C, OC, accumulate, stream, s);
 }
 // Number of floats in its scratch: each cluster stores one part at most.
-inline size_t matmul_backward_weight_scratch9(int C) {
+inline size_t matmul_backward_weight_scratch10(int C) {
     return (size_t)matmul_backward_max_clusters() * 256 * matmul_backward_columns(C);
 }
 #endif
 
-// The number of the kernel to use. Kernel 9 pays where the library's usual tiles of 128x256 would leave many SMs idle in their
+// The number of the kernel to use. Kernel 10 pays where the library's usual tiles of 128x256 would leave many SMs idle in their
 // last wave, if there are enough tiles that few of them share the tokens, and if its own tiles cover dweight exactly.
 // Measured in training steps on an H200: 14% faster than the library where OC and C are 5120 and 1280, 4 to 7% where they
 // are 3072 or 2304 and 768; 4 to 7% slower with fewer than 40 tiles, 8 to 30% slower where C is 1600.
@@ -3854,14 +3856,14 @@ inline int matmul_backward_weight_choice(int N, int C, int OC) {
     size_t num_tiles = ceil_div((size_t)OC, (size_t)128) * ceil_div(C, 256), num_sms = num_multiprocessors();
     bool exact = OC % 256 == 0 && C % matmul_backward_columns(C) == 0;
     bool idle = num_tiles < 0.8 * (double)(ceil_div(num_tiles, num_sms) * num_sms);
-    return exact && idle && num_tiles >= 40 && N >= 16384 && has_sm90a() ? 9 : 6;
+    return exact && idle && num_tiles >= 40 && N >= 16384 && has_sm90a() ? 10 : 6;
 #endif
 }
 
 // Number of floats in scratch.
 size_t matmul_backward_weight_scratch(int N, int C, int OC) {
 #if !defined(ENABLE_FP32)
-    if (matmul_backward_weight_choice(N, C, OC) == 9) { return matmul_backward_weight_scratch9(C); }
+    if (matmul_backward_weight_choice(N, C, OC) == 10) { return matmul_backward_weight_scratch10(C); }
 #endif
     (void)N, (void)C, (void)OC;
     return 0;
@@ -3873,9 +3875,9 @@ void matmul_backward_weight(float* dweight, float* scratch, const floatX* dout, 
     double bytes = ((double)N * OC + (double)N * C) * sizeof(floatX) + (accumulate ? 8.0 : 4.0) * OC * C;
     Op op(stream, bytes, 2.0 * N * C * OC, "matmul_backward_weight %d <- %d", C, OC);
 #if !defined(ENABLE_FP32)
-    if (matmul_backward_weight_choice(N, C, OC) == 9) {
-        return matmul_backward_weight9(dweight, scratch, dout, inp, N, C, OC, accumulate, stream,
-                                       std::min(matmul_backward_max_clusters(), free_multiprocessors() / 2));
+    if (matmul_backward_weight_choice(N, C, OC) == 10) {
+        return matmul_backward_weight10(dweight, scratch, dout, inp, N, C, OC, accumulate, stream,
+                                        std::min(matmul_backward_max_clusters(), free_multiprocessors() / 2));
     }
 #endif
     (void)scratch;
@@ -4952,7 +4954,7 @@ void attention_forward(floatX* out, float* lse, const floatX* qkv, int B, int T,
 // ==== end promoted: attention_forward ====
 
 // ==== promoted: attention_backward ====
-// ---- kernel 5: fp32 arithmetic, 4x4 register tiles per thread, one writer per gradient ----
+// ---- kernel 3: fp32 arithmetic, 4x4 register tiles per thread, one writer per gradient ----
 
 // dsum = rowsum(dout * out). Both gradient kernels need it per query row, besides lse, because with
 //
@@ -4960,7 +4962,7 @@ void attention_forward(floatX* out, float* lse, const floatX* qkv, int B, int T,
 //     dv = P^T dout                   dk = scale * dS^T q              dq = scale * dS k
 //
 // The kernel runs 8 threads per row of HS elements.
-__global__ void attention_backward_dsum_kernel5(float* dsum, const floatX* dout, const floatX* out, int T, int NH,
+__global__ void attention_backward_dsum_kernel3(float* dsum, const floatX* dout, const floatX* out, int T, int NH,
                                                 int HS, int num_rows) {
     int row = (int)(((size_t)blockIdx.x * blockDim.x + threadIdx.x) / 8), part = threadIdx.x % 8;
     float sum = 0.0f;
@@ -4981,7 +4983,7 @@ __global__ void attention_backward_dsum_kernel5(float* dsum, const floatX* dout,
 void attention_backward_dsum(float* dsum, const floatX* dout, const floatX* out, int B, int T, int C, int NH,
                              cudaStream_t stream) {
     int num_rows = B * T * NH, block_size = 256;
-    attention_backward_dsum_kernel5<<<ceil_div(num_rows, block_size / 8), block_size, 0, stream>>>(
+    attention_backward_dsum_kernel3<<<ceil_div(num_rows, block_size / 8), block_size, 0, stream>>>(
         dsum, dout, out, T, NH, C / NH, num_rows);
     cudaCheck(cudaGetLastError());
 }
@@ -5017,7 +5019,7 @@ template <int K> __device__ inline void attention_backward_multiply4x4(float (&s
 // computed as [walked][owned], the layout in which the second product reads P and dS. D groups of 64 columns hold
 // the HS columns.
 template <bool keys, int D> __global__ void __launch_bounds__(256)
-    attention_backward_plain_kernel5(floatX* dqkv, const float* lse, const float* dsum, const floatX* dout,
+    attention_backward_plain_kernel3(floatX* dqkv, const float* lse, const float* dsum, const floatX* dout,
                                      const floatX* qkv, int T, int C, int NH, float scale) {
     struct SMem {
         float walked1[16][64], owned1[16][64], walked2[16][64], owned2[16][64]; // 16 columns of 64 rows, transposed
@@ -5117,9 +5119,9 @@ template <int D> void attention_backward_plain_sized(floatX* dqkv, const float* 
                                                      cudaStream_t stream) {
     dim3 grid(ceil_div(T, 64), B * NH);
     float scale = 1.0f / sqrtf((float)(C / NH));
-    attention_backward_plain_kernel5<true, D><<<grid, 256, 0, stream>>>(dqkv, lse, dsum, dout, qkv, T, C, NH, scale);
+    attention_backward_plain_kernel3<true, D><<<grid, 256, 0, stream>>>(dqkv, lse, dsum, dout, qkv, T, C, NH, scale);
     cudaCheck(cudaGetLastError());
-    attention_backward_plain_kernel5<false, D><<<grid, 256, 0, stream>>>(dqkv, lse, dsum, dout, qkv, T, C, NH, scale);
+    attention_backward_plain_kernel3<false, D><<<grid, 256, 0, stream>>>(dqkv, lse, dsum, dout, qkv, T, C, NH, scale);
     cudaCheck(cudaGetLastError());
 }
 
@@ -6182,10 +6184,10 @@ inline int attention_backward_choice(int HS) {
     if (has_tiles && compiled_arch(attention_backward_kv_kernel7<64, 2, 2, 2>) >= 80) { return 7; }
 #endif
     (void)HS;
-    return 5;
+    return 3;
 }
 
-// Runs kernel 5, 7 or 11; the other arguments are those of attention_backward. Only 11 computes dbias.
+// Runs kernel 3, 7 or 11; the other arguments are those of attention_backward. Only 11 computes dbias.
 static void attention_backward_run(int kernel, floatX* dqkv, float* dbias, float* scratch, const floatX* dout,
                                    const floatX* qkv, const floatX* out, const float* lse, int B, int T, int C, int NH,
                                    cudaStream_t stream) {
@@ -6202,7 +6204,7 @@ static void attention_backward_run(int kernel, floatX* dqkv, float* dbias, float
 #if !defined(ENABLE_FP32)
     if (kernel == 7) { return attention_backward_mma(dqkv, lse, dsum, dout, qkv, B, T, C, NH, stream); }
 #endif
-    require(kernel == 5);
+    require(kernel == 3);
     attention_backward_plain(dqkv, lse, dsum, dout, qkv, B, T, C, NH, stream);
 }
 
@@ -6213,9 +6215,9 @@ static void attention_backward_run(int kernel, floatX* dqkv, float* dbias, float
 // device:
 //
 //     HS                        bf16, fp16:  sm_90a (H100)   8.0 and up (A100)   older          fp32
-//     64                                     11 or 13        kernel 7            kernel 5       kernel 5
-//     32, 96, 128                            kernel 7        kernel 7            kernel 5       kernel 5
-//     other multiples of 8, up to 256        kernel 5        kernel 5            kernel 5       kernel 5
+//     64                                     11 or 13        kernel 7            kernel 3       kernel 3
+//     32, 96, 128                            kernel 7        kernel 7            kernel 3       kernel 3
+//     other multiples of 8, up to 256        kernel 3        kernel 3            kernel 3       kernel 3
 //
 // Source: Dao et al. 2022, arXiv:2205.14135; Dao 2023, arXiv:2307.08691; Shah et al. 2024, arXiv:2407.08608.
 void attention_backward(floatX* dqkv, float* dbias, float* scratch, const floatX* dout, const floatX* qkv,
@@ -6415,7 +6417,7 @@ void mean_loss(float* mean, const float* losses, int N, float scale, cudaStream_
 
 // ==== promoted: global_norm ====
 // block_sums (gridDim.x) = sum of squares per block, from a grid-stride loop with four loads in flight per thread.
-__global__ void __launch_bounds__(1024) global_norm_kernel4(float* block_sums, const float* grads, size_t n) {
+__global__ void __launch_bounds__(1024) global_norm_kernel5(float* block_sums, const float* grads, size_t n) {
     __shared__ float shared[32];
     size_t num_vectors = n / f128::size, stride = (size_t)gridDim.x * blockDim.x;
     size_t thread = (size_t)blockIdx.x * blockDim.x + threadIdx.x, i = thread;
@@ -6442,7 +6444,7 @@ __global__ void __launch_bounds__(1024) global_norm_kernel4(float* block_sums, c
 }
 
 // norm (1) = sqrt(sum of block_sums). One warp adds the block sums, so that the order of the additions is fixed.
-__global__ void global_norm_finish_kernel4(float* norm, const float* block_sums, int num_blocks) {
+__global__ void global_norm_finish_kernel5(float* norm, const float* block_sums, int num_blocks) {
     double sum = 0.0;
     for (int i = threadIdx.x; i < num_blocks; i += 32) { sum += block_sums[i]; }
     for (int offset = 16; offset > 0; offset /= 2) { sum += __shfl_xor_sync(0xFFFFFFFFu, sum, offset); }
@@ -6457,10 +6459,10 @@ void global_norm(float* norm, float* scratch, const float* grads, size_t n, cuda
     Op op(stream, 4.0 * n, 2.0 * n, "global_norm");
     require((size_t)grads % 16 == 0);
     int num_blocks; // first the resident blocks per SM, then the blocks that fit on the whole GPU at once
-    cudaCheck(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&num_blocks, global_norm_kernel4, block_size, 0));
+    cudaCheck(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&num_blocks, global_norm_kernel5, block_size, 0));
     num_blocks = min(num_blocks * num_multiprocessors(), (int)global_norm_scratch());
-    global_norm_kernel4<<<num_blocks, block_size, 0, stream>>>(scratch, grads, n);
-    global_norm_finish_kernel4<<<1, 32, 0, stream>>>(norm, scratch, num_blocks);
+    global_norm_kernel5<<<num_blocks, block_size, 0, stream>>>(scratch, grads, n);
+    global_norm_finish_kernel5<<<1, 32, 0, stream>>>(norm, scratch, num_blocks);
     cudaCheck(cudaGetLastError());
 }
 void global_norm(float* norm, float* scratch, const float* grads, size_t n, cudaStream_t stream) {

@@ -7,8 +7,8 @@
    Bound: compute, 5 products of 2*B*NH*T*T*HS FLOPs, of which the causal mask leaves half. Kernels 2 to 7 do 7
    products: they compute q k^T and dout v^T twice, so that each gradient has one writer and is deterministic. Kernels 8
    to 11 do 5 products, and sum dq over the keys in one fixed order.
-   Constraint: HS a multiple of 8, at most 256; tensor cores for 32, 64, 96 and 128. Kernels 3, 4, 6 and 8: HS = 64.
-   Kernels 9 to 11: HS = 64 and sm_90a. attention_backward() runs kernel 11, 7 or 5; the comment above it has a table.
+   Constraint: HS a multiple of 8, at most 256; tensor cores for 32, 64, 96 and 128. Kernels 4, 5, 6 and 8: HS = 64.
+   Kernels 9 to 11: HS = 64 and sm_90a. attention_backward() runs kernel 11, 7 or 3; the comment above it has a table.
    Tuned: the tiles of kernel 7. Kernels 9 to 11 fill an SM with one block of fixed tiles; kernels 3, 4, 5, 6 and 8
    have the tiles that their registers allow.
    Error: against the fp64 reference, which computes its own unrounded out. bf16 and fp16: one ulp of the gradient plus
@@ -29,15 +29,15 @@
      0  cuBLAS for the five products, T x T matrices in memory
      1  one thread per score, then one per gradient element
      2  no T x T matrix: one warp per row recomputes the scores
-     3  mma.sync, 16 rows per warp, P and dS through shared memory
-     4  3 with P and dS as operands from registers
-     5  fp32 arithmetic, tiles in shared memory and registers
+     3  fp32 arithmetic, tiles in shared memory and registers
+     4  mma.sync, 16 rows per warp, P and dS through shared memory
+     5  4 with P and dS as operands from registers
      6  cp.async, two stages, swizzled, 16 rows per warp
      7  6 with 32 rows per warp
      8  five products, one block per head, dq summed in L2
      9  wgmma and TMA, dq summed in L2 in the order of the keys
     10  a producer, two adders of dq, two consumer warpgroups
-    11  persistent, work items by ticket; 7 or 5 where 11 cannot run (promoted)
+    11  persistent, work items by ticket; 7 or 3 where 11 cannot run (promoted)
     12  11, then matmul_backward_bias (kind 1)
     13  11 with the sums of dqkv from registers; 11 where it cannot run (promoted) (kind 1)
      kind 1: with dbias
@@ -214,139 +214,10 @@ void attention_backward2(floatX* dqkv, const float* lse, const float* dsum, cons
     cudaCheck(cudaGetLastError());
 }
 
-#if !defined(ENABLE_FP32)
-// ---- kernel 3: tensor cores, 64 x 64 tiles, 16 owned rows per warp, P and dS through shared memory ----
-// ---- kernel 4: P and dS become operands in registers, because scores are computed as [owned][walked] ----
-// A block owns 64 rows (keys if `keys`, otherwise queries) and walks over tiles of 64 rows of the other kind.
-
-// Rows are padded from 64 to 72 elements, so that the 8 rows that ldmatrix reads at once cover all 32 banks.
-struct TensorCoreSMem {
-    floatX owned1[64][72], owned2[64][72], walked1[64][72], walked2[64][72], p[64][72];
-};
-
-__device__ static void load_tile3(floatX (*tile)[72], const floatX* rows, size_t stride, int num_valid) {
-    for (int i = threadIdx.x; i < 64 * 8; i += 128) {
-        int row = i / 8, column = i % 8 * 8;
-        x128 zero = {};
-        store128(&tile[row][column], row < num_valid ? load128(rows + row * stride + column) : zero);
-    }
-}
-
-// sum (16,64) += x (16,64) tile (64,64). p: this warp's own staging area for x, not used if in_registers
-template <bool in_registers> __device__ inline void multiply3(float (&sum)[8][4], const float (&x)[8][4],
-                                                              const floatX (*tile)[72], floatX (*p)[72]) {
-    int lane = threadIdx.x % 32;
-    if (!in_registers) {
-        __syncwarp(); // all lanes have read the previous contents of p
-        for (int n = 0; n < 8; n++) {
-            for (int i = 0; i < 4; i++) { p[i / 2 * 8 + lane / 4][8 * n + lane % 4 * 2 + i % 2] = (floatX)x[n][i]; }
-        }
-        __syncwarp();
-    }
-#pragma unroll
-    for (int k = 0; k < 4; k++) {
-        uint32_t a[4];
-        if (in_registers) {
-            for (int i = 0; i < 4; i++) {
-                const float* pair = &x[2 * k + i / 2][i % 2 * 2];
-                a[i] = pack_16x2(pair[0], pair[1], floatX());
-            }
-        } else {
-            ldmatrix_x4(a, &p[lane % 16][16 * k + lane / 16 * 8]);
-        }
-#pragma unroll
-        for (int n = 0; n < 8; n += 2) {
-            uint32_t b[4];
-            ldmatrix_x4_trans(b, &tile[16 * k + lane % 16][8 * n + lane / 16 * 8]);
-            mma_16x8x16(sum[n], a, b[0], b[1], floatX());
-            mma_16x8x16(sum[n + 1], a, b[2], b[3], floatX());
-        }
-    }
-}
-
-template <bool keys, bool in_registers> __global__ void __launch_bounds__(128)
-    attention_backward_kernel3(floatX* dqkv, const float* lse, const float* dsum, const floatX* dout, const floatX* qkv,
-                               int T, int C, int NH, float scale) {
-    __shared__ TensorCoreSMem smem;
-    int h = blockIdx.y % NH, b = blockIdx.y / NH, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    int tile = keys ? blockIdx.x : gridDim.x - 1 - blockIdx.x, owned = 64 * tile; // the longest walks start first
-    size_t stride = 3 * (size_t)C, stride_d = C;
-    const floatX *q = qkv + b * T * stride + h * 64, *k = q + C, *v = k + C, *d = dout + b * T * stride_d + h * 64;
-    lse += ((size_t)b * NH + h) * T, dsum += ((size_t)b * NH + h) * T;
-    load_tile3(smem.owned1, (keys ? k : q) + owned * stride, stride, T - owned);
-    load_tile3(smem.owned2, keys ? v + owned * stride : d + owned * stride_d, keys ? stride : stride_d, T - owned);
-
-    float sum1[8][4] = {}, sum2[8][4] = {};
-    for (int walk = keys ? tile : 0; walk <= (keys ? ceil_div(T, 64) - 1 : tile); walk++) {
-        int walked = 64 * walk;
-        __syncthreads(); // all warps have read the previous tiles
-        load_tile3(smem.walked1, (keys ? q : k) + walked * stride, stride, T - walked);
-        load_tile3(smem.walked2, keys ? d + walked * stride_d : v + walked * stride, keys ? stride_d : stride,
-                   T - walked);
-        __syncthreads();
-        float s[8][4] = {}, dp[8][4] = {};
-#pragma unroll
-        for (int k = 0; k < 4; k++) {
-            uint32_t a1[4], a2[4];
-            ldmatrix_x4(a1, &smem.owned1[16 * warp + lane % 16][16 * k + lane / 16 * 8]);
-            ldmatrix_x4(a2, &smem.owned2[16 * warp + lane % 16][16 * k + lane / 16 * 8]);
-#pragma unroll
-            for (int n = 0; n < 8; n += 2) {
-                uint32_t b1[4], b2[4];
-                int row = 8 * n + lane / 16 * 8 + lane % 8, column = 16 * k + lane / 8 % 2 * 8;
-                ldmatrix_x4(b1, &smem.walked1[row][column]);
-                ldmatrix_x4(b2, &smem.walked2[row][column]);
-                mma_16x8x16(s[n], a1, b1[0], b1[1], floatX());
-                mma_16x8x16(s[n + 1], a1, b1[2], b1[3], floatX());
-                mma_16x8x16(dp[n], a2, b2[0], b2[1], floatX());
-                mma_16x8x16(dp[n + 1], a2, b2[2], b2[3], floatX());
-            }
-        }
-#pragma unroll
-        for (int n = 0; n < 8; n++) {
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                int o = owned + 16 * warp + i / 2 * 8 + lane / 4, w = walked + 8 * n + lane % 4 * 2 + i % 2;
-                int query = keys ? w : o, key = keys ? o : w;
-                bool seen = key <= query && query < T;
-                s[n][i] = seen ? expf(scale * s[n][i] - lse[query]) : 0.0f;
-                dp[n][i] = seen ? s[n][i] * (dp[n][i] - dsum[query]) : 0.0f;
-            }
-        }
-        if (keys) { multiply3<in_registers>(sum2, s, smem.walked2, &smem.p[16 * warp]); }
-        multiply3<in_registers>(sum1, dp, smem.walked1, &smem.p[16 * warp]);
-    }
-
-    floatX* out = dqkv + b * T * stride + h * 64 + (keys ? C : 0);
-    for (int n = 0; n < 8; n++) {
-        for (int i = 0; i < 4; i++) {
-            int t = owned + 16 * warp + i / 2 * 8 + lane / 4, c = 8 * n + lane % 4 * 2 + i % 2;
-            if (t < T) {
-                out[t * stride + c] = (floatX)(scale * sum1[n][i]);
-                if (keys) { out[t * stride + C + c] = (floatX)sum2[n][i]; }
-            }
-        }
-    }
-}
-
-// Requires HS = 64.
-template <bool in_registers> void attention_backward3(floatX* dqkv, const float* lse, const float* dsum,
-                                                      const floatX* dout, const floatX* qkv, int B, int T, int C,
-                                                      int NH, cudaStream_t stream) {
-    require(C / NH == 64);
-    dim3 grid(ceil_div(T, 64), B * NH);
-    attention_backward_kernel3<true, in_registers>
-        <<<grid, 128, 0, stream>>>(dqkv, lse, dsum, dout, qkv, T, C, NH, 0.125f);
-    cudaCheck(cudaGetLastError());
-    attention_backward_kernel3<false, in_registers>
-        <<<grid, 128, 0, stream>>>(dqkv, lse, dsum, dout, qkv, T, C, NH, 0.125f);
-    cudaCheck(cudaGetLastError());
-}
-#endif
 #endif
 
 // ==== promoted: attention_backward ====
-// ---- kernel 5: fp32 arithmetic, 4x4 register tiles per thread, one writer per gradient ----
+// ---- kernel 3: fp32 arithmetic, 4x4 register tiles per thread, one writer per gradient ----
 
 // dsum = rowsum(dout * out). Both gradient kernels need it per query row, besides lse, because with
 //
@@ -354,7 +225,7 @@ template <bool in_registers> void attention_backward3(floatX* dqkv, const float*
 //     dv = P^T dout                   dk = scale * dS^T q              dq = scale * dS k
 //
 // The kernel runs 8 threads per row of HS elements.
-__global__ void attention_backward_dsum_kernel5(float* dsum, const floatX* dout, const floatX* out, int T, int NH,
+__global__ void attention_backward_dsum_kernel3(float* dsum, const floatX* dout, const floatX* out, int T, int NH,
                                                 int HS, int num_rows) {
     int row = (int)(((size_t)blockIdx.x * blockDim.x + threadIdx.x) / 8), part = threadIdx.x % 8;
     float sum = 0.0f;
@@ -375,7 +246,7 @@ __global__ void attention_backward_dsum_kernel5(float* dsum, const floatX* dout,
 void attention_backward_dsum(float* dsum, const floatX* dout, const floatX* out, int B, int T, int C, int NH,
                              cudaStream_t stream) {
     int num_rows = B * T * NH, block_size = 256;
-    attention_backward_dsum_kernel5<<<ceil_div(num_rows, block_size / 8), block_size, 0, stream>>>(
+    attention_backward_dsum_kernel3<<<ceil_div(num_rows, block_size / 8), block_size, 0, stream>>>(
         dsum, dout, out, T, NH, C / NH, num_rows);
     cudaCheck(cudaGetLastError());
 }
@@ -411,7 +282,7 @@ template <int K> __device__ inline void attention_backward_multiply4x4(float (&s
 // computed as [walked][owned], the layout in which the second product reads P and dS. D groups of 64 columns hold
 // the HS columns.
 template <bool keys, int D> __global__ void __launch_bounds__(256)
-    attention_backward_plain_kernel5(floatX* dqkv, const float* lse, const float* dsum, const floatX* dout,
+    attention_backward_plain_kernel3(floatX* dqkv, const float* lse, const float* dsum, const floatX* dout,
                                      const floatX* qkv, int T, int C, int NH, float scale) {
     struct SMem {
         float walked1[16][64], owned1[16][64], walked2[16][64], owned2[16][64]; // 16 columns of 64 rows, transposed
@@ -511,9 +382,9 @@ template <int D> void attention_backward_plain_sized(floatX* dqkv, const float* 
                                                      cudaStream_t stream) {
     dim3 grid(ceil_div(T, 64), B * NH);
     float scale = 1.0f / sqrtf((float)(C / NH));
-    attention_backward_plain_kernel5<true, D><<<grid, 256, 0, stream>>>(dqkv, lse, dsum, dout, qkv, T, C, NH, scale);
+    attention_backward_plain_kernel3<true, D><<<grid, 256, 0, stream>>>(dqkv, lse, dsum, dout, qkv, T, C, NH, scale);
     cudaCheck(cudaGetLastError());
-    attention_backward_plain_kernel5<false, D><<<grid, 256, 0, stream>>>(dqkv, lse, dsum, dout, qkv, T, C, NH, scale);
+    attention_backward_plain_kernel3<false, D><<<grid, 256, 0, stream>>>(dqkv, lse, dsum, dout, qkv, T, C, NH, scale);
     cudaCheck(cudaGetLastError());
 }
 
@@ -534,6 +405,134 @@ void attention_backward_plain(floatX* dqkv, const float* lse, const float* dsum,
 
 #ifndef PROMOTED_ONLY
 #if !defined(ENABLE_FP32)
+// ---- kernel 4: tensor cores, 64 x 64 tiles, 16 owned rows per warp, P and dS through shared memory ----
+// ---- kernel 5: P and dS become operands in registers, because scores are computed as [owned][walked] ----
+// A block owns 64 rows (keys if `keys`, otherwise queries) and walks over tiles of 64 rows of the other kind.
+
+// Rows are padded from 64 to 72 elements, so that the 8 rows that ldmatrix reads at once cover all 32 banks.
+struct TensorCoreSMem {
+    floatX owned1[64][72], owned2[64][72], walked1[64][72], walked2[64][72], p[64][72];
+};
+
+__device__ static void load_tile4(floatX (*tile)[72], const floatX* rows, size_t stride, int num_valid) {
+    for (int i = threadIdx.x; i < 64 * 8; i += 128) {
+        int row = i / 8, column = i % 8 * 8;
+        x128 zero = {};
+        store128(&tile[row][column], row < num_valid ? load128(rows + row * stride + column) : zero);
+    }
+}
+
+// sum (16,64) += x (16,64) tile (64,64). p: this warp's own staging area for x, not used if in_registers
+template <bool in_registers> __device__ inline void multiply4(float (&sum)[8][4], const float (&x)[8][4],
+                                                              const floatX (*tile)[72], floatX (*p)[72]) {
+    int lane = threadIdx.x % 32;
+    if (!in_registers) {
+        __syncwarp(); // all lanes have read the previous contents of p
+        for (int n = 0; n < 8; n++) {
+            for (int i = 0; i < 4; i++) { p[i / 2 * 8 + lane / 4][8 * n + lane % 4 * 2 + i % 2] = (floatX)x[n][i]; }
+        }
+        __syncwarp();
+    }
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+        uint32_t a[4];
+        if (in_registers) {
+            for (int i = 0; i < 4; i++) {
+                const float* pair = &x[2 * k + i / 2][i % 2 * 2];
+                a[i] = pack_16x2(pair[0], pair[1], floatX());
+            }
+        } else {
+            ldmatrix_x4(a, &p[lane % 16][16 * k + lane / 16 * 8]);
+        }
+#pragma unroll
+        for (int n = 0; n < 8; n += 2) {
+            uint32_t b[4];
+            ldmatrix_x4_trans(b, &tile[16 * k + lane % 16][8 * n + lane / 16 * 8]);
+            mma_16x8x16(sum[n], a, b[0], b[1], floatX());
+            mma_16x8x16(sum[n + 1], a, b[2], b[3], floatX());
+        }
+    }
+}
+
+template <bool keys, bool in_registers> __global__ void __launch_bounds__(128)
+    attention_backward_kernel4(floatX* dqkv, const float* lse, const float* dsum, const floatX* dout, const floatX* qkv,
+                               int T, int C, int NH, float scale) {
+    __shared__ TensorCoreSMem smem;
+    int h = blockIdx.y % NH, b = blockIdx.y / NH, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    int tile = keys ? blockIdx.x : gridDim.x - 1 - blockIdx.x, owned = 64 * tile; // the longest walks start first
+    size_t stride = 3 * (size_t)C, stride_d = C;
+    const floatX *q = qkv + b * T * stride + h * 64, *k = q + C, *v = k + C, *d = dout + b * T * stride_d + h * 64;
+    lse += ((size_t)b * NH + h) * T, dsum += ((size_t)b * NH + h) * T;
+    load_tile4(smem.owned1, (keys ? k : q) + owned * stride, stride, T - owned);
+    load_tile4(smem.owned2, keys ? v + owned * stride : d + owned * stride_d, keys ? stride : stride_d, T - owned);
+
+    float sum1[8][4] = {}, sum2[8][4] = {};
+    for (int walk = keys ? tile : 0; walk <= (keys ? ceil_div(T, 64) - 1 : tile); walk++) {
+        int walked = 64 * walk;
+        __syncthreads(); // all warps have read the previous tiles
+        load_tile4(smem.walked1, (keys ? q : k) + walked * stride, stride, T - walked);
+        load_tile4(smem.walked2, keys ? d + walked * stride_d : v + walked * stride, keys ? stride_d : stride,
+                   T - walked);
+        __syncthreads();
+        float s[8][4] = {}, dp[8][4] = {};
+#pragma unroll
+        for (int k = 0; k < 4; k++) {
+            uint32_t a1[4], a2[4];
+            ldmatrix_x4(a1, &smem.owned1[16 * warp + lane % 16][16 * k + lane / 16 * 8]);
+            ldmatrix_x4(a2, &smem.owned2[16 * warp + lane % 16][16 * k + lane / 16 * 8]);
+#pragma unroll
+            for (int n = 0; n < 8; n += 2) {
+                uint32_t b1[4], b2[4];
+                int row = 8 * n + lane / 16 * 8 + lane % 8, column = 16 * k + lane / 8 % 2 * 8;
+                ldmatrix_x4(b1, &smem.walked1[row][column]);
+                ldmatrix_x4(b2, &smem.walked2[row][column]);
+                mma_16x8x16(s[n], a1, b1[0], b1[1], floatX());
+                mma_16x8x16(s[n + 1], a1, b1[2], b1[3], floatX());
+                mma_16x8x16(dp[n], a2, b2[0], b2[1], floatX());
+                mma_16x8x16(dp[n + 1], a2, b2[2], b2[3], floatX());
+            }
+        }
+#pragma unroll
+        for (int n = 0; n < 8; n++) {
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                int o = owned + 16 * warp + i / 2 * 8 + lane / 4, w = walked + 8 * n + lane % 4 * 2 + i % 2;
+                int query = keys ? w : o, key = keys ? o : w;
+                bool seen = key <= query && query < T;
+                s[n][i] = seen ? expf(scale * s[n][i] - lse[query]) : 0.0f;
+                dp[n][i] = seen ? s[n][i] * (dp[n][i] - dsum[query]) : 0.0f;
+            }
+        }
+        if (keys) { multiply4<in_registers>(sum2, s, smem.walked2, &smem.p[16 * warp]); }
+        multiply4<in_registers>(sum1, dp, smem.walked1, &smem.p[16 * warp]);
+    }
+
+    floatX* out = dqkv + b * T * stride + h * 64 + (keys ? C : 0);
+    for (int n = 0; n < 8; n++) {
+        for (int i = 0; i < 4; i++) {
+            int t = owned + 16 * warp + i / 2 * 8 + lane / 4, c = 8 * n + lane % 4 * 2 + i % 2;
+            if (t < T) {
+                out[t * stride + c] = (floatX)(scale * sum1[n][i]);
+                if (keys) { out[t * stride + C + c] = (floatX)sum2[n][i]; }
+            }
+        }
+    }
+}
+
+// Requires HS = 64.
+template <bool in_registers> void attention_backward4(floatX* dqkv, const float* lse, const float* dsum,
+                                                      const floatX* dout, const floatX* qkv, int B, int T, int C,
+                                                      int NH, cudaStream_t stream) {
+    require(C / NH == 64);
+    dim3 grid(ceil_div(T, 64), B * NH);
+    attention_backward_kernel4<true, in_registers>
+        <<<grid, 128, 0, stream>>>(dqkv, lse, dsum, dout, qkv, T, C, NH, 0.125f);
+    cudaCheck(cudaGetLastError());
+    attention_backward_kernel4<false, in_registers>
+        <<<grid, 128, 0, stream>>>(dqkv, lse, dsum, dout, qkv, T, C, NH, 0.125f);
+    cudaCheck(cudaGetLastError());
+}
+
 // ---- kernel 6: cp.async into two swizzled stages, 16 rows per warp ----
 // It runs the code of kernel 7, which is defined below, with 16 instead of 32 rows per warp. 3 blocks fit an SM instead
 // of 2, but each tile is read from shared memory twice as often.
@@ -1959,10 +1958,10 @@ inline int attention_backward_choice(int HS) {
     if (has_tiles && compiled_arch(attention_backward_kv_kernel7<64, 2, 2, 2>) >= 80) { return 7; }
 #endif
     (void)HS;
-    return 5;
+    return 3;
 }
 
-// Runs kernel 5, 7 or 11; the other arguments are those of attention_backward. Only 11 computes dbias.
+// Runs kernel 3, 7 or 11; the other arguments are those of attention_backward. Only 11 computes dbias.
 static void attention_backward_run(int kernel, floatX* dqkv, float* dbias, float* scratch, const floatX* dout,
                                    const floatX* qkv, const floatX* out, const float* lse, int B, int T, int C, int NH,
                                    cudaStream_t stream) {
@@ -1979,7 +1978,7 @@ static void attention_backward_run(int kernel, floatX* dqkv, float* dbias, float
 #if !defined(ENABLE_FP32)
     if (kernel == 7) { return attention_backward_mma(dqkv, lse, dsum, dout, qkv, B, T, C, NH, stream); }
 #endif
-    require(kernel == 5);
+    require(kernel == 3);
     attention_backward_plain(dqkv, lse, dsum, dout, qkv, B, T, C, NH, stream);
 }
 
@@ -1990,9 +1989,9 @@ static void attention_backward_run(int kernel, floatX* dqkv, float* dbias, float
 // device:
 //
 //     HS                        bf16, fp16:  sm_90a (H100)   8.0 and up (A100)   older          fp32
-//     64                                     11 or 13        kernel 7            kernel 5       kernel 5
-//     32, 96, 128                            kernel 7        kernel 7            kernel 5       kernel 5
-//     other multiples of 8, up to 256        kernel 5        kernel 5            kernel 5       kernel 5
+//     64                                     11 or 13        kernel 7            kernel 3       kernel 3
+//     32, 96, 128                            kernel 7        kernel 7            kernel 3       kernel 3
+//     other multiples of 8, up to 256        kernel 3        kernel 3            kernel 3       kernel 3
 //
 // Source: Dao et al. 2022, arXiv:2205.14135; Dao 2023, arXiv:2307.08691; Shah et al. 2024, arXiv:2407.08608.
 void attention_backward(floatX* dqkv, float* dbias, float* scratch, const floatX* dout, const floatX* qkv,
@@ -2097,27 +2096,23 @@ static void declare(Bench& b) {
             attention_backward2(dqkv, lse, scratch, dout, qkv, B, T, C, NH, stream, bs);
         };
         b.kernel(2, "no T x T matrix: one warp per row recomputes the scores", kernel2, {128, 256, 512});
-#if !defined(ENABLE_FP32)
-        if (HS == 64) {
-            auto kernel3 = [=](int) {
-                attention_backward_dsum(scratch, dout, out, B, T, C, NH, stream);
-                attention_backward3<false>(dqkv, lse, scratch, dout, qkv, B, T, C, NH, stream);
-            };
-            b.kernel(3, "mma.sync, 16 rows per warp, P and dS through shared memory", kernel3, {0}, 80);
-            auto kernel4 = [=](int) {
-                attention_backward_dsum(scratch, dout, out, B, T, C, NH, stream);
-                attention_backward3<true>(dqkv, lse, scratch, dout, qkv, B, T, C, NH, stream);
-            };
-            b.kernel(4, "3 with P and dS as operands from registers", kernel4, {0}, 80);
-        }
-#endif
-        auto kernel5 = [=](int) {
+        auto kernel3 = [=](int) {
             attention_backward_dsum(scratch, dout, out, B, T, C, NH, stream);
             attention_backward_plain(dqkv, lse, scratch, dout, qkv, B, T, C, NH, stream);
         };
-        b.kernel(5, "fp32 arithmetic, tiles in shared memory and registers", kernel5, {0});
+        b.kernel(3, "fp32 arithmetic, tiles in shared memory and registers", kernel3, {0});
 #if !defined(ENABLE_FP32)
         if (HS == 64) {
+            auto kernel4 = [=](int) {
+                attention_backward_dsum(scratch, dout, out, B, T, C, NH, stream);
+                attention_backward4<false>(dqkv, lse, scratch, dout, qkv, B, T, C, NH, stream);
+            };
+            b.kernel(4, "mma.sync, 16 rows per warp, P and dS through shared memory", kernel4, {0}, 80);
+            auto kernel5 = [=](int) {
+                attention_backward_dsum(scratch, dout, out, B, T, C, NH, stream);
+                attention_backward4<true>(dqkv, lse, scratch, dout, qkv, B, T, C, NH, stream);
+            };
+            b.kernel(5, "4 with P and dS as operands from registers", kernel5, {0}, 80);
             auto kernel6 = [=](int) {
                 attention_backward_dsum(scratch, dout, out, B, T, C, NH, stream);
                 attention_backward6(dqkv, lse, scratch, dout, qkv, B, T, C, NH, stream);
@@ -2154,7 +2149,7 @@ static void declare(Bench& b) {
         }
 #endif
         auto promoted = [=](int) { attention_backward(dqkv, NULL, scratch, dout, qkv, out, lse, B, T, C, NH, stream); };
-        b.kernel(11, "persistent, work items by ticket; 7 or 5 where 11 cannot run", promoted, {0});
+        b.kernel(11, "persistent, work items by ticket; 7 or 3 where 11 cannot run", promoted, {0});
         return b.promoted(11);
     }
     auto two_ops = [=](int) {
@@ -2167,7 +2162,7 @@ static void declare(Bench& b) {
     b.promoted(13);
 }
 
-// The check shapes have head sizes 64, 32, 96 and 128 for the tensor cores, and 40 and 200 for kernel 5. The shape with
+// The check shapes have head sizes 64, 32, 96 and 128 for the tensor cores, and 40 and 200 for kernel 3. The shape with
 // 12 * 6 heads of 3 tiles has more work items than an H200 has SMs; at T = 1100 up to nine key tiles add to one sum.
 int main(int argc, char** argv) {
     return bench_main(argc, argv, "attention_backward", declare, {8, 1024, 768, 12},

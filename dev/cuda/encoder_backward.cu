@@ -2,8 +2,8 @@
 
    dwte (Vp,C), dwpe (maxT,C) float inout | dout (B,T,C) floatX in | inp (B,T) int in, each in [0,V), V <= Vp
    Bound: memory: one read of dout, one read and one write of the dwte rows of tokens that occur and of T rows of dwpe.
-   Kernels 3 to 5 are deterministic, at the cost of reading dout twice: once for dwpe, once for dwte.
-   Constraint: C % x128::size == 0 from kernel 2 on, B*T <= 2^30. Kernels 1 and 2 are not deterministic.
+   Kernels 3, 4 and 6 are deterministic, at the cost of reading dout twice: once for dwpe, once for dwte.
+   Constraint: C % x128::size == 0 from kernel 2 on, B*T <= 2^30. Kernels 1, 2 and 5 are not deterministic.
    Error against the fp64 reference: n * 2^-22, the rounding error of an fp32 sum of n random terms of size 1, whose
    partial sums grow to about sqrt(n). n is the number of times that the most frequent token occurs (dwte), or B (dwpe).
    Source: radix sort with ranks from ballots: Merrill and Grimshaw 2011, "High performance and scalable radix sorting".
@@ -13,10 +13,11 @@
      2  dwpe in registers, dwte by 128-bit atomics
      3  deterministic: each block owns tokens and scans all ids
      4  positions sorted by token, one warp per run
-     5  tiles of 32 sorted positions, runs across tiles joined (promoted)
+     5  one warp per 32 sorted positions, atomics
+     6  deterministic: runs across tiles joined (promoted)
 
    nvcc -O3 --use_fast_math encoder_backward.cu -o encoder_backward      (or: make encoder_backward)
-   ./encoder_backward 5      check kernel 5 against the CPU and sweep its block sizes
+   ./encoder_backward 6      check kernel 6 against the CPU and sweep its block sizes
    ./encoder_backward        every kernel, side by side                                         */
 #include "bench.h"
 
@@ -142,7 +143,36 @@ __global__ void encoder_backward_kernel4(float* dwte, const floatX* dout, const 
 void encoder_backward4(float* dwte, float* dwpe, int* scratch, const floatX* dout, const int* inp, int B, int T, int C,
                        int V, cudaStream_t stream, int block_size);
 
-// ---- kernel 5: one warp per tile of 32 sorted positions; a second kernel joins the runs that cross tiles ----
+// ---- kernel 5: one warp per tile of 32 sorted positions, so the runs of a frequent token have many warps ----
+
+// Kernel 4 gives a run to one warp, however long it is. Here each warp sums 32 sorted positions. A run that crosses
+// tiles is added to its row of dwte by several warps, with atomics. Other rows have one writer, and the same bits in
+// every run. Kernel 6 replaces the atomics.
+__global__ void encoder_backward_kernel5(float* dwte, const floatX* dout, const int* positions, const int* tokens,
+                                         int N, int C) {
+    int lane = threadIdx.x % 32;
+    int first = (blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32) * 32, end = min(N, first + 32);
+    int c = (blockIdx.y * 32 + lane) * x128::size;
+    if (first >= N || c >= C) { return; }
+    float sum[x128::size] = {};
+    for (int i = first; i < end; i++) {
+        x128 d = load128(dout + (size_t)positions[i] * C + c);
+        for (int k = 0; k < x128::size; k++) { sum[k] += (float)d[k]; }
+        int token = tokens[i];
+        if (i + 1 < end && tokens[i + 1] == token) { continue; }
+        float* row = dwte + (size_t)token * C + c;
+        for (int k = 0; k < x128::size; k++) {
+            atomicAdd(row + k, sum[k]);
+            sum[k] = 0.0f;
+        }
+    }
+}
+
+void encoder_backward5(float* dwte, float* dwpe, int* scratch, const floatX* dout, const int* inp, int B, int T, int C,
+                       int V, cudaStream_t stream, int block_size);
+
+// ---- kernel 6: deterministic: a run that crosses tiles leaves partial sums, which a second kernel joins in order ----
+// Also, four rows of dout are in flight per warp, which has 128 columns instead of 256.
 
 // ==== promoted: encoder_backward ====
 // dwpe: each thread sums its columns over the batch. dwte: a stable radix sort orders the positions (indices b*T+t) by
@@ -188,7 +218,7 @@ static EncoderScratch encoder_backward_layout(int* scratch, int N) {
 
 // Each block counts the digits of `num` consecutive tokens of the list. The digit is bits shift to shift + 7 of the
 // token. positions is the list as sorted so far, or NULL in the first pass, where entry i is position i.
-__global__ void encoder_backward_count_kernel5(int* counts, const int* positions, const int* inp, int N, int num,
+__global__ void encoder_backward_count_kernel6(int* counts, const int* positions, const int* inp, int N, int num,
                                                int shift) {
     __shared__ int count[ENCODER_DIGITS];
     if (threadIdx.x < ENCODER_DIGITS) { count[threadIdx.x] = 0; }
@@ -205,7 +235,7 @@ __global__ void encoder_backward_count_kernel5(int* counts, const int* positions
 // One stable pass of the sort: each entry of the list goes after all entries with a smaller digit, and after the
 // entries with the same digit that precede it in the list.
 __global__ void __launch_bounds__(ENCODER_SORT_BLOCK)
-    encoder_backward_scatter_kernel5(int* sorted, int* tokens, const int* positions, const int* inp, const int* counts,
+    encoder_backward_scatter_kernel6(int* sorted, int* tokens, const int* positions, const int* inp, const int* counts,
                                      int N, int num, int shift) {
     constexpr int num_warps = ENCODER_SORT_BLOCK / 32, num_parts = ENCODER_SORT_BLOCK / ENCODER_DIGITS;
     __shared__ int offset[num_warps][ENCODER_DIGITS]; // output index of each warp's first element with this digit
@@ -279,10 +309,10 @@ static EncoderScratch encoder_backward_sort(int* scratch, const int* inp, int N,
     const int* positions = NULL;
     for (int pass = 0; pass < num_passes; pass++) {
         int* sorted = s.positions[(num_passes - 1 - pass) % 2];
-        encoder_backward_count_kernel5<<<num_blocks, ENCODER_SORT_BLOCK, 0, stream>>>(s.counts, positions, inp, N, num,
+        encoder_backward_count_kernel6<<<num_blocks, ENCODER_SORT_BLOCK, 0, stream>>>(s.counts, positions, inp, N, num,
                                                                                       8 * pass);
         cudaCheck(cudaGetLastError());
-        encoder_backward_scatter_kernel5<<<num_blocks, ENCODER_SORT_BLOCK, 0, stream>>>(
+        encoder_backward_scatter_kernel6<<<num_blocks, ENCODER_SORT_BLOCK, 0, stream>>>(
             sorted, s.tokens, positions, inp, s.counts, N, num, 8 * pass);
         cudaCheck(cudaGetLastError());
         positions = sorted;
@@ -293,7 +323,7 @@ static EncoderScratch encoder_backward_sort(int* scratch, const int* inp, int N,
 // Each warp sums the runs of one tile over one slice of ENCODER_WARP_COLUMNS columns. The launch covers num_slices
 // slices, which start at column c0.
 __global__ void __launch_bounds__(ENCODER_MAX_BLOCK)
-    encoder_backward_tile_kernel5(float* dwte, float* partial, const floatX* dout, const int* positions,
+    encoder_backward_tile_kernel6(float* dwte, float* partial, const floatX* dout, const int* positions,
                                   const int* tokens, int N, int C, int c0, int num_slices) {
     int lane = threadIdx.x % 32;
     int warp = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
@@ -351,7 +381,7 @@ __global__ void __launch_bounds__(ENCODER_MAX_BLOCK)
 
 // Joins the runs that cross tiles. One block per tile and slice of columns: if a run of equal tokens starts in this
 // tile and continues past it, the block adds up the run's partial sums.
-__global__ void encoder_backward_join_kernel5(float* dwte, const float* partial, const int* tokens, int N, int C,
+__global__ void encoder_backward_join_kernel6(float* dwte, const float* partial, const int* tokens, int N, int C,
                                               int c0) {
     constexpr int unroll = 8, max_warps = 8; // unroll: partial sums in flight
     __shared__ f128 sums[max_warps][32];
@@ -397,7 +427,7 @@ __global__ void encoder_backward_join_kernel5(float* dwte, const float* partial,
 }
 
 // dwpe (maxT,C) += dout (B,T,C) summed over the batch; each thread sums one vector of one row of dwpe
-__global__ void encoder_backward_positions_kernel5(float* dwpe, const floatX* dout, int B, int T, int C) {
+__global__ void encoder_backward_positions_kernel6(float* dwpe, const floatX* dout, int B, int T, int C) {
     constexpr int unroll = 8; // vectors of dout in flight
     size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * x128::size, stride = (size_t)T * C;
     if (i >= stride) { return; }
@@ -426,7 +456,7 @@ __global__ void encoder_backward_positions_kernel5(float* dwpe, const floatX* do
 static void encoder_backward_positions(float* dwpe, const floatX* dout, int B, int T, int C, cudaStream_t stream,
                                        int block_size) {
     unsigned num_blocks = (unsigned)ceil_div((size_t)T * C, (size_t)block_size * x128::size);
-    encoder_backward_positions_kernel5<<<num_blocks, block_size, 0, stream>>>(dwpe, dout, B, T, C);
+    encoder_backward_positions_kernel6<<<num_blocks, block_size, 0, stream>>>(dwpe, dout, B, T, C);
     cudaCheck(cudaGetLastError());
 }
 
@@ -453,10 +483,10 @@ void encoder_backward(float* dwte, float* dwpe, int* scratch, const floatX* dout
     for (int c0 = 0; c0 < C; c0 += ENCODER_COLUMNS) {
         int num_slices = ceil_div(min(ENCODER_COLUMNS, C - c0), ENCODER_WARP_COLUMNS);
         unsigned num_blocks = (unsigned)ceil_div((size_t)num_tiles * num_slices, (size_t)block_size / 32);
-        encoder_backward_tile_kernel5<<<num_blocks, block_size, 0, stream>>>(dwte, s.partial, dout, s.positions[0],
+        encoder_backward_tile_kernel6<<<num_blocks, block_size, 0, stream>>>(dwte, s.partial, dout, s.positions[0],
                                                                              s.tokens, N, C, c0, num_slices);
         cudaCheck(cudaGetLastError());
-        encoder_backward_join_kernel5<<<dim3(num_tiles, num_slices), 256, 0, stream>>>(dwte, s.partial, s.tokens, N, C,
+        encoder_backward_join_kernel6<<<dim3(num_tiles, num_slices), 256, 0, stream>>>(dwte, s.partial, s.tokens, N, C,
                                                                                        c0);
         cudaCheck(cudaGetLastError());
     }
@@ -476,6 +506,17 @@ void encoder_backward4(float* dwte, float* dwpe, int* scratch, const floatX* dou
     EncoderScratch s = encoder_backward_sort(scratch, inp, N, V, stream);
     dim3 grid(ceil_div(N, block_size / 32), ceil_div(C, 32 * x128::size));
     encoder_backward_kernel4<<<grid, block_size, 0, stream>>>(dwte, dout, s.positions[0], s.tokens, N, C);
+    cudaCheck(cudaGetLastError());
+}
+
+void encoder_backward5(float* dwte, float* dwpe, int* scratch, const floatX* dout, const int* inp, int B, int T, int C,
+                       int V, cudaStream_t stream, int block_size) {
+    require(C % x128::size == 0);
+    int N = B * T;
+    encoder_backward_positions(dwpe, dout, B, T, C, stream, block_size);
+    EncoderScratch s = encoder_backward_sort(scratch, inp, N, V, stream);
+    dim3 grid(ceil_div(N, block_size), ceil_div(C, 32 * x128::size)); // a warp has 32 positions
+    encoder_backward_kernel5<<<grid, block_size, 0, stream>>>(dwte, dout, s.positions[0], s.tokens, N, C);
     cudaCheck(cudaGetLastError());
 }
 
@@ -522,13 +563,15 @@ static void declare(Bench& b) {
              [=](int bs) { encoder_backward3(dwte, dwpe, dout, inp, B, T, C, s, bs); });
     b.kernel(4, "positions sorted by token, one warp per run",
              [=](int bs) { encoder_backward4(dwte, dwpe, scratch, dout, inp, B, T, C, V, s, bs); });
-    b.kernel(5, "tiles of 32 sorted positions, runs across tiles joined",
+    b.kernel(5, "one warp per 32 sorted positions, atomics",
+             [=](int bs) { encoder_backward5(dwte, dwpe, scratch, dout, inp, B, T, C, V, s, bs); });
+    b.kernel(6, "deterministic: runs across tiles joined",
              [=](int bs) {
                  bs ? encoder_backward(dwte, dwpe, scratch, dout, inp, B, T, C, V, s, bs)
                     : encoder_backward(dwte, dwpe, scratch, dout, inp, B, T, C, V, s);
              },
              {bench_tunable("encoder_backward")});
-    b.promoted(5);
+    b.promoted(6);
 }
 
 // With V = 1 all tokens are the same; V > 65536 takes three sort passes.

@@ -141,7 +141,7 @@ void fused_residual_layernorm_forward(floatX* residual, floatX* normed, float* m
 
 // ---- kernel 4: one or more warps per row keep the sum in registers; high occupancy hides latency ----------
 
-// This is kernel 6 of layernorm_forward, which has the steps that lead to it, with a sum in place of the load.
+// This is kernel 7 of layernorm_forward, which has the steps that lead to it, with a sum in place of the load.
 // A row belongs to one warp or, if it is long, to a block of 2, 4, 8 or 16 warps. A thread holds up to 3 vectors of it.
 constexpr int FUSED_RESIDUAL_LAYERNORM_MAX_VECS = 3;
 
@@ -254,7 +254,7 @@ static void fused_residual_layernorm_persistent(Kernel* const kernels[3], int st
 }
 
 // ---- kernel 5: persistent; weight and bias stay in registers too, at the price of occupancy ----------
-// As kernel 7 of layernorm_forward.
+// As kernel 8 of layernorm_forward.
 
 template <int num_vecs> __global__ void __launch_bounds__(512)
     fused_residual_layernorm_kernel5(floatX* residual, floatX* normed, float* mean, float* rstd, const floatX* inp1,
@@ -405,7 +405,7 @@ void fused_residual_layernorm_forward6(floatX* residual, floatX* normed, float* 
 }
 
 // ---- kernel 7: persistent; cp.async loads the next 2 rows into a ring in shared memory ------------------
-// As kernel 9 of layernorm_forward.
+// As kernel 10 of layernorm_forward.
 
 // A thread reads only the vectors that it copied, so it waits for its own copies and needs no barrier.
 constexpr int FUSED_RESIDUAL_LAYERNORM_STAGES7 = 2;

@@ -124,7 +124,8 @@ void gelu_linear3(floatX* out, const floatX* inp, const floatX* weight, const fl
     linear_launch(GeluLinear{bias, OC}, out, inp, weight, N, K, OC, false, stream);
 }
 
-// ---- kernel 4: dedicated warps apply gelu to inp's tiles in shared memory; clusters of two share the weight ----
+// ---- kernel 4: dedicated warps apply gelu to inp's tiles in shared memory ----
+// Kernel 3 has gelu's instructions between the products of the consumers; here warps that would idle execute them.
 //
 //     inp:       TMA -> inp_full -> warps 1-3: gelu in place -> inp_ready -> consumers multiply -> inp_empty
 //     weight:    TMA -> weight_full --------------------------------------> consumers multiply -> weight_empty
@@ -132,6 +133,8 @@ void gelu_linear3(floatX* out, const floatX* inp, const floatX* weight, const fl
 // A tile of inp stays in shared memory longer than a tile of the weight, so inp has its own ring, which may have more
 // stages. Warps 1 to 3 would otherwise idle beside the producer warp. A fourth warpgroup for gelu would leave too few
 // registers per thread for wgmma with 256 columns.
+//
+// Forms 1 and 2 have clusters of two, which share the weight, too: kernel 7's idea. Form 3 is this kernel by itself.
 
 template <class Cluster, int ring_inp, int boxes> struct GeluLinearTiles
     : GemmTiles<128, 256, false, Cluster, 4, boxes> {

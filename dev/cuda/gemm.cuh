@@ -4,7 +4,7 @@ gemm: out (M,N) = finish(inp (M,K) weight (N,K)^T), a linear layer on Hopper fus
     out (M,N) floatX out | second (M,N) floatX out | inp (M,K), weight (N,K), residual (M,N) floatX in
     Constraint: sm_90a, 16-bit floatX, K % 8 == 0, N % 8 == 0, pointers aligned to 16 bytes.
 
-This is kernel 16 of matmul_forward.cu. The block between the marks is the trainer's kernel: ping-pong, 128x192 tiles,
+This is kernel 21 of matmul_forward.cu. The block between the marks is the trainer's kernel: ping-pong, 128x192 tiles,
 clusters of two blocks, and the epilogue GemmBias, a bias with extras. Below the block are the variants that were slower
 or that only fused ops need: cooperative kernels, blocks without a cluster, e4m3 operands and results, a layernorm in
 the epilogue.
@@ -471,7 +471,7 @@ template <class G> __device__ inline void gemm_end() {
 
 // ---- the kernel ----
 
-// Kernel 16 of matmul_forward.cu.
+// Kernel 21 of matmul_forward.cu.
 template <class G, class Epilogue> __global__ void __launch_bounds__(384, 1)
     gemm_sm90_kernel9(const __grid_constant__ GemmMaps maps, Epilogue epilogue, int M, int N, int K, int num_tiles) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)

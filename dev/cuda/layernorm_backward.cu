@@ -5,7 +5,7 @@
    mean, rstd (N) float in; N = B*T
    Per row, with norm = (inp - mean) * rstd and dnorm = dout * weight:
        dinp = dresidual + rstd * (dnorm - average(dnorm) - norm * average(dnorm * norm))
-   Over all rows: dweight += sum(dout * norm), dbias += sum(dout); kernel 12 also sums (C) += sum(dinp), the gradient of a
+   Over all rows: dweight += sum(dout * norm), dbias += sum(dout); kernel 13 also sums (C) += sum(dinp), the gradient of a
    bias that was added to inp.
    Bound: memory, 4*N*C*sizeof(floatX) bytes. Constraint: C % 8 == 0; C <= 6144 in fp32, 8192 in 16 bits (kernels 2,
    4 and 5: 6144).
@@ -22,12 +22,13 @@
      4  one block per row, column sums in registers
      5  one block for 4 rows at a time: one barrier, 9 shuffles
      6  one warp per row, column sums per warp in shared memory
-     7  one warp per row, persistent, all sums in registers, inputs read once
-     8  7 with the next row copied ahead by cp.async
-     9  8 with programmatic dependent launch of the second kernel (promoted)
-    10  5 with the next rows copied ahead by cp.async, for rows of several warps
-    11  9 or 10, then matmul_backward_bias (kind 3)
-    12  9 or 10 with the sums of dinp's columns in registers (promoted) (kind 3)
+     7  6 with the row in registers, inputs read once
+     8  column sums in registers, too
+     9  8 with the next row copied ahead by cp.async
+    10  9 with programmatic dependent launch of the second kernel (promoted)
+    11  5 with the next rows copied ahead by cp.async, for rows of several warps
+    12  10 or 11, then matmul_backward_bias (kind 3)
+    13  10 or 11 with the sums of dinp's columns in registers (promoted) (kind 3)
      kind 3: 0 with the sums of dinp's columns
 
    nvcc -O3 --use_fast_math layernorm_backward.cu -o layernorm_backward      (or: make layernorm_backward)
@@ -463,29 +464,109 @@ __global__ void layernorm_backward_kernel6(floatX* dinp, float* partials, const 
     }
 }
 
-void layernorm_backward6(floatX* dinp, float* dweight, float* dbias, float* scratch, const floatX* dout,
-                         const floatX* dresidual, const floatX* inp, const floatX* weight, const float* mean,
-                         const float* rstd, int N, int C, cudaStream_t stream, int block_size) {
-    require(C % x128::size == 0);
+// Launches kernel 6 or 7, and the kernel that adds up the partial sums.
+static void layernorm_backward_warps(decltype(&layernorm_backward_kernel6) kernel, floatX* dinp, float* dweight,
+                                     float* dbias, float* scratch, const floatX* dout, const floatX* dresidual,
+                                     const floatX* inp, const floatX* weight, const float* mean, const float* rstd,
+                                     int N, int C, cudaStream_t stream, int block_size) {
     size_t warp_bytes = 2 * C * sizeof(float);
     size_t limit = device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
     block_size = min(block_size, 32 * (int)(limit / warp_bytes)); // fewer warps per block if rows are long
     require(block_size >= 32);
     size_t shared_bytes = block_size / 32 * warp_bytes;
     int resident;
-    cudaCheck(cudaFuncSetAttribute(layernorm_backward_kernel6, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                   (int)shared_bytes));
-    cudaCheck(
-        cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, layernorm_backward_kernel6, block_size, shared_bytes));
+    cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared_bytes));
+    cudaCheck(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, kernel, block_size, shared_bytes));
     int grid_size = min(ceil_div(N, block_size / 32), num_multiprocessors() * min(resident, 4));
-    layernorm_backward_kernel6<<<grid_size, block_size, shared_bytes, stream>>>(dinp, scratch, dout, dresidual, inp,
-                                                                                weight, mean, rstd, N, C);
+    kernel<<<grid_size, block_size, shared_bytes, stream>>>(dinp, scratch, dout, dresidual, inp, weight, mean, rstd, N,
+                                                            C);
     cudaCheck(cudaGetLastError());
     layernorm_backward_sum_kernel3<<<ceil_div(2 * C, 64), 64, 0, stream>>>(dweight, dbias, scratch, grid_size, C);
     cudaCheck(cudaGetLastError());
 }
 
-// ---- kernel 7: persistent blocks, row sums and column sums in registers, every input read once ----
+void layernorm_backward6(floatX* dinp, float* dweight, float* dbias, float* scratch, const floatX* dout,
+                         const floatX* dresidual, const floatX* inp, const floatX* weight, const float* mean,
+                         const float* rstd, int N, int C, cudaStream_t stream, int block_size) {
+    require(C % x128::size == 0);
+    layernorm_backward_warps(layernorm_backward_kernel6, dinp, dweight, dbias, scratch, dout, dresidual, inp, weight,
+                             mean, rstd, N, C, stream, block_size);
+}
+
+// ---- kernel 7: kernel 6 with the row in registers: dout and inp are read once ----
+
+// The column sums stay in shared memory. Rows of more than 3 vectors per lane take kernel 6.
+template <int num_vecs> __global__ void layernorm_backward_kernel7(floatX* dinp, float* partials, const floatX* dout,
+                                                                   const floatX* dresidual, const floatX* inp,
+                                                                   const floatX* weight, const float* mean,
+                                                                   const float* rstd, int N, int C) {
+    extern __shared__ int4 layernorm_backward_sums_memory[];
+    float* layernorm_backward_sums = (float*)layernorm_backward_sums_memory;
+    int warp = threadIdx.x / 32, num_warps = blockDim.x / 32, first = threadIdx.x % 32 * x128::size;
+    float *dw = layernorm_backward_sums + warp * 2 * C, *db = dw + C;
+    for (int c = threadIdx.x; c < num_warps * 2 * C; c += blockDim.x) { layernorm_backward_sums[c] = 0.0f; }
+    __syncthreads();
+    for (int row = blockIdx.x * num_warps + warp; row < N; row += gridDim.x * num_warps) {
+        size_t start = (size_t)row * C;
+        float m = mean[row], r = rstd[row], sum = 0.0f, dot = 0.0f;
+        x128 dy[num_vecs], x[num_vecs], w[num_vecs];
+#pragma unroll
+        for (int j = 0; j < num_vecs; j++) {
+            int c = first + j * 32 * x128::size;
+            if (c >= C) { continue; }
+            dy[j] = load128(dout + start + c), x[j] = load128(inp + start + c), w[j] = load128(weight + c);
+            for (int k = 0; k < x128::size; k++) {
+                float dnorm = (float)dy[j][k] * (float)w[j][k];
+                sum += dnorm;
+                dot += dnorm * ((float)x[j][k] - m) * r;
+            }
+        }
+        sum = warp_sum(sum) / C;
+        dot = warp_sum(dot) / C;
+#pragma unroll
+        for (int j = 0; j < num_vecs; j++) {
+            int c = first + j * 32 * x128::size;
+            if (c >= C) { continue; }
+            x128 dx = {};
+            float dw_add[x128::size], db_add[x128::size];
+            if (dresidual) { dx = load128(dresidual + start + c); }
+            for (int k = 0; k < x128::size; k++) {
+                float d = (float)dy[j][k], norm = ((float)x[j][k] - m) * r;
+                dx[k] = (floatX)((float)dx[k] + r * (d * (float)w[j][k] - sum - norm * dot));
+                dw_add[k] = d * norm;
+                db_add[k] = d;
+            }
+            store128(dinp + start + c, dx);
+            for (int k = 0; k < x128::size; k += f128::size) {
+                f128 dw_sum = load128(dw + c + k), db_sum = load128(db + c + k);
+                for (int i = 0; i < f128::size; i++) { dw_sum[i] += dw_add[k + i], db_sum[i] += db_add[k + i]; }
+                store128(dw + c + k, dw_sum);
+                store128(db + c + k, db_sum);
+            }
+        }
+    }
+    __syncthreads();
+    for (int c = threadIdx.x; c < 2 * C; c += blockDim.x) {
+        float sum = 0.0f;
+        for (int v = 0; v < num_warps; v++) { sum += layernorm_backward_sums[v * 2 * C + c]; }
+        partials[(size_t)blockIdx.x * 2 * C + c] = sum;
+    }
+}
+
+void layernorm_backward7(floatX* dinp, float* dweight, float* dbias, float* scratch, const floatX* dout,
+                         const floatX* dresidual, const floatX* inp, const floatX* weight, const float* mean,
+                         const float* rstd, int N, int C, cudaStream_t stream, int block_size) {
+    require(C % x128::size == 0);
+    int num_vecs = ceil_div(C, 32 * x128::size);
+    auto kernel = num_vecs == 1   ? layernorm_backward_kernel7<1>
+                  : num_vecs == 2 ? layernorm_backward_kernel7<2>
+                  : num_vecs == 3 ? layernorm_backward_kernel7<3>
+                                  : layernorm_backward_kernel6;
+    layernorm_backward_warps(kernel, dinp, dweight, dbias, scratch, dout, dresidual, inp, weight, mean, rstd, N, C,
+                             stream, block_size);
+}
+
+// ---- kernel 8: column sums in registers, too; teams of several warps for long rows ----
 
 // ==== promoted: layernorm_backward ====
 // A team of 1, 2, 4, 8 or 16 warps processes one row at a time; each thread holds up to 3 vectors of the row:
@@ -550,7 +631,7 @@ __device__ inline void layernorm_backward_block_sums(float* partials, const floa
 
 // one_warp: each team is one warp. It then needs no barrier, so the teams may process different numbers of rows.
 template <int num_vecs, bool one_warp> __global__ void __launch_bounds__(LAYERNORM_BACKWARD_THREADS_PER_SM, 1)
-    layernorm_backward_kernel7(floatX* dinp, float* partials, const floatX* dout, const floatX* dresidual,
+    layernorm_backward_kernel8(floatX* dinp, float* partials, const floatX* dout, const floatX* dresidual,
                                const floatX* inp, const floatX* weight, const float* mean, const float* rstd, int N,
                                int C, int team_warps) {
     __shared__ float row_sums[2][2][16];
@@ -560,7 +641,7 @@ template <int num_vecs, bool one_warp> __global__ void __launch_bounds__(LAYERNO
     bool last_valid = first + (num_vecs - 1) * stride < C; // only a thread's last vector can be past the row's end
     float inv_C = 1.0f / C;
     int parity = 0;
-    grid_wait_dependency(); // layernorm_backward9() launches it early
+    grid_wait_dependency(); // layernorm_backward10() launches it early
 
     float dw[num_vecs][x128::size] = {}, db[num_vecs][x128::size] = {};
     for (int turn = blockIdx.x * num_teams; turn < N; turn += gridDim.x * num_teams) {
@@ -634,16 +715,16 @@ inline int layernorm_backward_team_warps(int num_vectors) {
     return team_warps;
 }
 
-inline auto layernorm_backward_choose7(int num_vecs, int team_warps) {
+inline auto layernorm_backward_choose8(int num_vecs, int team_warps) {
     if (team_warps > 1) {
 #if defined(ENABLE_FP32)
-        if (num_vecs == 3) { return layernorm_backward_kernel7<3, false>; }
+        if (num_vecs == 3) { return layernorm_backward_kernel8<3, false>; }
 #endif
-        return layernorm_backward_kernel7<2, false>;
+        return layernorm_backward_kernel8<2, false>;
     }
-    return num_vecs == 1   ? layernorm_backward_kernel7<1, true>
-           : num_vecs == 2 ? layernorm_backward_kernel7<2, true>
-                           : layernorm_backward_kernel7<3, true>;
+    return num_vecs == 1   ? layernorm_backward_kernel8<1, true>
+           : num_vecs == 2 ? layernorm_backward_kernel8<2, true>
+                           : layernorm_backward_kernel8<3, true>;
 }
 
 typedef void (*LayernormBackwardKernel)(floatX*, float*, const floatX*, const floatX*, const floatX*, const floatX*,
@@ -656,8 +737,8 @@ struct LayernormBackwardLaunch {
     size_t shared_bytes;
 };
 
-// Chooses the instance and the grid of kernel 7 for rows of C elements. A block is at least one team.
-inline LayernormBackwardLaunch layernorm_backward_launch7(int N, int C, int block_size) {
+// Chooses the instance and the grid of kernel 8 for rows of C elements. A block is at least one team.
+inline LayernormBackwardLaunch layernorm_backward_launch8(int N, int C, int block_size) {
     int num_vectors = C / x128::size, team_warps = layernorm_backward_team_warps(num_vectors);
     require(N >= 1 && C >= 8 && C % 8 == 0 && team_warps <= 16);
     block_size = max(block_size, 32 * team_warps);
@@ -666,12 +747,12 @@ inline LayernormBackwardLaunch layernorm_backward_launch7(int N, int C, int bloc
     int num_vecs = ceil_div(num_vectors, 32 * team_warps), num_teams = block_size / (32 * team_warps);
     int grid_size = num_multiprocessors() * (LAYERNORM_BACKWARD_THREADS_PER_SM / block_size);
     size_t shared_bytes = 2 * x128::size * (block_size + LAYERNORM_BACKWARD_PADDING) * sizeof(float);
-    auto kernel = layernorm_backward_choose7(num_vecs, team_warps);
+    auto kernel = layernorm_backward_choose8(num_vecs, team_warps);
     return {kernel, min(grid_size, ceil_div(N, num_teams)), block_size, num_vecs, team_warps, 2, shared_bytes};
 }
 // ==== end promoted: layernorm_backward ====
 
-// Kernels 7 and 8: column_sums_kernel is launched as usual, so it starts after the first kernel has ended.
+// Kernels 8 and 9: column_sums_kernel is launched as usual, so it starts after the first kernel has ended.
 static void layernorm_backward_two_kernels(const LayernormBackwardLaunch& l, floatX* dinp, float* dweight, float* dbias,
                                            float* scratch, const floatX* dout, const floatX* dresidual,
                                            const floatX* inp, const floatX* weight, const float* mean,
@@ -683,28 +764,28 @@ static void layernorm_backward_two_kernels(const LayernormBackwardLaunch& l, flo
     cudaCheck(cudaGetLastError());
 }
 
-void layernorm_backward7(floatX* dinp, float* dweight, float* dbias, float* scratch, const floatX* dout,
-                         const floatX* dresidual, const floatX* inp, const floatX* weight, const float* mean,
-                         const float* rstd, int N, int C, cudaStream_t stream, int block_size) {
-    layernorm_backward_two_kernels(layernorm_backward_launch7(N, C, block_size), dinp, dweight, dbias, scratch, dout,
-                                   dresidual, inp, weight, mean, rstd, N, C, stream);
-}
-
-// ---- kernel 8: cp.async prefetches the next row; this is kernel 9 without programmatic dependent launch ----
-
-inline LayernormBackwardLaunch layernorm_backward_launch9(int N, int C, int block_size, int num_sums);
-
 void layernorm_backward8(floatX* dinp, float* dweight, float* dbias, float* scratch, const floatX* dout,
                          const floatX* dresidual, const floatX* inp, const floatX* weight, const float* mean,
                          const float* rstd, int N, int C, cudaStream_t stream, int block_size) {
-    layernorm_backward_two_kernels(layernorm_backward_launch9(N, C, block_size, 2), dinp, dweight, dbias, scratch, dout,
+    layernorm_backward_two_kernels(layernorm_backward_launch8(N, C, block_size), dinp, dweight, dbias, scratch, dout,
                                    dresidual, inp, weight, mean, rstd, N, C, stream);
 }
 
-// ---- kernel 9: cp.async prefetches the next row, and programmatic dependent launch of the second kernel ----
+// ---- kernel 9: cp.async prefetches the next row; this is kernel 10 without programmatic dependent launch ----
+
+inline LayernormBackwardLaunch layernorm_backward_launch10(int N, int C, int block_size, int num_sums);
+
+void layernorm_backward9(floatX* dinp, float* dweight, float* dbias, float* scratch, const floatX* dout,
+                         const floatX* dresidual, const floatX* inp, const floatX* weight, const float* mean,
+                         const float* rstd, int N, int C, cudaStream_t stream, int block_size) {
+    layernorm_backward_two_kernels(layernorm_backward_launch10(N, C, block_size, 2), dinp, dweight, dbias, scratch,
+                                   dout, dresidual, inp, weight, mean, rstd, N, C, stream);
+}
+
+// ---- kernel 10: cp.async prefetches the next row, and programmatic dependent launch of the second kernel ----
 
 // ==== promoted: layernorm_backward ====
-// Kernel 7 with one warp per team and the next row in flight: cp.async copies it into a ring in shared memory while the
+// Kernel 8 with one warp per team and the next row in flight: cp.async copies it into a ring in shared memory while the
 // current row is summed. Each thread reads only what it copied itself, so it waits for its own copies, without barrier.
 //                before the loop   1st row           2nd row           3rd row
 //     stage 0    copy row 0        read 0, copy 2    (2 in flight)     read 2, copy 4
@@ -712,11 +793,11 @@ void layernorm_backward8(floatX* dinp, float* dweight, float* dbias, float* scra
 constexpr int LAYERNORM_BACKWARD_STAGES = 2;
 
 //
-// num_sums: 2, or 3 to sum the columns of dinp, too, which is kernel 12.
+// num_sums: 2, or 3 to sum the columns of dinp, too, which is kernel 13.
 template <int num_vecs, int num_sums> __global__ void __launch_bounds__(LAYERNORM_BACKWARD_THREADS_PER_SM, 1)
-    layernorm_backward_kernel9(floatX* dinp, float* partials, const floatX* dout, const floatX* dresidual,
-                               const floatX* inp, const floatX* weight, const float* mean, const float* rstd, int N,
-                               int C, int /*team_warps*/) {
+    layernorm_backward_kernel10(floatX* dinp, float* partials, const floatX* dout, const floatX* dresidual,
+                                const floatX* inp, const floatX* weight, const float* mean, const float* rstd, int N,
+                                int C, int /*team_warps*/) {
     extern __shared__ int4 layernorm_backward_ring[]; // (stages, num_vecs, 3, blockDim.x); 3: dout, inp, dresidual
     const int team_size = 32, stride = team_size * x128::size;
     int num_teams = blockDim.x / team_size, row_step = gridDim.x * num_teams;
@@ -792,18 +873,19 @@ template <int num_vecs, int num_sums> __global__ void __launch_bounds__(LAYERNOR
                                                       team_size);
 }
 
-template <int num_sums> auto layernorm_backward_choose9(int num_vecs) {
-    return num_vecs == 1   ? layernorm_backward_kernel9<1, num_sums>
-           : num_vecs == 2 ? layernorm_backward_kernel9<2, num_sums>
-                           : layernorm_backward_kernel9<3, num_sums>;
+template <int num_sums> auto layernorm_backward_choose10(int num_vecs) {
+    return num_vecs == 1   ? layernorm_backward_kernel10<1, num_sums>
+           : num_vecs == 2 ? layernorm_backward_kernel10<2, num_sums>
+                           : layernorm_backward_kernel10<3, num_sums>;
 }
 
-// Chooses kernel 9 if a team is one warp, the device code has cp.async and the ring fits in shared memory; otherwise
-// kernel 7, which always has two sums.
-inline LayernormBackwardLaunch layernorm_backward_launch9(int N, int C, int block_size, int num_sums) {
-    LayernormBackwardLaunch l = layernorm_backward_launch7(N, C, block_size);
+// Chooses kernel 10 if a team is one warp, the device code has cp.async and the ring fits in shared memory; otherwise
+// kernel 8, which always has two sums.
+inline LayernormBackwardLaunch layernorm_backward_launch10(int N, int C, int block_size, int num_sums) {
+    LayernormBackwardLaunch l = layernorm_backward_launch8(N, C, block_size);
     size_t sums_bytes = num_sums * x128::size * (block_size + LAYERNORM_BACKWARD_PADDING) * sizeof(float);
-    auto kernel = num_sums == 3 ? layernorm_backward_choose9<3>(l.num_vecs) : layernorm_backward_choose9<2>(l.num_vecs);
+    auto kernel =
+        num_sums == 3 ? layernorm_backward_choose10<3>(l.num_vecs) : layernorm_backward_choose10<2>(l.num_vecs);
     size_t ring_bytes = (size_t)LAYERNORM_BACKWARD_STAGES * l.num_vecs * 3 * l.block_size * sizeof(x128);
     size_t limit = device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin) - 4 * 16 * sizeof(float);
     if (l.team_warps == 1 && compiled_arch(kernel) >= 80 && max(ring_bytes, sums_bytes) <= limit) {
@@ -815,10 +897,10 @@ inline LayernormBackwardLaunch layernorm_backward_launch9(int N, int C, int bloc
 }
 
 // threads: of a block; 0: 512. dinp_sums: see layernorm_backward
-void layernorm_backward9(floatX* dinp, float* dinp_sums, float* dweight, float* dbias, float* scratch,
-                         const floatX* dout, const floatX* dresidual, const floatX* inp, const floatX* weight,
-                         const float* mean, const float* rstd, int N, int C, cudaStream_t stream, int threads) {
-    LayernormBackwardLaunch l = layernorm_backward_launch9(N, C, threads ? threads : 512, dinp_sums ? 3 : 2);
+void layernorm_backward10(floatX* dinp, float* dinp_sums, float* dweight, float* dbias, float* scratch,
+                          const floatX* dout, const floatX* dresidual, const floatX* inp, const floatX* weight,
+                          const float* mean, const float* rstd, int N, int C, cudaStream_t stream, int threads) {
+    LayernormBackwardLaunch l = layernorm_backward_launch10(N, C, threads ? threads : 512, dinp_sums ? 3 : 2);
     launch_early(l.kernel, dim3(l.grid_size), dim3(l.block_size), l.shared_bytes, stream, dinp, scratch, dout,
                  dresidual, inp, weight, mean, rstd, N, C, l.team_warps);
     column_sums<16>(dweight, dbias, l.num_sums == 3 ? dinp_sums : NULL, scratch, l.grid_size, C, stream);
@@ -826,7 +908,7 @@ void layernorm_backward9(floatX* dinp, float* dinp_sums, float* dweight, float* 
 }
 // ==== end promoted: layernorm_backward ====
 
-// ---- kernel 10: 5 with the next rows copied ahead by cp.async, for rows that are longer than a warp holds ----
+// ---- kernel 11: 5 with the next rows copied ahead by cp.async, for rows that are longer than a warp holds ----
 
 // ==== promoted: layernorm_backward ====
 constexpr int LAYERNORM_BACKWARD_BLOCK_SIZE10 = 256; // the largest; two blocks leave 128 registers per thread
@@ -834,9 +916,9 @@ constexpr int LAYERNORM_BACKWARD_BLOCK_SIZE10 = 256; // the largest; two blocks 
 // A block processes `rows` rows at a time; thread t holds the vectors t, t + blockDim.x ... of each row. While the sums of
 // these rows are computed, cp.async copies the rows of the next turns into a ring in shared memory. A thread reads only what
 // it copied itself, so the only barrier is that of the row sums. dy, x and dx are read from the ring a second time for dinp:
-// that costs less than the registers that would hold them. num_sums: as in kernel 9.
+// that costs less than the registers that would hold them. num_sums: as in kernel 10.
 template <int num_vecs, int rows, int num_sums> __global__ void __launch_bounds__(LAYERNORM_BACKWARD_BLOCK_SIZE10, 2)
-    layernorm_backward_kernel10(floatX* dinp, float* partials, const floatX* dout, const floatX* dresidual,
+    layernorm_backward_kernel11(floatX* dinp, float* partials, const floatX* dout, const floatX* dresidual,
                                 const floatX* inp, const floatX* weight, const float* mean, const float* rstd, int N,
                                 int C) {
     static_assert(num_vecs * rows == 4);
@@ -949,27 +1031,27 @@ template <int num_vecs, int rows, int num_sums> __global__ void __launch_bounds_
     }
 }
 
-// Vectors per thread of kernel 10; 0 if a row is too long for it, or the device code has no cp.async.
-inline int layernorm_backward_vecs10(int C) {
+// Vectors per thread of kernel 11; 0 if a row is too long for it, or the device code has no cp.async.
+inline int layernorm_backward_vecs11(int C) {
     int num_vecs = ceil_div(C / x128::size, LAYERNORM_BACKWARD_BLOCK_SIZE10);
-    return num_vecs <= 2 && compiled_arch(layernorm_backward_kernel10<1, 4, 2>) >= 80 ? num_vecs : 0;
+    return num_vecs <= 2 && compiled_arch(layernorm_backward_kernel11<1, 4, 2>) >= 80 ? num_vecs : 0;
 }
 
-template <int num_sums> auto layernorm_backward_choose10(int num_vecs) {
-    return num_vecs == 1 ? layernorm_backward_kernel10<1, 4, num_sums> : layernorm_backward_kernel10<2, 2, num_sums>;
+template <int num_sums> auto layernorm_backward_choose11(int num_vecs) {
+    return num_vecs == 1 ? layernorm_backward_kernel11<1, 4, num_sums> : layernorm_backward_kernel11<2, 2, num_sums>;
 }
 
 // threads_per_sm: of the blocks that run side by side on an SM; 0: two blocks, or one of the largest. dinp_sums: see
 // layernorm_backward
-void layernorm_backward10(floatX* dinp, float* dinp_sums, float* dweight, float* dbias, float* scratch,
+void layernorm_backward11(floatX* dinp, float* dinp_sums, float* dweight, float* dbias, float* scratch,
                           const floatX* dout, const floatX* dresidual, const floatX* inp, const floatX* weight,
                           const float* mean, const float* rstd, int N, int C, cudaStream_t stream, int threads_per_sm) {
-    int num_vecs = layernorm_backward_vecs10(C);
+    int num_vecs = layernorm_backward_vecs11(C);
     require(C % x128::size == 0 && num_vecs > 0);
     int block_size = 32 * ceil_div(C / x128::size, 32 * num_vecs), rows = 4 / num_vecs, resident;
     int blocks_per_sm = threads_per_sm ? min(max(threads_per_sm / block_size, 1), 4)
                                        : (block_size < LAYERNORM_BACKWARD_BLOCK_SIZE10 ? 2 : 1);
-    auto kernel = dinp_sums ? layernorm_backward_choose10<3>(num_vecs) : layernorm_backward_choose10<2>(num_vecs);
+    auto kernel = dinp_sums ? layernorm_backward_choose11<3>(num_vecs) : layernorm_backward_choose11<2>(num_vecs);
     size_t ring_bytes = (size_t)LAYERNORM_BACKWARD_STAGES * 4 * 3 * block_size * sizeof(x128);
     cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)ring_bytes));
     cudaCheck(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, kernel, block_size, ring_bytes));
@@ -979,9 +1061,9 @@ void layernorm_backward10(floatX* dinp, float* dinp_sums, float* dweight, float*
     column_sums<16>(dweight, dbias, dinp_sums, scratch, grid_size, C, stream);
 }
 
-// Whether a row is longer than what kernel 9 holds in a warp, and kernel 10 takes it.
+// Whether a row is longer than what kernel 10 holds in a warp, and kernel 11 takes it.
 inline bool layernorm_backward_is_wide(int C) {
-    return layernorm_backward_team_warps(C / x128::size) > 1 && layernorm_backward_vecs10(C) > 0;
+    return layernorm_backward_team_warps(C / x128::size) > 1 && layernorm_backward_vecs11(C) > 0;
 }
 
 // dinp (N,C) = dresidual + gradient of inp; dweight, dbias (C) += their gradients | dinp_sums (C) += the sums of dinp's
@@ -994,8 +1076,8 @@ void layernorm_backward(floatX* dinp, float* dinp_sums, float* dweight, float* d
     Op op(stream, (dresidual ? 4.0 : 3.0) * N * C * sizeof(floatX), 0, "layernorm_backward");
     bool wide = layernorm_backward_is_wide(C);
     int config = tuned_config("layernorm_backward", N, C, wide ? 0 : 512);
-    (wide ? layernorm_backward10 : layernorm_backward9)(dinp, dinp_sums, dweight, dbias, scratch, dout, dresidual, inp,
-                                                        weight, mean, rstd, N, C, stream, config);
+    (wide ? layernorm_backward11 : layernorm_backward10)(dinp, dinp_sums, dweight, dbias, scratch, dout, dresidual, inp,
+                                                         weight, mean, rstd, N, C, stream, config);
 }
 // ==== end promoted: layernorm_backward ====
 
@@ -1029,7 +1111,7 @@ static void declare(Bench& b) {
     Buffer<float> dweight = b.inout<float>("dweight", C, dweight_start, ulps<float>(16, sqrtf((float)N)));
     Buffer<float> dbias = b.inout<float>("dbias", C, dbias_start, ulps<float>(16, sqrtf((float)N)));
     Buffer<float> sums_start = {NULL, NULL}, sums = {NULL, NULL};
-    if (has_sums) { // dinp is some units large; the roundings of its rows, which kernel 11 sums, are independent
+    if (has_sums) { // dinp is some units large; the roundings of its rows, which kernel 12 sums, are independent
         sums_start = b.input<float>("sums_start", C);
         Tolerance of_sums = ulps<float>(16, 4 * sqrtf((float)N));
         of_sums.atol += 6 * ulp_of<floatX>() * sqrtf((float)N);
@@ -1069,10 +1151,10 @@ static void declare(Bench& b) {
         variant(5, "one block for 4 rows at a time: one barrier, 9 shuffles", layernorm_backward5, {0, 1, 2});
         b.config("blocks per SM");
         variant(6, "one warp per row, column sums per warp in shared memory", layernorm_backward6, {64, 128, 256, 512});
-        variant(7, "one warp per row, persistent, all sums in registers, inputs read once", layernorm_backward7,
-                {128, 256, 512});
-        variant(8, "7 with the next row copied ahead by cp.async", layernorm_backward8, {128, 256, 512});
-        bool wide = !b.dry && layernorm_backward_is_wide(C), has10 = b.dry || layernorm_backward_vecs10(C) > 0;
+        variant(7, "6 with the row in registers, inputs read once", layernorm_backward7, {64, 128, 256, 512});
+        variant(8, "column sums in registers, too", layernorm_backward8, {128, 256, 512});
+        variant(9, "8 with the next row copied ahead by cp.async", layernorm_backward9, {128, 256, 512});
+        bool wide = !b.dry && layernorm_backward_is_wide(C), has11 = b.dry || layernorm_backward_vecs11(C) > 0;
         // configuration 0 of the promoted kernel is layernorm_backward(), which chooses it
         auto dispatch = [=](auto launch, bool chosen) {
             return [=](floatX* dx, float* dw, float* db, float* sums, const floatX* dy, const floatX* dr,
@@ -1083,14 +1165,14 @@ static void declare(Bench& b) {
             };
         };
         std::vector<int> tunable = bench_tunable("layernorm_backward");
-        variant(9, "8 with programmatic dependent launch of the second kernel", dispatch(layernorm_backward9, !wide),
+        variant(10, "9 with programmatic dependent launch of the second kernel", dispatch(layernorm_backward10, !wide),
                 tunable);
-        if (has10) {
-            variant(10, "5 with the next rows copied ahead by cp.async, for rows of several warps",
-                    dispatch(layernorm_backward10, wide), tunable);
+        if (has11) {
+            variant(11, "5 with the next rows copied ahead by cp.async, for rows of several warps",
+                    dispatch(layernorm_backward11, wide), tunable);
             b.config("threads per SM");
         }
-        return b.promoted(wide ? 10 : 9);
+        return b.promoted(wide ? 11 : 10);
     }
     auto two_ops = [=](int) {
         layernorm_backward(dinp, NULL, dweight, dbias, scratch, dout, dresidual_dev, inp, weight, mean, rstd, N, C,
@@ -1101,9 +1183,9 @@ static void declare(Bench& b) {
         layernorm_backward(dinp, sums, dweight, dbias, scratch, dout, dresidual_dev, inp, weight, mean, rstd, N, C,
                            stream);
     };
-    b.kernel(11, "9 or 10, then matmul_backward_bias", two_ops, {0});
-    b.kernel(12, "9 or 10 with the sums of dinp's columns in registers", fused, {0});
-    b.promoted(12);
+    b.kernel(12, "10 or 11, then matmul_backward_bias", two_ops, {0});
+    b.kernel(13, "10 or 11 with the sums of dinp's columns in registers", fused, {0});
+    b.promoted(13);
 }
 
 int main(int argc, char** argv) {

@@ -5,25 +5,26 @@
    Error of out against the fp64 reference: half an ulp of floatX for the final rounding, plus the error of the fp32
    arithmetic: 8 fp32 ulps of the result and 32 fp32 ulps of 1, because terms of size up to 5 cancel.
    Error of mean: 4 fp32 ulps of the result and of 1; of rstd: 16 fp32 ulps of the result.
-   Kernel 12 has nothing to choose: its block has a thread per vector of a row.
-   Source: Ba et al. 2016, arXiv:1607.06450; kernel 4: Chan, Golub and LeVeque 1983, on merging variances.
+   Kernel 13 has nothing to choose: its block has a thread per vector of a row.
+   Source: Ba et al. 2016, arXiv:1607.06450; kernel 5: Chan, Golub and LeVeque 1983, on merging variances.
 
    Kernels (this list is written by versions.sh):
      1  one thread per row, three passes over memory
      2  one block per row, sums through shared memory
      3  one warp per row, sums by shuffles
-     4  128-bit loads, statistics in one pass
-     5  one block per row, the row kept in shared memory
-     6  one or a few warps per row, the row in registers, 128-bit (promoted)
-     7  persistent, weight and bias in registers too
-     8  persistent, the next row prefetched into registers
-     9  persistent, the next rows prefetched by cp.async
-    10  6 with the row in shared memory: more warps per SM
-    11  10 with two rows per warp, weight and bias read once
-    12  one vector per thread, one block per row
+     4  128-bit loads and stores
+     5  statistics in one pass, by merging
+     6  one block per row, the row kept in shared memory
+     7  one or a few warps per row, the row in registers, 128-bit (promoted)
+     8  persistent, weight and bias in registers too
+     9  persistent, the next row prefetched into registers
+    10  persistent, the next rows prefetched by cp.async
+    11  7 with the row in shared memory: more warps per SM
+    12  11 with two rows per warp, weight and bias read once
+    13  one vector per thread, one block per row
 
    nvcc -O3 --use_fast_math layernorm_forward.cu -o layernorm_forward      (or: make layernorm_forward)
-   ./layernorm_forward 6      check kernel 6 against the CPU and sweep its block sizes
+   ./layernorm_forward 7      check kernel 7 against the CPU and sweep its block sizes
    ./layernorm_forward        every kernel, side by side                                         */
 #include "bench.h"
 #include "../../llmc/ptx.cuh"
@@ -115,7 +116,45 @@ void layernorm_forward3(floatX* out, float* mean, float* rstd, const floatX* inp
     cudaCheck(cudaGetLastError());
 }
 
-// ---- kernel 4: 128-bit loads, one pass for the statistics, in which partial means and variances are merged -------
+// ---- kernel 4: kernel 3 with 128-bit loads and stores: an eighth of the instructions for as many bytes ----
+
+__global__ void layernorm_forward_kernel4(floatX* out, float* mean, float* rstd, const floatX* inp,
+                                          const floatX* weight, const floatX* bias, int N, int C) {
+    int lane = threadIdx.x % 32;
+    size_t row = (size_t)blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
+    if (row >= (size_t)N) { return; }
+    const floatX* x = inp + row * C;
+    float sum = 0.0f, squares = 0.0f;
+    for (int c = lane * x128::size; c < C; c += 32 * x128::size) {
+        x128 xv = load128(x + c);
+        for (int k = 0; k < x128::size; k++) { sum += (float)xv[k]; }
+    }
+    float m = warp_sum(sum) / C;
+    for (int c = lane * x128::size; c < C; c += 32 * x128::size) {
+        x128 xv = load128(x + c);
+        for (int k = 0; k < x128::size; k++) {
+            float centred = (float)xv[k] - m;
+            squares += centred * centred;
+        }
+    }
+    float r = rsqrtf(warp_sum(squares) / C + 1e-5f);
+    for (int c = lane * x128::size; c < C; c += 32 * x128::size) {
+        x128 xv = load128(x + c), w = load128(weight + c), b = load128(bias + c), y;
+        for (int k = 0; k < x128::size; k++) { y[k] = (floatX)(((float)xv[k] - m) * r * (float)w[k] + (float)b[k]); }
+        store128(out + row * C + c, y);
+    }
+    if (lane == 0) { mean[row] = m, rstd[row] = r; }
+}
+
+void layernorm_forward4(floatX* out, float* mean, float* rstd, const floatX* inp, const floatX* weight,
+                        const floatX* bias, int N, int C, cudaStream_t stream, int block_size) {
+    require(C % x128::size == 0);
+    layernorm_forward_kernel4<<<ceil_div(N, block_size / 32), block_size, 0, stream>>>(out, mean, rstd, inp, weight,
+                                                                                       bias, N, C);
+    cudaCheck(cudaGetLastError());
+}
+
+// ---- kernel 5: one pass for the statistics: partial means and variances are merged, so a row is read twice ----
 
 // Count, mean and sum of squared deviations from the mean, for a subset of the row. Merging two subsets is exact up to
 // rounding, even if their means are far apart.
@@ -129,7 +168,7 @@ __device__ inline LayernormForwardPart layernorm_forward_merge(LayernormForwardP
     return {count, a.mean + delta * share, a.squares + b.squares + delta * delta * a.count * share};
 }
 
-__global__ void layernorm_forward_kernel4(floatX* out, float* mean, float* rstd, const floatX* inp,
+__global__ void layernorm_forward_kernel5(floatX* out, float* mean, float* rstd, const floatX* inp,
                                           const floatX* weight, const floatX* bias, int N, int C) {
     int lane = threadIdx.x % 32;
     size_t row = (size_t)blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
@@ -162,17 +201,17 @@ __global__ void layernorm_forward_kernel4(floatX* out, float* mean, float* rstd,
     if (lane == 0) { mean[row] = m, rstd[row] = r; }
 }
 
-void layernorm_forward4(floatX* out, float* mean, float* rstd, const floatX* inp, const floatX* weight,
+void layernorm_forward5(floatX* out, float* mean, float* rstd, const floatX* inp, const floatX* weight,
                         const floatX* bias, int N, int C, cudaStream_t stream, int block_size) {
     require(C % x128::size == 0);
-    layernorm_forward_kernel4<<<ceil_div(N, block_size / 32), block_size, 0, stream>>>(out, mean, rstd, inp, weight,
+    layernorm_forward_kernel5<<<ceil_div(N, block_size / 32), block_size, 0, stream>>>(out, mean, rstd, inp, weight,
                                                                                        bias, N, C);
     cudaCheck(cudaGetLastError());
 }
 
-// ---- kernel 5: one block per row, which is kept in shared memory, so that global memory is read once ------
+// ---- kernel 6: one block per row, which is kept in shared memory, so that global memory is read once ------
 
-__global__ void layernorm_forward_kernel5(floatX* out, float* mean, float* rstd, const floatX* inp,
+__global__ void layernorm_forward_kernel6(floatX* out, float* mean, float* rstd, const floatX* inp,
                                           const floatX* weight, const floatX* bias, int C) {
     __shared__ float shared[32];
     extern __shared__ int4 layernorm_forward_row[]; // (C) floatX
@@ -201,16 +240,16 @@ __global__ void layernorm_forward_kernel5(floatX* out, float* mean, float* rstd,
     if (threadIdx.x == 0) { mean[blockIdx.x] = m, rstd[blockIdx.x] = r; }
 }
 
-void layernorm_forward5(floatX* out, float* mean, float* rstd, const floatX* inp, const floatX* weight,
+void layernorm_forward6(floatX* out, float* mean, float* rstd, const floatX* inp, const floatX* weight,
                         const floatX* bias, int N, int C, cudaStream_t stream, int block_size) {
     require(C % x128::size == 0);
     require(C * sizeof(floatX) <= 48 * 1024 - 32 * sizeof(float));
-    layernorm_forward_kernel5<<<N, block_size, C * sizeof(floatX), stream>>>(out, mean, rstd, inp, weight, bias, C);
+    layernorm_forward_kernel6<<<N, block_size, C * sizeof(floatX), stream>>>(out, mean, rstd, inp, weight, bias, C);
     cudaCheck(cudaGetLastError());
 }
 #endif
 
-// ---- kernel 6: one or a few warps keep the row in registers; the other warps of the SM hide the latency ----
+// ---- kernel 7: one or a few warps keep the row in registers; the other warps of the SM hide the latency ----
 
 // ==== promoted: layernorm_forward ====
 // One warp processes a row; for long rows, a block of 2, 4, 8 or 16 warps does. Each thread holds up to 3 vectors:
@@ -232,7 +271,7 @@ __device__ inline float layernorm_forward_row_sum(float x, float* partial, int r
 }
 
 template <int num_vecs> __global__ void __launch_bounds__(512)
-    layernorm_forward_kernel6(floatX* out, float* mean, float* rstd, const floatX* inp, const floatX* weight,
+    layernorm_forward_kernel7(floatX* out, float* mean, float* rstd, const floatX* inp, const floatX* weight,
                               const floatX* bias, int N, int C, int row_warps) {
     __shared__ float partial[2][16];
     int width = 32 * row_warps, first = threadIdx.x % width * x128::size, stride = width * x128::size;
@@ -287,9 +326,9 @@ void layernorm_forward(floatX* out, float* mean, float* rstd, const floatX* inp,
     if (row_warps > 1) { block_size = 32 * row_warps; } // one row per block, because the barrier is block-wide
     require(block_size % 32 == 0 && block_size <= 512);
     int num_vecs = ceil_div(num_vectors, 32 * row_warps), block_rows = block_size / (32 * row_warps);
-    auto kernel = num_vecs == 1   ? layernorm_forward_kernel6<1>
-                  : num_vecs == 2 ? layernorm_forward_kernel6<2>
-                                  : layernorm_forward_kernel6<3>;
+    auto kernel = num_vecs == 1   ? layernorm_forward_kernel7<1>
+                  : num_vecs == 2 ? layernorm_forward_kernel7<2>
+                                  : layernorm_forward_kernel7<3>;
     kernel<<<ceil_div(N, block_rows), block_size, 0, stream>>>(out, mean, rstd, inp, weight, bias, N, C, row_warps);
     cudaCheck(cudaGetLastError());
 }
@@ -301,9 +340,9 @@ void layernorm_forward(floatX* out, float* mean, float* rstd, const floatX* inp,
 
 #ifndef PROMOTED_ONLY
 
-// Launches kernels 7 to 9, which are persistent: as many blocks as fit on the device at once, each looping over many
+// Launches kernels 8 to 10, which are persistent: as many blocks as fit on the device at once, each looping over many
 // rows. kernels[i] is the instance with i + 1 vectors per thread. stages: how many rows each warp (or block, for long
-// rows) holds in dynamic shared memory; 0 in kernels 7 and 8.
+// rows) holds in dynamic shared memory; 0 in kernels 8 and 9.
 template <class Kernel> static void layernorm_forward_persistent(Kernel* const kernels[3], int stages, floatX* out,
                                                                  float* mean, float* rstd, const floatX* inp,
                                                                  const floatX* weight, const floatX* bias, int N, int C,
@@ -323,10 +362,10 @@ template <class Kernel> static void layernorm_forward_persistent(Kernel* const k
     cudaCheck(cudaGetLastError());
 }
 
-// ---- kernel 7: persistent; weight and bias stay in registers too, so fewer warps fit on an SM -----------------
+// ---- kernel 8: persistent; weight and bias stay in registers too, so fewer warps fit on an SM -----------------
 
 template <int num_vecs> __global__ void __launch_bounds__(512)
-    layernorm_forward_kernel7(floatX* out, float* mean, float* rstd, const floatX* inp, const floatX* weight,
+    layernorm_forward_kernel8(floatX* out, float* mean, float* rstd, const floatX* inp, const floatX* weight,
                               const floatX* bias, int N, int C, int row_warps) {
     __shared__ float partial[2][16];
     int width = 32 * row_warps, first = threadIdx.x % width * x128::size, stride = width * x128::size;
@@ -378,17 +417,17 @@ template <int num_vecs> __global__ void __launch_bounds__(512)
     }
 }
 
-void layernorm_forward7(floatX* out, float* mean, float* rstd, const floatX* inp, const floatX* weight,
+void layernorm_forward8(floatX* out, float* mean, float* rstd, const floatX* inp, const floatX* weight,
                         const floatX* bias, int N, int C, cudaStream_t stream, int block_size) {
-    decltype(&layernorm_forward_kernel7<1>) kernels[3] = {layernorm_forward_kernel7<1>, layernorm_forward_kernel7<2>,
-                                                          layernorm_forward_kernel7<3>};
+    decltype(&layernorm_forward_kernel8<1>) kernels[3] = {layernorm_forward_kernel8<1>, layernorm_forward_kernel8<2>,
+                                                          layernorm_forward_kernel8<3>};
     layernorm_forward_persistent(kernels, 0, out, mean, rstd, inp, weight, bias, N, C, stream, block_size);
 }
 
-// ---- kernel 8: persistent; the next row is loaded into registers while the current row is summed ---------
+// ---- kernel 9: persistent; the next row is loaded into registers while the current row is summed ---------
 
 template <int num_vecs> __global__ void __launch_bounds__(512)
-    layernorm_forward_kernel8(floatX* out, float* mean, float* rstd, const floatX* inp, const floatX* weight,
+    layernorm_forward_kernel9(floatX* out, float* mean, float* rstd, const floatX* inp, const floatX* weight,
                               const floatX* bias, int N, int C, int row_warps) {
     __shared__ float partial[2][16];
     int width = 32 * row_warps, first = threadIdx.x % width * x128::size, stride = width * x128::size;
@@ -440,21 +479,21 @@ template <int num_vecs> __global__ void __launch_bounds__(512)
     }
 }
 
-void layernorm_forward8(floatX* out, float* mean, float* rstd, const floatX* inp, const floatX* weight,
+void layernorm_forward9(floatX* out, float* mean, float* rstd, const floatX* inp, const floatX* weight,
                         const floatX* bias, int N, int C, cudaStream_t stream, int block_size) {
-    decltype(&layernorm_forward_kernel8<1>) kernels[3] = {layernorm_forward_kernel8<1>, layernorm_forward_kernel8<2>,
-                                                          layernorm_forward_kernel8<3>};
+    decltype(&layernorm_forward_kernel9<1>) kernels[3] = {layernorm_forward_kernel9<1>, layernorm_forward_kernel9<2>,
+                                                          layernorm_forward_kernel9<3>};
     layernorm_forward_persistent(kernels, 0, out, mean, rstd, inp, weight, bias, N, C, stream, block_size);
 }
 
-// ---- kernel 9: persistent; a ring of 4 stages in shared memory, filled by cp.async, holds the next rows ------
+// ---- kernel 10: persistent; a ring of 4 stages in shared memory, filled by cp.async, holds the next rows ------
 
 // Each thread reads only what it copied itself, so it waits for its own copies and needs no barrier.
 constexpr int LAYERNORM_FORWARD_STAGES = 4;
 
 template <int num_vecs> __global__ void __launch_bounds__(512)
-    layernorm_forward_kernel9(floatX* out, float* mean, float* rstd, const floatX* inp, const floatX* weight,
-                              const floatX* bias, int N, int C, int row_warps) {
+    layernorm_forward_kernel10(floatX* out, float* mean, float* rstd, const floatX* inp, const floatX* weight,
+                               const floatX* bias, int N, int C, int row_warps) {
     __shared__ float partial[2][16];
     extern __shared__ int4 layernorm_forward_ring[]; // (stages, num_vecs, blockDim.x)
     int width = 32 * row_warps, first = threadIdx.x % width * x128::size, stride = width * x128::size;
@@ -514,20 +553,20 @@ template <int num_vecs> __global__ void __launch_bounds__(512)
     }
 }
 
-// If the device code has no cp.async (compute capability below 8.0), kernel 8 runs instead.
-void layernorm_forward9(floatX* out, float* mean, float* rstd, const floatX* inp, const floatX* weight,
-                        const floatX* bias, int N, int C, cudaStream_t stream, int block_size) {
-    if (compiled_arch(layernorm_forward_kernel9<1>) < 80) {
-        layernorm_forward8(out, mean, rstd, inp, weight, bias, N, C, stream, block_size);
+// If the device code has no cp.async (compute capability below 8.0), kernel 9 runs instead.
+void layernorm_forward10(floatX* out, float* mean, float* rstd, const floatX* inp, const floatX* weight,
+                         const floatX* bias, int N, int C, cudaStream_t stream, int block_size) {
+    if (compiled_arch(layernorm_forward_kernel10<1>) < 80) {
+        layernorm_forward9(out, mean, rstd, inp, weight, bias, N, C, stream, block_size);
         return;
     }
-    decltype(&layernorm_forward_kernel9<1>) kernels[3] = {layernorm_forward_kernel9<1>, layernorm_forward_kernel9<2>,
-                                                          layernorm_forward_kernel9<3>};
+    decltype(&layernorm_forward_kernel10<1>) kernels[3] = {layernorm_forward_kernel10<1>, layernorm_forward_kernel10<2>,
+                                                           layernorm_forward_kernel10<3>};
     layernorm_forward_persistent(kernels, LAYERNORM_FORWARD_STAGES, out, mean, rstd, inp, weight, bias, N, C, stream,
                                  block_size);
 }
 
-// ---- kernels 10 and 11: rows in shared memory, half the registers, more warps; 11 takes two rows per warp ------
+// ---- kernels 11 and 12: rows in shared memory, half the registers, more warps; 12 takes two rows per warp ------
 
 // Like layernorm_forward_row_sum, for several rows at once, with one barrier; the shuffles of different rows overlap.
 template <int rows>
@@ -558,15 +597,15 @@ constexpr int layernorm_forward_min_blocks(int rows) { // resident blocks per SM
 #endif
 }
 
-// Kernel 6 keeps the row in registers as floats, with 57 registers and 32 warps per SM. Kernel 10 (rows = 1) reads it
-// from shared memory three times, with 32 registers and 64 warps. Kernel 11 (rows = 2) has 48 registers and 40 warps,
+// Kernel 7 keeps the row in registers as floats, with 57 registers and 32 warps per SM. Kernel 11 (rows = 1) reads it
+// from shared memory three times, with 32 registers and 64 warps. Kernel 12 (rows = 2) has 48 registers and 40 warps,
 // but twice the bytes in flight per warp, and one read of weight and bias for two rows.
 
-// The persistent kernel 7 also saves reads of weight and bias. But in kernels 7 to 9 each block has a fixed share of
+// The persistent kernel 8 also saves reads of weight and bias. But in kernels 8 to 10 each block has a fixed share of
 // the rows, and the SMs do not get equal shares of the bandwidth, so all wait for the slowest SM. The short-lived
-// blocks of kernels 6, 10 and 11 are scheduled on whichever SM has room.
+// blocks of kernels 7, 11 and 12 are scheduled on whichever SM has room.
 template <int rows, int num_vecs> __global__ void __launch_bounds__(256, layernorm_forward_min_blocks(rows))
-    layernorm_forward_kernel10(floatX* out, float* mean, float* rstd, const floatX* inp, const floatX* weight,
+    layernorm_forward_kernel11(floatX* out, float* mean, float* rstd, const floatX* inp, const floatX* weight,
                                const floatX* bias, int N, int C, int row_warps) {
     __shared__ float partial[2][rows][16];
     extern __shared__ int4 layernorm_forward_rows[]; // (rows, num_vecs, blockDim.x)
@@ -636,7 +675,7 @@ template <int rows, int num_vecs> __global__ void __launch_bounds__(256, layerno
     if (rows == 2 && second_valid) { mean[row + 1] = m[rows - 1], rstd[row + 1] = r[rows - 1]; }
 }
 
-template <int rows> void layernorm_forward10(floatX* out, float* mean, float* rstd, const floatX* inp,
+template <int rows> void layernorm_forward11(floatX* out, float* mean, float* rstd, const floatX* inp,
                                              const floatX* weight, const floatX* bias, int N, int C,
                                              cudaStream_t stream, int block_size) {
     int row_warps = 1, num_vectors = C / x128::size;
@@ -648,25 +687,25 @@ template <int rows> void layernorm_forward10(floatX* out, float* mean, float* rs
     if (row_warps > 1) { block_size = 32 * row_warps; }
     require(N >= 1 && C >= 8 && C % 8 == 0 && block_size <= 256);
     int num_vecs = ceil_div(num_vectors, 32 * row_warps), block_rows = rows * (block_size / (32 * row_warps));
-    auto kernel = num_vecs == 1   ? layernorm_forward_kernel10<rows, 1>
-                  : num_vecs == 2 ? layernorm_forward_kernel10<rows, 2>
-                                  : layernorm_forward_kernel10<rows, 3>;
+    auto kernel = num_vecs == 1   ? layernorm_forward_kernel11<rows, 1>
+                  : num_vecs == 2 ? layernorm_forward_kernel11<rows, 2>
+                                  : layernorm_forward_kernel11<rows, 3>;
     size_t shared_bytes = (size_t)rows * num_vecs * block_size * sizeof(x128);
     kernel<<<ceil_div(N, block_rows), block_size, shared_bytes, stream>>>(out, mean, rstd, inp, weight, bias, N, C,
                                                                           row_warps);
     cudaCheck(cudaGetLastError());
 }
 
-// ---- kernel 12: kernel 6 with one vector per thread and one row per block, with as many warps as the row needs ----
+// ---- kernel 13: kernel 7 with one vector per thread and one row per block, with as many warps as the row needs ----
 
-void layernorm_forward12(floatX* out, float* mean, float* rstd, const floatX* inp, const floatX* weight,
+void layernorm_forward13(floatX* out, float* mean, float* rstd, const floatX* inp, const floatX* weight,
                          const floatX* bias, int N, int C, cudaStream_t stream, int) {
     int row_warps = ceil_div(C / x128::size, 32);
-    if (row_warps > 16) { // longer rows take kernel 6
+    if (row_warps > 16) { // longer rows take kernel 7
         layernorm_forward(out, mean, rstd, inp, weight, bias, N, C, stream);
         return;
     }
-    layernorm_forward_kernel6<1><<<N, 32 * row_warps, 0, stream>>>(out, mean, rstd, inp, weight, bias, N, C, row_warps);
+    layernorm_forward_kernel7<1><<<N, 32 * row_warps, 0, stream>>>(out, mean, rstd, inp, weight, bias, N, C, row_warps);
     cudaCheck(cudaGetLastError());
 }
 
@@ -698,15 +737,16 @@ static void declare(Bench& b) {
     if (which == 1) { b.coarser(8); } // a thread adds up a whole row, in order: the error of the sum grows with C
     variant(2, "one block per row, sums through shared memory", layernorm_forward2, {64, 128, 256, 512, 1024});
     variant(3, "one warp per row, sums by shuffles", layernorm_forward3, {64, 128, 256, 512, 1024});
-    variant(4, "128-bit loads, statistics in one pass", layernorm_forward4, {64, 128, 256, 512, 1024});
-    variant(5, "one block per row, the row kept in shared memory", layernorm_forward5, {64, 128, 256, 512, 1024});
-    b.kernel(6, "one or a few warps per row, the row in registers, 128-bit",
+    variant(4, "128-bit loads and stores", layernorm_forward4, {64, 128, 256, 512, 1024});
+    variant(5, "statistics in one pass, by merging", layernorm_forward5, {64, 128, 256, 512, 1024});
+    variant(6, "one block per row, the row kept in shared memory", layernorm_forward6, {64, 128, 256, 512, 1024});
+    b.kernel(7, "one or a few warps per row, the row in registers, 128-bit",
              [=](int bs) {
                  bs ? layernorm_forward(out, mean, rstd, inp, weight, bias, N, C, stream, bs)
                     : layernorm_forward(out, mean, rstd, inp, weight, bias, N, C, stream);
              },
              {bench_tunable("layernorm_forward")});
-    b.promoted(6);
+    b.promoted(7);
     b.huge(2.0 * (double)BenchHuge::elements(C) * sizeof(floatX), [=](BenchHuge& h) {
         size_t num = h.elements(C), num_rows = num / C;
         std::vector<float> w(C), shift(C);
@@ -720,12 +760,12 @@ static void declare(Bench& b) {
             layernorm_forward_cpu(want, &row_mean, &row_rstd, want, w.data(), shift.data(), 1, C);
         });
     });
-    variant(7, "persistent, weight and bias in registers too", layernorm_forward7, {64, 128, 256, 512});
-    variant(8, "persistent, the next row prefetched into registers", layernorm_forward8, {64, 128, 256, 512});
-    variant(9, "persistent, the next rows prefetched by cp.async", layernorm_forward9, {64, 128, 256, 512});
-    variant(10, "6 with the row in shared memory: more warps per SM", layernorm_forward10<1>, {64, 128, 256});
-    variant(11, "10 with two rows per warp, weight and bias read once", layernorm_forward10<2>, {64, 128, 256});
-    variant(12, "one vector per thread, one block per row", layernorm_forward12, {0});
+    variant(8, "persistent, weight and bias in registers too", layernorm_forward8, {64, 128, 256, 512});
+    variant(9, "persistent, the next row prefetched into registers", layernorm_forward9, {64, 128, 256, 512});
+    variant(10, "persistent, the next rows prefetched by cp.async", layernorm_forward10, {64, 128, 256, 512});
+    variant(11, "7 with the row in shared memory: more warps per SM", layernorm_forward11<1>, {64, 128, 256});
+    variant(12, "11 with two rows per warp, weight and bias read once", layernorm_forward11<2>, {64, 128, 256});
+    variant(13, "one vector per thread, one block per row", layernorm_forward13, {0});
 }
 
 int main(int argc, char** argv) {

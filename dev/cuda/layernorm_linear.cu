@@ -4,11 +4,11 @@
    linear_bias (OC) floatX in; N = B*T
    Bound: compute, 2*N*C*OC FLOPs. Constraint: C % 8 == 0, OC % 8 == 0.
    Error: one ulp of floatX against the fp64 reference, and 1.5 ulps of 1 for the operands. They are rounded to floatX
-   before the product (kernels 1 to 3: the normalised rows; 4 to 8: weight times linear_weight), and these roundings of
+   before the product (kernels 1 to 4: the normalised rows; 5 to 9: weight times linear_weight), and these roundings of
    C terms of size 1/sqrt(C) add up like noise. In fp32, 8 ulps, and 32 roundings at the size of the terms' absolute
    sum, which is 0.64 * sqrt(C) here.
 
-   Kernels 4 to 8 subtract the mean after the product. If |mean| is q times the standard deviation, they subtract a
+   Kernels 5 to 9 subtract the mean after the product. If |mean| is q times the standard deviation, they subtract a
    value q times larger than the result, so fp32 roundings count q times. In a model of the tensor cores that truncates
    every sum of 16 products to fp32, the error at C = 768 is 4e-6 * q: less than half an ulp of 1 up to q = 1000 in
    bf16, 120 in fp16. Beyond that it grows with q. Rounding the weights does not add to this error, because the mean is
@@ -16,22 +16,23 @@
    element, and (first - mean)^2 <= C * variance.
 
    Case 1 has hard rows: all elements equal (rstd is 316, so roundings count 316 times); q = 30; one element of 1000.
-   Tuned: forms of kernels 5 to 8. Kernels 3 and 4 have one block per SM with all of its shared memory.
+   Tuned: forms of kernels 6 to 9. Kernels 4 and 5 have one block per SM with all of its shared memory.
    Source: Ba et al. 2016, arXiv:1607.06450; mean and rstd applied after the product: Dao-AILab/quack; wgmma and TMA:
-   the PTX ISA; the product of kernels 5 to 8: gemm.cuh.
+   the PTX ISA; the product of kernels 6 to 9: gemm.cuh.
 
    Kernels (this list is written by versions.sh):
      1  layernorm, then matmul_forward
      2  one launch: 32x32 tiles, statistics by each block
-     3  statistics, then wgmma with normalised rows from registers
-     4  weights scaled, then wgmma on raw rows, overlapped with their statistics
-     5  statistics and weights, then gemm.cuh
-     6  5 with weights prepared in advance
-     7  weights, then ping-pong: the idle consumer computes statistics (best)
-     8  7 with weights prepared in advance
+     3  2 with statistics by a small kernel
+     4  wgmma with normalised rows from registers
+     5  weights scaled, then wgmma on raw rows, overlapped with their statistics
+     6  statistics and weights, then gemm.cuh
+     7  6 with weights prepared in advance
+     8  weights, then ping-pong: the idle consumer computes statistics (best)
+     9  8 with weights prepared in advance
 
    nvcc -O3 --use_fast_math layernorm_linear.cu -lcublasLt -o layernorm_linear      (or: make layernorm_linear)
-   ./layernorm_linear 7      check kernel 7 against the CPU and time forms of gemm.cuh
+   ./layernorm_linear 8      check kernel 8 against the CPU and time forms of gemm.cuh
    ./layernorm_linear        every kernel, side by side                                         */
 #ifndef PROMOTED_ONLY
 #define PROMOTED_ONLY
@@ -45,7 +46,7 @@
 
 #if !defined(ENABLE_FP32)
 
-// ---- shared by kernels 3 and 4 and gelu_linear.cu: a warp-specialised, cooperative product by wgmma and TMA ----
+// ---- shared by kernels 4 and 5 and gelu_linear.cu: a warp-specialised, cooperative product by wgmma and TMA ----
 // One persistent block per SM, with tiles of 128 rows and 256 columns of out. A producer warpgroup loads; two consumer
 // warpgroups multiply 64 rows of the tile each. The second consumer lags behind the first by LINEAR_LAG steps, so that
 // the first is already in its next tile while the second stores:
@@ -359,7 +360,7 @@ void layernorm_linear2(const LayernormLinearArgs& l, cudaStream_t stream) {
 
 #if !defined(ENABLE_FP32)
 
-// ---- kernel 3: statistics by a small kernel; wgmma with normalised rows from registers ----
+// ---- kernel 3: kernel 2 with statistics by a small kernel: once per row, not once per tile of 32 columns ----
 
 // One warp computes {mean, rstd} of `rows` rows from `row` on; all lanes get them. Past N the last row is repeated.
 template <int rows> __device__ inline void layernorm_linear_statistics(float2 (&statistics)[rows], const floatX* inp,
@@ -449,6 +450,38 @@ void layernorm_linear_begin(float* mean, float* rstd, const LayernormLinearWeigh
     cudaCheck(cudaGetLastError());
 }
 
+__global__ void __launch_bounds__(1024)
+    layernorm_linear_kernel3(const LayernormLinearArgs l, const float* means, const float* rstds) {
+    __shared__ float a[32][33], b[32][33]; // 33: a column is spread over 32 banks
+    int x = threadIdx.x % 32, y = threadIdx.x / 32;
+    int columns = ceil_div(l.OC, 32), n0 = blockIdx.x / columns * 32, o0 = blockIdx.x % columns * 32;
+    int n = min(n0 + y, l.N - 1); // the row of warp y
+    const floatX* row = l.inp + (size_t)n * l.C;
+    float mean = means[n], rstd = rstds[n], sum = 0.0f;
+    for (int c0 = 0; c0 < l.C; c0 += 32) {
+        int c = c0 + x;
+        a[y][x] = c < l.C ? ((float)row[c] - mean) * rstd * (float)l.weight[c] + (float)l.bias[c] : 0.0f;
+        b[y][x] = c < l.C && o0 + y < l.OC ? (float)l.linear_weight[(size_t)(o0 + y) * l.C + c] : 0.0f;
+        __syncthreads();
+        for (int k = 0; k < 32; k++) { sum += a[y][k] * b[x][k]; }
+        __syncthreads();
+    }
+    if (n0 + y < l.N && o0 + x < l.OC) {
+        l.out[(size_t)(n0 + y) * l.OC + o0 + x] = (floatX)(sum + (float)l.linear_bias[o0 + x]);
+    }
+}
+
+// mean, rstd (N) are scratch
+void layernorm_linear3(const LayernormLinearArgs& l, float* mean, float* rstd, cudaStream_t stream) {
+    layernorm_linear_begin(mean, rstd, {}, l, stream);
+    size_t num_blocks = ceil_div((size_t)l.N, (size_t)32) * ceil_div(l.OC, 32);
+    require(num_blocks <= INT_MAX);
+    layernorm_linear_kernel3<<<(unsigned)num_blocks, 1024, 0, stream>>>(l, mean, rstd);
+    cudaCheck(cudaGetLastError());
+}
+
+// ---- kernel 4: wgmma, which takes the normalised rows from registers ----
+
 // Op of linear_sm90_kernel that normalises inp in registers before the product.
 struct LayernormLinearNormalise {
     static constexpr bool changed = true, neighbours = false;
@@ -489,13 +522,13 @@ struct LayernormLinearNormalise {
 };
 
 // mean, rstd (N) are scratch
-void layernorm_linear3(const LayernormLinearArgs& l, float* mean, float* rstd, cudaStream_t stream) {
+void layernorm_linear4(const LayernormLinearArgs& l, float* mean, float* rstd, cudaStream_t stream) {
     layernorm_linear_begin(mean, rstd, {}, l, stream);
     LayernormLinearNormalise op = {mean, rstd, l.weight, l.bias, l.linear_bias, l.C, l.OC, {}, {}};
     linear_launch(op, l.out, l.inp, l.linear_weight, l.N, l.C, l.OC, true, stream);
 }
 
-// ---- kernel 4: multiplies inp unnormalised; the epilogue applies mean and rstd, summed during the products ----
+// ---- kernel 5: multiplies inp unnormalised; the epilogue applies mean and rstd, summed during the products ----
 
 // Op of linear_sm90_kernel: out = rstd * (sum - mean * u) + v, where sum is the product of raw inp and scaled weights.
 struct LayernormLinearDeferred {
@@ -560,14 +593,14 @@ struct LayernormLinearDeferred {
 };
 
 // w is scratch
-void layernorm_linear4(const LayernormLinearArgs& l, const LayernormLinearWeights& w, cudaStream_t stream) {
+void layernorm_linear5(const LayernormLinearArgs& l, const LayernormLinearWeights& w, cudaStream_t stream) {
     layernorm_linear_begin(NULL, NULL, w, l, stream);
     LayernormLinearDeferred op = {};
     op.sums = w.sums, op.C = l.C, op.OC = l.OC, op.row0 = -1;
     linear_launch(op, l.out, l.inp, w.scaled, l.N, l.C, l.OC, true, stream);
 }
 
-// ---- kernel 5: one small kernel for statistics and weights, then gemm.cuh, whose epilogue applies mean and rstd ----
+// ---- kernel 6: one small kernel for statistics and weights, then gemm.cuh, whose epilogue applies mean and rstd ----
 
 // l.out from prepared weights w; mean, rstd (N) are the statistics of inp. form: GEMM_... of gemm.cuh
 void layernorm_linear_deferred(const LayernormLinearArgs& l, const float* mean, const float* rstd,
@@ -577,21 +610,21 @@ void layernorm_linear_deferred(const LayernormLinearArgs& l, const float* mean, 
 }
 
 // mean, rstd (N), w are scratch
-void layernorm_linear5(const LayernormLinearArgs& l, float* mean, float* rstd, const LayernormLinearWeights& w,
+void layernorm_linear6(const LayernormLinearArgs& l, float* mean, float* rstd, const LayernormLinearWeights& w,
                        cudaStream_t stream, int form = GEMM_PING_PONG_192_PAIRS) {
     layernorm_linear_begin(mean, rstd, w, l, stream);
     layernorm_linear_deferred(l, mean, rstd, w, stream, form);
 }
 
-// ---- kernel 6: kernel 5 with weights prepared in advance, because they change only once per training step ----
+// ---- kernel 7: kernel 6 with weights prepared in advance, because they change only once per training step ----
 
-void layernorm_linear6(const LayernormLinearArgs& l, float* mean, float* rstd, const LayernormLinearWeights& w,
+void layernorm_linear7(const LayernormLinearArgs& l, float* mean, float* rstd, const LayernormLinearWeights& w,
                        cudaStream_t stream, int form = GEMM_PING_PONG_192_PAIRS) {
     layernorm_linear_begin(mean, rstd, {}, l, stream);
     layernorm_linear_deferred(l, mean, rstd, w, stream, form);
 }
 
-// ---- kernel 7: ping-pong; the consumer that waits for its turn computes the statistics of its rows, from L2 ----
+// ---- kernel 8: ping-pong; the consumer that waits for its turn computes the statistics of its rows, from L2 ----
 // A cluster takes consecutive tiles. Their rows of inp change only at the end of a row of tiles, so statistics are
 // seldom computed. At the start the second consumer has to wait, so it computes the statistics for both
 // consumers.
@@ -640,7 +673,7 @@ __device__ inline float2 layernorm_linear_warp_statistics(const floatX* inp, int
 }
 
 template <class G> __global__ void __launch_bounds__(384, 1)
-    layernorm_linear_sm90_kernel7(const __grid_constant__ CUtensorMap inp_map,
+    layernorm_linear_sm90_kernel8(const __grid_constant__ CUtensorMap inp_map,
                                   const __grid_constant__ CUtensorMap weight_map,
                                   const __grid_constant__ CUtensorMap out_map, LayernormLinearOwn epilogue,
                                   const floatX* inp, int N, int C, int OC, int num_tiles, int num_each) {
@@ -714,7 +747,7 @@ template <class G> void layernorm_linear_tiles(const LayernormLinearArgs& l, con
     int num_clusters = std::min((int)num_tiles, num_multiprocessors() / G::CLUSTER);
     int num_each = ceil_div((int)num_tiles, num_clusters); // tiles per cluster; the last may have fewer
     num_clusters = ceil_div((int)num_tiles, num_each);
-    gemm_start(layernorm_linear_sm90_kernel7<G>, num_clusters * G::CLUSTER, G::CLUSTER, LayernormLinearSMem<G>::bytes(),
+    gemm_start(layernorm_linear_sm90_kernel8<G>, num_clusters * G::CLUSTER, G::CLUSTER, LayernormLinearSMem<G>::bytes(),
                early, stream, inp_map, weight_map, gemm_box_map(l.out, l.N, l.OC), epilogue, l.inp, l.N, l.C, l.OC,
                (int)num_tiles, num_each);
 }
@@ -743,7 +776,7 @@ void layernorm_linear(const LayernormLinearArgs& l, const LayernormLinearWeights
     layernorm_linear_prepared(l, w, true, stream, form);
 }
 
-// ---- kernel 8: kernel 7 with weights prepared in advance (only layernorm_linear_prepared is launched) ----
+// ---- kernel 9: kernel 8 with weights prepared in advance (only layernorm_linear_prepared is launched) ----
 
 #endif
 
@@ -808,39 +841,41 @@ static void declare(Bench& b) {
         });
     });
     LayernormLinearWeights prepared = {ready.dev, (float2*)ready_sums.dev};
-    b.kernel(
-        3, "statistics, then wgmma with normalised rows from registers",
-        [=](int) { layernorm_linear3(l, mean, rstd, stream); }, {0}, -90);
+    b.kernel(3, "2 with statistics by a small kernel", [=](int) { layernorm_linear3(l, mean, rstd, stream); }, {0});
     b.moves(2, 2 * rows + weights + results);
     b.kernel(
-        4, "weights scaled, then wgmma on raw rows, overlapped with their statistics",
-        [=](int) { layernorm_linear4(l, w, stream); }, {0}, -90);
+        4, "wgmma with normalised rows from registers", [=](int) { layernorm_linear4(l, mean, rstd, stream); }, {0},
+        -90);
+    b.moves(2, 2 * rows + weights + results);
+    b.kernel(
+        5, "weights scaled, then wgmma on raw rows, overlapped with their statistics",
+        [=](int) { layernorm_linear5(l, w, stream); }, {0}, -90);
     b.moves(2, rows + 3 * weights + results);
     const std::vector<int> forms = {0, GEMM_PING_PONG_192, GEMM_PING_PONG_192_PAIRS, GEMM_PING_PONG_128_PAIRS};
     b.kernel(
-        5, "statistics and weights, then gemm.cuh",
+        6, "statistics and weights, then gemm.cuh",
         [=](int form) {
-            form ? layernorm_linear5(l, mean, rstd, w, stream, form) : layernorm_linear5(l, mean, rstd, w, stream);
+            form ? layernorm_linear6(l, mean, rstd, w, stream, form) : layernorm_linear6(l, mean, rstd, w, stream);
         },
         forms, -90);
     b.config("form", gemm_form_name);
     b.moves(2, 2 * rows + 3 * weights + results);
     b.kernel(
-        6, "5 with weights prepared in advance",
+        7, "6 with weights prepared in advance",
         [=](int form) {
-            form ? layernorm_linear6(l, mean, rstd, prepared, stream, form)
-                 : layernorm_linear6(l, mean, rstd, prepared, stream);
+            form ? layernorm_linear7(l, mean, rstd, prepared, stream, form)
+                 : layernorm_linear7(l, mean, rstd, prepared, stream);
         },
         forms, -90);
     b.config("form", gemm_form_name);
     b.moves(2, 2 * rows + weights + results);
     b.kernel(
-        7, "weights, then ping-pong: the idle consumer computes statistics",
+        8, "weights, then ping-pong: the idle consumer computes statistics",
         [=](int form) { form ? layernorm_linear(l, w, stream, form) : layernorm_linear(l, w, stream); }, forms, -90);
     b.config("form", gemm_form_name);
     b.moves(2, rows + 3 * weights + results);
     b.kernel(
-        8, "7 with weights prepared in advance",
+        9, "8 with weights prepared in advance",
         [=](int form) {
             form ? layernorm_linear_prepared(l, prepared, false, stream, form)
                  : layernorm_linear_prepared(l, prepared, false, stream);
@@ -848,7 +883,7 @@ static void declare(Bench& b) {
         forms, -90);
     b.config("form", gemm_form_name);
     b.moves(1, rows + weights + results);
-    b.best(7);
+    b.best(8);
 #endif
     b.matrix_rate(cublaslt_matrix_rate);
 }

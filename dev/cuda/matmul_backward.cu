@@ -9,7 +9,7 @@
    tanh is approximate.
    Error of dweight: two ulp of float, and 16 roundings of the sum of the magnitudes, which is 0.64 * N here.
    Tuned: stages of the ring of kernel 4, blocks that share a tile of kernel 5. Kernels 2 and 3 have the tiles that
-   shared memory and registers suggest; kernels 0, 6 and 7 are the library, which chooses by itself. Kernel 9 takes the
+   shared memory and registers suggest; kernels 0, 6 and 7 are the library, which chooses by itself. Kernel 10 takes the
    number of clusters, but fewer than all are only for checks.
    Source: the tanh form of gelu is Hendrycks and Gimpel 2016, arXiv:1606.08415.
 
@@ -23,10 +23,11 @@
      6  cuBLASLt, algorithms timed (promoted)
      7  cuBLASLt, bias gradient in the epilogue (kind 2)
      8  gemm.cuh for dinp with gelu', cuBLASLt for dweight (kind 1)
-     9  dweight by wgmma and stream-K
-    10  8 or 6, then matmul_backward_bias (kind 3)
-    11  8 with the sums of dinp's columns in the epilogue; 6 with matmul_backward_bias (promoted) (kind 3)
-    12  11 with the slope that the forward pass has saved (kind 4)
+     9  dweight by wgmma, whole tiles
+    10  9 with the steps of all tiles shared out evenly (stream-K)
+    11  8 or 6, then matmul_backward_bias (kind 3)
+    12  8 with the sums of dinp's columns in the epilogue; 6 with matmul_backward_bias (promoted) (kind 3)
+    13  12 with the slope that the forward pass has saved (kind 4)
      kind 1: dinp times gelu'; dweight overwritten
      kind 2: 0 with the bias gradient
      kind 3: 1 with the sums of dinp's columns
@@ -37,8 +38,8 @@
    ./matmul_backward              every kernel, side by side
    ./matmul_backward -C 3072 -V 768 --kind 1      here -V is OC; kind 0 accumulates into dweight, 1 multiplies dinp by
                                   gelu' and overwrites dweight, 2 is 0 with the bias gradient (kernel 7 only), 3 is 1 with
-                                  the sums of dinp's columns, the bias gradient of the layer before (kernels 10, 11), 4 is 3
-                                  with gelu' itself as input, which matmul_forward 17 saves (kernel 12)  */
+                                  the sums of dinp's columns, the bias gradient of the layer before (kernels 11, 12), 4 is 3
+                                  with gelu' itself as input, which matmul_forward 22 saves (kernel 13)  */
 #define PROMOTED_ONLY
 #include "gelu_backward.cu"
 #include "gelu_forward.cu"
@@ -474,7 +475,7 @@ static bool matmul_backward7(const MatmulBackwardArgs& g, float* dbias, cudaStre
 
 // ==== promoted: matmul_backward ====
 #if !defined(ENABLE_FP32)
-// As matmul_backward_input, with gelu'. If dinp_sums is not NULL, this is kernel 11; partials then has a row of C sums for
+// As matmul_backward_input, with gelu'. If dinp_sums is not NULL, this is kernel 12; partials then has a row of C sums for
 // each 128 rows of dinp.
 template <int extras>
 static void matmul_backward_launch8(const GemmArgs& g, float* dinp_sums, float* partials, cudaStream_t stream) {
@@ -509,7 +510,7 @@ inline int matmul_backward_input_choice(int N, int C, bool has_gelu) {
 
 // True if the forward product (N,C) to (N,OC) can save GELU's slope, and matmul_backward_input() of the next product use it.
 bool matmul_can_save_slope(int N, int C, int OC) {
-    return matmul_forward_choice(N, C, OC) == 16 && matmul_backward_input_choice(N, OC, true) == 8;
+    return matmul_forward_choice(N, C, OC) == 21 && matmul_backward_input_choice(N, OC, true) == 8;
 }
 
 // Number of floats in scratch, with gelu'. Without it nothing is needed.
@@ -540,7 +541,16 @@ void matmul_backward_input(floatX* dinp, float* dinp_sums, float* scratch, const
 }
 // ==== end promoted: matmul_backward ====
 
-// ---- kernel 9: dweight by wgmma, the sums over the tokens cut into equal shares for all SMs (stream-K) ----
+// ---- kernel 9: dweight by wgmma and TMA: a producer, cooperative consumers, a cluster per tile of 256 rows ----
+// This is kernel 10 with whole tiles only: its schedule cuts no tile, so a cluster computes one after the other. 36
+// tiles of 256x256 on 66 clusters leave almost half of the GPU without work.
+
+#if !defined(ENABLE_FP32)
+void matmul_backward_weight9(float* dweight, const floatX* dout, const floatX* inp, int N, int C, int OC,
+                             bool accumulate, cudaStream_t stream, int max_clusters);
+#endif
+
+// ---- kernel 10: the steps of all tiles are cut into equal shares for all SMs (stream-K) ----
 // matmul_backward_weight() uses it where it is faster than kernel 6.
 
 // ==== promoted: matmul_backward ====
@@ -649,10 +659,10 @@ constexpr int MATMUL_BACKWARD_MAX_CLUSTERS = 128;
 __device__ int matmul_backward_flags[MATMUL_BACKWARD_MAX_CLUSTERS][2][8];
 
 // Loads the steps of a part. tile: the block's first row and column. i: the number of steps loaded before.
-template <class G> __device__ inline void matmul_backward_load9(MatmulBackwardRing<G>& ring,
-                                                                const CUtensorMap& dout_map, const CUtensorMap& inp_map,
-                                                                const GemmTile& tile, const MatmulBackwardPart& part,
-                                                                int rank, int& i) {
+template <class G> __device__ inline void matmul_backward_load10(MatmulBackwardRing<G>& ring,
+                                                                 const CUtensorMap& dout_map,
+                                                                 const CUtensorMap& inp_map, const GemmTile& tile,
+                                                                 const MatmulBackwardPart& part, int rank, int& i) {
     int step = part.first;
 #pragma unroll 1
     for (int n = part.end - part.begin; n > 0; n--, i++) {
@@ -673,9 +683,9 @@ template <class G> __device__ inline void matmul_backward_load9(MatmulBackwardRi
 }
 
 // The main loop of a consumer: sum = its 64 rows of the tile, over num_steps steps. i: the number of steps before.
-template <class G> __device__ inline void matmul_backward_multiply9(float (&sum)[G::COLUMNS / 2],
-                                                                    MatmulBackwardRing<G>& ring, int consumer,
-                                                                    int num_steps, int& i) {
+template <class G> __device__ inline void matmul_backward_multiply10(float (&sum)[G::COLUMNS / 2],
+                                                                     MatmulBackwardRing<G>& ring, int consumer,
+                                                                     int num_steps, int& i) {
     const int box_bytes = sizeof(ring.stages[0].inp[0]);
 #pragma unroll 1
     for (int step = 0; step < num_steps; step++, i++) {
@@ -696,13 +706,13 @@ template <class G> __device__ inline void matmul_backward_multiply9(float (&sum)
 }
 
 // Where `parts` has the accumulators of a consumer warp, 0 to 7: sum[4j .. 4j + 3] of lane l is element 32 * j + l.
-template <int n> __device__ inline float4* matmul_backward_part9(float4* parts, int cluster, int rank, int warp) {
+template <int n> __device__ inline float4* matmul_backward_part10(float4* parts, int cluster, int rank, int warp) {
     return parts + (size_t)((cluster * 2 + rank) * 8 + warp) * (n / 4 * 32) + threadIdx.x % 32;
 }
 // Stores the accumulators of a part whose tile another cluster finishes.
-template <int n> __device__ inline void matmul_backward_store_part9(const float (&sum)[n], float4* parts, int cluster,
-                                                                    int rank, int warp) {
-    float4* to = matmul_backward_part9<n>(parts, cluster, rank, warp);
+template <int n> __device__ inline void matmul_backward_store_part10(const float (&sum)[n], float4* parts, int cluster,
+                                                                     int rank, int warp) {
+    float4* to = matmul_backward_part10<n>(parts, cluster, rank, warp);
 #pragma unroll
     for (int j = 0; j < n / 4; j++) {
         __stcg(to + 32 * j, make_float4(sum[4 * j], sum[4 * j + 1], sum[4 * j + 2], sum[4 * j + 3]));
@@ -712,10 +722,10 @@ template <int n> __device__ inline void matmul_backward_store_part9(const float 
 }
 // sum += what the same warp of cluster `cluster` has stored for the same tile; waits until it is there.
 template <int n>
-__device__ inline void matmul_backward_add_part9(float (&sum)[n], float4* parts, int cluster, int rank, int warp) {
+__device__ inline void matmul_backward_add_part10(float (&sum)[n], float4* parts, int cluster, int rank, int warp) {
     int* flag = &matmul_backward_flags[cluster][rank][warp];
     while (load_acquire(flag) == 0) {}
-    const float4* from = matmul_backward_part9<n>(parts, cluster, rank, warp);
+    const float4* from = matmul_backward_part10<n>(parts, cluster, rank, warp);
 #pragma unroll
     for (int first = 0; first < n; first += n / 2) { // n / 8 loads in flight
         float4 x[n / 8];
@@ -732,8 +742,8 @@ __device__ inline void matmul_backward_add_part9(float (&sum)[n], float4* parts,
 }
 
 // dweight = sum, or +=, for the 16 rows of one warp. row, column: the first element of the warp.
-template <int n> __device__ inline void matmul_backward_store9(float (&sum)[n], float* dweight, int row, int column,
-                                                               int OC, int C, bool accumulate) {
+template <int n> __device__ inline void matmul_backward_store10(float (&sum)[n], float* dweight, int row, int column,
+                                                                int OC, int C, bool accumulate) {
     int lane = threadIdx.x % 32;
 #pragma unroll
     for (int half = 0; half < 2; half++) { // rows 0..7, 8..15
@@ -757,9 +767,9 @@ template <int n> __device__ inline void matmul_backward_store9(float (&sum)[n], 
 }
 
 template <class G> __global__ void __launch_bounds__(384, 1)
-    matmul_backward_sm90_kernel9(const __grid_constant__ CUtensorMap dout_map,
-                                 const __grid_constant__ CUtensorMap inp_map, float* dweight, float4* parts,
-                                 MatmulBackwardSchedule s, int OC, int C, bool accumulate) {
+    matmul_backward_sm90_kernel10(const __grid_constant__ CUtensorMap dout_map,
+                                  const __grid_constant__ CUtensorMap inp_map, float* dweight, float4* parts,
+                                  MatmulBackwardSchedule s, int OC, int C, bool accumulate) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     extern __shared__ __align__(256) unsigned char dynamic_shared_weight[];
     auto& ring = shared_aligned_1024<MatmulBackwardRing<G>>(dynamic_shared_weight);
@@ -786,7 +796,7 @@ template <class G> __global__ void __launch_bounds__(384, 1)
 #pragma unroll 1
         while (work.next(s, &part)) {
             GemmTile tile = gemm_tile<G>(part.tile, OC, C, rank);
-            matmul_backward_load9<G>(ring, dout_map, inp_map, tile, part, rank, i);
+            matmul_backward_load10<G>(ring, dout_map, inp_map, tile, part, rank, i);
         }
         return;
     }
@@ -795,20 +805,20 @@ template <class G> __global__ void __launch_bounds__(384, 1)
 #pragma unroll 1
     while (work.next(s, &part)) {
         float sum[G::COLUMNS / 2];
-        matmul_backward_multiply9<G>(sum, ring, warp / 4, part.end - part.begin, i);
+        matmul_backward_multiply10<G>(sum, ring, warp / 4, part.end - part.begin, i);
         if (part.end < s.num_steps) {
-            matmul_backward_store_part9(sum, parts, cluster, rank, warp);
+            matmul_backward_store_part10(sum, parts, cluster, rank, warp);
             continue;
         }
         int tile_begin = part.tile * s.num_steps;
         if (part.begin > 0) { // lower clusters have the tile's earlier steps
 #pragma unroll 1
             for (int c = cluster - 1; matmul_backward_range(s, c + 1) > tile_begin; c--) {
-                matmul_backward_add_part9(sum, parts, c, rank, warp);
+                matmul_backward_add_part10(sum, parts, c, rank, warp);
             }
         }
         GemmTile tile = gemm_tile<G>(part.tile, OC, C, rank);
-        matmul_backward_store9(sum, dweight, tile.row + warp * 16, tile.column, OC, C, accumulate);
+        matmul_backward_store10(sum, dweight, tile.row + warp * 16, tile.column, OC, C, accumulate);
     }
     G::end();
 #endif
@@ -838,11 +848,10 @@ inline int matmul_backward_max_clusters() { return std::min(num_multiprocessors(
 // The number of columns of a tile, chosen so that tiles extend past C by less.
 inline int matmul_backward_columns(int C) { return ceil_div(C, 192) * 192 < ceil_div(C, 256) * 256 ? 192 : 256; }
 
-template <class G> void matmul_backward_launch9(float* dweight, float* scratch, const floatX* dout, const floatX* inp,
-                                                int N, int C, int OC, bool accumulate, cudaStream_t stream,
-                                                int max_clusters) {
-    MatmulBackwardSchedule s = matmul_backward_schedule(N, C, OC, G::COLUMNS, max_clusters);
-    auto kernel = matmul_backward_sm90_kernel9<G>;
+template <class G> void matmul_backward_launch10(float* dweight, float* scratch, const floatX* dout, const floatX* inp,
+                                                 int N, int C, int OC, bool accumulate, cudaStream_t stream,
+                                                 const MatmulBackwardSchedule& s) {
+    auto kernel = matmul_backward_sm90_kernel10<G>;
     const int bytes = sizeof(MatmulBackwardRing<G>) + 1024;
     static_assert(bytes <= 227 << 10, "all that compute capability 9.0 has");
     cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
@@ -861,23 +870,29 @@ template <class G> void matmul_backward_launch9(float* dweight, float* scratch, 
                                  tensor_map(inp, {C, N}, {64, 32}), dweight, (float4*)scratch, s, OC, C, accumulate));
 }
 
-// As matmul_backward_weight. scratch (matmul_backward_weight_scratch9(C)), aligned to 16 bytes; at most max_clusters
-// clusters run. Two launches must not run at the same time, because they would use the same flags.
-void matmul_backward_weight9(float* dweight, float* scratch, const floatX* dout, const floatX* inp, int N, int C,
-                             int OC, bool accumulate, cudaStream_t stream, int max_clusters) {
+// As matmul_backward_weight, by a given schedule. scratch (matmul_backward_weight_scratch10(C)), aligned to 16 bytes.
+// Two launches must not run at the same time, because they would use the same flags.
+void matmul_backward_scheduled10(float* dweight, float* scratch, const floatX* dout, const floatX* inp, int N, int C,
+                                 int OC, bool accumulate, cudaStream_t stream, const MatmulBackwardSchedule& s) {
     require(has_sm90a()); // nvcc -gencode arch=compute_90a,code=sm_90a
     require(C % 8 == 0 && OC % 8 == 0);
-    auto launch = matmul_backward_columns(C) == 192 ? matmul_backward_launch9<MatmulBackwardTile192>
-                                                    : matmul_backward_launch9<MatmulBackwardTile256>;
-    launch(dweight, scratch, dout, inp, N, C, OC, accumulate, stream, max_clusters);
+    auto launch = matmul_backward_columns(C) == 192 ? matmul_backward_launch10<MatmulBackwardTile192>
+                                                    : matmul_backward_launch10<MatmulBackwardTile256>;
+    launch(dweight, scratch, dout, inp, N, C, OC, accumulate, stream, s);
+}
+// At most max_clusters clusters run.
+void matmul_backward_weight10(float* dweight, float* scratch, const floatX* dout, const floatX* inp, int N, int C,
+                              int OC, bool accumulate, cudaStream_t stream, int max_clusters) {
+    MatmulBackwardSchedule s = matmul_backward_schedule(N, C, OC, matmul_backward_columns(C), max_clusters);
+    matmul_backward_scheduled10(dweight, scratch, dout, inp, N, C, OC, accumulate, stream, s);
 }
 // Number of floats in its scratch: each cluster stores one part at most.
-inline size_t matmul_backward_weight_scratch9(int C) {
+inline size_t matmul_backward_weight_scratch10(int C) {
     return (size_t)matmul_backward_max_clusters() * 256 * matmul_backward_columns(C);
 }
 #endif
 
-// The number of the kernel to use. Kernel 9 pays where the library's usual tiles of 128x256 would leave many SMs idle in their
+// The number of the kernel to use. Kernel 10 pays where the library's usual tiles of 128x256 would leave many SMs idle in their
 // last wave, if there are enough tiles that few of them share the tokens, and if its own tiles cover dweight exactly.
 // Measured in training steps on an H200: 14% faster than the library where OC and C are 5120 and 1280, 4 to 7% where they
 // are 3072 or 2304 and 768; 4 to 7% slower with fewer than 40 tiles, 8 to 30% slower where C is 1600.
@@ -889,14 +904,14 @@ inline int matmul_backward_weight_choice(int N, int C, int OC) {
     size_t num_tiles = ceil_div((size_t)OC, (size_t)128) * ceil_div(C, 256), num_sms = num_multiprocessors();
     bool exact = OC % 256 == 0 && C % matmul_backward_columns(C) == 0;
     bool idle = num_tiles < 0.8 * (double)(ceil_div(num_tiles, num_sms) * num_sms);
-    return exact && idle && num_tiles >= 40 && N >= 16384 && has_sm90a() ? 9 : 6;
+    return exact && idle && num_tiles >= 40 && N >= 16384 && has_sm90a() ? 10 : 6;
 #endif
 }
 
 // Number of floats in scratch.
 size_t matmul_backward_weight_scratch(int N, int C, int OC) {
 #if !defined(ENABLE_FP32)
-    if (matmul_backward_weight_choice(N, C, OC) == 9) { return matmul_backward_weight_scratch9(C); }
+    if (matmul_backward_weight_choice(N, C, OC) == 10) { return matmul_backward_weight_scratch10(C); }
 #endif
     (void)N, (void)C, (void)OC;
     return 0;
@@ -908,15 +923,24 @@ void matmul_backward_weight(float* dweight, float* scratch, const floatX* dout, 
     double bytes = ((double)N * OC + (double)N * C) * sizeof(floatX) + (accumulate ? 8.0 : 4.0) * OC * C;
     Op op(stream, bytes, 2.0 * N * C * OC, "matmul_backward_weight %d <- %d", C, OC);
 #if !defined(ENABLE_FP32)
-    if (matmul_backward_weight_choice(N, C, OC) == 9) {
-        return matmul_backward_weight9(dweight, scratch, dout, inp, N, C, OC, accumulate, stream,
-                                       std::min(matmul_backward_max_clusters(), free_multiprocessors() / 2));
+    if (matmul_backward_weight_choice(N, C, OC) == 10) {
+        return matmul_backward_weight10(dweight, scratch, dout, inp, N, C, OC, accumulate, stream,
+                                        std::min(matmul_backward_max_clusters(), free_multiprocessors() / 2));
     }
 #endif
     (void)scratch;
     matmul_backward_weight6(dweight, dout, inp, N, C, OC, accumulate, stream);
 }
 // ==== end promoted: matmul_backward ====
+
+#if !defined(ENABLE_FP32)
+void matmul_backward_weight9(float* dweight, const floatX* dout, const floatX* inp, int N, int C, int OC,
+                             bool accumulate, cudaStream_t stream, int max_clusters) {
+    int num_tiles = ceil_div(OC, 256) * ceil_div(C, matmul_backward_columns(C));
+    MatmulBackwardSchedule s = {ceil_div(N, 64), num_tiles, 0, std::min(max_clusters, num_tiles)};
+    matmul_backward_scheduled10(dweight, NULL, dout, inp, N, C, OC, accumulate, stream, s);
+}
+#endif
 
 static void declare(Bench& b) {
     int kind = b.kinds({"dweight accumulated", "dinp times gelu'; dweight overwritten", "0 with the bias gradient",
@@ -1000,13 +1024,16 @@ static void declare(Bench& b) {
     MatmulBackwardArgs g = {{dout, weight, false, N, C, OC, dinp, pre_gelu, NULL, false},
                             {dout, inp, true, OC, C, N, NULL, NULL, dweight, accumulate}};
     cudaStream_t stream = b.stream;
-    int promoted = !b.dry && matmul_backward_weight_choice(N, C, OC) == 9 ? 9 : choice;
+    int promoted = !b.dry && matmul_backward_weight_choice(N, C, OC) == 10 ? 10 : choice;
     Buffer<float> scratch = {NULL, NULL}, parts = {NULL, NULL};
-    size_t num_scratch = has_sums && !b.dry ? matmul_backward_bias_scratch(N, C) : 0; // of kernel 10
+    size_t num_scratch = has_sums && !b.dry ? matmul_backward_bias_scratch(N, C) : 0; // of kernel 11
 #if !defined(ENABLE_FP32)
     if (has_gelu && !b.dry) { num_scratch = std::max(num_scratch, matmul_backward_input_scratch(N, C)); }
     if (has_slope) { num_scratch = std::max(num_scratch, (size_t)ceil_div(N, 128) * C); }
-    if (!has_bias) { parts = b.scratch<float>("parts", b.dry ? 0 : matmul_backward_weight_scratch9(C)); }
+    size_t four = (size_t)4 * 256 * matmul_backward_columns(C); // configuration 4, on a device that fits fewer clusters
+    if (!has_bias) {
+        parts = b.scratch<float>("parts", b.dry ? 0 : std::max(matmul_backward_weight_scratch10(C), four));
+    }
 #endif
     if (has_gelu) { scratch = b.scratch<float>("scratch", num_scratch); }
     if (!has_sums) {
@@ -1019,9 +1046,12 @@ static void declare(Bench& b) {
             }
 #if !defined(ENABLE_FP32)
             if (input == 8) { matmul_backward_input8(dinp, NULL, NULL, dout, weight, {pre_gelu}, N, C, OC, stream); }
+            int clusters = max_clusters ? max_clusters : matmul_backward_max_clusters();
             if (weight_kernel == 9) {
-                int clusters = max_clusters ? max_clusters : matmul_backward_max_clusters();
-                matmul_backward_weight9(dweight, parts, dout, inp, N, C, OC, accumulate, stream, clusters);
+                matmul_backward_weight9(dweight, dout, inp, N, C, OC, accumulate, stream, clusters);
+            }
+            if (weight_kernel == 10) {
+                matmul_backward_weight10(dweight, parts, dout, inp, N, C, OC, accumulate, stream, clusters);
             }
 #endif
             if (input == 6) { matmul_backward_input6(dinp, dout, weight, pre_gelu, N, C, OC, stream); }
@@ -1056,8 +1086,12 @@ static void declare(Bench& b) {
         }
         if (!has_bias) {
             b.kernel(
-                9, "dweight by wgmma and stream-K", [=](int clusters) { launch(9, choice, 9, clusters); }, {0, 4}, -90);
+                9, "dweight by wgmma, whole tiles", [=](int clusters) { launch(9, choice, 9, clusters); }, {0, 4}, -90);
             b.config("clusters"); // 0: one for two SMs; 4: even small shapes have more tiles than clusters
+            b.kernel(
+                10, "9 with the steps of all tiles shared out evenly (stream-K)",
+                [=](int clusters) { launch(10, choice, 10, clusters); }, {0, 4}, -90);
+            b.config("clusters");
         }
 #endif
         if (!has_bias) { b.promoted(promoted); }
@@ -1073,16 +1107,16 @@ static void declare(Bench& b) {
             matmul_backward_input(dinp, dinp_sums, scratch, dout, weight, {pre_gelu}, N, C, OC, stream);
             matmul_backward_weight(dweight, parts, dout, inp, N, C, OC, accumulate, stream);
         };
-        b.kernel(10, "8 or 6, then matmul_backward_bias", two_ops, {0});
-        b.kernel(11, "8 with the sums of dinp's columns in the epilogue; 6 with matmul_backward_bias", fused, {0});
-        return b.promoted(11);
+        b.kernel(11, "8 or 6, then matmul_backward_bias", two_ops, {0});
+        b.kernel(12, "8 with the sums of dinp's columns in the epilogue; 6 with matmul_backward_bias", fused, {0});
+        return b.promoted(12);
     }
 #if !defined(ENABLE_FP32)
     auto multiply = [=](int) {
         matmul_backward_input8(dinp, dinp_sums, scratch, dout, weight, {pre_gelu, true}, N, C, OC, stream);
         matmul_backward_weight(dweight, parts, dout, inp, N, C, OC, accumulate, stream);
     };
-    b.kernel(12, "11 with the slope that the forward pass has saved", multiply, {0}, -90);
+    b.kernel(13, "12 with the slope that the forward pass has saved", multiply, {0}, -90);
 #endif
 }
 

@@ -448,8 +448,8 @@ test_sass_of_an_op() {
     mkdir -p "$tmp/tree/dev/cuda"
     cp -r llmc "$tmp/tree"
     cp dev/cuda/*.* dev/cuda/Makefile "$tmp/tree/dev/cuda"
-    run 0 make -C "$tmp/tree/dev/cuda" --no-print-directory sass OP=layernorm_forward KERNEL=6 GPU_COMPUTE_CAPABILITY=80
-    want "the functions" "$(functions)" "layernorm_forward_kernel6:sm_80 layernorm_forward_kernel6:sm_80 layernorm_forward_kernel6:sm_80"
+    run 0 make -C "$tmp/tree/dev/cuda" --no-print-directory sass OP=layernorm_forward KERNEL=7 GPU_COMPUTE_CAPABILITY=80
+    want "the functions" "$(functions)" "layernorm_forward_kernel7:sm_80 layernorm_forward_kernel7:sm_80 layernorm_forward_kernel7:sm_80"
     want "shared memory" "$(grep -c 'shared memory 128 B, local memory 0 B (LDL 0, STL 0)' "$tmp/out")" 3
     want "the barriers and shuffles" "$(grep -c ' BAR 2, SHFL 10' "$tmp/out")" 3
     [ "$(grep -c '  EXIT$' "$tmp/out")" -ge 3 ] || fail "a function without an end"

@@ -257,13 +257,17 @@ test_sm90() {
 attention_forward 25 -B 1 -T 700 -C 128 -NH 2 --case 1
 attention_backward 11 -B 1 -T 700 -C 128 -NH 2 --case 0
 attention_backward 13 --kind 1 -B 2 -T 300 -C 128 -NH 2 --case 0
-matmul_forward 16 -B 1 -T 300 -C 768 -V 200 --kind 1 --case 0
-matmul_forward 16 -B 1 -T 300 -C 1600 -V 392 --kind 0 --case 0
+matmul_forward 15 -B 1 -T 600 -C 776 -V 392 --kind 1 --case 0
+matmul_forward 17 -B 1 -T 600 -C 776 -V 392 --kind 1 --case 0
+matmul_forward 18 -B 1 -T 600 -C 776 -V 392 --kind 1 --case 0
+matmul_forward 21 -B 1 -T 300 -C 768 -V 200 --kind 1 --case 0
+matmul_forward 21 -B 1 -T 300 -C 1600 -V 392 --kind 0 --case 0
 matmul_backward 8 --kind 1 -B 1 -T 300 -C 776 -V 392 --case 0
-matmul_backward 11 --kind 3 -B 1 -T 300 -C 776 -V 392 --case 0
-matmul_forward 17 --kind 4 -B 1 -T 300 -C 776 -V 392 --case 0
-matmul_backward 12 --kind 4 -B 1 -T 300 -C 776 -V 392 --case 0
+matmul_backward 12 --kind 3 -B 1 -T 300 -C 776 -V 392 --case 0
+matmul_forward 22 --kind 4 -B 1 -T 300 -C 776 -V 392 --case 0
+matmul_backward 13 --kind 4 -B 1 -T 300 -C 776 -V 392 --case 0
 matmul_backward 9 --kind 0 -B 1 -T 600 -C 384 -V 776 --case 0
+matmul_backward 10 --kind 0 -B 1 -T 600 -C 384 -V 776 --case 0
 END
     EMULATION_ARCH=80 "$tmp/tree/dev/cuda/attention_forward_cpu" 25 --check -B 1 -T 64 -C 64 -NH 1 >"$tmp/out" 2>&1
     contains 'needs code for sm_90a, device 80, binary 80' "$tmp/out"

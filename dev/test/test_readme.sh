@@ -85,7 +85,7 @@ test_demo_gpu() {
 }
 
 test_kernel() {
-    local command='(cd dev/cuda && make layernorm_forward && ./layernorm_forward 6)'
+    local command='(cd dev/cuda && make layernorm_forward && ./layernorm_forward 7)'
     for_gpu "$command"
     if have_gpu; then
         run 0 "$command"
@@ -97,7 +97,7 @@ test_kernel() {
 }
 
 test_kernel_on_a_cpu() {
-    local command='(cd dev/cuda && make cpu OP=layernorm_forward && ./layernorm_forward_cpu 6)'
+    local command='(cd dev/cuda && make cpu OP=layernorm_forward && ./layernorm_forward_cpu 7)'
     of_readme "$command"
     command -v g++ >/dev/null || skip "needs g++"
     copy
