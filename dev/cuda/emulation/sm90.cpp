@@ -371,7 +371,8 @@ static float element_of(const char* p, ElementType type) {
 static void read_operand(Fiber* f, float* out, uint64_t descriptor, int first, int rows, ElementType type,
                          bool transposed, void* pc) {
     size_t address = (descriptor & 0x3FFF) << 4, leading = (descriptor >> 16 & 0x3FFF) << 4,
-           stride = (descriptor >> 32 & 0x3FFF) << 4, bytes = type == ELEMENT_E4M3 || type == ELEMENT_E5M2 ? 1 : 2, depth = 32 / bytes;
+           stride = (descriptor >> 32 & 0x3FFF) << 4, bytes = type == ELEMENT_E4M3 || type == ELEMENT_E5M2 ? 1 : 2,
+           depth = 32 / bytes;
     if (descriptor >> 62 != 1) { emulation_unsupported("wgmma without the 128-byte swizzle"); }
     char* shared = f->block->shared;
     if (!transposed) { // 128 bytes along k per row, 8 rows per group
