@@ -319,7 +319,7 @@ template <class F> static void declare_as(Bench& b, int kind, int which) {
     Buffer<F> rows = fp8_output<F>(b, "rows", n, scale, exact), columns = {NULL, NULL};
     if (has_columns) { columns = fp8_output<F>(b, "columns", n, scale, exact); }
     Buffer<int> num_saturated = fp8_num_saturated(b, rows, n, scale, exact);
-    Buffer<float> amax = fp8_amax(b, is_copy ? Tolerance{0, 0} : ulps<floatX>(1, 0.0f));
+    Buffer<float> amax = fp8_amax(b, exact);
     if (kind == QUANTIZE_GELU_ROWS) {
         beside = b.output<floatX>("beside", n, sizeof(floatX) == 4 ? Tolerance{1e-6f, 1e-6f} : ulps<floatX>(1));
     }

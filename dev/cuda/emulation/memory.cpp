@@ -10,8 +10,9 @@ access conflicts with a recorded one of another thread unless ordered() says tha
 votes and mma.sync are no barriers: data that one lane writes and another one reads needs a __syncwarp, as in CUDA. But
 they order a warp's reads before them and its writes after them, see warp_converged().
 
-Device memory. Every 2 bytes have a record of the last write in this launch, which may be of one of them. An access to what another thread has
-written, in the same block without a barrier or in another block, is reported, unless the block has made a fence.
+Device memory. Every 2 bytes have a record of the last write in this launch, which may be of one of them. An access to
+what another thread has written, in the same block without a barrier or in another block, is reported, unless the block
+has made a fence.
 */
 #include "engine.h"
 
@@ -484,9 +485,8 @@ cudaError_t cudaFree(void* p) {
 static const uint64_t LAUNCH = 0x7FF, ONE_BYTE = (uint64_t)1 << 63, SECOND_BYTE = (uint64_t)1 << 11;
 void new_launch_memory(Launch* launch) {
     DeviceMemory& d = device();
-    if (d.base && launch->number % (LAUNCH + 1) == 0) {
-        madvise(d.writes, 4 * d.size, MADV_DONTNEED);
-    } // numbers begin again
+    bool begins_again = launch->number % (LAUNCH + 1) == 0;
+    if (d.base && begins_again) { madvise(d.writes, 4 * d.size, MADV_DONTNEED); }
 }
 
 static void device_finding(const char* what, Fiber* f, size_t offset, void* pc, const uint3* other, void* other_pc) {
