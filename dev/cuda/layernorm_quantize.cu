@@ -187,6 +187,7 @@ static void declare(Bench& b) {
     int N = b.B * b.T, C = b.C;
     size_t n = (size_t)N * C;
     bool has_beside = kind == 0, has_columns = kind == 2;
+    b.varies(has_columns ? "BC" : "BTC"); // with columns the number of tokens stays a multiple of 16
     Buffer<float> scale = b.input_from<float>("scale", 1, [](float* x) { x[0] = 448.0f / 3.0f; });
     Buffer<floatX> inp = b.input<floatX>("inp", n, 1.0f, which == 1 ? 30.0f : 0.0f);
     Buffer<floatX> weight = b.input<floatX>("weight", C), bias = b.input<floatX>("bias", C), beside = {NULL, NULL};

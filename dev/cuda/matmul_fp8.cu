@@ -275,9 +275,8 @@ template <class A> static void declare_kernels(Bench& b, const MatmulFp8Args<A>&
 
 enum { MATMUL_FP8_FORWARD, MATMUL_FP8_DX, MATMUL_FP8_DW, MATMUL_FP8_DX_E4M3, MATMUL_FP8_DW_E4M3 };
 
-template <class A> static void declare_as(Bench& b, int kind, int which) {
-    bool is_dx = kind == MATMUL_FP8_DX || kind == MATMUL_FP8_DX_E4M3, is_forward = kind == MATMUL_FP8_FORWARD;
-    bool is_dw = !is_forward && !is_dx;
+template <class A> static void declare_as(Bench& b, int kind, int which, bool is_dw) {
+    bool is_forward = kind == MATMUL_FP8_FORWARD, is_dx = !is_forward && !is_dw;
     int tokens = b.B * b.T, C = b.C, OC = b.V;
     int M = is_dw ? OC : tokens, N = is_forward ? OC : C, K = is_forward ? C : is_dx ? OC : tokens;
     // normal values of a, and of b by 1 / sqrt(K), are multiplied by these numbers and quantised
@@ -329,10 +328,11 @@ static void declare(Bench& b) {
     int kind = b.kinds({"forward", "dX with an e5m2 gradient", "dW with an e5m2 gradient", "dX with an e4m3 gradient",
                         "dW with an e4m3 gradient"});
     int which = b.cases({"normal", "terms of one sign", "one nonzero per row"});
-    b.varies("BTCV");
+    bool is_dw = kind == MATMUL_FP8_DW || kind == MATMUL_FP8_DW_E4M3;
+    b.varies(is_dw ? "BCV" : "BTCV"); // dW: the number of tokens stays a multiple of 16
     if (!b.dry) { cublaslt_open(); }
     bool is_e5m2 = kind == MATMUL_FP8_DX || kind == MATMUL_FP8_DW;
-    is_e5m2 ? declare_as<__nv_fp8_e5m2>(b, kind, which) : declare_as<__nv_fp8_e4m3>(b, kind, which);
+    is_e5m2 ? declare_as<__nv_fp8_e5m2>(b, kind, which, is_dw) : declare_as<__nv_fp8_e4m3>(b, kind, which, is_dw);
 }
 
 int main(int argc, char** argv) {
