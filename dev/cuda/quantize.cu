@@ -61,83 +61,6 @@ template <class F> struct QuantizeArgs {
     int N, C;
 };
 
-// ---- kernel 3: persistent, as many blocks as fit on the GPU at once, so there are few atomics ----
-
-template <class F, class Source> __global__ void quantize_kernel3(QuantizeArgs<F> q, Source source) {
-    Fp8Seen<F> seen(q.to);
-    size_t n = (size_t)q.N * q.C, stride = (size_t)gridDim.x * blockDim.x * x128::size;
-    for (size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * x128::size; i < n; i += stride) {
-        x128 x = source.vector(i);
-        uint32_t words[x128::size / 4];
-        seen.store_vector(q.to.rows + i, words, x);
-        if (q.beside) { store128(q.beside + i, x); }
-    }
-    seen.store(q.to);
-}
-
-template <class F, class Source>
-void quantize3(const QuantizeArgs<F>& q, const Source& source, cudaStream_t stream, int block_size) {
-    require(q.C % 16 == 0 && !q.to.columns);
-    int per_sm;
-    auto kernel = quantize_kernel3<F, Source>;
-    cudaCheck(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_sm, kernel, block_size, 0));
-    size_t most = ceil_div((size_t)q.N * q.C, (size_t)x128::size * block_size);
-    int num_blocks = (int)std::min(most, (size_t)num_multiprocessors() * per_sm);
-    kernel<<<num_blocks, block_size, 0, stream>>>(q, source);
-    cudaCheck(cudaGetLastError());
-}
-
-#if !defined(ENABLE_FP32) // a vector is 8 elements
-
-// ---- kernel 5: the transposed copy by pairs of tokens: 16 bits, which ldmatrix transposes; tiles of 64x256 ----
-
-struct QuantizeSMem {
-    static constexpr int COLUMNS = 256;
-    unsigned char tile[FP8_TILE_PAIRS * (2 * COLUMNS + 16) + FP8_TILE_PAIRS / 8 * 32]; // fp8_tile_bytes(COLUMNS)
-};
-
-template <class F, class Source> __global__ void __launch_bounds__(512)
-    quantize_kernel5(QuantizeArgs<F> q, Source source) {
-    __shared__ alignas(16) QuantizeSMem shared;
-    const int columns = QuantizeSMem::COLUMNS;
-    int num_columns = ceil_div(q.C, columns), first_token = blockIdx.x / num_columns * FP8_TILE_TOKENS;
-    int first_column = blockIdx.x % num_columns * columns;
-    int lane = threadIdx.x % 32, warp = threadIdx.x / 32, num_warps = blockDim.x / 32, column = first_column + 8 * lane;
-    Fp8Seen<F> seen(q.to);
-    for (int pair = warp; pair < FP8_TILE_PAIRS; pair += num_warps) {
-        int token = first_token + fp8_first_token(pair, q.to.in_order);
-        uint32_t words[2][2] = {};
-        if (token < q.N && column < q.C) { // both of the pair, because N % 16 == 0
-#pragma unroll
-            for (int second = 0; second < 2; second++) {
-                size_t i = (size_t)(token + second * fp8_pair_distance(q.to.in_order)) * q.C + column;
-                x128 x = source.vector(i);
-                seen.store_vector(q.to.rows + i, words[second], x);
-                if (q.beside) { store128(q.beside + i, x); }
-            }
-        }
-        *reinterpret_cast<uint4*>(fp8_tile_at(shared.tile, pair, 8 * lane, columns)) = fp8_pair(words[0], words[1]);
-    }
-    __syncthreads();
-    auto* to = reinterpret_cast<__nv_fp8_storage_t*>(q.to.columns) + (size_t)first_column * q.N + first_token;
-    for (int c = 8 * warp; c < columns; c += 8 * num_warps) {
-        fp8_store_columns(to, shared.tile, c, columns, q.C - first_column, q.N - first_token, q.N);
-    }
-    seen.store(q.to);
-}
-
-template <class F, class Source>
-void quantize5(const QuantizeArgs<F>& q, const Source& source, cudaStream_t stream, int block_size) {
-    require(q.C % 16 == 0 && q.N % 16 == 0 && q.to.columns && block_size <= 512);
-    size_t num_blocks =
-        ceil_div((size_t)q.N, (size_t)FP8_TILE_TOKENS) * ceil_div((size_t)q.C, (size_t)QuantizeSMem::COLUMNS);
-    require(num_blocks <= INT_MAX);
-    auto kernel = quantize_kernel5<F, Source>;
-    kernel<<<(unsigned)num_blocks, block_size, 0, stream>>>(q, source);
-    cudaCheck(cudaGetLastError());
-}
-#endif
-
 #ifndef PROMOTED_ONLY // another op that includes this file uses kernels 3 and 5 only
 
 // ---- kernel 1: one thread per element, an atomic each ----
@@ -191,8 +114,37 @@ void quantize2(const QuantizeArgs<F>& q, const Source& source, cudaStream_t stre
     kernel<<<(unsigned)num_blocks, block_size, 0, stream>>>(q, source);
     cudaCheck(cudaGetLastError());
 }
+#endif
 
-#if !defined(ENABLE_FP32)
+// ---- kernel 3: persistent, as many blocks as fit on the GPU at once, so there are few atomics ----
+
+template <class F, class Source> __global__ void quantize_kernel3(QuantizeArgs<F> q, Source source) {
+    Fp8Seen<F> seen(q.to);
+    size_t n = (size_t)q.N * q.C, stride = (size_t)gridDim.x * blockDim.x * x128::size;
+    for (size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * x128::size; i < n; i += stride) {
+        x128 x = source.vector(i);
+        uint32_t words[x128::size / 4];
+        seen.store_vector(q.to.rows + i, words, x);
+        if (q.beside) { store128(q.beside + i, x); }
+    }
+    seen.store(q.to);
+}
+
+template <class F, class Source>
+void quantize3(const QuantizeArgs<F>& q, const Source& source, cudaStream_t stream, int block_size) {
+    require(q.C % 16 == 0 && !q.to.columns);
+    int per_sm;
+    auto kernel = quantize_kernel3<F, Source>;
+    cudaCheck(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_sm, kernel, block_size, 0));
+    size_t most = ceil_div((size_t)q.N * q.C, (size_t)x128::size * block_size);
+    int num_blocks = (int)std::min(most, (size_t)num_multiprocessors() * per_sm);
+    kernel<<<num_blocks, block_size, 0, stream>>>(q, source);
+    cudaCheck(cudaGetLastError());
+}
+
+#if !defined(ENABLE_FP32) // a vector is 8 elements
+
+#ifndef PROMOTED_ONLY
 
 // ---- kernel 4: the transposed copy by 64x32 tiles in shared memory, byte by byte ----
 
@@ -230,6 +182,57 @@ template <class F, class Source> void quantize4(const QuantizeArgs<F>& q, const 
     cudaCheck(cudaGetLastError());
 }
 #endif
+
+// ---- kernel 5: the transposed copy by pairs of tokens: 16 bits, which ldmatrix transposes; tiles of 64x256 ----
+
+struct QuantizeSMem {
+    static constexpr int COLUMNS = 256;
+    unsigned char tile[FP8_TILE_PAIRS * (2 * COLUMNS + 16) + FP8_TILE_PAIRS / 8 * 32]; // fp8_tile_bytes(COLUMNS)
+};
+
+template <class F, class Source> __global__ void __launch_bounds__(512)
+    quantize_kernel5(QuantizeArgs<F> q, Source source) {
+    __shared__ alignas(16) QuantizeSMem shared;
+    const int columns = QuantizeSMem::COLUMNS;
+    int num_columns = ceil_div(q.C, columns), first_token = blockIdx.x / num_columns * FP8_TILE_TOKENS;
+    int first_column = blockIdx.x % num_columns * columns;
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32, num_warps = blockDim.x / 32, column = first_column + 8 * lane;
+    Fp8Seen<F> seen(q.to);
+    for (int pair = warp; pair < FP8_TILE_PAIRS; pair += num_warps) {
+        int token = first_token + fp8_first_token(pair, q.to.in_order);
+        uint32_t words[2][2] = {};
+        if (token < q.N && column < q.C) { // both of the pair, because N % 16 == 0
+#pragma unroll
+            for (int second = 0; second < 2; second++) {
+                size_t i = (size_t)(token + second * fp8_pair_distance(q.to.in_order)) * q.C + column;
+                x128 x = source.vector(i);
+                seen.store_vector(q.to.rows + i, words[second], x);
+                if (q.beside) { store128(q.beside + i, x); }
+            }
+        }
+        *reinterpret_cast<uint4*>(fp8_tile_at(shared.tile, pair, 8 * lane, columns)) = fp8_pair(words[0], words[1]);
+    }
+    __syncthreads();
+    auto* to = reinterpret_cast<__nv_fp8_storage_t*>(q.to.columns) + (size_t)first_column * q.N + first_token;
+    for (int c = 8 * warp; c < columns; c += 8 * num_warps) {
+        fp8_store_columns(to, shared.tile, c, columns, q.C - first_column, q.N - first_token, q.N);
+    }
+    seen.store(q.to);
+}
+
+template <class F, class Source>
+void quantize5(const QuantizeArgs<F>& q, const Source& source, cudaStream_t stream, int block_size) {
+    require(q.C % 16 == 0 && q.N % 16 == 0 && q.to.columns && block_size <= 512);
+    size_t num_blocks =
+        ceil_div((size_t)q.N, (size_t)FP8_TILE_TOKENS) * ceil_div((size_t)q.C, (size_t)QuantizeSMem::COLUMNS);
+    require(num_blocks <= INT_MAX);
+    auto kernel = quantize_kernel5<F, Source>;
+    kernel<<<(unsigned)num_blocks, block_size, 0, stream>>>(q, source);
+    cudaCheck(cudaGetLastError());
+}
+#endif
+
+#ifndef PROMOTED_ONLY
 
 // ---- kernel 6: not fused: gelu_forward or gelu_backward, then kernel 3 or 5 ----
 
