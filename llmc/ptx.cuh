@@ -456,6 +456,13 @@ __device__ inline void stmatrix_x4(uint32_t address, const uint32_t r[4]) {
               : "memory");
 }
 
+// The same, with every matrix transposed on the way.
+__device__ inline void stmatrix_x4_trans(uint32_t address, const uint32_t r[4]) {
+    PTX_SM90A("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};\n" ::"r"(address), "r"(r[0]),
+              "r"(r[1]), "r"(r[2]), "r"(r[3])
+              : "memory");
+}
+
 // ---- bulk copies: one thread copies contiguous bytes, a multiple of 16; all addresses are aligned to 16 ----
 
 // Starts the copy; its bytes arrive at `barrier`.

@@ -533,9 +533,14 @@ void emulation_wgmma_wait(int pending) {
 struct MatrixStore {
     size_t offset;
     const uint32_t* r;
+    bool transposed;
     Fiber* fiber;
     void* pc;
 };
+// Element (row, column) of matrix j as the lanes hold it.
+static uint16_t matrix_element(void* const* args, int j, int row, int column) {
+    return (uint16_t)(((MatrixStore*)args[row * 4 + column / 2])->r[j] >> column % 2 * 16);
+}
 static void store_matrices(void* const* args, unsigned lanes) {
     if (lanes != 0xFFFFFFFFu) {
         MatrixStore* first = (MatrixStore*)args[__builtin_ctz(lanes)];
@@ -545,19 +550,27 @@ static void store_matrices(void* const* args, unsigned lanes) {
     for (int j = 0; j < 4; j++) {
         for (int row = 0; row < 8; row++) {
             MatrixStore* store = (MatrixStore*)args[8 * j + row];
-            uint32_t words[4];
-            for (int i = 0; i < 4; i++) { words[i] = ((MatrixStore*)args[row * 4 + i])->r[j]; }
+            uint16_t elements[8];
+            for (int i = 0; i < 8; i++) {
+                elements[i] = store->transposed ? matrix_element(args, j, i, row) : matrix_element(args, j, row, i);
+            }
             char* to = store->fiber->block->shared + store->offset;
             check_access_of(store->fiber, to, 16, ACCESS_WRITE, store->pc);
-            memcpy(to, words, 16);
+            memcpy(to, elements, 16);
         }
     }
 }
-void stmatrix_x4(uint32_t address, const uint32_t r[4]) {
-    MatrixStore store = {address, r, emulation_now, __builtin_return_address(0)};
+static void store_matrix(uint32_t address, const uint32_t r[4], bool transposed, void* pc) {
+    MatrixStore store = {address, r, transposed, emulation_now, pc};
     if (address % 16 != 0) {
         report("stmatrix with an address that is not aligned to 16 bytes", store.fiber, store.pc, NULL, NULL);
         end_launch(NULL);
     }
     warp_collective(0xFFFFFFFFu, store_matrices, &store, store.pc);
+}
+void stmatrix_x4(uint32_t address, const uint32_t r[4]) {
+    store_matrix(address, r, false, __builtin_return_address(0));
+}
+void stmatrix_x4_trans(uint32_t address, const uint32_t r[4]) {
+    store_matrix(address, r, true, __builtin_return_address(0));
 }

@@ -41,3 +41,4 @@ void wgmma_commit();
 void emulation_wgmma_wait(int pending);
 
 void stmatrix_x4(uint32_t address, const uint32_t r[4]);
+void stmatrix_x4_trans(uint32_t address, const uint32_t r[4]);
