@@ -3,21 +3,23 @@
    kind 0, forward     out (N,OC) floatX = inp (N,C) weight (OC,C)^T + bias (OC) floatX
    kind 1, 3, dX       dinp (N,C) floatX = dout (N,OC) columns of the weight (C,OC)^T
    kind 2, 4, dW       dweight (OC,C) float += columns of dout (OC,N) columns of inp (C,N)^T
-   kind 5, GELU        rows (N,OC) and columns (OC,N) e4m3 = gelu(inp (N,C) weight (OC,C)^T + bias (OC)), with amax (1)
-                       float and num_saturated (1) int inout, as quantize has them; scale (1) float in
-   N = B*T. dout is e5m2 in kinds 1 and 2, all other operands are e4m3. `columns` are what quantize and layernorm_quantize
-   store beside the rows, see fp8.cuh: the tensor cores of Hopper want k, the dimension of the sum, contiguous in both
-   operands, so all three are the same product, written as
+   kind 5, 6, GELU     rows (N,OC) and columns (OC,N) = gelu(that of kind 0); 6: slope (N,OC) floatX out, GELU's slope
+   kind 7, 8, dX       rows (N,C) and columns (C,N) = dX times slope (N,C) floatX in
+   N = B*T. dout is e5m2 in kinds 1, 2 and 7, all other operands are e4m3. rows and columns have the type of dout, or
+   e4m3; with them come scale (1) float in, amax (1) float and num_saturated (1) int inout, as in quantize.
+
+   `columns` are what quantize and layernorm_quantize store beside the rows, see fp8.cuh: the tensor cores of Hopper
+   want k, the dimension of the sum, contiguous in both operands. So all of these are the same product, written as
 
    out (M,N) = a (M,K) b (N,K)^T * a_scale * b_scale + bias | a_scale, b_scale (1) float in: one per tensor
 
-   Bound: compute, 2*M*N*K FLOPs. Constraint: C % 16 == 0, OC % 16 == 0; in kinds 2, 4 and 5 N % 16 == 0, too.
+   Bound: compute, 2*M*N*K FLOPs. Constraint: C % 16 == 0, OC % 16 == 0; N % 16 == 0, except in kinds 0, 1 and 3.
    Error to the fp64 product of the quantised values, whose size is 1 here: an ulp of floatX, and what the tensor cores
    lose. They keep 14 bits of the terms of a sum, aligned to the largest (DeepSeek-AI 2024, arXiv:2412.19437, section
-   3.5.2): with q = 2^-13, a wgmma of 32 products loses up to q of the sum so far. With partial sums of 128 products, 0.5%
-   (40 q) of a sum of terms of one sign, and 2% (160 q) of 1, where terms cancel. With one sum over K (kernels 0, 2, 4, 6
-   and 7) 1 + K/1280 times as much. Kind 5: rows and columns must be what the CPU makes of a number that close to the exact
-   one, times 1.13, GELU's largest slope.
+   3.5.2): with q = 2^-13, a wgmma of 32 products loses up to q of the sum so far. With partial sums of 128 products,
+   0.5% (40 q) of a sum of terms of one sign, and 2% (160 q) of 1, where terms cancel. With one sum over K (all kernels
+   but 1, 3 and 5) 1 + K/1280 times as much. rows and columns must be what the CPU makes of a number that close to the
+   exact one, times 1.13, GELU's largest slope.
    Source: Micikevicius et al. 2022, arXiv:2209.05433; partial sums in fp32: DeepSeek-AI 2024, section 3.3.2; wgmma and
    TMA: the PTX ISA; tiles: gemm.cuh.
 
@@ -30,7 +32,13 @@
      5  4 with partial sums of 128 products in fp32
      6  not fused: 4, then kernel 5 of quantize with GELU (kind 5)
      7  4 with GELU and both e4m3 copies in the epilogue (kind 5)
+     8  7 that saves GELU's slope (kind 6)
+     9  not fused: 4, then kernel 5 of quantize, times the slope (kinds 7, 8)
+    10  4 times the slope, with both copies in the epilogue (kinds 7, 8)
      kind 5: forward with GELU in e4m3, with the transposed copy
+     kind 6: 5 with GELU's slope saved
+     kind 7: 1 times GELU's slope in e5m2, with the transposed copy
+     kind 8: 3 times GELU's slope in e4m3, with the transposed copy
 
    nvcc -O3 --use_fast_math matmul_fp8.cu -lcublasLt -o matmul_fp8      (or: make matmul_fp8)
    ./matmul_fp8 5                check kernel 5 against the CPU and time it
@@ -153,8 +161,8 @@ template <class G> __device__ inline void matmul_fp8_add(float (&sum)[G::PARTS][
 }
 
 // ---- kernel 5: partial sums of 128 products in the tensor cores, added to a sum in fp32 registers ----
-// A stage of the ring has 128 of K, so each stage is a partial sum of its own. The registers hold both, so a consumer has
-// 64 rows of 192 columns at most: 96 accumulators twice. While one consumer adds, the other one multiplies.
+// A stage of the ring has 128 of K, so each stage is a partial sum of its own. The registers hold both, so a consumer
+// has 64 rows of 192 columns at most: 96 accumulators twice. While one consumer adds, the other one multiplies.
 
 template <class G> __device__ inline void matmul_fp8_multiply_split(float (&sum)[G::PARTS][G::COLUMNS / 2],
                                                                     GemmSMem<G>& smem, int first_row, int num_steps,
@@ -183,6 +191,7 @@ template <class G> __device__ inline void matmul_fp8_multiply_split(float (&sum)
 
 // out (M,N) floatX, by gemm.cuh
 struct MatmulFp8Stored {
+    static constexpr int EXTRAS = 0, SHARED_BYTES = 0;
     struct State {
         __device__ State(const MatmulFp8Stored&) {}
     };
@@ -197,6 +206,7 @@ struct MatmulFp8Stored {
 
 // added to a matrix of floats
 struct MatmulFp8Added {
+    static constexpr int EXTRAS = 0, SHARED_BYTES = 0;
     float* to; // (M,N)
     struct State {
         __device__ State(const MatmulFp8Added&) {}
@@ -212,8 +222,8 @@ struct MatmulFp8Added {
 
 // Kernels 4 and 5: as gemm_forms_sm90_kernel, with another type of result. `split`: see kernel 5.
 template <class G, bool split, class Result> __global__ void __launch_bounds__(384, 1)
-    matmul_fp8_sm90_kernel4(const __grid_constant__ GemmMaps maps, GemmScaledBias<0> epilogue, Result result, int M,
-                            int N, int K, int num_tiles) {
+    matmul_fp8_sm90_kernel4(const __grid_constant__ GemmMaps maps, GemmScaledBias<Result::EXTRAS> epilogue,
+                            Result result, int M, int N, int K, int num_tiles) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     extern __shared__ __align__(256) unsigned char gemm_dynamic[];
     GemmSMem<G>& smem = gemm_smem<G>(gemm_dynamic);
@@ -239,7 +249,7 @@ template <class G, bool split, class Result> __global__ void __launch_bounds__(3
         float sum[G::PARTS][G::COLUMNS / 2];
         GemmTile tile = gemm_tile<G>(index, M, N, rank);
         int row = tile.row + first_row + warp % 4 * 16;
-        GemmColumns<G, GemmScaledBias<0>> columns;
+        GemmColumns<G, GemmScaledBias<Result::EXTRAS>> columns = {}; // stay zeros with GEMM_NO_BIAS
         gemm_prepare(columns, epilogue, smem, maps.residual, row, tile.column, N, box);
         if constexpr (split) {
             matmul_fp8_multiply_split<G>(sum, smem, first_row, num_steps, i);
@@ -257,17 +267,20 @@ template <class G, bool split, class Result> __global__ void __launch_bounds__(3
 }
 
 template <class G, bool split, class A, class Result>
-static void matmul_fp8_launch4(const MatmulFp8Args<A>& p, const Result& result, cudaStream_t stream) {
+static void matmul_fp8_launch4(const MatmulFp8Args<A>& p, const Result& result, cudaStream_t stream,
+                               floatX* second = NULL, const floatX* residual = NULL) {
     typedef MatmulFp8Tiles<G, A> Tiles;
+    const int bytes = GemmSMem<Tiles>::bytes() + Result::SHARED_BYTES;
+    static_assert(bytes <= 227 << 10, "all that compute capability 9.0 has");
     require(has_sm90a()); // nvcc -gencode arch=compute_90a,code=sm_90a
     require(p.K % 16 == 0 && p.N % 8 == 0);
     // gemm.cuh addresses two fp8 elements as one floatX
-    GemmArgs g = {p.out, NULL, (const floatX*)p.a, (const floatX*)p.b, NULL, p.M, p.N, p.K / 2};
-    GemmScaledBias<0> epilogue = {p.a_scale, p.b_scale, p.bias, NULL, NULL, 0, 0, 0, 0};
+    GemmArgs g = {p.out, second, (const floatX*)p.a, (const floatX*)p.b, residual, p.M, p.N, p.K / 2};
+    GemmScaledBias<Result::EXTRAS> epilogue = {p.a_scale, p.b_scale, p.bias, NULL, NULL, 0, 0, 0, 0};
     int num_tiles = gemm_num_tiles<Tiles>(g.M, g.N, g.K),
         num_clusters = min(num_tiles, num_multiprocessors() / G::CLUSTER);
-    gemm_start(matmul_fp8_sm90_kernel4<Tiles, split, Result>, num_clusters * G::CLUSTER, G::CLUSTER,
-               GemmSMem<Tiles>::bytes(), true, stream, gemm_maps<Tiles>(g), epilogue, result, g.M, g.N, g.K, num_tiles);
+    gemm_start(matmul_fp8_sm90_kernel4<Tiles, split, Result>, num_clusters * G::CLUSTER, G::CLUSTER, bytes, true,
+               stream, gemm_maps<Tiles>(g), epilogue, result, g.M, g.N, g.K, num_tiles);
 }
 template <class G, bool split, class A> static void matmul_fp8_launch4(const MatmulFp8Args<A>& p, cudaStream_t stream) {
     if (p.sum) { return matmul_fp8_launch4<G, split>(p, MatmulFp8Added{p.sum}, stream); }
@@ -301,9 +314,9 @@ void matmul_fp8_6(MatmulFp8Args<__nv_fp8_e4m3> p, const Fp8Tensor<__nv_fp8_e4m3>
     quantize5(q, QuantizeGelu{hidden}, stream, 256);
 }
 
-// ---- kernel 7: 4 with GELU and both e4m3 copies in the epilogue ----
-// A consumer takes its accumulators 64 rows at a time, through the memory of its boxes, from which it stores 16 bytes at a
-// time. A thread has columns 2t and 2t + 1 of rows g and g + 8 in each fragment of 8 columns. Quantised, they are a word:
+// ---- kernels 7, 8 and 10: both fp8 copies of the result in the epilogue ----
+// A consumer takes its accumulators in tiles of 64x64, through shared memory, from which it stores 16 bytes at a time.
+// A thread has columns 2t and 2t + 1 of rows g and g + 8 in each fragment of 8 columns. Quantised, they are a word:
 //
 //     byte                 0      1      2        3
 //     row, column       g,2t  g+8,2t  g,2t+1  g+8,2t+1
@@ -312,96 +325,178 @@ void matmul_fp8_6(MatmulFp8Args<__nv_fp8_e4m3> p, const Fp8Tensor<__nv_fp8_e4m3>
 // For `rows`, lanes 2i and 2i + 1 exchange words, and then have 4 neighbouring columns of rows g and g + 8, one lane in
 // this fragment, the other one in the next.
 
-struct MatmulFp8Tile { // of a consumer: 64 rows of 192 columns; the padding spreads rows over the banks
-    static constexpr int COLUMNS = 192;
-    __nv_fp8_storage_t rows[64][COLUMNS + 16];
-    __nv_fp8_storage_t columns[COLUMNS][64 + 16];
+struct MatmulFp8Tile { // of a consumer; the padding spreads rows over the banks
+    __nv_fp8_storage_t rows[64][64 + 16], columns[64][64 + 16];
 };
 
-struct MatmulFp8Gelu {
-    Fp8Tensor<__nv_fp8_e4m3> to;
-    struct State : Fp8Seen<__nv_fp8_e4m3> {
-        __device__ State(const MatmulFp8Gelu& result) : Fp8Seen(result.to) {}
+// The form: with 2 boxes per warp there is room for the tiles of both consumers.
+struct MatmulFp8Boxes2 : GemmPingPong192Pairs {
+    static constexpr int BOXES = 2;
+};
+
+enum MatmulFp8Mode {
+    MATMUL_FP8_MODE_GELU,       // x = gelu(y)
+    MATMUL_FP8_MODE_SAVE_SLOPE, // the same, and GELU's slope at y is stored to maps.second
+    MATMUL_FP8_MODE_TIMES_SLOPE // x = y * a matrix, of which maps.residual is the map
+};
+
+// x in type F, rows and columns
+template <class F, MatmulFp8Mode mode> struct MatmulFp8Quantised {
+    static constexpr int EXTRAS = mode == MATMUL_FP8_MODE_TIMES_SLOPE ? GEMM_RESIDUAL | GEMM_NO_BIAS : 0;
+    static constexpr int SHARED_BYTES = 2 * sizeof(MatmulFp8Tile);
+    typedef GemmScaledBias<EXTRAS> Epilogue;
+    Fp8Tensor<F> to;
+    struct State : Fp8Seen<F> {
+        __device__ State(const MatmulFp8Quantised& result) : Fp8Seen<F>(result.to) {}
     };
 
-    // The words of 16 columns from 16 * p on: fragments 2p and 2p + 1.
-    template <class G> __device__ void words(uint32_t (&words)[2], State& state, const float* sum,
-                                             const GemmScaledBias<0>& epilogue,
-                                             const GemmColumns<G, GemmScaledBias<0>>& columns, int p) const {
+    // The words of 16 columns, two fragments: sum has their accumulators, column 16 * p of the box is the first.
+    // slopes: the fragments of GELU's slope, read or written.
+    template <class G> __device__ void words(uint32_t (&words)[2], uint32_t (&slopes)[4], State& state,
+                                             const float* sum, const Epilogue& epilogue, typename Epilogue::Pair pair,
+                                             int p) const {
 #pragma unroll
         for (int j = 0; j < 2; j++) {
-            float two[2], v[4];
-            epilogue.columns(two, gemm_shuffle(columns.pairs[p / 4], p % 4 * 8 + 4 * j + threadIdx.x % 4));
+            float two[2] = {}, v[4], slope[4];
+            if constexpr (mode == MATMUL_FP8_MODE_TIMES_SLOPE) {
+                float2 upper = unpack_16x2(slopes[2 * j], floatX()), lower = unpack_16x2(slopes[2 * j + 1], floatX());
+                slope[0] = upper.x, slope[1] = upper.y, slope[2] = lower.x, slope[3] = lower.y;
+            } else {
+                epilogue.columns(two, gemm_shuffle(pair, 8 * p + 4 * j + threadIdx.x % 4));
+            }
 #pragma unroll
             for (int i = 0; i < 4; i++) {
-                float y = gelu(epilogue.value(sum[8 * p + 4 * j + i], {}, two[i % 2]));
-                v[i] = state.scaled((float)(floatX)y);
+                float y = epilogue.value(sum[4 * j + i], {}, two[i % 2]), x;
+                if constexpr (mode == MATMUL_FP8_MODE_TIMES_SLOPE) { x = y * slope[i]; }
+                if constexpr (mode == MATMUL_FP8_MODE_SAVE_SLOPE) { x = gelu_and_slope(y, &slope[i]); }
+                if constexpr (mode == MATMUL_FP8_MODE_GELU) { x = gelu(y); }
+                v[i] = state.scaled((float)(floatX)x);
             }
-            words[j] = pack_e4m3x4(v[0], v[2], v[1], v[3]);
+            if constexpr (mode == MATMUL_FP8_MODE_SAVE_SLOPE) { gemm_pack(slopes + 2 * j, slope); }
+            words[j] = Fp8<F>::pack(v[0], v[2], v[1], v[3]);
         }
     }
-    // Stores them to the tile's rows. at: where the tile has row g of this warp.
-    __device__ void store_rows(__nv_fp8_storage_t* at, const uint32_t (&words)[2], int p) const {
+    // Stores them to the tile's rows. at: where the tile has the first of these columns, in row g of this warp.
+    __device__ void store_rows(__nv_fp8_storage_t* at, const uint32_t (&words)[2]) const {
         bool odd = threadIdx.x & 1;
         // the rows' halves: columns 2t, 2t + 1 of row g, of row g + 8
         uint32_t first = __byte_perm(words[0], 0, 0x3120), second = __byte_perm(words[1], 0, 0x3120);
         uint32_t got = __shfl_xor_sync(0xFFFFFFFFu, odd ? first : second, 1);
         uint32_t left = odd ? got : first, right = odd ? second : got;
         // t = 0 and 2 have columns 0-3 and 4-7 of the 16, t = 1 and 3 columns 8-11 and 12-15
-        __nv_fp8_storage_t* to = at + 16 * p + (odd ? 8 : 0) + threadIdx.x % 4 / 2 * 4;
-        *reinterpret_cast<uint32_t*>(to) = __byte_perm(left, right, 0x5410);
-        *reinterpret_cast<uint32_t*>(to + 8 * (MatmulFp8Tile::COLUMNS + 16)) = __byte_perm(left, right, 0x7632);
+        __nv_fp8_storage_t* p = at + (odd ? 8 : 0) + threadIdx.x % 4 / 2 * 4;
+        *reinterpret_cast<uint32_t*>(p) = __byte_perm(left, right, 0x5410);
+        *reinterpret_cast<uint32_t*>(p + 8 * sizeof(MatmulFp8Tile().rows[0])) = __byte_perm(left, right, 0x7632);
     }
     // All threads of the consumer store the tile, whose first element is in this row and column, 16 bytes at a time.
     __device__ void store_tile(const MatmulFp8Tile& tile, int row, int column, int M, int N) const {
-        const int row_chunks = MatmulFp8Tile::COLUMNS / 16;
-        for (int i = threadIdx.x % 128; i < 64 * row_chunks; i += 128) {
-            int r = i / row_chunks, c = i % row_chunks * 16;
-            if (row + r < M && column + c < N) {
-                *reinterpret_cast<uint4*>(to.rows + (size_t)(row + r) * N + column + c) =
-                    *reinterpret_cast<const uint4*>(&tile.rows[r][c]);
+#pragma unroll 1 // unrolled, the addresses of all tiles would need more registers than there are
+        for (int i = threadIdx.x % 128; i < 64 * 4; i += 128) {
+            int line = i / 4, chunk = i % 4 * 16;
+            if (row + line < M && column + chunk < N) {
+                *reinterpret_cast<uint4*>(to.rows + (size_t)(row + line) * N + column + chunk) =
+                    *reinterpret_cast<const uint4*>(&tile.rows[line][chunk]);
             }
-        }
-        for (int i = threadIdx.x % 128; i < MatmulFp8Tile::COLUMNS * 4; i += 128) {
-            int c = i / 4, r = i % 4 * 16;
-            if (row + r < M && column + c < N) {
-                *reinterpret_cast<uint4*>(to.columns + (size_t)(column + c) * M + row + r) =
-                    *reinterpret_cast<const uint4*>(&tile.columns[c][r]);
+            if (column + line < N && row + chunk < M) {
+                *reinterpret_cast<uint4*>(to.columns + (size_t)(column + line) * M + row + chunk) =
+                    *reinterpret_cast<const uint4*>(&tile.columns[line][chunk]);
             }
         }
     }
     template <class G> __device__ void store(State& state, float (&sum)[G::PARTS][G::COLUMNS / 2],
-                                             const GemmScaledBias<0>& epilogue,
-                                             const GemmColumns<G, GemmScaledBias<0>>& columns, GemmSMem<G>& smem,
-                                             const GemmMaps&, int row, int column, int M, int N, int&) const {
-        static_assert(G::COLUMNS == MatmulFp8Tile::COLUMNS && G::READERS == 4, "a tile is one consumer's");
-        static_assert(sizeof(MatmulFp8Tile) <= 4 * sizeof(smem.boxes[0]), "the boxes of its four warps");
-        int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4, consumer = threadIdx.x / 128 - 1;
-        auto& tile = *reinterpret_cast<MatmulFp8Tile*>(smem.boxes[4 * consumer]);
-        auto barrier = [&] { consumer == 0 ? named_barrier_sync(1, 128) : named_barrier_sync(2, 128); };
+                                             const Epilogue& epilogue, const GemmColumns<G, Epilogue>& columns,
+                                             GemmSMem<G>& smem, const GemmMaps& maps, int row, int column, int M, int N,
+                                             int& box) const {
+        static_assert(G::READERS == 4, "a tile is one consumer's");
+        const int num_columns = G::COLUMNS / 64, num_boxes = G::PARTS * num_columns;
+        int lane = threadIdx.x % 32, warp = threadIdx.x / 32 - 4, first_box = box;
+        auto& tile = reinterpret_cast<MatmulFp8Tile*>(&smem + 1)[warp / 4];
+        auto barrier = [&] { warp < 4 ? named_barrier_sync(1, 128) : named_barrier_sync(2, 128); };
+        uint32_t lane_at = lane % 16 * 128 + (lane / 16 ^ lane % 8) * 16; // in a box of slopes, as in gemm_store
 #pragma unroll
-        for (int m = 0; m < G::PARTS; m++) {
+        for (int n = 0; n < num_boxes; n++, box++) {
+            const int m = n / num_columns, q = n % num_columns;
+            int slot = box % G::BOXES, box_row = row + 64 * m, box_column = column + 64 * q;
+            uint32_t at = shared_address(smem.boxes[warp][slot]) + lane_at;
+            if (mode == MATMUL_FP8_MODE_TIMES_SLOPE) { mbarrier_wait(&smem.box_full[warp][slot], box / G::BOXES % 2); }
+            if (mode == MATMUL_FP8_MODE_SAVE_SLOPE) {
+                if (lane == 0) { tma_store_wait<G::BOXES - 1>(); }
+                __syncwarp();
+            }
 #pragma unroll
-            for (int p = 0; p < G::COLUMNS / 16; p += 2) { // 32 columns, of which stmatrix stores 4 matrices
+            for (int p = 0; p < 4; p += 2) { // 32 columns, of which stmatrix stores 4 matrices
                 uint32_t fragments[2][2];
 #pragma unroll
                 for (int i = 0; i < 2; i++) {
-                    words<G>(fragments[i], state, sum[m], epilogue, columns, p + i);
-                    store_rows(&tile.rows[16 * warp + lane / 4][0], fragments[i], p + i);
+                    uint32_t slopes[4];
+                    if (mode == MATMUL_FP8_MODE_TIMES_SLOPE) { ldmatrix_x4(slopes, at ^ (p + i) << 5); }
+                    words<G>(fragments[i], slopes, state, sum[m] + 32 * q + 8 * (p + i), epilogue, columns.pairs[q],
+                             p + i);
+                    if (mode == MATMUL_FP8_MODE_SAVE_SLOPE) { stmatrix_x4(at ^ (p + i) << 5, slopes); }
+                    store_rows(&tile.rows[warp % 4 * 16 + lane / 4][16 * (p + i)], fragments[i]);
                 }
-                stmatrix_x4_trans(shared_address(&tile.columns[16 * p + lane][16 * warp]), fragments[0]);
+                stmatrix_x4_trans(shared_address(&tile.columns[16 * p + lane][warp % 4 * 16]), fragments[0]);
             }
+            if (mode != MATMUL_FP8_MODE_GELU) {
+                tma_store_fence();
+            } // the box was read, or written, by ordinary accesses
             barrier();
-            store_tile(tile, row - 16 * warp + 64 * m, column, M, N);
+            if (mode == MATMUL_FP8_MODE_SAVE_SLOPE && lane == 0) {
+                tma_store_2d(&maps.second, smem.boxes[warp][slot], box_column, box_row);
+                tma_store_commit();
+            }
+            if (mode == MATMUL_FP8_MODE_TIMES_SLOPE && lane == 0 && n + G::BOXES < num_boxes) {
+                gemm_load_box<G>(smem, maps.residual, row, column, n + G::BOXES, first_box);
+            }
+            store_tile(tile, row + 64 * m - warp % 4 * 16, box_column, M, N);
             barrier(); // the tile may be overwritten
         }
     }
     __device__ void end(State& state) const { state.store_warp(to); }
 };
 
-void matmul_fp8_7(const MatmulFp8Args<__nv_fp8_e4m3>& p, const Fp8Tensor<__nv_fp8_e4m3>& to, cudaStream_t stream) {
+template <MatmulFp8Mode mode, class A, class F>
+static void matmul_fp8_quantised(const MatmulFp8Args<A>& p, const Fp8Tensor<F>& to, floatX* second,
+                                 const floatX* residual, cudaStream_t stream) {
     require(p.M % 16 == 0 && p.N % 16 == 0);
-    matmul_fp8_launch4<GemmPingPong192Pairs, false>(p, MatmulFp8Gelu{to}, stream);
+    matmul_fp8_launch4<MatmulFp8Boxes2, false>(p, MatmulFp8Quantised<F, mode>{to}, stream, second, residual);
+}
+
+// rows, columns = gelu(y)
+void matmul_fp8_7(const MatmulFp8Args<__nv_fp8_e4m3>& p, const Fp8Tensor<__nv_fp8_e4m3>& to, cudaStream_t stream) {
+    matmul_fp8_quantised<MATMUL_FP8_MODE_GELU>(p, to, NULL, NULL, stream);
+}
+// the same; slope (M,N) = GELU's slope at y, for the backward pass
+void matmul_fp8_8(const MatmulFp8Args<__nv_fp8_e4m3>& p, const Fp8Tensor<__nv_fp8_e4m3>& to, floatX* slope,
+                  cudaStream_t stream) {
+    matmul_fp8_quantised<MATMUL_FP8_MODE_SAVE_SLOPE>(p, to, slope, NULL, stream);
+}
+
+// ---- kernel 9: not fused: kernel 4, then times the slope and both copies by kernel 5 of quantize ----
+
+struct MatmulFp8TimesSlope { // what is quantised, see QuantizeCopy
+    const floatX *inp, *slope;
+    __device__ x128 vector(size_t i) const {
+        x128 x = load128(inp + i), s = load128(slope + i);
+        for (int k = 0; k < x128::size; k++) { x[k] = (floatX)((float)x[k] * (float)s[k]); }
+        return x;
+    }
+};
+
+// hidden (M,N) is scratch
+template <class A> void matmul_fp8_9(MatmulFp8Args<A> p, const Fp8Tensor<A>& to, const floatX* slope, floatX* hidden,
+                                     cudaStream_t stream) {
+    p.out = hidden;
+    matmul_fp8_4(p, MATMUL_FP8_PING_PONG_192, stream);
+    QuantizeArgs<A> q = {to, NULL, p.M, p.N};
+    quantize5(q, MatmulFp8TimesSlope{hidden, slope}, stream, 256);
+}
+
+// ---- kernel 10: dX times the slope that kernel 8 has saved, in the type of dout ----
+
+template <class A>
+void matmul_fp8_10(const MatmulFp8Args<A>& p, const Fp8Tensor<A>& to, const floatX* slope, cudaStream_t stream) {
+    matmul_fp8_quantised<MATMUL_FP8_MODE_TIMES_SLOPE>(p, to, NULL, slope, stream);
 }
 #endif
 
@@ -440,7 +535,17 @@ template <class A> static void declare_kernels(Bench& b, const MatmulFp8Args<A>&
 #endif
 }
 
-enum { MATMUL_FP8_FORWARD, MATMUL_FP8_DX, MATMUL_FP8_DW, MATMUL_FP8_DX_E4M3, MATMUL_FP8_DW_E4M3, MATMUL_FP8_GELU };
+enum {
+    MATMUL_FP8_FORWARD,
+    MATMUL_FP8_DX,
+    MATMUL_FP8_DW,
+    MATMUL_FP8_DX_E4M3,
+    MATMUL_FP8_DW_E4M3,
+    MATMUL_FP8_GELU,
+    MATMUL_FP8_GELU_SLOPE,
+    MATMUL_FP8_DX_SLOPE,
+    MATMUL_FP8_DX_SLOPE_E4M3
+};
 const float MATMUL_FP8_Q = 1.0f / (1 << 13); // see the top of the file
 
 // The inputs of a product, and its reference.
@@ -509,52 +614,86 @@ template <class A> static void declare_as(Bench& b, int kind, int which, bool is
     declare_kernels(b, MatmulFp8Args<A>{out, sum, x.a, x.b, x.a_scale, x.b_scale, x.bias, M, N, K});
 }
 
-static void declare_gelu(Bench& b, int which) {
-    typedef __nv_fp8_e4m3 F;
-    int M = b.B * b.T, N = b.V, K = b.C;
+// The kinds whose result is quantised: in the type of a.
+template <class A> static void declare_quantised(Bench& b, int kind, int which) {
+    bool is_forward = kind <= MATMUL_FP8_GELU_SLOPE, saves_slope = kind == MATMUL_FP8_GELU_SLOPE;
+    int M = b.B * b.T, N = is_forward ? b.V : b.C, K = is_forward ? b.C : b.V;
     size_t n = (size_t)M * N;
-    MatmulFp8Inputs<F> x = declare_inputs<F>(b, which, M, N, K, true);
-    Buffer<float> scale = b.input_from<float>("scale", 1, [](float* values) { values[0] = 448.0f / 4.0f; });
-    // of GELU's result before it is rounded; 1.13: its largest slope. Kernel 6 rounds GELU's argument to floatX.
+    MatmulFp8Inputs<A> x = declare_inputs<A>(b, which, M, N, K, is_forward);
+    Buffer<float> scale = b.input_from<float>("scale", 1, [](float* to) { to[0] = Fp8<A>::LARGEST / 4.0f; });
+    Buffer<floatX> slope = {NULL, NULL};
+    // of the result before it is rounded; 1.13: GELU's largest slope. Kernels 6 and 9 round the product to floatX.
     Tolerance exact = {1.13f * 160 * MATMUL_FP8_Q, 1.13f * 40 * MATMUL_FP8_Q + ulp_of<floatX>()};
-    Buffer<F> rows = fp8_output<F>(b, "rows", n, scale, exact), columns = fp8_output<F>(b, "columns", n, scale, exact);
+    // 1.2: its largest second derivative; see gelu_and_slope()
+    Tolerance of_slope = {1.2f * 160 * MATMUL_FP8_Q + 2e-4f, exact.rtol};
+    if (saves_slope) { slope = b.output<floatX>("slope", n, of_slope); }
+    if (!is_forward) {
+        slope = b.input_from<floatX>("slope", n, [=, seed = b.next_seed()](float* to) {
+            bench_fill_normal(to, n, seed, 0.4f, 0.5f);
+            for (size_t i = 0; i < n; i++) { to[i] = fminf(fmaxf(to[i], -0.13f), 1.13f); }
+        });
+    }
+    Buffer<A> rows = fp8_output<A>(b, "rows", n, scale, exact), columns = fp8_output<A>(b, "columns", n, scale, exact);
     Buffer<int> num_saturated = fp8_num_saturated(b, rows, n, scale, exact);
     Buffer<float> amax = fp8_amax(b, exact);
     b.reference([=] {
-        std::vector<float> y = x.product();
-        gelu_forward_cpu(y.data(), y.data(), y.size());
+        std::vector<float> y = x.product(), ones(y.size(), 1.0f), slopes = y;
+        if (saves_slope) {
+            gelu_backward_cpu(slopes.data(), ones.data(), y.data(), y.size());
+            put_rows(slope.host, slopes, x.rows, N);
+        }
+        if (is_forward) {
+            gelu_forward_cpu(y.data(), y.data(), y.size());
+        } else {
+            slopes = rows_of(slope.host, x.rows, N);
+            for (size_t i = 0; i < y.size(); i++) { y[i] *= slopes[i]; }
+        }
         put_rows(rows.host, y, x.rows, N);
         fp8_transpose_cpu(columns.host, rows.host, M, N, false);
         if (x.rows.size() == (size_t)M) { fp8_amax_cpu(amax.host, rows.host, n); }
     });
-    b.cost((double)M * K + (double)N * K + 2.0 * n, 2.0 * M * N * K);
+    b.cost((double)M * K + (double)N * K + (2.0 + (kind == MATMUL_FP8_GELU ? 0 : sizeof(floatX))) * n, 2.0 * M * N * K);
 #if !defined(ENABLE_FP32)
-    MatmulFp8Args<F> p = {NULL, NULL, x.a, x.b, x.a_scale, x.b_scale, x.bias, M, N, K};
-    Fp8Tensor<F> to = {rows, columns, false, scale, amax, num_saturated};
-    floatX* hidden = b.scratch<floatX>("hidden", n);
-    b.kernel(
-        6, "not fused: 4, then kernel 5 of quantize with GELU",
-        [=, stream = b.stream](int) { matmul_fp8_6(p, to, hidden, stream); }, {0}, -90);
-    b.coarser(1 + (float)K / 1280);
-    b.kernel_rate("e4m3", cublaslt_e4m3_rate);
-    b.kernel(
-        7, "4 with GELU and both e4m3 copies in the epilogue",
-        [=, stream = b.stream](int) { matmul_fp8_7(p, to, stream); }, {0}, -90);
-    b.coarser(1 + (float)K / 1280);
-    b.kernel_rate("e4m3", cublaslt_e4m3_rate);
+    MatmulFp8Args<A> p = {NULL, NULL, x.a, x.b, x.a_scale, x.b_scale, x.bias, M, N, K};
+    Fp8Tensor<A> to = {rows, columns, false, scale, amax, num_saturated};
+    cudaStream_t stream = b.stream;
+    auto variant = [&](int number, const char* what, std::function<void(int)> launch) {
+        b.kernel(number, what, launch, {0}, -90);
+        b.coarser(1 + (float)K / 1280);
+        b.kernel_rate("e4m3", cublaslt_e4m3_rate);
+    };
+    floatX* hidden = saves_slope ? NULL : (floatX*)b.scratch<floatX>("hidden", n);
+    if constexpr (!Fp8<A>::IS_E5M2) {
+        if (kind == MATMUL_FP8_GELU) {
+            variant(6, "not fused: 4, then kernel 5 of quantize with GELU",
+                    [=](int) { matmul_fp8_6(p, to, hidden, stream); });
+            return variant(7, "4 with GELU and both e4m3 copies in the epilogue",
+                           [=](int) { matmul_fp8_7(p, to, stream); });
+        }
+        if (saves_slope) {
+            return variant(8, "7 that saves GELU's slope", [=](int) { matmul_fp8_8(p, to, slope, stream); });
+        }
+    }
+    variant(9, "not fused: 4, then kernel 5 of quantize, times the slope",
+            [=](int) { matmul_fp8_9(p, to, slope, hidden, stream); });
+    variant(10, "4 times the slope, with both copies in the epilogue",
+            [=](int) { matmul_fp8_10(p, to, slope, stream); });
 #endif
 }
 
 static void declare(Bench& b) {
     int kind = b.kinds({"forward", "dX with an e5m2 gradient", "dW with an e5m2 gradient", "dX with an e4m3 gradient",
-                        "dW with an e4m3 gradient", "forward with GELU in e4m3, with the transposed copy"});
+                        "dW with an e4m3 gradient", "forward with GELU in e4m3, with the transposed copy",
+                        "5 with GELU's slope saved", "1 times GELU's slope in e5m2, with the transposed copy",
+                        "3 times GELU's slope in e4m3, with the transposed copy"});
     int which = b.cases({"normal", "terms of one sign", "one nonzero per row"});
     bool is_dw = kind == MATMUL_FP8_DW || kind == MATMUL_FP8_DW_E4M3;
     // where it matters, the number of tokens stays a multiple of 16
-    b.varies(is_dw || kind == MATMUL_FP8_GELU ? "BCV" : "BTCV");
+    b.varies(is_dw || kind >= MATMUL_FP8_GELU ? "BCV" : "BTCV");
     if (!b.dry) { cublaslt_open(); }
     b.matrix_rate(cublaslt_matrix_rate);
-    if (kind == MATMUL_FP8_GELU) { return declare_gelu(b, which); }
+    if (kind == MATMUL_FP8_DX_SLOPE) { return declare_quantised<__nv_fp8_e5m2>(b, kind, which); }
+    if (kind >= MATMUL_FP8_GELU) { return declare_quantised<__nv_fp8_e4m3>(b, kind, which); }
     bool is_e5m2 = kind == MATMUL_FP8_DX || kind == MATMUL_FP8_DW;
     is_e5m2 ? declare_as<__nv_fp8_e5m2>(b, kind, which, is_dw) : declare_as<__nv_fp8_e4m3>(b, kind, which, is_dw);
 }
@@ -573,5 +712,9 @@ int main(int argc, char** argv) {
                        with_kind(4, {5, 80, 208, 1, 144}),
                        with_kind(5, {1, 16, 16, 1, 16}),
                        with_kind(5, {1, 336, 272, 1, 208}),
-                       with_kind(5, {1, 272, 80, 1, 592})});
+                       with_kind(5, {1, 272, 80, 1, 592}),
+                       with_kind(6, {1, 272, 80, 1, 592}),
+                       with_kind(6, {1, 16, 272, 1, 208}),
+                       with_kind(7, {1, 336, 208, 1, 272}),
+                       with_kind(8, {1, 272, 592, 1, 80})});
 }
