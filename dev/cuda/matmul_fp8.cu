@@ -187,7 +187,9 @@ template <class G> __device__ inline void matmul_fp8_multiply_split(float (&sum)
     }
 }
 
-// ---- what kernels 4, 5 and 7 do with their accumulators: three types of result ----
+// ---- what is done with the accumulators: types of result, each with what it needs from gemm.cuh ----
+// EXTRAS are those of the epilogue. SHARED_BYTES of shared memory follow GemmSMem. A State belongs to a thread and lives as
+// long as the kernel.
 
 // out (M,N) floatX, by gemm.cuh
 struct MatmulFp8Stored {
@@ -314,7 +316,7 @@ void matmul_fp8_6(MatmulFp8Args<__nv_fp8_e4m3> p, const Fp8Tensor<__nv_fp8_e4m3>
     quantize5(q, QuantizeGelu{hidden}, stream, 256);
 }
 
-// ---- kernels 7, 8 and 10: both fp8 copies of the result in the epilogue ----
+// ---- kernels 7 and 8: both fp8 copies of the result in the epilogue ----
 // A consumer takes its accumulators in tiles of 64x64, through shared memory, from which it stores 16 bytes at a time.
 // A thread has columns 2t and 2t + 1 of rows g and g + 8 in each fragment of 8 columns. Quantised, they are a word:
 //
