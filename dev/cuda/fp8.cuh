@@ -219,20 +219,22 @@ Buffer<int> fp8_num_saturated(Bench& b, Buffer<F> x, size_t n, Buffer<float> sca
     Buffer<int> count = b.inout<int>("num_saturated", 1, start, {0, 0});
     if (b.dry) { return count; }
     b.state.buffers.back().compare = [=](double factor, std::string* wrong) {
-        int got, least = 3, most = 3;
+        int got;
+        std::atomic<int> least{3}, most{3};
         cudaCheck(cudaMemcpy(&got, count.dev, sizeof(got), cudaMemcpyDeviceToHost));
-        for (size_t i = 0; i < n; i++) {
-            if (bench_is_left_out(x.host[i])) {
-                most++;
-                continue;
+        bench_pieces(n, [&](size_t begin, size_t end) {
+            int sure = 0, possible = 0; // of this piece
+            for (size_t i = begin; i < end; i++) {
+                float want = fabsf(x.host[i]), off = fp8_off(want, tolerance, factor);
+                bool left_out = bench_is_left_out(x.host[i]);
+                sure += !left_out && (float)(floatX)(want - off) * scale.host[0] > Fp8<F>::LARGEST;
+                possible += left_out || (float)(floatX)(want + off) * scale.host[0] > Fp8<F>::LARGEST;
             }
-            float want = fabsf(x.host[i]), off = fp8_off(want, tolerance, factor);
-            least += fabsf((float)(floatX)(want - off) * scale.host[0]) > Fp8<F>::LARGEST;
-            most += (float)(floatX)(want + off) * scale.host[0] > Fp8<F>::LARGEST;
-        }
+            least += sure, most += possible;
+        });
         if (least <= got && got <= most) { return 0.0; }
         char text[128];
-        snprintf(text, sizeof(text), "num_saturated: got %d, want %d to %d", got, least, most);
+        snprintf(text, sizeof(text), "num_saturated: got %d, want %d to %d", got, (int)least, (int)most);
         *wrong += (wrong->empty() ? "" : "; ") + std::string(text);
         return (double)INFINITY;
     };
@@ -247,9 +249,13 @@ inline Buffer<float> fp8_amax(Bench& b, Tolerance tolerance) {
     return b.inout<float>("amax", 1, start, tolerance);
 }
 inline void fp8_amax_cpu(float* amax, const float* x, size_t n) {
-    float largest = 0x1p-20f;
-    for (size_t i = 0; i < n; i++) { largest = fmaxf(largest, fabsf((float)(floatX)x[i])); }
-    *amax = largest;
+    std::vector<float> largest(ceil_div(n, (size_t)4096), 0x1p-20f);
+    parallel_for(largest.size(), [&](size_t piece) {
+        for (size_t i = piece * 4096; i < std::min(n, (piece + 1) * 4096); i++) {
+            largest[piece] = fmaxf(largest[piece], fabsf((float)(floatX)x[i]));
+        }
+    });
+    *amax = *std::max_element(largest.begin(), largest.end());
 }
 // columns (C,N) = rows (N,C) transposed, each group of 16 tokens in the order of fp8_token()
 inline void fp8_transpose_cpu(float* columns, const float* rows, int N, int C, bool in_order) {
