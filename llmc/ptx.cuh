@@ -322,9 +322,9 @@ __device__ inline uint64_t wgmma_descriptor(const void* matrix) {
 #define WGMMA_D8(d, i)                                                                                                 \
     "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]),        \
         "+f"(d[i + 7])
-#define WGMMA_64x128(type, depth, transposed_flags)                                                                    \
+#define WGMMA_64x128(types, depth, transposed_flags)                                                                   \
     PTX_SM90A("{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"                                                             \
-              "wgmma.mma_async.sync.aligned.m64n128" depth ".f32." type "." type " "                                   \
+              "wgmma.mma_async.sync.aligned.m64n128" depth ".f32." types " "                                           \
               "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                                \
               "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "                       \
               "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "                       \
@@ -334,10 +334,10 @@ __device__ inline uint64_t wgmma_descriptor(const void* matrix) {
                 WGMMA_D8(d, 48), WGMMA_D8(d, 56)                                                                       \
               : "l"(a), "l"(b), "r"(accumulate))
 __device__ inline void wgmma_64x128x16(float d[64], uint64_t a, uint64_t b, int accumulate, __nv_bfloat16) {
-    WGMMA_64x128("bf16", "k16", ", 0, 0");
+    WGMMA_64x128("bf16.bf16", "k16", ", 0, 0");
 }
 __device__ inline void wgmma_64x128x16(float d[64], uint64_t a, uint64_t b, int accumulate, half) {
-    WGMMA_64x128("f16", "k16", ", 0, 0");
+    WGMMA_64x128("f16.f16", "k16", ", 0, 0");
 }
 #define WGMMA_64x64x16(type)                                                                                           \
     PTX_SM90A("{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"                                                             \
@@ -456,6 +456,13 @@ __device__ inline void stmatrix_x4(uint32_t address, const uint32_t r[4]) {
               : "memory");
 }
 
+// The same, with every matrix transposed on the way.
+__device__ inline void stmatrix_x4_trans(uint32_t address, const uint32_t r[4]) {
+    PTX_SM90A("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};\n" ::"r"(address), "r"(r[0]),
+              "r"(r[1]), "r"(r[2]), "r"(r[3])
+              : "memory");
+}
+
 // ---- bulk copies: one thread copies contiguous bytes, a multiple of 16; all addresses are aligned to 16 ----
 
 // Starts the copy; its bytes arrive at `barrier`.
@@ -543,9 +550,9 @@ __device__ inline void wgmma_64x64x16_transposed_new(float d[32], uint64_t a, ui
 
 // As wgmma_64x128x16; in both forms `b` is (n,k) in shared memory. `a` in registers is the fragment a of mma_16x8x16
 // for rows 16 * (warp % 4), and must keep its values until a wgmma_wait().
-#define WGMMA_64x256(type, depth, transposed_flags)                                                                    \
+#define WGMMA_64x256(types, depth, transposed_flags)                                                                   \
     PTX_SM90A("{\n.reg .pred p;\nsetp.ne.b32 p, %130, 0;\n"                                                            \
-              "wgmma.mma_async.sync.aligned.m64n256" depth ".f32." type "." type " "                                   \
+              "wgmma.mma_async.sync.aligned.m64n256" depth ".f32." types " "                                           \
               "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                                \
               "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "                       \
               "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "                       \
@@ -576,10 +583,10 @@ __device__ inline void wgmma_64x64x16_transposed_new(float d[32], uint64_t a, ui
                 WGMMA_D8(d, 96), WGMMA_D8(d, 104), WGMMA_D8(d, 112), WGMMA_D8(d, 120)                                  \
               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate))
 __device__ inline void wgmma_64x256x16(float d[128], uint64_t a, uint64_t b, int accumulate, __nv_bfloat16) {
-    WGMMA_64x256("bf16", "k16", ", 0, 0");
+    WGMMA_64x256("bf16.bf16", "k16", ", 0, 0");
 }
 __device__ inline void wgmma_64x256x16(float d[128], uint64_t a, uint64_t b, int accumulate, half) {
-    WGMMA_64x256("f16", "k16", ", 0, 0");
+    WGMMA_64x256("f16.f16", "k16", ", 0, 0");
 }
 __device__ inline void wgmma_64x256x16(float d[128], const uint32_t a[4], uint64_t b, int accumulate, __nv_bfloat16) {
     WGMMA_64x256x16_REGISTERS("bf16");
@@ -653,9 +660,9 @@ __device__ inline void store_cluster_async(const float2* p, float2 x, const uint
 
 // ---- wgmma with 192 columns: d (64x192) += a (64x16) b (16x192), operands as for wgmma_64x128x16 --------------------
 
-#define WGMMA_64x192(type, depth, transposed_flags)                                                                    \
+#define WGMMA_64x192(types, depth, transposed_flags)                                                                   \
     PTX_SM90A("{\n.reg .pred p;\nsetp.ne.b32 p, %98, 0;\n"                                                             \
-              "wgmma.mma_async.sync.aligned.m64n192" depth ".f32." type "." type " "                                   \
+              "wgmma.mma_async.sync.aligned.m64n192" depth ".f32." types " "                                           \
               "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                                \
               "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "                       \
               "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "                       \
@@ -667,19 +674,19 @@ __device__ inline void store_cluster_async(const float2* p, float2 x, const uint
                 WGMMA_D8(d, 48), WGMMA_D8(d, 56), WGMMA_D8(d, 64), WGMMA_D8(d, 72), WGMMA_D8(d, 80), WGMMA_D8(d, 88)   \
               : "l"(a), "l"(b), "r"(accumulate))
 __device__ inline void wgmma_64x192x16(float d[96], uint64_t a, uint64_t b, int accumulate, __nv_bfloat16) {
-    WGMMA_64x192("bf16", "k16", ", 0, 0");
+    WGMMA_64x192("bf16.bf16", "k16", ", 0, 0");
 }
 __device__ inline void wgmma_64x192x16(float d[96], uint64_t a, uint64_t b, int accumulate, half) {
-    WGMMA_64x192("f16", "k16", ", 0, 0");
+    WGMMA_64x192("f16.f16", "k16", ", 0, 0");
 }
 
 // As wgmma_64x192x16, but b is (k,n) in memory: wgmma_descriptor_transposed.
 __device__ inline void wgmma_64x192x16_transposed_b(float d[96], uint64_t a, uint64_t b, int accumulate,
                                                     __nv_bfloat16) {
-    WGMMA_64x192("bf16", "k16", ", 0, 1");
+    WGMMA_64x192("bf16.bf16", "k16", ", 0, 1");
 }
 __device__ inline void wgmma_64x192x16_transposed_b(float d[96], uint64_t a, uint64_t b, int accumulate, half) {
-    WGMMA_64x192("f16", "k16", ", 0, 1");
+    WGMMA_64x192("f16.f16", "k16", ", 0, 1");
 }
 
 // As wgmma_64x256x16 with `a` from registers.
@@ -703,24 +710,38 @@ __device__ inline void wgmma_64x192x16(float d[96], const uint32_t a[4], uint64_
     WGMMA_64x192x16_REGISTERS("f16");
 }
 
-// ---- wgmma of e4m3, 8 bits per element: d (64xN) += a (64x32) b (32xN) ----------------------------------------------
+// ---- wgmma of e4m3 and e5m2, 8 bits per element: d (64xN) += a (64x32) b (32xN) --------------------------------------
 
-// As wgmma_64x128x16 and the wider ones. 128 e4m3 elements along k take as many bytes as 64 16-bit elements, so
-// descriptors and the steps between them are the same. Accumulators are fp32, but the tensor core aligns the terms of a
-// sum to the largest one and keeps some 14 bits of them (DeepSeek-AI 2024, arXiv:2412.19437, section 3.5.2).
+// As wgmma_64x128x16 and the wider ones. 128 elements along k take as many bytes as 64 16-bit elements, so descriptors
+// and the steps between them are the same. Accumulators are fp32, but the tensor core aligns the terms of a sum to the
+// largest one and keeps some 14 bits of them (DeepSeek-AI 2024, arXiv:2412.19437, section 3.5.2). Both operands have k
+// as their contiguous dimension: the flags that transpose an operand exist for 16-bit types only.
 __device__ inline void wgmma_64x128x32_e4m3(float d[64], uint64_t a, uint64_t b, int accumulate) {
-    WGMMA_64x128("e4m3", "k32", "");
+    WGMMA_64x128("e4m3.e4m3", "k32", "");
 }
 __device__ inline void wgmma_64x192x32_e4m3(float d[96], uint64_t a, uint64_t b, int accumulate) {
-    WGMMA_64x192("e4m3", "k32", "");
+    WGMMA_64x192("e4m3.e4m3", "k32", "");
 }
 __device__ inline void wgmma_64x256x32_e4m3(float d[128], uint64_t a, uint64_t b, int accumulate) {
-    WGMMA_64x256("e4m3", "k32", "");
+    WGMMA_64x256("e4m3.e4m3", "k32", "");
+}
+// The same with an `a` of e5m2; b is e4m3.
+__device__ inline void wgmma_64x192x32_e5m2_e4m3(float d[96], uint64_t a, uint64_t b, int accumulate) {
+    WGMMA_64x192("e5m2.e4m3", "k32", "");
+}
+__device__ inline void wgmma_64x256x32_e5m2_e4m3(float d[128], uint64_t a, uint64_t b, int accumulate) {
+    WGMMA_64x256("e5m2.e4m3", "k32", "");
 }
 // Rounds four floats to the nearest e4m3 and packs them, `a` in the lowest byte. Values beyond +-448 become +-448.
 __device__ inline uint32_t pack_e4m3x4(float a, float b, float c, float d) {
     uint32_t low = __nv_cvt_float2_to_fp8x2(make_float2(a, b), __NV_SATFINITE, __NV_E4M3);
     uint32_t high = __nv_cvt_float2_to_fp8x2(make_float2(c, d), __NV_SATFINITE, __NV_E4M3);
+    return low | high << 16;
+}
+// The same for e5m2, whose largest value is 57344.
+__device__ inline uint32_t pack_e5m2x4(float a, float b, float c, float d) {
+    uint32_t low = __nv_cvt_float2_to_fp8x2(make_float2(a, b), __NV_SATFINITE, __NV_E5M2);
+    uint32_t high = __nv_cvt_float2_to_fp8x2(make_float2(c, d), __NV_SATFINITE, __NV_E5M2);
     return low | high << 16;
 }
 // tanh(x) in one instruction, within 2^-11
@@ -823,16 +844,16 @@ __device__ inline uint64_t wgmma_descriptor_transposed(const void* matrix, int b
     return (wgmma_descriptor(matrix) & ~leading_offset) | (uint64_t)(box_bytes >> 4) << 16;
 }
 __device__ inline void wgmma_64x192x16_transposed(float d[96], uint64_t a, uint64_t b, int accumulate, __nv_bfloat16) {
-    WGMMA_64x192("bf16", "k16", ", 1, 1");
+    WGMMA_64x192("bf16.bf16", "k16", ", 1, 1");
 }
 __device__ inline void wgmma_64x192x16_transposed(float d[96], uint64_t a, uint64_t b, int accumulate, half) {
-    WGMMA_64x192("f16", "k16", ", 1, 1");
+    WGMMA_64x192("f16.f16", "k16", ", 1, 1");
 }
 __device__ inline void wgmma_64x256x16_transposed(float d[128], uint64_t a, uint64_t b, int accumulate, __nv_bfloat16) {
-    WGMMA_64x256("bf16", "k16", ", 1, 1");
+    WGMMA_64x256("bf16.bf16", "k16", ", 1, 1");
 }
 __device__ inline void wgmma_64x256x16_transposed(float d[128], uint64_t a, uint64_t b, int accumulate, half) {
-    WGMMA_64x256("f16", "k16", ", 1, 1");
+    WGMMA_64x256("f16.f16", "k16", ", 1, 1");
 }
 
 // The compiler may unpack 16-bit elements once and keep the floats, which take twice the registers of x. After a call it

@@ -1,6 +1,6 @@
 /*
-Linear layers by cuBLASLt for the fused ops: e4m3 operands, results narrower than floatX, GELU that saves nothing for a
-backward pass. The trainer's products are in llmc/cublas_common.cuh; this file shares its tuner and state.
+Linear layers by cuBLASLt for the fused ops: e4m3 and e5m2 operands, results narrower than floatX, GELU that saves nothing
+for a backward pass. The trainer's products are in llmc/cublas_common.cuh; this file shares its tuner and state.
 */
 #pragma once
 
@@ -8,25 +8,29 @@ backward pass. The trainer's products are in llmc/cublas_common.cuh; this file s
 
 #include "../../llmc/cublas_common.cuh"
 
-// out = gelu?(inp weight^T + bias) + add. A matrix of type CUDA_R_8F_E4M3 comes with a scale, a float in device memory.
-// An operand's true values are its stored values times its scale; for out, results times the scale are stored. e4m3
-// needs compute capability 8.9, and N and K that are multiples of 16. Matrices must be aligned to 256 bytes, as
-// cudaMalloc aligns them, and scales to 16 bytes, or the library refuses the call.
+// out = gelu?(inp weight^T + bias) + add. A matrix in fp8 (CUDA_R_8F_E4M3 or CUDA_R_8F_E5M2) comes with a scale, a float
+// in device memory. An operand's true values are its stored values times its scale; for out, results times the scale are
+// stored. fp8 needs compute capability 8.9, N and K that are multiples of 16, and no two operands of e5m2. Matrices must
+// be aligned to 256 bytes, as cudaMalloc aligns them, and scales to 16 bytes, or the library refuses the call.
 struct LinearCall {
-    void* out = NULL;          // (M,N) of out_type: floatX or e4m3
-    const void* inp = NULL;    // (M,K) of inp_type: floatX or e4m3
-    const void* weight = NULL; // (N,K) of inp_type
-    cudaDataType_t inp_type = cublaslt_floatX, out_type = cublaslt_floatX;
-    const float *inp_scale = NULL, *weight_scale = NULL; // multiply the stored values, if inp_type is e4m3
+    void* out = NULL;          // (M,N) of out_type: floatX, float or e4m3
+    const void* inp = NULL;    // (M,K) of inp_type: floatX or fp8
+    const void* weight = NULL; // (N,K) of weight_type: floatX or fp8
+    cudaDataType_t inp_type = cublaslt_floatX, weight_type = cublaslt_floatX, out_type = cublaslt_floatX;
+    const float *inp_scale = NULL, *weight_scale = NULL; // multiply the stored values, if the operands are fp8
     const float* out_scale = NULL;                       // multiplies results on storing, if out_type is e4m3
+    // With fp8 operands: the tensor cores keep the sum, of which they have some 14 bits. Otherwise the library adds partial
+    // sums to fp32 registers, which takes longer.
+    bool fast_accumulation = true;
     int M = 0, N = 0, K = 0;
     const floatX* bias = NULL; // (N), or NULL
-    const floatX* add = NULL;  // (M,N), or NULL to add nothing; must not be out; needs a floatX out
+    const void* add = NULL;    // (M,N) of out_type, not e4m3, or NULL to add nothing; may be out if that is float
     bool gelu = false;         // tanh form; needs bias
 };
+inline bool cublaslt_is_fp8(cudaDataType_t type) { return type == CUDA_R_8F_E4M3 || type == CUDA_R_8F_E5M2; }
 
 struct LinearKey {
-    int M, N, K, inp_type, out_type, has_bias, has_add, gelu, tuned;
+    int M, N, K, inp_type, weight_type, out_type, fast_accumulation, has_bias, has_add, gelu, tuned;
 };
 struct LinearPlan {
     LinearKey key;
@@ -36,10 +40,15 @@ struct LinearPlan {
     cublasLtMatmulAlgo_t algo;
 };
 
+inline LinearKey cublaslt_linear_key(const LinearCall& c, bool tuned) {
+    return {c.M,           c.N,    c.K,  c.inp_type, c.weight_type, c.out_type, c.fast_accumulation, c.bias != NULL,
+            c.add != NULL, c.gelu, tuned};
+}
+
 // Sets the pointers that are part of the library's description of a product.
 inline void cublaslt_linear_describe(const LinearPlan& plan, const LinearCall& c) {
     if (c.bias) { cublaslt_describe(plan.product, CUBLASLT_MATMUL_DESC_BIAS_POINTER, c.bias); }
-    if (c.inp_type == CUDA_R_8F_E4M3) {
+    if (cublaslt_is_fp8(c.inp_type)) {
         require(c.inp_scale && c.weight_scale);
         cublaslt_describe(plan.product, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, c.weight_scale);
         cublaslt_describe(plan.product, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, c.inp_scale);
@@ -56,7 +65,7 @@ inline cublasStatus_t cublaslt_linear_launch(const LinearPlan& plan, const cubla
     float alpha = 1.0f, beta = c.add ? 1.0f : 0.0f;
     cublaslt_linear_describe(plan, c);
     // if nothing is added, the library still wants a pointer to add: it gets out, if out has the type of add
-    const void* add = c.add ? (const void*)c.add : c.out_type == cublaslt_floatX ? c.out : NULL;
+    const void* add = c.add ? c.add : cublaslt_is_fp8(c.out_type) ? NULL : c.out;
     return cublasLtMatmul(lt.handle, plan.product, &alpha, c.weight, plan.weight, c.inp, plan.inp, &beta, add, plan.add,
                           c.out, plan.out, &algo, lt.workspace, lt.workspace_bytes, stream);
 }
@@ -64,12 +73,13 @@ inline cublasStatus_t cublaslt_linear_launch(const LinearPlan& plan, const cubla
 // If `tuned` is true, times the library's proposals on the operands themselves. Otherwise takes the first proposal.
 inline LinearPlan cublaslt_linear_plan(const LinearCall& c, bool tuned, cudaStream_t stream) {
     require(cublaslt().handle != NULL); // cublaslt_open() sets it
-    require(c.M > 0 && c.N > 0 && c.K > 0 && (!c.gelu || c.bias) && (!c.add || c.out_type == cublaslt_floatX));
+    require(c.M > 0 && c.N > 0 && c.K > 0 && (!c.gelu || c.bias) && (!c.add || !cublaslt_is_fp8(c.out_type)));
     LinearPlan plan = {};
-    plan.key = {c.M, c.N, c.K, c.inp_type, c.out_type, c.bias != NULL, c.add != NULL, c.gelu, tuned};
-    plan.weight = cublaslt_layout(c.inp_type, c.N, c.K);
+    plan.key = cublaslt_linear_key(c, tuned);
+    plan.weight = cublaslt_layout(c.weight_type, c.N, c.K);
     plan.inp = cublaslt_layout(c.inp_type, c.M, c.K);
-    plan.add = cublaslt_layout(cublaslt_floatX, c.M, c.N); // the library needs it even if nothing is added
+    // the library needs it even if nothing is added
+    plan.add = cublaslt_layout(cublaslt_is_fp8(c.out_type) ? cublaslt_floatX : c.out_type, c.M, c.N);
     plan.out = cublaslt_layout(c.out_type, c.M, c.N);
     cublasCheck(cublasLtMatmulDescCreate(&plan.product, CUBLAS_COMPUTE_32F, CUDA_R_32F));
     cublaslt_describe(plan.product, CUBLASLT_MATMUL_DESC_TRANSA, (int32_t)CUBLAS_OP_T);
@@ -79,9 +89,8 @@ inline LinearPlan cublaslt_linear_plan(const LinearCall& c, bool tuned, cudaStre
                                            : CUBLASLT_EPILOGUE_DEFAULT;
     cublaslt_describe(plan.product, CUBLASLT_MATMUL_DESC_EPILOGUE, (uint32_t)epilogue);
     if (c.bias) { cublaslt_describe(plan.product, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, (int32_t)cublaslt_floatX); }
-    if (c.inp_type == CUDA_R_8F_E4M3) {
-        // fast accumulation keeps only some 14 bits of a sum between the tensor cores' steps; e4m3 itself has 4 bits
-        cublaslt_describe(plan.product, CUBLASLT_MATMUL_DESC_FAST_ACCUM, (int8_t)1);
+    if (cublaslt_is_fp8(c.inp_type)) {
+        cublaslt_describe(plan.product, CUBLASLT_MATMUL_DESC_FAST_ACCUM, (int8_t)c.fast_accumulation);
     }
     cublaslt_linear_describe(plan, c);
     const int max_proposals = 16;
@@ -98,11 +107,20 @@ inline LinearPlan cublaslt_linear_plan(const LinearCall& c, bool tuned, cudaStre
     if (plan.status != CUBLAS_STATUS_SUCCESS) { return plan; }
     int best = 0;
     if (tuned && n > 1) {
+        LinearCall timed = c;
+        void* stand_in = NULL; // for an out that accumulates, so that it keeps its values
+        if (c.add == c.out) {
+            size_t bytes = (size_t)c.M * c.N * sizeof(float);
+            stand_in = device_malloc_check(bytes, "timing cuBLASLt's proposals");
+            cudaCheck(cudaMemsetAsync(stand_in, 0, bytes, stream));
+            timed.add = timed.out = stand_in;
+        }
         best = cublaslt_fastest(n, stream, [&](int i) {
-            cublasStatus_t launched = cublaslt_linear_launch(plan, proposals[i].algo, c, stream);
+            cublasStatus_t launched = cublaslt_linear_launch(plan, proposals[i].algo, timed, stream);
             if (launched != CUBLAS_STATUS_SUCCESS) { plan.status = launched; } // stays if no proposal runs
             return launched;
         });
+        cudaCheck(cudaFree(stand_in));
     }
     if (best >= 0) { plan.algo = proposals[best].algo, plan.status = CUBLAS_STATUS_SUCCESS; }
     return plan;
@@ -123,13 +141,11 @@ inline bool cublaslt_has_linear(const LinearCall& c) {
 // being captured.
 inline cublasStatus_t cublaslt_try_linear(const LinearCall& c, cudaStream_t stream) {
     static std::vector<LinearPlan> plans;
-    require(c.out && c.inp && c.weight && c.add != c.out);
+    require(c.out && c.inp && c.weight && (c.add != c.out || c.out_type == CUDA_R_32F));
     // cublaslt_linear_plan promised this alignment to the library
-    for (const void* p : {(const void*)c.out, c.inp, c.weight, (const void*)c.add}) {
-        require((uintptr_t)p % 256 == 0);
-    }
+    for (const void* p : {(const void*)c.out, c.inp, c.weight, c.add}) { require((uintptr_t)p % 256 == 0); }
     for (const float* scale : {c.inp_scale, c.weight_scale, c.out_scale}) { require((uintptr_t)scale % 16 == 0); }
-    LinearKey key = {c.M, c.N, c.K, c.inp_type, c.out_type, c.bias != NULL, c.add != NULL, c.gelu, cublaslt().tuned};
+    LinearKey key = cublaslt_linear_key(c, cublaslt().tuned);
     size_t i = 0;
     while (i < plans.size() && memcmp(&plans[i].key, &key, sizeof(key)) != 0) { i++; }
     if (i == plans.size()) {
@@ -167,7 +183,7 @@ inline double cublaslt_e4m3_rate() {
     for (size_t i = 0; i < size; i += period) {
         cudaCheck(cudaMemcpy(memory + 256 + i, values.data(), period, cudaMemcpyHostToDevice));
     }
-    call.inp_type = CUDA_R_8F_E4M3;
+    call.inp_type = call.weight_type = CUDA_R_8F_E4M3;
     call.inp_scale = call.weight_scale = (const float*)memory;
     call.M = call.N = call.K = n;
     cudaEvent_t start, end;

@@ -852,3 +852,18 @@ inline void gelu_linear_cpu(float* out, const float* inp, const float* weight, c
     gelu_forward_cpu(active.data(), inp, active.size());
     matmul_forward_cpu(out, active.data(), weight, bias, NULL, N, C, OC);
 }
+
+// ---- fp8: Micikevicius et al. 2022, arXiv:2209.05433 ------------------------------------------------------------
+
+// x rounded to the nearest number of e4m3, or of e5m2; ties go to the number whose last bit is 0. Beyond the largest
+// number, the result is the largest number: 448, or 57344. NaN stays NaN.
+inline float fp8_round_cpu(float x, bool is_e5m2) {
+    const int mantissa_bits = is_e5m2 ? 2 : 3, least_exponent = is_e5m2 ? -14 : -6; // of normal numbers
+    const double largest = is_e5m2 ? 57344 : 448;
+    double magnitude = fabs((double)x);
+    if (isnan(x)) { return x; }
+    if (magnitude == 0) { return x; }
+    if (magnitude >= largest) { return (float)copysign(largest, x); }
+    double spacing = ldexp(1.0, std::max(ilogb(magnitude), least_exponent) - mantissa_bits);
+    return (float)copysign(std::min(largest, nearbyint(magnitude / spacing) * spacing), x);
+}

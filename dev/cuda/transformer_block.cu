@@ -757,7 +757,7 @@ static TransformerBlockCalls transformer_block_calls(const TransformerBlock& f, 
                       const TransformerBlockScale& weight_scale, const floatX* bias, int K, int OC) {
         LinearCall call;
         call.out = out, call.inp = inp, call.weight = weight, call.bias = bias;
-        call.inp_type = CUDA_R_8F_E4M3;
+        call.inp_type = call.weight_type = CUDA_R_8F_E4M3;
         call.inp_scale = &inp_scale.inverse, call.weight_scale = &weight_scale.inverse;
         call.M = N, call.N = OC, call.K = K;
         return call;

@@ -86,6 +86,10 @@ shapes() {
     decode_sample) printf '%s\n' "-B 2 -T 1 -V 1003" "-B 2 -T 1 -V 1003 --kind 4" "-B 2 -T 1 -V 1003 --kind 8" ;; # greedy; top-k and top-p; all rules
     matmul_forward) printf '%s\n' "-B 1 -T 17 -C 136 -V 264 --kind 1" "-B 1 -T 130 -C 200 -V 136 --kind 2" ;;
     matmul_backward) printf '%s\n' "-B 1 -T 17 -C 136 -V 264 --kind 1" "-B 1 -T 130 -C 200 -V 136 --kind 2" ;;
+    quantize) printf '%s\n' "-B 1 -T 80 -C 272 --kind 1" "-B 1 -T 80 -C 272 --kind 5" "-B 1 -T 48 -C 272 --kind 2" ;;
+    layernorm_quantize) printf '%s\n' "-B 1 -T 17 -C 784" "-B 1 -T 80 -C 784 --kind 2" ;;
+    matmul_fp8) printf '%s\n' "-B 1 -T 130 -C 208 -V 400" "-B 1 -T 130 -C 208 -V 400 --kind 1" "-B 1 -T 272 -C 208 -V 272 --kind 2" \
+        "-B 1 -T 272 -C 80 -V 592 --kind 6" "-B 1 -T 272 -C 592 -V 80 --kind 7" ;;
     newton_schulz) echo "-B 2 -T 264 -C 136" ;;
     trimat_forward) echo "-B 1 -T 70 -C 128 -NH 2" ;;
     permute) printf '%s\n' "-B 2 -T 17 -C 776 -NH 97" "-B 2 -T 17 -C 776 -NH 97 --kind 1" ;;

@@ -1,6 +1,6 @@
 /*
 The products of cuBLAS and cuBLASLt, by plain loops on the host: sums in double, rounded once. Matrices are column-major,
-element (row, column) at row + column * ld. Types: float, fp16, bf16, e4m3. Scales of operands and results: float.
+element (row, column) at row + column * ld. Types: float, fp16, bf16, e4m3, e5m2. Scales of operands and results: float.
 */
 #include "cublas_v2.h"
 
@@ -31,6 +31,8 @@ static float load(const void* p, cudaDataType_t type, size_t i) {
         return emulation_half_value(((const uint16_t*)p)[i]);
     case CUDA_R_16BF:
         return __uint_as_float((uint32_t)((const uint16_t*)p)[i] << 16);
+    case CUDA_R_8F_E5M2:
+        return emulation_e5m2_value(((const uint8_t*)p)[i]);
     default:
         return emulation_e4m3_value(((const uint8_t*)p)[i]);
     }
@@ -45,6 +47,9 @@ static void store(void* p, cudaDataType_t type, size_t i, double x) {
         break;
     case CUDA_R_16BF:
         ((uint16_t*)p)[i] = emulation_bf16_bits_of_double(x);
+        break;
+    case CUDA_R_8F_E5M2:
+        ((uint8_t*)p)[i] = emulation_e5m2_bits((float)x);
         break;
     default:
         ((uint8_t*)p)[i] = emulation_e4m3_bits((float)x);
@@ -150,6 +155,17 @@ cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t p, cublasLtMa
     return good ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_INVALID_VALUE;
 }
 
+static bool is_8_bit(cudaDataType_t type) { return type == CUDA_R_8F_E4M3 || type == CUDA_R_8F_E5M2; }
+
+// With 8-bit operands: both have 8 bits, k is the first dimension of both ("TN"), e5m2 only meets e4m3, and k and the rows
+// of the result are multiples of 16.
+bool emulation_has_matmul(cublasLtMatmulDesc_t desc, cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b) {
+    if (!is_8_bit(a->type) && !is_8_bit(b->type)) { return true; }
+    bool sizes = a->rows % 16 == 0 && a->columns % 16 == 0;
+    bool types = is_8_bit(a->type) && is_8_bit(b->type) && (a->type == CUDA_R_8F_E4M3 || b->type == CUDA_R_8F_E4M3);
+    return sizes && types && desc->op_a == CUBLAS_OP_T && desc->op_b == CUBLAS_OP_N;
+}
+
 static double gelu(double x) { return 0.5 * x * (1 + tanh(0.7978845608028654 * (x + 0.044715 * x * x * x))); }
 static double gelu_slope(double x) {
     double t = tanh(0.7978845608028654 * (x + 0.044715 * x * x * x));
@@ -174,7 +190,7 @@ static void matmul(const EmulationBlas* desc, double factor, double add, const v
              e == CUBLASLT_EPILOGUE_GELU || e == CUBLASLT_EPILOGUE_GELU_BIAS || e == CUBLASLT_EPILOGUE_GELU_AUX_BIAS;
     // the bias has d's type, or the operands' or another one if d has 8 bits
     cudaDataType_t bias_type = d_layout->type, aux_type = d_layout->type;
-    if (d_layout->type == CUDA_R_8F_E4M3) { bias_type = aux_type = c_layout->type; }
+    if (is_8_bit(d_layout->type)) { bias_type = aux_type = c_layout->type; }
     if (desc->bias_type != CUDA_R_32F) { bias_type = desc->bias_type; }
     for (size_t column = 0; column < n; column++) {
         for (size_t row = 0; row < m; row++) {

@@ -5,7 +5,7 @@ What the programs use of cuBLASLt: products by plain loops, in cublas.cpp.
 
 #include "cuda_runtime.h"
 
-enum cudaDataType_t { CUDA_R_32F = 0, CUDA_R_16F = 2, CUDA_R_16BF = 14, CUDA_R_8F_E4M3 = 28 };
+enum cudaDataType_t { CUDA_R_32F = 0, CUDA_R_16F = 2, CUDA_R_16BF = 14, CUDA_R_8F_E4M3 = 28, CUDA_R_8F_E5M2 = 29 };
 typedef cudaDataType_t cudaDataType;
 enum cublasStatus_t {
     CUBLAS_STATUS_SUCCESS = 0,
@@ -89,11 +89,15 @@ inline cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPrefere
     return CUBLAS_STATUS_SUCCESS;
 }
 
-// There is one algorithm.
-inline cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDesc_t, cublasLtMatrixLayout_t,
+// There is one algorithm, or none: 8-bit operands are refused as the library refuses them on Hopper.
+bool emulation_has_matmul(cublasLtMatmulDesc_t desc, cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b);
+inline cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDesc_t desc,
+                                                     cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
                                                      cublasLtMatrixLayout_t, cublasLtMatrixLayout_t,
-                                                     cublasLtMatrixLayout_t, cublasLtMatmulPreference_t, int,
+                                                     cublasLtMatmulPreference_t, int,
                                                      cublasLtMatmulHeuristicResult_t* results, int* num_results) {
+    *num_results = 0;
+    if (!emulation_has_matmul(desc, a, b)) { return CUBLAS_STATUS_NOT_SUPPORTED; }
     results[0] = {}, *num_results = 1;
     return CUBLAS_STATUS_SUCCESS;
 }

@@ -180,6 +180,13 @@ template <class T> inline void __stcg(T* p, T x) { *p = x; }
 template <class T> inline void __stwb(T* p, T x) { *p = x; }
 template <class T> inline void __stwt(T* p, T x) { *p = x; }
 
+// Digit i of `selector` (0 is the lowest) chooses byte i of the result out of the 8 bytes of y and x, x the lower four.
+inline unsigned __byte_perm(unsigned x, unsigned y, unsigned selector) {
+    uint64_t bytes = (uint64_t)y << 32 | x;
+    unsigned out = 0;
+    for (int i = 0; i < 4; i++) { out |= (unsigned)(bytes >> (selector >> 4 * i & 7) * 8 & 0xFF) << 8 * i; }
+    return out;
+}
 inline unsigned __float_as_uint(float x) {
     unsigned bits;
     memcpy(&bits, &x, sizeof(bits));

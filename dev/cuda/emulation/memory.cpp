@@ -10,8 +10,9 @@ access conflicts with a recorded one of another thread unless ordered() says tha
 votes and mma.sync are no barriers: data that one lane writes and another one reads needs a __syncwarp, as in CUDA. But
 they order a warp's reads before them and its writes after them, see warp_converged().
 
-Device memory. Every 2 bytes have a record of the last write in this launch. An access to what another thread has
-written, in the same block without a barrier or in another block, is reported, unless the block has made a fence.
+Device memory. Every 2 bytes have a record of the last write in this launch, which may be of one of them. An access to
+what another thread has written, in the same block without a barrier or in another block, is reported, unless the block
+has made a fence.
 */
 #include "engine.h"
 
@@ -479,10 +480,13 @@ cudaError_t cudaFree(void* p) {
     return cudaSuccess;
 }
 
-// A record of device memory: bits 0-11 the launch, 12-31 the block, 32-41 the thread, 42-61 the epoch, 62 atomic.
+// A record of device memory: bits 0-10 the launch, 12-31 the block, 32-41 the thread, 42-61 the epoch, 62 atomic. Bit 63
+// is set if one byte of the two was written, and then bit 11 says which.
+static const uint64_t LAUNCH = 0x7FF, ONE_BYTE = (uint64_t)1 << 63, SECOND_BYTE = (uint64_t)1 << 11;
 void new_launch_memory(Launch* launch) {
     DeviceMemory& d = device();
-    if (d.base && launch->number % 4096 == 0) { madvise(d.writes, 4 * d.size, MADV_DONTNEED); } // numbers begin again
+    bool begins_again = launch->number % (LAUNCH + 1) == 0;
+    if (d.base && begins_again) { madvise(d.writes, 4 * d.size, MADV_DONTNEED); }
 }
 
 static void device_finding(const char* what, Fiber* f, size_t offset, void* pc, const uint3* other, void* other_pc) {
@@ -508,19 +512,21 @@ static void check_device(Fiber* f, size_t offset, size_t bytes, AccessKind kind,
         }
     }
     Block* b = f->block;
-    const uint64_t place_mask = 0xFFFFFFFF;
-    uint64_t place = (b->launch->number & 0xFFF) | (b->number & 0xFFFFF) << 12;
+    const uint64_t place_mask = 0xFFFFFFFF & ~SECOND_BYTE;
+    uint64_t place = (b->launch->number & LAUNCH) | (b->number & 0xFFFFF) << 12;
     uint64_t mine =
         place | (uint64_t)f->id << 32 | (uint64_t)f->warp->epoch << 42 | (kind == ACCESS_ATOMIC ? ATOMIC : 0);
+    if (bytes == 1) { mine |= ONE_BYTE | (offset % 2 ? SECOND_BYTE : 0); }
     uint64_t seen = mine;
     for (size_t g = offset / 2; g <= (offset + bytes - 1) / 2; g++) {
         uint64_t old = __atomic_load_n(&d.writes[g], __ATOMIC_RELAXED);
         if (old != seen) {
             seen = old;
-            bool same_launch = (old & 0xFFF) == (place & 0xFFF) && old != 0;
+            bool same_launch = (old & LAUNCH) == (place & LAUNCH) && old != 0;
             bool same_block = (old & place_mask) == place;
             bool atomics = (old & ATOMIC) && kind == ACCESS_ATOMIC;
-            if (same_launch && !atomics && !b->fenced &&
+            bool other_byte = (mine & old & ONE_BYTE) && ((mine ^ old) & SECOND_BYTE);
+            if (same_launch && !atomics && !other_byte && !b->fenced &&
                 (!same_block || (!ordered(f, thread_of(old), epoch_of(old)) && !b->races_off))) {
                 uint3 other = {(unsigned)thread_of(old), 0, 0}; // of another block, only the number is known
                 if (same_block) { other = b->fibers[thread_of(old)].index; }

@@ -92,6 +92,11 @@ inline uint32_t pack_e4m3x4(float a, float b, float c, float d) {
     uint32_t high = __nv_cvt_float2_to_fp8x2(make_float2(c, d), __NV_SATFINITE, __NV_E4M3);
     return low | high << 16;
 }
+inline uint32_t pack_e5m2x4(float a, float b, float c, float d) {
+    uint32_t low = __nv_cvt_float2_to_fp8x2(make_float2(a, b), __NV_SATFINITE, __NV_E5M2);
+    uint32_t high = __nv_cvt_float2_to_fp8x2(make_float2(c, d), __NV_SATFINITE, __NV_E5M2);
+    return low | high << 16;
+}
 
 // The approximations are exact here, except that they flush subnormals to 0 as the instructions do.
 inline float emulation_flushed(float x) { return fabsf(x) < 1.17549435e-38f ? 0.0f : x; }
@@ -182,9 +187,9 @@ inline int emulation_wgmma_type(half) { return WGMMA_F16; }
     template <class T> inline void name(float* d, uint64_t a, uint64_t b, T) {                                         \
         emulation_wgmma(d, NULL, a, b, columns, emulation_wgmma_type(T()), a_transposed, b_transposed, false);         \
     }
-#define EMULATION_WGMMA_E4M3(name, columns)                                                                            \
+#define EMULATION_WGMMA_FP8(name, columns, type)                                                                       \
     inline void name(float* d, uint64_t a, uint64_t b, int accumulate) {                                               \
-        emulation_wgmma(d, NULL, a, b, columns, WGMMA_E4M3, false, false, accumulate);                                 \
+        emulation_wgmma(d, NULL, a, b, columns, type, false, false, accumulate);                                       \
     }
 EMULATION_WGMMA(wgmma_64x64x16, 64, false, false)
 EMULATION_WGMMA(wgmma_64x64x16_transposed, 64, true, true)
@@ -200,6 +205,8 @@ EMULATION_WGMMA_REGISTERS(wgmma_64x256x16, 256, false)
 EMULATION_WGMMA_NEW(wgmma_64x64x16_new, 64, false, false)
 EMULATION_WGMMA_NEW(wgmma_64x64x16_transposed_new, 64, true, true)
 EMULATION_WGMMA_NEW(wgmma_64x128x16_new, 128, false, false)
-EMULATION_WGMMA_E4M3(wgmma_64x128x32_e4m3, 128)
-EMULATION_WGMMA_E4M3(wgmma_64x192x32_e4m3, 192)
-EMULATION_WGMMA_E4M3(wgmma_64x256x32_e4m3, 256)
+EMULATION_WGMMA_FP8(wgmma_64x128x32_e4m3, 128, WGMMA_E4M3)
+EMULATION_WGMMA_FP8(wgmma_64x192x32_e4m3, 192, WGMMA_E4M3)
+EMULATION_WGMMA_FP8(wgmma_64x256x32_e4m3, 256, WGMMA_E4M3)
+EMULATION_WGMMA_FP8(wgmma_64x192x32_e5m2_e4m3, 192, WGMMA_E5M2_E4M3)
+EMULATION_WGMMA_FP8(wgmma_64x256x32_e5m2_e4m3, 256, WGMMA_E5M2_E4M3)

@@ -328,6 +328,12 @@ uint8_t emulation_e4m3_bits(float x) {
     double rounded = isinf(x) ? 448 : std::min(round_to(fabs((double)x), 3, -6), 448.0);
     return (uint8_t)(sign | pack_bits(rounded, 3, -6));
 }
+uint8_t emulation_e5m2_bits(float x) {
+    uint8_t sign = signbit(x) ? 0x80 : 0;
+    if (isnan(x)) { return 0x7F; }
+    double rounded = isinf(x) ? 57344 : std::min(round_to(fabs((double)x), 2, -14), 57344.0);
+    return (uint8_t)(sign | pack_bits(rounded, 2, -14));
+}
 float emulation_e4m3_value(uint8_t bits) {
     int exponent = bits >> 3 & 15, fraction = bits & 7;
     if (exponent == 15 && fraction == 7) { return NAN; }

@@ -348,20 +348,31 @@ void end_thread_sm90(Fiber* f) {
 
 // ---- wgmma ---------------------------------------------------------------------------------------------------------
 
-static float element_of(const char* p, int type) {
+// The type of one operand's elements.
+enum ElementType { ELEMENT_BF16, ELEMENT_F16, ELEMENT_E4M3, ELEMENT_E5M2 };
+static bool is_8_bit(int wgmma_type) { return wgmma_type == WGMMA_E4M3 || wgmma_type == WGMMA_E5M2_E4M3; }
+static ElementType type_of_b(int wgmma_type) {
+    return is_8_bit(wgmma_type) ? ELEMENT_E4M3 : wgmma_type == WGMMA_F16 ? ELEMENT_F16 : ELEMENT_BF16;
+}
+static ElementType type_of_a(int wgmma_type) {
+    return wgmma_type == WGMMA_E5M2_E4M3 ? ELEMENT_E5M2 : type_of_b(wgmma_type);
+}
+static float element_of(const char* p, ElementType type) {
     uint16_t x;
-    if (type == WGMMA_E4M3) { return emulation_e4m3_value((uint8_t)*p); }
+    if (type == ELEMENT_E4M3) { return emulation_e4m3_value((uint8_t)*p); }
+    if (type == ELEMENT_E5M2) { return emulation_e5m2_value((uint8_t)*p); }
     memcpy(&x, p, sizeof(x));
-    return type == WGMMA_F16 ? emulation_half_value(x) : __uint_as_float((uint32_t)x << 16);
+    return type == ELEMENT_F16 ? emulation_half_value(x) : __uint_as_float((uint32_t)x << 16);
 }
 
 // Reads `rows` rows from row `first` on of a matrix (rows, k) of 32 bytes along k into out (k, rows). A descriptor has, in
 // units of 16 bytes, the address in bits 0-13, the leading offset in 16-29 and the stride offset in 32-45; bits 62 and 63
 // are 1 for the 128-byte swizzle.
-static void read_operand(Fiber* f, float* out, uint64_t descriptor, int first, int rows, int type, bool transposed,
-                         void* pc) {
+static void read_operand(Fiber* f, float* out, uint64_t descriptor, int first, int rows, ElementType type,
+                         bool transposed, void* pc) {
     size_t address = (descriptor & 0x3FFF) << 4, leading = (descriptor >> 16 & 0x3FFF) << 4,
-           stride = (descriptor >> 32 & 0x3FFF) << 4, bytes = type == WGMMA_E4M3 ? 1 : 2, depth = 32 / bytes;
+           stride = (descriptor >> 32 & 0x3FFF) << 4, bytes = type == ELEMENT_E4M3 || type == ELEMENT_E5M2 ? 1 : 2,
+           depth = 32 / bytes;
     if (descriptor >> 62 != 1) { emulation_unsupported("wgmma without the 128-byte swizzle"); }
     char* shared = f->block->shared;
     if (!transposed) { // 128 bytes along k per row, 8 rows per group
@@ -389,35 +400,83 @@ static void read_operand(Fiber* f, float* out, uint64_t descriptor, int first, i
     }
 }
 
-// d = a b for the 16 rows of this warp. Sums 16 or 32 products in double and rounds once; a tensor core rounds in another
-// way, within the tolerances of the checks.
+// x without what is below 2^-13 of the largest power of two in `largest`: 14 bits, as an 8-bit product keeps them. `unit`
+// is that quantum, `inverse` 1 / unit; |x| / unit is below 2^14, so an int holds it.
+static double truncated(double x, double unit, double inverse) { return (double)(int)(x * inverse) * unit; }
+static double unit_of(double largest) {
+    uint64_t bits;
+    memcpy(&bits, &largest, sizeof(bits));
+    bits &= (uint64_t)0x7FF << 52; // the power of two
+    memcpy(&largest, &bits, sizeof(bits));
+    return largest * 0x1p-13;
+}
+
+// One row of d = a b with 8-bit operands: 32 products for each of n columns. As Hopper does by DeepSeek-AI 2024
+// (arXiv:2412.19437, section 3.5.2): the products are aligned to the largest and keep 14 bits, and so do the sum and the
+// accumulator when they are added. That the bits below are cut off, not rounded, is an assumption.
+static void sum_8_bit(double* sums, const float* a, int stride, const float* b, int n) {
+    double largest[256] = {}, unit[256], inverse[256], all = 0;
+    for (int k = 0; k < 32; k++) {
+        double x = a[k * stride];
+        const float* y = b + (size_t)k * (size_t)n;
+        for (int column = 0; column < n; column++) {
+            sums[column] += x * y[column];
+            largest[column] = std::max(largest[column], fabs(x * y[column]));
+        }
+    }
+    for (int column = 0; column < n; column++) { all += sums[column]; }
+    if (!std::isfinite(all)) { return; } // NaN and infinities spread as they do in double
+    std::fill(sums, sums + n, 0.0);
+    for (int column = 0; column < n; column++) {
+        unit[column] = unit_of(largest[column]);
+        inverse[column] = unit[column] > 0 ? 1 / unit[column] : 0;
+    }
+    for (int k = 0; k < 32; k++) {
+        double x = a[k * stride];
+        const float* y = b + (size_t)k * (size_t)n;
+        for (int column = 0; column < n; column++) {
+            sums[column] += truncated(x * y[column], unit[column], inverse[column]);
+        }
+    }
+}
+// The sum of the accumulator and 32 products, with 14 bits.
+static double add_8_bit(double d, double sum) {
+    double unit = unit_of(std::max(fabs(d), fabs(sum)));
+    if (!(unit > 0) || std::isinf(unit)) { return d + sum; }
+    return truncated(d, unit, 1 / unit) + truncated(sum, unit, 1 / unit);
+}
+
+// d = a b for the 16 rows of this warp. Sums 16 products in double and rounds once; a tensor core rounds in another way,
+// within the tolerances of the checks. 8-bit operands: see sum_8_bit.
 static void perform_product(Fiber* fibers, const WarpProduct& p) {
     if (emulation_counting) { count_event(COUNT_WGMMA); }
     Uncounted uncounted;
     static thread_local float a[32 * 16], b[32 * 256];
-    int depth = p.type == WGMMA_E4M3 ? 32 : 16, n = p.columns, warp = (fibers->id / 32) % 4;
+    int depth = is_8_bit(p.type) ? 32 : 16, n = p.columns, warp = (fibers->id / 32) % 4;
     if (p.a_in_registers) {
         for (int lane = 0; lane < 32; lane++) {
             for (int i = 0; i < 8; i++) { // register i / 2: rows g and g + 8 in turn, then columns 8 further
                 int row = lane / 4 + i / 2 % 2 * 8, k = lane % 4 * 2 + i % 2 + i / 4 * 8;
                 uint16_t bits = (uint16_t)(p.a[lane][i / 2] >> (i % 2 * 16));
-                a[k * 16 + row] = element_of((const char*)&bits, p.type);
+                a[k * 16 + row] = element_of((const char*)&bits, type_of_a(p.type));
             }
         }
     } else {
-        read_operand(fibers, a, p.a_descriptor, 16 * warp, 16, p.type, p.a_transposed, p.pc);
+        read_operand(fibers, a, p.a_descriptor, 16 * warp, 16, type_of_a(p.type), p.a_transposed, p.pc);
     }
-    read_operand(fibers, b, p.b_descriptor, 0, n, p.type, p.b_transposed, p.pc);
+    read_operand(fibers, b, p.b_descriptor, 0, n, type_of_b(p.type), p.b_transposed, p.pc);
     for (int row = 0; row < 16; row++) {
         double sums[256] = {};
-        for (int k = 0; k < depth; k++) {
+        if (is_8_bit(p.type)) { sum_8_bit(sums, a + row, 16, b, n); }
+        for (int k = 0; !is_8_bit(p.type) && k < depth; k++) {
             double x = a[k * 16 + row];
             const float* y = b + (size_t)k * (size_t)n;
             for (int column = 0; column < n; column++) { sums[column] += x * y[column]; }
         }
         for (int column = 0; column < n; column++) {
             float& d = p.d[row % 8 * 4 + column % 8 / 2][column / 8 * 4 + row / 8 * 2 + column % 2];
-            d = (float)(p.accumulates ? (double)d + sums[column] : sums[column]);
+            double before = p.accumulates ? d : 0.0;
+            d = (float)(is_8_bit(p.type) ? add_8_bit(before, sums[column]) : before + sums[column]);
         }
     }
 }
@@ -474,9 +533,14 @@ void emulation_wgmma_wait(int pending) {
 struct MatrixStore {
     size_t offset;
     const uint32_t* r;
+    bool transposed;
     Fiber* fiber;
     void* pc;
 };
+// Element (row, column) of matrix j as the lanes hold it.
+static uint16_t matrix_element(void* const* args, int j, int row, int column) {
+    return (uint16_t)(((MatrixStore*)args[row * 4 + column / 2])->r[j] >> column % 2 * 16);
+}
 static void store_matrices(void* const* args, unsigned lanes) {
     if (lanes != 0xFFFFFFFFu) {
         MatrixStore* first = (MatrixStore*)args[__builtin_ctz(lanes)];
@@ -486,19 +550,27 @@ static void store_matrices(void* const* args, unsigned lanes) {
     for (int j = 0; j < 4; j++) {
         for (int row = 0; row < 8; row++) {
             MatrixStore* store = (MatrixStore*)args[8 * j + row];
-            uint32_t words[4];
-            for (int i = 0; i < 4; i++) { words[i] = ((MatrixStore*)args[row * 4 + i])->r[j]; }
+            uint16_t elements[8];
+            for (int i = 0; i < 8; i++) {
+                elements[i] = store->transposed ? matrix_element(args, j, i, row) : matrix_element(args, j, row, i);
+            }
             char* to = store->fiber->block->shared + store->offset;
             check_access_of(store->fiber, to, 16, ACCESS_WRITE, store->pc);
-            memcpy(to, words, 16);
+            memcpy(to, elements, 16);
         }
     }
 }
-void stmatrix_x4(uint32_t address, const uint32_t r[4]) {
-    MatrixStore store = {address, r, emulation_now, __builtin_return_address(0)};
+static void store_matrix(uint32_t address, const uint32_t r[4], bool transposed, void* pc) {
+    MatrixStore store = {address, r, transposed, emulation_now, pc};
     if (address % 16 != 0) {
         report("stmatrix with an address that is not aligned to 16 bytes", store.fiber, store.pc, NULL, NULL);
         end_launch(NULL);
     }
     warp_collective(0xFFFFFFFFu, store_matrices, &store, store.pc);
+}
+void stmatrix_x4(uint32_t address, const uint32_t r[4]) {
+    store_matrix(address, r, false, __builtin_return_address(0));
+}
+void stmatrix_x4_trans(uint32_t address, const uint32_t r[4]) {
+    store_matrix(address, r, true, __builtin_return_address(0));
 }

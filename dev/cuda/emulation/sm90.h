@@ -33,7 +33,7 @@ void bulk_add(float* global, const float* shared, int bytes);
 void tma_store_commit();
 void emulation_tma_store_wait(int pending);
 
-enum { WGMMA_BF16, WGMMA_F16, WGMMA_E4M3 };
+enum { WGMMA_BF16, WGMMA_F16, WGMMA_E4M3, WGMMA_E5M2_E4M3 }; // the last one: a is e5m2, b is e4m3
 // a_registers is NULL, or the fragment of this warp's rows, and then `a` is not used.
 void emulation_wgmma(float* d, const uint32_t* a_registers, uint64_t a, uint64_t b, int columns, int type,
                      bool a_transposed, bool b_transposed, bool accumulate);
@@ -41,3 +41,4 @@ void wgmma_commit();
 void emulation_wgmma_wait(int pending);
 
 void stmatrix_x4(uint32_t address, const uint32_t r[4]);
+void stmatrix_x4_trans(uint32_t address, const uint32_t r[4]);

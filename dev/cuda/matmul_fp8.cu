@@ -1,0 +1,722 @@
+/* matmul_fp8: the products of a linear layer, out = inp weight^T + bias, and of its backward pass, with fp8 operands
+
+   kind 0, forward     out (N,OC) floatX = inp (N,C) weight (OC,C)^T + bias (OC) floatX
+   kind 1, 3, dX       dinp (N,C) floatX = dout (N,OC) columns of the weight (C,OC)^T
+   kind 2, 4, dW       dweight (OC,C) float += columns of dout (OC,N) columns of inp (C,N)^T
+   kind 5, 6, GELU     rows (N,OC) and columns (OC,N) = gelu(that of kind 0); 6: slope (N,OC) floatX out, GELU's slope
+   kind 7, 8, dX       rows (N,C) and columns (C,N) = dX times slope (N,C) floatX in
+   N = B*T. dout is e5m2 in kinds 1, 2 and 7, all other operands are e4m3. rows and columns have the type of dout, or
+   e4m3; with them come scale (1) float in, amax (1) float and num_saturated (1) int inout, as in quantize.
+
+   `columns` are what quantize and layernorm_quantize store beside the rows, see fp8.cuh: the tensor cores of Hopper
+   want k, the dimension of the sum, contiguous in both operands. So all of these are the same product, written as
+
+   out (M,N) = a (M,K) b (N,K)^T * a_scale * b_scale + bias | a_scale, b_scale (1) float in: one per tensor
+
+   Bound: compute, 2*M*N*K FLOPs. Constraint: C % 16 == 0, OC % 16 == 0; N % 16 == 0, except in kinds 0, 1 and 3.
+   Error to the fp64 product of the quantised values, whose size is 1 here: an ulp of floatX, and what the tensor cores
+   lose. They keep 14 bits of the terms of a sum, aligned to the largest (DeepSeek-AI 2024, arXiv:2412.19437, section
+   3.5.2): with q = 2^-13, a wgmma of 32 products loses up to q of the sum so far. With partial sums of 128 products,
+   0.5% (40 q) of a sum of terms of one sign, and 2% (160 q) of 1, where terms cancel. With one sum over K (all kernels
+   but 1, 3 and 5) 1 + K/1280 times as much. rows and columns must be what the CPU makes of a number that close to the
+   exact one, times 1.13, GELU's largest slope.
+   Source: Micikevicius et al. 2022, arXiv:2209.05433; partial sums in fp32: DeepSeek-AI 2024, section 3.3.2; wgmma and
+   TMA: the PTX ISA; tiles: gemm.cuh.
+
+   Kernels (this list is written by versions.sh):
+     0  cuBLASLt, first proposal
+     1  one thread per element
+     2  cuBLASLt, algorithms timed
+     3  2 with partial sums in fp32
+     4  gemm.cuh with wgmma of fp8
+     5  4 with partial sums of 128 products in fp32
+     6  not fused: 4, then kernel 5 of quantize with GELU (kind 5)
+     7  4 with GELU and both e4m3 copies in the epilogue (kind 5)
+     8  7 that saves GELU's slope (kind 6)
+     9  not fused: 4, then kernel 5 of quantize, times the slope (kinds 7, 8)
+    10  4 times the slope, with both copies in the epilogue (kinds 7, 8)
+     kind 5: forward with GELU in e4m3, with the transposed copy
+     kind 6: 5 with GELU's slope saved
+     kind 7: 1 times GELU's slope in e5m2, with the transposed copy
+     kind 8: 3 times GELU's slope in e4m3, with the transposed copy
+
+   nvcc -O3 --use_fast_math matmul_fp8.cu -lcublasLt -o matmul_fp8      (or: make matmul_fp8)
+   ./matmul_fp8 5                check kernel 5 against the CPU and time it
+   ./matmul_fp8 --kind 2         dW: every kernel, side by side
+   ./matmul_fp8 -C 768 -V 2304   here -V is OC                                        */
+#define PROMOTED_ONLY
+#include "gelu_backward.cu"
+#include "gelu_forward.cu"
+#include "quantize.cu"
+#undef PROMOTED_ONLY
+#include "bench.h"
+#include "cublaslt_linear.cuh"
+#include "fp8.cuh"
+#include "gemm.cuh"
+
+template <class A> struct MatmulFp8Args {
+    floatX* out;                    // (M,N), or NULL
+    float* sum;                     // (M,N), to which the product is added, or NULL
+    const A* a;                     // (M,K)
+    const __nv_fp8_e4m3* b;         // (N,K)
+    const float *a_scale, *b_scale; // what a stored 1 stands for
+    const floatX* bias;             // (N), or NULL
+    int M, N, K;
+};
+
+#if !defined(ENABLE_FP32) // the library has no such product with a bias in fp32, gemm.cuh none in fp32
+
+// ---- kernel 0: cuBLASLt, its first proposal ----
+
+template <class A> void matmul_fp8_2(const MatmulFp8Args<A>& p, bool fast, cudaStream_t stream);
+
+template <class A> void matmul_fp8_0(const MatmulFp8Args<A>& p, cudaStream_t stream) {
+    cublaslt_tune(false);
+    matmul_fp8_2(p, true, stream);
+    cublaslt_tune(true);
+}
+#endif
+
+// ---- kernel 1: one thread per element of out, each operand converted to float ----
+
+template <class A> __global__ void matmul_fp8_kernel1(MatmulFp8Args<A> p) {
+    size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= (size_t)p.M * p.N) { return; }
+    const A* a = p.a + i / p.N * p.K;
+    const __nv_fp8_e4m3* b = p.b + i % p.N * p.K;
+    float sum = 0.0f;
+    for (int k = 0; k < p.K; k++) { sum += (float)a[k] * (float)b[k]; }
+    sum = sum * (*p.a_scale * *p.b_scale) + (p.bias ? (float)p.bias[i % p.N] : 0.0f);
+    if (p.out) {
+        p.out[i] = (floatX)sum;
+    } else {
+        p.sum[i] += sum;
+    }
+}
+
+template <class A> void matmul_fp8_1(const MatmulFp8Args<A>& p, cudaStream_t stream, int block_size) {
+    size_t num_blocks = ceil_div((size_t)p.M * p.N, (size_t)block_size);
+    require(num_blocks <= INT_MAX);
+    auto kernel = matmul_fp8_kernel1<A>;
+    kernel<<<(unsigned)num_blocks, block_size, 0, stream>>>(p);
+    cudaCheck(cudaGetLastError());
+}
+
+#if !defined(ENABLE_FP32)
+
+// ---- kernels 2 and 3: cuBLASLt with one sum over K ("fast accumulation"), or with partial sums in fp32 ----
+
+template <class A> void matmul_fp8_2(const MatmulFp8Args<A>& p, bool fast, cudaStream_t stream) {
+    LinearCall call;
+    call.inp = p.a, call.weight = p.b, call.bias = p.bias;
+    call.inp_type = Fp8<A>::IS_E5M2 ? CUDA_R_8F_E5M2 : CUDA_R_8F_E4M3, call.weight_type = CUDA_R_8F_E4M3;
+    call.inp_scale = p.a_scale, call.weight_scale = p.b_scale, call.fast_accumulation = fast;
+    call.M = p.M, call.N = p.N, call.K = p.K;
+    call.out = p.out;
+    if (p.sum) { call.add = call.out = p.sum, call.out_type = CUDA_R_32F; }
+    cublasCheck(cublaslt_try_linear(call, stream));
+}
+
+// ---- kernel 4: gemm.cuh with wgmma of fp8: the tensor cores keep one sum over K ----
+
+// The form G with an e5m2 a; compare GemmTilesE4M3.
+template <class G> struct MatmulFp8TilesE5M2 : G {
+    template <int n> static __device__ void wgmma(float (&sum)[n], uint64_t a, uint64_t b, bool accumulate) {
+        static_assert(n == 96 || n == 128, "192 or 256 columns");
+        if constexpr (n == 96) { wgmma_64x192x32_e5m2_e4m3(sum, a, b, accumulate); }
+        if constexpr (n == 128) { wgmma_64x256x32_e5m2_e4m3(sum, a, b, accumulate); }
+    }
+};
+template <class G, class A> using MatmulFp8Tiles =
+    typename std::conditional<Fp8<A>::IS_E5M2, MatmulFp8TilesE5M2<G>, GemmTilesE4M3<G>>::type;
+
+// to (M,N) += sum * scale, for a warp's 16 rows from `row` on of each part of the accumulators.
+template <class G> __device__ inline void matmul_fp8_add(float (&sum)[G::PARTS][G::COLUMNS / 2], float scale, float* to,
+                                                         int row, int column, int M, int N) {
+    int lane = threadIdx.x % 32, first = column + lane % 4 * 2;
+#pragma unroll
+    for (int m = 0; m < G::PARTS; m++) {
+#pragma unroll
+        for (int half = 0; half < 2; half++) { // rows 0..7, 8..15
+            int at = row + 64 * m + 8 * half + lane / 4;
+            if (at >= M) { continue; }
+            float2* p = reinterpret_cast<float2*>(to + (size_t)at * N + first);
+#pragma unroll
+            for (int j0 = 0; j0 < G::COLUMNS / 8;
+                 j0 += 8) { // 8 loads before the first of 8 stores, so that they overlap
+                float2 x[8];
+#pragma unroll
+                for (int j = 0; j < 8; j++) {
+                    if (column + 8 * (j0 + j) < N) { x[j] = p[4 * (j0 + j)]; }
+                }
+#pragma unroll
+                for (int j = 0; j < 8; j++) {
+                    const int k = 4 * (j0 + j) + 2 * half;
+                    if (column + 8 * (j0 + j) >= N) { continue; }
+                    p[4 * (j0 + j)] = make_float2(x[j].x + scale * sum[m][k], x[j].y + scale * sum[m][k + 1]);
+                }
+            }
+        }
+    }
+}
+
+// ---- kernel 5: partial sums of 128 products in the tensor cores, added to a sum in fp32 registers ----
+// A stage of the ring has 128 of K, so each stage is a partial sum of its own. The registers hold both, so a consumer
+// has 64 rows of 192 columns at most: 96 accumulators twice. While one consumer adds, the other one multiplies.
+
+template <class G> __device__ inline void matmul_fp8_multiply_split(float (&sum)[G::PARTS][G::COLUMNS / 2],
+                                                                    GemmSMem<G>& smem, int first_row, int num_steps,
+                                                                    int& i) {
+    static_assert(G::PARTS == 1, "two sets of accumulators");
+    gemm_clear<G>(sum);
+#pragma unroll 1
+    for (int step = 0; step < num_steps; step++, i++) {
+        auto& stage = smem.stages[i % G::RING];
+        uint64_t a = wgmma_descriptor(stage.inp + first_row * 64);
+        float part[G::COLUMNS / 2];
+        mbarrier_wait(&smem.full[i % G::RING], i / G::RING % 2);
+        wgmma_fence();
+#pragma unroll
+        for (int k = 0; k < 4; k++) { G::wgmma(part, a + 2 * k, G::weight_descriptor(stage.weight, k), k > 0); }
+        wgmma_commit();
+        wgmma_wait<0>();
+        wgmma_hold(part);
+        G::release(&smem.empty[i % G::RING]);
+#pragma unroll
+        for (int j = 0; j < G::COLUMNS / 2; j++) { sum[0][j] += part[j]; }
+    }
+}
+
+// ---- what is done with the accumulators: types of result, each with what it needs from gemm.cuh ----
+// EXTRAS are those of the epilogue. SHARED_BYTES of shared memory follow GemmSMem. A State belongs to a thread and lives as
+// long as the kernel.
+
+// out (M,N) floatX, by gemm.cuh
+struct MatmulFp8Stored {
+    static constexpr int EXTRAS = 0, SHARED_BYTES = 0;
+    struct State {
+        __device__ State(const MatmulFp8Stored&) {}
+    };
+    template <class G> __device__ void store(State&, float (&sum)[G::PARTS][G::COLUMNS / 2],
+                                             const GemmScaledBias<0>& epilogue,
+                                             const GemmColumns<G, GemmScaledBias<0>>& columns, GemmSMem<G>& smem,
+                                             const GemmMaps& maps, int row, int column, int M, int, int& box) const {
+        gemm_store<G>(sum, epilogue, columns, smem, maps.out, maps.second, maps.residual, row, column, M, box);
+    }
+    __device__ void end(State&) const {}
+};
+
+// added to a matrix of floats
+struct MatmulFp8Added {
+    static constexpr int EXTRAS = 0, SHARED_BYTES = 0;
+    float* to; // (M,N)
+    struct State {
+        __device__ State(const MatmulFp8Added&) {}
+    };
+    template <class G> __device__ void store(State&, float (&sum)[G::PARTS][G::COLUMNS / 2],
+                                             const GemmScaledBias<0>& epilogue,
+                                             const GemmColumns<G, GemmScaledBias<0>>&, GemmSMem<G>&, const GemmMaps&,
+                                             int row, int column, int M, int N, int&) const {
+        matmul_fp8_add<G>(sum, epilogue.scale, to, row, column, M, N);
+    }
+    __device__ void end(State&) const {}
+};
+
+// Kernels 4 and 5: as gemm_forms_sm90_kernel, with another type of result. `split`: see kernel 5.
+template <class G, bool split, class Result> __global__ void __launch_bounds__(384, 1)
+    matmul_fp8_sm90_kernel4(const __grid_constant__ GemmMaps maps, GemmScaledBias<Result::EXTRAS> epilogue,
+                            Result result, int M, int N, int K, int num_tiles) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    extern __shared__ __align__(256) unsigned char gemm_dynamic[];
+    GemmSMem<G>& smem = gemm_smem<G>(gemm_dynamic);
+    gemm_init(smem);
+    int warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0); // the shuffle makes it warp-uniform to the compiler
+    int warpgroup = warp / 4, rank = G::rank(), num_steps = ceil_div(K, 64), i = 0;
+    int first = blockIdx.x / G::CLUSTER, stride = gridDim.x / G::CLUSTER;
+    if (warpgroup == 0) {
+        gemm_produce(smem, maps, M, N, num_steps, first, stride, num_tiles, rank);
+        return;
+    }
+    warpgroup_more_registers<240>();
+    int box = 0, number = 0, first_row = gemm_is_ping_pong<G> ? 0 : (warpgroup - 1) * 64;
+    if (gemm_is_ping_pong<G>) {
+        first += (warpgroup - 1) * stride;
+        stride *= 2;
+        i = (warpgroup - 1) * num_steps;
+    }
+    epilogue.begin();
+    typename Result::State state(result);
+#pragma unroll 1
+    for (int index = first; index < num_tiles; index += stride, number++) {
+        float sum[G::PARTS][G::COLUMNS / 2];
+        GemmTile tile = gemm_tile<G>(index, M, N, rank);
+        int row = tile.row + first_row + warp % 4 * 16;
+        GemmColumns<G, GemmScaledBias<Result::EXTRAS>> columns = {}; // stay zeros with GEMM_NO_BIAS
+        gemm_prepare(columns, epilogue, smem, maps.residual, row, tile.column, N, box);
+        if constexpr (split) {
+            matmul_fp8_multiply_split<G>(sum, smem, first_row, num_steps, i);
+        } else if constexpr (gemm_is_ping_pong<G>) {
+            gemm_multiply<G>(sum, smem, num_steps, number, i);
+            i += num_steps;
+        } else {
+            gemm_multiply_cooperative<G>(sum, smem, first_row, num_steps, i);
+        }
+        result.template store<G>(state, sum, epilogue, columns, smem, maps, row, tile.column, M, N, box);
+    }
+    result.end(state);
+    gemm_end<G>();
+#endif
+}
+
+template <class G, bool split, class A, class Result>
+static void matmul_fp8_launch4(const MatmulFp8Args<A>& p, const Result& result, cudaStream_t stream,
+                               floatX* second = NULL, const floatX* residual = NULL) {
+    typedef MatmulFp8Tiles<G, A> Tiles;
+    const int bytes = GemmSMem<Tiles>::bytes() + Result::SHARED_BYTES;
+    static_assert(bytes <= 227 << 10, "all that compute capability 9.0 has");
+    require(has_sm90a()); // nvcc -gencode arch=compute_90a,code=sm_90a
+    require(p.K % 16 == 0 && p.N % 8 == 0);
+    // gemm.cuh addresses two fp8 elements as one floatX
+    GemmArgs g = {p.out, second, (const floatX*)p.a, (const floatX*)p.b, residual, p.M, p.N, p.K / 2};
+    GemmScaledBias<Result::EXTRAS> epilogue = {p.a_scale, p.b_scale, p.bias, NULL, NULL, 0, 0, 0, 0};
+    int num_tiles = gemm_num_tiles<Tiles>(g.M, g.N, g.K),
+        num_clusters = min(num_tiles, num_multiprocessors() / G::CLUSTER);
+    gemm_start(matmul_fp8_sm90_kernel4<Tiles, split, Result>, num_clusters * G::CLUSTER, G::CLUSTER, bytes, true,
+               stream, gemm_maps<Tiles>(g), epilogue, result, g.M, g.N, g.K, num_tiles);
+}
+template <class G, bool split, class A> static void matmul_fp8_launch4(const MatmulFp8Args<A>& p, cudaStream_t stream) {
+    if (p.sum) { return matmul_fp8_launch4<G, split>(p, MatmulFp8Added{p.sum}, stream); }
+    matmul_fp8_launch4<G, split>(p, MatmulFp8Stored{}, stream);
+}
+
+enum { MATMUL_FP8_PING_PONG_192 = 1, MATMUL_FP8_COOPERATIVE_256 };
+template <class A> void matmul_fp8_4(const MatmulFp8Args<A>& p, int form, cudaStream_t stream) {
+    if (form == MATMUL_FP8_PING_PONG_192) { return matmul_fp8_launch4<GemmPingPong192Pairs, false>(p, stream); }
+    require(form == MATMUL_FP8_COOPERATIVE_256);
+    matmul_fp8_launch4<GemmCooperative256Pairs, false>(p, stream);
+}
+
+typedef GemmTiles<128, 192, false, GemmPair, 4, 4> MatmulFp8Cooperative192Pairs;
+typedef GemmTiles<128, 192, false, GemmSingle, 4, 4> MatmulFp8Cooperative192;
+enum { MATMUL_FP8_PAIRS = 1, MATMUL_FP8_SINGLE };
+template <class A> void matmul_fp8_5(const MatmulFp8Args<A>& p, int form, cudaStream_t stream) {
+    if (form == MATMUL_FP8_PAIRS) { return matmul_fp8_launch4<MatmulFp8Cooperative192Pairs, true>(p, stream); }
+    require(form == MATMUL_FP8_SINGLE);
+    matmul_fp8_launch4<MatmulFp8Cooperative192, true>(p, stream);
+}
+
+// ---- kernel 6: not fused: kernel 4, then GELU and both copies by kernel 5 of quantize ----
+
+// hidden (M,N) is scratch
+void matmul_fp8_6(MatmulFp8Args<__nv_fp8_e4m3> p, const Fp8Tensor<__nv_fp8_e4m3>& to, floatX* hidden,
+                  cudaStream_t stream) {
+    p.out = hidden;
+    matmul_fp8_4(p, MATMUL_FP8_PING_PONG_192, stream);
+    QuantizeArgs<__nv_fp8_e4m3> q = {to, NULL, p.M, p.N};
+    quantize5(q, QuantizeGelu{hidden}, stream, 256);
+}
+
+// ---- kernels 7 and 8: both fp8 copies of the result in the epilogue ----
+// A consumer takes its accumulators in tiles of 64x64, through shared memory, from which it stores 16 bytes at a time.
+// A thread has columns 2t and 2t + 1 of rows g and g + 8 in each fragment of 8 columns. Quantised, they are a word:
+//
+//     byte                 0      1      2        3
+//     row, column       g,2t  g+8,2t  g,2t+1  g+8,2t+1
+//
+// Its halves are pairs of tokens, so stmatrix with the transposition stores it to `columns`, in the order 0 8 1 9 ...
+// For `rows`, lanes 2i and 2i + 1 exchange words, and then have 4 neighbouring columns of rows g and g + 8, one lane in
+// this fragment, the other one in the next.
+
+struct MatmulFp8Tile { // of a consumer; the padding spreads rows over the banks
+    __nv_fp8_storage_t rows[64][64 + 16], columns[64][64 + 16];
+};
+
+// The form: with 2 boxes per warp there is room for the tiles of both consumers.
+struct MatmulFp8Boxes2 : GemmPingPong192Pairs {
+    static constexpr int BOXES = 2;
+};
+
+enum MatmulFp8Mode {
+    MATMUL_FP8_MODE_GELU,       // x = gelu(y)
+    MATMUL_FP8_MODE_SAVE_SLOPE, // the same, and GELU's slope at y is stored to maps.second
+    MATMUL_FP8_MODE_TIMES_SLOPE // x = y * a matrix, of which maps.residual is the map
+};
+
+// x in type F, rows and columns
+template <class F, MatmulFp8Mode mode> struct MatmulFp8Quantised {
+    static constexpr int EXTRAS = mode == MATMUL_FP8_MODE_TIMES_SLOPE ? GEMM_RESIDUAL | GEMM_NO_BIAS : 0;
+    static constexpr int SHARED_BYTES = 2 * sizeof(MatmulFp8Tile);
+    typedef GemmScaledBias<EXTRAS> Epilogue;
+    Fp8Tensor<F> to;
+    struct State : Fp8Seen<F> {
+        __device__ State(const MatmulFp8Quantised& result) : Fp8Seen<F>(result.to) {}
+    };
+
+    // The words of 16 columns, two fragments: sum has their accumulators, column 16 * p of the box is the first.
+    // slopes: the fragments of GELU's slope, read or written.
+    template <class G> __device__ void words(uint32_t (&words)[2], uint32_t (&slopes)[4], State& state,
+                                             const float* sum, const Epilogue& epilogue, typename Epilogue::Pair pair,
+                                             int p) const {
+#pragma unroll
+        for (int j = 0; j < 2; j++) {
+            float two[2] = {}, v[4], slope[4];
+            if constexpr (mode == MATMUL_FP8_MODE_TIMES_SLOPE) {
+                float2 upper = unpack_16x2(slopes[2 * j], floatX()), lower = unpack_16x2(slopes[2 * j + 1], floatX());
+                slope[0] = upper.x, slope[1] = upper.y, slope[2] = lower.x, slope[3] = lower.y;
+            } else {
+                epilogue.columns(two, gemm_shuffle(pair, 8 * p + 4 * j + threadIdx.x % 4));
+            }
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                float y = epilogue.value(sum[4 * j + i], {}, two[i % 2]), x;
+                if constexpr (mode == MATMUL_FP8_MODE_TIMES_SLOPE) { x = y * slope[i]; }
+                if constexpr (mode == MATMUL_FP8_MODE_SAVE_SLOPE) { x = gelu_and_slope(y, &slope[i]); }
+                if constexpr (mode == MATMUL_FP8_MODE_GELU) { x = gelu(y); }
+                v[i] = state.scaled((float)(floatX)x);
+            }
+            if constexpr (mode == MATMUL_FP8_MODE_SAVE_SLOPE) { gemm_pack(slopes + 2 * j, slope); }
+            words[j] = Fp8<F>::pack(v[0], v[2], v[1], v[3]);
+        }
+    }
+    // Stores them to the tile's rows. at: where the tile has the first of these columns, in row g of this warp.
+    __device__ void store_rows(__nv_fp8_storage_t* at, const uint32_t (&words)[2]) const {
+        bool odd = threadIdx.x & 1;
+        // the rows' halves: columns 2t, 2t + 1 of row g, of row g + 8
+        uint32_t first = __byte_perm(words[0], 0, 0x3120), second = __byte_perm(words[1], 0, 0x3120);
+        uint32_t got = __shfl_xor_sync(0xFFFFFFFFu, odd ? first : second, 1);
+        uint32_t left = odd ? got : first, right = odd ? second : got;
+        // t = 0 and 2 have columns 0-3 and 4-7 of the 16, t = 1 and 3 columns 8-11 and 12-15
+        __nv_fp8_storage_t* p = at + (odd ? 8 : 0) + threadIdx.x % 4 / 2 * 4;
+        *reinterpret_cast<uint32_t*>(p) = __byte_perm(left, right, 0x5410);
+        *reinterpret_cast<uint32_t*>(p + 8 * sizeof(MatmulFp8Tile().rows[0])) = __byte_perm(left, right, 0x7632);
+    }
+    // All threads of the consumer store the tile, whose first element is in this row and column, 16 bytes at a time.
+    __device__ void store_tile(const MatmulFp8Tile& tile, int row, int column, int M, int N) const {
+#pragma unroll 1 // unrolled, the addresses of all tiles would need more registers than there are
+        for (int i = threadIdx.x % 128; i < 64 * 4; i += 128) {
+            int line = i / 4, chunk = i % 4 * 16;
+            if (row + line < M && column + chunk < N) {
+                *reinterpret_cast<uint4*>(to.rows + (size_t)(row + line) * N + column + chunk) =
+                    *reinterpret_cast<const uint4*>(&tile.rows[line][chunk]);
+            }
+            if (column + line < N && row + chunk < M) {
+                *reinterpret_cast<uint4*>(to.columns + (size_t)(column + line) * M + row + chunk) =
+                    *reinterpret_cast<const uint4*>(&tile.columns[line][chunk]);
+            }
+        }
+    }
+    template <class G> __device__ void store(State& state, float (&sum)[G::PARTS][G::COLUMNS / 2],
+                                             const Epilogue& epilogue, const GemmColumns<G, Epilogue>& columns,
+                                             GemmSMem<G>& smem, const GemmMaps& maps, int row, int column, int M, int N,
+                                             int& box) const {
+        static_assert(G::READERS == 4, "a tile is one consumer's");
+        const int num_columns = G::COLUMNS / 64, num_boxes = G::PARTS * num_columns;
+        int lane = threadIdx.x % 32, warp = threadIdx.x / 32 - 4, first_box = box;
+        auto& tile = reinterpret_cast<MatmulFp8Tile*>(&smem + 1)[warp / 4];
+        auto barrier = [&] { warp < 4 ? named_barrier_sync(1, 128) : named_barrier_sync(2, 128); };
+        uint32_t lane_at = lane % 16 * 128 + (lane / 16 ^ lane % 8) * 16; // in a box of slopes, as in gemm_store
+#pragma unroll
+        for (int n = 0; n < num_boxes; n++, box++) {
+            const int m = n / num_columns, q = n % num_columns;
+            int slot = box % G::BOXES, box_row = row + 64 * m, box_column = column + 64 * q;
+            uint32_t at = shared_address(smem.boxes[warp][slot]) + lane_at;
+            if (mode == MATMUL_FP8_MODE_TIMES_SLOPE) { mbarrier_wait(&smem.box_full[warp][slot], box / G::BOXES % 2); }
+            if (mode == MATMUL_FP8_MODE_SAVE_SLOPE) {
+                if (lane == 0) { tma_store_wait<G::BOXES - 1>(); }
+                __syncwarp();
+            }
+#pragma unroll
+            for (int p = 0; p < 4; p += 2) { // 32 columns, of which stmatrix stores 4 matrices
+                uint32_t fragments[2][2];
+#pragma unroll
+                for (int i = 0; i < 2; i++) {
+                    uint32_t slopes[4];
+                    if (mode == MATMUL_FP8_MODE_TIMES_SLOPE) { ldmatrix_x4(slopes, at ^ (p + i) << 5); }
+                    words<G>(fragments[i], slopes, state, sum[m] + 32 * q + 8 * (p + i), epilogue, columns.pairs[q],
+                             p + i);
+                    if (mode == MATMUL_FP8_MODE_SAVE_SLOPE) { stmatrix_x4(at ^ (p + i) << 5, slopes); }
+                    store_rows(&tile.rows[warp % 4 * 16 + lane / 4][16 * (p + i)], fragments[i]);
+                }
+                stmatrix_x4_trans(shared_address(&tile.columns[16 * p + lane][warp % 4 * 16]), fragments[0]);
+            }
+            if (mode != MATMUL_FP8_MODE_GELU) {
+                tma_store_fence();
+            } // the box was read, or written, by ordinary accesses
+            barrier();
+            if (mode == MATMUL_FP8_MODE_SAVE_SLOPE && lane == 0) {
+                tma_store_2d(&maps.second, smem.boxes[warp][slot], box_column, box_row);
+                tma_store_commit();
+            }
+            if (mode == MATMUL_FP8_MODE_TIMES_SLOPE && lane == 0 && n + G::BOXES < num_boxes) {
+                gemm_load_box<G>(smem, maps.residual, row, column, n + G::BOXES, first_box);
+            }
+            store_tile(tile, row + 64 * m - warp % 4 * 16, box_column, M, N);
+            barrier(); // the tile may be overwritten
+        }
+    }
+    __device__ void end(State& state) const { state.store_warp(to); }
+};
+
+template <MatmulFp8Mode mode, class A, class F>
+static void matmul_fp8_quantised(const MatmulFp8Args<A>& p, const Fp8Tensor<F>& to, floatX* second,
+                                 const floatX* residual, cudaStream_t stream) {
+    require(p.M % 16 == 0 && p.N % 16 == 0);
+    matmul_fp8_launch4<MatmulFp8Boxes2, false>(p, MatmulFp8Quantised<F, mode>{to}, stream, second, residual);
+}
+
+// rows, columns = gelu(y)
+void matmul_fp8_7(const MatmulFp8Args<__nv_fp8_e4m3>& p, const Fp8Tensor<__nv_fp8_e4m3>& to, cudaStream_t stream) {
+    matmul_fp8_quantised<MATMUL_FP8_MODE_GELU>(p, to, NULL, NULL, stream);
+}
+// the same; slope (M,N) = GELU's slope at y, for the backward pass
+void matmul_fp8_8(const MatmulFp8Args<__nv_fp8_e4m3>& p, const Fp8Tensor<__nv_fp8_e4m3>& to, floatX* slope,
+                  cudaStream_t stream) {
+    matmul_fp8_quantised<MATMUL_FP8_MODE_SAVE_SLOPE>(p, to, slope, NULL, stream);
+}
+
+// ---- kernel 9: not fused: kernel 4, then times the slope and both copies by kernel 5 of quantize ----
+
+struct MatmulFp8TimesSlope { // what is quantised, see QuantizeCopy
+    const floatX *inp, *slope;
+    __device__ x128 vector(size_t i) const {
+        x128 x = load128(inp + i), s = load128(slope + i);
+        for (int k = 0; k < x128::size; k++) { x[k] = (floatX)((float)x[k] * (float)s[k]); }
+        return x;
+    }
+};
+
+// hidden (M,N) is scratch
+template <class A> void matmul_fp8_9(MatmulFp8Args<A> p, const Fp8Tensor<A>& to, const floatX* slope, floatX* hidden,
+                                     cudaStream_t stream) {
+    p.out = hidden;
+    matmul_fp8_4(p, MATMUL_FP8_PING_PONG_192, stream);
+    QuantizeArgs<A> q = {to, NULL, p.M, p.N};
+    quantize5(q, MatmulFp8TimesSlope{hidden, slope}, stream, 256);
+}
+
+// ---- kernel 10: dX times the slope that kernel 8 has saved, in the type of dout ----
+
+template <class A>
+void matmul_fp8_10(const MatmulFp8Args<A>& p, const Fp8Tensor<A>& to, const floatX* slope, cudaStream_t stream) {
+    matmul_fp8_quantised<MATMUL_FP8_MODE_TIMES_SLOPE>(p, to, NULL, slope, stream);
+}
+#endif
+
+template <class A> static void declare_kernels(Bench& b, const MatmulFp8Args<A>& p) {
+    cudaStream_t stream = b.stream;
+    float one_sum = 1 + (float)p.K / 1280; // see the top of the file
+    auto declared = [&](bool has_one_sum) {
+        if (has_one_sum) { b.coarser(one_sum); }
+        b.kernel_rate("e4m3", cublaslt_e4m3_rate);
+    };
+#if !defined(ENABLE_FP32)
+    b.kernel(
+        0, "cuBLASLt, first proposal", [=](int) { matmul_fp8_0(p, stream); }, {0}, 89);
+    declared(true);
+#endif
+    b.kernel(
+        1, "one thread per element", [=](int bs) { matmul_fp8_1(p, stream, bs); }, {64, 256, 1024}, 89);
+    declared(false);
+#if !defined(ENABLE_FP32)
+    b.kernel(
+        2, "cuBLASLt, algorithms timed", [=](int) { matmul_fp8_2(p, true, stream); }, {0}, 89);
+    declared(true);
+    b.kernel(
+        3, "2 with partial sums in fp32", [=](int) { matmul_fp8_2(p, false, stream); }, {0}, 89);
+    declared(false);
+    b.kernel(
+        4, "gemm.cuh with wgmma of fp8", [=](int form) { matmul_fp8_4(p, form, stream); }, {0}, -90);
+    b.config("form", {{MATMUL_FP8_PING_PONG_192, "ping-pong 128x192 in clusters of two"},
+                      {MATMUL_FP8_COOPERATIVE_256, "cooperative 128x256 in clusters of two"}});
+    declared(true);
+    b.kernel(
+        5, "4 with partial sums of 128 products in fp32", [=](int form) { matmul_fp8_5(p, form, stream); }, {0}, -90);
+    b.config("form", {{MATMUL_FP8_PAIRS, "cooperative 128x192 in clusters of two"},
+                      {MATMUL_FP8_SINGLE, "cooperative 128x192"}});
+    declared(false);
+#endif
+}
+
+enum {
+    MATMUL_FP8_FORWARD,
+    MATMUL_FP8_DX,
+    MATMUL_FP8_DW,
+    MATMUL_FP8_DX_E4M3,
+    MATMUL_FP8_DW_E4M3,
+    MATMUL_FP8_GELU,
+    MATMUL_FP8_GELU_SLOPE,
+    MATMUL_FP8_DX_SLOPE,
+    MATMUL_FP8_DX_SLOPE_E4M3
+};
+const float MATMUL_FP8_Q = 1.0f / (1 << 13); // see the top of the file
+
+// The inputs of a product, and its reference.
+template <class A> struct MatmulFp8Inputs {
+    Buffer<A> a;
+    Buffer<__nv_fp8_e4m3> b;
+    Buffer<float> a_scale, b_scale;
+    Buffer<floatX> bias; // or NULL
+    int M, N, K;
+    std::vector<size_t> rows; // of out, that are compared
+
+    // The product of these rows, plus the bias.
+    std::vector<float> product() const {
+        std::vector<float> x = rows_of(a.host, rows, K), y(rows.size() * N);
+        matmul_forward_cpu(y.data(), x.data(), b.host, NULL, NULL, rows.size(), K, N);
+        double scale = (double)a_scale.host[0] * b_scale.host[0];
+        for (size_t i = 0; i < y.size(); i++) { y[i] = (float)(y[i] * scale + (bias.host ? bias.host[i % N] : 0.0f)); }
+        return y;
+    }
+};
+
+// Normal values of a, and of b by 1 / sqrt(K), are multiplied by a factor and quantised. which: see declare()
+template <class A> static MatmulFp8Inputs<A> declare_inputs(Bench& b, int which, int M, int N, int K, bool has_bias) {
+    const float a_factor = Fp8<A>::LARGEST / 6.0f, b_factor = 448.0f / 6.0f;
+    auto fill = [=](float* x, size_t n, uint32_t seed, float factor) {
+        bench_fill_normal(x, n, seed, factor, 0.0f);
+        for (size_t i = 0; which == 1 && i < n; i++) { x[i] = fabsf(x[i]); }
+    };
+    MatmulFp8Inputs<A> x;
+    x.M = M, x.N = N, x.K = K, x.bias = {NULL, NULL};
+    x.a = b.input_from<A>("a", (size_t)M * K, [=, seed = b.next_seed()](float* values) {
+        if (which != 2) { return fill(values, (size_t)M * K, seed, a_factor); }
+        bench_fill_one_hot(values, M, K, seed);
+        for (size_t i = 0; i < (size_t)M * K; i++) { values[i] *= a_factor; }
+    });
+    x.b = b.input_from<__nv_fp8_e4m3>(
+        "b", (size_t)N * K, [=, seed = b.next_seed()](float* values) { fill(values, (size_t)N * K, seed, b_factor); });
+    x.a_scale = b.input_from<float>("a_scale", 1, [=](float* scale) { scale[0] = 1 / a_factor; });
+    x.b_scale = b.input_from<float>("b_scale", 1, [=](float* scale) { scale[0] = 1 / (b_factor * sqrtf((float)K)); });
+    if (has_bias) { x.bias = b.input<floatX>("bias", N); }
+    x.rows = b.sample(M, 2.0 * N * K);
+    return x;
+}
+
+template <class A> static void declare_as(Bench& b, int kind, int which, bool is_dw) {
+    bool is_forward = kind == MATMUL_FP8_FORWARD, is_dx = !is_forward && !is_dw;
+    int tokens = b.B * b.T, C = b.C, OC = b.V;
+    int M = is_dw ? OC : tokens, N = is_forward ? OC : C, K = is_forward ? C : is_dx ? OC : tokens;
+    MatmulFp8Inputs<A> x = declare_inputs<A>(b, which, M, N, K, is_forward);
+    Buffer<floatX> out = {NULL, NULL};
+    Buffer<float> start = {NULL, NULL}, sum = {NULL, NULL};
+    Tolerance tolerance = {160 * MATMUL_FP8_Q, 40 * MATMUL_FP8_Q};
+    if (is_dw) {
+        start = b.input<float>("start", (size_t)M * N);
+        sum = b.inout<float>("dweight", (size_t)M * N, start, tolerance);
+    } else {
+        out = b.output<floatX>("out", (size_t)M * N, {tolerance.atol, tolerance.rtol + ulp_of<floatX>()});
+    }
+    b.reference([=] {
+        std::vector<float> y = x.product(), before = rows_of(start.host, x.rows, N);
+        for (size_t i = 0; i < before.size(); i++) { y[i] += before[i]; }
+        put_rows(is_dw ? sum.host : out.host, y, x.rows, N);
+    });
+    double bytes = is_dw ? 2.0 * sizeof(float) : sizeof(floatX);
+    b.cost((double)M * K + (double)N * K + bytes * M * N, 2.0 * M * N * K);
+    declare_kernels(b, MatmulFp8Args<A>{out, sum, x.a, x.b, x.a_scale, x.b_scale, x.bias, M, N, K});
+}
+
+// The kinds whose result is quantised: in the type of a.
+template <class A> static void declare_quantised(Bench& b, int kind, int which) {
+    bool is_forward = kind <= MATMUL_FP8_GELU_SLOPE, saves_slope = kind == MATMUL_FP8_GELU_SLOPE;
+    int M = b.B * b.T, N = is_forward ? b.V : b.C, K = is_forward ? b.C : b.V;
+    size_t n = (size_t)M * N;
+    MatmulFp8Inputs<A> x = declare_inputs<A>(b, which, M, N, K, is_forward);
+    Buffer<float> scale = b.input_from<float>("scale", 1, [](float* to) { to[0] = Fp8<A>::LARGEST / 4.0f; });
+    Buffer<floatX> slope = {NULL, NULL};
+    // of the result before it is rounded; 1.13: GELU's largest slope. Kernels 6 and 9 round the product to floatX.
+    Tolerance exact = {1.13f * 160 * MATMUL_FP8_Q, 1.13f * 40 * MATMUL_FP8_Q + ulp_of<floatX>()};
+    // 1.2: its largest second derivative; see gelu_and_slope()
+    Tolerance of_slope = {1.2f * 160 * MATMUL_FP8_Q + 2e-4f, exact.rtol};
+    if (saves_slope) { slope = b.output<floatX>("slope", n, of_slope); }
+    if (!is_forward) {
+        slope = b.input_from<floatX>("slope", n, [=, seed = b.next_seed()](float* to) {
+            bench_fill_normal(to, n, seed, 0.4f, 0.5f);
+            for (size_t i = 0; i < n; i++) { to[i] = fminf(fmaxf(to[i], -0.13f), 1.13f); }
+        });
+    }
+    Buffer<A> rows = fp8_output<A>(b, "rows", n, scale, exact), columns = fp8_output<A>(b, "columns", n, scale, exact);
+    Buffer<int> num_saturated = fp8_num_saturated(b, rows, n, scale, exact);
+    Buffer<float> amax = fp8_amax(b, exact);
+    b.reference([=] {
+        std::vector<float> y = x.product(), ones(y.size(), 1.0f), slopes = y;
+        if (saves_slope) {
+            gelu_backward_cpu(slopes.data(), ones.data(), y.data(), y.size());
+            put_rows(slope.host, slopes, x.rows, N);
+        }
+        if (is_forward) {
+            gelu_forward_cpu(y.data(), y.data(), y.size());
+        } else {
+            slopes = rows_of(slope.host, x.rows, N);
+            for (size_t i = 0; i < y.size(); i++) { y[i] *= slopes[i]; }
+        }
+        put_rows(rows.host, y, x.rows, N);
+        fp8_transpose_cpu(columns.host, rows.host, M, N, false);
+        if (x.rows.size() == (size_t)M) { fp8_amax_cpu(amax.host, rows.host, n); }
+    });
+    b.cost((double)M * K + (double)N * K + (2.0 + (kind == MATMUL_FP8_GELU ? 0 : sizeof(floatX))) * n, 2.0 * M * N * K);
+#if !defined(ENABLE_FP32)
+    MatmulFp8Args<A> p = {NULL, NULL, x.a, x.b, x.a_scale, x.b_scale, x.bias, M, N, K};
+    Fp8Tensor<A> to = {rows, columns, false, scale, amax, num_saturated};
+    cudaStream_t stream = b.stream;
+    auto variant = [&](int number, const char* what, std::function<void(int)> launch) {
+        b.kernel(number, what, launch, {0}, -90);
+        b.coarser(1 + (float)K / 1280);
+        b.kernel_rate("e4m3", cublaslt_e4m3_rate);
+    };
+    floatX* hidden = saves_slope ? NULL : (floatX*)b.scratch<floatX>("hidden", n);
+    if constexpr (!Fp8<A>::IS_E5M2) {
+        if (kind == MATMUL_FP8_GELU) {
+            variant(6, "not fused: 4, then kernel 5 of quantize with GELU",
+                    [=](int) { matmul_fp8_6(p, to, hidden, stream); });
+            return variant(7, "4 with GELU and both e4m3 copies in the epilogue",
+                           [=](int) { matmul_fp8_7(p, to, stream); });
+        }
+        if (saves_slope) {
+            return variant(8, "7 that saves GELU's slope", [=](int) { matmul_fp8_8(p, to, slope, stream); });
+        }
+    }
+    variant(9, "not fused: 4, then kernel 5 of quantize, times the slope",
+            [=](int) { matmul_fp8_9(p, to, slope, hidden, stream); });
+    variant(10, "4 times the slope, with both copies in the epilogue",
+            [=](int) { matmul_fp8_10(p, to, slope, stream); });
+#endif
+}
+
+static void declare(Bench& b) {
+    int kind = b.kinds({"forward", "dX with an e5m2 gradient", "dW with an e5m2 gradient", "dX with an e4m3 gradient",
+                        "dW with an e4m3 gradient", "forward with GELU in e4m3, with the transposed copy",
+                        "5 with GELU's slope saved", "1 times GELU's slope in e5m2, with the transposed copy",
+                        "3 times GELU's slope in e4m3, with the transposed copy"});
+    int which = b.cases({"normal", "terms of one sign", "one nonzero per row"});
+    bool is_dw = kind == MATMUL_FP8_DW || kind == MATMUL_FP8_DW_E4M3;
+    // where it matters, the number of tokens stays a multiple of 16
+    b.varies(is_dw || kind >= MATMUL_FP8_GELU ? "BCV" : "BTCV");
+    if (!b.dry) { cublaslt_open(); }
+    b.matrix_rate(cublaslt_matrix_rate);
+    if (kind == MATMUL_FP8_DX_SLOPE) { return declare_quantised<__nv_fp8_e5m2>(b, kind, which); }
+    if (kind >= MATMUL_FP8_GELU) { return declare_quantised<__nv_fp8_e4m3>(b, kind, which); }
+    bool is_e5m2 = kind == MATMUL_FP8_DX || kind == MATMUL_FP8_DW;
+    is_e5m2 ? declare_as<__nv_fp8_e5m2>(b, kind, which, is_dw) : declare_as<__nv_fp8_e4m3>(b, kind, which, is_dw);
+}
+
+int main(int argc, char** argv) {
+    return bench_main(argc, argv, "matmul_fp8", declare, {64, 1024, 768, 1, 3072},
+                      {{1, 16, 16, 1, 16},
+                       {1, 37, 784, 1, 208},
+                       {1, 300, 272, 1, 400},
+                       with_kind(1, {1, 5, 208, 1, 784}),
+                       with_kind(1, {1, 144, 272, 1, 1040}),
+                       with_kind(2, {1, 16, 16, 1, 16}),
+                       with_kind(2, {1, 8192, 48, 1, 64}), // long sums, which need partial sums
+                       with_kind(2, {1, 272, 400, 1, 272}),
+                       with_kind(3, {2, 144, 272, 1, 528}),
+                       with_kind(4, {5, 80, 208, 1, 144}),
+                       with_kind(5, {1, 16, 16, 1, 16}),
+                       with_kind(5, {1, 336, 272, 1, 208}),
+                       with_kind(5, {1, 272, 80, 1, 592}),
+                       with_kind(6, {1, 272, 80, 1, 592}),
+                       with_kind(6, {1, 16, 272, 1, 208}),
+                       with_kind(7, {1, 336, 208, 1, 272}),
+                       with_kind(8, {1, 272, 592, 1, 80})});
+}
