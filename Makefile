@@ -56,7 +56,7 @@ CXX_BINARIES := $(patsubst %.cpp,$(P)%,$(wildcard scripts/*.cpp))
 CU_BINARIES := $(patsubst %.cu,$(P)%cu,$(wildcard *.cu))
 
 .PHONY: help all programs tests demo test test-full check promote sanitize sanitize-programs sanitize-gpu valgrind fuzz \
-        fuzz-program bench learn check-style clean FORCE
+        fuzz-program coverage bench learn check-style clean FORCE
 
 help:
 	@echo 'make demo        train a small model on this source tree for a minute, sample from it, save, load, sample again'
@@ -70,6 +70,7 @@ help:
 	@echo 'make sanitize    the tests built with AddressSanitizer and UndefinedBehaviorSanitizer'
 	@echo 'make sanitize-gpu    compute-sanitizer on train_gpt2cu and every op (needs a GPU): SANITIZE_GPU="train gelu_forward" picks'
 	@echo 'make valgrind    the test programs under valgrind: VALGRIND_TESTS="test_a test_b" picks some'
+	@echo 'make coverage    which lines the tests have run, by gcov; OP=gelu_forward: those of a kernel file, on the CPU'
 	@echo 'make fuzz        libFuzzer on every reader: FUZZ_SECONDS=60 or FUZZ_RUNS=1000000 for each (needs clang)'
 	@echo 'make fuzz-program    the programs on changed files, with both sanitizers: FUZZ_RUNS=2000 and FUZZ_SEED=1 set number and choice'
 	@echo 'make learn       the course in dev/learn, without a GPU: some kernels on the CPU, with what each shows and what memory it moves'
@@ -168,6 +169,9 @@ valgrind:
 	@command -v valgrind >/dev/null || { echo 'error: no valgrind: apt-get install valgrind' >&2; exit 1; }
 	@$(MAKE) --no-print-directory BIN_DIR=build/valgrind CFLAGS='-O1 -g' programs tests
 	@BIN_DIR=build/valgrind TEST_WRAPPER='$(VALGRIND)' OMP_WAIT_POLICY=passive dev/test/run.sh $(VALGRIND_TESTS)
+
+coverage:
+	@dev/test/coverage.sh $(addprefix --op ,$(OP))
 
 fuzz:
 	@FUZZ_SECONDS='$(FUZZ_SECONDS)' FUZZ_RUNS='$(FUZZ_RUNS)' dev/test/fuzz.sh $(FUZZ_TARGETS)
