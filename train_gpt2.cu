@@ -25,8 +25,9 @@ the ranks, and updated weights are passed on, by NCCL on a second stream (distri
 their like order it with the first one, and do nothing when there is one GPU.
 
 A micro-step (forward and backward of one micro-batch) is launched kernel by kernel the first time. The second time it is
-captured as a CUDA graph, and from then on it is one graph launch. There are two graphs: one for the first micro-step of a
-step, which overwrites the gradients, and one for the others, which add to them. Generation does the same per token.
+captured as a CUDA graph, and from then on it is one graph launch. There is a graph for the first micro-step of a step, which
+overwrites the gradients, one for the others, which add to them, and with several GPUs one for the last, which leaves room for
+the exchange of gradients. Generation does the same per token.
 
 Matmuls are our own kernels or cuBLASLt's. Ours are gemm, for forward matmuls on Hopper, decode_matvec, for generation, and
 decode_matmul, for generation of several texts on Hopper. When training first meets a shape, cuBLASLt's algorithms are timed
@@ -34,7 +35,7 @@ and the fastest is kept (--no-tune: the first one that the library proposes). Th
 a resumed run uses the same ones. So are the block sizes of --tuned, which take the place of those in the launchers.
 
 With the same choices on the same kind of GPU, a run gives the same bits every time: the order of every sum in our kernels
-depends only on the shapes and the GPU, and no floating-point sum uses atomics.
+depends only on the shapes and the GPU, and with several GPUs on --overlap, and no floating-point sum uses atomics.
 
 Shapes: B batch, T time, C channels, V vocabulary, Vp V padded to 128, NH heads, HS head size, L layers, OC output
 channels. Every tensor is row-major. floatX is the type of weights and activations (bf16, or -DENABLE_FP16,
@@ -651,7 +652,7 @@ static void allocate_training(GPT2* model, const Plan* parameters, const Plan* a
 
 // Bytes needed outside the plan: cuBLASLt's workspace, what the driver takes (code, graphs, context), and NCCL 2.28's two
 // communicators: as seen on H100s.
-static size_t memory_beside() { return cublaslt().workspace_bytes + ((size_t)(is_alone() ? 576 : 1408) << 20); }
+static size_t memory_beside() { return cublaslt().workspace_bytes + ((size_t)(is_alone() ? 512 : 1408) << 20); }
 
 // Bytes that a training run needs.
 static size_t training_bytes(const GPT2Config* config, int B, int T, const GPT2Options* options) {
@@ -1010,7 +1011,7 @@ struct Trainer {
     int64_t num_batches; // micro-batches copied so far
     PendingStep steps[2];
     PendingStep* pending;     // the step that is launched and not yet reported, or NULL
-    LaunchGraph graphs[2][2]; // of a micro-step: [whether it is the first of a step][whether it is the last]
+    LaunchGraph graphs[2][2]; // of a micro-step: [first of a step][last of a step, and gradients are exchanged beside it]
     RunParts parts;           // which rank saves which tensors
     float* buffer;            // this rank's parts, pinned: weights and moments, from which checkpoints are written
     EvalLoader hellaswag;     // --hellaswag
@@ -1049,6 +1050,7 @@ static bool next_batch(Trainer* t, Error* err) {
 static void launch_micro_step(GPT2* model, const Batch* batch, bool first, bool last) {
     leave_room(first && args->zero);
     gpt2_forward(model, &model->acts, batch->B, batch->T, NULL);
+    leave_room(false); // all weights are here
     gpt2_loss(model, &model->acts, batch->B, batch->T, true, 1.0f / (float)batch->total);
     leave_room(last);
     gpt2_backward(model, batch->B, batch->T, first);
@@ -1060,7 +1062,7 @@ static void micro_step(Trainer* t, bool first, bool last) {
     Range range("micro_step");
     auto launch = [&] { launch_micro_step(&t->model, &t->job.batch, first, last); };
     if (!args->use_graph || profile().listing) { return launch(); }
-    launch_as_graph(&t->graphs[first][last], t->model.stream, launch);
+    launch_as_graph(&t->graphs[first][last && ranks().beside], t->model.stream, launch);
 }
 
 // Queues the copy of the step's state to s->state.

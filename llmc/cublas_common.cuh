@@ -442,7 +442,7 @@ inline bool cublaslt_read_choices(const char* path, const char* header, Error* e
     std::string text((const char*)file.data, file.size);
     unmap_file(&file);
     if (text.compare(0, strlen(header), header) != 0) {
-        printf("%s: made for another GPU or library: matmuls are timed again, and last bits may differ\n", path);
+        printf("%s: of another GPU, library or version: matmuls are timed again, and last bits may differ\n", path);
         return true;
     }
     const char* at = text.c_str() + strlen(header);

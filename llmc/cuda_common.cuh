@@ -105,13 +105,13 @@ inline int device_attribute(cudaDeviceAttr attribute) {
 }
 inline int num_multiprocessors() { return device_attribute(cudaDevAttrMultiProcessorCount); }
 
-// Multiprocessors on which kernels of another stream run (distributed.cuh).
+// Multiprocessors that are kept free for kernels of another stream (distributed.cuh).
 inline int& reserved_multiprocessors() {
     static int n = 0;
     return n;
 }
-// Those that are left. For kernels whose blocks stay to the end, one on each multiprocessor: a block that has to wait for a
-// place makes such a kernel take twice as long.
+// The others. The grid of a persistent kernel, with one block per multiprocessor, must not be larger: a block that is not
+// resident from the beginning makes the kernel take twice as long.
 inline int free_multiprocessors() { return num_multiprocessors() - reserved_multiprocessors(); }
 
 // Writes the current device's name to name (256).
@@ -199,6 +199,9 @@ template <class Launch> void launch_as_graph(LaunchGraph* g, cudaStream_t stream
         if (!g->no_memory) { cudaCheck(e); }
         if (g->no_memory) {
             cudaGetLastError(); // clears the error
+            fprintf(stderr,
+                    "warning: no GPU memory for a CUDA graph: steps are launched kernel by kernel, which is slower; "
+                    "a smaller -b leaves room\n");
             return launch();
         }
     }

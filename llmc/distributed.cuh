@@ -13,16 +13,17 @@ their own, ordered with the model's stream by events; the host waits for none of
     backward of a layer  -> gradients_ready(b)  -> reduce_gradients(b): every rank gets the sum for its share of bucket b
     update of the share  -> gather_weights(b)   -> await_weights(b) in the next forward pass, before the layer
 
+This is `beside`: exchanges run beside computations. NCCL then takes few multiprocessors, and the products leave these to it.
+The other way is between computations: the first reduction waits for the whole backward pass, the next forward pass for all
+weights, and NCCL takes as many as make it fast. Which one costs less depends on the model, the batch and the links. With
+--overlap auto both costs are estimated from a measurement at the start (choose_overlap); the choice may change last bits, and
+is saved beside the checkpoints.
+
 AdamW updates each weight by itself, so a share can be any part of a bucket. Muon updates whole matrices, so with it each layer
 belongs to one rank (bucket_owner). Its gradients are reduced to that rank, which broadcasts the updated weights. A layer then
 moves about as many bytes as with equal shares: N ranks receive n instead of n (N-1)/N values.
 
-That is how exchanges run beside computations. NCCL then takes few multiprocessors, and the products leave these to it. The
-other way is between computations: the first reduction waits for the whole backward pass, the next forward pass for all
-weights, and NCCL takes as many as make it fast. Which one costs less depends on the model, the batch and the links; unless
---overlap says it, both are estimated from a measurement at the start (choose_overlap).
-
-All ranks must queue the same collectives in the same order. So whatever decides about one, such as whether to save, is
+All ranks must queue the same collectives in the same order, over both communicators, whose collectives share one stream. So whatever decides about one, such as whether to save, is
 decided from values that are equal on all ranks: results of collectives, or of ranks_agree().
 
 With one rank nothing is opened, and all of these functions do nothing.
@@ -498,6 +499,7 @@ inline void ranks_connect(int num_buckets) {
     setenv("NCCL_ALGO", "Ring", 0);
     setenv("NCCL_NVLS_ENABLE", "0", 0);
     for (int i = 0; i < 2; i++) {
+        if (i == 0 && strcmp(args->overlap, "off") == 0) { continue; } // few is not used
         int ctas = i == 0 ? NCCL_FEW : NCCL_MANY;
         NcclOptions options = {120e3, &run_stop_signal, ctas, ctas};
         NcclComm* comm = i == 0 ? &r.few : &r.many;
@@ -693,7 +695,7 @@ inline void gather_shares(int b, float* whole, const float* own, size_t n, cudaS
 
 // ---- beside computations, or between them -----------------------------------------------------
 
-// What a launch on the model's stream has beside it: with `exchanges`, collectives that have few multiprocessors.
+// From here on, launches leave NCCL_FEW multiprocessors free if `exchanges` run beside them.
 inline void leave_room(bool exchanges) {
     reserved_multiprocessors() = exchanges && ranks().beside && !is_alone() ? NCCL_FEW : 0;
 }
@@ -718,29 +720,39 @@ inline double time_reduction(NcclComm* comm, float* own, float* grads, size_t n)
     return ms / count;
 }
 
-// The file of the choice below, beside the checkpoints: a resumed run makes the same one, because products that have other
-// multiprocessors may have other last bits. It holds for so many ranks.
+// The choice between the two ways is a file beside the checkpoints, so that a resumed run makes the same one: a product on
+// fewer multiprocessors may round differently. The file is valid for this number of ranks and -z.
 inline std::string overlap_choice(bool beside) {
     return std::to_string(ranks().env.num_ranks) + " ranks, -z " + std::to_string(args->zero) +
            (beside ? ": exchanges beside computations\n" : ": exchanges between computations\n");
 }
+inline std::string overlap_path(const char* dir) { return std::string(dir) + "/exchange_choice.txt"; }
 inline void save_overlap(const char* dir) {
     FileWriter w;
     Error err;
-    std::string path = std::string(dir) + "/exchange_choice.txt";
+    std::string path = overlap_path(dir), temporary = path + ".new";
     if (is_alone()) { return; }
-    bool ok = writer_open(&w, path.c_str(), &err);
+    bool ok = writer_open(&w, temporary.c_str(), &err);
     if (ok) { writer_printf(&w, "%s", overlap_choice(ranks().beside).c_str()); }
-    if (!ok || !writer_close(&w, &err)) { fprintf(stderr, "warning: %s\n", err.text); }
+    ok = ok && writer_close(&w, &err);
+    if (ok && rename(temporary.c_str(), path.c_str()) != 0) {
+        ok = error_set(&err, "%s: cannot rename to it: %s", path.c_str(), strerror(errno));
+    }
+    if (!ok) { fprintf(stderr, "warning: %s\n", err.text); }
 }
-// Returns 1 or 0, what the run in dir (may be NULL) has chosen, or -1 if it has not.
+// Returns 1 or 0, what the run in dir (may be NULL) has chosen, or -1 if that is not known.
 inline int load_overlap(const char* dir) {
     MappedFile file;
-    std::string path = std::string(dir ? dir : "") + "/exchange_choice.txt", text;
-    if (!dir || !file_exists(path.c_str()) || !map_file(&file, path.c_str(), NULL)) { return -1; }
-    text.assign((const char*)file.data, file.size);
+    if (!dir || !file_exists(overlap_path(dir).c_str()) || !map_file(&file, overlap_path(dir).c_str(), NULL)) {
+        return -1;
+    }
+    std::string text((const char*)file.data, file.size);
     unmap_file(&file);
-    return text == overlap_choice(true) ? 1 : text == overlap_choice(false) ? 0 : -1;
+    int choice = text == overlap_choice(true) ? 1 : text == overlap_choice(false) ? 0 : -1;
+    if (choice < 0) {
+        printf("%s: of another number of ranks or another -z: last bits may differ\n", overlap_path(dir).c_str());
+    }
+    return choice;
 }
 
 struct ExchangeTrial {
@@ -749,19 +761,32 @@ struct ExchangeTrial {
     bool accumulates;   // a step has several micro-steps
 };
 
-// --overlap auto: decides by what a step would take longer than without exchanges. micro_step_ms: of rank 0
+// What exchanges beside computations add to a step, in ms: the multiprocessors that products do not have, what is not done when
+// the computations are, and the exchange of the embeddings, a part `alone` of the model, which has nothing beside it. few_ms,
+// many_ms: a step's exchanges on few or many multiprocessors.
+inline double cost_beside(double micro_step_ms, double few_ms, double many_ms, double alone, int num_sms) {
+    return micro_step_ms * NCCL_FEW / num_sms + fmax(few_ms * (1 - alone) - micro_step_ms, 0) + many_ms * alone;
+}
+
+// --overlap auto: compares the times that exchanges add to a step, beside computations and between them. micro_step_ms: of
+// rank 0. dir: as for load_overlap.
 inline void choose_overlap(const ExchangeTrial& t, double micro_step_ms, const char* dir) {
     Ranks& r = ranks();
     int before = ranks_take_int(is_rank0() ? load_overlap(dir) : -1);
-    if (strcmp(args->overlap, "auto") != 0 || !args->tune) { return; }
+    bool chooses = strcmp(args->overlap, "auto") == 0;
+    if (before >= 0 && chooses) { r.beside = before; }
+    if (before >= 0 && r.beside != before) {
+        printf("--overlap %s: last bits may differ from here on\n", args->overlap);
+    }
+    if (!chooses || !args->tune) { return; }
     // a step's exchanges compared with the reduction of n gradients; the weights are gathered in their own type
     double times = (double)t.all / (double)t.n;
     if (r.num_shares > 1) { times *= 1.0 + sizeof(floatX) / (double)sizeof(float); }
     double few_ms = times * time_reduction(&r.few, t.own, t.grads, t.n);
     double many_ms = times * time_reduction(&r.many, t.own, t.grads, t.n);
-    double beside_ms = micro_step_ms * NCCL_FEW / num_multiprocessors() + fmax(few_ms - micro_step_ms, 0) +
-                       many_ms * (double)t.n / (double)t.all;
-    r.beside = ranks_take_int(before >= 0 ? before : beside_ms < many_ms);
+    double alone = (double)t.n / (double)t.all;
+    double beside_ms = cost_beside(micro_step_ms, few_ms, many_ms, alone, num_multiprocessors());
+    if (before < 0) { r.beside = ranks_take_int(beside_ms < many_ms); }
     printf("exchanges: %.1f ms a step between computations, an estimated %.1f ms beside them: %s%s\n", many_ms,
            beside_ms, r.beside ? "beside" : "between", before >= 0 ? ", as before" : "");
 }
@@ -770,8 +795,8 @@ inline void choose_overlap(const ExchangeTrial& t, double micro_step_ms, const c
 // launches a micro-step of a step that it begins or ends. dir: as for load_overlap.
 template <class Launch>
 void ranks_choose(const ExchangeTrial& trial, const char* dir, cudaStream_t stream, Launch launch) {
-    for (int call = 0; call < 3;
-         call++) { // the second one is timed; the third meets products with fewer multiprocessors
+    // the second round is timed; in the third, products meet fewer multiprocessors, if exchanges are to run beside them
+    for (int call = 0; call < 3; call++) {
         double begin = time_ms();
         for (int i = 0; i < 4 && is_rank0(); i++) { // the kinds of micro-steps that the run has
             if (trial.accumulates != (i == 3)) { launch(i % 2 == 1, i / 2 == 1); }

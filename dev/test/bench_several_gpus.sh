@@ -9,7 +9,7 @@ usage: dev/test/bench_several_gpus.sh [--gpus N] [--alone K] [--logs DIR]
 
 What several GPUs bring: tokens per second of 124M with one micro-batch and with several, with -z 0, with --overlap on and off, and of
 1558M, each against N times the slowest card alone, in the same call. Prints a line when a run has ended, and a table last. A run
-that fails is named, and the others go on. Two H200s take an estimated 5 minutes.
+that fails is named, and the others go on. Two H100s take three minutes.
 
   --gpus N      so many cards (default: those of CUDA_VISIBLE_DEVICES, else all)
   --alone K     only the first K of them alone, one after the other (default: N)

@@ -76,7 +76,8 @@ find "$dir" -name '*.gcda' -print0 | (cd "$from" && xargs -0 -n 1 gcov -t 2>/dev
         if (count !~ /[#=]/ && count + 0 > 0 && !runs[key]) { runs[key] = 1; ran[file]++ } }
     END {
         for (file in lines) { all += lines[file]; good += ran[file]; printf "1 %-52s %6d %6d %6.1f%%\n", file, lines[file], ran[file], 100 * ran[file] / lines[file] }
-        if (!all) { print "1 nothing was measured"; exit 1 }
+        if (!all || (missed != "" && !(missed in lines))) {
+            print "error: " (all ? missed " was not measured; without --missed, all files are listed" : "nothing was measured") >"/dev/stderr"; exit 1 }
         printf "2 %-52s %6d %6d %6.1f%%\n", "all", all, good, 100 * good / all
         for (key in runs) { split(key, part, SUBSEP); if (part[1] == missed && !runs[key]) { printf "3 %06d %s\n", part[2], text[key] } } }' |
     { echo "0 $(printf '%-52s %6s %6s' file lines run)" && cat; } | sort | sed 's/^[0-3] //; s/^0*\([0-9]\{1,6\} .*\)/\1/'

@@ -144,6 +144,7 @@ test_check_flags() {
     contains 'FAIL kernel 3' "$tmp/out"
     "$program" 3 --check --huge >"$tmp/out" || fail "--huge is not skipped"
     contains 'skip matmul_forward --huge' "$tmp/out"
+    rm "$program" # of the changed source
 }
 
 # What the ops use rarely: 20 schedules each, with one and with four workers.

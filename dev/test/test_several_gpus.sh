@@ -89,8 +89,9 @@ test_no_overlap() {
     local out=$tmp/separate flags waits=() i
     gpus 2 "$out" 8 --overlap off
     good "--overlap off" "$out"
-    same "$out" "$tmp/two" 8
-    gpus 2 "$tmp/all_overlap" 8 -z 0 -n 0
+    gpus 2 "$out.on" 8 --overlap on
+    same "$out" "$out.on" 8
+    gpus 2 "$tmp/all_overlap" 8 -z 0 -n 0 --overlap on
     gpus 2 "$tmp/all_separate" 8 -z 0 -n 0 --overlap off
     good "-z 0 --overlap off" "$tmp/all_separate"
     same "$tmp/all_overlap" "$tmp/all_separate" 8
