@@ -1371,7 +1371,7 @@ static void load_training_state(Trainer* t, ModelSource* source) {
 static void share_choices(Trainer* t) {
     const GPT2Config* config = &t->model.config;
     ExchangeTrial trial = {t->model.own_grads, t->model.grads_memory, bucket(config, 0).n, model_size(config),
-                           t->job.batch.micro_steps > 1};
+                           t->job.batch.micro_steps > 1, t->job.run.step + 1};
     ranks_choose(trial, t->job.checkpoint[0] ? args->output : NULL, t->model.stream,
                  [&](bool first, bool last) { launch_micro_step(&t->model, &t->job.batch, first, last); });
 }

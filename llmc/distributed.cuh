@@ -701,8 +701,8 @@ inline void leave_room(bool exchanges) {
 }
 
 // The time of a reduction of bucket 0 with nothing beside it, in ms. Overwrites own. One reduction before those that are timed
-// keeps the GPU busy until these are queued.
-inline double time_reduction(NcclComm* comm, float* own, float* grads, size_t n) {
+// keeps the GPU busy until these are queued. step: for the message.
+inline double time_reduction(NcclComm* comm, float* own, float* grads, size_t n, int64_t step) {
     const int count = 4;
     cudaEvent_t begin, end;
     float ms;
@@ -713,7 +713,7 @@ inline double time_reduction(NcclComm* comm, float* own, float* grads, size_t n)
         if (i == 0) { cudaCheck(cudaEventRecord(begin, ranks().stream)); }
     }
     cudaCheck(cudaEventRecord(end, ranks().stream));
-    wait_for_event(end, "timing an exchange before step", 1);
+    wait_for_event(end, "timing an exchange before step", step);
     cudaCheck(cudaEventElapsedTime(&ms, begin, end));
     cudaCheck(cudaEventDestroy(begin));
     cudaCheck(cudaEventDestroy(end));
@@ -759,6 +759,7 @@ struct ExchangeTrial {
     float *own, *grads; // this rank's share of bucket 0, and its gradients (n): both are overwritten
     size_t n, all;      // parameters of bucket 0, of the model
     bool accumulates;   // a step has several micro-steps
+    int64_t step;       // the first one of this process
 };
 
 // What exchanges beside computations add to a step, in ms: the multiprocessors that products do not have, what is not done when
@@ -782,8 +783,8 @@ inline void choose_overlap(const ExchangeTrial& t, double micro_step_ms, const c
     // a step's exchanges compared with the reduction of n gradients; the weights are gathered in their own type
     double times = (double)t.all / (double)t.n;
     if (r.num_shares > 1) { times *= 1.0 + sizeof(floatX) / (double)sizeof(float); }
-    double few_ms = times * time_reduction(&r.few, t.own, t.grads, t.n);
-    double many_ms = times * time_reduction(&r.many, t.own, t.grads, t.n);
+    double few_ms = times * time_reduction(&r.few, t.own, t.grads, t.n, t.step);
+    double many_ms = times * time_reduction(&r.many, t.own, t.grads, t.n, t.step);
     double alone = (double)t.n / (double)t.all;
     double beside_ms = cost_beside(micro_step_ms, few_ms, many_ms, alone, num_multiprocessors());
     if (before < 0) { r.beside = ranks_take_int(beside_ms < many_ms); }
@@ -801,7 +802,7 @@ void ranks_choose(const ExchangeTrial& trial, const char* dir, cudaStream_t stre
         for (int i = 0; i < 4 && is_rank0(); i++) { // the kinds of micro-steps that the run has
             if (trial.accumulates != (i == 3)) { launch(i % 2 == 1, i / 2 == 1); }
         }
-        wait_for_stream(stream, "choosing algorithms before step", 1);
+        wait_for_stream(stream, "choosing algorithms before step", trial.step);
         double ms = (time_ms() - begin) / (trial.accumulates ? 3 : 1);
         if (call == 1) { choose_overlap(trial, ms, dir); }
     }

@@ -17,18 +17,18 @@ fuzz() {
 # row NAME COLUMN: prints a number of the table; columns are runs, accepted, refused, findings, messages
 row() { sed -n "s/^$1  *//p" "$tmp/out" | tr -s ' ' | cut -d ' ' -f "$2"; }
 
-# stub BODY: creates programs in $tmp/stub that run the shell commands BODY. `n` counts the calls, from 0.
-stub() {
-    mkdir -p "$tmp/stub/dev/data"
+# stand_in BODY: creates programs in $tmp/stand_in that run the shell commands BODY. `n` counts the calls, from 0.
+stand_in() {
+    mkdir -p "$tmp/stand_in/dev/data"
     echo 0 >"$tmp/count"
     {
         printf '#!/bin/sh\nn=$(cat "%s")\necho $((n + 1)) >"%s"\n' "$tmp/count" "$tmp/count"
         printf '%s\n' "$1"
-    } >"$tmp/stub/train_gpt2"
-    chmod +x "$tmp/stub/train_gpt2"
-    cp "$tmp/stub/train_gpt2" "$tmp/stub/dev/data/tokenize"
+    } >"$tmp/stand_in/train_gpt2"
+    chmod +x "$tmp/stand_in/train_gpt2"
+    cp "$tmp/stand_in/train_gpt2" "$tmp/stand_in/dev/data/tokenize"
     local name
-    for name in hellaswag lambada arc; do cp "$tmp/stub/train_gpt2" "$tmp/stub/dev/data/$name"; done
+    for name in hellaswag lambada arc; do cp "$tmp/stand_in/train_gpt2" "$tmp/stand_in/dev/data/$name"; done
 }
 
 test_programs_survive() {
@@ -51,7 +51,7 @@ test_programs_survive() {
 
 # one call after the other misbehaves in another way; the last three behave
 test_sees_what_is_wrong() {
-    stub 'case $n in
+    stand_in 'case $n in
         0) kill -SEGV $$ ;;
         1) exit 3 ;;
         2) exit 1 ;;
@@ -74,7 +74,7 @@ test_sees_what_is_wrong() {
         *) exit 0 ;;
     esac'
     local n=0 why
-    fuzz --programs "$tmp/stub" --seed-programs "$BIN_DIR" --command sample --runs 20 --timeout 1 --keep 2
+    fuzz --programs "$tmp/stand_in" --seed-programs "$BIN_DIR" --command sample --runs 20 --timeout 1 --keep 2
     want status $status 1
     want findings "$(row all 4)" 17
     want refused "$(row all 3)" 2
@@ -97,13 +97,13 @@ test_sees_what_is_wrong() {
 
 # a command that succeeds must have written what our readers accept; one that refuses must leave nothing
 test_reads_output() {
-    stub 'case $n in
+    stand_in 'case $n in
         0) exit 0 ;;
         1) mkdir out; echo >out/x_train_000000.bin; exit 0 ;;
         2) mkdir out; echo >out/x; echo "error: refused" >&2; exit 1 ;;
         *) mkdir out; echo "error: refused" >&2; exit 1 ;;
     esac'
-    fuzz --programs "$tmp/stub" --seed-programs "$BIN_DIR" --command tokenize --runs 4
+    fuzz --programs "$tmp/stand_in" --seed-programs "$BIN_DIR" --command tokenize --runs 4
     want status $status 1
     want findings "$(row all 4)" 3
     contains "run 0 (tokenize): what the command wrote cannot be read" "$tmp/out"
@@ -125,8 +125,8 @@ test_repeats_a_run() {
     sort "$tmp/out" | grep ' | ' >"$tmp/second" || true
     ! cmp -s "$tmp/first" "$tmp/second" || fail "another seed makes no difference"
     # the tree that is kept is the one that the command read
-    stub 'tar -c --mtime=@0 . >"'"$tmp"'/read.tar"; exit 3'
-    fuzz --programs "$tmp/stub" --seed-programs "$BIN_DIR" --command resume --seed 8 --first 3 --runs 1
+    stand_in 'tar -c --mtime=@0 . >"'"$tmp"'/read.tar"; exit 3'
+    fuzz --programs "$tmp/stand_in" --seed-programs "$BIN_DIR" --command resume --seed 8 --first 3 --runs 1
     mkdir "$tmp/read" && tar -x -f "$tmp/read.tar" -C "$tmp/read"
     diff -r --no-dereference "$tmp/read" "$tmp/fuzz/findings/whole_program-8/3/tree" || fail "the kept tree differs"
 }
@@ -156,8 +156,8 @@ test_flags() {
     fuzz --programs "$tmp/nowhere"
     want status $status 1
     contains "error: $tmp/nowhere: No such file or directory" "$tmp/err"
-    stub 'echo "error: not today" >&2; exit 1'
-    fuzz --programs "$tmp/stub" --work "$tmp/work"
+    stand_in 'echo "error: not today" >&2; exit 1'
+    fuzz --programs "$tmp/stand_in" --work "$tmp/work"
     want status $status 1
     contains "cannot make the seed tree: error: not today" "$tmp/err"
     [ -z "$(ls "$tmp/work")" ] || fail "the seed tree is left"
