@@ -299,7 +299,7 @@ static inline bool parts_blame(const PartsSave* s, Error* err) {
     if (stopped > 0) { return error_set(err, "rank %d died during the save", stopped - 1); }
     if (!stopped) { snprintf(why, sizeof(why), "within %.3g s", 1e-3 * s->limit_ms); }
     if (!s->hidden[0]) { return error_set(err, "rank 0 had not begun the checkpoint %s", why); }
-    if (!parts_look(s, s->hidden)) { return error_set(err, "rank 0 ended the save and left no result"); }
+    if (!parts_look(s, s->hidden)) { return error_set(err, "rank 0 had ended the save and left no result %s", why); }
     for (int r = 1; r < s->me->num_ranks; r++) {
         if (s->progress[r] == PARTS_DONE || r == s->me->rank) { continue; }
         absent += s->progress[r] <= PARTS_ABSENT;

@@ -574,6 +574,22 @@ static void test_stop(void) {
         }
         check(count_names(dir, "step_") == 0 && count_names(dir, ".tmp-") == 0);
     }
+    // between the end of the files and the result, too, the error says why the wait ended
+    int stopped = -1;
+    uint8_t progress[2];
+    PartsSave s;
+    RunRank me = {1, 2, 7, 300.0, &stopped, NULL};
+    Error err;
+    memset(&s, 0, sizeof(s));
+    s.out_dir = test_dir();
+    s.me = &me;
+    s.limit_ms = me.limit_ms;
+    s.progress = progress;
+    snprintf(s.hidden, sizeof(s.hidden), "%s/removed", test_dir());
+    check(!parts_blame(&s, &err));
+    check_msg(strstr(err.text, "left no result when the save was stopped") != NULL, "it says '%s'", err.text);
+    stopped = 0;
+    check(!parts_blame(&s, &err) && strstr(err.text, "left no result within 0.3 s") != NULL);
 }
 
 static void test_other_model(void) {
