@@ -74,10 +74,17 @@ enum MatmulEpilogue {
 struct MatmulCall {
     void* out = NULL; // (M,N) floatX, or float if out_is_float
     bool out_is_float = false;
-    const floatX* a = NULL; // (M,K), or (K,M) if a_transposed
-    const floatX* b = NULL; // (K,N), or (N,K) if b_transposed
+    const void* a = NULL; // (M,K), or (K,M) if a_transposed; floatX, or fp8
+    const void* b = NULL; // (K,N), or (N,K) if b_transposed
     bool a_transposed = false, b_transposed = false;
     int M = 0, N = 0, K = 0;
+    // Operands in fp8 (CUDA_R_8F_E4M3 or CUDA_R_8F_E5M2, not both of e5m2) come with scales: one float each, in device memory
+    // and aligned to 16 bytes, that multiplies the stored values. They need b_transposed alone, a plain epilogue, N and K that
+    // are multiples of 16, and compute capability 8.9. fast_accumulation: the tensor cores keep the sum, of which they have
+    // some 14 bits; otherwise the library adds partial sums in fp32, which takes longer.
+    cudaDataType_t a_type = cublaslt_floatX, b_type = cublaslt_floatX;
+    const float *a_scale = NULL, *b_scale = NULL;
+    bool fast_accumulation = true;
     float alpha = 1.0f;
     const void* add = NULL;  // (M,N) of out's type, or NULL to add nothing; pass out to accumulate
     const void* bias = NULL; // (N) of out's type, or NULL for none
@@ -92,8 +99,9 @@ struct MatmulCall {
 // so memcmp can compare keys.
 struct CublasLtKey {
     int M, N, K, a_transposed, b_transposed, out_is_float, epilogue, has_add, has_bias, alignment;
-    int mode;     // bit 0: TF32, bit 1: tuned
+    int mode;     // bit 0: TF32, bit 1: tuned, bit 2: fast_accumulation
     int reserved; // multiprocessors that it leaves to others
+    int a_type, b_type;
 };
 
 // A product that this process has called: its cuBLASLt descriptors and the chosen algorithm.
@@ -166,6 +174,13 @@ inline const void* cublaslt_vector(const MatmulCall& c) {
     return c.epilogue == MATMUL_BIAS_GRAD ? c.bias_grad : c.bias;
 }
 
+inline bool cublaslt_is_fp8(const MatmulCall& c) { return c.a_type != cublaslt_floatX; }
+
+inline void cublaslt_describe_scales(cublasLtMatmulDesc_t product, const MatmulCall& c) { // its a is our b
+    cublaslt_describe(product, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, c.b_scale);
+    cublaslt_describe(product, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, c.a_scale);
+}
+
 // The largest power of two up to 256 that divides every address. The choice of algorithms depends on it.
 inline int cublaslt_alignment(const MatmulCall& c) {
     const void* pointers[] = {c.out, c.a, c.b, c.add, c.aux, cublaslt_vector(c)};
@@ -180,6 +195,7 @@ inline cublasStatus_t cublaslt_launch(const CublasLtPlan& plan, const cublasLtMa
     float beta = c.add ? 1.0f : 0.0f;
     cublaslt_describe(plan.product, CUBLASLT_MATMUL_DESC_BIAS_POINTER, cublaslt_vector(c));
     cublaslt_describe(plan.product, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, c.aux);
+    if (cublaslt_is_fp8(c)) { cublaslt_describe_scales(plan.product, c); }
     return cublasLtMatmul(lt.handle, plan.product, &c.alpha, c.b, plan.a, c.a, plan.b, &beta, c.add ? c.add : c.out,
                           plan.out, c.out, plan.out, &algo, lt.workspace, lt.workspace_bytes, stream);
 }
@@ -312,9 +328,12 @@ inline void cublaslt_choose(CublasLtPlan& plan, const MatmulCall& c, cudaStream_
     int n;
     cublasStatus_t status = cublaslt_propose(proposals, cublaslt().tuned ? max_proposals : 1, &n, plan.product, plan.a,
                                              plan.b, plan.out, plan.out, plan.key.alignment);
-    if (status != CUBLAS_STATUS_SUCCESS && status != CUBLAS_STATUS_NOT_SUPPORTED) { cublasCheck(status); }
-    int best = n > 0 ? 0 : -1;
-    if (n > 1 && !cublaslt_is_captured(stream)) { best = cublaslt_fastest(plan, c, proposals, n, stream); }
+    // with fp8, two more mean that the library has no such product here
+    bool none = status == CUBLAS_STATUS_NOT_SUPPORTED ||
+                (cublaslt_is_fp8(c) && (status == CUBLAS_STATUS_INVALID_VALUE || status == CUBLAS_STATUS_ARCH_MISMATCH));
+    if (status != CUBLAS_STATUS_SUCCESS && !none) { cublasCheck(status); }
+    int best = n > 0 && !none ? 0 : -1;
+    if (n > 1 && !none && !cublaslt_is_captured(stream)) { best = cublaslt_fastest(plan, c, proposals, n, stream); }
     plan.found = best >= 0;
     if (plan.found) { plan.algo = proposals[best].algo; }
 }
@@ -329,8 +348,8 @@ inline cublasLtMatrixLayout_t cublaslt_layout(cudaDataType_t type, int rows, int
 inline CublasLtPlan cublaslt_plan(const CublasLtKey& key, const MatmulCall& c, cudaStream_t stream) {
     CublasLtPlan plan;
     plan.key = key;
-    plan.a = c.b_transposed ? cublaslt_layout(cublaslt_floatX, c.N, c.K) : cublaslt_layout(cublaslt_floatX, c.K, c.N);
-    plan.b = c.a_transposed ? cublaslt_layout(cublaslt_floatX, c.K, c.M) : cublaslt_layout(cublaslt_floatX, c.M, c.K);
+    plan.a = c.b_transposed ? cublaslt_layout(c.b_type, c.N, c.K) : cublaslt_layout(c.b_type, c.K, c.N);
+    plan.b = c.a_transposed ? cublaslt_layout(c.a_type, c.K, c.M) : cublaslt_layout(c.a_type, c.M, c.K);
     plan.out = cublaslt_layout(c.out_is_float ? CUDA_R_32F : cublaslt_floatX, c.M, c.N);
     cublasComputeType_t compute =
         cublaslt_floatX == CUDA_R_32F && (key.mode & 1) ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F;
@@ -346,6 +365,11 @@ inline CublasLtPlan cublaslt_plan(const CublasLtKey& key, const MatmulCall& c, c
                                                                    : CUBLASLT_EPILOGUE_DEFAULT;
     cublaslt_describe(plan.product, CUBLASLT_MATMUL_DESC_EPILOGUE, (uint32_t)epilogue);
     if (c.aux) { cublaslt_describe(plan.product, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, (int64_t)c.N); }
+    if (cublaslt_is_fp8(c)) {
+        cublaslt_describe_scales(plan.product, c);
+        cublaslt_describe(plan.product, CUBLASLT_MATMUL_DESC_FAST_ACCUM, (int8_t)c.fast_accumulation);
+        if (c.bias) { cublaslt_describe(plan.product, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, (int32_t)cublaslt_floatX); }
+    }
     if (key.reserved) {
         cublaslt_describe(plan.product, CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET, (int32_t)free_multiprocessors());
     }
@@ -362,6 +386,8 @@ inline bool cublaslt_matmul(const MatmulCall& c, cudaStream_t stream) {
     require((c.epilogue == MATMUL_GELU || c.epilogue == MATMUL_DGELU) == (c.aux != NULL) && c.aux != c.out);
     require((c.epilogue == MATMUL_BIAS_GRAD) == (c.bias_grad != NULL));
     require(c.epilogue == MATMUL_PLAIN || (c.epilogue == MATMUL_GELU) == (c.bias != NULL));
+    require(!cublaslt_is_fp8(c) || (c.epilogue == MATMUL_PLAIN && c.b_transposed && !c.a_transposed && c.a_scale &&
+                                    c.b_scale && c.N % 16 == 0 && c.K % 16 == 0));
     CublasLtKey key = {c.M,
                        c.N,
                        c.K,
@@ -372,8 +398,10 @@ inline bool cublaslt_matmul(const MatmulCall& c, cudaStream_t stream) {
                        c.add != NULL,
                        c.bias != NULL,
                        cublaslt_alignment(c),
-                       lt.tf32 + 2 * lt.tuned,
-                       reserved_multiprocessors()};
+                       lt.tf32 + 2 * lt.tuned + 4 * c.fast_accumulation,
+                       reserved_multiprocessors(),
+                       c.a_type,
+                       c.b_type};
     require(key.alignment >= 16);
     size_t i = 0;
     while (i < lt.plans.size() && memcmp(&lt.plans[i].key, &key, sizeof(key)) != 0) { i++; }
@@ -391,7 +419,7 @@ inline bool cublaslt_matmul(const MatmulCall& c, cudaStream_t stream) {
 inline void cublaslt_choices_header(char* text) {
     char gpu[256];
     device_name(gpu);
-    snprintf(text, 512, "cublasLt %zu, %s, %s, second form\n", cublasLtGetVersion(), PRECISION_NAME, gpu);
+    snprintf(text, 512, "cublasLt %zu, %s, %s, third form\n", cublasLtGetVersion(), PRECISION_NAME, gpu);
 }
 
 // The choices to write: first the loaded ones in their order, each replaced by this process's own choice if it has

@@ -71,9 +71,8 @@ template <int extras> struct GemmBias {
     __device__ float value(float sum, const Row&, const Column& c) const { return sum + c; }
 };
 
-// GemmBias that also sums the columns of out.
-template <int extras> struct GemmBiasSums : GemmBias<extras> {
-    static constexpr int EXTRAS = extras | GEMM_SUMS;
+// Where the sums of the columns of out go.
+struct GemmColumnSums {
     float* sums; // (row tiles, N): row i has the sums over the rows of tile row i
     int N;
 
@@ -81,6 +80,12 @@ template <int extras> struct GemmBiasSums : GemmBias<extras> {
     __device__ void store_sums(int i, int column, float2 pair) const {
         if (column < N) { *reinterpret_cast<float2*>(sums + (size_t)i * N + column) = pair; }
     }
+};
+
+// GemmBias that also sums the columns of out.
+template <int extras> struct GemmBiasSums : GemmBias<extras> {
+    static constexpr int EXTRAS = extras | GEMM_SUMS;
+    GemmColumnSums to;
 };
 
 // Returns the pair that lane `lane` of this warp holds.
@@ -333,8 +338,8 @@ __device__ inline void gemm_prepare(GemmColumns<G, Epilogue>& columns, const Epi
 
 // The end of the epilogue with GEMM_SUMS: adds up what the four warps of the consumer have summed of the tile's columns,
 // always in the same order. sums: this lane's, see fragment_column_sums. The warps meet in the memory of the boxes.
-template <class G, class Epilogue, class SMem> __device__ inline void
-gemm_store_sums(float (&sums)[G::COLUMNS / 64][16], const Epilogue& epilogue, SMem& smem, int row, int column, int M) {
+template <class G, class SMem> __device__ inline void
+gemm_store_sums(float (&sums)[G::COLUMNS / 64][16], const GemmColumnSums& to, SMem& smem, int row, int column, int M) {
     static_assert(G::READERS == 4 && G::COLUMNS <= 256,
                   "the rows of a tile are one consumer's, a thread has two columns");
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32 - 4, thread = threadIdx.x % 128;
@@ -353,7 +358,7 @@ gemm_store_sums(float (&sums)[G::COLUMNS / 64][16], const Epilogue& epilogue, SM
             float2 x = sums_of(warp / 4 * 4 + w)[thread];
             sum.x += x.x, sum.y += x.y;
         }
-        epilogue.store_sums(row / G::ROWS, column + 2 * thread, sum);
+        to.store_sums(row / G::ROWS, column + 2 * thread, sum);
     }
     barrier(); // all have read: the boxes may be used again
 }
@@ -459,7 +464,7 @@ __device__ inline void gemm_store(float (&sum)[G::PARTS][G::COLUMNS / 2], const 
         }
         box += has_second ? 2 : 1;
     }
-    if constexpr (has_sums) { gemm_store_sums<G>(sums, epilogue, smem, row, column, M); }
+    if constexpr (has_sums) { gemm_store_sums<G>(sums, epilogue.to, smem, row, column, M); }
 }
 
 // The consumers call this last: shared memory must stay allocated until the stores have read it and the other block of
@@ -540,6 +545,33 @@ template <class G> int gemm_num_tiles(int M, int N, int K) {
     return (int)num_tiles;
 }
 
+// Launches a kernel with blocks of 384 threads and `bytes` of dynamic shared memory, in clusters. If `early`, the
+// launch is a programmatic dependent launch: the kernel may start before the previous kernel of the stream has ended,
+// and waits for its end in grid_wait_dependency().
+template <class... Parameters, class... Arguments> void gemm_start(void (*kernel)(Parameters...), int num_blocks,
+                                                                   int cluster, int bytes, bool early,
+                                                                   cudaStream_t stream, const Arguments&... arguments) {
+    cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+    cudaLaunchAttribute attributes[2] = {};
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3(num_blocks);
+    config.blockDim = dim3(384);
+    config.dynamicSmemBytes = bytes;
+    config.stream = stream;
+    config.attrs = attributes;
+    if (cluster > 1) {
+        cudaLaunchAttribute& attribute = attributes[config.numAttrs++];
+        attribute.id = cudaLaunchAttributeClusterDimension;
+        attribute.val.clusterDim.x = cluster, attribute.val.clusterDim.y = 1, attribute.val.clusterDim.z = 1;
+    }
+    if (early) {
+        cudaLaunchAttribute& attribute = attributes[config.numAttrs++];
+        attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+        attribute.val.programmaticStreamSerializationAllowed = 1;
+    }
+    cudaCheck(cudaLaunchKernelEx(&config, kernel, arguments...));
+}
+
 // out = finish(inp weight^T). Requires has_sm90a(), K % 8 == 0, N % 8 == 0, and all pointers aligned to 16 bytes.
 template <class G = GemmPingPong192Pairs, class Epilogue>
 void gemm(const GemmArgs& g, const Epilogue& epilogue, cudaStream_t stream) {
@@ -548,23 +580,8 @@ void gemm(const GemmArgs& g, const Epilogue& epilogue, cudaStream_t stream) {
     require((g.residual != NULL) == ((Epilogue::EXTRAS & GEMM_RESIDUAL) != 0));
     int num_tiles = gemm_num_tiles<G>(g.M, g.N, g.K),
         num_clusters = min(num_tiles, free_multiprocessors() / G::CLUSTER);
-    auto kernel = gemm_sm90_kernel9<G, Epilogue>;
-    const int bytes = GemmSMem<G>::bytes();
-    cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
-    cudaLaunchAttribute attributes[2] = {};
-    attributes[0].id = cudaLaunchAttributeClusterDimension;
-    attributes[0].val.clusterDim.x = G::CLUSTER, attributes[0].val.clusterDim.y = 1;
-    attributes[0].val.clusterDim.z = 1;
-    attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization; // as launch_early(): gemm_init waits
-    attributes[1].val.programmaticStreamSerializationAllowed = 1;
-    cudaLaunchConfig_t config = {};
-    config.gridDim = dim3(num_clusters * G::CLUSTER);
-    config.blockDim = dim3(384);
-    config.dynamicSmemBytes = bytes;
-    config.stream = stream;
-    config.attrs = attributes;
-    config.numAttrs = 2;
-    cudaCheck(cudaLaunchKernelEx(&config, kernel, gemm_maps<G>(g), epilogue, g.M, g.N, g.K, num_tiles));
+    gemm_start(gemm_sm90_kernel9<G, Epilogue>, num_clusters * G::CLUSTER, G::CLUSTER, GemmSMem<G>::bytes(), true,
+               stream, gemm_maps<G>(g), epilogue, g.M, g.N, g.K, num_tiles); // gemm_init waits
 }
 #endif
 // ==== end promoted: gemm ====
@@ -839,33 +856,6 @@ template <class G, class Epilogue> __global__ void __launch_bounds__(384, 1)
 }
 
 // ---- launch -------------------------------------------------------------------------------------------------------
-
-// Launches a kernel with blocks of 384 threads and `bytes` of dynamic shared memory, in clusters. If `early`, the
-// launch is a programmatic dependent launch: the kernel may start before the previous kernel of the stream has ended,
-// and waits for its end in grid_wait_dependency().
-template <class... Parameters, class... Arguments> void gemm_start(void (*kernel)(Parameters...), int num_blocks,
-                                                                   int cluster, int bytes, bool early,
-                                                                   cudaStream_t stream, const Arguments&... arguments) {
-    cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
-    cudaLaunchAttribute attributes[2] = {};
-    cudaLaunchConfig_t config = {};
-    config.gridDim = dim3(num_blocks);
-    config.blockDim = dim3(384);
-    config.dynamicSmemBytes = bytes;
-    config.stream = stream;
-    config.attrs = attributes;
-    if (cluster > 1) {
-        cudaLaunchAttribute& attribute = attributes[config.numAttrs++];
-        attribute.id = cudaLaunchAttributeClusterDimension;
-        attribute.val.clusterDim.x = cluster, attribute.val.clusterDim.y = 1, attribute.val.clusterDim.z = 1;
-    }
-    if (early) {
-        cudaLaunchAttribute& attribute = attributes[config.numAttrs++];
-        attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-        attribute.val.programmaticStreamSerializationAllowed = 1;
-    }
-    cudaCheck(cudaLaunchKernelEx(&config, kernel, arguments...));
-}
 
 // As gemm(), with the form G. If GEMM_E4M3 is set, g.out is NULL, because the epilogue has its own pointer `out`.
 template <class G, class Epilogue>

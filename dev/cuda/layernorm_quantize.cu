@@ -41,7 +41,7 @@ struct LayernormQuantizeArgs {
 // norm (N,C) is where floatX goes: `beside`, or scratch
 void layernorm_quantize1(const LayernormQuantizeArgs& q, floatX* norm, cudaStream_t stream, int block_size) {
     layernorm_forward(norm, q.mean, q.rstd, q.inp, q.weight, q.bias, q.N, q.C, stream);
-    QuantizeArgs<F8> copy = {q.to, NULL, q.N, q.C};
+    QuantizeArgs<F8> copy = {q.to, NULL, q.N, q.C, q.N};
 #if !defined(ENABLE_FP32)
     if (q.to.columns) { return quantize5(copy, QuantizeCopy{norm}, stream, block_size); }
 #endif

@@ -4,8 +4,9 @@
    kind 1, 3, dX       dinp (N,C) floatX = dout (N,OC) columns of the weight (C,OC)^T
    kind 2, 4, dW       dweight (OC,C) float += columns of dout (OC,N) columns of inp (C,N)^T
    kind 5, 6, GELU     rows (N,OC) and columns (OC,N) = gelu(that of kind 0); 6: slope (N,OC) floatX out, GELU's slope
-   kind 7, 8, dX       rows (N,C) and columns (C,N) = dX times slope (N,C) floatX in
-   N = B*T. dout is e5m2 in kinds 1, 2 and 7, all other operands are e4m3. rows and columns have the type of dout, or
+   kind 7, 8, 9, dX    rows (N,C) and columns (C,N) = dX times slope (N,C) floatX in; 9: sums (C) float += those of its
+                       columns, before they are rounded
+   N = B*T. dout is e5m2 in kinds 1, 2, 7 and 9, all other operands are e4m3. rows and columns have the type of dout, or
    e4m3; with them come scale (1) float in, amax (1) float and num_saturated (1) int inout, as in quantize.
 
    `columns` are what quantize and layernorm_quantize store beside the rows, see fp8.cuh: the tensor cores of Hopper
@@ -47,6 +48,7 @@
 #define PROMOTED_ONLY
 #include "gelu_backward.cu"
 #include "gelu_forward.cu"
+#include "matmul_backward_bias.cu"
 #include "quantize.cu"
 #undef PROMOTED_ONLY
 #include "bench.h"
@@ -54,10 +56,14 @@
 #include "fp8.cuh"
 #include "gemm.cuh"
 
+// ==== promoted: matmul_fp8 ====
+// out (M,N) = a (M,K) b (N,K)^T * a_scale * b_scale + bias: a linear layer, or one product of its backward pass, see the
+// operations below.
 template <class A> struct MatmulFp8Args {
     floatX* out;                    // (M,N), or NULL
-    float* sum;                     // (M,N), to which the product is added, or NULL
-    const A* a;                     // (M,K)
+    float* sum;                     // (M,N), if out is NULL
+    bool accumulate;                // the product is added to sum
+    const A* a;                     // (M,K), e4m3 or e5m2
     const __nv_fp8_e4m3* b;         // (N,K)
     const float *a_scale, *b_scale; // what a stored 1 stands for
     const floatX* bias;             // (N), or NULL
@@ -65,10 +71,24 @@ template <class A> struct MatmulFp8Args {
 };
 
 #if !defined(ENABLE_FP32) // the library has no such product with a bias in fp32, gemm.cuh none in fp32
+// By cuBLASLt; fast: see MatmulCall::fast_accumulation.
+template <class A> void matmul_fp8_2(const MatmulFp8Args<A>& p, bool fast, cudaStream_t stream) {
+    MatmulCall call;
+    call.a = p.a, call.b = p.b, call.b_transposed = true, call.bias = p.bias;
+    call.a_type = Fp8<A>::IS_E5M2 ? CUDA_R_8F_E5M2 : CUDA_R_8F_E4M3, call.b_type = CUDA_R_8F_E4M3;
+    call.a_scale = p.a_scale, call.b_scale = p.b_scale, call.fast_accumulation = fast;
+    call.M = p.M, call.N = p.N, call.K = p.K;
+    call.out = p.out;
+    if (!p.out) { call.out = p.sum, call.out_is_float = true, call.add = p.accumulate ? p.sum : NULL; }
+    bool supported = cublaslt_matmul(call, stream);
+    require(supported);
+}
+#endif
+// ==== end promoted: matmul_fp8 ====
+
+#if !defined(ENABLE_FP32)
 
 // ---- kernel 0: cuBLASLt, its first proposal ----
-
-template <class A> void matmul_fp8_2(const MatmulFp8Args<A>& p, bool fast, cudaStream_t stream);
 
 template <class A> void matmul_fp8_0(const MatmulFp8Args<A>& p, cudaStream_t stream) {
     cublaslt_tune(false);
@@ -104,20 +124,25 @@ template <class A> void matmul_fp8_1(const MatmulFp8Args<A>& p, cudaStream_t str
 
 #if !defined(ENABLE_FP32)
 
-// ---- kernels 2 and 3: cuBLASLt with one sum over K ("fast accumulation"), or with partial sums in fp32 ----
-
-template <class A> void matmul_fp8_2(const MatmulFp8Args<A>& p, bool fast, cudaStream_t stream) {
-    LinearCall call;
-    call.inp = p.a, call.weight = p.b, call.bias = p.bias;
-    call.inp_type = Fp8<A>::IS_E5M2 ? CUDA_R_8F_E5M2 : CUDA_R_8F_E4M3, call.weight_type = CUDA_R_8F_E4M3;
-    call.inp_scale = p.a_scale, call.weight_scale = p.b_scale, call.fast_accumulation = fast;
-    call.M = p.M, call.N = p.N, call.K = p.K;
-    call.out = p.out;
-    if (p.sum) { call.add = call.out = p.sum, call.out_type = CUDA_R_32F; }
-    cublasCheck(cublaslt_try_linear(call, stream));
-}
+// ---- kernels 2 and 3: cuBLASLt with one sum over K ("fast accumulation"), or with partial sums in fp32: matmul_fp8_2 ----
 
 // ---- kernel 4: gemm.cuh with wgmma of fp8: the tensor cores keep one sum over K ----
+
+// ==== promoted: matmul_fp8 ====
+#if !defined(ENABLE_FP32)
+// The form of gemm.cuh for fp8. The code addresses two elements as one floatX, so it counts pairs of elements along K. A
+// stage thus holds 128 columns of K in the same number of bytes, and its products take the same number of cycles.
+template <class A> struct MatmulFp8PingPong192 : GemmPingPong192Pairs {
+    static __device__ void wgmma(float (&sum)[96], uint64_t a, uint64_t b, bool accumulate) {
+        if constexpr (Fp8<A>::IS_E5M2) {
+            wgmma_64x192x32_e5m2_e4m3(sum, a, b, accumulate);
+        } else {
+            wgmma_64x192x32_e4m3(sum, a, b, accumulate);
+        }
+    }
+};
+#endif
+// ==== end promoted: matmul_fp8 ====
 
 // The form G with an e5m2 a; compare GemmTilesE4M3.
 template <class G> struct MatmulFp8TilesE5M2 : G {
@@ -187,45 +212,10 @@ template <class G> __device__ inline void matmul_fp8_multiply_split(float (&sum)
     }
 }
 
-// ---- what is done with the accumulators: types of result, each with what it needs from gemm.cuh ----
-// EXTRAS are those of the epilogue. SHARED_BYTES of shared memory follow GemmSMem. A State belongs to a thread and lives as
-// long as the kernel.
-
-// out (M,N) floatX, by gemm.cuh
-struct MatmulFp8Stored {
-    static constexpr int EXTRAS = 0, SHARED_BYTES = 0;
-    struct State {
-        __device__ State(const MatmulFp8Stored&) {}
-    };
-    template <class G> __device__ void store(State&, float (&sum)[G::PARTS][G::COLUMNS / 2],
-                                             const GemmScaledBias<0>& epilogue,
-                                             const GemmColumns<G, GemmScaledBias<0>>& columns, GemmSMem<G>& smem,
-                                             const GemmMaps& maps, int row, int column, int M, int, int& box) const {
-        gemm_store<G>(sum, epilogue, columns, smem, maps.out, maps.second, maps.residual, row, column, M, box);
-    }
-    __device__ void end(State&) const {}
-};
-
-// added to a matrix of floats
-struct MatmulFp8Added {
-    static constexpr int EXTRAS = 0, SHARED_BYTES = 0;
-    float* to; // (M,N)
-    struct State {
-        __device__ State(const MatmulFp8Added&) {}
-    };
-    template <class G> __device__ void store(State&, float (&sum)[G::PARTS][G::COLUMNS / 2],
-                                             const GemmScaledBias<0>& epilogue,
-                                             const GemmColumns<G, GemmScaledBias<0>>&, GemmSMem<G>&, const GemmMaps&,
-                                             int row, int column, int M, int N, int&) const {
-        matmul_fp8_add<G>(sum, epilogue.scale, to, row, column, M, N);
-    }
-    __device__ void end(State&) const {}
-};
-
-// Kernels 4 and 5: as gemm_forms_sm90_kernel, with another type of result. `split`: see kernel 5.
-template <class G, bool split, class Result> __global__ void __launch_bounds__(384, 1)
-    matmul_fp8_sm90_kernel4(const __grid_constant__ GemmMaps maps, GemmScaledBias<Result::EXTRAS> epilogue,
-                            Result result, int M, int N, int K, int num_tiles) {
+// Kernels 4 and 5: as gemm_forms_sm90_kernel, whose results may also be added to `to` (M,N). `split`: see kernel 5.
+template <class G, bool split> __global__ void __launch_bounds__(384, 1)
+    matmul_fp8_sm90_kernel4(const __grid_constant__ GemmMaps maps, GemmScaledBias<0> epilogue, float* to, int M, int N,
+                            int K, int num_tiles) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     extern __shared__ __align__(256) unsigned char gemm_dynamic[];
     GemmSMem<G>& smem = gemm_smem<G>(gemm_dynamic);
@@ -245,13 +235,12 @@ template <class G, bool split, class Result> __global__ void __launch_bounds__(3
         i = (warpgroup - 1) * num_steps;
     }
     epilogue.begin();
-    typename Result::State state(result);
 #pragma unroll 1
     for (int index = first; index < num_tiles; index += stride, number++) {
         float sum[G::PARTS][G::COLUMNS / 2];
         GemmTile tile = gemm_tile<G>(index, M, N, rank);
         int row = tile.row + first_row + warp % 4 * 16;
-        GemmColumns<G, GemmScaledBias<Result::EXTRAS>> columns = {}; // stay zeros with GEMM_NO_BIAS
+        GemmColumns<G, GemmScaledBias<0>> columns;
         gemm_prepare(columns, epilogue, smem, maps.residual, row, tile.column, N, box);
         if constexpr (split) {
             matmul_fp8_multiply_split<G>(sum, smem, first_row, num_steps, i);
@@ -261,32 +250,27 @@ template <class G, bool split, class Result> __global__ void __launch_bounds__(3
         } else {
             gemm_multiply_cooperative<G>(sum, smem, first_row, num_steps, i);
         }
-        result.template store<G>(state, sum, epilogue, columns, smem, maps, row, tile.column, M, N, box);
+        if (to) {
+            matmul_fp8_add<G>(sum, epilogue.scale, to, row, tile.column, M, N);
+        } else {
+            gemm_store<G>(sum, epilogue, columns, smem, maps.out, maps.second, maps.residual, row, tile.column, M, box);
+        }
     }
-    result.end(state);
     gemm_end<G>();
 #endif
 }
 
-template <class G, bool split, class A, class Result>
-static void matmul_fp8_launch4(const MatmulFp8Args<A>& p, const Result& result, cudaStream_t stream,
-                               floatX* second = NULL, const floatX* residual = NULL) {
+template <class G, bool split, class A> static void matmul_fp8_launch4(const MatmulFp8Args<A>& p, cudaStream_t stream) {
     typedef MatmulFp8Tiles<G, A> Tiles;
-    const int bytes = GemmSMem<Tiles>::bytes() + Result::SHARED_BYTES;
-    static_assert(bytes <= 227 << 10, "all that compute capability 9.0 has");
     require(has_sm90a()); // nvcc -gencode arch=compute_90a,code=sm_90a
-    require(p.K % 16 == 0 && p.N % 8 == 0);
+    require(p.K % 16 == 0 && p.N % 8 == 0 && (p.out || p.accumulate));
     // gemm.cuh addresses two fp8 elements as one floatX
-    GemmArgs g = {p.out, second, (const floatX*)p.a, (const floatX*)p.b, residual, p.M, p.N, p.K / 2};
-    GemmScaledBias<Result::EXTRAS> epilogue = {p.a_scale, p.b_scale, p.bias, NULL, NULL, 0, 0, 0, 0};
+    GemmArgs g = {p.out, NULL, (const floatX*)p.a, (const floatX*)p.b, NULL, p.M, p.N, p.K / 2};
+    GemmScaledBias<0> epilogue = {p.a_scale, p.b_scale, p.bias, NULL, NULL, 0, 0, 0, 0};
     int num_tiles = gemm_num_tiles<Tiles>(g.M, g.N, g.K),
         num_clusters = min(num_tiles, num_multiprocessors() / G::CLUSTER);
-    gemm_start(matmul_fp8_sm90_kernel4<Tiles, split, Result>, num_clusters * G::CLUSTER, G::CLUSTER, bytes, true,
-               stream, gemm_maps<Tiles>(g), epilogue, result, g.M, g.N, g.K, num_tiles);
-}
-template <class G, bool split, class A> static void matmul_fp8_launch4(const MatmulFp8Args<A>& p, cudaStream_t stream) {
-    if (p.sum) { return matmul_fp8_launch4<G, split>(p, MatmulFp8Added{p.sum}, stream); }
-    matmul_fp8_launch4<G, split>(p, MatmulFp8Stored{}, stream);
+    gemm_start(matmul_fp8_sm90_kernel4<Tiles, split>, num_clusters * G::CLUSTER, G::CLUSTER, GemmSMem<Tiles>::bytes(),
+               true, stream, gemm_maps<Tiles>(g), epilogue, p.out ? (float*)NULL : p.sum, g.M, g.N, g.K, num_tiles);
 }
 
 enum { MATMUL_FP8_PING_PONG_192 = 1, MATMUL_FP8_COOPERATIVE_256 };
@@ -312,11 +296,14 @@ void matmul_fp8_6(MatmulFp8Args<__nv_fp8_e4m3> p, const Fp8Tensor<__nv_fp8_e4m3>
                   cudaStream_t stream) {
     p.out = hidden;
     matmul_fp8_4(p, MATMUL_FP8_PING_PONG_192, stream);
-    QuantizeArgs<__nv_fp8_e4m3> q = {to, NULL, p.M, p.N};
+    QuantizeArgs<__nv_fp8_e4m3> q = {to, NULL, p.M, p.N, p.M};
     quantize5(q, QuantizeGelu{hidden}, stream, 256);
 }
 
 // ---- kernels 7 and 8: both fp8 copies of the result in the epilogue ----
+
+// ==== promoted: matmul_fp8 ====
+#if !defined(ENABLE_FP32)
 // A consumer takes its accumulators in tiles of 64x64, through shared memory, from which it stores 16 bytes at a time.
 // A thread has columns 2t and 2t + 1 of rows g and g + 8 in each fragment of 8 columns. Quantised, they are a word:
 //
@@ -332,8 +319,13 @@ struct MatmulFp8Tile { // of a consumer; the padding spreads rows over the banks
 };
 
 // The form: with 2 boxes per warp there is room for the tiles of both consumers.
-struct MatmulFp8Boxes2 : GemmPingPong192Pairs {
-    static constexpr int BOXES = 2;
+template <class A> struct MatmulFp8Boxes2 : MatmulFp8PingPong192<A> { static constexpr int BOXES = 2; };
+
+// The epilogue's value: y = sum * scale + bias; see GemmBias.
+template <int extras> struct MatmulFp8Epilogue : GemmBias<extras> {
+    const float *a_scale, *b_scale; // what a stored 1 stands for
+    float scale;                    // their product, set at the beginning of the kernel
+    __device__ float value(float sum, float bias) const { return fmaf(sum, scale, bias); }
 };
 
 enum MatmulFp8Mode {
@@ -342,21 +334,20 @@ enum MatmulFp8Mode {
     MATMUL_FP8_MODE_TIMES_SLOPE // x = y * a matrix, of which maps.residual is the map
 };
 
-// x in type F, rows and columns
-template <class F, MatmulFp8Mode mode> struct MatmulFp8Quantised {
+// x in type F, rows and columns. has_sums: the columns of x are also summed, before they are rounded.
+template <class F, MatmulFp8Mode mode, bool has_sums = false> struct MatmulFp8Quantised {
     static constexpr int EXTRAS = mode == MATMUL_FP8_MODE_TIMES_SLOPE ? GEMM_RESIDUAL | GEMM_NO_BIAS : 0;
     static constexpr int SHARED_BYTES = 2 * sizeof(MatmulFp8Tile);
-    typedef GemmScaledBias<EXTRAS> Epilogue;
+    typedef MatmulFp8Epilogue<EXTRAS> Epilogue;
     Fp8Tensor<F> to;
-    struct State : Fp8Seen<F> {
-        __device__ State(const MatmulFp8Quantised& result) : Fp8Seen<F>(result.to) {}
-    };
+    float* sums; // (row tiles, N), see GemmColumnSums; NULL unless has_sums
+    __device__ Fp8Seen<F> seen() const { return Fp8Seen<F>(to); }
 
     // The words of 16 columns, two fragments: sum has their accumulators, column 16 * p of the box is the first.
-    // slopes: the fragments of GELU's slope, read or written.
-    template <class G> __device__ void words(uint32_t (&words)[2], uint32_t (&slopes)[4], State& state,
+    // slopes: the fragments of GELU's slope, read or written. column_sums: of this lane's two rows, added to them.
+    template <class G> __device__ void words(uint32_t (&words)[2], uint32_t (&slopes)[4], Fp8Seen<F>& seen,
                                              const float* sum, const Epilogue& epilogue, typename Epilogue::Pair pair,
-                                             int p) const {
+                                             int p, float* column_sums) const {
 #pragma unroll
         for (int j = 0; j < 2; j++) {
             float two[2] = {}, v[4], slope[4];
@@ -368,11 +359,12 @@ template <class F, MatmulFp8Mode mode> struct MatmulFp8Quantised {
             }
 #pragma unroll
             for (int i = 0; i < 4; i++) {
-                float y = epilogue.value(sum[4 * j + i], {}, two[i % 2]), x;
+                float y = epilogue.value(sum[4 * j + i], two[i % 2]), x;
                 if constexpr (mode == MATMUL_FP8_MODE_TIMES_SLOPE) { x = y * slope[i]; }
                 if constexpr (mode == MATMUL_FP8_MODE_SAVE_SLOPE) { x = gelu_and_slope(y, &slope[i]); }
                 if constexpr (mode == MATMUL_FP8_MODE_GELU) { x = gelu(y); }
-                v[i] = state.scaled((float)(floatX)x);
+                v[i] = seen.scaled((float)(floatX)x);
+                if (has_sums) { column_sums[2 * j + i % 2] += x; }
             }
             if constexpr (mode == MATMUL_FP8_MODE_SAVE_SLOPE) { gemm_pack(slopes + 2 * j, slope); }
             words[j] = Fp8<F>::pack(v[0], v[2], v[1], v[3]);
@@ -405,13 +397,14 @@ template <class F, MatmulFp8Mode mode> struct MatmulFp8Quantised {
             }
         }
     }
-    template <class G> __device__ void store(State& state, float (&sum)[G::PARTS][G::COLUMNS / 2],
+    template <class G> __device__ void store(Fp8Seen<F>& seen, float (&sum)[G::PARTS][G::COLUMNS / 2],
                                              const Epilogue& epilogue, const GemmColumns<G, Epilogue>& columns,
                                              GemmSMem<G>& smem, const GemmMaps& maps, int row, int column, int M, int N,
                                              int& box) const {
         static_assert(G::READERS == 4, "a tile is one consumer's");
         const int num_columns = G::COLUMNS / 64, num_boxes = G::PARTS * num_columns;
         int lane = threadIdx.x % 32, warp = threadIdx.x / 32 - 4, first_box = box;
+        float column_sums[num_columns][16] = {}; // of this lane's rows, see fragment_column_sums
         auto& tile = reinterpret_cast<MatmulFp8Tile*>(&smem + 1)[warp / 4];
         auto barrier = [&] { warp < 4 ? named_barrier_sync(1, 128) : named_barrier_sync(2, 128); };
         uint32_t lane_at = lane % 16 * 128 + (lane / 16 ^ lane % 8) * 16; // in a box of slopes, as in gemm_store
@@ -432,8 +425,8 @@ template <class F, MatmulFp8Mode mode> struct MatmulFp8Quantised {
                 for (int i = 0; i < 2; i++) {
                     uint32_t slopes[4];
                     if (mode == MATMUL_FP8_MODE_TIMES_SLOPE) { ldmatrix_x4(slopes, at ^ (p + i) << 5); }
-                    words<G>(fragments[i], slopes, state, sum[m] + 32 * q + 8 * (p + i), epilogue, columns.pairs[q],
-                             p + i);
+                    words<G>(fragments[i], slopes, seen, sum[m] + 32 * q + 8 * (p + i), epilogue, columns.pairs[q],
+                             p + i, column_sums[q] + 4 * (p + i));
                     if (mode == MATMUL_FP8_MODE_SAVE_SLOPE) { stmatrix_x4(at ^ (p + i) << 5, slopes); }
                     store_rows(&tile.rows[warp % 4 * 16 + lane / 4][16 * (p + i)], fragments[i]);
                 }
@@ -453,26 +446,79 @@ template <class F, MatmulFp8Mode mode> struct MatmulFp8Quantised {
             store_tile(tile, row + 64 * m - warp % 4 * 16, box_column, M, N);
             barrier(); // the tile may be overwritten
         }
+        if constexpr (has_sums) { gemm_store_sums<G>(column_sums, GemmColumnSums{sums, N}, smem, row, column, M); }
     }
-    __device__ void end(State& state) const { state.store_warp(to); }
 };
 
-template <MatmulFp8Mode mode, class A, class F>
-static void matmul_fp8_quantised(const MatmulFp8Args<A>& p, const Fp8Tensor<F>& to, floatX* second,
-                                 const floatX* residual, cudaStream_t stream) {
-    require(p.M % 16 == 0 && p.N % 16 == 0);
-    matmul_fp8_launch4<MatmulFp8Boxes2, false>(p, MatmulFp8Quantised<F, mode>{to}, stream, second, residual);
+// As gemm_sm90_kernel9, for a quantised result.
+template <class G, class Result> __global__ void __launch_bounds__(384, 1)
+    matmul_fp8_sm90_kernel7(const __grid_constant__ GemmMaps maps, typename Result::Epilogue epilogue, Result result,
+                            int M, int N, int K, int num_tiles) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    extern __shared__ __align__(256) unsigned char gemm_dynamic[];
+    GemmSMem<G>& smem = gemm_smem<G>(gemm_dynamic);
+    gemm_init(smem);
+    int warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0); // the shuffle makes it warp-uniform to the compiler
+    int warpgroup = warp / 4, rank = G::rank(), num_steps = ceil_div(K, 64);
+    int first = blockIdx.x / G::CLUSTER, stride = gridDim.x / G::CLUSTER;
+    if (warpgroup == 0) {
+        gemm_produce(smem, maps, M, N, num_steps, first, stride, num_tiles, rank);
+        return;
+    }
+    warpgroup_more_registers<240>();
+    int box = 0, number = 0, i = (warpgroup - 1) * num_steps;
+    epilogue.scale = __ldg(epilogue.a_scale) * __ldg(epilogue.b_scale);
+    auto seen = result.seen();
+#pragma unroll 1
+    for (int index = first + (warpgroup - 1) * stride; index < num_tiles; index += 2 * stride, number++) {
+        float sum[G::PARTS][G::COLUMNS / 2];
+        GemmTile tile = gemm_tile<G>(index, M, N, rank);
+        int row = tile.row + warp % 4 * 16;
+        GemmColumns<G, typename Result::Epilogue> columns = {}; // stay zeros with GEMM_NO_BIAS
+        gemm_prepare(columns, epilogue, smem, maps.residual, row, tile.column, N, box);
+        gemm_multiply<G>(sum, smem, num_steps, number, i);
+        i += num_steps; // skips the other consumer's tile
+        result.template store<G>(seen, sum, epilogue, columns, smem, maps, row, tile.column, M, N, box);
+    }
+    seen.store_warp(result.to);
+    gemm_end<G>();
+#endif
 }
+
+// second, residual (M,N): GELU's slope, written or read; the other one is NULL
+template <class A, class Result> static void matmul_fp8_launch7(const MatmulFp8Args<A>& p, const Result& result,
+                                                                floatX* second, const floatX* residual,
+                                                                cudaStream_t stream) {
+    typedef MatmulFp8Boxes2<A> G;
+    const int bytes = GemmSMem<G>::bytes() + Result::SHARED_BYTES;
+    static_assert(bytes <= 227 << 10, "all that compute capability 9.0 has");
+    require(has_sm90a()); // nvcc -gencode arch=compute_90a,code=sm_90a
+    require(p.M % 16 == 0 && p.N % 16 == 0 && p.K % 16 == 0);
+    // gemm.cuh addresses two fp8 elements as one floatX
+    GemmArgs g = {NULL, second, (const floatX*)p.a, (const floatX*)p.b, residual, p.M, p.N, p.K / 2};
+    typename Result::Epilogue epilogue = {{p.bias}, p.a_scale, p.b_scale, 0.0f};
+    int num_tiles = gemm_num_tiles<G>(g.M, g.N, g.K),
+        num_clusters = min(num_tiles, free_multiprocessors() / G::CLUSTER);
+    gemm_start(matmul_fp8_sm90_kernel7<G, Result>, num_clusters * G::CLUSTER, G::CLUSTER, bytes, true, stream,
+               gemm_maps<G>(g), epilogue, result, g.M, g.N, g.K, num_tiles);
+}
+#endif
+// ==== end promoted: matmul_fp8 ====
 
 // rows, columns = gelu(y)
 void matmul_fp8_7(const MatmulFp8Args<__nv_fp8_e4m3>& p, const Fp8Tensor<__nv_fp8_e4m3>& to, cudaStream_t stream) {
-    matmul_fp8_quantised<MATMUL_FP8_MODE_GELU>(p, to, NULL, NULL, stream);
+    matmul_fp8_launch7(p, MatmulFp8Quantised<__nv_fp8_e4m3, MATMUL_FP8_MODE_GELU>{to, NULL}, NULL, NULL, stream);
 }
-// the same; slope (M,N) = GELU's slope at y, for the backward pass
+
+// ==== promoted: matmul_fp8 ====
+#if !defined(ENABLE_FP32)
+// rows, columns = gelu(y); slope (M,N) = GELU's slope at y, for the backward pass
 void matmul_fp8_8(const MatmulFp8Args<__nv_fp8_e4m3>& p, const Fp8Tensor<__nv_fp8_e4m3>& to, floatX* slope,
                   cudaStream_t stream) {
-    matmul_fp8_quantised<MATMUL_FP8_MODE_SAVE_SLOPE>(p, to, slope, NULL, stream);
+    matmul_fp8_launch7(p, MatmulFp8Quantised<__nv_fp8_e4m3, MATMUL_FP8_MODE_SAVE_SLOPE>{to, NULL}, slope, NULL, stream);
 }
+#endif
+// ==== end promoted: matmul_fp8 ====
 
 // ---- kernel 9: not fused: kernel 4, then times the slope and both copies by kernel 5 of quantize ----
 
@@ -490,7 +536,7 @@ template <class A> void matmul_fp8_9(MatmulFp8Args<A> p, const Fp8Tensor<A>& to,
                                      cudaStream_t stream) {
     p.out = hidden;
     matmul_fp8_4(p, MATMUL_FP8_PING_PONG_192, stream);
-    QuantizeArgs<A> q = {to, NULL, p.M, p.N};
+    QuantizeArgs<A> q = {to, NULL, p.M, p.N, p.M};
     quantize5(q, MatmulFp8TimesSlope{hidden, slope}, stream, 256);
 }
 
@@ -498,8 +544,22 @@ template <class A> void matmul_fp8_9(MatmulFp8Args<A> p, const Fp8Tensor<A>& to,
 
 template <class A>
 void matmul_fp8_10(const MatmulFp8Args<A>& p, const Fp8Tensor<A>& to, const floatX* slope, cudaStream_t stream) {
-    matmul_fp8_quantised<MATMUL_FP8_MODE_TIMES_SLOPE>(p, to, NULL, slope, stream);
+    matmul_fp8_launch7(p, MatmulFp8Quantised<A, MATMUL_FP8_MODE_TIMES_SLOPE>{to, NULL}, NULL, slope, stream);
 }
+
+// ---- kernel 11: 10 that also sums the columns of its result, which is the gradient of a bias ----
+
+// ==== promoted: matmul_fp8 ====
+#if !defined(ENABLE_FP32)
+// rows, columns = dX times the slope that kernel 8 has saved, in the type of dout; sums (N) += the sums of its columns;
+// partials (ceil(M / 128), N) is scratch
+template <class A> void matmul_fp8_11(const MatmulFp8Args<A>& p, const Fp8Tensor<A>& to, float* sums, float* partials,
+                                      const floatX* slope, cudaStream_t stream) {
+    matmul_fp8_launch7(p, MatmulFp8Quantised<A, MATMUL_FP8_MODE_TIMES_SLOPE, true>{to, partials}, NULL, slope, stream);
+    column_sums<16>(sums, NULL, NULL, partials, ceil_div(p.M, 128), p.N, stream);
+}
+#endif
+// ==== end promoted: matmul_fp8 ====
 #endif
 
 template <class A> static void declare_kernels(Bench& b, const MatmulFp8Args<A>& p) {
@@ -546,7 +606,8 @@ enum {
     MATMUL_FP8_GELU,
     MATMUL_FP8_GELU_SLOPE,
     MATMUL_FP8_DX_SLOPE,
-    MATMUL_FP8_DX_SLOPE_E4M3
+    MATMUL_FP8_DX_SLOPE_E4M3,
+    MATMUL_FP8_DX_SLOPE_SUMS
 };
 const float MATMUL_FP8_Q = 1.0f / (1 << 13); // see the top of the file
 
@@ -613,7 +674,7 @@ template <class A> static void declare_as(Bench& b, int kind, int which, bool is
     });
     double bytes = is_dw ? 2.0 * sizeof(float) : sizeof(floatX);
     b.cost((double)M * K + (double)N * K + bytes * M * N, 2.0 * M * N * K);
-    declare_kernels(b, MatmulFp8Args<A>{out, sum, x.a, x.b, x.a_scale, x.b_scale, x.bias, M, N, K});
+    declare_kernels(b, MatmulFp8Args<A>{out, sum, true, x.a, x.b, x.a_scale, x.b_scale, x.bias, M, N, K});
 }
 
 // The kinds whose result is quantised: in the type of a.
@@ -638,6 +699,12 @@ template <class A> static void declare_quantised(Bench& b, int kind, int which) 
     Buffer<A> rows = fp8_output<A>(b, "rows", n, scale, exact), columns = fp8_output<A>(b, "columns", n, scale, exact);
     Buffer<int> num_saturated = fp8_num_saturated(b, rows, n, scale, exact);
     Buffer<float> amax = fp8_amax(b, exact);
+    Buffer<float> start = {NULL, NULL}, sums = {NULL, NULL};
+    if (kind == MATMUL_FP8_DX_SLOPE_SUMS) { // the errors of the rows are independent, unless the terms have one sign
+        float factor = which == 1 ? (float)M : sqrtf((float)M);
+        start = b.input<float>("start", N);
+        sums = b.inout<float>("sums", N, start, Tolerance{factor * exact.atol, exact.rtol});
+    }
     b.reference([=] {
         std::vector<float> y = x.product(), ones(y.size(), 1.0f), slopes = y;
         if (saves_slope) {
@@ -652,11 +719,15 @@ template <class A> static void declare_quantised(Bench& b, int kind, int which) 
         }
         put_rows(rows.host, y, x.rows, N);
         fp8_transpose_cpu(columns.host, rows.host, M, N, false);
-        if (x.rows.size() == (size_t)M) { fp8_amax_cpu(amax.host, rows.host, n); }
+        if (x.rows.size() < (size_t)M) { return; }
+        fp8_amax_cpu(amax.host, rows.host, n);
+        if (!sums.host) { return; }
+        memcpy(sums.host, start.host, N * sizeof(float));
+        matmul_backward_bias_cpu(sums.host, rows.host, M, N);
     });
     b.cost((double)M * K + (double)N * K + (2.0 + (kind == MATMUL_FP8_GELU ? 0 : sizeof(floatX))) * n, 2.0 * M * N * K);
 #if !defined(ENABLE_FP32)
-    MatmulFp8Args<A> p = {NULL, NULL, x.a, x.b, x.a_scale, x.b_scale, x.bias, M, N, K};
+    MatmulFp8Args<A> p = {NULL, NULL, false, x.a, x.b, x.a_scale, x.b_scale, x.bias, M, N, K};
     Fp8Tensor<A> to = {rows, columns, false, scale, amax, num_saturated};
     cudaStream_t stream = b.stream;
     auto variant = [&](int number, const char* what, std::function<void(int)> launch) {
@@ -664,6 +735,11 @@ template <class A> static void declare_quantised(Bench& b, int kind, int which) 
         b.coarser(1 + (float)K / 1280);
         b.kernel_rate("e4m3", cublaslt_e4m3_rate);
     };
+    if (kind == MATMUL_FP8_DX_SLOPE_SUMS) {
+        float* partials = b.scratch<float>("partials", (size_t)ceil_div(M, 128) * N);
+        return variant(11, "10 that sums the columns of its result",
+                       [=](int) { matmul_fp8_11(p, to, sums, partials, slope, stream); });
+    }
     floatX* hidden = saves_slope ? NULL : (floatX*)b.scratch<floatX>("hidden", n);
     if constexpr (!Fp8<A>::IS_E5M2) {
         if (kind == MATMUL_FP8_GELU) {
@@ -687,14 +763,16 @@ static void declare(Bench& b) {
     int kind = b.kinds({"forward", "dX with an e5m2 gradient", "dW with an e5m2 gradient", "dX with an e4m3 gradient",
                         "dW with an e4m3 gradient", "forward with GELU in e4m3, with the transposed copy",
                         "5 with GELU's slope saved", "1 times GELU's slope in e5m2, with the transposed copy",
-                        "3 times GELU's slope in e4m3, with the transposed copy"});
+                        "3 times GELU's slope in e4m3, with the transposed copy", "7 with the sums of its columns"});
     int which = b.cases({"normal", "terms of one sign", "one nonzero per row"});
     bool is_dw = kind == MATMUL_FP8_DW || kind == MATMUL_FP8_DW_E4M3;
     // where it matters, the number of tokens stays a multiple of 16
     b.varies(is_dw || kind >= MATMUL_FP8_GELU ? "BCV" : "BTCV");
     if (!b.dry) { cublaslt_open(); }
     b.matrix_rate(cublaslt_matrix_rate);
-    if (kind == MATMUL_FP8_DX_SLOPE) { return declare_quantised<__nv_fp8_e5m2>(b, kind, which); }
+    if (kind == MATMUL_FP8_DX_SLOPE || kind == MATMUL_FP8_DX_SLOPE_SUMS) {
+        return declare_quantised<__nv_fp8_e5m2>(b, kind, which);
+    }
     if (kind >= MATMUL_FP8_GELU) { return declare_quantised<__nv_fp8_e4m3>(b, kind, which); }
     bool is_e5m2 = kind == MATMUL_FP8_DX || kind == MATMUL_FP8_DW;
     is_e5m2 ? declare_as<__nv_fp8_e5m2>(b, kind, which, is_dw) : declare_as<__nv_fp8_e4m3>(b, kind, which, is_dw);
@@ -718,5 +796,7 @@ int main(int argc, char** argv) {
                        with_kind(6, {1, 272, 80, 1, 592}),
                        with_kind(6, {1, 16, 272, 1, 208}),
                        with_kind(7, {1, 336, 208, 1, 272}),
-                       with_kind(8, {1, 272, 592, 1, 80})});
+                       with_kind(8, {1, 272, 592, 1, 80}),
+                       with_kind(9, {1, 336, 208, 1, 272}),
+                       with_kind(9, {1, 16, 592, 1, 80})});
 }

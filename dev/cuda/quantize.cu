@@ -1,9 +1,10 @@
 /* quantize: out = f(inp) in e4m3 or e5m2, times a scale, with the tensor's amax and the number of saturated values
 
    rows (N,C) e4m3 or e5m2 out | columns (C,N), the same transposed, out, in kinds 1, 3, 4, 5 | beside (N,C) floatX out,
-   f(inp), in kind 2 | amax (1) float, num_saturated (1) int inout | inp, dout (N,C) floatX in | scale (1) float in;
-   N = B*T. f is the copy, GELU, or dout times GELU's slope at inp. fp8.cuh says what is computed, and in which order
-   `columns` has the tokens.
+   f(inp), in kind 2 | amax (1) float, num_saturated (1) int inout | inp, dout (N,C) floatX in | scale (1) float in |
+   losses (N) float, targets (N) int, dloss (1) float in, in kind 6; N = B*T. f is the copy, GELU, dout times GELU's slope
+   at inp, or the gradient of the logits inp, (softmax - onehot(target)) * dloss. llmc/fp8.cuh says what is computed, and
+   in which order `columns` has the tokens.
    Bound: memory; kind 0 reads 2 bytes and writes 1 per element. Constraint: C % 16 == 0, N % 16 == 0.
    Error: the copy has the CPU's bits. GELU and its slope may be off by what gelu_forward and gelu_backward allow in
    fp32, 1e-6 of the result plus 1e-6 or 3e-6, before they are rounded to floatX: the result must be what the CPU makes
@@ -38,6 +39,7 @@
 
 // ---- shared by the kernels: what is quantised, and where it goes ----
 
+// ==== promoted: quantize ====
 // f(inp) rounded to floatX: element i, or the vector from element i on.
 struct QuantizeCopy {
     const floatX* inp; // (N,C)
@@ -55,11 +57,48 @@ struct QuantizeGeluBackward {
     __device__ x128 vector(size_t i) const { return gelu_backward_vector(load128(dout + i), load128(inp + i)); }
 };
 
+// The gradients of logits whose losses are known: (softmax - onehot(target)) * dloss over the first V of C columns, else 0.
+struct QuantizeDlogits {
+    const floatX* logits; // (N,C)
+    const float* losses;  // (N) = log(sum of exp(logits)) - logits[target]
+    const int* targets;   // (N)
+    const float* dloss;   // (1)
+    int V;
+    __device__ floatX value(floatX logit, int c, int target, float lse, float scale) const {
+        float p = c < V ? expf((float)logit - lse) : 0.0f;
+        return (floatX)((p - (c == target ? 1.0f : 0.0f)) * scale);
+    }
+};
+
 template <class F> struct QuantizeArgs {
     Fp8Tensor<F> to;
     floatX* beside; // (N,C), or NULL
     int N, C;
+    int stride; // columns is (C,stride): the N tokens may be some of a larger tensor's
 };
+
+// The element, or the vector, at (row, column) of what is quantised.
+template <class Source> __device__ floatX quantize_element(const Source& source, int row, int column, int C) {
+    return source.element((size_t)row * C + column);
+}
+template <class Source> __device__ x128 quantize_vector(const Source& source, int row, int column, int C) {
+    return source.vector((size_t)row * C + column);
+}
+__device__ inline floatX quantize_element(const QuantizeDlogits& s, int row, int column, int C) {
+    const floatX* logits = s.logits + (size_t)row * C;
+    int target = s.targets[row];
+    return s.value(logits[column], column, target, s.losses[row] + (float)logits[target], *s.dloss);
+}
+__device__ inline x128 quantize_vector(const QuantizeDlogits& s, int row, int column, int C) {
+    const floatX* logits = s.logits + (size_t)row * C;
+    int target = __ldg(s.targets + row);
+    float lse = __ldg(s.losses + row) + (float)logits[target], scale = __ldg(s.dloss);
+    x128 x = load128(logits + column);
+#pragma unroll
+    for (int k = 0; k < x128::size; k++) { x[k] = s.value(x[k], column + k, target, lse, scale); }
+    return x;
+}
+// ==== end promoted: quantize ====
 
 #ifndef PROMOTED_ONLY // another op that includes this file uses kernels 3 and 5 only
 
@@ -68,15 +107,16 @@ template <class F> struct QuantizeArgs {
 template <class F, class Source> __global__ void quantize_kernel1(QuantizeArgs<F> q, Source source) {
     size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= (size_t)q.N * q.C) { return; }
-    floatX x = source.element(i);
+    int token = (int)(i / q.C), column = (int)(i % q.C);
+    floatX x = quantize_element(source, token, column, q.C);
     float scaled = (float)x * __ldg(q.to.scale);
     F out = (F)scaled;
     q.to.rows[i] = out;
     if (q.beside) { q.beside[i] = x; }
     if (q.to.columns) {
-        int token = (int)(i / q.C), column = (int)(i % q.C), place = 0;
+        int place = 0;
         while (fp8_token(place, q.to.in_order) != token % 16) { place++; }
-        q.to.columns[(size_t)column * q.N + token / 16 * 16 + place] = out;
+        q.to.columns[(size_t)column * q.stride + token / 16 * 16 + place] = out;
     }
     atomicMax(reinterpret_cast<unsigned*>(q.to.amax), __float_as_uint(fabsf((float)x)));
     if (fabsf(scaled) > Fp8<F>::LARGEST) { atomicAdd(q.to.num_saturated, 1); }
@@ -116,6 +156,7 @@ void quantize2(const QuantizeArgs<F>& q, const Source& source, cudaStream_t stre
 }
 #endif
 
+// ==== promoted: quantize ====
 // ---- kernel 3: persistent, as many blocks as fit on the GPU at once, so there are few atomics ----
 
 template <class F, class Source> __global__ void quantize_kernel3(QuantizeArgs<F> q, Source source) {
@@ -142,6 +183,8 @@ void quantize3(const QuantizeArgs<F>& q, const Source& source, cudaStream_t stre
     cudaCheck(cudaGetLastError());
 }
 
+// ==== end promoted: quantize ====
+
 #if !defined(ENABLE_FP32) // a vector is 8 elements
 
 #ifndef PROMOTED_ONLY
@@ -156,7 +199,7 @@ template <class F, class Source> __global__ void __launch_bounds__(256)
     int row = threadIdx.x / 4, column = threadIdx.x % 4 * 8; // a vector per thread
     if (token0 + row < q.N && c0 + column < q.C) {
         size_t i = (size_t)(token0 + row) * q.C + c0 + column;
-        x128 x = source.vector(i);
+        x128 x = quantize_vector(source, token0 + row, c0 + column, q.C);
         uint32_t words[2];
         seen.store_vector(q.to.rows + i, words, x);
         if (q.beside) { store128(q.beside + i, x); }
@@ -167,7 +210,7 @@ template <class F, class Source> __global__ void __launch_bounds__(256)
     for (int i = threadIdx.x; i < 64 * 32; i += 256) { // neighbouring threads store neighbouring tokens
         int c = i / 64, place = i % 64, token = place / 16 * 16 + fp8_token(place % 16, q.to.in_order);
         if (c0 + c < q.C && token0 + place < q.N) {
-            q.to.columns[(size_t)(c0 + c) * q.N + token0 + place] = tile[token][c];
+            q.to.columns[(size_t)(c0 + c) * q.stride + token0 + place] = tile[token][c];
         }
     }
     seen.store(q.to);
@@ -182,7 +225,10 @@ template <class F, class Source> void quantize4(const QuantizeArgs<F>& q, const 
     cudaCheck(cudaGetLastError());
 }
 #endif
+#endif
 
+// ==== promoted: quantize ====
+#if !defined(ENABLE_FP32)
 // ---- kernel 5: the transposed copy by pairs of tokens: 16 bits, which ldmatrix transposes; tiles of 64x256 ----
 
 struct QuantizeSMem {
@@ -204,8 +250,9 @@ template <class F, class Source> __global__ void __launch_bounds__(512)
         if (token < q.N && column < q.C) { // both of the pair, because N % 16 == 0
 #pragma unroll
             for (int second = 0; second < 2; second++) {
-                size_t i = (size_t)(token + second * fp8_pair_distance(q.to.in_order)) * q.C + column;
-                x128 x = source.vector(i);
+                int row = token + second * fp8_pair_distance(q.to.in_order);
+                size_t i = (size_t)row * q.C + column;
+                x128 x = quantize_vector(source, row, column, q.C);
                 seen.store_vector(q.to.rows + i, words[second], x);
                 if (q.beside) { store128(q.beside + i, x); }
             }
@@ -213,16 +260,16 @@ template <class F, class Source> __global__ void __launch_bounds__(512)
         *reinterpret_cast<uint4*>(fp8_tile_at(shared.tile, pair, 8 * lane, columns)) = fp8_pair(words[0], words[1]);
     }
     __syncthreads();
-    auto* to = reinterpret_cast<__nv_fp8_storage_t*>(q.to.columns) + (size_t)first_column * q.N + first_token;
+    auto* to = reinterpret_cast<__nv_fp8_storage_t*>(q.to.columns) + (size_t)first_column * q.stride + first_token;
     for (int c = 8 * warp; c < columns; c += 8 * num_warps) {
-        fp8_store_columns(to, shared.tile, c, columns, q.C - first_column, q.N - first_token, q.N);
+        fp8_store_columns(to, shared.tile, c, columns, q.C - first_column, q.N - first_token, q.stride);
     }
     seen.store(q.to);
 }
 
 template <class F, class Source>
 void quantize5(const QuantizeArgs<F>& q, const Source& source, cudaStream_t stream, int block_size) {
-    require(q.C % 16 == 0 && q.N % 16 == 0 && q.to.columns && block_size <= 512);
+    require(q.C % 16 == 0 && q.N % 16 == 0 && q.stride % 16 == 0 && q.to.columns && block_size <= 512);
     size_t num_blocks =
         ceil_div((size_t)q.N, (size_t)FP8_TILE_TOKENS) * ceil_div((size_t)q.C, (size_t)QuantizeSMem::COLUMNS);
     require(num_blocks <= INT_MAX);
@@ -230,7 +277,33 @@ void quantize5(const QuantizeArgs<F>& q, const Source& source, cudaStream_t stre
     kernel<<<(unsigned)num_blocks, block_size, 0, stream>>>(q, source);
     cudaCheck(cudaGetLastError());
 }
+
+template <class F, class Source> void quantize(const QuantizeArgs<F>& q, const Source& source, cudaStream_t stream) {
+    q.to.columns ? quantize5(q, source, stream, 256) : quantize3(q, source, stream, 256);
+}
+
+void quantize(const Fp8Tensor<__nv_fp8_e4m3>& to, const floatX* inp, int N, int C, cudaStream_t stream) {
+    quantize(QuantizeArgs<__nv_fp8_e4m3>{to, NULL, N, C, N}, QuantizeCopy{inp}, stream);
+}
+void quantize(const Fp8Tensor<__nv_fp8_e5m2>& to, const floatX* inp, int N, int C, cudaStream_t stream) {
+    quantize(QuantizeArgs<__nv_fp8_e5m2>{to, NULL, N, C, N}, QuantizeCopy{inp}, stream);
+}
+void quantize_gelu(const Fp8Tensor<__nv_fp8_e4m3>& to, floatX* beside, const floatX* inp, int N, int C,
+                   cudaStream_t stream) {
+    quantize(QuantizeArgs<__nv_fp8_e4m3>{to, beside, N, C, N}, QuantizeGelu{inp}, stream);
+}
+void quantize_gelu_backward(const Fp8Tensor<__nv_fp8_e5m2>& to, floatX* beside, const floatX* dout, const floatX* inp,
+                            int N, int C, cudaStream_t stream) {
+    quantize(QuantizeArgs<__nv_fp8_e5m2>{to, beside, N, C, N}, QuantizeGeluBackward{dout, inp}, stream);
+}
+void quantize_dlogits(const Fp8Tensor<__nv_fp8_e5m2>& to, int stride, const floatX* logits, const float* losses,
+                      const int* targets, const float* dloss, int N, int V, int Vp, cudaStream_t stream) {
+    require(to.columns);
+    quantize5(QuantizeArgs<__nv_fp8_e5m2>{to, NULL, N, Vp, stride}, QuantizeDlogits{logits, losses, targets, dloss, V},
+              stream, 256);
+}
 #endif
+// ==== end promoted: quantize ====
 
 #ifndef PROMOTED_ONLY
 
@@ -249,7 +322,15 @@ template <class F> void quantize6(const QuantizeArgs<F>& q, floatX* active, cons
     quantize3(copy, QuantizeCopy{active}, stream, block_size);
 }
 
-enum { QUANTIZE_ROWS, QUANTIZE_WEIGHT, QUANTIZE_GELU_ROWS, QUANTIZE_GELU, QUANTIZE_GRADIENT, QUANTIZE_GRADIENT_E5M2 };
+enum {
+    QUANTIZE_ROWS,
+    QUANTIZE_WEIGHT,
+    QUANTIZE_GELU_ROWS,
+    QUANTIZE_GELU,
+    QUANTIZE_GRADIENT,
+    QUANTIZE_GRADIENT_E5M2,
+    QUANTIZE_DLOGITS
+};
 
 // Every finite number of the format, the ties between neighbours and what is next to these in bf16, and numbers beyond.
 static void quantize_fill_ties(float* x, size_t n, bool is_e5m2, bool has_infinity) {
@@ -280,13 +361,15 @@ template <class F, class Source> static void declare_kernels(Bench& b, const Qua
     b.kernel(
         1, "one thread per element, an atomic each", [=](int bs) { quantize1(q, source, stream, bs); }, {128, 256, 512},
         89);
-    if (!has_columns) {
-        b.kernel(
-            2, "128-bit vectors, an atomic per block", [=](int bs) { quantize2(q, source, stream, bs); },
-            {64, 128, 256, 512, 1024}, 89);
-        b.kernel(
-            3, "2 with few blocks: persistent", [=](int bs) { quantize3(q, source, stream, bs); },
-            {64, 128, 256, 512, 1024}, 89);
+    if constexpr (!std::is_same<Source, QuantizeDlogits>::value) { // which always has columns
+        if (!has_columns) {
+            b.kernel(
+                2, "128-bit vectors, an atomic per block", [=](int bs) { quantize2(q, source, stream, bs); },
+                {64, 128, 256, 512, 1024}, 89);
+            b.kernel(
+                3, "2 with few blocks: persistent", [=](int bs) { quantize3(q, source, stream, bs); },
+                {64, 128, 256, 512, 1024}, 89);
+        }
     }
 #if !defined(ENABLE_FP32)
     if (has_columns) {
@@ -297,7 +380,7 @@ template <class F, class Source> static void declare_kernels(Bench& b, const Qua
             {128, 256, 512}, 89);
     }
 #endif
-    if (kind < QUANTIZE_GELU_ROWS || (has_columns && sizeof(floatX) == 4)) { return; }
+    if (kind < QUANTIZE_GELU_ROWS || kind == QUANTIZE_DLOGITS || (has_columns && sizeof(floatX) == 4)) { return; }
     floatX* active = q.beside ? q.beside : (floatX*)b.scratch<floatX>("active", (size_t)q.N * q.C);
     b.kernel(
         6, "not fused: gelu_forward or gelu_backward, then 3 or 5",
@@ -327,7 +410,7 @@ template <class F> static void declare_as(Bench& b, int kind, int which) {
         beside = b.output<floatX>("beside", n, sizeof(floatX) == 4 ? Tolerance{1e-6f, 1e-6f} : ulps<floatX>(1));
     }
     Fp8Tensor<F> to = {rows, columns, kind == QUANTIZE_WEIGHT, scale, amax, num_saturated};
-    QuantizeArgs<F> q = {to, beside, N, C};
+    QuantizeArgs<F> q = {to, beside, N, C, N};
     b.reference([=] {
         if (is_copy) { memcpy(rows.host, inp.host, n * sizeof(float)); }
         if (is_backward) { gelu_backward_cpu(rows.host, dout.host, inp.host, n); }
@@ -347,10 +430,42 @@ template <class F> static void declare_as(Bench& b, int kind, int which) {
     b.best(has_columns ? 5 : 3);
 }
 
+// V: the columns that are no padding
+static void declare_dlogits(Bench& b) {
+    typedef __nv_fp8_e5m2 F;
+    int N = b.B * b.T, C = b.C, V = C - 7;
+    size_t n = (size_t)N * C;
+    const float dloss_value = 1.0f / 1024;
+    Buffer<float> scale = b.input_from<float>("scale", 1, [=](float* x) { x[0] = Fp8<F>::LARGEST / 2 / dloss_value; });
+    Buffer<float> dloss = b.input_from<float>("dloss", 1, [=](float* x) { x[0] = dloss_value; });
+    Buffer<floatX> logits = b.input<floatX>("logits", n, 3.0f);
+    Buffer<int> targets = b.input_ids("targets", N, V);
+    Buffer<float> losses = b.input_from<float>(
+        "losses", N, [=](float* x) { crossentropy_forward_cpu(x, logits.host, targets.host, N, V, C); });
+    // the target's term is a difference; |log(sum)| and the exponents are below 64
+    Tolerance exact = {4 * ulp_of<float>() * dloss_value, 64 * ulp_of<float>()};
+    Buffer<F> rows = fp8_output<F>(b, "rows", n, scale, exact), columns = fp8_output<F>(b, "columns", n, scale, exact);
+    Buffer<int> num_saturated = fp8_num_saturated(b, rows, n, scale, exact);
+    Buffer<float> amax = fp8_amax(b, exact);
+    b.reference([=] {
+        std::vector<float> ignored(N);
+        fused_classifier_cpu(rows.host, ignored.data(), logits.host, targets.host, dloss_value, N, V, C);
+        fp8_transpose_cpu(columns.host, rows.host, N, C, false);
+        fp8_amax_cpu(amax.host, rows.host, n);
+    });
+    b.cost((double)n * (sizeof(floatX) + 2), 0);
+    QuantizeArgs<F> q = {{rows, columns, false, scale, amax, num_saturated}, NULL, N, C, N};
+    declare_kernels(b, q, QuantizeDlogits{logits, losses, targets, dloss, V}, NULL, NULL, QUANTIZE_DLOGITS);
+#if !defined(ENABLE_FP32)
+    b.best(5);
+#endif
+}
+
 static void declare(Bench& b) {
-    int kind =
-        b.kinds({"copy", "weight, with the transposed copy in order", "GELU, floatX beside it",
-                 "GELU, with the transposed copy", "GELU's backward pass, with the transposed copy", "4 in e5m2"});
+    int kind = b.kinds({"copy", "weight, with the transposed copy in order", "GELU, floatX beside it",
+                        "GELU, with the transposed copy", "GELU's backward pass, with the transposed copy", "4 in e5m2",
+                        "gradients of logits in e5m2, with the transposed copy"});
+    if (kind == QUANTIZE_DLOGITS) { return declare_dlogits(b); }
     int which = b.cases({"normal", "ties of the format, and beyond it"});
     kind == QUANTIZE_GRADIENT_E5M2 ? declare_as<__nv_fp8_e5m2>(b, kind, which)
                                    : declare_as<__nv_fp8_e4m3>(b, kind, which);
@@ -366,6 +481,8 @@ int main(int argc, char** argv) {
                        with_kind(3, {1, 16, 16}),
                        with_kind(3, {5, 16, 528}),
                        with_kind(4, {1, 96, 272}),
-                       with_kind(5, {3, 32, 784})});
+                       with_kind(5, {3, 32, 784}),
+                       with_kind(6, {1, 48, 272}),
+                       with_kind(6, {3, 32, 1040})});
 }
 #endif
