@@ -127,9 +127,8 @@ static double run_pass(GPT2* model, int B, int T, bool first = true) {
         set_scalar(model, &model->state->loss_scale, (float)LOSS_SCALE);
         set_scalar(model, &model->state->dloss, (float)(LOSS_SCALE / (double)test_batch.total));
     }
-    gpt2_forward(model, &model->acts, B, T, NULL);
-    gpt2_loss(model, &model->acts, B, T, true, 1.0f / (float)test_batch.total);
-    gpt2_backward(model, B, T, first);
+    Batch batch = {B, T, test_batch.total, 1};
+    launch_micro_step(model, &batch, first, true);
     gpt2_gradient_norm(model);
     return get_scalar(model, &model->state->loss);
 }
@@ -421,6 +420,46 @@ static void test_saved_slope(void) {
         if (saves_slope && !saved) { test_skip("needs code for sm_90a, and 16 bits"); }
     }
     check(loss[0] == loss[1]); // gelu_and_slope() computes what gelu() computes
+}
+
+// Each stage of --fp8 gives bf16's loss and gradients, up to the rounding of e4m3 (3 bits of mantissa, a relative error of 1/16 at
+// most) and of e5m2 (2 bits, 1/8). What the backward pass computes again is what the forward pass had.
+static void test_fp8(void) {
+    if (!have_gpu()) { return; }
+    if (strcmp(PRECISION_NAME, "bf16") != 0 || !has_sm90a()) { return test_skip("needs bf16 and code for sm_90a"); }
+    GPT2 model;
+    GPT2Config config = {128, 300, padded_vocab(300), 2, 2, 64};
+    std::vector<float> want, same;
+    std::vector<int> tokens;
+    double want_loss = 0.0;
+    for (int stage = FP8_OFF; stage <= FP8_DW; stage++) {
+        for (int recompute = 0; recompute <= 2; recompute++) {
+            test_options.fp8 = stage, test_options.recompute = recompute;
+            open_random(&model, &config, 2, 56, &tokens);
+            set_tokens(&model, tokens.data(), tokens.data() + 1, 112);
+            double loss = run_pass(&model, 2, 56);
+            for (int i = 0; stage > FP8_OFF && i < 3; i++) { loss = run_pass(&model, 2, 56); } // until scales are known
+            std::vector<float> grads = gradients(&model);
+            if (stage == FP8_OFF && recompute == 0) { want = grads, want_loss = loss; }
+            check_msg(fabs(loss - want_loss) <= 5e-3 * want_loss, "stage %d: loss %g, want %g", stage, loss, want_loss);
+            compare_all_gradients(&model, grads, want, stage < FP8_DX ? 0.09 : 0.18);
+            check(get_scalar(&model, &model.state->saturated) == 0.0f);
+            if (recompute == 1) { same = grads; }
+            if (recompute == 2) { check(same_bits(grads, same)); }
+            // tenfold values: the first pass saturates and says so, the next one has new scales
+            std::vector<float> larger(num_parameters(&config));
+            gpt2_download(&model, larger.data());
+            for (float& x : larger) { x *= 10.0f; }
+            gpt2_upload(&model, larger.data(), 0);
+            run_pass(&model, 2, 56);
+            bool saturates = get_scalar(&model, &model.state->saturated) > 0.0f;
+            check_msg(saturates == (stage > FP8_OFF), "stage %d", stage);
+            run_pass(&model, 2, 56), run_pass(&model, 2, 56);
+            check(get_scalar(&model, &model.state->saturated) == 0.0f);
+            gpt2_free(&model);
+        }
+    }
+    test_options.fp8 = FP8_OFF, test_options.recompute = 0;
 }
 
 static void test_same_bits_again(void) {
@@ -1307,6 +1346,7 @@ static const Test tests[] = {
     {"gradient_accumulation", "four micro-batches of one are one of four", test_gradient_accumulation},
     {"recompute", "the three recompute levels agree", test_recompute},
     {"saved_slope", "GELU's saved slope gives the gradients that its argument gives", test_saved_slope},
+    {"fp8", "the stages of --fp8 against bf16; values that grow saturate once", test_fp8},
     {"same_bits_again", "two runs give the same bits", test_same_bits_again},
     {"shapes", "T from 1 to 8192, B to 64, C to 1600, head sizes 32 to 128", test_shapes},
     {"nan_is_seen", "a NaN in any weight tensor stops the update", test_nan_is_seen},

@@ -65,6 +65,7 @@ follows karpathy/llm.c. The source of an algorithm is named at its operation, or
 #include "llmc/distributed.cuh"
 #include "llmc/evaluation.h"
 #include "llmc/export.h"
+#include "llmc/fp8_training.cuh" // also declares the operations of --fp8
 #include "llmc/gelu.cuh"
 #include "llmc/gpt2.h"
 #include "llmc/layout.cuh"
@@ -171,6 +172,7 @@ struct StepState {
     int good_steps;    // finite steps since the loss scale last changed
     float grad_scale;  // factor on the gradients in adamw: clipping factor / loss_scale
     float inverse_bias1, inverse_bias2; // bias corrections 1 / (1 - beta^t)
+    float saturated;                    // with --fp8: tensors with values beyond the largest number of their format
 };
 // ==== end promoted: adamw_state ====
 
@@ -334,6 +336,7 @@ struct GPT2Options {
     bool saves_slope, master_weights, stochastic_rounding; // saves_slope: of GELU, for the backward pass, where it can
     uint64_t seed;                                         // for stochastic rounding
     bool muon = false;                                     // there may be updates by Muon
+    int fp8 = FP8_OFF;                                     // Fp8Stage
 };
 
 struct GPT2 {
@@ -351,6 +354,7 @@ struct GPT2 {
     Parameters<float> grads;
     StepState* state; // in device memory
     Activations acts;
+    Fp8Memory fp8;
     void* arenas[2];  // the two allocations: weights and optimizer state; activations
     size_t num_bytes; // of both arenas
 };
@@ -497,6 +501,8 @@ static void gpt2_backward(GPT2* model, int B, int T, bool first) {
     gradients_ready(0, stream);
 }
 
+#include "llmc/fp8_passes.cuh" // the same three with --fp8, and the update of its scales
+
 // ---- update ---------------------------------------------------------------------------------------
 
 // Call after the last micro-batch of a step. With several GPUs, sums gradients and losses over all of them: bucket by bucket,
@@ -511,6 +517,7 @@ static void gpt2_gradient_norm(GPT2* model) {
     await_collectives(model->stream);
     global_norm(&model->state->scaled_norm, model->acts.scratch, model->own_grads, share_size(config), model->stream);
     combine_ranks(&model->state->loss, model->stream); // and scaled_norm, which follows it
+    if (model->options.fp8) { update_fp8_scales(model, true); }
 }
 
 // Seed of stochastic rounding for the part of a piece that begins at `place`; 0 means round to nearest.
@@ -575,18 +582,20 @@ static size_t backward_scratch_bytes(const GPT2Config* config, int B, int T) {
     int C = config->channels, NH = config->num_heads, N = B * T, Vp = config->padded_vocab_size;
     size_t floats = std::max({layernorm_backward_scratch(N, C), matmul_backward_input_scratch(N, 4 * C),
                               matmul_backward_weight_scratch(N, 4 * C, C), matmul_backward_weight_scratch(N, C, Vp),
-                              attention_backward_scratch(B, T, C, NH), global_norm_scratch(), muon_prepare_scratch(3)});
+                              attention_backward_scratch(B, T, C, NH), global_norm_scratch(), muon_prepare_scratch(3),
+                              fp8_backward_scratch(N, C)});
     for (int OC : {C, 3 * C, 4 * C}) { floats = std::max(floats, matmul_backward_weight_scratch(N, C, OC)); }
     return std::max(floats * sizeof(float), encoder_backward_scratch(B, T, config->vocab_size) * sizeof(int));
 }
 
 // logit_rows: the number of tokens whose logits are computed at once; B*T in training.
 static void plan_activations(Plan* plan, Activations* a, const GPT2Config* config, int B, int T, int logit_rows,
-                             bool training, int recompute) {
+                             bool training, int recompute, int fp8 = FP8_OFF) {
     size_t BT = (size_t)B * T, C = config->channels, L = config->num_layers, NH = config->num_heads;
     size_t Vp = config->padded_vocab_size;
     a->B = B, a->T = T;
-    a->keep = training, a->keep_gelu = training && recompute < 1, a->keep_norm = training && recompute < 2;
+    a->keep = training;
+    a->keep_gelu = training && recompute < 1 && fp8 < FP8_DW, a->keep_norm = training && recompute < 2 && fp8 < FP8_DW;
     size_t layers = a->keep ? L : 1, gelus = a->keep_gelu ? L : 1, norms = a->keep_norm ? L : 1;
     PlanGroup group = PLAN_ACTIVATIONS;
     plan_add(plan, group, &a->encoded, BT * C);
@@ -612,6 +621,7 @@ static void plan_activations(Plan* plan, Activations* a, const GPT2Config* confi
     plan_add(plan, group, &a->targets, BT);
     // dfch and dqkv share the memory of the logits
     size_t backward = training ? BT * (4 * C + 3 * C) : 0;
+    if (fp8) { backward = fp8_logits((int)BT, (int)C, (int)Vp); }
     plan_add(plan, group, &a->logits, std::max((size_t)logit_rows * Vp, backward));
     if (!training) { return; }
     plan_add(plan, group, &a->dresidual, BT * C);
@@ -628,8 +638,10 @@ static void plan_training(Plan* parameters, Plan* activations, GPT2* model, cons
     size_t rows = (size_t)B * T, Vp = config->padded_vocab_size, workspace = muon_workspace(config, 1);
     if (options->muon) { rows = std::max(rows, ceil_div(workspace, Vp)); }
     model->muon_layers = (int)std::min(rows * Vp / workspace, (size_t)config->num_layers);
-    plan_activations(activations, &model->acts, config, B, T, (int)rows, true, options->recompute);
-    model->acts.fch.is_slope = options->saves_slope && model->acts.keep_gelu &&
+    plan_activations(activations, &model->acts, config, B, T, (int)rows, true, options->recompute, options->fp8);
+    plan_fp8(parameters, activations, &model->fp8, config, B * T, options->fp8, options->recompute);
+    model->acts.fch.is_slope = options->saves_slope && options->recompute < 1 &&
+                               (options->fp8 == FP8_OFF || options->fp8 == FP8_DW) &&
                                matmul_can_save_slope(B * T, config->channels, 4 * config->channels);
 }
 
@@ -648,6 +660,7 @@ static void allocate_training(GPT2* model, const Plan* parameters, const Plan* a
     a->dbtc = a->projected;
     a->dfch = a->logits;
     a->dqkv = a->logits + (size_t)a->B * a->T * 4 * config->channels;
+    model->fp8.gradients = (E5M2*)(a->logits + (size_t)a->B * a->T * 7 * config->channels);
 }
 
 // Bytes needed outside the plan: cuBLASLt's workspace, what the driver takes (code, graphs, context), and NCCL 2.28's two
@@ -1014,6 +1027,7 @@ struct Trainer {
     LaunchGraph graphs[2][2]; // of a micro-step: [first of a step][last of a step, and gradients are exchanged beside it]
     RunParts parts;           // which rank saves which tensors
     float* buffer;            // this rank's parts, pinned: weights and moments, from which checkpoints are written
+    bool fp8_begun;           // the scales are there
     EvalLoader hellaswag;     // --hellaswag
     Evaluator evaluator;
     double machine_flops; // FLOP/s at 100% MFU: from the table in llmc/mfu.h, or measured
@@ -1048,12 +1062,15 @@ static bool next_batch(Trainer* t, Error* err) {
 
 // With several GPUs, weights are gathered during the first forward pass of a step, gradients reduced during the last backward.
 static void launch_micro_step(GPT2* model, const Batch* batch, bool first, bool last) {
+    bool fp8 = model->options.fp8;
+    int B = batch->B, T = batch->T;
+    float scale = 1.0f / (float)batch->total;
     leave_room(first && args->zero);
-    gpt2_forward(model, &model->acts, batch->B, batch->T, NULL);
+    fp8 ? gpt2_forward_fp8(model, B, T, first) : gpt2_forward(model, &model->acts, B, T, NULL);
     leave_room(false); // all weights are here
-    gpt2_loss(model, &model->acts, batch->B, batch->T, true, 1.0f / (float)batch->total);
+    fp8 ? gpt2_loss_fp8(model, B, T, scale, first) : gpt2_loss(model, &model->acts, B, T, true, scale);
     leave_room(last);
-    gpt2_backward(model, batch->B, batch->T, first);
+    fp8 ? gpt2_backward_fp8(model, B, T, first) : gpt2_backward(model, B, T, first);
     leave_room(false);
 }
 
@@ -1080,6 +1097,20 @@ static bool judge_before_update(Trainer* t, PendingStep* s) {
     return training_judge(&t->job, &s->report);
 }
 
+// With --fp8, before the first step: measures the values of all tensors in passes over the first micro-batch, which is on the
+// GPU, unless the run is resumed and knows them.
+static void begin_fp8(Trainer* t) {
+    GPT2* model = &t->model;
+    update_fp8_scales(model, false); // also forgets what trials of the exchange have measured
+    int num_passes = t->job.run.num_fp8 > 0 ? 0 : 3; // a gradient that is too small for fp8 hides those before it
+    for (int i = 0; i < num_passes; i++) {
+        launch_micro_step(model, &t->job.batch, true, false);
+        update_fp8_scales(model, true);
+    }
+    cudaCheck(cudaMemsetAsync(&model->state->loss, 0, sizeof(float), model->stream));
+    t->fp8_begun = true;
+}
+
 // Queues one step, which becomes t->pending until report_step. Returns false, and drops the step, if its data cannot be
 // read (the reason is then in err) or if a signal requests a stop between two micro-batches (err is then empty).
 static bool launch_step(Trainer* t, Error* err) {
@@ -1096,6 +1127,7 @@ static bool launch_step(Trainer* t, Error* err) {
     cudaCheck(cudaMemsetAsync(&model->state->loss, 0, sizeof(float), model->stream));
     for (int64_t i = 0; i < t->job.batch.micro_steps; i++) {
         if (!next_batch(t, err)) { return false; }
+        if (model->options.fp8 && !t->fp8_begun) { begin_fp8(t); }
         micro_step(t, i == 0, i == t->job.batch.micro_steps - 1);
     }
     gpt2_gradient_norm(model);
@@ -1191,6 +1223,7 @@ static void save_checkpoint(Trainer* t, bool last) {
     if (is_rank0()) { choices_save(args->output), save_overlap(args->output); }
     allocate_buffer(t);
     copy_parts(t);
+    t->job.run.num_fp8 = download_fp8(&t->model, t->job.run.fp8_largest);
     t->job.saver.ranks.token = ranks_token();
     training_save(&t->job, NULL, last);
     ranks_agree(0, false, 0, 0); // however long rank 0 has taken
@@ -1321,6 +1354,8 @@ static void open_training_model(GPT2* model, const GPT2Config* config, const Bat
     GPT2Options options = {args->recompute, args->gelu_fusion == 3, (bool)args->master_weights,
                            (bool)args->stochastic_rounding, (uint64_t)args->seed};
     options.muon = uses_muon();
+    options.fp8 = args->fp8;
+    check_fp8(config, batch->B * batch->T, options.fp8);
     gpt2_open(model, config, &options);
     size_t have = device_memory(device);
     plan_training(&parameters, &activations, model, config, batch->B, batch->T, &options);
@@ -1357,6 +1392,7 @@ static void load_training_state(Trainer* t, ModelSource* source) {
     state.good_steps = (int)run->loss_scale_good_steps;
     ranks_check_equal("the weights", is_alone() ? 0 : crc32c(0, arrays[0], n * sizeof(float)));
     gpt2_upload(model, arrays[0], state.num_updates);
+    if (run->num_fp8 > 0) { upload_fp8(model, run->fp8_largest, run->num_fp8); }
     cudaCheck(cudaMemcpy(model->state, &state, sizeof(state), cudaMemcpyHostToDevice));
     if (resumed) {
         model_source_close(source);
@@ -2843,9 +2879,8 @@ template <int extras> struct GemmBias {
     __device__ float value(float sum, const Row&, const Column& c) const { return sum + c; }
 };
 
-// GemmBias that also sums the columns of out.
-template <int extras> struct GemmBiasSums : GemmBias<extras> {
-    static constexpr int EXTRAS = extras | GEMM_SUMS;
+// Where the sums of the columns of out go.
+struct GemmColumnSums {
     float* sums; // (row tiles, N): row i has the sums over the rows of tile row i
     int N;
 
@@ -2853,6 +2888,12 @@ template <int extras> struct GemmBiasSums : GemmBias<extras> {
     __device__ void store_sums(int i, int column, float2 pair) const {
         if (column < N) { *reinterpret_cast<float2*>(sums + (size_t)i * N + column) = pair; }
     }
+};
+
+// GemmBias that also sums the columns of out.
+template <int extras> struct GemmBiasSums : GemmBias<extras> {
+    static constexpr int EXTRAS = extras | GEMM_SUMS;
+    GemmColumnSums to;
 };
 
 // Returns the pair that lane `lane` of this warp holds.
@@ -3105,8 +3146,8 @@ __device__ inline void gemm_prepare(GemmColumns<G, Epilogue>& columns, const Epi
 
 // The end of the epilogue with GEMM_SUMS: adds up what the four warps of the consumer have summed of the tile's columns,
 // always in the same order. sums: this lane's, see fragment_column_sums. The warps meet in the memory of the boxes.
-template <class G, class Epilogue, class SMem> __device__ inline void
-gemm_store_sums(float (&sums)[G::COLUMNS / 64][16], const Epilogue& epilogue, SMem& smem, int row, int column, int M) {
+template <class G, class SMem> __device__ inline void
+gemm_store_sums(float (&sums)[G::COLUMNS / 64][16], const GemmColumnSums& to, SMem& smem, int row, int column, int M) {
     static_assert(G::READERS == 4 && G::COLUMNS <= 256,
                   "the rows of a tile are one consumer's, a thread has two columns");
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32 - 4, thread = threadIdx.x % 128;
@@ -3125,7 +3166,7 @@ gemm_store_sums(float (&sums)[G::COLUMNS / 64][16], const Epilogue& epilogue, SM
             float2 x = sums_of(warp / 4 * 4 + w)[thread];
             sum.x += x.x, sum.y += x.y;
         }
-        epilogue.store_sums(row / G::ROWS, column + 2 * thread, sum);
+        to.store_sums(row / G::ROWS, column + 2 * thread, sum);
     }
     barrier(); // all have read: the boxes may be used again
 }
@@ -3231,7 +3272,7 @@ __device__ inline void gemm_store(float (&sum)[G::PARTS][G::COLUMNS / 2], const 
         }
         box += has_second ? 2 : 1;
     }
-    if constexpr (has_sums) { gemm_store_sums<G>(sums, epilogue, smem, row, column, M); }
+    if constexpr (has_sums) { gemm_store_sums<G>(sums, epilogue.to, smem, row, column, M); }
 }
 
 // The consumers call this last: shared memory must stay allocated until the stores have read it and the other block of
@@ -3312,6 +3353,33 @@ template <class G> int gemm_num_tiles(int M, int N, int K) {
     return (int)num_tiles;
 }
 
+// Launches a kernel with blocks of 384 threads and `bytes` of dynamic shared memory, in clusters. If `early`, the
+// launch is a programmatic dependent launch: the kernel may start before the previous kernel of the stream has ended,
+// and waits for its end in grid_wait_dependency().
+template <class... Parameters, class... Arguments> void gemm_start(void (*kernel)(Parameters...), int num_blocks,
+                                                                   int cluster, int bytes, bool early,
+                                                                   cudaStream_t stream, const Arguments&... arguments) {
+    cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+    cudaLaunchAttribute attributes[2] = {};
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3(num_blocks);
+    config.blockDim = dim3(384);
+    config.dynamicSmemBytes = bytes;
+    config.stream = stream;
+    config.attrs = attributes;
+    if (cluster > 1) {
+        cudaLaunchAttribute& attribute = attributes[config.numAttrs++];
+        attribute.id = cudaLaunchAttributeClusterDimension;
+        attribute.val.clusterDim.x = cluster, attribute.val.clusterDim.y = 1, attribute.val.clusterDim.z = 1;
+    }
+    if (early) {
+        cudaLaunchAttribute& attribute = attributes[config.numAttrs++];
+        attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+        attribute.val.programmaticStreamSerializationAllowed = 1;
+    }
+    cudaCheck(cudaLaunchKernelEx(&config, kernel, arguments...));
+}
+
 // out = finish(inp weight^T). Requires has_sm90a(), K % 8 == 0, N % 8 == 0, and all pointers aligned to 16 bytes.
 template <class G = GemmPingPong192Pairs, class Epilogue>
 void gemm(const GemmArgs& g, const Epilogue& epilogue, cudaStream_t stream) {
@@ -3320,23 +3388,8 @@ void gemm(const GemmArgs& g, const Epilogue& epilogue, cudaStream_t stream) {
     require((g.residual != NULL) == ((Epilogue::EXTRAS & GEMM_RESIDUAL) != 0));
     int num_tiles = gemm_num_tiles<G>(g.M, g.N, g.K),
         num_clusters = min(num_tiles, free_multiprocessors() / G::CLUSTER);
-    auto kernel = gemm_sm90_kernel9<G, Epilogue>;
-    const int bytes = GemmSMem<G>::bytes();
-    cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
-    cudaLaunchAttribute attributes[2] = {};
-    attributes[0].id = cudaLaunchAttributeClusterDimension;
-    attributes[0].val.clusterDim.x = G::CLUSTER, attributes[0].val.clusterDim.y = 1;
-    attributes[0].val.clusterDim.z = 1;
-    attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization; // as launch_early(): gemm_init waits
-    attributes[1].val.programmaticStreamSerializationAllowed = 1;
-    cudaLaunchConfig_t config = {};
-    config.gridDim = dim3(num_clusters * G::CLUSTER);
-    config.blockDim = dim3(384);
-    config.dynamicSmemBytes = bytes;
-    config.stream = stream;
-    config.attrs = attributes;
-    config.numAttrs = 2;
-    cudaCheck(cudaLaunchKernelEx(&config, kernel, gemm_maps<G>(g), epilogue, g.M, g.N, g.K, num_tiles));
+    gemm_start(gemm_sm90_kernel9<G, Epilogue>, num_clusters * G::CLUSTER, G::CLUSTER, GemmSMem<G>::bytes(), true,
+               stream, gemm_maps<G>(g), epilogue, g.M, g.N, g.K, num_tiles); // gemm_init waits
 }
 #endif
 // ==== end promoted: gemm ====
@@ -3886,6 +3939,640 @@ void matmul_backward_weight(float* dweight, float* scratch, const floatX* dout, 
     matmul_backward_weight6(dweight, dout, inp, N, C, OC, accumulate, stream);
 }
 // ==== end promoted: matmul_backward ====
+
+// ==== promoted: quantize ====
+// f(inp) rounded to floatX: element i, or the vector from element i on.
+struct QuantizeCopy {
+    const floatX* inp; // (N,C)
+    __device__ floatX element(size_t i) const { return inp[i]; }
+    __device__ x128 vector(size_t i) const { return load128(inp + i); }
+};
+struct QuantizeGelu {
+    const floatX* inp;
+    __device__ floatX element(size_t i) const { return (floatX)gelu((float)inp[i]); }
+    __device__ x128 vector(size_t i) const { return gelu_forward_vector(load128(inp + i)); }
+};
+struct QuantizeGeluBackward {
+    const floatX *dout, *inp;
+    __device__ floatX element(size_t i) const { return (floatX)((float)dout[i] * gelu_slope((float)inp[i])); }
+    __device__ x128 vector(size_t i) const { return gelu_backward_vector(load128(dout + i), load128(inp + i)); }
+};
+
+// The gradients of logits whose losses are known: (softmax - onehot(target)) * dloss over the first V of C columns, else 0.
+struct QuantizeDlogits {
+    const floatX* logits; // (N,C)
+    const float* losses;  // (N) = log(sum of exp(logits)) - logits[target]
+    const int* targets;   // (N)
+    const float* dloss;   // (1)
+    int V;
+    __device__ floatX value(floatX logit, int c, int target, float lse, float scale) const {
+        float p = c < V ? expf((float)logit - lse) : 0.0f;
+        return (floatX)((p - (c == target ? 1.0f : 0.0f)) * scale);
+    }
+};
+
+template <class F> struct QuantizeArgs {
+    Fp8Tensor<F> to;
+    floatX* beside; // (N,C), or NULL
+    int N, C;
+};
+
+// The element, or the vector, at (row, column) of what is quantised.
+template <class Source> __device__ floatX quantize_element(const Source& source, int row, int column, int C) {
+    return source.element((size_t)row * C + column);
+}
+template <class Source> __device__ x128 quantize_vector(const Source& source, int row, int column, int C) {
+    return source.vector((size_t)row * C + column);
+}
+__device__ inline floatX quantize_element(const QuantizeDlogits& s, int row, int column, int C) {
+    const floatX* logits = s.logits + (size_t)row * C;
+    int target = s.targets[row];
+    return s.value(logits[column], column, target, s.losses[row] + (float)logits[target], *s.dloss);
+}
+__device__ inline x128 quantize_vector(const QuantizeDlogits& s, int row, int column, int C) {
+    const floatX* logits = s.logits + (size_t)row * C;
+    int target = __ldg(s.targets + row);
+    float lse = __ldg(s.losses + row) + (float)logits[target], scale = __ldg(s.dloss);
+    x128 x = load128(logits + column);
+#pragma unroll
+    for (int k = 0; k < x128::size; k++) { x[k] = s.value(x[k], column + k, target, lse, scale); }
+    return x;
+}
+
+// ---- kernel 3: persistent, as many blocks as fit on the GPU at once, so there are few atomics ----
+
+template <class F, class Source> __global__ void quantize_kernel3(QuantizeArgs<F> q, Source source) {
+    Fp8Seen<F> seen(q.to);
+    size_t n = (size_t)q.N * q.C, stride = (size_t)gridDim.x * blockDim.x * x128::size;
+    for (size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * x128::size; i < n; i += stride) {
+        x128 x = source.vector(i);
+        uint32_t words[x128::size / 4];
+        seen.store_vector(q.to.rows + i, words, x);
+        if (q.beside) { store128(q.beside + i, x); }
+    }
+    seen.store(q.to);
+}
+
+template <class F, class Source>
+void quantize3(const QuantizeArgs<F>& q, const Source& source, cudaStream_t stream, int block_size) {
+    require(q.C % 16 == 0 && !q.to.columns);
+    int per_sm;
+    auto kernel = quantize_kernel3<F, Source>;
+    cudaCheck(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_sm, kernel, block_size, 0));
+    size_t most = ceil_div((size_t)q.N * q.C, (size_t)x128::size * block_size);
+    int num_blocks = (int)std::min(most, (size_t)num_multiprocessors() * per_sm);
+    kernel<<<num_blocks, block_size, 0, stream>>>(q, source);
+    cudaCheck(cudaGetLastError());
+}
+
+
+#if !defined(ENABLE_FP32)
+// ---- kernel 5: the transposed copy by pairs of tokens: 16 bits, which ldmatrix transposes; tiles of 64x256 ----
+
+struct QuantizeSMem {
+    static constexpr int COLUMNS = 256;
+    unsigned char tile[FP8_TILE_PAIRS * (2 * COLUMNS + 16) + FP8_TILE_PAIRS / 8 * 32]; // fp8_tile_bytes(COLUMNS)
+};
+
+template <class F, class Source> __global__ void __launch_bounds__(512)
+    quantize_kernel5(QuantizeArgs<F> q, Source source) {
+    __shared__ alignas(16) QuantizeSMem shared;
+    const int columns = QuantizeSMem::COLUMNS;
+    int num_columns = ceil_div(q.C, columns), first_token = blockIdx.x / num_columns * FP8_TILE_TOKENS;
+    int first_column = blockIdx.x % num_columns * columns;
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32, num_warps = blockDim.x / 32, column = first_column + 8 * lane;
+    Fp8Seen<F> seen(q.to);
+    for (int pair = warp; pair < FP8_TILE_PAIRS; pair += num_warps) {
+        int token = first_token + fp8_first_token(pair, q.to.in_order);
+        uint32_t words[2][2] = {};
+        if (token < q.N && column < q.C) { // both of the pair, because N % 16 == 0
+#pragma unroll
+            for (int second = 0; second < 2; second++) {
+                int row = token + second * fp8_pair_distance(q.to.in_order);
+                size_t i = (size_t)row * q.C + column;
+                x128 x = quantize_vector(source, row, column, q.C);
+                seen.store_vector(q.to.rows + i, words[second], x);
+                if (q.beside) { store128(q.beside + i, x); }
+            }
+        }
+        *reinterpret_cast<uint4*>(fp8_tile_at(shared.tile, pair, 8 * lane, columns)) = fp8_pair(words[0], words[1]);
+    }
+    __syncthreads();
+    auto* to = reinterpret_cast<__nv_fp8_storage_t*>(q.to.columns) + (size_t)first_column * q.N + first_token;
+    for (int c = 8 * warp; c < columns; c += 8 * num_warps) {
+        fp8_store_columns(to, shared.tile, c, columns, q.C - first_column, q.N - first_token, q.N);
+    }
+    seen.store(q.to);
+}
+
+template <class F, class Source>
+void quantize5(const QuantizeArgs<F>& q, const Source& source, cudaStream_t stream, int block_size) {
+    require(q.C % 16 == 0 && q.N % 16 == 0 && q.to.columns && block_size <= 512);
+    size_t num_blocks =
+        ceil_div((size_t)q.N, (size_t)FP8_TILE_TOKENS) * ceil_div((size_t)q.C, (size_t)QuantizeSMem::COLUMNS);
+    require(num_blocks <= INT_MAX);
+    auto kernel = quantize_kernel5<F, Source>;
+    kernel<<<(unsigned)num_blocks, block_size, 0, stream>>>(q, source);
+    cudaCheck(cudaGetLastError());
+}
+
+template <class F, class Source>
+void quantize(const QuantizeArgs<F>& q, const Source& source, int num_inputs, const char* what, cudaStream_t stream) {
+    size_t bytes = (num_inputs + (q.beside != NULL)) * sizeof(floatX) + (q.to.columns ? 2 : 1);
+    Op op(stream, (double)bytes * q.N * q.C, 0, "quantize%s", what);
+    q.to.columns ? quantize5(q, source, stream, 256) : quantize3(q, source, stream, 256);
+}
+
+void quantize(const Fp8Tensor<__nv_fp8_e4m3>& to, const floatX* inp, int N, int C, cudaStream_t stream) {
+    quantize(QuantizeArgs<__nv_fp8_e4m3>{to, NULL, N, C}, QuantizeCopy{inp}, 1, "", stream);
+}
+void quantize(const Fp8Tensor<__nv_fp8_e5m2>& to, const floatX* inp, int N, int C, cudaStream_t stream) {
+    quantize(QuantizeArgs<__nv_fp8_e5m2>{to, NULL, N, C}, QuantizeCopy{inp}, 1, "", stream);
+}
+void quantize_gelu(const Fp8Tensor<__nv_fp8_e4m3>& to, floatX* beside, const floatX* inp, int N, int C,
+                   cudaStream_t stream) {
+    quantize(QuantizeArgs<__nv_fp8_e4m3>{to, beside, N, C}, QuantizeGelu{inp}, 1, "_gelu", stream);
+}
+void quantize_gelu_backward(const Fp8Tensor<__nv_fp8_e5m2>& to, floatX* beside, const floatX* dout, const floatX* inp,
+                            int N, int C, cudaStream_t stream) {
+    quantize(QuantizeArgs<__nv_fp8_e5m2>{to, beside, N, C}, QuantizeGeluBackward{dout, inp}, 2, "_gelu_backward",
+             stream);
+}
+void quantize_dlogits(const Fp8Tensor<__nv_fp8_e5m2>& to, const floatX* logits, const float* losses, const int* targets,
+                      const float* dloss, int N, int V, int Vp, cudaStream_t stream) {
+    require(to.columns);
+    Op op(stream, (double)N * Vp * (sizeof(floatX) + 2), 0, "quantize_dlogits");
+    QuantizeDlogits source = {logits, losses, targets, dloss, V};
+    quantize5(QuantizeArgs<__nv_fp8_e5m2>{to, NULL, N, Vp}, source, stream, 256);
+}
+#endif
+// ==== end promoted: quantize ====
+
+// ==== promoted: layernorm_quantize ====
+typedef __nv_fp8_e4m3 F8;
+
+struct LayernormQuantizeArgs {
+    Fp8Tensor<F8> to;
+    floatX* beside;     // (N,C), or NULL
+    floatX* residual;   // (N,C) = inp + inp2, of which the layernorm is taken; or NULL: that of inp
+    float *mean, *rstd; // (N)
+    const floatX *inp, *inp2, *weight, *bias;
+    int N, C;
+};
+
+#if !defined(ENABLE_FP32) // a vector is 8 elements
+// ---- kernel 2: one warp per row, the row in registers; quantised on the way to memory ----
+
+// The layernorm of a row of num_vecs vectors per lane, the last of which may be past the row's end; in place.
+template <int num_vecs> __device__ inline void layernorm_quantize_row(x128 (&x)[num_vecs], float* mean, float* rstd,
+                                                                      const LayernormQuantizeArgs& q, int row) {
+    int first = threadIdx.x % 32 * x128::size;
+    auto inside = [&](int j) { return j < num_vecs - 1 || first + j * 256 < q.C; };
+    float sum = 0.0f, squares = 0.0f;
+#pragma unroll
+    for (int j = 0; j < num_vecs; j++) {
+        size_t i = (size_t)row * q.C + first + j * 256;
+        x[j] = inside(j) ? load128(q.inp + i) : x128();
+        if (!q.residual || !inside(j)) { continue; }
+        x128 y = load128(q.inp2 + i);
+        for (int k = 0; k < x128::size; k++) { x[j][k] = (floatX)((float)x[j][k] + (float)y[k]); }
+        store128(q.residual + i, x[j]);
+    }
+#pragma unroll
+    for (int j = 0; j < num_vecs; j++) {
+        for (int k = 0; k < x128::size; k++) { sum += (float)x[j][k]; }
+    }
+    float m = warp_sum(sum) / q.C;
+#pragma unroll
+    for (int j = 0; j < num_vecs; j++) {
+        for (int k = 0; inside(j) && k < x128::size; k++) { squares += ((float)x[j][k] - m) * ((float)x[j][k] - m); }
+    }
+    float r = rsqrtf(warp_sum(squares) / q.C + 1e-5f);
+    if (threadIdx.x % 32 == 0) { *mean = m, *rstd = r; }
+#pragma unroll
+    for (int j = 0; j < num_vecs; j++) {
+        if (!inside(j)) { continue; }
+        x128 w = load128(q.weight + first + j * 256), b = load128(q.bias + first + j * 256);
+        for (int k = 0; k < x128::size; k++) {
+            x[j][k] = (floatX)(((float)x[j][k] - m) * r * (float)w[k] + (float)b[k]);
+        }
+    }
+}
+
+template <int num_vecs> __global__ void __launch_bounds__(512) layernorm_quantize_kernel2(LayernormQuantizeArgs q) {
+    int row = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32, first = threadIdx.x % 32 * x128::size;
+    Fp8Seen<F8> seen(q.to);
+    if (row < q.N) {
+        x128 x[num_vecs];
+        layernorm_quantize_row(x, q.mean + row, q.rstd + row, q, row);
+#pragma unroll
+        for (int j = 0; j < num_vecs; j++) {
+            size_t i = (size_t)row * q.C + first + j * 256;
+            uint32_t words[2];
+            if (first + j * 256 >= q.C) { continue; }
+            seen.store_vector(q.to.rows + i, words, x[j]);
+            if (q.beside) { store128(q.beside + i, x[j]); }
+        }
+    }
+    seen.store(q.to);
+}
+
+// Calls launch(std::integral_constant<int, n>()) with the n vectors per lane that a row of C needs.
+template <class Launch> static void layernorm_quantize_vectors(int C, Launch launch) {
+    require(C % 16 == 0 && C <= 1792);
+    switch (ceil_div(C, 256)) {
+    case 1:
+        return launch(std::integral_constant<int, 1>());
+    case 2:
+        return launch(std::integral_constant<int, 2>());
+    case 3:
+        return launch(std::integral_constant<int, 3>());
+    case 4:
+        return launch(std::integral_constant<int, 4>());
+    case 5:
+        return launch(std::integral_constant<int, 5>());
+    case 6:
+        return launch(std::integral_constant<int, 6>());
+    }
+    launch(std::integral_constant<int, 7>());
+}
+
+void layernorm_quantize2(const LayernormQuantizeArgs& q, cudaStream_t stream, int block_size) {
+    require(!q.to.columns && block_size <= 512);
+    layernorm_quantize_vectors(q.C, [&](auto num_vecs) {
+        auto kernel = layernorm_quantize_kernel2<decltype(num_vecs)::value>;
+        kernel<<<ceil_div(q.N, block_size / 32), block_size, 0, stream>>>(q);
+    });
+    cudaCheck(cudaGetLastError());
+}
+
+// ---- kernel 3: 2 with the transposed copy: a block has 64 tokens, a warp takes pairs of them, see fp8.cuh ----
+
+template <int num_vecs> __global__ void __launch_bounds__(512) layernorm_quantize_kernel3(LayernormQuantizeArgs q) {
+    extern __shared__ __align__(16) unsigned char layernorm_quantize_tile[]; // fp8_tile_bytes(C)
+    int first_token = blockIdx.x * FP8_TILE_TOKENS, first = threadIdx.x % 32 * x128::size;
+    int warp = threadIdx.x / 32, num_warps = blockDim.x / 32;
+    Fp8Seen<F8> seen(q.to);
+#pragma unroll 1
+    for (int pair = warp; pair < FP8_TILE_PAIRS; pair += num_warps) {
+        int token = first_token + fp8_first_token(pair, q.to.in_order);
+        uint32_t words[2][num_vecs][2] = {};
+        if (token < q.N) { // both of the pair, because N % 16 == 0
+#pragma unroll
+            for (int second = 0; second < 2; second++) {
+                int row = token + second * fp8_pair_distance(q.to.in_order);
+                x128 x[num_vecs];
+                layernorm_quantize_row(x, q.mean + row, q.rstd + row, q, row);
+#pragma unroll
+                for (int j = 0; j < num_vecs; j++) {
+                    if (first + j * 256 >= q.C) { continue; }
+                    seen.store_vector(q.to.rows + (size_t)row * q.C + first + j * 256, words[second][j], x[j]);
+                }
+            }
+        }
+#pragma unroll
+        for (int j = 0; j < num_vecs; j++) {
+            if (first + j * 256 >= q.C) { continue; }
+            *reinterpret_cast<uint4*>(fp8_tile_at(layernorm_quantize_tile, pair, first + j * 256, q.C)) =
+                fp8_pair(words[0][j], words[1][j]);
+        }
+    }
+    __syncthreads();
+    auto* to = reinterpret_cast<__nv_fp8_storage_t*>(q.to.columns) + first_token;
+    for (int c = 8 * warp; c < q.C; c += 8 * num_warps) {
+        fp8_store_columns(to, layernorm_quantize_tile, c, q.C, q.C, q.N - first_token, q.N);
+    }
+    seen.store(q.to);
+}
+
+void layernorm_quantize3(const LayernormQuantizeArgs& q, cudaStream_t stream, int block_size) {
+    require(q.to.columns && !q.beside && q.N % 16 == 0 && block_size <= 512);
+    layernorm_quantize_vectors(q.C, [&](auto num_vecs) {
+        auto kernel = layernorm_quantize_kernel3<decltype(num_vecs)::value>;
+        int bytes = fp8_tile_bytes(q.C);
+        cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+        kernel<<<ceil_div(q.N, FP8_TILE_TOKENS), block_size, bytes, stream>>>(q);
+    });
+    cudaCheck(cudaGetLastError());
+}
+
+void layernorm_quantize(const Fp8Tensor<__nv_fp8_e4m3>& to, floatX* beside, floatX* residual, float* mean, float* rstd,
+                        const floatX* inp, const floatX* inp2, const floatX* weight, const floatX* bias, int N, int C,
+                        cudaStream_t stream) {
+    Op op(stream, (double)N * C * ((inp2 ? 3 : 1) * sizeof(floatX) + (beside ? 2 : 0) + (to.columns ? 2 : 1)), 0,
+          "layernorm_quantize");
+    LayernormQuantizeArgs q = {to, beside, residual, mean, rstd, inp, inp2, weight, bias, N, C};
+    to.columns ? layernorm_quantize3(q, stream, 256) : layernorm_quantize2(q, stream, 256);
+}
+#endif
+// ==== end promoted: layernorm_quantize ====
+
+// ==== promoted: matmul_fp8 ====
+// out (M,N) = a (M,K) b (N,K)^T * a_scale * b_scale + bias: a linear layer, or one product of its backward pass, see the
+// operations below.
+template <class A> struct MatmulFp8Args {
+    floatX* out;                    // (M,N), or NULL
+    float* sum;                     // (M,N), if out is NULL
+    bool accumulate;                // the product is added to sum
+    const A* a;                     // (M,K), e4m3 or e5m2
+    const __nv_fp8_e4m3* b;         // (N,K)
+    const float *a_scale, *b_scale; // what a stored 1 stands for
+    const floatX* bias;             // (N), or NULL
+    int M, N, K;
+};
+
+#if !defined(ENABLE_FP32) // the library has no such product with a bias in fp32, gemm.cuh none in fp32
+// By cuBLASLt; fast: see MatmulCall::fast_accumulation.
+template <class A> void matmul_fp8_2(const MatmulFp8Args<A>& p, bool fast, cudaStream_t stream) {
+    MatmulCall call;
+    call.a = p.a, call.b = p.b, call.b_transposed = true, call.bias = p.bias;
+    call.a_type = Fp8<A>::IS_E5M2 ? CUDA_R_8F_E5M2 : CUDA_R_8F_E4M3, call.b_type = CUDA_R_8F_E4M3;
+    call.a_scale = p.a_scale, call.b_scale = p.b_scale, call.fast_accumulation = fast;
+    call.M = p.M, call.N = p.N, call.K = p.K;
+    call.out = p.out;
+    if (!p.out) { call.out = p.sum, call.out_is_float = true, call.add = p.accumulate ? p.sum : NULL; }
+    bool supported = cublaslt_matmul(call, stream);
+    require(supported);
+}
+#endif
+
+#if !defined(ENABLE_FP32)
+// The form of gemm.cuh for fp8. The code addresses two elements as one floatX, so it counts pairs of elements along K. A
+// stage thus holds 128 columns of K in the same number of bytes, and its products take the same number of cycles.
+template <class A> struct MatmulFp8PingPong192 : GemmPingPong192Pairs {
+    static __device__ void wgmma(float (&sum)[96], uint64_t a, uint64_t b, bool accumulate) {
+        if constexpr (Fp8<A>::IS_E5M2) {
+            wgmma_64x192x32_e5m2_e4m3(sum, a, b, accumulate);
+        } else {
+            wgmma_64x192x32_e4m3(sum, a, b, accumulate);
+        }
+    }
+};
+#endif
+
+#if !defined(ENABLE_FP32)
+// A consumer takes its accumulators in tiles of 64x64, through shared memory, from which it stores 16 bytes at a time.
+// A thread has columns 2t and 2t + 1 of rows g and g + 8 in each fragment of 8 columns. Quantised, they are a word:
+//
+//     byte                 0      1      2        3
+//     row, column       g,2t  g+8,2t  g,2t+1  g+8,2t+1
+//
+// Its halves are pairs of tokens, so stmatrix with the transposition stores it to `columns`, in the order 0 8 1 9 ...
+// For `rows`, lanes 2i and 2i + 1 exchange words, and then have 4 neighbouring columns of rows g and g + 8, one lane in
+// this fragment, the other one in the next.
+
+struct MatmulFp8Tile { // of a consumer; the padding spreads rows over the banks
+    __nv_fp8_storage_t rows[64][64 + 16], columns[64][64 + 16];
+};
+
+// The form: with 2 boxes per warp there is room for the tiles of both consumers.
+template <class A> struct MatmulFp8Boxes2 : MatmulFp8PingPong192<A> { static constexpr int BOXES = 2; };
+
+// The epilogue's value: y = sum * scale + bias; see GemmBias.
+template <int extras> struct MatmulFp8Epilogue : GemmBias<extras> {
+    const float *a_scale, *b_scale; // what a stored 1 stands for
+    float scale;                    // their product, set at the beginning of the kernel
+    __device__ float value(float sum, float bias) const { return fmaf(sum, scale, bias); }
+};
+
+enum MatmulFp8Mode {
+    MATMUL_FP8_MODE_GELU,       // x = gelu(y)
+    MATMUL_FP8_MODE_SAVE_SLOPE, // the same, and GELU's slope at y is stored to maps.second
+    MATMUL_FP8_MODE_TIMES_SLOPE // x = y * a matrix, of which maps.residual is the map
+};
+
+// x in type F, rows and columns. has_sums: the columns of x are also summed, before they are rounded.
+template <class F, MatmulFp8Mode mode, bool has_sums = false> struct MatmulFp8Quantised {
+    static constexpr int EXTRAS = mode == MATMUL_FP8_MODE_TIMES_SLOPE ? GEMM_RESIDUAL | GEMM_NO_BIAS : 0;
+    static constexpr int SHARED_BYTES = 2 * sizeof(MatmulFp8Tile);
+    typedef MatmulFp8Epilogue<EXTRAS> Epilogue;
+    Fp8Tensor<F> to;
+    float* sums; // (row tiles, N), see GemmColumnSums; NULL unless has_sums
+    __device__ Fp8Seen<F> seen() const { return Fp8Seen<F>(to); }
+
+    // The words of 16 columns, two fragments: sum has their accumulators, column 16 * p of the box is the first.
+    // slopes: the fragments of GELU's slope, read or written. column_sums: of this lane's two rows, added to them.
+    template <class G> __device__ void words(uint32_t (&words)[2], uint32_t (&slopes)[4], Fp8Seen<F>& seen,
+                                             const float* sum, const Epilogue& epilogue, typename Epilogue::Pair pair,
+                                             int p, float* column_sums) const {
+#pragma unroll
+        for (int j = 0; j < 2; j++) {
+            float two[2] = {}, v[4], slope[4];
+            if constexpr (mode == MATMUL_FP8_MODE_TIMES_SLOPE) {
+                float2 upper = unpack_16x2(slopes[2 * j], floatX()), lower = unpack_16x2(slopes[2 * j + 1], floatX());
+                slope[0] = upper.x, slope[1] = upper.y, slope[2] = lower.x, slope[3] = lower.y;
+            } else {
+                epilogue.columns(two, gemm_shuffle(pair, 8 * p + 4 * j + threadIdx.x % 4));
+            }
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                float y = epilogue.value(sum[4 * j + i], two[i % 2]), x;
+                if constexpr (mode == MATMUL_FP8_MODE_TIMES_SLOPE) { x = y * slope[i]; }
+                if constexpr (mode == MATMUL_FP8_MODE_SAVE_SLOPE) { x = gelu_and_slope(y, &slope[i]); }
+                if constexpr (mode == MATMUL_FP8_MODE_GELU) { x = gelu(y); }
+                v[i] = seen.scaled((float)(floatX)x);
+                if (has_sums) { column_sums[2 * j + i % 2] += x; }
+            }
+            if constexpr (mode == MATMUL_FP8_MODE_SAVE_SLOPE) { gemm_pack(slopes + 2 * j, slope); }
+            words[j] = Fp8<F>::pack(v[0], v[2], v[1], v[3]);
+        }
+    }
+    // Stores them to the tile's rows. at: where the tile has the first of these columns, in row g of this warp.
+    __device__ void store_rows(__nv_fp8_storage_t* at, const uint32_t (&words)[2]) const {
+        bool odd = threadIdx.x & 1;
+        // the rows' halves: columns 2t, 2t + 1 of row g, of row g + 8
+        uint32_t first = __byte_perm(words[0], 0, 0x3120), second = __byte_perm(words[1], 0, 0x3120);
+        uint32_t got = __shfl_xor_sync(0xFFFFFFFFu, odd ? first : second, 1);
+        uint32_t left = odd ? got : first, right = odd ? second : got;
+        // t = 0 and 2 have columns 0-3 and 4-7 of the 16, t = 1 and 3 columns 8-11 and 12-15
+        __nv_fp8_storage_t* p = at + (odd ? 8 : 0) + threadIdx.x % 4 / 2 * 4;
+        *reinterpret_cast<uint32_t*>(p) = __byte_perm(left, right, 0x5410);
+        *reinterpret_cast<uint32_t*>(p + 8 * sizeof(MatmulFp8Tile().rows[0])) = __byte_perm(left, right, 0x7632);
+    }
+    // All threads of the consumer store the tile, whose first element is in this row and column, 16 bytes at a time.
+    __device__ void store_tile(const MatmulFp8Tile& tile, int row, int column, int M, int N) const {
+#pragma unroll 1 // unrolled, the addresses of all tiles would need more registers than there are
+        for (int i = threadIdx.x % 128; i < 64 * 4; i += 128) {
+            int line = i / 4, chunk = i % 4 * 16;
+            if (row + line < M && column + chunk < N) {
+                *reinterpret_cast<uint4*>(to.rows + (size_t)(row + line) * N + column + chunk) =
+                    *reinterpret_cast<const uint4*>(&tile.rows[line][chunk]);
+            }
+            if (column + line < N && row + chunk < M) {
+                *reinterpret_cast<uint4*>(to.columns + (size_t)(column + line) * M + row + chunk) =
+                    *reinterpret_cast<const uint4*>(&tile.columns[line][chunk]);
+            }
+        }
+    }
+    template <class G> __device__ void store(Fp8Seen<F>& seen, float (&sum)[G::PARTS][G::COLUMNS / 2],
+                                             const Epilogue& epilogue, const GemmColumns<G, Epilogue>& columns,
+                                             GemmSMem<G>& smem, const GemmMaps& maps, int row, int column, int M, int N,
+                                             int& box) const {
+        static_assert(G::READERS == 4, "a tile is one consumer's");
+        const int num_columns = G::COLUMNS / 64, num_boxes = G::PARTS * num_columns;
+        int lane = threadIdx.x % 32, warp = threadIdx.x / 32 - 4, first_box = box;
+        float column_sums[num_columns][16] = {}; // of this lane's rows, see fragment_column_sums
+        auto& tile = reinterpret_cast<MatmulFp8Tile*>(&smem + 1)[warp / 4];
+        auto barrier = [&] { warp < 4 ? named_barrier_sync(1, 128) : named_barrier_sync(2, 128); };
+        uint32_t lane_at = lane % 16 * 128 + (lane / 16 ^ lane % 8) * 16; // in a box of slopes, as in gemm_store
+#pragma unroll
+        for (int n = 0; n < num_boxes; n++, box++) {
+            const int m = n / num_columns, q = n % num_columns;
+            int slot = box % G::BOXES, box_row = row + 64 * m, box_column = column + 64 * q;
+            uint32_t at = shared_address(smem.boxes[warp][slot]) + lane_at;
+            if (mode == MATMUL_FP8_MODE_TIMES_SLOPE) { mbarrier_wait(&smem.box_full[warp][slot], box / G::BOXES % 2); }
+            if (mode == MATMUL_FP8_MODE_SAVE_SLOPE) {
+                if (lane == 0) { tma_store_wait<G::BOXES - 1>(); }
+                __syncwarp();
+            }
+#pragma unroll
+            for (int p = 0; p < 4; p += 2) { // 32 columns, of which stmatrix stores 4 matrices
+                uint32_t fragments[2][2];
+#pragma unroll
+                for (int i = 0; i < 2; i++) {
+                    uint32_t slopes[4];
+                    if (mode == MATMUL_FP8_MODE_TIMES_SLOPE) { ldmatrix_x4(slopes, at ^ (p + i) << 5); }
+                    words<G>(fragments[i], slopes, seen, sum[m] + 32 * q + 8 * (p + i), epilogue, columns.pairs[q],
+                             p + i, column_sums[q] + 4 * (p + i));
+                    if (mode == MATMUL_FP8_MODE_SAVE_SLOPE) { stmatrix_x4(at ^ (p + i) << 5, slopes); }
+                    store_rows(&tile.rows[warp % 4 * 16 + lane / 4][16 * (p + i)], fragments[i]);
+                }
+                stmatrix_x4_trans(shared_address(&tile.columns[16 * p + lane][warp % 4 * 16]), fragments[0]);
+            }
+            if (mode != MATMUL_FP8_MODE_GELU) {
+                tma_store_fence();
+            } // the box was read, or written, by ordinary accesses
+            barrier();
+            if (mode == MATMUL_FP8_MODE_SAVE_SLOPE && lane == 0) {
+                tma_store_2d(&maps.second, smem.boxes[warp][slot], box_column, box_row);
+                tma_store_commit();
+            }
+            if (mode == MATMUL_FP8_MODE_TIMES_SLOPE && lane == 0 && n + G::BOXES < num_boxes) {
+                gemm_load_box<G>(smem, maps.residual, row, column, n + G::BOXES, first_box);
+            }
+            store_tile(tile, row + 64 * m - warp % 4 * 16, box_column, M, N);
+            barrier(); // the tile may be overwritten
+        }
+        if constexpr (has_sums) { gemm_store_sums<G>(column_sums, GemmColumnSums{sums, N}, smem, row, column, M); }
+    }
+};
+
+// As gemm_sm90_kernel9, for a quantised result.
+template <class G, class Result> __global__ void __launch_bounds__(384, 1)
+    matmul_fp8_sm90_kernel7(const __grid_constant__ GemmMaps maps, typename Result::Epilogue epilogue, Result result,
+                            int M, int N, int K, int num_tiles) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    extern __shared__ __align__(256) unsigned char gemm_dynamic[];
+    GemmSMem<G>& smem = gemm_smem<G>(gemm_dynamic);
+    gemm_init(smem);
+    int warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0); // the shuffle makes it warp-uniform to the compiler
+    int warpgroup = warp / 4, rank = G::rank(), num_steps = ceil_div(K, 64);
+    int first = blockIdx.x / G::CLUSTER, stride = gridDim.x / G::CLUSTER;
+    if (warpgroup == 0) {
+        gemm_produce(smem, maps, M, N, num_steps, first, stride, num_tiles, rank);
+        return;
+    }
+    warpgroup_more_registers<240>();
+    int box = 0, number = 0, i = (warpgroup - 1) * num_steps;
+    epilogue.scale = __ldg(epilogue.a_scale) * __ldg(epilogue.b_scale);
+    auto seen = result.seen();
+#pragma unroll 1
+    for (int index = first + (warpgroup - 1) * stride; index < num_tiles; index += 2 * stride, number++) {
+        float sum[G::PARTS][G::COLUMNS / 2];
+        GemmTile tile = gemm_tile<G>(index, M, N, rank);
+        int row = tile.row + warp % 4 * 16;
+        GemmColumns<G, typename Result::Epilogue> columns = {}; // stay zeros with GEMM_NO_BIAS
+        gemm_prepare(columns, epilogue, smem, maps.residual, row, tile.column, N, box);
+        gemm_multiply<G>(sum, smem, num_steps, number, i);
+        i += num_steps; // skips the other consumer's tile
+        result.template store<G>(seen, sum, epilogue, columns, smem, maps, row, tile.column, M, N, box);
+    }
+    seen.store_warp(result.to);
+    gemm_end<G>();
+#endif
+}
+
+// second, residual (M,N): GELU's slope, written or read; the other one is NULL
+template <class A, class Result> static void matmul_fp8_launch7(const MatmulFp8Args<A>& p, const Result& result,
+                                                                floatX* second, const floatX* residual,
+                                                                cudaStream_t stream) {
+    typedef MatmulFp8Boxes2<A> G;
+    const int bytes = GemmSMem<G>::bytes() + Result::SHARED_BYTES;
+    static_assert(bytes <= 227 << 10, "all that compute capability 9.0 has");
+    require(has_sm90a()); // nvcc -gencode arch=compute_90a,code=sm_90a
+    require(p.M % 16 == 0 && p.N % 16 == 0 && p.K % 16 == 0);
+    // gemm.cuh addresses two fp8 elements as one floatX
+    GemmArgs g = {NULL, second, (const floatX*)p.a, (const floatX*)p.b, residual, p.M, p.N, p.K / 2};
+    typename Result::Epilogue epilogue = {{p.bias}, p.a_scale, p.b_scale, 0.0f};
+    int num_tiles = gemm_num_tiles<G>(g.M, g.N, g.K),
+        num_clusters = min(num_tiles, free_multiprocessors() / G::CLUSTER);
+    gemm_start(matmul_fp8_sm90_kernel7<G, Result>, num_clusters * G::CLUSTER, G::CLUSTER, bytes, true, stream,
+               gemm_maps<G>(g), epilogue, result, g.M, g.N, g.K, num_tiles);
+}
+#endif
+
+#if !defined(ENABLE_FP32)
+// rows, columns = gelu(y); slope (M,N) = GELU's slope at y, for the backward pass
+void matmul_fp8_8(const MatmulFp8Args<__nv_fp8_e4m3>& p, const Fp8Tensor<__nv_fp8_e4m3>& to, floatX* slope,
+                  cudaStream_t stream) {
+    matmul_fp8_launch7(p, MatmulFp8Quantised<__nv_fp8_e4m3, MATMUL_FP8_MODE_SAVE_SLOPE>{to, NULL}, slope, NULL, stream);
+}
+#endif
+
+#if !defined(ENABLE_FP32)
+// rows, columns = dX times the slope that kernel 8 has saved, in the type of dout; sums (N) += the sums of its columns;
+// partials (ceil(M / 128), N) is scratch
+template <class A> void matmul_fp8_11(const MatmulFp8Args<A>& p, const Fp8Tensor<A>& to, float* sums, float* partials,
+                                      const floatX* slope, cudaStream_t stream) {
+    matmul_fp8_launch7(p, MatmulFp8Quantised<A, MATMUL_FP8_MODE_TIMES_SLOPE, true>{to, partials}, NULL, slope, stream);
+    column_sums<16>(sums, NULL, NULL, partials, ceil_div(p.M, 128), p.N, stream);
+}
+
+// out (N,OC) = inp (N,C) weight (OC,C)^T + bias
+void matmul_fp8_forward(floatX* out, const Fp8Matrix<__nv_fp8_e4m3>& inp, const Fp8Matrix<__nv_fp8_e4m3>& weight,
+                        const floatX* bias, int N, int C, int OC, cudaStream_t stream) {
+    Op op(stream, (double)N * C + (double)OC * C + (double)N * OC * sizeof(floatX), 2.0 * N * C * OC,
+          "matmul_fp8_forward %d -> %d", C, OC);
+    matmul_fp8_2(MatmulFp8Args<__nv_fp8_e4m3>{out, NULL, false, inp.values, weight.values, inp.inverse, weight.inverse,
+                                              bias, N, OC, C},
+                 true, stream);
+}
+void matmul_fp8_gelu(const Fp8Tensor<__nv_fp8_e4m3>& to, floatX* slope, const Fp8Matrix<__nv_fp8_e4m3>& inp,
+                     const Fp8Matrix<__nv_fp8_e4m3>& weight, const floatX* bias, int N, int C, int OC,
+                     cudaStream_t stream) {
+    Op op(stream, (double)N * C + (double)OC * C + (double)N * OC * (sizeof(floatX) + 2), 2.0 * N * C * OC,
+          "matmul_fp8_gelu %d -> %d", C, OC);
+    matmul_fp8_8({NULL, NULL, false, inp.values, weight.values, inp.inverse, weight.inverse, bias, N, OC, C}, to, slope,
+                 stream);
+}
+void matmul_fp8_backward_input(floatX* dinp, const Fp8Matrix<__nv_fp8_e5m2>& dout,
+                               const Fp8Matrix<__nv_fp8_e4m3>& weight, int N, int C, int OC, cudaStream_t stream) {
+    Op op(stream, (double)N * OC + (double)OC * C + (double)N * C * sizeof(floatX), 2.0 * N * C * OC,
+          "matmul_fp8_backward_input %d <- %d", C, OC);
+    matmul_fp8_2(MatmulFp8Args<__nv_fp8_e5m2>{dinp, NULL, false, dout.values, weight.values, dout.inverse,
+                                              weight.inverse, NULL, N, C, OC},
+                 false, stream);
+}
+void matmul_fp8_gelu_backward(const Fp8Tensor<__nv_fp8_e5m2>& to, float* dinp_sums, float* scratch,
+                              const Fp8Matrix<__nv_fp8_e5m2>& dout, const Fp8Matrix<__nv_fp8_e4m3>& weight,
+                              const floatX* slope, int N, int C, int OC, cudaStream_t stream) {
+    Op op(stream, (double)N * OC + (double)OC * C + (double)N * C * (sizeof(floatX) + 2), 2.0 * N * C * OC,
+          "matmul_fp8_gelu_backward %d <- %d", C, OC);
+    matmul_fp8_11({NULL, NULL, false, dout.values, weight.values, dout.inverse, weight.inverse, NULL, N, C, OC}, to,
+                  dinp_sums, scratch, slope, stream);
+}
+void matmul_fp8_backward_weight(float* dweight, const Fp8Matrix<__nv_fp8_e5m2>& dout,
+                                const Fp8Matrix<__nv_fp8_e4m3>& inp, int N, int C, int OC, bool accumulate,
+                                cudaStream_t stream) {
+    Op op(stream, (double)N * (C + OC) + (accumulate ? 8.0 : 4.0) * C * OC, 2.0 * N * C * OC,
+          "matmul_fp8_backward_weight %d <- %d", C, OC);
+    matmul_fp8_2(MatmulFp8Args<__nv_fp8_e5m2>{NULL, dweight, accumulate, dout.values, inp.values, dout.inverse,
+                                              inp.inverse, NULL, OC, C, N},
+                 false, stream);
+}
+#endif
+size_t matmul_fp8_gelu_backward_scratch(int N, int C) { return (size_t)ceil_div(N, 128) * C; }
+// ==== end promoted: matmul_fp8 ====
 
 // ==== promoted: attention_forward ====
 // out = softmax(scale * q k^T, causal) v without the T x T matrix. A tile of queries stays on chip while tiles of keys

@@ -660,6 +660,15 @@ inline void combine_ranks(float* loss_and_norm, cudaStream_t stream) {
     cudaCheck(cudaGetLastError());
 }
 
+// values (n), none of which is negative or -0, become the maximum over all ranks. NaN counts as larger than any number.
+inline void maximum_of_ranks(float* values, size_t n, cudaStream_t stream) {
+    Ranks& r = ranks();
+    if (is_alone()) { return; }
+    await_computation(stream);
+    ncclCheck(nccl_all_reduce(&r.many, values, values, n, NCCL_UINT32, NCCL_MAX, r.stream, err)); // bits have their order
+    await_collectives(stream);
+}
+
 // whole (n), bucket b of an array, = the shares of all ranks, of which own is this rank's.
 inline void gather_bucket(NcclComm* comm, int b, void* whole, const void* own, size_t n, NcclType type) {
     Ranks& r = ranks();

@@ -54,6 +54,12 @@ template <class F> struct Fp8Tensor {
     int* num_saturated; // one int
 };
 
+// One operand of a product in fp8: rows, or columns, of a quantised tensor.
+template <class F> struct Fp8Matrix {
+    const F* values;
+    const float* inverse; // what a stored 1 stands for; one float, aligned to 16 bytes, as cuBLASLt wants it
+};
+
 // The token, within a group of 16, that is stored at `place`.
 __host__ __device__ inline int fp8_token(int place, bool in_order) {
     return in_order ? place : place / 2 + place % 2 * 8;

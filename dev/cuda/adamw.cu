@@ -43,6 +43,7 @@ struct StepState {
     int good_steps;    // finite steps since the loss scale last changed
     float grad_scale;  // factor on the gradients in adamw: clipping factor / loss_scale
     float inverse_bias1, inverse_bias2; // bias corrections 1 / (1 - beta^t)
+    float saturated;                    // with --fp8: tensors with values beyond the largest number of their format
 };
 // ==== end promoted: adamw_state ====
 

@@ -1,11 +1,13 @@
-/* layernorm_quantize: layernorm_forward whose result is e4m3, with amax and the number of saturated values
+/* layernorm_quantize: layernorm_forward, or fused_residual_layernorm, whose result is e4m3, with amax and the number of
+   saturated values
 
-   rows (N,C) e4m3 out | beside (N,C) floatX out, the same before it is quantised, in kind 0 | columns (C,N) e4m3 out,
-   transposed, in kind 2 | mean, rstd (N) float out | amax (1) float, num_saturated (1) int inout | inp (N,C) floatX in |
-   weight, bias (C) floatX in | scale (1) float in; N = B*T. fp8.cuh says what is computed, and in which order `columns`
-   has the tokens.
-   Bound: memory; kind 0 reads 2 bytes and writes 3 per element. Constraint: C % 16 == 0, C <= 1792; with columns N % 16
-   == 0.
+   rows (N,C) e4m3 out | beside (N,C) floatX out, the same before it is quantised, in kinds 0 and 3 | columns (C,N) e4m3
+   out, transposed, in kinds 2 and 4 | residual (N,C) floatX out = inp + inp2, of which the layernorm is taken, in kinds 3
+   and 4 | mean, rstd (N) float out | amax (1) float, num_saturated (1) int inout | inp, inp2 (N,C) floatX in | weight,
+   bias (C) floatX in | scale (1) float in; N = B*T. llmc/fp8.cuh says what is computed, and in which order `columns` has
+   the tokens.
+   Bound: memory; kind 0 reads 2 bytes and writes 3 per element, kind 4 reads 4 and writes 4. Constraint: C % 16 == 0,
+   C <= 1792; with columns N % 16 == 0.
    Error: before it is rounded to floatX, the result may be off by what layernorm_forward allows in fp32. rows and
    columns must be what the CPU makes of a number that close to the exact one.
    Source: Ba et al. 2016, arXiv:1607.06450; Micikevicius et al. 2022, arXiv:2209.05433.
@@ -20,36 +22,45 @@
    ./layernorm_quantize 2               check kernel 2 against the CPU and sweep its block sizes
    ./layernorm_quantize --kind 2        with the transposed copy: every kernel, side by side            */
 #define PROMOTED_ONLY
+#include "fused_residual_layernorm.cu"
 #include "gelu_backward.cu"
 #include "gelu_forward.cu"
 #include "layernorm_forward.cu"
 #include "quantize.cu"
 #undef PROMOTED_ONLY
 
+// ==== promoted: layernorm_quantize ====
 typedef __nv_fp8_e4m3 F8;
 
 struct LayernormQuantizeArgs {
     Fp8Tensor<F8> to;
     floatX* beside;     // (N,C), or NULL
+    floatX* residual;   // (N,C) = inp + inp2, of which the layernorm is taken; or NULL: that of inp
     float *mean, *rstd; // (N)
-    const floatX *inp, *weight, *bias;
+    const floatX *inp, *inp2, *weight, *bias;
     int N, C;
 };
+// ==== end promoted: layernorm_quantize ====
 
 // ---- kernel 1: not fused: layernorm_forward, then kernel 3 or 5 of quantize ----
 
 // norm (N,C) is where floatX goes: `beside`, or scratch
 void layernorm_quantize1(const LayernormQuantizeArgs& q, floatX* norm, cudaStream_t stream, int block_size) {
-    layernorm_forward(norm, q.mean, q.rstd, q.inp, q.weight, q.bias, q.N, q.C, stream);
-    QuantizeArgs<F8> copy = {q.to, NULL, q.N, q.C, q.N};
+    if (q.residual) {
+        fused_residual_layernorm_forward(q.residual, norm, q.mean, q.rstd, q.inp, q.inp2, q.weight, q.bias, q.N, q.C,
+                                         stream);
+    } else {
+        layernorm_forward(norm, q.mean, q.rstd, q.inp, q.weight, q.bias, q.N, q.C, stream);
+    }
+    QuantizeArgs<F8> copy = {q.to, NULL, q.N, q.C};
 #if !defined(ENABLE_FP32)
     if (q.to.columns) { return quantize5(copy, QuantizeCopy{norm}, stream, block_size); }
 #endif
     quantize3(copy, QuantizeCopy{norm}, stream, block_size);
 }
 
+// ==== promoted: layernorm_quantize ====
 #if !defined(ENABLE_FP32) // a vector is 8 elements
-
 // ---- kernel 2: one warp per row, the row in registers; quantised on the way to memory ----
 
 // The layernorm of a row of num_vecs vectors per lane, the last of which may be past the row's end; in place.
@@ -60,7 +71,12 @@ template <int num_vecs> __device__ inline void layernorm_quantize_row(x128 (&x)[
     float sum = 0.0f, squares = 0.0f;
 #pragma unroll
     for (int j = 0; j < num_vecs; j++) {
-        x[j] = inside(j) ? load128(q.inp + (size_t)row * q.C + first + j * 256) : x128();
+        size_t i = (size_t)row * q.C + first + j * 256;
+        x[j] = inside(j) ? load128(q.inp + i) : x128();
+        if (!q.residual || !inside(j)) { continue; }
+        x128 y = load128(q.inp2 + i);
+        for (int k = 0; k < x128::size; k++) { x[j][k] = (floatX)((float)x[j][k] + (float)y[k]); }
+        store128(q.residual + i, x[j]);
     }
 #pragma unroll
     for (int j = 0; j < num_vecs; j++) {
@@ -179,18 +195,34 @@ void layernorm_quantize3(const LayernormQuantizeArgs& q, cudaStream_t stream, in
     });
     cudaCheck(cudaGetLastError());
 }
+
+void layernorm_quantize(const Fp8Tensor<__nv_fp8_e4m3>& to, floatX* beside, floatX* residual, float* mean, float* rstd,
+                        const floatX* inp, const floatX* inp2, const floatX* weight, const floatX* bias, int N, int C,
+                        cudaStream_t stream) {
+    Op op(stream, (double)N * C * ((inp2 ? 3 : 1) * sizeof(floatX) + (beside ? 2 : 0) + (to.columns ? 2 : 1)), 0,
+          "layernorm_quantize");
+    LayernormQuantizeArgs q = {to, beside, residual, mean, rstd, inp, inp2, weight, bias, N, C};
+    to.columns ? layernorm_quantize3(q, stream, 256) : layernorm_quantize2(q, stream, 256);
+}
 #endif
+// ==== end promoted: layernorm_quantize ====
 
 static void declare(Bench& b) {
-    int kind = b.kinds({"floatX beside e4m3", "e4m3 alone", "e4m3 with the transposed copy"});
+    int kind = b.kinds({"floatX beside e4m3", "e4m3 alone", "e4m3 with the transposed copy", "0 of a residual sum",
+                        "2 of a residual sum"});
     int which = b.cases({"normal", "large mean"});
     int N = b.B * b.T, C = b.C;
     size_t n = (size_t)N * C;
-    bool has_beside = kind == 0, has_columns = kind == 2;
+    bool has_beside = kind == 0 || kind == 3, has_columns = kind == 2 || kind == 4, has_sum = kind >= 3;
     b.varies(has_columns ? "BC" : "BTC"); // with columns the number of tokens stays a multiple of 16
     Buffer<float> scale = b.input_from<float>("scale", 1, [](float* x) { x[0] = 448.0f / 3.0f; });
     Buffer<floatX> inp = b.input<floatX>("inp", n, 1.0f, which == 1 ? 30.0f : 0.0f);
     Buffer<floatX> weight = b.input<floatX>("weight", C), bias = b.input<floatX>("bias", C), beside = {NULL, NULL};
+    Buffer<floatX> inp2 = {NULL, NULL}, residual = {NULL, NULL};
+    if (has_sum) {
+        inp2 = b.input<floatX>("inp2", n);
+        residual = b.output<floatX>("residual", n, {0, 0});
+    }
     // as in layernorm_forward, before the result is rounded to floatX
     Tolerance exact = {(which == 1 ? 31 : 1) * 32 * ulp_of<float>(), 8 * ulp_of<float>()};
     Buffer<F8> rows = fp8_output<F8>(b, "rows", n, scale, exact), columns = {NULL, NULL};
@@ -201,14 +233,16 @@ static void declare(Bench& b) {
     Buffer<float> mean = b.output<float>("mean", N, ulps<float>(4, 1.0f));
     Buffer<float> rstd = b.output<float>("rstd", N, ulps<float>(which == 1 ? 32 : 16, 0.0f));
     b.reference([=] {
-        layernorm_forward_cpu(rows.host, mean.host, rstd.host, inp.host, weight.host, bias.host, N, C);
+        for (size_t i = 0; has_sum && i < n; i++) { residual.host[i] = (float)(floatX)(inp.host[i] + inp2.host[i]); }
+        layernorm_forward_cpu(rows.host, mean.host, rstd.host, has_sum ? residual.host : inp.host, weight.host,
+                              bias.host, N, C);
         if (has_columns) { fp8_transpose_cpu(columns.host, rows.host, N, C, false); }
         if (has_beside) { memcpy(beside.host, rows.host, n * sizeof(float)); }
         fp8_amax_cpu(amax.host, rows.host, n);
     });
-    b.cost((double)n * ((1 + has_beside) * sizeof(floatX) + 1 + has_columns), 0);
-    LayernormQuantizeArgs q = {
-        {rows, columns, false, scale, amax, num_saturated}, beside, mean, rstd, inp, weight, bias, N, C};
+    b.cost((double)n * ((1 + 2 * has_sum + has_beside) * sizeof(floatX) + 1 + has_columns), 0);
+    Fp8Tensor<F8> to = {rows, columns, false, scale, amax, num_saturated};
+    LayernormQuantizeArgs q = {to, beside, residual, mean, rstd, inp, inp2, weight, bias, N, C};
     cudaStream_t stream = b.stream;
 #if defined(ENABLE_FP32)
     if (has_columns) { return; }
@@ -240,5 +274,9 @@ int main(int argc, char** argv) {
                        with_kind(2, {1, 16, 16}),
                        with_kind(2, {5, 16, 784}),
                        with_kind(2, {1, 48, 1600}),
-                       with_kind(2, {2, 64, 1040})});
+                       with_kind(2, {2, 64, 1040}),
+                       with_kind(3, {3, 17, 784}),
+                       with_kind(3, {2, 33, 1600}),
+                       with_kind(4, {5, 16, 784}),
+                       with_kind(4, {1, 48, 1600})});
 }

@@ -296,7 +296,7 @@ void matmul_fp8_6(MatmulFp8Args<__nv_fp8_e4m3> p, const Fp8Tensor<__nv_fp8_e4m3>
                   cudaStream_t stream) {
     p.out = hidden;
     matmul_fp8_4(p, MATMUL_FP8_PING_PONG_192, stream);
-    QuantizeArgs<__nv_fp8_e4m3> q = {to, NULL, p.M, p.N, p.M};
+    QuantizeArgs<__nv_fp8_e4m3> q = {to, NULL, p.M, p.N};
     quantize5(q, QuantizeGelu{hidden}, stream, 256);
 }
 
@@ -536,7 +536,7 @@ template <class A> void matmul_fp8_9(MatmulFp8Args<A> p, const Fp8Tensor<A>& to,
                                      cudaStream_t stream) {
     p.out = hidden;
     matmul_fp8_4(p, MATMUL_FP8_PING_PONG_192, stream);
-    QuantizeArgs<A> q = {to, NULL, p.M, p.N, p.M};
+    QuantizeArgs<A> q = {to, NULL, p.M, p.N};
     quantize5(q, MatmulFp8TimesSlope{hidden, slope}, stream, 256);
 }
 
@@ -558,7 +558,51 @@ template <class A> void matmul_fp8_11(const MatmulFp8Args<A>& p, const Fp8Tensor
     matmul_fp8_launch7(p, MatmulFp8Quantised<A, MATMUL_FP8_MODE_TIMES_SLOPE, true>{to, partials}, NULL, slope, stream);
     column_sums<16>(sums, NULL, NULL, partials, ceil_div(p.M, 128), p.N, stream);
 }
+
+// out (N,OC) = inp (N,C) weight (OC,C)^T + bias
+void matmul_fp8_forward(floatX* out, const Fp8Matrix<__nv_fp8_e4m3>& inp, const Fp8Matrix<__nv_fp8_e4m3>& weight,
+                        const floatX* bias, int N, int C, int OC, cudaStream_t stream) {
+    Op op(stream, (double)N * C + (double)OC * C + (double)N * OC * sizeof(floatX), 2.0 * N * C * OC,
+          "matmul_fp8_forward %d -> %d", C, OC);
+    matmul_fp8_2(MatmulFp8Args<__nv_fp8_e4m3>{out, NULL, false, inp.values, weight.values, inp.inverse, weight.inverse,
+                                              bias, N, OC, C},
+                 true, stream);
+}
+void matmul_fp8_gelu(const Fp8Tensor<__nv_fp8_e4m3>& to, floatX* slope, const Fp8Matrix<__nv_fp8_e4m3>& inp,
+                     const Fp8Matrix<__nv_fp8_e4m3>& weight, const floatX* bias, int N, int C, int OC,
+                     cudaStream_t stream) {
+    Op op(stream, (double)N * C + (double)OC * C + (double)N * OC * (sizeof(floatX) + 2), 2.0 * N * C * OC,
+          "matmul_fp8_gelu %d -> %d", C, OC);
+    matmul_fp8_8({NULL, NULL, false, inp.values, weight.values, inp.inverse, weight.inverse, bias, N, OC, C}, to, slope,
+                 stream);
+}
+void matmul_fp8_backward_input(floatX* dinp, const Fp8Matrix<__nv_fp8_e5m2>& dout,
+                               const Fp8Matrix<__nv_fp8_e4m3>& weight, int N, int C, int OC, cudaStream_t stream) {
+    Op op(stream, (double)N * OC + (double)OC * C + (double)N * C * sizeof(floatX), 2.0 * N * C * OC,
+          "matmul_fp8_backward_input %d <- %d", C, OC);
+    matmul_fp8_2(MatmulFp8Args<__nv_fp8_e5m2>{dinp, NULL, false, dout.values, weight.values, dout.inverse,
+                                              weight.inverse, NULL, N, C, OC},
+                 false, stream);
+}
+void matmul_fp8_gelu_backward(const Fp8Tensor<__nv_fp8_e5m2>& to, float* dinp_sums, float* scratch,
+                              const Fp8Matrix<__nv_fp8_e5m2>& dout, const Fp8Matrix<__nv_fp8_e4m3>& weight,
+                              const floatX* slope, int N, int C, int OC, cudaStream_t stream) {
+    Op op(stream, (double)N * OC + (double)OC * C + (double)N * C * (sizeof(floatX) + 2), 2.0 * N * C * OC,
+          "matmul_fp8_gelu_backward %d <- %d", C, OC);
+    matmul_fp8_11({NULL, NULL, false, dout.values, weight.values, dout.inverse, weight.inverse, NULL, N, C, OC}, to,
+                  dinp_sums, scratch, slope, stream);
+}
+void matmul_fp8_backward_weight(float* dweight, const Fp8Matrix<__nv_fp8_e5m2>& dout,
+                                const Fp8Matrix<__nv_fp8_e4m3>& inp, int N, int C, int OC, bool accumulate,
+                                cudaStream_t stream) {
+    Op op(stream, (double)N * (C + OC) + (accumulate ? 8.0 : 4.0) * C * OC, 2.0 * N * C * OC,
+          "matmul_fp8_backward_weight %d <- %d", C, OC);
+    matmul_fp8_2(MatmulFp8Args<__nv_fp8_e5m2>{NULL, dweight, accumulate, dout.values, inp.values, dout.inverse,
+                                              inp.inverse, NULL, OC, C, N},
+                 false, stream);
+}
 #endif
+size_t matmul_fp8_gelu_backward_scratch(int N, int C) { return (size_t)ceil_div(N, 128) * C; }
 // ==== end promoted: matmul_fp8 ====
 #endif
 

@@ -74,7 +74,6 @@ template <class F> struct QuantizeArgs {
     Fp8Tensor<F> to;
     floatX* beside; // (N,C), or NULL
     int N, C;
-    int stride; // columns is (C,stride): the N tokens may be some of a larger tensor's
 };
 
 // The element, or the vector, at (row, column) of what is quantised.
@@ -116,7 +115,7 @@ template <class F, class Source> __global__ void quantize_kernel1(QuantizeArgs<F
     if (q.to.columns) {
         int place = 0;
         while (fp8_token(place, q.to.in_order) != token % 16) { place++; }
-        q.to.columns[(size_t)column * q.stride + token / 16 * 16 + place] = out;
+        q.to.columns[(size_t)column * q.N + token / 16 * 16 + place] = out;
     }
     atomicMax(reinterpret_cast<unsigned*>(q.to.amax), __float_as_uint(fabsf((float)x)));
     if (fabsf(scaled) > Fp8<F>::LARGEST) { atomicAdd(q.to.num_saturated, 1); }
@@ -210,7 +209,7 @@ template <class F, class Source> __global__ void __launch_bounds__(256)
     for (int i = threadIdx.x; i < 64 * 32; i += 256) { // neighbouring threads store neighbouring tokens
         int c = i / 64, place = i % 64, token = place / 16 * 16 + fp8_token(place % 16, q.to.in_order);
         if (c0 + c < q.C && token0 + place < q.N) {
-            q.to.columns[(size_t)(c0 + c) * q.stride + token0 + place] = tile[token][c];
+            q.to.columns[(size_t)(c0 + c) * q.N + token0 + place] = tile[token][c];
         }
     }
     seen.store(q.to);
@@ -260,16 +259,16 @@ template <class F, class Source> __global__ void __launch_bounds__(512)
         *reinterpret_cast<uint4*>(fp8_tile_at(shared.tile, pair, 8 * lane, columns)) = fp8_pair(words[0], words[1]);
     }
     __syncthreads();
-    auto* to = reinterpret_cast<__nv_fp8_storage_t*>(q.to.columns) + (size_t)first_column * q.stride + first_token;
+    auto* to = reinterpret_cast<__nv_fp8_storage_t*>(q.to.columns) + (size_t)first_column * q.N + first_token;
     for (int c = 8 * warp; c < columns; c += 8 * num_warps) {
-        fp8_store_columns(to, shared.tile, c, columns, q.C - first_column, q.N - first_token, q.stride);
+        fp8_store_columns(to, shared.tile, c, columns, q.C - first_column, q.N - first_token, q.N);
     }
     seen.store(q.to);
 }
 
 template <class F, class Source>
 void quantize5(const QuantizeArgs<F>& q, const Source& source, cudaStream_t stream, int block_size) {
-    require(q.C % 16 == 0 && q.N % 16 == 0 && q.stride % 16 == 0 && q.to.columns && block_size <= 512);
+    require(q.C % 16 == 0 && q.N % 16 == 0 && q.to.columns && block_size <= 512);
     size_t num_blocks =
         ceil_div((size_t)q.N, (size_t)FP8_TILE_TOKENS) * ceil_div((size_t)q.C, (size_t)QuantizeSMem::COLUMNS);
     require(num_blocks <= INT_MAX);
@@ -278,29 +277,34 @@ void quantize5(const QuantizeArgs<F>& q, const Source& source, cudaStream_t stre
     cudaCheck(cudaGetLastError());
 }
 
-template <class F, class Source> void quantize(const QuantizeArgs<F>& q, const Source& source, cudaStream_t stream) {
+template <class F, class Source>
+void quantize(const QuantizeArgs<F>& q, const Source& source, int num_inputs, const char* what, cudaStream_t stream) {
+    size_t bytes = (num_inputs + (q.beside != NULL)) * sizeof(floatX) + (q.to.columns ? 2 : 1);
+    Op op(stream, (double)bytes * q.N * q.C, 0, "quantize%s", what);
     q.to.columns ? quantize5(q, source, stream, 256) : quantize3(q, source, stream, 256);
 }
 
 void quantize(const Fp8Tensor<__nv_fp8_e4m3>& to, const floatX* inp, int N, int C, cudaStream_t stream) {
-    quantize(QuantizeArgs<__nv_fp8_e4m3>{to, NULL, N, C, N}, QuantizeCopy{inp}, stream);
+    quantize(QuantizeArgs<__nv_fp8_e4m3>{to, NULL, N, C}, QuantizeCopy{inp}, 1, "", stream);
 }
 void quantize(const Fp8Tensor<__nv_fp8_e5m2>& to, const floatX* inp, int N, int C, cudaStream_t stream) {
-    quantize(QuantizeArgs<__nv_fp8_e5m2>{to, NULL, N, C, N}, QuantizeCopy{inp}, stream);
+    quantize(QuantizeArgs<__nv_fp8_e5m2>{to, NULL, N, C}, QuantizeCopy{inp}, 1, "", stream);
 }
 void quantize_gelu(const Fp8Tensor<__nv_fp8_e4m3>& to, floatX* beside, const floatX* inp, int N, int C,
                    cudaStream_t stream) {
-    quantize(QuantizeArgs<__nv_fp8_e4m3>{to, beside, N, C, N}, QuantizeGelu{inp}, stream);
+    quantize(QuantizeArgs<__nv_fp8_e4m3>{to, beside, N, C}, QuantizeGelu{inp}, 1, "_gelu", stream);
 }
 void quantize_gelu_backward(const Fp8Tensor<__nv_fp8_e5m2>& to, floatX* beside, const floatX* dout, const floatX* inp,
                             int N, int C, cudaStream_t stream) {
-    quantize(QuantizeArgs<__nv_fp8_e5m2>{to, beside, N, C, N}, QuantizeGeluBackward{dout, inp}, stream);
+    quantize(QuantizeArgs<__nv_fp8_e5m2>{to, beside, N, C}, QuantizeGeluBackward{dout, inp}, 2, "_gelu_backward",
+             stream);
 }
-void quantize_dlogits(const Fp8Tensor<__nv_fp8_e5m2>& to, int stride, const floatX* logits, const float* losses,
-                      const int* targets, const float* dloss, int N, int V, int Vp, cudaStream_t stream) {
+void quantize_dlogits(const Fp8Tensor<__nv_fp8_e5m2>& to, const floatX* logits, const float* losses, const int* targets,
+                      const float* dloss, int N, int V, int Vp, cudaStream_t stream) {
     require(to.columns);
-    quantize5(QuantizeArgs<__nv_fp8_e5m2>{to, NULL, N, Vp, stride}, QuantizeDlogits{logits, losses, targets, dloss, V},
-              stream, 256);
+    Op op(stream, (double)N * Vp * (sizeof(floatX) + 2), 0, "quantize_dlogits");
+    QuantizeDlogits source = {logits, losses, targets, dloss, V};
+    quantize5(QuantizeArgs<__nv_fp8_e5m2>{to, NULL, N, Vp}, source, stream, 256);
 }
 #endif
 // ==== end promoted: quantize ====
@@ -410,7 +414,7 @@ template <class F> static void declare_as(Bench& b, int kind, int which) {
         beside = b.output<floatX>("beside", n, sizeof(floatX) == 4 ? Tolerance{1e-6f, 1e-6f} : ulps<floatX>(1));
     }
     Fp8Tensor<F> to = {rows, columns, kind == QUANTIZE_WEIGHT, scale, amax, num_saturated};
-    QuantizeArgs<F> q = {to, beside, N, C, N};
+    QuantizeArgs<F> q = {to, beside, N, C};
     b.reference([=] {
         if (is_copy) { memcpy(rows.host, inp.host, n * sizeof(float)); }
         if (is_backward) { gelu_backward_cpu(rows.host, dout.host, inp.host, n); }
@@ -454,7 +458,7 @@ static void declare_dlogits(Bench& b) {
         fp8_amax_cpu(amax.host, rows.host, n);
     });
     b.cost((double)n * (sizeof(floatX) + 2), 0);
-    QuantizeArgs<F> q = {{rows, columns, false, scale, amax, num_saturated}, NULL, N, C, N};
+    QuantizeArgs<F> q = {{rows, columns, false, scale, amax, num_saturated}, NULL, N, C};
     declare_kernels(b, q, QuantizeDlogits{logits, losses, targets, dloss, V}, NULL, NULL, QUANTIZE_DLOGITS);
 #if !defined(ENABLE_FP32)
     b.best(5);
