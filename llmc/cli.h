@@ -19,7 +19,7 @@ A usage error prints one line to stderr and exits with 2. C11, also compiles as 
 #include <limits.h>
 #include <math.h>
 
-typedef enum { OPT_SECTION, OPT_INT, OPT_LONG, OPT_FLOAT, OPT_STR, OPT_LIST, OPT_BOOL } OptType;
+typedef enum { OPT_SECTION, OPT_INT, OPT_LONG, OPT_FLOAT, OPT_STR, OPT_LIST, OPT_BOOL, OPT_CHOICE } OptType;
 
 enum { CLI_LIST_MAX = 64 };
 
@@ -34,8 +34,10 @@ typedef struct {
     char letter;       // one-letter flag, or 0; 'h' is taken by --help
     const char* alias; // llm.c's two-letter flag without its dash ("lg"), or NULL
     const char* name;  // long name without dashes; the title of an OPT_SECTION
-    void* value; // int* (also for OPT_BOOL), int64_t*, float*, const char**, CliList*; before cli_parse(): the default
-    const char* unit; // unit of a number ("steps"), or NULL; OPT_STR: the argument's name, or its choices "a|b|c"
+    void* value; // int* (also for OPT_BOOL), int64_t*, float*, const char**, CliList*; before cli_parse(): the default.
+                 // OPT_CHOICE: int*, the number of the choice, counted from 0
+    const char* unit; // unit of a number ("steps"), or NULL; OPT_STR: the argument's name, or its choices "a|b|c";
+                      // OPT_CHOICE: its choices, the last of which is meant by the flag without an argument
     const char* help; // one sentence, no full stop
     double min, max;  // inclusive range of a number; min == max == 0 means no range
 } Option;
@@ -82,11 +84,33 @@ PRINTF_LIKE(1, 2) __attribute__((noreturn)) static inline void cli_fail(const ch
 
 // ---- values as text -------------------------------------------------------------
 
-static inline bool cli_has_choices(const Option* o) { return o->type == OPT_STR && o->unit && strchr(o->unit, '|'); }
+static inline bool cli_has_choices(const Option* o) {
+    return o->type == OPT_CHOICE || (o->type == OPT_STR && o->unit && strchr(o->unit, '|'));
+}
+static inline bool cli_argument_is_optional(const Option* o) { return o->type == OPT_BOOL || o->type == OPT_CHOICE; }
 static inline bool cli_is_number(const Option* o) {
     return o->type == OPT_INT || o->type == OPT_LONG || o->type == OPT_FLOAT;
 }
 static inline bool cli_has_range(const Option* o) { return cli_is_number(o) && !(o->min == 0 && o->max == 0); }
+
+// Returns the number of `arg` among choices "a|a+b|a+b+c", counted from 0, or -1. The end of a choice stands for it if it
+// begins with a plus: "+c" and "+b+c" are "a+b+c".
+static inline int cli_find_choice(const char* choices, const char* arg) {
+    size_t n = strlen(arg);
+    for (int i = 0;; i++) {
+        size_t length = strcspn(choices, "|");
+        bool same = n == length || (n < length && arg[0] == '+');
+        if (same && memcmp(choices + length - n, arg, n) == 0) { return i; }
+        if (choices[length] == '\0') { return -1; }
+        choices += length + 1;
+    }
+}
+
+// Formats choice i of "a|b|c".
+static inline void cli_format_choice(char* buf, size_t size, const char* choices, int i) {
+    for (; i > 0; i--) { choices = strchr(choices, '|') + 1; }
+    snprintf(buf, size, "%.*s", (int)strcspn(choices, "|"), choices);
+}
 
 // Formats a float with the fewest digits (at least 6) that read back as the same float.
 static inline void cli_format_float(char* buf, size_t size, float v) {
@@ -110,6 +134,9 @@ static inline void cli_format_value(char* buf, size_t size, const Option* o, int
         break;
     case OPT_FLOAT:
         cli_format_float(buf, size, was ? d->real[i] : *(const float*)o->value);
+        break;
+    case OPT_CHOICE:
+        cli_format_choice(buf, size, o->unit, was ? (int)d->integer[i] : *(const int*)o->value);
         break;
     case OPT_LIST: {
         const CliList* list = (const CliList*)o->value;
@@ -137,6 +164,7 @@ static inline void cli_remember_defaults(const Option* opts, int n) {
         switch (o->type) {
         case OPT_INT:
         case OPT_BOOL:
+        case OPT_CHOICE:
             d->integer[i] = *(const int*)o->value;
             break;
         case OPT_LONG:
@@ -164,6 +192,7 @@ static inline bool cli_changed(const Option* opts, int i) {
     switch (o->type) {
     case OPT_INT:
     case OPT_BOOL:
+    case OPT_CHOICE:
         return d->integer[i] != *(const int*)o->value;
     case OPT_LONG:
         return d->integer[i] != *(const int64_t*)o->value;
@@ -234,6 +263,9 @@ static inline int cli_format_flag(char* buf, size_t size, const Option* o) {
     if (o->type == OPT_STR || o->type == OPT_LIST) {
         return snprintf(buf, size, "  %s%s--%s %s", o->letter || !o->alias ? letter : "", alias, o->name,
                         o->unit && o->unit[0] ? o->unit : "TEXT");
+    }
+    if (o->type == OPT_CHOICE) {
+        return snprintf(buf, size, "  %s%s--%s [%s]", o->letter || !o->alias ? letter : "", alias, o->name, o->unit);
     }
     return snprintf(buf, size, "  %s%s--%s%s", o->letter || !o->alias ? letter : "", alias, o->name, arg);
 }
@@ -395,13 +427,13 @@ static inline void cli_set(const Option* o, const char* arg) {
         list->items[list->n++] = arg;
         return;
     }
-    bool known = !cli_has_choices(o);
-    for (const char* p = o->unit; !known && p; p = strchr(p, '|') ? strchr(p, '|') + 1 : NULL) {
-        size_t length = strcspn(p, "|");
-        known = strlen(arg) == length && memcmp(p, arg, length) == 0;
+    int choice = cli_has_choices(o) ? cli_find_choice(o->unit, arg) : 0;
+    if (choice < 0) { cli_fail("--%s wants one of %s, got '%s'", o->name, o->unit, arg); }
+    if (o->type == OPT_CHOICE) {
+        *(int*)o->value = choice;
+    } else {
+        *(const char**)o->value = arg;
     }
-    if (!known) { cli_fail("--%s wants one of %s, got '%s'", o->name, o->unit, arg); }
-    *(const char**)o->value = arg;
 }
 
 // Levenshtein distance of two names; INT_MAX if one is longer than CLI_NAME_MAX.
@@ -480,6 +512,7 @@ static inline void cli_check_table(const Option* opts, int n) {
         require(strlen(opts[i].name) + 3 <= CLI_NAME_MAX && !strchr(opts[i].name, '='));
         require(opts[i].letter == 0 || isalnum((unsigned char)opts[i].letter));
         require(!opts[i].alias || strlen(opts[i].alias) >= 2);
+        require(opts[i].type != OPT_CHOICE || (opts[i].unit && strchr(opts[i].unit, '|')));
         for (int j = 0; j < i; j++) {
             if (opts[j].type == OPT_SECTION) { continue; }
             bool same_letter = opts[i].letter && opts[i].letter == opts[j].letter;
@@ -499,8 +532,8 @@ static inline void cli_getopt_tables(const Option* opts, int n, char (*no_names)
     size_t used = (size_t)snprintf(shorts, 8, "+:h");
     for (int i = 0; i < n; i++) {
         if (opts[i].type == OPT_SECTION) { continue; }
-        bool is_bool = opts[i].type == OPT_BOOL;
-        struct option yes = {opts[i].name, is_bool ? optional_argument : required_argument, NULL, CLI_CODE + 2 * i};
+        bool is_bool = opts[i].type == OPT_BOOL, is_optional = cli_argument_is_optional(&opts[i]);
+        struct option yes = {opts[i].name, is_optional ? optional_argument : required_argument, NULL, CLI_CODE + 2 * i};
         longs[k++] = yes;
         if (is_bool) {
             snprintf(no_names[i], CLI_NAME_MAX + 1, "no-%s", opts[i].name);
@@ -508,7 +541,7 @@ static inline void cli_getopt_tables(const Option* opts, int n, char (*no_names)
             longs[k++] = no;
         }
         if (opts[i].letter) {
-            used += (size_t)snprintf(shorts + used, 4, "%c%s", opts[i].letter, is_bool ? "::" : ":");
+            used += (size_t)snprintf(shorts + used, 4, "%c%s", opts[i].letter, is_optional ? "::" : ":");
         }
     }
     struct option help = {"help", no_argument, NULL, 'h'}, version = {"version", no_argument, NULL, CLI_VERSION};
@@ -532,7 +565,7 @@ static inline char* cli_rewrite(char* token, const Option* opts, int n, const st
     }
     for (int i = 0; i < n; i++) {
         if (opts[i].type == OPT_SECTION || opts[i].letter != token[1]) { continue; }
-        bool text = opts[i].type == OPT_STR || opts[i].type == OPT_LIST;
+        bool text = opts[i].type == OPT_STR || opts[i].type == OPT_LIST || opts[i].type == OPT_CHOICE;
         bool wrong = !text && isalpha((unsigned char)token[2]); // no number begins with a letter
         for (int k = 0; longs[k].name; k++) { wrong |= strcmp(longs[k].name, token + 1) == 0; }
         if (wrong) { cli_fail_unknown(token, longs); }
@@ -591,6 +624,9 @@ static inline int cli_parse_arguments(int argc, char** argv, const char* about, 
             bool no = code >= CLI_CODE && (code - CLI_CODE) % 2 == 1;
             bool next = !no && optind < argc && (strcmp(argv[optind], "0") == 0 || strcmp(argv[optind], "1") == 0);
             cli_set(&opts[i], no ? "0" : next ? argv[optind++] : "1");
+        } else if (opts[i].type == OPT_CHOICE && !optarg) {
+            bool next = optind < argc && argv[optind][0] != '-';
+            cli_set(&opts[i], next ? argv[optind++] : strrchr(opts[i].unit, '|') + 1);
         } else {
             cli_set(&opts[i], optarg);
         }

@@ -395,21 +395,25 @@ static inline void log_scalars(Logger* l, int64_t step, const char* const* tags,
     log_append(l, &l->events, record, event_scalars(record, event_wall_time_s(), step, tags, values, num_values));
 }
 
-// Logs a training step: its loss, learning rate, gradient norm, time and speed.
+// Logs a training step: its loss, learning rate, gradient norm, time and speed, and what --fp8 has saturated; -1: not
+// measured, and not logged.
 static inline void logger_train(Logger* l, int64_t step, double loss, double lr, double grad_norm, double time_ms,
-                                double tokens_per_second) {
-    static const char* const tags[4] = {"train/loss", "train/lr", "train/grad_norm", "train/tokens_per_second"};
-    double values[4] = {loss, lr, grad_norm, tokens_per_second};
-    char number[5][32];
+                                double tokens_per_second, double fp8_saturated) {
+    static const char* const tags[5] = {"train/loss", "train/lr", "train/grad_norm", "train/tokens_per_second",
+                                        "train/fp8_saturated"};
+    double values[5] = {loss, lr, grad_norm, tokens_per_second, fp8_saturated};
+    char number[5][32], saturated[64] = "";
     if (!l->active) { return; }
     for (int i = 0; i < 4; i++) { log_json_number(number[i], sizeof(number[i]), values[i]); }
     log_json_number(number[4], sizeof(number[4]), time_ms);
+    bool measured = fp8_saturated >= 0;
+    if (measured) { snprintf(saturated, sizeof(saturated), ",\"fp8_saturated\":%.0f", fp8_saturated); }
     log_printf(l, &l->text, "s:%lld trl:%.4f lr:%.6f norm:%.2f\n", (long long)step, loss, lr, grad_norm);
     log_printf(l, &l->json,
                "{\"step\":%lld,\"type\":\"train\",\"loss\":%s,\"lr\":%s,\"grad_norm\":%s,\"time_ms\":%s,"
-               "\"tokens_per_second\":%s}\n",
-               (long long)step, number[0], number[1], number[2], number[4], number[3]);
-    log_scalars(l, step, tags, values, 4);
+               "\"tokens_per_second\":%s%s}\n",
+               (long long)step, number[0], number[1], number[2], number[4], number[3], saturated);
+    log_scalars(l, step, tags, values, measured ? 5 : 4);
 }
 
 // Logs a validation loss.

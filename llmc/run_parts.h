@@ -669,7 +669,7 @@ static inline bool run_save_parts(const char* out_dir, const RunState* state, co
     require(me->num_ranks == parts->num_ranks && me->rank >= 0 && me->rank < me->num_ranks);
     require(memcmp(&state->config, &parts->config, sizeof(GPT2Config)) == 0);
     if (me->num_ranks == 1) { return run_save(out_dir, state, buffer, buffer + n, buffer + 2 * n, tokenizer, err); }
-    require(state->step >= 0 && outlier_valid(&state->loss_outliers) && outlier_valid(&state->norm_outliers));
+    require(run_state_valid(state));
     memset(&s, 0, sizeof(s));
     s.out_dir = out_dir;
     s.state = state;

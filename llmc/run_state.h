@@ -353,6 +353,7 @@ static inline bool run_check_file(const char* dir, const SavedFile* file, Error*
 // ---- state.json ----------------------------------------------------------------------
 
 enum { RUN_VERSION = 1, RUN_MAX_FILES = 32, RUN_TEXT = 16, RUN_MAX_STATE_BYTES = 1 << 20 };
+enum { RUN_MAX_FP8 = 4095 }; // tensors with a scale; odd, so that RunState has no padding behind them
 // The largest step, number of tokens or epoch in state.json: a run can count on from it without an overflow.
 static const int64_t run_max_count = (int64_t)1 << 60;
 
@@ -385,6 +386,11 @@ typedef struct {
 
     DataLoaderState loader;
     OutlierDetector loss_outliers, norm_outliers;
+
+    // with --fp8: the largest absolute value of each quantized tensor in the steps so far, decayed, from which its next
+    // scale is computed; num_fp8 0: not known
+    int32_t num_fp8;
+    float fp8_largest[RUN_MAX_FP8]; // the first num_fp8 are valid, finite and at least 0; all others are 0
 } RunState;
 
 typedef enum { RUN_INT32, RUN_INT64, RUN_UINT64, RUN_DOUBLE, RUN_BOOL, RUN_STRING } RunFieldKind;
@@ -403,7 +409,7 @@ typedef struct {
     { key, kind, setting, true, offsetof(RunState, member) }
 
 // Drives writing, reading and comparing state.json. A member of RunState is saved only if it is listed here; the two
-// outlier windows are the exception.
+// outlier windows and fp8_largest are the exceptions.
 static const RunField run_fields[] = {
     RUN_FIELD("step", RUN_INT64, false, step),
     RUN_FIELD("num_tokens_seen", RUN_INT64, false, num_tokens_seen),
@@ -568,6 +574,41 @@ static inline bool run_read_outliers(OutlierDetector* d, const JsonValue* root, 
     return ok || error_set(err, "%s: \"%s\" is not a valid window of losses or norms", where, key);
 }
 
+static inline bool run_fp8_valid(const RunState* state) {
+    bool ok = state->num_fp8 >= 0 && state->num_fp8 <= RUN_MAX_FP8;
+    for (int i = 0; ok && i < state->num_fp8; i++) {
+        ok = state->fp8_largest[i] >= 0.0f && isfinite(state->fp8_largest[i]);
+    }
+    return ok;
+}
+
+static inline void run_write_fp8(FileWriter* w, const RunState* state) {
+    if (state->num_fp8 == 0) { return; }
+    writer_printf(w, "  \"fp8_largest\": [");
+    for (int i = 0; i < state->num_fp8; i++) {
+        writer_printf(w, "%s%.9g", i ? ", " : "", (double)state->fp8_largest[i]);
+    }
+    writer_printf(w, "],\n");
+}
+
+// Leaves *state as it is if there is no such list, as in a checkpoint without --fp8.
+static inline bool run_read_fp8(RunState* state, const JsonValue* root, const char* where, Error* err) {
+    static const char key[] = "fp8_largest";
+    const JsonValue* list;
+    if (!json_get(root, key)) { return true; }
+    if (!json_want(root, key, JSON_ARRAY, &list, where, err)) { return false; }
+    bool ok = list->count > 0 && list->count <= RUN_MAX_FP8;
+    for (size_t i = 0; ok && i < list->count; i++) {
+        const JsonValue* v = &list->items[i];
+        // 9 digits of the largest float, 3.40282347e38, are a little above it
+        ok = v->type == JSON_NUMBER && v->number >= 0 && v->number <= 3.4028235e38;
+        state->fp8_largest[i] = ok ? (float)v->number : 0.0f;
+    }
+    state->num_fp8 = ok ? (int32_t)list->count : 0;
+    return ok || error_set(err, "%s: \"%s\" is not a list of 1 to %d floats, finite and at least 0", where, key,
+                           (int)RUN_MAX_FP8);
+}
+
 // The end of state.json: the crc32c of all bytes before this text.
 #define RUN_SUM_LINE "  \"state_crc32c\": \"%08x\"\n}\n"
 enum { RUN_SUM_BYTES = 31 };
@@ -584,6 +625,7 @@ static inline bool run_write_state(const char* dir, const RunState* state, const
     }
     run_write_outliers(&w, "loss_outliers", &state->loss_outliers);
     run_write_outliers(&w, "norm_outliers", &state->norm_outliers);
+    run_write_fp8(&w, state);
     writer_printf(&w, "  \"files\": [\n");
     for (int i = 0; i < num_files; i++) {
         writer_printf(&w, "    {\"name\": \"%s\", \"bytes\": %llu, \"crc32c\": \"%08x\"}%s\n", files[i].name,
@@ -656,7 +698,8 @@ static inline bool run_parse_state(const JsonValue* root, RunState* state, Saved
     return config_check(&state->config, where, err) &&
            run_read_outliers(&state->loss_outliers, root, "loss_outliers", where, err) &&
            run_read_outliers(&state->norm_outliers, root, "norm_outliers", where, err) &&
-           run_read_files(files, num_files, root, where, err) && run_check_files(files, *num_files, where, err);
+           run_read_fp8(state, root, where, err) && run_read_files(files, num_files, root, where, err) &&
+           run_check_files(files, *num_files, where, err);
 }
 
 // Reads state.json of the checkpoint `dir` into state and files (RUN_MAX_FILES entries), after checking its own crc32c.
@@ -727,6 +770,12 @@ static inline bool run_write_vocabulary(const char* dir, const Tokenizer* tokeni
     return true;
 }
 
+// True if run_read_state() accepts the state, once it is saved.
+static inline bool run_state_valid(const RunState* state) {
+    return state->step >= 0 && outlier_valid(&state->loss_outliers) && outlier_valid(&state->norm_outliers) &&
+           run_fp8_valid(state);
+}
+
 // The state with what run_save() adds to it.
 static inline RunState run_saved_state(const RunState* given, const Tokenizer* tokenizer) {
     RunState state = *given;
@@ -772,7 +821,7 @@ static inline bool run_save(const char* out_dir, const RunState* state, const fl
                             const float* v, const Tokenizer* tokenizer, Error* err) {
     char path[RUN_PATH];
     Error removal;
-    require(state->step >= 0 && outlier_valid(&state->loss_outliers) && outlier_valid(&state->norm_outliers));
+    require(run_state_valid(state));
     if (!run_create_hidden(out_dir, state->step, path, err)) { return false; }
     bool ok =
         run_write_files(path, state, params, m, v, tokenizer, err) && run_publish(out_dir, path, state->step, err);

@@ -25,6 +25,11 @@ and printed output of a run. The layers and the training loop itself are in the 
 
 // ---- flags ------------------------------------------------------------------------
 
+// Which matrix products of training have operands in fp8; each stage has those of the ones before it. FP8_STAGES: how --fp8
+// names them.
+typedef enum { FP8_OFF, FP8_FORWARD, FP8_DX, FP8_HEAD, FP8_DW } Fp8Stage;
+#define FP8_STAGES "off|forward|forward+dx|forward+dx+head|forward+dx+head+dw"
+
 // The value of every flag, as typed or its default. Values that a run derives from them are in Batch and Training.
 typedef struct {
     const char *model, *tokenizer, *train_data, *val_data, *output;
@@ -45,6 +50,7 @@ typedef struct {
     int naive; // only in train_gpt2
     // only in train_gpt2cu
     int parallel;
+    int fp8; // an Fp8Stage
     int recompute, gelu_fusion, tf32, master_weights, stochastic_rounding, use_graph, tune, profile, log_memory_every;
     const char *tuned, *overlap;
     int fp8; // TEMPORARY
@@ -251,6 +257,11 @@ static const Option options[] = {
      3},
     {OPT_BOOL, 'f', NULL, "tf32", &settings.tf32, NULL,
      "fp32 builds: run matmuls on the tensor cores, with a mantissa of 10 bits", 0, 0},
+    {OPT_CHOICE, 0, NULL, "fp8", &settings.fp8, FP8_STAGES,
+     "matrix products of training in 8 bits, on Hopper GPUs; bf16 programs only. forward: those of the layers in the "
+     "forward pass; +dx: also the gradients of their inputs; +head: also the head; +dw, or no argument: also the "
+     "gradients of the weights. +head is short for forward+dx+head, and so on",
+     0, 0},
     {OPT_BOOL, 'w', NULL, "master-weights", &settings.master_weights, NULL,
      "AdamW updates an fp32 copy of the 16-bit weights", 0, 0},
     {OPT_BOOL, 0, NULL, "stochastic-rounding", &settings.stochastic_rounding, NULL,
@@ -788,6 +799,10 @@ static inline void training_begin(Training* t, const GPT2Config* config, float* 
         fill_run_settings(&now, t);
         run_print_changes(stdout, &t->run, &now);
         t->run = now;
+        if (args->fp8 == FP8_OFF) { // this run does not keep the scales up to date, so it does not save them
+            t->run.num_fp8 = 0;
+            memset(t->run.fp8_largest, 0, sizeof(t->run.fp8_largest));
+        }
         // validation and sampling of this step were done before the checkpoint was written
         t->tasks_step = t->saved_step = now.step;
         print_line(stdout, "resumed at step %lld from %s", (long long)t->run.step, t->checkpoint);
@@ -1045,6 +1060,7 @@ typedef struct {
     double norm;           // gradient norm before clipping
     double loss_z, norm_z; // z-scores; NaN until their windows are full
     double ms;             // time of the step
+    double num_saturated;  // with --fp8: the tensors in which values were beyond the largest number of their format
 } StepReport;
 
 // Computes the z-scores of r->loss and r->norm; must be called exactly once per step. Returns whether the step may
@@ -1118,7 +1134,8 @@ static inline void training_report(Training* t, const StepReport* r, double mach
                      tokens_per_second);
     format_duration(left, sizeof(left), training_seconds_left(t, r->step));
     printf("%s%s | ETA %s\n", line, extra, left);
-    logger_train(&t->logger, r->step, r->loss, r->learning_rate, r->norm, r->ms, tokens_per_second);
+    logger_train(&t->logger, r->step, r->loss, r->learning_rate, r->norm, r->ms, tokens_per_second,
+                 args->fp8 ? r->num_saturated : -1);
     training_poll_save(t);
 }
 

@@ -3,7 +3,7 @@
 #include "../../llmc/cli.h"
 #include <sys/wait.h>
 
-static int batch, overfit, flash, verbose;
+static int batch, overfit, flash, verbose, parts;
 static int64_t tokens, big;
 static float rate, any_rate;
 static const char *data, *prompt, *schedule;
@@ -31,6 +31,7 @@ static const Option options[] = {
     {OPT_INT, 't', "lt", "log-gpu-trace", &gpu_trace, "steps", "a second two-letter flag", 0, 0},
     {OPT_STR, 'p', NULL, "prompt", &prompt, "TEXT", "text to go on from", 0, 0},
     {OPT_LIST, 'y', NULL, "stop", &stops, "TEXT", "ends a text", 0, 0},
+    {OPT_CHOICE, 'q', "pt", "parts", &parts, "off|low|low+mid|low+mid+high", "what is done", 0, 0},
 };
 enum { NUM_OPTIONS = sizeof(options) / sizeof(options[0]) };
 
@@ -42,7 +43,7 @@ typedef struct {
 } Result;
 
 static void reset_values(void) {
-    batch = 4, overfit = 0, flash = 1, verbose = 0;
+    batch = 4, overfit = 0, flash = 1, verbose = 0, parts = 0;
     tokens = -1, big = 1337;
     rate = 3e-4f, any_rate = 0;
     data = "a.bin", prompt = NULL, schedule = "cosine";
@@ -75,10 +76,10 @@ static void run_child(Result* r, const char* const* list, bool header) {
         cli_parse(argc, argv, "Trains a small model.", options, NUM_OPTIONS);
         if (header) { cli_print(stdout, options, NUM_OPTIONS); }
         fprintf(files[2],
-                "i=%s b=%d d=%lld seed=%lld l=%.9g any=%.9g k=%s a=%d flash=%d v=%d lg=%d lt=%d p=%s z=%d:%s:%s", data,
-                batch, (long long)tokens, (long long)big, (double)rate, (double)any_rate, schedule, overfit, flash,
-                verbose, gpu_every, gpu_trace, prompt ? prompt : "NULL", stops.n, stops.n ? stops.items[0] : "",
-                stops.n ? stops.items[stops.n - 1] : "");
+                "i=%s b=%d d=%lld seed=%lld l=%.9g any=%.9g k=%s a=%d flash=%d v=%d lg=%d lt=%d p=%s q=%d z=%d:%s:%s",
+                data, batch, (long long)tokens, (long long)big, (double)rate, (double)any_rate, schedule, overfit,
+                flash, verbose, gpu_every, gpu_trace, prompt ? prompt : "NULL", parts, stops.n,
+                stops.n ? stops.items[0] : "", stops.n ? stops.items[stops.n - 1] : "");
         exit(77); // parsing succeeded
     }
     int status = 0;
@@ -124,7 +125,7 @@ static void expect_error(int line, const char* want, const char* const* args) {
 
 static void test_forms(void) {
     const char* none[] = {NULL};
-    expect(__LINE__, "i=a.bin b=4 d=-1 seed=1337 l=0.000300000014 any=0 k=cosine a=0 flash=1 v=0 lg=-1 lt=0 p=NULL",
+    expect(__LINE__, "i=a.bin b=4 d=-1 seed=1337 l=0.000300000014 any=0 k=cosine a=0 flash=1 v=0 lg=-1 lt=0 p=NULL q=0",
            none);
     ok("b=7", "-b", "7");
     ok("b=7", "-b7");
@@ -311,6 +312,43 @@ static void test_lists(void) {
     expect(__LINE__, "z=64:x:x", many);
 }
 
+// a flag with a list of choices, whose last one is meant if there is no argument
+static void test_choices(void) {
+    static const char* const wrong[] = {"",    "x",  "lo",   "low+", "lower", "mid",        "+",
+                                        "+mi", "id", "+low", "LOW",  "1",     "low|low+mid"};
+    ok("q=0", "-b", "7");
+    ok("q=0", "--parts", "off");
+    ok("q=1", "--parts", "low");
+    ok("q=2", "--parts", "low+mid");
+    ok("q=3", "--parts=low+mid+high");
+    ok("q=2", "--parts", "+mid"); // the end of a choice
+    ok("q=3", "--parts=+high");
+    ok("q=3", "--parts", "+mid+high");
+    ok("q=3", "--parts");
+    ok("lg=5 lt=0 p=NULL q=3", "--parts", "-lg", "5"); // the next argument is a flag
+    ok("q=3", "--parts", "--");
+    ok("q=1", "--par", "low");
+    ok("q=1", "-q", "low");
+    ok("q=1", "-qlow");
+    ok("q=2", "-q+mid");
+    ok("q=3", "-q", "-b", "7");
+    ok("q=2", "-pt", "+mid");
+    ok("q=3", "-pt");
+    ok("q=1", "--parts", "--parts", "low");
+    ok("q=0", "--parts", "--parts=off");
+    for (size_t i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++) {
+        char text[128];
+        snprintf(text, sizeof(text), "--parts wants one of off|low|low+mid|low+mid+high, got '%s'", wrong[i]);
+        bad(text, "--parts", wrong[i]);
+    }
+    bad("--parts wants one of off|low|low+mid|low+mid+high, got ''", "--parts=");
+    bad("--parts wants one of off|low|low+mid|low+mid+high, got 'x'", "-qx");
+    bad("stray argument '-', see prog --help", "--parts", "-");
+    bad("stray argument 'x', see prog --help", "--parts", "low", "x");
+    bad("unknown flag '--no-parts', see prog --help", "--no-parts");
+    bad("--schedule wants one of cosine|linear|constant|wsd, got '+wsd'", "-k", "+wsd");
+}
+
 static void test_help(void) {
     const char* forms[][2] = {{"-h", NULL}, {"--help", NULL}, {"--he", NULL}};
     Result r;
@@ -327,6 +365,8 @@ static void test_help(void) {
         check(strstr(r.out, "--schedule cosine|linear|constant|wsd\n"));
         check(strstr(r.out, "text to go on from (default none)\n"));
         check(strstr(r.out, "\n  -y, --stop TEXT             ends a text (default none)\n"));
+        check(strstr(r.out, "\n  -q, -pt, --parts [off|low|low+mid|low+mid+high]\n"));
+        check(strstr(r.out, "what is done (default off)\n"));
         check(strstr(r.out, "\n  -h, --help "));
         for (char* line = r.out; *line;) {
             size_t n = strcspn(line, "\n");
@@ -353,8 +393,8 @@ static void test_version(void) {
 }
 
 static void test_header(void) {
-    const char* args[] = {"-b", "7",  "-l",         "6e-4", "-k", "wsd", "-a",  "-d",
-                          "-1", "-p", "two\nlines", "-y",   "a",  "-y",  "b\n", NULL};
+    const char* args[] = {"-b", "7",          "-l", "6e-4", "-k", "wsd", "-a",  "-d",   "-1",
+                          "-p", "two\nlines", "-y", "a",    "-y", "b\n", "-pt", "+mid", NULL};
     Result r;
     run_child(&r, args, true);
     check(r.code == 77);
@@ -365,6 +405,7 @@ static void test_header(void) {
               "overfit          1 (default 0)\n"
               "prompt           two?lines (default none)\n"
               "stop             a, b? (default none)\n"
+              "parts            low+mid (default off)\n"
               // total-batch was given, but equals its default
               "defaults: train-data=a.bin total-batch=-1 seed=1337 any-rate=0 flash=1 verbose=0 log-gpu-every=-1\n"
               "  log-gpu-trace=0\n");
@@ -414,6 +455,7 @@ int main(int argc, char** argv) {
         {"wrong_flags", "unknown, ambiguous, missing, stray: one line and exit 2", test_wrong_flags},
         {"long_arguments", "8 KB of argument still give one line", test_long_arguments},
         {"lists", "a flag that may be given several times", test_lists},
+        {"choices", "a flag whose argument is one of a list and may be left out", test_choices},
         {"help", "--help: grouped, wrapped, exit 0", test_help},
         {"version", "--version: one line, exit 0", test_version},
         {"header", "the run header marks what differs from the default", test_header},

@@ -317,10 +317,10 @@ static void test_files(void) {
     Error err;
     check(logger_open(&l, below("run/one"), -1, &err)); // creates the directory and its parents
     logger_val(&l, 0, 10.98765);
-    logger_train(&l, 1, 4.25, 3e-4f, 1.2345, 1500.5, 4096);
+    logger_train(&l, 1, 4.25, 3e-4f, 1.2345, 1500.5, 4096, -1);
     // the lines are in the file before it is closed: a killed process loses nothing
     check_str(slurp(below("run/one/main.log")), "s:0 tel:10.9877\ns:1 trl:4.2500 lr:0.000300 norm:1.23\n");
-    logger_train(&l, 2, (double)NAN, 1e-5f, (double)INFINITY, 1, 0.1);
+    logger_train(&l, 2, (double)NAN, 1e-5f, (double)INFINITY, 1, 0.1, 3);
     logger_eval(&l, 2, 0.2954);
     logger_text(&l, 2, "a \"b\"\n", 6);
     check_str(slurp(below("run/one/main.log")),
@@ -331,7 +331,7 @@ static void test_files(void) {
               "{\"step\":1,\"type\":\"train\",\"loss\":4.25,\"lr\":0.0003,\"grad_norm\":1.2345,"
               "\"time_ms\":1500.5,\"tokens_per_second\":4096}\n"
               "{\"step\":2,\"type\":\"train\",\"loss\":null,\"lr\":1e-05,\"grad_norm\":null,\"time_ms\":1,"
-              "\"tokens_per_second\":0.1}\n"
+              "\"tokens_per_second\":0.1,\"fp8_saturated\":3}\n"
               "{\"step\":2,\"type\":\"eval\",\"accuracy\":0.2954}\n"
               "{\"step\":2,\"type\":\"text\",\"text\":\"a \\\"b\\\"\\n\"}\n");
     int files;
@@ -340,7 +340,7 @@ static void test_files(void) {
     check(count_events(below("run/one"), &files, name, sizeof(name)) == 5 && files == 1);
     check(logger_close(&l, &err) && logger_close(&l, &err)); // a second close does nothing
     // after the close this does nothing
-    logger_train(&l, 3, 1, 1, 1, 1, 1);
+    logger_train(&l, 3, 1, 1, 1, 1, 1, -1);
     // makes a new event file in the same second of the same process; the other logs start empty, and the old ones are kept
     static char first[2][4096];
     snprintf(first[0], sizeof(first[0]), "%s", slurp(below("run/one/main.log")));
@@ -368,7 +368,7 @@ static void test_nothing_to_log(void) {
     Error err;
     for (int i = 0; i < 2; i++) {
         check(logger_open(&l, i ? "" : NULL, i ? 5 : -1, &err) && !l.active);
-        logger_train(&l, 1, 1, 1, 1, 1, 1);
+        logger_train(&l, 1, 1, 1, 1, 1, 1, -1);
         logger_val(&l, 1, 1);
         logger_eval(&l, 1, 1);
         logger_text(&l, 1, "x", 1);
@@ -441,7 +441,7 @@ static void test_refusals(void) {
     for (int resume = -1; resume <= 1; resume += 2) {
         err.text[0] = '\0';
         check(!logger_open(&l, below("odd"), resume, &err) && strstr(err.text, "odd/main.log") && !l.active);
-        logger_train(&l, 1, 1, 1, 1, 1, 1);
+        logger_train(&l, 1, 1, 1, 1, 1, 1, -1);
         check(logger_close(&l, &err));
     }
     memset(path, 'x', sizeof(path));
@@ -603,7 +603,7 @@ static void test_failing_write(void) {
         if (!freopen(below("full/stderr"), "w", stderr) || !logger_open(&l, below("full"), -1, &err)) { _exit(1); }
         setvbuf(stderr, NULL, _IONBF, 0);
         setrlimit(RLIMIT_FSIZE, &limit);
-        for (int step = 1; step <= 100; step++) { logger_train(&l, step, 1, 1, 1, 1, 1); }
+        for (int step = 1; step <= 100; step++) { logger_train(&l, step, 1, 1, 1, 1, 1, -1); }
         _exit(logger_close(&l, &err) || !strstr(err.text, "/full/") ? 2 : 0);
     }
     int status = 0;

@@ -77,6 +77,8 @@ static void run_make(Run* run, int64_t step, uint64_t seed) {
     s->skipped_steps %= step + 1;
     for (int i = 0; i < 300; i++) { outlier_update(&s->loss_outliers, (double)next_random(&seed) / 7e18); }
     for (int i = 0; i < 50; i++) { outlier_update(&s->norm_outliers, (double)next_random(&seed) / 7e18); }
+    s->num_fp8 = (int32_t)(next_random(&seed) % 8); // sometimes none
+    for (int i = 0; i < s->num_fp8; i++) { s->fp8_largest[i] = (float)next_random(&seed) / 3.0f; }
 }
 
 static bool runs_equal(const Run* a, const Run* b) {
@@ -258,6 +260,8 @@ static void test_nothing_left_out(void) {
     }
     memset(covered + offsetof(RunState, loss_outliers), 1, sizeof(OutlierDetector));
     memset(covered + offsetof(RunState, norm_outliers), 1, sizeof(OutlierDetector));
+    memset(covered + offsetof(RunState, num_fp8), 1, sizeof(int32_t));
+    memset(covered + offsetof(RunState, fp8_largest), 1, RUN_MAX_FP8 * sizeof(float));
     int left = 0;
     for (size_t i = 0; i < sizeof(covered); i++) { left += covered[i] == 0; }
     check_msg(left <= 3, "%d bytes of RunState are not in run_fields; 3 are padding", left);
@@ -281,6 +285,36 @@ static void test_extreme_numbers(void) {
         check(run_load_state(in(dir, "step_00000001"), &got, &err));
         check_msg(memcmp(&got, &run.state, sizeof(got)) == 0 || isnan(values[i]), "%.17g is not exact", values[i]);
         check(isnan(values[i]) == (isnan(got.learning_rate) != 0));
+        run_free(&run);
+    }
+}
+
+// The list of the largest values of --fp8: each float comes back bit for bit, up to as many as there may be.
+static void test_fp8_largest(void) {
+    static const float values[] = {FLT_MIN,     FLT_MAX, 0.1f,  FLT_TRUE_MIN, 0.0f,
+                                   1.0f / 3.0f, 448.0f,  1e10f, 16777217.0f,  0.3f};
+    enum { NUM_VALUES = sizeof(values) / sizeof(values[0]) };
+    static const int counts[] = {0, 1, NUM_VALUES, RUN_MAX_FP8};
+    const char *dir = fresh(), *path = in(dir, "step_00000001");
+    Error err;
+    for (int k = 0; k < 4; k++) {
+        Run run;
+        RunState got;
+        run_make(&run, 1, 5);
+        memset(run.state.fp8_largest, 0, sizeof(run.state.fp8_largest));
+        run.state.num_fp8 = counts[k];
+        uint64_t seed = 3;
+        for (int i = 0; i < counts[k]; i++) {
+            uint32_t bits = (uint32_t)next_random(&seed) % 0x7F800000u; // of any finite float that is not negative
+            memcpy(&run.state.fp8_largest[i], i < NUM_VALUES ? (const void*)&values[i] : &bits, sizeof(float));
+        }
+        check(save(dir, &run, &err));
+        bool loads = run_load_state(path, &got, &err);
+        check_msg(loads, "%s", loads ? "" : err.text);
+        check_msg(loads && memcmp(&got, &run.state, sizeof(got)) == 0, "%d values are not exact", counts[k]);
+        Text text = read_all(in(path, "state.json"));
+        check((strstr(text.data, "fp8") != NULL) == (counts[k] > 0)); // without --fp8 nothing is written
+        free(text.data);
         run_free(&run);
     }
 }
@@ -430,6 +464,39 @@ static void test_state_refused_by_name(void) {
         check_msg(strstr(err.text, edits[i][2]) && strstr(err.text, "state.json"), "edit %zu: no '%s' in '%s'", i,
                   edits[i][2], err.text);
     }
+}
+
+// What a list of --fp8 can have wrong.
+static void test_fp8_largest_refused(void) {
+    static const char* const lists[] = {"[]",      "3",        "null",      "{\"x\": 1}",     "[1, -1e-9]", "[\"nan\"]",
+                                        "[\"1\"]", "[1, [2]]", "[1, true]", "[3.4028236e38]", "[1e300]",    "[null]"};
+    const char *dir = fresh(), *path = in(dir, "step_00000001");
+    Run run;
+    RunState got;
+    Error err;
+    run_make(&run, 1, 5);
+    memset(run.state.fp8_largest, 0, sizeof(run.state.fp8_largest));
+    run.state.num_fp8 = 2, run.state.fp8_largest[0] = 1.5f;
+    for (size_t i = 0; i < sizeof(lists) / sizeof(lists[0]); i++) {
+        char edited[64];
+        snprintf(edited, sizeof(edited), "\"fp8_largest\": %s", lists[i]);
+        check(save(dir, &run, &err) && run_load_state(path, &got, &err));
+        edit_state(path, "\"fp8_largest\": [1.5, 0]", edited);
+        check(!run_load_state(path, &got, &err));
+        check_msg(strstr(err.text, "\"fp8_largest\"") && strstr(err.text, "state.json"), "%s: %s", lists[i], err.text);
+    }
+    check(save(dir, &run, &err));
+    edit_state(path, "[1.5, 0]", "[3.4028235e38, 1e-60]"); // rounded to floats
+    check(run_load_state(path, &got, &err) && got.fp8_largest[0] == FLT_MAX && got.fp8_largest[1] == 0.0f);
+    check(save(dir, &run, &err));
+    edit_state(path, "[1.5, 0]", "[NaN]"); // not JSON
+    check(!run_load_state(path, &got, &err));
+    run.state.num_fp8 = RUN_MAX_FP8;
+    check(save(dir, &run, &err) && run_load_state(path, &got, &err));
+    edit_state(path, "\"fp8_largest\": [", "\"fp8_largest\": [0, "); // one too many
+    check(!run_load_state(path, &got, &err));
+    check_msg(strstr(err.text, "\"fp8_largest\" is not a list of 1 to 4095 floats") != NULL, "%s", err.text);
+    run_free(&run);
 }
 
 // checkpoints from before there was Muon do not name the optimizer: it was AdamW
@@ -903,12 +970,14 @@ static const Test tests[] = {
     {"tokenizer_inside", "vocabulary and model open from the directory", test_tokenizer_inside},
     {"nothing_left_out", "every member of RunState is saved", test_nothing_left_out},
     {"extreme_numbers", "doubles and 64-bit integers are exact", test_extreme_numbers},
+    {"fp8_largest", "the list of --fp8 is exact, and absent without it", test_fp8_largest},
     {"nan_in_a_window", "a NaN loss does not spoil the state", test_nan_in_a_window},
     {"flipped_bit", "one flipped bit in any byte of any file is found, the older checkpoint is taken",
      test_flipped_bit},
     {"missing_or_cut", "any file missing, cut, too long, zeroed", test_missing_or_cut},
     {"none_found", "no directory, no checkpoint, none whole, a renamed one", test_none_found},
     {"state_refused_by_name", "what a state.json with a right sum can still have wrong", test_state_refused_by_name},
+    {"fp8_largest_refused", "what the list of --fp8 can have wrong", test_fp8_largest_refused},
     {"other_config_refused", "another shape is refused", test_other_config_refused},
     {"optimizer_of_old_checkpoints", "it was AdamW", test_optimizer_of_old_checkpoints},
     {"settings_compared", "no setting changes silently", test_settings_compared},

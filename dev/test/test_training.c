@@ -85,6 +85,56 @@ static void test_data(void) {
     }
 }
 
+// The names of --fp8's stages are in the order of the enum.
+static void test_fp8_stages(void) {
+    static const char* const names[][2] = {{"off", "off"},
+                                           {"forward", "forward"},
+                                           {"forward+dx", "+dx"},
+                                           {"forward+dx+head", "+head"},
+                                           {"forward+dx+head+dw", "+dw"}};
+    for (int stage = FP8_OFF; stage <= FP8_DW; stage++) {
+        char name[64];
+        cli_format_choice(name, sizeof(name), FP8_STAGES, stage);
+        check_str(name, names[stage][0]);
+        check(cli_find_choice(FP8_STAGES, names[stage][0]) == stage &&
+              cli_find_choice(FP8_STAGES, names[stage][1]) == stage);
+    }
+    check(cli_find_choice(FP8_STAGES, "+forward") < 0 && cli_find_choice(FP8_STAGES, "dx") < 0);
+}
+
+// A checkpoint with the values of --fp8's scales: a run that resumes from it without --fp8 does not save them again.
+static void test_resume_without_fp8(void) {
+    static Training t;
+    GPT2Config config = {64, 61, 128, 2, 3, 48};
+    size_t n = num_parameters(&config);
+    float* tensors = (float*)calloc(3 * n, sizeof(float));
+    char shard[300], dir[256];
+    Error err;
+    snprintf(shard, sizeof(shard), "%s/resume.bin", test_dir());
+    snprintf(dir, sizeof(dir), "%s/resume", test_dir());
+    write_shard(shard, 1001);
+    for (int resumed = 0; resumed <= 2; resumed++) {
+        settings = defaults;
+        settings.B = 2, settings.T = 16, settings.train_data = shard;
+        settings.fp8 = resumed == 1 ? FP8_OFF : FP8_DX;
+        training_clear(&t);
+        t.batch = settle_batch(&config);
+        if (resumed) { snprintf(t.checkpoint, sizeof(t.checkpoint), "%s/step_00000005", dir); }
+        capture_begin();
+        training_open_data(&t, &config);
+        training_begin(&t, &config, tensors, tensors + n, tensors + 2 * n);
+        capture_end();
+        bool kept = t.run.num_fp8 == 2 && t.run.fp8_largest[0] == 0.1f && t.run.fp8_largest[1] == 3.0f;
+        bool none = t.run.num_fp8 == 0 && t.run.fp8_largest[0] == 0.0f && t.run.fp8_largest[1] == 0.0f;
+        check(t.run.step == (resumed ? 5 : 0) && (resumed == 2 ? kept : none));
+        t.run.num_fp8 = 2, t.run.fp8_largest[0] = 0.1f, t.run.fp8_largest[1] = 3.0f;
+        t.run.step = 5, t.run.loader = t.position;
+        check(resumed || run_save(dir, &t.run, tensors, tensors + n, tensors + 2 * n, NULL, &err));
+        dataloader_close(&t.train);
+    }
+    free(tensors);
+}
+
 // ---- what is due --------------------------------------------------------------------
 
 // Returns what is due, from first_step on: "v" validate, "s" sample, "c" checkpoint, "." stop; "|" is a step.
@@ -262,7 +312,7 @@ static void test_report(void) {
     settings = defaults;
     t.run.config = config, t.batch = batch, t.num_steps = 10;
     check(logger_open(&t.logger, dir, -1, &err));
-    StepReport r = {3, 3e-4f, 4.25, 0.875, (double)NAN, 1.5, 500.0};
+    StepReport r = {3, 3e-4f, 4.25, 0.875, (double)NAN, 1.5, 500.0, 2.0};
     // per token 6 FLOPs for each weight except wpe's, and 6 L C T for attention; 64 tokens in half a second
     double flops = (6.0 * (double)(num_parameters(&config) - 64 * 48) + 6.0 * 2 * 48 * 16) * 64 / 0.5;
     check_near(training_flops(&t, 500.0), flops, 1.0);
@@ -272,6 +322,7 @@ static void test_report(void) {
     check_str(printed,
               "step    3/10 | loss 4.250000 | norm 0.8750 (+1.50z)| lr 3.00e-04 | 500.00 ms | 50.0% fp32 MFU | "
               "128 tok/s | ETA 4s\n");
+    settings.fp8 = FP8_DW;     // log.jsonl has what has saturated
     r.step = 4, r.ms = 1500.0; // the remaining time is estimated with 0.9 * 500 + 0.1 * 1500 = 600 ms per step
     capture_begin();
     training_report(&t, &r, flops / 3, "bf16", " | 1.5 TFLOP/s | 2.0 GB");
@@ -286,6 +337,13 @@ static void test_report(void) {
     check(f && fread(log, 1, sizeof(log) - 1, f) > 0);
     if (f) { fclose(f); }
     check_str(log, "s:3 trl:4.2500 lr:0.000300 norm:0.88\ns:4 trl:4.2500 lr:0.000300 norm:0.88\n");
+    snprintf(path, sizeof(path), "%s/log.jsonl", dir);
+    memset(log, 0, sizeof(log));
+    f = fopen(path, "rb");
+    check(f && fread(log, 1, sizeof(log) - 1, f) > 0);
+    if (f) { fclose(f); }
+    const char *first = strstr(log, "fp8_saturated"), *second = strstr(log, "{\"step\":4");
+    check_msg(first && second && first > second && strstr(first, "fp8_saturated\":2}"), "%s", log);
 }
 
 static void test_sample(void) {
@@ -315,6 +373,8 @@ int main(int argc, char** argv) {
     static const Test tests[] = {
         {"batch", "the shape of a step from flags and model; the flags stay as they were", test_batch},
         {"data", "steps of an epoch, batches of a validation", test_data},
+        {"fp8_stages", "what --fp8 takes", test_fp8_stages},
+        {"resume_without_fp8", "forgets the scales of the run before", test_resume_without_fp8},
         {"due", "validation, sample, checkpoint and stop, step by step", test_due},
         {"best", "--keep-best saves the lowest validation loss", test_best},
         {"time_left", "steps, validation, samples and saves", test_time_left},
