@@ -1163,13 +1163,14 @@ static bool report_step(Trainer* t, PendingStep* s) {
     wait_for_event(s->end, "step", r->step);
     ranks_progressed();
     cudaCheck(cudaEventElapsedTime(&ms, s->begin, s->end));
-    r->loss = s->state->loss, r->norm = s->state->norm, r->ms = ms;
+    r->loss = s->state->loss, r->norm = s->state->norm, r->ms = ms, r->num_saturated = s->state->saturated;
     if (!s->judged) { training_judge(&t->job, r); } // computes the z-scores for the report
     training_count(&t->job, r, s->state->applied);  // counts a skipped step and prints the reason
     follow_loss_scale(t, s);
-    char extra[128];
-    snprintf(extra, sizeof(extra), " | %.1f TFLOP/s | %.1f GB%s", training_flops(&t->job, r->ms) * 1e-12,
-             (double)t->model.num_bytes * 1e-9, ranks_timed(s->begin).c_str());
+    char extra[192], saturated[48] = "";
+    if (r->num_saturated > 0) { snprintf(saturated, sizeof(saturated), " | %.0f fp8 tensors saturated", r->num_saturated); }
+    snprintf(extra, sizeof(extra), " | %.1f TFLOP/s | %.1f GB%s%s", training_flops(&t->job, r->ms) * 1e-12,
+             (double)t->model.num_bytes * 1e-9, ranks_timed(s->begin).c_str(), saturated);
     training_report(&t->job, r, t->machine_flops, PRECISION_NAME, extra);
     if (args->log_memory_every && r->step % args->log_memory_every == 0) {
         size_t free_bytes, all_bytes;

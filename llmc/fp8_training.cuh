@@ -98,6 +98,8 @@ struct Fp8Scales {
     int* num_saturated; // (1) of the values of all steps on this GPU
 };
 
+inline int fp8_num_tensors(const GPT2Config* config) { return config->num_layers * FP8_PER_LAYER + FP8_OF_HEAD; }
+
 // Ends the program if this program, GPU, model or batch of BT tokens cannot use fp8, with the reason.
 inline void check_fp8(const GPT2Config* config, int BT, int stage) {
     if (stage == FP8_OFF) { return; }
@@ -107,10 +109,9 @@ inline void check_fp8(const GPT2Config* config, int BT, int stage) {
     }
     if (!has_sm90a()) { die("--fp8 needs an H100 or H200, and a program with code for sm_90a; this GPU trains without --fp8"); }
     if (C % 16 != 0 || C > 1792) { die("%d channels: --fp8 wants a multiple of 16 up to 1792", C); }
+    if (fp8_num_tensors(config) > RUN_MAX_FP8) { die("%d layers: --fp8 goes with fewer", config->num_layers); }
     if (BT % 16 != 0) { die("%d tokens in a micro-batch: --fp8 wants a multiple of 16, see -b and -t", BT); }
 }
-
-inline int fp8_num_tensors(const GPT2Config* config) { return config->num_layers * FP8_PER_LAYER + FP8_OF_HEAD; }
 
 // Whether tensor i is a gradient of activations, in e5m2.
 __host__ __device__ inline bool fp8_is_e5m2(int i, int num) {

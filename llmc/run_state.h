@@ -364,7 +364,6 @@ typedef struct {
     int64_t step;                  // optimizer steps taken so far, skipped ones included; names the directory
     int64_t num_tokens_seen;       // tokens trained on so far
     int64_t skipped_steps;         // steps whose update was skipped: outlier, or not finite
-    float fp8_largest[2056]; int num_fp8; // TEMPORARY
     double loss_scale;             // fp16: the factor by which the loss and all gradients are scaled; otherwise 1
     int64_t loss_scale_good_steps; // steps since loss_scale was last changed
     uint64_t sampler_rng;

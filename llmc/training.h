@@ -53,13 +53,11 @@ typedef struct {
     int fp8; // an Fp8Stage
     int recompute, gelu_fusion, tf32, master_weights, stochastic_rounding, use_graph, tune, profile, log_memory_every;
     const char *tuned, *overlap;
-    int fp8; // TEMPORARY
     int gpus, zero, restarts, num_processes, process_rank, gpus_per_node;
     float timeout;
     const char *server_ip, *init_method, *fs_path;
 } Settings;
 
-typedef enum { FP8_OFF, FP8_FORWARD, FP8_DX, FP8_HEAD, FP8_DW } Fp8Stage;
 // Written only through the option table below, while the flags are parsed. All other code reads it through args.
 #if defined(__cplusplus) // members that are not listed are 0, as in C
 #pragma GCC diagnostic push
@@ -280,7 +278,6 @@ static const Option options[] = {
     {OPT_SECTION, 0, NULL, "Several GPUs", NULL, NULL, NULL, 0, 0},
     {OPT_INT, 0, NULL, "gpus", &settings.gpus, NULL,
      "train on N GPUs of this machine, each with -b sequences; 0: all of them", 0, RANKS_MAX_LOCAL},
-    {OPT_INT, 0, NULL, "fp8", &settings.fp8, NULL, "TEMPORARY", .min = 0, .max = 4},
     {OPT_INT, 'z', NULL, "zero", &settings.zero, NULL,
      "1: ZeRO-1, each GPU keeps and updates a share of the optimizer's state, with Muon whole layers; 0: all of it", 0,
      1},
