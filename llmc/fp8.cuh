@@ -4,11 +4,9 @@ one float for the whole tensor:
 
     out = F(x * scale)              rounded to nearest, ties to even; beyond the largest number, the largest number
     amax = max(amax, max |x|)       from which the next scale is made
-    num_saturated += the number of values with |x * scale| beyond the largest number: 448 in e4m3, 57344 in e5m2
 
-x is rounded to floatX first, so a copy in fp8 has the same bits whether or not the tensor is stored in floatX, too. amax
-and num_saturated do not depend on the order of the threads: the maximum is taken of the bits of |x|, which as unsigned
-integers have the order of the numbers. Infinity is above all of these, and NaN above infinity, so neither is lost.
+Values have saturated if amax * scale is beyond the largest number: 448 in e4m3, 57344 in e5m2. amax does not depend on
+the order of the threads. It leaves NaN out, which stays NaN in both formats; infinity becomes the largest number.
 
 The tensor cores of Hopper multiply fp8 operands only if k, the dimension of the sum, is contiguous in both. A weight
 gradient sums over tokens, so it needs its operands (N,C) transposed: (C,N). But a sum may take the tokens in any order, as
@@ -51,7 +49,6 @@ template <class F> struct Fp8Tensor {
     bool in_order;      // the order of the tokens in `columns`: as they come, or 0 8 1 9 ... in each group of 16
     const float* scale; // one float
     float* amax;        // one float, 0 or more
-    int* num_saturated; // one int
 };
 
 // One operand of a product in fp8: rows, or columns, of a quantised tensor.
@@ -67,17 +64,13 @@ __host__ __device__ inline int fp8_token(int place, bool in_order) {
 
 // What a thread has seen so far.
 template <class F> struct Fp8Seen {
-    float scale;
-    uint32_t amax = 0; // the bits of the largest |x|
-    int num_saturated = 0;
+    float scale, amax = 0.0f;
 
     __device__ Fp8Seen(const Fp8Tensor<F>& t) : scale(__ldg(t.scale)) {}
     // returns x * scale
     __device__ float scaled(float x) {
-        amax = max(amax, __float_as_uint(x) & 0x7FFFFFFFu);
-        float y = x * scale;
-        num_saturated += fabsf(y) > Fp8<F>::LARGEST;
-        return y;
+        amax = fmaxf(amax, fabsf(x));
+        return x * scale;
     }
     // Quantises n values, n a multiple of 4, into n / 4 words.
     template <int n> __device__ void quantise(uint32_t (&words)[n / 4], const float (&x)[n]) {
@@ -100,28 +93,18 @@ template <class F> struct Fp8Seen {
     }
     // Adds what all threads of the block have seen to the tensor's. All threads call it, with whole warps.
     __device__ void store(const Fp8Tensor<F>& t) {
-        __shared__ uint32_t maxima[32];
-        __shared__ int counts[32];
-        int lane = threadIdx.x % 32, warp = threadIdx.x / 32, num_warps = blockDim.x / 32;
-        reduce_warp();
-        if (lane == 0) { maxima[warp] = amax, counts[warp] = num_saturated; }
-        __syncthreads();
-        if (warp > 0) { return; }
-        amax = lane < num_warps ? maxima[lane] : 0, num_saturated = lane < num_warps ? counts[lane] : 0;
-        store_warp(t);
+        __shared__ float shared[32];
+        float largest = block_max(amax, shared);
+        if (threadIdx.x == 0) { store_maximum(t, largest); }
     }
     // The same for the threads of a warp, all of which call it.
     __device__ void store_warp(const Fp8Tensor<F>& t) {
-        reduce_warp();
-        if (threadIdx.x % 32 > 0) { return; }
-        atomicMax(reinterpret_cast<unsigned*>(t.amax), amax);
-        if (num_saturated > 0) { atomicAdd(t.num_saturated, num_saturated); }
+        float largest = warp_max(amax);
+        if (threadIdx.x % 32 == 0) { store_maximum(t, largest); }
     }
-    __device__ void reduce_warp() {
-        for (int offset = 16; offset > 0; offset /= 2) {
-            amax = max(amax, __shfl_xor_sync(0xFFFFFFFFu, amax, offset));
-            num_saturated += __shfl_xor_sync(0xFFFFFFFFu, num_saturated, offset);
-        }
+    // The bits of numbers that are not negative have the order of the numbers.
+    __device__ void store_maximum(const Fp8Tensor<F>& t, float largest) {
+        atomicMax(reinterpret_cast<unsigned*>(t.amax), __float_as_uint(largest));
     }
 };
 

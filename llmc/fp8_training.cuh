@@ -95,7 +95,6 @@ struct Fp8Scales {
     float* amax;      // (num): the largest absolute values of this step so far
     float* largest;   // (num): those of the steps before, decayed
     float* no_amax;   // (1): for a tensor that is computed again
-    int* num_saturated; // (1) of the values of all steps on this GPU
 };
 
 inline int fp8_num_tensors(const GPT2Config* config) { return config->num_layers * FP8_PER_LAYER + FP8_OF_HEAD; }
@@ -162,11 +161,10 @@ template <class F> struct Fp8Copies {
     F *rows, *columns;
     Fp8Scale* scale;
     float* amax;
-    int* num_saturated;
 
-    Fp8Tensor<F> to_rows() const { return {rows, NULL, false, &scale->scale, amax, num_saturated}; } // to be written
+    Fp8Tensor<F> to_rows() const { return {rows, NULL, false, &scale->scale, amax}; } // to be written
     Fp8Tensor<F> to_both(bool in_order = false) const {
-        return {rows, columns, in_order, &scale->scale, amax, num_saturated};
+        return {rows, columns, in_order, &scale->scale, amax};
     }
     Fp8Matrix<F> as_rows() const { return {rows, &scale->inverse}; } // to be read
     Fp8Matrix<F> as_columns() const { return {columns, &scale->inverse}; }
@@ -209,7 +207,6 @@ inline void plan_fp8(Plan* parameters, Plan* activations, Fp8Memory* m, const GP
     plan_add(parameters, PLAN_WEIGHTS, &m->scales.amax, num);
     plan_add(parameters, PLAN_WEIGHTS, &m->scales.largest, num);
     plan_add(parameters, PLAN_WEIGHTS, &m->scales.no_amax, 1);
-    plan_add(parameters, PLAN_WEIGHTS, &m->scales.num_saturated, 1);
     plan_add(parameters, PLAN_WEIGHTS, &m->weights, L * 22 * C * C);
     if (stage >= FP8_HEAD) { plan_add(parameters, PLAN_WEIGHTS, &m->wte, 2 * C * config->padded_vocab_size); }
     plan_add(activations, PLAN_ACTIVATIONS, &m->norm_rows, BT * C);
@@ -228,7 +225,7 @@ struct Fp8Layer {
 
 template <class F> Fp8Copies<F> fp8_copies(const Fp8Memory& m, int number, F* rows, F* columns) {
     const Fp8Scales& s = m.scales;
-    return {rows, columns, s.scales + number, s.amax + number, s.num_saturated};
+    return {rows, columns, s.scales + number, s.amax + number};
 }
 
 inline Fp8Layer fp8_layer(const Fp8Memory& m, const GPT2Config* config, int BT, int l) {

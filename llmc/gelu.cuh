@@ -49,3 +49,12 @@ struct GeluSaved {
     bool is_slope;
     GeluSaved(floatX* tensor = NULL, bool is_slope = false) : tensor(tensor), is_slope(is_slope) {}
 };
+
+// The same by tanh.approx, whose error is 2^-11: gelu(x) within 5e-4 |x|, the slope within 1e-3. Half the instructions, for
+// results that are rounded to 8 bits. Returns NaN for infinities, too.
+__device__ inline float gelu_and_slope_approx(float x, float* slope) {
+    const float a = 0.7978845608f, b = 0.0356774081f; // u = x (a + b x^2)
+    float xx = x * x, t = tanh_approx(x * fmaf(b, xx, a)), half = 0.5f * x;
+    *slope = fmaf(half * fmaf(-t, t, 1.0f), fmaf(3.0f * b, xx, a), fmaf(0.5f, t, 0.5f));
+    return fmaf(half, t, half);
+}

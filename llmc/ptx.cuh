@@ -221,6 +221,9 @@ __device__ inline void mbarrier_wait(uint64_t* barrier, int parity) {
 //     row 3      3 2 1 0 7 6 5 4
 //     ...
 //     row 7      7 6 5 4 3 2 1 0        row 8 is like row 0
+//
+// Boxes that are 64 bytes wide get the 64-byte swizzle: position p of row r holds chunk p ^ (r / 2 % 4), and the box is
+// aligned to 512 bytes.
 template <int rank>
 CUtensorMap tensor_map(const floatX* tensor, const int (&sizes)[rank], const int (&box_sizes)[rank]) {
     typedef CUresult Encode(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*, const cuuint64_t*, const cuuint64_t*,
@@ -248,8 +251,10 @@ CUtensorMap tensor_map(const floatX* tensor, const int (&sizes)[rank], const int
         bytes *= size[i], stride[i] = bytes;
     }
     CUtensorMap map;
+    bool narrow = box[0] * sizeof(floatX) == 64;
     CUresult result = ((Encode*)encode)(&map, type, rank, (void*)tensor, size, stride, box, step,
-                                        CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                                        CU_TENSOR_MAP_INTERLEAVE_NONE,
+                                        narrow ? CU_TENSOR_MAP_SWIZZLE_64B : CU_TENSOR_MAP_SWIZZLE_128B,
                                         CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     require(result == CUDA_SUCCESS);
     return map;

@@ -50,35 +50,6 @@ Buffer<F> fp8_output(Bench& b, const char* name, size_t n, Buffer<float> scale, 
     return x;
 }
 
-// Declares num_saturated, which starts at 3, for the output `x` (n) of fp8_output().
-template <class F>
-Buffer<int> fp8_num_saturated(Bench& b, Buffer<F> x, size_t n, Buffer<float> scale, Tolerance tolerance) {
-    Buffer<int> start = b.input_from<int>("num_saturated_start", 1, [](float* host) { host[0] = 3; });
-    Buffer<int> count = b.inout<int>("num_saturated", 1, start, {0, 0});
-    if (b.dry) { return count; }
-    b.state.buffers.back().compare = [=](double factor, std::string* wrong) {
-        int got;
-        std::atomic<int> least{3}, most{3};
-        cudaCheck(cudaMemcpy(&got, count.dev, sizeof(got), cudaMemcpyDeviceToHost));
-        bench_pieces(n, [&](size_t begin, size_t end) {
-            int sure = 0, possible = 0; // of this piece
-            for (size_t i = begin; i < end; i++) {
-                float want = fabsf(x.host[i]), off = fp8_off(want, tolerance, factor);
-                bool left_out = bench_is_left_out(x.host[i]);
-                sure += !left_out && (float)(floatX)(want - off) * scale.host[0] > Fp8<F>::LARGEST;
-                possible += left_out || (float)(floatX)(want + off) * scale.host[0] > Fp8<F>::LARGEST;
-            }
-            least += sure, most += possible;
-        });
-        if (least <= got && got <= most) { return 0.0; }
-        char text[128];
-        snprintf(text, sizeof(text), "num_saturated: got %d, want %d to %d", got, (int)least, (int)most);
-        *wrong += (wrong->empty() ? "" : "; ") + std::string(text);
-        return (double)INFINITY;
-    };
-    return count;
-}
-
 // Declares amax, which starts at 2^-20. The reference calls fp8_amax_cpu(). tolerance: of values that are not yet rounded to
 // floatX; 0: amax must be equal.
 inline Buffer<float> fp8_amax(Bench& b, Tolerance tolerance) {

@@ -142,7 +142,8 @@ void mbarrier_wait(uint64_t* barrier, int parity) {
 CUtensorMap emulation_tensor_map(const void* tensor, int rank, const int* sizes, const int* box, int element_bytes) {
     CUtensorMap map = {};
     map.tensor = {(char*)tensor, {1, 1, 1, 1}, {1, 1, 1, 1}, element_bytes, rank};
-    bool valid = (uintptr_t)tensor % 16 == 0 && box[0] * element_bytes == 128;
+    int width = box[0] * element_bytes;
+    bool valid = (uintptr_t)tensor % 16 == 0 && (width == 128 || width == 64);
     for (int i = 0; i < rank; i++) {
         map.tensor.sizes[i] = sizes[i], map.tensor.box[i] = box[i];
         valid = valid && sizes[i] > 0 && box[i] > 0 && box[i] <= 256;
@@ -154,10 +155,11 @@ CUtensorMap emulation_tensor_map(const void* tensor, int rank, const int* sizes,
     return map;
 }
 
-// The position to which the 128-byte swizzle moves a byte of shared memory.
-static size_t swizzled(size_t offset) { return offset ^ (offset >> 7 & 7) << 4; }
+// The position to which the 128-byte swizzle moves a byte of shared memory, or the 64-byte swizzle.
+static size_t swizzled(size_t offset, size_t width = 128) { return offset ^ (offset >> 7 & (width / 16 - 1)) << 4; }
+static size_t box_width(const TensorMap& t) { return (size_t)t.box[0] * (size_t)t.element_bytes; } // bytes
 
-// Calls row(p, offset) for each row of 128 bytes of a box: where it is in the tensor, NULL if it is outside, and its
+// Calls row(p, offset) for each row of a box: where it is in the tensor, NULL if it is outside, and its
 // offset in the box. The first `*valid` elements of a row are inside.
 template <class Row> static void for_rows(const TensorMap& t, const int* at, Row row) {
     size_t offset = 0, strides[4];
@@ -165,7 +167,7 @@ template <class Row> static void for_rows(const TensorMap& t, const int* at, Row
     for (int i = 1; i < 4; i++) { strides[i] = strides[i - 1] * (size_t)t.sizes[i - 1]; }
     for (int w = at[3]; w < at[3] + t.box[3]; w++) {
         for (int z = at[2]; z < at[2] + t.box[2]; z++) {
-            for (int y = at[1]; y < at[1] + t.box[1]; y++, offset += 128) {
+            for (int y = at[1]; y < at[1] + t.box[1]; y++, offset += box_width(t)) {
                 bool inside = y >= 0 && y < t.sizes[1] && z >= 0 && z < t.sizes[2] && w >= 0 && w < t.sizes[3];
                 int first = std::max(at[0], 0), end = std::min(at[0] + t.box[0], t.sizes[0]);
                 char* p = t.base + (size_t)std::max(w, 0) * strides[3] + (size_t)std::max(z, 0) * strides[2] +
@@ -188,8 +190,8 @@ static void perform_copy(const BulkCopy& c) {
                 if (uncounted.was) { count_bulk(p, (size_t)bytes, COUNT_BULK_READ, c.pc); }
                 memcpy(row + begin, p, (size_t)bytes);
             }
-            for (size_t i = 0; i < 128; i += 16) {
-                memcpy(c.to_block->shared + swizzled(c.to + offset + i), row + i, 16);
+            for (size_t i = 0, width = box_width(c.map); i < width; i += 16) {
+                memcpy(c.to_block->shared + swizzled(c.to + offset + i, width), row + i, 16);
             }
         });
     } else if (c.global) {
@@ -276,7 +278,9 @@ static void perform_store(Fiber* f, const BulkStore& s) {
         for_rows(s.map, s.coordinates, [&](char* p, int bytes, int begin, size_t offset) {
             if (bytes <= 0) { return; }
             char row[128];
-            for (size_t i = 0; i < 128; i += 16) { memcpy(row + i, b->shared + swizzled(s.from + offset + i), 16); }
+            for (size_t i = 0, width = box_width(s.map); i < width; i += 16) {
+                memcpy(row + i, b->shared + swizzled(s.from + offset + i, width), 16);
+            }
             check_access_of(f, p, (size_t)bytes, ACCESS_WRITE, s.pc);
             if (uncounted.was) { count_bulk(p, (size_t)bytes, COUNT_BULK_WRITE, s.pc); }
             memcpy(p, row + begin, (size_t)bytes);
