@@ -30,6 +30,8 @@ static const bool IS_FP32 = sizeof(floatX) == sizeof(float);
 // gradient_norm() divide by the scale again.
 static const double LOSS_SCALE = IS_FP16 ? 1024.0 : 1.0;
 
+static bool has_fp8() { return strcmp(PRECISION_NAME, "bf16") == 0 && has_sm90a(); }
+
 static bool have_gpu() {
     int n = 0;
     if (cudaGetDeviceCount(&n) == cudaSuccess && n > 0) { return true; }
@@ -426,7 +428,7 @@ static void test_saved_slope(void) {
 // most) and of e5m2 (2 bits, 1/8). What the backward pass computes again is what the forward pass had.
 static void test_fp8(void) {
     if (!have_gpu()) { return; }
-    if (strcmp(PRECISION_NAME, "bf16") != 0 || !has_sm90a()) { return test_skip("needs bf16 and code for sm_90a"); }
+    if (!has_fp8()) { return test_skip("needs bf16 and code for sm_90a"); }
     GPT2 model;
     GPT2Config config = {128, 300, padded_vocab(300), 2, 2, 64};
     std::vector<float> want, same;
@@ -460,6 +462,39 @@ static void test_fp8(void) {
         }
     }
     test_options.fp8 = FP8_OFF, test_options.recompute = 0;
+}
+
+// With --fp8, NaN and overflow anywhere reach the loss or the norm, and stop the update. The scales recover: four passes
+// later the gradients have the same bits as before.
+static void test_fp8_recovers(void) {
+    if (!have_gpu()) { return; }
+    if (!has_fp8()) { return test_skip("needs bf16 and code for sm_90a"); }
+    GPT2 model;
+    GPT2Config config = {128, 300, padded_vocab(300), 2, 2, 64};
+    std::vector<int> tokens;
+    test_options.fp8 = FP8_DW;
+    open_random(&model, &config, 2, 56, &tokens);
+    set_tokens(&model, tokens.data(), tokens.data() + 1, 112);
+    for (int i = 0; i < 4; i++) { run_pass(&model, 2, 56); }
+    std::vector<float> want = gradients(&model), weights(num_parameters(&config)), broken;
+    gpt2_download(&model, weights.data());
+    AdamW o = {1e-3f, 0.9f, 0.95f, 1e-8f, 0.1f, 1.0f};
+    for (float value : {NAN, 1e30f}) {
+        for (int p : {0, 2, 4, 10, 12}) { // wte, ln1w, qkvw, fcw, fcprojw
+            broken = weights;
+            broken[param_offset(&config, p) + 3] = value;
+            gpt2_upload(&model, broken.data(), 0);
+            run_pass(&model, 2, 56);
+            gpt2_update(&model, &o, false);
+            int applied = to_host(&model, &model.state->applied, 1)[0] != 0.0f;
+            check_msg(!applied || value == 1e30f, "%s", gpt2_params[p].name);
+            gpt2_upload(&model, weights.data(), 0);
+            for (int i = 0; i < 4; i++) { run_pass(&model, 2, 56); } // an outlier is forgotten in four
+            check_msg(same_bits(gradients(&model), want), "%s", gpt2_params[p].name);
+        }
+    }
+    gpt2_free(&model);
+    test_options.fp8 = FP8_OFF;
 }
 
 static void test_same_bits_again(void) {
@@ -1109,7 +1144,8 @@ static void test_resume(void) {
     if (!have_program()) { return; }
     const char *data = make_shards(), *dir = test_dir();
     std::string out, log[2], weights[2], moments[2];
-    for (int chance = 0; chance < 2; chance++) {
+    for (int chance = 0; chance < (has_fp8() ? 3 : 2); chance++) {
+        const char* flags[] = {"", "--stochastic-rounding 1", "--fp8"};
         for (int i = 0; i < 2; i++) {
             char run[256], path[512];
             snprintf(run, sizeof(run), "%s/resume_%d_%d", dir, chance, i);
@@ -1118,8 +1154,8 @@ static void test_resume(void) {
                                      dir, chance, dir, chance, run);
                 check_msg(rc == 0, "%s", out.c_str());
             }
-            int rc = run_command(&out, SMALL_RUN "-d 512 -x 12 -n 7 -y %d -o %s --stochastic-rounding %d", program(),
-                                 data, data, i, run, chance);
+            int rc = run_command(&out, SMALL_RUN "-d 512 -x 12 -n 7 -y %d -o %s %s", program(), data, data, i, run,
+                                 flags[chance]);
             check_msg(rc == 0, "exit %d: %s", rc, out.c_str());
             check((out.find("resumed at step 7") != std::string::npos) == (i == 1));
             snprintf(path, sizeof(path), "%s/main.log", run);
@@ -1143,16 +1179,19 @@ static void test_graph(void) {
     if (!have_program()) { return; }
     const char* data = make_shards();
     std::string out, logs[2];
-    for (int graph = 0; graph < 2; graph++) {
-        char run[256], path[512];
-        snprintf(run, sizeof(run), "%s/graph_%d", test_dir(), graph);
-        int rc =
-            run_command(&out, SMALL_RUN "-d 768 -x 6 -o %s --graph %d --tune 0", program(), data, data, run, graph);
-        check_msg(rc == 0, "exit %d: %s", rc, out.c_str());
-        snprintf(path, sizeof(path), "%s/step_00000006/model.safetensors", run);
-        logs[graph] = slurp(path);
+    for (const char* flags : {"", "--fp8"}) {
+        if (flags[0] && !has_fp8()) { break; }
+        for (int graph = 0; graph < 2; graph++) {
+            char run[256], path[512];
+            snprintf(run, sizeof(run), "%s/graph%s_%d", test_dir(), flags, graph);
+            int rc = run_command(&out, SMALL_RUN "-d 768 -x 6 -o %s --graph %d --tune 0 %s", program(), data, data, run,
+                                 graph, flags);
+            check_msg(rc == 0, "exit %d: %s", rc, out.c_str());
+            snprintf(path, sizeof(path), "%s/step_00000006/model.safetensors", run);
+            logs[graph] = slurp(path);
+        }
+        check(logs[0].size() > 100000 && logs[0] == logs[1]);
     }
-    check(logs[0].size() > 100000 && logs[0] == logs[1]);
 }
 
 // The HellaSwag score does not depend on the number of questions per batch. The right endings follow the rule of the
@@ -1347,6 +1386,7 @@ static const Test tests[] = {
     {"recompute", "the three recompute levels agree", test_recompute},
     {"saved_slope", "GELU's saved slope gives the gradients that its argument gives", test_saved_slope},
     {"fp8", "the stages of --fp8 against bf16; values that grow saturate once", test_fp8},
+    {"fp8_recovers", "NaN and overflow with --fp8 stop the update, and scales recover", test_fp8_recovers},
     {"same_bits_again", "two runs give the same bits", test_same_bits_again},
     {"shapes", "T from 1 to 8192, B to 64, C to 1600, head sizes 32 to 128", test_shapes},
     {"nan_is_seen", "a NaN in any weight tensor stops the update", test_nan_is_seen},

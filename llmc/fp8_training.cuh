@@ -16,7 +16,8 @@ checkpoints: the fp8 copies of the weights are made anew at the beginning of eac
 Scales are delayed: a tensor is written with a scale that was made before its values were known, from the largest absolute
 value of the earlier steps. The scale is a power of two, which loses nothing, and puts that value at an eighth to a quarter
 of the format's largest number: values may grow fourfold within a step before some saturate. What was largest decays by
-half each step. There are no earlier steps at the beginning, so passes over the first micro-batch, without an update,
+half each step, and after a step of outliers at once to four times what is largest then. NaN and infinity are not taken
+in. There are no earlier steps at the beginning, so passes over the first micro-batch, without an update,
 measure the values. `largest` is saved with a checkpoint: a resumed run has the same bits. With several GPUs all have the
 maximum of their values, and thus the same scales.
 
@@ -134,10 +135,8 @@ __global__ void fp8_scales_kernel(Fp8Scales s, bool update, float* saturated, co
     for (int i = threadIdx.x; i < s.num; i += blockDim.x) {
         bool is_e5m2 = fp8_is_e5m2(i, s.num);
         float amax = s.amax[i], largest = s.largest[i];
-        if (update && isfinite(amax)) {
-            count += amax * s.scales[i].scale > (is_e5m2 ? 57344.0f : 448.0f);
-            largest = fmaxf(amax, largest / 2);
-        }
+        if (update && isfinite(amax)) { count += amax * s.scales[i].scale > (is_e5m2 ? 57344.0f : 448.0f); }
+        if (update && isfinite(amax) && amax > 0.0f) { largest = fmaxf(amax, fminf(largest / 2, 4 * amax)); }
         if (i == s.num - FP8_OF_HEAD + FP8_DLOGITS) { largest = *dloss; }
         s.scales[i] = fp8_scale(largest, is_e5m2, *dloss);
         s.largest[i] = largest, s.amax[i] = 0.0f;
