@@ -594,8 +594,8 @@ static void plan_activations(Plan* plan, Activations* a, const GPT2Config* confi
     size_t BT = (size_t)B * T, C = config->channels, L = config->num_layers, NH = config->num_heads;
     size_t Vp = config->padded_vocab_size;
     a->B = B, a->T = T;
-    a->keep = training;
-    a->keep_gelu = training && recompute < 1 && fp8 < FP8_DW, a->keep_norm = training && recompute < 2 && fp8 < FP8_DW;
+    a->keep = training, a->keep_gelu = training && recompute < (fp8 < FP8_DW), // +dw keeps columns in fp8 instead
+        a->keep_norm = training && recompute < 2 * (fp8 < FP8_DW);
     size_t layers = a->keep ? L : 1, gelus = a->keep_gelu ? L : 1, norms = a->keep_norm ? L : 1;
     PlanGroup group = PLAN_ACTIVATIONS;
     plan_add(plan, group, &a->encoded, BT * C);
@@ -620,8 +620,7 @@ static void plan_activations(Plan* plan, Activations* a, const GPT2Config* confi
     plan_add(plan, group, &a->inputs, BT);
     plan_add(plan, group, &a->targets, BT);
     // dfch and dqkv share the memory of the logits
-    size_t backward = training ? BT * (4 * C + 3 * C) : 0;
-    if (fp8) { backward = fp8_logits((int)BT, (int)C, (int)Vp); }
+    size_t backward = fp8 ? fp8_logits(B * T, config->channels, (int)Vp) : training ? BT * (4 * C + 3 * C) : 0;
     plan_add(plan, group, &a->logits, std::max((size_t)logit_rows * Vp, backward));
     if (!training) { return; }
     plan_add(plan, group, &a->dresidual, BT * C);
@@ -1023,12 +1022,13 @@ struct Trainer {
     cudaEvent_t copied[2];
     int64_t num_batches; // micro-batches copied so far
     PendingStep steps[2];
-    PendingStep* pending;     // the step that is launched and not yet reported, or NULL
-    LaunchGraph graphs[2][2]; // of a micro-step: [first of a step][last of a step, and gradients are exchanged beside it]
-    RunParts parts;           // which rank saves which tensors
-    float* buffer;            // this rank's parts, pinned: weights and moments, from which checkpoints are written
-    bool fp8_begun;           // the scales are there
-    EvalLoader hellaswag;     // --hellaswag
+    PendingStep* pending; // the step that is launched and not yet reported, or NULL
+    LaunchGraph graphs[2]
+                      [2]; // of a micro-step: [first of a step][last of a step, and gradients are exchanged beside it]
+    RunParts parts;        // which rank saves which tensors
+    float* buffer;         // this rank's parts, pinned: weights and moments, from which checkpoints are written
+    bool fp8_begun;        // the scales are there
+    EvalLoader hellaswag;  // --hellaswag
     Evaluator evaluator;
     double machine_flops; // FLOP/s at 100% MFU: from the table in llmc/mfu.h, or measured
 };
@@ -1062,15 +1062,15 @@ static bool next_batch(Trainer* t, Error* err) {
 
 // With several GPUs, weights are gathered during the first forward pass of a step, gradients reduced during the last backward.
 static void launch_micro_step(GPT2* model, const Batch* batch, bool first, bool last) {
-    bool fp8 = model->options.fp8;
     int B = batch->B, T = batch->T;
     float scale = 1.0f / (float)batch->total;
+    bool fp8 = model->options.fp8;
     leave_room(first && args->zero);
     fp8 ? gpt2_forward_fp8(model, B, T, first) : gpt2_forward(model, &model->acts, B, T, NULL);
     leave_room(false); // all weights are here
     fp8 ? gpt2_loss_fp8(model, B, T, scale, first) : gpt2_loss(model, &model->acts, B, T, true, scale);
     leave_room(last);
-    fp8 ? gpt2_backward_fp8(model, B, T, first) : gpt2_backward(model, B, T, first);
+    (fp8 ? gpt2_backward_fp8 : gpt2_backward)(model, B, T, first);
     leave_room(false);
 }
 
@@ -1097,20 +1097,6 @@ static bool judge_before_update(Trainer* t, PendingStep* s) {
     return training_judge(&t->job, &s->report);
 }
 
-// With --fp8, before the first step: measures the values of all tensors in passes over the first micro-batch, which is on the
-// GPU, unless the run is resumed and knows them.
-static void begin_fp8(Trainer* t) {
-    GPT2* model = &t->model;
-    update_fp8_scales(model, false); // also forgets what trials of the exchange have measured
-    int num_passes = t->job.run.num_fp8 > 0 ? 0 : 3; // a gradient that is too small for fp8 hides those before it
-    for (int i = 0; i < num_passes; i++) {
-        launch_micro_step(model, &t->job.batch, true, false);
-        update_fp8_scales(model, true);
-    }
-    cudaCheck(cudaMemsetAsync(&model->state->loss, 0, sizeof(float), model->stream));
-    t->fp8_begun = true;
-}
-
 // Queues one step, which becomes t->pending until report_step. Returns false, and drops the step, if its data cannot be
 // read (the reason is then in err) or if a signal requests a stop between two micro-batches (err is then empty).
 static bool launch_step(Trainer* t, Error* err) {
@@ -1127,7 +1113,7 @@ static bool launch_step(Trainer* t, Error* err) {
     cudaCheck(cudaMemsetAsync(&model->state->loss, 0, sizeof(float), model->stream));
     for (int64_t i = 0; i < t->job.batch.micro_steps; i++) {
         if (!next_batch(t, err)) { return false; }
-        if (model->options.fp8 && !t->fp8_begun) { begin_fp8(t); }
+        begin_fp8(model, run->num_fp8 > 0, [&] { launch_micro_step(model, &t->job.batch, true, false); });
         micro_step(t, i == 0, i == t->job.batch.micro_steps - 1);
     }
     gpt2_gradient_norm(model);
@@ -1167,10 +1153,9 @@ static bool report_step(Trainer* t, PendingStep* s) {
     if (!s->judged) { training_judge(&t->job, r); } // computes the z-scores for the report
     training_count(&t->job, r, s->state->applied);  // counts a skipped step and prints the reason
     follow_loss_scale(t, s);
-    char extra[192], saturated[48] = "";
-    if (r->num_saturated > 0) { snprintf(saturated, sizeof(saturated), " | %.0f fp8 tensors saturated", r->num_saturated); }
-    snprintf(extra, sizeof(extra), " | %.1f TFLOP/s | %.1f GB%s%s", training_flops(&t->job, r->ms) * 1e-12,
-             (double)t->model.num_bytes * 1e-9, ranks_timed(s->begin).c_str(), saturated);
+    char extra[128];
+    snprintf(extra, sizeof(extra), " | %.1f TFLOP/s | %.1f GB%s", training_flops(&t->job, r->ms) * 1e-12,
+             (double)t->model.num_bytes * 1e-9, ranks_timed(s->begin).c_str());
     training_report(&t->job, r, t->machine_flops, PRECISION_NAME, extra);
     if (args->log_memory_every && r->step % args->log_memory_every == 0) {
         size_t free_bytes, all_bytes;
@@ -1407,8 +1392,8 @@ static void load_training_state(Trainer* t, ModelSource* source) {
 // Rank 0 chooses cuBLASLt's algorithms and when to exchange, and all ranks do as it does.
 static void share_choices(Trainer* t) {
     const GPT2Config* config = &t->model.config;
-    ExchangeTrial trial = {t->model.own_grads, t->model.grads_memory, bucket(config, 0).n, model_size(config),
-                           t->job.batch.micro_steps > 1, t->job.run.step + 1};
+    ExchangeTrial trial = {t->model.own_grads, t->model.grads_memory,        bucket(config, 0).n,
+                           model_size(config), t->job.batch.micro_steps > 1, t->job.run.step + 1};
     ranks_choose(trial, t->job.checkpoint[0] ? args->output : NULL, t->model.stream,
                  [&](bool first, bool last) { launch_micro_step(&t->model, &t->job.batch, first, last); });
 }
@@ -4198,7 +4183,7 @@ template <class Launch> static void layernorm_quantize_vectors(int C, Launch lau
     launch(std::integral_constant<int, 7>());
 }
 
-void layernorm_quantize2(const LayernormQuantizeArgs& q, cudaStream_t stream, int block_size) {
+static void layernorm_quantize2(const LayernormQuantizeArgs& q, cudaStream_t stream, int block_size) {
     require(!q.to.columns && block_size <= 512);
     layernorm_quantize_vectors(q.C, [&](auto num_vecs) {
         auto kernel = layernorm_quantize_kernel2<decltype(num_vecs)::value>;
@@ -4246,7 +4231,7 @@ template <int num_vecs> __global__ void __launch_bounds__(512) layernorm_quantiz
     seen.store(q.to);
 }
 
-void layernorm_quantize3(const LayernormQuantizeArgs& q, cudaStream_t stream, int block_size) {
+static void layernorm_quantize3(const LayernormQuantizeArgs& q, cudaStream_t stream, int block_size) {
     require(q.to.columns && !q.beside && q.N % 16 == 0 && block_size <= 512);
     layernorm_quantize_vectors(q.C, [&](auto num_vecs) {
         auto kernel = layernorm_quantize_kernel3<decltype(num_vecs)::value>;

@@ -111,7 +111,8 @@ static void gpt2_loss_fp8(GPT2* model, int B, int T, float scale, bool first) {
             quantize(dlogits.to_rows(), acts->logits, n, Vp, stream);
             matmul_backward_weight(model->grads.wte, acts->scratch, acts->logits, inp, n, C, Vp, add, stream);
         }
-        matmul_fp8_backward_input(acts->dbtc + (size_t)begin * C, dlogits.as_rows(), wte.as_columns(), n, C, Vp, stream);
+        matmul_fp8_backward_input(acts->dbtc + (size_t)begin * C, dlogits.as_rows(), wte.as_columns(), n, C, Vp,
+                                  stream);
     }
     mean_loss(&model->state->loss, acts->losses, BT, scale, stream);
 }
@@ -160,8 +161,8 @@ static void gpt2_backward_fp8(GPT2* model, int B, int T, bool first) {
         // what the forward pass has not kept; the rows are not used
         if (dw && !m.keep_gelu) { quantize_gelu(fp8_again(m, q.gelu), NULL, a.fch.tensor, BT, 4 * C, stream); }
         if (dw && !m.keep_norm) {
-            layernorm_quantize(fp8_again(m, q.ln1), NULL, NULL, a.ln1_mean, a.ln1_rstd, a.residual, NULL, w.ln1w, w.ln1b,
-                               BT, C, stream);
+            layernorm_quantize(fp8_again(m, q.ln1), NULL, NULL, a.ln1_mean, a.ln1_rstd, a.residual, NULL, w.ln1w,
+                               w.ln1b, BT, C, stream);
             layernorm_quantize(fp8_again(m, q.ln2), NULL, NULL, a.ln2_mean, a.ln2_rstd, a.residual2, NULL, w.ln2w,
                                w.ln2b, BT, C, stream);
         }
@@ -204,6 +205,20 @@ static void gpt2_backward_fp8(GPT2* model, int B, int T, bool first) {
 // Makes the scales from what is known of the tensors. update: this step's values are added to that; all ranks must then call it.
 static void update_fp8_scales(GPT2* model, bool update) {
     fp8_set_scales(model->fp8.scales, update, &model->state->saturated, &model->state->dloss, model->stream);
+}
+
+// Call with the first micro-batch of each step on the GPU; pass() makes a forward and a backward pass over it. Before the
+// first step, and unless a resumed run knows them (known), it measures the values of all tensors in three passes. One is not
+// enough: a gradient that is too small for fp8 hides those before it.
+template <class Pass> static void begin_fp8(GPT2* model, bool known, Pass pass) {
+    if (model->options.fp8 == FP8_OFF || model->fp8.begun) { return; }
+    model->fp8.begun = true;
+    update_fp8_scales(model, false); // also forgets what trials of the exchange have measured
+    for (int i = 0; i < 3 && !known; i++) {
+        pass();
+        update_fp8_scales(model, true);
+    }
+    cudaCheck(cudaMemsetAsync(&model->state->loss, 0, sizeof(float), model->stream));
 }
 
 // Copies what is known of the tensors, for a checkpoint. Returns how many there are, 0 without --fp8.

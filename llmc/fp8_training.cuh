@@ -54,11 +54,11 @@ void layernorm_quantize(const Fp8Tensor<E4M3>& to, floatX* beside, floatX* resid
                         cudaStream_t stream);
 
 // out (N,OC) = inp (N,C) weight (OC,C)^T + bias (OC), which may be NULL
-void matmul_fp8_forward(floatX* out, const Fp8Matrix<E4M3>& inp, const Fp8Matrix<E4M3>& weight, const floatX* bias, int N,
-                        int C, int OC, cudaStream_t stream);
+void matmul_fp8_forward(floatX* out, const Fp8Matrix<E4M3>& inp, const Fp8Matrix<E4M3>& weight, const floatX* bias,
+                        int N, int C, int OC, cudaStream_t stream);
 // to (N,OC) = gelu(that), with columns; slope (N,OC) = GELU's slope there
-void matmul_fp8_gelu(const Fp8Tensor<E4M3>& to, floatX* slope, const Fp8Matrix<E4M3>& inp, const Fp8Matrix<E4M3>& weight,
-                     const floatX* bias, int N, int C, int OC, cudaStream_t stream);
+void matmul_fp8_gelu(const Fp8Tensor<E4M3>& to, floatX* slope, const Fp8Matrix<E4M3>& inp,
+                     const Fp8Matrix<E4M3>& weight, const floatX* bias, int N, int C, int OC, cudaStream_t stream);
 // dinp (N,C) = dout (N,OC) weight (OC,C), of which `weight` has the columns (C,OC)
 void matmul_fp8_backward_input(floatX* dinp, const Fp8Matrix<E5M2>& dout, const Fp8Matrix<E4M3>& weight, int N, int C,
                                int OC, cudaStream_t stream);
@@ -82,7 +82,18 @@ inline size_t fp8_backward_scratch(int N, int C) {
 // ---- scales ---------------------------------------------------------------------------------
 
 // The quantised tensors of a layer, and after those of all layers the head's.
-enum Fp8Name { FP8_LN1, FP8_LN2, FP8_GELU, FP8_DQKV, FP8_DFCH, FP8_DFCPROJ, FP8_QKVW, FP8_FCW, FP8_FCPROJW, FP8_PER_LAYER };
+enum Fp8Name {
+    FP8_LN1,
+    FP8_LN2,
+    FP8_GELU,
+    FP8_DQKV,
+    FP8_DFCH,
+    FP8_DFCPROJ,
+    FP8_QKVW,
+    FP8_FCW,
+    FP8_FCPROJW,
+    FP8_PER_LAYER
+};
 enum Fp8HeadName { FP8_LNF, FP8_DLOGITS, FP8_WTE, FP8_OF_HEAD };
 
 struct alignas(16) Fp8Scale {
@@ -107,7 +118,9 @@ inline void check_fp8(const GPT2Config* config, int BT, int stage) {
     if (strcmp(PRECISION_NAME, "bf16") != 0) {
         die("--fp8 goes with bf16, this program is built for %s: make PRECISION=BF16 train_gpt2cu", PRECISION_NAME);
     }
-    if (!has_sm90a()) { die("--fp8 needs an H100 or H200, and a program with code for sm_90a; this GPU trains without --fp8"); }
+    if (!has_sm90a()) {
+        die("--fp8 needs an H100 or H200, and a program with code for sm_90a; this GPU trains without --fp8");
+    }
     if (C % 16 != 0 || C > 1792) { die("%d channels: --fp8 wants a multiple of 16 up to 1792", C); }
     if (fp8_num_tensors(config) > RUN_MAX_FP8) { die("%d layers: --fp8 goes with fewer", config->num_layers); }
     if (BT % 16 != 0) { die("%d tokens in a micro-batch: --fp8 wants a multiple of 16, see -b and -t", BT); }
@@ -162,9 +175,7 @@ template <class F> struct Fp8Copies {
     float* amax;
 
     Fp8Tensor<F> to_rows() const { return {rows, NULL, false, &scale->scale, amax}; } // to be written
-    Fp8Tensor<F> to_both(bool in_order = false) const {
-        return {rows, columns, in_order, &scale->scale, amax};
-    }
+    Fp8Tensor<F> to_both(bool in_order = false) const { return {rows, columns, in_order, &scale->scale, amax}; }
     Fp8Matrix<F> as_rows() const { return {rows, &scale->inverse}; } // to be read
     Fp8Matrix<F> as_columns() const { return {columns, &scale->inverse}; }
 };
@@ -172,7 +183,8 @@ template <class F> struct Fp8Copies {
 // All that --fp8 keeps. Rows are needed at once only, so all layers share them. Columns of activations are for dW: each layer has
 // its own, unless -r makes the backward pass compute them again. Gradients are in the memory of the logits.
 struct Fp8Memory {
-    int stage;                  // Fp8Stage
+    int stage;                   // Fp8Stage
+    bool begun;                  // the scales are there
     size_t keep_norm, keep_gelu; // 1: each layer has its own columns, 0: all share one
     Fp8Scales scales;
     E4M3* weights;      // (L, 22 * C * C): rows and columns of qkvw, fcw, fcprojw

@@ -1130,7 +1130,11 @@ static inline void training_report(Training* t, const StepReport* r, double mach
                      r->learning_rate, r->ms, 100.0 * training_flops(t, r->ms) / machine_flops, precision,
                      tokens_per_second);
     format_duration(left, sizeof(left), training_seconds_left(t, r->step));
-    printf("%s%s | ETA %s\n", line, extra, left);
+    char saturated[48] = "";
+    if (args->fp8 && r->num_saturated > 0) {
+        snprintf(saturated, sizeof(saturated), " | %.0f fp8 tensors saturated", r->num_saturated);
+    }
+    printf("%s%s%s | ETA %s\n", line, extra, saturated, left);
     logger_train(&t->logger, r->step, r->loss, r->learning_rate, r->norm, r->ms, tokens_per_second,
                  args->fp8 ? r->num_saturated : -1);
     training_poll_save(t);

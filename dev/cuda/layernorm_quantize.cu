@@ -13,9 +13,10 @@
 
    Kernels (this list is written by versions.sh):
      1  not fused: layernorm_forward, then quantize
-     2  one warp per row, quantised from registers (best)
-     3  2 with the transposed copy, by pairs of tokens (best) (kind 2)
+     2  one warp per row, quantised from registers (promoted)
+     3  2 with the transposed copy, by pairs of tokens (promoted) (kinds 2, 4)
      kind 2: e4m3 with the transposed copy
+     kind 4: 2 of a residual sum
 
    nvcc -O3 --use_fast_math layernorm_quantize.cu -o layernorm_quantize      (or: make layernorm_quantize)
    ./layernorm_quantize 2               check kernel 2 against the CPU and sweep its block sizes
@@ -136,7 +137,7 @@ template <class Launch> static void layernorm_quantize_vectors(int C, Launch lau
     launch(std::integral_constant<int, 7>());
 }
 
-void layernorm_quantize2(const LayernormQuantizeArgs& q, cudaStream_t stream, int block_size) {
+static void layernorm_quantize2(const LayernormQuantizeArgs& q, cudaStream_t stream, int block_size) {
     require(!q.to.columns && block_size <= 512);
     layernorm_quantize_vectors(q.C, [&](auto num_vecs) {
         auto kernel = layernorm_quantize_kernel2<decltype(num_vecs)::value>;
@@ -184,7 +185,7 @@ template <int num_vecs> __global__ void __launch_bounds__(512) layernorm_quantiz
     seen.store(q.to);
 }
 
-void layernorm_quantize3(const LayernormQuantizeArgs& q, cudaStream_t stream, int block_size) {
+static void layernorm_quantize3(const LayernormQuantizeArgs& q, cudaStream_t stream, int block_size) {
     require(q.to.columns && !q.beside && q.N % 16 == 0 && block_size <= 512);
     layernorm_quantize_vectors(q.C, [&](auto num_vecs) {
         auto kernel = layernorm_quantize_kernel3<decltype(num_vecs)::value>;
@@ -254,12 +255,12 @@ static void declare(Bench& b) {
         b.kernel(
             2, "one warp per row, quantised from registers", [=](int bs) { layernorm_quantize2(q, stream, bs); },
             {64, 128, 256, 512}, 89);
-        return b.best(2);
+        return b.promoted(2);
     }
     b.kernel(
         3, "2 with the transposed copy, by pairs of tokens", [=](int bs) { layernorm_quantize3(q, stream, bs); },
         {128, 256, 512}, 89);
-    b.best(3);
+    b.promoted(3);
 #endif
 }
 

@@ -28,19 +28,21 @@
    Kernels (this list is written by versions.sh):
      0  cuBLASLt, first proposal
      1  one thread per element
-     2  cuBLASLt, algorithms timed
+     2  cuBLASLt, algorithms timed (promoted)
      3  2 with partial sums in fp32
      4  gemm.cuh with wgmma of fp8
      5  4 with partial sums of 128 products in fp32
      6  not fused: 4, then kernel 5 of quantize with GELU (kind 5)
      7  4 with GELU and both e4m3 copies in the epilogue (kind 5)
-     8  7 that saves GELU's slope (kind 6)
+     8  7 that saves GELU's slope (promoted) (kind 6)
      9  not fused: 4, then kernel 5 of quantize, times the slope (kinds 7, 8)
     10  4 times the slope, with both copies in the epilogue (kinds 7, 8)
+    11  10 that sums the columns of its result (promoted) (kind 9)
      kind 5: forward with GELU in e4m3, with the transposed copy
      kind 6: 5 with GELU's slope saved
      kind 7: 1 times GELU's slope in e5m2, with the transposed copy
      kind 8: 3 times GELU's slope in e4m3, with the transposed copy
+     kind 9: 7 with the sums of its columns
 
    nvcc -O3 --use_fast_math matmul_fp8.cu -lcublasLt -o matmul_fp8      (or: make matmul_fp8)
    ./matmul_fp8 5                check kernel 5 against the CPU and time it
@@ -723,6 +725,9 @@ template <class A> static void declare_as(Bench& b, int kind, int which, bool is
     double bytes = is_dw ? 2.0 * sizeof(float) : sizeof(floatX);
     b.cost((double)M * K + (double)N * K + bytes * M * N, 2.0 * M * N * K);
     declare_kernels(b, MatmulFp8Args<A>{out, sum, true, x.a, x.b, x.a_scale, x.b_scale, x.bias, M, N, K}, which);
+#if !defined(ENABLE_FP32)
+    if (is_forward || Fp8<A>::IS_E5M2) { b.promoted(is_forward ? 2 : 3); }
+#endif
 }
 
 // The kinds whose result is quantised: in the type of a.
@@ -782,11 +787,6 @@ template <class A> static void declare_quantised(Bench& b, int kind, int which) 
         b.coarser(matmul_fp8_one_sum(K, which));
         b.kernel_rate("e4m3", cublaslt_e4m3_rate);
     };
-    if (kind == MATMUL_FP8_DX_SLOPE_SUMS) {
-        float* partials = b.scratch<float>("partials", (size_t)ceil_div(M, 128) * N);
-        return variant(11, "10 that sums the columns of its result",
-                       [=](int) { matmul_fp8_11(p, to, sums, partials, slope, stream); });
-    }
     floatX* hidden = saves_slope ? NULL : (floatX*)b.scratch<floatX>("hidden", n);
     if constexpr (!Fp8<A>::IS_E5M2) {
         if (kind == MATMUL_FP8_GELU) {
@@ -796,13 +796,20 @@ template <class A> static void declare_quantised(Bench& b, int kind, int which) 
                            [=](int) { matmul_fp8_7(p, to, stream); });
         }
         if (saves_slope) {
-            return variant(8, "7 that saves GELU's slope", [=](int) { matmul_fp8_8(p, to, slope, stream); });
+            variant(8, "7 that saves GELU's slope", [=](int) { matmul_fp8_8(p, to, slope, stream); });
+            return b.promoted(8);
         }
     }
-    variant(9, "not fused: 4, then kernel 5 of quantize, times the slope",
-            [=](int) { matmul_fp8_9(p, to, slope, hidden, stream); });
-    variant(10, "4 times the slope, with both copies in the epilogue",
-            [=](int) { matmul_fp8_10(p, to, slope, stream); });
+    if (kind != MATMUL_FP8_DX_SLOPE_SUMS) {
+        variant(9, "not fused: 4, then kernel 5 of quantize, times the slope",
+                [=](int) { matmul_fp8_9(p, to, slope, hidden, stream); });
+        return variant(10, "4 times the slope, with both copies in the epilogue",
+                       [=](int) { matmul_fp8_10(p, to, slope, stream); });
+    }
+    float* partials = b.scratch<float>("partials", (size_t)ceil_div(M, 128) * N);
+    variant(11, "10 that sums the columns of its result",
+            [=](int) { matmul_fp8_11(p, to, sums, partials, slope, stream); });
+    b.promoted(11);
 #endif
 }
 

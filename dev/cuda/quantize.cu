@@ -15,15 +15,16 @@
    Kernels (this list is written by versions.sh):
      1  one thread per element, an atomic each
      2  128-bit vectors, an atomic per block
-     3  2 with few blocks: persistent (best)
-     4  transposed by 64x32 tiles, byte by byte (kinds 1, 3, 4, 5)
-     5  transposed by ldmatrix: pairs of tokens as 16 bits (best) (kinds 1, 3, 4, 5)
+     3  2 with few blocks: persistent (promoted)
+     4  transposed by 64x32 tiles, byte by byte (kinds 1, 3, 4, 5, 6)
+     5  transposed by ldmatrix: pairs of tokens as 16 bits (promoted) (kinds 1, 3, 4, 5, 6)
      6  not fused: gelu_forward or gelu_backward, then 3 or 5 (kinds 2 to 5)
      kind 1: weight, with the transposed copy in order
      kind 2: GELU, floatX beside it
      kind 3: GELU, with the transposed copy
      kind 4: GELU's backward pass, with the transposed copy
      kind 5: 4 in e5m2
+     kind 6: gradients of logits in e5m2, with the transposed copy
 
    nvcc -O3 --use_fast_math quantize.cu -o quantize      (or: make quantize)
    ./quantize 2               check kernel 2 against the CPU and sweep its block sizes
@@ -429,7 +430,7 @@ template <class F> static void declare_as(Bench& b, int kind, int which) {
 #if defined(ENABLE_FP32)
     if (has_columns) { return; }
 #endif
-    b.best(has_columns ? 5 : 3);
+    b.promoted(has_columns ? 5 : 3);
 }
 
 // V: the columns that are no padding
@@ -458,7 +459,7 @@ static void declare_dlogits(Bench& b, int which) {
     QuantizeArgs<F> q = {{rows, columns, false, scale, amax}, NULL, N, C};
     declare_kernels(b, q, QuantizeDlogits{logits, losses, targets, dloss, V}, NULL, NULL, QUANTIZE_DLOGITS);
 #if !defined(ENABLE_FP32)
-    b.best(5);
+    b.promoted(5);
 #endif
 }
 
