@@ -3312,6 +3312,33 @@ template <class G> int gemm_num_tiles(int M, int N, int K) {
     return (int)num_tiles;
 }
 
+// Launches a kernel with blocks of 384 threads and `bytes` of dynamic shared memory, in clusters. If `early`, the
+// launch is a programmatic dependent launch: the kernel may start before the previous kernel of the stream has ended,
+// and waits for its end in grid_wait_dependency().
+template <class... Parameters, class... Arguments> void gemm_start(void (*kernel)(Parameters...), int num_blocks,
+                                                                   int cluster, int bytes, bool early,
+                                                                   cudaStream_t stream, const Arguments&... arguments) {
+    cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+    cudaLaunchAttribute attributes[2] = {};
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3(num_blocks);
+    config.blockDim = dim3(384);
+    config.dynamicSmemBytes = bytes;
+    config.stream = stream;
+    config.attrs = attributes;
+    if (cluster > 1) {
+        cudaLaunchAttribute& attribute = attributes[config.numAttrs++];
+        attribute.id = cudaLaunchAttributeClusterDimension;
+        attribute.val.clusterDim.x = cluster, attribute.val.clusterDim.y = 1, attribute.val.clusterDim.z = 1;
+    }
+    if (early) {
+        cudaLaunchAttribute& attribute = attributes[config.numAttrs++];
+        attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+        attribute.val.programmaticStreamSerializationAllowed = 1;
+    }
+    cudaCheck(cudaLaunchKernelEx(&config, kernel, arguments...));
+}
+
 // out = finish(inp weight^T). Requires has_sm90a(), K % 8 == 0, N % 8 == 0, and all pointers aligned to 16 bytes.
 template <class G = GemmPingPong192Pairs, class Epilogue>
 void gemm(const GemmArgs& g, const Epilogue& epilogue, cudaStream_t stream) {
@@ -3320,23 +3347,8 @@ void gemm(const GemmArgs& g, const Epilogue& epilogue, cudaStream_t stream) {
     require((g.residual != NULL) == ((Epilogue::EXTRAS & GEMM_RESIDUAL) != 0));
     int num_tiles = gemm_num_tiles<G>(g.M, g.N, g.K),
         num_clusters = min(num_tiles, free_multiprocessors() / G::CLUSTER);
-    auto kernel = gemm_sm90_kernel9<G, Epilogue>;
-    const int bytes = GemmSMem<G>::bytes();
-    cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
-    cudaLaunchAttribute attributes[2] = {};
-    attributes[0].id = cudaLaunchAttributeClusterDimension;
-    attributes[0].val.clusterDim.x = G::CLUSTER, attributes[0].val.clusterDim.y = 1;
-    attributes[0].val.clusterDim.z = 1;
-    attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization; // as launch_early(): gemm_init waits
-    attributes[1].val.programmaticStreamSerializationAllowed = 1;
-    cudaLaunchConfig_t config = {};
-    config.gridDim = dim3(num_clusters * G::CLUSTER);
-    config.blockDim = dim3(384);
-    config.dynamicSmemBytes = bytes;
-    config.stream = stream;
-    config.attrs = attributes;
-    config.numAttrs = 2;
-    cudaCheck(cudaLaunchKernelEx(&config, kernel, gemm_maps<G>(g), epilogue, g.M, g.N, g.K, num_tiles));
+    gemm_start(gemm_sm90_kernel9<G, Epilogue>, num_clusters * G::CLUSTER, G::CLUSTER, GemmSMem<G>::bytes(), true,
+               stream, gemm_maps<G>(g), epilogue, g.M, g.N, g.K, num_tiles);
 }
 #endif
 // ==== end promoted: gemm ====
