@@ -666,6 +666,7 @@ static void declare(Bench& b) {
 }
 
 int main(int argc, char** argv) {
-    return bench_main(argc, argv, "newton_schulz", declare, {48, 768, 768, 12, 50257},
-                      {{1, 8, 8}, {3, 24, 16}, {1, 136, 136}, {1, 264, 136}, {2, 16, 144}, {1, 24, 264}, {3, 136, 200}});
+    return bench_main(
+        argc, argv, "newton_schulz", declare, {48, 768, 768, 12, 50257},
+        {{1, 8, 8}, {3, 24, 16}, {1, 136, 136}, {1, 264, 136}, {2, 16, 144}, {1, 24, 264}, {3, 136, 200}});
 }
