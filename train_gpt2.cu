@@ -6877,7 +6877,7 @@ void newton_schulz4(floatX* out, floatX* scratch, const floatX* inp, int num, in
 
 // The ring, the main loop and the shared memory are those of gemm.cuh. Tensor maps have three dimensions, (num, rows,
 // columns), and a box is of one matrix: where a tile extends past the end of its matrix, zeros are loaded and nothing is
-// stored. So tiles need not divide the matrices. Blocks have no clusters: for 128x192 tiles they bring nothing.
+// stored. So tiles need not divide the matrices. Blocks form no clusters, which bring nothing at 128x192.
 
 // What both forms have in common: blocks without a cluster.
 template <class Form> struct NewtonSchulzTiles : Form {
@@ -6909,10 +6909,12 @@ struct NewtonSchulzTile {
     int matrix, row, column;
 };
 
+// The tiles of one matrix that are computed.
 template <class G> __host__ __device__ inline int newton_schulz_tiles_per_matrix(int M, int N) {
     int num_rows = ceil_div(M, G::ROWS);
     return G::IS_KN ? num_rows * ceil_div(N, G::COLUMNS) : num_rows * (num_rows + 1) / 2;
 }
+// Tile number `index` of all matrices, which follow one another.
 template <class G> __device__ inline NewtonSchulzTile newton_schulz_tile(int index, int M, int N) {
     int num_tiles = newton_schulz_tiles_per_matrix<G>(M, N), num_columns = ceil_div(N, G::COLUMNS);
     int matrix = index / num_tiles, row = index % num_tiles / num_columns, column = index % num_tiles % num_columns;
@@ -7064,7 +7066,7 @@ template <class G> __global__ void __launch_bounds__(384, 1)
     // the block's tiles go to consumers 0, 1, 0, ...; their steps go through the ring in that order
     first += (warpgroup - 1) * stride;
     stride *= 2;
-    bool adds = G::IS_KN || add_scale != 0.0f;
+    bool adds = G::IS_KN || add_scale != 0.0f; // poly x always has a term to add
     int box = 0, number = 0, i = (warpgroup - 1) * num_steps;
 #pragma unroll 1
     for (int index = first; index < num_tiles; index += stride, number++) {
