@@ -834,6 +834,21 @@ __device__ inline void tma_load_4d_once(void* shared, const void* map, int x, in
               : "memory");
 }
 
+// ---- TMA loads and stores with three coordinates --------------------------------------------------------------------
+
+// As tma_load_2d and tma_store_2d, with three coordinates: x is the innermost dimension, then y, z.
+__device__ inline void tma_load_3d(void* shared, const void* map, int x, int y, int z, uint64_t* barrier) {
+    PTX_SM90A("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], "
+              "[%1, {%2, %3, %4}], [%5];\n" ::"r"(shared_address(shared)),
+              "l"(map), "r"(x), "r"(y), "r"(z), "r"(shared_address(barrier))
+              : "memory");
+}
+__device__ inline void tma_store_3d(const void* map, const void* shared, int x, int y, int z) {
+    PTX_SM90A("cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%1, %2, %3}], [%4];\n" ::"l"(map), "r"(x),
+              "r"(y), "r"(z), "r"(shared_address(shared))
+              : "memory");
+}
+
 // ---- wgmma with a (k,m) and b (k,n) in shared memory: d (64xN) += a (64x16) b (16xN), N = 192 or 256 ------------------
 
 // Describes an operand whose rows run along m or n, one row per k. It consists of boxes of 64 columns, as TMA writes them

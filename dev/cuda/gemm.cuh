@@ -581,7 +581,7 @@ void gemm(const GemmArgs& g, const Epilogue& epilogue, cudaStream_t stream) {
     int num_tiles = gemm_num_tiles<G>(g.M, g.N, g.K),
         num_clusters = min(num_tiles, free_multiprocessors() / G::CLUSTER);
     gemm_start(gemm_sm90_kernel9<G, Epilogue>, num_clusters * G::CLUSTER, G::CLUSTER, GemmSMem<G>::bytes(), true,
-               stream, gemm_maps<G>(g), epilogue, g.M, g.N, g.K, num_tiles); // gemm_init waits
+               stream, gemm_maps<G>(g), epilogue, g.M, g.N, g.K, num_tiles);
 }
 #endif
 // ==== end promoted: gemm ====

@@ -269,6 +269,7 @@ matmul_forward 22 --kind 4 -B 1 -T 300 -C 776 -V 392 --case 0
 matmul_backward 13 --kind 4 -B 1 -T 300 -C 776 -V 392 --case 0
 matmul_backward 9 --kind 0 -B 1 -T 600 -C 384 -V 776 --case 0
 matmul_backward 10 --kind 0 -B 1 -T 600 -C 384 -V 776 --case 0
+newton_schulz 5 -B 2 -T 328 -C 264 --case 0
 END
     EMULATION_ARCH=80 "$tmp/tree/dev/cuda/attention_forward_cpu" 25 --check -B 1 -T 64 -C 64 -NH 1 >"$tmp/out" 2>&1
     contains 'needs code for sm_90a, device 80, binary 80' "$tmp/out"

@@ -140,6 +140,9 @@ inline void tma_load_2d_once(void* shared, const void* map, int x, int y, uint64
 inline void tma_load_2d_multicast(void* shared, const void* map, int x, int y, uint64_t* barrier, uint16_t blocks) {
     emulation_tma_load(shared, map, 2, x, y, 0, 0, barrier, blocks);
 }
+inline void tma_load_3d(void* shared, const void* map, int x, int y, int z, uint64_t* barrier) {
+    emulation_tma_load(shared, map, 3, x, y, z, 0, barrier, 0);
+}
 inline void tma_load_4d(void* shared, const void* map, int x, int y, int z, int w, uint64_t* barrier) {
     emulation_tma_load(shared, map, 4, x, y, z, w, barrier, 0);
 }
@@ -150,6 +153,9 @@ inline void tma_prefetch_map(const void*) {}
 inline void tma_prefetch_4d(const void*, int, int, int, int) {}
 inline void tma_store_2d(const void* map, const void* shared, int x, int y) {
     emulation_tma_store(map, shared, 2, x, y, 0, 0);
+}
+inline void tma_store_3d(const void* map, const void* shared, int x, int y, int z) {
+    emulation_tma_store(map, shared, 3, x, y, z, 0);
 }
 inline void tma_store_4d(const void* map, const void* shared, int x, int y, int z, int w) {
     emulation_tma_store(map, shared, 4, x, y, z, w);
