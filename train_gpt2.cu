@@ -505,15 +505,23 @@ static void gpt2_backward(GPT2* model, int B, int T, bool first) {
 
 // ---- update ---------------------------------------------------------------------------------------
 
-// Call after the last micro-batch of a step. With several GPUs, sums gradients and losses over all of them: bucket by bucket,
-// each as soon as the backward pass has left it. Then computes the norm of all gradients; in fp16 it contains the loss scale.
-static void gpt2_gradient_norm(GPT2* model) {
+// Sums the gradients over all GPUs: bucket by bucket, each as soon as the backward pass has left it, or all together.
+static void reduce_all_gradients(GPT2* model) {
     const GPT2Config* config = &model->config;
-    ranks_computed(model->stream);
+    begin_group();
     for (int b = num_buckets(config) - 1; b >= 0; b--) {
         Span whole = bucket(config, b);
         reduce_gradients(b, model->own_grads + own_share(config, b).own, model->grads_memory + whole.place, whole.n);
     }
+    end_group();
+}
+
+// Call after the last micro-batch of a step. With several GPUs, sums gradients and losses over all of them. Then computes the
+// norm of all gradients; in fp16 it contains the loss scale.
+static void gpt2_gradient_norm(GPT2* model) {
+    const GPT2Config* config = &model->config;
+    ranks_computed(model->stream);
+    reduce_all_gradients(model);
     await_collectives(model->stream);
     global_norm(&model->state->scaled_norm, model->acts.scratch, model->own_grads, share_size(config), model->stream);
     combine_ranks(&model->state->loss, model->stream); // and scaled_norm, which follows it
@@ -1389,13 +1397,24 @@ static void load_training_state(Trainer* t, ModelSource* source) {
     for (float* array : arrays) { free(array); }
 }
 
+// Queues the exchanges of a step without its computations. The weights do not change, because all ranks have the same.
+static void exchange_all(GPT2* model) {
+    reduce_all_gradients(model);
+    for (int b = 0; b < num_buckets(&model->config); b++) {
+        Span whole = bucket(&model->config, b);
+        gather_weights(b, model->params_memory + whole.place, whole.n, model->stream);
+    }
+    gathering_queued(model->stream);
+}
+
 // Rank 0 chooses cuBLASLt's algorithms and when to exchange, and all ranks do as it does.
 static void share_choices(Trainer* t) {
     const GPT2Config* config = &t->model.config;
-    ExchangeTrial trial = {t->model.own_grads, t->model.grads_memory,        bucket(config, 0).n,
-                           model_size(config), t->job.batch.micro_steps > 1, t->job.run.step + 1};
-    ranks_choose(trial, t->job.checkpoint[0] ? args->output : NULL, t->model.stream,
-                 [&](bool first, bool last) { launch_micro_step(&t->model, &t->job.batch, first, last); });
+    ExchangeTrial trial = {t->model.own_grads, t->model.grads_memory, bucket(config, 0).n, model_size(config),
+                           t->job.batch.micro_steps > 1, t->job.run.step + 1};
+    auto launch = [&](bool first, bool last) { launch_micro_step(&t->model, &t->job.batch, first, last); };
+    ranks_choose(trial, t->job.checkpoint[0] ? args->output : NULL, t->model.stream, launch,
+                 [&] { exchange_all(&t->model); });
 }
 
 // Opens everything that a run needs, in an order that finds all mistakes of the user before anything is written.

@@ -14,10 +14,13 @@ their own, ordered with the model's stream by events; the host waits for none of
     update of the share  -> gather_weights(b)   -> await_weights(b) in the next forward pass, before the layer
 
 This is `beside`: exchanges run beside computations. NCCL then takes few multiprocessors, and the products leave these to it.
-The other way is between computations: the first reduction waits for the whole backward pass, the next forward pass for all
-weights, and NCCL takes as many as make it fast. Which one costs less depends on the model, the batch and the links. With
---overlap auto both costs are estimated from a measurement at the start (choose_overlap); the choice may change last bits, and
-is saved beside the checkpoints.
+The other way is between computations: the reductions wait for the whole backward pass, the next forward pass for all weights,
+and NCCL takes as many as make it fast. All reductions are then one group, which NCCL runs as one kernel, and the weights are
+gathered in groups of several buckets, while AdamW is at the next ones. A group may put a bucket on other channels of NCCL's,
+which are rings: two ranks get the same bits, more may get other last bits where the channels' rings have different orders.
+
+Which way costs less depends on the model, the batch and the links. With --overlap auto both costs are estimated from a
+measurement at the start (choose_overlap); the choice may change last bits, and is saved beside the checkpoints.
 
 AdamW updates each weight by itself, so a share can be any part of a bucket. Muon updates whole matrices, so with it each layer
 belongs to one rank (bucket_owner). Its gradients are reduced to that rank, which broadcasts the updated weights. A layer then
@@ -43,6 +46,13 @@ Source: ZeRO stage 1, Rajbhandari et al. 2020, arXiv:1910.02054.
 
 constexpr NcclType NCCL_FLOATX = sizeof(floatX) == 4 ? NCCL_FLOAT32 : IS_FP16 ? NCCL_FLOAT16 : NCCL_BFLOAT16;
 
+// A bucket of weights of which each rank has updated its share.
+struct Gathering {
+    int b;
+    floatX* weights; // (n), the whole bucket
+    size_t n;
+};
+
 struct Ranks {
     RankEnv env;       // env.rank of env.num_ranks
     bool progressed;   // the first step is done
@@ -58,6 +68,7 @@ struct Ranks {
     bool beside;                              // exchanges run beside computations
     cudaStream_t stream;                      // of the collectives
     std::vector<cudaEvent_t> ready, gathered; // of each bucket: its gradients are computed; its weights are here
+    std::vector<Gathering> waiting;           // what the next group will gather
     cudaEvent_t computed, exchanged; // all that was queued so far: on the model's stream; on that of the collectives
     float* figures;                  // (num_ranks, 2) loss and norm of each rank, in device memory
     cudaEvent_t clocks[2];           // all gradients of a step are computed; for odd and even steps
@@ -484,6 +495,10 @@ inline void ranks_progressed() {
 // beside, and 102 with 16 or 32 between (162 and 101 ms on one card).
 constexpr int NCCL_FEW = 4, NCCL_MANY = 16;
 
+// A group gathers at least so many bytes of weights: two layers of 124M in bf16, for which two H100s should need some 50 us. A
+// larger one would spare more starts and ends of NCCL's kernels, but nothing hides the last group.
+constexpr size_t GATHER_BYTES = 24 << 20;
+
 inline cudaEvent_t new_event() {
     cudaEvent_t event;
     cudaCheck(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
@@ -608,6 +623,12 @@ inline std::string ranks_timed(cudaEvent_t begin) {
 // and their weights are needed first.
 inline NcclComm* comm_for(int b) { return ranks().beside && b > 1 ? &ranks().few : &ranks().many; }
 
+// Between computations, the collectives up to end_group() become one kernel of NCCL's. It is on the stream after end_group().
+inline void begin_group() {
+    if (!is_alone() && !ranks().beside) { ncclCheck(nccl_group_start(&ranks().many, err)); }
+}
+inline void end_group() { ncclCheck(nccl_group_end(&ranks().many, err)); } // does nothing if no group was begun
+
 // As reduce_gradients, at once.
 inline void queue_reduction(NcclComm* comm, int b, float* own, float* grads, size_t n) {
     Ranks& r = ranks();
@@ -680,22 +701,40 @@ inline void gather_bucket(NcclComm* comm, int b, void* whole, const void* own, s
     }
 }
 
-// Completes bucket b of the weights (n), of which each rank has updated its share.
+// Gathers the buckets that wait for it, after the work that is on stream.
+inline void gather_waiting(cudaStream_t stream) {
+    Ranks& r = ranks();
+    await_computation(stream);
+    begin_group();
+    for (const Gathering& g : r.waiting) {
+        floatX* own = g.weights + (bucket_owner(g.b) < 0 ? r.env.rank * (g.n / r.num_shares) : 0);
+        gather_bucket(comm_for(g.b), g.b, g.weights, own, g.n, NCCL_FLOATX);
+    }
+    end_group();
+    for (const Gathering& g : r.waiting) { cudaCheck(cudaEventRecord(r.gathered[g.b], r.stream)); }
+    r.waiting.clear();
+}
+
+// Completes bucket b of the weights (n), of which each rank has updated its share: beside computations at once, between them
+// when a group is full. The last bucket, the last layernorm, is too small for a group of its own.
 inline void gather_weights(int b, floatX* weights, size_t n, cudaStream_t stream) {
     Ranks& r = ranks();
     if (r.num_shares == 1) { return; }
-    await_computation(stream);
-    floatX* own = weights + (bucket_owner(b) < 0 ? r.env.rank * (n / r.num_shares) : 0);
-    gather_bucket(comm_for(b), b, weights, own, n, NCCL_FLOATX);
-    cudaCheck(cudaEventRecord(r.gathered[b], r.stream));
+    r.waiting.push_back({b, weights, n});
+    size_t bytes = 0;
+    for (const Gathering& g : r.waiting) { bytes += g.n * sizeof(floatX); }
+    bool full = bytes >= GATHER_BYTES && b + 2 < (int)r.gathered.size();
+    if (r.beside || full) { gather_waiting(stream); }
 }
 
-// All buckets are being gathered. Between computations: stream waits for them.
+// All buckets were given to gather_weights. Between computations: stream waits until they are gathered.
 inline void gathering_queued(cudaStream_t stream) {
-    if (ranks().num_shares > 1 && !ranks().beside) { await_collectives(stream); }
+    if (ranks().num_shares == 1) { return; }
+    if (!ranks().waiting.empty()) { gather_waiting(stream); }
+    if (!ranks().beside) { await_collectives(stream); }
 }
 
-// The same for bucket b of an array of shares, after the work that is on stream; stream waits for it.
+// Completes bucket b of an array of shares, after the work that is on stream; stream waits for it.
 inline void gather_shares(int b, float* whole, const float* own, size_t n, cudaStream_t stream) {
     await_computation(stream);
     gather_bucket(&ranks().many, b, whole, own, n, NCCL_FLOAT32);
@@ -709,16 +748,15 @@ inline void leave_room(bool exchanges) {
     reserved_multiprocessors() = exchanges && ranks().beside && !is_alone() ? NCCL_FEW : 0;
 }
 
-// The time of a reduction of bucket 0 with nothing beside it, in ms. Overwrites own. One reduction before those that are timed
-// keeps the GPU busy until these are queued. step: for the message.
-inline double time_reduction(NcclComm* comm, float* own, float* grads, size_t n, int64_t step) {
-    const int count = 4;
+// The time of an exchange with nothing beside it, in ms: the mean of `count`. queue() queues it. One exchange before those that
+// are timed keeps the GPU busy until these are queued. step: for the message.
+template <class Queue> double time_exchange(int count, int64_t step, Queue queue) {
     cudaEvent_t begin, end;
     float ms;
     cudaCheck(cudaEventCreate(&begin));
     cudaCheck(cudaEventCreate(&end));
     for (int i = 0; i <= count; i++) {
-        queue_reduction(comm, 0, own, grads, n);
+        queue();
         if (i == 0) { cudaCheck(cudaEventRecord(begin, ranks().stream)); }
     }
     cudaCheck(cudaEventRecord(end, ranks().stream));
@@ -779,8 +817,9 @@ inline double cost_beside(double micro_step_ms, double few_ms, double many_ms, d
 }
 
 // --overlap auto: compares the times that exchanges add to a step, beside computations and between them. micro_step_ms: of
-// rank 0. dir: as for load_overlap.
-inline void choose_overlap(const ExchangeTrial& t, double micro_step_ms, const char* dir) {
+// rank 0. dir: as for load_overlap. exchange() queues all exchanges of a step.
+template <class Exchange>
+void choose_overlap(const ExchangeTrial& t, double micro_step_ms, const char* dir, Exchange exchange) {
     Ranks& r = ranks();
     int before = ranks_take_int(is_rank0() ? load_overlap(dir) : -1);
     bool chooses = strcmp(args->overlap, "auto") == 0;
@@ -789,22 +828,23 @@ inline void choose_overlap(const ExchangeTrial& t, double micro_step_ms, const c
         printf("--overlap %s: last bits may differ from here on\n", args->overlap);
     }
     if (!chooses || !args->tune) { return; }
+    r.beside = false;
+    double many_ms = time_exchange(2, t.step, exchange);
     // a step's exchanges compared with the reduction of n gradients; the weights are gathered in their own type
     double times = (double)t.all / (double)t.n;
     if (r.num_shares > 1) { times *= 1.0 + sizeof(floatX) / (double)sizeof(float); }
-    double few_ms = times * time_reduction(&r.few, t.own, t.grads, t.n, t.step);
-    double many_ms = times * time_reduction(&r.many, t.own, t.grads, t.n, t.step);
+    double few_ms = times * time_exchange(4, t.step, [&] { queue_reduction(&r.few, 0, t.own, t.grads, t.n); });
     double alone = (double)t.n / (double)t.all;
     double beside_ms = cost_beside(micro_step_ms, few_ms, many_ms, alone, num_multiprocessors());
-    if (before < 0) { r.beside = ranks_take_int(beside_ms < many_ms); }
+    r.beside = before >= 0 ? before : ranks_take_int(beside_ms < many_ms);
     printf("exchanges: %.1f ms a step between computations, an estimated %.1f ms beside them: %s%s\n", many_ms,
            beside_ms, r.beside ? "beside" : "between", before >= 0 ? ", as before" : "");
 }
 
 // Chooses cuBLASLt's algorithms, by calling all products, and whether to exchange beside computations. launch(first, last)
-// launches a micro-step of a step that it begins or ends. dir: as for load_overlap.
-template <class Launch>
-void ranks_choose(const ExchangeTrial& trial, const char* dir, cudaStream_t stream, Launch launch) {
+// launches a micro-step of a step that it begins or ends. dir, exchange: as for choose_overlap.
+template <class Launch, class Exchange>
+void ranks_choose(const ExchangeTrial& trial, const char* dir, cudaStream_t stream, Launch launch, Exchange exchange) {
     // the second round is timed; in the third, products meet fewer multiprocessors, if exchanges are to run beside them
     for (int call = 0; call < 3; call++) {
         double begin = time_ms();
@@ -813,7 +853,7 @@ void ranks_choose(const ExchangeTrial& trial, const char* dir, cudaStream_t stre
         }
         wait_for_stream(stream, "choosing algorithms before step", trial.step);
         double ms = (time_ms() - begin) / (trial.accumulates ? 3 : 1);
-        if (call == 1) { choose_overlap(trial, ms, dir); }
+        if (call == 1) { choose_overlap(trial, ms, dir, exchange); }
     }
     ranks_share_choices();
 }

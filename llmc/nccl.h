@@ -198,6 +198,7 @@ typedef struct {
     int rank, num_ranks;
     double limit_ms;
     bool in_group;
+    int group_calls;      // of the group
     int abort_wanted;     // atomic
     pthread_mutex_t lock; // held while NCCL is called with the handle, see nccl_comm_poll()
 } NcclComm;
@@ -342,7 +343,10 @@ static inline bool nccl_enter(NcclComm* comm, const char* what, Error* err) {
 
 // Waits until the call is on its stream, and gives the lock back. Inside a group nothing is to be waited for.
 static inline bool nccl_leave(NcclComm* comm, NcclResult result, const char* what, Error* err) {
-    if (comm->in_group && result == NCCL_IN_PROGRESS) { result = NCCL_SUCCESS; }
+    if (comm->in_group) {
+        comm->group_calls++;
+        if (result == NCCL_IN_PROGRESS) { result = NCCL_SUCCESS; }
+    }
     bool ok = !nccl_abort_wanted(comm) ? nccl_settle(comm, result, what, NULL, err)
                                        : error_set(err, "NCCL: %s: aborted", what);
     if (!comm->in_group) { pthread_mutex_unlock(&comm->lock); }
@@ -360,6 +364,7 @@ static inline bool nccl_group_start(NcclComm* comm, Error* err) {
     if (!nccl_enter(comm, "ncclGroupStart", err)) { return false; }
     NcclResult result = comm->nccl->group_start();
     comm->in_group = result == NCCL_SUCCESS;
+    comm->group_calls = 0;
     if (comm->in_group) { return true; }
     pthread_mutex_unlock(&comm->lock);
     return nccl_failed(comm->nccl, "ncclGroupStart", result, err);
@@ -367,9 +372,12 @@ static inline bool nccl_group_start(NcclComm* comm, Error* err) {
 
 // Ends a group, also after one of its calls has failed; then it fails as well. Without a group it does nothing.
 static inline bool nccl_group_end(NcclComm* comm, Error* err) {
+    char what[96];
     if (!comm->in_group) { return true; }
     comm->in_group = false;
-    return nccl_leave(comm, comm->nccl->group_end(), "ncclGroupEnd", err);
+    snprintf(what, sizeof(what), "ncclGroupEnd of %d calls, rank %d of %d", comm->group_calls, comm->rank,
+             comm->num_ranks);
+    return nccl_leave(comm, comm->nccl->group_end(), what, err);
 }
 
 // out (count) = the sum or maximum of inp (count) of all ranks. In place: out == inp.

@@ -376,6 +376,11 @@ static void test_groups(void) {
     check(nccl_group_start(&comm, &err) && all_reduce() && all_reduce() && tiny->queries == 0);
     check(nccl_comm_poll(&comm, &err) && tiny->queries == 0); // the group has the lock
     check(nccl_group_end(&comm, &err) && tiny->queries == 4 && tiny->starts == 1 && tiny->ends == 1);
+    tiny->polls = INT_MAX;
+    check(nccl_group_start(&comm, &err) && all_reduce() && all_reduce() && all_reduce() &&
+          !nccl_group_end(&comm, &err));
+    check_str(err.text, "NCCL: ncclGroupEnd of 3 calls, rank 1 of 4: not done after 0.2 s: is another rank gone?");
+    tiny->polls = 0;
     tiny->result = 1;
     check(nccl_group_start(&comm, &err) && !all_reduce());
     tiny->end_result = 1;
@@ -383,7 +388,7 @@ static void test_groups(void) {
     tiny->start_result = 6;
     check(!nccl_group_start(&comm, &err));
     check_str(err.text, "NCCL: ncclGroupStart: remote error");
-    check(nccl_group_end(&comm, &err) && tiny->ends == 2);
+    check(nccl_group_end(&comm, &err) && tiny->ends == 3);
     nccl_comm_abort(&comm); // the lock was given back
     check(!nccl_group_start(&comm, &err));
     check_str(err.text, "NCCL: ncclGroupStart: the communicator was aborted");

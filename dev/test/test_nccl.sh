@@ -58,11 +58,11 @@ test_group() {
     local invalid='invalid argument (run with NCCL_DEBUG=WARN for details): invalid root 99'
     output "sum 3, maximum 2, broadcast 1, rest 1
 NCCL: broadcast of 32 bytes, rank 0 of 2: $invalid
-NCCL: ncclGroupEnd: $invalid
+NCCL: ncclGroupEnd of 1 calls, rank 0 of 2: $invalid
 rank 0: exit 0
 sum 3, maximum 2, broadcast 1, rest 2
 NCCL: broadcast of 32 bytes, rank 1 of 2: $invalid
-NCCL: ncclGroupEnd: $invalid
+NCCL: ncclGroupEnd of 1 calls, rank 1 of 2: $invalid
 rank 1: exit 0"
 }
 
@@ -133,7 +133,7 @@ rank 1: exit 0"
 test_never_on_the_stream() {
     FAKE_NCCL_HANG=ncclGroupEnd:4 ranks 1 watched_group
     output "a collective hangs
-NCCL: ncclGroupEnd: aborted
+NCCL: ncclGroupEnd of 1 calls, rank 0 of 1: aborted
 rank 0: exit 0"
 }
 

@@ -43,15 +43,15 @@ test_losses() {
 }
 
 # Each rank makes the same calls: of each step a reduction and a gathering of each of the 4 buckets, and one of the figures; and
-# at the start five reductions on each communicator, to time them.
+# at the start, to time them, five reductions of bucket 0 and three times the exchanges of a step.
 test_collectives() {
     reference
     local i
     for i in 0 1; do grep '^calls\|^ran' "$tmp/calls.$i" | grep -v 'UniqueId\|AsyncError' >"$tmp/made.$i"; done
     cmp "$tmp/made.0" "$tmp/made.1" || fail "the ranks make other calls: $(diff "$tmp/made.0" "$tmp/made.1")"
-    want "the reductions" "$(sed -n 's/^calls ncclReduceScatter //p' "$tmp/calls.0")" $((8 * 4 + 2 * 5))
+    want "the reductions" "$(sed -n 's/^calls ncclReduceScatter //p' "$tmp/calls.0")" $((8 * 4 + 5 + 3 * 4))
     # 3 arrays of 4 buckets for each of 8 checkpoints
-    want "the gatherings" "$(sed -n 's/^calls ncclAllGather //p' "$tmp/calls.0")" $((8 * 5 + 8 * 12))
+    want "the gatherings" "$(sed -n 's/^calls ncclAllGather //p' "$tmp/calls.0")" $((8 * 5 + 8 * 12 + 3 * 4))
 }
 
 # Two runs are equal, bit for bit; so are one that was resumed, and one with other saves.
@@ -82,11 +82,12 @@ test_other_numbers() {
     contains "perplexity" "$tmp/log"
 }
 
-# --overlap off changes when the ranks exchange, not what. Each of 8 steps waits once more before the reductions, and after the
-# gatherings.
+# --overlap off changes when the ranks exchange, not what. Each of 8 steps waits once more before the reductions and after the
+# gatherings, but once for AdamW, not for each of 4 buckets: all reductions are a group, and so are all gatherings of a model
+# this small.
 test_no_overlap() {
     reference
-    local out=$tmp/separate flags waits=() i
+    local out=$tmp/separate flags waits=() groups=() i
     gpus 2 "$out" 8 --overlap off
     good "--overlap off" "$out"
     gpus 2 "$out.on" 8 --overlap on
@@ -98,11 +99,30 @@ test_no_overlap() {
     for i in 0 1; do
         flags=(-v 0 -s 0 -n 0 --overlap "$([ $i -eq 0 ] && echo on || echo off)")
         rank 1 2 $((40 + i)) "$out.$i" 8 "${flags[@]}" &
-        FAKE_CUDA_COUNT=$out.count rank 0 2 $((40 + i)) "$out.$i" 8 "${flags[@]}" || fail "$(cat "$out.$i.0.err")"
+        FAKE_CUDA_COUNT=$out.count FAKE_NCCL_COUNT=$out.calls rank 0 2 $((40 + i)) "$out.$i" 8 "${flags[@]}" || fail "$(cat "$out.$i.0.err")"
         wait
         waits+=("$(sed -n 's/^calls cudaStreamWaitEvent //p' "$out.count")")
+        groups+=("$(sed -n 's/^calls ncclGroupEnd //p' "$out.calls.0")")
     done
-    want "the waits" "${waits[1]}" $((waits[0] + 8 * (1 + 1)))
+    want "the waits" "${waits[1]}" $((waits[0] + 8 * (1 + 1 - 3)))
+    want "the groups" "${groups[*]}" "0 $((8 * 2))"
+}
+
+# Weights are gathered in groups of at least 24 MiB: four layers of 512 channels have that, so the first group is the embeddings
+# and four layers, and the second the other layers and the last layernorm, which is no group of its own. No bit depends on it.
+test_groups() {
+    setup
+    local out=$tmp/groups optimizer larger
+    for optimizer in adamw muon; do
+        larger=(--layers 8 --channels 512 --heads 8 --optimizer "$optimizer" -v 0 -s 0 -n 0 -w 0)
+        FAKE_NCCL_COUNT=$out.calls gpus 2 "$out.off" 2 "${larger[@]}" --overlap off
+        good "$optimizer" "$out.off"
+        want "the groups" "$(sed -n 's/^calls ncclGroupEnd //p' "$out.calls.1")" $((2 * (1 + 2)))
+        gpus 2 "$out.on" 2 "${larger[@]}" --overlap on
+        good "$optimizer, --overlap on" "$out.on"
+        same "$out.off" "$out.on" 2
+        rm -r "$out.off" "$out.on"
+    done
 }
 
 # What --overlap auto has chosen stands in a file, and a resumed run of as many ranks does not choose again.
@@ -210,9 +230,9 @@ test_muon() {
     contains "Muon and AdamW" "$out.2.out"
     contains "(the largest of 2 shares)" "$out.2.out"
     # of 4 buckets, that of the embeddings is shared, and the others belong to one rank each; 3 arrays for each of 8 checkpoints;
-    # at the start the embeddings are reduced five times by each communicator
+    # at the start the embeddings are reduced five times, and all buckets are exchanged three times
     want "the calls" "$(sed -nE 's/^calls nccl(Reduce|ReduceScatter|Broadcast|AllReduce) /\1 /p' "$tmp/muon_calls.1" | sort | paste -sd ' ')" \
-        "AllReduce 0 Broadcast $((8 * 3 + 8 * 9)) Reduce $((8 * 3)) ReduceScatter $((8 + 2 * 5))"
+        "AllReduce 0 Broadcast $((8 * 3 + 8 * 9 + 3 * 3)) Reduce $((8 * 3 + 3 * 3)) ReduceScatter $((8 + 5 + 3))"
     gpus 2 "$out.separate" 8 "${muon[@]}" --overlap off -n 0
     same "$out.2" "$out.separate" 8
     # resumed with as many ranks, and with more, where it is as without ZeRO-1
@@ -257,7 +277,7 @@ test_nccl_errors() {
     FAKE_NCCL_ASYNC=20 FAKE_NCCL_RANK=1 gpus 2 "$out" 6
     failed "an error in the background" "$out" '^error: rank 1: NCCL: '
     rm -rf "$out"
-    FAKE_NCCL_HANG=ncclAllGather:12 FAKE_NCCL_RANK=0 gpus 2 "$out" 6 --timeout 2 -n 0
+    FAKE_NCCL_HANG=ncclAllGather:24 FAKE_NCCL_RANK=0 gpus 2 "$out" 6 --timeout 2 -n 0
     failed "a collective that hangs" "$out" 'step [0-9]+ has not ended after 2 s|no answer for'
     rm -rf "$out"
     FAKE_NCCL_FAIL=ncclCommInitRankConfig:1:2 gpus 2 "$out" 6
@@ -271,11 +291,11 @@ test_hangs() {
     for flags in "-sl 5" "-d 256" "-n 1 --no-async-save"; do
         rm -rf "$out"
         # shellcheck disable=SC2086
-        FAKE_NCCL_HANG=ncclReduceScatter:20 gpus 2 "$out" 20 -v 0 -s 0 --timeout 2 $flags
+        FAKE_NCCL_HANG=ncclReduceScatter:27 gpus 2 "$out" 20 -v 0 -s 0 --timeout 2 $flags
         failed "$flags" "$out" 'has not ended after 2 s|no answer for'
     done
 }
 
-tests=(losses collectives repeats no_overlap overlap_choice other_numbers zero muon bench hellaswag refusals strangers signals faults one_rank_fails one_disk_is_full
+tests=(losses collectives repeats no_overlap groups overlap_choice other_numbers zero muon bench hellaswag refusals strangers signals faults one_rank_fails one_disk_is_full
     killed_at_the_start random_kills nccl_errors data_goes data_of_one_rank_goes output_goes hangs rank0_dies)
 run_tests_once "$@"
