@@ -1534,6 +1534,7 @@ static void loaded_model_open(LoadedModel* m, int B) {
     check_weights(&m->source, weights);
     gpt2_upload(model, weights, 0);
     weights8_quantize(&model->weights8, config, model->params_memory, model->stream);
+    weights8_print(&model->weights8, config);
     free(weights);
     m->load_ms = time_ms() - start;
 }

@@ -24,16 +24,21 @@ struct Weights8 {
     float* scales = NULL;               // (model_size / C): row r of the matrix at `place` has place / C + r
 };
 
-// The format that --weights names. Ends the program if the GPU has no such numbers.
+// The format that --weights names. Ends the program if the GPU, or the code for it, has no such numbers.
 inline WeightFormat weights8_format(const char* name) {
     int major = device_attribute(cudaDevAttrComputeCapabilityMajor);
     int minor = device_attribute(cudaDevAttrComputeCapabilityMinor);
-    bool fp8 = strcmp(name, "fp8") == 0;
-    if (fp8 && 10 * major + minor < 89) {
+    if (strcmp(name, "fp8") != 0) { return strcmp(name, "int8") == 0 ? WEIGHTS_INT8 : WEIGHTS_FULL; }
+    if (10 * major + minor < 89) {
         die("--weights fp8 needs a GPU of compute capability 8.9, this one has %d.%d; --weights int8 runs here", major,
             minor);
     }
-    return fp8 ? WEIGHTS_FP8 : strcmp(name, "int8") == 0 ? WEIGHTS_INT8 : WEIGHTS_FULL;
+    if (compiled_arch(ptx_sm90a_kernel<0>) < 89) { // any kernel
+        die("--weights fp8: this program was built for older GPUs than this one: make clean, then make train_gpt2cu "
+            "GPU_COMPUTE_CAPABILITY=%d%d",
+            major, minor);
+    }
+    return WEIGHTS_FP8;
 }
 
 inline void weights8_plan(Plan* plan, Weights8* w, const GPT2Config* config) {
@@ -53,6 +58,15 @@ inline void weights8_quantize(const Weights8* w, const GPT2Config* config, float
                              param_rows(config, p), (int)param_cols(config, p), stream);
         }
     }
+}
+
+// Prints what the 8 bits take beside the weights in floatX.
+inline void weights8_print(const Weights8* w, const GPT2Config* config) {
+    if (w->format == WEIGHTS_FULL) { return; }
+    double n = (double)model_size(config);
+    fprintf(stderr, "[weights in %s: %.1f MB and %.1f MB of scales, beside %.1f MB in %s]\n",
+            w->format == WEIGHTS_INT8 ? "int8" : "fp8", n * 1e-6, n / config->channels * sizeof(float) * 1e-6,
+            n * sizeof(floatX) * 1e-6, PRECISION_NAME);
 }
 
 // A matrix of params (model_size) as generation reads it.
