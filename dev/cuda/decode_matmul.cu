@@ -1,9 +1,10 @@
 /* decode_matmul: decode_matvec on tensor cores, for many texts: out = gelu?(layernorm?(x) weight^T + bias) + residual
 
    out (B,OC) floatX out, float for the head | x (B,K) floatX in | norm_weight, norm_bias (K) floatX in, or NULL
-   weight (OC,K) floatX in | bias (OC) floatX in, or NULL | residual (B,OC) floatX in, or NULL, may be out itself
+   weight (OC,K) in: floatX, or int8 or e4m3 with scales (OC) float | bias (OC) floatX in, or NULL
+   residual (B,OC) floatX in, or NULL, may be out itself
    Operations with a ? are optional; a residual excludes gelu and a layernorm.
-   Bound: memory, OC*K*sizeof(floatX) bytes; with few rows of weight, latency.
+   Bound: memory, the bytes of the weight: 1 or 2 times OC*K; with few rows of weight, latency.
    Constraint: K % 8 == 0; 16-bit floatX; kernels 3 to 5 need sm_90a.
    Error: one ulp of floatX, and 1e-5 of the terms' magnitude for the sums. With a layernorm also two ulps of the terms'
    magnitude, as in decode_matvec.cu: the normalised x is rounded to floatX before the product.

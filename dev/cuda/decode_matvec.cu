@@ -1,19 +1,21 @@
 /* decode_matvec: out = gelu?(layernorm?(x) weight^T + bias) + residual, for the B tokens of one decoding step
 
    out (B,OC) floatX out, float for the head | x (B,K) floatX in | norm_weight, norm_bias (K) floatX in, or NULL
-   weight (OC,K) floatX in | bias (OC) floatX in, or NULL | residual (B,OC) floatX in, or NULL, may be out itself
-   Operations with a ? are optional.
-   Bound: memory, OC*K*sizeof(floatX) bytes. Constraint: K % 8 == 0; with a layernorm, a row of x of at most 40 KB.
+   weight (OC,K) in: floatX, or int8 or e4m3 with scales (OC) float | bias (OC) floatX in, or NULL
+   residual (B,OC) floatX in, or NULL, may be out itself
+   Operations with a ? are optional. llmc/weight_matrix.cuh says what a weight of 8 bits stands for.
+   Bound: memory, the bytes of the weight: 1 to 4 times OC*K. Constraint: K % 8 == 0; with a layernorm, a row of x of at most 40 KB.
    Error: one ulp of floatX, and 1e-5 of the terms' magnitude for the sums. With a layernorm also two ulps of the terms'
    magnitude: as in training, the normalised x is rounded to floatX before the product, and K such roundings add up.
-   This file also has decode_embed, the first kernel of a decoding step, and decode_head, its last product. The small
-   check shapes check both.
+   This file also has decode_embed, the first kernel of a decoding step, decode_head, its last product, and
+   quantize_weights, which makes 8 bits of a weight. The small check shapes check them.
    Source: layernorm: Ba et al. 2016, arXiv:1607.06450; gelu: Hendrycks and Gimpel 2016, arXiv:1606.08415;
    overlap: CUDA C++ Programming Guide, "Programmatic Dependent Launch and Synchronization".
 
    Shape flags: K = T*C and OC = V. Kind 0 is the first half of the feed-forward layer, with a layernorm before the
    product and gelu after it. Kind 1 adds a residual instead; with T = 4 and V = C it is the second half of the
-   feed-forward layer. Kind 2 is the head: a layernorm before the product and nothing after it.
+   feed-forward layer. Kind 2 is the head: a layernorm before the product and nothing after it. Kinds 3 to 5 are these
+   with a weight in int8, kinds 6 to 8 in e4m3, which needs compute capability 8.9.
 
    Kernels (this list is written by versions.sh):
      1  one thread per row of the weight
@@ -22,6 +24,11 @@
      4  one block per row
      5  every block computes the layernorm
      6  5, weights loaded while the previous kernel still runs (promoted)
+     7  2 with weights of 8 bits, converted one by one (kinds 3, 4, 6, 7)
+     kind 3: layernorm, product, gelu; int8
+     kind 4: product, residual; int8
+     kind 6: layernorm, product, gelu; e4m3
+     kind 7: product, residual; e4m3
 
    nvcc -O3 --use_fast_math decode_matvec.cu -o decode_matvec      (or: make decode_matvec)
    ./decode_matvec 6      check kernel 6 against the CPU and sweep its block sizes
