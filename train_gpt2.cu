@@ -7100,11 +7100,6 @@ void quantize_weights(void* values, float* scales, floatX* weight, WeightFormat 
 // ==== promoted: decode_matvec ====
 constexpr int DECODE_MATVEC_AHEAD = 3; // vectors in flight per lane and row; they cover a row of 768 elements
 
-// Rows of the weight that a warp multiplies at once: they share the loads and conversions of x. W is the type of the
-// weights; two rows of 8 bits have as many bytes in flight as one of 16.
-template <class W> __host__ __device__ constexpr int decode_matvec_rows(int batch) {
-    return batch >= 4 || sizeof(W) < sizeof(floatX) ? 2 : 1;
-}
 // Resident blocks of 256 threads per SM. 4 leave 64 registers per thread, 2 leave 128, which larger batches need.
 __host__ __device__ constexpr int decode_matvec_blocks_per_sm(int batch) { return batch >= 4 ? 2 : 4; }
 
@@ -7193,18 +7188,18 @@ template <int rows, class W> __device__ inline void decode_matvec_fetch(WeightBi
     }
 }
 
-// A block consists of groups of `split` warps. A group multiplies `rows` rows of the weight at a time, and each of its
-// warps takes a share of the columns. blockIdx.x selects `batch` sequences, blockIdx.y the rows. With split = 2:
+// A block consists of groups of `split` warps. A group multiplies `rows` rows of the weight, of type W, at a time, and each of
+// its warps takes a share of the columns. blockIdx.x selects `batch` sequences, blockIdx.y the rows. With split = 2:
 //
 //     vectors of a row    0 .. 31   32 .. 63   64 .. 95   96 .. 127  ...
 //     group 0             warp 0    warp 1     warp 0     warp 1     ...     lane l of a warp loads its vector l
 //     group 1             warp 2    warp 3     warp 2     warp 3     ...     (the next `rows` rows)
-template <class Out, class W, int batch, bool norm>
+template <class Out, class W, int batch, int rows, bool norm>
 __global__ void __launch_bounds__(256, decode_matvec_blocks_per_sm(batch))
     decode_matvec_kernel6(Out* out, const floatX* x, const floatX* norm_weight, const floatX* norm_bias,
                           const W* weight, const float* scales, const floatX* bias, const floatX* residual,
                           bool has_gelu, int B, int K, int OC, int split) {
-    constexpr int rows = decode_matvec_rows<W>(batch), num_sums = rows * batch, lanes_per_sum = 32 / num_sums;
+    constexpr int num_sums = rows * batch, lanes_per_sum = 32 / num_sums;
     constexpr bool scaled = sizeof(W) < sizeof(floatX);
     extern __shared__ int4 decode_matvec_shared[]; // (batch,K) floatX, if norm
     __shared__ float partial[8][num_sums];         // sums of each warp over its share of the columns
@@ -7292,20 +7287,28 @@ template <class Out, class W> struct DecodeMatvecLaunch {
     int split;
 };
 
-template <class Out, class W, int batch, bool norm>
-DecodeMatvecLaunch<Out, W> decode_matvec_batch(int B, int K, int OC, int block_size) {
-    constexpr int rows = decode_matvec_rows<W>(batch);
-    int num_warps = block_size / 32, num_vec = K / x128::size, num_sms = num_multiprocessors(), split = 1;
-    // split rows over more warps while a lane cannot have its whole share in flight, or while there are fewer than two
-    // blocks per SM and a lane has more than one vector
+// Warps that share a row. Rows are split over more of them while a lane cannot have its whole share in flight, or while
+// there are fewer than two blocks per SM and a lane has more than one vector.
+inline int decode_matvec_split(int rows, int K, int OC, int num_warps) {
+    int num_vec = K / x128::size, num_sms = num_multiprocessors(), split = 1;
     while (split < num_warps && (num_vec > 32 * DECODE_MATVEC_AHEAD * split ||
                                  (num_vec > 32 * split && ceil_div(OC, num_warps / split * rows) < 2 * num_sms))) {
         split *= 2;
     }
-    int blocks =
-        min(ceil_div(OC, num_warps / split * rows), num_sms * decode_matvec_blocks_per_sm(batch) * 256 / block_size);
+    return split;
+}
+
+template <class Out, class W, int batch, int rows>
+DecodeMatvecLaunch<Out, W> decode_matvec_batch(bool norm, int B, int K, int OC, int block_size) {
+    constexpr bool head = sizeof(Out) != sizeof(floatX); // always has a layernorm
+    int num_warps = block_size / 32, split = decode_matvec_split(rows, K, OC, num_warps);
+    int most = num_multiprocessors() * decode_matvec_blocks_per_sm(batch) * 256 / block_size;
+    int blocks = min(ceil_div(OC, num_warps / split * rows), most);
     size_t shared_bytes = norm ? (size_t)batch * K * sizeof(floatX) : 0;
-    return {decode_matvec_kernel6<Out, W, batch, norm>, dim3(ceil_div(B, batch), blocks), shared_bytes, split};
+    auto kernel = decode_matvec_kernel6<Out, W, batch, rows, true>;
+    if constexpr (!head) { kernel = norm ? kernel : decode_matvec_kernel6<Out, W, batch, rows, false>; }
+    require(norm || !head);
+    return {kernel, dim3(ceil_div(B, batch), blocks), shared_bytes, split};
 }
 
 template <class Out, class W>
@@ -7318,11 +7321,20 @@ DecodeMatvecLaunch<Out, W> decode_matvec_launch6(bool norm, int B, int K, int OC
 
     int batch = 1; // sequences per block
     while (batch < min(B, 8) && (!norm || 2 * batch * K * sizeof(floatX) <= shared_limit)) { batch *= 2; }
-    auto launch = norm ? decode_matvec_batch<Out, W, 8, true> : decode_matvec_batch<Out, W, 8, false>;
-    if (batch == 1) { launch = norm ? decode_matvec_batch<Out, W, 1, true> : decode_matvec_batch<Out, W, 1, false>; }
-    if (batch == 2) { launch = norm ? decode_matvec_batch<Out, W, 2, true> : decode_matvec_batch<Out, W, 2, false>; }
-    if (batch == 4) { launch = norm ? decode_matvec_batch<Out, W, 4, true> : decode_matvec_batch<Out, W, 4, false>; }
-    return launch(B, K, OC, block_size);
+    // From 4 sequences on a warp multiplies two rows of the weight at once, which share the loads and conversions of x. So it
+    // does with 8 bits if it has several rows, to have as many bytes in flight as with one row of 16 bits.
+    auto launch = batch == 8   ? decode_matvec_batch<Out, W, 8, 2>
+                  : batch == 4 ? decode_matvec_batch<Out, W, 4, 2>
+                  : batch == 2 ? decode_matvec_batch<Out, W, 2, 1>
+                               : decode_matvec_batch<Out, W, 1, 1>;
+    if constexpr (sizeof(W) < sizeof(floatX)) {
+        int groups = num_multiprocessors() * decode_matvec_blocks_per_sm(batch) * 8 /
+                     decode_matvec_split(1, K, OC, block_size / 32);
+        if (batch <= 2 && OC > groups) {
+            launch = batch == 2 ? decode_matvec_batch<Out, W, 2, 2> : decode_matvec_batch<Out, W, 1, 2>;
+        }
+    }
+    return launch(norm, B, K, OC, block_size);
 }
 
 template <class Out> void decode_matvec_run(Out* out, const floatX* x, const floatX* norm_weight,
