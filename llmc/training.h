@@ -45,9 +45,8 @@ typedef struct {
     int naive; // only in train_gpt2
     // only in train_gpt2cu
     int parallel;
-    const char* weights;
     int recompute, gelu_fusion, tf32, master_weights, stochastic_rounding, use_graph, tune, profile, log_memory_every;
-    const char *tuned, *overlap;
+    const char *tuned, *overlap, *weights;
     int gpus, zero, restarts, num_processes, process_rank, gpus_per_node;
     float timeout;
     const char *server_ip, *init_method, *fs_path;
@@ -89,12 +88,12 @@ static Settings settings = {
     .export_type = "f32",
     .bench_prompt = 512,
     .parallel = 64,
-    .weights = "full",
     .gelu_fusion = 3,
     .master_weights = 1,
     .use_graph = 1,
     .tune = 1,
     .overlap = "auto",
+    .weights = "full",
     .gpus = 1,
     .zero = 1,
     .num_processes = 1,
@@ -245,9 +244,8 @@ static const Option options[] = {
     {OPT_INT, 0, NULL, "parallel", &settings.parallel, "texts",
      "continue at most N texts side by side, fewer if memory is short; one that ends makes room for the next", 1, 256},
     {OPT_STR, 0, NULL, "weights", &settings.weights, "full|int8|fp8",
-     "--prompt, --eval and --bench: matrices in 8 bits, with a scale per output channel; full: in the build's "
-     "precision. "
-     "Prompts and losses are computed in that precision from weights rounded to 8 bits",
+     "--prompt, --eval and --bench: matrices in 8 bits, with a scale per output channel; full: in the build's type. "
+     "Prompts and losses are computed in that type from weights rounded to 8 bits",
      0, 0},
     {OPT_INT, 'r', NULL, "recompute", &settings.recompute, NULL,
      "save memory by recomputing in the backward pass: 1 GELU, 2 also the layernorms", 0, 2},
