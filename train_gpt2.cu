@@ -191,8 +191,8 @@ void adamw_round_weights(floatX* params, const float* master, size_t n, uint32_t
 void decode_embed(floatX* x, const int* tokens, const int* positions, const floatX* wte, const floatX* wpe, int B,
                   int C, cudaStream_t stream);
 // out (B,OC) = gelu?(layernorm?(x (B,K)) weight (OC,K)^T + bias) + residual, for few rows, bound by reading the weights. A
-// NULL argument and its operation are left out. A WeightMatrix (weight_matrix.cuh) is made of a pointer to floatX, or is in
-// 8 bits. It is read before the previous kernel has ended (launch_early), so that kernel must not write it.
+// NULL argument and its operation are left out. A WeightMatrix (weight_matrix.cuh) is a floatX* or is in 8 bits.
+// It is read before the previous kernel has ended (launch_early), so that kernel must not write it.
 void decode_matvec(floatX* out, const floatX* x, const floatX* norm_weight, const floatX* norm_bias,
                    const WeightMatrix& weight, const floatX* bias, const floatX* residual, bool gelu, int B, int K,
                    int OC, cudaStream_t stream);
@@ -7053,7 +7053,8 @@ void decode_embed(floatX* x, const int* tokens, const int* positions, const floa
 // ==== end promoted: decode_embed ====
 
 // ==== promoted: quantize_weights ====
-// One warp per row. The maximum is taken of the bits of |weight|, in whose order infinity and NaN are above all numbers.
+// One warp per row. The maximum is taken of the bits of |weight|, in whose order infinity and NaN are above all
+// numbers.
 template <class W>
 __global__ void quantize_weights_kernel1(W* values, float* scales, floatX* weight, size_t num_rows, int K) {
     size_t row = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) / 32;
@@ -7074,8 +7075,8 @@ __global__ void quantize_weights_kernel1(W* values, float* scales, floatX* weigh
     }
 }
 
-// values (num_rows,K) of the format, scales (num_rows) | weight (num_rows,K) inout: rounded to values * scales. A row with
-// NaN or infinity has a scale of NaN or infinity, and becomes NaN.
+// values (num_rows,K) of the format, scales (num_rows) | weight (num_rows,K) inout: rounded to values * scales. A row
+// with NaN or infinity has a scale of NaN or infinity, and becomes NaN.
 void quantize_weights(void* values, float* scales, floatX* weight, WeightFormat format, size_t num_rows, int K,
                       cudaStream_t stream, int block_size) {
     double bytes = (double)num_rows * K * (2 * sizeof(floatX) + 1) + (double)num_rows * sizeof(float);
@@ -7188,8 +7189,9 @@ template <int rows, class W> __device__ inline void decode_matvec_fetch(WeightBi
     }
 }
 
-// A block consists of groups of `split` warps. A group multiplies `rows` rows of the weight, of type W, at a time, and each of
-// its warps takes a share of the columns. blockIdx.x selects `batch` sequences, blockIdx.y the rows. With split = 2:
+// A block consists of groups of `split` warps. A group multiplies `rows` rows of the weight, of type W, at a time, and
+// each of its warps takes a share of the columns. blockIdx.x selects `batch` sequences, blockIdx.y the rows. An example
+// with split = 2:
 //
 //     vectors of a row    0 .. 31   32 .. 63   64 .. 95   96 .. 127  ...
 //     group 0             warp 0    warp 1     warp 0     warp 1     ...     lane l of a warp loads its vector l
@@ -7321,8 +7323,8 @@ DecodeMatvecLaunch<Out, W> decode_matvec_launch6(bool norm, int B, int K, int OC
 
     int batch = 1; // sequences per block
     while (batch < min(B, 8) && (!norm || 2 * batch * K * sizeof(floatX) <= shared_limit)) { batch *= 2; }
-    // From 4 sequences on a warp multiplies two rows of the weight at once, which share the loads and conversions of x. So it
-    // does with 8 bits if it has several rows, to have as many bytes in flight as with one row of 16 bits.
+    // From 4 sequences on a warp multiplies two rows of the weight at once, which share the loads and conversions of x.
+    // So it does with 8 bits if it has several rows, to have as many bytes in flight as with one row of 16 bits.
     auto launch = batch == 8   ? decode_matvec_batch<Out, W, 8, 2>
                   : batch == 4 ? decode_matvec_batch<Out, W, 4, 2>
                   : batch == 2 ? decode_matvec_batch<Out, W, 2, 1>
@@ -7393,8 +7395,8 @@ constexpr int DECODE_MATMUL_CHUNK = 32; // columns of a chunk: two steps of mma,
 constexpr int DECODE_MATMUL_MAX_CLUSTER = 8;
 constexpr int DECODE_MATMUL_PAIRS = 2; // pairs of results that a thread stores, at most, if it adds up partial sums
 
-// Chunks in flight per warp: 6 are 48 KB per block. Of weights in 8 bits these are 12, or as many as there are registers for
-// beside the layernorm.
+// Chunks in flight per warp: 6 are 48 KB per block. Of weights in 8 bits these are 12, or as many as there are
+// registers for beside the layernorm.
 __host__ __device__ constexpr int decode_matmul_ahead(bool scaled, int texts, bool norm) {
     return !scaled ? 6 : !norm || texts == 8 || texts == 32 ? 12 : texts == 16 ? 10 : 5;
 }

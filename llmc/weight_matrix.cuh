@@ -4,8 +4,8 @@ Generation is bound by reading weights, and 8 bits are half as many bytes.
 
     weight[row][k] = values[row][k] * scales[row]        a row is an output channel
 
-A kernel multiplies x by the values, which are exact in float, bf16 and fp16, and multiplies each sum by its row's scale. A
-load takes x128::size weights, as many as a load of x: 16 bytes of floatX, or 8 bytes of int8 or e4m3.
+A kernel multiplies x by the values, which are exact in float, bf16 and fp16, and multiplies each sum by its row's
+scale. A load takes x128::size weights, as many as a load of x: 16 bytes of floatX, or 8 bytes of int8 or e4m3.
 
 Source: formats of 8-bit floats: Micikevicius et al. 2022, arXiv:2209.05433.
 */
@@ -35,7 +35,7 @@ template <class Launch> void weight_dispatch(const WeightMatrix& weight, Launch 
     if (weight.format == WEIGHTS_FP8) { launch(__nv_fp8_e4m3()); }
 }
 
-// What becomes of x = weight / scale, where the scale is the row's largest |weight| / weight_largest(): the nearest value.
+// A row's scale is its largest |weight| / weight_largest(). weight_rounded: the value nearest to x = weight / scale.
 __host__ __device__ inline float weight_largest(int8_t) { return 127.0f; }
 __host__ __device__ inline float weight_largest(__nv_fp8_e4m3) { return 448.0f; }
 __device__ inline int8_t weight_rounded(float x, int8_t) { return (int8_t)(isfinite(x) ? (int)rintf(x) : 0); }
@@ -49,7 +49,8 @@ template <> struct WeightBitsOf<8> { typedef int2 type; };
 template <> struct WeightBitsOf<4> { typedef int type; };
 template <class W> using WeightBits = typename WeightBitsOf<(int)sizeof(W) * x128::size>::type;
 
-// x = the weights as floats. int8: its upper bit flipped, a byte u stands for u - 128; 0x4B0000uu is the float 2^23 + u.
+// x = the weights as floats. int8: with its upper bit flipped, a byte u stands for u - 128, and 0x4B0000uu is the float
+// 2^23 + u.
 __device__ inline void weight_floats(float (&x)[x128::size], int4 bits, floatX) {
     x128 elements = vec128_from_bits<floatX>(bits);
 #pragma unroll
@@ -79,8 +80,8 @@ __device__ inline void weight_floats(float (&x)[x128::size], WeightBits<__nv_fp8
 __device__ inline void weight_pairs(uint32_t (&pairs)[4], int4 bits, floatX) {
     pairs[0] = bits.x, pairs[1] = bits.y, pairs[2] = bits.z, pairs[3] = bits.w;
 }
-// int8 to fp16: 0x64uu is 1024 + u, see weight_floats. To bf16, of which only 7 bits are free: with a byte's upper bit set
-// to 0, 0x43bb is 128 + its lower bits; that minus 128 or, where the upper bit was set, 256.
+// int8 to fp16: 0x64uu is 1024 + u, see weight_floats. To bf16, of which only 7 bits are free: with a byte's upper bit
+// set to 0, 0x43bb is 128 + its lower bits; that minus 128 or, where the upper bit was set, 256.
 __device__ inline void weight_pairs(uint32_t (&pairs)[4], int2 bits, int8_t) {
 #pragma unroll
     for (int i = 0; i < 4; i++) {

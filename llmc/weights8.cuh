@@ -1,11 +1,11 @@
 /*
---weights int8 and fp8: a model's matrices in 8 bits, for generation. They are made on the GPU when the model has been loaded,
-from its weights in floatX, a row (output channel) at a time. Afterwards the weights in floatX are what the 8 bits stand for,
-rounded to floatX: a prompt, an evaluation, the embedding of a token and more texts than decode_matmul takes are computed
-with these, and so the whole program computes with the same weights.
+--weights int8 and fp8: a model's matrices in 8 bits, for generation. They are made on the GPU when the model has been
+loaded, from its weights in floatX, a row (output channel) at a time. Afterwards the weights in floatX are what the 8
+bits stand for, rounded to floatX: a prompt, an evaluation, the embedding of a token and more texts than decode_matmul
+takes are computed with these, and so the whole program computes with the same weights.
 
-In 8 bits are the products' matrices: wte, as the head, and qkvw, attprojw, fcw, fcprojw of each layer. The lookup of a token
-in wte stays in floatX, of which it reads a row per text and token. So do wpe and the vectors, which are few bytes.
+In 8 bits are the products' matrices: wte, as the head, and qkvw, attprojw, fcw, fcprojw of each layer. The lookup of a
+token in wte stays in floatX, of which it reads a row per text and token; so do wpe and the vectors, which are small.
 */
 #pragma once
 
@@ -13,8 +13,8 @@ in wte stays in floatX, of which it reads a row per text and token. So do wpe an
 #include "memory_plan.cuh"
 #include "weight_matrix.cuh"
 
-// values (num_rows,K), scales (num_rows) | weight (num_rows,K) inout: rounded to values * scales, in floatX. Infinity and NaN make
-// their row NaN.
+// values (num_rows,K), scales (num_rows) | weight (num_rows,K) inout: rounded to values * scales, in floatX. Infinity
+// and NaN make their row NaN.
 void quantize_weights(void* values, float* scales, floatX* weight, WeightFormat format, size_t num_rows, int K,
                       cudaStream_t stream);
 

@@ -158,8 +158,8 @@ constexpr int DECODE_MATMUL_CHUNK = 32; // columns of a chunk: two steps of mma,
 constexpr int DECODE_MATMUL_MAX_CLUSTER = 8;
 constexpr int DECODE_MATMUL_PAIRS = 2; // pairs of results that a thread stores, at most, if it adds up partial sums
 
-// Chunks in flight per warp: 6 are 48 KB per block. Of weights in 8 bits these are 12, or as many as there are registers for
-// beside the layernorm.
+// Chunks in flight per warp: 6 are 48 KB per block. Of weights in 8 bits these are 12, or as many as there are
+// registers for beside the layernorm.
 __host__ __device__ constexpr int decode_matmul_ahead(bool scaled, int texts, bool norm) {
     return !scaled ? 6 : !norm || texts == 8 || texts == 32 ? 12 : texts == 16 ? 10 : 5;
 }

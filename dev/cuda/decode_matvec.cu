@@ -4,7 +4,8 @@
    weight (OC,K) in: floatX, or int8 or e4m3 with scales (OC) float | bias (OC) floatX in, or NULL
    residual (B,OC) floatX in, or NULL, may be out itself
    Operations with a ? are optional. llmc/weight_matrix.cuh says what a weight of 8 bits stands for.
-   Bound: memory, the bytes of the weight: 1 to 4 times OC*K. Constraint: K % 8 == 0; with a layernorm, a row of x of at most 40 KB.
+   Bound: memory, the bytes of the weight: 1 to 4 times OC*K.
+   Constraint: K % 8 == 0; with a layernorm, a row of x of at most 40 KB.
    Error: one ulp of floatX, and 1e-5 of the terms' magnitude for the sums. With a layernorm also two ulps of the terms'
    magnitude: as in training, the normalised x is rounded to floatX before the product, and K such roundings add up.
    This file also has decode_embed, the first kernel of a decoding step, decode_head, its last product, and
@@ -243,8 +244,9 @@ template <int rows, class W> __device__ inline void decode_matvec_fetch(WeightBi
     }
 }
 
-// A block consists of groups of `split` warps. A group multiplies `rows` rows of the weight, of type W, at a time, and each of
-// its warps takes a share of the columns. blockIdx.x selects `batch` sequences, blockIdx.y the rows. With split = 2:
+// A block consists of groups of `split` warps. A group multiplies `rows` rows of the weight, of type W, at a time, and
+// each of its warps takes a share of the columns. blockIdx.x selects `batch` sequences, blockIdx.y the rows. An example
+// with split = 2:
 //
 //     vectors of a row    0 .. 31   32 .. 63   64 .. 95   96 .. 127  ...
 //     group 0             warp 0    warp 1     warp 0     warp 1     ...     lane l of a warp loads its vector l
@@ -376,8 +378,8 @@ DecodeMatvecLaunch<Out, W> decode_matvec_launch6(bool norm, int B, int K, int OC
 
     int batch = 1; // sequences per block
     while (batch < min(B, 8) && (!norm || 2 * batch * K * sizeof(floatX) <= shared_limit)) { batch *= 2; }
-    // From 4 sequences on a warp multiplies two rows of the weight at once, which share the loads and conversions of x. So it
-    // does with 8 bits if it has several rows, to have as many bytes in flight as with one row of 16 bits.
+    // From 4 sequences on a warp multiplies two rows of the weight at once, which share the loads and conversions of x.
+    // So it does with 8 bits if it has several rows, to have as many bytes in flight as with one row of 16 bits.
     auto launch = batch == 8   ? decode_matvec_batch<Out, W, 8, 2>
                   : batch == 4 ? decode_matvec_batch<Out, W, 4, 2>
                   : batch == 2 ? decode_matvec_batch<Out, W, 2, 1>
@@ -501,7 +503,8 @@ void decode_embed(floatX* x, const int* tokens, const int* positions, const floa
 // ==== end promoted: decode_embed ====
 
 // ==== promoted: quantize_weights ====
-// One warp per row. The maximum is taken of the bits of |weight|, in whose order infinity and NaN are above all numbers.
+// One warp per row. The maximum is taken of the bits of |weight|, in whose order infinity and NaN are above all
+// numbers.
 template <class W>
 __global__ void quantize_weights_kernel1(W* values, float* scales, floatX* weight, size_t num_rows, int K) {
     size_t row = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) / 32;
@@ -522,8 +525,8 @@ __global__ void quantize_weights_kernel1(W* values, float* scales, floatX* weigh
     }
 }
 
-// values (num_rows,K) of the format, scales (num_rows) | weight (num_rows,K) inout: rounded to values * scales. A row with
-// NaN or infinity has a scale of NaN or infinity, and becomes NaN.
+// values (num_rows,K) of the format, scales (num_rows) | weight (num_rows,K) inout: rounded to values * scales. A row
+// with NaN or infinity has a scale of NaN or infinity, and becomes NaN.
 void quantize_weights(void* values, float* scales, floatX* weight, WeightFormat format, size_t num_rows, int K,
                       cudaStream_t stream, int block_size) {
     double bytes = (double)num_rows * K * (2 * sizeof(floatX) + 1) + (double)num_rows * sizeof(float);

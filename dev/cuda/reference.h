@@ -868,8 +868,8 @@ inline float fp8_round_cpu(float x, bool is_e5m2) {
     return (float)copysign(std::min(largest, nearbyint(magnitude / spacing) * spacing), x);
 }
 
-// Each row (K) of weight in 8 bits: values are the nearest integers up to 127, or e4m3 up to 448, of weight / scale, where the
-// scale is the row's largest |weight| divided by 127 or 448; 1 if it is below 2^-100. rounded = values * scale
+// Each row (K) of weight in 8 bits: values are the nearest integers up to 127, or e4m3 up to 448, of weight / scale.
+// The scale is the row's largest |weight| divided by 127 or 448, or 1 if it is below 2^-100. rounded = values * scale.
 inline void quantize_weights_cpu(float* values, float* scales, float* rounded, const float* weight, bool is_int8,
                                  int num_rows, int K) {
     parallel_for(num_rows, [=](size_t row) {
