@@ -779,24 +779,21 @@ static void test_greedy(void) {
 }
 
 // The logits at each position of a text must be the same with the key-value cache (prefill of some tokens, then one
-// token at a time) and in one pass without the cache. The number of texts decides which kernels run.
-static void test_cache(void) {
-    if (!have_gpu()) { return; }
-    const struct {
-        int B, prefill; // texts, tokens in the longest prompt
-    } batches[] = {{1, 1}, {1, 41}, {2, 21}, {4, 1}, {8, 41}, {16, 21}, {33, 48}, {64, 41}};
-    GPT2 model;
-    open_fixture(&model, 4);
+// token at a time) and in one pass without the cache.
+struct CacheCheck {
+    int B, prefill; // texts, which decides the kernels that run; tokens in the longest prompt
+};
+static void check_cache(GPT2* model, const std::vector<CacheCheck>& checks) {
     int* tokens = golden_ints("input_ids"); // (4, 64): text b has those of row b % 4
-    int C = model.config.channels, V = model.config.vocab_size, Vp = model.config.padded_vocab_size;
+    int C = model->config.channels, V = model->config.vocab_size, Vp = model->config.padded_vocab_size;
     Sampler greedy = sampler_make(0.0f, 0, 1.0f, 1);
-    set_tokens(&model, tokens, tokens, 256);
-    gpt2_forward(&model, &model.acts, 4, 64, NULL);
-    matmul_forward(model.acts.logits, NULL, model.acts.lnf, model.params.wte, NULL, NULL, 256, C, Vp, model.stream);
-    std::vector<float> want = to_host(&model, model.acts.logits, (size_t)256 * Vp);
-    for (auto& batch : batches) {
+    set_tokens(model, tokens, tokens, 256);
+    gpt2_forward(model, &model->acts, 4, 64, NULL);
+    matmul_forward(model->acts.logits, NULL, model->acts.lnf, model->params.wte, NULL, NULL, 256, C, Vp, model->stream);
+    std::vector<float> want = to_host(model, model->acts.logits, (size_t)256 * Vp);
+    for (const CacheCheck& c : checks) {
         Generator g;
-        int B = batch.B, prefill = batch.prefill;
+        int B = c.B, prefill = c.prefill;
         std::vector<int> prompts((size_t)B * prefill, 0), at(B), next(B),
             lengths(B); // at: position of the newest token
         for (int b = 0; b < B; b++) {
@@ -805,11 +802,11 @@ static void test_cache(void) {
         }
         TextQueue q = text_queue_of(prompts.data(), lengths.data(), B, prefill, 64, -1, 64, NULL, NULL, next.data());
         text_queue_open(&q, B);
-        generator_allocate(&g, &model, B, text_queue_pass_tokens(&q, B), text_queue_capacity(&q));
-        generator_fill(&g, &model, &greedy, &q);
+        generator_allocate(&g, model, B, text_queue_pass_tokens(&q, B), text_queue_capacity(&q));
+        generator_fill(&g, model, &greedy, &q);
         text_queue_close(&q);
         for (int t = prefill - 1;; t++) {
-            std::vector<float> got = to_host(&model, g.logits, (size_t)B * Vp);
+            std::vector<float> got = to_host(model, g.logits, (size_t)B * Vp);
             for (int b = 0; b < B; b++) {
                 double error = relative_error(&got[(size_t)b * Vp], &want[((size_t)b % 4 * 64 + at[b]) * Vp], V);
                 check_msg(error <= (IS_FP32 ? 1e-5 : 2 * FORWARD),
@@ -819,12 +816,110 @@ static void test_cache(void) {
             // continue with the given text, not with the tokens that the model chose
             for (int b = 0; b < B; b++) { next[b] = tokens[b % 4 * 64 + ++at[b]]; }
             cudaCheck(cudaMemcpy(g.tokens, next.data(), B * sizeof(int), cudaMemcpyHostToDevice));
-            generator_step(&g, &model, &greedy);
+            generator_step(&g, model, &greedy);
         }
         generator_free(&g);
     }
     free(tokens);
+}
+
+static void test_cache(void) {
+    if (!have_gpu()) { return; }
+    GPT2 model;
+    open_fixture(&model, 4);
+    check_cache(&model, {{1, 1}, {1, 41}, {2, 21}, {4, 1}, {8, 41}, {16, 21}, {33, 48}, {64, 41}});
     gpt2_free(&model);
+}
+
+// The fixture's model with its matrices in 8 bits. *arena is their memory.
+static void open_weights8(GPT2* model, void** arena, WeightFormat format) {
+    Plan plan = {};
+    Error err;
+    open_fixture(model, 4);
+    model->weights8.format = format;
+    weights8_plan(&plan, &model->weights8, &model->config);
+    *arena = plan_allocate(&plan, "weights in 8 bits", &err);
+    require(*arena);
+    weights8_quantize(&model->weights8, &model->config, model->params_memory, model->stream);
+}
+
+// Every matrix is rounded to 8 bits as the CPU rounds it, and nothing else is.
+static void check_rounded(const GPT2* model, const std::vector<float>& before, bool is_int8) {
+    const GPT2Config* config = &model->config;
+    size_t n = model_size(config);
+    std::vector<float> want = before, values(n), scales(n), after = to_host(model, model->params_memory, n);
+    for (int p : {0, 4, 6, 10, 12}) { // wte, qkvw, attprojw, fcw, fcprojw
+        int rows = (int)param_rows(config, p), K = (int)param_cols(config, p);
+        for (int l = 0; l < param_copies(config, p); l++) {
+            size_t place = param_place(config, p, l);
+            quantize_weights_cpu(&values[place], scales.data(), &want[place], &before[place], is_int8, rows, K);
+        }
+    }
+    for (size_t i = 0; i < n; i++) {
+        float rounded = (float)(floatX)want[i];
+        if (after[i] != rounded) {
+            check_msg(false, "weight %zu: %g became %g, want %g", i, before[i], after[i], rounded);
+            return;
+        }
+    }
+}
+
+// The greedy continuation of a prompt, one forward pass per token, is the one with the cache and weights in 8 bits.
+static void check_greedy(GPT2* model) {
+    enum { NEW = 12 };
+    int* tokens = golden_ints("input_ids");
+    int C = model->config.channels, V = model->config.vocab_size, Vp = model->config.padded_vocab_size;
+    int n = 20, got[NEW], count, same = 0;
+    Sampler greedy = sampler_make(0.0f, 0, 1.0f, 1);
+    check(generate(model, &greedy, tokens, &n, 1, n, NEW, -1, got, &count, NULL) && count == NEW);
+    for (int i = 0; i < NEW; i++) {
+        set_tokens(model, tokens, tokens, n + i);
+        gpt2_forward(model, &model->acts, 1, n + i, NULL);
+        matmul_forward(model->acts.logits, NULL, model->acts.lnf, model->params.wte, NULL, NULL, n + i, C, Vp,
+                       model->stream);
+        std::vector<float> logits = to_host(model, model->acts.logits + (size_t)(n + i - 1) * Vp, V);
+        tokens[n + i] = sampler_argmax(logits.data(), V);
+        same += same == i && tokens[n + i] == got[i];
+    }
+    // in 16 bits two tokens of almost equal probability may swap
+    check_msg(same == NEW || (!IS_FP32 && same >= 4), "token %d is %d, want %d", same, got[same], tokens[n + same]);
+    free(tokens);
+}
+
+// A NaN among the weights of one row makes the logits NaN.
+static void check_nan_row(GPT2* model) {
+    int* tokens = golden_ints("input_ids");
+    int n = 4, got[4], count;
+    floatX nan = (floatX)NAN;
+    Sampler greedy = sampler_make(0.0f, 0, 1.0f, 1);
+    floatX* fcw = layer_parameters(model->params, &model->config, 1).fcw;
+    cudaCheck(cudaMemcpy(fcw + model->config.channels + 3, &nan, sizeof(nan), cudaMemcpyHostToDevice));
+    weights8_quantize(&model->weights8, &model->config, model->params_memory, model->stream);
+    check(!generate(model, &greedy, tokens, &n, 1, n, 4, -1, got, &count, NULL));
+    free(tokens);
+}
+
+static void test_weights8(void) {
+    if (!have_gpu()) { return; }
+    GPT2 model;
+    void* arena;
+    open_fixture(&model, 1);
+    std::vector<float> before = to_host(&model, model.params_memory, model_size(&model.config));
+    gpt2_free(&model);
+    for (WeightFormat format : {WEIGHTS_INT8, WEIGHTS_FP8}) {
+        if (format == WEIGHTS_FP8 && device_attribute(cudaDevAttrComputeCapabilityMajor) * 10 +
+                                             device_attribute(cudaDevAttrComputeCapabilityMinor) <
+                                         89) {
+            continue;
+        }
+        open_weights8(&model, &arena, format);
+        check_rounded(&model, before, format == WEIGHTS_INT8);
+        check_cache(&model, {{1, 61}, {2, 62}, {8, 62}, {16, 62}, {64, 63}});
+        check_greedy(&model);
+        check_nan_row(&model);
+        cudaCheck(cudaFree(arena));
+        gpt2_free(&model);
+    }
 }
 
 // a batch of prompts of different lengths gives the same continuations as each prompt alone
@@ -1396,6 +1491,7 @@ static const Test tests[] = {
      test_stochastic_rounding_is_repeatable},
     {"greedy", "greedy continuation against PyTorch", test_greedy},
     {"cache", "logits with the cache, after prefills, and without", test_cache},
+    {"weights8", "int8 and fp8: rounded as on the CPU, logits and greedy text as without the cache", test_weights8},
     {"batch_of_prompts", "prompts of different lengths side by side", test_batch_of_prompts},
     {"neighbours", "greedy texts alone and side by side, in new and in used slots: equal but for near ties",
      test_neighbours},

@@ -77,6 +77,7 @@ follows karpathy/llm.c. The source of an algorithm is named at its operation, or
 #include "llmc/text_queue.h"
 #include "llmc/training.h"
 #include "llmc/utils.h"
+#include "llmc/weights8.cuh" // also declares quantize_weights
 #include <algorithm>
 #include <math.h>
 #include <vector>
@@ -192,20 +193,20 @@ void adamw_round_weights(floatX* params, const float* master, size_t n, uint32_t
 void decode_embed(floatX* x, const int* tokens, const int* positions, const floatX* wte, const floatX* wpe, int B,
                   int C, cudaStream_t stream);
 // out (B,OC) = gelu?(layernorm?(x (B,K)) weight (OC,K)^T + bias) + residual, for few rows, bound by reading the weights. A
-// NULL argument and its operation are left out. It reads weights before the previous kernel has ended (launch_early), so
-// that kernel must not write them.
+// NULL argument and its operation are left out. A WeightMatrix (weight_matrix.cuh) is a floatX* or is in 8 bits.
+// It is read before the previous kernel has ended (launch_early), so that kernel must not write it.
 void decode_matvec(floatX* out, const floatX* x, const floatX* norm_weight, const floatX* norm_bias,
-                   const floatX* weight, const floatX* bias, const floatX* residual, bool gelu, int B, int K, int OC,
-                   cudaStream_t stream);
+                   const WeightMatrix& weight, const floatX* bias, const floatX* residual, bool gelu, int B, int K,
+                   int OC, cudaStream_t stream);
 // logits (B,Vp) = layernorm(x (B,C)) wte (Vp,C)^T
-void decode_head(float* logits, const floatX* x, const floatX* norm_weight, const floatX* norm_bias, const floatX* wte,
-                 int B, int C, int Vp, cudaStream_t stream);
+void decode_head(float* logits, const floatX* x, const floatX* norm_weight, const floatX* norm_bias,
+                 const WeightMatrix& wte, int B, int C, int Vp, cudaStream_t stream);
 // Both on Hopper's tensor cores, for 2 to 64 texts; false, and nothing launched, elsewhere. A residual excludes gelu and norm.
 bool decode_matmul(floatX* out, const floatX* x, const floatX* norm_weight, const floatX* norm_bias,
-                   const floatX* weight, const floatX* bias, const floatX* residual, bool gelu, int B, int K, int OC,
-                   cudaStream_t stream);
+                   const WeightMatrix& weight, const floatX* bias, const floatX* residual, bool gelu, int B, int K,
+                   int OC, cudaStream_t stream);
 bool decode_matmul_head(float* logits, const floatX* x, const floatX* norm_weight, const floatX* norm_bias,
-                        const floatX* wte, int B, int C, int Vp, cudaStream_t stream);
+                        const WeightMatrix& wte, int B, int C, int Vp, cudaStream_t stream);
 // out (B,C) = attention of the query in qkv (B,3,C) to itself and to the positions[b] tokens before it. The key and value in
 // qkv become row positions[b] of keys, values (B,capacity,C). A text with position -1 has ended and is left out.
 void decode_attention(floatX* out, floatX* keys, floatX* values, float* scratch, const floatX* qkv,
@@ -344,6 +345,7 @@ struct GPT2 {
     GPT2Options options;
     cudaStream_t stream;
     floatX* params_memory; // (model_size) in the order of param_place
+    Weights8 weights8;     // of a loaded model with --weights: its matrices in 8 bits
     float* master_memory;  // (share_size) fp32 weights; NULL when params are float, or without master weights
     float* grads_memory;   // (model_size)
     float* own_grads;      // (share_size): sums over the ranks; without ZeRO-1 the same memory as grads_memory
@@ -573,6 +575,7 @@ static void gpt2_update(GPT2* model, const AdamW* optimizer, bool skip, const Mu
 static void plan_parameters(Plan* plan, GPT2* model, const GPT2Config* config, const GPT2Options* options) {
     size_t n = model_size(config), own = options ? share_size(config) : 0;
     plan_add(plan, PLAN_WEIGHTS, &model->params_memory, n);
+    weights8_plan(plan, &model->weights8, config);
     plan_add(plan, PLAN_WEIGHTS, &model->state, 1);
     model->master_memory = nullptr;
     if (!options) { return; }
@@ -868,8 +871,9 @@ static void generator_sample(Generator* g, const GPT2* model, const Sampler* sam
     int C = model->config.channels, V = model->config.vocab_size, Vp = model->config.padded_vocab_size;
     const floatX* x = g->x + (size_t)slot * C;
     float* logits = g->logits + (size_t)slot * Vp;
-    bool done = decode_matmul_head(logits, x, p->lnfw, p->lnfb, p->wte, n, C, Vp, model->stream);
-    if (!done) { decode_head(logits, x, p->lnfw, p->lnfb, p->wte, n, C, Vp, model->stream); }
+    WeightMatrix wte = weights8_matrix(&model->weights8, &model->config, model->params_memory, p->wte);
+    bool done = decode_matmul_head(logits, x, p->lnfw, p->lnfb, wte, n, C, Vp, model->stream);
+    if (!done) { decode_head(logits, x, p->lnfw, p->lnfb, wte, n, C, Vp, model->stream); }
     decode_sample(g->tokens + slot, g->positions + slot, g->sample_scratch, logits, g->rng + slot,
                   g->seen + slot * seen_words(V), sampler->temperature, sampler->top_k, sampler->top_p, sampler->min_p,
                   sampler->repetition_penalty, n, V, Vp, model->stream);
@@ -913,12 +917,14 @@ static void generator_fill(Generator* g, GPT2* model, const Sampler* sampler, Te
 
 // out (B,OC) = gelu?(layernorm?(x) weight^T + bias) + residual for the newest token of each text. Without a layernorm norm_weight
 // and norm_bias are NULL. residual may be NULL, or the same as out; it excludes gelu and a layernorm.
-static void generator_matmul(Generator* g, floatX* out, const floatX* x, const floatX* norm_weight,
+static void generator_matmul(Generator* g, const GPT2* model, floatX* out, const floatX* x, const floatX* norm_weight,
                              const floatX* norm_bias, const floatX* weight, const floatX* bias, const floatX* residual,
-                             bool gelu, int C, int OC, cudaStream_t stream) {
-    if (decode_matmul(out, x, norm_weight, norm_bias, weight, bias, residual, gelu, g->B, C, OC, stream)) { return; }
+                             bool gelu, int C, int OC) {
+    cudaStream_t stream = model->stream;
+    WeightMatrix matrix = weights8_matrix(&model->weights8, &model->config, model->params_memory, weight);
+    if (decode_matmul(out, x, norm_weight, norm_bias, matrix, bias, residual, gelu, g->B, C, OC, stream)) { return; }
     if (g->B <= MAX_MATVEC_TEXTS) {
-        decode_matvec(out, x, norm_weight, norm_bias, weight, bias, residual, gelu, g->B, C, OC, stream);
+        decode_matvec(out, x, norm_weight, norm_bias, matrix, bias, residual, gelu, g->B, C, OC, stream);
         return;
     }
     if (norm_weight) {
@@ -938,12 +944,12 @@ static void generator_launch_step(Generator* g, const GPT2* model, const Sampler
     for (int l = 0; l < config->num_layers; l++) {
         Parameters<floatX> w = layer_parameters(model->params, config, l);
         KeyValueCache c = layer_cache(g->cache, config, l);
-        generator_matmul(g, g->qkv, g->x, w.ln1w, w.ln1b, w.qkvw, w.qkvb, NULL, false, C, 3 * C, stream);
+        generator_matmul(g, model, g->qkv, g->x, w.ln1w, w.ln1b, w.qkvw, w.qkvb, NULL, false, C, 3 * C);
         decode_attention(g->atty, c.keys, c.values, g->attention_scratch, g->qkv, g->positions, B, C, NH, c.capacity,
                          stream);
-        generator_matmul(g, g->x, g->atty, NULL, NULL, w.attprojw, w.attprojb, g->x, false, C, C, stream);
-        generator_matmul(g, g->fch, g->x, w.ln2w, w.ln2b, w.fcw, w.fcb, NULL, true, C, 4 * C, stream);
-        generator_matmul(g, g->x, g->fch, NULL, NULL, w.fcprojw, w.fcprojb, g->x, false, 4 * C, C, stream);
+        generator_matmul(g, model, g->x, g->atty, NULL, NULL, w.attprojw, w.attprojb, g->x, false, C, C);
+        generator_matmul(g, model, g->fch, g->x, w.ln2w, w.ln2b, w.fcw, w.fcb, NULL, true, C, 4 * C);
+        generator_matmul(g, model, g->x, g->fch, NULL, NULL, w.fcprojw, w.fcprojb, g->x, false, 4 * C, C);
     }
     generator_sample(g, model, sampler, 0, B);
 }
@@ -1550,6 +1556,7 @@ static void loaded_model_open(LoadedModel* m, int B) {
                       &m->tokenizer);
     m->vocabulary = has_tokenizer ? &m->tokenizer : NULL;
     gpt2_open(model, config, &options);
+    model->weights8.format = weights8_format(args->weights);
     plan_parameters(&plan, model, config, NULL);
     if (B > 0) {
         Batch batch = settle_batch(config);
@@ -1567,6 +1574,8 @@ static void loaded_model_open(LoadedModel* m, int B) {
     model_source_read(&m->source, weights);
     check_weights(&m->source, weights);
     gpt2_upload(model, weights, 0);
+    weights8_quantize(&model->weights8, config, model->params_memory, model->stream);
+    weights8_print(&model->weights8, config);
     free(weights);
     m->load_ms = time_ms() - start;
 }
@@ -7961,11 +7970,55 @@ void decode_embed(floatX* x, const int* tokens, const int* positions, const floa
 }
 // ==== end promoted: decode_embed ====
 
-// ==== promoted: decode_matvec ====
-constexpr int DECODE_MATVEC_AHEAD = 3; // vectors in flight per lane and row; they cover a row of 768 16-bit elements
+// ==== promoted: quantize_weights ====
+// One warp per row. The maximum is taken of the bits of |weight|, in whose order infinity and NaN are above all
+// numbers.
+template <class W>
+__global__ void quantize_weights_kernel1(W* values, float* scales, floatX* weight, size_t num_rows, int K) {
+    size_t row = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) / 32;
+    int lane = threadIdx.x % 32;
+    if (row >= num_rows) { return; }
+    uint32_t bits = 0;
+    for (int k = lane; k < K; k += 32) { bits = max(bits, __float_as_uint((float)weight[row * K + k]) & 0x7FFFFFFFu); }
+    for (int offset = 16; offset > 0; offset /= 2) { bits = max(bits, __shfl_xor_sync(0xFFFFFFFFu, bits, offset)); }
+    // a row without a weight of 2^-100 or more is a row of zeros; divisions are IEEE's, also with --use_fast_math
+    float largest = __uint_as_float(bits), scale = 1.0f;
+    if (!(largest < 0x1p-100f)) { scale = __fdiv_rn(largest, weight_largest(W())); }
+    if (lane == 0) { scales[row] = scale; }
+    for (int k = lane; k < K; k += 32) {
+        size_t i = row * K + k;
+        W value = weight_rounded(__fdiv_rn((float)weight[i], scale), W());
+        values[i] = value;
+        weight[i] = (floatX)((float)value * scale);
+    }
+}
 
-// Rows of the weight that a warp multiplies at once: they share the loads and conversions of x.
-__host__ __device__ constexpr int decode_matvec_rows(int batch) { return batch >= 4 ? 2 : 1; }
+// values (num_rows,K) of the format, scales (num_rows) | weight (num_rows,K) inout: rounded to values * scales. A row
+// with NaN or infinity has a scale of NaN or infinity, and becomes NaN.
+void quantize_weights(void* values, float* scales, floatX* weight, WeightFormat format, size_t num_rows, int K,
+                      cudaStream_t stream, int block_size) {
+    double bytes = (double)num_rows * K * (2 * sizeof(floatX) + 1) + (double)num_rows * sizeof(float);
+    Op op(stream, bytes, 0, "quantize_weights");
+    require(format != WEIGHTS_FULL && block_size % 32 == 0);
+    size_t blocks = ceil_div(num_rows, (size_t)block_size / 32);
+    if (format == WEIGHTS_INT8) {
+        quantize_weights_kernel1<int8_t>
+            <<<(unsigned)blocks, block_size, 0, stream>>>((int8_t*)values, scales, weight, num_rows, K);
+    } else {
+        quantize_weights_kernel1<__nv_fp8_e4m3>
+            <<<(unsigned)blocks, block_size, 0, stream>>>((__nv_fp8_e4m3*)values, scales, weight, num_rows, K);
+    }
+    cudaCheck(cudaGetLastError());
+}
+void quantize_weights(void* values, float* scales, floatX* weight, WeightFormat format, size_t num_rows, int K,
+                      cudaStream_t stream) {
+    quantize_weights(values, scales, weight, format, num_rows, K, stream, 256);
+}
+// ==== end promoted: quantize_weights ====
+
+// ==== promoted: decode_matvec ====
+constexpr int DECODE_MATVEC_AHEAD = 3; // vectors in flight per lane and row; they cover a row of 768 elements
+
 // Resident blocks of 256 threads per SM. 4 leave 64 registers per thread, 2 leave 128, which larger batches need.
 __host__ __device__ constexpr int decode_matvec_blocks_per_sm(int batch) { return batch >= 4 ? 2 : 4; }
 
@@ -8038,31 +8091,36 @@ template <int batch> __device__ void decode_matvec_norm(x128* shared, const floa
 }
 
 // Loads this lane's next vectors of the warp's `rows` rows of the weight; vectors outside the matrix are zeros.
-template <int rows> __device__ inline void decode_matvec_fetch(int4 w[rows][DECODE_MATVEC_AHEAD], const floatX* weight,
-                                                               int row, int first, int step, int num_vec, int OC) {
+template <int rows, class W> __device__ inline void decode_matvec_fetch(WeightBits<W> w[rows][DECODE_MATVEC_AHEAD],
+                                                                        const W* weight, int row, int first, int step,
+                                                                        int num_vec, int OC) {
 #pragma unroll
     for (int r = 0; r < rows; r++) {
 #pragma unroll
         for (int i = 0; i < DECODE_MATVEC_AHEAD; i++) {
             int v = first + i * step;
             bool there = row + r < OC && v < num_vec;
-            const int4* from = reinterpret_cast<const int4*>(weight) + (size_t)(row + r) * num_vec + v;
-            w[r][i] = there ? __ldcs(from) : make_int4(0, 0, 0, 0);
+            const WeightBits<W>* from =
+                reinterpret_cast<const WeightBits<W>*>(weight) + (size_t)(row + r) * num_vec + v;
+            w[r][i] = there ? __ldcs(from) : WeightBits<W>{};
         }
     }
 }
 
-// A block consists of groups of `split` warps. A group multiplies `rows` rows of the weight at a time, and each of its
-// warps takes a share of the columns. blockIdx.x selects `batch` sequences, blockIdx.y the rows. With split = 2:
+// A block consists of groups of `split` warps. A group multiplies `rows` rows of the weight, of type W, at a time, and
+// each of its warps takes a share of the columns. blockIdx.x selects `batch` sequences, blockIdx.y the rows. An example
+// with split = 2:
 //
 //     vectors of a row    0 .. 31   32 .. 63   64 .. 95   96 .. 127  ...
 //     group 0             warp 0    warp 1     warp 0     warp 1     ...     lane l of a warp loads its vector l
 //     group 1             warp 2    warp 3     warp 2     warp 3     ...     (the next `rows` rows)
-template <class Out, int batch, bool norm> __global__ void __launch_bounds__(256, decode_matvec_blocks_per_sm(batch))
+template <class Out, class W, int batch, int rows, bool norm>
+__global__ void __launch_bounds__(256, decode_matvec_blocks_per_sm(batch))
     decode_matvec_kernel6(Out* out, const floatX* x, const floatX* norm_weight, const floatX* norm_bias,
-                          const floatX* weight, const floatX* bias, const floatX* residual, bool has_gelu, int B, int K,
-                          int OC, int split) {
-    constexpr int rows = decode_matvec_rows(batch), num_sums = rows * batch, lanes_per_sum = 32 / num_sums;
+                          const W* weight, const float* scales, const floatX* bias, const floatX* residual,
+                          bool has_gelu, int B, int K, int OC, int split) {
+    constexpr int num_sums = rows * batch, lanes_per_sum = 32 / num_sums;
+    constexpr bool scaled = sizeof(W) < sizeof(floatX);
     extern __shared__ int4 decode_matvec_shared[]; // (batch,K) floatX, if norm
     __shared__ float partial[8][num_sums];         // sums of each warp over its share of the columns
     x128* normalised = reinterpret_cast<x128*>(decode_matvec_shared);
@@ -8075,9 +8133,11 @@ template <class Out, int batch, bool norm> __global__ void __launch_bounds__(256
     int own_row = lane / lanes_per_sum / batch, own_b = first_b + lane / lanes_per_sum % batch;
     bool writes = segment == 0 && lane % lanes_per_sum == 0 && own_b < B;
 
-    int4 w[rows][DECODE_MATVEC_AHEAD], g = {}, s = {}; // raw bits of x128: unpacked they would take twice the registers
+    WeightBits<W> w[rows][DECODE_MATVEC_AHEAD]; // raw bits: unpacked they would take twice the registers, or more
+    int4 g = {}, s = {};
     decode_matvec_fetch<rows>(w, weight, row, first, step, num_vec, OC);
     float next_bias = writes && bias && row + own_row < OC ? (float)bias[row + own_row] : 0.0f;
+    float next_scale = scaled && writes && row + own_row < OC ? scales[row + own_row] : 0.0f;
     if (norm && (int)threadIdx.x < num_vec) {
         g = reinterpret_cast<const int4*>(norm_weight)[threadIdx.x];
         s = reinterpret_cast<const int4*>(norm_bias)[threadIdx.x];
@@ -8090,7 +8150,8 @@ template <class Out, int batch, bool norm> __global__ void __launch_bounds__(256
     for (int begin = blockIdx.y * rows_per_block; begin < OC; begin += gridDim.y * rows_per_block) {
         bool writes_now = writes && row + own_row < OC;
         size_t at = (size_t)own_b * OC + row + own_row;
-        float bias_now = next_bias, residual_now = writes_now && residual ? (float)residual[at] : 0.0f;
+        float bias_now = next_bias, scale_now = next_scale;
+        float residual_now = writes_now && residual ? (float)residual[at] : 0.0f;
         float sums[num_sums] = {};
         for (int chunk = first; chunk < num_vec; chunk += DECODE_MATVEC_AHEAD * step) {
             if (chunk != first) { decode_matvec_fetch<rows>(w, weight, row, chunk, step, num_vec, OC); }
@@ -8101,11 +8162,7 @@ template <class Out, int batch, bool norm> __global__ void __launch_bounds__(256
                 int v = min(chunk + i * step, num_vec - 1);
                 float weights[rows][x128::size];
 #pragma unroll
-                for (int r = 0; r < rows; r++) {
-                    x128 elements = vec128_from_bits<floatX>(w[r][i]);
-#pragma unroll
-                    for (int e = 0; e < x128::size; e++) { weights[r][e] = (float)elements[e]; }
-                }
+                for (int r = 0; r < rows; r++) { weight_floats(weights[r], w[r][i], W()); }
                 int at_x = v, last_x = (B - 1 - first_b) * num_vec + v;
 #pragma unroll
                 for (int b = 0; b < batch; b++) {
@@ -8124,6 +8181,7 @@ template <class Out, int batch, bool norm> __global__ void __launch_bounds__(256
         // the loads of the next rows are in flight during the warp sums
         decode_matvec_fetch<rows>(w, weight, row, first, step, num_vec, OC);
         next_bias = writes && bias && row + own_row < OC ? (float)bias[row + own_row] : 0.0f;
+        next_scale = scaled && writes && row + own_row < OC ? scales[row + own_row] : 0.0f;
 
         float sum = decode_matvec_sums<num_sums>(sums);
         if (split > 1) {
@@ -8134,38 +8192,47 @@ template <class Out, int batch, bool norm> __global__ void __launch_bounds__(256
             }
             __syncthreads(); // now `partial` may be overwritten
         }
-        sum += bias_now;
+        sum = scaled ? sum * scale_now + bias_now : sum + bias_now;
         if (has_gelu) { sum = gelu(sum); }
         if (writes_now) { out[at] = (Out)(sum + residual_now); }
     }
 }
 
 // The launch configuration of kernel 6; `split` is the kernel's last argument.
-template <class Out> struct DecodeMatvecLaunch {
-    void (*kernel)(Out*, const floatX*, const floatX*, const floatX*, const floatX*, const floatX*, const floatX*, bool,
-                   int, int, int, int);
+template <class Out, class W> struct DecodeMatvecLaunch {
+    void (*kernel)(Out*, const floatX*, const floatX*, const floatX*, const W*, const float*, const floatX*,
+                   const floatX*, bool, int, int, int, int);
     dim3 grid;
     size_t shared_bytes;
     int split;
 };
 
-template <class Out, int batch, bool norm>
-DecodeMatvecLaunch<Out> decode_matvec_batch(int B, int K, int OC, int block_size) {
-    constexpr int rows = decode_matvec_rows(batch);
-    int num_warps = block_size / 32, num_vec = K / x128::size, num_sms = num_multiprocessors(), split = 1;
-    // split rows over more warps while a lane cannot have its whole share in flight, or while there are fewer than two
-    // blocks per SM and a lane has more than one vector
+// Warps that share a row. Rows are split over more of them while a lane cannot have its whole share in flight, or while
+// there are fewer than two blocks per SM and a lane has more than one vector.
+inline int decode_matvec_split(int rows, int K, int OC, int num_warps) {
+    int num_vec = K / x128::size, num_sms = num_multiprocessors(), split = 1;
     while (split < num_warps && (num_vec > 32 * DECODE_MATVEC_AHEAD * split ||
                                  (num_vec > 32 * split && ceil_div(OC, num_warps / split * rows) < 2 * num_sms))) {
         split *= 2;
     }
-    int blocks =
-        min(ceil_div(OC, num_warps / split * rows), num_sms * decode_matvec_blocks_per_sm(batch) * 256 / block_size);
-    size_t shared_bytes = norm ? (size_t)batch * K * sizeof(floatX) : 0;
-    return {decode_matvec_kernel6<Out, batch, norm>, dim3(ceil_div(B, batch), blocks), shared_bytes, split};
+    return split;
 }
 
-template <class Out> DecodeMatvecLaunch<Out> decode_matvec_launch6(bool norm, int B, int K, int OC, int block_size) {
+template <class Out, class W, int batch, int rows>
+DecodeMatvecLaunch<Out, W> decode_matvec_batch(bool norm, int B, int K, int OC, int block_size) {
+    constexpr bool head = sizeof(Out) != sizeof(floatX); // always has a layernorm
+    int num_warps = block_size / 32, split = decode_matvec_split(rows, K, OC, num_warps);
+    int most = num_multiprocessors() * decode_matvec_blocks_per_sm(batch) * 256 / block_size;
+    int blocks = min(ceil_div(OC, num_warps / split * rows), most);
+    size_t shared_bytes = norm ? (size_t)batch * K * sizeof(floatX) : 0;
+    auto kernel = decode_matvec_kernel6<Out, W, batch, rows, true>;
+    if constexpr (!head) { kernel = norm ? kernel : decode_matvec_kernel6<Out, W, batch, rows, false>; }
+    require(norm || !head);
+    return {kernel, dim3(ceil_div(B, batch), blocks), shared_bytes, split};
+}
+
+template <class Out, class W>
+DecodeMatvecLaunch<Out, W> decode_matvec_launch6(bool norm, int B, int K, int OC, int block_size) {
     const size_t shared_limit = 40 * 1024; // of the 48 KB that a launch may use without cudaFuncSetAttribute
     require(B > 0 && K > 0 && K % x128::size == 0 && OC > 0);
     require(!norm || K * sizeof(floatX) <= shared_limit);
@@ -8174,46 +8241,62 @@ template <class Out> DecodeMatvecLaunch<Out> decode_matvec_launch6(bool norm, in
 
     int batch = 1; // sequences per block
     while (batch < min(B, 8) && (!norm || 2 * batch * K * sizeof(floatX) <= shared_limit)) { batch *= 2; }
-    auto launch = norm ? decode_matvec_batch<Out, 8, true> : decode_matvec_batch<Out, 8, false>;
-    if (batch == 1) { launch = norm ? decode_matvec_batch<Out, 1, true> : decode_matvec_batch<Out, 1, false>; }
-    if (batch == 2) { launch = norm ? decode_matvec_batch<Out, 2, true> : decode_matvec_batch<Out, 2, false>; }
-    if (batch == 4) { launch = norm ? decode_matvec_batch<Out, 4, true> : decode_matvec_batch<Out, 4, false>; }
-    return launch(B, K, OC, block_size);
+    // From 4 sequences on a warp multiplies two rows of the weight at once, which share the loads and conversions of x.
+    // So it does with 8 bits if it has several rows, to have as many bytes in flight as with one row of 16 bits.
+    auto launch = batch == 8   ? decode_matvec_batch<Out, W, 8, 2>
+                  : batch == 4 ? decode_matvec_batch<Out, W, 4, 2>
+                  : batch == 2 ? decode_matvec_batch<Out, W, 2, 1>
+                               : decode_matvec_batch<Out, W, 1, 1>;
+    if constexpr (sizeof(W) < sizeof(floatX)) {
+        int groups = num_multiprocessors() * decode_matvec_blocks_per_sm(batch) * 8 /
+                     decode_matvec_split(1, K, OC, block_size / 32);
+        if (batch <= 2 && OC > groups) {
+            launch = batch == 2 ? decode_matvec_batch<Out, W, 2, 2> : decode_matvec_batch<Out, W, 1, 2>;
+        }
+    }
+    return launch(norm, B, K, OC, block_size);
+}
+
+template <class Out> void decode_matvec_run(Out* out, const floatX* x, const floatX* norm_weight,
+                                            const floatX* norm_bias, const WeightMatrix& weight, const floatX* bias,
+                                            const floatX* residual, bool gelu, int B, int K, int OC,
+                                            cudaStream_t stream, int block_size) {
+    require((norm_weight != NULL) == (norm_bias != NULL));
+    weight_dispatch(weight, [&](auto type) {
+        typedef decltype(type) W;
+        DecodeMatvecLaunch<Out, W> l = decode_matvec_launch6<Out, W>(norm_weight != NULL, B, K, OC, block_size);
+        launch_early(l.kernel, l.grid, block_size, l.shared_bytes, stream, out, x, norm_weight, norm_bias,
+                     (const W*)weight.values, weight.scales, bias, residual, gelu, B, K, OC, l.split);
+    });
 }
 
 // out (B,OC) = gelu?(layernorm?(x) weight^T + bias) + residual | x (B,K) | norm_weight, norm_bias (K) or NULL
 // | weight (OC,K) | bias (OC) or NULL | residual (B,OC) or NULL, may be out itself
-// Weights and biases are read while the previous kernel in the stream may still run, so no kernel of the step may write
-// them.
+// Weights, their scales and biases are read while the previous kernel in the stream may still run, so no kernel of the
+// step may write them.
 void decode_matvec(floatX* out, const floatX* x, const floatX* norm_weight, const floatX* norm_bias,
-                   const floatX* weight, const floatX* bias, const floatX* residual, bool gelu, int B, int K, int OC,
-                   cudaStream_t stream, int block_size) {
-    double elements = (double)OC * K + (double)B * (K + (residual ? 2.0 : 1.0) * OC);
-    Op op(stream, elements * sizeof(floatX), 2.0 * B * OC * K, "decode_matvec %d -> %d", K, OC);
-    require((norm_weight != NULL) == (norm_bias != NULL));
-    DecodeMatvecLaunch<floatX> l = decode_matvec_launch6<floatX>(norm_weight != NULL, B, K, OC, block_size);
-    launch_early(l.kernel, l.grid, block_size, l.shared_bytes, stream, out, x, norm_weight, norm_bias, weight, bias,
-                 residual, gelu, B, K, OC, l.split);
+                   const WeightMatrix& weight, const floatX* bias, const floatX* residual, bool gelu, int B, int K,
+                   int OC, cudaStream_t stream, int block_size) {
+    double others = (double)B * (K + (residual ? 2.0 : 1.0) * OC) * sizeof(floatX);
+    Op op(stream, weight.bytes(OC, K) + others, 2.0 * B * OC * K, "decode_matvec %d -> %d", K, OC);
+    decode_matvec_run(out, x, norm_weight, norm_bias, weight, bias, residual, gelu, B, K, OC, stream, block_size);
 }
 void decode_matvec(floatX* out, const floatX* x, const floatX* norm_weight, const floatX* norm_bias,
-                   const floatX* weight, const floatX* bias, const floatX* residual, bool gelu, int B, int K, int OC,
-                   cudaStream_t stream) {
+                   const WeightMatrix& weight, const floatX* bias, const floatX* residual, bool gelu, int B, int K,
+                   int OC, cudaStream_t stream) {
     decode_matvec(out, x, norm_weight, norm_bias, weight, bias, residual, gelu, B, K, OC, stream, 256);
 }
 
 // logits (B,Vp) float = layernorm(x) wte^T | x (B,C) | norm_weight, norm_bias (C) | wte (Vp,C)
-void decode_head(float* logits, const floatX* x, const floatX* norm_weight, const floatX* norm_bias, const floatX* wte,
-                 int B, int C, int Vp, cudaStream_t stream, int block_size) {
-    double bytes = ((double)Vp * C + (double)B * C) * sizeof(floatX) + (double)B * Vp * sizeof(float);
-    Op op(stream, bytes, 2.0 * B * Vp * C, "decode_matvec %d -> %d, head", C, Vp);
-    require(norm_weight != NULL && norm_bias != NULL);
-    DecodeMatvecLaunch<float> l = decode_matvec_launch6<float>(true, B, C, Vp, block_size);
-    const floatX* none = NULL;
-    launch_early(l.kernel, l.grid, block_size, l.shared_bytes, stream, logits, x, norm_weight, norm_bias, wte, none,
-                 none, false, B, C, Vp, l.split);
+void decode_head(float* logits, const floatX* x, const floatX* norm_weight, const floatX* norm_bias,
+                 const WeightMatrix& wte, int B, int C, int Vp, cudaStream_t stream, int block_size) {
+    double others = (double)B * C * sizeof(floatX) + (double)B * Vp * sizeof(float);
+    Op op(stream, wte.bytes(Vp, C) + others, 2.0 * B * Vp * C, "decode_matvec %d -> %d, head", C, Vp);
+    require(norm_weight != NULL);
+    decode_matvec_run<float>(logits, x, norm_weight, norm_bias, wte, NULL, NULL, false, B, C, Vp, stream, block_size);
 }
-void decode_head(float* logits, const floatX* x, const floatX* norm_weight, const floatX* norm_bias, const floatX* wte,
-                 int B, int C, int Vp, cudaStream_t stream) {
+void decode_head(float* logits, const floatX* x, const floatX* norm_weight, const floatX* norm_bias,
+                 const WeightMatrix& wte, int B, int C, int Vp, cudaStream_t stream) {
     decode_head(logits, x, norm_weight, norm_bias, wte, B, C, Vp, stream, 256);
 }
 // ==== end promoted: decode_matvec ====
@@ -8230,8 +8313,16 @@ constexpr int DECODE_MATMUL_CHUNK = 32; // columns of a chunk: two steps of mma,
 constexpr int DECODE_MATMUL_MAX_CLUSTER = 8;
 constexpr int DECODE_MATMUL_PAIRS = 2; // pairs of results that a thread stores, at most, if it adds up partial sums
 
+// Chunks in flight per warp: 6 are 48 KB per block. Of weights in 8 bits these are 12, or as many as there are
+// registers for beside the layernorm.
+__host__ __device__ constexpr int decode_matmul_ahead(bool scaled, int texts, bool norm) {
+    return !scaled ? 6 : !norm || texts == 8 || texts == 32 ? 12 : texts == 16 ? 10 : 5;
+}
+
 struct DecodeMatmulArguments {
-    const floatX *x, *norm_weight, *norm_bias, *weight, *bias, *residual;
+    const floatX *x, *norm_weight, *norm_bias;
+    WeightMatrix weight;
+    const floatX *bias, *residual;
     int B, K, OC;
     bool gelu;
     int log_rows;    // log2 of the rows of the weight per tile: 16 per group of warps
@@ -8254,19 +8345,20 @@ struct DecodeMatmulSlice {
 
 // This lane's vectors of a chunk of the warp's 16 rows of the weight, which start at `row`: those of rows lane / 4 and
 // lane / 4 + 8. Outside of the matrix, and if not `there`, they are zeros.
-struct DecodeMatmulRows {
-    const int4* upper;
+template <class W> struct DecodeMatmulRows {
+    const WeightBits<W>* upper;
     bool has_upper, has_lower;
-    __device__ DecodeMatmulRows(const floatX* weight, int row, int K, int OC) {
+    __device__ DecodeMatmulRows(const WeightMatrix& weight, int row, int K, int OC) {
         int r = row + threadIdx.x % 32 / 4;
-        upper = reinterpret_cast<const int4*>(weight + (size_t)r * K) + threadIdx.x % 4;
+        const W* values = reinterpret_cast<const W*>(weight.values);
+        upper = reinterpret_cast<const WeightBits<W>*>(values + (size_t)r * K) + threadIdx.x % 4;
         has_upper = r < OC, has_lower = r + 8 < OC;
     }
-    __device__ void fetch(int4 w[2], int chunk, bool there, int K) const {
-        const int4* from = upper + chunk * 4;
+    __device__ void fetch(WeightBits<W> w[2], int chunk, bool there, int K) const {
+        const WeightBits<W>* from = upper + chunk * 4;
         there = there && (chunk * 4 + (int)threadIdx.x % 4) * x128::size < K;
-        w[0] = there && has_upper ? __ldcs(from) : make_int4(0, 0, 0, 0);
-        w[1] = there && has_lower ? __ldcs(from + K) : make_int4(0, 0, 0, 0); // 8 rows are K vectors
+        w[0] = there && has_upper ? __ldcs(from) : WeightBits<W>{};
+        w[1] = there && has_lower ? __ldcs(from + K) : WeightBits<W>{}; // 8 rows are K vectors
     }
 };
 
@@ -8276,10 +8368,12 @@ struct DecodeMatmulRows {
 //
 //     vector of lane t of a quad:   columns 8t + 0, 1   8t + 2, 3   8t + 4, 5   8t + 6, 7
 //     is, in a step of mma:         first: 2t, 2t+1     2t+8, 2t+9  second: 2t, 2t+1  2t+8, 2t+9
-template <int texts> __device__ inline void decode_matmul_multiply(float sums[2][texts / 8][4], const int4 w[2],
-                                                                   const floatX* x, int stride) {
-    uint32_t first[4] = {(uint32_t)w[0].x, (uint32_t)w[1].x, (uint32_t)w[0].y, (uint32_t)w[1].y};
-    uint32_t second[4] = {(uint32_t)w[0].z, (uint32_t)w[1].z, (uint32_t)w[0].w, (uint32_t)w[1].w};
+template <int texts, class W> __device__ inline void
+decode_matmul_multiply(float sums[2][texts / 8][4], const WeightBits<W> w[2], const floatX* x, int stride) {
+    uint32_t upper[4], lower[4]; // pairs of columns
+    weight_pairs(upper, w[0], W()), weight_pairs(lower, w[1], W());
+    uint32_t first[4] = {upper[0], lower[0], upper[1], lower[1]};
+    uint32_t second[4] = {upper[2], lower[2], upper[3], lower[3]};
 #pragma unroll
     for (int j = 0; j < texts / 8; j++) {
         int4 v = *reinterpret_cast<const int4*>(x + j * 8 * stride);
@@ -8451,12 +8545,12 @@ __device__ inline void decode_matmul_finish(Out* out, const DecodeMatmulArgument
 //
 // The head has so many rows that no sums are split: rows = 128, a warp has all columns and stores its results itself, and
 // a block goes on with the rows of tile blockIdx.z + gridDim.z.
-template <class Out, int texts, bool norm> __global__ void __launch_bounds__(DECODE_MATMUL_THREADS, 2)
+template <class Out, class W, int texts, bool norm> __global__ void __launch_bounds__(DECODE_MATMUL_THREADS, 2)
     decode_matmul_sm90_kernel5(Out* out, const DecodeMatmulArguments a) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-    constexpr int ahead = 6; // chunks in flight per warp: 48 KB per block
     constexpr int num_pairs = DECODE_MATMUL_PAIRS;
-    constexpr bool head = sizeof(Out) != sizeof(floatX);
+    constexpr bool head = sizeof(Out) != sizeof(floatX), scaled = sizeof(W) < sizeof(floatX);
+    constexpr int ahead = decode_matmul_ahead(scaled, texts, norm);
     extern __shared__ int4 decode_matmul_shared[];
     __shared__ uint64_t barriers[2]; // the moments, the sums of the cluster's other blocks have arrived
     int rank = blockIdx.x, cluster = gridDim.x, first_b = blockIdx.y * texts, tile = blockIdx.z;
@@ -8491,8 +8585,8 @@ template <class Out, int texts, bool norm> __global__ void __launch_bounds__(DEC
         }
         cluster_sync(); // no block stores to another one before that one's barriers exist
     }
-    int4 w[ahead][2];
-    DecodeMatmulRows first_rows(a.weight, row, a.K, a.OC);
+    WeightBits<W> w[ahead][2];
+    DecodeMatmulRows<W> first_rows(a.weight, row, a.K, a.OC);
 #pragma unroll
     for (int i = 0; i < ahead; i++) { first_rows.fetch(w[i], begin + i, begin + i < end, a.K); }
     grid_launch_dependents();
@@ -8520,9 +8614,13 @@ template <class Out, int texts, bool norm> __global__ void __launch_bounds__(DEC
         return x;
     };
     DecodeMatmulPair bias[num_pairs] = {}, residual[num_pairs] = {};
+    float2 scales[num_pairs] = {};
     for (int u = 0; u < num_pairs; u++) {
         int b, r;
-        if (!head && place(u, &b, &r) && a.bias) { bias[u] = pair_of(a.bias, r); }
+        if (head || !place(u, &b, &r)) { continue; }
+        if (a.bias) { bias[u] = pair_of(a.bias, r); }
+        if (scaled && tile * rows + r < a.OC) { scales[u].x = a.weight.scales[tile * rows + r]; }
+        if (scaled && tile * rows + r + 1 < a.OC) { scales[u].y = a.weight.scales[tile * rows + r + 1]; }
     }
     grid_wait_dependency(); // what was read before this line is not written by earlier kernels of the step
 
@@ -8544,16 +8642,22 @@ template <class Out, int texts, bool norm> __global__ void __launch_bounds__(DEC
     const floatX* own_x = shared_x + lane / 4 * a.stride + lane % 4 * x128::size;
     for (; tile * rows < a.OC; tile += gridDim.z) { // only the head has more than one tile
         float sums[2][texts / 8][4] = {};
+        float row_scales[2] = {1.0f, 1.0f}; // of the head's rows lane / 4 and lane / 4 + 8
+        for (int i = 0; i < 2; i++) {
+            if (scaled && head && row + lane / 4 + 8 * i < a.OC) {
+                row_scales[i] = a.weight.scales[row + lane / 4 + 8 * i];
+            }
+        }
         int next_row = row + (int)gridDim.z * rows;
         for (int chunk = begin; chunk < end; chunk += ahead) {
             bool more = chunk + ahead < end; // in this tile; if not, the head loads the next one's first chunks
             int next_chunk = more ? chunk + ahead : begin;
-            DecodeMatmulRows next(a.weight, more ? row : next_row, a.K, a.OC);
+            DecodeMatmulRows<W> next(a.weight, more ? row : next_row, a.K, a.OC);
 #pragma unroll
             for (int i = 0; i < ahead; i++) {
                 if (chunk + i < end) {
-                    decode_matmul_multiply<texts>(sums, w[i], own_x + (chunk + i - slice.begin) * DECODE_MATMUL_CHUNK,
-                                                  a.stride);
+                    decode_matmul_multiply<texts, W>(sums, w[i],
+                                                     own_x + (chunk + i - slice.begin) * DECODE_MATMUL_CHUNK, a.stride);
                 }
                 if (more || head) { next.fetch(w[i], next_chunk + i, next_chunk + i < end, a.K); }
                 // keeps the compiler from loading all chunks of x ahead, for which there are not enough registers
@@ -8568,7 +8672,7 @@ template <class Out, int texts, bool norm> __global__ void __launch_bounds__(DEC
                 float sum = sums[0][j][i] + (texts == 8 ? sums[1][j][i] : 0.0f);
                 int r = lane / 4 + i / 2 * 8, b = j * 8 + lane % 4 * 2 + i % 2;
                 if (head) {
-                    decode_matmul_finish(out, a, sum, row + r, first_b + b);
+                    decode_matmul_finish(out, a, sum * row_scales[i / 2], row + r, first_b + b);
                 } else {
                     partial[(part * texts + b) * stride + group * 16 + r] = sum;
                 }
@@ -8607,6 +8711,7 @@ template <class Out, int texts, bool norm> __global__ void __launch_bounds__(DEC
         int k = threadIdx.x + u * DECODE_MATMUL_THREADS;
         const float* there = reinterpret_cast<const float*>(sums_there + k);
         float2 sum = cluster == 1 ? sum_of(k) : decode_matmul_add_up(there, cluster, 2 * pairs);
+        if (scaled) { sum.x *= scales[u].x, sum.y *= scales[u].y; }
         sum.x += (float)bias[u].x + (float)residual[u].x, sum.y += (float)bias[u].y + (float)residual[u].y;
         decode_matmul_finish(out, a, sum.x, tile * rows + r, first_b + b);
         decode_matmul_finish(out, a, sum.y, tile * rows + r + 1, first_b + b);
@@ -8670,16 +8775,16 @@ inline DecodeMatmulPlan decode_matmul_choose(int cluster, int rows, bool norm, b
     return plan;
 }
 
-template <class Out, bool norm> void (*decode_matmul_kernel(int texts))(Out*, const DecodeMatmulArguments) {
-    if (texts == 8) { return decode_matmul_sm90_kernel5<Out, 8, norm>; }
-    if (texts == 16) { return decode_matmul_sm90_kernel5<Out, 16, norm>; }
-    return texts == 32 ? decode_matmul_sm90_kernel5<Out, 32, norm> : decode_matmul_sm90_kernel5<Out, 64, norm>;
+template <class Out, class W, bool norm> void (*decode_matmul_kernel_of(int texts))(Out*, const DecodeMatmulArguments) {
+    if (texts == 8) { return decode_matmul_sm90_kernel5<Out, W, 8, norm>; }
+    if (texts == 16) { return decode_matmul_sm90_kernel5<Out, W, 16, norm>; }
+    return texts == 32 ? decode_matmul_sm90_kernel5<Out, W, 32, norm> : decode_matmul_sm90_kernel5<Out, W, 64, norm>;
 }
-void (*decode_matmul_kernel(int texts, bool norm, floatX*))(floatX*, const DecodeMatmulArguments) {
-    return norm ? decode_matmul_kernel<floatX, true>(texts) : decode_matmul_kernel<floatX, false>(texts);
+template <class W> void (*decode_matmul_kernel(int texts, bool norm, floatX*))(floatX*, const DecodeMatmulArguments) {
+    return norm ? decode_matmul_kernel_of<floatX, W, true>(texts) : decode_matmul_kernel_of<floatX, W, false>(texts);
 }
-void (*decode_matmul_kernel(int texts, bool, float*))(float*, const DecodeMatmulArguments) { // the head
-    return decode_matmul_kernel<float, true>(texts);
+template <class W> void (*decode_matmul_kernel(int texts, bool, float*))(float*, const DecodeMatmulArguments) {
+    return decode_matmul_kernel_of<float, W, true>(texts); // the head
 }
 
 inline int decode_matmul_log2(int x) { // a power of two
@@ -8697,7 +8802,10 @@ template <class Out> void decode_matmul_launch(Out* out, DecodeMatmulArguments a
     require(plan.grid.y <= 65535 && plan.grid.z <= 65535);
     a.log_rows = decode_matmul_log2(plan.rows), a.log_cluster = decode_matmul_log2(plan.cluster),
     a.stride = plan.stride;
-    auto kernel = decode_matmul_kernel(plan.texts, a.norm_weight != NULL, out);
+    void (*kernel)(Out*, const DecodeMatmulArguments) = NULL;
+    weight_dispatch(a.weight, [&](auto type) {
+        kernel = decode_matmul_kernel<decltype(type)>(plan.texts, a.norm_weight != NULL, out);
+    });
     if (plan.shared_bytes > 48 << 10) {
         cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)plan.shared_bytes));
     }
@@ -8727,12 +8835,12 @@ inline bool decode_matmul_runs(const DecodeMatmulPlan& plan, int B) {
 // them. Returns false, and launches nothing, for other numbers of texts than DECODE_MATMUL_MIN_TEXTS to
 // DECODE_MATMUL_MAX_TEXTS, for a K too large for shared memory, and where the device has no code for sm_90a.
 bool decode_matmul(floatX* out, const floatX* x, const floatX* norm_weight, const floatX* norm_bias,
-                   const floatX* weight, const floatX* bias, const floatX* residual, bool gelu, int B, int K, int OC,
-                   cudaStream_t stream) {
+                   const WeightMatrix& weight, const floatX* bias, const floatX* residual, bool gelu, int B, int K,
+                   int OC, cudaStream_t stream) {
     DecodeMatmulPlan plan = decode_matmul_choose(0, 0, norm_weight != NULL, false, B, K, OC);
     if (B > DECODE_MATMUL_MAX_TEXTS || !decode_matmul_runs(plan, B)) { return false; }
-    double elements = (double)OC * K + (double)B * (K + (residual ? 2.0 : 1.0) * OC);
-    Op op(stream, elements * sizeof(floatX), 2.0 * B * OC * K, "decode_matmul %d -> %d", K, OC);
+    double others = (double)B * (K + (residual ? 2.0 : 1.0) * OC) * sizeof(floatX);
+    Op op(stream, weight.bytes(OC, K) + others, 2.0 * B * OC * K, "decode_matmul %d -> %d", K, OC);
     decode_matmul_launch(out, {x, norm_weight, norm_bias, weight, bias, residual, B, K, OC, gelu, 0, 0, 0}, plan, true,
                          stream);
     return true;
@@ -8741,11 +8849,11 @@ bool decode_matmul(floatX* out, const floatX* x, const floatX* norm_weight, cons
 // logits (B,Vp) float = layernorm(x) wte^T | x (B,C) | norm_weight, norm_bias (C) | wte (Vp,C). Returns false as
 // decode_matmul(), but takes any larger number of texts.
 bool decode_matmul_head(float* logits, const floatX* x, const floatX* norm_weight, const floatX* norm_bias,
-                        const floatX* wte, int B, int C, int Vp, cudaStream_t stream) {
+                        const WeightMatrix& wte, int B, int C, int Vp, cudaStream_t stream) {
     DecodeMatmulPlan plan = decode_matmul_choose(0, 0, true, true, B, C, Vp);
     if (!decode_matmul_runs(plan, B)) { return false; }
-    double bytes = ((double)Vp * C + (double)B * C) * sizeof(floatX) + (double)B * Vp * sizeof(float);
-    Op op(stream, bytes, 2.0 * B * Vp * C, "decode_matmul %d -> %d, head", C, Vp);
+    double others = (double)B * C * sizeof(floatX) + (double)B * Vp * sizeof(float);
+    Op op(stream, wte.bytes(Vp, C) + others, 2.0 * B * Vp * C, "decode_matmul %d -> %d, head", C, Vp);
     decode_matmul_launch(logits, {x, norm_weight, norm_bias, wte, NULL, NULL, B, C, Vp, false, 0, 0, 0}, plan, true,
                          stream);
     return true;
@@ -8753,11 +8861,11 @@ bool decode_matmul_head(float* logits, const floatX* x, const floatX* norm_weigh
 
 #else // the tensor cores multiply 16-bit floats
 
-bool decode_matmul(floatX*, const floatX*, const floatX*, const floatX*, const floatX*, const floatX*, const floatX*,
-                   bool, int, int, int, cudaStream_t) {
+bool decode_matmul(floatX*, const floatX*, const floatX*, const floatX*, const WeightMatrix&, const floatX*,
+                   const floatX*, bool, int, int, int, cudaStream_t) {
     return false;
 }
-bool decode_matmul_head(float*, const floatX*, const floatX*, const floatX*, const floatX*, int, int, int,
+bool decode_matmul_head(float*, const floatX*, const floatX*, const floatX*, const WeightMatrix&, int, int, int,
                         cudaStream_t) {
     return false;
 }

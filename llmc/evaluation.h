@@ -429,8 +429,9 @@ static inline Bench bench_begin(const GPT2Config* config, const char* precision)
     if (b.prompt < 1) { die("--bench: the model has only %d positions", maxT); }
     b.tokens = (int*)malloc_check((size_t)b.prompt * sizeof(int));
     for (int i = 0; i < b.prompt; i++) { b.tokens[i] = (int)(random_f64(&rng) * config->vocab_size); }
-    print_line(stdout, "%s: %.2f M parameters, %s; texts: %d", args->model, (double)num_parameters(config) * 1e-6,
-               precision, b.B);
+    bool full = strcmp(args->weights, "full") == 0;
+    print_line(stdout, "%s: %.2f M parameters, %s%s%s; texts: %d", args->model, (double)num_parameters(config) * 1e-6,
+               precision, full ? "" : ", weights in ", full ? "" : args->weights, b.B);
     return b;
 }
 

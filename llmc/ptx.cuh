@@ -749,6 +749,14 @@ __device__ inline uint32_t pack_e5m2x4(float a, float b, float c, float d) {
     uint32_t high = __nv_cvt_float2_to_fp8x2(make_float2(c, d), __NV_SATFINITE, __NV_E5M2);
     return low | high << 16;
 }
+// The two e4m3 in the lower 16 bits as fp16, which holds them exactly. Needs compute capability 8.9; compiled for an
+// older device it executes a trap, because without the instruction it takes dozens.
+__device__ inline half2 unpack_e4m3x2(uint32_t bits) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 890
+    __trap();
+#endif
+    return half2(__nv_cvt_fp8x2_to_halfraw2((__nv_fp8x2_storage_t)bits, __NV_E4M3));
+}
 // tanh(x) in one instruction, within 2^-11
 __device__ inline float tanh_approx(float x) {
     float y;

@@ -52,7 +52,7 @@ typedef struct {
     int parallel;
     int fp8; // an Fp8Stage
     int recompute, gelu_fusion, tf32, master_weights, stochastic_rounding, use_graph, tune, profile, log_memory_every;
-    const char *tuned, *overlap;
+    const char *tuned, *overlap, *weights;
     int gpus, zero, restarts, num_processes, process_rank, gpus_per_node;
     float timeout;
     const char *server_ip, *init_method, *fs_path;
@@ -99,6 +99,7 @@ static Settings settings = {
     .use_graph = 1,
     .tune = 1,
     .overlap = "auto",
+    .weights = "full",
     .gpus = 1,
     .zero = 1,
     .num_processes = 1,
@@ -248,6 +249,10 @@ static const Option options[] = {
 #ifdef __CUDACC__
     {OPT_INT, 0, NULL, "parallel", &settings.parallel, "texts",
      "continue at most N texts side by side, fewer if memory is short; one that ends makes room for the next", 1, 256},
+    {OPT_STR, 0, NULL, "weights", &settings.weights, "full|int8|fp8",
+     "--prompt, --eval and --bench: matrices in 8 bits, with a scale per output channel; full: in the build's type. "
+     "Prompts and losses are computed in that type from weights rounded to 8 bits",
+     0, 0},
     {OPT_INT, 'r', NULL, "recompute", &settings.recompute, NULL,
      "save memory by recomputing in the backward pass: 1 GELU, 2 also the layernorms", 0, 2},
     {OPT_INT, 0, "ge", "gelu-fusion", &settings.gelu_fusion, NULL,
@@ -321,11 +326,16 @@ static inline Task chosen_task(void) {
     if (sample + evaluate + args->bench + (args->export_path != NULL) > 1) {
         cli_fail("give only one of --prompt, --eval, --bench and --export");
     }
-    return sample              ? TASK_SAMPLE
-           : evaluate          ? TASK_EVALUATE
-           : args->bench       ? TASK_BENCH
-           : args->export_path ? TASK_EXPORT
-                               : TASK_TRAIN;
+    Task task = sample              ? TASK_SAMPLE
+                : evaluate          ? TASK_EVALUATE
+                : args->bench       ? TASK_BENCH
+                : args->export_path ? TASK_EXPORT
+                                    : TASK_TRAIN;
+    if (strcmp(args->weights, "full") != 0 && (task == TASK_TRAIN || task == TASK_EXPORT)) {
+        cli_fail("--weights %s is for --prompt, --eval and --bench, not for %s", args->weights,
+                 task == TASK_TRAIN ? "training" : "--export (there --type q8_0 gives 8 bits)");
+    }
+    return task;
 }
 
 static int64_t drawn_seed = -1; // of --seed -1

@@ -1,9 +1,10 @@
 /* decode_matmul: decode_matvec on tensor cores, for many texts: out = gelu?(layernorm?(x) weight^T + bias) + residual
 
    out (B,OC) floatX out, float for the head | x (B,K) floatX in | norm_weight, norm_bias (K) floatX in, or NULL
-   weight (OC,K) floatX in | bias (OC) floatX in, or NULL | residual (B,OC) floatX in, or NULL, may be out itself
+   weight (OC,K) in: floatX, or int8 or e4m3 with scales (OC) float | bias (OC) floatX in, or NULL
+   residual (B,OC) floatX in, or NULL, may be out itself
    Operations with a ? are optional; a residual excludes gelu and a layernorm.
-   Bound: memory, OC*K*sizeof(floatX) bytes; with few rows of weight, latency.
+   Bound: memory, the bytes of the weight: 1 or 2 times OC*K; with few rows of weight, latency.
    Constraint: K % 8 == 0; 16-bit floatX; kernels 3 to 5 need sm_90a.
    Error: one ulp of floatX, and 1e-5 of the terms' magnitude for the sums. With a layernorm also two ulps of the terms'
    magnitude, as in decode_matvec.cu: the normalised x is rounded to floatX before the product.
@@ -33,8 +34,10 @@
 #undef PROMOTED_ONLY
 #include "bench.h"
 #include "cublaslt_linear.cuh"
+#include "decode_weight.cuh"
 #include "../../llmc/gelu.cuh"
 #include "../../llmc/ptx.cuh"
+#include "../../llmc/weight_matrix.cuh"
 
 // ---- kernel 0: layernorm_forward, cuBLASLt and gelu_forward, a launch each ------------------------------------------
 
@@ -155,8 +158,16 @@ constexpr int DECODE_MATMUL_CHUNK = 32; // columns of a chunk: two steps of mma,
 constexpr int DECODE_MATMUL_MAX_CLUSTER = 8;
 constexpr int DECODE_MATMUL_PAIRS = 2; // pairs of results that a thread stores, at most, if it adds up partial sums
 
+// Chunks in flight per warp: 6 are 48 KB per block. Of weights in 8 bits these are 12, or as many as there are
+// registers for beside the layernorm.
+__host__ __device__ constexpr int decode_matmul_ahead(bool scaled, int texts, bool norm) {
+    return !scaled ? 6 : !norm || texts == 8 || texts == 32 ? 12 : texts == 16 ? 10 : 5;
+}
+
 struct DecodeMatmulArguments {
-    const floatX *x, *norm_weight, *norm_bias, *weight, *bias, *residual;
+    const floatX *x, *norm_weight, *norm_bias;
+    WeightMatrix weight;
+    const floatX *bias, *residual;
     int B, K, OC;
     bool gelu;
     int log_rows;    // log2 of the rows of the weight per tile: 16 per group of warps
@@ -179,19 +190,20 @@ struct DecodeMatmulSlice {
 
 // This lane's vectors of a chunk of the warp's 16 rows of the weight, which start at `row`: those of rows lane / 4 and
 // lane / 4 + 8. Outside of the matrix, and if not `there`, they are zeros.
-struct DecodeMatmulRows {
-    const int4* upper;
+template <class W> struct DecodeMatmulRows {
+    const WeightBits<W>* upper;
     bool has_upper, has_lower;
-    __device__ DecodeMatmulRows(const floatX* weight, int row, int K, int OC) {
+    __device__ DecodeMatmulRows(const WeightMatrix& weight, int row, int K, int OC) {
         int r = row + threadIdx.x % 32 / 4;
-        upper = reinterpret_cast<const int4*>(weight + (size_t)r * K) + threadIdx.x % 4;
+        const W* values = reinterpret_cast<const W*>(weight.values);
+        upper = reinterpret_cast<const WeightBits<W>*>(values + (size_t)r * K) + threadIdx.x % 4;
         has_upper = r < OC, has_lower = r + 8 < OC;
     }
-    __device__ void fetch(int4 w[2], int chunk, bool there, int K) const {
-        const int4* from = upper + chunk * 4;
+    __device__ void fetch(WeightBits<W> w[2], int chunk, bool there, int K) const {
+        const WeightBits<W>* from = upper + chunk * 4;
         there = there && (chunk * 4 + (int)threadIdx.x % 4) * x128::size < K;
-        w[0] = there && has_upper ? __ldcs(from) : make_int4(0, 0, 0, 0);
-        w[1] = there && has_lower ? __ldcs(from + K) : make_int4(0, 0, 0, 0); // 8 rows are K vectors
+        w[0] = there && has_upper ? __ldcs(from) : WeightBits<W>{};
+        w[1] = there && has_lower ? __ldcs(from + K) : WeightBits<W>{}; // 8 rows are K vectors
     }
 };
 
@@ -201,10 +213,12 @@ struct DecodeMatmulRows {
 //
 //     vector of lane t of a quad:   columns 8t + 0, 1   8t + 2, 3   8t + 4, 5   8t + 6, 7
 //     is, in a step of mma:         first: 2t, 2t+1     2t+8, 2t+9  second: 2t, 2t+1  2t+8, 2t+9
-template <int texts> __device__ inline void decode_matmul_multiply(float sums[2][texts / 8][4], const int4 w[2],
-                                                                   const floatX* x, int stride) {
-    uint32_t first[4] = {(uint32_t)w[0].x, (uint32_t)w[1].x, (uint32_t)w[0].y, (uint32_t)w[1].y};
-    uint32_t second[4] = {(uint32_t)w[0].z, (uint32_t)w[1].z, (uint32_t)w[0].w, (uint32_t)w[1].w};
+template <int texts, class W> __device__ inline void
+decode_matmul_multiply(float sums[2][texts / 8][4], const WeightBits<W> w[2], const floatX* x, int stride) {
+    uint32_t upper[4], lower[4]; // pairs of columns
+    weight_pairs(upper, w[0], W()), weight_pairs(lower, w[1], W());
+    uint32_t first[4] = {upper[0], lower[0], upper[1], lower[1]};
+    uint32_t second[4] = {upper[2], lower[2], upper[3], lower[3]};
 #pragma unroll
     for (int j = 0; j < texts / 8; j++) {
         int4 v = *reinterpret_cast<const int4*>(x + j * 8 * stride);
@@ -376,12 +390,12 @@ __device__ inline void decode_matmul_finish(Out* out, const DecodeMatmulArgument
 //
 // The head has so many rows that no sums are split: rows = 128, a warp has all columns and stores its results itself, and
 // a block goes on with the rows of tile blockIdx.z + gridDim.z.
-template <class Out, int texts, bool norm> __global__ void __launch_bounds__(DECODE_MATMUL_THREADS, 2)
+template <class Out, class W, int texts, bool norm> __global__ void __launch_bounds__(DECODE_MATMUL_THREADS, 2)
     decode_matmul_sm90_kernel5(Out* out, const DecodeMatmulArguments a) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-    constexpr int ahead = 6; // chunks in flight per warp: 48 KB per block
     constexpr int num_pairs = DECODE_MATMUL_PAIRS;
-    constexpr bool head = sizeof(Out) != sizeof(floatX);
+    constexpr bool head = sizeof(Out) != sizeof(floatX), scaled = sizeof(W) < sizeof(floatX);
+    constexpr int ahead = decode_matmul_ahead(scaled, texts, norm);
     extern __shared__ int4 decode_matmul_shared[];
     __shared__ uint64_t barriers[2]; // the moments, the sums of the cluster's other blocks have arrived
     int rank = blockIdx.x, cluster = gridDim.x, first_b = blockIdx.y * texts, tile = blockIdx.z;
@@ -416,8 +430,8 @@ template <class Out, int texts, bool norm> __global__ void __launch_bounds__(DEC
         }
         cluster_sync(); // no block stores to another one before that one's barriers exist
     }
-    int4 w[ahead][2];
-    DecodeMatmulRows first_rows(a.weight, row, a.K, a.OC);
+    WeightBits<W> w[ahead][2];
+    DecodeMatmulRows<W> first_rows(a.weight, row, a.K, a.OC);
 #pragma unroll
     for (int i = 0; i < ahead; i++) { first_rows.fetch(w[i], begin + i, begin + i < end, a.K); }
     grid_launch_dependents();
@@ -445,9 +459,13 @@ template <class Out, int texts, bool norm> __global__ void __launch_bounds__(DEC
         return x;
     };
     DecodeMatmulPair bias[num_pairs] = {}, residual[num_pairs] = {};
+    float2 scales[num_pairs] = {};
     for (int u = 0; u < num_pairs; u++) {
         int b, r;
-        if (!head && place(u, &b, &r) && a.bias) { bias[u] = pair_of(a.bias, r); }
+        if (head || !place(u, &b, &r)) { continue; }
+        if (a.bias) { bias[u] = pair_of(a.bias, r); }
+        if (scaled && tile * rows + r < a.OC) { scales[u].x = a.weight.scales[tile * rows + r]; }
+        if (scaled && tile * rows + r + 1 < a.OC) { scales[u].y = a.weight.scales[tile * rows + r + 1]; }
     }
     grid_wait_dependency(); // what was read before this line is not written by earlier kernels of the step
 
@@ -469,16 +487,22 @@ template <class Out, int texts, bool norm> __global__ void __launch_bounds__(DEC
     const floatX* own_x = shared_x + lane / 4 * a.stride + lane % 4 * x128::size;
     for (; tile * rows < a.OC; tile += gridDim.z) { // only the head has more than one tile
         float sums[2][texts / 8][4] = {};
+        float row_scales[2] = {1.0f, 1.0f}; // of the head's rows lane / 4 and lane / 4 + 8
+        for (int i = 0; i < 2; i++) {
+            if (scaled && head && row + lane / 4 + 8 * i < a.OC) {
+                row_scales[i] = a.weight.scales[row + lane / 4 + 8 * i];
+            }
+        }
         int next_row = row + (int)gridDim.z * rows;
         for (int chunk = begin; chunk < end; chunk += ahead) {
             bool more = chunk + ahead < end; // in this tile; if not, the head loads the next one's first chunks
             int next_chunk = more ? chunk + ahead : begin;
-            DecodeMatmulRows next(a.weight, more ? row : next_row, a.K, a.OC);
+            DecodeMatmulRows<W> next(a.weight, more ? row : next_row, a.K, a.OC);
 #pragma unroll
             for (int i = 0; i < ahead; i++) {
                 if (chunk + i < end) {
-                    decode_matmul_multiply<texts>(sums, w[i], own_x + (chunk + i - slice.begin) * DECODE_MATMUL_CHUNK,
-                                                  a.stride);
+                    decode_matmul_multiply<texts, W>(sums, w[i],
+                                                     own_x + (chunk + i - slice.begin) * DECODE_MATMUL_CHUNK, a.stride);
                 }
                 if (more || head) { next.fetch(w[i], next_chunk + i, next_chunk + i < end, a.K); }
                 // keeps the compiler from loading all chunks of x ahead, for which there are not enough registers
@@ -493,7 +517,7 @@ template <class Out, int texts, bool norm> __global__ void __launch_bounds__(DEC
                 float sum = sums[0][j][i] + (texts == 8 ? sums[1][j][i] : 0.0f);
                 int r = lane / 4 + i / 2 * 8, b = j * 8 + lane % 4 * 2 + i % 2;
                 if (head) {
-                    decode_matmul_finish(out, a, sum, row + r, first_b + b);
+                    decode_matmul_finish(out, a, sum * row_scales[i / 2], row + r, first_b + b);
                 } else {
                     partial[(part * texts + b) * stride + group * 16 + r] = sum;
                 }
@@ -532,6 +556,7 @@ template <class Out, int texts, bool norm> __global__ void __launch_bounds__(DEC
         int k = threadIdx.x + u * DECODE_MATMUL_THREADS;
         const float* there = reinterpret_cast<const float*>(sums_there + k);
         float2 sum = cluster == 1 ? sum_of(k) : decode_matmul_add_up(there, cluster, 2 * pairs);
+        if (scaled) { sum.x *= scales[u].x, sum.y *= scales[u].y; }
         sum.x += (float)bias[u].x + (float)residual[u].x, sum.y += (float)bias[u].y + (float)residual[u].y;
         decode_matmul_finish(out, a, sum.x, tile * rows + r, first_b + b);
         decode_matmul_finish(out, a, sum.y, tile * rows + r + 1, first_b + b);
@@ -595,16 +620,16 @@ inline DecodeMatmulPlan decode_matmul_choose(int cluster, int rows, bool norm, b
     return plan;
 }
 
-template <class Out, bool norm> void (*decode_matmul_kernel(int texts))(Out*, const DecodeMatmulArguments) {
-    if (texts == 8) { return decode_matmul_sm90_kernel5<Out, 8, norm>; }
-    if (texts == 16) { return decode_matmul_sm90_kernel5<Out, 16, norm>; }
-    return texts == 32 ? decode_matmul_sm90_kernel5<Out, 32, norm> : decode_matmul_sm90_kernel5<Out, 64, norm>;
+template <class Out, class W, bool norm> void (*decode_matmul_kernel_of(int texts))(Out*, const DecodeMatmulArguments) {
+    if (texts == 8) { return decode_matmul_sm90_kernel5<Out, W, 8, norm>; }
+    if (texts == 16) { return decode_matmul_sm90_kernel5<Out, W, 16, norm>; }
+    return texts == 32 ? decode_matmul_sm90_kernel5<Out, W, 32, norm> : decode_matmul_sm90_kernel5<Out, W, 64, norm>;
 }
-void (*decode_matmul_kernel(int texts, bool norm, floatX*))(floatX*, const DecodeMatmulArguments) {
-    return norm ? decode_matmul_kernel<floatX, true>(texts) : decode_matmul_kernel<floatX, false>(texts);
+template <class W> void (*decode_matmul_kernel(int texts, bool norm, floatX*))(floatX*, const DecodeMatmulArguments) {
+    return norm ? decode_matmul_kernel_of<floatX, W, true>(texts) : decode_matmul_kernel_of<floatX, W, false>(texts);
 }
-void (*decode_matmul_kernel(int texts, bool, float*))(float*, const DecodeMatmulArguments) { // the head
-    return decode_matmul_kernel<float, true>(texts);
+template <class W> void (*decode_matmul_kernel(int texts, bool, float*))(float*, const DecodeMatmulArguments) {
+    return decode_matmul_kernel_of<float, W, true>(texts); // the head
 }
 
 inline int decode_matmul_log2(int x) { // a power of two
@@ -622,7 +647,10 @@ template <class Out> void decode_matmul_launch(Out* out, DecodeMatmulArguments a
     require(plan.grid.y <= 65535 && plan.grid.z <= 65535);
     a.log_rows = decode_matmul_log2(plan.rows), a.log_cluster = decode_matmul_log2(plan.cluster),
     a.stride = plan.stride;
-    auto kernel = decode_matmul_kernel(plan.texts, a.norm_weight != NULL, out);
+    void (*kernel)(Out*, const DecodeMatmulArguments) = NULL;
+    weight_dispatch(a.weight, [&](auto type) {
+        kernel = decode_matmul_kernel<decltype(type)>(plan.texts, a.norm_weight != NULL, out);
+    });
     if (plan.shared_bytes > 48 << 10) {
         cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)plan.shared_bytes));
     }
@@ -652,12 +680,12 @@ inline bool decode_matmul_runs(const DecodeMatmulPlan& plan, int B) {
 // them. Returns false, and launches nothing, for other numbers of texts than DECODE_MATMUL_MIN_TEXTS to
 // DECODE_MATMUL_MAX_TEXTS, for a K too large for shared memory, and where the device has no code for sm_90a.
 bool decode_matmul(floatX* out, const floatX* x, const floatX* norm_weight, const floatX* norm_bias,
-                   const floatX* weight, const floatX* bias, const floatX* residual, bool gelu, int B, int K, int OC,
-                   cudaStream_t stream) {
+                   const WeightMatrix& weight, const floatX* bias, const floatX* residual, bool gelu, int B, int K,
+                   int OC, cudaStream_t stream) {
     DecodeMatmulPlan plan = decode_matmul_choose(0, 0, norm_weight != NULL, false, B, K, OC);
     if (B > DECODE_MATMUL_MAX_TEXTS || !decode_matmul_runs(plan, B)) { return false; }
-    double elements = (double)OC * K + (double)B * (K + (residual ? 2.0 : 1.0) * OC);
-    Op op(stream, elements * sizeof(floatX), 2.0 * B * OC * K, "decode_matmul %d -> %d", K, OC);
+    double others = (double)B * (K + (residual ? 2.0 : 1.0) * OC) * sizeof(floatX);
+    Op op(stream, weight.bytes(OC, K) + others, 2.0 * B * OC * K, "decode_matmul %d -> %d", K, OC);
     decode_matmul_launch(out, {x, norm_weight, norm_bias, weight, bias, residual, B, K, OC, gelu, 0, 0, 0}, plan, true,
                          stream);
     return true;
@@ -666,11 +694,11 @@ bool decode_matmul(floatX* out, const floatX* x, const floatX* norm_weight, cons
 // logits (B,Vp) float = layernorm(x) wte^T | x (B,C) | norm_weight, norm_bias (C) | wte (Vp,C). Returns false as
 // decode_matmul(), but takes any larger number of texts.
 bool decode_matmul_head(float* logits, const floatX* x, const floatX* norm_weight, const floatX* norm_bias,
-                        const floatX* wte, int B, int C, int Vp, cudaStream_t stream) {
+                        const WeightMatrix& wte, int B, int C, int Vp, cudaStream_t stream) {
     DecodeMatmulPlan plan = decode_matmul_choose(0, 0, true, true, B, C, Vp);
     if (!decode_matmul_runs(plan, B)) { return false; }
-    double bytes = ((double)Vp * C + (double)B * C) * sizeof(floatX) + (double)B * Vp * sizeof(float);
-    Op op(stream, bytes, 2.0 * B * Vp * C, "decode_matmul %d -> %d, head", C, Vp);
+    double others = (double)B * C * sizeof(floatX) + (double)B * Vp * sizeof(float);
+    Op op(stream, wte.bytes(Vp, C) + others, 2.0 * B * Vp * C, "decode_matmul %d -> %d, head", C, Vp);
     decode_matmul_launch(logits, {x, norm_weight, norm_bias, wte, NULL, NULL, B, C, Vp, false, 0, 0, 0}, plan, true,
                          stream);
     return true;
@@ -678,11 +706,11 @@ bool decode_matmul_head(float* logits, const floatX* x, const floatX* norm_weigh
 
 #else // the tensor cores multiply 16-bit floats
 
-bool decode_matmul(floatX*, const floatX*, const floatX*, const floatX*, const floatX*, const floatX*, const floatX*,
-                   bool, int, int, int, cudaStream_t) {
+bool decode_matmul(floatX*, const floatX*, const floatX*, const floatX*, const WeightMatrix&, const floatX*,
+                   const floatX*, bool, int, int, int, cudaStream_t) {
     return false;
 }
-bool decode_matmul_head(float*, const floatX*, const floatX*, const floatX*, const floatX*, int, int, int,
+bool decode_matmul_head(float*, const floatX*, const floatX*, const floatX*, const WeightMatrix&, int, int, int,
                         cudaStream_t) {
     return false;
 }
@@ -703,8 +731,9 @@ static std::string decode_matmul_label(int config) {
 static void declare(Bench& b) {
     b.varies("BTCV");
     int B = b.B, K = b.T * b.C, OC = b.V;
-    int kind = b.kinds({"layernorm, product, gelu", "product, residual", "layernorm, product, float out"});
-    bool head = kind == 2, norm = kind != 1, gelu = kind == 0;
+    int kind = b.kinds(decode_kinds());
+    WeightFormat format = (WeightFormat)(kind / 3);
+    bool head = kind % 3 == 2, norm = kind % 3 != 1, gelu = kind % 3 == 0, full = format == WEIGHTS_FULL;
     cudaStream_t stream = b.stream;
     if (!b.dry) { cublaslt_open(); }
     // with a layernorm, x has a large mean, which must be subtracted before anything is squared
@@ -713,8 +742,9 @@ static void declare(Bench& b) {
         bench_fill_normal(host, (size_t)B * K, seed, 1.0f, cancelling ? 30.0f : 0.1f);
         if (exact) { bench_fill_exact_large(host, (size_t)B * K, seed), bench_negate_halves(host, B, K); }
     });
-    Buffer<floatX> weight = exact ? b.input_filled<floatX>("weight", (size_t)OC * K, bench_fill_exact_small)
-                                  : b.input<floatX>("weight", (size_t)OC * K, 1.0f / sqrtf((float)K));
+    DecodeWeight w = declare_weight(b, format, exact, OC, K);
+    WeightMatrix weight = w.matrix;
+    const floatX* full_weight = (const floatX*)weight.values; // of kernels 0 to 2
     Buffer<floatX> norm_weight = {nullptr, nullptr}, norm_bias = norm_weight, bias = norm_weight,
                    residual = norm_weight;
     if (norm) {
@@ -725,7 +755,7 @@ static void declare(Bench& b) {
     if (!norm) { residual = b.input<floatX>("residual", (size_t)B * OC); }
     // bytes of out, and of residual if there is one
     double outputs = (double)B * OC * (head ? sizeof(float) : (norm ? 1 : 2) * sizeof(floatX));
-    b.cost(((double)OC * K + (double)B * K) * sizeof(floatX) + outputs, 2.0 * B * OC * K);
+    b.cost(weight.bytes(OC, K) + (double)B * K * sizeof(floatX) + outputs, 2.0 * B * OC * K);
     b.reads_only();
 
     float ulp = ulp_of<floatX>(), of_terms = (norm ? 2.0f * ulp : 0.0f) + 1e-5f;
@@ -739,14 +769,14 @@ static void declare(Bench& b) {
         out = b.output<floatX>("out", (size_t)B * OC, {of_terms, ulp + 1e-5f});
     }
     b.reference([=] {
-        decode_matvec_cpu(head ? logits.host : out.host, x.host, norm_weight.host, norm_bias.host, weight.host,
+        decode_matvec_cpu(head ? logits.host : out.host, x.host, norm_weight.host, norm_bias.host, w.host().data(),
                           bias.host, residual.host, gelu, B, K, OC);
     });
-    if (!head && OC % 8 == 0) { // the library aligns rows to 16 bytes
+    if (full && !head && OC % 8 == 0) { // the library aligns rows to 16 bytes
         b.kernel(0, "layernorm, cuBLASLt and gelu, a launch each",
                  [=](int) {
-                     decode_matmul0(out, x, norm_weight, norm_bias, weight, bias, residual, scratch, moments, gelu, B,
-                                    K, OC, stream);
+                     decode_matmul0(out, x, norm_weight, norm_bias, full_weight, bias, residual, scratch, moments, gelu,
+                                    B, K, OC, stream);
                  },
                  {0});
     }
@@ -758,19 +788,19 @@ static void declare(Bench& b) {
         head ? decode_matmul_launch<float>(logits, a, plan, early, stream)
              : decode_matmul_launch<floatX>(out, a, plan, early, stream);
     };
-    if (!head) {
+    if (full && !head) {
         b.kernel(
             1, "one warp per 16 rows and 8 texts, 4-byte loads",
             [=](int bs) {
-                decode_matmul12(decode_matmul_kernel1, out, x, norm_weight, norm_bias, weight, bias, residual, scratch,
-                                gelu, B, K, OC, stream, bs);
+                decode_matmul12(decode_matmul_kernel1, out, x, norm_weight, norm_bias, full_weight, bias, residual,
+                                scratch, gelu, B, K, OC, stream, bs);
             },
             {32, 64, 128, 256}, 80);
         b.kernel(
             2, "16-byte loads, columns reordered in both operands",
             [=](int bs) {
-                decode_matmul12(decode_matmul_kernel2, out, x, norm_weight, norm_bias, weight, bias, residual, scratch,
-                                gelu, B, K, OC, stream, bs);
+                decode_matmul12(decode_matmul_kernel2, out, x, norm_weight, norm_bias, full_weight, bias, residual,
+                                scratch, gelu, B, K, OC, stream, bs);
             },
             {32, 64, 128, 256}, 80);
     }
@@ -822,5 +852,16 @@ int main(int argc, char** argv) {
                        with_kind(1, {64, 4, 776, 1, 40}),
                        with_kind(2, {2, 1, 64, 1, 32769}),
                        with_kind(2, {17, 1, 120, 1, 17000}),
-                       with_kind(2, {70, 1, 64, 1, 17001})});
+                       with_kind(2, {70, 1, 64, 1, 17001}),
+                       with_kind(3, {2, 1, 8, 1, 1}),
+                       with_kind(3, {5, 1, 776, 1, 33}),
+                       with_kind(3, {33, 1, 768, 1, 136}),
+                       with_kind(4, {13, 3, 72, 1, 129}),
+                       with_kind(4, {64, 4, 776, 1, 40}),
+                       with_kind(5, {17, 1, 120, 1, 17000}),
+                       with_kind(6, {2, 1, 120, 1, 77}),
+                       with_kind(6, {16, 1, 1600, 1, 72}),
+                       with_kind(7, {8, 4, 768, 1, 96}),
+                       with_kind(7, {65, 4, 480, 1, 56}),
+                       with_kind(8, {70, 1, 64, 1, 17001})});
 }

@@ -867,3 +867,18 @@ inline float fp8_round_cpu(float x, bool is_e5m2) {
     double spacing = ldexp(1.0, std::max(ilogb(magnitude), least_exponent) - mantissa_bits);
     return (float)copysign(std::min(largest, nearbyint(magnitude / spacing) * spacing), x);
 }
+
+// Each row (K) of weight in 8 bits: values are the nearest integers up to 127, or e4m3 up to 448, of weight / scale.
+// The scale is the row's largest |weight| divided by 127 or 448, or 1 if it is below 2^-100. rounded = values * scale.
+inline void quantize_weights_cpu(float* values, float* scales, float* rounded, const float* weight, bool is_int8,
+                                 int num_rows, int K) {
+    parallel_for(num_rows, [=](size_t row) {
+        float largest = 0.0f;
+        for (int k = 0; k < K; k++) { largest = std::max(largest, fabsf(weight[row * K + k])); }
+        scales[row] = largest < 0x1p-100f ? 1.0f : largest / (is_int8 ? 127.0f : 448.0f);
+        for (size_t i = row * K; i < (row + 1) * K; i++) {
+            values[i] = is_int8 ? nearbyintf(weight[i] / scales[row]) : fp8_round_cpu(weight[i] / scales[row], false);
+            rounded[i] = values[i] * scales[row];
+        }
+    });
+}

@@ -79,9 +79,13 @@ shapes() {
         ;;
     attention_*) printf '%s\n' "-B 1 -T 17 -C 768 -NH 12" "-B 2 -T 70 -C 128 -NH 2" ;;
     decode_attention) printf '%s\n' "-B 2 -T 70 -C 128 -NH 2" "-B 34 -T 200 -C 64 -NH 1" ;;
-    decode_matvec) printf '%s\n' "-B 1 -T 1 -C 768 -V 77" "-B 3 -T 4 -C 128 -V 200 --kind 1" ;; # one with layernorm, one with residual
-    decode_matmul) # clusters of 2 and 4, with layernorm and with residual; the head
-        printf '%s\n' "-B 33 -T 1 -C 776 -V 77" "-B 17 -T 4 -C 776 -V 40 --kind 1" "-B 9 -T 1 -C 128 -V 1003 --kind 2"
+    decode_matvec) # with layernorm, with residual; both in 8 bits, the last one with quantize_weights
+        printf '%s\n' "-B 1 -T 1 -C 768 -V 77" "-B 3 -T 4 -C 128 -V 200 --kind 1" "-B 1 -T 4 -C 776 -V 1301 --kind 4" \
+            "-B 3 -T 1 -C 128 -V 77 --kind 6"
+        ;;
+    decode_matmul) # clusters of 2 and 4, with layernorm and with residual; the head; 8 bits
+        printf '%s\n' "-B 33 -T 1 -C 776 -V 77" "-B 17 -T 4 -C 776 -V 40 --kind 1" "-B 9 -T 1 -C 128 -V 1003 --kind 2" \
+            "-B 17 -T 4 -C 776 -V 40 --kind 4" "-B 9 -T 1 -C 128 -V 1003 --kind 8"
         ;;
     decode_sample) printf '%s\n' "-B 2 -T 1 -V 1003" "-B 2 -T 1 -V 1003 --kind 4" "-B 2 -T 1 -V 1003 --kind 8" ;; # greedy; top-k and top-p; all rules
     matmul_forward) printf '%s\n' "-B 1 -T 17 -C 136 -V 264 --kind 1" "-B 1 -T 130 -C 200 -V 136 --kind 2" ;;

@@ -136,6 +136,19 @@ test_tasks() {
     ok bench -e "$model" --bench --bench-prompt 8 --num-tokens 4 --num-samples 3
     program "$tmp/bench" -e "$model" --bench --bench-prompt 8 --num-tokens 4 --num-samples 65
     refused "a bench of texts that are not side by side" "$tmp/bench" '--bench: only 64 of 65 texts' '--parallel'
+    ok int8 -e "$model" --prompt 'int ' --num-tokens 9 --weights int8
+    contains '[weights in int8: ' "$tmp/int8.err"
+    ok int8_eval -e "$model" --eval "$tmp/text" -b 1 --weights int8
+    ok int8_bench -e "$model" --bench --bench-prompt 8 --num-tokens 4 --weights int8
+    contains ', weights in int8; texts: 1' "$tmp/int8_bench.out"
+    program "$tmp/fp8" -e "$model" --prompt 'int ' --weights fp8
+    refused "fp8 on an old card" "$tmp/fp8" '--weights fp8 needs a GPU of compute capability 8.9, this one has 8.0; --weights int8'
+    for each in "-i $tmp/data/a_train_000.bin" "--export $tmp/no_export"; do
+        # shellcheck disable=SC2086
+        program "$tmp/usage" -e "$model" $each --weights int8
+        want "the exit code of --weights with $each" "$status" 2
+        contains '--weights int8 is for --prompt, --eval and --bench, not for ' "$tmp/usage.err"
+    done
     ok export -e "$model" --export "$tmp/exported"
     cmp "$tmp/exported/model.safetensors" "$model/model.safetensors"
     set_flags "$tmp/trained" 4 -b 4 --hellaswag "$tmp/questions.bin" -r 2 --no-graph -sl 5 -sg 5 -lg 1 --stochastic-rounding --keep-best

@@ -35,6 +35,9 @@ inline float2 __bfloat1622float2(__nv_bfloat162 x) { return {(float)x.x, (float)
 inline __nv_bfloat162 __hadd2(__nv_bfloat162 a, __nv_bfloat162 b) {
     return {__nv_bfloat16((float)a.x + (float)b.x), __nv_bfloat16((float)a.y + (float)b.y)};
 }
+inline __nv_bfloat162 __hsub2(__nv_bfloat162 a, __nv_bfloat162 b) {
+    return {__nv_bfloat16((float)a.x - (float)b.x), __nv_bfloat16((float)a.y - (float)b.y)};
+}
 inline __nv_bfloat162 __hmul2(__nv_bfloat162 a, __nv_bfloat162 b) {
     return {__nv_bfloat16((float)a.x * (float)b.x), __nv_bfloat16((float)a.y * (float)b.y)};
 }

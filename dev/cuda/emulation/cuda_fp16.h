@@ -32,6 +32,7 @@ inline half2 __float2half2_rn(float x) { return {half(x), half(x)}; }
 inline half2 __float22half2_rn(float2 x) { return {half(x.x), half(x.y)}; }
 inline float2 __half22float2(half2 x) { return {(float)x.x, (float)x.y}; }
 inline half2 __hadd2(half2 a, half2 b) { return {half((float)a.x + (float)b.x), half((float)a.y + (float)b.y)}; }
+inline half2 __hsub2(half2 a, half2 b) { return {half((float)a.x - (float)b.x), half((float)a.y - (float)b.y)}; }
 inline half2 __hmul2(half2 a, half2 b) { return {half((float)a.x * (float)b.x), half((float)a.y * (float)b.y)}; }
 inline half2 __hfma2(half2 a, half2 b, half2 c) {
     return {half((double)(float)a.x * (float)b.x + (float)c.x), half((double)(float)a.y * (float)b.y + (float)c.y)};

@@ -97,6 +97,9 @@ inline uint32_t pack_e5m2x4(float a, float b, float c, float d) {
     uint32_t high = __nv_cvt_float2_to_fp8x2(make_float2(c, d), __NV_SATFINITE, __NV_E5M2);
     return low | high << 16;
 }
+inline half2 unpack_e4m3x2(uint32_t bits) {
+    return {half(emulation_e4m3_value((uint8_t)bits)), half(emulation_e4m3_value((uint8_t)(bits >> 8)))};
+}
 
 // The approximations are exact here, except that they flush subnormals to 0 as the instructions do.
 inline float emulation_flushed(float x) { return fabsf(x) < 1.17549435e-38f ? 0.0f : x; }
