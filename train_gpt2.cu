@@ -62,6 +62,7 @@ follows karpathy/llm.c. The source of an algorithm is named at its operation, or
 #include "llmc/choices.cuh"
 #include "llmc/cublas_common.cuh"
 #include "llmc/cuda_common.cuh"
+#include "llmc/decode.cuh" // the operations of generation
 #include "llmc/distributed.cuh"
 #include "llmc/evaluation.h"
 #include "llmc/export.h"
@@ -188,41 +189,7 @@ void adamw(floatX* params, float* master, float* m, float* v, const float* grads
 // params (n) = master (n), rounded as adamw rounded them in update number `update`
 void adamw_round_weights(floatX* params, const float* master, size_t n, uint32_t seed, int update, cudaStream_t stream);
 
-// The decode_* operations are for generation: each works on the newest token of each of B texts.
-// x (B,C) = wte[tokens (B)] + wpe[positions (B)]
-void decode_embed(floatX* x, const int* tokens, const int* positions, const floatX* wte, const floatX* wpe, int B,
-                  int C, cudaStream_t stream);
-// out (B,OC) = gelu?(layernorm?(x (B,K)) weight (OC,K)^T + bias) + residual, for few rows, bound by reading the weights. A
-// NULL argument and its operation are left out. A WeightMatrix (weight_matrix.cuh) is a floatX* or is in 8 bits.
-// It is read before the previous kernel has ended (launch_early), so that kernel must not write it.
-void decode_matvec(floatX* out, const floatX* x, const floatX* norm_weight, const floatX* norm_bias,
-                   const WeightMatrix& weight, const floatX* bias, const floatX* residual, bool gelu, int B, int K,
-                   int OC, cudaStream_t stream);
-// logits (B,Vp) = layernorm(x (B,C)) wte (Vp,C)^T
-void decode_head(float* logits, const floatX* x, const floatX* norm_weight, const floatX* norm_bias,
-                 const WeightMatrix& wte, int B, int C, int Vp, cudaStream_t stream);
-// Both on Hopper's tensor cores, for 2 to 64 texts; false, and nothing launched, elsewhere. A residual excludes gelu and norm.
-bool decode_matmul(floatX* out, const floatX* x, const floatX* norm_weight, const floatX* norm_bias,
-                   const WeightMatrix& weight, const floatX* bias, const floatX* residual, bool gelu, int B, int K,
-                   int OC, cudaStream_t stream);
-bool decode_matmul_head(float* logits, const floatX* x, const floatX* norm_weight, const floatX* norm_bias,
-                        const WeightMatrix& wte, int B, int C, int Vp, cudaStream_t stream);
-// out (B,C) = attention of the query in qkv (B,3,C) to itself and to the positions[b] tokens before it. The key and value in
-// qkv become row positions[b] of keys, values (B,capacity,C). A text with position -1 has ended and is left out.
-void decode_attention(floatX* out, floatX* keys, floatX* values, float* scratch, const floatX* qkv,
-                      const int* positions, int B, int C, int NH, int capacity, cudaStream_t stream);
-size_t decode_attention_scratch(int B, int C, int NH, int capacity);
-// After a prompt: the keys and values in qkv (B,T,3,C) become rows 0 to T-1 of keys, values (B,capacity,C).
-void decode_cache_fill(floatX* keys, floatX* values, const floatX* qkv, int B, int T, int C, int capacity,
-                       cudaStream_t stream);
-// Samples tokens (B) from the first V columns of logits (B,Vp); positions (B) += 1, except -1. tokens[b] = -1 means that no logit
-// was finite. temperature 0: the largest logit; otherwise a draw with rng_state (B), by the rules of llmc/sampler.h. penalty 1:
-// none; otherwise adds the newest tokens, in tokens, to the bits of seen (B, seen_words(V)), and applies sampler_penalize(). The
-// caller zeroes scratch once, before the first call.
-void decode_sample(int* tokens, int* positions, float* scratch, float* logits, uint64_t* rng_state, uint32_t* seen,
-                   float temperature, int top_k, float top_p, float min_p, float penalty, int B, int V, int Vp,
-                   cudaStream_t stream);
-size_t decode_sample_scratch(int B);
+// The operations of generation are declared in llmc/decode.cuh.
 
 // ================================================================================================
 // 2. the model
@@ -1416,8 +1383,8 @@ static void exchange_all(GPT2* model) {
 // Rank 0 chooses cuBLASLt's algorithms and when to exchange, and all ranks do as it does.
 static void share_choices(Trainer* t) {
     const GPT2Config* config = &t->model.config;
-    ExchangeTrial trial = {t->model.own_grads, t->model.grads_memory, bucket(config, 0).n, model_size(config),
-                           t->job.batch.micro_steps > 1, t->job.run.step + 1};
+    ExchangeTrial trial = {t->model.own_grads, t->model.grads_memory,        bucket(config, 0).n,
+                           model_size(config), t->job.batch.micro_steps > 1, t->job.run.step + 1};
     auto launch = [&](bool first, bool last) { launch_micro_step(&t->model, &t->job.batch, first, last); };
     ranks_choose(trial, t->job.checkpoint[0] ? args->output : NULL, t->model.stream, launch,
                  [&] { exchange_all(&t->model); });
@@ -4038,7 +4005,6 @@ void quantize3(const QuantizeArgs<F>& q, const Source& source, cudaStream_t stre
     kernel<<<num_blocks, block_size, 0, stream>>>(q, source);
     cudaCheck(cudaGetLastError());
 }
-
 
 #if !defined(ENABLE_FP32)
 // ---- kernel 5: the transposed copy by pairs of tokens: 16 bits, which ldmatrix transposes; tiles of 64x256 ----

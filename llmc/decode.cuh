@@ -1,0 +1,43 @@
+/*
+The operations of generation in train_gpt2.cu: each works on the newest token of each of B texts. Their kernels come from
+decode_matvec.cu, decode_matmul.cu, decode_attention.cu and decode_sample.cu in dev/cuda. Arguments and comments are
+ordered as in section 1 of train_gpt2.cu.
+*/
+#pragma once
+
+#include "weight_matrix.cuh"
+
+// x (B,C) = wte[tokens (B)] + wpe[positions (B)]
+void decode_embed(floatX* x, const int* tokens, const int* positions, const floatX* wte, const floatX* wpe, int B,
+                  int C, cudaStream_t stream);
+// out (B,OC) = gelu?(layernorm?(x (B,K)) weight (OC,K)^T + bias) + residual, for few rows, bound by reading the weights. A
+// NULL argument and its operation are left out. A WeightMatrix (weight_matrix.cuh) is a floatX* or is in 8 bits.
+// It is read before the previous kernel has ended (launch_early), so that kernel must not write it.
+void decode_matvec(floatX* out, const floatX* x, const floatX* norm_weight, const floatX* norm_bias,
+                   const WeightMatrix& weight, const floatX* bias, const floatX* residual, bool gelu, int B, int K,
+                   int OC, cudaStream_t stream);
+// logits (B,Vp) = layernorm(x (B,C)) wte (Vp,C)^T
+void decode_head(float* logits, const floatX* x, const floatX* norm_weight, const floatX* norm_bias,
+                 const WeightMatrix& wte, int B, int C, int Vp, cudaStream_t stream);
+// Both on Hopper's tensor cores, for 2 to 64 texts; false, and nothing launched, elsewhere. A residual excludes gelu and norm.
+bool decode_matmul(floatX* out, const floatX* x, const floatX* norm_weight, const floatX* norm_bias,
+                   const WeightMatrix& weight, const floatX* bias, const floatX* residual, bool gelu, int B, int K,
+                   int OC, cudaStream_t stream);
+bool decode_matmul_head(float* logits, const floatX* x, const floatX* norm_weight, const floatX* norm_bias,
+                        const WeightMatrix& wte, int B, int C, int Vp, cudaStream_t stream);
+// out (B,C) = attention of the query in qkv (B,3,C) to itself and to the positions[b] tokens before it. The key and value in
+// qkv become row positions[b] of keys, values (B,capacity,C). A text with position -1 has ended and is left out.
+void decode_attention(floatX* out, floatX* keys, floatX* values, float* scratch, const floatX* qkv,
+                      const int* positions, int B, int C, int NH, int capacity, cudaStream_t stream);
+size_t decode_attention_scratch(int B, int C, int NH, int capacity);
+// After a prompt: the keys and values in qkv (B,T,3,C) become rows 0 to T-1 of keys, values (B,capacity,C).
+void decode_cache_fill(floatX* keys, floatX* values, const floatX* qkv, int B, int T, int C, int capacity,
+                       cudaStream_t stream);
+// Samples tokens (B) from the first V columns of logits (B,Vp); positions (B) += 1, except -1. tokens[b] = -1 means that no logit
+// was finite. temperature 0: the largest logit; otherwise a draw with rng_state (B), by the rules of llmc/sampler.h. penalty 1:
+// none; otherwise adds the newest tokens, in tokens, to the bits of seen (B, seen_words(V)), and applies sampler_penalize(). The
+// caller zeroes scratch once, before the first call.
+void decode_sample(int* tokens, int* positions, float* scratch, float* logits, uint64_t* rng_state, uint32_t* seen,
+                   float temperature, int top_k, float top_p, float min_p, float penalty, int B, int V, int Vp,
+                   cudaStream_t stream);
+size_t decode_sample_scratch(int B);
