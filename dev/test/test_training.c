@@ -329,7 +329,7 @@ static void test_report(void) {
     capture_end();
     check_str(printed,
               "step    4/10 | loss 4.250000 | norm 0.8750 (+1.50z)| lr 3.00e-04 | 1500.00 ms | 100.0% bf16 MFU | "
-              "43 tok/s | 1.5 TFLOP/s | 2.0 GB | ETA 4s\n");
+              "43 tok/s | 1.5 TFLOP/s | 2.0 GB | 2 fp8 tensors saturated | ETA 4s\n");
     check_near(t.step_ms, 600.0, 1e-9);
     check(logger_close(&t.logger, &err));
     snprintf(path, sizeof(path), "%s/main.log", dir);
