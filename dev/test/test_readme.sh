@@ -313,7 +313,7 @@ test_help() {
     for_gpu './train_gpt2cu --help'
     run 0 'make train_gpt2cu >/dev/null && ./train_gpt2cu --help'
     local flag flags
-    flags=$(awk '/^```/ { inside = !inside; next } inside && /^-/' README.md | grep -oE '(^|[ ,])--?[a-z][a-z-]*' |
+    flags=$(awk '/^```/ { inside = !inside; next } inside && /^-/' README.md | grep -oE '(^|[ ,])--?[a-z][a-z0-9-]*' |
         tr -d ' ,' | sort -u)
     [ "$(wc -w <<<"$flags")" -ge 8 ] || fail "only these flags found: $flags"
     for flag in $flags; do
