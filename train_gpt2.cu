@@ -4006,6 +4006,7 @@ void quantize3(const QuantizeArgs<F>& q, const Source& source, cudaStream_t stre
     cudaCheck(cudaGetLastError());
 }
 
+
 #if !defined(ENABLE_FP32)
 // ---- kernel 5: the transposed copy by pairs of tokens: 16 bits, which ldmatrix transposes; tiles of 64x256 ----
 

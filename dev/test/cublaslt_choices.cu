@@ -107,11 +107,11 @@ static void test_newer_choice_counts() {
     check_loaded({{1, 11}, {2, 20}});
 }
 
-// the format of a line, the same in every version of the program: 12 words of the key, 16 words of the algorithm
+// the format of a line, the same in every version of the program: 14 words of the key, 16 words of the algorithm
 static void test_format() {
     restart();
     meet(77, 3);
-    std::string want = std::string(header) + "77 8 16 0 1 0 0 0 1 256 0 1";
+    std::string want = std::string(header) + "77 8 16 0 1 0 0 0 1 256 0 1 0 0";
     for (int i = 0; i < 8; i++) { want += " " + std::to_string(3000 + i) + " 768"; }
     std::string line = save();
     want += "\n";
