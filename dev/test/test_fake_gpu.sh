@@ -618,16 +618,19 @@ test_little_memory() {
 # The memory in the plans of scripts/run_gpt2.sh is what the program asks for, to 0.05 GB: on a card that has too little, it says.
 test_plans_of_run_gpt2() {
     setup
-    local data=$tmp/plain need plan sizes=(124M d12 64 350M d24 32 774M d36 16 1558M d48 8 124M d12 8 1558M d48 1) i
+    local data=$tmp/plain need plan sizes=(124M d12 64 350M d24 32 774M d36 16 1558M d48 8 124M d12 8 1558M d48 1) i recipe
     mkdir "$data"
     # a shard without a vocabulary beside it, so of GPT-2's: magic, version, 4,000 tokens
     { printf '\210\330\064\001\001\000\000\000\240\017\000\000' && head -c $((1012 + 2 * 4000)) /dev/zero; } >"$data/x_train_1.bin"
-    for ((i = 0; i < ${#sizes[@]}; i += 3)); do
-        FAKE_CUDA_MEMORY=1000000000 program "$tmp/plan" -i "$data/*" -e "${sizes[i + 1]}" -b "${sizes[i + 2]}" -t 1024 -x 1
-        need=$(sed -n 's/.*the run needs \([0-9.]*\) GB.*/\1/p' "$tmp/plan.err")
-        plan=$(scripts/run_gpt2.sh "${sizes[i]}" --plan -b "${sizes[i + 2]}" | sed -n 's/^1 .* \([0-9.]*\) GB .*/\1/p')
-        awk -v a="${need:-0}" -v b="${plan:-9}" 'BEGIN { exit !(a - b <= 0.051 && b - a <= 0.051) }' ||
-            fail "${sizes[i]} with -b ${sizes[i + 2]}: the plan says '$plan' GB, the program '$need': $(tail -n 1 "$tmp/plan.err")"
+    for recipe in adamw muon; do
+        for ((i = 0; i < ${#sizes[@]}; i += 3)); do
+            FAKE_CUDA_MEMORY=1000000000 program "$tmp/plan" -i "$data/*" -e "${sizes[i + 1]}" -b "${sizes[i + 2]}" -t 1024 -x 1 \
+                --optimizer $recipe
+            need=$(sed -n 's/.*the run needs \([0-9.]*\) GB.*/\1/p' "$tmp/plan.err")
+            plan=$(scripts/run_gpt2.sh "${sizes[i]}" --recipe $recipe --plan -b "${sizes[i + 2]}" | sed -n 's/^1 .* \([0-9.]*\) GB .*/\1/p')
+            awk -v a="${need:-0}" -v b="${plan:-9}" 'BEGIN { exit !(a - b <= 0.051 && b - a <= 0.051) }' ||
+                fail "${sizes[i]}, $recipe, -b ${sizes[i + 2]}: the plan says '$plan' GB, the program '$need': $(tail -n 1 "$tmp/plan.err")"
+        done
     done
 }
 

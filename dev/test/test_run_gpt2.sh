@@ -60,11 +60,19 @@ test_plans() {
     want "lines on standard error" "$(wc -l <"$tmp/err")" 0
     contains "plan of GPT-2 124M: 12 layers, 768 channels, 12 heads, 124.44 M parameters; nothing is started" "$tmp/out"
     contains "10.26 billion: 19560 steps of 524288, 1.00 passes over 103 shards of fineweb10B" "$tmp/out"
-    contains "learning rate 6e-4 after 700 steps of warm-up, then a cosine to 0; weight decay 0.1" "$tmp/out"
+    contains "muon: learning rate 1.8e-3, of the matrices 3.6e-3, after 700 steps of warm-up, down to 0 in the last 20%" "$tmp/out"
+    contains "caveat     muon ended at a validation loss of 2.42 where adamw had 2.81" "$tmp/out"
+    grep -qF '| Muon, `-l 1.8e-3 -k wsd --muon-learning-rate 3.6e-3` | 42 |' dev/measured/README.md || fail "these rates were not measured"
+    want "published" "$(grep -c published "$tmp/out")" 0
     # 10,255,073,280 tokens at 641,000 a second are 15,998 s
+    want "one GPU" "$(plan_row 1)" "1 64 x 1024 8 29.1 GB 4h26m"
+    want "two GPUs" "$(plan_row 2)" "2 64 x 1024 4 29.3 GB 2h13m"
+    want "eight GPUs" "$(plan_row 8)" "8 64 x 1024 1 28.7 GB 0h33m"
+    run 0 124M --plan --recipe adamw
+    contains "adamw: learning rate 6e-4 after 700 steps of warm-up, then a cosine to 0; weight decay 0.1" "$tmp/out"
+    want "caveat" "$(grep -c caveat "$tmp/out")" 0
     want "one GPU" "$(plan_row 1)" "1 64 x 1024 8 29.4 GB 4h26m"
     want "two GPUs" "$(plan_row 2)" "2 64 x 1024 4 29.5 GB 2h13m"
-    want "eight GPUs" "$(plan_row 8)" "8 64 x 1024 1 28.7 GB 0h33m"
     contains "20.7 GB of shards; 6.0 GB of checkpoints in log_gpt2_124M" "$tmp/out"
     contains "1000:4.3170 5000:3.5535 10000:3.3924 15000:3.3003 19560:3.2722 (llm.c" "$tmp/out"
     run 0 350M --plan
@@ -95,10 +103,10 @@ test_plans() {
 test_plan_of_this_machine() {
     local size items
     run 0 124M --plan -b 16
-    want "-b 16" "$(plan_row 1)" "1 16 x 1024 32 9.5 GB 4h26m"
-    contains '124M with `-b 16` takes 9.5 GB' README.md
+    want "-b 16" "$(plan_row 1)" "1 16 x 1024 32 9.2 GB 4h26m"
+    contains '124M with `-b 16` takes 9.2 GB' README.md
     PRICE_PER_GPU_HOUR=2.5 NUM_GPUS=4 run 0 124M --batch-size=32 -o elsewhere --plan
-    want "one GPU" "$(plan_row 1)" "1 32 x 1024 16 16.1 GB 4h26m 11"
+    want "one GPU" "$(plan_row 1)" "1 32 x 1024 16 15.8 GB 4h26m 11"
     want "eight GPUs" "$(plan_row 8)" "8 32 x 1024 2 15.4 GB 0h33m 11"
     contains "of checkpoints in elsewhere:" "$tmp/out"
     contains "here       4 GPUs; 0 of 103 shards match data/fineweb10B/fineweb_train_*.bin" "$tmp/out"
@@ -136,6 +144,10 @@ test_refused() {
     run 2 124M -b 0 --plan
     want "message on -b 0" "$(cat "$tmp/err")" "-b wants a number of sequences from 1 to 9999, not '0'"
     run 2 124M --batch-size=x
+    run 2 124M --recipe
+    want "message on --recipe" "$(cat "$tmp/err")" "--recipe wants a value"
+    run 2 124M --recipe=lion --plan
+    want "message on the recipe" "$(cat "$tmp/err")" "--recipe wants muon or adamw, not 'lion'"
     run 2 124M --gpus some
     want "message on --gpus" "$(cat "$tmp/err")" "--gpus wants a number from 0 to 64, not 'some'"
     for price in x 1e3 -2 2,5; do
@@ -166,11 +178,18 @@ test_flags() {
     empty_shards "$tmp/data/fineweb10B/fineweb" 2
     empty_shards "$tmp/data/edu_fineweb100B/edu_fineweb" 2
     export DATA_DIR=$tmp/data
-    local recipe="-t 1024 -d 524288 -x 19560 -l 6e-4 -k cosine -q 0 -u 700 -c 0.1 -s 5000 -n 1000 -nk 3 -y 1 -v 250"
+    local rates="-l 1.8e-3 -k wsd --optimizer muon --muon-learning-rate 3.6e-3"
+    local recipe="-t 1024 -d 524288 -x 19560 $rates -q 0 -u 700 -c 0.1 -s 5000 -n 1000 -nk 3 -y 1 -v 250"
     local files="-e d12 -i $tmp/data/fineweb10B/fineweb_train_*.bin -j $tmp/data/fineweb10B/fineweb_val_*.bin"
     run 0 124M
     want "flags without a GPU" "$(flags)" "$files -o log_gpt2_124M -b 64 $recipe -m 160 "
     contains "make train_gpt2cu" "$tmp/err"
+    contains "recipe     muon ended at a validation loss of 2.42 where adamw had 2.81" "$tmp/out"
+    run 0 124M --recipe adamw
+    want "flags of adamw" "$(flags)" "$files -o log_gpt2_124M -b 64 ${recipe/"$rates"/-l 6e-4 -k cosine} -m 160 "
+    run 0 1558M --recipe=muon
+    want "muon for 1558M" "$(flags | grep -o -e '-x .* -u')" "-x 32000 $rates -q 0.1 -u"
+    run 0 124M
     contains "note: 2 of 103 shards, which the run repeats; all of them: scripts/download.sh --dir $tmp/data fineweb10B" "$tmp/err"
     contains "note: without HellaSwag: scripts/download.sh --dir $tmp/data fineweb10B hellaswag vocab" "$tmp/err"
     NUM_GPUS=6 run 0 124M -x 5 --output=elsewhere
@@ -223,7 +242,7 @@ test_a_toy_to_its_end() {
         "$(for i in 0 3 4 6 8; do printf 's:%d eval s:%d tel ' $i $i; done)"
 }
 
-# With all shards and the recipe's flags, each published loss is printed beside that of main.log, once, even if main.log is
+# With all shards and the flags of the recipe adamw, each published loss is printed beside that of main.log, once, even if main.log is
 # replaced, as it is when a run resumes; also the last one, which is written as the program ends. The program has the script's PID.
 test_published_losses() {
     empty_shards "$tmp/all/fineweb10B/fineweb" 103
@@ -244,7 +263,7 @@ END
     mkfifo "$tmp/pipe"
     cat "$tmp/pipe" >"$tmp/out" &
     local reader=$! pid rc=0 i
-    "$tree/scripts/run_gpt2.sh" 124M -b 32 -o curve >"$tmp/pipe" 2>"$tmp/err" &
+    "$tree/scripts/run_gpt2.sh" 124M --recipe adamw -b 32 -o curve >"$tmp/pipe" 2>"$tmp/err" &
     pid=$!
     wait $pid || rc=$?
     want "exit code" $rc 5
@@ -258,7 +277,7 @@ END
 step 5000: validation loss 3.6, published 3.5535
 step 19560: validation loss 3.3000, published 3.2722"
     contains "modded-nanogpt's records/track_1_short/2024-10-13_llmc" "$tmp/out"
-    run 5 124M -o curve -l 1e-3 # another recipe
+    run 5 124M -o curve --recipe adamw -l 1e-3 # another recipe
     want "published losses of another recipe" "$(grep -c published "$tmp/out")" 0
 }
 
