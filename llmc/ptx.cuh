@@ -737,8 +737,14 @@ __device__ inline void wgmma_64x192x32_e5m2_e4m3(float d[96], uint64_t a, uint64
 __device__ inline void wgmma_64x256x32_e5m2_e4m3(float d[128], uint64_t a, uint64_t b, int accumulate) {
     WGMMA_64x256("e5m2.e4m3", "k32", "");
 }
+// Below compute capability 8.9 a conversion to 8 bits is dozens of instructions: a call costs less than its registers.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 890
+#define PTX_INLINE_89 __noinline__
+#else
+#define PTX_INLINE_89 inline
+#endif
 // Rounds four floats to the nearest e4m3 and packs them, `a` in the lowest byte. Values beyond +-448 become +-448.
-__device__ inline uint32_t pack_e4m3x4(float a, float b, float c, float d) {
+__device__ PTX_INLINE_89 uint32_t pack_e4m3x4(float a, float b, float c, float d) {
     uint32_t low = __nv_cvt_float2_to_fp8x2(make_float2(a, b), __NV_SATFINITE, __NV_E4M3);
     uint32_t high = __nv_cvt_float2_to_fp8x2(make_float2(c, d), __NV_SATFINITE, __NV_E4M3);
     return low | high << 16;
