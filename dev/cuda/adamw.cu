@@ -15,7 +15,7 @@
    Kernels (this list is written by versions.sh):
      1  one thread per element
      2  128-bit vectors, cached
-     3  128-bit vectors, streamed (evict-first)
+     3  128-bit vectors, streamed (evict-first) (slower than 2)
      4  two vectors per thread in flight (promoted)
 
    nvcc -O3 --use_fast_math adamw.cu -o adamw      (or: make adamw)

@@ -34,7 +34,7 @@
      5  4 with P and dS as operands from registers
      6  cp.async, two stages, swizzled, 16 rows per warp
      7  6 with 32 rows per warp
-     8  five products, one block per head, dq summed in L2
+     8  five products, one block per head, dq summed in L2 (slower than 7)
      9  wgmma and TMA, dq summed in L2 in the order of the keys
     10  a producer, two adders of dq, two consumer warpgroups
     11  persistent, work items by ticket; 7 or 3 where 11 cannot run (promoted)

@@ -10,9 +10,9 @@
 
    Kernels (this list is written by versions.sh):
      1  one thread per element, atomics
-     2  dwpe in registers, dwte by 128-bit atomics
-     3  deterministic: each block owns tokens and scans all ids
-     4  positions sorted by token, one warp per run
+     2  dwpe in registers, dwte by 128-bit atomics (slower than 1)
+     3  deterministic: each block owns tokens and scans all ids (slower than 1)
+     4  positions sorted by token, one warp per run (slower than 1)
      5  one warp per 32 sorted positions, atomics
      6  deterministic: runs across tiles joined (promoted)
 

@@ -17,7 +17,7 @@
      1  matmul_forward, gelu_forward, matmul_forward
      2  cuBLASLt, gelu in its epilogue
      3  gemm.cuh twice, the second launched early (best)
-     4  one launch, tiles of both products in one list
+     4  one launch, tiles of both products in one list (slower than 3)
 
    nvcc -O3 --use_fast_math ffn.cu -lcublasLt -o ffn      (or: make ffn)
    ./ffn 4      check kernel 4 against the CPU

@@ -21,8 +21,8 @@
    Kernels (this list is written by versions.sh):
      1  unfused: attention, matmul_forward, residual, layernorm
      2  three launches: residual and layernorm fused
-     3  one launch: one warp per token and head, one thread per output
-     4  one launch, clusters: blocks have heads, then columns; wgmma, TMA
+     3  one launch: one warp per token and head, one thread per output (slower than 2)
+     4  one launch, clusters: blocks have heads, then columns; wgmma, TMA (slower than 2)
      5  three overlapped launches, residual in the epilogue (best)
 
    nvcc -O3 --use_fast_math fused_attention_projection_residual_layernorm.cu -lcublasLt -lcublas -o fused

@@ -11,14 +11,14 @@
 
    Kernels (this list is written by versions.sh):
      1  unfused: residual_forward, then layernorm_forward
-     2  one warp per row, sums read back from the cache
+     2  one warp per row, sums read back from the cache (slower than 1)
      3  128-bit loads, one block per row, the row in shared memory (promoted)
      4  one or more warps per row, the row in registers
-     5  persistent, weight and bias in registers too
-     6  persistent, one pass for mean and variance
-     7  persistent, rows loaded ahead into shared memory
+     5  persistent, weight and bias in registers too (slower than 4)
+     6  persistent, one pass for mean and variance (slower than 4)
+     7  persistent, rows loaded ahead into shared memory (slower than 4)
      8  one warp per row, programmatic dependent launch
-     9  persistent, a ring of rows per warp by bulk copies
+     9  persistent, a ring of rows per warp by bulk copies (slower than 4)
 
    nvcc -O3 --use_fast_math fused_residual_layernorm.cu -o fused_residual_layernorm
    (or: make fused_residual_layernorm)

@@ -9,8 +9,8 @@
    Kernels (this list is written by versions.sh):
      1  one thread per element
      2  128-bit vectors (promoted)
-     3  two vectors per thread in flight, streamed (evict-first)
-     4  persistent, the next vectors prefetched
+     3  two vectors per thread in flight, streamed (evict-first) (slower than 2)
+     4  persistent, the next vectors prefetched (slower than 2)
 
    nvcc -O3 --use_fast_math gelu_backward.cu -o gelu_backward      (or: make gelu_backward)
    ./gelu_backward 2      check kernel 2 against the CPU and sweep its block sizes

@@ -10,7 +10,7 @@
      1  one thread per element
      2  128-bit vectors (promoted)
      3  two vectors per thread in flight
-     4  persistent, the next vector prefetched
+     4  persistent, the next vector prefetched (slower than 2)
 
    nvcc -O3 --use_fast_math gelu_forward.cu -o gelu_forward      (or: make gelu_forward)
    ./gelu_forward 2      check kernel 2 against the CPU and sweep its block sizes

@@ -29,10 +29,10 @@
 
    Kernels (this list is written by versions.sh):
      1  gelu_forward, then matmul_forward
-     2  one launch: 32x32 tiles, gelu as inp is loaded
+     2  one launch: 32x32 tiles, gelu as inp is loaded (slower than 1)
      3  wgmma, gelu in registers, overlapped with the products
-     4  wgmma, dedicated warps apply gelu in shared memory
-     5  4 with gelu in 16 bits
+     4  wgmma, dedicated warps apply gelu in shared memory (slower than 3)
+     5  4 with gelu in 16 bits (slower than 3)
      6  3 with gelu in 16 bits
      7  6 in clusters of two that share the weight's tiles
      8  7 with tiles of 384 columns: gelu twice per value, not three times (best)

@@ -11,8 +11,8 @@
 
    Kernels (this list is written by versions.sh):
      1  unfused: gelu, then scale
-     2  unfused, in pieces whose intermediate result stays in L2
-     3  fused, one thread per element
+     2  unfused, in pieces whose intermediate result stays in L2 (slower than 1)
+     3  fused, one thread per element (slower than 1)
      4  fused, 128-bit vectors (best)
      5  fused, two vectors per thread in flight
 

@@ -19,7 +19,7 @@
      1  dinp: one thread per row; dweight, dbias: one per column and 256 rows
      2  one warp per row, column sums by atomics in shared memory
      3  no atomics: a second kernel rereads the inputs for the column sums
-     4  one block per row, column sums in registers
+     4  one block per row, column sums in registers (slower than 3)
      5  one block for 4 rows at a time: one barrier, 9 shuffles
      6  one warp per row, column sums per warp in shared memory
      7  6 with the row in registers, inputs read once

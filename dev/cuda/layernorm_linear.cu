@@ -22,10 +22,10 @@
 
    Kernels (this list is written by versions.sh):
      1  layernorm, then matmul_forward
-     2  one launch: 32x32 tiles, statistics by each block
+     2  one launch: 32x32 tiles, statistics by each block (slower than 1)
      3  2 with statistics by a small kernel
-     4  wgmma with normalised rows from registers
-     5  weights scaled, then wgmma on raw rows, overlapped with their statistics
+     4  wgmma with normalised rows from registers (slower than 1)
+     5  weights scaled, then wgmma on raw rows, overlapped with their statistics (slower than 1)
      6  statistics and weights, then gemm.cuh
      7  6 with weights prepared in advance
      8  weights, then ping-pong: the idle consumer computes statistics (best)

@@ -11,11 +11,11 @@
      2  one block per column
      3  warps on neighbouring columns, coalesced
      4  128-bit loads, float atomics
-     5  partial sums in scratch
-     6  four rows in flight per warp, second kernel with 32 warps
+     5  partial sums in scratch (slower than 4)
+     6  four rows in flight per warp, second kernel with 32 warps (slower than 4)
      7  one wave of blocks (promoted)
-     8  the last block adds up the partial sums
-     9  tensor cores (mma.sync) add
+     8  the last block adds up the partial sums (slower than 7)
+     9  tensor cores (mma.sync) add (slower than 7)
     10  one wave, second kernel launched early
 
    nvcc -O3 --use_fast_math matmul_backward_bias.cu -o matmul_backward_bias      (or: make matmul_backward_bias)

@@ -14,8 +14,8 @@
      2  one block per token
      3  128-bit vectors
      4  four tokens per thread, its column computed once
-     5  threads in the order of q, k, v
-     6  tiles through shared memory, long runs on both sides
+     5  threads in the order of q, k, v (slower than 4)
+     6  tiles through shared memory, long runs on both sides (slower than 4)
 
    nvcc -O3 --use_fast_math permute.cu -o permute      (or: make permute)
    ./permute 4           check kernel 4 against the CPU and sweep its block sizes

@@ -342,8 +342,8 @@ awk -F '\t' 'FNR == NR { name[FNR] = $2; next }
     awk '{ sub(/\/\/.*/, "") } 1' "$practice.cu" | sed 's/^.*<<<.*$//')
 also=$(awk -F '\t' 'FNR == NR { own[$2]; next } $1 in own { print $2 }' "$tmp/cut" "$tmp/others" | sort -nu | paste -s -d ' ')
 [ -z "$also" ] || echo "    launched by kernel ${also// /, } too, which therefore fails as long as it is missing"
-echo "Then check it, without a GPU (a check that fails prints a line per shape and configuration):"
-echo "    make cpu OP=$practice$setting && ./$practice$suffix $rung | head -n 5"
+echo "Then check it, without a GPU (lines of checks that pass are left out; the last line must say '0 failed'):"
+echo "    make cpu OP=$practice$setting && ./$practice$suffix $rung | grep -v '^ok '"
 echo "or with one, and compare its time with the original's:"
 echo "    make $practice$setting && ./$practice $rung"
 echo "    make practice-time OP=$op RUNG=$rung$setting"

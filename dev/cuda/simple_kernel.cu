@@ -9,9 +9,9 @@
 
    Kernels (this list is written by versions.sh):
      1  one thread per element
-     2  grid-stride loop, one block
+     2  grid-stride loop, one block (slower than 1)
      3  grid-stride loop, as many blocks as the GPU holds at once
-     4  64 contiguous elements per thread: not coalesced
+     4  64 contiguous elements per thread: not coalesced (slower than 3)
      5  128-bit vectors (best)
      6  four 128-bit vectors per thread in flight
 

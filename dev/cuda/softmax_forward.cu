@@ -14,7 +14,7 @@
      5  128-bit vectors
      6  second pass reads backwards
      7  one read: row in shared memory
-     8  one read: a cluster of blocks, registers
+     8  one read: a cluster of blocks, registers (slower than 7)
 
    nvcc -O3 --use_fast_math softmax_forward.cu -o softmax_forward      (or: make softmax_forward)
    ./softmax_forward 7      check kernel 7 against the CPU and sweep its block sizes

@@ -28,19 +28,19 @@
    Kernels (this list is written by versions.sh):
      1  one launch per operation
      2  as in training: fused epilogues, residual with layernorm
-     3  7 in a CUDA graph
+     3  7 as a CUDA graph: shorter pauses between launches
      4  all products by gemm.cuh, programmatic dependent launch (best)
-     5  one cooperative launch with grid barriers
+     5  one cooperative launch with grid barriers (slower than 4)
      6  e4m3 products except the projection
-     7  2 without storing GELU's argument
+     7  2 without storing GELU's argument (slower than 4)
      8  6 with GELU and e4m3 output in the epilogue
-     9  8 in a CUDA graph
+     9  8 as a CUDA graph: pauses between shorter kernels
     11  layernorms applied in the products' epilogues
     12  11 with the second statistics from the projection
-    13  12 in a CUDA graph
+    13  12 as a CUDA graph, which keeps the early launches
     14  4 with attention to second layernorm in one launch
     15  all products in e4m3, by gemm.cuh
-    16  15 in a CUDA graph
+    16  15 as a CUDA graph: early launches of the shortest kernels
 
    nvcc -O3 --use_fast_math transformer_block.cu -lcublasLt -o transformer_block      (or: make transformer_block)
    ./transformer_block 5            check kernel 5 against the CPU
@@ -1333,7 +1333,7 @@ static void declare(Bench& b) {
              [=](int) { transformer_block_forward2(f, stream); }, {0});
     b.moves(is_16bit ? 7 : 8, (is_16bit ? 31 : 35) * tensor + weights);
     auto graph = std::make_shared<TransformerBlockGraph>();
-    b.kernel(3, "7 in a CUDA graph",
+    b.kernel(3, "7 as a CUDA graph: shorter pauses between launches",
              [=](int) {
                  transformer_block_forward3(
                      *graph, [=](cudaStream_t s) { transformer_block_forward7(f, s); }, stream);
@@ -1402,7 +1402,7 @@ static void declare(Bench& b) {
         b.coarser(14);
         b.kernel_rate("e4m3", cublaslt_e4m3_rate);
         b.kernel(
-            9, "8 in a CUDA graph",
+            9, "8 as a CUDA graph: pauses between shorter kernels",
             [=](int) {
                 transformer_block_forward3(
                     *fp8_graph, [=](cudaStream_t s) { launch_fp8(true, proj_forms.back(), s); }, stream);
@@ -1429,7 +1429,7 @@ static void declare(Bench& b) {
     b.moves(6, 23 * tensor + weights);
     auto deferred_graph = std::make_shared<TransformerBlockGraph>();
     b.kernel(
-        13, "12 in a CUDA graph",
+        13, "12 as a CUDA graph, which keeps the early launches",
         [=](int) {
             transformer_block_forward3(
                 *deferred_graph,
@@ -1461,7 +1461,7 @@ static void declare(Bench& b) {
         b.kernel_rate("e4m3", cublaslt_e4m3_rate);
         auto graph15 = std::make_shared<TransformerBlockGraph>();
         b.kernel(
-            16, "15 in a CUDA graph",
+            16, "15 as a CUDA graph: early launches of the shortest kernels",
             [=](int) {
                 transformer_block_forward3(
                     *graph15, [=](cudaStream_t s) { transformer_block_forward15(f, prepared(s), s); }, stream);

@@ -7,8 +7,11 @@
 #
 # The list stands above the nvcc line, as a paragraph of its own. A kernel that kind 0 of the operation lacks is followed by
 # the kinds that have it. Which kernel is (promoted) or (best) may depend on the GPU: where results/h200/OP.csv says so, the
-# list says what it is on an H200, otherwise what --list says without a GPU. The programs are built for a CPU, by dev/cuda/emulation, in bf16 and not optimised: some 4 s per op,
-# on all cores, below build/dev_cuda/versions, where they are kept until a source changes. Needs no nvcc and no GPU.
+# list says what it is on an H200, otherwise what --list says without a GPU. (slower than N) is from the same file: kernel N,
+# an earlier one, is faster by more than 2% and by more than the spread of both times. The library has no
+# such mark, nor has a text that says "loses to". The programs are built for a CPU, by dev/cuda/emulation, in bf16 and not
+# optimised: some 4 s per op, on all cores, below build/dev_cuda/versions, where they are kept until a source changes. Needs no
+# nvcc and no GPU.
 set -u -o pipefail
 export LC_ALL=C
 unset MAKEFLAGS MFLAGS MAKELEVEL MAKEOVERRIDES PRECISION OP OPS BIN_DIR
@@ -64,6 +67,7 @@ if [ "$mode" = --check-text ]; then
                 gsub(/" +"/, "", code) # adjacent strings are one
                 for (i = 1; i <= n; i++) {
                     sub(/ \(kinds? [0-9, to]+\)$/, "", text[i])
+                    sub(/ \(slower than [0-9]+\)$/, "", text[i])
                     marks += sub(/ \((promoted|best)\)/, "", text[i])
                     listed[number[i]] = 1
                     is_text[text[i]] = 1
@@ -145,12 +149,36 @@ best_on_h200() {
         }' "results/h200/$1.csv"
 }
 
+# slower_on_h200 OP: "K:N " for each kernel K to which an earlier kernel N of the same matrix type is superior
+slower_on_h200() {
+    [ -e "results/h200/$1.csv" ] || return 0
+    awk -F , '
+        NR == 1 { for (i = 1; i <= NF; i++) { at[$i] = i } next }
+        $at["kind"] + $at["case"] == 0 {
+            k = $at["kernel"] + 0; ms = $at["median_ms"] + 0
+            if (k > last) { last = k }
+            if (!(k in best) || ms < best[k]) {
+                best[k] = ms; low[k] = $at["p10_ms"] + 0; high[k] = $at["p90_ms"] + 0; type[k] = $at["matrix_type"]
+            }
+        }
+        END {
+            for (k = 1; k <= last; k++) { # not the library, number 0
+                faster = 0
+                for (n = 1; n < k; n++) {
+                    if ((k in best) && (n in best) && type[n] == type[k] && (!faster || best[n] < best[faster])) { faster = n }
+                }
+                if (faster && best[k] > 1.02 * best[faster] && low[k] > high[faster]) { printf "%d:%d ", k, faster }
+            }
+        }' "results/h200/$1.csv"
+}
+
 # list OP: the paragraph, in lines of at most 120 characters
 list() {
-    local op=$1 kinds=("$tmp/$1".list.*) best
+    local op=$1 kinds=("$tmp/$1".list.*) best slower
     [ -e "${kinds[0]}" ] || kinds=()
     best=$(best_on_h200 "$op")
-    awk -v title="$title" -v best="${best//\\/}" '
+    slower=$(slower_on_h200 "$op")
+    awk -v title="$title" -v best="${best//\\/}" -v slower="$slower" '
         function kind_of(file) { sub(/.*\./, "", file); return file + 0 }
         function put(first, text,    n, word, i, line) { # in lines of at most 120 characters
             n = split(text, word, " ")
@@ -166,6 +194,8 @@ list() {
         FILENAME ~ /[.]list[.]/ && /^[0-9]+  / { has[$1, kind_of(FILENAME)] = 1 }
         END {
             split(best, mark, "\t")
+            n_slower = split(slower, pair, " ")
+            for (i = 1; i <= n_slower; i++) { split(pair[i], part, ":"); than[part[1]] = part[2] }
             for (i = 1; i <= n; i++) {
                 plain[i] = text[i]
                 sub(/ \((promoted|best)\)$/, "", plain[i])
@@ -175,6 +205,7 @@ list() {
             for (i = 1; i <= n; i++) {
                 in_0 = num_kinds == 0 || ((number[i], 0) in has)
                 if (known && in_0) { text[i] = plain[i] (plain[i] == mark[2] ? " (" mark[1] ")" : "") }
+                if (in_0 && (number[i] in than) && text[i] !~ /loses to|^cuBLAS/) { text[i] = text[i] " (slower than " than[number[i]] ")" }
                 kinds = ""; count = 0; last = -1; run = 1
                 for (k = 0; !in_0 && k < num_kinds; k++) {
                     if (!((number[i], k) in has)) { continue }

@@ -46,6 +46,13 @@ __global__ void bug_kernel10(float* out) {
     mbarrier_wait(&barrier, 0); // bug 10
     out[threadIdx.x] = 0.0f;
 }
+__global__ void bug_kernel11(float* out) {
+    if (threadIdx.x < 31) { *reinterpret_cast<uint64_t*>(out + 1 + 2 * threadIdx.x) = 0; } // bug 11
+}
+__global__ void bug_kernel12(float* out) {
+    f128 x = {};
+    if (threadIdx.x < 15) { store128(out + 2 + 4 * threadIdx.x, x); } // bug 12
+}
 
 static void declare(Bench& b) {
     Buffer<float> out = b.output<float>("out", 64, {0, 0});
@@ -71,6 +78,8 @@ static void declare(Bench& b) {
     kernel(8, "what another thread writes of device memory", bug_kernel8, 2);
     kernel(9, "an access through a pointer to no memory", bug_kernel9, 1);
     kernel(10, "a deadlock: all threads poll memory that nobody writes", bug_kernel10, 1);
+    kernel(11, "a misaligned access of 8 bytes", bug_kernel11, 1);
+    kernel(12, "a misaligned access of 16 bytes", bug_kernel12, 1);
 }
 
 int main(int argc, char** argv) {

@@ -46,12 +46,12 @@ for source in dev/cuda/*.cu; do
     [ ! -e "$source" ] || [ "$name" = nccl_all_reduce.cu ] || all_ops+=("${name%.cu}")
 done
 if [ "${1-}" = --list ]; then
-    printf '%s\n' train train_graph sample "${all_ops[@]}"
+    printf '%s\n' train train_graph train_fp8 sample "${all_ops[@]}"
     exit 0
 fi
 parts=() ops=() want_all_ops=
 for name in "$@"; do
-    if [[ $name =~ ^(train|train_graph|sample)$ ]]; then
+    if [[ $name =~ ^(train|train_graph|train_fp8|sample)$ ]]; then
         parts+=("$name")
     elif [ "$name" = ops ]; then
         want_all_ops=yes
@@ -61,7 +61,10 @@ for name in "$@"; do
         usage "no part '$name'; see --list"
     fi
 done
-[ $# -gt 0 ] || { parts=(train train_graph sample); want_all_ops=yes; }
+if [ $# -eq 0 ]; then
+    parts=(train train_graph sample) want_all_ops=yes
+    [ "$precision" != BF16 ] || parts+=(train_fp8) # --fp8 is for bf16
+fi
 if [ -n "$want_all_ops" ] && [ ${#ops[@]} -eq 0 ]; then ops=("${all_ops[@]}"); fi
 
 # shapes OP: prints a line of flags for each run of the op. The shapes are small enough for racecheck and, where the op
@@ -210,6 +213,7 @@ for tool in $tools; do
             [ "$name" = train ] || graph=1
             start "$tool" "$name" "$dir/train_gpt2cu" "${run_flags[@]}" --graph $graph -o "$dir/runs/${tool}_$name"
             ;;
+        train_fp8) start "$tool" "$name" "$dir/train_gpt2cu" "${run_flags[@]}" --fp8 -o "$dir/runs/${tool}_$name" ;;
         sample)
             start "$tool" "$name" "$dir/train_gpt2cu" -e "$dir/runs/plain" --prompt 'for (int i' --num-samples 5 --parallel 2 \
                 --num-tokens 12 --top-k 20 --top-p 0.9 --min-p 0.01 --repetition-penalty 1.2 --tune 0

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# The course, dev/learn, and what it needs in dev/cuda: practice files, answers, the pages' commands, the lists of kernels.
+# The course, dev/learn, and what it needs in dev/cuda: practice files, answers, the pages' commands, the lists of
+# kernels, the ladders.
 # LLMC_TEST_FULL=1 cuts every kernel that can be practised, builds every op to compare its list, and types the commands of
 # every page; else those of each page are typed every third day, and on the other days if it was changed.
 . "$(dirname "$0")/test.sh"
@@ -489,7 +490,8 @@ test_lists_are_those_of_the_programs() {
     copy
     local ops=(gelu_forward residual_forward encoder_forward permute global_norm gelu_backward decode_sample softmax_forward) chosen=()
     [ -n "${LLMC_TEST_FULL-}" ] || chosen=("${ops[day % 8]}" simple_kernel)
-    sed -i 's/^     4  64 contiguous/     4  65 contiguous/' "$tmp/top/dev/cuda/simple_kernel.cu"
+    grep -q '^     2  .* (slower than 1)$' dev/cuda/simple_kernel.cu || fail "kernel 2 is not marked as slower"
+    sed -i -e 's/^     4  64 contiguous/     4  65 contiguous/' -e 's/ (slower than 1)$//' "$tmp/top/dev/cuda/simple_kernel.cu"
     run 1 env CXX="$CXX" ./versions.sh --check simple_kernel
     contains "simple_kernel.cu: its list is stale" "$tmp/out"
     run 0 env CXX="$CXX" ./versions.sh simple_kernel
@@ -497,6 +499,223 @@ test_lists_are_those_of_the_programs() {
     run 0 env CXX="$CXX" ./versions.sh --check ${chosen[@]+"${chosen[@]}"}
 }
 
+# ---- the ladders of the pages ----
+
+# An op in a tree of its own: a library, a loser, a kernel that names another one, an instantiation of a later kernel, shared code
+ladder_tree() {
+    mkdir -p "$tmp/ladder/dev/cuda/results/h200/ladders" "$tmp/ladder/dev/learn"
+    cp dev/cuda/ladder.sh "$tmp/ladder/dev/cuda/"
+    cat >"$tmp/ladder/dev/cuda/op.cu" <<'SOURCE'
+/* op: what it does
+
+   Kernels (this list is written by versions.sh):
+     0  cuBLAS
+     1  naive
+     2  tiles (loses to 1)
+     3  vectors: a text that needs
+          two lines
+     4  2 with vectors
+     5  more per thread
+     6  steps of 8 (promoted) (slower than 1)
+     7  for another kind (kind 2)
+     8  the last (promoted)
+     kind 2: another
+
+   nvcc op.cu */
+// ---- shared by the kernels ----
+int shared_by_all;
+// ---- kernel 0: library ----
+void op0();
+// ---- kernel 1: naive ----
+__global__ void op_kernel1() {
+    a(); // a comment
+    // another one
+
+    b();
+}
+// ---- kernel 2: tiles ----
+#if !defined(ENABLE_FP32)
+__global__ void op_kernel2() {
+    a(); // as before
+    tile2();
+}
+#endif
+// ---- kernel 3: vectors ----
+__global__ void op_kernel3() {
+    if (x) {
+        a();
+        b();
+    }
+}
+// ---- kernel 4: tiles, vectors ----
+__global__ void op_kernel4() {
+    a();
+    tile4();
+    x16();
+}
+// ---- shared by kernels 5 to 8: tiles ----
+int one, // two lines
+    two;
+// ---- kernel 5: more per thread
+// It is kernel 6 with 1.
+void op5() {
+    op_launch<4, 1>(out);
+}
+// ---- kernel 6: steps ----
+template <int n, int m> __global__ void op_kernel6() {
+    x16();
+}
+template <int n, int m>
+void op_launch(float* out) { c(); }
+// ---- kernel 8: last ----
+template <int n, int m> __global__ void op_kernel8() {
+    x16();
+    d();
+}
+static void declare(Bench& b) {
+    b.kernel();
+}
+SOURCE
+    cat >"$tmp/ladder/dev/cuda/results/h200/op.csv" <<'CSV'
+op,kernel,config,dtype,B,T,C,NH,V,kind,case,median_ms,tflop_s,gpu,what
+op,0,0,bf16,8,64,32,1,0,0,0,0.00100,99.00,NVIDIA H200,"cuBLAS"
+op,1,0,bf16,8,64,32,1,0,0,0,20.00000,0.44,NVIDIA H200,"naive, slow"
+op,2,64,bf16,8,64,32,1,0,0,0,22.00000,0.41,NVIDIA H200,"tiles"
+op,2,128,bf16,8,64,32,1,0,0,0,21.00000,0.42,NVIDIA H200,"tiles"
+op,2,128,bf16,4,64,32,1,0,2,0,1.00000,0.42,NVIDIA H200,"tiles"
+op,4,0,bf16,8,64,32,1,0,0,0,0.50000,40.00,NVIDIA H200,"vectors"
+op,5,0,bf16,8,64,32,1,0,0,0,0.50490,39.00,NVIDIA H200,"more"
+op,8,0,bf16,8,64,32,1,0,0,0,0.10000,200.00,NVIDIA H200,"last"
+CSV
+    printf '%s\n' above '<!-- ladder: op -->' '| kernel | new idea |' '|---|---|' '| 1 | the *first* (best) (loses to 7) | x' '| 9 | gone |' \
+        '<!-- end ladder: op -->' below >"$tmp/ladder/dev/learn/01_page.md"
+}
+ladder() { # RC ARGUMENT ...
+    local rc=0 wanted=$1
+    (cd "$tmp/ladder" && dev/cuda/ladder.sh "${@:2}") >"$tmp/out" 2>"$tmp/err" || rc=$?
+    [ $rc -eq "$wanted" ] || { cat "$tmp/out" "$tmp/err" && fail "exit code $rc, want $wanted: ladder.sh ${*:2}"; }
+}
+# judged TEXT FILE SED: with this change of the file, the table written anew, --check prints one line, and it has the text
+judged() {
+    sed -i "$3" "$2"
+    ladder 0
+    ladder 1 --check op
+    want "the lines of --check after $3" "$(wc -l <"$tmp/out")" 1
+    contains "$1" "$tmp/out"
+}
+
+test_ladders() {
+    rm -rf "$tmp/ladder"
+    ladder_tree
+    local page=$tmp/ladder/dev/learn/01_page.md cuda=$tmp/ladder/dev/cuda csv change
+    csv=$cuda/results/h200/op.csv
+    ladder 1 --check
+    contains "01_page.md: its ladder of op is stale" "$tmp/out"
+    ladder 0
+    contains "wrote the ladder of op into dev/learn/01_page.md" "$tmp/out"
+    grep '^|' "$page" >"$tmp/rows"
+    diff - "$tmp/rows" <<'TABLE' || fail "the table is another one"
+| kernel | new idea | lines changed | ms | TFLOP/s |
+|---|---|---|---|---|
+| 0 | cuBLAS | | 0.0010 | 99.0 |
+| 1 | the *first* | 4 | 20.00 | 0.44 |
+| 2 | tiles (loses to 1) | 1 | 21.00 | 0.42 |
+| 3 | vectors: a text that needs two lines | 2 (from 1) | not measured yet | |
+| 4 | 2 with vectors | 1 (from 2) | 0.5000 | 40.0 |
+| 5 | more per thread | 2 + 7 shared | 0.5049 | 39.0 |
+| 6 | steps of 8 (promoted) (slower than 1) | 0, other template arguments | not measured yet | |
+| 8 | the last (promoted) | 1 (from 5) | 0.1000 | 200.0 |
+TABLE
+    contains "Measured on an NVIDIA H200 at B 8, T 64, C 32, in bf16" "$page"
+    want "what is around the table" "$(sed -n '1p;$p' "$page" | tr '\n' ' ')" "above below "
+    ladder 0 --check
+    cp "$page" "$tmp/page.md"
+    ladder 0
+    cmp "$tmp/page.md" "$page" || fail "written twice, the page is another one"
+    # a table that is stale, whichever part of it
+    for change in 's/0\.5000/0.5001/' '/^| 3 /d' 's/ | 4 | / | 5 | /' 's/ (loses to 1)//' 's/^loser nor/winner nor/' 's/99\.0/98.0/'; do
+        sed "$change" "$tmp/page.md" >"$page"
+        cmp -s "$tmp/page.md" "$page" && fail "$change changes nothing"
+        ladder 1 --check
+        contains "01_page.md: its ladder of op is stale" "$tmp/out"
+        cmp -s "$tmp/page.md" "$page" && fail "--check writes"
+    done
+    cp "$tmp/page.md" "$page"
+    # and one whose source has changed
+    sed -i 's/^    d();/&\n    e();/' "$cuda/op.cu"
+    ladder 1 --check
+    ladder 0
+    contains "| 8 | the last (promoted) | 2 (from 5) | 0.1000 | 200.0 |" "$page"
+    # other shapes; a file of another op is not one of them
+    sed '/^op,[058],/d; s/,8,64,32,/,2,64,32,/; s/,40\.00/,50.55/' "$csv" >"$cuda/results/h200/ladders/op_small.csv"
+    cp "$csv" "$cuda/results/h200/ladders/other_op.csv"
+    ladder 1 --check
+    ladder 0
+    contains "| kernel | new idea | lines changed | ms | TFLOP/s | TFLOP/s at B 2, T 64 |" "$page"
+    contains "| 4 | 2 with vectors | 1 (from 2) | 0.5000 | 40.0 | 50.5 |" "$page"
+    contains "| 8 | the last (promoted) | 2 (from 5) | 0.1000 | 200.0 | not measured yet |" "$page"
+    ladder 0 --check op.cu
+    # a rung that is slower than the one before it, the one before a loser, and the one before a kernel without a time
+    judged "kernel 5 takes 0.50600 ms, kernel 4 before it 0.50000" "$csv" 's/0\.50490/0.50600/'
+    judged "kernel 4 takes 20.50000 ms, kernel 1 before it 20.00000" "$csv" 's/0\.50600/0.50400/; s/,0\.50000/,20.50000/'
+    judged "kernel 8 takes 0.60000 ms, kernel 5 before it 0.50400" "$csv" 's/,20\.50000/,0.50000/; s/0\.10000/0.60000/'
+    judged "kernel 2 takes 18.00000 ms and is said to lose to 1, which takes 20.00000" "$csv" 's/0\.60000/0.10000/; s/,21\.00000/,18.00000/'
+    sed -i 's/,18\.00000/,21.00000/' "$csv"
+    judged "kernel 2 takes 21.00000 ms, kernel 1 before it 20.00000" "$cuda/op.cu" 's/ (loses to 1)//'
+    # the library is not judged
+    sed -i 's/  tiles$/  tiles (loses to 1)/; s/  vectors:/  cuBLASLt:/' "$cuda/op.cu"
+    sed -i '2a op,3,0,bf16,8,64,32,1,0,0,0,90.00000,0.10,NVIDIA H200,"cuBLASLt"' "$csv"
+    ladder 0
+    ladder 0 --check
+    contains "| 3 | vectors: a text that needs two lines | | 90.00 | 0.10 | not measured yet |" "$page"
+}
+
+test_false_ladders_are_refused() {
+    rm -rf "$tmp/ladder"
+    ladder_tree
+    local page=$tmp/ladder/dev/learn/01_page.md cuda=$tmp/ladder/dev/cuda csv=$tmp/ladder/dev/cuda/results/h200/op.csv file text change
+    local source=$cuda/op.cu
+    cp "$page" "$tmp/page.md"
+    cp "$csv" "$tmp/op.csv"
+    cp "$cuda/op.cu" "$tmp/op.cu"
+    while IFS='@' read -r file change text; do
+        cp "$tmp/page.md" "$page" && cp "$tmp/op.csv" "$csv" && cp "$tmp/op.cu" "$cuda/op.cu"
+        sed -i "$change" "${!file}"
+        ladder 1
+        want "the lines of stderr after $change" "$(wc -l <"$tmp/err")" 1
+        contains "$text" "$tmp/err"
+    done <<'PLANTED'
+page@s/ladder: op -->/ladder: no_op -->/@01_page.md shows the ladder of no_op: no such op
+page@s/ladder: op/ladders: op/@no page of dev/learn has a line
+page@/end ladder/d@01_page.md has no line '<!-- end ladder: op -->'
+csv@s/,median_ms,/,ms,/@op.csv has no column median_ms
+csv@s/,20.00000,/,nan,/@op.csv line 3 has no time
+csv@s/^op,8/other,8/@op.csv line 9 is not about op
+csv@s/^\(op,8,0,bf16,\)8/\19/@op.csv line 9 has another shape, type or card
+csv@2,$d@op.csv has no row of kind 0
+source@s/kernel 3:/kernel three:/@op.cu has no section '// ---- kernel 3: ...'
+source@/this list is written/d@op.cu has no list of kernels
+PLANTED
+    rm "$csv"
+    ladder 1
+    contains "no results/h200/op.csv" "$tmp/err"
+    ladder 2 nothing
+    ladder 2 --what
+    contains "unknown flag --what" "$tmp/err"
+    ladder 0 --help
+    contains "dev/cuda/ladder.sh --check [OP ...]" "$tmp/out"
+}
+
+# those of the course
+test_ladders_of_the_pages() {
+    dev/cuda/ladder.sh --check >"$tmp/out" 2>"$tmp/err" || { cat "$tmp/out" "$tmp/err" && fail "a ladder is stale or has a slower rung"; }
+    local page
+    for page in 04_matmul:matmul_forward 07_attention:attention_forward; do
+        grep -qx "<!-- ladder: ${page#*:} -->" "dev/learn/${page%:*}.md" || fail "${page%:*}.md shows no ladder of ${page#*:}"
+    done
+}
+
 tests=(practice every_rung practice_time practice_refuses braces practice_is_no_op exercises_can_be_practised answers answers_that_are_kernels
-       structure pages false_output_is_seen false_structure_is_seen lists_of_kernels lists_are_those_of_the_programs)
+       structure pages false_output_is_seen false_structure_is_seen lists_of_kernels lists_are_those_of_the_programs
+       ladders false_ladders_are_refused ladders_of_the_pages)
 run_tests_once "$@"

@@ -14,7 +14,7 @@ lessons='1|simple_kernel|1|a warp reads 64 contiguous bytes: 2 sectors per reque
 2|softmax_forward|2|one warp per row: coalesced, but the row is read three times
 2|softmax_forward|4|online softmax: two passes instead of three
 2|layernorm_forward|1|one thread per row: not coalesced
-2|layernorm_forward|4|one warp per row, 128-bit loads, statistics in one pass
+2|layernorm_forward|5|one warp per row, 128-bit loads, statistics in one pass
 2|matmul_forward|1|no reuse: each thread reads a whole row and a whole column
 2|matmul_forward|3|32x32 tiles: each value is read once per tile and reused from shared memory
 2|matmul_forward|7|128x128 tiles: fewer reads again, sums in registers

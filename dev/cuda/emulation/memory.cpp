@@ -542,12 +542,13 @@ static void check_device(Fiber* f, size_t offset, size_t bytes, AccessKind kind,
 
 // ---- every access -------------------------------------------------------------------------------------------------
 
-static __thread void* last_pc; // of the last access to neither shared nor device memory
+static __thread void* last_pc;        // of the last access to neither shared nor device memory
+static __thread bool misaligned_last; // the last access was misaligned, which a CPU does not allow either for 16 bytes
 
-// A wild pointer: names the thread instead of a bare "Segmentation fault".
+// A wild pointer: names the thread instead of a bare "Segmentation fault". A misaligned access has been reported already.
 static void on_fault(int signal) {
     if (emulation_now) {
-        report("an access through a pointer to no memory", emulation_now, last_pc, NULL, NULL);
+        if (!misaligned_last) { report("an access through a pointer to no memory", emulation_now, last_pc, NULL, NULL); }
         int count;
         fflush(stdout);
         fprintf(stderr, "error: %s\n", emulation_findings(&count));
@@ -578,14 +579,30 @@ static inline void access(const void* p, size_t bytes, AccessKind kind, void* pc
     if (!f || (size_t)((const char*)p - f->stack) < STACK_BYTES) { return; }
     check_access_of(f, p, bytes, kind, pc);
 }
+// An access to a type of `bytes` bytes, as the compiler sees it. A GPU stops at an address that is not a multiple of them.
+static inline void aligned_access(const void* p, size_t bytes, AccessKind kind, void* pc) {
+    Fiber* f = emulation_now;
+    access(p, bytes, kind, pc);
+    misaligned_last = f && (uintptr_t)p % bytes != 0;
+    if (__builtin_expect(misaligned_last, 0)) {
+        report(bytes == 16  ? "a misaligned access of 16 bytes"
+               : bytes == 8 ? "a misaligned access of 8 bytes"
+                            : "a misaligned access of 2 or 4 bytes",
+               f, pc, NULL, NULL);
+    }
+}
 void check_access(const void* p, size_t bytes, AccessKind kind, void* pc) { access(p, bytes, kind, pc); }
 
 void __threadfence() { emulation_now->block->fenced = true; }
 void __threadfence_block() {}
 
 #define TSAN_ACCESS(bytes)                                                                                             \
-    extern "C" void __tsan_read##bytes(void* p) { access(p, bytes, ACCESS_READ, __builtin_return_address(0)); }        \
-    extern "C" void __tsan_write##bytes(void* p) { access(p, bytes, ACCESS_WRITE, __builtin_return_address(0)); }      \
+    extern "C" void __tsan_read##bytes(void* p) {                                                                      \
+        aligned_access(p, bytes, ACCESS_READ, __builtin_return_address(0));                                            \
+    }                                                                                                                  \
+    extern "C" void __tsan_write##bytes(void* p) {                                                                     \
+        aligned_access(p, bytes, ACCESS_WRITE, __builtin_return_address(0));                                           \
+    }                                                                                                                  \
     extern "C" void __tsan_unaligned_read##bytes(void* p) {                                                            \
         access(p, bytes, ACCESS_READ, __builtin_return_address(0));                                                    \
     }                                                                                                                  \
