@@ -548,7 +548,9 @@ static __thread bool misaligned_last; // the last access was misaligned, which a
 // A wild pointer: names the thread instead of a bare "Segmentation fault". A misaligned access has been reported already.
 static void on_fault(int signal) {
     if (emulation_now) {
-        if (!misaligned_last) { report("an access through a pointer to no memory", emulation_now, last_pc, NULL, NULL); }
+        if (!misaligned_last) {
+            report("an access through a pointer to no memory", emulation_now, last_pc, NULL, NULL);
+        }
         int count;
         fflush(stdout);
         fprintf(stderr, "error: %s\n", emulation_findings(&count));
