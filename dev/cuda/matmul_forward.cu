@@ -28,7 +28,7 @@
     14  producer warp and two consumer warpgroups
     15  persistent: the ring runs on from tile to tile
     16  ping-pong: a tile per consumer (loses to 13)
-    17  results stored by TMA
+    17  results stored by stmatrix and TMA
     18  128x192 tiles
     19  cuBLASLt for the product, epilogue in a second kernel
     20  cuBLASLt, epilogue fused, algorithms timed
@@ -497,6 +497,7 @@ __global__ void __launch_bounds__(256, 2) matmul_forward_kernel10(MatmulForwardA
     int n0, o0, lane = threadIdx.x % 32, warp = threadIdx.x / 32, num_steps = ceil_div(f.C, 32);
     matmul_forward_tile(f, blockIdx.x, 128, 128, &n0, &o0);
     int warp_row = warp / 4 * 64, warp_col = warp % 4 * 32; // each warp computes 64x32 of the tile
+    int inp_row = warp_row + lane % 16, weight_row = warp_col + lane / 16 * 8 + lane % 8; // whose address ldmatrix gets
     MatmulForwardNext8<32> next_inp, next_weight;
     matmul_forward_fetch8(next_inp, f.inp, n0, 0, f.N, f.C);
     matmul_forward_fetch8(next_weight, f.weight, o0, 0, f.OC, f.C);
@@ -506,22 +507,21 @@ __global__ void __launch_bounds__(256, 2) matmul_forward_kernel10(MatmulForwardA
         matmul_forward_put10(inp[now], next_inp);
         matmul_forward_put10(weight[now], next_weight);
         __syncthreads();
-        bool more = step + 1 < num_steps;
-        if (more) { matmul_forward_fetch8(next_inp, f.inp, n0, (step + 1) * 32, f.N, f.C); }
+        if (step + 1 < num_steps) {
+            matmul_forward_fetch8(next_inp, f.inp, n0, (step + 1) * 32, f.N, f.C);
+            matmul_forward_fetch8(next_weight, f.weight, o0, (step + 1) * 32, f.OC, f.C);
+        }
 #pragma unroll
         for (int k = 0; k < 2; k++) { // 16 columns per iteration: chunks 2k and 2k+1
-            if (more && k == 1) {     // for both fetches before the products there are not enough registers
-                matmul_forward_fetch8(next_weight, f.weight, o0, (step + 1) * 32, f.OC, f.C);
-            }
             uint32_t a[4][4], b[2][4];
-            for (int i = 0; i < 4; i++) {
-                int row = warp_row + 16 * i + lane % 16;
-                ldmatrix_x4(a[i], &inp[now][row][matmul_forward_swizzle10(row, 2 * k + lane / 16)]);
-            }
-            for (int j = 0; j < 2; j++) { // two fragments of 8 columns each
-                int row = warp_col + 16 * j + lane / 16 * 8 + lane % 8;
-                ldmatrix_x4(b[j], &weight[now][row][matmul_forward_swizzle10(row, 2 * k + lane / 8 % 2)]);
-            }
+            // 16 rows further down the swizzle is the same
+            const floatX* inp_at = &inp[now][inp_row][matmul_forward_swizzle10(inp_row, 2 * k + lane / 16)];
+            const floatX* weight_at =
+                &weight[now][weight_row][matmul_forward_swizzle10(weight_row, 2 * k + lane / 8 % 2)];
+            for (int i = 0; i < 4; i++) { ldmatrix_x4(a[i], inp_at + 16 * i * 32); }
+            for (int j = 0; j < 2; j++) {
+                ldmatrix_x4(b[j], weight_at + 16 * j * 32);
+            } // two fragments of 8 columns each
             for (int i = 0; i < 4; i++) {
                 for (int j = 0; j < 4; j++) {
                     mma_16x8x16(sum[i] + 4 * j, a[i], b[j / 2][j % 2 * 2], b[j / 2][j % 2 * 2 + 1], floatX());
@@ -568,6 +568,7 @@ template <int ring> __global__ void __launch_bounds__(256, 2) matmul_forward_ker
     int n0, o0, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     matmul_forward_tile(f, blockIdx.x, 128, 128, &n0, &o0);
     int warp_row = warp / 4 * 64, warp_col = warp % 4 * 32; // each warp computes 64x32 of the tile
+    int inp_row = warp_row + lane % 16, weight_row = warp_col + lane / 16 * 8 + lane % 8; // whose address ldmatrix gets
     int num_steps = ceil_div(f.C, 32);
     auto load = [&](int step) {
         if (step < num_steps) {
@@ -586,14 +587,12 @@ template <int ring> __global__ void __launch_bounds__(256, 2) matmul_forward_ker
 #pragma unroll
         for (int k = 0; k < 2; k++) { // 16 columns per iteration: chunks 2k and 2k+1
             uint32_t a[4][4], b[2][4];
-            for (int i = 0; i < 4; i++) {
-                int row = warp_row + 16 * i + lane % 16;
-                ldmatrix_x4(a[i], &inp[row][matmul_forward_swizzle10(row, 2 * k + lane / 16)]);
-            }
-            for (int j = 0; j < 2; j++) { // two fragments of 8 columns each
-                int row = warp_col + 16 * j + lane / 16 * 8 + lane % 8;
-                ldmatrix_x4(b[j], &weight[row][matmul_forward_swizzle10(row, 2 * k + lane / 8 % 2)]);
-            }
+            const floatX* inp_at = &inp[inp_row][matmul_forward_swizzle10(inp_row, 2 * k + lane / 16)];
+            const floatX* weight_at = &weight[weight_row][matmul_forward_swizzle10(weight_row, 2 * k + lane / 8 % 2)];
+            for (int i = 0; i < 4; i++) { ldmatrix_x4(a[i], inp_at + 16 * i * 32); }
+            for (int j = 0; j < 2; j++) {
+                ldmatrix_x4(b[j], weight_at + 16 * j * 32);
+            } // two fragments of 8 columns each
             for (int i = 0; i < 4; i++) {
                 for (int j = 0; j < 4; j++) {
                     mma_16x8x16(sum[i] + 4 * j, a[i], b[j / 2][j % 2 * 2], b[j / 2][j % 2 * 2 + 1], floatX());
@@ -964,40 +963,81 @@ void matmul_forward16(const MatmulForwardArgs& f, cudaStream_t stream, int stage
 
 // ---- kernel 17: results leave through shared memory by TMA, and the consumer goes on while they do ----
 
-// Kernel 16's lanes store 16 bytes each: a warp's store touches 8 rows, 64 bytes in each. Here a warp collects 16 rows
-// of 64 columns, a box, and TMA writes its rows of 128 bytes. TMA also skips what is outside of the matrix.
+// Kernel 16's lanes store 16 bytes each: a warp's store touches 8 rows, 64 bytes in each, and before it the four lanes that
+// hold a row exchange their results by shuffles. Here a warp collects 16 rows of 64 columns, a box: stmatrix stores
+// fragments as they are, the inverse of ldmatrix. TMA writes the box, in rows of 128 bytes, and skips what is outside of
+// the matrix.
 
 // The epilogue of 16 rows and 64 columns, from (row0, col0) on, which a warp holds as eight fragments d of mma_16x8x16.
-// boxes: of this warp, one for out and one for pre_gelu, in TMA's 128-byte swizzle.
+// boxes: two of this warp, in TMA's 128-byte swizzle. They take turns, but with pre_gelu each matrix has one of them.
+// number: how many boxes the warp has stored before. What the epilogue does is known when it is compiled: with a branch per
+// element it would take longer than the products.
+template <bool has_gelu, bool has_residual>
 __device__ inline void matmul_forward_store_box(const MatmulForwardArgs& f, const float* d, floatX (*boxes)[16 * 64],
                                                 const CUtensorMap& out_map, const CUtensorMap& pre_gelu_map, int row0,
-                                                int col0) {
-    int lane = threadIdx.x % 32;
-    if (lane == 0) { tma_store_wait<0>(); } // TMA has read the previous results
+                                                int col0, int& number) {
+    int lane = threadIdx.x % 32, turn = has_gelu ? 0 : number++ % 2;
+    if (lane == 0) { tma_store_wait<has_gelu ? 0 : 1>(); } // TMA has read what the box had before
     __syncwarp();
+    // this lane's 16 bytes for stmatrix: row lane % 16, chunk lane / 16. The swizzle XORs the row into the chunk, so 16 * p
+    // columns further is the address ^ p << 5.
+    uint32_t at = lane % 16 * 128 + (lane / 16 ^ lane % 8) * 16;
+    // this lane's first element, and how many columns there are from there on
+    int row = row0 + lane / 4, col = col0 + lane % 4 * 2, columns_left = f.OC - col;
+    auto pair_at = [](const floatX* matrix, size_t i) { // two elements
+        return unpack_16x2(__ldg(reinterpret_cast<const uint32_t*>(matrix + i)), floatX());
+    };
 #pragma unroll
-    for (int i = 0; i < 4; i++) { // 8 rows and 32 columns
-        float v[4][2];
-        for (int j = 0; j < 4; j++) {
-            v[j][0] = d[16 * (i / 2) + 4 * j + i % 2 * 2];
-            v[j][1] = d[16 * (i / 2) + 4 * j + i % 2 * 2 + 1];
+    for (int p = 0; p < 4; p++) { // 16 columns: two fragments of 8
+        uint32_t out[4], pre_gelu[4];
+#pragma unroll
+        for (int j = 0; j < 2; j++) {
+            int right = 16 * p + 8 * j;
+            bool inside = right < columns_left;
+            float2 bias = f.bias && inside ? pair_at(f.bias + col, right) : make_float2(0.0f, 0.0f);
+#pragma unroll
+            for (int half = 0; half < 2; half++) { // rows 0 to 7, 8 to 15
+                const float* sum = d + 8 * p + 4 * j + 2 * half;
+                float x = sum[0] + bias.x, y = sum[1] + bias.y;
+                pre_gelu[2 * j + half] = pack_16x2(x, y, floatX());
+                if (has_gelu) { x = gelu(x), y = gelu(y); }
+                if (has_residual && inside && row + 8 * half < f.N) {
+                    float2 add = pair_at(f.residual + (size_t)(row + 8 * half) * f.OC + col, right);
+                    x += add.x, y += add.y;
+                }
+                out[2 * j + half] = pack_16x2(x, y, floatX());
+            }
         }
-        mma_quad_transpose(v); // now this lane has 8 neighbouring elements of one row
-        int row = i % 2 * 8 + lane / 4, chunk = i / 2 * 4 + lane % 4;
-        MatmulRun<8> out = {}, pre_gelu = {};
-        if (row0 + row < f.N && col0 + 8 * chunk < f.OC) {
-            matmul_forward_finish<8>(f, &v[0][0], row0 + row, col0 + 8 * chunk, out, pre_gelu);
-        }
-        int at = row * 64 + (chunk ^ row % 8) * 8;
-        *reinterpret_cast<MatmulRun<8>*>(boxes[0] + at) = out;
-        if (f.pre_gelu) { *reinterpret_cast<MatmulRun<8>*>(boxes[1] + at) = pre_gelu; }
+        stmatrix_x4(shared_address(boxes[turn]) + (at ^ p << 5), out);
+        if (has_gelu) { stmatrix_x4(shared_address(boxes[1]) + (at ^ p << 5), pre_gelu); }
     }
     tma_store_fence();
     __syncwarp();
     if (lane != 0) { return; }
-    tma_store_2d(&out_map, boxes[0], col0, row0);
-    if (f.pre_gelu) { tma_store_2d(&pre_gelu_map, boxes[1], col0, row0); }
+    tma_store_2d(&out_map, boxes[turn], col0, row0);
+    if (has_gelu) { tma_store_2d(&pre_gelu_map, boxes[1], col0, row0); }
     tma_store_commit();
+}
+
+// The epilogue of a warp's two times 16 rows, 64 apart, and 64 * n columns.
+template <int n>
+__device__ inline void matmul_forward_store_boxes(const MatmulForwardArgs& f, const float (&sum)[2][32 * n],
+                                                  floatX (*boxes)[16 * 64], const CUtensorMap& out_map,
+                                                  const CUtensorMap& pre_gelu_map, int row0, int col0, int& number) {
+    auto store = [&](auto has_gelu, auto has_residual) {
+#pragma unroll
+        for (int i = 0; i < 2 * n; i++) {
+            matmul_forward_store_box<has_gelu.value, has_residual.value>(
+                f, sum[i / n] + i % n * 32, boxes, out_map, pre_gelu_map, row0 + i / n * 64, col0 + i % n * 64, number);
+        }
+    };
+    if (f.pre_gelu) {
+        store(std::true_type(), std::false_type());
+    } else if (f.residual) {
+        store(std::false_type(), std::true_type());
+    } else {
+        store(std::false_type(), std::false_type());
+    }
 }
 
 // With 6 stages of the ring and 32 KB of boxes a block takes 225 KB of the 227 KB that an SM has.
@@ -1042,7 +1082,7 @@ template <int ring> __global__ void __launch_bounds__(384, 1)
     // A consumer waits for its turn before it waits for a stage. A barrier's parity is one bit, so a consumer more than
     // a round of the ring ahead would take an earlier tile's stage for its own.
     // i: this consumer's next step among all steps of the block; number: tiles that this consumer has begun
-    int i = (group - 1) * num_steps, number = 0;
+    int i = (group - 1) * num_steps, number = 0, num_boxes = 0;
     for (int tile = blockIdx.x + (group - 1) * gridDim.x; tile < num_tiles; tile += 2 * gridDim.x, i += num_steps) {
         float sum[2][64]; // rows 0..63, 64..127
         mbarrier_wait(&turn[group - 1], (number++ + group) % 2);
@@ -1060,14 +1100,8 @@ template <int ring> __global__ void __launch_bounds__(384, 1)
         wgmma_wait<0>();
         if (lane == 0) { mbarrier_arrive(&empty[(i - 1) % ring]); }
         matmul_forward_tile(f, tile, 128, 128, &n0, &o0);
-#pragma unroll
-        for (int m = 0; m < 2; m++) {
-#pragma unroll
-            for (int q = 0; q < 2; q++) {
-                matmul_forward_store_box(f, sum[m] + 32 * q, boxes[threadIdx.x / 32 - 4], out_map, pre_gelu_map,
-                                         n0 + 64 * m + 16 * warp, o0 + 64 * q);
-            }
-        }
+        matmul_forward_store_boxes<2>(f, sum, boxes[threadIdx.x / 32 - 4], out_map, pre_gelu_map, n0 + 16 * warp, o0,
+                                      num_boxes);
     }
     if (lane == 0) { tma_store_wait<0>(); } // shared memory stays until TMA has read it
 }
@@ -1142,7 +1176,7 @@ template <int ring> __global__ void __launch_bounds__(384, 1)
     // A consumer waits for its turn before it waits for a stage. A barrier's parity is one bit, so a consumer more than
     // a round of the ring ahead would take an earlier tile's stage for its own.
     // i: this consumer's next step among all steps of the block; number: tiles that this consumer has begun
-    int i = (group - 1) * num_steps, number = 0;
+    int i = (group - 1) * num_steps, number = 0, num_boxes = 0;
     for (int tile = blockIdx.x + (group - 1) * gridDim.x; tile < num_tiles; tile += 2 * gridDim.x, i += num_steps) {
         // Rows 0..63, 64..127. Zeros take the place of a first product that overwrites: the compiler would take the old
         // sums for its input, and the epilogue would have too few registers.
@@ -1165,14 +1199,8 @@ template <int ring> __global__ void __launch_bounds__(384, 1)
         wgmma_wait<0>();
         if (lane == 0) { mbarrier_arrive(&empty[(i - 1) % ring]); }
         matmul_forward_tile(f, tile, 128, 192, &n0, &o0);
-#pragma unroll
-        for (int m = 0; m < 2; m++) {
-#pragma unroll
-            for (int q = 0; q < 3; q++) {
-                matmul_forward_store_box(f, sum[m] + 32 * q, boxes[threadIdx.x / 32 - 4], out_map, pre_gelu_map,
-                                         n0 + 64 * m + 16 * warp, o0 + 64 * q);
-            }
-        }
+        matmul_forward_store_boxes<3>(f, sum, boxes[threadIdx.x / 32 - 4], out_map, pre_gelu_map, n0 + 16 * warp, o0,
+                                      num_boxes);
     }
     if (lane == 0) { tma_store_wait<0>(); } // shared memory stays until TMA has read it
 }
@@ -1252,8 +1280,8 @@ void matmul_forward20(floatX* out, floatX* pre_gelu, const floatX* inp, const fl
 // ==== end promoted: matmul_forward ====
 
 // ---- kernel 21: gemm.cuh: kernel 18 in clusters of two blocks, each of which loads half of a weight tile ----
-// Also, the bias is loaded while the products run, stmatrix takes the place of the shuffles, and tiles are visited in
-// an order that keeps more of both operands in L2. The form is a type, so that other ops can have kernels of their own.
+// Also, the bias is loaded while the products run, a warp has four boxes, and tiles are visited in an order that keeps more
+// of both operands in L2. The form is a type, so that other ops can have kernels of their own.
 // matmul_forward() uses it where it is faster than kernel 20. gemm_sm90_kernel9 has its name from a shorter ladder.
 
 // ==== promoted: matmul_forward ====
@@ -1400,7 +1428,8 @@ static void declare(Bench& b) {
         {0, 3, 4, 7}, -90);
     b.config("stages");
     b.kernel(
-        17, "results stored by TMA", [=](int stages) { matmul_forward17(f, stream, stages); }, {0, 3, 4}, -90);
+        17, "results stored by stmatrix and TMA", [=](int stages) { matmul_forward17(f, stream, stages); }, {0, 3, 4},
+        -90);
     b.config("stages");
     b.kernel(
         18, "128x192 tiles", [=](int stages) { matmul_forward18(f, stream, stages); }, {0, 2, 3}, -90);
