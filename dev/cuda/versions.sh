@@ -4,14 +4,17 @@
 #     dev/cuda/versions.sh [OP ...]              writes; prints the names of the files that changed
 #     dev/cuda/versions.sh --check [OP ...]      changes nothing; names the files whose list is stale and exits 1
 #     dev/cuda/versions.sh --check-text [OP ...] the same without building: compares with the source of declare() only
+#     dev/cuda/versions.sh --slower CSV          prints "K:N" for each kernel K that is slower than an earlier one, N, in this file
 #
 # The list stands above the nvcc line, as a paragraph of its own. A kernel that kind 0 of the operation lacks is followed by
 # the kinds that have it. Which kernel is (promoted) or (best) may depend on the GPU: where results/h200/OP.csv says so, the
-# list says what it is on an H200, otherwise what --list says without a GPU. (slower than N) is from the same file: kernel N,
-# an earlier one, is faster by more than 2% and by more than the spread of both times. The library has no
-# such mark, nor has a text that says "loses to". The programs are built for a CPU, by dev/cuda/emulation, in bf16 and not
-# optimised: some 4 s per op, on all cores, below build/dev_cuda/versions, where they are kept until a source changes. Needs no
-# nvcc and no GPU.
+# list says what it is on an H200, otherwise what --list says without a GPU. (slower than N) is from the same file: kernel N, the
+# fastest of the earlier ones of the same matrix type, is faster by more than 2% and by more than the spread of both times. The
+# library has no such mark and is no N, and a text that says "loses to" has no such mark. Where the spread is too large to say,
+# --slower prints "K~N".
+#
+# The programs are built for a CPU, by dev/cuda/emulation, in bf16 and not optimised: some 4 s per op, on all cores, below
+# build/dev_cuda/versions, where they are kept until a source changes. Needs no nvcc and no GPU.
 set -u -o pipefail
 export LC_ALL=C
 unset MAKEFLAGS MFLAGS MAKELEVEL MAKEOVERRIDES PRECISION OP OPS BIN_DIR
@@ -19,6 +22,34 @@ fail() { echo "error: $*" >&2; exit 1; }
 usage() { echo "error: $*" >&2; exit 2; }
 if [ "${1-}" = --help ]; then
     sed -n '2,/^set /s/^# \{0,1\}//p' "$0"
+    exit 0
+fi
+# slower CSV: "K:N " for each kernel K that is more than 2% slower than the fastest earlier one, N, of the same matrix type; "K~N "
+# if their spreads overlap
+slower() {
+    awk -F , '
+        NR == 1 { for (i = 1; i <= NF; i++) { at[$i] = i } next }
+        $at["kind"] + $at["case"] == 0 && $at["what"] !~ /^"?cuBLAS/ {
+            k = $at["kernel"] + 0; ms = $at["median_ms"] + 0
+            if (k > last) { last = k }
+            if (!(k in best) || ms < best[k]) {
+                best[k] = ms; low[k] = $at["p10_ms"] + 0; high[k] = $at["p90_ms"] + 0; type[k] = $at["matrix_type"]
+            }
+        }
+        END {
+            for (k = 1; k <= last; k++) { # not the library, number 0
+                faster = 0
+                for (n = 1; n < k; n++) {
+                    if ((k in best) && (n in best) && type[n] == type[k] && (!faster || best[n] < best[faster])) { faster = n }
+                }
+                if (faster && best[k] > 1.02 * best[faster]) { printf "%d%s%d ", k, (low[k] > high[faster] ? ":" : "~"), faster }
+            }
+        }' "$1"
+}
+
+if [ "${1-}" = --slower ]; then
+    [ -f "${2-}" ] || usage "--slower needs a CSV of make bench; see $0 --help"
+    slower "$2" || fail "$2 cannot be read"
     exit 0
 fi
 cd "$(dirname "$0")" || exit 1
@@ -149,35 +180,12 @@ best_on_h200() {
         }' "results/h200/$1.csv"
 }
 
-# slower_on_h200 OP: "K:N " for each kernel K to which an earlier kernel N of the same matrix type is superior
-slower_on_h200() {
-    [ -e "results/h200/$1.csv" ] || return 0
-    awk -F , '
-        NR == 1 { for (i = 1; i <= NF; i++) { at[$i] = i } next }
-        $at["kind"] + $at["case"] == 0 {
-            k = $at["kernel"] + 0; ms = $at["median_ms"] + 0
-            if (k > last) { last = k }
-            if (!(k in best) || ms < best[k]) {
-                best[k] = ms; low[k] = $at["p10_ms"] + 0; high[k] = $at["p90_ms"] + 0; type[k] = $at["matrix_type"]
-            }
-        }
-        END {
-            for (k = 1; k <= last; k++) { # not the library, number 0
-                faster = 0
-                for (n = 1; n < k; n++) {
-                    if ((k in best) && (n in best) && type[n] == type[k] && (!faster || best[n] < best[faster])) { faster = n }
-                }
-                if (faster && best[k] > 1.02 * best[faster] && low[k] > high[faster]) { printf "%d:%d ", k, faster }
-            }
-        }' "results/h200/$1.csv"
-}
-
 # list OP: the paragraph, in lines of at most 120 characters
 list() {
-    local op=$1 kinds=("$tmp/$1".list.*) best slower
+    local op=$1 kinds=("$tmp/$1".list.*) best slower=""
     [ -e "${kinds[0]}" ] || kinds=()
     best=$(best_on_h200 "$op")
-    slower=$(slower_on_h200 "$op")
+    [ ! -e "results/h200/$op.csv" ] || slower=$(slower "results/h200/$op.csv")
     awk -v title="$title" -v best="${best//\\/}" -v slower="$slower" '
         function kind_of(file) { sub(/.*\./, "", file); return file + 0 }
         function put(first, text,    n, word, i, line) { # in lines of at most 120 characters
@@ -195,7 +203,7 @@ list() {
         END {
             split(best, mark, "\t")
             n_slower = split(slower, pair, " ")
-            for (i = 1; i <= n_slower; i++) { split(pair[i], part, ":"); than[part[1]] = part[2] }
+            for (i = 1; i <= n_slower; i++) { if (split(pair[i], part, ":") == 2) { than[part[1]] = part[2] } }
             for (i = 1; i <= n; i++) {
                 plain[i] = text[i]
                 sub(/ \((promoted|best)\)$/, "", plain[i])

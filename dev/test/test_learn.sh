@@ -504,7 +504,7 @@ test_lists_are_those_of_the_programs() {
 # An op in a tree of its own: a library, a loser, a kernel that names another one, an instantiation of a later kernel, shared code
 ladder_tree() {
     mkdir -p "$tmp/ladder/dev/cuda/results/h200/ladders" "$tmp/ladder/dev/learn"
-    cp dev/cuda/ladder.sh "$tmp/ladder/dev/cuda/"
+    cp dev/cuda/ladder.sh dev/cuda/versions.sh "$tmp/ladder/dev/cuda/"
     cat >"$tmp/ladder/dev/cuda/op.cu" <<'SOURCE'
 /* op: what it does
 
@@ -577,15 +577,15 @@ static void declare(Bench& b) {
 }
 SOURCE
     cat >"$tmp/ladder/dev/cuda/results/h200/op.csv" <<'CSV'
-op,kernel,config,dtype,B,T,C,NH,V,kind,case,median_ms,tflop_s,gpu,what
-op,0,0,bf16,8,64,32,1,0,0,0,0.00100,99.00,NVIDIA H200,"cuBLAS"
-op,1,0,bf16,8,64,32,1,0,0,0,20.00000,0.44,NVIDIA H200,"naive, slow"
-op,2,64,bf16,8,64,32,1,0,0,0,22.00000,0.41,NVIDIA H200,"tiles"
-op,2,128,bf16,8,64,32,1,0,0,0,21.00000,0.42,NVIDIA H200,"tiles"
-op,2,128,bf16,4,64,32,1,0,2,0,1.00000,0.42,NVIDIA H200,"tiles"
-op,4,0,bf16,8,64,32,1,0,0,0,0.50000,40.00,NVIDIA H200,"vectors"
-op,5,0,bf16,8,64,32,1,0,0,0,0.50490,39.00,NVIDIA H200,"more"
-op,8,0,bf16,8,64,32,1,0,0,0,0.10000,200.00,NVIDIA H200,"last"
+op,kernel,config,dtype,B,T,C,NH,V,kind,case,median_ms,p10_ms,p90_ms,tflop_s,matrix_type,gpu,what
+op,0,0,bf16,8,64,32,1,0,0,0,0.00100,0.001,0.001,99.00,bf16,NVIDIA H200,"cuBLAS"
+op,1,0,bf16,8,64,32,1,0,0,0,20.00000,19.9,20.1,0.44,bf16,NVIDIA H200,"naive, slow"
+op,2,64,bf16,8,64,32,1,0,0,0,22.00000,21.9,22.1,0.41,bf16,NVIDIA H200,"tiles"
+op,2,128,bf16,8,64,32,1,0,0,0,21.00000,20.9,21.1,0.42,bf16,NVIDIA H200,"tiles"
+op,2,128,bf16,4,64,32,1,0,2,0,1.00000,0.9,1.1,0.42,bf16,NVIDIA H200,"tiles"
+op,4,0,bf16,8,64,32,1,0,0,0,0.50000,0.499,0.501,40.00,bf16,NVIDIA H200,"vectors"
+op,5,0,bf16,8,64,32,1,0,0,0,0.50900,0.508,0.511,39.00,bf16,NVIDIA H200,"more"
+op,8,0,bf16,8,64,32,1,0,0,0,0.10000,0.099,0.102,200.00,bf16,NVIDIA H200,"last"
 CSV
     printf '%s\n' above '<!-- ladder: op -->' '| kernel | new idea |' '|---|---|' '| 1 | the *first* (best) (loses to 7) | x' '| 9 | gone |' \
         '<!-- end ladder: op -->' below >"$tmp/ladder/dev/learn/01_page.md"
@@ -602,6 +602,14 @@ judged() {
     ladder 1 --check op
     want "the lines of --check after $3" "$(wc -l <"$tmp/out")" 1
     contains "$1" "$tmp/out"
+}
+
+# marked TEXT FILE SED: with this change of the file, the table written anew has the text, and --check finds nothing
+marked() {
+    sed -i "$3" "$2"
+    ladder 0
+    contains "$1" "$tmp/ladder/dev/learn/01_page.md"
+    ladder 0 --check op
 }
 
 test_ladders() {
@@ -622,9 +630,9 @@ test_ladders() {
 | 2 | tiles (loses to 1) | 1 | 21.00 | 0.42 |
 | 3 | vectors: a text that needs two lines | 2 (from 1) | not measured yet | |
 | 4 | 2 with vectors | 1 (from 2) | 0.5000 | 40.0 |
-| 5 | more per thread | 2 + 7 shared | 0.5049 | 39.0 |
-| 6 | steps of 8 (promoted) (slower than 1) | 0, other template arguments | not measured yet | |
-| 8 | the last (promoted) | 1 (from 5) | 0.1000 | 200.0 |
+| 5 | more per thread | 2 + 7 shared | 0.5090 | 39.0 |
+| 6 | steps of 8 (promoted) | 0, other template arguments | not measured yet | |
+| 8 | the last (promoted) | 1 | 0.1000 | 200.0 |
 TABLE
     contains "Measured on an NVIDIA H200 at B 8, T 64, C 32, in bf16" "$page"
     want "what is around the table" "$(sed -n '1p;$p' "$page" | tr '\n' ' ')" "above below "
@@ -633,7 +641,7 @@ TABLE
     ladder 0
     cmp "$tmp/page.md" "$page" || fail "written twice, the page is another one"
     # a table that is stale, whichever part of it
-    for change in 's/0\.5000/0.5001/' '/^| 3 /d' 's/ | 4 | / | 5 | /' 's/ (loses to 1)//' 's/^loser nor/winner nor/' 's/99\.0/98.0/'; do
+    for change in 's/0\.5000/0.5001/' '/^| 3 /d' 's/ | 4 | / | 5 | /' 's/ (loses to 1)//' 's/^and does not/and does/' 's/99\.0/98.0/'; do
         sed "$change" "$tmp/page.md" >"$page"
         cmp -s "$tmp/page.md" "$page" && fail "$change changes nothing"
         ladder 1 --check
@@ -645,7 +653,7 @@ TABLE
     sed -i 's/^    d();/&\n    e();/' "$cuda/op.cu"
     ladder 1 --check
     ladder 0
-    contains "| 8 | the last (promoted) | 2 (from 5) | 0.1000 | 200.0 |" "$page"
+    contains "| 8 | the last (promoted) | 2 | 0.1000 | 200.0 |" "$page"
     # other shapes; a file of another op is not one of them
     sed '/^op,[058],/d; s/,8,64,32,/,2,64,32,/; s/,40\.00/,50.55/' "$csv" >"$cuda/results/h200/ladders/op_small.csv"
     cp "$csv" "$cuda/results/h200/ladders/other_op.csv"
@@ -653,21 +661,53 @@ TABLE
     ladder 0
     contains "| kernel | new idea | lines changed | ms | TFLOP/s | TFLOP/s at B 2, T 64 |" "$page"
     contains "| 4 | 2 with vectors | 1 (from 2) | 0.5000 | 40.0 | 50.5 |" "$page"
-    contains "| 8 | the last (promoted) | 2 (from 5) | 0.1000 | 200.0 | not measured yet |" "$page"
+    contains "| 8 | the last (promoted) | 2 | 0.1000 | 200.0 | not measured yet |" "$page"
     ladder 0 --check op.cu
-    # a rung that is slower than the one before it, the one before a loser, and the one before a kernel without a time
-    judged "kernel 5 takes 0.50600 ms, kernel 4 before it 0.50000" "$csv" 's/0\.50490/0.50600/'
-    judged "kernel 4 takes 20.50000 ms, kernel 1 before it 20.00000" "$csv" 's/0\.50600/0.50400/; s/,0\.50000/,20.50000/'
-    judged "kernel 8 takes 0.60000 ms, kernel 5 before it 0.50400" "$csv" 's/,20\.50000/,0.50000/; s/0\.10000/0.60000/'
-    judged "kernel 2 takes 18.00000 ms and is said to lose to 1, which takes 20.00000" "$csv" 's/0\.60000/0.10000/; s/,21\.00000/,18.00000/'
+    # a rung that is slower than an earlier one says so, if it has not said that it loses; neither is compared with the library
+    marked "| 5 | more per thread (slower than 4) | 2 + 7 shared | 0.5300 |" "$csv" 's/0\.50900,0\.508/0.53000,0.529/'
+    contains '"Slower than N": kernel N comes before it' "$page"
+    marked "| 8 | the last (promoted) (slower than 4) | 2 | 0.6000 |" "$csv" 's/0\.10000,0\.099/0.60000,0.599/'
+    marked "| 8 | the last (promoted) | 2 | 0.6000 |" "$csv" '/^op,8,/s/,bf16,NVIDIA/,e4m3,NVIDIA/'
+    marked "| 2 | tiles (slower than 1) | 1 | 21.00 |" "$cuda/op.cu" 's/ (loses to 1)//'
+    marked "| 2 | tiles (loses to 1) | 1 | 21.00 |" "$cuda/op.cu" 's/  tiles$/  tiles (loses to 1)/'
+    # false: slower within the spread, and a loser that wins
+    judged "kernel 5 takes 0.53000 ms, kernel 4 before it 0.50000, and the spread is too large" "$csv" 's/0\.53000,0\.529/0.53000,0.500/'
+    judged "kernel 2 takes 18.00000 ms and is said to lose to 1, which takes 20.00000" "$csv" 's/0\.53000,0\.500/0.50400,0.503/; s/,21\.00000/,18.00000/'
     sed -i 's/,18\.00000/,21.00000/' "$csv"
-    judged "kernel 2 takes 21.00000 ms, kernel 1 before it 20.00000" "$cuda/op.cu" 's/ (loses to 1)//'
-    # the library is not judged
-    sed -i 's/  tiles$/  tiles (loses to 1)/; s/  vectors:/  cuBLASLt:/' "$cuda/op.cu"
-    sed -i '2a op,3,0,bf16,8,64,32,1,0,0,0,90.00000,0.10,NVIDIA H200,"cuBLASLt"' "$csv"
+    # the library is not judged, and no rung is slower than the library
+    sed -i 's/  vectors:/  cuBLASLt:/' "$cuda/op.cu"
+    sed -i '2a op,3,0,bf16,8,64,32,1,0,0,0,90.00000,89,91,0.10,bf16,NVIDIA H200,"cuBLASLt"' "$csv"
+    marked "| 3 | vectors: a text that needs two lines | | 90.00 | 0.10 | not measured yet |" "$csv" ""
+    marked "| 4 | 2 with vectors | 1 (from 2) | 0.5000 | 40.0 | 50.5 |" "$csv" 's/90\.00000,89,91/0.01000,0.01,0.01/'
+}
+
+# the results of another GPU, whose directory the page names: its times, its marks and its other shapes alone
+test_ladders_of_a_gpu() {
+    rm -rf "$tmp/ladder"
+    ladder_tree
+    local page=$tmp/ladder/dev/learn/01_page.md results=$tmp/ladder/dev/cuda/results csv
+    csv=$results/h100_80gb_hbm3/op.csv
+    mkdir -p "$results/h100_80gb_hbm3/ladders"
+    sed 's/H200/H100 80GB HBM3/; s/0\.50900,0\.508/0.60000,0.599/' "$results/h200/op.csv" >"$csv"
+    cp "$results/h200/op.csv" "$results/h200/ladders/op_wrong.csv"
+    sed 's/,8,64,32,/,2,64,32,/' "$csv" >"$results/h100_80gb_hbm3/ladders/op_small.csv"
     ladder 0
+    contains "Measured on an NVIDIA H200 at B 8" "$page"
+    sed -i 's/^<!-- ladder: op -->$/<!-- ladder: op h100_80gb_hbm3 -->/' "$page"
+    ladder 1 --check op
+    ladder 0 op
+    contains "Measured on an NVIDIA H100 80GB HBM3 at B 8" "$page"
+    contains "[results/h100_80gb_hbm3/op.csv](../cuda/results/h100_80gb_hbm3/op.csv); for the other shapes, [ladders](../cuda/results/h100_80gb_hbm3/ladders)." "$page"
+    contains "| kernel | new idea | lines changed | ms | TFLOP/s | TFLOP/s at B 2, T 64 |" "$page"
+    contains "| 5 | more per thread (slower than 4) | 2 + 7 shared | 0.6000 | 39.0 | 39.0 |" "$page"
+    ! grep -q h200 "$page" || fail "a table of an H100 names results/h200"
     ladder 0 --check
-    contains "| 3 | vectors: a text that needs two lines | | 90.00 | 0.10 | not measured yet |" "$page"
+    # the same op on two pages, from two GPUs
+    sed 's/ladder: op h100_80gb_hbm3/ladder: op/' "$page" >"$tmp/ladder/dev/learn/02_page.md"
+    ladder 0
+    contains "| 5 | more per thread | 2 + 7 shared | 0.5090 |" "$tmp/ladder/dev/learn/02_page.md"
+    ladder 0 --check
+    judged "kernel 2 takes 18.00000 ms and is said to lose to 1" "$csv" 's/,21\.00000/,18.00000/'
 }
 
 test_false_ladders_are_refused() {
@@ -687,9 +727,12 @@ test_false_ladders_are_refused() {
     done <<'PLANTED'
 page@s/ladder: op -->/ladder: no_op -->/@01_page.md shows the ladder of no_op: no such op
 page@s/ladder: op/ladders: op/@no page of dev/learn has a line
+page@s/-- ladder: op/-- ladder: op h100/@no results/h100/op.csv: make bench writes it
+page@s/-- ladder: op/-- ladder: op a b/@no page of dev/learn has a line
 page@/end ladder/d@01_page.md has no line '<!-- end ladder: op -->'
 csv@s/,median_ms,/,ms,/@op.csv has no column median_ms
 csv@s/,20.00000,/,nan,/@op.csv line 3 has no time
+csv@s/,p90_ms,/,p99_ms,/@op.csv has no column p90_ms
 csv@s/^op,8/other,8/@op.csv line 9 is not about op
 csv@s/^\(op,8,0,bf16,\)8/\19/@op.csv line 9 has another shape, type or card
 csv@2,$d@op.csv has no row of kind 0
@@ -711,11 +754,11 @@ test_ladders_of_the_pages() {
     dev/cuda/ladder.sh --check >"$tmp/out" 2>"$tmp/err" || { cat "$tmp/out" "$tmp/err" && fail "a ladder is stale or has a slower rung"; }
     local page
     for page in 04_matmul:matmul_forward 07_attention:attention_forward; do
-        grep -qx "<!-- ladder: ${page#*:} -->" "dev/learn/${page%:*}.md" || fail "${page%:*}.md shows no ladder of ${page#*:}"
+        grep -qE "^<!-- ladder: ${page#*:}( [a-z0-9_]+)? -->\$" "dev/learn/${page%:*}.md" || fail "${page%:*}.md shows no ladder of ${page#*:}"
     done
 }
 
 tests=(practice every_rung practice_time practice_refuses braces practice_is_no_op exercises_can_be_practised answers answers_that_are_kernels
        structure pages false_output_is_seen false_structure_is_seen lists_of_kernels lists_are_those_of_the_programs
-       ladders false_ladders_are_refused ladders_of_the_pages)
+       ladders ladders_of_a_gpu false_ladders_are_refused ladders_of_the_pages)
 run_tests_once "$@"
