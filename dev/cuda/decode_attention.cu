@@ -26,6 +26,8 @@
 #include "bench.h"
 #include "../../llmc/ptx.cuh"
 
+#ifndef PROMOTED_ONLY // another op that includes this file uses its promoted kernels only
+
 // ---- kernel 1: one block per head, scores in shared memory ----------------------------------------------------------
 
 __global__ void decode_attention_kernel1(floatX* out, floatX* keys, floatX* values, const floatX* qkv,
@@ -68,6 +70,8 @@ void decode_attention1(floatX* out, floatX* keys, floatX* values, const floatX* 
         out, keys, values, qkv, positions, NH, C / NH, capacity);
     cudaCheck(cudaGetLastError());
 }
+
+#endif
 
 // ---- kernel 2: one block per head, 16-byte loads, online softmax in registers (kernel 4 with one part per head) -----
 
@@ -229,6 +233,8 @@ template <int lanes, int depth> struct DecodeAttentionState {
 };
 // ==== end promoted: decode_attention ====
 
+#ifndef PROMOTED_ONLY // another op that includes this file uses its promoted kernels only
+
 // One block attends over keys begin .. end-1 of a head; see DecodeAttentionState.
 template <int lanes, int depth>
 __device__ DecodeAttentionSum decode_attention_part(DecodeAttentionShared& shared, floatX* keys, floatX* values,
@@ -260,6 +266,8 @@ void decode_attention2(floatX* out, floatX* keys, floatX* values, float* scratch
                        const int* positions, int B, int C, int NH, int capacity, cudaStream_t stream) {
     decode_attention_launch(out, keys, values, scratch, qkv, positions, B, C, NH, capacity, capacity, stream);
 }
+
+#endif
 
 // ---- kernel 3: the keys of a head are split over blocks; a second kernel combines their results ---------------------
 
@@ -317,6 +325,8 @@ inline size_t decode_attention_scratch(int B, int C, int NH, int capacity) {
     return (size_t)B * NH * (1 + (size_t)ceil_div(capacity, DECODE_ATTENTION_STEP) * (C / NH + 2));
 }
 // ==== end promoted: decode_attention ====
+
+#ifndef PROMOTED_ONLY // another op that includes this file uses its promoted kernels only
 
 // Keys per part of kernels 3 and 4, chosen so that a full cache gives four blocks per SM.
 inline int decode_attention_part_keys(int B, int NH, int capacity) {
@@ -404,6 +414,8 @@ inline void decode_attention_launch(floatX* out, floatX* keys, floatX* values, f
     launch_early(kernel, dim3(ceil_div(capacity, part_keys), NH, B), DECODE_ATTENTION_THREADS, 0, stream, out, keys,
                  values, scratch, qkv, positions, NH, HS, capacity, part_keys);
 }
+
+#endif
 
 // ---- kernel 5: all keys of all texts and heads in equal shares, one per resident block; loads two iterations ahead ----
 
@@ -624,6 +636,8 @@ void decode_cache_fill(floatX* keys, floatX* values, const floatX* qkv, int B, i
 }
 // ==== end promoted: decode_cache_fill ====
 
+#ifndef PROMOTED_ONLY // another op that includes this file uses its promoted kernels only
+
 // decode_cache_fill has no benchmark of its own. With small shapes (T <= 100) each launch of a kernel below first runs
 // decode_cache_fill, and the check covers its output too.
 static std::function<void()> declare_cache_fill(Bench& b, int capacity) {
@@ -767,3 +781,5 @@ int main(int argc, char** argv) {
                        {67, 70, 16, 2},
                        {9, 300, 64, 1}});
 }
+#endif
+

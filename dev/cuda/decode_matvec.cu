@@ -40,6 +40,8 @@
 #include "../../llmc/ptx.cuh"
 #include "../../llmc/weight_matrix.cuh"
 
+#ifndef PROMOTED_ONLY // another op that includes this file uses its promoted kernels only
+
 // ---- kernel 0: a separate layernorm for kernels 1 to 4, which do not compute it themselves: one warp per row --------
 
 __global__ void decode_matvec_norm_kernel0(floatX* out, const floatX* x, const floatX* weight, const floatX* bias,
@@ -150,6 +152,8 @@ template <class Out> void decode_matvec5(Out* out, const floatX* x, const floatX
         cudaCheck(cudaGetLastError());
     });
 }
+
+#endif
 
 // ---- kernel 6: programmatic dependent launch: loads its weights while the previous kernel still runs ----------------
 
@@ -438,6 +442,8 @@ void decode_head(float* logits, const floatX* x, const floatX* norm_weight, cons
 }
 // ==== end promoted: decode_matvec ====
 
+#ifndef PROMOTED_ONLY // another op that includes this file uses its promoted kernels only
+
 // ---- kernel 7: weights of 8 bits in kernel 2: one warp per row, one byte per load -----------------------------------
 
 template <class W> __global__ void decode_matvec_kernel7(floatX* out, const floatX* x, const W* weight,
@@ -470,6 +476,8 @@ void decode_matvec7(floatX* out, const floatX* x, const floatX* norm_weight, con
     }
     cudaCheck(cudaGetLastError());
 }
+
+#endif
 
 // ==== promoted: decode_embed ====
 // Token -1 means that decode_sample found no logit to draw (all were NaN or -inf); its embedding is NaN.
@@ -547,6 +555,8 @@ void quantize_weights(void* values, float* scales, floatX* weight, WeightFormat 
     quantize_weights(values, scales, weight, format, num_rows, K, stream, 256);
 }
 // ==== end promoted: quantize_weights ====
+
+#ifndef PROMOTED_ONLY // another op that includes this file uses its promoted kernels only
 
 // quantize_weights has no benchmark of its own. With small shapes (K <= 128) of the kinds in 8 bits, each launch of a
 // kernel first runs it, and the check covers its outputs.
@@ -713,3 +723,5 @@ int main(int argc, char** argv) {
                        with_kind(7, {1, 4, 768, 1, 768}),
                        with_kind(8, {7, 1, 64, 1, 8257})});
 }
+#endif
+
