@@ -634,6 +634,26 @@ test_plans_of_run_gpt2() {
     done
 }
 
+# bench_generation.sh measures what it says: all runs, a line for each, and a table that follows from their output; a run that
+# fails is named. With the stand-in its figures mean nothing.
+test_bench_generation() {
+    setup
+    local rc=0 small='-e d6 --layers 1 --channels 32 --heads 2 --positions 1024' out=$tmp/generation.out made
+    mkdir -p "$tmp/generation/gpt2_tokenizer"
+    cat llmc/*.h >"$tmp/generation/tinyshakespeare.txt"
+    cp "$tmp"/data/{vocab.json,merges.txt} "$tmp/generation/gpt2_tokenizer/"
+    export LLMC_DATA=$tmp/generation BENCH_LARGE=$small BENCH_TOKENS=32 BENCH_LIMIT=60
+    TRAIN=$train BENCH_MODEL="$small" dev/test/bench_generation.sh --quick --logs "$tmp/generation/logs" >"$out" 2>&1 || rc=$?
+    [ $rc -eq 0 ] || fail "exit code $rc: $(cat "$out")"
+    want "lines of texts" "$(grep -cE '^-e d6 .*, (1|8|64) texts? +[0-9.]+ us a step$' "$out")" 4
+    want "lines of prompts" "$(grep -cE '^-e d6 .*, 200 prompts(, --parallel (64|256)| in batches of 64) +[0-9.]+ tok/s$' "$out")" 3
+    want "the end" "$(grep -oE '^[0-9]+ runs, [0-9]+ failed' "$out")" "11 runs, 0 failed"
+    made=$(sed -nE 's|.*, ([0-9.]+) tok/s.*|\1|p' "$tmp/generation/logs/parallel64.err")
+    grep -qE -- "--parallel 64 +$made tok/s$" "$out" || fail "the rate is not the program's, $made: $(cat "$out")"
+    TRAIN=$train BENCH_MODEL="$small --channels 33" dev/test/bench_generation.sh --quick >"$out" 2>&1 || rc=$?
+    want "the exit code when runs fail" "$rc: $(grep -c 'FAILED: error' "$out")" "1: 7"
+}
+
 # ---- a card that fails ------------------------------------------------------------------
 
 # From the N-th call on, the card is lost. The program must end with one line of error, and not hang; the checkpoints that it
@@ -752,7 +772,7 @@ test_ends() {
 }
 
 tests=(tasks many_prompts many_samples_with_little_memory progress profile profile_without_nvml perfect_step graph waiting matmul_choices tuned tuned_refused stochastic_rounding muon fp16
-    out_of_memory no_pinned_memory no_memory_for_a_sample little_memory plans_of_run_gpt2 lost_card error_at_the_start
+    out_of_memory no_pinned_memory no_memory_for_a_sample little_memory plans_of_run_gpt2 bench_generation lost_card error_at_the_start
     failing_matmul no_device ends program resume)
 if [ "$called_for" = . ] && [ $# -eq 0 ] && (setup) >/dev/null 2>&1; then
     : >"$tmp/beside"
