@@ -409,8 +409,9 @@ static Svg draw(const std::vector<Run>& runs) {
     double y = 54 + 18 * (double)runs.size(), step = (right - left + gap) / (double)columns;
     size_t window = 0;
     for (const Run& run : runs) { window = std::max(window, window_of(run)); }
-    Svg svg(width, y + (has_loss ? loss_height + 20 : 0) + (small_height + 16) * (double)rows, fitted(opt_title, 600),
-            "", "Curves of " + std::to_string(runs.size()) + " training runs, by " + opt_x);
+    double below = columns == 1 ? 12 : 0; // the lowest diagram is wide enough to say what it is drawn over
+    Svg svg(width, y + (has_loss ? loss_height + 20 : 0) + (small_height + 16) * (double)rows + below,
+            fitted(opt_title, 600), "", "Curves of " + std::to_string(runs.size()) + " training runs, by " + opt_x);
     svg.style += curve_style();
     for (size_t r = 0; r < runs.size(); r++) {
         double at = 52 + 18 * (double)r;
