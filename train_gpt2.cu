@@ -4158,24 +4158,10 @@ template <int num_vecs> __global__ void __launch_bounds__(512) layernorm_quantiz
     seen.store(q.to);
 }
 
-// Calls launch(std::integral_constant<int, n>()) with the n vectors per lane that a row of C needs.
+// Calls launch(n) with the vectors per lane that a row of C needs, as a constant.
 template <class Launch> static void layernorm_quantize_vectors(int C, Launch launch) {
-    require(C % 16 == 0 && C <= 1792);
-    switch (ceil_div(C, 256)) {
-    case 1:
-        return launch(std::integral_constant<int, 1>());
-    case 2:
-        return launch(std::integral_constant<int, 2>());
-    case 3:
-        return launch(std::integral_constant<int, 3>());
-    case 4:
-        return launch(std::integral_constant<int, 4>());
-    case 5:
-        return launch(std::integral_constant<int, 5>());
-    case 6:
-        return launch(std::integral_constant<int, 6>());
-    }
-    launch(std::integral_constant<int, 7>());
+    require(C % 16 == 0);
+    with_constant<7>(ceil_div(C, 256), launch); // C <= 1792
 }
 
 static void layernorm_quantize2(const LayernormQuantizeArgs& q, cudaStream_t stream, int block_size) {

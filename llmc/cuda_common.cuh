@@ -8,6 +8,7 @@ A kernel uses only names from this file and from llmc/ptx.cuh, so that its text 
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 #include <math.h>
+#include <type_traits>
 
 #include "utils.h"
 
@@ -174,6 +175,15 @@ void launch_early(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t s
     config.attrs = &early;
     config.numAttrs = compiled_arch(kernel) >= 90; // older code would not wait in grid_wait_dependency()
     cudaCheck(cudaLaunchKernelEx(&config, kernel, arguments...));
+}
+
+// Calls launch(std::integral_constant<int, n>()), so that n, from 1 to `most`, can be the argument of a template.
+template <int most, int i = 1, class Launch> void with_constant(int n, const Launch& launch) {
+    if constexpr (i <= most) {
+        n == i ? launch(std::integral_constant<int, i>()) : with_constant<most, i + 1>(n, launch);
+    } else {
+        require(false);
+    }
 }
 
 // Work that is launched again and again on a stream, as a CUDA graph from the second time on. The first time the work is

@@ -406,28 +406,6 @@ static int decode_layer_ranks(int C, int NH, int capacity, int num_sms) {
     return DecodeLayerShared(C, capacity, ranks).bytes + 8192 <= 227 << 10 ? ranks : 0; // 8 KB: the other arrays
 }
 
-// Calls launch(std::integral_constant<int, vecs>()) with the vectors of a row of C per lane.
-template <class Launch> static void decode_layer_vecs(int C, Launch launch) {
-    switch (ceil_div(C, 32 * x128::size)) {
-    case 1:
-        return launch(std::integral_constant<int, 1>());
-    case 2:
-        return launch(std::integral_constant<int, 2>());
-    case 3:
-        return launch(std::integral_constant<int, 3>());
-    case 4:
-        return launch(std::integral_constant<int, 4>());
-    case 5:
-        return launch(std::integral_constant<int, 5>());
-    case 6:
-        return launch(std::integral_constant<int, 6>());
-    case 7:
-        return launch(std::integral_constant<int, 7>());
-    default:
-        require(false);
-    }
-}
-
 // Two layers take turns: the sums of one are zeroed while the other adds to its own.
 struct DecodeLayerTurns {
     DecodeLayerSum* sums[2]; // (C+1) each; those of the next layer are zero
@@ -467,7 +445,7 @@ void decode_layer2(const DecodeLayer& l, DecodeLayerTurns* turns, floatX* fch, c
     config.attrs = attributes;
     config.numAttrs = 2;
     cudaCheck(cudaLaunchKernelEx(&config, decode_layer_sm90_kernel2, l, own, ranks));
-    decode_layer_vecs(C, [&](auto vecs) {
+    with_constant<DECODE_LAYER_VALUES>(ceil_div(C, 32 * x128::size), [&](auto vecs) { // vectors of a row of C per lane
         launch_early(decode_layer_fc_kernel2<vecs.value>, dim3(4 * C / DECODE_LAYER_WARPS), dim3(DECODE_LAYER_THREADS),
                      0, stream, fch, l, own, other);
         launch_early(decode_layer_fcproj_kernel2<vecs.value>, dim3(ceil_div(C, 2)), dim3(DECODE_LAYER_THREADS), 0,

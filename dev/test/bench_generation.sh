@@ -52,7 +52,8 @@ logs=${logs:-$tmp/logs}
 mkdir -p "$logs" || exit 1
 
 failed=0 runs=0
-# Generates; prints the last word before UNIT in the line of times, or says why there is none. Sets value.
+# Generates. Sets `value` to the number before UNIT in the program's line of times, and prints it behind TEXT unless that is empty;
+# names a run that failed, and why.
 run() { # NAME TEXT UNIT FLAGS ...
     local rc=0
     runs=$((runs + 1)) value=''
