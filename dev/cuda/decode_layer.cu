@@ -1,21 +1,26 @@
-/* decode_layer: one transformer layer for the newest token of one text, in a decoding step
+/* decode_layer: the layers of the transformer for the newest token of one text, in a decoding step
 
-   x (C) floatX inout: y = x + attproj(attention(qkv(layernorm(x)))); x = y + fcproj(gelu(fc(layernorm(y))))
-   keys, values (capacity,C) floatX inout: the token's own become row `position` | position (1) int in
-   Weights and biases, floatX in: ln1 and ln2 (C), qkv (3C,C), attproj (C,C), fc (4C,C), fcproj (C,4C).
-   Bound: memory, 12*C*C weights and 2*(position+1)*C values of the cache. In practice latency: at C = 768 these are some
-   4 us on an H100 (15.8 MB), and what each phase waits for the one before is more.
-   Constraint: C % 8 == 0. Kernel 2: sm_90a, 16-bit floatX, heads of 64, C <= 1792, and what a block keeps of the weights
-   and of the cache must fit its shared memory.
-   Error: the results of five phases are rounded to floatX, as in training: 4 ulps of floatX of 1, and 2 ulps of x.
+   in each layer: y = x + attproj(attention(qkv(layernorm(x)))); x = y + fcproj(gelu(fc(layernorm(y))))
+   x (C) floatX inout
+   keys, values (L,capacity,C) floatX inout: the token's own become row `position` of each layer | position (1) int in
+   weights (L,12*C*C + 13*C) floatX in: of each layer, in the order of a checkpoint: ln1 weight and bias (C), qkv weight
+   (3C,C) and bias (3C), attproj (C,C) and (C), ln2 (C), fc (4C,C) and (4C), fcproj (C,4C) and (C).
+   Bound: memory, L times 12*C*C weights and 2*(position+1)*C values of the cache. In practice latency: at C = 768 these are
+   some 4 us a layer on an H100 (15.8 MB), and what each phase waits for the one before is more.
+   Constraint: C % 8 == 0. Kernels 2 and 3: sm_90a, 16-bit floatX, heads of 64, C <= 1792, and what a block keeps of the
+   weights and of the cache must fit its shared memory. Kernel 3: all clusters on the GPU at once.
+   Error: the results of five phases of a layer are rounded to floatX, as in training: 3 + L ulps of floatX of 1, and 2
+   ulps of x.
    Source: a cluster per head, for qkv, attention and projection: the idea is ClusterFusion's (Luo et al. 2025,
-   arXiv:2508.18850); sums in fixed point, so that their order does not matter, are ours.
+   arXiv:2508.18850); one launch for all layers: "megakernels", Spector et al. 2025 (Hazy Research, "Look Ma, No Bubbles!");
+   sums in fixed point, so that their order does not matter, are ours.
 
-   Shape flags: the token attends over T tokens, itself included; B is not used.
+   Shape flags: the token attends over T tokens, itself included; B is not used. L is 12 from T = 512 on, else 3.
 
    Kernels (this list is written by versions.sh):
      1  five launches: four products and attention (best)
      2  three launches: a cluster per head for qkv, attention and projection
+     3  one launch for all layers, with a barrier of all blocks after each half of one
 
    nvcc -O3 --use_fast_math decode_layer.cu -o decode_layer      (or: make decode_layer)
    ./decode_layer 2      check kernel 2 against the CPU and time it
@@ -29,9 +34,23 @@
 struct DecodeLayer {
     floatX *x, *keys, *values;
     const int* position;
+    int C, NH, capacity;
     const floatX *ln1w, *ln1b, *qkvw, *qkvb, *attprojw, *attprojb;
     const floatX *ln2w, *ln2b, *fcw, *fcb, *fcprojw, *fcprojb;
-    int C, NH, capacity;
+};
+// All layers. Their weights and caches lie at equal distances, in elements.
+struct DecodeLayers {
+    DecodeLayer first;
+    int num;
+    size_t weights, cache; // from one layer to the next
+    __host__ __device__ DecodeLayer operator[](int i) const {
+        DecodeLayer l = first;
+        size_t w = i * weights;
+        l.ln1w += w, l.ln1b += w, l.qkvw += w, l.qkvb += w, l.attprojw += w, l.attprojb += w;
+        l.ln2w += w, l.ln2b += w, l.fcw += w, l.fcb += w, l.fcprojw += w, l.fcprojb += w;
+        l.keys += i * cache, l.values += i * cache;
+        return l;
+    }
 };
 
 // ---- kernel 1: five launches: a product, attention, and three more products ----
@@ -41,13 +60,16 @@ struct DecodeLayerScratch1 {
     float* attention;
 };
 
-void decode_layer1(const DecodeLayer& l, const DecodeLayerScratch1& s, cudaStream_t stream) {
+void decode_layer1_one(const DecodeLayer& l, const DecodeLayerScratch1& s, cudaStream_t stream) {
     int C = l.C;
     decode_matvec(s.qkv, l.x, l.ln1w, l.ln1b, l.qkvw, l.qkvb, NULL, false, 1, C, 3 * C, stream);
     decode_attention(s.atty, l.keys, l.values, s.attention, s.qkv, l.position, 1, C, l.NH, l.capacity, stream);
     decode_matvec(l.x, s.atty, NULL, NULL, l.attprojw, l.attprojb, l.x, false, 1, C, C, stream);
     decode_matvec(s.fch, l.x, l.ln2w, l.ln2b, l.fcw, l.fcb, NULL, true, 1, C, 4 * C, stream);
     decode_matvec(l.x, s.fch, NULL, NULL, l.fcprojw, l.fcprojb, l.x, false, 1, 4 * C, C, stream);
+}
+void decode_layer1(const DecodeLayers& layers, const DecodeLayerScratch1& s, cudaStream_t stream) {
+    for (int i = 0; i < layers.num; i++) { decode_layer1_one(layers[i], s, stream); }
 }
 
 // ---- kernel 2: three launches: a cluster of blocks per head does qkv, attention and projection ----
@@ -148,6 +170,24 @@ struct DecodeLayerShared {
 // the weights, 2^(score - largest).
 constexpr int DECODE_LAYER_PART = DECODE_LAYER_HS + 2;
 
+// What the blocks of a cluster send each other, and the mbarriers at which it arrives.
+struct DecodeLayerReceived {
+    uint64_t qkv_there, parts_there;
+    float qkv[3 * DECODE_LAYER_HS], parts[8][DECODE_LAYER_PART];
+};
+__device__ inline void decode_layer_expect(DecodeLayerReceived& received, int ranks) {
+    mbarrier_arrive_expect(&received.qkv_there, sizeof(received.qkv));
+    mbarrier_arrive_expect(&received.parts_there, ranks * DECODE_LAYER_PART * (int)sizeof(float));
+}
+// All blocks of the cluster call this at the same place.
+__device__ inline void decode_layer_init(DecodeLayerReceived& received, int ranks) {
+    if (threadIdx.x == 0) {
+        mbarrier_init(&received.qkv_there, 1), mbarrier_init(&received.parts_there, 1);
+        mbarrier_init_fence();
+        decode_layer_expect(received, ranks);
+    }
+}
+
 // y = x + attproj(attention(qkv(layernorm(x)))), into sums (C+1), which are zero before. `ranks` blocks of 256 threads, a
 // cluster, have a head. Each of them has a share of the rows of q, k and v; then, of the tokens; and then, of the outputs
 // of the projection. What the others need is sent to their shared memory, where it arrives at an mbarrier:
@@ -157,166 +197,198 @@ constexpr int DECODE_LAYER_PART = DECODE_LAYER_HS + 2;
 //     q, k, v of the share          -> all     normed
 //     scores and sums of the share  -> all     q, k, v: 192 numbers
 //     projection of the share       -> sums    66 numbers from each block
+struct DecodeLayerHead {
+    static constexpr int HS = DECODE_LAYER_HS, VEC = x128::size, ROW_VECS = HS / VEC;
+    int C, ranks, rank, head, now, lane, warp;
+    int group, part;                     // 8 lanes have a row of a head: which, and this lane's first element
+    DecodeLayerShare rows, outs, tokens; // tokens before the newest one, which the last block takes
+    floatX *weight, *proj, *keys, *values, *normed; // in shared memory
+
+    __device__ DecodeLayerHead(unsigned char* shared, const DecodeLayer& l, int num_ranks) {
+        C = l.C, ranks = num_ranks, rank = cluster_rank(), head = blockIdx.x / ranks;
+        now = *l.position; // not written by earlier kernels of the step
+        lane = threadIdx.x % 32, warp = threadIdx.x / 32, group = lane / ROW_VECS, part = lane % ROW_VECS * VEC;
+        rows = decode_layer_share(3 * HS, rank, ranks), outs = decode_layer_share(C, rank, ranks);
+        tokens = decode_layer_share(now, rank, ranks);
+        DecodeLayerShared at(C, l.capacity, ranks);
+        auto array = [&](size_t begin) { return reinterpret_cast<floatX*>(shared + begin); };
+        weight = array(at.qkv), proj = array(at.proj), keys = array(at.keys), values = array(at.values);
+        normed = array(at.normed);
+    }
+    __device__ int weight_row(int i) const { return (rows.first + i) / HS * C + head * HS + (rows.first + i) % HS; }
+    // Begins to load what does not depend on x: a group of cp.async.
+    __device__ void load(const DecodeLayer& l) const {
+        for (int i = warp; i < rows.n; i += DECODE_LAYER_WARPS) {
+            const floatX* from = l.qkvw + (size_t)weight_row(i) * C;
+            for (int c = lane * VEC; c < C; c += 32 * VEC) { cp_async_16(weight + i * C + c, from + c); }
+        }
+        for (int i = threadIdx.x; i < outs.n * ROW_VECS; i += DECODE_LAYER_THREADS) {
+            int r = i / ROW_VECS, c = i % ROW_VECS * VEC;
+            cp_async_16(proj + r * HS + c, l.attprojw + (size_t)(outs.first + r) * C + head * HS + c);
+        }
+        for (int i = threadIdx.x; i < tokens.n * ROW_VECS; i += DECODE_LAYER_THREADS) {
+            int r = i / ROW_VECS, c = i % ROW_VECS * VEC;
+            size_t from = (size_t)(tokens.first + r) * C + head * HS + c;
+            cp_async_16(keys + r * HS + c, l.keys + from);
+            cp_async_16(values + r * HS + c, l.values + from);
+        }
+        cp_async_commit();
+    }
+    // The bias of the warp's row `lane`, see project_qkv.
+    __device__ float load_bias(const DecodeLayer& l) const {
+        int own = warp + DECODE_LAYER_WARPS * lane;
+        return own < rows.n ? (float)l.qkvb[weight_row(own)] : 0.0f;
+    }
+
+    // q, k, v of this block's rows, to all blocks. bias: load_bias.
+    __device__ void project_qkv(DecodeLayerReceived& received, float bias) const {
+        float row_sums[DECODE_LAYER_ROWS] = {};
+        for (int c = lane * VEC; c < C; c += 32 * VEC) {
+            x128 n = load128(normed + c);
+            float elements[VEC];
+#pragma unroll
+            for (int e = 0; e < VEC; e++) { elements[e] = (float)n[e]; }
+#pragma unroll
+            for (int j = 0; j < DECODE_LAYER_ROWS; j++) {
+                int i = warp + DECODE_LAYER_WARPS * j;
+                if (i < rows.n) { row_sums[j] += decode_layer_dot(load128(weight + i * C + c), elements); }
+            }
+        }
+#pragma unroll
+        for (int j = 0; j < DECODE_LAYER_ROWS; j++) {
+            int i = warp + DECODE_LAYER_WARPS * j;
+            float value = (float)(floatX)(warp_sum(row_sums[j]) + __shfl_sync(0xFFFFFFFFu, bias, j));
+            if (i < rows.n && lane < ranks) {
+                store_async_cluster(&received.qkv[rows.first + i], value, &received.qkv_there, lane);
+            }
+        }
+    }
+    // Attention over this block's tokens, 8 lanes per token, from q, k, v, which have arrived. The result, to all blocks.
+    __device__ void attend(DecodeLayerReceived& received) const {
+        __shared__ float warps[DECODE_LAYER_WARPS][DECODE_LAYER_PART];
+        const float* qkv = received.qkv;
+        float q[VEC], sum[VEC] = {}, largest = DECODE_ATTENTION_LOWEST, total = 0.0f;
+#pragma unroll
+        for (int e = 0; e < VEC; e++) { q[e] = qkv[part + e] * (LOG2E * rsqrtf((float)HS)); }
+        int num_tokens = tokens.n + (rank == ranks - 1);
+        for (int first = warp * 4; first < num_tokens;
+             first += 4 * DECODE_LAYER_WARPS) { // all lanes together: shuffles
+            int t = first + group;
+            bool cached = t < tokens.n, there = t < num_tokens;
+            x128 k = {}, v = {};
+            if (cached) { k = load128(keys + t * HS + part), v = load128(values + t * HS + part); }
+            if (there && !cached) {
+#pragma unroll
+                for (int e = 0; e < VEC; e++) {
+                    k[e] = (floatX)qkv[HS + part + e], v[e] = (floatX)qkv[2 * HS + part + e];
+                }
+            }
+            float score = decode_layer_row_sum(decode_layer_dot(k, q));
+            float before = largest;
+            if (there) { largest = fmaxf(largest, score); }
+            float rescale = exp2f(before - largest), share = there ? exp2f(score - largest) : 0.0f;
+            total = total * rescale + share;
+#pragma unroll
+            for (int e = 0; e < VEC; e++) { sum[e] = sum[e] * rescale + share * (float)v[e]; }
+        }
+        float own = largest;
+#pragma unroll
+        for (int offset = 16; offset >= ROW_VECS; offset /= 2) {
+            largest = fmaxf(largest, __shfl_xor_sync(0xFFFFFFFFu, largest, offset));
+        }
+        float rescale = exp2f(own - largest);
+        total *= rescale;
+#pragma unroll
+        for (int offset = 16; offset >= ROW_VECS; offset /= 2) { total += __shfl_xor_sync(0xFFFFFFFFu, total, offset); }
+#pragma unroll
+        for (int e = 0; e < VEC; e++) {
+            sum[e] *= rescale;
+#pragma unroll
+            for (int offset = 16; offset >= ROW_VECS; offset /= 2) {
+                sum[e] += __shfl_xor_sync(0xFFFFFFFFu, sum[e], offset);
+            }
+            if (group == 0) { warps[warp][part + e] = sum[e]; }
+        }
+        if (lane == 0) { warps[warp][HS] = largest, warps[warp][HS + 1] = total; }
+        __syncthreads();
+
+        if (threadIdx.x < DECODE_LAYER_PART) { // thread t adds up number t of all warps, and sends it
+            float all = DECODE_ATTENTION_LOWEST, number = 0.0f;
+#pragma unroll
+            for (int w = 0; w < DECODE_LAYER_WARPS; w++) { all = fmaxf(all, warps[w][HS]); }
+#pragma unroll
+            for (int w = 0; w < DECODE_LAYER_WARPS; w++) {
+                number += exp2f(warps[w][HS] - all) * warps[w][threadIdx.x];
+            }
+            if (threadIdx.x == HS) { number = all; }
+            for (int r = 0; r < ranks; r++) {
+                store_async_cluster(&received.parts[rank][threadIdx.x], number, &received.parts_there, r);
+            }
+        }
+    }
+    // The projection of this block's outputs, 8 lanes per row, from all parts of the attention, which have arrived.
+    __device__ void project_out(const DecodeLayerReceived& received, DecodeLayerSum* sums) const {
+        float all = DECODE_ATTENTION_LOWEST, weights = 0.0f, attention[VEC] = {};
+        for (int r = 0; r < ranks; r++) { all = fmaxf(all, received.parts[r][HS]); }
+        for (int r = 0; r < ranks; r++) {
+            float share = exp2f(received.parts[r][HS] - all);
+            weights += share * received.parts[r][HS + 1];
+#pragma unroll
+            for (int e = 0; e < VEC; e++) { attention[e] += share * received.parts[r][part + e]; }
+        }
+#pragma unroll
+        for (int e = 0; e < VEC; e++) { attention[e] = (float)(floatX)(attention[e] / weights); }
+        for (int first = warp * 4; first < outs.n; first += 4 * DECODE_LAYER_WARPS) {
+            int i = first + group;
+            x128 w = {};
+            if (i < outs.n) { w = load128(proj + i * HS + part); }
+            float y = decode_layer_row_sum(decode_layer_dot(w, attention));
+            if (i < outs.n && part == 0) { decode_layer_add(sums, outs.first + i, C, y); }
+        }
+    }
+    // From normed to sums. parity: of the use of `received`, which begins at 0. The token's key and value become a row of the cache.
+    __device__ void run(const DecodeLayer& l, DecodeLayerReceived& received, float bias, DecodeLayerSum* sums,
+                        int parity) const {
+        project_qkv(received, bias);
+        mbarrier_wait_cluster(&received.qkv_there, parity);
+        if (rank == 0 && threadIdx.x < 2 * HS) {
+            floatX* cache = threadIdx.x < HS ? l.keys : l.values;
+            cache[(size_t)now * C + head * HS + threadIdx.x % HS] = (floatX)received.qkv[HS + threadIdx.x];
+        }
+        attend(received);
+        mbarrier_wait_cluster(&received.parts_there, parity);
+        project_out(received, sums);
+    }
+};
+
 __global__ void __launch_bounds__(DECODE_LAYER_THREADS)
     decode_layer_sm90_kernel2(DecodeLayer l, DecodeLayerSum* sums, int ranks) {
     extern __shared__ __align__(16) unsigned char decode_layer_dynamic[];
-    __shared__ uint64_t qkv_there, parts_there;
-    __shared__ float qkv[3 * DECODE_LAYER_HS], parts[8][DECODE_LAYER_PART],
-        warps[DECODE_LAYER_WARPS][DECODE_LAYER_PART];
-    constexpr int HS = DECODE_LAYER_HS, vec = x128::size, row_vecs = HS / vec;
-    int C = l.C, rank = cluster_rank(), head = blockIdx.x / ranks, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    int group = lane / row_vecs,
-        part = lane % row_vecs * vec; // 8 lanes have a row of a head; this lane's first element
-    int now = *l.position;            // not written by earlier kernels of the step
-    DecodeLayerShared at(C, l.capacity, ranks);
-    auto array = [&](size_t begin) { return reinterpret_cast<floatX*>(decode_layer_dynamic + begin); };
-    floatX *weight = array(at.qkv), *proj = array(at.proj), *normed = array(at.normed);
-    floatX *keys = array(at.keys), *values = array(at.values);
-    DecodeLayerShare rows = decode_layer_share(3 * HS, rank, ranks), outs = decode_layer_share(C, rank, ranks);
-    DecodeLayerShare tokens = decode_layer_share(now, rank, ranks); // before the newest one, which the last block takes
-
-    // what does not depend on x
-    auto weight_row = [&](int i) { return (rows.first + i) / HS * C + head * HS + (rows.first + i) % HS; };
-    for (int i = warp; i < rows.n; i += DECODE_LAYER_WARPS) {
-        const floatX* from = l.qkvw + (size_t)weight_row(i) * C;
-        for (int c = lane * vec; c < C; c += 32 * vec) { cp_async_16(weight + i * C + c, from + c); }
-    }
-    for (int i = threadIdx.x; i < outs.n * row_vecs; i += DECODE_LAYER_THREADS) {
-        int r = i / row_vecs, c = i % row_vecs * vec;
-        cp_async_16(proj + r * HS + c, l.attprojw + (size_t)(outs.first + r) * C + head * HS + c);
-    }
-    for (int i = threadIdx.x; i < tokens.n * row_vecs; i += DECODE_LAYER_THREADS) {
-        int r = i / row_vecs, c = i % row_vecs * vec;
-        size_t from = (size_t)(tokens.first + r) * C + head * HS + c;
-        cp_async_16(keys + r * HS + c, l.keys + from);
-        cp_async_16(values + r * HS + c, l.values + from);
-    }
-    cp_async_commit();
+    __shared__ DecodeLayerReceived received;
+    DecodeLayerHead head(decode_layer_dynamic, l, ranks);
+    int C = l.C;
+    head.load(l);
     float x[DECODE_LAYER_VALUES], norm_weight[DECODE_LAYER_VALUES], norm_bias[DECODE_LAYER_VALUES];
     decode_layer_load(norm_weight, l.ln1w, C);
     decode_layer_load(norm_bias, l.ln1b, C);
-    int own_row = warp + DECODE_LAYER_WARPS * lane; // lane j has the bias of the warp's j-th row
-    float row_bias = own_row < rows.n ? (float)l.qkvb[weight_row(own_row)] : 0.0f;
-    if (threadIdx.x == 0) {
-        mbarrier_init(&qkv_there, 1), mbarrier_init(&parts_there, 1);
-        mbarrier_init_fence();
-        mbarrier_arrive_expect(&qkv_there, sizeof(qkv));
-        mbarrier_arrive_expect(&parts_there, ranks * DECODE_LAYER_PART * (int)sizeof(float));
-    }
+    float bias = head.load_bias(l);
+    decode_layer_init(received, ranks);
     grid_launch_dependents();
     cluster_sync(); // the barriers of all blocks are initialised
     grid_wait_dependency();
 
     decode_layer_load(x, l.x, C);
-    if (head == 0) { // of all heads, one adds x and the bias
-        for (int i = threadIdx.x; i < outs.n; i += DECODE_LAYER_THREADS) {
-            int c = outs.first + i;
+    if (head.head == 0) { // of all heads, one adds x and the bias
+        for (int i = threadIdx.x; i < head.outs.n; i += DECODE_LAYER_THREADS) {
+            int c = head.outs.first + i;
             decode_layer_add(sums, c, C, (float)l.x[c]);
             decode_layer_add(sums, c, C, (float)l.attprojb[c]);
         }
     }
-    decode_layer_norm(normed, x, norm_weight, norm_bias, C);
+    decode_layer_norm(head.normed, x, norm_weight, norm_bias, C);
     cp_async_wait<0>();
     __syncthreads();
-
-    // q, k, v of this block's rows, to all blocks
-    float row_sums[DECODE_LAYER_ROWS] = {};
-    for (int c = lane * vec; c < C; c += 32 * vec) {
-        x128 n = load128(normed + c);
-        float elements[vec];
-#pragma unroll
-        for (int e = 0; e < vec; e++) { elements[e] = (float)n[e]; }
-#pragma unroll
-        for (int j = 0; j < DECODE_LAYER_ROWS; j++) {
-            int i = warp + DECODE_LAYER_WARPS * j;
-            if (i < rows.n) { row_sums[j] += decode_layer_dot(load128(weight + i * C + c), elements); }
-        }
-    }
-#pragma unroll
-    for (int j = 0; j < DECODE_LAYER_ROWS; j++) {
-        int i = warp + DECODE_LAYER_WARPS * j;
-        float value = (float)(floatX)(warp_sum(row_sums[j]) + __shfl_sync(0xFFFFFFFFu, row_bias, j));
-        if (i < rows.n && lane < ranks) { store_async_cluster(&qkv[rows.first + i], value, &qkv_there, lane); }
-    }
-    mbarrier_wait_cluster(&qkv_there, 0);
-    if (rank == 0 && threadIdx.x < 2 * HS) {
-        floatX* cache = threadIdx.x < HS ? l.keys : l.values;
-        cache[(size_t)now * C + head * HS + threadIdx.x % HS] = (floatX)qkv[HS + threadIdx.x];
-    }
-
-    // attention over this block's tokens: 8 lanes have a token
-    float q[vec], sum[vec] = {}, largest = DECODE_ATTENTION_LOWEST, total = 0.0f;
-#pragma unroll
-    for (int e = 0; e < vec; e++) { q[e] = qkv[part + e] * (LOG2E * rsqrtf((float)HS)); }
-    int num_tokens = tokens.n + (rank == ranks - 1);
-    for (int first = warp * 4; first < num_tokens; first += 4 * DECODE_LAYER_WARPS) { // all lanes together: shuffles
-        int t = first + group;
-        bool cached = t < tokens.n, there = t < num_tokens;
-        x128 k = {}, v = {};
-        if (cached) { k = load128(keys + t * HS + part), v = load128(values + t * HS + part); }
-        if (there && !cached) {
-#pragma unroll
-            for (int e = 0; e < vec; e++) { k[e] = (floatX)qkv[HS + part + e], v[e] = (floatX)qkv[2 * HS + part + e]; }
-        }
-        float score = decode_layer_row_sum(decode_layer_dot(k, q));
-        float before = largest;
-        if (there) { largest = fmaxf(largest, score); }
-        float rescale = exp2f(before - largest), share = there ? exp2f(score - largest) : 0.0f;
-        total = total * rescale + share;
-#pragma unroll
-        for (int e = 0; e < vec; e++) { sum[e] = sum[e] * rescale + share * (float)v[e]; }
-    }
-    float own = largest;
-#pragma unroll
-    for (int offset = 16; offset >= row_vecs; offset /= 2) {
-        largest = fmaxf(largest, __shfl_xor_sync(0xFFFFFFFFu, largest, offset));
-    }
-    float rescale = exp2f(own - largest);
-    total *= rescale;
-#pragma unroll
-    for (int offset = 16; offset >= row_vecs; offset /= 2) { total += __shfl_xor_sync(0xFFFFFFFFu, total, offset); }
-#pragma unroll
-    for (int e = 0; e < vec; e++) {
-        sum[e] *= rescale;
-#pragma unroll
-        for (int offset = 16; offset >= row_vecs; offset /= 2) {
-            sum[e] += __shfl_xor_sync(0xFFFFFFFFu, sum[e], offset);
-        }
-        if (group == 0) { warps[warp][part + e] = sum[e]; }
-    }
-    if (lane == 0) { warps[warp][HS] = largest, warps[warp][HS + 1] = total; }
-    __syncthreads();
-
-    // the warps' results together, to all blocks: thread t sends number t
-    if (threadIdx.x < DECODE_LAYER_PART) {
-        float all = DECODE_ATTENTION_LOWEST, number = 0.0f;
-#pragma unroll
-        for (int w = 0; w < DECODE_LAYER_WARPS; w++) { all = fmaxf(all, warps[w][HS]); }
-#pragma unroll
-        for (int w = 0; w < DECODE_LAYER_WARPS; w++) { number += exp2f(warps[w][HS] - all) * warps[w][threadIdx.x]; }
-        if (threadIdx.x == HS) { number = all; }
-        for (int r = 0; r < ranks; r++) { store_async_cluster(&parts[rank][threadIdx.x], number, &parts_there, r); }
-    }
-    mbarrier_wait_cluster(&parts_there, 0);
-    float all = DECODE_ATTENTION_LOWEST, weights = 0.0f, attention[vec] = {};
-    for (int r = 0; r < ranks; r++) { all = fmaxf(all, parts[r][HS]); }
-    for (int r = 0; r < ranks; r++) {
-        float share = exp2f(parts[r][HS] - all);
-        weights += share * parts[r][HS + 1];
-#pragma unroll
-        for (int e = 0; e < vec; e++) { attention[e] += share * parts[r][part + e]; }
-    }
-#pragma unroll
-    for (int e = 0; e < vec; e++) { attention[e] = (float)(floatX)(attention[e] / weights); }
-
-    // the projection of this block's outputs: 8 lanes have a row
-    for (int first = warp * 4; first < outs.n; first += 4 * DECODE_LAYER_WARPS) {
-        int i = first + group;
-        x128 w = {};
-        if (i < outs.n) { w = load128(proj + i * HS + part); }
-        float y = decode_layer_row_sum(decode_layer_dot(w, attention));
-        if (i < outs.n && part == 0) { decode_layer_add(sums, outs.first + i, C, y); }
-    }
+    head.run(l, received, bias, sums, 0);
 }
 
 // fch (4C) = gelu(fc(layernorm(y))), one warp per row. vecs: vectors of a row per lane. Zeroes `other` (C+1), the sums of the
@@ -424,8 +496,7 @@ static DecodeLayerTurns* decode_layer_turns(int C) {
     return &turns;
 }
 
-// fch (4C) is scratch.
-void decode_layer2(const DecodeLayer& l, DecodeLayerTurns* turns, floatX* fch, cudaStream_t stream) {
+void decode_layer2_one(const DecodeLayer& l, DecodeLayerTurns* turns, floatX* fch, cudaStream_t stream) {
     int C = l.C, ranks = decode_layer_ranks(C, l.NH, l.capacity, num_multiprocessors());
     require(ranks > 0);
     DecodeLayerSum *own = turns->sums[turns->next], *other = turns->sums[1 - turns->next];
@@ -452,6 +523,253 @@ void decode_layer2(const DecodeLayer& l, DecodeLayerTurns* turns, floatX* fch, c
                      stream, fch, l, own);
     });
 }
+// fch (4C) is scratch.
+void decode_layer2(const DecodeLayers& layers, DecodeLayerTurns* turns, floatX* fch, cudaStream_t stream) {
+    for (int i = 0; i < layers.num; i++) { decode_layer2_one(layers[i], turns, fch, stream); }
+}
+
+// ---- kernel 3: one launch for all layers: weights are loaded while their block waits for the others ----
+// The blocks of kernel 2, which stay. Each also has 32 of the hidden units of the MLP: their rows of fc, and their columns of
+// fcproj, so that the hidden values stay in the block. A layer has two phases, each ends with a barrier of all blocks:
+//
+//     y = x + the projections of all heads       from x, into sums
+//     x = y + the products of all hidden units   from y, into sums
+//
+// When a block has finished a phase, it begins to load its weights for that phase of the next layer.
+
+constexpr int DECODE_LAYER_RANKS3 = 8, DECODE_LAYER_UNITS = 4 * DECODE_LAYER_HS / DECODE_LAYER_RANKS3;
+constexpr int DECODE_LAYER_UNIT_ROWS = DECODE_LAYER_UNITS / DECODE_LAYER_WARPS; // rows of fc per warp
+
+struct DecodeLayerShared3 : DecodeLayerShared { // all sizes are multiples of 16 bytes
+    size_t fc, fcproj;                          // (UNITS,C), (C,UNITS)
+    __host__ __device__ DecodeLayerShared3(int C, int capacity) : DecodeLayerShared(C, capacity, DECODE_LAYER_RANKS3) {
+        size_t matrix = (size_t)DECODE_LAYER_UNITS * C * sizeof(floatX);
+        fc = bytes, fcproj = fc + matrix, bytes = fcproj + matrix;
+    }
+};
+
+// In global memory, between launches all zero but `x`. Layers take turns: layer l reads x[l % 2] and y[l % 2].
+struct DecodeLayerState {
+    DecodeLayerSum *x[2], *y[2]; // (C+1) each
+    int* arrived;                // blocks at barriers, in this launch
+};
+
+// Waits until all blocks have come, for the target / gridDim.x-th time. They then see what the others have written.
+__device__ inline void decode_layer_barrier(int* arrived, int target) {
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        add_release(arrived, 1);
+        while (load_acquire(arrived) < target) {}
+    }
+    __syncthreads();
+}
+
+// x += fcproj(gelu(fc(normed))) for the block's hidden units.
+struct DecodeLayerMlp {
+    static constexpr int VEC = x128::size, UNITS = DECODE_LAYER_UNITS, ROW_VECS = UNITS / VEC;
+    int C, first, lane, warp; // first: of the block's units
+    floatX *fc, *fcproj, *normed;
+    __device__ DecodeLayerMlp(unsigned char* shared, const DecodeLayer& l) {
+        DecodeLayerShared3 at(l.C, l.capacity);
+        C = l.C, first = blockIdx.x * UNITS, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+        auto array = [&](size_t begin) { return reinterpret_cast<floatX*>(shared + begin); };
+        fc = array(at.fc), fcproj = array(at.fcproj), normed = array(at.normed);
+    }
+    // Begins to load the weights: a group of cp.async.
+    __device__ void load(const DecodeLayer& l) const {
+        const floatX* from = l.fcw + (size_t)first * C; // whole rows
+        for (int i = threadIdx.x * VEC; i < UNITS * C; i += DECODE_LAYER_THREADS * VEC) {
+            cp_async_16(fc + i, from + i);
+        }
+        for (int i = threadIdx.x; i < C * ROW_VECS; i += DECODE_LAYER_THREADS) {
+            int row = i / ROW_VECS, unit = i % ROW_VECS * VEC;
+            cp_async_16(fcproj + row * UNITS + unit, l.fcprojw + (size_t)row * 4 * C + first + unit);
+        }
+        cp_async_commit();
+    }
+    // The bias of the warp's row `lane` of fc.
+    __device__ float load_bias(const DecodeLayer& l) const {
+        return lane < DECODE_LAYER_UNIT_ROWS ? (float)l.fcb[first + warp * DECODE_LAYER_UNIT_ROWS + lane] : 0.0f;
+    }
+    __device__ void run(float bias, DecodeLayerSum* sums) const {
+        __shared__ alignas(16) floatX hidden[UNITS];
+        float row_sums[DECODE_LAYER_UNIT_ROWS] = {};
+        const floatX* rows = fc + warp * DECODE_LAYER_UNIT_ROWS * C;
+        for (int c = lane * VEC; c < C; c += 32 * VEC) {
+            x128 n = load128(normed + c);
+            float elements[VEC];
+#pragma unroll
+            for (int e = 0; e < VEC; e++) { elements[e] = (float)n[e]; }
+#pragma unroll
+            for (int j = 0; j < DECODE_LAYER_UNIT_ROWS; j++) {
+                row_sums[j] += decode_layer_dot(load128(rows + j * C + c), elements);
+            }
+        }
+#pragma unroll
+        for (int j = 0; j < DECODE_LAYER_UNIT_ROWS; j++) {
+            float h = warp_sum(row_sums[j]) + __shfl_sync(0xFFFFFFFFu, bias, j);
+            if (lane == 0) { hidden[warp * DECODE_LAYER_UNIT_ROWS + j] = (floatX)gelu(h); }
+        }
+        __syncthreads();
+
+        int part = lane % ROW_VECS; // 4 lanes have a row of fcproj
+        x128 own = load128(hidden + part * VEC);
+        float elements[VEC];
+#pragma unroll
+        for (int e = 0; e < VEC; e++) { elements[e] = (float)own[e]; }
+        const int rows_per_pass = DECODE_LAYER_THREADS / ROW_VECS;
+        for (int pass = 0; pass < C; pass += rows_per_pass) { // all lanes together: shuffles
+            int row = pass + threadIdx.x / ROW_VECS;
+            x128 w = {};
+            if (row < C) { w = load128(fcproj + row * UNITS + part * VEC); }
+            float sum = decode_layer_dot(w, elements);
+#pragma unroll
+            for (int offset = ROW_VECS / 2; offset > 0; offset /= 2) {
+                sum += __shfl_xor_sync(0xFFFFFFFFu, sum, offset);
+            }
+            if (row < C && part == 0) { decode_layer_add(sums, row, C, sum); }
+        }
+    }
+};
+
+__global__ void __launch_bounds__(DECODE_LAYER_THREADS)
+    decode_layer_sm90_kernel3(const __grid_constant__ DecodeLayers layers,
+                              const __grid_constant__ DecodeLayerState state) {
+    extern __shared__ __align__(16) unsigned char decode_layer_dynamic[];
+    __shared__ DecodeLayerReceived received;
+    __shared__ bool last;
+    DecodeLayer l = layers[0];
+    DecodeLayerHead head(decode_layer_dynamic, l, DECODE_LAYER_RANKS3);
+    DecodeLayerMlp mlp(decode_layer_dynamic, l);
+    int C = l.C, target = 0, element = blockIdx.x * DECODE_LAYER_THREADS + threadIdx.x;
+    floatX* x = l.x;
+    head.load(l);
+    mlp.load(l);
+    float norm_weight[DECODE_LAYER_VALUES], norm_bias[DECODE_LAYER_VALUES], v[DECODE_LAYER_VALUES];
+    decode_layer_load(norm_weight, l.ln1w, C);
+    decode_layer_load(norm_bias, l.ln1b, C);
+    float bias = head.load_bias(l);
+    decode_layer_init(received, DECODE_LAYER_RANKS3);
+    grid_launch_dependents();
+    cluster_sync(); // the barriers of all blocks are initialised
+    grid_wait_dependency();
+
+    // The sums of the next phase but one become 0. Of all blocks, the first few add what is not a product.
+    auto begin = [&](DecodeLayerSum* to, DecodeLayerSum* next, const floatX* linear_bias) {
+        if (element <= C) { next[element] = 0; }
+#pragma unroll
+        for (int i = 0; i < DECODE_LAYER_VALUES; i++) {
+            if (i == (int)blockIdx.x && element < C) {
+                decode_layer_add(to, element, C, v[i]);
+                decode_layer_add(to, element, C, (float)linear_bias[element]);
+            }
+        }
+        decode_layer_norm(head.normed, v, norm_weight, norm_bias, C);
+        cp_async_wait<1>(); // the other group is of the next phase
+        __syncthreads();
+    };
+    auto read = [&](const DecodeLayerSum* sums) {
+#pragma unroll
+        for (int i = 0; i < DECODE_LAYER_VALUES; i++) {
+            int c = threadIdx.x + i * DECODE_LAYER_THREADS;
+            v[i] = c < C ? decode_layer_value(sums, c, C) : 0.0f;
+        }
+    };
+    decode_layer_load(v, x, C);
+    for (int i = 0; i < layers.num; i++) {
+        bool goes_on = i + 1 < layers.num;
+        DecodeLayer following = layers[goes_on ? i + 1 : i];
+        begin(state.y[i % 2], state.x[(i + 1) % 2], l.attprojb);
+        head.run(l, received, bias, state.y[i % 2], i % 2);
+        __syncthreads(); // all have read the weights and what was received
+        if (threadIdx.x == 0) { decode_layer_expect(received, DECODE_LAYER_RANKS3); }
+        goes_on ? head.load(following) : cp_async_commit();
+        decode_layer_load(norm_weight, l.ln2w, C);
+        decode_layer_load(norm_bias, l.ln2b, C);
+        bias = mlp.load_bias(l);
+        decode_layer_barrier(state.arrived, target += gridDim.x);
+
+        read(state.y[i % 2]);
+        begin(state.x[(i + 1) % 2], state.y[(i + 1) % 2], l.fcprojb);
+        mlp.run(bias, state.x[(i + 1) % 2]);
+        if (!goes_on) { break; }
+        __syncthreads(); // all have read the weights
+        mlp.load(following);
+        decode_layer_load(norm_weight, following.ln1w, C);
+        decode_layer_load(norm_bias, following.ln1b, C);
+        bias = head.load_bias(following);
+        decode_layer_barrier(state.arrived, target += gridDim.x);
+        read(state.x[(i + 1) % 2]);
+        l = following;
+    }
+
+    // the last block to come here has the result, and leaves the state as it was
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        __threadfence();
+        last = atomicAdd(state.arrived, 1) == target + (int)gridDim.x - 1;
+        __threadfence();
+    }
+    __syncthreads();
+    if (!last) { return; }
+    read(state.x[layers.num % 2]);
+#pragma unroll
+    for (int i = 0; i < DECODE_LAYER_VALUES; i++) {
+        int c = threadIdx.x + i * DECODE_LAYER_THREADS;
+        if (c < C) { x[c] = (floatX)v[i]; }
+    }
+    for (int c = threadIdx.x; c <= C; c += DECODE_LAYER_THREADS) { state.y[0][c] = state.y[1][c] = 0; }
+    if (threadIdx.x == 0) { *state.arrived = 0; }
+}
+
+static cudaLaunchConfig_t decode_layer_config3(int C, int NH, int capacity, cudaLaunchAttribute (&attributes)[2]) {
+    attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[0].val.programmaticStreamSerializationAllowed = 1;
+    attributes[1].id = cudaLaunchAttributeClusterDimension;
+    attributes[1].val.clusterDim.x = DECODE_LAYER_RANKS3, attributes[1].val.clusterDim.y = 1;
+    attributes[1].val.clusterDim.z = 1;
+    size_t bytes = DecodeLayerShared3(C, capacity).bytes;
+    cudaCheck(cudaFuncSetAttribute(decode_layer_sm90_kernel3, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes));
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3(NH * DECODE_LAYER_RANKS3);
+    config.blockDim = dim3(DECODE_LAYER_THREADS);
+    config.dynamicSmemBytes = bytes;
+    config.attrs = attributes;
+    config.numAttrs = 2;
+    return config;
+}
+// Whether the blocks' shares fit their shared memory, and all blocks the GPU at once.
+static bool decode_layer_fits3(int C, int NH, int capacity, bool ask_gpu) {
+    if (C != NH * DECODE_LAYER_HS || C > DECODE_LAYER_VALUES * DECODE_LAYER_THREADS) { return false; }
+    if (DecodeLayerShared3(C, capacity).bytes + 8192 > 227 << 10) { return false; } // 8 KB: the other arrays
+    int num_clusters = 0;
+    cudaLaunchAttribute attributes[2] = {};
+    if (!ask_gpu) { return true; }
+    cudaLaunchConfig_t config = decode_layer_config3(C, NH, capacity, attributes);
+    cudaCheck(cudaOccupancyMaxActiveClusters(&num_clusters, decode_layer_sm90_kernel3, &config));
+    return num_clusters >= NH;
+}
+// It lives as long as the program, as decode_layer_turns does.
+static DecodeLayerState* decode_layer_state(int C) {
+    static DecodeLayerState state;
+    static int size = 0;
+    if (size != C) {
+        size_t n = 4 * (C + 1) + 1;
+        cudaCheck(cudaFree(state.x[0]));
+        cudaCheck(cudaMalloc(&state.x[0], n * sizeof(DecodeLayerSum)));
+        cudaCheck(cudaMemset(state.x[0], 0, n * sizeof(DecodeLayerSum)));
+        state.x[1] = state.x[0] + C + 1, state.y[0] = state.x[1] + C + 1, state.y[1] = state.y[0] + C + 1;
+        state.arrived = (int*)(state.y[1] + C + 1), size = C;
+    }
+    return &state;
+}
+void decode_layer3(const DecodeLayers& layers, DecodeLayerState* state, cudaStream_t stream) {
+    const DecodeLayer& l = layers.first;
+    cudaLaunchAttribute attributes[2] = {};
+    cudaLaunchConfig_t config = decode_layer_config3(l.C, l.NH, l.capacity, attributes);
+    config.stream = stream;
+    cudaCheck(cudaLaunchKernelEx(&config, decode_layer_sm90_kernel3, layers, *state));
+}
 
 #endif // !defined(ENABLE_FP32)
 
@@ -475,48 +793,76 @@ static std::vector<double> decode_layer_product_cpu(const std::vector<double>& x
     return out;
 }
 
-// l: the host's arrays, in float
-struct DecodeLayerHost {
-    float *x, *keys, *values;
-    const float *ln1w, *ln1b, *qkvw, *qkvb, *attprojw, *attprojb, *ln2w, *ln2b, *fcw, *fcb, *fcprojw, *fcprojb;
-};
-static void decode_layer_cpu(const DecodeLayerHost& l, const float* x, int now, int C, int NH) {
-    int HS = C / NH;
-    std::vector<double> y(x, x + C), normed, attention(C);
-    decode_layer_norm_cpu(normed, y.data(), l.ln1w, l.ln1b, C);
-    std::vector<double> qkv = decode_layer_product_cpu(normed, l.qkvw, l.qkvb, 3 * C);
+// weights: of one layer; keys, values: its cache. x (C) goes from its input to its output.
+static void decode_layer_cpu(std::vector<double>& x, float* keys, float* values, const float* weights, int now,
+                             int NH) {
+    int C = (int)x.size(), HS = C / NH;
+    auto next = [&](size_t n) { return (weights += n) - n; };
+    const float *ln1w = next(C), *ln1b = next(C), *qkvw = next((size_t)3 * C * C), *qkvb = next(3 * C);
+    const float *attprojw = next((size_t)C * C), *attprojb = next(C), *ln2w = next(C), *ln2b = next(C);
+    const float *fcw = next((size_t)4 * C * C), *fcb = next(4 * C), *fcprojw = next((size_t)4 * C * C),
+                *fcprojb = next(C);
+    std::vector<double> normed, attention(C);
+    decode_layer_norm_cpu(normed, x.data(), ln1w, ln1b, C);
+    std::vector<double> qkv = decode_layer_product_cpu(normed, qkvw, qkvb, 3 * C);
     for (int c = 0; c < C; c++) { // the cache holds floatX, and the token attends to what is there
-        l.keys[(size_t)now * C + c] = (float)(floatX)(float)qkv[C + c];
-        l.values[(size_t)now * C + c] = (float)(floatX)(float)qkv[2 * C + c];
+        keys[(size_t)now * C + c] = (float)(floatX)(float)qkv[C + c];
+        values[(size_t)now * C + c] = (float)(floatX)(float)qkv[2 * C + c];
     }
     for (int h = 0; h < NH; h++) {
         std::vector<double> scores(now + 1);
         double largest = -INFINITY, total = 0;
         for (int t = 0; t <= now; t++) {
             for (int i = h * HS; i < (h + 1) * HS; i++) {
-                scores[t] += qkv[i] * l.keys[(size_t)t * C + i] / sqrt((double)HS);
+                scores[t] += qkv[i] * keys[(size_t)t * C + i] / sqrt((double)HS);
             }
             largest = std::max(largest, scores[t]);
         }
         for (double& score : scores) { total += score = exp(score - largest); }
         for (int i = h * HS; i < (h + 1) * HS; i++) {
-            for (int t = 0; t <= now; t++) { attention[i] += scores[t] / total * l.values[(size_t)t * C + i]; }
+            for (int t = 0; t <= now; t++) { attention[i] += scores[t] / total * values[(size_t)t * C + i]; }
         }
     }
-    std::vector<double> projected = decode_layer_product_cpu(attention, l.attprojw, l.attprojb, C);
-    for (int c = 0; c < C; c++) { y[c] += projected[c]; }
-    decode_layer_norm_cpu(normed, y.data(), l.ln2w, l.ln2b, C);
-    std::vector<double> fch = decode_layer_product_cpu(normed, l.fcw, l.fcb, 4 * C);
+    std::vector<double> projected = decode_layer_product_cpu(attention, attprojw, attprojb, C);
+    for (int c = 0; c < C; c++) { x[c] += projected[c]; }
+    decode_layer_norm_cpu(normed, x.data(), ln2w, ln2b, C);
+    std::vector<double> fch = decode_layer_product_cpu(normed, fcw, fcb, 4 * C);
     for (double& h : fch) { h = 0.5 * h * (1 + tanh(sqrt(2 / M_PI) * (h + 0.044715 * h * h * h))); }
-    std::vector<double> out = decode_layer_product_cpu(fch, l.fcprojw, l.fcprojb, C);
-    for (int c = 0; c < C; c++) { l.x[c] = (float)(y[c] + out[c]); }
+    std::vector<double> out = decode_layer_product_cpu(fch, fcprojw, fcprojb, C);
+    for (int c = 0; c < C; c++) { x[c] += out[c]; }
+}
+
+// The layers' weights: matrices of a size that keeps the size of what they multiply, norms near 1.
+static void decode_layer_fill(float* weights, int L, int C, uint64_t seed) {
+    size_t c = C;
+    struct {
+        size_t n;
+        float scale, mean;
+    } tensors[] = {{c, 0.1f, 1.0f},
+                   {c, 0.1f, 0.0f},
+                   {3 * c * c, 1.0f / sqrtf(C), 0.0f},
+                   {3 * c, 0.1f, 0.0f},
+                   {c * c, 1.0f / sqrtf(C), 0.0f},
+                   {c, 0.1f, 0.0f},
+                   {c, 0.1f, 1.0f},
+                   {c, 0.1f, 0.0f},
+                   {4 * c * c, 1.0f / sqrtf(C), 0.0f},
+                   {4 * c, 0.1f, 0.0f},
+                   {4 * c * c, 0.5f / sqrtf(C), 0.0f},
+                   {c, 0.1f, 0.0f}};
+    for (int l = 0; l < L; l++) {
+        for (auto& t : tensors) {
+            bench_fill_normal(weights, t.n, ++seed, t.scale, t.mean);
+            weights += t.n;
+        }
+    }
 }
 
 static void declare(Bench& b) {
     b.varies("TCH");
-    int T = b.T, C = b.C, NH = b.NH, capacity = T + T / 2, now = T - 1;
+    int T = b.T, C = b.C, NH = b.NH, capacity = T + T / 2, now = T - 1, L = T >= 512 ? 12 : 3;
     cudaStream_t stream = b.stream;
-    size_t n = (size_t)capacity * C, c = C;
+    size_t c = C, cache = (size_t)capacity * C, layer = 12 * c * c + 13 * c, n = L * cache;
     // large: the residual stream of a trained model has values of some hundreds in a few columns
     bool large = b.cases({"normal", "large values in x"}) == 1;
     Buffer<floatX> x_before = b.input_from<floatX>("x_before", C, [=, seed = b.next_seed()](float* x) {
@@ -524,18 +870,11 @@ static void declare(Bench& b) {
         for (int i = 0; large && i < C; i += 97) { x[i] *= 256.0f; }
     });
     Buffer<floatX> keys_before = b.input<floatX>("keys_before", n), values_before = b.input<floatX>("values_before", n);
-    auto weight = [&](const char* name, size_t rows, size_t columns) {
-        return b.input<floatX>(name, rows * columns, 1.0f / sqrtf((float)columns));
-    };
-    Buffer<floatX> ln1w = b.input<floatX>("ln1w", c, 0.1f, 1.0f), ln1b = b.input<floatX>("ln1b", c, 0.1f);
-    Buffer<floatX> qkvw = weight("qkvw", 3 * c, c), qkvb = b.input<floatX>("qkvb", 3 * c, 0.1f);
-    Buffer<floatX> attprojw = weight("attprojw", c, c), attprojb = b.input<floatX>("attprojb", c, 0.1f);
-    Buffer<floatX> ln2w = b.input<floatX>("ln2w", c, 0.1f, 1.0f), ln2b = b.input<floatX>("ln2b", c, 0.1f);
-    Buffer<floatX> fcw = weight("fcw", 4 * c, c), fcb = b.input<floatX>("fcb", 4 * c, 0.1f);
-    Buffer<floatX> fcprojw = weight("fcprojw", c, 4 * c), fcprojb = b.input<floatX>("fcprojb", c, 0.1f);
+    Buffer<floatX> weights = b.input_from<floatX>(
+        "weights", L * layer, [=, seed = b.next_seed()](float* p) { decode_layer_fill(p, L, C, seed); });
     Buffer<int> position = b.input_from<int>("position", 1, [=](float* p) { *p = (float)now; });
     float ulp = ulp_of<floatX>();
-    Tolerance tolerance = {4 * ulp + 1e-5f, 2 * ulp + 1e-5f};
+    Tolerance tolerance = {(3 + L) * ulp + 1e-5f, 2 * ulp + 1e-5f};
     Buffer<floatX> x = b.inout<floatX>("x", C, x_before, tolerance);
     Buffer<floatX> keys = b.inout<floatX>("keys", n, keys_before, tolerance);
     Buffer<floatX> values = b.inout<floatX>("values", n, values_before, tolerance);
@@ -549,37 +888,54 @@ static void declare(Bench& b) {
         memcpy(keys.host, keys_before.host, n * sizeof(float));
         memcpy(values.host, values_before.host, n * sizeof(float));
         std::fill(scratch.host, scratch.host + num_scratch, 0.0f);
-        decode_layer_cpu({x.host, keys.host, values.host, ln1w.host, ln1b.host, qkvw.host, qkvb.host, attprojw.host,
-                          attprojb.host, ln2w.host, ln2b.host, fcw.host, fcb.host, fcprojw.host, fcprojb.host},
-                         x_before.host, now, C, NH);
+        std::vector<double> out(x_before.host, x_before.host + C);
+        for (int l = 0; l < L; l++) {
+            decode_layer_cpu(out, keys.host + l * cache, values.host + l * cache, weights.host + l * layer, now, NH);
+        }
+        std::copy(out.begin(), out.end(), x.host);
     });
-    b.cost((12.0 * C * C + 2.0 * T * C) * sizeof(floatX), 24.0 * C * C + 4.0 * T * C);
+    b.cost(L * (12.0 * C * C + 2.0 * T * C) * sizeof(floatX), L * (24.0 * C * C + 4.0 * T * C));
     b.reads_only();
-    DecodeLayer l = {x,    keys, values, position, ln1w,    ln1b,    qkvw, qkvb, attprojw, attprojb,
-                     ln2w, ln2b, fcw,    fcb,      fcprojw, fcprojb, C,    NH,   capacity};
+    DecodeLayers layers = {{x, keys, values, position, C, NH, capacity}, L, layer, cache};
+    const floatX* p = weights;
+    DecodeLayer& l = layers.first;
+    auto next = [&](size_t size) { return (p += size) - size; };
+    l.ln1w = next(c), l.ln1b = next(c), l.qkvw = next(3 * c * c), l.qkvb = next(3 * c);
+    l.attprojw = next(c * c), l.attprojb = next(c), l.ln2w = next(c), l.ln2b = next(c);
+    l.fcw = next(4 * c * c), l.fcb = next(4 * c), l.fcprojw = next(4 * c * c), l.fcprojb = next(c);
     // small shapes run twice: the second launch fails if the first did not leave its sums and counters as it found them
-    auto launch = [=](std::function<void()> layer) {
-        layer();
+    auto launch = [=](std::function<void()> run) {
+        run();
         if (T > 100) { return; }
         cudaCheck(cudaMemcpyAsync(x, x_before, C * sizeof(floatX), cudaMemcpyDeviceToDevice, stream));
-        layer();
+        run();
     };
     b.kernel(1, "five launches: four products and attention",
              [=](int) { launch([=] {
-                            decode_layer1(l, {qkv, atty, fch, scratch}, stream);
+                            decode_layer1(layers, {qkv, atty, fch, scratch}, stream);
                         }); }, {0});
 #if !defined(ENABLE_FP32)
     if (decode_layer_ranks(C, NH, capacity, b.dry ? 132 : num_multiprocessors())) {
         b.kernel(
             2, "three launches: a cluster per head for qkv, attention and projection",
-            [=](int) { launch([=] { decode_layer2(l, decode_layer_turns(C), fch, stream); }); }, {0}, -90);
+            [=](int) { launch([=] { decode_layer2(layers, decode_layer_turns(C), fch, stream); }); }, {0}, -90);
+    }
+    if (decode_layer_fits3(C, NH, capacity, !b.dry && has_sm90a())) {
+        b.kernel(
+            3, "one launch for all layers, with a barrier of all blocks after each half of one",
+            [=](int) { launch([=] { decode_layer3(layers, decode_layer_state(C), stream); }); }, {0}, -90);
     }
 #endif
     b.best(1);
 }
 
 int main(int argc, char** argv) {
-    return bench_main(
-        argc, argv, "decode_layer", declare, {1, 512, 768, 12, 50257},
-        {{1, 1, 64, 1}, {1, 17, 72, 3}, {1, 66, 320, 5}, {1, 200, 256, 4}, {1, 77, 512, 4}, {1, 300, 768, 12}});
+    return bench_main(argc, argv, "decode_layer", declare, {1, 512, 768, 12, 50257},
+                      {{1, 1, 64, 1},
+                       {1, 17, 72, 3},
+                       {1, 66, 320, 5},
+                       {1, 90, 128, 2},
+                       {1, 200, 256, 4},
+                       {1, 77, 512, 4},
+                       {1, 300, 768, 12}});
 }
