@@ -376,8 +376,10 @@ static void gpt2_forward(GPT2* model, Activations* acts, int B, int T, KeyValueC
         matmul_forward(a.projected, NULL, a.atty, w.attprojw, w.attprojb, NULL, BT, C, C, stream);
         fused_residual_layernorm_forward(a.residual2, a.ln2, a.ln2_mean, a.ln2_rstd, a.residual, a.projected, w.ln2w,
                                          w.ln2b, BT, C, stream);
-        // MLP
-        matmul_forward(a.fch_gelu, a.fch, a.ln2, w.fcw, w.fcb, NULL, BT, C, 4 * C, stream);
+        // MLP. A smaller batch than the one in training, as some validation has, may be too small for a kernel that saves the slope.
+        GeluSaved saved = a.fch;
+        saved.is_slope = saved.is_slope && matmul_can_save_slope(BT, C, 4 * C);
+        matmul_forward(a.fch_gelu, saved, a.ln2, w.fcw, w.fcb, NULL, BT, C, 4 * C, stream);
         matmul_forward(a.projected, NULL, a.fch_gelu, w.fcprojw, w.fcprojb, NULL, BT, 4 * C, C, stream);
         await_weights(l + 2, stream); // of the next layer
         norm = norm_before_layer(model, acts, B, T, l + 1);
@@ -1254,9 +1256,10 @@ static double validation_loss(Trainer* t) {
         }
         gpt2_forward(model, &model->acts, B, T, NULL);
         gpt2_loss(model, &model->acts, B, T, false, 1.0f / ((float)B * T * n));
+        ranks_agree(0, false, 0, ranks_limit_ms()); // a rank that hangs is noticed
     }
     cudaCheck(cudaMemcpyAsync(&loss, &model->state->loss, sizeof(loss), cudaMemcpyDeviceToHost, model->stream));
-    cudaCheck(cudaStreamSynchronize(model->stream));
+    wait_for_stream(model->stream, "the validation after step", t->job.run.step);
     return t->job.val_ranks > 1 ? ranks_sum(loss) / t->job.val_ranks : loss;
 }
 

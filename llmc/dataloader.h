@@ -279,15 +279,20 @@ static inline int64_t dataloader_shard_at(const DataLoader* d, int64_t epoch, in
     return order[place];
 }
 
-// Advances `at` by one batch of all ranks; num_tokens is the size of the shard that `at` points to. The tokens at the
-// end of a shard that do not fill a batch are skipped.
-static inline void dataloader_advance(const DataLoader* d, DataLoaderState* at, int64_t num_tokens) {
-    at->position += d->step_tokens;
-    if (at->position + d->step_tokens < num_tokens) { return; }
-    at->position = 0;
-    if (++at->shard < d->num_shards) { return; }
-    at->shard = 0;
-    at->epoch++;
+// Moves `at` to the shard of the next batch, and makes that epoch's order of shards. What is left of a shard and does not fill
+// a batch is skipped; it may be a whole shard.
+static inline void dataloader_find_batch(DataLoader* d, DataLoaderState* at) {
+    for (;;) {
+        if (d->shuffle && d->order_epoch != at->epoch) {
+            dataloader_shard_at(d, at->epoch, 0, d->shard_order);
+            d->order_epoch = at->epoch;
+            d->order_shard = -1;
+        }
+        int64_t index = d->shuffle ? d->shard_order[at->shard] : at->shard;
+        if (at->position + d->step_tokens < (int64_t)d->shards[index].num_tokens) { return; }
+        at->position = 0;
+        if (++at->shard == d->num_shards) { at->shard = 0, at->epoch++; }
+    }
 }
 
 // Reads n consecutive inputs (n) from token `begin` of the mapped shard, and their targets (n), each the next token.
@@ -302,11 +307,6 @@ static inline bool dataloader_run(DataLoader* d, size_t begin, size_t n, int* in
 // Prepares the batch that d->ahead points to and advances d->ahead. On false, d->error holds the reason.
 static inline bool dataloader_prepare(DataLoader* d) {
     DataLoaderState* at = &d->ahead;
-    if (d->shuffle && d->order_epoch != at->epoch) {
-        dataloader_shard_at(d, at->epoch, 0, d->shard_order);
-        d->order_epoch = at->epoch;
-        d->order_shard = -1;
-    }
     int64_t index = d->shuffle ? d->shard_order[at->shard] : at->shard;
     if (!dataloader_map(d, index, &d->error)) { return false; }
     struct stat st; // reading a page of the mapping beyond the end of a truncated file would raise SIGBUS
@@ -327,7 +327,8 @@ static inline bool dataloader_prepare(DataLoader* d) {
             if (!dataloader_run(d, row * T, T, d->inputs + b * T, d->targets + b * T)) { return false; }
         }
     }
-    dataloader_advance(d, at, (int64_t)num_tokens);
+    at->position += d->step_tokens;
+    dataloader_find_batch(d, at);
     return true;
 }
 
@@ -386,7 +387,9 @@ static inline void dataloader_state(const DataLoader* d, DataLoaderState* state)
 
 static inline void dataloader_seek(DataLoader* d, const DataLoaderState* state) {
     dataloader_wait(d);
-    d->next = d->ahead = *state;
+    d->ahead = *state;
+    dataloader_find_batch(d, &d->ahead);
+    d->next = d->ahead;
     dataloader_go(d);
 }
 
@@ -424,10 +427,7 @@ static inline bool dataloader_restore(DataLoader* d, const DataLoaderState* stat
         uint32_t* order = (uint32_t*)malloc_check((size_t)d->num_shards * sizeof(uint32_t));
         int64_t num_tokens = (int64_t)d->shards[dataloader_shard_at(d, at.epoch, at.shard, order)].num_tokens;
         free(order);
-        possible = at.position < num_tokens && !(d->shuffle && at.position % d->T != 0);
-        if (possible && at.position + d->step_tokens >= num_tokens) {
-            dataloader_advance(d, &at, 0); // the rest of the shard is too small for this run's larger batch
-        }
+        possible = (at.position == 0 || at.position < num_tokens) && !(d->shuffle && at.position % d->T != 0);
     }
     if (!possible) {
         return error_set(err, "%s: epoch %lld, shard %lld, position %lld is not in it", what, (long long)state->epoch,
@@ -509,10 +509,11 @@ static inline uint64_t dataloader_add_fingerprint(uint64_t fingerprint, const ui
     return splitmix64(fingerprint ^ crc);
 }
 
-// Checks every shard's header and length, and sets num_tokens and batches_per_epoch. A shard that is too short for a batch,
-// such as the last one that tokenize writes, is passed over with a note of rank 0, unless all of them are.
+// Checks every shard's header and length, and sets num_tokens, batches_per_epoch and fingerprint. A shard that is too short for
+// a batch, such as the last one that tokenize writes, is passed over with a note of rank 0, unless all of them are. It still
+// counts as one of the shards, because another B or number of ranks may read it.
 static inline bool dataloader_check_shards(DataLoader* d, Error* err) {
-    int64_t kept = 0;
+    int64_t too_short = 0;
     Error first; // about the first shard that is too short
     first.text[0] = '\0';
     for (int64_t i = 0; i < d->num_shards; i++) {
@@ -521,29 +522,22 @@ static inline bool dataloader_check_shards(DataLoader* d, Error* err) {
         if (!map_file(&file, shard->path, err)) { return false; }
         bool ok = shard_parse(file.data, file.size, shard->path, 0, &shard->num_tokens, err);
         int64_t n = (int64_t)shard->num_tokens;
-        if (ok && n > d->step_tokens) {
-            d->fingerprint = dataloader_add_fingerprint(d->fingerprint, file.data, file.size);
-        }
+        if (ok) { d->fingerprint = dataloader_add_fingerprint(d->fingerprint, file.data, file.size); }
         unmap_file(&file);
         if (!ok) { return false; }
+        d->num_tokens += n;
         if (n > d->step_tokens) {
-            d->num_tokens += n;
             d->batches_per_epoch += (n - 1) / d->step_tokens;
-            DataShard swap = d->shards[kept];
-            d->shards[kept++] = *shard;
-            *shard = swap;
-        } else if (!first.text[0]) {
+        } else if (too_short++ == 0) {
             error_set(&first, "%s: has %lld tokens, one batch needs %lld x %d ranks x %d + 1 = %lld", shard->path,
                       (long long)n, (long long)d->B, d->num_ranks, d->T, (long long)d->step_tokens + 1);
         }
     }
-    if (kept == 0) { return error_set(err, "%s: use smaller -b or -t", first.text); }
-    if (kept < d->num_shards && d->rank == 0) {
+    if (too_short == d->num_shards) { return error_set(err, "%s: use smaller -b or -t", first.text); }
+    if (too_short > 0 && d->rank == 0) {
         print_line(stderr, "note: %lld of %lld shards are too short for a batch and are passed over: %s",
-                   (long long)(d->num_shards - kept), (long long)d->num_shards, first.text);
+                   (long long)too_short, (long long)d->num_shards, first.text);
     }
-    for (int64_t i = kept; i < d->num_shards; i++) { free(d->shards[i].path); }
-    d->num_shards = kept;
     return true;
 }
 
@@ -576,7 +570,7 @@ static inline bool dataloader_open(DataLoader* d, const char* pattern, int B, in
     }
     size_t max_rows = 0;
     for (int64_t i = 0; i < d->num_shards; i++) {
-        size_t rows = (d->shards[i].num_tokens - 1) / (size_t)T;
+        size_t tokens = d->shards[i].num_tokens, rows = tokens > 0 ? (tokens - 1) / (size_t)T : 0;
         max_rows = rows > max_rows ? rows : max_rows;
     }
     d->inputs = (int*)malloc_check((size_t)batch * sizeof(int));
@@ -592,6 +586,7 @@ static inline bool dataloader_open(DataLoader* d, const char* pattern, int B, in
     d->next.num_shards = d->num_shards;
     d->next.num_tokens = d->num_tokens;
     d->next.fingerprint = d->fingerprint;
+    dataloader_find_batch(d, &d->next);
     d->ahead = d->next;
     pthread_mutex_init(&d->mutex, NULL);
     pthread_cond_init(&d->changed, NULL);

@@ -123,7 +123,7 @@ inline void ranks_at_exit() {
 }
 
 double ranks_sum(double x);
-int ranks_take_int(int x);
+void ranks_take_from_rank0(void* data, size_t bytes);
 
 // ---- starting the ranks -----------------------------------------------------------------
 
@@ -185,7 +185,15 @@ inline int ranks_start(char** argv) {
     if (r.env.source == RANKS_ALONE && args->init_method && strcmp(args->init_method, "mpi") == 0) {
         die("-pi mpi: mpirun has not started this process; --gpus N needs no MPI");
     }
-    if (r.env.source == RANKS_ALONE) {
+    if (args->restarts > 0 && !args->output) {
+        cli_fail("--restarts needs -o: a restart resumes what was saved there");
+    }
+    if (args->gpus > 1 && r.env.source != RANKS_LAUNCHER && !is_alone() && args->gpus != r.env.num_ranks &&
+        is_rank0()) {
+        printf("note: --gpus %d is not used, %s has started %d ranks\n", args->gpus, rank_source_name(r.env.source),
+               r.env.num_ranks);
+    }
+    if (is_alone()) { // also where a launcher has started one process
         static const char* const resume[] = {"-y", "1", NULL};
         if (args->gpus == 1) { return -1; }
         int here = count_gpus(), gpus = args->gpus > 0 ? args->gpus : here;
@@ -195,7 +203,6 @@ inline int ranks_start(char** argv) {
         RankLaunch launch = {gpus, args->restarts, resume, 0, 0, 0};
         return ranks_launch(&launch, argv);
     }
-    if (is_alone()) { return -1; }
     if (!nccl_open(&r.nccl, &err)) { die("%s", err.text); }
     for (NcclUniqueId& id : r.ids) {
         if (is_rank0() && !nccl_unique_id(&r.nccl, &id, &err)) { die("%s", err.text); }
@@ -216,7 +223,7 @@ inline int ranks_start(char** argv) {
     snprintf(message_prefix, sizeof(message_prefix), "rank %d: ", r.env.rank);
     on_die = ranks_tell;
     sum_over_ranks = ranks_sum;
-    from_rank0 = ranks_take_int;
+    from_rank0 = ranks_take_from_rank0;
     run_stop_is_silent = !is_rank0();
     if (!is_rank0() && !freopen("/dev/null", "w", stdout)) { die("/dev/null: %s", strerror(errno)); } // rank 0 prints
     return -1;
@@ -296,6 +303,11 @@ inline void ranks_take_reason(int rank, bool failed, Error* err) {
     if (!failed) { error_set(err, "%s: %s", ranks().link.peers[rank].name, theirs.text); }
 }
 
+inline int ranks_take_int(int x) {
+    ranks_take_from_rank0(&x, sizeof(x));
+    return x;
+}
+
 // Rank 0 decides from what the run resumes, and draws a seed if that was asked for.
 inline void ranks_find_checkpoint(Training* t) {
     struct Found {
@@ -316,11 +328,6 @@ inline void ranks_find_checkpoint(Training* t) {
     ranks_take_from_rank0(&found, sizeof(found));
     snprintf(t->checkpoint, sizeof(t->checkpoint), "%s", found.checkpoint);
     drawn_seed = found.seed;
-}
-
-inline int ranks_take_int(int x) {
-    ranks_take_from_rank0(&x, sizeof(x));
-    return x;
 }
 
 // Ends the program if the ranks have different values: they would train different models.
@@ -428,7 +435,8 @@ inline bool watch_is_late(Error* err) {
 
 __attribute__((noreturn)) inline void watchdog_bite(const char* reason) {
     if (ranks_tell(reason)) {
-        fprintf(stderr, "error: %s%s; the last saved checkpoint stands\n", message_prefix, reason);
+        fprintf(stderr, "error: %s%s%s\n", message_prefix, reason,
+                args->output ? "; the last saved checkpoint stands" : "");
     }
     usleep(200000);      // for the message to leave this process
     _exit(EXIT_FAILURE); // exit() would wait for a GPU that waits for ever
@@ -437,10 +445,17 @@ __attribute__((noreturn)) inline void watchdog_bite(const char* reason) {
 inline void* watchdog_run(void*) {
     Watchdog& w = watchdog();
     Error err;
-    double lost_since = 0;
+    double lost_since = 0, before = time_ms();
     while (__atomic_load_n(&w.running, __ATOMIC_ACQUIRE)) {
         usleep(50000);
-        double now = time_ms();
+        double now = time_ms(), stopped = now - before;
+        before = now;
+        if (stopped > RANK_LINK_STOPPED_MS) { // the whole process, by Ctrl-Z: that time does not count
+            pthread_mutex_lock(&w.lock);
+            w.since += stopped;
+            pthread_mutex_unlock(&w.lock);
+            lost_since += lost_since > 0 ? stopped : 0;
+        }
         if (!nccl_comm_poll(&ranks().few, &err) || !nccl_comm_poll(&ranks().many, &err)) {
             ranks_find_reason(&err);
             watchdog_bite(err.text);
@@ -686,7 +701,8 @@ inline void maximum_of_ranks(float* values, size_t n, cudaStream_t stream) {
     Ranks& r = ranks();
     if (is_alone()) { return; }
     await_computation(stream);
-    ncclCheck(nccl_all_reduce(&r.many, values, values, n, NCCL_UINT32, NCCL_MAX, r.stream, err)); // bits have their order
+    ncclCheck(
+        nccl_all_reduce(&r.many, values, values, n, NCCL_UINT32, NCCL_MAX, r.stream, err)); // bits have their order
     await_collectives(stream);
 }
 

@@ -151,7 +151,8 @@ static inline void prompts_add_lines(Prompts* p, const char* path) {
     for (size_t at = 0; n > 0 && at <= n; lines++) {
         const char* newline = (const char*)memchr(text + at, '\n', n - at);
         size_t length = newline ? (size_t)(newline - text) - at : n - at;
-        if (lines < PROMPTS_MAX) { prompts_add(p, copy_text(text + at, length), length); }
+        bool crlf = length > 0 && text[at + length - 1] == '\r'; // a file from Windows
+        if (lines < PROMPTS_MAX) { prompts_add(p, copy_text(text + at, length - crlf), length - crlf); }
         at += length + 1;
     }
     if (lines == 0 || lines > PROMPTS_MAX) {

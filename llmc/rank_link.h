@@ -58,8 +58,10 @@ enum {
     RANK_LINK_WAIT_MS = 500,    // after this time rank 0 sends WAIT to those that have answered
     RANK_LINK_GRACE_MS = 2000,  // the other ranks wait this much longer than rank 0
     RANK_LINK_SETTLE_MS = 1000, // ranks are out of step: how long the rest has to say where they are
-    RANK_LINK_LINGER_MS = 500,  // after a failure: how long the others have to read the reason
-    RANK_LINK_SILENCE_S = 30    // a host that answers nothing for so long has lost its power or its network
+    RANK_LINK_STOPPED_MS =
+        2000, // a wait that lasts so much longer than it should: this process was stopped, as by Ctrl-Z
+    RANK_LINK_LINGER_MS = 500, // after a failure: how long the others have to read the reason
+    RANK_LINK_SILENCE_S = 30   // a host that answers nothing for so long has lost its power or its network
 };
 
 #ifdef POLLRDHUP
@@ -239,10 +241,17 @@ static inline bool link_wait(RankLink* link, short events, bool all) {
     }
     if (awaited == 0 || wait_ms <= 0) { return false; }
     pthread_mutex_unlock(&link->mutex);
+    double start_ms = time_ms();
     int ready =
         poll(link->fds, (nfds_t)link->num_ranks, wait_ms < RANK_LINK_SLICE_MS ? (int)wait_ms + 1 : RANK_LINK_SLICE_MS);
     for (int i = 0; i < link->num_ranks && ready <= 0; i++) { link->fds[i].revents = 0; }
+    double waited_ms = time_ms() - start_ms;
     pthread_mutex_lock(&link->mutex);
+    if (waited_ms >
+        RANK_LINK_SLICE_MS + RANK_LINK_STOPPED_MS) { // nobody can have answered in that time, it does not count
+        link->begin_ms += waited_ms;
+        link->deadline_ms += waited_ms;
+    }
     return true;
 }
 

@@ -313,7 +313,7 @@ static const Option options[] = {
 
 // Which of several processes this is that train together, each on a GPU of its own. Set once, when the program has found out.
 static int run_rank = 0, run_num_ranks = 1;
-static int (*from_rank0)(int x); // what process 0 gives, for all of them; NULL: there is one process
+static void (*from_rank0)(void* data, size_t bytes); // replaces data by process 0's; NULL: there is one process
 
 // ---- what the program does ------------------------------------------------------------
 
@@ -565,6 +565,7 @@ typedef struct {
     DataLoaderState position; // in the training data, after the last complete step
     int64_t tasks_step;       // the step whose validation and sample are done; -1: none
     int64_t saved_step;       // the step of the newest checkpoint that this run saved or resumed from; -1: none
+    double kept_val_loss;     // of the checkpoint that --keep-best has marked; infinite before the first one
     int64_t best_step;        // the step with the lowest validation loss, if --keep-best is to save it; -1: none
     Saver saver;              // writes the checkpoints
     double save_start_ms;     // when the run began to wait for the newest save (time_ms)
@@ -795,7 +796,7 @@ static inline void training_begin(Training* t, const GPT2Config* config, float* 
     Error err;
     t->run.config = *config;
     t->run.sampler_rng = splitmix64((uint64_t)run_seed());
-    t->run.best_val_loss = INFINITY;
+    t->run.best_val_loss = t->kept_val_loss = INFINITY;
     fill_run_settings(&t->run, t);
     if (t->checkpoint[0]) {
         if (!run_load(t->checkpoint, &t->run, params, m, v, &err) ||
@@ -811,6 +812,7 @@ static inline void training_begin(Training* t, const GPT2Config* config, float* 
             memset(t->run.fp8_largest, 0, sizeof(t->run.fp8_largest));
         }
         // validation and sampling of this step were done before the checkpoint was written
+        t->kept_val_loss = now.best_val_loss;
         t->tasks_step = t->saved_step = now.step;
         print_line(stdout, "resumed at step %lld from %s", (long long)t->run.step, t->checkpoint);
     }
@@ -836,9 +838,14 @@ static inline bool training_report_save(Training* t) {
     char pause[64] = "";
     if (!s->saved) {
         t->failed_saves++;
+        if (s->best && t->run.best_val_loss == s->state.best_val_loss) { // the best weights are those of before again
+            t->run.best_val_loss = t->kept_val_loss;
+            t->best_step = -1;
+        }
         logger_save_failed(&t->logger, s->state.step, s->error.text);
         return false;
     }
+    if (s->best) { t->kept_val_loss = s->state.best_val_loss; }
     t->saved_step = s->state.step;
     t->write_ms = s->ms;
     if (t->save_pause_ms < s->ms) { snprintf(pause, sizeof(pause), "; the run waited for %.0f ms", t->save_pause_ms); }
@@ -873,7 +880,8 @@ static inline bool training_can_save(Training* t) {
     Saver* s = &t->saver;
     if (!from_rank0) { return true; }
     bool ok = run_rank > 0 || run_can_begin(s->dir, &s->error);
-    if (from_rank0(ok)) { return true; }
+    from_rank0(&ok, sizeof(ok));
+    if (ok) { return true; }
     if (run_rank > 0) { error_set(&s->error, "%s: rank 0 cannot write there", s->dir); }
     s->saved = false;
     s->pruned = true;
@@ -885,7 +893,7 @@ static inline void training_save_now(Training* t) {
     if (!training_can_save(t)) { return; }
     t->saver.ranks.token++;
     saver_run(&t->saver);
-    if (from_rank0) { t->saver.saved = from_rank0(t->saver.saved); }
+    if (from_rank0) { from_rank0(&t->saver.saved, sizeof(t->saver.saved)); }
 }
 
 static Training* training_at_exit;
@@ -913,17 +921,18 @@ static inline void training_save_anyway(Training* t) {
             return;
         }
         again = time_ms() - start < wait_ms;
-        if (from_rank0) { again = from_rank0(again); }
+        if (from_rank0) { from_rank0(&again, sizeof(again)); }
         if (again) { usleep(500000); }
     }
     reason = s->error;
     s->ranks.limit_ms = 30e3; // a directory that other hosts do not see is not waited for any longer
     const char* const places[] = {getenv("TMPDIR"), "/tmp", "/var/tmp", getenv("HOME"), "."};
     for (size_t i = 0; i < sizeof(places) / sizeof(places[0]); i++) {
-        char dir[4096];
-        if (!places[i] || !places[i][0]) { continue; }
+        char dir[4000] = "";
         unsigned long long name = run_num_ranks > 1 ? s->ranks.token : (unsigned long long)getpid();
-        snprintf(dir, sizeof(dir), "%s/train_gpt2_rescue_%llu", places[i], name);
+        if (places[i] && places[i][0]) { snprintf(dir, sizeof(dir), "%s/train_gpt2_rescue_%llu", places[i], name); }
+        if (from_rank0) { from_rank0(dir, sizeof(dir)); } // other hosts may have other variables
+        if (!dir[0]) { continue; }
         s->dir = dir;
         training_save_now(t);
         if (!s->saved) {

@@ -81,15 +81,15 @@ constexpr int DECODE_LAYER_ROWS = 5;   // rows of qkv per warp, at most
 constexpr int DECODE_LAYER_VALUES = 7; // columns of x per thread, at most: C <= 1792
 
 // The residual stream between attention and the MLP, y, is a sum that all clusters add to. Its terms are integers, so the
-// order in which they come does not change the result: 2^32 stands for 1. The element behind the last one becomes 1 when
-// a term is not finite or too large, and then all of y is NaN.
+// order in which they come does not change the result: 2^32 stands for 1. The element behind the last one counts
+// terms that are not finite or too large; if there are any, all of y is NaN.
 typedef unsigned long long DecodeLayerSum; // atomicAdd has no signed 64-bit form; two's complement adds alike
 
 __device__ inline void decode_layer_add(DecodeLayerSum* sums, int i, int C, float x) {
     if (fabsf(x) < 0x1p30f) { // not if x is NaN
         atomicAdd(&sums[i], (DecodeLayerSum)llrintf(x * 0x1p32f));
     } else {
-        sums[C] = 1;
+        atomicAdd(&sums[C], 1ull);
     }
 }
 // y[i], rounded to floatX as the residual stream of a training step is

@@ -51,7 +51,7 @@ gpus() { # N OUT STEPS [FLAGS]
 rank() { # RANK OF PORT OUT STEPS [FLAGS]
     set_flags "${@:4}"
     LLMC_RANK=$1 LLMC_NUM_RANKS=$2 LLMC_LOCAL_RANK=$1 LLMC_ADDRESS=127.0.0.1 LLMC_PORT=$((21000 + ($$ + $3 * 37) % 9000)) \
-        TMPDIR=$tmp/rescue LLMC_SAVE_SECONDS=0 timeout "$limit" env "LD_PRELOAD=$preload" "${before[@]}" "${program:-$train}" \
+        TMPDIR=${rescue-$tmp/rescue} LLMC_SAVE_SECONDS=0 timeout "$limit" env "LD_PRELOAD=$preload" "${before[@]}" "${program:-$train}" \
         "${flags[@]}" >"$4.$1.out" 2>"$4.$1.err" </dev/null
 }
 # Ranks that no launcher started, of which rank 1 has the environment `odd`. Sets `codes`, and `seconds` from the end of
@@ -194,6 +194,10 @@ test_signals() {
         good "resuming" "$out"
         same "$out" "$tmp/calm" 12
     done
+    # Ctrl-Z, and fg after longer than --timeout
+    disturbed "$out" 12 'kill -TSTP ${pids[0]}; sleep 5; kill -CONT ${pids[0]}' -n 0 --timeout 3
+    want "what a stopped run says" "$(grep -v '^note' "$out.err")" ""
+    same "$out" "$tmp/calm" 12
 }
 
 # A rank that dies or hangs ends all others, by name; with --restarts the run ends as if nothing had happened.
@@ -209,6 +213,9 @@ test_faults() {
     disturbed "$out" 100 'kill -STOP ${pids[2]}; sleep 6; kill -CONT ${pids[2]}' -n 0 --timeout 2
     grep -qE 'no answer for [0-9.]+ s from rank [0-9]|has not ended after 2 s' "$out.err" || fail "$(cat "$out.err")"
     gone "a stopped rank"
+    disturbed "$out" 100 'sleep 1; kill -STOP ${pids[2]}; sleep 8; kill -CONT ${pids[2]}' -n 0 --timeout 2 -v 1 -m 20
+    grep -qE 'no answer for [0-9.]+ s from rank [0-9]|has not ended after 2 s' "$out.err" || fail "validation: $(cat "$out.err")"
+    gone "a rank that was stopped in a validation"
     gpus "$ranks" "$tmp/still" 12 -d $((6 * unit)) -v 0 -s 0 -n 2
     disturbed "$out" 12 'kill -KILL ${pids[-1]}' -n 2 --restarts 2
     contains "starting all ranks again: restart 1 of 2" "$out.err"
@@ -246,7 +253,7 @@ test_one_rank_fails() {
 test_one_disk_is_full() {
     local out=$tmp/one_full saved
     setup
-    odd=("preload=$preload:$tmp/bin/failing_write.so" "FAIL_DIR=$out" FAIL_AT=3 FAIL_MODE=from)
+    odd=("preload=$preload:$tmp/bin/failing_write.so" "FAIL_DIR=$out" FAIL_AT=3 FAIL_MODE=from rescue=) # it has no TMPDIR
     odd_rank 20 "$out" 6 -n 2
     want "exit codes" "$codes" "$all_failed"
     contains "warning: rank 1: " "$out.1.err"

@@ -314,7 +314,12 @@ test_short_last_shard() {
     "$BIN_DIR/dev/data/tokenize" -i "$tmp/9000" -o "$world/odd/a" -s 3000 2>"$tmp/err" || fail "$(cat "$tmp/err")"
     good "${small[@]}" -i 'odd/a_train_*.bin' -b 40 -t 32 -x 3 -s 0
     contains "note: 1 of 4 shards are too short for a batch and are passed over: odd/a_train_000003.bin: has 1 tokens" "$tmp/err"
-    contains "data: 9000 tokens in 3 shards" "$tmp/out"
+    contains "data: 9001 tokens in 4 shards" "$tmp/out"
+    # a run is resumed with batches for which another shard is too short, too
+    "$BIN_DIR/dev/data/tokenize" -i "$tmp/9000" -o "$world/uneven/a" -s 6000 2>"$tmp/err" || fail "$(cat "$tmp/err")"
+    good "${small[@]}" -i 'uneven/a_train_*.bin' -b 8 -t 32 -x 3 -s 0 -o uneven_run
+    good "${small[@]}" -i 'uneven/a_train_*.bin' -b 120 -t 32 -x 4 -s 0 -o uneven_run -y 1
+    contains "note: 1 of 2 shards are too short" "$tmp/err"
 }
 test_short_validation_data() {
     setup
@@ -575,6 +580,10 @@ test_several_texts() {
     head -n 1 "$tmp/out" | cmp - <(echo '---- 1 of 3 ----')
     tail -n +2 "$tmp/out" | head -c "$(wc -c <"$tmp/single")" | cmp - "$tmp/single"
     grep -aq '^char' "$tmp/out" || fail "the third line is not continued"
+    cp "$tmp/out" "$tmp/lines"
+    sed 's/$/\r/' "$world/lines.txt" >"$world/windows.txt"
+    good -e run/step_00000003 --prompts windows.txt --num-tokens 20 --no-stop-at-eot --seed 1
+    cmp "$tmp/out" "$tmp/lines"
     sample --seed 1 --num-samples 3 >"$tmp/three"
     want "headers" "$(grep -ac '^---- [123] of 3 ----$' "$tmp/three")" 3
     tail -n +2 "$tmp/three" | head -c "$(wc -c <"$tmp/single")" | cmp - "$tmp/single"

@@ -253,6 +253,9 @@ test_refusals() {
     setup
     gpus 17 "$tmp/no" 1
     failed "too many GPUs" "$tmp/no" '^error: --gpus 17: there are only 16 GPUs here'
+    status=0
+    "$train" --gpus 2 --restarts 1 -i "$tmp/data/*_train_*.bin" >"$tmp/no.out" 2>"$tmp/no.err" || status=$?
+    want "--restarts without -o" "$status: $(cat "$tmp/no.err")" "2: $train: --restarts needs -o: a restart resumes what was saved there"
     gpus 3 "$tmp/no" 1
     failed "-d" "$tmp/no" '^error: rank 0: -d 128 is not a multiple of -b 2 times -t 16 times 3 ranks = 96 tokens$'
     LLMC_NCCL=/nonexistent.so gpus 2 "$tmp/no" 1
@@ -263,6 +266,14 @@ test_refusals() {
     mkdir "$tmp/model" && cp -r "$tmp/data" "$tmp/model/step_00000001"
     gpus 2 "$tmp/model" 1
     failed "an output directory that is in use" "$tmp/model" '^error: rank 0: '
+}
+
+# A launcher that has started one process, as srun does by itself, leaves the starting to --gpus.
+test_one_task() {
+    reference
+    OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=1 OMPI_COMM_WORLD_LOCAL_RANK=0 gpus 2 "$tmp/task" 8
+    good "two GPUs in one task" "$tmp/task"
+    same "$tmp/task" "$tmp/two" 8
 }
 
 # ---- ends -----------------------------------------------------------------------------------
@@ -296,6 +307,6 @@ test_hangs() {
     done
 }
 
-tests=(losses collectives repeats no_overlap groups overlap_choice other_numbers zero muon bench hellaswag refusals strangers signals faults one_rank_fails one_disk_is_full
+tests=(losses collectives repeats no_overlap groups overlap_choice other_numbers zero muon bench hellaswag refusals one_task strangers signals faults one_rank_fails one_disk_is_full
     killed_at_the_start random_kills nccl_errors data_goes data_of_one_rank_goes output_goes hangs rank0_dies)
 run_tests_once "$@"

@@ -224,7 +224,22 @@ static void test_best(void) {
         }
         check(t.run.best_val_loss == 3.0);
     }
-    check_str(printed, "val loss 3.000000\n");
+    // steps 1 and 2 are saved, but saving the second one fails: step 3 is better than what there is, step 4 is not
+    const double later[] = {0, 5.0, 3.0, 4.0, 4.5};
+    const int last_saved[] = {0, 1, 1, 3, 3};
+    t.saver.pruned = true;
+    t.run.best_val_loss = t.kept_val_loss = INFINITY, t.best_step = -1;
+    for (int step = 1; step <= 4; step++) {
+        t.run.step = step;
+        capture_begin();
+        training_validated(&t, later[step], time_ms());
+        t.saver.state = t.run, t.saver.best = t.best_step == step, t.saver.saved = step != 2;
+        if (training_due(&t, run_stop_signal).save) { training_report_save(&t); }
+        capture_end();
+        check(t.saved_step == last_saved[step]);
+    }
+    check(t.run.best_val_loss == 4.0);
+    check_str(printed, "val loss 4.500000\n");
 }
 
 // the estimate of the time left counts what is done between the steps
