@@ -34,6 +34,7 @@ FAKE_CUDA_COUNT     file to which, at exit, the number of calls of each function
                     rounded up to whole warps
 FAKE_CUDA_MEMORY    bytes of memory that are free on the card; default 40 GB
 FAKE_CUDA_NAME      name of the card; default "Fake GPU"
+FAKE_CUDA_HOPPER    1: the card is like an H100, so that the program chooses its kernels for sm_90a
 FAKE_CUDA_DEVICES   number of cards, default 1. A process uses one of them
 FAKE_CUDA_SLOW_MS   milliseconds that each forward pass takes, and each capture of a graph
 FAKE_CUDA_EAGER     1: whatever is put on a stream is run at once. The results must be the same
@@ -1078,24 +1079,26 @@ cudaError_t cudaDeviceSynchronize(void) {
     run_queue(NULL);
     return cudaSuccess;
 }
+static bool is_hopper(void) { return setting("FAKE_CUDA_HOPPER", 0) == 1; }
+static int max_shared_bytes(void) { return (is_hopper() ? 227 : 163) << 10; }
 cudaError_t cudaDeviceGetAttribute(int* value, enum cudaDeviceAttr attribute, int device) {
     CALLED();
     (void)device;
-    switch (attribute) { // an invented card of compute capability 8.0
+    switch (attribute) { // an invented card of compute capability 8.0 or 9.0
     case cudaDevAttrComputeCapabilityMajor:
-        *value = 8;
+        *value = is_hopper() ? 9 : 8;
         break;
     case cudaDevAttrComputeCapabilityMinor:
         *value = 0;
         break;
     case cudaDevAttrMultiProcessorCount:
-        *value = 16;
+        *value = is_hopper() ? 132 : 16;
         break;
     case cudaDevAttrMaxSharedMemoryPerBlockOptin:
-        *value = 163 * 1024;
+        *value = max_shared_bytes();
         break;
     case cudaDevAttrMaxSharedMemoryPerMultiprocessor:
-        *value = 164 * 1024;
+        *value = max_shared_bytes() + 1024;
         break;
     case cudaDevAttrMaxThreadsPerMultiProcessor:
         *value = 2048;
@@ -1118,23 +1121,23 @@ cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp* properties, int devic
     const char* name = getenv("FAKE_CUDA_NAME");
     memset(properties, 0, sizeof(*properties));
     snprintf(properties->name, sizeof(properties->name), "%s", name ? name : "Fake GPU");
-    properties->major = 8;
-    properties->multiProcessorCount = 16;
+    properties->major = is_hopper() ? 9 : 8;
+    properties->multiProcessorCount = is_hopper() ? 132 : 16;
     properties->totalGlobalMem = card_bytes();
     return cudaSuccess;
 }
 cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes* attributes, const void* kernel) {
     CALLED();
-    find_kernel(kernel, __func__);
+    bool is_mark = strstr(find_kernel(kernel, __func__)->name, "ptx_sm90a_kernel") != NULL; // see has_sm90a()
     memset(attributes, 0, sizeof(*attributes));
-    attributes->ptxVersion = attributes->binaryVersion = 80;
-    attributes->maxThreadsPerBlock = 1024;
+    attributes->ptxVersion = attributes->binaryVersion = is_hopper() ? 90 : 80;
+    attributes->maxThreadsPerBlock = is_mark && is_hopper() ? 32 : 1024;
     return cudaSuccess;
 }
 cudaError_t cudaFuncSetAttribute(const void* kernel, enum cudaFuncAttribute attribute, int value) {
     CALLED();
     find_kernel(kernel, __func__);
-    if (attribute == cudaFuncAttributeMaxDynamicSharedMemorySize && value > 163 * 1024) {
+    if (attribute == cudaFuncAttributeMaxDynamicSharedMemorySize && value > max_shared_bytes()) {
         return fails(cudaErrorInvalidValue);
     }
     return cudaSuccess;
@@ -1151,13 +1154,14 @@ cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, const voi
                                                           size_t shared) {
     return cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(blocks, kernel, block_size, shared, 0);
 }
-// For TMA, which this card does not have.
+// For TMA. The one that an H100 has does nothing: no kernel that uses it runs here.
+static int encode_nothing(void) { return 0; }
 cudaError_t cudaGetDriverEntryPointByVersion(const char* name, void** function, unsigned version,
                                              unsigned long long flags, enum cudaDriverEntryPointQueryResult* result) {
     CALLED();
     (void)name, (void)version, (void)flags;
-    *function = NULL;
-    *result = cudaDriverEntryPointSymbolNotFound;
+    *function = is_hopper() ? (void*)encode_nothing : NULL;
+    *result = is_hopper() ? cudaDriverEntryPointSuccess : cudaDriverEntryPointSymbolNotFound;
     return cudaSuccess;
 }
 
@@ -1462,7 +1466,7 @@ cudaError_t __cudaLaunchKernel(cudaKernel_t kernel, dim3 grid, dim3 block, void*
 }
 cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const void* host, void** args) {
     CALLED();
-    if (config->numAttrs > 0) { misuse("%s: launch attributes need compute capability 9.0", __func__); }
+    if (config->numAttrs > 0 && !is_hopper()) { misuse("%s: launch attributes need compute capability 9.0", __func__); }
     return launch(host, config->gridDim, config->blockDim, args, config->stream, __func__);
 }
 

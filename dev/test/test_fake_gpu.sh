@@ -634,6 +634,23 @@ test_plans_of_run_gpt2() {
     done
 }
 
+# On an H100 the kernels depend on the shape. A micro-batch of training may be large enough for some that little validation data, or
+# the questions of HellaSwag, are too small for.
+test_hopper() {
+    setup
+    local flags
+    mkdir "$tmp/large"
+    head -c 40000 llmc/training.h >"$tmp/text"
+    "$BIN_DIR/dev/data/tokenize" -i "$tmp/text" -o "$tmp/large/a" -v 3000 -s 9000 2>"$tmp/log" || fail "$(cat "$tmp/log")"
+    for flags in "" "--fp8" "-ge 0" "-r 1" "-r 2 --optimizer muon"; do
+        # shellcheck disable=SC2086
+        FAKE_CUDA_HOPPER=1 program "$tmp/hopper" -e d12 --layers 1 --positions 1024 -b 4 -t 1024 -i "$tmp/large/*_train_*.bin" \
+            -j "$tmp/large/*_val_*.bin" -x 2 -v 1 -s 1 -g 8 $flags
+        good "a run on an H100, $flags" "$tmp/hopper"
+        contains "note: little validation data: -b 2 instead of 4 there" "$tmp/hopper.out"
+    done
+}
+
 # bench_generation.sh measures what it says: all runs, a line for each, and a table that follows from their output; a run that
 # fails is named. With the stand-in its figures mean nothing.
 test_bench_generation() {
@@ -772,7 +789,7 @@ test_ends() {
 }
 
 tests=(tasks many_prompts many_samples_with_little_memory progress profile profile_without_nvml perfect_step graph waiting matmul_choices tuned tuned_refused stochastic_rounding muon fp16
-    out_of_memory no_pinned_memory no_memory_for_a_sample little_memory plans_of_run_gpt2 bench_generation lost_card error_at_the_start
+    out_of_memory no_pinned_memory no_memory_for_a_sample little_memory plans_of_run_gpt2 hopper bench_generation lost_card error_at_the_start
     failing_matmul no_device ends program resume)
 if [ "$called_for" = . ] && [ $# -eq 0 ] && (setup) >/dev/null 2>&1; then
     : >"$tmp/beside"
