@@ -7,8 +7,8 @@
    (3C,C) and bias (3C), attproj (C,C) and (C), ln2 (C), fc (4C,C) and (4C), fcproj (C,4C) and (C).
    Bound: memory, L times 12*C*C weights and 2*(position+1)*C values of the cache. In practice latency: at C = 768 these are
    some 4 us a layer on an H100 (15.8 MB), and what each phase waits for the one before is more.
-   Constraint: C % 8 == 0. Kernels 2 and 3: sm_90a, 16-bit floatX, heads of 64, C <= 1792, and what a block keeps of the
-   weights and of the cache must fit its shared memory. Kernel 3: all clusters on the GPU at once.
+   Constraint: C % 8 == 0. Kernels 2 to 4: sm_90a, 16-bit floatX, heads of 64, C <= 1792. Kernels 2 and 3: what a block
+   keeps of the weights and of the cache must fit its shared memory. Kernels 3 and 4: all clusters on the GPU at once.
    Error: the results of five phases of a layer are rounded to floatX, as in training: 3 + L ulps of floatX of 1, and 2
    ulps of x.
    Source: a cluster per head, for qkv, attention and projection: the idea is ClusterFusion's (Luo et al. 2025,
@@ -21,6 +21,7 @@
      1  five launches: four products and attention (best)
      2  three launches: a cluster per head for qkv, attention and projection
      3  one launch for all layers, with a barrier of all blocks after each half of one
+     4  3 with all weights through a ring of chunks in shared memory
 
    nvcc -O3 --use_fast_math decode_layer.cu -o decode_layer      (or: make decode_layer)
    ./decode_layer 2      check kernel 2 against the CPU and time it
@@ -263,34 +264,45 @@ struct DecodeLayerHead {
             }
         }
     }
-    // Attention over this block's tokens, 8 lanes per token, from q, k, v, which have arrived. The result, to all blocks.
-    __device__ void attend(DecodeLayerReceived& received) const {
-        __shared__ float warps[DECODE_LAYER_WARPS][DECODE_LAYER_PART];
-        const float* qkv = received.qkv;
-        float q[VEC], sum[VEC] = {}, largest = DECODE_ATTENTION_LOWEST, total = 0.0f;
+    // Attention over this block's tokens, 8 lanes per token: what 4 of these groups in a warp know.
+    struct Attention {
+        float q[VEC], sum[VEC], largest, total;
+    };
+    __device__ Attention attend_begin(const DecodeLayerReceived& received) const { // q, k, v have arrived
+        Attention a = {{}, {}, DECODE_ATTENTION_LOWEST, 0.0f};
 #pragma unroll
-        for (int e = 0; e < VEC; e++) { q[e] = qkv[part + e] * (LOG2E * rsqrtf((float)HS)); }
-        int num_tokens = tokens.n + (rank == ranks - 1);
-        for (int first = warp * 4; first < num_tokens;
-             first += 4 * DECODE_LAYER_WARPS) { // all lanes together: shuffles
+        for (int e = 0; e < VEC; e++) { a.q[e] = received.qkv[part + e] * (LOG2E * rsqrtf((float)HS)); }
+        return a;
+    }
+    __device__ void attend_token(Attention& a, const x128& k, const x128& v, bool there) const {
+        float score = decode_layer_row_sum(decode_layer_dot(k, a.q)), before = a.largest;
+        if (there) { a.largest = fmaxf(a.largest, score); }
+        float rescale = exp2f(before - a.largest), share = there ? exp2f(score - a.largest) : 0.0f;
+        a.total = a.total * rescale + share;
+#pragma unroll
+        for (int e = 0; e < VEC; e++) { a.sum[e] = a.sum[e] * rescale + share * (float)v[e]; }
+    }
+    // keys, values (n,HS) in shared memory
+    __device__ void attend_tokens(Attention& a, const floatX* keys, const floatX* values, int n) const {
+        for (int first = warp * 4; first < n; first += 4 * DECODE_LAYER_WARPS) { // all lanes together: shuffles
             int t = first + group;
-            bool cached = t < tokens.n, there = t < num_tokens;
             x128 k = {}, v = {};
-            if (cached) { k = load128(keys + t * HS + part), v = load128(values + t * HS + part); }
-            if (there && !cached) {
-#pragma unroll
-                for (int e = 0; e < VEC; e++) {
-                    k[e] = (floatX)qkv[HS + part + e], v[e] = (floatX)qkv[2 * HS + part + e];
-                }
-            }
-            float score = decode_layer_row_sum(decode_layer_dot(k, q));
-            float before = largest;
-            if (there) { largest = fmaxf(largest, score); }
-            float rescale = exp2f(before - largest), share = there ? exp2f(score - largest) : 0.0f;
-            total = total * rescale + share;
-#pragma unroll
-            for (int e = 0; e < VEC; e++) { sum[e] = sum[e] * rescale + share * (float)v[e]; }
+            if (t < n) { k = load128(keys + t * HS + part), v = load128(values + t * HS + part); }
+            attend_token(a, k, v, t < n);
         }
+    }
+    // The newest token, which the last block has. The result of all its tokens, to all blocks.
+    __device__ void attend_end(Attention& a, DecodeLayerReceived& received) const {
+        __shared__ float warps[DECODE_LAYER_WARPS][DECODE_LAYER_PART];
+        if (rank == ranks - 1 && warp == 0) {
+            x128 k, v;
+#pragma unroll
+            for (int e = 0; e < VEC; e++) {
+                k[e] = (floatX)received.qkv[HS + part + e], v[e] = (floatX)received.qkv[2 * HS + part + e];
+            }
+            attend_token(a, k, v, group == 0);
+        }
+        float(&sum)[VEC] = a.sum, &largest = a.largest, &total = a.total;
         float own = largest;
 #pragma unroll
         for (int offset = 16; offset >= ROW_VECS; offset /= 2) {
@@ -326,9 +338,11 @@ struct DecodeLayerHead {
             }
         }
     }
-    // The projection of this block's outputs, 8 lanes per row, from all parts of the attention, which have arrived.
-    __device__ void project_out(const DecodeLayerReceived& received, DecodeLayerSum* sums) const {
-        float all = DECODE_ATTENTION_LOWEST, weights = 0.0f, attention[VEC] = {};
+    // The head's attention, from all parts, which have arrived: this lane's elements.
+    __device__ void join(float (&attention)[VEC], const DecodeLayerReceived& received) const {
+        float all = DECODE_ATTENTION_LOWEST, weights = 0.0f;
+#pragma unroll
+        for (int e = 0; e < VEC; e++) { attention[e] = 0.0f; }
         for (int r = 0; r < ranks; r++) { all = fmaxf(all, received.parts[r][HS]); }
         for (int r = 0; r < ranks; r++) {
             float share = exp2f(received.parts[r][HS] - all);
@@ -338,26 +352,37 @@ struct DecodeLayerHead {
         }
 #pragma unroll
         for (int e = 0; e < VEC; e++) { attention[e] = (float)(floatX)(attention[e] / weights); }
-        for (int first = warp * 4; first < outs.n; first += 4 * DECODE_LAYER_WARPS) {
+    }
+    // The projection of n outputs from `output` on, whose rows (n,HS) are in shared memory: 8 lanes per row.
+    __device__ void project_out(const float (&attention)[VEC], const floatX* rows, int output, int n,
+                                DecodeLayerSum* sums) const {
+        for (int first = warp * 4; first < n; first += 4 * DECODE_LAYER_WARPS) {
             int i = first + group;
             x128 w = {};
-            if (i < outs.n) { w = load128(proj + i * HS + part); }
+            if (i < n) { w = load128(rows + i * HS + part); }
             float y = decode_layer_row_sum(decode_layer_dot(w, attention));
-            if (i < outs.n && part == 0) { decode_layer_add(sums, outs.first + i, C, y); }
+            if (i < n && part == 0) { decode_layer_add(sums, output + i, C, y); }
         }
     }
-    // From normed to sums. parity: of the use of `received`, which begins at 0. The token's key and value become a row of the cache.
+    // The key and value of the token become a row of the cache.
+    __device__ void store(const DecodeLayer& l, const DecodeLayerReceived& received) const {
+        if (rank != 0 || threadIdx.x >= 2 * HS) { return; }
+        floatX* cache = threadIdx.x < HS ? l.keys : l.values;
+        cache[(size_t)now * C + head * HS + threadIdx.x % HS] = (floatX)received.qkv[HS + threadIdx.x];
+    }
+    // From normed to sums. parity: of the use of `received`, which begins at 0.
     __device__ void run(const DecodeLayer& l, DecodeLayerReceived& received, float bias, DecodeLayerSum* sums,
                         int parity) const {
+        float attention[VEC];
         project_qkv(received, bias);
         mbarrier_wait_cluster(&received.qkv_there, parity);
-        if (rank == 0 && threadIdx.x < 2 * HS) {
-            floatX* cache = threadIdx.x < HS ? l.keys : l.values;
-            cache[(size_t)now * C + head * HS + threadIdx.x % HS] = (floatX)received.qkv[HS + threadIdx.x];
-        }
-        attend(received);
+        store(l, received);
+        Attention a = attend_begin(received);
+        attend_tokens(a, keys, values, tokens.n);
+        attend_end(a, received);
         mbarrier_wait_cluster(&received.parts_there, parity);
-        project_out(received, sums);
+        join(attention, received);
+        project_out(attention, proj, outs.first, outs.n, sums);
     }
 };
 
@@ -554,15 +579,70 @@ struct DecodeLayerState {
     int* arrived;                // blocks at barriers, in this launch
 };
 
-// Waits until all blocks have come, for the target / gridDim.x-th time. They then see what the others have written.
-__device__ inline void decode_layer_barrier(int* arrived, int target) {
-    __syncthreads();
-    if (threadIdx.x == 0) {
-        add_release(arrived, 1);
-        while (load_acquire(arrived) < target) {}
+// What the two phases of a layer have in common: each begins with a layernorm of sums and ends with a barrier of all blocks.
+struct DecodeLayerPhase {
+    const DecodeLayerState& state;
+    int C, element, target = 0; // target: blocks at the next barrier
+    float v[DECODE_LAYER_VALUES], weight[DECODE_LAYER_VALUES], bias[DECODE_LAYER_VALUES]; // what this thread normalises
+
+    __device__ DecodeLayerPhase(const DecodeLayer& l, const DecodeLayerState& state) : state(state), C(l.C) {
+        element = blockIdx.x * DECODE_LAYER_THREADS + threadIdx.x;
     }
-    __syncthreads();
-}
+    __device__ void prepare(const floatX* norm_weight, const floatX* norm_bias) {
+        decode_layer_load(weight, norm_weight, C);
+        decode_layer_load(bias, norm_bias, C);
+    }
+    __device__ void read(const DecodeLayerSum* sums) {
+#pragma unroll
+        for (int i = 0; i < DECODE_LAYER_VALUES; i++) {
+            int c = threadIdx.x + i * DECODE_LAYER_THREADS;
+            v[i] = c < C ? decode_layer_value(sums, c, C) : 0.0f;
+        }
+    }
+    // normed = the layernorm of v. The sums of the next phase but one become 0. Of all blocks, the first few add to `to` what is
+    // not a product.
+    __device__ void begin(floatX* normed, DecodeLayerSum* to, DecodeLayerSum* next, const floatX* linear_bias) const {
+        if (element <= C) { next[element] = 0; }
+#pragma unroll
+        for (int i = 0; i < DECODE_LAYER_VALUES; i++) {
+            if (i == (int)blockIdx.x && element < C) {
+                decode_layer_add(to, element, C, v[i]);
+                decode_layer_add(to, element, C, (float)linear_bias[element]);
+            }
+        }
+        decode_layer_norm(normed, v, weight, bias, C);
+    }
+    // Waits until all blocks have come here. They then see what the others have written.
+    __device__ void end() {
+        target += gridDim.x;
+        __syncthreads();
+        if (threadIdx.x == 0) {
+            add_release(state.arrived, 1);
+            while (load_acquire(state.arrived) < target) {}
+        }
+        __syncthreads();
+    }
+    // After the last phase: the last block to come here has the result, and leaves the state as it was.
+    __device__ void finish(floatX* x, const DecodeLayerSum* sums) {
+        __shared__ bool last;
+        __syncthreads();
+        if (threadIdx.x == 0) {
+            __threadfence();
+            last = atomicAdd(state.arrived, 1) == target + (int)gridDim.x - 1;
+            __threadfence();
+        }
+        __syncthreads();
+        if (!last) { return; }
+        read(sums);
+#pragma unroll
+        for (int i = 0; i < DECODE_LAYER_VALUES; i++) {
+            int c = threadIdx.x + i * DECODE_LAYER_THREADS;
+            if (c < C) { x[c] = (floatX)v[i]; }
+        }
+        for (int c = threadIdx.x; c <= C; c += DECODE_LAYER_THREADS) { state.y[0][c] = state.y[1][c] = 0; }
+        if (threadIdx.x == 0) { *state.arrived = 0; }
+    }
+};
 
 // x += fcproj(gelu(fc(normed))) for the block's hidden units.
 struct DecodeLayerMlp {
@@ -637,117 +717,81 @@ __global__ void __launch_bounds__(DECODE_LAYER_THREADS)
                               const __grid_constant__ DecodeLayerState state) {
     extern __shared__ __align__(16) unsigned char decode_layer_dynamic[];
     __shared__ DecodeLayerReceived received;
-    __shared__ bool last;
     DecodeLayer l = layers[0];
     DecodeLayerHead head(decode_layer_dynamic, l, DECODE_LAYER_RANKS3);
     DecodeLayerMlp mlp(decode_layer_dynamic, l);
-    int C = l.C, target = 0, element = blockIdx.x * DECODE_LAYER_THREADS + threadIdx.x;
-    floatX* x = l.x;
     head.load(l);
     mlp.load(l);
-    float norm_weight[DECODE_LAYER_VALUES], norm_bias[DECODE_LAYER_VALUES], v[DECODE_LAYER_VALUES];
-    decode_layer_load(norm_weight, l.ln1w, C);
-    decode_layer_load(norm_bias, l.ln1b, C);
+    DecodeLayerPhase phase(l, state);
+    phase.prepare(l.ln1w, l.ln1b);
     float bias = head.load_bias(l);
     decode_layer_init(received, DECODE_LAYER_RANKS3);
     grid_launch_dependents();
     cluster_sync(); // the barriers of all blocks are initialised
     grid_wait_dependency();
 
-    // The sums of the next phase but one become 0. Of all blocks, the first few add what is not a product.
-    auto begin = [&](DecodeLayerSum* to, DecodeLayerSum* next, const floatX* linear_bias) {
-        if (element <= C) { next[element] = 0; }
-#pragma unroll
-        for (int i = 0; i < DECODE_LAYER_VALUES; i++) {
-            if (i == (int)blockIdx.x && element < C) {
-                decode_layer_add(to, element, C, v[i]);
-                decode_layer_add(to, element, C, (float)linear_bias[element]);
-            }
-        }
-        decode_layer_norm(head.normed, v, norm_weight, norm_bias, C);
-        cp_async_wait<1>(); // the other group is of the next phase
-        __syncthreads();
-    };
-    auto read = [&](const DecodeLayerSum* sums) {
-#pragma unroll
-        for (int i = 0; i < DECODE_LAYER_VALUES; i++) {
-            int c = threadIdx.x + i * DECODE_LAYER_THREADS;
-            v[i] = c < C ? decode_layer_value(sums, c, C) : 0.0f;
-        }
-    };
-    decode_layer_load(v, x, C);
+    decode_layer_load(phase.v, l.x, l.C);
     for (int i = 0; i < layers.num; i++) {
         bool goes_on = i + 1 < layers.num;
         DecodeLayer following = layers[goes_on ? i + 1 : i];
-        begin(state.y[i % 2], state.x[(i + 1) % 2], l.attprojb);
-        head.run(l, received, bias, state.y[i % 2], i % 2);
+        DecodeLayerSum *y = state.y[i % 2], *x = state.x[(i + 1) % 2];
+        phase.begin(head.normed, y, x, l.attprojb);
+        cp_async_wait<1>(); // the other group is of the next phase
+        __syncthreads();
+        head.run(l, received, bias, y, i % 2);
         __syncthreads(); // all have read the weights and what was received
         if (threadIdx.x == 0) { decode_layer_expect(received, DECODE_LAYER_RANKS3); }
         goes_on ? head.load(following) : cp_async_commit();
-        decode_layer_load(norm_weight, l.ln2w, C);
-        decode_layer_load(norm_bias, l.ln2b, C);
+        phase.prepare(l.ln2w, l.ln2b);
         bias = mlp.load_bias(l);
-        decode_layer_barrier(state.arrived, target += gridDim.x);
+        phase.end();
 
-        read(state.y[i % 2]);
-        begin(state.x[(i + 1) % 2], state.y[(i + 1) % 2], l.fcprojb);
-        mlp.run(bias, state.x[(i + 1) % 2]);
+        phase.read(y);
+        phase.begin(head.normed, x, state.y[(i + 1) % 2], l.fcprojb);
+        cp_async_wait<1>(); // the other group is of the next layer
+        __syncthreads();
+        mlp.run(bias, x);
         if (!goes_on) { break; }
         __syncthreads(); // all have read the weights
         mlp.load(following);
-        decode_layer_load(norm_weight, following.ln1w, C);
-        decode_layer_load(norm_bias, following.ln1b, C);
+        phase.prepare(following.ln1w, following.ln1b);
         bias = head.load_bias(following);
-        decode_layer_barrier(state.arrived, target += gridDim.x);
-        read(state.x[(i + 1) % 2]);
+        phase.end();
+        phase.read(x);
         l = following;
     }
-
-    // the last block to come here has the result, and leaves the state as it was
-    __syncthreads();
-    if (threadIdx.x == 0) {
-        __threadfence();
-        last = atomicAdd(state.arrived, 1) == target + (int)gridDim.x - 1;
-        __threadfence();
-    }
-    __syncthreads();
-    if (!last) { return; }
-    read(state.x[layers.num % 2]);
-#pragma unroll
-    for (int i = 0; i < DECODE_LAYER_VALUES; i++) {
-        int c = threadIdx.x + i * DECODE_LAYER_THREADS;
-        if (c < C) { x[c] = (floatX)v[i]; }
-    }
-    for (int c = threadIdx.x; c <= C; c += DECODE_LAYER_THREADS) { state.y[0][c] = state.y[1][c] = 0; }
-    if (threadIdx.x == 0) { *state.arrived = 0; }
+    phase.finish(l.x, state.x[layers.num % 2]);
 }
 
-static cudaLaunchConfig_t decode_layer_config3(int C, int NH, int capacity, cudaLaunchAttribute (&attributes)[2]) {
+// How a kernel with `ranks` blocks per head and that much shared memory is launched.
+template <class Kernel> static cudaLaunchConfig_t decode_layer_config(Kernel kernel, int NH, int ranks, size_t bytes,
+                                                                      cudaLaunchAttribute (&attributes)[2]) {
     attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attributes[0].val.programmaticStreamSerializationAllowed = 1;
     attributes[1].id = cudaLaunchAttributeClusterDimension;
-    attributes[1].val.clusterDim.x = DECODE_LAYER_RANKS3, attributes[1].val.clusterDim.y = 1;
-    attributes[1].val.clusterDim.z = 1;
-    size_t bytes = DecodeLayerShared3(C, capacity).bytes;
-    cudaCheck(cudaFuncSetAttribute(decode_layer_sm90_kernel3, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes));
+    attributes[1].val.clusterDim.x = ranks, attributes[1].val.clusterDim.y = 1, attributes[1].val.clusterDim.z = 1;
+    cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes));
     cudaLaunchConfig_t config = {};
-    config.gridDim = dim3(NH * DECODE_LAYER_RANKS3);
+    config.gridDim = dim3(NH * ranks);
     config.blockDim = dim3(DECODE_LAYER_THREADS);
     config.dynamicSmemBytes = bytes;
     config.attrs = attributes;
     config.numAttrs = 2;
     return config;
 }
-// Whether the blocks' shares fit their shared memory, and all blocks the GPU at once.
-static bool decode_layer_fits3(int C, int NH, int capacity, bool ask_gpu) {
-    if (C != NH * DECODE_LAYER_HS || C > DECODE_LAYER_VALUES * DECODE_LAYER_THREADS) { return false; }
-    if (DecodeLayerShared3(C, capacity).bytes + 8192 > 227 << 10) { return false; } // 8 KB: the other arrays
+// Whether the blocks have enough shared memory, beside 8 KB for the other arrays, and all fit the GPU at once.
+template <class Kernel> static bool decode_layer_fits(Kernel kernel, int C, int NH, int ranks, size_t bytes) {
     int num_clusters = 0;
+    if (C != NH * DECODE_LAYER_HS || C > DECODE_LAYER_VALUES * DECODE_LAYER_THREADS) { return false; }
+    if (bytes + 8192 > 227 << 10 || !has_sm90a()) { return false; }
     cudaLaunchAttribute attributes[2] = {};
-    if (!ask_gpu) { return true; }
-    cudaLaunchConfig_t config = decode_layer_config3(C, NH, capacity, attributes);
-    cudaCheck(cudaOccupancyMaxActiveClusters(&num_clusters, decode_layer_sm90_kernel3, &config));
+    cudaLaunchConfig_t config = decode_layer_config(kernel, NH, ranks, bytes, attributes);
+    cudaCheck(cudaOccupancyMaxActiveClusters(&num_clusters, kernel, &config));
     return num_clusters >= NH;
+}
+static bool decode_layer_fits3(int C, int NH, int capacity) {
+    return decode_layer_fits(decode_layer_sm90_kernel3, C, NH, DECODE_LAYER_RANKS3,
+                             DecodeLayerShared3(C, capacity).bytes);
 }
 // It lives as long as the program, as decode_layer_turns does.
 static DecodeLayerState* decode_layer_state(int C) {
@@ -766,9 +810,240 @@ static DecodeLayerState* decode_layer_state(int C) {
 void decode_layer3(const DecodeLayers& layers, DecodeLayerState* state, cudaStream_t stream) {
     const DecodeLayer& l = layers.first;
     cudaLaunchAttribute attributes[2] = {};
-    cudaLaunchConfig_t config = decode_layer_config3(l.C, l.NH, l.capacity, attributes);
+    cudaLaunchConfig_t config = decode_layer_config(decode_layer_sm90_kernel3, l.NH, DECODE_LAYER_RANKS3,
+                                                    DecodeLayerShared3(l.C, l.capacity).bytes, attributes);
     config.stream = stream;
     cudaCheck(cudaLaunchKernelEx(&config, decode_layer_sm90_kernel3, layers, *state));
+}
+
+// ---- kernel 4: 3 for weights of any size: they pass through a ring in shared memory ----
+// A block needs its weights in an order that is known in advance: its rows of qkv, its part of the cache, its rows of the
+// projection, of fc, and its columns of fcproj, then those of the next layer. So they are loaded in chunks of up to 16 rows of
+// C, as many ahead as fit. While the block waits for others, the chunks ahead arrive.
+
+constexpr int DECODE_LAYER_SLOTS = 7;
+
+// n rows from `first` on of n * num, in chunks of `most`.
+struct DecodeLayerChunks {
+    int most, num;
+    __device__ DecodeLayerChunks(int n, int most) : most(most), num((n + most - 1) / most) {}
+};
+
+__host__ __device__ inline int decode_layer_chunk_rows(int C) { // of C elements
+    return 16 * C * (int)sizeof(floatX) * DECODE_LAYER_SLOTS <= 200 << 10 ? 16 : 8;
+}
+__host__ __device__ inline size_t decode_layer_bytes4(int C) { // slots, and the normalised vector
+    return (size_t)(decode_layer_chunk_rows(C) * DECODE_LAYER_SLOTS + 1) * C * sizeof(floatX);
+}
+
+struct DecodeLayerRing {
+    static constexpr int VEC = x128::size, HS = DECODE_LAYER_HS;
+    const DecodeLayerHead& head;
+    floatX* slots;
+    int C, slot; // elements of a slot
+    int used = 0, loaded = 0, layer = 0,
+        next = 0;           // chunks; the one that is loaded next: of which layer, its number there
+    DecodeLayerShare units; // of the MLP's hidden units of this head, this block's
+    DecodeLayerChunks qkv, tokens, proj, fc, fcproj;
+
+    // units of a block are a multiple of 8
+    __device__ static DecodeLayerShare block_units(const DecodeLayerHead& head) {
+        DecodeLayerShare vecs = decode_layer_share(4 * HS / VEC, head.rank, head.ranks);
+        return {head.head * 4 * HS + vecs.first * VEC, vecs.n * VEC};
+    }
+    __device__ DecodeLayerRing(const DecodeLayerHead& h, unsigned char* shared)
+        : head(h), slots(reinterpret_cast<floatX*>(shared)), C(h.C), slot(decode_layer_chunk_rows(h.C) * h.C),
+          units(block_units(h)), qkv(h.rows.n, slot / C), tokens(h.tokens.n, slot / (2 * HS)),
+          proj(h.outs.n, slot / HS), fc(units.n, slot / C), fcproj(C, units.n > 0 ? slot / units.n : C) {}
+
+    // rows (n,size) to a slot, a warp per row; from(i): where row i begins
+    template <class From> __device__ void load_rows(floatX* to, int n, From from) const {
+        for (int i = head.warp; i < n; i += DECODE_LAYER_WARPS) {
+            const floatX* row = from(i);
+            for (int c = head.lane * VEC; c < C; c += 32 * VEC) { cp_async_16(to + i * C + c, row + c); }
+        }
+    }
+    // The same for rows of num_vecs vectors, of which a warp loads several at once.
+    template <class From> __device__ void load_short_rows(floatX* to, int n, int num_vecs, From from) const {
+        int together = 32 / num_vecs, own = head.lane / num_vecs, c = head.lane % num_vecs * VEC;
+        for (int i = head.warp * together + own; i < n && own < together; i += DECODE_LAYER_WARPS * together) {
+            cp_async_16(to + i * num_vecs * VEC + c, from(i) + c);
+        }
+    }
+    // Begins to load the next chunk: a group of cp.async, which is empty after the last one.
+    __device__ void load(const DecodeLayers& layers) {
+        floatX* to = slots + loaded++ % DECODE_LAYER_SLOTS * slot;
+        DecodeLayer l = layers[layer < layers.num ? layer : 0];
+        int j = next, C = this->C;
+        const DecodeLayerHead& h = head;
+        auto left = [&](int n, const DecodeLayerChunks& chunks) { return min(chunks.most, n - j * chunks.most); };
+        auto is_in = [&](const DecodeLayerChunks& chunks) { // else j becomes a number in the chunks after these
+            if (j < chunks.num) { return true; }
+            j -= chunks.num;
+            return false;
+        };
+        if (layer == layers.num) {
+        } else if (is_in(qkv)) {
+            load_rows(to, left(h.rows.n, qkv),
+                      [&](int i) { return l.qkvw + (size_t)h.weight_row(j * qkv.most + i) * C; });
+        } else if (is_in(tokens)) {
+            size_t first = (size_t)(h.tokens.first + j * tokens.most) * C + h.head * HS;
+            int n = left(h.tokens.n, tokens);
+            load_short_rows(to, n, HS / VEC, [&](int i) { return l.keys + first + (size_t)i * C; });
+            load_short_rows(to + tokens.most * HS, n, HS / VEC,
+                            [&](int i) { return l.values + first + (size_t)i * C; });
+        } else if (is_in(proj)) {
+            const floatX* first = l.attprojw + (size_t)(h.outs.first + j * proj.most) * C + h.head * HS;
+            load_short_rows(to, left(h.outs.n, proj), HS / VEC, [&](int i) { return first + (size_t)i * C; });
+        } else if (is_in(fc)) {
+            load_rows(to, left(units.n, fc),
+                      [&](int i) { return l.fcw + (size_t)(units.first + j * fc.most + i) * C; });
+        } else if (units.n > 0) {
+            const floatX* first = l.fcprojw + (size_t)j * fcproj.most * 4 * C + units.first;
+            load_short_rows(to, left(C, fcproj), units.n / VEC, [&](int i) { return first + (size_t)i * 4 * C; });
+        }
+        cp_async_commit();
+        if (++next == qkv.num + tokens.num + proj.num + fc.num + fcproj.num) { next = 0, layer++; }
+    }
+    __device__ void begin(const DecodeLayers& layers) {
+        for (int i = 0; i < DECODE_LAYER_SLOTS - 1; i++) { load(layers); }
+    }
+    // The next chunk, which has arrived. The one before is given up: the block has read it, and another one is loaded there.
+    __device__ const floatX* take(const DecodeLayers& layers) {
+        cp_async_wait<DECODE_LAYER_SLOTS - 2>();
+        __syncthreads();
+        load(layers);
+        return slots + used++ % DECODE_LAYER_SLOTS * slot;
+    }
+
+    // Calls result(i, x) for all n rows, x = the product of row i with `normed`, in all lanes of a warp.
+    template <class Result> __device__ void products(const DecodeLayers& layers, const DecodeLayerChunks& chunks, int n,
+                                                     const floatX* normed, Result result) {
+        for (int first = 0; first < n; first += chunks.most) {
+            const floatX* rows = take(layers);
+            int end = min(n - first, chunks.most);
+            for (int i = head.warp; i < end; i += DECODE_LAYER_WARPS) {
+                float sum = 0.0f;
+                for (int c = head.lane * VEC; c < C; c += 32 * VEC) {
+                    x128 x = load128(normed + c);
+                    float elements[VEC];
+#pragma unroll
+                    for (int e = 0; e < VEC; e++) { elements[e] = (float)x[e]; }
+                    sum += decode_layer_dot(load128(rows + i * C + c), elements);
+                }
+                result(first + i, warp_sum(sum));
+            }
+        }
+    }
+};
+
+__global__ void __launch_bounds__(DECODE_LAYER_THREADS)
+    decode_layer_sm90_kernel4(const __grid_constant__ DecodeLayers layers,
+                              const __grid_constant__ DecodeLayerState state, int ranks) {
+    extern __shared__ __align__(16) unsigned char decode_layer_dynamic[];
+    __shared__ DecodeLayerReceived received;
+    __shared__ alignas(16) float hidden[4 * DECODE_LAYER_HS / 4];
+    constexpr int VEC = x128::size, HS = DECODE_LAYER_HS;
+    DecodeLayer l = layers[0];
+    DecodeLayerHead head(decode_layer_dynamic, l, ranks);
+    DecodeLayerRing ring(head, decode_layer_dynamic);
+    head.normed = ring.slots + DECODE_LAYER_SLOTS * ring.slot;
+    int C = l.C, lane = head.lane, warp = head.warp;
+    ring.begin(layers);
+    DecodeLayerPhase phase(l, state);
+    phase.prepare(l.ln1w, l.ln1b);
+    float bias = head.load_bias(l);
+    decode_layer_init(received, ranks);
+    grid_launch_dependents();
+    cluster_sync(); // the barriers of all blocks are initialised
+    grid_wait_dependency();
+
+    decode_layer_load(phase.v, l.x, C);
+    for (int i = 0; i < layers.num; i++) {
+        bool goes_on = i + 1 < layers.num;
+        l = layers[i];
+        DecodeLayerSum *y = state.y[i % 2], *x = state.x[(i + 1) % 2];
+        phase.begin(head.normed, y, x, l.attprojb);
+        __syncthreads();
+        ring.products(layers, ring.qkv, head.rows.n, head.normed, [&](int row, float sum) {
+            float value = (float)(floatX)(sum + __shfl_sync(0xFFFFFFFFu, bias, row / DECODE_LAYER_WARPS));
+            if (lane < ranks) {
+                store_async_cluster(&received.qkv[head.rows.first + row], value, &received.qkv_there, lane);
+            }
+        });
+        mbarrier_wait_cluster(&received.qkv_there, i % 2);
+        head.store(l, received);
+        DecodeLayerHead::Attention a = head.attend_begin(received);
+        for (int first = 0; first < head.tokens.n; first += ring.tokens.most) {
+            const floatX* keys = ring.take(layers);
+            head.attend_tokens(a, keys, keys + ring.tokens.most * HS, min(head.tokens.n - first, ring.tokens.most));
+        }
+        head.attend_end(a, received);
+        mbarrier_wait_cluster(&received.parts_there, i % 2);
+        float attention[VEC];
+        head.join(attention, received);
+        for (int first = 0; first < head.outs.n; first += ring.proj.most) {
+            const floatX* rows = ring.take(layers);
+            head.project_out(attention, rows, head.outs.first + first, min(head.outs.n - first, ring.proj.most), y);
+        }
+        __syncthreads(); // all have read what was received
+        if (threadIdx.x == 0) { decode_layer_expect(received, ranks); }
+        phase.prepare(l.ln2w, l.ln2b);
+        int unit = warp + DECODE_LAYER_WARPS * lane; // lane j has the bias of the warp's j-th unit
+        bias = unit < ring.units.n ? (float)l.fcb[ring.units.first + unit] : 0.0f;
+        phase.end();
+
+        phase.read(y);
+        phase.begin(head.normed, x, state.y[(i + 1) % 2], l.fcprojb);
+        __syncthreads();
+        ring.products(layers, ring.fc, ring.units.n, head.normed, [&](int row, float sum) {
+            float h = gelu(sum + __shfl_sync(0xFFFFFFFFu, bias, row / DECODE_LAYER_WARPS));
+            if (lane == 0) { hidden[row] = (float)(floatX)h; }
+        });
+        // A thread has a row of num_vecs vectors. Rows that are a multiple of 32 banks apart begin at different vectors.
+        int num_vecs = ring.units.n / VEC, turn = num_vecs % 8 == 0   ? 1
+                                                  : num_vecs % 4 == 0 ? 2
+                                                  : num_vecs % 2 == 0 ? 4
+                                                                      : 8;
+        for (int first = 0; first < C; first += ring.fcproj.most) {
+            const floatX* rows = ring.take(layers);
+            int n = min(C - first, ring.fcproj.most);
+            for (int row = threadIdx.x; row < n; row += DECODE_LAYER_THREADS) {
+                float sum = 0.0f;
+                for (int k = 0; k < num_vecs; k++) {
+                    int part = (k + row / turn) % num_vecs * VEC;
+                    float elements[VEC];
+#pragma unroll
+                    for (int e = 0; e < VEC; e++) { elements[e] = hidden[part + e]; }
+                    sum += decode_layer_dot(load128(rows + row * ring.units.n + part), elements);
+                }
+                decode_layer_add(x, first + row, C, sum);
+            }
+        }
+        if (!goes_on) { break; }
+        DecodeLayer following = layers[i + 1];
+        phase.prepare(following.ln1w, following.ln1b);
+        bias = head.load_bias(following);
+        phase.end();
+        phase.read(x);
+    }
+    phase.finish(l.x, state.x[layers.num % 2]);
+}
+
+// The most blocks per head with which all heads fit the GPU at once; 0: none.
+static int decode_layer_ranks4(int C, int NH) {
+    for (int ranks = 8; ranks >= 4; ranks--) {
+        if (decode_layer_fits(decode_layer_sm90_kernel4, C, NH, ranks, decode_layer_bytes4(C))) { return ranks; }
+    }
+    return 0;
+}
+void decode_layer4(const DecodeLayers& layers, DecodeLayerState* state, int ranks, cudaStream_t stream) {
+    const DecodeLayer& l = layers.first;
+    cudaLaunchAttribute attributes[2] = {};
+    cudaLaunchConfig_t config =
+        decode_layer_config(decode_layer_sm90_kernel4, l.NH, ranks, decode_layer_bytes4(l.C), attributes);
+    config.stream = stream;
+    cudaCheck(cudaLaunchKernelEx(&config, decode_layer_sm90_kernel4, layers, *state, ranks));
 }
 
 #endif // !defined(ENABLE_FP32)
@@ -920,10 +1195,26 @@ static void declare(Bench& b) {
             2, "three launches: a cluster per head for qkv, attention and projection",
             [=](int) { launch([=] { decode_layer2(layers, decode_layer_turns(C), fch, stream); }); }, {0}, -90);
     }
-    if (decode_layer_fits3(C, NH, capacity, !b.dry && has_sm90a())) {
+    if (b.dry || decode_layer_fits3(C, NH, capacity)) {
         b.kernel(
             3, "one launch for all layers, with a barrier of all blocks after each half of one",
             [=](int) { launch([=] { decode_layer3(layers, decode_layer_state(C), stream); }); }, {0}, -90);
+    }
+    int most = b.dry ? 8 : decode_layer_ranks4(C, NH);
+    std::vector<int> sizes = {0}; // blocks per head; a launch of more than fit the GPU at once would never end
+    for (int ranks = 4; ranks < most; ranks++) {
+        if (b.dry || decode_layer_fits(decode_layer_sm90_kernel4, C, NH, ranks, decode_layer_bytes4(C))) {
+            sizes.push_back(ranks);
+        }
+    }
+    if (most > 0) {
+        b.kernel(
+            4, "3 with all weights through a ring of chunks in shared memory",
+            [=](int ranks) {
+                launch([=] { decode_layer4(layers, decode_layer_state(C), ranks ? ranks : most, stream); });
+            },
+            sizes, -90);
+        b.config("blocks per head");
     }
 #endif
     b.best(1);
