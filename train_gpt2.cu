@@ -8720,7 +8720,7 @@ inline DecodeMatmulPlan decode_matmul_plan(int texts, int cluster, int rows, boo
 
 // The plan for a shape. If x does not fit in shared memory, a block takes fewer texts; with too many columns for that,
 // shared_bytes of the plan exceeds what an SM has.
-constexpr size_t DECODE_MATMUL_MAX_SHARED = 227 << 10;
+constexpr size_t DECODE_MATMUL_MAX_SHARED = (227 << 10) - 1024; // the kernel also has barriers in static shared memory
 inline DecodeMatmulPlan decode_matmul_choose(int cluster, int rows, bool norm, bool head, int B, int K, int OC) {
     int texts = decode_matmul_texts(B);
     DecodeMatmulPlan plan = decode_matmul_plan(texts, cluster, rows, norm, head, B, K, OC);
@@ -8762,9 +8762,7 @@ template <class Out> void decode_matmul_launch(Out* out, DecodeMatmulArguments a
     weight_dispatch(a.weight, [&](auto type) {
         kernel = decode_matmul_kernel<decltype(type)>(plan.texts, a.norm_weight != NULL, out);
     });
-    if (plan.shared_bytes > 48 << 10) {
-        cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)plan.shared_bytes));
-    }
+    cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)plan.shared_bytes));
     cudaLaunchAttribute attributes[2] = {};
     attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attributes[0].val.programmaticStreamSerializationAllowed = early;

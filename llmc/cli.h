@@ -567,7 +567,7 @@ static inline char* cli_rewrite(char* token, const Option* opts, int n, const st
         if (opts[i].type == OPT_SECTION || opts[i].letter != token[1]) { continue; }
         bool text = opts[i].type == OPT_STR || opts[i].type == OPT_LIST || opts[i].type == OPT_CHOICE;
         bool wrong = !text && isalpha((unsigned char)token[2]); // no number begins with a letter
-        for (int k = 0; longs[k].name; k++) { wrong |= strcmp(longs[k].name, token + 1) == 0; }
+        for (int k = 0; longs[k].name; k++) { wrong |= token[2] && strcmp(longs[k].name, token + 1) == 0; }
         if (wrong) { cli_fail_unknown(token, longs); }
     }
     return token;

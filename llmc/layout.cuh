@@ -17,7 +17,11 @@ dealt to the ranks as wholes: bucket 1 to rank 0, bucket 2 to rank 1 and so on.
 // Ends the program if the kernels do not support this model, with a message that names the reason.
 inline void check_config(const GPT2Config* config) {
     int C = config->channels, HS = C / config->num_heads;
-    if (C % 8 != 0) { die("%d channels: train_gpt2cu wants a multiple of 8", C); }
+    int most = sizeof(floatX) == sizeof(float) ? 6144 : 8192;
+    if (C % 8 != 0 || C > most) { die("%d channels: train_gpt2cu wants a multiple of 8 up to %d", C, most); }
+    if (config->vocab_size > 262144) {
+        die("%d tokens in the vocabulary: train_gpt2cu wants 262144 at most", config->vocab_size);
+    }
     if (HS % 8 != 0 || HS > 256) {
         die("%d channels in %d heads: a head size of %d, train_gpt2cu wants a multiple of 8 up to 256", C,
             config->num_heads, HS);

@@ -103,10 +103,15 @@ struct Op : Range {
 };
 
 // Measures the bandwidth of a large copy on the device in bytes/s, read plus written. The best of 20 copies counts,
-// because the result serves as a roofline.
+// because the result serves as a roofline. Returns INFINITY if there is no memory for the copy.
 inline double measure_copy_bandwidth(cudaStream_t stream) {
-    const size_t bytes = (size_t)1 << 30;
-    char* memory = (char*)device_malloc_check(2 * bytes, "measuring the bandwidth");
+    size_t bytes = (size_t)1 << 30;
+    void* allocated = NULL;
+    for (; bytes >= (size_t)256 << 20 && cudaMalloc(&allocated, 2 * bytes) != cudaSuccess; bytes /= 2) {
+        cudaGetLastError();
+    }
+    if (!allocated) { return INFINITY; } // a copy of less would stay in the caches
+    char* memory = (char*)allocated;
     cudaCheck(cudaMemset(memory, 1, 2 * bytes));
     float least = INFINITY, ms;
     cudaEvent_t begin, end;
@@ -185,6 +190,10 @@ inline void profile_print(double bandwidth, double rate, const char* precision) 
     printf("\nmean of %d steps\n", PROFILE_STEPS);
     gpu_state_print(&profile().gpu, stdout);
     gpu_state_close(&profile().gpu);
+    if (!isfinite(bandwidth) || !isfinite(rate)) {
+        printf("note: no memory was left to measure the roofline, a smaller -b leaves some: inf stands for what is not "
+               "known\n");
+    }
     printf("roofline measured here: copy %.2f TB/s, %s matmul %.0f TFLOP/s\n", bandwidth * 1e-12, precision,
            rate * 1e-12);
     printf("%-42s %6s %9s %7s %8s %8s %10s\n", "operation", "calls", "ms", "share", "TB/s", "TFLOP/s", "% of roof");

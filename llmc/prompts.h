@@ -240,6 +240,9 @@ static inline void prompts_read(Prompts* p, const Tokenizer* tokenizer, const Mo
         parse_prompt_ids(args->prompt_ids, config->vocab_size, &tokens);
         prompts_add_ids(p, &tokens, tokenizer);
     } else if (args->prompts) {
+        if (args->num_samples > 1) {
+            die("--num-samples is for one prompt, --prompts has its own lines: give one of them");
+        }
         prompts_add_lines(p, args->prompts);
     } else if (args->prompt_file || strcmp(args->prompt, "-") == 0) {
         read_text(args->prompt_file ? "--prompt-file" : "--prompt", args->prompt_file ? args->prompt_file : "-", &text,

@@ -353,7 +353,7 @@ static inline bool run_check_file(const char* dir, const SavedFile* file, Error*
 // ---- state.json ----------------------------------------------------------------------
 
 enum { RUN_VERSION = 1, RUN_MAX_FILES = 32, RUN_TEXT = 16, RUN_MAX_STATE_BYTES = 1 << 20 };
-enum { RUN_MAX_FP8 = 4095 }; // tensors with a scale; odd, so that RunState has no padding behind them
+enum { RUN_MAX_FP8 = 4094 }; // tensors with a scale; even, so that RunState has no padding behind them
 // The largest step, number of tokens or epoch in state.json: a run can count on from it without an overflow.
 static const int64_t run_max_count = (int64_t)1 << 60;
 
@@ -387,8 +387,8 @@ typedef struct {
     OutlierDetector loss_outliers, norm_outliers;
 
     // with --fp8: the largest absolute value of each quantized tensor in the steps so far, decayed, from which its next
-    // scale is computed; num_fp8 0: not known
-    int32_t num_fp8;
+    // scale is computed; num_fp8 0: not known. They are 0 for tensors that only later stages than fp8_stage quantize
+    int32_t fp8_stage, num_fp8;
     float fp8_largest[RUN_MAX_FP8]; // the first num_fp8 are valid, finite and at least 0; all others are 0
 } RunState;
 
@@ -453,6 +453,7 @@ static const RunField run_fields[] = {
     RUN_LATER_FIELD("optimizer", RUN_STRING, true, optimizer),
     RUN_LATER_FIELD("muon_learning_rate", RUN_DOUBLE, true, muon_learning_rate),
     RUN_LATER_FIELD("muon_momentum", RUN_DOUBLE, true, muon_momentum),
+    RUN_LATER_FIELD("fp8_stage", RUN_INT32, true, fp8_stage),
 };
 #undef RUN_FIELD
 #undef RUN_LATER_FIELD

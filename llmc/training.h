@@ -774,6 +774,7 @@ static inline void fill_run_settings(RunState* run, const Training* t) {
     run->grad_clip = as_typed(args->clip);
     run->skip_loss_z = as_typed(args->skip_loss_z);
     run->skip_norm_z = as_typed(args->skip_norm_z);
+    run->fp8_stage = args->fp8;
 }
 
 // Creates the -o directory of a new run if necessary, and becomes its owner.
@@ -806,8 +807,10 @@ static inline void training_begin(Training* t, const GPT2Config* config, float* 
         RunState now = t->run;
         fill_run_settings(&now, t);
         run_print_changes(stdout, &t->run, &now);
+        bool later_stage = t->run.fp8_stage > FP8_OFF && args->fp8 > t->run.fp8_stage; // it quantizes more tensors
         t->run = now;
-        if (args->fp8 == FP8_OFF) { // this run does not keep the scales up to date, so it does not save them
+        // without --fp8 this run does not keep the scales up to date, so it does not save them
+        if (args->fp8 == FP8_OFF || later_stage) {
             t->run.num_fp8 = 0;
             memset(t->run.fp8_largest, 0, sizeof(t->run.fp8_largest));
         }

@@ -208,6 +208,13 @@ fetch() { # URL PART BYTES
             rc=63
             rm -f "$2"
         fi
+        if [ $rc -eq 63 ] && [ "${code:-0}" -ge 400 ]; then # the page that tells the error was larger than the file
+            rc=22
+            if [ "$code" -ge 500 ] && [ $((tries += 1)) -lt 4 ]; then
+                sleep $tries
+                continue
+            fi
+        fi
         case $rc in
         0) return 0 ;;
         18 | 28 | 52 | 55 | 56 | 92) # connection cut: resume where it stopped; five times without a byte are enough

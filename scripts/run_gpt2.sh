@@ -66,7 +66,7 @@ recipe() { # SIZE
         shards=$most_shards
         download="scripts/download.sh $data hellaswag vocab"
     fi
-    [ "$data_dir" = data ] || download="${download/.sh/.sh --dir $data_dir}"
+    [ "$data_dir" = data ] || download="${download/.sh/.sh --dir $(printf %q "$data_dir")}"
 }
 
 # Sets the flags of the recipe's optimizer and what the plan says of them. The rates of muon are those of dev/measured/README.md.
@@ -192,6 +192,7 @@ read_flags() { # FLAG ...
         -o | --output) out=$2; shift ;;
         --gpus) gpus=$2; shift ;;
         --recipe) name=$2; shift ;;
+        --optimizer | --optimizer=*) fail 2 "--optimizer: the recipe sets it, give --recipe muon or adamw" ;;
         *) flags+=("$1") published= ;;
         esac
         shift

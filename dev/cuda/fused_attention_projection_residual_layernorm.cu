@@ -170,9 +170,7 @@ void fused_attention_projection_residual_layernorm3(const AttentionProjection& f
     require(f.C % 8 == 0 && f.C % f.NH == 0 && f.C / f.NH % 8 == 0 && f.C / f.NH <= 256);
     require(block_size % 32 == 0);
     size_t N = (size_t)f.B * f.T, bytes = (size_t)ATTENTION_PROJECTION_TOKENS3 * f.C * sizeof(floatX);
-    if (bytes > 48 * 1024) {
-        cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes));
-    }
+    cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes));
     kernel<<<(unsigned)ceil_div(N, (size_t)ATTENTION_PROJECTION_TOKENS3), block_size, bytes, stream>>>(f);
     cudaCheck(cudaGetLastError());
 }

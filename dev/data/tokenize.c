@@ -17,6 +17,7 @@ an error or a signal leaves no new files behind.
 #include "../../llmc/cli.h"
 #include "../../llmc/dataloader.h"
 #include "../../llmc/tokenizer.h"
+#include <dirent.h>
 #include <glob.h>
 #include <pthread.h>
 #include <signal.h>
@@ -419,6 +420,24 @@ static bool write_tokens(const uint32_t* ids, size_t n, Error* err) {
 
 // Publishes the output once all shards are complete: saves the vocabulary, then renames the shards. Removes older
 // shards with this prefix that were not replaced, because a pattern like NAME_train_*.bin would match them too.
+// Removes the shards of earlier runs that have a larger number than those of this one.
+static void remove_later(int split) {
+    char path[4000];
+    const char* name = strrchr(out.prefix, '/');
+    DIR* dir = opendir(out.dir);
+    name = name ? name + 1 : out.prefix;
+    for (struct dirent* entry; dir && (entry = readdir(dir)) != NULL;) {
+        size_t n = strlen(name), m = strlen(split_names[split]);
+        const char* d = entry->d_name; // NAME_SPLIT_NUMBER.bin
+        if (strncmp(d, name, n) != 0 || d[n] != '_' || strncmp(d + n + 1, split_names[split], m) != 0) { continue; }
+        long number = d[n + m + 1] == '_' ? strtol(d + n + m + 2, NULL, 10) : -1;
+        if (number < out.num_shards[split] || number > 999999) { continue; }
+        shard_path(path, sizeof(path), split, (int)number, "");
+        if (strcmp(strrchr(path, '/') ? strrchr(path, '/') + 1 : path, d) == 0) { unlink(path); }
+    }
+    if (dir) { closedir(dir); }
+}
+
 static bool publish(Error* err) {
     char part[4000], path[4000];
     if (!has_vocabulary() && !tokenizer_save(&tokenizer, out.dir, err)) { return false; }
@@ -428,10 +447,7 @@ static bool publish(Error* err) {
             shard_path(path, sizeof(path), split, i, "");
             if (rename(part, path) != 0) { return error_set(err, "%s: %s", path, strerror(errno)); }
         }
-        for (int i = out.num_shards[split];; i++) {
-            shard_path(path, sizeof(path), split, i, "");
-            if (unlink(path) != 0) { break; }
-        }
+        remove_later(split);
     }
     return sync_directory(out.dir, err);
 }

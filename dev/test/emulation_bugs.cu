@@ -53,16 +53,22 @@ __global__ void bug_kernel12(float* out) {
     f128 x = {};
     if (threadIdx.x < 15) { store128(out + 2 + 4 * threadIdx.x, x); } // bug 12
 }
+__global__ void bug_kernel13(float* out) {
+    __shared__ float x[4]; // bug 13
+    if (threadIdx.x == 0) { x[0] = 0.0f; }
+    __syncthreads();
+    out[threadIdx.x] = x[0];
+}
 
 static void declare(Bench& b) {
     Buffer<float> out = b.output<float>("out", 64, {0, 0});
     b.reference([=] { std::fill(out.host, out.host + 64, 0.0f); });
     b.cost(1, 0);
-    auto kernel = [&](int number, const char* what, void (*bug)(float*), int num_blocks) {
+    auto kernel = [&](int number, const char* what, void (*bug)(float*), int num_blocks, size_t dynamic = 0) {
         b.kernel(number, what,
                  [=](int) {
                      cudaCheck(cudaMemset(out, 0, 64 * sizeof(float)));
-                     bug<<<num_blocks, 64>>>(out);
+                     bug<<<num_blocks, 64, dynamic>>>(out);
                      cudaCheck(cudaGetLastError());
                  },
                  {0});
@@ -80,6 +86,7 @@ static void declare(Bench& b) {
     kernel(10, "a deadlock: all threads poll memory that nobody writes", bug_kernel10, 1);
     kernel(11, "a misaligned access of 8 bytes", bug_kernel11, 1);
     kernel(12, "a misaligned access of 16 bytes", bug_kernel12, 1);
+    kernel(13, "too much shared memory, 49168 bytes, static and dynamic", bug_kernel13, 1, 48 << 10);
 }
 
 int main(int argc, char** argv) {

@@ -9,6 +9,7 @@ Ranges (`bytes=N-`) are honoured. If the path contains one of these words, the f
     cut        is cut off in the middle, whatever the request
     norange    is sent as a whole, whatever the requested range
     busy       is answered by 503 the first time
+    page       an error is told by a page of 3000 bytes
     unsized    is sent without its size
     stall      is sent up to its middle if the request is for its start; then nothing more comes, and the connection stays open
     meet       is sent when another request with this word has come: the two must be in flight at the same time
@@ -71,6 +72,15 @@ static void send_unsized(int fd, const char* data, size_t size) {
     send_all(fd, data, size);
 }
 
+// An error, told by a page whose size depends on the path.
+static void send_page(int fd, const char* status, const char* path) {
+    char page[3000];
+    size_t n = strstr(path, "page") ? sizeof(page) : 9;
+    memset(page, '.', sizeof(page));
+    send_head(fd, status, n, "");
+    send_all(fd, page, n);
+}
+
 // Answers one request: GET or HEAD, headers without a body. Returns whether the connection is to be closed.
 static bool answer(int fd) {
     char request[8192], method[8], path[4096];
@@ -96,15 +106,14 @@ static bool answer(int fd) {
     }
     if (strstr(path, "busy") && !was_busy) {
         was_busy = true;
-        send_head(fd, "503 Service Unavailable", 0, "");
+        send_page(fd, "503 Service Unavailable", path);
         return true;
     }
     bool stalls = strstr(path, "stall") && start == 0;
     size_t size = 0;
     char* data = strstr(path, "..") ? NULL : read_file(path, &size);
     if (!data) {
-        send_head(fd, "404 Not Found", 9, "");
-        send_all(fd, "not found", 9);
+        send_page(fd, "404 Not Found", path);
         return true;
     }
     bool is_half = stalls || strstr(path, "cut") || (strstr(path, "flaky") && start == 0);

@@ -251,6 +251,19 @@ test_busy_server() {
     want "requests" "$(grep -c busy "$tmp/requests")" 2
 }
 
+# an error that is told by a page larger than the file
+test_error_pages() {
+    fresh
+    serve busy_page 1000
+    row set busy_page 1000 "$(sum_of busy_page)"
+    row set absent_page 1000 -
+    download set
+    want status "$status" 1
+    same busy_page
+    contains "a/absent_page: the server answers HTTP 404: it has no such file" "$tmp/err"
+    want "lines about failures" "$(grep -c '^failed: ' "$tmp/err")" 1
+}
+
 test_no_server() {
     fresh
     row set one - -
@@ -524,7 +537,7 @@ test_progress() {
 
 start_server
 tests=(good wrong_size_sum_and_404 too_large too_large_without_a_size https_only not_the_file connection_lost
-    connection_lost_for_good goes_on_after_an_interrupt old_curl_and_a_whole_part a_bad_beginning_is_dropped server_without_ranges busy_server no_server
+    connection_lost_for_good goes_on_after_an_interrupt old_curl_and_a_whole_part a_bad_beginning_is_dropped server_without_ranges busy_server error_pages no_server
     no_curl usage table table_agrees_with_files shards shard_sets in_parallel a_name_that_leaves_the_folder
     free_space_is_compared_first a_full_disk a_killed_run_goes_on one_at_a_time progress)
 run_tests_once "$@"

@@ -72,7 +72,7 @@ test_main_log() {
     draw "$tmp/a"
     want "points" "$(count loss0) $(count validation0) $(count norm0) $(count rate0) $(count speed0) $(count hellaswag0)" "2 1 1 3 0 1"
     ! grep -q 'tok/s\|tokens per second' "$svg" || fail "a speed that nobody logged"
-    run 1 "$tmp/a" --x tokens -o "$svg"
+    run 1 "$tmp/a" -x tokens -o "$svg"
     contains "$tmp/a/main.log: no tokens in it: log.jsonl has them" "$tmp/err"
 }
 
@@ -131,7 +131,7 @@ test_tokens() {
     build
     { val 0 5; train 1 4; train 2 3; train 3 2; train 4 1; val 4 1; } >"$tmp/a/log.jsonl"
     { train 1 4; train 2 3; } | sed 's/:200,/:400,/' >"$tmp/b/log.jsonl"
-    draw "$tmp/a" "$tmp/b" --x tokens
+    draw "$tmp/a" "$tmp/b" -x tokens
     same_place "the ends" "$(points loss0 | tail -n 1 | cut -d ' ' -f 1)" "$(points loss1 | tail -n 1 | cut -d ' ' -f 1)"
     same_place "the validation of the end" "$(points loss0 | tail -n 1 | cut -d ' ' -f 1)" "$(points validation0 | tail -n 1 | cut -d ' ' -f 1)"
     contains '>tokens<' "$svg"

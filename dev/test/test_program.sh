@@ -414,6 +414,7 @@ test_prompts_from_nowhere() {
     refused 1 "--prompt-ids: '-1' is not a token id" -- -e run/step_00000003 --prompt-ids=-1
     refused 1 "--prompt-ids: '4x' is not a token id" -- -e run/step_00000003 --prompt-ids '4x'
     refused 1 '--prompt-ids: no token ids in it' -- -e run/step_00000003 --prompt-ids ' , '
+    refused 1 '--num-samples is for one prompt' -- -e run/step_00000003 --prompts no_lines --num-samples 2
     refused 1 'give only one of --prompt, --prompt-file, --prompts and --prompt-ids' -- -e run/step_00000003 --prompt a --prompt-ids 1
     refused 2 'give only one of --prompt, --eval, --bench and --export' -- -e run/step_00000003 --prompt a --eval text
 }

@@ -116,6 +116,9 @@ test_plan_of_this_machine() {
     DATA_DIR=$tmp/some run 0 1558M --plan
     contains "3 of 336 shards match $tmp/some/edu_fineweb100B/edu_fineweb_train_*.bin" "$tmp/out"
     contains "download   scripts/download.sh --dir $tmp/some edu_fineweb100B:336 hellaswag vocab" "$tmp/out"
+    mkdir "$tmp/with space"
+    DATA_DIR="$tmp/with space" run 0 1558M --plan
+    contains "download   scripts/download.sh --dir $tmp/with\\ space edu_fineweb100B:336 hellaswag vocab" "$tmp/out"
     : >"$tmp/some/hellaswag_val.jsonl"
     DATA_DIR=$tmp/some run 0 1558M --plan
     want "downloads for shards alone" "$(grep -c download "$tmp/out")" 1
@@ -148,6 +151,8 @@ test_refused() {
     want "message on --recipe" "$(cat "$tmp/err")" "--recipe wants a value"
     run 2 124M --recipe=lion --plan
     want "message on the recipe" "$(cat "$tmp/err")" "--recipe wants muon or adamw, not 'lion'"
+    run 2 124M --optimizer adamw
+    want "message on --optimizer" "$(cat "$tmp/err")" "--optimizer: the recipe sets it, give --recipe muon or adamw"
     run 2 124M --gpus some
     want "message on --gpus" "$(cat "$tmp/err")" "--gpus wants a number from 0 to 64, not 'some'"
     for price in x 1e3 -2 2,5; do

@@ -134,8 +134,10 @@ test_shards() {
     contains "x_train_000000.bin .. 000002.bin: 7 tokens" "$tmp/err"
     # a second run replaces the whole set: a shard left over would be trained on
     cp "$tmp/s/x_val_000000.bin" "$tmp/s/y_val_000000.bin"
+    mv "$tmp/s/x_train_000002.bin" "$tmp/s/x_train_000007.bin" # behind a gap
+    : >"$tmp/s/x_train_7.bin"                                  # not one of its names
     printf '01' | tokenize -i - -o "$tmp/s/x" 2>/dev/null
-    want files "$(cd "$tmp/s" && echo *)" "merges.txt vocab.json x_train_000000.bin y_val_000000.bin"
+    want files "$(cd "$tmp/s" && echo *)" "merges.txt vocab.json x_train_000000.bin x_train_7.bin y_val_000000.bin"
 }
 
 test_errors() {

@@ -102,7 +102,8 @@ static void test_fp8_stages(void) {
     check(cli_find_choice(FP8_STAGES, "+forward") < 0 && cli_find_choice(FP8_STAGES, "dx") < 0);
 }
 
-// A checkpoint with the values of --fp8's scales: a run that resumes from it without --fp8 does not save them again.
+// A checkpoint with the values of --fp8's scales: a run that resumes from it without --fp8 does not save them again, one with a
+// later stage, which has more tensors, measures all of them anew.
 static void test_resume_without_fp8(void) {
     static Training t;
     GPT2Config config = {64, 61, 128, 2, 3, 48};
@@ -113,10 +114,10 @@ static void test_resume_without_fp8(void) {
     snprintf(shard, sizeof(shard), "%s/resume.bin", test_dir());
     snprintf(dir, sizeof(dir), "%s/resume", test_dir());
     write_shard(shard, 1001);
-    for (int resumed = 0; resumed <= 2; resumed++) {
+    for (int resumed = 0; resumed <= 3; resumed++) {
         settings = defaults;
         settings.B = 2, settings.T = 16, settings.train_data = shard;
-        settings.fp8 = resumed == 1 ? FP8_OFF : FP8_DX;
+        settings.fp8 = resumed == 1 ? FP8_OFF : resumed == 3 ? FP8_DW : FP8_DX;
         training_clear(&t);
         t.batch = settle_batch(&config);
         if (resumed) { snprintf(t.checkpoint, sizeof(t.checkpoint), "%s/step_00000005", dir); }

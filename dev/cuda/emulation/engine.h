@@ -207,6 +207,7 @@ struct Block {
 
 // The fiber that runs on this thread of the host; NULL in host code.
 extern __thread Fiber* emulation_now;
+size_t emulation_shared_limit(const void* kernel); // bytes of shared memory, static and dynamic, that a launch may have
 
 // Waits until all lanes of the mask have called it with the same operation, which is then done once. pc is where.
 void warp_collective(unsigned mask, WarpOperation* operation, void* arg, void* pc);

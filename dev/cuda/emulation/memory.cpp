@@ -287,6 +287,13 @@ void* emulation_shared(const void* key, size_t bytes, size_t alignment, const ch
     memset(b->shared + offset, 0xFF, bytes);
     b->shared_end = offset + bytes;
     b->variables.push_back({key, offset, bytes, name});
+    size_t all = 0;
+    for (const SharedVariable& v : b->variables) { all += v.bytes; }
+    if (all > emulation_shared_limit(b->launch->kernel)) {
+        add_finding("a launch that fails on a GPU: too much shared memory",
+                    ", " + std::to_string(all) + " bytes, static and dynamic", emulation_now,
+                    __builtin_return_address(0), NULL, NULL);
+    }
     return b->shared + offset;
 }
 

@@ -229,6 +229,9 @@ static size_t shared_limit(const void* kernel) {
     auto found = shared_limits().find(kernel);
     return found == shared_limits().end() ? (size_t)SHARED_DEFAULT : (size_t)found->second;
 }
+size_t emulation_shared_limit(const void* kernel) {
+    return shared_limits().count(kernel) ? (size_t)SHARED_LIMIT : (size_t)SHARED_DEFAULT;
+}
 
 cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void* kernel) {
     *attributes = {};
