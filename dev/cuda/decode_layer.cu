@@ -942,7 +942,7 @@ __global__ void __launch_bounds__(DECODE_LAYER_THREADS)
                               const __grid_constant__ DecodeLayerState state, int ranks) {
     extern __shared__ __align__(16) unsigned char decode_layer_dynamic[];
     __shared__ DecodeLayerReceived received;
-    __shared__ alignas(16) float hidden[4 * DECODE_LAYER_HS / 4];
+    __shared__ alignas(16) float hidden[DECODE_LAYER_HS]; // a quarter of a head's, as there are 4 blocks at least
     constexpr int VEC = x128::size, HS = DECODE_LAYER_HS;
     DecodeLayer l = layers[0];
     DecodeLayerHead head(decode_layer_dynamic, l, ranks);
