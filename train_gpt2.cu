@@ -4395,8 +4395,13 @@ template <class F, MatmulFp8Mode mode, bool has_sums = false> struct MatmulFp8Qu
                 for (int i = 0; i < 2; i++) {
                     uint32_t slopes[4];
                     if (mode == MATMUL_FP8_MODE_TIMES_SLOPE) { ldmatrix_x4(slopes, at ^ (p + i) << 5); }
+                    float largest = seen.amax;
                     words<G>(fragments[i], slopes, seen, sum[m] + 32 * q + 8 * (p + i), epilogue, columns.pairs[q],
                              p + i, column_sums[q] + 4 * (p + i));
+                    // past the end there are biases without products; M and N are multiples of 16
+                    if (mode != MATMUL_FP8_MODE_TIMES_SLOPE && (box_row >= M || box_column + 16 * (p + i) >= N)) {
+                        seen.amax = largest;
+                    }
                     if (mode == MATMUL_FP8_MODE_SAVE_SLOPE) { stmatrix_x4(at ^ (p + i) << 5, slopes); }
                     store_rows(tile.rows + matmul_fp8_swizzled(warp_row + lane / 4, p + i), fragments[i]);
                 }

@@ -882,7 +882,7 @@ struct DecodeLayerRing {
             j -= chunks.num;
             return false;
         };
-        if (layer == layers.num) {
+        if (layer >= layers.num) {
         } else if (is_in(qkv)) {
             load_rows(to, left(h.rows.n, qkv),
                       [&](int i) { return l.qkvw + (size_t)h.weight_row(j * qkv.most + i) * C; });

@@ -421,8 +421,13 @@ template <class F, MatmulFp8Mode mode, bool has_sums = false> struct MatmulFp8Qu
                 for (int i = 0; i < 2; i++) {
                     uint32_t slopes[4];
                     if (mode == MATMUL_FP8_MODE_TIMES_SLOPE) { ldmatrix_x4(slopes, at ^ (p + i) << 5); }
+                    float largest = seen.amax;
                     words<G>(fragments[i], slopes, seen, sum[m] + 32 * q + 8 * (p + i), epilogue, columns.pairs[q],
                              p + i, column_sums[q] + 4 * (p + i));
+                    // past the end there are biases without products; M and N are multiples of 16
+                    if (mode != MATMUL_FP8_MODE_TIMES_SLOPE && (box_row >= M || box_column + 16 * (p + i) >= N)) {
+                        seen.amax = largest;
+                    }
                     if (mode == MATMUL_FP8_MODE_SAVE_SLOPE) { stmatrix_x4(at ^ (p + i) << 5, slopes); }
                     store_rows(tile.rows + matmul_fp8_swizzled(warp_row + lane / 4, p + i), fragments[i]);
                 }
@@ -610,7 +615,7 @@ size_t matmul_fp8_gelu_backward_scratch(int N, int C) { return (size_t)ceil_div(
 #endif
 
 // What a tolerance is multiplied by for one sum over K, see the top of the file.
-static float matmul_fp8_one_sum(int K, int which) { return 1 + (float)K / (which == 1 ? 160 : 1280); }
+static float matmul_fp8_one_sum(int K, int which) { return 1 + (float)K / (which == 1 || which == 3 ? 160 : 1280); }
 
 template <class A> static void declare_kernels(Bench& b, const MatmulFp8Args<A>& p, int which) {
     cudaStream_t stream = b.stream;
@@ -685,7 +690,7 @@ template <class A> static MatmulFp8Inputs<A> declare_inputs(Bench& b, int which,
     const float a_factor = Fp8<A>::LARGEST / 6.0f, b_factor = 448.0f / 6.0f;
     auto fill = [=](float* x, size_t n, uint32_t seed, float factor) {
         bench_fill_normal(x, n, seed, factor, 0.0f);
-        for (size_t i = 0; which == 1 && i < n; i++) { x[i] = fabsf(x[i]); }
+        for (size_t i = 0; (which == 1 || which == 3) && i < n; i++) { x[i] = fabsf(x[i]); }
     };
     MatmulFp8Inputs<A> x;
     x.M = M, x.N = N, x.K = K, x.bias = {NULL, NULL};
@@ -694,8 +699,10 @@ template <class A> static MatmulFp8Inputs<A> declare_inputs(Bench& b, int which,
         bench_fill_one_hot(values, M, K, seed);
         for (size_t i = 0; i < (size_t)M * K; i++) { values[i] *= a_factor; }
     });
-    x.b = b.input_from<__nv_fp8_e4m3>(
-        "b", (size_t)N * K, [=, seed = b.next_seed()](float* values) { fill(values, (size_t)N * K, seed, b_factor); });
+    x.b = b.input_from<__nv_fp8_e4m3>("b", (size_t)N * K, [=, seed = b.next_seed()](float* values) {
+        fill(values, (size_t)N * K, seed, b_factor);
+        for (size_t i = 0; which == 3 && i < (size_t)N * K; i++) { values[i] = -values[i]; }
+    });
     x.a_scale = b.input_from<float>("a_scale", 1, [=](float* scale) { scale[0] = 1 / a_factor; });
     x.b_scale = b.input_from<float>("b_scale", 1, [=](float* scale) { scale[0] = 1 / (b_factor * sqrtf((float)K)); });
     if (has_bias) { x.bias = b.input<floatX>("bias", N); }
@@ -753,7 +760,7 @@ template <class A> static void declare_quantised(Bench& b, int kind, int which) 
     Buffer<float> amax = fp8_amax(b, exact);
     Buffer<float> start = {NULL, NULL}, sums = {NULL, NULL};
     if (kind == MATMUL_FP8_DX_SLOPE_SUMS) { // the errors of the rows are independent, unless the terms have one sign
-        float factor = which == 1 ? (float)M : sqrtf((float)M);
+        float factor = which == 1 || which == 3 ? (float)M : sqrtf((float)M);
         start = b.input<float>("start", N);
         sums = b.inout<float>("sums", N, start, Tolerance{factor * exact.atol, exact.rtol});
     }
@@ -818,7 +825,8 @@ static void declare(Bench& b) {
                         "dW with an e4m3 gradient", "forward with GELU in e4m3, with the transposed copy",
                         "5 with GELU's slope saved", "1 times GELU's slope in e5m2, with the transposed copy",
                         "3 times GELU's slope in e4m3, with the transposed copy", "7 with the sums of its columns"});
-    int which = b.cases({"normal", "terms of one sign", "one nonzero per row"});
+    // the last: without its negative terms a result is the bias alone, as past the end
+    int which = b.cases({"normal", "terms of one sign", "one nonzero per row", "negative terms"});
     bool is_dw = kind == MATMUL_FP8_DW || kind == MATMUL_FP8_DW_E4M3;
     // where it matters, the number of tokens stays a multiple of 16
     b.varies(is_dw || kind >= MATMUL_FP8_GELU ? "BCV" : "BTCV");
