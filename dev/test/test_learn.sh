@@ -473,6 +473,12 @@ test_false_structure_is_seen() {
 test_lists_of_kernels() {
     copy
     run 0 ./versions.sh --check-text
+    local all emulated
+    all=$(sed -n '/this list is written by versions.sh/,/nvcc/p' dev/cuda/*.cu | grep -cE '^ +[0-9]+  ')
+    emulated=$((all - $(sed -nE "s/^name: ([0-9]+) of $all, .*/\1/p" dev/cuda/README.md | grep . || echo 0)))
+    [ $emulated -lt "$all" ] || fail "dev/cuda/README.md does not say how many of the $all kernels are not emulated"
+    contains "$emulated of $all kernels" dev/learn/README.md
+    contains "$emulated of $all kernels" dev/learn/environment.md
     local change
     for change in 's/^     1  one thread per element$/     1  one thread/' '/^     2  grid-stride/d' 's/^     6  four/     7  four/' 's/ (best)$//' \
         's/b\.kernel(6, /b.kernel(8, /'; do
