@@ -194,4 +194,4 @@ check-style:
 clean:
 	rm -rf build
 	rm -f $(BINARIES) $(CXX_BINARIES) $(CU_BINARIES)
-	@$(MAKE) --no-print-directory -C dev/cuda clean
+	@[ ! -e dev/cuda/Makefile ] || $(MAKE) --no-print-directory -C dev/cuda clean

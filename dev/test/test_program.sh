@@ -1057,7 +1057,7 @@ test_resume_another_model() {
 test_out_of_memory() {
     setup
     refused 1 '[0-9.]+ GB .*: take a smaller model' -- \
-        -e d6 --channels 65536 --heads 4096 -i "$data"
+        -e d6 --channels 6144 --heads 96 --layers 400 -i "$data"
     case $train in *cu) skip "the GPU program needs the address space" ;; esac
     [[ $BIN_DIR != *sanitize* ]] || skip "the sanitizer needs the address space"
     local code=0
