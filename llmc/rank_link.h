@@ -50,18 +50,17 @@ C11, also compiles as C++17.
 #define RANK_LINK_END 0xFFFFFFFEu   // and its last one
 
 enum {
-    RANK_LINK_HEADER = 16,      // bytes
-    RANK_LINK_MAX_BYTES = 4096, // of a record
-    RANK_LINK_MAX_TEXT = 1023,  // bytes of a reason
-    RANK_LINK_NAME = 128,       // bytes of "rank 3 (host b, pid 9)", with the end
-    RANK_LINK_SLICE_MS = 50,    // how soon a wait notices that another thread has called rank_link_fail()
-    RANK_LINK_WAIT_MS = 500,    // after this time rank 0 sends WAIT to those that have answered
-    RANK_LINK_GRACE_MS = 2000,  // the other ranks wait this much longer than rank 0
-    RANK_LINK_SETTLE_MS = 1000, // ranks are out of step: how long the rest has to say where they are
-    RANK_LINK_STOPPED_MS =
-        2000, // a wait that lasts so much longer than it should: this process was stopped, as by Ctrl-Z
-    RANK_LINK_LINGER_MS = 500, // after a failure: how long the others have to read the reason
-    RANK_LINK_SILENCE_S = 30   // a host that answers nothing for so long has lost its power or its network
+    RANK_LINK_HEADER = 16,       // bytes
+    RANK_LINK_MAX_BYTES = 4096,  // of a record
+    RANK_LINK_MAX_TEXT = 1023,   // bytes of a reason
+    RANK_LINK_NAME = 128,        // bytes of "rank 3 (host b, pid 9)", with the end
+    RANK_LINK_SLICE_MS = 50,     // how soon a wait notices that another thread has called rank_link_fail()
+    RANK_LINK_WAIT_MS = 500,     // after this time rank 0 sends WAIT to those that have answered
+    RANK_LINK_GRACE_MS = 2000,   // the other ranks wait this much longer than rank 0
+    RANK_LINK_SETTLE_MS = 1000,  // ranks are out of step: how long the rest has to say where they are
+    RANK_LINK_STOPPED_MS = 2000, // a wait that is so much too long: this process was stopped, as by Ctrl-Z
+    RANK_LINK_LINGER_MS = 500,   // after a failure: how long the others have to read the reason
+    RANK_LINK_SILENCE_S = 30     // a host that answers nothing for so long has lost its power or its network
 };
 
 #ifdef POLLRDHUP
@@ -247,8 +246,8 @@ static inline bool link_wait(RankLink* link, short events, bool all) {
     for (int i = 0; i < link->num_ranks && ready <= 0; i++) { link->fds[i].revents = 0; }
     double waited_ms = time_ms() - start_ms;
     pthread_mutex_lock(&link->mutex);
-    if (waited_ms >
-        RANK_LINK_SLICE_MS + RANK_LINK_STOPPED_MS) { // nobody can have answered in that time, it does not count
+    // this process was stopped: others have waited for it, it has not waited for them
+    if (waited_ms > RANK_LINK_SLICE_MS + RANK_LINK_STOPPED_MS) {
         link->begin_ms += waited_ms;
         link->deadline_ms += waited_ms;
     }

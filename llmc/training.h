@@ -809,7 +809,7 @@ static inline void training_begin(Training* t, const GPT2Config* config, float* 
         run_print_changes(stdout, &t->run, &now);
         bool later_stage = t->run.fp8_stage > FP8_OFF && args->fp8 > t->run.fp8_stage; // it quantizes more tensors
         t->run = now;
-        // without --fp8 this run does not keep the scales up to date, so it does not save them
+        // without --fp8 this run does not keep the scales up to date; with a later stage it does not know all of them
         if (args->fp8 == FP8_OFF || later_stage) {
             t->run.num_fp8 = 0;
             memset(t->run.fp8_largest, 0, sizeof(t->run.fp8_largest));

@@ -644,6 +644,20 @@ struct DecodeLayerPhase {
     }
 };
 
+// How kernels 3 and 4 start, after they have begun to load weights: what does not depend on x; then x, of which the phase
+// normalises its part. Returns the biases of the first products.
+__device__ inline float decode_layer_start(DecodeLayerPhase& phase, const DecodeLayerHead& head,
+                                           DecodeLayerReceived& received, const DecodeLayer& l) {
+    phase.prepare(l.ln1w, l.ln1b);
+    float bias = head.load_bias(l);
+    decode_layer_init(received, head.ranks);
+    grid_launch_dependents();
+    cluster_sync(); // the barriers of all blocks are initialised
+    grid_wait_dependency();
+    decode_layer_load(phase.v, l.x, l.C);
+    return bias;
+}
+
 // x += fcproj(gelu(fc(normed))) for the block's hidden units.
 struct DecodeLayerMlp {
     static constexpr int VEC = x128::size, UNITS = DECODE_LAYER_UNITS, ROW_VECS = UNITS / VEC;
@@ -723,14 +737,7 @@ __global__ void __launch_bounds__(DECODE_LAYER_THREADS)
     head.load(l);
     mlp.load(l);
     DecodeLayerPhase phase(l, state);
-    phase.prepare(l.ln1w, l.ln1b);
-    float bias = head.load_bias(l);
-    decode_layer_init(received, DECODE_LAYER_RANKS3);
-    grid_launch_dependents();
-    cluster_sync(); // the barriers of all blocks are initialised
-    grid_wait_dependency();
-
-    decode_layer_load(phase.v, l.x, l.C);
+    float bias = decode_layer_start(phase, head, received, l);
     for (int i = 0; i < layers.num; i++) {
         bool goes_on = i + 1 < layers.num;
         DecodeLayer following = layers[goes_on ? i + 1 : i];
@@ -823,7 +830,7 @@ void decode_layer3(const DecodeLayers& layers, DecodeLayerState* state, cudaStre
 
 constexpr int DECODE_LAYER_SLOTS = 7;
 
-// n rows from `first` on of n * num, in chunks of `most`.
+// n rows in `num` chunks, all of `most` rows but the last one, which has the rest.
 struct DecodeLayerChunks {
     int most, num;
     __device__ DecodeLayerChunks(int n, int most) : most(most), num((n + most - 1) / most) {}
@@ -951,14 +958,7 @@ __global__ void __launch_bounds__(DECODE_LAYER_THREADS)
     int C = l.C, lane = head.lane, warp = head.warp;
     ring.begin(layers);
     DecodeLayerPhase phase(l, state);
-    phase.prepare(l.ln1w, l.ln1b);
-    float bias = head.load_bias(l);
-    decode_layer_init(received, ranks);
-    grid_launch_dependents();
-    cluster_sync(); // the barriers of all blocks are initialised
-    grid_wait_dependency();
-
-    decode_layer_load(phase.v, l.x, C);
+    float bias = decode_layer_start(phase, head, received, l);
     for (int i = 0; i < layers.num; i++) {
         bool goes_on = i + 1 < layers.num;
         l = layers[i];

@@ -418,8 +418,6 @@ static bool write_tokens(const uint32_t* ids, size_t n, Error* err) {
     return out.writer.file.failed ? error_set(err, "%s", out.writer.file.error.text) : true; // report a failure at once
 }
 
-// Publishes the output once all shards are complete: saves the vocabulary, then renames the shards. Removes older
-// shards with this prefix that were not replaced, because a pattern like NAME_train_*.bin would match them too.
 // Removes the shards of earlier runs that have a larger number than those of this one.
 static void remove_later(int split) {
     char path[4000];
@@ -438,6 +436,8 @@ static void remove_later(int split) {
     if (dir) { closedir(dir); }
 }
 
+// Publishes the output once all shards are complete: saves the vocabulary, then renames the shards. Removes older
+// shards with this prefix that were not replaced, because a pattern like NAME_train_*.bin would match them too.
 static bool publish(Error* err) {
     char part[4000], path[4000];
     if (!has_vocabulary() && !tokenizer_save(&tokenizer, out.dir, err)) { return false; }
