@@ -26,7 +26,12 @@ run() { # COMMAND...: prints the command as one would type it, then runs it
     "$@"
 }
 
-rm -rf demo/data demo/log
+# the log of a demo before this one comes back if this one does not begin, as without a GPU
+give_back() { [ -e demo/log ] || [ ! -e demo/log.before ] || mv demo/log.before demo/log; }
+give_back
+rm -rf demo/data demo/log.before
+[ ! -e demo/log ] || mv demo/log demo/log.before
+trap give_back EXIT
 mkdir -p demo/data
 sources=
 for pattern in '*.c' '*.cu' 'llmc/*.h' 'llmc/*.cuh' 'dev/*/*.c' 'dev/*/*.h' 'dev/*/*.cu' 'dev/*/*.cuh'; do
@@ -39,6 +44,7 @@ run dev/data/tokenize -i "${sources#,}" -o demo/data/code --val-tokens 20000
 run "$program" -e d6 --layers 4 --heads 2 --channels 128 --positions 128 -i 'demo/data/code_train_*.bin' \
     -j 'demo/data/code_val_*.bin' -o demo/log -b 8 -t 128 -x 1500 -l 3e-3 -u 100 -q 0.05 -c 0.1 -v 250 -m 8 -s 500 -g 110 \
     ${DEMO_FLAGS-}
+rm -rf demo/log.before
 printf '\n'
 ls -l demo/log demo/log/step_*
 run "$program" -e demo/log --prompt 'for (int i' --temperature 0.8

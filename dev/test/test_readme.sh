@@ -64,6 +64,8 @@ test_demo() {
     contains "saved demo/log/step_00000020" "$tmp/out"
     contains "--prompt 'for (int i'" "$tmp/out"
     contains "tok/s]" "$tmp/err"
+    run 1 'scripts/demo.sh /bin/false' # a program that does not begin, as train_gpt2cu without a GPU
+    [ -d "$tmp/top/demo/log/step_00000020" ] && [ ! -e "$tmp/top/demo/log.before" ] || fail "the demo before it is lost"
 }
 
 test_plot_runs() {
