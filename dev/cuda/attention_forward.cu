@@ -23,9 +23,9 @@
      9  query fragments loaded once
     10  cp.async, two stages
     11  swizzled instead of padded
-    12  output stored 16 bytes at a time, heads in groups that fit L2
-    13  32 queries per warp, half the shared memory reads
-    14  lazy rescaling, only when P would exceed 2^8
+    12  output stored 16 bytes at a time, heads in groups that fit L2 (slower than 11)
+    13  32 queries per warp, half the shared memory reads (slower than 11)
+    14  lazy rescaling, only when P would exceed 2^8 (slower than 11)
     15  steps of 32 keys, 3 blocks per SM (loses to 14 at B = 16, wins at B = 64)
     16  TMA and mbarriers instead of cp.async
     17  wgmma, steps of 64 keys, two blocks per SM

@@ -20,8 +20,8 @@
    Kernels (this list is written by versions.sh):
      1  five launches: four products and attention (best)
      2  three launches: a cluster per head for qkv, attention and projection
-     3  one launch for all layers, with a barrier of all blocks after each half of one
-     4  3 with all weights through a ring of chunks in shared memory
+     3  one launch for all layers, with a barrier of all blocks after each half of one (slower than 2)
+     4  3 with all weights through a ring of chunks in shared memory (slower than 2)
 
    nvcc -O3 --use_fast_math decode_layer.cu -o decode_layer      (or: make decode_layer)
    ./decode_layer 2      check kernel 2 against the CPU and time it

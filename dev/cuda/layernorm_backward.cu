@@ -22,7 +22,7 @@
      4  one block per row, column sums in registers (slower than 3)
      5  one block for 4 rows at a time: one barrier, 9 shuffles
      6  one warp per row, column sums per warp in shared memory
-     7  6 with the row in registers, inputs read once
+     7  6 with the row in registers, inputs read once (slower than 6)
      8  column sums in registers, too
      9  8 with the next row copied ahead by cp.async
     10  9 with programmatic dependent launch of the second kernel (promoted)

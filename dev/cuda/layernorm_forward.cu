@@ -13,15 +13,15 @@
      2  one block per row, sums through shared memory
      3  one warp per row, sums by shuffles
      4  128-bit loads and stores
-     5  statistics in one pass, by merging
-     6  one block per row, the row kept in shared memory (slower than 5)
+     5  statistics in one pass, by merging (slower than 4)
+     6  one block per row, the row kept in shared memory (slower than 4)
      7  one or a few warps per row, the row in registers, 128-bit (promoted)
      8  persistent, weight and bias in registers too (slower than 7)
      9  persistent, the next row prefetched into registers (slower than 7)
     10  persistent, the next rows prefetched by cp.async (slower than 7)
     11  7 with the row in shared memory: more warps per SM
     12  11 with two rows per warp, weight and bias read once
-    13  one vector per thread, one block per row (slower than 7)
+    13  one vector per thread, one block per row (slower than 12)
 
    nvcc -O3 --use_fast_math layernorm_forward.cu -o layernorm_forward      (or: make layernorm_forward)
    ./layernorm_forward 7      check kernel 7 against the CPU and sweep its block sizes

@@ -25,8 +25,8 @@
     11  ring of cp.async stages
     12  wgmma on the ring of cp.async stages
     13  TMA and mbarriers
-    14  producer warp and two consumer warpgroups
-    15  persistent: the ring runs on from tile to tile
+    14  producer warp and two consumer warpgroups (slower than 13)
+    15  persistent: the ring runs on from tile to tile (slower than 13)
     16  ping-pong: a tile per consumer (loses to 13)
     17  results stored by stmatrix and TMA
     18  128x192 tiles

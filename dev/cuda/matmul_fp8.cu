@@ -31,7 +31,7 @@
      2  cuBLASLt, algorithms timed (promoted)
      3  2 with partial sums in fp32
      4  gemm.cuh with wgmma of fp8
-     5  4 with partial sums of 128 products in fp32
+     5  4 with partial sums of 128 products in fp32 (slower than 4)
      6  not fused: 4, then kernel 5 of quantize with GELU (kind 5)
      7  4 with GELU and both e4m3 copies in the epilogue (kind 5)
      8  7 that saves GELU's slope (promoted) (kind 6)
