@@ -5,7 +5,7 @@ cd "$(dirname "$0")/../.." || exit 1
 
 usage() {
     cat <<'HELP'
-usage: dev/test/bench_several_gpus.sh [--gpus N] [--alone K] [--logs DIR]
+usage: dev/test/bench_several_gpus.sh [--gpus N] [--alone K] [--rows NAME,...] [--logs DIR]
 
 What several GPUs bring: tokens per second of 124M with one micro-batch and with several, with -z 0, with --overlap on and off, and of
 1558M, each against N times the slowest card alone, in the same call. Prints a line when a run has ended, and a table last. A run
@@ -13,6 +13,9 @@ that fails is named, and the others go on. Two H100s take three minutes.
 
   --gpus N      so many cards (default: those of CUDA_VISIBLE_DEVICES, else all)
   --alone K     only the first K of them alone, one after the other (default: N)
+  --rows NAME,...
+                only these of all, beside, separate, reduced, micro, large, large_beside, large_separate, adamw, with the runs that
+                they are compared with
   --logs DIR    keep the output of each run there
   --help, -h    this text
 
@@ -32,7 +35,8 @@ fail() { # STATUS MESSAGE
     exit "$1"
 }
 
-cards=() num_alone="" logs=""
+cards=() num_alone="" logs="" all_rows=all,beside,separate,reduced,micro,large,large_beside,large_separate,adamw
+rows=$all_rows
 read -r -a model <<<"${BENCH_MODEL:--e d12}"
 read -r -a large <<<"${BENCH_LARGE:--e d48}"
 B=${BENCH_B:-64} large_B=${BENCH_LARGE_B:-8} T=${BENCH_T:-1024} steps=${BENCH_STEPS:-25} limit=${BENCH_LIMIT:-120}
@@ -43,11 +47,15 @@ N=${#cards[@]}
 while [ $# -gt 0 ]; do
     case $1 in
     --help | -h) usage && exit 0 ;;
-    --gpus | --alone | --logs) [ $# -ge 2 ] || fail 2 "$1 wants a value, see --help" ;;
+    --gpus | --alone | --rows | --logs) [ $# -ge 2 ] || fail 2 "$1 wants a value, see --help" ;;
     *) fail 2 "unknown argument '$1', see --help" ;;
     esac
     case $1 in
     --logs) logs=$2 ;;
+    --rows)
+        for name in ${2//,/ }; do [[ ,$all_rows, == *,$name,* ]] || fail 2 "--rows: there is no '$name', see --help"; done
+        rows=$2
+        ;;
     *) [[ $2 =~ ^[1-9][0-9]?$ ]] || fail 2 "$1 wants a number from 1 to 99, got '$2'" ;;&
     --gpus) N=$2 ;;
     --alone) num_alone=$2 ;;
@@ -122,7 +130,7 @@ run() { # NAME TEXT GPUS TOKENS FLAGS ...
 per_second() { awk "BEGIN { printf \"%.0f\", ${tokens[$1]} * 1e3 / ${ms[$1]} }"; } # NAME
 
 # Times AdamW by --profile, and has NCCL say what it does, which would disturb a timed run. Sets adamw[NAME].
-declare -A adamw
+declare -A adamw=()
 profile() { # NAME TEXT GPUS FLAGS ...
     export NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,TUNING NCCL_DEBUG_FILE=$logs/nccl.%p
     start "$1" "$3" --profile "${@:4}"
@@ -138,7 +146,7 @@ profile() { # NAME TEXT GPUS FLAGS ...
 
 # The version, and for each collective its algorithm, protocol and channels (one CTA each), as far as this NCCL says them.
 nccl_says() {
-    sed -nE 's/^(exchanges: .*)/\1/p' "$logs"/{all,micro,large}.out
+    sed -nE 's/^(exchanges: .*)/\1/p' "$logs"/{all,micro,large}.out 2>/dev/null
     sed -nE 's/^[0-9]+ ranks .*: (NCCL [0-9.]+), .*/\1/p' "$logs"/*.out | sort -u
     cat "$logs"/nccl.* 2>/dev/null | grep -aoE '[0-9]+ coll channels' | sort -u
     cat "$logs"/nccl.* 2>/dev/null | grep -aoE '([A-Za-z]+: )?[0-9]+ Bytes -> Algo .*' | sed -E 's/ time [0-9.]+$//' | awk '
@@ -184,39 +192,59 @@ for ((i = 0; i < num_alone; i++)); do
 done
 slow=$(slowest alone)
 card=${cards[${slow#alone}]:-${cards[0]}}
+wanted() { # NAME ...: whether a row is one of them
+    local name
+    for name in "$@"; do [[ ,$rows, != *,$name,* ]] || return 0; done
+    return 1
+}
 together() { CUDA_VISIBLE_DEVICES=$(IFS=, && echo "${cards[*]}") "$@"; }
 by_itself() { CUDA_VISIBLE_DEVICES=$card "$@"; }
-together run all "$N cards, $name -b $B" "$N" $((N * B * T)) "${model[@]}" -b "$B"
-together run beside "$N cards, $name -b $B --overlap on" "$N" $((N * B * T)) "${model[@]}" -b "$B" --overlap on
-together run separate "$N cards, $name -b $B --overlap off" "$N" $((N * B * T)) "${model[@]}" -b "$B" --overlap off
-together run reduced "$N cards, $name -b $B -z 0" "$N" $((N * B * T)) "${model[@]}" -b "$B" -z 0
-by_itself run again "card $card alone again, $name -b $B" 1 $((B * T)) "${model[@]}" -b "$B"
-by_itself run alone_micro "card $card alone, $name -b $B -d $((total / N))" 1 $((total / N)) "${model[@]}" -b "$B" -d $((total / N))
-together run micro "$N cards, $name -b $B -d $total" "$N" $total "${model[@]}" -b "$B" -d $total
-by_itself run alone_large "card $card alone, $large_name -b $large_B" 1 $((large_B * T)) "${large[@]}" -b "$large_B"
-together run large "$N cards, $large_name -b $large_B" "$N" $((N * large_B * T)) "${large[@]}" -b "$large_B"
-together run large_beside "$N cards, $large_name -b $large_B --overlap on" "$N" $((N * large_B * T)) "${large[@]}" -b "$large_B" --overlap on
-together run large_separate "$N cards, $large_name -b $large_B --overlap off" "$N" $((N * large_B * T)) "${large[@]}" -b "$large_B" --overlap off
-by_itself run again_large "card $card alone again, $large_name -b $large_B" 1 $((large_B * T)) "${large[@]}" -b "$large_B"
-by_itself profile profile1 "card $card alone, $large_name, --profile" 1 "${large[@]}" -b "$large_B"
-together profile profileN "$N cards, $large_name, --profile" "$N" "${large[@]}" -b "$large_B"
+# trains on all cards, if the row NAME is wanted
+row_of() { ! wanted "$1" || together run "$1" "$N cards, $2" "$N" "${@:3}"; } # NAME TEXT TOKENS FLAGS ...
+both=("${model[@]}" -b "$B") both_large=("${large[@]}" -b "$large_B")
+row_of all "$name -b $B" $((N * B * T)) "${both[@]}"
+row_of beside "$name -b $B --overlap on" $((N * B * T)) "${both[@]}" --overlap on
+row_of separate "$name -b $B --overlap off" $((N * B * T)) "${both[@]}" --overlap off
+row_of reduced "$name -b $B -z 0" $((N * B * T)) "${both[@]}" -z 0
+! wanted all beside separate reduced || by_itself run again "card $card alone again, $name -b $B" 1 $((B * T)) "${both[@]}"
+if wanted micro; then
+    share=$((total / N)) # of a card
+    by_itself run alone_micro "card $card alone, $name -b $B -d $share" 1 $share "${both[@]}" -d $share
+    row_of micro "$name -b $B -d $total" $total "${both[@]}" -d $total
+    by_itself run again_micro "card $card alone again, $name -b $B -d $share" 1 $share "${both[@]}" -d $share
+fi
+if wanted large large_beside large_separate adamw; then
+    by_itself run alone_large "card $card alone, $large_name -b $large_B" 1 $((large_B * T)) "${both_large[@]}"
+    row_of large "$large_name -b $large_B" $((N * large_B * T)) "${both_large[@]}"
+    row_of large_beside "$large_name -b $large_B --overlap on" $((N * large_B * T)) "${both_large[@]}" --overlap on
+    row_of large_separate "$large_name -b $large_B --overlap off" $((N * large_B * T)) "${both_large[@]}" --overlap off
+    by_itself run again_large "card $card alone again, $large_name -b $large_B" 1 $((large_B * T)) "${both_large[@]}"
+fi
+if wanted adamw; then
+    by_itself profile profile1 "card $card alone, $large_name, --profile" 1 "${both_large[@]}"
+    together profile profileN "$N cards, $large_name, --profile" "$N" "${both_large[@]}"
+fi
 
 echo
 sed -nE 's/^memory: .* GB free on (.*)/card: \1/p' "$logs/alone0.out"
 nccl_says | sed 's/^/NCCL: /; s/^NCCL: NCCL/NCCL:/'
 [ -e "$(echo "$logs"/nccl.* | cut -d ' ' -f 1)" ] || echo "NCCL: protocol and channels were not said"
 printf '%-46s %10s %12s %14s %9s\n' "" "ms" "tok/s" "$N x slowest" ""
-bracket reference "$slow" again
-for name in all beside separate reduced; do row $name reference; done
-row micro alone_micro
-bracket reference_large alone_large again_large
-for name in large large_beside large_separate; do row $name reference_large; done
-if [ -n "${adamw[profile1]}" ] && [ -n "${adamw[profileN]}" ]; then
+print_rows() { # REFERENCE BEFORE AFTER NAME ...: the wanted ones, below the card alone
+    local name
+    wanted "${@:4}" || return 0
+    bracket "${@:1:3}"
+    for name in "${@:4}"; do ! wanted "$name" || row "$name" "$1"; done
+}
+print_rows reference "$slow" again all beside separate reduced
+print_rows reference_micro alone_micro again_micro micro
+print_rows reference_large alone_large again_large large large_beside large_separate
+if [ -n "${adamw[profile1]-}" ] && [ -n "${adamw[profileN]-}" ]; then
     saved=$(awk "BEGIN { print ${adamw[profile1]} - ${adamw[profileN]} }")
     row large reference_large "$saved" "  without the $saved ms that AdamW's shares save"
 fi
 failed=0
 for name in "${names[@]}"; do [ -n "${ms[$name]}" ] || failed=$((failed + 1)); done
-for name in profile1 profileN; do [ -n "${adamw[$name]}" ] || failed=$((failed + 1)); done
-echo "$((${#names[@]} + 2)) runs, $failed failed, $SECONDS s"
+for name in "${!adamw[@]}"; do [ -n "${adamw[$name]}" ] || failed=$((failed + 1)); done
+echo "$((${#names[@]} + ${#adamw[@]})) runs, $failed failed, $SECONDS s"
 [ $failed -eq 0 ]

@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
 # train_gpt2cu with several ranks on real GPUs: kernels, streams, events and graphs are real. The tests are run with NCCL
 # itself, and some with fake_nccl.c, whose collectives are host functions on the stream. Needs nvcc, a GPU, and NCCL where the
-# dynamic linker finds it, or in LLMC_NCCL, or in a Python package. Where there are two GPUs (CUDA_VISIBLE_DEVICES counts),
-# two ranks have one each and exchange data as NCCL likes best. More ranks than GPUs share them (shared_card.c), which says
-# nothing about speed. RANKS_BIN=DIR keeps the programs in DIR, and runs those that are already there.
+# dynamic linker finds it, or in LLMC_NCCL, or in a Python package. Where there are several GPUs (CUDA_VISIBLE_DEVICES counts),
+# ranks have one each and exchange data as NCCL likes best, and the tests of faults take them all. More ranks than GPUs share
+# them (shared_card.c), which says nothing about speed. RANKS_BIN=DIR keeps the programs in DIR, and runs those that are already there.
 nccl=${LLMC_NCCL-} data=${LLMC_DATA:-../shared/data} programs=${RANKS_BIN-}
 LLMC_KILLS=${LLMC_KILLS:-5}
 cards=${CUDA_VISIBLE_DEVICES-$(nvidia-smi --query-gpu=index --format=csv,noheader 2>/dev/null | paste -s -d ,)}
 cards=$(tr , '\n' <<<"$cards" | grep -c .)
-ranks=$((cards > 1 ? 2 : 3)) # of the tests of faults
+ranks=$((cards > 1 ? cards : 3)) # of the tests of faults
 . "$(dirname "$0")/ranks.sh"
 model=(--layers 3 --channels 128 --heads 2 --positions 32 -b 2 -t 32 --no-tune)
 unit=64 limit=200
@@ -239,6 +239,29 @@ test_other_numbers() {
     agree "$out.end1" "$out.end3" 1e-5
 }
 
+# Eight ranks, or four if there are fewer GPUs, go on as half as many and again as all, and those as a quarter.
+# Half as many have the same bits in every run.
+test_many_ranks() {
+    local many=$((cards < 8 ? 4 : 8)) out=$tmp/many i
+    local calm=(-d $((2 * many * unit)) -n 5 -l 3e-4)
+    with nccl FP32 $many
+    train $many "$out.1" 15 "${calm[@]}"
+    cp -r "$out.1" "$out.2" && rm -r "$out".2/step_000000{10,15}
+    train $((many / 2)) "$out.2" 15 "${calm[@]}" -y 1
+    rm -r "$out.2/step_00000015"
+    cp -r "$out.2" "$out.3"
+    train $many "$out.2" 15 "${calm[@]}" -y 1
+    train $((many / 4)) "$out.3" 15 "${calm[@]}" -y 1
+    for i in 2 3; do contains "resumed at step 10 " "$out.$i.out"; done
+    for i in 1 2 3; do grep -E '^step *1[1-5]/' "$out.$i.out" >"$out.end$i.out"; done
+    for i in 2 3; do agree "$out.end1" "$out.end$i" 1e-5; done
+    echo "note: $many, $((many / 2)), $many ranks against $many: losses and norms apart by $(apart "$out.end1" "$out.end2");" \
+        "$many, $((many / 2)), $((many / 4)): $(apart "$out.end1" "$out.end3")"
+    with nccl BF16 $((many / 2))
+    for i in 4 5; do train $((many / 2)) "$out.$i" 10 "${calm[@]}"; done
+    same "$out.4" "$out.5" 10
+}
+
 # Errors that NCCL gets from the driver while it looks for what the machine can do are its own affair.
 test_memcheck() {
     with nccl
@@ -256,5 +279,6 @@ shared=(hellaswag strangers signals faults one_rank_fails one_disk_is_full kille
     data_of_one_rank_goes output_goes rank0_dies)
 for name in "${shared[@]}"; do eval "test_${name}_with_nccl() { on_nccl $name; }"; done
 
-tests=(fp32_with_fake_nccl bits_with_fake_nccl zero_with_fake_nccl fp32 bits zero muon fp8 d12_tinyshakespeare other_numbers two_machines save_pause "${shared[@]/%/_with_nccl}" memcheck)
+tests=(fp32_with_fake_nccl bits_with_fake_nccl zero_with_fake_nccl fp32 bits zero muon fp8 d12_tinyshakespeare other_numbers
+    many_ranks two_machines save_pause "${shared[@]/%/_with_nccl}" memcheck)
 run_tests_once "$@"
