@@ -1161,7 +1161,8 @@ static std::vector<Dot> roofline_dots(std::vector<std::string>* without) {
         for (const Measured& m : kernels) {
             if (m.kernel > 0 && m.matrix_type == "bf16" && (!best || m.ms < best->ms)) { best = &m; }
         }
-        if (best && best->flops > 0 && best->bytes > 0) {
+        if (!best) { continue; } // an op of fp8
+        if (best->flops > 0 && best->bytes > 0) {
             dots.push_back(
                 {text("%s %d", op.c_str(), best->kernel), best->flops / best->bytes, best->flops / best->ms / 1e9});
         } else {
@@ -1269,10 +1270,9 @@ static Svg draw_roofline() {
     svg.polygon(climb, "l", false, " stroke-width=\"1.5\"");
     for (size_t i = 0; i < rungs.size(); i++) {
         svg.dot(climb[i].x, climb[i].y, 4.5, "c");
-        bool peak = i > 0 && i + 1 < rungs.size() && climb[i].y < std::min(climb[i - 1].y, climb[i + 1].y);
-        svg.bold(climb[i].x + (peak ? 0 : 11), climb[i].y + (peak ? 21 : 17), text("%d", rungs[i]->kernel), "middle");
+        svg.faint(climb[i].x, bottom + 14 + 14.0 * (double)(i % 2), text("%d", rungs[i]->kernel), "middle");
     }
-    svg.faint((ladder_left + ladder_right) / 2, bottom + 18, "kernel", "middle");
+    svg.faint((ladder_left + ladder_right) / 2, bottom + 43, "kernel", "middle");
     svg.line(20, list_top - 40, 780, list_top - 40, "m");
     svg.bold(20, list_top - 20, "op and kernel: TFLOP/s");
     svg.bold(504, list_top - 20, "kernel of matmul_forward: TFLOP/s");
@@ -1284,6 +1284,7 @@ static Svg draw_roofline() {
     for (size_t i = 0; i < rungs.size(); i++) {
         double y = list_top + 18.0 * (double)i;
         std::string what = rungs[i]->what.substr(0, rungs[i]->what.find_first_of(",:"));
+        if (width_of(what, 13, false) > 200) { what = what.substr(0, what.find(" and ")); }
         svg.bold(504, y, text("%d", rungs[i]->kernel));
         svg.label(526, y, text("%s: %.3g", what.c_str(), rungs[i]->flops / rungs[i]->ms / 1e9));
     }

@@ -5,14 +5,14 @@ cd "$(dirname "$0")/../.." || exit 1
 
 usage() {
     cat <<'HELP'
-usage: dev/test/bench_several_gpus.sh [--gpus N] [--alone K] [--rows NAME,...] [--logs DIR]
+usage: dev/test/bench_several_gpus.sh [--gpus N] [--rows NAME,...] [--logs DIR]
 
 What several GPUs bring: tokens per second of 124M with one micro-batch and with several, with -z 0, with --overlap on and off, and of
-1558M, each against N times the slowest card alone, in the same call. Prints a line when a run has ended, and a table last. A run
-that fails is named, and the others go on. Two H100s take three minutes.
+1558M, each against N times the slowest card alone, in the same call. Which card is the slowest is found by letting each train by itself, all
+at once. It is then timed alone before and after the rows that are compared with it, because a card slows down when it is hot. Prints a
+line when a run has ended, and a table last. A run that fails is named, and the others go on. Two cards take three minutes and a half.
 
   --gpus N      so many cards (default: those of CUDA_VISIBLE_DEVICES, else all)
-  --alone K     only the first K of them alone, one after the other (default: N)
   --rows NAME,...
                 only these of all, beside, separate, reduced, micro, large, large_beside, large_separate, adamw, with the runs that
                 they are compared with
@@ -35,7 +35,7 @@ fail() { # STATUS MESSAGE
     exit "$1"
 }
 
-cards=() num_alone="" logs="" all_rows=all,beside,separate,reduced,micro,large,large_beside,large_separate,adamw
+cards=() logs="" all_rows=all,beside,separate,reduced,micro,large,large_beside,large_separate,adamw
 rows=$all_rows
 read -r -a model <<<"${BENCH_MODEL:--e d12}"
 read -r -a large <<<"${BENCH_LARGE:--e d48}"
@@ -47,7 +47,7 @@ N=${#cards[@]}
 while [ $# -gt 0 ]; do
     case $1 in
     --help | -h) usage && exit 0 ;;
-    --gpus | --alone | --rows | --logs) [ $# -ge 2 ] || fail 2 "$1 wants a value, see --help" ;;
+    --gpus | --rows | --logs) [ $# -ge 2 ] || fail 2 "$1 wants a value, see --help" ;;
     *) fail 2 "unknown argument '$1', see --help" ;;
     esac
     case $1 in
@@ -58,7 +58,6 @@ while [ $# -gt 0 ]; do
         ;;
     *) [[ $2 =~ ^[1-9][0-9]?$ ]] || fail 2 "$1 wants a number from 1 to 99, got '$2'" ;;&
     --gpus) N=$2 ;;
-    --alone) num_alone=$2 ;;
     esac
     shift 2
 done
@@ -67,8 +66,7 @@ done
 [ "$N" -le ${#cards[@]} ] || fail 1 "--gpus $N: there are only ${#cards[@]} GPUs here"
 [ -x "$train" ] || fail 1 "$train is not there: make train_gpt2cu"
 [ -x dev/data/tokenize ] || fail 1 "dev/data/tokenize is not there: make dev/data/tokenize"
-cards=("${cards[@]:0:N}") num_alone=${num_alone:-$N}
-[ "$num_alone" -le "$N" ] || fail 2 "--alone $num_alone: only $N cards are used"
+cards=("${cards[@]:0:N}")
 export CUDA_DEVICE_ORDER=PCI_BUS_ID
 
 tmp=$(mktemp -d /tmp/llmc_bench_XXXXXX) || exit 1
@@ -111,9 +109,13 @@ reason() { # NAME: why it has failed
 
 # Trains and prints a line; sets the figures of NAME. TOKENS: of all cards in a step.
 run() { # NAME TEXT GPUS TOKENS FLAGS ...
-    local name=$1 begin=$SECONDS figures
-    start "$name" "$3" -x "$steps" -lg $((steps - 1)) "${@:5}"
-    names+=("$name") text[$name]=$2 tokens[$name]=$4 ms[$name]=''
+    local begin=$SECONDS
+    start "$1" "$3" -x "$steps" -lg $((steps - 1)) "${@:5}"
+    report "$1" "$2" "$4"
+}
+report() { # NAME TEXT TOKENS: of a run that began at SECONDS = begin and ended with rc
+    local name=$1 figures low high
+    names+=("$name") text[$name]=$2 tokens[$name]=$3 ms[$name]=''
     figures=$(sed -nE 's/^step +([0-9]+)\/.*\| ([0-9.]+) ms \|.*/\1 \2/p' "$logs/$name.out" | awk -v skip=$warmup '$1 > skip { print $2 }' |
         sort -n | awk '{ v[NR] = $1 } END { if (NR) { print (v[int((NR + 1) / 2)] + v[int(NR / 2) + 1]) / 2, v[1 + int(NR / 10)], v[NR - int(NR / 10)] } }')
     if [ $rc -ne 0 ] || [ -z "$figures" ]; then
@@ -157,13 +159,20 @@ nccl_says() {
 
 # ---- the table ----
 
-slowest() { # NAME of a card's run, without its number: prints the name of the slowest
-    local i found=
-    for ((i = 0; i < num_alone; i++)); do
-        [ -n "${ms[$1$i]-}" ] || continue
-        if [ -z "$found" ] || awk "BEGIN { exit !(${ms[$1$i]} > ${ms[$found]}) }"; then found=$1$i; fi
+# Lets each card train by itself, all at once, so that none has the power or the air of the others. Sets card: the slowest.
+find_slowest() {
+    local i begin=$SECONDS slow=
+    for ((i = 0; i < N; i++)); do
+        { CUDA_VISIBLE_DEVICES=${cards[i]} start "card$i" 1 -x "$steps" -lg $((steps - 1)) "${both[@]}" -d $share && echo "$rc" >"$tmp/rc$i"; } &
     done
-    echo "$found"
+    wait
+    for ((i = 0; i < N; i++)); do
+        rc=$(cat "$tmp/rc$i")
+        report "card$i" "card ${cards[i]} beside the others, $name -b $B -d $share" $share
+        [ -n "${ms[card$i]}" ] || continue
+        if [ -z "$slow" ] || awk "BEGIN { exit !(${ms[card$i]} > ${ms[card$slow]}) }"; then slow=$i; fi
+    done
+    card=${cards[${slow:-0}]}
 }
 # Sets the figures of NAME: the mean of a card's run before and one after those of all cards, because a card slows down when it is
 # hot; if one of them has failed, the other.
@@ -187,11 +196,8 @@ micro=$((N == 2 ? 4 : N < 16 ? 32 / N : 2)) # micro-batches of a card: 524288 to
 total=$((micro * N * B * T))
 name=${model[*]} large_name=${large[*]}
 echo "$N cards (${cards[*]}), $steps steps a run, medians without the first $warmup; -t $T"
-for ((i = 0; i < num_alone; i++)); do
-    CUDA_VISIBLE_DEVICES=${cards[i]} run "alone$i" "card ${cards[i]} alone, $name -b $B" 1 $((B * T)) "${model[@]}" -b "$B"
-done
-slow=$(slowest alone)
-card=${cards[${slow#alone}]:-${cards[0]}}
+both=("${model[@]}" -b "$B") both_large=("${large[@]}" -b "$large_B") share=$((total / N)) # of a card
+find_slowest
 wanted() { # NAME ...: whether a row is one of them
     local name
     for name in "$@"; do [[ ,$rows, != *,$name,* ]] || return 0; done
@@ -201,14 +207,13 @@ together() { CUDA_VISIBLE_DEVICES=$(IFS=, && echo "${cards[*]}") "$@"; }
 by_itself() { CUDA_VISIBLE_DEVICES=$card "$@"; }
 # trains on all cards, if the row NAME is wanted
 row_of() { ! wanted "$1" || together run "$1" "$N cards, $2" "$N" "${@:3}"; } # NAME TEXT TOKENS FLAGS ...
-both=("${model[@]}" -b "$B") both_large=("${large[@]}" -b "$large_B")
+! wanted all beside separate reduced || by_itself run alone "card $card alone, $name -b $B" 1 $((B * T)) "${both[@]}"
 row_of all "$name -b $B" $((N * B * T)) "${both[@]}"
 row_of beside "$name -b $B --overlap on" $((N * B * T)) "${both[@]}" --overlap on
 row_of separate "$name -b $B --overlap off" $((N * B * T)) "${both[@]}" --overlap off
 row_of reduced "$name -b $B -z 0" $((N * B * T)) "${both[@]}" -z 0
 ! wanted all beside separate reduced || by_itself run again "card $card alone again, $name -b $B" 1 $((B * T)) "${both[@]}"
 if wanted micro; then
-    share=$((total / N)) # of a card
     by_itself run alone_micro "card $card alone, $name -b $B -d $share" 1 $share "${both[@]}" -d $share
     row_of micro "$name -b $B -d $total" $total "${both[@]}" -d $total
     by_itself run again_micro "card $card alone again, $name -b $B -d $share" 1 $share "${both[@]}" -d $share
@@ -226,7 +231,7 @@ if wanted adamw; then
 fi
 
 echo
-sed -nE 's/^memory: .* GB free on (.*)/card: \1/p' "$logs/alone0.out"
+sed -nE 's/^memory: .* GB free on (.*)/card: \1/p' "$logs/card0.out"
 nccl_says | sed 's/^/NCCL: /; s/^NCCL: NCCL/NCCL:/'
 [ -e "$(echo "$logs"/nccl.* | cut -d ' ' -f 1)" ] || echo "NCCL: protocol and channels were not said"
 printf '%-46s %10s %12s %14s %9s\n' "" "ms" "tok/s" "$N x slowest" ""
@@ -236,7 +241,7 @@ print_rows() { # REFERENCE BEFORE AFTER NAME ...: the wanted ones, below the car
     bracket "${@:1:3}"
     for name in "${@:4}"; do ! wanted "$name" || row "$name" "$1"; done
 }
-print_rows reference "$slow" again all beside separate reduced
+print_rows reference alone again all beside separate reduced
 print_rows reference_micro alone_micro again_micro micro
 print_rows reference_large alone_large again_large large large_beside large_separate
 if [ -n "${adamw[profile1]-}" ] && [ -n "${adamw[profileN]-}" ]; then

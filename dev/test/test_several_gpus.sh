@@ -166,19 +166,20 @@ WRAPPER
     chmod +x "$tmp/bin/wrapper"
     TRAIN=$tmp/bin/wrapper LLMC_DATA=llmc/training.h BENCH_MODEL="-e d6 $small" BENCH_LARGE="-e d12 $small" BENCH_B=2 BENCH_T=16 \
         BENCH_LARGE_B=1 BENCH_STEPS=10 BENCH_LIMIT=$limit \
-        dev/test/bench_several_gpus.sh --gpus 3 --alone 2 --logs "$tmp/bench" >"$out" 2>"$tmp/bench.err" || rc=$?
+        dev/test/bench_several_gpus.sh --gpus 3 --logs "$tmp/bench" >"$out" 2>"$tmp/bench.err" || rc=$?
     want "the exit code" "$rc: $(cat "$tmp/bench.err")" "1: "
-    grep -q '^17 runs, 1 failed, [0-9]* s$' "$out" || fail "$(cat "$out")"
+    grep -q '^19 runs, 1 failed, [0-9]* s$' "$out" || fail "$(cat "$out")"
     grep -qE '^3 cards, .* -b 2 -z 0 +FAILED: error: rank 1: no luck$' "$out" || fail "$(cat "$out")"
     grep -qE '^3 cards, .* -b 2 -z 0 +not measured$' "$out" || fail "$(cat "$out")"
-    want "lines of runs" "$(grep -c ' ms ([0-9.]*\.\.[0-9.]*), [0-9]* tok/s, memory of rank 0: plan [0-9.]* GB, in use [0-9.]*, took [0-9]* s$' "$out")" 14
-    want "cards alone" "$(grep -cE '^card [01] alone( again)?, -e d6 .* -b 2 ' "$out")" 5
+    want "lines of runs" "$(grep -c ' ms ([0-9.]*\.\.[0-9.]*), [0-9]* tok/s, memory of rank 0: plan [0-9.]* GB, in use [0-9.]*, took [0-9]* s$' "$out")" 16
+    want "cards alone" "$(grep -cE '^card 1 alone( again)?, -e d6 .* -b 2 ' "$out")" 4
+    want "cards at once" "$(grep -cE '^card [012] beside the others, -e d6 .* -b 2 -d 320 ' "$out")" 3
     contains "NCCL: AllGather: Algo RING proto SIMPLE channel{Lo..Hi}={0..7}, 2 calls, up to 2.0 MB" "$out"
     contains "NCCL: 8 coll channels" "$out"
     grep -q '^NCCL: [0-9.]*$' "$out" || fail "no version of NCCL: $(cat "$out")"
     # 3 cards with 2 sequences of 16 tokens, and with 10 micro-batches: medians of steps 3 to 10, and what follows from them
     local median=() figures
-    for i in alone0:32 alone1:32 again:32 all:96 alone_micro:320 again_micro:320 micro:960; do
+    for i in card1:320 alone:32 again:32 all:96 alone_micro:320 again_micro:320 micro:960; do
         figures=$(sed -nE 's/^step +([3-9]|10)\/.*\| ([0-9.]+) ms \|.*/\2/p' "$tmp/bench/${i%:*}.out" | sort -n |
             awk -v tokens="${i#*:}" '{ v[NR] = $1 } END { m = (v[4] + v[5]) / 2; printf "%.4f %.2f ms %.0f tok/s", m, m, tokens * 1e3 / m }')
         median+=("${figures%% *}")
@@ -190,12 +191,12 @@ WRAPPER
     grep -qE "^3 cards, -e d6 .* -b 2 +[0-9.]+ +[0-9]+ +[0-9]+ +$(awk "BEGIN { printf \"%.2f\", 50 * (${median[1]} + ${median[2]}) / ${median[3]} }")%$" "$out" ||
         fail "not the mean of ${median[1]} and ${median[2]} / ${median[3]}: $(cat "$out")"
     TRAIN=$tmp/bin/wrapper LLMC_DATA=llmc/training.h BENCH_MODEL="-e d6 $small" BENCH_B=2 BENCH_T=16 BENCH_STEPS=10 BENCH_LIMIT=$limit \
-        dev/test/bench_several_gpus.sh --gpus 3 --alone 1 --rows beside >"$out" 2>&1 || fail "$(cat "$out")"
-    grep -q '^3 runs, 0 failed' "$out" || fail "$(cat "$out")"
+        dev/test/bench_several_gpus.sh --gpus 3 --rows beside >"$out" 2>&1 || fail "$(cat "$out")"
+    grep -q '^6 runs, 0 failed' "$out" || fail "$(cat "$out")"
     want "rows" "$(grep -cE '^3 cards, .* --overlap on +[0-9.]+ +[0-9]+ +[0-9]+ +[0-9.]+%$' "$out")" 1
     dev/test/bench_several_gpus.sh --help >"$out"
     contains "usage: dev/test/bench_several_gpus.sh" "$out"
-    for i in "--gpus 0" "--gpus" "--cards 2" "--gpus 2 --alone 3" "--rows most"; do
+    for i in "--gpus 0" "--gpus" "--cards 2" "--rows most"; do
         rc=0
         # shellcheck disable=SC2086
         TRAIN=$tmp/bin/wrapper dev/test/bench_several_gpus.sh $i >"$out" 2>&1 || rc=$?
