@@ -1161,7 +1161,7 @@ static std::vector<Dot> roofline_dots(std::vector<std::string>* without) {
         for (const Measured& m : kernels) {
             if (m.kernel > 0 && m.matrix_type == "bf16" && (!best || m.ms < best->ms)) { best = &m; }
         }
-        if (!best) { continue; } // an op of fp8
+        if (!best) { continue; } // no kernel in bf16
         if (best->flops > 0 && best->bytes > 0) {
             dots.push_back(
                 {text("%s %d", op.c_str(), best->kernel), best->flops / best->bytes, best->flops / best->ms / 1e9});
@@ -1224,11 +1224,12 @@ static Svg draw_roofline() {
     const double low = 0.1, high = 2000, from = 0.3, to = 10000; // TFLOP/s; FLOPs per byte
     const double list_top = 510, list_height = 18.0 * (double)std::max(dots.size(), ladder.size() + 3);
     Svg svg(
-        800, list_top + list_height + 72, "Roofline: the fastest kernel of each op, and the ladder of one op",
+        800, list_top + list_height + 72, "Roofline: the fastest bf16 kernel of each op, and the ladder of one op",
         text("%s, bf16, cold L2. Roofs as measured in the run of matmul_forward. Both axes are logarithmic.",
              library.gpu.c_str()),
         "Left: dots of ops under a sloped roof, the rate of a copy, and a flat one, the rate of the library's matrix "
-        "product. Right: the kernels of matmul_forward as numbered dots, connected, that climb towards the flat roof.");
+        "product. Right: the kernels of matmul_forward as dots, connected, that climb towards the flat roof; their numbers "
+        "stand below.");
     auto at_x = [&](double v) { return left + (right - left) * log10(v / from) / log10(to / from); };
     auto at_y = [&](double v) { return bottom - (bottom - top) * log10(v / low) / log10(high / low); };
     const double ladder_left = 556, ladder_right = 776;
@@ -1284,7 +1285,9 @@ static Svg draw_roofline() {
     for (size_t i = 0; i < rungs.size(); i++) {
         double y = list_top + 18.0 * (double)i;
         std::string what = rungs[i]->what.substr(0, rungs[i]->what.find_first_of(",:"));
-        if (width_of(what, 13, false) > 200) { what = what.substr(0, what.find(" and ")); }
+        for (const char* rest : {" and ", " on "}) {
+            if (width_of(what, 13, false) > 200) { what = what.substr(0, what.find(rest)); }
+        }
         svg.bold(504, y, text("%d", rungs[i]->kernel));
         svg.label(526, y, text("%s: %.3g", what.c_str(), rungs[i]->flops / rungs[i]->ms / 1e9));
     }

@@ -8,14 +8,15 @@ usage() {
 usage: dev/test/bench_several_gpus.sh [--gpus N] [--rows NAME,...] [--logs DIR]
 
 What several GPUs bring: tokens per second of 124M with one micro-batch and with several, with -z 0, with --overlap on and off, and of
-1558M, each against N times the slowest card alone, in the same call. Which card is the slowest is found by letting each train by itself, all
-at once. It is then timed alone before and after the rows that are compared with it, because a card slows down when it is hot. Prints a
-line when a run has ended, and a table last. A run that fails is named, and the others go on. Two cards take three minutes and a half.
+1558M, each against N times the slowest card alone, in the same call. Which card is the slowest is found by letting each train by itself,
+all at once. It is then timed alone before and after the rows that are compared with it, because a card slows down when it is hot. Prints
+a line when a run has ended, and a table last. A run that fails is named, and the others go on. Two cards take some four minutes.
 
   --gpus N      so many cards (default: those of CUDA_VISIBLE_DEVICES, else all)
   --rows NAME,...
-                only these of all, beside, separate, reduced, micro, large, large_beside, large_separate, adamw, with the runs that
-                they are compared with
+                rows to measure, with the card alone beside them (default: every one). 124M: all (one micro-batch), beside and
+                separate (--overlap on and off), reduced (-z 0), micro (several micro-batches). 1558M: large, large_beside,
+                large_separate, adamw (large, and what sharding AdamW saves)
   --logs DIR    keep the output of each run there
   --help, -h    this text
 
@@ -53,8 +54,11 @@ while [ $# -gt 0 ]; do
     case $1 in
     --logs) logs=$2 ;;
     --rows)
-        for name in ${2//,/ }; do [[ ,$all_rows, == *,$name,* ]] || fail 2 "--rows: there is no '$name', see --help"; done
+        [[ ,$2, != *,,* ]] || fail 2 "--rows wants names, separated by commas, see --help"
+        IFS=, read -r -a names <<<"$2"
+        for name in "${names[@]}"; do [[ ,$all_rows, == *",$name,"* ]] || fail 2 "--rows: there is no '$name', see --help"; done
         rows=$2
+        [[ ,$rows, != *,adamw,* ]] || rows=$rows,large
         ;;
     *) [[ $2 =~ ^[1-9][0-9]?$ ]] || fail 2 "$1 wants a number from 1 to 99, got '$2'" ;;&
     --gpus) N=$2 ;;
@@ -72,7 +76,7 @@ export CUDA_DEVICE_ORDER=PCI_BUS_ID
 tmp=$(mktemp -d /tmp/llmc_bench_XXXXXX) || exit 1
 trap 'rm -rf "$tmp"' EXIT
 logs=${logs:-$tmp/logs}
-mkdir -p "$logs" && rm -f "$logs"/nccl.* || exit 1
+mkdir -p "$logs" && rm -f "$logs"/nccl.* "$logs"/*.out "$logs"/*.err || exit 1
 
 # ---- data ----
 
@@ -113,7 +117,8 @@ run() { # NAME TEXT GPUS TOKENS FLAGS ...
     start "$1" "$3" -x "$steps" -lg $((steps - 1)) "${@:5}"
     report "$1" "$2" "$4"
 }
-report() { # NAME TEXT TOKENS: of a run that began at SECONDS = begin and ended with rc
+# The same of a run that has ended. The caller's `begin` is when it began, and `rc` its exit code.
+report() { # NAME TEXT TOKENS
     local name=$1 figures low high
     names+=("$name") text[$name]=$2 tokens[$name]=$3 ms[$name]=''
     figures=$(sed -nE 's/^step +([0-9]+)\/.*\| ([0-9.]+) ms \|.*/\1 \2/p' "$logs/$name.out" | awk -v skip=$warmup '$1 > skip { print $2 }' |
@@ -159,7 +164,7 @@ nccl_says() {
 
 # ---- the table ----
 
-# Lets each card train by itself, all at once, so that none has the power or the air of the others. Sets card: the slowest.
+# Lets each card train by itself, all at once, so that they share power and cooling as in the runs of all cards. Sets card: the slowest.
 find_slowest() {
     local i begin=$SECONDS slow=
     for ((i = 0; i < N; i++)); do
@@ -196,7 +201,7 @@ micro=$((N == 2 ? 4 : N < 16 ? 32 / N : 2)) # micro-batches of a card: 524288 to
 total=$((micro * N * B * T))
 name=${model[*]} large_name=${large[*]}
 echo "$N cards (${cards[*]}), $steps steps a run, medians without the first $warmup; -t $T"
-both=("${model[@]}" -b "$B") both_large=("${large[@]}" -b "$large_B") share=$((total / N)) # of a card
+both=("${model[@]}" -b "$B") both_large=("${large[@]}" -b "$large_B") share=$((total / N)) # share: tokens of a card in a step of `total`
 find_slowest
 wanted() { # NAME ...: whether a row is one of them
     local name
@@ -233,7 +238,7 @@ fi
 echo
 sed -nE 's/^memory: .* GB free on (.*)/card: \1/p' "$logs/card0.out"
 nccl_says | sed 's/^/NCCL: /; s/^NCCL: NCCL/NCCL:/'
-[ -e "$(echo "$logs"/nccl.* | cut -d ' ' -f 1)" ] || echo "NCCL: protocol and channels were not said"
+! wanted adamw || [ -e "$(echo "$logs"/nccl.* | cut -d ' ' -f 1)" ] || echo "NCCL: protocol and channels were not said"
 printf '%-46s %10s %12s %14s %9s\n' "" "ms" "tok/s" "$N x slowest" ""
 print_rows() { # REFERENCE BEFORE AFTER NAME ...: the wanted ones, below the card alone
     local name

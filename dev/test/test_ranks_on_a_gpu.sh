@@ -6,10 +6,11 @@
 # them (shared_card.c), which says nothing about speed. RANKS_BIN=DIR keeps the programs in DIR, and runs those that are already there.
 nccl=${LLMC_NCCL-} data=${LLMC_DATA:-../shared/data} programs=${RANKS_BIN-}
 LLMC_KILLS=${LLMC_KILLS:-5}
-cards=${CUDA_VISIBLE_DEVICES-$(nvidia-smi --query-gpu=index --format=csv,noheader 2>/dev/null | paste -s -d ,)}
+visible=${CUDA_VISIBLE_DEVICES-} cards=${CUDA_VISIBLE_DEVICES-$(nvidia-smi --query-gpu=index --format=csv,noheader 2>/dev/null | paste -s -d ,)}
 cards=$(tr , '\n' <<<"$cards" | grep -c .)
 ranks=$((cards > 1 ? cards : 3)) # of the tests of faults
 . "$(dirname "$0")/ranks.sh"
+[ -z "$visible" ] || export CUDA_VISIBLE_DEVICES=$visible
 model=(--layers 3 --channels 128 --heads 2 --positions 32 -b 2 -t 32 --no-tune)
 unit=64 limit=200
 broken_card=(FAILING_CARD=launch:150)
@@ -239,19 +240,20 @@ test_other_numbers() {
     agree "$out.end1" "$out.end3" 1e-5
 }
 
-# Eight ranks, or four if there are fewer GPUs, go on as half as many and again as all, and those as a quarter.
-# Half as many have the same bits in every run.
+# Eight ranks, or four if there are fewer GPUs. Steps 1 to 5 by all of them, 6 to 10 by half as many, 11 to 15 by all and, from the
+# same checkpoint, by a quarter: the losses of a run by all. -b keeps the number of sequences in a micro-batch of all ranks. Half as many
+# ranks have the same bits in every run.
 test_many_ranks() {
     local many=$((cards < 8 ? 4 : 8)) out=$tmp/many i
     local calm=(-d $((2 * many * unit)) -n 5 -l 3e-4)
     with nccl FP32 $many
     train $many "$out.1" 15 "${calm[@]}"
     cp -r "$out.1" "$out.2" && rm -r "$out".2/step_000000{10,15}
-    train $((many / 2)) "$out.2" 15 "${calm[@]}" -y 1
+    train $((many / 2)) "$out.2" 15 "${calm[@]}" -y 1 -b 4
     rm -r "$out.2/step_00000015"
     cp -r "$out.2" "$out.3"
     train $many "$out.2" 15 "${calm[@]}" -y 1
-    train $((many / 4)) "$out.3" 15 "${calm[@]}" -y 1
+    train $((many / 4)) "$out.3" 15 "${calm[@]}" -y 1 -b 8
     for i in 2 3; do contains "resumed at step 10 " "$out.$i.out"; done
     for i in 1 2 3; do grep -E '^step *1[1-5]/' "$out.$i.out" >"$out.end$i.out"; done
     for i in 2 3; do agree "$out.end1" "$out.end$i" 1e-5; done

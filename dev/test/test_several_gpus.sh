@@ -149,7 +149,8 @@ test_overlap_choice() {
 }
 
 # bench_several_gpus.sh with three cards that do not compute: which runs it makes, what it adds up, and that it goes on when a run
-# fails. A wrapper makes card 1 slower at each step, lets -z 0 fail, and writes what NCCL writes when it is asked for its choices.
+# fails. A wrapper replaces the milliseconds of card 1 by the number of the step, so that it is the slowest; lets -z 0 fail; and writes what
+# NCCL writes when it is asked for its choices.
 test_bench() {
     setup
     local out=$tmp/bench.out rc=0 small='--layers 2 --channels 32 --heads 2 --positions 16' i
@@ -194,12 +195,15 @@ WRAPPER
         dev/test/bench_several_gpus.sh --gpus 3 --rows beside >"$out" 2>&1 || fail "$(cat "$out")"
     grep -q '^6 runs, 0 failed' "$out" || fail "$(cat "$out")"
     want "rows" "$(grep -cE '^3 cards, .* --overlap on +[0-9.]+ +[0-9]+ +[0-9]+ +[0-9.]+%$' "$out")" 1
+    TRAIN=$tmp/bin/wrapper LLMC_DATA=llmc/training.h BENCH_LARGE="-e d6 $small" BENCH_MODEL="-e d6 $small" BENCH_B=2 BENCH_T=16 \
+        BENCH_STEPS=10 BENCH_LIMIT=$limit dev/test/bench_several_gpus.sh --gpus 3 --rows adamw >"$out" 2>&1 || fail "$(cat "$out")"
+    grep -qE "^  without the .* ms that AdamW's shares save .*%$" "$out" || fail "$(cat "$out")"
     dev/test/bench_several_gpus.sh --help >"$out"
     contains "usage: dev/test/bench_several_gpus.sh" "$out"
-    for i in "--gpus 0" "--gpus" "--cards 2" "--rows most"; do
+    for i in "--gpus=0" "--gpus" "--cards=2" "--rows=most" "--rows=all,al?" "--rows=all micro" "--rows=,all"; do
         rc=0
-        # shellcheck disable=SC2086
-        TRAIN=$tmp/bin/wrapper dev/test/bench_several_gpus.sh $i >"$out" 2>&1 || rc=$?
+        IFS='=' read -r -a words <<<"$i"
+        TRAIN=$tmp/bin/wrapper dev/test/bench_several_gpus.sh "${words[@]}" >"$out" 2>&1 || rc=$?
         want "the exit code of $i" "$rc: $(wc -l <"$out")" "2: 1"
     done
 }
