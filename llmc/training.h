@@ -246,7 +246,7 @@ static const Option options[] = {
     {OPT_STR, 0, NULL, "export-type", &settings.export_type, "fp32|bf16", "the same as --type", 0, 0},
 
     {OPT_SECTION, 0, NULL, "Machine", NULL, NULL, NULL, 0, 0},
-#ifdef __CUDACC__
+#if defined(__CUDACC__) || defined(GPU_PROGRAM) // the second one in the emulation of dev/cuda
     {OPT_INT, 0, NULL, "parallel", &settings.parallel, "texts",
      "continue at most N texts side by side, fewer if memory is short; one that ends makes room for the next", 1, 256},
     {OPT_STR, 0, NULL, "weights", &settings.weights, "full|int8|fp8",

@@ -92,13 +92,21 @@ int emulation_arch() {
 // ---- device, streams, events --------------------------------------------------------------------------------
 // A small device, so that persistent kernels and grid-stride loops take more than one round at small shapes.
 
-cudaError_t cudaGetDeviceCount(int* count) { return *count = 1, cudaSuccess; }
+cudaError_t cudaGetDeviceCount(int* count) {
+    const char* text = getenv("EMULATION_GPUS");
+    return *count = text && atoi(text) > 1 ? atoi(text) : 1, cudaSuccess;
+}
 cudaError_t cudaGetDevice(int* device) { return *device = 0, cudaSuccess; }
-cudaError_t cudaSetDevice(int device) { return device == 0 ? cudaSuccess : fail(cudaErrorInvalidValue); }
+cudaError_t cudaSetDevice(int device) {
+    int count;
+    cudaGetDeviceCount(&count);
+    return device >= 0 && device < count ? cudaSuccess : fail(cudaErrorInvalidValue);
+}
 cudaError_t cudaDeviceGetPCIBusId(char*, int, int) { return fail(cudaErrorInvalidValue); }
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int) {
     *properties = {};
-    snprintf(properties->name, sizeof(properties->name), "CPU emulation (its times mean nothing)");
+    const char* name = getenv("EMULATION_NAME");
+    snprintf(properties->name, sizeof(properties->name), "%s", name ? name : "CPU emulation (its times mean nothing)");
     properties->major = emulation_arch() / 10, properties->minor = emulation_arch() % 10;
     properties->multiProcessorCount = 4;
     properties->totalGlobalMem = (size_t)4 << 30;
@@ -212,6 +220,16 @@ cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
     return cudaSuccess;
 }
 cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec) { return cudaGraphDestroy(exec); }
+cudaError_t cudaMallocHost(void** p, size_t bytes) { return emulation_malloc(p, bytes); }
+cudaError_t cudaFreeHost(void* p) { return cudaFree(p); }
+cudaError_t cudaLaunchHostFunc(cudaStream_t stream, void (*function)(void*), void* argument) {
+    if (emulation_capturing) {
+        emulation_capture([=] { cudaLaunchHostFunc(stream, function, argument); });
+        return cudaSuccess;
+    }
+    function(argument);
+    return last_error;
+}
 cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t) {
     if (emulation_capturing) { return fail(cudaErrorInvalidValue); }
     for (const auto& work : exec->work) { work(); }
