@@ -50,6 +50,17 @@ share_engine() {
     cp build/dev_cuda/cpu/*.o "$1/build/dev_cuda/cpu/" # newer than the copied sources
 }
 
+# emulated_tree TREE: copies the sources from which dev/cuda builds the whole program for a CPU, because other tests build such
+# programs at the same time
+emulated_tree() {
+    mkdir -p "$1/dev/test"
+    cp -r llmc ./*.cu "$1/"
+    cp -r dev/cuda "$1/dev/"
+    cp dev/test/*.h "$1/dev/test/"
+    rm -f "$1"/dev/cuda/*_cpu*
+    share_engine "$1"
+}
+
 run_tests() { # [--list | NAME ...]
     local name rc passed=0 failed=0 skipped=0 wanted=("${tests[@]}")
     if [ "${1-}" = --list ]; then

@@ -9,17 +9,10 @@ CXX=${CXX:-g++}
 quick=(golden ten_steps layout gradient_accumulation verdict stochastic_rounding greedy weights8 generate_limits filters)
 slow=(recompute nan_is_seen muon cache batch_of_prompts sampling)
 
-# Builds the program in a copy of the sources, because other tests build programs for a CPU at the same time. Sets `program`.
+# Builds the program in a copy of the sources. Sets `program`.
 build() { # PRECISION SUFFIX
     command -v "$CXX" >/dev/null || skip "needs $CXX"
-    if [ ! -d "$tmp/tree" ]; then
-        mkdir -p "$tmp/tree/dev/test"
-        cp -r llmc ./*.cu "$tmp/tree/"
-        cp -r dev/cuda "$tmp/tree/dev/"
-        cp dev/test/*.h "$tmp/tree/dev/test/"
-        rm -f "$tmp"/tree/dev/cuda/*_cpu*
-        share_engine "$tmp/tree"
-    fi
+    [ -d "$tmp/tree" ] || emulated_tree "$tmp/tree"
     make -C "$tmp/tree/dev/cuda" CXX="$CXX" PRECISION="$1" "test_gpt2_cpu$2" >"$tmp/log" 2>&1 ||
         fail "does not build: $(tail -n 20 "$tmp/log")"
     program=$tmp/tree/dev/cuda/test_gpt2_cpu$2

@@ -16,12 +16,7 @@ build() {
     local headers=/usr/local/cuda/include
     command -v "$CXX" >/dev/null || skip "needs $CXX"
     [ -e "$headers/cuda_runtime_api.h" ] || skip "needs the headers of CUDA"
-    mkdir -p "$tmp/tree/dev/test"
-    cp -r llmc ./*.cu "$tmp/tree/"
-    cp -r dev/cuda "$tmp/tree/dev/"
-    cp dev/test/*.h "$tmp/tree/dev/test/"
-    rm -f "$tmp"/tree/dev/cuda/*_cpu*
-    share_engine "$tmp/tree"
+    emulated_tree "$tmp/tree"
     gcc -shared -fPIC -O1 "-I$headers" -o "$tmp/bin/fake_nccl.so" dev/test/fake_nccl.c || fail "fake_nccl.c does not compile"
 }
 
@@ -32,7 +27,7 @@ with() { # LIBRARY [PRECISION [RANKS]]
     make -C "$tmp/tree/dev/cuda" CXX="$CXX" PRECISION="$precision" "train_gpt2_cpu$(suffix_of "$precision")" >"$tmp/log" 2>&1 ||
         fail "does not build: $(tail -n 20 "$tmp/log")"
     train=$tmp/tree/dev/cuda/train_gpt2_cpu$(suffix_of "$precision")
-    # a card whose rate is known, so that the program does not measure it; an idle thread of a block's would only wait
+    # a card whose rate is known, so that the program does not measure it; and one thread for each rank
     before=(env EMULATION_GPUS=8 EMULATION_THREADS=1 "EMULATION_NAME=NVIDIA H100 80GB HBM3" "LLMC_NCCL=$tmp/bin/fake_nccl.so")
 }
 
