@@ -810,8 +810,8 @@ static void test_greedy(void) {
 struct CacheCheck {
     int B, prefill; // texts, which decides the kernels that run; tokens in the longest prompt
 };
-static void check_cache(GPT2* model, const std::vector<CacheCheck>& checks) {
-    int* tokens = golden_ints("input_ids"); // (4, 64): text b has those of row b % 4
+// tokens (4, 64): text b has those of row b % 4.
+static void check_cache(GPT2* model, const int* tokens, const std::vector<CacheCheck>& checks) {
     int C = model->config.channels, V = model->config.vocab_size, Vp = model->config.padded_vocab_size;
     Sampler greedy = sampler_make(0.0f, 0, 1.0f, 1);
     set_tokens(model, tokens, tokens, 256);
@@ -847,15 +847,39 @@ static void check_cache(GPT2* model, const std::vector<CacheCheck>& checks) {
         }
         generator_free(&g);
     }
-    free(tokens);
 }
 
 static void test_cache(void) {
     if (!have_gpu()) { return; }
     GPT2 model;
+    int* tokens = golden_ints("input_ids");
     open_fixture(&model, 4);
-    check_cache(&model, {{1, 1}, {1, 41}, {2, 21}, {4, 1}, {8, 41}, {16, 21}, {33, 48}, {64, 41}});
+    check_cache(&model, tokens, {{1, 1}, {1, 41}, {2, 21}, {4, 1}, {8, 41}, {16, 21}, {33, 48}, {64, 41}});
+    free(tokens);
     gpt2_free(&model);
+}
+
+// Texts whose layers run in one launch. The first size keeps all weights of a layer in shared memory, the second one does not.
+static void test_one_launch(void) {
+    if (!have_gpu()) { return; }
+    for (GPT2Config config : {GPT2Config{64, 301, 384, 2, 2, 128}, GPT2Config{64, 301, 384, 2, 5, 320}}) {
+        if (!decode_layers_runs(1, config.channels, config.num_heads, 64)) {
+            return test_skip("needs 16 bits and an H100 or H200");
+        }
+        GPT2 model;
+        std::vector<int> tokens;
+        open_random(&model, &config, 4, 64, &tokens);
+        check_cache(&model, tokens.data(), {{1, MAX_PROMPT_STEPS - 1}, {1, MAX_PROMPT_STEPS + 1}}); // without and with a pass over the prompt
+        if (decode_layers_runs(8, config.channels, config.num_heads, 64)) { check_cache(&model, tokens.data(), {{2, 50}, {8, 58}}); }
+        Generator g;
+        generator_allocate(&g, &model, 1, 1, 64);
+        check(g.packed);
+        cudaCheck(cudaMemsetAsync(g.positions, 0xFF, sizeof(int), model.stream)); // -1: nothing is computed
+        decode_layers(generator_layers(&g, &model), 1, g.packed, g.layers_scratch, model.stream);
+        cudaCheck(cudaStreamSynchronize(model.stream));
+        generator_free(&g);
+        gpt2_free(&model);
+    }
 }
 
 // The fixture's model with its matrices in 8 bits. *arena is their memory.
@@ -930,6 +954,7 @@ static void test_weights8(void) {
     if (!have_gpu()) { return; }
     GPT2 model;
     void* arena;
+    int* tokens = golden_ints("input_ids");
     open_fixture(&model, 1);
     std::vector<float> before = to_host(&model, model.params_memory, model_size(&model.config));
     gpt2_free(&model);
@@ -941,12 +966,13 @@ static void test_weights8(void) {
         }
         open_weights8(&model, &arena, format);
         check_rounded(&model, before, format == WEIGHTS_INT8);
-        check_cache(&model, {{1, 61}, {2, 62}, {8, 62}, {16, 62}, {64, 63}});
+        check_cache(&model, tokens, {{1, 61}, {2, 62}, {8, 62}, {16, 62}, {64, 63}});
         check_greedy(&model);
         check_nan_row(&model);
         cudaCheck(cudaFree(arena));
         gpt2_free(&model);
     }
+    free(tokens);
 }
 
 // a batch of prompts of different lengths gives the same continuations as each prompt alone
@@ -1518,6 +1544,7 @@ static const Test tests[] = {
      test_stochastic_rounding_is_repeatable},
     {"greedy", "greedy continuation against PyTorch", test_greedy},
     {"cache", "logits with the cache, after prefills, and without", test_cache},
+    {"one_launch", "logits with the cache where all layers of a token are one launch", test_one_launch},
     {"weights8", "int8 and fp8: rounded as on the CPU, logits and greedy text as without the cache", test_weights8},
     {"batch_of_prompts", "prompts of different lengths side by side", test_batch_of_prompts},
     {"neighbours", "greedy texts alone and side by side, in new and in used slots: equal but for near ties",

@@ -764,6 +764,9 @@ static void gpt2_download(const GPT2* model, float* weights) {
 // ================================================================================================
 
 enum { MAX_MATVEC_TEXTS = 8 }; // without decode_matmul, decode_matvec is faster than cuBLASLt up to here (on an H200)
+// Where all layers of a token are one launch, the tokens of a prompt alone, up to so many, go through the model one by one: these kernels
+// are few, while those of a pass over a prompt take some 80 ms until they are loaded, and chosen by cuBLASLt.
+enum { MAX_PROMPT_STEPS = 40 };
 // Continues texts side by side, each in a slot of its own. The host launches a graph per token and reads it while the GPU
 // computes the next. When a text ends, the next one takes its slot: its prompt runs between two launches of the graph.
 struct Generator {
@@ -778,6 +781,9 @@ struct Generator {
     float* logits;    // (B, Vp)
     float* attention_scratch;
     float* sample_scratch;
+    floatX* packed;   // where all layers run in one launch: their matrices in its order; else NULL
+    uint64_t* layers_scratch;
+    int* prompt_positions; // (MAX_PROMPT_STEPS): 0, 1, 2, ...
     int* tokens;      // (B): the newest token of each text
     int* positions;   // (B): the position of the newest token
     uint64_t* rng;    // (B): random state of each text
@@ -788,8 +794,10 @@ struct Generator {
     LaunchGraph graph;
 };
 
-// Plans the memory for B texts side by side, with up to `rows` tokens in a pass over prompts. Returns its bytes.
-static size_t generator_plan(Plan* plan, Generator* g, const GPT2Config* config, int B, int rows, int capacity) {
+// Plans the memory for B texts side by side, with up to `rows` tokens in a pass over prompts; packed: with the packed matrices.
+// Returns its bytes.
+static size_t generator_plan(Plan* plan, Generator* g, const GPT2Config* config, int B, int rows, int capacity,
+                             bool packed = false) {
     size_t C = config->channels, cache = (size_t)config->num_layers * B * capacity * C, Vp = config->padded_vocab_size;
     PlanGroup group = PLAN_ACTIVATIONS;
     *plan = {};
@@ -805,6 +813,11 @@ static size_t generator_plan(Plan* plan, Generator* g, const GPT2Config* config,
     plan_add(plan, group, &g->logits, B * Vp);
     plan_add(plan, group, &g->attention_scratch, decode_attention_scratch(B, (int)C, config->num_heads, capacity));
     plan_add(plan, group, &g->sample_scratch, decode_sample_scratch(B));
+    if (packed) {
+        plan_add(plan, group, &g->packed, 12 * C * C * config->num_layers);
+        plan_add(plan, group, &g->layers_scratch, decode_layers_scratch((int)C, config->num_heads));
+        plan_add(plan, group, &g->prompt_positions, MAX_PROMPT_STEPS);
+    }
     plan_add(plan, group, &g->tokens, B);
     plan_add(plan, group, &g->positions, B);
     plan_add(plan, group, &g->rng, B);
@@ -812,16 +825,36 @@ static size_t generator_plan(Plan* plan, Generator* g, const GPT2Config* config,
     return plan->total;
 }
 
+// All layers as decode_layers() takes them.
+static DecodeLayers generator_layers(const Generator* g, const GPT2* model) {
+    const GPT2Config* config = &model->config;
+    Parameters<floatX> w = layer_parameters(model->params, config, 0);
+    KeyValueCache c = layer_cache(g->cache, config, 0);
+    DecodeLayer first = {g->x, c.keys, c.values, g->positions, config->channels, config->num_heads, c.capacity, w.ln1w,
+                         w.ln1b, w.qkvw, w.qkvb, w.attprojw, w.attprojb, w.ln2w, w.ln2b, w.fcw, w.fcb, w.fcprojw,
+                         w.fcprojb};
+    return {first, config->num_layers, bucket(config, 1).n, (size_t)g->B * c.capacity * config->channels};
+}
+
 // If there is no memory, returns false with the reason in err.
 static bool generator_allocate(Generator* g, const GPT2* model, int B, int rows, int capacity, Error* err = NULL) {
+    const GPT2Config* config = &model->config;
     Plan plan;
-    generator_plan(&plan, g, &model->config, B, rows, capacity);
+    bool packed = decode_layers_runs(B, config->channels, config->num_heads, capacity) &&
+                  is_free(generator_plan(&plan, g, config, B, rows, capacity, true));
+    generator_plan(&plan, g, config, B, rows, capacity, packed);
     char what[64];
     snprintf(what, sizeof(what), "%d %s of up to %d tokens", B, B == 1 ? "text" : "texts", capacity);
     g->arena = plan_allocate(&plan, what, err);
     if (!g->arena) { return false; }
     g->host_tokens = (int*)pinned_malloc(2 * B * sizeof(int));
     for (cudaEvent_t& event : g->read) { cudaCheck(cudaEventCreateWithFlags(&event, cudaEventDisableTiming)); }
+    if (packed) {
+        int positions[MAX_PROMPT_STEPS];
+        for (int t = 0; t < MAX_PROMPT_STEPS; t++) { positions[t] = t; }
+        decode_layers_pack(g->packed, generator_layers(g, model), model->stream);
+        cudaCheck(cudaMemcpyAsync(g->prompt_positions, positions, sizeof(positions), cudaMemcpyHostToDevice, model->stream));
+    }
     return true;
 }
 
@@ -848,6 +881,17 @@ static void generator_sample(Generator* g, const GPT2* model, const Sampler* sam
                   sampler->repetition_penalty, n, V, Vp, model->stream);
 }
 
+// Runs the first n tokens of acts.inputs through the model one by one. x becomes the residual stream of the last one.
+static void generator_prompt_steps(Generator* g, const GPT2* model, int n) {
+    const Parameters<floatX>* p = &model->params;
+    DecodeLayers layers = generator_layers(g, model);
+    for (int t = 0; t < n; t++) {
+        const int* position = layers.first.position = g->prompt_positions + t;
+        decode_embed(g->x, g->acts.inputs + t, position, p->wte, p->wpe, 1, model->config.channels, model->stream);
+        decode_layers(layers, 1, g->packed, g->layers_scratch, model->stream);
+    }
+}
+
 // Runs the prompts of a pass, which fills their slots of the cache, and samples the first new token of each. No other slot is
 // read or written.
 static void generator_prefill(Generator* g, GPT2* model, const Sampler* sampler, const PromptPass* p) {
@@ -862,6 +906,11 @@ static void generator_prefill(Generator* g, GPT2* model, const Sampler* sampler,
     upload(g->positions + slot, p->last, n);
     upload(g->tokens + slot, p->newest, n);
     if (sampler->repetition_penalty != 1.0f) { upload(g->seen + slot * words, p->seen, n * words); }
+    if (g->packed && g->B == 1 && p->last[0] < MAX_PROMPT_STEPS) {
+        generator_prompt_steps(g, model, p->last[0] + 1);
+        generator_sample(g, model, sampler, slot, n);
+        return;
+    }
     KeyValueCache cache = g->cache; // from this slot on
     cache.keys += (size_t)slot * cache.capacity * C, cache.values += (size_t)slot * cache.capacity * C;
     bool tuned = cublaslt().tuned;
@@ -910,7 +959,8 @@ static void generator_launch_step(Generator* g, const GPT2* model, const Sampler
     int NH = config->num_heads, C = config->channels, B = g->B;
     cudaStream_t stream = model->stream;
     decode_embed(g->x, g->tokens, g->positions, model->params.wte, model->params.wpe, B, C, stream);
-    for (int l = 0; l < config->num_layers; l++) {
+    if (g->packed) { decode_layers(generator_layers(g, model), B, g->packed, g->layers_scratch, stream); }
+    for (int l = 0; l < config->num_layers && !g->packed; l++) {
         Parameters<floatX> w = layer_parameters(model->params, config, l);
         KeyValueCache c = layer_cache(g->cache, config, l);
         generator_matmul(g, model, g->qkv, g->x, w.ln1w, w.ln1b, w.qkvw, w.qkvb, NULL, false, C, 3 * C);
@@ -9228,6 +9278,1199 @@ void decode_attention(floatX* out, floatX* keys, floatX* values, float* scratch,
     decode_attention(out, keys, values, scratch, qkv, positions, B, C, NH, capacity, stream, 3);
 }
 // ==== end promoted: decode_attention ====
+
+// ==== promoted: decode_layers ====
+#if !defined(ENABLE_FP32) // 8 lanes share a head's 64 numbers, 16 bytes each
+
+constexpr int DECODE_LAYER_HS = 64, DECODE_LAYER_THREADS = 256, DECODE_LAYER_WARPS = 8;
+
+// The sum of the products of x128::size elements.
+__device__ inline float decode_layer_dot(const x128& a, const float (&b)[x128::size]) {
+    float sum = 0.0f;
+#pragma unroll
+    for (int e = 0; e < x128::size; e++) { sum += (float)a[e] * b[e]; }
+    return sum;
+}
+// The sum over the 8 lanes that share a row of a head.
+__device__ inline float decode_layer_row_sum(float x) {
+#pragma unroll
+    for (int offset = 4; offset > 0; offset /= 2) { x += __shfl_xor_sync(0xFFFFFFFFu, x, offset); }
+    return x;
+}
+
+// The part of n things that block `rank` of a cluster has.
+struct DecodeLayerShare {
+    int first, n;
+};
+__host__ __device__ inline int decode_layer_most(int n, int ranks) { return (n + ranks - 1) / ranks; }
+__host__ __device__ inline DecodeLayerShare decode_layer_share(int n, int rank, int ranks) {
+    int most = decode_layer_most(n, ranks), first = rank * most < n ? rank * most : n;
+    return {first, n - first < most ? n - first : most};
+}
+
+// What a block knows of the attention of its share of the tokens: the weighted sum of values, the largest score and the sum of
+// the weights, 2^(score - largest).
+constexpr int DECODE_LAYER_PART = DECODE_LAYER_HS + 2;
+
+#endif
+
+#if !defined(ENABLE_FP32)
+
+constexpr int DECODE_LAYER_FRAGMENT = 8 * 32; // elements: 8 rows by 32 columns; lane l of a warp reads row l / 4, 8 columns from l % 4 * 8 on
+constexpr int DECODE_LAYER_THREADS5 = DECODE_LAYER_THREADS + 32; // the last warp loads weights
+
+// How a block's weights of a layer follow each other, in fragments.
+struct DecodeLayerPacked {
+    int C, ranks, sets, chunks; // sets: 8 / ranks, each of 24 rows of qkv and 32 rows of fc; chunks: of 32 columns of C
+    int proj, fc, fcproj, end;  // where these matrices begin; qkv begins at 0
+    __host__ __device__ constexpr DecodeLayerPacked(int C, int ranks)
+        : C(C), ranks(ranks), sets(8 / ranks), chunks(C / 32), proj(chunks * 3 * sets), fc(proj + C / 16 / ranks * 4),
+          fcproj(fc + chunks * 4 * sets), end(fcproj + C / 16 * sets * 2) {}
+    // Where the 8 elements of `lane` of fragment f come from: a matrix (0 qkv, 1 attproj, 2 fc, 3 fcproj), and an offset in it.
+    //     qkv, fc    (8 chunks of columns) (set) (chunk) (3 or 4 groups of 8 rows)
+    //     attproj    (16 rows) (2 chunks) (2 groups of 8 rows)
+    //     fcproj     (16 rows) (a chunk per set) (2 groups of 8 rows)
+    struct Source {
+        int matrix;
+        size_t offset;
+    };
+    __host__ __device__ Source source(int f, int lane, int head, int rank) const {
+        const int HS = DECODE_LAYER_HS, r = lane / 4, column = lane % 4 * 8;
+        int chunk = 0;
+        auto rows_of = [&](int f, int groups) { // the first row of fragment f of qkv or fc, and its chunk
+            int round = f / (8 * groups * sets), rest = f % (8 * groups * sets);
+            int n = chunks - 8 * round < 8 ? chunks - 8 * round : 8, set = rest / (n * groups);
+            chunk = 8 * round + rest % (n * groups) / groups;
+            return (set * groups + rest % groups) * 8;
+        };
+        if (f < proj) {
+            int row = rank * 24 * sets + rows_of(f, 3) + r;
+            return {0, (size_t)(row / HS * C + head * HS + row % HS) * C + chunk * 32 + column};
+        }
+        if (f < fc) {
+            f -= proj;
+            int out = rank * (C / ranks) + f / 4 * 16 + f % 2 * 8 + r;
+            return {1, (size_t)out * C + head * HS + f / 2 % 2 * 32 + column};
+        }
+        int unit = head * 4 * HS + rank * 32 * sets;
+        if (f < fcproj) {
+            unit += rows_of(f - fc, 4) + r;
+            return {2, (size_t)unit * C + chunk * 32 + column};
+        }
+        f -= fcproj;
+        int out = f / (2 * sets) * 16 + f % 2 * 8 + r;
+        return {3, (size_t)out * 4 * C + unit + f / 2 % sets * 32 + column};
+    }
+};
+
+// packed: for each block, layer and fragment, 32 vectors of 8 elements, n in all
+__global__ void decode_layers_pack_kernel5(floatX* packed, const __grid_constant__ DecodeLayers layers, int ranks, size_t n) {
+    size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= n) { return; }
+    const DecodeLayer& l = layers.first;
+    DecodeLayerPacked p(l.C, ranks);
+    int lane = i % 32, f = i / 32 % p.end, block = i / 32 / p.end / layers.num;
+    size_t at = i / 32 / p.end % layers.num * layers.weights;
+    DecodeLayerPacked::Source from = p.source(f, lane, block / ranks, block % ranks);
+    const floatX* matrices[] = {l.qkvw, l.attprojw, l.fcw, l.fcprojw};
+    store128(packed + i * x128::size, load128(matrices[from.matrix] + at + from.offset));
+}
+
+// In global memory. attention, mlp (NH,C): the parts of the residual stream, a float, and in the upper half the number of its phase.
+// phase: the number of phases before this launch; arrived: blocks that have finished it.
+struct DecodeLayerParts {
+    uint64_t *attention, *mlp;
+    uint32_t *phase, *arrived;
+};
+
+template <int C, int ranks> struct DecodeLayerSizes {
+    static constexpr int NH = C / DECODE_LAYER_HS, SETS = 8 / ranks, CHUNKS = C / 32, OWN = C / ranks; // OWN: columns of a block
+    static constexpr int ROUNDS = (CHUNKS + 7) / 8;                      // chunks of columns per warp
+    static constexpr int TOGETHER = SETS == 1 && ROUNDS <= 3 ? ROUNDS : 1; // rounds that pass through the ring at once
+    static constexpr int PIECE = 32 * TOGETHER;                          // fragments, at most
+    static constexpr bool RESIDENT = SETS == 1 && TOGETHER == ROUNDS && OWN / 16 <= 8 * TOGETHER; // each matrix of a layer is one piece, the ring has four
+    static constexpr int RING = RESIDENT ? 4 : C > 1280 ? 11 : 12;        // pieces
+    // Pieces on their way at once: some 5 MB on the whole GPU, what its memory delivers in a microsecond. More would not come sooner,
+    // but all else, the parts of x above all, would queue behind them: with the whole ring on its way C = 1600 took 7% longer.
+    static constexpr int IN_FLIGHT = 3;
+    static constexpr int CAPACITY = 1024, TOKENS = CAPACITY / ranks / (4 * DECODE_LAYER_WARPS); // tokens per 8 lanes
+    static_assert(C % (16 * ranks) == 0 && OWN / 2 <= DECODE_LAYER_THREADS && 8 % ranks == 0 && C % DECODE_LAYER_HS == 0, "");
+};
+
+// The vectors of one half of a layer.
+template <int C, int ranks> struct DecodeLayerVectors {
+    floatX norm_weight[C], norm_bias[C];
+    floatX bias[3 * DECODE_LAYER_HS]; // of the head's q, k and v, or of the block's hidden units
+    floatX out_bias[C / ranks];       // of the block's columns of attproj or fcproj
+};
+
+template <int C, int ranks> struct DecodeLayerShared5 {
+    typedef DecodeLayerSizes<C, ranks> Sizes;
+    int4 ring[Sizes::RING][Sizes::PIECE * 32];
+    alignas(16) DecodeLayerVectors<C, ranks> vectors[2];
+    alignas(16) float x[C];
+    float mlp[C]; // (ranks,OWN): from each block of the cluster
+    uint64_t full[Sizes::RING], empty[Sizes::RING], vectors_full[2], vectors_empty[2];
+    uint64_t x_there, qkv_there, parts_there, mlp_there;
+    float qkv[3 * DECODE_LAYER_HS], parts[ranks][DECODE_LAYER_PART];
+    float warps[DECODE_LAYER_WARPS][DECODE_LAYER_PART];                   // attention of each warp
+    float products[2][DECODE_LAYER_WARPS][32 * Sizes::SETS + 4];          // of each warp's columns: of qkv, and of fc
+    alignas(16) floatX normed[C];                                         // each warp reads only what it wrote
+    alignas(16) floatX operand[DECODE_LAYER_WARPS][DECODE_LAYER_HS];      // a warp's vector for attproj, or for fcproj
+};
+
+template <int C, int ranks> struct DecodeLayerBlock : DecodeLayerSizes<C, ranks> {
+    typedef DecodeLayerSizes<C, ranks> Sizes;
+    typedef DecodeLayerShared5<C, ranks> Shared;
+    using Sizes::CHUNKS, Sizes::IN_FLIGHT, Sizes::NH, Sizes::OWN, Sizes::PIECE, Sizes::RING, Sizes::ROUNDS, Sizes::SETS;
+    using Sizes::RESIDENT, Sizes::TOGETHER, Sizes::TOKENS;
+    static constexpr int VEC = x128::size, HS = DECODE_LAYER_HS, WARPS = DECODE_LAYER_WARPS;
+
+    Shared& shared;
+    int head, rank, now, lane, warp, first; // first: of the block's columns
+    DecodeLayerShare tokens;                // before the newest one, which the last block takes
+    int slot = 0, parity = 0;               // of the ring
+
+    __device__ DecodeLayerBlock(Shared& s, const DecodeLayer& l)
+        : shared(s), head(blockIdx.x / ranks), rank(cluster_rank()), now(*l.position), lane(threadIdx.x % 32),
+          warp(warp_uniform(threadIdx.x / 32)), first(rank * OWN) {
+        tokens = decode_layer_share(now, rank, ranks);
+    }
+    __device__ void sync() const { named_barrier_sync(1, DECODE_LAYER_THREADS); } // of all warps but the last
+
+    // ---- what the last warp loads ----
+
+    __device__ void next() {
+        if (++slot == RING) { slot = 0, parity ^= 1; }
+    }
+    // All weights and vectors, one after the other, in the order in which they are waited for. One thread calls this.
+    __device__ void load(const DecodeLayers& layers, const floatX* packed) {
+        constexpr DecodeLayerPacked p(C, ranks);
+        const DecodeLayer& l = layers.first;
+        const floatX* from = packed + (size_t)blockIdx.x * layers.num * p.end * DECODE_LAYER_FRAGMENT;
+        int num_pieces = 0;
+        auto piece = [&](int n) {
+            int bytes = n * DECODE_LAYER_FRAGMENT * (int)sizeof(floatX);
+            mbarrier_wait(&shared.empty[slot], parity ^ 1);
+            if (!RESIDENT && num_pieces++ >= IN_FLIGHT) {
+                int before = slot - IN_FLIGHT;
+                mbarrier_wait(&shared.full[before < 0 ? before + RING : before], before < 0 ? parity ^ 1 : parity);
+            }
+            mbarrier_arrive_expect(&shared.full[slot], bytes);
+            bulk_load(shared.ring[slot], from, bytes, &shared.full[slot]);
+            from += n * DECODE_LAYER_FRAGMENT;
+            next();
+        };
+        auto pieces = [&](int n) {
+            for (; n > 0; n -= PIECE) { piece(min(n, PIECE)); }
+        };
+        auto rounds = [&](int groups) {
+            for (int chunk = 0; chunk < CHUNKS; chunk += 8 * TOGETHER) {
+                for (int set = 0; set < SETS; set++) { piece(min(CHUNKS - chunk, 8 * TOGETHER) * groups); }
+            }
+        };
+        auto vector = [&](floatX* to, const floatX* from, int n, uint64_t* full) {
+            bulk_load(to, from, n * (int)sizeof(floatX), full);
+        };
+        for (int i = 0; i < layers.num; i++) {
+            size_t at = i * layers.weights;
+            auto vectors = [&](int half, const floatX* norm_weight, const floatX* norm_bias, const floatX* out_bias, int biases) {
+                DecodeLayerVectors<C, ranks>& to = shared.vectors[half];
+                uint64_t* full = &shared.vectors_full[half];
+                mbarrier_wait(&shared.vectors_empty[half], (i & 1) ^ 1);
+                mbarrier_arrive_expect(full, (2 * C + OWN + biases) * (int)sizeof(floatX));
+                vector(to.norm_weight, norm_weight + at, C, full), vector(to.norm_bias, norm_bias + at, C, full);
+                vector(to.out_bias, out_bias + at + first, OWN, full);
+            };
+            vectors(0, l.ln1w, l.ln1b, l.attprojb, 3 * HS);
+            for (int k = 0; k < 3; k++) {
+                vector(shared.vectors[0].bias + k * HS, l.qkvb + at + k * C + head * HS, HS, &shared.vectors_full[0]);
+            }
+            rounds(3), pieces(p.fc - p.proj);
+            vectors(1, l.ln2w, l.ln2b, l.fcprojb, 32 * SETS);
+            vector(shared.vectors[1].bias, l.fcb + at + head * 4 * HS + rank * 32 * SETS, 32 * SETS, &shared.vectors_full[1]);
+            rounds(4), pieces(p.end - p.fcproj);
+        }
+    }
+    // This lane's vectors of the next piece of the ring.
+    __device__ const int4* take() {
+        mbarrier_wait(&shared.full[slot], parity);
+        return shared.ring[slot] + lane;
+    }
+    __device__ void give_back() {
+        __syncwarp();
+        if (!RESIDENT && lane == 0) { mbarrier_arrive(&shared.empty[slot]); }
+        next();
+    }
+    // After half a layer: what it has used of the vectors and of the ring may be loaded again. Where a layer fits the ring, this is
+    // early enough for its weights, too, and they do not delay the exchange between the heads.
+    __device__ void give_back_half(int half) const {
+        __syncwarp();
+        if (lane == 0) {
+            if (RESIDENT) { mbarrier_arrive(&shared.empty[2 * half]), mbarrier_arrive(&shared.empty[2 * half + 1]); }
+            mbarrier_arrive(&shared.vectors_empty[half]);
+        }
+    }
+
+    // ---- products ----
+
+    // sums += 16 rows by 32 columns times x, of which this lane has 8 columns from lane % 4 * 8 on. The two halves of sums are
+    // added up later. Each of the 8 columns of the result is the product.
+    __device__ static void multiply(float (&sums)[2][4], int4 upper, int4 lower, int4 x) {
+        uint32_t a[4] = {(uint32_t)upper.x, (uint32_t)lower.x, (uint32_t)upper.y, (uint32_t)lower.y};
+        uint32_t b[4] = {(uint32_t)upper.z, (uint32_t)lower.z, (uint32_t)upper.w, (uint32_t)lower.w};
+        mma_16x8x16(sums[0], a, (uint32_t)x.x, (uint32_t)x.y, floatX());
+        mma_16x8x16(sums[1], b, (uint32_t)x.z, (uint32_t)x.w, floatX());
+    }
+    // Of two tiles of 16 rows, lane 4i + j returns the result of row i of group j: of tile j / 2, row i or i + 8.
+    __device__ float result(const float (&a)[2][4], const float (&b)[2][4]) const {
+        float a0 = a[0][0] + a[1][0], a1 = a[0][2] + a[1][2], b0 = b[0][0] + b[1][0], b1 = b[0][2] + b[1][2];
+        float even = lane & 2 ? b0 : a0, odd = lane & 2 ? b1 : a1;
+        return lane & 1 ? odd : even;
+    }
+    // The next matrix of the ring, (8 * groups * SETS, C), groups 3 or 4, times the normalised vector. The parts of the warps go
+    // to shared.products. With 3 groups the third one is also the fourth.
+    __device__ void product(int groups) {
+        float sums[SETS][2][2][4] = {};
+#pragma unroll 1
+        for (int round = 0; round < ROUNDS; round += TOGETHER) {
+            int4 x[TOGETHER];
+#pragma unroll
+            for (int j = 0; j < TOGETHER; j++) {
+                int c = (8 * (round + j) + warp) * 32 + lane % 4 * VEC;
+                x[j] = c < C ? *reinterpret_cast<const int4*>(shared.normed + c) : make_int4(0, 0, 0, 0);
+            }
+#pragma unroll
+            for (int set = 0; set < SETS; set++) {
+                const int4* from = take() + warp * groups * 32;
+#pragma unroll
+                for (int j = 0; j < TOGETHER; j++) {
+                    if (8 * (round + j) + warp < CHUNKS) {
+                        multiply(sums[set][0], from[0], from[32], x[j]);
+                        multiply(sums[set][1], from[64], from[groups * 32 - 32], x[j]);
+                    }
+                    from += 8 * groups * 32;
+                }
+                give_back();
+            }
+        }
+#pragma unroll
+        for (int set = 0; set < SETS; set++) {
+            float y = result(sums[set][0], sums[set][1]);
+            if (lane % 4 < groups) { shared.products[groups - 3][warp][(set * groups + lane % 4) * 8 + lane / 4] = y; }
+        }
+    }
+    // The sum over the warps of row i of the product: half 0 is qkv, 1 is fc.
+    __device__ float product_row(int half, int i) const {
+        float sum = 0.0f;
+#pragma unroll
+        for (int w = 0; w < WARPS; w++) { sum += shared.products[half][w][i]; }
+        return sum;
+    }
+
+    // ---- the residual stream ----
+
+    // A block's columns belong to its first OWN / 2 threads, two to each.
+    __device__ static bool has_columns() { return threadIdx.x < OWN / 2; }
+    __device__ int column() const { return first + 2 * (int)threadIdx.x; }
+    // The sums of the parts of all heads for this thread's columns, as soon as they are there.
+    __device__ float2 add_up(const uint64_t* parts, uint32_t phase) const {
+        constexpr int together = NH <= 16 ? NH : (NH + 1) / 2; // loads in flight, as many as there are registers for
+        const uint64_t* from = hold_pointer(parts + column());
+        float2 sum = {};
+#pragma unroll 1
+        for (int begin = 0; begin < NH; begin += together) {
+            ulonglong2 part[together];
+            bool there;
+            do {
+                there = true;
+#pragma unroll
+                for (int h = 0; h < together; h++) {
+                    bool is = NH % together == 0 || begin + h < NH;
+                    part[h].x = part[h].y = (uint64_t)phase << 32;
+                    if (is) { part[h] = load_relaxed_pair(from + (begin + h) * C); }
+                }
+#pragma unroll
+                for (int h = 0; h < together; h++) {
+                    there = there && (uint32_t)(part[h].x >> 32) == phase && (uint32_t)(part[h].y >> 32) == phase;
+                }
+            } while (!there);
+#pragma unroll
+            for (int h = 0; h < together; h++) {
+                sum.x += __uint_as_float((uint32_t)part[h].x), sum.y += __uint_as_float((uint32_t)part[h].y);
+            }
+        }
+        return sum;
+    }
+    __device__ static uint64_t part_of(float x, uint32_t phase) { return (uint64_t)phase << 32 | __float_as_uint(x); }
+    // This thread's columns of x, to all blocks of the cluster.
+    __device__ void send_x(float2 x) const {
+        if (!has_columns()) { return; }
+#pragma unroll
+        for (int r = 0; r < ranks; r++) {
+            store_cluster_async(reinterpret_cast<const float2*>(&shared.x[column()]), x, &shared.x_there, r);
+        }
+    }
+    // Waits at a barrier of the cluster. Thread 0 makes it ready for the next time.
+    __device__ void wait(uint64_t* barrier, int parity, int bytes) const {
+        mbarrier_wait_cluster(barrier, parity);
+        if (threadIdx.x == 0) { mbarrier_arrive_expect(barrier, bytes); }
+    }
+    // The layernorm of x, which has arrived, of the warp's chunks of columns.
+    __device__ void normalise(const DecodeLayerVectors<C, ranks>& vectors) {
+        constexpr int most = (C + 127) / 128;
+        float sum = 0.0f, squares = 0.0f;
+        float4 x[most]; // zeros past the end
+#pragma unroll
+        for (int i = 0; i < most; i++) {
+            int c = (i * 32 + lane) * 4;
+            x[i] = c < C ? *reinterpret_cast<const float4*>(shared.x + c) : make_float4(0, 0, 0, 0);
+            sum += (x[i].x + x[i].y) + (x[i].z + x[i].w);
+        }
+        float mean = warp_sum(sum) * (1.0f / C);
+#pragma unroll
+        for (int i = 0; i < most; i++) {
+            float a = x[i].x - mean, b = x[i].y - mean, c = x[i].z - mean, d = x[i].w - mean;
+            float four = (a * a + b * b) + (c * c + d * d);
+            squares += C % 128 == 0 || (i * 32 + lane) * 4 < C ? four : 0.0f;
+        }
+        float rstd = rsqrtf(warp_sum(squares) * (1.0f / C) + 1e-5f);
+#pragma unroll
+        for (int j = 0; j < ROUNDS; j++) {
+            int c = (8 * j + warp) * 32 + lane;
+            if (CHUNKS % 8 == 0 || c < C) {
+                float weight = (float)vectors.norm_weight[c], bias = (float)vectors.norm_bias[c];
+                shared.normed[c] = (floatX)((shared.x[c] - mean) * rstd * weight + bias);
+            }
+        }
+        __syncwarp();
+    }
+
+    // ---- attention ----
+
+    // This lane's parts of the keys and values of its tokens: 8 lanes have a token.
+    struct Cache {
+        int4 keys[TOKENS], values[TOKENS];
+    };
+    __device__ int token(int i) const { return i * 4 * WARPS + warp * 4 + lane / 8; } // of the block
+    __device__ void load_cache(Cache& cache, const floatX* keys, const floatX* values) const {
+        size_t first = (size_t)(tokens.first + token(0)) * C + head * HS + lane % 8 * VEC;
+        keys = hold_pointer(keys + first), values = hold_pointer(values + first);
+#pragma unroll
+        for (int i = 0; i < TOKENS; i++) {
+            bool there = token(i) < tokens.n;
+            int at = i * 4 * WARPS * C;
+            cache.keys[i] = there ? *reinterpret_cast<const int4*>(keys + at) : make_int4(0, 0, 0, 0);
+            cache.values[i] = there ? *reinterpret_cast<const int4*>(values + at) : make_int4(0, 0, 0, 0);
+        }
+    }
+    // q, k and v of the block's rows, to the cluster: warp r sends to block r.
+    __device__ void send_qkv() const {
+        if (warp >= ranks) { return; }
+#pragma unroll
+        for (int u = 0; u < SETS; u++) {
+            int i = lane + 32 * u, row = rank * 24 * SETS + i;
+            if (i >= 24 * SETS) { continue; }
+            float value = (float)(floatX)(product_row(0, i) + (float)shared.vectors[0].bias[row]);
+            store_async_cluster(&shared.qkv[row], value, &shared.qkv_there, warp);
+        }
+    }
+    // Attention of the block's tokens, to the cluster; q, k, v have arrived.
+    __device__ void attend(const Cache& cache) {
+        int part = lane % 8 * VEC;
+        float q[VEC], score[TOKENS + 1], sum[VEC] = {}, largest = DECODE_ATTENTION_LOWEST, total = 0.0f;
+#pragma unroll
+        for (int e = 0; e < VEC; e++) { q[e] = shared.qkv[part + e] * (LOG2E * rsqrtf((float)HS)); }
+#pragma unroll
+        for (int i = 0; i < TOKENS; i++) {
+            score[i] = -INFINITY;
+            if (i * 4 * WARPS >= tokens.n) { continue; }
+            float dot = decode_layer_row_sum(decode_layer_dot(vec128_from_bits<floatX>(cache.keys[i]), q));
+            if (token(i) < tokens.n) { score[i] = dot, largest = fmaxf(largest, dot); }
+        }
+        bool newest = rank == ranks - 1 && warp == 0; // the token itself, which the first 8 lanes have
+        score[TOKENS] = -INFINITY;
+        if (newest) {
+            float dot = 0.0f;
+#pragma unroll
+            for (int e = 0; e < VEC; e++) { dot += shared.qkv[HS + part + e] * q[e]; }
+            dot = decode_layer_row_sum(dot);
+            if (lane < 8) { score[TOKENS] = dot, largest = fmaxf(largest, dot); }
+        }
+#pragma unroll
+        for (int offset = 16; offset >= 8; offset /= 2) { largest = fmaxf(largest, __shfl_xor_sync(0xFFFFFFFFu, largest, offset)); }
+#pragma unroll
+        for (int i = 0; i < TOKENS; i++) {
+            if (i * 4 * WARPS >= tokens.n) { continue; }
+            float share = exp2f(score[i] - largest);
+            x128 v = vec128_from_bits<floatX>(cache.values[i]);
+            total += share;
+#pragma unroll
+            for (int e = 0; e < VEC; e++) { sum[e] += share * (float)v[e]; }
+        }
+        if (newest) {
+            float share = exp2f(score[TOKENS] - largest);
+            total += share;
+#pragma unroll
+            for (int e = 0; e < VEC; e++) { sum[e] += share * shared.qkv[2 * HS + part + e]; }
+        }
+#pragma unroll
+        for (int offset = 16; offset >= 8; offset /= 2) {
+            total += __shfl_xor_sync(0xFFFFFFFFu, total, offset);
+#pragma unroll
+            for (int e = 0; e < VEC; e++) { sum[e] += __shfl_xor_sync(0xFFFFFFFFu, sum[e], offset); }
+        }
+        if (lane < 8) {
+#pragma unroll
+            for (int e = 0; e < VEC; e++) { shared.warps[warp][part + e] = sum[e]; }
+        }
+        if (lane == 0) { shared.warps[warp][HS] = largest, shared.warps[warp][HS + 1] = total; }
+        sync();
+        if (warp >= ranks) { return; }
+        float* to = shared.parts[rank]; // warp r adds up what all warps know, and sends it to block r
+        float2 both = join(shared.warps, WARPS, largest, total);
+        store_async_cluster(to + lane, both.x, &shared.parts_there, warp);
+        store_async_cluster(to + lane + 32, both.y, &shared.parts_there, warp);
+        if (lane < 2) { store_async_cluster(to + HS + lane, lane == 0 ? largest : total, &shared.parts_there, warp); }
+    }
+    // The sums of n <= 8 parts: elements lane and lane + 32, the largest score, and the sum of weights.
+    __device__ float2 join(const float (*parts)[DECODE_LAYER_PART], int n, float& largest, float& total) const {
+        float2 sum = {};
+        largest = DECODE_ATTENTION_LOWEST, total = 0.0f;
+#pragma unroll
+        for (int p = 0; p < n; p++) { largest = fmaxf(largest, parts[p][HS]); }
+#pragma unroll
+        for (int p = 0; p < n; p++) {
+            float scale = exp2f(parts[p][HS] - largest);
+            sum.x += scale * parts[p][lane], sum.y += scale * parts[p][lane + 32];
+            total += scale * parts[p][HS + 1];
+        }
+        return sum;
+    }
+    // The key and value of the token become a row of the cache.
+    __device__ void store_cache(floatX* keys, floatX* values) const {
+        if (rank != 0 || threadIdx.x >= 2 * HS) { return; }
+        floatX* cache = threadIdx.x < HS ? keys : values;
+        cache[(size_t)now * C + head * HS + threadIdx.x % HS] = (floatX)shared.qkv[HS + threadIdx.x];
+    }
+    // The projection of the head's attention, whose parts have arrived, to the block's columns.
+    __device__ void project(uint64_t* parts, uint32_t phase) {
+        float largest, total;
+        float2 both = join(shared.parts, ranks, largest, total);
+        floatX* vector = shared.operand[warp];
+        vector[lane] = (floatX)(both.x / total), vector[lane + 32] = (floatX)(both.y / total);
+        __syncwarp();
+        const int4* operand = reinterpret_cast<const int4*>(vector) + lane % 4;
+        int4 x[2] = {operand[0], operand[4]};
+        constexpr int tiles = OWN / 16;
+#pragma unroll 1
+        for (int begin = 0; begin < tiles; begin += TOGETHER * WARPS) {
+            const int4* from = take() + warp * 4 * 32;
+#pragma unroll 1
+            for (int tile = begin + warp; tile < min(tiles, begin + TOGETHER * WARPS); tile += WARPS, from += WARPS * 4 * 32) {
+                float sums[2][4] = {};
+                multiply(sums, from[0], from[32], x[0]);
+                multiply(sums, from[64], from[96], x[1]);
+                float y = result(sums, sums);
+                if (lane % 4 < 2) { store_relaxed(parts + head * C + first + tile * 16 + lane % 4 * 8 + lane / 4, part_of(y, phase)); }
+            }
+            give_back();
+        }
+    }
+
+    // ---- the MLP ----
+
+    // gelu of the units, whose products are there, and the block's part of fcproj, to the cluster: each block gets its columns.
+    __device__ void mlp_out() {
+        floatX* vector = shared.operand[warp];
+#pragma unroll
+        for (int u = 0; u < SETS; u++) {
+            int i = 32 * u + lane;
+            vector[i] = (floatX)gelu(product_row(1, i) + (float)shared.vectors[1].bias[i]);
+        }
+        __syncwarp();
+        const int4* operand = reinterpret_cast<const int4*>(vector) + lane % 4;
+        int4 x[2] = {operand[0], operand[4 * (SETS - 1)]};
+        constexpr int TILES = 2 / SETS, tiles = C / 16, own_tiles = OWN / 16; // TILES: per warp and round
+#pragma unroll 1
+        for (int begin = 0; begin < tiles; begin += TOGETHER * TILES * WARPS) {
+            const int4* from = take() + warp * 4 * 32;
+#pragma unroll
+            for (int j = 0; j < TOGETHER; j++) {
+                int tile = begin + (j * WARPS + warp) * TILES;
+                if (tile < tiles) {
+                    float sums[2][2][4] = {};
+                    multiply(sums[0], from[0], from[32], x[0]);
+                    multiply(sums[TILES - 1], from[64], from[96], x[1]);
+                    float y = result(sums[0], sums[1]);
+                    tile += lane % 4 / 2;
+                    if ((TILES == 2 || lane % 4 < 2) && tile < tiles) {
+                        float* to = shared.mlp + rank * OWN + tile % own_tiles * 16 + lane % 2 * 8 + lane / 4;
+                        store_async_cluster(to, y, &shared.mlp_there, tile / own_tiles);
+                    }
+                }
+                from += WARPS * 4 * 32;
+            }
+            give_back();
+        }
+    }
+    // The sum over the cluster, when it has arrived, to all heads.
+    __device__ void mlp_sum(uint64_t* parts, uint32_t phase, int parity) {
+        if (!has_columns()) { return; }
+        wait(&shared.mlp_there, parity, C * (int)sizeof(float));
+        float2 sum = {};
+#pragma unroll
+        for (int r = 0; r < ranks; r++) {
+            float2 part = *reinterpret_cast<const float2*>(&shared.mlp[r * OWN + 2 * threadIdx.x]);
+            sum.x += part.x, sum.y += part.y;
+        }
+        store_relaxed_pair(parts + head * C + column(), {part_of(sum.x, phase), part_of(sum.y, phase)});
+    }
+};
+
+template <int C, int ranks> __global__ void __launch_bounds__(DECODE_LAYER_THREADS5, 1)
+    decode_layer_sm90_kernel5(const __grid_constant__ DecodeLayers layers, const floatX* packed,
+                              const __grid_constant__ DecodeLayerParts parts) {
+    typedef DecodeLayerBlock<C, ranks> Block;
+    extern __shared__ __align__(16) unsigned char decode_layer_dynamic[];
+    auto& shared = *reinterpret_cast<DecodeLayerShared5<C, ranks>*>(decode_layer_dynamic);
+    const DecodeLayer& l = layers.first;
+    Block block(shared, l);
+    constexpr int bytes_x = C * (int)sizeof(float);
+    if (block.now < 0) { return; } // the text has ended
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < Block::RING; i++) { mbarrier_init(&shared.full[i], 1), mbarrier_init(&shared.empty[i], Block::WARPS); }
+        for (int i = 0; i < 2; i++) { mbarrier_init(&shared.vectors_full[i], 1), mbarrier_init(&shared.vectors_empty[i], Block::WARPS); }
+        mbarrier_init(&shared.x_there, 1), mbarrier_init(&shared.qkv_there, 1);
+        mbarrier_init(&shared.parts_there, 1), mbarrier_init(&shared.mlp_there, 1);
+        mbarrier_init_fence();
+        mbarrier_arrive_expect(&shared.x_there, bytes_x), mbarrier_arrive_expect(&shared.mlp_there, bytes_x);
+        mbarrier_arrive_expect(&shared.qkv_there, (int)sizeof(shared.qkv));
+        mbarrier_arrive_expect(&shared.parts_there, (int)sizeof(shared.parts));
+    }
+    grid_launch_dependents();
+    cluster_sync(); // the barriers of all blocks are initialised
+    if (block.warp == Block::WARPS) {
+        if (block.lane == 0) { block.load(layers, packed); }
+        return;
+    }
+    typename Block::Cache cache;
+    block.load_cache(cache, l.keys, l.values);
+    grid_wait_dependency();
+
+    uint32_t phase = *parts.phase;
+    float2 x = {};
+    if (block.has_columns()) { x = make_float2((float)l.x[block.column()], (float)l.x[block.column() + 1]); }
+    size_t cache_at = 0; // of the layer
+    const int num_halves = 2 * layers.num;
+#pragma unroll 1
+    for (int i = 0; i < num_halves; i++) {
+        int half = i & 1, layer_parity = i >> 1 & 1;
+        uint64_t* to = half ? parts.mlp : parts.attention;
+        auto& vectors = shared.vectors[half];
+        phase++;
+        block.send_x(x);
+        mbarrier_wait(&shared.vectors_full[half], layer_parity);
+        block.wait(&shared.x_there, half, bytes_x);
+        block.normalise(vectors);
+        block.product(3 + half);
+        block.sync();
+        if (half == 0) {
+            block.send_qkv();
+            block.wait(&shared.qkv_there, layer_parity, (int)sizeof(shared.qkv));
+            block.store_cache(l.keys + cache_at, l.values + cache_at);
+            block.attend(cache);
+            block.wait(&shared.parts_there, layer_parity, (int)sizeof(shared.parts));
+            block.project(to, phase);
+        } else {
+            cache_at += layers.cache;
+            if (i + 1 < num_halves) { block.load_cache(cache, l.keys + cache_at, l.values + cache_at); }
+            block.mlp_out();
+            block.mlp_sum(to, phase, layer_parity);
+            if (i + 1 == num_halves && block.head != 0) { break; }
+        }
+        if (block.has_columns()) {
+            const floatX* bias = &vectors.out_bias[2 * threadIdx.x];
+            float2 sum = block.add_up(to, phase);
+            x.x = (float)(floatX)(x.x + (float)bias[0] + sum.x), x.y = (float)(floatX)(x.y + (float)bias[1] + sum.y);
+        }
+        block.give_back_half(half);
+    }
+    if (block.head == 0 && block.has_columns()) {
+        l.x[block.column()] = (floatX)x.x, l.x[block.column() + 1] = (floatX)x.y;
+    }
+    if (threadIdx.x == 0) { // all blocks have read the phase before they arrive
+        if (atomicAdd(parts.arrived, 1u) == gridDim.x - 1) { *parts.arrived = 0, *parts.phase = phase; }
+    }
+}
+
+// ---- kernel 6: 5 for up to 8 texts, one in each of the 8 columns of mma's other operand ----
+// The blocks and the packed weights of kernel 5. Block r of a head's cluster attends for text r, to all of its tokens, so there are no
+// parts of a head to join. Between the blocks of a cluster x and the MLP's parts move by bulk copies, 3 KB for each pair of blocks.
+
+constexpr int DECODE_LAYER_TEXTS = 8; // also the blocks per head
+
+template <int C> struct DecodeLayerShared6 {
+    static constexpr int NH = C / DECODE_LAYER_HS, CHUNKS = C / 32, OWN = C / 8, HS = DECODE_LAYER_HS;
+    static constexpr int STRIDE = OWN + 4; // of a text's columns: float2 of two texts in 8 rows have banks of their own
+    static constexpr int FRAGMENT = DECODE_LAYER_FRAGMENT / x128::size, NORMED = C + 32;
+    typedef float Columns[DECODE_LAYER_TEXTS][STRIDE]; // of a block
+    int4 qkvw[CHUNKS * 3 * FRAGMENT], projw[OWN / 16 * 4 * FRAGMENT], fcw[CHUNKS * 4 * FRAGMENT], fcprojw[C / 8 * FRAGMENT];
+    DecodeLayerVectors<C, 8> vectors[2];
+    alignas(16) Columns x[8];   // of each block of the cluster; between two phases, the MLP's parts for each block
+    alignas(16) Columns mlp[8]; // from each block of the cluster
+    alignas(16) floatX normed[DECODE_LAYER_TEXTS][NORMED];
+    union {
+        float products[DECODE_LAYER_WARPS][32][DECODE_LAYER_TEXTS]; // of each warp's columns
+        float warps[DECODE_LAYER_WARPS][DECODE_LAYER_PART];         // attention of each warp
+    };
+    alignas(16) float qkv[3 * HS];                  // of the block's text
+    alignas(16) float attention[DECODE_LAYER_TEXTS][HS];
+    alignas(16) floatX operand[DECODE_LAYER_TEXTS][HS + 32]; // attention, and the hidden units: 64 bytes more than a multiple of 128
+    uint64_t full[4], empty[2], vectors_full[2]; // empty: the weights and vectors of a half of a layer
+    uint64_t x_there, qkv_there, attention_there, mlp_there;
+};
+
+template <int C> struct DecodeLayerTexts {
+    typedef DecodeLayerShared6<C> Shared;
+    static constexpr int NH = Shared::NH, CHUNKS = Shared::CHUNKS, OWN = Shared::OWN, HS = DECODE_LAYER_HS, VEC = x128::size;
+    static constexpr int WARPS = DECODE_LAYER_WARPS, TEXTS = DECODE_LAYER_TEXTS, COLUMNS = (OWN + 31) / 32; // COLUMNS: per lane
+    static constexpr int ROUNDS = (CHUNKS + 7) / 8, TOGETHER = 4, GROUPS = DECODE_LAYER_THREADS / 8;   // tokens in flight per 8 lanes
+    Shared& shared;
+    int B, head, rank, lane, warp, first, now; // now: of the block's text, -1: there is none. A warp has the columns of text `warp`
+    unsigned texts;                            // a bit for each text that has not ended
+    bool is_text;                              // of the warp
+
+    __device__ DecodeLayerTexts(Shared& s, const DecodeLayer& l, int num_texts)
+        : shared(s), B(num_texts), head(blockIdx.x / 8), rank(cluster_rank()), lane(threadIdx.x % 32),
+          warp(warp_uniform(threadIdx.x / 32)), first(rank * OWN) {
+        now = rank < B ? l.position[rank] : -1;
+        unsigned own = lane < B && l.position[lane] >= 0 ? 1u << lane : 0u;
+        texts = __reduce_or_sync(0xFFFFFFFFu, own);
+        is_text = texts >> warp & 1;
+    }
+    __device__ void sync() const { named_barrier_sync(1, DECODE_LAYER_THREADS); } // of all warps but the last
+    __device__ void wait(uint64_t* barrier, int parity, int bytes) const { // as in kernel 5
+        mbarrier_wait_cluster(barrier, parity);
+        if (threadIdx.x == 0) { mbarrier_arrive_expect(barrier, bytes); }
+    }
+    // All weights and vectors, as in kernel 5, where each matrix has a place of its own. One thread calls this.
+    __device__ void load(const DecodeLayers& layers, const floatX* packed) {
+        constexpr DecodeLayerPacked p(C, 8);
+        const DecodeLayer& l = layers.first;
+        const floatX* from = packed + (size_t)blockIdx.x * layers.num * p.end * DECODE_LAYER_FRAGMENT;
+        for (int i = 0; i < layers.num; i++) {
+            size_t at = i * layers.weights;
+            auto matrix = [&](int which, int4* to, int n) {
+                int bytes = n * DECODE_LAYER_FRAGMENT * (int)sizeof(floatX);
+                mbarrier_arrive_expect(&shared.full[which], bytes);
+                bulk_load(to, from, bytes, &shared.full[which]);
+                from += n * DECODE_LAYER_FRAGMENT;
+            };
+            auto vector = [&](int half, floatX* to, const floatX* from, int n) {
+                bulk_load(to, from, n * (int)sizeof(floatX), &shared.vectors_full[half]);
+            };
+            auto vectors = [&](int half, const floatX* weight, const floatX* bias, const floatX* out_bias, int biases) {
+                mbarrier_wait(&shared.empty[half], i & 1 ^ 1);
+                mbarrier_arrive_expect(&shared.vectors_full[half], (2 * C + OWN + biases) * (int)sizeof(floatX));
+                DecodeLayerVectors<C, 8>& to = shared.vectors[half];
+                vector(half, to.norm_weight, weight + at, C), vector(half, to.norm_bias, bias + at, C);
+                vector(half, to.out_bias, out_bias + at + first, OWN);
+            };
+            vectors(0, l.ln1w, l.ln1b, l.attprojb, 3 * HS);
+            for (int k = 0; k < 3; k++) { vector(0, shared.vectors[0].bias + k * HS, l.qkvb + at + k * C + head * HS, HS); }
+            matrix(0, shared.qkvw, p.proj), matrix(1, shared.projw, p.fc - p.proj);
+            vectors(1, l.ln2w, l.ln2b, l.fcprojb, 32);
+            vector(1, shared.vectors[1].bias, l.fcb + at + head * 4 * HS + rank * 32, 32);
+            matrix(2, shared.fcw, p.fcproj - p.fc), matrix(3, shared.fcprojw, p.end - p.fcproj);
+        }
+    }
+
+    // ---- between the blocks of a cluster ----
+
+    // Sends, when all threads have come here, from[r] to block r's to[own rank], for all other blocks; same: from[own rank] to all.
+    __device__ void send(typename Shared::Columns* to, typename Shared::Columns* from, bool same, uint64_t* there) const {
+        tma_store_fence();
+        sync();
+        if (warp != 0 || lane >= 8 || lane == rank) { return; }
+        bulk_copy_cluster(to[rank], from[same ? rank : lane], (int)sizeof(*to), there, lane);
+    }
+    static constexpr int BYTES = 7 * (int)sizeof(typename Shared::Columns);
+
+    // ---- products ----
+
+    // A tile of 16 rows by 32 columns, times the texts' columns that begin at x, of `stride` elements per text.
+    __device__ void multiply(float (&sums)[2][4], int4 upper, int4 lower, int4 x) const {
+        DecodeLayerBlock<C, 8>::multiply(sums, upper, lower, x);
+    }
+    // Of a tile, lane 4i + j has rows i and i + 8 of texts 2j and 2j + 1: put(row, text, value).
+    template <class Put> __device__ void results(const float (&sums)[2][4], Put put) const {
+#pragma unroll
+        for (int e = 0; e < 4; e++) { put(lane / 4 + e / 2 * 8, lane % 4 * 2 + e % 2, sums[0][e] + sums[1][e]); }
+    }
+    // shared.products = the warps' parts of w (8 * groups,C) times the normalised texts.
+    __device__ void product(const int4* w, int groups) {
+        float sums[2][2][4] = {};
+#pragma unroll
+        for (int j = 0; j < ROUNDS; j++) {
+            int chunk = 8 * j + warp;
+            if (chunk >= CHUNKS) { break; }
+            const int4* from = w + chunk * groups * 32 + lane;
+            int4 x = *reinterpret_cast<const int4*>(&shared.normed[lane / 4][chunk * 32 + lane % 4 * VEC]);
+            multiply(sums[0], from[0], from[32], x);
+            multiply(sums[1], from[64], from[groups * 32 - 32], x);
+        }
+#pragma unroll
+        for (int tile = 0; tile < 2; tile++) {
+            results(sums[tile], [&](int row, int text, float y) {
+                row += 16 * tile;
+                if (row < 8 * groups) { shared.products[warp][row][text] = y; }
+            });
+        }
+    }
+    __device__ float product_row(int row, int text) const {
+        float sum = 0.0f;
+#pragma unroll
+        for (int w = 0; w < WARPS; w++) { sum += shared.products[w][row][text]; }
+        return sum;
+    }
+
+    // ---- the residual stream: a lane has the columns lane, lane + 32 .. of those of the block, of text `warp` ----
+
+    __device__ void send_x(const float (&x)[COLUMNS]) {
+#pragma unroll
+        for (int u = 0; u < COLUMNS; u++) {
+            if (lane + 32 * u < OWN) { shared.x[rank][warp][lane + 32 * u] = x[u]; }
+        }
+        send(shared.x, shared.x, true, &shared.x_there);
+    }
+    // x[u] += the parts of all heads, as soon as they are there.
+    __device__ void add_up(float (&x)[COLUMNS], const uint64_t* parts, uint32_t phase, const floatX* bias) const {
+        const uint64_t* from = hold_pointer(parts + warp * C + first + lane);
+        uint64_t part[NH][COLUMNS];
+        bool there;
+        do {
+            there = true;
+#pragma unroll
+            for (int h = 0; h < NH; h++) {
+#pragma unroll
+                for (int u = 0; u < COLUMNS; u++) {
+                    bool is = OWN % 32 == 0 || lane + 32 * u < OWN;
+                    part[h][u] = is ? load_relaxed(from + h * TEXTS * C + 32 * u) : (uint64_t)phase << 32;
+                }
+            }
+#pragma unroll
+            for (int h = 0; h < NH; h++) {
+#pragma unroll
+                for (int u = 0; u < COLUMNS; u++) { there = there && (uint32_t)(part[h][u] >> 32) == phase; }
+            }
+        } while (!there);
+#pragma unroll
+        for (int u = 0; u < COLUMNS; u++) {
+            float sum = 0.0f;
+#pragma unroll
+            for (int h = 0; h < NH; h++) { sum += __uint_as_float((uint32_t)part[h][u]); }
+            if (lane + 32 * u < OWN) { x[u] = (float)(floatX)(x[u] + (float)bias[lane + 32 * u] + sum); }
+        }
+    }
+    __device__ void store_part(uint64_t* parts, int text, int column, float x, uint32_t phase) const {
+        store_relaxed(parts + (head * TEXTS + text) * C + first + column, (uint64_t)phase << 32 | __float_as_uint(x));
+    }
+    // normed = the layernorm of all texts, one per warp; x has arrived.
+    __device__ void normalise(const DecodeLayerVectors<C, 8>& vectors) {
+        constexpr int per_block = OWN / 4, most = (C / 4 + 31) / 32;
+        float4 x[most]; // 4 columns each
+        float sum = 0.0f, squares = 0.0f;
+#pragma unroll
+        for (int i = 0; i < most; i++) {
+            int v = i * 32 + lane;
+            x[i] = make_float4(0, 0, 0, 0);
+            if (v < C / 4) { x[i] = *reinterpret_cast<const float4*>(&shared.x[v / per_block][warp][v % per_block * 4]); }
+            sum += (x[i].x + x[i].y) + (x[i].z + x[i].w);
+        }
+        float mean = warp_sum(sum) * (1.0f / C);
+#pragma unroll
+        for (int i = 0; i < most; i++) {
+            float a = x[i].x - mean, b = x[i].y - mean, c = x[i].z - mean, d = x[i].w - mean;
+            squares += i * 32 + lane < C / 4 ? (a * a + b * b) + (c * c + d * d) : 0.0f;
+        }
+        float rstd = rsqrtf(warp_sum(squares) * (1.0f / C) + 1e-5f);
+#pragma unroll
+        for (int i = 0; i < most; i++) {
+            int c = (i * 32 + lane) * 4;
+            if (c >= C) { continue; }
+            float values[4] = {x[i].x, x[i].y, x[i].z, x[i].w};
+#pragma unroll
+            for (int e = 0; e < 4; e += 2) {
+                float a = (values[e] - mean) * rstd * (float)vectors.norm_weight[c + e] + (float)vectors.norm_bias[c + e];
+                float b = (values[e + 1] - mean) * rstd * (float)vectors.norm_weight[c + e + 1] + (float)vectors.norm_bias[c + e + 1];
+                *reinterpret_cast<uint32_t*>(&shared.normed[warp][c + e]) = pack_16x2(a, b, floatX());
+            }
+        }
+        sync();
+    }
+
+    // ---- attention ----
+
+    struct Cache { // TOGETHER tokens of 8 lanes
+        int4 keys[TOGETHER], values[TOGETHER];
+    };
+    __device__ int token(int i) const { return i * GROUPS + threadIdx.x / 8; }
+    // keys, values: of the block's text and head
+    __device__ void load_cache(Cache& cache, const floatX* keys, const floatX* values, int begin) const {
+#pragma unroll
+        for (int i = 0; i < TOGETHER; i++) {
+            int t = token(begin + i);
+            size_t at = (size_t)t * C + lane % 8 * VEC;
+            cache.keys[i] = t < now ? *reinterpret_cast<const int4*>(keys + at) : make_int4(0, 0, 0, 0);
+            cache.values[i] = t < now ? *reinterpret_cast<const int4*>(values + at) : make_int4(0, 0, 0, 0);
+        }
+    }
+    struct Sums {
+        float q[VEC], sum[VEC], largest, total;
+    };
+    __device__ void attend(Sums& s, const Cache& cache, int begin) const {
+        float score[TOGETHER], before = s.largest;
+#pragma unroll
+        for (int i = 0; i < TOGETHER; i++) {
+            float dot = decode_layer_row_sum(decode_layer_dot(vec128_from_bits<floatX>(cache.keys[i]), s.q));
+            score[i] = token(begin + i) < now ? dot : -INFINITY;
+            s.largest = fmaxf(s.largest, score[i]);
+        }
+        float rescale = exp2f(before - s.largest);
+        s.total *= rescale;
+#pragma unroll
+        for (int e = 0; e < VEC; e++) { s.sum[e] *= rescale; }
+#pragma unroll
+        for (int i = 0; i < TOGETHER; i++) {
+            float share = exp2f(score[i] - s.largest);
+            x128 v = vec128_from_bits<floatX>(cache.values[i]);
+            s.total += share;
+#pragma unroll
+            for (int e = 0; e < VEC; e++) { s.sum[e] += share * (float)v[e]; }
+        }
+    }
+    // Attention of the block's text, to the cluster. Its q, k, v have arrived; the first tokens are in `cache`.
+    __device__ void attention(Cache& cache, floatX* keys, floatX* values) {
+        int part = lane % 8 * VEC;
+        Sums s = {{}, {}, DECODE_ATTENTION_LOWEST, 0.0f};
+#pragma unroll
+        for (int e = 0; e < VEC; e++) { s.q[e] = shared.qkv[part + e] * (LOG2E * rsqrtf((float)HS)); }
+        if (threadIdx.x < 2 * HS) { // the key and value of the token become a row of the cache
+            floatX* to = threadIdx.x < HS ? keys : values;
+            to[(size_t)now * C + threadIdx.x % HS] = (floatX)shared.qkv[HS + threadIdx.x];
+        }
+#pragma unroll 1
+        for (int begin = 0; begin * GROUPS < now; begin += TOGETHER) {
+            Cache next;
+            load_cache(next, keys, values, begin + TOGETHER);
+            attend(s, cache, begin);
+            cache = next;
+        }
+        if (warp == 0) { // the token itself, which the first 8 lanes have
+            float dot = 0.0f, before = s.largest;
+#pragma unroll
+            for (int e = 0; e < VEC; e++) { dot += shared.qkv[HS + part + e] * s.q[e]; }
+            dot = decode_layer_row_sum(dot);
+            if (lane < 8) {
+                s.largest = fmaxf(s.largest, dot);
+                float rescale = exp2f(before - s.largest), share = exp2f(dot - s.largest);
+                s.total = s.total * rescale + share;
+#pragma unroll
+                for (int e = 0; e < VEC; e++) { s.sum[e] = s.sum[e] * rescale + share * shared.qkv[2 * HS + part + e]; }
+            }
+            __syncwarp();
+        }
+        float own = s.largest;
+#pragma unroll
+        for (int offset = 16; offset >= 8; offset /= 2) { s.largest = fmaxf(s.largest, __shfl_xor_sync(0xFFFFFFFFu, s.largest, offset)); }
+        float rescale = exp2f(own - s.largest);
+        s.total *= rescale;
+#pragma unroll
+        for (int e = 0; e < VEC; e++) { s.sum[e] *= rescale; }
+#pragma unroll
+        for (int offset = 16; offset >= 8; offset /= 2) {
+            s.total += __shfl_xor_sync(0xFFFFFFFFu, s.total, offset);
+#pragma unroll
+            for (int e = 0; e < VEC; e++) { s.sum[e] += __shfl_xor_sync(0xFFFFFFFFu, s.sum[e], offset); }
+        }
+        if (lane < 8) {
+#pragma unroll
+            for (int e = 0; e < VEC; e++) { shared.warps[warp][part + e] = s.sum[e]; }
+        }
+        if (lane == 0) { shared.warps[warp][HS] = s.largest, shared.warps[warp][HS + 1] = s.total; }
+        sync();
+        float2 sum = {}; // warp r adds up what all warps know, and sends it to block r
+        float all = DECODE_ATTENTION_LOWEST, total = 0.0f;
+#pragma unroll
+        for (int w = 0; w < WARPS; w++) { all = fmaxf(all, shared.warps[w][HS]); }
+#pragma unroll
+        for (int w = 0; w < WARPS; w++) {
+            float scale = exp2f(shared.warps[w][HS] - all);
+            sum.x += scale * shared.warps[w][2 * lane], sum.y += scale * shared.warps[w][2 * lane + 1];
+            total += scale * shared.warps[w][HS + 1];
+        }
+        sum.x = (float)(floatX)(sum.x / total), sum.y = (float)(floatX)(sum.y / total);
+        store_cluster_async(reinterpret_cast<const float2*>(&shared.attention[rank][2 * lane]), sum, &shared.attention_there, warp);
+    }
+};
+
+template <int C> __global__ void __launch_bounds__(DECODE_LAYER_THREADS5, 1)
+    decode_layer_sm90_kernel6(const __grid_constant__ DecodeLayers layers, int B, const floatX* packed,
+                              const __grid_constant__ DecodeLayerParts parts) {
+    typedef DecodeLayerTexts<C> Block;
+    typedef DecodeLayerShared6<C> Shared;
+    constexpr int HS = DECODE_LAYER_HS, OWN = Block::OWN, VEC = x128::size, TEXTS = DECODE_LAYER_TEXTS;
+    extern __shared__ __align__(16) unsigned char decode_layer_dynamic[];
+    Shared& shared = *reinterpret_cast<Shared*>(decode_layer_dynamic);
+    const DecodeLayer& l = layers.first;
+    Block block(shared, l, B);
+    const int lane = block.lane, warp = block.warp, rank = block.rank, num_halves = 2 * layers.num;
+    if (block.texts == 0) { return; }
+    const int attention_bytes = __popc(block.texts) * HS * (int)sizeof(float), qkv_bytes = (int)sizeof(shared.qkv);
+    if (threadIdx.x == 0) {
+        for (uint64_t& full : shared.full) { mbarrier_init(&full, 1); }
+        for (int i = 0; i < 2; i++) { mbarrier_init(&shared.empty[i], Block::WARPS), mbarrier_init(&shared.vectors_full[i], 1); }
+        mbarrier_init(&shared.x_there, 1), mbarrier_init(&shared.qkv_there, 1);
+        mbarrier_init(&shared.attention_there, 1), mbarrier_init(&shared.mlp_there, 1);
+        mbarrier_init_fence();
+        mbarrier_arrive_expect(&shared.x_there, Block::BYTES), mbarrier_arrive_expect(&shared.mlp_there, Block::BYTES);
+        mbarrier_arrive_expect(&shared.qkv_there, qkv_bytes), mbarrier_arrive_expect(&shared.attention_there, attention_bytes);
+    }
+    for (int i = threadIdx.x; i < TEXTS * HS; i += DECODE_LAYER_THREADS5) { // for texts that there are not
+        if (!(block.texts >> i / HS & 1)) { shared.attention[i / HS][i % HS] = 0.0f; }
+    }
+    grid_launch_dependents();
+    cluster_sync(); // the barriers of all blocks are initialised
+    if (warp == Block::WARPS) {
+        if (lane == 0) { block.load(layers, packed); }
+        return;
+    }
+    typename Block::Cache cache;
+    size_t cache_at = ((size_t)rank * l.capacity) * C + block.head * HS; // of the block's text and head
+    block.load_cache(cache, l.keys + cache_at, l.values + cache_at, 0);
+    grid_wait_dependency();
+
+    uint32_t phase = *parts.phase;
+    float x[Block::COLUMNS];
+#pragma unroll
+    for (int u = 0; u < Block::COLUMNS; u++) {
+        x[u] = warp < B && lane + 32 * u < OWN ? (float)l.x[warp * C + block.first + lane + 32 * u] : 0.0f;
+    }
+#pragma unroll 1
+    for (int i = 0; i < num_halves; i++) {
+        int half = i & 1, parity = i >> 1 & 1;
+        uint64_t* to = half ? parts.mlp : parts.attention;
+        auto& vectors = shared.vectors[half];
+        phase++;
+        block.send_x(x);
+        mbarrier_wait(&shared.vectors_full[half], parity);
+        block.wait(&shared.x_there, half, Block::BYTES);
+        block.normalise(vectors);
+        mbarrier_wait(&shared.full[2 * half], parity);
+        block.product(half ? shared.fcw : shared.qkvw, 3 + half);
+        block.sync();
+        if (half == 0) {
+            int row = threadIdx.x / TEXTS, text = threadIdx.x % TEXTS;
+            if (row < 24 && block.texts >> text & 1) {
+                float value = (float)(floatX)(block.product_row(row, text) + (float)vectors.bias[rank * 24 + row]);
+                store_async_cluster(&shared.qkv[rank * 24 + row], value, &shared.qkv_there, text);
+            }
+            block.sync(); // before `warps` takes the place of `products`
+            if (block.now >= 0) {
+                block.wait(&shared.qkv_there, parity, qkv_bytes);
+                block.attention(cache, l.keys + cache_at, l.values + cache_at);
+            }
+            cache_at += layers.cache;
+            if (i + 2 < num_halves) { block.load_cache(cache, l.keys + cache_at, l.values + cache_at, 0); }
+            block.wait(&shared.attention_there, parity, attention_bytes);
+            for (int k = threadIdx.x; k < TEXTS * HS / 2; k += DECODE_LAYER_THREADS) {
+                float2 y = reinterpret_cast<const float2*>(shared.attention)[k];
+                *reinterpret_cast<uint32_t*>(&shared.operand[k / (HS / 2)][k % (HS / 2) * 2]) = pack_16x2(y.x, y.y, floatX());
+            }
+            block.sync();
+            mbarrier_wait(&shared.full[1], parity);
+            for (int tile = warp; tile < OWN / 16; tile += Block::WARPS) {
+                const int4* from = shared.projw + tile * 4 * 32 + lane;
+                const floatX* operand = &shared.operand[lane / 4][lane % 4 * VEC];
+                float sums[2][4] = {};
+                block.multiply(sums, from[0], from[32], *reinterpret_cast<const int4*>(operand));
+                block.multiply(sums, from[64], from[96], *reinterpret_cast<const int4*>(operand + 32));
+                block.results(sums, [&](int row, int text, float y) {
+                    if (block.texts >> text & 1) { block.store_part(to, text, tile * 16 + row, y, phase); }
+                });
+            }
+        } else {
+            int unit = threadIdx.x / TEXTS, text = threadIdx.x % TEXTS;
+            shared.operand[text][unit] = (floatX)gelu(block.product_row(unit, text) + (float)vectors.bias[unit]);
+            block.sync();
+            mbarrier_wait(&shared.full[3], parity);
+            int4 operand = *reinterpret_cast<const int4*>(&shared.operand[lane / 4][lane % 4 * VEC]);
+#pragma unroll 2
+            for (int tile = warp; tile < C / 16; tile += Block::WARPS) {
+                const int4* from = shared.fcprojw + tile * 2 * 32 + lane;
+                float sums[2][4] = {};
+                int there = tile / (OWN / 16);
+                auto& columns = there == rank ? shared.mlp[rank] : shared.x[there];
+                block.multiply(sums, from[0], from[32], operand);
+                block.results(sums, [&](int row, int text, float y) { columns[text][tile % (OWN / 16) * 16 + row] = y; });
+            }
+            block.send(shared.mlp, shared.x, false, &shared.mlp_there);
+            block.wait(&shared.mlp_there, parity, Block::BYTES);
+#pragma unroll
+            for (int u = 0; u < Block::COLUMNS; u++) {
+                int c = lane + 32 * u;
+                float sum = 0.0f;
+                if (!block.is_text || c >= OWN) { continue; }
+#pragma unroll
+                for (int r = 0; r < 8; r++) { sum += shared.mlp[r][warp][c]; }
+                block.store_part(to, warp, c, sum, phase);
+            }
+            if (i + 1 == num_halves && block.head != 0) { break; }
+        }
+        __syncwarp();
+        if (block.is_text) { block.add_up(x, to, phase, vectors.out_bias); }
+        __syncwarp();
+        if (lane == 0) { mbarrier_arrive(&shared.empty[half]); }
+    }
+    if (block.head == 0 && block.is_text) {
+#pragma unroll
+        for (int u = 0; u < Block::COLUMNS; u++) {
+            if (lane + 32 * u < OWN) { l.x[warp * C + block.first + lane + 32 * u] = (floatX)x[u]; }
+        }
+    }
+    cluster_sync(); // no block ends before its copies have arrived
+    if (threadIdx.x == 0) { // all blocks have read the phase before they arrive
+        if (atomicAdd(parts.arrived, 1u) == gridDim.x - 1) { *parts.arrived = 0, *parts.phase = phase; }
+    }
+}
+
+// Calls launch(C, ranks), of types like std::integral_constant, for the sizes that there are; false: there are none for C.
+template <class Launch> bool decode_layer_sizes(int C, const Launch& launch) {
+    auto with = [&](auto c, auto ranks) {
+        if (C == c.value) { launch(c, ranks); }
+        return C == c.value;
+    };
+    typedef std::integral_constant<int, 4> Four;
+    typedef std::integral_constant<int, 8> Eight;
+    return with(std::integral_constant<int, 128>(), Eight()) || with(std::integral_constant<int, 320>(), Four()) ||
+           with(std::integral_constant<int, 768>(), Eight()) || with(std::integral_constant<int, 1024>(), Four()) ||
+           with(std::integral_constant<int, 1280>(), Four()) || with(std::integral_constant<int, 1600>(), Four());
+}
+// How kernels 5 and 6 are launched.
+template <class Kernel> cudaLaunchConfig_t decode_layer_config5(Kernel kernel, int NH, int ranks, size_t bytes,
+                                                                cudaLaunchAttribute (&attributes)[2]) {
+    cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes));
+    attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[0].val.programmaticStreamSerializationAllowed = 1;
+    attributes[1].id = cudaLaunchAttributeClusterDimension;
+    attributes[1].val.clusterDim.x = ranks, attributes[1].val.clusterDim.y = 1, attributes[1].val.clusterDim.z = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3(NH * ranks);
+    config.blockDim = dim3(DECODE_LAYER_THREADS5);
+    config.dynamicSmemBytes = bytes;
+    config.attrs = attributes;
+    config.numAttrs = 2;
+    return config;
+}
+
+// The same for kernel 6.
+template <class Launch> bool decode_layer_sizes6(int C, const Launch& launch) {
+    if (C == 128) { launch(std::integral_constant<int, 128>()); }
+    if (C == 768) { launch(std::integral_constant<int, 768>()); }
+    return C == 128 || C == 768;
+}
+// Whether all blocks of such a launch run at once here.
+template <class Kernel> bool decode_layers_fit(Kernel kernel, const cudaLaunchConfig_t& config, int NH) {
+    int num_clusters = 0;
+    cudaCheck(cudaOccupancyMaxActiveClusters(&num_clusters, kernel, &config));
+    return num_clusters >= NH;
+}
+
+#endif
+
+// Whether decode_layers() runs B texts through such a model here.
+bool decode_layers_runs(int B, int C, int NH, int capacity) {
+    bool fits = false;
+#if !defined(ENABLE_FP32)
+    if (C != NH * DECODE_LAYER_HS || B > DECODE_LAYER_TEXTS || !has_sm90a()) { return false; }
+    cudaLaunchAttribute attributes[2] = {};
+    if (B == 1 && capacity <= DecodeLayerSizes<768, 8>::CAPACITY) {
+        decode_layer_sizes(C, [&](auto c, auto ranks) {
+            auto kernel = decode_layer_sm90_kernel5<c.value, ranks.value>;
+            size_t bytes = sizeof(DecodeLayerShared5<c.value, ranks.value>);
+            fits = decode_layers_fit(kernel, decode_layer_config5(kernel, NH, ranks.value, bytes, attributes), NH);
+        });
+    }
+    if (B > 1) {
+        decode_layer_sizes6(C, [&](auto c) {
+            auto kernel = decode_layer_sm90_kernel6<c.value>;
+            size_t bytes = sizeof(DecodeLayerShared6<c.value>);
+            fits = decode_layers_fit(kernel, decode_layer_config5(kernel, NH, 8, bytes, attributes), NH);
+        });
+    }
+#else
+    (void)B, (void)C, (void)NH, (void)capacity;
+#endif
+    return fits;
+}
+
+// packed (num_layers*12*C*C): the matrices of all layers in the order in which the blocks of decode_layers() read them
+void decode_layers_pack(floatX* packed, const DecodeLayers& layers, cudaStream_t stream) {
+    int C = layers.first.C;
+    size_t n = (size_t)layers.num * 12 * C * C;
+    Op op(stream, 2.0 * n * sizeof(floatX), 0, "decode_layers_pack");
+#if !defined(ENABLE_FP32)
+    bool done = decode_layer_sizes(C, [&](auto, auto ranks) {
+        unsigned blocks = (unsigned)ceil_div(n / x128::size, (size_t)256);
+        decode_layers_pack_kernel5<<<blocks, 256, 0, stream>>>(packed, layers, ranks.value, n / x128::size);
+    });
+    require(done);
+    cudaCheck(cudaGetLastError());
+#else
+    (void)packed;
+#endif
+}
+
+// All layers for the newest tokens of B texts: x (B,C) of layers goes through them, and the keys and values of text b become row
+// position[b] of its cache (B,capacity,C). A text with position -1 is left out. packed: of decode_layers_pack(). scratch:
+// decode_layers_scratch(), zero before the first call. Only where decode_layers_runs(). Weights and the cache are read while the
+// previous kernel may still run.
+void decode_layers(const DecodeLayers& layers, int B, const floatX* packed, uint64_t* scratch, cudaStream_t stream,
+                   int kernel) {
+    int C = layers.first.C, NH = layers.first.NH;
+    double weights = 12.0 * layers.num * C * C;
+    Op op(stream, weights * sizeof(floatX), 2 * weights * B, "decode_layers"); // without the caches, which depend on the positions
+#if !defined(ENABLE_FP32)
+    size_t n = (size_t)NH * DECODE_LAYER_TEXTS * C;
+    uint32_t* counters = reinterpret_cast<uint32_t*>(scratch + 2 * n);
+    DecodeLayerParts parts = {scratch, scratch + n, counters, counters + 1};
+    cudaLaunchAttribute attributes[2] = {};
+    auto launch_one = [&](auto c, auto ranks) {
+        auto kernel = decode_layer_sm90_kernel5<c.value, ranks.value>;
+        cudaLaunchConfig_t config =
+            decode_layer_config5(kernel, NH, ranks.value, sizeof(DecodeLayerShared5<c.value, ranks.value>), attributes);
+        config.stream = stream;
+        cudaCheck(cudaLaunchKernelEx(&config, kernel, layers, packed, parts));
+    };
+    auto launch_several = [&](auto c) {
+        auto kernel = decode_layer_sm90_kernel6<c.value>;
+        cudaLaunchConfig_t config = decode_layer_config5(kernel, NH, 8, sizeof(DecodeLayerShared6<c.value>), attributes);
+        config.stream = stream;
+        cudaCheck(cudaLaunchKernelEx(&config, kernel, layers, B, packed, parts));
+    };
+    bool done = kernel == 5 ? decode_layer_sizes(C, launch_one) : decode_layer_sizes6(C, launch_several);
+    require(done);
+#else
+    (void)packed, (void)scratch, (void)NH, (void)kernel;
+#endif
+}
+void decode_layers(const DecodeLayers& layers, int B, const floatX* packed, uint64_t* scratch, cudaStream_t stream) {
+    decode_layers(layers, B, packed, scratch, stream, B == 1 ? 5 : 6);
+}
+// Size of scratch, in values of 8 bytes: two sets of parts of x, and the counters.
+size_t decode_layers_scratch(int C, int NH) { return 2 * (size_t)NH * 8 * C + 1; }
+// ==== end promoted: decode_layers ====
 
 // ==== promoted: decode_cache_fill ====
 __global__ void decode_cache_fill_kernel1(floatX* keys, floatX* values, const floatX* qkv, int T, int num_vec,

@@ -41,3 +41,34 @@ void decode_sample(int* tokens, int* positions, float* scratch, float* logits, u
                    float temperature, int top_k, float top_p, float min_p, float penalty, int B, int V, int Vp,
                    cudaStream_t stream);
 size_t decode_sample_scratch(int B);
+
+// A layer for B texts: x (B,C) inout, keys, values (B,capacity,C), position (B), and the layer's parameters.
+struct DecodeLayer {
+    floatX *x, *keys, *values;
+    const int* position;
+    int C, NH, capacity;
+    const floatX *ln1w, *ln1b, *qkvw, *qkvb, *attprojw, *attprojb;
+    const floatX *ln2w, *ln2b, *fcw, *fcb, *fcprojw, *fcprojb;
+};
+// All layers. Their weights and caches lie at equal distances, in elements.
+struct DecodeLayers {
+    DecodeLayer first;
+    int num;
+    size_t weights, cache; // from one layer to the next
+    __host__ __device__ DecodeLayer operator[](int i) const {
+        DecodeLayer l = first;
+        size_t w = i * weights;
+        l.ln1w += w, l.ln1b += w, l.qkvw += w, l.qkvb += w, l.attprojw += w, l.attprojb += w;
+        l.ln2w += w, l.ln2b += w, l.fcw += w, l.fcb += w, l.fcprojw += w, l.fcprojb += w;
+        l.keys += i * cache, l.values += i * cache;
+        return l;
+    }
+};
+// All layers for B texts: x goes through them, and the keys and values of text b become row position[b] of its caches; a text with
+// position -1 is left out. In one launch, by kernels for the sizes of GPT-2, of up to 8 texts for 124M and of one for the others;
+// decode_layers_runs() is false for other models, on other GPUs than Hopper's, and in fp32. packed (num_layers*12*C*C): what
+// decode_layers_pack() makes of the matrices. The caller zeroes scratch once, before the first call.
+bool decode_layers_runs(int B, int C, int NH, int capacity);
+void decode_layers_pack(floatX* packed, const DecodeLayers& layers, cudaStream_t stream);
+void decode_layers(const DecodeLayers& layers, int B, const floatX* packed, uint64_t* scratch, cudaStream_t stream);
+size_t decode_layers_scratch(int C, int NH);

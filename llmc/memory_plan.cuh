@@ -46,12 +46,15 @@ inline void* plan_allocate(const Plan* plan, const char* what, Error* err) {
     return arena;
 }
 
-// The largest n, from 1 to `most`, for which bytes_of(n) bytes are free. 128 MB of the GPU's memory stay free, for a graph and
-// kernels that are loaded late. Returns 1 also if there is no memory for it.
-template <class Bytes> int most_that_fit(int most, Bytes bytes_of) {
+// Whether so many bytes of the GPU's memory are free, beside 128 MB that stay free, for a graph and kernels that are loaded late.
+inline bool is_free(size_t bytes) {
     size_t free_bytes, all_bytes;
     cudaCheck(cudaMemGetInfo(&free_bytes, &all_bytes));
-    while (most > 1 && bytes_of(most) + (128 << 20) > free_bytes) { most--; }
+    return bytes + (128 << 20) <= free_bytes;
+}
+// The largest n, from 1 to `most`, for which bytes_of(n) bytes are free. Returns 1 also if there is no memory for it.
+template <class Bytes> int most_that_fit(int most, Bytes bytes_of) {
+    while (most > 1 && !is_free(bytes_of(most))) { most--; }
     return most;
 }
 

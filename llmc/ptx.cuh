@@ -508,6 +508,26 @@ __device__ inline void store_release(int* p, int x) {
     asm volatile("st.release.gpu.global.s32 [%0], %1;\n" ::"l"(p), "r"(x) : "memory");
 }
 
+// ---- 8 bytes in global memory that are written and read at once, without an order to other accesses --------------
+// Each of a pair is read and written at once, the pair is not.
+
+__device__ inline uint64_t load_relaxed(const uint64_t* p) {
+    uint64_t x;
+    asm volatile("ld.relaxed.gpu.global.b64 %0, [%1];\n" : "=l"(x) : "l"(p) : "memory");
+    return x;
+}
+__device__ inline ulonglong2 load_relaxed_pair(const uint64_t* p) {
+    ulonglong2 x;
+    asm volatile("ld.relaxed.gpu.global.v2.b64 {%0, %1}, [%2];\n" : "=l"(x.x), "=l"(x.y) : "l"(p) : "memory");
+    return x;
+}
+__device__ inline void store_relaxed(uint64_t* p, uint64_t x) {
+    asm volatile("st.relaxed.gpu.global.b64 [%0], %1;\n" ::"l"(p), "l"(x) : "memory");
+}
+__device__ inline void store_relaxed_pair(uint64_t* p, ulonglong2 x) {
+    asm volatile("st.relaxed.gpu.global.v2.b64 [%0], {%1, %2};\n" ::"l"(p), "l"(x.x), "l"(x.y) : "memory");
+}
+
 // ---- wgmma that overwrites d, for the first product of a chain -----------------------------------------------
 
 // As wgmma_64x128x16, wgmma_64x64x16 and wgmma_64x64x16_transposed with accumulate == 0. Here the compiler also knows
@@ -895,4 +915,11 @@ __device__ inline void wgmma_64x256x16_transposed(float d[128], uint64_t a, uint
 template <int n> __device__ inline void hold_packed(int4 (&x)[n]) {
 #pragma unroll
     for (int i = 0; i < n; i++) { asm volatile("" : "+r"(x[i].x), "+r"(x[i].y), "+r"(x[i].z), "+r"(x[i].w)); }
+}
+
+// p. The compiler does not know that it is the same in each iteration of a loop, for which it would keep all addresses that follow
+// from it in registers.
+template <class T> __device__ inline T* hold_pointer(T* p) {
+    asm volatile("" : "+l"(p));
+    return p;
 }

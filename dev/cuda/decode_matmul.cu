@@ -28,16 +28,18 @@
    nvcc -O3 --use_fast_math decode_matmul.cu -lcublasLt -o decode_matmul      (or: make decode_matmul)
    ./decode_matmul 5 -B 8      check kernel 5 against the CPU and sweep its tiles and clusters
    ./decode_matmul -B 64       every kernel, side by side                                         */
-#define PROMOTED_ONLY
-#include "gelu_forward.cu"
-#include "layernorm_forward.cu"
-#undef PROMOTED_ONLY
 #include "bench.h"
-#include "cublaslt_linear.cuh"
 #include "decode_weight.cuh"
 #include "../../llmc/gelu.cuh"
 #include "../../llmc/ptx.cuh"
 #include "../../llmc/weight_matrix.cuh"
+
+#ifndef PROMOTED_ONLY // another op that includes this file uses its promoted kernels only
+#define PROMOTED_ONLY
+#include "gelu_forward.cu"
+#include "layernorm_forward.cu"
+#undef PROMOTED_ONLY
+#include "cublaslt_linear.cuh"
 
 // ---- kernel 0: layernorm_forward, cuBLASLt and gelu_forward, a launch each ------------------------------------------
 
@@ -145,6 +147,8 @@ void decode_matmul12(DecodeMatmulKernel12 kernel, floatX* out, const floatX* x, 
 #endif
 
 // ---- kernels 3 to 5: x in shared memory, normalised there; columns split over warps; many weights in flight ---------
+
+#endif // PROMOTED_ONLY
 
 // ==== promoted: decode_matmul ====
 #if !defined(ENABLE_FP32)
@@ -716,6 +720,8 @@ bool decode_matmul_head(float*, const floatX*, const floatX*, const floatX*, con
 #endif
 // ==== end promoted: decode_matmul ====
 
+#ifndef PROMOTED_ONLY
+
 #if !defined(ENABLE_FP32)
 // A configuration of kernels 3 to 5: 1000 * blocks per cluster + rows per tile; 0: as decode_matmul() chooses.
 static std::string decode_matmul_label(int config) {
@@ -864,3 +870,4 @@ int main(int argc, char** argv) {
                        with_kind(7, {65, 4, 480, 1, 56}),
                        with_kind(8, {70, 1, 64, 1, 17001})});
 }
+#endif

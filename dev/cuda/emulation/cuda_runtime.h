@@ -51,6 +51,9 @@ struct alignas(8) int2 {
 struct alignas(8) uint2 {
     unsigned x, y;
 };
+struct alignas(16) ulonglong2 {
+    unsigned long long x, y;
+};
 struct alignas(8) float2 {
     float x, y;
 };
@@ -457,8 +460,12 @@ cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Parameters..
     return cudaPeekAtLastError();
 }
 template <class Kernel>
-inline cudaError_t cudaOccupancyMaxActiveClusters(int* clusters, Kernel*, const cudaLaunchConfig_t*) {
-    *clusters = 2; // of 8 blocks or fewer
+inline cudaError_t cudaOccupancyMaxActiveClusters(int* clusters, Kernel*, const cudaLaunchConfig_t* config) {
+    int size = 1;
+    for (unsigned i = 0; i < config->numAttrs; i++) {
+        if (config->attrs[i].id == cudaLaunchAttributeClusterDimension) { size = (int)config->attrs[i].val.clusterDim.x; }
+    }
+    *clusters = 20 / size; // 20 blocks run at once
     return cudaSuccess;
 }
 cudaError_t cudaLaunchCooperativeKernel(const void* kernel, dim3 grid, dim3 block, void** arguments,

@@ -155,3 +155,19 @@ void add_release(int* p, int x) {
     check_access(p, sizeof(*p), ACCESS_ATOMIC, __builtin_return_address(0));
     __atomic_fetch_add(p, x, __ATOMIC_SEQ_CST);
 }
+uint64_t load_relaxed(const uint64_t* p) {
+    check_access(p, sizeof(*p), ACCESS_ATOMIC, __builtin_return_address(0));
+    yield_thread(); // its caller polls
+    return __atomic_load_n(p, __ATOMIC_SEQ_CST);
+}
+ulonglong2 load_relaxed_pair(const uint64_t* p) {
+    check_access(p, 2 * sizeof(*p), ACCESS_ATOMIC, __builtin_return_address(0));
+    yield_thread(); // its caller polls
+    ulonglong2 x;
+    x.x = __atomic_load_n(p, __ATOMIC_SEQ_CST), x.y = __atomic_load_n(p + 1, __ATOMIC_SEQ_CST);
+    return x;
+}
+void store_relaxed(uint64_t* p, uint64_t x) {
+    check_access(p, sizeof(*p), ACCESS_ATOMIC, __builtin_return_address(0));
+    __atomic_store_n(p, x, __ATOMIC_SEQ_CST);
+}

@@ -21,6 +21,10 @@ void emulation_mma(float d[4], const uint32_t a[4], uint32_t b0, uint32_t b1, bo
 int load_acquire(const int* p);
 void store_release(int* p, int x);
 void add_release(int* p, int x);
+uint64_t load_relaxed(const uint64_t* p);
+ulonglong2 load_relaxed_pair(const uint64_t* p);
+void store_relaxed(uint64_t* p, uint64_t x);
+inline void store_relaxed_pair(uint64_t* p, ulonglong2 x) { store_relaxed(p, x.x), store_relaxed(p + 1, x.y); }
 
 // ---- compute capability 8.0 and below ------------------------------------------------------------------------
 
@@ -113,6 +117,7 @@ inline void named_barrier_arrive(int id, int threads) { emulation_named_barrier(
 template <int n> inline void wgmma_hold(float (&)[n]) {} // only about registers
 template <int n> inline void wgmma_hold(uint32_t (&)[n]) {}
 template <int n> inline void hold_packed(int4 (&)[n]) {}
+template <class T> inline T* hold_pointer(T* p) { return p; }
 
 // ---- compute capability 9.0, defined in sm90.cpp ----------------------------------------------------------------
 
