@@ -194,44 +194,7 @@ void adamw_round_weights(floatX* params, const float* master, size_t n, uint32_t
 // ================================================================================================
 // 2. the model
 // ================================================================================================
-
-// The tensors of gpt2_params (llmc/gpt2.h) by name, in its order: weights of T = floatX, gradients of T = float.
-// [decay]: AdamW's weight decay applies, as to every tensor of two or more dimensions.
-template <class T> struct Parameters {
-    T* wte;      // (Vp, C) [decay]
-    T* wpe;      // (maxT, C) [decay]
-    T* ln1w;     // (L, C)
-    T* ln1b;     // (L, C)
-    T* qkvw;     // (L, 3*C, C) [decay]
-    T* qkvb;     // (L, 3*C)
-    T* attprojw; // (L, C, C) [decay]
-    T* attprojb; // (L, C)
-    T* ln2w;     // (L, C)
-    T* ln2b;     // (L, C)
-    T* fcw;      // (L, 4*C, C) [decay]
-    T* fcb;      // (L, 4*C)
-    T* fcprojw;  // (L, C, 4*C) [decay]
-    T* fcprojb;  // (L, C)
-    T* lnfw;     // (C)
-    T* lnfb;     // (C)
-};
-
-// Parameters is read as an array of pointers in the order of the table.
-template <class T> static T** parameter_array(Parameters<T>* p) {
-    static_assert(sizeof(Parameters<T>) == NUM_PARAMS * sizeof(T*), "one pointer for each entry of gpt2_params");
-    return (T**)p;
-}
-
-template <class T> static void point_parameters(Parameters<T>* p, T* memory, const GPT2Config* config) {
-    for (int i = 0; i < NUM_PARAMS; i++) { parameter_array(p)[i] = memory + param_place(config, i, 0); }
-}
-
-// View of layer l: the pointers of per-layer tensors are moved to this layer's tensor.
-template <class T> static Parameters<T> layer_parameters(Parameters<T> p, const GPT2Config* config, int l) {
-    size_t offset = l * bucket(config, 1).n;
-    for (int i = 0; i < NUM_PARAMS; i++) { parameter_array(&p)[i] += gpt2_params[i].per_layer ? offset : 0; }
-    return p;
-}
+// Parameters has the tensors by name, and layer_parameters() gives those of a layer: llmc/layout.cuh.
 
 // The activations of B x T tokens, which the forward pass keeps for the backward pass. In training, a tensor with an L
 // exists per layer, except: [1] with -r 1 or 2, [2] with -r 2, all layers share one, and the backward pass computes it again.
@@ -284,19 +247,6 @@ static Activations layer_activations(Activations a, const GPT2Config* config, in
     a.fch.tensor += own * 4 * BTC, a.fch_gelu += gelu * 4 * BTC;
     a.residual3 += own * BTC;
     return a;
-}
-
-// For generation: the keys and values of all earlier positions.
-struct KeyValueCache {
-    int B, capacity; // texts, and the most positions per text
-    floatX* keys;    // (L, B, capacity, C)
-    floatX* values;  // (L, B, capacity, C)
-};
-
-static KeyValueCache layer_cache(KeyValueCache cache, const GPT2Config* config, int l) {
-    size_t offset = (size_t)l * cache.B * cache.capacity * config->channels;
-    cache.keys += offset, cache.values += offset;
-    return cache;
 }
 
 struct GPT2Options {
@@ -825,15 +775,8 @@ static size_t generator_plan(Plan* plan, Generator* g, const GPT2Config* config,
     return plan->total;
 }
 
-// All layers as decode_layers() takes them.
 static DecodeLayers generator_layers(const Generator* g, const GPT2* model) {
-    const GPT2Config* config = &model->config;
-    Parameters<floatX> w = layer_parameters(model->params, config, 0);
-    KeyValueCache c = layer_cache(g->cache, config, 0);
-    DecodeLayer first = {g->x, c.keys, c.values, g->positions, config->channels, config->num_heads, c.capacity, w.ln1w,
-                         w.ln1b, w.qkvw, w.qkvb, w.attprojw, w.attprojb, w.ln2w, w.ln2b, w.fcw, w.fcb, w.fcprojw,
-                         w.fcprojb};
-    return {first, config->num_layers, bucket(config, 1).n, (size_t)g->B * c.capacity * config->channels};
+    return decode_layers_of(&model->config, model->params, g->cache, g->x, g->positions);
 }
 
 // If there is no memory, returns false with the reason in err.
@@ -9993,9 +9936,9 @@ template <int C> struct DecodeLayerTexts {
         tma_store_fence();
         sync();
         if (warp != 0 || lane >= 8 || lane == rank) { return; }
-        bulk_copy_cluster(to[rank], from[same ? rank : lane], (int)sizeof(*to), there, lane);
+        bulk_copy_cluster(to[rank], from[same ? rank : lane], bytes(), there, lane);
     }
-    static constexpr int BYTES = 7 * (int)sizeof(typename Shared::Columns);
+    __device__ int bytes() const { return B * Shared::STRIDE * (int)sizeof(float); } // of a copy: of the texts that there are
 
     // ---- products ----
 
@@ -10078,6 +10021,10 @@ template <int C> struct DecodeLayerTexts {
     }
     // normed = the layernorm of all texts, one per warp; x has arrived.
     __device__ void normalise(const DecodeLayerVectors<C, 8>& vectors) {
+        if (warp < B) { normalise_text(vectors); }
+        sync();
+    }
+    __device__ void normalise_text(const DecodeLayerVectors<C, 8>& vectors) {
         constexpr int per_block = OWN / 4, most = (C / 4 + 31) / 32;
         float4 x[most]; // 4 columns each
         float sum = 0.0f, squares = 0.0f;
@@ -10099,15 +10046,15 @@ template <int C> struct DecodeLayerTexts {
         for (int i = 0; i < most; i++) {
             int c = (i * 32 + lane) * 4;
             if (c >= C) { continue; }
-            float values[4] = {x[i].x, x[i].y, x[i].z, x[i].w};
-#pragma unroll
-            for (int e = 0; e < 4; e += 2) {
-                float a = (values[e] - mean) * rstd * (float)vectors.norm_weight[c + e] + (float)vectors.norm_bias[c + e];
-                float b = (values[e + 1] - mean) * rstd * (float)vectors.norm_weight[c + e + 1] + (float)vectors.norm_bias[c + e + 1];
-                *reinterpret_cast<uint32_t*>(&shared.normed[warp][c + e]) = pack_16x2(a, b, floatX());
-            }
+            uint2 weight = *reinterpret_cast<const uint2*>(&vectors.norm_weight[c]), normed;
+            uint2 bias = *reinterpret_cast<const uint2*>(&vectors.norm_bias[c]);
+            auto pair = [&](float a, float b, uint32_t weight, uint32_t bias) {
+                float2 w = unpack_16x2(weight, floatX()), s = unpack_16x2(bias, floatX());
+                return pack_16x2((a - mean) * rstd * w.x + s.x, (b - mean) * rstd * w.y + s.y, floatX());
+            };
+            normed.x = pair(x[i].x, x[i].y, weight.x, bias.x), normed.y = pair(x[i].z, x[i].w, weight.y, bias.y);
+            *reinterpret_cast<uint2*>(&shared.normed[warp][c]) = normed;
         }
-        sync();
     }
 
     // ---- attention ----
@@ -10228,17 +10175,21 @@ template <int C> __global__ void __launch_bounds__(DECODE_LAYER_THREADS5, 1)
     const int lane = block.lane, warp = block.warp, rank = block.rank, num_halves = 2 * layers.num;
     if (block.texts == 0) { return; }
     const int attention_bytes = __popc(block.texts) * HS * (int)sizeof(float), qkv_bytes = (int)sizeof(shared.qkv);
+    const int bytes = 7 * block.bytes(); // of x, and of the MLP's parts, from the other blocks
     if (threadIdx.x == 0) {
         for (uint64_t& full : shared.full) { mbarrier_init(&full, 1); }
         for (int i = 0; i < 2; i++) { mbarrier_init(&shared.empty[i], Block::WARPS), mbarrier_init(&shared.vectors_full[i], 1); }
         mbarrier_init(&shared.x_there, 1), mbarrier_init(&shared.qkv_there, 1);
         mbarrier_init(&shared.attention_there, 1), mbarrier_init(&shared.mlp_there, 1);
         mbarrier_init_fence();
-        mbarrier_arrive_expect(&shared.x_there, Block::BYTES), mbarrier_arrive_expect(&shared.mlp_there, Block::BYTES);
+        mbarrier_arrive_expect(&shared.x_there, bytes), mbarrier_arrive_expect(&shared.mlp_there, bytes);
         mbarrier_arrive_expect(&shared.qkv_there, qkv_bytes), mbarrier_arrive_expect(&shared.attention_there, attention_bytes);
     }
     for (int i = threadIdx.x; i < TEXTS * HS; i += DECODE_LAYER_THREADS5) { // for texts that there are not
         if (!(block.texts >> i / HS & 1)) { shared.attention[i / HS][i % HS] = 0.0f; }
+    }
+    for (int i = threadIdx.x; i < TEXTS * C; i += DECODE_LAYER_THREADS5) {
+        if (i / C >= B) { shared.normed[i / C][i % C] = (floatX)0.0f; }
     }
     grid_launch_dependents();
     cluster_sync(); // the barriers of all blocks are initialised
@@ -10265,7 +10216,7 @@ template <int C> __global__ void __launch_bounds__(DECODE_LAYER_THREADS5, 1)
         phase++;
         block.send_x(x);
         mbarrier_wait(&shared.vectors_full[half], parity);
-        block.wait(&shared.x_there, half, Block::BYTES);
+        block.wait(&shared.x_there, half, bytes);
         block.normalise(vectors);
         mbarrier_wait(&shared.full[2 * half], parity);
         block.product(half ? shared.fcw : shared.qkvw, 3 + half);
@@ -10281,8 +10232,6 @@ template <int C> __global__ void __launch_bounds__(DECODE_LAYER_THREADS5, 1)
                 block.wait(&shared.qkv_there, parity, qkv_bytes);
                 block.attention(cache, l.keys + cache_at, l.values + cache_at);
             }
-            cache_at += layers.cache;
-            if (i + 2 < num_halves) { block.load_cache(cache, l.keys + cache_at, l.values + cache_at, 0); }
             block.wait(&shared.attention_there, parity, attention_bytes);
             for (int k = threadIdx.x; k < TEXTS * HS / 2; k += DECODE_LAYER_THREADS) {
                 float2 y = reinterpret_cast<const float2*>(shared.attention)[k];
@@ -10301,6 +10250,8 @@ template <int C> __global__ void __launch_bounds__(DECODE_LAYER_THREADS5, 1)
                 });
             }
         } else {
+            cache_at += layers.cache;
+            if (i + 1 < num_halves) { block.load_cache(cache, l.keys + cache_at, l.values + cache_at, 0); }
             int unit = threadIdx.x / TEXTS, text = threadIdx.x % TEXTS;
             shared.operand[text][unit] = (floatX)gelu(block.product_row(unit, text) + (float)vectors.bias[unit]);
             block.sync();
@@ -10316,7 +10267,7 @@ template <int C> __global__ void __launch_bounds__(DECODE_LAYER_THREADS5, 1)
                 block.results(sums, [&](int row, int text, float y) { columns[text][tile % (OWN / 16) * 16 + row] = y; });
             }
             block.send(shared.mlp, shared.x, false, &shared.mlp_there);
-            block.wait(&shared.mlp_there, parity, Block::BYTES);
+            block.wait(&shared.mlp_there, parity, bytes);
 #pragma unroll
             for (int u = 0; u < Block::COLUMNS; u++) {
                 int c = lane + 32 * u;

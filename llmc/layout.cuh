@@ -7,9 +7,12 @@ Where the parameters of a model are in GPU memory, and how several GPUs share th
 
 With ZeRO-1 each bucket is divided into equal shares, one for each rank. With Muon only bucket 0 is. The other buckets are
 dealt to the ranks as wholes: bucket 1 to rank 0, bucket 2 to rank 1 and so on.
+
+At the end, the tensors by name: Parameters, and for generation KeyValueCache.
 */
 #pragma once
 
+#include "decode.cuh"
 #include "distributed.cuh"
 #include "gpt2.h"
 #include <algorithm>
@@ -174,4 +177,65 @@ template <class Copy> void for_each_tensor(const GPT2Config* config, Copy copy) 
             copy(param_place(config, p, l), param_offset(config, p) + l * n, n);
         }
     }
+}
+
+// The tensors of gpt2_params (llmc/gpt2.h) by name, in its order: weights of T = floatX, gradients of T = float.
+// [decay]: AdamW's weight decay applies, as to every tensor of two or more dimensions.
+template <class T> struct Parameters {
+    T* wte;      // (Vp, C) [decay]
+    T* wpe;      // (maxT, C) [decay]
+    T* ln1w;     // (L, C)
+    T* ln1b;     // (L, C)
+    T* qkvw;     // (L, 3*C, C) [decay]
+    T* qkvb;     // (L, 3*C)
+    T* attprojw; // (L, C, C) [decay]
+    T* attprojb; // (L, C)
+    T* ln2w;     // (L, C)
+    T* ln2b;     // (L, C)
+    T* fcw;      // (L, 4*C, C) [decay]
+    T* fcb;      // (L, 4*C)
+    T* fcprojw;  // (L, C, 4*C) [decay]
+    T* fcprojb;  // (L, C)
+    T* lnfw;     // (C)
+    T* lnfb;     // (C)
+};
+
+// Parameters is read as an array of pointers in the order of the table.
+template <class T> T** parameter_array(Parameters<T>* p) {
+    static_assert(sizeof(Parameters<T>) == NUM_PARAMS * sizeof(T*), "one pointer for each entry of gpt2_params");
+    return (T**)p;
+}
+
+template <class T> void point_parameters(Parameters<T>* p, T* memory, const GPT2Config* config) {
+    for (int i = 0; i < NUM_PARAMS; i++) { parameter_array(p)[i] = memory + param_place(config, i, 0); }
+}
+
+// View of layer l: the pointers of per-layer tensors are moved to this layer's tensor.
+template <class T> Parameters<T> layer_parameters(Parameters<T> p, const GPT2Config* config, int l) {
+    size_t offset = l * bucket(config, 1).n;
+    for (int i = 0; i < NUM_PARAMS; i++) { parameter_array(&p)[i] += gpt2_params[i].per_layer ? offset : 0; }
+    return p;
+}
+
+// For generation: the keys and values of all earlier positions.
+struct KeyValueCache {
+    int B, capacity; // texts, and the most positions per text
+    floatX* keys;    // (L, B, capacity, C)
+    floatX* values;  // (L, B, capacity, C)
+};
+
+inline KeyValueCache layer_cache(KeyValueCache cache, const GPT2Config* config, int l) {
+    size_t offset = (size_t)l * cache.B * cache.capacity * config->channels;
+    cache.keys += offset, cache.values += offset;
+    return cache;
+}
+
+// All layers as decode_layers() takes them, for texts with the residual stream x and these positions.
+inline DecodeLayers decode_layers_of(const GPT2Config* config, const Parameters<floatX>& params, const KeyValueCache& cache, floatX* x,
+                                     const int* positions) {
+    int C = config->channels;
+    Parameters<floatX> w = layer_parameters(params, config, 0);
+    DecodeLayer first = {x, cache.keys, cache.values, positions, C, config->num_heads, cache.capacity, w.ln1w, w.ln1b, w.qkvw, w.qkvb,
+                         w.attprojw, w.attprojb, w.ln2w, w.ln2b, w.fcw, w.fcb, w.fcprojw, w.fcprojb};
+    return {first, config->num_layers, bucket(config, 1).n, (size_t)cache.B * cache.capacity * C};
 }

@@ -1,27 +1,34 @@
 /* decode_layer: the layers of the transformer for the newest token of each of B texts, in a decoding step
 
    in each layer: y = x + attproj(attention(qkv(layernorm(x)))); x = y + fcproj(gelu(fc(layernorm(y))))
-   x (C) floatX inout
-   keys, values (L,capacity,C) floatX inout: the token's own become row `position` of each layer | position (1) int in
+   x (B,C) floatX inout
+   keys, values (L,B,capacity,C) floatX inout: the token's own become row position[b] of text b in each layer
+   position (B) int in, -1: the text has ended, and nothing is done for it
    weights (L,12*C*C + 13*C) floatX in: of each layer, in the order of a checkpoint: ln1 weight and bias (C), qkv weight
    (3C,C) and bias (3C), attproj (C,C) and (C), ln2 (C), fc (4C,C) and (4C), fcproj (C,4C) and (C).
-   Bound: memory, L times 12*C*C weights and 2*(position+1)*C values of the cache. In practice latency: at C = 768 these are
-   some 4 us a layer on an H100 (15.8 MB), and what each phase waits for the one before is more.
-   Constraint: C % 8 == 0. Kernels 2 to 4: sm_90a, 16-bit floatX, heads of 64, C <= 1792. Kernels 2 and 3: what a block
-   keeps of the weights and of the cache must fit its shared memory. Kernels 3 and 4: all clusters on the GPU at once.
+   packed (L*12*C*C) floatX in, of kernels 5 and 6: the matrices in another order, which decode_layers_pack() makes once.
+   Bound: memory, L times 12*C*C weights and 2*(position+1)*C values of the cache of each text. In practice latency: at C = 768
+   these are some 4 us a layer on an H100 (15.8 MB), and what each phase waits for the one before is more.
+   Constraint: C % 8 == 0. Kernels 2 to 6: sm_90a, 16-bit floatX, heads of 64. Kernels 2 to 5: one text, C <= 1792. Kernels 2
+   and 3: what a block keeps of the weights and of the cache must fit its shared memory. Kernels 3 to 6: all clusters on the
+   GPU at once. Kernel 5: the sizes of C in decode_layer_sizes(), and a capacity of 1024. Kernel 6: C in decode_layer_sizes6().
    Error: the results of five phases of a layer are rounded to floatX, as in training: 3 + L ulps of floatX of 1, and 2
    ulps of x.
    Source: a cluster per head, for qkv, attention and projection: the idea is ClusterFusion's (Luo et al. 2025,
    arXiv:2508.18850); one launch for all layers: "megakernels", Spector et al. 2025 (Hazy Research, "Look Ma, No Bubbles!");
-   sums in fixed point, so that their order does not matter, are ours.
+   values that come with a flag, which readers poll: NCCL's protocol LL; sums in fixed point, so that their order does not
+   matter, and a text in each column of mma's second operand are ours.
 
-   Shape flags: the token attends over T tokens, itself included; B is not used. L is 12 from T = 512 on, else 3.
+   Shape flags: each text attends over T tokens, itself included; in the check shapes of several texts over fewer, and the
+   third one has ended. L is 12 from T = 512 on, else 3.
 
    Kernels (this list is written by versions.sh):
      1  five launches: four products and attention
      2  three launches: a cluster per head for qkv, attention and projection
      3  one launch for all layers, with a barrier of all blocks after each half of one (slower than 2)
      4  3 with all weights through a ring of chunks in shared memory (slower than 2)
+     5  one launch, weights packed in the order of their use, mma, results that carry their readiness (promoted)
+     6  5 for 2 to 8 texts (here also for one), each in a column of mma's other operand (slower than 5)
 
    nvcc -O3 --use_fast_math decode_layer.cu -o decode_layer      (or: make decode_layer)
    ./decode_layer 2      check kernel 2 against the CPU and time it
@@ -1746,9 +1753,9 @@ template <int C> struct DecodeLayerTexts {
         tma_store_fence();
         sync();
         if (warp != 0 || lane >= 8 || lane == rank) { return; }
-        bulk_copy_cluster(to[rank], from[same ? rank : lane], (int)sizeof(*to), there, lane);
+        bulk_copy_cluster(to[rank], from[same ? rank : lane], bytes(), there, lane);
     }
-    static constexpr int BYTES = 7 * (int)sizeof(typename Shared::Columns);
+    __device__ int bytes() const { return B * Shared::STRIDE * (int)sizeof(float); } // of a copy: of the texts that there are
 
     // ---- products ----
 
@@ -1831,6 +1838,10 @@ template <int C> struct DecodeLayerTexts {
     }
     // normed = the layernorm of all texts, one per warp; x has arrived.
     __device__ void normalise(const DecodeLayerVectors<C, 8>& vectors) {
+        if (warp < B) { normalise_text(vectors); }
+        sync();
+    }
+    __device__ void normalise_text(const DecodeLayerVectors<C, 8>& vectors) {
         constexpr int per_block = OWN / 4, most = (C / 4 + 31) / 32;
         float4 x[most]; // 4 columns each
         float sum = 0.0f, squares = 0.0f;
@@ -1852,15 +1863,15 @@ template <int C> struct DecodeLayerTexts {
         for (int i = 0; i < most; i++) {
             int c = (i * 32 + lane) * 4;
             if (c >= C) { continue; }
-            float values[4] = {x[i].x, x[i].y, x[i].z, x[i].w};
-#pragma unroll
-            for (int e = 0; e < 4; e += 2) {
-                float a = (values[e] - mean) * rstd * (float)vectors.norm_weight[c + e] + (float)vectors.norm_bias[c + e];
-                float b = (values[e + 1] - mean) * rstd * (float)vectors.norm_weight[c + e + 1] + (float)vectors.norm_bias[c + e + 1];
-                *reinterpret_cast<uint32_t*>(&shared.normed[warp][c + e]) = pack_16x2(a, b, floatX());
-            }
+            uint2 weight = *reinterpret_cast<const uint2*>(&vectors.norm_weight[c]), normed;
+            uint2 bias = *reinterpret_cast<const uint2*>(&vectors.norm_bias[c]);
+            auto pair = [&](float a, float b, uint32_t weight, uint32_t bias) {
+                float2 w = unpack_16x2(weight, floatX()), s = unpack_16x2(bias, floatX());
+                return pack_16x2((a - mean) * rstd * w.x + s.x, (b - mean) * rstd * w.y + s.y, floatX());
+            };
+            normed.x = pair(x[i].x, x[i].y, weight.x, bias.x), normed.y = pair(x[i].z, x[i].w, weight.y, bias.y);
+            *reinterpret_cast<uint2*>(&shared.normed[warp][c]) = normed;
         }
-        sync();
     }
 
     // ---- attention ----
@@ -1981,17 +1992,21 @@ template <int C> __global__ void __launch_bounds__(DECODE_LAYER_THREADS5, 1)
     const int lane = block.lane, warp = block.warp, rank = block.rank, num_halves = 2 * layers.num;
     if (block.texts == 0) { return; }
     const int attention_bytes = __popc(block.texts) * HS * (int)sizeof(float), qkv_bytes = (int)sizeof(shared.qkv);
+    const int bytes = 7 * block.bytes(); // of x, and of the MLP's parts, from the other blocks
     if (threadIdx.x == 0) {
         for (uint64_t& full : shared.full) { mbarrier_init(&full, 1); }
         for (int i = 0; i < 2; i++) { mbarrier_init(&shared.empty[i], Block::WARPS), mbarrier_init(&shared.vectors_full[i], 1); }
         mbarrier_init(&shared.x_there, 1), mbarrier_init(&shared.qkv_there, 1);
         mbarrier_init(&shared.attention_there, 1), mbarrier_init(&shared.mlp_there, 1);
         mbarrier_init_fence();
-        mbarrier_arrive_expect(&shared.x_there, Block::BYTES), mbarrier_arrive_expect(&shared.mlp_there, Block::BYTES);
+        mbarrier_arrive_expect(&shared.x_there, bytes), mbarrier_arrive_expect(&shared.mlp_there, bytes);
         mbarrier_arrive_expect(&shared.qkv_there, qkv_bytes), mbarrier_arrive_expect(&shared.attention_there, attention_bytes);
     }
     for (int i = threadIdx.x; i < TEXTS * HS; i += DECODE_LAYER_THREADS5) { // for texts that there are not
         if (!(block.texts >> i / HS & 1)) { shared.attention[i / HS][i % HS] = 0.0f; }
+    }
+    for (int i = threadIdx.x; i < TEXTS * C; i += DECODE_LAYER_THREADS5) {
+        if (i / C >= B) { shared.normed[i / C][i % C] = (floatX)0.0f; }
     }
     grid_launch_dependents();
     cluster_sync(); // the barriers of all blocks are initialised
@@ -2018,7 +2033,7 @@ template <int C> __global__ void __launch_bounds__(DECODE_LAYER_THREADS5, 1)
         phase++;
         block.send_x(x);
         mbarrier_wait(&shared.vectors_full[half], parity);
-        block.wait(&shared.x_there, half, Block::BYTES);
+        block.wait(&shared.x_there, half, bytes);
         block.normalise(vectors);
         mbarrier_wait(&shared.full[2 * half], parity);
         block.product(half ? shared.fcw : shared.qkvw, 3 + half);
@@ -2034,8 +2049,6 @@ template <int C> __global__ void __launch_bounds__(DECODE_LAYER_THREADS5, 1)
                 block.wait(&shared.qkv_there, parity, qkv_bytes);
                 block.attention(cache, l.keys + cache_at, l.values + cache_at);
             }
-            cache_at += layers.cache;
-            if (i + 2 < num_halves) { block.load_cache(cache, l.keys + cache_at, l.values + cache_at, 0); }
             block.wait(&shared.attention_there, parity, attention_bytes);
             for (int k = threadIdx.x; k < TEXTS * HS / 2; k += DECODE_LAYER_THREADS) {
                 float2 y = reinterpret_cast<const float2*>(shared.attention)[k];
@@ -2054,6 +2067,8 @@ template <int C> __global__ void __launch_bounds__(DECODE_LAYER_THREADS5, 1)
                 });
             }
         } else {
+            cache_at += layers.cache;
+            if (i + 1 < num_halves) { block.load_cache(cache, l.keys + cache_at, l.values + cache_at, 0); }
             int unit = threadIdx.x / TEXTS, text = threadIdx.x % TEXTS;
             shared.operand[text][unit] = (floatX)gelu(block.product_row(unit, text) + (float)vectors.bias[unit]);
             block.sync();
@@ -2069,7 +2084,7 @@ template <int C> __global__ void __launch_bounds__(DECODE_LAYER_THREADS5, 1)
                 block.results(sums, [&](int row, int text, float y) { columns[text][tile % (OWN / 16) * 16 + row] = y; });
             }
             block.send(shared.mlp, shared.x, false, &shared.mlp_there);
-            block.wait(&shared.mlp_there, parity, Block::BYTES);
+            block.wait(&shared.mlp_there, parity, bytes);
 #pragma unroll
             for (int u = 0; u < Block::COLUMNS; u++) {
                 int c = lane + 32 * u;
