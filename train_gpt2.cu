@@ -714,8 +714,8 @@ static void gpt2_download(const GPT2* model, float* weights) {
 // ================================================================================================
 
 enum { MAX_MATVEC_TEXTS = 8 }; // without decode_matmul, decode_matvec is faster than cuBLASLt up to here (on an H200)
-// Where all layers of a token are one launch, the tokens of a prompt alone, up to so many, go through the model one by one: these kernels
-// are few, while those of a pass over a prompt take some 80 ms until they are loaded, and chosen by cuBLASLt.
+// With one slot, and all layers in one launch, a prompt of up to so many tokens runs token by token: these kernels are few, while a first
+// pass over a prompt takes some 80 ms to load its kernels and choose cuBLASLt's. (A later pass would take less time than 40 tokens.)
 enum { MAX_PROMPT_STEPS = 40 };
 // Continues texts side by side, each in a slot of its own. The host launches a graph per token and reads it while the GPU
 // computes the next. When a text ends, the next one takes its slot: its prompt runs between two launches of the graph.
@@ -780,10 +780,12 @@ static DecodeLayers generator_layers(const Generator* g, const GPT2* model) {
 }
 
 // If there is no memory, returns false with the reason in err.
-static bool generator_allocate(Generator* g, const GPT2* model, int B, int rows, int capacity, Error* err = NULL) {
+static bool generator_allocate(Generator* g, const GPT2* model, int B, int rows, int capacity, Error* err = NULL,
+                               bool one_launch = true) {
     const GPT2Config* config = &model->config;
     Plan plan;
-    bool packed = decode_layers_runs(B, config->channels, config->num_heads, capacity) &&
+    for (int b = 0; b < num_buckets(config); b++) { await_weights(b, model->stream); } // of other ranks: from here on they are read
+    bool packed = one_launch && decode_layers_runs(B, config->channels, config->num_heads, capacity) &&
                   is_free(generator_plan(&plan, g, config, B, rows, capacity, true));
     generator_plan(&plan, g, config, B, rows, capacity, packed);
     char what[64];
@@ -934,10 +936,10 @@ static int* generator_read(Generator* g, const GPT2* model, int slot) {
 // after num_tokens tokens, before the token `stop` (-1: none) or a stop string of `out`, or at the model's last position. New
 // tokens go to new_tokens (N, num_tokens) and to `out`, unless these are NULL; how many, to counts (N). The sampler's random
 // state advances. Adds to *times, unless it is NULL. Returns false if the logits are not numbers. If there is no GPU memory,
-// ends the program, or, if no_memory is not NULL, generates nothing and says why there.
+// ends the program, or, if no_memory is not NULL, generates nothing and says why there. one_launch: where possible, decode_layers.
 static bool generate(GPT2* model, Sampler* sampler, const int* prompts, const int* lengths, int N, int T,
                      int num_tokens, int stop, int* new_tokens, int* counts, Continuations* out = NULL,
-                     GenerationTimes* times = NULL, Error* no_memory = NULL, int at_once = 64) {
+                     GenerationTimes* times = NULL, Error* no_memory = NULL, int at_once = 64, bool one_launch = true) {
     Generator g;
     Error err;
     TextQueue q =
@@ -947,7 +949,8 @@ static bool generate(GPT2* model, Sampler* sampler, const int* prompts, const in
         Plan plan;
         return generator_plan(&plan, &g, &model->config, b, text_queue_pass_tokens(&q, b), capacity);
     });
-    if (!generator_allocate(&g, model, B, text_queue_pass_tokens(&q, B), capacity, no_memory ? no_memory : &err)) {
+    if (!generator_allocate(&g, model, B, text_queue_pass_tokens(&q, B), capacity, no_memory ? no_memory : &err,
+                            one_launch)) {
         if (!no_memory) { die("%s; %s, or take a smaller --num-tokens or shorter prompts", err.text, OTHER_PROGRAMS); }
         return true;
     }
@@ -1305,7 +1308,10 @@ static void load_sampling_kernels(Trainer* t) {
     Sampler sampler = sampler_make(1.0f, 0, 1.0f, 1);
     int length = 1, count, tokens[3];
     Error no_memory;
-    generate(&t->model, &sampler, &t->job.start_token, &length, 1, 1, 3, -1, tokens, &count, NULL, NULL, &no_memory);
+    for (bool one_launch : {true, false}) { // later there may be no memory for the first
+        generate(&t->model, &sampler, &t->job.start_token, &length, 1, 1, 3, -1, tokens, &count, NULL, NULL, &no_memory, 1,
+                 one_launch);
+    }
 }
 
 // ---- opening and closing a run --------------------------------------------------------------------
@@ -9319,7 +9325,8 @@ __global__ void decode_layers_pack_kernel5(floatX* packed, const __grid_constant
     store128(packed + i * x128::size, load128(matrices[from.matrix] + at + from.offset));
 }
 
-// In global memory. attention, mlp (NH,C): the parts of the residual stream, a float, and in the upper half the number of its phase.
+// In global memory. attention, mlp (NH,C), with kernel 6 (NH,8,C): the parts of the residual stream, a float, and in the upper half
+// the number of its phase.
 // phase: the number of phases before this launch; arrived: blocks that have finished it.
 struct DecodeLayerParts {
     uint64_t *attention, *mlp;
@@ -9333,8 +9340,8 @@ template <int C, int ranks> struct DecodeLayerSizes {
     static constexpr int PIECE = 32 * TOGETHER;                          // fragments, at most
     static constexpr bool RESIDENT = SETS == 1 && TOGETHER == ROUNDS && OWN / 16 <= 8 * TOGETHER; // each matrix of a layer is one piece, the ring has four
     static constexpr int RING = RESIDENT ? 4 : C > 1280 ? 11 : 12;        // pieces
-    // Pieces on their way at once: some 5 MB on the whole GPU, what its memory delivers in a microsecond. More would not come sooner,
-    // but all else, the parts of x above all, would queue behind them: with the whole ring on its way C = 1600 took 7% longer.
+    // Pieces in flight: some 5 MB on the whole GPU, what its memory delivers in a microsecond. More would not come sooner, but all
+    // else, the parts of x above all, would queue behind them: with the whole ring in flight C = 1600 took 7% longer.
     static constexpr int IN_FLIGHT = 3;
     static constexpr int CAPACITY = 1024, TOKENS = CAPACITY / ranks / (4 * DECODE_LAYER_WARPS); // tokens per 8 lanes
     static_assert(C % (16 * ranks) == 0 && OWN / 2 <= DECODE_LAYER_THREADS && 8 % ranks == 0 && C % DECODE_LAYER_HS == 0, "");
@@ -9354,8 +9361,8 @@ template <int C, int ranks> struct DecodeLayerShared5 {
     alignas(16) float x[C];
     float mlp[C]; // (ranks,OWN): from each block of the cluster
     uint64_t full[Sizes::RING], empty[Sizes::RING], vectors_full[2], vectors_empty[2];
-    uint64_t x_there, qkv_there, parts_there, mlp_there;
-    float qkv[3 * DECODE_LAYER_HS], parts[ranks][DECODE_LAYER_PART];
+    uint64_t x_there, qkv_there, attention_there, mlp_there;
+    float qkv[3 * DECODE_LAYER_HS], attended[ranks][DECODE_LAYER_PART]; // attended: attention over each block's tokens
     float warps[DECODE_LAYER_WARPS][DECODE_LAYER_PART];                   // attention of each warp
     float products[2][DECODE_LAYER_WARPS][32 * Sizes::SETS + 4];          // of each warp's columns: of qkv, and of fc
     alignas(16) floatX normed[C];                                         // each warp reads only what it wrote
@@ -9670,11 +9677,11 @@ template <int C, int ranks> struct DecodeLayerBlock : DecodeLayerSizes<C, ranks>
         if (lane == 0) { shared.warps[warp][HS] = largest, shared.warps[warp][HS + 1] = total; }
         sync();
         if (warp >= ranks) { return; }
-        float* to = shared.parts[rank]; // warp r adds up what all warps know, and sends it to block r
+        float* to = shared.attended[rank]; // warp r adds up what all warps know, and sends it to block r
         float2 both = join(shared.warps, WARPS, largest, total);
-        store_async_cluster(to + lane, both.x, &shared.parts_there, warp);
-        store_async_cluster(to + lane + 32, both.y, &shared.parts_there, warp);
-        if (lane < 2) { store_async_cluster(to + HS + lane, lane == 0 ? largest : total, &shared.parts_there, warp); }
+        store_async_cluster(to + lane, both.x, &shared.attention_there, warp);
+        store_async_cluster(to + lane + 32, both.y, &shared.attention_there, warp);
+        if (lane < 2) { store_async_cluster(to + HS + lane, lane == 0 ? largest : total, &shared.attention_there, warp); }
     }
     // The sums of n <= 8 parts: elements lane and lane + 32, the largest score, and the sum of weights.
     __device__ float2 join(const float (*parts)[DECODE_LAYER_PART], int n, float& largest, float& total) const {
@@ -9699,7 +9706,7 @@ template <int C, int ranks> struct DecodeLayerBlock : DecodeLayerSizes<C, ranks>
     // The projection of the head's attention, whose parts have arrived, to the block's columns.
     __device__ void project(uint64_t* parts, uint32_t phase) {
         float largest, total;
-        float2 both = join(shared.parts, ranks, largest, total);
+        float2 both = join(shared.attended, ranks, largest, total);
         floatX* vector = shared.operand[warp];
         vector[lane] = (floatX)(both.x / total), vector[lane + 32] = (floatX)(both.y / total);
         __syncwarp();
@@ -9777,6 +9784,7 @@ template <int C, int ranks> __global__ void __launch_bounds__(DECODE_LAYER_THREA
     typedef DecodeLayerBlock<C, ranks> Block;
     extern __shared__ __align__(16) unsigned char decode_layer_dynamic[];
     auto& shared = *reinterpret_cast<DecodeLayerShared5<C, ranks>*>(decode_layer_dynamic);
+    static_assert(sizeof(shared) <= 227 << 10, "more than a block can have");
     const DecodeLayer& l = layers.first;
     Block block(shared, l);
     constexpr int bytes_x = C * (int)sizeof(float);
@@ -9785,11 +9793,11 @@ template <int C, int ranks> __global__ void __launch_bounds__(DECODE_LAYER_THREA
         for (int i = 0; i < Block::RING; i++) { mbarrier_init(&shared.full[i], 1), mbarrier_init(&shared.empty[i], Block::WARPS); }
         for (int i = 0; i < 2; i++) { mbarrier_init(&shared.vectors_full[i], 1), mbarrier_init(&shared.vectors_empty[i], Block::WARPS); }
         mbarrier_init(&shared.x_there, 1), mbarrier_init(&shared.qkv_there, 1);
-        mbarrier_init(&shared.parts_there, 1), mbarrier_init(&shared.mlp_there, 1);
+        mbarrier_init(&shared.attention_there, 1), mbarrier_init(&shared.mlp_there, 1);
         mbarrier_init_fence();
         mbarrier_arrive_expect(&shared.x_there, bytes_x), mbarrier_arrive_expect(&shared.mlp_there, bytes_x);
         mbarrier_arrive_expect(&shared.qkv_there, (int)sizeof(shared.qkv));
-        mbarrier_arrive_expect(&shared.parts_there, (int)sizeof(shared.parts));
+        mbarrier_arrive_expect(&shared.attention_there, (int)sizeof(shared.attended));
     }
     grid_launch_dependents();
     cluster_sync(); // the barriers of all blocks are initialised
@@ -9823,7 +9831,7 @@ template <int C, int ranks> __global__ void __launch_bounds__(DECODE_LAYER_THREA
             block.wait(&shared.qkv_there, layer_parity, (int)sizeof(shared.qkv));
             block.store_cache(l.keys + cache_at, l.values + cache_at);
             block.attend(cache);
-            block.wait(&shared.parts_there, layer_parity, (int)sizeof(shared.parts));
+            block.wait(&shared.attention_there, layer_parity, (int)sizeof(shared.attended));
             block.project(to, phase);
         } else {
             cache_at += layers.cache;
@@ -9860,7 +9868,7 @@ template <int C> struct DecodeLayerShared6 {
     typedef float Columns[DECODE_LAYER_TEXTS][STRIDE]; // of a block
     int4 qkvw[CHUNKS * 3 * FRAGMENT], projw[OWN / 16 * 4 * FRAGMENT], fcw[CHUNKS * 4 * FRAGMENT], fcprojw[C / 8 * FRAGMENT];
     DecodeLayerVectors<C, 8> vectors[2];
-    alignas(16) Columns x[8];   // of each block of the cluster; between two phases, the MLP's parts for each block
+    alignas(16) Columns x[8];   // of each block of the cluster; once x is normalised, the MLP's parts for each block
     alignas(16) Columns mlp[8]; // from each block of the cluster
     alignas(16) floatX normed[DECODE_LAYER_TEXTS][NORMED];
     union {
@@ -9888,8 +9896,7 @@ template <int C> struct DecodeLayerTexts {
         : shared(s), B(num_texts), head(blockIdx.x / 8), rank(cluster_rank()), lane(threadIdx.x % 32),
           warp(warp_uniform(threadIdx.x / 32)), first(rank * OWN) {
         now = rank < B ? l.position[rank] : -1;
-        unsigned own = lane < B && l.position[lane] >= 0 ? 1u << lane : 0u;
-        texts = __reduce_or_sync(0xFFFFFFFFu, own);
+        texts = __ballot_sync(0xFFFFFFFFu, lane < B && l.position[lane] >= 0);
         is_text = texts >> warp & 1;
     }
     __device__ void sync() const { named_barrier_sync(1, DECODE_LAYER_THREADS); } // of all warps but the last
@@ -9931,7 +9938,7 @@ template <int C> struct DecodeLayerTexts {
 
     // ---- between the blocks of a cluster ----
 
-    // Sends, when all threads have come here, from[r] to block r's to[own rank], for all other blocks; same: from[own rank] to all.
+    // Copies from[r] (same: from[own rank]) to block r's to[own rank], for every other block r of the cluster. All threads call it.
     __device__ void send(typename Shared::Columns* to, typename Shared::Columns* from, bool same, uint64_t* there) const {
         tma_store_fence();
         sync();
@@ -10170,6 +10177,7 @@ template <int C> __global__ void __launch_bounds__(DECODE_LAYER_THREADS5, 1)
     constexpr int HS = DECODE_LAYER_HS, OWN = Block::OWN, VEC = x128::size, TEXTS = DECODE_LAYER_TEXTS;
     extern __shared__ __align__(16) unsigned char decode_layer_dynamic[];
     Shared& shared = *reinterpret_cast<Shared*>(decode_layer_dynamic);
+    static_assert(sizeof(Shared) <= 227 << 10, "more than a block can have");
     const DecodeLayer& l = layers.first;
     Block block(shared, l, B);
     const int lane = block.lane, warp = block.warp, rank = block.rank, num_halves = 2 * layers.num;
@@ -10185,7 +10193,7 @@ template <int C> __global__ void __launch_bounds__(DECODE_LAYER_THREADS5, 1)
         mbarrier_arrive_expect(&shared.x_there, bytes), mbarrier_arrive_expect(&shared.mlp_there, bytes);
         mbarrier_arrive_expect(&shared.qkv_there, qkv_bytes), mbarrier_arrive_expect(&shared.attention_there, attention_bytes);
     }
-    for (int i = threadIdx.x; i < TEXTS * HS; i += DECODE_LAYER_THREADS5) { // for texts that there are not
+    for (int i = threadIdx.x; i < TEXTS * HS; i += DECODE_LAYER_THREADS5) { // rows of other texts stay 0
         if (!(block.texts >> i / HS & 1)) { shared.attention[i / HS][i % HS] = 0.0f; }
     }
     for (int i = threadIdx.x; i < TEXTS * C; i += DECODE_LAYER_THREADS5) {

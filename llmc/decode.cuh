@@ -65,9 +65,11 @@ struct DecodeLayers {
     }
 };
 // All layers for B texts: x goes through them, and the keys and values of text b become row position[b] of its caches; a text with
-// position -1 is left out. In one launch, by kernels for the sizes of GPT-2, of up to 8 texts for 124M and of one for the others;
-// decode_layers_runs() is false for other models, on other GPUs than Hopper's, and in fp32. packed (num_layers*12*C*C): what
-// decode_layers_pack() makes of the matrices. The caller zeroes scratch once, before the first call.
+// position -1 is left out. In one launch, by kernels for the sizes of GPT-2, of up to 8 texts for 124M and of one, with a capacity of
+// up to 1024, for the others. decode_layers_runs() is false for other models and in fp32, on other GPUs than Hopper's, and where not
+// all blocks run at once. packed (num_layers*12*C*C): what decode_layers_pack() makes of the matrices, to be made again when they
+// change; the vectors are read from `layers`. The caller zeroes scratch once, before the first call. Weights, packed, caches and
+// positions are read while the kernel before may still run: it must not write them, and must be an ordinary launch, as decode_embed's.
 bool decode_layers_runs(int B, int C, int NH, int capacity);
 void decode_layers_pack(floatX* packed, const DecodeLayers& layers, cudaStream_t stream);
 void decode_layers(const DecodeLayers& layers, int B, const floatX* packed, uint64_t* scratch, cudaStream_t stream);

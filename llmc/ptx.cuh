@@ -508,8 +508,8 @@ __device__ inline void store_release(int* p, int x) {
     asm volatile("st.release.gpu.global.s32 [%0], %1;\n" ::"l"(p), "r"(x) : "memory");
 }
 
-// ---- 8 bytes in global memory that are written and read at once, without an order to other accesses --------------
-// Each of a pair is read and written at once, the pair is not.
+// ---- relaxed accesses of 8 bytes of global memory: never torn, and not ordered with other accesses ---------------
+// A pair is two of them, and may be torn between them.
 
 __device__ inline uint64_t load_relaxed(const uint64_t* p) {
     uint64_t x;
@@ -917,8 +917,8 @@ template <int n> __device__ inline void hold_packed(int4 (&x)[n]) {
     for (int i = 0; i < n; i++) { asm volatile("" : "+r"(x[i].x), "+r"(x[i].y), "+r"(x[i].z), "+r"(x[i].w)); }
 }
 
-// p. The compiler does not know that it is the same in each iteration of a loop, for which it would keep all addresses that follow
-// from it in registers.
+// Returns p, and hides from the compiler that p does not change. Otherwise it keeps each address that follows from p in registers
+// during a whole loop.
 template <class T> __device__ inline T* hold_pointer(T* p) {
     asm volatile("" : "+l"(p));
     return p;

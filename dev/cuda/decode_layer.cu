@@ -11,7 +11,8 @@
    these are some 4 us a layer on an H100 (15.8 MB), and what each phase waits for the one before is more.
    Constraint: C % 8 == 0. Kernels 2 to 6: sm_90a, 16-bit floatX, heads of 64. Kernels 2 to 5: one text, C <= 1792. Kernels 2
    and 3: what a block keeps of the weights and of the cache must fit its shared memory. Kernels 3 to 6: all clusters on the
-   GPU at once. Kernel 5: the sizes of C in decode_layer_sizes(), and a capacity of 1024. Kernel 6: C in decode_layer_sizes6().
+   GPU at once. Kernel 5: the sizes of C in decode_layer_sizes(), and a capacity of up to 1024. Kernel 6: C in
+   decode_layer_sizes6(). No other kernel that waits for blocks of its own may run beside kernels 3 to 6 (MPS).
    Error: the results of five phases of a layer are rounded to floatX, as in training: 3 + L ulps of floatX of 1, and 2
    ulps of x.
    Source: a cluster per head, for qkv, attention and projection: the idea is ClusterFusion's (Luo et al. 2025,
@@ -1051,7 +1052,7 @@ void decode_layer4(const DecodeLayers& layers, DecodeLayerState* state, int rank
 // Of kernel 3's 33,000 cycles a layer (C = 768), 7,500 go to the copies of weights that its threads make, 7,000 to layernorms of whole
 // vectors in every block, 6,000 to additions in global memory and barriers of all blocks, and 8,000 to products. Here
 //
-//     - a block's weights of a layer are one piece of memory, in the order of their use, made once by decode_layer_pack. One thread
+//     - a block's weights of a layer are one piece of memory, in the order of their use, made once by decode_layers_pack. One thread
 //       copies them by cp.async.bulk to a ring of chunks in shared memory, as far ahead as they fit
 //     - products are mma of 16 rows by 16 columns, with the vector in each of the 8 columns of the other operand. A warp takes every
 //       eighth chunk of 32 columns, and normalises only these
@@ -1136,7 +1137,8 @@ __global__ void decode_layers_pack_kernel5(floatX* packed, const __grid_constant
     store128(packed + i * x128::size, load128(matrices[from.matrix] + at + from.offset));
 }
 
-// In global memory. attention, mlp (NH,C): the parts of the residual stream, a float, and in the upper half the number of its phase.
+// In global memory. attention, mlp (NH,C), with kernel 6 (NH,8,C): the parts of the residual stream, a float, and in the upper half
+// the number of its phase.
 // phase: the number of phases before this launch; arrived: blocks that have finished it.
 struct DecodeLayerParts {
     uint64_t *attention, *mlp;
@@ -1150,8 +1152,8 @@ template <int C, int ranks> struct DecodeLayerSizes {
     static constexpr int PIECE = 32 * TOGETHER;                          // fragments, at most
     static constexpr bool RESIDENT = SETS == 1 && TOGETHER == ROUNDS && OWN / 16 <= 8 * TOGETHER; // each matrix of a layer is one piece, the ring has four
     static constexpr int RING = RESIDENT ? 4 : C > 1280 ? 11 : 12;        // pieces
-    // Pieces on their way at once: some 5 MB on the whole GPU, what its memory delivers in a microsecond. More would not come sooner,
-    // but all else, the parts of x above all, would queue behind them: with the whole ring on its way C = 1600 took 7% longer.
+    // Pieces in flight: some 5 MB on the whole GPU, what its memory delivers in a microsecond. More would not come sooner, but all
+    // else, the parts of x above all, would queue behind them: with the whole ring in flight C = 1600 took 7% longer.
     static constexpr int IN_FLIGHT = 3;
     static constexpr int CAPACITY = 1024, TOKENS = CAPACITY / ranks / (4 * DECODE_LAYER_WARPS); // tokens per 8 lanes
     static_assert(C % (16 * ranks) == 0 && OWN / 2 <= DECODE_LAYER_THREADS && 8 % ranks == 0 && C % DECODE_LAYER_HS == 0, "");
@@ -1171,8 +1173,8 @@ template <int C, int ranks> struct DecodeLayerShared5 {
     alignas(16) float x[C];
     float mlp[C]; // (ranks,OWN): from each block of the cluster
     uint64_t full[Sizes::RING], empty[Sizes::RING], vectors_full[2], vectors_empty[2];
-    uint64_t x_there, qkv_there, parts_there, mlp_there;
-    float qkv[3 * DECODE_LAYER_HS], parts[ranks][DECODE_LAYER_PART];
+    uint64_t x_there, qkv_there, attention_there, mlp_there;
+    float qkv[3 * DECODE_LAYER_HS], attended[ranks][DECODE_LAYER_PART]; // attended: attention over each block's tokens
     float warps[DECODE_LAYER_WARPS][DECODE_LAYER_PART];                   // attention of each warp
     float products[2][DECODE_LAYER_WARPS][32 * Sizes::SETS + 4];          // of each warp's columns: of qkv, and of fc
     alignas(16) floatX normed[C];                                         // each warp reads only what it wrote
@@ -1487,11 +1489,11 @@ template <int C, int ranks> struct DecodeLayerBlock : DecodeLayerSizes<C, ranks>
         if (lane == 0) { shared.warps[warp][HS] = largest, shared.warps[warp][HS + 1] = total; }
         sync();
         if (warp >= ranks) { return; }
-        float* to = shared.parts[rank]; // warp r adds up what all warps know, and sends it to block r
+        float* to = shared.attended[rank]; // warp r adds up what all warps know, and sends it to block r
         float2 both = join(shared.warps, WARPS, largest, total);
-        store_async_cluster(to + lane, both.x, &shared.parts_there, warp);
-        store_async_cluster(to + lane + 32, both.y, &shared.parts_there, warp);
-        if (lane < 2) { store_async_cluster(to + HS + lane, lane == 0 ? largest : total, &shared.parts_there, warp); }
+        store_async_cluster(to + lane, both.x, &shared.attention_there, warp);
+        store_async_cluster(to + lane + 32, both.y, &shared.attention_there, warp);
+        if (lane < 2) { store_async_cluster(to + HS + lane, lane == 0 ? largest : total, &shared.attention_there, warp); }
     }
     // The sums of n <= 8 parts: elements lane and lane + 32, the largest score, and the sum of weights.
     __device__ float2 join(const float (*parts)[DECODE_LAYER_PART], int n, float& largest, float& total) const {
@@ -1516,7 +1518,7 @@ template <int C, int ranks> struct DecodeLayerBlock : DecodeLayerSizes<C, ranks>
     // The projection of the head's attention, whose parts have arrived, to the block's columns.
     __device__ void project(uint64_t* parts, uint32_t phase) {
         float largest, total;
-        float2 both = join(shared.parts, ranks, largest, total);
+        float2 both = join(shared.attended, ranks, largest, total);
         floatX* vector = shared.operand[warp];
         vector[lane] = (floatX)(both.x / total), vector[lane + 32] = (floatX)(both.y / total);
         __syncwarp();
@@ -1594,6 +1596,7 @@ template <int C, int ranks> __global__ void __launch_bounds__(DECODE_LAYER_THREA
     typedef DecodeLayerBlock<C, ranks> Block;
     extern __shared__ __align__(16) unsigned char decode_layer_dynamic[];
     auto& shared = *reinterpret_cast<DecodeLayerShared5<C, ranks>*>(decode_layer_dynamic);
+    static_assert(sizeof(shared) <= 227 << 10, "more than a block can have");
     const DecodeLayer& l = layers.first;
     Block block(shared, l);
     constexpr int bytes_x = C * (int)sizeof(float);
@@ -1602,11 +1605,11 @@ template <int C, int ranks> __global__ void __launch_bounds__(DECODE_LAYER_THREA
         for (int i = 0; i < Block::RING; i++) { mbarrier_init(&shared.full[i], 1), mbarrier_init(&shared.empty[i], Block::WARPS); }
         for (int i = 0; i < 2; i++) { mbarrier_init(&shared.vectors_full[i], 1), mbarrier_init(&shared.vectors_empty[i], Block::WARPS); }
         mbarrier_init(&shared.x_there, 1), mbarrier_init(&shared.qkv_there, 1);
-        mbarrier_init(&shared.parts_there, 1), mbarrier_init(&shared.mlp_there, 1);
+        mbarrier_init(&shared.attention_there, 1), mbarrier_init(&shared.mlp_there, 1);
         mbarrier_init_fence();
         mbarrier_arrive_expect(&shared.x_there, bytes_x), mbarrier_arrive_expect(&shared.mlp_there, bytes_x);
         mbarrier_arrive_expect(&shared.qkv_there, (int)sizeof(shared.qkv));
-        mbarrier_arrive_expect(&shared.parts_there, (int)sizeof(shared.parts));
+        mbarrier_arrive_expect(&shared.attention_there, (int)sizeof(shared.attended));
     }
     grid_launch_dependents();
     cluster_sync(); // the barriers of all blocks are initialised
@@ -1640,7 +1643,7 @@ template <int C, int ranks> __global__ void __launch_bounds__(DECODE_LAYER_THREA
             block.wait(&shared.qkv_there, layer_parity, (int)sizeof(shared.qkv));
             block.store_cache(l.keys + cache_at, l.values + cache_at);
             block.attend(cache);
-            block.wait(&shared.parts_there, layer_parity, (int)sizeof(shared.parts));
+            block.wait(&shared.attention_there, layer_parity, (int)sizeof(shared.attended));
             block.project(to, phase);
         } else {
             cache_at += layers.cache;
@@ -1677,7 +1680,7 @@ template <int C> struct DecodeLayerShared6 {
     typedef float Columns[DECODE_LAYER_TEXTS][STRIDE]; // of a block
     int4 qkvw[CHUNKS * 3 * FRAGMENT], projw[OWN / 16 * 4 * FRAGMENT], fcw[CHUNKS * 4 * FRAGMENT], fcprojw[C / 8 * FRAGMENT];
     DecodeLayerVectors<C, 8> vectors[2];
-    alignas(16) Columns x[8];   // of each block of the cluster; between two phases, the MLP's parts for each block
+    alignas(16) Columns x[8];   // of each block of the cluster; once x is normalised, the MLP's parts for each block
     alignas(16) Columns mlp[8]; // from each block of the cluster
     alignas(16) floatX normed[DECODE_LAYER_TEXTS][NORMED];
     union {
@@ -1705,8 +1708,7 @@ template <int C> struct DecodeLayerTexts {
         : shared(s), B(num_texts), head(blockIdx.x / 8), rank(cluster_rank()), lane(threadIdx.x % 32),
           warp(warp_uniform(threadIdx.x / 32)), first(rank * OWN) {
         now = rank < B ? l.position[rank] : -1;
-        unsigned own = lane < B && l.position[lane] >= 0 ? 1u << lane : 0u;
-        texts = __reduce_or_sync(0xFFFFFFFFu, own);
+        texts = __ballot_sync(0xFFFFFFFFu, lane < B && l.position[lane] >= 0);
         is_text = texts >> warp & 1;
     }
     __device__ void sync() const { named_barrier_sync(1, DECODE_LAYER_THREADS); } // of all warps but the last
@@ -1748,7 +1750,7 @@ template <int C> struct DecodeLayerTexts {
 
     // ---- between the blocks of a cluster ----
 
-    // Sends, when all threads have come here, from[r] to block r's to[own rank], for all other blocks; same: from[own rank] to all.
+    // Copies from[r] (same: from[own rank]) to block r's to[own rank], for every other block r of the cluster. All threads call it.
     __device__ void send(typename Shared::Columns* to, typename Shared::Columns* from, bool same, uint64_t* there) const {
         tma_store_fence();
         sync();
@@ -1987,6 +1989,7 @@ template <int C> __global__ void __launch_bounds__(DECODE_LAYER_THREADS5, 1)
     constexpr int HS = DECODE_LAYER_HS, OWN = Block::OWN, VEC = x128::size, TEXTS = DECODE_LAYER_TEXTS;
     extern __shared__ __align__(16) unsigned char decode_layer_dynamic[];
     Shared& shared = *reinterpret_cast<Shared*>(decode_layer_dynamic);
+    static_assert(sizeof(Shared) <= 227 << 10, "more than a block can have");
     const DecodeLayer& l = layers.first;
     Block block(shared, l, B);
     const int lane = block.lane, warp = block.warp, rank = block.rank, num_halves = 2 * layers.num;
@@ -2002,7 +2005,7 @@ template <int C> __global__ void __launch_bounds__(DECODE_LAYER_THREADS5, 1)
         mbarrier_arrive_expect(&shared.x_there, bytes), mbarrier_arrive_expect(&shared.mlp_there, bytes);
         mbarrier_arrive_expect(&shared.qkv_there, qkv_bytes), mbarrier_arrive_expect(&shared.attention_there, attention_bytes);
     }
-    for (int i = threadIdx.x; i < TEXTS * HS; i += DECODE_LAYER_THREADS5) { // for texts that there are not
+    for (int i = threadIdx.x; i < TEXTS * HS; i += DECODE_LAYER_THREADS5) { // rows of other texts stay 0
         if (!(block.texts >> i / HS & 1)) { shared.attention[i / HS][i % HS] = 0.0f; }
     }
     for (int i = threadIdx.x; i < TEXTS * C; i += DECODE_LAYER_THREADS5) {
@@ -2344,7 +2347,7 @@ static void decode_layer_fill(float* weights, int L, int C, uint64_t seed) {
 
 static void declare(Bench& b) {
     b.varies("BTCH");
-    int B = b.B, T = b.T, C = b.C, NH = b.NH, capacity = T + T / 2, L = T >= 512 ? 12 : 3;
+    int B = b.B, T = b.T, C = b.C, NH = b.NH, capacity = T <= 1024 ? std::min(T + T / 2, 1024) : T + T / 2, L = T >= 512 ? 12 : 3;
     // positions of the texts: in small shapes unequal, and of several the third one has ended
     auto now = [=](int t) { return L == 12 ? T - 1 : t == 2 ? -1 : T - 1 - t * 7 % T; };
     cudaStream_t stream = b.stream;
@@ -2480,6 +2483,8 @@ int main(int argc, char** argv) {
                        {8, 70, 128, 2},
                        {3, 33, 128, 2},
                        {5, 300, 768, 12},
+                       {1, 1024, 128, 2},
+                       {2, 1024, 128, 2},
                        {1, 17, 72, 3},
                        {1, 66, 320, 5},
                        {1, 90, 128, 2},
