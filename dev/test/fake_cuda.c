@@ -1154,6 +1154,14 @@ cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, const voi
                                                           size_t shared) {
     return cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(blocks, kernel, block_size, shared, 0);
 }
+// None: a kernel whose blocks wait for each other does not run here.
+cudaError_t cudaOccupancyMaxActiveClusters(int* clusters, const void* kernel, const cudaLaunchConfig_t* config) {
+    CALLED();
+    (void)config;
+    find_kernel(kernel, __func__);
+    *clusters = 0;
+    return cudaSuccess;
+}
 // For TMA. The one that an H100 has does nothing: no kernel that uses it runs here.
 static int encode_nothing(void) { return 0; }
 cudaError_t cudaGetDriverEntryPointByVersion(const char* name, void** function, unsigned version,
