@@ -1308,7 +1308,9 @@ static void load_sampling_kernels(Trainer* t) {
     Sampler sampler = sampler_make(1.0f, 0, 1.0f, 1);
     int length = 1, count, tokens[3];
     Error no_memory;
+    const GPT2Config* config = &t->model.config;
     for (bool one_launch : {true, false}) { // later there may be no memory for the first
+        if (!one_launch && !decode_layers_runs(1, config->channels, config->num_heads, config->max_seq_len)) { break; }
         generate(&t->model, &sampler, &t->job.start_token, &length, 1, 1, 3, -1, tokens, &count, NULL, NULL, &no_memory, 1,
                  one_launch);
     }
