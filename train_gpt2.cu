@@ -9923,7 +9923,7 @@ template <int C> struct DecodeLayerTexts {
                 bulk_load(to, from, n * (int)sizeof(floatX), &shared.vectors_full[half]);
             };
             auto vectors = [&](int half, const floatX* weight, const floatX* bias, const floatX* out_bias, int biases) {
-                mbarrier_wait(&shared.empty[half], i & 1 ^ 1);
+                mbarrier_wait(&shared.empty[half], (i & 1) ^ 1);
                 mbarrier_arrive_expect(&shared.vectors_full[half], (2 * C + OWN + biases) * (int)sizeof(floatX));
                 DecodeLayerVectors<C, 8>& to = shared.vectors[half];
                 vector(half, to.norm_weight, weight + at, C), vector(half, to.norm_bias, bias + at, C);
