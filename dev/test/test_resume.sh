@@ -477,7 +477,7 @@ test_asynchronous() {
     same "$out" 200 "$out.sync"
     # a signal while a checkpoint is being written: it is completed, and so is that of the last step
     start_slow "$out.signal" 1000000 -n 100 -v 0 -s 0
-    wait_for "a save" has_hidden "$out.signal"
+    wait_for "a step beside a save" has_hidden_and_step 101 "$out.signal"
     kill -TERM "$pid"
     wait "$pid" || fail "exit code $?"
     [ "$(grep -c "^saved" "$output")" -ge 2 ] || fail "$(cat "$output")"
@@ -493,6 +493,8 @@ test_asynchronous() {
     same_as_straight "$out.error"
 }
 has_hidden() { [ -n "$(ls -A "$1" 2>/dev/null | grep '^\.tmp-')" ]; }
+# steps are printed while a checkpoint is written: not before the run has gone on is there a second one to save
+has_hidden_and_step() { has_hidden "$2" && grep -q "^step  *$1/" "$output"; }
 start_slow() { # OUT STEPS [FLAGS]: like start, on a slow disk
     set_flags "$@"
     output=$1.txt
