@@ -784,7 +784,8 @@ static bool generator_allocate(Generator* g, const GPT2* model, int B, int rows,
                                bool one_launch = true) {
     const GPT2Config* config = &model->config;
     Plan plan;
-    for (int b = 0; b < num_buckets(config); b++) { await_weights(b, model->stream); } // of other ranks: from here on they are read
+    // weights that other ranks have updated may still be on their way, and from here on they are read
+    for (int b = 0; b < num_buckets(config); b++) { await_weights(b, model->stream); }
     bool packed = one_launch && decode_layers_runs(B, config->channels, config->num_heads, capacity) &&
                   is_free(generator_plan(&plan, g, config, B, rows, capacity, true));
     generator_plan(&plan, g, config, B, rows, capacity, packed);

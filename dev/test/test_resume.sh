@@ -493,7 +493,7 @@ test_asynchronous() {
     same_as_straight "$out.error"
 }
 has_hidden() { [ -n "$(ls -A "$1" 2>/dev/null | grep '^\.tmp-')" ]; }
-# steps are printed while a checkpoint is written: not before the run has gone on is there a second one to save
+# STEP DIR: a checkpoint is being written and the run has printed STEP, a later one, so a signal makes it save that one, too
 has_hidden_and_step() { has_hidden "$2" && grep -q "^step  *$1/" "$output"; }
 start_slow() { # OUT STEPS [FLAGS]: like start, on a slow disk
     set_flags "$@"
