@@ -872,7 +872,7 @@ static void test_one_launch(void) {
         open_random(&model, &config, 4, 64, &tokens);
         check_cache(&model, tokens.data(), {{1, MAX_PROMPT_STEPS + 1}});
         if (decode_layers_runs(8, config.channels, config.num_heads, 64)) { // and a prompt without a pass over it
-            check_cache(&model, tokens.data(), {{1, MAX_PROMPT_STEPS - 1}, {2, 50}, {8, 58}});
+            check_cache(&model, tokens.data(), {{1, MAX_PROMPT_STEPS - 1}, {2, 50}, {8, 58}, {13, 61}});
         }
         Generator g;
         generator_allocate(&g, &model, 1, 1, 64);

@@ -222,6 +222,31 @@ inline void graph_free(LaunchGraph* g) {
     *g = {};
 }
 
+// A second stream for work that is launched as part of a stream's, also where that is captured as a graph.
+struct SideStream {
+    cudaStream_t stream;
+    cudaEvent_t begun, ended;
+};
+inline void side_stream_create(SideStream* s) {
+    cudaCheck(cudaStreamCreateWithFlags(&s->stream, cudaStreamNonBlocking));
+    for (cudaEvent_t* event : {&s->begun, &s->ended}) { cudaCheck(cudaEventCreateWithFlags(event, cudaEventDisableTiming)); }
+}
+inline void side_stream_free(SideStream* s) {
+    if (!s->stream) { return; }
+    for (cudaEvent_t event : {s->begun, s->ended}) { cudaCheck(cudaEventDestroy(event)); }
+    cudaCheck(cudaStreamDestroy(s->stream));
+    *s = {};
+}
+// Calls launch(stream) and other(s->stream), whose work runs at the same time. What is launched on stream later waits for both.
+template <class Launch, class Other>
+void launch_beside(const SideStream* s, cudaStream_t stream, const Launch& launch, const Other& other) {
+    cudaCheck(cudaEventRecord(s->begun, stream));
+    cudaCheck(cudaStreamWaitEvent(s->stream, s->begun));
+    launch(stream), other(s->stream);
+    cudaCheck(cudaEventRecord(s->ended, s->stream));
+    cudaCheck(cudaStreamWaitEvent(stream, s->ended));
+}
+
 // ---- shapes ---------------------------------------------------------------------
 
 template <class T> __host__ __device__ constexpr T ceil_div(T a, T b) { return (a + b - 1) / b; }

@@ -23,8 +23,15 @@ void decode_head(float* logits, const floatX* x, const floatX* norm_weight, cons
 bool decode_matmul(floatX* out, const floatX* x, const floatX* norm_weight, const floatX* norm_bias,
                    const WeightMatrix& weight, const floatX* bias, const floatX* residual, bool gelu, int B, int K,
                    int OC, cudaStream_t stream);
+bool decode_matmul_runs(bool norm, int B, int K, int OC);
 bool decode_matmul_head(float* logits, const floatX* x, const floatX* norm_weight, const floatX* norm_bias,
                         const WeightMatrix& wte, int B, int C, int Vp, cudaStream_t stream);
+// Whether the layers of B texts run as two halves side by side. Fewer and more texts than these lose by it (on an H200). Products by
+// other kernels than decode_matmul share scratch memory.
+inline bool decode_halves(int B, int C) {
+    int n = ceil_div(B, 2);
+    return B > 32 && B <= 64 && decode_matmul_runs(true, n, C, 4 * C) && decode_matmul_runs(false, n, 4 * C, C);
+}
 // out (B,C) = attention of the query in qkv (B,3,C) to itself and to the positions[b] tokens before it. The key and value in
 // qkv become row positions[b] of keys, values (B,capacity,C). A text with position -1 has ended and is left out.
 void decode_attention(floatX* out, floatX* keys, floatX* values, float* scratch, const floatX* qkv,
@@ -65,7 +72,7 @@ struct DecodeLayers {
     }
 };
 // All layers for B texts: x goes through them, and the keys and values of text b become row position[b] of its caches; a text with
-// position -1 is left out. In one launch, by kernels for the sizes of GPT-2, of up to 8 texts for 124M and of one, with a capacity of
+// position -1 is left out. In one launch, by kernels for the sizes of GPT-2, of up to 16 texts for 124M and of one, with a capacity of
 // up to 1024, for the others. decode_layers_runs() is false for other models and in fp32, on other GPUs than Hopper's, and where not
 // all blocks run at once. packed (num_layers*12*C*C): what decode_layers_pack() makes of the matrices, to be made again when they
 // change; the vectors are read from `layers`. The caller zeroes scratch once, before the first call. Weights, packed, caches and

@@ -508,7 +508,7 @@ __device__ inline void store_release(int* p, int x) {
     asm volatile("st.release.gpu.global.s32 [%0], %1;\n" ::"l"(p), "r"(x) : "memory");
 }
 
-// ---- relaxed accesses of 8 bytes of global memory: never torn, and not ordered with other accesses ---------------
+// ---- relaxed accesses of 8 or 16 bytes of global memory: never torn, and not ordered with other accesses ---------
 // A pair is two of them, and may be torn between them.
 
 __device__ inline uint64_t load_relaxed(const uint64_t* p) {
@@ -526,6 +526,22 @@ __device__ inline void store_relaxed(uint64_t* p, uint64_t x) {
 }
 __device__ inline void store_relaxed_pair(uint64_t* p, ulonglong2 x) {
     asm volatile("st.relaxed.gpu.global.v2.b64 [%0], {%1, %2};\n" ::"l"(p), "l"(x.x), "l"(x.y) : "memory");
+}
+// 16 bytes, aligned to 16, never torn.
+__device__ inline uint4 load_relaxed_16(const uint4* p) {
+    uint4 x = {};
+    PTX_SM90A("{\n.reg .b128 x;\n.reg .b64 low, high;\nld.relaxed.gpu.global.b128 x, [%4];\nmov.b128 {low, high}, x;\n"
+              "mov.b64 {%0, %1}, low;\nmov.b64 {%2, %3}, high;\n}\n"
+              : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+              : "l"(p)
+              : "memory");
+    return x;
+}
+__device__ inline void store_relaxed_16(uint4* p, uint4 x) {
+    PTX_SM90A("{\n.reg .b128 x;\n.reg .b64 low, high;\nmov.b64 low, {%1, %2};\nmov.b64 high, {%3, %4};\n"
+              "mov.b128 x, {low, high};\nst.relaxed.gpu.global.b128 [%0], x;\n}\n" ::"l"(p),
+              "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w)
+              : "memory");
 }
 
 // ---- wgmma that overwrites d, for the first product of a chain -----------------------------------------------
@@ -672,15 +688,26 @@ __device__ inline void mbarrier_wait_cluster(uint64_t* barrier, int parity) {
                   : "memory");
     }
 }
-// Stores x in the shared memory of block `rank`, at the address that p has in this block; p is aligned to 8 bytes. The
-// store is asynchronous: its 8 bytes arrive there at the barrier with the address `barrier`, and it needs no fence.
+// Stores x in the shared memory of block `rank`, at the address that p has in this block, which is aligned to the size of x. The
+// store is asynchronous: its bytes arrive there at the barrier with the address `barrier`, and it needs no fence.
+#define PTX_STORE_CLUSTER_ASYNC(type, values, p, barrier, rank, ...)                                                    \
+    PTX_SM90A("{\n.reg .b32 there, full;\nmapa.shared::cluster.u32 there, %0, %2;\n"                                    \
+              "mapa.shared::cluster.u32 full, %1, %2;\n"                                                                \
+              "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes." type " [there], " values ", [full];\n}\n" ::"r"( \
+                  shared_address(p)),                                                                                    \
+              "r"(shared_address(barrier)), "r"(rank), __VA_ARGS__                                                       \
+              : "memory")
+__device__ inline void store_cluster_async(const uint32_t* p, uint32_t x, const uint64_t* barrier, int rank) {
+    PTX_STORE_CLUSTER_ASYNC("b32", "%3", p, barrier, rank, "r"(x));
+}
+__device__ inline void store_cluster_async(const float* p, float x, const uint64_t* barrier, int rank) {
+    PTX_STORE_CLUSTER_ASYNC("f32", "%3", p, barrier, rank, "f"(x));
+}
 __device__ inline void store_cluster_async(const float2* p, float2 x, const uint64_t* barrier, int rank) {
-    PTX_SM90A("{\n.reg .b32 there, full;\nmapa.shared::cluster.u32 there, %0, %4;\n"
-              "mapa.shared::cluster.u32 full, %3, %4;\n"
-              "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [there], {%1, %2}, [full];\n}\n" ::"r"(
-                  shared_address(p)),
-              "f"(x.x), "f"(x.y), "r"(shared_address(barrier)), "r"(rank)
-              : "memory");
+    PTX_STORE_CLUSTER_ASYNC("v2.f32", "{%3, %4}", p, barrier, rank, "f"(x.x), "f"(x.y));
+}
+__device__ inline void store_cluster_async(const int4* p, int4 x, const uint64_t* barrier, int rank) {
+    PTX_STORE_CLUSTER_ASYNC("v4.b32", "{%3, %4, %5, %6}", p, barrier, rank, "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w));
 }
 
 // ---- wgmma with 192 columns: d (64x192) += a (64x16) b (16x192), operands as for wgmma_64x128x16 --------------------
@@ -830,15 +857,6 @@ __device__ inline void bulk_copy_cluster(void* to, const void* from, int bytes, 
         "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [to], [%1], %2, [barrier];\n}\n" ::"r"(
             shared_address(to)),
         "r"(shared_address(from)), "r"(bytes), "r"(shared_address(barrier)), "r"(rank)
-        : "memory");
-}
-// Stores x at the address `to` in block `rank`; its 4 bytes arrive at that block's barrier with the address `barrier`.
-__device__ inline void store_async_cluster(float* to, float x, uint64_t* barrier, int rank) {
-    PTX_SM90A(
-        "{\n.reg .b32 to, barrier;\nmapa.shared::cluster.u32 to, %0, %3;\n"
-        "mapa.shared::cluster.u32 barrier, %2, %3;\n"
-        "st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [to], %1, [barrier];\n}\n" ::"r"(shared_address(to)),
-        "r"(__float_as_uint(x)), "r"(shared_address(barrier)), "r"(rank)
         : "memory");
 }
 

@@ -29,7 +29,7 @@
      3  one launch for all layers, with a barrier of all blocks after each half of one (slower than 2)
      4  3 with all weights through a ring of chunks in shared memory (slower than 2)
      5  one launch, weights packed in the order of their use, mma, results that carry their readiness (promoted)
-     6  5 for 2 to 8 texts (here also for one), each in a column of mma's other operand (slower than 5)
+     6  5 for 2 to 16 texts (here also for one), each in a column of mma's other operand (slower than 5)
 
    nvcc -O3 --use_fast_math decode_layer.cu -o decode_layer      (or: make decode_layer)
    ./decode_layer 2      check kernel 2 against the CPU and time it
@@ -262,7 +262,7 @@ struct DecodeLayerHead {
             int i = warp + DECODE_LAYER_WARPS * j;
             float value = (float)(floatX)(warp_sum(row_sums[j]) + __shfl_sync(0xFFFFFFFFu, bias, j));
             if (i < rows.n && lane < ranks) {
-                store_async_cluster(&received.qkv[rows.first + i], value, &received.qkv_there, lane);
+                store_cluster_async(&received.qkv[rows.first + i], value, &received.qkv_there, lane);
             }
         }
     }
@@ -336,7 +336,7 @@ struct DecodeLayerHead {
             }
             if (threadIdx.x == HS) { number = all; }
             for (int r = 0; r < ranks; r++) {
-                store_async_cluster(&received.parts[rank][threadIdx.x], number, &received.parts_there, r);
+                store_cluster_async(&received.parts[rank][threadIdx.x], number, &received.parts_there, r);
             }
         }
     }
@@ -970,7 +970,7 @@ __global__ void __launch_bounds__(DECODE_LAYER_THREADS)
         ring.products(layers, ring.qkv, head.rows.n, head.normed, [&](int row, float sum) {
             float value = (float)(floatX)(sum + __shfl_sync(0xFFFFFFFFu, bias, row / DECODE_LAYER_WARPS));
             if (lane < ranks) {
-                store_async_cluster(&received.qkv[head.rows.first + row], value, &received.qkv_there, lane);
+                store_cluster_async(&received.qkv[head.rows.first + row], value, &received.qkv_there, lane);
             }
         });
         mbarrier_wait_cluster(&received.qkv_there, i % 2);
@@ -1068,8 +1068,8 @@ void decode_layer4(const DecodeLayers& layers, DecodeLayerState* state, int rank
 //     attention over the own tokens, which registers hold by then    -> the cluster
 //     projection to the own columns                                  -> all heads: a part of x
 //     x + parts of all heads, of the own columns                     -> the cluster
-//     layernorm, fc and gelu of the own hidden units, their fcproj   -> the cluster: to each block its columns
-//     sum of these                                                   -> all heads: a part of x
+//     layernorm, fc and gelu of the own hidden units                 -> the cluster
+//     fcproj of the head's 256 hidden units to the own columns       -> all heads: a part of x
 //     x + parts of all heads
 
 #endif
@@ -1077,7 +1077,8 @@ void decode_layer4(const DecodeLayers& layers, DecodeLayerState* state, int rank
 // ==== promoted: decode_layers ====
 #if !defined(ENABLE_FP32)
 
-constexpr int DECODE_LAYER_FRAGMENT = 8 * 32; // elements: 8 rows by 32 columns; lane l of a warp reads row l / 4, 8 columns from l % 4 * 8 on
+// elements: 8 rows by 32 columns; lane l of a warp reads row l / 4, 8 columns from l % 4 * 8 on
+constexpr int DECODE_LAYER_FRAGMENT = 8 * 32;
 constexpr int DECODE_LAYER_THREADS5 = DECODE_LAYER_THREADS + 32; // the last warp loads weights
 
 // How a block's weights of a layer follow each other, in fragments.
@@ -1086,11 +1087,11 @@ struct DecodeLayerPacked {
     int proj, fc, fcproj, end;  // where these matrices begin; qkv begins at 0
     __host__ __device__ constexpr DecodeLayerPacked(int C, int ranks)
         : C(C), ranks(ranks), sets(8 / ranks), chunks(C / 32), proj(chunks * 3 * sets), fc(proj + C / 16 / ranks * 4),
-          fcproj(fc + chunks * 4 * sets), end(fcproj + C / 16 * sets * 2) {}
+          fcproj(fc + chunks * 4 * sets), end(fcproj + C / 16 / ranks * 16) {}
     // Where the 8 elements of `lane` of fragment f come from: a matrix (0 qkv, 1 attproj, 2 fc, 3 fcproj), and an offset in it.
     //     qkv, fc    (8 chunks of columns) (set) (chunk) (3 or 4 groups of 8 rows)
-    //     attproj    (16 rows) (2 chunks) (2 groups of 8 rows)
-    //     fcproj     (16 rows) (a chunk per set) (2 groups of 8 rows)
+    //     attproj    (tile of 16 rows) (2 chunks) (2 groups of 8 rows)
+    //     fcproj     (8 tiles) (4 pairs of chunks) (tile) (2 chunks) (2 groups of 8 rows)
     struct Source {
         int matrix;
         size_t offset;
@@ -1119,8 +1120,10 @@ struct DecodeLayerPacked {
             return {2, (size_t)unit * C + chunk * 32 + column};
         }
         f -= fcproj;
-        int out = f / (2 * sets) * 16 + f % 2 * 8 + r;
-        return {3, (size_t)out * 4 * C + unit + f / 2 % sets * 32 + column};
+        int begin = f / 128 * 8, rest = f % 128, n = C / 16 / ranks - begin < 8 ? C / 16 / ranks - begin : 8; // tiles
+        int tile = begin + rest % (4 * n) / 4, pair = rest / (4 * n);
+        int out = rank * (C / ranks) + tile * 16 + f % 2 * 8 + r;
+        return {3, (size_t)out * 4 * C + head * 4 * HS + pair * 64 + f / 2 % 2 * 32 + column};
     }
 };
 
@@ -1137,11 +1140,12 @@ __global__ void decode_layers_pack_kernel5(floatX* packed, const __grid_constant
     store128(packed + i * x128::size, load128(matrices[from.matrix] + at + from.offset));
 }
 
-// In global memory. attention, mlp (NH,C), with kernel 6 (NH,8,C): the parts of the residual stream, a float, and in the upper half
-// the number of its phase.
+// In global memory. attention, mlp (NH,C): the parts of the residual stream, a float, and in the upper half the number of its phase.
+// attention6, mlp6 (NH,texts,8,triples): the same for kernel 6: three floats and the phase.
 // phase: the number of phases before this launch; arrived: blocks that have finished it.
 struct DecodeLayerParts {
     uint64_t *attention, *mlp;
+    uint4 *attention6, *mlp6;
     uint32_t *phase, *arrived;
 };
 
@@ -1150,7 +1154,8 @@ template <int C, int ranks> struct DecodeLayerSizes {
     static constexpr int ROUNDS = (CHUNKS + 7) / 8;                      // chunks of columns per warp
     static constexpr int TOGETHER = SETS == 1 && ROUNDS <= 3 ? ROUNDS : 1; // rounds that pass through the ring at once
     static constexpr int PIECE = 32 * TOGETHER;                          // fragments, at most
-    static constexpr bool RESIDENT = SETS == 1 && TOGETHER == ROUNDS && OWN / 16 <= 8 * TOGETHER; // each matrix of a layer is one piece, the ring has four
+    // each matrix of a layer is one piece, the ring has four
+    static constexpr bool RESIDENT = SETS == 1 && TOGETHER == ROUNDS && OWN / 16 <= 8 * TOGETHER;
     static constexpr int RING = RESIDENT ? 4 : C > 1280 ? 11 : 12;        // pieces
     // Pieces in flight: some 5 MB on the whole GPU, what its memory delivers in a microsecond. More would not come sooner, but all
     // else, the parts of x above all, would queue behind them: with the whole ring in flight C = 1600 took 7% longer.
@@ -1171,14 +1176,14 @@ template <int C, int ranks> struct DecodeLayerShared5 {
     int4 ring[Sizes::RING][Sizes::PIECE * 32];
     alignas(16) DecodeLayerVectors<C, ranks> vectors[2];
     alignas(16) float x[C];
-    float mlp[C]; // (ranks,OWN): from each block of the cluster
     uint64_t full[Sizes::RING], empty[Sizes::RING], vectors_full[2], vectors_empty[2];
-    uint64_t x_there, qkv_there, attention_there, mlp_there;
+    uint64_t x_there, qkv_there, attention_there, hidden_there;
     float qkv[3 * DECODE_LAYER_HS], attended[ranks][DECODE_LAYER_PART]; // attended: attention over each block's tokens
     float warps[DECODE_LAYER_WARPS][DECODE_LAYER_PART];                   // attention of each warp
     float products[2][DECODE_LAYER_WARPS][32 * Sizes::SETS + 4];          // of each warp's columns: of qkv, and of fc
     alignas(16) floatX normed[C];                                         // each warp reads only what it wrote
-    alignas(16) floatX operand[DECODE_LAYER_WARPS][DECODE_LAYER_HS];      // a warp's vector for attproj, or for fcproj
+    alignas(16) floatX operand[DECODE_LAYER_WARPS][DECODE_LAYER_HS];      // attention, for attproj: of each warp
+    alignas(16) floatX hidden[4 * DECODE_LAYER_HS];                       // of the head, for fcproj
 };
 
 template <int C, int ranks> struct DecodeLayerBlock : DecodeLayerSizes<C, ranks> {
@@ -1223,8 +1228,12 @@ template <int C, int ranks> struct DecodeLayerBlock : DecodeLayerSizes<C, ranks>
             from += n * DECODE_LAYER_FRAGMENT;
             next();
         };
-        auto pieces = [&](int n) {
-            for (; n > 0; n -= PIECE) { piece(min(n, PIECE)); }
+        auto projection = [&](int pairs) { // of attention, or of the hidden units, to the own columns
+            constexpr int tiles = OWN / 16;
+            if (RESIDENT) { piece(tiles * pairs * 4); }
+            for (int tile = 0; !RESIDENT && tile < tiles; tile += 8) {
+                for (int k = 0; k < pairs; k++) { piece(min(tiles - tile, 8) * 4); }
+            }
         };
         auto rounds = [&](int groups) {
             for (int chunk = 0; chunk < CHUNKS; chunk += 8 * TOGETHER) {
@@ -1248,10 +1257,10 @@ template <int C, int ranks> struct DecodeLayerBlock : DecodeLayerSizes<C, ranks>
             for (int k = 0; k < 3; k++) {
                 vector(shared.vectors[0].bias + k * HS, l.qkvb + at + k * C + head * HS, HS, &shared.vectors_full[0]);
             }
-            rounds(3), pieces(p.fc - p.proj);
+            rounds(3), projection(1);
             vectors(1, l.ln2w, l.ln2b, l.fcprojb, 32 * SETS);
             vector(shared.vectors[1].bias, l.fcb + at + head * 4 * HS + rank * 32 * SETS, 32 * SETS, &shared.vectors_full[1]);
-            rounds(4), pieces(p.end - p.fcproj);
+            rounds(4), projection(4);
         }
     }
     // This lane's vectors of the next piece of the ring.
@@ -1434,7 +1443,7 @@ template <int C, int ranks> struct DecodeLayerBlock : DecodeLayerSizes<C, ranks>
             int i = lane + 32 * u, row = rank * 24 * SETS + i;
             if (i >= 24 * SETS) { continue; }
             float value = (float)(floatX)(product_row(0, i) + (float)shared.vectors[0].bias[row]);
-            store_async_cluster(&shared.qkv[row], value, &shared.qkv_there, warp);
+            store_cluster_async(&shared.qkv[row], value, &shared.qkv_there, warp);
         }
     }
     // Attention of the block's tokens, to the cluster; q, k, v have arrived.
@@ -1491,9 +1500,9 @@ template <int C, int ranks> struct DecodeLayerBlock : DecodeLayerSizes<C, ranks>
         if (warp >= ranks) { return; }
         float* to = shared.attended[rank]; // warp r adds up what all warps know, and sends it to block r
         float2 both = join(shared.warps, WARPS, largest, total);
-        store_async_cluster(to + lane, both.x, &shared.attention_there, warp);
-        store_async_cluster(to + lane + 32, both.y, &shared.attention_there, warp);
-        if (lane < 2) { store_async_cluster(to + HS + lane, lane == 0 ? largest : total, &shared.attention_there, warp); }
+        store_cluster_async(to + lane, both.x, &shared.attention_there, warp);
+        store_cluster_async(to + lane + 32, both.y, &shared.attention_there, warp);
+        if (lane < 2) { store_cluster_async(to + HS + lane, lane == 0 ? largest : total, &shared.attention_there, warp); }
     }
     // The sums of n <= 8 parts: elements lane and lane + 32, the largest score, and the sum of weights.
     __device__ float2 join(const float (*parts)[DECODE_LAYER_PART], int n, float& largest, float& total) const {
@@ -1515,78 +1524,54 @@ template <int C, int ranks> struct DecodeLayerBlock : DecodeLayerSizes<C, ranks>
         floatX* cache = threadIdx.x < HS ? keys : values;
         cache[(size_t)now * C + head * HS + threadIdx.x % HS] = (floatX)shared.qkv[HS + threadIdx.x];
     }
-    // The projection of the head's attention, whose parts have arrived, to the block's columns.
-    __device__ void project(uint64_t* parts, uint32_t phase) {
+    // The projection of a vector, of 64 elements for each pair of chunks, to the block's columns: a part of x for all heads.
+    template <int pairs> __device__ void project(const floatX* vector, uint64_t* parts, uint32_t phase) {
+        const int4* operand = reinterpret_cast<const int4*>(vector) + lane % 4;
+        constexpr int tiles = OWN / 16;
+#pragma unroll 1
+        for (int begin = 0; begin < tiles; begin += WARPS) {
+            int n = min(tiles - begin, WARPS);
+            const int4* from = nullptr;
+            float sums[2][4] = {};
+#pragma unroll
+            for (int k = 0; k < pairs; k++) {
+                if (!RESIDENT || k == 0) { from = take() + warp * 4 * 32; }
+                if (warp < n) {
+                    multiply(sums, from[0], from[32], operand[8 * k]);
+                    multiply(sums, from[64], from[96], operand[8 * k + 4]);
+                }
+                from += n * 4 * 32;
+                if (!RESIDENT && k < pairs - 1) { give_back(); }
+            }
+            float y = result(sums, sums);
+            if (warp < n && lane % 4 < 2) {
+                store_relaxed(parts + head * C + first + (begin + warp) * 16 + lane % 4 * 8 + lane / 4, part_of(y, phase));
+            }
+            give_back(); // after the parts, for which lanes of the same warp may wait
+        }
+    }
+    // The head's attention, whose parts have arrived, for the projection.
+    __device__ const floatX* attended() {
         float largest, total;
         float2 both = join(shared.attended, ranks, largest, total);
         floatX* vector = shared.operand[warp];
         vector[lane] = (floatX)(both.x / total), vector[lane + 32] = (floatX)(both.y / total);
         __syncwarp();
-        const int4* operand = reinterpret_cast<const int4*>(vector) + lane % 4;
-        int4 x[2] = {operand[0], operand[4]};
-        constexpr int tiles = OWN / 16;
-#pragma unroll 1
-        for (int begin = 0; begin < tiles; begin += TOGETHER * WARPS) {
-            const int4* from = take() + warp * 4 * 32;
-#pragma unroll 1
-            for (int tile = begin + warp; tile < min(tiles, begin + TOGETHER * WARPS); tile += WARPS, from += WARPS * 4 * 32) {
-                float sums[2][4] = {};
-                multiply(sums, from[0], from[32], x[0]);
-                multiply(sums, from[64], from[96], x[1]);
-                float y = result(sums, sums);
-                if (lane % 4 < 2) { store_relaxed(parts + head * C + first + tile * 16 + lane % 4 * 8 + lane / 4, part_of(y, phase)); }
-            }
-            give_back();
-        }
+        return vector;
     }
 
     // ---- the MLP ----
 
-    // gelu of the units, whose products are there, and the block's part of fcproj, to the cluster: each block gets its columns.
-    __device__ void mlp_out() {
-        floatX* vector = shared.operand[warp];
+    // gelu of the block's hidden units, whose products are there, to the cluster: warp r sends them to block r.
+    __device__ void send_hidden() {
+        if (warp >= ranks) { return; }
 #pragma unroll
         for (int u = 0; u < SETS; u++) {
             int i = 32 * u + lane;
-            vector[i] = (floatX)gelu(product_row(1, i) + (float)shared.vectors[1].bias[i]);
+            float value = gelu(product_row(1, i) + (float)shared.vectors[1].bias[i]), next = __shfl_down_sync(0xFFFFFFFFu, value, 1);
+            auto* to = reinterpret_cast<const uint32_t*>(&shared.hidden[rank * 32 * SETS + i]);
+            if (lane % 2 == 0) { store_cluster_async(to, pack_16x2(value, next, floatX()), &shared.hidden_there, warp); }
         }
-        __syncwarp();
-        const int4* operand = reinterpret_cast<const int4*>(vector) + lane % 4;
-        int4 x[2] = {operand[0], operand[4 * (SETS - 1)]};
-        constexpr int TILES = 2 / SETS, tiles = C / 16, own_tiles = OWN / 16; // TILES: per warp and round
-#pragma unroll 1
-        for (int begin = 0; begin < tiles; begin += TOGETHER * TILES * WARPS) {
-            const int4* from = take() + warp * 4 * 32;
-#pragma unroll
-            for (int j = 0; j < TOGETHER; j++) {
-                int tile = begin + (j * WARPS + warp) * TILES;
-                if (tile < tiles) {
-                    float sums[2][2][4] = {};
-                    multiply(sums[0], from[0], from[32], x[0]);
-                    multiply(sums[TILES - 1], from[64], from[96], x[1]);
-                    float y = result(sums[0], sums[1]);
-                    tile += lane % 4 / 2;
-                    if ((TILES == 2 || lane % 4 < 2) && tile < tiles) {
-                        float* to = shared.mlp + rank * OWN + tile % own_tiles * 16 + lane % 2 * 8 + lane / 4;
-                        store_async_cluster(to, y, &shared.mlp_there, tile / own_tiles);
-                    }
-                }
-                from += WARPS * 4 * 32;
-            }
-            give_back();
-        }
-    }
-    // The sum over the cluster, when it has arrived, to all heads.
-    __device__ void mlp_sum(uint64_t* parts, uint32_t phase, int parity) {
-        if (!has_columns()) { return; }
-        wait(&shared.mlp_there, parity, C * (int)sizeof(float));
-        float2 sum = {};
-#pragma unroll
-        for (int r = 0; r < ranks; r++) {
-            float2 part = *reinterpret_cast<const float2*>(&shared.mlp[r * OWN + 2 * threadIdx.x]);
-            sum.x += part.x, sum.y += part.y;
-        }
-        store_relaxed_pair(parts + head * C + column(), {part_of(sum.x, phase), part_of(sum.y, phase)});
     }
 };
 
@@ -1605,9 +1590,9 @@ template <int C, int ranks> __global__ void __launch_bounds__(DECODE_LAYER_THREA
         for (int i = 0; i < Block::RING; i++) { mbarrier_init(&shared.full[i], 1), mbarrier_init(&shared.empty[i], Block::WARPS); }
         for (int i = 0; i < 2; i++) { mbarrier_init(&shared.vectors_full[i], 1), mbarrier_init(&shared.vectors_empty[i], Block::WARPS); }
         mbarrier_init(&shared.x_there, 1), mbarrier_init(&shared.qkv_there, 1);
-        mbarrier_init(&shared.attention_there, 1), mbarrier_init(&shared.mlp_there, 1);
+        mbarrier_init(&shared.attention_there, 1), mbarrier_init(&shared.hidden_there, 1);
         mbarrier_init_fence();
-        mbarrier_arrive_expect(&shared.x_there, bytes_x), mbarrier_arrive_expect(&shared.mlp_there, bytes_x);
+        mbarrier_arrive_expect(&shared.x_there, bytes_x), mbarrier_arrive_expect(&shared.hidden_there, (int)sizeof(shared.hidden));
         mbarrier_arrive_expect(&shared.qkv_there, (int)sizeof(shared.qkv));
         mbarrier_arrive_expect(&shared.attention_there, (int)sizeof(shared.attended));
     }
@@ -1644,12 +1629,13 @@ template <int C, int ranks> __global__ void __launch_bounds__(DECODE_LAYER_THREA
             block.store_cache(l.keys + cache_at, l.values + cache_at);
             block.attend(cache);
             block.wait(&shared.attention_there, layer_parity, (int)sizeof(shared.attended));
-            block.project(to, phase);
+            block.template project<1>(block.attended(), to, phase);
         } else {
             cache_at += layers.cache;
             if (i + 1 < num_halves) { block.load_cache(cache, l.keys + cache_at, l.values + cache_at); }
-            block.mlp_out();
-            block.mlp_sum(to, phase, layer_parity);
+            block.send_hidden();
+            block.wait(&shared.hidden_there, layer_parity, (int)sizeof(shared.hidden));
+            block.template project<4>(shared.hidden, to, phase);
             if (i + 1 == num_halves && block.head != 0) { break; }
         }
         if (block.has_columns()) {
@@ -1667,55 +1653,79 @@ template <int C, int ranks> __global__ void __launch_bounds__(DECODE_LAYER_THREA
     }
 }
 
-// ---- kernel 6: 5 for up to 8 texts, one in each of the 8 columns of mma's other operand ----
-// The blocks and the packed weights of kernel 5. Block r of a head's cluster attends for text r, to all of its tokens, so there are no
-// parts of a head to join. Between the blocks of a cluster x and the MLP's parts move by bulk copies, 3 KB for each pair of blocks.
+// ---- kernel 6: 5 for up to 16 texts, each in one of the 8 columns of mma's other operand ----
+// The blocks and the packed weights of kernel 5. Eight warps of a block, a team, compute 8 texts; a second team has 8 more. They share
+// the weights in shared memory and nothing else, so that one computes while the other waits. Block r of a head's cluster attends for
+// text r of each team, to all of its tokens, so there are no parts of a head to join. What the blocks of a cluster send each other is in
+// 16 bits, as a product takes it.
 
-constexpr int DECODE_LAYER_TEXTS = 8; // also the blocks per head
+constexpr int DECODE_LAYER_TEXTS = 16;
 
-template <int C> struct DecodeLayerShared6 {
-    static constexpr int NH = C / DECODE_LAYER_HS, CHUNKS = C / 32, OWN = C / 8, HS = DECODE_LAYER_HS;
-    static constexpr int STRIDE = OWN + 4; // of a text's columns: float2 of two texts in 8 rows have banks of their own
-    static constexpr int FRAGMENT = DECODE_LAYER_FRAGMENT / x128::size, NORMED = C + 32;
-    typedef float Columns[DECODE_LAYER_TEXTS][STRIDE]; // of a block
-    int4 qkvw[CHUNKS * 3 * FRAGMENT], projw[OWN / 16 * 4 * FRAGMENT], fcw[CHUNKS * 4 * FRAGMENT], fcprojw[C / 8 * FRAGMENT];
-    DecodeLayerVectors<C, 8> vectors[2];
-    alignas(16) Columns x[8];   // of each block of the cluster; once x is normalised, the MLP's parts for each block
-    alignas(16) Columns mlp[8]; // from each block of the cluster
-    alignas(16) floatX normed[DECODE_LAYER_TEXTS][NORMED];
-    union {
-        float products[DECODE_LAYER_WARPS][32][DECODE_LAYER_TEXTS]; // of each warp's columns
-        float warps[DECODE_LAYER_WARPS][DECODE_LAYER_PART];         // attention of each warp
+template <int C> struct DecodeLayerTeam { // what it shares
+    static constexpr int OWN = C / 8, HS = DECODE_LAYER_HS, TEXTS = 8;
+    static constexpr int GAP = 32;         // after a text's elements: 64 bytes more than a multiple of 128, for the banks
+    static constexpr int STRIDE = OWN + 4; // float2 of two texts in 8 rows have banks of their own
+    alignas(16) floatX x[TEXTS][C + GAP];  // the residual stream, and then its layernorm
+    alignas(16) floatX attention[TEXTS][HS + GAP], hidden[TEXTS][4 * HS + GAP]; // of the head
+    union alignas(16) {
+        float products[DECODE_LAYER_WARPS][32][TEXTS];      // of each warp's columns
+        float warps[DECODE_LAYER_WARPS][DECODE_LAYER_PART]; // attention of each warp
     };
-    alignas(16) float qkv[3 * HS];                  // of the block's text
-    alignas(16) float attention[DECODE_LAYER_TEXTS][HS];
-    alignas(16) floatX operand[DECODE_LAYER_TEXTS][HS + 32]; // attention, and the hidden units: 64 bytes more than a multiple of 128
-    uint64_t full[4], empty[2], vectors_full[2]; // empty: the weights and vectors of a half of a layer
-    uint64_t x_there, qkv_there, attention_there, mlp_there;
+    float projected[TEXTS][STRIDE];
+    float qkv[3 * HS]; // of the text that the block attends for
+    uint64_t x_there, qkv_there, attention_there, hidden_there;
+};
+template <int C, int TEAMS> struct DecodeLayerShared6 {
+    static constexpr int CHUNKS = C / 32, OWN = C / 8, FRAGMENT = DECODE_LAYER_FRAGMENT / x128::size;
+    int4 qkvw[CHUNKS * 3 * FRAGMENT], projw[OWN / 16 * 4 * FRAGMENT], fcw[CHUNKS * 4 * FRAGMENT], fcprojw[OWN / 16 * 16 * FRAGMENT];
+    DecodeLayerVectors<C, 8> vectors[2][2]; // of each half of a layer, those of even layers and of odd ones
+    DecodeLayerTeam<C> teams[TEAMS];
+    uint64_t full[4], empty[4], vectors_full[2][2]; // full, empty: qkvw, projw, fcw, fcprojw
 };
 
-template <int C> struct DecodeLayerTexts {
-    typedef DecodeLayerShared6<C> Shared;
-    static constexpr int NH = Shared::NH, CHUNKS = Shared::CHUNKS, OWN = Shared::OWN, HS = DECODE_LAYER_HS, VEC = x128::size;
-    static constexpr int WARPS = DECODE_LAYER_WARPS, TEXTS = DECODE_LAYER_TEXTS, COLUMNS = (OWN + 31) / 32; // COLUMNS: per lane
-    static constexpr int ROUNDS = (CHUNKS + 7) / 8, TOGETHER = 4, GROUPS = DECODE_LAYER_THREADS / 8;   // tokens in flight per 8 lanes
-    Shared& shared;
-    int B, head, rank, lane, warp, first, now; // now: of the block's text, -1: there is none. A warp has the columns of text `warp`
-    unsigned texts;                            // a bit for each text that has not ended
-    bool is_text;                              // of the warp
+// A part of three columns of the residual stream, and the number of its phase. Of a block's columns, lane l of a warp has the three
+// from 3 * l on; the last one may have fewer.
+template <int C> constexpr int DECODE_LAYER_TRIPLES = (C / 8 + 2) / 3; // of a block and text
 
-    __device__ DecodeLayerTexts(Shared& s, const DecodeLayer& l, int num_texts)
-        : shared(s), B(num_texts), head(blockIdx.x / 8), rank(cluster_rank()), lane(threadIdx.x % 32),
-          warp(warp_uniform(threadIdx.x / 32)), first(rank * OWN) {
-        now = rank < B ? l.position[rank] : -1;
-        texts = __ballot_sync(0xFFFFFFFFu, lane < B && l.position[lane] >= 0);
-        is_text = texts >> warp & 1;
+template <int C, int TEAMS> struct DecodeLayerTexts {
+    typedef DecodeLayerTeam<C> Team;
+    static constexpr int NH = C / DECODE_LAYER_HS, CHUNKS = C / 32, OWN = C / 8, HS = DECODE_LAYER_HS, VEC = x128::size;
+    static constexpr int TEXTS = Team::TEXTS, WARPS = DECODE_LAYER_WARPS, TRIPLES = DECODE_LAYER_TRIPLES<C>; // of a team
+    static constexpr int ROUNDS = (CHUNKS + 7) / 8, GROUPS = DECODE_LAYER_THREADS / 8; // groups: 8 lanes, TOGETHER tokens
+    static constexpr int TOGETHER = TEAMS == 1 ? 4 : 2;                                // as the registers allow
+    DecodeLayerShared6<C, TEAMS>& shared;
+    int team, thread, warp, lane;   // thread and warp: of the team
+    Team& own;                      // the team's
+    int rank;
+    unsigned texts, all_texts;      // a bit for each text that has not ended: of the team, and of both
+    int now;                        // position of the text that the block attends for, -1: there is none
+
+    __device__ DecodeLayerTexts(DecodeLayerShared6<C, TEAMS>& s, const DecodeLayer& l, int B)
+        : shared(s), team(TEAMS == 1 ? 0 : warp_uniform(threadIdx.x / DECODE_LAYER_THREADS)),
+          thread(threadIdx.x - team * DECODE_LAYER_THREADS), warp(warp_uniform(thread / 32)), lane(threadIdx.x % 32),
+          own(s.teams[TEAMS == 1 ? 0 : team % TEAMS]), rank(cluster_rank()) {
+        all_texts = __ballot_sync(0xFFFFFFFFu, lane < B && l.position[lane] >= 0);
+        texts = all_texts >> (TEXTS * team) & 0xFF;
+        now = TEXTS * team + rank < B ? l.position[TEXTS * team + rank] : -1;
     }
-    __device__ void sync() const { named_barrier_sync(1, DECODE_LAYER_THREADS); } // of all warps but the last
+    __device__ int head() const { return blockIdx.x / 8; }
+    __device__ int first() const { return rank * OWN; } // of the block's columns
+    // In a warp's hands, between the products, is one text of the team.
+    __device__ bool is_text() const { return texts >> warp & 1; }
+    __device__ int text() const { return TEXTS * team + warp; }
+    __device__ bool has_columns() const { return TRIPLES == 32 || lane < TRIPLES; }
+    __device__ bool has_column(int k) const { return OWN == 96 || 3 * lane + k < OWN; }
+    __device__ void sync() const { named_barrier_sync(1 + team, DECODE_LAYER_THREADS); } // of the team
     __device__ void wait(uint64_t* barrier, int parity, int bytes) const { // as in kernel 5
         mbarrier_wait_cluster(barrier, parity);
-        if (threadIdx.x == 0) { mbarrier_arrive_expect(barrier, bytes); }
+        if (thread == 0) { mbarrier_arrive_expect(barrier, bytes); }
     }
+    // What arrives at the team's barriers, per layer or half of one.
+    __device__ int bytes_x() const { return __popc(texts) * (C - OWN) * (int)sizeof(floatX); }
+    __device__ int bytes_qkv() const { return 3 * HS * (int)sizeof(float); }
+    __device__ int bytes_attention() const { return __popc(texts) * HS * (int)sizeof(floatX); }
+    __device__ int bytes_hidden() const { return TEXTS * 7 * 32 * (int)sizeof(floatX); }
+
     // All weights and vectors, as in kernel 5, where each matrix has a place of its own. One thread calls this.
     __device__ void load(const DecodeLayers& layers, const floatX* packed) {
         constexpr DecodeLayerPacked p(C, 8);
@@ -1725,52 +1735,43 @@ template <int C> struct DecodeLayerTexts {
             size_t at = i * layers.weights;
             auto matrix = [&](int which, int4* to, int n) {
                 int bytes = n * DECODE_LAYER_FRAGMENT * (int)sizeof(floatX);
+                mbarrier_wait(&shared.empty[which], (i & 1) ^ 1);
                 mbarrier_arrive_expect(&shared.full[which], bytes);
                 bulk_load(to, from, bytes, &shared.full[which]);
                 from += n * DECODE_LAYER_FRAGMENT;
             };
-            auto vector = [&](int half, floatX* to, const floatX* from, int n) {
-                bulk_load(to, from, n * (int)sizeof(floatX), &shared.vectors_full[half]);
+            // their place is free: the layer before the last is past the projection of that half
+            auto vectors = [&](int half, const floatX* weight, const floatX* bias, const floatX* out_bias, const floatX* own_bias,
+                               int parts) {
+                uint64_t* full = &shared.vectors_full[half][i & 1];
+                DecodeLayerVectors<C, 8>& to = shared.vectors[half][i & 1];
+                int n = half == 0 ? HS : 32;
+                auto vector = [&](floatX* to, const floatX* from, int n) { bulk_load(to, from, n * (int)sizeof(floatX), full); };
+                mbarrier_arrive_expect(full, (2 * C + OWN + parts * n) * (int)sizeof(floatX));
+                vector(to.norm_weight, weight + at, C), vector(to.norm_bias, bias + at, C);
+                vector(to.out_bias, out_bias + at + first(), OWN);
+                for (int k = 0; k < parts; k++) { vector(to.bias + k * n, own_bias + at + k * C, n); }
             };
-            auto vectors = [&](int half, const floatX* weight, const floatX* bias, const floatX* out_bias, int biases) {
-                mbarrier_wait(&shared.empty[half], (i & 1) ^ 1);
-                mbarrier_arrive_expect(&shared.vectors_full[half], (2 * C + OWN + biases) * (int)sizeof(floatX));
-                DecodeLayerVectors<C, 8>& to = shared.vectors[half];
-                vector(half, to.norm_weight, weight + at, C), vector(half, to.norm_bias, bias + at, C);
-                vector(half, to.out_bias, out_bias + at + first, OWN);
-            };
-            vectors(0, l.ln1w, l.ln1b, l.attprojb, 3 * HS);
-            for (int k = 0; k < 3; k++) { vector(0, shared.vectors[0].bias + k * HS, l.qkvb + at + k * C + head * HS, HS); }
+            vectors(0, l.ln1w, l.ln1b, l.attprojb, l.qkvb + head() * HS, 3);
             matrix(0, shared.qkvw, p.proj), matrix(1, shared.projw, p.fc - p.proj);
-            vectors(1, l.ln2w, l.ln2b, l.fcprojb, 32);
-            vector(1, shared.vectors[1].bias, l.fcb + at + head * 4 * HS + rank * 32, 32);
+            vectors(1, l.ln2w, l.ln2b, l.fcprojb, l.fcb + head() * 4 * HS + rank * 32, 1);
             matrix(2, shared.fcw, p.fcproj - p.fc), matrix(3, shared.fcprojw, p.end - p.fcproj);
         }
     }
 
-    // ---- between the blocks of a cluster ----
-
-    // Copies from[r] (same: from[own rank]) to block r's to[own rank], for every other block r of the cluster. All threads call it.
-    __device__ void send(typename Shared::Columns* to, typename Shared::Columns* from, bool same, uint64_t* there) const {
-        tma_store_fence();
-        sync();
-        if (warp != 0 || lane >= 8 || lane == rank) { return; }
-        bulk_copy_cluster(to[rank], from[same ? rank : lane], bytes(), there, lane);
-    }
-    __device__ int bytes() const { return B * Shared::STRIDE * (int)sizeof(float); } // of a copy: of the texts that there are
-
     // ---- products ----
 
-    // A tile of 16 rows by 32 columns, times the texts' columns that begin at x, of `stride` elements per text.
-    __device__ void multiply(float (&sums)[2][4], int4 upper, int4 lower, int4 x) const {
-        DecodeLayerBlock<C, 8>::multiply(sums, upper, lower, x);
+    // sums += a tile of 16 rows by 32 columns, times the texts' elements of these columns, of which lane 4i + j has those of text i.
+    __device__ void multiply(float (&sums)[2][4], const int4* upper, const int4* lower, const floatX* x, int stride) const {
+        int4 elements = *reinterpret_cast<const int4*>(x + lane / 4 * stride + lane % 4 * VEC);
+        DecodeLayerBlock<C, 8>::multiply(sums, *upper, *lower, elements);
     }
-    // Of a tile, lane 4i + j has rows i and i + 8 of texts 2j and 2j + 1: put(row, text, value).
+    // Of a tile, lane 4i + j has rows i and i + 8 of texts 2j and 2j + 1: put(row, values).
     template <class Put> __device__ void results(const float (&sums)[2][4], Put put) const {
-#pragma unroll
-        for (int e = 0; e < 4; e++) { put(lane / 4 + e / 2 * 8, lane % 4 * 2 + e % 2, sums[0][e] + sums[1][e]); }
+        put(lane / 4, make_float2(sums[0][0] + sums[1][0], sums[0][1] + sums[1][1]));
+        put(lane / 4 + 8, make_float2(sums[0][2] + sums[1][2], sums[0][3] + sums[1][3]));
     }
-    // shared.products = the warps' parts of w (8 * groups,C) times the normalised texts.
+    // The warps' parts of w (8 * groups,C) times the normalised texts.
     __device__ void product(const int4* w, int groups) {
         float sums[2][2][4] = {};
 #pragma unroll
@@ -1778,119 +1779,159 @@ template <int C> struct DecodeLayerTexts {
             int chunk = 8 * j + warp;
             if (chunk >= CHUNKS) { break; }
             const int4* from = w + chunk * groups * 32 + lane;
-            int4 x = *reinterpret_cast<const int4*>(&shared.normed[lane / 4][chunk * 32 + lane % 4 * VEC]);
-            multiply(sums[0], from[0], from[32], x);
-            multiply(sums[1], from[64], from[groups * 32 - 32], x);
+            const floatX* x = &own.x[0][chunk * 32];
+            multiply(sums[0], from, from + 32, x, C + Team::GAP);
+            multiply(sums[1], from + 64, from + (groups * 32 - 32), x, C + Team::GAP);
         }
 #pragma unroll
         for (int tile = 0; tile < 2; tile++) {
-            results(sums[tile], [&](int row, int text, float y) {
+            results(sums[tile], [&](int row, float2 y) {
                 row += 16 * tile;
-                if (row < 8 * groups) { shared.products[warp][row][text] = y; }
+                if (row < 8 * groups) { *reinterpret_cast<float2*>(&own.products[warp][row][lane % 4 * 2]) = y; }
             });
         }
     }
     __device__ float product_row(int row, int text) const {
         float sum = 0.0f;
 #pragma unroll
-        for (int w = 0; w < WARPS; w++) { sum += shared.products[w][row][text]; }
+        for (int w = 0; w < WARPS; w++) { sum += own.products[w][row][text]; }
         return sum;
     }
-
-    // ---- the residual stream: a lane has the columns lane, lane + 32 .. of those of the block, of text `warp` ----
-
-    __device__ void send_x(const float (&x)[COLUMNS]) {
-#pragma unroll
-        for (int u = 0; u < COLUMNS; u++) {
-            if (lane + 32 * u < OWN) { shared.x[rank][warp][lane + 32 * u] = x[u]; }
-        }
-        send(shared.x, shared.x, true, &shared.x_there);
-    }
-    // x[u] += the parts of all heads, as soon as they are there.
-    __device__ void add_up(float (&x)[COLUMNS], const uint64_t* parts, uint32_t phase, const floatX* bias) const {
-        const uint64_t* from = hold_pointer(parts + warp * C + first + lane);
-        uint64_t part[NH][COLUMNS];
-        bool there;
-        do {
-            there = true;
-#pragma unroll
-            for (int h = 0; h < NH; h++) {
-#pragma unroll
-                for (int u = 0; u < COLUMNS; u++) {
-                    bool is = OWN % 32 == 0 || lane + 32 * u < OWN;
-                    part[h][u] = is ? load_relaxed(from + h * TEXTS * C + 32 * u) : (uint64_t)phase << 32;
-                }
+    // The projection of the team's texts, of 32 * chunks elements each with GAP after them, to the block's columns: parts of x.
+    template <int chunks> __device__ void project(const int4* w, const floatX* texts, uint4* parts, uint32_t phase) {
+        constexpr int tiles = OWN / 16; // a warp has one
+        static_assert(tiles <= WARPS, "");
+        if (warp < tiles) {
+            float sums[2][4] = {};
+#pragma unroll(TEAMS == 1 ? chunks : 2)
+            for (int c = 0; c < chunks; c++) {
+                const int4* from = w + ((c / 2 * tiles + warp) * 4 + c % 2 * 2) * 32 + lane;
+                multiply(sums, from, from + 32, texts + c * 32, 32 * chunks + Team::GAP);
             }
+            results(sums, [&](int row, float2 y) {
+                int text = lane % 4 * 2;
+                own.projected[text][16 * warp + row] = y.x, own.projected[text + 1][16 * warp + row] = y.y;
+            });
+        }
+        sync();
+        if (!is_text() || !has_columns()) { return; }
+        const float* projected = &own.projected[warp][3 * lane];
+        auto y = [&](int k) { return has_column(k) ? __float_as_uint(projected[k]) : 0u; };
+        store_relaxed_16(part(parts, head()), make_uint4(y(0), y(1), y(2), phase));
+    }
+
+    // ---- the residual stream ----
+
+    // Of head h, of this lane's columns.
+    __device__ uint4* part(uint4* parts, int h) const {
+        return parts + ((h * TEAMS * TEXTS + text()) * 8 + rank) * TRIPLES + lane;
+    }
+    // x += the parts of all heads, as soon as they are there.
+    __device__ void add_up(float (&x)[3], uint4* parts, uint32_t phase, const floatX* bias) const {
+        if (!is_text() || !has_columns()) { return; }
+        constexpr int together = TEAMS == 1 ? NH : NH / 2; // as the registers allow
+        static_assert(NH % together == 0, "");
+        float sum[3] = {};
 #pragma unroll
-            for (int h = 0; h < NH; h++) {
+        for (int first = 0; first < NH; first += together) {
+            uint4 p[together];
+            bool there;
+            do {
+                there = true;
 #pragma unroll
-                for (int u = 0; u < COLUMNS; u++) { there = there && (uint32_t)(part[h][u] >> 32) == phase; }
+                for (int h = 0; h < together; h++) { p[h] = load_relaxed_16(part(parts, first + h)); }
+#pragma unroll
+                for (int h = 0; h < together; h++) { there = there && p[h].w == phase; }
+            } while (!there);
+#pragma unroll
+            for (int h = 0; h < together; h++) {
+                sum[0] += __uint_as_float(p[h].x), sum[1] += __uint_as_float(p[h].y), sum[2] += __uint_as_float(p[h].z);
             }
-        } while (!there);
+        }
 #pragma unroll
-        for (int u = 0; u < COLUMNS; u++) {
-            float sum = 0.0f;
-#pragma unroll
-            for (int h = 0; h < NH; h++) { sum += __uint_as_float((uint32_t)part[h][u]); }
-            if (lane + 32 * u < OWN) { x[u] = (float)(floatX)(x[u] + (float)bias[lane + 32 * u] + sum); }
+        for (int k = 0; k < 3; k++) {
+            if (has_column(k)) { x[k] = (float)(floatX)(x[k] + (float)bias[3 * lane + k] + sum[k]); }
         }
     }
-    __device__ void store_part(uint64_t* parts, int text, int column, float x, uint32_t phase) const {
-        store_relaxed(parts + (head * TEXTS + text) * C + first + column, (uint64_t)phase << 32 | __float_as_uint(x));
+    // x to all blocks of the cluster, 16 bytes at a time.
+    __device__ void send_x(const float (&x)[3]) {
+        constexpr int pieces = OWN / VEC;
+        if (!is_text()) { return; }
+        floatX* to = &own.x[warp][first()];
+#pragma unroll
+        for (int k = 0; k < 3; k++) {
+            if (has_column(k)) { to[3 * lane + k] = (floatX)x[k]; }
+        }
+        __syncwarp();
+        const int4* from = reinterpret_cast<const int4*>(to);
+#pragma unroll
+        for (int begin = 0; begin < 8 * pieces; begin += 32) {
+            int i = begin + lane, block = i / pieces;
+            bool sends = (8 * pieces % 32 == 0 || i < 8 * pieces) && block != rank;
+            if (sends) { store_cluster_async(from + i % pieces, from[i % pieces], &own.x_there, block); }
+        }
     }
-    // normed = the layernorm of all texts, one per warp; x has arrived.
+    // The layernorm of the team's texts, in place; x has arrived.
     __device__ void normalise(const DecodeLayerVectors<C, 8>& vectors) {
-        if (warp < B) { normalise_text(vectors); }
+        if (is_text()) { normalise(vectors, own.x[warp]); }
         sync();
     }
-    __device__ void normalise_text(const DecodeLayerVectors<C, 8>& vectors) {
-        constexpr int per_block = OWN / 4, most = (C / 4 + 31) / 32;
-        float4 x[most]; // 4 columns each
-        float sum = 0.0f, squares = 0.0f;
+    __device__ void normalise(const DecodeLayerVectors<C, 8>& vectors, floatX* row) const {
+        constexpr int most = (C / VEC + 31) / 32;
+        auto load = [&](const floatX* from, int i) { return load128(from + (i * 32 + lane) * VEC); };
+        auto is = [&](int i) { return C / VEC % 32 == 0 || i * 32 + lane < C / VEC; };
+        float x[most][VEC] = {}, sum = 0.0f, squares = 0.0f;
 #pragma unroll
         for (int i = 0; i < most; i++) {
-            int v = i * 32 + lane;
-            x[i] = make_float4(0, 0, 0, 0);
-            if (v < C / 4) { x[i] = *reinterpret_cast<const float4*>(&shared.x[v / per_block][warp][v % per_block * 4]); }
-            sum += (x[i].x + x[i].y) + (x[i].z + x[i].w);
+            if (!is(i)) { continue; }
+            x128 part = load(row, i);
+#pragma unroll
+            for (int e = 0; e < VEC; e++) { x[i][e] = (float)part[e], sum += x[i][e]; }
         }
         float mean = warp_sum(sum) * (1.0f / C);
 #pragma unroll
         for (int i = 0; i < most; i++) {
-            float a = x[i].x - mean, b = x[i].y - mean, c = x[i].z - mean, d = x[i].w - mean;
-            squares += i * 32 + lane < C / 4 ? (a * a + b * b) + (c * c + d * d) : 0.0f;
+#pragma unroll
+            for (int e = 0; e < VEC; e++) { squares += is(i) ? (x[i][e] - mean) * (x[i][e] - mean) : 0.0f; }
         }
         float rstd = rsqrtf(warp_sum(squares) * (1.0f / C) + 1e-5f);
 #pragma unroll
         for (int i = 0; i < most; i++) {
-            int c = (i * 32 + lane) * 4;
-            if (c >= C) { continue; }
-            uint2 weight = *reinterpret_cast<const uint2*>(&vectors.norm_weight[c]), normed;
-            uint2 bias = *reinterpret_cast<const uint2*>(&vectors.norm_bias[c]);
-            auto pair = [&](float a, float b, uint32_t weight, uint32_t bias) {
-                float2 w = unpack_16x2(weight, floatX()), s = unpack_16x2(bias, floatX());
-                return pack_16x2((a - mean) * rstd * w.x + s.x, (b - mean) * rstd * w.y + s.y, floatX());
-            };
-            normed.x = pair(x[i].x, x[i].y, weight.x, bias.x), normed.y = pair(x[i].z, x[i].w, weight.y, bias.y);
-            *reinterpret_cast<uint2*>(&shared.normed[warp][c]) = normed;
+            if (!is(i)) { continue; }
+            x128 weight = load(vectors.norm_weight, i), bias = load(vectors.norm_bias, i), normed;
+#pragma unroll
+            for (int e = 0; e < VEC; e++) { normed[e] = (floatX)((x[i][e] - mean) * rstd * (float)weight[e] + (float)bias[e]); }
+            store128(row + (i * 32 + lane) * VEC, normed);
         }
     }
 
     // ---- attention ----
 
+    // q, k and v of the block's rows, whose products are there, each text's to the block that attends for it.
+    __device__ void send_qkv(const floatX* bias) {
+        int row = thread / 8, to = thread % 8;
+        if (row >= 24 || !(texts >> to & 1)) { return; }
+        float value = (float)(floatX)(product_row(row, to) + (float)bias[rank * 24 + row]);
+        store_cluster_async(&own.qkv[rank * 24 + row], value, &own.qkv_there, to);
+    }
     struct Cache { // TOGETHER tokens of 8 lanes
         int4 keys[TOGETHER], values[TOGETHER];
     };
-    __device__ int token(int i) const { return i * GROUPS + threadIdx.x / 8; }
     // keys, values: of the block's text and head
     __device__ void load_cache(Cache& cache, const floatX* keys, const floatX* values, int begin) const {
+        size_t first = (size_t)(begin + thread / 8) * C + lane % 8 * VEC;
 #pragma unroll
         for (int i = 0; i < TOGETHER; i++) {
-            int t = token(begin + i);
-            size_t at = (size_t)t * C + lane % 8 * VEC;
-            cache.keys[i] = t < now ? *reinterpret_cast<const int4*>(keys + at) : make_int4(0, 0, 0, 0);
-            cache.values[i] = t < now ? *reinterpret_cast<const int4*>(values + at) : make_int4(0, 0, 0, 0);
+            bool there = begin + i * GROUPS + thread / 8 < now;
+            size_t at = first + i * GROUPS * C;
+            cache.keys[i] = there ? *reinterpret_cast<const int4*>(keys + at) : make_int4(0, 0, 0, 0);
+            cache.values[i] = there ? *reinterpret_cast<const int4*>(values + at) : make_int4(0, 0, 0, 0);
         }
+    }
+    static constexpr int ROUND = TOGETHER * GROUPS; // tokens
+    // The first tokens, two rounds.
+    __device__ void load_first(Cache (&cache)[2], const floatX* keys, const floatX* values) const {
+        load_cache(cache[0], keys, values, 0), load_cache(cache[1], keys, values, ROUND);
     }
     struct Sums {
         float q[VEC], sum[VEC], largest, total;
@@ -1900,7 +1941,7 @@ template <int C> struct DecodeLayerTexts {
 #pragma unroll
         for (int i = 0; i < TOGETHER; i++) {
             float dot = decode_layer_row_sum(decode_layer_dot(vec128_from_bits<floatX>(cache.keys[i]), s.q));
-            score[i] = token(begin + i) < now ? dot : -INFINITY;
+            score[i] = begin + i * GROUPS + thread / 8 < now ? dot : -INFINITY;
             s.largest = fmaxf(s.largest, score[i]);
         }
         float rescale = exp2f(before - s.largest);
@@ -1917,40 +1958,37 @@ template <int C> struct DecodeLayerTexts {
         }
     }
     // Attention of the block's text, to the cluster. Its q, k, v have arrived; the first tokens are in `cache`.
-    __device__ void attention(Cache& cache, floatX* keys, floatX* values) {
+    __device__ void attention(Cache (&cache)[2], floatX* keys, floatX* values) {
         int part = lane % 8 * VEC;
+        const float* qkv = own.qkv;
+        if (thread < 2 * HS) { // the key and value of the token become a row of the cache
+            floatX* to = thread < HS ? keys : values;
+            to[(size_t)now * C + thread % HS] = (floatX)qkv[HS + thread];
+        }
         Sums s = {{}, {}, DECODE_ATTENTION_LOWEST, 0.0f};
+        float dot = 0.0f;
 #pragma unroll
-        for (int e = 0; e < VEC; e++) { s.q[e] = shared.qkv[part + e] * (LOG2E * rsqrtf((float)HS)); }
-        if (threadIdx.x < 2 * HS) { // the key and value of the token become a row of the cache
-            floatX* to = threadIdx.x < HS ? keys : values;
-            to[(size_t)now * C + threadIdx.x % HS] = (floatX)shared.qkv[HS + threadIdx.x];
+        for (int e = 0; e < VEC; e++) {
+            s.q[e] = qkv[part + e] * (LOG2E * rsqrtf((float)HS));
+            dot += qkv[HS + part + e] * s.q[e];
+        }
+        dot = decode_layer_row_sum(dot);
+        if (thread < 8) { // which have the token itself
+            s.largest = dot, s.total = 1.0f;
+#pragma unroll
+            for (int e = 0; e < VEC; e++) { s.sum[e] = qkv[2 * HS + part + e]; }
         }
 #pragma unroll 1
-        for (int begin = 0; begin * GROUPS < now; begin += TOGETHER) {
-            Cache next;
-            load_cache(next, keys, values, begin + TOGETHER);
-            attend(s, cache, begin);
-            cache = next;
+        for (int begin = 0; begin < now; begin += 2 * ROUND) { // while these are used, the next two rounds are on their way
+            attend(s, cache[0], begin);
+            load_cache(cache[0], keys, values, begin + 2 * ROUND);
+            if (begin + ROUND < now) { attend(s, cache[1], begin + ROUND); }
+            load_cache(cache[1], keys, values, begin + 3 * ROUND);
         }
-        if (warp == 0) { // the token itself, which the first 8 lanes have
-            float dot = 0.0f, before = s.largest;
-#pragma unroll
-            for (int e = 0; e < VEC; e++) { dot += shared.qkv[HS + part + e] * s.q[e]; }
-            dot = decode_layer_row_sum(dot);
-            if (lane < 8) {
-                s.largest = fmaxf(s.largest, dot);
-                float rescale = exp2f(before - s.largest), share = exp2f(dot - s.largest);
-                s.total = s.total * rescale + share;
-#pragma unroll
-                for (int e = 0; e < VEC; e++) { s.sum[e] = s.sum[e] * rescale + share * shared.qkv[2 * HS + part + e]; }
-            }
-            __syncwarp();
-        }
-        float own = s.largest;
+        float before = s.largest;
 #pragma unroll
         for (int offset = 16; offset >= 8; offset /= 2) { s.largest = fmaxf(s.largest, __shfl_xor_sync(0xFFFFFFFFu, s.largest, offset)); }
-        float rescale = exp2f(own - s.largest);
+        float rescale = exp2f(before - s.largest);
         s.total *= rescale;
 #pragma unroll
         for (int e = 0; e < VEC; e++) { s.sum[e] *= rescale; }
@@ -1960,159 +1998,151 @@ template <int C> struct DecodeLayerTexts {
 #pragma unroll
             for (int e = 0; e < VEC; e++) { s.sum[e] += __shfl_xor_sync(0xFFFFFFFFu, s.sum[e], offset); }
         }
+        float* to = own.warps[warp];
         if (lane < 8) {
 #pragma unroll
-            for (int e = 0; e < VEC; e++) { shared.warps[warp][part + e] = s.sum[e]; }
+            for (int e = 0; e < VEC; e++) { to[part + e] = s.sum[e]; }
         }
-        if (lane == 0) { shared.warps[warp][HS] = s.largest, shared.warps[warp][HS + 1] = s.total; }
+        if (lane == 0) { to[HS] = s.largest, to[HS + 1] = s.total; }
         sync();
-        float2 sum = {}; // warp r adds up what all warps know, and sends it to block r
+        // warp r adds up what all warps know, and sends it to block r
+        float2 sum = {};
         float all = DECODE_ATTENTION_LOWEST, total = 0.0f;
 #pragma unroll
-        for (int w = 0; w < WARPS; w++) { all = fmaxf(all, shared.warps[w][HS]); }
+        for (int w = 0; w < WARPS; w++) { all = fmaxf(all, own.warps[w][HS]); }
 #pragma unroll
         for (int w = 0; w < WARPS; w++) {
-            float scale = exp2f(shared.warps[w][HS] - all);
-            sum.x += scale * shared.warps[w][2 * lane], sum.y += scale * shared.warps[w][2 * lane + 1];
-            total += scale * shared.warps[w][HS + 1];
+            float scale = exp2f(own.warps[w][HS] - all);
+            sum.x += scale * own.warps[w][2 * lane], sum.y += scale * own.warps[w][2 * lane + 1];
+            total += scale * own.warps[w][HS + 1];
         }
-        sum.x = (float)(floatX)(sum.x / total), sum.y = (float)(floatX)(sum.y / total);
-        store_cluster_async(reinterpret_cast<const float2*>(&shared.attention[rank][2 * lane]), sum, &shared.attention_there, warp);
+        auto* out = reinterpret_cast<const uint32_t*>(&own.attention[rank][2 * lane]);
+        store_cluster_async(out, pack_16x2(sum.x / total, sum.y / total, floatX()), &own.attention_there, warp);
+    }
+
+    // ---- the MLP ----
+
+    // gelu of the block's hidden units, whose products are there, to the cluster, 16 bytes at a time.
+    __device__ void send_hidden(const floatX* bias) {
+        int unit = thread / 8, text = thread % 8;
+        own.hidden[text][rank * 32 + unit] = (floatX)gelu(product_row(unit, text) + (float)bias[unit]);
+        sync();
+        if (warp == rank) { return; } // warp r sends to block r
+        const int4* from = reinterpret_cast<const int4*>(&own.hidden[lane / 4][rank * 32]) + lane % 4;
+        store_cluster_async(from, *from, &own.hidden_there, warp);
     }
 };
 
-template <int C> __global__ void __launch_bounds__(DECODE_LAYER_THREADS5, 1)
+template <int C, int TEAMS> __global__ void __launch_bounds__(TEAMS * DECODE_LAYER_THREADS + 128, 1)
     decode_layer_sm90_kernel6(const __grid_constant__ DecodeLayers layers, int B, const floatX* packed,
                               const __grid_constant__ DecodeLayerParts parts) {
-    typedef DecodeLayerTexts<C> Block;
-    typedef DecodeLayerShared6<C> Shared;
-    constexpr int HS = DECODE_LAYER_HS, OWN = Block::OWN, VEC = x128::size, TEXTS = DECODE_LAYER_TEXTS;
+    typedef DecodeLayerTexts<C, TEAMS> Block;
+    typedef DecodeLayerShared6<C, TEAMS> Shared;
     extern __shared__ __align__(16) unsigned char decode_layer_dynamic[];
     Shared& shared = *reinterpret_cast<Shared*>(decode_layer_dynamic);
     static_assert(sizeof(Shared) <= 227 << 10, "more than a block can have");
     const DecodeLayer& l = layers.first;
     Block block(shared, l, B);
-    const int lane = block.lane, warp = block.warp, rank = block.rank, num_halves = 2 * layers.num;
-    if (block.texts == 0) { return; }
-    const int attention_bytes = __popc(block.texts) * HS * (int)sizeof(float), qkv_bytes = (int)sizeof(shared.qkv);
-    const int bytes = 7 * block.bytes(); // of x, and of the MLP's parts, from the other blocks
+    const int warp = block.warp, lane = block.lane, rank = block.rank;
+    if (block.all_texts == 0) { return; }
+    const int teams = 1 + (TEAMS == 2 && block.all_texts & 0xFF && block.all_texts >> 8); // that have texts
+    auto& own = block.own;
     if (threadIdx.x == 0) {
         for (uint64_t& full : shared.full) { mbarrier_init(&full, 1); }
-        for (int i = 0; i < 2; i++) { mbarrier_init(&shared.empty[i], Block::WARPS), mbarrier_init(&shared.vectors_full[i], 1); }
-        mbarrier_init(&shared.x_there, 1), mbarrier_init(&shared.qkv_there, 1);
-        mbarrier_init(&shared.attention_there, 1), mbarrier_init(&shared.mlp_there, 1);
-        mbarrier_init_fence();
-        mbarrier_arrive_expect(&shared.x_there, bytes), mbarrier_arrive_expect(&shared.mlp_there, bytes);
-        mbarrier_arrive_expect(&shared.qkv_there, qkv_bytes), mbarrier_arrive_expect(&shared.attention_there, attention_bytes);
+        for (uint64_t& empty : shared.empty) { mbarrier_init(&empty, teams * Block::WARPS); }
+        for (int i = 0; i < 4; i++) { mbarrier_init(&shared.vectors_full[i / 2][i % 2], 1); }
     }
-    for (int i = threadIdx.x; i < TEXTS * HS; i += DECODE_LAYER_THREADS5) { // rows of other texts stay 0
-        if (!(block.texts >> i / HS & 1)) { shared.attention[i / HS][i % HS] = 0.0f; }
-    }
-    for (int i = threadIdx.x; i < TEXTS * C; i += DECODE_LAYER_THREADS5) {
-        if (i / C >= B) { shared.normed[i / C][i % C] = (floatX)0.0f; }
+    const bool loads = threadIdx.x >= TEAMS * DECODE_LAYER_THREADS;
+    if (!loads) {
+        if (block.thread == 0) {
+            for (uint64_t* there : {&own.x_there, &own.qkv_there, &own.attention_there, &own.hidden_there}) { mbarrier_init(there, 1); }
+            mbarrier_init_fence();
+            mbarrier_arrive_expect(&own.x_there, block.bytes_x()), mbarrier_arrive_expect(&own.hidden_there, block.bytes_hidden());
+            mbarrier_arrive_expect(&own.qkv_there, block.bytes_qkv());
+            mbarrier_arrive_expect(&own.attention_there, block.bytes_attention());
+        }
+        for (int i = block.thread; i < Block::TEXTS * C; i += DECODE_LAYER_THREADS) { // the columns of texts that have ended stay 0
+            int text = i / C, c = i % C;
+            if (block.texts >> text & 1) { continue; }
+            own.x[text][c] = (floatX)0.0f;
+            if (c < Block::HS) { own.attention[text][c] = (floatX)0.0f; }
+        }
     }
     grid_launch_dependents();
     cluster_sync(); // the barriers of all blocks are initialised
-    if (warp == Block::WARPS) {
-        if (lane == 0) { block.load(layers, packed); }
+    if (loads) {
+        warpgroup_fewer_registers<24>();
+        if (threadIdx.x == TEAMS * DECODE_LAYER_THREADS) { block.load(layers, packed); }
         return;
     }
-    typename Block::Cache cache;
-    size_t cache_at = ((size_t)rank * l.capacity) * C + block.head * HS; // of the block's text and head
-    block.load_cache(cache, l.keys + cache_at, l.values + cache_at, 0);
+    warpgroup_more_registers<TEAMS == 1 ? 240 : 112>();
+    if (block.texts == 0) { return; } // the other team goes on
+    typename Block::Cache cache[2];
+    // of the block's text and head
+    size_t cache_at = (size_t)(Block::TEXTS * block.team + rank) * l.capacity * C + block.head() * Block::HS;
+    // One team loads the first tokens of a layer ahead. What two teams have in flight would delay what they exchange by more than that
+    // saves.
+    if (TEAMS == 1) { block.load_first(cache, l.keys + cache_at, l.values + cache_at); }
     grid_wait_dependency();
 
     uint32_t phase = *parts.phase;
-    float x[Block::COLUMNS];
+    float x[3] = {};
+    floatX* rows = l.x + block.text() * C + block.first() + 3 * lane;
 #pragma unroll
-    for (int u = 0; u < Block::COLUMNS; u++) {
-        x[u] = warp < B && lane + 32 * u < OWN ? (float)l.x[warp * C + block.first + lane + 32 * u] : 0.0f;
+    for (int k = 0; k < 3; k++) {
+        if (block.is_text() && block.has_column(k)) { x[k] = (float)rows[k]; }
     }
 #pragma unroll 1
-    for (int i = 0; i < num_halves; i++) {
+    for (int i = 0; i < 2 * layers.num; i++) {
         int half = i & 1, parity = i >> 1 & 1;
-        uint64_t* to = half ? parts.mlp : parts.attention;
-        auto& vectors = shared.vectors[half];
+        uint4* to = half ? parts.mlp6 : parts.attention6;
+        auto& vectors = shared.vectors[half][parity];
         phase++;
         block.send_x(x);
-        mbarrier_wait(&shared.vectors_full[half], parity);
-        block.wait(&shared.x_there, half, bytes);
+        mbarrier_wait(&shared.vectors_full[half][parity], i >> 2 & 1);
+        block.wait(&own.x_there, half, block.bytes_x());
         block.normalise(vectors);
         mbarrier_wait(&shared.full[2 * half], parity);
         block.product(half ? shared.fcw : shared.qkvw, 3 + half);
         block.sync();
+        // with two teams, the other one needs the next weights before this one has ended the half
+        if (TEAMS == 2 && lane == 0) { mbarrier_arrive(&shared.empty[2 * half]); }
         if (half == 0) {
-            int row = threadIdx.x / TEXTS, text = threadIdx.x % TEXTS;
-            if (row < 24 && block.texts >> text & 1) {
-                float value = (float)(floatX)(block.product_row(row, text) + (float)vectors.bias[rank * 24 + row]);
-                store_async_cluster(&shared.qkv[rank * 24 + row], value, &shared.qkv_there, text);
-            }
+            block.send_qkv(vectors.bias);
             block.sync(); // before `warps` takes the place of `products`
             if (block.now >= 0) {
-                block.wait(&shared.qkv_there, parity, qkv_bytes);
+                if (TEAMS == 2) { block.load_first(cache, l.keys + cache_at, l.values + cache_at); }
+                block.wait(&own.qkv_there, parity, block.bytes_qkv());
+                // the teams attend in turn: while one reads the cache, the other one multiplies
+                if (TEAMS == 2 && teams == 2 && (block.team == 1 || i > 0)) {
+                    mbarrier_wait_cluster(&shared.teams[block.team ^ 1].attention_there, parity ^ block.team ^ 1);
+                }
                 block.attention(cache, l.keys + cache_at, l.values + cache_at);
             }
-            block.wait(&shared.attention_there, parity, attention_bytes);
-            for (int k = threadIdx.x; k < TEXTS * HS / 2; k += DECODE_LAYER_THREADS) {
-                float2 y = reinterpret_cast<const float2*>(shared.attention)[k];
-                *reinterpret_cast<uint32_t*>(&shared.operand[k / (HS / 2)][k % (HS / 2) * 2]) = pack_16x2(y.x, y.y, floatX());
-            }
-            block.sync();
+            block.wait(&own.attention_there, parity, block.bytes_attention());
             mbarrier_wait(&shared.full[1], parity);
-            for (int tile = warp; tile < OWN / 16; tile += Block::WARPS) {
-                const int4* from = shared.projw + tile * 4 * 32 + lane;
-                const floatX* operand = &shared.operand[lane / 4][lane % 4 * VEC];
-                float sums[2][4] = {};
-                block.multiply(sums, from[0], from[32], *reinterpret_cast<const int4*>(operand));
-                block.multiply(sums, from[64], from[96], *reinterpret_cast<const int4*>(operand + 32));
-                block.results(sums, [&](int row, int text, float y) {
-                    if (block.texts >> text & 1) { block.store_part(to, text, tile * 16 + row, y, phase); }
-                });
-            }
+            block.template project<2>(shared.projw, own.attention[0], to, phase);
         } else {
             cache_at += layers.cache;
-            if (i + 1 < num_halves) { block.load_cache(cache, l.keys + cache_at, l.values + cache_at, 0); }
-            int unit = threadIdx.x / TEXTS, text = threadIdx.x % TEXTS;
-            shared.operand[text][unit] = (floatX)gelu(block.product_row(unit, text) + (float)vectors.bias[unit]);
-            block.sync();
+            if (TEAMS == 1 && i + 1 < 2 * layers.num) { block.load_first(cache, l.keys + cache_at, l.values + cache_at); }
+            block.send_hidden(vectors.bias);
+            block.wait(&own.hidden_there, parity, block.bytes_hidden());
             mbarrier_wait(&shared.full[3], parity);
-            int4 operand = *reinterpret_cast<const int4*>(&shared.operand[lane / 4][lane % 4 * VEC]);
-#pragma unroll 2
-            for (int tile = warp; tile < C / 16; tile += Block::WARPS) {
-                const int4* from = shared.fcprojw + tile * 2 * 32 + lane;
-                float sums[2][4] = {};
-                int there = tile / (OWN / 16);
-                auto& columns = there == rank ? shared.mlp[rank] : shared.x[there];
-                block.multiply(sums, from[0], from[32], operand);
-                block.results(sums, [&](int row, int text, float y) { columns[text][tile % (OWN / 16) * 16 + row] = y; });
-            }
-            block.send(shared.mlp, shared.x, false, &shared.mlp_there);
-            block.wait(&shared.mlp_there, parity, bytes);
-#pragma unroll
-            for (int u = 0; u < Block::COLUMNS; u++) {
-                int c = lane + 32 * u;
-                float sum = 0.0f;
-                if (!block.is_text || c >= OWN) { continue; }
-#pragma unroll
-                for (int r = 0; r < 8; r++) { sum += shared.mlp[r][warp][c]; }
-                block.store_part(to, warp, c, sum, phase);
-            }
-            if (i + 1 == num_halves && block.head != 0) { break; }
+            block.template project<8>(shared.fcprojw, own.hidden[0], to, phase);
+            if (i + 1 == 2 * layers.num && block.head() != 0) { break; }
         }
         __syncwarp();
-        if (block.is_text) { block.add_up(x, to, phase, vectors.out_bias); }
+        block.add_up(x, to, phase, vectors.out_bias);
         __syncwarp();
-        if (lane == 0) { mbarrier_arrive(&shared.empty[half]); }
+        if (TEAMS == 1 && lane == 0) { mbarrier_arrive(&shared.empty[2 * half]); }
+        if (lane == 0) { mbarrier_arrive(&shared.empty[2 * half + 1]); }
     }
-    if (block.head == 0 && block.is_text) {
 #pragma unroll
-        for (int u = 0; u < Block::COLUMNS; u++) {
-            if (lane + 32 * u < OWN) { l.x[warp * C + block.first + lane + 32 * u] = (floatX)x[u]; }
-        }
+    for (int k = 0; k < 3; k++) {
+        if (block.head() == 0 && block.is_text() && block.has_column(k)) { rows[k] = (floatX)x[k]; }
     }
-    cluster_sync(); // no block ends before its copies have arrived
-    if (threadIdx.x == 0) { // all blocks have read the phase before they arrive
-        if (atomicAdd(parts.arrived, 1u) == gridDim.x - 1) { *parts.arrived = 0, *parts.phase = phase; }
+    if (block.thread == 0) { // all teams have read the phase before they arrive
+        if (atomicAdd(parts.arrived, 1u) == teams * gridDim.x - 1) { *parts.arrived = 0, *parts.phase = phase; }
     }
 }
 
@@ -2129,7 +2159,7 @@ template <class Launch> bool decode_layer_sizes(int C, const Launch& launch) {
            with(std::integral_constant<int, 1280>(), Four()) || with(std::integral_constant<int, 1600>(), Four());
 }
 // How kernels 5 and 6 are launched.
-template <class Kernel> cudaLaunchConfig_t decode_layer_config5(Kernel kernel, int NH, int ranks, size_t bytes,
+template <class Kernel> cudaLaunchConfig_t decode_layer_config5(Kernel kernel, int NH, int ranks, int threads, size_t bytes,
                                                                 cudaLaunchAttribute (&attributes)[2]) {
     cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes));
     attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
@@ -2138,18 +2168,24 @@ template <class Kernel> cudaLaunchConfig_t decode_layer_config5(Kernel kernel, i
     attributes[1].val.clusterDim.x = ranks, attributes[1].val.clusterDim.y = 1, attributes[1].val.clusterDim.z = 1;
     cudaLaunchConfig_t config = {};
     config.gridDim = dim3(NH * ranks);
-    config.blockDim = dim3(DECODE_LAYER_THREADS5);
+    config.blockDim = dim3(threads);
     config.dynamicSmemBytes = bytes;
     config.attrs = attributes;
     config.numAttrs = 2;
     return config;
 }
 
-// The same for kernel 6.
-template <class Launch> bool decode_layer_sizes6(int C, const Launch& launch) {
-    if (C == 128) { launch(std::integral_constant<int, 128>()); }
-    if (C == 768) { launch(std::integral_constant<int, 768>()); }
-    return C == 128 || C == 768;
+// The same for kernel 6 and B texts: launch(C, teams).
+template <class Launch> bool decode_layer_sizes6(int B, int C, const Launch& launch) {
+    auto with = [&](auto c, auto teams) {
+        bool is = C == c.value && B <= 8 * teams.value && B > 8 * teams.value - 8;
+        if (is) { launch(c, teams); }
+        return is;
+    };
+    typedef std::integral_constant<int, 1> One;
+    typedef std::integral_constant<int, 2> Two;
+    return with(std::integral_constant<int, 128>(), One()) || with(std::integral_constant<int, 128>(), Two()) ||
+           with(std::integral_constant<int, 768>(), One()) || with(std::integral_constant<int, 768>(), Two());
 }
 // Whether all blocks of such a launch run at once here.
 template <class Kernel> bool decode_layers_fit(Kernel kernel, const cudaLaunchConfig_t& config, int NH) {
@@ -2170,14 +2206,15 @@ bool decode_layers_runs(int B, int C, int NH, int capacity) {
         decode_layer_sizes(C, [&](auto c, auto ranks) {
             auto kernel = decode_layer_sm90_kernel5<c.value, ranks.value>;
             size_t bytes = sizeof(DecodeLayerShared5<c.value, ranks.value>);
-            fits = decode_layers_fit(kernel, decode_layer_config5(kernel, NH, ranks.value, bytes, attributes), NH);
+            fits = decode_layers_fit(kernel, decode_layer_config5(kernel, NH, ranks.value, DECODE_LAYER_THREADS5, bytes, attributes), NH);
         });
     }
     if (B > 1) {
-        decode_layer_sizes6(C, [&](auto c) {
-            auto kernel = decode_layer_sm90_kernel6<c.value>;
-            size_t bytes = sizeof(DecodeLayerShared6<c.value>);
-            fits = decode_layers_fit(kernel, decode_layer_config5(kernel, NH, 8, bytes, attributes), NH);
+        decode_layer_sizes6(B, C, [&](auto c, auto teams) {
+            auto kernel = decode_layer_sm90_kernel6<c.value, teams.value>;
+            size_t bytes = sizeof(DecodeLayerShared6<c.value, teams.value>);
+            int threads = teams.value * DECODE_LAYER_THREADS + 128;
+            fits = decode_layers_fit(kernel, decode_layer_config5(kernel, NH, 8, threads, bytes, attributes), NH);
         });
     }
 #else
@@ -2203,6 +2240,9 @@ void decode_layers_pack(floatX* packed, const DecodeLayers& layers, cudaStream_t
 #endif
 }
 
+// Parts of x for 16 texts, of 16 bytes each.
+static size_t decode_layers_triples(int C, int NH) { return (size_t)NH * 16 * 8 * ((C / 8 + 2) / 3); }
+
 // All layers for the newest tokens of B texts: x (B,C) of layers goes through them, and the keys and values of text b become row
 // position[b] of its cache (B,capacity,C). A text with position -1 is left out. packed: of decode_layers_pack(). scratch:
 // decode_layers_scratch(), zero before the first call. Only where decode_layers_runs(). Weights and the cache are read while the
@@ -2213,24 +2253,28 @@ void decode_layers(const DecodeLayers& layers, int B, const floatX* packed, uint
     double weights = 12.0 * layers.num * C * C;
     Op op(stream, weights * sizeof(floatX), 2 * weights * B, "decode_layers"); // without the caches, which depend on the positions
 #if !defined(ENABLE_FP32)
-    size_t n = (size_t)NH * DECODE_LAYER_TEXTS * C;
-    uint32_t* counters = reinterpret_cast<uint32_t*>(scratch + 2 * n);
-    DecodeLayerParts parts = {scratch, scratch + n, counters, counters + 1};
+    size_t n = (size_t)NH * C, n6 = decode_layers_triples(C, NH);
+    uint4* triples = reinterpret_cast<uint4*>(scratch + 2 * n);
+    uint32_t* counters = reinterpret_cast<uint32_t*>(triples + 2 * n6);
+    DecodeLayerParts parts = {scratch, scratch + n, triples, triples + n6, counters, counters + 1};
     cudaLaunchAttribute attributes[2] = {};
     auto launch_one = [&](auto c, auto ranks) {
         auto kernel = decode_layer_sm90_kernel5<c.value, ranks.value>;
+        size_t bytes = sizeof(DecodeLayerShared5<c.value, ranks.value>);
         cudaLaunchConfig_t config =
-            decode_layer_config5(kernel, NH, ranks.value, sizeof(DecodeLayerShared5<c.value, ranks.value>), attributes);
+            decode_layer_config5(kernel, NH, ranks.value, DECODE_LAYER_THREADS5, bytes, attributes);
         config.stream = stream;
         cudaCheck(cudaLaunchKernelEx(&config, kernel, layers, packed, parts));
     };
-    auto launch_several = [&](auto c) {
-        auto kernel = decode_layer_sm90_kernel6<c.value>;
-        cudaLaunchConfig_t config = decode_layer_config5(kernel, NH, 8, sizeof(DecodeLayerShared6<c.value>), attributes);
+    auto launch_several = [&](auto c, auto teams) {
+        auto kernel = decode_layer_sm90_kernel6<c.value, teams.value>;
+        size_t bytes = sizeof(DecodeLayerShared6<c.value, teams.value>);
+        int threads = teams.value * DECODE_LAYER_THREADS + 128;
+        cudaLaunchConfig_t config = decode_layer_config5(kernel, NH, 8, threads, bytes, attributes);
         config.stream = stream;
         cudaCheck(cudaLaunchKernelEx(&config, kernel, layers, B, packed, parts));
     };
-    bool done = kernel == 5 ? decode_layer_sizes(C, launch_one) : decode_layer_sizes6(C, launch_several);
+    bool done = kernel == 5 ? decode_layer_sizes(C, launch_one) : decode_layer_sizes6(B, C, launch_several);
     require(done);
 #else
     (void)packed, (void)scratch, (void)NH, (void)kernel;
@@ -2239,8 +2283,8 @@ void decode_layers(const DecodeLayers& layers, int B, const floatX* packed, uint
 void decode_layers(const DecodeLayers& layers, int B, const floatX* packed, uint64_t* scratch, cudaStream_t stream) {
     decode_layers(layers, B, packed, scratch, stream, B == 1 ? 5 : 6);
 }
-// Size of scratch, in values of 8 bytes: two sets of parts of x, and the counters.
-size_t decode_layers_scratch(int C, int NH) { return 2 * (size_t)NH * 8 * C + 1; }
+// Size of scratch, in values of 8 bytes: two sets of parts of x for one text and for several, and the counters.
+size_t decode_layers_scratch(int C, int NH) { return 2 * (size_t)NH * C + 4 * decode_layers_triples(C, NH) + 1; }
 // ==== end promoted: decode_layers ====
 
 #if !defined(ENABLE_FP32)
@@ -2443,7 +2487,8 @@ static void declare(Bench& b) {
         b.config("blocks per head");
     }
     // with B = 1 kernel 6 is launched as kernel 5 is, for comparison; decode_layers() takes it from two texts on
-    bool runs5 = B == 1 && (b.dry || decode_layers_runs(1, C, NH, capacity)), runs6 = b.dry || decode_layers_runs(std::max(B, 2), C, NH, capacity);
+    bool runs5 = B == 1 && (b.dry || decode_layers_runs(1, C, NH, capacity));
+    bool runs6 = b.dry || decode_layers_runs(std::max(B, 2), C, NH, capacity);
     if (runs5 || runs6) {
         int ranks = 8;
         decode_layer_sizes(C, [&](auto, auto r) { ranks = r.value; });
@@ -2470,7 +2515,7 @@ static void declare(Bench& b) {
         }
         if (runs6) {
             b.kernel(
-                6, "5 for 2 to 8 texts (here also for one), each in a column of mma's other operand", [=](int) { run(6); }, {0}, -90);
+                6, "5 for 2 to 16 texts (here also for one), each in a column of mma's other operand", [=](int) { run(6); }, {0}, -90);
         }
     }
 #endif
@@ -2482,6 +2527,8 @@ int main(int argc, char** argv) {
                       {{1, 1, 64, 1},
                        {8, 70, 128, 2},
                        {3, 33, 128, 2},
+                      {16, 70, 128, 2},
+                      {11, 300, 128, 2},
                        {5, 300, 768, 12},
                        {1, 1024, 128, 2},
                        {2, 1024, 128, 2},

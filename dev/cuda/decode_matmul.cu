@@ -616,6 +616,8 @@ inline DecodeMatmulPlan decode_matmul_plan(int texts, int cluster, int rows, boo
 constexpr size_t DECODE_MATMUL_MAX_SHARED = (227 << 10) - 1024; // the kernel also has barriers in static shared memory
 inline DecodeMatmulPlan decode_matmul_choose(int cluster, int rows, bool norm, bool head, int B, int K, int OC) {
     int texts = decode_matmul_texts(B);
+    // Compiled for 16 texts, the head waits for its newest load with every chunk: its loads share the scoreboard of other ones.
+    if (head && texts == 16) { texts = 32; }
     DecodeMatmulPlan plan = decode_matmul_plan(texts, cluster, rows, norm, head, B, K, OC);
     while (plan.shared_bytes > DECODE_MATMUL_MAX_SHARED && texts > 8) {
         texts /= 2;
@@ -676,6 +678,11 @@ inline bool decode_matmul_runs(const DecodeMatmulPlan& plan, int B) {
     return B >= DECODE_MATMUL_MIN_TEXTS && plan.shared_bytes <= DECODE_MATMUL_MAX_SHARED && has_sm90a();
 }
 
+// Whether decode_matmul() runs such a product here.
+bool decode_matmul_runs(bool norm, int B, int K, int OC) {
+    return B <= DECODE_MATMUL_MAX_TEXTS && decode_matmul_runs(decode_matmul_choose(0, 0, norm, false, B, K, OC), B);
+}
+
 // out (B,OC) = gelu?(layernorm?(x) weight^T + bias) + residual | x (B,K) | norm_weight, norm_bias (K) or NULL
 // | weight (OC,K) | bias (OC) or NULL | residual (B,OC) or NULL, may be out itself; a residual excludes gelu and a layernorm
 // Weights and biases are read while the previous kernel in the stream may still run, so no kernel of the step may write
@@ -708,6 +715,7 @@ bool decode_matmul_head(float* logits, const floatX* x, const floatX* norm_weigh
 
 #else // the tensor cores multiply 16-bit floats
 
+bool decode_matmul_runs(bool, int, int, int) { return false; }
 bool decode_matmul(floatX*, const floatX*, const floatX*, const floatX*, const WeightMatrix&, const floatX*,
                    const floatX*, bool, int, int, int, cudaStream_t) {
     return false;

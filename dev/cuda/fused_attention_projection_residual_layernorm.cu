@@ -607,8 +607,8 @@ template <int heads> __device__ inline void attention_projection_row_sums(float 
 #pragma unroll 1
         for (int s = 1; s < num_ranks; s++) { // seen from block `to`, this block is num_ranks - s further
             int to = (rank + s) % num_ranks;
-            store_async_cluster(&smem.sums[pass][num_ranks - s - 1][row], x[0], barrier, to);
-            store_async_cluster(&smem.sums[pass][num_ranks - s - 1][row + 8], x[1], barrier, to);
+            store_cluster_async(&smem.sums[pass][num_ranks - s - 1][row], x[0], barrier, to);
+            store_cluster_async(&smem.sums[pass][num_ranks - s - 1][row + 8], x[1], barrier, to);
         }
     }
     __syncwarp();

@@ -82,7 +82,7 @@ shapes() {
         ;;
     attention_*) printf '%s\n' "-B 1 -T 17 -C 768 -NH 12" "-B 2 -T 70 -C 128 -NH 2" ;;
     decode_attention) printf '%s\n' "-B 2 -T 70 -C 128 -NH 2" "-B 34 -T 200 -C 64 -NH 1" ;;
-    decode_layer) printf '%s\n' "-T 66 -C 320 -NH 5" "-B 8 -T 40 -C 128 -NH 2" ;;
+    decode_layer) printf '%s\n' "-T 66 -C 320 -NH 5" "-B 8 -T 40 -C 128 -NH 2" "-B 11 -T 70 -C 128 -NH 2" ;;
     decode_matvec) # with layernorm, with residual; both in 8 bits, the last one with quantize_weights
         printf '%s\n' "-B 1 -T 1 -C 768 -V 77" "-B 3 -T 4 -C 128 -V 200 --kind 1" "-B 1 -T 4 -C 776 -V 1301 --kind 4" \
             "-B 3 -T 1 -C 128 -V 77 --kind 6"

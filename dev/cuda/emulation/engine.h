@@ -57,7 +57,7 @@ struct BulkCopy {
     const void* global; // NULL: not from contiguous device memory
     TensorMap map;      // rank 0: not a box of a tensor
     int coordinates[4];
-    uint64_t value; // of st.async
+    char value[16]; // of st.async
     size_t bytes;
     Fiber* fiber; // which issued it
     void* pc;

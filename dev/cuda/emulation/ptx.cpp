@@ -6,6 +6,8 @@ those of the PTX ISA, which llmc/ptx.cuh draws.
 #include "cuda_fp16.h"
 #include "engine.h"
 
+#include <mutex>
+
 // ---- cp.async -------------------------------------------------------------------------------------------
 // A copy reads and writes as late as it may: when its thread waits for it. From its issue on, the bytes that it writes
 // belong to nobody, so a read without a wait, or a buffer that is still read when it is filled again, is found.
@@ -170,4 +172,16 @@ ulonglong2 load_relaxed_pair(const uint64_t* p) {
 void store_relaxed(uint64_t* p, uint64_t x) {
     check_access(p, sizeof(*p), ACCESS_ATOMIC, __builtin_return_address(0));
     __atomic_store_n(p, x, __ATOMIC_SEQ_CST);
+}
+static std::mutex accesses_of_16; // one at a time: no instruction of all CPUs would keep them whole
+uint4 load_relaxed_16(const uint4* p) {
+    check_access(p, sizeof(*p), ACCESS_ATOMIC, __builtin_return_address(0));
+    yield_thread(); // its caller polls
+    std::lock_guard<std::mutex> lock(accesses_of_16);
+    return *p;
+}
+void store_relaxed_16(uint4* p, uint4 x) {
+    check_access(p, sizeof(*p), ACCESS_ATOMIC, __builtin_return_address(0));
+    std::lock_guard<std::mutex> lock(accesses_of_16);
+    *p = x;
 }

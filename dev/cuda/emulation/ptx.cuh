@@ -24,6 +24,8 @@ void add_release(int* p, int x);
 uint64_t load_relaxed(const uint64_t* p);
 ulonglong2 load_relaxed_pair(const uint64_t* p);
 void store_relaxed(uint64_t* p, uint64_t x);
+uint4 load_relaxed_16(const uint4* p);
+void store_relaxed_16(uint4* p, uint4 x);
 inline void store_relaxed_pair(uint64_t* p, ulonglong2 x) { store_relaxed(p, x.x), store_relaxed(p + 1, x.y); }
 
 // ---- compute capability 8.0 and below ------------------------------------------------------------------------

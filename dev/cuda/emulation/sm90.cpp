@@ -206,7 +206,7 @@ static void perform_copy(const BulkCopy& c) {
         // what this reads is not recorded: the block learns from the other one that it has been read
         memcpy(to, c.from_block->shared + c.from, c.bytes);
     } else {
-        memcpy(to, &c.value, c.bytes);
+        memcpy(to, c.value, c.bytes);
     }
     copy_arrived(c);
 }
@@ -255,17 +255,22 @@ void bulk_copy_cluster(void* to, const void* from, int bytes, uint64_t* barrier,
     c.from_block = emulation_now->block, c.from = shared_offset(from);
     issue_copy(c, block_of_cluster(rank, pc), to, (size_t)bytes, barrier, 16, pc);
 }
-void store_cluster_async(const float2* p, float2 x, const uint64_t* barrier, int rank) {
-    void* pc = __builtin_return_address(0);
+template <class T> static void store_async(const T* p, T x, const uint64_t* barrier, int rank, void* pc) {
     BulkCopy c = {};
-    memcpy(&c.value, &x, sizeof(x));
+    memcpy(c.value, &x, sizeof(x));
     issue_copy(c, block_of_cluster(rank, pc), p, sizeof(x), barrier, sizeof(x), pc);
 }
-void store_async_cluster(float* to, float x, uint64_t* barrier, int rank) {
-    void* pc = __builtin_return_address(0);
-    BulkCopy c = {};
-    memcpy(&c.value, &x, sizeof(x));
-    issue_copy(c, block_of_cluster(rank, pc), to, sizeof(x), barrier, sizeof(x), pc);
+void store_cluster_async(const uint32_t* p, uint32_t x, const uint64_t* barrier, int rank) {
+    store_async(p, x, barrier, rank, __builtin_return_address(0));
+}
+void store_cluster_async(const float* p, float x, const uint64_t* barrier, int rank) {
+    store_async(p, x, barrier, rank, __builtin_return_address(0));
+}
+void store_cluster_async(const float2* p, float2 x, const uint64_t* barrier, int rank) {
+    store_async(p, x, barrier, rank, __builtin_return_address(0));
+}
+void store_cluster_async(const int4* p, int4 x, const uint64_t* barrier, int rank) {
+    store_async(p, x, barrier, rank, __builtin_return_address(0));
 }
 
 // ---- TMA and bulk copies from shared memory ------------------------------------------------------------------------

@@ -19,8 +19,10 @@ int cluster_rank();
 void cluster_sync();
 unsigned emulation_cluster_size();
 void* emulation_map_shared(void* p, int rank); // the same place in the shared memory of block `rank`
+void store_cluster_async(const uint32_t* p, uint32_t x, const uint64_t* barrier, int rank);
+void store_cluster_async(const float* p, float x, const uint64_t* barrier, int rank);
 void store_cluster_async(const float2* p, float2 x, const uint64_t* barrier, int rank);
-void store_async_cluster(float* to, float x, uint64_t* barrier, int rank);
+void store_cluster_async(const int4* p, int4 x, const uint64_t* barrier, int rank);
 void bulk_copy_cluster(void* to, const void* from, int bytes, uint64_t* barrier, int rank);
 
 // blocks: a bit per block of the cluster that gets the box; 0: this block
