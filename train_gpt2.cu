@@ -742,7 +742,7 @@ struct Generator {
     int* host_tokens; // (2, B) pinned; even steps are read into row 0, odd steps into row 1
     cudaEvent_t read[2];
     LaunchGraph graph;
-    SideStream side; // for the second half of 33 to 64 texts, so that attention, which waits for memory, runs beside products
+    SideStreams sides; // for the halves of 33 to 64 texts, so that attention, which waits for memory, runs beside products
 };
 
 // Plans the memory for B texts side by side, with up to `rows` tokens in a pass over prompts; packed: with the packed matrices.
@@ -795,7 +795,7 @@ static bool generator_allocate(Generator* g, const GPT2* model, int B, int rows,
     if (!g->arena) { return false; }
     g->host_tokens = (int*)pinned_malloc(2 * B * sizeof(int));
     for (cudaEvent_t& event : g->read) { cudaCheck(cudaEventCreateWithFlags(&event, cudaEventDisableTiming)); }
-    if (!packed && decode_halves(B, config->channels)) { side_stream_create(&g->side); }
+    if (!packed && decode_halves(B, config->channels)) { side_streams_create(&g->sides); }
     if (packed) {
         int positions[MAX_PROMPT_STEPS];
         for (int t = 0; t < MAX_PROMPT_STEPS; t++) { positions[t] = t; }
@@ -808,7 +808,7 @@ static bool generator_allocate(Generator* g, const GPT2* model, int B, int rows,
 static void generator_free(Generator* g) {
     graph_free(&g->graph);
     for (cudaEvent_t event : g->read) { cudaCheck(cudaEventDestroy(event)); }
-    side_stream_free(&g->side);
+    side_streams_free(&g->sides);
     pinned_free(g->host_tokens);
     cudaCheck(cudaFree(g->arena));
     *g = {};
@@ -922,11 +922,11 @@ static void generator_launch_step(Generator* g, const GPT2* model, const Sampler
     decode_embed(g->x, g->tokens, g->positions, model->params.wte, model->params.wpe, B, model->config.channels, stream);
     if (g->packed) {
         decode_layers(generator_layers(g, model), B, g->packed, g->layers_scratch, stream);
-    } else if (!g->side.stream) {
+    } else if (!g->sides.begun) {
         generator_launch_layers(g, model, 0, B, stream);
     } else {
-        launch_beside(&g->side, stream, [&](cudaStream_t s) { generator_launch_layers(g, model, 0, B / 2, s); },
-                      [&](cudaStream_t s) { generator_launch_layers(g, model, B / 2, B - B / 2, s); });
+        auto half = [&](int i, cudaStream_t side) { generator_launch_layers(g, model, B / 2 * i, i ? B - B / 2 : B / 2, side); };
+        launch_halves(&g->sides, stream, half);
     }
     generator_sample(g, model, sampler, 0, B);
 }

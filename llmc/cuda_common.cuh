@@ -222,29 +222,32 @@ inline void graph_free(LaunchGraph* g) {
     *g = {};
 }
 
-// A second stream for work that is launched as part of a stream's, also where that is captured as a graph.
-struct SideStream {
-    cudaStream_t stream;
-    cudaEvent_t begun, ended;
+// Two streams for the halves of some work that is launched as part of a stream's, also where that is captured as a graph.
+struct SideStreams {
+    cudaStream_t streams[2];
+    cudaEvent_t begun, ended[2];
 };
-inline void side_stream_create(SideStream* s) {
-    cudaCheck(cudaStreamCreateWithFlags(&s->stream, cudaStreamNonBlocking));
-    for (cudaEvent_t* event : {&s->begun, &s->ended}) { cudaCheck(cudaEventCreateWithFlags(event, cudaEventDisableTiming)); }
+inline void side_streams_create(SideStreams* s) {
+    cudaCheck(cudaEventCreateWithFlags(&s->begun, cudaEventDisableTiming));
+    for (cudaStream_t& stream : s->streams) { cudaCheck(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking)); }
+    for (cudaEvent_t& event : s->ended) { cudaCheck(cudaEventCreateWithFlags(&event, cudaEventDisableTiming)); }
 }
-inline void side_stream_free(SideStream* s) {
-    if (!s->stream) { return; }
-    for (cudaEvent_t event : {s->begun, s->ended}) { cudaCheck(cudaEventDestroy(event)); }
-    cudaCheck(cudaStreamDestroy(s->stream));
+inline void side_streams_free(SideStreams* s) {
+    if (!s->begun) { return; }
+    cudaCheck(cudaEventDestroy(s->begun));
+    for (cudaEvent_t event : s->ended) { cudaCheck(cudaEventDestroy(event)); }
+    for (cudaStream_t stream : s->streams) { cudaCheck(cudaStreamDestroy(stream)); }
     *s = {};
 }
-// Calls launch(stream) and other(s->stream), whose work runs at the same time. What is launched on stream later waits for both.
-template <class Launch, class Other>
-void launch_beside(const SideStream* s, cudaStream_t stream, const Launch& launch, const Other& other) {
+// Calls launch(half, stream) for halves 0 and 1, which run at the same time. What is launched on `stream` later waits for both.
+template <class Launch> void launch_halves(const SideStreams* s, cudaStream_t stream, const Launch& launch) {
     cudaCheck(cudaEventRecord(s->begun, stream));
-    cudaCheck(cudaStreamWaitEvent(s->stream, s->begun));
-    launch(stream), other(s->stream);
-    cudaCheck(cudaEventRecord(s->ended, s->stream));
-    cudaCheck(cudaStreamWaitEvent(stream, s->ended));
+    for (int half = 0; half < 2; half++) {
+        cudaCheck(cudaStreamWaitEvent(s->streams[half], s->begun));
+        launch(half, s->streams[half]);
+        cudaCheck(cudaEventRecord(s->ended[half], s->streams[half]));
+    }
+    for (cudaEvent_t event : s->ended) { cudaCheck(cudaStreamWaitEvent(stream, event)); }
 }
 
 // ---- shapes ---------------------------------------------------------------------
