@@ -222,34 +222,6 @@ inline void graph_free(LaunchGraph* g) {
     *g = {};
 }
 
-// Two streams for the halves of some work that is launched as part of a stream's, also where that is captured as a graph.
-struct SideStreams {
-    cudaStream_t streams[2];
-    cudaEvent_t begun, ended[2];
-};
-inline void side_streams_create(SideStreams* s) {
-    cudaCheck(cudaEventCreateWithFlags(&s->begun, cudaEventDisableTiming));
-    for (cudaStream_t& stream : s->streams) { cudaCheck(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking)); }
-    for (cudaEvent_t& event : s->ended) { cudaCheck(cudaEventCreateWithFlags(&event, cudaEventDisableTiming)); }
-}
-inline void side_streams_free(SideStreams* s) {
-    if (!s->begun) { return; }
-    cudaCheck(cudaEventDestroy(s->begun));
-    for (cudaEvent_t event : s->ended) { cudaCheck(cudaEventDestroy(event)); }
-    for (cudaStream_t stream : s->streams) { cudaCheck(cudaStreamDestroy(stream)); }
-    *s = {};
-}
-// Calls launch(half, stream) for halves 0 and 1, which run at the same time. What is launched on `stream` later waits for both.
-template <class Launch> void launch_halves(const SideStreams* s, cudaStream_t stream, const Launch& launch) {
-    cudaCheck(cudaEventRecord(s->begun, stream));
-    for (int half = 0; half < 2; half++) {
-        cudaCheck(cudaStreamWaitEvent(s->streams[half], s->begun));
-        launch(half, s->streams[half]);
-        cudaCheck(cudaEventRecord(s->ended[half], s->streams[half]));
-    }
-    for (cudaEvent_t event : s->ended) { cudaCheck(cudaStreamWaitEvent(stream, event)); }
-}
-
 // ---- shapes ---------------------------------------------------------------------
 
 template <class T> __host__ __device__ constexpr T ceil_div(T a, T b) { return (a + b - 1) / b; }

@@ -26,12 +26,6 @@ bool decode_matmul(floatX* out, const floatX* x, const floatX* norm_weight, cons
 bool decode_matmul_runs(bool norm, int B, int K, int OC);
 bool decode_matmul_head(float* logits, const floatX* x, const floatX* norm_weight, const floatX* norm_bias,
                         const WeightMatrix& wte, int B, int C, int Vp, cudaStream_t stream);
-// Whether the layers of B texts run as two halves side by side. Fewer and more texts than these lose by it (on an H200). Products by
-// other kernels than decode_matmul share scratch memory.
-inline bool decode_halves(int B, int C) {
-    int n = ceil_div(B, 2);
-    return B > 32 && B <= 64 && decode_matmul_runs(true, n, C, 4 * C) && decode_matmul_runs(false, n, 4 * C, C);
-}
 // out (B,C) = attention of the query in qkv (B,3,C) to itself and to the positions[b] tokens before it. The key and value in
 // qkv become row positions[b] of keys, values (B,capacity,C). A text with position -1 has ended and is left out.
 void decode_attention(floatX* out, floatX* keys, floatX* values, float* scratch, const floatX* qkv,
@@ -81,3 +75,40 @@ bool decode_layers_runs(int B, int C, int NH, int capacity);
 void decode_layers_pack(floatX* packed, const DecodeLayers& layers, cudaStream_t stream);
 void decode_layers(const DecodeLayers& layers, int B, const floatX* packed, uint64_t* scratch, cudaStream_t stream);
 size_t decode_layers_scratch(int C, int NH);
+
+// ---- halves of many texts side by side ----
+
+// Whether the layers of B texts run as two halves side by side. Fewer and more texts than these lose by it (on an H200). Products by
+// other kernels than decode_matmul share scratch memory.
+inline bool decode_halves(int B, int C) {
+    int n = ceil_div(B, 2);
+    return B > 32 && B <= 64 && decode_matmul_runs(true, n, C, 4 * C) && decode_matmul_runs(false, n, 4 * C, C);
+}
+
+// Two streams for the halves of some work that is launched as part of a stream's, also where that is captured as a graph.
+struct SideStreams {
+    cudaStream_t streams[2];
+    cudaEvent_t begun, ended[2];
+};
+inline void side_streams_create(SideStreams* s) {
+    cudaCheck(cudaEventCreateWithFlags(&s->begun, cudaEventDisableTiming));
+    for (cudaStream_t& stream : s->streams) { cudaCheck(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking)); }
+    for (cudaEvent_t& event : s->ended) { cudaCheck(cudaEventCreateWithFlags(&event, cudaEventDisableTiming)); }
+}
+inline void side_streams_free(SideStreams* s) {
+    if (!s->begun) { return; }
+    cudaCheck(cudaEventDestroy(s->begun));
+    for (cudaEvent_t event : s->ended) { cudaCheck(cudaEventDestroy(event)); }
+    for (cudaStream_t stream : s->streams) { cudaCheck(cudaStreamDestroy(stream)); }
+    *s = {};
+}
+// Calls launch(half, stream) for halves 0 and 1, which run at the same time. What is launched on `stream` later waits for both.
+template <class Launch> void launch_halves(const SideStreams* s, cudaStream_t stream, const Launch& launch) {
+    cudaCheck(cudaEventRecord(s->begun, stream));
+    for (int half = 0; half < 2; half++) {
+        cudaCheck(cudaStreamWaitEvent(s->streams[half], s->begun));
+        launch(half, s->streams[half]);
+        cudaCheck(cudaEventRecord(s->ended[half], s->streams[half]));
+    }
+    for (cudaEvent_t event : s->ended) { cudaCheck(cudaStreamWaitEvent(stream, event)); }
+}
