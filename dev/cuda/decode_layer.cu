@@ -1694,11 +1694,11 @@ template <int C, int TEAMS> struct DecodeLayerTexts {
     static constexpr int ROUNDS = (CHUNKS + 7) / 8, GROUPS = DECODE_LAYER_THREADS / 8; // groups: 8 lanes, TOGETHER tokens
     static constexpr int TOGETHER = TEAMS == 1 ? 4 : 2;                                // as the registers allow
     DecodeLayerShared6<C, TEAMS>& shared;
-    int team, thread, warp, lane;   // thread and warp: of the team
-    Team& own;                      // the team's
+    int team, thread, warp, lane; // thread and warp: of the team
+    Team& own;                    // the team's
     int rank;
-    unsigned texts, all_texts;      // a bit for each text that has not ended: of the team, and of both
-    int now;                        // position of the text that the block attends for, -1: there is none
+    unsigned texts, all_texts;    // a bit for each text that has not ended: of the team, and of both
+    int now;                      // position of the text that the block attends for, -1: there is none
 
     __device__ DecodeLayerTexts(DecodeLayerShared6<C, TEAMS>& s, const DecodeLayer& l, int B)
         : shared(s), team(TEAMS == 1 ? 0 : warp_uniform(threadIdx.x / DECODE_LAYER_THREADS)),
@@ -1740,7 +1740,7 @@ template <int C, int TEAMS> struct DecodeLayerTexts {
                 bulk_load(to, from, bytes, &shared.full[which]);
                 from += n * DECODE_LAYER_FRAGMENT;
             };
-            // their place is free: the layer before the last is past the projection of that half
+            // Their place is free: matrix 1 or 3 of layer i - 1 has waited for the end of this half of layer i - 2 in all teams.
             auto vectors = [&](int half, const floatX* weight, const floatX* bias, const floatX* out_bias, const floatX* own_bias,
                                int parts) {
                 uint64_t* full = &shared.vectors_full[half][i & 1];

@@ -616,7 +616,7 @@ inline DecodeMatmulPlan decode_matmul_plan(int texts, int cluster, int rows, boo
 constexpr size_t DECODE_MATMUL_MAX_SHARED = (227 << 10) - 1024; // the kernel also has barriers in static shared memory
 inline DecodeMatmulPlan decode_matmul_choose(int cluster, int rows, bool norm, bool head, int B, int K, int OC) {
     int texts = decode_matmul_texts(B);
-    // Compiled for 16 texts, the head waits for its newest load with every chunk: its loads share the scoreboard of other ones.
+    // Compiled for 16 texts, each chunk of the head waits for all loads, the newest ones too: 46 us instead of 32 (H200, C = 768).
     if (head && texts == 16) { texts = 32; }
     DecodeMatmulPlan plan = decode_matmul_plan(texts, cluster, rows, norm, head, B, K, OC);
     while (plan.shared_bytes > DECODE_MATMUL_MAX_SHARED && texts > 8) {
