@@ -21,7 +21,7 @@
    matter, and a text in each column of mma's second operand are ours.
 
    Shape flags: each text attends over T tokens, itself included; in the check shapes of several texts over fewer, and the
-   third one has ended. L is 12 from T = 512 on, else 3.
+   third one has ended, of 12 the first eight, of 10 the last two. L is 12 from T = 512 on, else 3.
 
    Kernels (this list is written by versions.sh):
      1  five launches: four products and attention
@@ -2392,8 +2392,9 @@ static void decode_layer_fill(float* weights, int L, int C, uint64_t seed) {
 static void declare(Bench& b) {
     b.varies("BTCH");
     int B = b.B, T = b.T, C = b.C, NH = b.NH, capacity = T <= 1024 ? std::min(T + T / 2, 1024) : T + T / 2, L = T >= 512 ? 12 : 3;
-    // positions of the texts: in small shapes unequal, and of several the third one has ended
-    auto now = [=](int t) { return L == 12 ? T - 1 : t == 2 ? -1 : T - 1 - t * 7 % T; };
+    // positions of the texts: in small shapes unequal, and of several the third one has ended, of 12 the first eight, of 10 the others
+    auto ended = [=](int t) { return t == 2 || (B == 12 && t < 8) || (B == 10 && t >= 8); };
+    auto now = [=](int t) { return L == 12 ? T - 1 : ended(t) ? -1 : T - 1 - t * 7 % T; };
     cudaStream_t stream = b.stream;
     size_t c = C, BC = (size_t)B * C, cache = (size_t)B * capacity * C, layer = 12 * c * c + 13 * c, n = L * cache;
     // large: the residual stream of a trained model has values of some hundreds in a few columns
@@ -2529,6 +2530,8 @@ int main(int argc, char** argv) {
                        {3, 33, 128, 2},
                       {16, 70, 128, 2},
                       {11, 300, 128, 2},
+                       {12, 40, 128, 2},
+                       {10, 40, 128, 2},
                        {5, 300, 768, 12},
                        {1, 1024, 128, 2},
                        {2, 1024, 128, 2},
