@@ -834,6 +834,21 @@ __device__ inline float rcp_approx(float x) {
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
+// Products of two pairs of 16 bits, rounded to nearest.
+__device__ inline uint32_t multiply_16x2(uint32_t a, uint32_t b, __nv_bfloat16) {
+    __nv_bfloat162 x, y;
+    memcpy(&x, &a, sizeof(x)), memcpy(&y, &b, sizeof(y));
+    x = __hmul2(x, y);
+    memcpy(&a, &x, sizeof(a));
+    return a;
+}
+__device__ inline uint32_t multiply_16x2(uint32_t a, uint32_t b, half) {
+    half2 x, y;
+    memcpy(&x, &a, sizeof(x)), memcpy(&y, &b, sizeof(y));
+    x = __hmul2(x, y);
+    memcpy(&a, &x, sizeof(a));
+    return a;
+}
 // The inverse of pack_16x2: the lower half is x, the upper half y.
 __device__ inline float2 unpack_16x2(uint32_t bits, __nv_bfloat16) {
     __nv_bfloat162 x;

@@ -1226,6 +1226,22 @@ void matmul_forward18(const MatmulForwardArgs& f, cudaStream_t stream, int stage
 
 // ---- kernel 19: cuBLASLt for the product alone, in float; a second kernel is the epilogue ----
 
+// ==== promoted: matmul_forward ====
+// out (N,OC) float = inp (N,C) weight (OC,C)^T
+void matmul_forward_float(float* out, const floatX* inp, const floatX* weight, int N, int C, int OC, cudaStream_t stream) {
+    Op op(stream, ((double)N * C + (double)OC * C) * sizeof(floatX) + (double)N * OC * sizeof(float), 2.0 * N * C * OC,
+          "matmul_forward %d -> %d, in float", C, OC);
+    MatmulCall call;
+    call.out = out, call.out_is_float = true;
+    call.a = inp, call.b = weight, call.b_transposed = true;
+    call.M = N, call.N = OC, call.K = C;
+    bool supported = cublaslt_matmul(call, stream);
+    require(supported);
+}
+// ==== end promoted: matmul_forward ====
+
+#ifndef PROMOTED_ONLY // another op that includes this file uses its promoted kernels only
+
 __global__ void matmul_forward_finish_kernel19(MatmulForwardArgs f, const float* product) {
     size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * x128::size;
     if (i >= (size_t)f.N * f.OC) { return; }
@@ -1240,12 +1256,7 @@ __global__ void matmul_forward_finish_kernel19(MatmulForwardArgs f, const float*
 
 // product (N,OC) is scratch, in float: rounded to 16 bits it would lose accuracy where the bias cancels it
 void matmul_forward19(const MatmulForwardArgs& f, float* product, cudaStream_t stream, int block_size) {
-    MatmulCall call;
-    call.out = product, call.out_is_float = true;
-    call.a = f.inp, call.b = f.weight, call.b_transposed = true;
-    call.M = f.N, call.N = f.OC, call.K = f.C;
-    bool supported = cublaslt_matmul(call, stream);
-    require(supported);
+    matmul_forward_float(product, f.inp, f.weight, f.N, f.C, f.OC, stream);
     unsigned num_blocks = (unsigned)ceil_div((size_t)f.N * f.OC, (size_t)block_size * x128::size);
     matmul_forward_finish_kernel19<<<num_blocks, block_size, 0, stream>>>(f, product);
     cudaCheck(cudaGetLastError());
