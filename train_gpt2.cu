@@ -8300,15 +8300,11 @@ constexpr int DECODE_MATMUL_CHUNK = 32; // columns of a chunk: two steps of mma,
 constexpr int DECODE_MATMUL_MAX_CLUSTER = 8;
 constexpr int DECODE_MATMUL_PAIRS = 2; // pairs of results that a thread stores, at most, if it adds up partial sums
 
-// Chunks in flight per warp: 6 are 48 KB per block. Of weights in 8 bits these are 12, or as many as there are
-// registers for beside the layernorm.
-__host__ __device__ constexpr int decode_matmul_ahead(bool scaled, int texts, bool norm, bool head) {
+// Chunks in flight per warp: 6 are 48 KB per block. Of weights in 8 bits these are 12, or as many as there are registers for.
+__host__ __device__ constexpr int decode_matmul_ahead(bool scaled, int texts, bool norm) {
     if (!scaled) { return 6; }
-    return norm && !(texts == 8 || (head && texts == 32)) ? (texts == 16 ? 10 : 5) : texts == 64 ? 10 : 12;
+    return texts == 64 ? (norm ? 5 : 10) : texts == 16 && norm ? 10 : 12;
 }
-
-// Whether the layernorm is folded into the product, see decode_matmul_fold(). For fewer texts it takes less time to normalise them.
-__host__ __device__ constexpr bool decode_matmul_folds(int texts, bool norm, bool head) { return norm && !head && texts == 32; }
 
 struct DecodeMatmulArguments {
     const floatX *x, *norm_weight, *norm_bias;
@@ -8353,17 +8349,12 @@ template <class W> struct DecodeMatmulRows {
     }
 };
 
-#if defined(ENABLE_FP16)
-constexpr uint32_t DECODE_MATMUL_ONES = 0x3C003C00; // two ones
-#else
-constexpr uint32_t DECODE_MATMUL_ONES = 0x3F803F80;
-#endif
-
-// A chunk of 16 rows of the weight as operands of two steps of mma: pairs of columns of rows lane / 4 and lane / 4 + 8.
+// A chunk of 16 rows of the weight as the operands of two steps of mma: pairs of columns of rows lane / 4 and lane / 4 + 8.
 struct DecodeMatmulPairs {
     uint32_t first[4], second[4];
+
     // arranged: w has been written by arrange()
-    template <class W> __device__ DecodeMatmulPairs(const WeightBits<W> w[2], W, bool arranged = false) {
+    template <class W> __device__ DecodeMatmulPairs(const WeightBits<W> w[2], W, bool arranged) {
         uint32_t upper[4], lower[4];
         weight_pairs(upper, w[0], W()), weight_pairs(lower, w[1], W());
 #pragma unroll
@@ -8388,54 +8379,21 @@ struct DecodeMatmulPairs {
 //
 //     vector of lane t of a quad:   columns 8t + 0, 1   8t + 2, 3   8t + 4, 5   8t + 6, 7
 //     is, in a step of mma:         first: 2t, 2t+1     2t+8, 2t+9  second: 2t, 2t+1  2t+8, 2t+9
-// fold: also the moments of 8 rows of x, of which this lane's vector is at `own`; of the left operand, rows 0 to 7 are x itself, so that
-// the diagonal of the result is the sum of squares, and the others are ones, for the sums. An mma waits for the one before it that has
-// the same sums, so those are not neighbours.
-template <int texts, bool fold, int n> __device__ inline void
-decode_matmul_multiply(float sums[2][texts / 8][4], float moments[4], const DecodeMatmulPairs& w, const floatX* x, int stride,
-                       const floatX* own) {
+// An mma waits for the one before it with the same sums, so n of others are between the two. 8 texts have a second accumulator.
+template <int texts, int n> __device__ inline void
+decode_matmul_multiply(float sums[2][texts / 8][4], const DecodeMatmulPairs& w, const floatX* x, int stride) {
 #pragma unroll
     for (int begin = 0; begin < texts / 8; begin += n) {
-        bool both = fold && begin == 0 && own != NULL;
-        int4 v[n], m = {};
-        if (both) { m = *reinterpret_cast<const int4*>(own); }
+        int4 v[n];
 #pragma unroll
         for (int j = 0; j < n; j++) { v[j] = *reinterpret_cast<const int4*>(x + (begin + j) * 8 * stride); }
 #pragma unroll
         for (int j = 0; j < n; j++) { mma_16x8x16(sums[0][begin + j], w.first, v[j].x, v[j].y, floatX()); }
-        if (both) {
-            uint32_t rows[4] = {(uint32_t)m.x, DECODE_MATMUL_ONES, (uint32_t)m.y, DECODE_MATMUL_ONES};
-            mma_16x8x16(moments, rows, m.x, m.y, floatX());
-        }
 #pragma unroll
-        for (int j = 0; j < n; j++) { // of 8 texts there is a second accumulator
+        for (int j = 0; j < n; j++) {
             mma_16x8x16(sums[texts == 8 ? 1 : 0][begin + j], w.second, v[j].z, v[j].w, floatX());
         }
-        if (both) {
-            uint32_t rows[4] = {(uint32_t)m.z, DECODE_MATMUL_ONES, (uint32_t)m.w, DECODE_MATMUL_ONES};
-            mma_16x8x16(moments, rows, m.z, m.w, floatX());
-        }
     }
-}
-
-// A product with a layernorm multiplies x as it is, and the weights w by norm_weight, w'; the rest is done with its results:
-//
-//     out = rstd * (x w' - mean * sum of w') + sum of w norm_bias
-//
-// The sums of the products with norm_bias and of w' come from mma, too; every column of their results is the same.
-__device__ inline void decode_matmul_fold(float bias_sums[4], float weight_sums[4], DecodeMatmulPairs& w, int4 norm_weight,
-                                          int4 norm_bias) {
-    constexpr uint32_t ones = DECODE_MATMUL_ONES;
-    mma_16x8x16(bias_sums, w.first, norm_bias.x, norm_bias.y, floatX());
-    mma_16x8x16(bias_sums, w.second, norm_bias.z, norm_bias.w, floatX());
-    uint32_t scale[4] = {(uint32_t)norm_weight.x, (uint32_t)norm_weight.y, (uint32_t)norm_weight.z, (uint32_t)norm_weight.w};
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        w.first[i] = multiply_16x2(w.first[i], scale[i / 2], floatX());
-        w.second[i] = multiply_16x2(w.second[i], scale[2 + i / 2], floatX());
-    }
-    mma_16x8x16(weight_sums, w.first, ones, ones, floatX());
-    mma_16x8x16(weight_sums, w.second, ones, ones, floatX());
 }
 
 // Sums over the `lanes` neighbouring lanes that share a text.
@@ -8609,8 +8567,7 @@ template <class Out, class W, int texts, bool norm> __global__ void __launch_bou
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     constexpr int num_pairs = DECODE_MATMUL_PAIRS;
     constexpr bool head = sizeof(Out) != sizeof(floatX), scaled = sizeof(W) < sizeof(floatX);
-    constexpr bool fold = decode_matmul_folds(texts, norm, head);
-    constexpr int ahead = decode_matmul_ahead(scaled, texts, norm, head);
+    constexpr int ahead = decode_matmul_ahead(scaled, texts, norm);
     extern __shared__ int4 decode_matmul_shared[];
     __shared__ uint64_t barriers[2]; // the moments, the sums of the cluster's other blocks have arrived
     int rank = blockIdx.x, cluster = gridDim.x, first_b = blockIdx.y * texts, tile = blockIdx.z;
@@ -8633,23 +8590,17 @@ template <class Out, class W, int texts, bool norm> __global__ void __launch_bou
     floatX* shared_norm = shared_x + texts * a.stride;                                     // (2, num_columns), if norm
     float* partial = reinterpret_cast<float*>(shared_norm + (norm ? 2 * num_columns : 0)); // (split, texts, stride)
     float2* sums_there = reinterpret_cast<float2*>(partial + split * texts * stride);      // (cluster, pairs)
-    // with a layernorm: sums of squares and of x, and of w' and w norm_bias; of the warps, and of the blocks
-    float2* moments = sums_there + (cluster > 1 ? cluster * pairs : 0);                    // (cluster, texts)
-    float2* row_sums = moments + cluster * texts;                                          // (cluster, rows)
-    float2* warp_moments = row_sums + cluster * rows;                                      // (split, texts)
-    float2* warp_row_sums = warp_moments + split * texts;                                  // (split, rows)
+    float2* moments = sums_there + cluster * pairs;                                        // (cluster, texts), if norm
 
     // everything up to grid_wait_dependency() overlaps with the previous kernel
     if (cluster > 1) {
         if (threadIdx.x == 0) {
             mbarrier_init(&barriers[0], 1), mbarrier_init(&barriers[1], 1);
             mbarrier_init_fence();
-            if (norm) {
-                mbarrier_arrive_expect(&barriers[0], (cluster - 1) * (texts + (fold ? rows : 0)) * (int)sizeof(float2));
-            }
+            if (norm) { mbarrier_arrive_expect(&barriers[0], (cluster - 1) * texts * (int)sizeof(float2)); }
             mbarrier_arrive_expect(&barriers[1], (cluster - 1) * pairs * (int)sizeof(float2));
         }
-        cluster_sync(); // no block stores to another one before that one's barriers exist
+        cluster_arrive_relaxed();
     }
     WeightBits<W> w[ahead][2];
     DecodeMatmulRows<W> first_rows(a.weight, row, a.K, a.OC);
@@ -8684,55 +8635,26 @@ template <class Out, class W, int texts, bool norm> __global__ void __launch_bou
     for (int u = 0; u < num_pairs; u++) {
         int b, r;
         if (head || !place(u, &b, &r)) { continue; }
-        if (a.bias && (!fold || scaled)) { bias[u] = pair_of(a.bias, r); }
+        if (a.bias) { bias[u] = pair_of(a.bias, r); }
         if (scaled && tile * rows + r < a.OC) { scales[u].x = a.weight.scales[tile * rows + r]; }
         if (scaled && tile * rows + r + 1 < a.OC) { scales[u].y = a.weight.scales[tile * rows + r + 1]; }
     }
-    // this lane's vectors of norm_weight and norm_bias for the first chunk of the block
-    const int4* own_norm = reinterpret_cast<const int4*>(shared_norm) + lane % 4;
-    float2* own_row_sums = warp_row_sums + part * rows + group * 16 + lane / 4; // of two rows of the weight, in shared memory
-    auto add_row_sums = [&](const float weight_sums[4], const float bias_sums[4]) {
-        if (lane % 4 != 0) { return; }
-        own_row_sums[0].x += weight_sums[0], own_row_sums[0].y += bias_sums[0];
-        own_row_sums[8].x += weight_sums[2], own_row_sums[8].y += bias_sums[2];
-    };
-    auto fold_chunk = [&](DecodeMatmulPairs& pairs, int chunk, float weight_sums[4], float bias_sums[4]) {
-        int at = (chunk - slice.begin) * DECODE_MATMUL_CHUNK / x128::size;
-        decode_matmul_fold(bias_sums, weight_sums, pairs, own_norm[at], own_norm[at + num_columns / x128::size]);
-    };
-    if (fold) {
-        if (lane % 4 == 0) {
-            for (int i = 0; i < 16; i += 8) { // the bias is part of one warp's sum
-                int r = row + lane / 4 + i;
-                bool has = !scaled && a.bias && rank == 0 && part == 0 && r < a.OC;
-                own_row_sums[i] = make_float2(0.0f, has ? (float)a.bias[r] : 0.0f);
-            }
-        }
-        cp_async_wait<0>();
-        __syncthreads();
-    }
     constexpr bool prepares = !head && !scaled && texts < 64; // there are registers for this
-    bool all_loaded = prepares && begin + ahead >= end;       // then the weights are made ready for the products here
+    bool all_loaded = prepares && begin + ahead >= end;       // then the weights become operands here
     if (all_loaded) {
-        float weight_sums[4] = {}, bias_sums[4] = {};
 #pragma unroll
-        for (int i = 0; i < ahead; i++) {
-            if (begin + i >= end) { continue; }
-            DecodeMatmulPairs p(w[i], W());
-            if (fold) { fold_chunk(p, begin + i, weight_sums, bias_sums); }
-            p.arrange(w[i]);
-        }
-        if (fold) { add_row_sums(weight_sums, bias_sums); }
+        for (int i = 0; i < ahead; i++) { DecodeMatmulPairs(w[i], W(), false).arrange(w[i]); }
     }
-    grid_wait_dependency(); // what was read before this line is not written by earlier kernels of the step
+    if (cluster > 1) { cluster_wait(); } // no block stores to another one before that one's barriers exist
+    grid_wait_dependency();              // what was read before this line is not written by earlier kernels of the step
 
-    if (!norm || fold) { decode_matmul_copy<texts>(shared_x, a, first_b, slice); }
+    if (!norm) { decode_matmul_copy<texts>(shared_x, a, first_b, slice); }
     for (int u = 0; u < num_pairs; u++) {
         int b, r;
         if (norm || !place(u, &b, &r) || !a.residual || first_b + b >= a.B) { continue; }
         residual[u] = pair_of(a.residual + (size_t)(first_b + b) * a.OC, r);
     }
-    if (norm && !fold) {
+    if (norm) {
         decode_matmul_norm<texts>(shared_x, reinterpret_cast<const x128*>(shared_norm), moments, &barriers[0], a,
                                   first_b, num_columns, rank);
     } else {
@@ -8743,7 +8665,7 @@ template <class Out, class W, int texts, bool norm> __global__ void __launch_bou
     // this lane's vector of the first chunk of the block, in text lane / 4
     const floatX* own_x = shared_x + lane / 4 * a.stride + lane % 4 * x128::size;
     for (; tile * rows < a.OC; tile += gridDim.z) { // only the head has more than one tile
-        float sums[2][texts / 8][4] = {}, own_moments[4] = {}; // of texts 8 * group to 8 * group + 7
+        float sums[2][texts / 8][4] = {};
         float row_scales[2] = {1.0f, 1.0f}; // of the head's rows lane / 4 and lane / 4 + 8
         for (int i = 0; i < 2; i++) {
             if (scaled && head && row + lane / 4 + 8 * i < a.OC) {
@@ -8762,13 +8684,7 @@ template <class Out, class W, int texts, bool norm> __global__ void __launch_bou
                 if (chunk + i < end) {
                     DecodeMatmulPairs p(w[i], W(), only);
                     const floatX* x = own_x + (chunk + i - slice.begin) * DECODE_MATMUL_CHUNK;
-                    if (fold && !only) {
-                        float weight_sums[4] = {}, bias_sums[4] = {};
-                        fold_chunk(p, chunk + i, weight_sums, bias_sums);
-                        add_row_sums(weight_sums, bias_sums);
-                    }
-                    decode_matmul_multiply<texts, fold, (only && texts > 8 ? 2 : 1)>(sums, own_moments, p, x, a.stride,
-                                                        8 * group < texts ? x + 8 * group * a.stride : NULL);
+                    decode_matmul_multiply<texts, (only && texts > 8 ? 2 : 1)>(sums, p, x, a.stride);
                 }
                 if (!only && (more || head)) { next.fetch(w[i], next_chunk + i, next_chunk + i < end, a.K); }
                 // keeps the compiler from loading all chunks of x ahead, for which there are not enough registers
@@ -8795,12 +8711,6 @@ template <class Out, class W, int texts, bool norm> __global__ void __launch_bou
                 }
             }
         }
-        if (fold && 8 * group < texts) {
-            float2* to = warp_moments + part * texts + 8 * group;
-            int g = lane / 4, t = lane % 4;
-            if (t == g / 2) { to[g].x = g % 2 ? own_moments[1] : own_moments[0]; }
-            if (g == 0) { to[2 * t].y = own_moments[2], to[2 * t + 1].y = own_moments[3]; }
-        }
         if (!head) { break; }
         row = next_row;
     }
@@ -8812,19 +8722,6 @@ template <class Out, class W, int texts, bool norm> __global__ void __launch_bou
         return decode_matmul_add_up(partial + (i >> log_half) * stride + (i & (half_rows - 1)) * 2, split,
                                     texts * stride);
     };
-    if (fold) { // each block gets the moments of all, and the sums over all columns of the weight
-        for (int i = threadIdx.x; i < texts + rows; i += DECODE_MATMUL_THREADS) {
-            bool text = i < texts;
-            const float2* from = text ? warp_moments + i : warp_row_sums + i - texts;
-            float2 sum = decode_matmul_add_up(&from->x, split, 2 * (text ? texts : rows));
-            float2* to = text ? moments + rank * texts + i : row_sums + rank * rows + i - texts;
-            *to = sum;
-            for (int r = 0; r < cluster; r++) {
-                if (r != rank) { store_cluster_async(to, sum, &barriers[0], r); }
-            }
-        }
-        __syncthreads();
-    }
     if (cluster > 1) {
         int log_pairs = log_half + (texts == 8 ? 3 : texts == 16 ? 4 : texts == 32 ? 5 : 6) - a.log_cluster;
 #pragma unroll 1
@@ -8837,19 +8734,8 @@ template <class Out, class W, int texts, bool norm> __global__ void __launch_bou
                 store_cluster_async(to, sum, &barriers[1], owner);
             }
         }
-        if (!fold) { __syncthreads(); } // the block's own sums are there
+        __syncthreads(); // the block's own sums are there
         mbarrier_wait_cluster(&barriers[1], 0);
-    }
-    float2* finals = warp_moments; // (texts + rows): mean and rstd of a text, and the sums of a row
-    if (fold) {
-        if (cluster > 1) { mbarrier_wait_cluster(&barriers[0], 0); }
-        for (int i = threadIdx.x; i < texts + rows; i += DECODE_MATMUL_THREADS) {
-            bool text = i < texts;
-            float2 sum = decode_matmul_add_up(&(text ? moments + i : row_sums + i - texts)->x, cluster, 2 * (text ? texts : rows));
-            float mean = sum.y / (float)a.K, variance = fmaxf(sum.x / (float)a.K - mean * mean, 0.0f);
-            finals[i] = text ? make_float2(mean, rsqrtf(variance + 1e-5f)) : sum;
-        }
-        __syncthreads();
     }
 #pragma unroll
     for (int u = 0; u < num_pairs; u++) {
@@ -8858,10 +8744,6 @@ template <class Out, class W, int texts, bool norm> __global__ void __launch_bou
         int k = threadIdx.x + u * DECODE_MATMUL_THREADS;
         const float* there = reinterpret_cast<const float*>(sums_there + k);
         float2 sum = cluster == 1 ? sum_of(k) : decode_matmul_add_up(there, cluster, 2 * pairs);
-        if (fold) {
-            float2 text = finals[b], first = finals[texts + r], second = finals[texts + r + 1]; // text: mean, rstd
-            sum.x = text.y * (sum.x - text.x * first.x) + first.y, sum.y = text.y * (sum.y - text.x * second.x) + second.y;
-        }
         if (scaled) { sum.x *= scales[u].x, sum.y *= scales[u].y; }
         sum.x += (float)bias[u].x + (float)residual[u].x, sum.y += (float)bias[u].y + (float)residual[u].y;
         decode_matmul_finish(out, a, sum.x, tile * rows + r, first_b + b);
@@ -8877,10 +8759,10 @@ struct DecodeMatmulPlan {
     size_t shared_bytes;
 };
 
-// Texts per block for B texts. With a layernorm, there are no registers for 64.
-inline int decode_matmul_texts(bool norm, bool head, int B) {
+// Texts per block for B texts.
+inline int decode_matmul_texts(int B) {
     int texts = 8;
-    while (texts < min(B, norm && !head ? 32 : 64)) { texts *= 2; }
+    while (texts < min(B, 64)) { texts *= 2; }
     return texts;
 }
 // The most rows of a tile for which a thread stores no more than DECODE_MATMUL_PAIRS pairs of results.
@@ -8893,27 +8775,24 @@ inline DecodeMatmulPlan decode_matmul_plan(int texts, int cluster, int rows, boo
                                            int OC) {
     int num_sms = num_multiprocessors(), num_chunks = ceil_div(K, DECODE_MATMUL_CHUNK), num_y = ceil_div(B, texts);
     if (head) { cluster = 1, rows = 16 * DECODE_MATMUL_WARPS; }
-    // where the layernorm is folded in, each group of warps has the moments of 8 texts
-    int min_rows = decode_matmul_folds(texts, norm, head) ? 2 * texts : 16;
     if (cluster == 0) { // each block reads at most 32 KB of x and, without a layernorm, at most 768 columns
-        cluster = ceil_div(min_rows, decode_matmul_max_rows(texts, 1));
+        cluster = 1;
         while (cluster < DECODE_MATMUL_MAX_CLUSTER && (texts * K > cluster * 16384 || (!norm && K > cluster * 768))) { cluster *= 2; }
     }
     int max_rows = decode_matmul_max_rows(texts, cluster);
     if (rows == 0) { // the most that leave a block for every second SM: fewer blocks read x. Without a layernorm, 32 are faster than 16
-        int least = max(min_rows, min(norm ? 16 : 32, max_rows));
+        int least = norm ? 16 : min(32, max_rows);
         for (rows = 64; rows > least; rows /= 2) {
             if (rows <= max_rows && 2 * ceil_div(OC, rows) * cluster * num_y >= num_sms) { break; }
         }
     }
-    require(rows <= 16 * DECODE_MATMUL_WARPS && (head || rows <= max_rows) && rows >= min_rows);
+    require(rows <= 16 * DECODE_MATMUL_WARPS && (head || rows <= max_rows));
     int columns = ceil_div(num_chunks, cluster) * DECODE_MATMUL_CHUNK, split = 16 * DECODE_MATMUL_WARPS / rows;
     // 64 bytes more than a multiple of 128: the 16-byte loads of 8 lanes, from two rows, are spread over all banks
     int stride = ceil_div(columns, 64) * 64 + 32, tiles = ceil_div(OC, rows);
     size_t bytes = ((size_t)texts * stride + (norm ? 2 * columns : 0)) * sizeof(floatX);
     if (!head) { bytes += (size_t)split * texts * (rows + 4) * sizeof(float); }
-    if (cluster > 1) { bytes += (size_t)texts * rows / 2 * sizeof(float2); }
-    if (norm && !head) { bytes += (size_t)(cluster + split) * (texts + rows) * sizeof(float2); }
+    if (cluster > 1) { bytes += ((size_t)texts * rows / 2 + cluster * texts) * sizeof(float2); }
     if (head) { tiles = min(tiles, max(1, num_sms * (bytes <= 100 << 10 ? 2 : 1) / num_y)); } // as many as fit
     return {texts, cluster, rows, stride, dim3(cluster, num_y, tiles), bytes};
 }
@@ -8922,7 +8801,7 @@ inline DecodeMatmulPlan decode_matmul_plan(int texts, int cluster, int rows, boo
 // shared_bytes of the plan exceeds what an SM has.
 constexpr size_t DECODE_MATMUL_MAX_SHARED = (227 << 10) - 1024; // the kernel also has barriers in static shared memory
 inline DecodeMatmulPlan decode_matmul_choose(int cluster, int rows, bool norm, bool head, int B, int K, int OC) {
-    int texts = decode_matmul_texts(norm, head, B);
+    int texts = decode_matmul_texts(B);
     // Compiled for 16 texts, each chunk of the head waits for all loads, the newest ones too: 46 us instead of 32 (H200, C = 768).
     if (head && texts == 16) { texts = 32; }
     DecodeMatmulPlan plan = decode_matmul_plan(texts, cluster, rows, norm, head, B, K, OC);
@@ -8936,10 +8815,7 @@ inline DecodeMatmulPlan decode_matmul_choose(int cluster, int rows, bool norm, b
 template <class Out, class W, bool norm> void (*decode_matmul_kernel_of(int texts))(Out*, const DecodeMatmulArguments) {
     if (texts == 8) { return decode_matmul_sm90_kernel5<Out, W, 8, norm>; }
     if (texts == 16) { return decode_matmul_sm90_kernel5<Out, W, 16, norm>; }
-    if constexpr (!norm || sizeof(Out) != sizeof(floatX)) {
-        if (texts == 64) { return decode_matmul_sm90_kernel5<Out, W, 64, norm>; }
-    }
-    return decode_matmul_sm90_kernel5<Out, W, 32, norm>;
+    return texts == 32 ? decode_matmul_sm90_kernel5<Out, W, 32, norm> : decode_matmul_sm90_kernel5<Out, W, 64, norm>;
 }
 template <class W> void (*decode_matmul_kernel(int texts, bool norm, floatX*))(floatX*, const DecodeMatmulArguments) {
     return norm ? decode_matmul_kernel_of<floatX, W, true>(texts) : decode_matmul_kernel_of<floatX, W, false>(texts);

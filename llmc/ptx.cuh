@@ -656,6 +656,10 @@ __device__ inline int cluster_rank() {
 __device__ inline void cluster_sync() {
     PTX_SM90A("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;\n" ::: "memory");
 }
+// The two halves of cluster_sync(), between which a block may do other work. Of what came before, the others see only barriers that
+// mbarrier_init_fence() followed: so there is no fence, which would wait for all memory accesses on their way.
+__device__ inline void cluster_arrive_relaxed() { PTX_SM90A("barrier.cluster.arrive.relaxed;\n" ::: "memory"); }
+__device__ inline void cluster_wait() { PTX_SM90A("barrier.cluster.wait.acquire;\n" ::: "memory"); }
 // As mbarrier_arrive, but at the barrier with the address `barrier` in the shared memory of block `rank`. It is for a
 // consumer's arrival at an empty barrier of another block: it signals that this thread has read its data. It does not
 // make this thread's writes visible to that block, which would need a fence with at least cluster scope.
@@ -833,21 +837,6 @@ __device__ inline float rcp_approx(float x) {
     float y;
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
-}
-// Products of two pairs of 16 bits, rounded to nearest.
-__device__ inline uint32_t multiply_16x2(uint32_t a, uint32_t b, __nv_bfloat16) {
-    __nv_bfloat162 x, y;
-    memcpy(&x, &a, sizeof(x)), memcpy(&y, &b, sizeof(y));
-    x = __hmul2(x, y);
-    memcpy(&a, &x, sizeof(a));
-    return a;
-}
-__device__ inline uint32_t multiply_16x2(uint32_t a, uint32_t b, half) {
-    half2 x, y;
-    memcpy(&x, &a, sizeof(x)), memcpy(&y, &b, sizeof(y));
-    x = __hmul2(x, y);
-    memcpy(&a, &x, sizeof(a));
-    return a;
 }
 // The inverse of pack_16x2: the lower half is x, the upper half y.
 __device__ inline float2 unpack_16x2(uint32_t bits, __nv_bfloat16) {

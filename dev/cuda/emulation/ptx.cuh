@@ -83,20 +83,6 @@ inline uint32_t pack_16x2(float low, float high, half) {
     memcpy(&bits, &x, sizeof(bits));
     return bits;
 }
-inline uint32_t multiply_16x2(uint32_t a, uint32_t b, __nv_bfloat16) {
-    __nv_bfloat162 x, y;
-    memcpy(&x, &a, sizeof(x)), memcpy(&y, &b, sizeof(y));
-    x = __hmul2(x, y);
-    memcpy(&a, &x, sizeof(a));
-    return a;
-}
-inline uint32_t multiply_16x2(uint32_t a, uint32_t b, half) {
-    half2 x, y;
-    memcpy(&x, &a, sizeof(x)), memcpy(&y, &b, sizeof(y));
-    x = __hmul2(x, y);
-    memcpy(&a, &x, sizeof(a));
-    return a;
-}
 inline float2 unpack_16x2(uint32_t bits, __nv_bfloat16) {
     __nv_bfloat162 x;
     memcpy(&x, &bits, sizeof(x));

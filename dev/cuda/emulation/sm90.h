@@ -17,6 +17,8 @@ void mbarrier_wait(uint64_t* barrier, int parity);
 
 int cluster_rank();
 void cluster_sync();
+inline void cluster_arrive_relaxed() {}
+inline void cluster_wait() { cluster_sync(); }
 unsigned emulation_cluster_size();
 void* emulation_map_shared(void* p, int rank); // the same place in the shared memory of block `rank`
 void store_cluster_async(const uint32_t* p, uint32_t x, const uint64_t* barrier, int rank);
