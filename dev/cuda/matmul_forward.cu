@@ -1226,6 +1226,8 @@ void matmul_forward18(const MatmulForwardArgs& f, cudaStream_t stream, int stage
 
 // ---- kernel 19: cuBLASLt for the product alone, in float; a second kernel is the epilogue ----
 
+#endif
+
 // ==== promoted: matmul_forward ====
 // out (N,OC) float = inp (N,C) weight (OC,C)^T
 void matmul_forward_float(float* out, const floatX* inp, const floatX* weight, int N, int C, int OC, cudaStream_t stream) {
