@@ -8379,7 +8379,8 @@ struct DecodeMatmulPairs {
 //
 //     vector of lane t of a quad:   columns 8t + 0, 1   8t + 2, 3   8t + 4, 5   8t + 6, 7
 //     is, in a step of mma:         first: 2t, 2t+1     2t+8, 2t+9  second: 2t, 2t+1  2t+8, 2t+9
-// An mma waits for the one before it with the same sums, so n of others are between the two. 8 texts have a second accumulator.
+// An mma waits for the one before it with the same sums, so the two of n neighbouring groups of 8 texts take turns. 8 texts have a second
+// accumulator.
 template <int texts, int n> __device__ inline void
 decode_matmul_multiply(float sums[2][texts / 8][4], const DecodeMatmulPairs& w, const floatX* x, int stride) {
 #pragma unroll
