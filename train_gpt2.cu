@@ -3393,7 +3393,7 @@ void gemm(const GemmArgs& g, const Epilogue& epilogue, cudaStream_t stream) {
 // ==== end promoted: gemm ====
 
 // ==== promoted: matmul_forward ====
-// out (N,OC) float = inp (N,C) weight (OC,C)^T
+// out (N,OC) float = inp (N,C) weight (OC,C)^T, by cuBLASLt: for logits, which are not rounded to 16 bits
 void matmul_forward_float(float* out, const floatX* inp, const floatX* weight, int N, int C, int OC, cudaStream_t stream) {
     Op op(stream, ((double)N * C + (double)OC * C) * sizeof(floatX) + (double)N * OC * sizeof(float), 2.0 * N * C * OC,
           "matmul_forward %d -> %d, in float", C, OC);
@@ -8353,7 +8353,7 @@ template <class W> struct DecodeMatmulRows {
 struct DecodeMatmulPairs {
     uint32_t first[4], second[4];
 
-    // arranged: w has been written by arrange()
+    // arranged: w is in the order of the operands already, which arrange() has brought it to
     template <class W> __device__ DecodeMatmulPairs(const WeightBits<W> w[2], W, bool arranged) {
         uint32_t upper[4], lower[4];
         weight_pairs(upper, w[0], W()), weight_pairs(lower, w[1], W());
@@ -8366,11 +8366,12 @@ struct DecodeMatmulPairs {
 #pragma unroll
         for (int i = 0; i < 4; i++) { first[i] = upper[i], second[i] = lower[i]; }
     }
+    // Writes the operands back to w. Weights in 8 bits stay as they are: as operands they would take twice the registers.
     __device__ void arrange(int4 w[2]) const {
         w[0] = make_int4(first[0], first[1], first[2], first[3]);
         w[1] = make_int4(second[0], second[1], second[2], second[3]);
     }
-    template <class Bits> __device__ void arrange(Bits*) const {} // there is no room for weights of 8 bits
+    template <class Bits> __device__ void arrange(Bits*) const {}
 };
 
 // sums += a chunk of 16 rows of the weight times `texts` rows of x; `x` is this lane's vector of text lane / 4. A vector
@@ -8379,8 +8380,8 @@ struct DecodeMatmulPairs {
 //
 //     vector of lane t of a quad:   columns 8t + 0, 1   8t + 2, 3   8t + 4, 5   8t + 6, 7
 //     is, in a step of mma:         first: 2t, 2t+1     2t+8, 2t+9  second: 2t, 2t+1  2t+8, 2t+9
-// An mma waits for the one before it with the same sums, so the two of n neighbouring groups of 8 texts take turns. 8 texts have a second
-// accumulator.
+// An mma waits for an earlier one that adds to the same sums. So n groups of 8 texts are multiplied in turn; 8 texts, a group alone, have a
+// second accumulator.
 template <int texts, int n> __device__ inline void
 decode_matmul_multiply(float sums[2][texts / 8][4], const DecodeMatmulPairs& w, const floatX* x, int stride) {
 #pragma unroll
@@ -8640,8 +8641,8 @@ template <class Out, class W, int texts, bool norm> __global__ void __launch_bou
         if (scaled && tile * rows + r < a.OC) { scales[u].x = a.weight.scales[tile * rows + r]; }
         if (scaled && tile * rows + r + 1 < a.OC) { scales[u].y = a.weight.scales[tile * rows + r + 1]; }
     }
-    constexpr bool prepares = !head && !scaled && texts < 64; // there are registers for this
-    bool all_loaded = prepares && begin + ahead >= end;       // then the weights become operands here
+    constexpr bool prepares = !head && !scaled && texts < 64; // for 64 texts there are not enough registers
+    bool all_loaded = prepares && begin + ahead >= end;       // all of the warp's weights: then they become operands before the wait
     if (all_loaded) {
 #pragma unroll
         for (int i = 0; i < ahead; i++) { DecodeMatmulPairs(w[i], W(), false).arrange(w[i]); }
@@ -8674,7 +8675,7 @@ template <class Out, class W, int texts, bool norm> __global__ void __launch_bou
             }
         }
         int next_row = row + (int)gridDim.z * rows;
-        // The products of `ahead` chunks, and the loads of the next ones. only: there are no others, which saves instructions.
+        // Multiplies `ahead` chunks and loads the next ones. only: there are no next ones, and this code has no instructions for them.
         auto round = [&](int chunk, auto is_only) {
             constexpr bool only = decltype(is_only)::value;
             bool more = chunk + ahead < end; // in this tile; if not, the head loads the next one's first chunks
@@ -9221,7 +9222,7 @@ template <int lanes, int depth> __global__ void __launch_bounds__(DECODE_ATTENTI
     typedef DecodeAttentionCursor<lanes> Cursor;
     typedef DecodeAttentionRing<lanes, depth> Ring;
     __shared__ DecodeAttentionShared shared;
-    extern __shared__ int4 decode_attention_ring[]; // not static: with 42 KB of that, a step of 64 texts took 9% longer (H200)
+    extern __shared__ int4 decode_attention_ring[]; // as static shared memory, it made a step of 64 texts 9% slower: NOTES.md
     Ring& ring = *reinterpret_cast<Ring*>(decode_attention_ring);
     grid_launch_dependents(); // the next kernel may start and load its weights
     int C = NH * HS, num_vec = HS / x128::size, max_parts = ceil_div(capacity, DECODE_ATTENTION_STEP);

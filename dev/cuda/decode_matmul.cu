@@ -215,7 +215,7 @@ template <class W> struct DecodeMatmulRows {
 struct DecodeMatmulPairs {
     uint32_t first[4], second[4];
 
-    // arranged: w has been written by arrange()
+    // arranged: w is in the order of the operands already, which arrange() has brought it to
     template <class W> __device__ DecodeMatmulPairs(const WeightBits<W> w[2], W, bool arranged) {
         uint32_t upper[4], lower[4];
         weight_pairs(upper, w[0], W()), weight_pairs(lower, w[1], W());
@@ -228,11 +228,12 @@ struct DecodeMatmulPairs {
 #pragma unroll
         for (int i = 0; i < 4; i++) { first[i] = upper[i], second[i] = lower[i]; }
     }
+    // Writes the operands back to w. Weights in 8 bits stay as they are: as operands they would take twice the registers.
     __device__ void arrange(int4 w[2]) const {
         w[0] = make_int4(first[0], first[1], first[2], first[3]);
         w[1] = make_int4(second[0], second[1], second[2], second[3]);
     }
-    template <class Bits> __device__ void arrange(Bits*) const {} // there is no room for weights of 8 bits
+    template <class Bits> __device__ void arrange(Bits*) const {}
 };
 
 // sums += a chunk of 16 rows of the weight times `texts` rows of x; `x` is this lane's vector of text lane / 4. A vector
@@ -241,8 +242,8 @@ struct DecodeMatmulPairs {
 //
 //     vector of lane t of a quad:   columns 8t + 0, 1   8t + 2, 3   8t + 4, 5   8t + 6, 7
 //     is, in a step of mma:         first: 2t, 2t+1     2t+8, 2t+9  second: 2t, 2t+1  2t+8, 2t+9
-// An mma waits for the one before it with the same sums, so the two of n neighbouring groups of 8 texts take turns. 8 texts have a second
-// accumulator.
+// An mma waits for an earlier one that adds to the same sums. So n groups of 8 texts are multiplied in turn; 8 texts, a group alone, have a
+// second accumulator.
 template <int texts, int n> __device__ inline void
 decode_matmul_multiply(float sums[2][texts / 8][4], const DecodeMatmulPairs& w, const floatX* x, int stride) {
 #pragma unroll
@@ -502,8 +503,8 @@ template <class Out, class W, int texts, bool norm> __global__ void __launch_bou
         if (scaled && tile * rows + r < a.OC) { scales[u].x = a.weight.scales[tile * rows + r]; }
         if (scaled && tile * rows + r + 1 < a.OC) { scales[u].y = a.weight.scales[tile * rows + r + 1]; }
     }
-    constexpr bool prepares = !head && !scaled && texts < 64; // there are registers for this
-    bool all_loaded = prepares && begin + ahead >= end;       // then the weights become operands here
+    constexpr bool prepares = !head && !scaled && texts < 64; // for 64 texts there are not enough registers
+    bool all_loaded = prepares && begin + ahead >= end;       // all of the warp's weights: then they become operands before the wait
     if (all_loaded) {
 #pragma unroll
         for (int i = 0; i < ahead; i++) { DecodeMatmulPairs(w[i], W(), false).arrange(w[i]); }
@@ -536,7 +537,7 @@ template <class Out, class W, int texts, bool norm> __global__ void __launch_bou
             }
         }
         int next_row = row + (int)gridDim.z * rows;
-        // The products of `ahead` chunks, and the loads of the next ones. only: there are no others, which saves instructions.
+        // Multiplies `ahead` chunks and loads the next ones. only: there are no next ones, and this code has no instructions for them.
         auto round = [&](int chunk, auto is_only) {
             constexpr bool only = decltype(is_only)::value;
             bool more = chunk + ahead < end; // in this tile; if not, the head loads the next one's first chunks

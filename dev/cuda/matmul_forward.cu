@@ -1224,12 +1224,10 @@ void matmul_forward18(const MatmulForwardArgs& f, cudaStream_t stream, int stage
 
 #endif
 
-// ---- kernel 19: cuBLASLt for the product alone, in float; a second kernel is the epilogue ----
-
 #endif
 
 // ==== promoted: matmul_forward ====
-// out (N,OC) float = inp (N,C) weight (OC,C)^T
+// out (N,OC) float = inp (N,C) weight (OC,C)^T, by cuBLASLt: for logits, which are not rounded to 16 bits
 void matmul_forward_float(float* out, const floatX* inp, const floatX* weight, int N, int C, int OC, cudaStream_t stream) {
     Op op(stream, ((double)N * C + (double)OC * C) * sizeof(floatX) + (double)N * OC * sizeof(float), 2.0 * N * C * OC,
           "matmul_forward %d -> %d, in float", C, OC);
@@ -1243,6 +1241,8 @@ void matmul_forward_float(float* out, const floatX* inp, const floatX* weight, i
 // ==== end promoted: matmul_forward ====
 
 #ifndef PROMOTED_ONLY // another op that includes this file uses its promoted kernels only
+
+// ---- kernel 19: cuBLASLt for the product alone, in float; a second kernel is the epilogue ----
 
 __global__ void matmul_forward_finish_kernel19(MatmulForwardArgs f, const float* product) {
     size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * x128::size;

@@ -17,7 +17,7 @@ void mbarrier_wait(uint64_t* barrier, int parity);
 
 int cluster_rank();
 void cluster_sync();
-inline void cluster_arrive_relaxed() {}
+inline void cluster_arrive_relaxed() {} // the whole barrier is in cluster_wait()
 inline void cluster_wait() { cluster_sync(); }
 unsigned emulation_cluster_size();
 void* emulation_map_shared(void* p, int rank); // the same place in the shared memory of block `rank`
