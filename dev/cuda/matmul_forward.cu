@@ -1226,6 +1226,8 @@ void matmul_forward18(const MatmulForwardArgs& f, cudaStream_t stream, int stage
 
 #endif
 
+// ---- products in float, which kernel 19 uses, too: cuBLASLt without an epilogue ----
+
 // ==== promoted: matmul_forward ====
 // out (N,OC) float = inp (N,C) weight (OC,C)^T, by cuBLASLt: for logits, which are not rounded to 16 bits
 void matmul_forward_float(float* out, const floatX* inp, const floatX* weight, int N, int C, int OC, cudaStream_t stream) {
