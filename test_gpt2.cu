@@ -830,7 +830,8 @@ static void check_cache(GPT2* model, const int* tokens, const std::vector<CacheC
         TextQueue q = text_queue_of(prompts.data(), lengths.data(), B, prefill, 64, -1, 64, NULL, NULL, next.data());
         text_queue_open(&q, B);
         generator_allocate(&g, model, B, text_queue_pass_tokens(&q, B), text_queue_capacity(&q));
-        check((g.packed != NULL) == decode_layers_runs(B, C, model->config.num_heads, g.cache.capacity)); // or nothing tests it
+        // or nothing tests the one launch
+        check((g.packed != NULL) == decode_layers_runs(B, C, model->config.num_heads, g.cache.capacity));
         generator_fill(&g, model, &greedy, &q);
         text_queue_close(&q);
         for (int t = prefill - 1;; t++) {

@@ -92,7 +92,8 @@ follows karpathy/llm.c. The source of an algorithm is named at its operation, or
 // ends the program with a message. An *_scratch function returns the size of the scratch buffer, in floats or in ints.
 
 // out (B,T,C) = wte[inp] + wpe | inp (B,T) token ids | wte (Vp,C) | wpe (maxT,C)
-void encoder_forward(floatX* out, const int* inp, const floatX* wte, const floatX* wpe, int B, int T, int C, cudaStream_t stream);
+void encoder_forward(floatX* out, const int* inp, const floatX* wte, const floatX* wpe, int B, int T, int C,
+                     cudaStream_t stream);
 // Adds rows of dout (B,T,C) to their tokens' rows of dwte (Vp,C), their positions' of dwpe (maxT,C) | inp (B,T); scratch in ints
 void encoder_backward(float* dwte, float* dwpe, int* scratch, const floatX* dout, const int* inp, int B, int T, int C,
                       int V, cudaStream_t stream);
@@ -117,7 +118,8 @@ size_t layernorm_backward_scratch(int N, int C);
 void matmul_forward(floatX* out, GeluSaved saved, const floatX* inp, const floatX* weight, const floatX* bias,
                     const floatX* residual, int N, int C, int OC, cudaStream_t stream);
 // out (N,OC) float = inp (N,C) weight (OC,C)^T
-void matmul_forward_float(float* out, const floatX* inp, const floatX* weight, int N, int C, int OC, cudaStream_t stream);
+void matmul_forward_float(float* out, const floatX* inp, const floatX* weight, int N, int C, int OC,
+                          cudaStream_t stream);
 // dinp (N,C) = dout (N,OC) weight (OC,C). If saved.tensor (N,C) is not NULL, dinp is multiplied by GELU's slope, and
 // dinp_sums (C), which may be NULL, += the column sums of dinp.
 void matmul_backward_input(floatX* dinp, float* dinp_sums, float* scratch, const floatX* dout, const floatX* weight,
@@ -146,7 +148,8 @@ void gelu_forward(floatX* out, const floatX* inp, size_t n, cudaStream_t stream)
 
 // Softmax and cross-entropy over the first V of Vp columns: losses (N) = -log(softmax(logits (N,Vp))[targets (N)]). If dloss
 // (1, device memory) is not NULL, the logits are overwritten by their gradients, (softmax - onehot(target)) * dloss.
-void fused_classifier(floatX* logits, float* losses, const int* targets, const float* dloss, int N, int V, int Vp, cudaStream_t stream);
+void fused_classifier(floatX* logits, float* losses, const int* targets, const float* dloss, int N, int V, int Vp,
+                      cudaStream_t stream);
 // mean (1) += scale * sum of losses (N)
 void mean_loss(float* mean, const float* losses, int N, float scale, cudaStream_t stream);
 
@@ -161,8 +164,7 @@ struct AdamW {
     float clip; // maximum norm of the gradient; 0: no clipping
 };
 
-// Results that a step's kernels pass on to later kernels: one struct in device memory. The host copies it when the step
-// is done.
+// Results that a step's kernels pass on to later ones: one struct in device memory, copied by the host after the step.
 struct StepState {
     float loss;        // mean over the tokens of the step
     float scaled_norm; // norm of the gradients with the loss scale still in them
@@ -196,9 +198,8 @@ void adamw_round_weights(floatX* params, const float* master, size_t n, uint32_t
 // ================================================================================================
 // Parameters has the tensors by name, and layer_parameters() gives those of a layer: llmc/layout.cuh.
 
-// The activations of B x T tokens, which the forward pass keeps for the backward pass. In training, a tensor with an L
-// exists per layer, except: [1] with -r 1 or 2, [2] with -r 2, all layers share one, and the backward pass computes it again.
-// Without a backward pass all layers share one of every tensor.
+// Activations of B x T tokens, kept for the backward pass. In training, a tensor with an L exists per layer, except: [1] with
+// -r 1 or 2, [2] with -r 2, all layers share one, computed again in the backward pass. Without that pass all share every one.
 struct Activations {
     int B, T;          // allocated for this many tokens
     floatX* encoded;   // (B, T, C)
@@ -237,14 +238,14 @@ struct Activations {
 
 // View of layer l in a pass over B x T tokens: every pointer to a tensor with an L is moved to this layer's tensor.
 static Activations layer_activations(Activations a, const GPT2Config* config, int B, int T, int l) {
-    size_t BT = (size_t)B * T, BTC = BT * config->channels, own = a.keep * l, gelu = a.keep_gelu * l, norm = a.keep_norm * l;
+    size_t BT = (size_t)B * T, BTC = BT * config->channels, own = a.keep * l, gelu = a.keep_gelu * l,
+           norm = a.keep_norm * l;
     a.residual = l == 0 ? a.encoded : a.residual3 + a.keep * (l - 1) * BTC;
     a.ln1 += norm * BTC, a.ln1_mean += own * BT, a.ln1_rstd += own * BT;
     a.qkv += own * 3 * BTC, a.atty += own * BTC, a.lse += own * BT * config->num_heads;
-    a.residual2 += own * BTC;
+    a.residual2 += own * BTC, a.residual3 += own * BTC;
     a.ln2 += norm * BTC, a.ln2_mean += own * BT, a.ln2_rstd += own * BT;
     a.fch.tensor += own * 4 * BTC, a.fch_gelu += gelu * 4 * BTC;
-    a.residual3 += own * BTC;
     return a;
 }
 
@@ -356,9 +357,8 @@ static void matmul_backward(floatX* dinp, float* dweight, float* scratch, const 
     matmul_backward_input(dinp, NULL, scratch, dout, weight, NULL, N, C, OC, stream);
 }
 
-// Call before the first micro-batch of a step. Zeroes the gradients of the vectors and of wpe, because their kernels only
-// add. Gradients of matrices need no zeroing: the first micro-batch overwrites them. So does the head's matmul with wte's
-// gradient, to which encoder_backward then adds.
+// Call before the first micro-batch of a step. Zeroes the gradients of the vectors and of wpe, because their kernels only add.
+// The first micro-batch overwrites those of matrices; wte's by the head's product, before encoder_backward adds to it.
 static void zero_gradients(GPT2* model) {
     const GPT2Config* config = &model->config;
     size_t wpe_bytes = (size_t)config->max_seq_len * config->channels * sizeof(float);
@@ -436,8 +436,7 @@ static void reduce_all_gradients(GPT2* model) {
     end_group();
 }
 
-// Call after the last micro-batch of a step. With several GPUs, sums gradients and losses over all of them. Then computes the
-// norm of all gradients; in fp16 it contains the loss scale.
+// Call after the last micro-batch of a step. Sums gradients and losses over all GPUs, then computes the gradients' norm.
 static void gpt2_gradient_norm(GPT2* model) {
     const GPT2Config* config = &model->config;
     ranks_computed(model->stream);
@@ -456,9 +455,8 @@ static uint32_t rounding_seed(const GPT2* model, int piece, size_t place) {
     return hash_bits((uint32_t)piece, seed) | 1;
 }
 
-// One step of AdamW on all parameters; if muon is not NULL, of Muon on the matrices of the layers. Call after
-// gpt2_gradient_norm. Nothing changes if loss or norm is not finite, or if skip is true. Source: Loshchilov and Hutter
-// 2019, arXiv:1711.05101.
+// One step of AdamW (Loshchilov and Hutter 2019, arXiv:1711.05101); if muon is not NULL, of Muon on the layers' matrices. Call
+// after gpt2_gradient_norm. Nothing changes if loss or norm is not finite, or if skip is true.
 static void gpt2_update(GPT2* model, const AdamW* optimizer, bool skip, const Muon* muon = NULL) {
     const GPT2Config* config = &model->config;
     require(model->options.muon == (muon != NULL));
@@ -591,8 +589,7 @@ static void allocate_training(GPT2* model, const Plan* parameters, const Plan* a
     model->fp8.gradients = (E5M2*)(a->logits + (size_t)a->B * a->T * 7 * config->channels);
 }
 
-// Bytes needed outside the plan: cuBLASLt's workspace, what the driver takes (code, graphs, context), and NCCL 2.28's two
-// communicators: as seen on H100s.
+// Bytes outside the plan, as seen on H100s: cuBLASLt's workspace, the driver's (code, graphs, context), NCCL's communicators.
 static size_t memory_beside() { return cublaslt().workspace_bytes + ((size_t)(is_alone() ? 512 : 1408) << 20); }
 
 // Bytes that a training run needs.
@@ -628,8 +625,7 @@ static void upload_floats(const GPT2* model, float* device, const float* host) {
 }
 static bool has_matrices(const GPT2* model, const float* own) { return own != model->v_memory || !model->options.muon; }
 
-// With ZeRO-1, and for a second moment without matrices, grads_memory serves between two steps as the place where an array of
-// shares (share_size) is whole (model_size).
+// Where an array of shares becomes whole (model_size) between two steps: in grads_memory, if it is not whole already.
 static float* whole_array(const GPT2* model, float* own) {
     return ranks().num_shares > 1 || !has_matrices(model, own) ? model->grads_memory : own;
 }
@@ -712,7 +708,7 @@ static void gpt2_download(const GPT2* model, float* weights) {
 // 3. generation
 // ================================================================================================
 
-enum { MAX_HEAD_TEXTS = 32 }; // for more, cuBLASLt computes the logits faster than decode_matmul_head (64 texts: 34 us, 52)
+enum { MAX_HEAD_TEXTS = 32 };  // for more, cuBLASLt is faster than decode_matmul_head (64 texts: 34 us, 52)
 enum { MAX_MATVEC_TEXTS = 8 }; // without decode_matmul, decode_matvec is faster than cuBLASLt up to here (on an H200)
 // With one slot, and all layers in one launch, a prompt of up to so many tokens runs token by token: these kernels are few, while a first
 // pass over a prompt takes some 80 ms to load its kernels and choose cuBLASLt's. (A later pass would take less time than 40 tokens.)
@@ -731,23 +727,23 @@ struct Generator {
     float* logits;    // (B, Vp)
     float* attention_scratch;
     float* sample_scratch;
-    floatX* packed;   // where all layers run in one launch: their matrices in its order; else NULL
+    floatX* packed; // where all layers run in one launch: their matrices in its order; else NULL
     uint64_t* layers_scratch;
     int* prompt_positions; // (MAX_PROMPT_STEPS): 0, 1, 2, ...
-    int* tokens;      // (B): the newest token of each text
-    int* positions;   // (B): the position of the newest token
-    uint64_t* rng;    // (B): random state of each text
-    uint32_t* seen;   // (B, seen_words(V)): with a repetition penalty, the tokens of each text
-    void* arena;      // the allocation behind all of the above
-    int* host_tokens; // (2, B) pinned; even steps are read into row 0, odd steps into row 1
+    int* tokens;           // (B): the newest token of each text
+    int* positions;        // (B): the position of the newest token
+    uint64_t* rng;         // (B): random state of each text
+    uint32_t* seen;        // (B, seen_words(V)): with a repetition penalty, the tokens of each text
+    void* arena;           // the allocation behind all of the above
+    int* host_tokens;      // (2, B) pinned; even steps are read into row 0, odd steps into row 1
     cudaEvent_t read[2];
     LaunchGraph graph;
-    SideStreams sides; // for the halves of 33 to 64 texts, so that attention, which waits for memory, runs beside products
+    SideStreams sides; // for the halves of 33 to 64 texts: attention waits for memory while the other half multiplies
 };
 
-// Plans the memory for B texts side by side, with up to `rows` tokens in a pass over prompts; packed: with the packed matrices.
-// Returns its bytes.
-static size_t generator_plan(Plan* plan, Generator* g, const GPT2Config* config, int B, int rows, int capacity, bool packed = false) {
+// Returns the bytes for B texts side by side with up to `rows` tokens in a pass over prompts; packed: with packed matrices.
+static size_t generator_plan(Plan* plan, Generator* g, const GPT2Config* config, int B, int rows, int capacity,
+                             bool packed = false) {
     size_t C = config->channels, cache = (size_t)config->num_layers * B * capacity * C, Vp = config->padded_vocab_size;
     PlanGroup group = PLAN_ACTIVATIONS;
     *plan = {};
@@ -797,10 +793,10 @@ static bool generator_allocate(Generator* g, const GPT2* model, int B, int rows,
     for (cudaEvent_t& event : g->read) { cudaCheck(cudaEventCreateWithFlags(&event, cudaEventDisableTiming)); }
     if (!packed && decode_halves(B, config->channels)) { side_streams_create(&g->sides); }
     if (packed) {
-        int positions[MAX_PROMPT_STEPS];
-        for (int t = 0; t < MAX_PROMPT_STEPS; t++) { positions[t] = t; }
+        int steps[MAX_PROMPT_STEPS];
+        for (int t = 0; t < MAX_PROMPT_STEPS; t++) { steps[t] = t; }
         decode_layers_pack(g->packed, generator_layers(g, model), model->stream);
-        cudaCheck(cudaMemcpyAsync(g->prompt_positions, positions, sizeof(positions), cudaMemcpyHostToDevice, model->stream));
+        cudaCheck(cudaMemcpyAsync(g->prompt_positions, steps, sizeof(steps), cudaMemcpyHostToDevice, model->stream));
     }
     return true;
 }
@@ -814,8 +810,7 @@ static void generator_free(Generator* g) {
     *g = {};
 }
 
-// Computes the logits from the residual stream of the newest token of the texts in slots slot to slot + n - 1, and samples
-// their next tokens.
+// Computes logits from the residual stream of the newest tokens of slots slot to slot + n - 1, and samples the next ones.
 static void generator_sample(Generator* g, const GPT2* model, const Sampler* sampler, int slot, int n) {
     const Parameters<floatX>* p = &model->params;
     int C = model->config.channels, V = model->config.vocab_size, Vp = model->config.padded_vocab_size;
@@ -828,8 +823,9 @@ static void generator_sample(Generator* g, const GPT2* model, const Sampler* sam
     } else if (!decode_matmul_head(logits, x, p->lnfw, p->lnfb, wte, n, C, Vp, model->stream)) {
         decode_head(logits, x, p->lnfw, p->lnfb, wte, n, C, Vp, model->stream);
     }
-    decode_sample(g->tokens + slot, g->positions + slot, g->sample_scratch, logits, g->rng + slot, g->seen + slot * seen_words(V),
-                  sampler->temperature, sampler->top_k, sampler->top_p, sampler->min_p, sampler->repetition_penalty, n, V, Vp, model->stream);
+    decode_sample(g->tokens + slot, g->positions + slot, g->sample_scratch, logits, g->rng + slot,
+                  g->seen + slot * seen_words(V), sampler->temperature, sampler->top_k, sampler->top_p, sampler->min_p,
+                  sampler->repetition_penalty, n, V, Vp, model->stream);
 }
 
 // Runs the first n tokens of acts.inputs through the model one by one. x becomes the residual stream of the last one.
@@ -837,13 +833,13 @@ static void generator_prompt_steps(Generator* g, const GPT2* model, int n) {
     DecodeLayers layers = generator_layers(g, model);
     for (int t = 0; t < n; t++) {
         const int* position = layers.first.position = g->prompt_positions + t;
-        decode_embed(g->x, g->acts.inputs + t, position, model->params.wte, model->params.wpe, 1, model->config.channels, model->stream);
+        decode_embed(g->x, g->acts.inputs + t, position, model->params.wte, model->params.wpe, 1,
+                     model->config.channels, model->stream);
         decode_layers(layers, 1, g->packed, g->layers_scratch, model->stream);
     }
 }
 
-// Runs the prompts of a pass, which fills their slots of the cache, and samples the first new token of each. No other slot is
-// read or written.
+// Runs the prompts of a pass, which fills their slots of the cache and no other, and samples the first new token of each.
 static void generator_prefill(Generator* g, GPT2* model, const Sampler* sampler, const PromptPass* p) {
     size_t C = model->config.channels, words = seen_words(model->config.vocab_size);
     int slot = p->slot, n = p->n;
@@ -911,8 +907,9 @@ static void generator_launch_layers(Generator* g, const GPT2* model, int begin, 
         Parameters<floatX> w = layer_parameters(model->params, &model->config, l);
         KeyValueCache c = layer_cache(g->cache, &model->config, l);
         generator_matmul(g, model, qkv, x, w.ln1w, w.ln1b, w.qkvw, w.qkvb, NULL, false, n, C, 3 * C, stream);
-        decode_attention(atty, c.keys + at * c.capacity, c.values + at * c.capacity, g->attention_scratch +
-                         decode_attention_scratch(begin, C, NH, c.capacity), qkv, g->positions + begin, n, C, NH, c.capacity, stream);
+        decode_attention(atty, c.keys + at * c.capacity, c.values + at * c.capacity,
+                         g->attention_scratch + decode_attention_scratch(begin, C, NH, c.capacity), qkv,
+                         g->positions + begin, n, C, NH, c.capacity, stream);
         generator_matmul(g, model, x, atty, NULL, NULL, w.attprojw, w.attprojb, x, false, n, C, C, stream);
         generator_matmul(g, model, fch, x, w.ln2w, w.ln2b, w.fcw, w.fcb, NULL, true, n, C, 4 * C, stream);
         generator_matmul(g, model, x, fch, NULL, NULL, w.fcprojw, w.fcprojb, x, false, n, 4 * C, C, stream);
@@ -923,14 +920,16 @@ static void generator_launch_layers(Generator* g, const GPT2* model, int begin, 
 static void generator_launch_step(Generator* g, const GPT2* model, const Sampler* sampler) {
     int B = g->B;
     cudaStream_t stream = model->stream;
-    decode_embed(g->x, g->tokens, g->positions, model->params.wte, model->params.wpe, B, model->config.channels, stream);
+    decode_embed(g->x, g->tokens, g->positions, model->params.wte, model->params.wpe, B, model->config.channels,
+                 stream);
     if (g->packed) {
         decode_layers(generator_layers(g, model), B, g->packed, g->layers_scratch, stream);
     } else if (!g->sides.begun) {
         generator_launch_layers(g, model, 0, B, stream);
     } else {
-        auto half = [&](int i, cudaStream_t side) { generator_launch_layers(g, model, B / 2 * i, i ? B - B / 2 : B / 2, side); };
-        launch_halves(&g->sides, stream, half);
+        launch_halves(&g->sides, stream, [&](int i, cudaStream_t side) {
+            generator_launch_layers(g, model, B / 2 * i, i ? B - B / 2 : B / 2, side);
+        });
     }
     generator_sample(g, model, sampler, 0, B);
 }
@@ -1046,8 +1045,7 @@ static bool load_batch(Trainer* t, DataLoader* loader, Error* err) {
     return true;
 }
 
-// Prepares the next micro-batch. Returns false if a rank cannot read its data (the reason is then in err) or was asked to
-// stop (err is then empty): all ranks return the same.
+// Prepares the next micro-batch. False on all ranks if one cannot read its data (err says why) or was asked to stop (err empty).
 static bool next_batch(Trainer* t, Error* err) {
     int signal = run_stop_signal;
     bool loaded = !signal && load_batch(t, &t->job.train, err);
@@ -1130,7 +1128,8 @@ static bool launch_step(Trainer* t, Error* err) {
 static void follow_loss_scale(Trainer* t, const PendingStep* s) {
     RunState* run = &t->job.run;
     if (s->state->loss_scale < run->loss_scale) {
-        printf("step %lld: gradients overflow in fp16, loss scale lowered to %g\n", (long long)s->report.step, s->state->loss_scale);
+        printf("step %lld: gradients overflow in fp16, loss scale lowered to %g\n", (long long)s->report.step,
+               s->state->loss_scale);
         t->job.nonfinite_in_a_row = 0;
     }
     run->loss_scale = s->state->loss_scale;
@@ -1155,7 +1154,7 @@ static bool report_step(Trainer* t, PendingStep* s) {
     if (args->log_memory_every && r->step % args->log_memory_every == 0) {
         size_t free_bytes, all_bytes;
         cudaCheck(cudaMemGetInfo(&free_bytes, &all_bytes));
-        printf("GPU memory: %.2f GB in use, %.2f free\n", (double)(all_bytes - free_bytes) * 1e-9, (double)free_bytes * 1e-9);
+        printf("GPU memory: %.2f GB in use, %.2f free\n", (all_bytes - free_bytes) * 1e-9, free_bytes * 1e-9);
     }
     return t->job.nonfinite_in_a_row >= args->max_nonfinite;
 }
@@ -1317,8 +1316,7 @@ static void sample_in_training(Trainer* t) {
     training_sample_end(&t->job, &s, no_memory.text[0] ? no_memory.text : good ? NULL : "the logits are not numbers");
 }
 
-// Generates three tokens and drops them. CUDA loads a kernel when it is launched for the first time; if another program had
-// taken all memory until the first sample, this would end the run.
+// Generates three tokens: CUDA loads a kernel at its first launch, when another program could have taken all memory by then.
 static void load_sampling_kernels(Trainer* t) {
     Sampler sampler = sampler_make(1.0f, 0, 1.0f, 1);
     int length = 1, count, tokens[3];
@@ -1326,8 +1324,8 @@ static void load_sampling_kernels(Trainer* t) {
     const GPT2Config* config = &t->model.config;
     for (bool one_launch : {true, false}) { // later there may be no memory for the first
         if (!one_launch && !decode_layers_runs(1, config->channels, config->num_heads, config->max_seq_len)) { break; }
-        generate(&t->model, &sampler, &t->job.start_token, &length, 1, 1, 3, -1, tokens, &count, NULL, NULL, &no_memory, 1,
-                 one_launch);
+        generate(&t->model, &sampler, &t->job.start_token, &length, 1, 1, 3, -1, tokens, &count, NULL, NULL, &no_memory,
+                 1, one_launch);
     }
 }
 
@@ -1538,7 +1536,8 @@ static void loaded_model_open(LoadedModel* m, int B) {
     GPT2Options options = {};
     GPT2* model = &m->model;
     const GPT2Config* config = &m->source.config;
-    model_source_open(&m->source, resolve_model_path(args->model, resolved, sizeof(resolved)), &has_tokenizer, &m->tokenizer);
+    model_source_open(&m->source, resolve_model_path(args->model, resolved, sizeof(resolved)), &has_tokenizer,
+                      &m->tokenizer);
     m->vocabulary = has_tokenizer ? &m->tokenizer : NULL;
     gpt2_open(model, config, &options);
     model->weights8.format = weights8_format(args->weights);
@@ -1663,7 +1662,8 @@ int main(int argc, char** argv) {
     if (argc == 1) { run_demo(argv[0]); }
     cli_parse(argc, argv,
               "GPT-2 on the GPU: trains (-i), continues a text (--prompt), evaluates (--eval), times (--bench) or "
-              "exports (--export). Without arguments: a demo of about a minute.", options, sizeof(options) / sizeof(options[0]));
+              "exports (--export). Without arguments: a demo of about a minute.",
+              options, sizeof(options) / sizeof(options[0]));
     Task task = chosen_task();
     if (task == TASK_EXPORT) { return export_model(); } // needs no GPU
     if (task == TASK_TRAIN) {
@@ -3394,7 +3394,8 @@ void gemm(const GemmArgs& g, const Epilogue& epilogue, cudaStream_t stream) {
 
 // ==== promoted: matmul_forward ====
 // out (N,OC) float = inp (N,C) weight (OC,C)^T, by cuBLASLt: for logits, which are not rounded to 16 bits
-void matmul_forward_float(float* out, const floatX* inp, const floatX* weight, int N, int C, int OC, cudaStream_t stream) {
+void matmul_forward_float(float* out, const floatX* inp, const floatX* weight, int N, int C, int OC,
+                          cudaStream_t stream) {
     Op op(stream, ((double)N * C + (double)OC * C) * sizeof(floatX) + (double)N * OC * sizeof(float), 2.0 * N * C * OC,
           "matmul_forward %d -> %d, in float", C, OC);
     MatmulCall call;
@@ -4034,7 +4035,6 @@ void quantize3(const QuantizeArgs<F>& q, const Source& source, cudaStream_t stre
     kernel<<<num_blocks, block_size, 0, stream>>>(q, source);
     cudaCheck(cudaGetLastError());
 }
-
 
 #if !defined(ENABLE_FP32)
 // ---- kernel 5: the transposed copy by pairs of tokens: 16 bits, which ldmatrix transposes; tiles of 64x256 ----
@@ -8642,7 +8642,7 @@ template <class Out, class W, int texts, bool norm> __global__ void __launch_bou
         if (scaled && tile * rows + r + 1 < a.OC) { scales[u].y = a.weight.scales[tile * rows + r + 1]; }
     }
     constexpr bool prepares = !head && !scaled && texts < 64; // for 64 texts there are not enough registers
-    bool all_loaded = prepares && begin + ahead >= end;       // all of the warp's weights: then they become operands before the wait
+    bool all_loaded = prepares && begin + ahead >= end; // the warp's weights: they become operands before the wait
     if (all_loaded) {
 #pragma unroll
         for (int i = 0; i < ahead; i++) { DecodeMatmulPairs(w[i], W(), false).arrange(w[i]); }
@@ -8779,10 +8779,13 @@ inline DecodeMatmulPlan decode_matmul_plan(int texts, int cluster, int rows, boo
     if (head) { cluster = 1, rows = 16 * DECODE_MATMUL_WARPS; }
     if (cluster == 0) { // each block reads at most 32 KB of x and, without a layernorm, at most 768 columns
         cluster = 1;
-        while (cluster < DECODE_MATMUL_MAX_CLUSTER && (texts * K > cluster * 16384 || (!norm && K > cluster * 768))) { cluster *= 2; }
+        while (cluster < DECODE_MATMUL_MAX_CLUSTER && (texts * K > cluster * 16384 || (!norm && K > cluster * 768))) {
+            cluster *= 2;
+        }
     }
     int max_rows = decode_matmul_max_rows(texts, cluster);
-    if (rows == 0) { // the most that leave a block for every second SM: fewer blocks read x. Without a layernorm, 32 are faster than 16
+    // the most that leave a block for every second SM: fewer blocks read x. Without a layernorm, 32 are faster than 16
+    if (rows == 0) {
         int least = norm ? 16 : min(32, max_rows);
         for (rows = 64; rows > least; rows /= 2) {
             if (rows <= max_rows && 2 * ceil_div(OC, rows) * cluster * num_y >= num_sms) { break; }
@@ -9222,7 +9225,8 @@ template <int lanes, int depth> __global__ void __launch_bounds__(DECODE_ATTENTI
     typedef DecodeAttentionCursor<lanes> Cursor;
     typedef DecodeAttentionRing<lanes, depth> Ring;
     __shared__ DecodeAttentionShared shared;
-    extern __shared__ int4 decode_attention_ring[]; // as static shared memory, it made a step of 64 texts 9% slower: NOTES.md
+    // as static shared memory, the ring made a step of 64 texts 9% slower: NOTES.md
+    extern __shared__ int4 decode_attention_ring[];
     Ring& ring = *reinterpret_cast<Ring*>(decode_attention_ring);
     grid_launch_dependents(); // the next kernel may start and load its weights
     int C = NH * HS, num_vec = HS / x128::size, max_parts = ceil_div(capacity, DECODE_ATTENTION_STEP);
@@ -9404,7 +9408,8 @@ struct DecodeLayerPacked {
 };
 
 // packed: for each block, layer and fragment, 32 vectors of 8 elements, n in all
-__global__ void decode_layers_pack_kernel5(floatX* packed, const __grid_constant__ DecodeLayers layers, int ranks, size_t n) {
+__global__ void decode_layers_pack_kernel5(floatX* packed, const __grid_constant__ DecodeLayers layers, int ranks,
+                                           size_t n) {
     size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= n) { return; }
     const DecodeLayer& l = layers.first;
@@ -9426,18 +9431,21 @@ struct DecodeLayerParts {
 };
 
 template <int C, int ranks> struct DecodeLayerSizes {
-    static constexpr int NH = C / DECODE_LAYER_HS, SETS = 8 / ranks, CHUNKS = C / 32, OWN = C / ranks; // OWN: columns of a block
-    static constexpr int ROUNDS = (CHUNKS + 7) / 8;                      // chunks of columns per warp
+    static constexpr int NH = C / DECODE_LAYER_HS, SETS = 8 / ranks, CHUNKS = C / 32;
+    static constexpr int OWN = C / ranks;                                  // columns of a block
+    static constexpr int ROUNDS = (CHUNKS + 7) / 8;                        // chunks of columns per warp
     static constexpr int TOGETHER = SETS == 1 && ROUNDS <= 3 ? ROUNDS : 1; // rounds that pass through the ring at once
-    static constexpr int PIECE = 32 * TOGETHER;                          // fragments, at most
+    static constexpr int PIECE = 32 * TOGETHER;                            // fragments, at most
     // each matrix of a layer is one piece, the ring has four
     static constexpr bool RESIDENT = SETS == 1 && TOGETHER == ROUNDS && OWN / 16 <= 8 * TOGETHER;
-    static constexpr int RING = RESIDENT ? 4 : C > 1280 ? 11 : 12;        // pieces
+    static constexpr int RING = RESIDENT ? 4 : C > 1280 ? 11 : 12; // pieces
     // Pieces in flight: some 5 MB on the whole GPU, what its memory delivers in a microsecond. More would not come sooner, but all
     // else, the parts of x above all, would queue behind them: with the whole ring in flight C = 1600 took 7% longer.
     static constexpr int IN_FLIGHT = 3;
     static constexpr int CAPACITY = 1024, TOKENS = CAPACITY / ranks / (4 * DECODE_LAYER_WARPS); // tokens per 8 lanes
-    static_assert(C % (16 * ranks) == 0 && OWN / 2 <= DECODE_LAYER_THREADS && 8 % ranks == 0 && C % DECODE_LAYER_HS == 0, "");
+    static_assert(C % (16 * ranks) == 0 && OWN / 2 <= DECODE_LAYER_THREADS && 8 % ranks == 0 &&
+                      C % DECODE_LAYER_HS == 0,
+                  "");
 };
 
 // The vectors of one half of a layer.
@@ -9455,11 +9463,11 @@ template <int C, int ranks> struct DecodeLayerShared5 {
     uint64_t full[Sizes::RING], empty[Sizes::RING], vectors_full[2], vectors_empty[2];
     uint64_t x_there, qkv_there, attention_there, hidden_there;
     float qkv[3 * DECODE_LAYER_HS], attended[ranks][DECODE_LAYER_PART]; // attended: attention over each block's tokens
-    float warps[DECODE_LAYER_WARPS][DECODE_LAYER_PART];                   // attention of each warp
-    float products[2][DECODE_LAYER_WARPS][32 * Sizes::SETS + 4];          // of each warp's columns: of qkv, and of fc
-    alignas(16) floatX normed[C];                                         // each warp reads only what it wrote
-    alignas(16) floatX operand[DECODE_LAYER_WARPS][DECODE_LAYER_HS];      // attention, for attproj: of each warp
-    alignas(16) floatX hidden[4 * DECODE_LAYER_HS];                       // of the head, for fcproj
+    float warps[DECODE_LAYER_WARPS][DECODE_LAYER_PART];                 // attention of each warp
+    float products[2][DECODE_LAYER_WARPS][32 * Sizes::SETS + 4];        // of each warp's columns: of qkv, and of fc
+    alignas(16) floatX normed[C];                                       // each warp reads only what it wrote
+    alignas(16) floatX operand[DECODE_LAYER_WARPS][DECODE_LAYER_HS];    // attention, for attproj: of each warp
+    alignas(16) floatX hidden[4 * DECODE_LAYER_HS];                     // of the head, for fcproj
 };
 
 template <int C, int ranks> struct DecodeLayerBlock : DecodeLayerSizes<C, ranks> {
@@ -9521,7 +9529,8 @@ template <int C, int ranks> struct DecodeLayerBlock : DecodeLayerSizes<C, ranks>
         };
         for (int i = 0; i < layers.num; i++) {
             size_t at = i * layers.weights;
-            auto vectors = [&](int half, const floatX* norm_weight, const floatX* norm_bias, const floatX* out_bias, int biases) {
+            auto vectors = [&](int half, const floatX* norm_weight, const floatX* norm_bias, const floatX* out_bias,
+                               int biases) {
                 DecodeLayerVectors<C, ranks>& to = shared.vectors[half];
                 uint64_t* full = &shared.vectors_full[half];
                 mbarrier_wait(&shared.vectors_empty[half], (i & 1) ^ 1);
@@ -9535,7 +9544,8 @@ template <int C, int ranks> struct DecodeLayerBlock : DecodeLayerSizes<C, ranks>
             }
             rounds(3), projection(1);
             vectors(1, l.ln2w, l.ln2b, l.fcprojb, 32 * SETS);
-            vector(shared.vectors[1].bias, l.fcb + at + head * 4 * HS + rank * 32 * SETS, 32 * SETS, &shared.vectors_full[1]);
+            vector(shared.vectors[1].bias, l.fcb + at + head * 4 * HS + rank * 32 * SETS, 32 * SETS,
+                   &shared.vectors_full[1]);
             rounds(4), projection(4);
         }
     }
@@ -9745,7 +9755,9 @@ template <int C, int ranks> struct DecodeLayerBlock : DecodeLayerSizes<C, ranks>
             if (lane < 8) { score[TOKENS] = dot, largest = fmaxf(largest, dot); }
         }
 #pragma unroll
-        for (int offset = 16; offset >= 8; offset /= 2) { largest = fmaxf(largest, __shfl_xor_sync(0xFFFFFFFFu, largest, offset)); }
+        for (int offset = 16; offset >= 8; offset /= 2) {
+            largest = fmaxf(largest, __shfl_xor_sync(0xFFFFFFFFu, largest, offset));
+        }
 #pragma unroll
         for (int i = 0; i < TOKENS; i++) {
             if (i * 4 * WARPS >= tokens.n) { continue; }
@@ -9778,7 +9790,9 @@ template <int C, int ranks> struct DecodeLayerBlock : DecodeLayerSizes<C, ranks>
         float2 both = join(shared.warps, WARPS, largest, total);
         store_cluster_async(to + lane, both.x, &shared.attention_there, warp);
         store_cluster_async(to + lane + 32, both.y, &shared.attention_there, warp);
-        if (lane < 2) { store_cluster_async(to + HS + lane, lane == 0 ? largest : total, &shared.attention_there, warp); }
+        if (lane < 2) {
+            store_cluster_async(to + HS + lane, lane == 0 ? largest : total, &shared.attention_there, warp);
+        }
     }
     // The sums of n <= 8 parts: elements lane and lane + 32, the largest score, and the sum of weights.
     __device__ float2 join(const float (*parts)[DECODE_LAYER_PART], int n, float& largest, float& total) const {
@@ -9821,7 +9835,8 @@ template <int C, int ranks> struct DecodeLayerBlock : DecodeLayerSizes<C, ranks>
             }
             float y = result(sums, sums);
             if (warp < n && lane % 4 < 2) {
-                store_relaxed(parts + head * C + first + (begin + warp) * 16 + lane % 4 * 8 + lane / 4, part_of(y, phase));
+                store_relaxed(parts + head * C + first + (begin + warp) * 16 + lane % 4 * 8 + lane / 4,
+                              part_of(y, phase));
             }
             give_back(); // after the parts, for which lanes of the same warp may wait
         }
@@ -9844,9 +9859,12 @@ template <int C, int ranks> struct DecodeLayerBlock : DecodeLayerSizes<C, ranks>
 #pragma unroll
         for (int u = 0; u < SETS; u++) {
             int i = 32 * u + lane;
-            float value = gelu(product_row(1, i) + (float)shared.vectors[1].bias[i]), next = __shfl_down_sync(0xFFFFFFFFu, value, 1);
+            float value = gelu(product_row(1, i) + (float)shared.vectors[1].bias[i]),
+                  next = __shfl_down_sync(0xFFFFFFFFu, value, 1);
             auto* to = reinterpret_cast<const uint32_t*>(&shared.hidden[rank * 32 * SETS + i]);
-            if (lane % 2 == 0) { store_cluster_async(to, pack_16x2(value, next, floatX()), &shared.hidden_there, warp); }
+            if (lane % 2 == 0) {
+                store_cluster_async(to, pack_16x2(value, next, floatX()), &shared.hidden_there, warp);
+            }
         }
     }
 };
@@ -9863,12 +9881,17 @@ template <int C, int ranks> __global__ void __launch_bounds__(DECODE_LAYER_THREA
     constexpr int bytes_x = C * (int)sizeof(float);
     if (block.now < 0) { return; } // the text has ended
     if (threadIdx.x == 0) {
-        for (int i = 0; i < Block::RING; i++) { mbarrier_init(&shared.full[i], 1), mbarrier_init(&shared.empty[i], Block::WARPS); }
-        for (int i = 0; i < 2; i++) { mbarrier_init(&shared.vectors_full[i], 1), mbarrier_init(&shared.vectors_empty[i], Block::WARPS); }
+        for (int i = 0; i < Block::RING; i++) {
+            mbarrier_init(&shared.full[i], 1), mbarrier_init(&shared.empty[i], Block::WARPS);
+        }
+        for (int i = 0; i < 2; i++) {
+            mbarrier_init(&shared.vectors_full[i], 1), mbarrier_init(&shared.vectors_empty[i], Block::WARPS);
+        }
         mbarrier_init(&shared.x_there, 1), mbarrier_init(&shared.qkv_there, 1);
         mbarrier_init(&shared.attention_there, 1), mbarrier_init(&shared.hidden_there, 1);
         mbarrier_init_fence();
-        mbarrier_arrive_expect(&shared.x_there, bytes_x), mbarrier_arrive_expect(&shared.hidden_there, (int)sizeof(shared.hidden));
+        mbarrier_arrive_expect(&shared.x_there, bytes_x),
+            mbarrier_arrive_expect(&shared.hidden_there, (int)sizeof(shared.hidden));
         mbarrier_arrive_expect(&shared.qkv_there, (int)sizeof(shared.qkv));
         mbarrier_arrive_expect(&shared.attention_there, (int)sizeof(shared.attended));
     }
@@ -9939,7 +9962,7 @@ constexpr int DECODE_LAYER_TEXTS = 16;
 
 template <int C> struct DecodeLayerTeam { // what it shares
     static constexpr int OWN = C / 8, HS = DECODE_LAYER_HS, TEXTS = 8;
-    static constexpr int GAP = 32;         // after a text's elements: 64 bytes more than a multiple of 128, for the banks
+    static constexpr int GAP = 32; // after a text's elements: 64 bytes more than a multiple of 128, for the banks
     static constexpr int STRIDE = OWN + 4; // float2 of two texts in 8 rows have banks of their own
     alignas(16) floatX x[TEXTS][C + GAP];  // the residual stream, and then its layernorm
     alignas(16) floatX attention[TEXTS][HS + GAP], hidden[TEXTS][4 * HS + GAP]; // of the head
@@ -9953,7 +9976,8 @@ template <int C> struct DecodeLayerTeam { // what it shares
 };
 template <int C, int TEAMS> struct DecodeLayerShared6 {
     static constexpr int CHUNKS = C / 32, OWN = C / 8, FRAGMENT = DECODE_LAYER_FRAGMENT / x128::size;
-    int4 qkvw[CHUNKS * 3 * FRAGMENT], projw[OWN / 16 * 4 * FRAGMENT], fcw[CHUNKS * 4 * FRAGMENT], fcprojw[OWN / 16 * 16 * FRAGMENT];
+    int4 qkvw[CHUNKS * 3 * FRAGMENT], projw[OWN / 16 * 4 * FRAGMENT], fcw[CHUNKS * 4 * FRAGMENT],
+        fcprojw[OWN / 16 * 16 * FRAGMENT];
     DecodeLayerVectors<C, 8> vectors[2][2]; // of each half of a layer, those of even layers and of odd ones
     DecodeLayerTeam<C> teams[TEAMS];
     uint64_t full[4], empty[4], vectors_full[2][2]; // full, empty: qkvw, projw, fcw, fcprojw
@@ -9966,15 +9990,16 @@ template <int C> constexpr int DECODE_LAYER_TRIPLES = (C / 8 + 2) / 3; // of a b
 template <int C, int TEAMS> struct DecodeLayerTexts {
     typedef DecodeLayerTeam<C> Team;
     static constexpr int NH = C / DECODE_LAYER_HS, CHUNKS = C / 32, OWN = C / 8, HS = DECODE_LAYER_HS, VEC = x128::size;
-    static constexpr int TEXTS = Team::TEXTS, WARPS = DECODE_LAYER_WARPS, TRIPLES = DECODE_LAYER_TRIPLES<C>; // of a team
-    static constexpr int ROUNDS = (CHUNKS + 7) / 8, GROUPS = DECODE_LAYER_THREADS / 8; // groups: 8 lanes, TOGETHER tokens
-    static constexpr int TOGETHER = TEAMS == 1 ? 4 : 2;                                // as the registers allow
+    // of a team. A group of 8 lanes attends to TOGETHER tokens at once
+    static constexpr int TEXTS = Team::TEXTS, WARPS = DECODE_LAYER_WARPS, TRIPLES = DECODE_LAYER_TRIPLES<C>;
+    static constexpr int ROUNDS = (CHUNKS + 7) / 8, GROUPS = DECODE_LAYER_THREADS / 8;
+    static constexpr int TOGETHER = TEAMS == 1 ? 4 : 2; // as the registers allow
     DecodeLayerShared6<C, TEAMS>& shared;
     int team, thread, warp, lane; // thread and warp: of the team
     Team& own;                    // the team's
     int rank;
-    unsigned texts, all_texts;    // a bit for each text that has not ended: of the team, and of both
-    int now;                      // position of the text that the block attends for, -1: there is none
+    unsigned texts, all_texts; // a bit for each text that has not ended: of the team, and of both
+    int now;                   // position of the text that the block attends for, -1: there is none
 
     __device__ DecodeLayerTexts(DecodeLayerShared6<C, TEAMS>& s, const DecodeLayer& l, int B)
         : shared(s), team(TEAMS == 1 ? 0 : warp_uniform(threadIdx.x / DECODE_LAYER_THREADS)),
@@ -9992,7 +10017,8 @@ template <int C, int TEAMS> struct DecodeLayerTexts {
     __device__ bool has_columns() const { return TRIPLES == 32 || lane < TRIPLES; }
     __device__ bool has_column(int k) const { return OWN == 96 || 3 * lane + k < OWN; }
     __device__ void sync() const { named_barrier_sync(1 + team, DECODE_LAYER_THREADS); } // of the team
-    __device__ void wait(uint64_t* barrier, int parity, int bytes) const { // as in kernel 5
+    // as in kernel 5
+    __device__ void wait(uint64_t* barrier, int parity, int bytes) const {
         mbarrier_wait_cluster(barrier, parity);
         if (thread == 0) { mbarrier_arrive_expect(barrier, bytes); }
     }
@@ -10017,12 +10043,14 @@ template <int C, int TEAMS> struct DecodeLayerTexts {
                 from += n * DECODE_LAYER_FRAGMENT;
             };
             // Their place is free: matrix 1 or 3 of layer i - 1 has waited for the end of this half of layer i - 2 in all teams.
-            auto vectors = [&](int half, const floatX* weight, const floatX* bias, const floatX* out_bias, const floatX* own_bias,
-                               int parts) {
+            auto vectors = [&](int half, const floatX* weight, const floatX* bias, const floatX* out_bias,
+                               const floatX* own_bias, int parts) {
                 uint64_t* full = &shared.vectors_full[half][i & 1];
                 DecodeLayerVectors<C, 8>& to = shared.vectors[half][i & 1];
                 int n = half == 0 ? HS : 32;
-                auto vector = [&](floatX* to, const floatX* from, int n) { bulk_load(to, from, n * (int)sizeof(floatX), full); };
+                auto vector = [&](floatX* to, const floatX* from, int n) {
+                    bulk_load(to, from, n * (int)sizeof(floatX), full);
+                };
                 mbarrier_arrive_expect(full, (2 * C + OWN + parts * n) * (int)sizeof(floatX));
                 vector(to.norm_weight, weight + at, C), vector(to.norm_bias, bias + at, C);
                 vector(to.out_bias, out_bias + at + first(), OWN);
@@ -10038,7 +10066,8 @@ template <int C, int TEAMS> struct DecodeLayerTexts {
     // ---- products ----
 
     // sums += a tile of 16 rows by 32 columns, times the texts' elements of these columns, of which lane 4i + j has those of text i.
-    __device__ void multiply(float (&sums)[2][4], const int4* upper, const int4* lower, const floatX* x, int stride) const {
+    __device__ void multiply(float (&sums)[2][4], const int4* upper, const int4* lower, const floatX* x,
+                             int stride) const {
         int4 elements = *reinterpret_cast<const int4*>(x + lane / 4 * stride + lane % 4 * VEC);
         DecodeLayerBlock<C, 8>::multiply(sums, *upper, *lower, elements);
     }
@@ -10176,7 +10205,9 @@ template <int C, int TEAMS> struct DecodeLayerTexts {
             if (!is(i)) { continue; }
             x128 weight = load(vectors.norm_weight, i), bias = load(vectors.norm_bias, i), normed;
 #pragma unroll
-            for (int e = 0; e < VEC; e++) { normed[e] = (floatX)((x[i][e] - mean) * rstd * (float)weight[e] + (float)bias[e]); }
+            for (int e = 0; e < VEC; e++) {
+                normed[e] = (floatX)((x[i][e] - mean) * rstd * (float)weight[e] + (float)bias[e]);
+            }
             store128(row + (i * 32 + lane) * VEC, normed);
         }
     }
@@ -10255,7 +10286,7 @@ template <int C, int TEAMS> struct DecodeLayerTexts {
             for (int e = 0; e < VEC; e++) { s.sum[e] = qkv[2 * HS + part + e]; }
         }
 #pragma unroll 1
-        for (int begin = 0; begin < now; begin += 2 * ROUND) { // while these are used, the next two rounds are on their way
+        for (int begin = 0; begin < now; begin += 2 * ROUND) { // the next two rounds are on their way meanwhile
             attend(s, cache[0], begin);
             load_cache(cache[0], keys, values, begin + 2 * ROUND);
             if (begin + ROUND < now) { attend(s, cache[1], begin + ROUND); }
@@ -10263,7 +10294,9 @@ template <int C, int TEAMS> struct DecodeLayerTexts {
         }
         float before = s.largest;
 #pragma unroll
-        for (int offset = 16; offset >= 8; offset /= 2) { s.largest = fmaxf(s.largest, __shfl_xor_sync(0xFFFFFFFFu, s.largest, offset)); }
+        for (int offset = 16; offset >= 8; offset /= 2) {
+            s.largest = fmaxf(s.largest, __shfl_xor_sync(0xFFFFFFFFu, s.largest, offset));
+        }
         float rescale = exp2f(before - s.largest);
         s.total *= rescale;
 #pragma unroll
@@ -10309,7 +10342,7 @@ template <int C, int TEAMS> struct DecodeLayerTexts {
     }
 };
 
-template <int C, int TEAMS> __global__ void __launch_bounds__(TEAMS * DECODE_LAYER_THREADS + 128, 1)
+template <int C, int TEAMS> __global__ void __launch_bounds__(TEAMS* DECODE_LAYER_THREADS + 128, 1)
     decode_layer_sm90_kernel6(const __grid_constant__ DecodeLayers layers, int B, const floatX* packed,
                               const __grid_constant__ DecodeLayerParts parts) {
     typedef DecodeLayerTexts<C, TEAMS> Block;
@@ -10331,13 +10364,17 @@ template <int C, int TEAMS> __global__ void __launch_bounds__(TEAMS * DECODE_LAY
     const bool loads = threadIdx.x >= TEAMS * DECODE_LAYER_THREADS;
     if (!loads) {
         if (block.thread == 0) {
-            for (uint64_t* there : {&own.x_there, &own.qkv_there, &own.attention_there, &own.hidden_there}) { mbarrier_init(there, 1); }
+            for (uint64_t* there : {&own.x_there, &own.qkv_there, &own.attention_there, &own.hidden_there}) {
+                mbarrier_init(there, 1);
+            }
             mbarrier_init_fence();
-            mbarrier_arrive_expect(&own.x_there, block.bytes_x()), mbarrier_arrive_expect(&own.hidden_there, block.bytes_hidden());
+            mbarrier_arrive_expect(&own.x_there, block.bytes_x()),
+                mbarrier_arrive_expect(&own.hidden_there, block.bytes_hidden());
             mbarrier_arrive_expect(&own.qkv_there, block.bytes_qkv());
             mbarrier_arrive_expect(&own.attention_there, block.bytes_attention());
         }
-        for (int i = block.thread; i < Block::TEXTS * C; i += DECODE_LAYER_THREADS) { // the columns of texts that have ended stay 0
+        // the columns of texts that have ended stay 0
+        for (int i = block.thread; i < Block::TEXTS * C; i += DECODE_LAYER_THREADS) {
             int text = i / C, c = i % C;
             if (block.texts >> text & 1) { continue; }
             own.x[text][c] = (floatX)0.0f;
@@ -10400,7 +10437,9 @@ template <int C, int TEAMS> __global__ void __launch_bounds__(TEAMS * DECODE_LAY
             block.template project<2>(shared.projw, own.attention[0], to, phase);
         } else {
             cache_at += layers.cache;
-            if (TEAMS == 1 && i + 1 < 2 * layers.num) { block.load_first(cache, l.keys + cache_at, l.values + cache_at); }
+            if (TEAMS == 1 && i + 1 < 2 * layers.num) {
+                block.load_first(cache, l.keys + cache_at, l.values + cache_at);
+            }
             block.send_hidden(vectors.bias);
             block.wait(&own.hidden_there, parity, block.bytes_hidden());
             mbarrier_wait(&shared.full[3], parity);
@@ -10435,8 +10474,8 @@ template <class Launch> bool decode_layer_sizes(int C, const Launch& launch) {
            with(std::integral_constant<int, 1280>(), Four()) || with(std::integral_constant<int, 1600>(), Four());
 }
 // How kernels 5 and 6 are launched.
-template <class Kernel> cudaLaunchConfig_t decode_layer_config5(Kernel kernel, int NH, int ranks, int threads, size_t bytes,
-                                                                cudaLaunchAttribute (&attributes)[2]) {
+template <class Kernel> cudaLaunchConfig_t decode_layer_config5(Kernel kernel, int NH, int ranks, int threads,
+                                                                size_t bytes, cudaLaunchAttribute (&attributes)[2]) {
     cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes));
     attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attributes[0].val.programmaticStreamSerializationAllowed = 1;
@@ -10482,7 +10521,8 @@ bool decode_layers_runs(int B, int C, int NH, int capacity) {
         decode_layer_sizes(C, [&](auto c, auto ranks) {
             auto kernel = decode_layer_sm90_kernel5<c.value, ranks.value>;
             size_t bytes = sizeof(DecodeLayerShared5<c.value, ranks.value>);
-            fits = decode_layers_fit(kernel, decode_layer_config5(kernel, NH, ranks.value, DECODE_LAYER_THREADS5, bytes, attributes), NH);
+            fits = decode_layers_fit(
+                kernel, decode_layer_config5(kernel, NH, ranks.value, DECODE_LAYER_THREADS5, bytes, attributes), NH);
         });
     }
     if (B > 1) {
@@ -10527,7 +10567,8 @@ void decode_layers(const DecodeLayers& layers, int B, const floatX* packed, uint
                    int kernel) {
     int C = layers.first.C, NH = layers.first.NH;
     double weights = 12.0 * layers.num * C * C;
-    Op op(stream, weights * sizeof(floatX), 2 * weights * B, "decode_layers"); // without the caches, which depend on the positions
+    // without the caches, which depend on the positions
+    Op op(stream, weights * sizeof(floatX), 2 * weights * B, "decode_layers");
 #if !defined(ENABLE_FP32)
     size_t n = (size_t)NH * C, n6 = decode_layers_triples(C, NH);
     uint4* triples = reinterpret_cast<uint4*>(scratch + 2 * n);

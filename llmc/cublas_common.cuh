@@ -329,8 +329,9 @@ inline void cublaslt_choose(CublasLtPlan& plan, const MatmulCall& c, cudaStream_
     cublasStatus_t status = cublaslt_propose(proposals, cublaslt().tuned ? max_proposals : 1, &n, plan.product, plan.a,
                                              plan.b, plan.out, plan.out, plan.key.alignment);
     // with fp8, two more mean that the library has no such product here
-    bool none = status == CUBLAS_STATUS_NOT_SUPPORTED ||
-                (cublaslt_is_fp8(c) && (status == CUBLAS_STATUS_INVALID_VALUE || status == CUBLAS_STATUS_ARCH_MISMATCH));
+    bool none =
+        status == CUBLAS_STATUS_NOT_SUPPORTED ||
+        (cublaslt_is_fp8(c) && (status == CUBLAS_STATUS_INVALID_VALUE || status == CUBLAS_STATUS_ARCH_MISMATCH));
     if (status != CUBLAS_STATUS_SUCCESS && !none) { cublasCheck(status); }
     int best = n > 0 && !none ? 0 : -1;
     if (n > 1 && !none && !cublaslt_is_captured(stream)) { best = cublaslt_fastest(plan, c, proposals, n, stream); }

@@ -231,11 +231,12 @@ inline KeyValueCache layer_cache(KeyValueCache cache, const GPT2Config* config, 
 }
 
 // All layers as decode_layers() takes them, for texts with the residual stream x and these positions.
-inline DecodeLayers decode_layers_of(const GPT2Config* config, const Parameters<floatX>& params, const KeyValueCache& cache, floatX* x,
-                                     const int* positions) {
+inline DecodeLayers decode_layers_of(const GPT2Config* config, const Parameters<floatX>& params,
+                                     const KeyValueCache& cache, floatX* x, const int* positions) {
     int C = config->channels;
     Parameters<floatX> w = layer_parameters(params, config, 0);
-    DecodeLayer first = {x, cache.keys, cache.values, positions, C, config->num_heads, cache.capacity, w.ln1w, w.ln1b, w.qkvw, w.qkvb,
-                         w.attprojw, w.attprojb, w.ln2w, w.ln2b, w.fcw, w.fcb, w.fcprojw, w.fcprojb};
+    DecodeLayer first = {x,      cache.keys, cache.values, positions, C,          config->num_heads, cache.capacity,
+                         w.ln1w, w.ln1b,     w.qkvw,       w.qkvb,    w.attprojw, w.attprojb,        w.ln2w,
+                         w.ln2b, w.fcw,      w.fcb,        w.fcprojw, w.fcprojb};
     return {first, config->num_layers, bucket(config, 1).n, (size_t)cache.B * cache.capacity * C};
 }

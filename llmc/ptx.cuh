@@ -252,10 +252,10 @@ CUtensorMap tensor_map(const floatX* tensor, const int (&sizes)[rank], const int
     }
     CUtensorMap map;
     bool narrow = box[0] * sizeof(floatX) == 64;
-    CUresult result = ((Encode*)encode)(&map, type, rank, (void*)tensor, size, stride, box, step,
-                                        CU_TENSOR_MAP_INTERLEAVE_NONE,
-                                        narrow ? CU_TENSOR_MAP_SWIZZLE_64B : CU_TENSOR_MAP_SWIZZLE_128B,
-                                        CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    CUresult result =
+        ((Encode*)encode)(&map, type, rank, (void*)tensor, size, stride, box, step, CU_TENSOR_MAP_INTERLEAVE_NONE,
+                          narrow ? CU_TENSOR_MAP_SWIZZLE_64B : CU_TENSOR_MAP_SWIZZLE_128B,
+                          CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     require(result == CUDA_SUCCESS);
     return map;
 }
@@ -694,12 +694,12 @@ __device__ inline void mbarrier_wait_cluster(uint64_t* barrier, int parity) {
 }
 // Stores x in the shared memory of block `rank`, at the address that p has in this block, which is aligned to the size of x. The
 // store is asynchronous: its bytes arrive there at the barrier with the address `barrier`, and it needs no fence.
-#define PTX_STORE_CLUSTER_ASYNC(type, values, p, barrier, rank, ...)                                                    \
-    PTX_SM90A("{\n.reg .b32 there, full;\nmapa.shared::cluster.u32 there, %0, %2;\n"                                    \
-              "mapa.shared::cluster.u32 full, %1, %2;\n"                                                                \
-              "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes." type " [there], " values ", [full];\n}\n" ::"r"( \
-                  shared_address(p)),                                                                                    \
-              "r"(shared_address(barrier)), "r"(rank), __VA_ARGS__                                                       \
+#define PTX_STORE_CLUSTER_ASYNC(type, values, p, barrier, rank, ...)                                                   \
+    PTX_SM90A("{\n.reg .b32 there, full;\nmapa.shared::cluster.u32 there, %0, %2;\n"                                   \
+              "mapa.shared::cluster.u32 full, %1, %2;\n"                                                               \
+              "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes." type " [there], " values                   \
+              ", [full];\n}\n" ::"r"(shared_address(p)),                                                               \
+              "r"(shared_address(barrier)), "r"(rank), __VA_ARGS__                                                     \
               : "memory")
 __device__ inline void store_cluster_async(const uint32_t* p, uint32_t x, const uint64_t* barrier, int rank) {
     PTX_STORE_CLUSTER_ASYNC("b32", "%3", p, barrier, rank, "r"(x));

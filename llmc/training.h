@@ -261,9 +261,9 @@ static const Option options[] = {
     {OPT_BOOL, 'f', NULL, "tf32", &settings.tf32, NULL,
      "fp32 builds: run matmuls on the tensor cores, with a mantissa of 10 bits", 0, 0},
     {OPT_CHOICE, 0, NULL, "fp8", &settings.fp8, FP8_STAGES,
-     "matrix products of training in 8 bits, on Hopper GPUs; bf16 programs only. forward: qkv and the MLP of the layers in the "
-     "forward pass; +dx: also the gradients of their inputs; +head: also the head; +dw, or no argument: also the "
-     "gradients of the weights. +head is short for forward+dx+head, and so on",
+     "matrix products of training in 8 bits, on Hopper GPUs; bf16 programs only. forward: qkv and the MLP of the "
+     "layers in the forward pass; +dx: also the gradients of their inputs; +head: also the head; +dw, or no argument: "
+     "also the gradients of the weights. +head is short for forward+dx+head, and so on",
      0, 0},
     {OPT_BOOL, 'w', NULL, "master-weights", &settings.master_weights, NULL,
      "AdamW updates an fp32 copy of the 16-bit weights", 0, 0},

@@ -30,8 +30,7 @@ struct AdamW {
     float clip; // maximum norm of the gradient; 0: no clipping
 };
 
-// Results that a step's kernels pass on to later kernels: one struct in device memory. The host copies it when the step
-// is done.
+// Results that a step's kernels pass on to later ones: one struct in device memory, copied by the host after the step.
 struct StepState {
     float loss;        // mean over the tokens of the step
     float scaled_norm; // norm of the gradients with the loss scale still in them

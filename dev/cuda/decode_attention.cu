@@ -516,7 +516,8 @@ template <int lanes, int depth> __global__ void __launch_bounds__(DECODE_ATTENTI
     typedef DecodeAttentionCursor<lanes> Cursor;
     typedef DecodeAttentionRing<lanes, depth> Ring;
     __shared__ DecodeAttentionShared shared;
-    extern __shared__ int4 decode_attention_ring[]; // as static shared memory, it made a step of 64 texts 9% slower: NOTES.md
+    // as static shared memory, the ring made a step of 64 texts 9% slower: NOTES.md
+    extern __shared__ int4 decode_attention_ring[];
     Ring& ring = *reinterpret_cast<Ring*>(decode_attention_ring);
     grid_launch_dependents(); // the next kernel may start and load its weights
     int C = NH * HS, num_vec = HS / x128::size, max_parts = ceil_div(capacity, DECODE_ATTENTION_STEP);
@@ -785,4 +786,3 @@ int main(int argc, char** argv) {
                        {9, 300, 64, 1}});
 }
 #endif
-

@@ -1128,7 +1128,8 @@ struct DecodeLayerPacked {
 };
 
 // packed: for each block, layer and fragment, 32 vectors of 8 elements, n in all
-__global__ void decode_layers_pack_kernel5(floatX* packed, const __grid_constant__ DecodeLayers layers, int ranks, size_t n) {
+__global__ void decode_layers_pack_kernel5(floatX* packed, const __grid_constant__ DecodeLayers layers, int ranks,
+                                           size_t n) {
     size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= n) { return; }
     const DecodeLayer& l = layers.first;
@@ -1150,18 +1151,21 @@ struct DecodeLayerParts {
 };
 
 template <int C, int ranks> struct DecodeLayerSizes {
-    static constexpr int NH = C / DECODE_LAYER_HS, SETS = 8 / ranks, CHUNKS = C / 32, OWN = C / ranks; // OWN: columns of a block
-    static constexpr int ROUNDS = (CHUNKS + 7) / 8;                      // chunks of columns per warp
+    static constexpr int NH = C / DECODE_LAYER_HS, SETS = 8 / ranks, CHUNKS = C / 32;
+    static constexpr int OWN = C / ranks;                                  // columns of a block
+    static constexpr int ROUNDS = (CHUNKS + 7) / 8;                        // chunks of columns per warp
     static constexpr int TOGETHER = SETS == 1 && ROUNDS <= 3 ? ROUNDS : 1; // rounds that pass through the ring at once
-    static constexpr int PIECE = 32 * TOGETHER;                          // fragments, at most
+    static constexpr int PIECE = 32 * TOGETHER;                            // fragments, at most
     // each matrix of a layer is one piece, the ring has four
     static constexpr bool RESIDENT = SETS == 1 && TOGETHER == ROUNDS && OWN / 16 <= 8 * TOGETHER;
-    static constexpr int RING = RESIDENT ? 4 : C > 1280 ? 11 : 12;        // pieces
+    static constexpr int RING = RESIDENT ? 4 : C > 1280 ? 11 : 12; // pieces
     // Pieces in flight: some 5 MB on the whole GPU, what its memory delivers in a microsecond. More would not come sooner, but all
     // else, the parts of x above all, would queue behind them: with the whole ring in flight C = 1600 took 7% longer.
     static constexpr int IN_FLIGHT = 3;
     static constexpr int CAPACITY = 1024, TOKENS = CAPACITY / ranks / (4 * DECODE_LAYER_WARPS); // tokens per 8 lanes
-    static_assert(C % (16 * ranks) == 0 && OWN / 2 <= DECODE_LAYER_THREADS && 8 % ranks == 0 && C % DECODE_LAYER_HS == 0, "");
+    static_assert(C % (16 * ranks) == 0 && OWN / 2 <= DECODE_LAYER_THREADS && 8 % ranks == 0 &&
+                      C % DECODE_LAYER_HS == 0,
+                  "");
 };
 
 // The vectors of one half of a layer.
@@ -1179,11 +1183,11 @@ template <int C, int ranks> struct DecodeLayerShared5 {
     uint64_t full[Sizes::RING], empty[Sizes::RING], vectors_full[2], vectors_empty[2];
     uint64_t x_there, qkv_there, attention_there, hidden_there;
     float qkv[3 * DECODE_LAYER_HS], attended[ranks][DECODE_LAYER_PART]; // attended: attention over each block's tokens
-    float warps[DECODE_LAYER_WARPS][DECODE_LAYER_PART];                   // attention of each warp
-    float products[2][DECODE_LAYER_WARPS][32 * Sizes::SETS + 4];          // of each warp's columns: of qkv, and of fc
-    alignas(16) floatX normed[C];                                         // each warp reads only what it wrote
-    alignas(16) floatX operand[DECODE_LAYER_WARPS][DECODE_LAYER_HS];      // attention, for attproj: of each warp
-    alignas(16) floatX hidden[4 * DECODE_LAYER_HS];                       // of the head, for fcproj
+    float warps[DECODE_LAYER_WARPS][DECODE_LAYER_PART];                 // attention of each warp
+    float products[2][DECODE_LAYER_WARPS][32 * Sizes::SETS + 4];        // of each warp's columns: of qkv, and of fc
+    alignas(16) floatX normed[C];                                       // each warp reads only what it wrote
+    alignas(16) floatX operand[DECODE_LAYER_WARPS][DECODE_LAYER_HS];    // attention, for attproj: of each warp
+    alignas(16) floatX hidden[4 * DECODE_LAYER_HS];                     // of the head, for fcproj
 };
 
 template <int C, int ranks> struct DecodeLayerBlock : DecodeLayerSizes<C, ranks> {
@@ -1245,7 +1249,8 @@ template <int C, int ranks> struct DecodeLayerBlock : DecodeLayerSizes<C, ranks>
         };
         for (int i = 0; i < layers.num; i++) {
             size_t at = i * layers.weights;
-            auto vectors = [&](int half, const floatX* norm_weight, const floatX* norm_bias, const floatX* out_bias, int biases) {
+            auto vectors = [&](int half, const floatX* norm_weight, const floatX* norm_bias, const floatX* out_bias,
+                               int biases) {
                 DecodeLayerVectors<C, ranks>& to = shared.vectors[half];
                 uint64_t* full = &shared.vectors_full[half];
                 mbarrier_wait(&shared.vectors_empty[half], (i & 1) ^ 1);
@@ -1259,7 +1264,8 @@ template <int C, int ranks> struct DecodeLayerBlock : DecodeLayerSizes<C, ranks>
             }
             rounds(3), projection(1);
             vectors(1, l.ln2w, l.ln2b, l.fcprojb, 32 * SETS);
-            vector(shared.vectors[1].bias, l.fcb + at + head * 4 * HS + rank * 32 * SETS, 32 * SETS, &shared.vectors_full[1]);
+            vector(shared.vectors[1].bias, l.fcb + at + head * 4 * HS + rank * 32 * SETS, 32 * SETS,
+                   &shared.vectors_full[1]);
             rounds(4), projection(4);
         }
     }
@@ -1469,7 +1475,9 @@ template <int C, int ranks> struct DecodeLayerBlock : DecodeLayerSizes<C, ranks>
             if (lane < 8) { score[TOKENS] = dot, largest = fmaxf(largest, dot); }
         }
 #pragma unroll
-        for (int offset = 16; offset >= 8; offset /= 2) { largest = fmaxf(largest, __shfl_xor_sync(0xFFFFFFFFu, largest, offset)); }
+        for (int offset = 16; offset >= 8; offset /= 2) {
+            largest = fmaxf(largest, __shfl_xor_sync(0xFFFFFFFFu, largest, offset));
+        }
 #pragma unroll
         for (int i = 0; i < TOKENS; i++) {
             if (i * 4 * WARPS >= tokens.n) { continue; }
@@ -1502,7 +1510,9 @@ template <int C, int ranks> struct DecodeLayerBlock : DecodeLayerSizes<C, ranks>
         float2 both = join(shared.warps, WARPS, largest, total);
         store_cluster_async(to + lane, both.x, &shared.attention_there, warp);
         store_cluster_async(to + lane + 32, both.y, &shared.attention_there, warp);
-        if (lane < 2) { store_cluster_async(to + HS + lane, lane == 0 ? largest : total, &shared.attention_there, warp); }
+        if (lane < 2) {
+            store_cluster_async(to + HS + lane, lane == 0 ? largest : total, &shared.attention_there, warp);
+        }
     }
     // The sums of n <= 8 parts: elements lane and lane + 32, the largest score, and the sum of weights.
     __device__ float2 join(const float (*parts)[DECODE_LAYER_PART], int n, float& largest, float& total) const {
@@ -1545,7 +1555,8 @@ template <int C, int ranks> struct DecodeLayerBlock : DecodeLayerSizes<C, ranks>
             }
             float y = result(sums, sums);
             if (warp < n && lane % 4 < 2) {
-                store_relaxed(parts + head * C + first + (begin + warp) * 16 + lane % 4 * 8 + lane / 4, part_of(y, phase));
+                store_relaxed(parts + head * C + first + (begin + warp) * 16 + lane % 4 * 8 + lane / 4,
+                              part_of(y, phase));
             }
             give_back(); // after the parts, for which lanes of the same warp may wait
         }
@@ -1568,9 +1579,12 @@ template <int C, int ranks> struct DecodeLayerBlock : DecodeLayerSizes<C, ranks>
 #pragma unroll
         for (int u = 0; u < SETS; u++) {
             int i = 32 * u + lane;
-            float value = gelu(product_row(1, i) + (float)shared.vectors[1].bias[i]), next = __shfl_down_sync(0xFFFFFFFFu, value, 1);
+            float value = gelu(product_row(1, i) + (float)shared.vectors[1].bias[i]),
+                  next = __shfl_down_sync(0xFFFFFFFFu, value, 1);
             auto* to = reinterpret_cast<const uint32_t*>(&shared.hidden[rank * 32 * SETS + i]);
-            if (lane % 2 == 0) { store_cluster_async(to, pack_16x2(value, next, floatX()), &shared.hidden_there, warp); }
+            if (lane % 2 == 0) {
+                store_cluster_async(to, pack_16x2(value, next, floatX()), &shared.hidden_there, warp);
+            }
         }
     }
 };
@@ -1587,12 +1601,17 @@ template <int C, int ranks> __global__ void __launch_bounds__(DECODE_LAYER_THREA
     constexpr int bytes_x = C * (int)sizeof(float);
     if (block.now < 0) { return; } // the text has ended
     if (threadIdx.x == 0) {
-        for (int i = 0; i < Block::RING; i++) { mbarrier_init(&shared.full[i], 1), mbarrier_init(&shared.empty[i], Block::WARPS); }
-        for (int i = 0; i < 2; i++) { mbarrier_init(&shared.vectors_full[i], 1), mbarrier_init(&shared.vectors_empty[i], Block::WARPS); }
+        for (int i = 0; i < Block::RING; i++) {
+            mbarrier_init(&shared.full[i], 1), mbarrier_init(&shared.empty[i], Block::WARPS);
+        }
+        for (int i = 0; i < 2; i++) {
+            mbarrier_init(&shared.vectors_full[i], 1), mbarrier_init(&shared.vectors_empty[i], Block::WARPS);
+        }
         mbarrier_init(&shared.x_there, 1), mbarrier_init(&shared.qkv_there, 1);
         mbarrier_init(&shared.attention_there, 1), mbarrier_init(&shared.hidden_there, 1);
         mbarrier_init_fence();
-        mbarrier_arrive_expect(&shared.x_there, bytes_x), mbarrier_arrive_expect(&shared.hidden_there, (int)sizeof(shared.hidden));
+        mbarrier_arrive_expect(&shared.x_there, bytes_x),
+            mbarrier_arrive_expect(&shared.hidden_there, (int)sizeof(shared.hidden));
         mbarrier_arrive_expect(&shared.qkv_there, (int)sizeof(shared.qkv));
         mbarrier_arrive_expect(&shared.attention_there, (int)sizeof(shared.attended));
     }
@@ -1663,7 +1682,7 @@ constexpr int DECODE_LAYER_TEXTS = 16;
 
 template <int C> struct DecodeLayerTeam { // what it shares
     static constexpr int OWN = C / 8, HS = DECODE_LAYER_HS, TEXTS = 8;
-    static constexpr int GAP = 32;         // after a text's elements: 64 bytes more than a multiple of 128, for the banks
+    static constexpr int GAP = 32; // after a text's elements: 64 bytes more than a multiple of 128, for the banks
     static constexpr int STRIDE = OWN + 4; // float2 of two texts in 8 rows have banks of their own
     alignas(16) floatX x[TEXTS][C + GAP];  // the residual stream, and then its layernorm
     alignas(16) floatX attention[TEXTS][HS + GAP], hidden[TEXTS][4 * HS + GAP]; // of the head
@@ -1677,7 +1696,8 @@ template <int C> struct DecodeLayerTeam { // what it shares
 };
 template <int C, int TEAMS> struct DecodeLayerShared6 {
     static constexpr int CHUNKS = C / 32, OWN = C / 8, FRAGMENT = DECODE_LAYER_FRAGMENT / x128::size;
-    int4 qkvw[CHUNKS * 3 * FRAGMENT], projw[OWN / 16 * 4 * FRAGMENT], fcw[CHUNKS * 4 * FRAGMENT], fcprojw[OWN / 16 * 16 * FRAGMENT];
+    int4 qkvw[CHUNKS * 3 * FRAGMENT], projw[OWN / 16 * 4 * FRAGMENT], fcw[CHUNKS * 4 * FRAGMENT],
+        fcprojw[OWN / 16 * 16 * FRAGMENT];
     DecodeLayerVectors<C, 8> vectors[2][2]; // of each half of a layer, those of even layers and of odd ones
     DecodeLayerTeam<C> teams[TEAMS];
     uint64_t full[4], empty[4], vectors_full[2][2]; // full, empty: qkvw, projw, fcw, fcprojw
@@ -1690,15 +1710,16 @@ template <int C> constexpr int DECODE_LAYER_TRIPLES = (C / 8 + 2) / 3; // of a b
 template <int C, int TEAMS> struct DecodeLayerTexts {
     typedef DecodeLayerTeam<C> Team;
     static constexpr int NH = C / DECODE_LAYER_HS, CHUNKS = C / 32, OWN = C / 8, HS = DECODE_LAYER_HS, VEC = x128::size;
-    static constexpr int TEXTS = Team::TEXTS, WARPS = DECODE_LAYER_WARPS, TRIPLES = DECODE_LAYER_TRIPLES<C>; // of a team
-    static constexpr int ROUNDS = (CHUNKS + 7) / 8, GROUPS = DECODE_LAYER_THREADS / 8; // groups: 8 lanes, TOGETHER tokens
-    static constexpr int TOGETHER = TEAMS == 1 ? 4 : 2;                                // as the registers allow
+    // of a team. A group of 8 lanes attends to TOGETHER tokens at once
+    static constexpr int TEXTS = Team::TEXTS, WARPS = DECODE_LAYER_WARPS, TRIPLES = DECODE_LAYER_TRIPLES<C>;
+    static constexpr int ROUNDS = (CHUNKS + 7) / 8, GROUPS = DECODE_LAYER_THREADS / 8;
+    static constexpr int TOGETHER = TEAMS == 1 ? 4 : 2; // as the registers allow
     DecodeLayerShared6<C, TEAMS>& shared;
     int team, thread, warp, lane; // thread and warp: of the team
     Team& own;                    // the team's
     int rank;
-    unsigned texts, all_texts;    // a bit for each text that has not ended: of the team, and of both
-    int now;                      // position of the text that the block attends for, -1: there is none
+    unsigned texts, all_texts; // a bit for each text that has not ended: of the team, and of both
+    int now;                   // position of the text that the block attends for, -1: there is none
 
     __device__ DecodeLayerTexts(DecodeLayerShared6<C, TEAMS>& s, const DecodeLayer& l, int B)
         : shared(s), team(TEAMS == 1 ? 0 : warp_uniform(threadIdx.x / DECODE_LAYER_THREADS)),
@@ -1716,7 +1737,8 @@ template <int C, int TEAMS> struct DecodeLayerTexts {
     __device__ bool has_columns() const { return TRIPLES == 32 || lane < TRIPLES; }
     __device__ bool has_column(int k) const { return OWN == 96 || 3 * lane + k < OWN; }
     __device__ void sync() const { named_barrier_sync(1 + team, DECODE_LAYER_THREADS); } // of the team
-    __device__ void wait(uint64_t* barrier, int parity, int bytes) const { // as in kernel 5
+    // as in kernel 5
+    __device__ void wait(uint64_t* barrier, int parity, int bytes) const {
         mbarrier_wait_cluster(barrier, parity);
         if (thread == 0) { mbarrier_arrive_expect(barrier, bytes); }
     }
@@ -1741,12 +1763,14 @@ template <int C, int TEAMS> struct DecodeLayerTexts {
                 from += n * DECODE_LAYER_FRAGMENT;
             };
             // Their place is free: matrix 1 or 3 of layer i - 1 has waited for the end of this half of layer i - 2 in all teams.
-            auto vectors = [&](int half, const floatX* weight, const floatX* bias, const floatX* out_bias, const floatX* own_bias,
-                               int parts) {
+            auto vectors = [&](int half, const floatX* weight, const floatX* bias, const floatX* out_bias,
+                               const floatX* own_bias, int parts) {
                 uint64_t* full = &shared.vectors_full[half][i & 1];
                 DecodeLayerVectors<C, 8>& to = shared.vectors[half][i & 1];
                 int n = half == 0 ? HS : 32;
-                auto vector = [&](floatX* to, const floatX* from, int n) { bulk_load(to, from, n * (int)sizeof(floatX), full); };
+                auto vector = [&](floatX* to, const floatX* from, int n) {
+                    bulk_load(to, from, n * (int)sizeof(floatX), full);
+                };
                 mbarrier_arrive_expect(full, (2 * C + OWN + parts * n) * (int)sizeof(floatX));
                 vector(to.norm_weight, weight + at, C), vector(to.norm_bias, bias + at, C);
                 vector(to.out_bias, out_bias + at + first(), OWN);
@@ -1762,7 +1786,8 @@ template <int C, int TEAMS> struct DecodeLayerTexts {
     // ---- products ----
 
     // sums += a tile of 16 rows by 32 columns, times the texts' elements of these columns, of which lane 4i + j has those of text i.
-    __device__ void multiply(float (&sums)[2][4], const int4* upper, const int4* lower, const floatX* x, int stride) const {
+    __device__ void multiply(float (&sums)[2][4], const int4* upper, const int4* lower, const floatX* x,
+                             int stride) const {
         int4 elements = *reinterpret_cast<const int4*>(x + lane / 4 * stride + lane % 4 * VEC);
         DecodeLayerBlock<C, 8>::multiply(sums, *upper, *lower, elements);
     }
@@ -1900,7 +1925,9 @@ template <int C, int TEAMS> struct DecodeLayerTexts {
             if (!is(i)) { continue; }
             x128 weight = load(vectors.norm_weight, i), bias = load(vectors.norm_bias, i), normed;
 #pragma unroll
-            for (int e = 0; e < VEC; e++) { normed[e] = (floatX)((x[i][e] - mean) * rstd * (float)weight[e] + (float)bias[e]); }
+            for (int e = 0; e < VEC; e++) {
+                normed[e] = (floatX)((x[i][e] - mean) * rstd * (float)weight[e] + (float)bias[e]);
+            }
             store128(row + (i * 32 + lane) * VEC, normed);
         }
     }
@@ -1979,7 +2006,7 @@ template <int C, int TEAMS> struct DecodeLayerTexts {
             for (int e = 0; e < VEC; e++) { s.sum[e] = qkv[2 * HS + part + e]; }
         }
 #pragma unroll 1
-        for (int begin = 0; begin < now; begin += 2 * ROUND) { // while these are used, the next two rounds are on their way
+        for (int begin = 0; begin < now; begin += 2 * ROUND) { // the next two rounds are on their way meanwhile
             attend(s, cache[0], begin);
             load_cache(cache[0], keys, values, begin + 2 * ROUND);
             if (begin + ROUND < now) { attend(s, cache[1], begin + ROUND); }
@@ -1987,7 +2014,9 @@ template <int C, int TEAMS> struct DecodeLayerTexts {
         }
         float before = s.largest;
 #pragma unroll
-        for (int offset = 16; offset >= 8; offset /= 2) { s.largest = fmaxf(s.largest, __shfl_xor_sync(0xFFFFFFFFu, s.largest, offset)); }
+        for (int offset = 16; offset >= 8; offset /= 2) {
+            s.largest = fmaxf(s.largest, __shfl_xor_sync(0xFFFFFFFFu, s.largest, offset));
+        }
         float rescale = exp2f(before - s.largest);
         s.total *= rescale;
 #pragma unroll
@@ -2033,7 +2062,7 @@ template <int C, int TEAMS> struct DecodeLayerTexts {
     }
 };
 
-template <int C, int TEAMS> __global__ void __launch_bounds__(TEAMS * DECODE_LAYER_THREADS + 128, 1)
+template <int C, int TEAMS> __global__ void __launch_bounds__(TEAMS* DECODE_LAYER_THREADS + 128, 1)
     decode_layer_sm90_kernel6(const __grid_constant__ DecodeLayers layers, int B, const floatX* packed,
                               const __grid_constant__ DecodeLayerParts parts) {
     typedef DecodeLayerTexts<C, TEAMS> Block;
@@ -2055,13 +2084,17 @@ template <int C, int TEAMS> __global__ void __launch_bounds__(TEAMS * DECODE_LAY
     const bool loads = threadIdx.x >= TEAMS * DECODE_LAYER_THREADS;
     if (!loads) {
         if (block.thread == 0) {
-            for (uint64_t* there : {&own.x_there, &own.qkv_there, &own.attention_there, &own.hidden_there}) { mbarrier_init(there, 1); }
+            for (uint64_t* there : {&own.x_there, &own.qkv_there, &own.attention_there, &own.hidden_there}) {
+                mbarrier_init(there, 1);
+            }
             mbarrier_init_fence();
-            mbarrier_arrive_expect(&own.x_there, block.bytes_x()), mbarrier_arrive_expect(&own.hidden_there, block.bytes_hidden());
+            mbarrier_arrive_expect(&own.x_there, block.bytes_x()),
+                mbarrier_arrive_expect(&own.hidden_there, block.bytes_hidden());
             mbarrier_arrive_expect(&own.qkv_there, block.bytes_qkv());
             mbarrier_arrive_expect(&own.attention_there, block.bytes_attention());
         }
-        for (int i = block.thread; i < Block::TEXTS * C; i += DECODE_LAYER_THREADS) { // the columns of texts that have ended stay 0
+        // the columns of texts that have ended stay 0
+        for (int i = block.thread; i < Block::TEXTS * C; i += DECODE_LAYER_THREADS) {
             int text = i / C, c = i % C;
             if (block.texts >> text & 1) { continue; }
             own.x[text][c] = (floatX)0.0f;
@@ -2124,7 +2157,9 @@ template <int C, int TEAMS> __global__ void __launch_bounds__(TEAMS * DECODE_LAY
             block.template project<2>(shared.projw, own.attention[0], to, phase);
         } else {
             cache_at += layers.cache;
-            if (TEAMS == 1 && i + 1 < 2 * layers.num) { block.load_first(cache, l.keys + cache_at, l.values + cache_at); }
+            if (TEAMS == 1 && i + 1 < 2 * layers.num) {
+                block.load_first(cache, l.keys + cache_at, l.values + cache_at);
+            }
             block.send_hidden(vectors.bias);
             block.wait(&own.hidden_there, parity, block.bytes_hidden());
             mbarrier_wait(&shared.full[3], parity);
@@ -2159,8 +2194,8 @@ template <class Launch> bool decode_layer_sizes(int C, const Launch& launch) {
            with(std::integral_constant<int, 1280>(), Four()) || with(std::integral_constant<int, 1600>(), Four());
 }
 // How kernels 5 and 6 are launched.
-template <class Kernel> cudaLaunchConfig_t decode_layer_config5(Kernel kernel, int NH, int ranks, int threads, size_t bytes,
-                                                                cudaLaunchAttribute (&attributes)[2]) {
+template <class Kernel> cudaLaunchConfig_t decode_layer_config5(Kernel kernel, int NH, int ranks, int threads,
+                                                                size_t bytes, cudaLaunchAttribute (&attributes)[2]) {
     cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes));
     attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attributes[0].val.programmaticStreamSerializationAllowed = 1;
@@ -2206,7 +2241,8 @@ bool decode_layers_runs(int B, int C, int NH, int capacity) {
         decode_layer_sizes(C, [&](auto c, auto ranks) {
             auto kernel = decode_layer_sm90_kernel5<c.value, ranks.value>;
             size_t bytes = sizeof(DecodeLayerShared5<c.value, ranks.value>);
-            fits = decode_layers_fit(kernel, decode_layer_config5(kernel, NH, ranks.value, DECODE_LAYER_THREADS5, bytes, attributes), NH);
+            fits = decode_layers_fit(
+                kernel, decode_layer_config5(kernel, NH, ranks.value, DECODE_LAYER_THREADS5, bytes, attributes), NH);
         });
     }
     if (B > 1) {
@@ -2251,7 +2287,8 @@ void decode_layers(const DecodeLayers& layers, int B, const floatX* packed, uint
                    int kernel) {
     int C = layers.first.C, NH = layers.first.NH;
     double weights = 12.0 * layers.num * C * C;
-    Op op(stream, weights * sizeof(floatX), 2 * weights * B, "decode_layers"); // without the caches, which depend on the positions
+    // without the caches, which depend on the positions
+    Op op(stream, weights * sizeof(floatX), 2 * weights * B, "decode_layers");
 #if !defined(ENABLE_FP32)
     size_t n = (size_t)NH * C, n6 = decode_layers_triples(C, NH);
     uint4* triples = reinterpret_cast<uint4*>(scratch + 2 * n);
@@ -2391,7 +2428,8 @@ static void decode_layer_fill(float* weights, int L, int C, uint64_t seed) {
 
 static void declare(Bench& b) {
     b.varies("BTCH");
-    int B = b.B, T = b.T, C = b.C, NH = b.NH, capacity = T <= 1024 ? std::min(T + T / 2, 1024) : T + T / 2, L = T >= 512 ? 12 : 3;
+    int B = b.B, T = b.T, C = b.C, NH = b.NH, capacity = T <= 1024 ? std::min(T + T / 2, 1024) : T + T / 2,
+        L = T >= 512 ? 12 : 3;
     // positions of the texts: in small shapes unequal, and of several the third one has ended, of 12 the first eight, of 10 the others
     auto ended = [=](int t) { return t == 2 || (B == 12 && t < 8) || (B == 10 && t >= 8); };
     auto now = [=](int t) { return L == 12 ? T - 1 : ended(t) ? -1 : T - 1 - t * 7 % T; };
@@ -2457,9 +2495,11 @@ static void declare(Bench& b) {
                  launch([=] { decode_layer1(layers, B, {qkv, atty, fch, scratch}, stream); });
                  for (int t = 0; t < B; t++) { // of a text that has ended it leaves anything
                      if (now(t) >= 0) { continue; }
-                     cudaCheck(cudaMemcpyAsync(x + t * C, x_before + t * C, C * sizeof(floatX), cudaMemcpyDeviceToDevice, stream));
+                     cudaCheck(cudaMemcpyAsync(x + t * C, x_before + t * C, C * sizeof(floatX),
+                                               cudaMemcpyDeviceToDevice, stream));
                  }
-             }, {0});
+             },
+             {0});
 #if !defined(ENABLE_FP32)
     if (B == 1 && decode_layer_ranks(C, NH, capacity, b.dry ? 132 : num_multiprocessors())) {
         b.kernel(
@@ -2495,7 +2535,8 @@ static void declare(Bench& b) {
         decode_layer_sizes(C, [&](auto, auto r) { ranks = r.value; });
         Buffer<floatX> packed = b.input_from<floatX>("packed", L * 12 * c * c, [=](float* to) {
             const float* host = weights.host;
-            const size_t matrices[] = {2 * c, 5 * c + 3 * c * c, 8 * c + 4 * c * c, 12 * c + 8 * c * c}; // where they begin in a layer
+            // where they begin in a layer
+            const size_t matrices[] = {2 * c, 5 * c + 3 * c * c, 8 * c + 4 * c * c, 12 * c + 8 * c * c};
             DecodeLayerPacked p(C, ranks);
             parallel_for((size_t)L * NH * ranks, [&](size_t i) {
                 size_t block = i / L, l = i % L;
@@ -2516,7 +2557,8 @@ static void declare(Bench& b) {
         }
         if (runs6) {
             b.kernel(
-                6, "5 for 2 to 16 texts (here also for one), each in a column of mma's other operand", [=](int) { run(6); }, {0}, -90);
+                6, "5 for 2 to 16 texts (here also for one), each in a column of mma's other operand",
+                [=](int) { run(6); }, {0}, -90);
         }
     }
 #endif
@@ -2528,8 +2570,8 @@ int main(int argc, char** argv) {
                       {{1, 1, 64, 1},
                        {8, 70, 128, 2},
                        {3, 33, 128, 2},
-                      {16, 70, 128, 2},
-                      {11, 300, 128, 2},
+                       {16, 70, 128, 2},
+                       {11, 300, 128, 2},
                        {12, 40, 128, 2},
                        {10, 40, 128, 2},
                        {5, 300, 768, 12},

@@ -504,7 +504,7 @@ template <class Out, class W, int texts, bool norm> __global__ void __launch_bou
         if (scaled && tile * rows + r + 1 < a.OC) { scales[u].y = a.weight.scales[tile * rows + r + 1]; }
     }
     constexpr bool prepares = !head && !scaled && texts < 64; // for 64 texts there are not enough registers
-    bool all_loaded = prepares && begin + ahead >= end;       // all of the warp's weights: then they become operands before the wait
+    bool all_loaded = prepares && begin + ahead >= end; // the warp's weights: they become operands before the wait
     if (all_loaded) {
 #pragma unroll
         for (int i = 0; i < ahead; i++) { DecodeMatmulPairs(w[i], W(), false).arrange(w[i]); }
@@ -641,10 +641,13 @@ inline DecodeMatmulPlan decode_matmul_plan(int texts, int cluster, int rows, boo
     if (head) { cluster = 1, rows = 16 * DECODE_MATMUL_WARPS; }
     if (cluster == 0) { // each block reads at most 32 KB of x and, without a layernorm, at most 768 columns
         cluster = 1;
-        while (cluster < DECODE_MATMUL_MAX_CLUSTER && (texts * K > cluster * 16384 || (!norm && K > cluster * 768))) { cluster *= 2; }
+        while (cluster < DECODE_MATMUL_MAX_CLUSTER && (texts * K > cluster * 16384 || (!norm && K > cluster * 768))) {
+            cluster *= 2;
+        }
     }
     int max_rows = decode_matmul_max_rows(texts, cluster);
-    if (rows == 0) { // the most that leave a block for every second SM: fewer blocks read x. Without a layernorm, 32 are faster than 16
+    // the most that leave a block for every second SM: fewer blocks read x. Without a layernorm, 32 are faster than 16
+    if (rows == 0) {
         int least = norm ? 16 : min(32, max_rows);
         for (rows = 64; rows > least; rows /= 2) {
             if (rows <= max_rows && 2 * ceil_div(OC, rows) * cluster * num_y >= num_sms) { break; }

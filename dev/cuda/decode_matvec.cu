@@ -724,4 +724,3 @@ int main(int argc, char** argv) {
                        with_kind(8, {7, 1, 64, 1, 8257})});
 }
 #endif
-

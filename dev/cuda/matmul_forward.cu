@@ -1230,7 +1230,8 @@ void matmul_forward18(const MatmulForwardArgs& f, cudaStream_t stream, int stage
 
 // ==== promoted: matmul_forward ====
 // out (N,OC) float = inp (N,C) weight (OC,C)^T, by cuBLASLt: for logits, which are not rounded to 16 bits
-void matmul_forward_float(float* out, const floatX* inp, const floatX* weight, int N, int C, int OC, cudaStream_t stream) {
+void matmul_forward_float(float* out, const floatX* inp, const floatX* weight, int N, int C, int OC,
+                          cudaStream_t stream) {
     Op op(stream, ((double)N * C + (double)OC * C) * sizeof(floatX) + (double)N * OC * sizeof(float), 2.0 * N * C * OC,
           "matmul_forward %d -> %d, in float", C, OC);
     MatmulCall call;

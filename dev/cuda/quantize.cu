@@ -181,7 +181,6 @@ void quantize3(const QuantizeArgs<F>& q, const Source& source, cudaStream_t stre
     kernel<<<num_blocks, block_size, 0, stream>>>(q, source);
     cudaCheck(cudaGetLastError());
 }
-
 // ==== end promoted: quantize ====
 
 #if !defined(ENABLE_FP32) // a vector is 8 elements

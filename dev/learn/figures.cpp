@@ -1228,8 +1228,8 @@ static Svg draw_roofline() {
         text("%s, bf16, cold L2. Roofs as measured in the run of matmul_forward. Both axes are logarithmic.",
              library.gpu.c_str()),
         "Left: dots of ops under a sloped roof, the rate of a copy, and a flat one, the rate of the library's matrix "
-        "product. Right: the kernels of matmul_forward as dots, connected, that climb towards the flat roof; their numbers "
-        "stand below.");
+        "product. Right: the kernels of matmul_forward as dots, connected, that climb towards the flat roof; their "
+        "numbers stand below.");
     auto at_x = [&](double v) { return left + (right - left) * log10(v / from) / log10(to / from); };
     auto at_y = [&](double v) { return bottom - (bottom - top) * log10(v / low) / log10(high / low); };
     const double ladder_left = 556, ladder_right = 776;

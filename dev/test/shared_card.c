@@ -38,7 +38,9 @@ cudaError_t cudaGetDeviceCount(int* count) {
     cudaError_t (*real)(int*);
     *(void**)&real = next("cudaGetDeviceCount");
     cudaError_t error = real(count);
-    if (error == cudaSuccess && *count > 0 && *count < setting("SHARED_CARD", 1)) { *count = setting("SHARED_CARD", 1); }
+    if (error == cudaSuccess && *count > 0 && *count < setting("SHARED_CARD", 1)) {
+        *count = setting("SHARED_CARD", 1);
+    }
     return error;
 }
 

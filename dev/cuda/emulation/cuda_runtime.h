@@ -463,7 +463,9 @@ template <class Kernel>
 inline cudaError_t cudaOccupancyMaxActiveClusters(int* clusters, Kernel*, const cudaLaunchConfig_t* config) {
     int size = 1;
     for (unsigned i = 0; i < config->numAttrs; i++) {
-        if (config->attrs[i].id == cudaLaunchAttributeClusterDimension) { size = (int)config->attrs[i].val.clusterDim.x; }
+        if (config->attrs[i].id == cudaLaunchAttributeClusterDimension) {
+            size = (int)config->attrs[i].val.clusterDim.x;
+        }
     }
     *clusters = 20 / size; // 20 blocks run at once
     return cudaSuccess;
