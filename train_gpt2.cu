@@ -59,6 +59,7 @@ Words:
 Sources: Radford et al. 2019, "Language models are unsupervised multitask learners"; the structure of the program
 follows karpathy/llm.c. The source of an algorithm is named at its operation, or in the file of its ladder.
 */
+#include "llmc/adamw_state.cuh"
 #include "llmc/choices.cuh"
 #include "llmc/cublas_common.cuh"
 #include "llmc/cuda_common.cuh"
@@ -157,37 +158,16 @@ void mean_loss(float* mean, const float* losses, int N, float scale, cudaStream_
 void global_norm(float* norm, float* scratch, const float* grads, size_t n, cudaStream_t stream);
 size_t global_norm_scratch();
 
-// ==== promoted: adamw_state ====
-// Hyperparameters of one update, set by the host.
-struct AdamW {
-    float learning_rate, beta1, beta2, eps, weight_decay;
-    float clip; // maximum norm of the gradient; 0: no clipping
-};
-
-// Results that a step's kernels pass on to later ones: one struct in device memory, copied by the host after the step.
-struct StepState {
-    float loss;        // mean over the tokens of the step
-    float scaled_norm; // norm of the gradients with the loss scale still in them
-    float norm;        // norm of the true gradients; set by adamw_prepare
-    int applied;       // verdict of adamw_prepare: 1 = update; 0 = no update (loss or norm not finite, or host skips)
-    int num_updates;   // steps that changed the weights: t of AdamW
-    float loss_scale;  // factor on the loss in fp16, else 1; adamw_prepare replaces it with the next step's factor
-    float dloss;       // derivative of the scaled loss by one token's loss: loss_scale / tokens in a step
-    int good_steps;    // finite steps since the loss scale last changed
-    float grad_scale;  // factor on the gradients in adamw: clipping factor / loss_scale
-    float inverse_bias1, inverse_bias2; // bias corrections 1 / (1 - beta^t)
-    float saturated;                    // with --fp8: tensors with values beyond the largest number of their format
-};
-// ==== end promoted: adamw_state ====
-
 // Decides whether the weights are updated: state->applied becomes 1 unless loss or norm is not finite or skip is true. Sets
 // norm, num_updates, grad_scale and the bias corrections for adamw. In fp16 it also sets the next step's loss scale: half
 // after an overflow, double after 2000 finite steps, always within 1 to 65536.
-void adamw_prepare(StepState* state, const AdamW& optimizer, bool skip, cudaStream_t stream);
+void adamw_prepare(StepState* state, const AdamW& optimizer, bool skip, bool later, cudaStream_t stream);
 // AdamW on n parameters, if state->applied: params (n) floatX, master (n) float or NULL, m, v (n) | grads (n). seed 0:
 // params are rounded to nearest; else stochastically, with new random bits in every update.
 void adamw(floatX* params, float* master, float* m, float* v, const float* grads, const StepState* state, size_t n,
            const AdamW& optimizer, uint32_t seed, cudaStream_t stream);
+// Ends an update of layers that a forward pass has taken along, for those before `layer`: llmc/adamw_state.cuh.
+void adamw_finish(int layer, cudaStream_t stream);
 // params (n) = master (n), rounded as adamw rounded them in update number `update`
 void adamw_round_weights(floatX* params, const float* master, size_t n, uint32_t seed, int update, cudaStream_t stream);
 
@@ -268,6 +248,8 @@ struct GPT2 {
     float* own_grads;      // (share_size): sums over the ranks; without ZeRO-1 the same memory as grads_memory
     float* m_memory;       // (share_size), AdamW's first moment, or Muon's momentum
     float* v_memory;       // (share_size, with Muon without matrices), AdamW's second moment
+    int* update_done;      // of an update that the next forward pass takes along: AdamWLater
+    bool update_is_open;   // such an update has begun
     int muon_layers;       // layers that Muon updates at once
     Parameters<floatX> params;
     Parameters<float> grads;
@@ -277,6 +259,8 @@ struct GPT2 {
     void* arenas[2];  // the two allocations: weights and optimizer state; activations
     size_t num_bytes; // of both arenas
 };
+
+#include "llmc/update_later.cuh" // AdamW beside the next forward pass
 
 // ---- forward --------------------------------------------------------------------------------------
 
@@ -303,12 +287,13 @@ static Norm norm_before_layer(const GPT2* model, const Activations* acts, int B,
 // (residual3); fused_residual_layernorm writes the sum together with the layernorm that follows it.
 static void gpt2_forward(GPT2* model, Activations* acts, int B, int T, KeyValueCache* cache) {
     require((size_t)B * T <= (size_t)acts->B * acts->T && T <= model->config.max_seq_len);
+    if (!adamw_later().is_open()) { finish_update(model); }
     const GPT2Config* config = &model->config;
     int L = config->num_layers, NH = config->num_heads, C = config->channels, BT = B * T;
     cudaStream_t stream = model->stream;
 
-    await_weights(0, stream);
-    await_weights(1, stream);
+    await_bucket(model, 0);
+    await_bucket(model, 1);
     encoder_forward(acts->encoded, acts->inputs, model->params.wte, model->params.wpe, B, T, C, stream);
     Norm norm = norm_before_layer(model, acts, B, T, 0);
     layernorm_forward(norm.out, norm.mean, norm.rstd, acts->encoded, norm.weight, norm.bias, BT, C, stream);
@@ -331,7 +316,7 @@ static void gpt2_forward(GPT2* model, Activations* acts, int B, int T, KeyValueC
         saved.is_slope = saved.is_slope && matmul_can_save_slope(BT, C, 4 * C);
         matmul_forward(a.fch_gelu, saved, a.ln2, w.fcw, w.fcb, NULL, BT, C, 4 * C, stream);
         matmul_forward(a.projected, NULL, a.fch_gelu, w.fcprojw, w.fcprojb, NULL, BT, 4 * C, C, stream);
-        await_weights(l + 2, stream); // of the next layer
+        await_bucket(model, l + 2); // of the next layer
         norm = norm_before_layer(model, acts, B, T, l + 1);
         fused_residual_layernorm_forward(a.residual3, norm.out, norm.mean, norm.rstd, a.residual2, a.projected,
                                          norm.weight, norm.bias, BT, C, stream);
@@ -457,11 +442,13 @@ static uint32_t rounding_seed(const GPT2* model, int piece, size_t place) {
 
 // One step of AdamW (Loshchilov and Hutter 2019, arXiv:1711.05101); if muon is not NULL, of Muon on the layers' matrices. Call
 // after gpt2_gradient_norm. Nothing changes if loss or norm is not finite, or if skip is true.
-static void gpt2_update(GPT2* model, const AdamW* optimizer, bool skip, const Muon* muon = NULL) {
+static void gpt2_update(GPT2* model, const AdamW* optimizer, bool skip, const Muon* muon = NULL, bool later = false) {
     const GPT2Config* config = &model->config;
-    require(model->options.muon == (muon != NULL));
-    adamw_prepare(model->state, *optimizer, skip, model->stream);
+    require(model->options.muon == (muon != NULL) && !model->update_is_open);
+    adamw_prepare(model->state, *optimizer, skip, later, model->stream);
+    if (later) { begin_update(model); }
     for (int b = 0; b < num_buckets(config); b++) {
+        if (later && b > 1 && b <= config->num_layers) { continue; }
         if (muon && b == 1) { // while the embeddings are gathered
             MuonArrays a = {model->params_memory, model->master_memory, model->m_memory,    model->own_grads,
                             model->state,         model->acts.logits,   model->muon_layers, model->acts.scratch};
@@ -502,6 +489,7 @@ static void plan_parameters(Plan* plan, GPT2* model, const GPT2Config* config, c
     if (options->master_weights && sizeof(floatX) < sizeof(float)) {
         plan_add(plan, PLAN_ADAMW, &model->master_memory, own);
     }
+    plan_add(plan, PLAN_ADAMW, &model->update_done, adamw_num_workers());
 }
 
 // Bytes of scratch for a backward pass: the largest need of any of its operations.
@@ -677,7 +665,8 @@ static void gpt2_upload(GPT2* model, const float* weights, int num_updates) {
 }
 
 // The fp32 weights on the device (model_size), or NULL if there are only 16-bit weights. All ranks must call it.
-static const float* collect_weights(const GPT2* model) {
+static const float* collect_weights(GPT2* model) {
+    finish_update(model);
     for (int b = 0; b < num_buckets(&model->config); b++) { await_weights(b, model->stream); }
     if (model->master_memory) { return collect_shares(model, model->master_memory); }
     return sizeof(floatX) == sizeof(float) ? (float*)model->params_memory : NULL;
@@ -696,7 +685,7 @@ static void download_values(const GPT2* model, float* host, const float* whole, 
 }
 
 // Copies the weights (num_params) to the host. All ranks must call it.
-static void gpt2_download(const GPT2* model, float* weights) {
+static void gpt2_download(GPT2* model, float* weights) {
     const float* whole = collect_weights(model);
     for_each_tensor(&model->config, [&](size_t place, size_t offset, size_t n) {
         download_values(model, weights + offset, whole, place, n);
@@ -776,11 +765,12 @@ static DecodeLayers generator_layers(const Generator* g, const GPT2* model) {
 }
 
 // If there is no memory, returns false with the reason in err.
-static bool generator_allocate(Generator* g, const GPT2* model, int B, int rows, int capacity, Error* err = NULL,
+static bool generator_allocate(Generator* g, GPT2* model, int B, int rows, int capacity, Error* err = NULL,
                                bool one_launch = true) {
     const GPT2Config* config = &model->config;
     Plan plan;
     // weights that other ranks have updated may still be on their way, and from here on they are read
+    finish_update(model);
     for (int b = 0; b < num_buckets(config); b++) { await_weights(b, model->stream); }
     bool packed = one_launch && decode_layers_runs(B, config->channels, config->num_heads, capacity) &&
                   is_free(generator_plan(&plan, g, config, B, rows, capacity, true));
@@ -1060,6 +1050,7 @@ static void launch_micro_step(GPT2* model, const Batch* batch, bool first, bool 
     float scale = 1.0f / (float)batch->total;
     bool fp8 = model->options.fp8;
     leave_room(first && args->zero);
+    if (first && updates_later(model)) { take_update_along(model); }
     fp8 ? gpt2_forward_fp8(model, B, T, first) : gpt2_forward(model, &model->acts, B, T, NULL);
     leave_room(false); // all weights are here
     fp8 ? gpt2_loss_fp8(model, B, T, scale, first) : gpt2_loss(model, &model->acts, B, T, true, scale);
@@ -1072,6 +1063,7 @@ static void launch_micro_step(GPT2* model, const Batch* batch, bool first, bool 
 static void micro_step(Trainer* t, bool first, bool last) {
     Range range("micro_step");
     auto launch = [&] { launch_micro_step(&t->model, &t->job.batch, first, last); };
+    if (first) { t->model.update_is_open = false; } // also by the replay of a graph
     if (!args->use_graph || profile().listing) { return launch(); }
     launch_as_graph(&t->graphs[first][last && ranks().beside], t->model.stream, launch);
 }
@@ -1115,7 +1107,7 @@ static bool launch_step(Trainer* t, Error* err) {
     bool host_judges = args->skip_loss_z > 0 || args->skip_norm_z > 0;
     bool skip = host_judges && !judge_before_update(t, s);
     Muon muon = {lr_at(&t->job.muon_schedule, run->step), args->muon_momentum, args->weight_decay};
-    gpt2_update(model, &optimizer, skip, uses_muon() ? &muon : NULL);
+    gpt2_update(model, &optimizer, skip, uses_muon() ? &muon : NULL, updates_later(model));
     read_state(t, s);
     cudaCheck(cudaEventRecord(s->end, model->stream));
     training_step_done(&t->job);
@@ -2828,6 +2820,249 @@ void gelu_backward(floatX* dinp, const floatX* dout, const floatX* inp, size_t n
 }
 // ==== end promoted: gelu_backward ====
 
+// ==== promoted: adamw ====
+// In fp16 only: halves the loss scale after an overflow, doubles it after LOSS_SCALE_STEPS finite steps. If the loss
+// itself is not finite, or the scale is already 1, the scale is not the cause of the overflow and is not halved.
+__device__ inline void adamw_adapt_loss_scale(StepState* s) {
+    constexpr int LOSS_SCALE_STEPS = 2000;
+    constexpr float LARGEST_LOSS_SCALE = 65536.0f;
+    float factor = 1.0f;
+    if (isfinite(s->loss) && isfinite(s->scaled_norm)) {
+        s->good_steps++;
+        if (s->good_steps >= LOSS_SCALE_STEPS && s->loss_scale < LARGEST_LOSS_SCALE) { factor = 2.0f; }
+    } else if (isfinite(s->loss) && s->loss_scale > 1.0f) {
+        factor = 0.5f;
+    }
+    if (factor == 1.0f) { return; }
+    s->loss_scale *= factor, s->dloss *= factor;
+    s->good_steps = 0;
+}
+
+__global__ void adamw_prepare_kernel(StepState* s, AdamW o, bool skip, bool later) {
+    s->optimizer = o, s->is_later = later;
+    float unscale = __frcp_rn(s->loss_scale); // exact, because the scale is a power of two
+    s->norm = s->scaled_norm * unscale;
+    s->applied = isfinite(s->loss) && isfinite(s->scaled_norm) && !skip;
+    int t = s->num_updates += s->applied;
+    s->grad_scale = unscale * (o.clip > 0.0f && s->norm > o.clip ? o.clip / s->norm : 1.0f);
+    s->inverse_bias1 = (float)(1.0 / (1.0 - pow((double)o.beta1, (double)t)));
+    s->inverse_bias2 = (float)(1.0 / (1.0 - pow((double)o.beta2, (double)t)));
+    if (IS_FP16) { adamw_adapt_loss_scale(s); }
+}
+
+// state (1) is in device memory and already holds loss and scaled_norm. Sets norm, the verdict `applied`, num_updates,
+// grad_scale and the bias corrections; in fp16 also the loss scale of the next step. If skip is true, the update is
+// skipped even if loss and norm are finite. later: layers are updated during the next forward pass.
+void adamw_prepare(StepState* state, const AdamW& optimizer, bool skip, bool later, cudaStream_t stream) {
+    Op op(stream, sizeof(StepState), 0, "step verdict");
+    adamw_prepare_kernel<<<1, 1, 0, stream>>>(state, optimizer, skip, later);
+    cudaCheck(cudaGetLastError());
+}
+
+// Returns the new parameter; updates m and v.
+__device__ inline float adamw_update(float p, float& m, float& v, float grad, const StepState& s, const AdamW& o) {
+    float g = grad * s.grad_scale;
+    m = o.beta1 * m + (1.0f - o.beta1) * g;
+    v = o.beta2 * v + (1.0f - o.beta2) * g * g;
+    float direction = m * s.inverse_bias1 / (sqrtf(v * s.inverse_bias2) + o.eps);
+    return p - o.learning_rate * (direction + o.weight_decay * p);
+}
+
+// The rounding seed of this update, from the seed of this range of parameters. Seed 0 means round to nearest and stays
+// 0; `| 1` keeps any other seed from becoming 0.
+__device__ inline uint32_t adamw_seed(uint32_t seed, int update) {
+    return seed == 0 ? 0 : hash_bits((uint32_t)update, seed) | 1;
+}
+
+__device__ inline floatX adamw_round(float p, size_t i, uint32_t seed) {
+    return seed == 0 ? (floatX)p : stochastic_round(p, hash_bits((uint32_t)i, seed));
+}
+
+__device__ inline void adamw_scalar(floatX* params, float* master, float* m, float* v, const float* grads,
+                                    const StepState& s, const AdamW& o, size_t i, uint32_t seed) {
+    float p = adamw_update(master ? master[i] : (float)params[i], m[i], v[i], grads[i], s, o);
+    if (master) { master[i] = p; }
+    params[i] = adamw_round(p, i, seed);
+}
+
+// ---- kernel 4: two groups of four elements per thread, all of their loads in flight at once ----
+
+__global__ void __launch_bounds__(128)
+    adamw_kernel4(floatX* params, float* master, float* m, float* v, const float* grads, const StepState* state,
+                  size_t n, AdamW o, uint32_t seed) {
+    size_t first = ((size_t)blockIdx.x * 2 * blockDim.x + threadIdx.x) * 4, stride = (size_t)blockDim.x * 4;
+    f128 p[2], m4[2], v4[2], g4[2];
+#pragma unroll
+    for (int j = 0; j < 2; j++) {
+        size_t i = first + j * stride;
+        if (i + 4 > n) { continue; }
+        m4[j] = load128(m + i), v4[j] = load128(v + i), g4[j] = load128(grads + i);
+        if (master) {
+            p[j] = load128(master + i);
+        } else {
+            x4 old = *reinterpret_cast<const x4*>(params + i);
+            for (int k = 0; k < 4; k++) { p[j][k] = (float)old[k]; }
+        }
+    }
+    StepState s = *state;
+    if (!s.applied) { return; }
+    seed = adamw_seed(seed, s.num_updates);
+#pragma unroll
+    for (int j = 0; j < 2; j++) {
+        size_t i = first + j * stride;
+        if (i + 4 > n) {
+            for (; i < n; i++) { adamw_scalar(params, master, m, v, grads, s, o, i, seed); }
+            continue;
+        }
+        x4 rounded;
+        for (int k = 0; k < 4; k++) {
+            p[j][k] = adamw_update(p[j][k], m4[j][k], v4[j][k], g4[j][k], s, o);
+            rounded[k] = adamw_round(p[j][k], i + k, seed);
+        }
+        store128(m + i, m4[j]);
+        store128(v + i, v4[j]);
+        if (master) { store128(master + i, p[j]); }
+        *reinterpret_cast<x4*>(params + i) = rounded;
+    }
+}
+
+// ---- the update during the next forward pass, in chunks, by idle warps of its matrix products: kernel 3 of matmul_adamw.cu ----
+
+// What a warp needs of a chunk of an AdamWLater.
+struct AdamWChunk {
+    size_t place; // of its piece in the arrays
+    int begin, end;
+    uint32_t seed;
+    bool decays;
+    __device__ AdamWChunk(const AdamWLater& w, int chunk, int num_updates) {
+        int of_layer = w.chunks_of_layer(), of_matrices = w.chunks_of(w.matrices);
+        int layer = chunk / of_layer, i = chunk % of_layer;
+        decays = i < of_matrices;
+        place = layer * ((size_t)w.matrices + w.vectors) + (decays ? 0 : w.matrices);
+        begin = (decays ? i : i - of_matrices) * AdamWLater::CHUNK;
+        end = min(begin + AdamWLater::CHUNK, decays ? w.matrices : w.vectors);
+        // pieces are numbered as in llmc/layout.cuh
+        seed = w.seed == 0 ? 0 : adamw_seed(hash_bits(1 + 2 * layer + !decays, w.seed) | 1, num_updates);
+    }
+};
+
+// Four values of a chunk, i to i + 3 of its piece.
+__device__ inline void adamw_values(const AdamWLater& w, const StepState& s, const AdamW& o, const AdamWChunk& c,
+                                    int i) {
+    size_t at = c.place + i;
+    f128 p, m4 = load128(w.m + at), v4 = load128(w.v + at), g4 = load128(w.grads + at);
+    if (w.master) {
+        p = load128(w.master + at);
+    } else {
+        x4 old = *reinterpret_cast<const x4*>(w.params + at);
+        for (int k = 0; k < 4; k++) { p[k] = (float)old[k]; }
+    }
+    x4 rounded;
+    for (int k = 0; k < 4; k++) {
+        p[k] = adamw_update(p[k], m4[k], v4[k], g4[k], s, o); // four at once: rounding has branches
+    }
+    for (int k = 0; k < 4; k++) { rounded[k] = adamw_round(p[k], i + k, c.seed); }
+    store128(w.m + at, m4), store128(w.v + at, v4);
+    if (w.master) { store128(w.master + at, p); }
+    *reinterpret_cast<x4*>(w.params + at) = rounded;
+}
+
+// The work of a worker, until it has no chunk left or stop() is true for lane 0. All lanes of the warp call it.
+template <class Stop> __device__ inline void adamw_work(const AdamWLater& w, int worker, const Stop& stop) {
+    const StepState s = *w.state;
+    if (!s.is_later || !s.applied || worker >= w.num_workers) { return; }
+    int lane = threadIdx.x % 32;
+    int chunk = max(w.done[worker], ceil_div(w.first - worker, w.num_workers) * w.num_workers + worker);
+#pragma unroll 1
+    while (chunk < w.last && !__shfl_sync(0xFFFFFFFFu, stop(), 0)) {
+        AdamWChunk c(w, chunk, s.num_updates);
+        chunk += w.num_workers;
+        if (chunk < w.last && lane < 4) { // the next one's values
+            AdamWChunk next(w, chunk, s.num_updates);
+            const float* from = lane == 0 ? w.m : lane == 1 ? w.v : lane == 2 ? w.grads : w.master;
+            if (from) { bulk_prefetch(from + next.place + next.begin, (next.end - next.begin) * (int)sizeof(float)); }
+        }
+        AdamW o = s.optimizer;
+        if (!c.decays) { o.weight_decay = 0.0f; }
+#pragma unroll 1
+        for (int i = c.begin + 4 * lane; i < c.end; i += 128) { adamw_values(w, s, o, c, i); }
+    }
+    __syncwarp();
+    if (lane == 0) { w.done[worker] = chunk; }
+}
+
+// As work beside the products of gemm.cuh.
+struct AdamWBeside : AdamWLater {
+    static constexpr bool WORKS = true;
+    static constexpr int REGISTERS = 56;
+    __device__ void run(int warp, uint64_t* loaded) const {
+        adamw_work(*this, blockIdx.x * 3 + warp,
+                   [=] { return threadIdx.x % 32 == 0 && mbarrier_has_completed(loaded, 0); });
+    }
+};
+
+// A warp per chunk.
+__global__ void __launch_bounds__(256) adamw_finish_kernel(const __grid_constant__ AdamWLater w) {
+    int chunk = w.first + blockIdx.x * 8 + threadIdx.x / 32;
+    const StepState s = *w.state;
+    if (!s.is_later || !s.applied || chunk >= w.last || chunk < w.done[chunk % w.num_workers]) { return; }
+    AdamWChunk c(w, chunk, s.num_updates);
+    AdamW o = s.optimizer;
+    if (!c.decays) { o.weight_decay = 0.0f; }
+#pragma unroll
+    for (int k = 0; k < AdamWLater::CHUNK / 128; k++) {
+        int i = c.begin + 4 * (threadIdx.x % 32) + 128 * k;
+        if (i < c.end) { adamw_values(w, s, o, c, i); }
+    }
+}
+
+// Ends the update that the forward pass has taken along for the layers before `layer`: their weights may be read afterwards.
+void adamw_finish(int layer, cudaStream_t stream) {
+    AdamWLater w = adamw_later();
+    w.last = std::min(w.last, layer * w.chunks_of_layer());
+    if (!w.is_open()) { return; }
+    Op op(stream, 0, 0, "adamw, rest"); // idle warps may have updated most of the values, or all
+    adamw_finish_kernel<<<ceil_div(w.last - w.first, 8), 256, 0, stream>>>(w);
+    cudaCheck(cudaGetLastError());
+    adamw_later().first = w.last;
+    if (!adamw_later().is_open()) { cudaCheck(cudaMemsetAsync(&w.state->is_later, 0, sizeof(int), stream)); }
+}
+
+// params (n) floatX; master (n) float, or NULL if params is the only copy of the weights; m, v (n) | grads (n);
+// state (1), filled in by adamw_prepare. seed 0: round params to nearest; otherwise stochastically, with new random
+// bits in every update.
+void adamw(floatX* params, float* master, float* m, float* v, const float* grads, const StepState* state, size_t n,
+           const AdamW& optimizer, uint32_t seed, cudaStream_t stream, int block_size) {
+    // Bytes per element: 20 because m and v are read and written and grads are read. With master, master is read and
+    // written and params are written; without master, params are read and written.
+    double bytes = 20 + (master ? 8.0 + sizeof(floatX) : 2.0 * sizeof(floatX));
+    Op op(stream, bytes * n, 0, "adamw");
+    require(((size_t)params | (size_t)master | (size_t)m | (size_t)v | (size_t)grads) % 16 == 0);
+    require(block_size <= 128);
+    size_t num_blocks = ceil_div(n, 8 * (size_t)block_size);
+    adamw_kernel4<<<num_blocks, block_size, 0, stream>>>(params, master, m, v, grads, state, n, optimizer, seed);
+    cudaCheck(cudaGetLastError());
+}
+void adamw(floatX* params, float* master, float* m, float* v, const float* grads, const StepState* state, size_t n,
+           const AdamW& optimizer, uint32_t seed, cudaStream_t stream) {
+    int config = tuned_config("adamw", n, 1, 128);
+    adamw(params, master, m, v, grads, state, n, optimizer, seed, stream, config);
+}
+
+__global__ void adamw_round_kernel(floatX* params, const float* master, size_t n, uint32_t seed, int update) {
+    seed = adamw_seed(seed, update);
+    size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) { params[i] = adamw_round(master[i], i, seed); }
+}
+
+// Recomputes params (n) as they were after update number `update`, from the master weights (n) after that update.
+void adamw_round_weights(floatX* params, const float* master, size_t n, uint32_t seed, int update,
+                         cudaStream_t stream) {
+    adamw_round_kernel<<<ceil_div(n, (size_t)256), 256, 0, stream>>>(params, master, n, seed, update);
+    cudaCheck(cudaGetLastError());
+}
+// ==== end promoted: adamw ====
+
 // ==== promoted: gemm ====
 #if !defined(ENABLE_FP32) // tensor cores multiply 16-bit numbers
 
@@ -2978,6 +3213,7 @@ template <class G> struct GemmSMem {
     // full, box_full: TMA loads complete them, consumers wait; empty: consumers arrive, the producer waits
     uint64_t full[RING], empty[RING], box_full[8][G::BOXES];
     uint64_t turn[2]; // consumer c waits for turn[c]; the other consumer arrives when it has issued its products
+    uint64_t loaded;  // for work beside the products: the producer arrives when it has loaded the last stage
 
     static constexpr int bytes() {
         static_assert(sizeof(Stage) % 1024 == 0, "every tile is aligned to 1024 bytes, as the swizzle wants");
@@ -3029,6 +3265,15 @@ template <class G> __device__ inline void gemm_init(GemmSMem<G>& smem) {
 
 // ---- the producer: one thread per block ----
 
+// Three warps of the producer have nothing to do. They can take work of another operation along, which is bound by memory
+// and so costs little beside products. A struct for such work has this one's members. `run` is called by each of the warps,
+// number 0 to 2 of the block, and must return within a few microseconds when phase 0 of `loaded` has completed.
+struct GemmAlone {
+    static constexpr bool WORKS = false;
+    static constexpr int REGISTERS = 24; // per thread of the producer
+    __device__ void run(int, uint64_t*) const {}
+};
+
 // Tensor maps. A box of inp or weight is what a block loads per step; boxes of out, second and residual are 16x64.
 struct GemmMaps {
     CUtensorMap inp, weight, out, second, residual;
@@ -3050,15 +3295,21 @@ template <class G> __device__ inline void gemm_load(GemmSMem<G>& smem, const CUt
 }
 
 // Run by warpgroup 0. One thread loads the operands of tiles first, first + stride, ... of the list.
-template <class G> __device__ inline void gemm_produce(GemmSMem<G>& smem, const GemmMaps& maps, int M, int N,
-                                                       int num_steps, int first, int stride, int num_tiles, int rank) {
-    warpgroup_fewer_registers<24>();
+template <class G, class Beside = GemmAlone>
+__device__ inline void gemm_produce(GemmSMem<G>& smem, const GemmMaps& maps, int M, int N, int num_steps, int first,
+                                    int stride, int num_tiles, int rank, const Beside& beside = {}) {
+    warpgroup_fewer_registers<Beside::REGISTERS>();
+    if (Beside::WORKS && threadIdx.x >= 32) {
+        beside.run(warp_uniform(threadIdx.x / 32) - 1, &smem.loaded);
+        return;
+    }
     if (threadIdx.x != 0) { return; }
     int i = 0;
 #pragma unroll 1
     for (int index = first; index < num_tiles; index += stride) {
         gemm_load(smem, maps.inp, maps.weight, gemm_tile<G>(index, M, N, rank), num_steps, rank, i);
     }
+    if (Beside::WORKS) { mbarrier_arrive(&smem.loaded); }
 }
 
 // ---- the consumers: warpgroups 1 and 2 ----
@@ -3282,22 +3533,21 @@ template <class G> __device__ inline void gemm_end() {
 
 // ---- the kernel ----
 
-// Kernel 21 of matmul_forward.cu.
-template <class G, class Epilogue> __global__ void __launch_bounds__(384, 1)
-    gemm_sm90_kernel9(const __grid_constant__ GemmMaps maps, Epilogue epilogue, int M, int N, int K, int num_tiles) {
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-    extern __shared__ __align__(256) unsigned char gemm_dynamic[];
-    GemmSMem<G>& smem = gemm_smem<G>(gemm_dynamic);
+template <class G, class Epilogue, class Beside>
+__device__ inline void gemm_block(unsigned char* dynamic_shared, const GemmMaps& maps, const Epilogue& epilogue, int M,
+                                  int N, int K, int num_tiles, const Beside& beside) {
+    GemmSMem<G>& smem = gemm_smem<G>(dynamic_shared);
+    if (Beside::WORKS && threadIdx.x == 0) { mbarrier_init(&smem.loaded, 1); }
     if (threadIdx.x == 0) { tma_prefetch_map(&maps.inp), tma_prefetch_map(&maps.weight), tma_prefetch_map(&maps.out); }
     gemm_init(smem);
     int warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0); // the shuffle makes it warp-uniform to the compiler
     int warpgroup = warp / 4, rank = G::rank(), num_steps = ceil_div(K, 64), i = 0;
     int first = blockIdx.x / G::CLUSTER, stride = gridDim.x / G::CLUSTER;
     if (warpgroup == 0) {
-        gemm_produce(smem, maps, M, N, num_steps, first, stride, num_tiles, rank);
+        gemm_produce(smem, maps, M, N, num_steps, first, stride, num_tiles, rank, beside);
         return;
     }
-    warpgroup_more_registers<240>();
+    warpgroup_more_registers<(504 - Beside::REGISTERS) / 2>();
     int box = 0, number = 0;
     // the block's tiles go to consumers 0, 1, 0, ...; their steps go through the ring in that order
     first += (warpgroup - 1) * stride;
@@ -3308,13 +3558,30 @@ template <class G, class Epilogue> __global__ void __launch_bounds__(384, 1)
         float sum[G::PARTS][G::COLUMNS / 2];
         GemmTile tile = gemm_tile<G>(index, M, N, rank);
         int row = tile.row + warp % 4 * 16;
-        GemmColumns<G, Epilogue> columns;
+        GemmColumns<G, Epilogue> columns = {};
         gemm_prepare(columns, epilogue, smem, maps.residual, row, tile.column, N, box);
         gemm_multiply<G>(sum, smem, num_steps, number, i);
         i += num_steps; // skips the other consumer's tile
         gemm_store<G>(sum, epilogue, columns, smem, maps.out, maps.second, maps.residual, row, tile.column, M, box);
     }
     gemm_end<G>();
+}
+
+// Kernel 21 of matmul_forward.cu.
+template <class G, class Epilogue> __global__ void __launch_bounds__(384, 1)
+    gemm_sm90_kernel9(const __grid_constant__ GemmMaps maps, Epilogue epilogue, int M, int N, int K, int num_tiles) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    extern __shared__ __align__(256) unsigned char gemm_dynamic[];
+    gemm_block<G>(gemm_dynamic, maps, epilogue, M, N, K, num_tiles, GemmAlone());
+#endif
+}
+
+template <class G, class Epilogue, class Beside> __global__ void __launch_bounds__(384, 1)
+    gemm_beside_sm90_kernel(const __grid_constant__ GemmMaps maps, Epilogue epilogue, int M, int N, int K,
+                            int num_tiles, const __grid_constant__ Beside beside) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    extern __shared__ __align__(256) unsigned char gemm_dynamic[];
+    gemm_block<G>(gemm_dynamic, maps, epilogue, M, N, K, num_tiles, beside);
 #endif
 }
 
@@ -3378,16 +3645,23 @@ template <class... Parameters, class... Arguments> void gemm_start(void (*kernel
     cudaCheck(cudaLaunchKernelEx(&config, kernel, arguments...));
 }
 
-// out = finish(inp weight^T). Requires has_sm90a(), K % 8 == 0, N % 8 == 0, and all pointers aligned to 16 bytes.
-template <class G = GemmPingPong192Pairs, class Epilogue>
-void gemm(const GemmArgs& g, const Epilogue& epilogue, cudaStream_t stream) {
+// out = finish(inp weight^T), with the work `beside` in idle warps. Requires has_sm90a(), K % 8 == 0, N % 8 == 0, and all
+// pointers aligned to 16 bytes.
+template <class G = GemmPingPong192Pairs, class Epilogue, class Beside = GemmAlone>
+void gemm(const GemmArgs& g, const Epilogue& epilogue, cudaStream_t stream, const Beside& beside = {}) {
     require(has_sm90a()); // nvcc -gencode arch=compute_90a,code=sm_90a
     require((g.second != NULL) == ((Epilogue::EXTRAS & GEMM_SECOND) != 0));
     require((g.residual != NULL) == ((Epilogue::EXTRAS & GEMM_RESIDUAL) != 0));
     int num_tiles = gemm_num_tiles<G>(g.M, g.N, g.K),
         num_clusters = min(num_tiles, free_multiprocessors() / G::CLUSTER);
-    gemm_start(gemm_sm90_kernel9<G, Epilogue>, num_clusters * G::CLUSTER, G::CLUSTER, GemmSMem<G>::bytes(), true,
-               stream, gemm_maps<G>(g), epilogue, g.M, g.N, g.K, num_tiles);
+    int num_blocks = num_clusters * G::CLUSTER, bytes = GemmSMem<G>::bytes();
+    if constexpr (Beside::WORKS) {
+        gemm_start(gemm_beside_sm90_kernel<G, Epilogue, Beside>, num_blocks, G::CLUSTER, bytes, true, stream,
+                   gemm_maps<G>(g), epilogue, g.M, g.N, g.K, num_tiles, beside);
+    } else {
+        gemm_start(gemm_sm90_kernel9<G, Epilogue>, num_blocks, G::CLUSTER, bytes, true, stream, gemm_maps<G>(g),
+                   epilogue, g.M, g.N, g.K, num_tiles);
+    }
 }
 #endif
 // ==== end promoted: gemm ====
@@ -3429,13 +3703,18 @@ void matmul_forward20(floatX* out, floatX* pre_gelu, const floatX* inp, const fl
 }
 
 #if !defined(ENABLE_FP32)
+// With an update of AdamW beside it, if one has begun.
+template <class Epilogue> void matmul_forward_gemm(const GemmArgs& g, const Epilogue& epilogue, cudaStream_t stream) {
+    if (adamw_later().is_open()) { return gemm(g, epilogue, stream, AdamWBeside{adamw_later()}); }
+    gemm(g, epilogue, stream);
+}
 void matmul_forward21(floatX* out, GeluSaved saved, const floatX* inp, const floatX* weight, const floatX* bias,
                       const floatX* residual, int N, int C, int OC, cudaStream_t stream) {
     GemmArgs g = {out, saved.tensor, inp, weight, residual, N, OC, C};
-    if (saved.is_slope) { return gemm(g, GemmBias<GEMM_GELU | GEMM_SECOND | GEMM_SLOPE>{bias}, stream); }
-    if (saved.tensor) { return gemm(g, GemmBias<GEMM_GELU | GEMM_SECOND>{bias}, stream); }
+    if (saved.is_slope) { return matmul_forward_gemm(g, GemmBias<GEMM_GELU | GEMM_SECOND | GEMM_SLOPE>{bias}, stream); }
+    if (saved.tensor) { return matmul_forward_gemm(g, GemmBias<GEMM_GELU | GEMM_SECOND>{bias}, stream); }
     if (residual) { return gemm(g, GemmBias<GEMM_RESIDUAL>{bias}, stream); }
-    gemm(g, GemmBias<0>{bias}, stream);
+    matmul_forward_gemm(g, GemmBias<0>{bias}, stream);
 }
 #endif
 
@@ -7159,146 +7438,6 @@ void global_norm(float* norm, float* scratch, const float* grads, size_t n, cuda
     global_norm(norm, scratch, grads, n, stream, tuned_config("global_norm", n, 1, 512));
 }
 // ==== end promoted: global_norm ====
-
-// ==== promoted: adamw ====
-// In fp16 only: halves the loss scale after an overflow, doubles it after LOSS_SCALE_STEPS finite steps. If the loss
-// itself is not finite, or the scale is already 1, the scale is not the cause of the overflow and is not halved.
-__device__ inline void adamw_adapt_loss_scale(StepState* s) {
-    constexpr int LOSS_SCALE_STEPS = 2000;
-    constexpr float LARGEST_LOSS_SCALE = 65536.0f;
-    float factor = 1.0f;
-    if (isfinite(s->loss) && isfinite(s->scaled_norm)) {
-        s->good_steps++;
-        if (s->good_steps >= LOSS_SCALE_STEPS && s->loss_scale < LARGEST_LOSS_SCALE) { factor = 2.0f; }
-    } else if (isfinite(s->loss) && s->loss_scale > 1.0f) {
-        factor = 0.5f;
-    }
-    if (factor == 1.0f) { return; }
-    s->loss_scale *= factor, s->dloss *= factor;
-    s->good_steps = 0;
-}
-
-__global__ void adamw_prepare_kernel(StepState* s, AdamW o, bool skip) {
-    float unscale = __frcp_rn(s->loss_scale); // exact, because the scale is a power of two
-    s->norm = s->scaled_norm * unscale;
-    s->applied = isfinite(s->loss) && isfinite(s->scaled_norm) && !skip;
-    int t = s->num_updates += s->applied;
-    s->grad_scale = unscale * (o.clip > 0.0f && s->norm > o.clip ? o.clip / s->norm : 1.0f);
-    s->inverse_bias1 = (float)(1.0 / (1.0 - pow((double)o.beta1, (double)t)));
-    s->inverse_bias2 = (float)(1.0 / (1.0 - pow((double)o.beta2, (double)t)));
-    if (IS_FP16) { adamw_adapt_loss_scale(s); }
-}
-
-// state (1) is in device memory and already holds loss and scaled_norm. Sets norm, the verdict `applied`, num_updates,
-// grad_scale and the bias corrections; in fp16 also the loss scale of the next step. If skip is true, the update is
-// skipped even if loss and norm are finite.
-void adamw_prepare(StepState* state, const AdamW& optimizer, bool skip, cudaStream_t stream) {
-    Op op(stream, sizeof(StepState), 0, "step verdict");
-    adamw_prepare_kernel<<<1, 1, 0, stream>>>(state, optimizer, skip);
-    cudaCheck(cudaGetLastError());
-}
-
-// Returns the new parameter; updates m and v.
-__device__ inline float adamw_update(float p, float& m, float& v, float grad, const StepState& s, const AdamW& o) {
-    float g = grad * s.grad_scale;
-    m = o.beta1 * m + (1.0f - o.beta1) * g;
-    v = o.beta2 * v + (1.0f - o.beta2) * g * g;
-    float direction = m * s.inverse_bias1 / (sqrtf(v * s.inverse_bias2) + o.eps);
-    return p - o.learning_rate * (direction + o.weight_decay * p);
-}
-
-// The rounding seed of this update, from the seed of this range of parameters. Seed 0 means round to nearest and stays
-// 0; `| 1` keeps any other seed from becoming 0.
-__device__ inline uint32_t adamw_seed(uint32_t seed, int update) {
-    return seed == 0 ? 0 : hash_bits((uint32_t)update, seed) | 1;
-}
-
-__device__ inline floatX adamw_round(float p, size_t i, uint32_t seed) {
-    return seed == 0 ? (floatX)p : stochastic_round(p, hash_bits((uint32_t)i, seed));
-}
-
-__device__ inline void adamw_scalar(floatX* params, float* master, float* m, float* v, const float* grads,
-                                    const StepState& s, const AdamW& o, size_t i, uint32_t seed) {
-    float p = adamw_update(master ? master[i] : (float)params[i], m[i], v[i], grads[i], s, o);
-    if (master) { master[i] = p; }
-    params[i] = adamw_round(p, i, seed);
-}
-
-// ---- kernel 4: two groups of four elements per thread, all of their loads in flight at once ----
-
-__global__ void __launch_bounds__(128)
-    adamw_kernel4(floatX* params, float* master, float* m, float* v, const float* grads, const StepState* state,
-                  size_t n, AdamW o, uint32_t seed) {
-    size_t first = ((size_t)blockIdx.x * 2 * blockDim.x + threadIdx.x) * 4, stride = (size_t)blockDim.x * 4;
-    f128 p[2], m4[2], v4[2], g4[2];
-#pragma unroll
-    for (int j = 0; j < 2; j++) {
-        size_t i = first + j * stride;
-        if (i + 4 > n) { continue; }
-        m4[j] = load128(m + i), v4[j] = load128(v + i), g4[j] = load128(grads + i);
-        if (master) {
-            p[j] = load128(master + i);
-        } else {
-            x4 old = *reinterpret_cast<const x4*>(params + i);
-            for (int k = 0; k < 4; k++) { p[j][k] = (float)old[k]; }
-        }
-    }
-    StepState s = *state;
-    if (!s.applied) { return; }
-    seed = adamw_seed(seed, s.num_updates);
-#pragma unroll
-    for (int j = 0; j < 2; j++) {
-        size_t i = first + j * stride;
-        if (i + 4 > n) {
-            for (; i < n; i++) { adamw_scalar(params, master, m, v, grads, s, o, i, seed); }
-            continue;
-        }
-        x4 rounded;
-        for (int k = 0; k < 4; k++) {
-            p[j][k] = adamw_update(p[j][k], m4[j][k], v4[j][k], g4[j][k], s, o);
-            rounded[k] = adamw_round(p[j][k], i + k, seed);
-        }
-        store128(m + i, m4[j]);
-        store128(v + i, v4[j]);
-        if (master) { store128(master + i, p[j]); }
-        *reinterpret_cast<x4*>(params + i) = rounded;
-    }
-}
-
-// params (n) floatX; master (n) float, or NULL if params is the only copy of the weights; m, v (n) | grads (n);
-// state (1), filled in by adamw_prepare. seed 0: round params to nearest; otherwise stochastically, with new random
-// bits in every update.
-void adamw(floatX* params, float* master, float* m, float* v, const float* grads, const StepState* state, size_t n,
-           const AdamW& optimizer, uint32_t seed, cudaStream_t stream, int block_size) {
-    // Bytes per element: 20 because m and v are read and written and grads are read. With master, master is read and
-    // written and params are written; without master, params are read and written.
-    double bytes = 20 + (master ? 8.0 + sizeof(floatX) : 2.0 * sizeof(floatX));
-    Op op(stream, bytes * n, 0, "adamw");
-    require(((size_t)params | (size_t)master | (size_t)m | (size_t)v | (size_t)grads) % 16 == 0);
-    require(block_size <= 128);
-    size_t num_blocks = ceil_div(n, 8 * (size_t)block_size);
-    adamw_kernel4<<<num_blocks, block_size, 0, stream>>>(params, master, m, v, grads, state, n, optimizer, seed);
-    cudaCheck(cudaGetLastError());
-}
-void adamw(floatX* params, float* master, float* m, float* v, const float* grads, const StepState* state, size_t n,
-           const AdamW& optimizer, uint32_t seed, cudaStream_t stream) {
-    int config = tuned_config("adamw", n, 1, 128);
-    adamw(params, master, m, v, grads, state, n, optimizer, seed, stream, config);
-}
-
-__global__ void adamw_round_kernel(floatX* params, const float* master, size_t n, uint32_t seed, int update) {
-    seed = adamw_seed(seed, update);
-    size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
-    if (i < n) { params[i] = adamw_round(master[i], i, seed); }
-}
-
-// Recomputes params (n) as they were after update number `update`, from the master weights (n) after that update.
-void adamw_round_weights(floatX* params, const float* master, size_t n, uint32_t seed, int update,
-                         cudaStream_t stream) {
-    adamw_round_kernel<<<ceil_div(n, (size_t)256), 256, 0, stream>>>(params, master, n, seed, update);
-    cudaCheck(cudaGetLastError());
-}
-// ==== end promoted: adamw ====
 
 // ==== promoted: newton_schulz ====
 // The steps of Newton-Schulz on many matrices at once, see newton_schulz() below.

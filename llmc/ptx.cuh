@@ -202,6 +202,16 @@ __device__ inline void mbarrier_wait(uint64_t* barrier, int parity) {
                   : "memory");
     }
 }
+// Whether the phase of this parity has completed, without waiting.
+__device__ inline bool mbarrier_has_completed(uint64_t* barrier, int parity) {
+    uint32_t done = 0;
+    PTX_SM90A("{\n.reg .pred p;\nmbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+              "selp.u32 %0, 1, 0, p;\n}\n"
+              : "=r"(done)
+              : "r"(shared_address(barrier)), "r"(parity)
+              : "memory");
+    return done != 0;
+}
 
 // ---- how TMA sees a tensor ------------------------------------------------------------------------------
 
@@ -864,6 +874,10 @@ __device__ inline void bulk_copy_cluster(void* to, const void* from, int bytes, 
         : "memory");
 }
 
+// Starts a prefetch of `bytes` from p on into L2; both are multiples of 16.
+__device__ inline void bulk_prefetch(const void* p, int bytes) {
+    PTX_SM90A("cp.async.bulk.prefetch.L2.global [%0], %1;\n" ::"l"(p), "r"(bytes) : "memory");
+}
 // Starts a prefetch of a box into L2, where a later tma_load_4d finds it.
 __device__ inline void tma_prefetch_4d(const void* map, int x, int y, int z, int w) {
     PTX_SM90A("cp.async.bulk.prefetch.tensor.4d.L2.global [%0, {%1, %2, %3, %4}];\n" ::"l"(map), "r"(x), "r"(y), "r"(z),

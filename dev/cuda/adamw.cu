@@ -21,30 +21,9 @@
    nvcc -O3 --use_fast_math adamw.cu -o adamw      (or: make adamw)
    ./adamw 4      check kernel 4 against the CPU and sweep its block sizes
    ./adamw        every kernel, side by side                                         */
+#include "../../llmc/adamw_state.cuh"
+#include "../../llmc/ptx.cuh"
 #include "bench.h"
-
-// ==== promoted: adamw_state ====
-// Hyperparameters of one update, set by the host.
-struct AdamW {
-    float learning_rate, beta1, beta2, eps, weight_decay;
-    float clip; // maximum norm of the gradient; 0: no clipping
-};
-
-// Results that a step's kernels pass on to later ones: one struct in device memory, copied by the host after the step.
-struct StepState {
-    float loss;        // mean over the tokens of the step
-    float scaled_norm; // norm of the gradients with the loss scale still in them
-    float norm;        // norm of the true gradients; set by adamw_prepare
-    int applied;       // verdict of adamw_prepare: 1 = update; 0 = no update (loss or norm not finite, or host skips)
-    int num_updates;   // steps that changed the weights: t of AdamW
-    float loss_scale;  // factor on the loss in fp16, else 1; adamw_prepare replaces it with the next step's factor
-    float dloss;       // derivative of the scaled loss by one token's loss: loss_scale / tokens in a step
-    int good_steps;    // finite steps since the loss scale last changed
-    float grad_scale;  // factor on the gradients in adamw: clipping factor / loss_scale
-    float inverse_bias1, inverse_bias2; // bias corrections 1 / (1 - beta^t)
-    float saturated;                    // with --fp8: tensors with values beyond the largest number of their format
-};
-// ==== end promoted: adamw_state ====
 
 // ==== promoted: adamw ====
 // In fp16 only: halves the loss scale after an overflow, doubles it after LOSS_SCALE_STEPS finite steps. If the loss
@@ -64,7 +43,8 @@ __device__ inline void adamw_adapt_loss_scale(StepState* s) {
     s->good_steps = 0;
 }
 
-__global__ void adamw_prepare_kernel(StepState* s, AdamW o, bool skip) {
+__global__ void adamw_prepare_kernel(StepState* s, AdamW o, bool skip, bool later) {
+    s->optimizer = o, s->is_later = later;
     float unscale = __frcp_rn(s->loss_scale); // exact, because the scale is a power of two
     s->norm = s->scaled_norm * unscale;
     s->applied = isfinite(s->loss) && isfinite(s->scaled_norm) && !skip;
@@ -77,10 +57,10 @@ __global__ void adamw_prepare_kernel(StepState* s, AdamW o, bool skip) {
 
 // state (1) is in device memory and already holds loss and scaled_norm. Sets norm, the verdict `applied`, num_updates,
 // grad_scale and the bias corrections; in fp16 also the loss scale of the next step. If skip is true, the update is
-// skipped even if loss and norm are finite.
-void adamw_prepare(StepState* state, const AdamW& optimizer, bool skip, cudaStream_t stream) {
+// skipped even if loss and norm are finite. later: layers are updated during the next forward pass.
+void adamw_prepare(StepState* state, const AdamW& optimizer, bool skip, bool later, cudaStream_t stream) {
     Op op(stream, sizeof(StepState), 0, "step verdict");
-    adamw_prepare_kernel<<<1, 1, 0, stream>>>(state, optimizer, skip);
+    adamw_prepare_kernel<<<1, 1, 0, stream>>>(state, optimizer, skip, later);
     cudaCheck(cudaGetLastError());
 }
 
@@ -221,6 +201,108 @@ __global__ void __launch_bounds__(128)
     }
 }
 
+// ---- the update during the next forward pass, in chunks, by idle warps of its matrix products: kernel 3 of matmul_adamw.cu ----
+
+// What a warp needs of a chunk of an AdamWLater.
+struct AdamWChunk {
+    size_t place; // of its piece in the arrays
+    int begin, end;
+    uint32_t seed;
+    bool decays;
+    __device__ AdamWChunk(const AdamWLater& w, int chunk, int num_updates) {
+        int of_layer = w.chunks_of_layer(), of_matrices = w.chunks_of(w.matrices);
+        int layer = chunk / of_layer, i = chunk % of_layer;
+        decays = i < of_matrices;
+        place = layer * ((size_t)w.matrices + w.vectors) + (decays ? 0 : w.matrices);
+        begin = (decays ? i : i - of_matrices) * AdamWLater::CHUNK;
+        end = min(begin + AdamWLater::CHUNK, decays ? w.matrices : w.vectors);
+        // pieces are numbered as in llmc/layout.cuh
+        seed = w.seed == 0 ? 0 : adamw_seed(hash_bits(1 + 2 * layer + !decays, w.seed) | 1, num_updates);
+    }
+};
+
+// Four values of a chunk, i to i + 3 of its piece.
+__device__ inline void adamw_values(const AdamWLater& w, const StepState& s, const AdamW& o, const AdamWChunk& c,
+                                    int i) {
+    size_t at = c.place + i;
+    f128 p, m4 = load128(w.m + at), v4 = load128(w.v + at), g4 = load128(w.grads + at);
+    if (w.master) {
+        p = load128(w.master + at);
+    } else {
+        x4 old = *reinterpret_cast<const x4*>(w.params + at);
+        for (int k = 0; k < 4; k++) { p[k] = (float)old[k]; }
+    }
+    x4 rounded;
+    for (int k = 0; k < 4; k++) {
+        p[k] = adamw_update(p[k], m4[k], v4[k], g4[k], s, o); // four at once: rounding has branches
+    }
+    for (int k = 0; k < 4; k++) { rounded[k] = adamw_round(p[k], i + k, c.seed); }
+    store128(w.m + at, m4), store128(w.v + at, v4);
+    if (w.master) { store128(w.master + at, p); }
+    *reinterpret_cast<x4*>(w.params + at) = rounded;
+}
+
+// The work of a worker, until it has no chunk left or stop() is true for lane 0. All lanes of the warp call it.
+template <class Stop> __device__ inline void adamw_work(const AdamWLater& w, int worker, const Stop& stop) {
+    const StepState s = *w.state;
+    if (!s.is_later || !s.applied || worker >= w.num_workers) { return; }
+    int lane = threadIdx.x % 32;
+    int chunk = max(w.done[worker], ceil_div(w.first - worker, w.num_workers) * w.num_workers + worker);
+#pragma unroll 1
+    while (chunk < w.last && !__shfl_sync(0xFFFFFFFFu, stop(), 0)) {
+        AdamWChunk c(w, chunk, s.num_updates);
+        chunk += w.num_workers;
+        if (chunk < w.last && lane < 4) { // the next one's values
+            AdamWChunk next(w, chunk, s.num_updates);
+            const float* from = lane == 0 ? w.m : lane == 1 ? w.v : lane == 2 ? w.grads : w.master;
+            if (from) { bulk_prefetch(from + next.place + next.begin, (next.end - next.begin) * (int)sizeof(float)); }
+        }
+        AdamW o = s.optimizer;
+        if (!c.decays) { o.weight_decay = 0.0f; }
+#pragma unroll 1
+        for (int i = c.begin + 4 * lane; i < c.end; i += 128) { adamw_values(w, s, o, c, i); }
+    }
+    __syncwarp();
+    if (lane == 0) { w.done[worker] = chunk; }
+}
+
+// As work beside the products of gemm.cuh.
+struct AdamWBeside : AdamWLater {
+    static constexpr bool WORKS = true;
+    static constexpr int REGISTERS = 56;
+    __device__ void run(int warp, uint64_t* loaded) const {
+        adamw_work(*this, blockIdx.x * 3 + warp,
+                   [=] { return threadIdx.x % 32 == 0 && mbarrier_has_completed(loaded, 0); });
+    }
+};
+
+// A warp per chunk.
+__global__ void __launch_bounds__(256) adamw_finish_kernel(const __grid_constant__ AdamWLater w) {
+    int chunk = w.first + blockIdx.x * 8 + threadIdx.x / 32;
+    const StepState s = *w.state;
+    if (!s.is_later || !s.applied || chunk >= w.last || chunk < w.done[chunk % w.num_workers]) { return; }
+    AdamWChunk c(w, chunk, s.num_updates);
+    AdamW o = s.optimizer;
+    if (!c.decays) { o.weight_decay = 0.0f; }
+#pragma unroll
+    for (int k = 0; k < AdamWLater::CHUNK / 128; k++) {
+        int i = c.begin + 4 * (threadIdx.x % 32) + 128 * k;
+        if (i < c.end) { adamw_values(w, s, o, c, i); }
+    }
+}
+
+// Ends the update that the forward pass has taken along for the layers before `layer`: their weights may be read afterwards.
+void adamw_finish(int layer, cudaStream_t stream) {
+    AdamWLater w = adamw_later();
+    w.last = std::min(w.last, layer * w.chunks_of_layer());
+    if (!w.is_open()) { return; }
+    Op op(stream, 0, 0, "adamw, rest"); // idle warps may have updated most of the values, or all
+    adamw_finish_kernel<<<ceil_div(w.last - w.first, 8), 256, 0, stream>>>(w);
+    cudaCheck(cudaGetLastError());
+    adamw_later().first = w.last;
+    if (!adamw_later().is_open()) { cudaCheck(cudaMemsetAsync(&w.state->is_later, 0, sizeof(int), stream)); }
+}
+
 // params (n) floatX; master (n) float, or NULL if params is the only copy of the weights; m, v (n) | grads (n);
 // state (1), filled in by adamw_prepare. seed 0: round params to nearest; otherwise stochastically, with new random
 // bits in every update.
@@ -330,7 +412,7 @@ static void declare(Bench& b) {
             StepState before = start;
             before.loss = loss, before.scaled_norm = scaled_norm;
             set_state_kernel<<<1, 1, 0, stream>>>(state, before);
-            adamw_prepare(state, optimizer, skip, stream);
+            adamw_prepare(state, optimizer, skip, false, stream);
             update(params, master, m, v, grads, state, n, optimizer, seed, stream, bs);
             get_verdict_kernel<<<1, 1, 0, stream>>>(verdict, state);
             cudaCheck(cudaGetLastError());

@@ -23,6 +23,7 @@
    ./ffn 4      check kernel 4 against the CPU
    ./ffn        every kernel, side by side                                         */
 #define PROMOTED_ONLY
+#include "adamw.cu"
 #include "gelu_forward.cu"
 #include "matmul_forward.cu"
 #undef PROMOTED_ONLY

@@ -32,6 +32,7 @@
    Kernels 4 and 5 need -gencode arch=compute_90a,code=sm_90a.                                            */
 #ifndef PROMOTED_ONLY // ops that include this file include these files before it
 #define PROMOTED_ONLY
+#include "adamw.cu"
 #include "attention_forward.cu"
 #include "fused_residual_layernorm.cu"
 #include "gelu_forward.cu"

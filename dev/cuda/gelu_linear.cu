@@ -42,6 +42,7 @@
    ./gelu_linear 4      the same for kernel 4, whose forms have other rings and clusters
    ./gelu_linear        every kernel, side by side                                         */
 #define PROMOTED_ONLY
+#include "adamw.cu"
 #include "gelu_forward.cu"
 #include "layernorm_linear.cu"
 #include "matmul_forward.cu"

@@ -36,6 +36,7 @@
    ./layernorm_linear        every kernel, side by side                                         */
 #ifndef PROMOTED_ONLY
 #define PROMOTED_ONLY
+#include "adamw.cu"
 #include "gelu_forward.cu"
 #include "layernorm_forward.cu"
 #include "matmul_forward.cu"

@@ -19,6 +19,7 @@
    The variant that also stores gelu's argument (pre_gelu), which a backward pass needs, is in matmul_forward.cu:
    ./matmul_forward -C 768 -V 3072 --kind 1                                                                         */
 #define PROMOTED_ONLY
+#include "adamw.cu"
 #include "gelu_forward.cu"
 #include "matmul_forward.cu"
 #undef PROMOTED_ONLY

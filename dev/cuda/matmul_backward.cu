@@ -41,6 +41,7 @@
                                   the sums of dinp's columns, the bias gradient of the layer before (kernels 11, 12), 4 is 3
                                   with gelu' itself as input, which matmul_forward 22 saves (kernel 13)  */
 #define PROMOTED_ONLY
+#include "adamw.cu"
 #include "gelu_backward.cu"
 #include "gelu_forward.cu"
 #include "gemm.cuh"

@@ -41,8 +41,9 @@
    ./matmul_forward               every kernel, side by side
    ./matmul_forward -C 768 -V 2304 --kind 3      here -V is OC; the kind is the epilogue: 0 bias, 1 bias and GELU,
                                   2 bias and residual, 3 none             */
-#ifndef PROMOTED_ONLY // an op that includes this file has included gelu_forward.cu before
+#ifndef PROMOTED_ONLY // an op that includes this file has included these two before
 #define PROMOTED_ONLY
+#include "adamw.cu"
 #include "gelu_forward.cu"
 #undef PROMOTED_ONLY
 #endif
@@ -1302,13 +1303,18 @@ void matmul_forward20(floatX* out, floatX* pre_gelu, const floatX* inp, const fl
 
 // ==== promoted: matmul_forward ====
 #if !defined(ENABLE_FP32)
+// With an update of AdamW beside it, if one has begun.
+template <class Epilogue> void matmul_forward_gemm(const GemmArgs& g, const Epilogue& epilogue, cudaStream_t stream) {
+    if (adamw_later().is_open()) { return gemm(g, epilogue, stream, AdamWBeside{adamw_later()}); }
+    gemm(g, epilogue, stream);
+}
 void matmul_forward21(floatX* out, GeluSaved saved, const floatX* inp, const floatX* weight, const floatX* bias,
                       const floatX* residual, int N, int C, int OC, cudaStream_t stream) {
     GemmArgs g = {out, saved.tensor, inp, weight, residual, N, OC, C};
-    if (saved.is_slope) { return gemm(g, GemmBias<GEMM_GELU | GEMM_SECOND | GEMM_SLOPE>{bias}, stream); }
-    if (saved.tensor) { return gemm(g, GemmBias<GEMM_GELU | GEMM_SECOND>{bias}, stream); }
+    if (saved.is_slope) { return matmul_forward_gemm(g, GemmBias<GEMM_GELU | GEMM_SECOND | GEMM_SLOPE>{bias}, stream); }
+    if (saved.tensor) { return matmul_forward_gemm(g, GemmBias<GEMM_GELU | GEMM_SECOND>{bias}, stream); }
     if (residual) { return gemm(g, GemmBias<GEMM_RESIDUAL>{bias}, stream); }
-    gemm(g, GemmBias<0>{bias}, stream);
+    matmul_forward_gemm(g, GemmBias<0>{bias}, stream);
 }
 #endif
 

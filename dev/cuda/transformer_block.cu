@@ -55,6 +55,7 @@
 #include <memory>
 
 #define PROMOTED_ONLY
+#include "adamw.cu"
 #include "attention_forward.cu"
 #include "fused_residual_layernorm.cu"
 #include "gelu_forward.cu"

@@ -74,6 +74,7 @@ shapes() {
     case $1 in
     adamw) printf '%s\n' "-B 1 -T 17 -C 776 --kind 3" "-B 2 -T 16 -C 777" ;; # stochastic rounding; a master copy
     global_norm) echo "-B 2 -T 17 -C 777" ;;
+    matmul_adamw) printf '%s\n' "-B 1 -T 300 -C 64 -V 200" "-B 1 -T 130 -C 136 -V 264 --kind 1" ;;
     ffn | gelu_linear | layernorm_linear | linear_gelu) echo "-B 1 -T 130 -C 136" ;; # two tiles of rows
     fused_attention_*) printf '%s\n' "-B 1 -T 17 -C 768 -NH 12" "-B 2 -T 130 -C 384 -NH 6" ;;
     transformer_block) echo "-B 1 -T 130 -C 384 -NH 6" ;;

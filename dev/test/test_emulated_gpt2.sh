@@ -6,7 +6,7 @@
 . "$(dirname "$0")/test.sh"
 unset MAKEFLAGS MFLAGS MAKELEVEL PRECISION
 CXX=${CXX:-g++}
-quick=(golden ten_steps layout gradient_accumulation verdict stochastic_rounding greedy weights8 generate_limits filters)
+quick=(golden ten_steps update_later layout gradient_accumulation verdict stochastic_rounding greedy weights8 generate_limits filters)
 slow=(recompute nan_is_seen muon cache batch_of_prompts sampling)
 
 # Builds the program in a copy of the sources. Sets `program`.

@@ -160,6 +160,7 @@ inline void tma_load_4d_once(void* shared, const void* map, int x, int y, int z,
     emulation_tma_load(shared, map, 4, x, y, z, w, barrier, 0);
 }
 inline void tma_prefetch_map(const void*) {}
+inline void bulk_prefetch(const void*, int) {}
 inline void tma_prefetch_4d(const void*, int, int, int, int) {}
 inline void tma_store_2d(const void* map, const void* shared, int x, int y) {
     emulation_tma_store(map, shared, 2, x, y, 0, 0);

@@ -137,6 +137,17 @@ void mbarrier_wait(uint64_t* barrier, int parity) {
     }
 }
 
+bool mbarrier_has_completed(uint64_t* barrier, int parity) {
+    Fiber* f = emulation_now;
+    void* pc = __builtin_return_address(0);
+    check_barrier(barrier, ACCESS_ATOMIC, pc);
+    MemoryBarrier& m = barrier_of(f->block, shared_offset(barrier), pc);
+    if ((int)(m.phase & 1) == parity) { try_complete(m); }
+    if ((int)(m.phase & 1) == parity) { return false; }
+    memory_barrier_passed(f, m);
+    return true;
+}
+
 // ---- TMA and bulk copies to shared memory ----------------------------------------------------------------------
 
 CUtensorMap emulation_tensor_map(const void* tensor, int rank, const int* sizes, const int* box, int element_bytes) {

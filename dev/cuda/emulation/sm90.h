@@ -14,6 +14,7 @@ void mbarrier_arrive(uint64_t* barrier);
 void mbarrier_arrive_expect(uint64_t* barrier, int bytes);
 void mbarrier_arrive_cluster(uint64_t* barrier, int rank);
 void mbarrier_wait(uint64_t* barrier, int parity);
+bool mbarrier_has_completed(uint64_t* barrier, int parity);
 
 int cluster_rank();
 void cluster_sync();
