@@ -424,8 +424,22 @@ typedef struct {
     int applied, num_updates;
     float loss_scale, dloss;
     int good_steps;
-    float grad_scale, inverse_bias1, inverse_bias2;
+    float grad_scale, inverse_bias1, inverse_bias2, saturated;
+    AdamW optimizer;
+    int is_later;
 } StepState;
+
+typedef struct { // AdamWLater of train_gpt2.cu
+    FloatX* params;
+    float *master, *m, *v;
+    const float* grads;
+    StepState* state;
+    int matrices, vectors;
+    uint32_t seed;
+    int first, last, num_workers;
+    int* done;
+} AdamWLater;
+enum { ADAMW_CHUNK = 512 };
 
 typedef struct { // of train_gpt2.cu
     FloatX* out;
@@ -443,6 +457,7 @@ typedef union { // an argument of a kernel
     float f;
     bool b;
     AdamW a;
+    AdamWLater w;
     NewtonSchulzProduct n;
 } Argument;
 
@@ -533,9 +548,13 @@ static void run_combine_figures(const Launch* l) { // out, figures, num_ranks, s
     if (l->arg[3].b) { out[1] = sqrtf(squares); }
 }
 
-static void run_adamw_prepare(const Launch* l) { // state, optimizer, skip
+static float update_loss; // of the step whose update has been prepared
+
+static void run_adamw_prepare(const Launch* l) { // state, optimizer, skip, later
     StepState* s = (StepState*)l->arg[0].p;
     const AdamW* o = &l->arg[1].a;
+    s->optimizer = *o, s->is_later = l->arg[3].b;
+    update_loss = s->loss;
     float unscale = 1.0f / s->loss_scale;
     s->norm = s->scaled_norm * unscale;
     s->applied = isfinite(s->loss) && isfinite(s->scaled_norm) && !l->arg[2].b;
@@ -555,17 +574,14 @@ static FloatX round_weight(float x, size_t i, uint32_t seed) {
 }
 static uint32_t update_seed(uint32_t seed, int update) { return seed == 0 ? 0 : hash_bits((uint32_t)update, seed) | 1; }
 
-static void run_adamw(const Launch* l) { // params, master, m, v, grads, state, n, optimizer, seed
-    FloatX* params = (FloatX*)l->arg[0].p;
-    float *master = (float*)l->arg[1].p, *m = (float*)l->arg[2].p, *v = (float*)l->arg[3].p;
-    const float* grads = (const float*)l->arg[4].p;
-    const StepState* s = (const StepState*)l->arg[5].p;
-    size_t n = l->arg[6].z, place = place_of(params) / sizeof(FloatX);
-    const AdamW* o = &l->arg[7].a;
-    uint32_t seed = update_seed(l->arg[8].u, s->num_updates);
+// Values begin to end of a piece of the parameters, whose arrays these are.
+static void update_values(FloatX* params, float* master, float* m, float* v, const float* grads, const StepState* s,
+                          size_t begin, size_t end, const AdamW* o, uint32_t seed) {
+    size_t place = place_of(params) / sizeof(FloatX);
+    seed = update_seed(seed, s->num_updates);
     if (!s->applied) { return; }
-    float amplitude = 1e-3f * s->loss * s->loss_scale; // of the gradients that no kernel has computed
-    for (size_t i = 0; i < n; i++) {
+    float amplitude = 1e-3f * update_loss * s->loss_scale; // of the gradients that no kernel has computed
+    for (size_t i = begin; i < end; i++) {
         float invented = amplitude * ((float)(hash_bits((uint32_t)(place + i), 1) >> 8) * 0x1p-24f - 0.5f);
         float g = (grads[i] + invented) * s->grad_scale;
         float p = master ? master[i] : to_float(params[i]);
@@ -575,6 +591,30 @@ static void run_adamw(const Launch* l) { // params, master, m, v, grads, state, 
         p -= o->learning_rate * (direction + o->weight_decay * p);
         if (master) { master[i] = p; }
         params[i] = round_weight(p, i, seed);
+    }
+}
+
+static void run_adamw(const Launch* l) { // params, master, m, v, grads, state, n, optimizer, seed
+    update_values((FloatX*)l->arg[0].p, (float*)l->arg[1].p, (float*)l->arg[2].p, (float*)l->arg[3].p,
+                  (const float*)l->arg[4].p, (const StepState*)l->arg[5].p, 0, l->arg[6].z, &l->arg[7].a, l->arg[8].u);
+}
+
+// The products, which the stand-in does not run, have left all of it to this kernel.
+static void run_adamw_finish(const Launch* l) { // an AdamWLater
+    const AdamWLater* w = &l->arg[0].w;
+    int of_matrices = (w->matrices + ADAMW_CHUNK - 1) / ADAMW_CHUNK;
+    int of_layer = of_matrices + (w->vectors + ADAMW_CHUNK - 1) / ADAMW_CHUNK;
+    for (int chunk = w->first; w->state->is_later && chunk < w->last; chunk++) {
+        int layer = chunk / of_layer, i = chunk % of_layer;
+        bool vectors = i >= of_matrices;
+        size_t place = (size_t)layer * (size_t)(w->matrices + w->vectors) + (size_t)(vectors ? w->matrices : 0);
+        size_t n = (size_t)(vectors ? w->vectors : w->matrices);
+        size_t begin = (size_t)(vectors ? i - of_matrices : i) * ADAMW_CHUNK, end = begin + ADAMW_CHUNK;
+        AdamW o = w->state->optimizer;
+        if (vectors) { o.weight_decay = 0.0f; }
+        uint32_t seed = w->seed == 0 ? 0 : hash_bits((uint32_t)(1 + 2 * layer + vectors), w->seed) | 1;
+        update_values(w->params + place, w->master ? w->master + place : NULL, w->m + place, w->v + place,
+                      w->grads + place, w->state, begin, end < n ? end : n, &o, seed);
     }
 }
 
@@ -717,7 +757,8 @@ static const Emulation emulations[] = {
     {"global_norm_kernel", "PfPKfm", "ppz", run_global_norm},
     {"global_norm_finish_kernel", "PfPKfi", "ppi", run_global_norm_finish},
     {"combine_figures_kernel", "PfPKfib", "ppib", run_combine_figures},
-    {"adamw_prepare_kernel", "P9StepState5AdamWb", "pab", run_adamw_prepare},
+    {"adamw_prepare_kernel", "P9StepState5AdamWbb", "pabb", run_adamw_prepare},
+    {"adamw_finish_kernel", "AdamWLater", "w", run_adamw_finish},
     {"adamw_kernel", "P" FLOATX "PfS1_S1_PKfPK9StepStatem5AdamWj", "ppppppzau", run_adamw},
     {"adamw_round_kernel", "P" FLOATX "PKfmji", "ppzui", run_adamw_round},
     {"muon_momentum_kernel", "PfS_PKfPK9StepStatemf", "ppppzf", run_muon_momentum},
@@ -1404,6 +1445,8 @@ static size_t argument_size(char letter) {
         return sizeof(bool);
     case 'a':
         return sizeof(AdamW);
+    case 'w':
+        return sizeof(AdamWLater);
     case 'n':
         return sizeof(NewtonSchulzProduct);
     default:

@@ -651,6 +651,36 @@ test_hopper() {
     done
 }
 
+# With --overlap on, one GPU updates layers during the next forward pass. What else reads the weights or the moments comes
+# first: checkpoints, samples and validation are the same, and so is a resumed run.
+test_update_later() {
+    setup
+    export FAKE_CUDA_HOPPER=1
+    local step extra
+    for extra in "--stochastic-rounding 1" "--stochastic-rounding 0" "-d 32 -w 0"; do
+        # shellcheck disable=SC2086
+        train "$tmp/at_once" 8 --layers 4 --overlap off $extra
+        good "a run with --overlap off $extra" "$tmp/at_once"
+        # shellcheck disable=SC2086
+        FAKE_CUDA_COUNT=$tmp/count train "$tmp/later" 8 --layers 4 --overlap on $extra
+        good "a run with --overlap on $extra" "$tmp/later"
+        nothing_left "a run with --overlap on $extra"
+        grep -q '^block .*adamw_finish_kernel' "$tmp/count" || fail "$extra: nothing was updated later"
+        for ((step = 1; step <= 8; step++)); do same "$tmp/later" $step "$tmp/at_once"; done
+        want "the log without times" "$(losses "$tmp/later")" "$(losses "$tmp/at_once")"
+        rm -r "$tmp/at_once" "$tmp/later"
+    done
+    train "$tmp/at_once" 8 --layers 4 --overlap off
+    train "$tmp/seldom" 8 --layers 4 --overlap on -n 4 -s 5 -v 7
+    good "a run with few checkpoints" "$tmp/seldom"
+    same "$tmp/seldom" 4 "$tmp/at_once"
+    same "$tmp/seldom" 8 "$tmp/at_once"
+    rm -r "$tmp/seldom/step_00000008"
+    train "$tmp/seldom" 8 --layers 4 --overlap on -n 4 -s 5 -v 7 -y 1
+    good "a resumed run" "$tmp/seldom"
+    same "$tmp/seldom" 8 "$tmp/at_once"
+}
+
 # bench_generation.sh measures what it says: all runs, a line for each, and a table that follows from their output; a run that
 # fails is named. With the stand-in its figures mean nothing.
 test_bench_generation() {
@@ -788,7 +818,7 @@ test_ends() {
     [ "$(cat "$tmp"/end_*.step | sort -u | wc -l)" -ge 4 ] || fail "all ends came after the steps $(cat "$tmp"/end_*.step | sort -u)"
 }
 
-tests=(tasks many_prompts many_samples_with_little_memory progress profile profile_without_nvml perfect_step graph waiting matmul_choices tuned tuned_refused stochastic_rounding muon fp16
+tests=(tasks many_prompts many_samples_with_little_memory progress profile profile_without_nvml perfect_step graph waiting matmul_choices tuned tuned_refused stochastic_rounding muon update_later fp16
     out_of_memory no_pinned_memory no_memory_for_a_sample little_memory plans_of_run_gpt2 hopper bench_generation lost_card error_at_the_start
     failing_matmul no_device ends program resume)
 if [ "$called_for" = . ] && [ $# -eq 0 ] && (setup) >/dev/null 2>&1; then
