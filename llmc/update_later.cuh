@@ -38,7 +38,8 @@ static void begin_update(GPT2* model) {
     cudaCheck(cudaMemsetAsync(model->update_done, 0, adamw_num_workers() * sizeof(int), model->stream));
 }
 
-// Lets the forward pass that is launched next take it along, if it has begun.
+// Lets the forward pass that is launched next take it along. The launch may be captured in a graph, so this does not depend on
+// whether an update has begun: the kernels see that in state->is_later.
 static void take_update_along(GPT2* model) {
     adamw_later() = updated_later(model);
     model->update_is_open = false;
