@@ -2994,7 +2994,7 @@ template <class Stop> __device__ inline void adamw_work(const AdamWLater& w, int
 // As work beside the products of gemm.cuh.
 struct AdamWBeside : AdamWLater {
     static constexpr bool WORKS = true;
-    static constexpr int REGISTERS = 56; // so that nothing spills, neither here nor in the consumers, which then have 224
+    static constexpr int REGISTERS = 56; // nothing spills, neither here nor in the consumers, which then have 224
     __device__ void run(int warp, uint64_t* loaded) const {
         adamw_work(*this, blockIdx.x * 3 + warp,
                    [=] { return threadIdx.x % 32 == 0 && mbarrier_has_completed(loaded, 0); });
@@ -3547,7 +3547,7 @@ __device__ inline void gemm_block(unsigned char* dynamic_shared, const GemmMaps&
         gemm_produce(smem, maps, M, N, num_steps, first, stride, num_tiles, rank, beside);
         return;
     }
-    warpgroup_more_registers<(504 - Beside::REGISTERS) / 2>();
+    warpgroup_more_registers<(504 - Beside::REGISTERS) / 2>(); // the three warpgroups have 3 * 168 per thread
     int box = 0, number = 0;
     // the block's tiles go to consumers 0, 1, 0, ...; their steps go through the ring in that order
     first += (warpgroup - 1) * stride;
@@ -3576,6 +3576,7 @@ template <class G, class Epilogue> __global__ void __launch_bounds__(384, 1)
 #endif
 }
 
+// The same with the work `beside` in idle warps.
 template <class G, class Epilogue, class Beside> __global__ void __launch_bounds__(384, 1)
     gemm_beside_sm90_kernel(const __grid_constant__ GemmMaps maps, Epilogue epilogue, int M, int N, int K,
                             int num_tiles, const __grid_constant__ Beside beside) {
@@ -3703,7 +3704,7 @@ void matmul_forward20(floatX* out, floatX* pre_gelu, const floatX* inp, const fl
 }
 
 #if !defined(ENABLE_FP32)
-// With an update of AdamW beside it, if one has begun.
+// With an update of AdamW beside it, if the forward pass takes one along.
 template <class Epilogue> void matmul_forward_gemm(const GemmArgs& g, const Epilogue& epilogue, cudaStream_t stream) {
     if (adamw_later().is_open()) { return gemm(g, epilogue, stream, AdamWBeside{adamw_later()}); }
     gemm(g, epilogue, stream);

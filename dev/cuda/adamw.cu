@@ -269,7 +269,7 @@ template <class Stop> __device__ inline void adamw_work(const AdamWLater& w, int
 // As work beside the products of gemm.cuh.
 struct AdamWBeside : AdamWLater {
     static constexpr bool WORKS = true;
-    static constexpr int REGISTERS = 56; // so that nothing spills, neither here nor in the consumers, which then have 224
+    static constexpr int REGISTERS = 56; // nothing spills, neither here nor in the consumers, which then have 224
     __device__ void run(int warp, uint64_t* loaded) const {
         adamw_work(*this, blockIdx.x * 3 + warp,
                    [=] { return threadIdx.x % 32 == 0 && mbarrier_has_completed(loaded, 0); });

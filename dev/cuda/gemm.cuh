@@ -506,7 +506,7 @@ __device__ inline void gemm_block(unsigned char* dynamic_shared, const GemmMaps&
         gemm_produce(smem, maps, M, N, num_steps, first, stride, num_tiles, rank, beside);
         return;
     }
-    warpgroup_more_registers<(504 - Beside::REGISTERS) / 2>();
+    warpgroup_more_registers<(504 - Beside::REGISTERS) / 2>(); // the three warpgroups have 3 * 168 per thread
     int box = 0, number = 0;
     // the block's tiles go to consumers 0, 1, 0, ...; their steps go through the ring in that order
     first += (warpgroup - 1) * stride;
@@ -535,6 +535,7 @@ template <class G, class Epilogue> __global__ void __launch_bounds__(384, 1)
 #endif
 }
 
+// The same with the work `beside` in idle warps.
 template <class G, class Epilogue, class Beside> __global__ void __launch_bounds__(384, 1)
     gemm_beside_sm90_kernel(const __grid_constant__ GemmMaps maps, Epilogue epilogue, int M, int N, int K,
                             int num_tiles, const __grid_constant__ Beside beside) {
