@@ -160,7 +160,7 @@ size_t global_norm_scratch();
 
 // Decides whether the weights are updated: state->applied becomes 1 unless loss or norm is not finite or skip is true. Sets
 // norm, num_updates, grad_scale and the bias corrections for adamw. In fp16 it also sets the next step's loss scale: half
-// after an overflow, double after 2000 finite steps, always within 1 to 65536.
+// after an overflow, double after 2000 finite steps, always within 1 to 65536. later: see llmc/update_later.cuh.
 void adamw_prepare(StepState* state, const AdamW& optimizer, bool skip, bool later, cudaStream_t stream);
 // AdamW on n parameters, if state->applied: params (n) floatX, master (n) float or NULL, m, v (n) | grads (n). seed 0:
 // params are rounded to nearest; else stochastically, with new random bits in every update.
@@ -287,7 +287,7 @@ static Norm norm_before_layer(const GPT2* model, const Activations* acts, int B,
 // (residual3); fused_residual_layernorm writes the sum together with the layernorm that follows it.
 static void gpt2_forward(GPT2* model, Activations* acts, int B, int T, KeyValueCache* cache) {
     require((size_t)B * T <= (size_t)acts->B * acts->T && T <= model->config.max_seq_len);
-    if (!adamw_later().is_open()) { finish_update(model); }
+    if (!adamw_later().is_open()) { finish_update(model); } // this pass takes no update along
     const GPT2Config* config = &model->config;
     int L = config->num_layers, NH = config->num_heads, C = config->channels, BT = B * T;
     cudaStream_t stream = model->stream;
@@ -441,7 +441,7 @@ static uint32_t rounding_seed(const GPT2* model, int piece, size_t place) {
 }
 
 // One step of AdamW (Loshchilov and Hutter 2019, arXiv:1711.05101); if muon is not NULL, of Muon on the layers' matrices. Call
-// after gpt2_gradient_norm. Nothing changes if loss or norm is not finite, or if skip is true.
+// after gpt2_gradient_norm. Nothing changes if loss or norm is not finite, or if skip is true. later: see llmc/update_later.cuh.
 static void gpt2_update(GPT2* model, const AdamW* optimizer, bool skip, const Muon* muon = NULL, bool later = false) {
     const GPT2Config* config = &model->config;
     require(model->options.muon == (muon != NULL) && !model->update_is_open);
@@ -3704,7 +3704,7 @@ void matmul_forward20(floatX* out, floatX* pre_gelu, const floatX* inp, const fl
 }
 
 #if !defined(ENABLE_FP32)
-// With an update of AdamW beside it, if the forward pass takes one along.
+// With an update by AdamW beside it, if the forward pass takes one along. Training has no product with a residual.
 template <class Epilogue> void matmul_forward_gemm(const GemmArgs& g, const Epilogue& epilogue, cudaStream_t stream) {
     if (adamw_later().is_open()) { return gemm(g, epilogue, stream, AdamWBeside{adamw_later()}); }
     gemm(g, epilogue, stream);

@@ -27,7 +27,7 @@ struct StepState {
     int is_later; // the weights of later layers are updated during the next forward pass: AdamWLater
 };
 
-// The update of a model's layers, but the first, during the next forward pass. While that pass is at a layer, warps of its
+// The update of all layers but the first during the next forward pass. While that pass is at a layer, warps of its
 // matrix products that would be idle (gemm.cuh) update the weights of later layers; what they have not done when it comes to a
 // layer, adamw_finish() does. A layer's values are cut into chunks, numbered from layer 0 on. Worker i, a warp, has chunks i,
 // i + num_workers, i + 2 num_workers, ... The values do not depend on who computes them. A launch of the forward pass may

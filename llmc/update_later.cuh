@@ -5,7 +5,7 @@
 //     launch_micro_step   the first one of a step lets its forward pass take the update along
 //     await_bucket        in the forward pass, before a layer: ends the update of that layer
 //
-// What else reads weights or the optimizer's state calls finish_update() first: a sample, validation, a checkpoint.
+// Whatever else reads the weights or the optimizer's state calls finish_update() first: a sample, validation, a checkpoint.
 #pragma once
 
 // Whether this run does so, which changes no bit.
