@@ -288,8 +288,8 @@ static const Option options[] = {
      1},
     {OPT_STR, 0, NULL, "overlap", &settings.overlap, "auto|on|off",
      "on: exchange gradients and weights while the GPUs compute; off: one after the other; auto: what costs less by a "
-     "measurement at the start, and with --no-tune on. On one GPU, on lets AdamW update the layers during the next "
-     "forward pass, and auto is off",
+     "measurement at the start, and with --no-tune on. On one GPU, on and auto let AdamW update the layers during the "
+     "next forward pass",
      0, 0},
     {OPT_FLOAT, 0, NULL, "timeout", &settings.timeout, "seconds",
      "end the run if a step takes longer, or a rank does not answer; the first step has ten times as long; 0: never", 0,

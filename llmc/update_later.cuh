@@ -10,7 +10,7 @@
 
 // Whether this run does so, which changes no bit.
 static bool updates_later(const GPT2* model) {
-    return is_alone() && strcmp(args->overlap, "on") == 0 && !model->options.muon && !model->options.fp8 &&
+    return is_alone() && strcmp(args->overlap, "off") != 0 && !model->options.muon && !model->options.fp8 &&
            !args->profile && sizeof(floatX) == 2 && has_sm90a() && model->config.channels % 8 == 0;
 }
 

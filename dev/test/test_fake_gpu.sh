@@ -651,7 +651,7 @@ test_hopper() {
     done
 }
 
-# With --overlap on, one GPU updates layers during the next forward pass. What else reads the weights or the moments comes
+# Without --overlap off, one GPU updates layers during the next forward pass. What else reads the weights or the moments comes
 # first: checkpoints, samples and validation are the same, and so is a resumed run.
 test_update_later() {
     setup
@@ -662,21 +662,21 @@ test_update_later() {
         train "$tmp/at_once" 8 --layers 4 --overlap off $extra
         good "a run with --overlap off $extra" "$tmp/at_once"
         # shellcheck disable=SC2086
-        FAKE_CUDA_COUNT=$tmp/count train "$tmp/later" 8 --layers 4 --overlap on $extra
-        good "a run with --overlap on $extra" "$tmp/later"
-        nothing_left "a run with --overlap on $extra"
+        FAKE_CUDA_COUNT=$tmp/count train "$tmp/later" 8 --layers 4 $extra
+        good "a run with $extra" "$tmp/later"
+        nothing_left "a run with $extra"
         grep -q '^block .*adamw_finish_kernel' "$tmp/count" || fail "$extra: nothing was updated later"
         for ((step = 1; step <= 8; step++)); do same "$tmp/later" $step "$tmp/at_once"; done
         want "the log without times" "$(losses "$tmp/later")" "$(losses "$tmp/at_once")"
         rm -r "$tmp/at_once" "$tmp/later"
     done
     train "$tmp/at_once" 8 --layers 4 --overlap off
-    train "$tmp/seldom" 8 --layers 4 --overlap on -n 4 -s 5 -v 7
+    train "$tmp/seldom" 8 --layers 4 -n 4 -s 5 -v 7
     good "a run with few checkpoints" "$tmp/seldom"
     same "$tmp/seldom" 4 "$tmp/at_once"
     same "$tmp/seldom" 8 "$tmp/at_once"
     rm -r "$tmp/seldom/step_00000008"
-    train "$tmp/seldom" 8 --layers 4 --overlap on -n 4 -s 5 -v 7 -y 1
+    train "$tmp/seldom" 8 --layers 4 -n 4 -s 5 -v 7 -y 1
     good "a resumed run" "$tmp/seldom"
     same "$tmp/seldom" 8 "$tmp/at_once"
 }
