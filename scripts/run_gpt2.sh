@@ -43,15 +43,15 @@ recipe() { # SIZE
     case $1 in
     124M)
         data=fineweb10B prefix=fineweb most_shards=103 name=muon
-        depth=12 channels=768 rate=6e-4 steps=19560 micro=64 save=1000 tokens_per_second=641000 sequence_gb=0.4156
+        depth=12 channels=768 rate=6e-4 steps=19560 micro=64 save=1000 tokens_per_second=675000 sequence_gb=0.4156
         published='1000:4.3170 5000:3.5535 10000:3.3924 15000:3.3003 19560:3.2722'
         source="llm.c on 8 H100, modded-nanogpt's records/track_1_short/2024-10-13_llmc"
         ;;
     350M)
-        depth=24 channels=1024 rate=3e-4 steps=60000 micro=32 save=500 tokens_per_second=221000 sequence_gb=0.9233
+        depth=24 channels=1024 rate=3e-4 steps=60000 micro=32 save=500 tokens_per_second=244000 sequence_gb=0.9233
         ;;
     774M)
-        depth=36 channels=1280 rate=2.5e-4 steps=286102 micro=16 save=250 tokens_per_second=106000 sequence_gb=1.6325
+        depth=36 channels=1280 rate=2.5e-4 steps=286102 micro=16 save=250 tokens_per_second=112000 sequence_gb=1.6325
         ;;
     1558M)
         total=1048576 final=0.1
