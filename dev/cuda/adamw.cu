@@ -259,7 +259,7 @@ template <class Stop> __device__ inline void adamw_work(const AdamWLater& w, int
         }
         AdamW o = s.optimizer;
         if (!c.decays) { o.weight_decay = 0.0f; }
-#pragma unroll 2
+#pragma unroll 2 // 1% faster for product and update
         for (int i = c.begin + 4 * lane; i < c.end; i += 128) { adamw_values(w, s, o, c, i); }
     }
     __syncwarp();

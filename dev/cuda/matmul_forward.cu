@@ -1303,7 +1303,7 @@ void matmul_forward20(floatX* out, floatX* pre_gelu, const floatX* inp, const fl
 
 // ==== promoted: matmul_forward ====
 #if !defined(ENABLE_FP32)
-// With an update by AdamW beside it, if the forward pass takes one along. Training has no product with a residual.
+// With an update by AdamW beside it, if the forward pass takes one along. Not for a residual: no product in training has one.
 template <class Epilogue> void matmul_forward_gemm(const GemmArgs& g, const Epilogue& epilogue, cudaStream_t stream) {
     if (adamw_later().is_open()) { return gemm(g, epilogue, stream, AdamWBeside{adamw_later()}); }
     gemm(g, epilogue, stream);

@@ -676,7 +676,7 @@ test_update_later() {
     same "$tmp/seldom" 4 "$tmp/at_once"
     same "$tmp/seldom" 8 "$tmp/at_once"
     rm -r "$tmp/seldom/step_00000008"
-    train "$tmp/seldom" 8 --layers 4 -n 4 -s 5 -v 7 -y 1
+    train "$tmp/seldom" 8 --layers 4 --overlap on -n 4 -s 5 -v 7 -y 1
     good "a resumed run" "$tmp/seldom"
     same "$tmp/seldom" 8 "$tmp/at_once"
 }
