@@ -76,13 +76,13 @@ static void open_fixture(GPT2* model, int B) {
 }
 
 // Opens a model with random weights (initial values plus noise), and draws random tokens (B * T + 1).
-static void open_random(GPT2* model, const GPT2Config* config, int B, int T, std::vector<int>* tokens) {
+static void open_random(GPT2* model, const GPT2Config* config, int B, int T, std::vector<int>* tokens, int seed = 0) {
     size_t n = num_parameters(config);
     std::vector<float> weights(n), noise(n);
     Mt19937 mt;
-    uint64_t rng = 3;
+    uint64_t rng = 3 + 7 * seed;
     gpt2_init_params(weights.data(), config, 42);
-    mt19937_seed(&mt, 5);
+    mt19937_seed(&mt, 5 + seed);
     normal_fill(noise.data(), n, 0.0f, 0.05f, &mt);
     for (size_t i = 0; i < n; i++) { weights[i] += noise[i]; }
     open_model(model, config, weights.data(), B, T);
@@ -185,7 +185,7 @@ static void test_golden(void) {
     const Activations* acts = &model.acts;
     size_t C = model.config.channels, V = model.config.vocab_size, Vp = model.config.padded_vocab_size;
     set_tokens(&model, inputs, targets, 256);
-    gpt2_forward(&model, &model.acts, 4, 64, NULL);
+    gpt2_forward(&model, &model.acts, 4, 64, true, NULL);
     matmul_forward(acts->logits, NULL, acts->lnf, model.params.wte, NULL, NULL, 256, (int)C, (int)Vp, model.stream);
     double worst = 0.0;
     compare_golden(&model, "hidden.0", acts->encoded, 256, C, C, FORWARD, &worst);
@@ -292,15 +292,32 @@ static void test_d12_tinyshakespeare(void) {
 
 // ---- against itself -------------------------------------------------------------------------------------
 
-static void compare_all_gradients(const GPT2* model, const std::vector<float>& a, const std::vector<float>& b,
-                                  double tolerance) {
+// The relative error of each tensor of gradients, squared.
+static std::vector<double> squared_errors(const GPT2* model, const std::vector<float>& a, const std::vector<float>& b) {
+    std::vector<double> squares;
     for (int p = 0; p < NUM_PARAMS; p++) {
         for (int l = 0; l < param_copies(&model->config, p); l++) {
             size_t at = param_place(&model->config, p, l);
             double error = relative_error(a.data() + at, b.data() + at, param_layer_size(&model->config, p));
+            squares.push_back(error * error);
+        }
+    }
+    return squares;
+}
+
+static void check_errors(const GPT2Config* config, const std::vector<double>& squares, double tolerance) {
+    size_t i = 0;
+    for (int p = 0; p < NUM_PARAMS; p++) {
+        for (int l = 0; l < param_copies(config, p); l++) {
+            double error = sqrt(squares[i++]);
             check_msg(error <= tolerance, "d%s of layer %d is off by %g of its norm", gpt2_params[p].name, l, error);
         }
     }
+}
+
+static void compare_all_gradients(const GPT2* model, const std::vector<float>& a, const std::vector<float>& b,
+                                  double tolerance) {
+    check_errors(&model->config, squared_errors(model, a, b), tolerance);
 }
 
 static bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
@@ -419,7 +436,7 @@ static void test_saved_slope(void) {
         loss[saves_slope] = run_pass(&model, 4, 1024);
         grads[saves_slope] = gradients(&model);
         if (saved) { compare_all_gradients(&model, grads[1], grads[0], BACKWARD / 2); }
-        gpt2_forward(&model, &model.acts, 2, 32, NULL);
+        gpt2_forward(&model, &model.acts, 2, 32, false, NULL);
         small[saves_slope] = to_host(&model, model.acts.lnf, 64 * 768);
         gpt2_free(&model);
         test_options.saves_slope = true;
@@ -430,40 +447,52 @@ static void test_saved_slope(void) {
 }
 
 // Each stage of --fp8 gives bf16's loss and gradients, up to the rounding of e4m3 (3 bits of mantissa, a relative error of 1/16 at
-// most) and of e5m2 (2 bits, 1/8). What the backward pass computes again is what the forward pass had.
+// most) and of e5m2 (2 bits, 1/8). The error of one small model is luck (with 2 bits 0.12 to 0.20 of the norm of a gradient over
+// 16 of them), so that of a tensor is the root of the mean square over several. What the backward pass computes again is what the
+// forward pass had.
 static void test_fp8(void) {
     if (!have_gpu()) { return; }
     if (!has_fp8()) { return test_skip("needs bf16 and code for sm_90a"); }
+    enum { MODELS = 8 };
     GPT2 model;
     GPT2Config config = {128, 300, padded_vocab(300), 2, 2, 64};
-    std::vector<float> want, same;
+    std::vector<float> want[MODELS], same[MODELS];
     std::vector<int> tokens;
-    double want_loss = 0.0;
+    double want_loss[MODELS];
     for (int stage = FP8_OFF; stage <= FP8_DW; stage++) {
         for (int recompute = 0; recompute <= 2; recompute++) {
             test_options.fp8 = stage, test_options.recompute = recompute;
-            open_random(&model, &config, 2, 56, &tokens);
-            set_tokens(&model, tokens.data(), tokens.data() + 1, 112);
-            double loss = run_pass(&model, 2, 56);
-            for (int i = 0; stage > FP8_OFF && i < 3; i++) { loss = run_pass(&model, 2, 56); } // until scales are known
-            std::vector<float> grads = gradients(&model);
-            if (stage == FP8_OFF && recompute == 0) { want = grads, want_loss = loss; }
-            check_msg(fabs(loss - want_loss) <= 5e-3 * want_loss, "stage %d: loss %g, want %g", stage, loss, want_loss);
-            compare_all_gradients(&model, grads, want, stage < FP8_DX ? 0.09 : 0.18);
-            check(get_scalar(&model, &model.state->saturated) == 0.0f);
-            if (recompute == 1) { same = grads; }
-            if (recompute == 2) { check(same_bits(grads, same)); }
-            // tenfold values: the first pass saturates and says so, the next one has new scales
-            std::vector<float> larger(num_parameters(&config));
-            gpt2_download(&model, larger.data());
-            for (float& x : larger) { x *= 10.0f; }
-            gpt2_upload(&model, larger.data(), 0);
-            run_pass(&model, 2, 56);
-            bool saturates = get_scalar(&model, &model.state->saturated) > 0.0f;
-            check_msg(saturates == (stage > FP8_OFF), "stage %d", stage);
-            run_pass(&model, 2, 56), run_pass(&model, 2, 56);
-            check(get_scalar(&model, &model.state->saturated) == 0.0f);
-            gpt2_free(&model);
+            std::vector<double> mean;
+            for (int i = 0; i < MODELS; i++) {
+                open_random(&model, &config, 2, 56, &tokens, i);
+                set_tokens(&model, tokens.data(), tokens.data() + 1, 112);
+                double loss = run_pass(&model, 2, 56);
+                for (int k = 0; stage > FP8_OFF && k < 3; k++) {
+                    loss = run_pass(&model, 2, 56);
+                } // until scales are known
+                std::vector<float> grads = gradients(&model);
+                if (stage == FP8_OFF && recompute == 0) { want[i] = grads, want_loss[i] = loss; }
+                check_msg(fabs(loss - want_loss[i]) <= 5e-3 * want_loss[i], "stage %d: loss %g, want %g", stage, loss,
+                          want_loss[i]);
+                std::vector<double> squares = squared_errors(&model, grads, want[i]);
+                mean.resize(squares.size());
+                for (size_t k = 0; k < squares.size(); k++) { mean[k] += squares[k] / MODELS; }
+                check(get_scalar(&model, &model.state->saturated) == 0.0f);
+                if (recompute == 1) { same[i] = grads; }
+                if (recompute == 2) { check(same_bits(grads, same[i])); }
+                // tenfold values: the first pass saturates and says so, the next one has new scales
+                std::vector<float> larger(num_parameters(&config));
+                gpt2_download(&model, larger.data());
+                for (float& x : larger) { x *= 10.0f; }
+                gpt2_upload(&model, larger.data(), 0);
+                run_pass(&model, 2, 56);
+                bool saturates = get_scalar(&model, &model.state->saturated) > 0.0f;
+                check_msg(saturates == (stage > FP8_OFF), "stage %d", stage);
+                run_pass(&model, 2, 56), run_pass(&model, 2, 56);
+                check(get_scalar(&model, &model.state->saturated) == 0.0f);
+                gpt2_free(&model);
+            }
+            check_errors(&config, mean, stage < FP8_DX ? 0.09 : 0.18);
         }
     }
     test_options.fp8 = FP8_OFF, test_options.recompute = 0;
@@ -595,7 +624,7 @@ static void test_shapes(void) {
         for (float g : grads) { finite &= (bool)isfinite(g); }
         check_msg(finite, "B %d T %d NH %d C %d: not finite", s[0], s[1], s[3], s[4]);
         int half = s[1] / 2 + 1;
-        gpt2_forward(&model, &model.acts, 1, half, NULL);
+        gpt2_forward(&model, &model.acts, 1, half, false, NULL);
         gpt2_loss(&model, &model.acts, 1, half, false, 0.0f);
         std::vector<float> first = to_host(&model, model.acts.losses, half);
         losses.resize(half);
@@ -861,7 +890,7 @@ static void check_cache(GPT2* model, const int* tokens, const std::vector<CacheC
     int C = model->config.channels, V = model->config.vocab_size, Vp = model->config.padded_vocab_size;
     Sampler greedy = sampler_make(0.0f, 0, 1.0f, 1);
     set_tokens(model, tokens, tokens, 256);
-    gpt2_forward(model, &model->acts, 4, 64, NULL);
+    gpt2_forward(model, &model->acts, 4, 64, false, NULL);
     matmul_forward(model->acts.logits, NULL, model->acts.lnf, model->params.wte, NULL, NULL, 256, C, Vp, model->stream);
     std::vector<float> want = to_host(model, model->acts.logits, (size_t)256 * Vp);
     for (const CacheCheck& c : checks) {
@@ -975,7 +1004,7 @@ static void check_greedy(GPT2* model) {
     check(generate(model, &greedy, tokens, &n, 1, n, NEW, -1, got, &count, NULL) && count == NEW);
     for (int i = 0; i < NEW; i++) {
         set_tokens(model, tokens, tokens, n + i);
-        gpt2_forward(model, &model->acts, 1, n + i, NULL);
+        gpt2_forward(model, &model->acts, 1, n + i, false, NULL);
         matmul_forward(model->acts.logits, NULL, model->acts.lnf, model->params.wte, NULL, NULL, n + i, C, Vp,
                        model->stream);
         std::vector<float> logits = to_host(model, model->acts.logits + (size_t)(n + i - 1) * Vp, V);
@@ -1065,7 +1094,7 @@ static std::vector<float> next_logits(GPT2* model, const Sampler* sampler, const
     int n = (int)text.size(), C = model->config.channels, V = model->config.vocab_size;
     int Vp = model->config.padded_vocab_size;
     set_tokens(model, text.data(), text.data(), n);
-    gpt2_forward(model, &model->acts, 1, n, NULL);
+    gpt2_forward(model, &model->acts, 1, n, false, NULL);
     matmul_forward(model->acts.logits, NULL, model->acts.lnf, model->params.wte, NULL, NULL, n, C, Vp, model->stream);
     std::vector<float> logits = to_host(model, model->acts.logits + (size_t)(n - 1) * Vp, V);
     std::vector<uint32_t> seen(seen_words(V), 0);
@@ -1088,9 +1117,9 @@ struct RandomTexts {
     int N;
     std::vector<int> prompts, lengths; // (N,T), (N)
 };
-static RandomTexts random_texts(const GPT2* model, int N) {
+static RandomTexts random_texts(const GPT2* model, int N, int seed = 0) {
     RandomTexts x = {N, std::vector<int>((size_t)N * x.T, 0), std::vector<int>(N)};
-    uint64_t rng = 11;
+    uint64_t rng = 11 + 100 * seed;
     for (int i = 0; i < N; i++) {
         x.lengths[i] = 1 + (int)random_below(&rng, x.T);
         for (int t = 0; t < x.lengths[i]; t++) {
@@ -1168,8 +1197,16 @@ static void test_neighbours(void) {
     for (int at_once : {1, 7, 64, 100}) {
         check(count_different(&model, &greedy, many, stop, at_once, alone) <= many.N / 4);
     }
-    alone = continue_alone(&model, &penalized, many, -1);
-    for (int at_once : {7, 64}) { check(count_different(&model, &penalized, many, -1, at_once, alone) <= many.N / 4); }
+    // A penalty makes near ties more frequent: on an H200 27 to 40 of 150 texts differ, so several sets of texts are counted together.
+    int different[2] = {}, texts = 0;
+    for (int set = 0; set < 6; set++) {
+        many = random_texts(&model, 150, set), texts += many.N;
+        alone = continue_alone(&model, &penalized, many, -1);
+        for (int i = 0; i < 2; i++) {
+            different[i] += count_different(&model, &penalized, many, -1, i ? 64 : 7, alone);
+        }
+    }
+    for (int n : different) { check_msg(n <= texts / 4, "%d of %d texts differ", n, texts); }
     gpt2_free(&model);
 }
 

@@ -103,7 +103,8 @@ size_t encoder_backward_scratch(int B, int T, int V);
 // out (N,C) = (inp - mean) * rstd * weight + bias; mean, rstd (N) | inp (N,C) | weight, bias (C). arXiv:1607.06450.
 void layernorm_forward(floatX* out, float* mean, float* rstd, const floatX* inp, const floatX* weight,
                        const floatX* bias, int N, int C, cudaStream_t stream);
-// At the end of attention and of the MLP: residual (N,C) = inp1 + inp2; normed (N,C), mean, rstd (N) are its layernorm.
+// residual (N,C) = inp1 + inp2; normed (N,C), mean, rstd (N) are its layernorm. In bf16 the products add to the residual stream;
+// --fp8 does it here.
 void fused_residual_layernorm_forward(floatX* residual, floatX* normed, float* mean, float* rstd, const floatX* inp1,
                                       const floatX* inp2, const floatX* weight, const floatX* bias, int N, int C,
                                       cudaStream_t stream);
@@ -114,8 +115,9 @@ void layernorm_backward(floatX* dinp, float* dinp_sums, float* dweight, float* d
                         const float* mean, const float* rstd, int N, int C, cudaStream_t stream);
 size_t layernorm_backward_scratch(int N, int C);
 
-// out (N,OC) = inp (N,C) weight (OC,C)^T + bias (OC) + residual (N,OC); bias and residual may be NULL. If saved.tensor (N,OC)
-// is not NULL, it receives the sum, or gelu'(sum), and out receives gelu(sum); this needs a bias and takes no residual.
+// out (N,OC) = inp (N,C) weight (OC,C)^T + bias (OC) + residual (N,OC); bias and residual may be NULL. With saved.has_gelu(),
+// out receives gelu(sum), and saved.tensor (N,OC), if it is not NULL, the sum, or gelu'(sum); this needs a bias and takes no
+// residual.
 void matmul_forward(floatX* out, GeluSaved saved, const floatX* inp, const floatX* weight, const floatX* bias,
                     const floatX* residual, int N, int C, int OC, cudaStream_t stream);
 // out (N,OC) float = inp (N,C) weight (OC,C)^T
@@ -193,10 +195,10 @@ struct Activations {
     floatX* ln2;       // (L, B, T, C) [2]
     float* ln2_mean;   // (L, B, T)
     float* ln2_rstd;   // (L, B, T)
-    GeluSaved fch;     // (L, B, T, 4*C): GELU's argument, or its slope
+    GeluSaved fch;     // (L, B, T, 4*C): GELU's argument, or its slope; in training only
     floatX* fch_gelu;  // (L, B, T, 4*C) [1]
     floatX* residual3; // (L, B, T, C): the residual stream after the MLP
-    floatX* projected; // (B, T, C): output of attention or of the MLP, before it is added to the residual stream
+    floatX* projected; // (B, T, C), with --fp8: output of the MLP, before it is added to the residual stream
     floatX* lnf;       // (B, T, C)
     float* lnf_mean;   // (B, T)
     float* lnf_rstd;   // (B, T)
@@ -225,7 +227,8 @@ static Activations layer_activations(Activations a, const GPT2Config* config, in
     a.qkv += own * 3 * BTC, a.atty += own * BTC, a.lse += own * BT * config->num_heads;
     a.residual2 += own * BTC, a.residual3 += own * BTC;
     a.ln2 += norm * BTC, a.ln2_mean += own * BT, a.ln2_rstd += own * BT;
-    a.fch.tensor += own * 4 * BTC, a.fch_gelu += gelu * 4 * BTC;
+    a.fch_gelu += gelu * 4 * BTC;
+    if (a.fch.tensor) { a.fch.tensor += own * 4 * BTC; }
     return a;
 }
 
@@ -282,10 +285,10 @@ static Norm norm_before_layer(const GPT2* model, const Activations* acts, int B,
     return {a.ln1, a.ln1_mean, a.ln1_rstd, w.ln1w, w.ln1b};
 }
 
-// Runs acts->inputs (B,T) through all layers and the last layernorm. All activations stay in acts; if cache is not NULL, keys
-// and values are copied to it. A layer adds to the residual stream twice, after attention (residual2) and after the MLP
-// (residual3); fused_residual_layernorm writes the sum together with the layernorm that follows it.
-static void gpt2_forward(GPT2* model, Activations* acts, int B, int T, KeyValueCache* cache) {
+// Runs acts->inputs (B,T) through all layers and the last layernorm. All activations stay in acts, but for fch without
+// training, when no backward pass follows; if cache is not NULL, keys and values are copied to it. A layer adds to the residual
+// stream twice, after attention (residual2) and after the MLP (residual3): the products store the sum.
+static void gpt2_forward(GPT2* model, Activations* acts, int B, int T, bool training, KeyValueCache* cache) {
     require((size_t)B * T <= (size_t)acts->B * acts->T && T <= model->config.max_seq_len);
     if (!adamw_later().is_open()) { finish_update(model); } // this pass takes no update along
     const GPT2Config* config = &model->config;
@@ -293,34 +296,31 @@ static void gpt2_forward(GPT2* model, Activations* acts, int B, int T, KeyValueC
     cudaStream_t stream = model->stream;
 
     await_bucket(model, 0);
-    await_bucket(model, 1);
     encoder_forward(acts->encoded, acts->inputs, model->params.wte, model->params.wpe, B, T, C, stream);
-    Norm norm = norm_before_layer(model, acts, B, T, 0);
-    layernorm_forward(norm.out, norm.mean, norm.rstd, acts->encoded, norm.weight, norm.bias, BT, C, stream);
     for (int l = 0; l < L; l++) {
         Range range("layer %d", l);
+        await_bucket(model, l + 1);
         Parameters<floatX> w = layer_parameters(model->params, config, l);
         Activations a = layer_activations(*acts, config, B, T, l);
-        // attention; a.ln1 was written together with the previous residual sum
+        // attention
+        layernorm_forward(a.ln1, a.ln1_mean, a.ln1_rstd, a.residual, w.ln1w, w.ln1b, BT, C, stream);
         matmul_forward(a.qkv, NULL, a.ln1, w.qkvw, w.qkvb, NULL, BT, C, 3 * C, stream);
         if (cache) {
             KeyValueCache c = layer_cache(*cache, config, l);
             decode_cache_fill(c.keys, c.values, a.qkv, B, T, C, c.capacity, stream);
         }
         attention_forward(a.atty, a.lse, a.qkv, B, T, C, NH, stream);
-        matmul_forward(a.projected, NULL, a.atty, w.attprojw, w.attprojb, NULL, BT, C, C, stream);
-        fused_residual_layernorm_forward(a.residual2, a.ln2, a.ln2_mean, a.ln2_rstd, a.residual, a.projected, w.ln2w,
-                                         w.ln2b, BT, C, stream);
-        // MLP. A smaller batch than the one in training, as some validation has, may be too small for a kernel that saves the slope.
-        GeluSaved saved = a.fch;
-        saved.is_slope = saved.is_slope && matmul_can_save_slope(BT, C, 4 * C);
+        matmul_forward(a.residual2, NULL, a.atty, w.attprojw, w.attprojb, a.residual, BT, C, C, stream);
+        // MLP
+        layernorm_forward(a.ln2, a.ln2_mean, a.ln2_rstd, a.residual2, w.ln2w, w.ln2b, BT, C, stream);
+        GeluSaved saved = training ? a.fch : GeluSaved::nothing();
         matmul_forward(a.fch_gelu, saved, a.ln2, w.fcw, w.fcb, NULL, BT, C, 4 * C, stream);
-        matmul_forward(a.projected, NULL, a.fch_gelu, w.fcprojw, w.fcprojb, NULL, BT, 4 * C, C, stream);
-        await_bucket(model, l + 2); // of the next layer
-        norm = norm_before_layer(model, acts, B, T, l + 1);
-        fused_residual_layernorm_forward(a.residual3, norm.out, norm.mean, norm.rstd, a.residual2, a.projected,
-                                         norm.weight, norm.bias, BT, C, stream);
+        matmul_forward(a.residual3, NULL, a.fch_gelu, w.fcprojw, w.fcprojb, a.residual2, BT, 4 * C, C, stream);
     }
+    await_bucket(model, L + 1);
+    Norm norm = norm_before_layer(model, acts, B, T, L);
+    const floatX* last = layer_activations(*acts, config, B, T, L).residual;
+    layernorm_forward(norm.out, norm.mean, norm.rstd, last, norm.weight, norm.bias, BT, C, stream);
 }
 
 // Call after gpt2_forward. Computes the logits of all B x T tokens and their losses; state->loss += scale * sum of the
@@ -524,10 +524,10 @@ static void plan_activations(Plan* plan, Activations* a, const GPT2Config* confi
     plan_add(plan, group, &a->ln2, norms * BT * C);
     plan_add(plan, group, &a->ln2_mean, layers * BT);
     plan_add(plan, group, &a->ln2_rstd, layers * BT);
-    plan_add(plan, group, &a->fch.tensor, layers * BT * 4 * C);
+    if (training) { plan_add(plan, group, &a->fch.tensor, layers * BT * 4 * C); }
     plan_add(plan, group, &a->fch_gelu, gelus * BT * 4 * C);
     plan_add(plan, group, &a->residual3, layers * BT * C);
-    plan_add(plan, group, &a->projected, BT * C);
+    if (training) { plan_add(plan, group, &a->projected, BT * C); }
     plan_add(plan, group, &a->lnf, BT * C);
     plan_add(plan, group, &a->lnf_mean, BT);
     plan_add(plan, group, &a->lnf_rstd, BT);
@@ -851,7 +851,7 @@ static void generator_prefill(Generator* g, GPT2* model, const Sampler* sampler,
     cache.keys += (size_t)slot * cache.capacity * C, cache.values += (size_t)slot * cache.capacity * C;
     bool tuned = cublaslt().tuned;
     cublaslt_tune(false); // the prompts' shapes occur too seldom to pay for timing cuBLASLt's algorithms
-    gpt2_forward(model, &g->acts, n, p->T, &cache);
+    gpt2_forward(model, &g->acts, n, p->T, false, &cache);
     cublaslt_tune(tuned);
     for (int i = 0; i < n; i++) {
         const floatX* newest = g->acts.residual3 + ((size_t)i * p->T + p->last[i]) * C;
@@ -1051,7 +1051,7 @@ static void launch_micro_step(GPT2* model, const Batch* batch, bool first, bool 
     bool fp8 = model->options.fp8;
     leave_room(first && args->zero);
     if (first && updates_later(model)) { take_update_along(model); }
-    fp8 ? gpt2_forward_fp8(model, B, T, first) : gpt2_forward(model, &model->acts, B, T, NULL);
+    fp8 ? gpt2_forward_fp8(model, B, T, first) : gpt2_forward(model, &model->acts, B, T, true, NULL);
     leave_room(false); // all weights are here
     fp8 ? gpt2_loss_fp8(model, B, T, scale, first) : gpt2_loss(model, &model->acts, B, T, true, scale);
     leave_room(last);
@@ -1256,7 +1256,7 @@ static double validation_loss(Trainer* t) {
         } else { // the other ranks cannot save now
             die("%s", err.text);
         }
-        gpt2_forward(model, &model->acts, B, T, NULL);
+        gpt2_forward(model, &model->acts, B, T, false, NULL);
         gpt2_loss(model, &model->acts, B, T, false, 1.0f / ((float)B * T * n));
         ranks_agree(0, false, 0, ranks_limit_ms()); // a rank that hangs is noticed
     }
@@ -1272,7 +1272,7 @@ static void compute_losses(void* gpt2, float* losses, const int* inputs, const i
     size_t BT = (size_t)B * T;
     cudaCheck(cudaMemcpyAsync(acts->inputs, inputs, BT * sizeof(int), cudaMemcpyHostToDevice, model->stream));
     cudaCheck(cudaMemcpyAsync(acts->targets, targets, BT * sizeof(int), cudaMemcpyHostToDevice, model->stream));
-    gpt2_forward(model, acts, B, T, NULL);
+    gpt2_forward(model, acts, B, T, false, NULL);
     gpt2_loss(model, acts, B, T, false, 0.0f);
     cudaCheck(cudaMemcpyAsync(losses, acts->losses, BT * sizeof(float), cudaMemcpyDeviceToHost, model->stream));
     cudaCheck(cudaStreamSynchronize(model->stream));
@@ -2053,11 +2053,12 @@ void encoder_backward(float* dwte, float* dwpe, int* scratch, const floatX* dout
 // ==== end promoted: encoder_backward ====
 
 // ==== promoted: layernorm_forward ====
-// One warp processes a row; for long rows, a block of 2, 4, 8 or 16 warps does. Each thread holds up to 3 vectors:
+// One warp processes a row; for long rows, a block of 2, 4, 8 or 16 warps does. Each thread holds up to 8 vectors, in fp32 up to 3:
+// a warp with more registers costs less than the barriers of a block.
 //     vector of the row   0 .. width-1 | width .. 2*width-1 | 2*width ..      width = 32 * row_warps threads
 //     held by thread      0 .. width-1 | 0 .. width-1       | 0 ..
 //     as its vector       x[0]         | x[1]               | x[2]
-constexpr int LAYERNORM_FORWARD_MAX_VECS = 3;
+constexpr int LAYERNORM_FORWARD_MAX_VECS = sizeof(floatX) == 2 ? 8 : 3;
 
 // Sums x over the warps of the row; all threads get the same bits. Callers alternate between two `partial` (16)
 // buffers, so one barrier per call is enough.
@@ -2080,6 +2081,8 @@ template <int num_vecs> __global__ void __launch_bounds__(512)
     if (row >= N) { return; } // whole warps return, and only if row_warps is 1: then there are no barriers
     bool last_valid = first + (num_vecs - 1) * stride < C; // only a thread's last vector can be past the row's end
     float inv_C = 1.0f / C;
+    grid_launch_dependents();
+    grid_wait_dependency();
 
     const floatX* inp_row = inp + (size_t)row * C + first;
     x128 x[num_vecs] = {}; // zeros past the row's end
@@ -2127,11 +2130,10 @@ void layernorm_forward(floatX* out, float* mean, float* rstd, const floatX* inp,
     if (row_warps > 1) { block_size = 32 * row_warps; } // one row per block, because the barrier is block-wide
     require(block_size % 32 == 0 && block_size <= 512);
     int num_vecs = ceil_div(num_vectors, 32 * row_warps), block_rows = block_size / (32 * row_warps);
-    auto kernel = num_vecs == 1   ? layernorm_forward_kernel7<1>
-                  : num_vecs == 2 ? layernorm_forward_kernel7<2>
-                                  : layernorm_forward_kernel7<3>;
-    kernel<<<ceil_div(N, block_rows), block_size, 0, stream>>>(out, mean, rstd, inp, weight, bias, N, C, row_warps);
-    cudaCheck(cudaGetLastError());
+    decltype(&layernorm_forward_kernel7<1>) kernel = NULL;
+    with_constant<LAYERNORM_FORWARD_MAX_VECS>(num_vecs, [&](auto n) { kernel = layernorm_forward_kernel7<n.value>; });
+    launch_early(kernel, dim3(ceil_div(N, block_rows)), dim3(block_size), 0, stream, out, mean, rstd, inp, weight, bias,
+                 N, C, row_warps);
 }
 void layernorm_forward(floatX* out, float* mean, float* rstd, const floatX* inp, const floatX* weight,
                        const floatX* bias, int N, int C, cudaStream_t stream) {
@@ -2261,7 +2263,7 @@ void matmul_backward_bias(float* dbias, float* scratch, const floatX* dout, int 
     int per_sm, tiles = ceil_div(OC, MATMUL_BACKWARD_BIAS_COLUMNS);
     cudaCheck(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_sm, matmul_backward_bias_kernel7, block_size, shared));
     int room = ceil_div(N, matmul_backward_bias_rows(N, OC)); // rows of partial sums that fit in scratch
-    int rows = ceil_div(N, min(room, max(1, num_multiprocessors() * per_sm / tiles)));
+    int rows = ceil_div(N, min(room, max(1, free_multiprocessors() * per_sm / tiles)));
     int num = ceil_div(N, rows);
     matmul_backward_bias_kernel7<<<dim3(tiles, num), block_size, shared, stream>>>(scratch, dout, N, OC, rows);
     cudaCheck(cudaGetLastError());
@@ -2471,7 +2473,7 @@ inline LayernormBackwardLaunch layernorm_backward_launch8(int N, int C, int bloc
     require(block_size % (32 * team_warps) == 0);
     require(block_size >= LAYERNORM_BACKWARD_MIN_BLOCK_SIZE && block_size <= LAYERNORM_BACKWARD_THREADS_PER_SM);
     int num_vecs = ceil_div(num_vectors, 32 * team_warps), num_teams = block_size / (32 * team_warps);
-    int grid_size = num_multiprocessors() * (LAYERNORM_BACKWARD_THREADS_PER_SM / block_size);
+    int grid_size = free_multiprocessors() * (LAYERNORM_BACKWARD_THREADS_PER_SM / block_size);
     size_t shared_bytes = 2 * x128::size * (block_size + LAYERNORM_BACKWARD_PADDING) * sizeof(float);
     auto kernel = layernorm_backward_choose8(num_vecs, team_warps);
     return {kernel, min(grid_size, ceil_div(N, num_teams)), block_size, num_vecs, team_warps, 2, shared_bytes};
@@ -2743,7 +2745,7 @@ void layernorm_backward11(floatX* dinp, float* dinp_sums, float* dweight, float*
     size_t ring_bytes = (size_t)LAYERNORM_BACKWARD_STAGES * 4 * 3 * block_size * sizeof(x128);
     cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)ring_bytes));
     cudaCheck(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, kernel, block_size, ring_bytes));
-    int grid_size = min(num_multiprocessors() * min(max(resident, 1), blocks_per_sm), ceil_div(N, rows));
+    int grid_size = min(free_multiprocessors() * min(max(resident, 1), blocks_per_sm), ceil_div(N, rows));
     launch_early(kernel, dim3(grid_size), dim3(block_size), ring_bytes, stream, dinp, scratch, dout, dresidual, inp,
                  weight, mean, rstd, N, C);
     column_sums<16>(dweight, dbias, dinp_sums, scratch, grid_size, C, stream);
@@ -3004,6 +3006,8 @@ struct AdamWBeside : AdamWLater {
 // A warp per chunk.
 __global__ void __launch_bounds__(256) adamw_finish_kernel(const __grid_constant__ AdamWLater w) {
     int chunk = w.first + blockIdx.x * 8 + threadIdx.x / 32;
+    grid_launch_dependents();
+    grid_wait_dependency();
     const StepState s = *w.state;
     if (!s.is_later || !s.applied || chunk >= w.last || chunk < w.done[chunk % w.num_workers]) { return; }
     AdamWChunk c(w, chunk, s.num_updates);
@@ -3022,8 +3026,7 @@ void adamw_finish(int layer, cudaStream_t stream) {
     w.last = std::min(w.last, layer * w.chunks_of_layer());
     if (!w.is_open()) { return; }
     Op op(stream, 0, 0, "adamw, rest"); // idle warps may have updated most of the values, or all
-    adamw_finish_kernel<<<ceil_div(w.last - w.first, 8), 256, 0, stream>>>(w);
-    cudaCheck(cudaGetLastError());
+    launch_early(adamw_finish_kernel, dim3(ceil_div(w.last - w.first, 8)), dim3(256), 0, stream, w);
     adamw_later().first = w.last;
     if (!adamw_later().is_open()) { cudaCheck(cudaMemsetAsync(&w.state->is_later, 0, sizeof(int), stream)); }
 }
@@ -3638,7 +3641,7 @@ template <class... Parameters, class... Arguments> void gemm_start(void (*kernel
         attribute.id = cudaLaunchAttributeClusterDimension;
         attribute.val.clusterDim.x = cluster, attribute.val.clusterDim.y = 1, attribute.val.clusterDim.z = 1;
     }
-    if (early) {
+    if (early && may_launch_early()) {
         cudaLaunchAttribute& attribute = attributes[config.numAttrs++];
         attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
         attribute.val.programmaticStreamSerializationAllowed = 1;
@@ -3682,29 +3685,31 @@ void matmul_forward_float(float* out, const floatX* inp, const floatX* weight, i
 }
 
 // Arguments as for matmul_forward.
-void matmul_forward20(floatX* out, floatX* pre_gelu, const floatX* inp, const floatX* weight, const floatX* bias,
+void matmul_forward20(floatX* out, GeluSaved saved, const floatX* inp, const floatX* weight, const floatX* bias,
                       const floatX* residual, int N, int C, int OC, cudaStream_t stream) {
+    require(!saved.is_slope);
     MatmulCall call;
     call.out = out;
     call.a = inp, call.b = weight, call.b_transposed = true;
     call.M = N, call.N = OC, call.K = C;
     call.bias = bias;
     call.add = residual;
-    if (pre_gelu && sizeof(floatX) == 2) { // in fp32 the library's GELU would dominate the error
-        call.epilogue = MATMUL_GELU;
-        call.aux = pre_gelu;
+    if (saved.has_gelu() && sizeof(floatX) == 2) { // in fp32 the library's GELU would dominate the error
+        call.epilogue = saved.tensor ? MATMUL_GELU_AUX : MATMUL_GELU;
+        call.aux = saved.tensor;
         if (cublaslt_matmul(call, stream)) { return; }
     }
     call.epilogue = MATMUL_PLAIN;
     call.aux = NULL;
-    if (pre_gelu) { call.out = pre_gelu; }
+    floatX* sum = saved.tensor ? saved.tensor : out;
+    call.out = sum;
     bool supported = cublaslt_matmul(call, stream);
     require(supported);
-    if (pre_gelu) { gelu_forward(out, pre_gelu, (size_t)N * OC, stream); }
+    if (saved.has_gelu()) { gelu_forward(out, sum, (size_t)N * OC, stream); }
 }
 
 #if !defined(ENABLE_FP32)
-// With an update by AdamW beside it, if the forward pass takes one along. Not for a residual: no product in training has one.
+// With an update by AdamW beside it, if the forward pass takes one along.
 template <class Epilogue> void matmul_forward_gemm(const GemmArgs& g, const Epilogue& epilogue, cudaStream_t stream) {
     if (adamw_later().is_open()) { return gemm(g, epilogue, stream, AdamWBeside{adamw_later()}); }
     gemm(g, epilogue, stream);
@@ -3714,7 +3719,10 @@ void matmul_forward21(floatX* out, GeluSaved saved, const floatX* inp, const flo
     GemmArgs g = {out, saved.tensor, inp, weight, residual, N, OC, C};
     if (saved.is_slope) { return matmul_forward_gemm(g, GemmBias<GEMM_GELU | GEMM_SECOND | GEMM_SLOPE>{bias}, stream); }
     if (saved.tensor) { return matmul_forward_gemm(g, GemmBias<GEMM_GELU | GEMM_SECOND>{bias}, stream); }
-    if (residual) { return gemm(g, GemmBias<GEMM_RESIDUAL>{bias}, stream); }
+    if (saved.has_gelu()) {
+        return gemm(g, GemmBias<GEMM_GELU>{bias}, stream);
+    } // no backward pass, so no update either
+    if (residual) { return matmul_forward_gemm(g, GemmBias<GEMM_RESIDUAL>{bias}, stream); }
     matmul_forward_gemm(g, GemmBias<0>{bias}, stream);
 }
 #endif
@@ -3732,23 +3740,25 @@ inline int matmul_forward_choice(int N, int C, int OC) {
 #endif
 }
 
-// out (N,OC) = gelu(inp (N,C) weight (OC,C)^T + bias (OC)) + residual (N,OC). saved.tensor (N,OC) receives GELU's argument, or
-// its slope, which needs kernel 21; if it is NULL there is no GELU. bias and residual may be NULL. residual may be the same
-// memory as out.
+// out (N,OC) = gelu?(inp (N,C) weight (OC,C)^T + bias (OC)) + residual (N,OC), with GELU if saved.has_gelu(). saved.tensor (N,OC),
+// which may be NULL, receives GELU's argument, or its slope, which needs kernel 21. bias and residual may be NULL. residual
+// may be the same memory as out.
 void matmul_forward(floatX* out, GeluSaved saved, const floatX* inp, const floatX* weight, const floatX* bias,
                     const floatX* residual, int N, int C, int OC, cudaStream_t stream) {
     double outputs = (1.0 + (saved.tensor != NULL) + (residual != NULL)) * N * OC;
     Op op(stream, ((double)N * C + (double)OC * C + outputs) * sizeof(floatX), 2.0 * N * C * OC,
-          "matmul_forward %d -> %d%s", C, OC, saved.tensor ? ", gelu" : "");
+          "matmul_forward %d -> %d%s", C, OC,
+          saved.has_gelu() ? ", gelu"
+          : residual       ? ", sum"
+                           : "");
     require(C % 8 == 0 && OC % 8 == 0);
-    require(!saved.tensor || (bias && !residual));
+    require(!saved.has_gelu() || (bias && !residual));
 #if !defined(ENABLE_FP32)
     if (matmul_forward_choice(N, C, OC) == 21) {
         return matmul_forward21(out, saved, inp, weight, bias, residual, N, C, OC, stream);
     }
 #endif
-    require(!saved.is_slope);
-    matmul_forward20(out, saved.tensor, inp, weight, bias, residual, N, C, OC, stream);
+    matmul_forward20(out, saved, inp, weight, bias, residual, N, C, OC, stream);
 }
 // ==== end promoted: matmul_forward ====
 
@@ -4311,7 +4321,7 @@ void quantize3(const QuantizeArgs<F>& q, const Source& source, cudaStream_t stre
     auto kernel = quantize_kernel3<F, Source>;
     cudaCheck(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_sm, kernel, block_size, 0));
     size_t most = ceil_div((size_t)q.N * q.C, (size_t)x128::size * block_size);
-    int num_blocks = (int)std::min(most, (size_t)num_multiprocessors() * per_sm);
+    int num_blocks = (int)std::min(most, (size_t)free_multiprocessors() * per_sm);
     kernel<<<num_blocks, block_size, 0, stream>>>(q, source);
     cudaCheck(cudaGetLastError());
 }
@@ -9696,17 +9706,15 @@ template <int C, int ranks> struct DecodeLayerBlock : DecodeLayerSizes<C, ranks>
     }
     __device__ void give_back() {
         __syncwarp();
-        if (!RESIDENT && lane == 0) { mbarrier_arrive(&shared.empty[slot]); }
+        if (!RESIDENT) { mbarrier_arrive(&shared.empty[slot]); }
         next();
     }
     // After half a layer: what it has used of the vectors and of the ring may be loaded again. Where a layer fits the ring, this is
     // early enough for its weights, too, and they do not delay the exchange between the heads.
     __device__ void give_back_half(int half) const {
         __syncwarp();
-        if (lane == 0) {
-            if (RESIDENT) { mbarrier_arrive(&shared.empty[2 * half]), mbarrier_arrive(&shared.empty[2 * half + 1]); }
-            mbarrier_arrive(&shared.vectors_empty[half]);
-        }
+        if (RESIDENT) { mbarrier_arrive(&shared.empty[2 * half]), mbarrier_arrive(&shared.empty[2 * half + 1]); }
+        mbarrier_arrive(&shared.vectors_empty[half]);
     }
 
     // ---- products ----
@@ -10022,10 +10030,10 @@ template <int C, int ranks> __global__ void __launch_bounds__(DECODE_LAYER_THREA
     if (block.now < 0) { return; } // the text has ended
     if (threadIdx.x == 0) {
         for (int i = 0; i < Block::RING; i++) {
-            mbarrier_init(&shared.full[i], 1), mbarrier_init(&shared.empty[i], Block::WARPS);
+            mbarrier_init(&shared.full[i], 1), mbarrier_init(&shared.empty[i], 32 * Block::WARPS);
         }
         for (int i = 0; i < 2; i++) {
-            mbarrier_init(&shared.vectors_full[i], 1), mbarrier_init(&shared.vectors_empty[i], Block::WARPS);
+            mbarrier_init(&shared.vectors_full[i], 1), mbarrier_init(&shared.vectors_empty[i], 32 * Block::WARPS);
         }
         mbarrier_init(&shared.x_there, 1), mbarrier_init(&shared.qkv_there, 1);
         mbarrier_init(&shared.attention_there, 1), mbarrier_init(&shared.hidden_there, 1);
@@ -10498,7 +10506,7 @@ template <int C, int TEAMS> __global__ void __launch_bounds__(TEAMS* DECODE_LAYE
     auto& own = block.own;
     if (threadIdx.x == 0) {
         for (uint64_t& full : shared.full) { mbarrier_init(&full, 1); }
-        for (uint64_t& empty : shared.empty) { mbarrier_init(&empty, teams * Block::WARPS); }
+        for (uint64_t& empty : shared.empty) { mbarrier_init(&empty, 32 * teams * Block::WARPS); }
         for (int i = 0; i < 4; i++) { mbarrier_init(&shared.vectors_full[i / 2][i % 2], 1); }
     }
     const bool loads = threadIdx.x >= TEAMS * DECODE_LAYER_THREADS;
@@ -10559,7 +10567,7 @@ template <int C, int TEAMS> __global__ void __launch_bounds__(TEAMS* DECODE_LAYE
         block.product(half ? shared.fcw : shared.qkvw, 3 + half);
         block.sync();
         // with two teams, the other one needs the next weights before this one has ended the half
-        if (TEAMS == 2 && lane == 0) { mbarrier_arrive(&shared.empty[2 * half]); }
+        if (TEAMS == 2) { mbarrier_arrive(&shared.empty[2 * half]); }
         if (half == 0) {
             block.send_qkv(vectors.bias);
             block.sync(); // before `warps` takes the place of `products`
@@ -10589,8 +10597,8 @@ template <int C, int TEAMS> __global__ void __launch_bounds__(TEAMS* DECODE_LAYE
         __syncwarp();
         block.add_up(x, to, phase, vectors.out_bias);
         __syncwarp();
-        if (TEAMS == 1 && lane == 0) { mbarrier_arrive(&shared.empty[2 * half]); }
-        if (lane == 0) { mbarrier_arrive(&shared.empty[2 * half + 1]); }
+        if (TEAMS == 1) { mbarrier_arrive(&shared.empty[2 * half]); }
+        mbarrier_arrive(&shared.empty[2 * half + 1]);
     }
 #pragma unroll
     for (int k = 0; k < 3; k++) {

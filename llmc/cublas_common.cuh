@@ -65,9 +65,10 @@ constexpr cudaDataType_t cublaslt_floatX = CUDA_R_16BF;
 
 enum MatmulEpilogue {
     MATMUL_PLAIN,     // out = y, where y = alpha * a b + add + bias
-    MATMUL_GELU,      // aux = y, out = gelu(y), tanh form; needs bias
+    MATMUL_GELU_AUX,  // aux = y, out = gelu(y), tanh form; needs bias
     MATMUL_DGELU,     // out = y * gelu'(aux); no bias
     MATMUL_BIAS_GRAD, // out = y, bias_grad[m] = sum over k of a[m][k]: the bias gradient if out is the weight gradient
+    MATMUL_GELU,      // out = gelu(y); needs bias
 };
 
 // Every pointer is aligned to 16 bytes, and the length of every row is a multiple of 16 bytes.
@@ -359,7 +360,8 @@ inline CublasLtPlan cublaslt_plan(const CublasLtKey& key, const MatmulCall& c, c
     cublasOperation_t op_b = c.a_transposed ? CUBLAS_OP_T : CUBLAS_OP_N;
     cublaslt_describe(plan.product, CUBLASLT_MATMUL_DESC_TRANSA, (int32_t)op_a);
     cublaslt_describe(plan.product, CUBLASLT_MATMUL_DESC_TRANSB, (int32_t)op_b);
-    cublasLtEpilogue_t epilogue = c.epilogue == MATMUL_GELU        ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS
+    cublasLtEpilogue_t epilogue = c.epilogue == MATMUL_GELU_AUX    ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS
+                                  : c.epilogue == MATMUL_GELU      ? CUBLASLT_EPILOGUE_GELU_BIAS
                                   : c.epilogue == MATMUL_DGELU     ? CUBLASLT_EPILOGUE_DGELU
                                   : c.epilogue == MATMUL_BIAS_GRAD ? CUBLASLT_EPILOGUE_BGRADB // our a is cuBLASLt's b
                                   : c.bias                         ? CUBLASLT_EPILOGUE_BIAS
@@ -384,9 +386,10 @@ inline bool cublaslt_matmul(const MatmulCall& c, cudaStream_t stream) {
     CublasLt& lt = cublaslt();
     require(lt.handle != NULL); // cublaslt_open() has been called
     require(c.out && c.a && c.b && c.M > 0 && c.N > 0 && c.K > 0);
-    require((c.epilogue == MATMUL_GELU || c.epilogue == MATMUL_DGELU) == (c.aux != NULL) && c.aux != c.out);
+    require((c.epilogue == MATMUL_GELU_AUX || c.epilogue == MATMUL_DGELU) == (c.aux != NULL) && c.aux != c.out);
     require((c.epilogue == MATMUL_BIAS_GRAD) == (c.bias_grad != NULL));
-    require(c.epilogue == MATMUL_PLAIN || (c.epilogue == MATMUL_GELU) == (c.bias != NULL));
+    bool has_gelu = c.epilogue == MATMUL_GELU || c.epilogue == MATMUL_GELU_AUX;
+    require(c.epilogue == MATMUL_PLAIN || has_gelu == (c.bias != NULL));
     require(!cublaslt_is_fp8(c) || (c.epilogue == MATMUL_PLAIN && c.b_transposed && !c.a_transposed && c.a_scale &&
                                     c.b_scale && c.N % 16 == 0 && c.K % 16 == 0));
     CublasLtKey key = {c.M,

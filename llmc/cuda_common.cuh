@@ -9,6 +9,7 @@ A kernel uses only names from this file and from llmc/ptx.cuh, so that its text 
 #include <cuda_runtime.h>
 #include <math.h>
 #include <type_traits>
+#include <utility>
 
 #include "utils.h"
 
@@ -111,7 +112,7 @@ inline int& reserved_multiprocessors() {
     static int n = 0;
     return n;
 }
-// The others. The grid of a persistent kernel, with one block per multiprocessor, must not be larger: a block that is not
+// The others. The grid of a persistent kernel must have no more blocks than fit on them: a block that is not
 // resident from the beginning makes the kernel take twice as long.
 inline int free_multiprocessors() { return num_multiprocessors() - reserved_multiprocessors(); }
 
@@ -158,9 +159,17 @@ __device__ inline void grid_wait_dependency() {
 #endif
 }
 
+// True after a wait for an event was put into the stream: what is launched next must be an ordinary launch, because a graph has
+// no programmatic edge from an event to a kernel.
+inline bool& follows_event() {
+    static bool follows = false;
+    return follows;
+}
+inline bool may_launch_early() { return !std::exchange(follows_event(), false); }
+
 // A programmatic dependent launch: the kernel's blocks start as the blocks of the previous kernel end. The kernel must
 // call grid_wait_dependency() before it touches memory that the previous kernel writes. If the device or the code is
-// older than 9.0, this is an ordinary launch.
+// older than 9.0, or an event comes before, this is an ordinary launch.
 template <class... Parameters, class... Arguments>
 void launch_early(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared_bytes, cudaStream_t stream,
                   const Arguments&... arguments) {
@@ -173,7 +182,8 @@ void launch_early(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t s
     config.dynamicSmemBytes = shared_bytes;
     config.stream = stream;
     config.attrs = &early;
-    config.numAttrs = compiled_arch(kernel) >= 90; // older code would not wait in grid_wait_dependency()
+    config.numAttrs =
+        compiled_arch(kernel) >= 90 && may_launch_early(); // older code would not wait in grid_wait_dependency()
     cudaCheck(cudaLaunchKernelEx(&config, kernel, arguments...));
 }
 

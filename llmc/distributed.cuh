@@ -507,8 +507,10 @@ inline void ranks_progressed() {
 // Multiprocessors for a collective beside computations, and between them. The same numbers on all ranks and in all runs,
 // because the order of a sum depends on them. NCCL's blocks come in clusters of 4. On two H100s, a step of 1558M, -b 8, takes
 // 164 ms with 4 beside computations, 170 with 8, and 174 with 32 between them; one of 124M, -b 64, takes 105 ms with 4
-// beside, and 102 with 16 or 32 between (162 and 101 ms on one card).
-constexpr int NCCL_FEW = 4, NCCL_MANY = 16;
+// beside, and 102 with 16 or 32 between (162 and 101 ms on one card). With --fp8 computations are too short for 4, which carry
+// some 66 GB/s: on four H200s a step of 1558M takes 131 ms with 4, 115 with 8 and 117 with 12.
+inline int nccl_few() { return args->fp8 ? 8 : 4; }
+constexpr int NCCL_MANY = 16;
 
 // A group gathers at least so many bytes of weights: two layers of 124M in bf16, for which two H100s should need some 50 us. A
 // larger one would spare more starts and ends of NCCL's kernels, but nothing hides the last group.
@@ -530,7 +532,7 @@ inline void ranks_connect(int num_buckets) {
     setenv("NCCL_NVLS_ENABLE", "0", 0);
     for (int i = 0; i < 2; i++) {
         if (i == 0 && strcmp(args->overlap, "off") == 0) { continue; } // few is not used
-        int ctas = i == 0 ? NCCL_FEW : NCCL_MANY;
+        int ctas = i == 0 ? nccl_few() : NCCL_MANY;
         NcclOptions options = {120e3, &run_stop_signal, ctas, ctas};
         NcclComm* comm = i == 0 ? &r.few : &r.many;
         if (!nccl_comm_open(comm, &r.nccl, &r.ids[i], r.env.rank, r.env.num_ranks, &options, &err)) {
@@ -578,8 +580,7 @@ inline void ranks_close() {
 
 // ---- events ---------------------------------------------------------------------------------
 
-// While a graph is captured, these become nodes of it that record, or wait for, an event outside of it. The kernel that is
-// launched after such a node must be an ordinary one, without launch_early.
+// While a graph is captured, these become nodes of it that record, or wait for, an event outside of it.
 inline bool is_capturing(cudaStream_t stream) {
     cudaStreamCaptureStatus status;
     cudaCheck(cudaStreamIsCapturing(stream, &status));
@@ -589,11 +590,13 @@ inline void gradients_ready(int b, cudaStream_t stream) {
     if (is_alone() || ranks().ready.empty()) { return; }
     cudaCheck(cudaEventRecordWithFlags(ranks().ready[b], stream,
                                        is_capturing(stream) ? cudaEventRecordExternal : cudaEventRecordDefault));
+    follows_event() = true;
 }
 inline void await_weights(int b, cudaStream_t stream) {
     if (ranks().num_shares == 1 || ranks().gathered.empty()) { return; }
     cudaCheck(cudaStreamWaitEvent(stream, ranks().gathered[b],
                                   is_capturing(stream) ? cudaEventWaitExternal : cudaEventWaitDefault));
+    follows_event() = true;
 }
 
 // Makes the next collective wait for the work that is on stream.
@@ -759,9 +762,9 @@ inline void gather_shares(int b, float* whole, const float* own, size_t n, cudaS
 
 // ---- beside computations, or between them -----------------------------------------------------
 
-// From here on, launches leave NCCL_FEW multiprocessors free if `exchanges` run beside them.
+// From here on, launches leave nccl_few() multiprocessors free if `exchanges` run beside them.
 inline void leave_room(bool exchanges) {
-    reserved_multiprocessors() = exchanges && ranks().beside && !is_alone() ? NCCL_FEW : 0;
+    reserved_multiprocessors() = exchanges && ranks().beside && !is_alone() ? nccl_few() : 0;
 }
 
 // The time of an exchange with nothing beside it, in ms: the mean of `count`. queue() queues it. One exchange before those that
@@ -829,7 +832,7 @@ struct ExchangeTrial {
 // the computations are, and the exchange of the embeddings, a part `alone` of the model, which has nothing beside it. few_ms,
 // many_ms: a step's exchanges on few or many multiprocessors.
 inline double cost_beside(double micro_step_ms, double few_ms, double many_ms, double alone, int num_sms) {
-    return micro_step_ms * NCCL_FEW / num_sms + fmax(few_ms * (1 - alone) - micro_step_ms, 0) + many_ms * alone;
+    return micro_step_ms * nccl_few() / num_sms + fmax(few_ms * (1 - alone) - micro_step_ms, 0) + many_ms * alone;
 }
 
 // --overlap auto: compares the times that exchanges add to a step, beside computations and between them. micro_step_ms: of

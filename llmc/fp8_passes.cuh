@@ -52,9 +52,9 @@ static void gpt2_forward_fp8(GPT2* model, int B, int T, bool first) {
         // attention
         matmul_fp8_forward(a.qkv, q.ln1.as_rows(), q.qkvw.as_rows(), w.qkvb, BT, C, 3 * C, stream);
         attention_forward(a.atty, a.lse, a.qkv, B, T, C, NH, stream);
-        matmul_forward(a.projected, NULL, a.atty, w.attprojw, w.attprojb, NULL, BT, C, C, stream);
+        matmul_forward(a.residual2, NULL, a.atty, w.attprojw, w.attprojb, a.residual, BT, C, C, stream);
         Norm norm = {a.ln2, a.ln2_mean, a.ln2_rstd, w.ln2w, w.ln2b};
-        layernorm_fp8(model, q.ln2, norm, a.residual2, a.residual, a.projected, BT);
+        layernorm_fp8(model, q.ln2, norm, NULL, a.residual2, NULL, BT);
         // MLP
         if (a.fch.is_slope) {
             matmul_fp8_gelu(q.gelu.to_both(), a.fch.tensor, q.ln2.as_rows(), q.fcw.as_rows(), w.fcb, BT, C, 4 * C,

@@ -42,12 +42,19 @@ __device__ inline float gelu_and_slope(float x, float* slope) {
     return y;
 }
 
-// What the forward pass keeps of GELU for the backward pass, (N,C): GELU's argument, or its slope there. tensor is NULL if
-// there is no GELU.
+// Whether a product is followed by GELU, and what the forward pass keeps of it for the backward pass, (N,C): GELU's argument, or
+// its slope there. NULL converts to "no GELU".
 struct GeluSaved {
     floatX* tensor;
     bool is_slope;
+    bool is_nothing = false; // GELU of which nothing is kept, where no backward pass follows
     GeluSaved(floatX* tensor = NULL, bool is_slope = false) : tensor(tensor), is_slope(is_slope) {}
+    static GeluSaved nothing() {
+        GeluSaved saved;
+        saved.is_nothing = true;
+        return saved;
+    }
+    bool has_gelu() const { return tensor || is_nothing; }
 };
 
 // The same by tanh.approx, whose error is 2^-11: gelu(x) within 5e-4 |x|, the slope within 1e-3. Half the instructions, for

@@ -279,6 +279,8 @@ struct AdamWBeside : AdamWLater {
 // A warp per chunk.
 __global__ void __launch_bounds__(256) adamw_finish_kernel(const __grid_constant__ AdamWLater w) {
     int chunk = w.first + blockIdx.x * 8 + threadIdx.x / 32;
+    grid_launch_dependents();
+    grid_wait_dependency();
     const StepState s = *w.state;
     if (!s.is_later || !s.applied || chunk >= w.last || chunk < w.done[chunk % w.num_workers]) { return; }
     AdamWChunk c(w, chunk, s.num_updates);
@@ -297,8 +299,7 @@ void adamw_finish(int layer, cudaStream_t stream) {
     w.last = std::min(w.last, layer * w.chunks_of_layer());
     if (!w.is_open()) { return; }
     Op op(stream, 0, 0, "adamw, rest"); // idle warps may have updated most of the values, or all
-    adamw_finish_kernel<<<ceil_div(w.last - w.first, 8), 256, 0, stream>>>(w);
-    cudaCheck(cudaGetLastError());
+    launch_early(adamw_finish_kernel, dim3(ceil_div(w.last - w.first, 8)), dim3(256), 0, stream, w);
     adamw_later().first = w.last;
     if (!adamw_later().is_open()) { cudaCheck(cudaMemsetAsync(&w.state->is_later, 0, sizeof(int), stream)); }
 }

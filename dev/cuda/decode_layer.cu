@@ -1276,17 +1276,15 @@ template <int C, int ranks> struct DecodeLayerBlock : DecodeLayerSizes<C, ranks>
     }
     __device__ void give_back() {
         __syncwarp();
-        if (!RESIDENT && lane == 0) { mbarrier_arrive(&shared.empty[slot]); }
+        if (!RESIDENT) { mbarrier_arrive(&shared.empty[slot]); }
         next();
     }
     // After half a layer: what it has used of the vectors and of the ring may be loaded again. Where a layer fits the ring, this is
     // early enough for its weights, too, and they do not delay the exchange between the heads.
     __device__ void give_back_half(int half) const {
         __syncwarp();
-        if (lane == 0) {
-            if (RESIDENT) { mbarrier_arrive(&shared.empty[2 * half]), mbarrier_arrive(&shared.empty[2 * half + 1]); }
-            mbarrier_arrive(&shared.vectors_empty[half]);
-        }
+        if (RESIDENT) { mbarrier_arrive(&shared.empty[2 * half]), mbarrier_arrive(&shared.empty[2 * half + 1]); }
+        mbarrier_arrive(&shared.vectors_empty[half]);
     }
 
     // ---- products ----
@@ -1602,10 +1600,10 @@ template <int C, int ranks> __global__ void __launch_bounds__(DECODE_LAYER_THREA
     if (block.now < 0) { return; } // the text has ended
     if (threadIdx.x == 0) {
         for (int i = 0; i < Block::RING; i++) {
-            mbarrier_init(&shared.full[i], 1), mbarrier_init(&shared.empty[i], Block::WARPS);
+            mbarrier_init(&shared.full[i], 1), mbarrier_init(&shared.empty[i], 32 * Block::WARPS);
         }
         for (int i = 0; i < 2; i++) {
-            mbarrier_init(&shared.vectors_full[i], 1), mbarrier_init(&shared.vectors_empty[i], Block::WARPS);
+            mbarrier_init(&shared.vectors_full[i], 1), mbarrier_init(&shared.vectors_empty[i], 32 * Block::WARPS);
         }
         mbarrier_init(&shared.x_there, 1), mbarrier_init(&shared.qkv_there, 1);
         mbarrier_init(&shared.attention_there, 1), mbarrier_init(&shared.hidden_there, 1);
@@ -2078,7 +2076,7 @@ template <int C, int TEAMS> __global__ void __launch_bounds__(TEAMS* DECODE_LAYE
     auto& own = block.own;
     if (threadIdx.x == 0) {
         for (uint64_t& full : shared.full) { mbarrier_init(&full, 1); }
-        for (uint64_t& empty : shared.empty) { mbarrier_init(&empty, teams * Block::WARPS); }
+        for (uint64_t& empty : shared.empty) { mbarrier_init(&empty, 32 * teams * Block::WARPS); }
         for (int i = 0; i < 4; i++) { mbarrier_init(&shared.vectors_full[i / 2][i % 2], 1); }
     }
     const bool loads = threadIdx.x >= TEAMS * DECODE_LAYER_THREADS;
@@ -2139,7 +2137,7 @@ template <int C, int TEAMS> __global__ void __launch_bounds__(TEAMS* DECODE_LAYE
         block.product(half ? shared.fcw : shared.qkvw, 3 + half);
         block.sync();
         // with two teams, the other one needs the next weights before this one has ended the half
-        if (TEAMS == 2 && lane == 0) { mbarrier_arrive(&shared.empty[2 * half]); }
+        if (TEAMS == 2) { mbarrier_arrive(&shared.empty[2 * half]); }
         if (half == 0) {
             block.send_qkv(vectors.bias);
             block.sync(); // before `warps` takes the place of `products`
@@ -2169,8 +2167,8 @@ template <int C, int TEAMS> __global__ void __launch_bounds__(TEAMS* DECODE_LAYE
         __syncwarp();
         block.add_up(x, to, phase, vectors.out_bias);
         __syncwarp();
-        if (TEAMS == 1 && lane == 0) { mbarrier_arrive(&shared.empty[2 * half]); }
-        if (lane == 0) { mbarrier_arrive(&shared.empty[2 * half + 1]); }
+        if (TEAMS == 1) { mbarrier_arrive(&shared.empty[2 * half]); }
+        mbarrier_arrive(&shared.empty[2 * half + 1]);
     }
 #pragma unroll
     for (int k = 0; k < 3; k++) {

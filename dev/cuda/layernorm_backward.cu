@@ -745,7 +745,7 @@ inline LayernormBackwardLaunch layernorm_backward_launch8(int N, int C, int bloc
     require(block_size % (32 * team_warps) == 0);
     require(block_size >= LAYERNORM_BACKWARD_MIN_BLOCK_SIZE && block_size <= LAYERNORM_BACKWARD_THREADS_PER_SM);
     int num_vecs = ceil_div(num_vectors, 32 * team_warps), num_teams = block_size / (32 * team_warps);
-    int grid_size = num_multiprocessors() * (LAYERNORM_BACKWARD_THREADS_PER_SM / block_size);
+    int grid_size = free_multiprocessors() * (LAYERNORM_BACKWARD_THREADS_PER_SM / block_size);
     size_t shared_bytes = 2 * x128::size * (block_size + LAYERNORM_BACKWARD_PADDING) * sizeof(float);
     auto kernel = layernorm_backward_choose8(num_vecs, team_warps);
     return {kernel, min(grid_size, ceil_div(N, num_teams)), block_size, num_vecs, team_warps, 2, shared_bytes};
@@ -1055,7 +1055,7 @@ void layernorm_backward11(floatX* dinp, float* dinp_sums, float* dweight, float*
     size_t ring_bytes = (size_t)LAYERNORM_BACKWARD_STAGES * 4 * 3 * block_size * sizeof(x128);
     cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)ring_bytes));
     cudaCheck(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, kernel, block_size, ring_bytes));
-    int grid_size = min(num_multiprocessors() * min(max(resident, 1), blocks_per_sm), ceil_div(N, rows));
+    int grid_size = min(free_multiprocessors() * min(max(resident, 1), blocks_per_sm), ceil_div(N, rows));
     launch_early(kernel, dim3(grid_size), dim3(block_size), ring_bytes, stream, dinp, scratch, dout, dresidual, inp,
                  weight, mean, rstd, N, C);
     column_sums<16>(dweight, dbias, dinp_sums, scratch, grid_size, C, stream);

@@ -252,11 +252,12 @@ void layernorm_forward6(floatX* out, float* mean, float* rstd, const floatX* inp
 // ---- kernel 7: one or a few warps keep the row in registers; the other warps of the SM hide the latency ----
 
 // ==== promoted: layernorm_forward ====
-// One warp processes a row; for long rows, a block of 2, 4, 8 or 16 warps does. Each thread holds up to 3 vectors:
+// One warp processes a row; for long rows, a block of 2, 4, 8 or 16 warps does. Each thread holds up to 8 vectors, in fp32 up to 3:
+// a warp with more registers costs less than the barriers of a block.
 //     vector of the row   0 .. width-1 | width .. 2*width-1 | 2*width ..      width = 32 * row_warps threads
 //     held by thread      0 .. width-1 | 0 .. width-1       | 0 ..
 //     as its vector       x[0]         | x[1]               | x[2]
-constexpr int LAYERNORM_FORWARD_MAX_VECS = 3;
+constexpr int LAYERNORM_FORWARD_MAX_VECS = sizeof(floatX) == 2 ? 8 : 3;
 
 // Sums x over the warps of the row; all threads get the same bits. Callers alternate between two `partial` (16)
 // buffers, so one barrier per call is enough.
@@ -279,6 +280,8 @@ template <int num_vecs> __global__ void __launch_bounds__(512)
     if (row >= N) { return; } // whole warps return, and only if row_warps is 1: then there are no barriers
     bool last_valid = first + (num_vecs - 1) * stride < C; // only a thread's last vector can be past the row's end
     float inv_C = 1.0f / C;
+    grid_launch_dependents();
+    grid_wait_dependency();
 
     const floatX* inp_row = inp + (size_t)row * C + first;
     x128 x[num_vecs] = {}; // zeros past the row's end
@@ -326,11 +329,10 @@ void layernorm_forward(floatX* out, float* mean, float* rstd, const floatX* inp,
     if (row_warps > 1) { block_size = 32 * row_warps; } // one row per block, because the barrier is block-wide
     require(block_size % 32 == 0 && block_size <= 512);
     int num_vecs = ceil_div(num_vectors, 32 * row_warps), block_rows = block_size / (32 * row_warps);
-    auto kernel = num_vecs == 1   ? layernorm_forward_kernel7<1>
-                  : num_vecs == 2 ? layernorm_forward_kernel7<2>
-                                  : layernorm_forward_kernel7<3>;
-    kernel<<<ceil_div(N, block_rows), block_size, 0, stream>>>(out, mean, rstd, inp, weight, bias, N, C, row_warps);
-    cudaCheck(cudaGetLastError());
+    decltype(&layernorm_forward_kernel7<1>) kernel = NULL;
+    with_constant<LAYERNORM_FORWARD_MAX_VECS>(num_vecs, [&](auto n) { kernel = layernorm_forward_kernel7<n.value>; });
+    launch_early(kernel, dim3(ceil_div(N, block_rows)), dim3(block_size), 0, stream, out, mean, rstd, inp, weight, bias,
+                 N, C, row_warps);
 }
 void layernorm_forward(floatX* out, float* mean, float* rstd, const floatX* inp, const floatX* weight,
                        const floatX* bias, int N, int C, cudaStream_t stream) {
@@ -340,6 +342,8 @@ void layernorm_forward(floatX* out, float* mean, float* rstd, const floatX* inp,
 
 #ifndef PROMOTED_ONLY
 
+constexpr int LAYERNORM_FORWARD_OTHER_MAX_VECS = 3; // of a thread in kernels 8 to 12
+
 // Launches kernels 8 to 10, which are persistent: as many blocks as fit on the device at once, each looping over many
 // rows. kernels[i] is the instance with i + 1 vectors per thread. stages: how many rows each warp (or block, for long
 // rows) holds in dynamic shared memory; 0 in kernels 8 and 9.
@@ -348,7 +352,7 @@ template <class Kernel> static void layernorm_forward_persistent(Kernel* const k
                                                                  const floatX* weight, const floatX* bias, int N, int C,
                                                                  cudaStream_t stream, int block_size) {
     int row_warps = 1, num_vectors = C / x128::size;
-    while (num_vectors > 32 * LAYERNORM_FORWARD_MAX_VECS * row_warps) { row_warps *= 2; }
+    while (num_vectors > 32 * LAYERNORM_FORWARD_OTHER_MAX_VECS * row_warps) { row_warps *= 2; }
     require(N >= 1 && C >= 8 && C % 8 == 0 && row_warps <= 16);
     if (row_warps > 1) { block_size = 32 * row_warps; }
     require(block_size % 32 == 0 && block_size <= 512);
@@ -679,7 +683,7 @@ template <int rows> void layernorm_forward11(floatX* out, float* mean, float* rs
                                              const floatX* weight, const floatX* bias, int N, int C,
                                              cudaStream_t stream, int block_size) {
     int row_warps = 1, num_vectors = C / x128::size;
-    while (num_vectors > 32 * LAYERNORM_FORWARD_MAX_VECS * row_warps) { row_warps *= 2; }
+    while (num_vectors > 32 * LAYERNORM_FORWARD_OTHER_MAX_VECS * row_warps) { row_warps *= 2; }
     if (row_warps > 8) { // the block would exceed the 256 threads of __launch_bounds__
         layernorm_forward(out, mean, rstd, inp, weight, bias, N, C, stream);
         return;
@@ -770,6 +774,14 @@ static void declare(Bench& b) {
 
 int main(int argc, char** argv) {
     return bench_main(argc, argv, "layernorm_forward", declare, {64, 1024, 768, 12, 50257},
-                      {{1, 1, 8}, {3, 17, 776}, {1, 5, 768}, {2, 33, 1600}, {1, 7, 3080}, {1, 3, 6144}, {7, 129, 264}});
+                      {{1, 1, 8},
+                       {3, 17, 776},
+                       {1, 5, 768},
+                       {2, 33, 1600},
+                       {1, 7, 3080},
+                       {1, 3, 6144},
+                       {7, 129, 264},
+                       {2, 9, 1288},
+                       {1, 3, 2048}});
 }
 #endif

@@ -238,7 +238,7 @@ void matmul_backward_bias(float* dbias, float* scratch, const floatX* dout, int 
     int per_sm, tiles = ceil_div(OC, MATMUL_BACKWARD_BIAS_COLUMNS);
     cudaCheck(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_sm, matmul_backward_bias_kernel7, block_size, shared));
     int room = ceil_div(N, matmul_backward_bias_rows(N, OC)); // rows of partial sums that fit in scratch
-    int rows = ceil_div(N, min(room, max(1, num_multiprocessors() * per_sm / tiles)));
+    int rows = ceil_div(N, min(room, max(1, free_multiprocessors() * per_sm / tiles)));
     int num = ceil_div(N, rows);
     matmul_backward_bias_kernel7<<<dim3(tiles, num), block_size, shared, stream>>>(scratch, dout, N, OC, rows);
     cudaCheck(cudaGetLastError());

@@ -2,7 +2,7 @@
 
    out (N,OC) floatX out | pre_gelu (N,OC) floatX out, GELU's input (kernel 22: its slope), or NULL | inp (N,C) floatX in |
    weight (OC,C) floatX in | bias (OC) floatX in, or NULL | residual (N,OC) floatX in, or NULL; N = B*T
-   Bound: compute, 2*N*C*OC FLOPs. Constraint: C % 8 == 0, OC % 8 == 0; not both pre_gelu and residual; GELU needs bias.
+   Bound: compute, 2*N*C*OC FLOPs. Constraint: C % 8 == 0, OC % 8 == 0; not both GELU and residual; GELU needs bias.
    Error to the fp64 reference: one ulp of floatX. Where terms cancel, also 16 fp32 roundings of the sum of their
    magnitudes, which is 0.64 * sqrt(C) here. After GELU, 1.5 ulp (fp32: 8) of |out| + 0.1, because pre_gelu may be
    rounded before GELU.
@@ -40,7 +40,7 @@
    ./matmul_forward 8             check kernel 8 against the CPU
    ./matmul_forward               every kernel, side by side
    ./matmul_forward -C 768 -V 2304 --kind 3      here -V is OC; the kind is the epilogue: 0 bias, 1 bias and GELU,
-                                  2 bias and residual, 3 none             */
+                                  2 bias and residual, 3 none, 5 bias and GELU, whose input is not stored             */
 #ifndef PROMOTED_ONLY // an op that includes this file has included these two before
 #define PROMOTED_ONLY
 #include "adamw.cu"
@@ -108,7 +108,7 @@ static int matmul_forward_num_tiles(const MatmulForwardArgs& f, int rows, int co
 
 // ---- kernel 0: cuBLASLt untuned: the whole epilogue fused, the library's first proposal ----
 
-void matmul_forward20(floatX* out, floatX* pre_gelu, const floatX* inp, const floatX* weight, const floatX* bias,
+void matmul_forward20(floatX* out, GeluSaved saved, const floatX* inp, const floatX* weight, const floatX* bias,
                       const floatX* residual, int N, int C, int OC, cudaStream_t stream);
 
 void matmul_forward0(const MatmulForwardArgs& f, cudaStream_t stream) {
@@ -1274,25 +1274,27 @@ void matmul_forward19(const MatmulForwardArgs& f, float* product, cudaStream_t s
 
 // ==== promoted: matmul_forward ====
 // Arguments as for matmul_forward.
-void matmul_forward20(floatX* out, floatX* pre_gelu, const floatX* inp, const floatX* weight, const floatX* bias,
+void matmul_forward20(floatX* out, GeluSaved saved, const floatX* inp, const floatX* weight, const floatX* bias,
                       const floatX* residual, int N, int C, int OC, cudaStream_t stream) {
+    require(!saved.is_slope);
     MatmulCall call;
     call.out = out;
     call.a = inp, call.b = weight, call.b_transposed = true;
     call.M = N, call.N = OC, call.K = C;
     call.bias = bias;
     call.add = residual;
-    if (pre_gelu && sizeof(floatX) == 2) { // in fp32 the library's GELU would dominate the error
-        call.epilogue = MATMUL_GELU;
-        call.aux = pre_gelu;
+    if (saved.has_gelu() && sizeof(floatX) == 2) { // in fp32 the library's GELU would dominate the error
+        call.epilogue = saved.tensor ? MATMUL_GELU_AUX : MATMUL_GELU;
+        call.aux = saved.tensor;
         if (cublaslt_matmul(call, stream)) { return; }
     }
     call.epilogue = MATMUL_PLAIN;
     call.aux = NULL;
-    if (pre_gelu) { call.out = pre_gelu; }
+    floatX* sum = saved.tensor ? saved.tensor : out;
+    call.out = sum;
     bool supported = cublaslt_matmul(call, stream);
     require(supported);
-    if (pre_gelu) { gelu_forward(out, pre_gelu, (size_t)N * OC, stream); }
+    if (saved.has_gelu()) { gelu_forward(out, sum, (size_t)N * OC, stream); }
 }
 // ==== end promoted: matmul_forward ====
 
@@ -1303,7 +1305,7 @@ void matmul_forward20(floatX* out, floatX* pre_gelu, const floatX* inp, const fl
 
 // ==== promoted: matmul_forward ====
 #if !defined(ENABLE_FP32)
-// With an update by AdamW beside it, if the forward pass takes one along. Not for a residual: no product in training has one.
+// With an update by AdamW beside it, if the forward pass takes one along.
 template <class Epilogue> void matmul_forward_gemm(const GemmArgs& g, const Epilogue& epilogue, cudaStream_t stream) {
     if (adamw_later().is_open()) { return gemm(g, epilogue, stream, AdamWBeside{adamw_later()}); }
     gemm(g, epilogue, stream);
@@ -1313,7 +1315,10 @@ void matmul_forward21(floatX* out, GeluSaved saved, const floatX* inp, const flo
     GemmArgs g = {out, saved.tensor, inp, weight, residual, N, OC, C};
     if (saved.is_slope) { return matmul_forward_gemm(g, GemmBias<GEMM_GELU | GEMM_SECOND | GEMM_SLOPE>{bias}, stream); }
     if (saved.tensor) { return matmul_forward_gemm(g, GemmBias<GEMM_GELU | GEMM_SECOND>{bias}, stream); }
-    if (residual) { return gemm(g, GemmBias<GEMM_RESIDUAL>{bias}, stream); }
+    if (saved.has_gelu()) {
+        return gemm(g, GemmBias<GEMM_GELU>{bias}, stream);
+    } // no backward pass, so no update either
+    if (residual) { return matmul_forward_gemm(g, GemmBias<GEMM_RESIDUAL>{bias}, stream); }
     matmul_forward_gemm(g, GemmBias<0>{bias}, stream);
 }
 #endif
@@ -1331,23 +1336,25 @@ inline int matmul_forward_choice(int N, int C, int OC) {
 #endif
 }
 
-// out (N,OC) = gelu(inp (N,C) weight (OC,C)^T + bias (OC)) + residual (N,OC). saved.tensor (N,OC) receives GELU's argument, or
-// its slope, which needs kernel 21; if it is NULL there is no GELU. bias and residual may be NULL. residual may be the same
-// memory as out.
+// out (N,OC) = gelu?(inp (N,C) weight (OC,C)^T + bias (OC)) + residual (N,OC), with GELU if saved.has_gelu(). saved.tensor (N,OC),
+// which may be NULL, receives GELU's argument, or its slope, which needs kernel 21. bias and residual may be NULL. residual
+// may be the same memory as out.
 void matmul_forward(floatX* out, GeluSaved saved, const floatX* inp, const floatX* weight, const floatX* bias,
                     const floatX* residual, int N, int C, int OC, cudaStream_t stream) {
     double outputs = (1.0 + (saved.tensor != NULL) + (residual != NULL)) * N * OC;
     Op op(stream, ((double)N * C + (double)OC * C + outputs) * sizeof(floatX), 2.0 * N * C * OC,
-          "matmul_forward %d -> %d%s", C, OC, saved.tensor ? ", gelu" : "");
+          "matmul_forward %d -> %d%s", C, OC,
+          saved.has_gelu() ? ", gelu"
+          : residual       ? ", sum"
+                           : "");
     require(C % 8 == 0 && OC % 8 == 0);
-    require(!saved.tensor || (bias && !residual));
+    require(!saved.has_gelu() || (bias && !residual));
 #if !defined(ENABLE_FP32)
     if (matmul_forward_choice(N, C, OC) == 21) {
         return matmul_forward21(out, saved, inp, weight, bias, residual, N, C, OC, stream);
     }
 #endif
-    require(!saved.is_slope);
-    matmul_forward20(out, saved.tensor, inp, weight, bias, residual, N, C, OC, stream);
+    matmul_forward20(out, saved, inp, weight, bias, residual, N, C, OC, stream);
 }
 // ==== end promoted: matmul_forward ====
 
@@ -1365,13 +1372,16 @@ void matmul_forward21(floatX* out, floatX* pre_gelu, const floatX* inp, const fl
 #endif
 
 static void declare_slope(Bench& b, const MatmulForwardArgs& f);
+static void declare_nothing_saved(Bench& b, const MatmulForwardArgs& f);
 
 static void declare(Bench& b) {
-    int kind = b.kinds({"bias", "bias and GELU", "bias and residual", "no bias", "1 with GELU's slope saved"});
+    int kind = b.kinds(
+        {"bias", "bias and GELU", "bias and residual", "no bias", "1 with GELU's slope saved", "1 with nothing saved"});
     b.varies("BTCV");
     if (!b.dry) { cublaslt_open(); }
     int N = b.B * b.T, C = b.C, OC = b.V;
-    bool has_slope = kind == 4, has_gelu = kind == 1 || has_slope, has_residual = kind == 2, has_bias = kind != 3;
+    bool has_slope = kind == 4, saves = kind == 1 || has_slope, has_gelu = saves || kind == 5, has_residual = kind == 2;
+    bool has_bias = kind != 3;
     size_t n = (size_t)N * OC;
     int which = b.cases({"normal", "large terms that cancel", "one nonzero per row"});
     Buffer<floatX> inp = b.input_from<floatX>("inp", (size_t)N * C, [=, seed = b.next_seed()](float* x) {
@@ -1388,7 +1398,7 @@ static void declare(Bench& b) {
     product.atol = 16 * ulp_of<float>() * 0.64f * sqrtf((float)C);
     Tolerance of_slope = product;
     of_slope.atol = 1.2f * product.atol + 2e-4f; // gelu's largest second derivative; see gelu_and_slope()
-    if (has_gelu) { pre_gelu = b.output<floatX>(has_slope ? "slope" : "pre_gelu", n, has_slope ? of_slope : product); }
+    if (saves) { pre_gelu = b.output<floatX>(has_slope ? "slope" : "pre_gelu", n, has_slope ? of_slope : product); }
     Tolerance after_gelu = ulps<floatX>(sizeof(floatX) == 4 ? 8.0f : 1.5f, 0.1f);
     after_gelu.atol += 1.13f * product.atol; // gelu's largest slope
     Buffer<floatX> out = b.output<floatX>("out", n, has_gelu ? after_gelu : product);
@@ -1401,18 +1411,19 @@ static void declare(Bench& b) {
         if (has_gelu) {
             std::vector<float> ones(y.size(), 1.0f), saved = y;
             if (has_slope) { gelu_backward_cpu(saved.data(), ones.data(), y.data(), y.size()); }
-            put_rows(pre_gelu.host, saved, rows, OC);
+            if (saves) { put_rows(pre_gelu.host, saved, rows, OC); }
             gelu_forward_cpu(y.data(), y.data(), y.size());
         }
         put_rows(out.host, y, rows, OC);
     });
-    b.cost((double)sizeof(floatX) * ((double)N * C + (double)OC * C + (1.0 + has_gelu + has_residual) * (double)n),
+    b.cost((double)sizeof(floatX) * ((double)N * C + (double)OC * C + (1.0 + saves + has_residual) * (double)n),
            2.0 * N * C * OC);
     Buffer<float> in_float = b.scratch<float>("product", n); // for kernel 19
     MatmulForwardArgs f = {out, pre_gelu, inp, weight, bias, residual, N, C, OC};
     cudaStream_t stream = b.stream;
     int choice = b.dry ? 20 : matmul_forward_choice(N, C, OC);
     if (has_slope) { return declare_slope(b, f); }
+    if (kind == 5) { return declare_nothing_saved(b, f); }
     b.kernel(0, "cuBLASLt, first proposal", [=](int) { matmul_forward0(f, stream); }, {0});
     b.kernel(1, "one thread per element", [=](int bs) { matmul_forward1(f, stream, bs); }, {64, 256, 1024});
     b.kernel(2, "one warp per element: coalesced", [=](int bs) { matmul_forward2(f, stream, bs); }, {64, 256, 1024});
@@ -1460,7 +1471,7 @@ static void declare(Bench& b) {
     b.kernel(19, "cuBLASLt for the product, epilogue in a second kernel",
              [=](int bs) { matmul_forward19(f, in_float, stream, bs); }, {256, 512});
     b.kernel(20, "cuBLASLt, epilogue fused, algorithms timed",
-             [=](int) { matmul_forward20(out, pre_gelu, inp, weight, bias, residual, N, C, OC, stream); }, {0});
+             [=](int) { matmul_forward20(out, {pre_gelu}, inp, weight, bias, residual, N, C, OC, stream); }, {0});
 #if !defined(ENABLE_FP32)
     std::vector<int> forms = {GEMM_PING_PONG_192, GEMM_PING_PONG_192_PAIRS, GEMM_COOPERATIVE_256,
                               GEMM_COOPERATIVE_256_PAIRS, GEMM_PING_PONG_128_PAIRS};
@@ -1489,6 +1500,26 @@ static void declare_slope(Bench& b, const MatmulForwardArgs& f) {
     (void)b, (void)f;
 }
 
+// kind 5
+static void declare_nothing_saved(Bench& b, const MatmulForwardArgs& f) {
+    cudaStream_t stream = b.stream;
+    int choice = b.dry ? 20 : matmul_forward_choice(f.N, f.C, f.OC);
+    b.kernel(20, "cuBLASLt, epilogue fused, algorithms timed",
+             [=](int) {
+                 matmul_forward20(f.out, GeluSaved::nothing(), f.inp, f.weight, f.bias, NULL, f.N, f.C, f.OC, stream);
+             },
+             {0});
+#if !defined(ENABLE_FP32)
+    b.kernel(
+        21, "gemm.cuh",
+        [=](int) {
+            matmul_forward21(f.out, GeluSaved::nothing(), f.inp, f.weight, f.bias, NULL, f.N, f.C, f.OC, stream);
+        },
+        {0}, -90);
+#endif
+    b.promoted(choice);
+}
+
 int main(int argc, char** argv) {
     return bench_main(
         argc, argv, "matmul_forward", declare, {8, 1024, 768, 1, 3072},
@@ -1499,6 +1530,9 @@ int main(int argc, char** argv) {
          with_kind(3, {1, 127, 1600, 1, 264}),
          with_kind(4, {3, 43, 776, 1, 200}),
          with_kind(4, {1, 300, 264, 1, 392}),
+         with_kind(5, {3, 43, 776, 1, 200}),
+         with_kind(5, {1, 300, 264, 1, 392}),
+         with_kind(5, {3, 1000, 768, 1, 1920}),
          with_kind(1, {2, 640, 256, 1, 1024}),
          with_kind(1, {3, 1000, 768, 1, 1920})}); // 360 tiles of 128x128: persistent blocks have up to three
 }

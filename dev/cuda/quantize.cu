@@ -177,7 +177,7 @@ void quantize3(const QuantizeArgs<F>& q, const Source& source, cudaStream_t stre
     auto kernel = quantize_kernel3<F, Source>;
     cudaCheck(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_sm, kernel, block_size, 0));
     size_t most = ceil_div((size_t)q.N * q.C, (size_t)x128::size * block_size);
-    int num_blocks = (int)std::min(most, (size_t)num_multiprocessors() * per_sm);
+    int num_blocks = (int)std::min(most, (size_t)free_multiprocessors() * per_sm);
     kernel<<<num_blocks, block_size, 0, stream>>>(q, source);
     cudaCheck(cudaGetLastError());
 }
