@@ -856,8 +856,7 @@ template <class G> void matmul_backward_launch10(float* dweight, float* scratch,
     const int bytes = sizeof(MatmulBackwardRing<G>) + 1024;
     static_assert(bytes <= 227 << 10, "all that compute capability 9.0 has");
     cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
-    cudaLaunchAttribute cluster =
-        {}; // not launched early, because it comes after gradients_ready(), see distributed.cuh
+    cudaLaunchAttribute cluster = {}; // not launched early: it comes after gradients_ready(), see follows_event()
     cluster.id = cudaLaunchAttributeClusterDimension;
     cluster.val.clusterDim.x = G::CLUSTER, cluster.val.clusterDim.y = 1, cluster.val.clusterDim.z = 1;
     cudaLaunchConfig_t config = {};
