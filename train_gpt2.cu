@@ -267,24 +267,6 @@ struct GPT2 {
 
 // ---- forward --------------------------------------------------------------------------------------
 
-// The outputs and the parameters of one layernorm.
-struct Norm {
-    floatX* out;                 // (B, T, C)
-    float *mean, *rstd;          // (B, T)
-    const floatX *weight, *bias; // (C)
-};
-
-// The first layernorm of layer l; for l = L, the one after the last layer.
-static Norm norm_before_layer(const GPT2* model, const Activations* acts, int B, int T, int l) {
-    const GPT2Config* config = &model->config;
-    if (l == config->num_layers) {
-        return {acts->lnf, acts->lnf_mean, acts->lnf_rstd, model->params.lnfw, model->params.lnfb};
-    }
-    Parameters<floatX> w = layer_parameters(model->params, config, l);
-    Activations a = layer_activations(*acts, config, B, T, l);
-    return {a.ln1, a.ln1_mean, a.ln1_rstd, w.ln1w, w.ln1b};
-}
-
 // Runs acts->inputs (B,T) through all layers and the last layernorm. All activations stay in acts, but for fch without
 // training, when no backward pass follows; if cache is not NULL, keys and values are copied to it. A layer adds to the residual
 // stream twice, after attention (residual2) and after the MLP (residual3): the products store the sum.
@@ -318,9 +300,9 @@ static void gpt2_forward(GPT2* model, Activations* acts, int B, int T, bool trai
         matmul_forward(a.residual3, NULL, a.fch_gelu, w.fcprojw, w.fcprojb, a.residual2, BT, 4 * C, C, stream);
     }
     await_bucket(model, L + 1);
-    Norm norm = norm_before_layer(model, acts, B, T, L);
     const floatX* last = layer_activations(*acts, config, B, T, L).residual;
-    layernorm_forward(norm.out, norm.mean, norm.rstd, last, norm.weight, norm.bias, BT, C, stream);
+    layernorm_forward(acts->lnf, acts->lnf_mean, acts->lnf_rstd, last, model->params.lnfw, model->params.lnfb, BT, C,
+                      stream);
 }
 
 // Call after gpt2_forward. Computes the logits of all B x T tokens and their losses; state->loss += scale * sum of the
@@ -3719,9 +3701,8 @@ void matmul_forward21(floatX* out, GeluSaved saved, const floatX* inp, const flo
     GemmArgs g = {out, saved.tensor, inp, weight, residual, N, OC, C};
     if (saved.is_slope) { return matmul_forward_gemm(g, GemmBias<GEMM_GELU | GEMM_SECOND | GEMM_SLOPE>{bias}, stream); }
     if (saved.tensor) { return matmul_forward_gemm(g, GemmBias<GEMM_GELU | GEMM_SECOND>{bias}, stream); }
-    if (saved.has_gelu()) {
-        return gemm(g, GemmBias<GEMM_GELU>{bias}, stream);
-    } // no backward pass, so no update either
+    // no backward pass will follow, so no update is open
+    if (saved.has_gelu()) { return gemm(g, GemmBias<GEMM_GELU>{bias}, stream); }
     if (residual) { return matmul_forward_gemm(g, GemmBias<GEMM_RESIDUAL>{bias}, stream); }
     matmul_forward_gemm(g, GemmBias<0>{bias}, stream);
 }
@@ -3746,11 +3727,10 @@ inline int matmul_forward_choice(int N, int C, int OC) {
 void matmul_forward(floatX* out, GeluSaved saved, const floatX* inp, const floatX* weight, const floatX* bias,
                     const floatX* residual, int N, int C, int OC, cudaStream_t stream) {
     double outputs = (1.0 + (saved.tensor != NULL) + (residual != NULL)) * N * OC;
+    const char* then = residual ? ", sum" : "";
+    if (saved.has_gelu()) { then = ", gelu"; }
     Op op(stream, ((double)N * C + (double)OC * C + outputs) * sizeof(floatX), 2.0 * N * C * OC,
-          "matmul_forward %d -> %d%s", C, OC,
-          saved.has_gelu() ? ", gelu"
-          : residual       ? ", sum"
-                           : "");
+          "matmul_forward %d -> %d%s", C, OC, then);
     require(C % 8 == 0 && OC % 8 == 0);
     require(!saved.has_gelu() || (bias && !residual));
 #if !defined(ENABLE_FP32)

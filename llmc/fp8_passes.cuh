@@ -12,6 +12,24 @@ static void gpt2_backward_fp8(GPT2*, int, int, bool) {}
 
 #else
 
+// The outputs and the parameters of one layernorm.
+struct Norm {
+    floatX* out;                 // (B, T, C)
+    float *mean, *rstd;          // (B, T)
+    const floatX *weight, *bias; // (C)
+};
+
+// The first layernorm of layer l; for l = L, the one after the last layer.
+static Norm norm_before_layer(const GPT2* model, const Activations* acts, int B, int T, int l) {
+    const GPT2Config* config = &model->config;
+    if (l == config->num_layers) {
+        return {acts->lnf, acts->lnf_mean, acts->lnf_rstd, model->params.lnfw, model->params.lnfb};
+    }
+    Parameters<floatX> w = layer_parameters(model->params, config, l);
+    Activations a = layer_activations(*acts, config, B, T, l);
+    return {a.ln1, a.ln1_mean, a.ln1_rstd, w.ln1w, w.ln1b};
+}
+
 // `to` = weight (OC,C), also as columns if the backward pass uses them. dX sums over the rows of a weight as they come.
 static void quantize_weight(const GPT2* model, const Fp8Copies<E4M3>& to, const floatX* weight, int OC, int C) {
     quantize(model->fp8.stage >= FP8_DX ? to.to_both(true) : to.to_rows(), weight, OC, C, model->stream);

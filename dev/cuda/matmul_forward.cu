@@ -1315,9 +1315,8 @@ void matmul_forward21(floatX* out, GeluSaved saved, const floatX* inp, const flo
     GemmArgs g = {out, saved.tensor, inp, weight, residual, N, OC, C};
     if (saved.is_slope) { return matmul_forward_gemm(g, GemmBias<GEMM_GELU | GEMM_SECOND | GEMM_SLOPE>{bias}, stream); }
     if (saved.tensor) { return matmul_forward_gemm(g, GemmBias<GEMM_GELU | GEMM_SECOND>{bias}, stream); }
-    if (saved.has_gelu()) {
-        return gemm(g, GemmBias<GEMM_GELU>{bias}, stream);
-    } // no backward pass, so no update either
+    // no backward pass will follow, so no update is open
+    if (saved.has_gelu()) { return gemm(g, GemmBias<GEMM_GELU>{bias}, stream); }
     if (residual) { return matmul_forward_gemm(g, GemmBias<GEMM_RESIDUAL>{bias}, stream); }
     matmul_forward_gemm(g, GemmBias<0>{bias}, stream);
 }
@@ -1342,11 +1341,10 @@ inline int matmul_forward_choice(int N, int C, int OC) {
 void matmul_forward(floatX* out, GeluSaved saved, const floatX* inp, const floatX* weight, const floatX* bias,
                     const floatX* residual, int N, int C, int OC, cudaStream_t stream) {
     double outputs = (1.0 + (saved.tensor != NULL) + (residual != NULL)) * N * OC;
+    const char* then = residual ? ", sum" : "";
+    if (saved.has_gelu()) { then = ", gelu"; }
     Op op(stream, ((double)N * C + (double)OC * C + outputs) * sizeof(floatX), 2.0 * N * C * OC,
-          "matmul_forward %d -> %d%s", C, OC,
-          saved.has_gelu() ? ", gelu"
-          : residual       ? ", sum"
-                           : "");
+          "matmul_forward %d -> %d%s", C, OC, then);
     require(C % 8 == 0 && OC % 8 == 0);
     require(!saved.has_gelu() || (bias && !residual));
 #if !defined(ENABLE_FP32)
