@@ -870,6 +870,7 @@ typedef struct Stream {
     Graph* capture;    // being captured, or NULL
     bool began;        // by cudaStreamBeginCapture(); else it has joined another stream's capture
     long work, joined; // of a stream that has joined: what was put on it, and what the others wait for
+    bool after_event;  // the newest node of its capture is an external event
     struct Stream* next;
 } Stream;
 static Stream* streams; // all of them
@@ -945,6 +946,7 @@ static void put(cudaStream_t stream, const Task* task, const char* function) {
     Stream* s = stream_check(stream, function);
     if (s && s->capture && task->staged) { misuse("%s: cannot be captured here", function); }
     if (s && s->capture) { s->work++; }
+    if (s) { s->after_event = false; }
     append(s && s->capture ? s->capture : &queue, task);
     if (setting("FAKE_CUDA_EAGER", 0) && num_captures == 0) { run_queue(NULL); }
 }
@@ -1372,13 +1374,14 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
 // External events become nodes of the graph: nothing is to be done for them here, because the queue has one order for all
 // streams. So a wait that is missing is not noticed.
 cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stream, unsigned flags) {
-    const Stream* s = stream_check(stream, __func__);
+    Stream* s = stream_check(stream, __func__);
     if (flags == cudaEventRecordDefault) { return cudaEventRecord(event, stream); }
     CALLED();
     handle_check(event, EVENT, __func__);
     if (flags != cudaEventRecordExternal || !s || !s->capture) {
         misuse("%s: flags %u outside of a capture", __func__, flags);
     }
+    s->after_event = true;
     return cudaSuccess;
 }
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags) {
@@ -1387,6 +1390,7 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
     Stream* s = stream_check(stream, __func__);
     if (flags == cudaEventWaitExternal) {
         if (!s || !s->capture) { misuse("%s: flags %u outside of a capture", __func__, flags); }
+        s->after_event = true;
         return cudaSuccess;
     }
     if (!e->capture) { return s && s->capture && e->recorded ? fails(cudaErrorStreamCaptureIsolation) : cudaSuccess; }
@@ -1471,6 +1475,7 @@ static cudaError_t launch(const void* host, dim3 grid, dim3 block, void** args, 
     if (!k->emulation) {
         Stream* s = stream_check(stream, function);
         if (s && s->capture) { s->work++; }
+        if (s) { s->after_event = false; }
         return cudaSuccess;
     }
     Task task = {.what = KERNEL, .emulation = k->emulation, .launch = {.x = (int)grid.x, .y = (int)grid.y}};
@@ -1522,6 +1527,13 @@ cudaError_t __cudaLaunchKernel(cudaKernel_t kernel, dim3 grid, dim3 block, void*
 cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const void* host, void** args) {
     CALLED();
     if (config->numAttrs > 0 && !is_hopper()) { misuse("%s: launch attributes need compute capability 9.0", __func__); }
+    const Stream* s = stream_check(config->stream, __func__);
+    for (unsigned i = 0; s && s->after_event && i < config->numAttrs; i++) {
+        if (config->attrs[i].id == cudaLaunchAttributeProgrammaticStreamSerialization &&
+            config->attrs[i].val.programmaticStreamSerializationAllowed) {
+            misuse("%s: a programmatic launch after an external event, for which a graph has no edge", __func__);
+        }
+    }
     return launch(host, config->gridDim, config->blockDim, args, config->stream, __func__);
 }
 

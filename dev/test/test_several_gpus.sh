@@ -132,6 +132,13 @@ test_groups() {
     done
 }
 
+# On an H100 kernels are launched before the previous one has ended, but not after an event: see may_launch_early().
+test_early_launches() {
+    setup
+    FAKE_CUDA_HOPPER=1 gpus 2 "$tmp/hopper" 3 --overlap on
+    good "two H100s" "$tmp/hopper"
+}
+
 # What --overlap auto has chosen stands in a file, and a resumed run of as many ranks does not choose again.
 test_overlap_choice() {
     reference
@@ -324,6 +331,6 @@ test_hangs() {
     done
 }
 
-tests=(losses collectives repeats no_overlap groups overlap_choice other_numbers zero muon bench hellaswag refusals one_task strangers signals faults one_rank_fails one_disk_is_full
+tests=(losses collectives repeats no_overlap groups early_launches overlap_choice other_numbers zero muon bench hellaswag refusals one_task strangers signals faults one_rank_fails one_disk_is_full
     killed_at_the_start random_kills nccl_errors data_goes data_of_one_rank_goes output_goes hangs rank0_dies)
 run_tests_once "$@"
