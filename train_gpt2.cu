@@ -146,7 +146,7 @@ void attention_backward(floatX* dqkv, float* dbias, float* scratch, const floatX
 size_t attention_backward_scratch(int B, int T, int C, int NH);
 
 // out (n) = gelu(inp (n)), tanh form: 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))). out may be inp. Hendrycks and Gimpel
-// 2016, arXiv:1606.08415. matmul_forward fuses it; this kernel is for -r and for generation with many texts.
+// 2016, arXiv:1606.08415. matmul_forward fuses it; this kernel is for -r and for fp32.
 void gelu_forward(floatX* out, const floatX* inp, size_t n, cudaStream_t stream);
 
 // Softmax and cross-entropy over the first V of Vp columns: losses (N) = -log(softmax(logits (N,Vp))[targets (N)]). If dloss
@@ -866,8 +866,7 @@ static void generator_matmul(Generator* g, const GPT2* model, floatX* out, const
         layernorm_forward(g->acts.lnf, g->acts.lnf_mean, g->acts.lnf_rstd, x, norm_weight, norm_bias, n, C, stream);
         x = g->acts.lnf;
     }
-    matmul_forward(out, NULL, x, weight, bias, residual, n, C, OC, stream);
-    if (gelu) { gelu_forward(out, out, (size_t)n * OC, stream); }
+    matmul_forward(out, gelu ? GeluSaved::nothing() : GeluSaved(), x, weight, bias, residual, n, C, OC, stream);
 }
 
 // Runs the newest token of n texts, those in slots begin to begin + n - 1, through the layers, one launch after the other.

@@ -1157,7 +1157,8 @@ static inline void training_report(Training* t, const StepReport* r, double mach
     if (args->fp8 && r->num_saturated > 0) {
         snprintf(saturated, sizeof(saturated), " | %.0f fp8 tensors saturated", r->num_saturated);
     }
-    printf("%s%s%s | ETA %s\n", line, extra, saturated, left);
+    // with --profile, its table is what was asked for
+    if (!args->profile) { printf("%s%s%s | ETA %s\n", line, extra, saturated, left); }
     logger_train(&t->logger, r->step, r->loss, r->learning_rate, r->norm, r->ms, tokens_per_second,
                  args->fp8 ? r->num_saturated : -1);
     training_poll_save(t);
