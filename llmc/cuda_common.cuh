@@ -159,8 +159,8 @@ __device__ inline void grid_wait_dependency() {
 #endif
 }
 
-// True after a wait for an event was put into the stream: what is launched next must be an ordinary launch, because a graph has
-// no programmatic edge from an event to a kernel.
+// True after an event's record, or a wait for an event, was put into the stream: what is launched next must be an ordinary launch,
+// because a graph has no programmatic edge from an event to a kernel.
 inline bool& follows_event() {
     static bool follows = false;
     return follows;
