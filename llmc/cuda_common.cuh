@@ -4,6 +4,7 @@ A kernel uses only names from this file and from llmc/ptx.cuh, so that its text 
 */
 #pragma once
 
+#include <algorithm>
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
@@ -113,8 +114,8 @@ inline int& reserved_multiprocessors() {
     return n;
 }
 // The others. The grid of a persistent kernel must have no more blocks than fit on them: a block that is not
-// resident from the beginning makes the kernel take twice as long.
-inline int free_multiprocessors() { return num_multiprocessors() - reserved_multiprocessors(); }
+// resident from the beginning makes the kernel take twice as long. Two at least, for a cluster.
+inline int free_multiprocessors() { return std::max(2, num_multiprocessors() - reserved_multiprocessors()); }
 
 // Writes the current device's name to name (256).
 inline void device_name(char* name) {

@@ -1360,17 +1360,68 @@ void matmul_forward(floatX* out, GeluSaved saved, const floatX* inp, const float
 
 #if !defined(ENABLE_FP32)
 // Kernel 21 with a given form of gemm.cuh (GEMM_PING_PONG_192, ...).
-void matmul_forward21(floatX* out, floatX* pre_gelu, const floatX* inp, const floatX* weight, const floatX* bias,
+void matmul_forward21(floatX* out, GeluSaved saved, const floatX* inp, const floatX* weight, const floatX* bias,
                       const floatX* residual, int N, int C, int OC, cudaStream_t stream, int form) {
-    GemmArgs g = {out, pre_gelu, inp, weight, residual, N, OC, C};
-    if (pre_gelu) { return gemm_form(g, GemmBias<GEMM_GELU | GEMM_SECOND>{bias}, false, stream, form); }
+    GemmArgs g = {out, saved.tensor, inp, weight, residual, N, OC, C};
+    if (saved.tensor) { return gemm_form(g, GemmBias<GEMM_GELU | GEMM_SECOND>{bias}, false, stream, form); }
+    if (saved.has_gelu()) { return gemm_form(g, GemmBias<GEMM_GELU>{bias}, false, stream, form); }
     if (residual) { return gemm_form(g, GemmBias<GEMM_RESIDUAL>{bias}, false, stream, form); }
     gemm_form(g, GemmBias<0>{bias}, false, stream, form);
 }
 #endif
 
+// kernels 0 to 19; in_float (N,OC) is for kernel 19
+static void declare_ladder(Bench& b, const MatmulForwardArgs& f, const Buffer<float>& in_float) {
+    cudaStream_t stream = b.stream;
+    b.kernel(0, "cuBLASLt, first proposal", [=](int) { matmul_forward0(f, stream); }, {0});
+    b.kernel(1, "one thread per element", [=](int bs) { matmul_forward1(f, stream, bs); }, {64, 256, 1024});
+    b.kernel(2, "one warp per element: coalesced", [=](int bs) { matmul_forward2(f, stream, bs); }, {64, 256, 1024});
+    b.kernel(3, "32x32 tiles in shared memory", [=](int) { matmul_forward3(f, stream); }, {0});
+    b.kernel(4, "64x64 tiles, 8 elements of a column per thread", [=](int) { matmul_forward4(f, stream); }, {0});
+    b.kernel(5, "128x128 tiles, 8x8 elements per thread", [=](int) { matmul_forward5(f, stream); }, {0});
+    b.kernel(6, "128-bit accesses of device memory", [=](int) { matmul_forward6(f, stream); }, {0});
+    b.kernel(7, "transposed tiles: no bank conflicts", [=](int) { matmul_forward7(f, stream); }, {0});
+    b.kernel(8, "double buffer, next tile in registers", [=](int) { matmul_forward8(f, stream); }, {0});
+#if !defined(ENABLE_FP32)
+    b.kernel(
+        9, "mma.sync, 32-bit loads of fragments", [=](int) { matmul_forward9(f, stream); }, {0}, 80);
+    b.kernel(
+        10, "ldmatrix, swizzled tiles", [=](int) { matmul_forward10(f, stream); }, {0}, 80);
+    b.kernel(
+        11, "ring of cp.async stages", [=](int stages) { matmul_forward11(f, stream, stages); }, {0, 2, 3, 5}, 80);
+    b.config("stages");
+    b.kernel(
+        12, "wgmma on the ring of cp.async stages", [=](int stages) { matmul_forward12(f, stream, stages); },
+        {0, 2, 4, 6}, -90);
+    b.config("stages");
+    b.kernel(
+        13, "TMA and mbarriers", [=](int stages) { matmul_forward13(f, stream, stages); }, {0, 2, 4, 6}, -90);
+    b.config("stages");
+    b.kernel(
+        14, "producer warp and two consumer warpgroups", [=](int stages) { matmul_forward14(f, stream, stages); },
+        {0, 2, 4, 6}, -90);
+    b.config("stages");
+    b.kernel(
+        15, "persistent: the ring runs on from tile to tile", [=](int stages) { matmul_forward15(f, stream, stages); },
+        {0, 3, 4, 7}, -90);
+    b.config("stages");
+    b.kernel(
+        16, "ping-pong: a tile per consumer (loses to 13)", [=](int stages) { matmul_forward16(f, stream, stages); },
+        {0, 3, 4, 7}, -90);
+    b.config("stages");
+    b.kernel(
+        17, "results stored by stmatrix and TMA", [=](int stages) { matmul_forward17(f, stream, stages); }, {0, 3, 4},
+        -90);
+    b.config("stages");
+    b.kernel(
+        18, "128x192 tiles", [=](int stages) { matmul_forward18(f, stream, stages); }, {0, 2, 3}, -90);
+    b.config("stages");
+#endif
+    b.kernel(19, "cuBLASLt for the product, epilogue in a second kernel",
+             [=](int bs) { matmul_forward19(f, in_float, stream, bs); }, {256, 512});
+}
+
 static void declare_slope(Bench& b, const MatmulForwardArgs& f);
-static void declare_nothing_saved(Bench& b, const MatmulForwardArgs& f);
 
 static void declare(Bench& b) {
     int kind = b.kinds(
@@ -1421,55 +1472,10 @@ static void declare(Bench& b) {
     cudaStream_t stream = b.stream;
     int choice = b.dry ? 20 : matmul_forward_choice(N, C, OC);
     if (has_slope) { return declare_slope(b, f); }
-    if (kind == 5) { return declare_nothing_saved(b, f); }
-    b.kernel(0, "cuBLASLt, first proposal", [=](int) { matmul_forward0(f, stream); }, {0});
-    b.kernel(1, "one thread per element", [=](int bs) { matmul_forward1(f, stream, bs); }, {64, 256, 1024});
-    b.kernel(2, "one warp per element: coalesced", [=](int bs) { matmul_forward2(f, stream, bs); }, {64, 256, 1024});
-    b.kernel(3, "32x32 tiles in shared memory", [=](int) { matmul_forward3(f, stream); }, {0});
-    b.kernel(4, "64x64 tiles, 8 elements of a column per thread", [=](int) { matmul_forward4(f, stream); }, {0});
-    b.kernel(5, "128x128 tiles, 8x8 elements per thread", [=](int) { matmul_forward5(f, stream); }, {0});
-    b.kernel(6, "128-bit accesses of device memory", [=](int) { matmul_forward6(f, stream); }, {0});
-    b.kernel(7, "transposed tiles: no bank conflicts", [=](int) { matmul_forward7(f, stream); }, {0});
-    b.kernel(8, "double buffer, next tile in registers", [=](int) { matmul_forward8(f, stream); }, {0});
-#if !defined(ENABLE_FP32)
-    b.kernel(
-        9, "mma.sync, 32-bit loads of fragments", [=](int) { matmul_forward9(f, stream); }, {0}, 80);
-    b.kernel(
-        10, "ldmatrix, swizzled tiles", [=](int) { matmul_forward10(f, stream); }, {0}, 80);
-    b.kernel(
-        11, "ring of cp.async stages", [=](int stages) { matmul_forward11(f, stream, stages); }, {0, 2, 3, 5}, 80);
-    b.config("stages");
-    b.kernel(
-        12, "wgmma on the ring of cp.async stages", [=](int stages) { matmul_forward12(f, stream, stages); },
-        {0, 2, 4, 6}, -90);
-    b.config("stages");
-    b.kernel(
-        13, "TMA and mbarriers", [=](int stages) { matmul_forward13(f, stream, stages); }, {0, 2, 4, 6}, -90);
-    b.config("stages");
-    b.kernel(
-        14, "producer warp and two consumer warpgroups", [=](int stages) { matmul_forward14(f, stream, stages); },
-        {0, 2, 4, 6}, -90);
-    b.config("stages");
-    b.kernel(
-        15, "persistent: the ring runs on from tile to tile", [=](int stages) { matmul_forward15(f, stream, stages); },
-        {0, 3, 4, 7}, -90);
-    b.config("stages");
-    b.kernel(
-        16, "ping-pong: a tile per consumer (loses to 13)", [=](int stages) { matmul_forward16(f, stream, stages); },
-        {0, 3, 4, 7}, -90);
-    b.config("stages");
-    b.kernel(
-        17, "results stored by stmatrix and TMA", [=](int stages) { matmul_forward17(f, stream, stages); }, {0, 3, 4},
-        -90);
-    b.config("stages");
-    b.kernel(
-        18, "128x192 tiles", [=](int stages) { matmul_forward18(f, stream, stages); }, {0, 2, 3}, -90);
-    b.config("stages");
-#endif
-    b.kernel(19, "cuBLASLt for the product, epilogue in a second kernel",
-             [=](int bs) { matmul_forward19(f, in_float, stream, bs); }, {256, 512});
+    if (kind != 5) { declare_ladder(b, f, in_float); }
+    GeluSaved saved = kind == 5 ? GeluSaved::nothing() : GeluSaved(pre_gelu);
     b.kernel(20, "cuBLASLt, epilogue fused, algorithms timed",
-             [=](int) { matmul_forward20(out, {pre_gelu}, inp, weight, bias, residual, N, C, OC, stream); }, {0});
+             [=](int) { matmul_forward20(out, saved, inp, weight, bias, residual, N, C, OC, stream); }, {0});
 #if !defined(ENABLE_FP32)
     std::vector<int> forms = {GEMM_PING_PONG_192, GEMM_PING_PONG_192_PAIRS, GEMM_COOPERATIVE_256,
                               GEMM_COOPERATIVE_256_PAIRS, GEMM_PING_PONG_128_PAIRS};
@@ -1477,8 +1483,8 @@ static void declare(Bench& b) {
     b.kernel(
         21, "gemm.cuh",
         [=](int form) {
-            form ? matmul_forward21(out, pre_gelu, inp, weight, bias, residual, N, C, OC, stream, form)
-                 : matmul_forward(out, {pre_gelu}, inp, weight, bias, residual, N, C, OC, stream);
+            form ? matmul_forward21(out, saved, inp, weight, bias, residual, N, C, OC, stream, form)
+                 : matmul_forward(out, saved, inp, weight, bias, residual, N, C, OC, stream);
         },
         forms, -90);
     b.config("form", gemm_form_name);
@@ -1496,26 +1502,6 @@ static void declare_slope(Bench& b, const MatmulForwardArgs& f) {
     b.kernel(22, "21 that saves GELU's slope instead of its argument", save_slope, {0}, -90);
 #endif
     (void)b, (void)f;
-}
-
-// kind 5
-static void declare_nothing_saved(Bench& b, const MatmulForwardArgs& f) {
-    cudaStream_t stream = b.stream;
-    int choice = b.dry ? 20 : matmul_forward_choice(f.N, f.C, f.OC);
-    b.kernel(20, "cuBLASLt, epilogue fused, algorithms timed",
-             [=](int) {
-                 matmul_forward20(f.out, GeluSaved::nothing(), f.inp, f.weight, f.bias, NULL, f.N, f.C, f.OC, stream);
-             },
-             {0});
-#if !defined(ENABLE_FP32)
-    b.kernel(
-        21, "gemm.cuh",
-        [=](int) {
-            matmul_forward21(f.out, GeluSaved::nothing(), f.inp, f.weight, f.bias, NULL, f.N, f.C, f.OC, stream);
-        },
-        {0}, -90);
-#endif
-    b.promoted(choice);
 }
 
 int main(int argc, char** argv) {
