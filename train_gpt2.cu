@@ -2053,7 +2053,7 @@ __device__ inline float layernorm_forward_row_sum(float x, float* partial, int r
     return sum;
 }
 
-template <int num_vecs> __global__ void __launch_bounds__(512)
+template <int num_vecs> __global__ void __launch_bounds__(num_vecs == 6 ? 256 : 512)
     layernorm_forward_kernel7(floatX* out, float* mean, float* rstd, const floatX* inp, const floatX* weight,
                               const floatX* bias, int N, int C, int row_warps) {
     __shared__ float partial[2][16];
@@ -2109,8 +2109,10 @@ void layernorm_forward(floatX* out, float* mean, float* rstd, const floatX* inp,
     while (num_vectors > 32 * LAYERNORM_FORWARD_MAX_VECS * row_warps) { row_warps *= 2; }
     require(N >= 1 && C >= 8 && C % 8 == 0 && row_warps <= 16);
     if (row_warps > 1) { block_size = 32 * row_warps; } // one row per block, because the barrier is block-wide
-    require(block_size % 32 == 0 && block_size <= 512);
-    int num_vecs = ceil_div(num_vectors, 32 * row_warps), block_rows = block_size / (32 * row_warps);
+    int num_vecs = ceil_div(num_vectors, 32 * row_warps), most = num_vecs == 6 ? 256 : 512; // 6 would spill on sm_80
+    if (row_warps == 1) { block_size = min(block_size, most); }
+    require(block_size % 32 == 0 && block_size <= most);
+    int block_rows = block_size / (32 * row_warps);
     decltype(&layernorm_forward_kernel7<1>) kernel = NULL;
     with_constant<LAYERNORM_FORWARD_MAX_VECS>(num_vecs, [&](auto n) { kernel = layernorm_forward_kernel7<n.value>; });
     launch_early(kernel, dim3(ceil_div(N, block_rows)), dim3(block_size), 0, stream, out, mean, rstd, inp, weight, bias,
