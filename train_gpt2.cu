@@ -1479,7 +1479,7 @@ static int profile_run() {
     profile_open();
     double settled = time_ms() + 1000; // the clock follows the load, within the card's limits
     for (int i = 0; i < 100 && ranks_agree(0, false, time_ms() < settled, 0).due; i++) { train_step(t); }
-    profile_begin();
+    profile_begin(t->model.stream);
     for (int i = 0; i < PROFILE_STEPS; i++) { train_step(t); }
     finish_report(t);
     profile_end();
@@ -2066,23 +2066,23 @@ template <int num_vecs> __global__ void __launch_bounds__(num_vecs == 6 ? 256 : 
     grid_wait_dependency();
 
     const floatX* inp_row = inp + (size_t)row * C + first;
-    x128 x[num_vecs] = {}; // zeros past the row's end
+    Floats128<floatX> x[num_vecs]; // zeros past the row's end
 #pragma unroll
     for (int j = 0; j < num_vecs; j++) {
-        if (j < num_vecs - 1 || last_valid) { x[j] = load128(inp_row + j * stride); }
+        x[j] = to_floats(j < num_vecs - 1 || last_valid ? load128(inp_row + j * stride) : x128());
     }
     float sum = 0.0f, squares = 0.0f;
 #pragma unroll
     for (int j = 0; j < num_vecs; j++) {
-        for (int k = 0; k < x128::size; k++) { sum += (float)x[j][k]; }
+        for (int k = 0; k < x128::size; k++) { sum += x[j][k]; }
     }
     float m = layernorm_forward_row_sum(sum, partial[0], row_warps) * inv_C;
 #pragma unroll
     for (int j = 0; j < num_vecs; j++) {
         if (j < num_vecs - 1 || last_valid) {
             for (int k = 0; k < x128::size; k++) {
-                float centred = (float)x[j][k] - m;
-                squares += centred * centred;
+                x[j][k] -= m;
+                squares += x[j][k] * x[j][k];
             }
         }
     }
@@ -2091,10 +2091,9 @@ template <int num_vecs> __global__ void __launch_bounds__(num_vecs == 6 ? 256 : 
     for (int j = 0; j < num_vecs; j++) {
         if (j < num_vecs - 1 || last_valid) {
             // weight and bias are the same for all rows, so these loads hit L1
-            x128 w = load128(weight + first + j * stride), b = load128(bias + first + j * stride), y;
-            for (int k = 0; k < x128::size; k++) {
-                y[k] = (floatX)(((float)x[j][k] - m) * r * (float)w[k] + (float)b[k]);
-            }
+            auto w = to_floats(load128(weight + first + j * stride)), b = to_floats(load128(bias + first + j * stride));
+            x128 y;
+            for (int k = 0; k < x128::size; k++) { y[k] = (floatX)(x[j][k] * (r * w[k]) + b[k]); }
             store128(out + (size_t)row * C + first + j * stride, y);
         }
     }
@@ -2502,6 +2501,9 @@ template <int num_vecs, int num_sums> __global__ void __launch_bounds__(LAYERNOR
         }
         cp_async_commit();
     };
+    auto vector_of_weight = [&](int j) { // the same for all rows, so these loads hit L1
+        return to_floats(j < num_vecs - 1 || last_valid ? load128(weight + first + j * stride) : x128());
+    };
     float dw[num_vecs][x128::size] = {}, db[num_vecs][x128::size] = {}, dx_sum[num_vecs][x128::size] = {};
     int row = blockIdx.x * num_teams + team;
     for (int i = 0; i < LAYERNORM_BACKWARD_STAGES; i++) { fetch(row + i * row_step, i); }
@@ -2513,32 +2515,31 @@ template <int num_vecs, int num_sums> __global__ void __launch_bounds__(LAYERNOR
         cp_async_wait<LAYERNORM_BACKWARD_STAGES - 1>();
 #pragma unroll
         for (int j = 0; j < num_vecs; j++) {
-            x128 dy = load128(slots + 3 * j * pitch), x = load128(slots + (3 * j + 1) * pitch), w = {};
-            if (j < num_vecs - 1 || last_valid) { w = load128(weight + first + j * stride); }
+            auto dy = to_floats(load128(slots + 3 * j * pitch)), x = to_floats(load128(slots + (3 * j + 1) * pitch));
+            auto w = vector_of_weight(j);
             for (int k = 0; k < x128::size; k++) {
-                float d = (float)dy[k], norm = ((float)x[k] - m) * r, dnorm = d * (float)w[k];
+                float norm = (x[k] - m) * r, dnorm = dy[k] * w[k];
                 sum += dnorm;
                 dot += dnorm * norm;
-                dw[j][k] += d * norm;
-                db[j][k] += d;
+                dw[j][k] += dy[k] * norm;
+                db[j][k] += dy[k];
             }
         }
         layernorm_backward_team_sums(sum, dot, nullptr, 1);
-        sum *= inv_C;
-        dot *= inv_C;
+        // dinp = dresidual + rstd * (dnorm - sum - norm * dot) is a sum of dresidual, dnorm and inp with factors of the row
+        float of_inp = -r * r * dot * inv_C, constant = -r * sum * inv_C - of_inp * m;
         __syncwarp(); // makes the compiler reread the row from shared memory; keeping it in registers would spill
 #pragma unroll
         for (int j = 0; j < num_vecs; j++) {
-            x128 dy = load128(slots + 3 * j * pitch), x = load128(slots + (3 * j + 1) * pitch), w = {};
-            x128 dx = load128(slots + (3 * j + 2) * pitch);
-            if (j < num_vecs - 1 || last_valid) { w = load128(weight + first + j * stride); }
+            auto dy = to_floats(load128(slots + 3 * j * pitch)), x = to_floats(load128(slots + (3 * j + 1) * pitch));
+            auto dx = to_floats(load128(slots + (3 * j + 2) * pitch)), w = vector_of_weight(j);
+            x128 result;
             for (int k = 0; k < x128::size; k++) {
-                float norm = ((float)x[k] - m) * r, dnorm = (float)dy[k] * (float)w[k];
-                float y = (float)dx[k] + r * (dnorm - sum - norm * dot);
+                float y = dx[k] + constant + r * (dy[k] * w[k]) + of_inp * x[k];
                 if (num_sums == 3) { dx_sum[j][k] += y; }
-                dx[k] = (floatX)y;
+                result[k] = (floatX)y;
             }
-            if (j < num_vecs - 1 || last_valid) { store128(dinp + (size_t)row * C + first + j * stride, dx); }
+            if (j < num_vecs - 1 || last_valid) { store128(dinp + (size_t)row * C + first + j * stride, result); }
         }
         fetch(row + LAYERNORM_BACKWARD_STAGES * row_step, stage); // the row in this stage has been read
         stage = (stage + 1) % LAYERNORM_BACKWARD_STAGES;
@@ -2590,12 +2591,14 @@ constexpr int LAYERNORM_BACKWARD_BLOCK_SIZE10 = 256; // the largest; two blocks 
 // these rows are computed, cp.async copies the rows of the next turns into a ring in shared memory. A thread reads only what
 // it copied itself, so the only barrier is that of the row sums. dy, x and dx are read from the ring a second time for dinp:
 // that costs less than the registers that would hold them. num_sums: as in kernel 10.
-template <int num_vecs, int rows, int num_sums> __global__ void __launch_bounds__(LAYERNORM_BACKWARD_BLOCK_SIZE10, 2)
+template <int num_vecs, int rows, int num_sums>
+__global__ void __launch_bounds__(LAYERNORM_BACKWARD_BLOCK_SIZE10, num_vecs == 1 ? 2 : 1)
     layernorm_backward_kernel11(floatX* dinp, float* partials, const floatX* dout, const floatX* dresidual,
                                 const floatX* inp, const floatX* weight, const float* mean, const float* rstd, int N,
                                 int C) {
     static_assert(num_vecs * rows == 4);
-    extern __shared__ int4 layernorm_backward_ring10[]; // (stages, rows, num_vecs, 3, blockDim.x)
+    // (stages, rows, num_vecs, 3, the largest block): with a constant stride the places of a thread's vectors are constants, too
+    extern __shared__ int4 layernorm_backward_ring10[];
     // [stage][warp]: sum and dot of each row. The stages alternate, so one barrier per turn is enough
     __shared__ float shared[LAYERNORM_BACKWARD_STAGES][LAYERNORM_BACKWARD_BLOCK_SIZE10 / 32][8];
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32, num_warps = blockDim.x / 32;
@@ -2609,20 +2612,26 @@ template <int num_vecs, int rows, int num_sums> __global__ void __launch_bounds_
     for (int j = 0; j < num_vecs; j++) {
         if (first + j * stride < C) { w[j] = load128(weight + first + j * stride); }
     }
-    auto slot = [&](int of_stage, int i, int j) {
-        return layernorm_backward_ring10 + ((of_stage * rows + i) * num_vecs + j) * 3 * blockDim.x + threadIdx.x;
+    auto slots = [&](int of_stage) {
+        return layernorm_backward_ring10 + of_stage * 12 * LAYERNORM_BACKWARD_BLOCK_SIZE10 + threadIdx.x;
     };
     // what is past the end of a row, or of all rows, becomes 0 and adds nothing
     auto fetch = [&](int start, int to_stage) {
+        size_t at = (size_t)start * C + first;
+        const floatX *from_dout = dout + at, *from_inp = inp + at,
+                     *from_dresidual = (dresidual ? dresidual : dout) + at;
+        int4* to = slots(to_stage);
 #pragma unroll
         for (int i = 0; i < rows; i++) {
 #pragma unroll
             for (int j = 0; j < num_vecs; j++) {
-                bool valid = start + i < N && first + j * stride < C, add = valid && dresidual;
-                size_t at = valid ? (size_t)(start + i) * C + first + j * stride : 0;
-                cp_async_16(slot(to_stage, i, j), dout + at, valid);
-                cp_async_16(slot(to_stage, i, j) + blockDim.x, inp + at, valid);
-                cp_async_16(slot(to_stage, i, j) + 2 * blockDim.x, add ? dresidual + at : dout, add);
+                bool valid = start + i < N && first + j * stride < C;
+                int offset = i * C + j * stride;
+                cp_async_16(to + (i * num_vecs + j) * 3 * LAYERNORM_BACKWARD_BLOCK_SIZE10, from_dout + offset, valid);
+                cp_async_16(to + ((i * num_vecs + j) * 3 + 1) * LAYERNORM_BACKWARD_BLOCK_SIZE10, from_inp + offset,
+                            valid);
+                cp_async_16(to + ((i * num_vecs + j) * 3 + 2) * LAYERNORM_BACKWARD_BLOCK_SIZE10,
+                            from_dresidual + offset, valid && dresidual);
             }
         }
         cp_async_commit();
@@ -2643,44 +2652,51 @@ template <int num_vecs, int rows, int num_sums> __global__ void __launch_bounds_
         for (int i = 0; i < rows; i++) { m[i] = next_mean[i], r[i] = next_rstd[i]; }
         fetch_statistics(start + row_step);
         cp_async_wait<LAYERNORM_BACKWARD_STAGES - 1>();
+        const int4* own = slots(stage);
+        auto vector = [=](int i, int j, int which) { // 0: dout, 1: inp, 2: dresidual
+            return to_floats(
+                vec128_from_bits<floatX>(own[((i * num_vecs + j) * 3 + which) * LAYERNORM_BACKWARD_BLOCK_SIZE10]));
+        };
 #pragma unroll
         for (int i = 0; i < rows; i++) {
 #pragma unroll
             for (int j = 0; j < num_vecs; j++) {
-                x128 dy = load128((const floatX*)slot(stage, i, j)),
-                     x = load128((const floatX*)(slot(stage, i, j) + blockDim.x));
+                auto dy = vector(i, j, 0), x = vector(i, j, 1), scale = to_floats(w[j]);
                 for (int k = 0; k < x128::size; k++) {
-                    float d = (float)dy[k], norm = ((float)x[k] - m[i]) * r[i], dnorm = d * (float)w[j][k];
+                    float centered = x[k] - m[i], dnorm = dy[k] * scale[k];
                     sums[2 * i] += dnorm;
-                    sums[2 * i + 1] += dnorm * norm;
-                    dw[j][k] += d * norm;
-                    db[j][k] += d;
+                    sums[2 * i + 1] += dnorm * centered;
+                    dw[j][k] += dy[k] * r[i] * centered;
+                    db[j][k] += dy[k];
                 }
             }
+            sums[2 * i + 1] *= r[i];
         }
         float warp_total = layernorm_backward_sum8(sums);
         if (lane % 4 == 0) { shared[stage][warp][lane / 4] = warp_total; }
         __syncthreads();
-        for (int i = 0; i < 2 * rows; i++) { sums[i] = 0.0f; }
-        for (int v = 0; v < num_warps; v++) {
-            for (int i = 0; i < 2 * rows; i++) { sums[i] += shared[stage][v][i]; }
-        }
+        static_assert(LAYERNORM_BACKWARD_BLOCK_SIZE10 <= 8 * 32); // this lane: sum lane % 8 of two of the warps
+        float total = lane / 8 < num_warps ? shared[stage][lane / 8][lane % 8] : 0.0f;
+        if (lane / 8 + 4 < num_warps) { total += shared[stage][lane / 8 + 4][lane % 8]; }
+        total += __shfl_xor_sync(0xFFFFFFFFu, total, 8);
+        total += __shfl_xor_sync(0xFFFFFFFFu, total, 16);
+        total *= inv_C;
+        // dinp = dresidual + rstd * (dnorm - sum - norm * dot) is a sum of dresidual, dnorm and inp with factors of the row
 #pragma unroll
         for (int i = 0; i < rows; i++) {
-            float sum = sums[2 * i] * inv_C, dot = sums[2 * i + 1] * inv_C;
+            float sum = __shfl_sync(0xFFFFFFFFu, total, 2 * i), dot = __shfl_sync(0xFFFFFFFFu, total, 2 * i + 1);
+            float of_inp = -r[i] * r[i] * dot, constant = -r[i] * sum - of_inp * m[i];
 #pragma unroll
             for (int j = 0; j < num_vecs; j++) {
-                x128 dy = load128((const floatX*)slot(stage, i, j)),
-                     x = load128((const floatX*)(slot(stage, i, j) + blockDim.x)),
-                     dx = load128((const floatX*)(slot(stage, i, j) + 2 * blockDim.x));
+                auto dy = vector(i, j, 0), x = vector(i, j, 1), dx = vector(i, j, 2), scale = to_floats(w[j]);
+                x128 result;
                 for (int k = 0; k < x128::size; k++) {
-                    float dnorm = (float)dy[k] * (float)w[j][k], norm = ((float)x[k] - m[i]) * r[i];
-                    float y = (float)dx[k] + r[i] * (dnorm - sum - norm * dot);
+                    float y = dx[k] + constant + r[i] * (dy[k] * scale[k]) + of_inp * x[k];
                     if (num_sums == 3) { dx_sum[j][k] += y; }
-                    dx[k] = (floatX)y;
+                    result[k] = (floatX)y;
                 }
                 int c = first + j * stride;
-                if (start + i < N && c < C) { store128(dinp + (size_t)(start + i) * C + c, dx); }
+                if (start + i < N && c < C) { store128(dinp + (size_t)(start + i) * C + c, result); }
             }
         }
         fetch(start + LAYERNORM_BACKWARD_STAGES * row_step, stage); // this thread has read what is in this stage
@@ -2725,7 +2741,7 @@ void layernorm_backward11(floatX* dinp, float* dinp_sums, float* dweight, float*
     int blocks_per_sm = threads_per_sm ? min(max(threads_per_sm / block_size, 1), 4)
                                        : (block_size < LAYERNORM_BACKWARD_BLOCK_SIZE10 ? 2 : 1);
     auto kernel = dinp_sums ? layernorm_backward_choose11<3>(num_vecs) : layernorm_backward_choose11<2>(num_vecs);
-    size_t ring_bytes = (size_t)LAYERNORM_BACKWARD_STAGES * 4 * 3 * block_size * sizeof(x128);
+    size_t ring_bytes = (size_t)LAYERNORM_BACKWARD_STAGES * 12 * LAYERNORM_BACKWARD_BLOCK_SIZE10 * sizeof(x128);
     cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)ring_bytes));
     cudaCheck(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, kernel, block_size, ring_bytes));
     int grid_size = min(free_multiprocessors() * min(max(resident, 1), blocks_per_sm), ceil_div(N, rows));
@@ -9261,8 +9277,8 @@ inline size_t decode_attention_scratch(int B, int C, int NH, int capacity) {
 
 // Where a block is in the list of all iterations: iteration i over the keys of head h of text b, whose position is `now`.
 // The list is sorted by b, then h, then i. The number of iterations is that of whole steps; a text that has ended (position -1) has none.
-template <int lanes> struct DecodeAttentionCursor {
-    static constexpr int per_step = DECODE_ATTENTION_STEP / decode_attention_keys(lanes);
+template <int keys> struct DecodeAttentionCursor { // keys: of one iteration
+    static constexpr int per_step = DECODE_ATTENTION_STEP / keys;
     int b, h, i, now;
 
     __device__ static int iterations(int position) {
@@ -9352,7 +9368,7 @@ template <int lanes, int depth> __global__ void __launch_bounds__(DECODE_ATTENTI
     decode_attention_kernel5(floatX* out, floatX* keys, floatX* values, float* scratch, const floatX* qkv,
                              const int* positions, int B, int NH, int HS, int capacity) {
     constexpr int ahead = DECODE_ATTENTION_AHEAD, step = decode_attention_keys(lanes);
-    typedef DecodeAttentionCursor<lanes> Cursor;
+    typedef DecodeAttentionCursor<step> Cursor;
     typedef DecodeAttentionRing<lanes, depth> Ring;
     __shared__ DecodeAttentionShared shared;
     // as static shared memory, the ring made a step of 64 texts 9% slower: NOTES.md

@@ -271,6 +271,27 @@ template <class T> __device__ inline int4 vec128_bits(const Vec128<T>& x) {
     return bits;
 }
 
+// The elements of a vector as floats. A bf16 number is the upper half of a float: by bits that is one instruction for each
+// element, where (float)x[i] takes two for every second one.
+template <class T> struct Floats128 {
+    float v[Vec128<T>::size];
+    __device__ float& operator[](int i) { return v[i]; }
+    __device__ const float& operator[](int i) const { return v[i]; }
+};
+template <class T> __device__ inline Floats128<T> to_floats(const Vec128<T>& x) {
+    Floats128<T> y;
+    if constexpr (std::is_same_v<T, __nv_bfloat16>) {
+        int4 bits = vec128_bits(x);
+        const unsigned words[4] = {(unsigned)bits.x, (unsigned)bits.y, (unsigned)bits.z, (unsigned)bits.w};
+        for (int i = 0; i < 4; i++) {
+            y[2 * i] = __uint_as_float(words[i] << 16), y[2 * i + 1] = __uint_as_float(words[i] & 0xFFFF0000u);
+        }
+    } else {
+        for (int i = 0; i < Vec128<T>::size; i++) { y[i] = (float)x[i]; }
+    }
+    return y;
+}
+
 // p is aligned to 16 bytes. Suffix cs: streaming, for data that is not read again soon; the caches evict it first (3-7%
 // slower than plain accesses on an H200 wherever it was tried). Suffix cg: cached in L2 only.
 template <class T> __device__ inline Vec128<T> load128(const T* p) {

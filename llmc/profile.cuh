@@ -35,7 +35,8 @@ struct Profile {
     int depth = 0;                        // operations that have begun and have not ended
     double library_flops = 0;             // of all products that were given to cuBLAS and cuBLASLt
     std::vector<ProfileEntry> entries;
-    GpuState gpu; // clock and power between profile_begin() and profile_end()
+    std::vector<ProfileEntry> empty; // pairs of events around a kernel that does nothing
+    GpuState gpu;                    // clock and power between profile_begin() and profile_end()
 };
 inline Profile& profile() {
     static Profile state;
@@ -72,6 +73,20 @@ struct Range {
     }
 };
 
+// Creates an event and records it.
+inline void profile_event(cudaEvent_t* event, cudaStream_t stream) {
+    cudaCheck(cudaEventCreate(event));
+    cudaCheck(cudaEventRecord(*event, stream));
+}
+// The time of an entry in ms. To be called once.
+inline double profile_take_ms(const ProfileEntry& e) {
+    float ms;
+    cudaCheck(cudaEventElapsedTime(&ms, e.begin, e.end));
+    cudaCheck(cudaEventDestroy(e.begin));
+    cudaCheck(cudaEventDestroy(e.end));
+    return ms;
+}
+
 // A Range for an operation, with its cost. While profile().listing is set, it also adds an entry to profile().
 struct Op : Range {
     cudaStream_t stream;
@@ -87,18 +102,14 @@ struct Op : Range {
         if (p.depth++ > 0 || !p.listing) { return; }
         ProfileEntry e = {"", bytes, flops, NULL, NULL};
         memcpy(e.name, name, sizeof(name));
-        if (p.timing) {
-            cudaCheck(cudaEventCreate(&e.begin));
-            cudaCheck(cudaEventCreate(&e.end));
-            cudaCheck(cudaEventRecord(e.begin, stream));
-        }
+        if (p.timing) { profile_event(&e.begin, stream); }
         entry = (int)p.entries.size();
         p.entries.push_back(e);
     }
     ~Op() {
         Profile& p = profile();
         p.depth--;
-        if (entry >= 0 && p.entries[entry].end) { cudaCheck(cudaEventRecord(p.entries[entry].end, stream)); }
+        if (entry >= 0 && p.entries[entry].begin) { profile_event(&p.entries[entry].end, stream); }
     }
 };
 
@@ -141,8 +152,19 @@ inline void profile_open() {
     gpu_state_open(&profile().gpu, bus_id);
 }
 
-// From here to profile_end(), every operation is timed, and the device's clock and power are read.
-inline void profile_begin() {
+template <int> __global__ void profile_empty_kernel() {}
+
+// From here to profile_end(), every operation is timed, and the device's clock and power are read. Call it while the stream is busy:
+// what the events themselves take is measured first, and the host must be ahead of the device for that.
+inline void profile_begin(cudaStream_t stream) {
+    for (int i = 0; i < 20; i++) {
+        ProfileEntry e = {"", 0.0, 0.0, NULL, NULL};
+        profile_event(&e.begin, stream);
+        profile_empty_kernel<0><<<1, 32, 0, stream>>>();
+        cudaCheck(cudaGetLastError());
+        profile_event(&e.end, stream);
+        profile().empty.push_back(e);
+    }
     profile().listing = profile().timing = true;
     gpu_state_begin(&profile().gpu);
 }
@@ -159,18 +181,16 @@ struct ProfileRow {
     double roof_ms; // lower bound on this machine: the larger of bytes / bandwidth and FLOPs / rate
 };
 
-// Sums the operations of PROFILE_STEPS steps by name, the longest first. bandwidth is in bytes/s, rate in FLOP/s.
-inline std::vector<ProfileRow> profile_rows(double bandwidth, double rate) {
+// Sums the operations of PROFILE_STEPS steps by name, the longest first. bandwidth is in bytes/s, rate in FLOP/s. Of each call's time,
+// empty_ms is left out, which is what its events take.
+inline std::vector<ProfileRow> profile_rows(double bandwidth, double rate, double empty_ms) {
     std::vector<ProfileRow> rows;
     for (const ProfileEntry& e : profile().entries) {
-        float ms;
-        cudaCheck(cudaEventElapsedTime(&ms, e.begin, e.end));
+        double ms = std::max(profile_take_ms(e) - empty_ms, 1e-4);
         auto row = std::find_if(rows.begin(), rows.end(), [&](const ProfileRow& r) { return r.name == e.name; });
         if (row == rows.end()) { row = rows.insert(row, {e.name, 0, 0, 0, 0, 0}); }
         row->calls++, row->ms += ms, row->bytes += e.bytes, row->flops += e.flops;
         row->roof_ms += std::max(e.bytes / bandwidth, e.flops / rate) * 1e3;
-        cudaCheck(cudaEventDestroy(e.begin));
-        cudaCheck(cudaEventDestroy(e.end));
     }
     for (ProfileRow& row : rows) {
         row.calls /= PROFILE_STEPS;
@@ -183,7 +203,9 @@ inline std::vector<ProfileRow> profile_rows(double bandwidth, double rate) {
 // Prints clock and power, the operations as a table, and last the time that a step would take if each operation took the
 // time of its roof. bandwidth in bytes/s, rate in FLOP/s; precision: of the matmuls. To be called once.
 inline void profile_print(double bandwidth, double rate, const char* precision) {
-    std::vector<ProfileRow> rows = profile_rows(bandwidth, rate);
+    double empty_ms = INFINITY; // the least: no operation is shown faster than it is
+    for (const ProfileEntry& e : profile().empty) { empty_ms = std::min(empty_ms, profile_take_ms(e)); }
+    std::vector<ProfileRow> rows = profile_rows(bandwidth, rate, empty_ms);
     int calls = 0;
     double sum = 0.0, roof_sum = 0.0;
     for (const ProfileRow& row : rows) { calls += row.calls, sum += row.ms, roof_sum += row.roof_ms; }
@@ -196,6 +218,7 @@ inline void profile_print(double bandwidth, double rate, const char* precision) 
     }
     printf("roofline measured here: copy %.2f TB/s, %s matmul %.0f TFLOP/s\n", bandwidth * 1e-12, precision,
            rate * 1e-12);
+    printf("the events of an operation take %.1f us beside it, which are left out\n", 1e3 * empty_ms);
     printf("%-42s %6s %9s %7s %8s %8s %10s\n", "operation", "calls", "ms", "share", "TB/s", "TFLOP/s", "% of roof");
     for (const ProfileRow& row : rows) {
         printf("%-42s %6d %9.3f %6.1f%% %8.2f %8.1f %9.1f%%\n", row.name.c_str(), row.calls, row.ms,

@@ -284,23 +284,23 @@ template <int num_vecs> __global__ void __launch_bounds__(num_vecs == 6 ? 256 : 
     grid_wait_dependency();
 
     const floatX* inp_row = inp + (size_t)row * C + first;
-    x128 x[num_vecs] = {}; // zeros past the row's end
+    Floats128<floatX> x[num_vecs]; // zeros past the row's end
 #pragma unroll
     for (int j = 0; j < num_vecs; j++) {
-        if (j < num_vecs - 1 || last_valid) { x[j] = load128(inp_row + j * stride); }
+        x[j] = to_floats(j < num_vecs - 1 || last_valid ? load128(inp_row + j * stride) : x128());
     }
     float sum = 0.0f, squares = 0.0f;
 #pragma unroll
     for (int j = 0; j < num_vecs; j++) {
-        for (int k = 0; k < x128::size; k++) { sum += (float)x[j][k]; }
+        for (int k = 0; k < x128::size; k++) { sum += x[j][k]; }
     }
     float m = layernorm_forward_row_sum(sum, partial[0], row_warps) * inv_C;
 #pragma unroll
     for (int j = 0; j < num_vecs; j++) {
         if (j < num_vecs - 1 || last_valid) {
             for (int k = 0; k < x128::size; k++) {
-                float centred = (float)x[j][k] - m;
-                squares += centred * centred;
+                x[j][k] -= m;
+                squares += x[j][k] * x[j][k];
             }
         }
     }
@@ -309,10 +309,9 @@ template <int num_vecs> __global__ void __launch_bounds__(num_vecs == 6 ? 256 : 
     for (int j = 0; j < num_vecs; j++) {
         if (j < num_vecs - 1 || last_valid) {
             // weight and bias are the same for all rows, so these loads hit L1
-            x128 w = load128(weight + first + j * stride), b = load128(bias + first + j * stride), y;
-            for (int k = 0; k < x128::size; k++) {
-                y[k] = (floatX)(((float)x[j][k] - m) * r * (float)w[k] + (float)b[k]);
-            }
+            auto w = to_floats(load128(weight + first + j * stride)), b = to_floats(load128(bias + first + j * stride));
+            x128 y;
+            for (int k = 0; k < x128::size; k++) { y[k] = (floatX)(x[j][k] * (r * w[k]) + b[k]); }
             store128(out + (size_t)row * C + first + j * stride, y);
         }
     }
