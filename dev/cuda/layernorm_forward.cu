@@ -311,7 +311,7 @@ template <int num_vecs> __global__ void __launch_bounds__(num_vecs == 6 ? 256 : 
             // weight and bias are the same for all rows, so these loads hit L1
             auto w = to_floats(load128(weight + first + j * stride)), b = to_floats(load128(bias + first + j * stride));
             x128 y;
-            for (int k = 0; k < x128::size; k++) { y[k] = (floatX)(x[j][k] * (r * w[k]) + b[k]); }
+            for (int k = 0; k < x128::size; k++) { y[k] = (floatX)(x[j][k] * r * w[k] + b[k]); }
             store128(out + (size_t)row * C + first + j * stride, y);
         }
     }
