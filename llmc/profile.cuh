@@ -218,7 +218,7 @@ inline void profile_print(double bandwidth, double rate, const char* precision) 
     }
     printf("roofline measured here: copy %.2f TB/s, %s matmul %.0f TFLOP/s\n", bandwidth * 1e-12, precision,
            rate * 1e-12);
-    printf("the events of an operation take %.1f us beside it, which are left out\n", 1e3 * empty_ms);
+    printf("the two events of an operation take %.1f us, which are left out\n", 1e3 * empty_ms);
     printf("%-42s %6s %9s %7s %8s %8s %10s\n", "operation", "calls", "ms", "share", "TB/s", "TFLOP/s", "% of roof");
     for (const ProfileRow& row : rows) {
         printf("%-42s %6d %9.3f %6.1f%% %8.2f %8.1f %9.1f%%\n", row.name.c_str(), row.calls, row.ms,

@@ -925,8 +925,7 @@ __global__ void __launch_bounds__(LAYERNORM_BACKWARD_BLOCK_SIZE10, num_vecs == 1
                                 const floatX* inp, const floatX* weight, const float* mean, const float* rstd, int N,
                                 int C) {
     static_assert(num_vecs * rows == 4);
-    // (stages, rows, num_vecs, 3, the largest block): with a constant stride the places of a thread's vectors are constants, too
-    extern __shared__ int4 layernorm_backward_ring10[];
+    extern __shared__ int4 layernorm_backward_ring10[]; // (stages, rows, num_vecs, 3, blockDim.x)
     // [stage][warp]: sum and dot of each row. The stages alternate, so one barrier per turn is enough
     __shared__ float shared[LAYERNORM_BACKWARD_STAGES][LAYERNORM_BACKWARD_BLOCK_SIZE10 / 32][8];
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32, num_warps = blockDim.x / 32;
@@ -940,9 +939,7 @@ __global__ void __launch_bounds__(LAYERNORM_BACKWARD_BLOCK_SIZE10, num_vecs == 1
     for (int j = 0; j < num_vecs; j++) {
         if (first + j * stride < C) { w[j] = load128(weight + first + j * stride); }
     }
-    auto slots = [&](int of_stage) {
-        return layernorm_backward_ring10 + of_stage * 12 * LAYERNORM_BACKWARD_BLOCK_SIZE10 + threadIdx.x;
-    };
+    auto slots = [&](int of_stage) { return layernorm_backward_ring10 + of_stage * 12 * blockDim.x + threadIdx.x; };
     // what is past the end of a row, or of all rows, becomes 0 and adds nothing
     auto fetch = [&](int start, int to_stage) {
         size_t at = (size_t)start * C + first;
@@ -955,11 +952,10 @@ __global__ void __launch_bounds__(LAYERNORM_BACKWARD_BLOCK_SIZE10, num_vecs == 1
             for (int j = 0; j < num_vecs; j++) {
                 bool valid = start + i < N && first + j * stride < C;
                 int offset = i * C + j * stride;
-                cp_async_16(to + (i * num_vecs + j) * 3 * LAYERNORM_BACKWARD_BLOCK_SIZE10, from_dout + offset, valid);
-                cp_async_16(to + ((i * num_vecs + j) * 3 + 1) * LAYERNORM_BACKWARD_BLOCK_SIZE10, from_inp + offset,
-                            valid);
-                cp_async_16(to + ((i * num_vecs + j) * 3 + 2) * LAYERNORM_BACKWARD_BLOCK_SIZE10,
-                            from_dresidual + offset, valid && dresidual);
+                int4* slot = to + (i * num_vecs + j) * 3 * blockDim.x;
+                cp_async_16(slot, from_dout + offset, valid);
+                cp_async_16(slot + blockDim.x, from_inp + offset, valid);
+                cp_async_16(slot + 2 * blockDim.x, from_dresidual + offset, valid && dresidual);
             }
         }
         cp_async_commit();
@@ -982,8 +978,7 @@ __global__ void __launch_bounds__(LAYERNORM_BACKWARD_BLOCK_SIZE10, num_vecs == 1
         cp_async_wait<LAYERNORM_BACKWARD_STAGES - 1>();
         const int4* own = slots(stage);
         auto vector = [=](int i, int j, int which) { // 0: dout, 1: inp, 2: dresidual
-            return to_floats(
-                vec128_from_bits<floatX>(own[((i * num_vecs + j) * 3 + which) * LAYERNORM_BACKWARD_BLOCK_SIZE10]));
+            return to_floats(vec128_from_bits<floatX>(own[((i * num_vecs + j) * 3 + which) * blockDim.x]));
         };
 #pragma unroll
         for (int i = 0; i < rows; i++) {
@@ -1069,7 +1064,7 @@ void layernorm_backward11(floatX* dinp, float* dinp_sums, float* dweight, float*
     int blocks_per_sm = threads_per_sm ? min(max(threads_per_sm / block_size, 1), 4)
                                        : (block_size < LAYERNORM_BACKWARD_BLOCK_SIZE10 ? 2 : 1);
     auto kernel = dinp_sums ? layernorm_backward_choose11<3>(num_vecs) : layernorm_backward_choose11<2>(num_vecs);
-    size_t ring_bytes = (size_t)LAYERNORM_BACKWARD_STAGES * 12 * LAYERNORM_BACKWARD_BLOCK_SIZE10 * sizeof(x128);
+    size_t ring_bytes = (size_t)LAYERNORM_BACKWARD_STAGES * 12 * block_size * sizeof(x128);
     cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)ring_bytes));
     cudaCheck(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, kernel, block_size, ring_bytes));
     int grid_size = min(free_multiprocessors() * min(max(resident, 1), blocks_per_sm), ceil_div(N, rows));
