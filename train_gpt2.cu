@@ -123,6 +123,9 @@ void matmul_forward(floatX* out, GeluSaved saved, const floatX* inp, const float
 // out (N,OC) float = inp (N,C) weight (OC,C)^T
 void matmul_forward_float(float* out, const floatX* inp, const floatX* weight, int N, int C, int OC,
                           cudaStream_t stream);
+// out (N,OC) = inp weight^T + bias + residual, as matmul_forward, but rounded once. product (N,OC) is scratch.
+void matmul_forward_residual(floatX* out, float* product, const floatX* inp, const floatX* weight, const floatX* bias,
+                             const floatX* residual, int N, int C, int OC, cudaStream_t stream, int block_size);
 // dinp (N,C) = dout (N,OC) weight (OC,C). If saved.tensor (N,C) is not NULL, dinp is multiplied by GELU's slope, and
 // dinp_sums (C), which may be NULL, += the column sums of dinp.
 void matmul_backward_input(floatX* dinp, float* dinp_sums, float* scratch, const floatX* dout, const floatX* weight,
@@ -153,6 +156,16 @@ void gelu_forward(floatX* out, const floatX* inp, size_t n, cudaStream_t stream)
 // (1, device memory) is not NULL, the logits are overwritten by their gradients, (softmax - onehot(target)) * dloss.
 void fused_classifier(floatX* logits, float* losses, const int* targets, const float* dloss, int N, int V, int Vp,
                       cudaStream_t stream);
+// The head and its loss: losses (N) of the logits inp (N,C) weight (Vp,C)^T, as by fused_classifier. The memory of logits (N,Vp) is
+// filled with what linear_cross_entropy_backward needs; if dloss is NULL, with an increasing function of the logits.
+void linear_cross_entropy_forward(floatX* logits, float* losses, float* scratch, const floatX* inp,
+                                  const floatX* weight, const int* targets, const float* dloss, int N, int C, int V,
+                                  int Vp, cudaStream_t stream);
+size_t linear_cross_entropy_scratch(int N, int C, int Vp);
+// dinp (N,C) and dweight (Vp,C), written, or added to if accumulate, after that forward pass with dloss. inp is overwritten.
+void linear_cross_entropy_backward(floatX* dinp, float* dweight, float* scratch, floatX* logits, float* losses,
+                                   floatX* inp, const floatX* weight, const float* dloss, int N, int C, int Vp,
+                                   bool accumulate, cudaStream_t stream);
 // mean (1) += scale * sum of losses (N)
 void mean_loss(float* mean, const float* losses, int N, float scale, cudaStream_t stream);
 
@@ -203,7 +216,7 @@ struct Activations {
     float* lnf_mean;   // (B, T)
     float* lnf_rstd;   // (B, T)
     float* losses;     // (B, T)
-    floatX* logits;    // (rows, Vp); the classifier overwrites them with their gradients
+    floatX* logits;    // (rows, Vp), or what stands for them in linear_cross_entropy_forward
     int* inputs;       // (B, T)
     int* targets;      // (B, T)
     // for the backward pass
@@ -305,13 +318,13 @@ static void gpt2_forward(GPT2* model, Activations* acts, int B, int T, bool trai
                       stream);
 }
 
-// Call after gpt2_forward. Computes the logits of all B x T tokens and their losses; state->loss += scale * sum of the
-// losses. In training, gradients times state->dloss overwrite the logits, for gpt2_backward.
+// Call after gpt2_forward. Computes the losses of all B x T tokens; state->loss += scale * sum of the losses. In training, they
+// are multiplied by state->dloss in gpt2_backward.
 static void gpt2_loss(GPT2* model, Activations* acts, int B, int T, bool training, float scale) {
     int V = model->config.vocab_size, Vp = model->config.padded_vocab_size, C = model->config.channels, BT = B * T;
     const float* dloss = training ? &model->state->dloss : NULL;
-    matmul_forward(acts->logits, NULL, acts->lnf, model->params.wte, NULL, NULL, BT, C, Vp, model->stream);
-    fused_classifier(acts->logits, acts->losses, acts->targets, dloss, BT, V, Vp, model->stream);
+    linear_cross_entropy_forward(acts->logits, acts->losses, acts->scratch, acts->lnf, model->params.wte, acts->targets,
+                                 dloss, BT, C, V, Vp, model->stream);
     mean_loss(&model->state->loss, acts->losses, BT, scale, model->stream);
 }
 
@@ -354,7 +367,8 @@ static void gpt2_backward(GPT2* model, int B, int T, bool first) {
     cudaStream_t stream = model->stream;
     if (first) { zero_gradients(model); }
 
-    matmul_backward(dbtc, g->wte, scratch, acts->logits, acts->lnf, p->wte, BT, C, Vp, add, stream);
+    linear_cross_entropy_backward(dbtc, g->wte, scratch, acts->logits, acts->losses, acts->lnf, p->wte,
+                                  &model->state->dloss, BT, C, Vp, add, stream);
     const floatX* residual = layer_activations(*acts, config, B, T, L).residual;
     layernorm_backward(dresidual, layer_parameters(*g, config, L - 1).fcprojb, g->lnfw, g->lnfb, scratch, dbtc, NULL,
                        residual, p->lnfw, acts->lnf_mean, acts->lnf_rstd, BT, C, stream);
@@ -477,10 +491,10 @@ static void plan_parameters(Plan* plan, GPT2* model, const GPT2Config* config, c
 // Bytes of scratch for a backward pass: the largest need of any of its operations.
 static size_t backward_scratch_bytes(const GPT2Config* config, int B, int T) {
     int C = config->channels, NH = config->num_heads, N = B * T, Vp = config->padded_vocab_size;
-    size_t floats = std::max({layernorm_backward_scratch(N, C), matmul_backward_input_scratch(N, 4 * C),
-                              matmul_backward_weight_scratch(N, 4 * C, C), matmul_backward_weight_scratch(N, C, Vp),
-                              attention_backward_scratch(B, T, C, NH), global_norm_scratch(), muon_prepare_scratch(3),
-                              fp8_backward_scratch(N, C)});
+    size_t floats = std::max({linear_cross_entropy_scratch(N, C, Vp), layernorm_backward_scratch(N, C),
+                              matmul_backward_input_scratch(N, 4 * C), matmul_backward_weight_scratch(N, 4 * C, C),
+                              matmul_backward_weight_scratch(N, C, Vp), attention_backward_scratch(B, T, C, NH),
+                              global_norm_scratch(), muon_prepare_scratch(3), fp8_backward_scratch(N, C)});
     for (int OC : {C, 3 * C, 4 * C}) { floats = std::max(floats, matmul_backward_weight_scratch(N, C, OC)); }
     return std::max(floats * sizeof(float), encoder_backward_scratch(B, T, config->vocab_size) * sizeof(int));
 }
@@ -519,7 +533,10 @@ static void plan_activations(Plan* plan, Activations* a, const GPT2Config* confi
     // dfch and dqkv share the memory of the logits
     size_t backward = fp8 ? fp8_logits(B * T, config->channels, (int)Vp) : training ? BT * (4 * C + 3 * C) : 0;
     plan_add(plan, group, &a->logits, std::max((size_t)logit_rows * Vp, backward));
-    if (!training) { return; }
+    if (!training) {
+        plan_add(plan, group, &a->scratch, linear_cross_entropy_scratch(logit_rows, (int)C, (int)Vp));
+        return;
+    }
     plan_add(plan, group, &a->dresidual, BT * C);
     plan_add(plan, group, &a->scratch, backward_scratch_bytes(config, B, T) / sizeof(float));
 }
@@ -866,7 +883,8 @@ static void generator_matmul(Generator* g, const GPT2* model, floatX* out, const
         layernorm_forward(g->acts.lnf, g->acts.lnf_mean, g->acts.lnf_rstd, x, norm_weight, norm_bias, n, C, stream);
         x = g->acts.lnf;
     }
-    matmul_forward(out, gelu ? GeluSaved::nothing() : GeluSaved(), x, weight, bias, residual, n, C, OC, stream);
+    if (residual) { return matmul_forward_residual(out, g->logits, x, weight, bias, residual, n, C, OC, stream, 256); }
+    matmul_forward(out, gelu ? GeluSaved::nothing() : GeluSaved(), x, weight, bias, NULL, n, C, OC, stream);
 }
 
 // Runs the newest token of n texts, those in slots begin to begin + n - 1, through the layers, one launch after the other.
@@ -3085,7 +3103,8 @@ enum {
     GEMM_NO_BIAS = 32,       // bias is NULL: y is the accumulator
     GEMM_SLOPE = 128,        // with GEMM_GELU and GEMM_SECOND: `second` gets gelu'(y) instead of y
     GEMM_MULTIPLY = 256,     // only with GEMM_RESIDUAL, which is not added: out = y * residual
-    GEMM_SUMS = 64           // the columns of each tile of out are also summed, before they are rounded: GemmBiasSums
+    GEMM_SUMS = 64,          // the columns of each tile of out are also summed, before they are rounded: GemmBiasSums
+    GEMM_ROW_SUMS = 512      // the rows of each tile of out are also summed, before they are rounded: store_row_sum()
 };
 
 // The epilogue y = accumulator + bias. Every epilogue has three types for its other inputs: Row is the data of one row,
@@ -3361,7 +3380,8 @@ template <class G, class Epilogue> __device__ inline void
 gemm_load_columns(GemmColumns<G, Epilogue>& columns, const Epilogue& epilogue, int column, int N) {
 #pragma unroll
     for (int q = 0; q < G::COLUMNS / 64; q++) {
-        columns.pairs[q] = epilogue.pair(min(column + 64 * q + (int)threadIdx.x % 32 * 2, N - 2));
+        int pair = column + 64 * q + (int)threadIdx.x % 32 * 2; // columns past the end must not count in a row's sum
+        columns.pairs[q] = epilogue.pair(Epilogue::EXTRAS & GEMM_ROW_SUMS ? pair : min(pair, N - 2));
     }
 }
 
@@ -3432,10 +3452,12 @@ __device__ inline void gemm_store(float (&sum)[G::PARTS][G::COLUMNS / 2], const 
     constexpr bool has_second = Epilogue::EXTRAS & GEMM_SECOND, has_residual = Epilogue::EXTRAS & GEMM_RESIDUAL;
     static_assert(!has_second || !has_residual, "they share the boxes");
     constexpr bool has_sums = Epilogue::EXTRAS & GEMM_SUMS, has_bias = !(Epilogue::EXTRAS & GEMM_NO_BIAS);
+    constexpr bool has_row_sums = Epilogue::EXTRAS & GEMM_ROW_SUMS;
     constexpr int num_columns = G::COLUMNS / 64, num_boxes = G::PARTS * num_columns, ahead = G::BOXES / 2;
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32 - 4, first_box = box;
     float sums[num_columns]
-              [16]; // with GEMM_SUMS only: the columns summed over this lane's rows, see fragment_column_sums
+              [16];    // with GEMM_SUMS only: the columns summed over this lane's rows, see fragment_column_sums
+    float row_sums[2]; // with GEMM_ROW_SUMS only: two rows, 8 apart, summed over this lane's columns
     // this lane's 16 bytes in a box, for stmatrix on columns 0 to 15: row lane % 16, chunk lane / 16. The swizzle XORs
     // the row into the chunk, so 16 * p columns further is the address ^ p << 5.
     uint32_t lane_at = lane % 16 * 128 + (lane / 16 ^ lane % 8) * 16;
@@ -3446,6 +3468,7 @@ __device__ inline void gemm_store(float (&sum)[G::PARTS][G::COLUMNS / 2], const 
         int box_row = row + 64 * m, box_column = column + 64 * q;
         for (int half = 0; q == 0 && half < 2; half++) {
             rows[half] = epilogue.row(min(box_row + 8 * half + lane / 4, M - 1));
+            row_sums[half] = 0.0f;
         }
         int slot = box % G::BOXES, second_slot = (box + 1) % G::BOXES;
         if (has_residual) {
@@ -3504,6 +3527,10 @@ __device__ inline void gemm_store(float (&sum)[G::PARTS][G::COLUMNS / 2], const 
                         total = m == 0 ? x : total + x;
                     }
                 }
+                if constexpr (has_row_sums) {
+#pragma unroll
+                    for (int i = 0; i < 4; i++) { row_sums[i / 2] += v[i]; }
+                }
                 gemm_pack(out + 2 * j, v);
             }
             stmatrix_x4(at ^ p << 5, out);
@@ -3517,6 +3544,14 @@ __device__ inline void gemm_store(float (&sum)[G::PARTS][G::COLUMNS / 2], const 
             tma_store_commit();
         }
         box += has_second ? 2 : 1;
+        if constexpr (has_row_sums) {
+            for (int half = 0; q == num_columns - 1 && half < 2; half++) { // four lanes have the columns of a row
+                float sum = row_sums[half];
+                for (int i = 1; i <= 2; i *= 2) { sum += __shfl_xor_sync(0xFFFFFFFFu, sum, i); }
+                int at_row = box_row + 8 * half + lane / 4;
+                if (lane % 4 == 0 && at_row < M) { epilogue.store_row_sum(at_row, column / G::COLUMNS, sum); }
+            }
+        }
     }
     if constexpr (has_sums) { gemm_store_sums<G>(sums, epilogue.to, smem, row, column, M); }
 }
@@ -3676,6 +3711,34 @@ void matmul_forward_float(float* out, const floatX* inp, const floatX* weight, i
     call.M = N, call.N = OC, call.K = C;
     bool supported = cublaslt_matmul(call, stream);
     require(supported);
+}
+
+// out (N,OC) = product (N,OC) + bias (OC) + residual (N,OC). A thread per vector.
+__global__ void matmul_forward_add_kernel19(floatX* out, const float* product, const floatX* bias,
+                                            const floatX* residual, int N, int OC) {
+    grid_launch_dependents();
+    grid_wait_dependency();
+    size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * x128::size;
+    if (i >= (size_t)N * OC) { return; }
+    auto b = to_floats(load128(bias + i % OC)), r = to_floats(load128(residual + i));
+    x128 y;
+#pragma unroll
+    for (int k = 0; k < x128::size; k += 4) {
+        f128 part = load128cs(product + i + k);
+        for (int j = 0; j < 4; j++) { y[k + j] = (floatX)(part[j] + b[k + j] + r[k + j]); }
+    }
+    store128(out + i, y);
+}
+
+// out (N,OC) = inp (N,C) weight (OC,C)^T + bias (OC) + residual (N,OC), rounded once, where cuBLASLt rounds the product to floatX
+// before it adds the residual. product (N,OC) is scratch; residual may be out.
+void matmul_forward_residual(floatX* out, float* product, const floatX* inp, const floatX* weight, const floatX* bias,
+                             const floatX* residual, int N, int C, int OC, cudaStream_t stream, int block_size) {
+    require(OC % 8 == 0);
+    matmul_forward_float(product, inp, weight, N, C, OC, stream);
+    unsigned num_blocks = (unsigned)ceil_div((size_t)N * OC, (size_t)block_size * x128::size);
+    launch_early(matmul_forward_add_kernel19, num_blocks, block_size, 0, stream, out, (const float*)product, bias,
+                 residual, N, OC);
 }
 
 // Arguments as for matmul_forward.
@@ -7367,6 +7430,203 @@ void fused_classifier(floatX* logits, float* losses, const int* targets, const f
     fused_classifier(logits, losses, targets, dloss, N, V, Vp, stream, config);
 }
 // ==== end promoted: fused_classifier ====
+
+// ==== promoted: linear_cross_entropy ====
+// What both passes are given.
+struct LinearCrossEntropy {
+    floatX* logits;       // (N,Vp): memory for what the forward pass leaves for the backward pass
+    float* losses;        // (N)
+    float* scratch;       // forward: (linear_cross_entropy_scratch); backward: (matmul_backward_weight_scratch)
+    floatX* inp;          // (N,C); only the backward pass writes to it
+    const floatX* weight; // (Vp,C)
+    const int* targets;   // (N), for the forward pass
+    const float* dloss;   // (1), or NULL if no backward pass follows
+    int N, C, V, Vp;
+};
+
+void linear_cross_entropy_forward1(const LinearCrossEntropy& g, cudaStream_t stream) {
+    matmul_forward(g.logits, NULL, g.inp, g.weight, NULL, NULL, g.N, g.C, g.Vp, stream);
+    fused_classifier(g.logits, g.losses, g.targets, g.dloss, g.N, g.V, g.Vp, stream);
+}
+
+// dinp = dout weight, dweight = dout^T inp, or += if accumulate, with dout (N,Vp) in the memory of the logits
+void linear_cross_entropy_backward1(const LinearCrossEntropy& g, floatX* dinp, float* dweight, bool accumulate,
+                                    cudaStream_t stream) {
+    matmul_backward_weight(dweight, g.scratch, g.logits, g.inp, g.N, g.C, g.Vp, accumulate, stream);
+    matmul_backward_input(dinp, NULL, g.scratch, g.logits, g.weight, NULL, g.N, g.C, g.Vp, stream);
+}
+
+// dlogits[i][v] = (softmax(logits)[i][v] - onehot(target)[v]) * dloss needs the sum of a row of exponentials before its first
+// element is known, so a classifier reads all logits and writes them again. But the sum is one number for the row, and a factor
+// of a row can wait. The product's epilogue stores
+//
+//     ratio[i][v] = exp(logits[i][v] - logits[i][target]) / RATIO_UNIT
+//
+// whose rounding error is that of dlogits, and sums each row. One more number of each row is known when the sum is: at the
+// target's column, ratio - sum. Then dlogits[i][v] = ratio[i][v] * dloss / sum[i], and the two products that follow need that
+// factor in tensors that are small, inp for dweight and the result for dinp.
+//
+// The target's logit, computed before, stands for the maximum that softmax usually subtracts. RATIO_UNIT = 2^40 and the upper
+// limit of 2^100 place what bf16 can hold, 2^-126 to 2^127, around it: a logit counts as at most 97 larger than the target's,
+// and is left out if it is 60 smaller.
+#if defined(ENABLE_BF16)
+constexpr float RATIO_LOG2 = 40.0f, RATIO_LIMIT = 100.0f; // log2 of RATIO_UNIT, and of the largest ratio
+
+// shifts (N) = -log2(e) * logit of the target - RATIO_LOG2. A warp per row.
+__global__ void linear_cross_entropy_shift_kernel2(float* shifts, const floatX* inp, const floatX* weight,
+                                                   const int* targets, int N, int C) {
+    grid_launch_dependents();
+    grid_wait_dependency();
+    int row = (blockIdx.x * blockDim.x + threadIdx.x) / 32, lane = threadIdx.x % 32;
+    if (row >= N) { return; }
+    const floatX *x = inp + (size_t)row * C, *w = weight + (size_t)targets[row] * C;
+    float logit = 0.0f;
+    for (int i = lane * x128::size; i < C; i += 32 * x128::size) {
+        auto a = to_floats(load128(x + i)), b = to_floats(load128(w + i));
+        for (int e = 0; e < x128::size; e++) { logit += a[e] * b[e]; }
+    }
+    logit = warp_sum(logit);
+    if (lane == 0) { shifts[row] = -LOG2E * logit - RATIO_LOG2; }
+}
+
+// The epilogue for gemm(): ratios, and the sums of their rows in each tile of columns.
+struct GemmRatios {
+    static constexpr int EXTRAS = GEMM_ROW_SUMS;
+    const float* shifts; // (N)
+    float* sums;         // (tiles of columns, N)
+    int N, V;
+
+    typedef float Row;
+    typedef uint32_t Pair;
+    typedef float Column; // 0, or -infinity from column V on
+    __device__ Row row(int i) const { return __ldg(shifts + i); }
+    __device__ Pair pair(int column) const {
+        return pack_16x2(column < V ? 0.0f : -INFINITY, column + 1 < V ? 0.0f : -INFINITY, floatX());
+    }
+    __device__ void columns(Column (&c)[2], const Pair& pair) const {
+        float2 x = unpack_16x2(pair, floatX());
+        c[0] = x.x, c[1] = x.y;
+    }
+    __device__ float value(float sum, const Row& shift, const Column& c) const {
+        return exp2_approx(min_or_nan(fmaf(sum, LOG2E, shift) + c, RATIO_LIMIT));
+    }
+    __device__ void store_row_sum(int i, int tile, float sum) const { sums[(size_t)tile * N + i] = sum; }
+};
+
+// losses from the sums (num_tiles,N), which a block of 8 warps adds up for 32 rows: warp w takes every 8th tile. For a backward
+// pass also the ratio at the target's column.
+__global__ void __launch_bounds__(256)
+    linear_cross_entropy_finish_kernel2(floatX* ratios, float* losses, const float* sums, const int* targets,
+                                        int num_tiles, int N, int Vp, bool backward_follows) {
+    __shared__ float shared[8][32];
+    grid_launch_dependents();
+    grid_wait_dependency();
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32, row = blockIdx.x * 32 + lane;
+    float sum = 0.0f;
+    if (row < N) {
+#pragma unroll 8
+        for (int t = warp; t < num_tiles; t += 8) { sum += sums[(size_t)t * N + row]; }
+    }
+    shared[warp][lane] = sum;
+    __syncthreads();
+    if (warp > 0 || row >= N) { return; }
+    for (int w = 1; w < 8; w++) { sum += shared[w][lane]; }
+    const float unit = 0x1p40f; // 2^RATIO_LOG2
+    // log1pf as in fused_classifier; times the unit, a large sum would overflow
+    losses[row] = sum < 0x1p80f ? log1pf(sum * unit - 1.0f) : log1pf(sum - 1.0f) + RATIO_LOG2 / LOG2E;
+    if (backward_follows) { ratios[(size_t)row * Vp + targets[row]] = (floatX)(1.0f / unit - sum); }
+}
+
+// x (N,C) *= dloss / sum of the row's ratios, which is dloss * 2^RATIO_LOG2 * exp(-loss). A warp per row.
+__global__ void linear_cross_entropy_scale_kernel2(floatX* x, const float* losses, const float* dloss, int N, int C) {
+    grid_launch_dependents();
+    grid_wait_dependency();
+    int row = (blockIdx.x * blockDim.x + threadIdx.x) / 32, lane = threadIdx.x % 32;
+    if (row >= N) { return; }
+    float scale = *dloss * exp2_approx(RATIO_LOG2 - LOG2E * losses[row]);
+    for (int i = lane * x128::size; i < C; i += 32 * x128::size) {
+        auto v = to_floats(load128(x + (size_t)row * C + i));
+        x128 y;
+        for (int e = 0; e < x128::size; e++) { y[e] = (floatX)(v[e] * scale); }
+        store128(x + (size_t)row * C + i, y);
+    }
+}
+void linear_cross_entropy_scale2(floatX* x, const LinearCrossEntropy& g, cudaStream_t stream) {
+    Op op(stream, 2.0 * g.N * g.C * sizeof(floatX), 0, "scale_rows %d", g.C);
+    launch_early(linear_cross_entropy_scale_kernel2, ceil_div(g.N, 8), 256, 0, stream, x, (const float*)g.losses,
+                 g.dloss, g.N, g.C);
+}
+
+inline int linear_cross_entropy_tiles(int Vp) { return ceil_div(Vp, GemmPingPong192Pairs::COLUMNS); }
+
+void linear_cross_entropy_forward2(const LinearCrossEntropy& g, cudaStream_t stream) {
+    float *shifts = g.scratch, *sums = g.scratch + g.N;
+    int num_tiles = linear_cross_entropy_tiles(g.Vp);
+    Op op(stream, ((double)g.N * (g.C + g.Vp) + (double)g.Vp * g.C) * sizeof(floatX), 2.0 * g.N * g.C * g.Vp,
+          "matmul_forward %d -> %d, loss", g.C, g.Vp);
+    launch_early(linear_cross_entropy_shift_kernel2, ceil_div(g.N, 8), 256, 0, stream, shifts, (const floatX*)g.inp,
+                 g.weight, g.targets, g.N, g.C);
+    gemm(GemmArgs{g.logits, NULL, g.inp, g.weight, NULL, g.N, g.Vp, g.C}, GemmRatios{shifts, sums, g.N, g.V}, stream);
+    launch_early(linear_cross_entropy_finish_kernel2, ceil_div(g.N, 32), 256, 0, stream, g.logits, g.losses,
+                 (const float*)sums, g.targets, num_tiles, g.N, g.Vp, g.dloss != NULL);
+}
+
+void linear_cross_entropy_backward2(const LinearCrossEntropy& g, floatX* dinp, float* dweight, bool accumulate,
+                                    cudaStream_t stream) {
+    linear_cross_entropy_scale2(g.inp, g, stream);
+    linear_cross_entropy_backward1(g, dinp, dweight, accumulate, stream);
+    linear_cross_entropy_scale2(dinp, g, stream);
+}
+#endif
+
+// The number of the kernel for this device, binary and shape: 2 where the product is gemm()'s.
+inline int linear_cross_entropy_choice(int N, int C, int Vp) {
+#if defined(ENABLE_BF16)
+    return matmul_forward_choice(N, C, Vp) == 21 ? 2 : 1;
+#else
+    (void)N, (void)C, (void)Vp;
+    return 1;
+#endif
+}
+
+// Floats of scratch for the forward pass.
+size_t linear_cross_entropy_scratch(int N, int C, int Vp) {
+#if defined(ENABLE_BF16)
+    if (linear_cross_entropy_choice(N, C, Vp) == 2) { return (size_t)N * (1 + linear_cross_entropy_tiles(Vp)); }
+#endif
+    (void)N, (void)C, (void)Vp;
+    return 0;
+}
+
+// losses (N) = log(sum(exp(logits))) - logits[target] over the first V of the Vp columns of inp (N,C) weight (Vp,C)^T | targets (N),
+// each in [0,V) | dloss (1) | logits (N,Vp) is memory: with dloss for what linear_cross_entropy_backward needs; if dloss is NULL,
+// an increasing function of the logits is left there | scratch (linear_cross_entropy_scratch(N, C, Vp))
+void linear_cross_entropy_forward(floatX* logits, float* losses, float* scratch, const floatX* inp,
+                                  const floatX* weight, const int* targets, const float* dloss, int N, int C, int V,
+                                  int Vp, cudaStream_t stream) {
+    require(C % 8 == 0 && Vp % 8 == 0 && 1 <= V && V <= Vp);
+    LinearCrossEntropy g = {logits, losses, scratch, (floatX*)inp, weight, targets, dloss, N, C, V, Vp};
+#if defined(ENABLE_BF16)
+    if (linear_cross_entropy_choice(N, C, Vp) == 2) { return linear_cross_entropy_forward2(g, stream); }
+#endif
+    linear_cross_entropy_forward1(g, stream);
+}
+
+// dinp (N,C) = dlogits weight, dweight (Vp,C) = dlogits^T inp, or += if accumulate, where dlogits = (softmax(logits) -
+// onehot(target)) * dloss. Call after the forward pass with dloss, whose logits, losses, inp and weight these are; inp is
+// overwritten | scratch (matmul_backward_weight_scratch(N, C, Vp))
+void linear_cross_entropy_backward(floatX* dinp, float* dweight, float* scratch, floatX* logits, float* losses,
+                                   floatX* inp, const floatX* weight, const float* dloss, int N, int C, int Vp,
+                                   bool accumulate, cudaStream_t stream) {
+    LinearCrossEntropy g = {logits, losses, scratch, inp, weight, NULL, dloss, N, C, Vp, Vp};
+#if defined(ENABLE_BF16)
+    if (linear_cross_entropy_choice(N, C, Vp) == 2) {
+        return linear_cross_entropy_backward2(g, dinp, dweight, accumulate, stream);
+    }
+#endif
+    linear_cross_entropy_backward1(g, dinp, dweight, accumulate, stream);
+}
+// ==== end promoted: linear_cross_entropy ====
 
 // ==== promoted: mean_loss ====
 // A single block adds all losses, so that the order of the sum is fixed. It takes a few microseconds for 64 KB.

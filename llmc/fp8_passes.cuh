@@ -163,8 +163,8 @@ static void gpt2_backward_fp8(GPT2* model, int B, int T, bool first) {
     if (first) { zero_gradients(model); }
 
     if (m.stage < FP8_HEAD) {
-        matmul_backward(dbtc, g->wte, scratch, acts->logits, acts->lnf, p->wte, BT, C, config->padded_vocab_size, add,
-                        stream);
+        linear_cross_entropy_backward(dbtc, g->wte, scratch, acts->logits, acts->losses, acts->lnf, p->wte,
+                                      &model->state->dloss, BT, C, config->padded_vocab_size, add, stream);
     }
     const floatX* residual = layer_activations(*acts, config, B, T, L).residual;
     layernorm_backward(dresidual, layer_parameters(*g, config, L - 1).fcprojb, g->lnfw, g->lnfb, scratch, dbtc, NULL,

@@ -151,6 +151,17 @@ __device__ inline float exp2_approx(float x) {
     return y;
 }
 
+// The smaller of two numbers, NaN if one is NaN: fminf() would return the other.
+__device__ inline float min_or_nan(float x, float y) {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
+    float z;
+    asm("min.NaN.f32 %0, %1, %2;" : "=f"(z) : "f"(x), "f"(y));
+    return z;
+#else
+    return x <= y ? x : y < x ? y : NAN;
+#endif
+}
+
 // ==== sm_90a: TMA copies, mbarriers, wgmma. Names, shapes and layouts: the PTX ISA, sections "cp.async.bulk.tensor",
 // "mbarrier", "wgmma". Compiled for anything but sm_90a these wrappers execute a trap. ================================
 

@@ -27,6 +27,8 @@
 #include "bench.h"
 #include "../../llmc/ptx.cuh"
 
+#ifndef PROMOTED_ONLY // set by other ops that include this file for its promoted kernels alone
+
 // ---- kernel 1: one block per row, three passes: maximum, sum, gradient ----
 
 __global__ void __launch_bounds__(1024)
@@ -86,6 +88,7 @@ void fused_classifier2(floatX* logits, float* losses, const int* targets, const 
     fused_classifier_kernel2<<<N, block_size, 0, stream>>>(logits, losses, targets, dloss, V, Vp);
     cudaCheck(cudaGetLastError());
 }
+#endif
 
 // ---- kernel 3: 128-bit vectors; the row is read twice, both times from its start ----
 
@@ -128,6 +131,8 @@ __device__ inline int fused_classifier_owner(int target, int tail) {
     return target < tail ? target / x128::size % (int)blockDim.x : target - tail;
 }
 // ==== end promoted: fused_classifier ====
+
+#ifndef PROMOTED_ONLY
 
 // The end of kernels 3 to 5 and 8: writes the gradient of the tail (columns after the last whole vector), zeros from V
 // on, the target's gradient and the loss. x_tail: this thread's logit in the tail; correct: the target's logit.
@@ -252,6 +257,7 @@ void fused_classifier5(floatX* logits, float* losses, const int* targets, const 
     fused_classifier_kernel5<<<N, block_size, shared, stream>>>(logits, losses, targets, dloss, V, Vp);
     cudaCheck(cudaGetLastError());
 }
+#endif
 
 // ---- kernel 6: the row is read twice, the second time backwards, because its end is still in the caches ----
 
@@ -314,11 +320,14 @@ __global__ void __launch_bounds__(1024)
 }
 // ==== end promoted: fused_classifier ====
 
+#ifndef PROMOTED_ONLY
+
 void fused_classifier6(floatX* logits, float* losses, const int* targets, const float* dloss, int N, int V, int Vp,
                        cudaStream_t stream, int block_size) {
     fused_classifier_kernel6<<<N, block_size, 0, stream>>>(logits, losses, targets, dloss, V, Vp);
     cudaCheck(cudaGetLastError());
 }
+#endif
 
 // ---- kernel 7: the row is read once, by cp.async into shared memory, and summed while its rest is in flight ----
 
@@ -394,6 +403,8 @@ void fused_classifier(floatX* logits, float* losses, const int* targets, const f
     fused_classifier(logits, losses, targets, dloss, N, V, Vp, stream, config);
 }
 // ==== end promoted: fused_classifier ====
+
+#ifndef PROMOTED_ONLY
 
 // The promoted launcher; block size 0 is its default.
 void fused_classifier7(floatX* logits, float* losses, const int* targets, const float* dloss, int N, int V, int Vp,
@@ -651,3 +662,4 @@ int main(int argc, char** argv) {
         argc, argv, "fused_classifier", declare, {8, 1024, 768, 12, 50257},
         {{1, 1, 0, 0, 1}, {1, 3, 0, 0, 11}, {2, 5, 0, 0, 1000}, {1, 7, 0, 0, 50257}, {1, 2, 0, 0, 130001}});
 }
+#endif

@@ -47,7 +47,8 @@ enum {
     GEMM_NO_BIAS = 32,       // bias is NULL: y is the accumulator
     GEMM_SLOPE = 128,        // with GEMM_GELU and GEMM_SECOND: `second` gets gelu'(y) instead of y
     GEMM_MULTIPLY = 256,     // only with GEMM_RESIDUAL, which is not added: out = y * residual
-    GEMM_SUMS = 64           // the columns of each tile of out are also summed, before they are rounded: GemmBiasSums
+    GEMM_SUMS = 64,          // the columns of each tile of out are also summed, before they are rounded: GemmBiasSums
+    GEMM_ROW_SUMS = 512      // the rows of each tile of out are also summed, before they are rounded: store_row_sum()
 };
 
 // The epilogue y = accumulator + bias. Every epilogue has three types for its other inputs: Row is the data of one row,
@@ -323,7 +324,8 @@ template <class G, class Epilogue> __device__ inline void
 gemm_load_columns(GemmColumns<G, Epilogue>& columns, const Epilogue& epilogue, int column, int N) {
 #pragma unroll
     for (int q = 0; q < G::COLUMNS / 64; q++) {
-        columns.pairs[q] = epilogue.pair(min(column + 64 * q + (int)threadIdx.x % 32 * 2, N - 2));
+        int pair = column + 64 * q + (int)threadIdx.x % 32 * 2; // columns past the end must not count in a row's sum
+        columns.pairs[q] = epilogue.pair(Epilogue::EXTRAS & GEMM_ROW_SUMS ? pair : min(pair, N - 2));
     }
 }
 
@@ -394,10 +396,12 @@ __device__ inline void gemm_store(float (&sum)[G::PARTS][G::COLUMNS / 2], const 
     constexpr bool has_second = Epilogue::EXTRAS & GEMM_SECOND, has_residual = Epilogue::EXTRAS & GEMM_RESIDUAL;
     static_assert(!has_second || !has_residual, "they share the boxes");
     constexpr bool has_sums = Epilogue::EXTRAS & GEMM_SUMS, has_bias = !(Epilogue::EXTRAS & GEMM_NO_BIAS);
+    constexpr bool has_row_sums = Epilogue::EXTRAS & GEMM_ROW_SUMS;
     constexpr int num_columns = G::COLUMNS / 64, num_boxes = G::PARTS * num_columns, ahead = G::BOXES / 2;
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32 - 4, first_box = box;
     float sums[num_columns]
-              [16]; // with GEMM_SUMS only: the columns summed over this lane's rows, see fragment_column_sums
+              [16];    // with GEMM_SUMS only: the columns summed over this lane's rows, see fragment_column_sums
+    float row_sums[2]; // with GEMM_ROW_SUMS only: two rows, 8 apart, summed over this lane's columns
     // this lane's 16 bytes in a box, for stmatrix on columns 0 to 15: row lane % 16, chunk lane / 16. The swizzle XORs
     // the row into the chunk, so 16 * p columns further is the address ^ p << 5.
     uint32_t lane_at = lane % 16 * 128 + (lane / 16 ^ lane % 8) * 16;
@@ -408,6 +412,7 @@ __device__ inline void gemm_store(float (&sum)[G::PARTS][G::COLUMNS / 2], const 
         int box_row = row + 64 * m, box_column = column + 64 * q;
         for (int half = 0; q == 0 && half < 2; half++) {
             rows[half] = epilogue.row(min(box_row + 8 * half + lane / 4, M - 1));
+            row_sums[half] = 0.0f;
         }
         int slot = box % G::BOXES, second_slot = (box + 1) % G::BOXES;
         if (has_residual) {
@@ -466,6 +471,10 @@ __device__ inline void gemm_store(float (&sum)[G::PARTS][G::COLUMNS / 2], const 
                         total = m == 0 ? x : total + x;
                     }
                 }
+                if constexpr (has_row_sums) {
+#pragma unroll
+                    for (int i = 0; i < 4; i++) { row_sums[i / 2] += v[i]; }
+                }
                 gemm_pack(out + 2 * j, v);
             }
             stmatrix_x4(at ^ p << 5, out);
@@ -479,6 +488,14 @@ __device__ inline void gemm_store(float (&sum)[G::PARTS][G::COLUMNS / 2], const 
             tma_store_commit();
         }
         box += has_second ? 2 : 1;
+        if constexpr (has_row_sums) {
+            for (int half = 0; q == num_columns - 1 && half < 2; half++) { // four lanes have the columns of a row
+                float sum = row_sums[half];
+                for (int i = 1; i <= 2; i *= 2) { sum += __shfl_xor_sync(0xFFFFFFFFu, sum, i); }
+                int at_row = box_row + 8 * half + lane / 4;
+                if (lane % 4 == 0 && at_row < M) { epilogue.store_row_sum(at_row, column / G::COLUMNS, sum); }
+            }
+        }
     }
     if constexpr (has_sums) { gemm_store_sums<G>(sums, epilogue.to, smem, row, column, M); }
 }

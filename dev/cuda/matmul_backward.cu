@@ -40,6 +40,7 @@
                                   gelu' and overwrites dweight, 2 is 0 with the bias gradient (kernel 7 only), 3 is 1 with
                                   the sums of dinp's columns, the bias gradient of the layer before (kernels 11, 12), 4 is 3
                                   with gelu' itself as input, which matmul_forward 22 saves (kernel 13)  */
+#ifndef PROMOTED_ONLY // an op that includes this file has included these before
 #define PROMOTED_ONLY
 #include "adamw.cu"
 #include "gelu_backward.cu"
@@ -48,9 +49,12 @@
 #include "matmul_backward_bias.cu"
 #include "matmul_forward.cu"
 #undef PROMOTED_ONLY
+#endif
 #include "../../llmc/cublas_common.cuh"
 #include "../../llmc/ptx.cuh"
 #include "bench.h"
+
+#ifndef PROMOTED_ONLY // set by other ops that include this file for its promoted kernels alone
 
 // ---- shared by the kernels: both gradients are products a b with row-major b (K,N); a is row- or column-major ----
 // Loops over register arrays are unrolled by a pragma: an array with an index that the compiler does not know would be
@@ -416,6 +420,7 @@ void matmul_backward5(const MatmulBackwardArgs& g, float* scratch, cudaStream_t 
 }
 
 #endif
+#endif
 
 // ---- kernel 6: cuBLASLt, algorithms timed once per shape ----
 
@@ -454,6 +459,8 @@ void matmul_backward_weight6(float* dweight, const floatX* dout, const floatX* i
 }
 // ==== end promoted: matmul_backward ====
 
+#ifndef PROMOTED_ONLY
+
 // ---- kernel 7: cuBLASLt; dweight's epilogue also sums dout over its rows, so the bias gradient needs no extra read --
 
 // Returns false if the library has no such algorithm.
@@ -470,6 +477,7 @@ static bool matmul_backward7(const MatmulBackwardArgs& g, float* dbias, cudaStre
     call.bias_grad = dbias;
     return cublaslt_matmul(call, stream);
 }
+#endif
 
 // ---- kernel 8: gemm.cuh for dinp with gelu' on the accumulators in registers, hidden behind the next tile's products ----
 // matmul_backward_input() uses it where it is faster than kernel 6.
@@ -933,6 +941,8 @@ void matmul_backward_weight(float* dweight, float* scratch, const floatX* dout, 
 }
 // ==== end promoted: matmul_backward ====
 
+#ifndef PROMOTED_ONLY
+
 #if !defined(ENABLE_FP32)
 void matmul_backward_weight9(float* dweight, const floatX* dout, const floatX* inp, int N, int C, int OC,
                              bool accumulate, cudaStream_t stream, int max_clusters) {
@@ -1136,3 +1146,4 @@ int main(int argc, char** argv) {
                        with_kind(4, {1, 77, 200, 1, 96}),
                        with_kind(4, {2, 463, 776, 1, 136})});
 }
+#endif

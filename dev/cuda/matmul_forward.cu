@@ -1242,11 +1242,40 @@ void matmul_forward_float(float* out, const floatX* inp, const floatX* weight, i
     bool supported = cublaslt_matmul(call, stream);
     require(supported);
 }
+
+// out (N,OC) = product (N,OC) + bias (OC) + residual (N,OC). A thread per vector.
+__global__ void matmul_forward_add_kernel19(floatX* out, const float* product, const floatX* bias,
+                                            const floatX* residual, int N, int OC) {
+    grid_launch_dependents();
+    grid_wait_dependency();
+    size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * x128::size;
+    if (i >= (size_t)N * OC) { return; }
+    auto b = to_floats(load128(bias + i % OC)), r = to_floats(load128(residual + i));
+    x128 y;
+#pragma unroll
+    for (int k = 0; k < x128::size; k += 4) {
+        f128 part = load128cs(product + i + k);
+        for (int j = 0; j < 4; j++) { y[k + j] = (floatX)(part[j] + b[k + j] + r[k + j]); }
+    }
+    store128(out + i, y);
+}
+
+// out (N,OC) = inp (N,C) weight (OC,C)^T + bias (OC) + residual (N,OC), rounded once, where cuBLASLt rounds the product to floatX
+// before it adds the residual. product (N,OC) is scratch; residual may be out.
+void matmul_forward_residual(floatX* out, float* product, const floatX* inp, const floatX* weight, const floatX* bias,
+                             const floatX* residual, int N, int C, int OC, cudaStream_t stream, int block_size) {
+    require(OC % 8 == 0);
+    matmul_forward_float(product, inp, weight, N, C, OC, stream);
+    unsigned num_blocks = (unsigned)ceil_div((size_t)N * OC, (size_t)block_size * x128::size);
+    launch_early(matmul_forward_add_kernel19, num_blocks, block_size, 0, stream, out, (const float*)product, bias,
+                 residual, N, OC);
+}
 // ==== end promoted: matmul_forward ====
 
 #ifndef PROMOTED_ONLY // another op that includes this file uses its promoted kernels only
 
 // ---- kernel 19: cuBLASLt for the product alone, in float; a second kernel is the epilogue ----
+// The form for a residual is part of train_gpt2.cu: with it, texts side by side are as those alone.
 
 __global__ void matmul_forward_finish_kernel19(MatmulForwardArgs f, const float* product) {
     size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * x128::size;
@@ -1262,6 +1291,10 @@ __global__ void matmul_forward_finish_kernel19(MatmulForwardArgs f, const float*
 
 // product (N,OC) is scratch, in float: rounded to 16 bits it would lose accuracy where the bias cancels it
 void matmul_forward19(const MatmulForwardArgs& f, float* product, cudaStream_t stream, int block_size) {
+    if (f.residual) {
+        return matmul_forward_residual(f.out, product, f.inp, f.weight, f.bias, f.residual, f.N, f.C, f.OC, stream,
+                                       block_size);
+    }
     matmul_forward_float(product, f.inp, f.weight, f.N, f.C, f.OC, stream);
     unsigned num_blocks = (unsigned)ceil_div((size_t)f.N * f.OC, (size_t)block_size * x128::size);
     matmul_forward_finish_kernel19<<<num_blocks, block_size, 0, stream>>>(f, product);

@@ -112,6 +112,7 @@ inline float emulation_flushed(float x) { return fabsf(x) < 1.17549435e-38f ? 0.
 inline float exp2_approx(float x) { return emulation_flushed(exp2f(x)); }
 inline float rcp_approx(float x) { return emulation_flushed(1.0f / emulation_flushed(x)); }
 inline float tanh_approx(float x) { return tanhf(x); }
+inline float min_or_nan(float x, float y) { return x <= y ? x : y < x ? y : NAN; }
 
 inline int warp_uniform(int x) { return __reduce_max_sync(0xFFFFFFFFu, x); }
 inline void named_barrier_sync(int id, int threads) { emulation_named_barrier(id, threads, true); }
