@@ -43,7 +43,7 @@ recipe() { # SIZE
     case $1 in
     124M)
         data=fineweb10B prefix=fineweb most_shards=103 name=muon
-        depth=12 channels=768 rate=6e-4 steps=19560 micro=64 save=1000 tokens_per_second=675000 sequence_gb=0.4156
+        depth=12 channels=768 rate=6e-4 steps=19560 micro=64 save=1000 tokens_per_second=691000 sequence_gb=0.4156
         published='1000:4.3170 5000:3.5535 10000:3.3924 15000:3.3003 19560:3.2722'
         source="llm.c on 8 H100, modded-nanogpt's records/track_1_short/2024-10-13_llmc"
         ;;

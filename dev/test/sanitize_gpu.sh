@@ -76,6 +76,7 @@ shapes() {
     global_norm) echo "-B 2 -T 17 -C 777" ;;
     matmul_adamw) printf '%s\n' "-B 1 -T 300 -C 64 -V 200" "-B 1 -T 130 -C 136 -V 264 --kind 1" ;;
     ffn | gelu_linear | layernorm_linear | linear_gelu) echo "-B 1 -T 130 -C 136" ;; # two tiles of rows
+    linear_cross_entropy) echo "-B 2 -T 65 -C 64 -V 1000" ;; # two tiles of rows, six of columns
     fused_attention_*) printf '%s\n' "-B 1 -T 17 -C 768 -NH 12" "-B 2 -T 130 -C 384 -NH 6" ;;
     transformer_block) echo "-B 1 -T 130 -C 384 -NH 6" ;;
     attention_forward) # the last shape wraps around the rings of the kernels that have one
