@@ -636,9 +636,26 @@ static void test_shapes(void) {
     }
 }
 
+// The same for the embedding of a token that does not occur, with GPT-2's vocabulary: in bf16 on Hopper its head is another kernel.
+static void check_nan_in_head(void) {
+    GPT2 model;
+    GPT2Config config = {64, 50257, padded_vocab(50257), 1, 1, 64};
+    std::vector<int> tokens;
+    open_random(&model, &config, 4, 64, &tokens);
+    set_tokens(&model, tokens.data(), tokens.data() + 1, 256);
+    check(isfinite(run_pass(&model, 4, 64)) && isfinite(gradient_norm(&model)));
+    int absent = 0;
+    while (std::find(tokens.begin(), tokens.end(), absent) != tokens.end()) { absent++; }
+    floatX nan = (floatX)NAN;
+    cudaCheck(cudaMemcpy(model.params.wte + (size_t)absent * 64, &nan, sizeof(nan), cudaMemcpyHostToDevice));
+    check(isnan(run_pass(&model, 4, 64)) && isnan(gradient_norm(&model)));
+    gpt2_free(&model);
+}
+
 // a NaN in any weight tensor makes loss and norm not finite, and the update then changes no weight
 static void test_nan_is_seen(void) {
     if (!have_gpu()) { return; }
+    check_nan_in_head();
     GPT2 model;
     int *inputs = golden_ints("input_ids"), *targets = golden_ints("targets");
     open_fixture(&model, 4);
@@ -908,6 +925,8 @@ static void check_cache(GPT2* model, const int* tokens, const std::vector<CacheC
         generator_allocate(&g, model, B, text_queue_pass_tokens(&q, B), text_queue_capacity(&q));
         // or nothing tests the one launch
         check((g.packed != NULL) == decode_layers_runs(B, C, model->config.num_heads, g.cache.capacity));
+        // generator_matmul has a product of C columns in the memory of the logits, which attention's follows
+        check((char*)g.attention_scratch - (char*)g.logits >= (ptrdiff_t)(sizeof(float) * B * C));
         generator_fill(&g, model, &greedy, &q);
         text_queue_close(&q);
         for (int t = prefill - 1;; t++) {
@@ -934,6 +953,12 @@ static void test_cache(void) {
     open_fixture(&model, 4);
     check_cache(&model, tokens, {{1, 1}, {1, 41}, {2, 21}, {4, 1}, {8, 41}, {16, 21}, {33, 48}, {64, 41}});
     free(tokens);
+    gpt2_free(&model);
+    // more channels than tokens in the vocabulary, and so many texts that products go through scratch memory
+    GPT2Config config = {64, 60, 128, 2, 4, 256};
+    std::vector<int> few;
+    open_random(&model, &config, 4, 64, &few);
+    check_cache(&model, few.data(), {{9, 21}, {70, 21}});
     gpt2_free(&model);
 }
 

@@ -125,7 +125,7 @@ void matmul_forward_float(float* out, const floatX* inp, const floatX* weight, i
                           cudaStream_t stream);
 // out (N,OC) = inp weight^T + bias + residual, as matmul_forward, but rounded once. product (N,OC) is scratch.
 void matmul_forward_residual(floatX* out, float* product, const floatX* inp, const floatX* weight, const floatX* bias,
-                             const floatX* residual, int N, int C, int OC, cudaStream_t stream, int block_size);
+                             const floatX* residual, int N, int C, int OC, cudaStream_t stream);
 // dinp (N,C) = dout (N,OC) weight (OC,C). If saved.tensor (N,C) is not NULL, dinp is multiplied by GELU's slope, and
 // dinp_sums (C), which may be NULL, += the column sums of dinp.
 void matmul_backward_input(floatX* dinp, float* dinp_sums, float* scratch, const floatX* dout, const floatX* weight,
@@ -156,8 +156,9 @@ void gelu_forward(floatX* out, const floatX* inp, size_t n, cudaStream_t stream)
 // (1, device memory) is not NULL, the logits are overwritten by their gradients, (softmax - onehot(target)) * dloss.
 void fused_classifier(floatX* logits, float* losses, const int* targets, const float* dloss, int N, int V, int Vp,
                       cudaStream_t stream);
-// The head and its loss: losses (N) of the logits inp (N,C) weight (Vp,C)^T, as by fused_classifier. The memory of logits (N,Vp) is
-// filled with what linear_cross_entropy_backward needs; if dloss is NULL, with an increasing function of the logits.
+// The head and its loss: losses (N) of the logits inp (N,C) weight (Vp,C)^T, as by fused_classifier. logits (N,Vp) is memory for what
+// linear_cross_entropy_backward needs; if dloss is NULL, the largest of the first V numbers in a row of it is at the largest logit.
+// In bf16 on Hopper, a logit counts as at most 97 larger than the target's.
 void linear_cross_entropy_forward(floatX* logits, float* losses, float* scratch, const floatX* inp,
                                   const floatX* weight, const int* targets, const float* dloss, int N, int C, int V,
                                   int Vp, cudaStream_t stream);
@@ -224,7 +225,7 @@ struct Activations {
     floatX* dbtc;      // (B, T, C), in the memory of projected
     floatX* dqkv;      // (B, T, 3*C), in the memory of logits, whose gradients are not needed any more
     floatX* dfch;      // (B, T, 4*C), in the memory of logits, too
-    float* scratch;    // for one operation at a time
+    float* scratch;    // for one operation at a time; without training for the loss
     // 1: every layer has its own tensor; 0: all share one. keep_gelu is for those marked [1], keep_norm for [2], keep for others
     size_t keep, keep_gelu, keep_norm;
     // set by layer_activations: (B, T, C), the residual stream that enters the layer: encoded, or the previous residual3
@@ -318,8 +319,8 @@ static void gpt2_forward(GPT2* model, Activations* acts, int B, int T, bool trai
                       stream);
 }
 
-// Call after gpt2_forward. Computes the losses of all B x T tokens; state->loss += scale * sum of the losses. In training, they
-// are multiplied by state->dloss in gpt2_backward.
+// Call after gpt2_forward. Computes the losses of all B x T tokens; state->loss += scale * sum of the losses. gpt2_backward scales
+// the gradients by state->dloss.
 static void gpt2_loss(GPT2* model, Activations* acts, int B, int T, bool training, float scale) {
     int V = model->config.vocab_size, Vp = model->config.padded_vocab_size, C = model->config.channels, BT = B * T;
     const float* dloss = training ? &model->state->dloss : NULL;
@@ -744,7 +745,7 @@ static size_t generator_plan(Plan* plan, Generator* g, const GPT2Config* config,
     plan_add(plan, group, &g->qkv, B * 3 * C);
     plan_add(plan, group, &g->atty, B * C);
     plan_add(plan, group, &g->fch, B * 4 * C);
-    plan_add(plan, group, &g->logits, B * Vp);
+    plan_add(plan, group, &g->logits, B * std::max(Vp, C)); // also a product of C columns: generator_matmul
     plan_add(plan, group, &g->attention_scratch, decode_attention_scratch(B, (int)C, config->num_heads, capacity));
     plan_add(plan, group, &g->sample_scratch, decode_sample_scratch(B));
     if (packed) {
@@ -883,7 +884,7 @@ static void generator_matmul(Generator* g, const GPT2* model, floatX* out, const
         layernorm_forward(g->acts.lnf, g->acts.lnf_mean, g->acts.lnf_rstd, x, norm_weight, norm_bias, n, C, stream);
         x = g->acts.lnf;
     }
-    if (residual) { return matmul_forward_residual(out, g->logits, x, weight, bias, residual, n, C, OC, stream, 256); }
+    if (residual) { return matmul_forward_residual(out, g->logits, x, weight, bias, residual, n, C, OC, stream); }
     matmul_forward(out, gelu ? GeluSaved::nothing() : GeluSaved(), x, weight, bias, NULL, n, C, OC, stream);
 }
 
@@ -3104,7 +3105,9 @@ enum {
     GEMM_SLOPE = 128,        // with GEMM_GELU and GEMM_SECOND: `second` gets gelu'(y) instead of y
     GEMM_MULTIPLY = 256,     // only with GEMM_RESIDUAL, which is not added: out = y * residual
     GEMM_SUMS = 64,          // the columns of each tile of out are also summed, before they are rounded: GemmBiasSums
-    GEMM_ROW_SUMS = 512      // the rows of each tile of out are also summed, before they are rounded: store_row_sum()
+    // Each row of each tile of out is also summed, before it is rounded, and given to store_row_sum(row, column tile, sum) by one
+    // lane. pair() is also called for columns past the end, where value() must be 0.
+    GEMM_ROW_SUMS = 512
 };
 
 // The epilogue y = accumulator + bias. Every epilogue has three types for its other inputs: Row is the data of one row,
@@ -3380,8 +3383,8 @@ template <class G, class Epilogue> __device__ inline void
 gemm_load_columns(GemmColumns<G, Epilogue>& columns, const Epilogue& epilogue, int column, int N) {
 #pragma unroll
     for (int q = 0; q < G::COLUMNS / 64; q++) {
-        int pair = column + 64 * q + (int)threadIdx.x % 32 * 2; // columns past the end must not count in a row's sum
-        columns.pairs[q] = epilogue.pair(Epilogue::EXTRAS & GEMM_ROW_SUMS ? pair : min(pair, N - 2));
+        int at = column + 64 * q + (int)threadIdx.x % 32 * 2;
+        columns.pairs[q] = epilogue.pair(Epilogue::EXTRAS & GEMM_ROW_SUMS ? at : min(at, N - 2));
     }
 }
 
@@ -3545,7 +3548,7 @@ __device__ inline void gemm_store(float (&sum)[G::PARTS][G::COLUMNS / 2], const 
         }
         box += has_second ? 2 : 1;
         if constexpr (has_row_sums) {
-            for (int half = 0; q == num_columns - 1 && half < 2; half++) { // four lanes have the columns of a row
+            for (int half = 0; q == num_columns - 1 && half < 2; half++) { // a row is spread over four lanes
                 float sum = row_sums[half];
                 for (int i = 1; i <= 2; i *= 2) { sum += __shfl_xor_sync(0xFFFFFFFFu, sum, i); }
                 int at_row = box_row + 8 * half + lane / 4;
@@ -3739,6 +3742,10 @@ void matmul_forward_residual(floatX* out, float* product, const floatX* inp, con
     unsigned num_blocks = (unsigned)ceil_div((size_t)N * OC, (size_t)block_size * x128::size);
     launch_early(matmul_forward_add_kernel19, num_blocks, block_size, 0, stream, out, (const float*)product, bias,
                  residual, N, OC);
+}
+void matmul_forward_residual(floatX* out, float* product, const floatX* inp, const floatX* weight, const floatX* bias,
+                             const floatX* residual, int N, int C, int OC, cudaStream_t stream) {
+    matmul_forward_residual(out, product, inp, weight, bias, residual, N, C, OC, stream, 256);
 }
 
 // Arguments as for matmul_forward.
@@ -7437,7 +7444,7 @@ struct LinearCrossEntropy {
     floatX* logits;       // (N,Vp): memory for what the forward pass leaves for the backward pass
     float* losses;        // (N)
     float* scratch;       // forward: (linear_cross_entropy_scratch); backward: (matmul_backward_weight_scratch)
-    floatX* inp;          // (N,C); only the backward pass writes to it
+    floatX* inp;          // (N,C); the backward pass overwrites it
     const floatX* weight; // (Vp,C)
     const int* targets;   // (N), for the forward pass
     const float* dloss;   // (1), or NULL if no backward pass follows
@@ -7460,19 +7467,19 @@ void linear_cross_entropy_backward1(const LinearCrossEntropy& g, floatX* dinp, f
 // element is known, so a classifier reads all logits and writes them again. But the sum is one number for the row, and a factor
 // of a row can wait. The product's epilogue stores
 //
-//     ratio[i][v] = exp(logits[i][v] - logits[i][target]) / RATIO_UNIT
+//     ratio[i][v] = RATIO_UNIT * exp(logits[i][v] - logits[i][target])
 //
-// whose rounding error is that of dlogits, and sums each row. One more number of each row is known when the sum is: at the
-// target's column, ratio - sum. Then dlogits[i][v] = ratio[i][v] * dloss / sum[i], and the two products that follow need that
-// factor in tensors that are small, inp for dweight and the result for dinp.
+// and sums each row. Rounding a ratio to bf16 costs the same relative error as rounding dlogits. The target's column needs
+// ratio - sum, which the third kernel writes once the sum is known. Then dlogits[i][v] = ratio[i][v] * dloss / sum[i]. This
+// factor of row i multiplies two small tensors instead: inp, before the product for dweight, and dinp, after its product.
 //
-// The target's logit, computed before, stands for the maximum that softmax usually subtracts. RATIO_UNIT = 2^40 and the upper
-// limit of 2^100 place what bf16 can hold, 2^-126 to 2^127, around it: a logit counts as at most 97 larger than the target's,
-// and is left out if it is 60 smaller.
+// The target's logit, computed before, stands in for the maximum that softmax usually subtracts. Its ratio is RATIO_UNIT = 2^-40,
+// the largest is limited to 2^100, and below 2^-126 a ratio is 0, so that ratios, their sums and the products fit bf16's range,
+// which is that of fp32. 2^140 is exp(97), 2^86 is exp(60).
 #if defined(ENABLE_BF16)
-constexpr float RATIO_LOG2 = 40.0f, RATIO_LIMIT = 100.0f; // log2 of RATIO_UNIT, and of the largest ratio
+constexpr float RATIO_UNIT = 0x1p-40f, RATIO_LOG2_UNIT = -40.0f, RATIO_LOG2_MAX = 100.0f;
 
-// shifts (N) = -log2(e) * logit of the target - RATIO_LOG2. A warp per row.
+// shifts (N) = log2(RATIO_UNIT) - log2(e) * logit of the target. A warp per row.
 __global__ void linear_cross_entropy_shift_kernel2(float* shifts, const floatX* inp, const floatX* weight,
                                                    const int* targets, int N, int C) {
     grid_launch_dependents();
@@ -7486,10 +7493,10 @@ __global__ void linear_cross_entropy_shift_kernel2(float* shifts, const floatX* 
         for (int e = 0; e < x128::size; e++) { logit += a[e] * b[e]; }
     }
     logit = warp_sum(logit);
-    if (lane == 0) { shifts[row] = -LOG2E * logit - RATIO_LOG2; }
+    if (lane == 0) { shifts[row] = RATIO_LOG2_UNIT - LOG2E * logit; }
 }
 
-// The epilogue for gemm(): ratios, and the sums of their rows in each tile of columns.
+// The epilogue for gemm(): ratios, and the sum of each row in each tile of columns.
 struct GemmRatios {
     static constexpr int EXTRAS = GEMM_ROW_SUMS;
     const float* shifts; // (N)
@@ -7498,8 +7505,8 @@ struct GemmRatios {
 
     typedef float Row;
     typedef uint32_t Pair;
-    typedef float Column; // 0, or -infinity from column V on
-    __device__ Row row(int i) const { return __ldg(shifts + i); }
+    typedef float Column;                                 // 0, or -infinity from column V on
+    __device__ Row row(int i) const { return shifts[i]; } // the kernel before writes them, so not __ldg()
     __device__ Pair pair(int column) const {
         return pack_16x2(column < V ? 0.0f : -INFINITY, column + 1 < V ? 0.0f : -INFINITY, floatX());
     }
@@ -7508,7 +7515,7 @@ struct GemmRatios {
         c[0] = x.x, c[1] = x.y;
     }
     __device__ float value(float sum, const Row& shift, const Column& c) const {
-        return exp2_approx(min_or_nan(fmaf(sum, LOG2E, shift) + c, RATIO_LIMIT));
+        return exp2_approx(min_or_nan(fmaf(sum, LOG2E, shift) + c, RATIO_LOG2_MAX));
     }
     __device__ void store_row_sum(int i, int tile, float sum) const { sums[(size_t)tile * N + i] = sum; }
 };
@@ -7531,19 +7538,19 @@ __global__ void __launch_bounds__(256)
     __syncthreads();
     if (warp > 0 || row >= N) { return; }
     for (int w = 1; w < 8; w++) { sum += shared[w][lane]; }
-    const float unit = 0x1p40f; // 2^RATIO_LOG2
-    // log1pf as in fused_classifier; times the unit, a large sum would overflow
-    losses[row] = sum < 0x1p80f ? log1pf(sum * unit - 1.0f) : log1pf(sum - 1.0f) + RATIO_LOG2 / LOG2E;
-    if (backward_follows) { ratios[(size_t)row * Vp + targets[row]] = (floatX)(1.0f / unit - sum); }
+    // log1pf because logf() under --use_fast_math is less exact near 1; a large sum divided by the unit would overflow
+    float loss = sum < 0x1p80f ? log1pf(sum / RATIO_UNIT - 1.0f) : log1pf(sum - 1.0f) - RATIO_LOG2_UNIT / LOG2E;
+    losses[row] = loss < 0.0f ? 0.0f : loss; // by rounding of the shift; NaN stays
+    if (backward_follows) { ratios[(size_t)row * Vp + targets[row]] = (floatX)(RATIO_UNIT - sum); }
 }
 
-// x (N,C) *= dloss / sum of the row's ratios, which is dloss * 2^RATIO_LOG2 * exp(-loss). A warp per row.
+// x (N,C) *= dloss / sum of the row's ratios, which is dloss / RATIO_UNIT * exp(-loss). A warp per row.
 __global__ void linear_cross_entropy_scale_kernel2(floatX* x, const float* losses, const float* dloss, int N, int C) {
     grid_launch_dependents();
     grid_wait_dependency();
     int row = (blockIdx.x * blockDim.x + threadIdx.x) / 32, lane = threadIdx.x % 32;
     if (row >= N) { return; }
-    float scale = *dloss * exp2_approx(RATIO_LOG2 - LOG2E * losses[row]);
+    float scale = *dloss * exp2_approx(-RATIO_LOG2_UNIT - LOG2E * losses[row]);
     for (int i = lane * x128::size; i < C; i += 32 * x128::size) {
         auto v = to_floats(load128(x + (size_t)row * C + i));
         x128 y;
@@ -7579,7 +7586,8 @@ void linear_cross_entropy_backward2(const LinearCrossEntropy& g, floatX* dinp, f
 }
 #endif
 
-// The number of the kernel for this device, binary and shape: 2 where the product is gemm()'s.
+// The number of the kernel for this device, binary and shape: 2 in bf16 where matmul_forward() would take gemm(), which alone has
+// this epilogue.
 inline int linear_cross_entropy_choice(int N, int C, int Vp) {
 #if defined(ENABLE_BF16)
     return matmul_forward_choice(N, C, Vp) == 21 ? 2 : 1;
@@ -7599,8 +7607,9 @@ size_t linear_cross_entropy_scratch(int N, int C, int Vp) {
 }
 
 // losses (N) = log(sum(exp(logits))) - logits[target] over the first V of the Vp columns of inp (N,C) weight (Vp,C)^T | targets (N),
-// each in [0,V) | dloss (1) | logits (N,Vp) is memory: with dloss for what linear_cross_entropy_backward needs; if dloss is NULL,
-// an increasing function of the logits is left there | scratch (linear_cross_entropy_scratch(N, C, Vp))
+// each in [0,V) | dloss (1), or NULL if no backward pass follows | logits (N,Vp) is filled for linear_cross_entropy_backward; if
+// dloss is NULL, by a function of the logits that never decreases along a row, in its first V columns
+// scratch (linear_cross_entropy_scratch(N, C, Vp))
 void linear_cross_entropy_forward(floatX* logits, float* losses, float* scratch, const floatX* inp,
                                   const floatX* weight, const int* targets, const float* dloss, int N, int C, int V,
                                   int Vp, cudaStream_t stream) {
@@ -7618,6 +7627,7 @@ void linear_cross_entropy_forward(floatX* logits, float* losses, float* scratch,
 void linear_cross_entropy_backward(floatX* dinp, float* dweight, float* scratch, floatX* logits, float* losses,
                                    floatX* inp, const floatX* weight, const float* dloss, int N, int C, int Vp,
                                    bool accumulate, cudaStream_t stream) {
+    require(dloss);
     LinearCrossEntropy g = {logits, losses, scratch, inp, weight, NULL, dloss, N, C, Vp, Vp};
 #if defined(ENABLE_BF16)
     if (linear_cross_entropy_choice(N, C, Vp) == 2) {

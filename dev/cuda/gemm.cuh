@@ -48,7 +48,9 @@ enum {
     GEMM_SLOPE = 128,        // with GEMM_GELU and GEMM_SECOND: `second` gets gelu'(y) instead of y
     GEMM_MULTIPLY = 256,     // only with GEMM_RESIDUAL, which is not added: out = y * residual
     GEMM_SUMS = 64,          // the columns of each tile of out are also summed, before they are rounded: GemmBiasSums
-    GEMM_ROW_SUMS = 512      // the rows of each tile of out are also summed, before they are rounded: store_row_sum()
+    // Each row of each tile of out is also summed, before it is rounded, and given to store_row_sum(row, column tile, sum) by one
+    // lane. pair() is also called for columns past the end, where value() must be 0.
+    GEMM_ROW_SUMS = 512
 };
 
 // The epilogue y = accumulator + bias. Every epilogue has three types for its other inputs: Row is the data of one row,
@@ -324,8 +326,8 @@ template <class G, class Epilogue> __device__ inline void
 gemm_load_columns(GemmColumns<G, Epilogue>& columns, const Epilogue& epilogue, int column, int N) {
 #pragma unroll
     for (int q = 0; q < G::COLUMNS / 64; q++) {
-        int pair = column + 64 * q + (int)threadIdx.x % 32 * 2; // columns past the end must not count in a row's sum
-        columns.pairs[q] = epilogue.pair(Epilogue::EXTRAS & GEMM_ROW_SUMS ? pair : min(pair, N - 2));
+        int at = column + 64 * q + (int)threadIdx.x % 32 * 2;
+        columns.pairs[q] = epilogue.pair(Epilogue::EXTRAS & GEMM_ROW_SUMS ? at : min(at, N - 2));
     }
 }
 
@@ -489,7 +491,7 @@ __device__ inline void gemm_store(float (&sum)[G::PARTS][G::COLUMNS / 2], const 
         }
         box += has_second ? 2 : 1;
         if constexpr (has_row_sums) {
-            for (int half = 0; q == num_columns - 1 && half < 2; half++) { // four lanes have the columns of a row
+            for (int half = 0; q == num_columns - 1 && half < 2; half++) { // a row is spread over four lanes
                 float sum = row_sums[half];
                 for (int i = 1; i <= 2; i *= 2) { sum += __shfl_xor_sync(0xFFFFFFFFu, sum, i); }
                 int at_row = box_row + 8 * half + lane / 4;

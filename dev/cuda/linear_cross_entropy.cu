@@ -3,14 +3,18 @@
    losses (N) float out = log(sum(exp(logits))) - logits[target] per row, over the first V of Vp columns
    dinp (N,C) floatX out = dlogits weight | dweight (Vp,C) float out = dlogits^T inp, or inout if it accumulates, where
    dlogits (N,Vp) = (softmax(logits) - onehot(target)) * dloss, and 0 from column V on
-   inp (N,C) floatX in | weight (Vp,C) floatX in | targets (N) int in, 0..V-1 | dloss (1) float in; N = B*T
+   inp (N,C) floatX inout, overwritten by the backward pass | weight (Vp,C) floatX in, finite from row V on, too | targets (N) int in, 0..V-1 | dloss (1) float in; N = B*T
    Bound: compute, 6*N*C*Vp FLOPs. Constraint: C % 8 == 0, Vp % 8 == 0, 1 <= V <= Vp, pointers aligned to 16 bytes.
    Error: kernel 1 rounds the logits to floatX, and so the losses are off by up to an ulp of floatX of the largest logits; in
-   kernel 2 the losses have the error of a sum in fp32. The gradients have that of dlogits rounded to floatX.
-   If a row of logits holds a NaN, its loss is NaN.
+   kernel 2 the losses have the error of a logit in fp32. The gradients have that of dlogits rounded to floatX; kernel 2 also
+   rounds inp times a factor, and dinp twice. Limits of kernel 2: bf16 only; a logit counts as at most 97 larger than the
+   target's, and as exp(logit) = 0 if it is 60 smaller.
+   If a row of logits holds a NaN, its loss is NaN. An infinite logit: NaN with kernel 1; in kernel 2 it is at the limit, and
+   NaN or infinite in the gradients.
    Tuned: nothing; the products choose by themselves.
-   Source: Milakov and Gimelshein 2018, arXiv:1805.02867 (online softmax); Wijmans et al. 2024, arXiv:2411.09009, and Hsu et al.
-   2024, arXiv:2410.10989, who do not store the logits at all and compute them again, which costs a fourth product.
+   Source: Milakov and Gimelshein 2018, arXiv:1805.02867 (online softmax). Two others that save memory, which this one does not:
+   Wijmans et al. 2024, arXiv:2411.09009, do not store the logits and compute them again; Hsu et al. 2024, arXiv:2410.10989,
+   go through the tokens in pieces.
 
    Kernels (this list is written by versions.sh):
      1  the product, fused_classifier, the products of the backward pass
@@ -40,7 +44,7 @@ struct LinearCrossEntropy {
     floatX* logits;       // (N,Vp): memory for what the forward pass leaves for the backward pass
     float* losses;        // (N)
     float* scratch;       // forward: (linear_cross_entropy_scratch); backward: (matmul_backward_weight_scratch)
-    floatX* inp;          // (N,C); only the backward pass writes to it
+    floatX* inp;          // (N,C); the backward pass overwrites it
     const floatX* weight; // (Vp,C)
     const int* targets;   // (N), for the forward pass
     const float* dloss;   // (1), or NULL if no backward pass follows
@@ -67,19 +71,19 @@ void linear_cross_entropy_backward1(const LinearCrossEntropy& g, floatX* dinp, f
 // element is known, so a classifier reads all logits and writes them again. But the sum is one number for the row, and a factor
 // of a row can wait. The product's epilogue stores
 //
-//     ratio[i][v] = exp(logits[i][v] - logits[i][target]) / RATIO_UNIT
+//     ratio[i][v] = RATIO_UNIT * exp(logits[i][v] - logits[i][target])
 //
-// whose rounding error is that of dlogits, and sums each row. One more number of each row is known when the sum is: at the
-// target's column, ratio - sum. Then dlogits[i][v] = ratio[i][v] * dloss / sum[i], and the two products that follow need that
-// factor in tensors that are small, inp for dweight and the result for dinp.
+// and sums each row. Rounding a ratio to bf16 costs the same relative error as rounding dlogits. The target's column needs
+// ratio - sum, which the third kernel writes once the sum is known. Then dlogits[i][v] = ratio[i][v] * dloss / sum[i]. This
+// factor of row i multiplies two small tensors instead: inp, before the product for dweight, and dinp, after its product.
 //
-// The target's logit, computed before, stands for the maximum that softmax usually subtracts. RATIO_UNIT = 2^40 and the upper
-// limit of 2^100 place what bf16 can hold, 2^-126 to 2^127, around it: a logit counts as at most 97 larger than the target's,
-// and is left out if it is 60 smaller.
+// The target's logit, computed before, stands in for the maximum that softmax usually subtracts. Its ratio is RATIO_UNIT = 2^-40,
+// the largest is limited to 2^100, and below 2^-126 a ratio is 0, so that ratios, their sums and the products fit bf16's range,
+// which is that of fp32. 2^140 is exp(97), 2^86 is exp(60).
 #if defined(ENABLE_BF16)
-constexpr float RATIO_LOG2 = 40.0f, RATIO_LIMIT = 100.0f; // log2 of RATIO_UNIT, and of the largest ratio
+constexpr float RATIO_UNIT = 0x1p-40f, RATIO_LOG2_UNIT = -40.0f, RATIO_LOG2_MAX = 100.0f;
 
-// shifts (N) = -log2(e) * logit of the target - RATIO_LOG2. A warp per row.
+// shifts (N) = log2(RATIO_UNIT) - log2(e) * logit of the target. A warp per row.
 __global__ void linear_cross_entropy_shift_kernel2(float* shifts, const floatX* inp, const floatX* weight,
                                                    const int* targets, int N, int C) {
     grid_launch_dependents();
@@ -93,10 +97,10 @@ __global__ void linear_cross_entropy_shift_kernel2(float* shifts, const floatX* 
         for (int e = 0; e < x128::size; e++) { logit += a[e] * b[e]; }
     }
     logit = warp_sum(logit);
-    if (lane == 0) { shifts[row] = -LOG2E * logit - RATIO_LOG2; }
+    if (lane == 0) { shifts[row] = RATIO_LOG2_UNIT - LOG2E * logit; }
 }
 
-// The epilogue for gemm(): ratios, and the sums of their rows in each tile of columns.
+// The epilogue for gemm(): ratios, and the sum of each row in each tile of columns.
 struct GemmRatios {
     static constexpr int EXTRAS = GEMM_ROW_SUMS;
     const float* shifts; // (N)
@@ -105,8 +109,8 @@ struct GemmRatios {
 
     typedef float Row;
     typedef uint32_t Pair;
-    typedef float Column; // 0, or -infinity from column V on
-    __device__ Row row(int i) const { return __ldg(shifts + i); }
+    typedef float Column;                                 // 0, or -infinity from column V on
+    __device__ Row row(int i) const { return shifts[i]; } // the kernel before writes them, so not __ldg()
     __device__ Pair pair(int column) const {
         return pack_16x2(column < V ? 0.0f : -INFINITY, column + 1 < V ? 0.0f : -INFINITY, floatX());
     }
@@ -115,7 +119,7 @@ struct GemmRatios {
         c[0] = x.x, c[1] = x.y;
     }
     __device__ float value(float sum, const Row& shift, const Column& c) const {
-        return exp2_approx(min_or_nan(fmaf(sum, LOG2E, shift) + c, RATIO_LIMIT));
+        return exp2_approx(min_or_nan(fmaf(sum, LOG2E, shift) + c, RATIO_LOG2_MAX));
     }
     __device__ void store_row_sum(int i, int tile, float sum) const { sums[(size_t)tile * N + i] = sum; }
 };
@@ -138,19 +142,19 @@ __global__ void __launch_bounds__(256)
     __syncthreads();
     if (warp > 0 || row >= N) { return; }
     for (int w = 1; w < 8; w++) { sum += shared[w][lane]; }
-    const float unit = 0x1p40f; // 2^RATIO_LOG2
-    // log1pf as in fused_classifier; times the unit, a large sum would overflow
-    losses[row] = sum < 0x1p80f ? log1pf(sum * unit - 1.0f) : log1pf(sum - 1.0f) + RATIO_LOG2 / LOG2E;
-    if (backward_follows) { ratios[(size_t)row * Vp + targets[row]] = (floatX)(1.0f / unit - sum); }
+    // log1pf because logf() under --use_fast_math is less exact near 1; a large sum divided by the unit would overflow
+    float loss = sum < 0x1p80f ? log1pf(sum / RATIO_UNIT - 1.0f) : log1pf(sum - 1.0f) - RATIO_LOG2_UNIT / LOG2E;
+    losses[row] = loss < 0.0f ? 0.0f : loss; // by rounding of the shift; NaN stays
+    if (backward_follows) { ratios[(size_t)row * Vp + targets[row]] = (floatX)(RATIO_UNIT - sum); }
 }
 
-// x (N,C) *= dloss / sum of the row's ratios, which is dloss * 2^RATIO_LOG2 * exp(-loss). A warp per row.
+// x (N,C) *= dloss / sum of the row's ratios, which is dloss / RATIO_UNIT * exp(-loss). A warp per row.
 __global__ void linear_cross_entropy_scale_kernel2(floatX* x, const float* losses, const float* dloss, int N, int C) {
     grid_launch_dependents();
     grid_wait_dependency();
     int row = (blockIdx.x * blockDim.x + threadIdx.x) / 32, lane = threadIdx.x % 32;
     if (row >= N) { return; }
-    float scale = *dloss * exp2_approx(RATIO_LOG2 - LOG2E * losses[row]);
+    float scale = *dloss * exp2_approx(-RATIO_LOG2_UNIT - LOG2E * losses[row]);
     for (int i = lane * x128::size; i < C; i += 32 * x128::size) {
         auto v = to_floats(load128(x + (size_t)row * C + i));
         x128 y;
@@ -186,7 +190,8 @@ void linear_cross_entropy_backward2(const LinearCrossEntropy& g, floatX* dinp, f
 }
 #endif
 
-// The number of the kernel for this device, binary and shape: 2 where the product is gemm()'s.
+// The number of the kernel for this device, binary and shape: 2 in bf16 where matmul_forward() would take gemm(), which alone has
+// this epilogue.
 inline int linear_cross_entropy_choice(int N, int C, int Vp) {
 #if defined(ENABLE_BF16)
     return matmul_forward_choice(N, C, Vp) == 21 ? 2 : 1;
@@ -206,8 +211,9 @@ size_t linear_cross_entropy_scratch(int N, int C, int Vp) {
 }
 
 // losses (N) = log(sum(exp(logits))) - logits[target] over the first V of the Vp columns of inp (N,C) weight (Vp,C)^T | targets (N),
-// each in [0,V) | dloss (1) | logits (N,Vp) is memory: with dloss for what linear_cross_entropy_backward needs; if dloss is NULL,
-// an increasing function of the logits is left there | scratch (linear_cross_entropy_scratch(N, C, Vp))
+// each in [0,V) | dloss (1), or NULL if no backward pass follows | logits (N,Vp) is filled for linear_cross_entropy_backward; if
+// dloss is NULL, by a function of the logits that never decreases along a row, in its first V columns
+// scratch (linear_cross_entropy_scratch(N, C, Vp))
 void linear_cross_entropy_forward(floatX* logits, float* losses, float* scratch, const floatX* inp,
                                   const floatX* weight, const int* targets, const float* dloss, int N, int C, int V,
                                   int Vp, cudaStream_t stream) {
@@ -225,6 +231,7 @@ void linear_cross_entropy_forward(floatX* logits, float* losses, float* scratch,
 void linear_cross_entropy_backward(floatX* dinp, float* dweight, float* scratch, floatX* logits, float* losses,
                                    floatX* inp, const floatX* weight, const float* dloss, int N, int C, int Vp,
                                    bool accumulate, cudaStream_t stream) {
+    require(dloss);
     LinearCrossEntropy g = {logits, losses, scratch, inp, weight, NULL, dloss, N, C, Vp, Vp};
 #if defined(ENABLE_BF16)
     if (linear_cross_entropy_choice(N, C, Vp) == 2) {
@@ -293,7 +300,7 @@ static void declare(Bench& b) {
         forward(g, stream);
         backward(g, (floatX*)dinp, (float*)dweight, false, stream);
     };
-    if (which != 3) { // it has no limit
+    if (which != 3) { // kernel 1 has no limit, so it would differ from the reference
         b.kernel(1, "the product, fused_classifier, the products of the backward pass",
                  [=](int) { both(linear_cross_entropy_forward1, linear_cross_entropy_backward1); }, {0});
         if (sizeof(floatX) == 2) { b.coarser(4 * ulp_of<floatX>() / (logit + 1e-6f) * deviation); } // rounded logits

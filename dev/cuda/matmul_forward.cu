@@ -1270,12 +1270,17 @@ void matmul_forward_residual(floatX* out, float* product, const floatX* inp, con
     launch_early(matmul_forward_add_kernel19, num_blocks, block_size, 0, stream, out, (const float*)product, bias,
                  residual, N, OC);
 }
+void matmul_forward_residual(floatX* out, float* product, const floatX* inp, const floatX* weight, const floatX* bias,
+                             const floatX* residual, int N, int C, int OC, cudaStream_t stream) {
+    matmul_forward_residual(out, product, inp, weight, bias, residual, N, C, OC, stream, 256);
+}
 // ==== end promoted: matmul_forward ====
 
 #ifndef PROMOTED_ONLY // another op that includes this file uses its promoted kernels only
 
 // ---- kernel 19: cuBLASLt for the product alone, in float; a second kernel is the epilogue ----
-// The form for a residual is part of train_gpt2.cu: with it, texts side by side are as those alone.
+// The generator takes its form for a residual, which rounds once, as decode_matvec does: so a text goes on the same alone and among
+// others.
 
 __global__ void matmul_forward_finish_kernel19(MatmulForwardArgs f, const float* product) {
     size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * x128::size;
