@@ -66,13 +66,13 @@ test_plans() {
     want "published" "$(grep -c published "$tmp/out")" 0
     # 10,255,073,280 tokens at 691,000 a second are 14,841 s
     want "one GPU" "$(plan_row 1)" "1 64 x 1024 8 29.1 GB 4h07m"
-    want "two GPUs" "$(plan_row 2)" "2 64 x 1024 4 29.3 GB 2h06m"
-    want "eight GPUs" "$(plan_row 8)" "8 64 x 1024 1 28.7 GB 0h31m"
+    want "two GPUs" "$(plan_row 2)" "2 64 x 1024 4 29.3 GB 2h03m"
+    want "eight GPUs" "$(plan_row 8)" "8 64 x 1024 1 28.7 GB 0h30m"
     run 0 124M --plan --recipe adamw
     contains "adamw: learning rate 6e-4 after 700 steps of warm-up, then a cosine to 0; weight decay 0.1" "$tmp/out"
     want "caveat" "$(grep -c caveat "$tmp/out")" 0
     want "one GPU" "$(plan_row 1)" "1 64 x 1024 8 29.4 GB 4h07m"
-    want "two GPUs" "$(plan_row 2)" "2 64 x 1024 4 29.5 GB 2h06m"
+    want "two GPUs" "$(plan_row 2)" "2 64 x 1024 4 29.5 GB 2h03m"
     contains "20.7 GB of shards; 6.0 GB of checkpoints in log_gpt2_124M" "$tmp/out"
     contains "1000:4.3170 5000:3.5535 10000:3.3924 15000:3.3003 19560:3.2722 (llm.c" "$tmp/out"
     run 0 350M --plan
@@ -106,8 +106,8 @@ test_plan_of_this_machine() {
     want "-b 16" "$(plan_row 1)" "1 16 x 1024 32 9.2 GB 4h07m"
     contains '124M with `-b 16` takes 9.2 GB' README.md
     PRICE_PER_GPU_HOUR=2.5 NUM_GPUS=4 run 0 124M --batch-size=32 -o elsewhere --plan
-    want "one GPU" "$(plan_row 1)" "1 32 x 1024 16 15.8 GB 4h07m 11"
-    want "eight GPUs" "$(plan_row 8)" "8 32 x 1024 2 15.4 GB 0h31m 11"
+    want "one GPU" "$(plan_row 1)" "1 32 x 1024 16 15.8 GB 4h07m 10"
+    want "eight GPUs" "$(plan_row 8)" "8 32 x 1024 2 15.4 GB 0h30m 10"
     contains "of checkpoints in elsewhere:" "$tmp/out"
     contains "here       4 GPUs; 0 of 103 shards match data/fineweb10B/fineweb_train_*.bin" "$tmp/out"
     run 2 124M --plan -b 48
