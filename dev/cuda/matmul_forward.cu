@@ -1267,6 +1267,7 @@ void matmul_forward_residual(floatX* out, float* product, const floatX* inp, con
     require(OC % 8 == 0);
     matmul_forward_float(product, inp, weight, N, C, OC, stream);
     unsigned num_blocks = (unsigned)ceil_div((size_t)N * OC, (size_t)block_size * x128::size);
+    Op op(stream, (double)N * OC * (sizeof(float) + 2 * sizeof(floatX)), 0, "add_residual %d", OC);
     launch_early(matmul_forward_add_kernel19, num_blocks, block_size, 0, stream, out, (const float*)product, bias,
                  residual, N, OC);
 }
