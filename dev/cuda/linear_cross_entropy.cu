@@ -3,7 +3,8 @@
    losses (N) float out = log(sum(exp(logits))) - logits[target] per row, over the first V of Vp columns
    dinp (N,C) floatX out = dlogits weight | dweight (Vp,C) float out = dlogits^T inp, or inout if it accumulates, where
    dlogits (N,Vp) = (softmax(logits) - onehot(target)) * dloss, and 0 from column V on
-   inp (N,C) floatX inout, overwritten by the backward pass | weight (Vp,C) floatX in, finite from row V on, too | targets (N) int in, 0..V-1 | dloss (1) float in; N = B*T
+   inp (N,C) floatX inout, overwritten by the backward pass | weight (Vp,C) floatX in, finite from row V on, too
+   targets (N) int in, 0..V-1 | dloss (1) float in; N = B*T
    Bound: compute, 6*N*C*Vp FLOPs. Constraint: C % 8 == 0, Vp % 8 == 0, 1 <= V <= Vp, pointers aligned to 16 bytes.
    Error: kernel 1 rounds the logits to floatX, and so the losses are off by up to an ulp of floatX of the largest logits; in
    kernel 2 the losses have the error of a logit in fp32. The gradients have that of dlogits rounded to floatX; kernel 2 also
@@ -212,8 +213,8 @@ size_t linear_cross_entropy_scratch(int N, int C, int Vp) {
 
 // losses (N) = log(sum(exp(logits))) - logits[target] over the first V of the Vp columns of inp (N,C) weight (Vp,C)^T | targets (N),
 // each in [0,V) | dloss (1), or NULL if no backward pass follows | logits (N,Vp) is filled for linear_cross_entropy_backward; if
-// dloss is NULL, by a function of the logits that never decreases along a row, in its first V columns
-// scratch (linear_cross_entropy_scratch(N, C, Vp))
+// dloss is NULL, the first V columns are the logits, or numbers of which a larger one stands for a larger logit of the same row
+// | scratch (linear_cross_entropy_scratch(N, C, Vp))
 void linear_cross_entropy_forward(floatX* logits, float* losses, float* scratch, const floatX* inp,
                                   const floatX* weight, const int* targets, const float* dloss, int N, int C, int V,
                                   int Vp, cudaStream_t stream) {
