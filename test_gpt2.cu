@@ -448,6 +448,39 @@ static void test_saved_slope(void) {
     check(loss[0] == loss[1]); // gelu_and_slope() computes what gelu() computes
 }
 
+// The gradient of a bias is the sum of a tensor's columns. Those of the first layer's fc and qkv, which the backward pass reaches
+// last, are still in memory. Its sums wait for the end of the layer, so nothing may write over their terms before; the second shape
+// has products that need scratch of their own on a Hopper.
+static void test_bias_sums(void) {
+    if (!have_gpu()) { return; }
+    for (int large = 0; large <= (num_multiprocessors() >= 64); large++) { // the emulation's card has four
+        int B = large ? 16 : 2, T = large ? 1024 : 160, C = large ? 768 : 128, NH = C / 64, N = B * T;
+        GPT2 model;
+        GPT2Config config = {1024, 300, padded_vocab(300), 2, NH, C};
+        std::vector<int> tokens;
+        open_random(&model, &config, B, T, &tokens);
+        set_tokens(&model, tokens.data(), tokens.data() + 1, N);
+        run_pass(&model, B, T);
+        Parameters<float> grads = layer_parameters(model.grads, &config, 0);
+        auto check_sums = [&](const char* name, const float* bias, const floatX* tensor, int columns) {
+            std::vector<float> got = to_host(&model, bias, columns),
+                               terms = to_host(&model, tensor, (size_t)N * columns);
+            double error = 0, norm = 0;
+            for (int i = 0; i < columns; i++) {
+                double sum = 0;
+                for (int row = 0; row < N; row++) { sum += terms[(size_t)row * columns + i]; }
+                error += (got[i] - sum) * (got[i] - sum), norm += sum * sum;
+            }
+            error = sqrt(error / norm);
+            check_msg(error <= BACKWARD, "%d tokens, the gradient of %s is off by %g of its norm, want at most %g", N,
+                      name, error, BACKWARD);
+        };
+        check_sums("fcb", grads.fcb, model.acts.dfch, 4 * C);
+        check_sums("qkvb", grads.qkvb, model.acts.dqkv, 3 * C);
+        gpt2_free(&model);
+    }
+}
+
 // Each stage of --fp8 gives bf16's loss and gradients, up to the rounding of e4m3 (3 bits of mantissa, a relative error of 1/16 at
 // most) and of e5m2 (2 bits, 1/8). The error of one small model is luck (with 2 bits 0.12 to 0.20 of the norm of a gradient over
 // 16 of them), so that of a tensor is the root of the mean square over several. What the backward pass computes again is what the
@@ -1644,6 +1677,7 @@ static const Test tests[] = {
     {"layout", "parameters layer by layer: every one in its place", test_layout},
     {"gradient_accumulation", "four micro-batches of one are one of four", test_gradient_accumulation},
     {"recompute", "the three recompute levels agree", test_recompute},
+    {"bias_sums", "gradients of biases are the sums of the tensors that they belong to", test_bias_sums},
     {"saved_slope", "GELU's saved slope gives the gradients that its argument gives", test_saved_slope},
     {"fp8", "the stages of --fp8 against bf16; values that grow saturate once", test_fp8},
     {"fp8_recovers", "NaN and overflow with --fp8 stop the update, and scales recover", test_fp8_recovers},

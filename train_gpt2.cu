@@ -61,6 +61,7 @@ follows karpathy/llm.c. The source of an algorithm is named at its operation, or
 */
 #include "llmc/adamw_state.cuh"
 #include "llmc/choices.cuh"
+#include "llmc/column_sums.cuh" // sums for biases and norms
 #include "llmc/cublas_common.cuh"
 #include "llmc/cuda_common.cuh"
 #include "llmc/decode.cuh" // the operations of generation
@@ -147,6 +148,7 @@ void attention_forward(floatX* out, float* lse, const floatX* qkv, int B, int T,
 void attention_backward(floatX* dqkv, float* dbias, float* scratch, const floatX* dout, const floatX* qkv,
                         const floatX* out, const float* lse, int B, int T, int C, int NH, cudaStream_t stream);
 size_t attention_backward_scratch(int B, int T, int C, int NH);
+size_t attention_backward_bias_terms(int B, int T, int C, int NH); // of scratch, at its beginning, for dbias
 
 // out (n) = gelu(inp (n)), tanh form: 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))). out may be inp. Hendrycks and Gimpel
 // 2016, arXiv:1606.08415. matmul_forward fuses it; this kernel is for -r and for fp32.
@@ -226,6 +228,7 @@ struct Activations {
     floatX* dqkv;      // (B, T, 3*C), in the memory of logits, whose gradients are not needed any more
     floatX* dfch;      // (B, T, 4*C), in the memory of logits, too
     float* scratch;    // for one operation at a time; without training for the loss
+    float *gelu_terms, *norm1_terms, *norm2_terms; // scratch for sums that wait for the end of a layer
     // 1: every layer has its own tensor; 0: all share one. keep_gelu is for those marked [1], keep_norm for [2], keep for others
     size_t keep, keep_gelu, keep_norm;
     // set by layer_activations: (B, T, C), the residual stream that enters the layer: encoded, or the previous residual3
@@ -354,7 +357,8 @@ static void zero_gradients(GPT2* model) {
 
 // Call after gpt2_loss with training = true. Computes the gradients of all parameters; `first`, for the first micro-batch
 // of a step, overwrites them, otherwise they are added to. The gradient of a linear layer's bias is the sum of dout over all
-// tokens: the operation that computes dout sums it on the way, while it is in registers.
+// tokens: the operation that computes dout sums it on the way, while it is in registers, to a row of terms for each block. Their sums
+// wait for the end of the layer, to be one launch (llmc/column_sums.cuh), so nothing may write over the terms before.
 static void gpt2_backward(GPT2* model, int B, int T, bool first) {
     const GPT2Config* config = &model->config;
     const Parameters<floatX>* p = &model->params;
@@ -363,16 +367,16 @@ static void gpt2_backward(GPT2* model, int B, int T, bool first) {
     int L = config->num_layers, NH = config->num_heads, C = config->channels, BT = B * T;
     int V = config->vocab_size, Vp = config->padded_vocab_size;
     floatX *dresidual = acts->dresidual, *dbtc = acts->dbtc; // (B,T,C)
-    float* scratch = acts->scratch;
+    float* scratch = acts->scratch + attention_backward_bias_terms(B, T, C, NH);
     bool add = !first;
     cudaStream_t stream = model->stream;
     if (first) { zero_gradients(model); }
 
-    linear_cross_entropy_backward(dbtc, g->wte, scratch, acts->logits, acts->losses, acts->lnf, p->wte,
+    linear_cross_entropy_backward(dbtc, g->wte, acts->scratch, acts->logits, acts->losses, acts->lnf, p->wte,
                                   &model->state->dloss, BT, C, Vp, add, stream);
     const floatX* residual = layer_activations(*acts, config, B, T, L).residual;
-    layernorm_backward(dresidual, layer_parameters(*g, config, L - 1).fcprojb, g->lnfw, g->lnfb, scratch, dbtc, NULL,
-                       residual, p->lnfw, acts->lnf_mean, acts->lnf_rstd, BT, C, stream);
+    layernorm_backward(dresidual, layer_parameters(*g, config, L - 1).fcprojb, g->lnfw, g->lnfb, acts->scratch, dbtc,
+                       NULL, residual, p->lnfw, acts->lnf_mean, acts->lnf_rstd, BT, C, stream);
     gradients_ready(L + 1, stream);
     for (int l = L - 1; l >= 0; l--) {
         Range range("layer %d", l);
@@ -384,22 +388,24 @@ static void gpt2_backward(GPT2* model, int B, int T, bool first) {
             layernorm_forward(a.ln1, a.ln1_mean, a.ln1_rstd, a.residual, w.ln1w, w.ln1b, BT, C, stream);
             layernorm_forward(a.ln2, a.ln2_mean, a.ln2_rstd, a.residual2, w.ln2w, w.ln2b, BT, C, stream);
         }
+        column_sums_wait();
         // MLP; dresidual's sums, the gradient of fcprojb, were added by the layernorm after this layer
         matmul_backward_weight(d.fcprojw, scratch, dresidual, a.fch_gelu, BT, 4 * C, C, add, stream);
-        matmul_backward_input(a.dfch, d.fcb, scratch, dresidual, w.fcprojw, a.fch, BT, 4 * C, C, stream);
+        matmul_backward_input(a.dfch, d.fcb, acts->gelu_terms, dresidual, w.fcprojw, a.fch, BT, 4 * C, C, stream);
         matmul_backward(dbtc, d.fcw, scratch, a.dfch, a.ln2, w.fcw, BT, C, 4 * C, add, stream);
-        layernorm_backward(dresidual, d.attprojb, d.ln2w, d.ln2b, scratch, dbtc, dresidual, a.residual2, w.ln2w,
-                           a.ln2_mean, a.ln2_rstd, BT, C, stream);
+        layernorm_backward(dresidual, d.attprojb, d.ln2w, d.ln2b, acts->norm2_terms, dbtc, dresidual, a.residual2,
+                           w.ln2w, a.ln2_mean, a.ln2_rstd, BT, C, stream);
         // attention
         matmul_backward(dbtc, d.attprojw, scratch, dresidual, a.atty, w.attprojw, BT, C, C, add, stream);
-        attention_backward(a.dqkv, d.qkvb, scratch, dbtc, a.qkv, a.atty, a.lse, B, T, C, NH, stream);
+        attention_backward(a.dqkv, d.qkvb, acts->scratch, dbtc, a.qkv, a.atty, a.lse, B, T, C, NH, stream);
         matmul_backward(dbtc, d.qkvw, scratch, a.dqkv, a.ln1, w.qkvw, BT, C, 3 * C, add, stream);
         float* earlier_bias = l > 0 ? layer_parameters(*g, config, l - 1).fcprojb : NULL;
-        layernorm_backward(dresidual, earlier_bias, d.ln1w, d.ln1b, scratch, dbtc, dresidual, a.residual, w.ln1w,
-                           a.ln1_mean, a.ln1_rstd, BT, C, stream);
+        layernorm_backward(dresidual, earlier_bias, d.ln1w, d.ln1b, acts->norm1_terms, dbtc, dresidual, a.residual,
+                           w.ln1w, a.ln1_mean, a.ln1_rstd, BT, C, stream);
+        column_sums_end(stream);
         gradients_ready(1 + l, stream);
     }
-    encoder_backward(g->wte, g->wpe, (int*)scratch, dresidual, acts->inputs, B, T, C, V, stream);
+    encoder_backward(g->wte, g->wpe, (int*)acts->scratch, dresidual, acts->inputs, B, T, C, V, stream);
     gradients_ready(0, stream);
 }
 
@@ -492,11 +498,12 @@ static void plan_parameters(Plan* plan, GPT2* model, const GPT2Config* config, c
 // Bytes of scratch for a backward pass: the largest need of any of its operations.
 static size_t backward_scratch_bytes(const GPT2Config* config, int B, int T) {
     int C = config->channels, NH = config->num_heads, N = B * T, Vp = config->padded_vocab_size;
-    size_t floats = std::max({linear_cross_entropy_scratch(N, C, Vp), layernorm_backward_scratch(N, C),
-                              matmul_backward_input_scratch(N, 4 * C), matmul_backward_weight_scratch(N, 4 * C, C),
-                              matmul_backward_weight_scratch(N, C, Vp), attention_backward_scratch(B, T, C, NH),
-                              global_norm_scratch(), muon_prepare_scratch(3), fp8_backward_scratch(N, C)});
-    for (int OC : {C, 3 * C, 4 * C}) { floats = std::max(floats, matmul_backward_weight_scratch(N, C, OC)); }
+    size_t products = matmul_backward_weight_scratch(N, 4 * C, C);
+    for (int OC : {C, 3 * C, 4 * C}) { products = std::max(products, matmul_backward_weight_scratch(N, C, OC)); }
+    size_t floats =
+        std::max({linear_cross_entropy_scratch(N, C, Vp), matmul_backward_weight_scratch(N, C, Vp),
+                  attention_backward_scratch(B, T, C, NH), attention_backward_bias_terms(B, T, C, NH) + products,
+                  layernorm_backward_scratch(N, C), global_norm_scratch(), muon_prepare_scratch(3)});
     return std::max(floats * sizeof(float), encoder_backward_scratch(B, T, config->vocab_size) * sizeof(int));
 }
 
@@ -539,6 +546,9 @@ static void plan_activations(Plan* plan, Activations* a, const GPT2Config* confi
         return;
     }
     plan_add(plan, group, &a->dresidual, BT * C);
+    plan_add(plan, group, &a->gelu_terms, fp8_backward_scratch(B * T, (int)C)); // not less without --fp8
+    plan_add(plan, group, &a->norm1_terms, layernorm_backward_scratch(B * T, (int)C));
+    plan_add(plan, group, &a->norm2_terms, layernorm_backward_scratch(B * T, (int)C));
     plan_add(plan, group, &a->scratch, backward_scratch_bytes(config, B, T) / sizeof(float));
 }
 
@@ -2427,10 +2437,11 @@ template <int num_vecs, bool one_warp> __global__ void __launch_bounds__(LAYERNO
     layernorm_backward_block_sums<num_vecs, 2>(partials, dw, db, NULL, layernorm_backward_columns, C, team_size);
 }
 
-// Number of floats in scratch: the partial sums of dweight, dbias and the columns of dinp of every block.
+// Number of floats in scratch: the partial sums of dweight, dbias and the columns of dinp of every block, and what
+// matmul_backward_bias() needs where it sums the columns of dinp.
 size_t layernorm_backward_scratch(int N, int C) {
     int blocks_per_sm = LAYERNORM_BACKWARD_THREADS_PER_SM / LAYERNORM_BACKWARD_MIN_BLOCK_SIZE;
-    return std::max((size_t)num_multiprocessors() * blocks_per_sm * 3 * C, matmul_backward_bias_scratch(N, C));
+    return (size_t)num_multiprocessors() * blocks_per_sm * 3 * C + matmul_backward_bias_scratch(N, C);
 }
 
 // Returns the number of warps per team. In 16 bits, a thread in a team of several warps holds at most 2 vectors,
@@ -2601,6 +2612,7 @@ void layernorm_backward10(floatX* dinp, float* dinp_sums, float* dweight, float*
     launch_early(l.kernel, dim3(l.grid_size), dim3(l.block_size), l.shared_bytes, stream, dinp, scratch, dout,
                  dresidual, inp, weight, mean, rstd, N, C, l.team_warps);
     column_sums<16>(dweight, dbias, l.num_sums == 3 ? dinp_sums : NULL, scratch, l.grid_size, C, stream);
+    scratch += (size_t)l.grid_size * l.num_sums * C; // its terms may have to wait: column_sums_wait()
     if (dinp_sums && l.num_sums < 3) { matmul_backward_bias(dinp_sums, scratch, dinp, N, C, stream); }
 }
 
@@ -6655,11 +6667,16 @@ constexpr int ATTENTION_BACKWARD_TILE_BYTES = 128 * 64 * sizeof(floatX);
 constexpr int ATTENTION_BACKWARD_STATS_BYTES = 64 * sizeof(float4);
 constexpr int ATTENTION_BACKWARD_LEAST_QUERIES = 16; // per block of the first kernel
 
+// The size of the part of scratch, at its beginning, for the terms of dbias, in floats.
+size_t attention_backward_sm90_terms(int B, int T, int NH) {
+    size_t tiles = (size_t)B * NH * ceil_div(T, 128);
+    return tiles * (128 / ATTENTION_BACKWARD_LEAST_QUERIES) * 64 + (size_t)B * 8 * NH * 64;
+}
+
 // The size of scratch, in floats.
 size_t attention_backward_sm90_scratch(int B, int T, int NH) {
     size_t tiles = (size_t)B * NH * ceil_div(T, 128);
-    size_t terms = tiles * (128 / ATTENTION_BACKWARD_LEAST_QUERIES) * 64 + (size_t)B * 8 * NH * 64;
-    return tiles * (2 * 4096 + 256 + 2) + terms + 1;
+    return attention_backward_sm90_terms(B, T, NH) + tiles * (2 * 4096 + 256 + 2) + 1;
 }
 static AttentionBackwardArgs attention_backward_sm90_args(floatX* dqkv, float* scratch, int B, int T, int NH,
                                                           bool has_sums) {
@@ -6669,12 +6686,13 @@ static AttentionBackwardArgs attention_backward_sm90_args(floatX* dqkv, float* s
     require(tiles * 128 <= INT_MAX);
     require((size_t)scratch % 16 == 0); // bulk copies need this alignment
     args.dqkv = dqkv;
-    args.dq_sums = reinterpret_cast<float4*>(scratch);
+    if (has_sums) {
+        args.dout_terms = scratch;
+        args.dq_terms = scratch + tiles * (128 / ATTENTION_BACKWARD_LEAST_QUERIES) * 64;
+    }
+    args.dq_sums = reinterpret_cast<float4*>(scratch + attention_backward_sm90_terms(B, T, NH));
     args.stats = args.dq_sums + tiles * 2048;
-    float* dout_terms = reinterpret_cast<float*>(args.stats + tiles * 64);
-    float* dq_terms = dout_terms + tiles * (128 / ATTENTION_BACKWARD_LEAST_QUERIES) * 64;
-    args.turns = reinterpret_cast<int*>(dq_terms + (size_t)B * 8 * NH * 64);
-    if (has_sums) { args.dout_terms = dout_terms, args.dq_terms = dq_terms; }
+    args.turns = reinterpret_cast<int*>(args.stats + tiles * 64);
     args.ticket = args.turns + tiles * 2;
     return args;
 }
@@ -7207,6 +7225,16 @@ void attention_backward_sm90(floatX* dqkv, float* dbias, float* scratch, const f
     column_sums<16>(dbias + 2 * C, NULL, NULL, args.dout_terms, num_blocks_of_queries, C, stream);
 }
 #endif
+
+// The size of the part of scratch, at its beginning, that holds the terms of dbias, in floats: until column_sums_end() where sums
+// wait for that. A multiple of 4.
+size_t attention_backward_bias_terms(int B, int T, int C, int NH) {
+    size_t floats = matmul_backward_bias_scratch(B * T, 3 * C);
+#if !defined(ENABLE_FP32)
+    if (C / NH == 64) { floats = std::max(floats, attention_backward_sm90_terms(B, T, NH)); }
+#endif
+    return ceil_div(floats, (size_t)4) * 4;
+}
 
 // The size of scratch in floats, which is the same on all devices. If HS = 64, it is the size that kernel 11 needs;
 // otherwise scratch holds dsum (B,NH,T), and after that what matmul_backward_bias() needs.

@@ -358,42 +358,6 @@ __device__ inline float2 fragment_column_sums(float (&v)[16]) {
     return make_float2(v[0], v[1]);
 }
 
-// partials is (num_partials, gridDim.y, C). out0 (C) += the sum over i of partials[i, 0, :]; with gridDim.y 2 or 3 likewise
-// out1 and out2. Each block sums 32 columns: each warp sums every num_warps-th i, then the first warp adds up the sums of
-// all warps, always in the same order.
-template <int num_warps> __global__ void __launch_bounds__(32 * num_warps)
-    column_sums_kernel(float* out0, float* out1, float* out2, const float* partials, int num_partials, int C) {
-    constexpr int unroll = 128 / num_warps; // 128 rows in flight per block
-    __shared__ float sums[num_warps][32];
-    int lane = threadIdx.x % 32, warp = threadIdx.x / 32, c = blockIdx.x * 32 + lane;
-    grid_wait_dependency();
-    float sum = 0.0f;
-    if (c < C) {
-#pragma unroll unroll
-        for (int i = warp; i < num_partials; i += num_warps) {
-            sum += partials[((size_t)i * gridDim.y + blockIdx.y) * C + c];
-        }
-    }
-    sums[warp][lane] = sum;
-    __syncthreads();
-    if (warp > 0 || c >= C) { return; }
-    for (int w = 1; w < num_warps; w++) { sum += sums[w][lane]; }
-    (blockIdx.y == 0 ? out0 : blockIdx.y == 1 ? out1 : out2)[c] += sum;
-}
-
-// out0 (C) += the column sums of partials (num_partials, C). If out1 (C) is not NULL, partials (num_partials, 2, C) hold
-// the terms of both outputs; with out2, too, those of three. The kernel launches early, while the kernel that writes
-// partials is still ending.
-template <int num_warps> void column_sums(float* out0, float* out1, float* out2, const float* partials,
-                                          int num_partials, int C, cudaStream_t stream) {
-    require(out1 || !out2);
-    launch_early(column_sums_kernel<num_warps>,
-                 dim3(ceil_div(C, 32), out2   ? 3
-                                       : out1 ? 2
-                                              : 1),
-                 32 * num_warps, 0, stream, out0, out1, out2, partials, num_partials, C);
-}
-
 // ---- rounding -----------------------------------------------------------------------
 
 // 32 pseudo-random bits, a hash of (index, seed): two rounds of a multiply-xorshift mix. Source: Wellons, "Prospecting

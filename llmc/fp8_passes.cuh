@@ -136,13 +136,13 @@ static void gpt2_loss_fp8(GPT2* model, int B, int T, float scale, bool first) {
 }
 
 // dweight (OC,C) from fp8 columns with +dw, else from dout16 (BT,OC) and inp16 (BT,C)
-static void weight_gradient_fp8(const GPT2* model, float* dweight, const Fp8Copies<E5M2>& dout,
+static void weight_gradient_fp8(const GPT2* model, float* dweight, float* scratch, const Fp8Copies<E5M2>& dout,
                                 const Fp8Copies<E4M3>& inp, const floatX* dout16, const floatX* inp16, int BT, int C,
                                 int OC, bool add) {
     if (model->fp8.stage == FP8_DW) {
         matmul_fp8_backward_weight(dweight, dout.as_columns(), inp.as_columns(), BT, C, OC, add, model->stream);
     } else {
-        matmul_backward_weight(dweight, model->acts.scratch, dout16, inp16, BT, C, OC, add, model->stream);
+        matmul_backward_weight(dweight, scratch, dout16, inp16, BT, C, OC, add, model->stream);
     }
 }
 
@@ -155,7 +155,7 @@ static void gpt2_backward_fp8(GPT2* model, int B, int T, bool first) {
     Activations* acts = &model->acts;
     int L = config->num_layers, NH = config->num_heads, C = config->channels, BT = B * T;
     floatX *dresidual = acts->dresidual, *dbtc = acts->dbtc; // (B,T,C)
-    float* scratch = acts->scratch;
+    float* scratch = acts->scratch + attention_backward_bias_terms(B, T, C, NH);
     bool add = !first, dw = m.stage == FP8_DW;
     cudaStream_t stream = model->stream;
     if (m.stage < FP8_DX) { return gpt2_backward(model, B, T, first); }
@@ -163,12 +163,12 @@ static void gpt2_backward_fp8(GPT2* model, int B, int T, bool first) {
     if (first) { zero_gradients(model); }
 
     if (m.stage < FP8_HEAD) {
-        linear_cross_entropy_backward(dbtc, g->wte, scratch, acts->logits, acts->losses, acts->lnf, p->wte,
+        linear_cross_entropy_backward(dbtc, g->wte, acts->scratch, acts->logits, acts->losses, acts->lnf, p->wte,
                                       &model->state->dloss, BT, C, config->padded_vocab_size, add, stream);
     }
     const floatX* residual = layer_activations(*acts, config, B, T, L).residual;
-    layernorm_backward(dresidual, layer_parameters(*g, config, L - 1).fcprojb, g->lnfw, g->lnfb, scratch, dbtc, NULL,
-                       residual, p->lnfw, acts->lnf_mean, acts->lnf_rstd, BT, C, stream);
+    layernorm_backward(dresidual, layer_parameters(*g, config, L - 1).fcprojb, g->lnfw, g->lnfb, acts->scratch, dbtc,
+                       NULL, residual, p->lnfw, acts->lnf_mean, acts->lnf_rstd, BT, C, stream);
     gradients_ready(L + 1, stream);
     for (int l = L - 1; l >= 0; l--) {
         Range range("layer %d", l);
@@ -189,33 +189,35 @@ static void gpt2_backward_fp8(GPT2* model, int B, int T, bool first) {
             layernorm_forward(a.ln1, a.ln1_mean, a.ln1_rstd, a.residual, w.ln1w, w.ln1b, BT, C, stream);
             layernorm_forward(a.ln2, a.ln2_mean, a.ln2_rstd, a.residual2, w.ln2w, w.ln2b, BT, C, stream);
         }
+        column_sums_wait();
         // MLP; dresidual's sums, the gradient of fcprojb, were added by the layernorm after this layer
         quantize(to(q.dfcproj), dresidual, BT, C, stream);
-        weight_gradient_fp8(model, d.fcprojw, q.dfcproj, q.gelu, dresidual, a.fch_gelu, BT, 4 * C, C, add);
+        weight_gradient_fp8(model, d.fcprojw, scratch, q.dfcproj, q.gelu, dresidual, a.fch_gelu, BT, 4 * C, C, add);
         if (a.fch.is_slope) {
-            matmul_fp8_gelu_backward(to(q.dfch), d.fcb, scratch, q.dfcproj.as_rows(), q.fcprojw.as_columns(),
+            matmul_fp8_gelu_backward(to(q.dfch), d.fcb, acts->gelu_terms, q.dfcproj.as_rows(), q.fcprojw.as_columns(),
                                      a.fch.tensor, BT, 4 * C, C, stream);
         } else {
             matmul_fp8_backward_input(a.dfch, q.dfcproj.as_rows(), q.fcprojw.as_columns(), BT, 4 * C, C, stream);
             quantize_gelu_backward(to(q.dfch), a.dfch, a.dfch, a.fch.tensor, BT, 4 * C, stream);
-            matmul_backward_bias(d.fcb, scratch, a.dfch, BT, 4 * C, stream);
+            matmul_backward_bias(d.fcb, acts->gelu_terms, a.dfch, BT, 4 * C, stream);
         }
-        weight_gradient_fp8(model, d.fcw, q.dfch, q.ln2, a.dfch, a.ln2, BT, C, 4 * C, add);
+        weight_gradient_fp8(model, d.fcw, scratch, q.dfch, q.ln2, a.dfch, a.ln2, BT, C, 4 * C, add);
         matmul_fp8_backward_input(dbtc, q.dfch.as_rows(), q.fcw.as_columns(), BT, C, 4 * C, stream);
-        layernorm_backward(dresidual, d.attprojb, d.ln2w, d.ln2b, scratch, dbtc, dresidual, a.residual2, w.ln2w,
-                           a.ln2_mean, a.ln2_rstd, BT, C, stream);
+        layernorm_backward(dresidual, d.attprojb, d.ln2w, d.ln2b, acts->norm2_terms, dbtc, dresidual, a.residual2,
+                           w.ln2w, a.ln2_mean, a.ln2_rstd, BT, C, stream);
         // attention
         matmul_backward(dbtc, d.attprojw, scratch, dresidual, a.atty, w.attprojw, BT, C, C, add, stream);
-        attention_backward(a.dqkv, d.qkvb, scratch, dbtc, a.qkv, a.atty, a.lse, B, T, C, NH, stream);
+        attention_backward(a.dqkv, d.qkvb, acts->scratch, dbtc, a.qkv, a.atty, a.lse, B, T, C, NH, stream);
         quantize(to(q.dqkv), a.dqkv, BT, 3 * C, stream);
-        weight_gradient_fp8(model, d.qkvw, q.dqkv, q.ln1, a.dqkv, a.ln1, BT, C, 3 * C, add);
+        weight_gradient_fp8(model, d.qkvw, scratch, q.dqkv, q.ln1, a.dqkv, a.ln1, BT, C, 3 * C, add);
         matmul_fp8_backward_input(dbtc, q.dqkv.as_rows(), q.qkvw.as_columns(), BT, C, 3 * C, stream);
         float* earlier_bias = l > 0 ? layer_parameters(*g, config, l - 1).fcprojb : NULL;
-        layernorm_backward(dresidual, earlier_bias, d.ln1w, d.ln1b, scratch, dbtc, dresidual, a.residual, w.ln1w,
-                           a.ln1_mean, a.ln1_rstd, BT, C, stream);
+        layernorm_backward(dresidual, earlier_bias, d.ln1w, d.ln1b, acts->norm1_terms, dbtc, dresidual, a.residual,
+                           w.ln1w, a.ln1_mean, a.ln1_rstd, BT, C, stream);
+        column_sums_end(stream);
         gradients_ready(1 + l, stream);
     }
-    encoder_backward(g->wte, g->wpe, (int*)scratch, dresidual, acts->inputs, B, T, C, config->vocab_size, stream);
+    encoder_backward(g->wte, g->wpe, (int*)acts->scratch, dresidual, acts->inputs, B, T, C, config->vocab_size, stream);
     gradients_ready(0, stream);
 }
 #endif

@@ -46,6 +46,7 @@
    (or: make attention_backward)
    ./attention_backward 11     check kernel 11 against the CPU
    ./attention_backward        every kernel, side by side                                         */
+#include "../../llmc/column_sums.cuh"
 #include "../../llmc/cublas_common.cuh"
 #include "../../llmc/ptx.cuh"
 #include "bench.h"
@@ -1179,11 +1180,16 @@ constexpr int ATTENTION_BACKWARD_TILE_BYTES = 128 * 64 * sizeof(floatX);
 constexpr int ATTENTION_BACKWARD_STATS_BYTES = 64 * sizeof(float4);
 constexpr int ATTENTION_BACKWARD_LEAST_QUERIES = 16; // per block of the first kernel
 
+// The size of the part of scratch, at its beginning, for the terms of dbias, in floats.
+size_t attention_backward_sm90_terms(int B, int T, int NH) {
+    size_t tiles = (size_t)B * NH * ceil_div(T, 128);
+    return tiles * (128 / ATTENTION_BACKWARD_LEAST_QUERIES) * 64 + (size_t)B * 8 * NH * 64;
+}
+
 // The size of scratch, in floats.
 size_t attention_backward_sm90_scratch(int B, int T, int NH) {
     size_t tiles = (size_t)B * NH * ceil_div(T, 128);
-    size_t terms = tiles * (128 / ATTENTION_BACKWARD_LEAST_QUERIES) * 64 + (size_t)B * 8 * NH * 64;
-    return tiles * (2 * 4096 + 256 + 2) + terms + 1;
+    return attention_backward_sm90_terms(B, T, NH) + tiles * (2 * 4096 + 256 + 2) + 1;
 }
 static AttentionBackwardArgs attention_backward_sm90_args(floatX* dqkv, float* scratch, int B, int T, int NH,
                                                           bool has_sums) {
@@ -1193,12 +1199,13 @@ static AttentionBackwardArgs attention_backward_sm90_args(floatX* dqkv, float* s
     require(tiles * 128 <= INT_MAX);
     require((size_t)scratch % 16 == 0); // bulk copies need this alignment
     args.dqkv = dqkv;
-    args.dq_sums = reinterpret_cast<float4*>(scratch);
+    if (has_sums) {
+        args.dout_terms = scratch;
+        args.dq_terms = scratch + tiles * (128 / ATTENTION_BACKWARD_LEAST_QUERIES) * 64;
+    }
+    args.dq_sums = reinterpret_cast<float4*>(scratch + attention_backward_sm90_terms(B, T, NH));
     args.stats = args.dq_sums + tiles * 2048;
-    float* dout_terms = reinterpret_cast<float*>(args.stats + tiles * 64);
-    float* dq_terms = dout_terms + tiles * (128 / ATTENTION_BACKWARD_LEAST_QUERIES) * 64;
-    args.turns = reinterpret_cast<int*>(dq_terms + (size_t)B * 8 * NH * 64);
-    if (has_sums) { args.dout_terms = dout_terms, args.dq_terms = dq_terms; }
+    args.turns = reinterpret_cast<int*>(args.stats + tiles * 64);
     args.ticket = args.turns + tiles * 2;
     return args;
 }
@@ -1939,6 +1946,16 @@ void attention_backward_sm90(floatX* dqkv, float* dbias, float* scratch, const f
     column_sums<16>(dbias + 2 * C, NULL, NULL, args.dout_terms, num_blocks_of_queries, C, stream);
 }
 #endif
+
+// The size of the part of scratch, at its beginning, that holds the terms of dbias, in floats: until column_sums_end() where sums
+// wait for that. A multiple of 4.
+size_t attention_backward_bias_terms(int B, int T, int C, int NH) {
+    size_t floats = matmul_backward_bias_scratch(B * T, 3 * C);
+#if !defined(ENABLE_FP32)
+    if (C / NH == 64) { floats = std::max(floats, attention_backward_sm90_terms(B, T, NH)); }
+#endif
+    return ceil_div(floats, (size_t)4) * 4;
+}
 
 // The size of scratch in floats, which is the same on all devices. If HS = 64, it is the size that kernel 11 needs;
 // otherwise scratch holds dsum (B,NH,T), and after that what matmul_backward_bias() needs.

@@ -335,7 +335,7 @@ inline std::string bench_check(const BenchDevice& d, BenchState& s, const BenchK
             say(x, "an input, changed");
             x.upload(); // restore it for the kernels after this one
         }
-        if (x.compare) { *worst = std::max(*worst, x.compare(k.tolerance, &wrong)); }
+        if (x.compare) { *worst = std::max(*worst, x.compare(k.tolerance_of(x.name), &wrong)); }
     }
     for (const std::string& text : {bench_check_cost(s, s.op), bench_check_library(s, k)}) {
         if (!text.empty()) { wrong += (wrong.empty() ? "" : "; ") + text; }
@@ -405,7 +405,9 @@ inline void bench_check_shape(const BenchDevice& d, BenchState& s, const Shape& 
             if (wrong.empty()) {
                 printf("error %.2f of ", worst);
                 if (k.tolerance != 1) { printf("%g times the ", k.tolerance); }
-                printf("tolerance\n");
+                printf("tolerance");
+                if (k.coarser_output) { printf(" (%s: %g times it)", k.coarser_output, k.coarser_factor); }
+                printf("\n");
             } else {
                 printf("%s\n", wrong.c_str());
             }
@@ -659,7 +661,7 @@ inline int bench_run_transactions(const BenchDevice& d, const char* op, void (*d
         int num_findings;
         wrong = emulation_findings(&num_findings);
         for (BenchBuffer& x : s.buffers) {
-            if (x.compare) { x.compare(k.tolerance, &wrong); }
+            if (x.compare) { x.compare(k.tolerance_of(x.name), &wrong); }
         }
         (wrong.empty() ? counts.passed : counts.failed)++;
         if (!wrong.empty()) { printf("FAIL kernel %d: %s\n", k.number, wrong.c_str()); }

@@ -328,14 +328,20 @@ struct BenchKernel {
     const char* config_name = "block size";   // what the launcher's int means
     std::vector<std::string> config_labels{}; // one per configuration, or empty
 
-    int num_launches = 0; // 0: not declared
-    double bytes = 0;     // memory traffic of all its launches, with intermediate results; 0: not declared
-    float tolerance = 1;  // factor on the tolerances of the outputs
+    int num_launches = 0;              // 0: not declared
+    double bytes = 0;                  // memory traffic of all its launches, with intermediate results; 0: not declared
+    float tolerance = 1;               // factor on the tolerances of the outputs
+    const char* coarser_output = NULL; // the one that has another factor, coarser_factor
+    float coarser_factor = 1;
 
     // if its matrix products are not in floatX: their type, what measures the library's rate, the measured TFLOP/s
     const char* rate_type = NULL;
     std::function<double()> measure_rate = nullptr;
     double matrix_tflops = 0;
+
+    float tolerance_of(const char* output) const {
+        return coarser_output && strcmp(output, coarser_output) == 0 ? coarser_factor : tolerance;
+    }
 };
 
 // What declare() declared, for one shape.
@@ -522,6 +528,10 @@ struct Bench {
     // Lets the errors of the kernel declared last be `factor` times larger, because it computes in a coarser type or
     // sums in a worse order. The comment at the top of the op's file gives the reason.
     void coarser(float factor) { state.kernels.back().tolerance = factor; }
+    // The same for one output alone.
+    void coarser(float factor, const char* output) {
+        state.kernels.back().coarser_factor = factor, state.kernels.back().coarser_output = output;
+    }
     // The kernel that is copied to train_gpt2.cu; the op's file has the marks `// ==== promoted: OP ====`. The run prints
     // a note if another kernel is faster by more than 2%.
     void promoted(int number) { state.best = number, state.is_promoted = true; }

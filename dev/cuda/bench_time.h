@@ -100,7 +100,7 @@ inline void bench_flush_l2(BenchDevice& d) {
 inline std::string bench_check_timed(const BenchDevice& d, BenchState& s, const BenchKernel& k) {
     std::string wrong;
     for (BenchBuffer& x : s.buffers) {
-        if (x.compare) { x.compare(k.tolerance, &wrong); }
+        if (x.compare) { x.compare(k.tolerance_of(x.name), &wrong); }
         if (x.kind != BenchKind::input || bench_checksum(d, x) == x.checksum) { continue; }
         wrong += (wrong.empty() ? "" : "; ") + std::string(x.name) + ": an input, changed";
         x.upload(); // restore it for the kernels after this one

@@ -37,6 +37,7 @@
 #define PROMOTED_ONLY
 #include "matmul_backward_bias.cu"
 #undef PROMOTED_ONLY
+#include "../../llmc/column_sums.cuh"
 #include "../../llmc/ptx.cuh"
 #include "bench.h"
 
@@ -698,10 +699,11 @@ template <int num_vecs, bool one_warp> __global__ void __launch_bounds__(LAYERNO
     layernorm_backward_block_sums<num_vecs, 2>(partials, dw, db, NULL, layernorm_backward_columns, C, team_size);
 }
 
-// Number of floats in scratch: the partial sums of dweight, dbias and the columns of dinp of every block.
+// Number of floats in scratch: the partial sums of dweight, dbias and the columns of dinp of every block, and what
+// matmul_backward_bias() needs where it sums the columns of dinp.
 size_t layernorm_backward_scratch(int N, int C) {
     int blocks_per_sm = LAYERNORM_BACKWARD_THREADS_PER_SM / LAYERNORM_BACKWARD_MIN_BLOCK_SIZE;
-    return std::max((size_t)num_multiprocessors() * blocks_per_sm * 3 * C, matmul_backward_bias_scratch(N, C));
+    return (size_t)num_multiprocessors() * blocks_per_sm * 3 * C + matmul_backward_bias_scratch(N, C);
 }
 
 // Returns the number of warps per team. In 16 bits, a thread in a team of several warps holds at most 2 vectors,
@@ -760,7 +762,10 @@ static void layernorm_backward_two_kernels(const LayernormBackwardLaunch& l, flo
     l.kernel<<<l.grid_size, l.block_size, l.shared_bytes, stream>>>(dinp, scratch, dout, dresidual, inp, weight, mean,
                                                                     rstd, N, C, l.team_warps);
     cudaCheck(cudaGetLastError());
-    column_sums_kernel<16><<<dim3(ceil_div(C, 32), 2), 512, 0, stream>>>(dweight, dbias, NULL, scratch, l.grid_size, C);
+    ColumnSums list = {};
+    list.add({dweight, scratch, l.grid_size, 2 * C, C});
+    list.add({dbias, scratch + C, l.grid_size, 2 * C, C});
+    column_sums_kernel<16><<<2 * ceil_div(C, 32), 512, 0, stream>>>(list);
     cudaCheck(cudaGetLastError());
 }
 
@@ -906,6 +911,7 @@ void layernorm_backward10(floatX* dinp, float* dinp_sums, float* dweight, float*
     launch_early(l.kernel, dim3(l.grid_size), dim3(l.block_size), l.shared_bytes, stream, dinp, scratch, dout,
                  dresidual, inp, weight, mean, rstd, N, C, l.team_warps);
     column_sums<16>(dweight, dbias, l.num_sums == 3 ? dinp_sums : NULL, scratch, l.grid_size, C, stream);
+    scratch += (size_t)l.grid_size * l.num_sums * C; // its terms may have to wait: column_sums_wait()
     if (dinp_sums && l.num_sums < 3) { matmul_backward_bias(dinp_sums, scratch, dinp, N, C, stream); }
 }
 // ==== end promoted: layernorm_backward ====

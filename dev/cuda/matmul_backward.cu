@@ -50,6 +50,7 @@
 #include "matmul_forward.cu"
 #undef PROMOTED_ONLY
 #endif
+#include "../../llmc/column_sums.cuh"
 #include "../../llmc/cublas_common.cuh"
 #include "../../llmc/ptx.cuh"
 #include "bench.h"

@@ -22,6 +22,7 @@
    ./matmul_backward_bias 7      check kernel 7 against the CPU and sweep its block sizes
    ./matmul_backward_bias        every kernel, side by side                                         */
 #include "bench.h"
+#include "../../llmc/column_sums.cuh"
 #include "../../llmc/ptx.cuh"
 
 #ifndef PROMOTED_ONLY // set by other ops that include this file for its promoted kernels alone
