@@ -701,6 +701,24 @@ test_bench_generation() {
     want "the exit code when runs fail" "$rc: $(grep -c 'FAILED: error' "$out")" "1: 7"
 }
 
+# bench_weights8.sh prints the losses that the program prints; a format that the card has not is named.
+test_bench_weights8() {
+    setup
+    local rc=0 out=$tmp/weights8.out logs=$tmp/weights8/logs
+    mkdir -p "$tmp/weights8/gpt2_tokenizer"
+    cat llmc/*.h >"$tmp/weights8/tinyshakespeare.txt"
+    cp "$tmp"/data/{vocab.json,merges.txt} "$tmp/weights8/gpt2_tokenizer/"
+    TRAIN=$train TOOLS=$BIN_DIR/dev/data LLMC_DATA=$tmp/weights8 \
+        BENCH_MODEL='-e d6 --layers 1 --channels 32 --heads 2 --positions 64 -b 2 -t 64 -x 2' dev/test/bench_weights8.sh --logs "$logs" \
+        >"$out" 2>&1 || rc=$?
+    want "the exit code" "$rc: $(cat "$out")" "1: $(cat "$out")"
+    for weights in full int8; do
+        loss=$(sed -nE 's/.*"loss": ?([0-9.]+).*/\1/p' "$logs/$weights.out")
+        want "the loss with $weights" "$(awk -v w=$weights '$1 == w { print $2 }' "$out")" "$(printf %.5f "$loss")"
+    done
+    grep -qE '^fp8 FAILED: error: .*8\.9' "$out" || fail "fp8 is not refused: $(cat "$out")"
+}
+
 # ---- a card that fails ------------------------------------------------------------------
 
 # From the N-th call on, the card is lost. The program must end with one line of error, and not hang; the checkpoints that it
@@ -819,7 +837,7 @@ test_ends() {
 }
 
 tests=(tasks many_prompts many_samples_with_little_memory progress profile profile_without_nvml perfect_step graph waiting matmul_choices tuned tuned_refused stochastic_rounding muon update_later fp16
-    out_of_memory no_pinned_memory no_memory_for_a_sample little_memory plans_of_run_gpt2 hopper bench_generation lost_card error_at_the_start
+    out_of_memory no_pinned_memory no_memory_for_a_sample little_memory plans_of_run_gpt2 hopper bench_generation bench_weights8 lost_card error_at_the_start
     failing_matmul no_device ends program resume)
 if [ "$called_for" = . ] && [ $# -eq 0 ] && (setup) >/dev/null 2>&1; then
     : >"$tmp/beside"
