@@ -148,7 +148,7 @@ void attention_forward(floatX* out, float* lse, const floatX* qkv, int B, int T,
 void attention_backward(floatX* dqkv, float* dbias, float* scratch, const floatX* dout, const floatX* qkv,
                         const floatX* out, const float* lse, int B, int T, int C, int NH, cudaStream_t stream);
 size_t attention_backward_scratch(int B, int T, int C, int NH);
-size_t attention_backward_bias_terms(int B, int T, int C, int NH); // of scratch, at its beginning, for dbias
+size_t attention_backward_bias_terms(int B, int T, int C, int NH); // floats at the beginning of scratch: dbias's terms
 
 // out (n) = gelu(inp (n)), tanh form: 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))). out may be inp. Hendrycks and Gimpel
 // 2016, arXiv:1606.08415. matmul_forward fuses it; this kernel is for -r and for fp32.

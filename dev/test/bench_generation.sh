@@ -24,10 +24,7 @@ Environment:
                 flags of the models (-e d12, -e d48), positions of a text (1024), and the seconds that a run may take (120)
 HELP
 }
-fail() { # STATUS MESSAGE
-    echo "error: $2" >&2
-    exit "$1"
-}
+. dev/test/bench.sh
 
 quick='' logs=''
 read -r -a model <<<"${BENCH_MODEL:--e d12}"
@@ -44,12 +41,7 @@ while [ $# -gt 0 ]; do
     shift
 done
 [ -x "$train" ] || fail 1 "$train is not there: make train_gpt2cu"
-[ -e "$data/gpt2_tokenizer" ] && [ -s "$data/tinyshakespeare.txt" ] ||
-    fail 1 "$data has no gpt2_tokenizer/ and tinyshakespeare.txt: LLMC_DATA names a directory that has"
-tmp=$(mktemp -d /tmp/llmc_bench_XXXXXX) || exit 1
-trap 'rm -rf "$tmp"' EXIT
-logs=${logs:-$tmp/logs}
-mkdir -p "$logs" || exit 1
+bench_open "$data" "$logs"
 
 failed=0 runs=0
 # Generates. Sets `value` to the number before UNIT in the program's line of times, and prints it behind TEXT unless that is empty;

@@ -22,10 +22,7 @@ Environment:
   BENCH_LIMIT   the seconds that a run may take (120)
 HELP
 }
-fail() { # STATUS MESSAGE
-    echo "error: $2" >&2
-    exit "$1"
-}
+. dev/test/bench.sh
 
 logs='' tokens=32768
 read -r -a model <<<"${BENCH_MODEL:--e d12 -b 32 -t 1024 -l 6e-4 -x 100}"
@@ -40,12 +37,7 @@ while [ $# -gt 0 ]; do
 done
 [ -x "$train" ] || fail 1 "$train is not there: make train_gpt2cu"
 [ -x "$tools/tokenize" ] && [ -x "$tools/hellaswag" ] || fail 1 "$tools has no tokenize and hellaswag: make $tools/tokenize $tools/hellaswag"
-[ -e "$data/gpt2_tokenizer" ] && [ -s "$data/tinyshakespeare.txt" ] ||
-    fail 1 "$data has no gpt2_tokenizer/ and tinyshakespeare.txt: LLMC_DATA names a directory that has"
-tmp=$(mktemp -d /tmp/llmc_bench_XXXXXX) || exit 1
-trap 'rm -rf "$tmp"' EXIT
-logs=${logs:-$tmp/logs}
-mkdir -p "$logs" || exit 1
+bench_open "$data" "$logs"
 
 # Runs a program; its output goes to NAME.out and NAME.err. Says why a run has failed.
 run() { # NAME PROGRAM FLAGS ...

@@ -704,9 +704,11 @@ test_bench_generation() {
 # bench_weights8.sh prints the losses that the program prints; a format that the card has not is named.
 test_bench_weights8() {
     setup
-    local rc=0 out=$tmp/weights8.out logs=$tmp/weights8/logs
+    local rc=0 out=$tmp/weights8.out logs=$tmp/weights8/logs weights loss acc
     mkdir -p "$tmp/weights8/gpt2_tokenizer"
     cat llmc/*.h >"$tmp/weights8/tinyshakespeare.txt"
+    printf '%s\n' 'the sea' 1 'is dry' 'is wet' 'is a tree' 'sings' 'the sun' 0 'is hot' 'is cold' 'is old' 'is a dog' \
+        >"$tmp/weights8/hellaswag_val.txt"
     cp "$tmp"/data/{vocab.json,merges.txt} "$tmp/weights8/gpt2_tokenizer/"
     TRAIN=$train TOOLS=$BIN_DIR/dev/data LLMC_DATA=$tmp/weights8 \
         BENCH_MODEL='-e d6 --layers 1 --channels 32 --heads 2 --positions 64 -b 2 -t 64 -x 2' dev/test/bench_weights8.sh --logs "$logs" \
@@ -714,7 +716,9 @@ test_bench_weights8() {
     want "the exit code" "$rc: $(cat "$out")" "1: $(cat "$out")"
     for weights in full int8; do
         loss=$(sed -nE 's/.*"loss": ?([0-9.]+).*/\1/p' "$logs/$weights.out")
-        want "the loss with $weights" "$(awk -v w=$weights '$1 == w { print $2 }' "$out")" "$(printf %.5f "$loss")"
+        acc=$(sed -nE 's/.*"acc_per_token": ?([0-9.]+).*/\1/p' "$logs/$weights.out")
+        want "loss and HellaSwag with $weights" "$(awk -v w=$weights '$1 == w { print $2, $4 }' "$out")" "$(printf %.5f "$loss") $acc"
+        [ -n "$acc" ] || fail "no accuracy with $weights: $(cat "$logs/$weights.out")"
     done
     grep -qE '^fp8 FAILED: error: .*8\.9' "$out" || fail "fp8 is not refused: $(cat "$out")"
 }
