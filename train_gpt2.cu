@@ -707,7 +707,6 @@ static void gpt2_download(GPT2* model, float* weights) {
 // 3. generation
 // ================================================================================================
 
-enum { MAX_HEAD_TEXTS = 32 };  // for more, cuBLASLt is faster than decode_matmul_head (64 texts: 34 us, 52)
 enum { MAX_MATVEC_TEXTS = 8 }; // without decode_matmul, decode_matvec is faster than cuBLASLt up to here (on an H200)
 // With one slot, and all layers in one launch, a prompt of up to so many tokens runs token by token: these kernels are few, while a first
 // pass over a prompt takes some 80 ms to load its kernels and choose cuBLASLt's. (A later pass would take less time than 40 tokens.)
@@ -734,9 +733,10 @@ struct Generator {
     uint64_t* rng;         // (B): random state of each text
     uint32_t* seen;        // (B, seen_words(V)): with a repetition penalty, the tokens of each text
     void* arena;           // the allocation behind all of the above
-    int* host_tokens;      // (2, B) pinned; even steps are read into row 0, odd steps into row 1
-    cudaEvent_t read[2];
-    LaunchGraph graph;
+    int* host_tokens;      // (2, B) pinned: the newest tokens, too, in turn in both rows, one for the host to read
+    int row;               // of host_tokens, the one that is written
+    cudaEvent_t written[2];
+    LaunchGraph graphs[2]; // of a step that writes row 0 or 1
     SideStreams sides; // for the halves of 33 to 64 texts: attention waits for memory while the other half multiplies
 };
 
@@ -790,7 +790,7 @@ static bool generator_allocate(Generator* g, GPT2* model, int B, int rows, int c
     g->arena = plan_allocate(&plan, what, err);
     if (!g->arena) { return false; }
     g->host_tokens = (int*)pinned_malloc(2 * B * sizeof(int));
-    for (cudaEvent_t& event : g->read) { cudaCheck(cudaEventCreateWithFlags(&event, cudaEventDisableTiming)); }
+    for (cudaEvent_t& event : g->written) { cudaCheck(cudaEventCreateWithFlags(&event, cudaEventDisableTiming)); }
     if (!packed && decode_halves(B, config->channels)) { side_streams_create(&g->sides); }
     if (packed) {
         int steps[MAX_PROMPT_STEPS];
@@ -802,8 +802,8 @@ static bool generator_allocate(Generator* g, GPT2* model, int B, int rows, int c
 }
 
 static void generator_free(Generator* g) {
-    graph_free(&g->graph);
-    for (cudaEvent_t event : g->read) { cudaCheck(cudaEventDestroy(event)); }
+    for (LaunchGraph& graph : g->graphs) { graph_free(&graph); }
+    for (cudaEvent_t event : g->written) { cudaCheck(cudaEventDestroy(event)); }
     side_streams_free(&g->sides);
     pinned_free(g->host_tokens);
     cudaCheck(cudaFree(g->arena));
@@ -817,13 +817,17 @@ static void generator_sample(Generator* g, const GPT2* model, const Sampler* sam
     const floatX* x = g->x + (size_t)slot * C;
     float* logits = g->logits + (size_t)slot * Vp;
     WeightMatrix wte = weights8_matrix(&model->weights8, &model->config, model->params_memory, p->wte);
-    if (n > MAX_HEAD_TEXTS && wte.format == WEIGHTS_FULL) {
-        layernorm_forward(g->acts.lnf, g->acts.lnf_mean, g->acts.lnf_rstd, x, p->lnfw, p->lnfb, n, C, model->stream);
-        matmul_forward_float(logits, g->acts.lnf, p->wte, n, C, Vp, model->stream);
-    } else if (!decode_matmul_head(logits, x, p->lnfw, p->lnfb, wte, n, C, Vp, model->stream)) {
-        decode_head(logits, x, p->lnfw, p->lnfb, wte, n, C, Vp, model->stream);
+    if (!decode_matmul_head(logits, x, p->lnfw, p->lnfb, wte, n, C, Vp, model->stream)) {
+        if (n > MAX_MATVEC_TEXTS && wte.format == WEIGHTS_FULL) {
+            layernorm_forward(g->acts.lnf, g->acts.lnf_mean, g->acts.lnf_rstd, x, p->lnfw, p->lnfb, n, C,
+                              model->stream);
+            matmul_forward_float(logits, g->acts.lnf, p->wte, n, C, Vp, model->stream);
+        } else {
+            decode_head(logits, x, p->lnfw, p->lnfb, wte, n, C, Vp, model->stream);
+        }
     }
-    decode_sample(g->tokens + slot, g->positions + slot, g->sample_scratch, logits, g->rng + slot,
+    int* copy = g->host_tokens + g->row * g->B + slot;
+    decode_sample(g->tokens + slot, copy, g->positions + slot, g->sample_scratch, logits, g->rng + slot,
                   g->seen + slot * seen_words(V), sampler->temperature, sampler->top_k, sampler->top_p, sampler->min_p,
                   sampler->repetition_penalty, n, V, Vp, model->stream);
 }
@@ -937,15 +941,16 @@ static void generator_launch_step(Generator* g, const GPT2* model, const Sampler
 // Generates one token per text.
 static void generator_step(Generator* g, const GPT2* model, const Sampler* sampler) {
     g->num_steps++;
-    launch_as_graph(&g->graph, model->stream, [&] { generator_launch_step(g, model, sampler); });
+    launch_as_graph(&g->graphs[g->row], model->stream, [&] { generator_launch_step(g, model, sampler); });
 }
 
-// Queues the copy of a step's tokens to the host. Wait for the event read[slot] before reading the returned array.
-static int* generator_read(Generator* g, const GPT2* model, int slot) {
-    int* tokens = g->host_tokens + slot * g->B;
-    cudaCheck(cudaMemcpyAsync(tokens, g->tokens, g->B * sizeof(int), cudaMemcpyDeviceToHost, model->stream));
-    cudaCheck(cudaEventRecord(g->read[slot], model->stream));
-    return tokens;
+// Returns the row of host_tokens with the tokens that have been sampled, or will be by the work queued so far: then the row's event
+// is reached. Those sampled from now on go to the other row.
+static int generator_turn(Generator* g, const GPT2* model) {
+    int row = g->row;
+    cudaCheck(cudaEventRecord(g->written[row], model->stream));
+    g->row ^= 1;
+    return row;
 }
 
 // Continues prompts (N,T) of lengths (N), at most at_once side by side; one that ends makes room for the next. A text ends
@@ -975,15 +980,15 @@ static bool generate(GPT2* model, Sampler* sampler, const int* prompts, const in
     text_queue_open(&q, B);
     generator_fill(&g, model, sampler, &q);
     for (int step = 0; q.active > 0; step++) {
-        int* tokens = generator_read(&g, model, step % 2);
+        int row = generator_turn(&g, model);
         for (int b = 0; b < B; b++) { // before the next step is launched, for which it has no room
             if (text_queue_is_last(&q, b)) { leave(b); }
         }
         if (text_queue_goes_on(&q)) { generator_step(&g, model, sampler); }
-        cudaCheck(cudaEventSynchronize(g.read[step % 2]));
+        cudaCheck(cudaEventSynchronize(g.written[row]));
         if (step == 0) { middle = time_ms(); }
         for (int b = 0; b < B; b++) {
-            if (text_queue_take(&q, b, tokens[b])) { leave(b); }
+            if (text_queue_take(&q, b, g.host_tokens[row * B + b])) { leave(b); }
         }
         generator_fill(&g, model, sampler, &q);
     }
@@ -9331,14 +9336,200 @@ bool decode_matmul(floatX* out, const floatX* x, const floatX* norm_weight, cons
     return true;
 }
 
+
+constexpr int DECODE_HEAD_CONSUMERS = 256; // threads: two warpgroups
+constexpr int DECODE_HEAD_ROWS = 128;      // of a tile: 64 of each warpgroup
+constexpr int DECODE_HEAD_BOX =
+    DECODE_HEAD_ROWS * 64 * (int)sizeof(floatX); // bytes of a box of 128 rows and 64 columns
+constexpr int DECODE_HEAD_MIN_STAGES = 4, DECODE_HEAD_MAX_STAGES = 13;
+constexpr int DECODE_HEAD_MAX_TEXTS5 =
+    32; // for more, cuBLASLt is faster than kernel 5: 64 texts of 768 channels 34 us, 52
+
+struct DecodeHeadArguments {
+    const floatX *x, *norm_weight, *norm_bias;
+    int B, K, OC, num_boxes, num_stages; // num_boxes: per row
+};
+
+__device__ inline void decode_head_multiply(float (&sum)[8], uint64_t a, uint64_t b, int accumulate) {
+    wgmma_64x16x16(sum, a, b, accumulate, floatX());
+}
+__device__ inline void decode_head_multiply(float (&sum)[16], uint64_t a, uint64_t b, int accumulate) {
+    wgmma_64x32x16(sum, a, b, accumulate, floatX());
+}
+__device__ inline void decode_head_multiply(float (&sum)[32], uint64_t a, uint64_t b, int accumulate) {
+    wgmma_64x64x16(sum, a, b, accumulate, floatX());
+}
+
+// shared_x = layernorm(x), as boxes of `texts` rows and 64 columns with the 128-byte swizzle; zeros for texts past B and columns past K.
+// A warp has every eighth text, a lane of it up to `most` vectors.
+template <int texts, int most>
+__device__ inline void decode_head_norm(unsigned char* shared_x, const DecodeHeadArguments& a) {
+    constexpr int size = x128::size;
+    int lane = threadIdx.x % 32, num_vec = a.K / size;
+    auto vec = [=](int i) { return i * 32 + lane; };
+    int4 weight[most], bias[most];
+#pragma unroll
+    for (int i = 0; i < most; i++) {
+        bool there = vec(i) < num_vec;
+        weight[i] = there ? reinterpret_cast<const int4*>(a.norm_weight)[vec(i)] : make_int4(0, 0, 0, 0);
+        bias[i] = there ? reinterpret_cast<const int4*>(a.norm_bias)[vec(i)] : make_int4(0, 0, 0, 0);
+    }
+    grid_wait_dependency(); // what was read before this line is not written by earlier kernels of the step
+#pragma unroll(most > 4 ? 1 : 2)
+    for (int b = threadIdx.x / 32; b < texts; b += DECODE_HEAD_CONSUMERS / 32) {
+        const int4* row = reinterpret_cast<const int4*>(a.x + (size_t)min(b, a.B - 1) * a.K);
+        int4 x[most];
+        float sum = 0.0f, squares = 0.0f;
+#pragma unroll
+        for (int i = 0; i < most; i++) { x[i] = vec(i) < num_vec ? __ldcg(row + vec(i)) : make_int4(0, 0, 0, 0); }
+#pragma unroll
+        for (int i = 0; i < most; i++) {
+            x128 v = vec128_from_bits<floatX>(x[i]);
+            for (int e = 0; e < size; e++) { sum += (float)v[e]; }
+        }
+        float mean = decode_matmul_sum<32>(sum) / (float)a.K;
+        hold_packed(x);
+#pragma unroll
+        for (int i = 0; i < most; i++) {
+            x128 v = vec128_from_bits<floatX>(x[i]);
+            float less = vec(i) < num_vec ? mean : 0.0f;
+            for (int e = 0; e < size; e++) { squares += ((float)v[e] - less) * ((float)v[e] - less); }
+        }
+        float rstd = rsqrtf(decode_matmul_sum<32>(squares) / (float)a.K + 1e-5f);
+        hold_packed(x), hold_packed(weight), hold_packed(bias);
+#pragma unroll
+        for (int i = 0; i < most; i++) {
+            int box = vec(i) / 8, chunk = vec(i) % 8;
+            if (box >= a.num_boxes) { break; }
+            x128 scale = vec128_from_bits<floatX>(weight[i]), shift = vec128_from_bits<floatX>(bias[i]);
+            int4 normed = decode_matmul_normalise(x[i], scale, shift, mean, rstd);
+            bool there = b < a.B && vec(i) < num_vec;
+            int4* to = reinterpret_cast<int4*>(shared_x + (size_t)(box * texts + b) * 128) + (chunk ^ b % 8);
+            *to = there ? normed : make_int4(0, 0, 0, 0);
+        }
+    }
+}
+
+// logits (B,OC) = layernorm(x) weight^T. Blocks take tiles of 128 rows of the weight in turn. One warp loads them box by box; each of two
+// warpgroups multiplies 64 rows by all texts. As the weights are in shared memory, not in registers on their way, a third of them can be
+// there before the kernel in front of this one has ended.
+template <int texts, int most> __global__ void __launch_bounds__(DECODE_HEAD_CONSUMERS + 32, 1)
+    decode_matmul_head_sm90_kernel6(float* logits, const __grid_constant__ CUtensorMap weight,
+                                    const __grid_constant__ DecodeHeadArguments a) {
+    __shared__ uint64_t full[DECODE_HEAD_MAX_STAGES], empty[DECODE_HEAD_MAX_STAGES];
+    extern __shared__ unsigned char decode_head_shared[];
+    unsigned char* shared_x = &shared_aligned_1024<unsigned char>(decode_head_shared); // (num_boxes, texts, 64 columns)
+    unsigned char* ring = shared_x + a.num_boxes * texts * 128;                        // (num_stages, 128, 64 columns)
+    int num_tiles = ceil_div(a.OC, DECODE_HEAD_ROWS), warp = warp_uniform(threadIdx.x / 32), lane = threadIdx.x % 32;
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < a.num_stages; i++) {
+            mbarrier_init(&full[i], 1), mbarrier_init(&empty[i], DECODE_HEAD_CONSUMERS / 32);
+        }
+        mbarrier_init_fence();
+    }
+    __syncthreads();
+    grid_launch_dependents();
+    int stage = 0, parity = 0;
+    auto next = [&] {
+        if (++stage == a.num_stages) { stage = 0, parity ^= 1; }
+    };
+    if (warp == DECODE_HEAD_CONSUMERS / 32) {
+        if (lane != 0) { return; }
+        for (int tile = blockIdx.x; tile < num_tiles; tile += gridDim.x) {
+            for (int k = 0; k < a.num_boxes; k++, next()) {
+                mbarrier_wait(&empty[stage], parity ^ 1); // at first all are empty
+                mbarrier_arrive_expect(&full[stage], DECODE_HEAD_BOX);
+                tma_load_2d_once(ring + stage * DECODE_HEAD_BOX, &weight, k * 64, tile * DECODE_HEAD_ROWS,
+                                 &full[stage]);
+            }
+        }
+        return;
+    }
+    decode_head_norm<texts, most>(shared_x, a);
+    tma_store_fence(); // wgmma reads what these threads have written
+    named_barrier_sync(1, DECODE_HEAD_CONSUMERS);
+    for (int tile = blockIdx.x; tile < num_tiles; tile += gridDim.x) {
+        float sum[texts / 2] = {};
+        int before = 0;
+        for (int k = 0; k < a.num_boxes; k++, next()) {
+            mbarrier_wait(&full[stage], parity);
+            uint64_t rows = wgmma_descriptor(ring + stage * DECODE_HEAD_BOX + warp / 4 * 64 * 128);
+            uint64_t columns = wgmma_descriptor(shared_x + k * texts * 128);
+            wgmma_hold(sum);
+            wgmma_fence();
+#pragma unroll
+            for (int j = 0; j < 4; j++) { decode_head_multiply(sum, rows + 2 * j, columns + 2 * j, k > 0 || j > 0); }
+            wgmma_commit();
+            wgmma_hold(sum);
+            wgmma_wait<1>(); // for the box before
+            if (k > 0 && lane == 0) { mbarrier_arrive(&empty[before]); }
+            before = stage;
+        }
+        wgmma_wait<0>();
+        wgmma_hold(sum);
+        if (lane == 0) { mbarrier_arrive(&empty[before]); }
+#pragma unroll
+        for (int i = 0; i < texts / 2; i++) {
+            int row = tile * DECODE_HEAD_ROWS + warp * 16 + lane / 4 + i % 4 / 2 * 8;
+            int b = i / 4 * 8 + lane % 4 * 2 + i % 2;
+            if (row < a.OC && b < a.B) { logits[(size_t)b * a.OC + row] = sum[i]; }
+        }
+    }
+}
+
+// Texts that kernel 6 is compiled for, and stages in what their x leaves of shared memory. 0 stages: it does not run.
+struct DecodeHeadPlan {
+    int texts, num_boxes, num_stages;
+    size_t shared_bytes() const { return 1024 + (size_t)num_boxes * texts * 128 + num_stages * DECODE_HEAD_BOX; }
+};
+inline DecodeHeadPlan decode_head_plan(const WeightMatrix& weight, int B, int K) {
+    DecodeHeadPlan plan = {B <= 16 ? 16 : B <= 32 ? 32 : 64, ceil_div(K, 64), 0};
+    int stages = ((int)DECODE_MATMUL_MAX_SHARED - (int)plan.shared_bytes()) / DECODE_HEAD_BOX;
+    bool runs = weight.format == WEIGHTS_FULL && B <= 64 && K <= 7 * 256 && has_sm90a();
+    plan.num_stages = runs && stages >= DECODE_HEAD_MIN_STAGES ? min(stages, DECODE_HEAD_MAX_STAGES) : 0;
+    return plan;
+}
+
+template <int most> auto decode_head_kernel(int texts) {
+    return texts == 16   ? decode_matmul_head_sm90_kernel6<16, most>
+           : texts == 32 ? decode_matmul_head_sm90_kernel6<32, most>
+                         : decode_matmul_head_sm90_kernel6<64, most>;
+}
+inline void decode_head_launch(float* logits, const floatX* x, const floatX* norm_weight, const floatX* norm_bias,
+                               const WeightMatrix& weight, int B, int K, int OC, const DecodeHeadPlan& plan,
+                               cudaStream_t stream) {
+    require(B > 0 && K % x128::size == 0 && OC > 0);
+    auto kernel = K <= 4 * 256 ? decode_head_kernel<4>(plan.texts) : decode_head_kernel<7>(plan.texts);
+    cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)plan.shared_bytes()));
+    CUtensorMap map = tensor_map((const floatX*)weight.values, {K, OC}, {64, DECODE_HEAD_ROWS});
+    DecodeHeadArguments a = {x, norm_weight, norm_bias, B, K, OC, plan.num_boxes, plan.num_stages};
+    cudaLaunchAttribute attribute = {};
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3(min(num_multiprocessors(), ceil_div(OC, DECODE_HEAD_ROWS)));
+    config.blockDim = dim3(DECODE_HEAD_CONSUMERS + 32);
+    config.dynamicSmemBytes = plan.shared_bytes();
+    config.stream = stream;
+    config.attrs = &attribute;
+    config.numAttrs = 1;
+    cudaCheck(cudaLaunchKernelEx(&config, kernel, logits, map, a));
+}
+
 // logits (B,Vp) float = layernorm(x) wte^T | x (B,C) | norm_weight, norm_bias (C) | wte (Vp,C). Returns false as
 // decode_matmul(), but takes any larger number of texts.
 bool decode_matmul_head(float* logits, const floatX* x, const floatX* norm_weight, const floatX* norm_bias,
                         const WeightMatrix& wte, int B, int C, int Vp, cudaStream_t stream) {
+    DecodeHeadPlan ring = decode_head_plan(wte, B, C);
     DecodeMatmulPlan plan = decode_matmul_choose(0, 0, true, true, B, C, Vp);
-    if (!decode_matmul_runs(plan, B)) { return false; }
+    bool many = B > DECODE_HEAD_MAX_TEXTS5 && wte.format == WEIGHTS_FULL;
+    if (!ring.num_stages && (many || !decode_matmul_runs(plan, B))) { return false; }
     double others = (double)B * C * sizeof(floatX) + (double)B * Vp * sizeof(float);
     Op op(stream, wte.bytes(Vp, C) + others, 2.0 * B * Vp * C, "decode_matmul %d -> %d, head", C, Vp);
+    if (ring.num_stages) {
+        decode_head_launch(logits, x, norm_weight, norm_bias, wte, B, C, Vp, ring, stream);
+        return true;
+    }
     decode_matmul_launch(logits, {x, norm_weight, norm_bias, wte, NULL, NULL, B, C, Vp, false, 0, 0, 0}, plan, true,
                          stream);
     return true;
@@ -11113,9 +11304,16 @@ template <uint64_t (*warp_op)(uint64_t)> __device__ inline uint64_t decode_sampl
     return x;
 }
 
+// The token sampled for text b. Its position moves on, unless the text has ended (-1). copy: like tokens, or NULL.
+__device__ inline void decode_sample_end(int b, int token, int* tokens, int* copy, int* positions) {
+    tokens[b] = token;
+    if (copy) { copy[b] = token; }
+    if (positions[b] >= 0) { positions[b] += 1; }
+}
+
 // tokens (B): the id of the largest logit of each sequence. best (B), arrived (B): scratch, zero before and after the
 // launch.
-__global__ void decode_sample_greedy_kernel3(int* tokens, int* positions, uint64_t* best, int* arrived,
+__global__ void decode_sample_greedy_kernel3(int* tokens, int* copy, int* positions, uint64_t* best, int* arrived,
                                              const float* logits, int V, int Vp) {
     __shared__ uint64_t shared[32];
     int b = blockIdx.y, step = gridDim.x * blockDim.x;
@@ -11136,16 +11334,15 @@ __global__ void decode_sample_greedy_kernel3(int* tokens, int* positions, uint64
     atomicMax(top, (unsigned long long)key); // the result does not depend on the order
     __threadfence();
     if (atomicAdd(arrived + b, 1) != (int)gridDim.x - 1) { return; }
-    tokens[b] = decode_sample_id(atomicExch(top, 0ull));
+    decode_sample_end(b, decode_sample_id(atomicExch(top, 0ull)), tokens, copy, positions);
     arrived[b] = 0;
-    if (positions[b] >= 0) { positions[b] += 1; } // -1: the text has ended
 }
 
 // Launches kernel 3 with `blocks` blocks per sequence.
-inline void decode_sample_greedy(int* tokens, int* positions, float* scratch, const float* logits, int B, int V, int Vp,
-                                 int blocks, cudaStream_t stream, int block_size) {
+inline void decode_sample_greedy(int* tokens, int* copy, int* positions, float* scratch, const float* logits, int B,
+                                 int V, int Vp, int blocks, cudaStream_t stream, int block_size) {
     uint64_t* best = reinterpret_cast<uint64_t*>(scratch);
-    launch_early(decode_sample_greedy_kernel3, dim3(blocks, B), block_size, 0, stream, tokens, positions, best,
+    launch_early(decode_sample_greedy_kernel3, dim3(blocks, B), block_size, 0, stream, tokens, copy, positions, best,
                  reinterpret_cast<int*>(best + B), logits, V, Vp);
 }
 
@@ -11330,8 +11527,8 @@ __device__ int decode_sample_draw(uint64_t* sums, const DecodeSampleRow& row, in
 }
 
 __global__ void __launch_bounds__(DECODE_SAMPLE_THREADS, 1)
-    decode_sample_kernel5(int* tokens, int* positions, const float* logits, uint64_t* rng_state, float temperature,
-                          int top_k, float top_p, float min_p, int V, int Vp) {
+    decode_sample_kernel5(int* tokens, int* copy, int* positions, const float* logits, uint64_t* rng_state,
+                          float temperature, int top_k, float top_p, float min_p, int V, int Vp) {
     __shared__ DecodeSampleShared shared;
     __shared__ uint64_t sums[2 * 32];
     int b = blockIdx.x, token = -1; // the result if nothing can be drawn
@@ -11343,10 +11540,7 @@ __global__ void __launch_bounds__(DECODE_SAMPLE_THREADS, 1)
         token = decode_sample_draw(sums, row, V, decode_sample_random(&state));
         if (threadIdx.x == 0) { rng_state[b] = state; } // all threads have read it: the draw has barriers
     }
-    if (threadIdx.x == 0) {
-        tokens[b] = token;
-        if (positions[b] >= 0) { positions[b] += 1; }
-    }
+    if (threadIdx.x == 0) { decode_sample_end(b, token, tokens, copy, positions); }
 }
 
 // Adds the newest token of each text to its set, and penalizes the logits of all tokens in the set.
@@ -11369,7 +11563,7 @@ __global__ void decode_sample_penalize_kernel6(uint32_t* seen, float* logits, co
 // it zero.
 inline size_t decode_sample_scratch(int B) { return (size_t)3 * B; }
 
-// tokens (B), positions (B) += 1 where they are not -1 | scratch (decode_sample_scratch(B)) | logits (B,Vp), the first V of a row are used |
+// tokens (B), copy (B) the same tokens, may be the host's memory or NULL, positions (B) += 1 where they are not -1 | scratch (decode_sample_scratch(B)) | logits (B,Vp), the first V of a row are used |
 // rng_state (B) inout | seen (B, ceil(V/32)) inout
 // temperature 0: takes the largest logit; rng_state may be NULL. Otherwise draws from softmax(logits / temperature),
 // limited to the top_k largest logits (0: all), of these to the fewest most likely tokens whose share of the
@@ -11377,9 +11571,9 @@ inline size_t decode_sample_scratch(int B) { return (size_t)3 * B; }
 // NaN and -inf are never drawn; if a sequence has nothing else, its token is -1.
 // penalty 1: seen may be NULL. Otherwise seen has the tokens of each text but for the newest one, which is in tokens; it is
 // added. A positive logit of a token in the set is divided by the penalty, another one is multiplied with it.
-void decode_sample(int* tokens, int* positions, float* scratch, float* logits, uint64_t* rng_state, uint32_t* seen,
-                   float temperature, int top_k, float top_p, float min_p, float penalty, int B, int V, int Vp,
-                   cudaStream_t stream, int block_size) {
+void decode_sample(int* tokens, int* copy, int* positions, float* scratch, float* logits, uint64_t* rng_state,
+                   uint32_t* seen, float temperature, int top_k, float top_p, float min_p, float penalty, int B, int V,
+                   int Vp, cudaStream_t stream, int block_size) {
     Op op(stream, (double)B * V * sizeof(float), 0, "decode_sample");
     require(B > 0 && B <= 65535 && V > 0 && V <= Vp && V <= 1 << 18 && Vp % 4 == 0);
     require(temperature >= 0.0f && top_k >= 0 && top_p > 0.0f && top_p <= 1.0f && min_p >= 0.0f && min_p <= 1.0f);
@@ -11391,17 +11585,17 @@ void decode_sample(int* tokens, int* positions, float* scratch, float* logits, u
     const float* penalized = logits;
     if (temperature == 0.0f) {
         int blocks = ceil_div(V, 2 * 4 * block_size); // two vectors per thread
-        decode_sample_greedy(tokens, positions, scratch, penalized, B, V, Vp, blocks, stream, block_size);
+        decode_sample_greedy(tokens, copy, positions, scratch, penalized, B, V, Vp, blocks, stream, block_size);
         return;
     }
     require(rng_state != NULL);
-    launch_early(decode_sample_kernel5, dim3(B), DECODE_SAMPLE_THREADS, 0, stream, tokens, positions, penalized,
+    launch_early(decode_sample_kernel5, dim3(B), DECODE_SAMPLE_THREADS, 0, stream, tokens, copy, positions, penalized,
                  rng_state, temperature, top_k, top_p, min_p, V, Vp);
 }
-void decode_sample(int* tokens, int* positions, float* scratch, float* logits, uint64_t* rng_state, uint32_t* seen,
-                   float temperature, int top_k, float top_p, float min_p, float penalty, int B, int V, int Vp,
-                   cudaStream_t stream) {
-    decode_sample(tokens, positions, scratch, logits, rng_state, seen, temperature, top_k, top_p, min_p, penalty, B, V,
-                  Vp, stream, 256);
+void decode_sample(int* tokens, int* copy, int* positions, float* scratch, float* logits, uint64_t* rng_state,
+                   uint32_t* seen, float temperature, int top_k, float top_p, float min_p, float penalty, int B, int V,
+                   int Vp, cudaStream_t stream) {
+    decode_sample(tokens, copy, positions, scratch, logits, rng_state, seen, temperature, top_k, top_p, min_p, penalty,
+                  B, V, Vp, stream, 256);
 }
 // ==== end promoted: decode_sample ====

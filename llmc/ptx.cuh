@@ -380,6 +380,33 @@ __device__ inline void wgmma_64x64x16(float d[32], uint64_t a, uint64_t b, int a
     WGMMA_64x64x16("f16");
 }
 
+// With 16 and 32 columns.
+#define WGMMA_64x16x16(type)                                                                                           \
+    PTX_SM90A("{\n.reg .pred p;\nsetp.ne.b32 p, %10, 0;\n"                                                             \
+              "wgmma.mma_async.sync.aligned.m64n16k16.f32." type "." type " "                                          \
+              "{%0, %1, %2, %3, %4, %5, %6, %7}, %8, %9, p, 1, 1, 0, 0;\n}\n"                                          \
+              : WGMMA_D8(d, 0)                                                                                         \
+              : "l"(a), "l"(b), "r"(accumulate))
+__device__ inline void wgmma_64x16x16(float d[8], uint64_t a, uint64_t b, int accumulate, __nv_bfloat16) {
+    WGMMA_64x16x16("bf16");
+}
+__device__ inline void wgmma_64x16x16(float d[8], uint64_t a, uint64_t b, int accumulate, half) {
+    WGMMA_64x16x16("f16");
+}
+#define WGMMA_64x32x16(type)                                                                                           \
+    PTX_SM90A("{\n.reg .pred p;\nsetp.ne.b32 p, %18, 0;\n"                                                             \
+              "wgmma.mma_async.sync.aligned.m64n32k16.f32." type "." type " "                                          \
+              "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, "                               \
+              "%16, %17, p, 1, 1, 0, 0;\n}\n"                                                                          \
+              : WGMMA_D8(d, 0), WGMMA_D8(d, 8)                                                                         \
+              : "l"(a), "l"(b), "r"(accumulate))
+__device__ inline void wgmma_64x32x16(float d[16], uint64_t a, uint64_t b, int accumulate, __nv_bfloat16) {
+    WGMMA_64x32x16("bf16");
+}
+__device__ inline void wgmma_64x32x16(float d[16], uint64_t a, uint64_t b, int accumulate, half) {
+    WGMMA_64x32x16("f16");
+}
+
 // ---- TMA loads and stores with four coordinates -------------------------------------------------------
 
 // As tma_load_2d, with four coordinates: x is the innermost dimension, then y, z, w.

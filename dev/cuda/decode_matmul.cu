@@ -753,14 +753,204 @@ bool decode_matmul(floatX* out, const floatX* x, const floatX* norm_weight, cons
     return true;
 }
 
+// ==== end promoted: decode_matmul ====
+
+// ---- kernel 6: the head alone; weights by TMA through a ring in shared memory, which is full when x arrives -----------
+
+// ==== promoted: decode_matmul ====
+constexpr int DECODE_HEAD_CONSUMERS = 256; // threads: two warpgroups
+constexpr int DECODE_HEAD_ROWS = 128;      // of a tile: 64 of each warpgroup
+constexpr int DECODE_HEAD_BOX =
+    DECODE_HEAD_ROWS * 64 * (int)sizeof(floatX); // bytes of a box of 128 rows and 64 columns
+constexpr int DECODE_HEAD_MIN_STAGES = 4, DECODE_HEAD_MAX_STAGES = 13;
+constexpr int DECODE_HEAD_MAX_TEXTS5 =
+    32; // for more, cuBLASLt is faster than kernel 5: 64 texts of 768 channels 34 us, 52
+
+struct DecodeHeadArguments {
+    const floatX *x, *norm_weight, *norm_bias;
+    int B, K, OC, num_boxes, num_stages; // num_boxes: per row
+};
+
+__device__ inline void decode_head_multiply(float (&sum)[8], uint64_t a, uint64_t b, int accumulate) {
+    wgmma_64x16x16(sum, a, b, accumulate, floatX());
+}
+__device__ inline void decode_head_multiply(float (&sum)[16], uint64_t a, uint64_t b, int accumulate) {
+    wgmma_64x32x16(sum, a, b, accumulate, floatX());
+}
+__device__ inline void decode_head_multiply(float (&sum)[32], uint64_t a, uint64_t b, int accumulate) {
+    wgmma_64x64x16(sum, a, b, accumulate, floatX());
+}
+
+// shared_x = layernorm(x), as boxes of `texts` rows and 64 columns with the 128-byte swizzle; zeros for texts past B and columns past K.
+// A warp has every eighth text, a lane of it up to `most` vectors.
+template <int texts, int most>
+__device__ inline void decode_head_norm(unsigned char* shared_x, const DecodeHeadArguments& a) {
+    constexpr int size = x128::size;
+    int lane = threadIdx.x % 32, num_vec = a.K / size;
+    auto vec = [=](int i) { return i * 32 + lane; };
+    int4 weight[most], bias[most];
+#pragma unroll
+    for (int i = 0; i < most; i++) {
+        bool there = vec(i) < num_vec;
+        weight[i] = there ? reinterpret_cast<const int4*>(a.norm_weight)[vec(i)] : make_int4(0, 0, 0, 0);
+        bias[i] = there ? reinterpret_cast<const int4*>(a.norm_bias)[vec(i)] : make_int4(0, 0, 0, 0);
+    }
+    grid_wait_dependency(); // what was read before this line is not written by earlier kernels of the step
+#pragma unroll(most > 4 ? 1 : 2)
+    for (int b = threadIdx.x / 32; b < texts; b += DECODE_HEAD_CONSUMERS / 32) {
+        const int4* row = reinterpret_cast<const int4*>(a.x + (size_t)min(b, a.B - 1) * a.K);
+        int4 x[most];
+        float sum = 0.0f, squares = 0.0f;
+#pragma unroll
+        for (int i = 0; i < most; i++) { x[i] = vec(i) < num_vec ? __ldcg(row + vec(i)) : make_int4(0, 0, 0, 0); }
+#pragma unroll
+        for (int i = 0; i < most; i++) {
+            x128 v = vec128_from_bits<floatX>(x[i]);
+            for (int e = 0; e < size; e++) { sum += (float)v[e]; }
+        }
+        float mean = decode_matmul_sum<32>(sum) / (float)a.K;
+        hold_packed(x);
+#pragma unroll
+        for (int i = 0; i < most; i++) {
+            x128 v = vec128_from_bits<floatX>(x[i]);
+            float less = vec(i) < num_vec ? mean : 0.0f;
+            for (int e = 0; e < size; e++) { squares += ((float)v[e] - less) * ((float)v[e] - less); }
+        }
+        float rstd = rsqrtf(decode_matmul_sum<32>(squares) / (float)a.K + 1e-5f);
+        hold_packed(x), hold_packed(weight), hold_packed(bias);
+#pragma unroll
+        for (int i = 0; i < most; i++) {
+            int box = vec(i) / 8, chunk = vec(i) % 8;
+            if (box >= a.num_boxes) { break; }
+            x128 scale = vec128_from_bits<floatX>(weight[i]), shift = vec128_from_bits<floatX>(bias[i]);
+            int4 normed = decode_matmul_normalise(x[i], scale, shift, mean, rstd);
+            bool there = b < a.B && vec(i) < num_vec;
+            int4* to = reinterpret_cast<int4*>(shared_x + (size_t)(box * texts + b) * 128) + (chunk ^ b % 8);
+            *to = there ? normed : make_int4(0, 0, 0, 0);
+        }
+    }
+}
+
+// logits (B,OC) = layernorm(x) weight^T. Blocks take tiles of 128 rows of the weight in turn. One warp loads them box by box; each of two
+// warpgroups multiplies 64 rows by all texts. As the weights are in shared memory, not in registers on their way, a third of them can be
+// there before the kernel in front of this one has ended.
+template <int texts, int most> __global__ void __launch_bounds__(DECODE_HEAD_CONSUMERS + 32, 1)
+    decode_matmul_head_sm90_kernel6(float* logits, const __grid_constant__ CUtensorMap weight,
+                                    const __grid_constant__ DecodeHeadArguments a) {
+    __shared__ uint64_t full[DECODE_HEAD_MAX_STAGES], empty[DECODE_HEAD_MAX_STAGES];
+    extern __shared__ unsigned char decode_head_shared[];
+    unsigned char* shared_x = &shared_aligned_1024<unsigned char>(decode_head_shared); // (num_boxes, texts, 64 columns)
+    unsigned char* ring = shared_x + a.num_boxes * texts * 128;                        // (num_stages, 128, 64 columns)
+    int num_tiles = ceil_div(a.OC, DECODE_HEAD_ROWS), warp = warp_uniform(threadIdx.x / 32), lane = threadIdx.x % 32;
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < a.num_stages; i++) {
+            mbarrier_init(&full[i], 1), mbarrier_init(&empty[i], DECODE_HEAD_CONSUMERS / 32);
+        }
+        mbarrier_init_fence();
+    }
+    __syncthreads();
+    grid_launch_dependents();
+    int stage = 0, parity = 0;
+    auto next = [&] {
+        if (++stage == a.num_stages) { stage = 0, parity ^= 1; }
+    };
+    if (warp == DECODE_HEAD_CONSUMERS / 32) {
+        if (lane != 0) { return; }
+        for (int tile = blockIdx.x; tile < num_tiles; tile += gridDim.x) {
+            for (int k = 0; k < a.num_boxes; k++, next()) {
+                mbarrier_wait(&empty[stage], parity ^ 1); // at first all are empty
+                mbarrier_arrive_expect(&full[stage], DECODE_HEAD_BOX);
+                tma_load_2d_once(ring + stage * DECODE_HEAD_BOX, &weight, k * 64, tile * DECODE_HEAD_ROWS,
+                                 &full[stage]);
+            }
+        }
+        return;
+    }
+    decode_head_norm<texts, most>(shared_x, a);
+    tma_store_fence(); // wgmma reads what these threads have written
+    named_barrier_sync(1, DECODE_HEAD_CONSUMERS);
+    for (int tile = blockIdx.x; tile < num_tiles; tile += gridDim.x) {
+        float sum[texts / 2] = {};
+        int before = 0;
+        for (int k = 0; k < a.num_boxes; k++, next()) {
+            mbarrier_wait(&full[stage], parity);
+            uint64_t rows = wgmma_descriptor(ring + stage * DECODE_HEAD_BOX + warp / 4 * 64 * 128);
+            uint64_t columns = wgmma_descriptor(shared_x + k * texts * 128);
+            wgmma_hold(sum);
+            wgmma_fence();
+#pragma unroll
+            for (int j = 0; j < 4; j++) { decode_head_multiply(sum, rows + 2 * j, columns + 2 * j, k > 0 || j > 0); }
+            wgmma_commit();
+            wgmma_hold(sum);
+            wgmma_wait<1>(); // for the box before
+            if (k > 0 && lane == 0) { mbarrier_arrive(&empty[before]); }
+            before = stage;
+        }
+        wgmma_wait<0>();
+        wgmma_hold(sum);
+        if (lane == 0) { mbarrier_arrive(&empty[before]); }
+#pragma unroll
+        for (int i = 0; i < texts / 2; i++) {
+            int row = tile * DECODE_HEAD_ROWS + warp * 16 + lane / 4 + i % 4 / 2 * 8;
+            int b = i / 4 * 8 + lane % 4 * 2 + i % 2;
+            if (row < a.OC && b < a.B) { logits[(size_t)b * a.OC + row] = sum[i]; }
+        }
+    }
+}
+
+// Texts that kernel 6 is compiled for, and stages in what their x leaves of shared memory. 0 stages: it does not run.
+struct DecodeHeadPlan {
+    int texts, num_boxes, num_stages;
+    size_t shared_bytes() const { return 1024 + (size_t)num_boxes * texts * 128 + num_stages * DECODE_HEAD_BOX; }
+};
+inline DecodeHeadPlan decode_head_plan(const WeightMatrix& weight, int B, int K) {
+    DecodeHeadPlan plan = {B <= 16 ? 16 : B <= 32 ? 32 : 64, ceil_div(K, 64), 0};
+    int stages = ((int)DECODE_MATMUL_MAX_SHARED - (int)plan.shared_bytes()) / DECODE_HEAD_BOX;
+    bool runs = weight.format == WEIGHTS_FULL && B <= 64 && K <= 7 * 256 && has_sm90a();
+    plan.num_stages = runs && stages >= DECODE_HEAD_MIN_STAGES ? min(stages, DECODE_HEAD_MAX_STAGES) : 0;
+    return plan;
+}
+
+template <int most> auto decode_head_kernel(int texts) {
+    return texts == 16   ? decode_matmul_head_sm90_kernel6<16, most>
+           : texts == 32 ? decode_matmul_head_sm90_kernel6<32, most>
+                         : decode_matmul_head_sm90_kernel6<64, most>;
+}
+inline void decode_head_launch(float* logits, const floatX* x, const floatX* norm_weight, const floatX* norm_bias,
+                               const WeightMatrix& weight, int B, int K, int OC, const DecodeHeadPlan& plan,
+                               cudaStream_t stream) {
+    require(B > 0 && K % x128::size == 0 && OC > 0);
+    auto kernel = K <= 4 * 256 ? decode_head_kernel<4>(plan.texts) : decode_head_kernel<7>(plan.texts);
+    cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)plan.shared_bytes()));
+    CUtensorMap map = tensor_map((const floatX*)weight.values, {K, OC}, {64, DECODE_HEAD_ROWS});
+    DecodeHeadArguments a = {x, norm_weight, norm_bias, B, K, OC, plan.num_boxes, plan.num_stages};
+    cudaLaunchAttribute attribute = {};
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3(min(num_multiprocessors(), ceil_div(OC, DECODE_HEAD_ROWS)));
+    config.blockDim = dim3(DECODE_HEAD_CONSUMERS + 32);
+    config.dynamicSmemBytes = plan.shared_bytes();
+    config.stream = stream;
+    config.attrs = &attribute;
+    config.numAttrs = 1;
+    cudaCheck(cudaLaunchKernelEx(&config, kernel, logits, map, a));
+}
+
 // logits (B,Vp) float = layernorm(x) wte^T | x (B,C) | norm_weight, norm_bias (C) | wte (Vp,C). Returns false as
 // decode_matmul(), but takes any larger number of texts.
 bool decode_matmul_head(float* logits, const floatX* x, const floatX* norm_weight, const floatX* norm_bias,
                         const WeightMatrix& wte, int B, int C, int Vp, cudaStream_t stream) {
+    DecodeHeadPlan ring = decode_head_plan(wte, B, C);
     DecodeMatmulPlan plan = decode_matmul_choose(0, 0, true, true, B, C, Vp);
-    if (!decode_matmul_runs(plan, B)) { return false; }
+    bool many = B > DECODE_HEAD_MAX_TEXTS5 && wte.format == WEIGHTS_FULL;
+    if (!ring.num_stages && (many || !decode_matmul_runs(plan, B))) { return false; }
     double others = (double)B * C * sizeof(floatX) + (double)B * Vp * sizeof(float);
     Op op(stream, wte.bytes(Vp, C) + others, 2.0 * B * Vp * C, "decode_matmul %d -> %d, head", C, Vp);
+    if (ring.num_stages) {
+        decode_head_launch(logits, x, norm_weight, norm_bias, wte, B, C, Vp, ring, stream);
+        return true;
+    }
     decode_matmul_launch(logits, {x, norm_weight, norm_bias, wte, NULL, NULL, B, C, Vp, false, 0, 0, 0}, plan, true,
                          stream);
     return true;
@@ -846,6 +1036,7 @@ static void declare(Bench& b) {
                  {0});
     }
 #if !defined(ENABLE_FP32)
+    bool rings = head && full && (b.dry ? B <= 64 : decode_head_plan(weight, B, K).num_stages > 0);
     auto launch345 = [=](int config, int cluster, bool early) {
         DecodeMatmulArguments a = {x, norm_weight, norm_bias, weight, bias, residual, B, K, OC, gelu, 0, 0, 0};
         DecodeMatmulPlan plan =
@@ -890,7 +1081,7 @@ static void declare(Bench& b) {
         5, "4, columns split over the blocks of a cluster",
         [=](int config) {
             bool launched = false;
-            if (config == 0) {
+            if (config == 0 && !rings) {
                 launched = head ? decode_matmul_head(logits, x, norm_weight, norm_bias, weight, B, K, OC, stream)
                                 : decode_matmul(out, x, norm_weight, norm_bias, weight, bias, residual, gelu, B, K, OC,
                                                 stream);
@@ -899,7 +1090,16 @@ static void declare(Bench& b) {
         },
         configs, -90);
     b.config("tile", decode_matmul_label);
-    b.promoted(5);
+    if (rings) {
+        b.kernel(
+            6, "the head alone: weights by TMA through a ring, wgmma",
+            [=](int) {
+                bool launched = decode_matmul_head(logits, x, norm_weight, norm_bias, weight, B, K, OC, stream);
+                require(launched);
+            },
+            {0}, -90);
+    }
+    b.promoted(rings ? 6 : 5);
 #endif
 }
 
@@ -920,6 +1120,11 @@ int main(int argc, char** argv) {
                        with_kind(1, {24, 1, 1280, 1, 1280}), // 48 KB of dynamic shared memory
                        with_kind(2, {2, 1, 64, 1, 32769}),
                        with_kind(2, {17, 1, 120, 1, 17000}),
+                       with_kind(2, {1, 1, 8, 1, 1}),
+                       with_kind(2, {16, 1, 72, 1, 9001}), // blocks with one tile and with two
+                       with_kind(2, {64, 1, 776, 1, 300}),
+                       with_kind(2, {33, 1, 1280, 1, 200}),
+                       with_kind(2, {5, 1, 1600, 1, 201}),
                        with_kind(2, {70, 1, 64, 1, 17001}),
                        with_kind(3, {2, 1, 8, 1, 1}),
                        with_kind(3, {5, 1, 776, 1, 33}),

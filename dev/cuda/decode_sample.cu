@@ -40,7 +40,7 @@
 
 // ---- kernel 1: largest logit, one block per sequence, tree reduction in shared memory -------------------------------
 
-__global__ void decode_sample_kernel1(int* tokens, int* positions, const float* logits, int V, int Vp) {
+__global__ void decode_sample_kernel1(int* tokens, int* copy, int* positions, const float* logits, int V, int Vp) {
     __shared__ float max[1024];
     __shared__ int best[1024];
     int i = threadIdx.x, b = blockIdx.x;
@@ -57,25 +57,25 @@ __global__ void decode_sample_kernel1(int* tokens, int* positions, const float* 
         }
     }
     if (i == 0) {
-        tokens[b] = best[0];
+        tokens[b] = copy[b] = best[0];
         if (positions[b] >= 0) { positions[b] += 1; }
     }
 }
 
-void decode_sample1(int* tokens, int* positions, const float* logits, int B, int V, int Vp, cudaStream_t stream,
-                    int block_size) {
-    decode_sample_kernel1<<<B, block_size, 0, stream>>>(tokens, positions, logits, V, Vp);
+void decode_sample1(int* tokens, int* copy, int* positions, const float* logits, int B, int V, int Vp,
+                    cudaStream_t stream, int block_size) {
+    decode_sample_kernel1<<<B, block_size, 0, stream>>>(tokens, copy, positions, logits, V, Vp);
     cudaCheck(cudaGetLastError());
 }
 
 // ---- kernel 2: largest logit, 16-byte loads, logit and id as one 64-bit key (kernel 3, one block per sequence) ------
 
-inline void decode_sample_greedy(int* tokens, int* positions, float* scratch, const float* logits, int B, int V, int Vp,
-                                 int blocks, cudaStream_t stream, int block_size);
+inline void decode_sample_greedy(int* tokens, int* copy, int* positions, float* scratch, const float* logits, int B,
+                                 int V, int Vp, int blocks, cudaStream_t stream, int block_size);
 
-void decode_sample2(int* tokens, int* positions, float* scratch, const float* logits, int B, int V, int Vp,
+void decode_sample2(int* tokens, int* copy, int* positions, float* scratch, const float* logits, int B, int V, int Vp,
                     cudaStream_t stream, int block_size) {
-    decode_sample_greedy(tokens, positions, scratch, logits, B, V, Vp, 1, stream, block_size);
+    decode_sample_greedy(tokens, copy, positions, scratch, logits, B, V, Vp, 1, stream, block_size);
 }
 
 // ---- kernel 3: largest logit, many blocks per sequence; the last block to arrive writes the token -------------------
@@ -122,9 +122,16 @@ template <uint64_t (*warp_op)(uint64_t)> __device__ inline uint64_t decode_sampl
     return x;
 }
 
+// The token sampled for text b. Its position moves on, unless the text has ended (-1). copy: like tokens, or NULL.
+__device__ inline void decode_sample_end(int b, int token, int* tokens, int* copy, int* positions) {
+    tokens[b] = token;
+    if (copy) { copy[b] = token; }
+    if (positions[b] >= 0) { positions[b] += 1; }
+}
+
 // tokens (B): the id of the largest logit of each sequence. best (B), arrived (B): scratch, zero before and after the
 // launch.
-__global__ void decode_sample_greedy_kernel3(int* tokens, int* positions, uint64_t* best, int* arrived,
+__global__ void decode_sample_greedy_kernel3(int* tokens, int* copy, int* positions, uint64_t* best, int* arrived,
                                              const float* logits, int V, int Vp) {
     __shared__ uint64_t shared[32];
     int b = blockIdx.y, step = gridDim.x * blockDim.x;
@@ -145,16 +152,15 @@ __global__ void decode_sample_greedy_kernel3(int* tokens, int* positions, uint64
     atomicMax(top, (unsigned long long)key); // the result does not depend on the order
     __threadfence();
     if (atomicAdd(arrived + b, 1) != (int)gridDim.x - 1) { return; }
-    tokens[b] = decode_sample_id(atomicExch(top, 0ull));
+    decode_sample_end(b, decode_sample_id(atomicExch(top, 0ull)), tokens, copy, positions);
     arrived[b] = 0;
-    if (positions[b] >= 0) { positions[b] += 1; } // -1: the text has ended
 }
 
 // Launches kernel 3 with `blocks` blocks per sequence.
-inline void decode_sample_greedy(int* tokens, int* positions, float* scratch, const float* logits, int B, int V, int Vp,
-                                 int blocks, cudaStream_t stream, int block_size) {
+inline void decode_sample_greedy(int* tokens, int* copy, int* positions, float* scratch, const float* logits, int B,
+                                 int V, int Vp, int blocks, cudaStream_t stream, int block_size) {
     uint64_t* best = reinterpret_cast<uint64_t*>(scratch);
-    launch_early(decode_sample_greedy_kernel3, dim3(blocks, B), block_size, 0, stream, tokens, positions, best,
+    launch_early(decode_sample_greedy_kernel3, dim3(blocks, B), block_size, 0, stream, tokens, copy, positions, best,
                  reinterpret_cast<int*>(best + B), logits, V, Vp);
 }
 // ==== end promoted: decode_sample ====
@@ -352,8 +358,8 @@ __device__ int decode_sample_draw4(DecodeSampleShared& shared, DecodeSampleChunk
 }
 
 __global__ void __launch_bounds__(DECODE_SAMPLE_CHUNKS, 1)
-    decode_sample_kernel4(int* tokens, int* positions, const float* logits, uint64_t* rng_state, float temperature,
-                          int top_k, float top_p, float min_p, int V, int Vp) {
+    decode_sample_kernel4(int* tokens, int* copy, int* positions, const float* logits, uint64_t* rng_state,
+                          float temperature, int top_k, float top_p, float min_p, int V, int Vp) {
     __shared__ DecodeSampleShared shared;
     __shared__ DecodeSampleChunks chunks;
     int b = blockIdx.x, token = -1; // the result if nothing can be drawn
@@ -364,16 +370,13 @@ __global__ void __launch_bounds__(DECODE_SAMPLE_CHUNKS, 1)
         token = decode_sample_draw4(shared, chunks, row, V, decode_sample_random(&state));
         if (threadIdx.x == 0) { rng_state[b] = state; } // all threads have read it: the draw has barriers
     }
-    if (threadIdx.x == 0) {
-        tokens[b] = token;
-        if (positions[b] >= 0) { positions[b] += 1; }
-    }
+    if (threadIdx.x == 0) { decode_sample_end(b, token, tokens, copy, positions); }
 }
 
-void decode_sample4(int* tokens, int* positions, const float* logits, uint64_t* rng_state, float temperature, int top_k,
-                    float top_p, float min_p, int B, int V, int Vp, cudaStream_t stream) {
-    decode_sample_kernel4<<<B, DECODE_SAMPLE_CHUNKS, 0, stream>>>(tokens, positions, logits, rng_state, temperature,
-                                                                  top_k, top_p, min_p, V, Vp);
+void decode_sample4(int* tokens, int* copy, int* positions, const float* logits, uint64_t* rng_state, float temperature,
+                    int top_k, float top_p, float min_p, int B, int V, int Vp, cudaStream_t stream) {
+    decode_sample_kernel4<<<B, DECODE_SAMPLE_CHUNKS, 0, stream>>>(tokens, copy, positions, logits, rng_state,
+                                                                  temperature, top_k, top_p, min_p, V, Vp);
     cudaCheck(cudaGetLastError());
 }
 
@@ -429,8 +432,8 @@ __device__ int decode_sample_draw(uint64_t* sums, const DecodeSampleRow& row, in
 }
 
 __global__ void __launch_bounds__(DECODE_SAMPLE_THREADS, 1)
-    decode_sample_kernel5(int* tokens, int* positions, const float* logits, uint64_t* rng_state, float temperature,
-                          int top_k, float top_p, float min_p, int V, int Vp) {
+    decode_sample_kernel5(int* tokens, int* copy, int* positions, const float* logits, uint64_t* rng_state,
+                          float temperature, int top_k, float top_p, float min_p, int V, int Vp) {
     __shared__ DecodeSampleShared shared;
     __shared__ uint64_t sums[2 * 32];
     int b = blockIdx.x, token = -1; // the result if nothing can be drawn
@@ -442,10 +445,7 @@ __global__ void __launch_bounds__(DECODE_SAMPLE_THREADS, 1)
         token = decode_sample_draw(sums, row, V, decode_sample_random(&state));
         if (threadIdx.x == 0) { rng_state[b] = state; } // all threads have read it: the draw has barriers
     }
-    if (threadIdx.x == 0) {
-        tokens[b] = token;
-        if (positions[b] >= 0) { positions[b] += 1; }
-    }
+    if (threadIdx.x == 0) { decode_sample_end(b, token, tokens, copy, positions); }
 }
 // ==== end promoted: decode_sample ====
 
@@ -472,7 +472,7 @@ __global__ void decode_sample_penalize_kernel6(uint32_t* seen, float* logits, co
 // it zero.
 inline size_t decode_sample_scratch(int B) { return (size_t)3 * B; }
 
-// tokens (B), positions (B) += 1 where they are not -1 | scratch (decode_sample_scratch(B)) | logits (B,Vp), the first V of a row are used |
+// tokens (B), copy (B) the same tokens, may be the host's memory or NULL, positions (B) += 1 where they are not -1 | scratch (decode_sample_scratch(B)) | logits (B,Vp), the first V of a row are used |
 // rng_state (B) inout | seen (B, ceil(V/32)) inout
 // temperature 0: takes the largest logit; rng_state may be NULL. Otherwise draws from softmax(logits / temperature),
 // limited to the top_k largest logits (0: all), of these to the fewest most likely tokens whose share of the
@@ -480,9 +480,9 @@ inline size_t decode_sample_scratch(int B) { return (size_t)3 * B; }
 // NaN and -inf are never drawn; if a sequence has nothing else, its token is -1.
 // penalty 1: seen may be NULL. Otherwise seen has the tokens of each text but for the newest one, which is in tokens; it is
 // added. A positive logit of a token in the set is divided by the penalty, another one is multiplied with it.
-void decode_sample(int* tokens, int* positions, float* scratch, float* logits, uint64_t* rng_state, uint32_t* seen,
-                   float temperature, int top_k, float top_p, float min_p, float penalty, int B, int V, int Vp,
-                   cudaStream_t stream, int block_size) {
+void decode_sample(int* tokens, int* copy, int* positions, float* scratch, float* logits, uint64_t* rng_state,
+                   uint32_t* seen, float temperature, int top_k, float top_p, float min_p, float penalty, int B, int V,
+                   int Vp, cudaStream_t stream, int block_size) {
     Op op(stream, (double)B * V * sizeof(float), 0, "decode_sample");
     require(B > 0 && B <= 65535 && V > 0 && V <= Vp && V <= 1 << 18 && Vp % 4 == 0);
     require(temperature >= 0.0f && top_k >= 0 && top_p > 0.0f && top_p <= 1.0f && min_p >= 0.0f && min_p <= 1.0f);
@@ -494,18 +494,18 @@ void decode_sample(int* tokens, int* positions, float* scratch, float* logits, u
     const float* penalized = logits;
     if (temperature == 0.0f) {
         int blocks = ceil_div(V, 2 * 4 * block_size); // two vectors per thread
-        decode_sample_greedy(tokens, positions, scratch, penalized, B, V, Vp, blocks, stream, block_size);
+        decode_sample_greedy(tokens, copy, positions, scratch, penalized, B, V, Vp, blocks, stream, block_size);
         return;
     }
     require(rng_state != NULL);
-    launch_early(decode_sample_kernel5, dim3(B), DECODE_SAMPLE_THREADS, 0, stream, tokens, positions, penalized,
+    launch_early(decode_sample_kernel5, dim3(B), DECODE_SAMPLE_THREADS, 0, stream, tokens, copy, positions, penalized,
                  rng_state, temperature, top_k, top_p, min_p, V, Vp);
 }
-void decode_sample(int* tokens, int* positions, float* scratch, float* logits, uint64_t* rng_state, uint32_t* seen,
-                   float temperature, int top_k, float top_p, float min_p, float penalty, int B, int V, int Vp,
-                   cudaStream_t stream) {
-    decode_sample(tokens, positions, scratch, logits, rng_state, seen, temperature, top_k, top_p, min_p, penalty, B, V,
-                  Vp, stream, 256);
+void decode_sample(int* tokens, int* copy, int* positions, float* scratch, float* logits, uint64_t* rng_state,
+                   uint32_t* seen, float temperature, int top_k, float top_p, float min_p, float penalty, int B, int V,
+                   int Vp, cudaStream_t stream) {
+    decode_sample(tokens, copy, positions, scratch, logits, rng_state, seen, temperature, top_k, top_p, min_p, penalty,
+                  B, V, Vp, stream, 256);
 }
 // ==== end promoted: decode_sample ====
 
@@ -550,7 +550,7 @@ static void declare(Bench& b) {
     Buffer<int> positions = b.inout<int>("positions", B, positions_before, {0.0f, 0.0f});
     Buffer<uint64_t> rng_state = b.inout<uint64_t>("rng_state", B, rng_before, {0.0f, 1e-6f}); // compared as float
     Buffer<float> scratch = b.inout<float>("scratch", decode_sample_scratch(B), zeros, {0.0f, 0.0f});
-    Buffer<int> tokens, newest;
+    Buffer<int> tokens, newest, copy = b.output<int>("copy", B, {0.0f, 0.0f});
     Buffer<float> logits = logits_before;
     Buffer<uint32_t> seen, seen_before;
     if (penalizes) {
@@ -582,27 +582,29 @@ static void declare(Bench& b) {
         }
         decode_sample_cpu(tokens.host, rng_state.host, logits.host, rng_before.host, temperature, top_k, top_p, min_p,
                           B, V, Vp);
+        std::copy(tokens.host, tokens.host + B, copy.host);
     });
     b.cost((double)B * V * sizeof(float), 0);
     b.reads_only();
 
     auto promoted = [=](int bs) {
         uint32_t* set = penalizes ? (uint32_t*)seen : NULL;
-        bs ? decode_sample(tokens, positions, scratch, logits, rng_state, set, temperature, top_k, top_p, min_p,
+        bs ? decode_sample(tokens, copy, positions, scratch, logits, rng_state, set, temperature, top_k, top_p, min_p,
                            penalty, B, V, Vp, stream, bs)
-           : decode_sample(tokens, positions, scratch, logits, rng_state, set, temperature, top_k, top_p, min_p,
+           : decode_sample(tokens, copy, positions, scratch, logits, rng_state, set, temperature, top_k, top_p, min_p,
                            penalty, B, V, Vp, stream);
     };
     if (greedy && !penalizes) {
         b.kernel(1, "largest: one block, tree reduction in shared memory",
-                 [=](int bs) { decode_sample1(tokens, positions, logits, B, V, Vp, stream, bs); });
+                 [=](int bs) { decode_sample1(tokens, copy, positions, logits, B, V, Vp, stream, bs); });
         b.kernel(2, "largest: one block, 16-byte loads, 64-bit keys",
-                 [=](int bs) { decode_sample2(tokens, positions, scratch, logits, B, V, Vp, stream, bs); });
+                 [=](int bs) { decode_sample2(tokens, copy, positions, scratch, logits, B, V, Vp, stream, bs); });
         b.kernel(3, "largest: many blocks", promoted, {0, 128, 256, 512, 1024});
         b.promoted(3);
     } else if (!penalizes) {
         auto chunks = [=](int) {
-            decode_sample4(tokens, positions, logits, rng_state, temperature, top_k, top_p, min_p, B, V, Vp, stream);
+            decode_sample4(tokens, copy, positions, logits, rng_state, temperature, top_k, top_p, min_p, B, V, Vp,
+                           stream);
         };
         b.kernel(4, "draw: one block, top-k and top-p by bisection, 1024 chunks", chunks, {0});
         b.kernel(5, "4, drawn by two divisions into 32 parts, a warp per part", promoted, {0});

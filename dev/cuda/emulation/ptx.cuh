@@ -209,6 +209,8 @@ inline int emulation_wgmma_type(half) { return WGMMA_F16; }
     inline void name(float* d, uint64_t a, uint64_t b, int accumulate) {                                               \
         emulation_wgmma(d, NULL, a, b, columns, type, false, false, accumulate);                                       \
     }
+EMULATION_WGMMA(wgmma_64x16x16, 16, false, false)
+EMULATION_WGMMA(wgmma_64x32x16, 32, false, false)
 EMULATION_WGMMA(wgmma_64x64x16, 64, false, false)
 EMULATION_WGMMA(wgmma_64x64x16_transposed, 64, true, true)
 EMULATION_WGMMA(wgmma_64x128x16, 128, false, false)
