@@ -707,6 +707,9 @@ static void gpt2_download(GPT2* model, float* weights) {
 // 3. generation
 // ================================================================================================
 
+enum {
+    MAX_HEAD_TEXTS = 32
+}; // without decode_matmul_head, cuBLASLt computes the logits of more than these faster than decode_head
 enum { MAX_MATVEC_TEXTS = 8 }; // without decode_matmul, decode_matvec is faster than cuBLASLt up to here (on an H200)
 // With one slot, and all layers in one launch, a prompt of up to so many tokens runs token by token: these kernels are few, while a first
 // pass over a prompt takes some 80 ms to load its kernels and choose cuBLASLt's. (A later pass would take less time than 40 tokens.)
@@ -818,7 +821,7 @@ static void generator_sample(Generator* g, const GPT2* model, const Sampler* sam
     float* logits = g->logits + (size_t)slot * Vp;
     WeightMatrix wte = weights8_matrix(&model->weights8, &model->config, model->params_memory, p->wte);
     if (!decode_matmul_head(logits, x, p->lnfw, p->lnfb, wte, n, C, Vp, model->stream)) {
-        if (n > MAX_MATVEC_TEXTS && wte.format == WEIGHTS_FULL) {
+        if (n > MAX_HEAD_TEXTS && wte.format == WEIGHTS_FULL) {
             layernorm_forward(g->acts.lnf, g->acts.lnf_mean, g->acts.lnf_rstd, x, p->lnfw, p->lnfb, n, C,
                               model->stream);
             matmul_forward_float(logits, g->acts.lnf, p->wte, n, C, Vp, model->stream);
@@ -9335,7 +9338,6 @@ bool decode_matmul(floatX* out, const floatX* x, const floatX* norm_weight, cons
                          stream);
     return true;
 }
-
 
 constexpr int DECODE_HEAD_CONSUMERS = 256; // threads: two warpgroups
 constexpr int DECODE_HEAD_ROWS = 128;      // of a tile: 64 of each warpgroup
