@@ -9339,6 +9339,7 @@ bool decode_matmul(floatX* out, const floatX* x, const floatX* norm_weight, cons
     return true;
 }
 
+
 constexpr int DECODE_HEAD_CONSUMERS = 256; // threads: two warpgroups
 constexpr int DECODE_HEAD_ROWS = 128;      // of a tile: 64 of each warpgroup
 constexpr int DECODE_HEAD_BOX =
@@ -9366,7 +9367,9 @@ __device__ inline void decode_head_multiply(float (&sum)[32], uint64_t a, uint64
 // A warp has every eighth text, a lane of it up to `most` vectors.
 template <int texts, int most>
 __device__ inline void decode_head_norm(unsigned char* shared_x, const DecodeHeadArguments& a) {
-    constexpr int size = x128::size;
+    constexpr int size = x128::size, warps = DECODE_HEAD_CONSUMERS / 32;
+    constexpr int together =
+        texts / warps < 8 / most * 2 ? texts / warps : 8 / most * 2; // texts of a warp on their way: 2 or 4
     int lane = threadIdx.x % 32, num_vec = a.K / size;
     auto vec = [=](int i) { return i * 32 + lane; };
     int4 weight[most], bias[most];
@@ -9377,37 +9380,47 @@ __device__ inline void decode_head_norm(unsigned char* shared_x, const DecodeHea
         bias[i] = there ? reinterpret_cast<const int4*>(a.norm_bias)[vec(i)] : make_int4(0, 0, 0, 0);
     }
     grid_wait_dependency(); // what was read before this line is not written by earlier kernels of the step
-#pragma unroll(most > 4 ? 1 : 2)
-    for (int b = threadIdx.x / 32; b < texts; b += DECODE_HEAD_CONSUMERS / 32) {
-        const int4* row = reinterpret_cast<const int4*>(a.x + (size_t)min(b, a.B - 1) * a.K);
-        int4 x[most];
-        float sum = 0.0f, squares = 0.0f;
+    const int4* rows = reinterpret_cast<const int4*>(a.x);
+#pragma unroll 1
+    for (int first = threadIdx.x / 32; first < texts; first += warps * together) {
+        int4 x[together][most];
 #pragma unroll
-        for (int i = 0; i < most; i++) { x[i] = vec(i) < num_vec ? __ldcg(row + vec(i)) : make_int4(0, 0, 0, 0); }
+        for (int t = 0; t < together; t++) {
+            const int4* row = rows + (size_t)min(first + t * warps, a.B - 1) * num_vec;
 #pragma unroll
-        for (int i = 0; i < most; i++) {
-            x128 v = vec128_from_bits<floatX>(x[i]);
-            for (int e = 0; e < size; e++) { sum += (float)v[e]; }
+            for (int i = 0; i < most; i++) {
+                x[t][i] = vec(i) < num_vec ? __ldcg(row + vec(i)) : make_int4(0, 0, 0, 0);
+            }
         }
-        float mean = decode_matmul_sum<32>(sum) / (float)a.K;
-        hold_packed(x);
 #pragma unroll
-        for (int i = 0; i < most; i++) {
-            x128 v = vec128_from_bits<floatX>(x[i]);
-            float less = vec(i) < num_vec ? mean : 0.0f;
-            for (int e = 0; e < size; e++) { squares += ((float)v[e] - less) * ((float)v[e] - less); }
-        }
-        float rstd = rsqrtf(decode_matmul_sum<32>(squares) / (float)a.K + 1e-5f);
-        hold_packed(x), hold_packed(weight), hold_packed(bias);
+        for (int t = 0; t < together; t++) {
+            int b = first + t * warps;
+            float sum = 0.0f, squares = 0.0f;
 #pragma unroll
-        for (int i = 0; i < most; i++) {
-            int box = vec(i) / 8, chunk = vec(i) % 8;
-            if (box >= a.num_boxes) { break; }
-            x128 scale = vec128_from_bits<floatX>(weight[i]), shift = vec128_from_bits<floatX>(bias[i]);
-            int4 normed = decode_matmul_normalise(x[i], scale, shift, mean, rstd);
-            bool there = b < a.B && vec(i) < num_vec;
-            int4* to = reinterpret_cast<int4*>(shared_x + (size_t)(box * texts + b) * 128) + (chunk ^ b % 8);
-            *to = there ? normed : make_int4(0, 0, 0, 0);
+            for (int i = 0; i < most; i++) {
+                x128 v = vec128_from_bits<floatX>(x[t][i]);
+                for (int e = 0; e < size; e++) { sum += (float)v[e]; }
+            }
+            float mean = decode_matmul_sum<32>(sum) / (float)a.K;
+            hold_packed(x[t]);
+#pragma unroll
+            for (int i = 0; i < most; i++) {
+                x128 v = vec128_from_bits<floatX>(x[t][i]);
+                float less = vec(i) < num_vec ? mean : 0.0f;
+                for (int e = 0; e < size; e++) { squares += ((float)v[e] - less) * ((float)v[e] - less); }
+            }
+            float rstd = rsqrtf(decode_matmul_sum<32>(squares) / (float)a.K + 1e-5f);
+            hold_packed(x[t]), hold_packed(weight), hold_packed(bias);
+#pragma unroll
+            for (int i = 0; i < most; i++) {
+                int box = vec(i) / 8, chunk = vec(i) % 8;
+                if (box >= a.num_boxes) { break; }
+                x128 scale = vec128_from_bits<floatX>(weight[i]), shift = vec128_from_bits<floatX>(bias[i]);
+                int4 normed = decode_matmul_normalise(x[t][i], scale, shift, mean, rstd);
+                bool there = b < a.B && vec(i) < num_vec;
+                int4* to = reinterpret_cast<int4*>(shared_x + (size_t)(box * texts + b) * 128) + (chunk ^ b % 8);
+                *to = there ? normed : make_int4(0, 0, 0, 0);
+            }
         }
     }
 }
@@ -10595,12 +10608,12 @@ template <int C> struct DecodeLayerTeam { // what it shares
     static constexpr int OWN = C / 8, HS = DECODE_LAYER_HS, TEXTS = 8;
     static constexpr int GAP = 32; // after a text's elements: 64 bytes more than a multiple of 128, for the banks
     static constexpr int STRIDE = OWN + 4; // float2 of two texts in 8 rows have banks of their own
-    alignas(16) floatX x[TEXTS][C + GAP];  // the residual stream, and then its layernorm
-    alignas(16) floatX attention[TEXTS][HS + GAP], hidden[TEXTS][4 * HS + GAP]; // of the head
-    union alignas(16) {
-        float products[DECODE_LAYER_WARPS][32][TEXTS];      // of each warp's columns
-        float warps[DECODE_LAYER_WARPS][DECODE_LAYER_PART]; // attention of each warp
-    };
+    // x, hidden and products are used up before attention begins: with two teams their place is its ring of keys and values
+    alignas(16) floatX x[TEXTS][C + GAP];                      // the residual stream, and then its layernorm
+    alignas(16) floatX hidden[TEXTS][4 * HS + GAP];            // of the head
+    alignas(16) float products[DECODE_LAYER_WARPS][32][TEXTS]; // of each warp's columns
+    alignas(16) floatX attention[TEXTS][HS + GAP];             // of the head
+    float warps[DECODE_LAYER_WARPS][DECODE_LAYER_PART];        // attention of each warp
     float projected[TEXTS][STRIDE];
     float qkv[3 * HS]; // of the text that the block attends for
     uint64_t x_there, qkv_there, attention_there, hidden_there;
@@ -10624,7 +10637,10 @@ template <int C, int TEAMS> struct DecodeLayerTexts {
     // of a team. A group of 8 lanes attends to TOGETHER tokens at once
     static constexpr int TEXTS = Team::TEXTS, WARPS = DECODE_LAYER_WARPS, TRIPLES = DECODE_LAYER_TRIPLES<C>;
     static constexpr int ROUNDS = (CHUNKS + 7) / 8, GROUPS = DECODE_LAYER_THREADS / 8;
-    static constexpr int TOGETHER = TEAMS == 1 ? 4 : 2; // as the registers allow
+    static constexpr int TOGETHER = TEAMS == 1 ? 4 : 1;
+    static constexpr int SLOT = 2 * DECODE_LAYER_THREADS; // vectors of the ring: a key's and a value's of each thread
+    static constexpr int RING_BYTES = offsetof(Team, attention) - offsetof(Team, x);
+    static constexpr int RING = TEAMS == 1 ? 0 : RING_BYTES / (SLOT * (int)sizeof(int4)); // slots
     DecodeLayerShared6<C, TEAMS>& shared;
     int team, thread, warp, lane; // thread and warp: of the team
     Team& own;                    // the team's
@@ -10866,19 +10882,33 @@ template <int C, int TEAMS> struct DecodeLayerTexts {
             cache.values[i] = there ? *reinterpret_cast<const int4*>(values + at) : make_int4(0, 0, 0, 0);
         }
     }
-    static constexpr int ROUND = TOGETHER * GROUPS; // tokens
-    // The first tokens, two rounds.
+    // Tokens in a round, and in all that is on its way: two rounds in registers, and a token of each 8 lanes in each slot of the ring. All
+    // loads to registers share one of the warp's scoreboards, so a wait is for the newest of them; copies to shared memory end in order.
+    static constexpr int ROUND = TOGETHER * GROUPS, ALL = 2 * ROUND + RING * GROUPS;
+    // Each lane reads what it has copied itself.
+    __device__ int4* ring(int slot) const { return reinterpret_cast<int4*>(&own.x) + slot * SLOT + thread; }
+    __device__ void load_ring(int slot, const floatX* keys, const floatX* values, int begin) const {
+        bool there = begin + thread / 8 < now;
+        size_t at = there ? (size_t)(begin + thread / 8) * C + lane % 8 * VEC : 0;
+        cp_async_16(ring(slot), keys + at, there);
+        cp_async_16(ring(slot) + DECODE_LAYER_THREADS, values + at, there);
+        cp_async_commit();
+    }
+    // The first tokens.
     __device__ void load_first(Cache (&cache)[2], const floatX* keys, const floatX* values) const {
         load_cache(cache[0], keys, values, 0), load_cache(cache[1], keys, values, ROUND);
+#pragma unroll
+        for (int i = 0; i < RING; i++) { load_ring(i, keys, values, 2 * ROUND + i * GROUPS); }
     }
     struct Sums {
         float q[VEC], sum[VEC], largest, total;
     };
-    __device__ void attend(Sums& s, const Cache& cache, int begin) const {
-        float score[TOGETHER], before = s.largest;
+    // Attends to n tokens of each 8 lanes.
+    template <int n> __device__ void attend(Sums& s, const int4 (&keys)[n], const int4 (&values)[n], int begin) const {
+        float score[n], before = s.largest;
 #pragma unroll
-        for (int i = 0; i < TOGETHER; i++) {
-            float dot = decode_layer_row_sum(decode_layer_dot(vec128_from_bits<floatX>(cache.keys[i]), s.q));
+        for (int i = 0; i < n; i++) {
+            float dot = decode_layer_row_sum(decode_layer_dot(vec128_from_bits<floatX>(keys[i]), s.q));
             score[i] = begin + i * GROUPS + thread / 8 < now ? dot : -INFINITY;
             s.largest = fmaxf(s.largest, score[i]);
         }
@@ -10887,9 +10917,9 @@ template <int C, int TEAMS> struct DecodeLayerTexts {
 #pragma unroll
         for (int e = 0; e < VEC; e++) { s.sum[e] *= rescale; }
 #pragma unroll
-        for (int i = 0; i < TOGETHER; i++) {
+        for (int i = 0; i < n; i++) {
             float share = exp2f(score[i] - s.largest);
-            x128 v = vec128_from_bits<floatX>(cache.values[i]);
+            x128 v = vec128_from_bits<floatX>(values[i]);
             s.total += share;
 #pragma unroll
             for (int e = 0; e < VEC; e++) { s.sum[e] += share * (float)v[e]; }
@@ -10917,12 +10947,23 @@ template <int C, int TEAMS> struct DecodeLayerTexts {
             for (int e = 0; e < VEC; e++) { s.sum[e] = qkv[2 * HS + part + e]; }
         }
 #pragma unroll 1
-        for (int begin = 0; begin < now; begin += 2 * ROUND) { // the next two rounds are on their way meanwhile
-            attend(s, cache[0], begin);
-            load_cache(cache[0], keys, values, begin + 2 * ROUND);
-            if (begin + ROUND < now) { attend(s, cache[1], begin + ROUND); }
-            load_cache(cache[1], keys, values, begin + 3 * ROUND);
+        for (int begin = 0; begin < now; begin += ALL) { // the next tokens are on their way meanwhile
+            attend(s, cache[0].keys, cache[0].values, begin);
+            load_cache(cache[0], keys, values, begin + ALL);
+            if (begin + ROUND < now) { attend(s, cache[1].keys, cache[1].values, begin + ROUND); }
+            load_cache(cache[1], keys, values, begin + ALL + ROUND);
+#pragma unroll
+            for (int i = 0; i < RING; i++) {
+                int at = begin + 2 * ROUND + i * GROUPS;
+                cp_async_wait<(RING > 0 ? RING - 1 : 0)>();
+                if (at < now) {
+                    int4 key[1] = {*ring(i)}, value[1] = {ring(i)[DECODE_LAYER_THREADS]};
+                    attend(s, key, value, at);
+                }
+                load_ring(i, keys, values, at + ALL);
+            }
         }
+        if (RING > 0) { cp_async_wait<0>(); }
         float before = s.largest;
 #pragma unroll
         for (int offset = 16; offset >= 8; offset /= 2) {
@@ -11004,7 +11045,8 @@ template <int C, int TEAMS> __global__ void __launch_bounds__(TEAMS* DECODE_LAYE
             mbarrier_arrive_expect(&own.qkv_there, block.bytes_qkv());
             mbarrier_arrive_expect(&own.attention_there, block.bytes_attention());
         }
-        // the columns of texts that have ended stay 0
+        // The columns of texts that have ended are 0 until attention needs their place, and attention's stay 0. A text is a column of its
+        // own in all products, so what is there reaches no other text.
         for (int i = block.thread; i < Block::TEXTS * C; i += DECODE_LAYER_THREADS) {
             int text = i / C, c = i % C;
             if (block.texts >> text & 1) { continue; }
@@ -11024,8 +11066,7 @@ template <int C, int TEAMS> __global__ void __launch_bounds__(TEAMS* DECODE_LAYE
     typename Block::Cache cache[2];
     // of the block's text and head
     size_t cache_at = (size_t)(Block::TEXTS * block.team + rank) * l.capacity * C + block.head() * Block::HS;
-    // One team loads the first tokens of a layer ahead. What two teams have in flight would delay what they exchange by more than that
-    // saves.
+    // One team loads the first tokens of a layer ahead.
     if (TEAMS == 1) { block.load_first(cache, l.keys + cache_at, l.values + cache_at); }
     grid_wait_dependency();
 
@@ -11053,14 +11094,15 @@ template <int C, int TEAMS> __global__ void __launch_bounds__(TEAMS* DECODE_LAYE
         if (TEAMS == 2) { mbarrier_arrive(&shared.empty[2 * half]); }
         if (half == 0) {
             block.send_qkv(vectors.bias);
-            block.sync(); // before `warps` takes the place of `products`
+            if (TEAMS == 2) { block.sync(); } // before the ring takes the place of `products`
             if (block.now >= 0) {
-                if (TEAMS == 2) { block.load_first(cache, l.keys + cache_at, l.values + cache_at); }
                 block.wait(&own.qkv_there, parity, block.bytes_qkv());
                 // the teams attend in turn: while one reads the cache, the other one multiplies
                 if (TEAMS == 2 && teams == 2 && (block.team == 1 || i > 0)) {
                     mbarrier_wait_cluster(&shared.teams[block.team ^ 1].attention_there, parity ^ block.team ^ 1);
                 }
+                // not earlier: what two teams have in flight would delay what they exchange by more than that saves
+                if (TEAMS == 2) { block.load_first(cache, l.keys + cache_at, l.values + cache_at); }
                 block.attention(cache, l.keys + cache_at, l.values + cache_at);
             }
             block.wait(&own.attention_there, parity, block.bytes_attention());

@@ -785,7 +785,9 @@ __device__ inline void decode_head_multiply(float (&sum)[32], uint64_t a, uint64
 // A warp has every eighth text, a lane of it up to `most` vectors.
 template <int texts, int most>
 __device__ inline void decode_head_norm(unsigned char* shared_x, const DecodeHeadArguments& a) {
-    constexpr int size = x128::size;
+    constexpr int size = x128::size, warps = DECODE_HEAD_CONSUMERS / 32;
+    constexpr int together =
+        texts / warps < 8 / most * 2 ? texts / warps : 8 / most * 2; // texts of a warp on their way: 2 or 4
     int lane = threadIdx.x % 32, num_vec = a.K / size;
     auto vec = [=](int i) { return i * 32 + lane; };
     int4 weight[most], bias[most];
@@ -796,37 +798,47 @@ __device__ inline void decode_head_norm(unsigned char* shared_x, const DecodeHea
         bias[i] = there ? reinterpret_cast<const int4*>(a.norm_bias)[vec(i)] : make_int4(0, 0, 0, 0);
     }
     grid_wait_dependency(); // what was read before this line is not written by earlier kernels of the step
-#pragma unroll(most > 4 ? 1 : 2)
-    for (int b = threadIdx.x / 32; b < texts; b += DECODE_HEAD_CONSUMERS / 32) {
-        const int4* row = reinterpret_cast<const int4*>(a.x + (size_t)min(b, a.B - 1) * a.K);
-        int4 x[most];
-        float sum = 0.0f, squares = 0.0f;
+    const int4* rows = reinterpret_cast<const int4*>(a.x);
+#pragma unroll 1
+    for (int first = threadIdx.x / 32; first < texts; first += warps * together) {
+        int4 x[together][most];
 #pragma unroll
-        for (int i = 0; i < most; i++) { x[i] = vec(i) < num_vec ? __ldcg(row + vec(i)) : make_int4(0, 0, 0, 0); }
+        for (int t = 0; t < together; t++) {
+            const int4* row = rows + (size_t)min(first + t * warps, a.B - 1) * num_vec;
 #pragma unroll
-        for (int i = 0; i < most; i++) {
-            x128 v = vec128_from_bits<floatX>(x[i]);
-            for (int e = 0; e < size; e++) { sum += (float)v[e]; }
+            for (int i = 0; i < most; i++) {
+                x[t][i] = vec(i) < num_vec ? __ldcg(row + vec(i)) : make_int4(0, 0, 0, 0);
+            }
         }
-        float mean = decode_matmul_sum<32>(sum) / (float)a.K;
-        hold_packed(x);
 #pragma unroll
-        for (int i = 0; i < most; i++) {
-            x128 v = vec128_from_bits<floatX>(x[i]);
-            float less = vec(i) < num_vec ? mean : 0.0f;
-            for (int e = 0; e < size; e++) { squares += ((float)v[e] - less) * ((float)v[e] - less); }
-        }
-        float rstd = rsqrtf(decode_matmul_sum<32>(squares) / (float)a.K + 1e-5f);
-        hold_packed(x), hold_packed(weight), hold_packed(bias);
+        for (int t = 0; t < together; t++) {
+            int b = first + t * warps;
+            float sum = 0.0f, squares = 0.0f;
 #pragma unroll
-        for (int i = 0; i < most; i++) {
-            int box = vec(i) / 8, chunk = vec(i) % 8;
-            if (box >= a.num_boxes) { break; }
-            x128 scale = vec128_from_bits<floatX>(weight[i]), shift = vec128_from_bits<floatX>(bias[i]);
-            int4 normed = decode_matmul_normalise(x[i], scale, shift, mean, rstd);
-            bool there = b < a.B && vec(i) < num_vec;
-            int4* to = reinterpret_cast<int4*>(shared_x + (size_t)(box * texts + b) * 128) + (chunk ^ b % 8);
-            *to = there ? normed : make_int4(0, 0, 0, 0);
+            for (int i = 0; i < most; i++) {
+                x128 v = vec128_from_bits<floatX>(x[t][i]);
+                for (int e = 0; e < size; e++) { sum += (float)v[e]; }
+            }
+            float mean = decode_matmul_sum<32>(sum) / (float)a.K;
+            hold_packed(x[t]);
+#pragma unroll
+            for (int i = 0; i < most; i++) {
+                x128 v = vec128_from_bits<floatX>(x[t][i]);
+                float less = vec(i) < num_vec ? mean : 0.0f;
+                for (int e = 0; e < size; e++) { squares += ((float)v[e] - less) * ((float)v[e] - less); }
+            }
+            float rstd = rsqrtf(decode_matmul_sum<32>(squares) / (float)a.K + 1e-5f);
+            hold_packed(x[t]), hold_packed(weight), hold_packed(bias);
+#pragma unroll
+            for (int i = 0; i < most; i++) {
+                int box = vec(i) / 8, chunk = vec(i) % 8;
+                if (box >= a.num_boxes) { break; }
+                x128 scale = vec128_from_bits<floatX>(weight[i]), shift = vec128_from_bits<floatX>(bias[i]);
+                int4 normed = decode_matmul_normalise(x[t][i], scale, shift, mean, rstd);
+                bool there = b < a.B && vec(i) < num_vec;
+                int4* to = reinterpret_cast<int4*>(shared_x + (size_t)(box * texts + b) * 128) + (chunk ^ b % 8);
+                *to = there ? normed : make_int4(0, 0, 0, 0);
+            }
         }
     }
 }
