@@ -24,6 +24,8 @@
      3  columns split over warps, each block normalises x
      4  3, weights loaded while the previous kernel still runs
      5  4, columns split over the blocks of a cluster (promoted)
+     6  the head alone: weights by TMA through a ring, wgmma (promoted) (kind 2)
+     kind 2: layernorm, product, float out
 
    nvcc -O3 --use_fast_math decode_matmul.cu -lcublasLt -o decode_matmul      (or: make decode_matmul)
    ./decode_matmul 5 -B 8      check kernel 5 against the CPU and sweep its tiles and clusters

@@ -65,6 +65,6 @@ for weights in full int8 fp8; do
     loss=$(sed -nE 's/.*"loss": ?([0-9.]+).*/\1/p' "$logs/$weights.out" | head -n 1)
     [ $weights != full ] || full=$loss
     printf '%-8s %10.5f %12s %10s\n' $weights "$loss" "$([ -z "$full" ] || awk "BEGIN { printf \"%.3f\", 100 * ($loss / $full - 1) }")" \
-        "$(sed -nE 's/.*"acc_per_token": ?([0-9.]+).*/\1/p' "$logs/$weights.out" | head -n 1)"
+        "$(sed -nE 's/.*"acc_per_token": ?([0-9.]+).*/\1/p' "$logs/$weights.out" | head -n 1 | cut -c 1-6)"
 done
 exit $failed
