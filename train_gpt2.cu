@@ -820,14 +820,12 @@ static void generator_sample(Generator* g, const GPT2* model, const Sampler* sam
     const floatX* x = g->x + (size_t)slot * C;
     float* logits = g->logits + (size_t)slot * Vp;
     WeightMatrix wte = weights8_matrix(&model->weights8, &model->config, model->params_memory, p->wte);
-    if (!decode_matmul_head(logits, x, p->lnfw, p->lnfb, wte, n, C, Vp, model->stream)) {
-        if (n > MAX_HEAD_TEXTS && wte.format == WEIGHTS_FULL) {
-            layernorm_forward(g->acts.lnf, g->acts.lnf_mean, g->acts.lnf_rstd, x, p->lnfw, p->lnfb, n, C,
-                              model->stream);
-            matmul_forward_float(logits, g->acts.lnf, p->wte, n, C, Vp, model->stream);
-        } else {
-            decode_head(logits, x, p->lnfw, p->lnfb, wte, n, C, Vp, model->stream);
-        }
+    bool done = decode_matmul_head(logits, x, p->lnfw, p->lnfb, wte, n, C, Vp, model->stream);
+    if (!done && n > MAX_HEAD_TEXTS && wte.format == WEIGHTS_FULL) {
+        layernorm_forward(g->acts.lnf, g->acts.lnf_mean, g->acts.lnf_rstd, x, p->lnfw, p->lnfb, n, C, model->stream);
+        matmul_forward_float(logits, g->acts.lnf, p->wte, n, C, Vp, model->stream);
+    } else if (!done) {
+        decode_head(logits, x, p->lnfw, p->lnfb, wte, n, C, Vp, model->stream);
     }
     int* copy = g->host_tokens + g->row * g->B + slot;
     decode_sample(g->tokens + slot, copy, g->positions + slot, g->sample_scratch, logits, g->rng + slot,
@@ -947,15 +945,6 @@ static void generator_step(Generator* g, const GPT2* model, const Sampler* sampl
     launch_as_graph(&g->graphs[g->row], model->stream, [&] { generator_launch_step(g, model, sampler); });
 }
 
-// Returns the row of host_tokens with the tokens that have been sampled, or will be by the work queued so far: then the row's event
-// is reached. Those sampled from now on go to the other row.
-static int generator_turn(Generator* g, const GPT2* model) {
-    int row = g->row;
-    cudaCheck(cudaEventRecord(g->written[row], model->stream));
-    g->row ^= 1;
-    return row;
-}
-
 // Continues prompts (N,T) of lengths (N), at most at_once side by side; one that ends makes room for the next. A text ends
 // after num_tokens tokens, before the token `stop` (-1: none) or a stop string of `out`, or at the model's last position. New
 // tokens go to new_tokens (N, num_tokens) and to `out`, unless these are NULL; how many, to counts (N). The sampler's random
@@ -983,7 +972,9 @@ static bool generate(GPT2* model, Sampler* sampler, const int* prompts, const in
     text_queue_open(&q, B);
     generator_fill(&g, model, sampler, &q);
     for (int step = 0; q.active > 0; step++) {
-        int row = generator_turn(&g, model);
+        int row = g.row;
+        cudaCheck(cudaEventRecord(g.written[row], model->stream));
+        g.row ^= 1;                   // what is sampled from here on goes to the other row
         for (int b = 0; b < B; b++) { // before the next step is launched, for which it has no room
             if (text_queue_is_last(&q, b)) { leave(b); }
         }
@@ -9338,7 +9329,6 @@ bool decode_matmul(floatX* out, const floatX* x, const floatX* norm_weight, cons
                          stream);
     return true;
 }
-
 
 constexpr int DECODE_HEAD_CONSUMERS = 256; // threads: two warpgroups
 constexpr int DECODE_HEAD_ROWS = 128;      // of a tile: 64 of each warpgroup

@@ -754,7 +754,6 @@ bool decode_matmul(floatX* out, const floatX* x, const floatX* norm_weight, cons
                          stream);
     return true;
 }
-
 // ==== end promoted: decode_matmul ====
 
 // ---- kernel 6: the head alone; weights by TMA through a ring in shared memory, which is full when x arrives -----------
