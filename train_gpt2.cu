@@ -9330,10 +9330,9 @@ bool decode_matmul(floatX* out, const floatX* x, const floatX* norm_weight, cons
     return true;
 }
 
-constexpr int DECODE_HEAD_CONSUMERS = 256; // threads: two warpgroups
-constexpr int DECODE_HEAD_ROWS = 128;      // of a tile: 64 of each warpgroup
-constexpr int DECODE_HEAD_BOX =
-    DECODE_HEAD_ROWS * 64 * (int)sizeof(floatX); // bytes of a box of 128 rows and 64 columns
+constexpr int DECODE_HEAD_CONSUMERS = 256;                                   // threads: two warpgroups
+constexpr int DECODE_HEAD_ROWS = 128;                                        // of a tile: 64 of each warpgroup
+constexpr int DECODE_HEAD_BOX = DECODE_HEAD_ROWS * 64 * (int)sizeof(floatX); // bytes of 128 rows and 64 columns
 constexpr int DECODE_HEAD_MIN_STAGES = 4, DECODE_HEAD_MAX_STAGES = 13;
 constexpr int DECODE_HEAD_MAX_TEXTS5 =
     32; // for more, cuBLASLt is faster than kernel 5: 64 texts of 768 channels 34 us, 52
@@ -9521,8 +9520,9 @@ inline void decode_head_launch(float* logits, const floatX* x, const floatX* nor
     cudaCheck(cudaLaunchKernelEx(&config, kernel, logits, map, a));
 }
 
-// logits (B,Vp) float = layernorm(x) wte^T | x (B,C) | norm_weight, norm_bias (C) | wte (Vp,C). Returns false as
-// decode_matmul(), but takes any larger number of texts.
+// logits (B,Vp) float = layernorm(x) wte^T | x (B,C) | norm_weight, norm_bias (C) | wte (Vp,C). By kernel 6 for 1 to 64 texts, by kernel
+// 5 where that does not run: for 2 to DECODE_HEAD_MAX_TEXTS5 texts, with weights in 8 bits for any number from 2 on. Returns false, and
+// launches nothing, elsewhere. wte is read while the previous kernel in the stream may still run.
 bool decode_matmul_head(float* logits, const floatX* x, const floatX* norm_weight, const floatX* norm_bias,
                         const WeightMatrix& wte, int B, int C, int Vp, cudaStream_t stream) {
     DecodeHeadPlan ring = decode_head_plan(wte, B, C);

@@ -19,11 +19,13 @@ void decode_matvec(floatX* out, const floatX* x, const floatX* norm_weight, cons
 // logits (B,Vp) = layernorm(x (B,C)) wte (Vp,C)^T
 void decode_head(float* logits, const floatX* x, const floatX* norm_weight, const floatX* norm_bias,
                  const WeightMatrix& wte, int B, int C, int Vp, cudaStream_t stream);
-// Both on Hopper's tensor cores, for 2 to 64 texts; false, and nothing launched, elsewhere. A residual excludes gelu and norm.
+// The same two on Hopper's tensor cores; false, and nothing launched, elsewhere. Here for 2 to 64 texts; a residual excludes gelu and norm.
 bool decode_matmul(floatX* out, const floatX* x, const floatX* norm_weight, const floatX* norm_bias,
                    const WeightMatrix& weight, const floatX* bias, const floatX* residual, bool gelu, int B, int K,
                    int OC, cudaStream_t stream);
 bool decode_matmul_runs(bool norm, int B, int K, int OC);
+// logits (B,Vp) = layernorm(x (B,C)) wte (Vp,C)^T, for 1 to 64 texts where their x leaves room in shared memory, else for 2 to 32, with
+// weights in 8 bits for any number from 2 on. wte is read as weight is in decode_matvec().
 bool decode_matmul_head(float* logits, const floatX* x, const floatX* norm_weight, const floatX* norm_bias,
                         const WeightMatrix& wte, int B, int C, int Vp, cudaStream_t stream);
 // out (B,C) = attention of the query in qkv (B,3,C) to itself and to the positions[b] tokens before it. The key and value in
