@@ -707,9 +707,7 @@ static void gpt2_download(GPT2* model, float* weights) {
 // 3. generation
 // ================================================================================================
 
-enum {
-    MAX_HEAD_TEXTS = 32
-}; // without decode_matmul_head, cuBLASLt computes the logits of more than these faster than decode_head
+enum { MAX_HEAD_TEXTS = 32 };  // without decode_matmul_head, decode_head is faster than cuBLASLt up to here
 enum { MAX_MATVEC_TEXTS = 8 }; // without decode_matmul, decode_matvec is faster than cuBLASLt up to here (on an H200)
 // With one slot, and all layers in one launch, a prompt of up to so many tokens runs token by token: these kernels are few, while a first
 // pass over a prompt takes some 80 ms to load its kernels and choose cuBLASLt's. (A later pass would take less time than 40 tokens.)
@@ -974,7 +972,8 @@ static bool generate(GPT2* model, Sampler* sampler, const int* prompts, const in
     for (int step = 0; q.active > 0; step++) {
         int row = g.row;
         cudaCheck(cudaEventRecord(g.written[row], model->stream));
-        g.row ^= 1;                   // what is sampled from here on goes to the other row
+        g.row ^= 1; // what is sampled from here on goes to the other row
+
         for (int b = 0; b < B; b++) { // before the next step is launched, for which it has no room
             if (text_queue_is_last(&q, b)) { leave(b); }
         }
