@@ -467,7 +467,7 @@ typedef union { // an argument of a kernel
 typedef struct {
     int x, y;    // the grid
     int threads; // per block
-    Argument arg[10];
+    Argument arg[12];
 } Launch;
 
 static void run_encoder_forward(const Launch* l) { // out, inp, wte, wpe, B, T, C
@@ -722,26 +722,27 @@ static int choose_token(const int* newest, int b, int position, int V, uint64_t 
         }
     }
 }
-static void run_decode_sample_greedy(const Launch* l) { // tokens, positions, best, arrived, logits, V, Vp
-    int *tokens = (int*)l->arg[0].p, *positions = (int*)l->arg[1].p;
+static void run_decode_sample_greedy(const Launch* l) { // tokens, copy, positions, best, arrived, logits, V, Vp
+    int *tokens = (int*)l->arg[0].p, *copy = (int*)l->arg[1].p, *positions = (int*)l->arg[2].p;
     for (int b = 0; b < l->y; b++) {
-        tokens[b] = choose_token(&tokens[b], b, positions[b], l->arg[5].i, 0);
+        tokens[b] = copy[b] = choose_token(&tokens[b], b, positions[b], l->arg[6].i, 0);
         positions[b] += positions[b] >= 0;
     }
     card.prefilled = false;
 }
-// tokens, positions, logits, rng_state, temperature, top_k, top_p, min_p, V, Vp
+// tokens, copy, positions, logits, rng_state, temperature, top_k, top_p, min_p, V, Vp
 static void run_decode_sample(const Launch* l) {
-    int *tokens = (int*)l->arg[0].p, *positions = (int*)l->arg[1].p;
-    uint64_t* rng = (uint64_t*)l->arg[3].p;
+    int *tokens = (int*)l->arg[0].p, *copy = (int*)l->arg[1].p, *positions = (int*)l->arg[2].p;
+    uint64_t* rng = (uint64_t*)l->arg[4].p;
     for (int b = 0; b < l->x; b++) {
-        uint64_t x = rng[b] ? rng[b] : 0x9e3779b97f4a7c15ull, top_k = (uint64_t)l->arg[5].i;
+        uint64_t x = rng[b] ? rng[b] : 0x9e3779b97f4a7c15ull, top_k = (uint64_t)l->arg[6].i;
         x ^= x >> 12;
         x ^= x << 25;
         x ^= x >> 27;
         rng[b] = x;
-        if (l->arg[7].f == 1.0f) { top_k = 1; } // min-p
-        tokens[b] = choose_token(&tokens[b], b, positions[b], l->arg[8].i, top_k ? (x >> 8) % top_k : x >> 8);
+        if (l->arg[8].f == 1.0f) { top_k = 1; } // min-p
+        tokens[b] = choose_token(&tokens[b], b, positions[b], l->arg[9].i, top_k ? (x >> 8) % top_k : x >> 8);
+        copy[b] = tokens[b];
         positions[b] += positions[b] >= 0;
     }
     card.prefilled = false;
@@ -770,8 +771,8 @@ static const Emulation emulations[] = {
     {"newton_schulz_kernel4ILb1ELi4EEv", "NewtonSchulzProduct", "n", run_newton_schulz}, // <true, 4>
     {"muon_apply_kernel", "P" FLOATX "PfPKS_PK9StepStateiiffjm", "ppppiiffuz", run_muon_apply},
     {"decode_embed_kernel", "P" FLOATX "PKiS2_PKS_S4_i", "pppppi", run_decode_embed},
-    {"decode_sample_greedy_kernel", "PiS_PmS_PKfii", "pppppii", run_decode_sample_greedy},
-    {"decode_sample_kernel", "PiS_PKfPmfiffii", "ppppfiffii", run_decode_sample},
+    {"decode_sample_greedy_kernel", "PiS_S_PmS_PKfii", "ppppppii", run_decode_sample_greedy},
+    {"decode_sample_kernel", "PiS_S_PKfPmfiffii", "pppppfiffii", run_decode_sample},
     {"decode_sample_penalize_kernel", "PjPfPKifii", "pppfii", run_decode_sample_penalize},
 };
 
