@@ -775,9 +775,9 @@ static void second_moment_has_no_matrices(GPT2* model) {
     check(same_bits(before, to_host(model, model->v_memory, own)));
 }
 
-// Two steps of Muon and of AdamW beside it against their arithmetic in double, from random gradients, whose singular values are of one order: in
-// the directions of small ones, rounding to 16 bits is all that newton_schulz sees. With the matrices of both layers
-// together and with one layer after the other, the bits are the same.
+// Two steps of Muon and of AdamW beside it against their arithmetic in double, from random gradients, whose singular
+// values are of one order: in the directions of small ones, rounding to 16 bits is all that newton_schulz sees. With the
+// matrices of both layers together and with one layer after the other, the bits are the same.
 static void test_muon() {
     if (!have_gpu()) { return; }
     GPT2Config config = {64, 300, padded_vocab(300), 2, 3, 192};

@@ -1062,8 +1062,8 @@ static void generator_prefill(Generator* g, const GPT2* model, const int* tokens
 
 // Continues prompt (n), n >= 1. The text ends after num_tokens new tokens, before the end-of-text token `stop` (-1:
 // none), when `out` has met a stop string, or at the model's last position. The new tokens are written to new_tokens
-// (num_tokens) and, as text, to `out`; either may be NULL. Adds to *times, unless it is NULL. Returns the number of new tokens, or -1 if the logits are not
-// numbers.
+// (num_tokens) and, as text, to `out`; either may be NULL. Adds to *times, unless it is NULL. Returns the number of new
+// tokens, or -1 if the logits are not numbers.
 static int generate(const GPT2* model, Sampler* sampler, const int* prompt, int n, int num_tokens, int stop,
                     int* new_tokens, TextOutput* out, GenerationTimes* times) {
     int maxT = model->config.max_seq_len, V = model->config.vocab_size, made = 0;

@@ -11337,10 +11337,10 @@ template <uint64_t (*warp_op)(uint64_t)> __device__ inline uint64_t decode_sampl
     return x;
 }
 
-// The token sampled for text b. Its position moves on, unless the text has ended (-1). copy: like tokens, or NULL.
+// The token sampled for text b. Its position moves on, unless the text has ended (-1).
 __device__ inline void decode_sample_end(int b, int token, int* tokens, int* copy, int* positions) {
     tokens[b] = token;
-    if (copy) { copy[b] = token; }
+    copy[b] = token;
     if (positions[b] >= 0) { positions[b] += 1; }
 }
 
@@ -11596,8 +11596,9 @@ __global__ void decode_sample_penalize_kernel6(uint32_t* seen, float* logits, co
 // it zero.
 inline size_t decode_sample_scratch(int B) { return (size_t)3 * B; }
 
-// tokens (B), copy (B) the same tokens, may be the host's memory or NULL, positions (B) += 1 where they are not -1 | scratch (decode_sample_scratch(B)) | logits (B,Vp), the first V of a row are used |
-// rng_state (B) inout | seen (B, ceil(V/32)) inout
+// tokens (B), copy (B) the same tokens, may be the host's memory, positions (B) += 1 where they are not -1
+// | scratch (decode_sample_scratch(B)) | logits (B,Vp), the first V of a row are used | rng_state (B) inout
+// | seen (B, ceil(V/32)) inout
 // temperature 0: takes the largest logit; rng_state may be NULL. Otherwise draws from softmax(logits / temperature),
 // limited to the top_k largest logits (0: all), of these to the fewest most likely tokens whose share of the
 // probability reaches top_p (1: all), and of these to the tokens at least min_p times as likely as the most likely one.

@@ -36,10 +36,10 @@ size_t decode_attention_scratch(int B, int C, int NH, int capacity);
 // After a prompt: the keys and values in qkv (B,T,3,C) become rows 0 to T-1 of keys, values (B,capacity,C).
 void decode_cache_fill(floatX* keys, floatX* values, const floatX* qkv, int B, int T, int C, int capacity,
                        cudaStream_t stream);
-// Samples tokens (B) from the first V columns of logits (B,Vp), also to copy (B), which may be the host's memory or NULL;
-// positions (B) += 1, except -1. tokens[b] = -1 means that no logit was finite. temperature 0: the largest logit; otherwise a draw with rng_state (B), by the rules of llmc/sampler.h. penalty 1:
-// none; otherwise adds the newest tokens, in tokens, to the bits of seen (B, seen_words(V)), and applies sampler_penalize(). The
-// caller zeroes scratch once, before the first call.
+// Samples tokens (B) from the first V columns of logits (B,Vp), also to copy (B), which may be the host's memory;
+// positions (B) += 1, except -1. tokens[b] = -1 means that no logit was finite. temperature 0: the largest logit; otherwise a draw
+// with rng_state (B), by the rules of llmc/sampler.h. penalty 1: none; otherwise adds the newest tokens, in tokens, to the bits of
+// seen (B, seen_words(V)), and applies sampler_penalize(). The caller zeroes scratch once, before the first call.
 void decode_sample(int* tokens, int* copy, int* positions, float* scratch, float* logits, uint64_t* rng_state,
                    uint32_t* seen, float temperature, int top_k, float top_p, float min_p, float penalty, int B, int V,
                    int Vp, cudaStream_t stream);

@@ -26,8 +26,9 @@ AdamW updates each weight by itself, so a share can be any part of a bucket. Muo
 belongs to one rank (bucket_owner). Its gradients are reduced to that rank, which broadcasts the updated weights. A layer then
 moves about as many bytes as with equal shares: N ranks receive n instead of n (N-1)/N values.
 
-All ranks must queue the same collectives in the same order, over both communicators, whose collectives share one stream. So whatever decides about one, such as whether to save, is
-decided from values that are equal on all ranks: results of collectives, or of ranks_agree().
+All ranks must queue the same collectives in the same order, over both communicators, whose collectives share one stream. So
+whatever decides about one, such as whether to save, is decided from values that are equal on all ranks: results of collectives,
+or of ranks_agree().
 
 With one rank nothing is opened, and all of these functions do nothing.
 

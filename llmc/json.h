@@ -3,7 +3,8 @@ A strict JSON reader (RFC 8259) for config.json, vocab.json, tokenizer.json, sta
 files, and string escaping for the JSON that we write.
 
 The reader refuses, naming the byte offset: trailing text, duplicate keys, invalid UTF-8, control characters in strings,
-lone surrogates, malformed numbers, numbers too large for a double, more than JSON_MAX_DEPTH levels or JSON_MAX_VALUES values, a byte order mark.
+lone surrogates, malformed numbers, numbers too large for a double, more than JSON_MAX_DEPTH levels or JSON_MAX_VALUES
+values, a byte order mark.
 
     JsonDoc doc;
     if (!json_parse(&doc, text, n, "config.json", &err)) { return false; }
