@@ -1,5 +1,6 @@
 /* Kernels with planted bugs: test_emulation.sh demands that the emulation finds and names each of them. The text of a
-   kernel in --list is what the report must say; a comment "bug N" marks the line that it must name. */
+   kernel in --list is what the report must say; a comment "bug N" marks the line that it must name. In kernels whose text
+   begins with "right:", it must find nothing. */
 #include "../../llmc/ptx.cuh"
 #include "bench.h"
 
@@ -60,6 +61,81 @@ __global__ void bug_kernel13(float* out) {
     out[threadIdx.x] = x[0];
 }
 
+// The first block of 256 bytes of `from` to x, by the async proxy.
+__device__ inline void load_row(float* x, const float* from, uint64_t* barrier) {
+    mbarrier_arrive_expect(barrier, 256);
+    bulk_load(x, from, 256, barrier);
+}
+__global__ void bug_kernel14(float* out) {
+    __shared__ alignas(16) float x[64];
+    __shared__ uint64_t barrier;
+    if (threadIdx.x == 0) {
+        mbarrier_init(&barrier, 1);
+        load_row(x, out, &barrier); // bug 14
+    }
+    __syncthreads();
+    mbarrier_wait(&barrier, 0);
+    out[threadIdx.x] = x[threadIdx.x];
+}
+__global__ void bug_kernel15(float* out) {
+    __shared__ alignas(16) float x[64];
+    x[threadIdx.x] = 0.0f;
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        tma_store_fence();             // of this thread's writes, not of the others'
+        bulk_store(out, x, sizeof(x)); // bug 15
+        tma_store_commit();
+        tma_store_wait<0>();
+    }
+}
+__global__ void bug_kernel16(float* out) {
+    __shared__ alignas(16) float x[64];
+    __shared__ uint64_t barrier;
+    if (threadIdx.x == 0) {
+        mbarrier_init(&barrier, 1);
+        mbarrier_init_fence();
+    }
+    x[threadIdx.x] = 1.0f;
+    __syncthreads();
+    if (threadIdx.x == 0) { load_row(x, out, &barrier); } // bug 16
+    mbarrier_wait(&barrier, 0);
+    out[threadIdx.x] = x[threadIdx.x];
+}
+__global__ void bug_kernel17(float* out) {
+    __shared__ alignas(16) float x[64];
+    __shared__ uint64_t barrier;
+    if (threadIdx.x == 0) {
+        mbarrier_init(&barrier, 1);
+        mbarrier_init_fence();
+    }
+    out[threadIdx.x] = 0.0f;
+    __syncthreads();
+    if (threadIdx.x == 0) { load_row(x, out, &barrier); } // bug 17
+    mbarrier_wait(&barrier, 0);
+    out[threadIdx.x] = x[threadIdx.x];
+}
+// As 15 and 17, with the fences: nothing may be reported.
+__global__ void fenced_kernel18(float* out) {
+    __shared__ alignas(16) float x[64];
+    __shared__ uint64_t barrier;
+    if (threadIdx.x == 0) {
+        mbarrier_init(&barrier, 1);
+        mbarrier_init_fence();
+    }
+    x[threadIdx.x] = 0.0f;
+    tma_store_fence();
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        bulk_store(out, x, sizeof(x));
+        tma_store_commit();
+        tma_store_wait_written();
+        async_proxy_fence();
+        load_row(x, out, &barrier);
+    }
+    mbarrier_wait(&barrier, 0);
+    out[threadIdx.x] = x[threadIdx.x];
+}
+
 static void declare(Bench& b) {
     Buffer<float> out = b.output<float>("out", 64, {0, 0});
     b.reference([=] { std::fill(out.host, out.host + 64, 0.0f); });
@@ -87,6 +163,11 @@ static void declare(Bench& b) {
     kernel(11, "a misaligned access of 8 bytes", bug_kernel11, 1);
     kernel(12, "a misaligned access of 16 bytes", bug_kernel12, 1);
     kernel(13, "too much shared memory, 49168 bytes, static and dynamic", bug_kernel13, 1, 48 << 10);
+    kernel(14, "to an mbarrier that was initialised without mbarrier_init_fence()", bug_kernel14, 1);
+    kernel(15, "what a thread has written without tma_store_fence()", bug_kernel15, 1);
+    kernel(16, "what a thread has written without tma_store_fence()", bug_kernel16, 1);
+    kernel(17, "an asynchronous read of what its launch has written, without async_proxy_fence()", bug_kernel17, 1);
+    kernel(18, "right: as 15 and 17, with fences", fenced_kernel18, 1);
 }
 
 int main(int argc, char** argv) {

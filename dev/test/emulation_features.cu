@@ -1,5 +1,6 @@
 /* Kernels for what the ops of dev/cuda use rarely or not at all: named barriers, votes of a block, masks of half a warp,
-   grid barriers, blocks that wait for one another, graphs. test_emulation.sh demands that they pass under dev/cuda/emulation. */
+   grid barriers, blocks that wait for one another, graphs, threads and blocks that end before their cluster's barrier.
+   test_emulation.sh demands that they pass under dev/cuda/emulation. */
 #include <cooperative_groups.h>
 
 #include "../../llmc/ptx.cuh"
@@ -84,6 +85,25 @@ static void feature_graph(float* out, float* scratch) {
     cudaCheck(cudaStreamDestroy(stream));
 }
 
+// Thread 0 of each block and all of block 2 have ended when the others meet at the cluster's barrier.
+__global__ void feature_kernel7(float* out, int* polled) {
+    __shared__ uint64_t barrier;
+    if (threadIdx.x == 0) {
+        mbarrier_init(&barrier, 1);
+        mbarrier_init_fence();
+    }
+    cluster_sync();
+    if (threadIdx.x == 0 || cluster_rank() == 2) { return; }
+    if (threadIdx.x == 1 && cluster_rank() == 1) {
+        for (int i = 0; i < 1000; i++) { (void)load_acquire(polled); } // lets block 0 run
+        mbarrier_arrive_cluster(&barrier, 0);                          // it must still be there
+    }
+    cluster_sync();
+    if (cluster_rank() != 0) { return; }
+    out[threadIdx.x] = 31.0f;
+    if (threadIdx.x == 1) { out[0] = 31.0f; }
+}
+
 static void declare(Bench& b) {
     Buffer<float> out = b.output<float>("out", 64, {0, 0}), scratch = b.scratch<float>("scratch", 64);
     b.reference([=] { std::fill(out.host, out.host + 64, 31.0f); });
@@ -103,6 +123,16 @@ static void declare(Bench& b) {
     };
     b.kernel(5, "blocks that wait for one another", polling, {0});
     b.kernel(6, "a graph", [=](int) { feature_graph(out, scratch); }, {0});
+    auto cluster = [=](int) {
+        cudaLaunchAttribute attribute = {};
+        attribute.id = cudaLaunchAttributeClusterDimension;
+        attribute.val.clusterDim.x = 3, attribute.val.clusterDim.y = 1, attribute.val.clusterDim.z = 1;
+        cudaLaunchConfig_t config = {};
+        config.gridDim = dim3(3), config.blockDim = dim3(64);
+        config.attrs = &attribute, config.numAttrs = 1;
+        cudaCheck(cudaLaunchKernelEx(&config, feature_kernel7, (float*)out, (int*)(float*)scratch));
+    };
+    b.kernel(7, "a cluster's barrier after threads and a block have ended", cluster, {0});
 }
 
 int main(int argc, char** argv) {

@@ -367,15 +367,23 @@ void emulation_grid_barrier() {
 }
 
 // All blocks of a cluster are on one worker, too.
+static void cluster_arrived(Cluster* cluster) { // as many blocks have as wait now
+    int alive = 0;
+    for (Block* b : cluster->blocks) { alive += b != NULL; }
+    if (cluster->arrived >= alive) { cluster->arrived = 0, cluster->phase++; }
+}
+// A barrier of the threads that have not ended, so a block's first one that is left speaks for it.
 void cluster_sync() {
     void* pc = __builtin_return_address(0);
     arrive(0, 0, true, pc);
     Block* b = emulation_now->block;
-    if (emulation_now->id == 0) {
+    const Warp* first = b->warps;
+    while (first->alive == 0) { first++; }
+    if (emulation_now->warp == first && emulation_now->lane == __builtin_ctz(first->alive)) {
         std::shared_ptr<Cluster> cluster = b->cluster;
-        int phase = cluster->phase, alive = 0;
-        for (Block* other : cluster->blocks) { alive += other != NULL; }
-        if (++cluster->arrived >= alive) { cluster->arrived = 0, cluster->phase++; }
+        int phase = cluster->phase;
+        cluster->arrived++;
+        cluster_arrived(cluster.get());
         while (cluster->phase == phase) { yield_thread(); }
     }
     arrive(0, 0, true, pc);
@@ -453,6 +461,7 @@ static Block* take_block() {
 static void give_block(Block* b) {
     if (emulation_counting) { count_block_ends(b); }
     b->cluster->blocks[(size_t)b->cluster_rank] = NULL;
+    if (b->cluster->arrived > 0) { cluster_arrived(b->cluster.get()); } // the others wait only for this one
     b->cluster = NULL;
     b->memory_barriers.clear();
     end_block_memory(b);
@@ -492,6 +501,7 @@ static Block* begin_block(Launch* launch, size_t number) {
         f->index = {u % size.x, u / size.x % size.y, u / size.x / size.y};
         f->yielded = false, f->group = f->store_group = f->product_group = 0;
         f->copies.clear(), f->stores.clear();
+        f->proxy_fence = f->barrier_fence = 0;
         f->stack = b->stacks + (size_t)i * STACK_BYTES;
         // the stacks begin at different offsets in their pages, or they would all compete for the same cache lines
         f->sp = new_stack(f->stack + STACK_BYTES - i % 13 * 320);
@@ -620,6 +630,7 @@ void emulation_launch(const void* kernel, dim3 grid, dim3 block, size_t shared_b
     launch.num_blocks = (size_t)grid.x * grid.y * grid.z;
     launch.cluster = cluster;
     launch.next_block = 0, launch.unsupported = NULL, launch.grid_arrived = launch.grid_phase = 0;
+    launch.proxy_fence = false;
     new_launch_memory(&launch);
     size_t num_threads = launch.num_blocks * block.x * block.y * block.z;
     bool small = all_resident || num_threads < 8192 || emulation_counting;

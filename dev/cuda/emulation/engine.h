@@ -81,6 +81,9 @@ struct MemoryBarrier {
     uint32_t phase;
     uint32_t clock[32], done[32]; // per warp: the latest epoch that arrivals have brought; of the phase that completed
     std::vector<BulkCopy> copies; // in flight
+    int thread;                   // which initialised it
+    uint32_t epoch;               // of that
+    void* pc;
 };
 
 // A wait for an mbarrier that some lanes of a warp have behind them.
@@ -122,6 +125,9 @@ struct Fiber {
     std::vector<Copy> copies;
     int store_group, product_group; // likewise of bulk stores, of wgmma
     std::vector<BulkStore> stores;
+    // its last fences: what it has written to shared memory up to the epoch, asynchronous accesses see; and the
+    // mbarriers that it has initialised
+    uint32_t proxy_fence, barrier_fence;
 };
 
 struct Warp {
@@ -168,8 +174,9 @@ struct Launch {
     std::atomic<size_t> next_block;
     std::atomic<const char*> unsupported; // NULL, or why the launch was ended
     std::atomic<int> grid_arrived, grid_phase;
-    int cluster; // blocks per cluster, along x
-    bool alone;  // one worker runs all blocks
+    int cluster;                   // blocks per cluster, along x
+    bool alone;                    // one worker runs all blocks
+    std::atomic<bool> proxy_fence; // a thread has called async_proxy_fence()
 };
 
 struct Cluster {
@@ -237,6 +244,11 @@ bool device_offset(const void* p, size_t* offset);
 // A copy to shared memory has been issued: what it will write belongs to nobody until it has arrived.
 void copy_issued(const BulkCopy& c);
 void copy_arrived(const BulkCopy& c);
+// An access by the async proxy of what a thread of block b may have written by ordinary accesses: reports a missing fence.
+void check_proxy(Fiber* f, const Block* b, size_t offset, size_t bytes, void* pc);
+void check_proxy_of_device(Fiber* f, const void* p, size_t bytes, void* pc);
+void proxy_fence(Fiber* f, bool of_device);
+void barrier_fence(Fiber* f);
 void memory_barrier_arrived(Fiber* f, MemoryBarrier* m);
 void memory_barrier_passed(Fiber* f, const MemoryBarrier& m);
 

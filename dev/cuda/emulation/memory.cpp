@@ -50,6 +50,8 @@ static const struct {
      "before the first tile P = 0 is multiplied by what smem.out holds, and the product is discarded"},
     {"attention_forward_sm90_kernel23", "race: a read of what another thread writes", "likewise"},
     {"attention_forward_sm90_kernel23", "race: a write of what another thread reads", "likewise"},
+    {"attention_forward_sm90_kernel23", "an asynchronous access to what a thread has written without tma_store_fence()",
+     "likewise"},
     {"decode_attention_", "a read of uninitialised memory", "the result of the threads from HS on is not used"},
 };
 
@@ -397,6 +399,32 @@ void copy_arrived(const BulkCopy& c) {
     for (size_t i = 0; i < c.bytes; i++) { s[i] = {pack_pc(c.pc), 0, 0}; }
 }
 
+// A fence has an epoch of its own, so that what the thread writes after it can be told from what it has written before.
+void barrier_fence(Fiber* f) {
+    f->barrier_fence = f->warp->epoch;
+    next_epoch(f->block, f->warp);
+}
+void proxy_fence(Fiber* f, bool of_device) {
+    if (of_device) { f->block->launch->proxy_fence = true; }
+    f->proxy_fence = f->warp->epoch;
+    barrier_fence(f);
+}
+// Records of epoch 0 are of asynchronous copies.
+void check_proxy(Fiber* f, const Block* b, size_t offset, size_t bytes, void* pc) {
+    if (b->races_off || offset + bytes > SHARED_BYTES) { return; }
+    uint64_t seen = OUTSIDE;
+    for (size_t i = offset; i < offset + bytes; i++) {
+        uint64_t write = b->shadow[i].write;
+        if (write == seen) { continue; }
+        seen = write;
+        bool by_thread = write > UNINITIALISED && !(write & IN_FLIGHT);
+        if (by_thread && epoch_of(write) > b->fibers[thread_of(write)].proxy_fence) {
+            add_finding("an asynchronous access to what a thread has written without tma_store_fence()", "", f, pc,
+                        &b->fibers[thread_of(write)].index, unpack_pc((uint32_t)write));
+        }
+    }
+}
+
 // ---- device memory ----------------------------------------------------------------------------------------------
 // One range of addresses, of which allocations get pieces with unused bytes between them. valid has a byte for each 8:
 // how many of them are part of an allocation. writes has a record for each 2 bytes of the last write.
@@ -543,6 +571,20 @@ static void check_device(Fiber* f, size_t offset, size_t bytes, AccessKind kind,
         if (kind != ACCESS_READ) {
             __atomic_store_n(&d.writes[g], mine, __ATOMIC_RELAXED);
             __atomic_store_n(&d.pcs[g], pack_pc(pc), __ATOMIC_RELAXED);
+        }
+    }
+}
+
+void check_proxy_of_device(Fiber* f, const void* p, size_t bytes, void* pc) {
+    size_t offset;
+    if (f->block->launch->proxy_fence || !device_offset(p, &offset)) { return; }
+    for (size_t g = offset / 2; g <= (offset + bytes - 1) / 2; g++) {
+        uint64_t write = __atomic_load_n(&device().writes[g], __ATOMIC_RELAXED);
+        if (write != 0 && (write & LAUNCH) == (f->block->launch->number & LAUNCH)) {
+            uint3 other = {(unsigned)thread_of(write), 0, 0}; // its number in its block
+            device_finding("an asynchronous read of what its launch has written, without async_proxy_fence(),", f,
+                           g * 2, pc, &other, unpack_pc(device().pcs[g]));
+            return;
         }
     }
 }

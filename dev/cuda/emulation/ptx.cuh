@@ -139,7 +139,6 @@ inline CUtensorMap tensor_map_heads(const floatX* tensor, int B, int T, int num_
     return tensor_map(tensor, {64, num_vectors, T, B}, {64, 1, box_tokens, 1});
 }
 
-inline void mbarrier_init_fence() {}
 inline void mbarrier_wait_cluster(uint64_t* barrier, int parity) { mbarrier_wait(barrier, parity); }
 
 inline void tma_load_2d(void* shared, const void* map, int x, int y, uint64_t* barrier) {
@@ -172,8 +171,6 @@ inline void tma_store_3d(const void* map, const void* shared, int x, int y, int 
 inline void tma_store_4d(const void* map, const void* shared, int x, int y, int z, int w) {
     emulation_tma_store(map, shared, 4, x, y, z, w);
 }
-inline void tma_store_fence() {}
-inline void async_proxy_fence() {}
 template <int pending> inline void tma_store_wait() { emulation_tma_store_wait(pending); }
 inline void tma_store_wait_written() { emulation_tma_store_wait(0); }
 

@@ -5,7 +5,13 @@ Whatever is asynchronous happens as late as it may. A copy to shared memory arri
 and nothing else is missing; from its issue on, the bytes that it writes belong to nobody. A bulk store reads shared
 memory, and a wgmma reads its operands and writes its accumulators, when a thread waits for its group. So a tile that is
 overwritten too early, or an accumulator that is read too early, gives wrong results here. An mbarrier orders accesses as
-a named barrier does. Not checked: fences between ordinary and asynchronous accesses, registers moved by setmaxnreg.
+a named barrier does. Not checked: registers moved by setmaxnreg.
+
+Asynchronous accesses (TMA, bulk copies, wgmma) are made through the async proxy. What a thread has written to shared
+memory by ordinary stores or cp.async, it has to fence, by tma_store_fence() or async_proxy_fence(), before an asynchronous
+access reads or overwrites it; and an mbarrier that it has initialised, before a copy arrives there. Of device memory that
+the same launch has written, only this is demanded: some thread has called async_proxy_fence(). Not checked: a fence
+between an ordinary read and an asynchronous write, which a barrier is enough for.
 */
 #include "sm90.h"
 
@@ -50,7 +56,9 @@ void mbarrier_init(uint64_t* barrier, int count) {
     MemoryBarrier& m = emulation_now->block->memory_barriers[shared_offset(barrier)];
     m = MemoryBarrier{};
     m.count = m.pending = count;
+    m.thread = emulation_now->id, m.epoch = emulation_now->warp->epoch, m.pc = __builtin_return_address(0);
 }
+void mbarrier_init_fence() { barrier_fence(emulation_now); }
 
 static void perform_copy(const BulkCopy& c);
 
@@ -198,6 +206,7 @@ static void perform_copy(const BulkCopy& c) {
             char row[128] = {};
             if (bytes > 0) {
                 check_access_of(c.fiber, p, (size_t)bytes, ACCESS_READ, c.pc);
+                check_proxy_of_device(c.fiber, p, (size_t)bytes, c.pc);
                 if (uncounted.was) { count_bulk(p, (size_t)bytes, COUNT_BULK_READ, c.pc); }
                 memcpy(row + begin, p, (size_t)bytes);
             }
@@ -207,6 +216,7 @@ static void perform_copy(const BulkCopy& c) {
         });
     } else if (c.global) {
         check_access_of(c.fiber, c.global, c.bytes, ACCESS_READ, c.pc);
+        check_proxy_of_device(c.fiber, c.global, c.bytes, c.pc);
         if (uncounted.was) { count_bulk(c.global, c.bytes, COUNT_BULK_READ, c.pc); }
         memcpy(to, c.global, c.bytes);
     } else if (c.from_block) {
@@ -215,6 +225,7 @@ static void perform_copy(const BulkCopy& c) {
             return;
         }
         // what this reads is not recorded: the block learns from the other one that it has been read
+        check_proxy(c.fiber, c.from_block, c.from, c.bytes, c.pc);
         memcpy(to, c.from_block->shared + c.from, c.bytes);
     } else {
         memcpy(to, c.value, c.bytes);
@@ -232,7 +243,12 @@ static void issue_copy(BulkCopy c, Block* b, const void* p, size_t bytes, const 
         end_launch(NULL);
     }
     MemoryBarrier& m = barrier_of(b, shared_offset(barrier), pc);
+    if (m.epoch > b->fibers[m.thread].barrier_fence && !b->races_off) {
+        report("an asynchronous copy to an mbarrier that was initialised without mbarrier_init_fence()", emulation_now,
+               pc, &b->fibers[m.thread], m.pc);
+    }
     Uncounted uncounted;
+    if (c.map.rank || c.global || c.from_block) { check_proxy(c.fiber, b, c.to, bytes, pc); } // st.async is ordinary
     copy_issued(c);
     m.copies.push_back(c);
 }
@@ -290,6 +306,7 @@ static void perform_store(Fiber* f, const BulkStore& s) {
     Uncounted uncounted;
     Block* b = f->block;
     check_access_of(f, b->shared + s.from, s.bytes, ACCESS_READ, s.pc);
+    check_proxy(f, b, s.from, s.bytes, s.pc);
     if (s.map.rank) {
         for_rows(s.map, s.coordinates, [&](char* p, int bytes, int begin, size_t offset) {
             if (bytes <= 0) { return; }
@@ -352,6 +369,8 @@ void bulk_add(float* global, const float* shared, int bytes) {
     s.global = global, s.adds = true;
     issue_store(s, shared, (size_t)bytes, 16, __builtin_return_address(0));
 }
+void tma_store_fence() { proxy_fence(emulation_now, false); }
+void async_proxy_fence() { proxy_fence(emulation_now, true); }
 void tma_store_commit() { emulation_now->store_group++; }
 void emulation_tma_store_wait(int pending) {
     Fiber* f = emulation_now;
@@ -401,6 +420,7 @@ static void read_operand(Fiber* f, float* out, uint64_t descriptor, int first, i
             for (size_t i = 0; i < 32; i += 16) {
                 const char* p = shared + swizzled(row + i);
                 check_access_of(f, p, 16, ACCESS_READ, pc);
+                check_proxy(f, f->block, swizzled(row + i), 16, pc);
                 for (size_t k = 0; k < 16 / bytes; k++) {
                     out[(i / bytes + k) * (size_t)rows + (size_t)(r - first)] = element_of(p + k * bytes, type);
                 }
@@ -411,8 +431,10 @@ static void read_operand(Fiber* f, float* out, uint64_t descriptor, int first, i
     for (size_t k = 0; k < depth; k++) { // 64 rows of the matrix side by side, 8 steps of k per group
         size_t row = address + k / 8 * stride + k % 8 * 128;
         for (int r = first; r < first + rows; r += 8) {
-            const char* p = shared + swizzled(row + (size_t)(r / 64) * leading + (size_t)(r % 64) * 2);
+            size_t offset = swizzled(row + (size_t)(r / 64) * leading + (size_t)(r % 64) * 2);
+            const char* p = shared + offset;
             check_access_of(f, p, 16, ACCESS_READ, pc);
+            check_proxy(f, f->block, offset, 16, pc);
             for (int i = 0; i < 8; i++) {
                 out[k * (size_t)rows + (size_t)(r - first + i)] = element_of(p + 2 * i, type);
             }

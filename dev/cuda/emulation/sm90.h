@@ -10,6 +10,7 @@ What compute capability 9.0 adds, as functions of sm90.cpp, which ptx.cuh gives 
 CUtensorMap emulation_tensor_map(const void* tensor, int rank, const int* sizes, const int* box, int element_bytes);
 
 void mbarrier_init(uint64_t* barrier, int count);
+void mbarrier_init_fence();
 void mbarrier_arrive(uint64_t* barrier);
 void mbarrier_arrive_expect(uint64_t* barrier, int bytes);
 void mbarrier_arrive_cluster(uint64_t* barrier, int rank);
@@ -35,6 +36,8 @@ void bulk_load(void* shared, const void* global, int bytes, uint64_t* barrier);
 void emulation_tma_store(const void* map, const void* shared, int rank, int x, int y, int z, int w);
 void bulk_store(void* global, const void* shared, int bytes);
 void bulk_add(float* global, const float* shared, int bytes);
+void tma_store_fence();
+void async_proxy_fence();
 void tma_store_commit();
 void emulation_tma_store_wait(int pending);
 
