@@ -61,10 +61,20 @@ __global__ void bug_kernel13(float* out) {
     out[threadIdx.x] = x[0];
 }
 
-// The first block of 256 bytes of `from` to x, by the async proxy.
+// What kernels 14 to 18 share: a row of 64 floats is copied to shared memory, asynchronously, and from there to out.
+__device__ inline void init_barrier(uint64_t* barrier) {
+    if (threadIdx.x == 0) {
+        mbarrier_init(barrier, 1);
+        mbarrier_init_fence();
+    }
+}
 __device__ inline void load_row(float* x, const float* from, uint64_t* barrier) {
     mbarrier_arrive_expect(barrier, 256);
     bulk_load(x, from, 256, barrier);
+}
+__device__ inline void store_loaded_row(float* out, const float* x, uint64_t* barrier) {
+    mbarrier_wait(barrier, 0);
+    out[threadIdx.x] = x[threadIdx.x];
 }
 __global__ void bug_kernel14(float* out) {
     __shared__ alignas(16) float x[64];
@@ -74,8 +84,7 @@ __global__ void bug_kernel14(float* out) {
         load_row(x, out, &barrier); // bug 14
     }
     __syncthreads();
-    mbarrier_wait(&barrier, 0);
-    out[threadIdx.x] = x[threadIdx.x];
+    store_loaded_row(out, x, &barrier);
 }
 __global__ void bug_kernel15(float* out) {
     __shared__ alignas(16) float x[64];
@@ -91,37 +100,26 @@ __global__ void bug_kernel15(float* out) {
 __global__ void bug_kernel16(float* out) {
     __shared__ alignas(16) float x[64];
     __shared__ uint64_t barrier;
-    if (threadIdx.x == 0) {
-        mbarrier_init(&barrier, 1);
-        mbarrier_init_fence();
-    }
+    init_barrier(&barrier);
     x[threadIdx.x] = 1.0f;
     __syncthreads();
     if (threadIdx.x == 0) { load_row(x, out, &barrier); } // bug 16
-    mbarrier_wait(&barrier, 0);
-    out[threadIdx.x] = x[threadIdx.x];
+    store_loaded_row(out, x, &barrier);
 }
 __global__ void bug_kernel17(float* out) {
     __shared__ alignas(16) float x[64];
     __shared__ uint64_t barrier;
-    if (threadIdx.x == 0) {
-        mbarrier_init(&barrier, 1);
-        mbarrier_init_fence();
-    }
+    init_barrier(&barrier);
     out[threadIdx.x] = 0.0f;
     __syncthreads();
     if (threadIdx.x == 0) { load_row(x, out, &barrier); } // bug 17
-    mbarrier_wait(&barrier, 0);
-    out[threadIdx.x] = x[threadIdx.x];
+    store_loaded_row(out, x, &barrier);
 }
-// As 15 and 17, with the fences: nothing may be reported.
+// 15, 16 and 17 with the fences: nothing may be reported.
 __global__ void fenced_kernel18(float* out) {
     __shared__ alignas(16) float x[64];
     __shared__ uint64_t barrier;
-    if (threadIdx.x == 0) {
-        mbarrier_init(&barrier, 1);
-        mbarrier_init_fence();
-    }
+    init_barrier(&barrier);
     x[threadIdx.x] = 0.0f;
     tma_store_fence();
     __syncthreads();
@@ -132,8 +130,7 @@ __global__ void fenced_kernel18(float* out) {
         async_proxy_fence();
         load_row(x, out, &barrier);
     }
-    mbarrier_wait(&barrier, 0);
-    out[threadIdx.x] = x[threadIdx.x];
+    store_loaded_row(out, x, &barrier);
 }
 
 static void declare(Bench& b) {
@@ -167,7 +164,7 @@ static void declare(Bench& b) {
     kernel(15, "what a thread has written without tma_store_fence()", bug_kernel15, 1);
     kernel(16, "what a thread has written without tma_store_fence()", bug_kernel16, 1);
     kernel(17, "an asynchronous read of what its launch has written, without async_proxy_fence()", bug_kernel17, 1);
-    kernel(18, "right: as 15 and 17, with fences", fenced_kernel18, 1);
+    kernel(18, "right: 15, 16 and 17 with fences", fenced_kernel18, 1);
 }
 
 int main(int argc, char** argv) {

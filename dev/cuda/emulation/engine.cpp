@@ -366,13 +366,13 @@ void emulation_grid_barrier() {
     arrive(0, 0, true, __builtin_return_address(0));
 }
 
-// All blocks of a cluster are on one worker, too.
-static void cluster_arrived(Cluster* cluster) { // as many blocks have as wait now
+// All blocks of a cluster are on one worker, too. Ends the phase of its barrier if all blocks that have not ended are there.
+static void try_complete(Cluster* cluster) {
     int alive = 0;
     for (Block* b : cluster->blocks) { alive += b != NULL; }
     if (cluster->arrived >= alive) { cluster->arrived = 0, cluster->phase++; }
 }
-// A barrier of the threads that have not ended, so a block's first one that is left speaks for it.
+// A barrier of the threads that have not ended. The first of these in a block arrives for the block.
 void cluster_sync() {
     void* pc = __builtin_return_address(0);
     arrive(0, 0, true, pc);
@@ -383,7 +383,7 @@ void cluster_sync() {
         std::shared_ptr<Cluster> cluster = b->cluster;
         int phase = cluster->phase;
         cluster->arrived++;
-        cluster_arrived(cluster.get());
+        try_complete(cluster.get());
         while (cluster->phase == phase) { yield_thread(); }
     }
     arrive(0, 0, true, pc);
@@ -461,7 +461,7 @@ static Block* take_block() {
 static void give_block(Block* b) {
     if (emulation_counting) { count_block_ends(b); }
     b->cluster->blocks[(size_t)b->cluster_rank] = NULL;
-    if (b->cluster->arrived > 0) { cluster_arrived(b->cluster.get()); } // the others wait only for this one
+    if (b->cluster->arrived > 0) { try_complete(b->cluster.get()); } // the others may have waited for this block only
     b->cluster = NULL;
     b->memory_barriers.clear();
     end_block_memory(b);

@@ -81,8 +81,8 @@ struct MemoryBarrier {
     uint32_t phase;
     uint32_t clock[32], done[32]; // per warp: the latest epoch that arrivals have brought; of the phase that completed
     std::vector<BulkCopy> copies; // in flight
-    int thread;                   // which initialised it
-    uint32_t epoch;               // of that
+    int thread;                   // that initialised it, in this epoch of its warp, at this pc
+    uint32_t epoch;
     void* pc;
 };
 
@@ -125,8 +125,8 @@ struct Fiber {
     std::vector<Copy> copies;
     int store_group, product_group; // likewise of bulk stores, of wgmma
     std::vector<BulkStore> stores;
-    // its last fences: what it has written to shared memory up to the epoch, asynchronous accesses see; and the
-    // mbarriers that it has initialised
+    // Epochs of its last fences. Asynchronous accesses see what this thread has written to shared memory up to
+    // proxy_fence; asynchronous copies, the mbarriers that it has initialised up to barrier_fence.
     uint32_t proxy_fence, barrier_fence;
 };
 
@@ -244,10 +244,11 @@ bool device_offset(const void* p, size_t* offset);
 // A copy to shared memory has been issued: what it will write belongs to nobody until it has arrived.
 void copy_issued(const BulkCopy& c);
 void copy_arrived(const BulkCopy& c);
-// An access by the async proxy of what a thread of block b may have written by ordinary accesses: reports a missing fence.
+// An asynchronous access, which f issued: of shared memory of block b, of device memory. Reports a missing fence after an
+// ordinary write.
 void check_proxy(Fiber* f, const Block* b, size_t offset, size_t bytes, void* pc);
 void check_proxy_of_device(Fiber* f, const void* p, size_t bytes, void* pc);
-void proxy_fence(Fiber* f, bool of_device);
+void proxy_fence(Fiber* f, bool of_device); // of_device: of device memory, too
 void barrier_fence(Fiber* f);
 void memory_barrier_arrived(Fiber* f, MemoryBarrier* m);
 void memory_barrier_passed(Fiber* f, const MemoryBarrier& m);
