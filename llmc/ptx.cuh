@@ -407,6 +407,48 @@ __device__ inline void wgmma_64x32x16(float d[16], uint64_t a, uint64_t b, int a
     WGMMA_64x32x16("f16");
 }
 
+// The same three with `a` in registers: the fragment a of mma_16x8x16 for rows 16 * (warp % 4), which must keep its values until a
+// wgmma_wait().
+#define WGMMA_64x16x16_REGISTERS(type)                                                                                 \
+    PTX_SM90A("{\n.reg .pred p;\nsetp.ne.b32 p, %13, 0;\n"                                                             \
+              "wgmma.mma_async.sync.aligned.m64n16k16.f32." type "." type " "                                          \
+              "{%0, %1, %2, %3, %4, %5, %6, %7}, {%8, %9, %10, %11}, %12, p, 1, 1, 0;\n}\n"                            \
+              : WGMMA_D8(d, 0)                                                                                         \
+              : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate))
+__device__ inline void wgmma_64x16x16(float d[8], const uint32_t a[4], uint64_t b, int accumulate, __nv_bfloat16) {
+    WGMMA_64x16x16_REGISTERS("bf16");
+}
+__device__ inline void wgmma_64x16x16(float d[8], const uint32_t a[4], uint64_t b, int accumulate, half) {
+    WGMMA_64x16x16_REGISTERS("f16");
+}
+#define WGMMA_64x32x16_REGISTERS(type)                                                                                 \
+    PTX_SM90A("{\n.reg .pred p;\nsetp.ne.b32 p, %21, 0;\n"                                                             \
+              "wgmma.mma_async.sync.aligned.m64n32k16.f32." type "." type " "                                          \
+              "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, {%16, %17, %18, "               \
+              "%19}, %20, p, 1, 1, 0;\n}\n"                                                                            \
+              : WGMMA_D8(d, 0), WGMMA_D8(d, 8)                                                                         \
+              : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate))
+__device__ inline void wgmma_64x32x16(float d[16], const uint32_t a[4], uint64_t b, int accumulate, __nv_bfloat16) {
+    WGMMA_64x32x16_REGISTERS("bf16");
+}
+__device__ inline void wgmma_64x32x16(float d[16], const uint32_t a[4], uint64_t b, int accumulate, half) {
+    WGMMA_64x32x16_REGISTERS("f16");
+}
+#define WGMMA_64x64x16_REGISTERS(type)                                                                                 \
+    PTX_SM90A("{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"                                                             \
+              "wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type " "                                          \
+              "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, "                 \
+              "%19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, {%32, %33, %34, %35}, "               \
+              "%36, p, 1, 1, 0;\n}\n"                                                                                  \
+              : WGMMA_D8(d, 0), WGMMA_D8(d, 8), WGMMA_D8(d, 16), WGMMA_D8(d, 24)                                       \
+              : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate))
+__device__ inline void wgmma_64x64x16(float d[32], const uint32_t a[4], uint64_t b, int accumulate, __nv_bfloat16) {
+    WGMMA_64x64x16_REGISTERS("bf16");
+}
+__device__ inline void wgmma_64x64x16(float d[32], const uint32_t a[4], uint64_t b, int accumulate, half) {
+    WGMMA_64x64x16_REGISTERS("f16");
+}
+
 // ---- TMA loads and stores with four coordinates -------------------------------------------------------
 
 // As tma_load_2d, with four coordinates: x is the innermost dimension, then y, z, w.

@@ -24,8 +24,10 @@
      3  columns split over warps, each block normalises x
      4  3, weights loaded while the previous kernel still runs
      5  4, columns split over the blocks of a cluster (promoted)
-     6  the head alone: weights by TMA through a ring, wgmma (promoted) (kind 2)
+     6  the head alone: weights by TMA through a ring, wgmma (promoted) (kinds 2, 5, 8)
      kind 2: layernorm, product, float out
+     kind 5: layernorm, product, float out; int8
+     kind 8: layernorm, product, float out; e4m3
 
    nvcc -O3 --use_fast_math decode_matmul.cu -lcublasLt -o decode_matmul      (or: make decode_matmul)
    ./decode_matmul 5 -B 8      check kernel 5 against the CPU and sweep its tiles and clusters
@@ -759,31 +761,53 @@ bool decode_matmul(floatX* out, const floatX* x, const floatX* norm_weight, cons
 // ---- kernel 6: the head alone; weights by TMA through a ring in shared memory, which is full when x arrives -----------
 
 // ==== promoted: decode_matmul ====
-constexpr int DECODE_HEAD_CONSUMERS = 256;                                   // threads: two warpgroups
-constexpr int DECODE_HEAD_ROWS = 128;                                        // of a tile: 64 of each warpgroup
-constexpr int DECODE_HEAD_BOX = DECODE_HEAD_ROWS * 64 * (int)sizeof(floatX); // bytes of 128 rows and 64 columns
+constexpr int DECODE_HEAD_CONSUMERS = 256; // threads: two warpgroups
+constexpr int DECODE_HEAD_ROWS = 128;      // of a tile: 64 of each warpgroup
+constexpr int DECODE_HEAD_BOX = DECODE_HEAD_ROWS * 128; // bytes of 128 rows and 64 columns, or 128 of weights in 8 bits
 constexpr int DECODE_HEAD_MIN_STAGES = 4, DECODE_HEAD_MAX_STAGES = 13;
-// With more texts, cuBLASLt is faster than kernel 5: 64 texts of 768 channels 34 us instead of 52.
+// With more texts and full weights, cuBLASLt is faster than kernel 5: 64 texts of 768 channels 34 us instead of 52.
 constexpr int DECODE_HEAD_MAX_TEXTS5 = 32;
 
 struct DecodeHeadArguments {
     const floatX *x, *norm_weight, *norm_bias;
-    int B, K, OC, num_boxes, num_stages; // num_boxes: per row
+    const float* scales;
+    int B, K, OC, num_boxes, num_stages; // num_boxes: of the weight, per tile
 };
 
-__device__ inline void decode_head_multiply(float (&sum)[8], uint64_t a, uint64_t b, int accumulate) {
+// sum += a (64,16) b (16,texts); a: a descriptor, or the warp's registers
+template <class A> __device__ inline void decode_head_multiply(float (&sum)[8], A a, uint64_t b, int accumulate) {
     wgmma_64x16x16(sum, a, b, accumulate, floatX());
 }
-__device__ inline void decode_head_multiply(float (&sum)[16], uint64_t a, uint64_t b, int accumulate) {
+template <class A> __device__ inline void decode_head_multiply(float (&sum)[16], A a, uint64_t b, int accumulate) {
     wgmma_64x32x16(sum, a, b, accumulate, floatX());
 }
-__device__ inline void decode_head_multiply(float (&sum)[32], uint64_t a, uint64_t b, int accumulate) {
+template <class A> __device__ inline void decode_head_multiply(float (&sum)[32], A a, uint64_t b, int accumulate) {
     wgmma_64x64x16(sum, a, b, accumulate, floatX());
 }
 
+// Weights in 8 bits become operands in registers. Of 64 columns, lane t of a quad reads 16 t to 16 t + 15 of rows lane / 4 and lane / 4 + 8
+// of its warp's 16, which are its columns in four steps of 16. So columns have another order than in memory, in x, too: column
+// 16 t + 4 s + j, j = 0 to 3, is column 2 t, 2 t + 1, 2 t + 8 or 2 t + 9 of step s.
+// rows[i]: of step i of a box's 128 columns. `box` begins with the warp's rows.
+template <class W> __device__ inline void decode_head_rows(uint32_t (&rows)[8][4], const unsigned char* box) {
+    int row = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+#pragma unroll
+        for (int lower = 0; lower < 2; lower++) { // row % 8 is the same for both
+            int4 bits = reinterpret_cast<const int4*>(box + (row + 8 * lower) * 128)[(4 * half + t) ^ row];
+            uint32_t pairs[2][4];
+            weight_pairs(pairs[0], make_int2(bits.x, bits.y), W()),
+                weight_pairs(pairs[1], make_int2(bits.z, bits.w), W());
+#pragma unroll
+            for (int i = 0; i < 8; i++) { rows[4 * half + i / 2][i % 2 * 2 + lower] = pairs[i / 4][i % 4]; }
+        }
+    }
+}
+
 // shared_x = layernorm(x), as boxes of `texts` rows and 64 columns with the 128-byte swizzle; zeros for texts past B and columns past K.
-// A warp has every eighth text, a lane of it up to `most` vectors.
-template <int texts, int most>
+// A warp has every eighth text, a lane of it up to `most` vectors. scaled: columns in the order of decode_head_rows().
+template <bool scaled, int texts, int most>
 __device__ inline void decode_head_norm(unsigned char* shared_x, const DecodeHeadArguments& a) {
     constexpr int size = x128::size, warps = DECODE_HEAD_CONSUMERS / 32;
     constexpr int together =
@@ -832,12 +856,20 @@ __device__ inline void decode_head_norm(unsigned char* shared_x, const DecodeHea
 #pragma unroll
             for (int i = 0; i < most; i++) {
                 int box = vec(i) / 8, chunk = vec(i) % 8;
-                if (box >= a.num_boxes) { break; }
+                if (box >= a.num_boxes * (scaled ? 2 : 1)) { break; }
                 x128 scale = vec128_from_bits<floatX>(weight[i]), shift = vec128_from_bits<floatX>(bias[i]);
                 int4 normed = decode_matmul_normalise(x[t][i], scale, shift, mean, rstd);
-                bool there = b < a.B && vec(i) < num_vec;
-                int4* to = reinterpret_cast<int4*>(shared_x + (size_t)(box * texts + b) * 128) + (chunk ^ b % 8);
-                *to = there ? normed : make_int4(0, 0, 0, 0);
+                if (b >= a.B || vec(i) >= num_vec) { normed = make_int4(0, 0, 0, 0); }
+                int4* to = reinterpret_cast<int4*>(shared_x + (size_t)(box * texts + b) * 128);
+                if (!scaled) {
+                    to[chunk ^ b % 8] = normed;
+                    continue;
+                }
+                int pairs[4] = {normed.x, normed.y, normed.z, normed.w};
+#pragma unroll
+                for (int p = 0; p < 4; p++) { // pair p of the lane's 8 columns, at its place in a chunk
+                    reinterpret_cast<int*>(to + ((chunk % 2 * 4 + p) ^ b % 8))[chunk / 2] = pairs[p];
+                }
             }
         }
     }
@@ -846,13 +878,16 @@ __device__ inline void decode_head_norm(unsigned char* shared_x, const DecodeHea
 // logits (B,OC) = layernorm(x) weight^T. Blocks take tiles of 128 rows of the weight in turn. One warp loads them box by box; each of two
 // warpgroups multiplies 64 rows by all texts. As the weights are in shared memory, not in registers on their way, a third of them can be
 // there before the kernel in front of this one has ended.
-template <int texts, int most> __global__ void __launch_bounds__(DECODE_HEAD_CONSUMERS + 32, 1)
+template <class W, int texts, int most> __global__ void __launch_bounds__(DECODE_HEAD_CONSUMERS + 32, 1)
     decode_matmul_head_sm90_kernel6(float* logits, const __grid_constant__ CUtensorMap weight,
                                     const __grid_constant__ DecodeHeadArguments a) {
+    constexpr bool scaled = sizeof(W) < sizeof(floatX);
+    constexpr int x_boxes = scaled ? 2 : 1; // of 64 columns, per box of the weight
     __shared__ uint64_t full[DECODE_HEAD_MAX_STAGES], empty[DECODE_HEAD_MAX_STAGES];
     extern __shared__ unsigned char decode_head_shared[];
-    unsigned char* shared_x = &shared_aligned_1024<unsigned char>(decode_head_shared); // (num_boxes, texts, 64 columns)
-    unsigned char* ring = shared_x + a.num_boxes * texts * 128;                        // (num_stages, 128, 64 columns)
+    unsigned char* shared_x =
+        &shared_aligned_1024<unsigned char>(decode_head_shared);          // (num_boxes * x_boxes, texts, 64)
+    unsigned char* ring = shared_x + a.num_boxes * x_boxes * texts * 128; // (num_stages, 128 rows, 128 bytes)
     int num_tiles = ceil_div(a.OC, DECODE_HEAD_ROWS), warp = warp_uniform(threadIdx.x / 32), lane = threadIdx.x % 32;
     if (threadIdx.x == 0) {
         for (int i = 0; i < a.num_stages; i++) {
@@ -878,7 +913,7 @@ template <int texts, int most> __global__ void __launch_bounds__(DECODE_HEAD_CON
         }
         return;
     }
-    decode_head_norm<texts, most>(shared_x, a);
+    decode_head_norm<scaled, texts, most>(shared_x, a);
     tma_store_fence(); // wgmma reads what these threads have written
     named_barrier_sync(1, DECODE_HEAD_CONSUMERS);
     for (int tile = blockIdx.x; tile < num_tiles; tile += gridDim.x) {
@@ -886,56 +921,90 @@ template <int texts, int most> __global__ void __launch_bounds__(DECODE_HEAD_CON
         int before = 0;
         for (int k = 0; k < a.num_boxes; k++, next()) {
             mbarrier_wait(&full[stage], parity);
-            uint64_t rows = wgmma_descriptor(ring + stage * DECODE_HEAD_BOX + warp / 4 * 64 * 128);
-            uint64_t columns = wgmma_descriptor(shared_x + k * texts * 128);
-            wgmma_hold(sum);
-            wgmma_fence();
+            const unsigned char* box = ring + stage * DECODE_HEAD_BOX;
+            const unsigned char* x = shared_x + k * x_boxes * texts * 128;
+            if constexpr (scaled) {
+                uint32_t rows[8][4];
+                decode_head_rows<W>(rows, box + warp * 16 * 128);
+                __syncwarp();
+                if (lane == 0) { mbarrier_arrive(&empty[stage]); }
+                wgmma_hold(sum);
+                wgmma_fence();
 #pragma unroll
-            for (int j = 0; j < 4; j++) { decode_head_multiply(sum, rows + 2 * j, columns + 2 * j, k > 0 || j > 0); }
-            wgmma_commit();
-            wgmma_hold(sum);
-            wgmma_wait<1>(); // for the box before
-            if (k > 0 && lane == 0) { mbarrier_arrive(&empty[before]); }
+                for (int j = 0; j < 8; j++) {
+                    decode_head_multiply(sum, (const uint32_t*)rows[j],
+                                         wgmma_descriptor(x + j / 4 * texts * 128) + 2 * (j % 4), k > 0 || j > 0);
+                }
+                wgmma_commit();
+                wgmma_hold(sum);
+                wgmma_wait<0>();
+#pragma unroll
+                for (int j = 0; j < 8; j++) { wgmma_hold(rows[j]); }
+            } else {
+                uint64_t rows = wgmma_descriptor(box + warp / 4 * 64 * 128), columns = wgmma_descriptor(x);
+                wgmma_hold(sum);
+                wgmma_fence();
+#pragma unroll
+                for (int j = 0; j < 4; j++) {
+                    decode_head_multiply(sum, rows + 2 * j, columns + 2 * j, k > 0 || j > 0);
+                }
+                wgmma_commit();
+                wgmma_hold(sum);
+                wgmma_wait<1>(); // for the box before
+                if (k > 0 && lane == 0) { mbarrier_arrive(&empty[before]); }
+            }
             before = stage;
         }
         wgmma_wait<0>();
         wgmma_hold(sum);
-        if (lane == 0) { mbarrier_arrive(&empty[before]); }
+        if (!scaled && lane == 0) { mbarrier_arrive(&empty[before]); }
+        int first = tile * DECODE_HEAD_ROWS + warp * 16 + lane / 4; // of the lane's two rows
+        float scales[2] = {1.0f, 1.0f};
+        for (int i = 0; i < 2; i++) {
+            if (scaled && first + 8 * i < a.OC) { scales[i] = a.scales[first + 8 * i]; }
+        }
 #pragma unroll
         for (int i = 0; i < texts / 2; i++) {
-            int row = tile * DECODE_HEAD_ROWS + warp * 16 + lane / 4 + i % 4 / 2 * 8;
-            int b = i / 4 * 8 + lane % 4 * 2 + i % 2;
-            if (row < a.OC && b < a.B) { logits[(size_t)b * a.OC + row] = sum[i]; }
+            int row = first + i % 4 / 2 * 8, b = i / 4 * 8 + lane % 4 * 2 + i % 2;
+            if (row < a.OC && b < a.B) { logits[(size_t)b * a.OC + row] = sum[i] * scales[i % 4 / 2]; }
         }
     }
 }
 
 // Texts that kernel 6 is compiled for, and stages in what their x leaves of shared memory. 0 stages: it does not run.
 struct DecodeHeadPlan {
-    int texts, num_boxes, num_stages;
-    size_t shared_bytes() const { return 1024 + (size_t)num_boxes * texts * 128 + num_stages * DECODE_HEAD_BOX; }
+    int texts, num_boxes, x_boxes, num_stages;
+    size_t shared_bytes() const {
+        return 1024 + (size_t)num_boxes * x_boxes * texts * 128 + num_stages * DECODE_HEAD_BOX;
+    }
 };
 inline DecodeHeadPlan decode_head_plan(const WeightMatrix& weight, int B, int K) {
-    DecodeHeadPlan plan = {B <= 16 ? 16 : B <= 32 ? 32 : 64, ceil_div(K, 64), 0};
+    int x_boxes = weight.format == WEIGHTS_FULL ? 1 : 2;
+    DecodeHeadPlan plan = {B <= 16 ? 16 : B <= 32 ? 32 : 64, ceil_div(K, 64 * x_boxes), x_boxes, 0};
     int stages = ((int)DECODE_MATMUL_MAX_SHARED - (int)plan.shared_bytes()) / DECODE_HEAD_BOX;
-    bool runs = weight.format == WEIGHTS_FULL && B <= 64 && K <= 7 * 256 && has_sm90a();
+    bool runs = B <= 64 && K <= 7 * 256 && K % (8 * x_boxes) == 0 && has_sm90a(); // a row is aligned to 16 bytes
     plan.num_stages = runs && stages >= DECODE_HEAD_MIN_STAGES ? min(stages, DECODE_HEAD_MAX_STAGES) : 0;
     return plan;
 }
 
-template <int most> auto decode_head_kernel(int texts) {
-    return texts == 16   ? decode_matmul_head_sm90_kernel6<16, most>
-           : texts == 32 ? decode_matmul_head_sm90_kernel6<32, most>
-                         : decode_matmul_head_sm90_kernel6<64, most>;
+template <class W, int most> auto decode_head_kernel(int texts) {
+    return texts == 16   ? decode_matmul_head_sm90_kernel6<W, 16, most>
+           : texts == 32 ? decode_matmul_head_sm90_kernel6<W, 32, most>
+                         : decode_matmul_head_sm90_kernel6<W, 64, most>;
 }
 inline void decode_head_launch(float* logits, const floatX* x, const floatX* norm_weight, const floatX* norm_bias,
                                const WeightMatrix& weight, int B, int K, int OC, const DecodeHeadPlan& plan,
                                cudaStream_t stream) {
     require(B > 0 && K % x128::size == 0 && OC > 0);
-    auto kernel = K <= 4 * 256 ? decode_head_kernel<4>(plan.texts) : decode_head_kernel<7>(plan.texts);
+    void (*kernel)(float*, const CUtensorMap, const DecodeHeadArguments) = NULL;
+    weight_dispatch(weight, [&](auto type) {
+        typedef decltype(type) W;
+        kernel = K <= 4 * 256 ? decode_head_kernel<W, 4>(plan.texts) : decode_head_kernel<W, 7>(plan.texts);
+    });
     cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)plan.shared_bytes()));
-    CUtensorMap map = tensor_map((const floatX*)weight.values, {K, OC}, {64, DECODE_HEAD_ROWS});
-    DecodeHeadArguments a = {x, norm_weight, norm_bias, B, K, OC, plan.num_boxes, plan.num_stages};
+    // two weights in 8 bits are as one of floatX for a copy
+    CUtensorMap map = tensor_map((const floatX*)weight.values, {K / plan.x_boxes, OC}, {64, DECODE_HEAD_ROWS});
+    DecodeHeadArguments a = {x, norm_weight, norm_bias, weight.scales, B, K, OC, plan.num_boxes, plan.num_stages};
     cudaLaunchAttribute attribute = {};
     attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attribute.val.programmaticStreamSerializationAllowed = 1;
@@ -1049,7 +1118,7 @@ static void declare(Bench& b) {
                  {0});
     }
 #if !defined(ENABLE_FP32)
-    bool rings = head && full && (b.dry ? B <= 64 : decode_head_plan(weight, B, K).num_stages > 0);
+    bool rings = head && (b.dry ? B <= 64 : decode_head_plan(weight, B, K).num_stages > 0);
     auto launch345 = [=](int config, int cluster, bool early) {
         DecodeMatmulArguments a = {x, norm_weight, norm_bias, weight, bias, residual, B, K, OC, gelu, 0, 0, 0};
         DecodeMatmulPlan plan =
@@ -1145,6 +1214,9 @@ int main(int argc, char** argv) {
                        with_kind(4, {13, 3, 72, 1, 129}),
                        with_kind(4, {64, 4, 776, 1, 40}),
                        with_kind(5, {17, 1, 120, 1, 17000}),
+                       with_kind(5, {16, 1, 80, 1, 9001}),
+                       with_kind(5, {40, 1, 784, 1, 200}),
+                       with_kind(8, {3, 1, 1280, 1, 150}),
                        with_kind(6, {2, 1, 120, 1, 77}),
                        with_kind(6, {16, 1, 1600, 1, 72}),
                        with_kind(7, {8, 4, 768, 1, 96}),
