@@ -26,7 +26,8 @@ inline DecodeWeight declare_weight(Bench& b, WeightFormat format, bool exact, in
             exact ? b.input_filled<floatX>("weight", n, bench_fill_exact_small) : b.input<floatX>("weight", n, size);
         return {weight.dev, [=] { return std::vector<float>(weight.host, weight.host + n); }};
     }
-    // values up to the largest, and a scale that differs by row; exact: both have few bits
+    // Values up to the largest, and a scale that differs by row, so that the terms' magnitude is 1, for which the tolerances are,
+    // or a little less; exact: both have few bits.
     float largest = format == WEIGHTS_INT8 ? 127.0f : 448.0f;
     uint32_t seed = b.next_seed();
     auto fill = [=](float* host) {
@@ -45,7 +46,7 @@ inline DecodeWeight declare_weight(Bench& b, WeightFormat format, bool exact, in
     if (format == WEIGHTS_INT8) { ints = b.input_from<int8_t>("weight", n, fill); }
     if (format == WEIGHTS_FP8) { floats = b.input_from<__nv_fp8_e4m3>("weight", n, fill); }
     Buffer<float> scales = b.input_from<float>("scales", OC, [=](float* host) {
-        for (int row = 0; row < OC; row++) { host[row] = exact ? 0x1p-6f : size * (1 + row % 7 / 8.0f) * 4 / largest; }
+        for (int row = 0; row < OC; row++) { host[row] = exact ? 0x1p-6f : size * (1 - row % 7 / 16.0f) * 4 / largest; }
     });
     const float* values = format == WEIGHTS_INT8 ? ints.host : floats.host;
     auto dequantised = [=] {
