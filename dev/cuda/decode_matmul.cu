@@ -761,8 +761,8 @@ bool decode_matmul(floatX* out, const floatX* x, const floatX* norm_weight, cons
 // ---- kernel 6: the head alone; weights by TMA through a ring in shared memory, which is full when x arrives -----------
 
 // ==== promoted: decode_matmul ====
-constexpr int DECODE_HEAD_CONSUMERS = 256; // threads: two warpgroups
-constexpr int DECODE_HEAD_ROWS = 128;      // of a tile: 64 of each warpgroup
+constexpr int DECODE_HEAD_CONSUMERS = 256;              // threads: two warpgroups
+constexpr int DECODE_HEAD_ROWS = 128;                   // of a tile: 64 of each warpgroup
 constexpr int DECODE_HEAD_BOX = DECODE_HEAD_ROWS * 128; // bytes of 128 rows and 64 columns, or 128 of weights in 8 bits
 constexpr int DECODE_HEAD_MIN_STAGES = 4, DECODE_HEAD_MAX_STAGES = 13;
 // With more texts and full weights, cuBLASLt is faster than kernel 5: 64 texts of 768 channels 34 us instead of 52.

@@ -173,11 +173,25 @@ only_vendor_races() { # LOG
     [ "$vendor" -gt 0 ] && [ "$vendor" = "$displayed" ] && grep -aqE '^[0-9]+ passed, 0 failed' "$1"
 }
 
+# The same for initcheck, which accuses cuBLASLt's split-K kernel, whose results are right, of reading what nobody has written.
+only_vendor_reads() { # LOG
+    local vendor displayed
+    vendor=$(awk '/Uninitialized .* memory read/ { report = 1; next }
+                  report { n += / at .*cublasLt::splitKreduce_kernel</; report = 0 }
+                  END { print n + 0 }' "$1")
+    displayed=$(sed -n 's/.*ERROR SUMMARY: \([0-9]*\) errors\{0,1\}$/\1/p' "$1")
+    [ "$vendor" -gt 0 ] && [ "$vendor" = "$displayed" ] && grep -aqE '^[0-9]+ passed, 0 failed' "$1"
+}
+
 # Runs one tool on one program. Prints one line and, on failure, the tool's findings; writes ok or FAIL to results/.
 check() { # TOOL NAME COMMAND ...
-    local tool=$1 name=$2 log=$dir/$1_$2.log rc=0 start=$SECONDS verdict limits=()
+    local tool=$1 name=$2 log=$dir/$1_$2.log rc=0 start=$SECONDS verdict excuse='' limits=()
     shift 2
-    [ "$tool" != racecheck ] || limits=(--print-limit 0) # for only_vendor_races
+    case $tool in
+    racecheck) excuse=only_vendor_races ;;
+    initcheck) excuse=only_vendor_reads ;;
+    esac
+    [ -z "$excuse" ] || limits=(--print-limit 0) # it counts all reports
     trap 'kill $!; exit 130' TERM # timeout ends its child processes
     timeout -k 10 "$limit" compute-sanitizer --tool "$tool" --error-exitcode 99 ${limits[@]+"${limits[@]}"} "$@" \
         >"$log" 2>&1 </dev/null &
@@ -186,7 +200,7 @@ check() { # TOOL NAME COMMAND ...
     [ "$tool" != racecheck ] || clean='RACECHECK SUMMARY: 0 hazards' # warnings are hazards too
     local ok=
     if [ $rc -eq 0 ] && grep -aqF "$clean" "$log"; then ok=yes; fi
-    if [ "$tool" = racecheck ] && [ $rc -eq 99 ] && only_vendor_races "$log"; then
+    if [ $rc -eq 99 ] && [ -n "$excuse" ] && "$excuse" "$log"; then
         ok=yes took+=", reports in cuBLASLt's kernels alone"
     fi
     if [ -n "$ok" ]; then

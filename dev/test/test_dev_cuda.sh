@@ -90,6 +90,26 @@ test_vendor_races() {
     ! races 3 0 0 || fail "a log without reports passes"
 }
 
+# nor only_vendor_reads an uninitialised read of ours
+test_vendor_reads() {
+    eval "$(sed -n '/^only_vendor_reads()/,/^}/p' dev/test/sanitize_gpu.sh)"
+    local theirs='========= Uninitialized __global__ memory read of size 4 bytes
+=========     at void cublasLt::splitKreduce_kernel<(int)32, (int)16, int, float, __nv_bfloat16>(cublasLt::cublasSplitKParams<T6>)+0xe00
+=========     by thread (0,0,0) in block (0,1,0)'
+    local ours=${theirs/cublasLt::splitKreduce_kernel/cublasLt_like_kernel}
+    reads() { # PASSED FAILED ERRORS REPORT ...: true if all reports of such a log are the library's
+        printf '%s passed, %s failed, 0 skipped\n' "$1" "$2" >"$tmp/reads"
+        printf '%s\n' "${@:4}" "========= ERROR SUMMARY: $3 errors" >>"$tmp/reads"
+        only_vendor_reads "$tmp/reads"
+    }
+    reads 3 0 2 "$theirs" "$theirs" || fail "two reports of the library's fail"
+    ! reads 3 0 2 "$theirs" "$ours" || fail "a report of ours passes beside one of the library's"
+    ! reads 3 0 1 "$ours" || fail "a report of ours passes"
+    ! reads 3 0 2 "$theirs" || fail "a report that is not shown passes"
+    ! reads 2 1 1 "$theirs" || fail "a failed check passes"
+    ! reads 3 0 0 || fail "a log without reports passes"
+}
+
 # the nvcc lines of README.md and of benchmark_on_modal.py compile, link and run as written there
 test_typed_nvcc_lines() {
     command -v nvcc >/dev/null || skip "needs nvcc"
@@ -313,6 +333,6 @@ CSV
     contains "make bench writes them" "$tmp/err"
 }
 
-tests=(vendor_races list_and_help_need_no_gpu without_a_gpu_one_line bad_arguments typed_nvcc_lines
+tests=(vendor_races vendor_reads list_and_help_need_no_gpu without_a_gpu_one_line bad_arguments typed_nvcc_lines
     typed_nvcc_lines_of_the_ops planted_bugs timing tune tune_refuses tunable_ops update_results)
 run_tests_once "$@"
