@@ -37,8 +37,7 @@ Source: Goto and van de Geijn 2008, "Anatomy of high-performance matrix multipli
 
 #define MATMUL_INLINE static inline __attribute__((always_inline))
 
-// 16 floats: one register of AVX-512, two of AVX2, four of SSE or NEON
-typedef float Float16 __attribute__((vector_size(64)));
+// 16 floats, the unit of panels, are one register of AVX-512, two of AVX2, four of SSE or NEON.
 enum { MATMUL_VL = 16, MATMUL_MAX_MR = 8, MATMUL_MAX_NR = 48 };
 
 typedef enum { MATMUL_PORTABLE, MATMUL_AVX2, MATMUL_AVX512 } MatmulIsa;
@@ -149,73 +148,6 @@ static inline void matmul_store_tile(const MatmulArgs* g, size_t m, size_t n0, c
     }
 }
 
-// The register tile: mr x (nv * 16) accumulators, summed over the block's kb steps. a has strides a_row and a_col; b
-// is one panel (kb, nv * 16) with stride b_step. mr and nv are compile-time constants at every call, so that the
-// accumulators stay in registers. If rows < mr, the tile's rows beyond `rows` repeat the last row and are not stored.
-MATMUL_INLINE void matmul_tile(const MatmulArgs* g, const MatmulBlock* block, const int mr, const int nv,
-                               const float* a, const size_t a_row, const size_t a_col, const float* b, size_t b_step,
-                               size_t m, size_t rows, size_t n, size_t cols) {
-    const size_t K = block->kb, n0 = block->n0 + n;
-    const bool accumulate = block->accumulate;
-    Float16 sum[MATMUL_MAX_MR][3];
-    const float* row[MATMUL_MAX_MR];
-#pragma GCC unroll 8
-    for (int i = 0; i < mr; i++) {
-        row[i] = a + (size_t)((size_t)i < rows ? (size_t)i : rows - 1) * a_row;
-#pragma GCC unroll 3
-        for (int v = 0; v < nv; v++) { sum[i][v] = (Float16){0}; }
-    }
-    if (!g->out_transposed) { // prefetch the output's cache lines, which are written after the K steps
-        for (size_t i = 0; i < rows; i++) {
-            const float* o = g->out + (m + i) * g->ldo + n0;
-            for (int v = 0; v < nv; v++) { __builtin_prefetch(o + v * MATMUL_VL, 1); }
-        }
-    }
-    if (block->with_bias && g->row_bias) {
-#pragma GCC unroll 8
-        for (int i = 0; i < mr; i++) {
-            float bias = g->row_bias[m + ((size_t)i < rows ? (size_t)i : rows - 1)];
-#pragma GCC unroll 3
-            for (int v = 0; v < nv; v++) { sum[i][v] += bias; }
-        }
-    }
-    for (size_t k = 0; k < K; k++) {
-        Float16 x[3];
-#pragma GCC unroll 3
-        for (int v = 0; v < nv; v++) { memcpy(&x[v], b + v * MATMUL_VL, sizeof(Float16)); }
-#pragma GCC unroll 8
-        for (int i = 0; i < mr; i++) {
-            float y = row[i][k * a_col];
-#pragma GCC unroll 3
-            for (int v = 0; v < nv; v++) { sum[i][v] += x[v] * y; }
-        }
-        b += b_step;
-    }
-    if (!g->out_transposed && rows == (size_t)mr && cols == (size_t)(nv * MATMUL_VL)) {
-#pragma GCC unroll 8
-        for (int i = 0; i < mr; i++) {
-            float* o = g->out + (m + (size_t)i) * g->ldo + n0;
-#pragma GCC unroll 3
-            for (int v = 0; v < nv; v++) {
-                if (accumulate) {
-                    Float16 old;
-                    memcpy(&old, o + v * MATMUL_VL, sizeof(old));
-                    sum[i][v] += old;
-                }
-                memcpy(o + v * MATMUL_VL, &sum[i][v], sizeof(Float16));
-            }
-        }
-        return;
-    }
-    float tile[MATMUL_MAX_MR * MATMUL_MAX_NR];
-#pragma GCC unroll 8
-    for (int i = 0; i < mr; i++) {
-#pragma GCC unroll 3
-        for (int v = 0; v < nv; v++) { memcpy(tile + i * MATMUL_MAX_NR + v * MATMUL_VL, &sum[i][v], sizeof(Float16)); }
-    }
-    matmul_store_tile(g, m, n0, tile, rows, cols, accumulate);
-}
-
 // Number of vectors of 16 floats in the next panel if `left` of them remain. When 4 remain and max_nv is 3 it returns
 // 2, because two panels of 2 are better than panels of 3 and 1.
 MATMUL_INLINE size_t matmul_panel_vectors(size_t left, size_t max_nv) {
@@ -223,67 +155,36 @@ MATMUL_INLINE size_t matmul_panel_vectors(size_t left, size_t max_nv) {
     return left == max_nv + 1 && max_nv == 3 ? 2 : max_nv;
 }
 
-// Multiplies a strip of mr rows of a, beginning with row m of the product, with all panels of a block.
-MATMUL_INLINE void matmul_strip(const MatmulArgs* g, const MatmulBlock* block, const int mr, const int max_nv,
-                                const float* a, size_t a_row, size_t a_col, size_t m, size_t rows) {
-    const float* packed = block->packed;
-    size_t left = (block->nb + MATMUL_VL - 1) / MATMUL_VL;
-    const size_t num_tiles = (left + (size_t)max_nv - 1) / (size_t)max_nv;
-    size_t tile = 0;
-    for (size_t n = 0; left > 0; tile++) {
-        size_t nv = matmul_panel_vectors(left, (size_t)max_nv), width = nv * MATMUL_VL;
-        size_t cols = block->nb - n < width ? block->nb - n : width;
-        // while this tile is computed, prefetch one row of the next block of b
-        size_t ahead = m / (size_t)mr * num_tiles + tile;
-        if (ahead < block->ahead_rows) {
-            const float* next = block->ahead + ahead * g->b_row;
-            for (size_t j = 0; j < block->nb; j += MATMUL_VL) { __builtin_prefetch(next + j, 0, 2); }
-        }
-        const float* panel = block->packed ? packed : block->b + n;
-        const size_t step = block->packed ? width : g->b_row;
-#define MATMUL_TILE(NV)                                                                                                \
-    if (a_col == 1) {                                                                                                  \
-        matmul_tile(g, block, mr, NV, a, a_row, 1, panel, step, m, rows, n, cols);                                     \
-    } else {                                                                                                           \
-        matmul_tile(g, block, mr, NV, a, 1, (size_t)mr, panel, step, m, rows, n, cols);                                \
-    }
-        if (nv == 1) {
-            MATMUL_TILE(1)
-        } else if (nv == 2 && max_nv >= 2) {
-            MATMUL_TILE(2)
-        } else if (nv == 3 && max_nv >= 3) {
-            MATMUL_TILE(3)
-        }
-#undef MATMUL_TILE
-        packed += block->kb * width;
-        n += width;
-        left -= nv;
-    }
-}
+#define MATMUL_FLOATS 16 // AVX-512
+#include "matmul_tile.h"
+#define MATMUL_FLOATS 8 // AVX2
+#include "matmul_tile.h"
+#define MATMUL_FLOATS 4 // SSE, NEON
+#include "matmul_tile.h"
 
 // The type of the strip functions below. a points to the strip's first row at the block's first step of k. If a is read
 // in place, a_col is 1; for a packed strip, a_col is mr and a_row is 1.
 typedef void (*MatmulStrip)(const MatmulArgs* g, const MatmulBlock* block, const float* a, size_t a_row, size_t a_col,
                             size_t m, size_t rows);
 
-#define MATMUL_STRIP_FUNCTION(NAME, MR, MAX_NV)                                                                        \
+#define MATMUL_STRIP_FUNCTION(NAME, STRIP, MR, MAX_NV)                                                                 \
     static inline void NAME(const MatmulArgs* g, const MatmulBlock* block, const float* a, size_t a_row, size_t a_col, \
                             size_t m, size_t rows) {                                                                   \
-        matmul_strip(g, block, MR, MAX_NV, a, a_row, a_col, m, rows);                                                  \
+        STRIP(g, block, MR, MAX_NV, a, a_row, a_col, m, rows);                                                         \
     }
 #ifdef MATMUL_X86
 __attribute__((target("avx512f")))
-MATMUL_STRIP_FUNCTION(matmul_strip_avx512, 8, 3) // 24 accumulators, 3 of b: 27 of 32 registers
+MATMUL_STRIP_FUNCTION(matmul_strip_avx512, matmul_strip16, 8, 3) // 24 accumulators, 3 of b: 27 of 32 registers
     __attribute__((target("avx2,fma")))
-    MATMUL_STRIP_FUNCTION(matmul_strip_avx2, 6, 1) // 12 accumulators, 2 of b, 1 of a: 15 of 16 registers
+    MATMUL_STRIP_FUNCTION(matmul_strip_avx2, matmul_strip8, 6, 1) // 12 accumulators, 2 of b, 1 of a: 15 of 16 registers
 #endif
-    MATMUL_STRIP_FUNCTION(matmul_strip_portable, 3, 1) // 12 SSE or NEON accumulators
+    MATMUL_STRIP_FUNCTION(matmul_strip_portable, matmul_strip4, 3, 1) // 12 SSE or NEON accumulators
 
     // Copies kb rows of `width` floats (a multiple of 16) with stride ld to contiguous memory.
     MATMUL_INLINE void matmul_copy_rows(float* dst, const float* src, size_t ld, size_t kb, size_t width) {
     for (size_t k = 0; k < kb; k++) {
         for (size_t j = 0; j < width; j += MATMUL_VL) {
-            memcpy(dst + k * width + j, src + k * ld + j, sizeof(Float16));
+            memcpy(dst + k * width + j, src + k * ld + j, MATMUL_VL * sizeof(float));
         }
     }
 }
@@ -523,31 +424,17 @@ static inline void matmul_run(const MatmulArgs* g) {
 // ---- the three products ------------------------------------------------------------------
 // Strides ld* count floats from one row to the next. M, N and K may have any size; K = 0 gives zeros (plus bias).
 
-// out[j] = weight[j,:] . x + bias[j] for a single row x (K). Bound: memory, each weight is read once.
-#define MATMUL_VECTOR_FUNCTION(NAME)                                                                                   \
-    static inline float NAME(const float* w, const float* x, size_t K) {                                               \
-        Float16 s0 = {0}, s1 = {0}, s2 = {0}, s3 = {0}, wv, xv;                                                        \
-        size_t k = 0;                                                                                                  \
-        for (; k + 64 <= K; k += 64) {                                                                                 \
-            memcpy(&wv, w + k, 64), memcpy(&xv, x + k, 64), s0 += wv * xv;                                             \
-            memcpy(&wv, w + k + 16, 64), memcpy(&xv, x + k + 16, 64), s1 += wv * xv;                                   \
-            memcpy(&wv, w + k + 32, 64), memcpy(&xv, x + k + 32, 64), s2 += wv * xv;                                   \
-            memcpy(&wv, w + k + 48, 64), memcpy(&xv, x + k + 48, 64), s3 += wv * xv;                                   \
-        }                                                                                                              \
-        s0 = (s0 + s1) + (s2 + s3);                                                                                    \
-        float sum = 0.0f;                                                                                              \
-        for (int i = 0; i < MATMUL_VL; i++) { sum += s0[i]; }                                                          \
-        for (; k < K; k++) { sum += w[k] * x[k]; }                                                                     \
-        return sum;                                                                                                    \
-    }
+#define MATMUL_DOT_FUNCTION(NAME, DOT)                                                                                 \
+    static inline float NAME(const float* w, const float* x, size_t K) { return DOT(w, x, K); }
 #ifdef MATMUL_X86
-__attribute__((target("avx512f"))) MATMUL_VECTOR_FUNCTION(matmul_dot_avx512) __attribute__((target("avx2,fma")))
-MATMUL_VECTOR_FUNCTION(matmul_dot_avx2)
+__attribute__((target("avx512f"))) MATMUL_DOT_FUNCTION(matmul_dot_avx512, matmul_dot16)
+    __attribute__((target("avx2,fma"))) MATMUL_DOT_FUNCTION(matmul_dot_avx2, matmul_dot8)
 #endif
-    MATMUL_VECTOR_FUNCTION(matmul_dot_portable)
+        MATMUL_DOT_FUNCTION(matmul_dot_portable, matmul_dot4)
 
-        static inline void matmul_vector(float* out, const float* x, const float* weight, size_t ldw, const float* bias,
-                                         size_t N, size_t K) {
+    // out[j] = weight[j,:] . x + bias[j] for a single row x (K). Bound: memory, each weight is read once.
+    static inline void matmul_vector(float* out, const float* x, const float* weight, size_t ldw, const float* bias,
+                                     size_t N, size_t K) {
     float (*dot)(const float*, const float*, size_t) = matmul_dot_portable;
 #ifdef MATMUL_X86
     if (matmul_isa() == MATMUL_AVX512) { dot = matmul_dot_avx512; }
