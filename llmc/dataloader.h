@@ -146,8 +146,12 @@ static inline bool shard_parse(const uint8_t* data, size_t size, const char* nam
                                Error* err) {
     *num_tokens = 0;
     if (size == 0) { return error_set(err, "%s: is empty, expected a token shard", name); }
-    int32_t header[3] = {0, 0, 0};
+    int32_t header[3] = {0, 0, 0}, magic = SHARD_MAGIC;
     memcpy(header, data, size < sizeof(header) ? size : sizeof(header));
+    if (size < SHARD_HEADER_BYTES && memcmp(data, &magic, size < sizeof(magic) ? size : sizeof(magic)) == 0) {
+        return error_set(err, "%s: is a token shard cut short: %zu bytes, the header alone has %d; make it again", name,
+                         size, SHARD_HEADER_BYTES);
+    }
     if (size < sizeof(header) || header[0] != SHARD_MAGIC) {
         const char* mistake = shard_mistake(data, size);
         if (mistake) { return error_set(err, "%s: %s", name, mistake); }

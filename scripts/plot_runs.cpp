@@ -508,5 +508,9 @@ int main(int argc, char** argv) {
                    run.curves[VALIDATION].size(),
                    run.not_finite ? text("; left out: %d losses that are not finite", run.not_finite).c_str() : "");
     }
+    long num_panels =
+        std::count_if(std::begin(PANELS), std::end(PANELS), [&](const Panel& panel) { return is_drawn(panel, runs); });
+    print_line(stdout, "%s: %ld diagram%s of %zu run%s", opt_output, num_panels, num_panels == 1 ? "" : "s",
+               runs.size(), runs.size() == 1 ? "" : "s");
     return EXIT_SUCCESS;
 }

@@ -295,12 +295,15 @@ inline int bench_main(int argc, char** argv, const char* name, void (*declare)(B
         cli_fail("kernel %d has no configuration %d, there are%s", k.number, f.config, known.c_str());
     }
     if ((f.stress || f.huge) && !f.check) { cli_fail("--stress and --huge are for --check"); }
+    const char* times = f.csv ? "--csv" : f.json ? "--json" : NULL; // the flag that asks for a file of times
+    if (f.check && times) { cli_fail("%s cannot be combined with --check, which takes no times", times); }
     if (f.list) {
         bench_print_list(names);
         return EXIT_SUCCESS;
     }
     if (f.tune) { f.kernel = bench_tune_kernel(name, names.first); }
 #ifdef CUDA_EMULATION
+    if (times) { cli_fail("%s needs a GPU: the emulation's times would mean nothing", times); }
     bool counts = f.transactions || f.picture;
     if (counts && (f.stress || f.huge)) { cli_fail("--transactions cannot be combined with --stress or --huge"); }
     if (!f.check && !counts) {

@@ -16,6 +16,7 @@ an error or a signal leaves no new files behind.
 */
 #include "../../llmc/cli.h"
 #include "../../llmc/dataloader.h"
+#include "../../llmc/safetensors.h"
 #include "../../llmc/tokenizer.h"
 #include <dirent.h>
 #include <glob.h>
@@ -133,7 +134,28 @@ static void job_reserve(Job* job, size_t capacity) {
     job->capacity = capacity;
 }
 
-// Reads until the job has `wanted` bytes, or sets *end at the end of the file. Fails on compressed files.
+// Returns what a file with these first bytes is, or NULL if it may be text. In each of these kinds a byte 0 or 1 is among
+// the first eight, so a text that begins with the letters "GGUF" is not taken for one.
+static const char* not_text(const uint8_t* data, size_t size) {
+    static const struct {
+        int32_t magic;
+        const char* what;
+    } kinds[] = {{SHARD_MAGIC, "a token shard"},
+                 {SHARD_MAGIC_LLAMA3, "a Llama-3 shard"},
+                 {20240326, "a model file of llm.c"},
+                 {20240328, "a tokenizer of llm.c"},
+                 {20240522, "a multiple-choice evaluation file of llm.c"}};
+    int32_t first[2] = {0, 0};
+    memcpy(first, data, size < sizeof(first) ? size : sizeof(first));
+    for (size_t i = 0; i < sizeof(kinds) / sizeof(kinds[0]); i++) {
+        if (first[0] == kinds[i].magic) { return kinds[i].what; }
+    }
+    bool gguf = size >= 8 && memcmp(data, "GGUF", 4) == 0 && first[1] >= 1 && first[1] <= 3; // its version
+    if (gguf) { return "a GGUF file"; }
+    return safe_looks_right(data, size) ? "a safetensors file" : NULL;
+}
+
+// Reads until the job has `wanted` bytes, or sets *end at the end of the file. Fails on files that are not text.
 static bool fill(Job* job, size_t wanted, bool* end, Error* err) {
     job_reserve(job, wanted);
     while (job->n < wanted && !*end) {
@@ -150,7 +172,8 @@ static bool fill(Job* job, size_t wanted, bool* end, Error* err) {
         return error_set(err, "%s: is compressed; use %s FILE | %s", job->path, gzip ? "zcat" : "zstdcat",
                          "tokenize -i - (with --documents jsonl for JSON lines)");
     }
-    return true;
+    const char* what = in.file_start ? not_text(p, job->n) : NULL;
+    return !what || error_set(err, "%s: is %s, not text: -i takes text or .jsonl files", job->path, what);
 }
 
 // Returns the last position at which the chunk can end if its file continues: after a line, or where no token can

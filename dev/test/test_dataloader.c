@@ -111,6 +111,10 @@ static void test_parse(void) {
         memcpy(copy, good, size);
         check_msg(!shard_parse(copy, size, "s", VOCAB, &n, &err), "%zu bytes are enough", size);
         free(copy);
+        char want[100];
+        const char* cut = "s: is a token shard cut short: %zu bytes, the header alone has 1024; make it again";
+        snprintf(want, sizeof(want), cut, size);
+        if (size > 0 && size < 1024) { check_str(err.text, want); }
     }
     struct {
         int32_t magic, version, count;
@@ -138,6 +142,8 @@ static void test_parse(void) {
         check(!shard_parse((const uint8_t*)texts[i], strlen(texts[i]), "s", VOCAB, &n, &err));
         check_str(err.text, "s: looks like text: make shards of it with dev/data/tokenize");
     }
+    check(!shard_parse((const uint8_t*)"\x88\xD8\x34\x02?", 5, "s", VOCAB, &n, &err)); // all but the magic's last byte
+    check_str(err.text, "s: is not a token shard: begins with 37017736, want 20240520");
     const char* lfs = "version https://git-lfs.github.com/spec/v1\noid sha256:00";
     check(!shard_parse((const uint8_t*)lfs, strlen(lfs), "s", VOCAB, &n, &err));
     check_msg(strstr(err.text, "git-LFS pointer"), "%s", err.text);

@@ -59,7 +59,8 @@ test_without_a_gpu_one_line() {
 test_bad_arguments() {
     build gelu_forward
     local args
-    for args in 99 x 1x 1.5 "1 2" --chekc "--repeats 0" "-B 0" "-B x" -NH "--flush both" --huge "--stress 3" "--no-verify" "--seed 9999999999" -Z; do
+    for args in 99 x 1x 1.5 "1 2" --chekc "--repeats 0" "-B 0" "-B x" -NH "--flush both" --huge "--stress 3" "--no-verify" "--seed 9999999999" -Z \
+        "--check --csv $tmp/times" "1 --check --json $tmp/times"; do
         # shellcheck disable=SC2086
         run 2 "$tmp/gelu_forward" $args
         want "the lines on stderr for $args" "$(wc -l <"$tmp/err")" 1

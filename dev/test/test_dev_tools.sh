@@ -482,6 +482,11 @@ test_make_targets() {
         run 2 make $target OP=op
         contains "error: no KERNEL=number: make $target OP=op KERNEL=1" "$tmp/err"
     done
+    for target in cpu check-cpu; do # before anything is compiled
+        run 2 make -j2 $target OP='op nosuch'
+        contains "error: OP='nosuch' is no .cu file here: make $target OP=layernorm_forward" "$tmp/err"
+        [ ! -e ../../build/dev_cuda/cpu ] || fail "$target builds something"
+    done
     # an op that is built already
     launches "op_kernel6|16384|$(values 49,210 38.1 91.26 55 0)"
     cat >"$tmp/bin/nvcc" <<'SH'

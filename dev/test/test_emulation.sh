@@ -144,6 +144,18 @@ test_check_flags() {
     contains 'FAIL kernel 3' "$tmp/out"
     "$program" 3 --check --huge >"$tmp/out" || fail "--huge is not skipped"
     contains 'skip matmul_forward --huge' "$tmp/out"
+    # a file of times is refused where no times are taken
+    local each rc
+    for each in "--check --csv:--csv cannot be" "--check --json:--json cannot be" "--csv:--csv needs a GPU" "--json:--json needs a GPU" \
+        "--transactions --csv:--csv needs a GPU"; do
+        rc=0
+        # shellcheck disable=SC2086
+        timeout 60 "$program" 3 ${each%%:*} "$tmp/times" >"$tmp/out" 2>"$tmp/err" || rc=$?
+        want "the exit code of ${each%%:*}" $rc 2
+        want "the lines on stderr for ${each%%:*}" "$(wc -l <"$tmp/err")" 1
+        contains "${each#*:}" "$tmp/err"
+        [ ! -e "$tmp/times" ] || fail "${each%%:*} writes a file"
+    done
     rm "$program" # of the changed source
 }
 

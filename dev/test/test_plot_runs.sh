@@ -45,7 +45,8 @@ test_points() {
       echo '{"step":4,"type":"save_failed","error":"full"}'; } >"$tmp/a/log.jsonl"
     echo 's:1 trl:9.0' >"$tmp/a/main.log" # log.jsonl says more
     draw "$tmp/a/"
-    want "what it says" "$(cat "$tmp/out")" "$tmp/a/log.jsonl: 3 steps, 2 validations; left out: 1 losses that are not finite"
+    want "what it says" "$(cat "$tmp/out")" "$tmp/a/log.jsonl: 3 steps, 2 validations; left out: 1 losses that are not finite
+$svg: 5 diagrams of 1 run"
     want "points" "$(count loss0) $(count validation0) $(count norm0) $(count rate0) $(count speed0) $(count hellaswag0)" "3 2 3 4 4 1"
     local x1 y1 x2 y2 x4 y4 v0 v2
     { read -r x1 y1 && read -r x2 y2 && read -r x4 y4; } < <(points loss0)
@@ -211,6 +212,11 @@ test_damaged() {
 test_arguments() {
     build
     train 1 4 >"$tmp/a/log.jsonl"
+    # without -o the picture is runs.svg in the current folder, which is said
+    (cd "$tmp/b" && run 0 "$tmp/a" --panels loss)
+    want "what it says" "$(cat "$tmp/out")" "$tmp/a/log.jsonl: 1 steps, 0 validations
+runs.svg: 1 diagram of 1 run"
+    [ -s "$tmp/b/runs.svg" ] || fail "no runs.svg"
     run 0 --help
     contains "usage: $tmp/plot_runs [flags] RUN ..." "$tmp/out"
     run 2
@@ -239,7 +245,8 @@ test_end_to_end() {
             -y 1 >"$tmp/log" 2>&1 || fail "$(cat "$tmp/log")"
     done
     draw "$tmp/a" "$tmp/b" --x tokens
-    want "what it says" "$(cut -d / -f 4- "$tmp/out")" "$(printf '%s\n' 'a/log.jsonl: 6 steps, 4 validations' 'b/log.jsonl: 8 steps, 6 validations')"
+    want "what it says" "$(cut -d / -f 4- "$tmp/out")" \
+        "$(printf '%s\n' 'a/log.jsonl: 6 steps, 4 validations' 'b/log.jsonl: 8 steps, 6 validations' 'runs.svg: 4 diagrams of 2 runs')"
     want "points" "$(count loss0) $(count loss1) $(count rate1) $(count speed1) $(count norm1)" "6 8 8 8 8"
     contains '>250<' "$svg" # 8 steps of 32 tokens
     contains "validation $(sed -n 's/^s:8 tel://p' "$tmp/b/main.log")" "$svg"

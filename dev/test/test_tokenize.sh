@@ -174,6 +174,40 @@ test_errors() {
     contains "another vocabulary" "$tmp/err"
 }
 
+# What earlier steps and other programs have written is refused by its first bytes, not encoded as if it were text.
+test_not_text() {
+    local each name want_error
+    small
+    printf 'ab abc' >"$tmp/x.txt"
+    tokenize -i "$tmp/x.txt" -t "$tmp/small" -o "$tmp/kinds/x" 2>/dev/null
+    cp "$tmp/kinds/x_train_000000.bin" "$tmp/shard.bin"
+    cp dev/test/fixtures/tiny_gpt2/model.safetensors "$tmp"
+    printf '\306\327\064\001\003\000\000\000' >"$tmp/model.bin"  # 20240326, version 3
+    printf '\241\331\064\001\007\000\000\000' >"$tmp/llama3.bin" # 20240801
+    printf '\310\327\064\001' >"$tmp/tokenizer.bin" # 20240328
+    printf '\212\330\064\001' >"$tmp/questions.bin" # 20240522
+    printf 'GGUF\003\000\000\000\001' >"$tmp/model.gguf"
+    for each in "shard.bin:a token shard" "model.bin:a model file of llm.c" "llama3.bin:a Llama-3 shard" \
+        "tokenizer.bin:a tokenizer of llm.c" "questions.bin:a multiple-choice evaluation file of llm.c" \
+        "model.gguf:a GGUF file" "model.safetensors:a safetensors file"; do
+        name=${each%%:*} want_error="error: $tmp/${each%%:*}: is ${each#*:}, not text: -i takes text or .jsonl files"
+        refused "$want_error" -i "$tmp/$name"
+        refused "$want_error" -i "$tmp/x.txt,$tmp/$name" --chunk-bytes 16 -s 2 -n 3 # after shards have been begun
+        refused "$want_error" -i "$tmp/$name" -d jsonl --skip-bad-lines
+    done
+    tokenize -i - -o "$tmp/no/x" <"$tmp/shard.bin" 2>"$tmp/err" && fail "a shard on standard input is encoded"
+    contains "error: -: is a token shard, not text" "$tmp/err"
+    # a text may begin with the same letters, and what comes later in a text is not looked at
+    for each in 'GGUF' 'GGUF is' 'GGUF\n\n\n\n1' '{"GGUF": 3}' 'x\210\330\064\001' '\210\330\064'; do
+        # shellcheck disable=SC2059
+        printf "$each" >"$tmp/x.txt"
+        tokenize -i "$tmp/x.txt" -o "$tmp/text/x" 2>"$tmp/err" || fail "'$each' is refused: $(cat "$tmp/err")"
+        want "tokens of '$each'" "$(header "$tmp/text/x_train_000000.bin")" "20240520 1 $(($(wc -c <"$tmp/x.txt") + 1))"
+    done
+    cat "$tmp/x.txt" "$tmp/shard.bin" >"$tmp/later.txt"
+    tokenize -i "$tmp/later.txt" --chunk-bytes 16 -o "$tmp/text/x" 2>"$tmp/err" || fail "$(cat "$tmp/err")"
+}
+
 test_usage() {
     local rc
     for args in "-i x" "-o x" "-i x -o y --threads x" "-i x -o y -s 0" "-i x -o y z" "-i x -o y -d words"; do
@@ -322,6 +356,6 @@ test_closed_stderr() {
     cmp "$tmp/open/x_train_000000.bin" "$tmp/closed/x_train_000000.bin"
 }
 
-tests=(bytes vocabulary documents inputs chunks_and_threads jsonl_threads shards errors usage vocabulary_limits eot signal error_while_waiting full_disk
-    file_size_limit closed_stderr tinyshakespeare)
+tests=(bytes vocabulary documents inputs chunks_and_threads jsonl_threads shards errors not_text usage vocabulary_limits eot signal
+    error_while_waiting full_disk file_size_limit closed_stderr tinyshakespeare)
 run_tests "$@"
