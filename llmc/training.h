@@ -468,6 +468,12 @@ static inline void model_source_open(ModelSource* source, const char* path, bool
         die("the vocabulary has %d tokens, but the model %s only %d: they do not belong together",
             tokenizer->vocab_size, path, config->vocab_size);
     }
+    // a model may be padded, by 47 tokens in llm.c's files
+    if (*has_tokenizer && config->vocab_size - tokenizer->vocab_size >= 128) {
+        die("the vocabulary has %d tokens, but the model %s has %d: they do not belong together; --tokenizer names "
+            "another",
+            tokenizer->vocab_size, path, config->vocab_size);
+    }
 }
 
 // The token that ends a text: the vocabulary's, or else the one that config.json names; -1: none. tokenizer may be NULL.
@@ -642,6 +648,7 @@ static inline void training_find_checkpoint(Training* t) {
     if (args->keep_best && (!args->output || !args->val_data || !args->val_every)) {
         die("--keep-best needs an output directory (-o) and a validation loss (-j, -v)");
     }
+    if (args->save_every > 0 && !args->output) { die("-n saves checkpoints to the -o directory, but -o is not given"); }
     if (args->resume && !args->output) { die("-y 1 resumes the run in the -o directory, but -o is not given"); }
     if (args->resume && !has_checkpoints) {
         print_line(stdout, "%s holds no checkpoint yet: starting a new run", args->output);
@@ -819,6 +826,10 @@ static inline void training_begin(Training* t, const GPT2Config* config, float* 
         t->kept_val_loss = now.best_val_loss;
         t->tasks_step = t->saved_step = now.step;
         print_line(stdout, "resumed at step %lld from %s", (long long)t->run.step, t->checkpoint);
+        if (t->run.step >= t->num_steps) {
+            print_line(stdout, "nothing to train: step %lld of %lld is done; -x with more steps goes on",
+                       (long long)t->run.step, (long long)t->num_steps);
+        }
     }
     dataloader_state(&t->train, &t->position);
     if (args->output && run_rank == 0) { training_own_output(t); }

@@ -155,7 +155,7 @@ test_shard_too_short() { failure 'data/a_train_000000.bin' '5000 tokens' '6401' 
 
 test_seq_len_past_positions() {
     failure '-t 64' '32 positions' '--positions' -- -t 64
-    refused 1 '-t 128' '64 positions' -- -e "$tiny" "${batch[@]}" -i "$data" -t 128
+    refused 1 '-t 64' '32 positions' -- -e run/step_00000003 "${batch[@]}" -i "$data" -t 64
 }
 test_total_batch_no_multiple() { failure '-d 33' 'not a multiple' '-b 2 times -t 16 = 32' -- -d 33; }
 test_heads_do_not_divide() { failure '--heads' '--channels' '32 channels' '5 heads' -- --heads 5; }
@@ -180,6 +180,13 @@ test_shape_of_a_loaded_model() {
 test_vocabulary_larger_than_the_model() {
     refused 1 '513 tokens' 'only 512' 'do not belong together' -- -e "$tiny" --tokenizer 513.bin "${batch[@]}" -i "$data" -o new
     refused 1 '513 tokens' 'only 512' 'do not belong together' -- -e "$tiny" --tokenizer 513.bin --prompt ''
+}
+test_vocabulary_far_smaller_than_the_model() {
+    setup
+    decode_only "$world/384.bin" 384
+    decode_only "$world/385.bin" 385
+    refused 1 '384 tokens' 'has 512' 'do not belong together' '--tokenizer' -- -e "$tiny" --tokenizer 384.bin --prompt ''
+    good -e "$tiny" --tokenizer 385.bin --prompt '' --num-tokens 2 # it may be a model whose vocabulary is padded
 }
 test_damaged_config() {
     setup
@@ -345,6 +352,15 @@ test_unquoted_pattern() {
 test_keep_best_of_nothing() {
     failure '--keep-best needs an output directory .-o. and a validation loss' -- --keep-best
     refused 1 '--keep-best needs' -- "${small[@]}" "${batch[@]}" -i "$data" -j 'data/a_val_*.bin' --keep-best
+}
+test_save_every_without_output() {
+    refused 1 '-n saves checkpoints' 'not given' -- "${small[@]}" "${batch[@]}" -i "$data" -n 1
+}
+test_resume_of_a_run_that_is_done() {
+    setup
+    cp -r "$world/run" "$world/done"
+    good "${small[@]}" "${batch[@]}" -i "$data" -o done -y 1 -x 2
+    contains 'nothing to train: step 3 of 2 is done; -x with more steps goes on' "$tmp/out"
 }
 test_no_task() {
     refused 1 'no training data: give shards with -i' 'a --prompt to continue' -- -e run
@@ -1187,9 +1203,10 @@ SH
 tests=(unknown_flag junk_number missing_value negative_size stray_argument out_of_range bad_schedule
     missing_shards no_data text_as_shard empty_shard truncated_shard model_as_shard id_past_the_vocabulary shard_too_short
     seq_len_past_positions total_batch_no_multiple heads_do_not_divide unknown_descriptor
-    missing_model shape_of_a_loaded_model vocabulary_larger_than_the_model missing_tokenizer damaged_config truncated_model no_whole_checkpoint
+    missing_model shape_of_a_loaded_model vocabulary_larger_than_the_model vocabulary_far_smaller_than_the_model missing_tokenizer damaged_config truncated_model no_whole_checkpoint
     damaged_step another_vocabulary infinite_weights fifo output_holds_a_model output_holds_logs closed_streams
-    step_of_more_than_the_data short_last_shard short_validation_data file_named_like_a_pattern unquoted_pattern keep_best_of_nothing no_task
+    step_of_more_than_the_data short_last_shard short_validation_data file_named_like_a_pattern unquoted_pattern keep_best_of_nothing save_every_without_output
+    resume_of_a_run_that_is_done no_task
     demo_of_another_directory
     output_is_a_file output_not_writable output_holds_checkpoints resume_without_output resume_another_shape resume_another_optimizer
     muon_flags
