@@ -533,8 +533,10 @@ static inline bool dataloader_check_shards(DataLoader* d, Error* err) {
         if (n > d->step_tokens) {
             d->batches_per_epoch += (n - 1) / d->step_tokens;
         } else if (too_short++ == 0) {
-            error_set(&first, "%s: has %lld tokens, one batch needs %lld x %d ranks x %d + 1 = %lld", shard->path,
-                      (long long)n, (long long)d->B, d->num_ranks, d->T, (long long)d->step_tokens + 1);
+            char ranks[32] = "";
+            if (d->num_ranks > 1) { snprintf(ranks, sizeof(ranks), " x %d ranks", d->num_ranks); }
+            error_set(&first, "%s: has %lld tokens, one batch needs %lld%s x %d + 1 = %lld", shard->path, (long long)n,
+                      (long long)d->B, ranks, d->T, (long long)d->step_tokens + 1);
         }
     }
     if (too_short == d->num_shards) { return error_set(err, "%s: use smaller -b or -t", first.text); }

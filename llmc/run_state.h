@@ -464,7 +464,10 @@ enum { RUN_NUM_FIELDS = sizeof(run_fields) / sizeof(run_fields[0]) };
 // JSON numbers cannot express them.
 static inline void run_format_double(char* out, size_t size, double x) {
     if (isfinite(x)) {
-        snprintf(out, size, "%.17g", x);
+        for (int digits = 1; digits <= 17; digits++) { // the first that is read back as the same number; 17 always are
+            snprintf(out, size, "%.*g", digits, x);
+            if (strtod(out, NULL) == x) { break; }
+        }
     } else {
         snprintf(out, size, "\"%s\"", isnan(x) ? "nan" : x > 0 ? "inf" : "-inf");
     }
