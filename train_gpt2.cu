@@ -21,7 +21,7 @@ on a step's results are made on the GPU: gradient clipping, fp16's loss scale, a
 They are not when the loss or the gradient is NaN or infinite (adamw_prepare).
 
 With --gpus N there is a process like this for each GPU, a rank, with its own part of each batch. Gradients are summed over
-the ranks, and updated weights are passed on, by NCCL on a second stream (distributed.cuh): gradients_ready, await_weights and
+the ranks, and updated weights are passed on, by NCCL on a second stream (distributed.cuh): gradients_ready, await_bucket and
 their like order it with the first one, and do nothing when there is one GPU.
 
 A micro-step (forward and backward of one micro-batch) is launched kernel by kernel the first time. The second time it is
@@ -45,6 +45,8 @@ is called d + name.
 Words:
     rank              with several GPUs: the process of one of them
     share             with ZeRO-1: the part of the optimizer's state that a rank keeps
+    bucket            what the ranks exchange, and AdamW updates, at once: the embeddings, a layer or the last layernorm
+    updated later     AdamW of all layers but the first, on one GPU: beside the next forward pass (update_later.cuh)
     ladder            a file of dev/cuda: one operation as a series of numbered kernels, from naive to fast
     promoted          copied here from a ladder by scripts/promote.sh, between marks: its best kernel, with its number
     launcher          the host function that checks the shapes and launches an operation's kernels
@@ -104,8 +106,8 @@ size_t encoder_backward_scratch(int B, int T, int V);
 // out (N,C) = (inp - mean) * rstd * weight + bias; mean, rstd (N) | inp (N,C) | weight, bias (C). arXiv:1607.06450.
 void layernorm_forward(floatX* out, float* mean, float* rstd, const floatX* inp, const floatX* weight,
                        const floatX* bias, int N, int C, cudaStream_t stream);
-// residual (N,C) = inp1 + inp2; normed (N,C), mean, rstd (N) are its layernorm. In bf16 the products add to the residual stream;
-// --fp8 does it here.
+// residual (N,C) = inp1 + inp2; normed (N,C), mean, rstd (N) are its layernorm. For --fp8, whose products
+// do not add to the residual stream themselves.
 void fused_residual_layernorm_forward(floatX* residual, floatX* normed, float* mean, float* rstd, const floatX* inp1,
                                       const floatX* inp2, const floatX* weight, const floatX* bias, int N, int C,
                                       cudaStream_t stream);
@@ -117,14 +119,14 @@ void layernorm_backward(floatX* dinp, float* dinp_sums, float* dweight, float* d
 size_t layernorm_backward_scratch(int N, int C);
 
 // out (N,OC) = inp (N,C) weight (OC,C)^T + bias (OC) + residual (N,OC); bias and residual may be NULL. With saved.has_gelu(),
-// out receives gelu(sum), and saved.tensor (N,OC), if it is not NULL, the sum, or gelu'(sum); this needs a bias and takes no
-// residual.
+// out receives gelu(sum), and saved.tensor (N,OC), if it is not NULL, the sum or, with saved.is_slope, gelu'(sum); this needs a
+// bias and takes no residual.
 void matmul_forward(floatX* out, GeluSaved saved, const floatX* inp, const floatX* weight, const floatX* bias,
                     const floatX* residual, int N, int C, int OC, cudaStream_t stream);
 // out (N,OC) float = inp (N,C) weight (OC,C)^T
 void matmul_forward_float(float* out, const floatX* inp, const floatX* weight, int N, int C, int OC,
                           cudaStream_t stream);
-// out (N,OC) = inp weight^T + bias + residual, as matmul_forward, but rounded once. product (N,OC) is scratch.
+// out (N,OC) = inp weight^T + bias + residual, rounded once: cuBLASLt rounds the product, too. product (N,OC) is scratch.
 void matmul_forward_residual(floatX* out, float* product, const floatX* inp, const floatX* weight, const floatX* bias,
                              const floatX* residual, int N, int C, int OC, cudaStream_t stream);
 // dinp (N,C) = dout (N,OC) weight (OC,C). If saved.tensor (N,C) is not NULL, dinp is multiplied by GELU's slope, and
@@ -159,7 +161,7 @@ void gelu_forward(floatX* out, const floatX* inp, size_t n, cudaStream_t stream)
 void fused_classifier(floatX* logits, float* losses, const int* targets, const float* dloss, int N, int V, int Vp,
                       cudaStream_t stream);
 // The head and its loss: losses (N) of the logits inp (N,C) weight (Vp,C)^T, as by fused_classifier. logits (N,Vp) is memory for what
-// linear_cross_entropy_backward needs; if dloss is NULL, the largest of the first V numbers in a row of it is at the largest logit.
+// linear_cross_entropy_backward needs; if dloss is NULL, the largest of a row's first V numbers is where its largest logit is.
 // In bf16 on Hopper, a logit counts as at most 97 larger than the target's.
 void linear_cross_entropy_forward(floatX* logits, float* losses, float* scratch, const floatX* inp,
                                   const floatX* weight, const int* targets, const float* dloss, int N, int C, int V,
@@ -184,7 +186,7 @@ void adamw_prepare(StepState* state, const AdamW& optimizer, bool skip, bool lat
 // params are rounded to nearest; else stochastically, with new random bits in every update.
 void adamw(floatX* params, float* master, float* m, float* v, const float* grads, const StepState* state, size_t n,
            const AdamW& optimizer, uint32_t seed, cudaStream_t stream);
-// Ends an update of layers that a forward pass has taken along, for those before `layer`: llmc/adamw_state.cuh.
+// Ends the update of the layers before `layer` that runs beside a forward pass (updated later): llmc/adamw_state.cuh.
 void adamw_finish(int layer, cudaStream_t stream);
 // params (n) = master (n), rounded as adamw rounded them in update number `update`
 void adamw_round_weights(floatX* params, const float* master, size_t n, uint32_t seed, int update, cudaStream_t stream);
@@ -268,7 +270,7 @@ struct GPT2 {
     float* own_grads;      // (share_size): sums over the ranks; without ZeRO-1 the same memory as grads_memory
     float* m_memory;       // (share_size), AdamW's first moment, or Muon's momentum
     float* v_memory;       // (share_size, with Muon without matrices), AdamW's second moment
-    int* update_done;      // of an update that the next forward pass takes along: AdamWLater
+    int* update_done;      // how far each worker has got with what is updated later: AdamWLater
     bool update_is_open;   // such an update has begun
     int muon_layers;       // layers that Muon updates at once
     Parameters<floatX> params;
@@ -312,7 +314,7 @@ static void gpt2_forward(GPT2* model, Activations* acts, int B, int T, bool trai
         matmul_forward(a.residual2, NULL, a.atty, w.attprojw, w.attprojb, a.residual, BT, C, C, stream);
         // MLP
         layernorm_forward(a.ln2, a.ln2_mean, a.ln2_rstd, a.residual2, w.ln2w, w.ln2b, BT, C, stream);
-        GeluSaved saved = training ? a.fch : GeluSaved::nothing();
+        GeluSaved saved = training ? a.fch : GeluSaved::not_kept();
         matmul_forward(a.fch_gelu, saved, a.ln2, w.fcw, w.fcb, NULL, BT, C, 4 * C, stream);
         matmul_forward(a.residual3, NULL, a.fch_gelu, w.fcprojw, w.fcprojb, a.residual2, BT, 4 * C, C, stream);
     }
@@ -898,7 +900,7 @@ static void generator_matmul(Generator* g, const GPT2* model, floatX* out, const
         x = g->acts.lnf;
     }
     if (residual) { return matmul_forward_residual(out, g->logits, x, weight, bias, residual, n, C, OC, stream); }
-    matmul_forward(out, gelu ? GeluSaved::nothing() : GeluSaved(), x, weight, bias, NULL, n, C, OC, stream);
+    matmul_forward(out, gelu ? GeluSaved::not_kept() : GeluSaved(), x, weight, bias, NULL, n, C, OC, stream);
 }
 
 // Runs the newest token of n texts, those in slots begin to begin + n - 1, through the layers, one launch after the other.
@@ -1071,7 +1073,7 @@ static void launch_micro_step(GPT2* model, const Batch* batch, bool first, bool 
 static void micro_step(Trainer* t, bool first, bool last) {
     Range range("micro_step");
     auto launch = [&] { launch_micro_step(&t->model, &t->job.batch, first, last); };
-    if (first) { t->model.update_is_open = false; } // also by the replay of a graph
+    if (first) { t->model.update_is_open = false; } // a graph that is replayed ends the update, too
     if (!args->use_graph || profile().listing) { return launch(); }
     launch_as_graph(&t->graphs[first][last && ranks().beside], t->model.stream, launch);
 }
@@ -1107,6 +1109,7 @@ static bool launch_step(Trainer* t, Error* err) {
     cudaCheck(cudaMemsetAsync(&model->state->loss, 0, sizeof(float), model->stream));
     for (int64_t i = 0; i < t->job.batch.micro_steps; i++) {
         if (!next_batch(t, err)) { return false; }
+        // only at the begin of a run: measures the tensors, unless a resumed run knows them
         begin_fp8(model, run->num_fp8 > 0, [&] { launch_micro_step(model, &t->job.batch, true, false); });
         micro_step(t, i == 0, i == t->job.batch.micro_steps - 1);
     }

@@ -47,14 +47,14 @@ __device__ inline float gelu_and_slope(float x, float* slope) {
 struct GeluSaved {
     floatX* tensor;
     bool is_slope;
-    bool is_nothing = false; // GELU of which nothing is kept, where no backward pass follows
+    bool is_not_kept = false; // GELU of which nothing is kept, where no backward pass follows
     GeluSaved(floatX* tensor = NULL, bool is_slope = false) : tensor(tensor), is_slope(is_slope) {}
-    static GeluSaved nothing() {
+    static GeluSaved not_kept() {
         GeluSaved saved;
-        saved.is_nothing = true;
+        saved.is_not_kept = true;
         return saved;
     }
-    bool has_gelu() const { return tensor || is_nothing; }
+    bool has_gelu() const { return tensor || is_not_kept; }
 };
 
 // The same by tanh.approx, whose error is 2^-11: gelu(x) within 5e-4 |x|, the slope within 1e-3. Half the instructions, for

@@ -1512,7 +1512,7 @@ static void declare(Bench& b) {
     int choice = b.dry ? 20 : matmul_forward_choice(N, C, OC);
     if (has_slope) { return declare_slope(b, f); }
     if (kind != 5) { declare_ladder(b, f, in_float); }
-    GeluSaved saved = kind == 5 ? GeluSaved::nothing() : GeluSaved(pre_gelu);
+    GeluSaved saved = kind == 5 ? GeluSaved::not_kept() : GeluSaved(pre_gelu);
     b.kernel(20, "cuBLASLt, epilogue fused, algorithms timed",
              [=](int) { matmul_forward20(out, saved, inp, weight, bias, residual, N, C, OC, stream); }, {0});
 #if !defined(ENABLE_FP32)
