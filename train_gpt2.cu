@@ -106,8 +106,8 @@ size_t encoder_backward_scratch(int B, int T, int V);
 // out (N,C) = (inp - mean) * rstd * weight + bias; mean, rstd (N) | inp (N,C) | weight, bias (C). arXiv:1607.06450.
 void layernorm_forward(floatX* out, float* mean, float* rstd, const floatX* inp, const floatX* weight,
                        const floatX* bias, int N, int C, cudaStream_t stream);
-// residual (N,C) = inp1 + inp2; normed (N,C), mean, rstd (N) are its layernorm. For --fp8, whose products
-// do not add to the residual stream themselves.
+// residual (N,C) = inp1 + inp2; normed (N,C), mean, rstd (N) are its layernorm. For --fp8: other products add
+// to the residual stream themselves.
 void fused_residual_layernorm_forward(floatX* residual, floatX* normed, float* mean, float* rstd, const floatX* inp1,
                                       const floatX* inp2, const floatX* weight, const floatX* bias, int N, int C,
                                       cudaStream_t stream);
@@ -126,7 +126,7 @@ void matmul_forward(floatX* out, GeluSaved saved, const floatX* inp, const float
 // out (N,OC) float = inp (N,C) weight (OC,C)^T
 void matmul_forward_float(float* out, const floatX* inp, const floatX* weight, int N, int C, int OC,
                           cudaStream_t stream);
-// out (N,OC) = inp weight^T + bias + residual, rounded once: cuBLASLt rounds the product, too. product (N,OC) is scratch.
+// out (N,OC) = inp weight^T + bias + residual, rounded once, where cuBLASLt would round the product first. product (N,OC) is scratch.
 void matmul_forward_residual(floatX* out, float* product, const floatX* inp, const floatX* weight, const floatX* bias,
                              const floatX* residual, int N, int C, int OC, cudaStream_t stream);
 // dinp (N,C) = dout (N,OC) weight (OC,C). If saved.tensor (N,C) is not NULL, dinp is multiplied by GELU's slope, and
@@ -1073,7 +1073,7 @@ static void launch_micro_step(GPT2* model, const Batch* batch, bool first, bool 
 static void micro_step(Trainer* t, bool first, bool last) {
     Range range("micro_step");
     auto launch = [&] { launch_micro_step(&t->model, &t->job.batch, first, last); };
-    if (first) { t->model.update_is_open = false; } // a graph that is replayed ends the update, too
+    if (first) { t->model.update_is_open = false; } // the forward pass ends it, also in a graph
     if (!args->use_graph || profile().listing) { return launch(); }
     launch_as_graph(&t->graphs[first][last && ranks().beside], t->model.stream, launch);
 }
@@ -1109,7 +1109,7 @@ static bool launch_step(Trainer* t, Error* err) {
     cudaCheck(cudaMemsetAsync(&model->state->loss, 0, sizeof(float), model->stream));
     for (int64_t i = 0; i < t->job.batch.micro_steps; i++) {
         if (!next_batch(t, err)) { return false; }
-        // only at the begin of a run: measures the tensors, unless a resumed run knows them
+        // before the first step of a run with --fp8: measures the tensors' largest values, unless a resumed run knows them
         begin_fp8(model, run->num_fp8 > 0, [&] { launch_micro_step(model, &t->job.batch, true, false); });
         micro_step(t, i == 0, i == t->job.batch.micro_steps - 1);
     }

@@ -155,6 +155,7 @@ MATMUL_INLINE size_t matmul_panel_vectors(size_t left, size_t max_nv) {
     return left == max_nv + 1 && max_nv == 3 ? 2 : max_nv;
 }
 
+// Register tiles by the floats in a register: matmul_strip16(), 8 and 4, and with them matmul_dot16(), 8 and 4.
 #define MATMUL_FLOATS 16 // AVX-512
 #include "matmul_tile.h"
 #define MATMUL_FLOATS 8 // AVX2

@@ -5,7 +5,7 @@ are. With vectors of 16 floats, gcc 12 keeps the accumulators of AVX2 code on th
 as long.
 */
 #ifndef MATMUL_FLOATS
-#include "matmul.h"
+#include "matmul.h" // so that this file can be compiled by itself, too
 #else
 #define MATMUL_JOIN2(A, B) A##B
 #define MATMUL_JOIN(A, B) MATMUL_JOIN2(A, B)

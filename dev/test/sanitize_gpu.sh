@@ -161,6 +161,11 @@ fi
 
 # ---- runs ----
 
+# True if a log has reports, all those that it shows are of the library, and the program itself succeeded.
+only_vendor() { # LOG REPORTS-OF-THE-LIBRARY REPORTS-SHOWN
+    [ "$2" -gt 0 ] && [ "$2" = "$3" ] && grep -aqE '^[0-9]+ passed, 0 failed' "$1"
+}
+
 # True if a log of racecheck has reports, all of them are between accesses of cuBLASLt's own kernels (nvjet), and the
 # program itself succeeded. The tool does not understand how those kernels order their accesses; excluding them makes
 # the tool fail.
@@ -170,7 +175,7 @@ only_vendor_races() { # LOG
                   /=========     and / && theirs && !/ at nvjet_/ { theirs = 0; n-- }
                   END { print n + 0 }' "$1")
     displayed=$(sed -n 's/.*RACECHECK SUMMARY: \([0-9]*\) hazards\{0,1\} displayed.*/\1/p' "$1")
-    [ "$vendor" -gt 0 ] && [ "$vendor" = "$displayed" ] && grep -aqE '^[0-9]+ passed, 0 failed' "$1"
+    only_vendor "$1" "$vendor" "$displayed"
 }
 
 # The same for initcheck, which accuses cuBLASLt's split-K kernel, whose results are right, of reading what nobody has written.
@@ -180,7 +185,7 @@ only_vendor_reads() { # LOG
                   report { n += / at .*cublasLt::splitKreduce_kernel</; report = 0 }
                   END { print n + 0 }' "$1")
     displayed=$(sed -n 's/.*ERROR SUMMARY: \([0-9]*\) errors\{0,1\}$/\1/p' "$1")
-    [ "$vendor" -gt 0 ] && [ "$vendor" = "$displayed" ] && grep -aqE '^[0-9]+ passed, 0 failed' "$1"
+    only_vendor "$1" "$vendor" "$displayed"
 }
 
 # Runs one tool on one program. Prints one line and, on failure, the tool's findings; writes ok or FAIL to results/.
