@@ -48,8 +48,8 @@ LDLIBS = -lm -lpthread
 P := $(patsubst ./,,$(BIN_DIR)/)
 BUILD := $(if $(P),$(P).build,build)
 PROGRAMS := $(patsubst %.c,$(P)%,$(wildcard train_gpt2.c dev/data/*.c))
-TESTS := $(patsubst %.c,$(P)%,$(wildcard dev/test/test_*.c))
-BENCHES := $(patsubst %.c,$(P)%,$(wildcard dev/test/bench_*.c))
+TESTS := $(patsubst %.c,$(P)%,$(wildcard dev/test/unit/test_*.c))
+BENCHES := $(patsubst %.c,$(P)%,$(wildcard dev/test/bench/bench_*.c))
 FUZZERS := $(patsubst %.c,$(P)%,$(wildcard dev/test/fuzz/whole_program.c))
 BINARIES := $(PROGRAMS) $(TESTS) $(BENCHES) $(FUZZERS)
 CXX_BINARIES := $(patsubst %.cpp,$(P)%,$(wildcard scripts/*.cpp))
@@ -79,7 +79,7 @@ help:
 	@echo 'make clean       removes what make built'
 	@echo
 	@echo 'Kernels, each on its own: cd dev/cuda && make help'
-	@echo 'One program or test: make train_gpt2, make dev/test/test_NAME. Settings: CC=$(CC) CFLAGS="$(CFLAGS)" WERROR=$(WERROR) (-Werror: no warning passes)'
+	@echo 'One program or test: make train_gpt2, make dev/test/unit/test_NAME. Settings: CC=$(CC) CFLAGS="$(CFLAGS)" WERROR=$(WERROR) (-Werror: no warning passes)'
 	@echo 'Model weights and datasets: scripts/download.sh --help'
 	@$(if $(OPENMP),,echo '$(NO_OPENMP_NOTE)')
 
@@ -109,7 +109,7 @@ $(CXX_BINARIES): $(P)%: %.cpp $(BUILD)/%.d
 	$(CXX) -O2 -std=c++17 $(WARNINGS) -MMD -MP -MT $@ -MF $(BUILD)/$*.d -o $@ $<
 
 # glibc before 2.34 has dlopen in a library of its own
-$(P)dev/test/test_nccl: private LDLIBS += -ldl
+$(P)dev/test/unit/test_nccl: private LDLIBS += -ldl
 
 # the same for CUDA; -ldl: NVTX's header loads its library by dlopen
 # -Wno-array-bounds: gcc 12 believes that a function which a test never calls is called with NULL
@@ -161,7 +161,7 @@ sanitize-programs:
 	@$(MAKE) --no-print-directory $(SANITIZE_BUILD) programs $(addprefix build/sanitize/,$(FUZZERS))
 
 sanitize-gpu:
-	@PRECISION='$(PRECISION)' dev/test/sanitize_gpu.sh $(SANITIZE_GPU)
+	@PRECISION='$(PRECISION)' dev/test/gpu/sanitize_gpu.sh $(SANITIZE_GPU)
 
 # -O1: valgrind's reports name lines. valgrind hides AVX-512 from the programs, so they run their AVX2 code.
 VALGRIND := valgrind -q --error-exitcode=99 --leak-check=full --errors-for-leak-kinds=definite --show-leak-kinds=definite
@@ -171,21 +171,21 @@ valgrind:
 	@BIN_DIR=build/valgrind TEST_WRAPPER='$(VALGRIND)' OMP_WAIT_POLICY=passive dev/test/run.sh $(VALGRIND_TESTS)
 
 coverage:
-	@dev/test/coverage.sh $(addprefix --op ,$(OP))
+	@dev/test/program/coverage.sh $(addprefix --op ,$(OP))
 
 fuzz:
-	@FUZZ_SECONDS='$(FUZZ_SECONDS)' FUZZ_RUNS='$(FUZZ_RUNS)' dev/test/fuzz.sh $(FUZZ_TARGETS)
+	@FUZZ_SECONDS='$(FUZZ_SECONDS)' FUZZ_RUNS='$(FUZZ_RUNS)' dev/test/fuzz/fuzz.sh $(FUZZ_TARGETS)
 
 fuzz-program:
-	@FUZZ_RUNS='$(FUZZ_RUNS)' FUZZ_SEED='$(FUZZ_SEED)' CC='$(CC)' dev/test/fuzz_program.sh
+	@FUZZ_RUNS='$(FUZZ_RUNS)' FUZZ_SEED='$(FUZZ_SEED)' CC='$(CC)' dev/test/fuzz/fuzz_program.sh
 
 bench: programs $(BENCHES)
-	@$(if $(BENCHES),set -e; $(foreach b,$(BENCHES),$(if $(P),,./)$(b);),echo 'error: no dev/test/bench_*.c here' >&2; exit 1)
+	@$(if $(BENCHES),set -e; $(foreach b,$(BENCHES),$(if $(P),,./)$(b);),echo 'error: no dev/test/bench/bench_*.c here' >&2; exit 1)
 
 learn:
 	@$(MAKE) --no-print-directory -C dev/cuda learn
 
-STYLED := $(wildcard *.c *.cu scripts/*.cpp llmc/*.h llmc/*.cuh dev/*/*.c dev/*/*.cpp dev/*/*.h dev/*/*.cu dev/*/*.cuh dev/test/fuzz/*.[ch] \
+STYLED := $(wildcard *.c *.cu scripts/*.cpp llmc/*.h llmc/*.cuh dev/*/*.c dev/*/*.cpp dev/*/*.h dev/*/*.cu dev/*/*.cuh dev/test/*/*.[ch] dev/test/*/*.cu \
                      dev/cuda/emulation/*.h dev/cuda/emulation/*.cuh dev/cuda/emulation/*.cpp dev/cuda/emulation/*/*.h)
 check-style:
 	@command -v clang-format >/dev/null || { echo 'error: no clang-format: apt-get install clang-format' >&2; exit 1; }

@@ -1,41 +1,41 @@
 #!/usr/bin/env bash
-# Runs the test programs and adds up their results.
+# Runs the test programs, as many at a time as there are cores, and adds up their results.
 #
-#     dev/test/run.sh [NAME ...]      these tests; default: all dev/test/test_*.c (already built) and dev/test/test_*.sh
+#     dev/test/run.sh [NAME ...]      these tests; default: all dev/test/*/test_*.c (already built) and dev/test/*/test_*.sh
 #
-# Each program ends with a line `N passed, N failed, N skipped`. So does this script, after listing the tests that
-# failed or were skipped. A program that crashes, hangs, lacks that line or contradicts it counts as one failure.
+# Each program ends with a line `N passed, N failed, N skipped`. So does this script, after listing the tests that failed or
+# were skipped and the programs that used the most CPU time. A program that crashes, hangs, lacks that line or contradicts it
+# counts as one failure. The output of a program is shown when it has ended, in the order of the names.
 #
 #     BIN_DIR=build/sanitize     directory of the binaries; default . (next to their sources)
-#     TEST_TIMEOUT=2400          seconds per program
-#     TEST_JOBS=1                number of programs to run in parallel; if more than 1, the output of each is shown
-#                                when it has ended, in order of the names
+#     TEST_JOBS=N                programs at a time; default: the number of cores
+#     TEST_TIMEOUT=2400          CPU seconds per program, of all its processes. Wall time does not count: a slow or busy
+#                                machine passes what is right. Where there is no /proc, wall time does count.
+#     TEST_SILENCE=900           a program is ended, too, if for so many seconds it prints nothing and uses less than 5% of a core
+#     TEST_BUDGETS=FILE          fails a program that uses 1.5 times its CPU seconds in FILE, such as dev/test/budgets.txt
 #     TEST_WRAPPER='valgrind -q' command to run each binary with; shell tests are then left out
 set -u -o pipefail
 cd "$(dirname "$0")/../.." || exit 1
 export BIN_DIR=${BIN_DIR:-.}
 limit=${TEST_TIMEOUT:-2400}
-jobs=${TEST_JOBS:-1}
+silence=${TEST_SILENCE:-900}
+jobs=${TEST_JOBS:-$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)}
 wrapper=${TEST_WRAPPER-}
 unset MAKEFLAGS MFLAGS MAKELEVEL MAKEOVERRIDES # a test that runs make must not inherit these
 closing='^[0-9]+ passed, [0-9]+ failed, [0-9]+ skipped$'
+ticks=$(getconf CLK_TCK 2>/dev/null || echo 100)
+proc=
+[ ! -e /proc/self/stat ] || ! command -v setsid >/dev/null || proc=yes
 
 tmp=$(mktemp -d /tmp/llmc_run_XXXXXX) || exit 1
 trap 'rm -rf "$tmp"' EXIT
-interrupted() {
-    local pid
-    for pid in "$tmp"/*.pid; do [ ! -e "$pid" ] || kill -TERM "$(cat "$pid")"; done
-    wait
-    exit 130
-}
-trap interrupted INT TERM HUP
 [[ $jobs =~ ^[1-9][0-9]*$ ]] || { echo "error: TEST_JOBS is a whole number above 0, not '$jobs'" >&2; exit 2; }
 # waiting OpenMP threads must not spin on cores that other programs could use
 [ "$jobs" -eq 1 ] || export OMP_WAIT_POLICY=${OMP_WAIT_POLICY-passive}
 
 names=("$@")
 if [ ${#names[@]} -eq 0 ]; then
-    for source in dev/test/test_*.c dev/test/test_*.sh; do
+    for source in dev/test/{unit,program,gpu}/test_*.c dev/test/{unit,program,gpu}/test_*.sh; do
         [ -e "$source" ] || continue
         [ -n "$wrapper" ] && [[ $source == *.sh ]] && continue
         name=${source##*/}
@@ -43,9 +43,74 @@ if [ ${#names[@]} -eq 0 ]; then
     done
 fi
 
+# ---- processes ----
+
+# Prints the process IDs of session SID, one a line.
+members() { # SID
+    awk -v sid="$1" '{ sub(/.*\) /, "") } $4 == sid { n = split(FILENAME, part, "/"); print part[n - 1] }' /proc/[0-9]*/stat 2>/dev/null
+}
+# Ends all processes of program I; those that do not end within 10 s are killed.
+end() { # I
+    local pid i
+    pid=$(cat "$tmp/$1.pid" 2>/dev/null) || return 0
+    [ -n "$proc" ] || { kill -TERM "$pid" 2>/dev/null; return 0; }
+    for ((i = 0; i < 100; i++)); do
+        # shellcheck disable=SC2046
+        kill $([ $i -eq 0 ] && echo -TERM || echo -0) $(members "$pid") 2>/dev/null || return 0
+        sleep 0.1
+    done
+    # shellcheck disable=SC2046
+    kill -KILL $(members "$pid") 2>/dev/null
+}
+
+# Ends programs that have used too much CPU time, or that wait for something that does not come.
+watch_over() {
+    local each i pid used size now
+    local -A last_size last_used last_time
+    while sleep $((silence < 10 || limit < 10 ? 1 : 2)); do
+        # the CPU time of each session: of its processes, and of their children that have ended
+        awk '{ sub(/.*\) /, ""); sum[$4] += $12 + $13 + $14 + $15 } END { for (s in sum) { print s, sum[s] } }' /proc/[0-9]*/stat \
+            >"$tmp/used" 2>/dev/null
+        now=$SECONDS
+        for each in "$tmp"/*.pid; do
+            [ -s "$each" ] || continue
+            i=${each##*/} i=${i%.pid}
+            pid=$(cat "$each" 2>/dev/null) || continue
+            used=$(awk -v sid="$pid" -v ticks="$ticks" '$1 == sid { printf "%d", $2 / ticks }' "$tmp/used")
+            size=$(wc -c <"$tmp/$i.log")
+            if [ "${last_size[$i]-}" != "$size" ]; then
+                last_size[$i]=$size last_used[$i]=${used:-0} last_time[$i]=$now
+            fi
+            if [ "${used:-0}" -gt "$limit" ]; then
+                echo "killed: not done after $limit s of CPU time (TEST_TIMEOUT)" >"$tmp/$i.killed"
+            elif [ $((now - last_time[$i])) -ge "$silence" ] && [ $(((${used:-0} - last_used[$i]) * 20)) -lt "$silence" ]; then
+                echo "killed: it waits, for $silence s it has printed nothing and computed nothing (TEST_SILENCE)" >"$tmp/$i.killed"
+            else
+                continue
+            fi
+            end "$i"
+        done
+    done
+}
+
+interrupted() {
+    local each i
+    [ -z "${watcher-}" ] || kill "$watcher"
+    for each in "$tmp"/*.pid; do
+        i=${each##*/}
+        [ ! -e "$each" ] || end "${i%.pid}"
+    done
+    wait
+    exit 130
+}
+trap interrupted INT TERM HUP
+
+# ---- results ----
+
 passed=0 failed=0 skipped=0
 : >"$tmp/failures"
 : >"$tmp/skips"
+: >"$tmp/cpu"
 
 failure() { # NAME REASON: counts a failure that the program itself did not report
     failed=$((failed + 1))
@@ -53,21 +118,35 @@ failure() { # NAME REASON: counts a failure that the program itself did not repo
     echo "$1: $2" >>"$tmp/failures"
 }
 
-path_of() { if [[ $1 == *.sh ]]; then echo "dev/test/$1"; else echo "$BIN_DIR/dev/test/$1"; fi; }
+path_of() { # NAME: prints the path of a program; without one, where it should be
+    local source
+    for source in dev/test/*/"$1" dev/test/*/"$1.c"; do
+        case $source in
+        *'*'*) ;;
+        *.sh) [ ! -e "$source" ] || { echo "$source" && return; } ;;
+        *) [ ! -e "$source" ] || { echo "$BIN_DIR/${source%.c}" && return; } ;;
+        esac
+    done
+    echo "$BIN_DIR/dev/test/unit/$1"
+}
 
-# Runs program I and prints its output; its exit status goes to $tmp/I.status, its time in seconds to $tmp/I.seconds.
+# Runs program I; its output goes to $tmp/I.log, its exit status to $tmp/I.status, its CPU seconds to $tmp/I.cpu, which is the last.
 execute() { # I NAME
-    local start=$SECONDS command path
+    local path wall=$limit command
     path=$(path_of "$2")
     command=("$path")
     [[ $2 == *.sh ]] || read -r -a command <<<"$wrapper $path"
+    [ -z "$proc" ] || wall=0
+    : >"$tmp/$1.log"
     if [ -x "$path" ]; then
-        # timeout ends the whole process group that it creates; the trap of this script ends timeout
-        (echo "$BASHPID" >"$tmp/$1.pid" && exec timeout -k 10 "$limit" "${command[@]}" </dev/null 2>&1)
+        # timeout undoes what a shell does to its background processes, which is to ignore interrupts
+        (echo "$BASHPID" >"$tmp/$1.pid" && exec ${proc:+setsid} timeout -k 10 "$wall" "${command[@]}" </dev/null >"$tmp/$1.log" 2>&1) 2>/dev/null
         echo $? >"$tmp/$1.status"
         rm "$tmp/$1.pid" # the PID may be reused by another process
     fi
-    echo $((SECONDS - start)) >"$tmp/$1.seconds"
+    times >"$tmp/$1.times" # the second line: user and system time of the children that were waited for, as 0m1.234s
+    awk -F '[ms ]+' 'NR == 2 { printf "%.1f\n", 60 * ($1 + $3) + $2 + $4 }' "$tmp/$1.times" >"$tmp/$1.new"
+    mv "$tmp/$1.new" "$tmp/$1.cpu"
 }
 
 account() { # I NAME: adds the results of program I to the totals
@@ -78,12 +157,15 @@ account() { # I NAME: adds the results of program I to the totals
         return
     fi
     rc=$(<"$tmp/$1.status")
-    [ "$(<"$tmp/$1.seconds")" -lt 10 ] || echo "$(<"$tmp/$1.seconds") s $name" >>"$tmp/slow"
+    echo "$(<"$tmp/$1.cpu") $name" >>"$tmp/cpu"
     line=$(tail -n 1 "$log" | tr -d '\0')
     grep -aE '^FAIL ' "$log" | sed "s/^FAIL /$name: /" >>"$tmp/failures"
     grep -aE '^skip ' "$log" | sed "s/^skip /$name: /" >>"$tmp/skips"
-    if [ "$rc" -eq 124 ] || [ "$rc" -eq 137 ]; then
-        failure "$name" "killed, or not done after $limit s (TEST_TIMEOUT)"
+    if [ -e "$tmp/$1.killed" ]; then
+        failure "$name" "$(<"$tmp/$1.killed")"
+        return
+    elif [ "$rc" -eq 124 ] || [ "$rc" -eq 137 ]; then
+        failure "$name" "killed${proc:+ by another process}, or not done after $limit s (TEST_TIMEOUT)"
         return
     elif [ "$rc" -gt 128 ]; then
         failure "$name" "ended by signal $((rc - 128)) ($(kill -l $((rc - 128))))"
@@ -101,44 +183,88 @@ account() { # I NAME: adds the results of program I to the totals
     [ $((ours[0] + ours[2] + ours[4])) -gt 0 ] || failure "$name" "runs no test"
 }
 
-[ ${#names[@]} -gt 0 ] || failure run.sh "no dev/test/test_* here"
-if [ "$jobs" -eq 1 ]; then
-    for i in ${names[@]+"${!names[@]}"}; do
-        echo "== ${names[i]}"
-        execute "$i" "${names[i]}" | tee "$tmp/$i.log" & # in the background, so that a trap can end it
-        wait $!
-        account "$i" "${names[i]}"
+# ---- budgets: CPU seconds of each program, in units of this loop ----
+
+# Prints the CPU seconds of a fixed piece of work, in thousandths, while as many do it as programs run.
+calibration() {
+    local copy i
+    for ((copy = 0; copy < jobs; copy++)); do
+        (TIMEFORMAT=%U && time for ((i = 0; i < 400000; i++)); do :; done) 2>&1 &
+    done | awk '{ sum += $1 } END { printf "%d\n", 1000 * sum / NR }'
+    wait
+}
+
+# Fails the programs that used more than 1.5 times their budget and 3 s: a start or two more are no trend. LOOP is what
+# calibration() prints here, and $TEST_BUDGETS has what it printed where the budgets were measured.
+over_budget() { # LOOP
+    local name reason
+    while read -r name reason; do failure "$name" "$reason"; done < <(awk -v loop="$1" -v file="$TEST_BUDGETS" '
+        FNR == NR { budget[$2] = $1; if ($1 == "loop") { machine = loop / $2 } next }
+        {
+            allowed = 1.5 * budget[$2] * machine + 3
+            if ($1 > allowed) {
+                printf "%s used %.0f s of CPU time, more than %.0f s: 1.5 times the %s s of %s, times %.2f for this machine, and 3 s\n",
+                    $2, $1, allowed, budget[$2] + 0, file, machine
+            }
+        }' "$TEST_BUDGETS" "$tmp/cpu")
+}
+
+# ---- the run ----
+
+before=
+[ -z "${TEST_BUDGETS-}" ] || before=$(calibration)
+[ ${#names[@]} -gt 0 ] || failure run.sh "no dev/test/*/test_* here"
+[ -z "$proc" ] || { watch_over & watcher=$!; }
+
+# the dearest first: if one of them ran last, the other cores would be idle
+weights=() order=()
+for i in ${names[@]+"${!names[@]}"}; do
+    weights[i]=$(awk -v name="${names[i]}" '$2 == name { print int($1) }' dev/test/budgets.txt 2>/dev/null)
+    weights[i]=$((${weights[i]:-0} + 1))
+done
+for i in $(for each in ${names[@]+"${!names[@]}"}; do echo "${weights[each]} $each"; done | sort -k 1,1nr -k 2,2n | cut -d ' ' -f 2); do order+=("$i"); done
+
+# Prints a line on stderr, at a terminal after each program and else once a minute: how far the run is, how much longer it may take.
+told=0
+progress() {
+    local ended=0 weight=0 i line
+    [ -t 2 ] || [ $((SECONDS - told)) -ge 60 ] || return 0
+    told=$SECONDS
+    for i in "${!names[@]}"; do
+        weight=$((weight + weights[i]))
+        [ ! -e "$tmp/$i.cpu" ] || ended=$((ended + weights[i]))
     done
-else
-    # the longest first, and those that use one core before those that use all: if one of them ran last, the other cores would
-    # be idle
-    longest=(test_resume.sh test_emulation.sh test_learn.sh test_readme.sh test_program.sh test_several_gpus.sh test_dev_cuda.sh
-        test_fake_gpu.sh test_ops.sh test_gpu.sh)
-    order=() rest=() running=0 next=0
-    for name in "${longest[@]}"; do
-        for i in ${names[@]+"${!names[@]}"}; do [ "${names[i]}" != "$name" ] || order+=("$i"); done
+    [ $ended -gt 0 ] || return 0
+    line="$(ended) of ${#names[@]} programs in $SECONDS s, about $((SECONDS * (weight - ended) / ended)) s left"
+    if [ -t 2 ]; then printf '\r%s\033[K' "$line" >&2; else echo "$line" >&2; fi
+}
+ended() { find "$tmp" -name '*.cpu' | wc -l | tr -d ' '; } # prints the number of programs that have ended
+
+started=0 next=0
+while [ $next -lt ${#names[@]} ]; do
+    while [ $started -lt ${#names[@]} ] && [ $((started - $(ended))) -lt "$jobs" ]; do
+        execute "${order[started]}" "${names[order[started]]}" &
+        started=$((started + 1))
     done
-    for i in ${names[@]+"${!names[@]}"}; do [[ " ${longest[*]} " == *" ${names[i]} "* ]] || rest+=("$i"); done
-    order+=(${rest[@]+"${rest[@]}"})
-    while [ $next -lt ${#names[@]} ]; do
-        while [ $running -lt "$jobs" ] && [ ${#order[@]} -gt 0 ]; do
-            execute "${order[0]}" "${names[order[0]]}" >"$tmp/${order[0]}.log" &
-            order=("${order[@]:1}") running=$((running + 1))
-        done
-        wait -n
-        running=$((running - 1))
-        while [ -e "$tmp/$next.seconds" ]; do
-            echo "== ${names[next]}"
-            cat "$tmp/$next.log"
-            account $next "${names[next]}"
-            next=$((next + 1))
-        done
+    wait -n 2>/dev/null || sleep 0.2
+    progress
+    while [ -e "$tmp/$next.cpu" ]; do
+        [ ! -t 2 ] || printf '\r\033[K' >&2
+        echo "== ${names[next]}"
+        cat "$tmp/$next.log"
+        account $next "${names[next]}"
+        next=$((next + 1))
     done
-fi
+done
+[ -z "${watcher-}" ] || kill "$watcher"
+[ -z "$before" ] || over_budget $(((before + $(calibration)) / 2))
 
 echo
 if [ -s "$tmp/failures" ]; then printf 'failed:\n%s\n' "$(sed 's/^/  /' "$tmp/failures")"; fi
-if [ -s "$tmp/slow" ]; then printf 'slowest:\n%s\n' "$(sort -rn "$tmp/slow" | sed 's/^/  /')"; fi
+if [ -s "$tmp/cpu" ]; then
+    printf 'dearest, CPU seconds of %s:\n' "$(awk '{ sum += $1 } END { printf "%.0f", sum }' "$tmp/cpu")"
+    sort -rn "$tmp/cpu" | head -n 10 | sed 's/^/  /'
+fi
 if [ -s "$tmp/skips" ]; then printf 'skipped:\n%s\n' "$(sed 's/^/  /' "$tmp/skips")"; fi
 echo "$passed passed, $failed failed, $skipped skipped"
 [ $failed -eq 0 ]

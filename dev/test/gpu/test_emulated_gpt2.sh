@@ -1,0 +1,41 @@
+#!/usr/bin/env bash
+# The whole program without a GPU: tests of test_gpt2.cu, which includes train_gpt2.cu, with the program's own kernels in the
+# emulation of dev/cuda/emulation; the last one asks it for races and accesses out of bounds in all of them. What takes half a
+# minute or more there is in `make test-full`, but ten_steps in fp32. Left out are d12_tinyshakespeare, shapes, saved_slope, same_bits_again, neighbours
+# and streams, whose models or numbers of texts are too large for it, and the tests that start programs, which need a GPU.
+. "$(dirname "$0")/../test.sh"
+unset MAKEFLAGS MFLAGS MAKELEVEL PRECISION
+CXX=${CXX:-g++}
+quick=(golden ten_steps update_later layout gradient_accumulation verdict stochastic_rounding greedy weights8 generate_limits filters)
+slow=(recompute nan_is_seen muon cache batch_of_prompts sampling)
+
+# Builds the program in a copy of the sources. Sets `program`.
+build() { # PRECISION SUFFIX
+    command -v "$CXX" >/dev/null || skip "needs $CXX"
+    [ -d "$tmp/tree" ] || emulated_tree "$tmp/tree"
+    make -C "$tmp/tree/dev/cuda" CXX="$CXX" PRECISION="$1" "test_gpt2_cpu$2" >"$tmp/log" 2>&1 ||
+        fail "does not build: $(tail -n 20 "$tmp/log")"
+    program=$tmp/tree/dev/cuda/test_gpt2_cpu$2
+}
+
+tests_pass() { # NAME ...
+    timeout 3000 "$program" "$@" findings >"$tmp/out" 2>&1 || fail "$(grep -v '^ok' "$tmp/out")"
+    contains "$(($# + 1)) passed, 0 failed, 0 skipped" "$tmp/out"
+}
+
+test_bf16() {
+    build BF16 ""
+    tests_pass "${quick[@]}"
+    [ -z "${LLMC_TEST_FULL-}" ] || tests_pass "${slow[@]}"
+}
+
+test_other_precisions() {
+    build FP32 _fp32
+    [ -n "${LLMC_TEST_FULL-}" ] || { tests_pass ten_steps && return; } # weights so exact that a wrong decay is seen
+    tests_pass "${quick[@]}"
+    build FP16 _fp16
+    tests_pass "${quick[@]}"
+}
+
+tests=(bf16 other_precisions)
+run_tests_once "$@"

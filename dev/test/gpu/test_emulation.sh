@@ -1,0 +1,398 @@
+#!/usr/bin/env bash
+# The kernels of dev/cuda on a CPU (dev/cuda/emulation): the emulation itself, the functions of bench.h, --check of every
+# kernel that it can run, and mutants, that is kernels with one wrong line each, which --check must find.
+#
+# Without LLMC_TEST_FULL the kernels are checked in one precision, by one schedule and at the smallest shapes, and eight
+# mutants are tried; the day chooses which (test.sh).
+. "$(dirname "$0")/../test.sh"
+unset MAKEFLAGS MFLAGS MAKELEVEL PRECISION
+CXX=${CXX:-g++}
+full=${LLMC_TEST_FULL:-}
+precisions=(BF16 FP16 FP32)
+precision=${precisions[$((day % 3))]}
+jobs=$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
+mutants=dev/test/gpu/emulation_mutants.txt
+mutants_in_ci=8
+
+needs_compiler() { command -v "$CXX" >/dev/null || skip "needs $CXX"; }
+
+# A copy of the sources, so that a mutant never reaches the tree, and programs for a CPU never overwrite others.
+copy_tree() {
+    [ ! -d "$tmp/tree" ] || return 0
+    mkdir -p "$tmp/tree/dev"
+    cp -r llmc "$tmp/tree/"
+    cp -r dev/cuda "$tmp/tree/dev/"
+    rm -f "$tmp"/tree/dev/cuda/*_cpu*
+    share_engine "$tmp/tree"
+}
+
+# make_cpu VARIABLE=VALUE ...: builds in the copy, with a PATH on which there is no nvcc
+make_cpu() {
+    make -C "$tmp/tree/dev/cuda" --no-print-directory CXX="$CXX" NVCC=/nonexistent "$@" >"$tmp/log" 2>&1 ||
+        { tail -n 30 "$tmp/log" && fail "make $* failed"; }
+}
+
+test_programs() {
+    needs_compiler
+    copy_tree
+    make_cpu cpu OP=simple_kernel
+    "$tmp/tree/dev/cuda/simple_kernel_cpu" --list >"$tmp/out"
+    contains '1  one thread per element' "$tmp/out"
+    "$tmp/tree/dev/cuda/simple_kernel_cpu" --help >"$tmp/out"
+    contains '--schedule' "$tmp/out"
+    # without --check it says that it does not measure
+    "$tmp/tree/dev/cuda/simple_kernel_cpu" 1 --schedule 3 -B 1 -T 1 -C 8 >"$tmp/out"
+    contains 'times would mean nothing' "$tmp/out"
+    contains '10 passed, 0 failed, 0 skipped' "$tmp/out"
+}
+
+# The choices of a program: configurations, kinds of operation, kinds of input.
+test_choices() {
+    needs_compiler
+    copy_tree
+    cat >"$tmp/tree/dev/cuda/choices.cu" <<'CU'
+#include "bench.h"
+__global__ void add_kernel(float* out, const float* inp, float x, int n) {
+    for (int i = threadIdx.x; i < n; i += blockDim.x) { out[i] = inp[i] + x; }
+}
+static void declare(Bench& b) {
+    int n = b.C, kind = b.kinds({"plus one", "plus two"});
+    float x = kind + 1.0f;
+    Buffer<float> inp = b.input<float>("inp", n, b.cases({"normal", "zeros"}) == 1 ? 0.0f : 1.0f);
+    Buffer<float> out = b.output<float>("out", n, {0, 0});
+    b.reference([=] { for (int i = 0; i < n; i++) { out.host[i] = inp.host[i] + x; } });
+    b.kernel(1, "any block size", [=](int bs) { add_kernel<<<1, bs>>>(out, inp, x, n); }, {32, 64});
+    b.kernel(2, "wrong if it adds 22", [=](int form) { add_kernel<<<1, 32>>>(out, inp, form ? form : x, n); }, {0, 22});
+    b.config("summand", {{0, "that of the kind"}, {22, "large"}});
+    b.kernel(3, "one configuration", [=](int) { add_kernel<<<1, 32>>>(out, inp, x, n); }, {0});
+    if (kind == 1) { b.kernel(4, "two only", [=](int rows) { add_kernel<<<1, rows>>>(out, inp, x, n); }, {32, 96}), b.config("rows"); }
+    b.best(kind == 1 ? 4 : 1);
+}
+int main(int argc, char** argv) {
+    return bench_main(argc, argv, "choices", declare, {1, 1, 100},
+                      {{1, 1, 5}, with_kind(1, {1, 1, 6})});
+}
+CU
+    make_cpu cpu OP=choices
+    rm "$tmp/tree/dev/cuda/choices.cu"
+    local program=$tmp/tree/dev/cuda/choices_cpu
+    want "--list" "$("$program" --list)" "1  any block size (best)
+2  wrong if it adds 22
+     summand    0 (that of the kind)
+     summand   22 (large)
+3  one configuration
+4  two only (best)
+     rows 32 96
+kind 0  plus one
+kind 1  plus two
+case 0  normal
+case 1  zeros"
+    # checked WANT FLAG ...: the C of the shapes that are checked with these flags
+    checked() {
+        "$program" "${@:2}" --check >"$tmp/out" 2>&1
+        want "the shapes of ${*:2}" "$(sed -n 's/.* C \([0-9]*\) .*/\1/p' "$tmp/out" | sort -un | tr '\n' ' ')" "$1"
+    }
+    checked "5 6 " 3
+    checked "6 " 4
+    checked "5 " 3 --kind 0
+    checked "6 " 3 --kind 1 --case 1
+    contains ', plus two, zeros: ' "$tmp/out"
+    ! grep -q ', plus two: ' "$tmp/out" || fail "--case 1 tries case 0, too"
+    checked "9 " 3 -C 9 --kind 1
+    contains 'ok kernel 3 default, B 1 T 1 C 9 NH 0 V 0, plus two: ' "$tmp/out"
+    "$program" 2 --check >"$tmp/out" && fail "a wrong configuration passes"
+    contains 'FAIL kernel 2 summand   22 (large), B 1 T 1 C 5 ' "$tmp/out"
+    want "its failures" "$(grep -c '^FAIL' "$tmp/out")" 4
+    local flags
+    for flags in "2 --config 0" "3 --config 0" "1 --config 96" "1 --block-size 64" "1 --config -1" "4 --config 96"; do
+        # shellcheck disable=SC2086
+        "$program" $flags --check >"$tmp/out" 2>&1 || { cat "$tmp/out" && fail "$flags"; }
+    done
+    contains 'ok kernel 4 rows   96, ' "$tmp/out"
+    ! grep -q 'rows   32' "$tmp/out" || fail "--config 96 tries 32, too"
+    for flags in "2 --config 1 :kernel 2 has no configuration 1, there are 0 22" "1 --config 2000 :no configuration 2000" \
+        "3 --config 64 :kernel 3 has no configuration 64, there are 0" "--kind 2 :no kind 2, there are 0 to 1" \
+        "--case 2 :no case 2, there are 0 to 1" "4 --kind 0 :no kernel 4, there are 1 2 3"; do
+        local rc=0
+        # shellcheck disable=SC2086
+        "$program" ${flags%%:*} --check >"$tmp/out" 2>"$tmp/err" || rc=$?
+        want "the exit code of ${flags%%:*}" $rc 2
+        contains "${flags#*:}" "$tmp/err"
+    done
+}
+
+# --stress draws the same shapes again for the same seed; --sample leaves most rows out; --huge needs a GPU
+test_check_flags() {
+    needs_compiler
+    copy_tree
+    make_cpu cpu OP=matmul_forward
+    local program=$tmp/tree/dev/cuda/matmul_forward_cpu twice
+    for twice in 1 2; do
+        EMULATION_LIMIT=0.03 timeout 300 "$program" 3 --check --stress 5 --seed "$day" >"$tmp/stress$twice" 2>&1 ||
+            { cat "$tmp/stress$twice" && fail "--stress 5 --seed $day fails"; }
+    done
+    cmp "$tmp/stress1" "$tmp/stress2" || fail "--stress draws other shapes for the same seed"
+    contains '5 random shapes: 5 passed, 0 failed, 0 skipped' "$tmp/stress1"
+    EMULATION_LIMIT=0.03 "$program" 3 --check --sample 2 >"$tmp/out" 2>&1 || { cat "$tmp/out" && fail "--sample 2 fails"; }
+    # a row that is not in the sample is not compared, but it must be finite
+    sed -i 's/^    if (row >= f.N/    if (row == f.N \/ 2 \&\& f.N > 100) { f.out[(size_t)row * f.OC + col] = NAN; return; }\n&/' \
+        "$tmp/tree/dev/cuda/matmul_forward.cu"
+    ! cmp -s dev/cuda/matmul_forward.cu "$tmp/tree/dev/cuda/matmul_forward.cu" || fail "the edit changes nothing"
+    make_cpu cpu OP=matmul_forward
+    cp dev/cuda/matmul_forward.cu "$tmp/tree/dev/cuda/"
+    "$program" 3 --check --sample 2 -B 3 -T 43 -C 64 -V 64 -NH 1 >"$tmp/out" 2>&1 && fail "NaN passes outside of the sample"
+    contains 'FAIL kernel 3' "$tmp/out"
+    "$program" 3 --check --huge >"$tmp/out" || fail "--huge is not skipped"
+    contains 'skip matmul_forward --huge' "$tmp/out"
+    # a file of times is refused where no times are taken
+    local each rc
+    for each in "--check --csv:--csv cannot be" "--check --json:--json cannot be" "--csv:--csv needs a GPU" "--json:--json needs a GPU" \
+        "--transactions --csv:--csv needs a GPU"; do
+        rc=0
+        # shellcheck disable=SC2086
+        timeout 60 "$program" 3 ${each%%:*} "$tmp/times" >"$tmp/out" 2>"$tmp/err" || rc=$?
+        want "the exit code of ${each%%:*}" $rc 2
+        want "the lines on stderr for ${each%%:*}" "$(wc -l <"$tmp/err")" 1
+        contains "${each#*:}" "$tmp/err"
+        [ ! -e "$tmp/times" ] || fail "${each%%:*} writes a file"
+    done
+    rm "$program" # of the changed source
+}
+
+# What the ops use rarely: 20 schedules each, with one and with four workers.
+test_features() {
+    needs_compiler
+    copy_tree
+    cp dev/test/gpu/emulation_features.cu "$tmp/tree/dev/cuda/"
+    make_cpu cpu OP=emulation_features
+    rm "$tmp/tree/dev/cuda/emulation_features.cu"
+    local schedule
+    for schedule in {0..19}; do
+        EMULATION_THREADS=$((1 + schedule % 2 * 3)) timeout 60 "$tmp/tree/dev/cuda/emulation_features_cpu" --check \
+            --schedule "$schedule" >"$tmp/out" 2>&1 || { cat "$tmp/out" && fail "schedule $schedule fails"; }
+        contains '7 passed, 0 failed, 0 skipped' "$tmp/out"
+    done
+}
+
+# site PROGRAM KERNEL SITE ACCESS WANT: fails unless --transactions prints WANT for this access ("read 4 B") in the line with
+# the comment "// site SITE" of $source, or in line SITE if it has no such comment
+site() {
+    local line got
+    line=$(grep -n "// site $3\$" "$source" | cut -d: -f1)
+    # shellcheck disable=SC2086
+    "$1" "$2" --transactions $flags >"$tmp/out" 2>&1 || { cat "$tmp/out" && fail "kernel $2 fails"; }
+    got=$(awk -v at="$(basename "$source"):${line:-$3}" -v access="  $4 " '
+        /^[^ ]/ { inside = $1 == at }
+        inside && index($0, access) == 1 { print substr($0, length(access)) }' "$tmp/out" | tr -s ' ' | sed 's/^ //')
+    [ "$got" = "$5" ] || { cat "$tmp/out" && fail "kernel $2, $4 in line ${line:-$3}: '$got', want '$5'"; }
+}
+
+# What --transactions counts where the right numbers follow by arithmetic.
+test_transactions() {
+    needs_compiler
+    command -v addr2line >/dev/null || command -v llvm-symbolizer >/dev/null || skip "needs addr2line"
+    copy_tree
+    local source=dev/cuda/simple_kernel.cu program=$tmp/tree/dev/cuda/simple_kernel_cpu flags line
+    make_cpu cpu OP=simple_kernel
+    # 6144 elements: 192 warps, each asks for 32 * 2 bytes = 2 sectors
+    flags="-B 1 -T 8 -C 768 --config 256"
+    line=$(grep -n 'if (i < n) { out\[i\]' $source | cut -d: -f1)
+    site "$program" 1 "$line" "read 2 B" "192 12288 384 2.00 384 100%"
+    site "$program" 1 "$line" "write 2 B" "192 12288 384 2.00 384 100%"
+    contains 'all: 1 launch, 24576 bytes asked, 24576 in sectors, efficiency 100%, 24576 unique;' "$tmp/out"
+    contains 'simple_kernel_kernel1: 1 launch, 24 blocks of 256 threads' "$tmp/out"
+    # 49152 elements, 64 per thread: each of 32 lanes in a sector of its own, of which it wants 2 bytes
+    flags="-B 1 -T 64 -C 768 --config 256"
+    line=$(grep -n 'for (size_t i = begin; i < end; i++) { out' $source | cut -d: -f1)
+    site "$program" 4 "$line" "read 2 B" "1536 98304 49152 32.00 3072 6.25%"
+    site "$program" 4 "$line" "write 2 B" "1536 98304 49152 32.00 3072 6.25%"
+    contains 'efficiency 6.25%, 196608 unique;' "$tmp/out"
+    # 16 bytes per lane: one request of 512 bytes
+    line=$(grep -n 'x128 x = load128(inp + i)' $source | cut -d: -f1)
+    site "$program" 5 "$line" "read 16 B" "192 98304 3072 16.00 3072 100%"
+    # the same text in each run, the same counts by another schedule
+    "$program" 5 --picture >"$tmp/first"
+    "$program" 5 --picture >"$tmp/second"
+    cmp "$tmp/first" "$tmp/second" || fail "two runs print different texts"
+    "$program" 5 --picture --schedule 7 >"$tmp/second"
+    cmp "$tmp/first" "$tmp/second" || fail "another schedule gives other counts"
+    contains '+0 |################|################|################|################| lanes 0-7' "$tmp/first"
+    "$program" 4 --picture >"$tmp/out"
+    contains '+128 |#...............|                |                |                | lane 1' "$tmp/out"
+    local rc=0
+    "$program" 1 --transactions --check --stress 2 >"$tmp/out" 2>&1 || rc=$?
+    want "the exit code with --stress" $rc 2
+
+    source=dev/test/gpu/emulation_transactions.cu program=$tmp/tree/dev/cuda/emulation_transactions_cpu flags=
+    cp $source "$tmp/tree/dev/cuda/"
+    make_cpu cpu OP=emulation_transactions
+    rm "$tmp/tree/dev/cuda/emulation_transactions.cu"
+    # shared memory: requests, wavefronts, per request, least, conflicts
+    site "$program" 1 1 "write 4 B" "1 2 2.00 1 1"
+    site "$program" 2 2 "read 4 B" "1 32 32.00 1 31"
+    site "$program" 3 3 "read 4 B" "1 1 1.00 1 0"
+    site "$program" 4 4 "read 4 B" "1 1 1.00 1 0"
+    site "$program" 5 5 "read 16 B" "1 4 4.00 4 0"
+    site "$program" 11 11 "atomic 4 B" "1 32 32.00 1 31"
+    # device memory: requests, bytes asked, sectors, per request, needed, efficiency
+    site "$program" 6 6 "read 16 B" "1 512 16 16.00 16 100%"
+    site "$program" 7 7 "read 4 B #1" "1 128 8 8.00 4 50%"
+    site "$program" 7 7 "read 4 B #2" "1 128 8 8.00 4 50%"
+    contains 'all: 1 launch, 384 bytes asked, 640 in sectors, efficiency 60%, 384 unique;' "$tmp/out"
+    site "$program" 8 8 "read 4 B" "32 2112 32 1.00 32 100%"
+    site "$program" 9 9 "read 4 B" "1 128 5 5.00 4 80%"
+    site "$program" 10 10 "read 4 B" "4 384 4 1.00 4 100%"
+    site "$program" 12 12 "cp.async 16 B" "1 512 16 16.00 16 100%
+1 4 4.00 4 0"
+    site "$program" 13 13 "ldmatrix 16 B" "1 32 32.00 4 28"
+    contains 'shared wavefronts ' "$tmp/out"
+    "$program" 2 --picture >"$tmp/out"
+    contains 'word  .  .  . 32  .  .  .' "$tmp/out"
+}
+
+# Kernels for sm_90a at shapes that go around their rings of stages more than once, by two schedules; and a device that cannot
+# run them.
+test_sm90() {
+    needs_compiler
+    copy_tree
+    local op flags program
+    while read -r op flags; do
+        program=$tmp/tree/dev/cuda/${op}_cpu
+        [ -x "$program" ] || make_cpu cpu OP="$op" PRECISION=BF16
+        for schedule in 0 $((1 + day % 900)); do
+            # shellcheck disable=SC2086
+            EMULATION_THREADS=1 timeout 300 "$program" $flags --check --no-guards --schedule $schedule >"$tmp/out" 2>&1 ||
+                { tail -n 5 "$tmp/out" && fail "$op $flags fails by schedule $schedule"; }
+            grep -q '^[1-9][0-9]* passed, 0 failed, 0 skipped$' "$tmp/out" ||
+                { tail -n 5 "$tmp/out" && fail "$op $flags: nothing is checked"; }
+        done
+    done <<'END'
+attention_forward 25 -B 1 -T 700 -C 128 -NH 2 --case 1
+attention_backward 11 -B 1 -T 700 -C 128 -NH 2 --case 0
+attention_backward 13 --kind 1 -B 2 -T 300 -C 128 -NH 2 --case 0
+matmul_forward 15 -B 1 -T 600 -C 776 -V 392 --kind 1 --case 0
+matmul_forward 17 -B 1 -T 600 -C 776 -V 392 --kind 1 --case 0
+matmul_forward 18 -B 1 -T 600 -C 776 -V 392 --kind 1 --case 0
+matmul_forward 21 -B 1 -T 300 -C 768 -V 200 --kind 1 --case 0
+matmul_forward 21 -B 1 -T 300 -C 1600 -V 392 --kind 0 --case 0
+matmul_backward 8 --kind 1 -B 1 -T 300 -C 776 -V 392 --case 0
+matmul_backward 12 --kind 3 -B 1 -T 300 -C 776 -V 392 --case 0
+matmul_forward 22 --kind 4 -B 1 -T 300 -C 776 -V 392 --case 0
+matmul_backward 13 --kind 4 -B 1 -T 300 -C 776 -V 392 --case 0
+matmul_backward 9 --kind 0 -B 1 -T 600 -C 384 -V 776 --case 0
+matmul_backward 10 --kind 0 -B 1 -T 600 -C 384 -V 776 --case 0
+newton_schulz 5 -B 2 -T 328 -C 264 --case 0
+END
+    EMULATION_ARCH=80 "$tmp/tree/dev/cuda/attention_forward_cpu" 25 --check -B 1 -T 64 -C 64 -NH 1 >"$tmp/out" 2>&1
+    contains 'needs code for sm_90a, device 80, binary 80' "$tmp/out"
+    contains '0 passed, 0 failed, 3 skipped' "$tmp/out"
+}
+
+# bench.h's own functions: clocks, notes, columns, hot launches
+test_bench_functions() {
+    needs_compiler
+    copy_tree
+    cp dev/test/gpu/bench_functions.cu "$tmp/tree/dev/cuda/"
+    make_cpu cpu OP=bench_functions
+    rm "$tmp/tree/dev/cuda/bench_functions.cu"
+    timeout 120 "$tmp/tree/dev/cuda/bench_functions_cpu" >"$tmp/out" 2>&1 || { cat "$tmp/out" && fail "bench.h is wrong"; }
+    contains '0 failures' "$tmp/out"
+}
+
+# What the emulation must find is found, and named: the kernel, the line, both threads.
+test_reports() {
+    needs_compiler
+    copy_tree
+    cp dev/test/gpu/emulation_bugs.cu "$tmp/tree/dev/cuda/"
+    make_cpu cpu OP=emulation_bugs
+    rm "$tmp/tree/dev/cuda/emulation_bugs.cu" # it is not one of the ops that test_kernels checks
+    local program=$tmp/tree/dev/cuda/emulation_bugs_cpu number what line
+    "$program" --list >"$tmp/list"
+    while read -r number what; do
+        if [[ $what = right:* ]]; then
+            "$program" "$number" --check --no-guards --schedule 0 >"$tmp/out" 2>&1 || { cat "$tmp/out" && fail "$what"; }
+            continue
+        fi
+        "$program" "$number" --check --no-guards --schedule 0 >"$tmp/out" 2>&1 && fail "kernel $number passes: $what"
+        contains "$what" "$tmp/out"
+        line=$(grep -n "// bug $number\$" dev/test/gpu/emulation_bugs.cu | cut -d: -f1 | head -n 1)
+        [ -z "$line" ] || contains "emulation_bugs.cu:$line" "$tmp/out"
+    done <"$tmp/list"
+    # a failure under --stress comes with the flags that reproduce it
+    local flags
+    "$program" 1 --check --stress 2 >"$tmp/out" 2>&1 && fail "kernel 1 passes --stress"
+    flags=$(sed -n 's/^reproduce: [^ ]* //p' "$tmp/out" | head -n 1)
+    contains '--check --seed' <(echo "$flags")
+    # shellcheck disable=SC2086
+    "$program" 1 $flags >"$tmp/out" 2>&1 && fail "the flags do not reproduce the failure: $flags"
+    contains 'FAIL kernel 1' "$tmp/out"
+}
+
+test_kernels() {
+    needs_compiler
+    copy_tree
+    [ -z "$full" ] || precisions_now=("${precisions[@]}")
+    local p schedules=("--schedule $((day % 7))") logs
+    [ -z "$full" ] || schedules=("" "--schedule 0" "--schedule 1")
+    for p in "${precisions_now[@]}"; do
+        make_cpu -j"$jobs" cpu PRECISION="$p"
+        for schedule in "${schedules[@]}"; do
+            logs=$tmp/logs_$p
+            (cd "$tmp/tree/dev/cuda" && CPU_JOBS=$jobs CPU_LOGS=$logs CPU_FLAGS_CHECK=$schedule \
+                EMULATION_LIMIT=$([ -n "$full" ] && echo 1 || echo 0.01) \
+                make --no-print-directory CXX="$CXX" NVCC=/nonexistent PRECISION="$p" check-cpu) >"$tmp/out" 2>&1 ||
+                { tail -n 40 "$tmp/out" && fail "$p ${schedule:-with changing schedules}: a check failed"; }
+            # in fp32 the ladders are shorter
+            local emulated
+            emulated=$(sed -n 's/^\([0-9]*\) kernels emulated.*/\1/p' "$tmp/out")
+            [ "${emulated:-0}" -ge "$([ "$p" = FP32 ] && echo 100 || echo 120)" ] ||
+                { cat "$tmp/out" && fail "$p: only $emulated kernels are emulated"; }
+        done
+    done
+}
+precisions_now=("$precision")
+
+# try_mutant LINE: prints the first failure that --check of the mutant found; false unless it found one. It ends there.
+try_mutant() {
+    local file op kernel edit what
+    read -r file op kernel edit <<<"$1"
+    what=${edit##* ;; }
+    edit=${edit% ;; *}
+    cp "dev/cuda/$file" "$tmp/original"
+    sed -e "$edit" "$tmp/original" >"$tmp/tree/dev/cuda/$file"
+    ! cmp -s "$tmp/original" "$tmp/tree/dev/cuda/$file" || fail "$op $kernel, $what: the edit changes nothing: $edit"
+    make_cpu cpu OP="$op" PRECISION=BF16
+    # shellcheck disable=SC2086
+    {
+        EMULATION_THREADS=1 EMULATION_LIMIT=0.3 timeout 300 "$tmp/tree/dev/cuda/${op}_cpu" ${kernel//,/ } --check --no-guards 2>&1 ||
+            echo "status $?"
+    } | sed '/^FAIL/q' >"$tmp/out"
+    cp "$tmp/original" "$tmp/tree/dev/cuda/$file"
+    if grep -q '^FAIL' "$tmp/out"; then
+        echo "caught $op $kernel, $what: $(grep '^FAIL' "$tmp/out"), after $(grep -c '^ok' "$tmp/out") ok"
+    else
+        echo "SURVIVES: $op $kernel, $what: $(tail -n 1 "$tmp/out")"
+        return 1
+    fi
+}
+
+test_mutants() {
+    needs_compiler
+    copy_tree
+    grep -v '^#' "$mutants" >"$tmp/mutants"
+    local n first i=0 line survivors=0
+    n=$(wc -l <"$tmp/mutants")
+    first=$((day * mutants_in_ci % n))
+    while IFS= read -r line; do
+        if [ -n "$full" ] || [ $(((i - first + n) % n)) -lt $mutants_in_ci ]; then
+            try_mutant "$line" >"$tmp/verdict" || survivors=$((survivors + 1))
+            tee -a "${LLMC_MUTANTS_LOG:-/dev/null}" <"$tmp/verdict" # a file to which the verdicts are added
+        fi
+        i=$((i + 1))
+    done <"$tmp/mutants"
+    [ $survivors -eq 0 ] || fail "$survivors mutants survive"
+}
+
+[ -n "$full" ] || echo "day $day: $precision, schedule $((day % 7)), mutants from $((day * mutants_in_ci % $(grep -vc '^#' $mutants))) on"
+tests=(programs choices check_flags features transactions bench_functions reports sm90 kernels mutants)
+run_tests_once "$@"

@@ -1,0 +1,1221 @@
+#!/usr/bin/env bash
+# train_gpt2 from the command line: its messages on wrong input, which must leave all files untouched, and correct runs,
+# samples and fine-tuning. Stopping and resuming are tested by test_resume.sh.
+. "$(dirname "$0")/../test.sh"
+
+export OMP_NUM_THREADS=1 # the models are tiny
+train=${TRAIN:-$BIN_DIR/train_gpt2} # TRAIN=$PWD/train_gpt2cu runs the same tests on the GPU program
+[[ $train == /* ]] || train=$PWD/$train
+tiny=$PWD/dev/test/fixtures/tiny_gpt2
+world=$tmp/world                                            # where the program runs: all files that it may read or damage
+data='data/a_train_*.bin'                                   # always quoted, because the program expands it
+small=(-e d6 --layers 1 --heads 1 --channels 32 --positions 32) # flags of a new model
+batch=(-b 2 -t 16 -x 3 -s 0)
+
+# little N ...: prints each number as four bytes, little-endian
+little() {
+    local n
+    for n in "$@"; do printf "$(printf '\\x%02x' $((n & 255)) $((n >> 8 & 255)) $((n >> 16 & 255)) $((n >> 24)))"; done
+}
+
+# decode_only FILE N: writes a tokenizer file of llm.c with N tokens of one byte, the last of which is the end of a text
+decode_only() {
+    local i
+    {
+        little 20240328 2 "$2" $(($2 - 1))
+        head -c 1008 /dev/zero
+        for ((i = 0; i < $2; i++)); do printf "\\x01\\x$(printf %02x $((i & 127)))"; done
+    } >"$1"
+}
+
+# patch FILE AT TEXT: overwrites the bytes at offset AT by TEXT, a printf format
+patch() { printf "$3" | dd of="$1" bs=1 seek="$2" conv=notrunc 2>/dev/null; }
+
+# Creates shards of this source tree's text with a byte vocabulary, damaged copies of a shard, and `run`: three steps
+# with their checkpoints.
+setup() {
+    [ -x "$train" ] && [ -x "$BIN_DIR/dev/data/tokenize" ] || fail "$train or dev/data/tokenize is not there: make all"
+    [ -e "$world" ] && return
+    local new=$tmp/new
+    rm -rf "$new"
+    mkdir -p "$new/bad"
+    head -c 10000 llmc/gpt2.h >"$new/text"
+    "$BIN_DIR/dev/data/tokenize" -i "$new/text" -o "$new/data/a" -v 1000 -s 5000 2>"$tmp/err" || fail "$(cat "$tmp/err")"
+    : >"$new/bad/empty.bin"
+    head -c 3000 "$new/data/a_train_000000.bin" >"$new/bad/cut.bin"
+    cp "$new/data/a_train_000000.bin" "$new/bad/id.bin"
+    patch "$new/bad/id.bin" $((1024 + 2 * 20)) '\x01\x01' # token 20 becomes 257; the last id of the vocabulary is 256
+    decode_only "$new/257.bin" 257
+    decode_only "$new/513.bin" 513
+    (cd "$new" && "$train" "${small[@]}" "${batch[@]}" -l 0.01 -i "$data" -o run -n 1 -nk 0) >"$tmp/setup.out" 2>"$tmp/err" ||
+        fail "a plain run fails: $(cat "$tmp/err")"
+    want "checkpoints of a plain run" "$(ls "$new/run" | grep -c step_)" 3
+    mv "$new" "$world"
+}
+
+# run ARGS...: runs the program and sets `status`; output goes to $tmp/out and $tmp/err
+run() {
+    status=0
+    (cd "$world" && exec "$train" "$@") >"$tmp/out" 2>"$tmp/err" </dev/null || status=$?
+}
+
+# good ARGS...: as run, but fails unless the program succeeds
+good() {
+    run "$@"
+    [ $status -eq 0 ] || fail "$*: status $status: $(tail -n 1 "$tmp/err")"
+}
+
+snapshot() { (cd "$world" && find . -printf '%p %y %s %m\n' | sort && find . -type f -print0 | sort -z | xargs -0 cksum); }
+
+# refused STATUS PATTERN ... -- ARGS...: the program must exit with STATUS after one line on stderr that matches every
+# extended regular expression; it takes no step and leaves its directory unchanged
+refused() {
+    local code=$1 patterns=() pattern
+    shift
+    while [ "$1" != -- ]; do patterns+=("$1") && shift; done
+    shift
+    setup
+    rm -rf "$world/new" # left over by a test that failed
+    snapshot >"$tmp/before"
+    run "$@"
+    [ "$status" -eq "$code" ] || fail "status $status, want $code: $(cat "$tmp/err")"
+    want "lines of stderr" "$(wc -l <"$tmp/err")" 1
+    for pattern in "${patterns[@]}"; do grep -qE -- "$pattern" "$tmp/err" || fail "no '$pattern' in: $(cat "$tmp/err")"; done
+    [ "$(wc -c <"$tmp/err")" -lt 400 ] || fail "a long line: $(cat "$tmp/err")"
+    grep -q '^step ' "$tmp/out" && fail "takes a step before it fails"
+    [ "$code" -eq 1 ] || [ ! -s "$tmp/out" ] || fail "a usage error writes to stdout"
+    snapshot >"$tmp/after"
+    cmp -s "$tmp/before" "$tmp/after" || fail "files have changed: $(diff "$tmp/before" "$tmp/after" | head -n 3 | tr '\n' ' ')"
+}
+usage() { # PATTERN ... -- ARGS...: adding ARGS to a correct command must be a usage error
+    local patterns=()
+    while [ "$1" != -- ]; do patterns+=("$1") && shift; done
+    shift
+    refused 2 "${patterns[@]}" -- "${small[@]}" "${batch[@]}" -i "$data" -o new "$@"
+}
+failure() { # PATTERN ... -- ARGS...: the same with exit code 1; -e and -i in ARGS override earlier ones
+    local patterns=()
+    while [ "$1" != -- ]; do patterns+=("$1") && shift; done
+    shift
+    refused 1 '^error: ' "${patterns[@]}" -- "${small[@]}" "${batch[@]}" -i "$data" -o new "$@"
+}
+
+# ---- mistakes in the flags --------------------------------------------------------------
+
+test_unknown_flag() {
+    usage "unknown flag '--nonsense'" '--help' -- --nonsense 3
+    usage "unknown flag '--learnin-rate'" "did you mean '--learning-rate'" -- --learnin-rate 3
+    [ -n "${TRAIN-}" ] || usage "unknown flag '--fp8'" -- --fp8 forward # a flag of train_gpt2cu
+    usage "unknown flag '-Q'" -- -Q
+    usage "unknown flag '-lx'" -- -lx 3
+}
+test_junk_number() {
+    usage '--batch-size' 'whole number' "'4x'" -- -b 4x
+    usage '--learning-rate' 'a number' "'fast'" -- -l fast
+    usage '--learning-rate' "'nan'" -- -l nan
+    usage '--steps' "'1.5'" -- -x 1.5
+    usage '--shuffle' '0 or 1' "'maybe'" -- --shuffle=maybe
+}
+test_missing_value() {
+    usage "'-x' wants a value" '--help' -- -x
+    usage "'--output' wants a value" -- --output
+}
+test_negative_size() {
+    usage '--channels wants 0 to 65536' "'-32'" -- --channels -32
+    usage '--batch-size wants 1 to' "'-1'" -- -b -1
+    usage '--batch-size wants 1 to' "'0'" -- -b 0
+}
+test_stray_argument() { usage "stray argument 'data/x.bin'" '--help' -- data/x.bin; }
+test_out_of_range() {
+    usage '--final-fraction wants 0 to 1' "'2'" -- -q 2
+    usage '--seq-len wants 0 to' "'99999999999999999999'" -- -t 99999999999999999999
+    usage '--temperature wants 0 to' "'-1'" -- --temperature -1
+}
+test_bad_schedule() { usage '--schedule wants one of cosine\|linear\|constant\|wsd' "'cosin'" -- -k cosin; }
+
+# ---- mistakes in the data ---------------------------------------------------------------
+
+test_missing_shards() {
+    failure "'data/none.bin'" 'dev/data/tokenize' -- -i data/none.bin
+    failure "'data/none_\*.bin'" 'dev/data/tokenize' -- -i 'data/none_*.bin'
+    failure "'none/\*.bin'" 'dev/data/tokenize' -- -j 'none/*.bin'
+    failure 'data: is a directory' -- -i data
+}
+test_no_data() { refused 1 'no training data' '-i' 'dev/data/tokenize' -- "${small[@]}" "${batch[@]}" -o new; }
+test_text_as_shard() { failure 'text: looks like text' 'dev/data/tokenize' -- -i text; }
+test_empty_shard() { failure 'bad/empty.bin: is empty' -- -i bad/empty.bin; }
+test_truncated_shard() { failure 'bad/cut.bin' '5000 tokens' '11024 bytes' 'has 3000' 'cut short' -- -i bad/cut.bin; }
+test_model_as_shard() { failure '257.bin: is a tokenizer of llm.c' -- -i 257.bin; }
+test_id_past_the_vocabulary() {
+    refused 1 'bad/id.bin' 'token 20 ' 'id 257' 'ends at 256' 'tokenizer' -- "${small[@]}" "${batch[@]}" --tokenizer data -i bad/id.bin --no-shuffle
+}
+test_shard_too_short() { failure 'data/a_train_000000.bin' '5000 tokens' '6401' 'smaller -b or -t' -- -b 400 -t 16; }
+
+# ---- mistakes in the shape --------------------------------------------------------------
+
+test_seq_len_past_positions() {
+    failure '-t 64' '32 positions' '--positions' -- -t 64
+    refused 1 '-t 64' '32 positions' -- -e run/step_00000003 "${batch[@]}" -i "$data" -t 64
+}
+test_total_batch_no_multiple() { failure '-d 33' 'not a multiple' '-b 2 times -t 16 = 32' -- -d 33; }
+test_heads_do_not_divide() { failure '--heads' '--channels' '32 channels' '5 heads' -- --heads 5; }
+test_unknown_descriptor() {
+    failure "'d7'" 'd6 d12' -- -e d7
+    failure "'gpt3:c5140'|'gpt3:c5140':" 'do not divide' -- -e gpt3:c5140
+}
+
+# ---- mistakes in the model --------------------------------------------------------------
+
+test_missing_model() {
+    refused 1 '-e nowhere' '[Nn]o such file' 'descriptor' -- -e nowhere "${batch[@]}" -i "$data" -o new
+    refused 1 '-e nowhere/model.safetensors' '[Nn]o such file' -- -e nowhere/model.safetensors --prompt ''
+}
+test_missing_tokenizer() {
+    failure '--tokenizer' 'nowhere' '[Nn]o such file' -- --tokenizer nowhere
+    failure '--tokenizer' 'text' -- --tokenizer text
+}
+test_shape_of_a_loaded_model() {
+    refused 1 '--layers' 'new model' "$tiny" -- -e "$tiny" --layers 1 "${batch[@]}" -i "$data" -o new
+}
+test_vocabulary_larger_than_the_model() {
+    refused 1 '513 tokens' 'only 512' 'do not belong together' -- -e "$tiny" --tokenizer 513.bin "${batch[@]}" -i "$data" -o new
+    refused 1 '513 tokens' 'only 512' 'do not belong together' -- -e "$tiny" --tokenizer 513.bin --prompt ''
+}
+test_vocabulary_far_smaller_than_the_model() {
+    setup
+    decode_only "$world/384.bin" 384
+    decode_only "$world/385.bin" 385
+    refused 1 '384 tokens' 'has 512' 'do not belong together' '--tokenizer' -- -e "$tiny" --tokenizer 384.bin --prompt ''
+    good -e "$tiny" --tokenizer 385.bin --prompt '' --num-tokens 2 # it may be a model whose vocabulary is padded
+}
+test_damaged_config() {
+    setup
+    cp -r "$world/run/step_00000003" "$world/damaged"
+    rm "$world/damaged/state.json" # or its checksums would be checked first
+    head -c 100 "$world/run/step_00000003/config.json" >"$world/damaged/config.json"
+    refused 1 'damaged/config.json: not valid JSON' -- -e damaged --prompt ''
+    refused 1 'damaged/config.json: not valid JSON' -- -e damaged "${batch[@]}" -i "$data" -o new
+    printf '{"model_type": "llama"}' >"$world/damaged/config.json"
+    refused 1 'damaged/config.json' 'llama' -- -e damaged --prompt ''
+}
+test_truncated_model() {
+    setup
+    cp -r "$world/run/step_00000003" "$world/truncated"
+    rm "$world/truncated/state.json"
+    truncate -s -100 "$world/truncated/model.safetensors"
+    refused 1 'truncated/model.safetensors' '100 bytes are missing' -- -e truncated --prompt ''
+    refused 1 'truncated/model.safetensors' '100 bytes are missing' -- -e truncated/model.safetensors "${batch[@]}" -i "$data" -o new
+}
+# two flipped bits in a checkpoint of a run that is named directly
+test_damaged_step() {
+    setup
+    cp -r "$world/run/step_00000003" "$world/flipped"
+    patch "$world/flipped/model.safetensors" 5000 '\x01\x80'
+    refused 1 '-e flipped/model.safetensors: is damaged: its crc32c' -- -e flipped --prompt ''
+    refused 1 '-e flipped/model.safetensors: is damaged: its crc32c' -- -e flipped "${batch[@]}" -i "$data" -o new
+}
+# shards whose ids stand for other tokens than the model's, although each of them is small enough
+test_another_vocabulary() {
+    setup
+    printf '#version: 0.2\na b\n' >"$tmp/merges.txt"
+    "$BIN_DIR/dev/data/tokenize" -i "$world/text" -t "$tmp/merges.txt" -o "$world/other/a" 2>"$tmp/err" || fail "$(cat "$tmp/err")"
+    refused 1 "-i other/a_train_\\*.bin: these shards were made with another vocabulary \\(258 tokens\\) than the model's \\(257" -- \
+        -e run/step_00000003 "${batch[@]}" -i 'other/a_train_*.bin' -o new
+    refused 1 '-j other/a_train_000000.bin: these shards were made with another vocabulary' -- \
+        -e run/step_00000003 "${batch[@]}" -i "$data" -j other/a_train_000000.bin -o new
+    echo '#version' >"$world/other/merges.txt" # what cannot be read is not trusted either
+    refused 1 '-i other/a_train_\*.bin: the vocabulary beside these shards: other/merges.txt' -- \
+        -e run/step_00000003 "${batch[@]}" -i 'other/a_train_*.bin' -o new
+}
+test_infinite_weights() {
+    setup
+    local kind bytes at
+    for kind in inf nan; do
+        cp -r "$world/run/step_00000003" "$world/$kind"
+        rm "$world/$kind/state.json"
+        bytes='\x00\x00\x80\x7f'
+        [ $kind = inf ] || bytes='\x00\x00\xc0\x7f'
+        at=$(wc -c <"$world/$kind/model.safetensors") # some value of the last tensor
+        patch "$world/$kind/model.safetensors" $((at - 8)) "$bytes"
+        refused 1 "-e $kind: 1 values of [a-z0-9]* are NaN or infinite" -- -e $kind --prompt '' --temperature 0
+    done
+}
+# nothing waits for a writer to a FIFO
+test_fifo() {
+    setup
+    mkfifo "$world/fifo"
+    local train_now=$train
+    train=$tmp/in_time
+    printf '#!/bin/sh\nexec timeout 20 %s "$@"\n' "$train_now" >"$train"
+    chmod +x "$train"
+    run -e fifo --prompt x
+    want "status of -e" $status 1
+    contains 'fifo: not a file' "$tmp/err"
+    run "${small[@]}" "${batch[@]}" -i fifo
+    want "status of -i" $status 1
+    contains 'fifo: not a file' "$tmp/err"
+    run -e run --tokenizer fifo --prompt x
+    want "status of --tokenizer" $status 1
+    rm "$world/fifo"
+}
+test_no_whole_checkpoint() {
+    setup
+    mkdir "$world/hopeless"
+    cp -r "$world/run/step_00000003" "$world/hopeless"
+    truncate -s -100 "$world/hopeless/step_00000003/model.safetensors"
+    run -e hopeless --prompt ''
+    want status $status 1
+    want "first line" "$(head -n 1 "$tmp/err" | cut -d : -f 1)" "passed over checkpoint step_00000003"
+    want "last line" "$(tail -n 1 "$tmp/err")" "error: -e hopeless: none of its 1 checkpoints is intact"
+}
+
+# ---- mistakes in the output -------------------------------------------------------------
+
+test_output_is_a_file() {
+    failure '-o' 'text: exists and is not a directory' -- -o text
+    failure '-o' 'text/new: Not a directory' -- -o text/new
+}
+test_output_not_writable() {
+    setup
+    mkdir "$world/locked"
+    chmod 500 "$world/locked"
+    [ -w "$world/locked" ] && skip "this user can write everywhere"
+    failure '-o' 'locked' 'Permission denied' -- -o locked
+    failure '-o' 'locked/new' 'Permission denied' -- -o locked/new
+}
+test_output_holds_checkpoints() { failure 'run holds checkpoints' '-y 1' 'another -o' -- -o run; } # refused() compares every byte
+test_output_holds_a_model() {
+    setup
+    cp -r "$tiny" "$world/model"
+    failure '-o model holds a model' 'another -o' -- -o model
+}
+# logs that another program or an earlier run left are kept under another name
+test_output_holds_logs() {
+    setup
+    mkdir "$world/noted"
+    echo "my own notes" >"$world/noted/main.log"
+    good "${small[@]}" "${batch[@]}" -i "$data" -o noted
+    want "the notes" "$(cat "$world/noted/main.log.1")" "my own notes"
+    grep -q '^s:3 trl:' "$world/noted/main.log" || fail "no log of this run"
+    contains "renamed to noted/main.log.1" "$tmp/err"
+}
+# files do not get the numbers of closed standard streams
+test_closed_streams() {
+    setup
+    local closed
+    for closed in '0<&-' '1>&-' '2>&-' '0<&- 1>&- 2>&-'; do
+        rm -rf "$world/closed"
+        (cd "$world" && eval "\"\$train\" \"\${small[@]}\" \"\${batch[@]}\" -l 0.01 -i \"\$data\" -o closed -n 1 -nk 0 $closed") \
+            >"$tmp/out" 2>"$tmp/err" || fail "$closed: status $?"
+        for step in 1 2 3; do
+            cmp "$world/closed/step_0000000$step/model.safetensors" "$world/run/step_0000000$step/model.safetensors" ||
+                fail "$closed: another checkpoint of step $step"
+        done
+        cmp <(cut -d : -f 1-3 "$world/closed/main.log") <(cut -d : -f 1-3 "$world/run/main.log") || fail "$closed: another log"
+    done
+}
+# what is left over for the last shard may be too short for a batch
+test_short_last_shard() {
+    setup
+    head -c 9000 "$world/text" >"$tmp/9000" # and one token that begins the document
+    "$BIN_DIR/dev/data/tokenize" -i "$tmp/9000" -o "$world/odd/a" -s 3000 2>"$tmp/err" || fail "$(cat "$tmp/err")"
+    good "${small[@]}" -i 'odd/a_train_*.bin' -b 40 -t 32 -x 3 -s 0
+    contains "note: 1 of 4 shards are too short for a batch and are passed over: odd/a_train_000003.bin: has 1 tokens" "$tmp/err"
+    contains "data: 9001 tokens in 4 shards" "$tmp/out"
+    # a run is resumed with batches for which another shard is too short, too
+    "$BIN_DIR/dev/data/tokenize" -i "$tmp/9000" -o "$world/uneven/a" -s 6000 2>"$tmp/err" || fail "$(cat "$tmp/err")"
+    good "${small[@]}" -i 'uneven/a_train_*.bin' -b 8 -t 32 -x 3 -s 0 -o uneven_run
+    good "${small[@]}" -i 'uneven/a_train_*.bin' -b 120 -t 32 -x 4 -s 0 -o uneven_run -y 1
+    contains "note: 1 of 2 shards are too short" "$tmp/err"
+}
+test_short_validation_data() {
+    setup
+    good "${small[@]}" -i "$data" -j 'data/a_val_*.bin' -b 80 -t 32 -x 1 -s 0 # 1000 tokens, a batch has 2560
+    contains "note: little validation data: -b 20 instead of 80 there" "$tmp/out"
+    grep -q '^val loss [0-9]' "$tmp/out" || fail "no validation loss"
+    local loss
+    loss=$(grep -m 1 '^val loss' "$tmp/out")
+    good "${small[@]}" -i "$data" -j 'data/a_val_*.bin' -b 20 -t 32 -x 1 -s 0
+    want "the loss with -b 20" "$(grep -m 1 '^val loss' "$tmp/out")" "$loss"
+}
+test_file_named_like_a_pattern() {
+    setup
+    mkdir -p "$world/[x]"
+    cp "$world/data/a_train_000000.bin" "$world/[x]/s[1].bin"
+    good "${small[@]}" "${batch[@]}" --tokenizer data -i '[x]/s[1].bin'
+    rm -r "$world/[x]"
+}
+test_unquoted_pattern() {
+    setup
+    usage "stray argument 'data/a_train_000001.bin': put patterns such as 'data/" '--help' -- -i data/a_train_000000.bin data/a_train_000001.bin
+}
+test_keep_best_of_nothing() {
+    failure '--keep-best needs an output directory .-o. and a validation loss' -- --keep-best
+    refused 1 '--keep-best needs' -- "${small[@]}" "${batch[@]}" -i "$data" -j 'data/a_val_*.bin' --keep-best
+}
+test_save_every_without_output() {
+    refused 1 '-n saves checkpoints' 'not given' -- "${small[@]}" "${batch[@]}" -i "$data" -n 1
+}
+test_resume_of_a_run_that_is_done() {
+    setup
+    cp -r "$world/run" "$world/done"
+    good "${small[@]}" "${batch[@]}" -i "$data" -o done -y 1 -x 2
+    contains 'nothing to train: step 3 of 2 is done; -x with more steps goes on' "$tmp/out"
+}
+test_no_task() {
+    refused 1 'no training data: give shards with -i' 'a --prompt to continue' -- -e run
+}
+# without arguments: the demo of the program's own directory, never that of the current one
+test_demo_of_another_directory() {
+    setup
+    mkdir -p "$tmp/alone/bin" "$tmp/alone/here/scripts"
+    cp "$train" "$tmp/alone/bin/"
+    echo 'echo a foreign script' >"$tmp/alone/here/scripts/demo.sh"
+    local name=${train##*/} status=0
+    (cd "$tmp/alone/here" && ../bin/"$name") >"$tmp/out" 2>"$tmp/err" || status=$?
+    want status $status 1
+    contains "bin/scripts/demo.sh, is not there" "$tmp/err"
+    want "stdout" "$(cat "$tmp/out")" ""
+    mkdir "$tmp/alone/bin/scripts"
+    echo 'echo "demo $1"' >"$tmp/alone/bin/scripts/demo.sh"
+    (cd "$tmp/alone/here" && ../bin/"$name") >"$tmp/out" 2>"$tmp/err"
+    want "its output" "$(cat "$tmp/out")" "demo ./$name"
+}
+test_step_of_more_than_the_data() {
+    setup
+    good "${small[@]}" "${batch[@]}" -i "$data" -x 1 -d 16000
+    contains 'note: a step of 16000 tokens (-d) is more than all training data, ' "$tmp/out"
+}
+test_resume_without_output() { refused 1 '-y 1' '-o' 'not given' -- "${small[@]}" "${batch[@]}" -i "$data" -y 1; }
+test_resume_another_optimizer() {
+    failure 'run/step_00000003 was saved with --optimizer adamw: resume with it' '-e run/step_00000003' -- \
+        -o run -y 1 --optimizer muon
+}
+test_muon_flags() {
+    usage '--optimizer' 'adamw|muon' -- --optimizer sgd
+    failure '--muon-learning-rate needs --optimizer muon' -- --muon-learning-rate 0.01
+}
+test_resume_another_shape() { failure '--channels' 'run/step_00000003' -- -o run -y 1 --channels 64; }
+
+# ---- mistakes in the prompt -------------------------------------------------------------
+
+test_prompt_without_merges() {
+    refused 1 'no merges' 'vocab.json and merges.txt' '--tokenizer' -- -e run/step_00000003 --tokenizer 257.bin --prompt hello
+    good -e run/step_00000003 --tokenizer 257.bin --prompt '' --num-tokens 5 # but it can still generate text
+}
+test_prompt_without_vocabulary() { refused 1 'no vocabulary' "$tiny" '--tokenizer' -- -e "$tiny" --prompt hello; }
+test_prompt_too_long() {
+    refused 1 'prompt has 33 tokens' '32 positions' -- -e run/step_00000003 --prompt "$(printf '%33s' '')"
+    good -e run/step_00000003 --prompt "$(printf '%32s' '')" --num-tokens 5 # the last position can still predict one token
+}
+test_sampling_flags() {
+    refused 2 '--temperature wants 0 to' "'-1'" -- -e run/step_00000003 --prompt hi --temperature -1
+    refused 2 '--top-k wants 0 to' "'-3'" -- -e run/step_00000003 --prompt hi --top-k -3
+    refused 2 '--num-tokens wants 1 to' "'0'" -- -e run/step_00000003 --prompt hi --num-tokens 0
+    refused 2 '--min-p wants 0 to 1' "'1.1'" -- -e run/step_00000003 --prompt hi --min-p 1.1
+    refused 2 '--repetition-penalty wants 0.01 to 100' "'0'" -- -e run/step_00000003 --prompt hi --repetition-penalty 0
+    refused 2 '--stop wants a text' -- -e run/step_00000003 --prompt hi --stop ''
+    refused 1 '--stop: no vocabulary' "$tiny" '--tokenizer' -- -e "$tiny" --prompt-ids 1 --stop x
+}
+
+test_prompts_from_nowhere() {
+    setup
+    refused 1 '--prompt-file none: No such file' -- -e run/step_00000003 --prompt-file none
+    refused 1 '--prompt-file data: not a file' -- -e run/step_00000003 --prompt-file data
+    : >"$world/no_lines"
+    refused 1 '--prompts no_lines: has 0 lines, want 1 to 65536' -- -e run/step_00000003 --prompts no_lines
+    yes | head -n 65537 >"$world/many_lines"
+    refused 1 '--prompts many_lines: has 65537 lines, want 1 to 65536' -- -e run/step_00000003 --prompts many_lines
+    refused 1 "--prompt-ids: '257' is not a token id, want 0 to 256" -- -e run/step_00000003 --prompt-ids '1 257'
+    refused 1 "--prompt-ids: '-1' is not a token id" -- -e run/step_00000003 --prompt-ids=-1
+    refused 1 "--prompt-ids: '4x' is not a token id" -- -e run/step_00000003 --prompt-ids '4x'
+    refused 1 '--prompt-ids: no token ids in it' -- -e run/step_00000003 --prompt-ids ' , '
+    refused 1 '--num-samples is for one prompt' -- -e run/step_00000003 --prompts no_lines --num-samples 2
+    refused 1 'give only one of --prompt, --prompt-file, --prompts and --prompt-ids' -- -e run/step_00000003 --prompt a --prompt-ids 1
+    refused 2 'give only one of --prompt, --eval, --bench and --export' -- -e run/step_00000003 --prompt a --eval text
+}
+test_evaluation_of_nothing() {
+    setup
+    refused 1 "--eval: no file matches 'none\*'" -- -e run/step_00000003 --eval 'none*'
+    refused 1 '--eval bad/empty.bin: is empty' -- -e run/step_00000003 --eval bad/empty.bin
+    refused 1 '--eval bad/cut.bin: the header says' -- -e run/step_00000003 --eval bad/cut.bin
+    refused 1 '--eval bad/id.bin: token 20 is id 257' -- -e run/step_00000003 --eval bad/id.bin
+    refused 1 '--eval run/step_00000003/model.safetensors: is not a token shard' -- -e run/step_00000003 --eval run/step_00000003/model.safetensors
+    refused 1 '--eval text: is text, and there is no vocabulary' '--tokenizer' -- -e "$tiny" --eval text
+    refused 1 '--hellaswag text: not an evaluation file' -- -e run/step_00000003 --hellaswag text
+    refused 1 '-t 33 is more than the 32 positions' -- -e run/step_00000003 --eval text -t 33
+    refused 1 '--stride 17 is more than -t 16' -- -e run/step_00000003 --eval text -t 16 --stride 17
+    refused 1 '--stride 33 is more than -t 32' -- -e run/step_00000003 --eval text --stride 33
+    refused 2 "--stride wants 0 to 1048576, got '-1'" -- -e run/step_00000003 --eval text --stride -1
+    refused 1 "--eval: no file matches 'none'" -- -e run/step_00000003 --eval text,none
+    refused 1 "--eval: no file matches ''" -- -e run/step_00000003 --eval text,
+    echo "{\"text\": \"a b\"}" >"$tmp/words"
+    "$BIN_DIR/dev/data/lambada" -i "$tmp/words" -o "$world/bad/words.bin" 2>"$tmp/err" || fail "$(cat "$tmp/err")"
+    refused 1 '--hellaswag bad/words.bin: is not a file of dev/data/hellaswag' '--eval' -- -e run/step_00000003 --hellaswag bad/words.bin
+    refused 1 '--eval bad/words.bin: example 0 has an ending of 2 tokens: too long for -t 1' -- -e run/step_00000003 --eval bad/words.bin -t 1
+    patch "$world/bad/words.bin" 1024 'x'
+    refused 1 '--eval bad/words.bin: example 0 is damaged' -- -e run/step_00000003 --eval text,bad/words.bin
+    rm "$world/bad/words.bin"
+}
+test_export_over_something() {
+    setup
+    refused 1 '--export text: exists already, give another name' -- -e run/step_00000003 --export text
+    refused 1 '--export none/x.bin.tmp-[0-9]+: cannot create: No such file' -- -e run/step_00000003 --export none/x.bin
+    refused 2 '--export-type wants one of fp32.bf16' -- -e run/step_00000003 --export new --export-type int4
+}
+# data that was changed in place, with the same number of tokens
+test_data_changed_in_place() {
+    setup
+    cp -r "$world/data" "$world/changing"
+    good "${small[@]}" "${batch[@]}" -i 'changing/a_train_*.bin' -o in_place
+    patch "$world/changing/a_train_000001.bin" 1024 '\x05\x00'
+    refused 1 'cannot resume the data: there are as many tokens as when it was saved, but other ones' 'another -o' -- \
+        -e d6 "${batch[@]}" -i 'changing/a_train_*.bin' -o in_place -y 1 -x 5
+}
+
+# ---- correct runs -----------------------------------------------------------------------
+
+# --help lists every flag of the table in the source, with its letter and its llm.c name
+test_help() {
+    setup
+    good --help
+    [ ! -s "$tmp/err" ] || fail "stderr: $(cat "$tmp/err")"
+    sed -nE "s/^    \{OPT_(INT|LONG|FLOAT|STR|BOOL), (0|'(.)'), (NULL|\"([^\"]*)\"), \"([^\"]*)\".*/-\3 -\5 --\6/p" \
+        <(case $train in *cu) sed '/^#else/,/^#endif/d' llmc/training.h ;; *) sed '/^#if defined(__CUDACC__)/,/^#e/d' llmc/training.h ;; esac) \
+        >"$tmp/flags"
+    [ "$(wc -l <"$tmp/flags")" -ge 40 ] || fail "only $(wc -l <"$tmp/flags") flags found in the table"
+    local letter alias name
+    while read -r letter alias name; do
+        [ "$letter" = - ] || grep -qE -- "^  $letter, .*$name( |$)" "$tmp/out" || fail "no $letter for $name"
+        [ "$alias" = - ] || grep -qE -- "^ .* $alias, .*$name( |$)" "$tmp/out" || fail "no $alias for $name"
+        grep -qE -- "^  .*$name( |$)" "$tmp/out" || fail "no $name"
+    done <"$tmp/flags"
+    [ "$(awk '{if (length($0) > n) n = length($0)} END {print n}' "$tmp/out")" -le 100 ] || fail "lines of more than 100 columns"
+}
+
+# the step lines have llm.c's format, which scripts parse, with a z-score after 128 steps or for a non-finite number
+number='[0-9]+\.[0-9]'
+z="(\\([+-](inf|$number{2})z\\))?"
+step_line="^step +[0-9]+/[0-9]+ \\| loss $number{6} $z\\| norm $number{4} $z\\| lr [0-9]\\.[0-9]{2}e[-+][0-9]{2} \\| $number{2} ms \\| $number% [bf][pf][0-9]+ MFU \\| [0-9]+ tok/s"
+losses() { sed -nE 's/^step .* loss ([^ ]+) .*/\1/p' "$tmp/out"; }
+
+test_step_lines() {
+    setup
+    good "${small[@]}" "${batch[@]}" -i "$data" -j 'data/a_val_*.bin' -v 3 -o lines
+    [ ! -s "$tmp/err" ] || fail "stderr: $(cat "$tmp/err")"
+    want "step lines" "$(grep -cE "$step_line" "$tmp/out")" 3
+    want "their steps" "$(sed -nE 's/^(step +[0-9]+\/3) .*/\1/p' "$tmp/out" | tr '\n' ';')" "step    1/3;step    2/3;step    3/3;"
+    want "validations" "$(grep -cE "^val loss $number{6}$" "$tmp/out")" 2
+    grep -vE "^s:[0-9]+ (trl:$number{4} lr:$number{6} norm:$number{2}|tel:$number{4})$" "$world/lines/main.log" && fail "other lines in main.log"
+    want "steps in main.log" "$(sed -nE 's/^s:([0-9]+) (.{3}):.*/\1\2/p' "$world/lines/main.log" | tr '\n' ' ')" "0tel 1trl 2trl 3trl 3tel "
+    want "main.log's losses" "$(sed -nE 's/.*trl:([^ ]+) .*/\1/p' "$world/lines/main.log")" "$(losses | xargs printf '%.4f\n')"
+    grep -q $'\x1b' "$tmp/out" && fail "escape codes, though stdout is no terminal"
+    want "what is saved" "$(cd "$world/lines/step_00000003" && echo *)" \
+        "config.json generation_config.json merges.txt model.safetensors optimizer.safetensors state.json vocab.json"
+}
+
+# the windows of losses and norms cover 128 steps
+test_z_scores() {
+    setup
+    good "${small[@]}" "${batch[@]}" -i "$data" -x 130
+    want "step lines" "$(grep -cE "$step_line" "$tmp/out")" 130
+    want "steps with z-scores" "$(sed -nE 's/^step +([0-9]+).*z\).*z\).*/\1/p' "$tmp/out" | tr '\n' ' ')" "129 130 "
+    want "lines with one z-score or more" "$(grep -c 'z)' "$tmp/out")" 2
+}
+
+test_nothing_written_without_output() {
+    setup
+    snapshot >"$tmp/before"
+    good "${small[@]}" "${batch[@]}" -i "$data"
+    snapshot >"$tmp/after"
+    cmp "$tmp/before" "$tmp/after"
+}
+
+test_overfits_one_batch() {
+    setup
+    good "${small[@]}" "${batch[@]}" -i "$data" -a 1 -x 30 -l 0.03
+    losses | awk 'NR == 1 {first = $1} {last = $1} END {exit !(NR == 30 && first > 4 && last < 2)}' || fail "losses: $(losses | tr '\n' ' ')"
+}
+
+test_prompt_without_vocabulary_prints_ids() {
+    setup
+    good -e "$tiny" --prompt '' --num-tokens 8
+    grep -qxE '([0-9]+ ){8}' "$tmp/out" || fail "not 8 token ids: $(cat "$tmp/out")"
+    for id in $(cat "$tmp/out"); do [ "$id" -lt 512 ] || fail "id $id"; done
+}
+
+sample() { # ARGS...: prints the generated text
+    good -e run/step_00000003 --prompt 'int ' --num-tokens 20 --no-stop-at-eot "$@"
+    cat "$tmp/out"
+}
+test_seed() {
+    setup
+    sample --seed 1 >"$tmp/one"
+    sample --seed 1 >"$tmp/two"
+    sample --seed 2 >"$tmp/three"
+    cmp "$tmp/one" "$tmp/two"
+    cmp -s "$tmp/one" "$tmp/three" && fail "two seeds give the same text"
+    head -c 4 "$tmp/one" | cmp - <(printf 'int ') || fail "does not begin with the prompt"
+}
+test_temperature_0_is_greedy() {
+    setup
+    sample --seed 1 --temperature 0 >"$tmp/one"
+    sample --seed 2 --temperature 0 >"$tmp/two"
+    sample --seed 3 --top-k 1 >"$tmp/three"
+    sample --seed 3 >"$tmp/four"
+    cmp "$tmp/one" "$tmp/two"
+    cmp "$tmp/one" "$tmp/three" || fail "not the likeliest token"
+    cmp -s "$tmp/one" "$tmp/four" && fail "temperature 1 is greedy too"
+    [ -s "$tmp/one" ]
+}
+
+# the same prompt from the command line, a file and standard input; its last newline does not count
+test_prompt_from_a_file() {
+    setup
+    sample --seed 1 >"$tmp/typed"
+    printf 'int \n' >"$world/prompt.txt"
+    good -e run/step_00000003 --prompt-file prompt.txt --num-tokens 20 --no-stop-at-eot --seed 1
+    cmp "$tmp/out" "$tmp/typed"
+    local form
+    for form in "--prompt -" "--prompt-file -"; do
+        # shellcheck disable=SC2086
+        (cd "$world" && printf 'int ' | "$train" -e run/step_00000003 $form --num-tokens 20 --no-stop-at-eot --seed 1) >"$tmp/out" 2>"$tmp/err"
+        cmp "$tmp/out" "$tmp/typed"
+    done
+    printf 'a\0b\n\n' >"$world/prompt.txt" # any byte is text, and only one newline is dropped
+    good -e run/step_00000003 --prompt-file prompt.txt --num-tokens 1 --temperature 0
+    head -c 4 "$tmp/out" | cmp - <(printf 'a\0b\n')
+    contains "prompt: 4 tokens" "$tmp/err"
+}
+# several texts: each line of a file, or one prompt several times; the first is the one that is sampled alone
+test_several_texts() {
+    setup
+    sample --seed 1 >"$tmp/single"
+    printf 'int \n\nchar\n' >"$world/lines.txt"
+    good -e run/step_00000003 --prompts lines.txt --num-tokens 20 --no-stop-at-eot --seed 1
+    want "headers" "$(grep -ac '^---- [123] of 3 ----$' "$tmp/out")" 3
+    head -n 1 "$tmp/out" | cmp - <(echo '---- 1 of 3 ----')
+    tail -n +2 "$tmp/out" | head -c "$(wc -c <"$tmp/single")" | cmp - "$tmp/single"
+    grep -aq '^char' "$tmp/out" || fail "the third line is not continued"
+    cp "$tmp/out" "$tmp/lines"
+    sed 's/$/\r/' "$world/lines.txt" >"$world/windows.txt"
+    good -e run/step_00000003 --prompts windows.txt --num-tokens 20 --no-stop-at-eot --seed 1
+    cmp "$tmp/out" "$tmp/lines"
+    sample --seed 1 --num-samples 3 >"$tmp/three"
+    want "headers" "$(grep -ac '^---- [123] of 3 ----$' "$tmp/three")" 3
+    tail -n +2 "$tmp/three" | head -c "$(wc -c <"$tmp/single")" | cmp - "$tmp/single"
+    csplit -s -f "$tmp/part" "$tmp/three" '/^---- /' '{*}'
+    ! cmp -s <(tail -n +2 "$tmp/part02") <(tail -n +2 "$tmp/part03") || fail "two samples are the same"
+}
+# --stop: the text ends before the first of these strings, whatever the tokens are, and nothing of it is printed
+test_stop_strings() {
+    setup
+    local whole stop before
+    sample --temperature 0 --num-tokens 25 >"$tmp/whole"
+    whole=$(tail -c +5 "$tmp/whole") # after the prompt; a byte is a token here
+    stop=${whole:7:3}
+    before=${whole%%"$stop"*}
+    [ ${#stop} -eq 3 ] || fail "the text is too short: '$whole'"
+    sample --temperature 0 --num-tokens 25 --stop "$stop" >"$tmp/stopped"
+    want "the text before '$stop'" "$(cat "$tmp/stopped")" "int $before"
+    contains "generated: $((${#before} + 3)) tokens" "$tmp/err"
+    sample --temperature 0 --num-tokens 25 --stop "${whole:20:1}@" --stop "not in it" --stop "$stop" >"$tmp/several"
+    cmp "$tmp/several" "$tmp/stopped"
+    sample --temperature 0 --num-tokens 25 --stop "${whole:20}@" >"$tmp/never" # its beginning ends the text
+    cmp "$tmp/never" "$tmp/whole"
+    good -e run/step_00000003 --prompt "int $stop" --num-tokens 1 --temperature 0 --stop "$stop" # the prompt is not looked at
+    head -c 7 "$tmp/out" | cmp - <(printf 'int %s' "$stop")
+}
+
+ids() { # FLAGS: prints the ids after the prompt 3 500
+    good -e "$tiny" --prompt-ids '3 500' --num-tokens 40 "$@"
+    cut -d ' ' -f 3-42 "$tmp/out"
+}
+# --repetition-penalty counts the prompt and the continuation; a large one leaves no token twice
+test_repetition_penalty() {
+    local plain penalized
+    plain=$(ids --temperature 0)
+    penalized=$(ids --temperature 0 --repetition-penalty 100)
+    [ "$(tr ' ' '\n' <<<"$plain" | sort | uniq -d)" ] || fail "nothing is repeated without it: $plain"
+    want "repeated tokens" "$(tr ' ' '\n' <<<"3 500 $penalized" | sort | uniq -d)" ""
+    want "the text with a penalty of 1" "$(ids --temperature 0 --repetition-penalty 1)" "$plain"
+}
+# --min-p 1 is greedy, 0 is off
+test_min_p() {
+    want "the text of --min-p 1" "$(ids --min-p 1)" "$(ids --temperature 0)"
+    want "the text of --min-p 0" "$(ids --min-p 0)" "$(ids)"
+    [ "$(ids --min-p 0.9 --seed 5)" != "$(ids --seed 5)" ] || fail "--min-p 0.9 changes nothing"
+}
+
+# a file of hundreds of prompts: each is continued as if it were alone, in the file's order, and the progress is told
+test_many_prompts() {
+    setup
+    local i n=300
+    for ((i = 0; i < n; i++)); do echo "${i}a"; done >"$world/many.txt"
+    LLMC_PROGRESS_SECONDS=0 good -e run/step_00000003 --prompts many.txt --num-tokens 6 --temperature 0 --no-stop-at-eot
+    want "the headers" "$(grep -a '^---- ' "$tmp/out")" "$(seq -f "---- %.0f of $n ----" $n)"
+    cp "$tmp/out" "$tmp/many"
+    contains "[1 of $n texts, 6 tokens, " "$tmp/err"
+    want "lines of progress" "$(grep -cE '^\[[0-9]+ of 300 texts, [0-9]+ tokens, [0-9]+ tok/s, ETA [0-9dhms]+\]$' "$tmp/err")" $((n - 1))
+    csplit -s -n 3 -f "$tmp/many." "$tmp/many" '/^---- /' '{*}'
+    for i in 0 7 64 299; do
+        good -e run/step_00000003 --prompt "${i}a" --num-tokens 6 --temperature 0 --no-stop-at-eot
+        cmp <(tail -n +2 "$tmp/many.$(printf %03d $((i + 1)))") "$tmp/out"
+    done
+}
+
+# --special: the name of a token in a prompt is that token; without it, it is text
+test_special_tokens() {
+    setup
+    good -e run/step_00000003 --prompt 'a<|endoftext|>b' --num-tokens 1
+    contains "prompt: 15 tokens" "$tmp/err"
+    good -e run/step_00000003 --prompt 'a<|endoftext|>b' --num-tokens 8 --special --temperature 0
+    contains "prompt: 3 tokens" "$tmp/err"
+    cp "$tmp/out" "$tmp/special"
+    # 'a' and 'b' are tokens 64 and 65 of the byte vocabulary, the end of text is 256
+    good -e run/step_00000003 --prompt-ids '64,256 65' --num-tokens 8 --temperature 0
+    cmp "$tmp/out" "$tmp/special"
+}
+test_prompt_ids_without_vocabulary() {
+    setup
+    good -e "$tiny" --prompt-ids '3 500' --num-tokens 6
+    grep -qxE '3 500 ([0-9]+ ){6}' "$tmp/out" || fail "not 2 + 6 token ids: $(cat "$tmp/out")"
+}
+# config.json says where a text begins and ends, if the vocabulary does not
+test_eos_of_the_config() {
+    setup
+    local first
+    cp -r "$tiny" "$world/eos"
+    good -e eos --prompt-ids 7 --num-tokens 8 --temperature 0
+    first=$(cut -d ' ' -f 4 "$tmp/out")
+    sed -i "s/\"eos_token_id\": [^,]*,/\"eos_token_id\": $first,/; s/\"bos_token_id\": [^,]*,/\"bos_token_id\": 7,/" "$world/eos/config.json"
+    grep -q "\"eos_token_id\": $first," "$world/eos/config.json" || fail "no eos_token_id in $(cat "$world/eos/config.json")"
+    cp "$tmp/out" "$tmp/whole"
+    good -e eos --prompt-ids 7 --num-tokens 8 --temperature 0
+    want "tokens before the end" "$(cat "$tmp/out")" "$(cut -d ' ' -f 1-"$(($(tr ' ' '\n' <"$tmp/whole" | grep -nx "$first" | head -n 1 | cut -d : -f 1) - 1))" "$tmp/whole") "
+    good -e eos --prompt-ids 7 --num-tokens 8 --temperature 0 --no-stop-at-eot
+    cmp "$tmp/out" "$tmp/whole"
+    good -e eos --prompt '' --num-tokens 8 --temperature 0 --no-stop-at-eot # begins with token 7, which is not printed
+    want "after the first token" "$(cat "$tmp/out")" "$(cut -d ' ' -f 2- "$tmp/whole")"
+}
+# --seed -1 draws a seed and says which
+test_random_seed() {
+    setup
+    local seed
+    sample --seed -1 >"$tmp/one"
+    seed=$(sed -nE 's/^\[--seed ([0-9]+) gives this text again\]$/\1/p' "$tmp/err")
+    sample --seed "$seed" >"$tmp/again"
+    cmp "$tmp/one" "$tmp/again"
+    sample --seed -1 >"$tmp/two"
+    ! cmp -s "$tmp/one" "$tmp/two" || fail "the same text twice"
+    good "${small[@]}" "${batch[@]}" -i "$data" --seed -1 -o drawn
+    seed=$(sed -nE 's/^seed ([0-9]+)$/\1/p' "$tmp/out")
+    [ -n "$seed" ] || fail "the seed is not printed"
+    good "${small[@]}" "${batch[@]}" -i "$data" --seed -1 -o drawn -y 1 -x 5
+    contains "seed $seed" "$tmp/out"
+    good "${small[@]}" "${batch[@]}" -i "$data" --seed "$seed" -o drawn_again -x 5
+    grep -q '^changed' "$tmp/out" && fail "$(grep '^changed' "$tmp/out")"
+    loss_of() { sed -nE 's/.*"step":5,"type":"train","loss":([0-9.]+).*/\1/p' "$world/$1/log.jsonl"; } # OUT
+    want "loss of step 5" "$(loss_of drawn_again)" "$(loss_of drawn)"
+}
+
+# --eval: the same loss for a text and for its shard, and the one that a validation of the same tokens gives
+test_eval() {
+    setup
+    number() { sed -nE "s/.*$1 ([0-9.]+).*/\1/p" "$tmp/out"; } # WHAT
+    "$BIN_DIR/dev/data/tokenize" -i "$world/text" -o "$world/whole/a" 2>"$tmp/err" || fail "$(cat "$tmp/err")"
+    good -e run --eval text -b 3
+    want "tokens" "$(sed -nE 's/^text: ([0-9]+) tokens.*/\1/p' "$tmp/out")" "$(wc -c <"$world/text")"
+    local loss
+    loss=$(number loss)
+    awk -v loss="$loss" -v got="$(number perplexity)" 'BEGIN {exit !(got > exp(loss) * 0.999 && got < exp(loss) * 1.001)}' ||
+        fail "$(cat "$tmp/out")"
+    # a byte is a token, so a loss of L nats is L / ln 2 bits per byte
+    awk -v loss="$loss" -v got="$(sed -nE 's/.*, ([0-9.]+) bits per byte.*/\1/p' "$tmp/out")" \
+        'BEGIN {d = got - loss / log(2); exit !(d < 1e-4 && d > -1e-4)}' || fail "$(cat "$tmp/out")"
+    good -e run --eval whole/a_train_000000.bin -b 7
+    awk -v a="$loss" -v b="$(number loss)" 'BEGIN {exit !(a - b < 2e-3 && b - a < 2e-3)}' || fail "$loss as text: $(cat "$tmp/out")"
+    # a validation of 961 = 30 x 32 + 1 tokens has no rest; two files have a line for each and one for all
+    printf 'x' >"$world/960"
+    head -c 959 "$world/text" >>"$world/960"
+    "$BIN_DIR/dev/data/tokenize" -i "$world/960" -o "$world/rows/a" 2>"$tmp/err" || fail "$(cat "$tmp/err")"
+    good -e run/step_00000003 -i "$data" -j 'rows/a_train_*.bin' -b 10 -t 32 -x 0
+    loss=$(sed -n 's/^val loss //p' "$tmp/out")
+    good -e run/step_00000003 --eval 'rows/a_train_*.bin' -b 4 -t 32
+    awk -v a="$loss" -v b="$(number loss)" 'BEGIN {exit !(a - b < 2e-3 && b - a < 2e-3)}' || fail "$loss in validation: $(cat "$tmp/out")"
+    good -e run --eval 'data/a_*.bin'
+    want "lines" "$(sed -E 's/: .*//' "$tmp/out" | tr '\n' ' ')" "data/a_train_000000.bin data/a_train_000001.bin data/a_val_000000.bin all "
+}
+# value NAME LINE: prints a number of a line of --json in $tmp/out
+value() { sed -n "$2p" "$tmp/out" | sed -nE "s/.*\"$1\":(-?[0-9.e+-]+|null)[,}].*/\1/p"; }
+
+# near WHAT GOT WANTED: fails unless the numbers agree to 1e-5, relatively
+near() {
+    local tolerance=1e-5
+    [ -z "${TRAIN-}" ] || tolerance=1e-2 # it may compute in bf16
+    awk -v got="$2" -v want="$3" -v tolerance=$tolerance 'BEGIN {d = (got - want) / want; exit !(got != "" && d < tolerance && -d < tolerance)}' ||
+        fail "$1 is '$2', want $3"
+}
+
+# --eval on a small model with trained weights: the values that PyTorch gives in fp64 (dev/test/fixtures/README.md)
+test_eval_values() {
+    setup
+    local from=$PWD/dev/test/fixtures/eval program i
+    "$BIN_DIR/dev/data/tokenize" -i "$from/text.txt" -o "$world/values/t" 2>"$tmp/err" || fail "$(cat "$tmp/err")"
+    "$BIN_DIR/dev/data/lambada" -i "$from/last_words.jsonl" -o "$world/values/words.bin" 2>"$tmp/err" || fail "$(cat "$tmp/err")"
+    "$BIN_DIR/dev/data/arc" -i "$from/questions_hf.jsonl" -o "$world/values/questions.bin" 2>"$tmp/err" || fail "$(cat "$tmp/err")"
+    # two last words, of three tokens each: the greedy continuation of the prompt, and the same with another third token
+    {
+        little 20240522 2 2 40 2
+        head -c 1004 /dev/zero
+        for i in 0 1; do
+            for word in 65535 40 $i 0 1 8 175 196 25 502 67 211 407 103 3 1 181 181 $((374 + i)); do little "$word" | head -c 2; done
+        done
+    } >"$world/values/greedy.bin"
+    patch "$world/values/greedy.bin" 12 '\x26' # 19 words
+    patch "$world/values/greedy.bin" 1026 '\x26'
+    patch "$world/values/greedy.bin" 1064 '\x26'
+    good -e "$tiny" --eval 'values/t_*.bin,values/words.bin,values/questions.bin,values/greedy.bin' --json -b 2
+    want "the types" "$(sed -E 's/^\{"type":"([a-z_]+)".*/\1/' "$tmp/out" | tr '\n' ' ')" "loss last_words choices last_words "
+    near "the loss of the text" "$(value loss 1)" 6.483511454923531
+    want "its tokens" "$(value tokens 1)" 293
+    near "the log of the last words' perplexity" "$(awk -v p="$(value perplexity 2)" 'BEGIN {print log(p)}')" 35.113869
+    want "their accuracy" "$(value acc 2)" 0
+    want "acc" "$(value acc 3)" 0.25
+    want "acc_norm" "$(value acc_norm 3)" 0.5
+    want "the accuracy of the greedy words" "$(value acc 4)" 0.5
+    near "the log of their perplexity" "$(awk -v p="$(value perplexity 4)" 'BEGIN {print log(p)}')" 14.167665
+    while read -r T stride loss; do
+        good -e "$tiny" --eval 'values/t_*.bin' --json -b 3 -t "$T" --stride "$stride"
+        near "the loss with -t $T --stride $stride" "$(value loss 1)" "$loss"
+        want "the tokens with -t $T --stride $stride" "$(value tokens 1)" 293
+    done <<<'63 16 6.478095018787735
+63 1 6.5392047666164475
+63 63 6.465518091896149
+40 13 6.471117427463324'
+}
+# a model that has learnt a text answers questions on it
+test_hellaswag() {
+    setup
+    local label i
+    yes 'the cat sat on the mat. ' | tr -d '\n' | head -c 4000 >"$world/cats"
+    "$BIN_DIR/dev/data/tokenize" -i "$world/cats" -o "$world/cats_data/a" 2>"$tmp/err" || fail "$(cat "$tmp/err")"
+    for label in 2 1; do
+        for i in 1 2 3 4 5 6 7; do printf 'the cat sat\n%d\nsits mat\nand the\non the mat.\nqqq zz\n' $label; done >"$tmp/questions"
+        "$BIN_DIR/dev/data/hellaswag" -i "$tmp/questions" -o "$world/label_$label.bin" 2>"$tmp/err" || fail "$(cat "$tmp/err")"
+    done
+    good "${small[@]}" -b 8 -t 32 -i 'cats_data/*.bin' -x 60 -l 0.02 -v 60 -s 0 --hellaswag label_2.bin -o cats_run
+    want "evaluations" "$(grep -c '^HellaSwag: [0-9] of 7 correct' "$tmp/out")" 2
+    contains '"step":60,"type":"eval","accuracy":1' "$world/cats_run/log.jsonl"
+    good -e cats_run --hellaswag label_2.bin
+    contains "HellaSwag: 7 of 7 correct = 1.0000" "$tmp/out"
+    good -e cats_run --hellaswag label_1.bin -b 1
+    contains "HellaSwag: 0 of 7 correct = 0.0000" "$tmp/out"
+    # the same file by --eval, and last words: two that follow from the text, and one that does not. They begin like a row of the
+    # training data: the model does not know other positions
+    printf '{"text": "%s"}\n' 'the mat. the cat sat' 'the mat. the cat sat on the mat.' \
+        'the mat. the cat sat on the dog.' >"$tmp/words"
+    "$BIN_DIR/dev/data/lambada" -i "$tmp/words" -o "$world/words.bin" 2>"$tmp/err" || fail "$(cat "$tmp/err")"
+    good -e cats_run --eval label_2.bin,words.bin -b 1
+    contains "label_2.bin: 7 of 7 correct = 1.0000" "$tmp/out"
+    contains "words.bin: 3 last words, acc 0.6667 +- 0.3333, perplexity " "$tmp/out"
+}
+test_bench() {
+    setup
+    good -e run --bench --num-tokens 10 --bench-prompt 8 --num-samples 2
+    grep -qE '^prompt of 8 +16 tokens +[0-9.]+ ms +[0-9.]+ tok/s \+- [0-9.]+%$' "$tmp/out" || fail "$(cat "$tmp/out")"
+    grep -qE '^10 generated after it +20 tokens +[0-9.]+ ms +[0-9.]+ tok/s \+- [0-9.]+%$' "$tmp/out" || fail "$(cat "$tmp/out")"
+    good -e d6 --channels 64 --layers 1 --heads 1 --positions 20 --bench # more than the positions allow: as much as fits
+    contains "prompt of 19 " "$tmp/out"
+}
+# every format that --export writes is read back: the same text greedily, and fp32 to the same bits
+test_export() {
+    setup
+    local form
+    sample --temperature 0 >"$tmp/greedy"
+    for form in there there.bin; do
+        good -e run --export "$form"
+        contains "$form: " "$tmp/out"
+    done
+    want "what is in it" "$(cd "$world/there" && echo *)" "config.json generation_config.json merges.txt model.safetensors vocab.json"
+    cmp "$world/there/model.safetensors" "$world/run/step_00000003/model.safetensors"
+    refused 1 '--export there.safetensors: a reader of this file alone would take heads of 64 channels, but the model has 32' 'a directory' -- \
+        -e run/step_00000003 --export there.safetensors
+    good -e d6 --layers 1 --heads 1 --channels 64 --positions 32 --tokenizer data --export heads_of_64.safetensors
+    good -e heads_of_64.safetensors --export from_a_file
+    cmp "$world/heads_of_64.safetensors" "$world/from_a_file/model.safetensors"
+    good -e there --prompt 'int ' --num-tokens 20 --no-stop-at-eot --temperature 0
+    cmp "$tmp/out" "$tmp/greedy"
+    good -e there.bin --tokenizer there --prompt 'int ' --num-tokens 20 --no-stop-at-eot --temperature 0
+    cmp "$tmp/out" "$tmp/greedy"
+    good -e there.bin --export back/ # from llm.c's format to Hugging Face's
+    cmp "$world/back/model.safetensors" "$world/run/step_00000003/model.safetensors"
+    good -e run --export half --export-type bf16
+    contains '"torch_dtype": "bfloat16"' "$world/half/config.json"
+    [ "$(wc -c <"$world/half/model.safetensors")" -lt $(($(wc -c <"$world/there/model.safetensors") * 6 / 10)) ] || fail "not half the size"
+    good -e half --prompt 'int ' --num-tokens 5
+    want "temporary files" "$(cd "$world" && ls -d ./*.tmp-* 2>/dev/null)" ""
+}
+# the same .gguf from every format that -e reads, in fp32 and bf16; test_gguf looks into the file
+test_export_gguf() {
+    setup
+    local from type sizes=()
+    mkdir -p "$world/forms"
+    for type in f32 bf16; do
+        for from in dir_$type llmc_$type.bin; do good -e run --export "forms/$from" --type $type; done
+    done
+    for from in run forms/dir_f32 forms/llmc_f32.bin; do
+        for type in f32 f16 bf16 q8_0; do
+            rm -f "$world/one.gguf"
+            good -e "$from" --tokenizer data --export one.gguf --type $type
+            want "the line" "$(sed 's/[0-9.]* M/N M/' "$tmp/out")" "one.gguf: N M parameters in $type"
+            [ "$from" != run ] || cp "$world/one.gguf" "$tmp/$type.gguf"
+            cmp "$world/one.gguf" "$tmp/$type.gguf" || fail "$type from $from"
+        done
+    done
+    for from in dir_bf16 llmc_bf16.bin; do # also of these, the biases are f32 in a .gguf
+        rm -f "$world/one.gguf"
+        good -e "forms/$from" --tokenizer data --export one.gguf --export-type fp32
+        [ "$from" != dir_bf16 ] || cp "$world/one.gguf" "$tmp/from_bf16.gguf"
+        cmp "$world/one.gguf" "$tmp/from_bf16.gguf" || fail "from $from"
+    done
+    ! cmp -s "$tmp/from_bf16.gguf" "$tmp/f32.gguf" || fail "rounding changes nothing"
+    for type in q8_0 f16 bf16 f32; do
+        want "the first bytes" "$(head -c 4 "$tmp/$type.gguf")" GGUF
+        sizes+=("$(wc -c <"$tmp/$type.gguf")")
+    done
+    [ "${sizes[0]}" -lt "${sizes[1]}" ] && [ "${sizes[1]}" -eq "${sizes[2]}" ] && [ "${sizes[2]}" -lt "${sizes[3]}" ] || fail "sizes ${sizes[*]}"
+    from=(-e d6 --layers 1 --heads 1 --channels 64 --positions 32 --tokenizer data)
+    good "${from[@]}" --export forms/single.safetensors
+    good -e forms/single.safetensors --tokenizer data --export forms/one.gguf
+    rm "$world/one.gguf"
+    good "${from[@]}" --export one.gguf
+    cmp "$world/forms/one.gguf" "$world/one.gguf"
+    refused 1 '^error: --export one.gguf: exists already, give another name$' -- -e run --export one.gguf
+    rm -r "$world/forms" "$world/one.gguf"
+}
+test_export_gguf_refused() {
+    setup
+    local step=run/step_00000003
+    refused 2 "--type wants one of f32.f16.bf16.q8_0, got 'q4_0'$" -- -e $step --export new.gguf --type q4_0
+    refused 2 '--type f16 is for .gguf files; give f32 or bf16 for new.bin$' -- -e $step --export new.bin --type f16
+    refused 2 '--type q8_0 is for .gguf files; give f32 or bf16 for new$' -- -e $step --export new/ --type q8_0
+    refused 1 '^error: --export new.gguf: a .gguf file contains the vocabulary with its merges, and there is none' '--tokenizer$' -- \
+        -e "$tiny" --export new.gguf
+    refused 1 "^error: --export new.gguf: .* and the model's can only decode: give one with --tokenizer$" -- \
+        -e $step --tokenizer 257.bin --export new.gguf
+    refused 1 '^error: --export new.gguf: q8_0 has blocks of 32 weights, which do not divide 24 channels: give --type f16$' -- \
+        -e d6 --layers 1 --heads 1 --channels 24 --tokenizer data --export new.gguf --type q8_0
+    refused 1 '^error: --export none/x.gguf.tmp-[0-9]+: cannot create: No such file' -- -e $step --export none/x.gguf
+}
+# whatever fails while a .gguf is written, as on a full disk: one line, and nothing is left
+test_export_gguf_full_disk() {
+    setup
+    local at shim=$tmp/failing_write.so
+    "$CC" -shared -fPIC -o "$shim" dev/test/stand-ins/failing_write.c -ldl
+    export ASAN_OPTIONS=${ASAN_OPTIONS-}:verify_asan_link_order=0 # the library is loaded before the sanitizer's runtime
+    mkdir "$world/full"
+    for ((at = 1; at < 100; at++)); do
+        FAIL_DIR=$world/full FAIL_AT=$at FAIL_MODE=from LD_PRELOAD=$shim run -e run/step_00000003 --export full/x.gguf
+        [ $status -ne 0 ] || break
+        want "status $at" $status 1
+        want "lines $at" "$(wc -l <"$tmp/err")" 1
+        grep -qE '^error: --export .*full/x.gguf.*: No space left on device$' "$tmp/err" || fail "$at: $(cat "$tmp/err")"
+        want "files $at" "$(ls -A "$world/full")" ""
+    done
+    [ $at -ge 6 ] || fail "only $at operations" # create, reserve, write, fsync, close, rename
+    want "files" "$(ls -A "$world/full")" x.gguf
+    rm -r "$world/full"
+}
+# the checkpoint of the lowest validation loss stays, under the name best
+test_keep_best() {
+    setup
+    good "${small[@]}" "${batch[@]}" -i "$data" -j 'data/a_val_*.bin' -l 0.01 -k constant -x 20 -v 4 -n 0 -nk 1 --keep-best -o best_run
+    good "${small[@]}" "${batch[@]}" -i "$data" -j 'data/a_val_*.bin' -l 5 -k constant -x 40 -v 4 -n 0 -nk 1 --keep-best -o best_run -y 1 # unlearns
+    local want_step
+    want_step=$(sed -nE 's/^\{"step":([0-9]+),"type":"val","loss":([0-9.]+)\}$/\2 \1/p' "$world/best_run/log.jsonl" | grep -v ' 0$' | sort -g | head -n 1 | cut -d ' ' -f 2)
+    want "the link" "$(readlink "$world/best_run/best")" "$(printf 'step_%08d' "$want_step")"
+    [ "$want_step" -lt 40 ] || fail "the last step is the best: nothing was tested"
+    want "what is kept" "$(ls "$world/best_run" | grep -c '^step_')" 2
+    good -e best_run/best --prompt 'int ' --num-tokens 3
+    # a resumed run remembers the loss to beat: with nothing learnt there is no better one
+    good "${small[@]}" "${batch[@]}" -i "$data" -j 'data/a_val_*.bin' -l 0 -k constant -x 48 -v 4 -n 0 -nk 1 --keep-best -o best_run -y 1
+    want "the link after resuming" "$(readlink "$world/best_run/best")" "$(printf 'step_%08d' "$want_step")"
+}
+# sampling from a run that saves all the time and keeps one checkpoint: the one that was found is there until it is read, even
+# if the reader is slow
+test_sampling_while_saving() {
+    setup
+    local pid i shim=$tmp/failing_write.so
+    "$CC" -shared -fPIC -o "$shim" dev/test/stand-ins/failing_write.c -ldl
+    (cd "$world" && exec "$train" "${small[@]}" "${batch[@]}" -i "$data" -x 100000000 -n 1 -nk 1 -o busy) >"$tmp/busy.out" 2>&1 </dev/null &
+    pid=$!
+    until [ -e "$world/busy" ] && ls "$world/busy" | grep -q step_; do sleep 0.01; done
+    export ASAN_OPTIONS=${ASAN_OPTIONS-}:verify_asan_link_order=0 # the library is loaded before the sanitizer's runtime
+    for ((i = 0; i < 5; i++)); do
+        FAIL_DIR=$world/busy FAIL_SLOW_OPEN_MS=10 LD_PRELOAD=$shim run -e busy --prompt 'int ' --num-tokens 2
+        [ $status -eq 0 ] || break
+    done
+    kill -TERM $pid
+    wait $pid || fail "the run: $(tail -n 1 "$tmp/busy.out")"
+    [ $status -eq 0 ] || fail "sample $i: $(cat "$tmp/err")"
+}
+
+# documents "ab" between tokens </s>: samples begin with this token and end before it, also after fine-tuning a model whose
+# vocabulary does not name it
+test_end_of_text_of_another_name() {
+    local named=$world/named
+    setup
+    mkdir "$named"
+    sed 's/<|endoftext|>/<\/s>/; s/}$/, "ab": 257}/' "$world/data/vocab.json" >"$named/vocab.json"
+    printf '#version: 0.2\na b\n' >"$named/merges.txt"
+    yes ab | head -n 400 >"$named/text"
+    "$BIN_DIR/dev/data/tokenize" -i "$named/text" -t "$named" --eot '</s>' -d line -o "$named/data/x" 2>"$tmp/err"
+    good "${small[@]}" -b 4 -t 16 -x 60 -s 60 -l 0.01 -i named/data/x_train_000000.bin -o named/run
+    contains 'ab</s>ab</s>ab' "$tmp/out"
+    good -e named/run --prompt '' --temperature 0 --num-tokens 6
+    want "text" "$(cat "$tmp/out")" ab
+    cp -r "$named/run/step_00000060" "$named/model"
+    rm "$named/model/tokenizer_config.json" "$named/model/state.json"
+    good -e named/model --prompt '' --temperature 0 --num-tokens 6
+    want "text where only config.json knows the end-of-text" "$(cat "$tmp/out")" ab
+    sed -i 's/_token_id": 256/_token_id": null/' "$named/model/config.json"
+    good -e named/model --prompt '' --temperature 0 --num-tokens 6
+    # it begins with another token and does not end before </s>
+    [ "$(cat "$tmp/out")" != ab ] && [ "$(wc -c <"$tmp/out")" -ge 10 ] || fail "where nothing names an end-of-text: $(cat "$tmp/out")"
+    good -e named/model -b 4 -t 16 -x 1 -s 1 -i named/data/x_train_000000.bin -o named/tuned
+    contains 'ab</s>ab</s>ab' "$tmp/out"
+    good -e named/tuned --prompt '' --temperature 0 --num-tokens 6
+    want "text after fine-tuning" "$(cat "$tmp/out")" ab
+    "$BIN_DIR/dev/data/tokenize" -i "$named/text" -t "$named" --eot ab -d line -o "$named/other/x" 2>"$tmp/err"
+    refused 1 '^error: -j .*: end-of-text is token 257, but 256 in the training data' -- \
+        -e named/model -b 4 -t 16 -x 1 -i named/data/x_train_000000.bin -j named/other/x_train_000000.bin
+}
+
+# -e with a run's output directory loads its newest intact checkpoint
+test_newest_good_checkpoint() {
+    setup
+    good -e run --prompt 'int ' --num-tokens 20 --seed 1
+    contains "run/step_00000003" "$tmp/err"
+    cp "$tmp/out" "$tmp/newest"
+    good -e run/step_00000003 --prompt 'int ' --num-tokens 20 --seed 1
+    cmp "$tmp/out" "$tmp/newest"
+    cp -r "$world/run" "$world/partly"
+    truncate -s -4 "$world/partly/step_00000003/model.safetensors"
+    good -e partly --prompt 'int ' --num-tokens 20 --seed 1
+    contains "passed over checkpoint step_00000003: " "$tmp/err"
+    contains "partly/step_00000002" "$tmp/err"
+    cp "$tmp/out" "$tmp/older"
+    good -e run/step_00000002 --prompt 'int ' --num-tokens 20 --seed 1
+    cmp "$tmp/out" "$tmp/older"
+    cmp -s "$tmp/older" "$tmp/newest" && fail "both checkpoints give the same text: nothing was tested"
+    true
+}
+
+# fine-tuning starts from given weights, at step 1 of a new run
+test_fine_tuning() {
+    setup
+    local from first
+    good "${small[@]}" "${batch[@]}" -i "$data" -a 1 -x 30 -l 0.03 -o base
+    first=$(losses | head -n 1)
+    for from in base/step_00000030 base/step_00000030/model.safetensors base; do
+        good -e $from "${batch[@]}" -i "$data" -a 1 -o "tuned_${from//\//_}"
+        losses | awk -v first="$first" 'NR == 1 {exit !($1 < 2 && first > 4)}' || fail "$from: first loss $(losses | head -n 1), was $first"
+        want "$from: steps" "$(grep -cE '^step +[123]/3 ' "$tmp/out")" 3
+        [ -e "$world/tuned_${from//\//_}/step_00000003/vocab.json" ] || fail "$from: the vocabulary is not saved"
+    done
+}
+
+# -y 1 with the same flags, as the program itself recommends
+test_resume_same_flags() {
+    setup
+    cp -r "$world/run" "$world/same"
+    good "${small[@]}" "${batch[@]}" -l 0.01 -i "$data" -o same -n 1 -nk 0 -y 1 -x 5
+    contains "resumed at step 3 from same/step_00000003" "$tmp/out"
+    want "steps" "$(grep -cE '^step +[45]/5 ' "$tmp/out")" 2
+}
+test_resume_says_what_changed() {
+    setup
+    cp -r "$world/run" "$world/changed"
+    good -e d6 -b 2 -t 16 -s 0 -i "$data" -o changed -y 1 -x 4 -l 0.02 -k linear -d 64
+    want "what changed" "$(sed -nE 's/^changed since the checkpoint: ([^ ]+) .*/\1/p' "$tmp/out" | sort | tr '\n' ' ')" \
+        "learning_rate num_steps schedule total_batch_tokens "
+    contains "num_steps 4, was 3" "$tmp/out"
+    contains 'schedule "linear", was "cosine"' "$tmp/out"
+    contains "total_batch_tokens 64, was 32" "$tmp/out"
+    contains "learning_rate 0.02, was 0.01" "$tmp/out" # printed as typed, not as a float with seventeen digits
+    # no flag changed: no message
+    good -e d6 -b 2 -t 16 -s 0 -i "$data" -o changed -y 1 -x 4 -l 0.02 -k linear -d 64
+    grep -q '^changed' "$tmp/out" && fail "a change that is none: $(grep -m 1 '^changed' "$tmp/out")"
+    true
+}
+
+# a run with Muon is resumed with Muon only
+test_resume_muon() {
+    setup
+    good "${small[@]}" "${batch[@]}" -i "$data" -o muon -x 2 -l 0.01 --optimizer muon --muon-momentum 0.75
+    good "${small[@]}" "${batch[@]}" -i "$data" -o muon -x 2 -y 1 -l 0.01 --optimizer muon --muon-learning-rate 0.02 --muon-momentum 0.5
+    contains "changed since the checkpoint: muon_learning_rate 0.02, was 0.01" "$tmp/out"
+    contains "changed since the checkpoint: muon_momentum 0.5, was 0.75" "$tmp/out"
+    run "${small[@]}" "${batch[@]}" -i "$data" -o muon -x 3 -y 1
+    want "status" "$status" 1
+    contains "was saved with --optimizer muon" "$tmp/err"
+}
+
+# the run goes on with its own model, whatever -e says, and the program says so
+test_resume_another_model() {
+    setup
+    cp -r "$world/run" "$world/other_model"
+    good -e nosuchmodel "${batch[@]}" -i "$data" -o other_model -y 1 -x 4
+    contains "-e nosuchmodel is not used: the run resumes from other_model/step_00000003" "$tmp/out"
+}
+# the message names what helps: neither -b nor -t does when the weights alone are too large
+test_out_of_memory() {
+    setup
+    refused 1 '[0-9.]+ GB .*: take a smaller model' -- \
+        -e d6 --channels 6144 --heads 96 --layers 400 -i "$data"
+    case $train in *cu) skip "the GPU program needs the address space" ;; esac
+    [[ $BIN_DIR != *sanitize* ]] || skip "the sanitizer needs the address space"
+    local code=0
+    (cd "$world" && ulimit -v 200000 && "$train" -e d12 --prompt '') >"$tmp/out" 2>"$tmp/err" || code=$?
+    want status $code 1
+    grep -qE '^error: out of memory: cannot allocate 0.[0-9]+ GB$' "$tmp/err" || fail "$(cat "$tmp/err")"
+}
+
+# weights that contain a NaN: no update, and the run ends with an error
+test_nonfinite() {
+    setup
+    cp -r "$world/run/step_00000003" "$world/nan"
+    local header
+    header=$(od -An -t u8 -N 8 "$world/nan/model.safetensors" | tr -d ' ')
+    patch "$world/nan/model.safetensors" $((8 + header)) '\x00\x00\xc0\x7f'
+    good -e nan/model.safetensors "${batch[@]}" -i "$data" -a 1 -o nan_run # three steps, fewer than --max-nonfinite
+    local skipped
+    skipped=$(grep -c 'not finite, weights left as they are' "$tmp/out" || true)
+    want "skipped steps" "$skipped" 3
+    contains "3 steps were skipped" "$tmp/out"
+    # the weights, including the NaN, are unchanged
+    cmp "$world/nan/model.safetensors" "$world/nan_run/step_00000003/model.safetensors" || fail "the weights have changed"
+    run -e nan/model.safetensors "${batch[@]}" -i "$data" -a 1 -x 100 --max-nonfinite 4 -o nan_stopped
+    want status "$status" 1
+    want "lines of stderr" "$(wc -l <"$tmp/err")" 1
+    contains "not finite 4 steps in a row" "$tmp/err"
+    contains "the weights themselves are not finite" "$tmp/err"
+    local steps
+    steps=$(grep -c '^step .* tok/s' "$tmp/out")
+    # on a GPU the fifth step is in flight when the fourth is checked; fp16 waits for each step
+    [[ $train == *cu && $steps = 5 ]] || want "steps" "$steps" 4
+    [ ! -e "$world/nan_stopped/step_00000004" ] || fail "saves weights that are not numbers"
+    run -e nan/model.safetensors --prompt '!' # '!' is id 0, whose embedding has the NaN
+    want "status of sampling" "$status" 1
+    contains "nan/model.safetensors: 1 values of wte are NaN or infinite" "$tmp/err"
+}
+
+test_interrupt_without_output() {
+    setup
+    local pid code=0
+    snapshot >"$tmp/before"
+    : >"$tmp/out" # clears the steps that an earlier test has printed
+    (cd "$world" && exec "$train" "${small[@]}" "${batch[@]}" -i "$data" -x 100000000) >"$tmp/out" 2>"$tmp/err" </dev/null &
+    pid=$!
+    until grep -qs '^step ' "$tmp/out"; do
+        kill -0 $pid || fail "ended by itself: $(cat "$tmp/err")"
+        sleep 0.01
+    done
+    kill -INT $pid
+    wait $pid || code=$?
+    want "exit code" $code 130
+    grep -qE '^Interrupt: stopped after step [0-9]+; nothing saved' "$tmp/out" || fail "$(tail -n 1 "$tmp/out")"
+    grep -q 'and saved' "$tmp/err" && fail "promises what it does not do: $(tail -n 1 "$tmp/err")"
+    snapshot >"$tmp/after"
+    cmp "$tmp/before" "$tmp/after"
+}
+
+# each line is written at once, even to a file or a pipe
+test_progress_reaches_a_file() {
+    setup
+    local pid i
+    (cd "$world" && exec "$train" "${small[@]}" "${batch[@]}" -i "$data" -x 1000 -d 32000000) >"$tmp/out" 2>"$tmp/err" </dev/null & # steps that take long
+    pid=$!
+    for ((i = 0; i < 1000; i++)); do
+        grep -q '1000 steps of 32000000 tokens' "$tmp/out" && break
+        sleep 0.01
+    done
+    kill -KILL $pid
+    wait $pid 2>/dev/null || true
+    contains '1000 steps of 32000000 tokens' "$tmp/out"
+}
+
+# if the output cannot be written, the program fails
+test_output_that_cannot_be_written() {
+    setup
+    [ -e /dev/full ] || skip "no /dev/full"
+    local code=0
+    (cd "$world" && "$train" -e run/step_00000003 --prompt 'int ' --num-tokens 20) >/dev/full 2>"$tmp/err" || code=$?
+    want "exit code" $code 1
+    contains "No space left on device" "$tmp/err"
+}
+
+# an untrained model generates every byte; control characters such as ESC must reach a file, but not a terminal
+test_terminal_is_not_commanded() {
+    setup
+    command -v script >/dev/null || skip "needs script (bsdutils)"
+    local flags="${small[*]} --tokenizer data --prompt abc --num-tokens 25 --seed 3"
+    cd "$world"
+    script -qec "$train $flags" /dev/null </dev/null >"$tmp/terminal" 2>&1
+    # shellcheck disable=SC2086
+    "$train" $flags >"$tmp/file" 2>"$tmp/err"
+    LC_ALL=C grep -qaP '[\x00-\x08\x0B\x0C\x0E-\x1F\x7F]' "$tmp/file" || fail "this seed has no control character: take another"
+    ! LC_ALL=C grep -qaP '[\x00-\x08\x0B\x0C\x0E-\x1F\x7F]' "$tmp/terminal" || fail "control characters reach the terminal"
+    contains "abc" "$tmp/terminal"
+}
+# C1 controls and bidirectional ones, which are several bytes of UTF-8: as tokens, in the prompt and in a path
+test_terminal_is_not_commanded_in_utf8() {
+    setup
+    command -v script >/dev/null || skip "needs script (bsdutils)"
+    # tokens CSI (C2 9B), OSC (C2 9D) and RLO (E2 80 AE), in GPT-2's spelling of bytes
+    printf '#version: 0.2\n\xc3\x82 \xc4\xbd\n\xc3\x82 \xc4\xbf\n\xc3\xa2 \xc4\xa2\n\xc3\xa2\xc4\xa2 \xc2\xae\n' >"$tmp/merges.txt"
+    "$BIN_DIR/dev/data/tokenize" -i "$world/text" -t "$tmp/merges.txt" -o "$world/control/a" 2>"$tmp/err" || fail "$(cat "$tmp/err")"
+    local bad='\xc2[\x80-\x9f]|\xe2\x80[\x8e\x8f\xaa-\xae]|\xe2\x81[\xa6-\xa9]|[\x00-\x08\x0B\x0C\x0E-\x1F\x7F]'
+    local name flags
+    name=$(printf 'r\033[2J\xc2\x9b31m\xe2\x80\xaeun')
+    mkdir "$world/$name"
+    cp -r "$world"/run/step_* "$world/$name/"
+    printf '%s\n' "$train" "${small[@]}" --tokenizer control --prompt "$(printf 'a\xc2\x9dtitle\xc2\x9c\033[31mb')" --num-tokens 28 \
+        --temperature 100 --top-k 0 --seed 5 >"$tmp/words"
+    cat >"$tmp/typed" <<SH
+mapfile -t words <"$tmp/words"
+for seed in {1..60}; do "\${words[@]}" --seed \$seed; done
+"$train" -e "\$1" --prompt '' --num-tokens 3
+"$train" -e "\$1/none" --prompt ''
+"$train" -e "\$1" -i "\$1" -o "\$1"
+SH
+    cd "$world"
+    script -qec "bash $tmp/typed '$name'" /dev/null </dev/null >"$tmp/terminal" 2>&1 || true # the last ones are refused
+    bash "$tmp/typed" "$name" >"$tmp/file" 2>/dev/null || true
+    LC_ALL=C grep -qaP '\xc2\x9b' "$tmp/file" || fail "no control character is sampled: take more seeds"
+    ! LC_ALL=C grep -aP "$bad" "$tmp/terminal" || fail "control characters reach the terminal"
+    contains "a?title??[31mb" "$tmp/terminal"
+    contains "newest checkpoint: " "$tmp/terminal"
+    rm -r "${world:?}/$name"
+}
+
+tests=(unknown_flag junk_number missing_value negative_size stray_argument out_of_range bad_schedule
+    missing_shards no_data text_as_shard empty_shard truncated_shard model_as_shard id_past_the_vocabulary shard_too_short
+    seq_len_past_positions total_batch_no_multiple heads_do_not_divide unknown_descriptor
+    missing_model shape_of_a_loaded_model vocabulary_larger_than_the_model vocabulary_far_smaller_than_the_model missing_tokenizer damaged_config truncated_model no_whole_checkpoint
+    damaged_step another_vocabulary infinite_weights fifo output_holds_a_model output_holds_logs closed_streams
+    step_of_more_than_the_data short_last_shard short_validation_data file_named_like_a_pattern unquoted_pattern keep_best_of_nothing save_every_without_output
+    resume_of_a_run_that_is_done no_task
+    demo_of_another_directory
+    output_is_a_file output_not_writable output_holds_checkpoints resume_without_output resume_another_shape resume_another_optimizer
+    muon_flags
+    prompt_without_merges prompt_without_vocabulary prompt_too_long sampling_flags
+    prompts_from_nowhere evaluation_of_nothing export_over_something data_changed_in_place
+    prompt_from_a_file several_texts many_prompts stop_strings repetition_penalty min_p special_tokens prompt_ids_without_vocabulary eos_of_the_config random_seed
+    eval eval_values hellaswag bench export export_gguf export_gguf_refused export_gguf_full_disk keep_best sampling_while_saving
+    help step_lines z_scores nothing_written_without_output overfits_one_batch prompt_without_vocabulary_prints_ids seed temperature_0_is_greedy
+    newest_good_checkpoint fine_tuning resume_same_flags resume_says_what_changed resume_muon resume_another_model out_of_memory nonfinite interrupt_without_output end_of_text_of_another_name
+    progress_reaches_a_file output_that_cannot_be_written terminal_is_not_commanded
+    terminal_is_not_commanded_in_utf8)
+run_tests "$@"

@@ -1,0 +1,361 @@
+#!/usr/bin/env bash
+# dev/data/tokenize: the contents of shards, which must not depend on chunks and threads, and every error.
+. "$(dirname "$0")/../test.sh"
+top=$PWD
+data=${LLMC_DATA:-../shared/data}
+tokenize() { "$BIN_DIR/dev/data/tokenize" "$@"; }
+
+# ids FILE: prints the tokens of a shard on one line
+ids() { tail -c +1025 "$1" | od -An -v -t u2 | tr -s ' \n' '  ' | sed 's/^ //; s/ $//'; }
+
+# header FILE: prints magic, version, number of tokens
+header() { od -An -t d4 -N 12 "$1" | tr -s ' ' | sed 's/^ //; s/ $//'; }
+
+# refused TEXT ARGS...: the program must exit with 1, print one line on stderr with TEXT in it, and leave $tmp/no empty
+refused() {
+    local text=$1 rc=0
+    shift
+    tokenize "$@" --out "$tmp/no/x" >"$tmp/out" 2>"$tmp/err" </dev/null || rc=$?
+    want "status of $*" $rc 1
+    want "lines of stderr" "$(wc -l <"$tmp/err")" 1
+    contains "$text" "$tmp/err"
+    [ -z "$(ls -A "$tmp/no" 2>/dev/null)" ] || fail "$* left $(ls "$tmp/no")"
+}
+
+# A small vocabulary: ab 256, abc 257, bc 258, _ab 259, <|endoftext|> 260
+small() {
+    mkdir -p "$tmp/small"
+    printf '#version: 0.2\na b\nab c\nb c\n\xc4\xa0 ab\n' >"$tmp/small/merges.txt"
+}
+
+# mixed BYTES: prints mixed text: words, runs of spaces, UTF-8, invalid bytes
+mixed() {
+    local i
+    for i in 1 2 3 4 5 6 7 8; do
+        cat "$top"/llmc/*.h "$top/dev/test/fixtures/tokenizer_golden.jsonl"
+        printf 'a  b\n\n\n\nc\xe3\x80\x80 \xff\xfe \xe2\x80 \n\n \t\n x\xc2\xa0\n\n\n'
+        head -c 20000 "$top/dev/test/fixtures/tiny_gpt2/model.safetensors"
+        printf '%5000s' '' && head -c 5000 /dev/zero | tr '\0' 'a'
+    done | head -c "$1"
+}
+
+test_bytes() {
+    printf 'ab c' >"$tmp/t.txt"
+    tokenize -i "$tmp/t.txt" -o "$tmp/bytes/x" 2>"$tmp/err"
+    want files "$(cd "$tmp/bytes" && echo *)" "merges.txt vocab.json x_train_000000.bin"
+    want ids "$(ids "$tmp/bytes/x_train_000000.bin")" "256 64 65 220 66"
+    want header "$(header "$tmp/bytes/x_train_000000.bin")" "20240520 1 5"
+    contains "1 documents, 4 bytes, 5 tokens" "$tmp/err"
+}
+
+test_vocabulary() {
+    small
+    printf 'abc ab<|endoftext|>' | tokenize -i - -t "$tmp/small" -o "$tmp/voc/" 2>/dev/null
+    want ids "$(ids "$tmp/voc/data_train_000000.bin")" "260 257 259 27 91 68 77 67 78 69 83 68 87 83 91 29"
+    want merges "$(cat "$tmp/voc/merges.txt")" "$(cat "$tmp/small/merges.txt")"
+    # the vocabulary files written next to the shards give the same shards again
+    printf 'abc ab<|endoftext|>' | tokenize -i - -t "$tmp/voc" -o "$tmp/voc2/data" 2>/dev/null
+    cmp "$tmp/voc/data_train_000000.bin" "$tmp/voc2/data_train_000000.bin"
+    cmp "$tmp/voc/vocab.json" "$tmp/voc2/vocab.json"
+}
+
+test_documents() {
+    small
+    printf 'ab\n\nab\n\n\nb\n\n' >"$tmp/d.txt"
+    one() { tokenize -i "$1" -t "$tmp/small" -d "$2" -o "$tmp/d/x" 2>/dev/null; ids "$tmp/d/x_train_000000.bin"; }
+    want file "$(one "$tmp/d.txt" file)" "260 256 198 198 256 198 198 198 65 198 198"
+    want blank-line "$(one "$tmp/d.txt" blank-line)" "260 256 198 198 260 256 198 198 260 198 65 198 198"
+    want line "$(one "$tmp/d.txt" line)" "260 256 260 256 260 65"
+    printf '{"id": 1, "text": "ab\\u0000"}\r\n\n{"text": ""}\n{"text": "\\u0062c"}' >"$tmp/d.jsonl"
+    want jsonl "$(one "$tmp/d.jsonl" auto)" "260 256 188 260 258"
+    want "jsonl as text" "$(one "$tmp/d.jsonl" file | cut -c 1-6)" "260 90"
+    printf '{"body": "ab"}\n' >"$tmp/d.jsonl"
+    tokenize -i - -d jsonl --field body -o "$tmp/d/y" -t "$tmp/small" <"$tmp/d.jsonl" 2>/dev/null
+    want field "$(ids "$tmp/d/y_train_000000.bin")" "260 256"
+}
+
+test_inputs() {
+    mkdir -p "$tmp/in dir"
+    printf a >"$tmp/in dir/a 1.txt"
+    printf b >"$tmp/b.txt"
+    printf c >"$tmp/c.txt"
+    one() { tokenize -i "$1" -o "$tmp/in/x" 2>/dev/null; ids "$tmp/in/x_train_000000.bin"; }
+    want "name with a space" "$(one "$tmp/in dir/a 1.txt")" "256 64"
+    want pattern "$(one "$tmp/[bc].txt")" "256 65 256 66"
+    want list "$(one "$tmp/c.txt,$tmp/b.txt")" "256 66 256 65"
+    want spaces "$(one "$tmp/c.txt $tmp/b.txt")" "256 66 256 65"
+    printf d >"$tmp/in dir/d,2.txt"
+    want "a pattern with a space" "$(one "$tmp/in\\ dir/*.txt")" "256 64 256 67"
+    want "a list with a space and a comma" "$(one "$tmp/in\\ dir/d\\,2.txt, $tmp/b.txt,")" "256 67 256 65"
+    refused "no such file, and no file matches this pattern; write \\ before a space in a name" -i "$tmp/in dir/*.txt"
+    contains "a \\ before it, 'my\\ books/*.txt'" <(tokenize --help | tr -s ' \n' ' ')
+}
+
+# shards PREFIX: prints a checksum over all shards, and their number
+shards() { cat "$1"_val_*.bin "$1"_train_*.bin | sha256sum | cut -c 1-16; ls "$1"_*.bin | wc -l; }
+
+test_chunks_and_threads() {
+    local kind chunk threads want_sum
+    small
+    mixed 80000 >"$tmp/m.txt"
+    for kind in file blank-line line; do
+        tokenize -i "$tmp/m.txt" -t "$tmp/small" -d $kind -n 1 --chunk-bytes 100000000 -o "$tmp/one/x" -v 3000 -s 60000 2>/dev/null
+        want_sum=$(shards "$tmp/one/x")
+        for chunk in 16 17 4096; do
+            for threads in 1 3; do
+                tokenize -i - -t "$tmp/small" -d $kind -n $threads --chunk-bytes $chunk -o "$tmp/many/x" -v 3000 -s 60000 \
+                    <"$tmp/m.txt" 2>/dev/null
+                want "$kind in chunks of $chunk, $threads threads" "$(shards "$tmp/many/x")" "$want_sum"
+            done
+        done
+    done
+    # through a pipe that delivers a few bytes at a time
+    (head -c 1000 "$tmp/m.txt"; sleep 0.1; tail -c +1001 "$tmp/m.txt") |
+        tokenize -i - -t "$tmp/small" -d line -o "$tmp/many/x" -v 3000 -s 60000 2>/dev/null
+    want "a slow pipe" "$(shards "$tmp/many/x")" "$want_sum"
+}
+
+test_jsonl_threads() {
+    local i threads sum=
+    for i in $(seq 1 3000); do printf '{"text": "document %d\\n%*s"}\n' "$i" $((i % 97)) x; done >"$tmp/many.jsonl"
+    for threads in 1 2 5; do
+        tokenize -i "$tmp/many.jsonl" -n $threads --chunk-bytes 1000 -o "$tmp/j/x" -v 100 2>"$tmp/err"
+        contains "3000 documents" "$tmp/err"
+        want "$threads threads" "$(shards "$tmp/j/x")" "${sum:=$(shards "$tmp/j/x")}"
+    done
+}
+
+test_shards() {
+    printf '0123456789' | tokenize -i - -o "$tmp/s/x" -v 4 -s 3 2>"$tmp/err" # 11 tokens
+    want files "$(cd "$tmp/s" && echo *.bin)" \
+        "x_train_000000.bin x_train_000001.bin x_train_000002.bin x_val_000000.bin x_val_000001.bin"
+    want val "$(ids "$tmp/s/x_val_000000.bin") $(ids "$tmp/s/x_val_000001.bin")" "256 15 16 17"
+    want train "$(for i in 0 1 2; do echo "$(ids "$tmp/s/x_train_00000$i.bin")"; done | xargs)" "18 19 20 21 22 23 24"
+    contains "x_train_000000.bin .. 000002.bin: 7 tokens" "$tmp/err"
+    # a second run replaces the whole set: a shard left over would be trained on
+    cp "$tmp/s/x_val_000000.bin" "$tmp/s/y_val_000000.bin"
+    mv "$tmp/s/x_train_000002.bin" "$tmp/s/x_train_000007.bin" # behind a gap
+    : >"$tmp/s/x_train_7.bin"                                  # not one of its names
+    printf '01' | tokenize -i - -o "$tmp/s/x" 2>/dev/null
+    want files "$(cd "$tmp/s" && echo *)" "merges.txt vocab.json x_train_000000.bin x_train_7.bin y_val_000000.bin"
+}
+
+test_errors() {
+    small
+    printf x >"$tmp/x.txt"
+    : >"$tmp/empty.txt"
+    refused "contains no text" -i "$tmp/empty.txt"
+    refused "contains no text" -i -
+    refused "no such file" -i "$tmp/nothing*.txt"
+    refused "Is a directory" -i "$tmp"
+    refused "nothing to train on" -i "$tmp/x.txt" -v 1000
+    refused "No such file" -i "$tmp/x.txt" -t "$tmp/absent"
+    mkdir -p "$tmp/bare"
+    refused "no vocabulary here" -i "$tmp/x.txt" -t "$tmp/bare"
+    head -c 100 "$top/llmc/utils.h" | gzip >"$tmp/x.gz"
+    refused "is compressed" -i "$tmp/x.gz"
+    printf '{"text": "a"}\n{"text": 1}\n' >"$tmp/bad.jsonl"
+    refused "bad.jsonl:2: \"text\" is a number" -i "$tmp/bad.jsonl"
+    printf '{"text": "a"}\n\n{"txt": "a"}\n' >"$tmp/bad.jsonl"
+    refused "bad.jsonl:3: \"text\" is missing" -i "$tmp/bad.jsonl" -n 3
+    printf '{"text": "a"}\n{"text": "a"\n[]\n' >"$tmp/bad.jsonl"
+    refused "bad.jsonl:2: not valid JSON" -i "$tmp/bad.jsonl" --chunk-bytes 16 -n 3
+    tokenize -i "$tmp/bad.jsonl" --skip-bad-lines -o "$tmp/skip/x" 2>"$tmp/err"
+    contains "2 bad lines skipped" "$tmp/err"
+    want ids "$(ids "$tmp/skip/x_train_000000.bin")" "256 64"
+    # earlier shards survive a run that fails, even late
+    (cat "$tmp/x.txt"; mixed 50000) >"$tmp/late.txt"
+    cp "$tmp/skip/x_train_000000.bin" "$tmp/kept"
+    tokenize -i "$tmp/late.txt,$tmp/bad.jsonl" -s 1000 -o "$tmp/skip/x" 2>/dev/null && fail "a bad line was read"
+    cmp "$tmp/kept" "$tmp/skip/x_train_000000.bin"
+    want files "$(cd "$tmp/skip" && echo *)" "merges.txt vocab.json x_train_000000.bin"
+    # shards of two vocabularies do not mix in one directory
+    tokenize -i "$tmp/x.txt" -t "$tmp/small" -o "$tmp/skip/y" 2>"$tmp/err" && fail "two vocabularies in one directory"
+    contains "another vocabulary" "$tmp/err"
+}
+
+# What earlier steps and other programs have written is refused by its first bytes, not encoded as if it were text.
+test_not_text() {
+    local each name want_error
+    small
+    printf 'ab abc' >"$tmp/x.txt"
+    tokenize -i "$tmp/x.txt" -t "$tmp/small" -o "$tmp/kinds/x" 2>/dev/null
+    cp "$tmp/kinds/x_train_000000.bin" "$tmp/shard.bin"
+    cp dev/test/fixtures/tiny_gpt2/model.safetensors "$tmp"
+    printf '\306\327\064\001\003\000\000\000' >"$tmp/model.bin"  # 20240326, version 3
+    printf '\241\331\064\001\007\000\000\000' >"$tmp/llama3.bin" # 20240801
+    printf '\310\327\064\001' >"$tmp/tokenizer.bin" # 20240328
+    printf '\212\330\064\001' >"$tmp/questions.bin" # 20240522
+    printf 'GGUF\003\000\000\000\001' >"$tmp/model.gguf"
+    for each in "shard.bin:a token shard" "model.bin:a model file of llm.c" "llama3.bin:a Llama-3 shard" \
+        "tokenizer.bin:a tokenizer of llm.c" "questions.bin:a multiple-choice evaluation file of llm.c" \
+        "model.gguf:a GGUF file" "model.safetensors:a safetensors file"; do
+        name=${each%%:*} want_error="error: $tmp/${each%%:*}: is ${each#*:}, not text: -i takes text or .jsonl files"
+        refused "$want_error" -i "$tmp/$name"
+        refused "$want_error" -i "$tmp/x.txt,$tmp/$name" --chunk-bytes 16 -s 2 -n 3 # after shards have been begun
+        refused "$want_error" -i "$tmp/$name" -d jsonl --skip-bad-lines
+    done
+    tokenize -i - -o "$tmp/no/x" <"$tmp/shard.bin" 2>"$tmp/err" && fail "a shard on standard input is encoded"
+    contains "error: -: is a token shard, not text" "$tmp/err"
+    # a text may begin with the same letters, and what comes later in a text is not looked at
+    for each in 'GGUF' 'GGUF is' 'GGUF\n\n\n\n1' '{"GGUF": 3}' 'x\210\330\064\001' '\210\330\064'; do
+        # shellcheck disable=SC2059
+        printf "$each" >"$tmp/x.txt"
+        tokenize -i "$tmp/x.txt" -o "$tmp/text/x" 2>"$tmp/err" || fail "'$each' is refused: $(cat "$tmp/err")"
+        want "tokens of '$each'" "$(header "$tmp/text/x_train_000000.bin")" "20240520 1 $(($(wc -c <"$tmp/x.txt") + 1))"
+    done
+    cat "$tmp/x.txt" "$tmp/shard.bin" >"$tmp/later.txt"
+    tokenize -i "$tmp/later.txt" --chunk-bytes 16 -o "$tmp/text/x" 2>"$tmp/err" || fail "$(cat "$tmp/err")"
+}
+
+test_usage() {
+    local rc
+    for args in "-i x" "-o x" "-i x -o y --threads x" "-i x -o y -s 0" "-i x -o y z" "-i x -o y -d words"; do
+        rc=0
+        # shellcheck disable=SC2086
+        tokenize $args >"$tmp/out" 2>"$tmp/err" || rc=$?
+        want "status of '$args'" $rc 2
+        want "lines of stderr" "$(wc -l <"$tmp/err")" 1
+    done
+}
+
+test_vocabulary_limits() {
+    # 256 bytes, 65,280 merges and an end-of-text: one token more than fit 16 bits
+    mkdir -p "$tmp/large"
+    awk -v limit=65280 'BEGIN { printf "#version: 0.2\n"; n = 0
+        for (i = 33; i < 127; i++) for (j = 33; j < 127; j++) if (n < limit) { printf "%c %c\n", i, j; n++ }
+        for (i = 33; i < 127; i++) for (j = 33; j < 127; j++) for (k = 33; k < 127; k++)
+            if (n < limit) { printf "%c%c %c\n", i, j, k; n++ } }' >"$tmp/large/merges.txt"
+    printf x >"$tmp/x.txt"
+    refused "65536 at most" -i "$tmp/x.txt" -t "$tmp/large"
+    sed -i '$d' "$tmp/large/merges.txt"
+    tokenize -i "$tmp/x.txt" -t "$tmp/large" -o "$tmp/large-out/x" 2>/dev/null
+    want ids "$(ids "$tmp/large-out/x_train_000000.bin")" "65535 87"
+    # a vocabulary without an end-of-text token to put before documents
+    mkdir -p "$tmp/endless"
+    sed 's/, "<|endoftext|>": [0-9]*//' "$tmp/large-out/vocab.json" >"$tmp/endless/vocab.json"
+    cp "$tmp/large-out/merges.txt" "$tmp/endless"
+    refused "no token <|endoftext|>" -i "$tmp/x.txt" -t "$tmp/endless"
+}
+
+# named VOCABULARY: prints a vocabulary like RoBERTa's: special tokens </s> and <unk>, but no <|endoftext|>
+named() {
+    small
+    mkdir -p "$tmp/named"
+    printf x | tokenize -i - -t "$tmp/small" -o "$tmp/whole/x" 2>/dev/null
+    sed 's/"<|endoftext|>": 260/"<\/s>": 260, "<unk>": 261/' "$tmp/whole/vocab.json" >"$tmp/named/vocab.json"
+    cp "$tmp/whole/merges.txt" "$tmp/named"
+}
+
+test_eot() {
+    named
+    printf 'ab\nabc\n' >"$tmp/x.txt"
+    refused "no token <|endoftext|>, which must precede documents; --eot NAME chooses another: </s>, <unk>" \
+        -i "$tmp/x.txt" -t "$tmp/named"
+    refused "no token </S>, which must precede documents; --eot NAME chooses another: </s>, <unk>" \
+        -i "$tmp/x.txt" -t "$tmp/named" --eot '</S>'
+    refused "the vocabulary of bytes: has no token </s>" -i "$tmp/x.txt" --eot '</s>'
+    tokenize -i "$tmp/x.txt" -t "$tmp/named" --eot '</s>' -d line -o "$tmp/eot/x" 2>/dev/null
+    want ids "$(ids "$tmp/eot/x_train_000000.bin")" "260 256 260 257"
+    # it is remembered beside the shards
+    tokenize -i "$tmp/x.txt" -t "$tmp/eot" -o "$tmp/again/x" 2>/dev/null
+    want "ids without --eot" "$(ids "$tmp/again/x_train_000000.bin")" "260 256 198 257 198"
+    cmp "$tmp/eot/tokenizer_config.json" "$tmp/again/tokenizer_config.json"
+    # --eot goes before what the vocabulary names
+    tokenize -i "$tmp/x.txt" -t "$tmp/eot" --eot '<unk>' -o "$tmp/unk/x" 2>/dev/null
+    want "ids of <unk>" "$(ids "$tmp/unk/x_train_000000.bin")" "261 256 198 257 198"
+    # the shards of one directory have one end-of-text
+    cp -r "$tmp/eot" "$tmp/before"
+    for args in "-t $tmp/eot --eot <unk> -o $tmp/eot/x" "-t $tmp/named --eot </s> -o $tmp/named/x"; do
+        # shellcheck disable=SC2086
+        tokenize -i "$tmp/x.txt" $args 2>"$tmp/err" && fail "two kinds of end-of-text in one directory"
+        contains "another end-of-text" "$tmp/err"
+    done
+    diff -r "$tmp/before" "$tmp/eot"
+    want "files of the vocabulary" "$(cd "$tmp/named" && echo *)" "merges.txt vocab.json"
+    # a tokenizer_config.json that was there before is not replaced
+    mkdir "$tmp/config"
+    printf '{"eos_token": "<unk>", "model_max_length": 8}' >"$tmp/config/tokenizer_config.json"
+    cp -r "$tmp/config" "$tmp/before.config"
+    tokenize -i "$tmp/x.txt" -t "$tmp/named" --eot '</s>' -o "$tmp/config/x" 2>"$tmp/err" && fail "it names <unk>"
+    contains "another end-of-text than </s>; choose another --out" "$tmp/err"
+    diff -r "$tmp/before.config" "$tmp/config"
+    tokenize -i "$tmp/x.txt" -t "$tmp/named" --eot '<unk>' -o "$tmp/config/x" 2>/dev/null
+    cmp "$tmp/before.config/tokenizer_config.json" "$tmp/config/tokenizer_config.json"
+}
+
+test_signal() {
+    local round pid feeder rc
+    mkdir -p "$tmp/sig"
+    mkfifo "$tmp/fifo"
+    mixed 100000 >"$tmp/m.txt"
+    for round in 1 2 3 4 5; do
+        "$BIN_DIR/dev/data/tokenize" -i - -n 3 -s 1000 --chunk-bytes 1000 -o "$tmp/sig/x" <"$tmp/fifo" 2>"$tmp/err" &
+        pid=$! rc=0
+        { cat "$tmp/m.txt" && exec sleep 20; } >"$tmp/fifo" 2>/dev/null &
+        feeder=$!
+        for _ in $(seq 400); do [ ! -e "$tmp/sig/x_train_000005.bin.part" ] || break; sleep 0.02; done
+        [ -e "$tmp/sig/x_train_000005.bin.part" ] || fail "no shard was begun"
+        kill -TERM $pid
+        wait $pid || rc=$?
+        kill $feeder 2>/dev/null || true
+        want "status in round $round" $rc 1
+        contains "interrupted" "$tmp/err"
+        [ -z "$(ls -A "$tmp/sig")" ] || fail "left: $(ls "$tmp/sig")"
+    done
+}
+
+test_error_while_waiting() {
+    # a bad line is reported although the pipe stays open
+    mkfifo "$tmp/slow"
+    { printf 'x\n{"text": "a"}\n' && exec sleep 20; } >"$tmp/slow" &
+    local feeder=$!
+    tokenize -i - -d jsonl -n 3 --chunk-bytes 16 -o "$tmp/wait/x" <"$tmp/slow" 2>"$tmp/err" &
+    for _ in $(seq 100); do ! grep -q "not valid JSON" "$tmp/err" || break; sleep 0.05; done
+    kill $feeder
+    contains "not valid JSON" "$tmp/err"
+    [ ! -e "$tmp/wait" ] || fail "left: $(ls "$tmp/wait")"
+}
+
+test_full_disk() {
+    [ -w /dev/full ] || skip "needs /dev/full"
+    mkdir -p "$tmp/full"
+    ln -s /dev/full "$tmp/full/x_train_000000.bin.part.tmp"
+    printf x | tokenize -i - -o "$tmp/full/x" 2>"$tmp/err" && fail "wrote to a full disk"
+    contains "No space left" "$tmp/err"
+    [ ! -e "$tmp/full/x_train_000000.bin" ] || fail "a shard is there"
+}
+
+test_tinyshakespeare() {
+    [ -e "$data/tinyshakespeare.txt" ] || skip "needs $data/tinyshakespeare.txt (or LLMC_DATA)"
+    tokenize -i "$data/tinyshakespeare.txt" -t "$data/gpt2_tokenizer" -o "$tmp/ts/ts" -v 32768 -d blank-line 2>/dev/null
+    want val "$(header "$tmp/ts/ts_val_000000.bin")" "20240520 1 32768"
+    want train "$(header "$tmp/ts/ts_train_000000.bin")" "20240520 1 305260"
+    want "first tokens" "$(ids "$tmp/ts/ts_val_000000.bin" | cut -d ' ' -f 1-8)" "50256 5962 22307 25 198 8421 356 5120"
+    # sha256 of all 338,028 tokens, made with llm.c's rule and the library tokenizers
+    want tokens "$(for f in val train; do tail -c +1025 "$tmp/ts/ts_${f}_000000.bin"; done | sha256sum | cut -c 1-16)" a83aac7c65f0c35b
+    tokenize -i "$data/tinyshakespeare.txt" -t "$data/gpt2_tokenizer" -o "$tmp/ts/whole" 2>"$tmp/err"
+    want whole "$(header "$tmp/ts/whole_train_000000.bin")" "20240520 1 338026"
+}
+
+# a limit on the size of files is an error like a full disk, and nothing is left of the shard
+test_file_size_limit() {
+    local rc=0
+    head -c 60000 /dev/zero | tr '\0' 'a' >"$tmp/large.txt"
+    (ulimit -f 20 && tokenize -i "$tmp/large.txt" -o "$tmp/limit/x") >"$tmp/out" 2>"$tmp/err" || rc=$?
+    want status $rc 1
+    contains "File too large" "$tmp/err"
+    want files "$(ls -A "$tmp/limit" 2>/dev/null | grep -v '^vocab.json$\|^merges.txt$')" ""
+}
+
+# with stderr closed, no shard gets its descriptor and with it the progress
+test_closed_stderr() {
+    printf 'ab c' >"$tmp/t.txt"
+    tokenize -i "$tmp/t.txt" -o "$tmp/open/x" 2>/dev/null
+    (sleep 0.1 && cat "$tmp/t.txt") | tokenize -i - -o "$tmp/closed/x" 2>&-
+    cmp "$tmp/open/x_train_000000.bin" "$tmp/closed/x_train_000000.bin"
+}
+
+tests=(bytes vocabulary documents inputs chunks_and_threads jsonl_threads shards errors not_text usage vocabulary_limits eot signal
+    error_while_waiting full_disk file_size_limit closed_stderr tinyshakespeare)
+run_tests "$@"
