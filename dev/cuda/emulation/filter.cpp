@@ -1,6 +1,8 @@
 /*
-Rewrites CUDA C++ as C++ for the headers in this folder: filter IN OUT NAME. It changes what C++ cannot express; line
-numbers stay as they are, and a #line directive gives the output the name NAME.
+Rewrites CUDA C++ as C++ for the headers in this folder: filter [--declare | --define] IN OUT NAME. It changes what C++ cannot
+express; line numbers stay as they are, and a #line directive gives the output the name NAME. Of functions that are neither
+templates nor members --declare keeps only the heads, for the ops, and --define makes them external: so the harness of the
+ops is compiled once and not with each of them.
 
     kernel<4><<<grid, block>>>(a, b);    emulation_kernel(kernel<4>, grid, block)(a, b);
     __shared__ float x[32], y;           a reference to memory of the block for each variable, see shared_variables()
@@ -213,6 +215,33 @@ static std::string filtered(const std::string& in) {
     return out;
 }
 
+// Removes `inline` from the functions that begin at the start of a line with it or with `__global__`, and with `declare` their
+// bodies.
+static std::string external(const std::string& in, bool declare) {
+    std::string out;
+    for (size_t i = 0; i < in.size();) {
+        size_t end = std::max(skip_opaque(in, i), i + 1);
+        if (i > 0 && in[i - 1] == '\n' && (in.compare(i, 7, "inline ") == 0 || in.compare(i, 11, "__global__ ") == 0)) {
+            size_t head = in.find_first_of("{;", skip_brackets(in, in.find('(', i)));
+            if (in[i] == 'i') { i += 7; }
+            out.append(in, i, head - i);
+            end = head;
+            if (declare && in[head] == '{') {
+                int depth = 0;
+                do { // comments and strings may have brackets
+                    depth += (in[end] == '{') - (in[end] == '}');
+                    end = std::max(skip_opaque(in, end), end + 1);
+                } while (depth > 0);
+                out += ";" + std::string(std::count(in.begin() + head, in.begin() + end, '\n'), '\n');
+            }
+        } else {
+            out.append(in, i, end - i);
+        }
+        i = end;
+    }
+    return out;
+}
+
 static std::string read_file(const char* path, bool must_exist) {
     std::string text;
     FILE* f = fopen(path, "rb");
@@ -227,11 +256,15 @@ static std::string read_file(const char* path, bool must_exist) {
 }
 
 int main(int argc, char** argv) {
-    if (argc != 4) {
-        fprintf(stderr, "usage: filter IN OUT NAME\n");
+    std::string mode = argc == 5 ? argv[1] : "";
+    if ((argc != 4 && argc != 5) || (argc == 5 && mode != "--declare" && mode != "--define")) {
+        fprintf(stderr, "usage: filter [--declare | --define] IN OUT NAME\n");
         return 2;
     }
-    std::string out = std::string("#line 1 \"") + argv[3] + "\"\n" + filtered(read_file(argv[1], true));
+    argv += argc - 4;
+    std::string out = filtered(read_file(argv[1], true));
+    if (mode != "") { out = external(out, mode == "--declare"); }
+    out = std::string("#line 1 \"") + argv[3] + "\"\n" + out;
     if (out == read_file(argv[2], false)) { return EXIT_SUCCESS; } // unchanged: nothing that includes it is rebuilt
     FILE* f = fopen(argv[2], "wb");
     if (!f || fwrite(out.data(), 1, out.size(), f) != out.size() || fclose(f) != 0) {

@@ -611,8 +611,8 @@ static bool build_shim(void) {
     char command[512];
     if (shim[0]) { return true; }
     const char* cc = getenv("CC") ? getenv("CC") : "cc";
-    snprintf(command, sizeof(command), "%s -shared -fPIC -o %s/failing_write.so dev/test/stand-ins/failing_write.c -ldl", cc,
-             test_dir());
+    snprintf(command, sizeof(command),
+             "%s -shared -fPIC -o %s/failing_write.so dev/test/stand-ins/failing_write.c -ldl", cc, test_dir());
     if (system(command) != 0) {
         test_fail(__FILE__, __LINE__, "cannot build: %s", command);
         return false;
