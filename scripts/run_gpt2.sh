@@ -114,7 +114,7 @@ print_plan() {
     have=$(num_files "$train_data") gpus=$(count_gpus)
     [ $((total % (batch * sequence))) -eq 0 ] || fail 2 "-b $batch: $total tokens per step are not a multiple of $batch x $sequence"
     awk -v size="$size" -v L=$depth -v C=$channels -v steps=$steps -v total=$total -v shards="$shards" -v data=$data \
-        -v schedule="$schedule" -v name=$name -v decay=$decay -v B="$batch" -v T=$sequence -v speed=$tokens_per_second \
+        -v schedule="$schedule" -v name="$name" -v decay=$decay -v B="$batch" -v T=$sequence -v speed=$tokens_per_second \
         -v sequence_gb=$sequence_gb -v price="$price" -v out="$out" -v micro=$micro '
     function duration(s) {
         return s < 86400 ? sprintf("%dh%02dm", s / 3600, s / 60 % 60) : sprintf("%dd%02dh", s / 86400, s / 3600 % 24)

@@ -41,7 +41,6 @@ trap 'rm -rf "$tmp"' EXIT
 #     banner  NUMBER LINE IDEA                                        of each number that a banner names
 #     kernel  NAME LINE  OPEN COLUMN  CLOSE COLUMN  STATEMENTS CALLS  of each function that is __global__ and has a body
 #     bad     LINE TEXT                                               what this does not understand
-# shellcheck disable=SC2016
 scan='
 function reset() { head = ""; head_line = 0 }
 function begin_body(    text, n) {

@@ -136,7 +136,6 @@ fi
 # ---- what the programs list ----
 
 command -v "$CXX" >/dev/null || fail "no $CXX: apt-get install g++, or set CXX="
-# shellcheck disable=SC2016
 engine=$(make --no-print-directory --eval 'print-engine: ; @echo $(addprefix $(CPU_DIR)/,$(addsuffix .o,$(CPU_ENGINE)))' print-engine) ||
     fail "the Makefile here has no CPU_ENGINE"
 read -r -a engine <<<"$engine"

@@ -44,7 +44,8 @@ missing=
 for package in $packages; do
     compgen -G "debs/${package}_*.deb" >/dev/null || missing+=" $package"
 done
-[ -z "$missing" ] || (cd debs && apt-get download $missing) # unquoted: one word per package
+# shellcheck disable=SC2086 # one word for each package
+[ -z "$missing" ] || (cd debs && apt-get download $missing)
 rm -rf root
 mkdir root
 for package in $packages; do

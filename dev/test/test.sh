@@ -1,4 +1,5 @@
 # shellcheck shell=bash
+# shellcheck disable=SC2154,SC2034 # a script that sources this file sets tests, and may use day
 # Shared code of the shell tests, like test.h for C. A test is a function test_NAME, which runs in a subshell under
 # `set -eu` in the top folder of the repository. It calls `fail REASON` or `skip REASON`, or succeeds; then of what it has
 # printed, only lines `note: ...` are shown. At the end of a script:
@@ -62,13 +63,13 @@ emulated_tree() {
 }
 
 run_tests() { # [--list | NAME ...]
-    local name rc passed=0 failed=0 skipped=0 wanted=("${tests[@]}")
+    local name rc passed=0 failed=0 skipped=0 chosen=("${tests[@]}")
     if [ "${1-}" = --list ]; then
         printf '%s\n' "${tests[@]}"
         return 0
     fi
-    [ $# -eq 0 ] || wanted=("$@")
-    for name in "${wanted[@]}"; do
+    [ $# -eq 0 ] || chosen=("$@")
+    for name in "${chosen[@]}"; do
         if [[ " ${tests[*]} " != *" $name "* ]]; then # a misspelt name must not look like a success
             echo "$0: no test '$name'; see --list" >&2
             return 2

@@ -75,7 +75,7 @@ main() {
     [ -n "$kind" ] || fail 1 "$mpirun is neither Open MPI's nor MPICH's: scripts/multi_node/ssh.sh needs no MPI"
     command -v -- "${command[0]}" >/dev/null || fail 1 "${command[0]} is not there or not executable: make train_gpt2cu"
     make_command "$kind"
-    if [ $dry_run = yes ]; then
+    if [ "$dry_run" = yes ]; then
         print_command "${words[@]}"
         return 0
     fi

@@ -165,7 +165,7 @@ main() {
     local i fd rank=0 token status code=0 next=(TERM KILL give_up) left='' failed='' stop=''
     read_options "$@"
     token=$(od -An -N8 -tx8 /dev/urandom | tr -d ' ')
-    if [ $dry_run = yes ]; then
+    if [ "$dry_run" = yes ]; then
         print_ranks "$token"
         return 0
     fi

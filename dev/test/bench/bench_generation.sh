@@ -83,7 +83,7 @@ done
 
 # prompts N: N lines of words of the text; each line has a random number of words, up to half of the positions
 prompts() {
-    for _ in {1..20}; do cat "$data/tinyshakespeare.txt"; done | tr -s ' \n' '\n\n' | awk -v n="$1" -v most=$((positions / 2)) '
+    for _ in {1..20}; do cat "$data/tinyshakespeare.txt"; done | tr -s ' ' '\n' | awk -v n="$1" -v most=$((positions / 2)) '
         BEGIN { srand(1); left = 1 + int(rand() * most) }
         NF && lines < n { line = line (line == "" ? "" : " ") $0; if (--left == 0) { print line; line = ""; lines++; left = 1 + int(rand() * most) } }
         END { exit lines < n }'

@@ -107,7 +107,7 @@ start() { # NAME GPUS FLAGS ...
         >"$logs/$1.out" 2>"$logs/$1.err" </dev/null || rc=$?
 }
 reason() { # NAME: why it has failed
-    if [ $rc -eq 124 ]; then echo "not done after $limit s"; return; fi
+    if [ "$rc" -eq 124 ]; then echo "not done after $limit s"; return; fi
     { grep -ah '^error' "$logs/$1.err" || echo "exit code $rc, nothing said"; } | head -n 1
 }
 
@@ -123,7 +123,7 @@ report() { # NAME TEXT TOKENS
     names+=("$name") text[$name]=$2 tokens[$name]=$3 ms[$name]=''
     figures=$(sed -nE 's/^step +([0-9]+)\/.*\| ([0-9.]+) ms \|.*/\1 \2/p' "$logs/$name.out" | awk -v skip=$warmup '$1 > skip { print $2 }' |
         sort -n | awk '{ v[NR] = $1 } END { if (NR) { print (v[int((NR + 1) / 2)] + v[int(NR / 2) + 1]) / 2, v[1 + int(NR / 10)], v[NR - int(NR / 10)] } }')
-    if [ $rc -ne 0 ] || [ -z "$figures" ]; then
+    if [ "$rc" -ne 0 ] || [ -z "$figures" ]; then
         printf '%-46s FAILED: %s\n' "$2" "$(reason "$name")"
         return
     fi

@@ -1,4 +1,5 @@
 # shellcheck shell=bash
+# shellcheck disable=SC2154 # the script that sources this file sets model, unit and broken_card
 # Tests of train_gpt2cu with several ranks that need no more than ranks that run: test_several_gpus.sh runs them with stand-ins
 # for CUDA and NCCL, test_ranks_on_a_gpu.sh with several ranks on a real GPU. A script that sources this sets
 #
@@ -232,7 +233,7 @@ test_one_rank_fails() {
     good "the undisturbed run" "$tmp/healthy"
     odd=("${broken_card[@]}")
     for at in card 3 20; do
-        [ $at = card ] || odd=("preload=$preload:$tmp/bin/failing_write.so" "FAIL_DIR=$out" FAIL_AT=$at FAIL_MODE=kill)
+        [ $at = card ] || odd=("preload=$preload:$tmp/bin/failing_write.so" "FAIL_DIR=$out" "FAIL_AT=$at" FAIL_MODE=kill)
         rm -rf "$out"
         port=$((port + 1))
         odd_rank $port "$out" 12 -n 2
@@ -279,7 +280,7 @@ test_killed_at_the_start() {
             [ ${#pids[@]} -ne $((ranks + 1)) ] || break
             sleep 0.01
         done
-        sleep 0.$i
+        sleep "0.$i"
         kill -KILL "${pids[1 + n % ranks]}"
         n=$SECONDS
         wait $run || true

@@ -1,4 +1,5 @@
 # shellcheck shell=bash
+# shellcheck disable=SC2154 # the script that sources this file sets tmp, unit and cards
 # Tests of train_gpt2cu with several ranks that compute: their losses, norms and bits. test_ranks_on_a_gpu.sh runs them on real GPUs,
 # test_emulated_ranks.sh with the kernels in the emulation of dev/cuda/emulation. A script sources this after ranks.sh, and has
 #

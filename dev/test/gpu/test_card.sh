@@ -2,6 +2,7 @@
 # train_gpt2cu on a real GPU that is full, shared, or fails in the middle of a run. Needs nvcc, and a GPU for itself: while
 # a failed kernel is cleaned up, other programs may not find the GPU. What a GPU does not do on demand, at every single
 # call, test_fake_gpu.sh tests with a stand-in for CUDA.
+# shellcheck disable=SC2086 # numbers and names of signals are one word
 . "$(dirname "$0")/../test.sh"
 export PATH=$PATH:/usr/local/cuda/bin
 export OMP_NUM_THREADS=1 # the models are tiny

@@ -528,6 +528,7 @@ no_memory=cudaErrorMemoryAllocation
 test_out_of_memory() {
     reference
     local at model=$tmp/reference/step_00000008 task out=$tmp/oom ended
+    # shellcheck disable=SC2034 # prompt and eval are read through a nameref
     local prompt=(-e "$model" --prompt 'int ' --num-samples 9 --num-tokens 9) eval=(-e "$model" --eval "$tmp/text" -b 1)
     for task in train prompt eval; do
         ended=0
@@ -683,6 +684,7 @@ test_update_later() {
 
 # bench_generation.sh measures what it says: all runs, a line for each, and a table that follows from their output; a run that
 # fails is named. With the stand-in its figures mean nothing.
+# shellcheck disable=SC2178,SC2128 # `small` is an array in another function only
 test_bench_generation() {
     setup
     local rc=0 small='-e d6 --layers 1 --channels 32 --heads 2 --positions 1024' out=$tmp/generation.out made
@@ -808,7 +810,7 @@ end_at_random() { # NUMBER
     FAKE_CUDA_SLOW_MS=15 "$train" "${flags[@]}" >"$out.out" 2>"$out.err" </dev/null &
     pid=$!
     sleep "0.$(printf '%03d' $((RANDOM % 900)))"
-    kill -$signal $pid 2>/dev/null || true
+    kill "-$signal" $pid 2>/dev/null || true
     wait $pid || code=$?
     echo "SIG$signal: exit code $code; $(tail -n 1 "$out.out"); $(cat "$out.err")"
     steps=$(grep -c '"type":"train"' "$out/log.jsonl" 2>/dev/null || true)

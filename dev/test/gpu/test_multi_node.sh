@@ -414,7 +414,7 @@ test_help() {
         run 0 "$scripts/${script%% *}" --help
         contains "usage: " out
         for option in --help --dry-run $([[ $script == slurm* ]] || echo "$common") ${script#* }; do
-            [[ $option == *.sh ]] || grep -qE -- "^  $option[ ,]" out || fail "$script --help does not explain $option"
+            [[ $option == *.sh ]] || grep -qE -- "^  ${option}[ ,]" out || fail "$script --help does not explain $option"
         done
         want "the longest lines of ${script%% *} --help" "$(awk 'length > 128' out)" ""
     done

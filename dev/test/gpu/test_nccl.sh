@@ -184,9 +184,9 @@ test_slow() {
 # no process and no shared memory is left when all ranks are killed at some moment
 test_nothing_is_left() {
     build "$tmp/bin"
-    local before i pid
+    local before pid
     before=$(ls -A /dev/shm 2>/dev/null || true)
-    for i in 1 2 3 4 5 6; do
+    for _ in 1 2 3 4 5 6; do
         LLMC_NCCL=$tmp/bin/fake_nccl.so setsid "$tmp/bin/program" 3 collectives >"$log" 2>&1 </dev/null &
         pid=$!
         sleep "0.0$((RANDOM % 90 + 10))"

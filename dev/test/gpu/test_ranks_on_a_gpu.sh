@@ -118,7 +118,7 @@ test_memcheck() {
     command -v compute-sanitizer >/dev/null || skip "needs compute-sanitizer"
     before+=(compute-sanitizer --target-processes all --report-api-errors no --error-exitcode 9 --print-limit 5)
     gpus 2 "$tmp/memcheck" 3 -n 2 -v 2 --timeout 600
-    [ $status -eq 0 ] || cat "$tmp/memcheck.out" "$tmp/memcheck.err"
+    [ "$status" -eq 0 ] || cat "$tmp/memcheck.out" "$tmp/memcheck.err"
     want "the errors" "$status: $(grep -ah 'ERROR SUMMARY' "$tmp/memcheck.out" "$tmp/memcheck.err" | sort -u)" \
         "0: ========= ERROR SUMMARY: 0 errors"
 }

@@ -464,9 +464,7 @@ test_a_full_disk() {
     status=0
     export LLMC_DOWNLOAD_TABLE=$tmp/table
     if unshare -rm mount -t tmpfs -o size=1m none "$tmp/data" 2>/dev/null; then
-        # shellcheck disable=SC2016
         mkdir "$tmp/full" && printf '#!/bin/sh\necho\necho a 9 9 9999 9%% b\n' >"$tmp/full/df" && chmod +x "$tmp/full/df" # as if it was empty
-        # shellcheck disable=SC2016
         PATH=$tmp/full:$PATH unshare -rm sh -c 'mount -t tmpfs -o size=1m none "$1" && scripts/download.sh --jobs 1 --dir "$1" set; rc=$?; ls "$1"; exit $rc' \
             sh "$tmp/data" >"$tmp/out" 2>"$tmp/err" || status=$?
         echo "note: on a file system of 1 MB"

@@ -3,6 +3,7 @@
 # kernels, the ladders.
 # LLMC_TEST_FULL=1 cuts every kernel that can be practised, builds every op to compare its list, and types the commands of
 # every page; else those of each page are typed every third day, and on the other days if it was changed.
+# shellcheck disable=SC2028,SC2094 # echo writes a script verbatim; the loop that reads a page only prints its name
 . "$(dirname "$0")/../test.sh"
 unset MAKEFLAGS MFLAGS MAKELEVEL PRECISION SPILLS DEVICE_ONLY OP OPS RUNG FORCE SOLUTION SHOW ANSWERS_DIR ANSWER_TIMEOUT
 unset PAGES_TREE PAGES_TIMEOUT
@@ -721,7 +722,6 @@ test_false_ladders_are_refused() {
     rm -rf "$tmp/ladder"
     ladder_tree
     local page=$tmp/ladder/dev/learn/01_page.md cuda=$tmp/ladder/dev/cuda csv=$tmp/ladder/dev/cuda/results/h200/op.csv file text change
-    local source=$cuda/op.cu
     cp "$page" "$tmp/page.md"
     cp "$csv" "$tmp/op.csv"
     cp "$cuda/op.cu" "$tmp/op.cu"

@@ -227,6 +227,7 @@ runs.svg: 1 diagram of 1 run"
     contains "no diagram 'speeed'" "$tmp/err"
     run 2 "$tmp/a" -o "$tmp/a/log.jsonl" # not a picture: it would be overwritten
     run 2 "$tmp/a" --min-loss 3 --max-loss 2
+    # shellcheck disable=SC2046 # nine words
     run 2 $(printf "$tmp/a %.0s" {1..9})
     contains "9 runs, at most 8" "$tmp/err"
     mkdir "$tmp/a/x.svg"

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # train_gpt2 from the command line: its messages on wrong input, which must leave all files untouched, and correct runs,
 # samples and fine-tuning. Stopping and resuming are tested by test_resume.sh.
+# shellcheck disable=SC2059,SC1010 # formats of printf hold bytes as escapes; `done` is the name of a directory
 . "$(dirname "$0")/../test.sh"
 
 export OMP_NUM_THREADS=1 # the models are tiny
@@ -760,7 +761,7 @@ near() {
 # --eval on a small model with trained weights: the values that PyTorch gives in fp64 (dev/test/fixtures/README.md)
 test_eval_values() {
     setup
-    local from=$PWD/dev/test/fixtures/eval program i
+    local from=$PWD/dev/test/fixtures/eval i
     "$BIN_DIR/dev/data/tokenize" -i "$from/text.txt" -o "$world/values/t" 2>"$tmp/err" || fail "$(cat "$tmp/err")"
     "$BIN_DIR/dev/data/lambada" -i "$from/last_words.jsonl" -o "$world/values/words.bin" 2>"$tmp/err" || fail "$(cat "$tmp/err")"
     "$BIN_DIR/dev/data/arc" -i "$from/questions_hf.jsonl" -o "$world/values/questions.bin" 2>"$tmp/err" || fail "$(cat "$tmp/err")"
@@ -958,7 +959,7 @@ test_sampling_while_saving() {
     done
     kill -TERM $pid
     wait $pid || fail "the run: $(tail -n 1 "$tmp/busy.out")"
-    [ $status -eq 0 ] || fail "sample $i: $(cat "$tmp/err")"
+    [ "$status" -eq 0 ] || fail "sample $i: $(cat "$tmp/err")"
 }
 
 # documents "ab" between tokens </s>: samples begin with this token and end before it, also after fine-tuning a model whose

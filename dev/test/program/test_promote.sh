@@ -264,7 +264,7 @@ test_promoted_or_best() {
     local bad
     for bad in '    b.promoted(2);' '// ==== promoted: gelu ====\n    b.best(2);' '// ==== promoted: gelu ====' \
         '// ==== promoted: gelu ====\n    b.promoted(2);\n    b.best(2);'; do
-        printf "$bad\n" >"$tmp/bad.cu"
+        printf '%b\n' "$bad" >"$tmp/bad.cu"
         misnamed "$tmp/bad.cu" >"$tmp/out" && fail "not seen: $bad"
         contains "$tmp/bad.cu:" "$tmp/out"
     done

@@ -345,7 +345,7 @@ test_random_ends() {
         # before this the program has nothing to save, and a signal ends it as any other program
         wait_for "the start" grep -qE "^(step +[0-9]|val loss|resumed|generating)" "$output"
         sleep "$(printf '%d.%03d' $((moment / 1000)) $((moment % 1000)))"
-        kill -$signal "$pid" 2>/dev/null || true
+        kill "-$signal" "$pid" 2>/dev/null || true
         code=0
         ended "SIG$signal ($i)" || code=$?
         ! grep -q "passed over\|^error" "$output" || fail "end $i (SIG$signal): $(grep -m 1 'passed over\|^error' "$output")"
@@ -353,7 +353,7 @@ test_random_ends() {
         [ "${seen:-$last}" -eq "$last" ] || fail "start $i: resumed at step $seen, step $last was the newest"
         saved=$(newest "$out")
         count=$(grep -ac '"type":"train"' "$out/log.jsonl" || true)
-        if [ $signal = KILL ]; then
+        if [ "$signal" = KILL ]; then
             [ "${saved:-0}" -ge "$last" ] || fail "end $i: the newest is step $saved, it was $last"
         elif [ $code -ne 0 ]; then # in the first moments, before the handlers are installed
             [ $code -gt 128 ] && [ "${saved:-0}" -eq "$last" ] || fail "end $i: SIG$signal gives $code: $(tail -n 1 "$output")"

@@ -19,7 +19,6 @@ stand_in() { # FILE: makes a script of what is on stdin
 }
 # nothing is compiled here, and the machine's own GPUs are not to be seen
 stand_in "$tmp/bin/make" <<<'echo "make $*" >&2'
-# shellcheck disable=SC2016
 stand_in "$tmp/bin/nvidia-smi" <<<'for i in $(seq "${NUM_GPUS:-0}"); do echo "GPU $i: a card"; done'
 
 # run RC SIZE FLAGS...: the exit code must be RC; output to $tmp/out and $tmp/err
@@ -41,7 +40,6 @@ empty_shards() { # PREFIX N
 # The program prints its arguments, one per line in brackets.
 print_arguments() {
     rm -f "$tree/train_gpt2cu"
-    # shellcheck disable=SC2016
     stand_in "$tree/train_gpt2cu" <<<'for i; do echo "[$i]"; done'
 }
 flags() { sed -n 's/^\[\(.*\)\]$/\1/p' "$tmp/out" | tr '\n' ' '; }
@@ -254,7 +252,6 @@ test_published_losses() {
     rm -f "$tree/train_gpt2cu"
     mkdir -p "$tree/curve"
     printf 's:0 tel:10.9\ns:1000 tel:4.4444\ns:1000 trl:4.4 lr:0 norm:1\ns:5000 tel:3.6\ns:5250 tel:3.5\n' >"$tree/curve/main.log"
-    # shellcheck disable=SC2016
     stand_in "$tree/train_gpt2cu" <<'END'
 echo "pid $$"
 sleep 1.5 # tail looks once a second

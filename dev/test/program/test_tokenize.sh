@@ -130,7 +130,7 @@ test_shards() {
     want files "$(cd "$tmp/s" && echo *.bin)" \
         "x_train_000000.bin x_train_000001.bin x_train_000002.bin x_val_000000.bin x_val_000001.bin"
     want val "$(ids "$tmp/s/x_val_000000.bin") $(ids "$tmp/s/x_val_000001.bin")" "256 15 16 17"
-    want train "$(for i in 0 1 2; do echo "$(ids "$tmp/s/x_train_00000$i.bin")"; done | xargs)" "18 19 20 21 22 23 24"
+    want train "$(for i in 0 1 2; do ids "$tmp/s/x_train_00000$i.bin"; echo; done | xargs)" "18 19 20 21 22 23 24"
     contains "x_train_000000.bin .. 000002.bin: 7 tokens" "$tmp/err"
     # a second run replaces the whole set: a shard left over would be trained on
     cp "$tmp/s/x_val_000000.bin" "$tmp/s/y_val_000000.bin"
