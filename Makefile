@@ -55,7 +55,7 @@ BINARIES := $(PROGRAMS) $(TESTS) $(BENCHES) $(FUZZERS)
 CXX_BINARIES := $(patsubst %.cpp,$(P)%,$(wildcard scripts/*.cpp))
 CU_BINARIES := $(patsubst %.cu,$(P)%cu,$(wildcard *.cu))
 
-.PHONY: help all programs tests demo test test-full check promote sanitize sanitize-programs sanitize-gpu valgrind fuzz \
+.PHONY: help all programs tests emulated demo test test-full check promote sanitize sanitize-programs sanitize-gpu valgrind fuzz \
         fuzz-program coverage bench learn check-style clean FORCE
 
 help:
@@ -132,7 +132,17 @@ $(CU_BINARIES): $(P)%cu: %.cu $(BUILD)/%cu.d $(BUILD)/nvcc_flags
 demo: programs
 	@scripts/demo.sh $(or $(P),./)train_gpt2
 
-test: programs tests
+# What the tests run in the emulation of dev/cuda: every op, and train_gpt2.cu with its tests. Tests take it from build/emulated.
+EMULATED := $(MAKE) --no-print-directory -C dev/cuda BIN_DIR=../../build/emulated NVCC=/nonexistent
+emulated:
+	+@$(EMULATED) PRECISION=BF16 cpu ../../build/emulated/test_gpt2_cpu
+	+@$(EMULATED) PRECISION=FP32 ../../build/emulated/train_gpt2_cpu_fp32
+
+# not with another BIN_DIR: the tests that need it do not depend on that
+TEST_EMULATED := $(if $(P),,$(if $(and $(wildcard dev/cuda/Makefile),$(shell command -v $(firstword $(CXX)))),emulated))
+JOBS := $(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
+test:
+	@$(MAKE) --no-print-directory $(if $(filter -j%,$(MAKEFLAGS)),,-j$(JOBS)) programs tests $(TEST_EMULATED)
 	@BIN_DIR='$(BIN_DIR)' CC='$(CC)' dev/test/run.sh
 
 check:

@@ -12,11 +12,16 @@ The residual stream of the 2-layer fixture is rounded about 5 times, and each br
 error of a hidden state is about sqrt(11) u. Logits are rounded once more. Gradients pass through the network twice, so
 their error is about sqrt(30) u. FORWARD and BACKWARD below are twice these errors.
 */
+#ifdef CUDA_EMULATION // to compile it takes a minute, so one binary is both programs there, by the name that it is called by
+#define main train_gpt2_main
+#else
 #define TESTING
+#endif
 #include "dev/cuda/reference.h"
 #include "dev/test/golden.h"
 #include "dev/test/test.h"
 #include "train_gpt2.cu"
+#undef main
 
 #if defined(ENABLE_FP32)
 static const double UNIT = 0x1p-24, FORWARD = 2e-5, BACKWARD = 1e-4, LOSS = 1e-5;
@@ -1713,6 +1718,12 @@ static const Test tests[] = {
 };
 
 int main(int argc, char** argv) {
+#ifdef CUDA_EMULATION
+    const char* slash = strrchr(argv[0], '/');
+    if (strncmp(slash ? slash + 1 : argv[0], "train_gpt2", strlen("train_gpt2")) == 0) {
+        return train_gpt2_main(argc, argv);
+    }
+#endif
     (void)train, (void)sample, (void)evaluate, (void)bench,
         (void)profile_run; // not called here: the tests run the program itself
     find_program(argv[0]);

@@ -13,8 +13,7 @@
 # library has no such mark and is no N, and a text that says "loses to" has no such mark. Where the spread is too large to say,
 # --slower prints "K~N".
 #
-# The programs are built for a CPU, by dev/cuda/emulation, in bf16 and not optimised: some 4 s per op, on all cores, below
-# build/dev_cuda/versions, where they are kept until a source changes. Needs no nvcc and no GPU.
+# The programs are built for a CPU, by dev/cuda/emulation, in bf16, in build/emulated, which `make test` fills. Needs no nvcc and no GPU.
 set -u -o pipefail
 export LC_ALL=C
 unset MAKEFLAGS MFLAGS MAKELEVEL MAKEOVERRIDES PRECISION OP OPS BIN_DIR
@@ -60,7 +59,7 @@ case ${1-} in
 -*) usage "unknown flag $1; see $0 --help" ;;
 esac
 title='   Kernels (this list is written by versions.sh):'
-build=../../build/dev_cuda/versions
+build=../../build/emulated
 jobs=$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
 
 ops=()
@@ -136,34 +135,17 @@ fi
 # ---- what the programs list ----
 
 command -v "$CXX" >/dev/null || fail "no $CXX: apt-get install g++, or set CXX="
-engine=$(make --no-print-directory --eval 'print-engine: ; @echo $(addprefix $(CPU_DIR)/,$(addsuffix .o,$(CPU_ENGINE)))' print-engine) ||
-    fail "the Makefile here has no CPU_ENGINE"
-read -r -a engine <<<"$engine"
-make -j"$jobs" --no-print-directory CXX="$CXX" ../../build/dev_cuda/cpu/sources "${engine[@]}" >"$tmp/log" 2>&1 || { tail -n 20 "$tmp/log" >&2 && fail "the emulation does not build"; }
-mkdir -p "$build" || fail "$build cannot be made"
-
-# one OP: builds the program unless it is newer than all sources, and keeps its --list, for each kind too
+make -k -j"$jobs" --no-print-directory CXX="$CXX" BIN_DIR="$build" OP= OPS="${ops[*]}" cpu >"$tmp/log" 2>&1 || { tail -n 20 "$tmp/log" >&2 && fail "an op does not build"; }
+# one OP: writes what the op lists to $tmp/OP.list, and what it lists of each kind of operation to $tmp/OP.list.KIND
 one() {
-    local op=$1 cpu=../../build/dev_cuda/cpu kind=0
-    if [ ! -x "$build/$op" ] || [ -n "$(find "$cpu/tree" emulation -type f -newer "$build/$op" -print -quit)" ]; then
-        "$CXX" -O0 -std=c++17 -DENABLE_BF16 -w -Iemulation -fno-pie -pthread -no-pie -o "$build/$op" -x c++ "$cpu/tree/dev/cuda/$op.cu" \
-            -x none "${engine[@]}" >"$tmp/$op.log" 2>&1 || return 1
-    fi
-    "$build/$op" --list >"$tmp/$op.list" 2>>"$tmp/$op.log" || return 1
-    grep -q '^kind ' "$tmp/$op.list" || return 0
+    local op=$1 kind=0
+    "$build/${op}_cpu" --list >"$tmp/$op.list" || return 1
     while grep -q "^kind $kind " "$tmp/$op.list"; do
-        "$build/$op" --list --kind $kind >"$tmp/$op.list.$kind" 2>>"$tmp/$op.log" || return 1
+        "$build/${op}_cpu" --list --kind $kind >"$tmp/$op.list.$kind" || return 1
         kind=$((kind + 1))
     done
 }
-for op in "${ops[@]}"; do
-    while [ "$(jobs -pr | wc -l)" -ge "$jobs" ]; do wait -n; done
-    { one "$op" || : >"$tmp/$op.failed"; } &
-done
-wait
-for op in "${ops[@]}"; do
-    [ ! -e "$tmp/$op.failed" ] || { tail -n 20 "$tmp/$op.log" >&2 && fail "$op does not build or does not list its kernels"; }
-done
+for op in "${ops[@]}"; do one "$op" || fail "$op does not list its kernels"; done
 
 # best_on_h200 OP: "promoted" or "best", a tab, and the text of the kernel that is it, if results/h200 says so
 best_on_h200() {

@@ -225,7 +225,7 @@ copy() {
     mkdir -p "$tree" || fail "$tree cannot be made"
     xargs -0 sha1sum <"$list" >"$tmp/sums"
     (cd "$tree" && sha1sum --quiet -c "$tmp/sums" 2>/dev/null) | sed 's/: FAILED.*//' | tr '\n' '\0' >"$tmp/changed"
-    xargs -0 -r cp --parents -t "$tree" <"$tmp/changed" || fail "the files cannot be copied to $tree"
+    xargs -0 -r cp -p --parents -t "$tree" <"$tmp/changed" || fail "the files cannot be copied to $tree"
 }
 restore() { # undoes what a page has done, except for build/ and programs beside the sources of ops
     local file
@@ -328,8 +328,8 @@ run_block() {
         >"$tmp/seen" 2>&1 </dev/null || rc=$?
 }
 
-# builds the ops that the blocks build for a CPU, on all cores; if one does not compile, its block will say so. What all of them
-# are linked with is taken from here, if it was built from what is here now.
+# builds the ops that the blocks build for a CPU, on all cores; if one does not compile, its block will say so. What was
+# built here before is taken from here.
 build_ahead() {
     local page at first last folder where ops=()
     for page in "${pages[@]}"; do
@@ -340,9 +340,9 @@ build_ahead() {
     done | sort -u | while read -r op; do [ ! -e "$tree/dev/cuda/$op.cu" ] || echo "$op"; done >"$tmp/ops"
     mapfile -t ops <"$tmp/ops"
     [ ${#ops[@]} -gt 0 ] || return 0
-    if [ ! -e "$tree/build/dev_cuda/cpu/engine.o" ] && make -q -C dev/cuda cpu-engine >/dev/null 2>&1; then
-        mkdir -p "$tree/build/dev_cuda/cpu"
-        cp build/dev_cuda/cpu/*.o "$tree/build/dev_cuda/cpu/"
+    if [ ! -e "$tree/build/dev_cuda" ] && [ -e build/dev_cuda/cpu ]; then
+        mkdir -p "$tree/build/dev_cuda"
+        cp -a build/dev_cuda/cpu "$tree/build/dev_cuda/"
     fi
     make -k -j"$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)" -C "$tree/dev/cuda" cpu OPS="${ops[*]}" >/dev/null 2>&1 || true
 }

@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# shellcheck disable=SC2154,SC2034 # a script that sources this file sets tests, and may use day
+# shellcheck disable=SC2154,SC2034 # a script that sources this file sets tests
 # Shared code of the shell tests, like test.h for C. A test is a function test_NAME, which runs in a subshell under
 # `set -eu` in the top folder of the repository. It calls `fail REASON` or `skip REASON`, or succeeds; then of what it has
 # printed, only lines `note: ...` are shown. At the end of a script:
@@ -13,19 +13,9 @@ cd "$(dirname "${BASH_SOURCE[0]}")/../.." || exit 1
 BIN_DIR=${BIN_DIR:-.}
 CC=${CC:-gcc}
 called_for=$BIN_DIR
-# What is too much for each run is tried in turn, by the number of the day; LLMC_TEST_FULL=1 tries all of it, and
-# LLMC_TEST_DAY=20000 what another day tries.
-day=${LLMC_TEST_DAY:-$(($(date +%s) / 86400))}
 tmp=$(mktemp -d /tmp/llmc_test_XXXXXX) || exit 1
 trap 'rm -rf "$tmp"' EXIT
 
-# The files below DIR that the commits of the newest one's last 24 hours have changed, or that are not committed.
-changed_lately() { # DIR
-    local base
-    base=$(git rev-list -1 --before=$(($(git log -1 --format=%ct) - 86400)) HEAD 2>/dev/null) || return 0
-    git diff --name-only "${base:-$(git hash-object -t tree /dev/null)}" -- "$1" # without an older commit: all of them
-    git ls-files --others --exclude-standard "$1"
-}
 fail() { echo "$*"; exit 1; }
 skip() { echo "$*"; exit 77; }
 
@@ -43,23 +33,20 @@ same_checkpoint() {
     done
 }
 
-# share_engine TREE: gives a copy of the sources the engine of dev/cuda/emulation, if it was built here from what is here now,
-# as .ci/run does before the tests. Each copy that has to build its own takes 14 s more.
-share_engine() {
-    make -q -C dev/cuda cpu-engine >/dev/null 2>&1 || return 0
-    mkdir -p "$1/build/dev_cuda/cpu"
-    cp build/dev_cuda/cpu/*.o "$1/build/dev_cuda/cpu/" # newer than the copied sources
+# emulated TARGET ... [VARIABLE=VALUE ...]: makes these targets of dev/cuda for a CPU, in build/emulated, which `make test` has
+# filled; one test at a time
+emulated() {
+    mkdir -p build/emulated
+    $(command -v flock >/dev/null && echo flock build/emulated/lock) \
+        make -C dev/cuda --no-print-directory BIN_DIR=../../build/emulated NVCC=/nonexistent "$@" >"$tmp/log" 2>&1 ||
+        { tail -n 30 "$tmp/log" && fail "make $* failed"; }
 }
 
-# emulated_tree TREE: copies the sources from which dev/cuda builds the whole program for a CPU, because other tests build such
-# programs at the same time
-emulated_tree() {
-    mkdir -p "$1/dev/test"
-    cp -r llmc ./*.cu "$1/"
-    cp -r dev/cuda "$1/dev/"
-    cp dev/test/*.h "$1/dev/test/"
-    rm -f "$1"/dev/cuda/*_cpu*
-    share_engine "$1"
+# share_emulated TREE: gives a copy of the sources, whose files are as old as here, what make has built of the emulation
+share_emulated() {
+    [ -e build/dev_cuda/cpu ] || return 0
+    mkdir -p "$1/build/dev_cuda"
+    cp -a build/dev_cuda/cpu "$1/build/dev_cuda/"
 }
 
 run_tests() { # [--list | NAME ...]

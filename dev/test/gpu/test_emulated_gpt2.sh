@@ -9,13 +9,11 @@ CXX=${CXX:-g++}
 quick=(golden ten_steps update_later layout gradient_accumulation verdict stochastic_rounding greedy weights8 generate_limits filters)
 slow=(recompute nan_is_seen muon cache batch_of_prompts sampling)
 
-# Builds the program in a copy of the sources. Sets `program`.
+# Sets `program`, which `make test` has built.
 build() { # PRECISION SUFFIX
     command -v "$CXX" >/dev/null || skip "needs $CXX"
-    [ -d "$tmp/tree" ] || emulated_tree "$tmp/tree"
-    make -C "$tmp/tree/dev/cuda" CXX="$CXX" PRECISION="$1" "test_gpt2_cpu$2" >"$tmp/log" 2>&1 ||
-        fail "does not build: $(tail -n 20 "$tmp/log")"
-    program=$tmp/tree/dev/cuda/test_gpt2_cpu$2
+    program=build/emulated/test_gpt2_cpu$2
+    emulated CXX="$CXX" PRECISION="$1" "../../$program"
 }
 
 tests_pass() { # NAME ...

@@ -16,17 +16,15 @@ build() {
     local headers=/usr/local/cuda/include
     command -v "$CXX" >/dev/null || skip "needs $CXX"
     [ -e "$headers/cuda_runtime_api.h" ] || skip "needs the headers of CUDA"
-    emulated_tree "$tmp/tree"
     gcc -shared -fPIC -O1 "-I$headers" -o "$tmp/bin/fake_nccl.so" dev/test/stand-ins/fake_nccl.c || fail "fake_nccl.c does not compile"
 }
 
 # The program is built when a test first wants the precision.
 with() { # LIBRARY [PRECISION [RANKS]]
     setup
-    local precision=${2-BF16}
-    make -C "$tmp/tree/dev/cuda" CXX="$CXX" PRECISION="$precision" "train_gpt2_cpu$(suffix_of "$precision")" >"$tmp/log" 2>&1 ||
-        fail "does not build: $(tail -n 20 "$tmp/log")"
-    train=$tmp/tree/dev/cuda/train_gpt2_cpu$(suffix_of "$precision")
+    train=build/emulated/train_gpt2_cpu$(suffix_of "${2-BF16}")
+    emulated CXX="$CXX" PRECISION="${2-BF16}" "../../$train"
+    train=$PWD/$train
     # a card whose rate is known, so that the program does not measure it; and one thread for each rank
     before=(env EMULATION_GPUS=8 EMULATION_THREADS=1 "EMULATION_NAME=NVIDIA H100 80GB HBM3" "LLMC_NCCL=$tmp/bin/fake_nccl.so")
 }

@@ -2,28 +2,25 @@
 # The kernels of dev/cuda on a CPU (dev/cuda/emulation): the emulation itself, the functions of bench.h, --check of every
 # kernel that it can run, and mutants, that is kernels with one wrong line each, which --check must find.
 #
-# Without LLMC_TEST_FULL the kernels are checked in one precision, by one schedule and at the smallest shapes, and eight
-# mutants are tried; the day chooses which (test.sh).
+# Without LLMC_TEST_FULL the kernels are checked in bf16, by one schedule and at the smallest shapes, and the mutants are tried
+# that have a + in front of them.
 . "$(dirname "$0")/../test.sh"
 unset MAKEFLAGS MFLAGS MAKELEVEL PRECISION
 CXX=${CXX:-g++}
 full=${LLMC_TEST_FULL:-}
-precisions=(BF16 FP16 FP32)
-precision=${precisions[$((day % 3))]}
 jobs=$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
 mutants=dev/test/gpu/emulation_mutants.txt
-mutants_in_ci=8
 
 needs_compiler() { command -v "$CXX" >/dev/null || skip "needs $CXX"; }
 
-# A copy of the sources, so that a mutant never reaches the tree, and programs for a CPU never overwrite others.
+# A copy of the sources, so that a mutant never reaches the tree, with what is built of them.
 copy_tree() {
     [ ! -d "$tmp/tree" ] || return 0
     mkdir -p "$tmp/tree/dev"
-    cp -r llmc "$tmp/tree/"
-    cp -r dev/cuda "$tmp/tree/dev/"
+    cp -rp llmc "$tmp/tree/"
+    cp -rp dev/cuda "$tmp/tree/dev/"
     rm -f "$tmp"/tree/dev/cuda/*_cpu*
-    share_engine "$tmp/tree"
+    share_emulated "$tmp/tree"
 }
 
 # make_cpu VARIABLE=VALUE ...: builds in the copy, with a PATH on which there is no nvcc
@@ -128,8 +125,8 @@ test_check_flags() {
     make_cpu cpu OP=matmul_forward
     local program=$tmp/tree/dev/cuda/matmul_forward_cpu twice
     for twice in 1 2; do
-        EMULATION_LIMIT=0.03 timeout 300 "$program" 3 --check --stress 5 --seed "$day" >"$tmp/stress$twice" 2>&1 ||
-            { cat "$tmp/stress$twice" && fail "--stress 5 --seed $day fails"; }
+        EMULATION_LIMIT=0.03 timeout 300 "$program" 3 --check --stress 5 --seed 20000 >"$tmp/stress$twice" 2>&1 ||
+            { cat "$tmp/stress$twice" && fail "--stress 5 --seed 20000 fails"; }
     done
     cmp "$tmp/stress1" "$tmp/stress2" || fail "--stress draws other shapes for the same seed"
     contains '5 random shapes: 5 passed, 0 failed, 0 skipped' "$tmp/stress1"
@@ -259,7 +256,7 @@ test_sm90() {
     while read -r op flags; do
         program=$tmp/tree/dev/cuda/${op}_cpu
         [ -x "$program" ] || make_cpu cpu OP="$op" PRECISION=BF16
-        for schedule in 0 $((1 + day % 900)); do
+        for schedule in 0 331; do
             # shellcheck disable=SC2086
             EMULATION_THREADS=1 timeout 300 "$program" $flags --check --no-guards --schedule $schedule >"$tmp/out" 2>&1 ||
                 { tail -n 5 "$tmp/out" && fail "$op $flags fails by schedule $schedule"; }
@@ -328,29 +325,27 @@ test_reports() {
     contains 'FAIL kernel 1' "$tmp/out"
 }
 
+# check_kernels PRECISION LEAST [SCHEDULE]: --check of every op; at least LEAST kernels are emulated
+check_kernels() {
+    emulated -j"$jobs" CXX="$CXX" PRECISION="$1" cpu
+    # without the lock of emulated(), because everything is built
+    CPU_JOBS=$jobs CPU_LOGS=$tmp/logs_$1 CPU_FLAGS_CHECK=${3-} EMULATION_LIMIT=$([ -n "$full" ] && echo 1 || echo 0.01) \
+        make -C dev/cuda --no-print-directory BIN_DIR=../../build/emulated NVCC=/nonexistent CXX="$CXX" PRECISION="$1" check-cpu \
+        >"$tmp/out" 2>&1 || { tail -n 40 "$tmp/out" && fail "$1 ${3:-with changing schedules}: a check failed"; }
+    local emulated
+    emulated=$(sed -n 's/^\([0-9]*\) kernels emulated.*/\1/p' "$tmp/out")
+    [ "${emulated:-0}" -ge "$2" ] || { cat "$tmp/out" && fail "$1: only $emulated kernels are emulated"; }
+}
 test_kernels() {
     needs_compiler
-    copy_tree
-    [ -z "$full" ] || precisions_now=("${precisions[@]}")
-    local p schedules=("--schedule $((day % 7))") logs
-    [ -z "$full" ] || schedules=("" "--schedule 0" "--schedule 1")
-    for p in "${precisions_now[@]}"; do
-        make_cpu -j"$jobs" cpu PRECISION="$p"
-        for schedule in "${schedules[@]}"; do
-            logs=$tmp/logs_$p
-            (cd "$tmp/tree/dev/cuda" && CPU_JOBS=$jobs CPU_LOGS=$logs CPU_FLAGS_CHECK=$schedule \
-                EMULATION_LIMIT=$([ -n "$full" ] && echo 1 || echo 0.01) \
-                make --no-print-directory CXX="$CXX" NVCC=/nonexistent PRECISION="$p" check-cpu) >"$tmp/out" 2>&1 ||
-                { tail -n 40 "$tmp/out" && fail "$p ${schedule:-with changing schedules}: a check failed"; }
-            # in fp32 the ladders are shorter
-            local emulated
-            emulated=$(sed -n 's/^\([0-9]*\) kernels emulated.*/\1/p' "$tmp/out")
-            [ "${emulated:-0}" -ge "$([ "$p" = FP32 ] && echo 100 || echo 120)" ] ||
-                { cat "$tmp/out" && fail "$p: only $emulated kernels are emulated"; }
+    [ -n "$full" ] || { check_kernels BF16 120 "--schedule 3" && return; }
+    local precision schedule
+    for precision in BF16 FP16 FP32; do
+        for schedule in "" "--schedule 0" "--schedule 1"; do
+            check_kernels $precision "$([ $precision = FP32 ] && echo 100 || echo 120)" "$schedule" # in fp32 the ladders are shorter
         done
     done
 }
-precisions_now=("$precision")
 
 # try_mutant LINE: prints the first failure that --check of the mutant found; false unless it found one. It ends there.
 try_mutant() {
@@ -376,23 +371,28 @@ try_mutant() {
     fi
 }
 
+# try_mutants WORKER: tries the mutants whose turn it is, in a copy of its own; prints the verdicts
+try_mutants() {
+    local line n=0
+    tmp=$tmp/worker$1 && mkdir "$tmp"
+    copy_tree
+    while IFS= read -r line; do
+        n=$((n + 1))
+        [ $((n % jobs)) -ne "$1" ] || try_mutant "${line#+ }" || :
+    done
+}
 test_mutants() {
     needs_compiler
-    copy_tree
-    grep -v '^#' "$mutants" >"$tmp/mutants"
-    local n first i=0 line survivors=0
-    n=$(wc -l <"$tmp/mutants")
-    first=$((day * mutants_in_ci % n))
-    while IFS= read -r line; do
-        if [ -n "$full" ] || [ $(((i - first + n) % n)) -lt $mutants_in_ci ]; then
-            try_mutant "$line" >"$tmp/verdict" || survivors=$((survivors + 1))
-            tee -a "${LLMC_MUTANTS_LOG:-/dev/null}" <"$tmp/verdict" # a file to which the verdicts are added
-        fi
-        i=$((i + 1))
-    done <"$tmp/mutants"
-    [ $survivors -eq 0 ] || fail "$survivors mutants survive"
+    local worker
+    if [ -n "$full" ]; then grep -v '^#' "$mutants"; else grep '^+' "$mutants"; fi >"$tmp/chosen"
+    for ((worker = 0; worker < jobs; worker++)); do
+        (try_mutants $worker) <"$tmp/chosen" >"$tmp/verdicts$worker" 2>&1 &
+    done
+    wait
+    cat "$tmp"/verdicts* | tee -a "${LLMC_MUTANTS_LOG:-/dev/null}" # a file to which the verdicts are added
+    echo "note: $(wc -l <"$tmp/chosen") of $(grep -vc '^#' "$mutants") mutants"
+    want "the mutants that are caught" "$(cat "$tmp"/verdicts* | grep -c '^caught ')" "$(wc -l <"$tmp/chosen")"
 }
 
-[ -n "$full" ] || echo "day $day: $precision, schedule $((day % 7)), mutants from $((day * mutants_in_ci % $(grep -vc '^#' $mutants))) on"
 tests=(programs choices check_flags features transactions bench_functions reports sm90 kernels mutants)
 run_tests_once "$@"

@@ -1,8 +1,7 @@
 #!/usr/bin/env bash
 # The course, dev/learn, and what it needs in dev/cuda: practice files, answers, the pages' commands, the lists of
 # kernels, the ladders.
-# LLMC_TEST_FULL=1 cuts every kernel that can be practised, builds every op to compare its list, and types the commands of
-# every page; else those of each page are typed every third day, and on the other days if it was changed.
+# LLMC_TEST_FULL=1 cuts every kernel that can be practised, else those of three ops.
 # shellcheck disable=SC2028,SC2094 # echo writes a script verbatim; the loop that reads a page only prints its name
 . "$(dirname "$0")/../test.sh"
 unset MAKEFLAGS MFLAGS MAKELEVEL PRECISION SPILLS DEVICE_ONLY OP OPS RUNG FORCE SOLUTION SHOW ANSWERS_DIR ANSWER_TIMEOUT
@@ -19,8 +18,8 @@ copy() {
     git ls-files -z --cached --others --exclude-standard >"$tmp/all" 2>/dev/null || skip "needs git"
     while IFS= read -r -d '' file; do [ ! -f "$file" ] || printf '%s\0' "$file"; done <"$tmp/all" >"$tmp/files"
     mkdir -p "$tmp/top" "$tmp/bin"
-    xargs -0 cp --parents -t "$tmp/top" <"$tmp/files"
-    share_engine "$tmp/top"
+    xargs -0 cp -p --parents -t "$tmp/top" <"$tmp/files"
+    share_emulated "$tmp/top"
     printf '#!/bin/sh\nexit 9\n' >"$tmp/bin/nvidia-smi"
     chmod +x "$tmp/bin/nvidia-smi"
 }
@@ -59,13 +58,13 @@ same_code() {
 
 # ---- practice ----
 
-# The op's check finds that the body is missing, and accepts the original. Two ops a day, in turn.
+# The op's check finds that the body is missing, and accepts the original. Two ops, or all of them in `make test-full`.
 test_practice() {
     needs_compiler
     copy
     no_gpu
     local pair op rung ops=()
-    [ -n "${LLMC_TEST_FULL-}" ] || cut_rungs=("${cut_rungs[@]:day % 3 * 2:2}")
+    [ -n "${LLMC_TEST_FULL-}" ] || cut_rungs=("${cut_rungs[@]:0:2}")
     for pair in "${cut_rungs[@]}"; do
         read -r op rung <<<"$pair"
         rm -f "$tmp/top/dev/cuda/practice_$op.cu"
@@ -74,7 +73,7 @@ test_practice() {
         contains "Practice: write the body of ${op}_kernel$rung()." "$tmp/top/dev/cuda/practice_$op.cu"
         ops+=("practice_$op")
     done
-    run 0 make -j"$jobs" CXX="$CXX" CPU_CXXFLAGS=-O0 cpu OPS="${ops[*]}"
+    run 0 make -j"$jobs" CXX="$CXX" cpu OPS="${ops[*]}"
     for pair in "${cut_rungs[@]}"; do
         read -r op rung <<<"$pair"
         run 1 "./practice_${op}_cpu" "$rung" --check --case 0 -B 1 -T 4 -C 64 -NH 8 -V 64
@@ -83,7 +82,7 @@ test_practice() {
         paste_back "$op" "$rung"
         same_code "$op" "$rung"
     done
-    run 0 make -j"$jobs" CXX="$CXX" CPU_CXXFLAGS=-O0 cpu OPS="${ops[*]}"
+    run 0 make -j"$jobs" CXX="$CXX" cpu OPS="${ops[*]}"
     echo "note: ${cut_rungs[*]}"
     for pair in "${cut_rungs[@]}"; do
         read -r op rung <<<"$pair"
@@ -95,14 +94,14 @@ test_practice() {
 # rungs OP: those that can be practised
 rungs() { (cd "$tmp/top/dev/cuda" && ./practice.sh "$1") | sed -n '/^not to be/q; s/^ *\([0-9][0-9]*\)  .*/\1/p'; }
 
-# Each of them, one after the other out of the same file, and all bodies back: the original. Three ops, in turn.
+# Each of them, one after the other out of the same file, and all bodies back: the original. Three ops, or all of them in `make test-full`.
 test_every_rung() {
     copy
     local op rung at=0 num=0 ops=()
     mapfile -t ops < <(cd dev/cuda && grep -l '^// ---- kernel 1' ./*.cu | sed 's|^\./||; s/\.cu$//' | grep -v '^practice_')
     for op in "${ops[@]}"; do
         at=$((at + 1))
-        [ -n "${LLMC_TEST_FULL-}" ] || [ $(((at + day) % (${#ops[@]} / 3))) -eq 0 ] || continue
+        [ -n "${LLMC_TEST_FULL-}" ] || [ $((at % (${#ops[@]} / 3))) -eq 0 ] || continue
         rm -f "$tmp/top/dev/cuda/practice_$op.cu"
         for rung in $(rungs "$op"); do
             run 0 ./practice.sh "$op" "$rung"
@@ -339,32 +338,12 @@ test_structure() {
     dev/learn/pages.sh --structure >"$tmp/out" || { grep '^FAIL' "$tmp/out"; fail "$(tail -n 1 "$tmp/out")"; }
 }
 
-# sources_of PAGE: the page and the ops that it builds
-sources_of() {
-    echo "$1"
-    grep -oE 'cpu OP=[a-z0-9_]+' "$1" | sed 's|.*=\(.*\)|dev/cuda/\1.cu|'
-}
-
 # The commands of the pages that need no H200. The copy is kept below build/, where only what has changed is built again.
 test_pages() {
     needs_compiler
     git ls-files >/dev/null 2>&1 || skip "needs git"
-    local page name at=0 changed pages=() later=()
-    changed=$(changed_lately dev)
-    for page in dev/learn/*.md; do
-        name=$(basename "$page" .md)
-        grep -qE '^ *<!-- *run: *(cpu|nvcc)' "$page" || continue
-        at=$((at + 1))
-        if [ -n "${LLMC_TEST_FULL-}" ] || [ $(((at + day) % 3)) -eq 0 ] || grep -qxF -f <(sources_of "$page") <<<"$changed"; then
-            pages+=("$name")
-        else
-            later+=("$name")
-        fi
-    done
-    PAGES_TREE=build/learn_pages PAGES_TIMEOUT=300 dev/learn/pages.sh --commands "${pages[@]}" >"$tmp/out" ||
+    PAGES_TREE=build/learn_pages PAGES_TIMEOUT=300 dev/learn/pages.sh --commands >"$tmp/out" ||
         { grep -v '^ok ' "$tmp/out"; fail "$(tail -n 1 "$tmp/out")"; }
-    echo "note: ${pages[*]}"
-    [ ${#later[@]} -eq 0 ] || echo "note: another day, or in make test-full: ${later[*]}"
     sed -n '/on an H200/s/^/note: /p; $s/^/note: /p' "$tmp/out"
 }
 
@@ -492,19 +471,17 @@ test_lists_of_kernels() {
     cp dev/cuda/simple_kernel.cu "$tmp/top/dev/cuda/"
 }
 
-# what the programs list; two ops, in turn, of those that are quick to build
+# what the programs list
 test_lists_are_those_of_the_programs() {
     needs_compiler
     copy
-    local ops=(gelu_forward residual_forward encoder_forward permute global_norm gelu_backward decode_sample softmax_forward) chosen=()
-    [ -n "${LLMC_TEST_FULL-}" ] || chosen=("${ops[day % 8]}" simple_kernel)
     grep -q '^     2  .* (slower than 1)$' dev/cuda/simple_kernel.cu || fail "kernel 2 is not marked as slower"
     sed -i -e 's/^     4  64 contiguous/     4  65 contiguous/' -e 's/ (slower than 1)$//' "$tmp/top/dev/cuda/simple_kernel.cu"
     run 1 env CXX="$CXX" ./versions.sh --check simple_kernel
     contains "simple_kernel.cu: its list is stale" "$tmp/out"
     run 0 env CXX="$CXX" ./versions.sh simple_kernel
     cmp dev/cuda/simple_kernel.cu "$tmp/top/dev/cuda/simple_kernel.cu" || fail "the list is not written as it was"
-    run 0 env CXX="$CXX" ./versions.sh --check ${chosen[@]+"${chosen[@]}"}
+    run 0 env CXX="$CXX" ./versions.sh --check
 }
 
 # ---- the ladders of the pages ----
