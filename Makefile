@@ -55,7 +55,7 @@ BINARIES := $(PROGRAMS) $(TESTS) $(BENCHES) $(FUZZERS)
 CXX_BINARIES := $(patsubst %.cpp,$(P)%,$(wildcard scripts/*.cpp))
 CU_BINARIES := $(patsubst %.cu,$(P)%cu,$(wildcard *.cu))
 
-.PHONY: help all programs tests demo test test-full check promote sanitize sanitize-programs sanitize-gpu valgrind fuzz \
+.PHONY: help all programs tests demo test test-full quick quick-tests check promote sanitize sanitize-programs sanitize-gpu valgrind fuzz \
         fuzz-program coverage bench learn check-style clean FORCE
 
 help:
@@ -66,6 +66,9 @@ help:
 	@echo 'make scripts/plot_runs    draws training runs as one SVG; needs a C++ compiler'
 	@echo 'make test        every test that this machine can run; ends with "N passed, N failed, N skipped"'
 	@echo 'make test-full   the same with what takes minutes: CUDA in every precision for every architecture, 124M on the CPU'
+	@echo 'make quick       in a minute or two: the unit tests, built with -O1, make check and make check-style'
+	@echo 'make quick SINCE=main    only the tests that depend on what has changed since then, of all kinds; FILES="a b": on these files;'
+	@echo '                 make test takes SINCE and FILES, too'
 	@echo 'make check       whether the kernels in train_gpt2.cu are still those of dev/cuda; make promote copies them'
 	@echo 'make sanitize    the tests built with AddressSanitizer and UndefinedBehaviorSanitizer'
 	@echo 'make sanitize-gpu    compute-sanitizer on train_gpt2cu and every op (needs a GPU): SANITIZE_GPU="train gelu_forward" picks'
@@ -132,8 +135,26 @@ $(CU_BINARIES): $(P)%cu: %.cu $(BUILD)/%cu.d $(BUILD)/nvcc_flags
 demo: programs
 	@scripts/demo.sh $(or $(P),./)train_gpt2
 
-test: programs tests
-	@BIN_DIR='$(BIN_DIR)' CC='$(CC)' dev/test/run.sh
+# The tests that dev/test/affected.sh names for SINCE=ref or FILES="a b", if the command line has one of them, else all tests.
+CHOICE := $(if $(findstring command,$(origin SINCE)),--since '$(SINCE)',$(if $(findstring command,$(origin FILES)),$(FILES)))
+CHOSEN := $(if $(CHOICE),$(shell dev/test/affected.sh $(CHOICE) || echo failed))
+ifeq ($(CHOSEN),failed)
+$(error dev/test/affected.sh could not choose the tests)
+endif
+CHOSEN_SCRIPTS := $(filter %.sh,$(CHOSEN))
+CHOSEN_BINARIES := $(filter $(addprefix %/,$(CHOSEN)),$(TESTS))
+
+test: $(if $(CHOICE),$(if $(CHOSEN_SCRIPTS),programs $(FUZZERS)) $(CHOSEN_BINARIES),programs tests)
+	@$(if $(CHOICE),$(if $(CHOSEN),,echo 'no test depends on these files'; echo '0 passed, 0 failed, 0 skipped'; exit 0;)) \
+	    BIN_DIR='$(BIN_DIR)' CC='$(CC)' dev/test/run.sh $(CHOSEN)
+
+# -O1: gcc takes half as long as with -O3, and most of the time here is gcc's
+QUICK_BUILD := BIN_DIR=build/quick CFLAGS='-O1 -g'
+quick: check
+	@if command -v clang-format >/dev/null; then $(MAKE) --no-print-directory check-style; else echo 'skip check-style: needs clang-format'; fi
+	@$(MAKE) --no-print-directory -j$$(getconf _NPROCESSORS_ONLN) $(if $(CHOSEN_SCRIPTS),,$(QUICK_BUILD)) $(if $(CHOICE),test,quick-tests)
+quick-tests: $(TESTS)
+	@BIN_DIR='$(BIN_DIR)' CC='$(CC)' dev/test/run.sh $(notdir $(TESTS)) test_structure.sh
 
 check:
 	@scripts/promote.sh --check

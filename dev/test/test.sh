@@ -86,10 +86,10 @@ run_tests() { # [--list | NAME ...]
     [ "$failed" -eq 0 ]
 }
 
-# Like run_tests, but only `make test` runs the tests: `make sanitize` and others with another BIN_DIR skip them.
+# Like run_tests, but only `make test` and `make quick` run the tests: `make sanitize` and others with another BIN_DIR skip them.
 run_tests_once() { # [--list | NAME ...]
     local name
-    if [ "$called_for" != . ]; then
+    if [ "$called_for" != . ] && [ "$called_for" != build/quick ]; then
         for name in "${tests[@]}"; do
             eval "test_$name() { skip 'does not depend on BIN_DIR=$called_for: make test runs it'; }"
         done
