@@ -55,7 +55,7 @@ BINARIES := $(PROGRAMS) $(TESTS) $(BENCHES) $(FUZZERS)
 CXX_BINARIES := $(patsubst %.cpp,$(P)%,$(wildcard scripts/*.cpp))
 CU_BINARIES := $(patsubst %.cu,$(P)%cu,$(wildcard *.cu))
 
-.PHONY: help all programs tests emulated demo test test-full check promote sanitize sanitize-programs sanitize-gpu valgrind fuzz \
+.PHONY: help all programs tests emulated demo test test-full quick check promote sanitize sanitize-programs sanitize-gpu valgrind fuzz \
         fuzz-program coverage bench learn check-style clean FORCE
 
 help:
@@ -66,6 +66,9 @@ help:
 	@echo 'make scripts/plot_runs    draws training runs as one SVG; needs a C++ compiler'
 	@echo 'make test        every test that this machine can run; ends with "N passed, N failed, N skipped"'
 	@echo 'make test-full   the same with what takes minutes: CUDA in every precision for every architecture, 124M on the CPU'
+	@echo 'make quick       in a minute or two: the unit tests, make check and make check-style'
+	@echo 'make quick SINCE=main    only the tests that depend on what has changed since then, of all kinds; FILES="a b": on these files;'
+	@echo '                 make test takes SINCE and FILES, too'
 	@echo 'make check       whether the kernels in train_gpt2.cu are still those of dev/cuda; make promote copies them'
 	@echo 'make sanitize    the tests built with AddressSanitizer and UndefinedBehaviorSanitizer'
 	@echo 'make sanitize-gpu    compute-sanitizer on train_gpt2cu and every op (needs a GPU): SANITIZE_GPU="train gelu_forward" picks'
@@ -138,12 +141,32 @@ emulated:
 	+@$(EMULATED) PRECISION=BF16 cpu ../../build/emulated/test_gpt2_cpu
 	+@$(EMULATED) PRECISION=FP32 ../../build/emulated/train_gpt2_cpu_fp32
 
-# not with another BIN_DIR: the tests that need it do not depend on that
-TEST_EMULATED := $(if $(P),,$(if $(and $(wildcard dev/cuda/Makefile),$(shell command -v $(firstword $(CXX)))),emulated))
-JOBS := $(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
+# The tests that dev/test/affected.sh names for SINCE=ref or FILES="a b", if the command line has one of them, else all tests.
+CHOICE := $(if $(findstring command,$(origin SINCE)),--since '$(SINCE)',$(if $(findstring command,$(origin FILES)),$(FILES)))
+CHOSEN := $(if $(CHOICE),$(shell dev/test/affected.sh $(CHOICE) || echo failed))
+ifeq ($(CHOSEN),failed)
+$(error dev/test/affected.sh could not choose the tests)
+endif
+
+# What the tests need is built on as many cores as there are, unless -j says otherwise. The emulation is left out with another BIN_DIR,
+# whose tests do not run kernels, and where tests are chosen: those that need it build what they need.
+TEST_NEEDS := $(if $(CHOICE),$(if $(filter %.sh,$(CHOSEN)),programs $(FUZZERS)) $(filter $(addprefix %/,$(CHOSEN)),$(TESTS)),programs tests \
+                             $(if $(P),,$(if $(and $(wildcard dev/cuda/Makefile),$(shell command -v $(firstword $(CXX)))),emulated)))
+JOBS := $(if $(filter -j%,$(MAKEFLAGS)),,-j$(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2))
+RUN_TESTS := BIN_DIR='$(BIN_DIR)' CC='$(CC)' dev/test/run.sh
 test:
-	@$(MAKE) --no-print-directory $(if $(filter -j%,$(MAKEFLAGS)),,-j$(JOBS)) programs tests $(TEST_EMULATED)
-	@BIN_DIR='$(BIN_DIR)' CC='$(CC)' dev/test/run.sh
+	@$(if $(strip $(TEST_NEEDS)),$(MAKE) --no-print-directory $(JOBS) $(TEST_NEEDS))
+	@$(if $(CHOICE),$(if $(CHOSEN),,echo 'no test depends on these files'; echo '0 passed, 0 failed, 0 skipped'; exit 0;)) \
+	    $(RUN_TESTS) $(CHOSEN)
+
+quick: check
+	@if command -v clang-format >/dev/null; then $(MAKE) --no-print-directory check-style; else echo 'skip check-style: needs clang-format'; fi
+ifdef CHOICE
+	@$(MAKE) --no-print-directory test
+else
+	@$(MAKE) --no-print-directory $(JOBS) $(TESTS)
+	@$(RUN_TESTS) $(notdir $(TESTS)) test_structure.sh
+endif
 
 check:
 	@scripts/promote.sh --check

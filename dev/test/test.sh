@@ -74,7 +74,7 @@ run_tests() { # [--list | NAME ...]
     [ "$failed" -eq 0 ]
 }
 
-# Like run_tests, but only `make test` runs the tests: `make sanitize` and others with another BIN_DIR skip them.
+# Like run_tests, but only `make test` and `make quick` run the tests: `make sanitize` and others with another BIN_DIR skip them.
 run_tests_once() { # [--list | NAME ...]
     local name
     if [ "$called_for" != . ]; then

@@ -35,7 +35,7 @@ test_program() {
 test_help() {
     new_tree
     make >"$tmp/out" 2>&1
-    for target in train_gpt2cu all demo test test-full check sanitize valgrind fuzz fuzz-program bench check-style clean; do
+    for target in train_gpt2cu all demo test test-full quick check sanitize valgrind fuzz fuzz-program bench check-style clean; do
         grep -q "^make $target " "$tmp/out" || fail "make does not explain $target"
     done
     [ ! -e build ] && [ ! -e train_gpt2 ] || fail "make alone builds something"
@@ -132,6 +132,30 @@ test_missing_compiler_is_named() {
     make all CC=no-such-cc >"$tmp/out" 2>&1 || rc=$?
     [ $rc -ne 0 ] || fail "make succeeds without a compiler"
     contains "error: no compiler no-such-cc" "$tmp/out"
+}
+
+# SINCE and FILES choose tests by what they include, and build no more than these
+test_only_what_a_change_touches() {
+    new_tree
+    cp "$top/dev/test/affected.sh" dev/test/
+    test_program one 'puts("ok a\n1 passed, 0 failed, 0 skipped"); return 0;'
+    sed 's|^|#include "../../../llmc/number.h"\n|; 2,$d' dev/test/unit/test_one.c >dev/test/unit/test_two.c
+    cat dev/test/unit/test_one.c >>dev/test/unit/test_two.c
+    touch LICENSE
+    make test FILES=llmc/number.h >"$tmp/out" 2>&1
+    want "the tests that ran" "$(grep '^== ' "$tmp/out")" "== test_two"
+    [ ! -e train_gpt2 ] && [ ! -e dev/test/unit/test_one ] || fail "make test FILES= builds more than the test"
+    make test FILES=LICENSE >"$tmp/out" 2>&1
+    want "the last line when no test is touched" "$(tail -n 1 "$tmp/out")" "0 passed, 0 failed, 0 skipped"
+    mkdir scripts bin
+    printf '#!/bin/sh\n' | tee scripts/promote.sh >bin/clang-format
+    chmod +x scripts/promote.sh bin/clang-format
+    PATH=$PWD/bin:$PATH make quick FILES=llmc/number.h >"$tmp/out" 2>&1
+    want "the last line of make quick" "$(tail -n 1 "$tmp/out")" "1 passed, 0 failed, 0 skipped"
+    [ -e build/quick/dev/test/unit/test_two ] || fail "make quick builds elsewhere than in build/quick"
+    ! make test SINCE=no-such-commit >"$tmp/out" 2>&1 || fail "make test accepts an unknown commit"
+    FILES=LICENSE make test >"$tmp/out" 2>&1 # a variable of the environment chooses nothing
+    want "the last line of all tests" "$(tail -n 1 "$tmp/out")" "2 passed, 0 failed, 0 skipped"
 }
 
 # what run.sh reports for programs that behave and for programs that do not
@@ -282,6 +306,6 @@ test_sanitize_finds_a_bug() {
 }
 
 tests=(help budgets builds_and_rebuilds another_compiler_rebuilds without_openmp warnings_are_errors_when_asked fast_math_is_refused
-    missing_compiler_is_named reports_are_added_up side_by_side no_tests_is_a_failure signals_are_not_ignored
+    missing_compiler_is_named only_what_a_change_touches reports_are_added_up side_by_side no_tests_is_a_failure signals_are_not_ignored
     interrupt_and_children sanitize_finds_a_bug)
 run_tests_once "$@"
