@@ -1157,8 +1157,11 @@ static void limit_threads(double flops) {
 #endif
 }
 
-// Measures the FLOP/s of a matmul that is large enough to reach the machine's rate. Takes some milliseconds.
+// Measures the FLOP/s of a matmul that is large enough to reach the machine's rate. Takes 20 ms on one core, a second in a build
+// with sanitizers. If LLMC_MACHINE_GFLOPS is set, as by tests that start hundreds of runs, returns its value instead.
 static double measure_matmul_flops(void) {
+    const char* known = getenv("LLMC_MACHINE_GFLOPS");
+    if (known && atof(known) > 0) { return atof(known) * 1e9; }
     const int n = 512;
     float *a = allocate_floats(n * n), *b = allocate_floats(n * n), *c = allocate_floats(n * n);
     double best_ms = 1e30;

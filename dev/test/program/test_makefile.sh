@@ -152,7 +152,6 @@ test_only_what_a_change_touches() {
     chmod +x scripts/promote.sh bin/clang-format
     PATH=$PWD/bin:$PATH make quick FILES=llmc/number.h >"$tmp/out" 2>&1
     want "the last line of make quick" "$(tail -n 1 "$tmp/out")" "1 passed, 0 failed, 0 skipped"
-    [ -e build/quick/dev/test/unit/test_two ] || fail "make quick builds elsewhere than in build/quick"
     ! make test SINCE=no-such-commit >"$tmp/out" 2>&1 || fail "make test accepts an unknown commit"
     FILES=LICENSE make test >"$tmp/out" 2>&1 # a variable of the environment chooses nothing
     want "the last line of all tests" "$(tail -n 1 "$tmp/out")" "2 passed, 0 failed, 0 skipped"

@@ -4,6 +4,14 @@
 #include "../golden.h"
 #include "../test.h"
 
+// The sanitizers look at accesses, which are the same for each of many samples, and make them thirty times slower.
+static int samples(int n) {
+#ifdef __SANITIZE_ADDRESS__
+    if (!getenv("LLMC_TEST_FULL")) { return (n + 7) / 8; }
+#endif
+    return n;
+}
+
 static void load_weights(GPT2* model, const char* path) {
     Error err;
     ModelFile file;
@@ -139,16 +147,17 @@ static void fixture_steps(GPT2* model, int n, float muon_rate, double* losses, d
 static void test_ten_steps(void) {
     GPT2 model;
     double losses[10], norms[10];
+    int n = samples(10);
     load_fixture(&model, FIXTURES "tiny_gpt2");
-    fixture_steps(&model, 10, 0.0f, losses, norms);
+    fixture_steps(&model, n, 0.0f, losses, norms);
     float *want_losses = golden_floats("train.losses"), *want_norms = golden_floats("train.grad_norms");
-    for (int i = 0; i < 10; i++) {
+    for (int i = 0; i < n; i++) {
         check_near(losses[i], want_losses[i], 1e-4);
         check_near(norms[i], want_norms[i], 1e-3 * want_norms[i]);
     }
     float* wte = golden_floats("train.wte_after");
     double error = relative_error(model.params.wte, wte, elements(golden_tensor("train.wte_after")));
-    check_msg(error <= 1e-4, "wte after 10 steps is off by %g of its norm", error);
+    check_msg(n < 10 || error <= 1e-4, "wte after 10 steps is off by %g of its norm", error);
     free(want_losses), free(want_norms), free(wte);
     gpt2_free(&model);
 }
@@ -175,12 +184,13 @@ static void test_muon_ten_steps(void) {
     static const int tensors[] = {0, 4, 6, 10, 12}; // wte, qkvw, attprojw, fcw, fcprojw
     GPT2 before, model;
     double losses[10], norms[10];
+    int n = samples(10);
     load_weights(&before, FIXTURES "tiny_gpt2");
     load_fixture(&model, FIXTURES "tiny_gpt2");
-    fixture_steps(&model, 10, 2e-3f, losses, norms);
+    fixture_steps(&model, n, 2e-3f, losses, norms);
     float* want_losses = tensor_floats(golden_muon_tensor("losses"));
     float* want_norms = tensor_floats(golden_muon_tensor("grad_norms"));
-    for (int i = 0; i < 10; i++) {
+    for (int i = 0; i < n; i++) {
         check_near(losses[i], want_losses[i], 2e-5);
         check_near(norms[i], want_norms[i], 1e-4 * want_norms[i]);
     }
@@ -191,7 +201,7 @@ static void test_muon_ten_steps(void) {
             char name[96];
             size_t at = param_offset(c, p) + (size_t)l * param_layer_size(c, p);
             param_hf_name(name, sizeof(name), p, l);
-            compare_change(name, before.params_memory + at, model.params_memory + at, param_cols(c, p));
+            if (n == 10) { compare_change(name, before.params_memory + at, model.params_memory + at, param_cols(c, p)); }
             for (size_t j = 0; p > 0 && j < param_layer_size(c, p); j++) { check(model.v_memory[at + j] == 0.0f); }
         }
     }
@@ -255,13 +265,13 @@ static void test_newton_schulz(void) {
 #ifdef _OPENMP
 static void compare_one_thread_with_three(float muon_rate) {
     int threads = omp_get_max_threads();
-    double losses[2][3], norms[2][3];
+    double losses[2][3] = {{0}}, norms[2][3] = {{0}};
     float* weights[2];
     GPT2 model[2];
     for (int i = 0; i < 2; i++) {
         omp_set_num_threads(i == 0 ? 1 : 3);
         load_fixture(&model[i], FIXTURES "tiny_gpt2");
-        fixture_steps(&model[i], 3, muon_rate, losses[i], norms[i]);
+        fixture_steps(&model[i], samples(3), muon_rate, losses[i], norms[i]);
         weights[i] = model[i].params_memory;
     }
     omp_set_num_threads(threads);
@@ -352,7 +362,7 @@ static void test_finite_differences(void) {
             double size = fabs(model.grads_memory[at + i]);
             scale = size > scale ? size : scale;
         }
-        for (int k = 0; k < 24; k++) {
+        for (int k = 0; k < samples(24); k++) {
             size_t i = at + random_below(&rng, (uint32_t)n);
             float saved = model.params_memory[i];
             double slope[2];
@@ -504,14 +514,15 @@ static void test_nan_is_seen(void) {
     GPT2 model;
     int *inputs = golden_ints("input_ids"), *targets = golden_ints("targets");
     load_fixture(&model, FIXTURES "tiny_gpt2");
+    // one of the four sequences is enough: its first token has position 0 and inputs[3] is in it
     for (int p = 0; p < NUM_PARAMS; p++) {
         float* weight = model.params_memory + param_offset(&model.config, p);
         if (p == 0) { weight += (size_t)inputs[3] * model.config.channels; }
         float saved = *weight;
         *weight = NAN;
-        gpt2_forward(&model, &model.acts, inputs, 4, 64);
-        double loss = gpt2_loss(&model, targets, 1.0f / 256, 4, 64);
-        gpt2_backward(&model, inputs, 4, 64, true);
+        gpt2_forward(&model, &model.acts, inputs, 1, 64);
+        double loss = gpt2_loss(&model, targets, 1.0f / 64, 1, 64);
+        gpt2_backward(&model, inputs, 1, 64, true);
         check_msg(!isfinite(loss), "%s: loss is %g", gpt2_params[p].name, loss);
         check_msg(!isfinite(gpt2_gradient_norm(&model)), "%s: the norm is finite", gpt2_params[p].name);
         *weight = saved;
