@@ -559,7 +559,8 @@ typedef struct {
 // Returns n zeroed floats, to be released with free(). They are on huge pages where the system has them, which cause
 // fewer page faults and TLB misses.
 static float* allocate_floats(size_t n) {
-    const size_t huge = 2 << 20, unit = n * sizeof(float) < huge ? 64 : huge; // a small tensor does not fill a huge page
+    const size_t huge = 2 << 20;
+    const size_t unit = n * sizeof(float) < huge ? 64 : huge; // a small tensor does not fill a huge page
     size_t bytes = (n * sizeof(float) + unit - 1) / unit * unit;
     float* p = (float*)aligned_alloc(unit, bytes ? bytes : unit);
     if (!p) {
