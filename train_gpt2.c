@@ -560,8 +560,9 @@ typedef struct {
 // fewer page faults and TLB misses.
 static float* allocate_floats(size_t n) {
     const size_t huge = 2 << 20;
-    size_t bytes = (n * sizeof(float) + huge - 1) / huge * huge;
-    float* p = (float*)aligned_alloc(huge, bytes ? bytes : huge);
+    const size_t unit = n * sizeof(float) < huge ? 64 : huge; // a small tensor does not fill a huge page
+    size_t bytes = (n * sizeof(float) + unit - 1) / unit * unit;
+    float* p = (float*)aligned_alloc(unit, bytes ? bytes : unit);
     if (!p) {
         die("out of memory: cannot allocate %.3g GB%s", (double)bytes / 1e9,
             args->train_data ? "; a smaller -b or -t needs less" : "");

@@ -119,7 +119,7 @@ test_fast_math_is_refused() {
     command -v "$CC" >/dev/null || skip "needs $CC"
     for source in train_gpt2.c dev/data/tokenize.c; do
         for flag in -Ofast -ffast-math -ffinite-math-only; do
-            ! "$CC" -std=gnu11 $flag -fsyntax-only "$source" 2>"$tmp/err" || fail "$source compiles with $flag"
+            ! "$CC" -std=gnu11 $flag -fsyntax-only -Wfatal-errors "$source" 2>"$tmp/err" || fail "$source compiles with $flag"
             contains "needs IEEE arithmetic: compile without -Ofast" "$tmp/err"
         done
         "$CC" -std=gnu11 -O3 -fno-math-errno -fno-trapping-math -fsyntax-only "$source" || fail "$source does not compile"

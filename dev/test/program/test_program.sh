@@ -789,6 +789,8 @@ test_eval_values() {
     want "the accuracy of the greedy words" "$(value acc 4)" 0.5
     near "the log of their perplexity" "$(awk -v p="$(value perplexity 4)" 'BEGIN {print log(p)}')" 14.167665
     while read -r T stride loss; do
+        # under a sanitizer, 230 windows take 20 s and access what 16 do
+        [[ $stride != 1 || $BIN_DIR != *sanitize* || -n "${LLMC_TEST_FULL-}" ]] || continue
         good -e "$tiny" --eval 'values/t_*.bin' --json -b 3 -t "$T" --stride "$stride"
         near "the loss with -t $T --stride $stride" "$(value loss 1)" "$loss"
         want "the tokens with -t $T --stride $stride" "$(value tokens 1)" 293

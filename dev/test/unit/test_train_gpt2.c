@@ -201,7 +201,9 @@ static void test_muon_ten_steps(void) {
             char name[96];
             size_t at = param_offset(c, p) + (size_t)l * param_layer_size(c, p);
             param_hf_name(name, sizeof(name), p, l);
-            if (n == 10) { compare_change(name, before.params_memory + at, model.params_memory + at, param_cols(c, p)); }
+            if (n == 10) {
+                compare_change(name, before.params_memory + at, model.params_memory + at, param_cols(c, p));
+            }
             for (size_t j = 0; p > 0 && j < param_layer_size(c, p); j++) { check(model.v_memory[at + j] == 0.0f); }
         }
     }
