@@ -12,7 +12,7 @@ The residual stream of the 2-layer fixture is rounded about 5 times, and each br
 error of a hidden state is about sqrt(11) u. Logits are rounded once more. Gradients pass through the network twice, so
 their error is about sqrt(30) u. FORWARD and BACKWARD below are twice these errors.
 */
-#ifdef CUDA_EMULATION // to compile it takes a minute, so one binary is both programs there, by the name that it is called by
+#ifdef GPU_PROGRAM // in the emulation of dev/cuda, where one binary, which takes a minute to compile, is both programs, by its name
 #define main train_gpt2_main
 #else
 #define TESTING
@@ -1718,7 +1718,7 @@ static const Test tests[] = {
 };
 
 int main(int argc, char** argv) {
-#ifdef CUDA_EMULATION
+#ifdef GPU_PROGRAM
     const char* slash = strrchr(argv[0], '/');
     if (strncmp(slash ? slash + 1 : argv[0], "train_gpt2", strlen("train_gpt2")) == 0) {
         return train_gpt2_main(argc, argv);
