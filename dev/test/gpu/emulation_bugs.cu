@@ -1,7 +1,7 @@
 /* Kernels with planted bugs: test_emulation.sh demands that the emulation finds and names each of them. The text of a
    kernel in --list is what the report must say; a comment "bug N" marks the line that it must name. In kernels whose text
    begins with "right:", it must find nothing. */
-#include "../../../llmc/ptx.cuh"
+#include "../../llmc/ptx.cuh"
 #include "bench.h"
 
 __global__ void bug_kernel0(float* out) { out[threadIdx.x] = 0.0f; } // right, but not the vendor's

@@ -3,7 +3,7 @@
    test_emulation.sh demands that they pass under dev/cuda/emulation. */
 #include <cooperative_groups.h>
 
-#include "../../../llmc/ptx.cuh"
+#include "../../llmc/ptx.cuh"
 #include "bench.h"
 
 // warp 0 produces, warp 1 consumes

@@ -1,6 +1,6 @@
 /* Kernels whose memory transactions follow by arithmetic: test_emulation.sh compares what --transactions counts. A comment
    "site N" marks the line whose counts are compared. */
-#include "../../../llmc/ptx.cuh"
+#include "../../llmc/ptx.cuh"
 #include "bench.h"
 
 __global__ void site_kernel1(float* out) {
