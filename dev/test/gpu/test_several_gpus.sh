@@ -3,17 +3,15 @@
 # starting, the collectives and their order, checkpoints, signals, faults. Needs nvcc. What the kernels compute, and how fast,
 # is not tested here.
 . "$(dirname "$0")/ranks.sh"
+. dev/test/gpu/builds.sh
 export FAKE_CUDA_DEVICES=16 LLMC_NCCL=$tmp/bin/fake_nccl.so
 model=(--layers 2 --channels 32 --heads 2 --positions 16 -b 2 -t 16)
 unit=32 limit=100
 broken_card=(FAKE_CUDA_FAIL=cudaGraphLaunch:5:cudaErrorLaunchFailure)
 
 build() {
-    nvcc -O1 -Xcompiler -fPIC -shared -cudart none dev/test/stand-ins/fake_cuda.c -o "$tmp/bin/fake_cuda.so" &
+    build_on_stand_in "$tmp/bin"
     nvcc -O1 -Xcompiler -fPIC -shared -cudart none dev/test/stand-ins/fake_nccl.c -o "$tmp/bin/fake_nccl.so"
-    wait
-    nvcc -O1 -std=c++17 -gencode arch=compute_80,code=compute_80 -Xcicc -O0 -Xcompiler -fopenmp -cudart none \
-        train_gpt2.cu -o "$train" "$tmp/bin/fake_cuda.so" -ldl
 }
 
 # Makes the undisturbed runs of 8 steps with 1 and with 2 GPUs, of as many sequences at a time in all.

@@ -3,12 +3,13 @@
 #
 # What would take long is cut short by variables that the commands read (DEMO_FLAGS) or by flags after the command's own,
 # of which the last one counts. Downloads come from a folder here. Commands for the GPU are compiled; where there is no GPU,
-# with the least optimisation, and their program must accept the flags and then say that a GPU is missing.
+# by quick_nvcc.sh, and their program must accept the flags and then say that a GPU is missing.
 . "$(dirname "$0")/../test.sh"
+. dev/test/gpu/builds.sh
 unset MAKEFLAGS MFLAGS MAKELEVEL PRECISION SPILLS DEVICE_ONLY BIN_DIR
 export PATH=$PATH:/usr/local/cuda/bin
 have_gpu() { nvidia-smi -L >/dev/null 2>&1; }
-have_gpu || export GPU_COMPUTE_CAPABILITY=75 NVCC="nvcc -Xcicc -O0 -Xptxas -O0" # what compiles fastest
+have_gpu || export GPU_COMPUTE_CAPABILITY=$cheap_arch NVCC=$cheap_nvcc
 small_model='--layers 1 --heads 1 --channels 64 --positions 64'
 short='-x 2 -b 1 -t 64 -d 64'
 export DEMO_FLAGS='-x 20 -v 10 -s 20 -u 5'
@@ -299,11 +300,11 @@ test_several_gpus() {
     contains " -o log16 -b 32 -d 524288 -x 1000 -y 1" "$tmp/out"
 }
 
-# Without LLMC_TEST_FULL one of them, in turn by day: test_gpu.sh compiles them all
+# Without LLMC_TEST_FULL only FP16: of train_gpt2.cu in FP32, test_gpu.sh compiles what test_gpt2.cu includes.
 test_precisions() {
-    local precision precisions=(FP16 FP32)
+    local precision precisions=(FP16)
     for_gpu 'make train_gpt2cu PRECISION=FP16' 'make train_gpt2cu PRECISION=FP32'
-    [ -n "${LLMC_TEST_FULL-}" ] || precisions=("${precisions[$((day % 2))]}")
+    [ -z "${LLMC_TEST_FULL-}" ] || precisions+=(FP32)
     for precision in "${precisions[@]}"; do run 0 "make train_gpt2cu PRECISION=$precision"; done
 }
 
