@@ -17,12 +17,18 @@ export DEMO_FLAGS='-x 20 -v 10 -s 20 -u 5'
 # The lines of the ```sh blocks.
 commands() { awk '/^```/ { inside = $0 == "```sh"; next } inside' README.md; }
 
-# The copy, once for all tests: the files that git knows or would know.
+# The copy, once for all tests: the files that git knows or would know, and what make has built from them. All keep their times, so
+# make compiles a program again if it would do so here: if a source or the flags have changed, or if a header is missing.
 copy() {
     [ ! -e "$tmp/top/README.md" ] || return 0
     mkdir -p "$tmp/top"
     git ls-files -z --cached --others --exclude-standard >"$tmp/files" 2>/dev/null || skip "needs git"
-    xargs -0 cp --parents -t "$tmp/top" <"$tmp/files"
+    xargs -0 cp -p --parents -t "$tmp/top" <"$tmp/files"
+    local program list
+    for program in train_gpt2 dev/data/*.c; do
+        program=${program%.c} list=build/${program%.c}.d
+        [ ! -x "$program" ] || [ ! -e "$list" ] || cp -p --parents -t "$tmp/top" "$program" "$list" build/flags
+    done
     share_engine "$tmp/top"
 }
 
@@ -300,12 +306,15 @@ test_several_gpus() {
     contains " -o log16 -b 32 -d 524288 -x 1000 -y 1" "$tmp/out"
 }
 
-# Without LLMC_TEST_FULL only FP16: of train_gpt2.cu in FP32, test_gpu.sh compiles what test_gpt2.cu includes.
+# Compiled with LLMC_TEST_FULL=1. Otherwise test_gpu.sh compiles train_gpt2.cu in FP32, as a part of test_gpt2.cu.
 test_precisions() {
-    local precision precisions=(FP16)
+    local precision
     for_gpu 'make train_gpt2cu PRECISION=FP16' 'make train_gpt2cu PRECISION=FP32'
-    [ -z "${LLMC_TEST_FULL-}" ] || precisions+=(FP32)
-    for precision in "${precisions[@]}"; do run 0 "make train_gpt2cu PRECISION=$precision"; done
+    for precision in FP16 FP32; do
+        run 0 "make -n train_gpt2cu PRECISION=$precision"
+        contains " -DENABLE_$precision " "$tmp/out"
+        [ -z "${LLMC_TEST_FULL-}" ] || run 0 "make train_gpt2cu PRECISION=$precision"
+    done
 }
 
 # The flags that the README lists are in --help, with the same letters.
