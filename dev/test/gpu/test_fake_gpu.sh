@@ -578,7 +578,7 @@ test_no_memory_for_a_sample() {
 test_little_memory() {
     setup
     local mb advice words fitted=0 hopeless=0 kept=0
-    for ((mb = 720; mb <= 840; mb += 10)); do
+    for ((mb = 720; mb <= 840; mb += full ? 10 : 20)); do
         set_flags "$tmp/little" 1 --layers 4 --channels 192 --positions 2048 -b 2 -t 2048 -d 4096 -j "$tmp/data/*_train_*.bin" -v 0 -s 0 -n 0
         rm -rf "$tmp/little"
         export FAKE_CUDA_MEMORY=${mb}000000
@@ -740,7 +740,7 @@ test_lost_card() {
     good "the run" "$tmp/untuned"
     total=$(calls any)
     [ "$total" -gt 1000 ] || fail "only $total calls"
-    stride=$((full ? 1 : total / 50))
+    stride=$((full ? 1 : total / 25))
     for ((at = 1; at <= total; at += stride)); do
         error=(cudaErrorECCUncorrectable "uncorrectable ECC error")
         [ $((step++ % 2)) -eq 0 ] || error=(cudaErrorLaunchFailure "unspecified launch failure")
