@@ -33,18 +33,19 @@ while [ $# -gt 0 ]; do
         shift
         ;;
     -l* | -L* | *.so) link+=("$1") ;;
-    -c | -fatbin | -cubin | -ptx | -shared | -E | -M | -MM | -arch=* | -arch | --*) [[ $1 == --use_fast_math ]] && compile+=("$1") || whole=yes ;;
+    --use_fast_math) compile+=("$1") ;;
+    -c | -fatbin | -cubin | -ptx | -shared | -E | -M | -MM | -arch=* | -arch | --*) whole=yes ;;
     *.cu) source=$1 ;;
     *) compile+=("$1") ;;
     esac
     shift
 done
 [ -n "$source" ] && [ -z "$whole" ] || exec nvcc ${all[@]+"${all[@]}"}
-[ -n "$arch" ] || compile+=(-gencode arch=compute_75,code=compute_75)
+[ -n "$arch" ] || compile+=(-gencode "arch=compute_75,code=compute_75")
 [ -z "$stand_in" ] || link=(-cudart none "$stand_in" -Xcompiler -fopenmp -ldl)
 
 mkdir -p "$folder"
-find "$folder" -type f -mmin +1440 -delete
+find "$folder" -type f -mmin +1440 -delete 2>/dev/null || true # another caller may do the same
 headers=$(nvcc -MM "${compile[@]}" "$source" | sed 's/^[^:]*://; s/\\$//')
 # shellcheck disable=SC2086
 key=$({ nvcc --version && printf '%s\n' "$source" "${compile[@]}" && cat $headers; } | sha256sum | cut -c 1-20)
