@@ -2,6 +2,7 @@
 # The host code of train_gpt2cu without a GPU: fake_cuda.c stands in for the CUDA runtime and cuBLASLt. It can also fail at
 # any call, which no real card does on demand. Needs nvcc. Whether kernels are right, and real timing, is not tested here.
 . "$(dirname "$0")/../test.sh"
+. dev/test/gpu/builds.sh
 export PATH=$PATH:/usr/local/cuda/bin
 export OMP_NUM_THREADS=1 # the models are tiny
 unset "${!FAKE_CUDA_@}" "${!FAKE_NVML_@}" CUDA_VISIBLE_DEVICES
@@ -10,21 +11,12 @@ train=$tmp/bin/train_gpt2cu
 full=${LLMC_TEST_FULL-}
 ends=${LLMC_ENDS:-$((full ? 40 : 18))} # 18: each of six signals with each of three intervals between checkpoints
 
-# Builds the program and what it takes for CUDA in DIR. PTX only, and without optimization: no kernel is ever run.
-build() { # DIR [FLAGS]
-    nvcc -O1 -Xcompiler -Wall,-Wextra,-Werror,-fPIC -shared -cudart none "${@:2}" dev/test/stand-ins/fake_cuda.c -o "$1/fake_cuda.so" \
-        >"$tmp/log" 2>&1 || { cat "$tmp/log" && fail "dev/test/stand-ins/fake_cuda.c does not compile"; }
-    nvcc -O1 -std=c++17 -gencode arch=compute_80,code=compute_80 -Xcicc -O0 -Xcompiler -fopenmp -cudart none "${@:2}" \
-        train_gpt2.cu -o "$1/train_gpt2cu" "$1/fake_cuda.so" -ldl >"$tmp/log" 2>&1 ||
-        { cat "$tmp/log" && fail "train_gpt2.cu does not compile"; }
-}
-
 # Builds the program and makes shards, once.
 setup() {
     [ -e "$tmp/data" ] && return
     command -v nvcc >/dev/null || skip "needs nvcc"
     [ -x "$BIN_DIR/dev/data/tokenize" ] && [ -x "$BIN_DIR/dev/data/hellaswag" ] || fail "dev/data/tokenize is not there: make all"
-    build "$tmp/bin"
+    build_on_stand_in "$tmp/bin"
     mkdir "$tmp/data.new"
     head -c 10000 llmc/gpt2.h >"$tmp/text"
     "$BIN_DIR/dev/data/tokenize" -i "$tmp/text" -o "$tmp/data.new/a" -v 1000 -s 5000 2>"$tmp/log" || fail "$(cat "$tmp/log")"
@@ -480,7 +472,7 @@ test_fp16() {
     setup
     local half=$tmp/half each
     mkdir -p "$half"
-    build "$half" -DENABLE_FP16
+    build_on_stand_in "$half" FP16
     local train=$half/train_gpt2cu small=(-b 1 -t 4 -d 4)
     train "$half/whole" 8 "${small[@]}"
     good "the run" "$half/whole"
@@ -507,7 +499,7 @@ quick=(another_run_differs killed_after_each_step signals nohup broken_pipe file
 [ -z "$full" ] || quick=()
 start_shared() { # NAME [TEST...]
     local code=0
-    LLMC_KILLS=${LLMC_KILLS:-$((full ? 100 : 20))} LLMC_OWNER_RUNS=4 TRAIN=$train "dev/test/test_$1.sh" "${@:2}" >"$tmp/$1.log" 2>&1 || code=$?
+    LLMC_KILLS=${LLMC_KILLS:-$((full ? 100 : 20))} LLMC_OWNER_RUNS=4 TRAIN=$train "dev/test/program/test_$1.sh" "${@:2}" >"$tmp/$1.log" 2>&1 || code=$?
     echo $code >"$tmp/$1.code"
 }
 shared_test() { # NAME [TEST...]: waits for it, or runs it
@@ -587,7 +579,7 @@ test_no_memory_for_a_sample() {
 test_little_memory() {
     setup
     local mb advice words fitted=0 hopeless=0 kept=0
-    for ((mb = 720; mb <= 840; mb += 10)); do
+    for ((mb = 720; mb <= 840; mb += full ? 10 : 20)); do
         set_flags "$tmp/little" 1 --layers 4 --channels 192 --positions 2048 -b 2 -t 2048 -d 4096 -j "$tmp/data/*_train_*.bin" -v 0 -s 0 -n 0
         rm -rf "$tmp/little"
         export FAKE_CUDA_MEMORY=${mb}000000
@@ -750,7 +742,7 @@ test_lost_card() {
     good "the run" "$tmp/untuned"
     total=$(calls any)
     [ "$total" -gt 1000 ] || fail "only $total calls"
-    stride=$((full ? 1 : total / 50))
+    stride=$((full ? 1 : total / 25))
     for ((at = 1; at <= total; at += stride)); do
         error=(cudaErrorECCUncorrectable "uncorrectable ECC error")
         [ $((step++ % 2)) -eq 0 ] || error=(cudaErrorLaunchFailure "unspecified launch failure")
@@ -800,8 +792,8 @@ test_no_device() {
 
 # ---- ends -------------------------------------------------------------------------------
 
-# Signals at random moments of a run with slow steps: in a step, in the capture of a graph, in validation, in a save. The last
-# complete step is saved (after SIGKILL: a step before it), and the run goes on bit for bit.
+# Signals at random moments of a run with slow steps, which takes about run_ms: in a step, in the capture of a graph, in validation,
+# in a save. The last complete step is saved (after SIGKILL: a step before it), and the run goes on bit for bit.
 end_at_random() { # NUMBER
     local signals=(INT TERM HUP USR1 PIPE KILL) signal out=$tmp/end_$1 pid code=0 steps saved
     signal=${signals[$1 / 3 % 6]}
@@ -809,7 +801,7 @@ end_at_random() { # NUMBER
     set_flags "$out" 8 -n $every
     FAKE_CUDA_SLOW_MS=15 "$train" "${flags[@]}" >"$out.out" 2>"$out.err" </dev/null &
     pid=$!
-    sleep "0.$(printf '%03d' $((RANDOM % 900)))"
+    sleep "$(awk -v ms=$((RANDOM * 10 % (run_ms + 1))) 'BEGIN { print ms / 1000 }')"
     kill "-$signal" $pid 2>/dev/null || true
     wait $pid || code=$?
     echo "SIG$signal: exit code $code; $(tail -n 1 "$out.out"); $(cat "$out.err")"
@@ -828,7 +820,11 @@ end_at_random() { # NUMBER
 }
 test_ends() {
     reference
-    local i running=0
+    local i running=0 run_ms
+    run_ms=$(date +%s%3N)
+    FAKE_CUDA_SLOW_MS=15 train "$tmp/end_none" 8 -n 1
+    good "a run that nothing ends" "$tmp/end_none"
+    run_ms=$(($(date +%s%3N) - run_ms))
     RANDOM=$((full ? RANDOM : 7))
     for ((i = 0; i < ends; i++)); do
         (end_at_random $i) >"$tmp/end_$i.log" 2>&1 &

@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
 # train_gpt2.cu and test_gpt2.cu. With nvcc: they compile, for every architecture and in every precision if there is a
-# GPU or LLMC_TEST_FULL=1, otherwise for three pairs of both. With a GPU: each test of test_gpt2cu passes in every
+# GPU or LLMC_TEST_FULL=1, otherwise in two precisions without optimisation. With a GPU: each test of test_gpt2cu passes in every
 # precision. Tests that cannot run here are skipped by name.
 #
 # Builds are kept below build/test_gpu: only what has changed is built again.
 . "$(dirname "$0")/../test.sh"
+. dev/test/gpu/builds.sh
 unset MAKEFLAGS MFLAGS MAKELEVEL PRECISION GPU_COMPUTE_CAPABILITY SPILLS DEVICE_ONLY
 export PATH=$PATH:/usr/local/cuda/bin
 nvcc=${NVCC:-nvcc}
@@ -20,20 +21,22 @@ archs=(90 75 80 100)
 if have_nvcc; then offered=$($nvcc --list-gpu-arch 2>&1); fi
 others=()
 for a in "${archs[@]:1}"; do grep -qx "compute_$a" <<<"${offered-}" && others+=("$a"); done
-# The builds of a short run: each precision and each architecture once, in two days. The first is the one in which register
-# spills are errors; the others are compiled with the least optimisation, because nobody runs their kernels.
+# The builds of a short run. The first is what test_readme.sh and test_fake_gpu.sh run, too, so it is compiled once for all three; the
+# other one has another precision and the text of test_gpt2.cu. No kernel runs, so quick_nvcc.sh makes them, without ptxas.
+# Optimised kernels for 90a, of which a register spill is an error, take ten times as long: they are compiled here if
+# LLMC_TEST_SINCE is set and the program has changed since, and so are FP16, 75 and 100. All of it: LLMC_TEST_FULL=1.
 # test_gpt2.cu includes train_gpt2.cu. `device` leaves out the host code, which does not depend on the architecture.
-few=("train_gpt2cu BF16 90" "test_gpt2cu FP32 80")
-in_turn=("test_gpt2cu FP16 75 device" "train_gpt2cu BF16 100 device")
-few+=("${in_turn[day % 2]}")
-tomorrow=${in_turn[(day + 1) % 2]}
-quick=yes
-if [ -n "${LLMC_TEST_FULL-}" ]; then quick='' few+=("$tomorrow"); fi
-if have_gpu; then quick='' few=() tomorrow=; fi
+few=("train_gpt2cu BF16 $cheap_arch" "test_gpt2cu FP32 80")
+slow=("train_gpt2cu BF16 90 device" "test_gpt2cu FP16 75 device" "train_gpt2cu BF16 100 device")
+quick=yes changed=
+if changed_since train_gpt2.cu test_gpt2.cu llmc dev/cuda/nvcc.mk; then changed=yes; fi
+if [ -n "${LLMC_TEST_FULL-}" ]; then quick='' few=() slow=("test_gpt2cu FP16 75 device"); fi # the others are in `all` below
+if have_gpu; then quick='' few=() slow=(); fi
 
 # ---- builds: PROGRAM PRECISION ARCH ... [device] is one call of nvcc, with a folder of its own ----
 
 each_once() { printf '%s\n' "$@" | awk 'NF && !seen[$0]++'; } # drops repeated lines, keeps their order
+is_one_of() { printf '%s\n' "${@:2}" | grep -qxF -- "$1"; } # WORD WORDS: true if WORD is one of them
 folder() { local IFS=_; echo "$builds/$*"; }
 
 # Writes to the folder: `log`, the output of make, and `result`, its exit code.
@@ -41,7 +44,7 @@ build() { # PROGRAM PRECISION ARCH ... [device]
     local dir rc=0 half='' compiler=$nvcc
     dir=$(folder "$@")
     mkdir -p "$dir"
-    if [ -n "$quick" ] && [ "$*" != "${few[0]}" ]; then compiler="$nvcc -Xcicc -O0 -Xptxas -O0"; fi
+    if [ -n "$quick" ] && is_one_of "$*" "${few[@]}"; then compiler=$cheap_nvcc; fi
     if [ "${*: -1}" = device ]; then half=yes && set -- "${@:1:$#-1}"; fi
     make BIN_DIR="$dir" PRECISION="$2" GPU_COMPUTE_CAPABILITY="${*:3}" DEVICE_ONLY=$half NVCC="$compiler" "$dir/$1" \
         >"$dir/log" 2>&1 || rc=$?
@@ -63,7 +66,10 @@ build_all() {
         # shellcheck disable=SC2086
         build $each &
         running=$((running + 1))
-    done < <(each_once "${list[@]}" "${few[@]}")
+    done < <(
+        [ -z "$changed${LLMC_TEST_FULL-}" ] || list+=("${slow[@]}")
+        each_once ${list[@]+"${list[@]}"} ${few[@]+"${few[@]}"}
+    )
     wait
 }
 
@@ -81,10 +87,12 @@ built() { # PROGRAM PRECISION ARCH ... [device]
 compiles() { # PROGRAM PRECISION ARCH [device]
     have_nvcc || skip "needs nvcc"
     grep -qx "compute_$3" <<<"$offered" || skip "this nvcc cannot compile for $3"
-    if printf '%s\n' "${few[@]}" | grep -x "$*" >/dev/null; then
+    if is_one_of "$*" "${few[@]}"; then
         built "$@"
-    elif [ -n "$quick" ] && [ "$*" = "$tomorrow" ]; then
-        skip "compiled every second day, not on day $day; now: LLMC_TEST_DAY=$((day + 1)), or make test-full"
+    elif is_one_of "$*" "${slow[@]}" && [ -n "$changed${LLMC_TEST_FULL-}" ]; then
+        built "$@"
+    elif [ -n "$quick" ] && is_one_of "$*" "${slow[@]}"; then
+        skip "make test-full compiles it; so does LLMC_TEST_SINCE=origin/main, if the program has changed since"
     elif [ -n "$quick" ]; then
         skip "make test-full compiles it"
     elif [[ "$1 $2" != "train_gpt2cu BF16" || $3 = 90 ]]; then
@@ -103,7 +111,7 @@ while read -r each; do
     name=${name// /_}
     eval "test_$name() { compiles $each; }"
     compile_tests+=("$name")
-done < <(each_once "${few[@]}" "$tomorrow" "${all[@]}")
+done < <(each_once ${few[@]+"${few[@]}"} ${slow[@]+"${slow[@]}"} "${all[@]}")
 
 # ---- without a GPU ----
 

@@ -1,22 +1,19 @@
 #!/usr/bin/env bash
 # Every op of dev/cuda. With a GPU: its --check in every precision, by `make test` in dev/cuda. Without a GPU: that it
-# compiles. Each op has its turn every third day, in the next precision and for the next architecture:
+# compiles. `make test` compiles
 #
-#     turn      1    2    3    4    5    6    7    8    9    10   11   12   13 ...
-#     precision BF16 FP16 FP32 BF16 FP16 FP32 BF16 FP16 FP32 BF16 FP16 FP32 BF16
-#     arch      75   80   90a  100  75   80   90a  100  75   80   90a  100  75
+#   - one op for each way to get at a matrix product: layernorm_forward has none, linear_gelu has wgmma and links cuBLASLt. In the
+#     latter a register spill or a serialised wgmma is an error, as in every op with wgmma
+#   - the ops that have changed since LLMC_TEST_SINCE, such as origin/main, if it is set: OP.cu, or a .cuh of dev/cuda that it includes
 #
-# An op that the last day's commits have changed, or that was changed since, is compiled on the other days, too. Of the
-# others, test_emulation.sh compiles each as C++, and test_gpu.sh those parts that are in train_gpt2.cu.
+# Of the others, test_emulation.sh compiles each as C++. With LLMC_TEST_FULL=1, `make test` of dev/cuda compiles each op in BF16 for
+# every architecture and in FP16 and FP32 for 80; then each op is compiled for 90a in BF16, and in a precision and for an
+# architecture that depend on its place in the list, so that every pair of both occurs.
 #
-# An op with wgmma is also compiled for 90a in BF16, where a register spill or a serialised wgmma is an error. Host code
-# takes most of the time, so it is compiled and linked only for ops that link a library; dev/test/gpu/test_dev_cuda.sh
-# builds others. With LLMC_TEST_FULL=1 every op has its turn, `make test` of dev/cuda first compiles each op in every
-# precision, and all ops are compiled for 90a in BF16.
-#
-#     dev/test/gpu/test_ops.sh [--list | OP ...]      LLMC_TEST_DAY=20000: the turns of another day
+#     dev/test/gpu/test_ops.sh [--list | OP ...]      these ops are compiled for 90a, and for their pair
 set -u -o pipefail
 . "$(dirname "$0")/../test.sh"
+. dev/test/gpu/builds.sh
 unset MAKEFLAGS MFLAGS MAKELEVEL PRECISION GPU_COMPUTE_CAPABILITY SPILLS DEVICE_ONLY
 export PATH=$PATH:/usr/local/cuda/bin
 nvcc=${NVCC:-nvcc}
@@ -65,7 +62,7 @@ if has_gpu || [ -n "${LLMC_TEST_FULL-}" ]; then
     fi
 fi
 
-# ---- the ops whose turn it is, in one precision and for one architecture ----
+# ---- some ops, or all of them ----
 
 precisions=(BF16 FP16 FP32)
 archs=() # 3 and 4 have no common divisor, so every pair occurs
@@ -78,42 +75,62 @@ done
 # uses PATTERN OP: true if the op's source, without comments, matches
 uses() { grep -qE "$1" <<<"$(sed 's|//.*||' "dev/cuda/$2.cu")"; }
 
-changed=$(changed_lately dev/cuda)
-# its_turn I: true if op I is compiled in this run
-its_turn() {
-    [ -n "$named" ] || [ -n "${LLMC_TEST_FULL-}" ] || [ $(((day + $1) % 3)) -eq 0 ] || grep -qx "dev/cuda/${ops[$1]}.cu" <<<"$changed"
+# changed OP: true if the op, or a header with kernels that it includes, has changed since LLMC_TEST_SINCE
+changed() {
+    local file new files=("$1.cu") i
+    for ((i = 0; i < ${#files[@]}; i++)); do
+        while read -r new; do
+            [[ " ${files[*]} " == *" $new "* ]] || files+=("$new")
+        done < <(sed -n 's/^#include "\([^"\/]*\.cuh\)".*/\1/p' "dev/cuda/${files[i]}")
+    done
+    for file in "${files[@]}"; do
+        if changed_since "dev/cuda/$file"; then return 0; fi
+    done
+    return 1
 }
 
-# A build is "OP PRECISION ARCH DEVICE_ONLY". The builds with wgmma take longest and come first.
-turns=() first=() later=()
+# A build is "OP PRECISION ARCH HOW"; HOW is all, device (code only), or quick (by quick_nvcc.sh). The builds with wgmma take longest and
+# come first. Host code is compiled only where a library is linked.
+first=() later=() skips=()
 for i in "${!ops[@]}"; do
-    turn=$(((day + i) / 3))
-    op=${ops[i]} precision=${precisions[turn % 3]} arch=${archs[turn % ${#archs[@]}]} device_only=yes
+    op=${ops[i]} how=device
     [[ " ${chosen[*]} " == *" $op "* ]] || continue
-    its_turn "$i" || { later+=("$op") && continue; }
-    ! uses 'cublas|nccl' "$op" || device_only=
-    if [[ " ${archs[*]} " == *" 90 "* ]] && { [ -n "${LLMC_TEST_FULL-}" ] || uses 'wgmma|gemm\.cuh' "$op"; }; then
-        first+=("$op BF16 90 $device_only")
-        [ "$precision $arch" != "BF16 90" ] || continue
-        device_only=yes
+    ! uses 'cublas|nccl' "$op" || how=all
+    if [ -n "$named${LLMC_TEST_FULL-}" ]; then
+        pair="${precisions[i % 3]} ${archs[i % ${#archs[@]}]}"
+        [[ " ${archs[*]} " != *" 90 "* ]] || { first+=("$op BF16 90 $how") && how=device; }
+        [ "$pair" = "BF16 90" ] || later+=("$op $pair $how")
+    elif [ "$op" = linear_gelu ] || changed "$op"; then
+        if uses 'wgmma|gemm\.cuh' "$op"; then first+=("$op BF16 90 $how"); else later+=("$op BF16 80 $how"); fi
+        [ "$op" = linear_gelu ] || echo "$op has changed since $LLMC_TEST_SINCE"
+    elif [ "$op" = layernorm_forward ]; then
+        later+=("$op BF16 $cheap_arch quick")
+    else
+        skips+=("$op")
     fi
-    turns+=("$op $precision $arch $device_only")
 done
-builds=(${first[@]+"${first[@]}"} ${turns[@]+"${turns[@]}"})
+builds=(${first[@]+"${first[@]}"} ${later[@]+"${later[@]}"})
 
 # Builds below build/test_ops, where the result is kept: only what has changed is built again.
-build() { # I OP PRECISION ARCH DEVICE_ONLY
-    local dir=build/test_ops/$2_$3_$4${5:+_device} rc=0
+build() { # I OP PRECISION ARCH HOW
+    local dir=build/test_ops/$2_$3_$4_$5 rc=0 compiler=$nvcc half=
     mkdir -p "$dir"
-    make -C dev/cuda BIN_DIR="../../$dir" OPS="$2" PRECISION="$3" GPU_COMPUTE_CAPABILITY="$4" DEVICE_ONLY="${5-}" \
-        NVCC="$nvcc" all >"$tmp/$1.log" 2>&1 || rc=$?
+    case $5 in
+    quick) compiler=$cheap_nvcc ;;
+    device) half=yes ;;
+    esac
+    make -C dev/cuda BIN_DIR="../../$dir" OPS="$2" PRECISION="$3" GPU_COMPUTE_CAPABILITY="$4" DEVICE_ONLY=$half \
+        NVCC="$compiler" all >"$tmp/$1.log" 2>&1 || rc=$?
     echo $rc >"$tmp/$1.result"
 }
 
-report() { # I OP PRECISION ARCH DEVICE_ONLY
+report() { # I OP PRECISION ARCH HOW
     local what="$2 $3" arch=$4 half=
     [ "$arch" != 90 ] || arch=90a
-    [ -z "${5-}" ] || half=", its device code"
+    case $5 in
+    device) half=", its device code" ;;
+    quick) half=", up to PTX" ;;
+    esac
     if [ "$(<"$tmp/$1.result")" = 0 ]; then
         passed=$((passed + 1))
         echo "ok $what: compiles for $arch$half"
@@ -144,8 +161,8 @@ done
 if [ -z "${LLMC_TEST_FULL-}" ]; then
     for op in "${chosen[@]}"; do
         skipped=$((skipped + 1))
-        if [[ " ${later[*]-} " == *" $op "* ]]; then
-            echo "skip $op: compiled every third day, not on day $day; now: dev/test/gpu/test_ops.sh $op, or make test-full"
+        if [[ " ${skips[*]-} " == *" $op "* ]]; then
+            echo "skip $op: make test-full compiles it, dev/test/gpu/test_ops.sh $op, or LLMC_TEST_SINCE=origin/main, if it has changed since"
         else
             echo "skip $op: no GPU to check it on; other precisions and architectures: make test-full"
         fi

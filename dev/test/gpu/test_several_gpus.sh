@@ -3,17 +3,15 @@
 # starting, the collectives and their order, checkpoints, signals, faults. Needs nvcc. What the kernels compute, and how fast,
 # is not tested here.
 . "$(dirname "$0")/ranks.sh"
+. dev/test/gpu/builds.sh
 export FAKE_CUDA_DEVICES=16 LLMC_NCCL=$tmp/bin/fake_nccl.so
 model=(--layers 2 --channels 32 --heads 2 --positions 16 -b 2 -t 16)
 unit=32 limit=100
 broken_card=(FAKE_CUDA_FAIL=cudaGraphLaunch:5:cudaErrorLaunchFailure)
 
 build() {
-    nvcc -O1 -Xcompiler -fPIC -shared -cudart none dev/test/stand-ins/fake_cuda.c -o "$tmp/bin/fake_cuda.so" &
+    build_on_stand_in "$tmp/bin"
     nvcc -O1 -Xcompiler -fPIC -shared -cudart none dev/test/stand-ins/fake_nccl.c -o "$tmp/bin/fake_nccl.so"
-    wait
-    nvcc -O1 -std=c++17 -gencode arch=compute_80,code=compute_80 -Xcicc -O0 -Xcompiler -fopenmp -cudart none \
-        train_gpt2.cu -o "$train" "$tmp/bin/fake_cuda.so" -ldl
 }
 
 # Makes the undisturbed runs of 8 steps with 1 and with 2 GPUs, of as many sequences at a time in all.
@@ -117,10 +115,12 @@ test_no_overlap() {
 
 # Weights are gathered in groups of at least 24 MiB: four layers of 512 channels have that, so the first group is the embeddings
 # and four layers, and the second the other layers and the last layernorm, which is no group of its own. No bit depends on it.
+# make test-full does the same with Muon.
 test_groups() {
     setup
-    local out=$tmp/groups optimizer larger
-    for optimizer in adamw muon; do
+    local out=$tmp/groups optimizer optimizers=(adamw) larger
+    [ -z "${LLMC_TEST_FULL-}" ] || optimizers+=(muon)
+    for optimizer in "${optimizers[@]}"; do
         larger=(--layers 8 --channels 512 --heads 8 --optimizer "$optimizer" -v 0 -s 0 -n 0 -w 0)
         FAKE_NCCL_COUNT=$out.calls gpus 2 "$out.off" 2 "${larger[@]}" --overlap off
         good "$optimizer" "$out.off"
@@ -205,13 +205,6 @@ WRAPPER
         fail "not the mean of ${median[4]} and ${median[5]} / ${median[6]}: $(cat "$out")"
     grep -qE "^3 cards, -e d6 .* -b 2 +[0-9.]+ +[0-9]+ +[0-9]+ +$(awk "BEGIN { printf \"%.2f\", 50 * (${median[1]} + ${median[2]}) / ${median[3]} }")%$" "$out" ||
         fail "not the mean of ${median[1]} and ${median[2]} / ${median[3]}: $(cat "$out")"
-    TRAIN=$tmp/bin/wrapper LLMC_DATA=llmc/training.h BENCH_MODEL="-e d6 $small" BENCH_B=2 BENCH_T=16 BENCH_STEPS=10 BENCH_LIMIT=$limit \
-        dev/test/bench/bench_several_gpus.sh --gpus 3 --rows beside >"$out" 2>&1 || fail "$(cat "$out")"
-    grep -q '^6 runs, 0 failed' "$out" || fail "$(cat "$out")"
-    want "rows" "$(grep -cE '^3 cards, .* --overlap on +[0-9.]+ +[0-9]+ +[0-9]+ +[0-9.]+%$' "$out")" 1
-    TRAIN=$tmp/bin/wrapper LLMC_DATA=llmc/training.h BENCH_LARGE="-e d6 $small" BENCH_MODEL="-e d6 $small" BENCH_B=2 BENCH_T=16 \
-        BENCH_STEPS=10 BENCH_LIMIT=$limit dev/test/bench/bench_several_gpus.sh --gpus 3 --rows adamw >"$out" 2>&1 || fail "$(cat "$out")"
-    grep -qE "^  without the .* ms that AdamW's shares save .*%$" "$out" || fail "$(cat "$out")"
     dev/test/bench/bench_several_gpus.sh --help >"$out"
     contains "usage: dev/test/bench/bench_several_gpus.sh" "$out"
     for i in "--gpus=0" "--gpus" "--cards=2" "--rows=most" "--rows=all,al?" "--rows=all micro" "--rows=,all"; do
@@ -220,6 +213,20 @@ WRAPPER
         TRAIN=$tmp/bin/wrapper dev/test/bench/bench_several_gpus.sh "${words[@]}" >"$out" 2>&1 || rc=$?
         want "the exit code of $i" "$rc: $(wc -l <"$out")" "2: 1"
     done
+}
+
+# of its rows, only some
+test_bench_rows() {
+    [ -n "${LLMC_TEST_FULL-}" ] || skip "make test-full: bench makes the runs of all rows"
+    setup
+    local out=$tmp/bench_rows.out small='--layers 2 --channels 32 --heads 2 --positions 16'
+    TRAIN=$train LLMC_DATA=llmc/training.h BENCH_MODEL="-e d6 $small" BENCH_B=2 BENCH_T=16 BENCH_STEPS=10 BENCH_LIMIT=$limit \
+        dev/test/bench/bench_several_gpus.sh --gpus 3 --rows beside >"$out" 2>&1 || fail "$(cat "$out")"
+    grep -q '^6 runs, 0 failed' "$out" || fail "$(cat "$out")"
+    want "rows" "$(grep -cE '^3 cards, .* --overlap on +[0-9.]+ +[0-9]+ +[0-9]+ +[0-9.]+%$' "$out")" 1
+    TRAIN=$train LLMC_DATA=llmc/training.h BENCH_LARGE="-e d6 $small" BENCH_MODEL="-e d6 $small" BENCH_B=2 BENCH_T=16 \
+        BENCH_STEPS=10 BENCH_LIMIT=$limit dev/test/bench/bench_several_gpus.sh --gpus 3 --rows adamw >"$out" 2>&1 || fail "$(cat "$out")"
+    grep -qE "^  without the .* ms that AdamW's shares save .*%$" "$out" || fail "$(cat "$out")"
 }
 
 # ZeRO-1 changes no bit where gradients are not clipped by their norm, which is added up in another order. With NCCL itself that
@@ -331,6 +338,6 @@ test_hangs() {
     done
 }
 
-tests=(losses collectives repeats no_overlap groups early_launches overlap_choice other_numbers zero muon bench hellaswag refusals one_task strangers signals faults one_rank_fails one_disk_is_full
+tests=(losses collectives repeats no_overlap groups early_launches overlap_choice other_numbers zero muon bench bench_rows hellaswag refusals one_task strangers signals faults one_rank_fails one_disk_is_full
     killed_at_the_start random_kills nccl_errors data_goes data_of_one_rank_goes output_goes hangs rank0_dies)
 run_tests_once "$@"

@@ -1,6 +1,8 @@
 // An op for the test of --tune without a GPU, on the stand-in for CUDA (fake_cuda.c): its kernel is a copy, which the stand-in
-// does run and whose time depends on the configuration. It goes by the name of an op that can be tuned.
+// does run and whose time depends on the configuration. It goes by the name of an op that can be tuned, unless told otherwise.
 //
+//     TUNED_OP_NAME=permute   its name
+//     TUNED_OP_PROMOTED=0     no kernel is promoted
 //     TUNED_OP_FASTEST=128    the configuration that takes half as long as the others; 0: the default
 //     TUNED_OP_NOISE=64       the configuration that is fast only when it is timed for the first time
 //     TUNED_OP_WRONG=256      the configuration whose results are wrong
@@ -26,9 +28,10 @@ static void declare(Bench& b) {
     };
     b.kernel(1, "untuned", copy, {0});
     b.kernel(2, "tuned", copy, {bench_tunable("gelu_forward")});
-    b.promoted(2);
+    if (setting("TUNED_OP_PROMOTED") != 0) { b.promoted(2); }
 }
 
 int main(int argc, char** argv) {
-    return bench_main(argc, argv, "gelu_forward", declare, {2, 16, 32, 2, 100}, {{1, 1, 8}});
+    const char* name = getenv("TUNED_OP_NAME");
+    return bench_main(argc, argv, name ? name : "gelu_forward", declare, {2, 16, 32, 2, 100}, {{1, 1, 8}});
 }

@@ -3,12 +3,13 @@
 #
 # What would take long is cut short by variables that the commands read (DEMO_FLAGS) or by flags after the command's own,
 # of which the last one counts. Downloads come from a folder here. Commands for the GPU are compiled; where there is no GPU,
-# with the least optimisation, and their program must accept the flags and then say that a GPU is missing.
+# by quick_nvcc.sh, and their program must accept the flags and then say that a GPU is missing.
 . "$(dirname "$0")/../test.sh"
+. dev/test/gpu/builds.sh
 unset MAKEFLAGS MFLAGS MAKELEVEL PRECISION SPILLS DEVICE_ONLY BIN_DIR
 export PATH=$PATH:/usr/local/cuda/bin
 have_gpu() { nvidia-smi -L >/dev/null 2>&1; }
-have_gpu || export GPU_COMPUTE_CAPABILITY=75 NVCC="nvcc -Xcicc -O0 -Xptxas -O0" # what compiles fastest
+have_gpu || export GPU_COMPUTE_CAPABILITY=$cheap_arch NVCC=$cheap_nvcc
 small_model='--layers 1 --heads 1 --channels 64 --positions 64'
 short='-x 2 -b 1 -t 64 -d 64'
 export DEMO_FLAGS='-x 20 -v 10 -s 20 -u 5'
@@ -16,13 +17,19 @@ export DEMO_FLAGS='-x 20 -v 10 -s 20 -u 5'
 # The lines of the ```sh blocks.
 commands() { awk '/^```/ { inside = $0 == "```sh"; next } inside' README.md; }
 
-# The copy, once for all tests: the files that git knows or would know.
+# The copy, once for all tests: the files that git knows or would know, and what make has built from them. All keep their times, so
+# make compiles a program again if it would do so here: if a source or the flags have changed, or if a header is missing.
 copy() {
     [ ! -e "$tmp/top/README.md" ] || return 0
     mkdir -p "$tmp/top"
     git ls-files -z --cached --others --exclude-standard >"$tmp/files" 2>/dev/null || skip "needs git"
-    xargs -0 cp --parents -t "$tmp/top" <"$tmp/files"
-    share_engine "$tmp/top"
+    xargs -0 cp -p --parents -t "$tmp/top" <"$tmp/files"
+    local program list
+    for program in train_gpt2 dev/data/*.c; do
+        program=${program%.c} list=build/${program%.c}.d
+        [ ! -x "$program" ] || [ ! -e "$list" ] || cp -p --parents -t "$tmp/top" "$program" "$list" build/flags
+    done
+    share_emulated "$tmp/top"
 }
 
 # of_readme COMMAND: notes that a test types this command, which must be in the README
@@ -299,12 +306,15 @@ test_several_gpus() {
     contains " -o log16 -b 32 -d 524288 -x 1000 -y 1" "$tmp/out"
 }
 
-# Without LLMC_TEST_FULL one of them, in turn by day: test_gpu.sh compiles them all
+# Compiled with LLMC_TEST_FULL=1. Otherwise test_gpu.sh compiles train_gpt2.cu in FP32, as a part of test_gpt2.cu.
 test_precisions() {
-    local precision precisions=(FP16 FP32)
+    local precision
     for_gpu 'make train_gpt2cu PRECISION=FP16' 'make train_gpt2cu PRECISION=FP32'
-    [ -n "${LLMC_TEST_FULL-}" ] || precisions=("${precisions[$((day % 2))]}")
-    for precision in "${precisions[@]}"; do run 0 "make train_gpt2cu PRECISION=$precision"; done
+    for precision in FP16 FP32; do
+        run 0 "make -n train_gpt2cu PRECISION=$precision"
+        contains " -DENABLE_$precision " "$tmp/out"
+        [ -z "${LLMC_TEST_FULL-}" ] || run 0 "make train_gpt2cu PRECISION=$precision"
+    done
 }
 
 # The flags that the README lists are in --help, with the same letters.
