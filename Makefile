@@ -140,11 +140,12 @@ $(CU_BINARIES): $(P)%cu: %.cu $(BUILD)/%cu.d $(BUILD)/nvcc_flags
 demo: programs
 	@scripts/demo.sh $(or $(P),./)train_gpt2
 
-# What the tests run in the emulation of dev/cuda: every op, and train_gpt2.cu with its tests. Tests take it from build/emulated.
+# What the tests run in the emulation of dev/cuda: ops, and train_gpt2.cu with its tests; for .ci/run every op, and fp32, too. Tests take it from build/emulated.
 EMULATED := $(MAKE) --no-print-directory -C dev/cuda BIN_DIR=../../build/emulated NVCC=/nonexistent
 emulated:
-	+@$(EMULATED) PRECISION=BF16 cpu ../../build/emulated/test_gpt2_cpu
-	+@$(EMULATED) PRECISION=FP32 ../../build/emulated/train_gpt2_cpu_fp32
+	+@$(EMULATED) PRECISION=BF16 $(if $(LLMC_TEST_MORE)$(LLMC_TEST_FULL),,OPS="$$($(MAKE) -s -C dev/cuda promoted-ops)") \
+	    cpu ../../build/emulated/test_gpt2_cpu
+	+@$(if $(LLMC_TEST_MORE)$(LLMC_TEST_FULL),$(EMULATED) PRECISION=FP32 ../../build/emulated/train_gpt2_cpu_fp32)
 
 # The tests that dev/test/affected.sh names for SINCE=ref or FILES="a b", if the command line has one of them, else all tests.
 CHOICE := $(if $(findstring command,$(origin SINCE)),--since '$(SINCE)',$(if $(findstring command,$(origin FILES)),$(FILES)))

@@ -13,6 +13,9 @@ cd "$(dirname "${BASH_SOURCE[0]}")/../.." || exit 1
 BIN_DIR=${BIN_DIR:-.}
 CC=${CC:-gcc}
 called_for=$BIN_DIR
+# How much runs: `make test` what a user needs, .ci/run (LLMC_TEST_MORE=1) more, `make test-full` (LLMC_TEST_FULL=1) all.
+more=${LLMC_TEST_MORE-}${LLMC_TEST_FULL-}
+wants_more() { [ -n "$more" ] || skip "takes too long for make test: LLMC_TEST_MORE=1, as .ci/run sets it"; }
 # Runs do not measure what is 100% MFU, which takes longer than all else in a run of a few steps.
 export LLMC_MACHINE_GFLOPS=${LLMC_MACHINE_GFLOPS-100}
 tmp=$(mktemp -d /tmp/llmc_test_XXXXXX) || exit 1

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Several ranks of train_gpt2cu without a GPU: the program's own kernels in the emulation of dev/cuda/emulation, a process for each rank,
-# and fake_nccl.c between them. So losses, norms and bits are those of real kernels; the times mean nothing. `make test` runs
+# and fake_nccl.c between them. So losses, norms and bits are those of real kernels; the times mean nothing. .ci/run has
 # many_ranks, `make test-full` all. All are in fp32: the emulated card has four multiprocessors, and --overlap on leaves four to NCCL, so
 # that kernels of sm_90a have none.
 cards=1 ranks=2 bits_in=FP32
@@ -33,7 +33,7 @@ all=(fp32 muon other_numbers)
 for name in "${all[@]}"; do
     eval "test_$name() { [ -n \"\${LLMC_TEST_FULL-}\" ] || skip 'takes minutes: make test-full'; $name fake_nccl; }"
 done
-test_many_ranks() { many_ranks fake_nccl; }
+test_many_ranks() { wants_more && many_ranks fake_nccl; }
 
 tests=(many_ranks "${all[@]}")
 run_tests_once "$@"

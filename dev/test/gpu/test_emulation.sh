@@ -2,8 +2,8 @@
 # The kernels of dev/cuda on a CPU (dev/cuda/emulation): the emulation itself, the functions of bench.h, --check of every
 # kernel that it can run, and mutants, that is kernels with one wrong line each, which --check must find.
 #
-# Without LLMC_TEST_FULL the kernels are checked in bf16, by one schedule and at the smallest shapes, and the mutants are tried
-# that have a + in front of them.
+# `make test` checks the ops that train_gpt2.cu has a kernel of, in bf16, by one schedule and at the smallest shapes; .ci/run checks all
+# ops, and plants the mutants that have a + in front of them; `make test-full` takes all precisions, larger shapes and all mutants.
 . "$(dirname "$0")/../test.sh"
 unset MAKEFLAGS MFLAGS MAKELEVEL PRECISION
 CXX=${CXX:-g++}
@@ -250,6 +250,7 @@ test_transactions() {
 # Kernels for sm_90a at shapes that go around their rings of stages more than once, by two schedules; and a device that cannot
 # run them.
 test_sm90() {
+    wants_more
     needs_compiler
     copy_tree
     local op flags program
@@ -325,12 +326,12 @@ test_reports() {
     contains 'FAIL kernel 1' "$tmp/out"
 }
 
-# check_kernels PRECISION LEAST [SCHEDULE]: --check of every op; at least LEAST kernels are emulated
+# check_kernels PRECISION LEAST SCHEDULE [OPS=...]: --check of every op, or of these; at least LEAST kernels are emulated
 check_kernels() {
-    emulated -j"$jobs" CXX="$CXX" PRECISION="$1" cpu
+    emulated -j"$jobs" CXX="$CXX" PRECISION="$1" "${@:4}" cpu
     # without the lock of emulated(), because everything is built
-    CPU_JOBS=$jobs CPU_LOGS=$tmp/logs_$1 CPU_FLAGS_CHECK=${3-} EMULATION_LIMIT=$([ -n "$full" ] && echo 1 || echo 0.01) \
-        make -C dev/cuda --no-print-directory BIN_DIR=../../build/emulated NVCC=/nonexistent CXX="$CXX" PRECISION="$1" check-cpu \
+    CPU_JOBS=$jobs CPU_LOGS=$tmp/logs_$1 CPU_FLAGS_CHECK=$3 EMULATION_LIMIT=$([ -n "$full" ] && echo 1 || echo 0.01) \
+        make -C dev/cuda --no-print-directory BIN_DIR=../../build/emulated NVCC=/nonexistent CXX="$CXX" PRECISION="$1" "${@:4}" check-cpu \
         >"$tmp/out" 2>&1 || { tail -n 40 "$tmp/out" && fail "$1 ${3:-with changing schedules}: a check failed"; }
     local emulated
     emulated=$(sed -n 's/^\([0-9]*\) kernels emulated.*/\1/p' "$tmp/out")
@@ -338,7 +339,8 @@ check_kernels() {
 }
 test_kernels() {
     needs_compiler
-    [ -n "$full" ] || { check_kernels BF16 120 "--schedule 3" && return; }
+    if [ -z "$more" ]; then check_kernels BF16 80 "--schedule 3" OPS="$(make -s -C dev/cuda promoted-ops)" && return; fi
+    if [ -z "$full" ]; then check_kernels BF16 120 "--schedule 3" && return; fi
     local precision schedule
     for precision in BF16 FP16 FP32; do
         for schedule in "" "--schedule 0" "--schedule 1"; do
@@ -382,6 +384,7 @@ try_mutants() {
     done
 }
 test_mutants() {
+    wants_more
     needs_compiler
     local worker
     if [ -n "$full" ]; then grep -v '^#' "$mutants"; else grep '^+' "$mutants"; fi >"$tmp/chosen"

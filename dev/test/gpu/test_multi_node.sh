@@ -420,11 +420,6 @@ test_help() {
     done
 }
 
-test_shellcheck() {
-    command -v shellcheck >/dev/null || skip "needs shellcheck"
-    (cd "$scripts" && shellcheck -x --severity=warning ./*.sh) >out || { cat out && fail "shellcheck has warnings"; }
-}
-
 tests=(ssh ssh_options ssh_signals ssh_is_killed ssh_failures ssh_force dry_run mpirun mpirun_errors slurm
-    slurm_time_is_up slurm_errors usage_errors help shellcheck)
+    slurm_time_is_up slurm_errors usage_errors help)
 run_tests_once "$@"

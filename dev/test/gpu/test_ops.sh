@@ -100,7 +100,7 @@ for i in "${!ops[@]}"; do
         pair="${precisions[i % 3]} ${archs[i % ${#archs[@]}]}"
         [[ " ${archs[*]} " != *" 90 "* ]] || { first+=("$op BF16 90 $how") && how=device; }
         [ "$pair" = "BF16 90" ] || later+=("$op $pair $how")
-    elif [ "$op" = linear_gelu ] || changed "$op"; then
+    elif { [ "$op" = linear_gelu ] && [ -n "$more" ]; } || changed "$op"; then
         if uses 'wgmma|gemm\.cuh' "$op"; then first+=("$op BF16 90 $how"); else later+=("$op BF16 80 $how"); fi
         [ "$op" = linear_gelu ] || echo "$op has changed since $LLMC_TEST_SINCE"
     elif [ "$op" = layernorm_forward ]; then

@@ -340,6 +340,7 @@ test_structure() {
 
 # The commands of the pages that need no H200. The copy is kept below build/, where only what has changed is built again.
 test_pages() {
+    wants_more
     needs_compiler
     git ls-files >/dev/null 2>&1 || skip "needs git"
     PAGES_TREE=build/learn_pages PAGES_TIMEOUT=300 dev/learn/pages.sh --commands >"$tmp/out" ||
@@ -473,6 +474,7 @@ test_lists_of_kernels() {
 
 # what the programs list
 test_lists_are_those_of_the_programs() {
+    wants_more
     needs_compiler
     copy
     grep -q '^     2  .* (slower than 1)$' dev/cuda/simple_kernel.cu || fail "kernel 2 is not marked as slower"

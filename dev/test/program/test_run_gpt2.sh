@@ -283,11 +283,5 @@ step 19560: validation loss 3.3000, published 3.2722"
     want "published losses of another recipe" "$(grep -c published "$tmp/out")" 0
 }
 
-# all scripts of scripts/; those of multi_node/ have their own test
-test_shellcheck() {
-    command -v shellcheck >/dev/null || skip "needs shellcheck"
-    shellcheck --severity=warning scripts/*.sh || fail "shellcheck has warnings"
-}
-
-tests=(plans plan_of_this_machine refused flags a_toy_to_its_end published_losses shellcheck)
+tests=(plans plan_of_this_machine refused flags a_toy_to_its_end published_losses)
 run_tests "$@"
