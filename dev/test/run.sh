@@ -13,6 +13,7 @@
 #                                machine passes what is right. Where there is no /proc, wall time does count.
 #     TEST_SILENCE=900           a program is ended, too, if for so many seconds it prints nothing and uses less than 5% of a core
 #     TEST_BUDGETS=FILE          fails a program that uses 1.5 times its CPU seconds in FILE, such as dev/test/budgets.txt
+#     TEST_CPU=FILE              writes such a file, of this run
 #     TEST_WRAPPER='valgrind -q' command to run each binary with; shell tests are then left out
 set -u -o pipefail
 cd "$(dirname "$0")/../.." || exit 1
@@ -212,7 +213,7 @@ over_budget() { # LOOP
 # ---- the run ----
 
 before=
-[ -z "${TEST_BUDGETS-}" ] || before=$(calibration)
+[ -z "${TEST_BUDGETS-}${TEST_CPU-}" ] || before=$(calibration)
 [ ${#names[@]} -gt 0 ] || failure run.sh "no dev/test/*/test_* here"
 [ -z "$proc" ] || { watch_over & watcher=$!; }
 
@@ -257,7 +258,11 @@ while [ $next -lt ${#names[@]} ]; do
     done
 done
 [ -z "${watcher-}" ] || kill "$watcher"
-[ -z "$before" ] || over_budget $(((before + $(calibration)) / 2))
+if [ -n "$before" ]; then
+    loop=$(((before + $(calibration)) / 2))
+    [ -z "${TEST_BUDGETS-}" ] || over_budget $loop
+    [ -z "${TEST_CPU-}" ] || { echo "loop $loop" && sort -rn "$tmp/cpu"; } >"$TEST_CPU"
+fi
 
 echo
 if [ -s "$tmp/failures" ]; then printf 'failed:\n%s\n' "$(sed 's/^/  /' "$tmp/failures")"; fi

@@ -230,7 +230,8 @@ test_budgets() {
     sed -i 's|<unistd.h>|<time.h>|' dev/test/unit/test_dear.c
     make tests >/dev/null
     printf 'loop 1\n0.01 test_dear\n' >budgets # this machine is much slower than that one
-    TEST_BUDGETS=budgets dev/test/run.sh >"$tmp/out" || fail "$(tail -n 3 "$tmp/out")"
+    TEST_BUDGETS=budgets TEST_CPU=new_budgets dev/test/run.sh >"$tmp/out" || fail "$(tail -n 3 "$tmp/out")"
+    want "what was measured" "$(sed 's/[0-9.]* test/N test/; s/loop [0-9]*$/loop N/' new_budgets | tr '\n' ' ')" "loop N N test_dear "
     printf 'loop 1000000\n1 test_other\n' >budgets # and much faster
     TEST_BUDGETS=budgets dev/test/run.sh >"$tmp/out" && fail "a program without a budget may be dear"
     grep -qE '^  test_dear: used 3 s of CPU time, more than 3 s: 1.5 times the 0 s of budgets, ' "$tmp/out" || fail "$(cat "$tmp/out")"
