@@ -143,8 +143,7 @@ demo: programs
 # What the tests run in the emulation of dev/cuda: ops, and train_gpt2.cu with its tests; for .ci/run every op, and fp32, too. Tests take it from build/emulated.
 EMULATED := $(MAKE) --no-print-directory -C dev/cuda BIN_DIR=../../build/emulated NVCC=/nonexistent
 emulated:
-	+@$(EMULATED) PRECISION=BF16 $(if $(LLMC_TEST_MORE)$(LLMC_TEST_FULL),,OPS="$$($(MAKE) -s -C dev/cuda promoted-ops)") \
-	    cpu ../../build/emulated/test_gpt2_cpu
+	+@$(EMULATED) PRECISION=BF16 $(if $(LLMC_TEST_MORE)$(LLMC_TEST_FULL),,PROMOTED=yes) cpu ../../build/emulated/test_gpt2_cpu
 	+@$(if $(LLMC_TEST_MORE)$(LLMC_TEST_FULL),$(EMULATED) PRECISION=FP32 ../../build/emulated/train_gpt2_cpu_fp32)
 
 # The tests that dev/test/affected.sh names for SINCE=ref or FILES="a b", if the command line has one of them, else all tests.

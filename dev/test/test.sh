@@ -41,6 +41,7 @@ same_checkpoint() {
 # emulated TARGET ... [VARIABLE=VALUE ...]: makes these targets of dev/cuda for a CPU, in build/emulated, which `make test` has
 # filled; one test at a time
 emulated() {
+    [ -e dev/cuda/Makefile ] || skip "needs dev/cuda/Makefile"
     mkdir -p build/emulated
     $(command -v flock >/dev/null && echo flock build/emulated/lock) \
         make -C dev/cuda --no-print-directory BIN_DIR=../../build/emulated NVCC=/nonexistent "$@" >"$tmp/log" 2>&1 ||

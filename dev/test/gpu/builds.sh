@@ -1,4 +1,5 @@
 # shellcheck shell=bash
+# shellcheck disable=SC2154 # a script that sources this file has sourced test.sh, which sets tmp
 # What tests of train_gpt2cu without a GPU build. `cheap_nvcc` is an nvcc that compiles a source once for all tests and without
 # optimisation, because no kernel is run: see quick_nvcc.sh.
 cheap_nvcc=$PWD/dev/test/gpu/quick_nvcc.sh

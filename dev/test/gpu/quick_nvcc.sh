@@ -25,7 +25,7 @@ while [ $# -gt 0 ]; do
     -MF) dependencies=$2 && shift ;;
     -MMD | -MP | -lineinfo | -O[0-9]) ;;
     -Xptxas | -Xcicc) shift ;;
-    -gencode) arch=yes compile+=("$1" "$(sed 's/code=.*/code=compute_/' <<<"$2")$(sed 's/arch=compute_\([0-9a-z]*\).*/\1/' <<<"$2")") && shift ;;
+    -gencode) arch=yes compile+=("$1" "$(sed -E 's/^(arch=compute_([0-9a-z]*)),code=.*/\1,code=compute_\2/' <<<"$2")") && shift ;;
     -cudart) link+=("$1" "$2") && shift ;;
     -Xcompiler)
         compile+=("$1" "$2")

@@ -326,7 +326,7 @@ test_reports() {
     contains 'FAIL kernel 1' "$tmp/out"
 }
 
-# check_kernels PRECISION LEAST SCHEDULE [OPS=...]: --check of every op, or of these; at least LEAST kernels are emulated
+# check_kernels PRECISION LEAST SCHEDULE [PROMOTED=yes]: --check of every op, or of those; at least LEAST kernels are emulated
 check_kernels() {
     emulated -j"$jobs" CXX="$CXX" PRECISION="$1" "${@:4}" cpu
     # without the lock of emulated(), because everything is built
@@ -339,7 +339,7 @@ check_kernels() {
 }
 test_kernels() {
     needs_compiler
-    if [ -z "$more" ]; then check_kernels BF16 80 "--schedule 3" OPS="$(make -s -C dev/cuda promoted-ops)" && return; fi
+    if [ -z "$more" ]; then check_kernels BF16 80 "--schedule 3" PROMOTED=yes && return; fi
     if [ -z "$full" ]; then check_kernels BF16 120 "--schedule 3" && return; fi
     local precision schedule
     for precision in BF16 FP16 FP32; do

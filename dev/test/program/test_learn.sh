@@ -701,6 +701,8 @@ test_false_ladders_are_refused() {
     rm -rf "$tmp/ladder"
     ladder_tree
     local page=$tmp/ladder/dev/learn/01_page.md cuda=$tmp/ladder/dev/cuda csv=$tmp/ladder/dev/cuda/results/h200/op.csv file text change
+    # shellcheck disable=SC2034 # by ${!file}, as page and csv
+    local source=$cuda/op.cu
     cp "$page" "$tmp/page.md"
     cp "$csv" "$tmp/op.csv"
     cp "$cuda/op.cu" "$tmp/op.cu"
