@@ -509,8 +509,8 @@ shared_test() { # NAME [TEST...]: waits for it, or runs it
     [ "$(cat "$tmp/$1.code")" = 0 ] || { cat "$tmp/$1.log" && fail "$1 fails"; }
 }
 # shellcheck disable=SC2046
-test_program() { shared_test program $(learns_nothing); }
-test_resume() { shared_test resume "${quick[@]}"; }
+test_program() { wants_more && shared_test program $(learns_nothing); }
+test_resume() { wants_more && shared_test resume "${quick[@]}"; }
 
 # ---- no memory --------------------------------------------------------------------------
 
@@ -841,7 +841,7 @@ test_ends() {
 tests=(tasks many_prompts many_samples_with_little_memory progress profile profile_without_nvml perfect_step graph waiting matmul_choices tuned tuned_refused stochastic_rounding muon update_later fp16
     out_of_memory no_pinned_memory no_memory_for_a_sample little_memory plans_of_run_gpt2 hopper bench_generation bench_weights8 lost_card error_at_the_start
     failing_matmul no_device ends program resume)
-if [ "$called_for" = . ] && [ $# -eq 0 ] && (setup) >/dev/null 2>&1; then
+if [ -n "$more" ] && [ "$called_for" = . ] && [ $# -eq 0 ] && (setup) >/dev/null 2>&1; then
     : >"$tmp/beside"
     # shellcheck disable=SC2046
     start_shared program $(learns_nothing) &

@@ -197,6 +197,7 @@ test_nothing_is_left() {
 }
 
 test_sanitized() {
+    wants_more
     build "$tmp/sane" -fsanitize=address,undefined -fno-sanitize-recover=all
     local scenario
     for scenario in collectives group dies; do

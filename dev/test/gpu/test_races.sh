@@ -4,6 +4,7 @@
 . "$(dirname "$0")/../test.sh"
 
 test_training_and_saving() {
+    wants_more
     command -v clang >/dev/null || skip "needs clang"
     local build=$tmp/build train=$tmp/build/train_gpt2
     if ! make -s CC=clang BIN_DIR="$build" CFLAGS='-O1 -g -fsanitize=thread' OPENMP= "$train" >"$tmp/make.out" 2>&1; then

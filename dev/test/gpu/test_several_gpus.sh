@@ -117,6 +117,7 @@ test_no_overlap() {
 # and four layers, and the second the other layers and the last layernorm, which is no group of its own. No bit depends on it.
 # make test-full does the same with Muon.
 test_groups() {
+    wants_more
     setup
     local out=$tmp/groups optimizer optimizers=(adamw) larger
     [ -z "${LLMC_TEST_FULL-}" ] || optimizers+=(muon)
@@ -166,6 +167,7 @@ test_overlap_choice() {
 # fails. A wrapper replaces the milliseconds of card 1 by the number of the step, so that it is the slowest; lets -z 0 fail; and writes what
 # NCCL writes when it is asked for its choices.
 test_bench() {
+    wants_more
     setup
     local out=$tmp/bench.out rc=0 small='--layers 2 --channels 32 --heads 2 --positions 16' i
     cat >"$tmp/bin/wrapper" <<WRAPPER

@@ -24,6 +24,7 @@ check() {
 }
 
 test_findings() {
+    wants_more
     local files
     scripts >"$tmp/scripts"
     mapfile -t files <"$tmp/scripts"
