@@ -43,8 +43,8 @@ WARNINGS = -Wall -Wextra $(WERROR) \
 ALL_CFLAGS = -std=gnu11 $(WARNINGS) $(or $(OPENMP),-Wno-unknown-pragmas) -fno-math-errno -fno-trapping-math $(CFLAGS)
 LDLIBS = -lm -lpthread
 
-# A test runs once for each time that it is compiled, so these options take less time than -O3 -g: gcc needs a quarter of it. They
-# come after CFLAGS. -g1 has the lines of a backtrace and no variables. Tests of arithmetic have CFLAGS alone, as the programs have.
+# A test usually runs once per compilation, so these options, which follow CFLAGS, save time: gcc takes a quarter of the time of
+# -O3 -g. -g1 keeps the lines of a backtrace but no variables. Tests of arithmetic use CFLAGS alone, like the programs.
 TEST_CFLAGS = -Og -g1
 
 # ---- programs ----
@@ -68,11 +68,11 @@ help:
 	@echo 'make test_gpt2cu     its tests, for a GPU: ./test_gpt2cu'
 	@echo 'make all         the programs: $(PROGRAMS) $(CXX_BINARIES), and train_gpt2cu where there is an nvcc'
 	@echo 'make scripts/plot_runs    draws training runs as one SVG; needs a C++ compiler'
-	@echo 'make test        every test that this machine can run; ends with "N passed, N failed, N skipped"'
-	@echo 'make test-full   the same with what takes minutes: CUDA in every precision for every architecture, 124M on the CPU'
+	@echo 'make test        what a user needs to believe in the program, in minutes; ends with "N passed, N failed, N skipped"'
+	@echo 'make test-full   everything, in hours: all mutants, CUDA in every precision for every architecture, 124M on the CPU'
 	@echo 'make quick       in a minute or two: the unit tests, make check and make check-style'
-	@echo 'make quick SINCE=main    only the tests that depend on what has changed since then, of all kinds; FILES="a b": on these files;'
-	@echo '                 make test takes SINCE and FILES, too'
+	@echo 'make quick SINCE=main    only the tests, of all kinds, that depend on files changed since main; FILES="a b": on these files;'
+	@echo '                 make test also takes SINCE and FILES'
 	@echo 'make check       whether the kernels in train_gpt2.cu are still those of dev/cuda; make promote copies them'
 	@echo 'make sanitize    the tests built with AddressSanitizer and UndefinedBehaviorSanitizer'
 	@echo 'make sanitize-gpu    compute-sanitizer on train_gpt2cu and every op (needs a GPU): SANITIZE_GPU="train gelu_forward" picks'
@@ -140,21 +140,22 @@ $(CU_BINARIES): $(P)%cu: %.cu $(BUILD)/%cu.d $(BUILD)/nvcc_flags
 demo: programs
 	@scripts/demo.sh $(or $(P),./)train_gpt2
 
-# What the tests run in the emulation of dev/cuda: ops, and train_gpt2.cu with its tests; for .ci/run every op, and fp32, too. Tests take it from build/emulated.
+# Builds in build/emulated what the tests run in the emulation of dev/cuda: the promoted ops, and train_gpt2.cu with its tests. For
+# .ci/run it builds every op, and train_gpt2.cu also in fp32.
 EMULATED := $(MAKE) --no-print-directory -C dev/cuda BIN_DIR=../../build/emulated NVCC=/nonexistent
 emulated:
 	+@$(EMULATED) PRECISION=BF16 $(if $(LLMC_TEST_MORE)$(LLMC_TEST_FULL),,PROMOTED=yes) cpu ../../build/emulated/test_gpt2_cpu
 	+@$(if $(LLMC_TEST_MORE)$(LLMC_TEST_FULL),$(EMULATED) PRECISION=FP32 ../../build/emulated/train_gpt2_cpu_fp32)
 
-# The tests that dev/test/affected.sh names for SINCE=ref or FILES="a b", if the command line has one of them, else all tests.
+# SINCE=ref or FILES="a b" on the command line selects the tests that dev/test/affected.sh prints. Otherwise all tests run.
 CHOICE := $(if $(findstring command,$(origin SINCE)),--since '$(SINCE)',$(if $(findstring command,$(origin FILES)),$(FILES)))
 CHOSEN := $(if $(CHOICE),$(shell dev/test/affected.sh $(CHOICE) || echo failed))
 ifeq ($(CHOSEN),failed)
 $(error dev/test/affected.sh could not choose the tests)
 endif
 
-# What the tests need is built on as many cores as there are, unless -j says otherwise. The emulation is left out with another BIN_DIR,
-# whose tests do not run kernels, and where tests are chosen: those that need it build what they need.
+# make builds what the tests need on all cores, unless -j says otherwise. It does not build the emulation for another BIN_DIR, where
+# the tests run no kernels, nor for selected tests, which build the parts of it that they need.
 TEST_NEEDS := $(if $(CHOICE),$(if $(filter %.sh,$(CHOSEN)),programs $(FUZZERS)) $(filter $(addprefix %/,$(CHOSEN)),$(TESTS)),programs tests \
                              $(if $(P),,$(if $(and $(wildcard dev/cuda/Makefile),$(shell command -v $(firstword $(CXX)))),emulated)))
 JOBS := $(if $(filter -j%,$(MAKEFLAGS)),,-j$(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2))

@@ -12,7 +12,7 @@ The residual stream of the 2-layer fixture is rounded about 5 times, and each br
 error of a hidden state is about sqrt(11) u. Logits are rounded once more. Gradients pass through the network twice, so
 their error is about sqrt(30) u. FORWARD and BACKWARD below are twice these errors.
 */
-#ifdef GPU_PROGRAM // in the emulation of dev/cuda, where one binary, which takes a minute to compile, is both programs, by its name
+#ifdef GPU_PROGRAM // in the emulation, where one binary, which takes a minute to compile, is both programs, by its name
 #define main train_gpt2_main
 #else
 #define TESTING
@@ -37,7 +37,7 @@ static const double LOSS_SCALE = IS_FP16 ? 1024.0 : 1.0;
 
 static bool has_fp8() { return strcmp(PRECISION_NAME, "bf16") == 0 && has_sm90a(); }
 
-// A size of a test. In the emulation, where a step takes seconds, it is the smaller one unless LLMC_TEST_FULL is set.
+// Returns the size, or the smaller size in the emulation, where a step takes seconds, unless LLMC_TEST_FULL is set.
 static int emulated_size(int size, int smaller) {
 #ifdef GPU_PROGRAM
     return getenv("LLMC_TEST_FULL") ? size : smaller;
@@ -1119,8 +1119,8 @@ static void test_weights8(void) {
         open_weights8(&model, &arena, format);
         check_rounded(&model, before, format == WEIGHTS_INT8);
         std::vector<CacheCheck> checks = {{1, 61}, {2, 62}, {8, 62}, {16, 62}, {64, 63}};
-        checks.resize(emulated_size((int)checks.size(),
-                                    3)); // more texts than 8 have the same kernels in --check of decode_matmul
+        // --check of decode_matmul covers the kernels for more than 8 sequences
+        checks.resize(emulated_size((int)checks.size(), 3));
         check_cache(&model, tokens, checks);
         check_greedy(&model);
         check_nan_row(&model);

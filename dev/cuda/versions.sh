@@ -13,7 +13,7 @@
 # library has no such mark and is no N, and a text that says "loses to" has no such mark. Where the spread is too large to say,
 # --slower prints "K~N".
 #
-# The programs are built for a CPU, by dev/cuda/emulation, in bf16, in build/emulated, which `make test` fills. Needs no nvcc and no GPU.
+# The programs are built for a CPU with dev/cuda/emulation, in bf16, in build/emulated, as for `make test`. Needs no nvcc and no GPU.
 set -u -o pipefail
 export LC_ALL=C
 unset MAKEFLAGS MFLAGS MAKELEVEL MAKEOVERRIDES PRECISION OP OPS BIN_DIR
@@ -136,7 +136,7 @@ fi
 
 command -v "$CXX" >/dev/null || fail "no $CXX: apt-get install g++, or set CXX="
 make -k -j"$jobs" --no-print-directory CXX="$CXX" BIN_DIR="$build" OP= OPS="${ops[*]}" cpu >"$tmp/log" 2>&1 || { tail -n 20 "$tmp/log" >&2 && fail "an op does not build"; }
-# one OP: writes what the op lists to $tmp/OP.list, and what it lists of each kind of operation to $tmp/OP.list.KIND
+# one OP: writes the op's list to $tmp/OP.list, and its list for each kind of operation to $tmp/OP.list.KIND
 one() {
     local op=$1 kind=0
     "$build/${op}_cpu" --list >"$tmp/$op.list" || return 1

@@ -328,8 +328,8 @@ run_block() {
         >"$tmp/seen" 2>&1 </dev/null || rc=$?
 }
 
-# builds the ops that the blocks build for a CPU, on all cores; if one does not compile, its block will say so. What was
-# built here before is taken from here.
+# builds the ops that the blocks build for a CPU, on all cores; if one does not compile, its block will say so. Starts
+# with a copy of what is already built in this repository.
 build_ahead() {
     local page at first last folder where ops=()
     for page in "${pages[@]}"; do

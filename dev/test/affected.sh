@@ -1,17 +1,17 @@
 #!/usr/bin/env bash
-# Prints the tests that a change touches, one name a line, as dev/test/run.sh takes them:
+# Prints the names of the tests that a change affects, one per line, as arguments for dev/test/run.sh:
 #
 #     dev/test/affected.sh FILE ...       the tests that depend on these files
-#     dev/test/affected.sh --since REF    on the files changed since the merge base with REF, committed or not, or untracked
-#     dev/test/affected.sh --table        each test and all files that it depends on
+#     dev/test/affected.sh --since REF    on files changed since the merge base with REF, also uncommitted and untracked
+#     dev/test/affected.sh --table        each test, followed by all files that it depends on
 #
-# The sources say what depends on what. A C or CUDA file depends on the files that it includes, and a C file below dev/test
-# also on paths in its string literals. A shell script depends on every path that its text names, comments left out: a binary
-# stands for its source, and a folder, or a pattern or a variable in a folder, for all of that folder. A function of a
-# sourced file such as test.sh, and a target or variable of a Makefile, counts for those who name it.
+# The script reads the dependencies from the sources. A C or CUDA file depends on the files that it includes; a C file below
+# dev/test also depends on the paths in its string literals. A shell script depends on every path in its text except comments.
+# A binary stands for its source. A folder, or a pattern or variable in a folder, stands for the whole folder. A function of
+# a sourced file such as test.sh, or a target or variable of the Makefile, counts only for the files that name it.
 #
-# A file that builds or runs the tests touches all tests. So does a file on which no test depends, unless it is
-# documentation. The list has too many tests rather than too few.
+# All tests depend on the files that build or run them. A file that no test depends on affects all tests, unless it is
+# documentation. When in doubt, the script lists a test.
 set -euo pipefail
 from=$PWD
 cd "$(dirname "$0")/../.."
@@ -26,7 +26,7 @@ case ${1-} in
     [ -n "$changed" ] || exit 0 ;;
 -* | '') usage ;;
 *)
-    changed=$(for file in "$@"; do # relative to the top folder or to the one in which this was called
+    changed=$(for file in "$@"; do # paths are relative to the top folder or to the folder of the caller
         [ -e "$file" ] || [ ! -e "$from/$file" ] || file=$from/$file
         file=${file#"$PWD/"}
         echo "${file#./}"
@@ -35,7 +35,7 @@ esac
 
 {
     git ls-files --cached --others --exclude-standard 2>/dev/null || find . -type f ! -path './.git/*' | sed 's|^\./||'
-    echo "$changed" # a file that was removed may still be named
+    echo "$changed" # other files may still name a removed file
 } | CHANGED=$changed awk '
     # Returns the path without "." and "..".
     function normal(path,    n, i, out, part) {
@@ -46,11 +46,11 @@ esac
         }
         return out
     }
-    function beside(path, word) { sub(/[^\/]*$/, "", path); return normal(path word) } # the file at WORD from the folder of PATH
+    function beside(path, word) { sub(/[^\/]*$/, "", path); return normal(path word) } # resolves WORD relative to the folder of PATH
 
     function edge(from, to) { if (!((from, to) in known)) { known[from, to]; edges[from] = edges[from] "\n" to } }
 
-    # Adds the edge from a node to what a word in a file names, if it ends in a path or in the last parts of one.
+    # Adds an edge from a node to the file or folder that a word names, if the word ends with a path or the last parts of a path.
     function name(node, path, word,    rest) {
         sub(/^\$[A-Za-z_0-9]*\//, "", word)
         if (word ~ /\.\.\// && beside(path, word) in names) { edge(node, beside(path, word)); return }
@@ -58,12 +58,12 @@ esac
             if (rest in names && (rest ~ /[.\/]/ || rest in highest)) { edge(node, word ~ /^\.\/\*/ ? word : rest); return }
             if (!sub(/^[^\/]*\//, "", rest)) { break }
         }
-        if (match(word, /[^\/]*[*?$].*/)) { sub(/\/?[^\/]*[*?$].*/, "", word); name(node, path, word) } # the folder of a pattern
+        if (match(word, /[^\/]*[*?$].*/)) { sub(/\/?[^\/]*[*?$].*/, "", word); name(node, path, word) } # a pattern stands for its folder
     }
     function script(node, path, line,    n, i, word, each, make) {
-        # what a command creates or says, what a pattern is compared with
+        # drops what the line creates, prints or compares with a pattern: none of it is a dependency
         gsub(/mkdir [^;&|]*|[ {(](skip|fail) ("[^"(]*"|\047[^\047(]*\047)|== *\*[^ ]*|^[ \t]*\*[^ ()]*\)/, "", line)
-        while (match(line, /cp [^;&|)]*[ \t][^ \t;&|)]+/)) { # the last word is where the copy goes
+        while (match(line, /cp [^;&|)]*[ \t][^ \t;&|)]+/)) { # drops the last word, the destination of the copy
             word = substr(line, RSTART + 3, RLENGTH - 3)
             if (word !~ /-t /) { sub(/[^ \t]+$/, "", word) }
             line = substr(line, 1, RSTART - 1) word substr(line, RSTART + RLENGTH)
@@ -90,7 +90,7 @@ esac
         return path ~ /\.(c|h|cu|cuh|cpp)$/ ? "c" : path ~ /\.(sh|py)$/ ? "script" : path ~ /\.md$/ ? "page" : \
             path ~ /(^|\/)Makefile$|\.mk$/ ? "make" : ""
     }
-    # Returns the node of the function of a sourced file, or the target or list of files of the Makefile, that a line defines.
+    # Returns the node that a line defines: a function of a sourced file, or a target or list of files of the Makefile.
     function definition(path, line) {
         if (path in sourced && match(line, /^[A-Za-z_0-9]+\(\)/)) { return "function " path " " substr(line, 1, RLENGTH - 2) }
         if (path == "Makefile" && (line ~ /^[A-Z_]+ := .*wildcard/ || line ~ /^[a-z-]+:/) && match(line, /^[A-Za-z_-]+/)) {
@@ -115,23 +115,24 @@ esac
             if (line ~ /```/) { types[path] }
             if (line ~ /^[ \t]*#( |!|$)/ || type == "page" && !inside) { continue }
             word = definition(path, line)
-            if (word == "make test") { word = "" } # no test runs all tests, because one of them is itself
+            if (word == "make test") { word = "" } # a test cannot run all tests, because it is one of them
             if (word != "") { node = word } else if (type == "make" && line ~ /^[^ \t]/) { node = path }
             if (node != "Makefile" || line ~ /^include/) { script(node, path, line) }
             if (path in sourced && line ~ /^}|^[A-Za-z_0-9]+\(\).*}$/) { node = path }
         }
         close(path)
     }
-    # Marks what a node depends on: a path, a part of one, a function or a target. Of the files of a folder, only includes count.
+    # Marks everything that a node (a path, a part of a path, a function or a target) depends on. Files of a folder count with
+    # their includes only.
     function reach(node,    n, i, to) {
         if (!(node in exists)) {
             n = split(names[node], to, "\n")
             for (i = 2; i <= n; i++) { if (n == 2) { reach(to[i]) } else { include(to[i]) } }
         }
-        if (expanded[node] == run || split(node, to, " ") == 3 && reached[to[2]] != run) { return } # a function of a file not sourced
+        if (expanded[node] == run || split(node, to, " ") == 3 && reached[to[2]] != run) { return } # its file is not sourced
         expanded[node] = run
         include(node)
-        if (page[node] && !(path[t] in types)) { return } # the commands of a page count for a test that looks for ```
+        if (page[node] && !(path[t] in types)) { return } # only a test that looks for ``` runs the commands of a page
         n = split(edges[node], to, "\n")
         for (i = 2; i <= n; i++) { reach(to[i]) }
     }
@@ -143,7 +144,7 @@ esac
         for (i = 2; i <= n; i++) { if (to[i] in exists) { include(to[i]) } else { reach(to[i]) } }
     }
 
-    # The parts of each path: names["cuda/gelu_forward.cu"] and names["dev/cuda"] have the files for which they may stand.
+    # Adds a file to the files that a part of a path, such as "cuda/gelu_forward.cu" or "dev/cuda", may stand for.
     function part_of(key, path) { names[key] = names[key] "\n" path }
     $0 != "" && !($0 in exists) {
         exists[$0]
@@ -190,7 +191,7 @@ esac
         for (i = 1; i <= paths; i++) { read(path[i]) }
 
         changes = split(ENVIRON["CHANGED"], changed, "\n")
-        run = "all" # what make reads
+        run = "all" # marks the files that every make reads
         reach("Makefile")
         for (i = 1; i <= changes; i++) {
             all = all || reached[changed[i]] == run || changed[i] ~ /^(\.ci\/.*|dev\/test\/(run|test)\.sh)$/

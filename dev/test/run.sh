@@ -1,19 +1,19 @@
 #!/usr/bin/env bash
-# Runs the test programs, as many at a time as there are cores, and adds up their results.
+# Runs the test programs, one per core at a time, and adds up their results.
 #
 #     dev/test/run.sh [NAME ...]      these tests; default: all dev/test/*/test_*.c (already built) and dev/test/*/test_*.sh
 #
-# Each program ends with a line `N passed, N failed, N skipped`. So does this script, after listing the tests that failed or
-# were skipped and the programs that used the most CPU time. A program that crashes, hangs, lacks that line or contradicts it
-# counts as one failure. The output of a program is shown when it has ended, in the order of the names.
+# Each program ends with a line `N passed, N failed, N skipped`. So does this script, after a list of the failed and
+# skipped tests and of the programs that used the most CPU time. A program that crashes, hangs, omits that line or contradicts
+# it counts as one failure. The output of each program is printed after it exits, in the order of the names.
 #
 #     BIN_DIR=build/sanitize     directory of the binaries; default . (next to their sources)
-#     TEST_JOBS=N                programs at a time; default: the number of cores
-#     TEST_TIMEOUT=2400          CPU seconds per program, of all its processes. Wall time does not count: a slow or busy
-#                                machine passes what is right. Where there is no /proc, wall time does count.
-#     TEST_SILENCE=900           a program is ended, too, if for so many seconds it prints nothing and uses less than 5% of a core
+#     TEST_JOBS=N                programs that run at the same time; default: the number of cores
+#     TEST_TIMEOUT=2400          limit on the CPU seconds of a program and all its child processes. A correct program passes on a
+#                                slow or busy machine, because wall time does not count. Without /proc, this limits wall time.
+#     TEST_SILENCE=900           ends a program that for this many seconds prints nothing and uses less than 5% of a core
 #     TEST_BUDGETS=FILE          fails a program that uses 1.5 times its CPU seconds in FILE, such as dev/test/budgets.txt
-#     TEST_CPU=FILE              writes such a file, of this run
+#     TEST_CPU=FILE              writes the CPU seconds of this run to FILE, in the format of TEST_BUDGETS
 #     TEST_WRAPPER='valgrind -q' command to run each binary with; shell tests are then left out
 set -u -o pipefail
 cd "$(dirname "$0")/../.." || exit 1
@@ -46,11 +46,11 @@ fi
 
 # ---- processes ----
 
-# Prints the process IDs of session SID, one a line.
+# Prints the process IDs of session SID, one per line.
 members() { # SID
     awk -v sid="$1" '{ sub(/.*\) /, "") } $4 == sid { n = split(FILENAME, part, "/"); print part[n - 1] }' /proc/[0-9]*/stat 2>/dev/null
 }
-# Ends all processes of program I; those that do not end within 10 s are killed.
+# Terminates all processes of program I and kills those that still run after 10 s.
 end() { # I
     local pid i
     pid=$(cat "$tmp/$1.pid" 2>/dev/null) || return 0
@@ -64,12 +64,12 @@ end() { # I
     kill -KILL $(members "$pid") 2>/dev/null
 }
 
-# Ends programs that have used too much CPU time, or that wait for something that does not come.
+# Ends programs that exceed the limit on CPU time or are silent and idle for too long.
 watch_over() {
     local each i pid used size now
     local -A last_size last_used last_time
     while sleep $((silence < 10 || limit < 10 ? 1 : 2)); do
-        # the CPU time of each session: of its processes, and of their children that have ended
+        # sums the CPU time of each session over its processes and their children that have ended
         awk '{ sub(/.*\) /, ""); sum[$4] += $12 + $13 + $14 + $15 } END { for (s in sum) { print s, sum[s] } }' /proc/[0-9]*/stat \
             >"$tmp/used" 2>/dev/null
         now=$SECONDS
@@ -119,7 +119,7 @@ failure() { # NAME REASON: counts a failure that the program itself did not repo
     echo "$1: $2" >>"$tmp/failures"
 }
 
-path_of() { # NAME: prints the path of a program; without one, where it should be
+path_of() { # NAME: prints the path of a program, or where it should be if its source does not exist
     local source
     for source in dev/test/*/"$1" dev/test/*/"$1.c"; do
         case $source in
@@ -131,7 +131,7 @@ path_of() { # NAME: prints the path of a program; without one, where it should b
     echo "$BIN_DIR/dev/test/unit/$1"
 }
 
-# Runs program I; its output goes to $tmp/I.log, its exit status to $tmp/I.status, its CPU seconds to $tmp/I.cpu, which is the last.
+# Runs program I. Writes its output to $tmp/I.log, its exit status to $tmp/I.status and, last, its CPU seconds to $tmp/I.cpu.
 execute() { # I NAME
     local path wall=$limit command
     path=$(path_of "$2")
@@ -140,12 +140,12 @@ execute() { # I NAME
     [ -z "$proc" ] || wall=0
     : >"$tmp/$1.log"
     if [ -x "$path" ]; then
-        # timeout undoes what a shell does to its background processes, which is to ignore interrupts
+        # a shell makes its background processes ignore interrupts, and timeout undoes this
         (echo "$BASHPID" >"$tmp/$1.pid" && exec ${proc:+setsid} timeout -k 10 "$wall" "${command[@]}" </dev/null >"$tmp/$1.log" 2>&1) 2>/dev/null
         echo $? >"$tmp/$1.status"
         rm "$tmp/$1.pid" # the PID may be reused by another process
     fi
-    times >"$tmp/$1.times" # the second line: user and system time of the children that were waited for, as 0m1.234s
+    times >"$tmp/$1.times" # line 2 holds the user and system time of the terminated children, as 0m1.234s
     awk -F '[ms ]+' 'NR == 2 { printf "%.1f\n", 60 * ($1 + $3) + $2 + $4 }' "$tmp/$1.times" >"$tmp/$1.new"
     mv "$tmp/$1.new" "$tmp/$1.cpu"
 }
@@ -184,9 +184,9 @@ account() { # I NAME: adds the results of program I to the totals
     [ $((ours[0] + ours[2] + ours[4])) -gt 0 ] || failure "$name" "runs no test"
 }
 
-# ---- budgets: CPU seconds of each program, in units of this loop ----
+# ---- budgets: CPU seconds of each program, scaled by the time of a calibration loop ----
 
-# Prints the CPU seconds of a fixed piece of work, in thousandths, while as many do it as programs run.
+# Prints the mean CPU milliseconds of a fixed loop that runs in as many processes at the same time as test programs do.
 calibration() {
     local copy i
     for ((copy = 0; copy < jobs; copy++)); do
@@ -195,8 +195,8 @@ calibration() {
     wait
 }
 
-# Fails the programs that used more than 1.5 times their budget and 3 s: a start or two more are no trend. LOOP is what
-# calibration() prints here, and $TEST_BUDGETS has what it printed where the budgets were measured.
+# Fails each program that used more than 1.5 times its budget plus 3 s, which allow for a few more process starts. LOOP is the
+# output of calibration() on this machine; $TEST_BUDGETS holds its output on the machine that measured the budgets.
 over_budget() { # LOOP
     local name reason
     while read -r name reason; do failure "$name" "$reason"; done < <(awk -v loop="$1" -v file="$TEST_BUDGETS" '
@@ -212,12 +212,13 @@ over_budget() { # LOOP
 
 # ---- the run ----
 
+[ -z "${TEST_BUDGETS-}" ] || [ -r "$TEST_BUDGETS" ] || { echo "error: TEST_BUDGETS=$TEST_BUDGETS cannot be read" >&2; exit 2; }
 before=
 [ -z "${TEST_BUDGETS-}${TEST_CPU-}" ] || before=$(calibration)
 [ ${#names[@]} -gt 0 ] || failure run.sh "no dev/test/*/test_* here"
 [ -z "$proc" ] || { watch_over & watcher=$!; }
 
-# the dearest first: if one of them ran last, the other cores would be idle
+# start the most expensive programs first: one that starts last leaves the other cores idle
 weights=() order=()
 for i in ${names[@]+"${!names[@]}"}; do
     weights[i]=$(awk -v name="${names[i]}" '$2 == name { print int($1) }' dev/test/budgets.txt 2>/dev/null)
@@ -225,7 +226,7 @@ for i in ${names[@]+"${!names[@]}"}; do
 done
 for i in $(for each in ${names[@]+"${!names[@]}"}; do echo "${weights[each]} $each"; done | sort -k 1,1nr -k 2,2n | cut -d ' ' -f 2); do order+=("$i"); done
 
-# Prints a line on stderr, at a terminal after each program and else once a minute: how far the run is, how much longer it may take.
+# Prints the progress and the estimated remaining time on stderr: at a terminal after each program, otherwise once a minute.
 told=0
 progress() {
     local ended=0 weight=0 i line

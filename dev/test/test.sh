@@ -13,10 +13,10 @@ cd "$(dirname "${BASH_SOURCE[0]}")/../.." || exit 1
 BIN_DIR=${BIN_DIR:-.}
 CC=${CC:-gcc}
 called_for=$BIN_DIR
-# How much runs: `make test` what a user needs, .ci/run (LLMC_TEST_MORE=1) more, `make test-full` (LLMC_TEST_FULL=1) all.
+# `make test` runs what a user needs, .ci/run (LLMC_TEST_MORE=1) runs more, `make test-full` (LLMC_TEST_FULL=1) runs everything.
 more=${LLMC_TEST_MORE-}${LLMC_TEST_FULL-}
-wants_more() { [ -n "$more" ] || skip "takes too long for make test: LLMC_TEST_MORE=1, as .ci/run sets it"; }
-# Runs do not measure what is 100% MFU, which takes longer than all else in a run of a few steps.
+wants_more() { [ -n "$more" ] || skip "takes too long for make test; .ci/run runs it, with LLMC_TEST_MORE=1"; }
+# Skips the measurement of the FLOP/s at 100% MFU, which would dominate a run of a few steps.
 export LLMC_MACHINE_GFLOPS=${LLMC_MACHINE_GFLOPS-100}
 tmp=$(mktemp -d /tmp/llmc_test_XXXXXX) || exit 1
 trap 'rm -rf "$tmp"' EXIT
@@ -38,8 +38,8 @@ same_checkpoint() {
     done
 }
 
-# emulated TARGET ... [VARIABLE=VALUE ...]: makes these targets of dev/cuda for a CPU, in build/emulated, which `make test` has
-# filled; one test at a time
+# emulated TARGET ... [VARIABLE=VALUE ...]: builds these targets of dev/cuda for a CPU in build/emulated, where `make test` has
+# already built most of them. A lock lets only one test build at a time.
 emulated() {
     [ -e dev/cuda/Makefile ] || skip "needs dev/cuda/Makefile"
     mkdir -p build/emulated
@@ -48,7 +48,7 @@ emulated() {
         { tail -n 30 "$tmp/log" && fail "make $* failed"; }
 }
 
-# share_emulated TREE: gives a copy of the sources, whose files are as old as here, what make has built of the emulation
+# share_emulated TREE: copies the built emulation into TREE, a copy of the sources with the same modification times
 share_emulated() {
     [ -e build/dev_cuda/cpu ] || return 0
     mkdir -p "$1/build/dev_cuda"

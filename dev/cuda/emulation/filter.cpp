@@ -1,8 +1,8 @@
 /*
-Rewrites CUDA C++ as C++ for the headers in this folder: filter [--declare | --define] IN OUT NAME. It changes what C++ cannot
-express; line numbers stay as they are, and a #line directive gives the output the name NAME. Of functions that are neither
-templates nor members --declare keeps only the heads, for the ops, and --define makes them external: so the harness of the
-ops is compiled once and not with each of them.
+Rewrites CUDA C++ as C++ for the headers in this folder: filter [--declare | --define] IN OUT NAME. It changes what C++
+cannot express; line numbers stay as they are, and a #line directive gives the output the name NAME. For functions that
+are neither templates nor members, --declare keeps only the declarations and --define makes the linkage external, so
+that the harness is compiled once instead of once per op.
 
     kernel<4><<<grid, block>>>(a, b);    emulation_kernel(kernel<4>, grid, block)(a, b);
     __shared__ float x[32], y;           a reference to memory of the block for each variable, see shared_variables()
@@ -215,8 +215,8 @@ static std::string filtered(const std::string& in) {
     return out;
 }
 
-// Removes `inline` from the functions that begin at the start of a line with it or with `__global__`, and with `declare` their
-// bodies.
+// Removes `inline` from the functions that start a line with `inline` or `__global__`. With `declare`, also removes
+// their bodies.
 static std::string external(const std::string& in, bool declare) {
     std::string out;
     for (size_t i = 0; i < in.size();) {
@@ -228,7 +228,7 @@ static std::string external(const std::string& in, bool declare) {
             end = head;
             if (declare && in[head] == '{') {
                 int depth = 0;
-                do { // comments and strings may have brackets
+                do { // comments and strings may contain braces
                     depth += (in[end] == '{') - (in[end] == '}');
                     end = std::max(skip_opaque(in, end), end + 1);
                 } while (depth > 0);

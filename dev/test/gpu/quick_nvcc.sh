@@ -1,16 +1,16 @@
 #!/usr/bin/env bash
-# nvcc for tests that run no kernel: takes the command line of nvcc and makes the same program, a quarter as expensive.
+# Replaces nvcc in tests that run no kernel: takes the command line of nvcc and builds the program in a quarter of the CPU time.
 #
 #     dev/test/gpu/quick_nvcc.sh [--stand-in=fake_cuda.so] NVCC_ARGUMENT ...
 #
-# Nothing is optimised, and the kernels become PTX only, which a driver could still compile: ptxas does not see them, so neither
-# register spills nor mistakes in inline assembly are found. train_gpt2.cu takes 19 s of CPU time instead of 75.
+# It optimises nothing and compiles the kernels to PTX only, which a driver could still compile. ptxas does not run, so register
+# spills and errors in inline assembly go unnoticed. train_gpt2.cu takes 19 s of CPU time instead of 75 s.
 #
-# A source is compiled once for each set of options: the object stays in build/test_cuda, under a hash of the options, the compiler,
-# the source and its headers. A second caller waits until the first has compiled, and only links. What no caller has used
-# for a day is removed. --stand-in links this library in place of the CUDA runtime and cuBLASLt.
+# It compiles a source once per set of options and keeps the object in build/test_cuda, under a hash of the options, the compiler,
+# the source and its headers. A second caller waits for the first to compile, then only links. Objects that no caller has used
+# for a day are removed. --stand-in links the given library in place of the CUDA runtime and cuBLASLt.
 #
-# Without a source, or with -c, -fatbin or the like, this is nvcc itself.
+# Without a source, or with -c, -fatbin or a similar option, it runs nvcc unchanged.
 set -eu -o pipefail
 folder=$(cd "$(dirname "$0")/../../.." && pwd)/build/test_cuda
 command -v nvcc >/dev/null || PATH=$PATH:/usr/local/cuda/bin
@@ -45,7 +45,7 @@ done
 [ -z "$stand_in" ] || link=(-cudart none "$stand_in" -Xcompiler -fopenmp -ldl)
 
 mkdir -p "$folder"
-find "$folder" -type f -mmin +1440 -delete 2>/dev/null || true # another caller may do the same
+find "$folder" -type f -mmin +1440 -delete 2>/dev/null || true # another caller may remove the same files
 headers=$(nvcc -MM "${compile[@]}" "$source" | sed 's/^[^:]*://; s/\\$//')
 # shellcheck disable=SC2086
 key=$({ nvcc --version && printf '%s\n' "$source" "${compile[@]}" && cat $headers; } | sha256sum | cut -c 1-20)

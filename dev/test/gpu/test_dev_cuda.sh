@@ -108,7 +108,7 @@ test_vendor_reads() {
         "${theirs/cublasLt::splitKreduce_kernel/cublasLt_like_kernel}"
 }
 
-# the nvcc lines of README.md and of benchmark_on_modal.py are the same, and in .ci/run they compile, link and run as written there
+# the nvcc lines of README.md and of benchmark_on_modal.py are the same, and in .ci/run they compile, link and run as written
 test_typed_nvcc_lines() {
     command -v nvcc >/dev/null || skip "needs nvcc"
     local file line lines=()
@@ -130,7 +130,7 @@ test_typed_nvcc_lines() {
     done <<<"${lines[0]}"
 }
 
-# the nvcc line at the top of each op: its text, and in `make test-full` that it compiles, links and runs
+# the nvcc line at the top of each op has the right text, and in `make test-full` it compiles, links and runs
 test_typed_nvcc_lines_of_the_ops() {
     command -v nvcc >/dev/null || skip "needs nvcc"
     local op line
@@ -275,7 +275,7 @@ $(cut -d , -f 1-9 <<<"$other")"
     done
 }
 
-# an op that cannot be tuned says why: one under the name of decode_sample, which has no configurations, and one without a promoted kernel
+# an op that cannot be tuned says why: one named decode_sample, which has no configurations, and one without a promoted kernel
 test_tune_refuses() {
     build_tuned_op
     TUNED_OP_NAME=decode_sample run 2 "$tmp/tune/op" --tune

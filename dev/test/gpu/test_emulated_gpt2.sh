@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # The whole program without a GPU: tests of test_gpt2.cu, which includes train_gpt2.cu, with the program's own kernels in the
-# emulation of dev/cuda/emulation; the last one asks it for races and accesses out of bounds in all of them. What takes minutes
-# there is in `make test-full`, what takes half a minute, and ten_steps in fp32, in .ci/run. Left out are d12_tinyshakespeare, shapes, saved_slope, same_bits_again, neighbours
-# and streams, whose models or numbers of texts are too large for it, and the tests that start programs, which need a GPU.
+# emulation of dev/cuda/emulation. The last test, `findings`, reports races and out-of-bounds accesses in all kernels that ran. Tests
+# that take minutes run in `make test-full`; tests that take half a minute, and ten_steps in fp32, run in .ci/run. Left out are
+# d12_tinyshakespeare, shapes, saved_slope, same_bits_again, neighbours and streams, whose models or batches are too large for the
+# emulation, and the tests that start programs, which need a GPU.
 . "$(dirname "$0")/../test.sh"
 unset MAKEFLAGS MFLAGS MAKELEVEL PRECISION
 CXX=${CXX:-g++}
@@ -10,7 +11,7 @@ quick=(golden ten_steps layout gradient_accumulation verdict greedy generate_lim
 [ -z "$more" ] || quick+=(update_later stochastic_rounding weights8)
 slow=(recompute nan_is_seen muon cache batch_of_prompts sampling)
 
-# Sets `program`, which `make test` has built.
+# Sets `program` and builds it, unless `make test` has built it.
 build() { # PRECISION SUFFIX
     command -v "$CXX" >/dev/null || skip "needs $CXX"
     program=build/emulated/test_gpt2_cpu$2

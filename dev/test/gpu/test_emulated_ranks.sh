@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Several ranks of train_gpt2cu without a GPU: the program's own kernels in the emulation of dev/cuda/emulation, a process for each rank,
-# and fake_nccl.c between them. So losses, norms and bits are those of real kernels; the times mean nothing. .ci/run has
-# many_ranks, `make test-full` all. All are in fp32: the emulated card has four multiprocessors, and --overlap on leaves four to NCCL, so
-# that kernels of sm_90a have none.
+# Several ranks of train_gpt2cu without a GPU: the program's own kernels in the emulation of dev/cuda/emulation, a process for each
+# rank, and fake_nccl.c between them. Losses, norms and bits come from the real kernels; the times mean nothing. .ci/run runs
+# many_ranks, `make test-full` all tests. All are in fp32: the emulated card has four multiprocessors, and --overlap on leaves four to
+# NCCL, so that kernels of sm_90a have none.
 cards=1 ranks=2 bits_in=FP32
 . "$(dirname "$0")/ranks.sh"
 . "$(dirname "$0")/ranks_compute.sh"

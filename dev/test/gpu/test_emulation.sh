@@ -2,8 +2,8 @@
 # The kernels of dev/cuda on a CPU (dev/cuda/emulation): the emulation itself, the functions of bench.h, --check of every
 # kernel that it can run, and mutants, that is kernels with one wrong line each, which --check must find.
 #
-# `make test` checks the ops that train_gpt2.cu has a kernel of, in bf16, by one schedule and at the smallest shapes; .ci/run checks all
-# ops, and plants the mutants that have a + in front of them; `make test-full` takes all precisions, larger shapes and all mutants.
+# `make test` checks the ops with a kernel in train_gpt2.cu, in bf16, with one schedule and the smallest shapes. .ci/run checks all ops
+# and plants the mutants that are marked with a +. `make test-full` checks all precisions and larger shapes and plants all mutants.
 . "$(dirname "$0")/../test.sh"
 unset MAKEFLAGS MFLAGS MAKELEVEL PRECISION
 CXX=${CXX:-g++}
@@ -13,7 +13,7 @@ mutants=dev/test/gpu/emulation_mutants.txt
 
 needs_compiler() { command -v "$CXX" >/dev/null || skip "needs $CXX"; }
 
-# A copy of the sources, so that a mutant never reaches the tree, with what is built of them.
+# Copies the sources and what is built from them, so that a mutant never reaches the tree.
 copy_tree() {
     [ ! -d "$tmp/tree" ] || return 0
     mkdir -p "$tmp/tree/dev"
@@ -326,10 +326,10 @@ test_reports() {
     contains 'FAIL kernel 1' "$tmp/out"
 }
 
-# check_kernels PRECISION LEAST SCHEDULE [PROMOTED=yes]: --check of every op, or of those; at least LEAST kernels are emulated
+# check_kernels PRECISION LEAST SCHEDULE [PROMOTED=yes]: runs --check of every op, or of the promoted ops, on at least LEAST kernels
 check_kernels() {
     emulated -j"$jobs" CXX="$CXX" PRECISION="$1" "${@:4}" cpu
-    # without the lock of emulated(), because everything is built
+    # needs no lock, because emulated() has built everything
     CPU_JOBS=$jobs CPU_LOGS=$tmp/logs_$1 CPU_FLAGS_CHECK=$3 EMULATION_LIMIT=$([ -n "$full" ] && echo 1 || echo 0.01) \
         make -C dev/cuda --no-print-directory BIN_DIR=../../build/emulated NVCC=/nonexistent CXX="$CXX" PRECISION="$1" "${@:4}" check-cpu \
         >"$tmp/out" 2>&1 || { tail -n 40 "$tmp/out" && fail "$1 ${3:-with changing schedules}: a check failed"; }
@@ -344,7 +344,7 @@ test_kernels() {
     local precision schedule
     for precision in BF16 FP16 FP32; do
         for schedule in "" "--schedule 0" "--schedule 1"; do
-            check_kernels $precision "$([ $precision = FP32 ] && echo 100 || echo 120)" "$schedule" # in fp32 the ladders are shorter
+            check_kernels $precision "$([ $precision = FP32 ] && echo 100 || echo 120)" "$schedule" # fp32 has fewer kernels
         done
     done
 }
@@ -373,7 +373,7 @@ try_mutant() {
     fi
 }
 
-# try_mutants WORKER: tries the mutants whose turn it is, in a copy of its own; prints the verdicts
+# try_mutants WORKER: tries the worker's share of the mutants in a separate copy and prints the verdicts
 try_mutants() {
     local line n=0
     tmp=$tmp/worker$1 && mkdir "$tmp"
@@ -392,7 +392,7 @@ test_mutants() {
         (try_mutants $worker) <"$tmp/chosen" >"$tmp/verdicts$worker" 2>&1 &
     done
     wait
-    cat "$tmp"/verdicts* | tee -a "${LLMC_MUTANTS_LOG:-/dev/null}" # a file to which the verdicts are added
+    cat "$tmp"/verdicts* | tee -a "${LLMC_MUTANTS_LOG:-/dev/null}" # the log also gets the verdicts
     echo "note: $(wc -l <"$tmp/chosen") of $(grep -vc '^#' "$mutants") mutants"
     want "the mutants that are caught" "$(cat "$tmp"/verdicts* | grep -c '^caught ')" "$(wc -l <"$tmp/chosen")"
 }

@@ -792,8 +792,8 @@ test_no_device() {
 
 # ---- ends -------------------------------------------------------------------------------
 
-# Signals at random moments of a run with slow steps, which takes about run_ms: in a step, in the capture of a graph, in validation,
-# in a save. The last complete step is saved (after SIGKILL: a step before it), and the run goes on bit for bit.
+# Sends a signal at a random moment of a run with slow steps, which takes about run_ms: in a step, a graph capture, a validation or
+# a save. The last complete step (after SIGKILL, an earlier step) must be saved, and the resumed run must be bitwise identical.
 end_at_random() { # NUMBER
     local signals=(INT TERM HUP USR1 PIPE KILL) signal out=$tmp/end_$1 pid code=0 steps saved
     signal=${signals[$1 / 3 % 6]}

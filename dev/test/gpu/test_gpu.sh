@@ -21,22 +21,22 @@ archs=(90 75 80 100)
 if have_nvcc; then offered=$($nvcc --list-gpu-arch 2>&1); fi
 others=()
 for a in "${archs[@]:1}"; do grep -qx "compute_$a" <<<"${offered-}" && others+=("$a"); done
-# The builds of a short run. The first is what test_readme.sh and test_fake_gpu.sh run, too, so it is compiled once for all three; the
-# other one has another precision and the text of test_gpt2.cu. No kernel runs, so quick_nvcc.sh makes them, without ptxas.
-# Optimised kernels for 90a, of which a register spill is an error, take ten times as long: they are compiled here if
-# LLMC_TEST_SINCE is set and the program has changed since, and so are FP16, 75 and 100. All of it: LLMC_TEST_FULL=1.
+# A short run makes the builds in `few`. The first is shared with test_readme.sh and test_fake_gpu.sh, so it is compiled once for all
+# three. The second adds another precision and test_gpt2.cu. No kernel runs, so quick_nvcc.sh compiles them, without ptxas.
+# Optimised kernels for 90a, whose register spills are errors, take ten times as long. They are compiled, like FP16, 75 and 100, if
+# LLMC_TEST_SINCE is set and the program has changed since. LLMC_TEST_FULL=1 compiles everything.
 # test_gpt2.cu includes train_gpt2.cu. `device` leaves out the host code, which does not depend on the architecture.
 few=("train_gpt2cu BF16 $cheap_arch" "test_gpt2cu FP32 80")
 slow=("train_gpt2cu BF16 90 device" "test_gpt2cu FP16 75 device" "train_gpt2cu BF16 100 device")
 quick=yes changed=
 if changed_since train_gpt2.cu test_gpt2.cu llmc dev/cuda/nvcc.mk; then changed=yes; fi
-if [ -n "${LLMC_TEST_FULL-}" ]; then quick='' few=() slow=("test_gpt2cu FP16 75 device"); fi # the others are in `all` below
+if [ -n "${LLMC_TEST_FULL-}" ]; then quick='' few=() slow=("test_gpt2cu FP16 75 device"); fi # the other builds are in `all` below
 if have_gpu; then quick='' few=() slow=(); fi
 
 # ---- builds: PROGRAM PRECISION ARCH ... [device] is one call of nvcc, with a folder of its own ----
 
 each_once() { printf '%s\n' "$@" | awk 'NF && !seen[$0]++'; } # drops repeated lines, keeps their order
-is_one_of() { printf '%s\n' "${@:2}" | grep -qxF -- "$1"; } # WORD WORDS: true if WORD is one of them
+is_one_of() { printf '%s\n' "${@:2}" | grep -qxF -- "$1"; } # WORD WORDS: true if WORD is one of WORDS
 folder() { local IFS=_; echo "$builds/$*"; }
 
 # Writes to the folder: `log`, the output of make, and `result`, its exit code.

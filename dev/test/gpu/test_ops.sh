@@ -1,16 +1,16 @@
 #!/usr/bin/env bash
-# Every op of dev/cuda. With a GPU: its --check in every precision, by `make test` in dev/cuda. Without a GPU: that it
-# compiles. `make test` compiles
+# Every op of dev/cuda. With a GPU, `make test` in dev/cuda runs its --check in every precision. Without a GPU, this test compiles
 #
-#   - one op for each way to get at a matrix product: layernorm_forward has none, linear_gelu has wgmma and links cuBLASLt. In the
-#     latter a register spill or a serialised wgmma is an error, as in every op with wgmma
-#   - the ops that have changed since LLMC_TEST_SINCE, such as origin/main, if it is set: OP.cu, or a .cuh of dev/cuda that it includes
+#   - layernorm_forward, which has no matmul
+#   - with LLMC_TEST_MORE=1, linear_gelu, which has wgmma and links cuBLASLt. In an op with wgmma, a register spill or a serialised
+#     wgmma is an error
+#   - if LLMC_TEST_SINCE is set, such as to origin/main, the ops that have changed since: OP.cu, or a .cuh of dev/cuda that it includes
 #
-# Of the others, test_emulation.sh compiles each as C++. With LLMC_TEST_FULL=1, `make test` of dev/cuda compiles each op in BF16 for
-# every architecture and in FP16 and FP32 for 80; then each op is compiled for 90a in BF16, and in a precision and for an
-# architecture that depend on its place in the list, so that every pair of both occurs.
+# test_emulation.sh compiles the other ops as C++. With LLMC_TEST_FULL=1, `make test` of dev/cuda compiles each op in BF16 for every
+# architecture and in FP16 and FP32 for 80. Then each op is compiled in BF16 for 90a, and for a pair of precision and architecture
+# that depends on its place in the list, so that every pair occurs.
 #
-#     dev/test/gpu/test_ops.sh [--list | OP ...]      these ops are compiled for 90a, and for their pair
+#     dev/test/gpu/test_ops.sh [--list | OP ...]      compiles these ops for 90a and for their pair
 set -u -o pipefail
 . "$(dirname "$0")/../test.sh"
 . dev/test/gpu/builds.sh
@@ -89,8 +89,8 @@ changed() {
     return 1
 }
 
-# A build is "OP PRECISION ARCH HOW"; HOW is all, device (code only), or quick (by quick_nvcc.sh). The builds with wgmma take longest and
-# come first. Host code is compiled only where a library is linked.
+# A build is "OP PRECISION ARCH HOW"; HOW is all, device (no host code) or quick (by quick_nvcc.sh). Builds with wgmma take longest,
+# so they start first. Host code is compiled only if the op links a library.
 first=() later=() skips=()
 for i in "${!ops[@]}"; do
     op=${ops[i]} how=device
@@ -162,7 +162,7 @@ if [ -z "${LLMC_TEST_FULL-}" ]; then
     for op in "${chosen[@]}"; do
         skipped=$((skipped + 1))
         if [[ " ${skips[*]-} " == *" $op "* ]]; then
-            echo "skip $op: make test-full compiles it, dev/test/gpu/test_ops.sh $op, or LLMC_TEST_SINCE=origin/main, if it has changed since"
+            echo "skip $op: compiled by make test-full, by dev/test/gpu/test_ops.sh $op, or with LLMC_TEST_SINCE=origin/main if it has changed since"
         else
             echo "skip $op: no GPU to check it on; other precisions and architectures: make test-full"
         fi

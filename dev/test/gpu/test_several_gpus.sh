@@ -115,7 +115,7 @@ test_no_overlap() {
 
 # Weights are gathered in groups of at least 24 MiB: four layers of 512 channels have that, so the first group is the embeddings
 # and four layers, and the second the other layers and the last layernorm, which is no group of its own. No bit depends on it.
-# make test-full does the same with Muon.
+# `make test-full` repeats the test with Muon.
 test_groups() {
     wants_more
     setup
@@ -217,7 +217,7 @@ WRAPPER
     done
 }
 
-# of its rows, only some
+# --rows of the bench runs only the rows that it names
 test_bench_rows() {
     [ -n "${LLMC_TEST_FULL-}" ] || skip "make test-full: bench makes the runs of all rows"
     setup

@@ -1,7 +1,7 @@
 // An op for the test of --tune without a GPU, on the stand-in for CUDA (fake_cuda.c): its kernel is a copy, which the stand-in
-// does run and whose time depends on the configuration. It goes by the name of an op that can be tuned, unless told otherwise.
+// does run and whose time depends on the configuration. It takes the name of an op that can be tuned.
 //
-//     TUNED_OP_NAME=permute   its name
+//     TUNED_OP_NAME=permute   another name
 //     TUNED_OP_PROMOTED=0     no kernel is promoted
 //     TUNED_OP_FASTEST=128    the configuration that takes half as long as the others; 0: the default
 //     TUNED_OP_NOISE=64       the configuration that is fast only when it is timed for the first time

@@ -23,7 +23,7 @@ new_tree() {
     printf 'check: FORCE\n\t@scripts/check.sh\n' >Makefile
 }
 
-# touched FILES TESTS: fails unless the files touch these tests, both separated by spaces
+# touched FILES TESTS: fails unless the files affect exactly these tests; spaces separate the entries of both lists
 touched() {
     local files
     read -r -a files <<<"$1"
@@ -80,7 +80,7 @@ test_usage() {
     contains "no commit 'no-such-commit'" "$tmp/err"
 }
 
-# among FILE TEST ...: fails unless the file touches these tests, perhaps among others
+# among FILE TEST ...: fails unless the file affects at least these tests
 among() {
     local name
     dev/test/affected.sh "$1" >"$tmp/out"

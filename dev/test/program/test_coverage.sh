@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# dev/test/program/coverage.sh: its messages, and in full runs one op. Coverage itself takes minutes and stays out of `make test`.
+# Tests the messages of dev/test/program/coverage.sh and, in full runs, the coverage of one op. Full coverage takes minutes: not tested.
 . "$(dirname "$0")/../test.sh"
 
 test_usage() {

@@ -71,7 +71,7 @@ test_legible() {
 test_layout() {
     build
     local x y error
-    # one program for all of them, which reads the place of a text from the environment
+    # one program draws all of them: it reads the position of a text from the environment
     sed 's/svg.middle(710,\s257,/svg.middle(atoi(getenv("X")), atoi(getenv("Y")),/' dev/learn/figures.cpp >"$tmp/out/changed.cpp"
     ! cmp -s "$tmp/out/changed.cpp" dev/learn/figures.cpp || fail "the text is not where it was"
     "$CXX" -O0 -std=c++17 -I dev/learn -iquote dev/learn "$tmp/out/changed.cpp" -o "$tmp/out/draw" || fail "does not compile"

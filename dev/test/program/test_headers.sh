@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Every header of llmc/ is self-contained: alone in a file it compiles without a warning, as C11 and as C++17. One test per
-# header, with one compiler for each language; the other compilers get a file of all headers, which takes a twentieth of the time.
-# gcc and clang read the same system headers, so if one finds a declaration, the other does.
+# Every header of llmc/ is self-contained: alone in a file it compiles without a warning, as C11 and as C++17. Each header
+# is a test with one compiler for each language. The other compilers compile one translation unit with all headers, in a twentieth
+# of the time. gcc and clang read the same system headers, so both find the same declarations.
 . "$(dirname "$0")/../test.sh"
 
 flags=(-O1 -Wall -Wextra -Werror -Wno-unknown-pragmas -fsyntax-only)
 alone=() together=() # "COMPILER -std=STANDARD"
-choose() { # COMPILER -std=STANDARD ...: the first one that is there is for the headers alone
+choose() { # COMPILER -std=STANDARD ...: the first installed compiler gets each header alone, the others all together
     local each first=yes
     for each in "$@"; do
         command -v "${each%% *}" >/dev/null || continue
@@ -45,7 +45,7 @@ test_all_together() {
 }
 tests+=(all_together)
 
-# the check itself: it must reject a header that relies on another's includes, and one that compiles only as C
+# the check itself must reject a header that relies on another's includes, and a header that compiles only as C
 test_refuses_a_bad_header() {
     mkdir -p "$tmp/llmc"
     cd "$tmp"

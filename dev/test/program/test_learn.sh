@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The course, dev/learn, and what it needs in dev/cuda: practice files, answers, the pages' commands, the lists of
 # kernels, the ladders.
-# LLMC_TEST_FULL=1 cuts every kernel that can be practised, else those of three ops.
+# LLMC_TEST_FULL=1 cuts every kernel that can be practised; otherwise the test cuts the kernels of three ops.
 # shellcheck disable=SC2028,SC2094 # echo writes a script verbatim; the loop that reads a page only prints its name
 . "$(dirname "$0")/../test.sh"
 unset MAKEFLAGS MFLAGS MAKELEVEL PRECISION SPILLS DEVICE_ONLY OP OPS RUNG FORCE SOLUTION SHOW ANSWERS_DIR ANSWER_TIMEOUT
@@ -58,7 +58,7 @@ same_code() {
 
 # ---- practice ----
 
-# The op's check finds that the body is missing, and accepts the original. Two ops, or all of them in `make test-full`.
+# The op's check rejects a missing body and accepts the original. Tests two ops, or all in `make test-full`.
 test_practice() {
     needs_compiler
     copy
@@ -94,7 +94,7 @@ test_practice() {
 # rungs OP: those that can be practised
 rungs() { (cd "$tmp/top/dev/cuda" && ./practice.sh "$1") | sed -n '/^not to be/q; s/^ *\([0-9][0-9]*\)  .*/\1/p'; }
 
-# Each of them, one after the other out of the same file, and all bodies back: the original. Three ops, or all of them in `make test-full`.
+# Cuts each kernel from the same file and pastes its body back, which restores the original. Tests three ops, or all in `make test-full`.
 test_every_rung() {
     copy
     local op rung at=0 num=0 ops=()
@@ -472,7 +472,7 @@ test_lists_of_kernels() {
     cp dev/cuda/simple_kernel.cu "$tmp/top/dev/cuda/"
 }
 
-# what the programs list
+# the lists in the sources are what the programs print
 test_lists_are_those_of_the_programs() {
     wants_more
     needs_compiler

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The Makefile and dev/test/run.sh in a small source tree made for the test: what is rebuilt when, and sums of results.
 . "$(dirname "$0")/../test.sh"
-unset BIN_DIR CFLAGS WERROR MAKEFLAGS MFLAGS MAKELEVEL TEST_WRAPPER TEST_TIMEOUT TEST_SILENCE TEST_BUDGETS TEST_JOBS LLMC_TEST_FULL
+unset BIN_DIR CFLAGS WERROR MAKEFLAGS MFLAGS MAKELEVEL TEST_WRAPPER TEST_TIMEOUT TEST_SILENCE TEST_BUDGETS TEST_CPU TEST_JOBS LLMC_TEST_FULL LLMC_TEST_MORE
 export CC # the compiler that `make test` was called with
 top=$PWD
 
@@ -134,7 +134,7 @@ test_missing_compiler_is_named() {
     contains "error: no compiler no-such-cc" "$tmp/out"
 }
 
-# SINCE and FILES choose tests by what they include, and build no more than these
+# SINCE and FILES select tests by their includes, and make builds no other tests
 test_only_what_a_change_touches() {
     new_tree
     cp "$top/dev/test/affected.sh" dev/test/
@@ -223,7 +223,7 @@ test_side_by_side() {
     ! kill -0 "$(cat pid)" 2>/dev/null || fail "a test outlives run.sh"
 }
 
-# A program fails if it uses more CPU time than its budget allows, on a machine as fast as this one.
+# A program fails if it uses more CPU time than its budget, scaled to the speed of this machine.
 test_budgets() {
     new_tree
     test_program dear 'while (clock() < 3.2 * CLOCKS_PER_SEC) {} puts("1 passed, 0 failed, 0 skipped"); return 0;'

@@ -66,7 +66,7 @@ good() {
     [ $status -eq 0 ] || fail "$*: status $status: $(tail -n 1 "$tmp/err")"
 }
 
-# Prints all that is below $world; a file that is written has another time of change, even if the bytes are the same.
+# Prints all entries below $world with their change times, so a file that is rewritten with the same bytes also differs.
 snapshot() { (cd "$world" && find . \( -type d -printf '%p %m\n' \) -o -printf '%p %y %s %m %i %C@\n' | sort); }
 
 # refused STATUS PATTERN ... -- ARGS...: the program must exit with STATUS after one line on stderr that matches every
@@ -503,7 +503,7 @@ losses() { sed -nE 's/^step .* loss ([^ ]+) .*/\1/p' "$tmp/out"; }
 
 test_step_lines() {
     setup
-    # with the measurement of what is 100% MFU
+    # measures the FLOP/s at 100% MFU
     LLMC_MACHINE_GFLOPS='' good "${small[@]}" "${batch[@]}" -i "$data" -j 'data/a_val_*.bin' -v 3 -o lines
     [ ! -s "$tmp/err" ] || fail "stderr: $(cat "$tmp/err")"
     want "step lines" "$(grep -cE "$step_line" "$tmp/out")" 3
@@ -789,7 +789,7 @@ test_eval_values() {
     want "the accuracy of the greedy words" "$(value acc 4)" 0.5
     near "the log of their perplexity" "$(awk -v p="$(value perplexity 4)" 'BEGIN {print log(p)}')" 14.167665
     while read -r T stride loss; do
-        # under a sanitizer, 230 windows take 20 s and access what 16 do
+        # under a sanitizer, 230 windows take 20 s and check the same accesses as 16
         [[ $stride != 1 || $BIN_DIR != *sanitize* || -n "${LLMC_TEST_FULL-}" ]] || continue
         good -e "$tiny" --eval 'values/t_*.bin' --json -b 3 -t "$T" --stride "$stride"
         near "the loss with -t $T --stride $stride" "$(value loss 1)" "$loss"

@@ -2,8 +2,8 @@
 # Types every command of README.md: each line of its ```sh blocks, as it is written there, in a copy of the repository.
 #
 # What would take long is cut short by variables that the commands read (DEMO_FLAGS) or by flags after the command's own,
-# of which the last one counts. Downloads come from a folder here. Commands for the GPU are compiled; where there is no GPU,
-# by quick_nvcc.sh, and their program must accept the flags and then say that a GPU is missing.
+# of which the last one counts. Downloads come from a folder here. Programs for the GPU are compiled. Without a GPU,
+# quick_nvcc.sh compiles them, and they must accept the flags and then report that no GPU is usable.
 . "$(dirname "$0")/../test.sh"
 . dev/test/gpu/builds.sh
 unset MAKEFLAGS MFLAGS MAKELEVEL PRECISION SPILLS DEVICE_ONLY BIN_DIR
@@ -17,8 +17,8 @@ export DEMO_FLAGS='-x 20 -v 10 -s 20 -u 5'
 # The lines of the ```sh blocks.
 commands() { awk '/^```/ { inside = $0 == "```sh"; next } inside' README.md; }
 
-# The copy, once for all tests: the files that git knows or would know, and what make has built from them. All keep their times, so
-# make compiles a program again if it would do so here: if a source or the flags have changed, or if a header is missing.
+# Copies, once for all tests, the files that git tracks or would track, and what make has built from them. All keep their modification
+# times, so make compiles a program again only if it would do so here: if a source or the flags have changed, or a header is missing.
 copy() {
     [ ! -e "$tmp/top/README.md" ] || return 0
     mkdir -p "$tmp/top"
@@ -306,7 +306,7 @@ test_several_gpus() {
     contains " -o log16 -b 32 -d 524288 -x 1000 -y 1" "$tmp/out"
 }
 
-# Compiled with LLMC_TEST_FULL=1. Otherwise test_gpu.sh compiles train_gpt2.cu in FP32, as a part of test_gpt2.cu.
+# LLMC_TEST_FULL=1 compiles both. Otherwise test_gpu.sh compiles train_gpt2.cu in FP32, as a part of test_gpt2.cu.
 test_precisions() {
     local precision
     for_gpu 'make train_gpt2cu PRECISION=FP16' 'make train_gpt2cu PRECISION=FP32'

@@ -4,7 +4,7 @@
 # checkpoint.
 . "$(dirname "$0")/../test.sh"
 
-# A sync is free in memory. The runs leave some hundred MB.
+# The tests write a few hundred MB, to memory if possible, where a sync costs nothing.
 if [ -n "$(df -Pm /dev/shm 2>/dev/null | awk 'NR == 2 && $4 >= 2000')" ]; then
     rmdir "$tmp"
     tmp=$(mktemp -d /dev/shm/llmc_test_XXXXXX) || exit 1
@@ -14,8 +14,8 @@ export ASAN_OPTIONS=${ASAN_OPTIONS-}:verify_asan_link_order=0 # failing_write.so
 train=${TRAIN:-$BIN_DIR/train_gpt2} # TRAIN=$PWD/train_gpt2cu runs the same tests on the GPU program
 [[ $train == /* ]] || train=$PWD/$train
 shim=$tmp/failing_write.so
-# kill -9 at random moments. 60: test_run_state kills a save at each of its operations, so these need only hit all that is beside
-# a save, of which starting, training and sampling each take a fifth of the window or more: 60 kills miss a fifth with 2 in a million.
+# The number of SIGKILLs at random moments. test_run_state kills a save at each of its operations, so these need only hit the other
+# phases. Starting, training and sampling each take at least a fifth of the time, which 60 kills miss with a probability of 2e-6.
 kills=${LLMC_KILLS:-$([ -z "${LLMC_TEST_FULL-}" ] && echo 60 || echo 200)}
 ends=${LLMC_ENDS:-$([ -z "${LLMC_TEST_FULL-}" ] && echo 25 || echo 500)}             # random signals at random moments
 owner_runs=${LLMC_OWNER_RUNS:-$([ -z "${LLMC_TEST_FULL-}" ] && echo 20 || echo 200)} # two runs that start at once
@@ -57,25 +57,25 @@ start() { # OUT STEPS [FLAGS]: trains in the background; $pid is the program's P
 
 alive() { kill -0 "$pid" 2>/dev/null; }
 
-# What waits here and looks into files every 10 ms starts no processes for it: they would take more time than the program.
+# The functions that poll files every 10 ms start no processes, which would take more time than the program.
 exec {nothing}<> <(:) # a pipe from which nothing can be read
 pause() { read -rt 0.01 -u "$nothing" || true; } # sleeps for 10 ms
 
-# has TEXT FILE: whether the text is in the file
+# has TEXT FILE: true if the file contains the text
 has() {
     local content=
     [ -e "$2" ] && { IFS= read -rd '' content <"$2" || true; } && [[ $content == *"$1"* ]]
 }
-# has_line REGEX FILE: whether a line of the file matches the extended regular expression, from its beginning
+# has_line REGEX FILE: true if the beginning of a line of the file matches the extended regular expression
 has_line() {
     local line
     [ -e "$2" ] || return 1
     while IFS= read -r line; do [[ ! $line =~ ^$1 ]] || return 0; done <"$2"
     return 1
 }
-# has_hidden DIR: whether it has a hidden file or directory
+# has_hidden DIR: true if the directory has a hidden entry
 has_hidden() { compgen -G "$1/.[!.]*" >/dev/null; }
-saving() { compgen -G "$1/.tmp-*" >/dev/null; } # DIR: a checkpoint is being written
+saving() { compgen -G "$1/.tmp-*" >/dev/null; } # DIR: true while a checkpoint is being written
 
 # wait_for WHAT COMMAND...: waits until COMMAND succeeds, while the program runs, for at most a minute
 wait_for() {

@@ -1,23 +1,23 @@
 #!/usr/bin/env bash
-# No shell script has a finding of shellcheck: an unquoted variable, a misspelt name, a `cd` whose failure nobody sees.
-# .shellcheckrc says which codes are not used here and why.
+# shellcheck finds nothing in any shell script, such as an unquoted variable, a misspelt name or an unchecked `cd`. .shellcheckrc
+# lists the codes that are disabled, and why.
 . "$(dirname "$0")/../test.sh"
 unset SHELLCHECK_OPTS
 
-# Prints the paths of the shell scripts in this folder and below: *.sh, and what a shebang gives to a shell, as in .ci/run. Files
-# that git does not track yet count, ignored files do not.
+# Prints the paths of the shell scripts in this folder and below: *.sh, and files whose shebang names a shell, such as
+# .ci/run. Untracked files count, ignored files do not.
 scripts() {
     local file first
     git ls-files --cached --others --exclude-standard >"$tmp/files" 2>/dev/null || skip "needs git"
     while IFS= read -r file; do
-        [ -f "$file" ] || continue # deleted, not committed
+        [ -f "$file" ] || continue # deleted but not committed
         first=
         [[ $file == *.sh ]] || IFS= LC_ALL=C read -r -n 80 first <"$file" || true
         if [[ $file == *.sh || $first =~ ^#!.*[/\ ](ba|da)?sh(\ |$) ]]; then echo "$file"; fi
     done <"$tmp/files"
 }
 
-# check FILE ...: prints the findings in these scripts; succeeds if there is none
+# check FILE ...: prints the findings in these scripts; fails if it has any
 check() {
     command -v shellcheck >/dev/null || skip "needs shellcheck"
     printf '%s\0' "$@" | xargs -0 -n 8 -P "$(getconf _NPROCESSORS_ONLN)" shellcheck -x -f gcc
@@ -49,7 +49,7 @@ test_every_script_is_found() {
     want "the scripts" "$(sort "$tmp/out" | tr '\n' ' ')" ".ci/run sourced.sh tool two words "
 }
 
-# Each line has the code of a finding and a script with it. Like all tests, the script sources a file with shared variables.
+# Each line has a code and a script with that finding. Like all tests, the script sources a file with shared variables.
 test_bad_scripts_are_refused() {
     local code bad
     mkdir -p "$tmp/bad"

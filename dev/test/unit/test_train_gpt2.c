@@ -4,7 +4,7 @@
 #include "../golden.h"
 #include "../test.h"
 
-// The sanitizers look at accesses, which are the same for each of many samples, and make them thirty times slower.
+// Sanitizers check accesses, which are the same for every sample, and make each sample thirty times slower.
 static int samples(int n) {
 #ifdef __SANITIZE_ADDRESS__
     if (!getenv("LLMC_TEST_FULL")) { return (n + 7) / 8; }
@@ -516,7 +516,7 @@ static void test_nan_is_seen(void) {
     GPT2 model;
     int *inputs = golden_ints("input_ids"), *targets = golden_ints("targets");
     load_fixture(&model, FIXTURES "tiny_gpt2");
-    // one of the four sequences is enough: its first token has position 0 and inputs[3] is in it
+    // one of the four sequences is enough: its first token has position 0, and it contains inputs[3]
     for (int p = 0; p < NUM_PARAMS; p++) {
         float* weight = model.params_memory + param_offset(&model.config, p);
         if (p == 0) { weight += (size_t)inputs[3] * model.config.channels; }
