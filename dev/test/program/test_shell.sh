@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# shellcheck finds nothing in any shell script, such as an unquoted variable, a misspelt name or an unchecked `cd`. .shellcheckrc
+# No shell script has a finding of shellcheck, such as an unquoted variable, a misspelt name or an unchecked `cd`. .shellcheckrc
 # lists the codes that are disabled, and why.
 . "$(dirname "$0")/../test.sh"
 unset SHELLCHECK_OPTS
