@@ -214,6 +214,7 @@ test_practice_is_no_op() {
         dev/cuda/practice_simple_kernel.cu
     run 0 make clean
     [ -e "$tmp/top/dev/cuda/practice_simple_kernel.cu" ] || fail "make clean removes it"
+    share_emulated "$tmp/top" # which make clean has removed
     rm "$tmp/top/dev/cuda/practice_simple_kernel.cu"
 }
 
