@@ -145,7 +145,7 @@ demo: programs
 EMULATED := $(MAKE) --no-print-directory -C dev/cuda BIN_DIR=../../build/emulated NVCC=/nonexistent
 emulated:
 	+@$(EMULATED) PRECISION=BF16 $(if $(LLMC_TEST_MORE)$(LLMC_TEST_FULL),,PROMOTED=yes) cpu ../../build/emulated/test_gpt2_cpu
-	+@$(if $(LLMC_TEST_MORE)$(LLMC_TEST_FULL),$(EMULATED) PRECISION=FP32 ../../build/emulated/train_gpt2_cpu_fp32)
+	+@$(if $(LLMC_TEST_FULL),$(EMULATED) PRECISION=FP32 ../../build/emulated/train_gpt2_cpu_fp32)
 
 # SINCE=ref or FILES="a b" on the command line selects the tests that dev/test/affected.sh prints. Otherwise all tests run.
 CHOICE := $(if $(findstring command,$(origin SINCE)),--since '$(SINCE)',$(if $(findstring command,$(origin FILES)),$(FILES)))

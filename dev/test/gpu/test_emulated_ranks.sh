@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Several ranks of train_gpt2cu without a GPU: the program's own kernels in the emulation of dev/cuda/emulation, a process for each
-# rank, and fake_nccl.c between them. Losses, norms and bits come from the real kernels; the times mean nothing. .ci/run runs
-# many_ranks, `make test-full` all tests. All are in fp32: the emulated card has four multiprocessors, and --overlap on leaves four to
+# rank, and fake_nccl.c between them. Losses, norms and bits come from the real kernels; the times mean nothing. Only
+# `make test-full` runs them. All are in fp32: the emulated card has four multiprocessors, and --overlap on leaves four to
 # NCCL, so that kernels of sm_90a have none.
 cards=1 ranks=2 bits_in=FP32
 . "$(dirname "$0")/ranks.sh"
@@ -29,11 +29,10 @@ with() { # LIBRARY [PRECISION [RANKS]]
     before=(env EMULATION_GPUS=8 EMULATION_THREADS=1 "EMULATION_NAME=NVIDIA H100 80GB HBM3" "LLMC_NCCL=$tmp/bin/fake_nccl.so")
 }
 
-all=(fp32 muon other_numbers)
+all=(many_ranks fp32 muon other_numbers)
 for name in "${all[@]}"; do
     eval "test_$name() { [ -n \"\${LLMC_TEST_FULL-}\" ] || skip 'takes minutes: make test-full'; $name fake_nccl; }"
 done
-test_many_ranks() { wants_more && many_ranks fake_nccl; }
 
-tests=(many_ranks "${all[@]}")
+tests=("${all[@]}")
 run_tests_once "$@"
