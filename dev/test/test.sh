@@ -38,13 +38,16 @@ same_checkpoint() {
     done
 }
 
+locked_emulation() { # COMMAND ...: while no other test builds or copies the emulation
+    mkdir -p build/emulated
+    if command -v flock >/dev/null; then flock build/emulated/lock "$@"; else "$@"; fi
+}
+
 # emulated TARGET ... [VARIABLE=VALUE ...]: builds these targets of dev/cuda for a CPU in build/emulated, where `make test` has
-# already built most of them. A lock lets only one test build at a time.
+# already built most of them.
 emulated() {
     [ -e dev/cuda/Makefile ] || skip "needs dev/cuda/Makefile"
-    mkdir -p build/emulated
-    $(command -v flock >/dev/null && echo flock build/emulated/lock) \
-        make -C dev/cuda --no-print-directory BIN_DIR=../../build/emulated NVCC=/nonexistent "$@" >"$tmp/log" 2>&1 ||
+    locked_emulation make -C dev/cuda --no-print-directory BIN_DIR=../../build/emulated NVCC=/nonexistent "$@" >"$tmp/log" 2>&1 ||
         { tail -n 30 "$tmp/log" && fail "make $* failed"; }
 }
 
@@ -52,7 +55,8 @@ emulated() {
 share_emulated() {
     [ -e build/dev_cuda/cpu ] || return 0
     mkdir -p "$1/build/dev_cuda"
-    cp -a build/dev_cuda/cpu "$1/build/dev_cuda/"
+    # .new: what a make that builds nothing writes and removes
+    locked_emulation tar -C build/dev_cuda --exclude='*.new' -cf - cpu | tar -C "$1/build/dev_cuda" -xpf -
 }
 
 run_tests() { # [--list | NAME ...]

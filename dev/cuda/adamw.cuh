@@ -1,0 +1,151 @@
+/*
+adamw_prepare: decides whether the step is applied and computes the factors that adamw needs, all in `state`
+adamw: one AdamW update of params (n) floatX, master (n) float or NULL, m, v (n) float | grads (n) float | state after adamw_prepare
+Constraint: pointers aligned to 16 bytes; any n.
+Kernel 4 of adamw.cu, which has the other kernels, errors and sources.
+*/
+#pragma once
+
+#include "../../llmc/adamw_state.cuh"
+#include "../../llmc/cuda_common.cuh"
+
+// ==== promoted: adamw ====
+// In fp16 only: halves the loss scale after an overflow, doubles it after LOSS_SCALE_STEPS finite steps. If the loss
+// itself is not finite, or the scale is already 1, the scale is not the cause of the overflow and is not halved.
+__device__ inline void adamw_adapt_loss_scale(StepState* s) {
+    constexpr int LOSS_SCALE_STEPS = 2000;
+    constexpr float LARGEST_LOSS_SCALE = 65536.0f;
+    float factor = 1.0f;
+    if (isfinite(s->loss) && isfinite(s->scaled_norm)) {
+        s->good_steps++;
+        if (s->good_steps >= LOSS_SCALE_STEPS && s->loss_scale < LARGEST_LOSS_SCALE) { factor = 2.0f; }
+    } else if (isfinite(s->loss) && s->loss_scale > 1.0f) {
+        factor = 0.5f;
+    }
+    if (factor == 1.0f) { return; }
+    s->loss_scale *= factor, s->dloss *= factor;
+    s->good_steps = 0;
+}
+
+__global__ void adamw_prepare_kernel(StepState* s, AdamW o, bool skip, bool later) {
+    s->optimizer = o, s->is_later = later;
+    float unscale = __frcp_rn(s->loss_scale); // exact, because the scale is a power of two
+    s->norm = s->scaled_norm * unscale;
+    s->applied = isfinite(s->loss) && isfinite(s->scaled_norm) && !skip;
+    int t = s->num_updates += s->applied;
+    s->grad_scale = unscale * (o.clip > 0.0f && s->norm > o.clip ? o.clip / s->norm : 1.0f);
+    s->inverse_bias1 = (float)(1.0 / (1.0 - pow((double)o.beta1, (double)t)));
+    s->inverse_bias2 = (float)(1.0 / (1.0 - pow((double)o.beta2, (double)t)));
+    if (IS_FP16) { adamw_adapt_loss_scale(s); }
+}
+
+// state (1) is in device memory and already holds loss and scaled_norm. Sets norm, the verdict `applied`, num_updates,
+// grad_scale and the bias corrections; in fp16 also the loss scale of the next step. If skip is true, the update is
+// skipped even if loss and norm are finite. later: layers are updated during the next forward pass.
+void adamw_prepare(StepState* state, const AdamW& optimizer, bool skip, bool later, cudaStream_t stream) {
+    Op op(stream, sizeof(StepState), 0, "step verdict");
+    adamw_prepare_kernel<<<1, 1, 0, stream>>>(state, optimizer, skip, later);
+    cudaCheck(cudaGetLastError());
+}
+
+// Returns the new parameter; updates m and v.
+__device__ inline float adamw_update(float p, float& m, float& v, float grad, const StepState& s, const AdamW& o) {
+    float g = grad * s.grad_scale;
+    m = o.beta1 * m + (1.0f - o.beta1) * g;
+    v = o.beta2 * v + (1.0f - o.beta2) * g * g;
+    float direction = m * s.inverse_bias1 / (sqrtf(v * s.inverse_bias2) + o.eps);
+    return p - o.learning_rate * (direction + o.weight_decay * p);
+}
+
+// The rounding seed of this update, from the seed of this range of parameters. Seed 0 means round to nearest and stays
+// 0; `| 1` keeps any other seed from becoming 0.
+__device__ inline uint32_t adamw_seed(uint32_t seed, int update) {
+    return seed == 0 ? 0 : hash_bits((uint32_t)update, seed) | 1;
+}
+
+__device__ inline floatX adamw_round(float p, size_t i, uint32_t seed) {
+    return seed == 0 ? (floatX)p : stochastic_round(p, hash_bits((uint32_t)i, seed));
+}
+
+__device__ inline void adamw_scalar(floatX* params, float* master, float* m, float* v, const float* grads,
+                                    const StepState& s, const AdamW& o, size_t i, uint32_t seed) {
+    float p = adamw_update(master ? master[i] : (float)params[i], m[i], v[i], grads[i], s, o);
+    if (master) { master[i] = p; }
+    params[i] = adamw_round(p, i, seed);
+}
+
+// ---- kernel 4: two groups of four elements per thread, all of their loads in flight at once ----
+
+__global__ void __launch_bounds__(128)
+    adamw_kernel4(floatX* params, float* master, float* m, float* v, const float* grads, const StepState* state,
+                  size_t n, AdamW o, uint32_t seed) {
+    size_t first = ((size_t)blockIdx.x * 2 * blockDim.x + threadIdx.x) * 4, stride = (size_t)blockDim.x * 4;
+    f128 p[2], m4[2], v4[2], g4[2];
+#pragma unroll
+    for (int j = 0; j < 2; j++) {
+        size_t i = first + j * stride;
+        if (i + 4 > n) { continue; }
+        m4[j] = load128(m + i), v4[j] = load128(v + i), g4[j] = load128(grads + i);
+        if (master) {
+            p[j] = load128(master + i);
+        } else {
+            x4 old = *reinterpret_cast<const x4*>(params + i);
+            for (int k = 0; k < 4; k++) { p[j][k] = (float)old[k]; }
+        }
+    }
+    StepState s = *state;
+    if (!s.applied) { return; }
+    seed = adamw_seed(seed, s.num_updates);
+#pragma unroll
+    for (int j = 0; j < 2; j++) {
+        size_t i = first + j * stride;
+        if (i + 4 > n) {
+            for (; i < n; i++) { adamw_scalar(params, master, m, v, grads, s, o, i, seed); }
+            continue;
+        }
+        x4 rounded;
+        for (int k = 0; k < 4; k++) {
+            p[j][k] = adamw_update(p[j][k], m4[j][k], v4[j][k], g4[j][k], s, o);
+            rounded[k] = adamw_round(p[j][k], i + k, seed);
+        }
+        store128(m + i, m4[j]);
+        store128(v + i, v4[j]);
+        if (master) { store128(master + i, p[j]); }
+        *reinterpret_cast<x4*>(params + i) = rounded;
+    }
+}
+
+// params (n) floatX; master (n) float, or NULL if params is the only copy of the weights; m, v (n) | grads (n);
+// state (1), filled in by adamw_prepare. seed 0: round params to nearest; otherwise stochastically, with new random
+// bits in every update.
+void adamw(floatX* params, float* master, float* m, float* v, const float* grads, const StepState* state, size_t n,
+           const AdamW& optimizer, uint32_t seed, cudaStream_t stream, int block_size) {
+    // Bytes per element: 20 because m and v are read and written and grads are read. With master, master is read and
+    // written and params are written; without master, params are read and written.
+    double bytes = 20 + (master ? 8.0 + sizeof(floatX) : 2.0 * sizeof(floatX));
+    Op op(stream, bytes * n, 0, "adamw");
+    require(((size_t)params | (size_t)master | (size_t)m | (size_t)v | (size_t)grads) % 16 == 0);
+    require(block_size <= 128);
+    size_t num_blocks = ceil_div(n, 8 * (size_t)block_size);
+    adamw_kernel4<<<num_blocks, block_size, 0, stream>>>(params, master, m, v, grads, state, n, optimizer, seed);
+    cudaCheck(cudaGetLastError());
+}
+void adamw(floatX* params, float* master, float* m, float* v, const float* grads, const StepState* state, size_t n,
+           const AdamW& optimizer, uint32_t seed, cudaStream_t stream) {
+    int config = tuned_config("adamw", n, 1, 128);
+    adamw(params, master, m, v, grads, state, n, optimizer, seed, stream, config);
+}
+
+__global__ void adamw_round_kernel(floatX* params, const float* master, size_t n, uint32_t seed, int update) {
+    seed = adamw_seed(seed, update);
+    size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) { params[i] = adamw_round(master[i], i, seed); }
+}
+
+// Recomputes params (n) as they were after update number `update`, from the master weights (n) after that update.
+void adamw_round_weights(floatX* params, const float* master, size_t n, uint32_t seed, int update,
+                         cudaStream_t stream) {
+    adamw_round_kernel<<<ceil_div(n, (size_t)256), 256, 0, stream>>>(params, master, n, seed, update);
+    cudaCheck(cudaGetLastError());
+}
+// ==== end promoted: adamw ====

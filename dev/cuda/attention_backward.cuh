@@ -1,0 +1,1298 @@
+/*
+attention_backward: dqkv (B,T,3,NH,HS), the gradient of attention_forward's qkv | dbias (3,NH,HS) float, or NULL, += dqkv summed over
+all tokens | scratch in floats | dout, out (B,T,NH,HS), qkv (B,T,3,NH,HS), lse (B,NH,T)
+Constraint: HS % 8 == 0, HS <= 256. attention_backward_choice() says which kernel runs.
+Kernels 3, 7 and 11 of attention_backward.cu, which has the other kernels, errors and sources.
+*/
+#pragma once
+
+#include "../../llmc/column_sums.cuh"
+#include "../../llmc/cuda_common.cuh"
+#include "../../llmc/ptx.cuh"
+#include "matmul_backward_bias.cuh"
+#include <algorithm>
+
+// ==== promoted: attention_backward ====
+// ---- kernel 3: fp32 arithmetic, 4x4 register tiles per thread, one writer per gradient ----
+
+// dsum = rowsum(dout * out). Both gradient kernels need it per query row, besides lse, because with
+//
+//     P = exp(scale * q k^T - lse)    dS = P * (dout v^T - dsum)
+//     dv = P^T dout                   dk = scale * dS^T q              dq = scale * dS k
+//
+// The kernel runs 8 threads per row of HS elements.
+__global__ void attention_backward_dsum_kernel3(float* dsum, const floatX* dout, const floatX* out, int T, int NH,
+                                                int HS, int num_rows) {
+    int row = (int)(((size_t)blockIdx.x * blockDim.x + threadIdx.x) / 8), part = threadIdx.x % 8;
+    float sum = 0.0f;
+    if (row < num_rows) {
+        for (int i = part * x128::size; i < HS; i += 8 * x128::size) {
+            x128 a = load128(dout + (size_t)row * HS + i), b = load128(out + (size_t)row * HS + i);
+            for (int j = 0; j < x128::size; j++) { sum += (float)a[j] * (float)b[j]; }
+        }
+    }
+    for (int offset = 4; offset > 0; offset /= 2) { sum += __shfl_xor_sync(0xFFFFFFFFu, sum, offset); }
+    if (row < num_rows && part == 0) { // row = (b * T + t) * NH + h
+        int h = row % NH, t = row / NH % T, b = row / NH / T;
+        dsum[((size_t)b * NH + h) * T + t] = sum;
+    }
+}
+
+// dsum (B,NH,T) | dout, out (B,T,NH,HS)
+void attention_backward_dsum(float* dsum, const floatX* dout, const floatX* out, int B, int T, int C, int NH,
+                             cudaStream_t stream) {
+    int num_rows = B * T * NH, block_size = 256;
+    attention_backward_dsum_kernel3<<<ceil_div(num_rows, block_size / 8), block_size, 0, stream>>>(
+        dsum, dout, out, T, NH, C / NH, num_rows);
+    cudaCheck(cudaGetLastError());
+}
+
+// Loads 4 elements as floats.
+__device__ inline f128 attention_backward_load4(const floatX* p) {
+#if defined(ENABLE_FP32)
+    return load128(p);
+#else
+    int2 bits = *reinterpret_cast<const int2*>(p);
+    floatX x[4];
+    memcpy(x, &bits, sizeof(bits));
+    return {{(float)x[0], (float)x[1], (float)x[2], (float)x[3]}};
+#endif
+}
+
+// sum[i][j] += a[k][4 * row + i] * b[k][4 * col + j], over k
+template <int K> __device__ inline void attention_backward_multiply4x4(float (&sum)[4][4], const float (*a)[64],
+                                                                       const float (*b)[64], int row, int col) {
+#pragma unroll
+    for (int k = 0; k < K; k++) {
+        f128 x = load128(&a[k][4 * row]), y = load128(&b[k][4 * col]);
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+#pragma unroll
+            for (int j = 0; j < 4; j++) { sum[i][j] += x[i] * y[j]; }
+        }
+    }
+}
+
+// A block owns 64 rows of one head and walks over tiles of 64 rows of the other side. If `keys`, it owns keys, walks
+// over queries, and computes dk and dv; otherwise it owns queries, walks over keys, and computes dq. Scores are
+// computed as [walked][owned], the layout in which the second product reads P and dS. D groups of 64 columns hold
+// the HS columns.
+template <bool keys, int D> __global__ void __launch_bounds__(256)
+    attention_backward_plain_kernel3(floatX* dqkv, const float* lse, const float* dsum, const floatX* dout,
+                                     const floatX* qkv, int T, int C, int NH, float scale) {
+    struct SMem {
+        float walked1[16][64], owned1[16][64], walked2[16][64], owned2[16][64]; // 16 columns of 64 rows, transposed
+        float p[64][64], ds[64][64];
+    };
+    static_assert(sizeof(SMem) == 48 * 1024, "the limit without an opt-in");
+    __shared__ SMem smem;
+    int HS = C / NH, h = blockIdx.y % NH, b = blockIdx.y / NH;
+    int tile = keys ? blockIdx.x : gridDim.x - 1 - blockIdx.x; // the longest walks start first
+    int owned = 64 * tile, row = threadIdx.x / 16, col = threadIdx.x % 16;
+    const floatX* q = qkv + (size_t)b * T * 3 * C + h * HS;
+    const floatX *k = q + C, *v = q + 2 * C, *d = dout + (size_t)b * T * C + h * HS;
+    lse += ((size_t)b * NH + h) * T, dsum += ((size_t)b * NH + h) * T;
+    size_t stride = 3 * (size_t)C, stride_d = C;
+
+    float sum1[D][4][4] = {}, sum2[keys ? D : 1][4][4] = {}; // accumulators of dk and dv, or of dq
+    int first = keys ? tile : 0, last = keys ? ceil_div(T, 64) - 1 : tile;
+    for (int walk = first; walk <= last; walk++) {
+        int walked = 64 * walk;
+        float s[4][4] = {}, dp[4][4] = {};
+        for (int c = 0; c < HS; c += 16) {
+            int r = threadIdx.x % 64, cc = threadIdx.x / 64 * 4;
+            f128 w1 = {}, w2 = {}, o1 = {}, o2 = {};
+            if (c + cc < HS && walked + r < T) {
+                w1 = attention_backward_load4((keys ? q : k) + (walked + r) * stride + c + cc);
+                w2 = attention_backward_load4((keys ? d : v) + (walked + r) * (keys ? stride_d : stride) + c + cc);
+            }
+            if (c + cc < HS && owned + r < T) {
+                o1 = attention_backward_load4((keys ? k : q) + (owned + r) * stride + c + cc);
+                o2 = attention_backward_load4((keys ? v : d) + (owned + r) * (keys ? stride : stride_d) + c + cc);
+            }
+            __syncthreads(); // all threads have read the previous tiles
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                smem.walked1[cc + i][r] = w1[i], smem.walked2[cc + i][r] = w2[i];
+                smem.owned1[cc + i][r] = o1[i], smem.owned2[cc + i][r] = o2[i];
+            }
+            __syncthreads();
+            attention_backward_multiply4x4<16>(s, smem.walked1, smem.owned1, row, col);
+            attention_backward_multiply4x4<16>(dp, smem.walked2, smem.owned2, row, col);
+        }
+
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            f128 p, ds;
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                int w = walked + 4 * row + i, o = owned + 4 * col + j;
+                int query = keys ? w : o, key = keys ? o : w;
+                bool seen = key <= query && query < T;
+                p[j] = seen ? expf(scale * s[i][j] - lse[query]) : 0.0f;
+                ds[j] = seen ? p[j] * (dp[i][j] - dsum[query]) : 0.0f;
+            }
+            if (keys) { store128(&smem.p[4 * row + i][4 * col], p); }
+            store128(&smem.ds[4 * row + i][4 * col], ds);
+        }
+
+        // the products with dS and P, over 16 walked rows and 64 columns at a time
+#pragma unroll
+        for (int part = 0; part < D; part++) {
+            for (int w = 0; w < 64; w += 16) {
+                int t = walked + w + row, c = 64 * part + 4 * col;
+                f128 y1 = {}, y2 = {};
+                if (t < T && c < HS) {
+                    y1 = attention_backward_load4((keys ? q : k) + t * stride + c);
+                    if (keys) { y2 = attention_backward_load4(d + t * stride_d + c); }
+                }
+                __syncthreads(); // all threads have read the previous tiles, and have written p and ds
+                store128(&smem.walked1[row][4 * col], y1);
+                if (keys) { store128(&smem.walked2[row][4 * col], y2); }
+                __syncthreads();
+                attention_backward_multiply4x4<16>(sum1[part], &smem.ds[w], smem.walked1, row, col);
+                if (keys) { attention_backward_multiply4x4<16>(sum2[part], &smem.p[w], smem.walked2, row, col); }
+            }
+        }
+    }
+
+    floatX* out1 = dqkv + (size_t)b * T * 3 * C + h * HS + (keys ? C : 0);
+#pragma unroll
+    for (int part = 0; part < D; part++) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                int t = owned + 4 * row + i, c = 64 * part + 4 * col + j;
+                if (t < T && c < HS) {
+                    out1[t * stride + c] = (floatX)(scale * sum1[part][i][j]);
+                    if (keys) { out1[t * stride + C + c] = (floatX)sum2[part][i][j]; }
+                }
+            }
+        }
+    }
+}
+
+template <int D> void attention_backward_plain_sized(floatX* dqkv, const float* lse, const float* dsum,
+                                                     const floatX* dout, const floatX* qkv, int B, int T, int C, int NH,
+                                                     cudaStream_t stream) {
+    dim3 grid(ceil_div(T, 64), B * NH);
+    float scale = 1.0f / sqrtf((float)(C / NH));
+    attention_backward_plain_kernel3<true, D><<<grid, 256, 0, stream>>>(dqkv, lse, dsum, dout, qkv, T, C, NH, scale);
+    cudaCheck(cudaGetLastError());
+    attention_backward_plain_kernel3<false, D><<<grid, 256, 0, stream>>>(dqkv, lse, dsum, dout, qkv, T, C, NH, scale);
+    cudaCheck(cudaGetLastError());
+}
+
+void attention_backward_plain(floatX* dqkv, const float* lse, const float* dsum, const floatX* dout, const floatX* qkv,
+                              int B, int T, int C, int NH, cudaStream_t stream) {
+    int HS = C / NH;
+    require(HS % 8 == 0 && B * NH <= 65535);
+    if (HS <= 64) {
+        attention_backward_plain_sized<1>(dqkv, lse, dsum, dout, qkv, B, T, C, NH, stream);
+    } else if (HS <= 128) {
+        attention_backward_plain_sized<2>(dqkv, lse, dsum, dout, qkv, B, T, C, NH, stream);
+    } else {
+        require(HS <= 256);
+        attention_backward_plain_sized<4>(dqkv, lse, dsum, dout, qkv, B, T, C, NH, stream);
+    }
+}
+
+#if !defined(ENABLE_FP32)
+// ---- kernel 7: tensor cores by mma.sync, 32 rows per warp, one owned operand in registers, one in shared memory ----
+// There are two kernels. In kernel kv a block owns keys and computes dk and dv; in kernel q it owns queries and
+// computes dq. A block walks over the tokens of the other kind:
+//
+//              owned, 16 * M rows per warp    walked, tiles of 64 rows, 8 * N at a time
+//     kv       k (registers), v (shared)      q, dout
+//     q        q (registers), dout (shared)   k, v
+//
+// Scores are computed as [owned][walked], so that the accumulators of P and dS become operands of the second product
+// without leaving the registers. In each 16x8 accumulator tile of mma.sync, lane 4g + t holds 4 floats:
+//
+//     walked           0   1     2   3     4   5     6   7
+//     owned g          lane 4g   4g + 1    4g + 2    4g + 3      c[0], c[1]
+//     owned g + 8      lane 4g   4g + 1    4g + 2    4g + 3      c[2], c[3]
+template <int HS, int M> struct AttentionBackwardMmaSMem {
+    floatX tile1[2][64 * HS], tile2[2][64 * HS]; // two stages of walked rows: q and dout, or k and v
+    floatX owned[64 * M * HS];                   // the owned operand that is not in registers: v, or dout
+    float lse[2][64], dsum[2][64];               // two stages for the walked queries; only used by kernel kv
+};
+static_assert(sizeof(AttentionBackwardMmaSMem<128, 1>) <= 99 * 1024, "the limit of compute capability 8.6");
+
+// The swizzle. Returns the element offset of 16-byte chunk `chunk` of row `row` in the tile (rows, HS) that begins at
+// element `tile`. The chunks of a row are permuted as in attention_forward_at(), so that the same chunk of 8
+// consecutive rows covers all 32 banks.
+template <int HS> __device__ inline int attention_backward_offset(int tile, int row, int chunk) {
+    return tile + row * HS + (chunk ^ (HS % 64 == 0 ? row % 8 : row / 2 % 4)) * 8;
+}
+// Given the offset of chunk 0 or 1 of a row, returns the address `chunk` chunks further in the same row. chunk is even.
+template <int HS> __device__ inline floatX* attention_backward_column(floatX* memory, int offset, int chunk) {
+    constexpr int GROUP = HS % 64 == 0 ? 8 : 4;
+    return memory + (offset ^ chunk % GROUP * 8) + chunk / GROUP * GROUP * 8;
+}
+
+// One thread's share of the copies of two tensors to shared memory. Each call of load() issues cp.async for the next
+// tile of 64 rows of both tensors.
+template <int HS> struct AttentionBackwardLoader {
+    static constexpr int LANES = HS % 64 == 0 ? 8 : 4, ROWS = 128 / LANES; // lanes per row, rows per pass of the block
+    const floatX *next1, *next2;
+    int num_valid; // number of rows from this thread's row to the end of the sequence; rows past the end become 0
+
+    __device__ AttentionBackwardLoader(const floatX* rows1, const floatX* rows2, int stride1, int stride2, int t,
+                                       int T) {
+        int row = t + threadIdx.x / LANES, column = threadIdx.x % LANES * 8;
+        next1 = rows1 + (size_t)row * stride1 + column, next2 = rows2 + (size_t)row * stride2 + column;
+        num_valid = T - row;
+    }
+    __device__ void load(floatX* tile1, floatX* tile2, int stride1, int stride2) {
+        int row = threadIdx.x / LANES, lane = threadIdx.x % LANES;
+#pragma unroll
+        for (int i = 0; i < 64; i += ROWS) {
+#pragma unroll
+            for (int c = 0; c < HS / 8; c += LANES) {
+                int to = attention_backward_offset<HS>(0, row + i, c + lane);
+                cp_async_16(tile1 + to, next1 + c * 8, i < num_valid);
+                cp_async_16(tile2 + to, next2 + c * 8, i < num_valid);
+            }
+            next1 += ROWS * stride1, next2 += ROWS * stride2;
+        }
+        num_valid -= 64;
+    }
+};
+
+// Loads rows row..row+16*M-1 from global memory as fragments of mma's operand a. Rows past T become 0.
+template <int HS, int M> __device__ inline void
+attention_backward_load_operand(uint32_t (&a)[M][HS / 16][4], const floatX* rows, size_t stride, int row, int T) {
+    int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int m = 0; m < M; m++) {
+#pragma unroll
+        for (int half_m = 0; half_m < 2; half_m++) {
+            int r = row + 16 * m + 8 * half_m + lane / 4;
+            const uint32_t* p = reinterpret_cast<const uint32_t*>(rows + r * stride) + lane % 4;
+#pragma unroll
+            for (int k = 0; k < HS / 16; k++) {
+                a[m][k][half_m] = r < T ? p[8 * k] : 0;
+                a[m][k][half_m + 2] = r < T ? p[8 * k + 4] : 0;
+            }
+        }
+    }
+}
+
+// Issues cp.async for 16 * M rows, of which num_valid exist, into this warp's shared memory, and does not wait.
+template <int HS, int M>
+__device__ inline void attention_backward_load_owned(floatX* owned, const floatX* rows, int stride, int num_valid) {
+#pragma unroll 1
+    for (int i = threadIdx.x % 32; i < 16 * M * (HS / 8); i += 32) {
+        int row = i / (HS / 8), chunk = i % (HS / 8);
+        cp_async_16(owned + attention_backward_offset<HS>(0, row, chunk), rows + (size_t)row * stride + chunk * 8,
+                    row < num_valid);
+    }
+}
+
+// sum (16*M, 8*N) += a (16*M, HS) rows (8*N, HS)^T. a: fragments in registers; rows: 8 * N rows of a tile
+template <int HS, int M, int N> __device__ inline void
+attention_backward_multiply_rows(float (&sum)[M][N][4], const uint32_t (&a)[M][HS / 16][4], floatX* memory, int tile) {
+    int lane = threadIdx.x % 32;
+    int offset = attention_backward_offset<HS>(tile, lane / 16 * 8 + lane % 8, lane / 8 % 2);
+#pragma unroll
+    for (int k = 0; k < HS / 16; k++) {
+#pragma unroll
+        for (int n = 0; n < N; n += 2) {
+            uint32_t b[4];
+            ldmatrix_x4(b, attention_backward_column<HS>(memory, offset, 2 * k) + 8 * n * HS);
+#pragma unroll
+            for (int m = 0; m < M; m++) {
+                mma_16x8x16(sum[m][n], a[m][k], b[0], b[1], floatX());
+                mma_16x8x16(sum[m][n + 1], a[m][k], b[2], b[3], floatX());
+            }
+        }
+    }
+}
+
+// As attention_backward_multiply_rows, with operand a in this warp's shared memory (`owned`).
+template <int HS, int M, int N> __device__ inline void
+attention_backward_multiply_owned(float (&sum)[M][N][4], floatX* owned, floatX* memory, int tile) {
+    int lane = threadIdx.x % 32, offset_a = attention_backward_offset<HS>(0, lane % 16, lane / 16);
+    int offset = attention_backward_offset<HS>(tile, lane / 16 * 8 + lane % 8, lane / 8 % 2);
+#pragma unroll
+    for (int k = 0; k < HS / 16; k++) {
+        uint32_t a[M][4];
+#pragma unroll
+        for (int m = 0; m < M; m++) {
+            ldmatrix_x4(a[m], attention_backward_column<HS>(owned, offset_a, 2 * k) + 16 * m * HS);
+        }
+#pragma unroll
+        for (int n = 0; n < N; n += 2) {
+            uint32_t b[4];
+            ldmatrix_x4(b, attention_backward_column<HS>(memory, offset, 2 * k) + 8 * n * HS);
+#pragma unroll
+            for (int m = 0; m < M; m++) {
+                mma_16x8x16(sum[m][n], a[m], b[0], b[1], floatX());
+                mma_16x8x16(sum[m][n + 1], a[m], b[2], b[3], floatX());
+            }
+        }
+    }
+}
+
+// sum (16*M, HS) += x (16*M, 8*N) rows (8*N, HS). x: the accumulators of P or dS, which become operand a in registers;
+// rows: 8 * N rows of a tile
+template <int HS, int M, int N> __device__ inline void
+attention_backward_multiply_columns(float (&sum)[M][HS / 8][4], const float (&x)[M][N][4], floatX* memory, int tile) {
+    int lane = threadIdx.x % 32, offset = attention_backward_offset<HS>(tile, lane % 16, lane / 16);
+#pragma unroll
+    for (int k = 0; k < N / 2; k++) {
+        uint32_t a[M][4];
+#pragma unroll
+        for (int m = 0; m < M; m++) {
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                const float* pair = &x[m][2 * k + i / 2][i % 2 * 2];
+                a[m][i] = pack_16x2(pair[0], pair[1], floatX());
+            }
+        }
+#pragma unroll
+        for (int n = 0; n < HS / 8; n += 2) {
+            uint32_t b[4];
+            ldmatrix_x4_trans(b, attention_backward_column<HS>(memory, offset, n) + 16 * k * HS);
+#pragma unroll
+            for (int m = 0; m < M; m++) {
+                mma_16x8x16(sum[m][n], a[m], b[0], b[1], floatX());
+                mma_16x8x16(sum[m][n + 1], a[m], b[2], b[3], floatX());
+            }
+        }
+    }
+}
+
+// rows[r] = factor * sum[r] for r < num_valid, in 16-byte stores. The staging area is `owned`, the warp's rows in
+// shared memory, which are no longer needed.
+template <int HS, int M> __device__ inline void attention_backward_store(floatX* rows, size_t stride, int num_valid,
+                                                                         const float (&sum)[M][HS / 8][4], float factor,
+                                                                         floatX* owned) {
+    __syncwarp();
+    int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int m = 0; m < M; m++) {
+#pragma unroll
+        for (int n = 0; n < HS / 8; n++) {
+#pragma unroll
+            for (int half_m = 0; half_m < 2; half_m++) {
+                floatX* p = owned + attention_backward_offset<HS>(0, 16 * m + 8 * half_m + lane / 4, n) + lane % 4 * 2;
+                const float* pair = &sum[m][n][2 * half_m];
+                *reinterpret_cast<uint32_t*>(p) = pack_16x2(factor * pair[0], factor * pair[1], floatX());
+            }
+        }
+    }
+    __syncwarp();
+#pragma unroll 1
+    for (int i = lane; i < 16 * M * (HS / 8); i += 32) {
+        int row = i / (HS / 8), chunk = i % (HS / 8);
+        if (row < num_valid) {
+            const int4* from = reinterpret_cast<int4*>(owned + attention_backward_offset<HS>(0, row, chunk));
+            *reinterpret_cast<int4*>(rows + row * stride + chunk * 8) = *from;
+        }
+    }
+}
+
+// Returns this block's head (x) and the rank of its tile (y): rank 0 has the longest walk. Blocks start in the order of
+// their index. Heads are processed in groups that fit L2 together; within a group the longest walks start first.
+__device__ inline int2 attention_backward_work(int num_tiles, int heads_at_a_time) {
+    int num_heads = gridDim.x / num_tiles, first = blockIdx.x / (num_tiles * heads_at_a_time) * heads_at_a_time;
+    int i = blockIdx.x - first * num_tiles, heads = min(heads_at_a_time, num_heads - first);
+    return make_int2(first + i % heads, i / heads);
+}
+
+// Adds the terms of 8 * N queries to dk and dv. These queries begin at element offset `tile` of q_tiles and d_tiles;
+// lse and dsum point to their values. kv, q: the warp's first key and the first of these queries, only read if masked.
+template <bool masked, int HS, int M, int N>
+__device__ inline void attention_backward_step_kv(float (&dk)[M][HS / 8][4], float (&dv)[M][HS / 8][4],
+                                                  const uint32_t (&k)[M][HS / 16][4], floatX* v, floatX* q_tiles,
+                                                  floatX* d_tiles, int tile, const float* lse, const float* dsum,
+                                                  int kv, int q, float scale2) {
+    int lane = threadIdx.x % 32;
+    float p[M][N][4] = {}, ds[M][N][4]; // ds starts at -dsum, so that adding dout v^T yields dP - dsum
+    lse += lane % 4 * 2, dsum += lane % 4 * 2;
+#pragma unroll
+    for (int n = 0; n < N; n++) {
+#pragma unroll
+        for (int m = 0; m < M; m++) {
+            ds[m][n][0] = ds[m][n][2] = -dsum[8 * n];
+            ds[m][n][1] = ds[m][n][3] = -dsum[8 * n + 1];
+        }
+    }
+    attention_backward_multiply_rows<HS, M, N>(p, k, q_tiles, tile);
+    attention_backward_multiply_owned<HS, M, N>(ds, v, d_tiles, tile);
+#pragma unroll
+    for (int n = 0; n < N; n++) {
+        float x[2] = {lse[8 * n] * LOG2E, lse[8 * n + 1] * LOG2E};
+#pragma unroll
+        for (int m = 0; m < M; m++) {
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                p[m][n][i] = exp2_approx(p[m][n][i] * scale2 - x[i % 2]);
+                int key = kv + 16 * m + i / 2 * 8 + lane / 4, query = q + 8 * n + lane % 4 * 2 + i % 2;
+                if (masked && key > query) { p[m][n][i] = 0.0f; }
+                ds[m][n][i] *= p[m][n][i];
+            }
+        }
+    }
+    attention_backward_multiply_columns<HS, M, N>(dv, p, d_tiles, tile);
+    attention_backward_multiply_columns<HS, M, N>(dk, ds, q_tiles, tile);
+}
+
+template <int HS, int M, int N, int blocks_per_sm> __global__ void __launch_bounds__(128, blocks_per_sm)
+    attention_backward_kv_kernel7(floatX* dqkv, const float* lse, const float* dsum, const floatX* dout,
+                                  const floatX* qkv, int T, int C, int NH, float scale, int heads_at_a_time) {
+    extern __shared__ __align__(128) unsigned char attention_backward_memory[];
+    AttentionBackwardMmaSMem<HS, M>& smem =
+        *reinterpret_cast<AttentionBackwardMmaSMem<HS, M>*>(attention_backward_memory);
+    int2 work = attention_backward_work(ceil_div(T, 64 * M), heads_at_a_time); // tile 0 has the longest walk
+    int h = work.x % NH, b = work.x / NH, warp = threadIdx.x / 32, kv = 64 * M * work.y + 16 * M * warp;
+    int stride = 3 * C, stride_d = C;
+    const floatX *q = qkv + (size_t)b * T * stride + h * HS, *d = dout + (size_t)b * T * stride_d + h * HS;
+    lse += (size_t)work.x * T, dsum += (size_t)work.x * T;
+    float scale2 = scale * LOG2E;
+
+    int first = M * work.y, num_walks = ceil_div(T, 64);
+    AttentionBackwardLoader<HS> loader(q, d, stride, stride_d, 64 * first, T);
+    auto load = [&](int stage, int t) {
+        loader.load(smem.tile1[stage], smem.tile2[stage], stride, stride_d);
+        // queries past the end add 0, because their q, dout, lse and dsum are 0
+        int i = threadIdx.x % 64;
+        cp_async_4((threadIdx.x < 64 ? smem.lse : smem.dsum)[stage] + i, (threadIdx.x < 64 ? lse : dsum) + t + i,
+                   t + i < T);
+        cp_async_commit();
+    };
+    floatX* v_owned = smem.owned + 16 * M * HS * warp;
+    attention_backward_load_owned<HS, M>(v_owned, q + 2 * C + (size_t)kv * stride, stride, T - kv);
+    load(0, 64 * first);
+
+    uint32_t k_operand[M][HS / 16][4];
+    attention_backward_load_operand<HS, M>(k_operand, q + C, stride, kv, T);
+    float dk[M][HS / 8][4] = {}, dv[M][HS / 8][4] = {};
+    for (int walk = first, stage = 0; walk < num_walks; walk++, stage ^= 1) {
+        cp_async_wait<0>();
+        __syncthreads(); // this tile has landed for all warps, and all warps have read the previous tile
+        if (walk + 1 < num_walks) { load(stage ^ 1, 64 * (walk + 1)); }
+        floatX *q_tiles = smem.tile1[0], *d_tiles = smem.tile2[0];
+        if (walk < first + M) { // on the diagonal
+#pragma unroll 1
+            for (int row = 0; row < 64; row += 8 * N) {
+                int t = 64 * walk + row;
+                if (t + 8 * N <= kv) { continue; } // none of these queries sees this warp's keys
+                attention_backward_step_kv<true, HS, M, N>(dk, dv, k_operand, v_owned, q_tiles, d_tiles,
+                                                           (64 * stage + row) * HS, smem.lse[stage] + row,
+                                                           smem.dsum[stage] + row, kv, t, scale2);
+            }
+        } else {
+#pragma unroll 1
+            for (int row = 0; row < 64; row += 8 * N) {
+                attention_backward_step_kv<false, HS, M, N>(dk, dv, k_operand, v_owned, q_tiles, d_tiles,
+                                                            (64 * stage + row) * HS, smem.lse[stage] + row,
+                                                            smem.dsum[stage] + row, kv, 0, scale2);
+            }
+        }
+    }
+
+    floatX* dk_rows = dqkv + ((size_t)b * T + kv) * stride + h * HS + C;
+    attention_backward_store<HS, M>(dk_rows, stride, T - kv, dk, scale, v_owned);
+    attention_backward_store<HS, M>(dk_rows + C, stride, T - kv, dv, 1.0f, v_owned);
+}
+
+// Adds the terms of 8 * N keys to dq. These keys begin at element offset `tile` of k_tiles and v_tiles; lse2 (base 2)
+// and dsum belong to this lane's query rows. q, kv: the warp's first query and the first of these keys, only read if
+// masked.
+template <bool masked, int HS, int M, int N>
+__device__ inline void attention_backward_step_q(float (&dq)[M][HS / 8][4], const uint32_t (&q_operand)[M][HS / 16][4],
+                                                 floatX* d, floatX* k_tiles, floatX* v_tiles, int tile,
+                                                 const float (&lse2)[M][2], const float (&dsum)[M][2], int q, int kv,
+                                                 float scale2) {
+    int lane = threadIdx.x % 32;
+    float p[M][N][4] = {}, ds[M][N][4]; // ds starts at -dsum, so that adding dout v^T yields dP - dsum
+#pragma unroll
+    for (int m = 0; m < M; m++) {
+#pragma unroll
+        for (int n = 0; n < N; n++) {
+            ds[m][n][0] = ds[m][n][1] = -dsum[m][0], ds[m][n][2] = ds[m][n][3] = -dsum[m][1];
+        }
+    }
+    attention_backward_multiply_rows<HS, M, N>(p, q_operand, k_tiles, tile);
+    attention_backward_multiply_owned<HS, M, N>(ds, d, v_tiles, tile);
+#pragma unroll
+    for (int m = 0; m < M; m++) {
+#pragma unroll
+        for (int n = 0; n < N; n++) {
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                float p_i = exp2_approx(p[m][n][i] * scale2 - lse2[m][i / 2]);
+                int query = q + 16 * m + i / 2 * 8 + lane / 4, key = kv + 8 * n + lane % 4 * 2 + i % 2;
+                if (masked && key > query) { p_i = 0.0f; }
+                ds[m][n][i] *= p_i;
+            }
+        }
+    }
+    attention_backward_multiply_columns<HS, M, N>(dq, ds, k_tiles, tile);
+}
+
+template <int HS, int M, int N, int blocks_per_sm> __global__ void __launch_bounds__(128, blocks_per_sm)
+    attention_backward_q_kernel7(floatX* dqkv, const float* lse, const float* dsum, const floatX* dout,
+                                 const floatX* qkv, int T, int C, int NH, float scale, int heads_at_a_time) {
+    extern __shared__ __align__(128) unsigned char attention_backward_memory[];
+    AttentionBackwardMmaSMem<HS, M>& smem =
+        *reinterpret_cast<AttentionBackwardMmaSMem<HS, M>*>(attention_backward_memory);
+    int num_tiles = ceil_div(T, 64 * M);
+    int2 work = attention_backward_work(num_tiles, heads_at_a_time);
+    int tile = num_tiles - 1 - work.y; // the last tile has the longest walk: it sees all keys
+    int h = work.x % NH, b = work.x / NH, warp = threadIdx.x / 32, q = 64 * M * tile + 16 * M * warp;
+    int stride = 3 * C;
+    const floatX* k = qkv + (size_t)b * T * stride + h * HS + C;
+    float scale2 = scale * LOG2E;
+
+    AttentionBackwardLoader<HS> loader(k, k + C, stride, stride, 0, T);
+    floatX* d_owned = smem.owned + 16 * M * HS * warp;
+    attention_backward_load_owned<HS, M>(d_owned, dout + ((size_t)b * T + q) * C + h * HS, C, T - q);
+    loader.load(smem.tile1[0], smem.tile2[0], stride, stride);
+    cp_async_commit();
+
+    uint32_t q_operand[M][HS / 16][4];
+    attention_backward_load_operand<HS, M>(q_operand, k - C, stride, q, T);
+    float lse2[M][2], d_sum[M][2];
+#pragma unroll
+    for (int m = 0; m < M; m++) {
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            int t = q + 16 * m + 8 * i + threadIdx.x % 32 / 4;
+            lse2[m][i] = t < T ? lse[(size_t)work.x * T + t] * LOG2E : 0.0f;
+            d_sum[m][i] = t < T ? dsum[(size_t)work.x * T + t] : 0.0f;
+        }
+    }
+    float dq[M][HS / 8][4] = {};
+    int num_walks = min(M * (tile + 1), ceil_div(T, 64));
+    for (int walk = 0, stage = 0; walk < num_walks; walk++, stage ^= 1) {
+        cp_async_wait<0>();
+        __syncthreads(); // this tile has landed for all warps, and all warps have read the previous tile
+        if (walk + 1 < num_walks) {
+            loader.load(smem.tile1[stage ^ 1], smem.tile2[stage ^ 1], stride, stride);
+            cp_async_commit();
+        }
+        floatX *k_tiles = smem.tile1[0], *v_tiles = smem.tile2[0];
+        if (walk < M * tile) {
+#pragma unroll 1
+            for (int row = 0; row < 64; row += 8 * N) {
+                attention_backward_step_q<false, HS, M, N>(dq, q_operand, d_owned, k_tiles, v_tiles,
+                                                           (64 * stage + row) * HS, lse2, d_sum, q, 0, scale2);
+            }
+        } else { // on the diagonal
+#pragma unroll 1
+            for (int row = 0; row < 64; row += 8 * N) {
+                int t = 64 * walk + row;
+                if (t >= q + 16 * M) { break; } // no query of this warp sees these keys
+                attention_backward_step_q<true, HS, M, N>(dq, q_operand, d_owned, k_tiles, v_tiles,
+                                                          (64 * stage + row) * HS, lse2, d_sum, q, t, scale2);
+            }
+        }
+    }
+
+    floatX* dq_rows = dqkv + ((size_t)b * T + q) * stride + h * HS;
+    attention_backward_store<HS, M>(dq_rows, stride, T - q, dq, scale, d_owned);
+}
+
+// kv_M, kv_N, kv_blocks: template arguments M, N, blocks_per_sm of the kernel for dk and dv; q_M, q_N, q_blocks: those
+// of the kernel for dq
+template <int HS, int kv_M, int kv_N, int kv_blocks, int q_M, int q_N, int q_blocks>
+void attention_backward_mma_sized(floatX* dqkv, const float* lse, const float* dsum, const floatX* dout,
+                                  const floatX* qkv, int B, int T, int C, int NH, cudaStream_t stream) {
+    auto kv_kernel = attention_backward_kv_kernel7<HS, kv_M, kv_N, kv_blocks>;
+    auto q_kernel = attention_backward_q_kernel7<HS, q_M, q_N, q_blocks>;
+    int kv_bytes = sizeof(AttentionBackwardMmaSMem<HS, kv_M>), q_bytes = sizeof(AttentionBackwardMmaSMem<HS, q_M>);
+    cudaCheck(cudaFuncSetAttribute(kv_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kv_bytes));
+    cudaCheck(cudaFuncSetAttribute(q_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, q_bytes));
+    float scale = 1.0f / sqrtf((float)HS);
+    size_t head_bytes = (size_t)4 * T * HS * sizeof(floatX);          // q, k, v and dout of one head
+    int heads_at_a_time = (int)(((size_t)32 << 20) / head_bytes) + 1; // 32 MB of the 40 to 50 MB of L2
+    int kv_grid = ceil_div(T, 64 * kv_M) * B * NH, q_grid = ceil_div(T, 64 * q_M) * B * NH;
+    kv_kernel<<<kv_grid, 128, kv_bytes, stream>>>(dqkv, lse, dsum, dout, qkv, T, C, NH, scale, heads_at_a_time);
+    cudaCheck(cudaGetLastError());
+    q_kernel<<<q_grid, 128, q_bytes, stream>>>(dqkv, lse, dsum, dout, qkv, T, C, NH, scale, heads_at_a_time);
+    cudaCheck(cudaGetLastError());
+}
+
+// HS is 32, 64, 96 or 128.
+void attention_backward_mma(floatX* dqkv, const float* lse, const float* dsum, const floatX* dout, const floatX* qkv,
+                            int B, int T, int C, int NH, cudaStream_t stream) {
+    int HS = C / NH;
+    if (HS == 32) {
+        attention_backward_mma_sized<32, 2, 4, 2, 2, 4, 2>(dqkv, lse, dsum, dout, qkv, B, T, C, NH, stream);
+    } else if (HS == 64) {
+        attention_backward_mma_sized<64, 2, 2, 2, 2, 4, 2>(dqkv, lse, dsum, dout, qkv, B, T, C, NH, stream);
+    } else if (HS == 96) {
+        attention_backward_mma_sized<96, 1, 4, 2, 1, 4, 2>(dqkv, lse, dsum, dout, qkv, B, T, C, NH, stream);
+    } else {
+        require(HS == 128);
+        attention_backward_mma_sized<128, 1, 2, 2, 1, 4, 2>(dqkv, lse, dsum, dout, qkv, B, T, C, NH, stream);
+    }
+}
+
+// ---- sm_90a: shared by kernels 9 to 11: five wgmma products, tiles by TMA, dq summed in L2 in a fixed order ----
+// HS = 64. A work item is a tile of 128 keys of one head, 64 keys per warpgroup. The two warpgroups walk over the tiles
+// of 128 queries that see these keys, the tile on the diagonal first. Scores are computed as [keys][queries], so that
+// the accumulators of P and dS become operands in registers for dv and dk. dS is also written to shared memory, because
+// dq sums over the keys of both warpgroups.
+//
+// dq is summed over the key tiles in one fixed order, so that it is deterministic. Key tile j adds its term of query
+// tile i in step i - j of its walk, after it has waited for the term of key tile j + 1:
+//
+//     query tile         0        1        2        3
+//     key tile 3                                    step 0
+//     key tile 2                           step 0   step 1
+//     key tile 1                  step 0   step 1   step 2
+//     key tile 0         step 0   step 1   step 2   step 3
+//
+// Each column, read downwards, is the order of one sum: step 0 stores the first term, key tile 0 adds the last one and
+// writes dq. Work items start in the order of the rows, from key tile 3 down, so they hardly wait for each other.
+//
+// With tickets (kernel 11) there is no deadlock: an item waits only for items with smaller tickets, which have started; the
+// oldest unfinished item never waits, however few blocks are resident. Source of computing the scores transposed, (keys,
+// queries): Shah et al. 2024, FlashAttention-3, arXiv:2407.08608.
+struct AttentionBackwardArgs {
+    floatX* dqkv;      // (B,T,3,NH,64)
+    float4* dq_sums;   // (B*NH, num_tiles, 2, 8, 128): sums of dq so far, 8 float4 per thread of the two warpgroups
+    int* turns;        // (B*NH, num_tiles, 2): number of terms in each sum so far
+    int* ticket;       // the number of the next work item
+    float4* stats;     // (B*NH, num_tiles, 64): for each pair of queries two lse in base 2, then two dsum
+    float* dq_terms;   // (B, 8, NH, 64): sums of dq over some queries, for dbias (kernel 13), or NULL
+    float* dout_terms; // (blocks of queries, NH, 64): sums of dout over some queries, likewise, or NULL
+    int T, NH, num_heads, num_tiles;
+};
+
+constexpr int ATTENTION_BACKWARD_TILE_BYTES = 128 * 64 * sizeof(floatX);
+constexpr int ATTENTION_BACKWARD_STATS_BYTES = 64 * sizeof(float4);
+constexpr int ATTENTION_BACKWARD_LEAST_QUERIES = 16; // per block of the first kernel
+
+// The size of the part of scratch, at its beginning, for the terms of dbias, in floats.
+size_t attention_backward_sm90_terms(int B, int T, int NH) {
+    size_t tiles = (size_t)B * NH * ceil_div(T, 128);
+    return tiles * (128 / ATTENTION_BACKWARD_LEAST_QUERIES) * 64 + (size_t)B * 8 * NH * 64;
+}
+
+// The size of scratch, in floats.
+size_t attention_backward_sm90_scratch(int B, int T, int NH) {
+    size_t tiles = (size_t)B * NH * ceil_div(T, 128);
+    return attention_backward_sm90_terms(B, T, NH) + tiles * (2 * 4096 + 256 + 2) + 1;
+}
+static AttentionBackwardArgs attention_backward_sm90_args(floatX* dqkv, float* scratch, int B, int T, int NH,
+                                                          bool has_sums) {
+    AttentionBackwardArgs args = {};
+    args.T = T, args.NH = NH, args.num_heads = B * NH, args.num_tiles = ceil_div(T, 128);
+    size_t tiles = (size_t)args.num_heads * args.num_tiles;
+    require(tiles * 128 <= INT_MAX);
+    require((size_t)scratch % 16 == 0); // bulk copies need this alignment
+    args.dqkv = dqkv;
+    if (has_sums) {
+        args.dout_terms = scratch;
+        args.dq_terms = scratch + tiles * (128 / ATTENTION_BACKWARD_LEAST_QUERIES) * 64;
+    }
+    args.dq_sums = reinterpret_cast<float4*>(scratch + attention_backward_sm90_terms(B, T, NH));
+    args.stats = args.dq_sums + tiles * 2048;
+    args.turns = reinterpret_cast<int*>(args.stats + tiles * 64);
+    args.ticket = args.turns + tiles * 2;
+    return args;
+}
+
+// Writes lse and dsum of every query to stats, and resets turns and ticket. Queries past the end get an infinite lse, so
+// their P is 0. A block has num_queries queries and num_heads heads from blockIdx.y * num_heads on, a thread 8 elements of a
+// head, of every num_slots-th query: 8 neighbouring threads have a head. If args.dout_terms is not NULL, it gets the sums of
+// dout over the block's queries.
+__global__ void attention_backward_sm90_stats_kernel11(AttentionBackwardArgs args, const floatX* dout,
+                                                       const floatX* out, const float* lse, int num_queries,
+                                                       int num_heads, int num_slots) {
+    extern __shared__ float attention_backward_terms[];                                  // (num_slots, num_heads * 64)
+    float* dsum = attention_backward_terms + num_slots * num_heads * 64;                 // (num_heads, num_queries)
+    int width = num_heads * 8, slot = threadIdx.x / width, vector = threadIdx.x % width; // `width` threads per query
+    int first_head = blockIdx.y * num_heads, h = first_head + vector / 8, length = 128 * args.num_tiles;
+    size_t thread = ((size_t)blockIdx.y * gridDim.x + blockIdx.x) * blockDim.x + threadIdx.x;
+    size_t num_threads = (size_t)gridDim.x * gridDim.y * blockDim.x;
+    grid_launch_dependents();
+    grid_wait_dependency();
+    // <= instead of <, to reset ticket too, which is stored behind the last element of turns
+    for (size_t i = thread; i <= (size_t)args.num_heads * args.num_tiles * 2; i += num_threads) { args.turns[i] = 0; }
+    float terms[x128::size] = {};
+    int b = blockIdx.x * num_queries / length, start = blockIdx.x * num_queries % length;
+    int num_valid = min(num_queries, args.T - start); // may be negative
+    constexpr int unroll = 4;                         // queries in flight per thread
+    for (int query = slot; query < num_valid && h < args.NH; query += unroll * num_slots) {
+        x128 x[unroll], y[unroll];
+#pragma unroll
+        for (int u = 0; u < unroll; u++) { // a load behind a condition would wait for the one before
+            int t = start + min(query + u * num_slots, num_valid - 1);
+            size_t i = (((size_t)b * args.T + t) * args.NH + h) * 64 + vector % 8 * x128::size;
+            x[u] = load128(dout + i), y[u] = load128(out + i);
+        }
+#pragma unroll
+        for (int u = 0; u < unroll; u++) {
+            bool valid = query + u * num_slots < num_valid;
+            float sum = 0.0f;
+            for (int k = 0; k < x128::size; k++) {
+                sum += (float)x[u][k] * (float)y[u][k];
+                terms[k] += valid ? (float)x[u][k] : 0.0f;
+            }
+            unsigned group = 0xFFu << (threadIdx.x % 32 / 8 * 8); // the 8 lanes of this head
+            for (int offset = 4; offset > 0; offset /= 2) { sum += __shfl_xor_sync(group, sum, offset); }
+            if (vector % 8 == 0 && valid) { dsum[vector / 8 * num_queries + query + u * num_slots] = sum; }
+        }
+    }
+    if (args.dout_terms) {
+        for (int k = 0; k < x128::size; k++) {
+            attention_backward_terms[(slot * width + vector) * x128::size + k] = terms[k];
+        }
+    }
+    __syncthreads();
+    for (int i = threadIdx.x; i < num_heads * num_queries / 2; i += blockDim.x) { // two queries of a head
+        int head_of_block = i / (num_queries / 2), query = i % (num_queries / 2) * 2;
+        size_t head = (size_t)b * args.NH + first_head + head_of_block;
+        if (first_head + head_of_block >= args.NH) { break; }
+        float2 of_lse = make_float2(INFINITY, INFINITY), of_dsum = make_float2(0.0f, 0.0f);
+        const float* lse_of_query = lse + head * args.T + start + query;
+        const float* dsum_of_query = dsum + head_of_block * num_queries + query;
+        if (query < num_valid) { of_lse.x = lse_of_query[0] * LOG2E, of_dsum.x = dsum_of_query[0]; }
+        if (query + 1 < num_valid) { of_lse.y = lse_of_query[1] * LOG2E, of_dsum.y = dsum_of_query[1]; }
+        args.stats[(head * length + start + query) / 2] = make_float4(of_lse.x, of_lse.y, of_dsum.x, of_dsum.y);
+    }
+    for (int i = threadIdx.x; args.dout_terms && i < num_heads * 64; i += blockDim.x) {
+        int column = first_head * 64 + i;
+        float sum = 0.0f;
+        for (int k = 0; k < num_slots; k++) { sum += attention_backward_terms[k * num_heads * 64 + i]; }
+        if (column < args.NH * 64) { args.dout_terms[(size_t)blockIdx.x * args.NH * 64 + column] = sum; }
+    }
+}
+
+// Returns the number of rows of args.dout_terms, one for each block of queries: many queries, so that there are few rows, but
+// not so many that SMs are idle.
+static int attention_backward_sm90_stats(const AttentionBackwardArgs& args, const floatX* dout, const floatX* out,
+                                         const float* lse, cudaStream_t stream) {
+    int num_groups = ceil_div(args.NH, 16), num_heads = ceil_div(args.NH, num_groups), num_slots = 32 / num_heads;
+    int queries = 64, all = 128 * args.num_tiles * (args.num_heads / args.NH), threads = num_slots * num_heads * 8;
+    while (queries > ATTENTION_BACKWARD_LEAST_QUERIES && all / queries * num_groups < 4 * num_multiprocessors()) {
+        queries /= 2;
+    }
+    size_t shared = (threads * x128::size + num_heads * queries) * sizeof(float);
+    launch_early(attention_backward_sm90_stats_kernel11, dim3(all / queries, num_groups), dim3(threads), shared, stream,
+                 args, dout, out, lse, queries, num_heads, num_slots);
+    return all / queries;
+}
+
+// Issues the TMA load of 128 rows of one head, tokens t..t+127. vector: for dout, the head; for qkv, the index into the
+// 3 * NH vectors of a token (q of all heads, then k, then v).
+__device__ inline void attention_backward_tma(floatX* tile, const CUtensorMap& map, int vector, int t, int b,
+                                              uint64_t* full) {
+    tma_load_4d(tile, &map, 0, vector, t, b, full);
+}
+
+// The next three functions are the three shapes of product. Each issues its wgmmas and does not wait.
+// s (64 keys, 128 queries) = keys (64, 64) queries (128, 64)^T
+__device__ inline void attention_backward_sm90_scores(float (&s)[64], const floatX* keys, const floatX* queries) {
+    uint64_t a = wgmma_descriptor(keys), b = wgmma_descriptor(queries);
+    wgmma_64x128x16_new(s, a, b, floatX());
+#pragma unroll
+    for (int k = 1; k < 4; k++) { wgmma_64x128x16(s, a + 2 * k, b + 2 * k, 1, floatX()); }
+}
+// sum (64 keys, 64) += x (64 keys, 128 queries) queries (128, 64)
+__device__ inline void attention_backward_sm90_keys(float (&sum)[32], const uint32_t (&x)[32], const floatX* queries) {
+    uint64_t b = wgmma_descriptor(queries);
+#pragma unroll
+    for (int k = 0; k < 8; k++) { wgmma_64x64x16_transposed(sum, x + 4 * k, b + 128 * k, 1, floatX()); }
+}
+// dq (64 queries, 64) = ds (128 keys, 64 queries)^T keys (128, 64)
+__device__ inline void attention_backward_sm90_queries(float (&dq)[32], const floatX* ds, const floatX* keys) {
+    uint64_t a = wgmma_descriptor(ds), b = wgmma_descriptor(keys);
+    wgmma_64x64x16_transposed_new(dq, a, b, floatX());
+#pragma unroll
+    for (int k = 1; k < 8; k++) { wgmma_64x64x16_transposed(dq, a + 128 * k, b + 128 * k, 1, floatX()); }
+}
+
+// Applies the causal mask of the diagonal tile, where key r and query r are the same token, so that query r sees the
+// keys up to r. key: row of this thread's first key in the tile.
+__device__ inline void attention_backward_sm90_mask(float (&s)[64], int key) {
+    int ahead = key - threadIdx.x % 4 * 2;
+#pragma unroll
+    for (int j = 0; j < 64; j++) {
+        if (j / 4 * 8 + j % 2 - j % 4 / 2 * 8 < ahead) { s[j] = -INFINITY; }
+    }
+}
+
+// Turns the scores s into P = exp2(s * scale2 - lse), in place. stats: lse (base 2) and dsum of the tile's
+// queries.
+__device__ inline void attention_backward_sm90_p(float (&s)[64], const float4* stats, float scale2) {
+    stats += threadIdx.x % 4;
+#pragma unroll
+    for (int j = 0; j < 16; j++) {
+        float2 lse = *reinterpret_cast<const float2*>(stats + 4 * j);
+#pragma unroll
+        for (int i = 0; i < 4; i++) { s[4 * j + i] = exp2_approx(s[4 * j + i] * scale2 - (i % 2 ? lse.y : lse.x)); }
+    }
+}
+
+// Packs P, which s contains, into the operand fragments p, and dS = P * (dp - dsum) into ds.
+__device__ inline void attention_backward_sm90_ds(uint32_t (&p)[32], uint32_t (&ds)[32], const float (&s)[64],
+                                                  const float (&dp)[64], const float4* stats) {
+    stats += threadIdx.x % 4;
+#pragma unroll
+    for (int j = 0; j < 16; j++) {
+        float2 dsum = *(reinterpret_cast<const float2*>(stats + 4 * j) + 1);
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            int k = 4 * j + 2 * i;
+            p[2 * j + i] = pack_16x2(s[k], s[k + 1], floatX());
+            ds[2 * j + i] = pack_16x2(s[k] * (dp[k] - dsum.x), s[k + 1] * (dp[k + 1] - dsum.y), floatX());
+        }
+    }
+}
+
+// Writes dS to shared memory, as two matrices (128 keys, 64 queries), swizzled for wgmma. row: the warp's first key.
+__device__ inline void attention_backward_sm90_store_ds(floatX* matrices, const uint32_t (&ds)[32], int row) {
+    int lane = threadIdx.x % 32;
+    row += lane % 16;
+    uint32_t address = shared_address(matrices) + row * 128;
+#pragma unroll
+    for (int k = 0; k < 8; k++) {
+        int chunk = (2 * (k % 4) + lane / 16) ^ (row % 8);
+        stmatrix_x4(address + k / 4 * ATTENTION_BACKWARD_TILE_BYTES + chunk * 16, ds + 4 * k);
+    }
+}
+
+// rows (128, 64) in shared memory, swizzled for TMA: a warp's 16 rows from `row` on become factor * sum.
+__device__ inline void attention_backward_sm90_stage(floatX* rows, const float (&sum)[32], float factor, int row) {
+    int lane = threadIdx.x % 32;
+    row += lane % 16;
+    uint32_t address = shared_address(rows) + row * 128;
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+        uint32_t x[4];
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            x[j] = pack_16x2(factor * sum[8 * k + 2 * j], factor * sum[8 * k + 2 * j + 1], floatX());
+        }
+        stmatrix_x4(address + ((2 * k + lane / 16) ^ (row % 8)) * 16, x);
+    }
+}
+
+// Of a thread's part of dq: terms[c] (or +=, if add) = the sum of its two rows in its column number c; each element of
+// `terms` is a float4, 128 apart.
+__device__ inline void attention_backward_sm90_sum_rows(float4* terms, const float (&dq)[32], bool add) {
+#pragma unroll
+    for (int c = 0; c < 4; c++) {
+        const float* x = dq + 8 * c;
+        float4 sum = make_float4(x[0] + x[2], x[1] + x[3], x[4] + x[6], x[5] + x[7]);
+        if (add) {
+            float4 before = terms[128 * c];
+            sum = make_float4(before.x + sum.x, before.y + sum.y, before.z + sum.z, before.w + sum.w);
+        }
+        terms[128 * c] = sum;
+    }
+}
+
+// ---- shared by kernels 10 and 11: warp-specialised: one producer, two adders of dq, two consumer warpgroups ----
+// One step of the consumers, from top to bottom, and the roles that run beside them:
+//
+//     tensor cores                      other units of a consumer warpgroup
+//     s = k q^T, then dp = v dout^T     P = exp2(s - lse) as soon as s is complete
+//                                       dS = P * (dp - dsum)
+//     dv += P dout                      dS to shared memory
+//     dk += dS q                        barrier of the two warpgroups: dS of all 128 keys is complete
+//     dq = dS^T k                       wait
+//                                       dq to shared memory, for the adder
+//
+// dk and dv at the end of an item, and dq of key tile 0, leave by TMA through the stage of dS that is not in use: a warp writes
+// its own rows there, and waits before it needs them again.
+//
+//     producer (1 thread)               loads q, dout and stats of the next steps (two stages), k and v of each item
+//     adders (1 thread per warpgroup)   wait for the turn of this key tile, add dq to dq_sums, pass the turn on
+
+struct AttentionBackwardSMem {
+    floatX q[2][128 * 64], dout[2][128 * 64]; // two stages
+    floatX k[128 * 64], v[128 * 64];
+    floatX ds[2][2 * 128 * 64]; // two stages, so one barrier per step is enough; also holds what TMA writes
+    float4 dq[2][8 * 128];      // per warpgroup, a tile of dq to be added to dq_sums, or (key tile 0) the sums so far
+    float4 stats[2][64];
+    float4 dq_terms[2][4 * 128]; // kernel 13: per thread of a warpgroup, 16 sums of its rows of dq
+    // full: the loads complete it, and the consumers wait for it; empty: the consumers arrive, and the producer waits
+    uint64_t q_full[2], q_empty[2]; // for q and stats
+    uint64_t dout_full[2], dout_empty[2];
+    uint64_t k_full, k_empty, v_full, v_empty;
+    uint64_t dq_ready[2]; // the adder arrives, consumers wait: dq may be written, or (key tile 0) holds the sums so far
+    uint64_t dq_full[2];  // consumers arrive, the adder waits: dq has been written, or (key tile 0) has been read
+    uint64_t work_full[2], work_empty[2]; // the producer writes `work`; all other roles read it
+    int work[2];                          // numbers of work items, two stages
+};
+static_assert(sizeof(AttentionBackwardSMem) <= 227 << 10, "the limit of compute capability 9.0");
+
+// Initialises the barriers. Called by the whole block.
+__device__ inline void attention_backward_sm90_init(AttentionBackwardSMem& smem) {
+    if (threadIdx.x == 0) {
+        mbarrier_init(&smem.k_full, 1);
+        mbarrier_init(&smem.v_full, 1);
+        mbarrier_init(&smem.k_empty, 8); // one arrival per consumer warp
+        mbarrier_init(&smem.v_empty, 8);
+        for (int i = 0; i < 2; i++) {
+            mbarrier_init(&smem.q_full[i], 1);
+            mbarrier_init(&smem.q_empty[i], 8 + 256); // per warp: q has been read; per thread: stats have been read
+            mbarrier_init(&smem.dout_full[i], 1);
+            mbarrier_init(&smem.dout_empty[i], 8);
+            mbarrier_init(&smem.dq_ready[i], 1);
+            mbarrier_init(&smem.dq_full[i], 128);
+            mbarrier_init(&smem.work_full[i], 1);
+            mbarrier_init(&smem.work_empty[i], 256 + 2); // all consumer threads and the two adders
+        }
+        mbarrier_init_fence();
+    }
+    __syncthreads();
+}
+
+// The producer's part of a work item: issues its loads. work: number of the item; n: how many items the block has done
+// before; i: counts steps over all items of the block.
+__device__ inline void attention_backward_sm90_load_item(const AttentionBackwardArgs& args, AttentionBackwardSMem& smem,
+                                                         const CUtensorMap& qkv_map, const CUtensorMap& dout_map,
+                                                         int work, unsigned n, unsigned& i) {
+    int head = work / args.num_tiles, j = args.num_tiles - 1 - work % args.num_tiles;
+    int h = head % args.NH, b = head / args.NH, tile = j;
+    auto load_queries = [&]() {
+        mbarrier_wait(&smem.q_empty[i % 2], (i / 2 + 1) % 2);
+        mbarrier_arrive_expect(&smem.q_full[i % 2], ATTENTION_BACKWARD_TILE_BYTES + ATTENTION_BACKWARD_STATS_BYTES);
+        bulk_load(smem.stats[i % 2], args.stats + (size_t)(head * args.num_tiles + tile) * 64,
+                  ATTENTION_BACKWARD_STATS_BYTES, &smem.q_full[i % 2]);
+        attention_backward_tma(smem.q[i % 2], qkv_map, h, 128 * tile, b, &smem.q_full[i % 2]);
+        mbarrier_wait(&smem.dout_empty[i % 2], (i / 2 + 1) % 2);
+        mbarrier_arrive_expect(&smem.dout_full[i % 2], ATTENTION_BACKWARD_TILE_BYTES);
+        attention_backward_tma(smem.dout[i % 2], dout_map, h, 128 * tile, b, &smem.dout_full[i % 2]);
+        i++, tile++;
+    };
+    load_queries();
+    mbarrier_wait(&smem.v_empty, (n + 1) % 2); // the consumers release v before k
+    mbarrier_arrive_expect(&smem.v_full, ATTENTION_BACKWARD_TILE_BYTES);
+    attention_backward_tma(smem.v, qkv_map, 2 * args.NH + h, 128 * j, b, &smem.v_full);
+    mbarrier_wait(&smem.k_empty, (n + 1) % 2);
+    mbarrier_arrive_expect(&smem.k_full, ATTENTION_BACKWARD_TILE_BYTES);
+    attention_backward_tma(smem.k, qkv_map, args.NH + h, 128 * j, b, &smem.k_full);
+#pragma unroll 1
+    while (tile < args.num_tiles) { load_queries(); }
+}
+
+// An adder's part of a work item: adds dq of one consumer warpgroup to dq_sums, 16 KB per step. i counts steps over all
+// items of the block. `announced` is true if this thread has already arrived at dq_ready for the next step.
+__device__ inline void attention_backward_sm90_add_item(const AttentionBackwardArgs& args, AttentionBackwardSMem& smem,
+                                                        int warpgroup, int work, int& i, bool& announced) {
+    constexpr int BYTES = sizeof(smem.dq[0]);
+    float4* dq = smem.dq[warpgroup];
+    uint64_t *ready = &smem.dq_ready[warpgroup], *full = &smem.dq_full[warpgroup];
+    int num_steps = work % args.num_tiles + 1, j = args.num_tiles - num_steps;
+    int half_tile = (work / args.num_tiles * args.num_tiles + j) * 2 + warpgroup;
+#pragma unroll 1
+    for (int step = 0; step < num_steps; step++, i++, half_tile += 2) {
+        float4* sums = args.dq_sums + (size_t)half_tile * 1024;
+        int* turn = args.turns + half_tile;
+        if (!announced && (j > 0 || step == 0)) { mbarrier_arrive(ready); }
+        announced = false;
+        if (step > 0) {
+            while (load_acquire(turn) < step) {} // until the terms of all higher key tiles are in the sum
+            async_proxy_fence();
+        }
+        if (j == 0 && step > 0) { // key tile 0: the consumers add the last term in registers
+            mbarrier_arrive_expect(ready, BYTES);
+            bulk_load(dq, sums, BYTES, ready);
+        }
+        mbarrier_wait(full, i % 2);
+        if (j == 0) { continue; }
+        if (step == 0) {
+            bulk_store(sums, dq, BYTES);
+        } else {
+            bulk_add(reinterpret_cast<float*>(sums), reinterpret_cast<float*>(dq), BYTES);
+        }
+        tma_store_commit();
+        tma_store_wait<0>(); // the bulk copy has read dq from shared memory, so the consumers may overwrite it
+        mbarrier_arrive(ready);
+        announced = true;
+        tma_store_wait_written(); // the sums have reached global memory, so the next key tile may add its term
+        async_proxy_fence();
+        store_release(turn, step + 1);
+    }
+}
+
+// Computes one work item, as one of the consumer warps. work: the item's index; n: how many items the block has done
+// before; i: the step, counted over all items of the block; row: the warp's first row in a tile, where a row is a
+// key in the key tile and a query in the query tiles.
+//
+// If args.dq_terms is not NULL, key tile 0, which writes dq, also sums its columns over all queries, for dbias.
+__device__ inline void attention_backward_sm90_compute_item(const AttentionBackwardArgs& args,
+                                                            AttentionBackwardSMem& smem, int warpgroup, int row,
+                                                            int lane, int work, int n, int& i, float scale,
+                                                            const CUtensorMap& dqkv_map) {
+    const floatX *k = smem.k + warpgroup * 64 * 64, *v = smem.v + warpgroup * 64 * 64;
+    float4* dq_out = smem.dq[warpgroup] + threadIdx.x % 128;
+    float4* dq_terms = smem.dq_terms[warpgroup] + threadIdx.x % 128;
+    int head = work / args.num_tiles, j = args.num_tiles - 1 - work % args.num_tiles, num_steps = args.num_tiles - j;
+    float dk[32] = {}, dv[32] = {};
+    // Starts to write a warp's 16 tokens, t + row to t + row + 15, of dq (which = 0), dk (1) or dv (2), from the warp's
+    // rows of one of the two matrices of dS of the step before, which nobody reads any more.
+    auto store = [&](int which, int matrix, int step, int t, const float(&sum)[32], float factor) {
+        floatX* rows = smem.ds[(step + 1) % 2] + matrix * 128 * 64;
+        attention_backward_sm90_stage(rows, sum, factor, row);
+        tma_store_fence();
+        __syncwarp();
+        if (lane == 0) {
+            tma_store_4d(&dqkv_map, rows + row * 64, 0, which * args.NH + head % args.NH, t + row, head / args.NH);
+            tma_store_commit();
+        }
+    };
+    auto wait_for_stores = [&]() { // until they have read shared memory
+        if (lane == 0) { tma_store_wait<0>(); }
+        __syncwarp();
+    };
+    mbarrier_wait(&smem.k_full, n % 2);
+    mbarrier_wait(&smem.v_full, n % 2);
+#pragma unroll 1
+    for (int step = 0; step < num_steps; step++, i++) {
+        bool last = step + 1 == num_steps;
+        float s[64], dp[64], dq[32];
+        uint32_t p[32], ds[32];
+        mbarrier_wait(&smem.q_full[i % 2], i / 2 % 2);
+        wgmma_fence();
+        attention_backward_sm90_scores(s, k, smem.q[i % 2]);
+        wgmma_commit();
+        mbarrier_wait(&smem.dout_full[i % 2], i / 2 % 2);
+        wgmma_fence();
+        attention_backward_sm90_scores(dp, v, smem.dout[i % 2]);
+        wgmma_commit();
+
+        wgmma_wait<1>();
+        wgmma_hold(s);
+        if (step == 0) { attention_backward_sm90_mask(s, row + lane / 4); }
+        attention_backward_sm90_p(s, smem.stats[i % 2], scale * LOG2E);
+        wgmma_wait<0>();
+        wgmma_hold(dp);
+        if (last && lane == 0) { mbarrier_arrive(&smem.v_empty); }
+        attention_backward_sm90_ds(p, ds, s, dp, smem.stats[i % 2]);
+        mbarrier_arrive(&smem.q_empty[i % 2]); // this thread has read stats
+
+        wgmma_fence();
+        attention_backward_sm90_keys(dv, p, smem.dout[i % 2]);
+        wgmma_commit();
+        if (step == 0 || j == 0) { wait_for_stores(); }
+        attention_backward_sm90_store_ds(smem.ds[i % 2], ds, row);
+        tma_store_fence(); // wgmma reads through the async proxy
+        wgmma_fence();
+        attention_backward_sm90_keys(dk, ds, smem.q[i % 2]);
+        wgmma_commit();
+        named_barrier_sync(1, 256); // both warpgroups have written ds
+        wgmma_fence();
+        attention_backward_sm90_queries(dq, smem.ds[i % 2] + warpgroup * 128 * 64, smem.k);
+        wgmma_commit();
+        wgmma_wait<1>();
+        wgmma_hold(dv);
+        wgmma_hold(dk);
+        if (lane == 0) {
+            mbarrier_arrive(&smem.dout_empty[i % 2]);
+            mbarrier_arrive(&smem.q_empty[i % 2]);
+        }
+        wgmma_wait<0>();
+        if (last && lane == 0) { mbarrier_arrive(&smem.k_empty); }
+        wgmma_hold(dq);
+
+        mbarrier_wait(&smem.dq_ready[warpgroup], i % 2);
+        if (j > 0) {
+#pragma unroll
+            for (int c = 0; c < 32; c += 4) { dq_out[32 * c] = make_float4(dq[c], dq[c + 1], dq[c + 2], dq[c + 3]); }
+            tma_store_fence();
+        } else {
+            if (step > 0) {
+#pragma unroll
+                for (int c = 0; c < 32; c += 4) {
+                    float4 x = dq_out[32 * c];
+                    dq[c] += x.x, dq[c + 1] += x.y, dq[c + 2] += x.z, dq[c + 3] += x.w;
+                }
+            }
+            store(0, 0, i, 128 * step, dq, scale);
+            if (args.dq_terms) { attention_backward_sm90_sum_rows(dq_terms, dq, step > 0); }
+        }
+        mbarrier_arrive(&smem.dq_full[warpgroup]);
+    }
+    if (j == 0) { wait_for_stores(); }
+    store(1, 0, i - 1, 128 * j, dk, scale);
+    store(2, 1, i - 1, 128 * j, dv, 1.0f);
+    if (args.dq_terms && j == 0) {
+        float terms[16];
+#pragma unroll
+        for (int c = 0; c < 4; c++) {
+            float4 x = dq_terms[128 * c];
+            terms[4 * c] = scale * x.x, terms[4 * c + 1] = scale * x.y;
+            terms[4 * c + 2] = scale * x.z, terms[4 * c + 3] = scale * x.w;
+        }
+        size_t term = (size_t)head / args.NH * 8 + row / 16; // of this batch element, one per warp
+        float2* to = reinterpret_cast<float2*>(args.dq_terms + (term * args.NH + head % args.NH) * 64);
+        to[lane] = fragment_column_sums(terms);
+    }
+}
+
+// ---- kernel 11: persistent blocks that draw their work items by ticket ----
+
+// Calls f(work, n) for the block's work items, n = 0, 1, ... All roles use it except the producer, which announces the
+// items in smem.work.
+template <class F> __device__ inline void attention_backward_sm90_each(AttentionBackwardSMem& smem, int num_work, F f) {
+#pragma unroll 1
+    for (int n = 0;; n++) {
+        mbarrier_wait(&smem.work_full[n % 2], n / 2 % 2);
+        int work = smem.work[n % 2];
+        mbarrier_arrive(&smem.work_empty[n % 2]);
+        if (work >= num_work) { return; }
+        f(work, n);
+    }
+}
+
+// The producer thread. It draws the next ticket only after issuing all loads of the current item: a ticket drawn
+// earlier would idle here while later items, which depend on it, start on other SMs.
+__device__ inline void attention_backward_sm90_producer(const AttentionBackwardArgs& args, AttentionBackwardSMem& smem,
+                                                        const CUtensorMap& qkv_map, const CUtensorMap& dout_map) {
+    unsigned i = 0;
+#pragma unroll 1
+    for (unsigned n = 0;; n++) {
+        int work = atomicAdd(args.ticket, 1);
+        mbarrier_wait(&smem.work_empty[n % 2], (n / 2 + 1) % 2);
+        smem.work[n % 2] = work;
+        mbarrier_arrive(&smem.work_full[n % 2]);
+        if (work >= args.num_heads * args.num_tiles) { return; }
+        attention_backward_sm90_load_item(args, smem, qkv_map, dout_map, work, n, i);
+    }
+}
+
+__global__ void __launch_bounds__(384, 1)
+    attention_backward_sm90_kernel11(AttentionBackwardArgs args, const __grid_constant__ CUtensorMap qkv_map,
+                                     const __grid_constant__ CUtensorMap dout_map,
+                                     const __grid_constant__ CUtensorMap dqkv_map, float scale) {
+    extern __shared__ __align__(1024) unsigned char attention_backward_sm90_memory[]; // aligned for TMA's swizzle
+    auto& smem = *reinterpret_cast<AttentionBackwardSMem*>(attention_backward_sm90_memory);
+    if (shared_address(&smem) % 1024 != 0) { __trap(); }
+    // the shuffle makes `warp` warp-uniform to the compiler
+    int lane = threadIdx.x % 32, warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0);
+    attention_backward_sm90_init(smem);
+    grid_launch_dependents();
+    grid_wait_dependency();
+    if (warp < 4) {
+        warpgroup_fewer_registers<24>();
+        if (lane != 0) { return; }
+        if (warp == 0) { attention_backward_sm90_producer(args, smem, qkv_map, dout_map); }
+        if (warp == 1 || warp == 2) {
+            int i = 0;
+            bool announced = false;
+            attention_backward_sm90_each(smem, args.num_heads * args.num_tiles, [&](int work, int) {
+                attention_backward_sm90_add_item(args, smem, warp - 1, work, i, announced);
+            });
+        }
+        return;
+    }
+    warpgroup_more_registers<240>();
+    int warpgroup = warp / 4 - 1, row = (warp - 4) * 16, i = 0;
+    attention_backward_sm90_each(smem, args.num_heads * args.num_tiles, [&](int work, int n) {
+        attention_backward_sm90_compute_item(args, smem, warpgroup, row, lane, work, n, i, scale, dqkv_map);
+    });
+    if (lane == 0) { tma_store_wait<0>(); }
+}
+
+// Kernel 11, or 13 if dbias is not NULL; see attention_backward. Requires HS = 64 and sm_90a. scratch:
+// attention_backward_sm90_scratch() floats, aligned to 16 bytes.
+//
+// Of dbias only the queries' third needs dqkv. dv of a key is the sum of P * dout over the queries, and P of a query adds up to
+// 1 over the keys, so dv summed over all keys is dout summed over all queries. dk of a key is the sum of dS * q over the
+// queries, and dS of a query adds up to 0 over the keys, because a number that is added to all of its scores does not change
+// the softmax: dk summed over all keys is 0. The kernels' roundings are all that is left out.
+void attention_backward_sm90(floatX* dqkv, float* dbias, float* scratch, const floatX* dout, const floatX* qkv,
+                             const floatX* out, const float* lse, int B, int T, int C, int NH, cudaStream_t stream) {
+    require(C / NH == 64);
+    require(has_sm90a()); // nvcc -gencode arch=compute_90a,code=sm_90a
+    AttentionBackwardArgs args = attention_backward_sm90_args(dqkv, scratch, B, T, NH, dbias != NULL);
+    CUtensorMap qkv_map = tensor_map_heads(qkv, B, T, 3 * NH, 128);
+    CUtensorMap dout_map = tensor_map_heads(dout, B, T, NH, 128);
+    CUtensorMap dqkv_map = tensor_map_heads(dqkv, B, T, 3 * NH, 16);
+    int num_blocks_of_queries = attention_backward_sm90_stats(args, dout, out, lse, stream);
+    auto kernel = attention_backward_sm90_kernel11;
+    constexpr int SHARED_BYTES = sizeof(AttentionBackwardSMem);
+    cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES));
+    int num_blocks = min(args.num_heads * args.num_tiles, free_multiprocessors());
+    launch_early(kernel, dim3(num_blocks), dim3(384), SHARED_BYTES, stream, args, qkv_map, dout_map, dqkv_map, 0.125f);
+    if (!dbias) { return; }
+    column_sums<16>(dbias, NULL, NULL, args.dq_terms, 8 * B, C, stream);
+    column_sums<16>(dbias + 2 * C, NULL, NULL, args.dout_terms, num_blocks_of_queries, C, stream);
+}
+#endif
+
+// The size of the part of scratch, at its beginning, that holds the terms of dbias, in floats: until column_sums_end() where sums
+// wait for that. A multiple of 4.
+size_t attention_backward_bias_terms(int B, int T, int C, int NH) {
+    size_t floats = matmul_backward_bias_scratch(B * T, 3 * C);
+#if !defined(ENABLE_FP32)
+    if (C / NH == 64) { floats = std::max(floats, attention_backward_sm90_terms(B, T, NH)); }
+#endif
+    return ceil_div(floats, (size_t)4) * 4;
+}
+
+// The size of scratch in floats, which is the same on all devices. If HS = 64, it is the size that kernel 11 needs;
+// otherwise scratch holds dsum (B,NH,T), and after that what matmul_backward_bias() needs.
+size_t attention_backward_scratch(int B, int T, int C, int NH) {
+    size_t floats = std::max((size_t)B * NH * T, matmul_backward_bias_scratch(B * T, 3 * C));
+#if !defined(ENABLE_FP32)
+    if (C / NH == 64) { floats = std::max(floats, attention_backward_sm90_scratch(B, T, NH)); }
+#endif
+    return floats;
+}
+
+// The number of the kernel that attention_backward() runs; see the table below.
+inline int attention_backward_choice(int HS) {
+#if !defined(ENABLE_FP32)
+    if (HS == 64 && has_sm90a()) { return 11; }
+    bool has_tiles = HS == 32 || HS == 64 || HS == 96 || HS == 128;
+    if (has_tiles && compiled_arch(attention_backward_kv_kernel7<64, 2, 2, 2>) >= 80) { return 7; }
+#endif
+    (void)HS;
+    return 3;
+}
+
+// Runs kernel 3, 7 or 11; the other arguments are those of attention_backward. Only 11 computes dbias.
+static void attention_backward_run(int kernel, floatX* dqkv, float* dbias, float* scratch, const floatX* dout,
+                                   const floatX* qkv, const floatX* out, const float* lse, int B, int T, int C, int NH,
+                                   cudaStream_t stream) {
+    double bytes = (8.0 * C * sizeof(floatX) + NH * sizeof(float)) * B * T;
+    Op op(stream, bytes, 5.0 * B * T * T * C, "attention_backward");
+    (void)dbias;
+#if !defined(ENABLE_FP32)
+    if (kernel == 11) {
+        return attention_backward_sm90(dqkv, dbias, scratch, dout, qkv, out, lse, B, T, C, NH, stream);
+    }
+#endif
+    float* dsum = scratch;
+    attention_backward_dsum(dsum, dout, out, B, T, C, NH, stream);
+#if !defined(ENABLE_FP32)
+    if (kernel == 7) { return attention_backward_mma(dqkv, lse, dsum, dout, qkv, B, T, C, NH, stream); }
+#endif
+    require(kernel == 3);
+    attention_backward_plain(dqkv, lse, dsum, dout, qkv, B, T, C, NH, stream);
+}
+
+// dqkv (B,T,3,NH,HS) | dbias (3,NH,HS) += dqkv summed over all tokens, the gradient of the bias that qkv contains; may be
+// NULL | scratch: attention_backward_scratch() floats | dout (B,T,NH,HS), qkv (B,T,3,NH,HS), out (B,T,NH,HS), lse
+// (B,NH,T). lse is a natural logarithm. C = NH * HS. All pointers are aligned to 16 bytes.
+// The kernel depends on the head size, the precision, and the architecture of the code that the binary has for this
+// device:
+//
+//     HS                        bf16, fp16:  sm_90a (H100)   8.0 and up (A100)   older          fp32
+//     64                                     11 or 13        kernel 7            kernel 3       kernel 3
+//     32, 96, 128                            kernel 7        kernel 7            kernel 3       kernel 3
+//     other multiples of 8, up to 256        kernel 3        kernel 3            kernel 3       kernel 3
+//
+// Source: Dao et al. 2022, arXiv:2205.14135; Dao 2023, arXiv:2307.08691; Shah et al. 2024, arXiv:2407.08608.
+void attention_backward(floatX* dqkv, float* dbias, float* scratch, const floatX* dout, const floatX* qkv,
+                        const floatX* out, const float* lse, int B, int T, int C, int NH, cudaStream_t stream) {
+    require(C % NH == 0 && C / NH % 8 == 0 && C / NH <= 256);
+    int kernel = attention_backward_choice(C / NH);
+    attention_backward_run(kernel, dqkv, dbias, scratch, dout, qkv, out, lse, B, T, C, NH, stream);
+    if (dbias && kernel != 11) { matmul_backward_bias(dbias, scratch, dqkv, B * T, 3 * C, stream); }
+}
+// ==== end promoted: attention_backward ====

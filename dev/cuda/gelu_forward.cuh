@@ -1,0 +1,36 @@
+/*
+gelu_forward: out (n) = gelu(inp (n)), tanh form; out may be inp
+Constraint: n % x128::size == 0.
+Kernel 2 of gelu_forward.cu, which has the other kernels, errors and sources.
+*/
+#pragma once
+
+#include "../../llmc/cuda_common.cuh"
+#include "../../llmc/gelu.cuh"
+
+// ==== promoted: gelu_forward ====
+// ---- kernel 2: one 128-bit vector per thread --------------------------------------------------
+
+__device__ inline x128 gelu_forward_vector(const x128& x) {
+    x128 y;
+    for (int k = 0; k < x128::size; k++) { y[k] = (floatX)gelu((float)x[k]); }
+    return y;
+}
+
+__global__ void gelu_forward_kernel2(floatX* out, const floatX* inp, size_t n) {
+    size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * x128::size;
+    if (i < n) { store128(out + i, gelu_forward_vector(load128(inp + i))); }
+}
+
+// out (n) = gelu(inp (n)); out may be inp
+void gelu_forward(floatX* out, const floatX* inp, size_t n, cudaStream_t stream, int block_size) {
+    Op op(stream, 2.0 * n * sizeof(floatX), 0, "gelu_forward");
+    require(n % x128::size == 0);
+    size_t num_blocks = ceil_div(n, (size_t)x128::size * block_size);
+    gelu_forward_kernel2<<<(unsigned)num_blocks, block_size, 0, stream>>>(out, inp, n);
+    cudaCheck(cudaGetLastError());
+}
+void gelu_forward(floatX* out, const floatX* inp, size_t n, cudaStream_t stream) {
+    gelu_forward(out, inp, n, stream, tuned_config("gelu_forward", n, 1, 128));
+}
+// ==== end promoted: gelu_forward ====

@@ -1,0 +1,118 @@
+/*
+gemm_adamw: AdamW beside a matmul. AdamWBeside lets idle warps of gemm.cuh's blocks update the weights of later layers, as an AdamWLater
+(llmc/adamw_state.cuh) says; adamw_finish() updates what they have not.
+Constraint: pointers aligned to 16 bytes; AdamWBeside: sm_90a.
+Kernel 3 of matmul_adamw.cu, which has the other kernels and the errors.
+*/
+#pragma once
+
+#include "../../llmc/adamw_state.cuh"
+#include "../../llmc/cuda_common.cuh"
+#include "../../llmc/ptx.cuh"
+#include "adamw.cuh"
+#include <algorithm>
+
+// ==== promoted: gemm_adamw ====
+// ---- the update during the next forward pass, in chunks, by idle warps of its matrix products: kernel 3 of matmul_adamw.cu ----
+
+// What a warp needs of a chunk of an AdamWLater.
+struct AdamWChunk {
+    size_t place; // of its piece in the arrays
+    int begin, end;
+    uint32_t seed;
+    bool decays;
+    __device__ AdamWChunk(const AdamWLater& w, int chunk, int num_updates) {
+        int of_layer = w.chunks_of_layer(), of_matrices = w.chunks_of(w.matrices);
+        int layer = chunk / of_layer, i = chunk % of_layer;
+        decays = i < of_matrices;
+        place = layer * ((size_t)w.matrices + w.vectors) + (decays ? 0 : w.matrices);
+        begin = (decays ? i : i - of_matrices) * AdamWLater::CHUNK;
+        end = min(begin + AdamWLater::CHUNK, decays ? w.matrices : w.vectors);
+        // pieces are numbered as in llmc/layout.cuh
+        seed = w.seed == 0 ? 0 : adamw_seed(hash_bits(1 + 2 * layer + !decays, w.seed) | 1, num_updates);
+    }
+};
+
+// Four values of a chunk, i to i + 3 of its piece.
+__device__ inline void adamw_values(const AdamWLater& w, const StepState& s, const AdamW& o, const AdamWChunk& c,
+                                    int i) {
+    size_t at = c.place + i;
+    f128 p, m4 = load128(w.m + at), v4 = load128(w.v + at), g4 = load128(w.grads + at);
+    if (w.master) {
+        p = load128(w.master + at);
+    } else {
+        x4 old = *reinterpret_cast<const x4*>(w.params + at);
+        for (int k = 0; k < 4; k++) { p[k] = (float)old[k]; }
+    }
+    x4 rounded;
+    for (int k = 0; k < 4; k++) {
+        p[k] = adamw_update(p[k], m4[k], v4[k], g4[k], s, o); // four at once: rounding has branches
+    }
+    for (int k = 0; k < 4; k++) { rounded[k] = adamw_round(p[k], i + k, c.seed); }
+    store128(w.m + at, m4), store128(w.v + at, v4);
+    if (w.master) { store128(w.master + at, p); }
+    *reinterpret_cast<x4*>(w.params + at) = rounded;
+}
+
+// The work of a worker, until it has no chunk left or stop() is true for lane 0. All lanes of the warp call it.
+template <class Stop> __device__ inline void adamw_work(const AdamWLater& w, int worker, const Stop& stop) {
+    const StepState s = *w.state;
+    if (!s.is_later || !s.applied || worker >= w.num_workers) { return; }
+    int lane = threadIdx.x % 32;
+    int chunk = max(w.done[worker], ceil_div(w.first - worker, w.num_workers) * w.num_workers + worker);
+#pragma unroll 1
+    while (chunk < w.last && !__shfl_sync(0xFFFFFFFFu, stop(), 0)) {
+        AdamWChunk c(w, chunk, s.num_updates);
+        chunk += w.num_workers;
+        if (chunk < w.last && lane < 4) { // the next one's values
+            AdamWChunk next(w, chunk, s.num_updates);
+            const float* from = lane == 0 ? w.m : lane == 1 ? w.v : lane == 2 ? w.grads : w.master;
+            if (from) { bulk_prefetch(from + next.place + next.begin, (next.end - next.begin) * (int)sizeof(float)); }
+        }
+        AdamW o = s.optimizer;
+        if (!c.decays) { o.weight_decay = 0.0f; }
+#pragma unroll 2 // 1% faster for product and update
+        for (int i = c.begin + 4 * lane; i < c.end; i += 128) { adamw_values(w, s, o, c, i); }
+    }
+    __syncwarp();
+    if (lane == 0) { w.done[worker] = chunk; }
+}
+
+// As work beside the products of gemm.cuh.
+struct AdamWBeside : AdamWLater {
+    static constexpr bool WORKS = true;
+    static constexpr int REGISTERS = 56; // nothing spills, neither here nor in the consumers, which then have 224
+    __device__ void run(int warp, uint64_t* loaded) const {
+        adamw_work(*this, blockIdx.x * 3 + warp,
+                   [=] { return threadIdx.x % 32 == 0 && mbarrier_has_completed(loaded, 0); });
+    }
+};
+
+// A warp per chunk.
+__global__ void __launch_bounds__(256) adamw_finish_kernel(const __grid_constant__ AdamWLater w) {
+    int chunk = w.first + blockIdx.x * 8 + threadIdx.x / 32;
+    grid_launch_dependents();
+    grid_wait_dependency();
+    const StepState s = *w.state;
+    if (!s.is_later || !s.applied || chunk >= w.last || chunk < w.done[chunk % w.num_workers]) { return; }
+    AdamWChunk c(w, chunk, s.num_updates);
+    AdamW o = s.optimizer;
+    if (!c.decays) { o.weight_decay = 0.0f; }
+#pragma unroll
+    for (int k = 0; k < AdamWLater::CHUNK / 128; k++) {
+        int i = c.begin + 4 * (threadIdx.x % 32) + 128 * k;
+        if (i < c.end) { adamw_values(w, s, o, c, i); }
+    }
+}
+
+// Ends the update that the forward pass has taken along for the layers before `layer`: their weights may be read afterwards.
+void adamw_finish(int layer, cudaStream_t stream) {
+    AdamWLater w = adamw_later();
+    w.last = std::min(w.last, layer * w.chunks_of_layer());
+    if (!w.is_open()) { return; }
+    Op op(stream, 0, 0, "adamw, rest"); // idle warps may have updated most of the values, or all
+    launch_early(adamw_finish_kernel, dim3(ceil_div(w.last - w.first, 8)), dim3(256), 0, stream, w);
+    adamw_later().first = w.last;
+    if (!adamw_later().is_open()) { cudaCheck(cudaMemsetAsync(&w.state->is_later, 0, sizeof(int), stream)); }
+}
+// ==== end promoted: gemm_adamw ====
