@@ -1689,9 +1689,32 @@ int main(int argc, char** argv) {
 // ================================================================================================
 // 6. kernels
 // ================================================================================================
-// The code between each pair of "promoted" marks is a copy from dev/cuda, made by scripts/promote.sh. Change it there.
+// The code between each pair of "promoted" marks is a copy of the file of that name in dev/cuda, made by dev/cuda/promote.sh. Change it
+// there. The ladder that it won, with slower kernels, checks and timings, is the .cu file that its head names.
+
+// ---- 6.1 kernels of training -------------------------------------------------------------------
+//     encoder_forward       token and position embeddings
+//     encoder_backward      their gradients, summed in a fixed order
+//     layernorm_forward
+//     matmul_backward_bias  column sums
+//     layernorm_backward
+//     gelu_forward          where no matmul fuses it
+//     gelu_backward
+//     adamw                 and the decision whether a step is applied
+//     gemm                  matmul with an epilogue, for Hopper: wgmma, TMA
+//     gemm_adamw            AdamW in idle warps of gemm
+//     matmul_forward        gemm or cuBLASLt
+//     matmul_backward       cuBLASLt, gemm, or stream-K
+//     attention_forward     three kernels: any head size, tensor cores, Hopper
+//     attention_backward    likewise
+//     fused_classifier      softmax, cross-entropy and gradient in place
+//     linear_cross_entropy  the head and its loss
+//     mean_loss
+//     global_norm           of the gradients
 
 // ==== promoted: encoder_forward ====
+// ---- kernel 4: each thread reuses its vector of wpe for four sequences, with four loads of wte in flight ----
+
 constexpr int ENCODER_FORWARD_SEQUENCES = 4; // sequences per thread, which share one load of wpe
 
 __global__ void encoder_forward_kernel4(floatX* out, const int* inp, const floatX* wte, const floatX* wpe, int B, int T,
@@ -1740,6 +1763,9 @@ void encoder_forward(floatX* out, const int* inp, const floatX* wte, const float
 // ==== end promoted: encoder_forward ====
 
 // ==== promoted: encoder_backward ====
+// ---- kernel 6: deterministic: a run that crosses tiles leaves partial sums, which a second kernel joins in order ----
+// Also, four rows of dout are in flight per warp, which has 128 columns instead of 256.
+
 // dwpe: each thread sums its columns over the batch. dwte: a stable radix sort orders the positions (indices b*T+t) by
 // token, and one warp per tile of 32 sorted positions sums the runs of equal tokens. The sum of a run that lies within
 // one tile is added to its row of dwte.
@@ -2064,6 +2090,8 @@ void encoder_backward(float* dwte, float* dwpe, int* scratch, const floatX* dout
 // ==== end promoted: encoder_backward ====
 
 // ==== promoted: layernorm_forward ====
+// ---- kernel 7: one or a few warps keep the row in registers; the other warps of the SM hide the latency ----
+
 // One warp processes a row; for long rows, a block of 2, 4, 8 or 16 warps does. Each thread holds up to 8 vectors, in fp32 up to 3:
 // a warp with more registers costs less than the barriers of a block.
 //     vector of the row   0 .. width-1 | width .. 2*width-1 | 2*width ..      width = 32 * row_warps threads
@@ -2153,63 +2181,6 @@ void layernorm_forward(floatX* out, float* mean, float* rstd, const floatX* inp,
 }
 // ==== end promoted: layernorm_forward ====
 
-// ==== promoted: fused_residual_layernorm ====
-__global__ void fused_residual_layernorm_kernel3(floatX* residual, floatX* normed, float* mean, float* rstd,
-                                                 const floatX* inp1, const floatX* inp2, const floatX* weight,
-                                                 const floatX* bias, int C) {
-    __shared__ float shared[32];
-    extern __shared__ int4 fused_residual_layernorm_row[]; // (C) floatX; a thread reads only what it wrote: no barrier
-    floatX* x = (floatX*)fused_residual_layernorm_row;
-    size_t row_start = (size_t)blockIdx.x * C;
-    float sum = 0.0f, squares = 0.0f;
-    for (int c = threadIdx.x * x128::size; c < C; c += blockDim.x * x128::size) {
-        x128 a = load128(inp1 + row_start + c), b = load128(inp2 + row_start + c), xv;
-        for (int k = 0; k < x128::size; k++) {
-            xv[k] = (floatX)((float)a[k] + (float)b[k]);
-            sum += (float)xv[k];
-        }
-        store128(x + c, xv);
-        store128(residual + row_start + c, xv);
-    }
-    float m = block_sum(sum, shared) / C;
-    for (int c = threadIdx.x * x128::size; c < C; c += blockDim.x * x128::size) {
-        x128 xv = load128(x + c);
-        for (int k = 0; k < x128::size; k++) {
-            float centred = (float)xv[k] - m;
-            squares += centred * centred;
-        }
-    }
-    float r = rsqrtf(block_sum(squares, shared) / C + 1e-5f);
-    for (int c = threadIdx.x * x128::size; c < C; c += blockDim.x * x128::size) {
-        x128 xv = load128(x + c), w = load128(weight + c), b = load128(bias + c), y;
-        for (int k = 0; k < x128::size; k++) { y[k] = (floatX)(((float)xv[k] - m) * r * (float)w[k] + (float)b[k]); }
-        store128(normed + row_start + c, y);
-    }
-    if (threadIdx.x == 0) { mean[blockIdx.x] = m, rstd[blockIdx.x] = r; }
-}
-
-// residual (N,C) = inp1 + inp2; normed (N,C) = (residual - mean) * rstd * weight + bias; mean, rstd (N) per row
-// | inp1, inp2 (N,C), weight, bias (C)
-void fused_residual_layernorm_forward(floatX* residual, floatX* normed, float* mean, float* rstd, const floatX* inp1,
-                                      const floatX* inp2, const floatX* weight, const floatX* bias, int N, int C,
-                                      cudaStream_t stream, int block_size) {
-    Op op(stream, 4.0 * N * C * sizeof(floatX), 0, "fused_residual_layernorm");
-    require(N >= 1 && C >= 8 && C % 8 == 0);
-    // a launch may use 48 KB of shared memory without cudaFuncSetAttribute
-    require(C * sizeof(floatX) <= 48 * 1024 - 32 * sizeof(float));
-    require(block_size % 32 == 0 && block_size <= 1024);
-    fused_residual_layernorm_kernel3<<<N, block_size, C * sizeof(floatX), stream>>>(residual, normed, mean, rstd, inp1,
-                                                                                    inp2, weight, bias, C);
-    cudaCheck(cudaGetLastError());
-}
-void fused_residual_layernorm_forward(floatX* residual, floatX* normed, float* mean, float* rstd, const floatX* inp1,
-                                      const floatX* inp2, const floatX* weight, const floatX* bias, int N, int C,
-                                      cudaStream_t stream) {
-    int config = tuned_config("fused_residual_layernorm", N, C, 128);
-    fused_residual_layernorm_forward(residual, normed, mean, rstd, inp1, inp2, weight, bias, N, C, stream, config);
-}
-// ==== end promoted: fused_residual_layernorm ====
-
 // ==== promoted: matmul_backward_bias ====
 constexpr int MATMUL_BACKWARD_BIAS_COLUMNS = 32 * x128::size; // per block: a warp reads 512 contiguous bytes of a row
 
@@ -2223,6 +2194,8 @@ static int matmul_backward_bias_rows(int N, int OC) {
 size_t matmul_backward_bias_scratch(int N, int OC) {
     return (size_t)ceil_div(N, matmul_backward_bias_rows(N, OC)) * OC;
 }
+
+// ---- kernel 7: one wave of blocks, so there are fewer partial sums to add up --------------------------------------
 
 // partial[blockIdx.y, c] = the sum of `rows` rows of dout, for each column c of the block
 __device__ inline void matmul_backward_bias_sums(float* partial, const floatX* dout, int N, int OC, int rows) {
@@ -2287,6 +2260,8 @@ void matmul_backward_bias(float* dbias, float* scratch, const floatX* dout, int 
 // ==== end promoted: matmul_backward_bias ====
 
 // ==== promoted: layernorm_backward ====
+// ---- shared by kernels 5 to 11: 9 shuffles for 8 sums ----
+
 // Sums each of v[0..7] over the warp; lane l returns the sum of v[l / 4]. In every step a lane sends half of its values
 // to its partner and adds the values it receives to the half it keeps: 4 + 2 + 1 shuffles. Two more shuffles add up the
 // 4 lanes that then share a value. Values that each lane keeps:
@@ -2308,6 +2283,8 @@ __device__ inline float layernorm_backward_sum8(float v[8]) {
     v[0] += __shfl_xor_sync(0xFFFFFFFFu, v[0], 2);
     return v[0] + __shfl_xor_sync(0xFFFFFFFFu, v[0], 1);
 }
+
+// ---- kernel 8: column sums in registers, too; teams of several warps for long rows ----
 
 // A team of 1, 2, 4, 8 or 16 warps processes one row at a time; each thread holds up to 3 vectors of the row:
 //     vector of the row   0 .. team_size-1 | team_size .. 2*team_size-1 | 2*team_size ..
@@ -2492,6 +2469,8 @@ inline LayernormBackwardLaunch layernorm_backward_launch8(int N, int C, int bloc
     return {kernel, min(grid_size, ceil_div(N, num_teams)), block_size, num_vecs, team_warps, 2, shared_bytes};
 }
 
+// ---- kernel 10: cp.async prefetches the next row, and programmatic dependent launch of the second kernel ----
+
 // Kernel 8 with one warp per team and the next row in flight: cp.async copies it into a ring in shared memory while the
 // current row is summed. Each thread reads only what it copied itself, so it waits for its own copies, without barrier.
 //                before the loop   1st row           2nd row           3rd row
@@ -2616,6 +2595,7 @@ void layernorm_backward10(floatX* dinp, float* dinp_sums, float* dweight, float*
     scratch += (size_t)l.grid_size * l.num_sums * C; // its terms may have to wait: column_sums_wait()
     if (dinp_sums && l.num_sums < 3) { matmul_backward_bias(dinp_sums, scratch, dinp, N, C, stream); }
 }
+// ---- kernel 11: 5 with the next rows copied ahead by cp.async, for rows that are longer than a warp holds ----
 
 constexpr int LAYERNORM_BACKWARD_BLOCK_SIZE10 = 256; // the largest; two blocks leave 128 registers per thread
 
@@ -2798,6 +2778,8 @@ void layernorm_backward(floatX* dinp, float* dinp_sums, float* dweight, float* d
 // ==== end promoted: layernorm_backward ====
 
 // ==== promoted: gelu_forward ====
+// ---- kernel 2: one 128-bit vector per thread --------------------------------------------------
+
 __device__ inline x128 gelu_forward_vector(const x128& x) {
     x128 y;
     for (int k = 0; k < x128::size; k++) { y[k] = (floatX)gelu((float)x[k]); }
@@ -2823,6 +2805,8 @@ void gelu_forward(floatX* out, const floatX* inp, size_t n, cudaStream_t stream)
 // ==== end promoted: gelu_forward ====
 
 // ==== promoted: gelu_backward ====
+// ---- kernel 2: one 128-bit vector per thread --------------------------------------------------
+
 __device__ inline x128 gelu_backward_vector(const x128& dout, const x128& inp) {
     x128 dinp;
     for (int k = 0; k < x128::size; k++) { dinp[k] = (floatX)((float)dout[k] * gelu_slope((float)inp[k])); }
@@ -2952,109 +2936,6 @@ __global__ void __launch_bounds__(128)
         if (master) { store128(master + i, p[j]); }
         *reinterpret_cast<x4*>(params + i) = rounded;
     }
-}
-
-// ---- the update during the next forward pass, in chunks, by idle warps of its matrix products: kernel 3 of matmul_adamw.cu ----
-
-// What a warp needs of a chunk of an AdamWLater.
-struct AdamWChunk {
-    size_t place; // of its piece in the arrays
-    int begin, end;
-    uint32_t seed;
-    bool decays;
-    __device__ AdamWChunk(const AdamWLater& w, int chunk, int num_updates) {
-        int of_layer = w.chunks_of_layer(), of_matrices = w.chunks_of(w.matrices);
-        int layer = chunk / of_layer, i = chunk % of_layer;
-        decays = i < of_matrices;
-        place = layer * ((size_t)w.matrices + w.vectors) + (decays ? 0 : w.matrices);
-        begin = (decays ? i : i - of_matrices) * AdamWLater::CHUNK;
-        end = min(begin + AdamWLater::CHUNK, decays ? w.matrices : w.vectors);
-        // pieces are numbered as in llmc/layout.cuh
-        seed = w.seed == 0 ? 0 : adamw_seed(hash_bits(1 + 2 * layer + !decays, w.seed) | 1, num_updates);
-    }
-};
-
-// Four values of a chunk, i to i + 3 of its piece.
-__device__ inline void adamw_values(const AdamWLater& w, const StepState& s, const AdamW& o, const AdamWChunk& c,
-                                    int i) {
-    size_t at = c.place + i;
-    f128 p, m4 = load128(w.m + at), v4 = load128(w.v + at), g4 = load128(w.grads + at);
-    if (w.master) {
-        p = load128(w.master + at);
-    } else {
-        x4 old = *reinterpret_cast<const x4*>(w.params + at);
-        for (int k = 0; k < 4; k++) { p[k] = (float)old[k]; }
-    }
-    x4 rounded;
-    for (int k = 0; k < 4; k++) {
-        p[k] = adamw_update(p[k], m4[k], v4[k], g4[k], s, o); // four at once: rounding has branches
-    }
-    for (int k = 0; k < 4; k++) { rounded[k] = adamw_round(p[k], i + k, c.seed); }
-    store128(w.m + at, m4), store128(w.v + at, v4);
-    if (w.master) { store128(w.master + at, p); }
-    *reinterpret_cast<x4*>(w.params + at) = rounded;
-}
-
-// The work of a worker, until it has no chunk left or stop() is true for lane 0. All lanes of the warp call it.
-template <class Stop> __device__ inline void adamw_work(const AdamWLater& w, int worker, const Stop& stop) {
-    const StepState s = *w.state;
-    if (!s.is_later || !s.applied || worker >= w.num_workers) { return; }
-    int lane = threadIdx.x % 32;
-    int chunk = max(w.done[worker], ceil_div(w.first - worker, w.num_workers) * w.num_workers + worker);
-#pragma unroll 1
-    while (chunk < w.last && !__shfl_sync(0xFFFFFFFFu, stop(), 0)) {
-        AdamWChunk c(w, chunk, s.num_updates);
-        chunk += w.num_workers;
-        if (chunk < w.last && lane < 4) { // the next one's values
-            AdamWChunk next(w, chunk, s.num_updates);
-            const float* from = lane == 0 ? w.m : lane == 1 ? w.v : lane == 2 ? w.grads : w.master;
-            if (from) { bulk_prefetch(from + next.place + next.begin, (next.end - next.begin) * (int)sizeof(float)); }
-        }
-        AdamW o = s.optimizer;
-        if (!c.decays) { o.weight_decay = 0.0f; }
-#pragma unroll 2 // 1% faster for product and update
-        for (int i = c.begin + 4 * lane; i < c.end; i += 128) { adamw_values(w, s, o, c, i); }
-    }
-    __syncwarp();
-    if (lane == 0) { w.done[worker] = chunk; }
-}
-
-// As work beside the products of gemm.cuh.
-struct AdamWBeside : AdamWLater {
-    static constexpr bool WORKS = true;
-    static constexpr int REGISTERS = 56; // nothing spills, neither here nor in the consumers, which then have 224
-    __device__ void run(int warp, uint64_t* loaded) const {
-        adamw_work(*this, blockIdx.x * 3 + warp,
-                   [=] { return threadIdx.x % 32 == 0 && mbarrier_has_completed(loaded, 0); });
-    }
-};
-
-// A warp per chunk.
-__global__ void __launch_bounds__(256) adamw_finish_kernel(const __grid_constant__ AdamWLater w) {
-    int chunk = w.first + blockIdx.x * 8 + threadIdx.x / 32;
-    grid_launch_dependents();
-    grid_wait_dependency();
-    const StepState s = *w.state;
-    if (!s.is_later || !s.applied || chunk >= w.last || chunk < w.done[chunk % w.num_workers]) { return; }
-    AdamWChunk c(w, chunk, s.num_updates);
-    AdamW o = s.optimizer;
-    if (!c.decays) { o.weight_decay = 0.0f; }
-#pragma unroll
-    for (int k = 0; k < AdamWLater::CHUNK / 128; k++) {
-        int i = c.begin + 4 * (threadIdx.x % 32) + 128 * k;
-        if (i < c.end) { adamw_values(w, s, o, c, i); }
-    }
-}
-
-// Ends the update that the forward pass has taken along for the layers before `layer`: their weights may be read afterwards.
-void adamw_finish(int layer, cudaStream_t stream) {
-    AdamWLater w = adamw_later();
-    w.last = std::min(w.last, layer * w.chunks_of_layer());
-    if (!w.is_open()) { return; }
-    Op op(stream, 0, 0, "adamw, rest"); // idle warps may have updated most of the values, or all
-    launch_early(adamw_finish_kernel, dim3(ceil_div(w.last - w.first, 8)), dim3(256), 0, stream, w);
-    adamw_later().first = w.last;
-    if (!adamw_later().is_open()) { cudaCheck(cudaMemsetAsync(&w.state->is_later, 0, sizeof(int), stream)); }
 }
 
 // params (n) floatX; master (n) float, or NULL if params is the only copy of the weights; m, v (n) | grads (n);
@@ -3715,7 +3596,114 @@ void gemm(const GemmArgs& g, const Epilogue& epilogue, cudaStream_t stream, cons
 #endif
 // ==== end promoted: gemm ====
 
+// ==== promoted: gemm_adamw ====
+// ---- the update during the next forward pass, in chunks, by idle warps of its matrix products: kernel 3 of matmul_adamw.cu ----
+
+// What a warp needs of a chunk of an AdamWLater.
+struct AdamWChunk {
+    size_t place; // of its piece in the arrays
+    int begin, end;
+    uint32_t seed;
+    bool decays;
+    __device__ AdamWChunk(const AdamWLater& w, int chunk, int num_updates) {
+        int of_layer = w.chunks_of_layer(), of_matrices = w.chunks_of(w.matrices);
+        int layer = chunk / of_layer, i = chunk % of_layer;
+        decays = i < of_matrices;
+        place = layer * ((size_t)w.matrices + w.vectors) + (decays ? 0 : w.matrices);
+        begin = (decays ? i : i - of_matrices) * AdamWLater::CHUNK;
+        end = min(begin + AdamWLater::CHUNK, decays ? w.matrices : w.vectors);
+        // pieces are numbered as in llmc/layout.cuh
+        seed = w.seed == 0 ? 0 : adamw_seed(hash_bits(1 + 2 * layer + !decays, w.seed) | 1, num_updates);
+    }
+};
+
+// Four values of a chunk, i to i + 3 of its piece.
+__device__ inline void adamw_values(const AdamWLater& w, const StepState& s, const AdamW& o, const AdamWChunk& c,
+                                    int i) {
+    size_t at = c.place + i;
+    f128 p, m4 = load128(w.m + at), v4 = load128(w.v + at), g4 = load128(w.grads + at);
+    if (w.master) {
+        p = load128(w.master + at);
+    } else {
+        x4 old = *reinterpret_cast<const x4*>(w.params + at);
+        for (int k = 0; k < 4; k++) { p[k] = (float)old[k]; }
+    }
+    x4 rounded;
+    for (int k = 0; k < 4; k++) {
+        p[k] = adamw_update(p[k], m4[k], v4[k], g4[k], s, o); // four at once: rounding has branches
+    }
+    for (int k = 0; k < 4; k++) { rounded[k] = adamw_round(p[k], i + k, c.seed); }
+    store128(w.m + at, m4), store128(w.v + at, v4);
+    if (w.master) { store128(w.master + at, p); }
+    *reinterpret_cast<x4*>(w.params + at) = rounded;
+}
+
+// The work of a worker, until it has no chunk left or stop() is true for lane 0. All lanes of the warp call it.
+template <class Stop> __device__ inline void adamw_work(const AdamWLater& w, int worker, const Stop& stop) {
+    const StepState s = *w.state;
+    if (!s.is_later || !s.applied || worker >= w.num_workers) { return; }
+    int lane = threadIdx.x % 32;
+    int chunk = max(w.done[worker], ceil_div(w.first - worker, w.num_workers) * w.num_workers + worker);
+#pragma unroll 1
+    while (chunk < w.last && !__shfl_sync(0xFFFFFFFFu, stop(), 0)) {
+        AdamWChunk c(w, chunk, s.num_updates);
+        chunk += w.num_workers;
+        if (chunk < w.last && lane < 4) { // the next one's values
+            AdamWChunk next(w, chunk, s.num_updates);
+            const float* from = lane == 0 ? w.m : lane == 1 ? w.v : lane == 2 ? w.grads : w.master;
+            if (from) { bulk_prefetch(from + next.place + next.begin, (next.end - next.begin) * (int)sizeof(float)); }
+        }
+        AdamW o = s.optimizer;
+        if (!c.decays) { o.weight_decay = 0.0f; }
+#pragma unroll 2 // 1% faster for product and update
+        for (int i = c.begin + 4 * lane; i < c.end; i += 128) { adamw_values(w, s, o, c, i); }
+    }
+    __syncwarp();
+    if (lane == 0) { w.done[worker] = chunk; }
+}
+
+// As work beside the products of gemm.cuh.
+struct AdamWBeside : AdamWLater {
+    static constexpr bool WORKS = true;
+    static constexpr int REGISTERS = 56; // nothing spills, neither here nor in the consumers, which then have 224
+    __device__ void run(int warp, uint64_t* loaded) const {
+        adamw_work(*this, blockIdx.x * 3 + warp,
+                   [=] { return threadIdx.x % 32 == 0 && mbarrier_has_completed(loaded, 0); });
+    }
+};
+
+// A warp per chunk.
+__global__ void __launch_bounds__(256) adamw_finish_kernel(const __grid_constant__ AdamWLater w) {
+    int chunk = w.first + blockIdx.x * 8 + threadIdx.x / 32;
+    grid_launch_dependents();
+    grid_wait_dependency();
+    const StepState s = *w.state;
+    if (!s.is_later || !s.applied || chunk >= w.last || chunk < w.done[chunk % w.num_workers]) { return; }
+    AdamWChunk c(w, chunk, s.num_updates);
+    AdamW o = s.optimizer;
+    if (!c.decays) { o.weight_decay = 0.0f; }
+#pragma unroll
+    for (int k = 0; k < AdamWLater::CHUNK / 128; k++) {
+        int i = c.begin + 4 * (threadIdx.x % 32) + 128 * k;
+        if (i < c.end) { adamw_values(w, s, o, c, i); }
+    }
+}
+
+// Ends the update that the forward pass has taken along for the layers before `layer`: their weights may be read afterwards.
+void adamw_finish(int layer, cudaStream_t stream) {
+    AdamWLater w = adamw_later();
+    w.last = std::min(w.last, layer * w.chunks_of_layer());
+    if (!w.is_open()) { return; }
+    Op op(stream, 0, 0, "adamw, rest"); // idle warps may have updated most of the values, or all
+    launch_early(adamw_finish_kernel, dim3(ceil_div(w.last - w.first, 8)), dim3(256), 0, stream, w);
+    adamw_later().first = w.last;
+    if (!adamw_later().is_open()) { cudaCheck(cudaMemsetAsync(&w.state->is_later, 0, sizeof(int), stream)); }
+}
+// ==== end promoted: gemm_adamw ====
+
 // ==== promoted: matmul_forward ====
+// ---- products in float, which kernel 19 uses, too: cuBLASLt without an epilogue ----
+
 // out (N,OC) float = inp (N,C) weight (OC,C)^T, by cuBLASLt: for logits, which are not rounded to 16 bits
 void matmul_forward_float(float* out, const floatX* inp, const floatX* weight, int N, int C, int OC,
                           cudaStream_t stream) {
@@ -3762,6 +3750,8 @@ void matmul_forward_residual(floatX* out, float* product, const floatX* inp, con
     matmul_forward_residual(out, product, inp, weight, bias, residual, N, C, OC, stream, 256);
 }
 
+// ---- kernel 20: cuBLASLt, everything in the epilogue, algorithms timed once per shape ----
+
 // Arguments as for matmul_forward.
 void matmul_forward20(floatX* out, GeluSaved saved, const floatX* inp, const floatX* weight, const floatX* bias,
                       const floatX* residual, int N, int C, int OC, cudaStream_t stream) {
@@ -3785,6 +3775,10 @@ void matmul_forward20(floatX* out, GeluSaved saved, const floatX* inp, const flo
     require(supported);
     if (saved.has_gelu()) { gelu_forward(out, sum, (size_t)N * OC, stream); }
 }
+// ---- kernel 21: gemm.cuh: kernel 18 in clusters of two blocks, each of which loads half of a weight tile ----
+// Also, the bias is loaded while the products run, a warp has four boxes, and tiles are visited in an order that keeps more
+// of both operands in L2. The form is a type, so that other ops can have kernels of their own.
+// matmul_forward() uses it where it is faster than kernel 20. gemm_sm90_kernel9 has its name from a shorter ladder.
 
 #if !defined(ENABLE_FP32)
 // With an update by AdamW beside it, if the forward pass takes one along.
@@ -3839,6 +3833,8 @@ void matmul_forward(floatX* out, GeluSaved saved, const floatX* inp, const float
 // ==== end promoted: matmul_forward ====
 
 // ==== promoted: matmul_backward ====
+// ---- kernel 6: cuBLASLt, algorithms timed once per shape ----
+
 // Arguments as for matmul_backward_input.
 void matmul_backward_input6(floatX* dinp, const floatX* dout, const floatX* weight, const floatX* pre_gelu, int N,
                             int C, int OC, cudaStream_t stream) {
@@ -3871,6 +3867,9 @@ void matmul_backward_weight6(float* dweight, const floatX* dout, const floatX* i
     bool supported = cublaslt_matmul(call, stream);
     require(supported);
 }
+
+// ---- kernel 8: gemm.cuh for dinp with gelu' on the accumulators in registers, hidden behind the next tile's products ----
+// matmul_backward_input() uses it where it is faster than kernel 6.
 
 #if !defined(ENABLE_FP32)
 // As matmul_backward_input, with gelu'. If dinp_sums is not NULL, this is kernel 12; partials then has a row of C sums for
@@ -3937,6 +3936,9 @@ void matmul_backward_input(floatX* dinp, float* dinp_sums, float* scratch, const
     }
     if (dinp_sums && kernel == 6) { matmul_backward_bias(dinp_sums, scratch, dinp, N, C, stream); }
 }
+
+// ---- kernel 10: the steps of all tiles are cut into equal shares for all SMs (stream-K) ----
+// matmul_backward_weight() uses it where it is faster than kernel 6.
 
 #if !defined(ENABLE_FP32)
 // dweight (OC,C) = dout (N,OC)^T inp (N,C) on Hopper. One persistent block per SM, in clusters of two that share a tile
@@ -4316,630 +4318,6 @@ void matmul_backward_weight(float* dweight, float* scratch, const floatX* dout, 
 }
 // ==== end promoted: matmul_backward ====
 
-// ==== promoted: quantize ====
-// f(inp) rounded to floatX: element i, or the vector from element i on.
-struct QuantizeCopy {
-    const floatX* inp; // (N,C)
-    __device__ floatX element(size_t i) const { return inp[i]; }
-    __device__ x128 vector(size_t i) const { return load128(inp + i); }
-};
-struct QuantizeGelu {
-    const floatX* inp;
-    __device__ floatX element(size_t i) const { return (floatX)gelu((float)inp[i]); }
-    __device__ x128 vector(size_t i) const { return gelu_forward_vector(load128(inp + i)); }
-};
-struct QuantizeGeluBackward {
-    const floatX *dout, *inp;
-    __device__ floatX element(size_t i) const { return (floatX)((float)dout[i] * gelu_slope((float)inp[i])); }
-    __device__ x128 vector(size_t i) const { return gelu_backward_vector(load128(dout + i), load128(inp + i)); }
-};
-
-// The gradients of logits whose losses are known: (softmax - onehot(target)) * dloss over the first V of C columns, else 0.
-struct QuantizeDlogits {
-    const floatX* logits; // (N,C)
-    const float* losses;  // (N) = log(sum of exp(logits)) - logits[target]
-    const int* targets;   // (N)
-    const float* dloss;   // (1)
-    int V;
-    __device__ floatX value(floatX logit, int c, int target, float lse, float scale) const {
-        float p = c < V ? expf((float)logit - lse) : 0.0f;
-        return (floatX)((p - (c == target ? 1.0f : 0.0f)) * scale);
-    }
-};
-
-template <class F> struct QuantizeArgs {
-    Fp8Tensor<F> to;
-    floatX* beside; // (N,C), or NULL
-    int N, C;
-};
-
-// The element, or the vector, at (row, column) of what is quantised.
-template <class Source> __device__ floatX quantize_element(const Source& source, int row, int column, int C) {
-    return source.element((size_t)row * C + column);
-}
-template <class Source> __device__ x128 quantize_vector(const Source& source, int row, int column, int C) {
-    return source.vector((size_t)row * C + column);
-}
-__device__ inline floatX quantize_element(const QuantizeDlogits& s, int row, int column, int C) {
-    const floatX* logits = s.logits + (size_t)row * C;
-    int target = s.targets[row];
-    return s.value(logits[column], column, target, s.losses[row] + (float)logits[target], *s.dloss);
-}
-__device__ inline x128 quantize_vector(const QuantizeDlogits& s, int row, int column, int C) {
-    const floatX* logits = s.logits + (size_t)row * C;
-    int target = __ldg(s.targets + row);
-    float lse = __ldg(s.losses + row) + (float)logits[target], scale = __ldg(s.dloss);
-    x128 x = load128(logits + column);
-#pragma unroll
-    for (int k = 0; k < x128::size; k++) { x[k] = s.value(x[k], column + k, target, lse, scale); }
-    return x;
-}
-
-// ---- kernel 3: persistent, as many blocks as fit on the GPU at once, so there are few atomics ----
-
-template <class F, class Source> __global__ void quantize_kernel3(QuantizeArgs<F> q, Source source) {
-    Fp8Seen<F> seen(q.to);
-    size_t n = (size_t)q.N * q.C, stride = (size_t)gridDim.x * blockDim.x * x128::size;
-    for (size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * x128::size; i < n; i += stride) {
-        x128 x = source.vector(i);
-        uint32_t words[x128::size / 4];
-        seen.store_vector(q.to.rows + i, words, x);
-        if (q.beside) { store128(q.beside + i, x); }
-    }
-    seen.store(q.to);
-}
-
-template <class F, class Source>
-void quantize3(const QuantizeArgs<F>& q, const Source& source, cudaStream_t stream, int block_size) {
-    require(q.C % 16 == 0 && !q.to.columns);
-    int per_sm;
-    auto kernel = quantize_kernel3<F, Source>;
-    cudaCheck(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_sm, kernel, block_size, 0));
-    size_t most = ceil_div((size_t)q.N * q.C, (size_t)x128::size * block_size);
-    int num_blocks = (int)std::min(most, (size_t)free_multiprocessors() * per_sm);
-    kernel<<<num_blocks, block_size, 0, stream>>>(q, source);
-    cudaCheck(cudaGetLastError());
-}
-
-#if !defined(ENABLE_FP32)
-// ---- kernel 5: the transposed copy by pairs of tokens: 16 bits, which ldmatrix transposes; tiles of 64x256 ----
-
-struct QuantizeSMem {
-    static constexpr int COLUMNS = 256;
-    unsigned char tile[FP8_TILE_PAIRS * (2 * COLUMNS + 16) + FP8_TILE_PAIRS / 8 * 32]; // fp8_tile_bytes(COLUMNS)
-};
-
-template <class F, class Source> __global__ void __launch_bounds__(512)
-    quantize_kernel5(QuantizeArgs<F> q, Source source) {
-    __shared__ alignas(16) QuantizeSMem shared;
-    const int columns = QuantizeSMem::COLUMNS;
-    int num_columns = ceil_div(q.C, columns), first_token = blockIdx.x / num_columns * FP8_TILE_TOKENS;
-    int first_column = blockIdx.x % num_columns * columns;
-    int lane = threadIdx.x % 32, warp = threadIdx.x / 32, num_warps = blockDim.x / 32, column = first_column + 8 * lane;
-    Fp8Seen<F> seen(q.to);
-    for (int pair = warp; pair < FP8_TILE_PAIRS; pair += num_warps) {
-        int token = first_token + fp8_first_token(pair, q.to.in_order);
-        uint32_t words[2][2] = {};
-        if (token < q.N && column < q.C) { // both of the pair, because N % 16 == 0
-#pragma unroll
-            for (int second = 0; second < 2; second++) {
-                int row = token + second * fp8_pair_distance(q.to.in_order);
-                size_t i = (size_t)row * q.C + column;
-                x128 x = quantize_vector(source, row, column, q.C);
-                seen.store_vector(q.to.rows + i, words[second], x);
-                if (q.beside) { store128(q.beside + i, x); }
-            }
-        }
-        *reinterpret_cast<uint4*>(fp8_tile_at(shared.tile, pair, 8 * lane, columns)) = fp8_pair(words[0], words[1]);
-    }
-    __syncthreads();
-    auto* to = reinterpret_cast<__nv_fp8_storage_t*>(q.to.columns) + (size_t)first_column * q.N + first_token;
-    for (int c = 8 * warp; c < columns; c += 8 * num_warps) {
-        fp8_store_columns(to, shared.tile, c, columns, q.C - first_column, q.N - first_token, q.N);
-    }
-    seen.store(q.to);
-}
-
-template <class F, class Source>
-void quantize5(const QuantizeArgs<F>& q, const Source& source, cudaStream_t stream, int block_size) {
-    require(q.C % 16 == 0 && q.N % 16 == 0 && q.to.columns && block_size <= 512);
-    size_t num_blocks =
-        ceil_div((size_t)q.N, (size_t)FP8_TILE_TOKENS) * ceil_div((size_t)q.C, (size_t)QuantizeSMem::COLUMNS);
-    require(num_blocks <= INT_MAX);
-    auto kernel = quantize_kernel5<F, Source>;
-    kernel<<<(unsigned)num_blocks, block_size, 0, stream>>>(q, source);
-    cudaCheck(cudaGetLastError());
-}
-
-template <class F, class Source>
-void quantize(const QuantizeArgs<F>& q, const Source& source, int num_inputs, const char* what, cudaStream_t stream) {
-    size_t bytes = (num_inputs + (q.beside != NULL)) * sizeof(floatX) + (q.to.columns ? 2 : 1);
-    Op op(stream, (double)bytes * q.N * q.C, 0, "quantize%s", what);
-    q.to.columns ? quantize5(q, source, stream, 256) : quantize3(q, source, stream, 256);
-}
-
-void quantize(const Fp8Tensor<__nv_fp8_e4m3>& to, const floatX* inp, int N, int C, cudaStream_t stream) {
-    quantize(QuantizeArgs<__nv_fp8_e4m3>{to, NULL, N, C}, QuantizeCopy{inp}, 1, "", stream);
-}
-void quantize(const Fp8Tensor<__nv_fp8_e5m2>& to, const floatX* inp, int N, int C, cudaStream_t stream) {
-    quantize(QuantizeArgs<__nv_fp8_e5m2>{to, NULL, N, C}, QuantizeCopy{inp}, 1, "", stream);
-}
-void quantize_gelu(const Fp8Tensor<__nv_fp8_e4m3>& to, floatX* beside, const floatX* inp, int N, int C,
-                   cudaStream_t stream) {
-    quantize(QuantizeArgs<__nv_fp8_e4m3>{to, beside, N, C}, QuantizeGelu{inp}, 1, "_gelu", stream);
-}
-void quantize_gelu_backward(const Fp8Tensor<__nv_fp8_e5m2>& to, floatX* beside, const floatX* dout, const floatX* inp,
-                            int N, int C, cudaStream_t stream) {
-    quantize(QuantizeArgs<__nv_fp8_e5m2>{to, beside, N, C}, QuantizeGeluBackward{dout, inp}, 2, "_gelu_backward",
-             stream);
-}
-void quantize_dlogits(const Fp8Tensor<__nv_fp8_e5m2>& to, const floatX* logits, const float* losses, const int* targets,
-                      const float* dloss, int N, int V, int Vp, cudaStream_t stream) {
-    require(to.columns);
-    Op op(stream, (double)N * Vp * (sizeof(floatX) + 2), 0, "quantize_dlogits");
-    QuantizeDlogits source = {logits, losses, targets, dloss, V};
-    quantize5(QuantizeArgs<__nv_fp8_e5m2>{to, NULL, N, Vp}, source, stream, 256);
-}
-#endif
-// ==== end promoted: quantize ====
-
-// ==== promoted: layernorm_quantize ====
-typedef __nv_fp8_e4m3 F8;
-
-struct LayernormQuantizeArgs {
-    Fp8Tensor<F8> to;
-    floatX* beside;     // (N,C), or NULL
-    floatX* residual;   // (N,C) = inp + inp2, of which the layernorm is taken; or NULL: that of inp
-    float *mean, *rstd; // (N)
-    const floatX *inp, *inp2, *weight, *bias;
-    int N, C;
-};
-
-#if !defined(ENABLE_FP32) // a vector is 8 elements
-// ---- kernel 2: one warp per row, the row in registers; quantised on the way to memory ----
-
-// The layernorm of a row of num_vecs vectors per lane, the last of which may be past the row's end; in place.
-template <int num_vecs> __device__ inline void layernorm_quantize_row(x128 (&x)[num_vecs], float* mean, float* rstd,
-                                                                      const LayernormQuantizeArgs& q, int row) {
-    int first = threadIdx.x % 32 * x128::size;
-    auto inside = [&](int j) { return j < num_vecs - 1 || first + j * 256 < q.C; };
-    float sum = 0.0f, squares = 0.0f;
-#pragma unroll
-    for (int j = 0; j < num_vecs; j++) {
-        size_t i = (size_t)row * q.C + first + j * 256;
-        x[j] = inside(j) ? load128(q.inp + i) : x128();
-        if (!q.residual || !inside(j)) { continue; }
-        x128 y = load128(q.inp2 + i);
-        for (int k = 0; k < x128::size; k++) { x[j][k] = (floatX)((float)x[j][k] + (float)y[k]); }
-        store128(q.residual + i, x[j]);
-    }
-#pragma unroll
-    for (int j = 0; j < num_vecs; j++) {
-        for (int k = 0; k < x128::size; k++) { sum += (float)x[j][k]; }
-    }
-    float m = warp_sum(sum) / q.C;
-#pragma unroll
-    for (int j = 0; j < num_vecs; j++) {
-        for (int k = 0; inside(j) && k < x128::size; k++) { squares += ((float)x[j][k] - m) * ((float)x[j][k] - m); }
-    }
-    float r = rsqrtf(warp_sum(squares) / q.C + 1e-5f);
-    if (threadIdx.x % 32 == 0) { *mean = m, *rstd = r; }
-#pragma unroll
-    for (int j = 0; j < num_vecs; j++) {
-        if (!inside(j)) { continue; }
-        x128 w = load128(q.weight + first + j * 256), b = load128(q.bias + first + j * 256);
-        for (int k = 0; k < x128::size; k++) {
-            x[j][k] = (floatX)(((float)x[j][k] - m) * r * (float)w[k] + (float)b[k]);
-        }
-    }
-}
-
-template <int num_vecs> __global__ void __launch_bounds__(512) layernorm_quantize_kernel2(LayernormQuantizeArgs q) {
-    int row = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32, first = threadIdx.x % 32 * x128::size;
-    Fp8Seen<F8> seen(q.to);
-    if (row < q.N) {
-        x128 x[num_vecs];
-        layernorm_quantize_row(x, q.mean + row, q.rstd + row, q, row);
-#pragma unroll
-        for (int j = 0; j < num_vecs; j++) {
-            size_t i = (size_t)row * q.C + first + j * 256;
-            uint32_t words[2];
-            if (first + j * 256 >= q.C) { continue; }
-            seen.store_vector(q.to.rows + i, words, x[j]);
-            if (q.beside) { store128(q.beside + i, x[j]); }
-        }
-    }
-    seen.store(q.to);
-}
-
-// Calls launch(n) with the vectors per lane that a row of C needs, as a constant.
-template <class Launch> static void layernorm_quantize_vectors(int C, Launch launch) {
-    require(C % 16 == 0);
-    with_constant<7>(ceil_div(C, 256), launch); // C <= 1792
-}
-
-static void layernorm_quantize2(const LayernormQuantizeArgs& q, cudaStream_t stream, int block_size) {
-    require(!q.to.columns && block_size <= 512);
-    layernorm_quantize_vectors(q.C, [&](auto num_vecs) {
-        auto kernel = layernorm_quantize_kernel2<decltype(num_vecs)::value>;
-        kernel<<<ceil_div(q.N, block_size / 32), block_size, 0, stream>>>(q);
-    });
-    cudaCheck(cudaGetLastError());
-}
-
-// ---- kernel 3: 2 with the transposed copy: a block has 64 tokens, a warp takes pairs of them, see fp8.cuh ----
-
-template <int num_vecs> __global__ void __launch_bounds__(512) layernorm_quantize_kernel3(LayernormQuantizeArgs q) {
-    extern __shared__ __align__(16) unsigned char layernorm_quantize_tile[]; // fp8_tile_bytes(C)
-    int first_token = blockIdx.x * FP8_TILE_TOKENS, first = threadIdx.x % 32 * x128::size;
-    int warp = threadIdx.x / 32, num_warps = blockDim.x / 32;
-    Fp8Seen<F8> seen(q.to);
-#pragma unroll 1
-    for (int pair = warp; pair < FP8_TILE_PAIRS; pair += num_warps) {
-        int token = first_token + fp8_first_token(pair, q.to.in_order);
-        uint32_t words[2][num_vecs][2] = {};
-        if (token < q.N) { // both of the pair, because N % 16 == 0
-#pragma unroll
-            for (int second = 0; second < 2; second++) {
-                int row = token + second * fp8_pair_distance(q.to.in_order);
-                x128 x[num_vecs];
-                layernorm_quantize_row(x, q.mean + row, q.rstd + row, q, row);
-#pragma unroll
-                for (int j = 0; j < num_vecs; j++) {
-                    if (first + j * 256 >= q.C) { continue; }
-                    seen.store_vector(q.to.rows + (size_t)row * q.C + first + j * 256, words[second][j], x[j]);
-                }
-            }
-        }
-#pragma unroll
-        for (int j = 0; j < num_vecs; j++) {
-            if (first + j * 256 >= q.C) { continue; }
-            *reinterpret_cast<uint4*>(fp8_tile_at(layernorm_quantize_tile, pair, first + j * 256, q.C)) =
-                fp8_pair(words[0][j], words[1][j]);
-        }
-    }
-    __syncthreads();
-    auto* to = reinterpret_cast<__nv_fp8_storage_t*>(q.to.columns) + first_token;
-    for (int c = 8 * warp; c < q.C; c += 8 * num_warps) {
-        fp8_store_columns(to, layernorm_quantize_tile, c, q.C, q.C, q.N - first_token, q.N);
-    }
-    seen.store(q.to);
-}
-
-static void layernorm_quantize3(const LayernormQuantizeArgs& q, cudaStream_t stream, int block_size) {
-    require(q.to.columns && !q.beside && q.N % 16 == 0 && block_size <= 512);
-    layernorm_quantize_vectors(q.C, [&](auto num_vecs) {
-        auto kernel = layernorm_quantize_kernel3<decltype(num_vecs)::value>;
-        int bytes = fp8_tile_bytes(q.C);
-        cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
-        kernel<<<ceil_div(q.N, FP8_TILE_TOKENS), block_size, bytes, stream>>>(q);
-    });
-    cudaCheck(cudaGetLastError());
-}
-
-void layernorm_quantize(const Fp8Tensor<__nv_fp8_e4m3>& to, floatX* beside, floatX* residual, float* mean, float* rstd,
-                        const floatX* inp, const floatX* inp2, const floatX* weight, const floatX* bias, int N, int C,
-                        cudaStream_t stream) {
-    Op op(stream, (double)N * C * ((inp2 ? 3 : 1) * sizeof(floatX) + (beside ? 2 : 0) + (to.columns ? 2 : 1)), 0,
-          "layernorm_quantize");
-    LayernormQuantizeArgs q = {to, beside, residual, mean, rstd, inp, inp2, weight, bias, N, C};
-    to.columns ? layernorm_quantize3(q, stream, 256) : layernorm_quantize2(q, stream, 256);
-}
-#endif
-// ==== end promoted: layernorm_quantize ====
-
-// ==== promoted: matmul_fp8 ====
-// out (M,N) = a (M,K) b (N,K)^T * a_scale * b_scale + bias: a linear layer, or one product of its backward pass, see the
-// operations below.
-template <class A> struct MatmulFp8Args {
-    floatX* out;                    // (M,N), or NULL
-    float* sum;                     // (M,N), if out is NULL
-    bool accumulate;                // the product is added to sum
-    const A* a;                     // (M,K), e4m3 or e5m2
-    const __nv_fp8_e4m3* b;         // (N,K)
-    const float *a_scale, *b_scale; // what a stored 1 stands for
-    const floatX* bias;             // (N), or NULL
-    int M, N, K;
-};
-
-#if !defined(ENABLE_FP32) // the library has no such product with a bias in fp32, gemm.cuh none in fp32
-// By cuBLASLt; fast: see MatmulCall::fast_accumulation.
-template <class A> void matmul_fp8_2(const MatmulFp8Args<A>& p, bool fast, cudaStream_t stream) {
-    MatmulCall call;
-    call.a = p.a, call.b = p.b, call.b_transposed = true, call.bias = p.bias;
-    call.a_type = Fp8<A>::IS_E5M2 ? CUDA_R_8F_E5M2 : CUDA_R_8F_E4M3, call.b_type = CUDA_R_8F_E4M3;
-    call.a_scale = p.a_scale, call.b_scale = p.b_scale, call.fast_accumulation = fast;
-    call.M = p.M, call.N = p.N, call.K = p.K;
-    call.out = p.out;
-    if (!p.out) { call.out = p.sum, call.out_is_float = true, call.add = p.accumulate ? p.sum : NULL; }
-    bool supported = cublaslt_matmul(call, stream);
-    require(supported);
-}
-#endif
-
-#if !defined(ENABLE_FP32)
-// The form of gemm.cuh for fp8. The code addresses two elements as one floatX, so it counts pairs of elements along K. A
-// stage thus holds 128 columns of K in the same number of bytes, and its products take the same number of cycles.
-template <class A> struct MatmulFp8PingPong192 : GemmPingPong192Pairs {
-    static __device__ void wgmma(float (&sum)[96], uint64_t a, uint64_t b, bool accumulate) {
-        if constexpr (Fp8<A>::IS_E5M2) {
-            wgmma_64x192x32_e5m2_e4m3(sum, a, b, accumulate);
-        } else {
-            wgmma_64x192x32_e4m3(sum, a, b, accumulate);
-        }
-    }
-};
-#endif
-
-#if !defined(ENABLE_FP32)
-// A consumer takes its accumulators in tiles of 64x64, through shared memory, from which TMA stores them. A thread has
-// columns 2t and 2t + 1 of rows g and g + 8 in each fragment of 8 columns. Quantised, they are a word:
-//
-//     byte                 0      1      2        3
-//     row, column       g,2t  g+8,2t  g,2t+1  g+8,2t+1
-//
-// Its halves are pairs of tokens, so stmatrix with the transposition stores it to `columns`, in the order 0 8 1 9 ...
-// For `rows`, lanes 2i and 2i + 1 exchange words, and then have 4 neighbouring columns of rows g and g + 8, one lane in
-// this fragment, the other one in the next.
-
-struct alignas(1024) MatmulFp8Tile { // rows of 64 bytes, swizzled as tensor_map() says
-    unsigned char rows[64 * 64], columns[64 * 64];
-};
-// The byte of chunk `chunk` of 16 bytes in row `row` of such a matrix.
-__device__ inline int matmul_fp8_swizzled(int row, int chunk) { return row * 64 + (chunk ^ (row / 2 % 4)) * 16; }
-
-// rows (M,N) and columns (N,M): of floatX, as which TMA sees two fp8 elements
-struct MatmulFp8Maps : GemmMaps {
-    CUtensorMap rows, columns;
-};
-
-// The form: with 2 boxes per warp there is room for two tiles of both consumers.
-template <class A> struct MatmulFp8Boxes2 : MatmulFp8PingPong192<A> { static constexpr int BOXES = 2; };
-
-// The epilogue's value: y = sum * scale + bias; see GemmBias.
-template <int extras> struct MatmulFp8Epilogue : GemmBias<extras> {
-    const float *a_scale, *b_scale; // what a stored 1 stands for
-    float scale;                    // their product, set at the beginning of the kernel
-    __device__ float value(float sum, float bias) const { return fmaf(sum, scale, bias); }
-};
-
-enum MatmulFp8Mode {
-    MATMUL_FP8_MODE_GELU,       // x = gelu(y)
-    MATMUL_FP8_MODE_SAVE_SLOPE, // the same, and GELU's slope at y is stored to maps.second
-    MATMUL_FP8_MODE_TIMES_SLOPE // x = y * a matrix, of which maps.residual is the map
-};
-
-// x in type F, rows and columns. has_sums: the columns of x are also summed, before they are rounded.
-template <class F, MatmulFp8Mode mode, bool has_sums = false> struct MatmulFp8Quantised {
-    static constexpr int EXTRAS = mode == MATMUL_FP8_MODE_TIMES_SLOPE ? GEMM_RESIDUAL | GEMM_NO_BIAS : 0;
-    static constexpr int SHARED_BYTES = 4 * sizeof(MatmulFp8Tile) + 1024; // the last: for their alignment
-    typedef MatmulFp8Epilogue<EXTRAS> Epilogue;
-    Fp8Tensor<F> to;
-    float* sums; // (row tiles, N), see GemmColumnSums; NULL unless has_sums
-    __device__ Fp8Seen<F> seen() const { return Fp8Seen<F>(to); }
-
-    // The words of 16 columns, two fragments: sum has their accumulators, column 16 * p of the box is the first.
-    // slopes: the fragments of GELU's slope, read or written. column_sums: of this lane's two rows, added to them.
-    template <class G> __device__ void words(uint32_t (&words)[2], uint32_t (&slopes)[4], Fp8Seen<F>& seen,
-                                             const float* sum, const Epilogue& epilogue, typename Epilogue::Pair pair,
-                                             int p, float* column_sums) const {
-#pragma unroll
-        for (int j = 0; j < 2; j++) {
-            float two[2] = {}, v[4], slope[4];
-            if constexpr (mode == MATMUL_FP8_MODE_TIMES_SLOPE) {
-                float2 upper = unpack_16x2(slopes[2 * j], floatX()), lower = unpack_16x2(slopes[2 * j + 1], floatX());
-                slope[0] = upper.x, slope[1] = upper.y, slope[2] = lower.x, slope[3] = lower.y;
-            } else {
-                epilogue.columns(two, gemm_shuffle(pair, 8 * p + 4 * j + threadIdx.x % 4));
-            }
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                float y = epilogue.value(sum[4 * j + i], two[i % 2]), x;
-                if constexpr (mode == MATMUL_FP8_MODE_TIMES_SLOPE) { x = y * slope[i]; }
-                if constexpr (mode != MATMUL_FP8_MODE_TIMES_SLOPE) { x = gelu_and_slope_approx(y, &slope[i]); }
-                v[i] = seen.scaled(x);
-                if (has_sums) { column_sums[2 * j + i % 2] += x; }
-            }
-            if constexpr (mode == MATMUL_FP8_MODE_SAVE_SLOPE) { gemm_pack(slopes + 2 * j, slope); }
-            words[j] = Fp8<F>::pack(v[0], v[2], v[1], v[3]);
-        }
-    }
-    // Stores them to the tile's rows. at: chunk 16 * p of row g of this warp.
-    __device__ void store_rows(unsigned char* at, const uint32_t (&words)[2]) const {
-        bool odd = threadIdx.x & 1;
-        // the rows' halves: columns 2t, 2t + 1 of row g, of row g + 8
-        uint32_t first = __byte_perm(words[0], 0, 0x3120), second = __byte_perm(words[1], 0, 0x3120);
-        uint32_t got = __shfl_xor_sync(0xFFFFFFFFu, odd ? first : second, 1);
-        uint32_t left = odd ? got : first, right = odd ? second : got;
-        // t = 0 and 2 have columns 0-3 and 4-7 of the 16, t = 1 and 3 columns 8-11 and 12-15
-        unsigned char* p = at + (odd ? 8 : 0) + threadIdx.x % 4 / 2 * 4;
-        *reinterpret_cast<uint32_t*>(p) = __byte_perm(left, right, 0x5410);
-        *reinterpret_cast<uint32_t*>(p + 8 * 64) = __byte_perm(left, right, 0x7632); // swizzled as row g is
-    }
-    // Stores a tile of the consumer. Its two tiles take turns: the barrier also says that the other one has been read.
-    template <class G> __device__ void store(Fp8Seen<F>& seen, float (&sum)[G::PARTS][G::COLUMNS / 2],
-                                             const Epilogue& epilogue, const GemmColumns<G, Epilogue>& columns,
-                                             GemmSMem<G>& smem, MatmulFp8Tile (&tiles)[2], const MatmulFp8Maps& maps,
-                                             int row, int column, int M, int N, int& box) const {
-        static_assert(G::READERS == 4 && G::BOXES == 2, "a tile is one consumer's, which has two");
-        const int num_columns = G::COLUMNS / 64, num_boxes = G::PARTS * num_columns;
-        int lane = threadIdx.x % 32, warp = threadIdx.x / 32 - 4, first_box = box, warp_row = warp % 4 * 16;
-        bool stores = threadIdx.x % 128 == 1;    // lane 1, because lane 0 waits for its stores of slopes apart
-        float column_sums[num_columns][16] = {}; // of this lane's rows, see fragment_column_sums
-        auto barrier = [&] { warp < 4 ? named_barrier_sync(1, 128) : named_barrier_sync(2, 128); };
-        uint32_t lane_at = lane % 16 * 128 + (lane / 16 ^ lane % 8) * 16; // in a box of slopes, as in gemm_store
-#pragma unroll
-        for (int n = 0; n < num_boxes; n++, box++) {
-            const int m = n / num_columns, q = n % num_columns;
-            int slot = box % G::BOXES, box_row = row + 64 * m, box_column = column + 64 * q;
-            uint32_t at = shared_address(smem.boxes[warp][slot]) + lane_at;
-            MatmulFp8Tile& tile = tiles[slot];
-            if (mode == MATMUL_FP8_MODE_TIMES_SLOPE) { mbarrier_wait(&smem.box_full[warp][slot], box / G::BOXES % 2); }
-            if (mode == MATMUL_FP8_MODE_SAVE_SLOPE) {
-                if (lane == 0) { tma_store_wait<G::BOXES - 1>(); }
-                __syncwarp();
-            }
-#pragma unroll
-            for (int p = 0; p < 4; p += 2) { // 32 columns, of which stmatrix stores 4 matrices
-                uint32_t fragments[2][2];
-#pragma unroll
-                for (int i = 0; i < 2; i++) {
-                    uint32_t slopes[4];
-                    if (mode == MATMUL_FP8_MODE_TIMES_SLOPE) { ldmatrix_x4(slopes, at ^ (p + i) << 5); }
-                    float largest = seen.amax;
-                    words<G>(fragments[i], slopes, seen, sum[m] + 32 * q + 8 * (p + i), epilogue, columns.pairs[q],
-                             p + i, column_sums[q] + 4 * (p + i));
-                    // past the end there are biases without products; M and N are multiples of 16
-                    if (mode != MATMUL_FP8_MODE_TIMES_SLOPE && (box_row >= M || box_column + 16 * (p + i) >= N)) {
-                        seen.amax = largest;
-                    }
-                    if (mode == MATMUL_FP8_MODE_SAVE_SLOPE) { stmatrix_x4(at ^ (p + i) << 5, slopes); }
-                    store_rows(tile.rows + matmul_fp8_swizzled(warp_row + lane / 4, p + i), fragments[i]);
-                }
-                stmatrix_x4_trans(shared_address(tile.columns + matmul_fp8_swizzled(16 * p + lane, warp % 4)),
-                                  fragments[0]);
-            }
-            if (stores) { tma_store_wait<0>(); }
-            tma_store_fence(); // tile and box were read, or written, by ordinary accesses
-            barrier();
-            if (stores) {
-                tma_store_2d(&maps.rows, tile.rows, box_column / 2, box_row - warp_row);
-                tma_store_2d(&maps.columns, tile.columns, (box_row - warp_row) / 2, box_column);
-                tma_store_commit();
-            }
-            if (mode == MATMUL_FP8_MODE_SAVE_SLOPE && lane == 0) {
-                tma_store_2d(&maps.second, smem.boxes[warp][slot], box_column, box_row);
-                tma_store_commit();
-            }
-            if (mode == MATMUL_FP8_MODE_TIMES_SLOPE && lane == 0 && n + G::BOXES < num_boxes) {
-                gemm_load_box<G>(smem, maps.residual, row, column, n + G::BOXES, first_box);
-            }
-        }
-        if constexpr (has_sums) { gemm_store_sums<G>(column_sums, GemmColumnSums{sums, N}, smem, row, column, M); }
-    }
-};
-
-// As gemm_sm90_kernel9, for a quantised result.
-template <class G, class Result> __global__ void __launch_bounds__(384, 1)
-    matmul_fp8_sm90_kernel7(const __grid_constant__ MatmulFp8Maps maps, typename Result::Epilogue epilogue,
-                            Result result, int M, int N, int K, int num_tiles) {
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-    extern __shared__ __align__(256) unsigned char gemm_dynamic[];
-    GemmSMem<G>& smem = gemm_smem<G>(gemm_dynamic);
-    gemm_init(smem);
-    int warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0); // the shuffle makes it warp-uniform to the compiler
-    int warpgroup = warp / 4, rank = G::rank(), num_steps = ceil_div(K, 64);
-    int first = blockIdx.x / G::CLUSTER, stride = gridDim.x / G::CLUSTER;
-    if (warpgroup == 0) {
-        gemm_produce(smem, maps, M, N, num_steps, first, stride, num_tiles, rank);
-        return;
-    }
-    warpgroup_more_registers<240>();
-    auto& tiles = shared_aligned_1024<MatmulFp8Tile[2][2]>(reinterpret_cast<unsigned char*>(&smem + 1))[warpgroup - 1];
-    int box = 0, number = 0, i = (warpgroup - 1) * num_steps;
-    epilogue.scale = __ldg(epilogue.a_scale) * __ldg(epilogue.b_scale);
-    auto seen = result.seen();
-#pragma unroll 1
-    for (int index = first + (warpgroup - 1) * stride; index < num_tiles; index += 2 * stride, number++) {
-        float sum[G::PARTS][G::COLUMNS / 2];
-        GemmTile tile = gemm_tile<G>(index, M, N, rank);
-        int row = tile.row + warp % 4 * 16;
-        GemmColumns<G, typename Result::Epilogue> columns = {}; // stay zeros with GEMM_NO_BIAS
-        gemm_prepare(columns, epilogue, smem, maps.residual, row, tile.column, N, box);
-        gemm_multiply<G>(sum, smem, num_steps, number, i);
-        i += num_steps; // skips the other consumer's tile
-        result.template store<G>(seen, sum, epilogue, columns, smem, tiles, maps, row, tile.column, M, N, box);
-    }
-    seen.store_warp(result.to);
-    if (threadIdx.x % 128 == 1) { tma_store_wait<0>(); }
-    gemm_end<G>();
-#endif
-}
-
-// second, residual (M,N): GELU's slope, written or read; the other one is NULL
-template <class A, class Result> static void matmul_fp8_launch7(const MatmulFp8Args<A>& p, const Result& result,
-                                                                floatX* second, const floatX* residual,
-                                                                cudaStream_t stream) {
-    typedef MatmulFp8Boxes2<A> G;
-    const int bytes = GemmSMem<G>::bytes() + Result::SHARED_BYTES;
-    static_assert(bytes <= 227 << 10, "all that compute capability 9.0 has");
-    require(has_sm90a()); // nvcc -gencode arch=compute_90a,code=sm_90a
-    require(p.M % 16 == 0 && p.N % 16 == 0 && p.K % 16 == 0);
-    // gemm.cuh addresses two fp8 elements as one floatX
-    GemmArgs g = {NULL, second, (const floatX*)p.a, (const floatX*)p.b, residual, p.M, p.N, p.K / 2};
-    typename Result::Epilogue epilogue = {{p.bias}, p.a_scale, p.b_scale, 0.0f};
-    MatmulFp8Maps maps = {gemm_maps<G>(g), tensor_map((floatX*)result.to.rows, {p.N / 2, p.M}, {32, 64}),
-                          tensor_map((floatX*)result.to.columns, {p.M / 2, p.N}, {32, 64})};
-    int num_tiles = gemm_num_tiles<G>(g.M, g.N, g.K),
-        num_clusters = min(num_tiles, free_multiprocessors() / G::CLUSTER);
-    gemm_start(matmul_fp8_sm90_kernel7<G, Result>, num_clusters * G::CLUSTER, G::CLUSTER, bytes, true, stream, maps,
-               epilogue, result, g.M, g.N, g.K, num_tiles);
-}
-#endif
-
-#if !defined(ENABLE_FP32)
-// rows, columns = gelu(y); slope (M,N) = GELU's slope at y, for the backward pass
-void matmul_fp8_8(const MatmulFp8Args<__nv_fp8_e4m3>& p, const Fp8Tensor<__nv_fp8_e4m3>& to, floatX* slope,
-                  cudaStream_t stream) {
-    matmul_fp8_launch7(p, MatmulFp8Quantised<__nv_fp8_e4m3, MATMUL_FP8_MODE_SAVE_SLOPE>{to, NULL}, slope, NULL, stream);
-}
-#endif
-
-#if !defined(ENABLE_FP32)
-// rows, columns = dX times the slope that kernel 8 has saved, in the type of dout; sums (N) += the sums of its columns;
-// partials (ceil(M / 128), N) is scratch
-template <class A> void matmul_fp8_11(const MatmulFp8Args<A>& p, const Fp8Tensor<A>& to, float* sums, float* partials,
-                                      const floatX* slope, cudaStream_t stream) {
-    matmul_fp8_launch7(p, MatmulFp8Quantised<A, MATMUL_FP8_MODE_TIMES_SLOPE, true>{to, partials}, NULL, slope, stream);
-    column_sums<16>(sums, NULL, NULL, partials, ceil_div(p.M, 128), p.N, stream);
-}
-
-// out (N,OC) = inp (N,C) weight (OC,C)^T + bias
-void matmul_fp8_forward(floatX* out, const Fp8Matrix<__nv_fp8_e4m3>& inp, const Fp8Matrix<__nv_fp8_e4m3>& weight,
-                        const floatX* bias, int N, int C, int OC, cudaStream_t stream) {
-    Op op(stream, (double)N * C + (double)OC * C + (double)N * OC * sizeof(floatX), 2.0 * N * C * OC,
-          "matmul_fp8_forward %d -> %d", C, OC);
-    matmul_fp8_2(MatmulFp8Args<__nv_fp8_e4m3>{out, NULL, false, inp.values, weight.values, inp.inverse, weight.inverse,
-                                              bias, N, OC, C},
-                 true, stream);
-}
-void matmul_fp8_gelu(const Fp8Tensor<__nv_fp8_e4m3>& to, floatX* slope, const Fp8Matrix<__nv_fp8_e4m3>& inp,
-                     const Fp8Matrix<__nv_fp8_e4m3>& weight, const floatX* bias, int N, int C, int OC,
-                     cudaStream_t stream) {
-    Op op(stream, (double)N * C + (double)OC * C + (double)N * OC * (sizeof(floatX) + 2), 2.0 * N * C * OC,
-          "matmul_fp8_gelu %d -> %d", C, OC);
-    matmul_fp8_8({NULL, NULL, false, inp.values, weight.values, inp.inverse, weight.inverse, bias, N, OC, C}, to, slope,
-                 stream);
-}
-void matmul_fp8_backward_input(floatX* dinp, const Fp8Matrix<__nv_fp8_e5m2>& dout,
-                               const Fp8Matrix<__nv_fp8_e4m3>& weight, int N, int C, int OC, cudaStream_t stream) {
-    Op op(stream, (double)N * OC + (double)OC * C + (double)N * C * sizeof(floatX), 2.0 * N * C * OC,
-          "matmul_fp8_backward_input %d <- %d", C, OC);
-    matmul_fp8_2(MatmulFp8Args<__nv_fp8_e5m2>{dinp, NULL, false, dout.values, weight.values, dout.inverse,
-                                              weight.inverse, NULL, N, C, OC},
-                 false, stream);
-}
-void matmul_fp8_gelu_backward(const Fp8Tensor<__nv_fp8_e5m2>& to, float* dinp_sums, float* scratch,
-                              const Fp8Matrix<__nv_fp8_e5m2>& dout, const Fp8Matrix<__nv_fp8_e4m3>& weight,
-                              const floatX* slope, int N, int C, int OC, cudaStream_t stream) {
-    Op op(stream, (double)N * OC + (double)OC * C + (double)N * C * (sizeof(floatX) + 2), 2.0 * N * C * OC,
-          "matmul_fp8_gelu_backward %d <- %d", C, OC);
-    matmul_fp8_11({NULL, NULL, false, dout.values, weight.values, dout.inverse, weight.inverse, NULL, N, C, OC}, to,
-                  dinp_sums, scratch, slope, stream);
-}
-void matmul_fp8_backward_weight(float* dweight, const Fp8Matrix<__nv_fp8_e5m2>& dout,
-                                const Fp8Matrix<__nv_fp8_e4m3>& inp, int N, int C, int OC, bool accumulate,
-                                cudaStream_t stream) {
-    Op op(stream, (double)N * (C + OC) + (accumulate ? 8.0 : 4.0) * C * OC, 2.0 * N * C * OC,
-          "matmul_fp8_backward_weight %d <- %d", C, OC);
-    matmul_fp8_2(MatmulFp8Args<__nv_fp8_e5m2>{NULL, dweight, accumulate, dout.values, inp.values, dout.inverse,
-                                              inp.inverse, NULL, OC, C, N},
-                 false, stream);
-}
-#endif
-size_t matmul_fp8_gelu_backward_scratch(int N, int C) { return (size_t)ceil_div(N, 128) * C; }
-// ==== end promoted: matmul_fp8 ====
-
 // ==== promoted: attention_forward ====
 // out = softmax(scale * q k^T, causal) v without the T x T matrix. A tile of queries stays on chip while tiles of keys
 // and values stream past. The softmax is online: each row keeps its running maximum m and its sum l of P = exp(score -
@@ -5287,9 +4665,7 @@ template <int HS> __device__ inline uint32_t attention_forward_v_address(const f
     int lane = threadIdx.x % 32;
     return shared_address(tile + attention_forward_at<HS>(lane % 16, lane / 16));
 }
-#endif
 
-#if !defined(ENABLE_FP32)
 // ---- kernel 15: mma.sync, steps of 32 keys, which need few enough registers for 3 blocks of 4 warps per SM ----
 // `blocks` is the number of blocks per SM.
 
@@ -5691,9 +5067,7 @@ inline AttentionForwardList attention_forward_list(int num_heads, int num_tiles,
     int rounds = max(num_heads * num_tiles / 2 / num_blocks - 2, 0);
     return {num_heads, num_tiles, rounds * num_blocks / num_tiles * 2, 0, 0, 0};
 }
-#endif
 
-#if !defined(ENABLE_FP32)
 // ---- kernel 25: one producer, four consumer warpgroups that do not wait for each other, steps of 64 keys ----
 // One persistent block per SM takes tiles of 256 queries, or of 128 if there are few tiles. One producer thread fills a
 // ring of keys and values by TMA. Each consumer warpgroup owns 64 queries of the tile and walks over their keys, the
@@ -6629,9 +6003,7 @@ void attention_backward_mma(floatX* dqkv, const float* lse, const float* dsum, c
         attention_backward_mma_sized<128, 1, 2, 2, 1, 4, 2>(dqkv, lse, dsum, dout, qkv, B, T, C, NH, stream);
     }
 }
-#endif
 
-#if !defined(ENABLE_FP32)
 // ---- sm_90a: shared by kernels 9 to 11: five wgmma products, tiles by TMA, dq summed in L2 in a fixed order ----
 // HS = 64. A work item is a tile of 128 keys of one head, 64 keys per warpgroup. The two warpgroups walk over the tiles
 // of 128 queries that see these keys, the tile on the diagonal first. Scores are computed as [keys][queries], so that
@@ -6890,9 +6262,6 @@ __device__ inline void attention_backward_sm90_sum_rows(float4* terms, const flo
     }
 }
 
-#endif
-
-#if !defined(ENABLE_FP32)
 // ---- shared by kernels 10 and 11: warp-specialised: one producer, two adders of dq, two consumer warpgroups ----
 // One step of the consumers, from top to bottom, and the roles that run beside them:
 //
@@ -7133,9 +6502,7 @@ __device__ inline void attention_backward_sm90_compute_item(const AttentionBackw
         to[lane] = fragment_column_sums(terms);
     }
 }
-#endif
 
-#if !defined(ENABLE_FP32)
 // ---- kernel 11: persistent blocks that draw their work items by ticket ----
 
 // Calls f(work, n) for the block's work items, n = 0, 1, ... All roles use it except the producer, which announces the
@@ -7301,6 +6668,8 @@ void attention_backward(floatX* dqkv, float* dbias, float* scratch, const floatX
 // ==== end promoted: attention_backward ====
 
 // ==== promoted: fused_classifier ====
+// ---- shared by kernels 3 to 8: online softmax over vectors ----
+
 // Online softmax state of a thread: running maximum, sum of exp(x - max), and minimum of the logits it has seen.
 struct FusedClassifierSums {
     float max, sum, min;
@@ -7338,6 +6707,8 @@ __device__ inline x128 fused_classifier_gradient(const x128& x, float max, float
 __device__ inline int fused_classifier_owner(int target, int tail) {
     return target < tail ? target / x128::size % (int)blockDim.x : target - tail;
 }
+
+// ---- kernel 6: the row is read twice, the second time backwards, because its end is still in the caches ----
 
 // Per-thread state for the tail (columns tail..V-1, after the last whole vector), of which each thread has at most one
 // column, and for the target. The thread that owns the target's column writes the target's gradient and the loss.
@@ -7395,6 +6766,8 @@ __global__ void __launch_bounds__(1024)
     }
     fused_classifier_finish(row, r, max, scale, dloss, V, Vp);
 }
+
+// ---- kernel 7: the row is read once, by cp.async into shared memory, and summed while its rest is in flight ----
 
 // Reads the row once, with cp.async. Dynamic shared memory: the row's V / x128::size vectors, then 32 floats of
 // reduction scratch.
@@ -7469,6 +6842,8 @@ void fused_classifier(floatX* logits, float* losses, const int* targets, const f
 // ==== end promoted: fused_classifier ====
 
 // ==== promoted: linear_cross_entropy ====
+// ---- kernel 1: the product, fused_classifier on the logits in memory, the products of the backward pass ----
+
 // What both passes are given.
 struct LinearCrossEntropy {
     floatX* logits;       // (N,Vp): memory for what the forward pass leaves for the backward pass
@@ -7492,6 +6867,7 @@ void linear_cross_entropy_backward1(const LinearCrossEntropy& g, floatX* dinp, f
     matmul_backward_weight(dweight, g.scratch, g.logits, g.inp, g.N, g.C, g.Vp, accumulate, stream);
     matmul_backward_input(dinp, NULL, g.scratch, g.logits, g.weight, NULL, g.N, g.C, g.Vp, stream);
 }
+// ---- kernel 2: softmax begins in the product's epilogue, so no pass reads and writes the logits ----
 
 // dlogits[i][v] = (softmax(logits)[i][v] - onehot(target)[v]) * dloss needs the sum of a row of exponentials before its first
 // element is known, so a classifier reads all logits and writes them again. But the sum is one number for the row, and a factor
@@ -7687,6 +7063,8 @@ void mean_loss(float* mean, const float* losses, int N, float scale, cudaStream_
 // ==== end promoted: mean_loss ====
 
 // ==== promoted: global_norm ====
+// ---- kernel 5: four loads in flight per thread; one warp adds the block sums, in double ----
+
 // block_sums (gridDim.x) = sum of squares per block, from a grid-stride loop with four loads in flight per thread.
 __global__ void __launch_bounds__(1024) global_norm_kernel5(float* block_sums, const float* grads, size_t n) {
     __shared__ float shared[32];
@@ -7740,6 +7118,697 @@ void global_norm(float* norm, float* scratch, const float* grads, size_t n, cuda
     global_norm(norm, scratch, grads, n, stream, tuned_config("global_norm", n, 1, 512));
 }
 // ==== end promoted: global_norm ====
+
+// ---- 6.2 kernels of --fp8 ----------------------------------------------------------------------
+//     fused_residual_layernorm  residual sum and layernorm
+//     quantize                  to e4m3 or e5m2, rows and columns
+//     layernorm_quantize        layernorm with a result in e4m3
+//     matmul_fp8                cuBLASLt, or a form of gemm that stores fp8
+
+// ==== promoted: fused_residual_layernorm ====
+// ---- kernel 3: 128-bit loads, one block per row, the row stays in shared memory ---------------------------
+
+__global__ void fused_residual_layernorm_kernel3(floatX* residual, floatX* normed, float* mean, float* rstd,
+                                                 const floatX* inp1, const floatX* inp2, const floatX* weight,
+                                                 const floatX* bias, int C) {
+    __shared__ float shared[32];
+    extern __shared__ int4 fused_residual_layernorm_row[]; // (C) floatX; a thread reads only what it wrote: no barrier
+    floatX* x = (floatX*)fused_residual_layernorm_row;
+    size_t row_start = (size_t)blockIdx.x * C;
+    float sum = 0.0f, squares = 0.0f;
+    for (int c = threadIdx.x * x128::size; c < C; c += blockDim.x * x128::size) {
+        x128 a = load128(inp1 + row_start + c), b = load128(inp2 + row_start + c), xv;
+        for (int k = 0; k < x128::size; k++) {
+            xv[k] = (floatX)((float)a[k] + (float)b[k]);
+            sum += (float)xv[k];
+        }
+        store128(x + c, xv);
+        store128(residual + row_start + c, xv);
+    }
+    float m = block_sum(sum, shared) / C;
+    for (int c = threadIdx.x * x128::size; c < C; c += blockDim.x * x128::size) {
+        x128 xv = load128(x + c);
+        for (int k = 0; k < x128::size; k++) {
+            float centred = (float)xv[k] - m;
+            squares += centred * centred;
+        }
+    }
+    float r = rsqrtf(block_sum(squares, shared) / C + 1e-5f);
+    for (int c = threadIdx.x * x128::size; c < C; c += blockDim.x * x128::size) {
+        x128 xv = load128(x + c), w = load128(weight + c), b = load128(bias + c), y;
+        for (int k = 0; k < x128::size; k++) { y[k] = (floatX)(((float)xv[k] - m) * r * (float)w[k] + (float)b[k]); }
+        store128(normed + row_start + c, y);
+    }
+    if (threadIdx.x == 0) { mean[blockIdx.x] = m, rstd[blockIdx.x] = r; }
+}
+
+// residual (N,C) = inp1 + inp2; normed (N,C) = (residual - mean) * rstd * weight + bias; mean, rstd (N) per row
+// | inp1, inp2 (N,C), weight, bias (C)
+void fused_residual_layernorm_forward(floatX* residual, floatX* normed, float* mean, float* rstd, const floatX* inp1,
+                                      const floatX* inp2, const floatX* weight, const floatX* bias, int N, int C,
+                                      cudaStream_t stream, int block_size) {
+    Op op(stream, 4.0 * N * C * sizeof(floatX), 0, "fused_residual_layernorm");
+    require(N >= 1 && C >= 8 && C % 8 == 0);
+    // a launch may use 48 KB of shared memory without cudaFuncSetAttribute
+    require(C * sizeof(floatX) <= 48 * 1024 - 32 * sizeof(float));
+    require(block_size % 32 == 0 && block_size <= 1024);
+    fused_residual_layernorm_kernel3<<<N, block_size, C * sizeof(floatX), stream>>>(residual, normed, mean, rstd, inp1,
+                                                                                    inp2, weight, bias, C);
+    cudaCheck(cudaGetLastError());
+}
+void fused_residual_layernorm_forward(floatX* residual, floatX* normed, float* mean, float* rstd, const floatX* inp1,
+                                      const floatX* inp2, const floatX* weight, const floatX* bias, int N, int C,
+                                      cudaStream_t stream) {
+    int config = tuned_config("fused_residual_layernorm", N, C, 128);
+    fused_residual_layernorm_forward(residual, normed, mean, rstd, inp1, inp2, weight, bias, N, C, stream, config);
+}
+// ==== end promoted: fused_residual_layernorm ====
+
+// ==== promoted: quantize ====
+// ---- shared by the kernels: what is quantised, and where it goes ----
+
+// f(inp) rounded to floatX: element i, or the vector from element i on.
+struct QuantizeCopy {
+    const floatX* inp; // (N,C)
+    __device__ floatX element(size_t i) const { return inp[i]; }
+    __device__ x128 vector(size_t i) const { return load128(inp + i); }
+};
+struct QuantizeGelu {
+    const floatX* inp;
+    __device__ floatX element(size_t i) const { return (floatX)gelu((float)inp[i]); }
+    __device__ x128 vector(size_t i) const { return gelu_forward_vector(load128(inp + i)); }
+};
+struct QuantizeGeluBackward {
+    const floatX *dout, *inp;
+    __device__ floatX element(size_t i) const { return (floatX)((float)dout[i] * gelu_slope((float)inp[i])); }
+    __device__ x128 vector(size_t i) const { return gelu_backward_vector(load128(dout + i), load128(inp + i)); }
+};
+
+// The gradients of logits whose losses are known: (softmax - onehot(target)) * dloss over the first V of C columns, else 0.
+struct QuantizeDlogits {
+    const floatX* logits; // (N,C)
+    const float* losses;  // (N) = log(sum of exp(logits)) - logits[target]
+    const int* targets;   // (N)
+    const float* dloss;   // (1)
+    int V;
+    __device__ floatX value(floatX logit, int c, int target, float lse, float scale) const {
+        float p = c < V ? expf((float)logit - lse) : 0.0f;
+        return (floatX)((p - (c == target ? 1.0f : 0.0f)) * scale);
+    }
+};
+
+template <class F> struct QuantizeArgs {
+    Fp8Tensor<F> to;
+    floatX* beside; // (N,C), or NULL
+    int N, C;
+};
+
+// The element, or the vector, at (row, column) of what is quantised.
+template <class Source> __device__ floatX quantize_element(const Source& source, int row, int column, int C) {
+    return source.element((size_t)row * C + column);
+}
+template <class Source> __device__ x128 quantize_vector(const Source& source, int row, int column, int C) {
+    return source.vector((size_t)row * C + column);
+}
+__device__ inline floatX quantize_element(const QuantizeDlogits& s, int row, int column, int C) {
+    const floatX* logits = s.logits + (size_t)row * C;
+    int target = s.targets[row];
+    return s.value(logits[column], column, target, s.losses[row] + (float)logits[target], *s.dloss);
+}
+__device__ inline x128 quantize_vector(const QuantizeDlogits& s, int row, int column, int C) {
+    const floatX* logits = s.logits + (size_t)row * C;
+    int target = __ldg(s.targets + row);
+    float lse = __ldg(s.losses + row) + (float)logits[target], scale = __ldg(s.dloss);
+    x128 x = load128(logits + column);
+#pragma unroll
+    for (int k = 0; k < x128::size; k++) { x[k] = s.value(x[k], column + k, target, lse, scale); }
+    return x;
+}
+
+// ---- kernel 3: persistent, as many blocks as fit on the GPU at once, so there are few atomics ----
+
+template <class F, class Source> __global__ void quantize_kernel3(QuantizeArgs<F> q, Source source) {
+    Fp8Seen<F> seen(q.to);
+    size_t n = (size_t)q.N * q.C, stride = (size_t)gridDim.x * blockDim.x * x128::size;
+    for (size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * x128::size; i < n; i += stride) {
+        x128 x = source.vector(i);
+        uint32_t words[x128::size / 4];
+        seen.store_vector(q.to.rows + i, words, x);
+        if (q.beside) { store128(q.beside + i, x); }
+    }
+    seen.store(q.to);
+}
+
+template <class F, class Source>
+void quantize3(const QuantizeArgs<F>& q, const Source& source, cudaStream_t stream, int block_size) {
+    require(q.C % 16 == 0 && !q.to.columns);
+    int per_sm;
+    auto kernel = quantize_kernel3<F, Source>;
+    cudaCheck(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_sm, kernel, block_size, 0));
+    size_t most = ceil_div((size_t)q.N * q.C, (size_t)x128::size * block_size);
+    int num_blocks = (int)std::min(most, (size_t)free_multiprocessors() * per_sm);
+    kernel<<<num_blocks, block_size, 0, stream>>>(q, source);
+    cudaCheck(cudaGetLastError());
+}
+
+#if !defined(ENABLE_FP32)
+// ---- kernel 5: the transposed copy by pairs of tokens: 16 bits, which ldmatrix transposes; tiles of 64x256 ----
+
+struct QuantizeSMem {
+    static constexpr int COLUMNS = 256;
+    unsigned char tile[FP8_TILE_PAIRS * (2 * COLUMNS + 16) + FP8_TILE_PAIRS / 8 * 32]; // fp8_tile_bytes(COLUMNS)
+};
+
+template <class F, class Source> __global__ void __launch_bounds__(512)
+    quantize_kernel5(QuantizeArgs<F> q, Source source) {
+    __shared__ alignas(16) QuantizeSMem shared;
+    const int columns = QuantizeSMem::COLUMNS;
+    int num_columns = ceil_div(q.C, columns), first_token = blockIdx.x / num_columns * FP8_TILE_TOKENS;
+    int first_column = blockIdx.x % num_columns * columns;
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32, num_warps = blockDim.x / 32, column = first_column + 8 * lane;
+    Fp8Seen<F> seen(q.to);
+    for (int pair = warp; pair < FP8_TILE_PAIRS; pair += num_warps) {
+        int token = first_token + fp8_first_token(pair, q.to.in_order);
+        uint32_t words[2][2] = {};
+        if (token < q.N && column < q.C) { // both of the pair, because N % 16 == 0
+#pragma unroll
+            for (int second = 0; second < 2; second++) {
+                int row = token + second * fp8_pair_distance(q.to.in_order);
+                size_t i = (size_t)row * q.C + column;
+                x128 x = quantize_vector(source, row, column, q.C);
+                seen.store_vector(q.to.rows + i, words[second], x);
+                if (q.beside) { store128(q.beside + i, x); }
+            }
+        }
+        *reinterpret_cast<uint4*>(fp8_tile_at(shared.tile, pair, 8 * lane, columns)) = fp8_pair(words[0], words[1]);
+    }
+    __syncthreads();
+    auto* to = reinterpret_cast<__nv_fp8_storage_t*>(q.to.columns) + (size_t)first_column * q.N + first_token;
+    for (int c = 8 * warp; c < columns; c += 8 * num_warps) {
+        fp8_store_columns(to, shared.tile, c, columns, q.C - first_column, q.N - first_token, q.N);
+    }
+    seen.store(q.to);
+}
+
+template <class F, class Source>
+void quantize5(const QuantizeArgs<F>& q, const Source& source, cudaStream_t stream, int block_size) {
+    require(q.C % 16 == 0 && q.N % 16 == 0 && q.to.columns && block_size <= 512);
+    size_t num_blocks =
+        ceil_div((size_t)q.N, (size_t)FP8_TILE_TOKENS) * ceil_div((size_t)q.C, (size_t)QuantizeSMem::COLUMNS);
+    require(num_blocks <= INT_MAX);
+    auto kernel = quantize_kernel5<F, Source>;
+    kernel<<<(unsigned)num_blocks, block_size, 0, stream>>>(q, source);
+    cudaCheck(cudaGetLastError());
+}
+
+template <class F, class Source>
+void quantize(const QuantizeArgs<F>& q, const Source& source, int num_inputs, const char* what, cudaStream_t stream) {
+    size_t bytes = (num_inputs + (q.beside != NULL)) * sizeof(floatX) + (q.to.columns ? 2 : 1);
+    Op op(stream, (double)bytes * q.N * q.C, 0, "quantize%s", what);
+    q.to.columns ? quantize5(q, source, stream, 256) : quantize3(q, source, stream, 256);
+}
+
+void quantize(const Fp8Tensor<__nv_fp8_e4m3>& to, const floatX* inp, int N, int C, cudaStream_t stream) {
+    quantize(QuantizeArgs<__nv_fp8_e4m3>{to, NULL, N, C}, QuantizeCopy{inp}, 1, "", stream);
+}
+void quantize(const Fp8Tensor<__nv_fp8_e5m2>& to, const floatX* inp, int N, int C, cudaStream_t stream) {
+    quantize(QuantizeArgs<__nv_fp8_e5m2>{to, NULL, N, C}, QuantizeCopy{inp}, 1, "", stream);
+}
+void quantize_gelu(const Fp8Tensor<__nv_fp8_e4m3>& to, floatX* beside, const floatX* inp, int N, int C,
+                   cudaStream_t stream) {
+    quantize(QuantizeArgs<__nv_fp8_e4m3>{to, beside, N, C}, QuantizeGelu{inp}, 1, "_gelu", stream);
+}
+void quantize_gelu_backward(const Fp8Tensor<__nv_fp8_e5m2>& to, floatX* beside, const floatX* dout, const floatX* inp,
+                            int N, int C, cudaStream_t stream) {
+    quantize(QuantizeArgs<__nv_fp8_e5m2>{to, beside, N, C}, QuantizeGeluBackward{dout, inp}, 2, "_gelu_backward",
+             stream);
+}
+void quantize_dlogits(const Fp8Tensor<__nv_fp8_e5m2>& to, const floatX* logits, const float* losses, const int* targets,
+                      const float* dloss, int N, int V, int Vp, cudaStream_t stream) {
+    require(to.columns);
+    Op op(stream, (double)N * Vp * (sizeof(floatX) + 2), 0, "quantize_dlogits");
+    QuantizeDlogits source = {logits, losses, targets, dloss, V};
+    quantize5(QuantizeArgs<__nv_fp8_e5m2>{to, NULL, N, Vp}, source, stream, 256);
+}
+#endif
+// ==== end promoted: quantize ====
+
+// ==== promoted: layernorm_quantize ====
+typedef __nv_fp8_e4m3 F8;
+
+struct LayernormQuantizeArgs {
+    Fp8Tensor<F8> to;
+    floatX* beside;     // (N,C), or NULL
+    floatX* residual;   // (N,C) = inp + inp2, of which the layernorm is taken; or NULL: that of inp
+    float *mean, *rstd; // (N)
+    const floatX *inp, *inp2, *weight, *bias;
+    int N, C;
+};
+
+#if !defined(ENABLE_FP32) // a vector is 8 elements
+// ---- kernel 2: one warp per row, the row in registers; quantised on the way to memory ----
+
+// The layernorm of a row of num_vecs vectors per lane, the last of which may be past the row's end; in place.
+template <int num_vecs> __device__ inline void layernorm_quantize_row(x128 (&x)[num_vecs], float* mean, float* rstd,
+                                                                      const LayernormQuantizeArgs& q, int row) {
+    int first = threadIdx.x % 32 * x128::size;
+    auto inside = [&](int j) { return j < num_vecs - 1 || first + j * 256 < q.C; };
+    float sum = 0.0f, squares = 0.0f;
+#pragma unroll
+    for (int j = 0; j < num_vecs; j++) {
+        size_t i = (size_t)row * q.C + first + j * 256;
+        x[j] = inside(j) ? load128(q.inp + i) : x128();
+        if (!q.residual || !inside(j)) { continue; }
+        x128 y = load128(q.inp2 + i);
+        for (int k = 0; k < x128::size; k++) { x[j][k] = (floatX)((float)x[j][k] + (float)y[k]); }
+        store128(q.residual + i, x[j]);
+    }
+#pragma unroll
+    for (int j = 0; j < num_vecs; j++) {
+        for (int k = 0; k < x128::size; k++) { sum += (float)x[j][k]; }
+    }
+    float m = warp_sum(sum) / q.C;
+#pragma unroll
+    for (int j = 0; j < num_vecs; j++) {
+        for (int k = 0; inside(j) && k < x128::size; k++) { squares += ((float)x[j][k] - m) * ((float)x[j][k] - m); }
+    }
+    float r = rsqrtf(warp_sum(squares) / q.C + 1e-5f);
+    if (threadIdx.x % 32 == 0) { *mean = m, *rstd = r; }
+#pragma unroll
+    for (int j = 0; j < num_vecs; j++) {
+        if (!inside(j)) { continue; }
+        x128 w = load128(q.weight + first + j * 256), b = load128(q.bias + first + j * 256);
+        for (int k = 0; k < x128::size; k++) {
+            x[j][k] = (floatX)(((float)x[j][k] - m) * r * (float)w[k] + (float)b[k]);
+        }
+    }
+}
+
+template <int num_vecs> __global__ void __launch_bounds__(512) layernorm_quantize_kernel2(LayernormQuantizeArgs q) {
+    int row = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32, first = threadIdx.x % 32 * x128::size;
+    Fp8Seen<F8> seen(q.to);
+    if (row < q.N) {
+        x128 x[num_vecs];
+        layernorm_quantize_row(x, q.mean + row, q.rstd + row, q, row);
+#pragma unroll
+        for (int j = 0; j < num_vecs; j++) {
+            size_t i = (size_t)row * q.C + first + j * 256;
+            uint32_t words[2];
+            if (first + j * 256 >= q.C) { continue; }
+            seen.store_vector(q.to.rows + i, words, x[j]);
+            if (q.beside) { store128(q.beside + i, x[j]); }
+        }
+    }
+    seen.store(q.to);
+}
+
+// Calls launch(n) with the vectors per lane that a row of C needs, as a constant.
+template <class Launch> static void layernorm_quantize_vectors(int C, Launch launch) {
+    require(C % 16 == 0);
+    with_constant<7>(ceil_div(C, 256), launch); // C <= 1792
+}
+
+static void layernorm_quantize2(const LayernormQuantizeArgs& q, cudaStream_t stream, int block_size) {
+    require(!q.to.columns && block_size <= 512);
+    layernorm_quantize_vectors(q.C, [&](auto num_vecs) {
+        auto kernel = layernorm_quantize_kernel2<decltype(num_vecs)::value>;
+        kernel<<<ceil_div(q.N, block_size / 32), block_size, 0, stream>>>(q);
+    });
+    cudaCheck(cudaGetLastError());
+}
+
+// ---- kernel 3: 2 with the transposed copy: a block has 64 tokens, a warp takes pairs of them, see fp8.cuh ----
+
+template <int num_vecs> __global__ void __launch_bounds__(512) layernorm_quantize_kernel3(LayernormQuantizeArgs q) {
+    extern __shared__ __align__(16) unsigned char layernorm_quantize_tile[]; // fp8_tile_bytes(C)
+    int first_token = blockIdx.x * FP8_TILE_TOKENS, first = threadIdx.x % 32 * x128::size;
+    int warp = threadIdx.x / 32, num_warps = blockDim.x / 32;
+    Fp8Seen<F8> seen(q.to);
+#pragma unroll 1
+    for (int pair = warp; pair < FP8_TILE_PAIRS; pair += num_warps) {
+        int token = first_token + fp8_first_token(pair, q.to.in_order);
+        uint32_t words[2][num_vecs][2] = {};
+        if (token < q.N) { // both of the pair, because N % 16 == 0
+#pragma unroll
+            for (int second = 0; second < 2; second++) {
+                int row = token + second * fp8_pair_distance(q.to.in_order);
+                x128 x[num_vecs];
+                layernorm_quantize_row(x, q.mean + row, q.rstd + row, q, row);
+#pragma unroll
+                for (int j = 0; j < num_vecs; j++) {
+                    if (first + j * 256 >= q.C) { continue; }
+                    seen.store_vector(q.to.rows + (size_t)row * q.C + first + j * 256, words[second][j], x[j]);
+                }
+            }
+        }
+#pragma unroll
+        for (int j = 0; j < num_vecs; j++) {
+            if (first + j * 256 >= q.C) { continue; }
+            *reinterpret_cast<uint4*>(fp8_tile_at(layernorm_quantize_tile, pair, first + j * 256, q.C)) =
+                fp8_pair(words[0][j], words[1][j]);
+        }
+    }
+    __syncthreads();
+    auto* to = reinterpret_cast<__nv_fp8_storage_t*>(q.to.columns) + first_token;
+    for (int c = 8 * warp; c < q.C; c += 8 * num_warps) {
+        fp8_store_columns(to, layernorm_quantize_tile, c, q.C, q.C, q.N - first_token, q.N);
+    }
+    seen.store(q.to);
+}
+
+static void layernorm_quantize3(const LayernormQuantizeArgs& q, cudaStream_t stream, int block_size) {
+    require(q.to.columns && !q.beside && q.N % 16 == 0 && block_size <= 512);
+    layernorm_quantize_vectors(q.C, [&](auto num_vecs) {
+        auto kernel = layernorm_quantize_kernel3<decltype(num_vecs)::value>;
+        int bytes = fp8_tile_bytes(q.C);
+        cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+        kernel<<<ceil_div(q.N, FP8_TILE_TOKENS), block_size, bytes, stream>>>(q);
+    });
+    cudaCheck(cudaGetLastError());
+}
+
+void layernorm_quantize(const Fp8Tensor<__nv_fp8_e4m3>& to, floatX* beside, floatX* residual, float* mean, float* rstd,
+                        const floatX* inp, const floatX* inp2, const floatX* weight, const floatX* bias, int N, int C,
+                        cudaStream_t stream) {
+    Op op(stream, (double)N * C * ((inp2 ? 3 : 1) * sizeof(floatX) + (beside ? 2 : 0) + (to.columns ? 2 : 1)), 0,
+          "layernorm_quantize");
+    LayernormQuantizeArgs q = {to, beside, residual, mean, rstd, inp, inp2, weight, bias, N, C};
+    to.columns ? layernorm_quantize3(q, stream, 256) : layernorm_quantize2(q, stream, 256);
+}
+#endif
+// ==== end promoted: layernorm_quantize ====
+
+// ==== promoted: matmul_fp8 ====
+// out (M,N) = a (M,K) b (N,K)^T * a_scale * b_scale + bias: a linear layer, or one product of its backward pass, see the
+// operations below.
+template <class A> struct MatmulFp8Args {
+    floatX* out;                    // (M,N), or NULL
+    float* sum;                     // (M,N), if out is NULL
+    bool accumulate;                // the product is added to sum
+    const A* a;                     // (M,K), e4m3 or e5m2
+    const __nv_fp8_e4m3* b;         // (N,K)
+    const float *a_scale, *b_scale; // what a stored 1 stands for
+    const floatX* bias;             // (N), or NULL
+    int M, N, K;
+};
+
+#if !defined(ENABLE_FP32) // the library has no such product with a bias in fp32, gemm.cuh none in fp32
+// By cuBLASLt; fast: see MatmulCall::fast_accumulation.
+template <class A> void matmul_fp8_2(const MatmulFp8Args<A>& p, bool fast, cudaStream_t stream) {
+    MatmulCall call;
+    call.a = p.a, call.b = p.b, call.b_transposed = true, call.bias = p.bias;
+    call.a_type = Fp8<A>::IS_E5M2 ? CUDA_R_8F_E5M2 : CUDA_R_8F_E4M3, call.b_type = CUDA_R_8F_E4M3;
+    call.a_scale = p.a_scale, call.b_scale = p.b_scale, call.fast_accumulation = fast;
+    call.M = p.M, call.N = p.N, call.K = p.K;
+    call.out = p.out;
+    if (!p.out) { call.out = p.sum, call.out_is_float = true, call.add = p.accumulate ? p.sum : NULL; }
+    bool supported = cublaslt_matmul(call, stream);
+    require(supported);
+}
+
+// The form of gemm.cuh for fp8. The code addresses two elements as one floatX, so it counts pairs of elements along K. A
+// stage thus holds 128 columns of K in the same number of bytes, and its products take the same number of cycles.
+template <class A> struct MatmulFp8PingPong192 : GemmPingPong192Pairs {
+    static __device__ void wgmma(float (&sum)[96], uint64_t a, uint64_t b, bool accumulate) {
+        if constexpr (Fp8<A>::IS_E5M2) {
+            wgmma_64x192x32_e5m2_e4m3(sum, a, b, accumulate);
+        } else {
+            wgmma_64x192x32_e4m3(sum, a, b, accumulate);
+        }
+    }
+};
+
+// ---- kernels 7 and 8: both fp8 copies of the result in the epilogue ----
+
+// A consumer takes its accumulators in tiles of 64x64, through shared memory, from which TMA stores them. A thread has
+// columns 2t and 2t + 1 of rows g and g + 8 in each fragment of 8 columns. Quantised, they are a word:
+//
+//     byte                 0      1      2        3
+//     row, column       g,2t  g+8,2t  g,2t+1  g+8,2t+1
+//
+// Its halves are pairs of tokens, so stmatrix with the transposition stores it to `columns`, in the order 0 8 1 9 ...
+// For `rows`, lanes 2i and 2i + 1 exchange words, and then have 4 neighbouring columns of rows g and g + 8, one lane in
+// this fragment, the other one in the next.
+
+struct alignas(1024) MatmulFp8Tile { // rows of 64 bytes, swizzled as tensor_map() says
+    unsigned char rows[64 * 64], columns[64 * 64];
+};
+// The byte of chunk `chunk` of 16 bytes in row `row` of such a matrix.
+__device__ inline int matmul_fp8_swizzled(int row, int chunk) { return row * 64 + (chunk ^ (row / 2 % 4)) * 16; }
+
+// rows (M,N) and columns (N,M): of floatX, as which TMA sees two fp8 elements
+struct MatmulFp8Maps : GemmMaps {
+    CUtensorMap rows, columns;
+};
+
+// The form: with 2 boxes per warp there is room for two tiles of both consumers.
+template <class A> struct MatmulFp8Boxes2 : MatmulFp8PingPong192<A> { static constexpr int BOXES = 2; };
+
+// The epilogue's value: y = sum * scale + bias; see GemmBias.
+template <int extras> struct MatmulFp8Epilogue : GemmBias<extras> {
+    const float *a_scale, *b_scale; // what a stored 1 stands for
+    float scale;                    // their product, set at the beginning of the kernel
+    __device__ float value(float sum, float bias) const { return fmaf(sum, scale, bias); }
+};
+
+enum MatmulFp8Mode {
+    MATMUL_FP8_MODE_GELU,       // x = gelu(y)
+    MATMUL_FP8_MODE_SAVE_SLOPE, // the same, and GELU's slope at y is stored to maps.second
+    MATMUL_FP8_MODE_TIMES_SLOPE // x = y * a matrix, of which maps.residual is the map
+};
+
+// x in type F, rows and columns. has_sums: the columns of x are also summed, before they are rounded.
+template <class F, MatmulFp8Mode mode, bool has_sums = false> struct MatmulFp8Quantised {
+    static constexpr int EXTRAS = mode == MATMUL_FP8_MODE_TIMES_SLOPE ? GEMM_RESIDUAL | GEMM_NO_BIAS : 0;
+    static constexpr int SHARED_BYTES = 4 * sizeof(MatmulFp8Tile) + 1024; // the last: for their alignment
+    typedef MatmulFp8Epilogue<EXTRAS> Epilogue;
+    Fp8Tensor<F> to;
+    float* sums; // (row tiles, N), see GemmColumnSums; NULL unless has_sums
+    __device__ Fp8Seen<F> seen() const { return Fp8Seen<F>(to); }
+
+    // The words of 16 columns, two fragments: sum has their accumulators, column 16 * p of the box is the first.
+    // slopes: the fragments of GELU's slope, read or written. column_sums: of this lane's two rows, added to them.
+    template <class G> __device__ void words(uint32_t (&words)[2], uint32_t (&slopes)[4], Fp8Seen<F>& seen,
+                                             const float* sum, const Epilogue& epilogue, typename Epilogue::Pair pair,
+                                             int p, float* column_sums) const {
+#pragma unroll
+        for (int j = 0; j < 2; j++) {
+            float two[2] = {}, v[4], slope[4];
+            if constexpr (mode == MATMUL_FP8_MODE_TIMES_SLOPE) {
+                float2 upper = unpack_16x2(slopes[2 * j], floatX()), lower = unpack_16x2(slopes[2 * j + 1], floatX());
+                slope[0] = upper.x, slope[1] = upper.y, slope[2] = lower.x, slope[3] = lower.y;
+            } else {
+                epilogue.columns(two, gemm_shuffle(pair, 8 * p + 4 * j + threadIdx.x % 4));
+            }
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                float y = epilogue.value(sum[4 * j + i], two[i % 2]), x;
+                if constexpr (mode == MATMUL_FP8_MODE_TIMES_SLOPE) { x = y * slope[i]; }
+                if constexpr (mode != MATMUL_FP8_MODE_TIMES_SLOPE) { x = gelu_and_slope_approx(y, &slope[i]); }
+                v[i] = seen.scaled(x);
+                if (has_sums) { column_sums[2 * j + i % 2] += x; }
+            }
+            if constexpr (mode == MATMUL_FP8_MODE_SAVE_SLOPE) { gemm_pack(slopes + 2 * j, slope); }
+            words[j] = Fp8<F>::pack(v[0], v[2], v[1], v[3]);
+        }
+    }
+    // Stores them to the tile's rows. at: chunk 16 * p of row g of this warp.
+    __device__ void store_rows(unsigned char* at, const uint32_t (&words)[2]) const {
+        bool odd = threadIdx.x & 1;
+        // the rows' halves: columns 2t, 2t + 1 of row g, of row g + 8
+        uint32_t first = __byte_perm(words[0], 0, 0x3120), second = __byte_perm(words[1], 0, 0x3120);
+        uint32_t got = __shfl_xor_sync(0xFFFFFFFFu, odd ? first : second, 1);
+        uint32_t left = odd ? got : first, right = odd ? second : got;
+        // t = 0 and 2 have columns 0-3 and 4-7 of the 16, t = 1 and 3 columns 8-11 and 12-15
+        unsigned char* p = at + (odd ? 8 : 0) + threadIdx.x % 4 / 2 * 4;
+        *reinterpret_cast<uint32_t*>(p) = __byte_perm(left, right, 0x5410);
+        *reinterpret_cast<uint32_t*>(p + 8 * 64) = __byte_perm(left, right, 0x7632); // swizzled as row g is
+    }
+    // Stores a tile of the consumer. Its two tiles take turns: the barrier also says that the other one has been read.
+    template <class G> __device__ void store(Fp8Seen<F>& seen, float (&sum)[G::PARTS][G::COLUMNS / 2],
+                                             const Epilogue& epilogue, const GemmColumns<G, Epilogue>& columns,
+                                             GemmSMem<G>& smem, MatmulFp8Tile (&tiles)[2], const MatmulFp8Maps& maps,
+                                             int row, int column, int M, int N, int& box) const {
+        static_assert(G::READERS == 4 && G::BOXES == 2, "a tile is one consumer's, which has two");
+        const int num_columns = G::COLUMNS / 64, num_boxes = G::PARTS * num_columns;
+        int lane = threadIdx.x % 32, warp = threadIdx.x / 32 - 4, first_box = box, warp_row = warp % 4 * 16;
+        bool stores = threadIdx.x % 128 == 1;    // lane 1, because lane 0 waits for its stores of slopes apart
+        float column_sums[num_columns][16] = {}; // of this lane's rows, see fragment_column_sums
+        auto barrier = [&] { warp < 4 ? named_barrier_sync(1, 128) : named_barrier_sync(2, 128); };
+        uint32_t lane_at = lane % 16 * 128 + (lane / 16 ^ lane % 8) * 16; // in a box of slopes, as in gemm_store
+#pragma unroll
+        for (int n = 0; n < num_boxes; n++, box++) {
+            const int m = n / num_columns, q = n % num_columns;
+            int slot = box % G::BOXES, box_row = row + 64 * m, box_column = column + 64 * q;
+            uint32_t at = shared_address(smem.boxes[warp][slot]) + lane_at;
+            MatmulFp8Tile& tile = tiles[slot];
+            if (mode == MATMUL_FP8_MODE_TIMES_SLOPE) { mbarrier_wait(&smem.box_full[warp][slot], box / G::BOXES % 2); }
+            if (mode == MATMUL_FP8_MODE_SAVE_SLOPE) {
+                if (lane == 0) { tma_store_wait<G::BOXES - 1>(); }
+                __syncwarp();
+            }
+#pragma unroll
+            for (int p = 0; p < 4; p += 2) { // 32 columns, of which stmatrix stores 4 matrices
+                uint32_t fragments[2][2];
+#pragma unroll
+                for (int i = 0; i < 2; i++) {
+                    uint32_t slopes[4];
+                    if (mode == MATMUL_FP8_MODE_TIMES_SLOPE) { ldmatrix_x4(slopes, at ^ (p + i) << 5); }
+                    float largest = seen.amax;
+                    words<G>(fragments[i], slopes, seen, sum[m] + 32 * q + 8 * (p + i), epilogue, columns.pairs[q],
+                             p + i, column_sums[q] + 4 * (p + i));
+                    // past the end there are biases without products; M and N are multiples of 16
+                    if (mode != MATMUL_FP8_MODE_TIMES_SLOPE && (box_row >= M || box_column + 16 * (p + i) >= N)) {
+                        seen.amax = largest;
+                    }
+                    if (mode == MATMUL_FP8_MODE_SAVE_SLOPE) { stmatrix_x4(at ^ (p + i) << 5, slopes); }
+                    store_rows(tile.rows + matmul_fp8_swizzled(warp_row + lane / 4, p + i), fragments[i]);
+                }
+                stmatrix_x4_trans(shared_address(tile.columns + matmul_fp8_swizzled(16 * p + lane, warp % 4)),
+                                  fragments[0]);
+            }
+            if (stores) { tma_store_wait<0>(); }
+            tma_store_fence(); // tile and box were read, or written, by ordinary accesses
+            barrier();
+            if (stores) {
+                tma_store_2d(&maps.rows, tile.rows, box_column / 2, box_row - warp_row);
+                tma_store_2d(&maps.columns, tile.columns, (box_row - warp_row) / 2, box_column);
+                tma_store_commit();
+            }
+            if (mode == MATMUL_FP8_MODE_SAVE_SLOPE && lane == 0) {
+                tma_store_2d(&maps.second, smem.boxes[warp][slot], box_column, box_row);
+                tma_store_commit();
+            }
+            if (mode == MATMUL_FP8_MODE_TIMES_SLOPE && lane == 0 && n + G::BOXES < num_boxes) {
+                gemm_load_box<G>(smem, maps.residual, row, column, n + G::BOXES, first_box);
+            }
+        }
+        if constexpr (has_sums) { gemm_store_sums<G>(column_sums, GemmColumnSums{sums, N}, smem, row, column, M); }
+    }
+};
+
+// As gemm_sm90_kernel9, for a quantised result.
+template <class G, class Result> __global__ void __launch_bounds__(384, 1)
+    matmul_fp8_sm90_kernel7(const __grid_constant__ MatmulFp8Maps maps, typename Result::Epilogue epilogue,
+                            Result result, int M, int N, int K, int num_tiles) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    extern __shared__ __align__(256) unsigned char gemm_dynamic[];
+    GemmSMem<G>& smem = gemm_smem<G>(gemm_dynamic);
+    gemm_init(smem);
+    int warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0); // the shuffle makes it warp-uniform to the compiler
+    int warpgroup = warp / 4, rank = G::rank(), num_steps = ceil_div(K, 64);
+    int first = blockIdx.x / G::CLUSTER, stride = gridDim.x / G::CLUSTER;
+    if (warpgroup == 0) {
+        gemm_produce(smem, maps, M, N, num_steps, first, stride, num_tiles, rank);
+        return;
+    }
+    warpgroup_more_registers<240>();
+    auto& tiles = shared_aligned_1024<MatmulFp8Tile[2][2]>(reinterpret_cast<unsigned char*>(&smem + 1))[warpgroup - 1];
+    int box = 0, number = 0, i = (warpgroup - 1) * num_steps;
+    epilogue.scale = __ldg(epilogue.a_scale) * __ldg(epilogue.b_scale);
+    auto seen = result.seen();
+#pragma unroll 1
+    for (int index = first + (warpgroup - 1) * stride; index < num_tiles; index += 2 * stride, number++) {
+        float sum[G::PARTS][G::COLUMNS / 2];
+        GemmTile tile = gemm_tile<G>(index, M, N, rank);
+        int row = tile.row + warp % 4 * 16;
+        GemmColumns<G, typename Result::Epilogue> columns = {}; // stay zeros with GEMM_NO_BIAS
+        gemm_prepare(columns, epilogue, smem, maps.residual, row, tile.column, N, box);
+        gemm_multiply<G>(sum, smem, num_steps, number, i);
+        i += num_steps; // skips the other consumer's tile
+        result.template store<G>(seen, sum, epilogue, columns, smem, tiles, maps, row, tile.column, M, N, box);
+    }
+    seen.store_warp(result.to);
+    if (threadIdx.x % 128 == 1) { tma_store_wait<0>(); }
+    gemm_end<G>();
+#endif
+}
+
+// second, residual (M,N): GELU's slope, written or read; the other one is NULL
+template <class A, class Result> static void matmul_fp8_launch7(const MatmulFp8Args<A>& p, const Result& result,
+                                                                floatX* second, const floatX* residual,
+                                                                cudaStream_t stream) {
+    typedef MatmulFp8Boxes2<A> G;
+    const int bytes = GemmSMem<G>::bytes() + Result::SHARED_BYTES;
+    static_assert(bytes <= 227 << 10, "all that compute capability 9.0 has");
+    require(has_sm90a()); // nvcc -gencode arch=compute_90a,code=sm_90a
+    require(p.M % 16 == 0 && p.N % 16 == 0 && p.K % 16 == 0);
+    // gemm.cuh addresses two fp8 elements as one floatX
+    GemmArgs g = {NULL, second, (const floatX*)p.a, (const floatX*)p.b, residual, p.M, p.N, p.K / 2};
+    typename Result::Epilogue epilogue = {{p.bias}, p.a_scale, p.b_scale, 0.0f};
+    MatmulFp8Maps maps = {gemm_maps<G>(g), tensor_map((floatX*)result.to.rows, {p.N / 2, p.M}, {32, 64}),
+                          tensor_map((floatX*)result.to.columns, {p.M / 2, p.N}, {32, 64})};
+    int num_tiles = gemm_num_tiles<G>(g.M, g.N, g.K),
+        num_clusters = min(num_tiles, free_multiprocessors() / G::CLUSTER);
+    gemm_start(matmul_fp8_sm90_kernel7<G, Result>, num_clusters * G::CLUSTER, G::CLUSTER, bytes, true, stream, maps,
+               epilogue, result, g.M, g.N, g.K, num_tiles);
+}
+
+// rows, columns = gelu(y); slope (M,N) = GELU's slope at y, for the backward pass
+void matmul_fp8_8(const MatmulFp8Args<__nv_fp8_e4m3>& p, const Fp8Tensor<__nv_fp8_e4m3>& to, floatX* slope,
+                  cudaStream_t stream) {
+    matmul_fp8_launch7(p, MatmulFp8Quantised<__nv_fp8_e4m3, MATMUL_FP8_MODE_SAVE_SLOPE>{to, NULL}, slope, NULL, stream);
+}
+
+// ---- kernel 11: 10 that also sums the columns of its result, which is the gradient of a bias ----
+
+// rows, columns = dX times the slope that kernel 8 has saved, in the type of dout; sums (N) += the sums of its columns;
+// partials (ceil(M / 128), N) is scratch
+template <class A> void matmul_fp8_11(const MatmulFp8Args<A>& p, const Fp8Tensor<A>& to, float* sums, float* partials,
+                                      const floatX* slope, cudaStream_t stream) {
+    matmul_fp8_launch7(p, MatmulFp8Quantised<A, MATMUL_FP8_MODE_TIMES_SLOPE, true>{to, partials}, NULL, slope, stream);
+    column_sums<16>(sums, NULL, NULL, partials, ceil_div(p.M, 128), p.N, stream);
+}
+
+// out (N,OC) = inp (N,C) weight (OC,C)^T + bias
+void matmul_fp8_forward(floatX* out, const Fp8Matrix<__nv_fp8_e4m3>& inp, const Fp8Matrix<__nv_fp8_e4m3>& weight,
+                        const floatX* bias, int N, int C, int OC, cudaStream_t stream) {
+    Op op(stream, (double)N * C + (double)OC * C + (double)N * OC * sizeof(floatX), 2.0 * N * C * OC,
+          "matmul_fp8_forward %d -> %d", C, OC);
+    matmul_fp8_2(MatmulFp8Args<__nv_fp8_e4m3>{out, NULL, false, inp.values, weight.values, inp.inverse, weight.inverse,
+                                              bias, N, OC, C},
+                 true, stream);
+}
+void matmul_fp8_gelu(const Fp8Tensor<__nv_fp8_e4m3>& to, floatX* slope, const Fp8Matrix<__nv_fp8_e4m3>& inp,
+                     const Fp8Matrix<__nv_fp8_e4m3>& weight, const floatX* bias, int N, int C, int OC,
+                     cudaStream_t stream) {
+    Op op(stream, (double)N * C + (double)OC * C + (double)N * OC * (sizeof(floatX) + 2), 2.0 * N * C * OC,
+          "matmul_fp8_gelu %d -> %d", C, OC);
+    matmul_fp8_8({NULL, NULL, false, inp.values, weight.values, inp.inverse, weight.inverse, bias, N, OC, C}, to, slope,
+                 stream);
+}
+void matmul_fp8_backward_input(floatX* dinp, const Fp8Matrix<__nv_fp8_e5m2>& dout,
+                               const Fp8Matrix<__nv_fp8_e4m3>& weight, int N, int C, int OC, cudaStream_t stream) {
+    Op op(stream, (double)N * OC + (double)OC * C + (double)N * C * sizeof(floatX), 2.0 * N * C * OC,
+          "matmul_fp8_backward_input %d <- %d", C, OC);
+    matmul_fp8_2(MatmulFp8Args<__nv_fp8_e5m2>{dinp, NULL, false, dout.values, weight.values, dout.inverse,
+                                              weight.inverse, NULL, N, C, OC},
+                 false, stream);
+}
+void matmul_fp8_gelu_backward(const Fp8Tensor<__nv_fp8_e5m2>& to, float* dinp_sums, float* scratch,
+                              const Fp8Matrix<__nv_fp8_e5m2>& dout, const Fp8Matrix<__nv_fp8_e4m3>& weight,
+                              const floatX* slope, int N, int C, int OC, cudaStream_t stream) {
+    Op op(stream, (double)N * OC + (double)OC * C + (double)N * C * (sizeof(floatX) + 2), 2.0 * N * C * OC,
+          "matmul_fp8_gelu_backward %d <- %d", C, OC);
+    matmul_fp8_11({NULL, NULL, false, dout.values, weight.values, dout.inverse, weight.inverse, NULL, N, C, OC}, to,
+                  dinp_sums, scratch, slope, stream);
+}
+void matmul_fp8_backward_weight(float* dweight, const Fp8Matrix<__nv_fp8_e5m2>& dout,
+                                const Fp8Matrix<__nv_fp8_e4m3>& inp, int N, int C, int OC, bool accumulate,
+                                cudaStream_t stream) {
+    Op op(stream, (double)N * (C + OC) + (accumulate ? 8.0 : 4.0) * C * OC, 2.0 * N * C * OC,
+          "matmul_fp8_backward_weight %d <- %d", C, OC);
+    matmul_fp8_2(MatmulFp8Args<__nv_fp8_e5m2>{NULL, dweight, accumulate, dout.values, inp.values, dout.inverse,
+                                              inp.inverse, NULL, OC, C, N},
+                 false, stream);
+}
+#endif
+size_t matmul_fp8_gelu_backward_scratch(int N, int C) { return (size_t)ceil_div(N, 128) * C; }
+// ==== end promoted: matmul_fp8 ====
+
+// ---- 6.3 kernels of Muon -----------------------------------------------------------------------
+//     newton_schulz  orthogonalizes many matrices at once
+//     muon           momentum before it, the update after it
 
 // ==== promoted: newton_schulz ====
 // The steps of Newton-Schulz on many matrices at once, see newton_schulz() below.
@@ -8367,6 +8436,16 @@ void muon_apply(floatX* params, float* master, const floatX* o, const StepState*
 }
 // ==== end promoted: muon ====
 
+// ---- 6.4 kernels of generation -----------------------------------------------------------------
+//     decode_embed       embeddings of the newest tokens
+//     quantize_weights   --weights int8 and fp8
+//     decode_matvec      few texts: bound by reading the weights
+//     decode_matmul      several texts, on tensor cores
+//     decode_attention   over the cache of keys and values
+//     decode_layer       all layers in one launch, for Hopper
+//     decode_cache_fill  from a prompt
+//     decode_sample      the next token
+
 // ==== promoted: decode_embed ====
 // Token -1 means that decode_sample found no logit to draw (all were NaN or -inf); its embedding is NaN.
 __global__ void decode_embed_kernel1(floatX* x, const int* tokens, const int* positions, const floatX* wte,
@@ -8445,6 +8524,8 @@ void quantize_weights(void* values, float* scales, floatX* weight, WeightFormat 
 // ==== end promoted: quantize_weights ====
 
 // ==== promoted: decode_matvec ====
+// ---- kernel 6: programmatic dependent launch: loads its weights while the previous kernel still runs ----------------
+
 constexpr int DECODE_MATVEC_AHEAD = 3; // vectors in flight per lane and row; they cover a row of 768 elements
 
 // Resident blocks of 256 threads per SM. 4 leave 64 registers per thread, 2 leave 128, which larger batches need.
@@ -9331,6 +9412,7 @@ bool decode_matmul(floatX* out, const floatX* x, const floatX* norm_weight, cons
                          stream);
     return true;
 }
+// ---- kernel 6: the head alone; weights by TMA through a ring in shared memory, which is full when x arrives -----------
 
 constexpr int DECODE_HEAD_CONSUMERS = 256;              // threads: two warpgroups
 constexpr int DECODE_HEAD_ROWS = 128;                   // of a tile: 64 of each warpgroup
@@ -9625,6 +9707,8 @@ bool decode_matmul_head(float*, const floatX*, const floatX*, const floatX*, con
 // ==== end promoted: decode_matmul ====
 
 // ==== promoted: decode_attention ====
+// ---- shared by kernels 2 to 5: 16-byte loads, online softmax in registers ----
+
 constexpr int DECODE_ATTENTION_WARPS = 8;                             // per block
 constexpr int DECODE_ATTENTION_THREADS = 32 * DECODE_ATTENTION_WARPS; // one per element of a head: HS <= 256
 constexpr int DECODE_ATTENTION_STEP = 64;         // the keys of one part (a block's share) are a multiple of this
@@ -9781,6 +9865,8 @@ template <int lanes, int depth> struct DecodeAttentionState {
     }
 };
 
+// ---- shared by kernels 3 to 5: the results of the parts of a head, and how they are combined ----
+
 // Combines num_parts partial results, each {max, total, sum (HS)}; warp w takes parts w, w + 8 ...
 __device__ inline DecodeAttentionSum decode_attention_combine(DecodeAttentionShared& shared, const float* partial,
                                                               int num_parts, int HS) {
@@ -9833,6 +9919,8 @@ __device__ inline bool decode_attention_arrive(DecodeAttentionShared& shared, in
 inline size_t decode_attention_scratch(int B, int C, int NH, int capacity) {
     return (size_t)B * NH * (1 + (size_t)ceil_div(capacity, DECODE_ATTENTION_STEP) * (C / NH + 2));
 }
+
+// ---- kernel 5: all keys of all texts and heads in equal shares, one per resident block; loads two iterations ahead ----
 
 // Where a block is in the list of all iterations: iteration i over the keys of head h of text b, whose position is `now`.
 // The list is sorted by b, then h, then i. The number of iterations is that of whole steps; a text that has ended (position -1) has none.
@@ -10025,7 +10113,7 @@ void decode_attention(floatX* out, floatX* keys, floatX* values, float* scratch,
 }
 // ==== end promoted: decode_attention ====
 
-// ==== promoted: decode_layers ====
+// ==== promoted: decode_layer ====
 #if !defined(ENABLE_FP32) // 8 lanes share a head's 64 numbers, 16 bytes each
 
 constexpr int DECODE_LAYER_HS = 64, DECODE_LAYER_THREADS = 256, DECODE_LAYER_WARPS = 8;
@@ -10058,9 +10146,29 @@ __host__ __device__ inline DecodeLayerShare decode_layer_share(int n, int rank, 
 // the weights, 2^(score - largest).
 constexpr int DECODE_LAYER_PART = DECODE_LAYER_HS + 2;
 
-#endif
-
-#if !defined(ENABLE_FP32)
+// ---- kernel 5: one launch, weights in the order in which they are read, mma, results that carry their readiness ----
+// Of kernel 3's 33,000 cycles a layer (C = 768), 7,500 go to the copies of weights that its threads make, 7,000 to layernorms of whole
+// vectors in every block, 6,000 to additions in global memory and barriers of all blocks, and 8,000 to products. Here
+//
+//     - a block's weights of a layer are one piece of memory, in the order of their use, made once by decode_layers_pack. One thread
+//       copies them by cp.async.bulk to a ring of chunks in shared memory, as far ahead as they fit
+//     - products are mma of 16 rows by 16 columns, with the vector in each of the 8 columns of the other operand. A warp takes every
+//       eighth chunk of 32 columns, and normalises only these
+//     - a block has C / ranks columns of the residual stream in registers. For these it adds up the parts of all heads. A part comes
+//       with the number of the phase that it belongs to, so a reader waits for the value itself, and no block for a barrier
+//     - the size of the model is known when the kernel is compiled, and the two halves of a layer share their code: there are fewer
+//       instructions, which a block runs once per layer, and which have to be loaded as well
+//
+// `ranks` blocks, a cluster, have a head. In a layer:
+//
+//     x of the own columns                                           -> the cluster
+//     layernorm; q, k, v of the own rows                             -> the cluster
+//     attention over the own tokens, which registers hold by then    -> the cluster
+//     projection to the own columns                                  -> all heads: a part of x
+//     x + parts of all heads, of the own columns                     -> the cluster
+//     layernorm, fc and gelu of the own hidden units                 -> the cluster
+//     fcproj of the head's 256 hidden units to the own columns       -> all heads: a part of x
+//     x + parts of all heads
 
 // elements: 8 rows by 32 columns; lane l of a warp reads row l / 4, 8 columns from l % 4 * 8 on
 constexpr int DECODE_LAYER_FRAGMENT = 8 * 32;
@@ -11334,7 +11442,7 @@ void decode_layers(const DecodeLayers& layers, int B, const floatX* packed, uint
 }
 // Size of scratch, in values of 8 bytes: two sets of parts of x for one text and for several, and the counters.
 size_t decode_layers_scratch(int C, int NH) { return 2 * (size_t)NH * C + 4 * decode_layers_triples(C, NH) + 1; }
-// ==== end promoted: decode_layers ====
+// ==== end promoted: decode_layer ====
 
 // ==== promoted: decode_cache_fill ====
 __global__ void decode_cache_fill_kernel1(floatX* keys, floatX* values, const floatX* qkv, int T, int num_vec,
@@ -11366,6 +11474,8 @@ void decode_cache_fill(floatX* keys, floatX* values, const floatX* qkv, int B, i
 // ==== end promoted: decode_cache_fill ====
 
 // ==== promoted: decode_sample ====
+// ---- kernel 3: largest logit, many blocks per sequence; the last block to arrive writes the token -------------------
+
 // The 64-bit key of a token. A larger logit has a larger key; among equal logits the lower id has the larger key. Key 0
 // means that the token is never drawn (NaN, -inf).
 __device__ inline uint64_t decode_sample_key(float logit, int id) {
@@ -11448,6 +11558,7 @@ inline void decode_sample_greedy(int* tokens, int* copy, int* positions, float* 
     launch_early(decode_sample_greedy_kernel3, dim3(blocks, B), block_size, 0, stream, tokens, copy, positions, best,
                  reinterpret_cast<int*>(best + B), logits, V, Vp);
 }
+// ---- shared by kernels 4 and 5: a block per sequence; bisection finds the lowest key that top-k or top-p admits ------
 
 constexpr int DECODE_SAMPLE_ROOM = 4096;    // candidates whose keys fit in shared memory: 32 KB
 constexpr int DECODE_SAMPLE_THREADS = 1024; // of a block: 32 warps
@@ -11581,6 +11692,8 @@ __device__ inline double decode_sample_random(uint64_t* state) {
     return (double)((x * 0x2545f4914f6cdd1dull) >> 11) * (1.0 / 9007199254740992.0);
 }
 
+// ---- kernel 5: draw by two divisions into 32 parts, a warp per part --------------------------------------------------
+
 // Each warp adds up the candidates' shares in one of 32 parts, of `size` tokens each, of the tokens `begin` to `end` - 1.
 // Returns the running sum of the parts up to number `lane`, this one included. begin and size are multiples of 4; `sums` (32)
 // is scratch.
@@ -11645,6 +11758,7 @@ __global__ void __launch_bounds__(DECODE_SAMPLE_THREADS, 1)
     }
     if (threadIdx.x == 0) { decode_sample_end(b, token, tokens, copy, positions); }
 }
+// ---- kernel 6: repetition penalty, in front of kernel 3 or 5; one thread per 32 tokens of the vocabulary -------------
 
 // Adds the newest token of each text to its set, and penalizes the logits of all tokens in the set.
 __global__ void decode_sample_penalize_kernel6(uint32_t* seen, float* logits, const int* tokens, float penalty, int V,

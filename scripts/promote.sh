@@ -7,9 +7,8 @@
 # In both places a block is enclosed by two lines:
 #     // ==== promoted: layernorm_forward ====
 #     // ==== end promoted: layernorm_forward ====
-# The marks in train_gpt2.cu select the blocks; whatever is between them is replaced. Each name must occur there once,
-# and in exactly one file of dev/cuda (.cu, .cuh). In that file it may occur several times: the copy joins the pieces in
-# order, so that code which only the ladder needs can be placed between them.
+# Block NAME is the text between these lines of dev/cuda/NAME.cuh. The marks in train_gpt2.cu select the blocks; whatever is between
+# them is replaced. There, each block must stand behind the blocks of the files that NAME.cuh includes.
 set -u -o pipefail
 cd "$(dirname "$0")/.." || exit 1
 export LC_ALL=C # bytes, not characters
@@ -28,53 +27,58 @@ tmp=$(mktemp -d /tmp/llmc_promote_XXXXXX) || exit 1
 trap 'rm -rf "$tmp"' EXIT
 mkdir "$tmp/want" "$tmp/have"
 
-# blocks FILE DIRECTORY: writes each block to DIRECTORY/NAME, and FILE:LINE of its mark to DIRECTORY.where.
-# Checks the marks too: well formed, in pairs, not nested, and in train_gpt2.cu no name twice.
+# blocks DIRECTORY FILE ...: writes each block to DIRECTORY/NAME, and "NAME FILE:LINE" of its mark to DIRECTORY.where. Checks the
+# marks: well formed, in pairs, not nested, no name twice.
 blocks() {
-    awk -v dir="$2" -v pieces="$([ "$1" = $target ] || echo yes)" '
+    awk -v dir="$1" '
         function bad(text) { print "error: " FILENAME ":" FNR ": " text >"/dev/stderr"; failed = 1; exit 1 }
+        FNR == 1 && open != "" { print "error: promoted: " open " has no end" >"/dev/stderr"; failed = 1; exit 1 }
         /==== *(end )?promoted:/ {
             if ($0 !~ /^\/\/ ==== (end )?promoted: [A-Za-z0-9_]+ ====$/) { bad("not a mark: " $0) }
             end = $3 == "end"
             name = end ? $5 : $4
             if (!end && open != "") { bad("promoted: " name " begins inside " open) }
             if (end && open != name) { bad("end promoted: " name " without its begin") }
-            if (!end && name in seen && !pieces) { bad("promoted: " name " occurs twice here") }
+            if (!end && name in seen) { bad("promoted: " name " occurs twice, first at " seen[name]) }
             if (!end) {
                 open = name
-                if (name in seen) {
-                    print "" >>(dir "/" name) # an empty line separates two pieces
-                } else {
-                    printf "" >(dir "/" name)
-                    print name " " FILENAME ":" FNR >>(dir ".where")
-                }
-                seen[name] = 1
+                seen[name] = FILENAME ":" FNR
+                printf "" >(dir "/" name)
+                print name " " seen[name] >(dir ".where")
             } else {
                 close(dir "/" name)
                 open = ""
             }
             next
         }
-        open != "" { print >>(dir "/" open) }
-        END { if (!failed && open != "") { bad("promoted: " open " has no end") } exit failed }' "$1"
+        open != "" { print >(dir "/" open) }
+        END {
+            if (!failed && open != "") { print "error: promoted: " open " has no end" >"/dev/stderr"; failed = 1 }
+            exit failed
+        }' "${@:2}"
 }
 where() { sed -n "s/^$1 //p" "$tmp/$2.where"; } # NAME want|have
 
 : >"$tmp/want.where"
 : >"$tmp/have.where"
-blocks $target "$tmp/have" || exit 1
-for file in dev/cuda/*.cu dev/cuda/*.cuh; do
-    [ -e "$file" ] || continue
-    blocks "$file" "$tmp/want" || exit 1
-done
+blocks "$tmp/have" $target || exit 1
+blocks "$tmp/want" dev/cuda/*.cu dev/cuda/*.cuh || exit 1
 [ -s "$tmp/want.where" ] || die "no promoted blocks in dev/cuda"
-twice=$(cut -d ' ' -f 1 "$tmp/want.where" | sort | uniq -d | head -n 1)
-[ -z "$twice" ] || die "promoted: $twice is in more than one file: $(where "$twice" want | tr '\n' ' ')"
 [ -s "$tmp/have.where" ] || die "$target has no marks '// ==== promoted: NAME ===='"
 
 different=()
+before=' '
 while read -r name place; do
     [ -e "$tmp/want/$name" ] || die "$place: promoted: $name is in no file of dev/cuda"
+    file=$(where "$name" want)
+    file=${file%:*}
+    [ "$file" = "dev/cuda/$name.cuh" ] || die "promoted: $name is in $file, not in dev/cuda/$name.cuh"
+    while read -r needed; do
+        if [ -e "$tmp/want/$needed" ] && [[ $before != *" $needed "* ]]; then
+            die "$place: $name stands before $needed, which dev/cuda/$name.cuh includes"
+        fi
+    done < <(sed -n 's/^#include "\([a-z0-9_]*\)\.cuh".*/\1/p' "$file")
+    before+="$name "
     cmp -s "$tmp/have/$name" "$tmp/want/$name" || different+=("$name")
 done <"$tmp/have.where"
 total=$(wc -l <"$tmp/have.where")

@@ -10,7 +10,7 @@ Kernel 5 of decode_attention.cu, which has the other kernels, errors and sources
 #include "../../llmc/ptx.cuh"
 
 // ==== promoted: decode_attention ====
-// ---- kernel 2: one block per head, 16-byte loads, online softmax in registers (kernel 4 with one part per head) -----
+// ---- shared by kernels 2 to 5: 16-byte loads, online softmax in registers ----
 
 constexpr int DECODE_ATTENTION_WARPS = 8;                             // per block
 constexpr int DECODE_ATTENTION_THREADS = 32 * DECODE_ATTENTION_WARPS; // one per element of a head: HS <= 256
@@ -168,7 +168,7 @@ template <int lanes, int depth> struct DecodeAttentionState {
     }
 };
 
-// ---- kernel 3: the keys of a head are split over blocks; a second kernel combines their results ---------------------
+// ---- shared by kernels 3 to 5: the results of the parts of a head, and how they are combined ----
 
 // Combines num_parts partial results, each {max, total, sum (HS)}; warp w takes parts w, w + 8 ...
 __device__ inline DecodeAttentionSum decode_attention_combine(DecodeAttentionShared& shared, const float* partial,

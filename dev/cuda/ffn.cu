@@ -22,14 +22,12 @@
    nvcc -O3 --use_fast_math ffn.cu -lcublasLt -o ffn      (or: make ffn)
    ./ffn 4      check kernel 4 against the CPU
    ./ffn        every kernel, side by side                                         */
-#define PROMOTED_ONLY
-#include "adamw.cu"
-#include "gelu_forward.cu"
-#include "matmul_forward.cu"
-#undef PROMOTED_ONLY
 #include "bench.h"
 #include "cublaslt_linear.cuh"
+#include "gelu_forward.cuh"
 #include "gemm.cuh"
+#include "gemm_forms.cuh"
+#include "matmul_forward.cuh"
 
 struct FfnArgs {
     floatX *out, *hidden;          // (N,C), (N,4C)

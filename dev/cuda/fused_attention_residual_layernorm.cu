@@ -34,13 +34,13 @@
    ./fused_attention_residual_layernorm 6      the fastest kernel with one launch, at all its cluster sizes
    ./fused_attention_residual_layernorm        every kernel, side by side
    Kernels from 4 on need -gencode arch=compute_90a,code=sm_90a.                                        */
+#include "attention_forward.cuh"
+#include "attention_forward_blocks.cuh"
 #include "bench.h"
-#define PROMOTED_ONLY
-#include "attention_forward.cu"
-#include "fused_residual_layernorm.cu"
-#include "layernorm_forward.cu"
-#include "residual_forward.cu"
-#undef PROMOTED_ONLY
+#include "fused_residual_layernorm.cuh"
+#include "fused_residual_layernorm_early.cuh"
+#include "layernorm_forward.cuh"
+#include "residual_forward.cuh"
 
 // ---- kernel 1: unfused: attention, residual and layernorm, one launch each -------------------------------
 
@@ -1328,9 +1328,7 @@ template <int groups, bool once> void fused_attention_launch7(floatX* residual, 
     attention_forward_sm90_launch_kernel<groups, FusedAttentionSMem7<groups>>(
         fused_attention_sm90_kernel7<groups, once>, lse, qkv, B, T, NH, stream, inp_map, residual_map);
 }
-#endif
 
-#if !defined(ENABLE_FP32)
 // The forms of kernel 7: two or four consumer warpgroups; ONCE: TMA loads the inputs evict-first, which pays if L2 holds
 // the sum until the layernorm reads it.
 enum { FUSED_ATTENTION_TWO_ONCE = 1, FUSED_ATTENTION_FOUR_ONCE, FUSED_ATTENTION_FOUR };

@@ -10,7 +10,7 @@ Kernels 6 and 7 of fused_classifier.cu, which has the other kernels, errors and 
 #include "../../llmc/ptx.cuh"
 
 // ==== promoted: fused_classifier ====
-// ---- kernel 3: 128-bit vectors; the row is read twice, both times from its start ----
+// ---- shared by kernels 3 to 8: online softmax over vectors ----
 
 // Online softmax state of a thread: running maximum, sum of exp(x - max), and minimum of the logits it has seen.
 struct FusedClassifierSums {

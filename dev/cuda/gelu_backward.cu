@@ -18,8 +18,6 @@
 #include "../../llmc/gelu.cuh"
 #include "bench.h"
 
-#ifndef PROMOTED_ONLY // set by other ops that include this file for its promoted kernels alone
-
 // ---- kernel 1: one thread per element ----------------------------------------------------
 
 __device__ inline float gelu_backward_slope_by_exp(float x) {
@@ -40,37 +38,8 @@ void gelu_backward1(floatX* dinp, const floatX* dout, const floatX* inp, size_t 
     gelu_backward_kernel1<<<(unsigned)ceil_div(n, (size_t)block_size), block_size, 0, stream>>>(dinp, dout, inp, n);
     cudaCheck(cudaGetLastError());
 }
-#endif
 
-// ---- kernel 2: one 128-bit vector per thread --------------------------------------------------
-
-// ==== promoted: gelu_backward ====
-__device__ inline x128 gelu_backward_vector(const x128& dout, const x128& inp) {
-    x128 dinp;
-    for (int k = 0; k < x128::size; k++) { dinp[k] = (floatX)((float)dout[k] * gelu_slope((float)inp[k])); }
-    return dinp;
-}
-
-// no __restrict__, because dinp may be dout; that is safe, because each thread writes only elements that it has read
-__global__ void gelu_backward_kernel2(floatX* dinp, const floatX* dout, const floatX* inp, size_t n) {
-    size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * x128::size;
-    if (i < n) { store128(dinp + i, gelu_backward_vector(load128(dout + i), load128(inp + i))); }
-}
-
-// dinp (n) = dout (n) * gelu'(inp (n)); dinp may be dout
-void gelu_backward(floatX* dinp, const floatX* dout, const floatX* inp, size_t n, cudaStream_t stream, int block_size) {
-    Op op(stream, 3.0 * n * sizeof(floatX), 0, "gelu_backward");
-    require(n % x128::size == 0);
-    size_t num_blocks = ceil_div(n, (size_t)x128::size * block_size);
-    gelu_backward_kernel2<<<(unsigned)num_blocks, block_size, 0, stream>>>(dinp, dout, inp, n);
-    cudaCheck(cudaGetLastError());
-}
-void gelu_backward(floatX* dinp, const floatX* dout, const floatX* inp, size_t n, cudaStream_t stream) {
-    gelu_backward(dinp, dout, inp, n, stream, tuned_config("gelu_backward", n, 1, 256));
-}
-// ==== end promoted: gelu_backward ====
-
-#ifndef PROMOTED_ONLY
+#include "gelu_backward.cuh" // kernel 2
 
 // ---- kernel 3: two 128-bit vectors per thread, streaming (evict-first) loads, all issued before the first use ----
 
@@ -157,4 +126,3 @@ int main(int argc, char** argv) {
     return bench_main(argc, argv, "gelu_backward", declare, {64, 1024, 768, 12, 50257},
                       {{1, 1, 8}, {3, 17, 776}, with_kind(1, {2, 5, 24})});
 }
-#endif

@@ -18,8 +18,6 @@
 #include "../../llmc/gelu.cuh"
 #include "bench.h"
 
-#ifndef PROMOTED_ONLY // set by other ops that include this file for its promoted kernels alone
-
 // ---- kernel 1: one thread per element ----------------------------------------------------
 
 __device__ inline float gelu_forward_by_exp(float x) {
@@ -36,36 +34,8 @@ void gelu_forward1(floatX* out, const floatX* inp, size_t n, cudaStream_t stream
     gelu_forward_kernel1<<<(unsigned)ceil_div(n, (size_t)block_size), block_size, 0, stream>>>(out, inp, n);
     cudaCheck(cudaGetLastError());
 }
-#endif
 
-// ---- kernel 2: one 128-bit vector per thread --------------------------------------------------
-
-// ==== promoted: gelu_forward ====
-__device__ inline x128 gelu_forward_vector(const x128& x) {
-    x128 y;
-    for (int k = 0; k < x128::size; k++) { y[k] = (floatX)gelu((float)x[k]); }
-    return y;
-}
-
-__global__ void gelu_forward_kernel2(floatX* out, const floatX* inp, size_t n) {
-    size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * x128::size;
-    if (i < n) { store128(out + i, gelu_forward_vector(load128(inp + i))); }
-}
-
-// out (n) = gelu(inp (n)); out may be inp
-void gelu_forward(floatX* out, const floatX* inp, size_t n, cudaStream_t stream, int block_size) {
-    Op op(stream, 2.0 * n * sizeof(floatX), 0, "gelu_forward");
-    require(n % x128::size == 0);
-    size_t num_blocks = ceil_div(n, (size_t)x128::size * block_size);
-    gelu_forward_kernel2<<<(unsigned)num_blocks, block_size, 0, stream>>>(out, inp, n);
-    cudaCheck(cudaGetLastError());
-}
-void gelu_forward(floatX* out, const floatX* inp, size_t n, cudaStream_t stream) {
-    gelu_forward(out, inp, n, stream, tuned_config("gelu_forward", n, 1, 128));
-}
-// ==== end promoted: gelu_forward ====
-
-#ifndef PROMOTED_ONLY
+#include "gelu_forward.cuh" // kernel 2
 
 // ---- kernel 3: two 128-bit vectors per thread, both loads issued before the first use ------
 
@@ -141,4 +111,3 @@ int main(int argc, char** argv) {
     return bench_main(argc, argv, "gelu_forward", declare, {64, 1024, 768, 12, 50257},
                       {{1, 1, 8}, {3, 17, 776}, {1, 5, 24}});
 }
-#endif

@@ -41,13 +41,12 @@
    ./gelu_linear 8      check kernel 8 against the CPU and time it
    ./gelu_linear 4      the same for kernel 4, whose forms have other rings and clusters
    ./gelu_linear        every kernel, side by side                                         */
-#define PROMOTED_ONLY
-#include "adamw.cu"
-#include "gelu_forward.cu"
-#include "layernorm_linear.cu"
-#include "matmul_forward.cu"
-#undef PROMOTED_ONLY
+#include "bench.h"
+#include "gelu_forward.cuh"
 #include "gemm.cuh"
+#include "gemm_forms.cuh"
+#include "linear_sm90.cuh"
+#include "matmul_forward.cuh"
 
 // ---- kernel 1: two operations: gelu_forward, then matmul_forward ----
 

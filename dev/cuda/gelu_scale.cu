@@ -19,9 +19,8 @@
    nvcc -O3 --use_fast_math gelu_scale.cu -o gelu_scale      (or: make gelu_scale)
    ./gelu_scale 4      check kernel 4 against the CPU and sweep its block sizes
    ./gelu_scale        every kernel, side by side                                         */
-#define PROMOTED_ONLY
-#include "gelu_forward.cu"
-#undef PROMOTED_ONLY
+#include "bench.h"
+#include "gelu_forward.cuh"
 
 // ---- kernel 1: unfused, gelu_forward and then a second kernel that scales --------------------------------------
 

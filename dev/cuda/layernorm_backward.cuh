@@ -12,7 +12,7 @@ Kernels 8, 10 and 11 of layernorm_backward.cu, which has the other kernels, erro
 #include "matmul_backward_bias.cuh"
 
 // ==== promoted: layernorm_backward ====
-// ---- kernel 5: 4 rows at a time, with one barrier for the 4 rows and 9 shuffles for their 8 sums --------------------
+// ---- shared by kernels 5 to 11: 9 shuffles for 8 sums ----
 
 // Sums each of v[0..7] over the warp; lane l returns the sum of v[l / 4]. In every step a lane sends half of its values
 // to its partner and adds the values it receives to the half it keeps: 4 + 2 + 1 shuffles. Two more shuffles add up the

@@ -26,10 +26,8 @@
    nvcc -O3 --use_fast_math layernorm_forward.cu -o layernorm_forward      (or: make layernorm_forward)
    ./layernorm_forward 7      check kernel 7 against the CPU and sweep its block sizes
    ./layernorm_forward        every kernel, side by side                                         */
-#include "bench.h"
 #include "../../llmc/ptx.cuh"
-
-#ifndef PROMOTED_ONLY // set by other ops that include this file for its promoted kernels alone
+#include "bench.h"
 
 // ---- kernel 1: one thread per row, three passes over memory -----------------------------------
 
@@ -247,101 +245,8 @@ void layernorm_forward6(floatX* out, float* mean, float* rstd, const floatX* inp
     layernorm_forward_kernel6<<<N, block_size, C * sizeof(floatX), stream>>>(out, mean, rstd, inp, weight, bias, C);
     cudaCheck(cudaGetLastError());
 }
-#endif
 
-// ---- kernel 7: one or a few warps keep the row in registers; the other warps of the SM hide the latency ----
-
-// ==== promoted: layernorm_forward ====
-// One warp processes a row; for long rows, a block of 2, 4, 8 or 16 warps does. Each thread holds up to 8 vectors, in fp32 up to 3:
-// a warp with more registers costs less than the barriers of a block.
-//     vector of the row   0 .. width-1 | width .. 2*width-1 | 2*width ..      width = 32 * row_warps threads
-//     held by thread      0 .. width-1 | 0 .. width-1       | 0 ..
-//     as its vector       x[0]         | x[1]               | x[2]
-constexpr int LAYERNORM_FORWARD_MAX_VECS = sizeof(floatX) == 2 ? 8 : 3;
-
-// Sums x over the warps of the row; all threads get the same bits. Callers alternate between two `partial` (16)
-// buffers, so one barrier per call is enough.
-__device__ inline float layernorm_forward_row_sum(float x, float* partial, int row_warps) {
-    x = warp_sum(x);
-    if (row_warps == 1) { return x; }
-    if (threadIdx.x % 32 == 0) { partial[threadIdx.x / 32] = x; }
-    __syncthreads();
-    float sum = 0.0f;
-    for (int i = 0; i < row_warps; i++) { sum += partial[i]; }
-    return sum;
-}
-
-template <int num_vecs> __global__ void __launch_bounds__(num_vecs == 6 ? 256 : 512)
-    layernorm_forward_kernel7(floatX* out, float* mean, float* rstd, const floatX* inp, const floatX* weight,
-                              const floatX* bias, int N, int C, int row_warps) {
-    __shared__ float partial[2][16];
-    int width = 32 * row_warps, first = threadIdx.x % width * x128::size, stride = width * x128::size;
-    int row = blockIdx.x * (blockDim.x / width) + threadIdx.x / width;
-    if (row >= N) { return; } // whole warps return, and only if row_warps is 1: then there are no barriers
-    bool last_valid = first + (num_vecs - 1) * stride < C; // only a thread's last vector can be past the row's end
-    float inv_C = 1.0f / C;
-    grid_launch_dependents();
-    grid_wait_dependency();
-
-    const floatX* inp_row = inp + (size_t)row * C + first;
-    Floats128<floatX> x[num_vecs]; // zeros past the row's end
-#pragma unroll
-    for (int j = 0; j < num_vecs; j++) {
-        x[j] = to_floats(j < num_vecs - 1 || last_valid ? load128(inp_row + j * stride) : x128());
-    }
-    float sum = 0.0f, squares = 0.0f;
-#pragma unroll
-    for (int j = 0; j < num_vecs; j++) {
-        for (int k = 0; k < x128::size; k++) { sum += x[j][k]; }
-    }
-    float m = layernorm_forward_row_sum(sum, partial[0], row_warps) * inv_C;
-#pragma unroll
-    for (int j = 0; j < num_vecs; j++) {
-        if (j < num_vecs - 1 || last_valid) {
-            for (int k = 0; k < x128::size; k++) {
-                x[j][k] -= m;
-                squares += x[j][k] * x[j][k];
-            }
-        }
-    }
-    float r = rsqrtf(layernorm_forward_row_sum(squares, partial[1], row_warps) * inv_C + 1e-5f);
-#pragma unroll
-    for (int j = 0; j < num_vecs; j++) {
-        if (j < num_vecs - 1 || last_valid) {
-            // weight and bias are the same for all rows, so these loads hit L1
-            auto w = to_floats(load128(weight + first + j * stride)), b = to_floats(load128(bias + first + j * stride));
-            x128 y;
-            for (int k = 0; k < x128::size; k++) { y[k] = (floatX)(x[j][k] * r * w[k] + b[k]); }
-            store128(out + (size_t)row * C + first + j * stride, y);
-        }
-    }
-    if (first == 0) { mean[row] = m, rstd[row] = r; }
-}
-
-// out (N,C) = (inp - mean) * rstd * weight + bias; mean, rstd (N) per row | inp (N,C), weight, bias (C)
-void layernorm_forward(floatX* out, float* mean, float* rstd, const floatX* inp, const floatX* weight,
-                       const floatX* bias, int N, int C, cudaStream_t stream, int block_size) {
-    Op op(stream, 2.0 * N * C * sizeof(floatX), 0, "layernorm_forward");
-    int row_warps = 1, num_vectors = C / x128::size;
-    while (num_vectors > 32 * LAYERNORM_FORWARD_MAX_VECS * row_warps) { row_warps *= 2; }
-    require(N >= 1 && C >= 8 && C % 8 == 0 && row_warps <= 16);
-    if (row_warps > 1) { block_size = 32 * row_warps; } // one row per block, because the barrier is block-wide
-    int num_vecs = ceil_div(num_vectors, 32 * row_warps), most = num_vecs == 6 ? 256 : 512; // 6 would spill on sm_80
-    if (row_warps == 1) { block_size = min(block_size, most); }
-    require(block_size % 32 == 0 && block_size <= most);
-    int block_rows = block_size / (32 * row_warps);
-    decltype(&layernorm_forward_kernel7<1>) kernel = NULL;
-    with_constant<LAYERNORM_FORWARD_MAX_VECS>(num_vecs, [&](auto n) { kernel = layernorm_forward_kernel7<n.value>; });
-    launch_early(kernel, dim3(ceil_div(N, block_rows)), dim3(block_size), 0, stream, out, mean, rstd, inp, weight, bias,
-                 N, C, row_warps);
-}
-void layernorm_forward(floatX* out, float* mean, float* rstd, const floatX* inp, const floatX* weight,
-                       const floatX* bias, int N, int C, cudaStream_t stream) {
-    layernorm_forward(out, mean, rstd, inp, weight, bias, N, C, stream, tuned_config("layernorm_forward", N, C, 64));
-}
-// ==== end promoted: layernorm_forward ====
-
-#ifndef PROMOTED_ONLY
+#include "layernorm_forward.cuh" // kernel 7
 
 constexpr int LAYERNORM_FORWARD_OTHER_MAX_VECS = 3; // of a thread in kernels 8 to 12
 
@@ -785,4 +690,3 @@ int main(int argc, char** argv) {
                        {2, 9, 1288},
                        {1, 3, 2048}});
 }
-#endif

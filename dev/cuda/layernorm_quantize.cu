@@ -21,26 +21,12 @@
    nvcc -O3 --use_fast_math layernorm_quantize.cu -o layernorm_quantize      (or: make layernorm_quantize)
    ./layernorm_quantize 2               check kernel 2 against the CPU and sweep its block sizes
    ./layernorm_quantize --kind 2        with the transposed copy: every kernel, side by side            */
-#define PROMOTED_ONLY
-#include "fused_residual_layernorm.cu"
-#include "gelu_backward.cu"
-#include "gelu_forward.cu"
-#include "layernorm_forward.cu"
-#include "quantize.cu"
-#undef PROMOTED_ONLY
+#include "bench.h"
+#include "fused_residual_layernorm.cuh"
+#include "layernorm_forward.cuh"
+#include "quantize.cuh"
 
-// ==== promoted: layernorm_quantize ====
-typedef __nv_fp8_e4m3 F8;
-
-struct LayernormQuantizeArgs {
-    Fp8Tensor<F8> to;
-    floatX* beside;     // (N,C), or NULL
-    floatX* residual;   // (N,C) = inp + inp2, of which the layernorm is taken; or NULL: that of inp
-    float *mean, *rstd; // (N)
-    const floatX *inp, *inp2, *weight, *bias;
-    int N, C;
-};
-// ==== end promoted: layernorm_quantize ====
+#include "layernorm_quantize.cuh" // kernels 2 and 3
 
 // ---- kernel 1: not fused: layernorm_forward, then kernel 3 or 5 of quantize ----
 
@@ -58,140 +44,6 @@ void layernorm_quantize1(const LayernormQuantizeArgs& q, floatX* norm, cudaStrea
 #endif
     quantize3(copy, QuantizeCopy{norm}, stream, block_size);
 }
-
-// ==== promoted: layernorm_quantize ====
-#if !defined(ENABLE_FP32) // a vector is 8 elements
-// ---- kernel 2: one warp per row, the row in registers; quantised on the way to memory ----
-
-// The layernorm of a row of num_vecs vectors per lane, the last of which may be past the row's end; in place.
-template <int num_vecs> __device__ inline void layernorm_quantize_row(x128 (&x)[num_vecs], float* mean, float* rstd,
-                                                                      const LayernormQuantizeArgs& q, int row) {
-    int first = threadIdx.x % 32 * x128::size;
-    auto inside = [&](int j) { return j < num_vecs - 1 || first + j * 256 < q.C; };
-    float sum = 0.0f, squares = 0.0f;
-#pragma unroll
-    for (int j = 0; j < num_vecs; j++) {
-        size_t i = (size_t)row * q.C + first + j * 256;
-        x[j] = inside(j) ? load128(q.inp + i) : x128();
-        if (!q.residual || !inside(j)) { continue; }
-        x128 y = load128(q.inp2 + i);
-        for (int k = 0; k < x128::size; k++) { x[j][k] = (floatX)((float)x[j][k] + (float)y[k]); }
-        store128(q.residual + i, x[j]);
-    }
-#pragma unroll
-    for (int j = 0; j < num_vecs; j++) {
-        for (int k = 0; k < x128::size; k++) { sum += (float)x[j][k]; }
-    }
-    float m = warp_sum(sum) / q.C;
-#pragma unroll
-    for (int j = 0; j < num_vecs; j++) {
-        for (int k = 0; inside(j) && k < x128::size; k++) { squares += ((float)x[j][k] - m) * ((float)x[j][k] - m); }
-    }
-    float r = rsqrtf(warp_sum(squares) / q.C + 1e-5f);
-    if (threadIdx.x % 32 == 0) { *mean = m, *rstd = r; }
-#pragma unroll
-    for (int j = 0; j < num_vecs; j++) {
-        if (!inside(j)) { continue; }
-        x128 w = load128(q.weight + first + j * 256), b = load128(q.bias + first + j * 256);
-        for (int k = 0; k < x128::size; k++) {
-            x[j][k] = (floatX)(((float)x[j][k] - m) * r * (float)w[k] + (float)b[k]);
-        }
-    }
-}
-
-template <int num_vecs> __global__ void __launch_bounds__(512) layernorm_quantize_kernel2(LayernormQuantizeArgs q) {
-    int row = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32, first = threadIdx.x % 32 * x128::size;
-    Fp8Seen<F8> seen(q.to);
-    if (row < q.N) {
-        x128 x[num_vecs];
-        layernorm_quantize_row(x, q.mean + row, q.rstd + row, q, row);
-#pragma unroll
-        for (int j = 0; j < num_vecs; j++) {
-            size_t i = (size_t)row * q.C + first + j * 256;
-            uint32_t words[2];
-            if (first + j * 256 >= q.C) { continue; }
-            seen.store_vector(q.to.rows + i, words, x[j]);
-            if (q.beside) { store128(q.beside + i, x[j]); }
-        }
-    }
-    seen.store(q.to);
-}
-
-// Calls launch(n) with the vectors per lane that a row of C needs, as a constant.
-template <class Launch> static void layernorm_quantize_vectors(int C, Launch launch) {
-    require(C % 16 == 0);
-    with_constant<7>(ceil_div(C, 256), launch); // C <= 1792
-}
-
-static void layernorm_quantize2(const LayernormQuantizeArgs& q, cudaStream_t stream, int block_size) {
-    require(!q.to.columns && block_size <= 512);
-    layernorm_quantize_vectors(q.C, [&](auto num_vecs) {
-        auto kernel = layernorm_quantize_kernel2<decltype(num_vecs)::value>;
-        kernel<<<ceil_div(q.N, block_size / 32), block_size, 0, stream>>>(q);
-    });
-    cudaCheck(cudaGetLastError());
-}
-
-// ---- kernel 3: 2 with the transposed copy: a block has 64 tokens, a warp takes pairs of them, see fp8.cuh ----
-
-template <int num_vecs> __global__ void __launch_bounds__(512) layernorm_quantize_kernel3(LayernormQuantizeArgs q) {
-    extern __shared__ __align__(16) unsigned char layernorm_quantize_tile[]; // fp8_tile_bytes(C)
-    int first_token = blockIdx.x * FP8_TILE_TOKENS, first = threadIdx.x % 32 * x128::size;
-    int warp = threadIdx.x / 32, num_warps = blockDim.x / 32;
-    Fp8Seen<F8> seen(q.to);
-#pragma unroll 1
-    for (int pair = warp; pair < FP8_TILE_PAIRS; pair += num_warps) {
-        int token = first_token + fp8_first_token(pair, q.to.in_order);
-        uint32_t words[2][num_vecs][2] = {};
-        if (token < q.N) { // both of the pair, because N % 16 == 0
-#pragma unroll
-            for (int second = 0; second < 2; second++) {
-                int row = token + second * fp8_pair_distance(q.to.in_order);
-                x128 x[num_vecs];
-                layernorm_quantize_row(x, q.mean + row, q.rstd + row, q, row);
-#pragma unroll
-                for (int j = 0; j < num_vecs; j++) {
-                    if (first + j * 256 >= q.C) { continue; }
-                    seen.store_vector(q.to.rows + (size_t)row * q.C + first + j * 256, words[second][j], x[j]);
-                }
-            }
-        }
-#pragma unroll
-        for (int j = 0; j < num_vecs; j++) {
-            if (first + j * 256 >= q.C) { continue; }
-            *reinterpret_cast<uint4*>(fp8_tile_at(layernorm_quantize_tile, pair, first + j * 256, q.C)) =
-                fp8_pair(words[0][j], words[1][j]);
-        }
-    }
-    __syncthreads();
-    auto* to = reinterpret_cast<__nv_fp8_storage_t*>(q.to.columns) + first_token;
-    for (int c = 8 * warp; c < q.C; c += 8 * num_warps) {
-        fp8_store_columns(to, layernorm_quantize_tile, c, q.C, q.C, q.N - first_token, q.N);
-    }
-    seen.store(q.to);
-}
-
-static void layernorm_quantize3(const LayernormQuantizeArgs& q, cudaStream_t stream, int block_size) {
-    require(q.to.columns && !q.beside && q.N % 16 == 0 && block_size <= 512);
-    layernorm_quantize_vectors(q.C, [&](auto num_vecs) {
-        auto kernel = layernorm_quantize_kernel3<decltype(num_vecs)::value>;
-        int bytes = fp8_tile_bytes(q.C);
-        cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
-        kernel<<<ceil_div(q.N, FP8_TILE_TOKENS), block_size, bytes, stream>>>(q);
-    });
-    cudaCheck(cudaGetLastError());
-}
-
-void layernorm_quantize(const Fp8Tensor<__nv_fp8_e4m3>& to, floatX* beside, floatX* residual, float* mean, float* rstd,
-                        const floatX* inp, const floatX* inp2, const floatX* weight, const floatX* bias, int N, int C,
-                        cudaStream_t stream) {
-    Op op(stream, (double)N * C * ((inp2 ? 3 : 1) * sizeof(floatX) + (beside ? 2 : 0) + (to.columns ? 2 : 1)), 0,
-          "layernorm_quantize");
-    LayernormQuantizeArgs q = {to, beside, residual, mean, rstd, inp, inp2, weight, bias, N, C};
-    to.columns ? layernorm_quantize3(q, stream, 256) : layernorm_quantize2(q, stream, 256);
-}
-#endif
-// ==== end promoted: layernorm_quantize ====
 
 static void declare(Bench& b) {
     int kind = b.kinds({"floatX beside e4m3", "e4m3 alone", "e4m3 with the transposed copy", "0 of a residual sum",

@@ -18,14 +18,12 @@
    ./linear_gelu        every kernel, side by side
    The variant that also stores gelu's argument (pre_gelu), which a backward pass needs, is in matmul_forward.cu:
    ./matmul_forward -C 768 -V 3072 --kind 1                                                                         */
-#define PROMOTED_ONLY
-#include "adamw.cu"
-#include "gelu_forward.cu"
-#include "matmul_forward.cu"
-#undef PROMOTED_ONLY
 #include "bench.h"
 #include "cublaslt_linear.cuh"
+#include "gelu_forward.cuh"
 #include "gemm.cuh"
+#include "gemm_forms.cuh"
+#include "matmul_forward.cuh"
 
 // ---- kernel 1: two operations: matmul_forward with bias, then gelu_forward ----------------------------------------
 

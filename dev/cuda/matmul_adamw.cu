@@ -18,12 +18,10 @@
    nvcc -O3 --use_fast_math matmul_adamw.cu -lcublasLt -o matmul_adamw      (or: make matmul_adamw)
    ./matmul_adamw 3      check kernel 3 against the CPU and time it
    ./matmul_adamw        every kernel, side by side                                                              */
-#define PROMOTED_ONLY
-#include "adamw.cu"
-#include "gelu_forward.cu"
-#include "matmul_forward.cu"
-#undef PROMOTED_ONLY
+#include "adamw.cuh"
 #include "bench.h"
+#include "gemm_adamw.cuh"
+#include "matmul_forward.cuh"
 
 constexpr int LAYERS = 4;
 
@@ -68,7 +66,7 @@ void matmul_adamw2(const MatmulAdamW& f, cudaStream_t side, const cudaEvent_t (&
     cudaCheck(cudaStreamWaitEvent(stream, events[1], 0));
 }
 
-// ---- kernel 3: the idle warps of the product's blocks, see AdamWBeside in adamw.cu; what they have not done, by a kernel ----
+// ---- kernel 3: the idle warps of the product's blocks, see AdamWBeside in gemm_adamw.cuh; what they have not done, by a kernel ----
 
 #if !defined(ENABLE_FP32)
 void matmul_adamw3(const MatmulAdamW& f, cudaStream_t stream) {

@@ -41,17 +41,10 @@
    ./matmul_forward               every kernel, side by side
    ./matmul_forward -C 768 -V 2304 --kind 3      here -V is OC; the kind is the epilogue: 0 bias, 1 bias and GELU,
                                   2 bias and residual, 3 none, 5 bias and GELU, whose input is not stored             */
-#ifndef PROMOTED_ONLY // an op that includes this file has included these two before
-#define PROMOTED_ONLY
-#include "adamw.cu"
-#include "gelu_forward.cu"
-#undef PROMOTED_ONLY
-#endif
 #include "../../llmc/cublas_common.cuh"
 #include "bench.h"
 #include "gemm.cuh"
-
-#ifndef PROMOTED_ONLY // another op that includes this file uses its promoted kernels only
+#include "gemm_forms.cuh"
 
 // ---- shared by the kernels: arguments, epilogue, tiles ----
 // Loops over register arrays are unrolled by a pragma: an array with an index that the compiler does not know would be
@@ -1225,59 +1218,7 @@ void matmul_forward18(const MatmulForwardArgs& f, cudaStream_t stream, int stage
 
 #endif
 
-#endif
-
-// ---- products in float, which kernel 19 uses, too: cuBLASLt without an epilogue ----
-
-// ==== promoted: matmul_forward ====
-// out (N,OC) float = inp (N,C) weight (OC,C)^T, by cuBLASLt: for logits, which are not rounded to 16 bits
-void matmul_forward_float(float* out, const floatX* inp, const floatX* weight, int N, int C, int OC,
-                          cudaStream_t stream) {
-    Op op(stream, ((double)N * C + (double)OC * C) * sizeof(floatX) + (double)N * OC * sizeof(float), 2.0 * N * C * OC,
-          "matmul_forward %d -> %d, in float", C, OC);
-    MatmulCall call;
-    call.out = out, call.out_is_float = true;
-    call.a = inp, call.b = weight, call.b_transposed = true;
-    call.M = N, call.N = OC, call.K = C;
-    bool supported = cublaslt_matmul(call, stream);
-    require(supported);
-}
-
-// out (N,OC) = product (N,OC) + bias (OC) + residual (N,OC). A thread per vector.
-__global__ void matmul_forward_add_kernel19(floatX* out, const float* product, const floatX* bias,
-                                            const floatX* residual, int N, int OC) {
-    grid_launch_dependents();
-    grid_wait_dependency();
-    size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * x128::size;
-    if (i >= (size_t)N * OC) { return; }
-    auto b = to_floats(load128(bias + i % OC)), r = to_floats(load128(residual + i));
-    x128 y;
-#pragma unroll
-    for (int k = 0; k < x128::size; k += 4) {
-        f128 part = load128cs(product + i + k);
-        for (int j = 0; j < 4; j++) { y[k + j] = (floatX)(part[j] + b[k + j] + r[k + j]); }
-    }
-    store128(out + i, y);
-}
-
-// out (N,OC) = inp (N,C) weight (OC,C)^T + bias (OC) + residual (N,OC), rounded once, where cuBLASLt rounds the product to floatX
-// before it adds the residual. product (N,OC) is scratch; residual may be out.
-void matmul_forward_residual(floatX* out, float* product, const floatX* inp, const floatX* weight, const floatX* bias,
-                             const floatX* residual, int N, int C, int OC, cudaStream_t stream, int block_size) {
-    require(OC % 8 == 0);
-    matmul_forward_float(product, inp, weight, N, C, OC, stream);
-    unsigned num_blocks = (unsigned)ceil_div((size_t)N * OC, (size_t)block_size * x128::size);
-    Op op(stream, (double)N * OC * (sizeof(float) + 2 * sizeof(floatX)), 0, "add_residual %d", OC);
-    launch_early(matmul_forward_add_kernel19, num_blocks, block_size, 0, stream, out, (const float*)product, bias,
-                 residual, N, OC);
-}
-void matmul_forward_residual(floatX* out, float* product, const floatX* inp, const floatX* weight, const floatX* bias,
-                             const floatX* residual, int N, int C, int OC, cudaStream_t stream) {
-    matmul_forward_residual(out, product, inp, weight, bias, residual, N, C, OC, stream, 256);
-}
-// ==== end promoted: matmul_forward ====
-
-#ifndef PROMOTED_ONLY // another op that includes this file uses its promoted kernels only
+#include "matmul_forward.cuh" // kernels 19 to 21
 
 // ---- kernel 19: cuBLASLt for the product alone, in float; a second kernel is the epilogue ----
 // The generator takes its form for a residual, which rounds once, as decode_matvec does: so a text goes on the same alone and among
@@ -1306,96 +1247,6 @@ void matmul_forward19(const MatmulForwardArgs& f, float* product, cudaStream_t s
     matmul_forward_finish_kernel19<<<num_blocks, block_size, 0, stream>>>(f, product);
     cudaCheck(cudaGetLastError());
 }
-
-#endif
-
-// ---- kernel 20: cuBLASLt, everything in the epilogue, algorithms timed once per shape ----
-
-// ==== promoted: matmul_forward ====
-// Arguments as for matmul_forward.
-void matmul_forward20(floatX* out, GeluSaved saved, const floatX* inp, const floatX* weight, const floatX* bias,
-                      const floatX* residual, int N, int C, int OC, cudaStream_t stream) {
-    require(!saved.is_slope);
-    MatmulCall call;
-    call.out = out;
-    call.a = inp, call.b = weight, call.b_transposed = true;
-    call.M = N, call.N = OC, call.K = C;
-    call.bias = bias;
-    call.add = residual;
-    if (saved.has_gelu() && sizeof(floatX) == 2) { // in fp32 the library's GELU would dominate the error
-        call.epilogue = saved.tensor ? MATMUL_GELU_AUX : MATMUL_GELU;
-        call.aux = saved.tensor;
-        if (cublaslt_matmul(call, stream)) { return; }
-    }
-    call.epilogue = MATMUL_PLAIN;
-    call.aux = NULL;
-    floatX* sum = saved.tensor ? saved.tensor : out;
-    call.out = sum;
-    bool supported = cublaslt_matmul(call, stream);
-    require(supported);
-    if (saved.has_gelu()) { gelu_forward(out, sum, (size_t)N * OC, stream); }
-}
-// ==== end promoted: matmul_forward ====
-
-// ---- kernel 21: gemm.cuh: kernel 18 in clusters of two blocks, each of which loads half of a weight tile ----
-// Also, the bias is loaded while the products run, a warp has four boxes, and tiles are visited in an order that keeps more
-// of both operands in L2. The form is a type, so that other ops can have kernels of their own.
-// matmul_forward() uses it where it is faster than kernel 20. gemm_sm90_kernel9 has its name from a shorter ladder.
-
-// ==== promoted: matmul_forward ====
-#if !defined(ENABLE_FP32)
-// With an update by AdamW beside it, if the forward pass takes one along.
-template <class Epilogue> void matmul_forward_gemm(const GemmArgs& g, const Epilogue& epilogue, cudaStream_t stream) {
-    if (adamw_later().is_open()) { return gemm(g, epilogue, stream, AdamWBeside{adamw_later()}); }
-    gemm(g, epilogue, stream);
-}
-void matmul_forward21(floatX* out, GeluSaved saved, const floatX* inp, const floatX* weight, const floatX* bias,
-                      const floatX* residual, int N, int C, int OC, cudaStream_t stream) {
-    GemmArgs g = {out, saved.tensor, inp, weight, residual, N, OC, C};
-    if (saved.is_slope) { return matmul_forward_gemm(g, GemmBias<GEMM_GELU | GEMM_SECOND | GEMM_SLOPE>{bias}, stream); }
-    if (saved.tensor) { return matmul_forward_gemm(g, GemmBias<GEMM_GELU | GEMM_SECOND>{bias}, stream); }
-    // no backward pass will follow, so no update is open
-    if (saved.has_gelu()) { return gemm(g, GemmBias<GEMM_GELU>{bias}, stream); }
-    if (residual) { return matmul_forward_gemm(g, GemmBias<GEMM_RESIDUAL>{bias}, stream); }
-    matmul_forward_gemm(g, GemmBias<0>{bias}, stream);
-}
-#endif
-
-// The number of the kernel to use for this device, binary and shape. Kernel 21 hides the epilogue of a tile behind the
-// products of the next tile. This pays where C, the length of the sums, is not large, and where each block has two
-// tiles or more.
-inline int matmul_forward_choice(int N, int C, int OC) {
-#if defined(ENABLE_FP32)
-    (void)N, (void)C, (void)OC;
-    return 20;
-#else
-    bool many = ceil_div((size_t)N, (size_t)128) * ceil_div(OC, 192) >= 2 * (size_t)num_multiprocessors();
-    return C <= 2048 && many && has_sm90a() ? 21 : 20;
-#endif
-}
-
-// out (N,OC) = gelu?(inp (N,C) weight (OC,C)^T + bias (OC)) + residual (N,OC), with GELU if saved.has_gelu(). saved.tensor (N,OC),
-// which may be NULL, receives GELU's argument, or its slope, which needs kernel 21. bias and residual may be NULL. residual
-// may be the same memory as out.
-void matmul_forward(floatX* out, GeluSaved saved, const floatX* inp, const floatX* weight, const floatX* bias,
-                    const floatX* residual, int N, int C, int OC, cudaStream_t stream) {
-    double outputs = (1.0 + (saved.tensor != NULL) + (residual != NULL)) * N * OC;
-    const char* then = residual ? ", sum" : "";
-    if (saved.has_gelu()) { then = ", gelu"; }
-    Op op(stream, ((double)N * C + (double)OC * C + outputs) * sizeof(floatX), 2.0 * N * C * OC,
-          "matmul_forward %d -> %d%s", C, OC, then);
-    require(C % 8 == 0 && OC % 8 == 0);
-    require(!saved.has_gelu() || (bias && !residual));
-#if !defined(ENABLE_FP32)
-    if (matmul_forward_choice(N, C, OC) == 21) {
-        return matmul_forward21(out, saved, inp, weight, bias, residual, N, C, OC, stream);
-    }
-#endif
-    matmul_forward20(out, saved, inp, weight, bias, residual, N, C, OC, stream);
-}
-// ==== end promoted: matmul_forward ====
-
-#ifndef PROMOTED_ONLY
 
 #if !defined(ENABLE_FP32)
 // Kernel 21 with a given form of gemm.cuh (GEMM_PING_PONG_192, ...).
@@ -1559,4 +1410,3 @@ int main(int argc, char** argv) {
          with_kind(1, {2, 640, 256, 1, 1024}),
          with_kind(1, {3, 1000, 768, 1, 1920})}); // 360 tiles of 128x128: persistent blocks have up to three
 }
-#endif

@@ -48,46 +48,14 @@
    ./matmul_fp8 5                check kernel 5 against the CPU and time it
    ./matmul_fp8 --kind 2         dW: every kernel, side by side
    ./matmul_fp8 -C 768 -V 2304   here -V is OC                                        */
-#define PROMOTED_ONLY
-#include "gelu_backward.cu"
-#include "gelu_forward.cu"
-#include "matmul_backward_bias.cu"
-#include "quantize.cu"
-#undef PROMOTED_ONLY
 #include "bench.h"
 #include "cublaslt_linear.cuh"
 #include "fp8.cuh"
 #include "gemm.cuh"
+#include "gemm_forms.cuh"
+#include "quantize.cuh"
 
-// ==== promoted: matmul_fp8 ====
-// out (M,N) = a (M,K) b (N,K)^T * a_scale * b_scale + bias: a linear layer, or one product of its backward pass, see the
-// operations below.
-template <class A> struct MatmulFp8Args {
-    floatX* out;                    // (M,N), or NULL
-    float* sum;                     // (M,N), if out is NULL
-    bool accumulate;                // the product is added to sum
-    const A* a;                     // (M,K), e4m3 or e5m2
-    const __nv_fp8_e4m3* b;         // (N,K)
-    const float *a_scale, *b_scale; // what a stored 1 stands for
-    const floatX* bias;             // (N), or NULL
-    int M, N, K;
-};
-
-#if !defined(ENABLE_FP32) // the library has no such product with a bias in fp32, gemm.cuh none in fp32
-// By cuBLASLt; fast: see MatmulCall::fast_accumulation.
-template <class A> void matmul_fp8_2(const MatmulFp8Args<A>& p, bool fast, cudaStream_t stream) {
-    MatmulCall call;
-    call.a = p.a, call.b = p.b, call.b_transposed = true, call.bias = p.bias;
-    call.a_type = Fp8<A>::IS_E5M2 ? CUDA_R_8F_E5M2 : CUDA_R_8F_E4M3, call.b_type = CUDA_R_8F_E4M3;
-    call.a_scale = p.a_scale, call.b_scale = p.b_scale, call.fast_accumulation = fast;
-    call.M = p.M, call.N = p.N, call.K = p.K;
-    call.out = p.out;
-    if (!p.out) { call.out = p.sum, call.out_is_float = true, call.add = p.accumulate ? p.sum : NULL; }
-    bool supported = cublaslt_matmul(call, stream);
-    require(supported);
-}
-#endif
-// ==== end promoted: matmul_fp8 ====
+#include "matmul_fp8.cuh" // kernels 2, 7, 8 and 11
 
 #if !defined(ENABLE_FP32)
 
@@ -130,22 +98,6 @@ template <class A> void matmul_fp8_1(const MatmulFp8Args<A>& p, cudaStream_t str
 // ---- kernels 2 and 3: cuBLASLt with one sum over K ("fast accumulation"), or with partial sums in fp32: matmul_fp8_2 ----
 
 // ---- kernel 4: gemm.cuh with wgmma of fp8: the tensor cores keep one sum over K ----
-
-// ==== promoted: matmul_fp8 ====
-#if !defined(ENABLE_FP32)
-// The form of gemm.cuh for fp8. The code addresses two elements as one floatX, so it counts pairs of elements along K. A
-// stage thus holds 128 columns of K in the same number of bytes, and its products take the same number of cycles.
-template <class A> struct MatmulFp8PingPong192 : GemmPingPong192Pairs {
-    static __device__ void wgmma(float (&sum)[96], uint64_t a, uint64_t b, bool accumulate) {
-        if constexpr (Fp8<A>::IS_E5M2) {
-            wgmma_64x192x32_e5m2_e4m3(sum, a, b, accumulate);
-        } else {
-            wgmma_64x192x32_e4m3(sum, a, b, accumulate);
-        }
-    }
-};
-#endif
-// ==== end promoted: matmul_fp8 ====
 
 // The form G with an e5m2 a; compare GemmTilesE4M3.
 template <class G> struct MatmulFp8TilesE5M2 : G {
@@ -303,230 +255,10 @@ void matmul_fp8_6(MatmulFp8Args<__nv_fp8_e4m3> p, const Fp8Tensor<__nv_fp8_e4m3>
     quantize5(q, QuantizeGelu{hidden}, stream, 256);
 }
 
-// ---- kernels 7 and 8: both fp8 copies of the result in the epilogue ----
-
-// ==== promoted: matmul_fp8 ====
-#if !defined(ENABLE_FP32)
-// A consumer takes its accumulators in tiles of 64x64, through shared memory, from which TMA stores them. A thread has
-// columns 2t and 2t + 1 of rows g and g + 8 in each fragment of 8 columns. Quantised, they are a word:
-//
-//     byte                 0      1      2        3
-//     row, column       g,2t  g+8,2t  g,2t+1  g+8,2t+1
-//
-// Its halves are pairs of tokens, so stmatrix with the transposition stores it to `columns`, in the order 0 8 1 9 ...
-// For `rows`, lanes 2i and 2i + 1 exchange words, and then have 4 neighbouring columns of rows g and g + 8, one lane in
-// this fragment, the other one in the next.
-
-struct alignas(1024) MatmulFp8Tile { // rows of 64 bytes, swizzled as tensor_map() says
-    unsigned char rows[64 * 64], columns[64 * 64];
-};
-// The byte of chunk `chunk` of 16 bytes in row `row` of such a matrix.
-__device__ inline int matmul_fp8_swizzled(int row, int chunk) { return row * 64 + (chunk ^ (row / 2 % 4)) * 16; }
-
-// rows (M,N) and columns (N,M): of floatX, as which TMA sees two fp8 elements
-struct MatmulFp8Maps : GemmMaps {
-    CUtensorMap rows, columns;
-};
-
-// The form: with 2 boxes per warp there is room for two tiles of both consumers.
-template <class A> struct MatmulFp8Boxes2 : MatmulFp8PingPong192<A> { static constexpr int BOXES = 2; };
-
-// The epilogue's value: y = sum * scale + bias; see GemmBias.
-template <int extras> struct MatmulFp8Epilogue : GemmBias<extras> {
-    const float *a_scale, *b_scale; // what a stored 1 stands for
-    float scale;                    // their product, set at the beginning of the kernel
-    __device__ float value(float sum, float bias) const { return fmaf(sum, scale, bias); }
-};
-
-enum MatmulFp8Mode {
-    MATMUL_FP8_MODE_GELU,       // x = gelu(y)
-    MATMUL_FP8_MODE_SAVE_SLOPE, // the same, and GELU's slope at y is stored to maps.second
-    MATMUL_FP8_MODE_TIMES_SLOPE // x = y * a matrix, of which maps.residual is the map
-};
-
-// x in type F, rows and columns. has_sums: the columns of x are also summed, before they are rounded.
-template <class F, MatmulFp8Mode mode, bool has_sums = false> struct MatmulFp8Quantised {
-    static constexpr int EXTRAS = mode == MATMUL_FP8_MODE_TIMES_SLOPE ? GEMM_RESIDUAL | GEMM_NO_BIAS : 0;
-    static constexpr int SHARED_BYTES = 4 * sizeof(MatmulFp8Tile) + 1024; // the last: for their alignment
-    typedef MatmulFp8Epilogue<EXTRAS> Epilogue;
-    Fp8Tensor<F> to;
-    float* sums; // (row tiles, N), see GemmColumnSums; NULL unless has_sums
-    __device__ Fp8Seen<F> seen() const { return Fp8Seen<F>(to); }
-
-    // The words of 16 columns, two fragments: sum has their accumulators, column 16 * p of the box is the first.
-    // slopes: the fragments of GELU's slope, read or written. column_sums: of this lane's two rows, added to them.
-    template <class G> __device__ void words(uint32_t (&words)[2], uint32_t (&slopes)[4], Fp8Seen<F>& seen,
-                                             const float* sum, const Epilogue& epilogue, typename Epilogue::Pair pair,
-                                             int p, float* column_sums) const {
-#pragma unroll
-        for (int j = 0; j < 2; j++) {
-            float two[2] = {}, v[4], slope[4];
-            if constexpr (mode == MATMUL_FP8_MODE_TIMES_SLOPE) {
-                float2 upper = unpack_16x2(slopes[2 * j], floatX()), lower = unpack_16x2(slopes[2 * j + 1], floatX());
-                slope[0] = upper.x, slope[1] = upper.y, slope[2] = lower.x, slope[3] = lower.y;
-            } else {
-                epilogue.columns(two, gemm_shuffle(pair, 8 * p + 4 * j + threadIdx.x % 4));
-            }
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                float y = epilogue.value(sum[4 * j + i], two[i % 2]), x;
-                if constexpr (mode == MATMUL_FP8_MODE_TIMES_SLOPE) { x = y * slope[i]; }
-                if constexpr (mode != MATMUL_FP8_MODE_TIMES_SLOPE) { x = gelu_and_slope_approx(y, &slope[i]); }
-                v[i] = seen.scaled(x);
-                if (has_sums) { column_sums[2 * j + i % 2] += x; }
-            }
-            if constexpr (mode == MATMUL_FP8_MODE_SAVE_SLOPE) { gemm_pack(slopes + 2 * j, slope); }
-            words[j] = Fp8<F>::pack(v[0], v[2], v[1], v[3]);
-        }
-    }
-    // Stores them to the tile's rows. at: chunk 16 * p of row g of this warp.
-    __device__ void store_rows(unsigned char* at, const uint32_t (&words)[2]) const {
-        bool odd = threadIdx.x & 1;
-        // the rows' halves: columns 2t, 2t + 1 of row g, of row g + 8
-        uint32_t first = __byte_perm(words[0], 0, 0x3120), second = __byte_perm(words[1], 0, 0x3120);
-        uint32_t got = __shfl_xor_sync(0xFFFFFFFFu, odd ? first : second, 1);
-        uint32_t left = odd ? got : first, right = odd ? second : got;
-        // t = 0 and 2 have columns 0-3 and 4-7 of the 16, t = 1 and 3 columns 8-11 and 12-15
-        unsigned char* p = at + (odd ? 8 : 0) + threadIdx.x % 4 / 2 * 4;
-        *reinterpret_cast<uint32_t*>(p) = __byte_perm(left, right, 0x5410);
-        *reinterpret_cast<uint32_t*>(p + 8 * 64) = __byte_perm(left, right, 0x7632); // swizzled as row g is
-    }
-    // Stores a tile of the consumer. Its two tiles take turns: the barrier also says that the other one has been read.
-    template <class G> __device__ void store(Fp8Seen<F>& seen, float (&sum)[G::PARTS][G::COLUMNS / 2],
-                                             const Epilogue& epilogue, const GemmColumns<G, Epilogue>& columns,
-                                             GemmSMem<G>& smem, MatmulFp8Tile (&tiles)[2], const MatmulFp8Maps& maps,
-                                             int row, int column, int M, int N, int& box) const {
-        static_assert(G::READERS == 4 && G::BOXES == 2, "a tile is one consumer's, which has two");
-        const int num_columns = G::COLUMNS / 64, num_boxes = G::PARTS * num_columns;
-        int lane = threadIdx.x % 32, warp = threadIdx.x / 32 - 4, first_box = box, warp_row = warp % 4 * 16;
-        bool stores = threadIdx.x % 128 == 1;    // lane 1, because lane 0 waits for its stores of slopes apart
-        float column_sums[num_columns][16] = {}; // of this lane's rows, see fragment_column_sums
-        auto barrier = [&] { warp < 4 ? named_barrier_sync(1, 128) : named_barrier_sync(2, 128); };
-        uint32_t lane_at = lane % 16 * 128 + (lane / 16 ^ lane % 8) * 16; // in a box of slopes, as in gemm_store
-#pragma unroll
-        for (int n = 0; n < num_boxes; n++, box++) {
-            const int m = n / num_columns, q = n % num_columns;
-            int slot = box % G::BOXES, box_row = row + 64 * m, box_column = column + 64 * q;
-            uint32_t at = shared_address(smem.boxes[warp][slot]) + lane_at;
-            MatmulFp8Tile& tile = tiles[slot];
-            if (mode == MATMUL_FP8_MODE_TIMES_SLOPE) { mbarrier_wait(&smem.box_full[warp][slot], box / G::BOXES % 2); }
-            if (mode == MATMUL_FP8_MODE_SAVE_SLOPE) {
-                if (lane == 0) { tma_store_wait<G::BOXES - 1>(); }
-                __syncwarp();
-            }
-#pragma unroll
-            for (int p = 0; p < 4; p += 2) { // 32 columns, of which stmatrix stores 4 matrices
-                uint32_t fragments[2][2];
-#pragma unroll
-                for (int i = 0; i < 2; i++) {
-                    uint32_t slopes[4];
-                    if (mode == MATMUL_FP8_MODE_TIMES_SLOPE) { ldmatrix_x4(slopes, at ^ (p + i) << 5); }
-                    float largest = seen.amax;
-                    words<G>(fragments[i], slopes, seen, sum[m] + 32 * q + 8 * (p + i), epilogue, columns.pairs[q],
-                             p + i, column_sums[q] + 4 * (p + i));
-                    // past the end there are biases without products; M and N are multiples of 16
-                    if (mode != MATMUL_FP8_MODE_TIMES_SLOPE && (box_row >= M || box_column + 16 * (p + i) >= N)) {
-                        seen.amax = largest;
-                    }
-                    if (mode == MATMUL_FP8_MODE_SAVE_SLOPE) { stmatrix_x4(at ^ (p + i) << 5, slopes); }
-                    store_rows(tile.rows + matmul_fp8_swizzled(warp_row + lane / 4, p + i), fragments[i]);
-                }
-                stmatrix_x4_trans(shared_address(tile.columns + matmul_fp8_swizzled(16 * p + lane, warp % 4)),
-                                  fragments[0]);
-            }
-            if (stores) { tma_store_wait<0>(); }
-            tma_store_fence(); // tile and box were read, or written, by ordinary accesses
-            barrier();
-            if (stores) {
-                tma_store_2d(&maps.rows, tile.rows, box_column / 2, box_row - warp_row);
-                tma_store_2d(&maps.columns, tile.columns, (box_row - warp_row) / 2, box_column);
-                tma_store_commit();
-            }
-            if (mode == MATMUL_FP8_MODE_SAVE_SLOPE && lane == 0) {
-                tma_store_2d(&maps.second, smem.boxes[warp][slot], box_column, box_row);
-                tma_store_commit();
-            }
-            if (mode == MATMUL_FP8_MODE_TIMES_SLOPE && lane == 0 && n + G::BOXES < num_boxes) {
-                gemm_load_box<G>(smem, maps.residual, row, column, n + G::BOXES, first_box);
-            }
-        }
-        if constexpr (has_sums) { gemm_store_sums<G>(column_sums, GemmColumnSums{sums, N}, smem, row, column, M); }
-    }
-};
-
-// As gemm_sm90_kernel9, for a quantised result.
-template <class G, class Result> __global__ void __launch_bounds__(384, 1)
-    matmul_fp8_sm90_kernel7(const __grid_constant__ MatmulFp8Maps maps, typename Result::Epilogue epilogue,
-                            Result result, int M, int N, int K, int num_tiles) {
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-    extern __shared__ __align__(256) unsigned char gemm_dynamic[];
-    GemmSMem<G>& smem = gemm_smem<G>(gemm_dynamic);
-    gemm_init(smem);
-    int warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0); // the shuffle makes it warp-uniform to the compiler
-    int warpgroup = warp / 4, rank = G::rank(), num_steps = ceil_div(K, 64);
-    int first = blockIdx.x / G::CLUSTER, stride = gridDim.x / G::CLUSTER;
-    if (warpgroup == 0) {
-        gemm_produce(smem, maps, M, N, num_steps, first, stride, num_tiles, rank);
-        return;
-    }
-    warpgroup_more_registers<240>();
-    auto& tiles = shared_aligned_1024<MatmulFp8Tile[2][2]>(reinterpret_cast<unsigned char*>(&smem + 1))[warpgroup - 1];
-    int box = 0, number = 0, i = (warpgroup - 1) * num_steps;
-    epilogue.scale = __ldg(epilogue.a_scale) * __ldg(epilogue.b_scale);
-    auto seen = result.seen();
-#pragma unroll 1
-    for (int index = first + (warpgroup - 1) * stride; index < num_tiles; index += 2 * stride, number++) {
-        float sum[G::PARTS][G::COLUMNS / 2];
-        GemmTile tile = gemm_tile<G>(index, M, N, rank);
-        int row = tile.row + warp % 4 * 16;
-        GemmColumns<G, typename Result::Epilogue> columns = {}; // stay zeros with GEMM_NO_BIAS
-        gemm_prepare(columns, epilogue, smem, maps.residual, row, tile.column, N, box);
-        gemm_multiply<G>(sum, smem, num_steps, number, i);
-        i += num_steps; // skips the other consumer's tile
-        result.template store<G>(seen, sum, epilogue, columns, smem, tiles, maps, row, tile.column, M, N, box);
-    }
-    seen.store_warp(result.to);
-    if (threadIdx.x % 128 == 1) { tma_store_wait<0>(); }
-    gemm_end<G>();
-#endif
-}
-
-// second, residual (M,N): GELU's slope, written or read; the other one is NULL
-template <class A, class Result> static void matmul_fp8_launch7(const MatmulFp8Args<A>& p, const Result& result,
-                                                                floatX* second, const floatX* residual,
-                                                                cudaStream_t stream) {
-    typedef MatmulFp8Boxes2<A> G;
-    const int bytes = GemmSMem<G>::bytes() + Result::SHARED_BYTES;
-    static_assert(bytes <= 227 << 10, "all that compute capability 9.0 has");
-    require(has_sm90a()); // nvcc -gencode arch=compute_90a,code=sm_90a
-    require(p.M % 16 == 0 && p.N % 16 == 0 && p.K % 16 == 0);
-    // gemm.cuh addresses two fp8 elements as one floatX
-    GemmArgs g = {NULL, second, (const floatX*)p.a, (const floatX*)p.b, residual, p.M, p.N, p.K / 2};
-    typename Result::Epilogue epilogue = {{p.bias}, p.a_scale, p.b_scale, 0.0f};
-    MatmulFp8Maps maps = {gemm_maps<G>(g), tensor_map((floatX*)result.to.rows, {p.N / 2, p.M}, {32, 64}),
-                          tensor_map((floatX*)result.to.columns, {p.M / 2, p.N}, {32, 64})};
-    int num_tiles = gemm_num_tiles<G>(g.M, g.N, g.K),
-        num_clusters = min(num_tiles, free_multiprocessors() / G::CLUSTER);
-    gemm_start(matmul_fp8_sm90_kernel7<G, Result>, num_clusters * G::CLUSTER, G::CLUSTER, bytes, true, stream, maps,
-               epilogue, result, g.M, g.N, g.K, num_tiles);
-}
-#endif
-// ==== end promoted: matmul_fp8 ====
-
 // rows, columns = gelu(y)
 void matmul_fp8_7(const MatmulFp8Args<__nv_fp8_e4m3>& p, const Fp8Tensor<__nv_fp8_e4m3>& to, cudaStream_t stream) {
     matmul_fp8_launch7(p, MatmulFp8Quantised<__nv_fp8_e4m3, MATMUL_FP8_MODE_GELU>{to, NULL}, NULL, NULL, stream);
 }
-
-// ==== promoted: matmul_fp8 ====
-#if !defined(ENABLE_FP32)
-// rows, columns = gelu(y); slope (M,N) = GELU's slope at y, for the backward pass
-void matmul_fp8_8(const MatmulFp8Args<__nv_fp8_e4m3>& p, const Fp8Tensor<__nv_fp8_e4m3>& to, floatX* slope,
-                  cudaStream_t stream) {
-    matmul_fp8_launch7(p, MatmulFp8Quantised<__nv_fp8_e4m3, MATMUL_FP8_MODE_SAVE_SLOPE>{to, NULL}, slope, NULL, stream);
-}
-#endif
-// ==== end promoted: matmul_fp8 ====
 
 // ---- kernel 9: not fused: kernel 4, then times the slope and both copies by kernel 5 of quantize ----
 
@@ -555,63 +287,6 @@ void matmul_fp8_10(const MatmulFp8Args<A>& p, const Fp8Tensor<A>& to, const floa
     matmul_fp8_launch7(p, MatmulFp8Quantised<A, MATMUL_FP8_MODE_TIMES_SLOPE>{to, NULL}, NULL, slope, stream);
 }
 
-// ---- kernel 11: 10 that also sums the columns of its result, which is the gradient of a bias ----
-
-// ==== promoted: matmul_fp8 ====
-#if !defined(ENABLE_FP32)
-// rows, columns = dX times the slope that kernel 8 has saved, in the type of dout; sums (N) += the sums of its columns;
-// partials (ceil(M / 128), N) is scratch
-template <class A> void matmul_fp8_11(const MatmulFp8Args<A>& p, const Fp8Tensor<A>& to, float* sums, float* partials,
-                                      const floatX* slope, cudaStream_t stream) {
-    matmul_fp8_launch7(p, MatmulFp8Quantised<A, MATMUL_FP8_MODE_TIMES_SLOPE, true>{to, partials}, NULL, slope, stream);
-    column_sums<16>(sums, NULL, NULL, partials, ceil_div(p.M, 128), p.N, stream);
-}
-
-// out (N,OC) = inp (N,C) weight (OC,C)^T + bias
-void matmul_fp8_forward(floatX* out, const Fp8Matrix<__nv_fp8_e4m3>& inp, const Fp8Matrix<__nv_fp8_e4m3>& weight,
-                        const floatX* bias, int N, int C, int OC, cudaStream_t stream) {
-    Op op(stream, (double)N * C + (double)OC * C + (double)N * OC * sizeof(floatX), 2.0 * N * C * OC,
-          "matmul_fp8_forward %d -> %d", C, OC);
-    matmul_fp8_2(MatmulFp8Args<__nv_fp8_e4m3>{out, NULL, false, inp.values, weight.values, inp.inverse, weight.inverse,
-                                              bias, N, OC, C},
-                 true, stream);
-}
-void matmul_fp8_gelu(const Fp8Tensor<__nv_fp8_e4m3>& to, floatX* slope, const Fp8Matrix<__nv_fp8_e4m3>& inp,
-                     const Fp8Matrix<__nv_fp8_e4m3>& weight, const floatX* bias, int N, int C, int OC,
-                     cudaStream_t stream) {
-    Op op(stream, (double)N * C + (double)OC * C + (double)N * OC * (sizeof(floatX) + 2), 2.0 * N * C * OC,
-          "matmul_fp8_gelu %d -> %d", C, OC);
-    matmul_fp8_8({NULL, NULL, false, inp.values, weight.values, inp.inverse, weight.inverse, bias, N, OC, C}, to, slope,
-                 stream);
-}
-void matmul_fp8_backward_input(floatX* dinp, const Fp8Matrix<__nv_fp8_e5m2>& dout,
-                               const Fp8Matrix<__nv_fp8_e4m3>& weight, int N, int C, int OC, cudaStream_t stream) {
-    Op op(stream, (double)N * OC + (double)OC * C + (double)N * C * sizeof(floatX), 2.0 * N * C * OC,
-          "matmul_fp8_backward_input %d <- %d", C, OC);
-    matmul_fp8_2(MatmulFp8Args<__nv_fp8_e5m2>{dinp, NULL, false, dout.values, weight.values, dout.inverse,
-                                              weight.inverse, NULL, N, C, OC},
-                 false, stream);
-}
-void matmul_fp8_gelu_backward(const Fp8Tensor<__nv_fp8_e5m2>& to, float* dinp_sums, float* scratch,
-                              const Fp8Matrix<__nv_fp8_e5m2>& dout, const Fp8Matrix<__nv_fp8_e4m3>& weight,
-                              const floatX* slope, int N, int C, int OC, cudaStream_t stream) {
-    Op op(stream, (double)N * OC + (double)OC * C + (double)N * C * (sizeof(floatX) + 2), 2.0 * N * C * OC,
-          "matmul_fp8_gelu_backward %d <- %d", C, OC);
-    matmul_fp8_11({NULL, NULL, false, dout.values, weight.values, dout.inverse, weight.inverse, NULL, N, C, OC}, to,
-                  dinp_sums, scratch, slope, stream);
-}
-void matmul_fp8_backward_weight(float* dweight, const Fp8Matrix<__nv_fp8_e5m2>& dout,
-                                const Fp8Matrix<__nv_fp8_e4m3>& inp, int N, int C, int OC, bool accumulate,
-                                cudaStream_t stream) {
-    Op op(stream, (double)N * (C + OC) + (accumulate ? 8.0 : 4.0) * C * OC, 2.0 * N * C * OC,
-          "matmul_fp8_backward_weight %d <- %d", C, OC);
-    matmul_fp8_2(MatmulFp8Args<__nv_fp8_e5m2>{NULL, dweight, accumulate, dout.values, inp.values, dout.inverse,
-                                              inp.inverse, NULL, OC, C, N},
-                 false, stream);
-}
-#endif
-size_t matmul_fp8_gelu_backward_scratch(int N, int C) { return (size_t)ceil_div(N, 128) * C; }
-// ==== end promoted: matmul_fp8 ====
 #endif
 
 // What a tolerance is multiplied by for one sum over K, see the top of the file.

@@ -29,78 +29,12 @@
    nvcc -O3 --use_fast_math quantize.cu -o quantize      (or: make quantize)
    ./quantize 2               check kernel 2 against the CPU and sweep its block sizes
    ./quantize --kind 3        GELU, with the transposed copy: every kernel, side by side            */
-#ifndef PROMOTED_ONLY // ops that include this file include these files before it
-#define PROMOTED_ONLY
-#include "gelu_backward.cu"
-#include "gelu_forward.cu"
-#undef PROMOTED_ONLY
-#endif
 #include "bench.h"
 #include "fp8.cuh"
+#include "gelu_backward.cuh"
+#include "gelu_forward.cuh"
 
-// ---- shared by the kernels: what is quantised, and where it goes ----
-
-// ==== promoted: quantize ====
-// f(inp) rounded to floatX: element i, or the vector from element i on.
-struct QuantizeCopy {
-    const floatX* inp; // (N,C)
-    __device__ floatX element(size_t i) const { return inp[i]; }
-    __device__ x128 vector(size_t i) const { return load128(inp + i); }
-};
-struct QuantizeGelu {
-    const floatX* inp;
-    __device__ floatX element(size_t i) const { return (floatX)gelu((float)inp[i]); }
-    __device__ x128 vector(size_t i) const { return gelu_forward_vector(load128(inp + i)); }
-};
-struct QuantizeGeluBackward {
-    const floatX *dout, *inp;
-    __device__ floatX element(size_t i) const { return (floatX)((float)dout[i] * gelu_slope((float)inp[i])); }
-    __device__ x128 vector(size_t i) const { return gelu_backward_vector(load128(dout + i), load128(inp + i)); }
-};
-
-// The gradients of logits whose losses are known: (softmax - onehot(target)) * dloss over the first V of C columns, else 0.
-struct QuantizeDlogits {
-    const floatX* logits; // (N,C)
-    const float* losses;  // (N) = log(sum of exp(logits)) - logits[target]
-    const int* targets;   // (N)
-    const float* dloss;   // (1)
-    int V;
-    __device__ floatX value(floatX logit, int c, int target, float lse, float scale) const {
-        float p = c < V ? expf((float)logit - lse) : 0.0f;
-        return (floatX)((p - (c == target ? 1.0f : 0.0f)) * scale);
-    }
-};
-
-template <class F> struct QuantizeArgs {
-    Fp8Tensor<F> to;
-    floatX* beside; // (N,C), or NULL
-    int N, C;
-};
-
-// The element, or the vector, at (row, column) of what is quantised.
-template <class Source> __device__ floatX quantize_element(const Source& source, int row, int column, int C) {
-    return source.element((size_t)row * C + column);
-}
-template <class Source> __device__ x128 quantize_vector(const Source& source, int row, int column, int C) {
-    return source.vector((size_t)row * C + column);
-}
-__device__ inline floatX quantize_element(const QuantizeDlogits& s, int row, int column, int C) {
-    const floatX* logits = s.logits + (size_t)row * C;
-    int target = s.targets[row];
-    return s.value(logits[column], column, target, s.losses[row] + (float)logits[target], *s.dloss);
-}
-__device__ inline x128 quantize_vector(const QuantizeDlogits& s, int row, int column, int C) {
-    const floatX* logits = s.logits + (size_t)row * C;
-    int target = __ldg(s.targets + row);
-    float lse = __ldg(s.losses + row) + (float)logits[target], scale = __ldg(s.dloss);
-    x128 x = load128(logits + column);
-#pragma unroll
-    for (int k = 0; k < x128::size; k++) { x[k] = s.value(x[k], column + k, target, lse, scale); }
-    return x;
-}
-// ==== end promoted: quantize ====
-
-#ifndef PROMOTED_ONLY // another op that includes this file uses kernels 3 and 5 only
+#include "quantize.cuh" // kernels 3 and 5
 
 // ---- kernel 1: one thread per element, an atomic each ----
 
@@ -153,39 +87,8 @@ void quantize2(const QuantizeArgs<F>& q, const Source& source, cudaStream_t stre
     kernel<<<(unsigned)num_blocks, block_size, 0, stream>>>(q, source);
     cudaCheck(cudaGetLastError());
 }
-#endif
-
-// ==== promoted: quantize ====
-// ---- kernel 3: persistent, as many blocks as fit on the GPU at once, so there are few atomics ----
-
-template <class F, class Source> __global__ void quantize_kernel3(QuantizeArgs<F> q, Source source) {
-    Fp8Seen<F> seen(q.to);
-    size_t n = (size_t)q.N * q.C, stride = (size_t)gridDim.x * blockDim.x * x128::size;
-    for (size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * x128::size; i < n; i += stride) {
-        x128 x = source.vector(i);
-        uint32_t words[x128::size / 4];
-        seen.store_vector(q.to.rows + i, words, x);
-        if (q.beside) { store128(q.beside + i, x); }
-    }
-    seen.store(q.to);
-}
-
-template <class F, class Source>
-void quantize3(const QuantizeArgs<F>& q, const Source& source, cudaStream_t stream, int block_size) {
-    require(q.C % 16 == 0 && !q.to.columns);
-    int per_sm;
-    auto kernel = quantize_kernel3<F, Source>;
-    cudaCheck(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_sm, kernel, block_size, 0));
-    size_t most = ceil_div((size_t)q.N * q.C, (size_t)x128::size * block_size);
-    int num_blocks = (int)std::min(most, (size_t)free_multiprocessors() * per_sm);
-    kernel<<<num_blocks, block_size, 0, stream>>>(q, source);
-    cudaCheck(cudaGetLastError());
-}
-// ==== end promoted: quantize ====
 
 #if !defined(ENABLE_FP32) // a vector is 8 elements
-
-#ifndef PROMOTED_ONLY
 
 // ---- kernel 4: the transposed copy by 64x32 tiles in shared memory, byte by byte ----
 
@@ -222,93 +125,8 @@ template <class F, class Source> void quantize4(const QuantizeArgs<F>& q, const 
     kernel<<<(unsigned)num_blocks, 256, 0, stream>>>(q, source);
     cudaCheck(cudaGetLastError());
 }
+
 #endif
-#endif
-
-// ==== promoted: quantize ====
-#if !defined(ENABLE_FP32)
-// ---- kernel 5: the transposed copy by pairs of tokens: 16 bits, which ldmatrix transposes; tiles of 64x256 ----
-
-struct QuantizeSMem {
-    static constexpr int COLUMNS = 256;
-    unsigned char tile[FP8_TILE_PAIRS * (2 * COLUMNS + 16) + FP8_TILE_PAIRS / 8 * 32]; // fp8_tile_bytes(COLUMNS)
-};
-
-template <class F, class Source> __global__ void __launch_bounds__(512)
-    quantize_kernel5(QuantizeArgs<F> q, Source source) {
-    __shared__ alignas(16) QuantizeSMem shared;
-    const int columns = QuantizeSMem::COLUMNS;
-    int num_columns = ceil_div(q.C, columns), first_token = blockIdx.x / num_columns * FP8_TILE_TOKENS;
-    int first_column = blockIdx.x % num_columns * columns;
-    int lane = threadIdx.x % 32, warp = threadIdx.x / 32, num_warps = blockDim.x / 32, column = first_column + 8 * lane;
-    Fp8Seen<F> seen(q.to);
-    for (int pair = warp; pair < FP8_TILE_PAIRS; pair += num_warps) {
-        int token = first_token + fp8_first_token(pair, q.to.in_order);
-        uint32_t words[2][2] = {};
-        if (token < q.N && column < q.C) { // both of the pair, because N % 16 == 0
-#pragma unroll
-            for (int second = 0; second < 2; second++) {
-                int row = token + second * fp8_pair_distance(q.to.in_order);
-                size_t i = (size_t)row * q.C + column;
-                x128 x = quantize_vector(source, row, column, q.C);
-                seen.store_vector(q.to.rows + i, words[second], x);
-                if (q.beside) { store128(q.beside + i, x); }
-            }
-        }
-        *reinterpret_cast<uint4*>(fp8_tile_at(shared.tile, pair, 8 * lane, columns)) = fp8_pair(words[0], words[1]);
-    }
-    __syncthreads();
-    auto* to = reinterpret_cast<__nv_fp8_storage_t*>(q.to.columns) + (size_t)first_column * q.N + first_token;
-    for (int c = 8 * warp; c < columns; c += 8 * num_warps) {
-        fp8_store_columns(to, shared.tile, c, columns, q.C - first_column, q.N - first_token, q.N);
-    }
-    seen.store(q.to);
-}
-
-template <class F, class Source>
-void quantize5(const QuantizeArgs<F>& q, const Source& source, cudaStream_t stream, int block_size) {
-    require(q.C % 16 == 0 && q.N % 16 == 0 && q.to.columns && block_size <= 512);
-    size_t num_blocks =
-        ceil_div((size_t)q.N, (size_t)FP8_TILE_TOKENS) * ceil_div((size_t)q.C, (size_t)QuantizeSMem::COLUMNS);
-    require(num_blocks <= INT_MAX);
-    auto kernel = quantize_kernel5<F, Source>;
-    kernel<<<(unsigned)num_blocks, block_size, 0, stream>>>(q, source);
-    cudaCheck(cudaGetLastError());
-}
-
-template <class F, class Source>
-void quantize(const QuantizeArgs<F>& q, const Source& source, int num_inputs, const char* what, cudaStream_t stream) {
-    size_t bytes = (num_inputs + (q.beside != NULL)) * sizeof(floatX) + (q.to.columns ? 2 : 1);
-    Op op(stream, (double)bytes * q.N * q.C, 0, "quantize%s", what);
-    q.to.columns ? quantize5(q, source, stream, 256) : quantize3(q, source, stream, 256);
-}
-
-void quantize(const Fp8Tensor<__nv_fp8_e4m3>& to, const floatX* inp, int N, int C, cudaStream_t stream) {
-    quantize(QuantizeArgs<__nv_fp8_e4m3>{to, NULL, N, C}, QuantizeCopy{inp}, 1, "", stream);
-}
-void quantize(const Fp8Tensor<__nv_fp8_e5m2>& to, const floatX* inp, int N, int C, cudaStream_t stream) {
-    quantize(QuantizeArgs<__nv_fp8_e5m2>{to, NULL, N, C}, QuantizeCopy{inp}, 1, "", stream);
-}
-void quantize_gelu(const Fp8Tensor<__nv_fp8_e4m3>& to, floatX* beside, const floatX* inp, int N, int C,
-                   cudaStream_t stream) {
-    quantize(QuantizeArgs<__nv_fp8_e4m3>{to, beside, N, C}, QuantizeGelu{inp}, 1, "_gelu", stream);
-}
-void quantize_gelu_backward(const Fp8Tensor<__nv_fp8_e5m2>& to, floatX* beside, const floatX* dout, const floatX* inp,
-                            int N, int C, cudaStream_t stream) {
-    quantize(QuantizeArgs<__nv_fp8_e5m2>{to, beside, N, C}, QuantizeGeluBackward{dout, inp}, 2, "_gelu_backward",
-             stream);
-}
-void quantize_dlogits(const Fp8Tensor<__nv_fp8_e5m2>& to, const floatX* logits, const float* losses, const int* targets,
-                      const float* dloss, int N, int V, int Vp, cudaStream_t stream) {
-    require(to.columns);
-    Op op(stream, (double)N * Vp * (sizeof(floatX) + 2), 0, "quantize_dlogits");
-    QuantizeDlogits source = {logits, losses, targets, dloss, V};
-    quantize5(QuantizeArgs<__nv_fp8_e5m2>{to, NULL, N, Vp}, source, stream, 256);
-}
-#endif
-// ==== end promoted: quantize ====
-
-#ifndef PROMOTED_ONLY
 
 // ---- kernel 6: not fused: gelu_forward or gelu_backward, then kernel 3 or 5 ----
 
@@ -486,4 +304,3 @@ int main(int argc, char** argv) {
                        with_kind(6, {1, 48, 272}),
                        with_kind(6, {3, 32, 1040})});
 }
-#endif

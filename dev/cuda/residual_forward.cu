@@ -15,8 +15,6 @@
    ./residual_forward        every kernel, side by side                                         */
 #include "bench.h"
 
-#ifndef PROMOTED_ONLY // set by other ops that include this file for kernel 2 alone
-
 // ---- kernel 1: one thread per element -----------------------------------------------------------
 
 __global__ void residual_forward_kernel1(floatX* out, const floatX* inp1, const floatX* inp2, size_t n) {
@@ -29,28 +27,8 @@ void residual_forward1(floatX* out, const floatX* inp1, const floatX* inp2, size
     residual_forward_kernel1<<<ceil_div(n, (size_t)block_size), block_size, 0, stream>>>(out, inp1, inp2, n);
     cudaCheck(cudaGetLastError());
 }
-#endif
 
-// ---- kernel 2: one 128-bit vector per thread; with 16-bit types that is 1/8 of the instructions ----
-
-__global__ void residual_forward_kernel2(floatX* out, const floatX* inp1, const floatX* inp2, size_t n) {
-    size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * x128::size;
-    if (i >= n) { return; }
-    x128 a = load128(inp1 + i), b = load128(inp2 + i), sum;
-    for (int k = 0; k < x128::size; k++) { sum[k] = (floatX)((float)a[k] + (float)b[k]); }
-    store128(out + i, sum); // no streaming hint: the next kernel reads out, so as much of it as fits should stay in L2
-}
-
-// out (n) = inp1 (n) + inp2 (n); out may be inp1 or inp2
-void residual_forward(floatX* out, const floatX* inp1, const floatX* inp2, size_t n, cudaStream_t stream,
-                      int block_size = 256) {
-    require(n >= 1 && n % x128::size == 0);
-    size_t grid_size = ceil_div(n / x128::size, (size_t)block_size);
-    residual_forward_kernel2<<<grid_size, block_size, 0, stream>>>(out, inp1, inp2, n);
-    cudaCheck(cudaGetLastError());
-}
-
-#ifndef PROMOTED_ONLY
+#include "residual_forward.cuh" // kernel 2
 
 // ---- kernel 3: persistent, a grid-stride loop with 4 vectors of each input in flight per thread ---
 
@@ -124,4 +102,3 @@ int main(int argc, char** argv) {
     return bench_main(argc, argv, "residual_forward", declare, {64, 1024, 768, 12, 50257},
                       {{1, 1, 8}, {3, 17, 776}, {5, 7, 8}});
 }
-#endif

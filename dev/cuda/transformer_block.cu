@@ -47,24 +47,24 @@
    ./transformer_block              every kernel, side by side
    Kernels 4, 5 and 11 to 16 need -gencode arch=compute_90a,code=sm_90a.                                            */
 #include "../../llmc/cublas_common.cuh"
+#include "attention_forward.cuh"
+#include "attention_forward_blocks.cuh"
 #include "bench.h"
 #include "cublaslt_linear.cuh"
+#include "fused_attention_projection_residual_layernorm.cuh"
+#include "fused_residual_layernorm.cuh"
+#include "fused_residual_layernorm_early.cuh"
+#include "gelu_forward.cuh"
 #include "gemm.cuh"
+#include "gemm_forms.cuh"
+#include "layernorm_forward.cuh"
+#include "matmul_forward.cuh"
+#include "residual_forward.cuh"
 #include <cooperative_groups.h>
 #include <cuda_fp8.h>
 #include <memory>
 
-#define PROMOTED_ONLY
-#include "adamw.cu"
-#include "attention_forward.cu"
-#include "fused_residual_layernorm.cu"
-#include "gelu_forward.cu"
-#include "layernorm_forward.cu"
-#include "matmul_forward.cu"
-#include "residual_forward.cu"
 // the next file needs those included above
-#include "fused_attention_projection_residual_layernorm.cu"
-#undef PROMOTED_ONLY
 
 // ---- shared by the kernels ----
 

@@ -10,23 +10,26 @@ new_tree() {
     mkdir -p "$tmp/tree/scripts" "$tmp/tree/dev/cuda"
     cd "$tmp/tree"
     cp "$top/scripts/promote.sh" scripts/
-    cat >dev/cuda/gelu.cu <<'CU'
-#include "bench.h"
+    cat >dev/cuda/gelu.cuh <<'CU'
+#include "../../llmc/cuda_common.cuh"
 // ==== promoted: gelu ====
 
 void gelu(float* x, int block_size = 256) { x[0] = 0.5f * "\n%s & \\1"[0]; }
 // ==== end promoted: gelu ====
-int main() {}
 CU
-    cat >dev/cuda/adamw.cu <<'CU'
+    cat >dev/cuda/adamw_prepare.cuh <<'CU'
 // ==== promoted: adamw_prepare ====
 int a;
 // ==== end promoted: adamw_prepare ====
+CU
+    cat >dev/cuda/adamw.cuh <<'CU'
+#include "bench.cuh"
 // ==== promoted: adamw ====
 int b = 1;
 	// a tab, and trailing blanks  
 // ==== end promoted: adamw ====
 CU
+    echo 'int main() {}' >dev/cuda/gelu.cu
     cat >train_gpt2.cu <<'CU'
 // before
 // ==== promoted: adamw ====
@@ -59,9 +62,9 @@ test_copies() {
     contains "copied adamw" "$tmp/out"
     {
         echo "// before"
-        sed -n '4,$p' dev/cuda/adamw.cu
+        sed -n '2,$p' dev/cuda/adamw.cuh
         echo "// between"
-        sed -n '2,5p' dev/cuda/gelu.cu
+        sed -n '2,5p' dev/cuda/gelu.cuh
         echo "// after"
     } >"$tmp/want.cu"
     cmp train_gpt2.cu "$tmp/want.cu" || { diff train_gpt2.cu "$tmp/want.cu" || fail "the copy is not byte for byte"; }
@@ -69,28 +72,17 @@ test_copies() {
     want "its output" "$(cat "$tmp/out")" "2 promoted blocks, all equal"
 }
 
-# code that only the ladder needs is between the pieces of a block; a .cuh has blocks like a .cu
-test_pieces() {
+# a block stands behind the blocks of the files that its own file includes, in which every block is needed
+test_order_of_includes() {
     new_tree
-    cat >dev/cuda/gelu.cu <<'CU'
-// ==== promoted: gelu ====
-int first;
-// ==== end promoted: gelu ====
-int of_the_ladder_alone;
-// ==== promoted: gelu ====
-int second;
-// ==== end promoted: gelu ====
-CU
-    mv dev/cuda/adamw.cu dev/cuda/adamw.cuh
+    sed -i '1i #include "gelu.cuh" // gelu()' dev/cuda/adamw.cuh
+    refuses "adamw stands before gelu, which dev/cuda/adamw.cuh includes"
+    sed -i 's/promoted: adamw/promoted: x/;s/promoted: gelu/promoted: adamw/;s/promoted: x/promoted: gelu/' train_gpt2.cu
     scripts/promote.sh >"$tmp/out"
-    want "the copy" "$(sed -n '/==== promoted: gelu/,/==== end/p' train_gpt2.cu | sed '1d;$d' | tr '\n' ';')" \
-        "int first;;;int second;;"
-    contains "int b = 1;" train_gpt2.cu
-    scripts/promote.sh --check >"$tmp/out"
-    want "its output" "$(cat "$tmp/out")" "2 promoted blocks, all equal"
-    sed -i 's/int second/int third/' dev/cuda/gelu.cu
-    scripts/promote.sh --check >"$tmp/out" 2>&1 && fail "a change of the second piece is not seen"
-    contains "FAIL gelu: " "$tmp/out"
+    contains "copied adamw" "$tmp/out"
+    new_tree
+    sed -i '1i #include "adamw_prepare.cuh"' dev/cuda/adamw.cuh
+    refuses "adamw stands before adamw_prepare, which dev/cuda/adamw.cuh includes"
 }
 
 test_idempotent() {
@@ -126,7 +118,7 @@ test_check_finds_one_digit() {
 test_check_finds_a_changed_op() {
     new_tree
     scripts/promote.sh >"$tmp/out"
-    sed -i 's/0.5f/0.6f/' dev/cuda/gelu.cu
+    sed -i 's/0.5f/0.6f/' dev/cuda/gelu.cuh
     scripts/promote.sh --check >"$tmp/out" 2>&1 && fail "not seen"
     contains "FAIL gelu: " "$tmp/out"
     contains "0.6f" "$tmp/out"
@@ -137,7 +129,7 @@ test_refuses_missing_marks() {
     sed -i '/end promoted: gelu/d' train_gpt2.cu
     refuses "promoted: gelu has no end"
     new_tree
-    sed -i '/end promoted: gelu/d' dev/cuda/gelu.cu
+    sed -i '/end promoted: gelu/d' dev/cuda/gelu.cuh
     refuses "promoted: gelu has no end"
     new_tree
     sed -i '/==== promoted: adamw/d' train_gpt2.cu
@@ -155,11 +147,14 @@ test_refuses_wrong_names() {
     sed -i 's/promoted: gelu/promoted: gellu/' train_gpt2.cu
     refuses "promoted: gellu is in no file of dev/cuda"
     new_tree
-    cat dev/cuda/gelu.cu >>train_gpt2.cu
-    refuses "promoted: gelu occurs twice here"
+    cat dev/cuda/gelu.cuh >>train_gpt2.cu
+    refuses "promoted: gelu occurs twice, first at train_gpt2.cu:5"
     new_tree
-    cp dev/cuda/gelu.cu dev/cuda/gelu2.cu
-    refuses "promoted: gelu is in more than one file"
+    cp dev/cuda/gelu.cuh dev/cuda/gelu2.cuh
+    refuses "promoted: gelu occurs twice, first at dev/cuda/gelu.cuh:2"
+    new_tree
+    mv dev/cuda/gelu.cuh dev/cuda/gelu.cu
+    refuses "promoted: gelu is in dev/cuda/gelu.cu, not in dev/cuda/gelu.cuh"
     new_tree
     sed -i 's/promoted: gelu ====/& /' train_gpt2.cu
     refuses "not a mark"
@@ -234,11 +229,11 @@ CU
     done
 }
 
-# misnamed FILE: prints a line if declare() of an op says b.promoted() although the file has no marks, or b.best() although it
-# has. An op may have neither.
+# misnamed OP.cu: prints a line if declare() says b.promoted() although there is no block in OP.cuh, or b.best() although there is.
+# An op may have neither.
 misnamed() {
     local marks=0 promoted=0 best=0
-    grep -q '^// ==== promoted: ' "$1" && marks=1
+    ! grep -qs '^// ==== promoted: ' "${1}h" || marks=1
     grep -qE '(^|[^A-Za-z0-9_])b\.promoted\(' "$1" && promoted=1
     grep -qE '(^|[^A-Za-z0-9_])b\.best\(' "$1" && best=1
     [ $promoted -le $marks ] || { echo "$1: b.promoted() without a block for train_gpt2.cu: b.best()"; return 1; }
@@ -252,21 +247,24 @@ test_promoted_or_best() {
     for file in dev/cuda/*.cu; do
         [[ $file != */practice_* ]] || continue # of `make practice`
         [ ! -e "$file" ] || misnamed "$file" || failed=$((failed + 1))
+    done
+    for file in dev/cuda/*.cuh; do
         for name in $(sed -n 's|^// ==== promoted: \([A-Za-z0-9_]*\) ====$|\1|p' "$file"); do
             grep -qx "// ==== promoted: $name ====" train_gpt2.cu || { echo "$file: $name is not in train_gpt2.cu" && failed=1; }
         done
     done
     [ $failed -eq 0 ] || fail "$failed ops of dev/cuda call their best kernel by the wrong name"
-    printf '// ==== promoted: gelu ====\n    b.promoted(2);\n' >"$tmp/good.cu"
-    misnamed "$tmp/good.cu" || fail "a promoted kernel is refused"
-    printf '    b.best(2);\n' >"$tmp/good.cu"
-    misnamed "$tmp/good.cu" || fail "a best kernel is refused"
-    local bad
-    for bad in '    b.promoted(2);' '// ==== promoted: gelu ====\n    b.best(2);' '// ==== promoted: gelu ====' \
-        '// ==== promoted: gelu ====\n    b.promoted(2);\n    b.best(2);'; do
-        printf '%b\n' "$bad" >"$tmp/bad.cu"
-        misnamed "$tmp/bad.cu" >"$tmp/out" && fail "not seen: $bad"
-        contains "$tmp/bad.cu:" "$tmp/out"
+    local block='// ==== promoted: gelu ====' bad
+    check() { # TEXT_OF_CUH TEXT_OF_CU
+        printf '%s\n' "$1" >"$tmp/op.cuh"
+        printf '%b\n' "$2" >"$tmp/op.cu"
+        misnamed "$tmp/op.cu" >"$tmp/out"
+    }
+    check "$block" '    b.promoted(2);' || fail "a promoted kernel is refused"
+    check "" '    b.best(2);' || fail "a best kernel is refused"
+    for bad in '|    b.promoted(2);' "$block|    b.best(2);" "$block|" "$block|    b.promoted(2);\n    b.best(2);"; do
+        check "${bad%%|*}" "${bad#*|}" && fail "not seen: $bad"
+        contains "$tmp/op.cu:" "$tmp/out"
     done
 }
 
@@ -342,6 +340,6 @@ CU
     done
 }
 
-tests=(copies pieces idempotent check_finds_one_digit check_finds_a_changed_op refuses_missing_marks refuses_wrong_names usage
+tests=(copies order_of_includes idempotent check_finds_one_digit check_finds_a_changed_op refuses_missing_marks refuses_wrong_names usage
     ladders_ascend order_is_checked promoted_or_best launchers_say_their_cost missing_cost_is_seen)
 run_tests_once "$@"
