@@ -40,7 +40,7 @@ one_line() { # RC TEXT COMMAND ...: fails with this exit code and one line that 
 
 # paste_back OP RUNG: puts the original's bodies where practice.sh has cut them out
 paste_back() {
-    run 0 ./practice.sh "$1" "$2" solution
+    run 0 ../learn/practice.sh "$1" "$2" solution
     awk '
         FNR == NR && /^\/\/ [a-z0-9_]+[.]cu:[0-9]+$/ { n++; inside = 0; next }
         FNR == NR && inside { line[n, ++lines[n]] = $0; next }
@@ -68,7 +68,7 @@ test_practice() {
     for pair in "${cut_rungs[@]}"; do
         read -r op rung <<<"$pair"
         rm -f "$tmp/top/dev/cuda/practice_$op.cu"
-        run 0 ./practice.sh "$op" "$rung"
+        run 0 ../learn/practice.sh "$op" "$rung"
         contains "make cpu OP=practice_$op && ./practice_${op}_cpu $rung" "$tmp/out"
         contains "Practice: write the body of ${op}_kernel$rung()." "$tmp/top/dev/cuda/practice_$op.cu"
         ops+=("practice_$op")
@@ -92,7 +92,7 @@ test_practice() {
 }
 
 # rungs OP: those that can be practised
-rungs() { (cd "$tmp/top/dev/cuda" && ./practice.sh "$1") | sed -n '/^not to be/q; s/^ *\([0-9][0-9]*\)  .*/\1/p'; }
+rungs() { (cd "$tmp/top/dev/cuda" && ../learn/practice.sh "$1") | sed -n '/^not to be/q; s/^ *\([0-9][0-9]*\)  .*/\1/p'; }
 
 # Cuts each kernel from the same file and pastes its body back, which restores the original. Tests three ops, or all in `make test-full`.
 test_every_rung() {
@@ -104,7 +104,7 @@ test_every_rung() {
         [ -n "${LLMC_TEST_FULL-}" ] || [ $((at % (${#ops[@]} / 3))) -eq 0 ] || continue
         rm -f "$tmp/top/dev/cuda/practice_$op.cu"
         for rung in $(rungs "$op"); do
-            run 0 ./practice.sh "$op" "$rung"
+            run 0 ../learn/practice.sh "$op" "$rung"
             paste_back "$op" "$rung"
             same_code "$op" "$rung"
             num=$((num + 1))
@@ -117,33 +117,33 @@ test_every_rung() {
 test_practice_refuses() {
     copy
     rm -f "$tmp"/top/dev/cuda/practice_*.cu
-    one_line 2 "no OP" ./practice.sh
-    one_line 2 "OP='nothing' is no .cu file here" ./practice.sh nothing 1
-    one_line 2 "not 'x'" ./practice.sh simple_kernel x
-    one_line 1 "has no banner" ./practice.sh nccl_all_reduce
-    run 2 ./practice.sh simple_kernel 3
+    one_line 2 "no OP" ../learn/practice.sh
+    one_line 2 "OP='nothing' is no .cu file here" ../learn/practice.sh nothing 1
+    one_line 2 "not 'x'" ../learn/practice.sh simple_kernel x
+    one_line 1 "has no banner" ../learn/practice.sh nccl_all_reduce
+    run 2 ../learn/practice.sh simple_kernel 3
     contains "it launches simple_kernel_kernel2" "$tmp/err"
     contains "   5  one 16-byte load per thread" "$tmp/err"
-    run 2 ./practice.sh simple_kernel 99
+    run 2 ../learn/practice.sh simple_kernel 99
     contains "there is none of that number" "$tmp/err"
-    run 0 ./practice.sh simple_kernel
+    run 0 ../learn/practice.sh simple_kernel
     contains "   3  no function of its own: it launches simple_kernel_kernel2" "$tmp/out"
     [ ! -e "$tmp/top/dev/cuda/practice_simple_kernel.cu" ] || fail "a list has written a file"
-    run 0 env PRECISION=FP32 ./practice.sh simple_kernel 1
+    run 0 env PRECISION=FP32 ../learn/practice.sh simple_kernel 1
     contains "make cpu OP=practice_simple_kernel PRECISION=FP32 && ./practice_simple_kernel_cpu_fp32 1" "$tmp/out"
     # what the reader has written stays, also when another kernel is cut out
     local file=$tmp/top/dev/cuda/practice_simple_kernel.cu
     sed -i 's|^    // Practice: .*|    int mine = 1;|' "$file"
-    one_line 1 "has kernel 1 already" ./practice.sh simple_kernel 1
-    run 0 ./practice.sh simple_kernel 5
+    one_line 1 "has kernel 1 already" ../learn/practice.sh simple_kernel 1
+    run 0 ../learn/practice.sh simple_kernel 5
     contains "    int mine = 1;" "$file"
     contains "// practice: simple_kernel kernels 1 5, made by" "$file"
     sed -i 's|^    int mine = 1;|    int mine = 1; {|' "$file"
-    one_line 1 "practice_simple_kernel.cu:" ./practice.sh simple_kernel 6
-    run 0 env FORCE=yes ./practice.sh simple_kernel 6
+    one_line 1 "practice_simple_kernel.cu:" ../learn/practice.sh simple_kernel 6
+    run 0 env FORCE=yes ../learn/practice.sh simple_kernel 6
     ! grep -q mine "$file" || fail "FORCE=yes does not begin anew"
     sed -i 1d "$file"
-    one_line 1 "is there already" ./practice.sh simple_kernel 5
+    one_line 1 "is there already" ../learn/practice.sh simple_kernel 5
     rm "$file"
 }
 
@@ -175,11 +175,11 @@ void braces3(float* out) { braces_kernel2<3><<<1, 1>>>(out); }
 __global__ void braces_kernel4(float* out) { braces_helper(out); }
 CU
     cp "$tmp/braces.cu" "$tmp/top/dev/cuda/"
-    run 0 ./practice.sh braces
+    run 0 ../learn/practice.sh braces
     want "what can be practised" "$(sed -n '/^not/q; s/^ *\([0-9]\)  .*/\1/p' "$tmp/out" | paste -s -d ' ')" "1 2"
     contains "   4  braces_kernel4() only calls braces_helper()" "$tmp/out"
-    run 0 ./practice.sh braces 1
-    run 0 ./practice.sh braces 2
+    run 0 ../learn/practice.sh braces 1
+    run 0 ../learn/practice.sh braces 2
     sed -n '/^__global__ void __launch/,$p' "$tmp/top/dev/cuda/practice_braces.cu" | grep -v '^    //' >"$tmp/rest"
     want "what is left" "$(cat "$tmp/rest")" '__global__ void __launch_bounds__(ceil_div(128, 2), 1)
     braces_kernel1(float* out, /* { */ int n) {
@@ -190,12 +190,12 @@ template <int a> __global__ void braces_kernel2(float* out) {
 void braces3(float* out) { braces_kernel2<3><<<1, 1>>>(out); }
 // ---- kernel 4: only a call ----
 __global__ void braces_kernel4(float* out) { braces_helper(out); }'
-    run 0 ./practice.sh braces 1 solution
+    run 0 ../learn/practice.sh braces 1 solution
     want "the original" "$(tail -n +2 "$tmp/out")" "$(sed -n '9,17p' "$tmp/braces.cu")"
     local change
     for change in 's/^#endif$//' 's/^}$//' "s/= '}'/= '}/" 's|^    /\* } \*/|    /* }|' 's/^}$/ }/'; do
         sed "$change" "$tmp/braces.cu" >"$tmp/top/dev/cuda/braces.cu"
-        one_line 1 "mend it" ./practice.sh braces 1
+        one_line 1 "mend it" ../learn/practice.sh braces 1
     done
     rm "$tmp"/top/dev/cuda/*braces.cu
 }
@@ -210,7 +210,7 @@ test_practice_is_no_op() {
     ! grep -q practice "$tmp/out" || fail "make all, test, bench or check-cpu build it"
     run 0 make -n all NVCC=true
     ! grep -q practice "$tmp/out" || fail "make all builds it"
-    want "git's status" "$(cd "$tmp/top" && git -C "$OLDPWD" check-ignore dev/cuda/practice_simple_kernel.cu dev/cuda/practice.sh)" \
+    want "git's status" "$(cd "$tmp/top" && git -C "$OLDPWD" check-ignore dev/cuda/practice_simple_kernel.cu dev/learn/practice.sh)" \
         dev/cuda/practice_simple_kernel.cu
     run 0 make clean
     [ -e "$tmp/top/dev/cuda/practice_simple_kernel.cu" ] || fail "make clean removes it"
@@ -222,7 +222,7 @@ test_practice_is_no_op() {
 test_practice_time() {
     copy
     mkdir -p "$tmp/programs"
-    run 0 env FORCE=yes ./practice.sh softmax_forward 4
+    run 0 env FORCE=yes ../learn/practice.sh softmax_forward 4
     local name
     for name in softmax_forward practice_softmax_forward; do
         {
@@ -237,11 +237,11 @@ test_practice_time() {
         } >"$tmp/programs/$name"
         chmod +x "$tmp/programs/$name"
     done
-    run 0 env BIN_DIR="$tmp/programs" ./practice.sh softmax_forward 4 time
+    run 0 env BIN_DIR="$tmp/programs" ../learn/practice.sh softmax_forward 4 time
     want "the times" "$(cat "$tmp/out")" "softmax_forward 4                    0.5000 ms (0.4900 to 0.5100), block size 256
 practice_softmax_forward 4           0.6000 ms (0.5900 to 0.6100), default: 1.20 x the time of the original"
     printf '#!/bin/sh\necho "FAIL kernel 4"; exit 1\n' >"$tmp/programs/practice_softmax_forward"
-    run 1 env BIN_DIR="$tmp/programs" ./practice.sh softmax_forward 4 time
+    run 1 env BIN_DIR="$tmp/programs" ../learn/practice.sh softmax_forward 4 time
     contains "FAIL kernel 4" "$tmp/err"
     contains "practice_softmax_forward 4 fails" "$tmp/err"
     rm "$tmp/top/dev/cuda/practice_softmax_forward.cu"
@@ -255,12 +255,12 @@ test_exercises_can_be_practised() {
     local page kind op rung num=0
     rm -f "$tmp"/top/dev/cuda/practice_*.cu
     [ -e "$tmp/top/dev/learn/answers" ] || skip "no dev/learn/answers here"
-    run 0 ./answer.sh
+    run 0 ../learn/answer.sh
     for page in "$tmp"/top/dev/learn/answers/*.txt; do
         while read -r _ kind op rung _; do
             [ "$kind" = practice ] || continue
             rm -f "$tmp/top/dev/cuda/practice_$op.cu"
-            run 0 ./practice.sh "$op" "$rung"
+            run 0 ../learn/practice.sh "$op" "$rung"
             grep -q '^    make cpu OP=' "$tmp/out" || fail "$(basename "$page"): kernel $rung of $op needs a GPU"
             num=$((num + 1))
         done <"$page"
@@ -274,8 +274,8 @@ test_answers() {
     printf '1 number 190 5 half of 380\n2 practice simple_kernel 1 one thread per element\n3 number -2.5e-3 0 a small one\n' >"$tmp/answers/02_memory.txt"
     printf '1 number 0 1 none\n2 number 4096 0 2 to the 12\n3 number 1 1 one\n' >"$tmp/answers/occupancy.txt"
     export ANSWERS_DIR=$tmp/answers
-    right() { run 0 ./answer.sh "$@" && contains "right: " "$tmp/out"; }
-    wrong() { run 1 ./answer.sh "$1" "$2" && want "what it says" "$(cat "$tmp/out")" "$2 is $3"; }
+    right() { run 0 ../learn/answer.sh "$@" && contains "right: " "$tmp/out"; }
+    wrong() { run 1 ../learn/answer.sh "$1" "$2" && want "what it says" "$(cat "$tmp/out")" "$2 is $3"; }
     right 02.1 190
     right 2.1 180.5
     right 02_memory.1 1.995e2
@@ -288,21 +288,21 @@ test_answers() {
     wrong occupancy.1 0.1 "too large"
     right occupancy.2 4,096
     wrong occupancy.2 4097 "too large"
-    run 0 env SHOW=yes ./answer.sh 02.1
+    run 0 env SHOW=yes ../learn/answer.sh 02.1
     want "the answer" "$(cat "$tmp/out")" "190: half of 380"
     local bad
-    for bad in x 1x 190us 4,09 nan '' '1 2'; do one_line 2 "number" ./answer.sh 02.1 "$bad"; done
-    one_line 2 "has exercises 1 to 3, not 4" ./answer.sh 02.4 1
-    one_line 2 "no exercises of page '07'" ./answer.sh 7.1 1
-    one_line 2 "no exercises of page 'nothing'" ./answer.sh nothing.1 1
-    for bad in 02 02. .1 02.x ../02.1; do one_line 2 "EXERCISE is a page" ./answer.sh "$bad" 1; done
-    one_line 2 "this exercise is a kernel" ./answer.sh 02.2 1
-    run 0 ./answer.sh
+    for bad in x 1x 190us 4,09 nan '' '1 2'; do one_line 2 "number" ../learn/answer.sh 02.1 "$bad"; done
+    one_line 2 "has exercises 1 to 3, not 4" ../learn/answer.sh 02.4 1
+    one_line 2 "no exercises of page '07'" ../learn/answer.sh 7.1 1
+    one_line 2 "no exercises of page 'nothing'" ../learn/answer.sh nothing.1 1
+    for bad in 02 02. .1 02.x ../02.1; do one_line 2 "EXERCISE is a page" ../learn/answer.sh "$bad" 1; done
+    one_line 2 "this exercise is a kernel" ../learn/answer.sh 02.2 1
+    run 0 ../learn/answer.sh
     contains "    02.2             write kernel 1 of simple_kernel" "$tmp/out"
     contains "    occupancy.3      a number" "$tmp/out"
     for bad in '1 number x 5 a' '1 number 5 x a' '2 number 5 5 a' '1 guess 5 5 a' '1 number 5 5' '1 practice simple_kernel x a' ''; do
         printf '%s' "${bad:+$bad$'\n'}" >"$tmp/answers/08_bad.txt"
-        one_line 1 "08_bad.txt" ./answer.sh 08.1 1
+        one_line 1 "08_bad.txt" ../learn/answer.sh 08.1 1
     done
     rm "$tmp/answers/08_bad.txt"
 }
@@ -316,19 +316,19 @@ test_answers_that_are_kernels() {
     export ANSWERS_DIR=$tmp/answers CXX
     local file=$tmp/top/dev/cuda/practice_simple_kernel.cu
     rm -f "$file"
-    one_line 1 "no practice_simple_kernel.cu: make practice OP=simple_kernel RUNG=1" ./answer.sh 01.1
-    run 0 ./practice.sh simple_kernel 1
-    one_line 1 "is not about kernel 2" ./answer.sh 01.2
-    run 1 ./answer.sh 01.1
+    one_line 1 "no practice_simple_kernel.cu: make practice OP=simple_kernel RUNG=1" ../learn/answer.sh 01.1
+    run 0 ../learn/practice.sh simple_kernel 1
+    one_line 1 "is not about kernel 2" ../learn/answer.sh 01.2
+    run 1 ../learn/answer.sh 01.1
     contains "FAIL kernel 1 " "$tmp/out"
     contains "hint: the index is " "$tmp/out"
     sed -i 's|^    // Practice: .*|    this does not compile|' "$file"
-    run 1 ./answer.sh 01.1
+    run 1 ../learn/answer.sh 01.1
     contains "practice_simple_kernel.cu does not compile" "$tmp/out"
     contains "error: " "$tmp/out"
-    run 0 env FORCE=yes ./practice.sh simple_kernel 1
+    run 0 env FORCE=yes ../learn/practice.sh simple_kernel 1
     paste_back simple_kernel 1
-    run 0 ./answer.sh 01.1
+    run 0 ../learn/answer.sh 01.1
     grep -qE '^right: kernel 1 of simple_kernel, [1-9][0-9]* passed, 0 failed$' "$tmp/out" || { cat "$tmp/out" && fail "the original is not right"; }
     rm "$file"
 }
@@ -494,7 +494,8 @@ test_lists_are_those_of_the_programs() {
 # An op in a tree of its own: a library, a loser, a kernel that names another one, an instantiation of a later kernel, shared code
 ladder_tree() {
     mkdir -p "$tmp/ladder/dev/cuda/results/h200/ladders" "$tmp/ladder/dev/learn"
-    cp dev/cuda/ladder.sh dev/cuda/versions.sh "$tmp/ladder/dev/cuda/"
+    cp dev/learn/ladder.sh "$tmp/ladder/dev/learn/"
+    cp dev/cuda/versions.sh "$tmp/ladder/dev/cuda/"
     cat >"$tmp/ladder/dev/cuda/op.cu" <<'SOURCE'
 /* op: what it does
 
@@ -582,7 +583,7 @@ CSV
 }
 ladder() { # RC ARGUMENT ...
     local rc=0 wanted=$1
-    (cd "$tmp/ladder" && dev/cuda/ladder.sh "${@:2}") >"$tmp/out" 2>"$tmp/err" || rc=$?
+    (cd "$tmp/ladder" && dev/learn/ladder.sh "${@:2}") >"$tmp/out" 2>"$tmp/err" || rc=$?
     [ $rc -eq "$wanted" ] || { cat "$tmp/out" "$tmp/err" && fail "exit code $rc, want $wanted: ladder.sh ${*:2}"; }
 }
 # judged TEXT FILE SED: with this change of the file, the table written anew, --check prints one line, and it has the text
@@ -737,12 +738,12 @@ PLANTED
     ladder 2 --what
     contains "unknown flag --what" "$tmp/err"
     ladder 0 --help
-    contains "dev/cuda/ladder.sh --check [OP ...]" "$tmp/out"
+    contains "dev/learn/ladder.sh --check [OP ...]" "$tmp/out"
 }
 
 # those of the course
 test_ladders_of_the_pages() {
-    dev/cuda/ladder.sh --check >"$tmp/out" 2>"$tmp/err" || { cat "$tmp/out" "$tmp/err" && fail "a ladder is stale or has a slower rung"; }
+    dev/learn/ladder.sh --check >"$tmp/out" 2>"$tmp/err" || { cat "$tmp/out" "$tmp/err" && fail "a ladder is stale or has a slower rung"; }
     local page
     for page in 04_matmul:matmul_forward 07_attention:attention_forward; do
         grep -qE "^<!-- ladder: ${page#*:}( [a-z0-9_]+)? -->\$" "dev/learn/${page%:*}.md" || fail "${page%:*}.md shows no ladder of ${page#*:}"

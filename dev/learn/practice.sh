@@ -5,7 +5,7 @@
 #     make practice OP=softmax_forward RUNG=4                 writes practice_softmax_forward.cu; says how to go on
 #     make practice OP=softmax_forward RUNG=4 SOLUTION=yes    prints the original
 #     make practice-time OP=softmax_forward RUNG=4            with a GPU: your time beside the original's
-#     ./practice.sh OP [RUNG [solution | time]]
+#     ../learn/practice.sh OP [RUNG [solution | time]]
 #
 # Another RUNG of the same op is cut out of the practice file that is there, in which your kernels stay. Only FORCE=yes
 # overwrites a practice file. PRECISION=FP32 or FP16 is for the commands that are printed: the file is the same in every
@@ -21,7 +21,7 @@ if [ "${1-}" = --help ]; then
     sed -n '2,/^set /s/^# \{0,1\}//p' "$0"
     exit 0
 fi
-cd "$(dirname "$0")" || exit 1
+cd "$(dirname "$0")/../cuda" || exit 1
 op=${1-} rung=${2-} action=${3-}
 [ -n "$op" ] || usage "no OP: make practice OP=softmax_forward RUNG=4; make help lists more"
 [[ $op != practice_* ]] || usage "OP is the op without practice_: make practice OP=${op#practice_}"
@@ -302,7 +302,7 @@ done <"$tmp/cut"
 
 # ---- the copy ----
 
-# Marks of promoted code are left out: scripts/promote.sh would find the block twice.
+# Marks of promoted code are left out: promote.sh would find the block twice.
 awk -F '\t' -v op="$op" -v rung="$rung" -v had="$had" -v comment="$tmp/comment." '
     FNR == NR { open[++n] = $4; open_column[n] = $5; close_[n] = $6; close_column[n] = $7; next }
     FNR == 1 {

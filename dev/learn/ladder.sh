@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Writes the ladder of an op into the page of the course that shows it: a table of what each rung costs and brings.
 #
-#     dev/cuda/ladder.sh [OP ...]            writes; prints the names of the pages that changed
-#     dev/cuda/ladder.sh --check [OP ...]    changes nothing; exits 1 with a line for each table that is stale and for
+#     dev/learn/ladder.sh [OP ...]            writes; prints the names of the pages that changed
+#     dev/learn/ladder.sh --check [OP ...]    changes nothing; exits 1 with a line for each table that is stale and for
 #                                            each rung whose time is not what its text says
 #
 # A table stands between `<!-- ladder: OP GPU -->` and `<!-- end ladder: OP -->` in a page of dev/learn. GPU is a directory of
@@ -34,7 +34,7 @@ if [ "${1-}" = --help ]; then
     sed -n '2,/^set /s/^# \{0,1\}//p' "$0"
     exit 0
 fi
-cd "$(dirname "$0")" || exit 1
+cd "$(dirname "$0")/../cuda" || exit 1
 mode=--write
 case ${1-} in
 --check) mode=$1 && shift ;;
@@ -217,7 +217,7 @@ table() {
 Comments, blank lines, `#if` and the kernel's number in names do not count. The kernel before it is the last one that is not the library
 and does not say "loses to", or the one that its text in the source names; "from" says which, where it is not the row above. "Shared"
 is code that later kernels use, too, counted with the first. Of the first kernel all lines count.
-[ladder.sh](../cuda/ladder.sh) writes this table.
+[ladder.sh](ladder.sh) writes this table.
 CAPTION
     echo
 }
@@ -286,7 +286,7 @@ for mark in "${marks[@]}"; do
             while ((getline line <table) > 0) { print line }
         }' "$page" >"$tmp/page" || fail "$page could not be rewritten"
     if [ "$mode" = --check ]; then
-        cmp -s "$tmp/page" "$page" || problem "dev/learn/${page##*/}: its ladder of $op is stale: dev/cuda/ladder.sh writes it"
+        cmp -s "$tmp/page" "$page" || problem "dev/learn/${page##*/}: its ladder of $op is stale: dev/learn/ladder.sh writes it"
         [[ $judged != *" $op.$gpu "* ]] || continue
         judged+="$op.$gpu "
         while IFS= read -r line; do problem "$line"; done < <(judge "$op" "$gpu")
