@@ -175,9 +175,9 @@ else
 endif
 
 check:
-	@scripts/promote.sh --check
+	@dev/cuda/promote.sh --check
 promote:
-	@scripts/promote.sh
+	@dev/cuda/promote.sh
 
 test-full: export LLMC_TEST_FULL = 1
 test-full: test

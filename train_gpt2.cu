@@ -48,7 +48,7 @@ Words:
     bucket            what the ranks exchange, and AdamW updates, at once: the embeddings, a layer or the last layernorm
     updated later     AdamW of all layers but the first, on one GPU: beside the next forward pass (update_later.cuh)
     ladder            a file of dev/cuda: one operation as a series of numbered kernels, from naive to fast
-    promoted          copied here from a ladder by scripts/promote.sh, between marks: its best kernel, with its number
+    promoted          copied here from a ladder by dev/cuda/promote.sh, between marks: its best kernel, with its number
     launcher          the host function that checks the shapes and launches an operation's kernels
     x128              a vector of 16 bytes of floatX: one load or store of a thread
     launch_early      programmatic dependent launch: a kernel's blocks start while the previous kernel is finishing

@@ -139,12 +139,11 @@ test_test_gpt2cu_without_a_gpu() {
 
 # ---- promoted kernels ----
 
-test_promoted_kernels() { scripts/promote.sh --check || fail "not the copies of dev/cuda: make promote"; }
+test_promoted_kernels() { dev/cuda/promote.sh --check || fail "not the copies of dev/cuda: make promote"; }
 
 # changes one digit in each promoted block of a copy of the sources: the check names every block
 test_changed_promoted_kernels() {
-    mkdir -p "$tmp/tree/scripts" "$tmp/tree/dev"
-    cp scripts/promote.sh "$tmp/tree/scripts"
+    mkdir -p "$tmp/tree/dev"
     ln -s "$top/dev/cuda" "$tmp/tree/dev/cuda"
     awk '/^\/\/ ==== promoted: / { fresh = 1 }
          /^\/\/ ==== end promoted: / { fresh = 0 }
@@ -156,7 +155,7 @@ test_changed_promoted_kernels() {
     local name rc=0 names
     names=$(sed -n 's|^// ==== promoted: \([A-Za-z0-9_]*\) ====$|\1|p' train_gpt2.cu)
     [ -n "$names" ] || fail "no marks in train_gpt2.cu"
-    "$tmp/tree/scripts/promote.sh" --check >"$tmp/out" 2>&1 || rc=$?
+    "$tmp/tree/dev/cuda/promote.sh" --check >"$tmp/out" 2>&1 || rc=$?
     want "the exit code" $rc 1
     for name in $names; do contains "FAIL $name: " "$tmp/out"; done
 }

@@ -40,9 +40,9 @@ one_line() { # RC TEXT COMMAND ...: fails with this exit code and one line that 
 
 # paste_back OP RUNG: puts the original's bodies where practice.sh has cut them out
 paste_back() {
-    run 0 ./practice.sh "$1" "$2" solution
+    run 0 ../learn/practice.sh "$1" "$2" solution
     awk '
-        FNR == NR && /^\/\/ [a-z0-9_]+[.]cu:[0-9]+$/ { n++; inside = 0; next }
+        FNR == NR && /^\/\/ [a-z0-9_]+[.]cuh?:[0-9]+$/ { n++; inside = 0; next }
         FNR == NR && inside { line[n, ++lines[n]] = $0; next }
         FNR == NR { inside = /\{$/; next }
         /^    \/\/ Practice: write the body of / { at++; cut = 1; for (i = 1; i < lines[at]; i++) { print line[at, i] } }
@@ -50,9 +50,9 @@ paste_back() {
         !cut { print }' "$tmp/out" "$tmp/top/dev/cuda/practice_$1.cu" >"$tmp/pasted"
     cp "$tmp/pasted" "$tmp/top/dev/cuda/practice_$1.cu"
 }
-# same_code OP: fails unless practice_OP.cu is OP.cu again, from the first #include on and except for the marks of promote.sh
+# same_code OP: fails unless practice_OP.cu is the op's text again, from the first #include on and except for the marks of promote.sh
 same_code() {
-    sed -n '/^#include/,$p' "$tmp/top/dev/cuda/$1.cu" | grep -v '^// ==== \(end \)\?promoted: ' >"$tmp/original"
+    "$tmp/top/dev/cuda/op_text.sh" "$1" | sed -n '/^#include/,$p' | grep -v '^// ==== \(end \)\?promoted: ' >"$tmp/original"
     sed -n '/^#include/,$p' "$tmp/top/dev/cuda/practice_$1.cu" | cmp - "$tmp/original" || fail "$1 $2: with its body, it is not the original"
 }
 
@@ -68,7 +68,7 @@ test_practice() {
     for pair in "${cut_rungs[@]}"; do
         read -r op rung <<<"$pair"
         rm -f "$tmp/top/dev/cuda/practice_$op.cu"
-        run 0 ./practice.sh "$op" "$rung"
+        run 0 ../learn/practice.sh "$op" "$rung"
         contains "make cpu OP=practice_$op && ./practice_${op}_cpu $rung" "$tmp/out"
         contains "Practice: write the body of ${op}_kernel$rung()." "$tmp/top/dev/cuda/practice_$op.cu"
         ops+=("practice_$op")
@@ -92,19 +92,21 @@ test_practice() {
 }
 
 # rungs OP: those that can be practised
-rungs() { (cd "$tmp/top/dev/cuda" && ./practice.sh "$1") | sed -n '/^not to be/q; s/^ *\([0-9][0-9]*\)  .*/\1/p'; }
+rungs() { (cd "$tmp/top/dev/cuda" && ../learn/practice.sh "$1") | sed -n '/^not to be/q; s/^ *\([0-9][0-9]*\)  .*/\1/p'; }
 
 # Cuts each kernel from the same file and pastes its body back, which restores the original. Tests three ops, or all in `make test-full`.
 test_every_rung() {
     copy
     local op rung at=0 num=0 ops=()
-    mapfile -t ops < <(cd dev/cuda && grep -l '^// ---- kernel 1' ./*.cu | sed 's|^\./||; s/\.cu$//' | grep -v '^practice_')
+    mapfile -t ops < <(cd dev/cuda && for op in *.cu; do
+        if [[ $op != practice_* ]] && ./op_text.sh "${op%.cu}" | grep -q '^// ---- kernel 1'; then echo "${op%.cu}"; fi
+    done)
     for op in "${ops[@]}"; do
         at=$((at + 1))
         [ -n "${LLMC_TEST_FULL-}" ] || [ $((at % (${#ops[@]} / 3))) -eq 0 ] || continue
         rm -f "$tmp/top/dev/cuda/practice_$op.cu"
         for rung in $(rungs "$op"); do
-            run 0 ./practice.sh "$op" "$rung"
+            run 0 ../learn/practice.sh "$op" "$rung"
             paste_back "$op" "$rung"
             same_code "$op" "$rung"
             num=$((num + 1))
@@ -117,33 +119,33 @@ test_every_rung() {
 test_practice_refuses() {
     copy
     rm -f "$tmp"/top/dev/cuda/practice_*.cu
-    one_line 2 "no OP" ./practice.sh
-    one_line 2 "OP='nothing' is no .cu file here" ./practice.sh nothing 1
-    one_line 2 "not 'x'" ./practice.sh simple_kernel x
-    one_line 1 "has no banner" ./practice.sh nccl_all_reduce
-    run 2 ./practice.sh simple_kernel 3
+    one_line 2 "no OP" ../learn/practice.sh
+    one_line 2 "OP='nothing' is no .cu file here" ../learn/practice.sh nothing 1
+    one_line 2 "not 'x'" ../learn/practice.sh simple_kernel x
+    one_line 1 "has no banner" ../learn/practice.sh nccl_all_reduce
+    run 2 ../learn/practice.sh simple_kernel 3
     contains "it launches simple_kernel_kernel2" "$tmp/err"
     contains "   5  one 16-byte load per thread" "$tmp/err"
-    run 2 ./practice.sh simple_kernel 99
+    run 2 ../learn/practice.sh simple_kernel 99
     contains "there is none of that number" "$tmp/err"
-    run 0 ./practice.sh simple_kernel
+    run 0 ../learn/practice.sh simple_kernel
     contains "   3  no function of its own: it launches simple_kernel_kernel2" "$tmp/out"
     [ ! -e "$tmp/top/dev/cuda/practice_simple_kernel.cu" ] || fail "a list has written a file"
-    run 0 env PRECISION=FP32 ./practice.sh simple_kernel 1
+    run 0 env PRECISION=FP32 ../learn/practice.sh simple_kernel 1
     contains "make cpu OP=practice_simple_kernel PRECISION=FP32 && ./practice_simple_kernel_cpu_fp32 1" "$tmp/out"
     # what the reader has written stays, also when another kernel is cut out
     local file=$tmp/top/dev/cuda/practice_simple_kernel.cu
     sed -i 's|^    // Practice: .*|    int mine = 1;|' "$file"
-    one_line 1 "has kernel 1 already" ./practice.sh simple_kernel 1
-    run 0 ./practice.sh simple_kernel 5
+    one_line 1 "has kernel 1 already" ../learn/practice.sh simple_kernel 1
+    run 0 ../learn/practice.sh simple_kernel 5
     contains "    int mine = 1;" "$file"
     contains "// practice: simple_kernel kernels 1 5, made by" "$file"
     sed -i 's|^    int mine = 1;|    int mine = 1; {|' "$file"
-    one_line 1 "practice_simple_kernel.cu:" ./practice.sh simple_kernel 6
-    run 0 env FORCE=yes ./practice.sh simple_kernel 6
+    one_line 1 "practice_simple_kernel.cu:" ../learn/practice.sh simple_kernel 6
+    run 0 env FORCE=yes ../learn/practice.sh simple_kernel 6
     ! grep -q mine "$file" || fail "FORCE=yes does not begin anew"
     sed -i 1d "$file"
-    one_line 1 "is there already" ./practice.sh simple_kernel 5
+    one_line 1 "is there already" ../learn/practice.sh simple_kernel 5
     rm "$file"
 }
 
@@ -175,11 +177,11 @@ void braces3(float* out) { braces_kernel2<3><<<1, 1>>>(out); }
 __global__ void braces_kernel4(float* out) { braces_helper(out); }
 CU
     cp "$tmp/braces.cu" "$tmp/top/dev/cuda/"
-    run 0 ./practice.sh braces
+    run 0 ../learn/practice.sh braces
     want "what can be practised" "$(sed -n '/^not/q; s/^ *\([0-9]\)  .*/\1/p' "$tmp/out" | paste -s -d ' ')" "1 2"
     contains "   4  braces_kernel4() only calls braces_helper()" "$tmp/out"
-    run 0 ./practice.sh braces 1
-    run 0 ./practice.sh braces 2
+    run 0 ../learn/practice.sh braces 1
+    run 0 ../learn/practice.sh braces 2
     sed -n '/^__global__ void __launch/,$p' "$tmp/top/dev/cuda/practice_braces.cu" | grep -v '^    //' >"$tmp/rest"
     want "what is left" "$(cat "$tmp/rest")" '__global__ void __launch_bounds__(ceil_div(128, 2), 1)
     braces_kernel1(float* out, /* { */ int n) {
@@ -190,14 +192,86 @@ template <int a> __global__ void braces_kernel2(float* out) {
 void braces3(float* out) { braces_kernel2<3><<<1, 1>>>(out); }
 // ---- kernel 4: only a call ----
 __global__ void braces_kernel4(float* out) { braces_helper(out); }'
-    run 0 ./practice.sh braces 1 solution
+    run 0 ../learn/practice.sh braces 1 solution
     want "the original" "$(tail -n +2 "$tmp/out")" "$(sed -n '9,17p' "$tmp/braces.cu")"
     local change
     for change in 's/^#endif$//' 's/^}$//' "s/= '}'/= '}/" 's|^    /\* } \*/|    /* }|' 's/^}$/ }/'; do
         sed "$change" "$tmp/braces.cu" >"$tmp/top/dev/cuda/braces.cu"
-        one_line 1 "mend it" ./practice.sh braces 1
+        one_line 1 "mend it" ../learn/practice.sh braces 1
     done
     rm "$tmp"/top/dev/cuda/*braces.cu
+}
+
+# The op as one text: a header OP.cuh in it is practised like the rest, and lines are named where they stand.
+test_text_of_an_op() {
+    copy
+    local cuda=$tmp/top/dev/cuda
+    printf '%s\n' '/* halves: x / 2' '' '   nvcc -O3 halves.cu -o halves */' '#include "bench.h"' '// ---- kernel 1: one element ----' \
+        '__global__ void halves_kernel1(float* out) {' '    out[0] = halved(1);' '    out[1] = 0;' '}' '#include "halves.cuh" // its helper' \
+        '#include "other.cuh"' '// ---- kernel 3: two ----' '__global__ void halves_kernel3(float* out) {' '    out[0] = 1;' '    out[1] = 2;' '}' \
+        >"$cuda/halves.cu"
+    printf '%s\n' '/* halves: the promoted kernel' '' '   out (n) float out | inp (n) float in' '*/' '#pragma once' '' '#include "bench.h"' \
+        '// ==== promoted: halves ====' '// ---- kernel 2: by a helper ----' '__device__ inline float halved(float x) { return x / 2; }' \
+        '__global__ void halves_kernel2(float* out) {' '    out[0] = halved(3);' '    out[1] = 0;' '}' '// ==== end promoted: halves ====' \
+        >"$cuda/halves.cuh"
+    run 0 ./op_text.sh halves
+    { sed -n 1,9p "$cuda/halves.cu" && sed -n '6,$p' "$cuda/halves.cuh" && sed -n '11,$p' "$cuda/halves.cu"; } >"$tmp/text"
+    cmp "$tmp/text" "$tmp/out" || { diff "$tmp/text" "$tmp/out" || fail "the text is another one"; }
+    local line
+    for line in 9:halves.cu:9 10:halves.cuh:6 19:halves.cuh:15 20:halves.cu:11 25:halves.cu:16; do
+        run 0 ./op_text.sh halves "${line%%:*}"
+        want "the place of line ${line%%:*}" "$(cat "$tmp/out")" "${line#*:}"
+    done
+    one_line 1 "halves has no line 26" ./op_text.sh halves 26
+    one_line 2 "not '0'" ./op_text.sh halves 0
+    one_line 2 "OP='nothing' is no .cu file here" ./op_text.sh nothing
+    run 0 make practice OP=halves
+    want "what can be practised" "$(sed -n 's/^ *\([0-9]\)  .*/\1/p' "$tmp/out" | paste -s -d ' ')" "1 2 3"
+    run 0 make practice OP=halves RUNG=2 SOLUTION=yes
+    contains "// halves.cuh:11" "$tmp/out"
+    run 0 make practice OP=halves RUNG=3 SOLUTION=yes
+    contains "// halves.cu:13" "$tmp/out"
+    run 0 make practice OP=halves RUNG=2
+    contains "// out (n) float out | inp (n) float in" "$cuda/practice_halves.cu"
+    contains "The original calls halved (defined in this file)." "$cuda/practice_halves.cu"
+    paste_back halves 2
+    same_code halves
+    ! grep -q 'halves\.cuh' "$cuda/practice_halves.cu" || fail "the copy includes the original"
+    sed -i 's/    out\[0\] = halved(3);/}&/' "$cuda/halves.cuh"
+    one_line 1 "halves.cuh:14: a } without its {" ../learn/practice.sh halves 1
+    sed -i '/^#pragma/d' "$cuda/halves.cuh"
+    one_line 1 "halves.cuh has no #pragma once" ./op_text.sh halves
+    rm "$cuda"/halves.cu* "$cuda/practice_halves.cu"
+}
+
+# stands_once OP: true unless a header that the op in dev/cuda of the copy includes itself includes OP.cuh, which a practice file
+# has as text: then that text would come twice
+stands_once() {
+    local cuda=$tmp/top/dev/cuda headers header i
+    includes() { sed -n 's/^#include "\([a-z0-9_]*\.cuh\)".*/\1/p'; }
+    mapfile -t headers < <("$cuda/op_text.sh" "$1" | includes)
+    for ((i = 0; i < ${#headers[@]}; i++)); do
+        [ "${headers[i]}" != "$1.cuh" ] || return 1
+        while read -r header; do
+            [[ " ${headers[*]} " == *" $header "* ]] || headers+=("$header")
+        done < <(includes <"$cuda/${headers[i]}")
+    done
+}
+test_headers_stand_once() {
+    copy
+    local header op
+    for header in dev/cuda/*.cuh; do
+        op=$(basename "$header" .cuh)
+        [ ! -e "dev/cuda/$op.cu" ] || stands_once "$op" || fail "a header that $op.cu includes includes $op.cuh"
+    done
+    printf '#include "%s.cuh"\n' thirds other >"$tmp/top/dev/cuda/thirds.cu"
+    printf '#pragma once\n#include "other.cuh"\n' >"$tmp/top/dev/cuda/thirds.cuh"
+    echo '#include "another.cuh"' >"$tmp/top/dev/cuda/other.cuh"
+    echo 'int another;' >"$tmp/top/dev/cuda/another.cuh"
+    stands_once thirds || fail "an op is refused whose headers do not include its own"
+    echo '#include "thirds.cuh"' >>"$tmp/top/dev/cuda/another.cuh"
+    ! stands_once thirds || fail "not seen: the header of an op comes again by way of two others"
+    rm "$tmp"/top/dev/cuda/{thirds,other,another}.cu*
 }
 
 # a practice file, even one that does not compile, is no op of make, and make clean does not remove it
@@ -210,7 +284,7 @@ test_practice_is_no_op() {
     ! grep -q practice "$tmp/out" || fail "make all, test, bench or check-cpu build it"
     run 0 make -n all NVCC=true
     ! grep -q practice "$tmp/out" || fail "make all builds it"
-    want "git's status" "$(cd "$tmp/top" && git -C "$OLDPWD" check-ignore dev/cuda/practice_simple_kernel.cu dev/cuda/practice.sh)" \
+    want "git's status" "$(cd "$tmp/top" && git -C "$OLDPWD" check-ignore dev/cuda/practice_simple_kernel.cu dev/learn/practice.sh)" \
         dev/cuda/practice_simple_kernel.cu
     run 0 make clean
     [ -e "$tmp/top/dev/cuda/practice_simple_kernel.cu" ] || fail "make clean removes it"
@@ -222,7 +296,7 @@ test_practice_is_no_op() {
 test_practice_time() {
     copy
     mkdir -p "$tmp/programs"
-    run 0 env FORCE=yes ./practice.sh softmax_forward 4
+    run 0 env FORCE=yes ../learn/practice.sh softmax_forward 4
     local name
     for name in softmax_forward practice_softmax_forward; do
         {
@@ -237,11 +311,11 @@ test_practice_time() {
         } >"$tmp/programs/$name"
         chmod +x "$tmp/programs/$name"
     done
-    run 0 env BIN_DIR="$tmp/programs" ./practice.sh softmax_forward 4 time
+    run 0 env BIN_DIR="$tmp/programs" ../learn/practice.sh softmax_forward 4 time
     want "the times" "$(cat "$tmp/out")" "softmax_forward 4                    0.5000 ms (0.4900 to 0.5100), block size 256
 practice_softmax_forward 4           0.6000 ms (0.5900 to 0.6100), default: 1.20 x the time of the original"
     printf '#!/bin/sh\necho "FAIL kernel 4"; exit 1\n' >"$tmp/programs/practice_softmax_forward"
-    run 1 env BIN_DIR="$tmp/programs" ./practice.sh softmax_forward 4 time
+    run 1 env BIN_DIR="$tmp/programs" ../learn/practice.sh softmax_forward 4 time
     contains "FAIL kernel 4" "$tmp/err"
     contains "practice_softmax_forward 4 fails" "$tmp/err"
     rm "$tmp/top/dev/cuda/practice_softmax_forward.cu"
@@ -255,12 +329,12 @@ test_exercises_can_be_practised() {
     local page kind op rung num=0
     rm -f "$tmp"/top/dev/cuda/practice_*.cu
     [ -e "$tmp/top/dev/learn/answers" ] || skip "no dev/learn/answers here"
-    run 0 ./answer.sh
+    run 0 ../learn/answer.sh
     for page in "$tmp"/top/dev/learn/answers/*.txt; do
         while read -r _ kind op rung _; do
             [ "$kind" = practice ] || continue
             rm -f "$tmp/top/dev/cuda/practice_$op.cu"
-            run 0 ./practice.sh "$op" "$rung"
+            run 0 ../learn/practice.sh "$op" "$rung"
             grep -q '^    make cpu OP=' "$tmp/out" || fail "$(basename "$page"): kernel $rung of $op needs a GPU"
             num=$((num + 1))
         done <"$page"
@@ -274,8 +348,8 @@ test_answers() {
     printf '1 number 190 5 half of 380\n2 practice simple_kernel 1 one thread per element\n3 number -2.5e-3 0 a small one\n' >"$tmp/answers/02_memory.txt"
     printf '1 number 0 1 none\n2 number 4096 0 2 to the 12\n3 number 1 1 one\n' >"$tmp/answers/occupancy.txt"
     export ANSWERS_DIR=$tmp/answers
-    right() { run 0 ./answer.sh "$@" && contains "right: " "$tmp/out"; }
-    wrong() { run 1 ./answer.sh "$1" "$2" && want "what it says" "$(cat "$tmp/out")" "$2 is $3"; }
+    right() { run 0 ../learn/answer.sh "$@" && contains "right: " "$tmp/out"; }
+    wrong() { run 1 ../learn/answer.sh "$1" "$2" && want "what it says" "$(cat "$tmp/out")" "$2 is $3"; }
     right 02.1 190
     right 2.1 180.5
     right 02_memory.1 1.995e2
@@ -288,21 +362,21 @@ test_answers() {
     wrong occupancy.1 0.1 "too large"
     right occupancy.2 4,096
     wrong occupancy.2 4097 "too large"
-    run 0 env SHOW=yes ./answer.sh 02.1
+    run 0 env SHOW=yes ../learn/answer.sh 02.1
     want "the answer" "$(cat "$tmp/out")" "190: half of 380"
     local bad
-    for bad in x 1x 190us 4,09 nan '' '1 2'; do one_line 2 "number" ./answer.sh 02.1 "$bad"; done
-    one_line 2 "has exercises 1 to 3, not 4" ./answer.sh 02.4 1
-    one_line 2 "no exercises of page '07'" ./answer.sh 7.1 1
-    one_line 2 "no exercises of page 'nothing'" ./answer.sh nothing.1 1
-    for bad in 02 02. .1 02.x ../02.1; do one_line 2 "EXERCISE is a page" ./answer.sh "$bad" 1; done
-    one_line 2 "this exercise is a kernel" ./answer.sh 02.2 1
-    run 0 ./answer.sh
+    for bad in x 1x 190us 4,09 nan '' '1 2'; do one_line 2 "number" ../learn/answer.sh 02.1 "$bad"; done
+    one_line 2 "has exercises 1 to 3, not 4" ../learn/answer.sh 02.4 1
+    one_line 2 "no exercises of page '07'" ../learn/answer.sh 7.1 1
+    one_line 2 "no exercises of page 'nothing'" ../learn/answer.sh nothing.1 1
+    for bad in 02 02. .1 02.x ../02.1; do one_line 2 "EXERCISE is a page" ../learn/answer.sh "$bad" 1; done
+    one_line 2 "this exercise is a kernel" ../learn/answer.sh 02.2 1
+    run 0 ../learn/answer.sh
     contains "    02.2             write kernel 1 of simple_kernel" "$tmp/out"
     contains "    occupancy.3      a number" "$tmp/out"
     for bad in '1 number x 5 a' '1 number 5 x a' '2 number 5 5 a' '1 guess 5 5 a' '1 number 5 5' '1 practice simple_kernel x a' ''; do
         printf '%s' "${bad:+$bad$'\n'}" >"$tmp/answers/08_bad.txt"
-        one_line 1 "08_bad.txt" ./answer.sh 08.1 1
+        one_line 1 "08_bad.txt" ../learn/answer.sh 08.1 1
     done
     rm "$tmp/answers/08_bad.txt"
 }
@@ -316,19 +390,19 @@ test_answers_that_are_kernels() {
     export ANSWERS_DIR=$tmp/answers CXX
     local file=$tmp/top/dev/cuda/practice_simple_kernel.cu
     rm -f "$file"
-    one_line 1 "no practice_simple_kernel.cu: make practice OP=simple_kernel RUNG=1" ./answer.sh 01.1
-    run 0 ./practice.sh simple_kernel 1
-    one_line 1 "is not about kernel 2" ./answer.sh 01.2
-    run 1 ./answer.sh 01.1
+    one_line 1 "no practice_simple_kernel.cu: make practice OP=simple_kernel RUNG=1" ../learn/answer.sh 01.1
+    run 0 ../learn/practice.sh simple_kernel 1
+    one_line 1 "is not about kernel 2" ../learn/answer.sh 01.2
+    run 1 ../learn/answer.sh 01.1
     contains "FAIL kernel 1 " "$tmp/out"
     contains "hint: the index is " "$tmp/out"
     sed -i 's|^    // Practice: .*|    this does not compile|' "$file"
-    run 1 ./answer.sh 01.1
+    run 1 ../learn/answer.sh 01.1
     contains "practice_simple_kernel.cu does not compile" "$tmp/out"
     contains "error: " "$tmp/out"
-    run 0 env FORCE=yes ./practice.sh simple_kernel 1
+    run 0 env FORCE=yes ../learn/practice.sh simple_kernel 1
     paste_back simple_kernel 1
-    run 0 ./answer.sh 01.1
+    run 0 ../learn/answer.sh 01.1
     grep -qE '^right: kernel 1 of simple_kernel, [1-9][0-9]* passed, 0 failed$' "$tmp/out" || { cat "$tmp/out" && fail "the original is not right"; }
     rm "$file"
 }
@@ -494,7 +568,8 @@ test_lists_are_those_of_the_programs() {
 # An op in a tree of its own: a library, a loser, a kernel that names another one, an instantiation of a later kernel, shared code
 ladder_tree() {
     mkdir -p "$tmp/ladder/dev/cuda/results/h200/ladders" "$tmp/ladder/dev/learn"
-    cp dev/cuda/ladder.sh dev/cuda/versions.sh "$tmp/ladder/dev/cuda/"
+    cp dev/learn/ladder.sh "$tmp/ladder/dev/learn/"
+    cp dev/cuda/versions.sh dev/cuda/op_text.sh "$tmp/ladder/dev/cuda/"
     cat >"$tmp/ladder/dev/cuda/op.cu" <<'SOURCE'
 /* op: what it does
 
@@ -582,7 +657,7 @@ CSV
 }
 ladder() { # RC ARGUMENT ...
     local rc=0 wanted=$1
-    (cd "$tmp/ladder" && dev/cuda/ladder.sh "${@:2}") >"$tmp/out" 2>"$tmp/err" || rc=$?
+    (cd "$tmp/ladder" && dev/learn/ladder.sh "${@:2}") >"$tmp/out" 2>"$tmp/err" || rc=$?
     [ $rc -eq "$wanted" ] || { cat "$tmp/out" "$tmp/err" && fail "exit code $rc, want $wanted: ladder.sh ${*:2}"; }
 }
 # judged TEXT FILE SED: with this change of the file, the table written anew, --check prints one line, and it has the text
@@ -737,19 +812,19 @@ PLANTED
     ladder 2 --what
     contains "unknown flag --what" "$tmp/err"
     ladder 0 --help
-    contains "dev/cuda/ladder.sh --check [OP ...]" "$tmp/out"
+    contains "dev/learn/ladder.sh --check [OP ...]" "$tmp/out"
 }
 
 # those of the course
 test_ladders_of_the_pages() {
-    dev/cuda/ladder.sh --check >"$tmp/out" 2>"$tmp/err" || { cat "$tmp/out" "$tmp/err" && fail "a ladder is stale or has a slower rung"; }
+    dev/learn/ladder.sh --check >"$tmp/out" 2>"$tmp/err" || { cat "$tmp/out" "$tmp/err" && fail "a ladder is stale or has a slower rung"; }
     local page
     for page in 04_matmul:matmul_forward 07_attention:attention_forward; do
         grep -qE "^<!-- ladder: ${page#*:}( [a-z0-9_]+)? -->\$" "dev/learn/${page%:*}.md" || fail "${page%:*}.md shows no ladder of ${page#*:}"
     done
 }
 
-tests=(practice every_rung practice_time practice_refuses braces practice_is_no_op exercises_can_be_practised answers answers_that_are_kernels
+tests=(practice every_rung practice_time practice_refuses braces text_of_an_op headers_stand_once practice_is_no_op exercises_can_be_practised answers answers_that_are_kernels
        structure pages false_output_is_seen false_structure_is_seen lists_of_kernels lists_are_those_of_the_programs
        ladders ladders_of_a_gpu false_ladders_are_refused ladders_of_the_pages)
 run_tests_once "$@"

@@ -147,9 +147,9 @@ test_only_what_a_change_touches() {
     [ ! -e train_gpt2 ] && [ ! -e dev/test/unit/test_one ] || fail "make test FILES= builds more than the test"
     make test FILES=LICENSE >"$tmp/out" 2>&1
     want "the last line when no test is touched" "$(tail -n 1 "$tmp/out")" "0 passed, 0 failed, 0 skipped"
-    mkdir scripts bin
-    printf '#!/bin/sh\n' | tee scripts/promote.sh >bin/clang-format
-    chmod +x scripts/promote.sh bin/clang-format
+    mkdir -p dev/cuda bin
+    printf '#!/bin/sh\n' | tee dev/cuda/promote.sh >bin/clang-format
+    chmod +x dev/cuda/promote.sh bin/clang-format
     PATH=$PWD/bin:$PATH make quick FILES=llmc/number.h >"$tmp/out" 2>&1
     want "the last line of make quick" "$(tail -n 1 "$tmp/out")" "1 passed, 0 failed, 0 skipped"
     ! make test SINCE=no-such-commit >"$tmp/out" 2>&1 || fail "make test accepts an unknown commit"

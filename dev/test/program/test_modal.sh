@@ -200,7 +200,7 @@ from modal import FilePatternMatcher
 from pathlib import Path
 ignored = FilePatternMatcher(*b.IGNORED)
 for path in ("llmc/cuda_common.cuh", "dev/cuda/gelu_forward.cu", "dev/cuda/bench.h", "dev/cuda/Makefile", "dev/cuda/nvcc.mk",
-             "dev/data/tokenize.c", "Makefile", "train_gpt2.cu", "scripts/promote.sh"):
+             "dev/data/tokenize.c", "Makefile", "train_gpt2.cu", "dev/cuda/promote.sh"):
     assert not ignored(Path(path)), path
 for path in (".git/config", "build/flags", "data/x.bin", "dev/cuda/gelu_forward", "train_gpt2cu", "dev/data/tokenize",
              "dev/test/run.sh"):

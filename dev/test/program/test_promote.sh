@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# scripts/promote.sh in a small source tree made for the test: the copies of the kernels stay identical. Also the form
+# dev/cuda/promote.sh in a small source tree made for the test: the copies of the kernels stay identical. Also the form
 # of the ladders of dev/cuda and of the promoted blocks of train_gpt2.cu, checked from their text alone.
 . "$(dirname "$0")/../test.sh"
 top=$PWD
@@ -7,9 +7,9 @@ top=$PWD
 # Creates a tree with two ops and a trainer that has the marks of both, with nothing between them, and changes into it.
 new_tree() {
     rm -rf "$tmp/tree"
-    mkdir -p "$tmp/tree/scripts" "$tmp/tree/dev/cuda"
+    mkdir -p "$tmp/tree/dev/cuda"
     cd "$tmp/tree"
-    cp "$top/scripts/promote.sh" scripts/
+    cp "$top/dev/cuda/promote.sh" dev/cuda/
     cat >dev/cuda/gelu.cuh <<'CU'
 #include "../../llmc/cuda_common.cuh"
 // ==== promoted: gelu ====
@@ -48,7 +48,7 @@ refuses() {
     cp train_gpt2.cu "$tmp/before.cu"
     for way in "" --check; do
         rc=0
-        scripts/promote.sh $way >"$tmp/out" 2>&1 || rc=$?
+        dev/cuda/promote.sh $way >"$tmp/out" 2>&1 || rc=$?
         want "the exit code of promote.sh $way" $rc 1
         contains "$1" "$tmp/out"
         cmp train_gpt2.cu "$tmp/before.cu" || fail "promote.sh $way changed the file"
@@ -57,7 +57,7 @@ refuses() {
 
 test_copies() {
     new_tree
-    scripts/promote.sh >"$tmp/out"
+    dev/cuda/promote.sh >"$tmp/out"
     contains "copied gelu" "$tmp/out"
     contains "copied adamw" "$tmp/out"
     {
@@ -68,7 +68,7 @@ test_copies() {
         echo "// after"
     } >"$tmp/want.cu"
     cmp train_gpt2.cu "$tmp/want.cu" || { diff train_gpt2.cu "$tmp/want.cu" || fail "the copy is not byte for byte"; }
-    scripts/promote.sh --check >"$tmp/out"
+    dev/cuda/promote.sh --check >"$tmp/out"
     want "its output" "$(cat "$tmp/out")" "2 promoted blocks, all equal"
 }
 
@@ -78,7 +78,7 @@ test_order_of_includes() {
     sed -i '1i #include "gelu.cuh" // gelu()' dev/cuda/adamw.cuh
     refuses "adamw stands before gelu, which dev/cuda/adamw.cuh includes"
     sed -i 's/promoted: adamw/promoted: x/;s/promoted: gelu/promoted: adamw/;s/promoted: x/promoted: gelu/' train_gpt2.cu
-    scripts/promote.sh >"$tmp/out"
+    dev/cuda/promote.sh >"$tmp/out"
     contains "copied adamw" "$tmp/out"
     new_tree
     sed -i '1i #include "adamw_prepare.cuh"' dev/cuda/adamw.cuh
@@ -88,9 +88,9 @@ test_order_of_includes() {
 test_idempotent() {
     new_tree
     chmod 640 train_gpt2.cu
-    scripts/promote.sh >"$tmp/out"
+    dev/cuda/promote.sh >"$tmp/out"
     cp train_gpt2.cu "$tmp/once.cu"
-    scripts/promote.sh >"$tmp/out"
+    dev/cuda/promote.sh >"$tmp/out"
     contains "all equal already" "$tmp/out"
     cmp train_gpt2.cu "$tmp/once.cu" || fail "the second run changed something"
     want "its mode" "$(stat -c %a train_gpt2.cu)" 640
@@ -98,18 +98,18 @@ test_idempotent() {
 
 test_check_finds_one_digit() {
     new_tree
-    scripts/promote.sh >"$tmp/out"
+    dev/cuda/promote.sh >"$tmp/out"
     local changed rc
     for changed in 's/block_size = 256/block_size = 257/' 's/blanks  $/blanks /' '/int b = 1/d' 's/^int b/\n&/'; do
         cp train_gpt2.cu "$tmp/good.cu"
         sed -i "$changed" train_gpt2.cu
         cmp -s train_gpt2.cu "$tmp/good.cu" && fail "$changed changes nothing"
         rc=0
-        scripts/promote.sh --check >"$tmp/out" 2>&1 || rc=$?
+        dev/cuda/promote.sh --check >"$tmp/out" 2>&1 || rc=$?
         want "the exit code after $changed" $rc 1
         contains "1 of 2 promoted blocks differ" "$tmp/out"
         grep -q '^FAIL \(gelu\|adamw\): train_gpt2.cu:[0-9]* is not a copy of dev/cuda/' "$tmp/out" || fail "no name"
-        scripts/promote.sh >"$tmp/out"
+        dev/cuda/promote.sh >"$tmp/out"
         cmp train_gpt2.cu "$tmp/good.cu" || fail "promote.sh does not mend $changed"
     done
 }
@@ -117,9 +117,9 @@ test_check_finds_one_digit() {
 # the other direction: the op has changed, but was not promoted again
 test_check_finds_a_changed_op() {
     new_tree
-    scripts/promote.sh >"$tmp/out"
+    dev/cuda/promote.sh >"$tmp/out"
     sed -i 's/0.5f/0.6f/' dev/cuda/gelu.cuh
-    scripts/promote.sh --check >"$tmp/out" 2>&1 && fail "not seen"
+    dev/cuda/promote.sh --check >"$tmp/out" 2>&1 && fail "not seen"
     contains "FAIL gelu: " "$tmp/out"
     contains "0.6f" "$tmp/out"
 }
@@ -163,12 +163,12 @@ test_refuses_wrong_names() {
 test_usage() {
     new_tree
     local rc=0
-    scripts/promote.sh --chekc >"$tmp/out" 2>&1 || rc=$?
+    dev/cuda/promote.sh --chekc >"$tmp/out" 2>&1 || rc=$?
     want "the exit code" $rc 2
     contains "--chekc" "$tmp/out"
     rm train_gpt2.cu
     rc=0
-    scripts/promote.sh --check >"$tmp/out" 2>&1 || rc=$?
+    dev/cuda/promote.sh --check >"$tmp/out" 2>&1 || rc=$?
     want "the exit code without train_gpt2.cu" $rc 1
 }
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # learn.sh DIR SUFFIX: what `make learn` runs once it has built the programs DIR/OP_SUFFIX. For each kernel of steps 1 to 3 of
-# dev/learn here: what it shows, its checks, and what memory it asks for; at the end a table. Exit 1 if a
+# the README here: what it shows, its checks, and what memory it asks for; at the end a table. Exit 1 if a
 # check failed. LEARN_OPS="simple_kernel permute" takes only these; `learn.sh --ops` prints all of them.
 set -u
 

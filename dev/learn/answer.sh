@@ -5,12 +5,12 @@
 #     make answer EXERCISE=02.1 ANSWER=190       a number: right, or too small or too large
 #     make answer EXERCISE=02.2                  a kernel: checks your practice_OP.cu, on a GPU or without one
 #     make answer EXERCISE=02.1 SHOW=yes         the answer
-#     ./answer.sh [EXERCISE [ANSWER]]
+#     ../learn/answer.sh [EXERCISE [ANSWER]]
 #
 # An exercise is named by the number or the name of its page, a point, and its own number: 02.1, occupancy.3.
 # Exit code 0: right; 1: wrong, or it cannot be checked; 2: no such exercise, or no number.
 #
-# The answers are in ../learn/answers/PAGE.txt, a line per exercise:
+# The answers are in answers/PAGE.txt, a line per exercise:
 #     1 number VALUE TOLERANCE_PERCENT explanation
 #     2 practice OP RUNG hint
 set -u -o pipefail
@@ -21,7 +21,7 @@ if [ "${1-}" = --help ]; then
     sed -n '2,/^set /s/^# \{0,1\}//p' "$0"
     exit 0
 fi
-cd "$(dirname "$0")" || exit 1
+cd "$(dirname "$0")/../cuda" || exit 1
 [ $# -le 2 ] || usage "too many arguments; see $0 --help"
 exercise=${1-} answer=${2-} show=${SHOW-}
 [[ $show =~ ^(yes|no)?$ ]] || usage "SHOW is yes, not '$show'"
@@ -111,7 +111,7 @@ fi
 op=$first rung=$second practice=practice_$first
 if [ "$show" = yes ]; then
     echo "$text"
-    exec ./practice.sh "$op" "$rung" solution
+    exec ../learn/practice.sh "$op" "$rung" solution
 fi
 [ -z "$answer" ] || usage "this exercise is a kernel, not a number: make answer EXERCISE=$exercise"
 [ -e "$practice.cu" ] || fail "no $practice.cu: make practice OP=$op RUNG=$rung"

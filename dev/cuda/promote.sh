@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Copies the promoted kernels of dev/cuda into train_gpt2.cu, or checks that the copies are still identical.
 #
-#     scripts/promote.sh            copies; prints the names of the blocks that changed
-#     scripts/promote.sh --check    changes nothing; names the blocks that differ and exits 1
+#     dev/cuda/promote.sh            copies; prints the names of the blocks that changed
+#     dev/cuda/promote.sh --check    changes nothing; names the blocks that differ and exits 1
 #
 # In both places a block is enclosed by two lines:
 #     // ==== promoted: layernorm_forward ====
@@ -10,7 +10,7 @@
 # Block NAME is the text between these lines of dev/cuda/NAME.cuh. The marks in train_gpt2.cu select the blocks; whatever is between
 # them is replaced. There, each block must stand behind the blocks of the files that NAME.cuh includes.
 set -u -o pipefail
-cd "$(dirname "$0")/.." || exit 1
+cd "$(dirname "$0")/../.." || exit 1
 export LC_ALL=C # bytes, not characters
 target=train_gpt2.cu
 
@@ -88,7 +88,7 @@ if [ "$mode" = --check ]; then
         echo "FAIL $name: $(where "$name" have) is not a copy of $(where "$name" want); first difference:"
         diff "$tmp/have/$name" "$tmp/want/$name" | sed -n '2,$p' | head -n 6
     done
-    [ ${#different[@]} -eq 0 ] || die "${#different[@]} of $total promoted blocks differ: scripts/promote.sh copies them"
+    [ ${#different[@]} -eq 0 ] || die "${#different[@]} of $total promoted blocks differ: dev/cuda/promote.sh copies them"
     echo "$total promoted blocks, all equal"
     exit 0
 fi

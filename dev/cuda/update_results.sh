@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
 # Rewrites the tables of dev/cuda/README.md from dev/cuda/results/GPU/*.csv, which `make bench` writes there.
 #
-#     scripts/update_results.sh
+#     dev/cuda/update_results.sh
 #
 # A table is enclosed by `<!-- results: h200 -->` and `<!-- end results: h200 -->`. It has one row per CSV: the fastest
 # kernel except the vendor's (number 0), with the clock of its SMs, and with its times in a graph and back to back, if they
 # were measured. The optional file results/GPU/pytorch.txt has PyTorch's times at the same shape
 # on the same kind of card; each line is OP, milliseconds eager, milliseconds compiled (nan: not measured).
 set -u -o pipefail
-cd "$(dirname "$0")/../dev/cuda" || exit 1
+cd "$(dirname "$0")" || exit 1
 export LC_ALL=C
 die() { echo "error: $*" >&2; exit 1; }
 [ $# -eq 0 ] || { echo "$0: unknown argument '$1'; usage: $0" >&2; exit 2; }

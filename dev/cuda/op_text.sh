@@ -1,0 +1,47 @@
+#!/usr/bin/env bash
+# Prints an op as one text: OP.cu, in which its own headers, OP.cuh and such as attention_forward_blocks.cuh, stand in place of the
+# lines that include them, without the comment at a header's top and without `#pragma once`. Other headers stay includes.
+#
+#     dev/cuda/op_text.sh OP         the text
+#     dev/cuda/op_text.sh OP LINE    FILE:LINE, the place at which this line of the text stands
+set -u -o pipefail
+export LC_ALL=C
+fail() { echo "error: $*" >&2; exit 1; }
+usage() { echo "error: $*; see $0 --help" >&2; exit 2; }
+if [ "${1-}" = --help ]; then
+    sed -n '2,/^set /s/^# \{0,1\}//p' "$0"
+    exit 0
+fi
+cd "$(dirname "$0")" || exit 1
+[[ $# =~ ^[12]$ ]] || usage "an OP is wanted, and at most one LINE"
+op=$1 line=${2-}
+{ [[ $op =~ ^[A-Za-z0-9_]+$ ]] && [ -f "$op.cu" ]; } || usage "OP='$op' is no .cu file here"
+[[ $# -eq 1 || $line =~ ^[1-9][0-9]*$ ]] || usage "LINE is the number of a line, not '$line'"
+headers=' ' # of this op: OP.cuh, and OP_PART.cuh unless it belongs to an OP_PART.cu
+for file in "$op".cuh "${op}"_*.cuh; do
+    [ -e "$file" ] || continue
+    [ "$file" = "$op.cuh" ] || [ ! -e "${file%h}" ] || continue
+    grep -q '^#pragma once' "$file" || fail "$file has no #pragma once"
+    headers+="$file "
+done
+# shellcheck disable=SC2016
+awk -v headers="$headers" -v wanted="$line" '
+    function put(text, file, number) {
+        if (wanted == "") { print text }
+        else if (++lines == wanted) { print file ":" number; found = 1; exit }
+    }
+    match($0, /^#include "[A-Za-z0-9_]+\.cuh"/) {
+        header = substr($0, 11, RLENGTH - 11)
+        if (index(headers, " " header " ")) {
+            number = inside = 0
+            while (!(header in included) && (getline text <header) > 0) {
+                number++
+                if (inside) { put(text, header, number) }
+                if (text ~ /^#pragma once/) { inside = 1 } # what the header says about itself stands above this line
+            }
+            included[header] = 1 # another include of it would add nothing
+            next
+        }
+    }
+    { put($0, FILENAME, FNR) }
+    END { exit wanted != "" && !found }' "$op.cu" || fail "$op has no line $line"
