@@ -7,7 +7,7 @@
 #     ./sass.sh --ready | --help
 #
 # The functions of kernel 6 are those named OP..._kernel6 or OP..._kernel6_..., with all their template arguments; if
-# there is none, those so named that OP.cu itself defines. A kernel that is made of other ops' promoted kernels has none:
+# there is none, those so named that OP.cu or OP.cuh defines. A kernel that is made of other ops' promoted kernels has none:
 # then the names in the binary are listed, for FUNCTION=.
 #
 # Before each function: registers per thread; static shared memory per block, without what the system reserves (1,024
@@ -69,10 +69,10 @@ if [ -n "$function" ]; then
 else
     grep -E "^[A-Za-z0-9_]*kernel$kernel(_[A-Za-z0-9_]*)? " "$tmp/functions" >"$tmp/numbered"
     sed -n "s/^${op}_[^ ]* //p" "$tmp/numbered" >"$tmp/wanted"
-    source=$(dirname "$0")/$op.cu
-    if [ ! -s "$tmp/wanted" ] && [ -f "$source" ]; then
+    if [ ! -s "$tmp/wanted" ] && [ -f "$(dirname "$0")/$op.cu" ]; then
+        "$(dirname "$0")/op_text.sh" "$op" >"$tmp/source" || exit 1
         while read -r name mangled; do
-            if grep -q "\b$name(" "$source"; then echo "$mangled" >>"$tmp/wanted"; fi
+            if grep -q "\b$name(" "$tmp/source"; then echo "$mangled" >>"$tmp/wanted"; fi
         done <"$tmp/numbered"
     fi
 fi

@@ -13,12 +13,13 @@
 # - results/GPU/OP.csv, as `make bench` writes it: each kernel at its fastest configuration. Each results/GPU/ladders/OP_*.csv
 #   adds a column for another shape: `./matmul_forward --csv results/h200/ladders/matmul_forward_4096.csv -B 4 -T 1024 -C 4096 -V 4096`.
 #   A kernel that a file lacks is "not measured yet".
-# - The sections of OP.cu, from `// ---- kernel N:` to the next such heading. The lines changed are those that `diff -d` adds or
-#   changes between the sections of two rungs, without comments, blank lines, indentation and #if; the numbers of the two rungs at
-#   the end of names are left out. A rung is compared with the last one before it that is not the library and whose text does not
-#   say "loses to", or with N if its text begins "N with", "N in" or "N,". If that one is only an instantiation of another kernel,
-#   then with the code of both. Shared lines are counted apart, with the first rung that uses them: a section `// ---- shared by
-#   kernels N to M`, and the section of a later kernel that a rung instantiates.
+# - The sections of OP.cu, with OP.cuh in it, from `// ---- kernel N:` to the next such heading. The lines changed are those
+#   that `diff -d` adds or changes between the sections of two rungs, without comments, blank lines, indentation, #include and
+#   #if; the numbers of the two rungs at the end of names are left out. A rung is compared with the last one before it that is
+#   not the library and whose text does not say "loses to", or with N if its text begins "N with", "N in" or "N,". If that one
+#   is only an instantiation of another kernel, then with the code of both. Shared lines are counted apart, with the first
+#   rung that uses them: a section `// ---- shared by kernels N to M`, and the section of a later kernel that a rung
+#   instantiates.
 #
 # A loser is a rung whose text says "(loses to N ...)". Any other rung that is slower than an earlier one gets "(slower than N)" by
 # its time in results/GPU/OP.csv and the rule of versions.sh; the marks in OP.cu are those of an H200 and are not used. So without
@@ -92,7 +93,7 @@ rungs() {
 
 # sections OP DIR: the code of each section, as it is compared, to DIR/kernelN and DIR/sharedN
 sections() {
-    awk -v dir="$2" '
+    ./op_text.sh "$1" | awk -v dir="$2" '
         /^\/\/ ---- / {
             file = ""
             if (/^\/\/ ---- kernel [0-9]+:/) { file = dir "/kernel" ($4 + 0) }
@@ -102,7 +103,7 @@ sections() {
         /^(static )?void declare/ { file = "" } # the kernels end here
         file == "" { next }
         { sub(/[ \t]*\/\/.*/, ""); sub(/^[ \t]+/, "") }
-        $0 != "" && !/^#(if|el|endif)/ { print >file }' "$1.cu"
+        $0 != "" && !/^#(if|el|endif|include)/ { print >file }'
 }
 
 # instance DIR NUMBER: prints the number of the kernel that this one is an instantiation of: it has no __global__ of its own, but
@@ -249,7 +250,7 @@ prepare() {
     slower=$(./versions.sh --slower "results/$2/$op.csv") || exit 1
     rungs "$op" "$slower" >"$tmp/rungs"
     [ -s "$tmp/rungs" ] || fail "$op.cu has no list of kernels in the comment at its top: versions.sh writes it"
-    mkdir "$dir" && sections "$op" "$dir"
+    mkdir "$dir" && sections "$op" "$dir" || exit 1
     while IFS=$'\t' read -r number base rest; do
         [ -s "$dir/kernel$number" ] || fail "$op.cu has no section '// ---- kernel $number: ...'"
         shared=0 of="" note=""

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Makes an exercise of a kernel: practice_OP.cu is OP.cu without the body of that kernel, for you to write it again.
+# Makes an exercise of a kernel: practice_OP.cu is OP.cu, with OP.cuh in it, without the body of that kernel, for you to
+# write it again.
 #
 #     make practice OP=softmax_forward                        which kernels there are to practise, and their ideas
 #     make practice OP=softmax_forward RUNG=4                 writes practice_softmax_forward.cu; says how to go on
@@ -113,9 +114,13 @@ BEGIN { state = "code"; reset() }
     else { code = code " " }
 }
 END { if (depth != 0 || state != "code") { print "bad\t" FNR "\tthe file ends within a function or a comment" } }'
-awk "$scan" "$op.cu" >"$tmp/scan" || fail "$op.cu cannot be read"
+# the op as one text, in which the lines of the scan count
+text=$tmp/$op.cu
+./op_text.sh "$op" >"$text" || exit 1
+place() { ./op_text.sh "$op" "$1"; }
+awk "$scan" "$text" >"$tmp/scan" || fail "$op.cu cannot be read"
 bad=$(awk -F '\t' '$1 == "bad" { print $2 ": " $3; exit }' "$tmp/scan")
-[ -z "$bad" ] || fail "$op.cu:$bad; mend it, or practise another op"
+[ -z "$bad" ] || fail "$(place "${bad%%:*}"):${bad#*:}; mend it, or practise another op"
 
 # One line per rung: NUMBER, then "yes" or the reason why it cannot be practised, then the idea.
 # To $tmp/others: the functions that rungs launch which are not their own, as NAME and NUMBER.
@@ -163,7 +168,7 @@ awk -F '\t' -v OFS='\t' -v others="$tmp/others" '
             }
             print number, verdict, idea[number]
         }
-    }' "$tmp/scan" "$op.cu" >"$tmp/rungs"
+    }' "$tmp/scan" "$text" >"$tmp/rungs"
 [ -s "$tmp/rungs" ] || fail "$op.cu has no banner of the form '// ---- kernel 4: idea ----', so there is nothing to practise"
 list() {
     awk -F '\t' '$2 == "yes" { printf "%4d  %s\n", $1, $3 }' "$tmp/rungs"
@@ -191,8 +196,8 @@ own_functions >"$tmp/cut"
 
 if [ "$action" = solution ]; then
     while IFS=$'\t' read -r _ _ first _ _ last _; do
-        echo "// $op.cu:$first"
-        sed -n "${first},${last}p" "$op.cu"
+        echo "// $(place "$first")"
+        sed -n "${first},${last}p" "$text"
     done <"$tmp/cut"
     exit 0
 fi
@@ -222,7 +227,7 @@ if [ "$action" = time ]; then
 fi
 
 # A practice file that is there is cut once more, at another kernel; what you have written in it stays.
-base=$op.cu
+base=$text
 had=
 if [ -e "$practice.cu" ] && [ "${FORCE-}" != yes ]; then
     had=$(sed -n '1s/^\/\/ practice: [a-z0-9_]* kernels \([0-9 ]*\), made by .*/\1/p' "$practice.cu")
@@ -239,9 +244,12 @@ fi
 
 # ---- what the comment in place of the body says ----
 
-# the lines of the header that name the tensors: its second paragraph, up to what bounds the op
-awk 'NR == 1 { next } /^ *$/ { if (shapes) { exit } next } /^ *(Bound|Constraint|Error|Source|For study)/ { exit }
-     / (in|out|inout)(;|,|:| |\||$)/ || shapes { shapes = 1; sub(/^ */, ""); print }' "$op.cu" >"$tmp/shapes"
+# the lines of the head comment that name the tensors: its second paragraph, up to what bounds the op; of OP.cu, else of OP.cuh
+for file in "$op.cu" "$op.cuh"; do
+    { [ -e "$file" ] && [ ! -s "$tmp/shapes" ]; } || continue
+    awk 'NR == 1 { next } /^ *$/ { if (shapes) { exit } next } /^ *(Bound|Constraint|Error|Source|For study)/ { exit }
+         / (in|out|inout)(;|,|:| |\||$)/ || shapes { shapes = 1; sub(/^ */, ""); print }' "$file" >"$tmp/shapes"
+done
 idea=$(awk -F '\t' -v n="$rung" '$1 == n { print $3; exit }' "$tmp/rungs")
 
 # launches NAME: the statements that launch this kernel function
@@ -251,7 +259,7 @@ launches() {
         !inside && (p = index($0, name)) && substr($0, p + length(name)) ~ /^(<[^<>]*>)?(<<<|[,)])/ && !/__global__/ &&
             ($0 ~ /<<</ || $0 ~ /(Launch|launch)/) && !/[.]kernel\(/ { inside = 1; n++ }
         inside && n <= 3 { sub(/^[ \t]*/, ""); print "    " $0 }
-        inside && /;/ { inside = 0 }' "$op.cu"
+        inside && /;/ { inside = 0 }' "$text"
 }
 # places CALLS: these functions, grouped by the file that defines them, as a text
 places() {
@@ -259,10 +267,10 @@ places() {
     for word in $1; do
         where=3
         [[ $word != __* ]] || { echo "$where|$word" && continue; }
-        for file in "$op.cu" ../../llmc/cuda_common.cuh ../../llmc/ptx.cuh ./*.cuh ./*.cu; do
+        for file in "$text" ../../llmc/cuda_common.cuh ../../llmc/ptx.cuh ./*.cuh ./*.cu; do
             if grep -qE "__device__.*[ *&]$word\(" "$file"; then
                 case $file in
-                "$op.cu") where="1 (defined in this file)" ;;
+                "$text") where="1 (defined in this file)" ;;
                 ../../*) where="2 (in ${file#../../})" ;;
                 *) where="2 (in ${file#./})" ;;
                 esac

@@ -351,20 +351,25 @@ test_kernels() {
 
 # try_mutant LINE: prints the first failure that --check of the mutant found; false unless it found one. It ends there.
 try_mutant() {
-    local file op kernel edit what
+    local file op kernel edit what changed=()
     read -r file op kernel edit <<<"$1"
     what=${edit##* ;; }
     edit=${edit% ;; *}
-    cp "dev/cuda/$file" "$tmp/original"
-    sed -e "$edit" "$tmp/original" >"$tmp/tree/dev/cuda/$file"
-    ! cmp -s "$tmp/original" "$tmp/tree/dev/cuda/$file" || fail "$op $kernel, $what: the edit changes nothing: $edit"
+    for file in "$file" "${file%.cu}.cuh"; do # of an OP.cu also OP.cuh, in which its promoted kernel may stand
+        [ -e "dev/cuda/$file" ] || continue
+        sed -e "$edit" "dev/cuda/$file" >"$tmp/mutant"
+        cmp -s "dev/cuda/$file" "$tmp/mutant" && continue
+        cp "$tmp/mutant" "$tmp/tree/dev/cuda/$file"
+        changed+=("$file")
+    done
+    [ ${#changed[@]} -gt 0 ] || fail "$op $kernel, $what: the edit changes nothing: $edit"
     make_cpu cpu OP="$op" PRECISION=BF16
     # shellcheck disable=SC2086
     {
         EMULATION_THREADS=1 EMULATION_LIMIT=0.3 timeout 300 "$tmp/tree/dev/cuda/${op}_cpu" ${kernel//,/ } --check --no-guards 2>&1 ||
             echo "status $?"
     } | sed '/^FAIL/q' >"$tmp/out"
-    cp "$tmp/original" "$tmp/tree/dev/cuda/$file"
+    for file in "${changed[@]}"; do cp "dev/cuda/$file" "$tmp/tree/dev/cuda/$file"; done
     if grep -q '^FAIL' "$tmp/out"; then
         echo "caught $op $kernel, $what: $(grep '^FAIL' "$tmp/out"), after $(grep -c '^ok' "$tmp/out") ok"
     else

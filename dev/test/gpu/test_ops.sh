@@ -73,7 +73,7 @@ done
 [ ${#archs[@]} -gt 0 ] || { echo "$nvcc --list-gpu-arch lists none of 75, 80, 90, 100" >&2; exit 1; }
 
 # uses PATTERN OP: true if the op's source, without comments, matches
-uses() { grep -qE "$1" <<<"$(sed 's|//.*||' "dev/cuda/$2.cu")"; }
+uses() { grep -qE "$1" <<<"$(dev/cuda/op_text.sh "$2" | sed 's|//.*||')"; }
 
 # changed OP: true if the op, or a header with kernels that it includes, has changed since LLMC_TEST_SINCE
 changed() {

@@ -359,7 +359,7 @@ test_profile_errors() {
 new_cuobjdump() {
     rm -rf "${tmp:?}/bin" "$tmp/cuda"
     mkdir -p "$tmp/bin" "$tmp/cuda"
-    cp dev/cuda/sass.sh "$tmp/cuda/"
+    cp dev/cuda/sass.sh dev/cuda/op_text.sh "$tmp/cuda/"
     echo '__global__ void helper_kernel9(int* out) {}' >"$tmp/cuda/op.cu"
     echo program >"$tmp/cuda/op"
     printf '#!/bin/sh\n' >"$tmp/bin/nvdisasm"
@@ -418,6 +418,10 @@ test_sass_functions() {
     want "the functions" "$(functions)" "op_kernel1:sm_80 op_kernel1:sm_90a"
     run 0 "$tmp/cuda/sass.sh" "$tmp/cuda/op" 9 # defined in op.cu, under another name
     want "the functions" "$(functions)" "helper_kernel9:sm_80 helper_kernel9:sm_90a"
+    { echo '#pragma once' && cat "$tmp/cuda/op.cu"; } >"$tmp/cuda/op.cuh" # or in op.cuh
+    echo '#include "op.cuh"' >"$tmp/cuda/op.cu"
+    run 0 "$tmp/cuda/sass.sh" "$tmp/cuda/op" 9
+    want "the functions of the header" "$(functions)" "helper_kernel9:sm_80 helper_kernel9:sm_90a"
     run 0 "$tmp/cuda/sass.sh" "$tmp/cuda/op" '' '^other_'
     want "the functions" "$(functions)" "other_kernel6:sm_80 other_kernel6:sm_90a"
 }

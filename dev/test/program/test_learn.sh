@@ -42,7 +42,7 @@ one_line() { # RC TEXT COMMAND ...: fails with this exit code and one line that 
 paste_back() {
     run 0 ../learn/practice.sh "$1" "$2" solution
     awk '
-        FNR == NR && /^\/\/ [a-z0-9_]+[.]cu:[0-9]+$/ { n++; inside = 0; next }
+        FNR == NR && /^\/\/ [a-z0-9_]+[.]cuh?:[0-9]+$/ { n++; inside = 0; next }
         FNR == NR && inside { line[n, ++lines[n]] = $0; next }
         FNR == NR { inside = /\{$/; next }
         /^    \/\/ Practice: write the body of / { at++; cut = 1; for (i = 1; i < lines[at]; i++) { print line[at, i] } }
@@ -50,9 +50,9 @@ paste_back() {
         !cut { print }' "$tmp/out" "$tmp/top/dev/cuda/practice_$1.cu" >"$tmp/pasted"
     cp "$tmp/pasted" "$tmp/top/dev/cuda/practice_$1.cu"
 }
-# same_code OP: fails unless practice_OP.cu is OP.cu again, from the first #include on and except for the marks of promote.sh
+# same_code OP: fails unless practice_OP.cu is the op's text again, from the first #include on and except for the marks of promote.sh
 same_code() {
-    sed -n '/^#include/,$p' "$tmp/top/dev/cuda/$1.cu" | grep -v '^// ==== \(end \)\?promoted: ' >"$tmp/original"
+    "$tmp/top/dev/cuda/op_text.sh" "$1" | sed -n '/^#include/,$p' | grep -v '^// ==== \(end \)\?promoted: ' >"$tmp/original"
     sed -n '/^#include/,$p' "$tmp/top/dev/cuda/practice_$1.cu" | cmp - "$tmp/original" || fail "$1 $2: with its body, it is not the original"
 }
 
@@ -98,7 +98,9 @@ rungs() { (cd "$tmp/top/dev/cuda" && ../learn/practice.sh "$1") | sed -n '/^not 
 test_every_rung() {
     copy
     local op rung at=0 num=0 ops=()
-    mapfile -t ops < <(cd dev/cuda && grep -l '^// ---- kernel 1' ./*.cu | sed 's|^\./||; s/\.cu$//' | grep -v '^practice_')
+    mapfile -t ops < <(cd dev/cuda && for op in *.cu; do
+        if [[ $op != practice_* ]] && ./op_text.sh "${op%.cu}" | grep -q '^// ---- kernel 1'; then echo "${op%.cu}"; fi
+    done)
     for op in "${ops[@]}"; do
         at=$((at + 1))
         [ -n "${LLMC_TEST_FULL-}" ] || [ $((at % (${#ops[@]} / 3))) -eq 0 ] || continue
@@ -198,6 +200,78 @@ __global__ void braces_kernel4(float* out) { braces_helper(out); }'
         one_line 1 "mend it" ../learn/practice.sh braces 1
     done
     rm "$tmp"/top/dev/cuda/*braces.cu
+}
+
+# The op as one text: a header OP.cuh in it is practised like the rest, and lines are named where they stand.
+test_text_of_an_op() {
+    copy
+    local cuda=$tmp/top/dev/cuda
+    printf '%s\n' '/* halves: x / 2' '' '   nvcc -O3 halves.cu -o halves */' '#include "bench.h"' '// ---- kernel 1: one element ----' \
+        '__global__ void halves_kernel1(float* out) {' '    out[0] = halved(1);' '    out[1] = 0;' '}' '#include "halves.cuh" // its helper' \
+        '#include "other.cuh"' '// ---- kernel 3: two ----' '__global__ void halves_kernel3(float* out) {' '    out[0] = 1;' '    out[1] = 2;' '}' \
+        >"$cuda/halves.cu"
+    printf '%s\n' '/* halves: the promoted kernel' '' '   out (n) float out | inp (n) float in' '*/' '#pragma once' '' '#include "bench.h"' \
+        '// ==== promoted: halves ====' '// ---- kernel 2: by a helper ----' '__device__ inline float halved(float x) { return x / 2; }' \
+        '__global__ void halves_kernel2(float* out) {' '    out[0] = halved(3);' '    out[1] = 0;' '}' '// ==== end promoted: halves ====' \
+        >"$cuda/halves.cuh"
+    run 0 ./op_text.sh halves
+    { sed -n 1,9p "$cuda/halves.cu" && sed -n '6,$p' "$cuda/halves.cuh" && sed -n '11,$p' "$cuda/halves.cu"; } >"$tmp/text"
+    cmp "$tmp/text" "$tmp/out" || { diff "$tmp/text" "$tmp/out" || fail "the text is another one"; }
+    local line
+    for line in 9:halves.cu:9 10:halves.cuh:6 19:halves.cuh:15 20:halves.cu:11 25:halves.cu:16; do
+        run 0 ./op_text.sh halves "${line%%:*}"
+        want "the place of line ${line%%:*}" "$(cat "$tmp/out")" "${line#*:}"
+    done
+    one_line 1 "halves has no line 26" ./op_text.sh halves 26
+    one_line 2 "not '0'" ./op_text.sh halves 0
+    one_line 2 "OP='nothing' is no .cu file here" ./op_text.sh nothing
+    run 0 make practice OP=halves
+    want "what can be practised" "$(sed -n 's/^ *\([0-9]\)  .*/\1/p' "$tmp/out" | paste -s -d ' ')" "1 2 3"
+    run 0 make practice OP=halves RUNG=2 SOLUTION=yes
+    contains "// halves.cuh:11" "$tmp/out"
+    run 0 make practice OP=halves RUNG=3 SOLUTION=yes
+    contains "// halves.cu:13" "$tmp/out"
+    run 0 make practice OP=halves RUNG=2
+    contains "// out (n) float out | inp (n) float in" "$cuda/practice_halves.cu"
+    contains "The original calls halved (defined in this file)." "$cuda/practice_halves.cu"
+    paste_back halves 2
+    same_code halves
+    ! grep -q 'halves\.cuh' "$cuda/practice_halves.cu" || fail "the copy includes the original"
+    sed -i 's/    out\[0\] = halved(3);/}&/' "$cuda/halves.cuh"
+    one_line 1 "halves.cuh:14: a } without its {" ../learn/practice.sh halves 1
+    sed -i '/^#pragma/d' "$cuda/halves.cuh"
+    one_line 1 "halves.cuh has no #pragma once" ./op_text.sh halves
+    rm "$cuda"/halves.cu* "$cuda/practice_halves.cu"
+}
+
+# stands_once OP: true unless a header that the op in dev/cuda of the copy includes itself includes OP.cuh, which a practice file
+# has as text: then that text would come twice
+stands_once() {
+    local cuda=$tmp/top/dev/cuda headers header i
+    includes() { sed -n 's/^#include "\([a-z0-9_]*\.cuh\)".*/\1/p'; }
+    mapfile -t headers < <("$cuda/op_text.sh" "$1" | includes)
+    for ((i = 0; i < ${#headers[@]}; i++)); do
+        [ "${headers[i]}" != "$1.cuh" ] || return 1
+        while read -r header; do
+            [[ " ${headers[*]} " == *" $header "* ]] || headers+=("$header")
+        done < <(includes <"$cuda/${headers[i]}")
+    done
+}
+test_headers_stand_once() {
+    copy
+    local header op
+    for header in dev/cuda/*.cuh; do
+        op=$(basename "$header" .cuh)
+        [ ! -e "dev/cuda/$op.cu" ] || stands_once "$op" || fail "a header that $op.cu includes includes $op.cuh"
+    done
+    printf '#include "%s.cuh"\n' thirds other >"$tmp/top/dev/cuda/thirds.cu"
+    printf '#pragma once\n#include "other.cuh"\n' >"$tmp/top/dev/cuda/thirds.cuh"
+    echo '#include "another.cuh"' >"$tmp/top/dev/cuda/other.cuh"
+    echo 'int another;' >"$tmp/top/dev/cuda/another.cuh"
+    stands_once thirds || fail "an op is refused whose headers do not include its own"
+    echo '#include "thirds.cuh"' >>"$tmp/top/dev/cuda/another.cuh"
+    ! stands_once thirds || fail "not seen: the header of an op comes again by way of two others"
+    rm "$tmp"/top/dev/cuda/{thirds,other,another}.cu*
 }
 
 # a practice file, even one that does not compile, is no op of make, and make clean does not remove it
@@ -495,7 +569,7 @@ test_lists_are_those_of_the_programs() {
 ladder_tree() {
     mkdir -p "$tmp/ladder/dev/cuda/results/h200/ladders" "$tmp/ladder/dev/learn"
     cp dev/learn/ladder.sh "$tmp/ladder/dev/learn/"
-    cp dev/cuda/versions.sh "$tmp/ladder/dev/cuda/"
+    cp dev/cuda/versions.sh dev/cuda/op_text.sh "$tmp/ladder/dev/cuda/"
     cat >"$tmp/ladder/dev/cuda/op.cu" <<'SOURCE'
 /* op: what it does
 
@@ -750,7 +824,7 @@ test_ladders_of_the_pages() {
     done
 }
 
-tests=(practice every_rung practice_time practice_refuses braces practice_is_no_op exercises_can_be_practised answers answers_that_are_kernels
+tests=(practice every_rung practice_time practice_refuses braces text_of_an_op headers_stand_once practice_is_no_op exercises_can_be_practised answers answers_that_are_kernels
        structure pages false_output_is_seen false_structure_is_seen lists_of_kernels lists_are_those_of_the_programs
        ladders ladders_of_a_gpu false_ladders_are_refused ladders_of_the_pages)
 run_tests_once "$@"

@@ -234,11 +234,11 @@ CU
     done
 }
 
-# misnamed FILE: prints a line if declare() of an op says b.promoted() although the file has no marks, or b.best() although it
-# has. An op may have neither.
+# misnamed FILE: prints a line if declare() of an op says b.promoted() although neither OP.cu nor OP.cuh has marks, or b.best()
+# although one has. An op may have neither.
 misnamed() {
     local marks=0 promoted=0 best=0
-    grep -q '^// ==== promoted: ' "$1" && marks=1
+    grep -qs '^// ==== promoted: ' "$1" "${1}h" && marks=1
     grep -qE '(^|[^A-Za-z0-9_])b\.promoted\(' "$1" && promoted=1
     grep -qE '(^|[^A-Za-z0-9_])b\.best\(' "$1" && best=1
     [ $promoted -le $marks ] || { echo "$1: b.promoted() without a block for train_gpt2.cu: b.best()"; return 1; }
@@ -252,7 +252,7 @@ test_promoted_or_best() {
     for file in dev/cuda/*.cu; do
         [[ $file != */practice_* ]] || continue # of `make practice`
         [ ! -e "$file" ] || misnamed "$file" || failed=$((failed + 1))
-        for name in $(sed -n 's|^// ==== promoted: \([A-Za-z0-9_]*\) ====$|\1|p' "$file"); do
+        for name in $(sed -n 's|^// ==== promoted: \([A-Za-z0-9_]*\) ====$|\1|p' "$file" "${file}h" 2>/dev/null); do
             grep -qx "// ==== promoted: $name ====" train_gpt2.cu || { echo "$file: $name is not in train_gpt2.cu" && failed=1; }
         done
     done
@@ -268,6 +268,10 @@ test_promoted_or_best() {
         misnamed "$tmp/bad.cu" >"$tmp/out" && fail "not seen: $bad"
         contains "$tmp/bad.cu:" "$tmp/out"
     done
+    echo '// ==== promoted: gelu ====' | tee "$tmp/good.cuh" >"$tmp/bad.cuh"
+    misnamed "$tmp/good.cu" >"$tmp/out" && fail "not seen: b.best() beside a header with marks"
+    echo '    b.promoted(2);' >"$tmp/bad.cu"
+    misnamed "$tmp/bad.cu" || fail "a promoted kernel in a header is refused"
 }
 
 # nameless FILE: prints a line for each promoted block that launches kernels but does not declare their cost with an Op,
