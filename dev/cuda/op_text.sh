@@ -24,7 +24,6 @@ for file in "$op".cuh "${op}"_*.cuh; do
     grep -q '^#pragma once' "$file" || fail "$file has no #pragma once"
     headers+="$file "
 done
-# shellcheck disable=SC2016
 awk -v headers="$headers" -v wanted="$line" '
     function put(text, file, number) {
         if (wanted == "") { print text }

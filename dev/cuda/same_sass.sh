@@ -34,7 +34,7 @@ functions() {
     mkdir -p "$2"
     awk -v dir="$2" '
         # the last word of a line such as ".visible .entry NAME(" or ".func  (.param .b32 result) NAME"
-        function name_of(text) { sub(/\([^()]*$/, "", text); sub(/[ \t]+$/, "", text); sub(/.*[ \t)]/, "", text); return text }
+        function name_of(text) { sub(/\(\)?[ \t]*$/, "", text); sub(/[ \t]+$/, "", text); sub(/.*[ \t)]/, "", text); return text }
         # names that depend on the rest of the file, by their order in this function
         function normalised(text,    out, word) {
             out = ""
