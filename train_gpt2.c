@@ -25,6 +25,7 @@ follows karpathy/llm.c.
 #include "llmc/matmul.h"
 #include "llmc/prompts.h"
 #include "llmc/sampler.h"
+#include "llmc/stop.h"
 #include "llmc/training.h"
 #include "llmc/utils.h"
 #include <math.h>

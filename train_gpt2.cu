@@ -79,6 +79,7 @@ follows karpathy/llm.c. The source of an algorithm is named at its operation, or
 #include "llmc/profile.cuh"
 #include "llmc/ptx.cuh"
 #include "llmc/sampler.h"
+#include "llmc/stop.h"
 #include "llmc/text_queue.h"
 #include "llmc/training.h"
 #include "llmc/utils.h"
@@ -1408,6 +1409,28 @@ static void share_choices(Trainer* t) {
     auto launch = [&](bool first, bool last) { launch_micro_step(&t->model, &t->job.batch, first, last); };
     ranks_choose(trial, t->job.checkpoint[0] ? args->output : NULL, t->model.stream, launch,
                  [&] { exchange_all(&t->model); });
+}
+
+// Rank 0 decides from what the run resumes, and draws a seed if that was asked for.
+static void ranks_find_checkpoint(Training* t) {
+    struct Found {
+        char checkpoint[4000]; // a longer path does not fit the exchange of the hosts
+        int64_t seed;
+    } found = {};
+    if (is_rank0()) {
+        training_find_checkpoint(t);
+    } else {
+        training_clear(t);
+    }
+    if (!is_alone() && strlen(t->checkpoint) >= sizeof(found.checkpoint)) {
+        die("%s: the path is too long", t->checkpoint);
+    }
+    snprintf(found.checkpoint, sizeof(found.checkpoint), "%s", t->checkpoint);
+    found.seed = drawn_seed;
+    if (is_alone()) { return; }
+    ranks_take_from_rank0(&found, sizeof(found));
+    snprintf(t->checkpoint, sizeof(t->checkpoint), "%s", found.checkpoint);
+    drawn_seed = found.seed;
 }
 
 // Opens everything that a run needs, in an order that finds all mistakes of the user before anything is written.

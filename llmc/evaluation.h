@@ -20,9 +20,6 @@ documentation of transformers counts this token as part of the window: its max_l
 #include "training.h"
 #include <glob.h>
 
-// The sum of what all processes of a run give, if there are several; else NULL.
-static double (*sum_over_ranks)(double x);
-
 // Computes losses (B,T) of targets (B,T) after inputs (B,T). model: the program's own.
 typedef void (*ComputeLosses)(void* model, float* losses, const int* inputs, const int* targets, int B, int T);
 

@@ -43,6 +43,13 @@ enum {
 
 // ---- which rank this process is ---------------------------------------------------
 
+// Which of the processes of a run this is. Set once, when the program has found out. A test may include this header and use
+// none of these four.
+__attribute__((unused)) static int run_rank = 0, run_num_ranks = 1;
+// Set with them if there are several processes, else NULL: replaces data by process 0's; returns the sum of what all give.
+__attribute__((unused)) static void (*from_rank0)(void* data, size_t bytes);
+__attribute__((unused)) static double (*sum_over_ranks)(double x);
+
 typedef enum { RANKS_ALONE, RANKS_LAUNCHER, RANKS_TORCHRUN, RANKS_OPEN_MPI, RANKS_PMI, RANKS_SLURM } RankSource;
 
 typedef struct {

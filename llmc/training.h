@@ -18,6 +18,7 @@ and printed output of a run. The layers and the training loop itself are in the 
 #include "sampler.h"
 #include "saver.h"
 #include "schedulers.h"
+#include "stop.h"
 #include "text_output.h"
 #include "tokenizer.h"
 #include "utils.h"
@@ -311,10 +312,6 @@ static const Option options[] = {
      "run matmul and attention as the plain loops of train_gpt2.c: slow, for comparison", 0, 0},
 #endif
 };
-
-// Which of several processes this is that train together, each on a GPU of its own. Set once, when the program has found out.
-static int run_rank = 0, run_num_ranks = 1;
-static void (*from_rank0)(void* data, size_t bytes); // replaces data by process 0's; NULL: there is one process
 
 // ---- what the program does ------------------------------------------------------------
 

@@ -6,6 +6,7 @@ checkpoint is passed over; no failing operation and no kill destroys an older ch
     test_run_state --prune DIR KEEP
 */
 #include "../../../llmc/run_state.h"
+#include "../../../llmc/stop.h"
 #include "fast_dir.h"
 #include "../test.h"
 #include <float.h>
