@@ -19,14 +19,24 @@ that calls llmc/matmul.h. Every operation is threaded with OpenMP and gives the 
 Sources: Radford et al. 2019, "Language models are unsupervised multitask learners"; the structure of the program
 follows karpathy/llm.c.
 */
+#include "llmc/cli.h"
+#include "llmc/dataloader.h"
+#include "llmc/eval_loader.h"
 #include "llmc/evaluation.h"
 #include "llmc/export.h"
+#include "llmc/flags.h"
 #include "llmc/gpt2.h"
+#include "llmc/logger.h"
 #include "llmc/matmul.h"
+#include "llmc/model_source.h"
 #include "llmc/prompts.h"
+#include "llmc/run.h"
+#include "llmc/run_state.h"
 #include "llmc/sampler.h"
+#include "llmc/schedulers.h"
 #include "llmc/stop.h"
-#include "llmc/training.h"
+#include "llmc/text_output.h"
+#include "llmc/tokenizer.h"
 #include "llmc/utils.h"
 #include <math.h>
 #ifdef _OPENMP
@@ -1108,7 +1118,7 @@ static int generate(const GPT2* model, Sampler* sampler, const int* prompt, int 
 
 typedef struct {
     GPT2 model;
-    Training job;          // data, checkpoints, logs: llmc/training.h
+    Training job;          // data, checkpoints, logs: llmc/run.h
     int *inputs, *targets; // (B,T)
     Evaluator evaluator;   // for --hellaswag
     EvalLoader hellaswag;

@@ -10,8 +10,8 @@ CPU and explains the arithmetic; read it first.
     6. kernels       how the operations of section 1 are computed: copies of the best kernels of dev/cuda
 
 Sections 1 to 5 are the program; section 6 is machinery. Code shared by both programs is in llmc/. gpt2.h has the table of
-parameters. training.h and the headers it includes have the flags (args), the data loaders, the reports, the checkpoint
-files, and the schedule that says what is due between two steps (validation, a sample, a checkpoint).
+parameters, flags.h the flags (args), and run.h what a training run is besides its model: its data, its checkpoints, the
+reports of its steps, and what is due between two of them (validation, a sample, a checkpoint).
 
 One stream, in order. The host queues a step, and prints the report of the previous step while the GPU works. In training
 the host waits for the GPU in four places: for a batch buffer that is still being copied (load_batch); for the report of
@@ -63,26 +63,45 @@ follows karpathy/llm.c. The source of an algorithm is named at its operation, or
 */
 #include "llmc/adamw_state.cuh"
 #include "llmc/choices.cuh"
+#include "llmc/cli.h"
 #include "llmc/column_sums.cuh" // sums for biases and norms
+#include "llmc/crc32c.h"
 #include "llmc/cublas_common.cuh"
 #include "llmc/cuda_common.cuh"
+#include "llmc/dataloader.h"
 #include "llmc/decode.cuh" // the operations of generation
 #include "llmc/distributed.cuh"
+#include "llmc/eval_loader.h"
 #include "llmc/evaluation.h"
 #include "llmc/export.h"
+#include "llmc/flags.h"
+#include "llmc/fp8.cuh"
 #include "llmc/fp8_training.cuh" // also declares the operations of --fp8
 #include "llmc/gelu.cuh"
 #include "llmc/gpt2.h"
 #include "llmc/layout.cuh"
+#include "llmc/logger.h"
 #include "llmc/memory_plan.cuh"
+#include "llmc/model_source.h"
 #include "llmc/muon.cuh" // also declares the operations of Muon
 #include "llmc/profile.cuh"
+#include "llmc/prompts.h"
 #include "llmc/ptx.cuh"
+#include "llmc/rand.h"
+#include "llmc/ranks.h"
+#include "llmc/run.h"
+#include "llmc/run_parts.h"
+#include "llmc/run_state.h"
 #include "llmc/sampler.h"
+#include "llmc/saver.h"
+#include "llmc/schedulers.h"
 #include "llmc/stop.h"
+#include "llmc/text_output.h"
 #include "llmc/text_queue.h"
-#include "llmc/training.h"
+#include "llmc/tokenizer.h"
+#include "llmc/tuned.h"
 #include "llmc/utils.h"
+#include "llmc/weight_matrix.cuh"
 #include "llmc/weights8.cuh" // also declares quantize_weights
 #include <algorithm>
 #include <math.h>
@@ -1013,7 +1032,7 @@ struct PendingStep {
 
 struct Trainer {
     GPT2 model;
-    Training job;    // data, checkpoints, logs, the shape of a batch: llmc/training.h
+    Training job;    // data, checkpoints, logs, the shape of a batch: llmc/run.h
     int* batches[2]; // two pinned buffers (2, B, T) of inputs and targets, used alternately
     cudaEvent_t copied[2];
     int64_t num_batches; // micro-batches copied so far

@@ -6,7 +6,9 @@ run makes the same ones.
 #pragma once
 
 #include "cublas_common.cuh"
+#include "cuda_common.cuh"
 #include "tuned.h"
+#include "utils.h"
 
 // Uses the kernel configurations in the file `tuned`, which may be NULL. Called before the first launch.
 inline void choices_open(const char* tuned) {

@@ -22,6 +22,7 @@ There is one handle and one workspace: calls may be on any stream, but no two of
 #include "cuda_common.cuh"
 #include "mfu.h"
 #include "profile.cuh"
+#include "utils.h"
 
 // The names are listed here because cublasLtGetStatusName() is in libcublasLt, and a program may link -lcublas alone.
 #define cublasCheck(expr) cublas_check((expr), #expr, __FILE__, __LINE__)

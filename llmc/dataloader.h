@@ -177,6 +177,14 @@ static inline bool shard_parse(const uint8_t* data, size_t size, const char* nam
 
 // ---- the loader -------------------------------------------------------------------
 
+// The batch shape of a training step.
+typedef struct {
+    int B;               // sequences per micro-batch
+    int T;               // tokens per sequence
+    int64_t total;       // tokens per step, of all ranks
+    int64_t micro_steps; // micro-batches per step, on each rank
+} Batch;
+
 // The position at which the next batch begins. Plain data, for checkpoints. Independent of B and of the number of
 // ranks.
 typedef struct {

@@ -39,13 +39,13 @@ Source: ZeRO stage 1, Rajbhandari et al. 2020, arXiv:1910.02054.
 #include "cli.h"
 #include "cublas_common.cuh"
 #include "cuda_common.cuh"
+#include "flags.h"
 #include "nccl.h"
 #include "rand.h"
 #include "rank_link.h"
 #include "ranks.h"
 #include "rendezvous.h"
 #include "stop.h"
-#include "training.h"
 #include "utils.h"
 #include <algorithm>
 #include <math.h>

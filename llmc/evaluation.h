@@ -15,10 +15,18 @@ documentation of transformers counts this token as part of the window: its max_l
 #ifndef LLMC_EVALUATION_H
 #define LLMC_EVALUATION_H
 
+#include "dataloader.h"
 #include "eval_loader.h"
+#include "flags.h"
+#include "gpt2.h"
+#include "logger.h"
 #include "prompts.h"
-#include "training.h"
+#include "rand.h"
+#include "ranks.h"
+#include "tokenizer.h"
+#include "utils.h"
 #include <glob.h>
+#include <math.h>
 
 // Computes losses (B,T) of targets (B,T) after inputs (B,T). model: the program's own.
 typedef void (*ComputeLosses)(void* model, float* losses, const int* inputs, const int* targets, int B, int T);

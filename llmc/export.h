@@ -5,8 +5,15 @@ Face's from_pretrained opens, a single .safetensors file, llm.c's .bin, or llama
 #ifndef LLMC_EXPORT_H
 #define LLMC_EXPORT_H
 
+#include "checkpoint.h"
+#include "cli.h"
+#include "flags.h"
 #include "gguf.h"
-#include "training.h"
+#include "gpt2.h"
+#include "model_source.h"
+#include "run_state.h"
+#include "tokenizer.h"
+#include "utils.h"
 
 // True if path ends with the suffix.
 static inline bool has_suffix(const char* path, const char* suffix) {

@@ -43,7 +43,10 @@ Sources: ggml's docs/gguf.md; the constants of the Python package gguf 0.19; lla
 #define LLMC_GGUF_H
 
 #include "checkpoint.h"
+#include "gpt2.h"
+#include "safetensors.h"
 #include "tokenizer.h"
+#include "utils.h"
 #include <math.h>
 
 enum { GGUF_ALIGNMENT = 32, GGUF_BLOCK = 32 };

@@ -36,7 +36,13 @@ time is over, or when *stop is set. C11, also compiles as C++17.
 #ifndef LLMC_RUN_PARTS_H
 #define LLMC_RUN_PARTS_H
 
+#include "checkpoint.h"
+#include "crc32c.h"
+#include "gpt2.h"
 #include "run_state.h"
+#include "safetensors.h"
+#include "tokenizer.h"
+#include "utils.h"
 
 // ---- who saves what ---------------------------------------------------------------
 

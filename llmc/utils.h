@@ -255,6 +255,15 @@ static inline bool is_directory(const char* path) {
     return stat(path, &st) == 0 && S_ISDIR(st.st_mode);
 }
 
+// Returns the directory of a file or glob pattern: dir (4096 bytes), or "." if path contains no slash.
+static inline const char* directory_of(const char* path, char* dir) {
+    snprintf(dir, 4096, "%s", path);
+    char* slash = strrchr(dir, '/');
+    if (!slash) { return "."; }
+    slash[slash == dir] = '\0';
+    return dir;
+}
+
 // Like mkdir -p: creates path and its parents. Succeeds if the directory already exists.
 static inline bool make_directories(const char* path, Error* err) {
     char buf[4096];

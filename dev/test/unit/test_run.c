@@ -1,7 +1,7 @@
-// llmc/training.h: the shape of a step, what is due after which step, and the lines printed about steps. The expected
+// llmc/run.h: the shape of a step, what is due after which step, and the lines printed about steps. The expected
 // values are written by hand.
 #include "capture.h"
-#include "../../../llmc/training.h"
+#include "../../../llmc/run.h"
 
 static Settings defaults; // the settings before any test
 
