@@ -43,16 +43,6 @@ static inline int format_step_line(char* buf, size_t size, int64_t step, int64_t
                     precision, tokens_per_second);
 }
 
-// Formats "42s", "3m07s", "2h05m", "3d04h"; "?" if seconds is not a valid duration. Returns the result of snprintf.
-static inline int format_duration(char* buf, size_t size, double seconds) {
-    if (!(seconds >= 0 && seconds < 1e14)) { return snprintf(buf, size, "?"); }
-    long long s = (long long)(seconds + 0.5);
-    if (s < 60) { return snprintf(buf, size, "%llds", s); }
-    if (s < 3600) { return snprintf(buf, size, "%lldm%02llds", s / 60, s % 60); }
-    if (s < 86400) { return snprintf(buf, size, "%lldh%02lldm", s / 3600, s / 60 % 60); }
-    return snprintf(buf, size, "%lldd%02lldh", s / 86400, s / 3600 % 24);
-}
-
 // ---- JSON ---------------------------------------------------------------------------
 
 // Formats a JSON number with the fewest digits (at least 6) that read back as v; if v is exactly a float, as that

@@ -13,7 +13,6 @@ are read or, for a new model, initialized.
 #include "checkpoint.h"
 #include "flags.h"
 #include "gpt2.h"
-#include "rand.h"
 #include "run_state.h"
 #include "tokenizer.h"
 #include "utils.h"

@@ -7,7 +7,6 @@ continued, and the output of the continuations in the order of the prompts. Shar
 
 #include "flags.h"
 #include "gpt2.h"
-#include "logger.h"
 #include "model_source.h"
 #include "rand.h"
 #include "sampler.h"

@@ -18,7 +18,6 @@ a rank that lost its parent goes on. C11, also compiles as C++17.
 #ifndef LLMC_RANKS_H
 #define LLMC_RANKS_H
 
-#include "logger.h" // format_duration()
 #include "utils.h"
 #include <arpa/inet.h>
 #include <ctype.h>

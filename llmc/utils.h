@@ -205,6 +205,16 @@ static inline double time_ms(void) {
     return 1e3 * (double)t.tv_sec + 1e-6 * (double)t.tv_nsec;
 }
 
+// Formats "42s", "3m07s", "2h05m", "3d04h"; "?" if seconds is not a valid duration. Returns the result of snprintf.
+static inline int format_duration(char* buf, size_t size, double seconds) {
+    if (!(seconds >= 0 && seconds < 1e14)) { return snprintf(buf, size, "?"); }
+    long long s = (long long)(seconds + 0.5);
+    if (s < 60) { return snprintf(buf, size, "%llds", s); }
+    if (s < 3600) { return snprintf(buf, size, "%lldm%02llds", s / 60, s % 60); }
+    if (s < 86400) { return snprintf(buf, size, "%lldh%02lldm", s / 3600, s / 60 % 60); }
+    return snprintf(buf, size, "%lldd%02lldh", s / 86400, s / 3600 % 24);
+}
+
 // ---- reading files ------------------------------------------------------------
 
 // A read-only private mapping of a whole file. If another process truncates the file, reading it may raise SIGBUS.
