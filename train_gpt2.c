@@ -1293,9 +1293,8 @@ static void train_step(Trainer* t) {
 // Opens everything that a run needs, in an order that finds all mistakes of the user before anything is written.
 static void trainer_open(Trainer* t) {
     ModelSource source;
-    char resolved[4200];
     training_find_checkpoint(&t->job);
-    training_open_model(&t->job, &source, resolved);
+    training_open_model(&t->job, &source);
     t->job.batch = settle_batch(&source.config);
     int B = t->job.batch.B, T = t->job.batch.T;
     double memory_left = print_memory_need(&source.config, B, T);
@@ -1364,11 +1363,9 @@ typedef struct {
 } LoadedModel;
 
 static void loaded_model_open(LoadedModel* m) {
-    static char resolved[4200];
     double start = time_ms();
     bool has_tokenizer;
-    model_source_open(&m->source, resolve_model_path(args->model, resolved, sizeof(resolved)), &has_tokenizer,
-                      &m->tokenizer);
+    model_source_open(&m->source, resolve_model_path(args->model), &has_tokenizer, &m->tokenizer);
     m->vocabulary = has_tokenizer ? &m->tokenizer : NULL;
     load_model(&m->model, &m->source);
     check_weights(&m->source, m->model.params_memory);

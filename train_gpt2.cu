@@ -1385,7 +1385,7 @@ static void load_training_state(Trainer* t, ModelSource* source) {
     GPT2* model = &t->model;
     RunState* run = &t->job.run;
     size_t n = num_parameters(&source->config);
-    bool resumed = t->job.checkpoint[0];
+    bool resumed = t->job.checkpoint.text[0];
     float* arrays[3] = {NULL, NULL, NULL};
     for (int i = 0; i < (resumed ? 3 : 1); i++) { arrays[i] = (float*)malloc_check(n * sizeof(float)); }
     if (!resumed) { model_source_read(source, arrays[0]); }
@@ -1426,7 +1426,7 @@ static void share_choices(Trainer* t) {
     ExchangeTrial trial = {t->model.own_grads, t->model.grads_memory,        bucket(config, 0).n,
                            model_size(config), t->job.batch.micro_steps > 1, t->job.run.step + 1};
     auto launch = [&](bool first, bool last) { launch_micro_step(&t->model, &t->job.batch, first, last); };
-    ranks_choose(trial, t->job.checkpoint[0] ? args->output : NULL, t->model.stream, launch,
+    ranks_choose(trial, t->job.checkpoint.text[0] ? args->output : NULL, t->model.stream, launch,
                  [&] { exchange_all(&t->model); });
 }
 
@@ -1441,14 +1441,14 @@ static void ranks_find_checkpoint(Training* t) {
     } else {
         training_clear(t);
     }
-    if (!is_alone() && strlen(t->checkpoint) >= sizeof(found.checkpoint)) {
-        die("%s: the path is too long", t->checkpoint);
+    if (!is_alone() && strlen(t->checkpoint.text) >= sizeof(found.checkpoint)) {
+        die("%s: the path is too long", t->checkpoint.text);
     }
-    snprintf(found.checkpoint, sizeof(found.checkpoint), "%s", t->checkpoint);
+    snprintf(found.checkpoint, sizeof(found.checkpoint), "%s", t->checkpoint.text);
     found.seed = drawn_seed;
     if (is_alone()) { return; }
     ranks_take_from_rank0(&found, sizeof(found));
-    snprintf(t->checkpoint, sizeof(t->checkpoint), "%s", found.checkpoint);
+    path_set(&t->checkpoint, "%s", found.checkpoint);
     drawn_seed = found.seed;
 }
 
@@ -1456,9 +1456,8 @@ static void ranks_find_checkpoint(Training* t) {
 static Trainer* trainer_open() {
     static Trainer trainer, *t = &trainer;
     ModelSource source;
-    char resolved[4200];
     ranks_find_checkpoint(&t->job);
-    training_open_model(&t->job, &source, resolved);
+    training_open_model(&t->job, &source);
     Batch batch = t->job.batch = settle_batch(&source.config);
     open_training_model(&t->model, &source.config, &batch);
     ranks_connect(num_buckets(&source.config));
@@ -1475,7 +1474,7 @@ static Trainer* trainer_open() {
     }
     t->machine_flops = run_num_ranks * find_machine_flops(args->tf32);
     load_training_state(t, &source);
-    if (t->job.checkpoint[0]) { choices_load(args->output); }
+    if (t->job.checkpoint.text[0]) { choices_load(args->output); }
     if (args->sample_every > 0 && is_rank0()) { load_sampling_kernels(t); }
     if (!is_alone()) { share_choices(t); }
     return t;
@@ -1572,7 +1571,6 @@ struct LoadedModel {
 
 // Opens the model that -e names, with activations for an evaluation of B rows of -t tokens; B 0: none.
 static void loaded_model_open(LoadedModel* m, int B) {
-    static char resolved[4200];
     double start = time_ms();
     bool has_tokenizer;
     char device[256];
@@ -1581,8 +1579,7 @@ static void loaded_model_open(LoadedModel* m, int B) {
     GPT2Options options = {};
     GPT2* model = &m->model;
     const GPT2Config* config = &m->source.config;
-    model_source_open(&m->source, resolve_model_path(args->model, resolved, sizeof(resolved)), &has_tokenizer,
-                      &m->tokenizer);
+    model_source_open(&m->source, resolve_model_path(args->model), &has_tokenizer, &m->tokenizer);
     m->vocabulary = has_tokenizer ? &m->tokenizer : NULL;
     gpt2_open(model, config, &options);
     model->weights8.format = weights8_format(args->weights);

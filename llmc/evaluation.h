@@ -242,7 +242,7 @@ static inline void print_score(const EvalLoader* q, const char* name, double ms)
         const char* key = q->kind == EVAL_LLMC_CHOICES ? "acc_per_token" : "acc";
         char key_error[32];
         snprintf(key_error, sizeof(key_error), "%s_stderr", key);
-        result_begin(last_words ? "last_words" : "choices", q->path);
+        result_begin(last_words ? "last_words" : "choices", q->path.text);
         result_number("examples", n);
         result_number(key, acc);
         result_number(key_error, accuracy_error(acc, n));

@@ -343,19 +343,19 @@ static inline int64_t run_seed(void) {
 
 // Replaces the program by the demo, scripts/demo.sh beside the program itself, whatever the current directory is.
 __attribute__((noreturn)) static inline void run_demo(const char* argv0) {
-    char program[4096], script[4096 + 32], buf[4096], name[4096];
-    if (!realpath("/proc/self/exe", program) && !realpath(argv0, program)) {
-        snprintf(program, sizeof(program), "%s", argv0);
+    Path program, script, name;
+    if (!realpath("/proc/self/exe", program.text) && !realpath(argv0, program.text)) {
+        path_set(&program, "%s", argv0);
     }
-    snprintf(script, sizeof(script), "%s/scripts/demo.sh", directory_of(program, buf));
-    if (!file_exists(script)) {
+    path_set(&script, "%s/scripts/demo.sh", directory_of(program.text).text);
+    if (!file_exists(script.text)) {
         die("the demo, %s, is not there: give -i to train or --prompt to continue a text; --help shows all flags",
-            script);
+            script.text);
     }
-    const char* slash = strrchr(program, '/'); // the script changes to the program's directory
-    snprintf(name, sizeof(name), "./%s", slash ? slash + 1 : program);
-    execl("/bin/sh", "sh", script, name, (char*)NULL);
-    die("cannot run %s: %s", script, strerror(errno));
+    const char* slash = strrchr(program.text, '/'); // the script changes to the program's directory
+    path_set(&name, "./%s", slash ? slash + 1 : program.text);
+    execl("/bin/sh", "sh", script.text, name.text, (char*)NULL);
+    die("cannot run %s: %s", script.text, strerror(errno));
 }
 
 #endif

@@ -458,7 +458,7 @@ static inline bool gguf_put_tensor(FileWriter* w, const Gguf* g, int p, int laye
     for (size_t i = 0; i < n && !w->failed; i += MODEL_CHUNK) {
         size_t count = model_min(n - i, MODEL_CHUNK); // whole blocks
         if (!gguf_convert(bytes, src + i, count, type)) {
-            gguf_refuse(g, w->path, p, layer, src + i, count, err);
+            gguf_refuse(g, w->path.text, p, layer, src + i, count, err);
             return false;
         }
         writer_put(w, bytes, count / (size_t)gguf_types[type].block * (size_t)gguf_types[type].bytes);

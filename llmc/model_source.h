@@ -25,11 +25,11 @@ are read or, for a new model, initialized.
 static inline bool find_tokenizer(Tokenizer* tokenizer, const char* path, Error* err) {
     static const char* const names[] = {"vocab.json",     "encoder.json",       "merges.txt",
                                         "tokenizer.json", "gpt2_tokenizer.bin", "tokenizer.bin"};
-    char candidate[4200];
+    Path candidate;
     err->text[0] = '\0';
     for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
-        snprintf(candidate, sizeof(candidate), "%s/%s", path, names[i]);
-        if (file_exists(candidate)) { return tokenizer_load(tokenizer, path, err); }
+        path_set(&candidate, "%s/%s", path, names[i]);
+        if (file_exists(candidate.text)) { return tokenizer_load(tokenizer, path, err); }
     }
     return false;
 }
@@ -38,19 +38,17 @@ static inline bool find_tokenizer(Tokenizer* tokenizer, const char* path, Error*
 // false if there is none; ends the program if one exists but cannot be loaded.
 static inline bool load_tokenizer(Tokenizer* tokenizer, const char* model_path) {
     Error err;
-    char dir[4096];
     if (args->tokenizer) {
         if (!tokenizer_load(tokenizer, args->tokenizer, &err)) { die("--tokenizer %s", err.text); }
         return true;
     }
     if (model_path) {
-        if (find_tokenizer(tokenizer, is_directory(model_path) ? model_path : directory_of(model_path, dir), &err)) {
-            return true;
-        }
+        Path beside = directory_of(model_path);
+        if (find_tokenizer(tokenizer, is_directory(model_path) ? model_path : beside.text, &err)) { return true; }
         if (err.text[0]) { die("%s", err.text); }
     }
     if (args->train_data) {
-        if (find_tokenizer(tokenizer, directory_of(args->train_data, dir), &err)) { return true; }
+        if (find_tokenizer(tokenizer, directory_of(args->train_data).text, &err)) { return true; }
         if (err.text[0]) { die("%s", err.text); }
     }
     return false;
@@ -61,45 +59,47 @@ static inline bool load_tokenizer(Tokenizer* tokenizer, const char* model_path) 
 // True if the directory holds a model that -e could name.
 static inline bool directory_has_model(const char* dir) {
     static const char* const names[] = {"config.json", "model.safetensors", "model.safetensors.index.json"};
-    char path[4200];
+    Path path;
     for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
-        snprintf(path, sizeof(path), "%s/%s", dir, names[i]);
-        if (file_exists(path)) { return true; }
+        path_set(&path, "%s/%s", dir, names[i]);
+        if (file_exists(path.text)) { return true; }
     }
     return false;
 }
 
-// Returns the path of the model that -e names. If `path` is the output directory of a run, this is the path of its
-// newest intact checkpoint, in resolved (size bytes); otherwise it is `path` itself. A checkpoint that `path` names directly
-// is checked, too.
-static inline const char* resolve_model_path(const char* path, char* resolved, size_t size) {
+// Returns the path of the model that -e names. If this is the output directory of a run, the path is that of the run's newest
+// intact checkpoint. A checkpoint that -e names directly is checked, too.
+static inline Path resolve_model_path(const char* path) {
     Error err;
-    char state[4200];
-    snprintf(state, sizeof(state), "%s/state.json", path);
-    if (is_directory(path) && file_exists(state)) { // a single checkpoint of a run
+    Path state, resolved;
+    path_set(&resolved, "%s", path);
+    path_set(&state, "%s/state.json", path);
+    if (is_directory(path) && file_exists(state.text)) { // a single checkpoint of a run
         RunState ignored;
         if (!run_verify(path, &ignored, &err)) { die("-e %s", err.text); }
     }
-    if (!is_directory(path) || !run_has_checkpoints(path)) { return path; }
-    if (!run_find_newest(path, resolved, size, true, &err)) { die("-e %s", err.text); }
-    print_line(stderr, "%s: newest checkpoint: %s", path, resolved);
+    if (!is_directory(path) || !run_has_checkpoints(path)) { return resolved; }
+    if (!run_find_newest(path, &resolved, true, &err)) { die("-e %s", err.text); }
+    print_line(stderr, "%s: newest checkpoint: %s", path, resolved.text);
     return resolved;
 }
 
 // The model that -e names. It is opened but its weights are not read: config is known, nothing is allocated or written.
 typedef struct {
-    const char* path;
+    Path path;
     bool fresh;         // path is a descriptor: the weights are initialized at random from the seed
     ModelFile file;     // the opened file; used only if !fresh
     GPT2Config config;  // valid in either case
     int bos_id, eot_id; // the tokens that begin and end a text, according to the model's file; -1: unknown
 } ModelSource;
 
-// Opens the model `path` and its vocabulary. *has_tokenizer is false if there is no vocabulary.
-static inline void model_source_open(ModelSource* source, const char* path, bool* has_tokenizer, Tokenizer* tokenizer) {
+// Opens a model, a descriptor or what resolve_model_path has returned, and its vocabulary. *has_tokenizer is false if there
+// is no vocabulary.
+static inline void model_source_open(ModelSource* source, Path model, bool* has_tokenizer, Tokenizer* tokenizer) {
     Error err;
     GPT2Config* config = &source->config;
-    source->path = path;
+    source->path = model;
+    const char* path = source->path.text;
     source->fresh = is_descriptor(path);
     source->bos_id = source->eot_id = -1;
     *has_tokenizer = load_tokenizer(tokenizer, source->fresh ? NULL : path);
@@ -180,7 +180,9 @@ static inline void check_weights(const ModelSource* source, const float* params)
         size_t n = param_size(&source->config, p), bad = 0;
 #pragma omp parallel for reduction(+ : bad)
         for (long i = 0; i < (long)n; i++) { bad += !isfinite(tensor[i]); }
-        if (bad > 0) { die("-e %s: %zu values of %s are NaN or infinite", source->path, bad, gpt2_params[p].name); }
+        if (bad > 0) {
+            die("-e %s: %zu values of %s are NaN or infinite", source->path.text, bad, gpt2_params[p].name);
+        }
     }
 }
 

@@ -78,8 +78,8 @@ typedef struct {
     double save_start_ms;     // when the run began to wait for the newest save (time_ms)
     double save_pause_ms;     // how long it waited
     int failed_saves;
-    int lock;              // the descriptor that locks -o (run_lock), or negative
-    char checkpoint[4200]; // path of the checkpoint that the run resumes from; "" for a new run
+    int lock;        // the descriptor that locks -o (run_lock), or negative
+    Path checkpoint; // path of the checkpoint that the run resumes from; "" for a new run
     int nonfinite_in_a_row;
     // for the estimate of the time left
     double step_ms;                            // exponential moving average
@@ -121,15 +121,13 @@ static inline void training_find_checkpoint(Training* t) {
     if (has_checkpoints && !args->resume) {
         die("%s holds checkpoints of an earlier run; resume it with -y 1, or give another -o", args->output);
     }
-    if (has_checkpoints && !run_find_newest(args->output, t->checkpoint, sizeof(t->checkpoint), false, &err)) {
-        die("%s", err.text);
-    }
-    if (t->checkpoint[0]) {
+    if (has_checkpoints && !run_find_newest(args->output, &t->checkpoint, false, &err)) { die("%s", err.text); }
+    if (t->checkpoint.text[0]) {
         RunState saved;
-        if (!run_load_state(t->checkpoint, &saved, &err)) { die("%s", err.text); }
+        if (!run_load_state(t->checkpoint.text, &saved, &err)) { die("%s", err.text); }
         if (strcmp(saved.optimizer, args->optimizer) != 0) {
             die("%s was saved with --optimizer %s: resume with it, or start a new run with -e %s and another -o",
-                t->checkpoint, saved.optimizer, t->checkpoint);
+                t->checkpoint.text, saved.optimizer, t->checkpoint.text);
         }
         if (args->seed < 0) { drawn_seed = (int64_t)saved.seed; } // goes on with the seed that the run has drawn
     }
@@ -144,12 +142,11 @@ static inline void training_find_checkpoint(Training* t) {
     }
 }
 
-// Opens the model to start from: the one in t->checkpoint, or for a new run the one that -e names. resolved (4200
-// bytes) may receive its path and must stay alive as long as source.
-static inline void training_open_model(Training* t, ModelSource* source, char* resolved) {
-    const char* path = t->checkpoint[0] ? t->checkpoint : resolve_model_path(args->model, resolved, 4200);
-    if (t->checkpoint[0] && strcmp(args->model, "d12") != 0) { // not the default
-        print_line(stdout, "-e %s is not used: the run resumes from %s", args->model, t->checkpoint);
+// Opens the model to start from: the one in t->checkpoint, or for a new run the one that -e names.
+static inline void training_open_model(Training* t, ModelSource* source) {
+    Path path = t->checkpoint.text[0] ? t->checkpoint : resolve_model_path(args->model);
+    if (t->checkpoint.text[0] && strcmp(args->model, "d12") != 0) { // not the default
+        print_line(stdout, "-e %s is not used: the run resumes from %s", args->model, t->checkpoint.text);
     }
     model_source_open(source, path, &t->has_tokenizer, &t->tokenizer);
     t->run.eot_id = model_eot(source, t->has_tokenizer ? &t->tokenizer : NULL);
@@ -162,9 +159,8 @@ static inline void training_open_model(Training* t, ModelSource* source, char* r
 static inline int check_data_vocabulary(const Training* t, const char* flag, const char* pattern) {
     Error err;
     Tokenizer other;
-    char dir[4096];
     if (!t->has_tokenizer || !pattern) { return -1; }
-    if (!find_tokenizer(&other, directory_of(pattern, dir), &err)) {
+    if (!find_tokenizer(&other, directory_of(pattern).text, &err)) {
         if (err.text[0]) { die("%s %s: the vocabulary beside these shards: %s", flag, pattern, err.text); }
         return -1;
     }
@@ -296,8 +292,8 @@ static inline void training_begin(Training* t, const GPT2Config* config, float* 
     t->run.sampler_rng = splitmix64((uint64_t)run_seed());
     t->run.best_val_loss = t->kept_val_loss = INFINITY;
     fill_run_settings(&t->run, t);
-    if (t->checkpoint[0]) {
-        if (!run_load(t->checkpoint, &t->run, params, m, v, &err) ||
+    if (t->checkpoint.text[0]) {
+        if (!run_load(t->checkpoint.text, &t->run, params, m, v, &err) ||
             !dataloader_restore(&t->train, &t->run.loader, &err)) {
             die("%s", err.text);
         }
@@ -314,7 +310,7 @@ static inline void training_begin(Training* t, const GPT2Config* config, float* 
         // validation and sampling of this step were done before the checkpoint was written
         t->kept_val_loss = now.best_val_loss;
         t->tasks_step = t->saved_step = now.step;
-        print_line(stdout, "resumed at step %lld from %s", (long long)t->run.step, t->checkpoint);
+        print_line(stdout, "resumed at step %lld from %s", (long long)t->run.step, t->checkpoint.text);
         if (t->run.step >= t->num_steps) {
             print_line(stdout, "nothing to train: step %lld of %lld is done; -x with more steps goes on",
                        (long long)t->run.step, (long long)t->num_steps);
@@ -322,7 +318,7 @@ static inline void training_begin(Training* t, const GPT2Config* config, float* 
     }
     dataloader_state(&t->train, &t->position);
     if (args->output && run_rank == 0) { training_own_output(t); }
-    if (!logger_open(&t->logger, run_rank == 0 ? args->output : NULL, t->checkpoint[0] ? t->run.step : -1, &err)) {
+    if (!logger_open(&t->logger, run_rank == 0 ? args->output : NULL, t->checkpoint.text[0] ? t->run.step : -1, &err)) {
         die("-o %s", err.text);
     }
 }

@@ -215,6 +215,37 @@ static inline int format_duration(char* buf, size_t size, double seconds) {
     return snprintf(buf, size, "%lldd%02lldh", s / 86400, s / 3600 % 24);
 }
 
+// ---- paths --------------------------------------------------------------------
+
+// The path of a file. Linux refuses more than 4095 bytes. There is room for a file's name or a suffix behind these, so that
+// a path that is too long is refused, and is not cut to the path of another file.
+typedef struct {
+    char text[4200];
+} Path;
+enum { PATH_LIMIT = 4096 }; // bytes of the longest path that Linux takes, with the 0 at its end
+
+// Formats a path. Returns false if it has PATH_LIMIT bytes or more.
+PRINTF_LIKE(2, 3) static inline bool path_set(Path* path, const char* fmt, ...) {
+    va_list args;
+    va_start(args, fmt);
+    int n = vsnprintf(path->text, sizeof(path->text), fmt, args);
+    va_end(args);
+    return n >= 0 && n < PATH_LIMIT;
+}
+
+// Returns the directory of a file or glob pattern; "." if path contains no slash.
+static inline Path directory_of(const char* path) {
+    Path dir;
+    path_set(&dir, "%s", path);
+    char* slash = strrchr(dir.text, '/');
+    if (!slash) {
+        path_set(&dir, ".");
+    } else {
+        slash[slash == dir.text] = '\0';
+    }
+    return dir;
+}
+
 // ---- reading files ------------------------------------------------------------
 
 // A read-only private mapping of a whole file. If another process truncates the file, reading it may raise SIGBUS.
@@ -265,27 +296,20 @@ static inline bool is_directory(const char* path) {
     return stat(path, &st) == 0 && S_ISDIR(st.st_mode);
 }
 
-// Returns the directory of a file or glob pattern: dir (4096 bytes), or "." if path contains no slash.
-static inline const char* directory_of(const char* path, char* dir) {
-    snprintf(dir, 4096, "%s", path);
-    char* slash = strrchr(dir, '/');
-    if (!slash) { return "."; }
-    slash[slash == dir] = '\0';
-    return dir;
-}
-
 // Like mkdir -p: creates path and its parents. Succeeds if the directory already exists.
 static inline bool make_directories(const char* path, Error* err) {
-    char buf[4096];
+    Path buf;
     size_t n = strlen(path);
-    if (n == 0 || n >= sizeof(buf)) { return error_set(err, "'%s': not a usable directory name", path); }
-    memcpy(buf, path, n + 1);
+    if (n == 0 || n >= PATH_LIMIT) { return error_set(err, "'%s': not a usable directory name", path); }
+    memcpy(buf.text, path, n + 1);
     for (size_t i = 1; i <= n; i++) {
-        if (buf[i] != '/' && buf[i] != '\0') { continue; }
-        char saved = buf[i];
-        buf[i] = '\0';
-        if (mkdir(buf, 0777) != 0 && errno != EEXIST) { return error_set(err, "%s: %s", buf, strerror(errno)); }
-        buf[i] = saved;
+        if (buf.text[i] != '/' && buf.text[i] != '\0') { continue; }
+        char saved = buf.text[i];
+        buf.text[i] = '\0';
+        if (mkdir(buf.text, 0777) != 0 && errno != EEXIST) {
+            return error_set(err, "%s: %s", buf.text, strerror(errno));
+        }
+        buf.text[i] = saved;
     }
     if (!is_directory(path)) { return error_set(err, "%s: exists and is not a directory", path); }
     return true;
@@ -316,7 +340,7 @@ static inline bool reserve_file(int fd, uint64_t bytes) {
 // calls write nothing, and writer_close() reports the error. The file is synced before it is closed.
 typedef struct {
     int fd;
-    char path[4096];
+    Path path;
     uint8_t* buffer; // (WRITER_BUFFER)
     size_t used;     // bytes in buffer
     uint64_t bytes;  // bytes put so far, including those in the buffer
@@ -328,14 +352,14 @@ typedef struct {
 enum { WRITER_BUFFER = 1 << 20 };
 
 static inline void writer_fail(FileWriter* w, const char* what) {
-    if (!w->failed) { error_set(&w->error, "%s: %s: %s", w->path, what, strerror(errno)); }
+    if (!w->failed) { error_set(&w->error, "%s: %s: %s", w->path.text, what, strerror(errno)); }
     w->failed = true;
 }
 
 // Creates or truncates path. After a successful open the caller must call writer_close().
 static inline bool writer_open(FileWriter* w, const char* path, Error* err) {
     memset(w, 0, sizeof(*w));
-    snprintf(w->path, sizeof(w->path), "%s", path);
+    path_set(&w->path, "%s", path);
     w->fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
     if (w->fd < 0) { return error_set(err, "%s: cannot create: %s", path, strerror(errno)); }
     w->buffer = (uint8_t*)malloc_check(WRITER_BUFFER);
