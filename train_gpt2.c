@@ -19,25 +19,26 @@ that calls llmc/matmul.h. Every operation is threaded with OpenMP and gives the 
 Sources: Radford et al. 2019, "Language models are unsupervised multitask learners"; the structure of the program
 follows karpathy/llm.c.
 */
-#include "llmc/cli.h"
-#include "llmc/dataloader.h"
-#include "llmc/eval_loader.h"
-#include "llmc/evaluation.h"
-#include "llmc/export.h"
-#include "llmc/flags.h"
-#include "llmc/gpt2.h"
-#include "llmc/logger.h"
-#include "llmc/matmul.h"
-#include "llmc/model_source.h"
-#include "llmc/prompts.h"
-#include "llmc/run.h"
-#include "llmc/run_state.h"
-#include "llmc/sampler.h"
-#include "llmc/schedulers.h"
-#include "llmc/stop.h"
-#include "llmc/text_output.h"
-#include "llmc/tokenizer.h"
-#include "llmc/utils.h"
+#include "llmc/checkpoint.h"   // defines: advise_huge
+#include "llmc/cli.h"          // defines: cli_parse, cli_print
+#include "llmc/dataloader.h"   // defines: Batch, dataloader_next, dataloader_reset
+#include "llmc/eval_loader.h"  // defines: EvalLoader, eval_close
+#include "llmc/evaluation.h"   // defines: Evaluator, evaluate_files, evaluate_hellaswag, Bench, bench_begin
+#include "llmc/export.h"       // defines: export_model
+#include "llmc/flags.h"        // defines: args, options, chosen_task, uses_muon, run_demo
+#include "llmc/gpt2.h"         // defines: GPT2Config, gpt2_params, num_parameters, param_size, param_offset
+#include "llmc/logger.h"       // defines: logger_eval
+#include "llmc/matmul.h"       // defines: matmul_nn, matmul_nt, matmul_tn
+#include "llmc/model_source.h" // defines: ModelSource, resolve_model_path, model_source_open, model_source_read
+#include "llmc/prompts.h"      // defines: Prompts, prompts_read, Continuations, continuations_begin, flags_sampler
+#include "llmc/run.h"          // defines: Training, StepReport, Due, settle_batch, training_begin, training_due, ...
+#include "llmc/run_state.h"    // defines: RunState
+#include "llmc/sampler.h"      // defines: Sampler, sample_token, sampler_argmax, sampler_penalize, seen_add
+#include "llmc/schedulers.h"   // defines: lr_at
+#include "llmc/stop.h"         // defines: run_stop_signal, run_install_signal_handlers, run_heed_interrupt
+#include "llmc/text_output.h"  // defines: TextOutput, text_token
+#include "llmc/tokenizer.h"    // defines: Tokenizer, tokenizer_free
+#include "llmc/utils.h"        // defines: Error, die, require, malloc_check, time_ms
 #include <math.h>
 #ifdef _OPENMP
 #include <omp.h>

@@ -61,48 +61,49 @@ Words:
 Sources: Radford et al. 2019, "Language models are unsupervised multitask learners"; the structure of the program
 follows karpathy/llm.c. The source of an algorithm is named at its operation, or in the file of its ladder.
 */
-#include "llmc/adamw_state.cuh"
-#include "llmc/choices.cuh"
-#include "llmc/cli.h"
-#include "llmc/column_sums.cuh" // sums for biases and norms
-#include "llmc/crc32c.h"
-#include "llmc/cublas_common.cuh"
-#include "llmc/cuda_common.cuh"
-#include "llmc/dataloader.h"
-#include "llmc/decode.cuh" // the operations of generation
-#include "llmc/distributed.cuh"
-#include "llmc/eval_loader.h"
-#include "llmc/evaluation.h"
-#include "llmc/export.h"
-#include "llmc/flags.h"
-#include "llmc/fp8.cuh"
-#include "llmc/fp8_training.cuh" // also declares the operations of --fp8
-#include "llmc/gelu.cuh"
-#include "llmc/gpt2.h"
-#include "llmc/layout.cuh"
-#include "llmc/logger.h"
-#include "llmc/memory_plan.cuh"
-#include "llmc/model_source.h"
-#include "llmc/muon.cuh" // also declares the operations of Muon
-#include "llmc/profile.cuh"
-#include "llmc/prompts.h"
-#include "llmc/ptx.cuh"
-#include "llmc/rand.h"
-#include "llmc/ranks.h"
-#include "llmc/run.h"
-#include "llmc/run_parts.h"
-#include "llmc/run_state.h"
-#include "llmc/sampler.h"
-#include "llmc/saver.h"
-#include "llmc/schedulers.h"
-#include "llmc/stop.h"
-#include "llmc/text_output.h"
-#include "llmc/text_queue.h"
-#include "llmc/tokenizer.h"
-#include "llmc/tuned.h"
-#include "llmc/utils.h"
-#include "llmc/weight_matrix.cuh"
-#include "llmc/weights8.cuh" // also declares quantize_weights
+#include "llmc/adamw_state.cuh"   // defines: AdamW, StepState, AdamWLater, adamw_later
+#include "llmc/checkpoint.h"      // defines: advise_huge
+#include "llmc/choices.cuh"       // defines: choices_open, choices_save, choices_load
+#include "llmc/cli.h"             // defines: cli_parse, cli_print
+#include "llmc/column_sums.cuh"   // defines: column_sums_wait, column_sums_end
+#include "llmc/crc32c.h"          // defines: crc32c
+#include "llmc/cublas_common.cuh" // defines: cublaslt_open, cublaslt_tune, cublaslt_matmul, find_machine_flops
+#include "llmc/cuda_common.cuh"   // defines: floatX, x128, cudaCheck, ceil_div, LaunchGraph, launch_as_graph, ...
+#include "llmc/dataloader.h"      // defines: Batch, DataLoader, dataloader_next, dataloader_reset
+#include "llmc/decode.cuh"        // defines: DecodeLayers, SideStreams; also the operations of generation
+#include "llmc/distributed.cuh"   // defines: ranks, ranks_agree, is_alone, reduce_gradients, gather_weights, ...
+#include "llmc/eval_loader.h"     // defines: EvalLoader, eval_close
+#include "llmc/evaluation.h"      // defines: Evaluator, evaluate_files, evaluate_hellaswag, Bench, bench_begin
+#include "llmc/export.h"          // defines: export_model
+#include "llmc/flags.h"           // defines: args, options, chosen_task, uses_muon, Fp8Stage, run_demo
+#include "llmc/fp8.cuh"           // defines: Fp8Tensor, Fp8Matrix, Fp8Seen
+#include "llmc/fp8_training.cuh"  // defines: Fp8Memory, plan_fp8, check_fp8; also the operations of --fp8
+#include "llmc/gelu.cuh"          // defines: GeluSaved, gelu, gelu_slope
+#include "llmc/gpt2.h"            // defines: GPT2Config, num_parameters
+#include "llmc/layout.cuh"        // defines: Parameters, layer_parameters, bucket, own_share, KeyValueCache, ...
+#include "llmc/logger.h"          // defines: logger_eval
+#include "llmc/memory_plan.cuh"   // defines: Plan, plan_add, plan_allocate, print_memory, most_that_fit
+#include "llmc/model_source.h"    // defines: ModelSource, resolve_model_path, model_source_open, model_source_read
+#include "llmc/muon.cuh"          // defines: Muon, MuonArrays, muon_update; also the operations of Muon
+#include "llmc/profile.cuh"       // defines: Range, profile_open, profile_begin, profile_end, profile_print
+#include "llmc/prompts.h"         // defines: Prompts, prompts_read, Continuations, GenerationTimes, flags_sampler
+#include "llmc/ptx.cuh"           // defines: mbarrier_*, wgmma_*, tma_*, cp_async_*, ldmatrix_*, has_sm90a
+#include "llmc/rand.h"            // defines: splitmix64
+#include "llmc/ranks.h"           // defines: run_rank, run_num_ranks
+#include "llmc/run.h"             // defines: Training, StepReport, Due, settle_batch, training_begin, training_due, ...
+#include "llmc/run_parts.h"       // defines: RunParts, RunPart, run_parts
+#include "llmc/run_state.h"       // defines: RunState
+#include "llmc/sampler.h"         // defines: Sampler, sampler_make, sampler_argmax, seen_words
+#include "llmc/saver.h"           // defines: Saver
+#include "llmc/schedulers.h"      // defines: lr_at
+#include "llmc/stop.h"            // defines: run_stop_signal, run_install_signal_handlers, run_heed_interrupt
+#include "llmc/text_output.h"     // defines: text_token
+#include "llmc/text_queue.h"      // defines: TextQueue, PromptPass, text_queue_pass, text_queue_take
+#include "llmc/tokenizer.h"       // defines: Tokenizer, tokenizer_free
+#include "llmc/tuned.h"           // defines: tuned_config
+#include "llmc/utils.h"           // defines: Error, die, require, malloc_check, time_ms, path_set
+#include "llmc/weight_matrix.cuh" // defines: WeightMatrix, weight_dispatch, weight_pairs
+#include "llmc/weights8.cuh"      // defines: Weights8, weights8_matrix, weights8_quantize; also quantize_weights
 #include <algorithm>
 #include <math.h>
 #include <vector>
