@@ -1657,7 +1657,8 @@ static int run_spoilt(const char* name, int tensor, float spoilt, char* run, std
 // If no step is finite, the steps are skipped and the run ends with a message; finite weights are then saved.
 static void test_gives_up(void) {
     if (!have_program()) { return; }
-    char run[256], checkpoint[512];
+    char run[256];
+    Path checkpoint;
     Error err;
     std::string out;
     int rc = run_spoilt("nan", 10, NAN, run, &out); // fcw
@@ -1672,9 +1673,8 @@ static void test_gives_up(void) {
     check_msg(out.find("3 steps in a row: stopped, the weights of the last good step are saved") != std::string::npos,
               "%s", out.c_str());
     RunState state;
-    check_msg(run_find_newest(run, checkpoint, sizeof(checkpoint), false, &err) &&
-                  run_load_state(checkpoint, &state, &err),
-              "%s", err.text);
+    check_msg(run_find_newest(run, &checkpoint, false, &err) && run_load_state(checkpoint.text, &state, &err), "%s",
+              err.text);
     check_msg(state.step >= 3 && state.skipped_steps == state.step, "%lld steps, %lld skipped", (long long)state.step,
               (long long)state.skipped_steps);
 }

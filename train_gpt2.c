@@ -19,14 +19,26 @@ that calls llmc/matmul.h. Every operation is threaded with OpenMP and gives the 
 Sources: Radford et al. 2019, "Language models are unsupervised multitask learners"; the structure of the program
 follows karpathy/llm.c.
 */
-#include "llmc/evaluation.h"
-#include "llmc/export.h"
-#include "llmc/gpt2.h"
-#include "llmc/matmul.h"
-#include "llmc/prompts.h"
-#include "llmc/sampler.h"
-#include "llmc/training.h"
-#include "llmc/utils.h"
+#include "llmc/checkpoint.h"   // defines: advise_huge
+#include "llmc/cli.h"          // defines: cli_parse, cli_print
+#include "llmc/dataloader.h"   // defines: Batch, dataloader_next, dataloader_reset
+#include "llmc/eval_loader.h"  // defines: EvalLoader, eval_close
+#include "llmc/evaluation.h"   // defines: Evaluator, evaluate_files, evaluate_hellaswag, Bench, bench_begin
+#include "llmc/export.h"       // defines: export_model
+#include "llmc/flags.h"        // defines: args, options, chosen_task, uses_muon, run_demo
+#include "llmc/gpt2.h"         // defines: GPT2Config, gpt2_params, num_parameters, param_size, param_offset
+#include "llmc/logger.h"       // defines: logger_eval
+#include "llmc/matmul.h"       // defines: matmul_nn, matmul_nt, matmul_tn
+#include "llmc/model_source.h" // defines: ModelSource, resolve_model_path, model_source_open, model_source_read
+#include "llmc/prompts.h"      // defines: Prompts, prompts_read, Continuations, continuations_begin, flags_sampler
+#include "llmc/run.h"          // defines: Training, StepReport, Due, settle_batch, training_begin, training_due, ...
+#include "llmc/run_state.h"    // defines: RunState
+#include "llmc/sampler.h"      // defines: Sampler, sample_token, sampler_argmax, sampler_penalize, seen_add
+#include "llmc/schedulers.h"   // defines: lr_at
+#include "llmc/stop.h"         // defines: run_stop_signal, run_install_signal_handlers, run_heed_interrupt
+#include "llmc/text_output.h"  // defines: TextOutput, text_token
+#include "llmc/tokenizer.h"    // defines: Tokenizer, tokenizer_free
+#include "llmc/utils.h"        // defines: Error, die, require, malloc_check, time_ms
 #include <math.h>
 #ifdef _OPENMP
 #include <omp.h>
@@ -1107,7 +1119,7 @@ static int generate(const GPT2* model, Sampler* sampler, const int* prompt, int 
 
 typedef struct {
     GPT2 model;
-    Training job;          // data, checkpoints, logs: llmc/training.h
+    Training job;          // data, checkpoints, logs: llmc/run.h
     int *inputs, *targets; // (B,T)
     Evaluator evaluator;   // for --hellaswag
     EvalLoader hellaswag;
@@ -1282,9 +1294,8 @@ static void train_step(Trainer* t) {
 // Opens everything that a run needs, in an order that finds all mistakes of the user before anything is written.
 static void trainer_open(Trainer* t) {
     ModelSource source;
-    char resolved[4200];
     training_find_checkpoint(&t->job);
-    training_open_model(&t->job, &source, resolved);
+    training_open_model(&t->job, &source);
     t->job.batch = settle_batch(&source.config);
     int B = t->job.batch.B, T = t->job.batch.T;
     double memory_left = print_memory_need(&source.config, B, T);
@@ -1353,11 +1364,9 @@ typedef struct {
 } LoadedModel;
 
 static void loaded_model_open(LoadedModel* m) {
-    static char resolved[4200];
     double start = time_ms();
     bool has_tokenizer;
-    model_source_open(&m->source, resolve_model_path(args->model, resolved, sizeof(resolved)), &has_tokenizer,
-                      &m->tokenizer);
+    model_source_open(&m->source, resolve_model_path(args->model), &has_tokenizer, &m->tokenizer);
     m->vocabulary = has_tokenizer ? &m->tokenizer : NULL;
     load_model(&m->model, &m->source);
     check_weights(&m->source, m->model.params_memory);

@@ -10,8 +10,8 @@ CPU and explains the arithmetic; read it first.
     6. kernels       how the operations of section 1 are computed: copies of the best kernels of dev/cuda
 
 Sections 1 to 5 are the program; section 6 is machinery. Code shared by both programs is in llmc/. gpt2.h has the table of
-parameters. training.h and the headers it includes have the flags (args), the data loaders, the reports, the checkpoint
-files, and the schedule that says what is due between two steps (validation, a sample, a checkpoint).
+parameters, flags.h the flags (args), and run.h what a training run is besides its model: its data, its checkpoints, the
+reports of its steps, and what is due between two of them (validation, a sample, a checkpoint).
 
 One stream, in order. The host queues a step, and prints the report of the previous step while the GPU works. In training
 the host waits for the GPU in four places: for a batch buffer that is still being copied (load_batch); for the report of
@@ -61,28 +61,49 @@ Words:
 Sources: Radford et al. 2019, "Language models are unsupervised multitask learners"; the structure of the program
 follows karpathy/llm.c. The source of an algorithm is named at its operation, or in the file of its ladder.
 */
-#include "llmc/adamw_state.cuh"
-#include "llmc/choices.cuh"
-#include "llmc/column_sums.cuh" // sums for biases and norms
-#include "llmc/cublas_common.cuh"
-#include "llmc/cuda_common.cuh"
-#include "llmc/decode.cuh" // the operations of generation
-#include "llmc/distributed.cuh"
-#include "llmc/evaluation.h"
-#include "llmc/export.h"
-#include "llmc/fp8_training.cuh" // also declares the operations of --fp8
-#include "llmc/gelu.cuh"
-#include "llmc/gpt2.h"
-#include "llmc/layout.cuh"
-#include "llmc/memory_plan.cuh"
-#include "llmc/muon.cuh" // also declares the operations of Muon
-#include "llmc/profile.cuh"
-#include "llmc/ptx.cuh"
-#include "llmc/sampler.h"
-#include "llmc/text_queue.h"
-#include "llmc/training.h"
-#include "llmc/utils.h"
-#include "llmc/weights8.cuh" // also declares quantize_weights
+#include "llmc/adamw_state.cuh"   // defines: AdamW, StepState, AdamWLater, adamw_later
+#include "llmc/checkpoint.h"      // defines: advise_huge
+#include "llmc/choices.cuh"       // defines: choices_open, choices_save, choices_load
+#include "llmc/cli.h"             // defines: cli_parse, cli_print
+#include "llmc/column_sums.cuh"   // defines: column_sums_wait, column_sums_end
+#include "llmc/crc32c.h"          // defines: crc32c
+#include "llmc/cublas_common.cuh" // defines: cublaslt_open, cublaslt_tune, cublaslt_matmul, find_machine_flops
+#include "llmc/cuda_common.cuh"   // defines: floatX, x128, cudaCheck, ceil_div, LaunchGraph, launch_as_graph, ...
+#include "llmc/dataloader.h"      // defines: Batch, DataLoader, dataloader_next, dataloader_reset
+#include "llmc/decode.cuh"        // defines: DecodeLayers, SideStreams; also the operations of generation
+#include "llmc/distributed.cuh"   // defines: ranks, ranks_agree, is_alone, reduce_gradients, gather_weights, ...
+#include "llmc/eval_loader.h"     // defines: EvalLoader, eval_close
+#include "llmc/evaluation.h"      // defines: Evaluator, evaluate_files, evaluate_hellaswag, Bench, bench_begin
+#include "llmc/export.h"          // defines: export_model
+#include "llmc/flags.h"           // defines: args, options, chosen_task, uses_muon, Fp8Stage, run_demo
+#include "llmc/fp8.cuh"           // defines: Fp8Tensor, Fp8Matrix, Fp8Seen
+#include "llmc/fp8_training.cuh"  // defines: Fp8Memory, plan_fp8, check_fp8; also the operations of --fp8
+#include "llmc/gelu.cuh"          // defines: GeluSaved, gelu, gelu_slope
+#include "llmc/gpt2.h"            // defines: GPT2Config, num_parameters
+#include "llmc/layout.cuh"        // defines: Parameters, layer_parameters, bucket, own_share, KeyValueCache, ...
+#include "llmc/logger.h"          // defines: logger_eval
+#include "llmc/memory_plan.cuh"   // defines: Plan, plan_add, plan_allocate, print_memory, most_that_fit
+#include "llmc/model_source.h"    // defines: ModelSource, resolve_model_path, model_source_open, model_source_read
+#include "llmc/muon.cuh"          // defines: Muon, MuonArrays, muon_update; also the operations of Muon
+#include "llmc/profile.cuh"       // defines: Range, profile_open, profile_begin, profile_end, profile_print
+#include "llmc/prompts.h"         // defines: Prompts, prompts_read, Continuations, GenerationTimes, flags_sampler
+#include "llmc/ptx.cuh"           // defines: mbarrier_*, wgmma_*, tma_*, cp_async_*, ldmatrix_*, has_sm90a
+#include "llmc/rand.h"            // defines: splitmix64
+#include "llmc/ranks.h"           // defines: run_rank, run_num_ranks
+#include "llmc/run.h"             // defines: Training, StepReport, Due, settle_batch, training_begin, training_due, ...
+#include "llmc/run_parts.h"       // defines: RunParts, RunPart, run_parts
+#include "llmc/run_state.h"       // defines: RunState
+#include "llmc/sampler.h"         // defines: Sampler, sampler_make, sampler_argmax, seen_words
+#include "llmc/saver.h"           // defines: Saver
+#include "llmc/schedulers.h"      // defines: lr_at
+#include "llmc/stop.h"            // defines: run_stop_signal, run_install_signal_handlers, run_heed_interrupt
+#include "llmc/text_output.h"     // defines: text_token
+#include "llmc/text_queue.h"      // defines: TextQueue, PromptPass, text_queue_pass, text_queue_take
+#include "llmc/tokenizer.h"       // defines: Tokenizer, tokenizer_free
+#include "llmc/tuned.h"           // defines: tuned_config
+#include "llmc/utils.h"           // defines: Error, die, require, malloc_check, time_ms, path_set
+#include "llmc/weight_matrix.cuh" // defines: WeightMatrix, weight_dispatch, weight_pairs
+#include "llmc/weights8.cuh"      // defines: Weights8, weights8_matrix, weights8_quantize; also quantize_weights
 #include <algorithm>
 #include <math.h>
 #include <vector>
@@ -1012,7 +1033,7 @@ struct PendingStep {
 
 struct Trainer {
     GPT2 model;
-    Training job;    // data, checkpoints, logs, the shape of a batch: llmc/training.h
+    Training job;    // data, checkpoints, logs, the shape of a batch: llmc/run.h
     int* batches[2]; // two pinned buffers (2, B, T) of inputs and targets, used alternately
     cudaEvent_t copied[2];
     int64_t num_batches; // micro-batches copied so far
@@ -1365,7 +1386,7 @@ static void load_training_state(Trainer* t, ModelSource* source) {
     GPT2* model = &t->model;
     RunState* run = &t->job.run;
     size_t n = num_parameters(&source->config);
-    bool resumed = t->job.checkpoint[0];
+    bool resumed = t->job.checkpoint.text[0];
     float* arrays[3] = {NULL, NULL, NULL};
     for (int i = 0; i < (resumed ? 3 : 1); i++) { arrays[i] = (float*)malloc_check(n * sizeof(float)); }
     if (!resumed) { model_source_read(source, arrays[0]); }
@@ -1406,17 +1427,38 @@ static void share_choices(Trainer* t) {
     ExchangeTrial trial = {t->model.own_grads, t->model.grads_memory,        bucket(config, 0).n,
                            model_size(config), t->job.batch.micro_steps > 1, t->job.run.step + 1};
     auto launch = [&](bool first, bool last) { launch_micro_step(&t->model, &t->job.batch, first, last); };
-    ranks_choose(trial, t->job.checkpoint[0] ? args->output : NULL, t->model.stream, launch,
+    ranks_choose(trial, t->job.checkpoint.text[0] ? args->output : NULL, t->model.stream, launch,
                  [&] { exchange_all(&t->model); });
+}
+
+// Rank 0 decides from what the run resumes, and draws a seed if that was asked for.
+static void ranks_find_checkpoint(Training* t) {
+    struct Found {
+        char checkpoint[4000]; // a longer path does not fit the exchange of the hosts
+        int64_t seed;
+    } found = {};
+    if (is_rank0()) {
+        training_find_checkpoint(t);
+    } else {
+        training_clear(t);
+    }
+    if (!is_alone() && strlen(t->checkpoint.text) >= sizeof(found.checkpoint)) {
+        die("%s: the path is too long", t->checkpoint.text);
+    }
+    snprintf(found.checkpoint, sizeof(found.checkpoint), "%s", t->checkpoint.text);
+    found.seed = drawn_seed;
+    if (is_alone()) { return; }
+    ranks_take_from_rank0(&found, sizeof(found));
+    path_set(&t->checkpoint, "%s", found.checkpoint);
+    drawn_seed = found.seed;
 }
 
 // Opens everything that a run needs, in an order that finds all mistakes of the user before anything is written.
 static Trainer* trainer_open() {
     static Trainer trainer, *t = &trainer;
     ModelSource source;
-    char resolved[4200];
     ranks_find_checkpoint(&t->job);
-    training_open_model(&t->job, &source, resolved);
+    training_open_model(&t->job, &source);
     Batch batch = t->job.batch = settle_batch(&source.config);
     open_training_model(&t->model, &source.config, &batch);
     ranks_connect(num_buckets(&source.config));
@@ -1433,7 +1475,7 @@ static Trainer* trainer_open() {
     }
     t->machine_flops = run_num_ranks * find_machine_flops(args->tf32);
     load_training_state(t, &source);
-    if (t->job.checkpoint[0]) { choices_load(args->output); }
+    if (t->job.checkpoint.text[0]) { choices_load(args->output); }
     if (args->sample_every > 0 && is_rank0()) { load_sampling_kernels(t); }
     if (!is_alone()) { share_choices(t); }
     return t;
@@ -1530,7 +1572,6 @@ struct LoadedModel {
 
 // Opens the model that -e names, with activations for an evaluation of B rows of -t tokens; B 0: none.
 static void loaded_model_open(LoadedModel* m, int B) {
-    static char resolved[4200];
     double start = time_ms();
     bool has_tokenizer;
     char device[256];
@@ -1539,8 +1580,7 @@ static void loaded_model_open(LoadedModel* m, int B) {
     GPT2Options options = {};
     GPT2* model = &m->model;
     const GPT2Config* config = &m->source.config;
-    model_source_open(&m->source, resolve_model_path(args->model, resolved, sizeof(resolved)), &has_tokenizer,
-                      &m->tokenizer);
+    model_source_open(&m->source, resolve_model_path(args->model), &has_tokenizer, &m->tokenizer);
     m->vocabulary = has_tokenizer ? &m->tokenizer : NULL;
     gpt2_open(model, config, &options);
     model->weights8.format = weights8_format(args->weights);

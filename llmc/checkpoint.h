@@ -26,9 +26,8 @@ as the optimizer's moments.
 enum {
     MODEL_MAX_SHARDS = 1024,
     HF_MAX_CONFIG = 1 << 20, // bytes of config.json; GPT-2's has 700
-    MODEL_PATH = 4096,
-    MODEL_TILE = 64,       // transposes work on tiles of 64 x 64 floats: source and destination, 2 x 16 KB, fit in L1
-    MODEL_CHUNK = 1 << 20, // elements that are converted at a time before they are written
+    MODEL_TILE = 64,         // transposes work on tiles of 64 x 64 floats: source and destination, 2 x 16 KB, fit in L1
+    MODEL_CHUNK = 1 << 20,   // elements that are converted at a time before they are written
     LLMC_MODEL_MAGIC = 20240326,
     LLMC_HEADER_BYTES = 1024
 };
@@ -395,11 +394,11 @@ static inline void model_close(ModelFile* model) {
     memset(model, 0, sizeof(*model));
 }
 
-// Writes "dir/name" to out (MODEL_PATH bytes).
-static inline bool model_path(char* out, const char* dir, const char* name, Error* err) {
+// Writes "dir/name" to out.
+static inline bool model_path(Path* out, const char* dir, const char* name, Error* err) {
     size_t n = strlen(dir);
-    int len = snprintf(out, MODEL_PATH, "%s%s%s", dir, n > 0 && dir[n - 1] == '/' ? "" : "/", name);
-    return len < MODEL_PATH ? true : error_set(err, "%.200s...: a path of more than %d bytes", dir, MODEL_PATH - 1);
+    return path_set(out, "%s%s%s", dir, n > 0 && dir[n - 1] == '/' ? "" : "/", name) ||
+           error_set(err, "%.200s...: a path of more than %d bytes", dir, PATH_LIMIT - 1);
 }
 
 // Parses an llm.c model file in memory; data (size) must outlive the model. On false there is nothing to close.
@@ -555,8 +554,8 @@ static inline bool model_open_shards(ModelFile* model, const char* dir, const ch
     if (!ok) { return false; }
     model_reserve(model, index.num_files);
     for (int i = 0; ok && i < index.num_files; i++) {
-        char path[MODEL_PATH];
-        ok = model_path(path, dir, index.files[i], err) && model_add_file(model, path, err);
+        Path path;
+        ok = model_path(&path, dir, index.files[i], err) && model_add_file(model, path.text, err);
     }
     for (size_t i = 0; ok && i < index.weight_map->count; i++) {
         const JsonValue* v = &index.weight_map->items[i];
@@ -572,22 +571,24 @@ static inline bool model_open_shards(ModelFile* model, const char* dir, const ch
 }
 
 static inline bool model_open_directory(ModelFile* model, const char* dir, Error* err) {
-    char config[MODEL_PATH], single[MODEL_PATH], index[MODEL_PATH], pickle[MODEL_PATH];
-    if (!model_path(config, dir, "config.json", err) || !model_path(single, dir, "model.safetensors", err) ||
-        !model_path(index, dir, "model.safetensors.index.json", err) ||
-        !model_path(pickle, dir, "pytorch_model.bin", err)) {
+    Path config, single, index, pickle;
+    if (!model_path(&config, dir, "config.json", err) || !model_path(&single, dir, "model.safetensors", err) ||
+        !model_path(&index, dir, "model.safetensors.index.json", err) ||
+        !model_path(&pickle, dir, "pytorch_model.bin", err)) {
         return false;
     }
-    if (!file_exists(config)) {
+    if (!file_exists(config.text)) {
         return error_set(err, "%s: no config.json in it: not a Hugging Face model directory", dir);
     }
-    if (!model_read_config(model, config, err)) { return false; }
-    if (file_exists(single)) {
+    if (!model_read_config(model, config.text, err)) { return false; }
+    if (file_exists(single.text)) {
         model_reserve(model, 1);
-        return model_add_file(model, single, err) && model_map_hf(model, dir, err);
+        return model_add_file(model, single.text, err) && model_map_hf(model, dir, err);
     }
-    if (file_exists(index)) { return model_open_shards(model, dir, index, err) && model_map_hf(model, dir, err); }
-    if (file_exists(pickle)) {
+    if (file_exists(index.text)) {
+        return model_open_shards(model, dir, index.text, err) && model_map_hf(model, dir, err);
+    }
+    if (file_exists(pickle.text)) {
         return error_set(err,
                          "%s: contains only PyTorch's pytorch_model.bin; download model.safetensors of the same "
                          "model, or convert it with save_pretrained(..., safe_serialization=True)",
@@ -622,13 +623,14 @@ static inline bool model_open_file(ModelFile* model, const char* path, Error* er
     unmap_file(&file);
     model_reserve(model, 1);
     if (!model_add_file(model, path, err)) { return false; }
-    char dir[MODEL_PATH], config[MODEL_PATH];
+    Path dir, config;
     const char* slash = strrchr(path, '/');
-    int len = snprintf(dir, sizeof(dir), "%.*s", slash ? (int)(slash - path + 1) : 1, slash ? path : ".");
-    if (len >= MODEL_PATH) { return error_set(err, "%.200s...: a path of more than %d bytes", path, MODEL_PATH - 1); }
-    if (!model_path(config, dir, "config.json", err)) { return false; }
-    if (file_exists(config)) {
-        if (!model_read_config(model, config, err)) { return false; }
+    if (!path_set(&dir, "%.*s", slash ? (int)(slash - path + 1) : 1, slash ? path : ".")) {
+        return error_set(err, "%.200s...: a path of more than %d bytes", path, PATH_LIMIT - 1);
+    }
+    if (!model_path(&config, dir.text, "config.json", err)) { return false; }
+    if (file_exists(config.text)) {
+        if (!model_read_config(model, config.text, err)) { return false; }
     } else {
         if (!hf_infer_config(&model->config, &model->shards[0], path, err)) { return false; }
         model->bos_id = model->eot_id = model->config.vocab_size == 50257 ? 50256 : -1;
@@ -933,12 +935,13 @@ static inline void hf_write_config(FileWriter* w, const GPT2Config* c, bool bf16
 static inline bool model_save_hf_texts(const char* dir, const GPT2Config* config, bool bf16, int eot_id,
                                        SavedFile* saved, Error* err) {
     static const char* const texts[2] = {"config.json", "generation_config.json"};
-    char path[MODEL_PATH], eot[16] = "null";
+    Path path;
+    char eot[16] = "null";
     memset(saved, 0, 2 * sizeof(*saved));
     if (eot_id >= 0) { snprintf(eot, sizeof(eot), "%d", eot_id); }
     for (int i = 0; i < 2; i++) {
         FileWriter w;
-        if (!model_path(path, dir, texts[i], err) || !writer_open(&w, path, err)) { return false; }
+        if (!model_path(&path, dir, texts[i], err) || !writer_open(&w, path.text, err)) { return false; }
         if (i == 0) {
             hf_write_config(&w, config, bf16, eot);
         } else {
@@ -961,10 +964,10 @@ static inline bool model_save_hf_files(const char* dir, const GPT2Config* config
                                        int eot_id, SavedFile* saved, int* num_saved, Error* err) {
     static const char* const no_prefix[1] = {""};
     SavedFile files[3];
-    char path[MODEL_PATH];
+    Path path;
     memset(files, 0, sizeof(files));
-    if (!model_path(path, dir, "model.safetensors", err) ||
-        !params_save_safetensors(path, config, &params, no_prefix, 1, bf16, &files[0], err) ||
+    if (!model_path(&path, dir, "model.safetensors", err) ||
+        !params_save_safetensors(path.text, config, &params, no_prefix, 1, bf16, &files[0], err) ||
         !model_save_hf_texts(dir, config, bf16, eot_id, &files[1], err)) {
         return false;
     }

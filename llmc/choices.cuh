@@ -6,7 +6,9 @@ run makes the same ones.
 #pragma once
 
 #include "cublas_common.cuh"
+#include "cuda_common.cuh"
 #include "tuned.h"
+#include "utils.h"
 
 // Uses the kernel configurations in the file `tuned`, which may be NULL. Called before the first launch.
 inline void choices_open(const char* tuned) {
@@ -19,12 +21,12 @@ inline void choices_open(const char* tuned) {
 
 // Writes the choices to dir, those for kernels only if a file of them is in use. If that fails, prints a warning.
 inline void choices_save(const char* dir) {
-    char path[4200];
+    Path path;
     Error err;
-    snprintf(path, sizeof(path), "%s/matmul_choices.txt", dir);
-    if (!cublaslt_save(path, &err)) { fprintf(stderr, "warning: %s\n", err.text); }
-    snprintf(path, sizeof(path), "%s/tuned.csv", dir);
-    if (tuned_state()->active && !tuned_write(&tuned_state()->table, true, path, &err)) {
+    path_set(&path, "%s/matmul_choices.txt", dir);
+    if (!cublaslt_save(path.text, &err)) { fprintf(stderr, "warning: %s\n", err.text); }
+    path_set(&path, "%s/tuned.csv", dir);
+    if (tuned_state()->active && !tuned_write(&tuned_state()->table, true, path.text, &err)) {
         fprintf(stderr, "warning: %s\n", err.text);
     }
 }
@@ -32,16 +34,17 @@ inline void choices_save(const char* dir) {
 // Loads the choices that a resumed run has saved in dir. If choices_open() has read a file, that file counts, and the first
 // launch of each op that it changes prints a note.
 inline void choices_load(const char* dir) {
-    char path[4200], gpu[256];
+    Path path;
+    char gpu[256];
     Error err;
     TunedState* tuned = tuned_state();
-    snprintf(path, sizeof(path), "%s/matmul_choices.txt", dir);
-    if (file_exists(path) && !cublaslt_load(path, &err)) { die("%s", err.text); }
-    snprintf(path, sizeof(path), "%s/tuned.csv", dir);
+    path_set(&path, "%s/matmul_choices.txt", dir);
+    if (file_exists(path.text) && !cublaslt_load(path.text, &err)) { die("%s", err.text); }
+    path_set(&path, "%s/tuned.csv", dir);
     tuned->compares = tuned->active;
-    if (!file_exists(path)) { return; }
+    if (!file_exists(path.text)) { return; }
     device_name(gpu);
-    bool ok = tuned->compares ? tuned_read_for(&tuned->before, path, gpu, PRECISION_NAME, &err)
-                              : tuned_open(path, gpu, PRECISION_NAME, &err);
+    bool ok = tuned->compares ? tuned_read_for(&tuned->before, path.text, gpu, PRECISION_NAME, &err)
+                              : tuned_open(path.text, gpu, PRECISION_NAME, &err);
     if (!ok) { die("%s", err.text); }
 }

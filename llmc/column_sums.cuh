@@ -4,6 +4,7 @@
 
 #include "cuda_common.cuh"
 #include "profile.cuh"
+#include "utils.h"
 
 // out (C) += the sums of the columns of `partials`, num_partials rows of C floats, which begin `stride` floats apart.
 struct ColumnSum {

@@ -22,6 +22,7 @@ There is one handle and one workspace: calls may be on any stream, but no two of
 #include "cuda_common.cuh"
 #include "mfu.h"
 #include "profile.cuh"
+#include "utils.h"
 
 // The names are listed here because cublasLtGetStatusName() is in libcublasLt, and a program may link -lcublas alone.
 #define cublasCheck(expr) cublas_check((expr), #expr, __FILE__, __LINE__)
@@ -451,10 +452,10 @@ inline std::vector<CublasLtChoice> cublaslt_choices() {
 
 // Writes the header, then one line per choice: the key and then the algorithm, as decimal ints.
 inline bool cublaslt_write_choices(const char* path, const char* header, Error* err) {
-    char temporary[4096];
+    Path temporary;
     FileWriter w;
-    snprintf(temporary, sizeof(temporary), "%s.new", path);
-    if (!writer_open(&w, temporary, err)) { return false; }
+    path_set(&temporary, "%s.new", path);
+    if (!writer_open(&w, temporary.text, err)) { return false; }
     writer_printf(&w, "%s", header);
     for (const CublasLtChoice& choice : cublaslt_choices()) {
         const int n = sizeof(choice) / sizeof(int);
@@ -463,7 +464,7 @@ inline bool cublaslt_write_choices(const char* path, const char* header, Error* 
         for (int i = 0; i < n; i++) { writer_printf(&w, "%d%c", words[i], i + 1 < n ? ' ' : '\n'); }
     }
     if (!writer_close(&w, err)) { return false; }
-    return rename(temporary, path) == 0 || error_set(err, "%s: cannot rename to it: %s", path, strerror(errno));
+    return rename(temporary.text, path) == 0 || error_set(err, "%s: cannot rename to it: %s", path, strerror(errno));
 }
 
 // Reads a file of cublaslt_write_choices() into cublaslt().loaded. A file with another header is skipped, with a

@@ -23,18 +23,17 @@ enum { SHARD_MAGIC = 20240520, SHARD_VERSION = 1, SHARD_HEADER_BYTES = 1024, SHA
 // half a shard. After a successful open, call shard_writer_close() or shard_writer_abort().
 typedef struct {
     FileWriter file;     // writes path.tmp
-    char path[4096];     // the final name
+    Path path;           // the final name
     uint64_t num_tokens; // number of tokens written so far
 } ShardWriter;
 
 static inline bool shard_writer_open(ShardWriter* w, const char* path, Error* err) {
-    char tmp[4096];
-    int n = snprintf(tmp, sizeof(tmp), "%s.tmp", path);
-    if (n < 0 || n >= (int)sizeof(tmp)) { return error_set(err, "%.64s...: the file name is too long", path); }
+    Path tmp;
+    if (!path_set(&tmp, "%s.tmp", path)) { return error_set(err, "%.64s...: the file name is too long", path); }
     if (is_directory(path)) { return error_set(err, "%s: is a directory, cannot write a shard there", path); }
-    snprintf(w->path, sizeof(w->path), "%s", path);
+    path_set(&w->path, "%s", path);
     w->num_tokens = 0;
-    if (!writer_open(&w->file, tmp, err)) { return false; }
+    if (!writer_open(&w->file, tmp.text, err)) { return false; }
     int32_t header[256] = {0};
     header[0] = SHARD_MAGIC;
     header[1] = SHARD_VERSION;
@@ -47,7 +46,7 @@ static inline void shard_writer_put(ShardWriter* w, const uint16_t* tokens, size
     w->num_tokens += n;
     if (w->num_tokens > INT32_MAX && !w->file.failed) {
         error_set(&w->file.error, "%s: more than %d tokens, the format's limit for one shard: write smaller shards",
-                  w->path, INT32_MAX);
+                  w->path.text, INT32_MAX);
         w->file.failed = true;
     }
     writer_put(&w->file, tokens, n * sizeof(tokens[0]));
@@ -57,7 +56,7 @@ static inline void shard_writer_put(ShardWriter* w, const uint16_t* tokens, size
 static inline void shard_writer_abort(ShardWriter* w) {
     w->file.failed = true;
     writer_close(&w->file, NULL);
-    unlink(w->file.path);
+    unlink(w->file.path.text);
 }
 
 // Patches the token count into the header, syncs the file and renames it. Returns false if any operation since the open
@@ -69,19 +68,14 @@ static inline bool shard_writer_close(ShardWriter* w, Error* err) {
         writer_fail(&w->file, "write");
     }
     bool ok = writer_close(&w->file, err);
-    if (ok && rename(w->file.path, w->path) != 0) {
-        ok = error_set(err, "%s: cannot rename %s: %s", w->path, w->file.path, strerror(errno));
+    if (ok && rename(w->file.path.text, w->path.text) != 0) {
+        ok = error_set(err, "%s: cannot rename %s: %s", w->path.text, w->file.path.text, strerror(errno));
     }
     if (!ok) {
-        unlink(w->file.path);
+        unlink(w->file.path.text);
         return false;
     }
-    char dir[4096];
-    snprintf(dir, sizeof(dir), "%s", w->path);
-    char* slash = strrchr(dir, '/');
-    if (!slash) { snprintf(dir, sizeof(dir), "."); }
-    if (slash) { slash[slash == dir ? 1 : 0] = '\0'; }
-    return sync_directory(dir, err);
+    return sync_directory(directory_of(w->path.text).text, err);
 }
 
 // ---- reading shards -------------------------------------------------------------
@@ -176,6 +170,14 @@ static inline bool shard_parse(const uint8_t* data, size_t size, const char* nam
 }
 
 // ---- the loader -------------------------------------------------------------------
+
+// The batch shape of a training step.
+typedef struct {
+    int B;               // sequences per micro-batch
+    int T;               // tokens per sequence
+    int64_t total;       // tokens per step, of all ranks
+    int64_t micro_steps; // micro-batches per step, on each rank
+} Batch;
 
 // The position at which the next batch begins. Plain data, for checkpoints. Independent of B and of the number of
 // ranks.

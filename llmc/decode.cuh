@@ -5,6 +5,7 @@ ordered as in section 1 of train_gpt2.cu.
 */
 #pragma once
 
+#include "cuda_common.cuh"
 #include "weight_matrix.cuh"
 
 // x (B,C) = wte[tokens (B)] + wpe[positions (B)]

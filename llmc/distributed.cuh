@@ -36,12 +36,20 @@ Source: ZeRO stage 1, Rajbhandari et al. 2020, arXiv:1910.02054.
 */
 #pragma once
 
+#include "cli.h"
 #include "cublas_common.cuh"
 #include "cuda_common.cuh"
+#include "flags.h"
 #include "nccl.h"
+#include "rand.h"
 #include "rank_link.h"
+#include "ranks.h"
 #include "rendezvous.h"
-#include "evaluation.h"
+#include "stop.h"
+#include "utils.h"
+#include <algorithm>
+#include <math.h>
+#include <pthread.h>
 #include <string>
 #include <vector>
 
@@ -307,28 +315,6 @@ inline void ranks_take_reason(int rank, bool failed, Error* err) {
 inline int ranks_take_int(int x) {
     ranks_take_from_rank0(&x, sizeof(x));
     return x;
-}
-
-// Rank 0 decides from what the run resumes, and draws a seed if that was asked for.
-inline void ranks_find_checkpoint(Training* t) {
-    struct Found {
-        char checkpoint[4000]; // a longer path does not fit the exchange of the hosts
-        int64_t seed;
-    } found = {};
-    if (is_rank0()) {
-        training_find_checkpoint(t);
-    } else {
-        training_clear(t);
-    }
-    if (!is_alone() && strlen(t->checkpoint) >= sizeof(found.checkpoint)) {
-        die("%s: the path is too long", t->checkpoint);
-    }
-    snprintf(found.checkpoint, sizeof(found.checkpoint), "%s", t->checkpoint);
-    found.seed = drawn_seed;
-    if (is_alone()) { return; }
-    ranks_take_from_rank0(&found, sizeof(found));
-    snprintf(t->checkpoint, sizeof(t->checkpoint), "%s", found.checkpoint);
-    drawn_seed = found.seed;
 }
 
 // Ends the program if the ranks have different values: they would train different models.

@@ -54,7 +54,7 @@ typedef struct {
 } EvalQuestion;
 
 typedef struct {
-    char path[4096];
+    Path path;
     MappedFile file;
     EvalKind kind;
     int B, T, vocab_size;
@@ -104,7 +104,7 @@ typedef struct {
 
 // Parses the context (part -1) or an ending of example x at byte *at, and moves *at behind it.
 static inline bool eval_parse_part(const EvalLoader* e, EvalExample* x, int part, size_t* at, Error* err) {
-    const char* name = e->path;
+    const char* name = e->path.text;
     long long index = (long long)e->next;
     size_t words = part >= 0 && e->kind != EVAL_LLMC_CHOICES ? 2 : 1; // in front of the tokens
     if (*at + 2 * words > x->end) { return error_set(err, "%s: example %lld is damaged", name, index); }
@@ -142,7 +142,7 @@ static inline bool eval_parse(const EvalLoader* e, EvalExample* x, Error* err) {
     static const int fewest[] = {EVAL_ENDINGS, 2, 1},
                      most[] = {EVAL_ENDINGS, EVAL_MAX_ENDINGS, 1}; // endings, by EvalKind
     size_t size = e->file.size, at = e->at;
-    const char* name = e->path;
+    const char* name = e->path.text;
     long long index = (long long)e->next;
     memset(x, 0, sizeof(*x));
     if (size - at < 12) { return error_set(err, "%s: is cut off in example %lld", name, index); }
@@ -183,11 +183,11 @@ static inline bool eval_check(EvalLoader* e, Error* err) {
         return error_set(err,
                          "%s: not an evaluation file (magic %d, version %d, %d examples); dev/data/hellaswag, "
                          "lambada and arc make them",
-                         e->path, header[0], header[1], header[2]);
+                         e->path.text, header[0], header[1], header[2]);
     }
     if (header[1] == 2 && header[4] != EVAL_CHOICES && header[4] != EVAL_LAST_WORDS) {
-        return error_set(err, "%s: holds examples of kind %d, want %d (choices) or %d (last words)", e->path, header[4],
-                         (int)EVAL_CHOICES, (int)EVAL_LAST_WORDS);
+        return error_set(err, "%s: holds examples of kind %d, want %d (choices) or %d (last words)", e->path.text,
+                         header[4], (int)EVAL_CHOICES, (int)EVAL_LAST_WORDS);
     }
     e->kind = header[1] == 1 ? EVAL_LLMC_CHOICES : (EvalKind)header[4];
     e->num_examples = header[2];
@@ -202,10 +202,10 @@ static inline bool eval_check(EvalLoader* e, Error* err) {
         e->at = x.end;
     }
     if (e->at != e->file.size) {
-        return error_set(err, "%s: %zu bytes after the last example", e->path, e->file.size - e->at);
+        return error_set(err, "%s: %zu bytes after the last example", e->path.text, e->file.size - e->at);
     }
     if (header[3] != (int32_t)longest) { // llm.c's reader allocates this many bytes
-        return error_set(err, "%s: the longest example has %zu bytes, but the header says %d", e->path, longest,
+        return error_set(err, "%s: the longest example has %zu bytes, but the header says %d", e->path.text, longest,
                          header[3]);
     }
     eval_reset(e);
@@ -230,7 +230,7 @@ static inline bool eval_open(EvalLoader* e, const char* path, int B, int T, int 
     }
     if (T < 1) { return error_set(err, "%s: -t is %d, want at least 1", path, T); }
     if (!map_file(&e->file, path, err)) { return false; }
-    snprintf(e->path, sizeof(e->path), "%s", path);
+    path_set(&e->path, "%s", path);
     e->B = B, e->T = T, e->vocab_size = vocab_size;
     if (!eval_check(e, err)) {
         eval_close(e);

@@ -15,13 +15,18 @@ documentation of transformers counts this token as part of the window: its max_l
 #ifndef LLMC_EVALUATION_H
 #define LLMC_EVALUATION_H
 
+#include "dataloader.h"
 #include "eval_loader.h"
+#include "flags.h"
+#include "gpt2.h"
+#include "logger.h"
 #include "prompts.h"
-#include "training.h"
+#include "rand.h"
+#include "ranks.h"
+#include "tokenizer.h"
+#include "utils.h"
 #include <glob.h>
-
-// The sum of what all processes of a run give, if there are several; else NULL.
-static double (*sum_over_ranks)(double x);
+#include <math.h>
 
 // Computes losses (B,T) of targets (B,T) after inputs (B,T). model: the program's own.
 typedef void (*ComputeLosses)(void* model, float* losses, const int* inputs, const int* targets, int B, int T);
@@ -237,7 +242,7 @@ static inline void print_score(const EvalLoader* q, const char* name, double ms)
         const char* key = q->kind == EVAL_LLMC_CHOICES ? "acc_per_token" : "acc";
         char key_error[32];
         snprintf(key_error, sizeof(key_error), "%s_stderr", key);
-        result_begin(last_words ? "last_words" : "choices", q->path);
+        result_begin(last_words ? "last_words" : "choices", q->path.text);
         result_number("examples", n);
         result_number(key, acc);
         result_number(key_error, accuracy_error(acc, n));

@@ -5,8 +5,15 @@ Face's from_pretrained opens, a single .safetensors file, llm.c's .bin, or llama
 #ifndef LLMC_EXPORT_H
 #define LLMC_EXPORT_H
 
+#include "checkpoint.h"
+#include "cli.h"
+#include "flags.h"
 #include "gguf.h"
-#include "training.h"
+#include "gpt2.h"
+#include "model_source.h"
+#include "run_state.h"
+#include "tokenizer.h"
+#include "utils.h"
 
 // True if path ends with the suffix.
 static inline bool has_suffix(const char* path, const char* suffix) {
@@ -31,8 +38,9 @@ static inline int export_model(void) {
     Gguf file;
     GgufType type = gguf_type(args->export_type);
     bool has_tokenizer, bf16 = type == GGUF_BF16, gguf, ok;
-    char resolved[4200], path[4096], temp[4200];
-    snprintf(path, sizeof(path), "%s", args->export_path);
+    Path name, temporary;
+    path_set(&name, "%s", args->export_path);
+    char* path = name.text;
     size_t n = strlen(path);
     while (n > 1 && path[n - 1] == '/') { path[--n] = '\0'; }
     if (n == 0) { die("--export: the name is empty"); }
@@ -41,8 +49,9 @@ static inline int export_model(void) {
         cli_fail("--type %s is for .gguf files; give f32 or bf16 for %s", args->export_type, path);
     }
     if (file_exists(path)) { die("--export %s: exists already, give another name", path); }
-    snprintf(temp, sizeof(temp), "%s.tmp-%ld", path, (long)getpid());
-    model_source_open(&source, resolve_model_path(args->model, resolved, sizeof(resolved)), &has_tokenizer, &tokenizer);
+    path_set(&temporary, "%s.tmp-%ld", path, (long)getpid());
+    const char* temp = temporary.text;
+    model_source_open(&source, resolve_model_path(args->model), &has_tokenizer, &tokenizer);
     GPT2Config config = source.config;
     if (has_suffix(path, ".safetensors") && config.channels != 64 * config.num_heads) {
         die("--export %s: a reader of this file alone would take heads of 64 channels, but the model has %d: give the "

@@ -25,10 +25,16 @@ Source: Micikevicius et al. 2022, arXiv:2209.05433; delayed scaling as in NVIDIA
 */
 #pragma once
 
+#include "cuda_common.cuh"
 #include "distributed.cuh"
+#include "flags.h"
 #include "fp8.cuh"
 #include "gpt2.h"
 #include "memory_plan.cuh"
+#include "ptx.cuh"
+#include "run_state.h"
+#include "utils.h"
+#include <algorithm>
 
 typedef __nv_fp8_e4m3 E4M3;
 typedef __nv_fp8_e5m2 E5M2;

@@ -11,6 +11,7 @@ Source: Hendrycks and Gimpel 2016, arXiv:1606.08415.
 */
 #pragma once
 
+#include "cuda_common.cuh"
 #include "ptx.cuh"
 
 // x sigmoid(2u) = x / (1 + exp(-2u)). The factor log2(e), for exp2, is part of a and b. Where x^3 overflows, the

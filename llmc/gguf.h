@@ -43,7 +43,10 @@ Sources: ggml's docs/gguf.md; the constants of the Python package gguf 0.19; lla
 #define LLMC_GGUF_H
 
 #include "checkpoint.h"
+#include "gpt2.h"
+#include "safetensors.h"
 #include "tokenizer.h"
+#include "utils.h"
 #include <math.h>
 
 enum { GGUF_ALIGNMENT = 32, GGUF_BLOCK = 32 };
@@ -455,7 +458,7 @@ static inline bool gguf_put_tensor(FileWriter* w, const Gguf* g, int p, int laye
     for (size_t i = 0; i < n && !w->failed; i += MODEL_CHUNK) {
         size_t count = model_min(n - i, MODEL_CHUNK); // whole blocks
         if (!gguf_convert(bytes, src + i, count, type)) {
-            gguf_refuse(g, w->path, p, layer, src + i, count, err);
+            gguf_refuse(g, w->path.text, p, layer, src + i, count, err);
             return false;
         }
         writer_put(w, bytes, count / (size_t)gguf_types[type].block * (size_t)gguf_types[type].bytes);

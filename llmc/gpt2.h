@@ -5,7 +5,9 @@ the GPU program derive sizes, pointers, initialisation, weight decay, checkpoint
 #ifndef LLMC_GPT2_H
 #define LLMC_GPT2_H
 
+#include "rand.h"
 #include "utils.h"
+#include <math.h>
 
 typedef struct {
     int max_seq_len;       // maxT, number of position embeddings
@@ -115,6 +117,32 @@ static inline void param_hf_name(char* name, size_t size, int p, int layer) {
         snprintf(name + n, size - (size_t)n, "%.*s%d%s", (int)(hole - hf), hf, layer, hole + 2);
     } else {
         snprintf(name + n, size - (size_t)n, "%s", gpt2_params[p].hf_name);
+    }
+}
+
+// Fills params (num_parameters(config)), in the order of gpt2_params, with the initial weights that llm.c and PyTorch
+// have for this seed (42 in both). The embeddings are drawn first, then layer after layer. The padding rows V..Vp of
+// wte are 0 and no numbers are drawn for them.
+static inline void gpt2_init_params(float* params, const GPT2Config* config, uint32_t seed) {
+    Mt19937 mt;
+    mt19937_seed(&mt, seed);
+    for (int p = 0; p < NUM_PARAMS; p++) {
+        float* tensor = params + param_offset(config, p);
+        size_t n = param_size(config, p);
+        float value = gpt2_params[p].init == INIT_ONE ? 1.0f : 0.0f;
+        for (size_t i = 0; i < n; i++) { tensor[i] = value; }
+    }
+    for (int layer = -1; layer < config->num_layers; layer++) { // -1: the tensors that are not per layer
+        for (int p = 0; p < NUM_PARAMS; p++) {
+            InitKind init = gpt2_params[p].init;
+            if (init != INIT_NORMAL && init != INIT_NORMAL_RESIDUAL) { continue; }
+            if (gpt2_params[p].per_layer != (layer >= 0)) { continue; }
+            size_t n = param_layer_size(config, p);
+            float* tensor = params + param_offset(config, p) + (layer >= 0 ? (size_t)layer * n : 0);
+            if (gpt2_params[p].rows == DIM_VP) { n = (size_t)config->vocab_size * (size_t)config->channels; }
+            double std = init == INIT_NORMAL ? 0.02 : 0.02 / sqrt(2.0 * config->num_layers);
+            normal_fill(tensor, n, 0.0, std, &mt);
+        }
     }
 }
 

@@ -12,9 +12,11 @@ At the end, the tensors by name: Parameters, and for generation KeyValueCache.
 */
 #pragma once
 
+#include "cuda_common.cuh"
 #include "decode.cuh"
 #include "distributed.cuh"
 #include "gpt2.h"
+#include "utils.h"
 #include <algorithm>
 
 // Ends the program if the kernels do not support this model, with a message that names the reason.

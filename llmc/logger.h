@@ -43,16 +43,6 @@ static inline int format_step_line(char* buf, size_t size, int64_t step, int64_t
                     precision, tokens_per_second);
 }
 
-// Formats "42s", "3m07s", "2h05m", "3d04h"; "?" if seconds is not a valid duration. Returns the result of snprintf.
-static inline int format_duration(char* buf, size_t size, double seconds) {
-    if (!(seconds >= 0 && seconds < 1e14)) { return snprintf(buf, size, "?"); }
-    long long s = (long long)(seconds + 0.5);
-    if (s < 60) { return snprintf(buf, size, "%llds", s); }
-    if (s < 3600) { return snprintf(buf, size, "%lldm%02llds", s / 60, s % 60); }
-    if (s < 86400) { return snprintf(buf, size, "%lldh%02lldm", s / 3600, s / 60 % 60); }
-    return snprintf(buf, size, "%lldd%02lldh", s / 86400, s / 3600 % 24);
-}
-
 // ---- JSON ---------------------------------------------------------------------------
 
 // Formats a JSON number with the fewest digits (at least 6) that read back as v; if v is exactly a float, as that
@@ -176,7 +166,7 @@ static inline size_t event_scalars(uint8_t* out, double wall_time, int64_t step,
 typedef struct {
     int fd;       // -1: not open
     int64_t size; // size in bytes, complete lines or records only
-    char path[4096];
+    Path path;
 } LogFile;
 
 typedef struct Logger {
@@ -194,14 +184,14 @@ static inline double event_wall_time_s(void) {
 
 static inline bool log_path(LogFile* file, const char* dir, const char* name, Error* err) {
     file->fd = -1;
-    int n = snprintf(file->path, sizeof(file->path), "%s/%s", dir, name);
-    return n < (int)sizeof(file->path) - 16 ? true : error_set(err, "%.200s...: path too long", dir);
+    int n = snprintf(file->path.text, sizeof(file->path.text), "%s/%s", dir, name);
+    return n < PATH_LIMIT - 16 ? true : error_set(err, "%.200s...: path too long", dir);
 }
 
 // Opens file->path for appending.
 static inline bool log_open(LogFile* file, int flags, Error* err) {
-    file->fd = open(file->path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | flags, 0666);
-    if (file->fd < 0) { return error_set(err, "%s: cannot open the log: %s", file->path, strerror(errno)); }
+    file->fd = open(file->path.text, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | flags, 0666);
+    if (file->fd < 0) { return error_set(err, "%s: cannot open the log: %s", file->path.text, strerror(errno)); }
     struct stat st;
     file->size = fstat(file->fd, &st) == 0 ? (int64_t)st.st_size : 0;
     return true;
@@ -224,7 +214,7 @@ static inline void log_append(Logger* l, LogFile* file, const void* data, size_t
         return;
     }
     if (!l->failed) {
-        error_set(&l->error, "%s: cannot write the log: %s", file->path, strerror(errno));
+        error_set(&l->error, "%s: cannot write the log: %s", file->path.text, strerror(errno));
         fprintf(stderr, "warning: %s; the run continues, but lines will be missing\n", l->error.text);
         l->failed = true;
     }
@@ -253,19 +243,19 @@ static inline int64_t log_line_step(const char* line, size_t bytes, const char* 
 // anything to drop, writes a new file and renames it, so that a crash leaves either the old file or the new one.
 static inline bool log_cut(const char* path, const char* prefix, int64_t resume_step, Error* err) {
     MappedFile old;
-    char temp[4096];
+    Path temp;
     if (!file_exists(path)) { return true; }
     if (!map_file(&old, path, err)) { return false; }
     const char* text = (const char*)old.data;
     FileWriter w;
     bool cutting = false, ok = true; // cutting: a line has been dropped, so the writer is open
-    snprintf(temp, sizeof(temp), "%.4080s.tmp", path);
+    path_set(&temp, "%s.tmp", path);
     for (size_t at = 0; at < old.size && ok;) {
         const char* newline = (const char*)memchr(text + at, '\n', old.size - at);
         size_t bytes = newline ? (size_t)(newline - text) + 1 - at : old.size - at;
         bool keep = newline && log_line_step(text + at, bytes, prefix) <= resume_step;
         if (!keep && !cutting) {
-            ok = cutting = writer_open(&w, temp, err);
+            ok = cutting = writer_open(&w, temp.text, err);
             if (ok) { writer_put(&w, text, at); }
         } else if (keep && cutting) {
             writer_put(&w, text + at, bytes);
@@ -275,8 +265,8 @@ static inline bool log_cut(const char* path, const char* prefix, int64_t resume_
     unmap_file(&old);
     if (!cutting) { return ok; }
     ok = writer_close(&w, err);
-    if (ok && rename(temp, path) != 0) { ok = error_set(err, "%s: rename: %s", path, strerror(errno)); }
-    if (!ok) { unlink(temp); }
+    if (ok && rename(temp.text, path) != 0) { ok = error_set(err, "%s: rename: %s", path, strerror(errno)); }
+    if (!ok) { unlink(temp.text); }
     return ok;
 }
 
@@ -308,7 +298,7 @@ static inline bool events_open(Logger* l, const char* dir, int64_t resume_step, 
         snprintf(name, sizeof(name), "events.out.tfevents.%010lld.%s.%d.%d", name_time, host, (int)getpid(), n);
         if (!log_path(&l->events, dir, name, err)) { return false; }
         if (log_open(&l->events, O_EXCL, err)) { break; }
-        if (!file_exists(l->events.path)) { return false; }
+        if (!file_exists(l->events.path.text)) { return false; }
     }
     size_t bytes = event_put_field(body, 0x1a, "brain.Event:2", 13); // Event.file_version
     log_append(l, &l->events, record, event_record(record, now, -1, body, bytes));
@@ -330,7 +320,7 @@ static inline bool logger_close(Logger* l, Error* err) {
     for (int i = 0; i < 3; i++) {
         if (files[i]->fd >= 0 && close(files[i]->fd) != 0 && !l->failed) {
             l->failed = true;
-            error_set(&l->error, "%s: close: %s", files[i]->path, strerror(errno));
+            error_set(&l->error, "%s: close: %s", files[i]->path.text, strerror(errno));
         }
         files[i]->fd = -1;
     }
@@ -341,18 +331,18 @@ static inline bool logger_close(Logger* l, Error* err) {
 // Succeeds if there is no such file, and leaves an empty file and what is not a file as they are.
 static inline bool log_move_aside(const char* path, Error* err) {
     struct stat st;
-    char aside[4096 + 16];
+    Path aside;
     if (stat(path, &st) != 0 || !S_ISREG(st.st_mode) || st.st_size == 0) { return true; }
     for (int n = 1; n < 1000000; n++) {
-        snprintf(aside, sizeof(aside), "%s.%d", path, n);
-        if (lstat(aside, &st) == 0) { continue; }
-        if (rename(path, aside) != 0) {
-            return error_set(err, "%s: cannot rename to %s: %s", path, aside, strerror(errno));
+        path_set(&aside, "%s.%d", path, n);
+        if (lstat(aside.text, &st) == 0) { continue; }
+        if (rename(path, aside.text) != 0) {
+            return error_set(err, "%s: cannot rename to %s: %s", path, aside.text, strerror(errno));
         }
-        print_line(stderr, "%s was there already: renamed to %s", path, aside);
+        print_line(stderr, "%s was there already: renamed to %s", path, aside.text);
         return true;
     }
-    return error_set(err, "%s: cannot be moved aside, all names up to %s are taken", path, aside);
+    return error_set(err, "%s: cannot be moved aside, all names up to %s are taken", path, aside.text);
 }
 
 // Opens the logs in dir, which is created if necessary; if dir is NULL or "", nothing is logged. resume_step -1 is a new
@@ -367,10 +357,10 @@ static inline bool logger_open(Logger* l, const char* dir, int64_t resume_step, 
     bool ok = make_directories(dir, err) && log_path(&l->text, dir, "main.log", err) &&
               log_path(&l->json, dir, "log.jsonl", err);
     if (ok && resume) {
-        ok = log_cut(l->text.path, "s:", resume_step, err) && log_cut(l->json.path, "{\"step\":", resume_step, err) &&
-             sync_directory(dir, err);
+        ok = log_cut(l->text.path.text, "s:", resume_step, err) &&
+             log_cut(l->json.path.text, "{\"step\":", resume_step, err) && sync_directory(dir, err);
     } else if (ok) {
-        ok = log_move_aside(l->text.path, err) && log_move_aside(l->json.path, err);
+        ok = log_move_aside(l->text.path.text, err) && log_move_aside(l->json.path.text, err);
     }
     l->active = true;
     ok = ok && log_open(&l->text, 0, err) && log_open(&l->json, 0, err) && events_open(l, dir, resume_step, err);

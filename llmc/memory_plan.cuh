@@ -11,7 +11,9 @@ A plan of GPU memory: adds up what is needed before anything is allocated, then 
 #pragma once
 
 #include "cuda_common.cuh"
-#include "training.h"
+#include "dataloader.h"
+#include "ranks.h"
+#include "utils.h"
 
 enum PlanGroup { PLAN_WEIGHTS, PLAN_GRADIENTS, PLAN_ADAMW, PLAN_ACTIVATIONS, NUM_PLAN_GROUPS };
 enum { MAX_PLAN_ENTRIES = 64, PLAN_ALIGNMENT = 256 };

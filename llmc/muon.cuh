@@ -14,6 +14,8 @@ With ZeRO-1 a rank updates the layers that belong to it (bucket_owner); the resu
 #pragma once
 
 #include "cuda_common.cuh"
+#include "distributed.cuh"
+#include "gpt2.h"
 #include "layout.cuh"
 #include <algorithm>
 

@@ -5,7 +5,14 @@ continued, and the output of the continuations in the order of the prompts. Shar
 #ifndef LLMC_PROMPTS_H
 #define LLMC_PROMPTS_H
 
-#include "training.h"
+#include "flags.h"
+#include "gpt2.h"
+#include "model_source.h"
+#include "rand.h"
+#include "sampler.h"
+#include "text_output.h"
+#include "tokenizer.h"
+#include "utils.h"
 
 enum { PROMPTS_MAX = 1 << 16, PROMPT_MAX_BYTES = 1 << 28 };
 

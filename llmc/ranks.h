@@ -18,7 +18,6 @@ a rank that lost its parent goes on. C11, also compiles as C++17.
 #ifndef LLMC_RANKS_H
 #define LLMC_RANKS_H
 
-#include "logger.h" // format_duration()
 #include "utils.h"
 #include <arpa/inet.h>
 #include <ctype.h>
@@ -42,6 +41,13 @@ enum {
 };
 
 // ---- which rank this process is ---------------------------------------------------
+
+// Which of the processes of a run this is. Set once, when the program has found out. A test may include this header and use
+// none of these four.
+__attribute__((unused)) static int run_rank = 0, run_num_ranks = 1;
+// Set with them if there are several processes, else NULL: replaces data by process 0's; returns the sum of what all give.
+__attribute__((unused)) static void (*from_rank0)(void* data, size_t bytes);
+__attribute__((unused)) static double (*sum_over_ranks)(double x);
 
 typedef enum { RANKS_ALONE, RANKS_LAUNCHER, RANKS_TORCHRUN, RANKS_OPEN_MPI, RANKS_PMI, RANKS_SLURM } RankSource;
 
@@ -507,7 +513,7 @@ static inline uint64_t ranks_random_token(void) {
 
 // What a start has in common for all ranks.
 typedef struct {
-    char path[4096]; // of the program
+    Path path; // of the program
     char** argv;
     int num_kept; // variables that are passed on
     char** envp;  // (num_kept + RANKS_NUM_VARIABLES + 1); the rest differs between the ranks
@@ -546,11 +552,11 @@ __attribute__((noreturn)) static inline void ranks_become(const RankStart* s, in
     fcntl(s->progress_fd, F_SETFD, 0);
     sigprocmask(SIG_SETMASK, &s->mask, NULL);
 #ifdef __linux__
-    execve(s->path, s->argv, s->envp);
+    execve(s->path.text, s->argv, s->envp);
     execve("/proc/self/exe", s->argv, s->envp); // the file was replaced or removed since: this is still the old one
 #else
     environ = s->envp;
-    execvp(s->path, s->argv);
+    execvp(s->path.text, s->argv);
 #endif
     if (write(STDERR_FILENO, text, sizeof(text) - 1) < 0) { _exit(126); }
     _exit(127);
@@ -590,10 +596,10 @@ static inline void ranks_prepare(RankStart* s, char** argv, const char* const* m
     }
     memcpy(s->argv, argv, (size_t)num_args * sizeof(char*));
     for (int i = 0; i < num_more; i++) { s->argv[num_args + i] = (char*)more_args[i]; }
-    snprintf(s->path, sizeof(s->path), "%s", argv[0]);
+    path_set(&s->path, "%s", argv[0]);
 #ifdef __linux__
-    ssize_t n = readlink("/proc/self/exe", s->path, sizeof(s->path) - 1);
-    snprintf(s->path + (n > 0 ? n : 0), n > 0 ? 1 : sizeof(s->path), "%s", n > 0 ? "" : "/proc/self/exe");
+    ssize_t n = readlink("/proc/self/exe", s->path.text, sizeof(s->path.text) - 1);
+    snprintf(s->path.text + (n > 0 ? n : 0), n > 0 ? 1 : sizeof(s->path.text), "%s", n > 0 ? "" : "/proc/self/exe");
 #endif
 }
 

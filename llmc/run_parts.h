@@ -36,7 +36,13 @@ time is over, or when *stop is set. C11, also compiles as C++17.
 #ifndef LLMC_RUN_PARTS_H
 #define LLMC_RUN_PARTS_H
 
+#include "checkpoint.h"
+#include "crc32c.h"
+#include "gpt2.h"
 #include "run_state.h"
+#include "safetensors.h"
+#include "tokenizer.h"
+#include "utils.h"
 
 // ---- who saves what ---------------------------------------------------------------
 
@@ -138,7 +144,7 @@ typedef struct {
     const RunRank* me;
     const float* buffer; // (list->rank_floats[me->rank])
     double start_ms, limit_ms;
-    char hidden[RUN_PATH];  // the hidden directory; "": not found yet
+    Path hidden;            // the hidden directory; "": not found yet
     uint32_t identity;      // hash of what all ranks must agree on
     uint64_t data_begin[2]; // where the data begins in each of the two files
     uint32_t* sums;         // (num_parts): crc32c of each part as stored
@@ -183,8 +189,8 @@ static inline void parts_init(PartsSave* s) {
 
 // ---- the small files ----------------------------------------------------------------
 
-// Writes the path of rank r's small file in dir to path (RUN_PATH bytes).
-static inline bool parts_path(const PartsSave* s, char* path, const char* dir, int r, const char* suffix, Error* err) {
+// Writes the path of rank r's small file in dir to path.
+static inline bool parts_path(const PartsSave* s, Path* path, const char* dir, int r, const char* suffix, Error* err) {
     char name[RUN_NAME];
     snprintf(name, sizeof(name), ".%016llx.%d%s", (unsigned long long)s->me->token, r, suffix);
     return run_path(path, dir, name, err);
@@ -214,15 +220,16 @@ static inline bool parts_look(const PartsSave* s, const char* path) {
 }
 
 // Looks for a directory out_dir/PREFIXstep_N-PID of this step, with any PID, in which the small file of rank r is complete.
-// Writes its path to path (RUN_PATH bytes).
-static inline bool parts_find(const PartsSave* s, const char* prefix, int r, char* path) {
+// Writes its path to path.
+static inline bool parts_find(const PartsSave* s, const char* prefix, int r, Path* path) {
     DIR* dir = opendir(s->out_dir);
     bool found = false;
     if (!dir) { return false; }
     for (struct dirent* e = readdir(dir); e && !found; e = readdir(dir)) {
         int64_t step = -1;
         if (run_pid_of_hidden_name(e->d_name, prefix, &step) == 0 || step != s->state->step) { continue; }
-        found = run_path(path, s->out_dir, e->d_name, NULL) && parts_look(s, path) && s->progress[r] == PARTS_DONE;
+        found =
+            run_path(path, s->out_dir, e->d_name, NULL) && parts_look(s, path->text) && s->progress[r] == PARTS_DONE;
     }
     closedir(dir);
     return found;
@@ -277,8 +284,8 @@ static inline int parts_stopped(const PartsSave* s) {
 
 // True once rank 0 has begun to remove or to publish the hidden directory.
 static inline bool parts_gone(const PartsSave* s) {
-    char sign[RUN_PATH];
-    return !parts_path(s, sign, s->hidden, 0, "", NULL) || !file_exists(sign);
+    Path sign;
+    return !parts_path(s, &sign, s->hidden.text, 0, "", NULL) || !file_exists(sign.text);
 }
 
 // Sleeps before the next look. False, at once, if the save has been stopped or the time is over: that look is the last one.
@@ -298,8 +305,10 @@ static inline bool parts_blame(const PartsSave* s, Error* err) {
     int missing = 0, absent = 0, stopped = parts_stopped(s);
     if (stopped > 0) { return error_set(err, "rank %d died during the save", stopped - 1); }
     if (!stopped) { snprintf(why, sizeof(why), "within %.3g s", 1e-3 * s->limit_ms); }
-    if (!s->hidden[0]) { return error_set(err, "rank 0 had not begun the checkpoint %s", why); }
-    if (!parts_look(s, s->hidden)) { return error_set(err, "rank 0 had ended the save and left no result %s", why); }
+    if (!s->hidden.text[0]) { return error_set(err, "rank 0 had not begun the checkpoint %s", why); }
+    if (!parts_look(s, s->hidden.text)) {
+        return error_set(err, "rank 0 had ended the save and left no result %s", why);
+    }
     for (int r = 1; r < s->me->num_ranks; r++) {
         if (s->progress[r] == PARTS_DONE || r == s->me->rank) { continue; }
         absent += s->progress[r] <= PARTS_ABSENT;
@@ -329,28 +338,28 @@ static inline bool parts_write_part(const PartsSave* s, const RunPart* part, int
 
 // Writes this rank's parts to one of the two files and syncs it.
 static inline bool parts_write_file(const PartsSave* s, int file, float* floats, Error* err) {
-    char path[RUN_PATH];
+    Path path;
     int fd = -1;
     bool ok = true;
     uint64_t offset = s->data_begin[file];
-    if (!run_path(path, s->hidden, parts_files[file], err)) { return false; }
+    if (!run_path(&path, s->hidden.text, parts_files[file], err)) { return false; }
     for (int i = 0; i < s->list->num_parts && ok; i++) {
         const RunPart* part = &s->list->parts[i];
         if (parts_file(part) != file) { continue; }
         if (part->rank == s->me->rank) {
             bool late = time_ms() > s->start_ms + s->limit_ms;
-            ok = !late || error_set(err, "%s: not written within %.3g s", path, 1e-3 * s->limit_ms);
+            ok = !late || error_set(err, "%s: not written within %.3g s", path.text, 1e-3 * s->limit_ms);
             ok = ok && (!parts_stopped(s) || parts_blame(s, err));
             if (!ok) { break; }
-            if (fd < 0) { fd = open(path, O_WRONLY | O_CLOEXEC); } // no other rank's bytes are touched
+            if (fd < 0) { fd = open(path.text, O_WRONLY | O_CLOEXEC); } // no other rank's bytes are touched
             ok = fd >= 0 && parts_write_part(s, part, fd, offset, floats, &s->sums[i]);
-            if (!ok) { error_set(err, "%s: write: %s", path, strerror(errno)); }
+            if (!ok) { error_set(err, "%s: write: %s", path.text, strerror(errno)); }
         }
         offset += parts_bytes(s, part);
     }
     if (fd < 0) { return ok; }
-    if (ok && sync_to_medium(fd) != 0) { ok = error_set(err, "%s: fsync: %s", path, strerror(errno)); }
-    if (close(fd) != 0 && ok) { ok = error_set(err, "%s: close: %s", path, strerror(errno)); }
+    if (ok && sync_to_medium(fd) != 0) { ok = error_set(err, "%s: fsync: %s", path.text, strerror(errno)); }
+    if (close(fd) != 0 && ok) { ok = error_set(err, "%s: close: %s", path.text, strerror(errno)); }
     return ok;
 }
 
@@ -370,33 +379,35 @@ static inline size_t parts_report_bytes(const PartsSave* s) {
 
 // Takes over the file that rank 0 has created for the report.
 static inline bool parts_come(PartsSave* s, Error* err) {
-    char path[RUN_PATH], given[RUN_PATH];
-    if (!parts_path(s, path, s->hidden, s->me->rank, ".new", err) ||
-        !parts_path(s, given, s->hidden, s->me->rank, ".open", err)) {
+    Path path, given;
+    if (!parts_path(s, &path, s->hidden.text, s->me->rank, ".new", err) ||
+        !parts_path(s, &given, s->hidden.text, s->me->rank, ".open", err)) {
         return false;
     }
-    if (rename(given, path) != 0) { return error_set(err, "%s: cannot rename: %s", given, strerror(errno)); }
-    s->report_fd = open(path, O_WRONLY | O_CLOEXEC);
-    return s->report_fd >= 0 || error_set(err, "%s: cannot open: %s", path, strerror(errno));
+    if (rename(given.text, path.text) != 0) {
+        return error_set(err, "%s: cannot rename: %s", given.text, strerror(errno));
+    }
+    s->report_fd = open(path.text, O_WRONLY | O_CLOEXEC);
+    return s->report_fd >= 0 || error_set(err, "%s: cannot open: %s", path.text, strerror(errno));
 }
 
 // For a rank that cannot report its failure: removes the file for the report, which tells rank 0 as much.
 static inline bool parts_withdraw(const PartsSave* s) {
     static const char* const suffixes[] = {".new", ".open"};
-    char path[RUN_PATH];
+    Path path;
     bool removed = false;
     for (int i = 0; i < 2; i++) {
-        removed |= parts_path(s, path, s->hidden, s->me->rank, suffixes[i], NULL) && unlink(path) == 0;
+        removed |= parts_path(s, &path, s->hidden.text, s->me->rank, suffixes[i], NULL) && unlink(path.text) == 0;
     }
     return removed;
 }
 
 // Writes the report: the sums of this rank's parts, or if failure is not NULL why there are none.
 static inline bool parts_report(PartsSave* s, const char* failure, Error* err) {
-    char path[RUN_PATH], final_path[RUN_PATH];
+    Path path, final_path;
     size_t bytes = parts_report_bytes(s), used;
-    if (!parts_path(s, path, s->hidden, s->me->rank, ".new", err) ||
-        !parts_path(s, final_path, s->hidden, s->me->rank, "", err)) {
+    if (!parts_path(s, &path, s->hidden.text, s->me->rank, ".new", err) ||
+        !parts_path(s, &final_path, s->hidden.text, s->me->rank, "", err)) {
         return false;
     }
     char* text = (char*)malloc_check(bytes + 1);
@@ -407,7 +418,7 @@ static inline bool parts_report(PartsSave* s, const char* failure, Error* err) {
     }
     memset(text + used, ' ', bytes - used);
     text[bytes - 1] = '\n';
-    if (s->report_fd < 0) { s->report_fd = open(path, O_WRONLY | O_CLOEXEC); }
+    if (s->report_fd < 0) { s->report_fd = open(path.text, O_WRONLY | O_CLOEXEC); }
     bool ok = s->report_fd >= 0 && parts_write_at(s->report_fd, text, bytes, 0) && sync_to_medium(s->report_fd) == 0;
     int reason = errno;
     free(text);
@@ -416,15 +427,18 @@ static inline bool parts_report(PartsSave* s, const char* failure, Error* err) {
         ok = false;
     }
     s->report_fd = -1;
-    if (!ok) { return error_set(err, "%s: cannot write: %s", path, strerror(reason)); }
-    return rename(path, final_path) == 0 || error_set(err, "%s: cannot rename: %s", path, strerror(errno));
+    if (!ok) { return error_set(err, "%s: cannot write: %s", path.text, strerror(reason)); }
+    return rename(path.text, final_path.text) == 0 ||
+           error_set(err, "%s: cannot rename: %s", path.text, strerror(errno));
 }
 
 // If rank 0 has left a result for this rank, takes it away, sets *saved, and err to the reason of a failure.
 static inline bool parts_take_result(const PartsSave* s, bool* saved, Error* err) {
-    char dir[RUN_PATH], path[RUN_PATH];
-    if (!parts_find(s, ".end-", s->me->rank, dir) || !parts_path(s, path, dir, s->me->rank, "", NULL)) { return false; }
-    char* text = parts_get(path);
+    Path dir, path;
+    if (!parts_find(s, ".end-", s->me->rank, &dir) || !parts_path(s, &path, dir.text, s->me->rank, "", NULL)) {
+        return false;
+    }
+    char* text = parts_get(path.text);
     if (!text) { return false; }
     *saved = strcmp(text, "saved\n") == 0;
     if (!*saved) {
@@ -432,8 +446,8 @@ static inline bool parts_take_result(const PartsSave* s, bool* saved, Error* err
         error_set(err, "%s", text);
     }
     free(text);
-    unlink(path);
-    rmdir(dir); // fails unless this was the last one
+    unlink(path.text);
+    rmdir(dir.text); // fails unless this was the last one
     return true;
 }
 
@@ -442,8 +456,8 @@ static inline bool parts_await_files(PartsSave* s, Error* err) {
     useconds_t poll_us = PARTS_POLL_US;
     bool saved = false;
     for (bool over = false;; over = !parts_pause(s, &poll_us, s->start_ms + s->limit_ms)) {
-        if (parts_find(s, ".tmp-", 0, s->hidden)) { return true; }
-        s->hidden[0] = '\0';
+        if (parts_find(s, ".tmp-", 0, &s->hidden)) { return true; }
+        s->hidden.text[0] = '\0';
         if (parts_take_result(s, &saved, err)) {
             return saved ? error_set(err, "rank 0 saved without rank %d", s->me->rank) : false;
         }
@@ -494,11 +508,11 @@ static inline bool parts_follow(PartsSave* s, Error* err) {
 
 // Creates one of the two files with its header and its full size.
 static inline bool parts_create(const PartsSave* s, int file, SavedFile* saved, Error* err) {
-    char path[RUN_PATH];
+    Path path;
     SafeWriter w;
-    if (!run_path(path, s->hidden, parts_files[file], err)) { return false; }
+    if (!run_path(&path, s->hidden.text, parts_files[file], err)) { return false; }
     parts_declare(&w, &s->list->config, file);
-    if (!safewriter_begin(&w, path, err)) { return false; }
+    if (!safewriter_begin(&w, path.text, err)) { return false; }
     snprintf(saved->name, sizeof(saved->name), "%s", parts_files[file]);
     return safewriter_end_header(&w, err, &saved->bytes, &saved->crc);
 }
@@ -507,12 +521,13 @@ static inline bool parts_create(const PartsSave* s, int file, SavedFile* saved, 
 // become full.
 static inline bool parts_make_room(const PartsSave* s, Error* err) {
     size_t bytes = parts_report_bytes(s);
-    char path[RUN_PATH], *blanks = (char*)malloc_check(bytes + 1);
+    Path path;
+    char* blanks = (char*)malloc_check(bytes + 1);
     bool ok = true;
     memset(blanks, ' ', bytes);
     blanks[bytes] = '\0';
     for (int r = 1; r < s->me->num_ranks && ok; r++) {
-        ok = parts_path(s, path, s->hidden, r, ".open", err) && parts_put(path, blanks, err);
+        ok = parts_path(s, &path, s->hidden.text, r, ".open", err) && parts_put(path.text, blanks, err);
     }
     free(blanks);
     return ok;
@@ -522,21 +537,22 @@ static inline bool parts_make_room(const PartsSave* s, Error* err) {
 // run_write_files(): the first is the model, the last the optimizer; the crc of these two is that of their headers.
 static inline bool parts_create_all(const PartsSave* s, const RunState* state, const Tokenizer* tokenizer,
                                     SavedFile* files, int* num_files, Error* err) {
-    char sign[RUN_PATH];
+    Path sign;
     *num_files = 3;
     return parts_create(s, 0, &files[0], err) &&
-           model_save_hf_texts(s->hidden, &state->config, false, state->eot_id, &files[1], err) &&
-           run_write_vocabulary(s->hidden, tokenizer, files, num_files, err) &&
+           model_save_hf_texts(s->hidden.text, &state->config, false, state->eot_id, &files[1], err) &&
+           run_write_vocabulary(s->hidden.text, tokenizer, files, num_files, err) &&
            parts_create(s, 1, &files[(*num_files)++], err) && parts_make_room(s, err) &&
-           parts_path(s, sign, s->hidden, 0, "", err) && parts_put(sign, "", err);
+           parts_path(s, &sign, s->hidden.text, 0, "", err) && parts_put(sign.text, "", err);
 }
 
 // Reads the sums that rank r reported. False: it reported a failure, or saves something else.
 static inline bool parts_read_report(const PartsSave* s, int r, Error* err) {
-    char path[RUN_PATH], *at = NULL;
-    if (!parts_path(s, path, s->hidden, r, "", err)) { return false; }
-    char* text = parts_get(path);
-    if (!text) { return error_set(err, "rank %d: %s: cannot be read", r, path); }
+    Path path;
+    char* at = NULL;
+    if (!parts_path(s, &path, s->hidden.text, r, "", err)) { return false; }
+    char* text = parts_get(path.text);
+    if (!text) { return error_set(err, "rank %d: %s: cannot be read", r, path.text); }
     uint32_t identity = (uint32_t)strtoul(text, &at, 16);
     bool ok = strncmp(at, " ok\n", 4) == 0;
     if (!ok) {
@@ -551,7 +567,7 @@ static inline bool parts_read_report(const PartsSave* s, int r, Error* err) {
         char* end = at;
         if (s->list->parts[i].rank != r) { continue; }
         s->sums[i] = (uint32_t)strtoul(at, &end, 16);
-        ok = end == at + 8 || error_set(err, "rank %d: %s: is damaged", r, path);
+        ok = end == at + 8 || error_set(err, "rank %d: %s: is damaged", r, path.text);
         at = end + 1;
     }
     free(text);
@@ -566,7 +582,7 @@ static inline bool parts_await_reports(const PartsSave* s, Error* err) {
     bool ok = true, over = false, *read = (bool*)calloc_check((size_t)s->me->num_ranks, sizeof(bool));
     while (ok && num_read < s->me->num_ranks) {
         int before = num_read;
-        if (!parts_look(s, s->hidden)) { memset(s->progress, PARTS_ABSENT, (size_t)s->me->num_ranks); }
+        if (!parts_look(s, s->hidden.text)) { memset(s->progress, PARTS_ABSENT, (size_t)s->me->num_ranks); }
         for (int r = 1; ok && r < s->me->num_ranks; r++) {
             missed[r] = s->progress[r] == PARTS_WITHDRAWN ? missed[r] + 1 : 0;
             if (!read[r] && missed[r] == 3) {
@@ -589,28 +605,28 @@ static inline bool parts_await_reports(const PartsSave* s, Error* err) {
 // Combines the sums, removes the small files and writes state.json.
 static inline bool parts_complete(const PartsSave* s, const RunState* state, SavedFile* files, int num_files,
                                   Error* err) {
-    char path[RUN_PATH];
+    Path path;
     for (int i = 0; i < s->list->num_parts; i++) {
         const RunPart* part = &s->list->parts[i];
         SavedFile* file = parts_file(part) == 0 ? &files[0] : &files[num_files - 1];
         file->crc = crc32c_combine(file->crc, s->sums[i], parts_bytes(s, part));
     }
     for (int r = 0; r < s->me->num_ranks; r++) {
-        if (!parts_path(s, path, s->hidden, r, "", err)) { return false; }
-        if (unlink(path) != 0) { return error_set(err, "%s: cannot remove: %s", path, strerror(errno)); }
+        if (!parts_path(s, &path, s->hidden.text, r, "", err)) { return false; }
+        if (unlink(path.text) != 0) { return error_set(err, "%s: cannot remove: %s", path.text, strerror(errno)); }
     }
-    return run_write_state(s->hidden, state, files, num_files, err) && sync_directory(s->hidden, err);
+    return run_write_state(s->hidden.text, state, files, num_files, err) && sync_directory(s->hidden.text, err);
 }
 
 // Creates dir, if necessary, and rank r's small file in it.
 static inline bool parts_leave(const PartsSave* s, const char* dir, int r, const char* text, Error* err) {
-    char path[RUN_PATH];
+    Path path;
     bool ok = false;
-    if (!parts_path(s, path, dir, r, "", err)) { return false; }
+    if (!parts_path(s, &path, dir, r, "", err)) { return false; }
     for (int i = 0; i < PARTS_ATTEMPTS && !ok; i++) {
         if (i > 0) { usleep(PARTS_RETRY_US); }
         ok = mkdir(dir, 0777) == 0 || errno == EEXIST || error_set(err, "%s: cannot create: %s", dir, strerror(errno));
-        ok = ok && parts_put(path, text, err);
+        ok = ok && parts_put(path.text, text, err);
     }
     return ok;
 }
@@ -618,14 +634,15 @@ static inline bool parts_leave(const PartsSave* s, const char* dir, int r, const
 // Leaves the result for each of the other ranks: failure is NULL, or the reason. Each rank removes its own. That of rank 0
 // keeps the directory from being removed before all are there.
 static inline bool parts_leave_results(const PartsSave* s, const char* failure, Error* err) {
-    char name[RUN_NAME], dir[RUN_PATH], own[RUN_PATH], text[sizeof(err->text) + 16];
+    Path dir, own;
+    char name[RUN_NAME], text[sizeof(err->text) + 16];
     run_hidden_name(name, ".end-", s->state->step);
     snprintf(text, sizeof(text), "%s\n", failure ? failure : "saved");
-    if (!run_path(dir, s->out_dir, name, err) || !parts_path(s, own, dir, 0, "", err)) { return false; }
-    bool ok = parts_leave(s, dir, 0, "", err);
-    for (int r = 1; r < s->me->num_ranks && ok; r++) { ok = parts_leave(s, dir, r, text, err); }
-    unlink(own);
-    rmdir(dir); // fails unless all ranks have already taken theirs
+    if (!run_path(&dir, s->out_dir, name, err) || !parts_path(s, &own, dir.text, 0, "", err)) { return false; }
+    bool ok = parts_leave(s, dir.text, 0, "", err);
+    for (int r = 1; r < s->me->num_ranks && ok; r++) { ok = parts_leave(s, dir.text, r, text, err); }
+    unlink(own.text);
+    rmdir(dir.text); // fails unless all ranks have already taken theirs
     return ok;
 }
 
@@ -633,21 +650,22 @@ static inline bool parts_lead(PartsSave* s, const Tokenizer* tokenizer, Error* e
     SavedFile files[RUN_MAX_FILES];
     RunState state = run_saved_state(s->state, tokenizer);
     Error reason, other;
-    char failure[sizeof(reason.text) + 16], sign[RUN_PATH];
+    Path sign;
+    char failure[sizeof(reason.text) + 16];
     int num_files = 0;
     memset(files, 0, sizeof(files));
-    bool created = run_create_hidden(s->out_dir, state.step, s->hidden, &reason);
+    bool created = run_create_hidden(s->out_dir, state.step, &s->hidden, &reason);
     bool ok = created && parts_create_all(s, &state, tokenizer, files, &num_files, &reason) && parts_write(s, &reason);
     bool reports = ok && parts_await_reports(s, &reason), others_failed = ok && !reports;
     ok = reports && parts_complete(s, &state, files, num_files, &reason) &&
-         run_publish(s->out_dir, s->hidden, state.step, &reason);
+         run_publish(s->out_dir, s->hidden.text, state.step, &reason);
     // the sign goes first: then the others know why their files are no longer there. One that does not know it yet may create
     // its report while the directory is being removed.
-    if (created && parts_path(s, sign, s->hidden, 0, "", NULL)) { unlink(sign); }
-    bool removed = !created || run_remove_directory(s->hidden, &other);
+    if (created && parts_path(s, &sign, s->hidden.text, 0, "", NULL)) { unlink(sign.text); }
+    bool removed = !created || run_remove_directory(s->hidden.text, &other);
     for (int i = 1; i < PARTS_REMOVALS && !removed; i++) {
         usleep(PARTS_RETRY_US);
-        removed = run_remove_directory(s->hidden, &other);
+        removed = run_remove_directory(s->hidden.text, &other);
     }
     if (!removed) { fprintf(stderr, "warning: %s\n", other.text); }
     snprintf(failure, sizeof(failure), "%s%s", others_failed ? "" : "rank 0: ", ok ? "" : reason.text);

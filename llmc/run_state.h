@@ -12,11 +12,11 @@ run resumes bit for bit.
 
 A checkpoint is written to a hidden directory; every file and the directory are fsynced; the directory is renamed; then
 out_dir is fsynced. So a checkpoint is either complete or absent under its final name, even after a power failure. A
-single flipped bit in any of its files is detected on loading. A run uses this header as follows:
+single flipped bit in any of its files is detected on loading. A run uses this header as follows, with stop.h:
 
     run_install_signal_handlers();
     run_remove_leftovers(out_dir, &err);
-    if (run_find_newest(out_dir, path, sizeof(path), false, &err)) { run_load(path, &state, params, m, v, &err); }
+    if (run_find_newest(out_dir, &path, false, &err)) { run_load(path.text, &state, params, m, v, &err); }
     for (...) {
         ... one step ...
         if (run_stop_signal || it is time) { run_save(out_dir, &state, params, m, v, &tokenizer, &err); }
@@ -43,65 +43,13 @@ Only one run at a time may write to an out_dir: run_lock() sees to that.
 #include <stddef.h>
 #include <sys/file.h>
 
-// ---- stopping ---------------------------------------------------------------------
-
-// 0, or the number of the signal that requested a stop. The training loop checks it between two steps and between two
-// micro-batches; if it is set, the loop saves a checkpoint and exits. An unfinished step is dropped.
-static volatile sig_atomic_t run_stop_signal;
-// True after the first SIGINT or SIGTERM: another one ends the process at once.
-static volatile sig_atomic_t run_stop_urged;
-
-// Set in a process that leaves it to another one to tell the user that the run stops.
-static bool run_stop_is_silent;
-
-// Requests a stop. The second SIGINT or SIGTERM ends the process at once with exit code 128 + signal: 130 or 143.
-static inline void run_on_signal(int signal_number) {
-    static const char text[] = "\nstopping after this micro-batch; a second Ctrl-C or SIGTERM exits at once\n";
-    int saved_errno = errno;
-    bool urged = signal_number == SIGINT || signal_number == SIGTERM;
-    if (urged && run_stop_urged) { _exit(128 + signal_number); }
-    if (urged) { run_stop_urged = 1; }
-    bool first = !run_stop_signal;
-    if (first) { run_stop_signal = signal_number; }
-    if (first && !run_stop_is_silent &&
-        write(STDERR_FILENO, text, sizeof(text) - 1) < 0) { /* ignored: the run stops without the message */
-    }
-    errno = saved_errno;
-}
-
-// Lets SIGINT end the program until the handlers are installed, even if the shell ignored it when it started the program in
-// the background: otherwise one that comes too early would be lost.
-static inline void run_heed_interrupt(void) { require(signal(SIGINT, SIG_DFL) != SIG_ERR); }
-
-// Installs the handler for the signals that end a run:
-//     SIGINT, SIGTERM
-//     SIGHUP            the terminal was closed; unless it is ignored, as under nohup
-//     SIGUSR1           sent by Slurm and other schedulers before the time is up
-//     SIGPIPE           nobody reads stdout any more
-// SIGXFSZ, the limit on file sizes, is ignored: the write fails instead. SA_RESTART: interrupted system calls are
-// restarted, so a signal during a save does not make the save fail.
-static inline void run_install_signal_handlers(void) {
-    static const int signals[] = {SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGPIPE};
-    struct sigaction action, old;
-    memset(&action, 0, sizeof(action));
-    action.sa_handler = run_on_signal;
-    action.sa_flags = SA_RESTART;
-    sigemptyset(&action.sa_mask);
-    for (size_t i = 0; i < sizeof(signals) / sizeof(signals[0]); i++) {
-        bool nohup = signals[i] == SIGHUP && sigaction(SIGHUP, NULL, &old) == 0 && old.sa_handler == SIG_IGN;
-        if (!nohup) { require(sigaction(signals[i], &action, NULL) == 0); }
-    }
-    require(signal(SIGXFSZ, SIG_IGN) != SIG_ERR);
-}
-
 // ---- directories ------------------------------------------------------------------
 
-enum { RUN_PATH = 4096, RUN_NAME = 64 };
+enum { RUN_NAME = 64 };
 
-// Writes "dir/name" to out (RUN_PATH bytes).
-static inline bool run_path(char* out, const char* dir, const char* name, Error* err) {
-    int n = snprintf(out, RUN_PATH, "%s/%s", dir, name);
-    return (n >= 0 && n < RUN_PATH) || error_set(err, "%.200s...: the directory name is too long", dir);
+// Writes "dir/name" to out.
+static inline bool run_path(Path* out, const char* dir, const char* name, Error* err) {
+    return path_set(out, "%s/%s", dir, name) || error_set(err, "%.200s...: the directory name is too long", dir);
 }
 
 // Writes "step_00000100" to name (RUN_NAME bytes).
@@ -145,10 +93,11 @@ static inline long run_pid_of_hidden_name(const char* name, const char* prefix, 
 // even after kill -9. Returns a file descriptor that stays open for the rest of the run; -1 if another process holds the
 // lock (err names it) or if the file cannot be created. On a file system without locks it warns and returns -2.
 static inline int run_lock(const char* out_dir, Error* err) {
-    char path[RUN_PATH], owner[256];
-    if (!run_path(path, out_dir, "run.lock", err)) { return -1; }
-    int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
-    if (fd < 0) { return error_set(err, "%s: cannot create: %s", path, strerror(errno)), -1; }
+    Path path;
+    char owner[256];
+    if (!run_path(&path, out_dir, "run.lock", err)) { return -1; }
+    int fd = open(path.text, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+    if (fd < 0) { return error_set(err, "%s: cannot create: %s", path.text, strerror(errno)), -1; }
     int reason = EWOULDBLOCK;
     // a run that is refused, for its flags or its data, holds the lock for a moment only: wait for half a second
     for (int attempt = 0; attempt < 50 && reason == EWOULDBLOCK; attempt++) {
@@ -165,8 +114,8 @@ static inline int run_lock(const char* out_dir, Error* err) {
                   owner[0] ? owner : "a run that is just starting");
         return -1;
     }
-    print_line(stderr, "warning: %s: cannot lock: %s; make sure that no other run writes to %s", path, strerror(reason),
-               out_dir);
+    print_line(stderr, "warning: %s: cannot lock: %s; make sure that no other run writes to %s", path.text,
+               strerror(reason), out_dir);
     return -2;
 }
 
@@ -239,7 +188,8 @@ static inline bool run_has_checkpoints(const char* out_dir) {
 // Handles one directory entry of out_dir, which may be the leftover of a dead run; see run_remove_leftovers().
 static inline bool run_remove_leftover(const char* out_dir, const char* name, Error* err) {
     static const char* const prefixes[] = {".tmp-", ".old-", ".end-"};
-    char path[RUN_PATH], step_name[RUN_NAME], final_path[RUN_PATH];
+    Path path, final_path;
+    char step_name[RUN_NAME];
     for (int i = 0; i < 3; i++) {
         int64_t step = -1;
         long pid = run_pid_of_hidden_name(name, prefixes[i], &step);
@@ -247,11 +197,12 @@ static inline bool run_remove_leftover(const char* out_dir, const char* name, Er
         // an entry with our own PID also comes from a dead run, because this run has not written anything yet
         if (pid != (long)getpid() && (kill((pid_t)pid, 0) == 0 || errno == EPERM)) { continue; }
         run_step_name(step_name, step);
-        if (!run_path(path, out_dir, name, err) || !run_path(final_path, out_dir, step_name, err)) { return false; }
-        if (i == 1 && !file_exists(final_path)) { // the run died between the two renames of run_publish()
-            return rename(path, final_path) == 0 || error_set(err, "%s: cannot rename: %s", path, strerror(errno));
+        if (!run_path(&path, out_dir, name, err) || !run_path(&final_path, out_dir, step_name, err)) { return false; }
+        if (i == 1 && !file_exists(final_path.text)) { // the run died between the two renames of run_publish()
+            return rename(path.text, final_path.text) == 0 ||
+                   error_set(err, "%s: cannot rename: %s", path.text, strerror(errno));
         }
-        return run_remove_directory(path, err);
+        return run_remove_directory(path.text, err);
     }
     return true;
 }
@@ -273,33 +224,35 @@ static inline bool run_remove_leftovers(const char* out_dir, Error* err) {
 // this step, the two are exchanged atomically, so that tmp_path then holds the old one; the caller removes it.
 // On false out_dir is unchanged, or, if only its fsync failed, contains the new checkpoint.
 static inline bool run_publish(const char* out_dir, const char* tmp_path, int64_t step, Error* err) {
-    char name[RUN_NAME], final_path[RUN_PATH], old_path[RUN_PATH];
+    Path final_path, old_path;
+    char name[RUN_NAME];
     run_step_name(name, step);
-    if (!run_path(final_path, out_dir, name, err)) { return false; }
+    if (!run_path(&final_path, out_dir, name, err)) { return false; }
     run_hidden_name(name, ".old-", step);
-    if (!run_path(old_path, out_dir, name, err)) { return false; }
-    bool replace = file_exists(final_path), exchanged = false;
+    if (!run_path(&old_path, out_dir, name, err)) { return false; }
+    bool replace = file_exists(final_path.text), exchanged = false;
 #ifdef RENAME_EXCHANGE
-    exchanged = replace && renameat2(AT_FDCWD, tmp_path, AT_FDCWD, final_path, RENAME_EXCHANGE) == 0;
+    exchanged = replace && renameat2(AT_FDCWD, tmp_path, AT_FDCWD, final_path.text, RENAME_EXCHANGE) == 0;
     if (replace && !exchanged && errno != EINVAL && errno != ENOSYS) {
-        return error_set(err, "%s: cannot replace: %s", final_path, strerror(errno));
+        return error_set(err, "%s: cannot replace: %s", final_path.text, strerror(errno));
     }
 #endif
     // if the file system cannot exchange, there are two renames instead; if the process dies between them,
     // run_remove_leftovers() of the next run restores the old checkpoint
     bool moved = replace && !exchanged;
-    if (moved && rename(final_path, old_path) != 0) {
-        return error_set(err, "%s: cannot replace: %s", final_path, strerror(errno));
+    if (moved && rename(final_path.text, old_path.text) != 0) {
+        return error_set(err, "%s: cannot replace: %s", final_path.text, strerror(errno));
     }
-    if (!exchanged && rename(tmp_path, final_path) != 0) {
-        error_set(err, "%s: cannot rename %s: %s", final_path, tmp_path, strerror(errno));
-        if (moved && rename(old_path, final_path) != 0) {
-            error_set(err, "%s: cannot rename: %s; the checkpoint is now %s", final_path, strerror(errno), old_path);
+    if (!exchanged && rename(tmp_path, final_path.text) != 0) {
+        error_set(err, "%s: cannot rename %s: %s", final_path.text, tmp_path, strerror(errno));
+        if (moved && rename(old_path.text, final_path.text) != 0) {
+            error_set(err, "%s: cannot rename: %s; the checkpoint is now %s", final_path.text, strerror(errno),
+                      old_path.text);
         }
         return false;
     }
     bool ok = sync_directory(out_dir, err);
-    return (!moved || run_remove_directory(old_path, ok ? err : NULL)) && ok;
+    return (!moved || run_remove_directory(old_path.text, ok ? err : NULL)) && ok;
 }
 
 // ---- checksums ----------------------------------------------------------------------
@@ -333,19 +286,19 @@ static inline bool run_sum_file(const char* path, uint64_t* bytes, uint32_t* crc
 
 // Compares the size and crc32c of one checkpoint file with those in state.json.
 static inline bool run_check_file(const char* dir, const SavedFile* file, Error* err) {
-    char path[RUN_PATH];
+    Path path;
     struct stat st;
     uint64_t bytes = 0;
     uint32_t crc = 0;
-    if (!run_path(path, dir, file->name, err)) { return false; }
-    if (stat(path, &st) != 0) { return error_set(err, "%s: %s", path, strerror(errno)); }
+    if (!run_path(&path, dir, file->name, err)) { return false; }
+    if (stat(path.text, &st) != 0) { return error_set(err, "%s: %s", path.text, strerror(errno)); }
     if ((uint64_t)st.st_size != file->bytes) {
-        return error_set(err, "%s: has %lld bytes, state.json says %llu", path, (long long)st.st_size,
+        return error_set(err, "%s: has %lld bytes, state.json says %llu", path.text, (long long)st.st_size,
                          (unsigned long long)file->bytes);
     }
-    if (!run_sum_file(path, &bytes, &crc, err)) { return false; }
+    if (!run_sum_file(path.text, &bytes, &crc, err)) { return false; }
     if (bytes != file->bytes || crc != file->crc) {
-        return error_set(err, "%s: is damaged: its crc32c is %08x, state.json says %08x", path, crc, file->crc);
+        return error_set(err, "%s: is damaged: its crc32c is %08x, state.json says %08x", path.text, crc, file->crc);
     }
     return true;
 }
@@ -618,9 +571,10 @@ enum { RUN_SUM_BYTES = 31 };
 
 static inline bool run_write_state(const char* dir, const RunState* state, const SavedFile* files, int num_files,
                                    Error* err) {
-    char path[RUN_PATH], value[64];
+    Path path;
+    char value[64];
     FileWriter w;
-    if (!run_path(path, dir, "state.json", err) || !writer_open(&w, path, err)) { return false; }
+    if (!run_path(&path, dir, "state.json", err) || !writer_open(&w, path.text, err)) { return false; }
     writer_printf(&w, "{\n  \"version\": %d,\n  \"program\": \"train_gpt2\",\n", (int)RUN_VERSION);
     for (int i = 0; i < RUN_NUM_FIELDS; i++) {
         run_format_field(value, &run_fields[i], state);
@@ -708,22 +662,23 @@ static inline bool run_parse_state(const JsonValue* root, RunState* state, Saved
 // Reads state.json of the checkpoint `dir` into state and files (RUN_MAX_FILES entries), after checking its own crc32c.
 // The files that it lists are not opened.
 static inline bool run_read_state(const char* dir, RunState* state, SavedFile* files, int* num_files, Error* err) {
-    char path[RUN_PATH], sum_line[64];
+    Path path;
+    char sum_line[64];
     MappedFile file;
     JsonDoc doc;
     memset(state, 0, sizeof(*state));
     state->best_val_loss = INFINITY;
     strcpy(state->optimizer, "adamw"); // the only one before the field
-    if (!run_path(path, dir, "state.json", err) || !map_file(&file, path, err)) { return false; }
+    if (!run_path(&path, dir, "state.json", err) || !map_file(&file, path.text, err)) { return false; }
     bool ok = file.size > RUN_SUM_BYTES && file.size <= RUN_MAX_STATE_BYTES;
     if (ok) {
         size_t summed = file.size - RUN_SUM_BYTES;
         snprintf(sum_line, sizeof(sum_line), RUN_SUM_LINE, crc32c(0, file.data, summed));
         ok = memcmp(file.data + summed, sum_line, RUN_SUM_BYTES) == 0;
     }
-    if (!ok) { error_set(err, "%s: is damaged: the crc32c in its last line does not match", path); }
-    if (ok && (ok = json_parse(&doc, (const char*)file.data, file.size, path, err))) {
-        ok = run_parse_state(doc.root, state, files, num_files, path, err);
+    if (!ok) { error_set(err, "%s: is damaged: the crc32c in its last line does not match", path.text); }
+    if (ok && (ok = json_parse(&doc, (const char*)file.data, file.size, path.text, err))) {
+        ok = run_parse_state(doc.root, state, files, num_files, path.text, err);
         json_free(&doc);
     }
     unmap_file(&file);
@@ -760,15 +715,15 @@ static inline bool run_write_vocabulary(const char* dir, const Tokenizer* tokeni
                                         Error* err) {
     static const char* const vocabulary[] = {"vocab.json", "merges.txt", "added_tokens.json", "tokenizer_config.json",
                                              "gpt2_tokenizer.bin"};
-    char path[RUN_PATH];
+    Path path;
     if (!tokenizer) { return true; }
     if (!tokenizer_save(tokenizer, dir, err)) { return false; }
     for (int i = 0; i < (int)(sizeof(vocabulary) / sizeof(vocabulary[0])); i++) {
-        if (!run_path(path, dir, vocabulary[i], err)) { return false; }
-        if (!file_exists(path)) { continue; }
+        if (!run_path(&path, dir, vocabulary[i], err)) { return false; }
+        if (!file_exists(path.text)) { continue; }
         SavedFile* file = &files[(*num_files)++];
         snprintf(file->name, sizeof(file->name), "%s", vocabulary[i]);
-        if (!run_sum_file(path, &file->bytes, &file->crc, err)) { return false; }
+        if (!run_sum_file(path.text, &file->bytes, &file->crc, err)) { return false; }
     }
     return true;
 }
@@ -795,25 +750,25 @@ static inline bool run_write_files(const char* dir, const RunState* given, const
     const float* const moments[] = {m, v};
     RunState state = run_saved_state(given, tokenizer);
     SavedFile files[RUN_MAX_FILES];
-    char path[RUN_PATH];
+    Path path;
     int num_files = 0;
     memset(files, 0, sizeof(files));
     return model_save_hf_files(dir, &state.config, params, false, state.eot_id, files, &num_files, err) &&
            run_write_vocabulary(dir, tokenizer, files, &num_files, err) &&
-           run_path(path, dir, "optimizer.safetensors", err) &&
-           params_save_safetensors(path, &state.config, moments, run_moment_prefixes, 2, false, &files[num_files++],
-                                   err) &&
+           run_path(&path, dir, "optimizer.safetensors", err) &&
+           params_save_safetensors(path.text, &state.config, moments, run_moment_prefixes, 2, false,
+                                   &files[num_files++], err) &&
            run_write_state(dir, &state, files, num_files, err) && sync_directory(dir, err);
 }
 
-// Creates the empty hidden directory of a save, and out_dir if necessary. Writes its path to path (RUN_PATH bytes).
-static inline bool run_create_hidden(const char* out_dir, int64_t step, char* path, Error* err) {
+// Creates the empty hidden directory of a save, and out_dir if necessary. Writes its path to path.
+static inline bool run_create_hidden(const char* out_dir, int64_t step, Path* path, Error* err) {
     char name[RUN_NAME];
     run_hidden_name(name, ".tmp-", step);
     if (!make_directories(out_dir, err) || !run_path(path, out_dir, name, err)) { return false; }
     // a dead run with the same PID may have left this directory
-    if (!run_remove_directory(path, err)) { return false; }
-    return mkdir(path, 0777) == 0 || error_set(err, "%s: cannot create: %s", path, strerror(errno));
+    if (!run_remove_directory(path->text, err)) { return false; }
+    return mkdir(path->text, 0777) == 0 || error_set(err, "%s: cannot create: %s", path->text, strerror(errno));
 }
 
 // Saves the checkpoint out_dir/step_%08d of state->step; creates out_dir if necessary. params, m, v are fp32 arrays of
@@ -822,14 +777,14 @@ static inline bool run_create_hidden(const char* out_dir, int64_t step, char* pa
 // directory and leaves all older checkpoints untouched.
 static inline bool run_save(const char* out_dir, const RunState* state, const float* params, const float* m,
                             const float* v, const Tokenizer* tokenizer, Error* err) {
-    char path[RUN_PATH];
+    Path path;
     Error removal;
     require(run_state_valid(state));
-    if (!run_create_hidden(out_dir, state->step, path, err)) { return false; }
-    bool ok =
-        run_write_files(path, state, params, m, v, tokenizer, err) && run_publish(out_dir, path, state->step, err);
+    if (!run_create_hidden(out_dir, state->step, &path, err)) { return false; }
+    bool ok = run_write_files(path.text, state, params, m, v, tokenizer, err) &&
+              run_publish(out_dir, path.text, state->step, err);
     // if path still exists, it holds a failed save or, after an exchange, the checkpoint that was replaced
-    if (!run_remove_directory(path, &removal)) { fprintf(stderr, "warning: %s\n", removal.text); }
+    if (!run_remove_directory(path.text, &removal)) { fprintf(stderr, "warning: %s\n", removal.text); }
     return ok;
 }
 
@@ -843,13 +798,14 @@ static inline uint64_t run_total_bytes(const SavedFile* files, int num_files) {
 
 // Whether a checkpoint could be begun in out_dir, which is created if necessary.
 static inline bool run_can_begin(const char* out_dir, Error* err) {
-    char path[RUN_PATH], name[RUN_NAME];
+    Path path;
+    char name[RUN_NAME];
     snprintf(name, sizeof(name), ".probe-%ld", (long)getpid());
-    if (!make_directories(out_dir, err) || !run_path(path, out_dir, name, err)) { return false; }
-    if (mkdir(path, 0777) != 0 && errno != EEXIST) {
-        return error_set(err, "%s: cannot create: %s", path, strerror(errno));
+    if (!make_directories(out_dir, err) || !run_path(&path, out_dir, name, err)) { return false; }
+    if (mkdir(path.text, 0777) != 0 && errno != EEXIST) {
+        return error_set(err, "%s: cannot create: %s", path.text, strerror(errno));
     }
-    rmdir(path);
+    rmdir(path.text);
     return true;
 }
 
@@ -870,15 +826,15 @@ static inline bool run_verify(const char* path, RunState* state, Error* err) {
     return true;
 }
 
-// Calls run_verify() on out_dir's checkpoint of the given step and writes its path to path (RUN_PATH bytes). Also
+// Calls run_verify() on out_dir's checkpoint of the given step and writes its path to path. Also
 // checks that state.json contains the step of the directory's name.
-static inline bool run_verify_step(const char* out_dir, int64_t step, char* path, Error* err) {
+static inline bool run_verify_step(const char* out_dir, int64_t step, Path* path, Error* err) {
     char name[RUN_NAME];
     RunState state;
     run_step_name(name, step);
-    if (!run_path(path, out_dir, name, err) || !run_verify(path, &state, err)) { return false; }
-    return state.step == step || error_set(err, "%s: its state.json is for step %lld: was the directory renamed?", path,
-                                           (long long)state.step);
+    if (!run_path(path, out_dir, name, err) || !run_verify(path->text, &state, err)) { return false; }
+    return state.step == step || error_set(err, "%s: its state.json is for step %lld: was the directory renamed?",
+                                           path->text, (long long)state.step);
 }
 
 // Takes a shared lock on the checkpoint at path, which keeps other processes from removing it (run_remove_step) until this
@@ -894,11 +850,12 @@ static inline bool run_hold(const char* path) {
     return false;
 }
 
-// Writes the path of the newest intact checkpoint of out_dir to path (size bytes). For each newer, damaged one it
+// Writes the path of the newest intact checkpoint of out_dir to path. For each newer, damaged one it
 // prints a line with the reason to stderr. Returns false if there is no intact checkpoint. hold: another process may be
 // saving to out_dir, so the checkpoint that is found is kept from being removed.
-static inline bool run_find_newest(const char* out_dir, char* path, size_t size, bool hold, Error* err) {
-    char candidate[RUN_PATH], name[RUN_NAME];
+static inline bool run_find_newest(const char* out_dir, Path* path, bool hold, Error* err) {
+    Path candidate;
+    char name[RUN_NAME];
     int64_t* steps;
     int num_steps, num_gone = 0;
     bool found = false;
@@ -913,9 +870,9 @@ static inline bool run_find_newest(const char* out_dir, char* path, size_t size,
         num_gone = 0;
         for (int i = 0; i < num_steps && !found; i++) {
             run_step_name(name, steps[i]);
-            bool held = !hold || (run_path(candidate, out_dir, name, NULL) && run_hold(candidate));
-            found = held && run_verify_step(out_dir, steps[i], candidate, &reason);
-            bool gone = hold && !found && (!held || !file_exists(candidate));
+            bool held = !hold || (run_path(&candidate, out_dir, name, NULL) && run_hold(candidate.text));
+            found = held && run_verify_step(out_dir, steps[i], &candidate, &reason);
+            bool gone = hold && !found && (!held || !file_exists(candidate.text));
             num_gone += gone;
             if (!found && !gone) {
                 fprintf(stderr, "passed over checkpoint step_%08lld: %s\n", (long long)steps[i], reason.text);
@@ -929,8 +886,8 @@ static inline bool run_find_newest(const char* out_dir, char* path, size_t size,
         return error_set(err, "%s: contains no checkpoint (no directory step_NNNNNNNN)", out_dir);
     }
     if (!found) { return error_set(err, "%s: none of its %d checkpoints is intact", out_dir, num_steps); }
-    int n = snprintf(path, size, "%s", candidate);
-    return (n >= 0 && (size_t)n < size) || error_set(err, "%.200s...: the path is too long", candidate);
+    *path = candidate;
+    return true;
 }
 
 // Loads the checkpoint at path. The caller must have checked it with run_find_newest() or run_verify(); the files'
@@ -939,7 +896,7 @@ static inline bool run_find_newest(const char* out_dir, char* path, size_t size,
 static inline bool run_load(const char* path, RunState* state, float* params, float* m, float* v, Error* err) {
     static const char* const no_prefix[] = {""};
     float* const moments[] = {m, v};
-    char model[RUN_PATH], optimizer[RUN_PATH];
+    Path model, optimizer;
     RunState saved;
     if (!run_load_state(path, &saved, err)) { return false; }
     const GPT2Config *a = &saved.config, *b = &state->config;
@@ -951,9 +908,10 @@ static inline bool run_load(const char* path, RunState* state, float* params, fl
             path, a->num_layers, a->channels, a->num_heads, a->vocab_size, a->padded_vocab_size, a->max_seq_len,
             b->num_layers, b->channels, b->num_heads, b->vocab_size, b->padded_vocab_size, b->max_seq_len);
     }
-    if (!run_path(model, path, "model.safetensors", err) || !run_path(optimizer, path, "optimizer.safetensors", err) ||
-        !params_load_safetensors(model, a, &params, no_prefix, 1, err) ||
-        !params_load_safetensors(optimizer, a, moments, run_moment_prefixes, 2, err)) {
+    if (!run_path(&model, path, "model.safetensors", err) ||
+        !run_path(&optimizer, path, "optimizer.safetensors", err) ||
+        !params_load_safetensors(model.text, a, &params, no_prefix, 1, err) ||
+        !params_load_safetensors(optimizer.text, a, moments, run_moment_prefixes, 2, err)) {
         return false;
     }
     *state = saved;
@@ -964,14 +922,15 @@ static inline bool run_load(const char* path, RunState* state, float* params, fl
 
 // Makes out_dir/best a symbolic link to the checkpoint of this step, atomically.
 static inline bool run_mark_best(const char* out_dir, int64_t step, Error* err) {
-    char name[RUN_NAME], path[RUN_PATH], temp[RUN_PATH];
+    Path path, temp;
+    char name[RUN_NAME];
     run_step_name(name, step);
-    if (!run_path(path, out_dir, "best", err) || !run_path(temp, out_dir, ".best.tmp", err)) { return false; }
-    unlink(temp);
-    if (symlink(name, temp) != 0) { return error_set(err, "%s: cannot create: %s", temp, strerror(errno)); }
-    if (rename(temp, path) != 0) {
-        error_set(err, "%s: cannot replace: %s", path, strerror(errno));
-        unlink(temp);
+    if (!run_path(&path, out_dir, "best", err) || !run_path(&temp, out_dir, ".best.tmp", err)) { return false; }
+    unlink(temp.text);
+    if (symlink(name, temp.text) != 0) { return error_set(err, "%s: cannot create: %s", temp.text, strerror(errno)); }
+    if (rename(temp.text, path.text) != 0) {
+        error_set(err, "%s: cannot replace: %s", path.text, strerror(errno));
+        unlink(temp.text);
         return false;
     }
     return sync_directory(out_dir, err);
@@ -979,9 +938,10 @@ static inline bool run_mark_best(const char* out_dir, int64_t step, Error* err) 
 
 // The step of the checkpoint that out_dir/best points to; -1 if there is no such link.
 static inline int64_t run_best_step(const char* out_dir) {
-    char path[RUN_PATH], name[RUN_NAME];
-    if (!run_path(path, out_dir, "best", NULL)) { return -1; }
-    ssize_t n = readlink(path, name, sizeof(name) - 1);
+    Path path;
+    char name[RUN_NAME];
+    if (!run_path(&path, out_dir, "best", NULL)) { return -1; }
+    ssize_t n = readlink(path.text, name, sizeof(name) - 1);
     name[n > 0 ? n : 0] = '\0';
     return run_step_of_name(name);
 }
@@ -991,26 +951,27 @@ static inline int64_t run_best_step(const char* out_dir) {
 // Removes one checkpoint, unless another process is reading it (run_hold): it is then left for the next time. It is first
 // renamed to a hidden name, so that no half-removed checkpoint is ever read.
 static inline bool run_remove_step(const char* out_dir, int64_t step, Error* err) {
-    char name[RUN_NAME], path[RUN_PATH], hidden[RUN_PATH];
+    Path path, hidden;
+    char name[RUN_NAME];
     run_step_name(name, step);
-    if (!run_path(path, out_dir, name, err)) { return false; }
+    if (!run_path(&path, out_dir, name, err)) { return false; }
     run_hidden_name(name, ".tmp-", step);
-    if (!run_path(hidden, out_dir, name, err)) { return false; }
-    int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (!run_path(&hidden, out_dir, name, err)) { return false; }
+    int fd = open(path.text, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     bool in_use = fd >= 0 && flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;
-    bool renamed = in_use || rename(path, hidden) == 0;
+    bool renamed = in_use || rename(path.text, hidden.text) == 0;
     int reason = errno;
     if (fd >= 0) { close(fd); }
     if (in_use) { return true; }
-    if (!renamed) { return error_set(err, "%s: cannot remove: %s", path, strerror(reason)); }
-    return sync_directory(out_dir, err) && run_remove_directory(hidden, err);
+    if (!renamed) { return error_set(err, "%s: cannot remove: %s", path.text, strerror(reason)); }
+    return sync_directory(out_dir, err) && run_remove_directory(hidden.text, err);
 }
 
 // Keeps the newest `keep` checkpoints (0 keeps all), every checkpoint whose step is a multiple of major_every (0: no
 // such exception), the best one (run_mark_best), and the newest intact one; to find it, checkpoints are read in full,
 // newest first. Removes all others. While another process looks for a checkpoint (run_find_newest), removes nothing.
 static inline bool run_prune(const char* out_dir, int keep, int major_every, Error* err) {
-    char path[RUN_PATH];
+    Path path;
     int64_t* steps;
     int num_steps;
     require(keep >= 0 && major_every >= 0);
@@ -1024,7 +985,7 @@ static inline bool run_prune(const char* out_dir, int keep, int major_every, Err
     }
     int newest_good = 0;
     if (num_steps > keep) {
-        while (newest_good < num_steps && !run_verify_step(out_dir, steps[newest_good], path, NULL)) { newest_good++; }
+        while (newest_good < num_steps && !run_verify_step(out_dir, steps[newest_good], &path, NULL)) { newest_good++; }
     }
     int64_t best = run_best_step(out_dir);
     for (int i = keep; ok && i < num_steps; i++) {

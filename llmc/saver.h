@@ -30,6 +30,8 @@ One thread at most; all functions are called by the thread that owns the Saver. 
 #define LLMC_SAVER_H
 
 #include "run_parts.h"
+#include "run_state.h"
+#include "tokenizer.h"
 #include "utils.h"
 #include <pthread.h>
 #include <signal.h>

@@ -16,6 +16,9 @@ and the next text of the queue begins in it.
 #define LLMC_TEXT_QUEUE_H
 
 #include "prompts.h"
+#include "sampler.h"
+#include "text_output.h"
+#include "utils.h"
 
 enum {
     PROMPT_PASS_TOKENS = 1 << 16, // in one pass over several prompts; a longer prompt has a pass of its own

@@ -1009,16 +1009,17 @@ static inline bool tokenizer_map(MappedFile* file, TokenizerText* text, const ch
 
 // Loads the files vocab and merges, and added_tokens.json if the directory of vocab contains one.
 static inline bool tokenizer_load_pair(Tokenizer* t, const char* vocab, const char* merges, Error* err) {
-    char added[4096];
+    Path added;
     const char* slash = strrchr(vocab, '/');
-    int n = snprintf(added, sizeof(added), "%.*sadded_tokens.json", slash ? (int)(slash - vocab) + 1 : 0, vocab);
-    if (n < 0 || n >= (int)sizeof(added)) { return error_set(err, "%.64s...: the path is too long", vocab); }
-    bool with_added = file_exists(added), ok = false;
+    if (!path_set(&added, "%.*sadded_tokens.json", slash ? (int)(slash - vocab) + 1 : 0, vocab)) {
+        return error_set(err, "%.64s...: the path is too long", vocab);
+    }
+    bool with_added = file_exists(added.text), ok = false;
     MappedFile files[3];
-    TokenizerText texts[3] = {{NULL, 0, vocab}, {NULL, 0, merges}, {NULL, 0, added}};
+    TokenizerText texts[3] = {{NULL, 0, vocab}, {NULL, 0, merges}, {NULL, 0, added.text}};
     if (!tokenizer_map(&files[0], &texts[0], vocab, err)) { return false; }
     if (tokenizer_map(&files[1], &texts[1], merges, err)) {
-        if (!with_added || tokenizer_map(&files[2], &texts[2], added, err)) {
+        if (!with_added || tokenizer_map(&files[2], &texts[2], added.text, err)) {
             ok = tokenizer_parse_vocab(t, texts[0], texts[1], texts[2], err);
             if (with_added) { unmap_file(&files[2]); }
         }
@@ -1028,26 +1029,24 @@ static inline bool tokenizer_load_pair(Tokenizer* t, const char* vocab, const ch
     return ok;
 }
 
-// If path ends in `from`, replaces that ending by `to`. Returns true if the resulting file exists; its path is in out
-// (size).
-static inline bool tokenizer_partner(char* out, size_t size, const char* path, const char* from, const char* to) {
+// If path ends in `from`, replaces that ending by `to`. Returns true if the resulting file exists; its path is in out.
+static inline bool tokenizer_partner(Path* out, const char* path, const char* from, const char* to) {
     size_t n = strlen(path), k = strlen(from);
     if (n < k || strcmp(path + n - k, from) != 0) { return false; }
-    int written = snprintf(out, size, "%.*s%s", (int)(n - k), path, to);
-    return written > 0 && written < (int)size && file_exists(out);
+    return path_set(out, "%.*s%s", (int)(n - k), path, to) && file_exists(out->text);
 }
 
 static inline bool tokenizer_load_file(Tokenizer* t, const char* path, Error* err) {
-    char partner[4096];
+    Path partner;
     MappedFile file;
     TokenizerText text;
-    if (tokenizer_partner(partner, sizeof(partner), path, "vocab.json", "merges.txt") ||
-        tokenizer_partner(partner, sizeof(partner), path, "encoder.json", "vocab.bpe")) {
-        return tokenizer_load_pair(t, path, partner, err);
+    if (tokenizer_partner(&partner, path, "vocab.json", "merges.txt") ||
+        tokenizer_partner(&partner, path, "encoder.json", "vocab.bpe")) {
+        return tokenizer_load_pair(t, path, partner.text, err);
     }
-    if (tokenizer_partner(partner, sizeof(partner), path, "merges.txt", "vocab.json") ||
-        tokenizer_partner(partner, sizeof(partner), path, "vocab.bpe", "encoder.json")) {
-        return tokenizer_load_pair(t, partner, path, err);
+    if (tokenizer_partner(&partner, path, "merges.txt", "vocab.json") ||
+        tokenizer_partner(&partner, path, "vocab.bpe", "encoder.json")) {
+        return tokenizer_load_pair(t, partner.text, path, err);
     }
     if (!tokenizer_map(&file, &text, path, err)) { return false; }
     int32_t magic = 0;
@@ -1075,15 +1074,17 @@ static inline bool tokenizer_load_vocabulary(Tokenizer* t, const char* path, Err
     memset(t, 0, sizeof(*t));
     if (!is_directory(path)) { return tokenizer_load_file(t, path, err); }
     for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
-        char files[2][4096];
+        Path files[2];
         bool found = true;
         for (int k = 0; k < 2 && names[i][k]; k++) {
-            int n = snprintf(files[k], sizeof(files[k]), "%s/%s", path, names[i][k]);
-            if (n < 0 || n >= (int)sizeof(files[k])) { return error_set(err, "%.64s...: the path is too long", path); }
-            found = found && file_exists(files[k]);
+            if (!path_set(&files[k], "%s/%s", path, names[i][k])) {
+                return error_set(err, "%.64s...: the path is too long", path);
+            }
+            found = found && file_exists(files[k].text);
         }
         if (!found) { continue; }
-        return names[i][1] ? tokenizer_load_pair(t, files[0], files[1], err) : tokenizer_load_file(t, files[0], err);
+        return names[i][1] ? tokenizer_load_pair(t, files[0].text, files[1].text, err)
+                           : tokenizer_load_file(t, files[0].text, err);
     }
     return error_set(err, "%s: no vocabulary here: want vocab.json + merges.txt, tokenizer.json or tokenizer.bin",
                      path);
@@ -1092,15 +1093,16 @@ static inline bool tokenizer_load_vocabulary(Tokenizer* t, const char* path, Err
 // Sets eot_id to the token that dir/tokenizer_config.json, a file of Hugging Face, names as its eos_token. Leaves it
 // alone if there is no such file, or if it names no token of the vocabulary.
 static inline bool tokenizer_read_config(Tokenizer* t, const char* dir, Error* err) {
-    char path[4096];
+    Path path;
     MappedFile file;
     TokenizerText text;
     JsonDoc doc;
-    int n = snprintf(path, sizeof(path), "%s/tokenizer_config.json", dir);
-    if (n < 0 || n >= (int)sizeof(path)) { return error_set(err, "%.64s...: the path is too long", dir); }
-    if (!file_exists(path)) { return true; }
-    if (!tokenizer_map(&file, &text, path, err)) { return false; }
-    bool ok = json_parse(&doc, text.text, text.n, path, err);
+    if (!path_set(&path, "%s/tokenizer_config.json", dir)) {
+        return error_set(err, "%.64s...: the path is too long", dir);
+    }
+    if (!file_exists(path.text)) { return true; }
+    if (!tokenizer_map(&file, &text, path.text, err)) { return false; }
+    bool ok = json_parse(&doc, text.text, text.n, path.text, err);
     if (ok) {
         const JsonValue* eos = json_get(doc.root, "eos_token"); // "</s>" or {"content": "</s>", ...}
         if (eos && eos->type == JSON_OBJECT) { eos = json_get(eos, "content"); }
@@ -1115,12 +1117,12 @@ static inline bool tokenizer_read_config(Tokenizer* t, const char* dir, Error* e
 // Loads a vocabulary. path is a directory or a file in one of the formats listed at the top. On false, err holds the
 // reason, t is zeroed and there is nothing to free.
 static inline bool tokenizer_load(Tokenizer* t, const char* path, Error* err) {
-    char dir[4096];
+    Path dir;
     if (!tokenizer_load_vocabulary(t, path, err)) { return false; }
     if (!t->can_encode) { return true; } // a tokenizer.bin contains the id of end-of-text
     const char* slash = strrchr(path, '/');
-    snprintf(dir, sizeof(dir), "%.*s", slash ? (int)(slash - path) + 1 : 1, slash ? path : ".");
-    if (tokenizer_read_config(t, is_directory(path) ? path : dir, err)) { return true; }
+    path_set(&dir, "%.*s", slash ? (int)(slash - path) + 1 : 1, slash ? path : ".");
+    if (tokenizer_read_config(t, is_directory(path) ? path : dir.text, err)) { return true; }
     tokenizer_free(t);
     return false;
 }
@@ -1253,12 +1255,12 @@ typedef enum { TOKENIZER_VOCAB, TOKENIZER_ADDED, TOKENIZER_MERGES, TOKENIZER_BIN
 // complete.
 static inline bool tokenizer_write_file(const Tokenizer* t, const Vocab* map, const char* dir, const char* name,
                                         TokenizerFile kind, Error* err) {
-    char path[4000], tmp[4096];
+    Path path, tmp;
     FileWriter w;
-    int n = snprintf(path, sizeof(path), "%s/%s", dir, name);
-    if (n < 0 || n >= (int)sizeof(path)) { return error_set(err, "%.64s...: the path is too long", dir); }
-    snprintf(tmp, sizeof(tmp), "%s.tmp", path);
-    if (!writer_open(&w, tmp, err)) { return false; }
+    if (!path_set(&path, "%s/%s", dir, name) || !path_set(&tmp, "%s.tmp", path.text)) {
+        return error_set(err, "%.64s...: the path is too long", dir);
+    }
+    if (!writer_open(&w, tmp.text, err)) { return false; }
     if (kind == TOKENIZER_VOCAB || kind == TOKENIZER_ADDED) {
         tokenizer_write_json(t, map, kind == TOKENIZER_ADDED, &w);
     } else if (kind == TOKENIZER_MERGES) {
@@ -1269,8 +1271,10 @@ static inline bool tokenizer_write_file(const Tokenizer* t, const Vocab* map, co
         tokenizer_write_bin(t, &w);
     }
     bool ok = writer_close(&w, err);
-    if (ok && rename(tmp, path) != 0) { ok = error_set(err, "%s: cannot rename %s: %s", path, tmp, strerror(errno)); }
-    if (!ok) { unlink(tmp); }
+    if (ok && rename(tmp.text, path.text) != 0) {
+        ok = error_set(err, "%s: cannot rename %s: %s", path.text, tmp.text, strerror(errno));
+    }
+    if (!ok) { unlink(tmp.text); }
     return ok;
 }
 

@@ -219,10 +219,10 @@ static inline bool tuned_read(TunedTable* table, const char* path, Error* err) {
 
 // Writes the rows, or only those in use. The file is replaced as a whole or not at all.
 static inline bool tuned_write(const TunedTable* table, bool only_in_use, const char* path, Error* err) {
-    char temporary[4200];
+    Path temporary;
     FileWriter w;
-    snprintf(temporary, sizeof(temporary), "%s.new", path);
-    if (!writer_open(&w, temporary, err)) { return false; }
+    path_set(&temporary, "%s.new", path);
+    if (!writer_open(&w, temporary.text, err)) { return false; }
     writer_printf(&w, "%s\n", TUNED_HEADER);
     for (int i = 0; i < table->num_rows; i++) {
         const TunedRow* r = &table->rows[i];
@@ -231,7 +231,7 @@ static inline bool tuned_write(const TunedTable* table, bool only_in_use, const 
                       r->C, r->NH, r->V, r->config, r->median_ms, r->default_ms);
     }
     if (!writer_close(&w, err)) { return false; }
-    return rename(temporary, path) == 0 || error_set(err, "%s: cannot rename to it: %s", path, strerror(errno));
+    return rename(temporary.text, path) == 0 || error_set(err, "%s: cannot rename to it: %s", path, strerror(errno));
 }
 
 // ---- the launchers' side ----------------------------------------------------------

@@ -205,6 +205,47 @@ static inline double time_ms(void) {
     return 1e3 * (double)t.tv_sec + 1e-6 * (double)t.tv_nsec;
 }
 
+// Formats "42s", "3m07s", "2h05m", "3d04h"; "?" if seconds is not a valid duration. Returns the result of snprintf.
+static inline int format_duration(char* buf, size_t size, double seconds) {
+    if (!(seconds >= 0 && seconds < 1e14)) { return snprintf(buf, size, "?"); }
+    long long s = (long long)(seconds + 0.5);
+    if (s < 60) { return snprintf(buf, size, "%llds", s); }
+    if (s < 3600) { return snprintf(buf, size, "%lldm%02llds", s / 60, s % 60); }
+    if (s < 86400) { return snprintf(buf, size, "%lldh%02lldm", s / 3600, s / 60 % 60); }
+    return snprintf(buf, size, "%lldd%02lldh", s / 86400, s / 3600 % 24);
+}
+
+// ---- paths --------------------------------------------------------------------
+
+// The path of a file. Linux refuses more than 4095 bytes. There is room for a file's name or a suffix behind these, so that
+// a path that is too long is refused, and is not cut to the path of another file.
+typedef struct {
+    char text[4200];
+} Path;
+enum { PATH_LIMIT = 4096 }; // bytes of the longest path that Linux takes, with the 0 at its end
+
+// Formats a path. Returns false if it has PATH_LIMIT bytes or more.
+PRINTF_LIKE(2, 3) static inline bool path_set(Path* path, const char* fmt, ...) {
+    va_list args;
+    va_start(args, fmt);
+    int n = vsnprintf(path->text, sizeof(path->text), fmt, args);
+    va_end(args);
+    return n >= 0 && n < PATH_LIMIT;
+}
+
+// Returns the directory of a file or glob pattern; "." if path contains no slash.
+static inline Path directory_of(const char* path) {
+    Path dir;
+    path_set(&dir, "%s", path);
+    char* slash = strrchr(dir.text, '/');
+    if (!slash) {
+        path_set(&dir, ".");
+    } else {
+        slash[slash == dir.text] = '\0';
+    }
+    return dir;
+}
+
 // ---- reading files ------------------------------------------------------------
 
 // A read-only private mapping of a whole file. If another process truncates the file, reading it may raise SIGBUS.
@@ -257,16 +298,18 @@ static inline bool is_directory(const char* path) {
 
 // Like mkdir -p: creates path and its parents. Succeeds if the directory already exists.
 static inline bool make_directories(const char* path, Error* err) {
-    char buf[4096];
+    Path buf;
     size_t n = strlen(path);
-    if (n == 0 || n >= sizeof(buf)) { return error_set(err, "'%s': not a usable directory name", path); }
-    memcpy(buf, path, n + 1);
+    if (n == 0 || n >= PATH_LIMIT) { return error_set(err, "'%s': not a usable directory name", path); }
+    memcpy(buf.text, path, n + 1);
     for (size_t i = 1; i <= n; i++) {
-        if (buf[i] != '/' && buf[i] != '\0') { continue; }
-        char saved = buf[i];
-        buf[i] = '\0';
-        if (mkdir(buf, 0777) != 0 && errno != EEXIST) { return error_set(err, "%s: %s", buf, strerror(errno)); }
-        buf[i] = saved;
+        if (buf.text[i] != '/' && buf.text[i] != '\0') { continue; }
+        char saved = buf.text[i];
+        buf.text[i] = '\0';
+        if (mkdir(buf.text, 0777) != 0 && errno != EEXIST) {
+            return error_set(err, "%s: %s", buf.text, strerror(errno));
+        }
+        buf.text[i] = saved;
     }
     if (!is_directory(path)) { return error_set(err, "%s: exists and is not a directory", path); }
     return true;
@@ -297,7 +340,7 @@ static inline bool reserve_file(int fd, uint64_t bytes) {
 // calls write nothing, and writer_close() reports the error. The file is synced before it is closed.
 typedef struct {
     int fd;
-    char path[4096];
+    Path path;
     uint8_t* buffer; // (WRITER_BUFFER)
     size_t used;     // bytes in buffer
     uint64_t bytes;  // bytes put so far, including those in the buffer
@@ -309,14 +352,14 @@ typedef struct {
 enum { WRITER_BUFFER = 1 << 20 };
 
 static inline void writer_fail(FileWriter* w, const char* what) {
-    if (!w->failed) { error_set(&w->error, "%s: %s: %s", w->path, what, strerror(errno)); }
+    if (!w->failed) { error_set(&w->error, "%s: %s: %s", w->path.text, what, strerror(errno)); }
     w->failed = true;
 }
 
 // Creates or truncates path. After a successful open the caller must call writer_close().
 static inline bool writer_open(FileWriter* w, const char* path, Error* err) {
     memset(w, 0, sizeof(*w));
-    snprintf(w->path, sizeof(w->path), "%s", path);
+    path_set(&w->path, "%s", path);
     w->fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
     if (w->fd < 0) { return error_set(err, "%s: cannot create: %s", path, strerror(errno)); }
     w->buffer = (uint8_t*)malloc_check(WRITER_BUFFER);

@@ -9,8 +9,12 @@ token in wte stays in floatX, of which it reads a row per text and token; so do 
 */
 #pragma once
 
+#include "cuda_common.cuh"
+#include "gpt2.h"
 #include "layout.cuh"
 #include "memory_plan.cuh"
+#include "ptx.cuh"
+#include "utils.h"
 #include "weight_matrix.cuh"
 
 // values (num_rows,K), scales (num_rows) | weight (num_rows,K) inout: rounded to values * scales, in floatX. Infinity

@@ -13,7 +13,7 @@ static bool try_file(const uint8_t* data, size_t size, int B, int T, int vocab_s
     uint8_t* exact = (uint8_t*)malloc_check(size); // exact size, so that a read past the end is detected
     if (size > 0) { memcpy(exact, data, size); }
     memset(&e, 0, sizeof(e));
-    strcpy(e.path, "input");
+    strcpy(e.path.text, "input");
     e.file.data = exact;
     e.file.size = size;
     e.B = B, e.T = T, e.vocab_size = vocab_size;

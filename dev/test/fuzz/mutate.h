@@ -905,9 +905,10 @@ static inline void mutate_file(Mutator* m, const char* path) {
 // Computes the sizes and checksums in dir/state.json again, so that a change of the checkpoint is not noticed by them. What
 // state.json does not list in the form that run_write_state() gives it is left as it is.
 static inline void mend_checksums(const char* dir, bool files_too) {
-    char path[RUN_PATH], name[64], sum[64];
+    Path path;
+    char name[64], sum[64];
     Bytes b;
-    if (!run_path(path, dir, "state.json", NULL) || !bytes_read(&b, path, NULL)) { return; }
+    if (!run_path(&path, dir, "state.json", NULL) || !bytes_read(&b, path.text, NULL)) { return; }
     static const char before[] = "{\"name\": \"", bytes_mark[] = "\", \"bytes\": ", sum_mark[] = ", \"crc32c\": \"";
     for (size_t at = bytes_find(&b, 0, before); files_too && at < b.size; at = bytes_find(&b, at + 1, before)) {
         size_t begin = at + strlen(before), end = bytes_find(&b, begin, bytes_mark);
@@ -920,10 +921,10 @@ static inline void mend_checksums(const char* dir, bool files_too) {
             continue;
         }
         snprintf(name, sizeof(name), "%.*s", (int)(end - begin), b.data + begin);
-        char file[RUN_PATH];
+        Path file;
         struct stat st;
-        if (strchr(name, '/') || !run_path(file, dir, name, NULL) || stat(file, &st) != 0 || !S_ISREG(st.st_mode) ||
-            !run_sum_file(file, &bytes, &crc, NULL)) {
+        if (strchr(name, '/') || !run_path(&file, dir, name, NULL) || stat(file.text, &st) != 0 ||
+            !S_ISREG(st.st_mode) || !run_sum_file(file.text, &bytes, &crc, NULL)) {
             continue;
         }
         snprintf(sum, sizeof(sum), "%08x", crc);
@@ -936,7 +937,7 @@ static inline void mend_checksums(const char* dir, bool files_too) {
         snprintf(sum, sizeof(sum), RUN_SUM_LINE, crc32c(0, b.data, last));
         bytes_splice(&b, last, RUN_SUM_BYTES, sum, RUN_SUM_BYTES);
     }
-    bytes_write(&b, path);
+    bytes_write(&b, path.text);
     bytes_free(&b);
 }
 

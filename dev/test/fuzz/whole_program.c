@@ -511,7 +511,7 @@ static void reread_shards(void) {
 // data: the Plan. Ends the process with a message if the output of its commands cannot be read.
 static void reread(void* data) {
     const Plan* p = (const Plan*)data;
-    char path[RUN_PATH];
+    Path path;
     Error err;
     ModelFile model;
     if (strcmp(p->argv[0][0], "dev/data/tokenize") == 0) {
@@ -523,7 +523,7 @@ static void reread(void* data) {
     } else if (strncmp(p->output, "out", 3) == 0 && !run_has_checkpoints(p->output)) { // --export
         if (!model_open(&model, p->output, &err)) { die("%s", err.text); }
         model_close(&model);
-    } else if (!run_find_newest(p->output, path, sizeof(path), false, &err)) {
+    } else if (!run_find_newest(p->output, &path, false, &err)) {
         die("%s", err.text);
     }
 }

@@ -29,7 +29,7 @@ setup() {
     build
     gcc -shared -fPIC -O1 -o "$tmp/bin/failing_write.so" dev/test/stand-ins/failing_write.c -ldl
     mkdir "$tmp/data.new"
-    head -c 20000 llmc/training.h >"$tmp/text"
+    head -c 20000 llmc/tokenizer.h >"$tmp/text"
     "$BIN_DIR/dev/data/tokenize" -i "$tmp/text" -o "$tmp/data.new/a" -v 2000 -s 9000 2>"$tmp/log" || fail "$(cat "$tmp/log")"
     mv "$tmp/data.new" "$tmp/data"
 }

@@ -633,7 +633,7 @@ test_hopper() {
     setup
     local flags
     mkdir "$tmp/large"
-    head -c 40000 llmc/training.h >"$tmp/text"
+    head -c 40000 llmc/tokenizer.h >"$tmp/text"
     "$BIN_DIR/dev/data/tokenize" -i "$tmp/text" -o "$tmp/large/a" -v 3000 -s 9000 2>"$tmp/log" || fail "$(cat "$tmp/log")"
     for flags in "" "--fp8" "-ge 0" "-r 1" "-r 2 --optimizer muon"; do
         # shellcheck disable=SC2086

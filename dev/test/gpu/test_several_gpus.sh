@@ -181,7 +181,7 @@ fi >"\${NCCL_DEBUG_FILE-/dev/null}"
 exec "$train" "\$@"
 WRAPPER
     chmod +x "$tmp/bin/wrapper"
-    TRAIN=$tmp/bin/wrapper LLMC_DATA=llmc/training.h BENCH_MODEL="-e d6 $small" BENCH_LARGE="-e d12 $small" BENCH_B=2 BENCH_T=16 \
+    TRAIN=$tmp/bin/wrapper LLMC_DATA=llmc/tokenizer.h BENCH_MODEL="-e d6 $small" BENCH_LARGE="-e d12 $small" BENCH_B=2 BENCH_T=16 \
         BENCH_LARGE_B=1 BENCH_STEPS=10 BENCH_LIMIT=$limit \
         dev/test/bench/bench_several_gpus.sh --gpus 3 --logs "$tmp/bench" >"$out" 2>"$tmp/bench.err" || rc=$?
     want "the exit code" "$rc: $(cat "$tmp/bench.err")" "1: "
@@ -222,11 +222,11 @@ test_bench_rows() {
     [ -n "${LLMC_TEST_FULL-}" ] || skip "make test-full: bench makes the runs of all rows"
     setup
     local out=$tmp/bench_rows.out small='--layers 2 --channels 32 --heads 2 --positions 16'
-    TRAIN=$train LLMC_DATA=llmc/training.h BENCH_MODEL="-e d6 $small" BENCH_B=2 BENCH_T=16 BENCH_STEPS=10 BENCH_LIMIT=$limit \
+    TRAIN=$train LLMC_DATA=llmc/tokenizer.h BENCH_MODEL="-e d6 $small" BENCH_B=2 BENCH_T=16 BENCH_STEPS=10 BENCH_LIMIT=$limit \
         dev/test/bench/bench_several_gpus.sh --gpus 3 --rows beside >"$out" 2>&1 || fail "$(cat "$out")"
     grep -q '^6 runs, 0 failed' "$out" || fail "$(cat "$out")"
     want "rows" "$(grep -cE '^3 cards, .* --overlap on +[0-9.]+ +[0-9]+ +[0-9]+ +[0-9.]+%$' "$out")" 1
-    TRAIN=$train LLMC_DATA=llmc/training.h BENCH_LARGE="-e d6 $small" BENCH_MODEL="-e d6 $small" BENCH_B=2 BENCH_T=16 \
+    TRAIN=$train LLMC_DATA=llmc/tokenizer.h BENCH_LARGE="-e d6 $small" BENCH_MODEL="-e d6 $small" BENCH_B=2 BENCH_T=16 \
         BENCH_STEPS=10 BENCH_LIMIT=$limit dev/test/bench/bench_several_gpus.sh --gpus 3 --rows adamw >"$out" 2>&1 || fail "$(cat "$out")"
     grep -qE "^  without the .* ms that AdamW's shares save .*%$" "$out" || fail "$(cat "$out")"
 }

@@ -483,7 +483,7 @@ test_help() {
     good --help
     [ ! -s "$tmp/err" ] || fail "stderr: $(cat "$tmp/err")"
     sed -nE "s/^    \{OPT_(INT|LONG|FLOAT|STR|BOOL), (0|'(.)'), (NULL|\"([^\"]*)\"), \"([^\"]*)\".*/-\3 -\5 --\6/p" \
-        <(case $train in *cu) sed '/^#else/,/^#endif/d' llmc/training.h ;; *) sed '/^#if defined(__CUDACC__)/,/^#e/d' llmc/training.h ;; esac) \
+        <(case $train in *cu) sed '/^#else/,/^#endif/d' llmc/flags.h ;; *) sed '/^#if defined(__CUDACC__)/,/^#e/d' llmc/flags.h ;; esac) \
         >"$tmp/flags"
     [ "$(wc -l <"$tmp/flags")" -ge 40 ] || fail "only $(wc -l <"$tmp/flags") flags found in the table"
     local letter alias name

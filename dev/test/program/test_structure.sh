@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# train_gpt2.cu is read from top to bottom: sections 1 to 5 are the program, section 6 has the kernels. These tests
-# limit the numbers that keep it readable: the line where the model begins, and the lengths of sections and functions.
+# train_gpt2.cu is read from top to bottom: sections 1 to 5 are the program, section 6 has the kernels. These tests are
+# rules that keep it readable: how long a function may be, what may read and write the flags, and that the notes beside the
+# includes are true. How long the program is does not matter: a limit on that would move its text to headers.
 . "$(dirname "$0")/../test.sh"
 
 # functions FILE: prints "LINES FIRST_LINE NAME" for each function before section 6, found by its braces
@@ -27,23 +28,22 @@ functions() {
         first && depth == 0 && /;$/ { first = 0 }' "$1"
 }
 
+# limit_of NAME: the most lines that the function may have
+limit_of() {
+    case $1 in
+    gpt2_forward) echo 50 ;;
+    *) echo 60 ;; # gpt2_backward, too
+    esac
+}
+
 # too_long FILE: prints a line for each limit that is exceeded
 too_long() {
-    local one=0 six=0 lines first name
-    one=$(grep -n '^// 1\. operations' "$1" | cut -d : -f 1)
-    six=$(grep -n '^// 6\. kernels' "$1" | cut -d : -f 1)
-    [ -n "$one" ] && [ -n "$six" ] || { echo "no sections 1 and 6"; return; }
-    [ $((six - one)) -le 1600 ] || echo "sections 1 to 5 have $((six - one)) lines, at most 1600 are wanted"
+    local lines first name
+    grep -q '^// 1\. operations' "$1" && grep -q '^// 6\. kernels' "$1" || { echo "no sections 1 and 6"; return; }
     functions "$1" >"$tmp/functions"
     [ "$(wc -l <"$tmp/functions")" -ge 60 ] || echo "only $(wc -l <"$tmp/functions") functions found"
     while read -r lines first name; do
-        case $name in
-        gpt2_forward)
-            [ "$lines" -le 40 ] || echo "$name has $lines lines, at most 40 are wanted"
-            [ "$first" -lt 450 ] || echo "$name begins at line $first, wanted before 450" ;;
-        gpt2_backward) [ "$lines" -le 50 ] || echo "$name has $lines lines, at most 50 are wanted" ;;
-        *) [ "$lines" -le 80 ] || echo "$name at line $first has $lines lines, at most 80 are wanted" ;;
-        esac
+        [ "$lines" -le "$(limit_of "$name")" ] || echo "$name at line $first has $lines lines, at most $(limit_of "$name") are wanted"
     done <"$tmp/functions"
     for name in gpt2_forward gpt2_backward gpt2_update generate train sample main; do
         grep -q " $name\$" "$tmp/functions" || echo "no $name"
@@ -67,12 +67,26 @@ test_flags_are_not_written() {
     cat "$tmp/out" && fail "a flag is written after it was parsed"
 }
 
+# lengthen NAME LINES: writes train_gpt2.cu, with so many lines in that function, to $tmp/changed.cu
+lengthen() {
+    local lines first
+    read -r lines first < <(functions train_gpt2.cu | sed -n "s/ $1\$//p")
+    [ "$2" -ge "$lines" ] || fail "$1 already has $lines lines"
+    awk -v last=$((first + lines - 1)) -v more=$(($2 - lines)) \
+        'FNR == last { for (; more > 0; more--) { print "" } } { print }' train_gpt2.cu >"$tmp/changed.cu"
+}
+
 test_limits_can_fail() {
-    local change
-    for change in '/^static void gpt2_backward/,/^}/s/^    int L = .*/&\n\n\n\n\n\n\n\n\n/' \
-        '/^static void gpt2_forward/,/^}/s/^    int L = .*/&\n\n\n\n\n\n\n\n\n\n\n\n/' \
-        '/^static int sample()/,/^}/s/^    LoadedModel m;/&\n\n\n\n\n\n\n\n\n\n\n\n\n\n\n\n\n\n\n\n\n\n\n\n\n\n\n\n\n\n\n\n\n\n\n\n\n\n\n\n\n\n\n\n\n/' \
-        's/^static void gpt2_forward/static void forward/' '/^\/\/ 6\. kernels/d'; do
+    local name change
+    for name in gpt2_forward:50 gpt2_backward:60 generate:60 sample:60 main:60; do
+        lengthen "${name%:*}" "${name#*:}"
+        too_long "$tmp/changed.cu" >"$tmp/out"
+        [ ! -s "$tmp/out" ] || { cat "$tmp/out" && fail "${name%:*} is not too long"; }
+        lengthen "${name%:*}" $((${name#*:} + 1))
+        too_long "$tmp/changed.cu" >"$tmp/out"
+        [ "$(wc -l <"$tmp/out")" -eq 1 ] && grep -q "^${name%:*} at line" "$tmp/out" || fail "not seen: ${name%:*} has a line too many"
+    done
+    for change in 's/^static void gpt2_forward/static void forward/' '/^\/\/ 6\. kernels/d' 's/^static /const /'; do
         sed "$change" train_gpt2.cu >"$tmp/changed.cu"
         cmp -s train_gpt2.cu "$tmp/changed.cu" && fail "$change changes nothing"
         too_long "$tmp/changed.cu" >"$tmp/out"
@@ -80,5 +94,52 @@ test_limits_can_fail() {
     done
 }
 
-tests=(limits limits_can_fail model_reads_no_flags flags_are_not_written)
+# wrong_notes PROGRAM: prints each name behind "// defines: " that the header does not have or the program does not use. `name*`
+# stands for all names that begin so; what follows a semicolon is not looked at.
+wrong_notes() {
+    awk '
+        function has(where, name,    word) {
+            if (name !~ /\*$/) { return (where, name) in words }
+            sub(/\*$/, "", name)
+            for (word in words) { if (index(word, where SUBSEP name) == 1) { return 1 } }
+            return 0
+        }
+        function read(where, line,    n, i, part) {
+            n = split(line, part, /[^A-Za-z_0-9]+/)
+            for (i = 1; i <= n; i++) { words[where, part[i]] }
+        }
+        match($0, /\/\/ defines: /) {
+            split($0, part, "\"")
+            notes[part[2]] = substr($0, RSTART + RLENGTH)
+            next
+        }
+        { read("program", $0) }
+        END {
+            for (header in notes) {
+                while ((getline line < header) > 0) { read(header, line) }
+                sub(/;.*/, "", notes[header])
+                gsub(/\.\.\./, "", notes[header])
+                n = split(notes[header], names, /[ ,]+/)
+                for (i = 1; i <= n; i++) {
+                    if (names[i] == "") { continue }
+                    count++
+                    if (!has(header, names[i])) { print header " does not have " names[i] }
+                    if (!has("program", names[i])) { print FILENAME " does not use " names[i] " of " header }
+                }
+            }
+            if (count < 40) { print "only " count + 0 " names found" }
+        }' "$1"
+}
+test_notes_beside_includes() {
+    local program
+    for program in train_gpt2.c train_gpt2.cu; do
+        wrong_notes "$program" >"$tmp/out"
+        [ ! -s "$tmp/out" ] || { cat "$tmp/out" && fail "the notes beside the includes of $program are not true"; }
+        sed 's|// defines: |&gpt2_nowhere, |' "$program" >"$tmp/changed"
+        wrong_notes "$tmp/changed" >"$tmp/out"
+        [ -s "$tmp/out" ] || fail "not seen: a name that is nowhere"
+    done
+}
+
+tests=(limits limits_can_fail model_reads_no_flags flags_are_not_written notes_beside_includes)
 run_tests_once "$@"

@@ -64,7 +64,7 @@ static bool check_bytes(const uint8_t* bytes, size_t n, int T, int vocab_size, E
     uint8_t* exact = (uint8_t*)malloc_check(n);
     if (n > 0) { memcpy(exact, bytes, n); }
     memset(&e, 0, sizeof(e));
-    strcpy(e.path, "dir/e.bin");
+    strcpy(e.path.text, "dir/e.bin");
     e.file.data = exact;
     e.file.size = n;
     e.B = 5, e.T = T, e.vocab_size = vocab_size;

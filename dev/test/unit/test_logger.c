@@ -584,7 +584,7 @@ static void test_clock_set_back(void) {
     check(f && fclose(f) == 0);
     for (int i = 1; i <= 2; i++) {
         check(logger_open(&l, dir, i == 1 ? -1 : 0, &err));
-        const char* name = strrchr(l.events.path, '/') + 1;
+        const char* name = strrchr(l.events.path.text, '/') + 1;
         check_msg(strtoll(name + 20, NULL, 10) == 5000000000 + i, "%s", name);
         check(logger_close(&l, &err));
     }

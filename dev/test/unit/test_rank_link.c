@@ -43,7 +43,7 @@ static int count_fds(void) {
     return n;
 }
 
-static void run_rank(Group* g, int rank) {
+static void be_rank(Group* g, int rank) {
     Report* report = &g->reports[rank];
     Error err = {""};
     Rendezvous how;
@@ -91,7 +91,7 @@ static void start_rank(Group* g, int rank) {
     fflush(stdout);
     g->pids[rank] = fork();
     if (g->pids[rank] < 0 || gethostname(host, sizeof(host) - 1)) { die("fork: %s", strerror(errno)); }
-    if (g->pids[rank] == 0) { run_rank(g, rank); }
+    if (g->pids[rank] == 0) { be_rank(g, rank); }
     snprintf(g->names[rank], sizeof(g->names[rank]), "rank %d (host %.64s, pid %ld)", rank, host, (long)g->pids[rank]);
 }
 

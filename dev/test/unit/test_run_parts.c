@@ -585,7 +585,7 @@ static void test_stop(void) {
     s.me = &me;
     s.limit_ms = me.limit_ms;
     s.progress = progress;
-    snprintf(s.hidden, sizeof(s.hidden), "%s/removed", test_dir());
+    path_set(&s.hidden, "%s/removed", test_dir());
     check(!parts_blame(&s, &err));
     check_msg(strstr(err.text, "left no result when the save was stopped") != NULL, "it says '%s'", err.text);
     stopped = 0;
@@ -755,7 +755,7 @@ static void test_order_of_syncs(void) {
     if (!build_shim()) { return; }
     for (int rank = 0; rank < 2; rank++) {
         const char* dir = fresh();
-        char sign[RUN_NAME], hidden[RUN_PATH] = "";
+        char sign[RUN_NAME], hidden[sizeof(Path)] = ""; // hidden: a line of the trace
         check(mkdir(dir, 0777) == 0);
         Job job = make_job(dir, 0, FAIL_RANKS, 6, 2);
         job.fail_rank = rank;

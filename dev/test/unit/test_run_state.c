@@ -6,6 +6,7 @@ checkpoint is passed over; no failing operation and no kill destroys an older ch
     test_run_state --prune DIR KEEP
 */
 #include "../../../llmc/run_state.h"
+#include "../../../llmc/stop.h"
 #include "fast_dir.h"
 #include "../test.h"
 #include <float.h>
@@ -171,16 +172,17 @@ static Text caught_stderr(void) {
 // run_find_newest() must find the step (-1: none). On stderr it must print a line for each of the `lines` checkpoints
 // that it passed over, and this text must be in them.
 static void check_newest(const char* dir, int64_t step, int lines, const char* text) {
-    char path[RUN_PATH], name[RUN_NAME];
+    Path path;
+    char name[RUN_NAME];
     Error err;
     catch_stderr();
-    bool found = run_find_newest(dir, path, sizeof(path), false, &err);
+    bool found = run_find_newest(dir, &path, false, &err);
     Text said = caught_stderr();
     int newlines = 0;
     for (size_t i = 0; i < said.size; i++) { newlines += said.data[i] == '\n'; }
     run_step_name(name, step);
     check_msg(found == (step >= 0), "%s: found is %d, want step %lld", text, found, (long long)step);
-    if (found) { check_str(path, in(dir, name)); }
+    if (found) { check_str(path.text, in(dir, name)); }
     check_msg(newlines == lines, "%d lines, want %d: %s", newlines, lines, said.data);
     check_msg(strstr(said.data, text) != NULL, "no '%s' in: %s", text, said.data);
     free(said.data);
@@ -398,12 +400,12 @@ static void test_missing_or_cut(void) {
 
 static void test_none_found(void) {
     const char* dir = fresh();
-    char path[RUN_PATH];
+    Path path;
     Error err;
     // the directory does not exist
-    check(!run_find_newest(dir, path, sizeof(path), false, &err) && strstr(err.text, dir) != NULL);
+    check(!run_find_newest(dir, &path, false, &err) && strstr(err.text, dir) != NULL);
     check(mkdir(dir, 0777) == 0 && mkdir(in(dir, "step_12"), 0777) == 0);
-    check(!run_find_newest(dir, path, sizeof(path), false, &err) && strstr(err.text, "no checkpoint") != NULL);
+    check(!run_find_newest(dir, &path, false, &err) && strstr(err.text, "no checkpoint") != NULL);
     check(mkdir(in(dir, "step_00000012"), 0777) == 0);
     write_all(in(dir, "step_00000013"), "x", 1); // a file, not a directory
     check_newest(dir, -1, 2, "step_00000012");

@@ -1,16 +1,18 @@
 /*
-The code that train_gpt2.c and train_gpt2.cu share besides the model: the flags; opening the tokenizer, the model, the
-data and the checkpoint that the flags name; the schedule of validation, samples and checkpoints; and the bookkeeping
-and printed output of a run. The layers and the training loop itself are in the two programs.
+A training run, as far as train_gpt2.c and train_gpt2.cu share it: the shape of its batches and its data; starting it or
+resuming it from a checkpoint; what is due between two steps (validation, a sample, a checkpoint); the figures of a step, as
+printed and logged; saving; and the end. The model and the training loop itself are in the two programs.
 */
-#ifndef LLMC_TRAINING_H
-#define LLMC_TRAINING_H
+#ifndef LLMC_RUN_H
+#define LLMC_RUN_H
 
 #include "checkpoint.h"
 #include "cli.h"
 #include "dataloader.h"
+#include "flags.h"
 #include "gpt2.h"
 #include "logger.h"
+#include "model_source.h"
 #include "outlier_detector.h"
 #include "rand.h"
 #include "ranks.h"
@@ -18,515 +20,13 @@ and printed output of a run. The layers and the training loop itself are in the 
 #include "sampler.h"
 #include "saver.h"
 #include "schedulers.h"
+#include "stop.h"
 #include "text_output.h"
 #include "tokenizer.h"
 #include "utils.h"
 #include <math.h>
 
-// ---- flags ------------------------------------------------------------------------
-
-// Which matrix products of training have operands in fp8; each stage has those of the ones before it. FP8_STAGES: how --fp8
-// names them.
-typedef enum { FP8_OFF, FP8_FORWARD, FP8_DX, FP8_HEAD, FP8_DW } Fp8Stage;
-#define FP8_STAGES "off|forward|forward+dx|forward+dx+head|forward+dx+head+dw"
-
-// The value of every flag, as typed or its default. Values that a run derives from them are in Batch and Training.
-typedef struct {
-    const char *model, *tokenizer, *train_data, *val_data, *output;
-    int layers, heads, channels, positions;
-    int B, T, shuffle, overfit, resume;
-    int64_t total_batch, num_steps, warmup_steps, seed;
-    float learning_rate, final_fraction, weight_decay, beta1, beta2, eps, clip, skip_loss_z, skip_norm_z;
-    const char *schedule, *optimizer;
-    float muon_learning_rate, muon_momentum;
-    int max_nonfinite, val_every, val_steps, sample_every, sample_tokens, save_every, async_save, keep, major_every;
-    int keep_best;
-    const char *prompt, *prompt_file, *prompts, *prompt_ids;
-    int special, num_samples, num_tokens, top_k, stop_at_eot;
-    float temperature, top_p, min_p, repetition_penalty;
-    CliList stops;
-    const char *eval_data, *hellaswag, *export_path, *export_type;
-    int stride, json, bench, bench_prompt;
-    int naive; // only in train_gpt2
-    // only in train_gpt2cu
-    int parallel;
-    int fp8; // an Fp8Stage
-    int recompute, gelu_fusion, tf32, master_weights, stochastic_rounding, use_graph, tune, profile, log_memory_every;
-    const char *tuned, *overlap, *weights;
-    int gpus, zero, restarts, num_processes, process_rank, gpus_per_node;
-    float timeout;
-    const char *server_ip, *init_method, *fs_path;
-} Settings;
-
-// Written only through the option table below, while the flags are parsed. All other code reads it through args.
-#if defined(__cplusplus) // members that are not listed are 0, as in C
-#pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Wmissing-field-initializers"
-#endif
-static Settings settings = {
-    .model = "d12",
-    .B = 4,
-    .shuffle = 1,
-    .num_steps = -1,
-    .seed = 42,
-    .learning_rate = 3e-4f,
-    .final_fraction = 1.0f,
-    .beta1 = 0.9f,
-    .beta2 = 0.95f,
-    .eps = 1e-8f,
-    .clip = 1.0f,
-    .schedule = "cosine",
-    .optimizer = "adamw",
-    .muon_momentum = 0.95f,
-    .max_nonfinite = 10,
-    .val_every = 20,
-    .val_steps = 20,
-    .sample_every = 20,
-    .sample_tokens = 64,
-    .async_save = 1,
-    .keep = 5,
-    .num_samples = 1,
-    .num_tokens = 256,
-    .stop_at_eot = 1,
-    .temperature = 1.0f,
-    .top_p = 1.0f,
-    .repetition_penalty = 1.0f,
-    .export_type = "f32",
-    .bench_prompt = 512,
-    .parallel = 64,
-    .gelu_fusion = 3,
-    .master_weights = 1,
-    .use_graph = 1,
-    .tune = 1,
-    .overlap = "auto",
-    .weights = "full",
-    .gpus = 1,
-    .zero = 1,
-    .num_processes = 1,
-    .gpus_per_node = 8,
-    .timeout = 60,
-};
-#if defined(__cplusplus)
-#pragma GCC diagnostic pop
-#endif
-static const Settings* const args = &settings;
-
-// for OPT_STR with a fixed set of choices, the unit field lists them, separated by |
-static const Option options[] = {
-    {OPT_SECTION, 0, NULL, "Model", NULL, NULL, NULL, 0, 0},
-    {OPT_STR, 'e', NULL, "model", &settings.model, "MODEL",
-     "descriptor of a new model (d6 d12 d24 d36 d48, gpt3:c768 ...), or weights to load: a Hugging Face directory, a "
-     "file (.safetensors, llm.c's .bin) or the output directory of a run",
-     0, 0},
-    {OPT_STR, 0, NULL, "tokenizer", &settings.tokenizer, "PATH",
-     "vocabulary, a directory or a file; default: look beside the model, then beside the training data", 0, 0},
-    {OPT_INT, 0, NULL, "layers", &settings.layers, "L", "layers of a new model; 0: from the descriptor", 0, 4096},
-    {OPT_INT, 0, NULL, "heads", &settings.heads, "NH", "attention heads of a new model; 0: from the descriptor", 0,
-     4096},
-    {OPT_INT, 0, NULL, "channels", &settings.channels, "C", "channels of a new model; 0: from the descriptor", 0,
-     65536},
-    {OPT_INT, 0, NULL, "positions", &settings.positions, "T",
-     "positions (maximum sequence length) of a new model; 0: from the descriptor", 0, 1 << 20},
-
-    {OPT_SECTION, 0, NULL, "Data", NULL, NULL, NULL, 0, 0},
-    {OPT_STR, 'i', NULL, "train-data", &settings.train_data, "GLOB",
-     "token shards to train on, made by dev/data/tokenize", 0, 0},
-    {OPT_STR, 'j', NULL, "val-data", &settings.val_data, "GLOB", "token shards to validate on", 0, 0},
-    {OPT_STR, 'o', NULL, "output", &settings.output, "DIR",
-     "write checkpoints and logs to this directory; without it nothing is written", 0, 0},
-    {OPT_INT, 'b', NULL, "batch-size", &settings.B, "sequences", "sequences per micro-batch, B", 1, 65536},
-    {OPT_INT, 't', NULL, "seq-len", &settings.T, "tokens",
-     "tokens per sequence, T; 0: as many as the model has positions, at most 1024", 0, 1 << 20},
-    {OPT_LONG, 'd', NULL, "total-batch", &settings.total_batch, "tokens",
-     "tokens per step, a multiple of B * T; gradients of several micro-batches are accumulated; 0: B * T", 0, 1e12},
-    {OPT_BOOL, 0, NULL, "shuffle", &settings.shuffle, NULL,
-     "permute the shards, and the sequences within each shard, in every epoch, by the seed", 0, 0},
-    {OPT_BOOL, 'a', NULL, "overfit", &settings.overfit, NULL, "train on the first batch only, to test the setup", 0, 0},
-
-    {OPT_SECTION, 0, NULL, "Optimization", NULL, NULL, NULL, 0, 0},
-    {OPT_LONG, 'x', NULL, "steps", &settings.num_steps, "steps", "number of training steps; -1: one epoch", -1, 1e12},
-    {OPT_FLOAT, 'l', NULL, "learning-rate", &settings.learning_rate, NULL, "peak learning rate", 0, 100},
-    {OPT_STR, 'k', NULL, "schedule", &settings.schedule, "cosine|linear|constant|wsd", "learning rate schedule", 0, 0},
-    {OPT_LONG, 'u', NULL, "warmup", &settings.warmup_steps, "steps", "steps of linear warm-up", 0, 1e12},
-    {OPT_FLOAT, 'q', NULL, "final-fraction", &settings.final_fraction, NULL,
-     "final learning rate, as a fraction of the peak", 0, 1},
-    {OPT_FLOAT, 'c', NULL, "weight-decay", &settings.weight_decay, NULL,
-     "decoupled weight decay, applied to tensors with two or more dimensions", 0, 100},
-    {OPT_STR, 0, NULL, "optimizer", &settings.optimizer, "adamw|muon",
-     "muon: Muon for the matrices of the layers, and AdamW for the embeddings and vectors", 0, 0},
-    {OPT_FLOAT, 0, NULL, "muon-learning-rate", &settings.muon_learning_rate, NULL,
-     "peak learning rate of Muon's matrices, on the scale of AdamW's; 0: that of -l", 0, 100},
-    {OPT_FLOAT, 0, NULL, "muon-momentum", &settings.muon_momentum, NULL, "Muon: decay of the momentum", 0, 0.999999},
-    {OPT_FLOAT, 0, NULL, "beta1", &settings.beta1, NULL, "AdamW: decay of the first moment", 0, 0.999999},
-    {OPT_FLOAT, 0, NULL, "beta2", &settings.beta2, NULL, "AdamW: decay of the second moment", 0, 0.999999},
-    {OPT_FLOAT, 0, NULL, "eps", &settings.eps, NULL, "AdamW: added to the square root of the second moment", 1e-20, 1},
-    {OPT_FLOAT, 0, NULL, "clip", &settings.clip, NULL, "clip the gradient to a norm of X; 0: no clipping", 0, 1e9},
-    {OPT_FLOAT, 0, "sl", "skip-loss-z", &settings.skip_loss_z, "sigmas",
-     "skip an update if the z-score of its loss is above X; 0: never", 0, 1000},
-    {OPT_FLOAT, 0, "sg", "skip-norm-z", &settings.skip_norm_z, "sigmas",
-     "skip an update if the z-score of its gradient norm is above X; 0: never", 0, 1000},
-    {OPT_INT, 0, NULL, "max-nonfinite", &settings.max_nonfinite, "steps",
-     "stop after N steps in a row whose loss or gradient is not finite", 1, 1000000},
-    {OPT_LONG, 0, NULL, "seed", &settings.seed, NULL,
-     "seed of the initial weights, shuffling and sampling; -1: drawn at random", -1, 4294967295.0},
-
-    {OPT_SECTION, 0, NULL, "Validation and checkpoints", NULL, NULL, NULL, 0, 0},
-    {OPT_INT, 'v', NULL, "val-every", &settings.val_every, "steps",
-     "compute the validation loss every N steps; 0: never", 0, 1e9},
-    {OPT_INT, 'm', NULL, "val-steps", &settings.val_steps, "batches",
-     "batches per validation, on each GPU; at most all of the validation data", 1, 1e9},
-    {OPT_INT, 's', NULL, "sample-every", &settings.sample_every, "steps", "print a sample every N steps; 0: never", 0,
-     1e9},
-    {OPT_INT, 'g', NULL, "sample-tokens", &settings.sample_tokens, "tokens", "length of that sample", 1, 1e9},
-    {OPT_INT, 'n', NULL, "save-every", &settings.save_every, "steps",
-     "save a checkpoint every N steps and at the end; 0: only at the end", 0, 1e9},
-    {OPT_BOOL, 0, NULL, "async-save", &settings.async_save, NULL,
-     "copy the weights and go on training while the copy is written; off: wait, which needs less memory", 0, 0},
-    {OPT_INT, 0, "nk", "keep", &settings.keep, "checkpoints", "keep the newest N checkpoints; 0: all", 0, 1e9},
-    {OPT_INT, 0, "nm", "major-every", &settings.major_every, "steps",
-     "never delete a checkpoint whose step is a multiple of N; 0: no such exception", 0, 1e9},
-    {OPT_BOOL, 0, NULL, "keep-best", &settings.keep_best, NULL,
-     "also save a checkpoint whenever the validation loss is the lowest so far, and keep it: -e DIR/best names it", 0,
-     0},
-    {OPT_BOOL, 'y', NULL, "resume", &settings.resume, NULL,
-     "resume from the newest intact checkpoint in the output directory", 0, 0},
-
-    {OPT_SECTION, 0, NULL, "Sampling", NULL, NULL, NULL, 0, 0},
-    {OPT_STR, 0, NULL, "prompt", &settings.prompt, "TEXT",
-     "continue this text and exit; \"\" starts a new document, - reads standard input", 0, 0},
-    {OPT_STR, 0, NULL, "prompt-file", &settings.prompt_file, "FILE",
-     "continue the text of this file, without its last newline, and exit", 0, 0},
-    {OPT_STR, 0, NULL, "prompts", &settings.prompts, "FILE", "continue each line of this file and exit", 0, 0},
-    {OPT_STR, 0, NULL, "prompt-ids", &settings.prompt_ids, "IDS",
-     "continue these token ids, separated by spaces or commas, and exit", 0, 0},
-    {OPT_BOOL, 0, NULL, "special", &settings.special, NULL,
-     "special tokens in a prompt, such as <|endoftext|>, stand for themselves; off: they are ordinary text", 0, 0},
-    {OPT_INT, 0, NULL, "num-samples", &settings.num_samples, "texts", "number of continuations of the prompt", 1,
-     65536},
-    {OPT_INT, 0, NULL, "num-tokens", &settings.num_tokens, "tokens", "maximum number of tokens to generate", 1, 1e9},
-    {OPT_FLOAT, 0, NULL, "temperature", &settings.temperature, NULL,
-     "divides the logits; 0: always the most likely token", 0, 1000},
-    {OPT_INT, 0, NULL, "top-k", &settings.top_k, "tokens", "sample from the N most likely tokens; 0: all", 0, 1e9},
-    {OPT_FLOAT, 0, NULL, "top-p", &settings.top_p, NULL,
-     "sample from the most likely tokens whose probabilities add up to X; 1: all", 1e-6, 1},
-    {OPT_FLOAT, 0, NULL, "min-p", &settings.min_p, NULL,
-     "sample from the tokens that are at least X times as likely as the most likely one; 0: all", 0, 1},
-    {OPT_FLOAT, 0, NULL, "repetition-penalty", &settings.repetition_penalty, NULL,
-     "divides the positive logits of tokens that the text has already, and multiplies the negative ones; 1: none", 0.01,
-     100},
-    {OPT_LIST, 0, NULL, "stop", &settings.stops, "TEXT",
-     "end a text before this string, which is not printed; may be given several times", 0, 0},
-    {OPT_BOOL, 0, NULL, "stop-at-eot", &settings.stop_at_eot, NULL, "stop at the end-of-text token", 0, 0},
-
-    {OPT_SECTION, 0, NULL, "Evaluation and export", NULL, NULL, NULL, 0, 0},
-    {OPT_STR, 0, NULL, "eval", &settings.eval_data, "GLOBS",
-     "evaluate the model on these files and exit: loss and perplexity of token shards and texts, scores on the "
-     "evaluation "
-     "files of dev/data/lambada, arc and hellaswag; names or quoted patterns, separated by commas",
-     0, 0},
-    {OPT_INT, 0, NULL, "stride", &settings.stride, "tokens",
-     "--eval of shards and texts: the window of T tokens (-t) advances by N, and each token is predicted once, from at "
-     "least "
-     "T - N + 1 tokens before it; 0: by T, so that windows do not overlap",
-     0, 1 << 20},
-    {OPT_BOOL, 0, NULL, "json", &settings.json, NULL,
-     "print each result of --eval and --hellaswag as a line of JSON instead of text", 0, 0},
-    {OPT_STR, 0, NULL, "hellaswag", &settings.hellaswag, "FILE",
-     "accuracy on this multiple-choice file, made by dev/data/hellaswag: with each validation, or, without -i, at once",
-     0, 0},
-    {OPT_BOOL, 0, NULL, "bench", &settings.bench, NULL,
-     "time the prompt and the generation of --num-tokens tokens for --num-samples texts, and exit", 0, 0},
-    {OPT_INT, 0, NULL, "bench-prompt", &settings.bench_prompt, "tokens", "length of the prompt of --bench", 1, 1 << 20},
-    {OPT_STR, 0, NULL, "export", &settings.export_path, "PATH",
-     "write the weights to a new Hugging Face directory, or a file .safetensors, .bin (llm.c's) or .gguf "
-     "(llama.cpp's), and exit",
-     0, 0},
-    {OPT_STR, 0, NULL, "type", &settings.export_type, "f32|f16|bf16|q8_0",
-     "type of the exported weights; f16, and q8_0 (8 bits), only for .gguf", 0, 0},
-    {OPT_STR, 0, NULL, "export-type", &settings.export_type, "fp32|bf16", "the same as --type", 0, 0},
-
-    {OPT_SECTION, 0, NULL, "Machine", NULL, NULL, NULL, 0, 0},
-#if defined(__CUDACC__) || defined(GPU_PROGRAM) // the second one in the emulation of dev/cuda
-    {OPT_INT, 0, NULL, "parallel", &settings.parallel, "texts",
-     "continue at most N texts side by side, fewer if memory is short; one that ends makes room for the next", 1, 256},
-    {OPT_STR, 0, NULL, "weights", &settings.weights, "full|int8|fp8",
-     "--prompt, --eval and --bench: matrices in 8 bits, with a scale per output channel; full: in the build's type. "
-     "Prompts and losses are computed in that type from weights rounded to 8 bits",
-     0, 0},
-    {OPT_INT, 'r', NULL, "recompute", &settings.recompute, NULL,
-     "save memory by recomputing in the backward pass: 1 GELU, 2 also the layernorms", 0, 2},
-    {OPT_INT, 0, "ge", "gelu-fusion", &settings.gelu_fusion, NULL,
-     "3: the forward pass saves GELU's slope where it can. 0 to 2: it saves GELU's argument; GELU is always fused", 0,
-     3},
-    {OPT_BOOL, 'f', NULL, "tf32", &settings.tf32, NULL,
-     "fp32 builds: run matmuls on the tensor cores, with a mantissa of 10 bits", 0, 0},
-    {OPT_CHOICE, 0, NULL, "fp8", &settings.fp8, FP8_STAGES,
-     "matrix products of training in 8 bits, on Hopper GPUs; bf16 programs only. forward: qkv and the MLP of the "
-     "layers in the forward pass; +dx: also the gradients of their inputs; +head: also the head; +dw, or no argument: "
-     "also the gradients of the weights. +head is short for forward+dx+head, and so on",
-     0, 0},
-    {OPT_BOOL, 'w', NULL, "master-weights", &settings.master_weights, NULL,
-     "AdamW updates an fp32 copy of the 16-bit weights", 0, 0},
-    {OPT_BOOL, 0, NULL, "stochastic-rounding", &settings.stochastic_rounding, NULL,
-     "round updated bf16 weights up or down at random, so that small updates are kept on average", 0, 0},
-    {OPT_BOOL, 0, NULL, "graph", &settings.use_graph, NULL, "launch a step as one CUDA graph", 0, 0},
-    {OPT_BOOL, 0, NULL, "tune", &settings.tune, NULL,
-     "time cuBLASLt's matmul algorithms and use the fastest; off: use its first proposal, the same in every run", 0, 0},
-    {OPT_STR, 0, NULL, "tuned", &settings.tuned, "FILE",
-     "kernel configurations measured by make tune in dev/cuda; a resumed run keeps those that it had", 0, 0},
-    {OPT_BOOL, 0, NULL, "profile", &settings.profile, NULL,
-     "time every operation of a step, print the table with the card's clock and power, and exit; needs training data",
-     0, 0},
-    {OPT_INT, 0, "lg", "log-memory", &settings.log_memory_every, "steps",
-     "print the GPU memory in use every N steps; 0: never", 0, 1e9},
-
-    {OPT_SECTION, 0, NULL, "Several GPUs", NULL, NULL, NULL, 0, 0},
-    {OPT_INT, 0, NULL, "gpus", &settings.gpus, NULL,
-     "train on N GPUs of this machine, each with -b sequences; 0: all of them", 0, RANKS_MAX_LOCAL},
-    {OPT_INT, 'z', NULL, "zero", &settings.zero, NULL,
-     "1: ZeRO-1, each GPU keeps and updates a share of the optimizer's state, with Muon whole layers; 0: all of it", 0,
-     1},
-    {OPT_STR, 0, NULL, "overlap", &settings.overlap, "auto|on|off",
-     "on: exchange gradients and weights while the GPUs compute; off: one after the other; auto: what costs less by a "
-     "measurement at the start, and with --no-tune on. On one GPU, on and auto let AdamW update the layers during the "
-     "next forward pass",
-     0, 0},
-    {OPT_FLOAT, 0, NULL, "timeout", &settings.timeout, "seconds",
-     "end the run if a step takes longer, or a rank does not answer; the first step has ten times as long; 0: never", 0,
-     1e6},
-    {OPT_INT, 0, NULL, "restarts", &settings.restarts, NULL,
-     "with --gpus: start all ranks again from the newest checkpoint when one fails, N times at most", 0, 1e6},
-    {OPT_INT, 0, "pn", "num-processes", &settings.num_processes, NULL,
-     "llm.c's: the number of processes that were started by hand, one for each GPU", 1, RANKS_MAX},
-    {OPT_INT, 0, "pr", "process-rank", &settings.process_rank, NULL, "llm.c's: the number of this process, from 0", 0,
-     RANKS_MAX - 1},
-    {OPT_INT, 0, "pg", "gpus-per-node", &settings.gpus_per_node, NULL, "llm.c's: the number of GPUs of each machine", 1,
-     RANKS_MAX_LOCAL},
-    {OPT_STR, 0, "ps", "server-ip", &settings.server_ip, "ADDRESS", "llm.c's: the machine of process 0", 0, 0},
-    {OPT_STR, 0, "pi", "init-method", &settings.init_method, "tcp|mpi",
-     "llm.c's: tcp, or mpi: started by mpirun. Not needed: what has started the program is found by itself", 0, 0},
-    {OPT_STR, 0, "pf", "fs-path", &settings.fs_path, "PATH", "has no effect, accepted for llm.c's command lines", 0, 0},
-#else
-    {OPT_BOOL, 0, NULL, "naive", &settings.naive, NULL,
-     "run matmul and attention as the plain loops of train_gpt2.c: slow, for comparison", 0, 0},
-#endif
-};
-
-// Which of several processes this is that train together, each on a GPU of its own. Set once, when the program has found out.
-static int run_rank = 0, run_num_ranks = 1;
-static void (*from_rank0)(void* data, size_t bytes); // replaces data by process 0's; NULL: there is one process
-
-// ---- what the program does ------------------------------------------------------------
-
-typedef enum { TASK_TRAIN, TASK_SAMPLE, TASK_EVALUATE, TASK_BENCH, TASK_EXPORT } Task;
-
-// The task that the flags name. Two of them are a usage error.
-static inline Task chosen_task(void) {
-    bool sample = args->prompt || args->prompt_file || args->prompts || args->prompt_ids;
-    bool evaluate = args->eval_data || (args->hellaswag && !args->train_data);
-    if (sample + evaluate + args->bench + (args->export_path != NULL) > 1) {
-        cli_fail("give only one of --prompt, --eval, --bench and --export");
-    }
-    Task task = sample              ? TASK_SAMPLE
-                : evaluate          ? TASK_EVALUATE
-                : args->bench       ? TASK_BENCH
-                : args->export_path ? TASK_EXPORT
-                                    : TASK_TRAIN;
-    if (strcmp(args->weights, "full") != 0 && (task == TASK_TRAIN || task == TASK_EXPORT)) {
-        cli_fail("--weights %s is for --prompt, --eval and --bench, not for %s", args->weights,
-                 task == TASK_TRAIN ? "training" : "--export (there --type q8_0 gives 8 bits)");
-    }
-    return task;
-}
-
-static int64_t drawn_seed = -1; // of --seed -1
-
-// The seed of this run: --seed, or one that is drawn when it is first asked for.
-static inline int64_t run_seed(void) {
-    uint32_t bits = (uint32_t)time(NULL) ^ (uint32_t)getpid() << 16;
-    if (args->seed >= 0) { return args->seed; }
-    FILE* f = drawn_seed < 0 ? fopen("/dev/urandom", "rb") : NULL;
-    if (f) {
-        if (fread(&bits, sizeof(bits), 1, f) != 1) { bits ^= (uint32_t)time_ms(); }
-        fclose(f);
-    }
-    if (drawn_seed < 0) { drawn_seed = bits; }
-    return drawn_seed;
-}
-
-// ---- the vocabulary and the model ---------------------------------------------------
-
-// Loads a vocabulary from the directory `path`. If the directory has no vocabulary file, returns false with an empty
-// err->text; if loading fails, returns false with the reason in err.
-static inline bool find_tokenizer(Tokenizer* tokenizer, const char* path, Error* err) {
-    static const char* const names[] = {"vocab.json",     "encoder.json",       "merges.txt",
-                                        "tokenizer.json", "gpt2_tokenizer.bin", "tokenizer.bin"};
-    char candidate[4200];
-    err->text[0] = '\0';
-    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
-        snprintf(candidate, sizeof(candidate), "%s/%s", path, names[i]);
-        if (file_exists(candidate)) { return tokenizer_load(tokenizer, path, err); }
-    }
-    return false;
-}
-
-// Returns the directory of a file or glob pattern: dir (4096 bytes), or "." if path contains no slash.
-static const char* directory_of(const char* path, char* dir) {
-    snprintf(dir, 4096, "%s", path);
-    char* slash = strrchr(dir, '/');
-    if (!slash) { return "."; }
-    slash[slash == dir] = '\0';
-    return dir;
-}
-
-// Loads the vocabulary from --tokenizer, or else from the model's directory, or else from the training data's. Returns
-// false if there is none; ends the program if one exists but cannot be loaded.
-static inline bool load_tokenizer(Tokenizer* tokenizer, const char* model_path) {
-    Error err;
-    char dir[4096];
-    if (args->tokenizer) {
-        if (!tokenizer_load(tokenizer, args->tokenizer, &err)) { die("--tokenizer %s", err.text); }
-        return true;
-    }
-    if (model_path) {
-        if (find_tokenizer(tokenizer, is_directory(model_path) ? model_path : directory_of(model_path, dir), &err)) {
-            return true;
-        }
-        if (err.text[0]) { die("%s", err.text); }
-    }
-    if (args->train_data) {
-        if (find_tokenizer(tokenizer, directory_of(args->train_data, dir), &err)) { return true; }
-        if (err.text[0]) { die("%s", err.text); }
-    }
-    return false;
-}
-
-// Returns the path of the model that -e names. If `path` is the output directory of a run, this is the path of its
-// newest intact checkpoint, in resolved (size bytes); otherwise it is `path` itself. A checkpoint that `path` names directly
-// is checked, too.
-static const char* resolve_model_path(const char* path, char* resolved, size_t size) {
-    Error err;
-    char state[4200];
-    snprintf(state, sizeof(state), "%s/state.json", path);
-    if (is_directory(path) && file_exists(state)) { // a single checkpoint of a run
-        RunState ignored;
-        if (!run_verify(path, &ignored, &err)) { die("-e %s", err.text); }
-    }
-    if (!is_directory(path) || !run_has_checkpoints(path)) { return path; }
-    if (!run_find_newest(path, resolved, size, true, &err)) { die("-e %s", err.text); }
-    print_line(stderr, "%s: newest checkpoint: %s", path, resolved);
-    return resolved;
-}
-
-// The model that -e names. It is opened but its weights are not read: config is known, nothing is allocated or written.
-typedef struct {
-    const char* path;
-    bool fresh;         // path is a descriptor: the weights are initialized at random from the seed
-    ModelFile file;     // the opened file; used only if !fresh
-    GPT2Config config;  // valid in either case
-    int bos_id, eot_id; // the tokens that begin and end a text, according to the model's file; -1: unknown
-} ModelSource;
-
-// Opens the model `path` and its vocabulary. *has_tokenizer is false if there is no vocabulary.
-static inline void model_source_open(ModelSource* source, const char* path, bool* has_tokenizer, Tokenizer* tokenizer) {
-    Error err;
-    GPT2Config* config = &source->config;
-    source->path = path;
-    source->fresh = is_descriptor(path);
-    source->bos_id = source->eot_id = -1;
-    *has_tokenizer = load_tokenizer(tokenizer, source->fresh ? NULL : path);
-    if (source->fresh) {
-        if (!config_from_descriptor(config, path, &err)) { die("%s", err.text); }
-        if (args->layers) { config->num_layers = args->layers; }
-        if (args->heads) { config->num_heads = args->heads; }
-        if (args->channels) { config->channels = args->channels; }
-        if (args->positions) { config->max_seq_len = args->positions; }
-        if (*has_tokenizer) {
-            config->vocab_size = tokenizer->vocab_size;
-            config->padded_vocab_size = padded_vocab(config->vocab_size);
-        }
-        if (!config_check(config, "-e with --layers, --heads, --channels", &err)) { die("%s", err.text); }
-    } else {
-        if (!file_exists(path)) {
-            die("-e %s: %s; -e takes a descriptor like d12, a Hugging Face directory, a .safetensors file, an llm.c "
-                ".bin or the -o directory of a run",
-                path, strerror(errno));
-        }
-        if (!model_open(&source->file, path, &err)) { die("-e %s", err.text); }
-        *config = source->file.config;
-        source->bos_id = source->file.bos_id;
-        source->eot_id = source->file.eot_id;
-        if ((args->layers && args->layers != config->num_layers) || (args->heads && args->heads != config->num_heads) ||
-            (args->channels && args->channels != config->channels) ||
-            (args->positions && args->positions != config->max_seq_len)) {
-            die("--layers, --heads, --channels and --positions are for new models; %s has L %d, NH %d, C %d, %d "
-                "positions",
-                path, config->num_layers, config->num_heads, config->channels, config->max_seq_len);
-        }
-    }
-    if (*has_tokenizer && tokenizer->vocab_size > config->vocab_size) {
-        die("the vocabulary has %d tokens, but the model %s only %d: they do not belong together",
-            tokenizer->vocab_size, path, config->vocab_size);
-    }
-    // a model may be padded, by 47 tokens in llm.c's files
-    if (*has_tokenizer && config->vocab_size - tokenizer->vocab_size >= 128) {
-        die("the vocabulary has %d tokens, but the model %s has %d: they do not belong together; --tokenizer names "
-            "another",
-            tokenizer->vocab_size, path, config->vocab_size);
-    }
-}
-
-// The token that ends a text: the vocabulary's, or else the one that config.json names; -1: none. tokenizer may be NULL.
-static inline int model_eot(const ModelSource* source, const Tokenizer* tokenizer) {
-    return tokenizer && tokenizer->eot_id >= 0 ? tokenizer->eot_id : source->eot_id;
-}
-
-// The token that begins a new document: the vocabulary's end-of-text token, or else the one with which config.json begins
-// or ends a text; or else the first token of the vocabulary or, without one, the last token of the model.
-static inline int model_start(const ModelSource* source, const Tokenizer* tokenizer) {
-    if (tokenizer && tokenizer->eot_id >= 0) { return tokenizer->eot_id; }
-    if (source->bos_id >= 0) { return source->bos_id; }
-    if (source->eot_id >= 0) { return source->eot_id; }
-    return tokenizer ? 0 : source->config.vocab_size - 1;
-}
-
-static inline void model_source_close(ModelSource* source) {
-    if (!source->fresh) { model_close(&source->file); }
-}
-
-// Reads the weights, or initializes new ones, into params (num_parameters), and closes the source.
-static inline void model_source_read(ModelSource* source, float* params) {
-    Error err;
-    if (source->fresh) {
-        gpt2_init_params(params, &source->config, (uint32_t)run_seed());
-    } else if (!model_read(&source->file, params, &err)) {
-        die("%s", err.text);
-    }
-    model_source_close(source);
-}
-
-// Ends the program if a weight is NaN or infinite: no text can be sampled from such a model.
-static inline void check_weights(const ModelSource* source, const float* params) {
-    for (int p = 0; p < NUM_PARAMS; p++) {
-        const float* tensor = params + param_offset(&source->config, p);
-        size_t n = param_size(&source->config, p), bad = 0;
-#pragma omp parallel for reduction(+ : bad)
-        for (long i = 0; i < (long)n; i++) { bad += !isfinite(tensor[i]); }
-        if (bad > 0) { die("-e %s: %zu values of %s are NaN or infinite", source->path, bad, gpt2_params[p].name); }
-    }
-}
-
-static inline bool uses_muon(void) { return strcmp(args->optimizer, "muon") == 0; }
-
 // ---- the batch and the data ---------------------------------------------------------
-
-// The batch shape of a training step.
-typedef struct {
-    int B;               // sequences per micro-batch
-    int T;               // tokens per sequence
-    int64_t total;       // tokens per step, of all ranks
-    int64_t micro_steps; // micro-batches per step, on each rank
-} Batch;
 
 // Fills in the defaults of -t and -d, which depend on the model, and checks that -b, -t and -d fit the model and each
 // other.
@@ -578,24 +78,13 @@ typedef struct {
     double save_start_ms;     // when the run began to wait for the newest save (time_ms)
     double save_pause_ms;     // how long it waited
     int failed_saves;
-    int lock;              // the descriptor that locks -o (run_lock), or negative
-    char checkpoint[4200]; // path of the checkpoint that the run resumes from; "" for a new run
+    int lock;        // the descriptor that locks -o (run_lock), or negative
+    Path checkpoint; // path of the checkpoint that the run resumes from; "" for a new run
     int nonfinite_in_a_row;
     // for the estimate of the time left
     double step_ms;                            // exponential moving average
     double validation_ms, sample_ms, write_ms; // the newest times; write_ms: of a save that the run waits for
 } Training;
-
-// True if the directory holds a model that -e could name.
-static inline bool directory_has_model(const char* dir) {
-    static const char* const names[] = {"config.json", "model.safetensors", "model.safetensors.index.json"};
-    char path[4200];
-    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
-        snprintf(path, sizeof(path), "%s/%s", dir, names[i]);
-        if (file_exists(path)) { return true; }
-    }
-    return false;
-}
 
 // A run of which nothing is known yet.
 static inline void training_clear(Training* t) {
@@ -632,15 +121,13 @@ static inline void training_find_checkpoint(Training* t) {
     if (has_checkpoints && !args->resume) {
         die("%s holds checkpoints of an earlier run; resume it with -y 1, or give another -o", args->output);
     }
-    if (has_checkpoints && !run_find_newest(args->output, t->checkpoint, sizeof(t->checkpoint), false, &err)) {
-        die("%s", err.text);
-    }
-    if (t->checkpoint[0]) {
+    if (has_checkpoints && !run_find_newest(args->output, &t->checkpoint, false, &err)) { die("%s", err.text); }
+    if (t->checkpoint.text[0]) {
         RunState saved;
-        if (!run_load_state(t->checkpoint, &saved, &err)) { die("%s", err.text); }
+        if (!run_load_state(t->checkpoint.text, &saved, &err)) { die("%s", err.text); }
         if (strcmp(saved.optimizer, args->optimizer) != 0) {
             die("%s was saved with --optimizer %s: resume with it, or start a new run with -e %s and another -o",
-                t->checkpoint, saved.optimizer, t->checkpoint);
+                t->checkpoint.text, saved.optimizer, t->checkpoint.text);
         }
         if (args->seed < 0) { drawn_seed = (int64_t)saved.seed; } // goes on with the seed that the run has drawn
     }
@@ -655,12 +142,11 @@ static inline void training_find_checkpoint(Training* t) {
     }
 }
 
-// Opens the model to start from: the one in t->checkpoint, or for a new run the one that -e names. resolved (4200
-// bytes) may receive its path and must stay alive as long as source.
-static inline void training_open_model(Training* t, ModelSource* source, char* resolved) {
-    const char* path = t->checkpoint[0] ? t->checkpoint : resolve_model_path(args->model, resolved, 4200);
-    if (t->checkpoint[0] && strcmp(args->model, "d12") != 0) { // not the default
-        print_line(stdout, "-e %s is not used: the run resumes from %s", args->model, t->checkpoint);
+// Opens the model to start from: the one in t->checkpoint, or for a new run the one that -e names.
+static inline void training_open_model(Training* t, ModelSource* source) {
+    Path path = t->checkpoint.text[0] ? t->checkpoint : resolve_model_path(args->model);
+    if (t->checkpoint.text[0] && strcmp(args->model, "d12") != 0) { // not the default
+        print_line(stdout, "-e %s is not used: the run resumes from %s", args->model, t->checkpoint.text);
     }
     model_source_open(source, path, &t->has_tokenizer, &t->tokenizer);
     t->run.eot_id = model_eot(source, t->has_tokenizer ? &t->tokenizer : NULL);
@@ -673,9 +159,8 @@ static inline void training_open_model(Training* t, ModelSource* source, char* r
 static inline int check_data_vocabulary(const Training* t, const char* flag, const char* pattern) {
     Error err;
     Tokenizer other;
-    char dir[4096];
     if (!t->has_tokenizer || !pattern) { return -1; }
-    if (!find_tokenizer(&other, directory_of(pattern, dir), &err)) {
+    if (!find_tokenizer(&other, directory_of(pattern).text, &err)) {
         if (err.text[0]) { die("%s %s: the vocabulary beside these shards: %s", flag, pattern, err.text); }
         return -1;
     }
@@ -807,8 +292,8 @@ static inline void training_begin(Training* t, const GPT2Config* config, float* 
     t->run.sampler_rng = splitmix64((uint64_t)run_seed());
     t->run.best_val_loss = t->kept_val_loss = INFINITY;
     fill_run_settings(&t->run, t);
-    if (t->checkpoint[0]) {
-        if (!run_load(t->checkpoint, &t->run, params, m, v, &err) ||
+    if (t->checkpoint.text[0]) {
+        if (!run_load(t->checkpoint.text, &t->run, params, m, v, &err) ||
             !dataloader_restore(&t->train, &t->run.loader, &err)) {
             die("%s", err.text);
         }
@@ -825,7 +310,7 @@ static inline void training_begin(Training* t, const GPT2Config* config, float* 
         // validation and sampling of this step were done before the checkpoint was written
         t->kept_val_loss = now.best_val_loss;
         t->tasks_step = t->saved_step = now.step;
-        print_line(stdout, "resumed at step %lld from %s", (long long)t->run.step, t->checkpoint);
+        print_line(stdout, "resumed at step %lld from %s", (long long)t->run.step, t->checkpoint.text);
         if (t->run.step >= t->num_steps) {
             print_line(stdout, "nothing to train: step %lld of %lld is done; -x with more steps goes on",
                        (long long)t->run.step, (long long)t->num_steps);
@@ -833,7 +318,7 @@ static inline void training_begin(Training* t, const GPT2Config* config, float* 
     }
     dataloader_state(&t->train, &t->position);
     if (args->output && run_rank == 0) { training_own_output(t); }
-    if (!logger_open(&t->logger, run_rank == 0 ? args->output : NULL, t->checkpoint[0] ? t->run.step : -1, &err)) {
+    if (!logger_open(&t->logger, run_rank == 0 ? args->output : NULL, t->checkpoint.text[0] ? t->run.step : -1, &err)) {
         die("-o %s", err.text);
     }
 }
@@ -1201,25 +686,6 @@ static inline void training_sample_end(Training* t, TrainingSample* s, const cha
     if (!problem) { logger_text(&t->logger, t->run.step, s->out.text, s->out.length); }
     t->sample_ms = time_ms() - s->start_ms;
     free(s->out.text);
-}
-
-// ---- without arguments --------------------------------------------------------------
-
-// Replaces the program by the demo, scripts/demo.sh beside the program itself, whatever the current directory is.
-__attribute__((noreturn)) static inline void run_demo(const char* argv0) {
-    char program[4096], script[4096 + 32], buf[4096], name[4096];
-    if (!realpath("/proc/self/exe", program) && !realpath(argv0, program)) {
-        snprintf(program, sizeof(program), "%s", argv0);
-    }
-    snprintf(script, sizeof(script), "%s/scripts/demo.sh", directory_of(program, buf));
-    if (!file_exists(script)) {
-        die("the demo, %s, is not there: give -i to train or --prompt to continue a text; --help shows all flags",
-            script);
-    }
-    const char* slash = strrchr(program, '/'); // the script changes to the program's directory
-    snprintf(name, sizeof(name), "./%s", slash ? slash + 1 : program);
-    execl("/bin/sh", "sh", script, name, (char*)NULL);
-    die("cannot run %s: %s", script, strerror(errno));
 }
 
 // ---- the end of a run ---------------------------------------------------------------

@@ -1,7 +1,7 @@
-// llmc/training.h: the shape of a step, what is due after which step, and the lines printed about steps. The expected
+// llmc/run.h: the shape of a step, what is due after which step, and the lines printed about steps. The expected
 // values are written by hand.
 #include "capture.h"
-#include "../../../llmc/training.h"
+#include "../../../llmc/run.h"
 
 static Settings defaults; // the settings before any test
 
@@ -120,7 +120,7 @@ static void test_resume_without_fp8(void) {
         settings.fp8 = resumed == 1 ? FP8_OFF : resumed == 3 ? FP8_DW : FP8_DX;
         training_clear(&t);
         t.batch = settle_batch(&config);
-        if (resumed) { snprintf(t.checkpoint, sizeof(t.checkpoint), "%s/step_00000005", dir); }
+        if (resumed) { path_set(&t.checkpoint, "%s/step_00000005", dir); }
         capture_begin();
         training_open_data(&t, &config);
         training_begin(&t, &config, tensors, tensors + n, tensors + 2 * n);

@@ -1,0 +1,189 @@
+/*
+The model and the vocabulary that the flags name: which file is meant, whether both belong together, and the weights, which
+are read or, for a new model, initialized.
+
+    ModelSource source;
+    model_source_open(&source, resolve_model_path(...), &has_tokenizer, &tokenizer);   // from here on its shape is known
+    ... allocate num_parameters(&source.config) floats ...
+    model_source_read(&source, params);                                                // or model_source_close()
+*/
+#ifndef LLMC_MODEL_SOURCE_H
+#define LLMC_MODEL_SOURCE_H
+
+#include "checkpoint.h"
+#include "flags.h"
+#include "gpt2.h"
+#include "run_state.h"
+#include "tokenizer.h"
+#include "utils.h"
+#include <math.h>
+
+// ---- the vocabulary ---------------------------------------------------------------
+
+// Loads a vocabulary from the directory `path`. If the directory has no vocabulary file, returns false with an empty
+// err->text; if loading fails, returns false with the reason in err.
+static inline bool find_tokenizer(Tokenizer* tokenizer, const char* path, Error* err) {
+    static const char* const names[] = {"vocab.json",     "encoder.json",       "merges.txt",
+                                        "tokenizer.json", "gpt2_tokenizer.bin", "tokenizer.bin"};
+    Path candidate;
+    err->text[0] = '\0';
+    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
+        path_set(&candidate, "%s/%s", path, names[i]);
+        if (file_exists(candidate.text)) { return tokenizer_load(tokenizer, path, err); }
+    }
+    return false;
+}
+
+// Loads the vocabulary from --tokenizer, or else from the model's directory, or else from the training data's. Returns
+// false if there is none; ends the program if one exists but cannot be loaded.
+static inline bool load_tokenizer(Tokenizer* tokenizer, const char* model_path) {
+    Error err;
+    if (args->tokenizer) {
+        if (!tokenizer_load(tokenizer, args->tokenizer, &err)) { die("--tokenizer %s", err.text); }
+        return true;
+    }
+    if (model_path) {
+        Path beside = directory_of(model_path);
+        if (find_tokenizer(tokenizer, is_directory(model_path) ? model_path : beside.text, &err)) { return true; }
+        if (err.text[0]) { die("%s", err.text); }
+    }
+    if (args->train_data) {
+        if (find_tokenizer(tokenizer, directory_of(args->train_data).text, &err)) { return true; }
+        if (err.text[0]) { die("%s", err.text); }
+    }
+    return false;
+}
+
+// ---- the model --------------------------------------------------------------------
+
+// True if the directory holds a model that -e could name.
+static inline bool directory_has_model(const char* dir) {
+    static const char* const names[] = {"config.json", "model.safetensors", "model.safetensors.index.json"};
+    Path path;
+    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
+        path_set(&path, "%s/%s", dir, names[i]);
+        if (file_exists(path.text)) { return true; }
+    }
+    return false;
+}
+
+// Returns the path of the model that -e names. If this is the output directory of a run, the path is that of the run's newest
+// intact checkpoint. A checkpoint that -e names directly is checked, too.
+static inline Path resolve_model_path(const char* path) {
+    Error err;
+    Path state, resolved;
+    path_set(&resolved, "%s", path);
+    path_set(&state, "%s/state.json", path);
+    if (is_directory(path) && file_exists(state.text)) { // a single checkpoint of a run
+        RunState ignored;
+        if (!run_verify(path, &ignored, &err)) { die("-e %s", err.text); }
+    }
+    if (!is_directory(path) || !run_has_checkpoints(path)) { return resolved; }
+    if (!run_find_newest(path, &resolved, true, &err)) { die("-e %s", err.text); }
+    print_line(stderr, "%s: newest checkpoint: %s", path, resolved.text);
+    return resolved;
+}
+
+// The model that -e names. It is opened but its weights are not read: config is known, nothing is allocated or written.
+typedef struct {
+    Path path;
+    bool fresh;         // path is a descriptor: the weights are initialized at random from the seed
+    ModelFile file;     // the opened file; used only if !fresh
+    GPT2Config config;  // valid in either case
+    int bos_id, eot_id; // the tokens that begin and end a text, according to the model's file; -1: unknown
+} ModelSource;
+
+// Opens a model, a descriptor or what resolve_model_path has returned, and its vocabulary. *has_tokenizer is false if there
+// is no vocabulary.
+static inline void model_source_open(ModelSource* source, Path model, bool* has_tokenizer, Tokenizer* tokenizer) {
+    Error err;
+    GPT2Config* config = &source->config;
+    source->path = model;
+    const char* path = source->path.text;
+    source->fresh = is_descriptor(path);
+    source->bos_id = source->eot_id = -1;
+    *has_tokenizer = load_tokenizer(tokenizer, source->fresh ? NULL : path);
+    if (source->fresh) {
+        if (!config_from_descriptor(config, path, &err)) { die("%s", err.text); }
+        if (args->layers) { config->num_layers = args->layers; }
+        if (args->heads) { config->num_heads = args->heads; }
+        if (args->channels) { config->channels = args->channels; }
+        if (args->positions) { config->max_seq_len = args->positions; }
+        if (*has_tokenizer) {
+            config->vocab_size = tokenizer->vocab_size;
+            config->padded_vocab_size = padded_vocab(config->vocab_size);
+        }
+        if (!config_check(config, "-e with --layers, --heads, --channels", &err)) { die("%s", err.text); }
+    } else {
+        if (!file_exists(path)) {
+            die("-e %s: %s; -e takes a descriptor like d12, a Hugging Face directory, a .safetensors file, an llm.c "
+                ".bin or the -o directory of a run",
+                path, strerror(errno));
+        }
+        if (!model_open(&source->file, path, &err)) { die("-e %s", err.text); }
+        *config = source->file.config;
+        source->bos_id = source->file.bos_id;
+        source->eot_id = source->file.eot_id;
+        if ((args->layers && args->layers != config->num_layers) || (args->heads && args->heads != config->num_heads) ||
+            (args->channels && args->channels != config->channels) ||
+            (args->positions && args->positions != config->max_seq_len)) {
+            die("--layers, --heads, --channels and --positions are for new models; %s has L %d, NH %d, C %d, %d "
+                "positions",
+                path, config->num_layers, config->num_heads, config->channels, config->max_seq_len);
+        }
+    }
+    if (*has_tokenizer && tokenizer->vocab_size > config->vocab_size) {
+        die("the vocabulary has %d tokens, but the model %s only %d: they do not belong together",
+            tokenizer->vocab_size, path, config->vocab_size);
+    }
+    // a model may be padded, by 47 tokens in llm.c's files
+    if (*has_tokenizer && config->vocab_size - tokenizer->vocab_size >= 128) {
+        die("the vocabulary has %d tokens, but the model %s has %d: they do not belong together; --tokenizer names "
+            "another",
+            tokenizer->vocab_size, path, config->vocab_size);
+    }
+}
+
+// The token that ends a text: the vocabulary's, or else the one that config.json names; -1: none. tokenizer may be NULL.
+static inline int model_eot(const ModelSource* source, const Tokenizer* tokenizer) {
+    return tokenizer && tokenizer->eot_id >= 0 ? tokenizer->eot_id : source->eot_id;
+}
+
+// The token that begins a new document: the vocabulary's end-of-text token, or else the one with which config.json begins
+// or ends a text; or else the first token of the vocabulary or, without one, the last token of the model.
+static inline int model_start(const ModelSource* source, const Tokenizer* tokenizer) {
+    if (tokenizer && tokenizer->eot_id >= 0) { return tokenizer->eot_id; }
+    if (source->bos_id >= 0) { return source->bos_id; }
+    if (source->eot_id >= 0) { return source->eot_id; }
+    return tokenizer ? 0 : source->config.vocab_size - 1;
+}
+
+static inline void model_source_close(ModelSource* source) {
+    if (!source->fresh) { model_close(&source->file); }
+}
+
+// Reads the weights, or initializes new ones, into params (num_parameters), and closes the source.
+static inline void model_source_read(ModelSource* source, float* params) {
+    Error err;
+    if (source->fresh) {
+        gpt2_init_params(params, &source->config, (uint32_t)run_seed());
+    } else if (!model_read(&source->file, params, &err)) {
+        die("%s", err.text);
+    }
+    model_source_close(source);
+}
+
+// Ends the program if a weight is NaN or infinite: no text can be sampled from such a model.
+static inline void check_weights(const ModelSource* source, const float* params) {
+    for (int p = 0; p < NUM_PARAMS; p++) {
+        const float* tensor = params + param_offset(&source->config, p);
+        size_t n = param_size(&source->config, p), bad = 0;
+#pragma omp parallel for reduction(+ : bad)
+        for (long i = 0; i < (long)n; i++) { bad += !isfinite(tensor[i]); }
+        if (bad > 0) {
+            die("-e %s: %zu values of %s are NaN or infinite", source->path.text, bad, gpt2_params[p].name);
+        }
+    }
+}
+
+#endif

@@ -1,0 +1,66 @@
+/*
+Stopping a run by a signal: the handler only notes that a stop is requested, and the run ends where it can be resumed.
+
+    run_heed_interrupt();
+    run_install_signal_handlers();
+    for (...) {
+        ... one step ...
+        if (run_stop_signal) { ... save ...; break; }
+    }
+*/
+#ifndef LLMC_STOP_H
+#define LLMC_STOP_H
+
+#include "utils.h"
+#include <signal.h>
+
+// 0, or the number of the signal that requested a stop. The training loop checks it between two steps and between two
+// micro-batches; if it is set, the loop saves a checkpoint and exits. An unfinished step is dropped.
+static volatile sig_atomic_t run_stop_signal;
+// True after the first SIGINT or SIGTERM: another one ends the process at once.
+static volatile sig_atomic_t run_stop_urged;
+
+// Set in a process that leaves it to another one to tell the user that the run stops.
+static bool run_stop_is_silent;
+
+// Requests a stop. The second SIGINT or SIGTERM ends the process at once with exit code 128 + signal: 130 or 143.
+static inline void run_on_signal(int signal_number) {
+    static const char text[] = "\nstopping after this micro-batch; a second Ctrl-C or SIGTERM exits at once\n";
+    int saved_errno = errno;
+    bool urged = signal_number == SIGINT || signal_number == SIGTERM;
+    if (urged && run_stop_urged) { _exit(128 + signal_number); }
+    if (urged) { run_stop_urged = 1; }
+    bool first = !run_stop_signal;
+    if (first) { run_stop_signal = signal_number; }
+    if (first && !run_stop_is_silent &&
+        write(STDERR_FILENO, text, sizeof(text) - 1) < 0) { /* ignored: the run stops without the message */
+    }
+    errno = saved_errno;
+}
+
+// Lets SIGINT end the program until the handlers are installed, even if the shell ignored it when it started the program in
+// the background: otherwise one that comes too early would be lost.
+static inline void run_heed_interrupt(void) { require(signal(SIGINT, SIG_DFL) != SIG_ERR); }
+
+// Installs the handler for the signals that end a run:
+//     SIGINT, SIGTERM
+//     SIGHUP            the terminal was closed; unless it is ignored, as under nohup
+//     SIGUSR1           sent by Slurm and other schedulers before the time is up
+//     SIGPIPE           nobody reads stdout any more
+// SIGXFSZ, the limit on file sizes, is ignored: the write fails instead. SA_RESTART: interrupted system calls are
+// restarted, so a signal during a save does not make the save fail.
+static inline void run_install_signal_handlers(void) {
+    static const int signals[] = {SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGPIPE};
+    struct sigaction action, old;
+    memset(&action, 0, sizeof(action));
+    action.sa_handler = run_on_signal;
+    action.sa_flags = SA_RESTART;
+    sigemptyset(&action.sa_mask);
+    for (size_t i = 0; i < sizeof(signals) / sizeof(signals[0]); i++) {
+        bool nohup = signals[i] == SIGHUP && sigaction(SIGHUP, NULL, &old) == 0 && old.sa_handler == SIG_IGN;
+        if (!nohup) { require(sigaction(signals[i], &action, NULL) == 0); }
+    }
+    require(signal(SIGXFSZ, SIG_IGN) != SIG_ERR);
+}
+
+#endif
