@@ -1,9 +1,25 @@
 /*
-One wrapper for each PTX instruction that CUDA C++ has no name for: asynchronous copies to shared memory, matrix loads,
-tensor core products. Names, shapes and layouts are those of the PTX ISA, sections "cp.async", "ldmatrix" and "mma".
+One wrapper for each PTX instruction that CUDA C++ has no name for. Names, shapes and layouts are those of the PTX ISA,
+in the sections named after the instructions.
 
-The wrappers need compute capability 8.0. Compiled for an older device they execute a trap, so a launcher checks
-compiled_arch() before it launches a kernel that uses them.
+    devices               what a wrapper needs, and whether this device has it
+    shared memory         addresses and alignment
+    cp.async              copies of 4 or 16 bytes from global to shared memory
+    ldmatrix, stmatrix    four 8x8 matrices between shared memory and registers
+    mma                   products of a warp, and how to pack their operands
+    wgmma                 products of a warpgroup: operands in shared memory; a in registers; transposed operands;
+                          products that overwrite; 8-bit elements
+    TMA                   tensor maps; loads; stores; copies of contiguous bytes, and additions
+    mbarrier              barriers that count arrivals and bytes
+    clusters              blocks that reach each other's shared memory
+    global memory         acquire, release and relaxed accesses
+    warps                 named barriers, setmaxnreg, warp-uniform values
+    arithmetic            approximations, conversions to 8 bits
+    the compiler          values whose origin it must not see
+
+Wrappers of PTX_SM80 need compute capability 8.0, those of PTX_SM90A need sm_90a. Compiled for an older device, those of
+PTX_SM90A for anything but sm_90a, they execute a trap. So a launcher checks compiled_arch() or has_sm90a() before it
+launches a kernel that uses them.
 */
 #pragma once
 
@@ -12,16 +28,46 @@ compiled_arch() before it launches a kernel that uses them.
 
 #include "cuda_common.cuh"
 
+// ---- devices --------------------------------------------------------------------------------------------------------
+
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
 #define PTX_SM80(...) __trap()
 #else
 #define PTX_SM80(...) asm volatile(__VA_ARGS__)
 #endif
+#if defined(__CUDA_ARCH__) && !defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#define PTX_SM90A(...) __trap()
+#else
+#define PTX_SM90A(...) asm volatile(__VA_ARGS__)
+#endif
+
+// has_sm90a() is true if this device runs the binary's sm_90a code: then kernels with wrappers of PTX_SM90A may be
+// launched. compiled_arch() returns 90 for sm_90a and for sm_90. So an empty kernel is compiled with a launch bound of
+// 32 threads for sm_90a and of 64 threads for anything else, and has_sm90a() queries that bound.
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#define PTX_SM90A_MARK 32
+#else
+#define PTX_SM90A_MARK 64
+#endif
+template <int> __global__ void __launch_bounds__(PTX_SM90A_MARK) ptx_sm90a_kernel() {}
+inline bool has_sm90a() {
+    cudaFuncAttributes attributes;
+    cudaCheck(cudaFuncGetAttributes(&attributes, (const void*)ptx_sm90a_kernel<0>));
+    return attributes.maxThreadsPerBlock == 32;
+}
+
+// ---- shared memory --------------------------------------------------------------------------------------------------
 
 // Converts a pointer to the 32-bit shared-memory address that PTX instructions take.
 __device__ inline uint32_t shared_address(const void* p) { return (uint32_t)__cvta_generic_to_shared(p); }
+// A block's dynamic shared memory as an SMem, aligned to the 1024 bytes that TMA's swizzle needs. The runtime aligns it
+// to less, so launchers request 1024 bytes more than sizeof(SMem).
+template <class SMem> __device__ inline SMem& shared_aligned_1024(unsigned char* dynamic_shared) {
+    uint32_t address = shared_address(dynamic_shared);
+    return *reinterpret_cast<SMem*>(dynamic_shared + (1024 - address % 1024) % 1024);
+}
 
-// ---- cp.async: 16 bytes from global to shared memory, without passing through registers ------------------
+// ---- cp.async: 4 or 16 bytes from global to shared memory, without passing through registers ------------------------
 
 // Both addresses are aligned to 16 bytes. With valid == false it writes zeros and does not read global memory.
 __device__ inline void cp_async_16(void* shared, const void* global, bool valid = true) {
@@ -42,7 +88,7 @@ template <int pending> __device__ inline void cp_async_wait() {
     PTX_SM80("cp.async.wait_group %0;\n" ::"n"(pending) : "memory");
 }
 
-// ---- ldmatrix: four 8x8 matrices of 16-bit elements from shared memory ----------------------
+// ---- ldmatrix, stmatrix: four 8x8 matrices of 16-bit elements between shared memory and registers -------------------
 
 // Lane i passes the address of row i % 8 of matrix i / 8: 16 bytes, aligned to 16. Then r[j] of lane i holds two
 // elements of matrix j, the lower column in the lower half; with _trans every matrix is transposed on the way. The
@@ -80,7 +126,20 @@ __device__ inline void ldmatrix_x4_trans(uint32_t r[4], uint32_t address) {
              : "memory");
 }
 
-// ---- mma: d (16x8) += a (16x16) b (16x8), accumulated in fp32 --------------------------------------------
+// The inverse of ldmatrix_x4, from compute capability 9.0 on.
+__device__ inline void stmatrix_x4(uint32_t address, const uint32_t r[4]) {
+    PTX_SM90A("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};\n" ::"r"(address), "r"(r[0]), "r"(r[1]),
+              "r"(r[2]), "r"(r[3])
+              : "memory");
+}
+// The same, with every matrix transposed on the way.
+__device__ inline void stmatrix_x4_trans(uint32_t address, const uint32_t r[4]) {
+    PTX_SM90A("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};\n" ::"r"(address), "r"(r[0]),
+              "r"(r[1]), "r"(r[2]), "r"(r[3])
+              : "memory");
+}
+
+// ---- mma: d (16x8) += a (16x16) b (16x8), accumulated in fp32 -------------------------------------------------------
 
 // The elements that a lane holds, as (row, column), with g = lane / 4 and t = lane % 4. Each register of a and b holds
 // two 16-bit elements; "2t.." are columns (rows for b) 2t and 2t + 1, the first one in the lower half.
@@ -143,88 +202,375 @@ __device__ inline uint32_t pack_16x2(float low, float high, half) {
     memcpy(&bits, &x, sizeof(bits));
     return bits;
 }
-
-// 2^x in one instruction, within 2 ulp; 0 for -inf
-__device__ inline float exp2_approx(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
+// The inverse of pack_16x2: the lower half is x, the upper half y.
+__device__ inline float2 unpack_16x2(uint32_t bits, __nv_bfloat16) {
+    __nv_bfloat162 x;
+    memcpy(&x, &bits, sizeof(x));
+    return __bfloat1622float2(x);
+}
+__device__ inline float2 unpack_16x2(uint32_t bits, half) {
+    half2 x;
+    memcpy(&x, &bits, sizeof(x));
+    return __half22float2(x);
 }
 
-// The smaller of two numbers, NaN if one is NaN: fminf() would return the other.
-__device__ inline float min_or_nan(float x, float y) {
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
-    float z;
-    asm("min.NaN.f32 %0, %1, %2;" : "=f"(z) : "f"(x), "f"(y));
-    return z;
-#else
-    return x <= y ? x : y < x ? y : NAN;
-#endif
+// ---- wgmma: d (64xN) += a (64x16) b (16xN), by the four warps of a warpgroup ----------------------------------------
+// The products are asynchronous: wgmma_fence(), then the wgmmas, then wgmma_commit() makes them a group. wgmma_wait()
+// waits until at most `pending` of the warpgroup's newest groups are in flight.
+
+__device__ inline void wgmma_fence() { PTX_SM90A("wgmma.fence.sync.aligned;\n" ::: "memory"); }
+__device__ inline void wgmma_commit() { PTX_SM90A("wgmma.commit_group.sync.aligned;\n" ::: "memory"); }
+template <int pending> __device__ inline void wgmma_wait() {
+    PTX_SM90A("wgmma.wait_group.sync.aligned %0;\n" ::"n"(pending) : "memory");
+}
+// The compiler does not know that a wgmma reads and writes registers asynchronously, after it was issued. A call of
+// wgmma_hold(x) before wgmma_fence() makes sure that x is computed before the fence. A call after wgmma_wait() makes
+// sure that x is not used, and its registers are not reused, before the wait.
+template <int n> __device__ inline void wgmma_hold(float (&x)[n]) {
+#pragma unroll
+    for (int i = 0; i < n; i++) { asm volatile("" : "+f"(x[i])::"memory"); }
+}
+template <int n> __device__ inline void wgmma_hold(uint32_t (&x)[n]) {
+#pragma unroll
+    for (int i = 0; i < n; i++) { asm volatile("" : "+r"(x[i])::"memory"); }
+}
+// Describes an operand in shared memory: rows of 64 16-bit elements along k, as TMA writes them with
+// CU_TENSOR_MAP_SWIZZLE_128B, 1024 bytes per group of 8 rows. The operand is aligned to 1024 bytes. The address is in
+// units of 16 bytes: adding 2 to a descriptor moves 16 columns (32 bytes) along k.
+__device__ inline uint64_t wgmma_descriptor(const void* matrix) {
+    uint64_t address = (shared_address(matrix) & 0x3FFFF) >> 4;
+    uint64_t group_stride = 1024 >> 4;
+    return address | (uint64_t)1 << 16 | group_stride << 32 | (uint64_t)1 << 62; // 1 << 62: the 128-byte swizzle
 }
 
-// ==== sm_90a: TMA copies, mbarriers, wgmma. Names, shapes and layouts: the PTX ISA, sections "cp.async.bulk.tensor",
-// "mbarrier", "wgmma". Compiled for anything but sm_90a these wrappers execute a trap. ================================
-
-#if defined(__CUDA_ARCH__) && !defined(__CUDA_ARCH_FEAT_SM90_ALL)
-#define PTX_SM90A(...) __trap()
-#else
-#define PTX_SM90A(...) asm volatile(__VA_ARGS__)
-#endif
-
-// has_sm90a() is true if this device runs the binary's sm_90a code: then kernels with these wrappers may be launched.
-// compiled_arch() returns 90 for sm_90a and for sm_90. So an empty kernel is compiled with a launch bound of 32 threads
-// for sm_90a and of 64 threads for anything else, and has_sm90a() queries that bound.
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-#define PTX_SM90A_MARK 32
-#else
-#define PTX_SM90A_MARK 64
-#endif
-template <int> __global__ void __launch_bounds__(PTX_SM90A_MARK) ptx_sm90a_kernel() {}
-inline bool has_sm90a() {
-    cudaFuncAttributes attributes;
-    cudaCheck(cudaFuncGetAttributes(&attributes, (const void*)ptx_sm90a_kernel<0>));
-    return attributes.maxThreadsPerBlock == 32;
+// The accumulator (64xN) is a grid of 16x8 tiles, each a fragment d of mma_16x8x16. Warp w (of four) holds one row of
+// tiles, and d[4j .. 4j + 3] are its tile at columns 8j .. 8j + 7:
+//
+//     columns          0-7        8-15      16-23      ...     N-8..N-1
+//     rows  0-15    d[0..3]    d[4..7]   d[8..11]      ...     of warp 0      in each tile lane 4g + t holds
+//     rows 16-31    d[0..3]    d[4..7]   d[8..11]      ...     of warp 1      (g, 2t) (g, 2t+1) (g+8, 2t) (g+8, 2t+1)
+//     rows 32-47    d[0..3]    d[4..7]   d[8..11]      ...     of warp 2
+//     rows 48-63    d[0..3]    d[4..7]   d[8..11]      ...     of warp 3
+//
+// `b` is stored as (n,k). With accumulate == 0 the old values of d are overwritten.
+#define WGMMA_D8(d, i)                                                                                                 \
+    "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]),        \
+        "+f"(d[i + 7])
+#define WGMMA_64x16x16(type)                                                                                           \
+    PTX_SM90A("{\n.reg .pred p;\nsetp.ne.b32 p, %10, 0;\n"                                                             \
+              "wgmma.mma_async.sync.aligned.m64n16k16.f32." type "." type " "                                          \
+              "{%0, %1, %2, %3, %4, %5, %6, %7}, %8, %9, p, 1, 1, 0, 0;\n}\n"                                          \
+              : WGMMA_D8(d, 0)                                                                                         \
+              : "l"(a), "l"(b), "r"(accumulate))
+__device__ inline void wgmma_64x16x16(float d[8], uint64_t a, uint64_t b, int accumulate, __nv_bfloat16) {
+    WGMMA_64x16x16("bf16");
+}
+__device__ inline void wgmma_64x16x16(float d[8], uint64_t a, uint64_t b, int accumulate, half) {
+    WGMMA_64x16x16("f16");
+}
+#define WGMMA_64x32x16(type)                                                                                           \
+    PTX_SM90A("{\n.reg .pred p;\nsetp.ne.b32 p, %18, 0;\n"                                                             \
+              "wgmma.mma_async.sync.aligned.m64n32k16.f32." type "." type " "                                          \
+              "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, "                               \
+              "%16, %17, p, 1, 1, 0, 0;\n}\n"                                                                          \
+              : WGMMA_D8(d, 0), WGMMA_D8(d, 8)                                                                         \
+              : "l"(a), "l"(b), "r"(accumulate))
+__device__ inline void wgmma_64x32x16(float d[16], uint64_t a, uint64_t b, int accumulate, __nv_bfloat16) {
+    WGMMA_64x32x16("bf16");
+}
+__device__ inline void wgmma_64x32x16(float d[16], uint64_t a, uint64_t b, int accumulate, half) {
+    WGMMA_64x32x16("f16");
+}
+#define WGMMA_64x64x16(type)                                                                                           \
+    PTX_SM90A("{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"                                                             \
+              "wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type " "                                          \
+              "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                                \
+              "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "                      \
+              "%32, %33, p, 1, 1, 0, 0;\n}\n"                                                                          \
+              : WGMMA_D8(d, 0), WGMMA_D8(d, 8), WGMMA_D8(d, 16), WGMMA_D8(d, 24)                                       \
+              : "l"(a), "l"(b), "r"(accumulate))
+__device__ inline void wgmma_64x64x16(float d[32], uint64_t a, uint64_t b, int accumulate, __nv_bfloat16) {
+    WGMMA_64x64x16("bf16");
+}
+__device__ inline void wgmma_64x64x16(float d[32], uint64_t a, uint64_t b, int accumulate, half) {
+    WGMMA_64x64x16("f16");
+}
+#define WGMMA_64x128(types, depth, transposed_flags)                                                                   \
+    PTX_SM90A("{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"                                                             \
+              "wgmma.mma_async.sync.aligned.m64n128" depth ".f32." types " "                                           \
+              "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                                \
+              "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "                       \
+              "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "                       \
+              "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "                      \
+              "%64, %65, p, 1, 1" transposed_flags ";\n}\n"                                                            \
+              : WGMMA_D8(d, 0), WGMMA_D8(d, 8), WGMMA_D8(d, 16), WGMMA_D8(d, 24), WGMMA_D8(d, 32), WGMMA_D8(d, 40),    \
+                WGMMA_D8(d, 48), WGMMA_D8(d, 56)                                                                       \
+              : "l"(a), "l"(b), "r"(accumulate))
+__device__ inline void wgmma_64x128x16(float d[64], uint64_t a, uint64_t b, int accumulate, __nv_bfloat16) {
+    WGMMA_64x128("bf16.bf16", "k16", ", 0, 0");
+}
+__device__ inline void wgmma_64x128x16(float d[64], uint64_t a, uint64_t b, int accumulate, half) {
+    WGMMA_64x128("f16.f16", "k16", ", 0, 0");
+}
+#define WGMMA_64x192(types, depth, transposed_flags)                                                                   \
+    PTX_SM90A("{\n.reg .pred p;\nsetp.ne.b32 p, %98, 0;\n"                                                             \
+              "wgmma.mma_async.sync.aligned.m64n192" depth ".f32." types " "                                           \
+              "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                                \
+              "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "                       \
+              "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "                       \
+              "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "                       \
+              "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "                       \
+              "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95}, "                      \
+              "%96, %97, p, 1, 1" transposed_flags ";\n}\n"                                                            \
+              : WGMMA_D8(d, 0), WGMMA_D8(d, 8), WGMMA_D8(d, 16), WGMMA_D8(d, 24), WGMMA_D8(d, 32), WGMMA_D8(d, 40),    \
+                WGMMA_D8(d, 48), WGMMA_D8(d, 56), WGMMA_D8(d, 64), WGMMA_D8(d, 72), WGMMA_D8(d, 80), WGMMA_D8(d, 88)   \
+              : "l"(a), "l"(b), "r"(accumulate))
+__device__ inline void wgmma_64x192x16(float d[96], uint64_t a, uint64_t b, int accumulate, __nv_bfloat16) {
+    WGMMA_64x192("bf16.bf16", "k16", ", 0, 0");
+}
+__device__ inline void wgmma_64x192x16(float d[96], uint64_t a, uint64_t b, int accumulate, half) {
+    WGMMA_64x192("f16.f16", "k16", ", 0, 0");
+}
+#define WGMMA_64x256(types, depth, transposed_flags)                                                                   \
+    PTX_SM90A("{\n.reg .pred p;\nsetp.ne.b32 p, %130, 0;\n"                                                            \
+              "wgmma.mma_async.sync.aligned.m64n256" depth ".f32." types " "                                           \
+              "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                                \
+              "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "                       \
+              "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "                       \
+              "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "                       \
+              "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "                       \
+              "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "                       \
+              "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "           \
+              "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127}, "      \
+              "%128, %129, p, 1, 1" transposed_flags ";\n}\n"                                                          \
+              : WGMMA_D8(d, 0), WGMMA_D8(d, 8), WGMMA_D8(d, 16), WGMMA_D8(d, 24), WGMMA_D8(d, 32), WGMMA_D8(d, 40),    \
+                WGMMA_D8(d, 48), WGMMA_D8(d, 56), WGMMA_D8(d, 64), WGMMA_D8(d, 72), WGMMA_D8(d, 80), WGMMA_D8(d, 88),  \
+                WGMMA_D8(d, 96), WGMMA_D8(d, 104), WGMMA_D8(d, 112), WGMMA_D8(d, 120)                                  \
+              : "l"(a), "l"(b), "r"(accumulate))
+__device__ inline void wgmma_64x256x16(float d[128], uint64_t a, uint64_t b, int accumulate, __nv_bfloat16) {
+    WGMMA_64x256("bf16.bf16", "k16", ", 0, 0");
+}
+__device__ inline void wgmma_64x256x16(float d[128], uint64_t a, uint64_t b, int accumulate, half) {
+    WGMMA_64x256("f16.f16", "k16", ", 0, 0");
 }
 
-// ---- mbarrier: a phase completes after `count` arrivals and all expected bytes ------------------
+// The same with `a` in registers: the fragment a of mma_16x8x16 for rows 16 * (warp % 4), which must keep its values
+// until a wgmma_wait().
+#define WGMMA_64x16x16_REGISTERS(type)                                                                                 \
+    PTX_SM90A("{\n.reg .pred p;\nsetp.ne.b32 p, %13, 0;\n"                                                             \
+              "wgmma.mma_async.sync.aligned.m64n16k16.f32." type "." type " "                                          \
+              "{%0, %1, %2, %3, %4, %5, %6, %7}, {%8, %9, %10, %11}, %12, p, 1, 1, 0;\n}\n"                            \
+              : WGMMA_D8(d, 0)                                                                                         \
+              : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate))
+__device__ inline void wgmma_64x16x16(float d[8], const uint32_t a[4], uint64_t b, int accumulate, __nv_bfloat16) {
+    WGMMA_64x16x16_REGISTERS("bf16");
+}
+__device__ inline void wgmma_64x16x16(float d[8], const uint32_t a[4], uint64_t b, int accumulate, half) {
+    WGMMA_64x16x16_REGISTERS("f16");
+}
+#define WGMMA_64x32x16_REGISTERS(type)                                                                                 \
+    PTX_SM90A("{\n.reg .pred p;\nsetp.ne.b32 p, %21, 0;\n"                                                             \
+              "wgmma.mma_async.sync.aligned.m64n32k16.f32." type "." type " "                                          \
+              "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, {%16, %17, %18, "               \
+              "%19}, %20, p, 1, 1, 0;\n}\n"                                                                            \
+              : WGMMA_D8(d, 0), WGMMA_D8(d, 8)                                                                         \
+              : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate))
+__device__ inline void wgmma_64x32x16(float d[16], const uint32_t a[4], uint64_t b, int accumulate, __nv_bfloat16) {
+    WGMMA_64x32x16_REGISTERS("bf16");
+}
+__device__ inline void wgmma_64x32x16(float d[16], const uint32_t a[4], uint64_t b, int accumulate, half) {
+    WGMMA_64x32x16_REGISTERS("f16");
+}
+#define WGMMA_64x64x16_REGISTERS(type)                                                                                 \
+    PTX_SM90A("{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"                                                             \
+              "wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type " "                                          \
+              "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, "                 \
+              "%19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, {%32, %33, %34, %35}, "               \
+              "%36, p, 1, 1, 0;\n}\n"                                                                                  \
+              : WGMMA_D8(d, 0), WGMMA_D8(d, 8), WGMMA_D8(d, 16), WGMMA_D8(d, 24)                                       \
+              : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate))
+__device__ inline void wgmma_64x64x16(float d[32], const uint32_t a[4], uint64_t b, int accumulate, __nv_bfloat16) {
+    WGMMA_64x64x16_REGISTERS("bf16");
+}
+__device__ inline void wgmma_64x64x16(float d[32], const uint32_t a[4], uint64_t b, int accumulate, half) {
+    WGMMA_64x64x16_REGISTERS("f16");
+}
+#define WGMMA_64x192x16_REGISTERS(type)                                                                                \
+    PTX_SM90A("{\n.reg .pred p;\nsetp.ne.b32 p, %101, 0;\n"                                                            \
+              "wgmma.mma_async.sync.aligned.m64n192k16.f32." type "." type " "                                         \
+              "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                                \
+              "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "                       \
+              "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "                       \
+              "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "                       \
+              "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "                       \
+              "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95}, "                      \
+              "{%96, %97, %98, %99}, %100, p, 1, 1, 0;\n}\n"                                                           \
+              : WGMMA_D8(d, 0), WGMMA_D8(d, 8), WGMMA_D8(d, 16), WGMMA_D8(d, 24), WGMMA_D8(d, 32), WGMMA_D8(d, 40),    \
+                WGMMA_D8(d, 48), WGMMA_D8(d, 56), WGMMA_D8(d, 64), WGMMA_D8(d, 72), WGMMA_D8(d, 80), WGMMA_D8(d, 88)   \
+              : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate))
+__device__ inline void wgmma_64x192x16(float d[96], const uint32_t a[4], uint64_t b, int accumulate, __nv_bfloat16) {
+    WGMMA_64x192x16_REGISTERS("bf16");
+}
+__device__ inline void wgmma_64x192x16(float d[96], const uint32_t a[4], uint64_t b, int accumulate, half) {
+    WGMMA_64x192x16_REGISTERS("f16");
+}
+#define WGMMA_64x256x16_REGISTERS(type)                                                                                \
+    PTX_SM90A("{\n.reg .pred p;\nsetp.ne.b32 p, %133, 0;\n"                                                            \
+              "wgmma.mma_async.sync.aligned.m64n256k16.f32." type "." type " "                                         \
+              "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                                \
+              "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "                       \
+              "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "                       \
+              "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "                       \
+              "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "                       \
+              "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "                       \
+              "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "           \
+              "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127}, "      \
+              "{%128, %129, %130, %131}, %132, p, 1, 1, 0;\n}\n"                                                       \
+              : WGMMA_D8(d, 0), WGMMA_D8(d, 8), WGMMA_D8(d, 16), WGMMA_D8(d, 24), WGMMA_D8(d, 32), WGMMA_D8(d, 40),    \
+                WGMMA_D8(d, 48), WGMMA_D8(d, 56), WGMMA_D8(d, 64), WGMMA_D8(d, 72), WGMMA_D8(d, 80), WGMMA_D8(d, 88),  \
+                WGMMA_D8(d, 96), WGMMA_D8(d, 104), WGMMA_D8(d, 112), WGMMA_D8(d, 120)                                  \
+              : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate))
+__device__ inline void wgmma_64x256x16(float d[128], const uint32_t a[4], uint64_t b, int accumulate, __nv_bfloat16) {
+    WGMMA_64x256x16_REGISTERS("bf16");
+}
+__device__ inline void wgmma_64x256x16(float d[128], const uint32_t a[4], uint64_t b, int accumulate, half) {
+    WGMMA_64x256x16_REGISTERS("f16");
+}
 
-__device__ inline void mbarrier_init(uint64_t* barrier, int count) {
-    PTX_SM90A("mbarrier.init.shared::cta.b64 [%0], %1;\n" ::"r"(shared_address(barrier)), "r"(count) : "memory");
+// With `a` in registers and `b` as (k,n) in shared memory. `a` is the fragment a of mma_16x8x16 for rows
+// 16 * (warp % 4). `b` is the wgmma_descriptor of 16 rows (k) of 64 elements (n), as TMA writes them with
+// CU_TENSOR_MAP_SWIZZLE_128B. Adding 128 moves 16 rows (2048 bytes) along k.
+#define WGMMA_64x64x16_REGISTERS_TRANSPOSED(type)                                                                      \
+    PTX_SM90A("{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"                                                             \
+              "wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type " "                                          \
+              "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                                \
+              "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "                      \
+              "{%32, %33, %34, %35}, %36, p, 1, 1, 1;\n}\n"                                                            \
+              : WGMMA_D8(d, 0), WGMMA_D8(d, 8), WGMMA_D8(d, 16), WGMMA_D8(d, 24)                                       \
+              : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate))
+__device__ inline void wgmma_64x64x16_transposed(float d[32], const uint32_t a[4], uint64_t b, int accumulate,
+                                                 __nv_bfloat16) {
+    WGMMA_64x64x16_REGISTERS_TRANSPOSED("bf16");
 }
-// Call it after the inits and before the __syncthreads() that precedes the first use, so that TMA sees the inits too.
-__device__ inline void mbarrier_init_fence() { PTX_SM90A("fence.mbarrier_init.release.cluster;\n" ::: "memory"); }
-__device__ inline void mbarrier_arrive(uint64_t* barrier) {
-    PTX_SM90A("mbarrier.arrive.shared::cta.b64 _, [%0];\n" ::"r"(shared_address(barrier)) : "memory");
+__device__ inline void wgmma_64x64x16_transposed(float d[32], const uint32_t a[4], uint64_t b, int accumulate, half) {
+    WGMMA_64x64x16_REGISTERS_TRANSPOSED("f16");
 }
-// Arrives once, and adds `bytes` to the bytes that must arrive in this phase before it completes.
-__device__ inline void mbarrier_arrive_expect(uint64_t* barrier, int bytes) {
-    PTX_SM90A("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;\n" ::"r"(shared_address(barrier)), "r"(bytes)
-              : "memory");
+// As wgmma_64x64x16_transposed with `a` in registers, but `a` is (k,m) in shared memory and laid out like `b`: rows (k)
+// of 64 elements (m).
+#define WGMMA_64x64x16_BOTH_TRANSPOSED(type)                                                                           \
+    PTX_SM90A("{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"                                                             \
+              "wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type " "                                          \
+              "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                                \
+              "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "                      \
+              "%32, %33, p, 1, 1, 1, 1;\n}\n"                                                                          \
+              : WGMMA_D8(d, 0), WGMMA_D8(d, 8), WGMMA_D8(d, 16), WGMMA_D8(d, 24)                                       \
+              : "l"(a), "l"(b), "r"(accumulate))
+__device__ inline void wgmma_64x64x16_transposed(float d[32], uint64_t a, uint64_t b, int accumulate, __nv_bfloat16) {
+    WGMMA_64x64x16_BOTH_TRANSPOSED("bf16");
 }
-// Waits until the phase of this parity has completed. The first phase has parity 0, then 1, 0, ... On a fresh barrier a
-// wait for parity 1 returns at once. A parity is one bit: it cannot tell a phase from the second-next one.
-__device__ inline void mbarrier_wait(uint64_t* barrier, int parity) {
-    uint32_t done = 0;
-    while (!done) {
-        PTX_SM90A("{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
-                  "selp.u32 %0, 1, 0, p;\n}\n"
-                  : "=r"(done)
-                  : "r"(shared_address(barrier)), "r"(parity)
-                  : "memory");
-    }
-}
-// Whether the phase of this parity has completed, without waiting.
-__device__ inline bool mbarrier_has_completed(uint64_t* barrier, int parity) {
-    uint32_t done = 0;
-    PTX_SM90A("{\n.reg .pred p;\nmbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\n"
-              "selp.u32 %0, 1, 0, p;\n}\n"
-              : "=r"(done)
-              : "r"(shared_address(barrier)), "r"(parity)
-              : "memory");
-    return done != 0;
+__device__ inline void wgmma_64x64x16_transposed(float d[32], uint64_t a, uint64_t b, int accumulate, half) {
+    WGMMA_64x64x16_BOTH_TRANSPOSED("f16");
 }
 
-// ---- how TMA sees a tensor ------------------------------------------------------------------------------
+// Describes an operand whose rows run along m or n, one row per k. It consists of boxes of 64 columns, as TMA writes them
+// with CU_TENSOR_MAP_SWIZZLE_128B; the next 64 columns are box_bytes further. PTX calls this the leading-dimension byte
+// offset. Adding 128 to a descriptor moves 16 rows (2048 bytes) along k.
+//
+//     columns       0 .. 63   64 .. 127   128 .. 191  ...
+//     k = 0         box 0     box 1       box 2             each row of a box is 128 bytes, 8 rows are 1024 bytes
+//     k = 1         box 0     box 1       box 2             (the stride-dimension byte offset)
+//     ...
+__device__ inline uint64_t wgmma_descriptor_transposed(const void* matrix, int box_bytes) {
+    const uint64_t leading_offset = (uint64_t)0x3FFF << 16; // bits 16 to 29
+    return (wgmma_descriptor(matrix) & ~leading_offset) | (uint64_t)(box_bytes >> 4) << 16;
+}
+// With `a` as (k,m) and `b` as (k,n) in shared memory: wgmma_descriptor_transposed.
+__device__ inline void wgmma_64x192x16_transposed(float d[96], uint64_t a, uint64_t b, int accumulate, __nv_bfloat16) {
+    WGMMA_64x192("bf16.bf16", "k16", ", 1, 1");
+}
+__device__ inline void wgmma_64x192x16_transposed(float d[96], uint64_t a, uint64_t b, int accumulate, half) {
+    WGMMA_64x192("f16.f16", "k16", ", 1, 1");
+}
+__device__ inline void wgmma_64x256x16_transposed(float d[128], uint64_t a, uint64_t b, int accumulate, __nv_bfloat16) {
+    WGMMA_64x256("bf16.bf16", "k16", ", 1, 1");
+}
+__device__ inline void wgmma_64x256x16_transposed(float d[128], uint64_t a, uint64_t b, int accumulate, half) {
+    WGMMA_64x256("f16.f16", "k16", ", 1, 1");
+}
+// As wgmma_64x192x16, but b is (k,n) in memory: wgmma_descriptor_transposed.
+__device__ inline void wgmma_64x192x16_transposed_b(float d[96], uint64_t a, uint64_t b, int accumulate,
+                                                    __nv_bfloat16) {
+    WGMMA_64x192("bf16.bf16", "k16", ", 0, 1");
+}
+__device__ inline void wgmma_64x192x16_transposed_b(float d[96], uint64_t a, uint64_t b, int accumulate, half) {
+    WGMMA_64x192("f16.f16", "k16", ", 0, 1");
+}
+
+// The first product of a chain: as wgmma_64x128x16, wgmma_64x64x16 and wgmma_64x64x16_transposed with accumulate == 0.
+// Here the compiler also knows that the old values of d are dead, so it can use the registers of d for other values
+// before the call.
+#define WGMMA_NEW8(d, i)                                                                                               \
+    "=f"(d[i]), "=f"(d[i + 1]), "=f"(d[i + 2]), "=f"(d[i + 3]), "=f"(d[i + 4]), "=f"(d[i + 5]), "=f"(d[i + 6]),        \
+        "=f"(d[i + 7])
+#define WGMMA_64x128x16_NEW(type)                                                                                      \
+    PTX_SM90A("{\n.reg .pred p;\nsetp.ne.b32 p, 0, 0;\n"                                                               \
+              "wgmma.mma_async.sync.aligned.m64n128k16.f32." type "." type " "                                         \
+              "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                                \
+              "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "                       \
+              "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "                       \
+              "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "                      \
+              "%64, %65, p, 1, 1, 0, 0;\n}\n"                                                                          \
+              : WGMMA_NEW8(d, 0), WGMMA_NEW8(d, 8), WGMMA_NEW8(d, 16), WGMMA_NEW8(d, 24), WGMMA_NEW8(d, 32),           \
+                WGMMA_NEW8(d, 40), WGMMA_NEW8(d, 48), WGMMA_NEW8(d, 56)                                                \
+              : "l"(a), "l"(b))
+__device__ inline void wgmma_64x128x16_new(float d[64], uint64_t a, uint64_t b, __nv_bfloat16) {
+    WGMMA_64x128x16_NEW("bf16");
+}
+__device__ inline void wgmma_64x128x16_new(float d[64], uint64_t a, uint64_t b, half) { WGMMA_64x128x16_NEW("f16"); }
+#define WGMMA_64x64x16_NEW(type, transposed)                                                                           \
+    PTX_SM90A("{\n.reg .pred p;\nsetp.ne.b32 p, 0, 0;\n"                                                               \
+              "wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type " "                                          \
+              "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                                \
+              "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "                      \
+              "%32, %33, p, 1, 1, " transposed ";\n}\n"                                                                \
+              : WGMMA_NEW8(d, 0), WGMMA_NEW8(d, 8), WGMMA_NEW8(d, 16), WGMMA_NEW8(d, 24)                               \
+              : "l"(a), "l"(b))
+__device__ inline void wgmma_64x64x16_new(float d[32], uint64_t a, uint64_t b, __nv_bfloat16) {
+    WGMMA_64x64x16_NEW("bf16", "0, 0");
+}
+__device__ inline void wgmma_64x64x16_new(float d[32], uint64_t a, uint64_t b, half) {
+    WGMMA_64x64x16_NEW("f16", "0, 0");
+}
+__device__ inline void wgmma_64x64x16_transposed_new(float d[32], uint64_t a, uint64_t b, __nv_bfloat16) {
+    WGMMA_64x64x16_NEW("bf16", "1, 1");
+}
+__device__ inline void wgmma_64x64x16_transposed_new(float d[32], uint64_t a, uint64_t b, half) {
+    WGMMA_64x64x16_NEW("f16", "1, 1");
+}
+
+// 8 bits per element, e4m3 or e5m2: d (64xN) += a (64x32) b (32xN), otherwise as wgmma_64x128x16 and the wider ones.
+// 128 elements along k take as many bytes as 64 16-bit elements, so descriptors and the steps between them are the
+// same. Accumulators are fp32, but the tensor core aligns the terms of a sum to the largest one and keeps some 14 bits
+// of them (DeepSeek-AI 2024, arXiv:2412.19437, section 3.5.2). Both operands have k as their contiguous dimension: the
+// flags that transpose an operand exist for 16-bit types only.
+__device__ inline void wgmma_64x128x32_e4m3(float d[64], uint64_t a, uint64_t b, int accumulate) {
+    WGMMA_64x128("e4m3.e4m3", "k32", "");
+}
+__device__ inline void wgmma_64x192x32_e4m3(float d[96], uint64_t a, uint64_t b, int accumulate) {
+    WGMMA_64x192("e4m3.e4m3", "k32", "");
+}
+__device__ inline void wgmma_64x256x32_e4m3(float d[128], uint64_t a, uint64_t b, int accumulate) {
+    WGMMA_64x256("e4m3.e4m3", "k32", "");
+}
+// The same with an `a` of e5m2; b is e4m3.
+__device__ inline void wgmma_64x192x32_e5m2_e4m3(float d[96], uint64_t a, uint64_t b, int accumulate) {
+    WGMMA_64x192("e5m2.e4m3", "k32", "");
+}
+__device__ inline void wgmma_64x256x32_e5m2_e4m3(float d[128], uint64_t a, uint64_t b, int accumulate) {
+    WGMMA_64x256("e5m2.e4m3", "k32", "");
+}
+
+// ---- TMA: one thread starts a copy of a box of a tensor, or of contiguous bytes -------------------------------------
 
 // Runs on the host. Describes to TMA a contiguous tensor of these sizes, the innermost dimension first, and the box
 // that one copy moves. Boxes get the 128-byte swizzle that wgmma reads, so they are at most 64 16-bit elements wide. A
@@ -287,8 +633,10 @@ CUtensorMap tensor_map(const floatX* tensor, const int (&sizes)[rank], const int
 inline CUtensorMap tensor_map_heads(const floatX* tensor, int B, int T, int num_vectors, int box_tokens) {
     return tensor_map(tensor, {64, num_vectors, T, B}, {64, 1, box_tokens, 1});
 }
-
-// ---- TMA: one thread copies a box of a 2-D tensor to shared memory ---------------------------------
+// Prefetches `map`, a CUtensorMap in the kernel's parameters, so that the first copy that uses it need not wait for it.
+__device__ inline void tma_prefetch_map(const void* map) {
+    PTX_SM90A("prefetch.tensormap [%0];\n" ::"l"(map) : "memory");
+}
 
 // Starts the copy of the box whose first element is in row y and column x. `map` is a CUtensorMap in the kernel's
 // parameters (__grid_constant__). Elements outside the tensor become zeros. The bytes that arrive at `barrier` are all
@@ -299,158 +647,13 @@ __device__ inline void tma_load_2d(void* shared, const void* map, int x, int y, 
               "l"(map), "r"(x), "r"(y), "r"(shared_address(barrier))
               : "memory");
 }
-
-// ---- setmaxnreg: registers move from the producer's warps to the consumers' -------------------------------
-// All warps of a warpgroup call it. num_registers is the new limit per thread, a multiple of 8;
-// warpgroup_more_registers() waits until enough registers of the block are free.
-
-template <int num_registers> __device__ inline void warpgroup_more_registers() {
-    PTX_SM90A("setmaxnreg.inc.sync.aligned.u32 %0;\n" ::"n"(num_registers));
+// As tma_load_2d, with three coordinates: x is the innermost dimension, then y, z.
+__device__ inline void tma_load_3d(void* shared, const void* map, int x, int y, int z, uint64_t* barrier) {
+    PTX_SM90A("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], "
+              "[%1, {%2, %3, %4}], [%5];\n" ::"r"(shared_address(shared)),
+              "l"(map), "r"(x), "r"(y), "r"(z), "r"(shared_address(barrier))
+              : "memory");
 }
-template <int num_registers> __device__ inline void warpgroup_fewer_registers() {
-    PTX_SM90A("setmaxnreg.dec.sync.aligned.u32 %0;\n" ::"n"(num_registers));
-}
-
-// A block's dynamic shared memory as an SMem, aligned to the 1024 bytes that TMA's swizzle needs. The runtime aligns it
-// to less, so launchers request 1024 bytes more than sizeof(SMem).
-template <class SMem> __device__ inline SMem& shared_aligned_1024(unsigned char* dynamic_shared) {
-    uint32_t address = shared_address(dynamic_shared);
-    return *reinterpret_cast<SMem*>(dynamic_shared + (1024 - address % 1024) % 1024);
-}
-
-// ---- wgmma: d (64xN) += a (64x16) b (16xN), by the four warps of a warpgroup ------------------------------
-// The products are asynchronous: wgmma_fence(), then the wgmmas, then wgmma_commit() makes them a group. wgmma_wait()
-// waits until at most `pending` of the warpgroup's newest groups are in flight.
-
-__device__ inline void wgmma_fence() { PTX_SM90A("wgmma.fence.sync.aligned;\n" ::: "memory"); }
-__device__ inline void wgmma_commit() { PTX_SM90A("wgmma.commit_group.sync.aligned;\n" ::: "memory"); }
-template <int pending> __device__ inline void wgmma_wait() {
-    PTX_SM90A("wgmma.wait_group.sync.aligned %0;\n" ::"n"(pending) : "memory");
-}
-// Describes an operand in shared memory: rows of 64 16-bit elements along k, as TMA writes them with
-// CU_TENSOR_MAP_SWIZZLE_128B, 1024 bytes per group of 8 rows. The operand is aligned to 1024 bytes. The address is in
-// units of 16 bytes: adding 2 to a descriptor moves 16 columns (32 bytes) along k.
-__device__ inline uint64_t wgmma_descriptor(const void* matrix) {
-    uint64_t address = (shared_address(matrix) & 0x3FFFF) >> 4;
-    uint64_t group_stride = 1024 >> 4;
-    return address | (uint64_t)1 << 16 | group_stride << 32 | (uint64_t)1 << 62; // 1 << 62: the 128-byte swizzle
-}
-// The accumulator (64xN) is a grid of 16x8 tiles, each a fragment d of mma_16x8x16. Warp w (of four) holds one row of
-// tiles, and d[4j .. 4j + 3] are its tile at columns 8j .. 8j + 7:
-//
-//     columns          0-7        8-15      16-23      ...     N-8..N-1
-//     rows  0-15    d[0..3]    d[4..7]   d[8..11]      ...     of warp 0      in each tile lane 4g + t holds
-//     rows 16-31    d[0..3]    d[4..7]   d[8..11]      ...     of warp 1      (g, 2t) (g, 2t+1) (g+8, 2t) (g+8, 2t+1)
-//     rows 32-47    d[0..3]    d[4..7]   d[8..11]      ...     of warp 2
-//     rows 48-63    d[0..3]    d[4..7]   d[8..11]      ...     of warp 3
-//
-// `b` is stored as (n,k). With accumulate == 0 the old values of d are overwritten.
-#define WGMMA_D8(d, i)                                                                                                 \
-    "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]),        \
-        "+f"(d[i + 7])
-#define WGMMA_64x128(types, depth, transposed_flags)                                                                   \
-    PTX_SM90A("{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"                                                             \
-              "wgmma.mma_async.sync.aligned.m64n128" depth ".f32." types " "                                           \
-              "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                                \
-              "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "                       \
-              "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "                       \
-              "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "                      \
-              "%64, %65, p, 1, 1" transposed_flags ";\n}\n"                                                            \
-              : WGMMA_D8(d, 0), WGMMA_D8(d, 8), WGMMA_D8(d, 16), WGMMA_D8(d, 24), WGMMA_D8(d, 32), WGMMA_D8(d, 40),    \
-                WGMMA_D8(d, 48), WGMMA_D8(d, 56)                                                                       \
-              : "l"(a), "l"(b), "r"(accumulate))
-__device__ inline void wgmma_64x128x16(float d[64], uint64_t a, uint64_t b, int accumulate, __nv_bfloat16) {
-    WGMMA_64x128("bf16.bf16", "k16", ", 0, 0");
-}
-__device__ inline void wgmma_64x128x16(float d[64], uint64_t a, uint64_t b, int accumulate, half) {
-    WGMMA_64x128("f16.f16", "k16", ", 0, 0");
-}
-#define WGMMA_64x64x16(type)                                                                                           \
-    PTX_SM90A("{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"                                                             \
-              "wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type " "                                          \
-              "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                                \
-              "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "                      \
-              "%32, %33, p, 1, 1, 0, 0;\n}\n"                                                                          \
-              : WGMMA_D8(d, 0), WGMMA_D8(d, 8), WGMMA_D8(d, 16), WGMMA_D8(d, 24)                                       \
-              : "l"(a), "l"(b), "r"(accumulate))
-__device__ inline void wgmma_64x64x16(float d[32], uint64_t a, uint64_t b, int accumulate, __nv_bfloat16) {
-    WGMMA_64x64x16("bf16");
-}
-__device__ inline void wgmma_64x64x16(float d[32], uint64_t a, uint64_t b, int accumulate, half) {
-    WGMMA_64x64x16("f16");
-}
-
-// With 16 and 32 columns.
-#define WGMMA_64x16x16(type)                                                                                           \
-    PTX_SM90A("{\n.reg .pred p;\nsetp.ne.b32 p, %10, 0;\n"                                                             \
-              "wgmma.mma_async.sync.aligned.m64n16k16.f32." type "." type " "                                          \
-              "{%0, %1, %2, %3, %4, %5, %6, %7}, %8, %9, p, 1, 1, 0, 0;\n}\n"                                          \
-              : WGMMA_D8(d, 0)                                                                                         \
-              : "l"(a), "l"(b), "r"(accumulate))
-__device__ inline void wgmma_64x16x16(float d[8], uint64_t a, uint64_t b, int accumulate, __nv_bfloat16) {
-    WGMMA_64x16x16("bf16");
-}
-__device__ inline void wgmma_64x16x16(float d[8], uint64_t a, uint64_t b, int accumulate, half) {
-    WGMMA_64x16x16("f16");
-}
-#define WGMMA_64x32x16(type)                                                                                           \
-    PTX_SM90A("{\n.reg .pred p;\nsetp.ne.b32 p, %18, 0;\n"                                                             \
-              "wgmma.mma_async.sync.aligned.m64n32k16.f32." type "." type " "                                          \
-              "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, "                               \
-              "%16, %17, p, 1, 1, 0, 0;\n}\n"                                                                          \
-              : WGMMA_D8(d, 0), WGMMA_D8(d, 8)                                                                         \
-              : "l"(a), "l"(b), "r"(accumulate))
-__device__ inline void wgmma_64x32x16(float d[16], uint64_t a, uint64_t b, int accumulate, __nv_bfloat16) {
-    WGMMA_64x32x16("bf16");
-}
-__device__ inline void wgmma_64x32x16(float d[16], uint64_t a, uint64_t b, int accumulate, half) {
-    WGMMA_64x32x16("f16");
-}
-
-// The same three with `a` in registers: the fragment a of mma_16x8x16 for rows 16 * (warp % 4), which must keep its values until a
-// wgmma_wait().
-#define WGMMA_64x16x16_REGISTERS(type)                                                                                 \
-    PTX_SM90A("{\n.reg .pred p;\nsetp.ne.b32 p, %13, 0;\n"                                                             \
-              "wgmma.mma_async.sync.aligned.m64n16k16.f32." type "." type " "                                          \
-              "{%0, %1, %2, %3, %4, %5, %6, %7}, {%8, %9, %10, %11}, %12, p, 1, 1, 0;\n}\n"                            \
-              : WGMMA_D8(d, 0)                                                                                         \
-              : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate))
-__device__ inline void wgmma_64x16x16(float d[8], const uint32_t a[4], uint64_t b, int accumulate, __nv_bfloat16) {
-    WGMMA_64x16x16_REGISTERS("bf16");
-}
-__device__ inline void wgmma_64x16x16(float d[8], const uint32_t a[4], uint64_t b, int accumulate, half) {
-    WGMMA_64x16x16_REGISTERS("f16");
-}
-#define WGMMA_64x32x16_REGISTERS(type)                                                                                 \
-    PTX_SM90A("{\n.reg .pred p;\nsetp.ne.b32 p, %21, 0;\n"                                                             \
-              "wgmma.mma_async.sync.aligned.m64n32k16.f32." type "." type " "                                          \
-              "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, {%16, %17, %18, "               \
-              "%19}, %20, p, 1, 1, 0;\n}\n"                                                                            \
-              : WGMMA_D8(d, 0), WGMMA_D8(d, 8)                                                                         \
-              : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate))
-__device__ inline void wgmma_64x32x16(float d[16], const uint32_t a[4], uint64_t b, int accumulate, __nv_bfloat16) {
-    WGMMA_64x32x16_REGISTERS("bf16");
-}
-__device__ inline void wgmma_64x32x16(float d[16], const uint32_t a[4], uint64_t b, int accumulate, half) {
-    WGMMA_64x32x16_REGISTERS("f16");
-}
-#define WGMMA_64x64x16_REGISTERS(type)                                                                                 \
-    PTX_SM90A("{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"                                                             \
-              "wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type " "                                          \
-              "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, "                 \
-              "%19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, {%32, %33, %34, %35}, "               \
-              "%36, p, 1, 1, 0;\n}\n"                                                                                  \
-              : WGMMA_D8(d, 0), WGMMA_D8(d, 8), WGMMA_D8(d, 16), WGMMA_D8(d, 24)                                       \
-              : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate))
-__device__ inline void wgmma_64x64x16(float d[32], const uint32_t a[4], uint64_t b, int accumulate, __nv_bfloat16) {
-    WGMMA_64x64x16_REGISTERS("bf16");
-}
-__device__ inline void wgmma_64x64x16(float d[32], const uint32_t a[4], uint64_t b, int accumulate, half) {
-    WGMMA_64x64x16_REGISTERS("f16");
-}
-
-// ---- TMA loads and stores with four coordinates -------------------------------------------------------
-
 // As tma_load_2d, with four coordinates: x is the innermost dimension, then y, z, w.
 __device__ inline void tma_load_4d(void* shared, const void* map, int x, int y, int z, int w, uint64_t* barrier) {
     PTX_SM90A("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], "
@@ -458,9 +661,52 @@ __device__ inline void tma_load_4d(void* shared, const void* map, int x, int y, 
               "l"(map), "r"(x), "r"(y), "r"(z), "r"(w), "r"(shared_address(barrier))
               : "memory");
 }
-// Starts the copy of a box from shared memory to the tensor; elements outside the tensor are skipped. Before the copy,
-// all threads that wrote the box call tma_store_fence() and then meet at a barrier. After it, the thread that started
-// the copy calls tma_store_commit(), and tma_store_wait() before the box is overwritten or the block ends.
+// As tma_load_2d, but copies the box to every block of the cluster whose bit is set in `blocks`. In each of them it
+// goes to the same shared-memory address, and its bytes arrive at the barrier at the same address.
+__device__ inline void tma_load_2d_multicast(void* shared, const void* map, int x, int y, uint64_t* barrier,
+                                             uint16_t blocks) {
+    PTX_SM90A("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], "
+              "[%1, {%2, %3}], [%4], %5;\n" ::"r"(shared_address(shared)),
+              "l"(map), "r"(x), "r"(y), "r"(shared_address(barrier)), "h"(blocks)
+              : "memory");
+}
+// The cache policy that createpolicy.fractional.L2::evict_first makes for a fraction of 1, that is all of an access.
+const uint64_t TMA_EVICT_FIRST = 0x12F0000000000000;
+// As tma_load_2d and tma_load_4d with an evict-first hint, for data that is not read again.
+__device__ inline void tma_load_2d_once(void* shared, const void* map, int x, int y, uint64_t* barrier) {
+    PTX_SM90A("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], "
+              "[%1, {%2, %3}], [%4], %5;\n" ::"r"(shared_address(shared)),
+              "l"(map), "r"(x), "r"(y), "r"(shared_address(barrier)), "l"(TMA_EVICT_FIRST)
+              : "memory");
+}
+__device__ inline void tma_load_4d_once(void* shared, const void* map, int x, int y, int z, int w, uint64_t* barrier) {
+    PTX_SM90A("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], "
+              "[%1, {%2, %3, %4, %5}], [%6], %7;\n" ::"r"(shared_address(shared)),
+              "l"(map), "r"(x), "r"(y), "r"(z), "r"(w), "r"(shared_address(barrier)), "l"(TMA_EVICT_FIRST)
+              : "memory");
+}
+// Starts a prefetch of a box into L2, where a later tma_load_4d finds it.
+__device__ inline void tma_prefetch_4d(const void* map, int x, int y, int z, int w) {
+    PTX_SM90A("cp.async.bulk.prefetch.tensor.4d.L2.global [%0, {%1, %2, %3, %4}];\n" ::"l"(map), "r"(x), "r"(y), "r"(z),
+              "r"(w)
+              : "memory");
+}
+
+// Starts the copy of a box from shared memory to the tensor, where its first element is in row y and column x; elements
+// outside the tensor are skipped. Before the copy, all threads that wrote the box call tma_store_fence() and then meet
+// at a barrier. After it, the thread that started the copy calls tma_store_commit(), and tma_store_wait() before the
+// box is overwritten or the block ends.
+__device__ inline void tma_store_2d(const void* map, const void* shared, int x, int y) {
+    PTX_SM90A("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%1, %2}], [%3];\n" ::"l"(map), "r"(x),
+              "r"(y), "r"(shared_address(shared))
+              : "memory");
+}
+// As tma_store_2d, with three and with four coordinates, in the order of the loads.
+__device__ inline void tma_store_3d(const void* map, const void* shared, int x, int y, int z) {
+    PTX_SM90A("cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%1, %2, %3}], [%4];\n" ::"l"(map), "r"(x),
+              "r"(y), "r"(z), "r"(shared_address(shared))
+              : "memory");
+}
 __device__ inline void tma_store_4d(const void* map, const void* shared, int x, int y, int z, int w) {
     PTX_SM90A("cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%1, %2, %3, %4}], [%5];\n" ::"l"(map),
               "r"(x), "r"(y), "r"(z), "r"(w), "r"(shared_address(shared))
@@ -472,102 +718,25 @@ __device__ inline void tma_store_commit() { PTX_SM90A("cp.async.bulk.commit_grou
 template <int pending> __device__ inline void tma_store_wait() {
     PTX_SM90A("cp.async.bulk.wait_group.read %0;\n" ::"n"(pending) : "memory");
 }
+// Waits until all of this thread's stores are in global memory; tma_store_wait() only waits until they have been read
+// from shared memory.
+__device__ inline void tma_store_wait_written() { PTX_SM90A("cp.async.bulk.wait_group 0;\n" ::: "memory"); }
+// Orders ordinary accesses and those of asynchronous copies with respect to each other, in shared and in global memory.
+__device__ inline void async_proxy_fence() { PTX_SM90A("fence.proxy.async;\n" ::: "memory"); }
 
-// ---- warp-uniform values -----------------------------------------------------------------------------------
-
-// Returns x, which must be the same in all lanes. The result comes from a warp reduction, so the compiler sees that it
-// is warp-uniform, and keeps values that depend on it in uniform registers.
-__device__ inline int warp_uniform(int x) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-    return __reduce_max_sync(0xFFFFFFFFu, x);
-#else
-    return x;
-#endif
-}
-
-// ---- named barriers, for some of a block's warps: id 1 to 15 (0 is __syncthreads) -------------------------
-
-// `threads` counts all threads that arrive at or sync on the barrier. sync waits for all of them, arrive does not wait.
-__device__ inline void named_barrier_sync(int id, int threads) {
-    asm volatile("bar.sync %0, %1;\n" ::"r"(id), "r"(threads) : "memory");
-}
-__device__ inline void named_barrier_arrive(int id, int threads) {
-    asm volatile("bar.arrive %0, %1;\n" ::"r"(id), "r"(threads) : "memory");
-}
-
-// ---- wgmma with a in registers and b (k,n) in shared memory: d (64x64) += a (64x16) b (16x64) ---------------
-
-// `a` is the fragment a of mma_16x8x16 for rows 16 * (warp % 4). `b` is the wgmma_descriptor of 16 rows (k) of 64
-// elements (n), as TMA writes them with CU_TENSOR_MAP_SWIZZLE_128B. Adding 128 moves 16 rows (2048 bytes) along k.
-#define WGMMA_64x64x16_REGISTERS_TRANSPOSED(type)                                                                      \
-    PTX_SM90A("{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"                                                             \
-              "wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type " "                                          \
-              "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                                \
-              "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "                      \
-              "{%32, %33, %34, %35}, %36, p, 1, 1, 1;\n}\n"                                                            \
-              : WGMMA_D8(d, 0), WGMMA_D8(d, 8), WGMMA_D8(d, 16), WGMMA_D8(d, 24)                                       \
-              : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate))
-__device__ inline void wgmma_64x64x16_transposed(float d[32], const uint32_t a[4], uint64_t b, int accumulate,
-                                                 __nv_bfloat16) {
-    WGMMA_64x64x16_REGISTERS_TRANSPOSED("bf16");
-}
-__device__ inline void wgmma_64x64x16_transposed(float d[32], const uint32_t a[4], uint64_t b, int accumulate, half) {
-    WGMMA_64x64x16_REGISTERS_TRANSPOSED("f16");
-}
-// The compiler does not know that a wgmma reads and writes registers asynchronously, after it was issued. A call of
-// wgmma_hold(x) before wgmma_fence() makes sure that x is computed before the fence. A call after wgmma_wait() makes
-// sure that x is not used, and its registers are not reused, before the wait.
-template <int n> __device__ inline void wgmma_hold(float (&x)[n]) {
-#pragma unroll
-    for (int i = 0; i < n; i++) { asm volatile("" : "+f"(x[i])::"memory"); }
-}
-template <int n> __device__ inline void wgmma_hold(uint32_t (&x)[n]) {
-#pragma unroll
-    for (int i = 0; i < n; i++) { asm volatile("" : "+r"(x[i])::"memory"); }
-}
-
-// As wgmma_64x64x16_transposed with `a` in registers, but `a` is (k,m) in shared memory and laid out like `b`: rows (k)
-// of 64 elements (m).
-#define WGMMA_64x64x16_BOTH_TRANSPOSED(type)                                                                           \
-    PTX_SM90A("{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"                                                             \
-              "wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type " "                                          \
-              "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                                \
-              "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "                      \
-              "%32, %33, p, 1, 1, 1, 1;\n}\n"                                                                          \
-              : WGMMA_D8(d, 0), WGMMA_D8(d, 8), WGMMA_D8(d, 16), WGMMA_D8(d, 24)                                       \
-              : "l"(a), "l"(b), "r"(accumulate))
-__device__ inline void wgmma_64x64x16_transposed(float d[32], uint64_t a, uint64_t b, int accumulate, __nv_bfloat16) {
-    WGMMA_64x64x16_BOTH_TRANSPOSED("bf16");
-}
-__device__ inline void wgmma_64x64x16_transposed(float d[32], uint64_t a, uint64_t b, int accumulate, half) {
-    WGMMA_64x64x16_BOTH_TRANSPOSED("f16");
-}
-
-// ---- stmatrix: the inverse of ldmatrix_x4, from compute capability 9.0 on ---------------------------------
-
-__device__ inline void stmatrix_x4(uint32_t address, const uint32_t r[4]) {
-    PTX_SM90A("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};\n" ::"r"(address), "r"(r[0]), "r"(r[1]),
-              "r"(r[2]), "r"(r[3])
-              : "memory");
-}
-
-// The same, with every matrix transposed on the way.
-__device__ inline void stmatrix_x4_trans(uint32_t address, const uint32_t r[4]) {
-    PTX_SM90A("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};\n" ::"r"(address), "r"(r[0]),
-              "r"(r[1]), "r"(r[2]), "r"(r[3])
-              : "memory");
-}
-
-// ---- bulk copies: one thread copies contiguous bytes, a multiple of 16; all addresses are aligned to 16 ----
-
-// Starts the copy; its bytes arrive at `barrier`.
+// Starts the copy of contiguous bytes, which arrive at `barrier`. As in the wrappers below, their number is a multiple
+// of 16, and all addresses are aligned to 16.
 __device__ inline void bulk_load(void* shared, const void* global, int bytes, uint64_t* barrier) {
     PTX_SM90A("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];\n" ::"r"(
                   shared_address(shared)),
               "l"(global), "r"(bytes), "r"(shared_address(barrier))
               : "memory");
 }
-// Starts a copy that belongs to a group of stores, like tma_store_4d: call tma_store_fence() before it,
+// Starts a prefetch of `bytes` from p on into L2; both are multiples of 16.
+__device__ inline void bulk_prefetch(const void* p, int bytes) {
+    PTX_SM90A("cp.async.bulk.prefetch.L2.global [%0], %1;\n" ::"l"(p), "r"(bytes) : "memory");
+}
+// Starts a copy that belongs to a group of stores, like tma_store_2d: call tma_store_fence() before it,
 // tma_store_commit() and a wait after it.
 __device__ inline void bulk_store(void* global, const void* shared, int bytes) {
     PTX_SM90A("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;\n" ::"l"(global),
@@ -580,14 +749,117 @@ __device__ inline void bulk_add(float* global, const float* shared, int bytes) {
               "r"(shared_address(shared)), "r"(bytes)
               : "memory");
 }
-// Waits until all of this thread's stores are in global memory; tma_store_wait() only waits until they have been read
-// from shared memory.
-__device__ inline void tma_store_wait_written() { PTX_SM90A("cp.async.bulk.wait_group 0;\n" ::: "memory"); }
-// Orders ordinary accesses and those of asynchronous copies with respect to each other, in shared and in global memory.
-__device__ inline void async_proxy_fence() { PTX_SM90A("fence.proxy.async;\n" ::: "memory"); }
 
-// ---- a counter in global memory: one block writes it, another one waits for it -------------------------------
+// ---- mbarrier: a phase completes after `count` arrivals and all expected bytes --------------------------------------
 
+__device__ inline void mbarrier_init(uint64_t* barrier, int count) {
+    PTX_SM90A("mbarrier.init.shared::cta.b64 [%0], %1;\n" ::"r"(shared_address(barrier)), "r"(count) : "memory");
+}
+// Call it after the inits and before the __syncthreads() that precedes the first use, so that TMA sees the inits too.
+__device__ inline void mbarrier_init_fence() { PTX_SM90A("fence.mbarrier_init.release.cluster;\n" ::: "memory"); }
+__device__ inline void mbarrier_arrive(uint64_t* barrier) {
+    PTX_SM90A("mbarrier.arrive.shared::cta.b64 _, [%0];\n" ::"r"(shared_address(barrier)) : "memory");
+}
+// Arrives once, and adds `bytes` to the bytes that must arrive in this phase before it completes.
+__device__ inline void mbarrier_arrive_expect(uint64_t* barrier, int bytes) {
+    PTX_SM90A("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;\n" ::"r"(shared_address(barrier)), "r"(bytes)
+              : "memory");
+}
+// Waits until the phase of this parity has completed. The first phase has parity 0, then 1, 0, ... On a fresh barrier a
+// wait for parity 1 returns at once. A parity is one bit: it cannot tell a phase from the second-next one.
+__device__ inline void mbarrier_wait(uint64_t* barrier, int parity) {
+    uint32_t done = 0;
+    while (!done) {
+        PTX_SM90A("{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+                  "selp.u32 %0, 1, 0, p;\n}\n"
+                  : "=r"(done)
+                  : "r"(shared_address(barrier)), "r"(parity)
+                  : "memory");
+    }
+}
+// Whether the phase of this parity has completed, without waiting.
+__device__ inline bool mbarrier_has_completed(uint64_t* barrier, int parity) {
+    uint32_t done = 0;
+    PTX_SM90A("{\n.reg .pred p;\nmbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+              "selp.u32 %0, 1, 0, p;\n}\n"
+              : "=r"(done)
+              : "r"(shared_address(barrier)), "r"(parity)
+              : "memory");
+    return done != 0;
+}
+
+// ---- clusters: blocks that reach each other's shared memory ---------------------------------------------------------
+
+__device__ inline int cluster_rank() {
+    int rank = 0;
+    PTX_SM90A("mov.u32 %0, %%cluster_ctarank;\n" : "=r"(rank));
+    return rank;
+}
+// A barrier of all threads of all blocks of the cluster.
+__device__ inline void cluster_sync() {
+    PTX_SM90A("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;\n" ::: "memory");
+}
+// The two halves of cluster_sync(), between which a block may do other work. Of what came before, the others see only barriers that
+// mbarrier_init_fence() followed: so there is no fence, which would wait for all memory accesses on their way.
+__device__ inline void cluster_arrive_relaxed() { PTX_SM90A("barrier.cluster.arrive.relaxed;\n" ::: "memory"); }
+__device__ inline void cluster_wait() { PTX_SM90A("barrier.cluster.wait.acquire;\n" ::: "memory"); }
+// As mbarrier_arrive, but at the barrier with the address `barrier` in the shared memory of block `rank`. It is for a
+// consumer's arrival at an empty barrier of another block: it signals that this thread has read its data. It does not
+// make this thread's writes visible to that block, which would need a fence with at least cluster scope.
+__device__ inline void mbarrier_arrive_cluster(uint64_t* barrier, int rank) {
+    PTX_SM90A("{\n.reg .b32 there;\nmapa.shared::cluster.u32 there, %0, %1;\n"
+              "mbarrier.arrive.shared::cluster.b64 _, [there];\n}\n" ::"r"(shared_address(barrier)),
+              "r"(rank)
+              : "memory");
+}
+// As mbarrier_wait. Afterwards this thread also sees data that other blocks wrote by store_cluster_async().
+__device__ inline void mbarrier_wait_cluster(uint64_t* barrier, int parity) {
+    uint32_t done = 0;
+    while (!done) {
+        PTX_SM90A("{\n.reg .pred p;\nmbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\n"
+                  "selp.u32 %0, 1, 0, p;\n}\n"
+                  : "=r"(done)
+                  : "r"(shared_address(barrier)), "r"(parity)
+                  : "memory");
+    }
+}
+// Stores x in the shared memory of block `rank`, at the address that p has in this block, which is aligned to the size of x. The
+// store is asynchronous: its bytes arrive there at the barrier with the address `barrier`, and it needs no fence.
+#define PTX_STORE_CLUSTER_ASYNC(type, values, p, barrier, rank, ...)                                                   \
+    PTX_SM90A("{\n.reg .b32 there, full;\nmapa.shared::cluster.u32 there, %0, %2;\n"                                   \
+              "mapa.shared::cluster.u32 full, %1, %2;\n"                                                               \
+              "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes." type " [there], " values                   \
+              ", [full];\n}\n" ::"r"(shared_address(p)),                                                               \
+              "r"(shared_address(barrier)), "r"(rank), __VA_ARGS__                                                     \
+              : "memory")
+__device__ inline void store_cluster_async(const uint32_t* p, uint32_t x, const uint64_t* barrier, int rank) {
+    PTX_STORE_CLUSTER_ASYNC("b32", "%3", p, barrier, rank, "r"(x));
+}
+__device__ inline void store_cluster_async(const float* p, float x, const uint64_t* barrier, int rank) {
+    PTX_STORE_CLUSTER_ASYNC("f32", "%3", p, barrier, rank, "f"(x));
+}
+__device__ inline void store_cluster_async(const float2* p, float2 x, const uint64_t* barrier, int rank) {
+    PTX_STORE_CLUSTER_ASYNC("v2.f32", "{%3, %4}", p, barrier, rank, "f"(x.x), "f"(x.y));
+}
+__device__ inline void store_cluster_async(const int4* p, int4 x, const uint64_t* barrier, int rank) {
+    PTX_STORE_CLUSTER_ASYNC("v4.b32", "{%3, %4, %5, %6}", p, barrier, rank, "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w));
+}
+// Copies `bytes` of this block's shared memory to block `rank`, to the place at which `to` lies in this block. They
+// arrive at that block's barrier with the address `barrier`. As for bulk_store, call tma_store_fence() first; size and
+// addresses are multiples of 16.
+__device__ inline void bulk_copy_cluster(void* to, const void* from, int bytes, uint64_t* barrier, int rank) {
+    PTX_SM90A(
+        "{\n.reg .b32 to, barrier;\nmapa.shared::cluster.u32 to, %0, %4;\n"
+        "mapa.shared::cluster.u32 barrier, %3, %4;\n"
+        "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [to], [%1], %2, [barrier];\n}\n" ::"r"(
+            shared_address(to)),
+        "r"(shared_address(from)), "r"(bytes), "r"(shared_address(barrier)), "r"(rank)
+        : "memory");
+}
+
+// ---- global memory: accesses that other blocks see ------------------------------------------------------------------
+
+// A counter: one block writes it, another one waits for it.
 __device__ inline int load_acquire(const int* p) {
     int x;
     asm volatile("ld.acquire.gpu.global.s32 %0, [%1];\n" : "=r"(x) : "l"(p) : "memory");
@@ -597,10 +869,14 @@ __device__ inline int load_acquire(const int* p) {
 __device__ inline void store_release(int* p, int x) {
     asm volatile("st.release.gpu.global.s32 [%0], %1;\n" ::"l"(p), "r"(x) : "memory");
 }
+// *p += x. A thread that reads the sum by load_acquire() also sees all that this thread had written, or seen, before
+// the call.
+__device__ inline void add_release(int* p, int x) {
+    asm volatile("red.release.gpu.global.add.s32 [%0], %1;\n" ::"l"(p), "r"(x) : "memory");
+}
 
-// ---- relaxed accesses of 8 or 16 bytes of global memory: never torn, and not ordered with other accesses ---------
-// A pair is two of them, and may be torn between them.
-
+// Relaxed accesses of 8 or 16 bytes: never torn, and not ordered with other accesses. A pair is two of them, and may be
+// torn between them.
 __device__ inline uint64_t load_relaxed(const uint64_t* p) {
     uint64_t x;
     asm volatile("ld.relaxed.gpu.global.b64 %0, [%1];\n" : "=l"(x) : "l"(p) : "memory");
@@ -634,250 +910,68 @@ __device__ inline void store_relaxed_16(uint4* p, uint4 x) {
               : "memory");
 }
 
-// ---- wgmma that overwrites d, for the first product of a chain -----------------------------------------------
+// ---- warps ----------------------------------------------------------------------------------------------------------
 
-// As wgmma_64x128x16, wgmma_64x64x16 and wgmma_64x64x16_transposed with accumulate == 0. Here the compiler also knows
-// that the old values of d are dead, so it can use the registers of d for other values before the call.
-#define WGMMA_NEW8(d, i)                                                                                               \
-    "=f"(d[i]), "=f"(d[i + 1]), "=f"(d[i + 2]), "=f"(d[i + 3]), "=f"(d[i + 4]), "=f"(d[i + 5]), "=f"(d[i + 6]),        \
-        "=f"(d[i + 7])
-#define WGMMA_64x128x16_NEW(type)                                                                                      \
-    PTX_SM90A("{\n.reg .pred p;\nsetp.ne.b32 p, 0, 0;\n"                                                               \
-              "wgmma.mma_async.sync.aligned.m64n128k16.f32." type "." type " "                                         \
-              "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                                \
-              "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "                       \
-              "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "                       \
-              "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "                      \
-              "%64, %65, p, 1, 1, 0, 0;\n}\n"                                                                          \
-              : WGMMA_NEW8(d, 0), WGMMA_NEW8(d, 8), WGMMA_NEW8(d, 16), WGMMA_NEW8(d, 24), WGMMA_NEW8(d, 32),           \
-                WGMMA_NEW8(d, 40), WGMMA_NEW8(d, 48), WGMMA_NEW8(d, 56)                                                \
-              : "l"(a), "l"(b))
-__device__ inline void wgmma_64x128x16_new(float d[64], uint64_t a, uint64_t b, __nv_bfloat16) {
-    WGMMA_64x128x16_NEW("bf16");
+// A barrier for some of a block's warps: id 1 to 15 (0 is __syncthreads). `threads` counts all threads that arrive at
+// or sync on the barrier. sync waits for all of them, arrive does not wait.
+__device__ inline void named_barrier_sync(int id, int threads) {
+    asm volatile("bar.sync %0, %1;\n" ::"r"(id), "r"(threads) : "memory");
 }
-__device__ inline void wgmma_64x128x16_new(float d[64], uint64_t a, uint64_t b, half) { WGMMA_64x128x16_NEW("f16"); }
-#define WGMMA_64x64x16_NEW(type, transposed)                                                                           \
-    PTX_SM90A("{\n.reg .pred p;\nsetp.ne.b32 p, 0, 0;\n"                                                               \
-              "wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type " "                                          \
-              "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                                \
-              "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "                      \
-              "%32, %33, p, 1, 1, " transposed ";\n}\n"                                                                \
-              : WGMMA_NEW8(d, 0), WGMMA_NEW8(d, 8), WGMMA_NEW8(d, 16), WGMMA_NEW8(d, 24)                               \
-              : "l"(a), "l"(b))
-__device__ inline void wgmma_64x64x16_new(float d[32], uint64_t a, uint64_t b, __nv_bfloat16) {
-    WGMMA_64x64x16_NEW("bf16", "0, 0");
-}
-__device__ inline void wgmma_64x64x16_new(float d[32], uint64_t a, uint64_t b, half) {
-    WGMMA_64x64x16_NEW("f16", "0, 0");
-}
-__device__ inline void wgmma_64x64x16_transposed_new(float d[32], uint64_t a, uint64_t b, __nv_bfloat16) {
-    WGMMA_64x64x16_NEW("bf16", "1, 1");
-}
-__device__ inline void wgmma_64x64x16_transposed_new(float d[32], uint64_t a, uint64_t b, half) {
-    WGMMA_64x64x16_NEW("f16", "1, 1");
+__device__ inline void named_barrier_arrive(int id, int threads) {
+    asm volatile("bar.arrive %0, %1;\n" ::"r"(id), "r"(threads) : "memory");
 }
 
-// ---- wgmma with 256 columns, a in shared memory or in registers: d (64x256) += a (64x16) b (16x256) ------------
-
-// As wgmma_64x128x16; in both forms `b` is (n,k) in shared memory. `a` in registers is the fragment a of mma_16x8x16
-// for rows 16 * (warp % 4), and must keep its values until a wgmma_wait().
-#define WGMMA_64x256(types, depth, transposed_flags)                                                                   \
-    PTX_SM90A("{\n.reg .pred p;\nsetp.ne.b32 p, %130, 0;\n"                                                            \
-              "wgmma.mma_async.sync.aligned.m64n256" depth ".f32." types " "                                           \
-              "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                                \
-              "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "                       \
-              "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "                       \
-              "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "                       \
-              "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "                       \
-              "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "                       \
-              "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "           \
-              "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127}, "      \
-              "%128, %129, p, 1, 1" transposed_flags ";\n}\n"                                                          \
-              : WGMMA_D8(d, 0), WGMMA_D8(d, 8), WGMMA_D8(d, 16), WGMMA_D8(d, 24), WGMMA_D8(d, 32), WGMMA_D8(d, 40),    \
-                WGMMA_D8(d, 48), WGMMA_D8(d, 56), WGMMA_D8(d, 64), WGMMA_D8(d, 72), WGMMA_D8(d, 80), WGMMA_D8(d, 88),  \
-                WGMMA_D8(d, 96), WGMMA_D8(d, 104), WGMMA_D8(d, 112), WGMMA_D8(d, 120)                                  \
-              : "l"(a), "l"(b), "r"(accumulate))
-#define WGMMA_64x256x16_REGISTERS(type)                                                                                \
-    PTX_SM90A("{\n.reg .pred p;\nsetp.ne.b32 p, %133, 0;\n"                                                            \
-              "wgmma.mma_async.sync.aligned.m64n256k16.f32." type "." type " "                                         \
-              "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                                \
-              "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "                       \
-              "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "                       \
-              "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "                       \
-              "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "                       \
-              "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "                       \
-              "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "           \
-              "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127}, "      \
-              "{%128, %129, %130, %131}, %132, p, 1, 1, 0;\n}\n"                                                       \
-              : WGMMA_D8(d, 0), WGMMA_D8(d, 8), WGMMA_D8(d, 16), WGMMA_D8(d, 24), WGMMA_D8(d, 32), WGMMA_D8(d, 40),    \
-                WGMMA_D8(d, 48), WGMMA_D8(d, 56), WGMMA_D8(d, 64), WGMMA_D8(d, 72), WGMMA_D8(d, 80), WGMMA_D8(d, 88),  \
-                WGMMA_D8(d, 96), WGMMA_D8(d, 104), WGMMA_D8(d, 112), WGMMA_D8(d, 120)                                  \
-              : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate))
-__device__ inline void wgmma_64x256x16(float d[128], uint64_t a, uint64_t b, int accumulate, __nv_bfloat16) {
-    WGMMA_64x256("bf16.bf16", "k16", ", 0, 0");
+// setmaxnreg: registers move from the producer's warps to the consumers'. All warps of a warpgroup call it.
+// num_registers is the new limit per thread, a multiple of 8; warpgroup_more_registers() waits until enough registers
+// of the block are free.
+template <int num_registers> __device__ inline void warpgroup_more_registers() {
+    PTX_SM90A("setmaxnreg.inc.sync.aligned.u32 %0;\n" ::"n"(num_registers));
 }
-__device__ inline void wgmma_64x256x16(float d[128], uint64_t a, uint64_t b, int accumulate, half) {
-    WGMMA_64x256("f16.f16", "k16", ", 0, 0");
-}
-__device__ inline void wgmma_64x256x16(float d[128], const uint32_t a[4], uint64_t b, int accumulate, __nv_bfloat16) {
-    WGMMA_64x256x16_REGISTERS("bf16");
-}
-__device__ inline void wgmma_64x256x16(float d[128], const uint32_t a[4], uint64_t b, int accumulate, half) {
-    WGMMA_64x256x16_REGISTERS("f16");
+template <int num_registers> __device__ inline void warpgroup_fewer_registers() {
+    PTX_SM90A("setmaxnreg.dec.sync.aligned.u32 %0;\n" ::"n"(num_registers));
 }
 
-// ---- TMA stores with two coordinates ------------------------------------------------------------------------------
-
-// As tma_store_4d, with two coordinates: the box's first element is in row y and column x.
-__device__ inline void tma_store_2d(const void* map, const void* shared, int x, int y) {
-    PTX_SM90A("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%1, %2}], [%3];\n" ::"l"(map), "r"(x),
-              "r"(y), "r"(shared_address(shared))
-              : "memory");
+// Returns x, which must be the same in all lanes. The result comes from a warp reduction, so the compiler sees that it
+// is warp-uniform, and keeps values that depend on it in uniform registers.
+__device__ inline int warp_uniform(int x) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+    return __reduce_max_sync(0xFFFFFFFFu, x);
+#else
+    return x;
+#endif
 }
 
-// ---- clusters: blocks that reach each other's shared memory -------------------------------------------------------
+// ---- arithmetic -----------------------------------------------------------------------------------------------------
 
-__device__ inline int cluster_rank() {
-    int rank = 0;
-    PTX_SM90A("mov.u32 %0, %%cluster_ctarank;\n" : "=r"(rank));
-    return rank;
+// 2^x in one instruction, within 2 ulp; 0 for -inf
+__device__ inline float exp2_approx(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
 }
-// A barrier of all threads of all blocks of the cluster.
-__device__ inline void cluster_sync() {
-    PTX_SM90A("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;\n" ::: "memory");
+// 1 / x in one instruction, within 1 ulp; 0 for +-inf and where the quotient is subnormal
+__device__ inline float rcp_approx(float x) {
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
 }
-// The two halves of cluster_sync(), between which a block may do other work. Of what came before, the others see only barriers that
-// mbarrier_init_fence() followed: so there is no fence, which would wait for all memory accesses on their way.
-__device__ inline void cluster_arrive_relaxed() { PTX_SM90A("barrier.cluster.arrive.relaxed;\n" ::: "memory"); }
-__device__ inline void cluster_wait() { PTX_SM90A("barrier.cluster.wait.acquire;\n" ::: "memory"); }
-// As mbarrier_arrive, but at the barrier with the address `barrier` in the shared memory of block `rank`. It is for a
-// consumer's arrival at an empty barrier of another block: it signals that this thread has read its data. It does not
-// make this thread's writes visible to that block, which would need a fence with at least cluster scope.
-__device__ inline void mbarrier_arrive_cluster(uint64_t* barrier, int rank) {
-    PTX_SM90A("{\n.reg .b32 there;\nmapa.shared::cluster.u32 there, %0, %1;\n"
-              "mbarrier.arrive.shared::cluster.b64 _, [there];\n}\n" ::"r"(shared_address(barrier)),
-              "r"(rank)
-              : "memory");
+// tanh(x) in one instruction, within 2^-11
+__device__ inline float tanh_approx(float x) {
+    float y;
+    asm("tanh.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
 }
-// As tma_load_2d, but copies the box to every block of the cluster whose bit is set in `blocks`. In each of them it
-// goes to the same shared-memory address, and its bytes arrive at the barrier at the same address.
-__device__ inline void tma_load_2d_multicast(void* shared, const void* map, int x, int y, uint64_t* barrier,
-                                             uint16_t blocks) {
-    PTX_SM90A("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], "
-              "[%1, {%2, %3}], [%4], %5;\n" ::"r"(shared_address(shared)),
-              "l"(map), "r"(x), "r"(y), "r"(shared_address(barrier)), "h"(blocks)
-              : "memory");
+// The smaller of two numbers, NaN if one is NaN: fminf() would return the other.
+__device__ inline float min_or_nan(float x, float y) {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
+    float z;
+    asm("min.NaN.f32 %0, %1, %2;" : "=f"(z) : "f"(x), "f"(y));
+    return z;
+#else
+    return x <= y ? x : y < x ? y : NAN;
+#endif
 }
 
-// ---- data from another block of the cluster --------------------------------------------------------------------
-
-// As mbarrier_wait. Afterwards this thread also sees data that other blocks wrote by store_cluster_async().
-__device__ inline void mbarrier_wait_cluster(uint64_t* barrier, int parity) {
-    uint32_t done = 0;
-    while (!done) {
-        PTX_SM90A("{\n.reg .pred p;\nmbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\n"
-                  "selp.u32 %0, 1, 0, p;\n}\n"
-                  : "=r"(done)
-                  : "r"(shared_address(barrier)), "r"(parity)
-                  : "memory");
-    }
-}
-// Stores x in the shared memory of block `rank`, at the address that p has in this block, which is aligned to the size of x. The
-// store is asynchronous: its bytes arrive there at the barrier with the address `barrier`, and it needs no fence.
-#define PTX_STORE_CLUSTER_ASYNC(type, values, p, barrier, rank, ...)                                                   \
-    PTX_SM90A("{\n.reg .b32 there, full;\nmapa.shared::cluster.u32 there, %0, %2;\n"                                   \
-              "mapa.shared::cluster.u32 full, %1, %2;\n"                                                               \
-              "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes." type " [there], " values                   \
-              ", [full];\n}\n" ::"r"(shared_address(p)),                                                               \
-              "r"(shared_address(barrier)), "r"(rank), __VA_ARGS__                                                     \
-              : "memory")
-__device__ inline void store_cluster_async(const uint32_t* p, uint32_t x, const uint64_t* barrier, int rank) {
-    PTX_STORE_CLUSTER_ASYNC("b32", "%3", p, barrier, rank, "r"(x));
-}
-__device__ inline void store_cluster_async(const float* p, float x, const uint64_t* barrier, int rank) {
-    PTX_STORE_CLUSTER_ASYNC("f32", "%3", p, barrier, rank, "f"(x));
-}
-__device__ inline void store_cluster_async(const float2* p, float2 x, const uint64_t* barrier, int rank) {
-    PTX_STORE_CLUSTER_ASYNC("v2.f32", "{%3, %4}", p, barrier, rank, "f"(x.x), "f"(x.y));
-}
-__device__ inline void store_cluster_async(const int4* p, int4 x, const uint64_t* barrier, int rank) {
-    PTX_STORE_CLUSTER_ASYNC("v4.b32", "{%3, %4, %5, %6}", p, barrier, rank, "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w));
-}
-
-// ---- wgmma with 192 columns: d (64x192) += a (64x16) b (16x192), operands as for wgmma_64x128x16 --------------------
-
-#define WGMMA_64x192(types, depth, transposed_flags)                                                                   \
-    PTX_SM90A("{\n.reg .pred p;\nsetp.ne.b32 p, %98, 0;\n"                                                             \
-              "wgmma.mma_async.sync.aligned.m64n192" depth ".f32." types " "                                           \
-              "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                                \
-              "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "                       \
-              "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "                       \
-              "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "                       \
-              "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "                       \
-              "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95}, "                      \
-              "%96, %97, p, 1, 1" transposed_flags ";\n}\n"                                                            \
-              : WGMMA_D8(d, 0), WGMMA_D8(d, 8), WGMMA_D8(d, 16), WGMMA_D8(d, 24), WGMMA_D8(d, 32), WGMMA_D8(d, 40),    \
-                WGMMA_D8(d, 48), WGMMA_D8(d, 56), WGMMA_D8(d, 64), WGMMA_D8(d, 72), WGMMA_D8(d, 80), WGMMA_D8(d, 88)   \
-              : "l"(a), "l"(b), "r"(accumulate))
-__device__ inline void wgmma_64x192x16(float d[96], uint64_t a, uint64_t b, int accumulate, __nv_bfloat16) {
-    WGMMA_64x192("bf16.bf16", "k16", ", 0, 0");
-}
-__device__ inline void wgmma_64x192x16(float d[96], uint64_t a, uint64_t b, int accumulate, half) {
-    WGMMA_64x192("f16.f16", "k16", ", 0, 0");
-}
-
-// As wgmma_64x192x16, but b is (k,n) in memory: wgmma_descriptor_transposed.
-__device__ inline void wgmma_64x192x16_transposed_b(float d[96], uint64_t a, uint64_t b, int accumulate,
-                                                    __nv_bfloat16) {
-    WGMMA_64x192("bf16.bf16", "k16", ", 0, 1");
-}
-__device__ inline void wgmma_64x192x16_transposed_b(float d[96], uint64_t a, uint64_t b, int accumulate, half) {
-    WGMMA_64x192("f16.f16", "k16", ", 0, 1");
-}
-
-// As wgmma_64x256x16 with `a` from registers.
-#define WGMMA_64x192x16_REGISTERS(type)                                                                                \
-    PTX_SM90A("{\n.reg .pred p;\nsetp.ne.b32 p, %101, 0;\n"                                                            \
-              "wgmma.mma_async.sync.aligned.m64n192k16.f32." type "." type " "                                         \
-              "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                                \
-              "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "                       \
-              "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "                       \
-              "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "                       \
-              "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "                       \
-              "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95}, "                      \
-              "{%96, %97, %98, %99}, %100, p, 1, 1, 0;\n}\n"                                                           \
-              : WGMMA_D8(d, 0), WGMMA_D8(d, 8), WGMMA_D8(d, 16), WGMMA_D8(d, 24), WGMMA_D8(d, 32), WGMMA_D8(d, 40),    \
-                WGMMA_D8(d, 48), WGMMA_D8(d, 56), WGMMA_D8(d, 64), WGMMA_D8(d, 72), WGMMA_D8(d, 80), WGMMA_D8(d, 88)   \
-              : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate))
-__device__ inline void wgmma_64x192x16(float d[96], const uint32_t a[4], uint64_t b, int accumulate, __nv_bfloat16) {
-    WGMMA_64x192x16_REGISTERS("bf16");
-}
-__device__ inline void wgmma_64x192x16(float d[96], const uint32_t a[4], uint64_t b, int accumulate, half) {
-    WGMMA_64x192x16_REGISTERS("f16");
-}
-
-// ---- wgmma of e4m3 and e5m2, 8 bits per element: d (64xN) += a (64x32) b (32xN) --------------------------------------
-
-// As wgmma_64x128x16 and the wider ones. 128 elements along k take as many bytes as 64 16-bit elements, so descriptors
-// and the steps between them are the same. Accumulators are fp32, but the tensor core aligns the terms of a sum to the
-// largest one and keeps some 14 bits of them (DeepSeek-AI 2024, arXiv:2412.19437, section 3.5.2). Both operands have k
-// as their contiguous dimension: the flags that transpose an operand exist for 16-bit types only.
-__device__ inline void wgmma_64x128x32_e4m3(float d[64], uint64_t a, uint64_t b, int accumulate) {
-    WGMMA_64x128("e4m3.e4m3", "k32", "");
-}
-__device__ inline void wgmma_64x192x32_e4m3(float d[96], uint64_t a, uint64_t b, int accumulate) {
-    WGMMA_64x192("e4m3.e4m3", "k32", "");
-}
-__device__ inline void wgmma_64x256x32_e4m3(float d[128], uint64_t a, uint64_t b, int accumulate) {
-    WGMMA_64x256("e4m3.e4m3", "k32", "");
-}
-// The same with an `a` of e5m2; b is e4m3.
-__device__ inline void wgmma_64x192x32_e5m2_e4m3(float d[96], uint64_t a, uint64_t b, int accumulate) {
-    WGMMA_64x192("e5m2.e4m3", "k32", "");
-}
-__device__ inline void wgmma_64x256x32_e5m2_e4m3(float d[128], uint64_t a, uint64_t b, int accumulate) {
-    WGMMA_64x256("e5m2.e4m3", "k32", "");
-}
 // Below compute capability 8.9 a conversion to 8 bits is dozens of instructions: a call costs less than its registers.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 890
 #define PTX_INLINE_89 __noinline__
@@ -904,127 +998,8 @@ __device__ inline half2 unpack_e4m3x2(uint32_t bits) {
 #endif
     return half2(__nv_cvt_fp8x2_to_halfraw2((__nv_fp8x2_storage_t)bits, __NV_E4M3));
 }
-// tanh(x) in one instruction, within 2^-11
-__device__ inline float tanh_approx(float x) {
-    float y;
-    asm("tanh.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
 
-// ---- prefetch of a tensor map, a counter, a reciprocal --------------------------------------------------------------
-
-// Prefetches `map`, a CUtensorMap in the kernel's parameters, so that the first copy that uses it need not wait for it.
-__device__ inline void tma_prefetch_map(const void* map) {
-    PTX_SM90A("prefetch.tensormap [%0];\n" ::"l"(map) : "memory");
-}
-// *p += x. A thread that reads the sum by load_acquire() also sees all that this thread had written, or seen, before
-// the call.
-__device__ inline void add_release(int* p, int x) {
-    asm volatile("red.release.gpu.global.add.s32 [%0], %1;\n" ::"l"(p), "r"(x) : "memory");
-}
-// 1 / x in one instruction, within 1 ulp; 0 for +-inf and where the quotient is subnormal
-__device__ inline float rcp_approx(float x) {
-    float y;
-    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-// The inverse of pack_16x2: the lower half is x, the upper half y.
-__device__ inline float2 unpack_16x2(uint32_t bits, __nv_bfloat16) {
-    __nv_bfloat162 x;
-    memcpy(&x, &bits, sizeof(x));
-    return __bfloat1622float2(x);
-}
-__device__ inline float2 unpack_16x2(uint32_t bits, half) {
-    half2 x;
-    memcpy(&x, &bits, sizeof(x));
-    return __half22float2(x);
-}
-
-// ---- copies to another block of the cluster, addressed as if they stayed in this block -----------------------------
-
-// Copies `bytes` of this block's shared memory to the address `to` in block `rank`. They arrive at that block's barrier
-// with the address `barrier`. As for bulk_store, call tma_store_fence() first; size and addresses are multiples of 16.
-__device__ inline void bulk_copy_cluster(void* to, const void* from, int bytes, uint64_t* barrier, int rank) {
-    PTX_SM90A(
-        "{\n.reg .b32 to, barrier;\nmapa.shared::cluster.u32 to, %0, %4;\n"
-        "mapa.shared::cluster.u32 barrier, %3, %4;\n"
-        "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [to], [%1], %2, [barrier];\n}\n" ::"r"(
-            shared_address(to)),
-        "r"(shared_address(from)), "r"(bytes), "r"(shared_address(barrier)), "r"(rank)
-        : "memory");
-}
-
-// Starts a prefetch of `bytes` from p on into L2; both are multiples of 16.
-__device__ inline void bulk_prefetch(const void* p, int bytes) {
-    PTX_SM90A("cp.async.bulk.prefetch.L2.global [%0], %1;\n" ::"l"(p), "r"(bytes) : "memory");
-}
-// Starts a prefetch of a box into L2, where a later tma_load_4d finds it.
-__device__ inline void tma_prefetch_4d(const void* map, int x, int y, int z, int w) {
-    PTX_SM90A("cp.async.bulk.prefetch.tensor.4d.L2.global [%0, {%1, %2, %3, %4}];\n" ::"l"(map), "r"(x), "r"(y), "r"(z),
-              "r"(w)
-              : "memory");
-}
-
-// ---- TMA loads with an L2 eviction hint -----------------------------------------------------------------------------
-
-// The cache policy that createpolicy.fractional.L2::evict_first makes for a fraction of 1, that is all of an access.
-const uint64_t TMA_EVICT_FIRST = 0x12F0000000000000;
-
-// As tma_load_2d and tma_load_4d with an evict-first hint, for data that is not read again.
-__device__ inline void tma_load_2d_once(void* shared, const void* map, int x, int y, uint64_t* barrier) {
-    PTX_SM90A("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], "
-              "[%1, {%2, %3}], [%4], %5;\n" ::"r"(shared_address(shared)),
-              "l"(map), "r"(x), "r"(y), "r"(shared_address(barrier)), "l"(TMA_EVICT_FIRST)
-              : "memory");
-}
-__device__ inline void tma_load_4d_once(void* shared, const void* map, int x, int y, int z, int w, uint64_t* barrier) {
-    PTX_SM90A("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], "
-              "[%1, {%2, %3, %4, %5}], [%6], %7;\n" ::"r"(shared_address(shared)),
-              "l"(map), "r"(x), "r"(y), "r"(z), "r"(w), "r"(shared_address(barrier)), "l"(TMA_EVICT_FIRST)
-              : "memory");
-}
-
-// ---- TMA loads and stores with three coordinates --------------------------------------------------------------------
-
-// As tma_load_2d and tma_store_2d, with three coordinates: x is the innermost dimension, then y, z.
-__device__ inline void tma_load_3d(void* shared, const void* map, int x, int y, int z, uint64_t* barrier) {
-    PTX_SM90A("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], "
-              "[%1, {%2, %3, %4}], [%5];\n" ::"r"(shared_address(shared)),
-              "l"(map), "r"(x), "r"(y), "r"(z), "r"(shared_address(barrier))
-              : "memory");
-}
-__device__ inline void tma_store_3d(const void* map, const void* shared, int x, int y, int z) {
-    PTX_SM90A("cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%1, %2, %3}], [%4];\n" ::"l"(map), "r"(x),
-              "r"(y), "r"(z), "r"(shared_address(shared))
-              : "memory");
-}
-
-// ---- wgmma with a (k,m) and b (k,n) in shared memory: d (64xN) += a (64x16) b (16xN), N = 192 or 256 ------------------
-
-// Describes an operand whose rows run along m or n, one row per k. It consists of boxes of 64 columns, as TMA writes them
-// with CU_TENSOR_MAP_SWIZZLE_128B; the next 64 columns are box_bytes further. PTX calls this the leading-dimension byte
-// offset. Adding 128 to a descriptor moves 16 rows (2048 bytes) along k.
-//
-//     columns       0 .. 63   64 .. 127   128 .. 191  ...
-//     k = 0         box 0     box 1       box 2             each row of a box is 128 bytes, 8 rows are 1024 bytes
-//     k = 1         box 0     box 1       box 2             (the stride-dimension byte offset)
-//     ...
-__device__ inline uint64_t wgmma_descriptor_transposed(const void* matrix, int box_bytes) {
-    const uint64_t leading_offset = (uint64_t)0x3FFF << 16; // bits 16 to 29
-    return (wgmma_descriptor(matrix) & ~leading_offset) | (uint64_t)(box_bytes >> 4) << 16;
-}
-__device__ inline void wgmma_64x192x16_transposed(float d[96], uint64_t a, uint64_t b, int accumulate, __nv_bfloat16) {
-    WGMMA_64x192("bf16.bf16", "k16", ", 1, 1");
-}
-__device__ inline void wgmma_64x192x16_transposed(float d[96], uint64_t a, uint64_t b, int accumulate, half) {
-    WGMMA_64x192("f16.f16", "k16", ", 1, 1");
-}
-__device__ inline void wgmma_64x256x16_transposed(float d[128], uint64_t a, uint64_t b, int accumulate, __nv_bfloat16) {
-    WGMMA_64x256("bf16.bf16", "k16", ", 1, 1");
-}
-__device__ inline void wgmma_64x256x16_transposed(float d[128], uint64_t a, uint64_t b, int accumulate, half) {
-    WGMMA_64x256("f16.f16", "k16", ", 1, 1");
-}
+// ---- the compiler ---------------------------------------------------------------------------------------------------
 
 // The compiler may unpack 16-bit elements once and keep the floats, which take twice the registers of x. After a call it
 // has only x itself, and unpacks again.
