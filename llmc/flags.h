@@ -1,6 +1,6 @@
 /*
-The flags of train_gpt2.c and train_gpt2.cu: their values and defaults, the table from which the command line, --help and
-the printed header are made, and what follows from flags alone: the task of the program, and the seed.
+The flags of train_gpt2.c and train_gpt2.cu: their values, their defaults, and the table from which the command line,
+--help and the printed header are made. Also what follows from flags alone: the task of the program, and the seed.
 
     cli_parse(argc, argv, "what the program is", options, sizeof(options) / sizeof(options[0]));
     switch (chosen_task()) { ... }          // from here on the flags are read through args

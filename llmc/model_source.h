@@ -1,11 +1,11 @@
 /*
-The model and the vocabulary that the flags name: which file is meant, whether both belong together, and the weights, which
-are read or, for a new model, initialized.
+The model and the vocabulary that the flags name. Finds their files, checks that the two belong together, and reads the
+weights; a new model gets initial ones.
 
     ModelSource source;
-    model_source_open(&source, resolve_model_path(...), &has_tokenizer, &tokenizer);   // from here on its shape is known
+    model_source_open(&source, resolve_model_path(args->model), &has_tokenizer, &tokenizer);
     ... allocate num_parameters(&source.config) floats ...
-    model_source_read(&source, params);                                                // or model_source_close()
+    model_source_read(&source, params); // or model_source_close(&source)
 */
 #ifndef LLMC_MODEL_SOURCE_H
 #define LLMC_MODEL_SOURCE_H
@@ -67,7 +67,7 @@ static inline bool directory_has_model(const char* dir) {
     return false;
 }
 
-// Returns the path of the model that -e names. If this is the output directory of a run, the path is that of the run's newest
+// Returns the path of the model that -e names. If -e names the output directory of a run, returns the path of its newest
 // intact checkpoint. A checkpoint that -e names directly is checked, too.
 static inline Path resolve_model_path(const char* path) {
     Error err;
@@ -93,8 +93,8 @@ typedef struct {
     int bos_id, eot_id; // the tokens that begin and end a text, according to the model's file; -1: unknown
 } ModelSource;
 
-// Opens a model, a descriptor or what resolve_model_path has returned, and its vocabulary. *has_tokenizer is false if there
-// is no vocabulary.
+// Opens a model and its vocabulary. model: a descriptor, or the path of a model. *has_tokenizer is false if there is no
+// vocabulary.
 static inline void model_source_open(ModelSource* source, Path model, bool* has_tokenizer, Tokenizer* tokenizer) {
     Error err;
     GPT2Config* config = &source->config;

@@ -42,10 +42,10 @@ enum {
 
 // ---- which rank this process is ---------------------------------------------------
 
-// Which of the processes of a run this is. Set once, when the program has found out. A test may include this header and use
-// none of these four.
+// Which of the processes of a run this is. Set once, when the program has found out. (unused: a program may include this
+// header and read none of these four.)
 __attribute__((unused)) static int run_rank = 0, run_num_ranks = 1;
-// Set with them if there are several processes, else NULL: replaces data by process 0's; returns the sum of what all give.
+// NULL, unless there are several processes. from_rank0 replaces data by process 0's; sum_over_ranks adds up their x.
 __attribute__((unused)) static void (*from_rank0)(void* data, size_t bytes);
 __attribute__((unused)) static double (*sum_over_ranks)(double x);
 

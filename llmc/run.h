@@ -1,7 +1,7 @@
 /*
-A training run, as far as train_gpt2.c and train_gpt2.cu share it: the shape of its batches and its data; starting it or
-resuming it from a checkpoint; what is due between two steps (validation, a sample, a checkpoint); the figures of a step, as
-printed and logged; saving; and the end. The model and the training loop itself are in the two programs.
+A training run, as far as train_gpt2.c and train_gpt2.cu share it: its data and the shape of its batches; how it starts,
+or resumes from a checkpoint; how it saves; what is due between two steps (validation, a sample, a checkpoint); the
+figures of a step, as printed and logged; and the end. The model and the training loop itself are in the two programs.
 */
 #ifndef LLMC_RUN_H
 #define LLMC_RUN_H

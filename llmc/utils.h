@@ -217,8 +217,8 @@ static inline int format_duration(char* buf, size_t size, double seconds) {
 
 // ---- paths --------------------------------------------------------------------
 
-// The path of a file. Linux refuses more than 4095 bytes. There is room for a file's name or a suffix behind these, so that
-// a path that is too long is refused, and is not cut to the path of another file.
+// The path of a file. Linux refuses more than 4095 bytes. The array has room for a file's name or a suffix behind these,
+// so that Linux refuses a path that is too long, instead of opening the file whose path is its beginning.
 typedef struct {
     char text[4200];
 } Path;

@@ -1,4 +1,4 @@
-// llmc/rand.h, and gpt2_init_params of gpt2.h, against values from PyTorch and from the papers, and by statistical tests.
+// llmc/rand.h and gpt2_init_params (gpt2.h) against values from PyTorch and from the papers, and by statistical tests.
 #include "../test.h"
 #include "../../../llmc/gpt2.h"
 #include "../../../llmc/rand.h"
