@@ -8,6 +8,8 @@ Kernel 4 of adamw.cu, which has the other kernels, errors and sources.
 
 #include "../../llmc/adamw_state.cuh"
 #include "../../llmc/cuda_common.cuh"
+#include "../../llmc/profile.cuh"
+#include "../../llmc/tuned.h"
 
 // ==== promoted: adamw ====
 // In fp16 only: halves the loss scale after an overflow, doubles it after LOSS_SCALE_STEPS finite steps. If the loss

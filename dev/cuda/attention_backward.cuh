@@ -8,9 +8,11 @@ Kernels 3, 7 and 11 of attention_backward.cu, which has the other kernels, error
 
 #include "../../llmc/column_sums.cuh"
 #include "../../llmc/cuda_common.cuh"
+#include "../../llmc/profile.cuh"
 #include "../../llmc/ptx.cuh"
 #include "matmul_backward_bias.cuh"
 #include <algorithm>
+#include <limits.h>
 
 // ==== promoted: attention_backward ====
 // ---- kernel 3: fp32 arithmetic, 4x4 register tiles per thread, one writer per gradient ----

@@ -8,7 +8,9 @@ Kernels 6, 15 and 25 of attention_forward.cu, which has the other kernels, error
 #pragma once
 
 #include "../../llmc/cuda_common.cuh"
+#include "../../llmc/profile.cuh"
 #include "../../llmc/ptx.cuh"
+#include <limits.h>
 
 // ==== promoted: attention_forward ====
 // out = softmax(scale * q k^T, causal) v without the T x T matrix. A tile of queries stays on chip while tiles of keys

@@ -7,6 +7,7 @@ Kernel 5 of decode_attention.cu, which has the other kernels, errors and sources
 #pragma once
 
 #include "../../llmc/cuda_common.cuh"
+#include "../../llmc/profile.cuh"
 #include "../../llmc/ptx.cuh"
 
 // ==== promoted: decode_attention ====

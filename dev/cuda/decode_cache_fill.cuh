@@ -5,6 +5,7 @@ checks it.
 #pragma once
 
 #include "../../llmc/cuda_common.cuh"
+#include "../../llmc/profile.cuh"
 
 // ==== promoted: decode_cache_fill ====
 __global__ void decode_cache_fill_kernel1(floatX* keys, floatX* values, const floatX* qkv, int T, int num_vec,

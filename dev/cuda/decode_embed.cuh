@@ -4,6 +4,7 @@ decode_embed: x (B,C) = wte[tokens (B)] + wpe[positions (B)] for one token of ea
 #pragma once
 
 #include "../../llmc/cuda_common.cuh"
+#include "../../llmc/profile.cuh"
 
 // ==== promoted: decode_embed ====
 // Token -1 means that decode_sample found no logit to draw (all were NaN or -inf); its embedding is NaN.

@@ -9,6 +9,7 @@ Kernels 5 and 6 of decode_layer.cu, which has the other kernels, errors and sour
 #include "../../llmc/cuda_common.cuh"
 #include "../../llmc/decode.cuh"
 #include "../../llmc/gelu.cuh"
+#include "../../llmc/profile.cuh"
 #include "../../llmc/ptx.cuh"
 #include "decode_attention.cuh"
 

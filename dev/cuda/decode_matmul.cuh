@@ -7,6 +7,7 @@ Kernels 5 and 6 of decode_matmul.cu, which has the other kernels, errors and sou
 
 #include "../../llmc/cuda_common.cuh"
 #include "../../llmc/gelu.cuh"
+#include "../../llmc/profile.cuh"
 #include "../../llmc/ptx.cuh"
 #include "../../llmc/weight_matrix.cuh"
 

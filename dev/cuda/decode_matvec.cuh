@@ -8,6 +8,7 @@ Kernel 6 of decode_matvec.cu, which has the other kernels, errors and sources.
 
 #include "../../llmc/cuda_common.cuh"
 #include "../../llmc/gelu.cuh"
+#include "../../llmc/profile.cuh"
 #include "../../llmc/weight_matrix.cuh"
 
 // ==== promoted: decode_matvec ====

@@ -7,6 +7,7 @@ Kernels 3, 5 and 6 of decode_sample.cu, which has the other kernels, errors and 
 #pragma once
 
 #include "../../llmc/cuda_common.cuh"
+#include "../../llmc/profile.cuh"
 
 // ==== promoted: decode_sample ====
 // ---- kernel 3: largest logit, many blocks per sequence; the last block to arrive writes the token -------------------

@@ -6,6 +6,8 @@ Kernel 6 of encoder_backward.cu, which has the other kernels, errors and sources
 #pragma once
 
 #include "../../llmc/cuda_common.cuh"
+#include "../../llmc/profile.cuh"
+#include "../../llmc/tuned.h"
 
 // ==== promoted: encoder_backward ====
 // ---- kernel 6: deterministic: a run that crosses tiles leaves partial sums, which a second kernel joins in order ----

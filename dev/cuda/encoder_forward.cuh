@@ -6,6 +6,8 @@ Kernel 4 of encoder_forward.cu, which has the other kernels, errors and sources.
 #pragma once
 
 #include "../../llmc/cuda_common.cuh"
+#include "../../llmc/profile.cuh"
+#include "../../llmc/tuned.h"
 
 // ==== promoted: encoder_forward ====
 // ---- kernel 4: each thread reuses its vector of wpe for four sequences, with four loads of wte in flight ----

@@ -15,6 +15,7 @@ sources; transformer_block.cu uses these.
 #include "gemm.cuh"
 #include "gemm_forms.cuh"
 #include "matmul_forward.cuh"
+#include <limits.h>
 
 // The arguments of all kernels.
 struct AttentionProjection {

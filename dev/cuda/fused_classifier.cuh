@@ -7,7 +7,9 @@ Kernels 6 and 7 of fused_classifier.cu, which has the other kernels, errors and 
 #pragma once
 
 #include "../../llmc/cuda_common.cuh"
+#include "../../llmc/profile.cuh"
 #include "../../llmc/ptx.cuh"
+#include "../../llmc/tuned.h"
 
 // ==== promoted: fused_classifier ====
 // ---- shared by kernels 3 to 8: online softmax over vectors ----

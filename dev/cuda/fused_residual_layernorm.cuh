@@ -6,6 +6,8 @@ Kernel 3 of fused_residual_layernorm.cu, which has the other kernels, errors and
 #pragma once
 
 #include "../../llmc/cuda_common.cuh"
+#include "../../llmc/profile.cuh"
+#include "../../llmc/tuned.h"
 
 // ==== promoted: fused_residual_layernorm ====
 // ---- kernel 3: 128-bit loads, one block per row, the row stays in shared memory ---------------------------

@@ -7,6 +7,8 @@ Kernel 2 of gelu_forward.cu, which has the other kernels, errors and sources.
 
 #include "../../llmc/cuda_common.cuh"
 #include "../../llmc/gelu.cuh"
+#include "../../llmc/profile.cuh"
+#include "../../llmc/tuned.h"
 
 // ==== promoted: gelu_forward ====
 // ---- kernel 2: one 128-bit vector per thread --------------------------------------------------

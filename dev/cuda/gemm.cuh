@@ -19,6 +19,7 @@ Source: warp-specialised persistent kernels, ping-pong and cooperative, come fro
 #include "../../llmc/cuda_common.cuh"
 #include "../../llmc/gelu.cuh"
 #include "../../llmc/ptx.cuh"
+#include <limits.h>
 
 // ==== promoted: gemm ====
 #if !defined(ENABLE_FP32) // tensor cores multiply 16-bit numbers

@@ -8,6 +8,7 @@ Kernel 3 of matmul_adamw.cu, which has the other kernels and the errors.
 
 #include "../../llmc/adamw_state.cuh"
 #include "../../llmc/cuda_common.cuh"
+#include "../../llmc/profile.cuh"
 #include "../../llmc/ptx.cuh"
 #include "adamw.cuh"
 #include <algorithm>

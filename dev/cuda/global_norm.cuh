@@ -6,6 +6,8 @@ Kernel 5 of global_norm.cu, which has the other kernels and errors.
 #pragma once
 
 #include "../../llmc/cuda_common.cuh"
+#include "../../llmc/profile.cuh"
+#include "../../llmc/tuned.h"
 
 // ==== promoted: global_norm ====
 // ---- kernel 5: four loads in flight per thread; one warp adds the block sums, in double ----

@@ -8,7 +8,9 @@ Kernels 8, 10 and 11 of layernorm_backward.cu, which has the other kernels, erro
 
 #include "../../llmc/column_sums.cuh"
 #include "../../llmc/cuda_common.cuh"
+#include "../../llmc/profile.cuh"
 #include "../../llmc/ptx.cuh"
+#include "../../llmc/tuned.h"
 #include "matmul_backward_bias.cuh"
 
 // ==== promoted: layernorm_backward ====

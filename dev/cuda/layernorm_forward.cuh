@@ -6,6 +6,8 @@ Kernel 7 of layernorm_forward.cu, which has the other kernels, errors and source
 #pragma once
 
 #include "../../llmc/cuda_common.cuh"
+#include "../../llmc/profile.cuh"
+#include "../../llmc/tuned.h"
 
 // ==== promoted: layernorm_forward ====
 // ---- kernel 7: one or a few warps keep the row in registers; the other warps of the SM hide the latency ----

@@ -8,6 +8,7 @@ Kernels 2 and 3 of layernorm_quantize.cu, which has the other kernels, errors an
 
 #include "../../llmc/cuda_common.cuh"
 #include "../../llmc/fp8.cuh"
+#include "../../llmc/profile.cuh"
 #include <cuda_fp8.h>
 
 // ==== promoted: layernorm_quantize ====

@@ -8,6 +8,7 @@ Kernels 1 and 2 of linear_cross_entropy.cu, which has errors and sources.
 #pragma once
 
 #include "../../llmc/cuda_common.cuh"
+#include "../../llmc/profile.cuh"
 #include "../../llmc/ptx.cuh"
 #include "fused_classifier.cuh"
 #include "gemm.cuh"

@@ -8,6 +8,7 @@ Constraint: sm_90a, 16-bit floatX, K % 8 == 0, OC % 8 == 0. Shared by layernorm_
 #include "../../llmc/ptx.cuh"
 #include "gemm.cuh"
 #include <algorithm>
+#include <limits.h>
 
 #if !defined(ENABLE_FP32)
 

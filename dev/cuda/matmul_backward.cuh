@@ -11,12 +11,14 @@ Kernels 6, 8 and 10 of matmul_backward.cu, which has the other kernels, errors a
 #include "../../llmc/cublas_common.cuh"
 #include "../../llmc/cuda_common.cuh"
 #include "../../llmc/gelu.cuh"
+#include "../../llmc/profile.cuh"
 #include "../../llmc/ptx.cuh"
 #include "gelu_backward.cuh"
 #include "gemm.cuh"
 #include "matmul_backward_bias.cuh"
 #include "matmul_forward.cuh"
 #include <algorithm>
+#include <limits.h>
 
 // ==== promoted: matmul_backward ====
 // ---- kernel 6: cuBLASLt, algorithms timed once per shape ----

@@ -7,6 +7,8 @@ Kernel 7 of matmul_backward_bias.cu, which has the other kernels, errors and sou
 
 #include "../../llmc/column_sums.cuh"
 #include "../../llmc/cuda_common.cuh"
+#include "../../llmc/profile.cuh"
+#include "../../llmc/tuned.h"
 
 // ==== promoted: matmul_backward_bias ====
 constexpr int MATMUL_BACKWARD_BIAS_COLUMNS = 32 * x128::size; // per block: a warp reads 512 contiguous bytes of a row

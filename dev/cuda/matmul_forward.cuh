@@ -11,6 +11,7 @@ Kernels 19 to 21 of matmul_forward.cu, which has the other kernels, errors and s
 #include "../../llmc/cublas_common.cuh"
 #include "../../llmc/cuda_common.cuh"
 #include "../../llmc/gelu.cuh"
+#include "../../llmc/profile.cuh"
 #include "../../llmc/ptx.cuh"
 #include "gelu_forward.cuh"
 #include "gemm.cuh"

@@ -11,6 +11,7 @@ Kernels 2, 7, 8 and 11 of matmul_fp8.cu, which has the other kernels, errors and
 #include "../../llmc/cuda_common.cuh"
 #include "../../llmc/fp8.cuh"
 #include "../../llmc/gelu.cuh"
+#include "../../llmc/profile.cuh"
 #include "../../llmc/ptx.cuh"
 #include "gemm.cuh"
 #include <cuda_fp8.h>

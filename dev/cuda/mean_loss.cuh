@@ -4,6 +4,7 @@ mean_loss: mean (1) float += scale * the sum of losses (N) float. fused_classifi
 #pragma once
 
 #include "../../llmc/cuda_common.cuh"
+#include "../../llmc/profile.cuh"
 
 // ==== promoted: mean_loss ====
 // A single block adds all losses, so that the order of the sum is fixed. It takes a few microseconds for 64 KB.

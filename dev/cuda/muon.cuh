@@ -8,6 +8,7 @@ Kernel 1 of muon.cu, which has errors and sources.
 
 #include "../../llmc/adamw_state.cuh"
 #include "../../llmc/cuda_common.cuh"
+#include "../../llmc/profile.cuh"
 #include "adamw.cuh"
 
 // ==== promoted: muon ====

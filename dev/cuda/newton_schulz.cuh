@@ -6,8 +6,10 @@ Kernels 2, 4 and 5 of newton_schulz.cu, which has the other kernels, errors and 
 #pragma once
 
 #include "../../llmc/cuda_common.cuh"
+#include "../../llmc/profile.cuh"
 #include "../../llmc/ptx.cuh"
 #include "gemm.cuh"
+#include <limits.h>
 
 // ==== promoted: newton_schulz ====
 // The steps of Newton-Schulz on many matrices at once, see newton_schulz() below.

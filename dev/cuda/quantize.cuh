@@ -9,10 +9,12 @@ Kernels 3 and 5 of quantize.cu, which has the other kernels, errors and sources.
 #include "../../llmc/cuda_common.cuh"
 #include "../../llmc/fp8.cuh"
 #include "../../llmc/gelu.cuh"
+#include "../../llmc/profile.cuh"
 #include "gelu_backward.cuh"
 #include "gelu_forward.cuh"
 #include <algorithm>
 #include <cuda_fp8.h>
+#include <limits.h>
 
 // ==== promoted: quantize ====
 // ---- shared by the kernels: what is quantised, and where it goes ----

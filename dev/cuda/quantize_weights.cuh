@@ -5,6 +5,7 @@ llmc/weight_matrix.cuh has the formats. decode_matvec.cu checks it.
 #pragma once
 
 #include "../../llmc/cuda_common.cuh"
+#include "../../llmc/profile.cuh"
 #include "../../llmc/weight_matrix.cuh"
 #include <cuda_fp8.h>
 

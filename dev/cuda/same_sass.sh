@@ -8,8 +8,8 @@
 # BASE is a commit; it is compared with the files here. A kernel is compared by its mangled name. First the PTX, of which ptxas makes
 # the SASS: the same PTX gives the same SASS. Only kernels whose PTX differs are compiled to SASS and compared again, without
 # addresses. SASS=yes compares the SASS of all kernels. Numbers of labels, and names of shared-memory variables, which depend on
-# what else is in the file, are replaced by their order in the function. Exit code 0: all kernels of BASE are here and the same;
-# new kernels are named.
+# what else is in the file, are replaced by their order in the function, and a kernel's own name by a word. So a kernel under another
+# name, or in another file, is found by its PTX. Exit code 0: each kernel of BASE is the same here; new kernels are named.
 set -u -o pipefail
 export LC_ALL=C PATH=$PATH:/usr/local/cuda/bin
 fail() { echo "error: $*" >&2; exit 1; }
@@ -36,8 +36,9 @@ functions() {
         # the last word of a line such as ".visible .entry NAME(" or ".func  (.param .b32 result) NAME"
         function name_of(text) { sub(/\(\)?[ \t]*$/, "", text); sub(/[ \t]+$/, "", text); sub(/.*[ \t)]/, "", text); return text }
         # names that depend on the rest of the file, by their order in this function
-        function normalised(text,    out, word) {
+        function normalised(text,    out, word, at) {
             out = ""
+            while ((at = index(text, own))) { text = substr(text, 1, at - 1) "OWN" substr(text, at + length(own)) }
             while (match(text, /(\$L__BB|__func_begin|\$L__tmp|\$str|_ZZ|_ZN[0-9]+_INTERNAL|_ZN[0-9]+_GLOBAL)[A-Za-z_$0-9]*/)) {
                 word = substr(text, RSTART, RLENGTH)
                 if (!(word in seen)) { seen[word] = ++num_seen }
@@ -46,7 +47,7 @@ functions() {
             }
             return out text
         }
-        function begin(name) { file = dir "/" name; split("", seen); num_seen = 0; count++; printf "" >file }
+        function begin(name) { file = dir "/" name; own = name; split("", seen); num_seen = 0; printf "" >file }
         /^[ \t]*Function : / { if (file) close(file); begin($3); sass = 1; next }
         sass && /^ *\/\*[0-9a-f]+\*\/ / { sub(/^ *\/\*[0-9a-f]+\*\/ */, ""); print >file; next }
         sass { next }
@@ -76,6 +77,7 @@ one() {
         { echo "FAIL $source $precision $arch: does not compile: $(grep -m 1 error "$new.log")"; return 1; }
     functions "$new.ptx" "$new"
     local different=() gone=() added=() rc=0
+    (cd "$new" && sha256sum -- *) | sed "s|  | $out |" >"$new.sums"
     while read -r name; do
         if [ ! -e "$new/$name" ]; then gone+=("$name")
         elif ! cmp -s "$old/$name" "$new/$name"; then different+=("$name"); fi
@@ -97,10 +99,12 @@ one() {
         echo "$source $precision $arch: $in_ptx functions differ in PTX, ${#different[@]} in SASS"
     fi
     for name in ${different[@]+"${different[@]}"}; do echo "FAIL $source $precision $arch: differs: $name"; rc=1; done
-    for name in ${gone[@]+"${gone[@]}"}; do echo "FAIL $source $precision $arch: gone: $name"; rc=1; done
+    for name in ${gone[@]+"${gone[@]}"}; do
+        echo "gone $source $precision $arch: $name, PTX $(sha256sum <"$old/$name" | cut -d ' ' -f 1)"
+    done
     for name in ${added[@]+"${added[@]}"}; do echo "$source $precision $arch: new: $name"; done
     echo "ok $source $precision $arch: $(find "$old" -type f | wc -l) functions, ${#different[@]} differ, ${#gone[@]} gone, ${#added[@]} new"
-    [ $rc -ne 0 ] || rm -rf "$new" "$new".*
+    [ $rc -ne 0 ] || rm -rf "$new" "$new.ptx" "$new.log" "$new.cubin" "$new.sass" "$new.code"
     return $rc
 }
 export -f one functions
@@ -113,7 +117,13 @@ for source in $sources; do
         for arch in ${ARCHS:-80 90a}; do list+=("$source $precision $arch"); done
     done
 done
+rm -rf "$folder/here"
 printf '%s\n' "${list[@]}" | xargs -P "${SASS_JOBS:-$(nproc)}" -L 1 bash -c 'one "$@"' one | tee "$folder/report"
+# what is gone from a file is here in another one, or under another name
+while read -r where name sum; do
+    found=$(grep -h "^$sum " "$folder"/here/*.sums | head -n 1 | cut -d ' ' -f 2-)
+    echo "${found:+moved} $where ${name%,}${found:+, now $found}" | sed 's/^ /FAIL gone: /' | tee -a "$folder/report"
+done < <(sed -n 's/^gone \([^ ]* [^ ]* [^ ]*\): \([^ ]*\) PTX \(.*\)/\1:\t\2\t\3/p' "$folder/report" | awk -F '\t' '{ gsub(/ /, "/", $1); print $1, $2, $3 }')
 failed=$(grep -c '^FAIL' "$folder/report")
 same=$(grep -c '^ok' "$folder/report")
 echo "$same of ${#list[@]} compiled and compared, $failed differences"

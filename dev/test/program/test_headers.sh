@@ -35,18 +35,19 @@ compiles() { # HEADER
 # The passes of train_gpt2.cu: fragments of the program, which includes them after its own types, until they return to it.
 fragments='llmc/fp8_passes.cuh llmc/update_later.cuh'
 
-# Rewrites the headers of FOLDER/llmc as C++, in FOLDER/tree: ptx.cuh becomes that of the emulation, as in dev/cuda/Makefile.
+# Rewrites the headers of FOLDER/llmc and FOLDER/dev/cuda as C++, in FOLDER/tree: ptx.cuh becomes that of the emulation, as in
+# dev/cuda/Makefile.
 rewrite() { # FOLDER
     local header
     command -v g++ >/dev/null || skip "needs g++"
     [ -e dev/cuda/emulation/filter.cpp ] || skip "needs dev/cuda/emulation"
     [ -x "$tmp/filter" ] || g++ -O0 -std=c++17 -o "$tmp/filter" dev/cuda/emulation/filter.cpp
     [ ! -e "$1/tree" ] || return 0
-    mkdir -p "$1/tree.new"
-    for header in "$1"/llmc/*.h "$1"/llmc/*.cuh; do
-        [ ! -e "$header" ] || "$tmp/filter" "$header" "$1/tree.new/${header##*/}" "$header"
+    mkdir -p "$1/tree.new/llmc" "$1/tree.new/dev/cuda"
+    for header in "$1"/llmc/*.h "$1"/llmc/*.cuh "$1"/dev/cuda/*.h "$1"/dev/cuda/*.cuh; do
+        [ ! -e "$header" ] || "$tmp/filter" "$header" "$1/tree.new/${header#"$1/"}" "$header"
     done
-    "$tmp/filter" dev/cuda/emulation/ptx.cuh "$1/tree.new/ptx.cuh" dev/cuda/emulation/ptx.cuh
+    "$tmp/filter" dev/cuda/emulation/ptx.cuh "$1/tree.new/llmc/ptx.cuh" dev/cuda/emulation/ptx.cuh
     mv "$1/tree.new" "$1/tree"
 }
 # compiles_cuda FOLDER PRECISION HEADER ...: the rewritten headers as one file
@@ -68,15 +69,17 @@ for header in llmc/*.h; do
 done
 
 cuda_headers=()
-for header in llmc/*.cuh; do
+for header in llmc/*.cuh dev/cuda/*.cuh; do
     [[ " $fragments " != *" $header "* ]] || continue
-    name=${header##*/}
-    cuda_headers+=("$name")
-    eval "test_cuda_${name%.cuh}() { compiles_cuda \"\$here\" BF16 $name $name; }"
-    tests+=("cuda_${name%.cuh}")
+    cuda_headers+=("$header")
+    name=cuda_$(basename "$header" .cuh)
+    [[ $header == llmc/* ]] || name=op_$(basename "$header" .cuh)
+    # make test compiles those of dev/cuda together, see below
+    eval "test_$name() { $([[ $header == llmc/* ]] || echo 'wants_more; ')compiles_cuda \"\$here\" BF16 $header $header; }"
+    tests+=("$name")
 done
-here=$tmp/here # its llmc is that of the repository
-mkdir "$here" && ln -s "$PWD/llmc" "$here/llmc"
+here=$tmp/here # its folders are those of the repository
+mkdir -p "$here/dev" && ln -s "$PWD/llmc" "$here/llmc" && ln -s "$PWD/dev/cuda" "$here/dev/cuda"
 
 test_cuda_together() {
     compiles_cuda "$here" FP32 "${cuda_headers[@]}"
@@ -108,10 +111,10 @@ test_refuses_a_bad_cuda_header() {
     printf '#pragma once\ninline floatX leans(floatX x) { return x; }\n' >"$bad/llmc/leans.cuh"
     echo 'inline int guardless() { return 1; }' >"$bad/llmc/guardless.cuh"
     sed -i '/#include "cuda_common.cuh"/d; /#include "ptx.cuh"/d' "$bad/llmc/weight_matrix.cuh"
-    compiles_cuda "$bad" BF16 gelu.cuh leans.cuh guardless.cuh
-    (compiles_cuda "$bad" BF16 leans.cuh leans.cuh) && fail "a header without its includes passed"
-    (compiles_cuda "$bad" BF16 guardless.cuh guardless.cuh) && fail "a header without a guard passed"
-    (compiles_cuda "$bad" BF16 weight_matrix.cuh weight_matrix.cuh) && fail "weight_matrix.cuh passed without its includes"
+    compiles_cuda "$bad" BF16 llmc/gelu.cuh llmc/leans.cuh llmc/guardless.cuh
+    (compiles_cuda "$bad" BF16 llmc/leans.cuh llmc/leans.cuh) && fail "a header without its includes passed"
+    (compiles_cuda "$bad" BF16 llmc/guardless.cuh llmc/guardless.cuh) && fail "a header without a guard passed"
+    (compiles_cuda "$bad" BF16 llmc/weight_matrix.cuh llmc/weight_matrix.cuh) && fail "weight_matrix.cuh passed without its includes"
     for header in $fragments; do
         [ -e "$header" ] || fail "$header is not there: take it off the list"
         (compiles_cuda "$here" BF16 "${header#llmc/}") && fail "$header compiles alone: it is no exception any more"
