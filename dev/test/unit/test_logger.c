@@ -225,21 +225,6 @@ static void test_step_line(void) {
     check(format_step_line(buf, small, 1, 1, 0, 0, 0, 0, 0, 0, 0, "fp32", 0) > 10 && strlen(buf) == 9);
 }
 
-static void test_duration(void) {
-    const struct {
-        double seconds;
-        const char* want;
-    } cases[] = {{0, "0s"},         {42, "42s"},        {59.4, "59s"},      {59.6, "1m00s"},
-                 {187, "3m07s"},    {3599.4, "59m59s"}, {3599.6, "1h00m"},  {7500, "2h05m"},
-                 {86399, "23h59m"}, {86400, "1d00h"},   {273600, "3d04h"},  {864000000, "10000d00h"},
-                 {-1, "?"},         {1e300, "?"},       {(double)NAN, "?"}, {(double)INFINITY, "?"}};
-    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
-        char buf[32];
-        check(format_duration(buf, sizeof(buf), cases[i].seconds) == (int)strlen(cases[i].want));
-        check_str(buf, cases[i].want);
-    }
-}
-
 static void test_event_vector(void) {
     // the record of wall time 1700000001.5, step 10, train/loss = 4.25
     static const char* want = "2000000000000000"
@@ -631,7 +616,6 @@ int main(int argc, char** argv) {
         {"outlier_poison", "NaN and inf never enter the window", test_outlier_poison},
         {"outlier_flat", "a window without deviation; bytes from a checkpoint", test_outlier_flat},
         {"step_line", "llm.c's step line", test_step_line},
-        {"duration", "42s, 3m07s, 2h05m, 3d04h", test_duration},
         {"event_vector", "a TensorBoard record byte for byte", test_event_vector},
         {"files", "main.log, log.jsonl and the event file of a short run", test_files},
         {"nothing_to_log", "no directory: every call does nothing", test_nothing_to_log},
