@@ -9113,6 +9113,70 @@ __device__ inline void decode_matmul_finish(Out* out, const DecodeMatmulArgument
     out[(size_t)b * a.OC + row] = (Out)(a.gelu ? gelu(sum) : sum);
 }
 
+// Stores the sums of a warp's 16 rows, from `row` on: of the head as results, of other products to `partial`, this lane's first place.
+template <bool head, int texts, class Out>
+__device__ inline void decode_matmul_store(Out* out, float* partial, const DecodeMatmulArguments& a,
+                                           const float (&sums)[2][texts / 8][4], const float (&row_scales)[2], int row,
+                                           int first_b, int stride) {
+    int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int j = 0; j < texts / 8; j++, partial += 8 * stride) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) { // element i is of row lane / 4 + i / 2 * 8 and of text lane % 4 * 2 + i % 2
+            float sum = sums[0][j][i] + (texts == 8 ? sums[1][j][i] : 0.0f);
+            int r = lane / 4 + i / 2 * 8, b = j * 8 + lane % 4 * 2 + i % 2;
+            if (head) {
+                decode_matmul_finish(out, a, sum * row_scales[i / 2], row + r, first_b + b);
+            } else {
+                partial[i % 2 * stride + i / 2 * 8] = sum;
+            }
+        }
+    }
+}
+
+// Prepares the barriers for the bytes that the cluster's other blocks send: moments (texts) each, and sums (pairs) each.
+template <int texts, bool norm>
+__device__ inline void decode_matmul_init(uint64_t (&barriers)[2], int cluster, int pairs) {
+    if (threadIdx.x == 0) {
+        mbarrier_init(&barriers[0], 1), mbarrier_init(&barriers[1], 1);
+        mbarrier_init_fence();
+        if (norm) { mbarrier_arrive_expect(&barriers[0], (cluster - 1) * texts * (int)sizeof(float2)); }
+        mbarrier_arrive_expect(&barriers[1], (cluster - 1) * pairs * (int)sizeof(float2));
+    }
+    cluster_arrive_relaxed();
+}
+
+// Starts the copy of the block's columns of norm_weight and norm_bias to shared_norm (2, num_columns); zeros past K.
+__device__ inline void decode_matmul_copy_norm(floatX* shared_norm, const DecodeMatmulArguments& a, int first_column,
+                                               int num_columns) {
+#pragma unroll 1
+    for (int at = threadIdx.x; at < num_columns / x128::size; at += DECODE_MATMUL_THREADS) {
+        int column = first_column + at * x128::size;
+        bool there = column < a.K;
+        cp_async_16(shared_norm + at * x128::size, a.norm_weight + (there ? column : 0), there);
+        cp_async_16(shared_norm + num_columns + at * x128::size, a.norm_bias + (there ? column : 0), there);
+    }
+    cp_async_commit();
+}
+
+// Sends each pair of sums, sum_of(i), to the block of the cluster that stores it: sums (cluster, pairs) there. Waits for the others'.
+template <class Sum> __device__ inline void decode_matmul_exchange(float2* sums, uint64_t* barrier, int rank,
+                                                                   int cluster, int pairs, int log_pairs,
+                                                                   const Sum& sum_of) {
+#pragma unroll 1
+    for (int i = threadIdx.x; i < cluster * pairs; i += DECODE_MATMUL_THREADS) {
+        int owner = i >> log_pairs;
+        float2 sum = sum_of(i), *to = sums + rank * pairs + (i & (pairs - 1));
+        if (owner == rank) {
+            *to = sum;
+        } else {
+            store_cluster_async(to, sum, barrier, owner);
+        }
+    }
+    __syncthreads(); // the block's own sums are there
+    mbarrier_wait_cluster(barrier, 0);
+}
+
 // A block multiplies `rows` rows of the weight by `texts` texts. The blocks of a cluster take a share of the columns
 // each; within a block, so do the warps of a group, which have 16 rows in common. With rows = 32 and a cluster of 2:
 //
@@ -9157,30 +9221,13 @@ template <class Out, class W, int texts, bool norm> __global__ void __launch_bou
     float2* moments = sums_there + cluster * pairs;                                        // (cluster, texts), if norm
 
     // everything up to grid_wait_dependency() overlaps with the previous kernel
-    if (cluster > 1) {
-        if (threadIdx.x == 0) {
-            mbarrier_init(&barriers[0], 1), mbarrier_init(&barriers[1], 1);
-            mbarrier_init_fence();
-            if (norm) { mbarrier_arrive_expect(&barriers[0], (cluster - 1) * texts * (int)sizeof(float2)); }
-            mbarrier_arrive_expect(&barriers[1], (cluster - 1) * pairs * (int)sizeof(float2));
-        }
-        cluster_arrive_relaxed();
-    }
+    if (cluster > 1) { decode_matmul_init<texts, norm>(barriers, cluster, pairs); }
     WeightBits<W> w[ahead][2];
     DecodeMatmulRows<W> first_rows(a.weight, row, a.K, a.OC);
 #pragma unroll
     for (int i = 0; i < ahead; i++) { first_rows.fetch(w[i], begin + i, begin + i < end, a.K); }
     grid_launch_dependents();
-    if (norm) {
-#pragma unroll 1
-        for (int at = threadIdx.x; at < num_columns / x128::size; at += DECODE_MATMUL_THREADS) {
-            int column = slice.begin * DECODE_MATMUL_CHUNK + at * x128::size;
-            bool there = column < a.K;
-            cp_async_16(shared_norm + at * x128::size, a.norm_weight + (there ? column : 0), there);
-            cp_async_16(shared_norm + num_columns + at * x128::size, a.norm_bias + (there ? column : 0), there);
-        }
-        cp_async_commit();
-    }
+    if (norm) { decode_matmul_copy_norm(shared_norm, a, slice.begin * DECODE_MATMUL_CHUNK, num_columns); }
     // the place of this thread's pairs of results in the tile
     auto place = [=](int u, int* b, int* r) {
         int i = rank * pairs + threadIdx.x + u * DECODE_MATMUL_THREADS;
@@ -9260,21 +9307,8 @@ template <class Out, class W, int texts, bool norm> __global__ void __launch_bou
         } else {
             for (int chunk = begin; chunk < end; chunk += ahead) { round(chunk, std::false_type()); }
         }
-        // element i of an accumulator is of row lane / 4 + i / 2 * 8 and of text lane % 4 * 2 + i % 2
         float* to_partial = partial + (part * texts + lane % 4 * 2) * stride + group * 16 + lane / 4;
-#pragma unroll
-        for (int j = 0; j < texts / 8; j++, to_partial += 8 * stride) {
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                float sum = sums[0][j][i] + (texts == 8 ? sums[1][j][i] : 0.0f);
-                int r = lane / 4 + i / 2 * 8, b = j * 8 + lane % 4 * 2 + i % 2;
-                if (head) {
-                    decode_matmul_finish(out, a, sum * row_scales[i / 2], row + r, first_b + b);
-                } else {
-                    to_partial[i % 2 * stride + i / 2 * 8] = sum;
-                }
-            }
-        }
+        decode_matmul_store<head, texts>(out, to_partial, a, sums, row_scales, row, first_b, stride);
         if (!head) { break; }
         row = next_row;
     }
@@ -9288,18 +9322,7 @@ template <class Out, class W, int texts, bool norm> __global__ void __launch_bou
     };
     if (cluster > 1) {
         int log_pairs = log_half + (texts == 8 ? 3 : texts == 16 ? 4 : texts == 32 ? 5 : 6) - a.log_cluster;
-#pragma unroll 1
-        for (int i = threadIdx.x; i < cluster * pairs; i += DECODE_MATMUL_THREADS) {
-            int owner = i >> log_pairs;
-            float2 sum = sum_of(i), *to = sums_there + rank * pairs + (i & (pairs - 1));
-            if (owner == rank) {
-                *to = sum;
-            } else {
-                store_cluster_async(to, sum, &barriers[1], owner);
-            }
-        }
-        __syncthreads(); // the block's own sums are there
-        mbarrier_wait_cluster(&barriers[1], 0);
+        decode_matmul_exchange(sums_there, &barriers[1], rank, cluster, pairs, log_pairs, sum_of);
     }
 #pragma unroll
     for (int u = 0; u < num_pairs; u++) {

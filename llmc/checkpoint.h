@@ -401,15 +401,15 @@ static inline bool model_path(Path* out, const char* dir, const char* name, Erro
            error_set(err, "%.200s...: a path of more than %d bytes", dir, PATH_LIMIT - 1);
 }
 
-// Parses an llm.c model file in memory; data (size) must outlive the model. On false there is nothing to close.
-static inline bool llmc_parse(ModelFile* model, const uint8_t* data, size_t size, const char* name, Error* err) {
+// Reads and checks the header of an llm.c model file of `size` bytes. element: bytes of a value.
+static inline bool llmc_parse_header(GPT2Config* c, size_t* element, const uint8_t* data, size_t size, const char* name,
+                                     Error* err) {
     static const struct {
         int magic;
         const char* what;
     } others[] = {{20240327, "a debug state"}, {20240328, "a tokenizer"},     {20240520, "a token shard"},
                   {20240522, "an eval file"},  {20240801, "a Llama 3 shard"}, {20240803, "a Llama 3 model"}};
     int32_t h[8];
-    memset(model, 0, sizeof(*model));
     if (size < LLMC_HEADER_BYTES) {
         return error_set(err, "%s: truncated: %zu bytes, the header alone has %d; download it again", name, size,
                          (int)LLMC_HEADER_BYTES);
@@ -431,22 +431,31 @@ static inline bool llmc_parse(ModelFile* model, const uint8_t* data, size_t size
         return error_set(err, "%s: version %d of llm.c's model file is not known, want 3 (fp32) or 5 (bf16)", name,
                          h[1]);
     }
-    GPT2Config c;
-    c.max_seq_len = h[2];
-    c.vocab_size = h[3];
-    c.num_layers = h[4];
-    c.num_heads = h[5];
-    c.channels = h[6];
-    c.padded_vocab_size = h[7];
-    if (!config_check(&c, name, err)) { return false; }
+    c->max_seq_len = h[2];
+    c->vocab_size = h[3];
+    c->num_layers = h[4];
+    c->num_heads = h[5];
+    c->channels = h[6];
+    c->padded_vocab_size = h[7];
+    if (!config_check(c, name, err)) { return false; }
     if (h[7] % 128 != 0) { return error_set(err, "%s: padded vocabulary %d is not a multiple of 128", name, h[7]); }
+    *element = h[1] == 3 ? 4 : 2;
     // config_check's limits keep all of these products below 2^60
-    size_t element = h[1] == 3 ? 4 : 2, want = LLMC_HEADER_BYTES + num_parameters(&c) * element;
+    size_t want = LLMC_HEADER_BYTES + num_parameters(c) * *element;
     if (size < want) {
         return error_set(err, "%s: truncated: %zu of %zu bytes are missing; download it again", name, want - size,
                          want);
     }
     if (size > want) { return error_set(err, "%s: %zu bytes too many after the last tensor", name, size - want); }
+    return true;
+}
+
+// Parses an llm.c model file in memory; data (size) must outlive the model. On false there is nothing to close.
+static inline bool llmc_parse(ModelFile* model, const uint8_t* data, size_t size, const char* name, Error* err) {
+    GPT2Config c;
+    size_t element;
+    memset(model, 0, sizeof(*model));
+    if (!llmc_parse_header(&c, &element, data, size, name, err)) { return false; }
     size_t slots = param_slot(&c, NUM_PARAMS, 0), slot = 0;
     model->config = c;
     model->bos_id = model->eot_id = c.vocab_size == 50257 ? 50256 : -1;
@@ -457,7 +466,7 @@ static inline bool llmc_parse(ModelFile* model, const uint8_t* data, size_t size
         for (int layer = 0; layer < param_copies(&c, p); layer++, slot++) {
             SafeTensor* t = &model->bin_tensors[slot];
             t->name = gpt2_params[p].name;
-            t->dtype = h[1] == 3 ? SAFE_F32 : SAFE_BF16;
+            t->dtype = element == 4 ? SAFE_F32 : SAFE_BF16;
             t->elements = param_layer_size(&c, p);
             t->bytes = t->elements * element;
             t->data = at;

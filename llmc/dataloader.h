@@ -549,6 +549,22 @@ static inline bool dataloader_check_shards(DataLoader* d, Error* err) {
     return true;
 }
 
+// Starts the prefetch thread, in which all signals are blocked: the main thread handles them. Returns 0 or the error's number.
+static inline int dataloader_start(DataLoader* d) {
+    sigset_t all, before;
+    pthread_mutex_init(&d->mutex, NULL);
+    pthread_cond_init(&d->changed, NULL);
+    sigfillset(&all);
+    pthread_sigmask(SIG_BLOCK, &all, &before);
+    int failed = pthread_create(&d->thread, NULL, dataloader_thread, d);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (failed) {
+        pthread_cond_destroy(&d->changed);
+        pthread_mutex_destroy(&d->mutex);
+    }
+    return failed;
+}
+
 // Opens the shards that match pattern (glob(3)) for rank `rank` of num_ranks, and starts the prefetch thread. Release
 // it with dataloader_close(), which is not necessary after a failed open.
 static inline bool dataloader_open(DataLoader* d, const char* pattern, int B, int T, int rank, int num_ranks,
@@ -596,16 +612,8 @@ static inline bool dataloader_open(DataLoader* d, const char* pattern, int B, in
     d->next.fingerprint = d->fingerprint;
     dataloader_find_batch(d, &d->next);
     d->ahead = d->next;
-    pthread_mutex_init(&d->mutex, NULL);
-    pthread_cond_init(&d->changed, NULL);
-    sigset_t all, before; // block all signals in the prefetch thread: the main thread handles them
-    sigfillset(&all);
-    pthread_sigmask(SIG_BLOCK, &all, &before);
-    int failed = pthread_create(&d->thread, NULL, dataloader_thread, d);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    int failed = dataloader_start(d);
     if (failed) {
-        pthread_cond_destroy(&d->changed);
-        pthread_mutex_destroy(&d->mutex);
         dataloader_free(d);
         return error_set(err, "cannot start the thread that reads '%s': %s", pattern, strerror(failed));
     }

@@ -14,6 +14,39 @@ as long.
 
 typedef float Vector __attribute__((vector_size(MATMUL_FLOATS * 4)));
 
+// Stores a register tile: whole ones at once, the others through memory.
+MATMUL_INLINE void MATMUL_JOIN(matmul_store, MATMUL_FLOATS)(Vector sum[MATMUL_MAX_MR][3 * MATMUL_PARTS],
+                                                            const MatmulArgs* g, const int mr, const int nv, size_t m,
+                                                            size_t rows, size_t n0, size_t cols,
+                                                            const bool accumulate) {
+    const int num = nv * MATMUL_PARTS;
+    if (!g->out_transposed && rows == (size_t)mr && cols == (size_t)(nv * MATMUL_VL)) {
+#pragma GCC unroll 8
+        for (int i = 0; i < mr; i++) {
+            float* o = g->out + (m + (size_t)i) * g->ldo + n0;
+#pragma GCC unroll 12
+            for (int v = 0; v < num; v++) {
+                if (accumulate) {
+                    Vector old;
+                    memcpy(&old, o + v * MATMUL_FLOATS, sizeof(old));
+                    sum[i][v] += old;
+                }
+                memcpy(o + v * MATMUL_FLOATS, &sum[i][v], sizeof(Vector));
+            }
+        }
+        return;
+    }
+    float tile[MATMUL_MAX_MR * MATMUL_MAX_NR];
+#pragma GCC unroll 8
+    for (int i = 0; i < mr; i++) {
+#pragma GCC unroll 12
+        for (int v = 0; v < num; v++) {
+            memcpy(tile + i * MATMUL_MAX_NR + v * MATMUL_FLOATS, &sum[i][v], sizeof(Vector));
+        }
+    }
+    matmul_store_tile(g, m, n0, tile, rows, cols, accumulate);
+}
+
 // The register tile: mr x (nv * 16) accumulators, summed over the block's kb steps. a has strides a_row and a_col; b
 // is one panel (kb, nv * 16) with stride b_step. mr and nv are compile-time constants at every call, so that the
 // accumulators stay in registers. If rows < mr, the tile's rows beyond `rows` repeat the last row and are not stored.
@@ -22,7 +55,6 @@ MATMUL_INLINE void MATMUL_JOIN(matmul_tile, MATMUL_FLOATS)(const MatmulArgs* g, 
                                                            const size_t a_col, const float* b, size_t b_step, size_t m,
                                                            size_t rows, size_t n, size_t cols) {
     const size_t K = block->kb, n0 = block->n0 + n;
-    const bool accumulate = block->accumulate;
     const int num = nv * MATMUL_PARTS; // registers for a row
     Vector sum[MATMUL_MAX_MR][3 * MATMUL_PARTS];
     const float* row[MATMUL_MAX_MR];
@@ -58,31 +90,7 @@ MATMUL_INLINE void MATMUL_JOIN(matmul_tile, MATMUL_FLOATS)(const MatmulArgs* g, 
         }
         b += b_step;
     }
-    if (!g->out_transposed && rows == (size_t)mr && cols == (size_t)(nv * MATMUL_VL)) {
-#pragma GCC unroll 8
-        for (int i = 0; i < mr; i++) {
-            float* o = g->out + (m + (size_t)i) * g->ldo + n0;
-#pragma GCC unroll 12
-            for (int v = 0; v < num; v++) {
-                if (accumulate) {
-                    Vector old;
-                    memcpy(&old, o + v * MATMUL_FLOATS, sizeof(old));
-                    sum[i][v] += old;
-                }
-                memcpy(o + v * MATMUL_FLOATS, &sum[i][v], sizeof(Vector));
-            }
-        }
-        return;
-    }
-    float tile[MATMUL_MAX_MR * MATMUL_MAX_NR];
-#pragma GCC unroll 8
-    for (int i = 0; i < mr; i++) {
-#pragma GCC unroll 12
-        for (int v = 0; v < num; v++) {
-            memcpy(tile + i * MATMUL_MAX_NR + v * MATMUL_FLOATS, &sum[i][v], sizeof(Vector));
-        }
-    }
-    matmul_store_tile(g, m, n0, tile, rows, cols, accumulate);
+    MATMUL_JOIN(matmul_store, MATMUL_FLOATS)(sum, g, mr, nv, m, rows, n0, cols, block->accumulate);
 }
 
 // Multiplies a strip of mr rows of a, beginning with row m of the product, with all panels of a block.

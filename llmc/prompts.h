@@ -226,26 +226,14 @@ static inline void encode_prompt(const Prompts* p, int b, const Tokenizer* token
     }
 }
 
-// Reads the prompts that the flags name. tokenizer may be NULL. Ends the program with a message if a prompt cannot be
-// encoded or has more tokens than the model has positions. The caller frees the result with prompts_free().
-static inline void prompts_read(Prompts* p, const Tokenizer* tokenizer, const ModelSource* source) {
-    const GPT2Config* config = &source->config;
-    int given =
-        (args->prompt != NULL) + (args->prompt_file != NULL) + (args->prompts != NULL) + (args->prompt_ids != NULL);
-    TokenBuffer tokens;
+// Adds the prompts' texts, or the ids of --prompt-ids, which also go to `tokens`.
+static inline void prompts_add_given(Prompts* p, TokenBuffer* tokens, const Tokenizer* tokenizer,
+                                     const GPT2Config* config) {
     char* text = NULL;
     size_t n = 0;
-    memset(p, 0, sizeof(*p));
-    memset(&tokens, 0, sizeof(tokens));
-    if (given > 1) { die("give only one of --prompt, --prompt-file, --prompts and --prompt-ids"); }
-    if (args->stops.n > 0 && !tokenizer) {
-        die("--stop: no vocabulary found beside %s, so there is no text to look in: give one with --tokenizer",
-            args->model);
-    }
-    p->stop = args->stop_at_eot ? model_eot(source, tokenizer) : -1;
     if (args->prompt_ids) {
-        parse_prompt_ids(args->prompt_ids, config->vocab_size, &tokens);
-        prompts_add_ids(p, &tokens, tokenizer);
+        parse_prompt_ids(args->prompt_ids, config->vocab_size, tokens);
+        prompts_add_ids(p, tokens, tokenizer);
     } else if (args->prompts) {
         if (args->num_samples > 1) {
             die("--num-samples is for one prompt, --prompts has its own lines: give one of them");
@@ -261,6 +249,24 @@ static inline void prompts_read(Prompts* p, const Tokenizer* tokenizer, const Mo
     for (int i = 1; !args->prompts && i < args->num_samples; i++) {
         prompts_add(p, copy_text(p->texts[0], p->bytes[0]), p->bytes[0]);
     }
+}
+
+// Reads the prompts that the flags name. tokenizer may be NULL. Ends the program with a message if a prompt cannot be
+// encoded or has more tokens than the model has positions. The caller frees the result with prompts_free().
+static inline void prompts_read(Prompts* p, const Tokenizer* tokenizer, const ModelSource* source) {
+    const GPT2Config* config = &source->config;
+    int given =
+        (args->prompt != NULL) + (args->prompt_file != NULL) + (args->prompts != NULL) + (args->prompt_ids != NULL);
+    TokenBuffer tokens;
+    memset(p, 0, sizeof(*p));
+    memset(&tokens, 0, sizeof(tokens));
+    if (given > 1) { die("give only one of --prompt, --prompt-file, --prompts and --prompt-ids"); }
+    if (args->stops.n > 0 && !tokenizer) {
+        die("--stop: no vocabulary found beside %s, so there is no text to look in: give one with --tokenizer",
+            args->model);
+    }
+    p->stop = args->stop_at_eot ? model_eot(source, tokenizer) : -1;
+    prompts_add_given(p, &tokens, tokenizer, config);
     p->lengths = (int*)malloc_check((size_t)p->B * sizeof(int));
     int** ids = (int**)calloc_check((size_t)p->B, sizeof(int*));
     SpecialTokens special = {NULL, 0, {false}};
