@@ -60,7 +60,7 @@ CXX_BINARIES := $(patsubst %.cpp,$(P)%,$(wildcard scripts/*.cpp))
 CU_BINARIES := $(patsubst %.cu,$(P)%cu,$(wildcard *.cu))
 
 .PHONY: help all programs tests emulated demo test test-full quick check promote sanitize sanitize-programs sanitize-gpu valgrind fuzz \
-        fuzz-program coverage bench learn check-style clean FORCE
+        fuzz-program coverage bench learn check-style same-sass clean FORCE
 
 help:
 	@echo 'make demo        train a small model on this source tree for a minute, sample from it, save, load, sample again'
@@ -74,6 +74,7 @@ help:
 	@echo 'make quick SINCE=main    only the tests, of all kinds, that depend on files changed since main; FILES="a b": on these files;'
 	@echo '                 make test also takes SINCE and FILES'
 	@echo 'make check       whether the kernels in train_gpt2.cu are still those of dev/cuda; make promote copies them'
+	@echo 'make same-sass BASE=main    whether every kernel has the machine code that it has there; needs nvcc, no GPU'
 	@echo 'make sanitize    the tests built with AddressSanitizer and UndefinedBehaviorSanitizer'
 	@echo 'make sanitize-gpu    compute-sanitizer on train_gpt2cu and every op (needs a GPU): SANITIZE_GPU="train gelu_forward" picks'
 	@echo 'make valgrind    the test programs under valgrind: VALGRIND_TESTS="test_a test_b" picks some'
@@ -178,6 +179,9 @@ check:
 	@dev/cuda/promote.sh --check
 promote:
 	@dev/cuda/promote.sh
+
+same-sass:
+	@dev/cuda/same_sass.sh $(if $(BASE),'$(BASE)')
 
 test-full: export LLMC_TEST_FULL = 1
 test-full: test

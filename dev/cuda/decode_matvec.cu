@@ -134,9 +134,7 @@ void decode_matvec1234(DecodeMatvecKernel kernel, int blocks, floatX* out, const
 
 // ---- kernel 5: every block computes the layernorm, for several sequences (kernel 6, launched without overlap) -------
 
-template <class Out, class W> struct DecodeMatvecLaunch;
-template <class Out, class W>
-DecodeMatvecLaunch<Out, W> decode_matvec_launch6(bool norm, int B, int K, int OC, int block_size);
+#include "decode_matvec.cuh" // kernel 6
 
 template <class Out> void decode_matvec5(Out* out, const floatX* x, const floatX* norm_weight, const floatX* norm_bias,
                                          const WeightMatrix& weight, const floatX* bias, const floatX* residual,
@@ -150,8 +148,6 @@ template <class Out> void decode_matvec5(Out* out, const floatX* x, const floatX
         cudaCheck(cudaGetLastError());
     });
 }
-
-#include "decode_matvec.cuh" // kernel 6
 
 // ---- kernel 7: weights of 8 bits in kernel 2: one warp per row, one byte per load -----------------------------------
 

@@ -70,15 +70,12 @@ void decode_sample1(int* tokens, int* copy, int* positions, const float* logits,
 
 // ---- kernel 2: largest logit, 16-byte loads, logit and id as one 64-bit key (kernel 3, one block per sequence) ------
 
-inline void decode_sample_greedy(int* tokens, int* copy, int* positions, float* scratch, const float* logits, int B,
-                                 int V, int Vp, int blocks, cudaStream_t stream, int block_size);
+#include "decode_sample.cuh" // kernels 3, 5 and 6
 
 void decode_sample2(int* tokens, int* copy, int* positions, float* scratch, const float* logits, int B, int V, int Vp,
                     cudaStream_t stream, int block_size) {
     decode_sample_greedy(tokens, copy, positions, scratch, logits, B, V, Vp, 1, stream, block_size);
 }
-
-#include "decode_sample.cuh" // kernels 3, 5 and 6
 
 // ---- kernel 4: draw from 1024 chunks of the vocabulary, whose weights the warps add up one chunk after the other -----
 

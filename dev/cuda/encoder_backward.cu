@@ -118,8 +118,7 @@ void encoder_backward3(float* dwte, float* dwpe, const floatX* dout, const int* 
 
 // ---- kernel 4: positions sorted by token, one warp per run of equal tokens --------------------------
 
-struct EncoderScratch;
-static EncoderScratch encoder_backward_sort(int* scratch, const int* inp, int N, int V, cudaStream_t stream);
+#include "encoder_backward.cuh" // kernel 6
 
 // Each warp handles one index i of the sorted list and 32 vectors of columns. If a run of equal tokens starts at i, the
 // warp sums the run; otherwise it returns.
@@ -141,7 +140,15 @@ __global__ void encoder_backward_kernel4(float* dwte, const floatX* dout, const 
 }
 
 void encoder_backward4(float* dwte, float* dwpe, int* scratch, const floatX* dout, const int* inp, int B, int T, int C,
-                       int V, cudaStream_t stream, int block_size);
+                       int V, cudaStream_t stream, int block_size) {
+    require(C % x128::size == 0);
+    int N = B * T;
+    encoder_backward_positions(dwpe, dout, B, T, C, stream, block_size);
+    EncoderScratch s = encoder_backward_sort(scratch, inp, N, V, stream);
+    dim3 grid(ceil_div(N, block_size / 32), ceil_div(C, 32 * x128::size));
+    encoder_backward_kernel4<<<grid, block_size, 0, stream>>>(dwte, dout, s.positions[0], s.tokens, N, C);
+    cudaCheck(cudaGetLastError());
+}
 
 // ---- kernel 5: one warp per tile of 32 sorted positions, so the runs of a frequent token have many warps ----
 
@@ -166,22 +173,6 @@ __global__ void encoder_backward_kernel5(float* dwte, const floatX* dout, const 
             sum[k] = 0.0f;
         }
     }
-}
-
-void encoder_backward5(float* dwte, float* dwpe, int* scratch, const floatX* dout, const int* inp, int B, int T, int C,
-                       int V, cudaStream_t stream, int block_size);
-
-#include "encoder_backward.cuh" // kernel 6
-
-void encoder_backward4(float* dwte, float* dwpe, int* scratch, const floatX* dout, const int* inp, int B, int T, int C,
-                       int V, cudaStream_t stream, int block_size) {
-    require(C % x128::size == 0);
-    int N = B * T;
-    encoder_backward_positions(dwpe, dout, B, T, C, stream, block_size);
-    EncoderScratch s = encoder_backward_sort(scratch, inp, N, V, stream);
-    dim3 grid(ceil_div(N, block_size / 32), ceil_div(C, 32 * x128::size));
-    encoder_backward_kernel4<<<grid, block_size, 0, stream>>>(dwte, dout, s.positions[0], s.tokens, N, C);
-    cudaCheck(cudaGetLastError());
 }
 
 void encoder_backward5(float* dwte, float* dwpe, int* scratch, const floatX* dout, const int* inp, int B, int T, int C,

@@ -22,6 +22,7 @@
    ./layernorm_quantize 2               check kernel 2 against the CPU and sweep its block sizes
    ./layernorm_quantize --kind 2        with the transposed copy: every kernel, side by side            */
 #include "bench.h"
+#include "fp8.cuh"
 #include "fused_residual_layernorm.cuh"
 #include "layernorm_forward.cuh"
 #include "quantize.cuh"

@@ -42,6 +42,7 @@
                                   with gelu' itself as input, which matmul_forward 22 saves (kernel 13)  */
 #include "../../llmc/column_sums.cuh"
 #include "../../llmc/cublas_common.cuh"
+#include "../../llmc/gelu.cuh"
 #include "../../llmc/ptx.cuh"
 #include "bench.h"
 #include "matmul_backward_bias.cuh"
@@ -105,10 +106,7 @@ static int matmul_backward_num_tiles(const MatmulBackwardProduct& p, int size) {
 
 // ---- kernel 0: cuBLASLt untuned: the library's first proposal ----
 
-void matmul_backward_input6(floatX* dinp, const floatX* dout, const floatX* weight, const floatX* pre_gelu, int N,
-                            int C, int OC, cudaStream_t stream);
-void matmul_backward_weight6(float* dweight, const floatX* dout, const floatX* inp, int N, int C, int OC,
-                             bool accumulate, cudaStream_t stream);
+#include "matmul_backward.cuh" // kernels 6, 8 and 10
 
 static void matmul_backward_cublaslt(const MatmulBackwardArgs& g, cudaStream_t stream) {
     const MatmulBackwardProduct &x = g.input, &w = g.weight;
@@ -410,8 +408,6 @@ void matmul_backward5(const MatmulBackwardArgs& g, float* scratch, cudaStream_t 
 }
 
 #endif
-
-#include "matmul_backward.cuh" // kernels 6, 8 and 10
 
 // ---- kernel 7: cuBLASLt; dweight's epilogue also sums dout over its rows, so the bias gradient needs no extra read --
 

@@ -101,8 +101,7 @@ static int matmul_forward_num_tiles(const MatmulForwardArgs& f, int rows, int co
 
 // ---- kernel 0: cuBLASLt untuned: the whole epilogue fused, the library's first proposal ----
 
-void matmul_forward20(floatX* out, GeluSaved saved, const floatX* inp, const floatX* weight, const floatX* bias,
-                      const floatX* residual, int N, int C, int OC, cudaStream_t stream);
+#include "matmul_forward.cuh" // kernels 19 to 21
 
 void matmul_forward0(const MatmulForwardArgs& f, cudaStream_t stream) {
     cublaslt_tune(false);
@@ -1217,8 +1216,6 @@ void matmul_forward18(const MatmulForwardArgs& f, cudaStream_t stream, int stage
 }
 
 #endif
-
-#include "matmul_forward.cuh" // kernels 19 to 21
 
 // ---- kernel 19: cuBLASLt for the product alone, in float; a second kernel is the epilogue ----
 // The generator takes its form for a residual, which rounds once, as decode_matvec does: so a text goes on the same alone and among

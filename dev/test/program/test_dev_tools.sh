@@ -507,7 +507,35 @@ SH
     [ ! -e "$tmp/tree/build/dev_cuda" ] || fail "make clean leaves compare"
 }
 
-tests=(compare_verdicts compare_configurations compare_conditions compare_columns compare_broken_csv compare_arguments
+# make same-sass on two small kernels: a new name, a new comment and a new kernel are no difference; another number is one
+test_same_sass() {
+    [ -x "$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)" ] || skip "needs nvcc"
+    command -v git >/dev/null || skip "needs git"
+    mkdir -p "$tmp/same/dev/cuda"
+    cp dev/cuda/same_sass.sh "$tmp/same/dev/cuda/"
+    cd "$tmp/same"
+    touch Makefile
+    echo '__global__ void twice(float* x) { x[threadIdx.x] *= 2.0f; }' >train_gpt2.cu
+    printf '__global__ void %s(float* x) { __shared__ float s[32]; s[threadIdx.x] = *x; __syncthreads(); *x = s[%s]; }\n' \
+        fill 3 other 4 >dev/cuda/op.cu
+    git -c init.defaultBranch=main init -q . && git add . && git -c user.name=t -c user.email=t@t commit -qm base
+    compare() { PRECISIONS=BF16 ARCHS=80 dev/cuda/same_sass.sh main >"$tmp/out" 2>&1; }
+    printf '__global__ void before(float* x) { __shared__ float s[32]; s[5] = *x; __syncthreads(); *x = s[threadIdx.x]; }\n' |
+        cat - dev/cuda/op.cu >more && sed 's/fill/filled/' more >dev/cuda/op.cu # all numbers of labels are others
+    sed -i 's|$| // as before|' train_gpt2.cu
+    compare || { cat "$tmp/out" && fail "renamed and moved kernels are seen as others"; }
+    contains "moved dev/cuda/op.cu/BF16/80: _Z4fillPf, now op.BF16.80 _Z6filledPf" "$tmp/out"
+    contains "2 of 2 compiled and compared, 0 differences" "$tmp/out"
+    sed -i 's/2.0f/3.0f/' train_gpt2.cu
+    compare && fail "another number is not seen"
+    contains "FAIL train_gpt2.cu BF16 80: " "$tmp/out"
+    git checkout -q train_gpt2.cu
+    sed -i '/other/d' dev/cuda/op.cu
+    compare && fail "a kernel that is gone is not seen"
+    contains "FAIL gone: dev/cuda/op.cu/BF16/80: _Z5otherPf" "$tmp/out"
+}
+
+tests=(same_sass compare_verdicts compare_configurations compare_conditions compare_columns compare_broken_csv compare_arguments
     compare_results profile_table profile_bounds profile_missing_metrics profile_errors sass_functions sass_errors
     sass_of_an_op make_targets)
 run_tests_once "$@"
