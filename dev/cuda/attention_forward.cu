@@ -1500,6 +1500,8 @@ void attention_forward24(floatX* out, float* lse, const floatX* qkv, int B, int 
 }
 #endif
 
+// ---- inputs and checks ----
+
 // Fills parts first..first+parts-1 of queries, keys and values, (B,T,parts,NH,HS), with normal numbers; queries and keys
 // are multiplied by `size`. Size 4 makes scores differ by a few dozen, size 30 by 10^4. With either size P would exceed
 // 2^8 after the diagonal, which tests lazy rescaling. With size 30, all queries and keys of every other head are equal,

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Prints an op as one text: OP.cu, in which its own headers, OP.cuh and such as attention_forward_blocks.cuh, stand in place of the
-# lines that include them, without the comment at a header's top and without `#pragma once`. Other headers stay includes.
+# lines that include them, without the comment at a header's top and without `#pragma once`. Other headers stay includes. If an
+# include stands within a section, `// ---- kernel N: idea ----`, that line comes again behind the header, before the section's rest.
 #
 #     dev/cuda/op_text.sh OP         the text
 #     dev/cuda/op_text.sh OP LINE    FILE:LINE, the place at which this line of the text stands
@@ -29,18 +30,31 @@ awk -v headers="$headers" -v wanted="$line" '
         if (wanted == "") { print text }
         else if (++lines == wanted) { print file ":" number; found = 1; exit }
     }
-    match($0, /^#include "[A-Za-z0-9_]+\.cuh"/) {
-        header = substr($0, 11, RLENGTH - 11)
-        if (index(headers, " " header " ")) {
-            number = inside = 0
-            while (!(header in included) && (getline text <header) > 0) {
-                number++
-                if (inside) { put(text, header, number) }
-                if (text ~ /^#pragma once/) { inside = 1 } # what the header says about itself stands above this line
-            }
-            included[header] = 1 # another include of it would add nothing
-            next
+    function own_header(text) { # the header that this line includes, if it is one of the op
+        if (!match(text, /^#include "[A-Za-z0-9_]+\.cuh"/)) { return "" }
+        text = substr(text, 11, RLENGTH - 11)
+        return index(headers, " " text " ") ? text : ""
+    }
+    function put_header(header,    text, number, inside) {
+        if (header in included) { return } # another include of it would add nothing
+        included[header] = 1
+        while ((getline text <header) > 0) {
+            number++
+            if (own_header(text) != "") { put_header(own_header(text)) }
+            else if (inside) { put(text, header, number) }
+            if (text ~ /^#pragma once/) { inside = 1 } # what the header says about itself stands above this line
         }
+    }
+    own_header($0) != "" {
+        put_header(own_header($0))
+        goes_on = section
+        next
+    }
+    /^\/\/ ---- / { section = $0; section_line = FNR; goes_on = "" }
+    goes_on != "" && $0 != "" && !/^#/ {
+        put(goes_on, FILENAME, section_line) # the section around the include goes on behind the header
+        put("", FILENAME, section_line)
+        goes_on = ""
     }
     { put($0, FILENAME, FNR) }
     END { exit wanted != "" && !found }' "$op.cu" || fail "$op has no line $line"

@@ -521,7 +521,7 @@ test_same_sass() {
     git -c init.defaultBranch=main init -q . && git add . && git -c user.name=t -c user.email=t@t commit -qm base
     compare() { PRECISIONS=BF16 ARCHS=80 dev/cuda/same_sass.sh main >"$tmp/out" 2>&1; }
     printf '__global__ void before(float* x) { __shared__ float s[32]; s[5] = *x; __syncthreads(); *x = s[threadIdx.x]; }\n' |
-        cat - dev/cuda/op.cu >more && sed 's/fill/filled/' more >dev/cuda/op.cu # all numbers of labels are others
+        cat - dev/cuda/op.cu >longer.cu && sed "s/fill/filled/" longer.cu >dev/cuda/op.cu # all numbers of labels are others
     sed -i 's|$| // as before|' train_gpt2.cu
     compare || { cat "$tmp/out" && fail "renamed and moved kernels are seen as others"; }
     contains "moved dev/cuda/op.cu/BF16/80: _Z4fillPf, now op.BF16.80 _Z6filledPf" "$tmp/out"
