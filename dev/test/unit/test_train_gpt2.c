@@ -4,9 +4,12 @@
 #include "../golden.h"
 #include "../test.h"
 
+#if defined(__has_feature)
+#define SANITIZED_BY_CLANG __has_feature(address_sanitizer)
+#endif
 // Sanitizers check accesses, which are the same for every sample, and make each sample thirty times slower.
 static int samples(int n) {
-#ifdef __SANITIZE_ADDRESS__
+#if defined(__SANITIZE_ADDRESS__) || SANITIZED_BY_CLANG
     if (!getenv("LLMC_TEST_FULL")) { return (n + 7) / 8; }
 #endif
     return n;
