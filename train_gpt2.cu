@@ -68,7 +68,7 @@ follows karpathy/llm.c. The source of an algorithm is named at its operation, or
 #include "llmc/column_sums.cuh"   // defines: column_sums_wait, column_sums_end
 #include "llmc/crc32c.h"          // defines: crc32c
 #include "llmc/cublas_common.cuh" // defines: cublaslt_open, cublaslt_tune, cublaslt_matmul, find_machine_flops
-#include "llmc/cuda_common.cuh"   // defines: floatX, x128, cudaCheck, ceil_div, LaunchGraph, launch_as_graph, ...
+#include "llmc/cuda_common.cuh"   // defines: floatX, x128, cudaCheck, ceil_div, launch_early, LaunchGraph, ...
 #include "llmc/dataloader.h"      // defines: Batch, DataLoader, dataloader_next, dataloader_reset
 #include "llmc/decode.cuh"        // defines: DecodeLayers, SideStreams; also the operations of generation
 #include "llmc/distributed.cuh"   // defines: ranks, ranks_agree, is_alone, reduce_gradients, gather_weights, ...
@@ -1731,6 +1731,8 @@ int main(int argc, char** argv) {
 // ================================================================================================
 // The code between each pair of "promoted" marks is a copy of the file of that name in dev/cuda, made by dev/cuda/promote.sh. Change it
 // there. The ladder that it won, with slower kernels, checks and timings, is the .cu file that its head names.
+//
+//     6.1 training    6.2 --fp8    6.3 Muon    6.4 generation
 
 // ---- 6.1 kernels of training -------------------------------------------------------------------
 //     encoder_forward       token and position embeddings

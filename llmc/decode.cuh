@@ -1,6 +1,6 @@
 /*
 The operations of generation in train_gpt2.cu: each works on the newest token of each of B texts. Their kernels come from
-decode_matvec.cu, decode_matmul.cu, decode_attention.cu and decode_sample.cu in dev/cuda. Arguments and comments are
+decode_matvec.cuh, decode_matmul.cuh, decode_attention.cuh, decode_layer.cuh and decode_sample.cuh in dev/cuda. Arguments and comments are
 ordered as in section 1 of train_gpt2.cu.
 */
 #pragma once

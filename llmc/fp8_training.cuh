@@ -1,7 +1,7 @@
 /*
 Training with --fp8: which products have operands in fp8, and how the scale of each tensor follows its values. The passes
-are in fp8_passes.cuh, the formats in fp8.cuh; the kernels come from quantize.cu, layernorm_quantize.cu and matmul_fp8.cu
-in dev/cuda.
+are in fp8_passes.cuh, the formats in fp8.cuh; the kernels come from quantize.cuh, layernorm_quantize.cuh, matmul_fp8.cuh and, for
+sums that stay in 16 bits, fused_residual_layernorm.cuh in dev/cuda.
 
     stage      products of qkv, fc and fcproj in each layer, and of the head            operands
     forward    out = inp weight^T of the layers                                         rows of inp, rows of weight

@@ -1,7 +1,8 @@
 /*
 attention_backward: dqkv (B,T,3,NH,HS), the gradient of attention_forward's qkv | dbias (3,NH,HS) float, or NULL, += dqkv summed over
 all tokens | scratch in floats | dout, out (B,T,NH,HS), qkv (B,T,3,NH,HS), lse (B,NH,T)
-Constraint: HS % 8 == 0, HS <= 256. attention_backward_choice() says which kernel runs.
+Constraint: HS % 8 == 0, HS <= 256. attention_backward_choice() says which kernel runs: 11 (wgmma, TMA) on Hopper with HS = 64; 7
+(mma.sync) on tensor cores with HS = 32, 64, 96 or 128; else 3 (fp32 arithmetic).
 Kernels 3, 7 and 11 of attention_backward.cu, which has the other kernels, errors and sources.
 */
 #pragma once

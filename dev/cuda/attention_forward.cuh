@@ -1,8 +1,8 @@
 /*
 attention_forward: out (B,T,NH,HS) = softmax(q k^T / sqrt(HS), causal) v for each head | lse (B,NH,T) float, or NULL: the log of the
 sum of the exponentials | qkv (B,T,3,NH,HS)
-Constraint: HS % 8 == 0, HS <= 256. attention_forward_choice() says which kernel runs: 25 on Hopper with HS = 64; 15 on tensor
-cores with HS = 32, 64, 96 or 128; else 6.
+Constraint: HS % 8 == 0, HS <= 256. attention_forward_choice() says which kernel runs: 25 (wgmma, TMA) on Hopper with HS = 64; 15
+(mma.sync) on tensor cores with HS = 32, 64, 96 or 128; else 6 (fp32 arithmetic).
 Kernels 6, 15 and 25 of attention_forward.cu, which has the other kernels, errors and sources.
 */
 #pragma once

@@ -4,7 +4,7 @@ gemm: out (M,N) = finish(inp (M,K) weight (N,K)^T), a linear layer on Hopper fus
     out (M,N) floatX out | second (M,N) floatX out | inp (M,K), weight (N,K), residual (M,N) floatX in
     Constraint: sm_90a, 16-bit floatX, K % 8 == 0, N % 8 == 0, pointers aligned to 16 bytes.
 
-This is kernel 21 of matmul_forward.cu: ping-pong, 128x192 tiles, clusters of two blocks, and the epilogue GemmBias, a bias with
+gemm() launches gemm_sm90_kernel9, which is kernel 21 of matmul_forward.cu: ping-pong, 128x192 tiles, clusters of two blocks, and the epilogue GemmBias, a bias with
 extras. gemm_forms.cuh has other forms.
 
 The kernels have two template parameters. G is the form: the tile, the ring, the cluster and the wgmma instruction.
