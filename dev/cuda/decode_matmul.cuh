@@ -308,11 +308,11 @@ __device__ inline void decode_matmul_init(uint64_t (&barriers)[2], int cluster, 
 }
 
 // Starts the copy of the block's columns of norm_weight and norm_bias to shared_norm (2, num_columns); zeros past K.
-__device__ inline void decode_matmul_copy_norm(floatX* shared_norm, const DecodeMatmulArguments& a, int first_column,
-                                               int num_columns) {
+__device__ inline void decode_matmul_copy_norm(floatX* shared_norm, const DecodeMatmulArguments& a,
+                                               const DecodeMatmulSlice& slice, int num_columns) {
 #pragma unroll 1
     for (int at = threadIdx.x; at < num_columns / x128::size; at += DECODE_MATMUL_THREADS) {
-        int column = first_column + at * x128::size;
+        int column = slice.begin * DECODE_MATMUL_CHUNK + at * x128::size;
         bool there = column < a.K;
         cp_async_16(shared_norm + at * x128::size, a.norm_weight + (there ? column : 0), there);
         cp_async_16(shared_norm + num_columns + at * x128::size, a.norm_bias + (there ? column : 0), there);
@@ -388,7 +388,7 @@ template <class Out, class W, int texts, bool norm> __global__ void __launch_bou
 #pragma unroll
     for (int i = 0; i < ahead; i++) { first_rows.fetch(w[i], begin + i, begin + i < end, a.K); }
     grid_launch_dependents();
-    if (norm) { decode_matmul_copy_norm(shared_norm, a, slice.begin * DECODE_MATMUL_CHUNK, num_columns); }
+    if (norm) { decode_matmul_copy_norm(shared_norm, a, slice, num_columns); }
     // the place of this thread's pairs of results in the tile
     auto place = [=](int u, int* b, int* r) {
         int i = rank * pairs + threadIdx.x + u * DECODE_MATMUL_THREADS;
