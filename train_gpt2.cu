@@ -14,11 +14,19 @@ parameters, flags.h the flags (args), and run.h what a training run is besides i
 reports of its steps, and what is due between two of them (validation, a sample, a checkpoint).
 
 One stream, in order. The host queues a step, and prints the report of the previous step while the GPU works. In training
-the host waits for the GPU in four places: for a batch buffer that is still being copied (load_batch); for the report of
-the previous step (report_step); in every step with -sl or -sg, because the host must then see loss and norm before it
-allows the update (judge_before_update); and around evaluation, samples and checkpoints. All other decisions that depend
-on a step's results are made on the GPU: gradient clipping, fp16's loss scale, and whether the weights are updated at all.
-They are not when the loss or the gradient is NaN or infinite (adamw_prepare).
+the host waits for the GPU only
+
+    for a batch buffer that is still being copied (load_batch)
+    for the report of the previous step (report_step)
+    with -sl or -sg, in every step: it must see loss and norm before it allows the update (judge_before_update)
+    when a matmul's shape is first met, usually in the first step: cuBLASLt's algorithms are timed (cublaslt_fastest)
+    with several GPUs, before the first step: rank 0 chooses for all ranks (ranks_choose)
+    with --profile, once, before the profiled steps: the GPU's own speed is measured (profile_run)
+    around evaluation, samples and checkpoints
+
+With several GPUs, the hosts also wait for one another in every micro-batch (ranks_agree). All other decisions that
+depend on a step's results are made on the GPU: gradient clipping, fp16's loss scale, and whether the weights are updated
+at all. They are not when the loss or the gradient is NaN or infinite (adamw_prepare).
 
 With --gpus N there is a process like this for each GPU, a rank, with its own part of each batch. Gradients are summed over
 the ranks, and updated weights are passed on, by NCCL on a second stream (distributed.cuh): gradients_ready, await_bucket and
@@ -29,10 +37,23 @@ captured as a CUDA graph, and from then on it is one graph launch. There is a gr
 overwrites the gradients, one for the others, which add to them, and with several GPUs one for the last, which leaves room for
 the exchange of gradients. Generation does the same per token.
 
-Matmuls are our own kernels or cuBLASLt's. Ours are gemm, for forward matmuls on Hopper, decode_matvec, for generation, and
-decode_matmul, for generation of several texts on Hopper. When training first meets a shape, cuBLASLt's algorithms are timed
-and the fastest is kept (--no-tune: the first one that the library proposes). The choices are saved with the checkpoints, and
-a resumed run uses the same ones. So are the block sizes of --tuned, which take the place of those in the launchers.
+Matmuls run on kernels of our own where these are faster, otherwise on cuBLASLt. In training ours need Hopper and 16 bits:
+
+    matmul                       our kernel       where it runs
+    forward                      gemm             C <= 2048, and out has two or more tiles of 128x192 per SM
+    input gradient, with GELU    gemm             dinp has two or more tiles of 128x192 per SM
+    weight gradient              stream-K         16384 or more tokens, tiles that divide dweight exactly, and 40 or more of the
+                                                  library's tiles, 128x256, which would fill less than 4/5 of their waves
+    head with its loss           gemm             bf16, on the condition for forward
+    both with GELU, --fp8 +dw    matmul_fp8       where GELU's slope is saved (plan_training)
+    Muon's Newton-Schulz         newton_schulz    always; it has kernels for other GPUs and fp32 as well
+
+matmul_forward_choice, matmul_backward_input_choice, matmul_backward_weight_choice and linear_cross_entropy_choice decide this for
+the first four. In generation, decode_matvec runs on every GPU; decode_matmul, for several texts, and decode_layers need Hopper.
+
+When training first meets a shape on cuBLASLt, the library's algorithms are timed and the fastest is kept (--no-tune: the first
+one that the library proposes). The choices are saved with the checkpoints, and a resumed run uses the same ones. So are the
+block sizes of --tuned, which take the place of those in the launchers.
 
 With the same choices on the same kind of GPU, a run gives the same bits every time: the order of every sum in our kernels
 depends only on the shapes and the GPU, and with several GPUs on --overlap, and no floating-point sum uses atomics.
@@ -181,9 +202,9 @@ void gelu_forward(floatX* out, const floatX* inp, size_t n, cudaStream_t stream)
 // (1, device memory) is not NULL, the logits are overwritten by their gradients, (softmax - onehot(target)) * dloss.
 void fused_classifier(floatX* logits, float* losses, const int* targets, const float* dloss, int N, int V, int Vp,
                       cudaStream_t stream);
-// The head and its loss: losses (N) of the logits inp (N,C) weight (Vp,C)^T, as by fused_classifier. logits (N,Vp) is memory for what
-// linear_cross_entropy_backward needs; if dloss is NULL, the largest of a row's first V numbers is where its largest logit is.
-// In bf16 on Hopper, a logit counts as at most 97 larger than the target's.
+// The head and its loss: losses (N) of the logits inp (N,C) weight (Vp,C)^T, as by fused_classifier. logits (N,Vp) receives what
+// linear_cross_entropy_backward needs. Without dloss, the first V numbers of a row are its logits, or other numbers that increase
+// with them: the largest belongs to the largest logit. In bf16 on Hopper, each logit is limited to the target's logit plus 97.
 void linear_cross_entropy_forward(floatX* logits, float* losses, float* scratch, const floatX* inp,
                                   const floatX* weight, const int* targets, const float* dloss, int N, int C, int V,
                                   int Vp, cudaStream_t stream);
@@ -237,7 +258,7 @@ struct Activations {
     GeluSaved fch;     // (L, B, T, 4*C): GELU's argument, or its slope; in training only
     floatX* fch_gelu;  // (L, B, T, 4*C) [1]
     floatX* residual3; // (L, B, T, C): the residual stream after the MLP
-    floatX* projected; // (B, T, C), with --fp8: output of the MLP, before it is added to the residual stream
+    floatX* projected; // (B, T, C), with --fp8: output of the MLP before the residual sum; in the memory of dbtc
     floatX* lnf;       // (B, T, C)
     float* lnf_mean;   // (B, T)
     float* lnf_rstd;   // (B, T)
@@ -247,9 +268,9 @@ struct Activations {
     int* targets;      // (B, T)
     // for the backward pass
     floatX* dresidual; // (B, T, C): gradient of the residual stream; every layer updates it, from the last to the first
-    floatX* dbtc;      // (B, T, C), in the memory of projected
+    floatX* dbtc;      // (B, T, C): gradients of atty and of the layernorms' outputs, one at a time
     floatX* dqkv;      // (B, T, 3*C), in the memory of logits, whose gradients are not needed any more
-    floatX* dfch;      // (B, T, 4*C), in the memory of logits, too
+    floatX* dfch;      // (B, T, 4*C), also in the memory of logits
     float* scratch;    // for one operation at a time; without training for the loss
     float *gelu_terms, *norm1_terms, *norm2_terms; // scratch for sums that wait for the end of a layer
     // 1: every layer has its own tensor; 0: all share one. keep_gelu is for those marked [1], keep_norm for [2], keep for others
@@ -345,8 +366,9 @@ static void gpt2_forward(GPT2* model, Activations* acts, int B, int T, bool trai
                       stream);
 }
 
-// Call after gpt2_forward. Computes the losses of all B x T tokens; state->loss += scale * sum of the losses. gpt2_backward scales
-// the gradients by state->dloss.
+// Call after gpt2_forward. Computes the losses of all B x T tokens; state->loss += scale * sum of the losses. For training, it also
+// prepares the gradient of the logits, which is scaled by state->dloss: here, by fused_classifier, or in gpt2_backward, where kernel 2
+// of linear_cross_entropy runs (in bf16 on Hopper).
 static void gpt2_loss(GPT2* model, Activations* acts, int B, int T, bool training, float scale) {
     int V = model->config.vocab_size, Vp = model->config.padded_vocab_size, C = model->config.channels, BT = B * T;
     const float* dloss = training ? &model->state->dloss : NULL;
@@ -536,8 +558,10 @@ static void plan_activations(Plan* plan, Activations* a, const GPT2Config* confi
     size_t BT = (size_t)B * T, C = config->channels, L = config->num_layers, NH = config->num_heads;
     size_t Vp = config->padded_vocab_size;
     a->B = B, a->T = T;
-    a->keep = training, a->keep_gelu = training && recompute < (fp8 < FP8_DW), // +dw keeps columns in fp8 instead
-        a->keep_norm = training && recompute < 2 * (fp8 < FP8_DW);
+    bool kept_in_fp8 = fp8 == FP8_DW; // +dw keeps columns in fp8 instead: Fp8Memory
+    a->keep = training;
+    a->keep_gelu = training && !kept_in_fp8 && recompute < 1;
+    a->keep_norm = training && !kept_in_fp8 && recompute < 2;
     size_t layers = a->keep ? L : 1, gelus = a->keep_gelu ? L : 1, norms = a->keep_norm ? L : 1;
     PlanGroup group = PLAN_ACTIVATIONS;
     plan_add(plan, group, &a->encoded, BT * C);
@@ -554,7 +578,7 @@ static void plan_activations(Plan* plan, Activations* a, const GPT2Config* confi
     if (training) { plan_add(plan, group, &a->fch.tensor, layers * BT * 4 * C); }
     plan_add(plan, group, &a->fch_gelu, gelus * BT * 4 * C);
     plan_add(plan, group, &a->residual3, layers * BT * C);
-    if (training) { plan_add(plan, group, &a->projected, BT * C); }
+    if (training) { plan_add(plan, group, &a->dbtc, BT * C); }
     plan_add(plan, group, &a->lnf, BT * C);
     plan_add(plan, group, &a->lnf_mean, BT);
     plan_add(plan, group, &a->lnf_rstd, BT);
@@ -604,7 +628,7 @@ static void allocate_training(GPT2* model, const Plan* parameters, const Plan* a
     point_parameters(&model->params, model->params_memory, config);
     point_parameters(&model->grads, model->grads_memory, config);
     if (!model->own_grads) { model->own_grads = model->grads_memory; }
-    a->dbtc = a->projected;
+    a->projected = a->dbtc;
     a->dfch = a->logits;
     a->dqkv = a->logits + (size_t)a->B * a->T * 4 * config->channels;
     model->fp8.gradients = (E5M2*)(a->logits + (size_t)a->B * a->T * 7 * config->channels);
@@ -732,8 +756,8 @@ static void gpt2_download(GPT2* model, float* weights) {
 
 enum { MAX_HEAD_TEXTS = 32 };  // without decode_matmul_head, decode_head is faster than cuBLASLt up to here
 enum { MAX_MATVEC_TEXTS = 8 }; // without decode_matmul, decode_matvec is faster than cuBLASLt up to here (on an H200)
-// With one slot, and all layers in one launch, a prompt of up to so many tokens runs token by token: these kernels are few, while a first
-// pass over a prompt takes some 80 ms to load its kernels and choose cuBLASLt's. (A later pass would take less time than 40 tokens.)
+// With one slot, and all layers in one launch, a prompt of up to this many tokens runs token by token. The first batched pass over a
+// prompt takes about 80 ms, most of it to load its kernels and cuBLASLt's. (Later batched passes take less time than 40 tokens.)
 enum { MAX_PROMPT_STEPS = 40 };
 // Continues texts side by side, each in a slot of its own. The host launches a graph per token and reads it while the GPU
 // computes the next. When a text ends, the next one takes its slot: its prompt runs between two launches of the graph.
@@ -2511,15 +2535,14 @@ inline LayernormBackwardLaunch layernorm_backward_launch8(int N, int C, int bloc
 
 // ---- kernel 10: cp.async prefetches the next row, and programmatic dependent launch of the second kernel ----
 
+constexpr int LAYERNORM_BACKWARD_STAGES = 2;
+
 // Kernel 8 with one warp per team and the next row in flight: cp.async copies it into a ring in shared memory while the
 // current row is summed. Each thread reads only what it copied itself, so it waits for its own copies, without barrier.
 //                before the loop   1st row           2nd row           3rd row
 //     stage 0    copy row 0        read 0, copy 2    (2 in flight)     read 2, copy 4
 //     stage 1    copy row 1        (1 in flight)     read 1, copy 3    (3 in flight)
-constexpr int LAYERNORM_BACKWARD_STAGES = 2;
-
-//
-// num_sums: 2, or 3 to sum the columns of dinp, too, which is kernel 13.
+// num_sums: 2, or 3 to also sum the columns of dinp.
 template <int num_vecs, int num_sums> __global__ void __launch_bounds__(LAYERNORM_BACKWARD_THREADS_PER_SM, 1)
     layernorm_backward_kernel10(floatX* dinp, float* partials, const floatX* dout, const floatX* dresidual,
                                 const floatX* inp, const floatX* weight, const float* mean, const float* rstd, int N,
@@ -2637,21 +2660,21 @@ void layernorm_backward10(floatX* dinp, float* dinp_sums, float* dweight, float*
 }
 // ---- kernel 11: 5 with the next rows copied ahead by cp.async, for rows that are longer than a warp holds ----
 
-constexpr int LAYERNORM_BACKWARD_BLOCK_SIZE10 = 256; // the largest; two blocks leave 128 registers per thread
+constexpr int LAYERNORM_BACKWARD_BLOCK_SIZE11 = 256; // the largest; two blocks leave 128 registers per thread
 
 // A block processes `rows` rows at a time; thread t holds the vectors t, t + blockDim.x ... of each row. While the sums of
 // these rows are computed, cp.async copies the rows of the next turns into a ring in shared memory. A thread reads only what
 // it copied itself, so the only barrier is that of the row sums. dy, x and dx are read from the ring a second time for dinp:
 // that costs less than the registers that would hold them. num_sums: as in kernel 10.
 template <int num_vecs, int rows, int num_sums>
-__global__ void __launch_bounds__(LAYERNORM_BACKWARD_BLOCK_SIZE10, num_vecs == 1 ? 2 : 1)
+__global__ void __launch_bounds__(LAYERNORM_BACKWARD_BLOCK_SIZE11, num_vecs == 1 ? 2 : 1)
     layernorm_backward_kernel11(floatX* dinp, float* partials, const floatX* dout, const floatX* dresidual,
                                 const floatX* inp, const floatX* weight, const float* mean, const float* rstd, int N,
                                 int C) {
     static_assert(num_vecs * rows == 4);
-    extern __shared__ int4 layernorm_backward_ring10[]; // (stages, rows, num_vecs, 3, blockDim.x)
+    extern __shared__ int4 layernorm_backward_ring11[]; // (stages, rows, num_vecs, 3, blockDim.x)
     // [stage][warp]: sum and dot of each row. The stages alternate, so one barrier per turn is enough
-    __shared__ float shared[LAYERNORM_BACKWARD_STAGES][LAYERNORM_BACKWARD_BLOCK_SIZE10 / 32][8];
+    __shared__ float shared[LAYERNORM_BACKWARD_STAGES][LAYERNORM_BACKWARD_BLOCK_SIZE11 / 32][8];
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32, num_warps = blockDim.x / 32;
     int first = threadIdx.x * x128::size, stride = blockDim.x * x128::size, row_step = gridDim.x * rows, stage = 0;
     float dw[num_vecs][x128::size] = {}, db[num_vecs][x128::size] = {}, dx_sum[num_vecs][x128::size] = {};
@@ -2663,7 +2686,7 @@ __global__ void __launch_bounds__(LAYERNORM_BACKWARD_BLOCK_SIZE10, num_vecs == 1
     for (int j = 0; j < num_vecs; j++) {
         if (first + j * stride < C) { w[j] = load128(weight + first + j * stride); }
     }
-    auto slots = [&](int of_stage) { return layernorm_backward_ring10 + of_stage * 12 * blockDim.x + threadIdx.x; };
+    auto slots = [&](int of_stage) { return layernorm_backward_ring11 + of_stage * 12 * blockDim.x + threadIdx.x; };
     // what is past the end of a row, or of all rows, becomes 0 and adds nothing
     auto fetch = [&](int start, int to_stage) {
         size_t at = (size_t)start * C + first;
@@ -2722,7 +2745,7 @@ __global__ void __launch_bounds__(LAYERNORM_BACKWARD_BLOCK_SIZE10, num_vecs == 1
         float warp_total = layernorm_backward_sum8(sums);
         if (lane % 4 == 0) { shared[stage][warp][lane / 4] = warp_total; }
         __syncthreads();
-        static_assert(LAYERNORM_BACKWARD_BLOCK_SIZE10 <= 8 * 32); // this lane: sum lane % 8 of two of the warps
+        static_assert(LAYERNORM_BACKWARD_BLOCK_SIZE11 <= 8 * 32); // this lane: sum lane % 8 of two of the warps
         float total = lane / 8 < num_warps ? shared[stage][lane / 8][lane % 8] : 0.0f;
         if (lane / 8 + 4 < num_warps) { total += shared[stage][lane / 8 + 4][lane % 8]; }
         total += __shfl_xor_sync(0xFFFFFFFFu, total, 8);
@@ -2769,7 +2792,7 @@ __global__ void __launch_bounds__(LAYERNORM_BACKWARD_BLOCK_SIZE10, num_vecs == 1
 
 // Vectors per thread of kernel 11; 0 if a row is too long for it, or the device code has no cp.async.
 inline int layernorm_backward_vecs11(int C) {
-    int num_vecs = ceil_div(C / x128::size, LAYERNORM_BACKWARD_BLOCK_SIZE10);
+    int num_vecs = ceil_div(C / x128::size, LAYERNORM_BACKWARD_BLOCK_SIZE11);
     return num_vecs <= 2 && compiled_arch(layernorm_backward_kernel11<1, 4, 2>) >= 80 ? num_vecs : 0;
 }
 
@@ -2786,7 +2809,7 @@ void layernorm_backward11(floatX* dinp, float* dinp_sums, float* dweight, float*
     require(C % x128::size == 0 && num_vecs > 0);
     int block_size = 32 * ceil_div(C / x128::size, 32 * num_vecs), rows = 4 / num_vecs, resident;
     int blocks_per_sm = threads_per_sm ? min(max(threads_per_sm / block_size, 1), 4)
-                                       : (block_size < LAYERNORM_BACKWARD_BLOCK_SIZE10 ? 2 : 1);
+                                       : (block_size < LAYERNORM_BACKWARD_BLOCK_SIZE11 ? 2 : 1);
     auto kernel = dinp_sums ? layernorm_backward_choose11<3>(num_vecs) : layernorm_backward_choose11<2>(num_vecs);
     size_t ring_bytes = (size_t)LAYERNORM_BACKWARD_STAGES * 12 * block_size * sizeof(x128);
     cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)ring_bytes));
@@ -3912,8 +3935,8 @@ void matmul_backward_weight6(float* dweight, const floatX* dout, const floatX* i
 // matmul_backward_input() uses it where it is faster than kernel 6.
 
 #if !defined(ENABLE_FP32)
-// As matmul_backward_input, with gelu'. If dinp_sums is not NULL, this is kernel 12; partials then has a row of C sums for
-// each 128 rows of dinp.
+// Like matmul_backward_input, with gelu'. If dinp_sums is not NULL, the epilogue also sums the columns of dinp: partials receives
+// a row of C sums for each 128 rows.
 template <int extras>
 static void matmul_backward_launch8(const GemmArgs& g, float* dinp_sums, float* partials, cudaStream_t stream) {
     typedef GemmPingPong192PairsKN G;
@@ -4075,7 +4098,7 @@ template <class G> struct MatmulBackwardRing {
         floatX dout[G::ROWS / 64][64 * 64];
         floatX inp[G::COLUMNS / 64][64 * 64];
     } stages[G::RING];
-    // full: TMA loads complete it; empty: the 8 consumer warps of both blocks arrive, the producer waits
+    // full: TMA loads complete it; empty: 8 consumer warps of each of the 2 blocks arrive, the producer waits
     uint64_t full[G::RING], empty[G::RING];
 };
 
@@ -5386,7 +5409,8 @@ void attention_forward_sm90(floatX* out, float* lse, const floatX* qkv, int B, i
 }
 #endif
 
-// The number of the kernel that attention_forward() runs; see the table below.
+// The number of the kernel that attention_forward() runs; see the table below. A head size outside the table's first two rows,
+// such as 48, uses no tensor cores on any GPU, an H100 included: kernel 6 computes in fp32.
 inline int attention_forward_choice(int HS) {
 #if !defined(ENABLE_FP32)
     if (HS == 64 && has_sm90a()) { return 25; }
@@ -6071,7 +6095,7 @@ struct AttentionBackwardArgs {
     int* turns;        // (B*NH, num_tiles, 2): number of terms in each sum so far
     int* ticket;       // the number of the next work item
     float4* stats;     // (B*NH, num_tiles, 64): for each pair of queries two lse in base 2, then two dsum
-    float* dq_terms;   // (B, 8, NH, 64): sums of dq over some queries, for dbias (kernel 13), or NULL
+    float* dq_terms;   // (B, 8, NH, 64): sums of dq over some queries, for dbias, or NULL
     float* dout_terms; // (blocks of queries, NH, 64): sums of dout over some queries, likewise, or NULL
     int T, NH, num_heads, num_tiles;
 };
@@ -6325,7 +6349,7 @@ struct AttentionBackwardSMem {
     floatX ds[2][2 * 128 * 64]; // two stages, so one barrier per step is enough; also holds what TMA writes
     float4 dq[2][8 * 128];      // per warpgroup, a tile of dq to be added to dq_sums, or (key tile 0) the sums so far
     float4 stats[2][64];
-    float4 dq_terms[2][4 * 128]; // kernel 13: per thread of a warpgroup, 16 sums of its rows of dq
+    float4 dq_terms[2][4 * 128]; // for dbias: per thread of a warpgroup, 16 sums of its rows of dq
     // full: the loads complete it, and the consumers wait for it; empty: the consumers arrive, and the producer waits
     uint64_t q_full[2], q_empty[2]; // for q and stats
     uint64_t dout_full[2], dout_empty[2];
@@ -6607,8 +6631,8 @@ __global__ void __launch_bounds__(384, 1)
     if (lane == 0) { tma_store_wait<0>(); }
 }
 
-// Kernel 11, or 13 if dbias is not NULL; see attention_backward. Requires HS = 64 and sm_90a. scratch:
-// attention_backward_sm90_scratch() floats, aligned to 16 bytes.
+// Kernel 11; if dbias is not NULL, it also sums the columns of dq and of dout. See attention_backward. Requires HS = 64 and
+// sm_90a. scratch: attention_backward_sm90_scratch() floats, aligned to 16 bytes.
 //
 // Of dbias only the queries' third needs dqkv. dv of a key is the sum of P * dout over the queries, and P of a query adds up to
 // 1 over the keys, so dv summed over all keys is dout summed over all queries. dk of a key is the sum of dS * q over the
@@ -6654,7 +6678,8 @@ size_t attention_backward_scratch(int B, int T, int C, int NH) {
     return floats;
 }
 
-// The number of the kernel that attention_backward() runs; see the table below.
+// The number of the kernel that attention_backward() runs; see the table below. A head size outside the table's first two rows,
+// such as 48, trains without tensor cores on every GPU, an H100 included: kernel 3 computes in fp32.
 inline int attention_backward_choice(int HS) {
 #if !defined(ENABLE_FP32)
     if (HS == 64 && has_sm90a()) { return 11; }
@@ -6693,7 +6718,7 @@ static void attention_backward_run(int kernel, floatX* dqkv, float* dbias, float
 // device:
 //
 //     HS                        bf16, fp16:  sm_90a (H100)   8.0 and up (A100)   older          fp32
-//     64                                     11 or 13        kernel 7            kernel 3       kernel 3
+//     64                                     kernel 11       kernel 7            kernel 3       kernel 3
 //     32, 96, 128                            kernel 7        kernel 7            kernel 3       kernel 3
 //     other multiples of 8, up to 256        kernel 3        kernel 3            kernel 3       kernel 3
 //
@@ -7054,7 +7079,7 @@ size_t linear_cross_entropy_scratch(int N, int C, int Vp) {
 
 // losses (N) = log(sum(exp(logits))) - logits[target] over the first V of the Vp columns of inp (N,C) weight (Vp,C)^T | targets (N),
 // each in [0,V) | dloss (1), or NULL if no backward pass follows | logits (N,Vp) is filled for linear_cross_entropy_backward; if
-// dloss is NULL, the first V columns are the logits, or numbers of which a larger one stands for a larger logit of the same row
+// dloss is NULL, the first V numbers of a row are its logits (kernel 1), or ratios that increase with its logits (kernel 2)
 // | scratch (linear_cross_entropy_scratch(N, C, Vp))
 void linear_cross_entropy_forward(floatX* logits, float* losses, float* scratch, const floatX* inp,
                                   const floatX* weight, const int* targets, const float* dloss, int N, int C, int V,
@@ -7189,8 +7214,8 @@ __global__ void fused_residual_layernorm_kernel3(floatX* residual, floatX* norme
     for (int c = threadIdx.x * x128::size; c < C; c += blockDim.x * x128::size) {
         x128 xv = load128(x + c);
         for (int k = 0; k < x128::size; k++) {
-            float centred = (float)xv[k] - m;
-            squares += centred * centred;
+            float centered = (float)xv[k] - m;
+            squares += centered * centered;
         }
     }
     float r = rsqrtf(block_sum(squares, shared) / C + 1e-5f);
@@ -7618,7 +7643,7 @@ enum MatmulFp8Mode {
 };
 
 // x in type F, rows and columns. has_sums: the columns of x are also summed, before they are rounded.
-template <class F, MatmulFp8Mode mode, bool has_sums = false> struct MatmulFp8Quantised {
+template <class F, MatmulFp8Mode mode, bool has_sums = false> struct MatmulFp8Quantized {
     static constexpr int EXTRAS = mode == MATMUL_FP8_MODE_TIMES_SLOPE ? GEMM_RESIDUAL | GEMM_NO_BIAS : 0;
     static constexpr int SHARED_BYTES = 4 * sizeof(MatmulFp8Tile) + 1024; // the last: for their alignment
     typedef MatmulFp8Epilogue<EXTRAS> Epilogue;
@@ -7787,7 +7812,7 @@ template <class A, class Result> static void matmul_fp8_launch7(const MatmulFp8A
 // rows, columns = gelu(y); slope (M,N) = GELU's slope at y, for the backward pass
 void matmul_fp8_8(const MatmulFp8Args<__nv_fp8_e4m3>& p, const Fp8Tensor<__nv_fp8_e4m3>& to, floatX* slope,
                   cudaStream_t stream) {
-    matmul_fp8_launch7(p, MatmulFp8Quantised<__nv_fp8_e4m3, MATMUL_FP8_MODE_SAVE_SLOPE>{to, NULL}, slope, NULL, stream);
+    matmul_fp8_launch7(p, MatmulFp8Quantized<__nv_fp8_e4m3, MATMUL_FP8_MODE_SAVE_SLOPE>{to, NULL}, slope, NULL, stream);
 }
 
 // ---- kernel 11: 10 that also sums the columns of its result, which is the gradient of a bias ----
@@ -7796,7 +7821,7 @@ void matmul_fp8_8(const MatmulFp8Args<__nv_fp8_e4m3>& p, const Fp8Tensor<__nv_fp
 // partials (ceil(M / 128), N) is scratch
 template <class A> void matmul_fp8_11(const MatmulFp8Args<A>& p, const Fp8Tensor<A>& to, float* sums, float* partials,
                                       const floatX* slope, cudaStream_t stream) {
-    matmul_fp8_launch7(p, MatmulFp8Quantised<A, MATMUL_FP8_MODE_TIMES_SLOPE, true>{to, partials}, NULL, slope, stream);
+    matmul_fp8_launch7(p, MatmulFp8Quantized<A, MATMUL_FP8_MODE_TIMES_SLOPE, true>{to, partials}, NULL, slope, stream);
     column_sums<16>(sums, NULL, NULL, partials, ceil_div(p.M, 128), p.N, stream);
 }
 
@@ -8355,7 +8380,7 @@ constexpr int MUON_PARTS = 256;
 constexpr int MUON_TILE = 64;
 
 __device__ inline float muon_lookahead(float m, float grad, float grad_scale, float momentum) {
-    return grad * grad_scale + momentum * m; // Nesterov's: the next step's m, were its gradient 0
+    return grad * grad_scale + momentum * m; // Nesterov: m after the next step if its gradient were the same
 }
 
 // m (num,size), parts (num,MUON_PARTS) | grads (num,size)
@@ -10865,7 +10890,7 @@ template <int C, int TEAMS> struct DecodeLayerTexts {
     }
     __device__ int head() const { return blockIdx.x / 8; }
     __device__ int first() const { return rank * OWN; } // of the block's columns
-    // In a warp's hands, between the products, is one text of the team.
+    // Between the products, warp w of a team handles text w of the team, if there is one.
     __device__ bool is_text() const { return texts >> warp & 1; }
     __device__ int text() const { return TEXTS * team + warp; }
     __device__ bool has_columns() const { return TRIPLES == 32 || lane < TRIPLES; }

@@ -58,8 +58,8 @@ void matmul_backward_weight6(float* dweight, const floatX* dout, const floatX* i
 // matmul_backward_input() uses it where it is faster than kernel 6.
 
 #if !defined(ENABLE_FP32)
-// As matmul_backward_input, with gelu'. If dinp_sums is not NULL, this is kernel 12; partials then has a row of C sums for
-// each 128 rows of dinp.
+// Like matmul_backward_input, with gelu'. If dinp_sums is not NULL, the epilogue also sums the columns of dinp: partials receives
+// a row of C sums for each 128 rows.
 template <int extras>
 static void matmul_backward_launch8(const GemmArgs& g, float* dinp_sums, float* partials, cudaStream_t stream) {
     typedef GemmPingPong192PairsKN G;
@@ -221,7 +221,7 @@ template <class G> struct MatmulBackwardRing {
         floatX dout[G::ROWS / 64][64 * 64];
         floatX inp[G::COLUMNS / 64][64 * 64];
     } stages[G::RING];
-    // full: TMA loads complete it; empty: the 8 consumer warps of both blocks arrive, the producer waits
+    // full: TMA loads complete it; empty: 8 consumer warps of each of the 2 blocks arrive, the producer waits
     uint64_t full[G::RING], empty[G::RING];
 };
 

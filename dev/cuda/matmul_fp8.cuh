@@ -95,7 +95,7 @@ enum MatmulFp8Mode {
 };
 
 // x in type F, rows and columns. has_sums: the columns of x are also summed, before they are rounded.
-template <class F, MatmulFp8Mode mode, bool has_sums = false> struct MatmulFp8Quantised {
+template <class F, MatmulFp8Mode mode, bool has_sums = false> struct MatmulFp8Quantized {
     static constexpr int EXTRAS = mode == MATMUL_FP8_MODE_TIMES_SLOPE ? GEMM_RESIDUAL | GEMM_NO_BIAS : 0;
     static constexpr int SHARED_BYTES = 4 * sizeof(MatmulFp8Tile) + 1024; // the last: for their alignment
     typedef MatmulFp8Epilogue<EXTRAS> Epilogue;
@@ -264,7 +264,7 @@ template <class A, class Result> static void matmul_fp8_launch7(const MatmulFp8A
 // rows, columns = gelu(y); slope (M,N) = GELU's slope at y, for the backward pass
 void matmul_fp8_8(const MatmulFp8Args<__nv_fp8_e4m3>& p, const Fp8Tensor<__nv_fp8_e4m3>& to, floatX* slope,
                   cudaStream_t stream) {
-    matmul_fp8_launch7(p, MatmulFp8Quantised<__nv_fp8_e4m3, MATMUL_FP8_MODE_SAVE_SLOPE>{to, NULL}, slope, NULL, stream);
+    matmul_fp8_launch7(p, MatmulFp8Quantized<__nv_fp8_e4m3, MATMUL_FP8_MODE_SAVE_SLOPE>{to, NULL}, slope, NULL, stream);
 }
 
 // ---- kernel 11: 10 that also sums the columns of its result, which is the gradient of a bias ----
@@ -273,7 +273,7 @@ void matmul_fp8_8(const MatmulFp8Args<__nv_fp8_e4m3>& p, const Fp8Tensor<__nv_fp
 // partials (ceil(M / 128), N) is scratch
 template <class A> void matmul_fp8_11(const MatmulFp8Args<A>& p, const Fp8Tensor<A>& to, float* sums, float* partials,
                                       const floatX* slope, cudaStream_t stream) {
-    matmul_fp8_launch7(p, MatmulFp8Quantised<A, MATMUL_FP8_MODE_TIMES_SLOPE, true>{to, partials}, NULL, slope, stream);
+    matmul_fp8_launch7(p, MatmulFp8Quantized<A, MATMUL_FP8_MODE_TIMES_SLOPE, true>{to, partials}, NULL, slope, stream);
     column_sums<16>(sums, NULL, NULL, partials, ceil_div(p.M, 128), p.N, stream);
 }
 

@@ -486,8 +486,8 @@ __device__ inline void transformer_block_layernorm(floatX* norm, const floatX* i
         for (int j = 0; j < transformer_block_max_vecs; j++) {
             if ((lane + 32 * j) * x128::size >= C) { continue; }
             for (int k = 0; k < x128::size; k++) {
-                float centred = (float)x[j][k] - m;
-                squares += centred * centred;
+                float centered = (float)x[j][k] - m;
+                squares += centered * centered;
             }
         }
         float r = rsqrtf(warp_sum(squares) / C + 1e-5f);
@@ -686,7 +686,7 @@ __global__ void transformer_block_scales_kernel6(TransformerBlockScales* scales,
 // out = scale->multiplier * inp, or * gelu(inp) if has_gelu, in e4m3. ordered: each group of 64 elements is in the
 // order of gemm_e4m3_column. n is a multiple of 8, or of 64 if ordered.
 template <bool has_gelu, bool ordered>
-__global__ void transformer_block_quantise_kernel6(__nv_fp8_e4m3* out, const floatX* inp,
+__global__ void transformer_block_quantize_kernel6(__nv_fp8_e4m3* out, const floatX* inp,
                                                    const TransformerBlockScale* scale, size_t n) {
     size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * x128::size;
     if (i >= n) { return; }
@@ -700,10 +700,10 @@ __global__ void transformer_block_quantise_kernel6(__nv_fp8_e4m3* out, const flo
     for (int k = 0; k < 8; k++) { y[k] = multiplier * (has_gelu ? gelu((float)x[k]) : (float)x[k]); }
     fused_residual_layernorm_store8(out + i, y);
 }
-template <bool gelu, bool ordered = false> static void transformer_block_quantise(__nv_fp8_e4m3* out, const floatX* inp,
+template <bool gelu, bool ordered = false> static void transformer_block_quantize(__nv_fp8_e4m3* out, const floatX* inp,
                                                                                   const TransformerBlockScale* scale,
                                                                                   size_t n, cudaStream_t stream) {
-    transformer_block_quantise_kernel6<gelu, ordered>
+    transformer_block_quantize_kernel6<gelu, ordered>
         <<<(unsigned)ceil_div(n, (size_t)256 * x128::size), 256, 0, stream>>>(out, inp, scale, n);
     cudaCheck(cudaGetLastError());
 }
@@ -734,12 +734,12 @@ void transformer_block_prepare_fp8(const TransformerBlockFp8& q, const Transform
     transformer_block_scales_kernel6<<<1, 1, 0, stream>>>(q.scales, q.maxima, C);
     cudaCheck(cudaGetLastError());
     size_t CC = (size_t)C * C;
-    transformer_block_quantise<false>(q.qkv_weight, w.qkv_weight, &q.scales->qkv_weight, 3 * CC, stream);
-    transformer_block_quantise<false>(q.fc_weight, w.fc_weight, &q.scales->fc_weight, 4 * CC, stream);
-    transformer_block_quantise<false>(q.fcproj_weight, w.fcproj_weight, &q.scales->fcproj_weight, 4 * CC, stream);
+    transformer_block_quantize<false>(q.qkv_weight, w.qkv_weight, &q.scales->qkv_weight, 3 * CC, stream);
+    transformer_block_quantize<false>(q.fc_weight, w.fc_weight, &q.scales->fc_weight, 4 * CC, stream);
+    transformer_block_quantize<false>(q.fcproj_weight, w.fcproj_weight, &q.scales->fcproj_weight, 4 * CC, stream);
     if (C % 64 != 0) { return; } // only kernel 15 uses the ordered weights, and it needs C = 64 * NH
-    transformer_block_quantise<false, true>(q.ordered_proj_weight, w.proj_weight, &q.scales->proj_weight, CC, stream);
-    transformer_block_quantise<false, true>(q.ordered_fcproj_weight, w.fcproj_weight, &q.scales->fcproj_weight, 4 * CC,
+    transformer_block_quantize<false, true>(q.ordered_proj_weight, w.proj_weight, &q.scales->proj_weight, CC, stream);
+    transformer_block_quantize<false, true>(q.ordered_fcproj_weight, w.fcproj_weight, &q.scales->fcproj_weight, 4 * CC,
                                             stream);
 }
 
@@ -803,7 +803,7 @@ void transformer_block_forward6(const TransformerBlock& f, const TransformerBloc
                                        stream);
     }
     cublasCheck(cublaslt_try_linear(calls.fc, stream));
-    if (!gelu_epilogue) { transformer_block_quantise<true>(gelu, f.hidden, &s->gelu, (size_t)N * 4 * C, stream); }
+    if (!gelu_epilogue) { transformer_block_quantize<true>(gelu, f.hidden, &s->gelu, (size_t)N * 4 * C, stream); }
     cublasCheck(cublaslt_try_linear(calls.fcproj, stream));
 }
 #endif
