@@ -67,7 +67,7 @@ Words:
     rank              with several GPUs: the process of one of them
     share             with ZeRO-1: the part of the optimizer's state that a rank keeps
     bucket            what the ranks exchange, and AdamW updates, at once: the embeddings, a layer or the last layernorm
-    updated later     AdamW of all layers but the first, on one GPU: beside the next forward pass (update_later.cuh)
+    deferred update   AdamW of all layers except the first during the next forward pass, on one GPU (deferred_update.cuh)
     ladder            a file of dev/cuda: one operation as a series of numbered kernels, from naive to fast
     promoted          copied here from a ladder by dev/cuda/promote.sh, between marks: its best kernel, with its number
     launcher          the host function that checks the shapes and launches an operation's kernels
@@ -82,7 +82,7 @@ Words:
 Sources: Radford et al. 2019, "Language models are unsupervised multitask learners"; the structure of the program
 follows karpathy/llm.c. The source of an algorithm is named at its operation, or in the file of its ladder.
 */
-#include "llmc/adamw_state.cuh"   // defines: AdamW, StepState, AdamWLater, adamw_later
+#include "llmc/adamw_state.cuh"   // defines: AdamW, StepState, DeferredUpdate, deferred_update
 #include "llmc/checkpoint.h"      // defines: advise_huge
 #include "llmc/choices.cuh"       // defines: choices_open, choices_save, choices_load
 #include "llmc/cli.h"             // defines: cli_parse, cli_print
@@ -222,14 +222,14 @@ size_t global_norm_scratch();
 
 // Decides whether the weights are updated: state->applied becomes 1 unless loss or norm is not finite or skip is true. Sets
 // norm, num_updates, grad_scale and the bias corrections for adamw. In fp16 it also sets the next step's loss scale: half
-// after an overflow, double after 2000 finite steps, always within 1 to 65536. later: see llmc/update_later.cuh.
-void adamw_prepare(StepState* state, const AdamW& optimizer, bool skip, bool later, cudaStream_t stream);
+// after an overflow, double after 2000 finite steps, always within 1 to 65536. deferred: see llmc/deferred_update.cuh.
+void adamw_prepare(StepState* state, const AdamW& optimizer, bool skip, bool deferred, cudaStream_t stream);
 // AdamW on n parameters, if state->applied: params (n) floatX, master (n) float or NULL, m, v (n) | grads (n). seed 0:
 // params are rounded to nearest; else stochastically, with new random bits in every update.
 void adamw(floatX* params, float* master, float* m, float* v, const float* grads, const StepState* state, size_t n,
            const AdamW& optimizer, uint32_t seed, cudaStream_t stream);
-// Ends the update of the layers before `layer` that runs beside a forward pass (updated later): llmc/adamw_state.cuh.
-void adamw_finish(int layer, cudaStream_t stream);
+// Finishes the deferred update of the layers before `layer`: llmc/adamw_state.cuh.
+void finish_deferred_update(int layer, cudaStream_t stream);
 // params (n) = master (n), rounded as adamw rounded them in update number `update`
 void adamw_round_weights(floatX* params, const float* master, size_t n, uint32_t seed, int update, cudaStream_t stream);
 
@@ -305,16 +305,16 @@ struct GPT2 {
     GPT2Config config;
     GPT2Options options;
     cudaStream_t stream;
-    floatX* params_memory; // (model_size) in the order of param_place
-    Weights8 weights8;     // of a loaded model with --weights: its matrices in 8 bits
-    float* master_memory;  // (share_size) fp32 weights; NULL when params are float, or without master weights
-    float* grads_memory;   // (model_size)
-    float* own_grads;      // (share_size): sums over the ranks; without ZeRO-1 the same memory as grads_memory
-    float* m_memory;       // (share_size), AdamW's first moment, or Muon's momentum
-    float* v_memory;       // (share_size, with Muon without matrices), AdamW's second moment
-    int* update_done;      // how far each worker has got with what is updated later: AdamWLater
-    bool update_is_open;   // such an update has begun
-    int muon_layers;       // layers that Muon updates at once
+    floatX* params_memory;   // (model_size) in the order of param_place
+    Weights8 weights8;       // of a loaded model with --weights: its matrices in 8 bits
+    float* master_memory;    // (share_size) fp32 weights; NULL when params are float, or without master weights
+    float* grads_memory;     // (model_size)
+    float* own_grads;        // (share_size): sums over the ranks; without ZeRO-1 the same memory as grads_memory
+    float* m_memory;         // (share_size), AdamW's first moment, or Muon's momentum
+    float* v_memory;         // (share_size, with Muon without matrices), AdamW's second moment
+    int* deferred_done;      // how far each worker has got with the deferred update: DeferredUpdate
+    bool update_is_deferred; // a deferred update is neither finished nor attached to a forward pass
+    int muon_layers;         // layers that Muon updates at once
     Parameters<floatX> params;
     Parameters<float> grads;
     StepState* state; // in device memory
@@ -324,7 +324,7 @@ struct GPT2 {
     size_t num_bytes; // of both arenas
 };
 
-#include "llmc/update_later.cuh" // AdamW beside the next forward pass
+#include "llmc/deferred_update.cuh" // AdamW during the next forward pass
 
 // ---- forward --------------------------------------------------------------------------------------
 
@@ -333,7 +333,7 @@ struct GPT2 {
 // stream twice, after attention (residual2) and after the MLP (residual3): the products store the sum.
 static void gpt2_forward(GPT2* model, Activations* acts, int B, int T, bool training, KeyValueCache* cache) {
     require((size_t)B * T <= (size_t)acts->B * acts->T && T <= model->config.max_seq_len);
-    if (!adamw_later().is_open()) { finish_update(model); } // this pass takes no update along
+    if (!deferred_update().is_pending()) { finish_deferred_update(model); } // none is attached to this pass
     const GPT2Config* config = &model->config;
     int L = config->num_layers, NH = config->num_heads, C = config->channels, BT = B * T;
     cudaStream_t stream = model->stream;
@@ -489,14 +489,15 @@ static uint32_t rounding_seed(const GPT2* model, int piece, size_t place) {
 }
 
 // One step of AdamW (Loshchilov and Hutter 2019, arXiv:1711.05101); if muon is not NULL, of Muon on the layers' matrices. Call
-// after gpt2_gradient_norm. Nothing changes if loss or norm is not finite, or if skip is true. later: see llmc/update_later.cuh.
-static void gpt2_update(GPT2* model, const AdamW* optimizer, bool skip, const Muon* muon = NULL, bool later = false) {
+// after gpt2_gradient_norm. Nothing changes if loss or norm is not finite, or if skip is true. deferred: see llmc/deferred_update.cuh.
+static void gpt2_update(GPT2* model, const AdamW* optimizer, bool skip, const Muon* muon = NULL,
+                        bool deferred = false) {
     const GPT2Config* config = &model->config;
-    require(model->options.muon == (muon != NULL) && !model->update_is_open);
-    adamw_prepare(model->state, *optimizer, skip, later, model->stream);
-    if (later) { begin_update(model); }
+    require(model->options.muon == (muon != NULL) && !model->update_is_deferred);
+    adamw_prepare(model->state, *optimizer, skip, deferred, model->stream);
+    if (deferred) { defer_update(model); }
     for (int b = 0; b < num_buckets(config); b++) {
-        if (later && b > 1 && b <= config->num_layers) { continue; }
+        if (deferred && b > 1 && b <= config->num_layers) { continue; }
         if (muon && b == 1) { // while the embeddings are gathered
             MuonArrays a = {model->params_memory, model->master_memory, model->m_memory,    model->own_grads,
                             model->state,         model->acts.logits,   model->muon_layers, model->acts.scratch};
@@ -537,7 +538,7 @@ static void plan_parameters(Plan* plan, GPT2* model, const GPT2Config* config, c
     if (options->master_weights && sizeof(floatX) < sizeof(float)) {
         plan_add(plan, PLAN_ADAMW, &model->master_memory, own);
     }
-    plan_add(plan, PLAN_ADAMW, &model->update_done, adamw_num_workers());
+    plan_add(plan, PLAN_ADAMW, &model->deferred_done, deferred_update_workers());
 }
 
 // Bytes of scratch for a backward pass: the largest need of any of its operations.
@@ -723,7 +724,7 @@ static void gpt2_upload(GPT2* model, const float* weights, int num_updates) {
 
 // The fp32 weights on the device (model_size), or NULL if there are only 16-bit weights. All ranks must call it.
 static const float* collect_weights(GPT2* model) {
-    finish_update(model);
+    finish_deferred_update(model);
     for (int b = 0; b < num_buckets(&model->config); b++) { await_weights(b, model->stream); }
     if (model->master_memory) { return collect_shares(model, model->master_memory); }
     return sizeof(floatX) == sizeof(float) ? (float*)model->params_memory : NULL;
@@ -828,7 +829,7 @@ static bool generator_allocate(Generator* g, GPT2* model, int B, int rows, int c
     const GPT2Config* config = &model->config;
     Plan plan;
     // weights that other ranks have updated may still be on their way, and from here on they are read
-    finish_update(model);
+    finish_deferred_update(model);
     for (int b = 0; b < num_buckets(config); b++) { await_weights(b, model->stream); }
     bool packed = one_launch && decode_layers_runs(B, config->channels, config->num_heads, capacity) &&
                   is_free(generator_plan(&plan, g, config, B, rows, capacity, true));
@@ -1105,7 +1106,7 @@ static void launch_micro_step(GPT2* model, const Batch* batch, bool first, bool 
     float scale = 1.0f / (float)batch->total;
     bool fp8 = model->options.fp8;
     leave_room(first && args->zero);
-    if (first && updates_later(model)) { take_update_along(model); }
+    if (first && deferred_update_on(model)) { attach_deferred_update(model); }
     fp8 ? gpt2_forward_fp8(model, B, T, first) : gpt2_forward(model, &model->acts, B, T, true, NULL);
     leave_room(false); // all weights are here
     fp8 ? gpt2_loss_fp8(model, B, T, scale, first) : gpt2_loss(model, &model->acts, B, T, true, scale);
@@ -1118,7 +1119,7 @@ static void launch_micro_step(GPT2* model, const Batch* batch, bool first, bool 
 static void micro_step(Trainer* t, bool first, bool last) {
     Range range("micro_step");
     auto launch = [&] { launch_micro_step(&t->model, &t->job.batch, first, last); };
-    if (first) { t->model.update_is_open = false; } // the forward pass ends it, also in a graph
+    if (first) { t->model.update_is_deferred = false; } // the forward pass finishes it, also in a graph
     if (!args->use_graph || profile().listing) { return launch(); }
     launch_as_graph(&t->graphs[first][last && ranks().beside], t->model.stream, launch);
 }
@@ -1163,7 +1164,7 @@ static bool launch_step(Trainer* t, Error* err) {
     bool host_judges = args->skip_loss_z > 0 || args->skip_norm_z > 0;
     bool skip = host_judges && !judge_before_update(t, s);
     Muon muon = {lr_at(&t->job.muon_schedule, run->step), args->muon_momentum, args->weight_decay};
-    gpt2_update(model, &optimizer, skip, uses_muon() ? &muon : NULL, updates_later(model));
+    gpt2_update(model, &optimizer, skip, uses_muon() ? &muon : NULL, deferred_update_on(model));
     read_state(t, s);
     cudaCheck(cudaEventRecord(s->end, model->stream));
     training_step_done(&t->job);
@@ -2913,8 +2914,8 @@ __device__ inline void adamw_adapt_loss_scale(StepState* s) {
     s->good_steps = 0;
 }
 
-__global__ void adamw_prepare_kernel(StepState* s, AdamW o, bool skip, bool later) {
-    s->optimizer = o, s->is_later = later;
+__global__ void adamw_prepare_kernel(StepState* s, AdamW o, bool skip, bool deferred) {
+    s->optimizer = o, s->is_deferred = deferred;
     float unscale = __frcp_rn(s->loss_scale); // exact, because the scale is a power of two
     s->norm = s->scaled_norm * unscale;
     s->applied = isfinite(s->loss) && isfinite(s->scaled_norm) && !skip;
@@ -2927,10 +2928,10 @@ __global__ void adamw_prepare_kernel(StepState* s, AdamW o, bool skip, bool late
 
 // state (1) is in device memory and already holds loss and scaled_norm. Sets norm, the verdict `applied`, num_updates,
 // grad_scale and the bias corrections; in fp16 also the loss scale of the next step. If skip is true, the update is
-// skipped even if loss and norm are finite. later: layers are updated during the next forward pass.
-void adamw_prepare(StepState* state, const AdamW& optimizer, bool skip, bool later, cudaStream_t stream) {
+// skipped even if loss and norm are finite. deferred: layers are updated during the next forward pass.
+void adamw_prepare(StepState* state, const AdamW& optimizer, bool skip, bool deferred, cudaStream_t stream) {
     Op op(stream, sizeof(StepState), 0, "step verdict");
-    adamw_prepare_kernel<<<1, 1, 0, stream>>>(state, optimizer, skip, later);
+    adamw_prepare_kernel<<<1, 1, 0, stream>>>(state, optimizer, skip, deferred);
     cudaCheck(cudaGetLastError());
 }
 
@@ -3662,26 +3663,26 @@ void gemm(const GemmArgs& g, const Epilogue& epilogue, cudaStream_t stream, cons
 // ==== promoted: gemm_adamw ====
 // ---- the update during the next forward pass, in chunks, by idle warps of its matrix products: kernel 3 of matmul_adamw.cu ----
 
-// What a warp needs of a chunk of an AdamWLater.
+// One chunk of a DeferredUpdate, as a warp needs it.
 struct AdamWChunk {
     size_t place; // of its piece in the arrays
     int begin, end;
     uint32_t seed;
     bool decays;
-    __device__ AdamWChunk(const AdamWLater& w, int chunk, int num_updates) {
+    __device__ AdamWChunk(const DeferredUpdate& w, int chunk, int num_updates) {
         int of_layer = w.chunks_of_layer(), of_matrices = w.chunks_of(w.matrices);
         int layer = chunk / of_layer, i = chunk % of_layer;
         decays = i < of_matrices;
         place = layer * ((size_t)w.matrices + w.vectors) + (decays ? 0 : w.matrices);
-        begin = (decays ? i : i - of_matrices) * AdamWLater::CHUNK;
-        end = min(begin + AdamWLater::CHUNK, decays ? w.matrices : w.vectors);
+        begin = (decays ? i : i - of_matrices) * DeferredUpdate::CHUNK;
+        end = min(begin + DeferredUpdate::CHUNK, decays ? w.matrices : w.vectors);
         // pieces are numbered as in llmc/layout.cuh
         seed = w.seed == 0 ? 0 : adamw_seed(hash_bits(1 + 2 * layer + !decays, w.seed) | 1, num_updates);
     }
 };
 
 // Four values of a chunk, i to i + 3 of its piece.
-__device__ inline void adamw_values(const AdamWLater& w, const StepState& s, const AdamW& o, const AdamWChunk& c,
+__device__ inline void adamw_values(const DeferredUpdate& w, const StepState& s, const AdamW& o, const AdamWChunk& c,
                                     int i) {
     size_t at = c.place + i;
     f128 p, m4 = load128(w.m + at), v4 = load128(w.v + at), g4 = load128(w.grads + at);
@@ -3702,9 +3703,10 @@ __device__ inline void adamw_values(const AdamWLater& w, const StepState& s, con
 }
 
 // The work of a worker, until it has no chunk left or stop() is true for lane 0. All lanes of the warp call it.
-template <class Stop> __device__ inline void adamw_work(const AdamWLater& w, int worker, const Stop& stop) {
+template <class Stop>
+__device__ inline void deferred_update_work(const DeferredUpdate& w, int worker, const Stop& stop) {
     const StepState s = *w.state;
-    if (!s.is_later || !s.applied || worker >= w.num_workers) { return; }
+    if (!s.is_deferred || !s.applied || worker >= w.num_workers) { return; }
     int lane = threadIdx.x % 32;
     int chunk = max(w.done[worker], ceil_div(w.first - worker, w.num_workers) * w.num_workers + worker);
 #pragma unroll 1
@@ -3725,42 +3727,42 @@ template <class Stop> __device__ inline void adamw_work(const AdamWLater& w, int
     if (lane == 0) { w.done[worker] = chunk; }
 }
 
-// As work beside the products of gemm.cuh.
-struct AdamWBeside : AdamWLater {
+// The deferred update as work for idle warps of gemm.cuh.
+struct DeferredUpdateWork : DeferredUpdate {
     static constexpr bool WORKS = true;
     static constexpr int REGISTERS = 56; // nothing spills, neither here nor in the consumers, which then have 224
     __device__ void run(int warp, uint64_t* loaded) const {
-        adamw_work(*this, blockIdx.x * 3 + warp,
-                   [=] { return threadIdx.x % 32 == 0 && mbarrier_has_completed(loaded, 0); });
+        deferred_update_work(*this, blockIdx.x * 3 + warp,
+                             [=] { return threadIdx.x % 32 == 0 && mbarrier_has_completed(loaded, 0); });
     }
 };
 
-// A warp per chunk.
-__global__ void __launch_bounds__(256) adamw_finish_kernel(const __grid_constant__ AdamWLater w) {
+// Updates the chunks that idle warps have not updated. A warp per chunk.
+__global__ void __launch_bounds__(256) finish_deferred_update_kernel(const __grid_constant__ DeferredUpdate w) {
     int chunk = w.first + blockIdx.x * 8 + threadIdx.x / 32;
     grid_launch_dependents();
     grid_wait_dependency();
     const StepState s = *w.state;
-    if (!s.is_later || !s.applied || chunk >= w.last || chunk < w.done[chunk % w.num_workers]) { return; }
+    if (!s.is_deferred || !s.applied || chunk >= w.last || chunk < w.done[chunk % w.num_workers]) { return; }
     AdamWChunk c(w, chunk, s.num_updates);
     AdamW o = s.optimizer;
     if (!c.decays) { o.weight_decay = 0.0f; }
 #pragma unroll
-    for (int k = 0; k < AdamWLater::CHUNK / 128; k++) {
+    for (int k = 0; k < DeferredUpdate::CHUNK / 128; k++) {
         int i = c.begin + 4 * (threadIdx.x % 32) + 128 * k;
         if (i < c.end) { adamw_values(w, s, o, c, i); }
     }
 }
 
-// Ends the update that the forward pass has taken along for the layers before `layer`: their weights may be read afterwards.
-void adamw_finish(int layer, cudaStream_t stream) {
-    AdamWLater w = adamw_later();
+// Finishes the deferred update of the layers before `layer`: afterwards their weights may be read.
+void finish_deferred_update(int layer, cudaStream_t stream) {
+    DeferredUpdate w = deferred_update();
     w.last = std::min(w.last, layer * w.chunks_of_layer());
-    if (!w.is_open()) { return; }
+    if (!w.is_pending()) { return; }
     Op op(stream, 0, 0, "adamw, rest"); // idle warps may have updated most of the values, or all
-    launch_early(adamw_finish_kernel, dim3(ceil_div(w.last - w.first, 8)), dim3(256), 0, stream, w);
-    adamw_later().first = w.last;
-    if (!adamw_later().is_open()) { cudaCheck(cudaMemsetAsync(&w.state->is_later, 0, sizeof(int), stream)); }
+    launch_early(finish_deferred_update_kernel, dim3(ceil_div(w.last - w.first, 8)), dim3(256), 0, stream, w);
+    deferred_update().first = w.last;
+    if (!deferred_update().is_pending()) { cudaCheck(cudaMemsetAsync(&w.state->is_deferred, 0, sizeof(int), stream)); }
 }
 // ==== end promoted: gemm_adamw ====
 
@@ -3844,9 +3846,9 @@ void matmul_forward20(floatX* out, GeluSaved saved, const floatX* inp, const flo
 // matmul_forward() uses it where it is faster than kernel 20. gemm_sm90_kernel9 has its name from a shorter ladder.
 
 #if !defined(ENABLE_FP32)
-// With an update by AdamW beside it, if the forward pass takes one along.
+// Runs gemm, and in its idle warps the deferred update, if this forward pass has one.
 template <class Epilogue> void matmul_forward_gemm(const GemmArgs& g, const Epilogue& epilogue, cudaStream_t stream) {
-    if (adamw_later().is_open()) { return gemm(g, epilogue, stream, AdamWBeside{adamw_later()}); }
+    if (deferred_update().is_pending()) { return gemm(g, epilogue, stream, DeferredUpdateWork{deferred_update()}); }
     gemm(g, epilogue, stream);
 }
 void matmul_forward21(floatX* out, GeluSaved saved, const floatX* inp, const floatX* weight, const floatX* bias,
@@ -3854,7 +3856,7 @@ void matmul_forward21(floatX* out, GeluSaved saved, const floatX* inp, const flo
     GemmArgs g = {out, saved.tensor, inp, weight, residual, N, OC, C};
     if (saved.is_slope) { return matmul_forward_gemm(g, GemmBias<GEMM_GELU | GEMM_SECOND | GEMM_SLOPE>{bias}, stream); }
     if (saved.tensor) { return matmul_forward_gemm(g, GemmBias<GEMM_GELU | GEMM_SECOND>{bias}, stream); }
-    // no backward pass will follow, so no update is open
+    // no backward pass will follow, so no update is pending
     if (saved.has_gelu()) { return gemm(g, GemmBias<GEMM_GELU>{bias}, stream); }
     if (residual) { return matmul_forward_gemm(g, GemmBias<GEMM_RESIDUAL>{bias}, stream); }
     matmul_forward_gemm(g, GemmBias<0>{bias}, stream);
