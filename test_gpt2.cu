@@ -790,7 +790,7 @@ static void second_moment_has_no_matrices(GPT2* model) {
     check(same_bits(before, to_host(model, model->v_memory, own)));
 }
 
-// Two steps of Muon and of AdamW beside it against their arithmetic in double, from random gradients, whose singular
+// Two steps of Muon and of its AdamW against their arithmetic in double, from random gradients, whose singular
 // values are of one order: in the directions of small ones, rounding to 16 bits is all that newton_schulz sees. With the
 // matrices of both layers together and with one layer after the other, the bits are the same.
 static void test_muon() {

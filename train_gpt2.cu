@@ -281,15 +281,15 @@ struct Activations {
 
 // View of layer l in a pass over B x T tokens: every pointer to a tensor with an L is moved to this layer's tensor.
 static Activations layer_activations(Activations a, const GPT2Config* config, int B, int T, int l) {
-    size_t BT = (size_t)B * T, BTC = BT * config->channels, own = a.keep * l, gelu = a.keep_gelu * l,
-           norm = a.keep_norm * l;
+    size_t BT = (size_t)B * T, BTC = BT * config->channels;
+    size_t layer_or_0 = a.keep * l, gelu = a.keep_gelu * l, norm = a.keep_norm * l; // 0: all layers share one
     a.residual = l == 0 ? a.encoded : a.residual3 + a.keep * (l - 1) * BTC;
-    a.ln1 += norm * BTC, a.ln1_mean += own * BT, a.ln1_rstd += own * BT;
-    a.qkv += own * 3 * BTC, a.atty += own * BTC, a.lse += own * BT * config->num_heads;
-    a.residual2 += own * BTC, a.residual3 += own * BTC;
-    a.ln2 += norm * BTC, a.ln2_mean += own * BT, a.ln2_rstd += own * BT;
+    a.ln1 += norm * BTC, a.ln1_mean += layer_or_0 * BT, a.ln1_rstd += layer_or_0 * BT;
+    a.qkv += layer_or_0 * 3 * BTC, a.atty += layer_or_0 * BTC, a.lse += layer_or_0 * BT * config->num_heads;
+    a.residual2 += layer_or_0 * BTC, a.residual3 += layer_or_0 * BTC;
+    a.ln2 += norm * BTC, a.ln2_mean += layer_or_0 * BT, a.ln2_rstd += layer_or_0 * BT;
     a.fch_gelu += gelu * 4 * BTC;
-    if (a.fch.tensor) { a.fch.tensor += own * 4 * BTC; }
+    if (a.fch.tensor) { a.fch.tensor += layer_or_0 * 4 * BTC; }
     return a;
 }
 
@@ -464,7 +464,8 @@ static void reduce_all_gradients(GPT2* model) {
     begin_group();
     for (int b = num_buckets(config) - 1; b >= 0; b--) {
         Span whole = bucket(config, b);
-        reduce_gradients(b, model->own_grads + own_share(config, b).own, model->grads_memory + whole.place, whole.n);
+        reduce_gradients(b, model->own_grads + own_share(config, b).own_place, model->grads_memory + whole.place,
+                         whole.n);
     }
     end_group();
 }
@@ -507,13 +508,13 @@ static void gpt2_update(GPT2* model, const AdamW* optimizer, bool skip, const Mu
             muon_update(a, config, *muon, seed, model->stream);
         }
         Share v = own_share(config, b, muon == NULL);
-        for_each_piece(config, b, ranks().env.rank, [&](int i, size_t place, size_t own, size_t n) {
+        for_each_piece(config, b, ranks().env.rank, [&](int i, size_t place, size_t own_place, size_t n) {
             if (muon && is_matrices(config, i)) { return; }
             AdamW o = *optimizer;
             if (!parameter_piece(config, i).decay) { o.weight_decay = 0.0f; }
-            adamw(model->params_memory + place, model->master_memory ? model->master_memory + own : NULL,
-                  model->m_memory + own, model->v_memory + v.own + (place - v.place), model->own_grads + own,
-                  model->state, n, o, rounding_seed(model, i, place), model->stream);
+            adamw(model->params_memory + place, model->master_memory ? model->master_memory + own_place : NULL,
+                  model->m_memory + own_place, model->v_memory + v.own_place + (place - v.place),
+                  model->own_grads + own_place, model->state, n, o, rounding_seed(model, i, place), model->stream);
         });
         Span whole = bucket(config, b);
         gather_weights(b, model->params_memory + whole.place, whole.n, model->stream);
@@ -525,18 +526,18 @@ static void gpt2_update(GPT2* model, const AdamW* optimizer, bool skip, const Mu
 
 // Weights; for training, with options, also gradients, moments and master weights.
 static void plan_parameters(Plan* plan, GPT2* model, const GPT2Config* config, const GPT2Options* options) {
-    size_t n = model_size(config), own = options ? share_size(config) : 0;
+    size_t n = model_size(config), own_size = options ? share_size(config) : 0;
     plan_add(plan, PLAN_WEIGHTS, &model->params_memory, n);
     weights8_plan(plan, &model->weights8, config);
     plan_add(plan, PLAN_WEIGHTS, &model->state, 1);
     model->master_memory = nullptr;
     if (!options) { return; }
     plan_add(plan, PLAN_GRADIENTS, &model->grads_memory, n);
-    if (own < n) { plan_add(plan, PLAN_GRADIENTS, &model->own_grads, own); }
-    plan_add(plan, PLAN_ADAMW, &model->m_memory, own);
+    if (own_size < n) { plan_add(plan, PLAN_GRADIENTS, &model->own_grads, own_size); }
+    plan_add(plan, PLAN_ADAMW, &model->m_memory, own_size);
     plan_add(plan, PLAN_ADAMW, &model->v_memory, share_size(config, !options->muon));
     if (options->master_weights && sizeof(floatX) < sizeof(float)) {
-        plan_add(plan, PLAN_ADAMW, &model->master_memory, own);
+        plan_add(plan, PLAN_ADAMW, &model->master_memory, own_size);
     }
     plan_add(plan, PLAN_ADAMW, &model->deferred_done, deferred_update_workers());
 }
@@ -636,14 +637,14 @@ static void allocate_training(GPT2* model, const Plan* parameters, const Plan* a
 }
 
 // Bytes outside the plan, as seen on H100s: cuBLASLt's workspace, the driver's (code, graphs, context), NCCL's communicators.
-static size_t memory_beside() { return cublaslt().workspace_bytes + ((size_t)(is_alone() ? 512 : 1408) << 20); }
+static size_t unplanned_bytes() { return cublaslt().workspace_bytes + ((size_t)(is_alone() ? 512 : 1408) << 20); }
 
 // Bytes that a training run needs.
 static size_t training_bytes(const GPT2Config* config, int B, int T, const GPT2Options* options) {
     Plan parameters, activations;
     GPT2 model;
     plan_training(&parameters, &activations, &model, config, B, T, options);
-    return parameters.total + activations.total + memory_beside();
+    return parameters.total + activations.total + unplanned_bytes();
 }
 
 // ---- loading and saving ---------------------------------------------------------------------------
@@ -1392,11 +1393,11 @@ static void open_training_model(GPT2* model, const GPT2Config* config, const Bat
     gpt2_open(model, config, &options);
     size_t have = device_memory(device);
     plan_training(&parameters, &activations, model, config, batch->B, batch->T, &options);
-    size_t need = parameters.total + activations.total + memory_beside();
+    size_t need = parameters.total + activations.total + unplanned_bytes();
     printf("%d layers, %d heads, %d channels, %d positions, vocabulary %d: %.2f M parameters, %s\n", config->num_layers,
            config->num_heads, config->channels, config->max_seq_len, config->vocab_size,
            (double)num_parameters(config) * 1e-6, PRECISION_NAME);
-    print_memory(&parameters, &activations, options.muon, ranks().num_shares, memory_beside(), have, device);
+    print_memory(&parameters, &activations, options.muon, ranks().num_shares, unplanned_bytes(), have, device);
     auto bytes = [&](int B, int recompute) {
         GPT2Options other = options;
         other.recompute = recompute;
@@ -1614,7 +1615,7 @@ static void loaded_model_open(LoadedModel* m, int B) {
         Batch batch = settle_batch(config);
         plan_activations(&plan, &model->acts, config, B, batch.T, B * batch.T, false, 0);
     }
-    size_t have = device_memory(device), need = plan.total + memory_beside();
+    size_t have = device_memory(device), need = plan.total + unplanned_bytes();
     if (need > have) {
         die("the model needs %.1f GB and %s has %.1f free%s%s", (double)need * 1e-9, device, (double)have * 1e-9,
             other_programs(need), B > 0 ? "; a smaller -b or -t needs less" : "");
@@ -3190,7 +3191,7 @@ template <class G> struct GemmSMem {
     // full, box_full: TMA loads complete them, consumers wait; empty: consumers arrive, the producer waits
     uint64_t full[RING], empty[RING], box_full[8][G::BOXES];
     uint64_t turn[2]; // consumer c waits for turn[c]; the other consumer arrives when it has issued its products
-    uint64_t loaded;  // for work beside the products: the producer arrives when it has loaded the last stage
+    uint64_t loaded;  // for work in idle warps: the producer arrives when it has loaded the last stage
 
     static constexpr int bytes() {
         static_assert(sizeof(Stage) % 1024 == 0, "every tile is aligned to 1024 bytes, as the swizzle wants");
@@ -3242,10 +3243,10 @@ template <class G> __device__ inline void gemm_init(GemmSMem<G>& smem) {
 
 // ---- the producer: one thread per block ----
 
-// Three warps of the producer have nothing to do. They can take work of another operation along, which is bound by memory
-// and so costs little beside products. A struct for such work has this one's members. `run` is called by each of the warps,
-// number 0 to 2 of the block, and must return within a few microseconds when phase 0 of `loaded` has completed.
-struct GemmAlone {
+// Three warps of the producer are idle. They can run work of another operation that is bound by memory, and so costs little
+// while tensor cores multiply. A struct for such work has the members of this one. Each of the warps, number 0 to 2 of the
+// block, calls `run`, which must return within a few microseconds when phase 0 of `loaded` has completed.
+struct GemmNoIdleWork {
     static constexpr bool WORKS = false;
     static constexpr int REGISTERS = 24; // per thread of the producer
     __device__ void run(int, uint64_t*) const {}
@@ -3272,12 +3273,12 @@ template <class G> __device__ inline void gemm_load(GemmSMem<G>& smem, const CUt
 }
 
 // Run by warpgroup 0. One thread loads the operands of tiles first, first + stride, ... of the list.
-template <class G, class Beside = GemmAlone>
+template <class G, class IdleWork = GemmNoIdleWork>
 __device__ inline void gemm_produce(GemmSMem<G>& smem, const GemmMaps& maps, int M, int N, int num_steps, int first,
-                                    int stride, int num_tiles, int rank, const Beside& beside = {}) {
-    warpgroup_fewer_registers<Beside::REGISTERS>();
-    if (Beside::WORKS && threadIdx.x >= 32) {
-        beside.run(warp_uniform(threadIdx.x / 32) - 1, &smem.loaded);
+                                    int stride, int num_tiles, int rank, const IdleWork& idle_work = {}) {
+    warpgroup_fewer_registers<IdleWork::REGISTERS>();
+    if (IdleWork::WORKS && threadIdx.x >= 32) {
+        idle_work.run(warp_uniform(threadIdx.x / 32) - 1, &smem.loaded);
         return;
     }
     if (threadIdx.x != 0) { return; }
@@ -3286,7 +3287,7 @@ __device__ inline void gemm_produce(GemmSMem<G>& smem, const GemmMaps& maps, int
     for (int index = first; index < num_tiles; index += stride) {
         gemm_load(smem, maps.inp, maps.weight, gemm_tile<G>(index, M, N, rank), num_steps, rank, i);
     }
-    if (Beside::WORKS) { mbarrier_arrive(&smem.loaded); }
+    if (IdleWork::WORKS) { mbarrier_arrive(&smem.loaded); }
 }
 
 // ---- the consumers: warpgroups 1 and 2 ----
@@ -3526,21 +3527,21 @@ template <class G> __device__ inline void gemm_end() {
 
 // ---- the kernel ----
 
-template <class G, class Epilogue, class Beside>
+template <class G, class Epilogue, class IdleWork>
 __device__ inline void gemm_block(unsigned char* dynamic_shared, const GemmMaps& maps, const Epilogue& epilogue, int M,
-                                  int N, int K, int num_tiles, const Beside& beside) {
+                                  int N, int K, int num_tiles, const IdleWork& idle_work) {
     GemmSMem<G>& smem = gemm_smem<G>(dynamic_shared);
-    if (Beside::WORKS && threadIdx.x == 0) { mbarrier_init(&smem.loaded, 1); }
+    if (IdleWork::WORKS && threadIdx.x == 0) { mbarrier_init(&smem.loaded, 1); }
     if (threadIdx.x == 0) { tma_prefetch_map(&maps.inp), tma_prefetch_map(&maps.weight), tma_prefetch_map(&maps.out); }
     gemm_init(smem);
     int warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0); // the shuffle makes it warp-uniform to the compiler
     int warpgroup = warp / 4, rank = G::rank(), num_steps = ceil_div(K, 64), i = 0;
     int first = blockIdx.x / G::CLUSTER, stride = gridDim.x / G::CLUSTER;
     if (warpgroup == 0) {
-        gemm_produce(smem, maps, M, N, num_steps, first, stride, num_tiles, rank, beside);
+        gemm_produce(smem, maps, M, N, num_steps, first, stride, num_tiles, rank, idle_work);
         return;
     }
-    warpgroup_more_registers<(504 - Beside::REGISTERS) / 2>(); // the three warpgroups have 3 * 168 per thread
+    warpgroup_more_registers<(504 - IdleWork::REGISTERS) / 2>(); // the three warpgroups have 3 * 168 per thread
     int box = 0, number = 0;
     // the block's tiles go to consumers 0, 1, 0, ...; their steps go through the ring in that order
     first += (warpgroup - 1) * stride;
@@ -3565,17 +3566,17 @@ template <class G, class Epilogue> __global__ void __launch_bounds__(384, 1)
     gemm_sm90_kernel9(const __grid_constant__ GemmMaps maps, Epilogue epilogue, int M, int N, int K, int num_tiles) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     extern __shared__ __align__(256) unsigned char gemm_dynamic[];
-    gemm_block<G>(gemm_dynamic, maps, epilogue, M, N, K, num_tiles, GemmAlone());
+    gemm_block<G>(gemm_dynamic, maps, epilogue, M, N, K, num_tiles, GemmNoIdleWork());
 #endif
 }
 
-// The same with the work `beside` in idle warps.
-template <class G, class Epilogue, class Beside> __global__ void __launch_bounds__(384, 1)
-    gemm_beside_sm90_kernel(const __grid_constant__ GemmMaps maps, Epilogue epilogue, int M, int N, int K,
-                            int num_tiles, const __grid_constant__ Beside beside) {
+// Kernel 21 that also runs `idle_work` in its idle warps.
+template <class G, class Epilogue, class IdleWork> __global__ void __launch_bounds__(384, 1)
+    gemm_idle_work_sm90_kernel(const __grid_constant__ GemmMaps maps, Epilogue epilogue, int M, int N, int K,
+                               int num_tiles, const __grid_constant__ IdleWork idle_work) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     extern __shared__ __align__(256) unsigned char gemm_dynamic[];
-    gemm_block<G>(gemm_dynamic, maps, epilogue, M, N, K, num_tiles, beside);
+    gemm_block<G>(gemm_dynamic, maps, epilogue, M, N, K, num_tiles, idle_work);
 #endif
 }
 
@@ -3639,19 +3640,19 @@ template <class... Parameters, class... Arguments> void gemm_start(void (*kernel
     cudaCheck(cudaLaunchKernelEx(&config, kernel, arguments...));
 }
 
-// out = finish(inp weight^T), with the work `beside` in idle warps. Requires has_sm90a(), K % 8 == 0, N % 8 == 0, and all
+// out = finish(inp weight^T), and idle warps run `idle_work`. Requires has_sm90a(), K % 8 == 0, N % 8 == 0, and all
 // pointers aligned to 16 bytes.
-template <class G = GemmPingPong192Pairs, class Epilogue, class Beside = GemmAlone>
-void gemm(const GemmArgs& g, const Epilogue& epilogue, cudaStream_t stream, const Beside& beside = {}) {
+template <class G = GemmPingPong192Pairs, class Epilogue, class IdleWork = GemmNoIdleWork>
+void gemm(const GemmArgs& g, const Epilogue& epilogue, cudaStream_t stream, const IdleWork& idle_work = {}) {
     require(has_sm90a()); // nvcc -gencode arch=compute_90a,code=sm_90a
     require((g.second != NULL) == ((Epilogue::EXTRAS & GEMM_SECOND) != 0));
     require((g.residual != NULL) == ((Epilogue::EXTRAS & GEMM_RESIDUAL) != 0));
     int num_tiles = gemm_num_tiles<G>(g.M, g.N, g.K),
         num_clusters = min(num_tiles, free_multiprocessors() / G::CLUSTER);
     int num_blocks = num_clusters * G::CLUSTER, bytes = GemmSMem<G>::bytes();
-    if constexpr (Beside::WORKS) {
-        gemm_start(gemm_beside_sm90_kernel<G, Epilogue, Beside>, num_blocks, G::CLUSTER, bytes, true, stream,
-                   gemm_maps<G>(g), epilogue, g.M, g.N, g.K, num_tiles, beside);
+    if constexpr (IdleWork::WORKS) {
+        gemm_start(gemm_idle_work_sm90_kernel<G, Epilogue, IdleWork>, num_blocks, G::CLUSTER, bytes, true, stream,
+                   gemm_maps<G>(g), epilogue, g.M, g.N, g.K, num_tiles, idle_work);
     } else {
         gemm_start(gemm_sm90_kernel9<G, Epilogue>, num_blocks, G::CLUSTER, bytes, true, stream, gemm_maps<G>(g),
                    epilogue, g.M, g.N, g.K, num_tiles);
@@ -7286,7 +7287,7 @@ struct QuantizeDlogits {
 
 template <class F> struct QuantizeArgs {
     Fp8Tensor<F> to;
-    floatX* beside; // (N,C), or NULL
+    floatX* unquantized; // (N,C), or NULL
     int N, C;
 };
 
@@ -7321,7 +7322,7 @@ template <class F, class Source> __global__ void quantize_kernel3(QuantizeArgs<F
         x128 x = source.vector(i);
         uint32_t words[x128::size / 4];
         seen.store_vector(q.to.rows + i, words, x);
-        if (q.beside) { store128(q.beside + i, x); }
+        if (q.unquantized) { store128(q.unquantized + i, x); }
     }
     seen.store(q.to);
 }
@@ -7364,7 +7365,7 @@ template <class F, class Source> __global__ void __launch_bounds__(512)
                 size_t i = (size_t)row * q.C + column;
                 x128 x = quantize_vector(source, row, column, q.C);
                 seen.store_vector(q.to.rows + i, words[second], x);
-                if (q.beside) { store128(q.beside + i, x); }
+                if (q.unquantized) { store128(q.unquantized + i, x); }
             }
         }
         *reinterpret_cast<uint4*>(fp8_tile_at(shared.tile, pair, 8 * lane, columns)) = fp8_pair(words[0], words[1]);
@@ -7390,7 +7391,7 @@ void quantize5(const QuantizeArgs<F>& q, const Source& source, cudaStream_t stre
 
 template <class F, class Source>
 void quantize(const QuantizeArgs<F>& q, const Source& source, int num_inputs, const char* what, cudaStream_t stream) {
-    size_t bytes = (num_inputs + (q.beside != NULL)) * sizeof(floatX) + (q.to.columns ? 2 : 1);
+    size_t bytes = (num_inputs + (q.unquantized != NULL)) * sizeof(floatX) + (q.to.columns ? 2 : 1);
     Op op(stream, (double)bytes * q.N * q.C, 0, "quantize%s", what);
     q.to.columns ? quantize5(q, source, stream, 256) : quantize3(q, source, stream, 256);
 }
@@ -7401,13 +7402,13 @@ void quantize(const Fp8Tensor<__nv_fp8_e4m3>& to, const floatX* inp, int N, int 
 void quantize(const Fp8Tensor<__nv_fp8_e5m2>& to, const floatX* inp, int N, int C, cudaStream_t stream) {
     quantize(QuantizeArgs<__nv_fp8_e5m2>{to, NULL, N, C}, QuantizeCopy{inp}, 1, "", stream);
 }
-void quantize_gelu(const Fp8Tensor<__nv_fp8_e4m3>& to, floatX* beside, const floatX* inp, int N, int C,
+void quantize_gelu(const Fp8Tensor<__nv_fp8_e4m3>& to, floatX* unquantized, const floatX* inp, int N, int C,
                    cudaStream_t stream) {
-    quantize(QuantizeArgs<__nv_fp8_e4m3>{to, beside, N, C}, QuantizeGelu{inp}, 1, "_gelu", stream);
+    quantize(QuantizeArgs<__nv_fp8_e4m3>{to, unquantized, N, C}, QuantizeGelu{inp}, 1, "_gelu", stream);
 }
-void quantize_gelu_backward(const Fp8Tensor<__nv_fp8_e5m2>& to, floatX* beside, const floatX* dout, const floatX* inp,
-                            int N, int C, cudaStream_t stream) {
-    quantize(QuantizeArgs<__nv_fp8_e5m2>{to, beside, N, C}, QuantizeGeluBackward{dout, inp}, 2, "_gelu_backward",
+void quantize_gelu_backward(const Fp8Tensor<__nv_fp8_e5m2>& to, floatX* unquantized, const floatX* dout,
+                            const floatX* inp, int N, int C, cudaStream_t stream) {
+    quantize(QuantizeArgs<__nv_fp8_e5m2>{to, unquantized, N, C}, QuantizeGeluBackward{dout, inp}, 2, "_gelu_backward",
              stream);
 }
 void quantize_dlogits(const Fp8Tensor<__nv_fp8_e5m2>& to, const floatX* logits, const float* losses, const int* targets,
@@ -7425,9 +7426,9 @@ typedef __nv_fp8_e4m3 F8;
 
 struct LayernormQuantizeArgs {
     Fp8Tensor<F8> to;
-    floatX* beside;     // (N,C), or NULL
-    floatX* residual;   // (N,C) = inp + inp2, of which the layernorm is taken; or NULL: that of inp
-    float *mean, *rstd; // (N)
+    floatX* unquantized; // (N,C), or NULL
+    floatX* residual;    // (N,C) = inp + inp2, of which the layernorm is taken; or NULL: that of inp
+    float *mean, *rstd;  // (N)
     const floatX *inp, *inp2, *weight, *bias;
     int N, C;
 };
@@ -7483,7 +7484,7 @@ template <int num_vecs> __global__ void __launch_bounds__(512) layernorm_quantiz
             uint32_t words[2];
             if (first + j * 256 >= q.C) { continue; }
             seen.store_vector(q.to.rows + i, words, x[j]);
-            if (q.beside) { store128(q.beside + i, x[j]); }
+            if (q.unquantized) { store128(q.unquantized + i, x[j]); }
         }
     }
     seen.store(q.to);
@@ -7544,7 +7545,7 @@ template <int num_vecs> __global__ void __launch_bounds__(512) layernorm_quantiz
 }
 
 static void layernorm_quantize3(const LayernormQuantizeArgs& q, cudaStream_t stream, int block_size) {
-    require(q.to.columns && !q.beside && q.N % 16 == 0 && block_size <= 512);
+    require(q.to.columns && !q.unquantized && q.N % 16 == 0 && block_size <= 512);
     layernorm_quantize_vectors(q.C, [&](auto num_vecs) {
         auto kernel = layernorm_quantize_kernel3<decltype(num_vecs)::value>;
         int bytes = fp8_tile_bytes(q.C);
@@ -7554,12 +7555,12 @@ static void layernorm_quantize3(const LayernormQuantizeArgs& q, cudaStream_t str
     cudaCheck(cudaGetLastError());
 }
 
-void layernorm_quantize(const Fp8Tensor<__nv_fp8_e4m3>& to, floatX* beside, floatX* residual, float* mean, float* rstd,
-                        const floatX* inp, const floatX* inp2, const floatX* weight, const floatX* bias, int N, int C,
-                        cudaStream_t stream) {
-    Op op(stream, (double)N * C * ((inp2 ? 3 : 1) * sizeof(floatX) + (beside ? 2 : 0) + (to.columns ? 2 : 1)), 0,
+void layernorm_quantize(const Fp8Tensor<__nv_fp8_e4m3>& to, floatX* unquantized, floatX* residual, float* mean,
+                        float* rstd, const floatX* inp, const floatX* inp2, const floatX* weight, const floatX* bias,
+                        int N, int C, cudaStream_t stream) {
+    Op op(stream, (double)N * C * ((inp2 ? 3 : 1) * sizeof(floatX) + (unquantized ? 2 : 0) + (to.columns ? 2 : 1)), 0,
           "layernorm_quantize");
-    LayernormQuantizeArgs q = {to, beside, residual, mean, rstd, inp, inp2, weight, bias, N, C};
+    LayernormQuantizeArgs q = {to, unquantized, residual, mean, rstd, inp, inp2, weight, bias, N, C};
     to.columns ? layernorm_quantize3(q, stream, 256) : layernorm_quantize2(q, stream, 256);
 }
 #endif

@@ -41,22 +41,23 @@ typedef __nv_fp8_e4m3 E4M3;
 typedef __nv_fp8_e5m2 E5M2;
 
 // ---- operations -----------------------------------------------------------------------------
-// `to` is a quantised tensor (N,C), written as rows, and as columns unless these are NULL. beside (N,C), which may be NULL, is
-// the same before it is quantised. N and C are multiples of 16.
+// `to` is a quantized tensor (N,C), written as rows, and as columns unless these are NULL. unquantized (N,C), which may be NULL,
+// receives the same values in floatX. N and C are multiples of 16.
 
 // to = inp (N,C)
 void quantize(const Fp8Tensor<E4M3>& to, const floatX* inp, int N, int C, cudaStream_t stream);
 void quantize(const Fp8Tensor<E5M2>& to, const floatX* inp, int N, int C, cudaStream_t stream);
 // to = gelu(inp)
-void quantize_gelu(const Fp8Tensor<E4M3>& to, floatX* beside, const floatX* inp, int N, int C, cudaStream_t stream);
-// to = dout times GELU's slope at inp; beside may be dout
-void quantize_gelu_backward(const Fp8Tensor<E5M2>& to, floatX* beside, const floatX* dout, const floatX* inp, int N,
-                            int C, cudaStream_t stream);
+void quantize_gelu(const Fp8Tensor<E4M3>& to, floatX* unquantized, const floatX* inp, int N, int C,
+                   cudaStream_t stream);
+// to = dout times GELU's slope at inp; unquantized may be dout
+void quantize_gelu_backward(const Fp8Tensor<E5M2>& to, floatX* unquantized, const floatX* dout, const floatX* inp,
+                            int N, int C, cudaStream_t stream);
 // to (N,Vp) = (softmax(logits) - onehot(target)) * dloss, with columns | losses (N) and the logits from which they were made
 void quantize_dlogits(const Fp8Tensor<E5M2>& to, const floatX* logits, const float* losses, const int* targets,
                       const float* dloss, int N, int V, int Vp, cudaStream_t stream);
 // to = the layernorm of residual (N,C) = inp + inp2; residual and inp2 may be NULL: that of inp. mean, rstd (N); C <= 1792
-void layernorm_quantize(const Fp8Tensor<E4M3>& to, floatX* beside, floatX* residual, float* mean, float* rstd,
+void layernorm_quantize(const Fp8Tensor<E4M3>& to, floatX* unquantized, floatX* residual, float* mean, float* rstd,
                         const floatX* inp, const floatX* inp2, const floatX* weight, const floatX* bias, int N, int C,
                         cudaStream_t stream);
 

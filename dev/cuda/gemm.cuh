@@ -173,7 +173,7 @@ template <class G> struct GemmSMem {
     // full, box_full: TMA loads complete them, consumers wait; empty: consumers arrive, the producer waits
     uint64_t full[RING], empty[RING], box_full[8][G::BOXES];
     uint64_t turn[2]; // consumer c waits for turn[c]; the other consumer arrives when it has issued its products
-    uint64_t loaded;  // for work beside the products: the producer arrives when it has loaded the last stage
+    uint64_t loaded;  // for work in idle warps: the producer arrives when it has loaded the last stage
 
     static constexpr int bytes() {
         static_assert(sizeof(Stage) % 1024 == 0, "every tile is aligned to 1024 bytes, as the swizzle wants");
@@ -225,10 +225,10 @@ template <class G> __device__ inline void gemm_init(GemmSMem<G>& smem) {
 
 // ---- the producer: one thread per block ----
 
-// Three warps of the producer have nothing to do. They can take work of another operation along, which is bound by memory
-// and so costs little beside products. A struct for such work has this one's members. `run` is called by each of the warps,
-// number 0 to 2 of the block, and must return within a few microseconds when phase 0 of `loaded` has completed.
-struct GemmAlone {
+// Three warps of the producer are idle. They can run work of another operation that is bound by memory, and so costs little
+// while tensor cores multiply. A struct for such work has the members of this one. Each of the warps, number 0 to 2 of the
+// block, calls `run`, which must return within a few microseconds when phase 0 of `loaded` has completed.
+struct GemmNoIdleWork {
     static constexpr bool WORKS = false;
     static constexpr int REGISTERS = 24; // per thread of the producer
     __device__ void run(int, uint64_t*) const {}
@@ -255,12 +255,12 @@ template <class G> __device__ inline void gemm_load(GemmSMem<G>& smem, const CUt
 }
 
 // Run by warpgroup 0. One thread loads the operands of tiles first, first + stride, ... of the list.
-template <class G, class Beside = GemmAlone>
+template <class G, class IdleWork = GemmNoIdleWork>
 __device__ inline void gemm_produce(GemmSMem<G>& smem, const GemmMaps& maps, int M, int N, int num_steps, int first,
-                                    int stride, int num_tiles, int rank, const Beside& beside = {}) {
-    warpgroup_fewer_registers<Beside::REGISTERS>();
-    if (Beside::WORKS && threadIdx.x >= 32) {
-        beside.run(warp_uniform(threadIdx.x / 32) - 1, &smem.loaded);
+                                    int stride, int num_tiles, int rank, const IdleWork& idle_work = {}) {
+    warpgroup_fewer_registers<IdleWork::REGISTERS>();
+    if (IdleWork::WORKS && threadIdx.x >= 32) {
+        idle_work.run(warp_uniform(threadIdx.x / 32) - 1, &smem.loaded);
         return;
     }
     if (threadIdx.x != 0) { return; }
@@ -269,7 +269,7 @@ __device__ inline void gemm_produce(GemmSMem<G>& smem, const GemmMaps& maps, int
     for (int index = first; index < num_tiles; index += stride) {
         gemm_load(smem, maps.inp, maps.weight, gemm_tile<G>(index, M, N, rank), num_steps, rank, i);
     }
-    if (Beside::WORKS) { mbarrier_arrive(&smem.loaded); }
+    if (IdleWork::WORKS) { mbarrier_arrive(&smem.loaded); }
 }
 
 // ---- the consumers: warpgroups 1 and 2 ----
@@ -509,21 +509,21 @@ template <class G> __device__ inline void gemm_end() {
 
 // ---- the kernel ----
 
-template <class G, class Epilogue, class Beside>
+template <class G, class Epilogue, class IdleWork>
 __device__ inline void gemm_block(unsigned char* dynamic_shared, const GemmMaps& maps, const Epilogue& epilogue, int M,
-                                  int N, int K, int num_tiles, const Beside& beside) {
+                                  int N, int K, int num_tiles, const IdleWork& idle_work) {
     GemmSMem<G>& smem = gemm_smem<G>(dynamic_shared);
-    if (Beside::WORKS && threadIdx.x == 0) { mbarrier_init(&smem.loaded, 1); }
+    if (IdleWork::WORKS && threadIdx.x == 0) { mbarrier_init(&smem.loaded, 1); }
     if (threadIdx.x == 0) { tma_prefetch_map(&maps.inp), tma_prefetch_map(&maps.weight), tma_prefetch_map(&maps.out); }
     gemm_init(smem);
     int warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0); // the shuffle makes it warp-uniform to the compiler
     int warpgroup = warp / 4, rank = G::rank(), num_steps = ceil_div(K, 64), i = 0;
     int first = blockIdx.x / G::CLUSTER, stride = gridDim.x / G::CLUSTER;
     if (warpgroup == 0) {
-        gemm_produce(smem, maps, M, N, num_steps, first, stride, num_tiles, rank, beside);
+        gemm_produce(smem, maps, M, N, num_steps, first, stride, num_tiles, rank, idle_work);
         return;
     }
-    warpgroup_more_registers<(504 - Beside::REGISTERS) / 2>(); // the three warpgroups have 3 * 168 per thread
+    warpgroup_more_registers<(504 - IdleWork::REGISTERS) / 2>(); // the three warpgroups have 3 * 168 per thread
     int box = 0, number = 0;
     // the block's tiles go to consumers 0, 1, 0, ...; their steps go through the ring in that order
     first += (warpgroup - 1) * stride;
@@ -548,17 +548,17 @@ template <class G, class Epilogue> __global__ void __launch_bounds__(384, 1)
     gemm_sm90_kernel9(const __grid_constant__ GemmMaps maps, Epilogue epilogue, int M, int N, int K, int num_tiles) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     extern __shared__ __align__(256) unsigned char gemm_dynamic[];
-    gemm_block<G>(gemm_dynamic, maps, epilogue, M, N, K, num_tiles, GemmAlone());
+    gemm_block<G>(gemm_dynamic, maps, epilogue, M, N, K, num_tiles, GemmNoIdleWork());
 #endif
 }
 
-// The same with the work `beside` in idle warps.
-template <class G, class Epilogue, class Beside> __global__ void __launch_bounds__(384, 1)
-    gemm_beside_sm90_kernel(const __grid_constant__ GemmMaps maps, Epilogue epilogue, int M, int N, int K,
-                            int num_tiles, const __grid_constant__ Beside beside) {
+// Kernel 21 that also runs `idle_work` in its idle warps.
+template <class G, class Epilogue, class IdleWork> __global__ void __launch_bounds__(384, 1)
+    gemm_idle_work_sm90_kernel(const __grid_constant__ GemmMaps maps, Epilogue epilogue, int M, int N, int K,
+                               int num_tiles, const __grid_constant__ IdleWork idle_work) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     extern __shared__ __align__(256) unsigned char gemm_dynamic[];
-    gemm_block<G>(gemm_dynamic, maps, epilogue, M, N, K, num_tiles, beside);
+    gemm_block<G>(gemm_dynamic, maps, epilogue, M, N, K, num_tiles, idle_work);
 #endif
 }
 
@@ -622,19 +622,19 @@ template <class... Parameters, class... Arguments> void gemm_start(void (*kernel
     cudaCheck(cudaLaunchKernelEx(&config, kernel, arguments...));
 }
 
-// out = finish(inp weight^T), with the work `beside` in idle warps. Requires has_sm90a(), K % 8 == 0, N % 8 == 0, and all
+// out = finish(inp weight^T), and idle warps run `idle_work`. Requires has_sm90a(), K % 8 == 0, N % 8 == 0, and all
 // pointers aligned to 16 bytes.
-template <class G = GemmPingPong192Pairs, class Epilogue, class Beside = GemmAlone>
-void gemm(const GemmArgs& g, const Epilogue& epilogue, cudaStream_t stream, const Beside& beside = {}) {
+template <class G = GemmPingPong192Pairs, class Epilogue, class IdleWork = GemmNoIdleWork>
+void gemm(const GemmArgs& g, const Epilogue& epilogue, cudaStream_t stream, const IdleWork& idle_work = {}) {
     require(has_sm90a()); // nvcc -gencode arch=compute_90a,code=sm_90a
     require((g.second != NULL) == ((Epilogue::EXTRAS & GEMM_SECOND) != 0));
     require((g.residual != NULL) == ((Epilogue::EXTRAS & GEMM_RESIDUAL) != 0));
     int num_tiles = gemm_num_tiles<G>(g.M, g.N, g.K),
         num_clusters = min(num_tiles, free_multiprocessors() / G::CLUSTER);
     int num_blocks = num_clusters * G::CLUSTER, bytes = GemmSMem<G>::bytes();
-    if constexpr (Beside::WORKS) {
-        gemm_start(gemm_beside_sm90_kernel<G, Epilogue, Beside>, num_blocks, G::CLUSTER, bytes, true, stream,
-                   gemm_maps<G>(g), epilogue, g.M, g.N, g.K, num_tiles, beside);
+    if constexpr (IdleWork::WORKS) {
+        gemm_start(gemm_idle_work_sm90_kernel<G, Epilogue, IdleWork>, num_blocks, G::CLUSTER, bytes, true, stream,
+                   gemm_maps<G>(g), epilogue, g.M, g.N, g.K, num_tiles, idle_work);
     } else {
         gemm_start(gemm_sm90_kernel9<G, Epilogue>, num_blocks, G::CLUSTER, bytes, true, stream, gemm_maps<G>(g),
                    epilogue, g.M, g.N, g.K, num_tiles);
