@@ -69,11 +69,10 @@ static void matmul_backward_launch8(const GemmArgs& g, float* dinp_sums, float* 
 void matmul_backward_input8(floatX* dinp, float* dinp_sums, float* partials, const floatX* dout, const floatX* weight,
                             GeluSaved saved, int N, int C, int OC, cudaStream_t stream) {
     GemmArgs g = {dinp, NULL, dout, weight, saved.tensor, N, C, OC};
-    constexpr int extras = GEMM_RESIDUAL | GEMM_NO_BIAS;
     if (saved.is_slope) {
-        matmul_backward_launch8<extras | GEMM_MULTIPLY>(g, dinp_sums, partials, stream);
+        matmul_backward_launch8<GEMM_MULTIPLY | GEMM_NO_BIAS>(g, dinp_sums, partials, stream);
     } else {
-        matmul_backward_launch8<extras | GEMM_GELU_BACKWARD>(g, dinp_sums, partials, stream);
+        matmul_backward_launch8<GEMM_GELU_BACKWARD | GEMM_NO_BIAS>(g, dinp_sums, partials, stream);
     }
     if (!dinp_sums) { return; }
     column_sums<16>(dinp_sums, NULL, NULL, partials, ceil_div(N, 128), C, stream);

@@ -108,7 +108,7 @@ void matmul_forward21(floatX* out, GeluSaved saved, const floatX* inp, const flo
     if (saved.tensor) { return matmul_forward_gemm(g, GemmBias<GEMM_GELU | GEMM_SECOND>{bias}, stream); }
     // no backward pass will follow, so no update is pending
     if (saved.has_gelu()) { return gemm(g, GemmBias<GEMM_GELU>{bias}, stream); }
-    if (residual) { return matmul_forward_gemm(g, GemmBias<GEMM_RESIDUAL>{bias}, stream); }
+    if (residual) { return matmul_forward_gemm(g, GemmBias<GEMM_ADD>{bias}, stream); }
     matmul_forward_gemm(g, GemmBias<0>{bias}, stream);
 }
 #endif
