@@ -241,7 +241,7 @@ template <class G, class Result> __global__ void __launch_bounds__(384, 1)
 #endif
 }
 
-// second, third (M,N): GELU's slope, written or read; the other one is NULL
+// second, third (M,N): GELU's slope, written to second or read from third, or NULL
 template <class A, class Result> static void matmul_fp8_launch7(const MatmulFp8Args<A>& p, const Result& result,
                                                                 floatX* second, const floatX* third,
                                                                 cudaStream_t stream) {
