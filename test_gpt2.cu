@@ -580,15 +580,15 @@ static void test_fp8_recovers(void) {
     test_options.fp8 = FP8_OFF;
 }
 
-// AdamW beside the next forward pass: the same bits as after the step. The products are large enough to take it along.
-static void test_update_later(void) {
+// The deferred update gives the same bits as an update after the step. The products are large enough for gemm, whose idle warps update.
+static void test_deferred_update(void) {
     if (!have_gpu()) { return; }
 #ifdef CUDA_EMULATION // of 4 multiprocessors
     GPT2Config config = {emulated_size(48, 16), 300, padded_vocab(300), 4, 2, 128};
 #else
     GPT2Config config = {1024, 5000, padded_vocab(5000), 4, 4, 256};
 #endif
-    enum { AT_ONCE, LATER, WITHOUT_FORWARD, SKIPPED, NUM_WAYS };
+    enum { AT_ONCE, DEFERRED, WITHOUT_FORWARD, SKIPPED, NUM_WAYS };
     std::vector<float> weights[NUM_WAYS], m[NUM_WAYS], v[NUM_WAYS];
     std::vector<int> tokens;
     int T = config.max_seq_len;
@@ -597,7 +597,7 @@ static void test_update_later(void) {
         GPT2 model;
         open_random(&model, &config, 8, T, &tokens);
         set_tokens(&model, tokens.data(), tokens.data() + 1, 8 * T);
-        if (!updates_later(&model)) {
+        if (!deferred_update_on(&model)) {
             gpt2_free(&model);
             settings.overlap = "auto";
             return test_skip("needs 16 bits and code for sm_90a");
@@ -608,7 +608,7 @@ static void test_update_later(void) {
             AdamW o = {1e-3f, 0.9f, 0.95f, 1e-8f, 0.1f, 1.0f};
             bool skip = way == SKIPPED && step == 1;
             gpt2_update(&model, &o, skip, NULL, way != AT_ONCE);
-            check(model.update_is_open == (way != AT_ONCE));
+            check(model.update_is_deferred == (way != AT_ONCE));
             if (way == WITHOUT_FORWARD) { gpt2_download(&model, weights[way].data()); }
             if (skip) { // a later step has the bits of one without the skipped step
                 run_pass(&model, 8, T);
@@ -616,7 +616,7 @@ static void test_update_later(void) {
             }
         }
         gpt2_download(&model, weights[way].data());
-        check(!model.update_is_open);
+        check(!model.update_is_deferred);
         m[way] = to_host(&model, model.m_memory, num_parameters(&config));
         v[way] = to_host(&model, model.v_memory, num_parameters(&config));
         gpt2_free(&model);
@@ -790,7 +790,7 @@ static void second_moment_has_no_matrices(GPT2* model) {
     check(same_bits(before, to_host(model, model->v_memory, own)));
 }
 
-// Two steps of Muon and of AdamW beside it against their arithmetic in double, from random gradients, whose singular
+// Two steps of Muon and of its AdamW against their arithmetic in double, from random gradients, whose singular
 // values are of one order: in the directions of small ones, rounding to 16 bits is all that newton_schulz sees. With the
 // matrices of both layers together and with one layer after the other, the bits are the same.
 static void test_muon() {
@@ -1699,7 +1699,7 @@ static const Test tests[] = {
     {"saved_slope", "GELU's saved slope gives the gradients that its argument gives", test_saved_slope},
     {"fp8", "the stages of --fp8 against bf16; values that grow saturate once", test_fp8},
     {"fp8_recovers", "NaN and overflow with --fp8 stop the update, and scales recover", test_fp8_recovers},
-    {"update_later", "AdamW beside the next forward pass has the same bits", test_update_later},
+    {"deferred_update", "AdamW during the next forward pass has the same bits", test_deferred_update},
     {"same_bits_again", "two runs give the same bits", test_same_bits_again},
     {"shapes", "T from 1 to 8192, B to 64, C to 1600, head sizes 32 to 128", test_shapes},
     {"nan_is_seen", "a NaN in any weight tensor stops the update", test_nan_is_seen},

@@ -14,11 +14,19 @@ parameters, flags.h the flags (args), and run.h what a training run is besides i
 reports of its steps, and what is due between two of them (validation, a sample, a checkpoint).
 
 One stream, in order. The host queues a step, and prints the report of the previous step while the GPU works. In training
-the host waits for the GPU in four places: for a batch buffer that is still being copied (load_batch); for the report of
-the previous step (report_step); in every step with -sl or -sg, because the host must then see loss and norm before it
-allows the update (judge_before_update); and around evaluation, samples and checkpoints. All other decisions that depend
-on a step's results are made on the GPU: gradient clipping, fp16's loss scale, and whether the weights are updated at all.
-They are not when the loss or the gradient is NaN or infinite (adamw_prepare).
+the host waits for the GPU only
+
+    for a batch buffer that is still being copied (load_batch)
+    for the report of the previous step (report_step)
+    with -sl or -sg, in every step: it must see loss and norm before it allows the update (judge_before_update)
+    when a matmul's shape is first met, usually in the first step: cuBLASLt's algorithms are timed (cublaslt_fastest)
+    with several GPUs, before the first step: rank 0 chooses for all ranks (ranks_choose)
+    with --profile, once, before the profiled steps: the GPU's own speed is measured (profile_run)
+    around evaluation, samples and checkpoints
+
+With several GPUs, the hosts also wait for one another in every micro-batch (ranks_agree). All other decisions that
+depend on a step's results are made on the GPU: gradient clipping, fp16's loss scale, and whether the weights are updated
+at all. They are not when the loss or the gradient is NaN or infinite (adamw_prepare).
 
 With --gpus N there is a process like this for each GPU, a rank, with its own part of each batch. Gradients are summed over
 the ranks, and updated weights are passed on, by NCCL on a second stream (distributed.cuh): gradients_ready, await_bucket and
@@ -29,10 +37,23 @@ captured as a CUDA graph, and from then on it is one graph launch. There is a gr
 overwrites the gradients, one for the others, which add to them, and with several GPUs one for the last, which leaves room for
 the exchange of gradients. Generation does the same per token.
 
-Matmuls are our own kernels or cuBLASLt's. Ours are gemm, for forward matmuls on Hopper, decode_matvec, for generation, and
-decode_matmul, for generation of several texts on Hopper. When training first meets a shape, cuBLASLt's algorithms are timed
-and the fastest is kept (--no-tune: the first one that the library proposes). The choices are saved with the checkpoints, and
-a resumed run uses the same ones. So are the block sizes of --tuned, which take the place of those in the launchers.
+Matmuls run on kernels of our own where these are faster, otherwise on cuBLASLt. In training ours need Hopper and 16 bits:
+
+    matmul                       our kernel       where it runs
+    forward                      gemm             C <= 2048, and out has two or more tiles of 128x192 per SM
+    input gradient, with GELU    gemm             dinp has two or more tiles of 128x192 per SM
+    weight gradient              stream-K         16384 or more tokens, tiles that divide dweight exactly, and 40 or more of the
+                                                  library's tiles, 128x256, which would fill less than 4/5 of their waves
+    head with its loss           gemm             bf16, on the condition for forward
+    both with GELU, --fp8 +dw    matmul_fp8       where GELU's slope is saved (plan_training)
+    Muon's Newton-Schulz         newton_schulz    always; it has kernels for other GPUs and fp32 as well
+
+matmul_forward_choice, matmul_backward_input_choice, matmul_backward_weight_choice and linear_cross_entropy_choice decide this for
+the first four. In generation, decode_matvec runs on every GPU; decode_matmul, for several texts, and decode_layers need Hopper.
+
+When training first meets a shape on cuBLASLt, the library's algorithms are timed and the fastest is kept (--no-tune: the first
+one that the library proposes). The choices are saved with the checkpoints, and a resumed run uses the same ones. So are the
+block sizes of --tuned, which take the place of those in the launchers.
 
 With the same choices on the same kind of GPU, a run gives the same bits every time: the order of every sum in our kernels
 depends only on the shapes and the GPU, and with several GPUs on --overlap, and no floating-point sum uses atomics.
@@ -46,7 +67,7 @@ Words:
     rank              with several GPUs: the process of one of them
     share             with ZeRO-1: the part of the optimizer's state that a rank keeps
     bucket            what the ranks exchange, and AdamW updates, at once: the embeddings, a layer or the last layernorm
-    updated later     AdamW of all layers but the first, on one GPU: beside the next forward pass (update_later.cuh)
+    deferred update   AdamW of all layers except the first during the next forward pass, on one GPU (deferred_update.cuh)
     ladder            a file of dev/cuda: one operation as a series of numbered kernels, from naive to fast
     promoted          copied here from a ladder by dev/cuda/promote.sh, between marks: its best kernel, with its number
     launcher          the host function that checks the shapes and launches an operation's kernels
@@ -61,7 +82,7 @@ Words:
 Sources: Radford et al. 2019, "Language models are unsupervised multitask learners"; the structure of the program
 follows karpathy/llm.c. The source of an algorithm is named at its operation, or in the file of its ladder.
 */
-#include "llmc/adamw_state.cuh"   // defines: AdamW, StepState, AdamWLater, adamw_later
+#include "llmc/adamw_state.cuh"   // defines: AdamW, StepState, DeferredUpdate, deferred_update
 #include "llmc/checkpoint.h"      // defines: advise_huge
 #include "llmc/choices.cuh"       // defines: choices_open, choices_save, choices_load
 #include "llmc/cli.h"             // defines: cli_parse, cli_print
@@ -181,9 +202,9 @@ void gelu_forward(floatX* out, const floatX* inp, size_t n, cudaStream_t stream)
 // (1, device memory) is not NULL, the logits are overwritten by their gradients, (softmax - onehot(target)) * dloss.
 void fused_classifier(floatX* logits, float* losses, const int* targets, const float* dloss, int N, int V, int Vp,
                       cudaStream_t stream);
-// The head and its loss: losses (N) of the logits inp (N,C) weight (Vp,C)^T, as by fused_classifier. logits (N,Vp) is memory for what
-// linear_cross_entropy_backward needs; if dloss is NULL, the largest of a row's first V numbers is where its largest logit is.
-// In bf16 on Hopper, a logit counts as at most 97 larger than the target's.
+// The head and its loss: losses (N) of the logits inp (N,C) weight (Vp,C)^T, as by fused_classifier. logits (N,Vp) receives what
+// linear_cross_entropy_backward needs. Without dloss, the first V numbers of a row are its logits, or other numbers that increase
+// with them: the largest belongs to the largest logit. In bf16 on Hopper, each logit is limited to the target's logit plus 97.
 void linear_cross_entropy_forward(floatX* logits, float* losses, float* scratch, const floatX* inp,
                                   const floatX* weight, const int* targets, const float* dloss, int N, int C, int V,
                                   int Vp, cudaStream_t stream);
@@ -201,14 +222,14 @@ size_t global_norm_scratch();
 
 // Decides whether the weights are updated: state->applied becomes 1 unless loss or norm is not finite or skip is true. Sets
 // norm, num_updates, grad_scale and the bias corrections for adamw. In fp16 it also sets the next step's loss scale: half
-// after an overflow, double after 2000 finite steps, always within 1 to 65536. later: see llmc/update_later.cuh.
-void adamw_prepare(StepState* state, const AdamW& optimizer, bool skip, bool later, cudaStream_t stream);
+// after an overflow, double after 2000 finite steps, always within 1 to 65536. deferred: see llmc/deferred_update.cuh.
+void adamw_prepare(StepState* state, const AdamW& optimizer, bool skip, bool deferred, cudaStream_t stream);
 // AdamW on n parameters, if state->applied: params (n) floatX, master (n) float or NULL, m, v (n) | grads (n). seed 0:
 // params are rounded to nearest; else stochastically, with new random bits in every update.
 void adamw(floatX* params, float* master, float* m, float* v, const float* grads, const StepState* state, size_t n,
            const AdamW& optimizer, uint32_t seed, cudaStream_t stream);
-// Ends the update of the layers before `layer` that runs beside a forward pass (updated later): llmc/adamw_state.cuh.
-void adamw_finish(int layer, cudaStream_t stream);
+// Finishes the deferred update of the layers before `layer`: llmc/adamw_state.cuh.
+void finish_deferred_update(int layer, cudaStream_t stream);
 // params (n) = master (n), rounded as adamw rounded them in update number `update`
 void adamw_round_weights(floatX* params, const float* master, size_t n, uint32_t seed, int update, cudaStream_t stream);
 
@@ -237,7 +258,7 @@ struct Activations {
     GeluSaved fch;     // (L, B, T, 4*C): GELU's argument, or its slope; in training only
     floatX* fch_gelu;  // (L, B, T, 4*C) [1]
     floatX* residual3; // (L, B, T, C): the residual stream after the MLP
-    floatX* projected; // (B, T, C), with --fp8: output of the MLP, before it is added to the residual stream
+    floatX* projected; // (B, T, C), with --fp8: output of the MLP before the residual sum; in the memory of dbtc
     floatX* lnf;       // (B, T, C)
     float* lnf_mean;   // (B, T)
     float* lnf_rstd;   // (B, T)
@@ -247,9 +268,9 @@ struct Activations {
     int* targets;      // (B, T)
     // for the backward pass
     floatX* dresidual; // (B, T, C): gradient of the residual stream; every layer updates it, from the last to the first
-    floatX* dbtc;      // (B, T, C), in the memory of projected
+    floatX* dbtc;      // (B, T, C): gradients of atty and of the layernorms' outputs, one at a time
     floatX* dqkv;      // (B, T, 3*C), in the memory of logits, whose gradients are not needed any more
-    floatX* dfch;      // (B, T, 4*C), in the memory of logits, too
+    floatX* dfch;      // (B, T, 4*C), also in the memory of logits
     float* scratch;    // for one operation at a time; without training for the loss
     float *gelu_terms, *norm1_terms, *norm2_terms; // scratch for sums that wait for the end of a layer
     // 1: every layer has its own tensor; 0: all share one. keep_gelu is for those marked [1], keep_norm for [2], keep for others
@@ -260,15 +281,15 @@ struct Activations {
 
 // View of layer l in a pass over B x T tokens: every pointer to a tensor with an L is moved to this layer's tensor.
 static Activations layer_activations(Activations a, const GPT2Config* config, int B, int T, int l) {
-    size_t BT = (size_t)B * T, BTC = BT * config->channels, own = a.keep * l, gelu = a.keep_gelu * l,
-           norm = a.keep_norm * l;
+    size_t BT = (size_t)B * T, BTC = BT * config->channels;
+    size_t layer_or_0 = a.keep * l, gelu = a.keep_gelu * l, norm = a.keep_norm * l; // 0: all layers share one
     a.residual = l == 0 ? a.encoded : a.residual3 + a.keep * (l - 1) * BTC;
-    a.ln1 += norm * BTC, a.ln1_mean += own * BT, a.ln1_rstd += own * BT;
-    a.qkv += own * 3 * BTC, a.atty += own * BTC, a.lse += own * BT * config->num_heads;
-    a.residual2 += own * BTC, a.residual3 += own * BTC;
-    a.ln2 += norm * BTC, a.ln2_mean += own * BT, a.ln2_rstd += own * BT;
+    a.ln1 += norm * BTC, a.ln1_mean += layer_or_0 * BT, a.ln1_rstd += layer_or_0 * BT;
+    a.qkv += layer_or_0 * 3 * BTC, a.atty += layer_or_0 * BTC, a.lse += layer_or_0 * BT * config->num_heads;
+    a.residual2 += layer_or_0 * BTC, a.residual3 += layer_or_0 * BTC;
+    a.ln2 += norm * BTC, a.ln2_mean += layer_or_0 * BT, a.ln2_rstd += layer_or_0 * BT;
     a.fch_gelu += gelu * 4 * BTC;
-    if (a.fch.tensor) { a.fch.tensor += own * 4 * BTC; }
+    if (a.fch.tensor) { a.fch.tensor += layer_or_0 * 4 * BTC; }
     return a;
 }
 
@@ -284,16 +305,16 @@ struct GPT2 {
     GPT2Config config;
     GPT2Options options;
     cudaStream_t stream;
-    floatX* params_memory; // (model_size) in the order of param_place
-    Weights8 weights8;     // of a loaded model with --weights: its matrices in 8 bits
-    float* master_memory;  // (share_size) fp32 weights; NULL when params are float, or without master weights
-    float* grads_memory;   // (model_size)
-    float* own_grads;      // (share_size): sums over the ranks; without ZeRO-1 the same memory as grads_memory
-    float* m_memory;       // (share_size), AdamW's first moment, or Muon's momentum
-    float* v_memory;       // (share_size, with Muon without matrices), AdamW's second moment
-    int* update_done;      // how far each worker has got with what is updated later: AdamWLater
-    bool update_is_open;   // such an update has begun
-    int muon_layers;       // layers that Muon updates at once
+    floatX* params_memory;   // (model_size) in the order of param_place
+    Weights8 weights8;       // of a loaded model with --weights: its matrices in 8 bits
+    float* master_memory;    // (share_size) fp32 weights; NULL when params are float, or without master weights
+    float* grads_memory;     // (model_size)
+    float* own_grads;        // (share_size): sums over the ranks; without ZeRO-1 the same memory as grads_memory
+    float* m_memory;         // (share_size), AdamW's first moment, or Muon's momentum
+    float* v_memory;         // (share_size, with Muon without matrices), AdamW's second moment
+    int* deferred_done;      // how far each worker has got with the deferred update: DeferredUpdate
+    bool update_is_deferred; // a deferred update is neither finished nor attached to a forward pass
+    int muon_layers;         // layers that Muon updates at once
     Parameters<floatX> params;
     Parameters<float> grads;
     StepState* state; // in device memory
@@ -303,7 +324,7 @@ struct GPT2 {
     size_t num_bytes; // of both arenas
 };
 
-#include "llmc/update_later.cuh" // AdamW beside the next forward pass
+#include "llmc/deferred_update.cuh" // AdamW during the next forward pass
 
 // ---- forward --------------------------------------------------------------------------------------
 
@@ -312,7 +333,7 @@ struct GPT2 {
 // stream twice, after attention (residual2) and after the MLP (residual3): the products store the sum.
 static void gpt2_forward(GPT2* model, Activations* acts, int B, int T, bool training, KeyValueCache* cache) {
     require((size_t)B * T <= (size_t)acts->B * acts->T && T <= model->config.max_seq_len);
-    if (!adamw_later().is_open()) { finish_update(model); } // this pass takes no update along
+    if (!deferred_update().is_pending()) { finish_deferred_update(model); } // none is attached to this pass
     const GPT2Config* config = &model->config;
     int L = config->num_layers, NH = config->num_heads, C = config->channels, BT = B * T;
     cudaStream_t stream = model->stream;
@@ -345,8 +366,9 @@ static void gpt2_forward(GPT2* model, Activations* acts, int B, int T, bool trai
                       stream);
 }
 
-// Call after gpt2_forward. Computes the losses of all B x T tokens; state->loss += scale * sum of the losses. gpt2_backward scales
-// the gradients by state->dloss.
+// Call after gpt2_forward. Computes the losses of all B x T tokens; state->loss += scale * sum of the losses. For training, it also
+// prepares the gradient of the logits, which is scaled by state->dloss: here, by fused_classifier, or in gpt2_backward, where kernel 2
+// of linear_cross_entropy runs (in bf16 on Hopper).
 static void gpt2_loss(GPT2* model, Activations* acts, int B, int T, bool training, float scale) {
     int V = model->config.vocab_size, Vp = model->config.padded_vocab_size, C = model->config.channels, BT = B * T;
     const float* dloss = training ? &model->state->dloss : NULL;
@@ -442,7 +464,8 @@ static void reduce_all_gradients(GPT2* model) {
     begin_group();
     for (int b = num_buckets(config) - 1; b >= 0; b--) {
         Span whole = bucket(config, b);
-        reduce_gradients(b, model->own_grads + own_share(config, b).own, model->grads_memory + whole.place, whole.n);
+        reduce_gradients(b, model->own_grads + own_share(config, b).own_place, model->grads_memory + whole.place,
+                         whole.n);
     }
     end_group();
 }
@@ -467,14 +490,15 @@ static uint32_t rounding_seed(const GPT2* model, int piece, size_t place) {
 }
 
 // One step of AdamW (Loshchilov and Hutter 2019, arXiv:1711.05101); if muon is not NULL, of Muon on the layers' matrices. Call
-// after gpt2_gradient_norm. Nothing changes if loss or norm is not finite, or if skip is true. later: see llmc/update_later.cuh.
-static void gpt2_update(GPT2* model, const AdamW* optimizer, bool skip, const Muon* muon = NULL, bool later = false) {
+// after gpt2_gradient_norm. Nothing changes if loss or norm is not finite, or if skip is true. deferred: see llmc/deferred_update.cuh.
+static void gpt2_update(GPT2* model, const AdamW* optimizer, bool skip, const Muon* muon = NULL,
+                        bool deferred = false) {
     const GPT2Config* config = &model->config;
-    require(model->options.muon == (muon != NULL) && !model->update_is_open);
-    adamw_prepare(model->state, *optimizer, skip, later, model->stream);
-    if (later) { begin_update(model); }
+    require(model->options.muon == (muon != NULL) && !model->update_is_deferred);
+    adamw_prepare(model->state, *optimizer, skip, deferred, model->stream);
+    if (deferred) { defer_update(model); }
     for (int b = 0; b < num_buckets(config); b++) {
-        if (later && b > 1 && b <= config->num_layers) { continue; }
+        if (deferred && b > 1 && b <= config->num_layers) { continue; }
         if (muon && b == 1) { // while the embeddings are gathered
             MuonArrays a = {model->params_memory, model->master_memory, model->m_memory,    model->own_grads,
                             model->state,         model->acts.logits,   model->muon_layers, model->acts.scratch};
@@ -484,13 +508,13 @@ static void gpt2_update(GPT2* model, const AdamW* optimizer, bool skip, const Mu
             muon_update(a, config, *muon, seed, model->stream);
         }
         Share v = own_share(config, b, muon == NULL);
-        for_each_piece(config, b, ranks().env.rank, [&](int i, size_t place, size_t own, size_t n) {
+        for_each_piece(config, b, ranks().env.rank, [&](int i, size_t place, size_t own_place, size_t n) {
             if (muon && is_matrices(config, i)) { return; }
             AdamW o = *optimizer;
             if (!parameter_piece(config, i).decay) { o.weight_decay = 0.0f; }
-            adamw(model->params_memory + place, model->master_memory ? model->master_memory + own : NULL,
-                  model->m_memory + own, model->v_memory + v.own + (place - v.place), model->own_grads + own,
-                  model->state, n, o, rounding_seed(model, i, place), model->stream);
+            adamw(model->params_memory + place, model->master_memory ? model->master_memory + own_place : NULL,
+                  model->m_memory + own_place, model->v_memory + v.own_place + (place - v.place),
+                  model->own_grads + own_place, model->state, n, o, rounding_seed(model, i, place), model->stream);
         });
         Span whole = bucket(config, b);
         gather_weights(b, model->params_memory + whole.place, whole.n, model->stream);
@@ -502,20 +526,20 @@ static void gpt2_update(GPT2* model, const AdamW* optimizer, bool skip, const Mu
 
 // Weights; for training, with options, also gradients, moments and master weights.
 static void plan_parameters(Plan* plan, GPT2* model, const GPT2Config* config, const GPT2Options* options) {
-    size_t n = model_size(config), own = options ? share_size(config) : 0;
+    size_t n = model_size(config), own_size = options ? share_size(config) : 0;
     plan_add(plan, PLAN_WEIGHTS, &model->params_memory, n);
     weights8_plan(plan, &model->weights8, config);
     plan_add(plan, PLAN_WEIGHTS, &model->state, 1);
     model->master_memory = nullptr;
     if (!options) { return; }
     plan_add(plan, PLAN_GRADIENTS, &model->grads_memory, n);
-    if (own < n) { plan_add(plan, PLAN_GRADIENTS, &model->own_grads, own); }
-    plan_add(plan, PLAN_ADAMW, &model->m_memory, own);
+    if (own_size < n) { plan_add(plan, PLAN_GRADIENTS, &model->own_grads, own_size); }
+    plan_add(plan, PLAN_ADAMW, &model->m_memory, own_size);
     plan_add(plan, PLAN_ADAMW, &model->v_memory, share_size(config, !options->muon));
     if (options->master_weights && sizeof(floatX) < sizeof(float)) {
-        plan_add(plan, PLAN_ADAMW, &model->master_memory, own);
+        plan_add(plan, PLAN_ADAMW, &model->master_memory, own_size);
     }
-    plan_add(plan, PLAN_ADAMW, &model->update_done, adamw_num_workers());
+    plan_add(plan, PLAN_ADAMW, &model->deferred_done, deferred_update_workers());
 }
 
 // Bytes of scratch for a backward pass: the largest need of any of its operations.
@@ -536,8 +560,10 @@ static void plan_activations(Plan* plan, Activations* a, const GPT2Config* confi
     size_t BT = (size_t)B * T, C = config->channels, L = config->num_layers, NH = config->num_heads;
     size_t Vp = config->padded_vocab_size;
     a->B = B, a->T = T;
-    a->keep = training, a->keep_gelu = training && recompute < (fp8 < FP8_DW), // +dw keeps columns in fp8 instead
-        a->keep_norm = training && recompute < 2 * (fp8 < FP8_DW);
+    bool kept_in_fp8 = fp8 == FP8_DW; // +dw keeps columns in fp8 instead: Fp8Memory
+    a->keep = training;
+    a->keep_gelu = training && !kept_in_fp8 && recompute < 1;
+    a->keep_norm = training && !kept_in_fp8 && recompute < 2;
     size_t layers = a->keep ? L : 1, gelus = a->keep_gelu ? L : 1, norms = a->keep_norm ? L : 1;
     PlanGroup group = PLAN_ACTIVATIONS;
     plan_add(plan, group, &a->encoded, BT * C);
@@ -554,7 +580,7 @@ static void plan_activations(Plan* plan, Activations* a, const GPT2Config* confi
     if (training) { plan_add(plan, group, &a->fch.tensor, layers * BT * 4 * C); }
     plan_add(plan, group, &a->fch_gelu, gelus * BT * 4 * C);
     plan_add(plan, group, &a->residual3, layers * BT * C);
-    if (training) { plan_add(plan, group, &a->projected, BT * C); }
+    if (training) { plan_add(plan, group, &a->dbtc, BT * C); }
     plan_add(plan, group, &a->lnf, BT * C);
     plan_add(plan, group, &a->lnf_mean, BT);
     plan_add(plan, group, &a->lnf_rstd, BT);
@@ -604,21 +630,21 @@ static void allocate_training(GPT2* model, const Plan* parameters, const Plan* a
     point_parameters(&model->params, model->params_memory, config);
     point_parameters(&model->grads, model->grads_memory, config);
     if (!model->own_grads) { model->own_grads = model->grads_memory; }
-    a->dbtc = a->projected;
+    a->projected = a->dbtc;
     a->dfch = a->logits;
     a->dqkv = a->logits + (size_t)a->B * a->T * 4 * config->channels;
     model->fp8.gradients = (E5M2*)(a->logits + (size_t)a->B * a->T * 7 * config->channels);
 }
 
 // Bytes outside the plan, as seen on H100s: cuBLASLt's workspace, the driver's (code, graphs, context), NCCL's communicators.
-static size_t memory_beside() { return cublaslt().workspace_bytes + ((size_t)(is_alone() ? 512 : 1408) << 20); }
+static size_t unplanned_bytes() { return cublaslt().workspace_bytes + ((size_t)(is_alone() ? 512 : 1408) << 20); }
 
 // Bytes that a training run needs.
 static size_t training_bytes(const GPT2Config* config, int B, int T, const GPT2Options* options) {
     Plan parameters, activations;
     GPT2 model;
     plan_training(&parameters, &activations, &model, config, B, T, options);
-    return parameters.total + activations.total + memory_beside();
+    return parameters.total + activations.total + unplanned_bytes();
 }
 
 // ---- loading and saving ---------------------------------------------------------------------------
@@ -699,7 +725,7 @@ static void gpt2_upload(GPT2* model, const float* weights, int num_updates) {
 
 // The fp32 weights on the device (model_size), or NULL if there are only 16-bit weights. All ranks must call it.
 static const float* collect_weights(GPT2* model) {
-    finish_update(model);
+    finish_deferred_update(model);
     for (int b = 0; b < num_buckets(&model->config); b++) { await_weights(b, model->stream); }
     if (model->master_memory) { return collect_shares(model, model->master_memory); }
     return sizeof(floatX) == sizeof(float) ? (float*)model->params_memory : NULL;
@@ -732,8 +758,8 @@ static void gpt2_download(GPT2* model, float* weights) {
 
 enum { MAX_HEAD_TEXTS = 32 };  // without decode_matmul_head, decode_head is faster than cuBLASLt up to here
 enum { MAX_MATVEC_TEXTS = 8 }; // without decode_matmul, decode_matvec is faster than cuBLASLt up to here (on an H200)
-// With one slot, and all layers in one launch, a prompt of up to so many tokens runs token by token: these kernels are few, while a first
-// pass over a prompt takes some 80 ms to load its kernels and choose cuBLASLt's. (A later pass would take less time than 40 tokens.)
+// With one slot, and all layers in one launch, a prompt of up to this many tokens runs token by token. The first batched pass over a
+// prompt takes about 80 ms, most of it to load its kernels and cuBLASLt's. (Later batched passes take less time than 40 tokens.)
 enum { MAX_PROMPT_STEPS = 40 };
 // Continues texts side by side, each in a slot of its own. The host launches a graph per token and reads it while the GPU
 // computes the next. When a text ends, the next one takes its slot: its prompt runs between two launches of the graph.
@@ -804,7 +830,7 @@ static bool generator_allocate(Generator* g, GPT2* model, int B, int rows, int c
     const GPT2Config* config = &model->config;
     Plan plan;
     // weights that other ranks have updated may still be on their way, and from here on they are read
-    finish_update(model);
+    finish_deferred_update(model);
     for (int b = 0; b < num_buckets(config); b++) { await_weights(b, model->stream); }
     bool packed = one_launch && decode_layers_runs(B, config->channels, config->num_heads, capacity) &&
                   is_free(generator_plan(&plan, g, config, B, rows, capacity, true));
@@ -1081,7 +1107,7 @@ static void launch_micro_step(GPT2* model, const Batch* batch, bool first, bool 
     float scale = 1.0f / (float)batch->total;
     bool fp8 = model->options.fp8;
     leave_room(first && args->zero);
-    if (first && updates_later(model)) { take_update_along(model); }
+    if (first && deferred_update_on(model)) { attach_deferred_update(model); }
     fp8 ? gpt2_forward_fp8(model, B, T, first) : gpt2_forward(model, &model->acts, B, T, true, NULL);
     leave_room(false); // all weights are here
     fp8 ? gpt2_loss_fp8(model, B, T, scale, first) : gpt2_loss(model, &model->acts, B, T, true, scale);
@@ -1094,7 +1120,7 @@ static void launch_micro_step(GPT2* model, const Batch* batch, bool first, bool 
 static void micro_step(Trainer* t, bool first, bool last) {
     Range range("micro_step");
     auto launch = [&] { launch_micro_step(&t->model, &t->job.batch, first, last); };
-    if (first) { t->model.update_is_open = false; } // the forward pass ends it, also in a graph
+    if (first) { t->model.update_is_deferred = false; } // the forward pass finishes it, also in a graph
     if (!args->use_graph || profile().listing) { return launch(); }
     launch_as_graph(&t->graphs[first][last && ranks().beside], t->model.stream, launch);
 }
@@ -1139,7 +1165,7 @@ static bool launch_step(Trainer* t, Error* err) {
     bool host_judges = args->skip_loss_z > 0 || args->skip_norm_z > 0;
     bool skip = host_judges && !judge_before_update(t, s);
     Muon muon = {lr_at(&t->job.muon_schedule, run->step), args->muon_momentum, args->weight_decay};
-    gpt2_update(model, &optimizer, skip, uses_muon() ? &muon : NULL, updates_later(model));
+    gpt2_update(model, &optimizer, skip, uses_muon() ? &muon : NULL, deferred_update_on(model));
     read_state(t, s);
     cudaCheck(cudaEventRecord(s->end, model->stream));
     training_step_done(&t->job);
@@ -1367,11 +1393,11 @@ static void open_training_model(GPT2* model, const GPT2Config* config, const Bat
     gpt2_open(model, config, &options);
     size_t have = device_memory(device);
     plan_training(&parameters, &activations, model, config, batch->B, batch->T, &options);
-    size_t need = parameters.total + activations.total + memory_beside();
+    size_t need = parameters.total + activations.total + unplanned_bytes();
     printf("%d layers, %d heads, %d channels, %d positions, vocabulary %d: %.2f M parameters, %s\n", config->num_layers,
            config->num_heads, config->channels, config->max_seq_len, config->vocab_size,
            (double)num_parameters(config) * 1e-6, PRECISION_NAME);
-    print_memory(&parameters, &activations, options.muon, ranks().num_shares, memory_beside(), have, device);
+    print_memory(&parameters, &activations, options.muon, ranks().num_shares, unplanned_bytes(), have, device);
     auto bytes = [&](int B, int recompute) {
         GPT2Options other = options;
         other.recompute = recompute;
@@ -1589,7 +1615,7 @@ static void loaded_model_open(LoadedModel* m, int B) {
         Batch batch = settle_batch(config);
         plan_activations(&plan, &model->acts, config, B, batch.T, B * batch.T, false, 0);
     }
-    size_t have = device_memory(device), need = plan.total + memory_beside();
+    size_t have = device_memory(device), need = plan.total + unplanned_bytes();
     if (need > have) {
         die("the model needs %.1f GB and %s has %.1f free%s%s", (double)need * 1e-9, device, (double)have * 1e-9,
             other_programs(need), B > 0 ? "; a smaller -b or -t needs less" : "");
@@ -2513,15 +2539,14 @@ inline LayernormBackwardLaunch layernorm_backward_launch8(int N, int C, int bloc
 
 // ---- kernel 10: cp.async prefetches the next row, and programmatic dependent launch of the second kernel ----
 
+constexpr int LAYERNORM_BACKWARD_STAGES = 2;
+
 // Kernel 8 with one warp per team and the next row in flight: cp.async copies it into a ring in shared memory while the
 // current row is summed. Each thread reads only what it copied itself, so it waits for its own copies, without barrier.
 //                before the loop   1st row           2nd row           3rd row
 //     stage 0    copy row 0        read 0, copy 2    (2 in flight)     read 2, copy 4
 //     stage 1    copy row 1        (1 in flight)     read 1, copy 3    (3 in flight)
-constexpr int LAYERNORM_BACKWARD_STAGES = 2;
-
-//
-// num_sums: 2, or 3 to sum the columns of dinp, too, which is kernel 13.
+// num_sums: 2, or 3 to also sum the columns of dinp.
 template <int num_vecs, int num_sums> __global__ void __launch_bounds__(LAYERNORM_BACKWARD_THREADS_PER_SM, 1)
     layernorm_backward_kernel10(floatX* dinp, float* partials, const floatX* dout, const floatX* dresidual,
                                 const floatX* inp, const floatX* weight, const float* mean, const float* rstd, int N,
@@ -2639,21 +2664,21 @@ void layernorm_backward10(floatX* dinp, float* dinp_sums, float* dweight, float*
 }
 // ---- kernel 11: 5 with the next rows copied ahead by cp.async, for rows that are longer than a warp holds ----
 
-constexpr int LAYERNORM_BACKWARD_BLOCK_SIZE10 = 256; // the largest; two blocks leave 128 registers per thread
+constexpr int LAYERNORM_BACKWARD_BLOCK_SIZE11 = 256; // the largest; two blocks leave 128 registers per thread
 
 // A block processes `rows` rows at a time; thread t holds the vectors t, t + blockDim.x ... of each row. While the sums of
 // these rows are computed, cp.async copies the rows of the next turns into a ring in shared memory. A thread reads only what
 // it copied itself, so the only barrier is that of the row sums. dy, x and dx are read from the ring a second time for dinp:
 // that costs less than the registers that would hold them. num_sums: as in kernel 10.
 template <int num_vecs, int rows, int num_sums>
-__global__ void __launch_bounds__(LAYERNORM_BACKWARD_BLOCK_SIZE10, num_vecs == 1 ? 2 : 1)
+__global__ void __launch_bounds__(LAYERNORM_BACKWARD_BLOCK_SIZE11, num_vecs == 1 ? 2 : 1)
     layernorm_backward_kernel11(floatX* dinp, float* partials, const floatX* dout, const floatX* dresidual,
                                 const floatX* inp, const floatX* weight, const float* mean, const float* rstd, int N,
                                 int C) {
     static_assert(num_vecs * rows == 4);
-    extern __shared__ int4 layernorm_backward_ring10[]; // (stages, rows, num_vecs, 3, blockDim.x)
+    extern __shared__ int4 layernorm_backward_ring11[]; // (stages, rows, num_vecs, 3, blockDim.x)
     // [stage][warp]: sum and dot of each row. The stages alternate, so one barrier per turn is enough
-    __shared__ float shared[LAYERNORM_BACKWARD_STAGES][LAYERNORM_BACKWARD_BLOCK_SIZE10 / 32][8];
+    __shared__ float shared[LAYERNORM_BACKWARD_STAGES][LAYERNORM_BACKWARD_BLOCK_SIZE11 / 32][8];
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32, num_warps = blockDim.x / 32;
     int first = threadIdx.x * x128::size, stride = blockDim.x * x128::size, row_step = gridDim.x * rows, stage = 0;
     float dw[num_vecs][x128::size] = {}, db[num_vecs][x128::size] = {}, dx_sum[num_vecs][x128::size] = {};
@@ -2665,7 +2690,7 @@ __global__ void __launch_bounds__(LAYERNORM_BACKWARD_BLOCK_SIZE10, num_vecs == 1
     for (int j = 0; j < num_vecs; j++) {
         if (first + j * stride < C) { w[j] = load128(weight + first + j * stride); }
     }
-    auto slots = [&](int of_stage) { return layernorm_backward_ring10 + of_stage * 12 * blockDim.x + threadIdx.x; };
+    auto slots = [&](int of_stage) { return layernorm_backward_ring11 + of_stage * 12 * blockDim.x + threadIdx.x; };
     // what is past the end of a row, or of all rows, becomes 0 and adds nothing
     auto fetch = [&](int start, int to_stage) {
         size_t at = (size_t)start * C + first;
@@ -2724,7 +2749,7 @@ __global__ void __launch_bounds__(LAYERNORM_BACKWARD_BLOCK_SIZE10, num_vecs == 1
         float warp_total = layernorm_backward_sum8(sums);
         if (lane % 4 == 0) { shared[stage][warp][lane / 4] = warp_total; }
         __syncthreads();
-        static_assert(LAYERNORM_BACKWARD_BLOCK_SIZE10 <= 8 * 32); // this lane: sum lane % 8 of two of the warps
+        static_assert(LAYERNORM_BACKWARD_BLOCK_SIZE11 <= 8 * 32); // this lane: sum lane % 8 of two of the warps
         float total = lane / 8 < num_warps ? shared[stage][lane / 8][lane % 8] : 0.0f;
         if (lane / 8 + 4 < num_warps) { total += shared[stage][lane / 8 + 4][lane % 8]; }
         total += __shfl_xor_sync(0xFFFFFFFFu, total, 8);
@@ -2771,7 +2796,7 @@ __global__ void __launch_bounds__(LAYERNORM_BACKWARD_BLOCK_SIZE10, num_vecs == 1
 
 // Vectors per thread of kernel 11; 0 if a row is too long for it, or the device code has no cp.async.
 inline int layernorm_backward_vecs11(int C) {
-    int num_vecs = ceil_div(C / x128::size, LAYERNORM_BACKWARD_BLOCK_SIZE10);
+    int num_vecs = ceil_div(C / x128::size, LAYERNORM_BACKWARD_BLOCK_SIZE11);
     return num_vecs <= 2 && compiled_arch(layernorm_backward_kernel11<1, 4, 2>) >= 80 ? num_vecs : 0;
 }
 
@@ -2788,7 +2813,7 @@ void layernorm_backward11(floatX* dinp, float* dinp_sums, float* dweight, float*
     require(C % x128::size == 0 && num_vecs > 0);
     int block_size = 32 * ceil_div(C / x128::size, 32 * num_vecs), rows = 4 / num_vecs, resident;
     int blocks_per_sm = threads_per_sm ? min(max(threads_per_sm / block_size, 1), 4)
-                                       : (block_size < LAYERNORM_BACKWARD_BLOCK_SIZE10 ? 2 : 1);
+                                       : (block_size < LAYERNORM_BACKWARD_BLOCK_SIZE11 ? 2 : 1);
     auto kernel = dinp_sums ? layernorm_backward_choose11<3>(num_vecs) : layernorm_backward_choose11<2>(num_vecs);
     size_t ring_bytes = (size_t)LAYERNORM_BACKWARD_STAGES * 12 * block_size * sizeof(x128);
     cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)ring_bytes));
@@ -2892,8 +2917,8 @@ __device__ inline void adamw_adapt_loss_scale(StepState* s) {
     s->good_steps = 0;
 }
 
-__global__ void adamw_prepare_kernel(StepState* s, AdamW o, bool skip, bool later) {
-    s->optimizer = o, s->is_later = later;
+__global__ void adamw_prepare_kernel(StepState* s, AdamW o, bool skip, bool deferred) {
+    s->optimizer = o, s->is_deferred = deferred;
     float unscale = __frcp_rn(s->loss_scale); // exact, because the scale is a power of two
     s->norm = s->scaled_norm * unscale;
     s->applied = isfinite(s->loss) && isfinite(s->scaled_norm) && !skip;
@@ -2906,10 +2931,10 @@ __global__ void adamw_prepare_kernel(StepState* s, AdamW o, bool skip, bool late
 
 // state (1) is in device memory and already holds loss and scaled_norm. Sets norm, the verdict `applied`, num_updates,
 // grad_scale and the bias corrections; in fp16 also the loss scale of the next step. If skip is true, the update is
-// skipped even if loss and norm are finite. later: layers are updated during the next forward pass.
-void adamw_prepare(StepState* state, const AdamW& optimizer, bool skip, bool later, cudaStream_t stream) {
+// skipped even if loss and norm are finite. deferred: layers are updated during the next forward pass.
+void adamw_prepare(StepState* state, const AdamW& optimizer, bool skip, bool deferred, cudaStream_t stream) {
     Op op(stream, sizeof(StepState), 0, "step verdict");
-    adamw_prepare_kernel<<<1, 1, 0, stream>>>(state, optimizer, skip, later);
+    adamw_prepare_kernel<<<1, 1, 0, stream>>>(state, optimizer, skip, deferred);
     cudaCheck(cudaGetLastError());
 }
 
@@ -3031,18 +3056,19 @@ void adamw_round_weights(floatX* params, const float* master, size_t n, uint32_t
 
 // ---- epilogues ----
 
-// Extras of an epilogue, flags combined by |. They say what the epilogue does besides computing its value y.
+// Extras of an epilogue, flags combined by |. They say what the epilogue does in addition to computing its value y.
 enum {
-    GEMM_GELU = 1,           // out = gelu(y), otherwise out = y
-    GEMM_SECOND = 2,         // y is also stored to the matrix `second`
-    GEMM_RESIDUAL = 4,       // the matrix `residual` is added to out
-    GEMM_GELU_BACKWARD = 16, // only with GEMM_RESIDUAL, which is not added: out = y * gelu'(residual)
-    GEMM_NO_BIAS = 32,       // bias is NULL: y is the accumulator
-    GEMM_SLOPE = 128,        // with GEMM_GELU and GEMM_SECOND: `second` gets gelu'(y) instead of y
-    GEMM_MULTIPLY = 256,     // only with GEMM_RESIDUAL, which is not added: out = y * residual
-    GEMM_SUMS = 64,          // the columns of each tile of out are also summed, before they are rounded: GemmBiasSums
-    // Each row of each tile of out is also summed, before it is rounded, and given to store_row_sum(row, column tile, sum) by one
-    // lane. pair() is also called for columns past the end, where value() must be 0.
+    GEMM_GELU = 1,                        // out = gelu(y), otherwise out = y
+    GEMM_SECOND = 2,                      // y is also stored, to the matrix `second`
+    GEMM_SLOPE = 128,                     // with GEMM_GELU and GEMM_SECOND: gelu'(y) is stored there instead of y
+    GEMM_THIRD = 4,                       // `third` is read; the next three flags include this and say what for
+    GEMM_ADD = GEMM_THIRD,                // out = y + third
+    GEMM_MULTIPLY = GEMM_THIRD | 256,     // out = y * third
+    GEMM_GELU_BACKWARD = GEMM_THIRD | 16, // out = y * gelu'(third)
+    GEMM_NO_BIAS = 32,                    // bias is NULL: y is the accumulator
+    GEMM_SUMS = 64,                       // the columns of each tile of out are also summed, unrounded: GemmBiasSums
+    // The rows of each tile of out are also summed, unrounded. For each row, one lane calls store_row_sum(row, column tile, sum).
+    // pair() is also called for columns past the end, where value() must be 0.
     GEMM_ROW_SUMS = 512
 };
 
@@ -3164,11 +3190,11 @@ template <class G> struct GemmSMem {
     struct Stage { // 64 columns of both operands, swizzled as TMA writes them
         floatX inp[G::ROWS * 64], weight[G::COLUMNS * 64];
     } stages[RING];
-    floatX boxes[8][G::BOXES][16 * 64]; // per consumer warp: results to be stored, or a residual
+    floatX boxes[8][G::BOXES][16 * 64]; // per consumer warp: results to be stored, or `third`
     // full, box_full: TMA loads complete them, consumers wait; empty: consumers arrive, the producer waits
     uint64_t full[RING], empty[RING], box_full[8][G::BOXES];
     uint64_t turn[2]; // consumer c waits for turn[c]; the other consumer arrives when it has issued its products
-    uint64_t loaded;  // for work beside the products: the producer arrives when it has loaded the last stage
+    uint64_t loaded;  // for work in idle warps: the producer arrives when it has loaded the last stage
 
     static constexpr int bytes() {
         static_assert(sizeof(Stage) % 1024 == 0, "every tile is aligned to 1024 bytes, as the swizzle wants");
@@ -3220,18 +3246,18 @@ template <class G> __device__ inline void gemm_init(GemmSMem<G>& smem) {
 
 // ---- the producer: one thread per block ----
 
-// Three warps of the producer have nothing to do. They can take work of another operation along, which is bound by memory
-// and so costs little beside products. A struct for such work has this one's members. `run` is called by each of the warps,
-// number 0 to 2 of the block, and must return within a few microseconds when phase 0 of `loaded` has completed.
-struct GemmAlone {
+// Three warps of the producer are idle. They can run work of another operation that is bound by memory, and so costs little
+// while tensor cores multiply. A struct for such work has the members of this one. Each of the warps, number 0 to 2 of the
+// block, calls `run`, which must return within a few microseconds when phase 0 of `loaded` has completed.
+struct GemmNoIdleWork {
     static constexpr bool WORKS = false;
     static constexpr int REGISTERS = 24; // per thread of the producer
     __device__ void run(int, uint64_t*) const {}
 };
 
-// Tensor maps. A box of inp or weight is what a block loads per step; boxes of out, second and residual are 16x64.
+// Tensor maps. A box of inp or weight is what a block loads per step; boxes of out, second and third are 16x64.
 struct GemmMaps {
-    CUtensorMap inp, weight, out, second, residual;
+    CUtensorMap inp, weight, out, second, third;
 };
 
 // Loads the operands of a tile, one stage per step. i is the number of steps loaded so far, over all tiles.
@@ -3250,12 +3276,12 @@ template <class G> __device__ inline void gemm_load(GemmSMem<G>& smem, const CUt
 }
 
 // Run by warpgroup 0. One thread loads the operands of tiles first, first + stride, ... of the list.
-template <class G, class Beside = GemmAlone>
+template <class G, class IdleWork = GemmNoIdleWork>
 __device__ inline void gemm_produce(GemmSMem<G>& smem, const GemmMaps& maps, int M, int N, int num_steps, int first,
-                                    int stride, int num_tiles, int rank, const Beside& beside = {}) {
-    warpgroup_fewer_registers<Beside::REGISTERS>();
-    if (Beside::WORKS && threadIdx.x >= 32) {
-        beside.run(warp_uniform(threadIdx.x / 32) - 1, &smem.loaded);
+                                    int stride, int num_tiles, int rank, const IdleWork& idle_work = {}) {
+    warpgroup_fewer_registers<IdleWork::REGISTERS>();
+    if (IdleWork::WORKS && threadIdx.x >= 32) {
+        idle_work.run(warp_uniform(threadIdx.x / 32) - 1, &smem.loaded);
         return;
     }
     if (threadIdx.x != 0) { return; }
@@ -3264,7 +3290,7 @@ __device__ inline void gemm_produce(GemmSMem<G>& smem, const GemmMaps& maps, int
     for (int index = first; index < num_tiles; index += stride) {
         gemm_load(smem, maps.inp, maps.weight, gemm_tile<G>(index, M, N, rank), num_steps, rank, i);
     }
-    if (Beside::WORKS) { mbarrier_arrive(&smem.loaded); }
+    if (IdleWork::WORKS) { mbarrier_arrive(&smem.loaded); }
 }
 
 // ---- the consumers: warpgroups 1 and 2 ----
@@ -3328,25 +3354,25 @@ gemm_load_columns(GemmColumns<G, Epilogue>& columns, const Epilogue& epilogue, i
 // numbered consecutively over all its tiles, and use its G::BOXES slots in shared memory round robin. In the functions
 // below, `box` is the number of the tile's first box, and SMem is any struct with the members `boxes` and `box_full`.
 
-// Starts to load the residual of box n of this tile. Called by one lane.
+// Starts to load box n of `third` for this tile. Called by one lane.
 template <class G, class SMem>
-__device__ inline void gemm_load_box(SMem& smem, const CUtensorMap& residual_map, int row, int column, int n, int box) {
+__device__ inline void gemm_load_box(SMem& smem, const CUtensorMap& third_map, int row, int column, int n, int box) {
     const int columns = G::COLUMNS / 64;
     int warp = threadIdx.x / 32 - 4, slot = (box + n) % G::BOXES;
     mbarrier_arrive_expect(&smem.box_full[warp][slot], sizeof(smem.boxes[0][0]));
-    tma_load_2d_once(smem.boxes[warp][slot], &residual_map, column + n % columns * 64, row + n / columns * 64,
+    tma_load_2d_once(smem.boxes[warp][slot], &third_map, column + n % columns * 64, row + n / columns * 64,
                      &smem.box_full[warp][slot]);
 }
 
 // The prologue of a tile, before its products: starts the loads that its epilogue needs. Arguments as for gemm_store.
 template <class G, class Epilogue, class SMem>
 __device__ inline void gemm_prepare(GemmColumns<G, Epilogue>& columns, const Epilogue& epilogue, SMem& smem,
-                                    const CUtensorMap& residual_map, int row, int column, int N, int box) {
+                                    const CUtensorMap& third_map, int row, int column, int N, int box) {
     const int num_boxes = G::PARTS * (G::COLUMNS / 64);
     if constexpr (!(Epilogue::EXTRAS & GEMM_NO_BIAS)) { gemm_load_columns(columns, epilogue, column, N); }
-    if (!(Epilogue::EXTRAS & GEMM_RESIDUAL) || threadIdx.x % 32 != 0) { return; }
-    tma_store_wait<0>(); // TMA has read the previous results, so the residual may overwrite them
-    for (int n = 0; n < min(num_boxes, G::BOXES); n++) { gemm_load_box<G>(smem, residual_map, row, column, n, box); }
+    if (!(Epilogue::EXTRAS & GEMM_THIRD) || threadIdx.x % 32 != 0) { return; }
+    tma_store_wait<0>(); // TMA has read the previous results, so `third` may overwrite them
+    for (int n = 0; n < min(num_boxes, G::BOXES); n++) { gemm_load_box<G>(smem, third_map, row, column, n, box); }
 }
 
 // The end of the epilogue with GEMM_SUMS: adds up what the four warps of the consumer have summed of the tile's columns,
@@ -3386,10 +3412,11 @@ __device__ inline void gemm_pack(uint32_t* pairs, const float (&v)[4]) {
 template <class G, class Epilogue, class SMem>
 __device__ inline void gemm_store(float (&sum)[G::PARTS][G::COLUMNS / 2], const Epilogue& epilogue,
                                   const GemmColumns<G, Epilogue>& columns, SMem& smem, const CUtensorMap& out_map,
-                                  const CUtensorMap& second_map, const CUtensorMap& residual_map, int row, int column,
+                                  const CUtensorMap& second_map, const CUtensorMap& third_map, int row, int column,
                                   int M, int& box) {
-    constexpr bool has_second = Epilogue::EXTRAS & GEMM_SECOND, has_residual = Epilogue::EXTRAS & GEMM_RESIDUAL;
-    static_assert(!has_second || !has_residual, "they share the boxes");
+    constexpr bool has_second = Epilogue::EXTRAS & GEMM_SECOND, has_third = Epilogue::EXTRAS & GEMM_THIRD;
+    constexpr int third_use = Epilogue::EXTRAS & (GEMM_ADD | GEMM_MULTIPLY | GEMM_GELU_BACKWARD);
+    static_assert(!has_second || !has_third, "they share the boxes");
     constexpr bool has_sums = Epilogue::EXTRAS & GEMM_SUMS, has_bias = !(Epilogue::EXTRAS & GEMM_NO_BIAS);
     constexpr bool has_row_sums = Epilogue::EXTRAS & GEMM_ROW_SUMS;
     constexpr int num_columns = G::COLUMNS / 64, num_boxes = G::PARTS * num_columns, ahead = G::BOXES / 2;
@@ -3410,11 +3437,11 @@ __device__ inline void gemm_store(float (&sum)[G::PARTS][G::COLUMNS / 2], const 
             row_sums[half] = 0.0f;
         }
         int slot = box % G::BOXES, second_slot = (box + 1) % G::BOXES;
-        if (has_residual) {
-            // load the residual of box n + ahead into the slot that box n + ahead - BOXES used
+        if (has_third) {
+            // load box n + ahead of `third` into the slot that box n + ahead - BOXES used
             if (n + ahead >= G::BOXES && n + ahead < num_boxes && lane == 0) {
                 tma_store_wait<G::BOXES - ahead - 1>();
-                gemm_load_box<G>(smem, residual_map, row, column, n + ahead, first_box);
+                gemm_load_box<G>(smem, third_map, row, column, n + ahead, first_box);
             }
             mbarrier_wait(&smem.box_full[warp][slot], box / G::BOXES % 2);
         } else {
@@ -3425,8 +3452,8 @@ __device__ inline void gemm_store(float (&sum)[G::PARTS][G::COLUMNS / 2], const 
         uint32_t second_at = shared_address(smem.boxes[warp][second_slot]) + lane_at;
 #pragma unroll
         for (int p = 0; p < 4; p++) { // 16 columns per iteration
-            uint32_t out[4], second[4], residual[4];
-            if (has_residual) { ldmatrix_x4(residual, at ^ p << 5); }
+            uint32_t out[4], second[4], third[4];
+            if (has_third) { ldmatrix_x4(third, at ^ p << 5); }
 #pragma unroll
             for (int j = 0; j < 2; j++) { // 8 columns per iteration
                 typename Epilogue::Column two[2];
@@ -3448,15 +3475,15 @@ __device__ inline void gemm_store(float (&sum)[G::PARTS][G::COLUMNS / 2], const 
                     if constexpr (has_second) { gemm_pack(second + 2 * j, v); }
                     for (int i = 0; Epilogue::EXTRAS & GEMM_GELU && i < 4; i++) { v[i] = gelu(v[i]); }
                 }
-                if constexpr (has_residual) {
-                    float2 upper = unpack_16x2(residual[2 * j], floatX());
-                    float2 lower = unpack_16x2(residual[2 * j + 1], floatX());
-                    float add[4] = {upper.x, upper.y, lower.x, lower.y};
+                if constexpr (has_third) {
+                    float2 upper = unpack_16x2(third[2 * j], floatX());
+                    float2 lower = unpack_16x2(third[2 * j + 1], floatX());
+                    float w[4] = {upper.x, upper.y, lower.x, lower.y};
 #pragma unroll
                     for (int i = 0; i < 4; i++) {
-                        v[i] = Epilogue::EXTRAS & GEMM_GELU_BACKWARD ? v[i] * gelu_slope(add[i])
-                               : Epilogue::EXTRAS & GEMM_MULTIPLY    ? v[i] * add[i]
-                                                                     : v[i] + add[i];
+                        v[i] = third_use == GEMM_GELU_BACKWARD ? v[i] * gelu_slope(w[i])
+                               : third_use == GEMM_MULTIPLY    ? v[i] * w[i]
+                                                               : v[i] + w[i];
                     }
                 }
                 if constexpr (has_sums) {
@@ -3504,21 +3531,21 @@ template <class G> __device__ inline void gemm_end() {
 
 // ---- the kernel ----
 
-template <class G, class Epilogue, class Beside>
+template <class G, class Epilogue, class IdleWork>
 __device__ inline void gemm_block(unsigned char* dynamic_shared, const GemmMaps& maps, const Epilogue& epilogue, int M,
-                                  int N, int K, int num_tiles, const Beside& beside) {
+                                  int N, int K, int num_tiles, const IdleWork& idle_work) {
     GemmSMem<G>& smem = gemm_smem<G>(dynamic_shared);
-    if (Beside::WORKS && threadIdx.x == 0) { mbarrier_init(&smem.loaded, 1); }
+    if (IdleWork::WORKS && threadIdx.x == 0) { mbarrier_init(&smem.loaded, 1); }
     if (threadIdx.x == 0) { tma_prefetch_map(&maps.inp), tma_prefetch_map(&maps.weight), tma_prefetch_map(&maps.out); }
     gemm_init(smem);
     int warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0); // the shuffle makes it warp-uniform to the compiler
     int warpgroup = warp / 4, rank = G::rank(), num_steps = ceil_div(K, 64), i = 0;
     int first = blockIdx.x / G::CLUSTER, stride = gridDim.x / G::CLUSTER;
     if (warpgroup == 0) {
-        gemm_produce(smem, maps, M, N, num_steps, first, stride, num_tiles, rank, beside);
+        gemm_produce(smem, maps, M, N, num_steps, first, stride, num_tiles, rank, idle_work);
         return;
     }
-    warpgroup_more_registers<(504 - Beside::REGISTERS) / 2>(); // the three warpgroups have 3 * 168 per thread
+    warpgroup_more_registers<(504 - IdleWork::REGISTERS) / 2>(); // the three warpgroups have 3 * 168 per thread
     int box = 0, number = 0;
     // the block's tiles go to consumers 0, 1, 0, ...; their steps go through the ring in that order
     first += (warpgroup - 1) * stride;
@@ -3530,10 +3557,10 @@ __device__ inline void gemm_block(unsigned char* dynamic_shared, const GemmMaps&
         GemmTile tile = gemm_tile<G>(index, M, N, rank);
         int row = tile.row + warp % 4 * 16;
         GemmColumns<G, Epilogue> columns = {};
-        gemm_prepare(columns, epilogue, smem, maps.residual, row, tile.column, N, box);
+        gemm_prepare(columns, epilogue, smem, maps.third, row, tile.column, N, box);
         gemm_multiply<G>(sum, smem, num_steps, number, i);
         i += num_steps; // skips the other consumer's tile
-        gemm_store<G>(sum, epilogue, columns, smem, maps.out, maps.second, maps.residual, row, tile.column, M, box);
+        gemm_store<G>(sum, epilogue, columns, smem, maps.out, maps.second, maps.third, row, tile.column, M, box);
     }
     gemm_end<G>();
 }
@@ -3543,27 +3570,27 @@ template <class G, class Epilogue> __global__ void __launch_bounds__(384, 1)
     gemm_sm90_kernel9(const __grid_constant__ GemmMaps maps, Epilogue epilogue, int M, int N, int K, int num_tiles) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     extern __shared__ __align__(256) unsigned char gemm_dynamic[];
-    gemm_block<G>(gemm_dynamic, maps, epilogue, M, N, K, num_tiles, GemmAlone());
+    gemm_block<G>(gemm_dynamic, maps, epilogue, M, N, K, num_tiles, GemmNoIdleWork());
 #endif
 }
 
-// The same with the work `beside` in idle warps.
-template <class G, class Epilogue, class Beside> __global__ void __launch_bounds__(384, 1)
-    gemm_beside_sm90_kernel(const __grid_constant__ GemmMaps maps, Epilogue epilogue, int M, int N, int K,
-                            int num_tiles, const __grid_constant__ Beside beside) {
+// Kernel 21 that also runs `idle_work` in its idle warps.
+template <class G, class Epilogue, class IdleWork> __global__ void __launch_bounds__(384, 1)
+    gemm_idle_work_sm90_kernel(const __grid_constant__ GemmMaps maps, Epilogue epilogue, int M, int N, int K,
+                               int num_tiles, const __grid_constant__ IdleWork idle_work) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     extern __shared__ __align__(256) unsigned char gemm_dynamic[];
-    gemm_block<G>(gemm_dynamic, maps, epilogue, M, N, K, num_tiles, beside);
+    gemm_block<G>(gemm_dynamic, maps, epilogue, M, N, K, num_tiles, idle_work);
 #endif
 }
 
 // ---- launch ----
 
 struct GemmArgs {
-    floatX *out, *second;   // (M,N); second is NULL unless GEMM_SECOND is set
-    const floatX* inp;      // (M,K)
-    const floatX* weight;   // (N,K), or (K,N) with a form that is KN
-    const floatX* residual; // (M,N), NULL unless GEMM_RESIDUAL is set; may be the same memory as out
+    floatX *out, *second; // (M,N); second is NULL unless GEMM_SECOND is set
+    const floatX* inp;    // (M,K)
+    const floatX* weight; // (N,K), or (K,N) with a form that is KN
+    const floatX* third;  // (M,N), NULL unless GEMM_THIRD is set; may be the same memory as out
     int M, N, K;
 };
 
@@ -3578,7 +3605,7 @@ template <class G> GemmMaps gemm_maps(const GemmArgs& g) {
                            : tensor_map(g.weight, {g.K, g.N}, {64, G::COLUMNS / G::CLUSTER});
     maps.out = g.out ? gemm_box_map(g.out, g.M, g.N) : maps.inp;
     maps.second = g.second ? gemm_box_map(g.second, g.M, g.N) : maps.inp;
-    maps.residual = g.residual ? gemm_box_map(g.residual, g.M, g.N) : maps.inp;
+    maps.third = g.third ? gemm_box_map(g.third, g.M, g.N) : maps.inp;
     return maps;
 }
 
@@ -3617,19 +3644,19 @@ template <class... Parameters, class... Arguments> void gemm_start(void (*kernel
     cudaCheck(cudaLaunchKernelEx(&config, kernel, arguments...));
 }
 
-// out = finish(inp weight^T), with the work `beside` in idle warps. Requires has_sm90a(), K % 8 == 0, N % 8 == 0, and all
+// out = finish(inp weight^T), and idle warps run `idle_work`. Requires has_sm90a(), K % 8 == 0, N % 8 == 0, and all
 // pointers aligned to 16 bytes.
-template <class G = GemmPingPong192Pairs, class Epilogue, class Beside = GemmAlone>
-void gemm(const GemmArgs& g, const Epilogue& epilogue, cudaStream_t stream, const Beside& beside = {}) {
+template <class G = GemmPingPong192Pairs, class Epilogue, class IdleWork = GemmNoIdleWork>
+void gemm(const GemmArgs& g, const Epilogue& epilogue, cudaStream_t stream, const IdleWork& idle_work = {}) {
     require(has_sm90a()); // nvcc -gencode arch=compute_90a,code=sm_90a
     require((g.second != NULL) == ((Epilogue::EXTRAS & GEMM_SECOND) != 0));
-    require((g.residual != NULL) == ((Epilogue::EXTRAS & GEMM_RESIDUAL) != 0));
+    require((g.third != NULL) == ((Epilogue::EXTRAS & GEMM_THIRD) != 0));
     int num_tiles = gemm_num_tiles<G>(g.M, g.N, g.K),
         num_clusters = min(num_tiles, free_multiprocessors() / G::CLUSTER);
     int num_blocks = num_clusters * G::CLUSTER, bytes = GemmSMem<G>::bytes();
-    if constexpr (Beside::WORKS) {
-        gemm_start(gemm_beside_sm90_kernel<G, Epilogue, Beside>, num_blocks, G::CLUSTER, bytes, true, stream,
-                   gemm_maps<G>(g), epilogue, g.M, g.N, g.K, num_tiles, beside);
+    if constexpr (IdleWork::WORKS) {
+        gemm_start(gemm_idle_work_sm90_kernel<G, Epilogue, IdleWork>, num_blocks, G::CLUSTER, bytes, true, stream,
+                   gemm_maps<G>(g), epilogue, g.M, g.N, g.K, num_tiles, idle_work);
     } else {
         gemm_start(gemm_sm90_kernel9<G, Epilogue>, num_blocks, G::CLUSTER, bytes, true, stream, gemm_maps<G>(g),
                    epilogue, g.M, g.N, g.K, num_tiles);
@@ -3641,26 +3668,26 @@ void gemm(const GemmArgs& g, const Epilogue& epilogue, cudaStream_t stream, cons
 // ==== promoted: gemm_adamw ====
 // ---- the update during the next forward pass, in chunks, by idle warps of its matrix products: kernel 3 of matmul_adamw.cu ----
 
-// What a warp needs of a chunk of an AdamWLater.
+// One chunk of a DeferredUpdate, as a warp needs it.
 struct AdamWChunk {
     size_t place; // of its piece in the arrays
     int begin, end;
     uint32_t seed;
     bool decays;
-    __device__ AdamWChunk(const AdamWLater& w, int chunk, int num_updates) {
+    __device__ AdamWChunk(const DeferredUpdate& w, int chunk, int num_updates) {
         int of_layer = w.chunks_of_layer(), of_matrices = w.chunks_of(w.matrices);
         int layer = chunk / of_layer, i = chunk % of_layer;
         decays = i < of_matrices;
         place = layer * ((size_t)w.matrices + w.vectors) + (decays ? 0 : w.matrices);
-        begin = (decays ? i : i - of_matrices) * AdamWLater::CHUNK;
-        end = min(begin + AdamWLater::CHUNK, decays ? w.matrices : w.vectors);
+        begin = (decays ? i : i - of_matrices) * DeferredUpdate::CHUNK;
+        end = min(begin + DeferredUpdate::CHUNK, decays ? w.matrices : w.vectors);
         // pieces are numbered as in llmc/layout.cuh
         seed = w.seed == 0 ? 0 : adamw_seed(hash_bits(1 + 2 * layer + !decays, w.seed) | 1, num_updates);
     }
 };
 
 // Four values of a chunk, i to i + 3 of its piece.
-__device__ inline void adamw_values(const AdamWLater& w, const StepState& s, const AdamW& o, const AdamWChunk& c,
+__device__ inline void adamw_values(const DeferredUpdate& w, const StepState& s, const AdamW& o, const AdamWChunk& c,
                                     int i) {
     size_t at = c.place + i;
     f128 p, m4 = load128(w.m + at), v4 = load128(w.v + at), g4 = load128(w.grads + at);
@@ -3681,9 +3708,10 @@ __device__ inline void adamw_values(const AdamWLater& w, const StepState& s, con
 }
 
 // The work of a worker, until it has no chunk left or stop() is true for lane 0. All lanes of the warp call it.
-template <class Stop> __device__ inline void adamw_work(const AdamWLater& w, int worker, const Stop& stop) {
+template <class Stop>
+__device__ inline void deferred_update_work(const DeferredUpdate& w, int worker, const Stop& stop) {
     const StepState s = *w.state;
-    if (!s.is_later || !s.applied || worker >= w.num_workers) { return; }
+    if (!s.is_deferred || !s.applied || worker >= w.num_workers) { return; }
     int lane = threadIdx.x % 32;
     int chunk = max(w.done[worker], ceil_div(w.first - worker, w.num_workers) * w.num_workers + worker);
 #pragma unroll 1
@@ -3704,42 +3732,42 @@ template <class Stop> __device__ inline void adamw_work(const AdamWLater& w, int
     if (lane == 0) { w.done[worker] = chunk; }
 }
 
-// As work beside the products of gemm.cuh.
-struct AdamWBeside : AdamWLater {
+// The deferred update as work for idle warps of gemm.cuh.
+struct DeferredUpdateWork : DeferredUpdate {
     static constexpr bool WORKS = true;
     static constexpr int REGISTERS = 56; // nothing spills, neither here nor in the consumers, which then have 224
     __device__ void run(int warp, uint64_t* loaded) const {
-        adamw_work(*this, blockIdx.x * 3 + warp,
-                   [=] { return threadIdx.x % 32 == 0 && mbarrier_has_completed(loaded, 0); });
+        deferred_update_work(*this, blockIdx.x * 3 + warp,
+                             [=] { return threadIdx.x % 32 == 0 && mbarrier_has_completed(loaded, 0); });
     }
 };
 
-// A warp per chunk.
-__global__ void __launch_bounds__(256) adamw_finish_kernel(const __grid_constant__ AdamWLater w) {
+// Updates the chunks that idle warps have not updated. A warp per chunk.
+__global__ void __launch_bounds__(256) finish_deferred_update_kernel(const __grid_constant__ DeferredUpdate w) {
     int chunk = w.first + blockIdx.x * 8 + threadIdx.x / 32;
     grid_launch_dependents();
     grid_wait_dependency();
     const StepState s = *w.state;
-    if (!s.is_later || !s.applied || chunk >= w.last || chunk < w.done[chunk % w.num_workers]) { return; }
+    if (!s.is_deferred || !s.applied || chunk >= w.last || chunk < w.done[chunk % w.num_workers]) { return; }
     AdamWChunk c(w, chunk, s.num_updates);
     AdamW o = s.optimizer;
     if (!c.decays) { o.weight_decay = 0.0f; }
 #pragma unroll
-    for (int k = 0; k < AdamWLater::CHUNK / 128; k++) {
+    for (int k = 0; k < DeferredUpdate::CHUNK / 128; k++) {
         int i = c.begin + 4 * (threadIdx.x % 32) + 128 * k;
         if (i < c.end) { adamw_values(w, s, o, c, i); }
     }
 }
 
-// Ends the update that the forward pass has taken along for the layers before `layer`: their weights may be read afterwards.
-void adamw_finish(int layer, cudaStream_t stream) {
-    AdamWLater w = adamw_later();
+// Finishes the deferred update of the layers before `layer`: afterwards their weights may be read.
+void finish_deferred_update(int layer, cudaStream_t stream) {
+    DeferredUpdate w = deferred_update();
     w.last = std::min(w.last, layer * w.chunks_of_layer());
-    if (!w.is_open()) { return; }
+    if (!w.is_pending()) { return; }
     Op op(stream, 0, 0, "adamw, rest"); // idle warps may have updated most of the values, or all
-    launch_early(adamw_finish_kernel, dim3(ceil_div(w.last - w.first, 8)), dim3(256), 0, stream, w);
-    adamw_later().first = w.last;
-    if (!adamw_later().is_open()) { cudaCheck(cudaMemsetAsync(&w.state->is_later, 0, sizeof(int), stream)); }
+    launch_early(finish_deferred_update_kernel, dim3(ceil_div(w.last - w.first, 8)), dim3(256), 0, stream, w);
+    deferred_update().first = w.last;
+    if (!deferred_update().is_pending()) { cudaCheck(cudaMemsetAsync(&w.state->is_deferred, 0, sizeof(int), stream)); }
 }
 // ==== end promoted: gemm_adamw ====
 
@@ -3823,9 +3851,9 @@ void matmul_forward20(floatX* out, GeluSaved saved, const floatX* inp, const flo
 // matmul_forward() uses it where it is faster than kernel 20. gemm_sm90_kernel9 has its name from a shorter ladder.
 
 #if !defined(ENABLE_FP32)
-// With an update by AdamW beside it, if the forward pass takes one along.
+// Runs gemm, and in its idle warps the deferred update, if this forward pass has one.
 template <class Epilogue> void matmul_forward_gemm(const GemmArgs& g, const Epilogue& epilogue, cudaStream_t stream) {
-    if (adamw_later().is_open()) { return gemm(g, epilogue, stream, AdamWBeside{adamw_later()}); }
+    if (deferred_update().is_pending()) { return gemm(g, epilogue, stream, DeferredUpdateWork{deferred_update()}); }
     gemm(g, epilogue, stream);
 }
 void matmul_forward21(floatX* out, GeluSaved saved, const floatX* inp, const floatX* weight, const floatX* bias,
@@ -3833,9 +3861,9 @@ void matmul_forward21(floatX* out, GeluSaved saved, const floatX* inp, const flo
     GemmArgs g = {out, saved.tensor, inp, weight, residual, N, OC, C};
     if (saved.is_slope) { return matmul_forward_gemm(g, GemmBias<GEMM_GELU | GEMM_SECOND | GEMM_SLOPE>{bias}, stream); }
     if (saved.tensor) { return matmul_forward_gemm(g, GemmBias<GEMM_GELU | GEMM_SECOND>{bias}, stream); }
-    // no backward pass will follow, so no update is open
+    // no backward pass will follow, so no update is pending
     if (saved.has_gelu()) { return gemm(g, GemmBias<GEMM_GELU>{bias}, stream); }
-    if (residual) { return matmul_forward_gemm(g, GemmBias<GEMM_RESIDUAL>{bias}, stream); }
+    if (residual) { return matmul_forward_gemm(g, GemmBias<GEMM_ADD>{bias}, stream); }
     matmul_forward_gemm(g, GemmBias<0>{bias}, stream);
 }
 #endif
@@ -3914,8 +3942,8 @@ void matmul_backward_weight6(float* dweight, const floatX* dout, const floatX* i
 // matmul_backward_input() uses it where it is faster than kernel 6.
 
 #if !defined(ENABLE_FP32)
-// As matmul_backward_input, with gelu'. If dinp_sums is not NULL, this is kernel 12; partials then has a row of C sums for
-// each 128 rows of dinp.
+// Like matmul_backward_input, with gelu'. If dinp_sums is not NULL, the epilogue also sums the columns of dinp: partials receives
+// a row of C sums for each 128 rows.
 template <int extras>
 static void matmul_backward_launch8(const GemmArgs& g, float* dinp_sums, float* partials, cudaStream_t stream) {
     typedef GemmPingPong192PairsKN G;
@@ -3925,11 +3953,10 @@ static void matmul_backward_launch8(const GemmArgs& g, float* dinp_sums, float* 
 void matmul_backward_input8(floatX* dinp, float* dinp_sums, float* partials, const floatX* dout, const floatX* weight,
                             GeluSaved saved, int N, int C, int OC, cudaStream_t stream) {
     GemmArgs g = {dinp, NULL, dout, weight, saved.tensor, N, C, OC};
-    constexpr int extras = GEMM_RESIDUAL | GEMM_NO_BIAS;
     if (saved.is_slope) {
-        matmul_backward_launch8<extras | GEMM_MULTIPLY>(g, dinp_sums, partials, stream);
+        matmul_backward_launch8<GEMM_MULTIPLY | GEMM_NO_BIAS>(g, dinp_sums, partials, stream);
     } else {
-        matmul_backward_launch8<extras | GEMM_GELU_BACKWARD>(g, dinp_sums, partials, stream);
+        matmul_backward_launch8<GEMM_GELU_BACKWARD | GEMM_NO_BIAS>(g, dinp_sums, partials, stream);
     }
     if (!dinp_sums) { return; }
     column_sums<16>(dinp_sums, NULL, NULL, partials, ceil_div(N, 128), C, stream);
@@ -4077,7 +4104,7 @@ template <class G> struct MatmulBackwardRing {
         floatX dout[G::ROWS / 64][64 * 64];
         floatX inp[G::COLUMNS / 64][64 * 64];
     } stages[G::RING];
-    // full: TMA loads complete it; empty: the 8 consumer warps of both blocks arrive, the producer waits
+    // full: TMA loads complete it; empty: 8 consumer warps of each of the 2 blocks arrive, the producer waits
     uint64_t full[G::RING], empty[G::RING];
 };
 
@@ -5388,7 +5415,8 @@ void attention_forward_sm90(floatX* out, float* lse, const floatX* qkv, int B, i
 }
 #endif
 
-// The number of the kernel that attention_forward() runs; see the table below.
+// The number of the kernel that attention_forward() runs; see the table below. A head size outside the table's first two rows,
+// such as 48, uses no tensor cores on any GPU, an H100 included: kernel 6 computes in fp32.
 inline int attention_forward_choice(int HS) {
 #if !defined(ENABLE_FP32)
     if (HS == 64 && has_sm90a()) { return 25; }
@@ -6073,7 +6101,7 @@ struct AttentionBackwardArgs {
     int* turns;        // (B*NH, num_tiles, 2): number of terms in each sum so far
     int* ticket;       // the number of the next work item
     float4* stats;     // (B*NH, num_tiles, 64): for each pair of queries two lse in base 2, then two dsum
-    float* dq_terms;   // (B, 8, NH, 64): sums of dq over some queries, for dbias (kernel 13), or NULL
+    float* dq_terms;   // (B, 8, NH, 64): sums of dq over some queries, for dbias, or NULL
     float* dout_terms; // (blocks of queries, NH, 64): sums of dout over some queries, likewise, or NULL
     int T, NH, num_heads, num_tiles;
 };
@@ -6327,7 +6355,7 @@ struct AttentionBackwardSMem {
     floatX ds[2][2 * 128 * 64]; // two stages, so one barrier per step is enough; also holds what TMA writes
     float4 dq[2][8 * 128];      // per warpgroup, a tile of dq to be added to dq_sums, or (key tile 0) the sums so far
     float4 stats[2][64];
-    float4 dq_terms[2][4 * 128]; // kernel 13: per thread of a warpgroup, 16 sums of its rows of dq
+    float4 dq_terms[2][4 * 128]; // for dbias: per thread of a warpgroup, 16 sums of its rows of dq
     // full: the loads complete it, and the consumers wait for it; empty: the consumers arrive, and the producer waits
     uint64_t q_full[2], q_empty[2]; // for q and stats
     uint64_t dout_full[2], dout_empty[2];
@@ -6609,8 +6637,8 @@ __global__ void __launch_bounds__(384, 1)
     if (lane == 0) { tma_store_wait<0>(); }
 }
 
-// Kernel 11, or 13 if dbias is not NULL; see attention_backward. Requires HS = 64 and sm_90a. scratch:
-// attention_backward_sm90_scratch() floats, aligned to 16 bytes.
+// Kernel 11; if dbias is not NULL, it also sums the columns of dq and of dout. See attention_backward. Requires HS = 64 and
+// sm_90a. scratch: attention_backward_sm90_scratch() floats, aligned to 16 bytes.
 //
 // Of dbias only the queries' third needs dqkv. dv of a key is the sum of P * dout over the queries, and P of a query adds up to
 // 1 over the keys, so dv summed over all keys is dout summed over all queries. dk of a key is the sum of dS * q over the
@@ -6656,7 +6684,8 @@ size_t attention_backward_scratch(int B, int T, int C, int NH) {
     return floats;
 }
 
-// The number of the kernel that attention_backward() runs; see the table below.
+// The number of the kernel that attention_backward() runs; see the table below. A head size outside the table's first two rows,
+// such as 48, trains without tensor cores on every GPU, an H100 included: kernel 3 computes in fp32.
 inline int attention_backward_choice(int HS) {
 #if !defined(ENABLE_FP32)
     if (HS == 64 && has_sm90a()) { return 11; }
@@ -6695,7 +6724,7 @@ static void attention_backward_run(int kernel, floatX* dqkv, float* dbias, float
 // device:
 //
 //     HS                        bf16, fp16:  sm_90a (H100)   8.0 and up (A100)   older          fp32
-//     64                                     11 or 13        kernel 7            kernel 3       kernel 3
+//     64                                     kernel 11       kernel 7            kernel 3       kernel 3
 //     32, 96, 128                            kernel 7        kernel 7            kernel 3       kernel 3
 //     other multiples of 8, up to 256        kernel 3        kernel 3            kernel 3       kernel 3
 //
@@ -7056,7 +7085,7 @@ size_t linear_cross_entropy_scratch(int N, int C, int Vp) {
 
 // losses (N) = log(sum(exp(logits))) - logits[target] over the first V of the Vp columns of inp (N,C) weight (Vp,C)^T | targets (N),
 // each in [0,V) | dloss (1), or NULL if no backward pass follows | logits (N,Vp) is filled for linear_cross_entropy_backward; if
-// dloss is NULL, the first V columns are the logits, or numbers of which a larger one stands for a larger logit of the same row
+// dloss is NULL, the first V numbers of a row are its logits (kernel 1), or ratios that increase with its logits (kernel 2)
 // | scratch (linear_cross_entropy_scratch(N, C, Vp))
 void linear_cross_entropy_forward(floatX* logits, float* losses, float* scratch, const floatX* inp,
                                   const floatX* weight, const int* targets, const float* dloss, int N, int C, int V,
@@ -7191,8 +7220,8 @@ __global__ void fused_residual_layernorm_kernel3(floatX* residual, floatX* norme
     for (int c = threadIdx.x * x128::size; c < C; c += blockDim.x * x128::size) {
         x128 xv = load128(x + c);
         for (int k = 0; k < x128::size; k++) {
-            float centred = (float)xv[k] - m;
-            squares += centred * centred;
+            float centered = (float)xv[k] - m;
+            squares += centered * centered;
         }
     }
     float r = rsqrtf(block_sum(squares, shared) / C + 1e-5f);
@@ -7261,7 +7290,7 @@ struct QuantizeDlogits {
 
 template <class F> struct QuantizeArgs {
     Fp8Tensor<F> to;
-    floatX* beside; // (N,C), or NULL
+    floatX* unquantized; // (N,C), or NULL
     int N, C;
 };
 
@@ -7296,7 +7325,7 @@ template <class F, class Source> __global__ void quantize_kernel3(QuantizeArgs<F
         x128 x = source.vector(i);
         uint32_t words[x128::size / 4];
         seen.store_vector(q.to.rows + i, words, x);
-        if (q.beside) { store128(q.beside + i, x); }
+        if (q.unquantized) { store128(q.unquantized + i, x); }
     }
     seen.store(q.to);
 }
@@ -7339,7 +7368,7 @@ template <class F, class Source> __global__ void __launch_bounds__(512)
                 size_t i = (size_t)row * q.C + column;
                 x128 x = quantize_vector(source, row, column, q.C);
                 seen.store_vector(q.to.rows + i, words[second], x);
-                if (q.beside) { store128(q.beside + i, x); }
+                if (q.unquantized) { store128(q.unquantized + i, x); }
             }
         }
         *reinterpret_cast<uint4*>(fp8_tile_at(shared.tile, pair, 8 * lane, columns)) = fp8_pair(words[0], words[1]);
@@ -7365,7 +7394,7 @@ void quantize5(const QuantizeArgs<F>& q, const Source& source, cudaStream_t stre
 
 template <class F, class Source>
 void quantize(const QuantizeArgs<F>& q, const Source& source, int num_inputs, const char* what, cudaStream_t stream) {
-    size_t bytes = (num_inputs + (q.beside != NULL)) * sizeof(floatX) + (q.to.columns ? 2 : 1);
+    size_t bytes = (num_inputs + (q.unquantized != NULL)) * sizeof(floatX) + (q.to.columns ? 2 : 1);
     Op op(stream, (double)bytes * q.N * q.C, 0, "quantize%s", what);
     q.to.columns ? quantize5(q, source, stream, 256) : quantize3(q, source, stream, 256);
 }
@@ -7376,13 +7405,13 @@ void quantize(const Fp8Tensor<__nv_fp8_e4m3>& to, const floatX* inp, int N, int 
 void quantize(const Fp8Tensor<__nv_fp8_e5m2>& to, const floatX* inp, int N, int C, cudaStream_t stream) {
     quantize(QuantizeArgs<__nv_fp8_e5m2>{to, NULL, N, C}, QuantizeCopy{inp}, 1, "", stream);
 }
-void quantize_gelu(const Fp8Tensor<__nv_fp8_e4m3>& to, floatX* beside, const floatX* inp, int N, int C,
+void quantize_gelu(const Fp8Tensor<__nv_fp8_e4m3>& to, floatX* unquantized, const floatX* inp, int N, int C,
                    cudaStream_t stream) {
-    quantize(QuantizeArgs<__nv_fp8_e4m3>{to, beside, N, C}, QuantizeGelu{inp}, 1, "_gelu", stream);
+    quantize(QuantizeArgs<__nv_fp8_e4m3>{to, unquantized, N, C}, QuantizeGelu{inp}, 1, "_gelu", stream);
 }
-void quantize_gelu_backward(const Fp8Tensor<__nv_fp8_e5m2>& to, floatX* beside, const floatX* dout, const floatX* inp,
-                            int N, int C, cudaStream_t stream) {
-    quantize(QuantizeArgs<__nv_fp8_e5m2>{to, beside, N, C}, QuantizeGeluBackward{dout, inp}, 2, "_gelu_backward",
+void quantize_gelu_backward(const Fp8Tensor<__nv_fp8_e5m2>& to, floatX* unquantized, const floatX* dout,
+                            const floatX* inp, int N, int C, cudaStream_t stream) {
+    quantize(QuantizeArgs<__nv_fp8_e5m2>{to, unquantized, N, C}, QuantizeGeluBackward{dout, inp}, 2, "_gelu_backward",
              stream);
 }
 void quantize_dlogits(const Fp8Tensor<__nv_fp8_e5m2>& to, const floatX* logits, const float* losses, const int* targets,
@@ -7400,9 +7429,9 @@ typedef __nv_fp8_e4m3 F8;
 
 struct LayernormQuantizeArgs {
     Fp8Tensor<F8> to;
-    floatX* beside;     // (N,C), or NULL
-    floatX* residual;   // (N,C) = inp + inp2, of which the layernorm is taken; or NULL: that of inp
-    float *mean, *rstd; // (N)
+    floatX* unquantized; // (N,C), or NULL
+    floatX* residual;    // (N,C) = inp + inp2, of which the layernorm is taken; or NULL: that of inp
+    float *mean, *rstd;  // (N)
     const floatX *inp, *inp2, *weight, *bias;
     int N, C;
 };
@@ -7458,7 +7487,7 @@ template <int num_vecs> __global__ void __launch_bounds__(512) layernorm_quantiz
             uint32_t words[2];
             if (first + j * 256 >= q.C) { continue; }
             seen.store_vector(q.to.rows + i, words, x[j]);
-            if (q.beside) { store128(q.beside + i, x[j]); }
+            if (q.unquantized) { store128(q.unquantized + i, x[j]); }
         }
     }
     seen.store(q.to);
@@ -7519,7 +7548,7 @@ template <int num_vecs> __global__ void __launch_bounds__(512) layernorm_quantiz
 }
 
 static void layernorm_quantize3(const LayernormQuantizeArgs& q, cudaStream_t stream, int block_size) {
-    require(q.to.columns && !q.beside && q.N % 16 == 0 && block_size <= 512);
+    require(q.to.columns && !q.unquantized && q.N % 16 == 0 && block_size <= 512);
     layernorm_quantize_vectors(q.C, [&](auto num_vecs) {
         auto kernel = layernorm_quantize_kernel3<decltype(num_vecs)::value>;
         int bytes = fp8_tile_bytes(q.C);
@@ -7529,12 +7558,12 @@ static void layernorm_quantize3(const LayernormQuantizeArgs& q, cudaStream_t str
     cudaCheck(cudaGetLastError());
 }
 
-void layernorm_quantize(const Fp8Tensor<__nv_fp8_e4m3>& to, floatX* beside, floatX* residual, float* mean, float* rstd,
-                        const floatX* inp, const floatX* inp2, const floatX* weight, const floatX* bias, int N, int C,
-                        cudaStream_t stream) {
-    Op op(stream, (double)N * C * ((inp2 ? 3 : 1) * sizeof(floatX) + (beside ? 2 : 0) + (to.columns ? 2 : 1)), 0,
+void layernorm_quantize(const Fp8Tensor<__nv_fp8_e4m3>& to, floatX* unquantized, floatX* residual, float* mean,
+                        float* rstd, const floatX* inp, const floatX* inp2, const floatX* weight, const floatX* bias,
+                        int N, int C, cudaStream_t stream) {
+    Op op(stream, (double)N * C * ((inp2 ? 3 : 1) * sizeof(floatX) + (unquantized ? 2 : 0) + (to.columns ? 2 : 1)), 0,
           "layernorm_quantize");
-    LayernormQuantizeArgs q = {to, beside, residual, mean, rstd, inp, inp2, weight, bias, N, C};
+    LayernormQuantizeArgs q = {to, unquantized, residual, mean, rstd, inp, inp2, weight, bias, N, C};
     to.columns ? layernorm_quantize3(q, stream, 256) : layernorm_quantize2(q, stream, 256);
 }
 #endif
@@ -7616,12 +7645,12 @@ template <int extras> struct MatmulFp8Epilogue : GemmBias<extras> {
 enum MatmulFp8Mode {
     MATMUL_FP8_MODE_GELU,       // x = gelu(y)
     MATMUL_FP8_MODE_SAVE_SLOPE, // the same, and GELU's slope at y is stored to maps.second
-    MATMUL_FP8_MODE_TIMES_SLOPE // x = y * a matrix, of which maps.residual is the map
+    MATMUL_FP8_MODE_TIMES_SLOPE // x = y * the matrix of maps.third
 };
 
 // x in type F, rows and columns. has_sums: the columns of x are also summed, before they are rounded.
-template <class F, MatmulFp8Mode mode, bool has_sums = false> struct MatmulFp8Quantised {
-    static constexpr int EXTRAS = mode == MATMUL_FP8_MODE_TIMES_SLOPE ? GEMM_RESIDUAL | GEMM_NO_BIAS : 0;
+template <class F, MatmulFp8Mode mode, bool has_sums = false> struct MatmulFp8Quantized {
+    static constexpr int EXTRAS = mode == MATMUL_FP8_MODE_TIMES_SLOPE ? GEMM_THIRD | GEMM_NO_BIAS : 0;
     static constexpr int SHARED_BYTES = 4 * sizeof(MatmulFp8Tile) + 1024; // the last: for their alignment
     typedef MatmulFp8Epilogue<EXTRAS> Epilogue;
     Fp8Tensor<F> to;
@@ -7722,7 +7751,7 @@ template <class F, MatmulFp8Mode mode, bool has_sums = false> struct MatmulFp8Qu
                 tma_store_commit();
             }
             if (mode == MATMUL_FP8_MODE_TIMES_SLOPE && lane == 0 && n + G::BOXES < num_boxes) {
-                gemm_load_box<G>(smem, maps.residual, row, column, n + G::BOXES, first_box);
+                gemm_load_box<G>(smem, maps.third, row, column, n + G::BOXES, first_box);
             }
         }
         if constexpr (has_sums) { gemm_store_sums<G>(column_sums, GemmColumnSums{sums, N}, smem, row, column, M); }
@@ -7755,7 +7784,7 @@ template <class G, class Result> __global__ void __launch_bounds__(384, 1)
         GemmTile tile = gemm_tile<G>(index, M, N, rank);
         int row = tile.row + warp % 4 * 16;
         GemmColumns<G, typename Result::Epilogue> columns = {}; // stay zeros with GEMM_NO_BIAS
-        gemm_prepare(columns, epilogue, smem, maps.residual, row, tile.column, N, box);
+        gemm_prepare(columns, epilogue, smem, maps.third, row, tile.column, N, box);
         gemm_multiply<G>(sum, smem, num_steps, number, i);
         i += num_steps; // skips the other consumer's tile
         result.template store<G>(seen, sum, epilogue, columns, smem, tiles, maps, row, tile.column, M, N, box);
@@ -7766,9 +7795,9 @@ template <class G, class Result> __global__ void __launch_bounds__(384, 1)
 #endif
 }
 
-// second, residual (M,N): GELU's slope, written or read; the other one is NULL
+// second, third (M,N): GELU's slope, written to second or read from third, or NULL
 template <class A, class Result> static void matmul_fp8_launch7(const MatmulFp8Args<A>& p, const Result& result,
-                                                                floatX* second, const floatX* residual,
+                                                                floatX* second, const floatX* third,
                                                                 cudaStream_t stream) {
     typedef MatmulFp8Boxes2<A> G;
     const int bytes = GemmSMem<G>::bytes() + Result::SHARED_BYTES;
@@ -7776,7 +7805,7 @@ template <class A, class Result> static void matmul_fp8_launch7(const MatmulFp8A
     require(has_sm90a()); // nvcc -gencode arch=compute_90a,code=sm_90a
     require(p.M % 16 == 0 && p.N % 16 == 0 && p.K % 16 == 0);
     // gemm.cuh addresses two fp8 elements as one floatX
-    GemmArgs g = {NULL, second, (const floatX*)p.a, (const floatX*)p.b, residual, p.M, p.N, p.K / 2};
+    GemmArgs g = {NULL, second, (const floatX*)p.a, (const floatX*)p.b, third, p.M, p.N, p.K / 2};
     typename Result::Epilogue epilogue = {{p.bias}, p.a_scale, p.b_scale, 0.0f};
     MatmulFp8Maps maps = {gemm_maps<G>(g), tensor_map((floatX*)result.to.rows, {p.N / 2, p.M}, {32, 64}),
                           tensor_map((floatX*)result.to.columns, {p.M / 2, p.N}, {32, 64})};
@@ -7789,7 +7818,7 @@ template <class A, class Result> static void matmul_fp8_launch7(const MatmulFp8A
 // rows, columns = gelu(y); slope (M,N) = GELU's slope at y, for the backward pass
 void matmul_fp8_8(const MatmulFp8Args<__nv_fp8_e4m3>& p, const Fp8Tensor<__nv_fp8_e4m3>& to, floatX* slope,
                   cudaStream_t stream) {
-    matmul_fp8_launch7(p, MatmulFp8Quantised<__nv_fp8_e4m3, MATMUL_FP8_MODE_SAVE_SLOPE>{to, NULL}, slope, NULL, stream);
+    matmul_fp8_launch7(p, MatmulFp8Quantized<__nv_fp8_e4m3, MATMUL_FP8_MODE_SAVE_SLOPE>{to, NULL}, slope, NULL, stream);
 }
 
 // ---- kernel 11: 10 that also sums the columns of its result, which is the gradient of a bias ----
@@ -7798,7 +7827,7 @@ void matmul_fp8_8(const MatmulFp8Args<__nv_fp8_e4m3>& p, const Fp8Tensor<__nv_fp
 // partials (ceil(M / 128), N) is scratch
 template <class A> void matmul_fp8_11(const MatmulFp8Args<A>& p, const Fp8Tensor<A>& to, float* sums, float* partials,
                                       const floatX* slope, cudaStream_t stream) {
-    matmul_fp8_launch7(p, MatmulFp8Quantised<A, MATMUL_FP8_MODE_TIMES_SLOPE, true>{to, partials}, NULL, slope, stream);
+    matmul_fp8_launch7(p, MatmulFp8Quantized<A, MATMUL_FP8_MODE_TIMES_SLOPE, true>{to, partials}, NULL, slope, stream);
     column_sums<16>(sums, NULL, NULL, partials, ceil_div(p.M, 128), p.N, stream);
 }
 
@@ -8357,7 +8386,7 @@ constexpr int MUON_PARTS = 256;
 constexpr int MUON_TILE = 64;
 
 __device__ inline float muon_lookahead(float m, float grad, float grad_scale, float momentum) {
-    return grad * grad_scale + momentum * m; // Nesterov's: the next step's m, were its gradient 0
+    return grad * grad_scale + momentum * m; // Nesterov: m after the next step if its gradient were the same
 }
 
 // m (num,size), parts (num,MUON_PARTS) | grads (num,size)
@@ -10890,7 +10919,7 @@ template <int C, int TEAMS> struct DecodeLayerTexts {
     }
     __device__ int head() const { return blockIdx.x / 8; }
     __device__ int first() const { return rank * OWN; } // of the block's columns
-    // In a warp's hands, between the products, is one text of the team.
+    // Between the products, warp w of a team handles text w of the team, if there is one.
     __device__ bool is_text() const { return texts >> warp & 1; }
     __device__ int text() const { return TEXTS * team + warp; }
     __device__ bool has_columns() const { return TRIPLES == 32 || lane < TRIPLES; }

@@ -1,5 +1,5 @@
-// What AdamW's kernels share: its hyperparameters, the results of a step, and an update that is done beside the next forward
-// pass. The kernels: dev/cuda/adamw.cu.
+// What AdamW's kernels share: its hyperparameters, the results of a step, and the deferred update, which runs during the next
+// forward pass. The kernels: dev/cuda/adamw.cu.
 #pragma once
 
 #include "cuda_common.cuh"
@@ -24,36 +24,37 @@ struct StepState {
     float inverse_bias1, inverse_bias2; // bias corrections 1 / (1 - beta^t)
     float saturated;                    // with --fp8: tensors with values beyond the largest number of their format
     AdamW optimizer;                    // of the update
-    int is_later; // the weights of later layers are updated during the next forward pass: AdamWLater
+    int is_deferred; // 1: layers after the first are updated during the next forward pass: DeferredUpdate
 };
 
-// The update of all layers but the first during the next forward pass. While that pass is at a layer, warps of its
-// matrix products that would be idle (gemm.cuh) update the weights of later layers; what they have not done when it comes to a
-// layer, adamw_finish() does. A layer's values are cut into chunks, numbered from layer 0 on. Worker i, a warp, has chunks i,
-// i + num_workers, i + 2 num_workers, ... The values do not depend on who computes them. A launch of the forward pass may
-// be captured in a graph, so this has nothing that changes from step to step: that is in `state` and `done`.
-struct AdamWLater {
+// The deferred update: AdamW updates all layers except the first during the next forward pass. While the pass computes a layer,
+// otherwise idle warps of its matmuls (gemm.cuh) update the weights of later layers. Before the pass reads a layer,
+// finish_deferred_update() updates what is left of it. A layer's values are cut into chunks, which are numbered over all layers.
+// Worker i, a warp, has chunks i, i + num_workers, i + 2 num_workers, ... The results do not depend on which warp computes them.
+// A launch of the forward pass may be captured in a graph, so this struct has nothing that changes from step to step: `state` and
+// `done`, in device memory, have that.
+struct DeferredUpdate {
     static constexpr int CHUNK = 512; // values
-    floatX* params;                   // of layer 0, as the other four arrays
+    floatX* params;                   // of layer 0, like the other four arrays
     float *master, *m, *v;            // master may be NULL
     const float* grads;
     StepState* state;
     int matrices, vectors; // values of a layer, multiples of 4: first those of matrices, then of vectors, without decay
     uint32_t seed;         // hash_bits(piece, seed) | 1 is the seed of a piece; 0: no stochastic rounding
-    int first, last;       // chunks [first, last) may have to be done; none: nothing is open
+    int first, last;       // chunks [first, last) may still have to be updated; first == last: nothing is pending
     int num_workers;
-    int* done; // (num_workers) in device memory: the first of a worker's chunks that is not done, or less than `first`
+    int* done; // (num_workers) in device memory: the first chunk that the worker has not updated, or less than `first`
 
     __host__ __device__ int chunks_of(int n) const { return (n + CHUNK - 1) / CHUNK; }
     __host__ __device__ int chunks_of_layer() const { return chunks_of(matrices) + chunks_of(vectors); }
-    bool is_open() const { return first < last; }
+    bool is_pending() const { return first < last; }
 };
 
-// Three warps per block of a product.
-inline int adamw_num_workers() { return 3 * num_multiprocessors(); }
+// Each block of a matmul has three idle warps.
+inline int deferred_update_workers() { return 3 * num_multiprocessors(); }
 
-// What the forward pass that is being launched takes along; there is one model in training.
-inline AdamWLater& adamw_later() {
-    static AdamWLater later = {};
-    return later;
+// The deferred update of the forward pass that is being launched. One model is in training.
+inline DeferredUpdate& deferred_update() {
+    static DeferredUpdate update = {};
+    return update;
 }

@@ -290,7 +290,7 @@ static inline void cli_version(FILE* f) {
     fprintf(f, ")\n");
 }
 
-// Prints --help. arguments: what the usage line names beside the flags (" RUN ..."), or "".
+// Prints --help. arguments: what the usage line names besides the flags (" RUN ..."), or "".
 static inline void cli_help(FILE* f, const char* about, const char* arguments, const Option* opts, int n) {
     char flag[512], text[4096], value[1024], range[160];
     int width = (int)strlen("  -h, --help");

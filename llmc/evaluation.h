@@ -67,7 +67,7 @@ static inline void evaluator_close(Evaluator* e) {
 
 // ---- results as JSON (--json) -----------------------------------------------------------
 //
-// "type" of a result, and its members beside "model", "file" and "time_ms" (milliseconds); *_stderr are standard errors:
+// "type" of a result, and its members besides "model", "file" and "time_ms" (milliseconds); *_stderr are standard errors:
 //     loss        tokens, loss, loss_stderr, perplexity, bits_per_byte (null: the text is not known), seq_len, stride;
 //                 of several files together: files, their number, instead of file
 //     choices     examples, acc, acc_stderr, acc_norm, acc_norm_stderr; version 1: acc_per_token, acc_per_token_stderr

@@ -73,7 +73,7 @@ template <class F> struct Fp8Seen {
         return x * scale;
     }
     // Quantises n values, n a multiple of 4, into n / 4 words.
-    template <int n> __device__ void quantise(uint32_t (&words)[n / 4], const float (&x)[n]) {
+    template <int n> __device__ void quantize(uint32_t (&words)[n / 4], const float (&x)[n]) {
 #pragma unroll
         for (int i = 0; i < n / 4; i++) {
             words[i] = Fp8<F>::pack(scaled(x[4 * i]), scaled(x[4 * i + 1]), scaled(x[4 * i + 2]), scaled(x[4 * i + 3]));
@@ -84,7 +84,7 @@ template <class F> struct Fp8Seen {
         float x[x128::size];
 #pragma unroll
         for (int k = 0; k < x128::size; k++) { x[k] = (float)vector[k]; }
-        quantise<x128::size>(words, x);
+        quantize<x128::size>(words, x);
         if constexpr (x128::size == 8) {
             *reinterpret_cast<uint2*>(to) = make_uint2(words[0], words[1]);
         } else {

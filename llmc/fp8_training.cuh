@@ -13,11 +13,12 @@ dout is in e5m2, which has the range, everything else in e4m3, which has the pre
 residual stream, layernorm, softmax, sums and the optimizer are as without --fp8. So are validation, samples and
 checkpoints: the fp8 copies of the weights are made anew at the beginning of each step.
 
-Scales are delayed: a tensor is written with a scale that was made before its values were known, from the largest absolute
-value of the earlier steps. The scale is a power of two, which loses nothing, and puts that value at an eighth to a quarter
-of the format's largest number: values may grow fourfold within a step before some saturate. What was largest decays by
-half each step, and after a step of outliers at once to four times what is largest then. NaN and infinity are not taken
-in. There are no earlier steps at the beginning, so passes over the first micro-batch, without an update,
+Scales are delayed: a tensor is written with a scale that was made before its values were known, from `largest`, the largest
+absolute value of the earlier steps. The scale is a power of two, so scaling is exact. It puts `largest` at 64 to 128 of 448 in
+e4m3 and at 8192 to 16384 of 57344 in e5m2, which is 1/7 to 2/7 of the format's largest number. So values may grow 3.5-fold
+from one step to the next before some saturate. Unless a step's largest value is larger, `largest` is halved in each step. After
+outliers it falls faster: to four times the largest value of the step, if that is less. NaN and infinity are ignored. There are
+no earlier steps at the beginning, so passes over the first micro-batch, without an update,
 measure the values. `largest` is saved with a checkpoint: a resumed run has the same bits. With several GPUs all have the
 maximum of their values, and thus the same scales.
 
@@ -40,22 +41,23 @@ typedef __nv_fp8_e4m3 E4M3;
 typedef __nv_fp8_e5m2 E5M2;
 
 // ---- operations -----------------------------------------------------------------------------
-// `to` is a quantised tensor (N,C), written as rows, and as columns unless these are NULL. beside (N,C), which may be NULL, is
-// the same before it is quantised. N and C are multiples of 16.
+// `to` is a quantized tensor (N,C), written as rows, and as columns unless these are NULL. unquantized (N,C), which may be NULL,
+// receives the same values in floatX. N and C are multiples of 16.
 
 // to = inp (N,C)
 void quantize(const Fp8Tensor<E4M3>& to, const floatX* inp, int N, int C, cudaStream_t stream);
 void quantize(const Fp8Tensor<E5M2>& to, const floatX* inp, int N, int C, cudaStream_t stream);
 // to = gelu(inp)
-void quantize_gelu(const Fp8Tensor<E4M3>& to, floatX* beside, const floatX* inp, int N, int C, cudaStream_t stream);
-// to = dout times GELU's slope at inp; beside may be dout
-void quantize_gelu_backward(const Fp8Tensor<E5M2>& to, floatX* beside, const floatX* dout, const floatX* inp, int N,
-                            int C, cudaStream_t stream);
+void quantize_gelu(const Fp8Tensor<E4M3>& to, floatX* unquantized, const floatX* inp, int N, int C,
+                   cudaStream_t stream);
+// to = dout times GELU's slope at inp; unquantized may be dout
+void quantize_gelu_backward(const Fp8Tensor<E5M2>& to, floatX* unquantized, const floatX* dout, const floatX* inp,
+                            int N, int C, cudaStream_t stream);
 // to (N,Vp) = (softmax(logits) - onehot(target)) * dloss, with columns | losses (N) and the logits from which they were made
 void quantize_dlogits(const Fp8Tensor<E5M2>& to, const floatX* logits, const float* losses, const int* targets,
                       const float* dloss, int N, int V, int Vp, cudaStream_t stream);
 // to = the layernorm of residual (N,C) = inp + inp2; residual and inp2 may be NULL: that of inp. mean, rstd (N); C <= 1792
-void layernorm_quantize(const Fp8Tensor<E4M3>& to, floatX* beside, floatX* residual, float* mean, float* rstd,
+void layernorm_quantize(const Fp8Tensor<E4M3>& to, floatX* unquantized, floatX* residual, float* mean, float* rstd,
                         const floatX* inp, const floatX* inp2, const floatX* weight, const floatX* bias, int N, int C,
                         cudaStream_t stream);
 

@@ -31,7 +31,9 @@ typedef struct {
     int rows, cols;      // DIM_*; rows is DIM_1 for vectors
     bool conv1d;         // Hugging Face stores it transposed, as (in, out); here it is (out, in)
     InitKind init;       // matrices: normal with std 0.02, or 0.02 / sqrt(2 L) if they write to the residual stream
-    bool decay;          // has weight decay: tensors with two or more dimensions
+    // Whether AdamW decays the tensor: true for two or more dimensions. Not a switch for experiments: on the GPU this column also
+    // decides where the tensor lies in memory and in which bucket its gradient is exchanged (param_order).
+    bool decay;
 } ParamInfo;
 
 enum { NUM_PARAMS = 16 };

@@ -102,18 +102,18 @@ inline size_t layers_of_rank(int l, int rank) {
 }
 
 // With ZeRO-1 (-z 1) a rank keeps moments and master weights only of its share of each bucket, and updates only these
-// weights. Its shares follow one another in memory: `own` is where the share of bucket b begins there. Without, a share is
-// the whole bucket, and own equals place. n is 0 if the bucket belongs to another rank.
+// weights. Its shares follow one another in memory: the share of bucket b begins at own_place there. Without ZeRO-1 a share is
+// the whole bucket, and own_place equals place. n is 0 if the bucket belongs to another rank.
 struct Share {
-    size_t place, n, own;
+    size_t place, n, own_place;
 };
 inline Share share_of(const GPT2Config* config, int b, int rank) {
     Span whole = bucket(config, b);
     int shares = ranks().num_shares, owner = bucket_owner(b);
     size_t n = whole.n / shares;
     if (owner < 0) { return {whole.place + (shares > 1 ? rank * n : 0), n, whole.place / shares}; }
-    size_t own = bucket(config, 0).n / shares + layers_of_rank(b - 1, rank) * bucket(config, 1).n;
-    return {whole.place, rank == owner ? whole.n : 0, own};
+    size_t own_place = bucket(config, 0).n / shares + layers_of_rank(b - 1, rank) * bucket(config, 1).n;
+    return {whole.place, rank == owner ? whole.n : 0, own_place};
 }
 
 // This rank's share of bucket b. In a run with Muon, AdamW's second moment leaves out the matrices of the layers: for such an
@@ -123,24 +123,24 @@ inline Share own_share(const GPT2Config* config, int b, bool matrices = true) {
     Share share = share_of(config, b, ranks().env.rank);
     if (matrices || b == 0) { return share; }
     size_t n = parameter_piece(config, 1).n;
-    share.own -= layers_of_rank(b - 1, ranks().env.rank) * n;
+    share.own_place -= layers_of_rank(b - 1, ranks().env.rank) * n;
     if (b <= L && share.n > 0) { share.place += n, share.n -= n; }
     return share;
 }
 inline size_t share_size(const GPT2Config* config, bool matrices = true) { // values of all shares of this rank
     Share last = own_share(config, num_buckets(config) - 1, matrices);
-    return last.own + last.n;
+    return last.own_place + last.n;
 }
 
-// Calls use(i, place, own, n) for what the share of `rank` has of piece i, for each piece in bucket b. own is a place in the
-// memory of that rank.
+// Calls use(i, place, own_place, n) for what the share of `rank` has of piece i, for each piece in bucket b. own_place is a place in
+// the memory of that rank.
 template <class Use> void for_each_piece(const GPT2Config* config, int b, int rank, Use use) {
     Share share = share_of(config, b, rank);
     int first = b == 0 ? 0 : 2 * b - 1, last = b == 0 ? 0 : std::min(2 * b, num_pieces(config) - 1);
     for (int i = first; i <= last; i++) {
         Piece piece = parameter_piece(config, i);
         size_t begin = std::max(piece.place, share.place), end = std::min(piece.place + piece.n, share.place + share.n);
-        if (begin < end) { use(i, begin, share.own + (begin - share.place), end - begin); }
+        if (begin < end) { use(i, begin, share.own_place + (begin - share.place), end - begin); }
     }
 }
 
@@ -148,7 +148,7 @@ template <class Use> void for_each_piece(const GPT2Config* config, int b, int ra
 inline void keep_shares(const GPT2Config* config, float* own, const float* whole, bool matrices, cudaStream_t stream) {
     for (int b = 0; b < num_buckets(config); b++) {
         Share share = own_share(config, b, matrices);
-        cudaCheck(cudaMemcpyAsync(own + share.own, whole + share.place, share.n * sizeof(float),
+        cudaCheck(cudaMemcpyAsync(own + share.own_place, whole + share.place, share.n * sizeof(float),
                                   cudaMemcpyDeviceToDevice, stream));
     }
 }
@@ -161,7 +161,7 @@ inline void join_shares(const GPT2Config* config, float* whole, const float* own
         bool skips = !matrices && b >= 1 && b <= config->num_layers;
         size_t skipped = skips ? parameter_piece(config, 2 * b - 1).n : 0;
         float* to = whole + span.place + skipped;
-        const float* from = own + own_share(config, b, matrices).own;
+        const float* from = own + own_share(config, b, matrices).own_place;
         if (ranks().num_shares > 1) {
             gather_shares(b, to, from, span.n - skipped, stream);
         } else {

@@ -48,7 +48,7 @@ inline void* plan_allocate(const Plan* plan, const char* what, Error* err) {
     return arena;
 }
 
-// Whether so many bytes of the GPU's memory are free, beside 128 MB that stay free, for a graph and kernels that are loaded late.
+// Whether `bytes` of the GPU's memory are free in addition to 128 MB, which stay free for a graph and kernels that are loaded late.
 inline bool is_free(size_t bytes) {
     size_t free_bytes, all_bytes;
     cudaCheck(cudaMemGetInfo(&free_bytes, &all_bytes));
@@ -60,19 +60,20 @@ template <class Bytes> int most_that_fit(int most, Bytes bytes_of) {
     return most;
 }
 
-// Prints what a training run needs, with `beside` bytes for the driver and the libraries; `have` bytes are free on `device`.
+// Prints what a training run needs, with `unplanned` bytes for the driver and the libraries; `have` bytes are free on `device`.
 // num_shares: ranks that share the optimizer's state.
-inline void print_memory(const Plan* parameters, const Plan* activations, bool muon, int num_shares, size_t beside,
+inline void print_memory(const Plan* parameters, const Plan* activations, bool muon, int num_shares, size_t unplanned,
                          size_t have, const char* device) {
     char shared[64] = "";
-    size_t need = parameters->total + activations->total + beside;
+    size_t need = parameters->total + activations->total + unplanned;
     if (num_shares > 1 && muon) { snprintf(shared, sizeof(shared), " (the largest of %d shares)", num_shares); }
     if (num_shares > 1 && !muon) { snprintf(shared, sizeof(shared), " (1/%d of it)", num_shares); }
     printf("memory: weights %.2f GB, gradients %.2f, %s %.2f%s, activations %.2f, library and driver %.2f: %.2f of the "
            "%.1f GB free on %s\n",
            (double)parameters->bytes[PLAN_WEIGHTS] * 1e-9, (double)parameters->bytes[PLAN_GRADIENTS] * 1e-9,
            muon ? "Muon and AdamW" : "AdamW", (double)parameters->bytes[PLAN_ADAMW] * 1e-9, shared,
-           (double)activations->total * 1e-9, (double)beside * 1e-9, (double)need * 1e-9, (double)have * 1e-9, device);
+           (double)activations->total * 1e-9, (double)unplanned * 1e-9, (double)need * 1e-9, (double)have * 1e-9,
+           device);
 }
 
 // Ends the program with a message that says which flags would make the run fit. bytes_of(B, recompute): what a run needs with

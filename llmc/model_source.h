@@ -43,8 +43,8 @@ static inline bool load_tokenizer(Tokenizer* tokenizer, const char* model_path) 
         return true;
     }
     if (model_path) {
-        Path beside = directory_of(model_path);
-        if (find_tokenizer(tokenizer, is_directory(model_path) ? model_path : beside.text, &err)) { return true; }
+        Path directory = directory_of(model_path);
+        if (find_tokenizer(tokenizer, is_directory(model_path) ? model_path : directory.text, &err)) { return true; }
         if (err.text[0]) { die("%s", err.text); }
     }
     if (args->train_data) {

@@ -66,8 +66,8 @@ struct MuonArrays {
     float* scratch;    // (muon_prepare_scratch(3))
 };
 
-// Calls use(l, place, own, index, num, rows, cols) for the tensors of one shape in this rank's layers number begin to
-// end - 1, which are layers l of the model. The `num` matrices at `place` in params, and at `own` in the other arrays, are
+// Calls use(l, place, own_place, index, num, rows, cols) for the tensors of one shape in this rank's layers number begin to
+// end - 1, which are layers l of the model. The `num` matrices at `place` in params, and at `own_place` in the other arrays, are
 // matrices index, index + 1, ... of the workspace.
 template <class Use> void for_each_muon_tensor(const GPT2Config* config, int begin, int end, bool wide, Use use) {
     int index = 0, shares = ranks().num_shares;
@@ -80,7 +80,7 @@ template <class Use> void for_each_muon_tensor(const GPT2Config* config, int beg
             int rows = (int)param_rows(config, p) / num, cols = (int)param_cols(config, p);
             if ((rows != cols) != wide) { continue; }
             size_t place = param_place(config, p, l);
-            use(l, place, share.own + (place - share.place), index, num, rows, cols);
+            use(l, place, share.own_place + (place - share.place), index, num, rows, cols);
             index += num;
         }
     }
@@ -96,14 +96,14 @@ void muon_update(const MuonArrays& a, const GPT2Config* config, const Muon& opti
         int begin = round / 2 * a.layers, end = std::min(begin + a.layers, L), num = (end - begin) * (wide ? 2 : 4);
         size_t size = (size_t)C * (wide ? 4 * C : C); // of a matrix
         floatX *out = a.workspace, *x = out + num * size;
-        auto prepare = [&](int, size_t, size_t own, int index, int n, int rows, int cols) {
-            muon_prepare(x + index * size, a.m + own, a.scratch, a.grads + own, a.state, n, rows, cols,
+        auto prepare = [&](int, size_t, size_t own_place, int index, int n, int rows, int cols) {
+            muon_prepare(x + index * size, a.m + own_place, a.scratch, a.grads + own_place, a.state, n, rows, cols,
                          optimizer.momentum, stream);
         };
-        auto apply = [&](int l, size_t place, size_t own, int index, int n, int rows, int cols) {
+        auto apply = [&](int l, size_t place, size_t own_place, int index, int n, int rows, int cols) {
             size_t first = place - parameter_piece(config, 1 + 2 * l).place;
-            muon_apply(a.params + place, a.master ? a.master + own : NULL, out + index * size, a.state, n, rows, cols,
-                       optimizer.learning_rate, optimizer.weight_decay, seed(l), first, stream);
+            muon_apply(a.params + place, a.master ? a.master + own_place : NULL, out + index * size, a.state, n, rows,
+                       cols, optimizer.learning_rate, optimizer.weight_decay, seed(l), first, stream);
         };
         for_each_muon_tensor(config, begin, end, wide, prepare);
         newton_schulz(out, x, x, num, C, wide ? 4 * C : C, stream);

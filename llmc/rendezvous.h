@@ -45,7 +45,7 @@ enum {
     RENDEZVOUS_MAX_NAME = 255,   // bytes of a version or a host name
     RENDEZVOUS_MAX_HELLO = 28 + 3 * 2 + 2 * RENDEZVOUS_MAX_NAME + RENDEZVOUS_MAX_FLAGS,
     RENDEZVOUS_MAX_MESSAGE = RENDEZVOUS_HEADER + RENDEZVOUS_MAX_HELLO,
-    RENDEZVOUS_STRANGERS = 64,    // connections beside those of the ranks
+    RENDEZVOUS_STRANGERS = 64,    // connections that are not the ranks'
     RENDEZVOUS_SLICE_MS = 20,     // how often the stop flag is looked at
     RENDEZVOUS_CONNECT_MS = 3000, // for one attempt to connect
     RENDEZVOUS_WARNINGS = 20      // lines about strangers

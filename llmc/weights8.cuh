@@ -64,7 +64,7 @@ inline void weights8_quantize(const Weights8* w, const GPT2Config* config, float
     }
 }
 
-// Prints what the 8 bits take beside the weights in floatX.
+// Prints how much memory the 8-bit weights take in addition to the weights in floatX.
 inline void weights8_print(const Weights8* w, const GPT2Config* config) {
     if (w->format == WEIGHTS_FULL) { return; }
     double n = (double)model_size(config);

@@ -108,7 +108,7 @@ num_files() { # PATTERN: the number of files that match
 }
 
 # Memory: 2 bytes of weights and 4 of gradients per parameter; AdamW's 12, of which Muon needs 8 for the matrices of the layers,
-# and, with several GPUs, 4 more of gradients are shared (ZeRO-1); activations; then the driver and the libraries, as memory_beside() in train_gpt2.cu has them.
+# and, with several GPUs, 4 more of gradients are shared (ZeRO-1); activations; then the driver and the libraries, as unplanned_bytes() in train_gpt2.cu has them.
 print_plan() {
     local have gpus
     have=$(num_files "$train_data") gpus=$(count_gpus)

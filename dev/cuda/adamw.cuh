@@ -29,8 +29,8 @@ __device__ inline void adamw_adapt_loss_scale(StepState* s) {
     s->good_steps = 0;
 }
 
-__global__ void adamw_prepare_kernel(StepState* s, AdamW o, bool skip, bool later) {
-    s->optimizer = o, s->is_later = later;
+__global__ void adamw_prepare_kernel(StepState* s, AdamW o, bool skip, bool deferred) {
+    s->optimizer = o, s->is_deferred = deferred;
     float unscale = __frcp_rn(s->loss_scale); // exact, because the scale is a power of two
     s->norm = s->scaled_norm * unscale;
     s->applied = isfinite(s->loss) && isfinite(s->scaled_norm) && !skip;
@@ -43,10 +43,10 @@ __global__ void adamw_prepare_kernel(StepState* s, AdamW o, bool skip, bool late
 
 // state (1) is in device memory and already holds loss and scaled_norm. Sets norm, the verdict `applied`, num_updates,
 // grad_scale and the bias corrections; in fp16 also the loss scale of the next step. If skip is true, the update is
-// skipped even if loss and norm are finite. later: layers are updated during the next forward pass.
-void adamw_prepare(StepState* state, const AdamW& optimizer, bool skip, bool later, cudaStream_t stream) {
+// skipped even if loss and norm are finite. deferred: layers are updated during the next forward pass.
+void adamw_prepare(StepState* state, const AdamW& optimizer, bool skip, bool deferred, cudaStream_t stream) {
     Op op(stream, sizeof(StepState), 0, "step verdict");
-    adamw_prepare_kernel<<<1, 1, 0, stream>>>(state, optimizer, skip, later);
+    adamw_prepare_kernel<<<1, 1, 0, stream>>>(state, optimizer, skip, deferred);
     cudaCheck(cudaGetLastError());
 }
 

@@ -664,7 +664,7 @@ struct AttentionBackwardArgs {
     int* turns;        // (B*NH, num_tiles, 2): number of terms in each sum so far
     int* ticket;       // the number of the next work item
     float4* stats;     // (B*NH, num_tiles, 64): for each pair of queries two lse in base 2, then two dsum
-    float* dq_terms;   // (B, 8, NH, 64): sums of dq over some queries, for dbias (kernel 13), or NULL
+    float* dq_terms;   // (B, 8, NH, 64): sums of dq over some queries, for dbias, or NULL
     float* dout_terms; // (blocks of queries, NH, 64): sums of dout over some queries, likewise, or NULL
     int T, NH, num_heads, num_tiles;
 };
@@ -918,7 +918,7 @@ struct AttentionBackwardSMem {
     floatX ds[2][2 * 128 * 64]; // two stages, so one barrier per step is enough; also holds what TMA writes
     float4 dq[2][8 * 128];      // per warpgroup, a tile of dq to be added to dq_sums, or (key tile 0) the sums so far
     float4 stats[2][64];
-    float4 dq_terms[2][4 * 128]; // kernel 13: per thread of a warpgroup, 16 sums of its rows of dq
+    float4 dq_terms[2][4 * 128]; // for dbias: per thread of a warpgroup, 16 sums of its rows of dq
     // full: the loads complete it, and the consumers wait for it; empty: the consumers arrive, and the producer waits
     uint64_t q_full[2], q_empty[2]; // for q and stats
     uint64_t dout_full[2], dout_empty[2];
@@ -1200,8 +1200,8 @@ __global__ void __launch_bounds__(384, 1)
     if (lane == 0) { tma_store_wait<0>(); }
 }
 
-// Kernel 11, or 13 if dbias is not NULL; see attention_backward. Requires HS = 64 and sm_90a. scratch:
-// attention_backward_sm90_scratch() floats, aligned to 16 bytes.
+// Kernel 11; if dbias is not NULL, it also sums the columns of dq and of dout. See attention_backward. Requires HS = 64 and
+// sm_90a. scratch: attention_backward_sm90_scratch() floats, aligned to 16 bytes.
 //
 // Of dbias only the queries' third needs dqkv. dv of a key is the sum of P * dout over the queries, and P of a query adds up to
 // 1 over the keys, so dv summed over all keys is dout summed over all queries. dk of a key is the sum of dS * q over the
@@ -1247,7 +1247,8 @@ size_t attention_backward_scratch(int B, int T, int C, int NH) {
     return floats;
 }
 
-// The number of the kernel that attention_backward() runs; see the table below.
+// The number of the kernel that attention_backward() runs; see the table below. A head size outside the table's first two rows,
+// such as 48, trains without tensor cores on every GPU, an H100 included: kernel 3 computes in fp32.
 inline int attention_backward_choice(int HS) {
 #if !defined(ENABLE_FP32)
     if (HS == 64 && has_sm90a()) { return 11; }
@@ -1286,7 +1287,7 @@ static void attention_backward_run(int kernel, floatX* dqkv, float* dbias, float
 // device:
 //
 //     HS                        bf16, fp16:  sm_90a (H100)   8.0 and up (A100)   older          fp32
-//     64                                     11 or 13        kernel 7            kernel 3       kernel 3
+//     64                                     kernel 11       kernel 7            kernel 3       kernel 3
 //     32, 96, 128                            kernel 7        kernel 7            kernel 3       kernel 3
 //     other multiples of 8, up to 256        kernel 3        kernel 3            kernel 3       kernel 3
 //

@@ -1040,7 +1040,8 @@ void attention_forward_sm90(floatX* out, float* lse, const floatX* qkv, int B, i
 }
 #endif
 
-// The number of the kernel that attention_forward() runs; see the table below.
+// The number of the kernel that attention_forward() runs; see the table below. A head size outside the table's first two rows,
+// such as 48, uses no tensor cores on any GPU, an H100 included: kernel 6 computes in fp32.
 inline int attention_forward_choice(int HS) {
 #if !defined(ENABLE_FP32)
     if (HS == 64 && has_sm90a()) { return 25; }

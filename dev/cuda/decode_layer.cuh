@@ -725,7 +725,7 @@ template <int C, int TEAMS> struct DecodeLayerTexts {
     }
     __device__ int head() const { return blockIdx.x / 8; }
     __device__ int first() const { return rank * OWN; } // of the block's columns
-    // In a warp's hands, between the products, is one text of the team.
+    // Between the products, warp w of a team handles text w of the team, if there is one.
     __device__ bool is_text() const { return texts >> warp & 1; }
     __device__ int text() const { return TEXTS * team + warp; }
     __device__ bool has_columns() const { return TRIPLES == 32 || lane < TRIPLES; }

@@ -49,11 +49,11 @@ inline DecodeWeight declare_weight(Bench& b, WeightFormat format, bool exact, in
         for (int row = 0; row < OC; row++) { host[row] = exact ? 0x1p-6f : size * (1 - row % 7 / 16.0f) * 4 / largest; }
     });
     const float* values = format == WEIGHTS_INT8 ? ints.host : floats.host;
-    auto dequantised = [=] {
+    auto dequantized = [=] {
         std::vector<float> weight(n);
         for (size_t i = 0; i < n; i++) { weight[i] = values[i] * scales.host[i / K]; }
         return weight;
     };
     const void* device = format == WEIGHTS_INT8 ? (const void*)ints.dev : floats.dev;
-    return {WeightMatrix(device, scales.dev, format), dequantised};
+    return {WeightMatrix(device, scales.dev, format), dequantized};
 }

@@ -621,7 +621,7 @@ void fused_attention_projection_residual_layernorm5(const AttentionProjection& f
     int N = f.B * f.T;
     attention_forward(attention, f.lse, f.qkv, f.B, f.T, f.C, f.NH, stream);
     GemmArgs g = {f.residual, NULL, attention, f.proj_weight, f.inp, N, f.C, f.C};
-    gemm_form(g, GemmBias<GEMM_RESIDUAL>{f.proj_bias}, true, stream, form);
+    gemm_form(g, GemmBias<GEMM_ADD>{f.proj_bias}, true, stream, form);
     fused_residual_layernorm_early(f.normed, NULL, f.mean, f.rstd, f.residual, NULL, f.weight, f.bias, NULL, N, f.C,
                                    stream);
 }

@@ -189,8 +189,8 @@ __device__ inline void fused_attention_finish(floatX* rows, FusedAttentionMoment
     for (int half_row = 0; half_row < 2; half_row++) { sum[half_row] *= 1.0f / 16; }
 #pragma unroll
     for (int i = 0; i < 32; i++) {
-        float centred = o[i] - sum[i / 2 % 2];
-        squares[i / 2 % 2] += centred * centred;
+        float centered = o[i] - sum[i / 2 % 2];
+        squares[i / 2 % 2] += centered * centered;
         o[i] = 0;
     }
     // merge this lane's 16 new columns into its 16 * heads earlier ones

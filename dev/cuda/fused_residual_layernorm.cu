@@ -55,8 +55,8 @@ __global__ void fused_residual_layernorm_kernel2(floatX* residual, floatX* norme
     }
     float m = warp_sum(sum) / C;
     for (int c = lane; c < C; c += 32) {
-        float centred = (float)x[c] - m;
-        squares += centred * centred;
+        float centered = (float)x[c] - m;
+        squares += centered * centered;
     }
     float r = rsqrtf(warp_sum(squares) / C + 1e-5f);
     for (int c = lane; c < C; c += 32) {
@@ -128,8 +128,8 @@ template <int num_vecs> __global__ void __launch_bounds__(512)
     for (int j = 0; j < num_vecs; j++) {
         if (j < num_vecs - 1 || last_valid) {
             for (int k = 0; k < x128::size; k++) {
-                float centred = (float)x[j][k] - m;
-                squares += centred * centred;
+                float centered = (float)x[j][k] - m;
+                squares += centered * centered;
             }
         }
     }
@@ -234,8 +234,8 @@ template <int num_vecs> __global__ void __launch_bounds__(512)
         for (int j = 0; j < num_vecs; j++) {
             if (j < num_vecs - 1 || last_valid) {
                 for (int k = 0; k < x128::size; k++) {
-                    float centred = (float)x[j][k] - m;
-                    squares += centred * centred;
+                    float centered = (float)x[j][k] - m;
+                    squares += centered * centered;
                 }
             }
         }
@@ -398,8 +398,8 @@ template <int num_vecs> __global__ void __launch_bounds__(512)
         for (int j = 0; j < num_vecs; j++) {
             if (j < num_vecs - 1 || last_valid) {
                 for (int k = 0; k < x128::size; k++) {
-                    float centred = (float)x[j][k] - m;
-                    squares += centred * centred;
+                    float centered = (float)x[j][k] - m;
+                    squares += centered * centered;
                 }
             }
         }

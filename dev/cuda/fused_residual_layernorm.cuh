@@ -33,8 +33,8 @@ __global__ void fused_residual_layernorm_kernel3(floatX* residual, floatX* norme
     for (int c = threadIdx.x * x128::size; c < C; c += blockDim.x * x128::size) {
         x128 xv = load128(x + c);
         for (int k = 0; k < x128::size; k++) {
-            float centred = (float)xv[k] - m;
-            squares += centred * centred;
+            float centered = (float)xv[k] - m;
+            squares += centered * centered;
         }
     }
     float r = rsqrtf(block_sum(squares, shared) / C + 1e-5f);

@@ -55,8 +55,8 @@ template <class Norm, int num_vectors, int warps = 8> __global__ void __launch_b
 #pragma unroll
     for (int i = 0; i < num_vectors; i++) {
         for (int k = 0; k < 8 && (lane + 32 * i) * x128::size < C; k++) {
-            float centred = (float)x[i][k] - m;
-            squares += centred * centred;
+            float centered = (float)x[i][k] - m;
+            squares += centered * centered;
         }
     }
     float r = rsqrtf(warp_sum(squares) / C + 1e-5f), scale = multiplier ? *multiplier : 1.0f;

@@ -452,7 +452,7 @@ template <class G, class Kernel> void gelu_linear_launch7(Kernel kernel, floatX*
     GemmMaps maps;
     maps.inp = tensor_map(inp, {K, N}, {64, G::ROWS});
     maps.weight = tensor_map(weight, {K, OC}, {64, G::COLUMNS / G::CLUSTER});
-    maps.out = maps.second = maps.residual = gemm_box_map(out, N, OC);
+    maps.out = maps.second = maps.third = gemm_box_map(out, N, OC);
     size_t num_tiles = ceil_div((size_t)N, (size_t)G::ROWS * G::CLUSTER) * ceil_div(OC, (int)G::COLUMNS);
     require(num_tiles * ceil_div(K, 64) <= INT_MAX / 2);
     int num_clusters = std::min((int)num_tiles, num_multiprocessors() / G::CLUSTER);

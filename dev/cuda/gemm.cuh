@@ -1,7 +1,7 @@
 /*
 gemm: out (M,N) = finish(inp (M,K) weight (N,K)^T), a linear layer on Hopper fused with its epilogue, `finish`
 
-    out (M,N) floatX out | second (M,N) floatX out | inp (M,K), weight (N,K), residual (M,N) floatX in
+    out (M,N) floatX out | second (M,N) floatX out | inp (M,K), weight (N,K), third (M,N) floatX in
     Constraint: sm_90a, 16-bit floatX, K % 8 == 0, N % 8 == 0, pointers aligned to 16 bytes.
 
 gemm() launches gemm_sm90_kernel9, which is kernel 21 of matmul_forward.cu: ping-pong, 128x192 tiles, clusters of two blocks, and the epilogue GemmBias, a bias with
@@ -37,18 +37,19 @@ Source: warp-specialised persistent kernels, ping-pong and cooperative, come fro
 
 // ---- epilogues ----
 
-// Extras of an epilogue, flags combined by |. They say what the epilogue does besides computing its value y.
+// Extras of an epilogue, flags combined by |. They say what the epilogue does in addition to computing its value y.
 enum {
-    GEMM_GELU = 1,           // out = gelu(y), otherwise out = y
-    GEMM_SECOND = 2,         // y is also stored to the matrix `second`
-    GEMM_RESIDUAL = 4,       // the matrix `residual` is added to out
-    GEMM_GELU_BACKWARD = 16, // only with GEMM_RESIDUAL, which is not added: out = y * gelu'(residual)
-    GEMM_NO_BIAS = 32,       // bias is NULL: y is the accumulator
-    GEMM_SLOPE = 128,        // with GEMM_GELU and GEMM_SECOND: `second` gets gelu'(y) instead of y
-    GEMM_MULTIPLY = 256,     // only with GEMM_RESIDUAL, which is not added: out = y * residual
-    GEMM_SUMS = 64,          // the columns of each tile of out are also summed, before they are rounded: GemmBiasSums
-    // Each row of each tile of out is also summed, before it is rounded, and given to store_row_sum(row, column tile, sum) by one
-    // lane. pair() is also called for columns past the end, where value() must be 0.
+    GEMM_GELU = 1,                        // out = gelu(y), otherwise out = y
+    GEMM_SECOND = 2,                      // y is also stored, to the matrix `second`
+    GEMM_SLOPE = 128,                     // with GEMM_GELU and GEMM_SECOND: gelu'(y) is stored there instead of y
+    GEMM_THIRD = 4,                       // `third` is read; the next three flags include this and say what for
+    GEMM_ADD = GEMM_THIRD,                // out = y + third
+    GEMM_MULTIPLY = GEMM_THIRD | 256,     // out = y * third
+    GEMM_GELU_BACKWARD = GEMM_THIRD | 16, // out = y * gelu'(third)
+    GEMM_NO_BIAS = 32,                    // bias is NULL: y is the accumulator
+    GEMM_SUMS = 64,                       // the columns of each tile of out are also summed, unrounded: GemmBiasSums
+    // The rows of each tile of out are also summed, unrounded. For each row, one lane calls store_row_sum(row, column tile, sum).
+    // pair() is also called for columns past the end, where value() must be 0.
     GEMM_ROW_SUMS = 512
 };
 
@@ -170,11 +171,11 @@ template <class G> struct GemmSMem {
     struct Stage { // 64 columns of both operands, swizzled as TMA writes them
         floatX inp[G::ROWS * 64], weight[G::COLUMNS * 64];
     } stages[RING];
-    floatX boxes[8][G::BOXES][16 * 64]; // per consumer warp: results to be stored, or a residual
+    floatX boxes[8][G::BOXES][16 * 64]; // per consumer warp: results to be stored, or `third`
     // full, box_full: TMA loads complete them, consumers wait; empty: consumers arrive, the producer waits
     uint64_t full[RING], empty[RING], box_full[8][G::BOXES];
     uint64_t turn[2]; // consumer c waits for turn[c]; the other consumer arrives when it has issued its products
-    uint64_t loaded;  // for work beside the products: the producer arrives when it has loaded the last stage
+    uint64_t loaded;  // for work in idle warps: the producer arrives when it has loaded the last stage
 
     static constexpr int bytes() {
         static_assert(sizeof(Stage) % 1024 == 0, "every tile is aligned to 1024 bytes, as the swizzle wants");
@@ -226,18 +227,18 @@ template <class G> __device__ inline void gemm_init(GemmSMem<G>& smem) {
 
 // ---- the producer: one thread per block ----
 
-// Three warps of the producer have nothing to do. They can take work of another operation along, which is bound by memory
-// and so costs little beside products. A struct for such work has this one's members. `run` is called by each of the warps,
-// number 0 to 2 of the block, and must return within a few microseconds when phase 0 of `loaded` has completed.
-struct GemmAlone {
+// Three warps of the producer are idle. They can run work of another operation that is bound by memory, and so costs little
+// while tensor cores multiply. A struct for such work has the members of this one. Each of the warps, number 0 to 2 of the
+// block, calls `run`, which must return within a few microseconds when phase 0 of `loaded` has completed.
+struct GemmNoIdleWork {
     static constexpr bool WORKS = false;
     static constexpr int REGISTERS = 24; // per thread of the producer
     __device__ void run(int, uint64_t*) const {}
 };
 
-// Tensor maps. A box of inp or weight is what a block loads per step; boxes of out, second and residual are 16x64.
+// Tensor maps. A box of inp or weight is what a block loads per step; boxes of out, second and third are 16x64.
 struct GemmMaps {
-    CUtensorMap inp, weight, out, second, residual;
+    CUtensorMap inp, weight, out, second, third;
 };
 
 // Loads the operands of a tile, one stage per step. i is the number of steps loaded so far, over all tiles.
@@ -256,12 +257,12 @@ template <class G> __device__ inline void gemm_load(GemmSMem<G>& smem, const CUt
 }
 
 // Run by warpgroup 0. One thread loads the operands of tiles first, first + stride, ... of the list.
-template <class G, class Beside = GemmAlone>
+template <class G, class IdleWork = GemmNoIdleWork>
 __device__ inline void gemm_produce(GemmSMem<G>& smem, const GemmMaps& maps, int M, int N, int num_steps, int first,
-                                    int stride, int num_tiles, int rank, const Beside& beside = {}) {
-    warpgroup_fewer_registers<Beside::REGISTERS>();
-    if (Beside::WORKS && threadIdx.x >= 32) {
-        beside.run(warp_uniform(threadIdx.x / 32) - 1, &smem.loaded);
+                                    int stride, int num_tiles, int rank, const IdleWork& idle_work = {}) {
+    warpgroup_fewer_registers<IdleWork::REGISTERS>();
+    if (IdleWork::WORKS && threadIdx.x >= 32) {
+        idle_work.run(warp_uniform(threadIdx.x / 32) - 1, &smem.loaded);
         return;
     }
     if (threadIdx.x != 0) { return; }
@@ -270,7 +271,7 @@ __device__ inline void gemm_produce(GemmSMem<G>& smem, const GemmMaps& maps, int
     for (int index = first; index < num_tiles; index += stride) {
         gemm_load(smem, maps.inp, maps.weight, gemm_tile<G>(index, M, N, rank), num_steps, rank, i);
     }
-    if (Beside::WORKS) { mbarrier_arrive(&smem.loaded); }
+    if (IdleWork::WORKS) { mbarrier_arrive(&smem.loaded); }
 }
 
 // ---- the consumers: warpgroups 1 and 2 ----
@@ -334,25 +335,25 @@ gemm_load_columns(GemmColumns<G, Epilogue>& columns, const Epilogue& epilogue, i
 // numbered consecutively over all its tiles, and use its G::BOXES slots in shared memory round robin. In the functions
 // below, `box` is the number of the tile's first box, and SMem is any struct with the members `boxes` and `box_full`.
 
-// Starts to load the residual of box n of this tile. Called by one lane.
+// Starts to load box n of `third` for this tile. Called by one lane.
 template <class G, class SMem>
-__device__ inline void gemm_load_box(SMem& smem, const CUtensorMap& residual_map, int row, int column, int n, int box) {
+__device__ inline void gemm_load_box(SMem& smem, const CUtensorMap& third_map, int row, int column, int n, int box) {
     const int columns = G::COLUMNS / 64;
     int warp = threadIdx.x / 32 - 4, slot = (box + n) % G::BOXES;
     mbarrier_arrive_expect(&smem.box_full[warp][slot], sizeof(smem.boxes[0][0]));
-    tma_load_2d_once(smem.boxes[warp][slot], &residual_map, column + n % columns * 64, row + n / columns * 64,
+    tma_load_2d_once(smem.boxes[warp][slot], &third_map, column + n % columns * 64, row + n / columns * 64,
                      &smem.box_full[warp][slot]);
 }
 
 // The prologue of a tile, before its products: starts the loads that its epilogue needs. Arguments as for gemm_store.
 template <class G, class Epilogue, class SMem>
 __device__ inline void gemm_prepare(GemmColumns<G, Epilogue>& columns, const Epilogue& epilogue, SMem& smem,
-                                    const CUtensorMap& residual_map, int row, int column, int N, int box) {
+                                    const CUtensorMap& third_map, int row, int column, int N, int box) {
     const int num_boxes = G::PARTS * (G::COLUMNS / 64);
     if constexpr (!(Epilogue::EXTRAS & GEMM_NO_BIAS)) { gemm_load_columns(columns, epilogue, column, N); }
-    if (!(Epilogue::EXTRAS & GEMM_RESIDUAL) || threadIdx.x % 32 != 0) { return; }
-    tma_store_wait<0>(); // TMA has read the previous results, so the residual may overwrite them
-    for (int n = 0; n < min(num_boxes, G::BOXES); n++) { gemm_load_box<G>(smem, residual_map, row, column, n, box); }
+    if (!(Epilogue::EXTRAS & GEMM_THIRD) || threadIdx.x % 32 != 0) { return; }
+    tma_store_wait<0>(); // TMA has read the previous results, so `third` may overwrite them
+    for (int n = 0; n < min(num_boxes, G::BOXES); n++) { gemm_load_box<G>(smem, third_map, row, column, n, box); }
 }
 
 // The end of the epilogue with GEMM_SUMS: adds up what the four warps of the consumer have summed of the tile's columns,
@@ -392,10 +393,11 @@ __device__ inline void gemm_pack(uint32_t* pairs, const float (&v)[4]) {
 template <class G, class Epilogue, class SMem>
 __device__ inline void gemm_store(float (&sum)[G::PARTS][G::COLUMNS / 2], const Epilogue& epilogue,
                                   const GemmColumns<G, Epilogue>& columns, SMem& smem, const CUtensorMap& out_map,
-                                  const CUtensorMap& second_map, const CUtensorMap& residual_map, int row, int column,
+                                  const CUtensorMap& second_map, const CUtensorMap& third_map, int row, int column,
                                   int M, int& box) {
-    constexpr bool has_second = Epilogue::EXTRAS & GEMM_SECOND, has_residual = Epilogue::EXTRAS & GEMM_RESIDUAL;
-    static_assert(!has_second || !has_residual, "they share the boxes");
+    constexpr bool has_second = Epilogue::EXTRAS & GEMM_SECOND, has_third = Epilogue::EXTRAS & GEMM_THIRD;
+    constexpr int third_use = Epilogue::EXTRAS & (GEMM_ADD | GEMM_MULTIPLY | GEMM_GELU_BACKWARD);
+    static_assert(!has_second || !has_third, "they share the boxes");
     constexpr bool has_sums = Epilogue::EXTRAS & GEMM_SUMS, has_bias = !(Epilogue::EXTRAS & GEMM_NO_BIAS);
     constexpr bool has_row_sums = Epilogue::EXTRAS & GEMM_ROW_SUMS;
     constexpr int num_columns = G::COLUMNS / 64, num_boxes = G::PARTS * num_columns, ahead = G::BOXES / 2;
@@ -416,11 +418,11 @@ __device__ inline void gemm_store(float (&sum)[G::PARTS][G::COLUMNS / 2], const 
             row_sums[half] = 0.0f;
         }
         int slot = box % G::BOXES, second_slot = (box + 1) % G::BOXES;
-        if (has_residual) {
-            // load the residual of box n + ahead into the slot that box n + ahead - BOXES used
+        if (has_third) {
+            // load box n + ahead of `third` into the slot that box n + ahead - BOXES used
             if (n + ahead >= G::BOXES && n + ahead < num_boxes && lane == 0) {
                 tma_store_wait<G::BOXES - ahead - 1>();
-                gemm_load_box<G>(smem, residual_map, row, column, n + ahead, first_box);
+                gemm_load_box<G>(smem, third_map, row, column, n + ahead, first_box);
             }
             mbarrier_wait(&smem.box_full[warp][slot], box / G::BOXES % 2);
         } else {
@@ -431,8 +433,8 @@ __device__ inline void gemm_store(float (&sum)[G::PARTS][G::COLUMNS / 2], const 
         uint32_t second_at = shared_address(smem.boxes[warp][second_slot]) + lane_at;
 #pragma unroll
         for (int p = 0; p < 4; p++) { // 16 columns per iteration
-            uint32_t out[4], second[4], residual[4];
-            if (has_residual) { ldmatrix_x4(residual, at ^ p << 5); }
+            uint32_t out[4], second[4], third[4];
+            if (has_third) { ldmatrix_x4(third, at ^ p << 5); }
 #pragma unroll
             for (int j = 0; j < 2; j++) { // 8 columns per iteration
                 typename Epilogue::Column two[2];
@@ -454,15 +456,15 @@ __device__ inline void gemm_store(float (&sum)[G::PARTS][G::COLUMNS / 2], const 
                     if constexpr (has_second) { gemm_pack(second + 2 * j, v); }
                     for (int i = 0; Epilogue::EXTRAS & GEMM_GELU && i < 4; i++) { v[i] = gelu(v[i]); }
                 }
-                if constexpr (has_residual) {
-                    float2 upper = unpack_16x2(residual[2 * j], floatX());
-                    float2 lower = unpack_16x2(residual[2 * j + 1], floatX());
-                    float add[4] = {upper.x, upper.y, lower.x, lower.y};
+                if constexpr (has_third) {
+                    float2 upper = unpack_16x2(third[2 * j], floatX());
+                    float2 lower = unpack_16x2(third[2 * j + 1], floatX());
+                    float w[4] = {upper.x, upper.y, lower.x, lower.y};
 #pragma unroll
                     for (int i = 0; i < 4; i++) {
-                        v[i] = Epilogue::EXTRAS & GEMM_GELU_BACKWARD ? v[i] * gelu_slope(add[i])
-                               : Epilogue::EXTRAS & GEMM_MULTIPLY    ? v[i] * add[i]
-                                                                     : v[i] + add[i];
+                        v[i] = third_use == GEMM_GELU_BACKWARD ? v[i] * gelu_slope(w[i])
+                               : third_use == GEMM_MULTIPLY    ? v[i] * w[i]
+                                                               : v[i] + w[i];
                     }
                 }
                 if constexpr (has_sums) {
@@ -510,21 +512,21 @@ template <class G> __device__ inline void gemm_end() {
 
 // ---- the kernel ----
 
-template <class G, class Epilogue, class Beside>
+template <class G, class Epilogue, class IdleWork>
 __device__ inline void gemm_block(unsigned char* dynamic_shared, const GemmMaps& maps, const Epilogue& epilogue, int M,
-                                  int N, int K, int num_tiles, const Beside& beside) {
+                                  int N, int K, int num_tiles, const IdleWork& idle_work) {
     GemmSMem<G>& smem = gemm_smem<G>(dynamic_shared);
-    if (Beside::WORKS && threadIdx.x == 0) { mbarrier_init(&smem.loaded, 1); }
+    if (IdleWork::WORKS && threadIdx.x == 0) { mbarrier_init(&smem.loaded, 1); }
     if (threadIdx.x == 0) { tma_prefetch_map(&maps.inp), tma_prefetch_map(&maps.weight), tma_prefetch_map(&maps.out); }
     gemm_init(smem);
     int warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0); // the shuffle makes it warp-uniform to the compiler
     int warpgroup = warp / 4, rank = G::rank(), num_steps = ceil_div(K, 64), i = 0;
     int first = blockIdx.x / G::CLUSTER, stride = gridDim.x / G::CLUSTER;
     if (warpgroup == 0) {
-        gemm_produce(smem, maps, M, N, num_steps, first, stride, num_tiles, rank, beside);
+        gemm_produce(smem, maps, M, N, num_steps, first, stride, num_tiles, rank, idle_work);
         return;
     }
-    warpgroup_more_registers<(504 - Beside::REGISTERS) / 2>(); // the three warpgroups have 3 * 168 per thread
+    warpgroup_more_registers<(504 - IdleWork::REGISTERS) / 2>(); // the three warpgroups have 3 * 168 per thread
     int box = 0, number = 0;
     // the block's tiles go to consumers 0, 1, 0, ...; their steps go through the ring in that order
     first += (warpgroup - 1) * stride;
@@ -536,10 +538,10 @@ __device__ inline void gemm_block(unsigned char* dynamic_shared, const GemmMaps&
         GemmTile tile = gemm_tile<G>(index, M, N, rank);
         int row = tile.row + warp % 4 * 16;
         GemmColumns<G, Epilogue> columns = {};
-        gemm_prepare(columns, epilogue, smem, maps.residual, row, tile.column, N, box);
+        gemm_prepare(columns, epilogue, smem, maps.third, row, tile.column, N, box);
         gemm_multiply<G>(sum, smem, num_steps, number, i);
         i += num_steps; // skips the other consumer's tile
-        gemm_store<G>(sum, epilogue, columns, smem, maps.out, maps.second, maps.residual, row, tile.column, M, box);
+        gemm_store<G>(sum, epilogue, columns, smem, maps.out, maps.second, maps.third, row, tile.column, M, box);
     }
     gemm_end<G>();
 }
@@ -549,27 +551,27 @@ template <class G, class Epilogue> __global__ void __launch_bounds__(384, 1)
     gemm_sm90_kernel9(const __grid_constant__ GemmMaps maps, Epilogue epilogue, int M, int N, int K, int num_tiles) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     extern __shared__ __align__(256) unsigned char gemm_dynamic[];
-    gemm_block<G>(gemm_dynamic, maps, epilogue, M, N, K, num_tiles, GemmAlone());
+    gemm_block<G>(gemm_dynamic, maps, epilogue, M, N, K, num_tiles, GemmNoIdleWork());
 #endif
 }
 
-// The same with the work `beside` in idle warps.
-template <class G, class Epilogue, class Beside> __global__ void __launch_bounds__(384, 1)
-    gemm_beside_sm90_kernel(const __grid_constant__ GemmMaps maps, Epilogue epilogue, int M, int N, int K,
-                            int num_tiles, const __grid_constant__ Beside beside) {
+// Kernel 21 that also runs `idle_work` in its idle warps.
+template <class G, class Epilogue, class IdleWork> __global__ void __launch_bounds__(384, 1)
+    gemm_idle_work_sm90_kernel(const __grid_constant__ GemmMaps maps, Epilogue epilogue, int M, int N, int K,
+                               int num_tiles, const __grid_constant__ IdleWork idle_work) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     extern __shared__ __align__(256) unsigned char gemm_dynamic[];
-    gemm_block<G>(gemm_dynamic, maps, epilogue, M, N, K, num_tiles, beside);
+    gemm_block<G>(gemm_dynamic, maps, epilogue, M, N, K, num_tiles, idle_work);
 #endif
 }
 
 // ---- launch ----
 
 struct GemmArgs {
-    floatX *out, *second;   // (M,N); second is NULL unless GEMM_SECOND is set
-    const floatX* inp;      // (M,K)
-    const floatX* weight;   // (N,K), or (K,N) with a form that is KN
-    const floatX* residual; // (M,N), NULL unless GEMM_RESIDUAL is set; may be the same memory as out
+    floatX *out, *second; // (M,N); second is NULL unless GEMM_SECOND is set
+    const floatX* inp;    // (M,K)
+    const floatX* weight; // (N,K), or (K,N) with a form that is KN
+    const floatX* third;  // (M,N), NULL unless GEMM_THIRD is set; may be the same memory as out
     int M, N, K;
 };
 
@@ -584,7 +586,7 @@ template <class G> GemmMaps gemm_maps(const GemmArgs& g) {
                            : tensor_map(g.weight, {g.K, g.N}, {64, G::COLUMNS / G::CLUSTER});
     maps.out = g.out ? gemm_box_map(g.out, g.M, g.N) : maps.inp;
     maps.second = g.second ? gemm_box_map(g.second, g.M, g.N) : maps.inp;
-    maps.residual = g.residual ? gemm_box_map(g.residual, g.M, g.N) : maps.inp;
+    maps.third = g.third ? gemm_box_map(g.third, g.M, g.N) : maps.inp;
     return maps;
 }
 
@@ -623,19 +625,19 @@ template <class... Parameters, class... Arguments> void gemm_start(void (*kernel
     cudaCheck(cudaLaunchKernelEx(&config, kernel, arguments...));
 }
 
-// out = finish(inp weight^T), with the work `beside` in idle warps. Requires has_sm90a(), K % 8 == 0, N % 8 == 0, and all
+// out = finish(inp weight^T), and idle warps run `idle_work`. Requires has_sm90a(), K % 8 == 0, N % 8 == 0, and all
 // pointers aligned to 16 bytes.
-template <class G = GemmPingPong192Pairs, class Epilogue, class Beside = GemmAlone>
-void gemm(const GemmArgs& g, const Epilogue& epilogue, cudaStream_t stream, const Beside& beside = {}) {
+template <class G = GemmPingPong192Pairs, class Epilogue, class IdleWork = GemmNoIdleWork>
+void gemm(const GemmArgs& g, const Epilogue& epilogue, cudaStream_t stream, const IdleWork& idle_work = {}) {
     require(has_sm90a()); // nvcc -gencode arch=compute_90a,code=sm_90a
     require((g.second != NULL) == ((Epilogue::EXTRAS & GEMM_SECOND) != 0));
-    require((g.residual != NULL) == ((Epilogue::EXTRAS & GEMM_RESIDUAL) != 0));
+    require((g.third != NULL) == ((Epilogue::EXTRAS & GEMM_THIRD) != 0));
     int num_tiles = gemm_num_tiles<G>(g.M, g.N, g.K),
         num_clusters = min(num_tiles, free_multiprocessors() / G::CLUSTER);
     int num_blocks = num_clusters * G::CLUSTER, bytes = GemmSMem<G>::bytes();
-    if constexpr (Beside::WORKS) {
-        gemm_start(gemm_beside_sm90_kernel<G, Epilogue, Beside>, num_blocks, G::CLUSTER, bytes, true, stream,
-                   gemm_maps<G>(g), epilogue, g.M, g.N, g.K, num_tiles, beside);
+    if constexpr (IdleWork::WORKS) {
+        gemm_start(gemm_idle_work_sm90_kernel<G, Epilogue, IdleWork>, num_blocks, G::CLUSTER, bytes, true, stream,
+                   gemm_maps<G>(g), epilogue, g.M, g.N, g.K, num_tiles, idle_work);
     } else {
         gemm_start(gemm_sm90_kernel9<G, Epilogue>, num_blocks, G::CLUSTER, bytes, true, stream, gemm_maps<G>(g),
                    epilogue, g.M, g.N, g.K, num_tiles);

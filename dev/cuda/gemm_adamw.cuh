@@ -1,7 +1,7 @@
 /*
-gemm_adamw: AdamW beside a matmul. AdamWBeside lets idle warps of gemm.cuh's blocks update the weights of later layers, as an AdamWLater
-(llmc/adamw_state.cuh) says; adamw_finish() updates what they have not.
-Constraint: pointers aligned to 16 bytes; AdamWBeside: sm_90a.
+gemm_adamw: AdamW during a matmul. DeferredUpdateWork has idle warps of gemm.cuh's blocks update the weights of later layers, as a
+DeferredUpdate (llmc/adamw_state.cuh) describes; finish_deferred_update() updates the rest.
+Constraint: pointers aligned to 16 bytes; DeferredUpdateWork: sm_90a.
 Kernel 3 of matmul_adamw.cu, which has the other kernels and the errors.
 */
 #pragma once
@@ -16,26 +16,26 @@ Kernel 3 of matmul_adamw.cu, which has the other kernels and the errors.
 // ==== promoted: gemm_adamw ====
 // ---- the update during the next forward pass, in chunks, by idle warps of its matrix products: kernel 3 of matmul_adamw.cu ----
 
-// What a warp needs of a chunk of an AdamWLater.
+// One chunk of a DeferredUpdate, as a warp needs it.
 struct AdamWChunk {
     size_t place; // of its piece in the arrays
     int begin, end;
     uint32_t seed;
     bool decays;
-    __device__ AdamWChunk(const AdamWLater& w, int chunk, int num_updates) {
+    __device__ AdamWChunk(const DeferredUpdate& w, int chunk, int num_updates) {
         int of_layer = w.chunks_of_layer(), of_matrices = w.chunks_of(w.matrices);
         int layer = chunk / of_layer, i = chunk % of_layer;
         decays = i < of_matrices;
         place = layer * ((size_t)w.matrices + w.vectors) + (decays ? 0 : w.matrices);
-        begin = (decays ? i : i - of_matrices) * AdamWLater::CHUNK;
-        end = min(begin + AdamWLater::CHUNK, decays ? w.matrices : w.vectors);
+        begin = (decays ? i : i - of_matrices) * DeferredUpdate::CHUNK;
+        end = min(begin + DeferredUpdate::CHUNK, decays ? w.matrices : w.vectors);
         // pieces are numbered as in llmc/layout.cuh
         seed = w.seed == 0 ? 0 : adamw_seed(hash_bits(1 + 2 * layer + !decays, w.seed) | 1, num_updates);
     }
 };
 
 // Four values of a chunk, i to i + 3 of its piece.
-__device__ inline void adamw_values(const AdamWLater& w, const StepState& s, const AdamW& o, const AdamWChunk& c,
+__device__ inline void adamw_values(const DeferredUpdate& w, const StepState& s, const AdamW& o, const AdamWChunk& c,
                                     int i) {
     size_t at = c.place + i;
     f128 p, m4 = load128(w.m + at), v4 = load128(w.v + at), g4 = load128(w.grads + at);
@@ -56,9 +56,10 @@ __device__ inline void adamw_values(const AdamWLater& w, const StepState& s, con
 }
 
 // The work of a worker, until it has no chunk left or stop() is true for lane 0. All lanes of the warp call it.
-template <class Stop> __device__ inline void adamw_work(const AdamWLater& w, int worker, const Stop& stop) {
+template <class Stop>
+__device__ inline void deferred_update_work(const DeferredUpdate& w, int worker, const Stop& stop) {
     const StepState s = *w.state;
-    if (!s.is_later || !s.applied || worker >= w.num_workers) { return; }
+    if (!s.is_deferred || !s.applied || worker >= w.num_workers) { return; }
     int lane = threadIdx.x % 32;
     int chunk = max(w.done[worker], ceil_div(w.first - worker, w.num_workers) * w.num_workers + worker);
 #pragma unroll 1
@@ -79,41 +80,41 @@ template <class Stop> __device__ inline void adamw_work(const AdamWLater& w, int
     if (lane == 0) { w.done[worker] = chunk; }
 }
 
-// As work beside the products of gemm.cuh.
-struct AdamWBeside : AdamWLater {
+// The deferred update as work for idle warps of gemm.cuh.
+struct DeferredUpdateWork : DeferredUpdate {
     static constexpr bool WORKS = true;
     static constexpr int REGISTERS = 56; // nothing spills, neither here nor in the consumers, which then have 224
     __device__ void run(int warp, uint64_t* loaded) const {
-        adamw_work(*this, blockIdx.x * 3 + warp,
-                   [=] { return threadIdx.x % 32 == 0 && mbarrier_has_completed(loaded, 0); });
+        deferred_update_work(*this, blockIdx.x * 3 + warp,
+                             [=] { return threadIdx.x % 32 == 0 && mbarrier_has_completed(loaded, 0); });
     }
 };
 
-// A warp per chunk.
-__global__ void __launch_bounds__(256) adamw_finish_kernel(const __grid_constant__ AdamWLater w) {
+// Updates the chunks that idle warps have not updated. A warp per chunk.
+__global__ void __launch_bounds__(256) finish_deferred_update_kernel(const __grid_constant__ DeferredUpdate w) {
     int chunk = w.first + blockIdx.x * 8 + threadIdx.x / 32;
     grid_launch_dependents();
     grid_wait_dependency();
     const StepState s = *w.state;
-    if (!s.is_later || !s.applied || chunk >= w.last || chunk < w.done[chunk % w.num_workers]) { return; }
+    if (!s.is_deferred || !s.applied || chunk >= w.last || chunk < w.done[chunk % w.num_workers]) { return; }
     AdamWChunk c(w, chunk, s.num_updates);
     AdamW o = s.optimizer;
     if (!c.decays) { o.weight_decay = 0.0f; }
 #pragma unroll
-    for (int k = 0; k < AdamWLater::CHUNK / 128; k++) {
+    for (int k = 0; k < DeferredUpdate::CHUNK / 128; k++) {
         int i = c.begin + 4 * (threadIdx.x % 32) + 128 * k;
         if (i < c.end) { adamw_values(w, s, o, c, i); }
     }
 }
 
-// Ends the update that the forward pass has taken along for the layers before `layer`: their weights may be read afterwards.
-void adamw_finish(int layer, cudaStream_t stream) {
-    AdamWLater w = adamw_later();
+// Finishes the deferred update of the layers before `layer`: afterwards their weights may be read.
+void finish_deferred_update(int layer, cudaStream_t stream) {
+    DeferredUpdate w = deferred_update();
     w.last = std::min(w.last, layer * w.chunks_of_layer());
-    if (!w.is_open()) { return; }
+    if (!w.is_pending()) { return; }
     Op op(stream, 0, 0, "adamw, rest"); // idle warps may have updated most of the values, or all
-    launch_early(adamw_finish_kernel, dim3(ceil_div(w.last - w.first, 8)), dim3(256), 0, stream, w);
-    adamw_later().first = w.last;
-    if (!adamw_later().is_open()) { cudaCheck(cudaMemsetAsync(&w.state->is_later, 0, sizeof(int), stream)); }
+    launch_early(finish_deferred_update_kernel, dim3(ceil_div(w.last - w.first, 8)), dim3(256), 0, stream, w);
+    deferred_update().first = w.last;
+    if (!deferred_update().is_pending()) { cudaCheck(cudaMemsetAsync(&w.state->is_deferred, 0, sizeof(int), stream)); }
 }
 // ==== end promoted: gemm_adamw ====

@@ -261,7 +261,7 @@ template <class G, class Epilogue> __global__ void __launch_bounds__(384, 1)
         GemmTile tile = gemm_tile<G>(index, M, N, rank);
         int row = tile.row + first_row + warp % 4 * 16;
         GemmColumns<G, Epilogue> columns;
-        gemm_prepare(columns, epilogue, smem, maps.residual, row, tile.column, N, box);
+        gemm_prepare(columns, epilogue, smem, maps.third, row, tile.column, N, box);
         if constexpr (gemm_is_ping_pong<G>) {
             gemm_multiply<G>(sum, smem, num_steps, number, i);
             i += num_steps;
@@ -271,7 +271,7 @@ template <class G, class Epilogue> __global__ void __launch_bounds__(384, 1)
         if constexpr (Epilogue::EXTRAS & GEMM_E4M3) {
             gemm_store_e4m3<G>(sum, epilogue, columns, row, tile.column, M, N);
         } else {
-            gemm_store<G>(sum, epilogue, columns, smem, maps.out, maps.second, maps.residual, row, tile.column, M, box);
+            gemm_store<G>(sum, epilogue, columns, smem, maps.out, maps.second, maps.third, row, tile.column, M, box);
         }
     }
     gemm_end<G>();
@@ -285,7 +285,7 @@ template <class G, class Epilogue>
 void gemm_tiles(const GemmArgs& g, const Epilogue& epilogue, bool early, cudaStream_t stream) {
     require(has_sm90a()); // nvcc -gencode arch=compute_90a,code=sm_90a
     require((g.second != NULL) == ((Epilogue::EXTRAS & GEMM_SECOND) != 0));
-    require((g.residual != NULL) == ((Epilogue::EXTRAS & GEMM_RESIDUAL) != 0));
+    require((g.third != NULL) == ((Epilogue::EXTRAS & GEMM_THIRD) != 0));
     int num_tiles = gemm_num_tiles<G>(g.M, g.N, g.K), num_clusters = min(num_tiles, num_multiprocessors() / G::CLUSTER);
     void (*kernel)(GemmMaps, Epilogue, int, int, int, int);
     if constexpr (gemm_is_ping_pong<G> && !gemm_is_scaled<Epilogue>) {

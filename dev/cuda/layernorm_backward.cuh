@@ -225,15 +225,14 @@ inline LayernormBackwardLaunch layernorm_backward_launch8(int N, int C, int bloc
 
 // ---- kernel 10: cp.async prefetches the next row, and programmatic dependent launch of the second kernel ----
 
+constexpr int LAYERNORM_BACKWARD_STAGES = 2;
+
 // Kernel 8 with one warp per team and the next row in flight: cp.async copies it into a ring in shared memory while the
 // current row is summed. Each thread reads only what it copied itself, so it waits for its own copies, without barrier.
 //                before the loop   1st row           2nd row           3rd row
 //     stage 0    copy row 0        read 0, copy 2    (2 in flight)     read 2, copy 4
 //     stage 1    copy row 1        (1 in flight)     read 1, copy 3    (3 in flight)
-constexpr int LAYERNORM_BACKWARD_STAGES = 2;
-
-//
-// num_sums: 2, or 3 to sum the columns of dinp, too, which is kernel 13.
+// num_sums: 2, or 3 to also sum the columns of dinp.
 template <int num_vecs, int num_sums> __global__ void __launch_bounds__(LAYERNORM_BACKWARD_THREADS_PER_SM, 1)
     layernorm_backward_kernel10(floatX* dinp, float* partials, const floatX* dout, const floatX* dresidual,
                                 const floatX* inp, const floatX* weight, const float* mean, const float* rstd, int N,
@@ -351,21 +350,21 @@ void layernorm_backward10(floatX* dinp, float* dinp_sums, float* dweight, float*
 }
 // ---- kernel 11: 5 with the next rows copied ahead by cp.async, for rows that are longer than a warp holds ----
 
-constexpr int LAYERNORM_BACKWARD_BLOCK_SIZE10 = 256; // the largest; two blocks leave 128 registers per thread
+constexpr int LAYERNORM_BACKWARD_BLOCK_SIZE11 = 256; // the largest; two blocks leave 128 registers per thread
 
 // A block processes `rows` rows at a time; thread t holds the vectors t, t + blockDim.x ... of each row. While the sums of
 // these rows are computed, cp.async copies the rows of the next turns into a ring in shared memory. A thread reads only what
 // it copied itself, so the only barrier is that of the row sums. dy, x and dx are read from the ring a second time for dinp:
 // that costs less than the registers that would hold them. num_sums: as in kernel 10.
 template <int num_vecs, int rows, int num_sums>
-__global__ void __launch_bounds__(LAYERNORM_BACKWARD_BLOCK_SIZE10, num_vecs == 1 ? 2 : 1)
+__global__ void __launch_bounds__(LAYERNORM_BACKWARD_BLOCK_SIZE11, num_vecs == 1 ? 2 : 1)
     layernorm_backward_kernel11(floatX* dinp, float* partials, const floatX* dout, const floatX* dresidual,
                                 const floatX* inp, const floatX* weight, const float* mean, const float* rstd, int N,
                                 int C) {
     static_assert(num_vecs * rows == 4);
-    extern __shared__ int4 layernorm_backward_ring10[]; // (stages, rows, num_vecs, 3, blockDim.x)
+    extern __shared__ int4 layernorm_backward_ring11[]; // (stages, rows, num_vecs, 3, blockDim.x)
     // [stage][warp]: sum and dot of each row. The stages alternate, so one barrier per turn is enough
-    __shared__ float shared[LAYERNORM_BACKWARD_STAGES][LAYERNORM_BACKWARD_BLOCK_SIZE10 / 32][8];
+    __shared__ float shared[LAYERNORM_BACKWARD_STAGES][LAYERNORM_BACKWARD_BLOCK_SIZE11 / 32][8];
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32, num_warps = blockDim.x / 32;
     int first = threadIdx.x * x128::size, stride = blockDim.x * x128::size, row_step = gridDim.x * rows, stage = 0;
     float dw[num_vecs][x128::size] = {}, db[num_vecs][x128::size] = {}, dx_sum[num_vecs][x128::size] = {};
@@ -377,7 +376,7 @@ __global__ void __launch_bounds__(LAYERNORM_BACKWARD_BLOCK_SIZE10, num_vecs == 1
     for (int j = 0; j < num_vecs; j++) {
         if (first + j * stride < C) { w[j] = load128(weight + first + j * stride); }
     }
-    auto slots = [&](int of_stage) { return layernorm_backward_ring10 + of_stage * 12 * blockDim.x + threadIdx.x; };
+    auto slots = [&](int of_stage) { return layernorm_backward_ring11 + of_stage * 12 * blockDim.x + threadIdx.x; };
     // what is past the end of a row, or of all rows, becomes 0 and adds nothing
     auto fetch = [&](int start, int to_stage) {
         size_t at = (size_t)start * C + first;
@@ -436,7 +435,7 @@ __global__ void __launch_bounds__(LAYERNORM_BACKWARD_BLOCK_SIZE10, num_vecs == 1
         float warp_total = layernorm_backward_sum8(sums);
         if (lane % 4 == 0) { shared[stage][warp][lane / 4] = warp_total; }
         __syncthreads();
-        static_assert(LAYERNORM_BACKWARD_BLOCK_SIZE10 <= 8 * 32); // this lane: sum lane % 8 of two of the warps
+        static_assert(LAYERNORM_BACKWARD_BLOCK_SIZE11 <= 8 * 32); // this lane: sum lane % 8 of two of the warps
         float total = lane / 8 < num_warps ? shared[stage][lane / 8][lane % 8] : 0.0f;
         if (lane / 8 + 4 < num_warps) { total += shared[stage][lane / 8 + 4][lane % 8]; }
         total += __shfl_xor_sync(0xFFFFFFFFu, total, 8);
@@ -483,7 +482,7 @@ __global__ void __launch_bounds__(LAYERNORM_BACKWARD_BLOCK_SIZE10, num_vecs == 1
 
 // Vectors per thread of kernel 11; 0 if a row is too long for it, or the device code has no cp.async.
 inline int layernorm_backward_vecs11(int C) {
-    int num_vecs = ceil_div(C / x128::size, LAYERNORM_BACKWARD_BLOCK_SIZE10);
+    int num_vecs = ceil_div(C / x128::size, LAYERNORM_BACKWARD_BLOCK_SIZE11);
     return num_vecs <= 2 && compiled_arch(layernorm_backward_kernel11<1, 4, 2>) >= 80 ? num_vecs : 0;
 }
 
@@ -500,7 +499,7 @@ void layernorm_backward11(floatX* dinp, float* dinp_sums, float* dweight, float*
     require(C % x128::size == 0 && num_vecs > 0);
     int block_size = 32 * ceil_div(C / x128::size, 32 * num_vecs), rows = 4 / num_vecs, resident;
     int blocks_per_sm = threads_per_sm ? min(max(threads_per_sm / block_size, 1), 4)
-                                       : (block_size < LAYERNORM_BACKWARD_BLOCK_SIZE10 ? 2 : 1);
+                                       : (block_size < LAYERNORM_BACKWARD_BLOCK_SIZE11 ? 2 : 1);
     auto kernel = dinp_sums ? layernorm_backward_choose11<3>(num_vecs) : layernorm_backward_choose11<2>(num_vecs);
     size_t ring_bytes = (size_t)LAYERNORM_BACKWARD_STAGES * 12 * block_size * sizeof(x128);
     cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)ring_bytes));

@@ -40,8 +40,8 @@ __global__ void layernorm_forward_kernel1(floatX* out, float* mean, float* rstd,
     for (int c = 0; c < C; c++) { sum += (float)x[c]; }
     float m = sum / C;
     for (int c = 0; c < C; c++) {
-        float centred = (float)x[c] - m;
-        squares += centred * centred;
+        float centered = (float)x[c] - m;
+        squares += centered * centered;
     }
     float r = rsqrtf(squares / C + 1e-5f);
     for (int c = 0; c < C; c++) {
@@ -69,8 +69,8 @@ __global__ void layernorm_forward_kernel2(floatX* out, float* mean, float* rstd,
     for (int c = threadIdx.x; c < C; c += blockDim.x) { sum += (float)x[c]; }
     float m = block_sum(sum, shared) / C;
     for (int c = threadIdx.x; c < C; c += blockDim.x) {
-        float centred = (float)x[c] - m;
-        squares += centred * centred;
+        float centered = (float)x[c] - m;
+        squares += centered * centered;
     }
     float r = rsqrtf(block_sum(squares, shared) / C + 1e-5f);
     for (int c = threadIdx.x; c < C; c += blockDim.x) {
@@ -97,8 +97,8 @@ __global__ void layernorm_forward_kernel3(floatX* out, float* mean, float* rstd,
     for (int c = lane; c < C; c += 32) { sum += (float)x[c]; }
     float m = warp_sum(sum) / C;
     for (int c = lane; c < C; c += 32) {
-        float centred = (float)x[c] - m;
-        squares += centred * centred;
+        float centered = (float)x[c] - m;
+        squares += centered * centered;
     }
     float r = rsqrtf(warp_sum(squares) / C + 1e-5f);
     for (int c = lane; c < C; c += 32) {
@@ -131,8 +131,8 @@ __global__ void layernorm_forward_kernel4(floatX* out, float* mean, float* rstd,
     for (int c = lane * x128::size; c < C; c += 32 * x128::size) {
         x128 xv = load128(x + c);
         for (int k = 0; k < x128::size; k++) {
-            float centred = (float)xv[k] - m;
-            squares += centred * centred;
+            float centered = (float)xv[k] - m;
+            squares += centered * centered;
         }
     }
     float r = rsqrtf(warp_sum(squares) / C + 1e-5f);
@@ -178,8 +178,8 @@ __global__ void layernorm_forward_kernel5(floatX* out, float* mean, float* rstd,
         LayernormForwardPart part = {(float)x128::size, 0.0f, 0.0f};
         for (int k = 0; k < x128::size; k++) { part.mean += (float)xv[k] / x128::size; }
         for (int k = 0; k < x128::size; k++) {
-            float centred = (float)xv[k] - part.mean;
-            part.squares += centred * centred;
+            float centered = (float)xv[k] - part.mean;
+            part.squares += centered * centered;
         }
         all = layernorm_forward_merge(all, part);
     }
@@ -225,8 +225,8 @@ __global__ void layernorm_forward_kernel6(floatX* out, float* mean, float* rstd,
     for (int c = threadIdx.x * x128::size; c < C; c += blockDim.x * x128::size) {
         x128 xv = load128(x + c);
         for (int k = 0; k < x128::size; k++) {
-            float centred = (float)xv[k] - m;
-            squares += centred * centred;
+            float centered = (float)xv[k] - m;
+            squares += centered * centered;
         }
     }
     float r = rsqrtf(block_sum(squares, shared) / C + 1e-5f);
@@ -307,8 +307,8 @@ template <int num_vecs> __global__ void __launch_bounds__(512)
         for (int j = 0; j < num_vecs; j++) {
             if (j < num_vecs - 1 || last_valid) {
                 for (int k = 0; k < x128::size; k++) {
-                    float centred = (float)x[j][k] - m;
-                    squares += centred * centred;
+                    float centered = (float)x[j][k] - m;
+                    squares += centered * centered;
                 }
             }
         }
@@ -557,8 +557,8 @@ template <int rows, int num_vecs> __global__ void __launch_bounds__(256, layerno
             if (j == num_vecs - 1 && !last_valid) { continue; }
             x128 x = vec128_from_bits<floatX>(own[(i * num_vecs + j) * blockDim.x]);
             for (int k = 0; k < x128::size; k++) {
-                float centred = (float)x[k] - m[i];
-                r[i] += centred * centred;
+                float centered = (float)x[k] - m[i];
+                r[i] += centered * centered;
             }
         }
     }

@@ -1,6 +1,6 @@
 /* layernorm_quantize: layernorm_forward, or fused_residual_layernorm, whose result is e4m3, with amax
 
-   rows (N,C) e4m3 out | beside (N,C) floatX out, the same before it is quantised, in kinds 0 and 3 | columns (C,N) e4m3
+   rows (N,C) e4m3 out | unquantized (N,C) floatX out, the same before it is quantised, in kinds 0 and 3 | columns (C,N) e4m3
    out, transposed, in kinds 2 and 4 | residual (N,C) floatX out = inp + inp2, of which the layernorm is taken, in kinds 3
    and 4 | mean, rstd (N) float out | amax (1) float inout | inp, inp2 (N,C) floatX in | weight,
    bias (C) floatX in | scale (1) float in; N = B*T. llmc/fp8.cuh says what is computed, and in which order `columns` has
@@ -31,7 +31,7 @@
 
 // ---- kernel 1: not fused: layernorm_forward, then kernel 3 or 5 of quantize ----
 
-// norm (N,C) is where floatX goes: `beside`, or scratch
+// norm (N,C) is where floatX goes: `unquantized`, or scratch
 void layernorm_quantize1(const LayernormQuantizeArgs& q, floatX* norm, cudaStream_t stream, int block_size) {
     if (q.residual) {
         fused_residual_layernorm_forward(q.residual, norm, q.mean, q.rstd, q.inp, q.inp2, q.weight, q.bias, q.N, q.C,
@@ -52,11 +52,11 @@ static void declare(Bench& b) {
     int which = b.cases({"normal", "large mean"});
     int N = b.B * b.T, C = b.C;
     size_t n = (size_t)N * C;
-    bool has_beside = kind == 0 || kind == 3, has_columns = kind == 2 || kind == 4, has_sum = kind >= 3;
+    bool has_unquantized = kind == 0 || kind == 3, has_columns = kind == 2 || kind == 4, has_sum = kind >= 3;
     b.varies(has_columns ? "BC" : "BTC"); // with columns the number of tokens stays a multiple of 16
     Buffer<float> scale = b.input_from<float>("scale", 1, [](float* x) { x[0] = 448.0f / 3.0f; });
     Buffer<floatX> inp = b.input<floatX>("inp", n, 1.0f, which == 1 ? 30.0f : 0.0f);
-    Buffer<floatX> weight = b.input<floatX>("weight", C), bias = b.input<floatX>("bias", C), beside = {NULL, NULL};
+    Buffer<floatX> weight = b.input<floatX>("weight", C), bias = b.input<floatX>("bias", C), unquantized = {NULL, NULL};
     Buffer<floatX> inp2 = {NULL, NULL}, residual = {NULL, NULL};
     if (has_sum) {
         inp2 = b.input<floatX>("inp2", n);
@@ -67,7 +67,9 @@ static void declare(Bench& b) {
     Buffer<F8> rows = fp8_output<F8>(b, "rows", n, scale, exact), columns = {NULL, NULL};
     if (has_columns) { columns = fp8_output<F8>(b, "columns", n, scale, exact); }
     Buffer<float> amax = fp8_amax(b, exact);
-    if (has_beside) { beside = b.output<floatX>("beside", n, {exact.atol, 0.5f * ulp_of<floatX>() + exact.rtol}); }
+    if (has_unquantized) {
+        unquantized = b.output<floatX>("unquantized", n, {exact.atol, 0.5f * ulp_of<floatX>() + exact.rtol});
+    }
     Buffer<float> mean = b.output<float>("mean", N, ulps<float>(4, 1.0f));
     Buffer<float> rstd = b.output<float>("rstd", N, ulps<float>(which == 1 ? 32 : 16, 0.0f));
     b.reference([=] {
@@ -75,17 +77,17 @@ static void declare(Bench& b) {
         layernorm_forward_cpu(rows.host, mean.host, rstd.host, has_sum ? residual.host : inp.host, weight.host,
                               bias.host, N, C);
         if (has_columns) { fp8_transpose_cpu(columns.host, rows.host, N, C, false); }
-        if (has_beside) { memcpy(beside.host, rows.host, n * sizeof(float)); }
+        if (has_unquantized) { memcpy(unquantized.host, rows.host, n * sizeof(float)); }
         fp8_amax_cpu(amax.host, rows.host, n);
     });
-    b.cost((double)n * ((1 + 2 * has_sum + has_beside) * sizeof(floatX) + 1 + has_columns), 0);
+    b.cost((double)n * ((1 + 2 * has_sum + has_unquantized) * sizeof(floatX) + 1 + has_columns), 0);
     Fp8Tensor<F8> to = {rows, columns, false, scale, amax};
-    LayernormQuantizeArgs q = {to, beside, residual, mean, rstd, inp, inp2, weight, bias, N, C};
+    LayernormQuantizeArgs q = {to, unquantized, residual, mean, rstd, inp, inp2, weight, bias, N, C};
     cudaStream_t stream = b.stream;
 #if defined(ENABLE_FP32)
     if (has_columns) { return; }
 #endif
-    floatX* norm = has_beside ? (floatX*)beside : (floatX*)b.scratch<floatX>("norm", n);
+    floatX* norm = has_unquantized ? (floatX*)unquantized : (floatX*)b.scratch<floatX>("norm", n);
     b.kernel(
         1, "not fused: layernorm_forward, then quantize", [=](int bs) { layernorm_quantize1(q, norm, stream, bs); },
         {128, 256, 512}, 89);

@@ -1,5 +1,5 @@
 /*
-layernorm_quantize: to = the layernorm of residual (N,C) = inp + inp2 in e4m3; residual and inp2 may be NULL: that of inp | beside
+layernorm_quantize: to = the layernorm of residual (N,C) = inp + inp2 in e4m3; residual and inp2 may be NULL: that of inp | unquantized
 (N,C), or NULL: the same before it is quantised | mean, rstd (N)
 Constraint: C % 16 == 0, C <= 1792; with columns N % 16 == 0.
 Kernels 2 and 3 of layernorm_quantize.cu, which has the other kernels, errors and sources.
@@ -16,9 +16,9 @@ typedef __nv_fp8_e4m3 F8;
 
 struct LayernormQuantizeArgs {
     Fp8Tensor<F8> to;
-    floatX* beside;     // (N,C), or NULL
-    floatX* residual;   // (N,C) = inp + inp2, of which the layernorm is taken; or NULL: that of inp
-    float *mean, *rstd; // (N)
+    floatX* unquantized; // (N,C), or NULL
+    floatX* residual;    // (N,C) = inp + inp2, of which the layernorm is taken; or NULL: that of inp
+    float *mean, *rstd;  // (N)
     const floatX *inp, *inp2, *weight, *bias;
     int N, C;
 };
@@ -74,7 +74,7 @@ template <int num_vecs> __global__ void __launch_bounds__(512) layernorm_quantiz
             uint32_t words[2];
             if (first + j * 256 >= q.C) { continue; }
             seen.store_vector(q.to.rows + i, words, x[j]);
-            if (q.beside) { store128(q.beside + i, x[j]); }
+            if (q.unquantized) { store128(q.unquantized + i, x[j]); }
         }
     }
     seen.store(q.to);
@@ -135,7 +135,7 @@ template <int num_vecs> __global__ void __launch_bounds__(512) layernorm_quantiz
 }
 
 static void layernorm_quantize3(const LayernormQuantizeArgs& q, cudaStream_t stream, int block_size) {
-    require(q.to.columns && !q.beside && q.N % 16 == 0 && block_size <= 512);
+    require(q.to.columns && !q.unquantized && q.N % 16 == 0 && block_size <= 512);
     layernorm_quantize_vectors(q.C, [&](auto num_vecs) {
         auto kernel = layernorm_quantize_kernel3<decltype(num_vecs)::value>;
         int bytes = fp8_tile_bytes(q.C);
@@ -145,12 +145,12 @@ static void layernorm_quantize3(const LayernormQuantizeArgs& q, cudaStream_t str
     cudaCheck(cudaGetLastError());
 }
 
-void layernorm_quantize(const Fp8Tensor<__nv_fp8_e4m3>& to, floatX* beside, floatX* residual, float* mean, float* rstd,
-                        const floatX* inp, const floatX* inp2, const floatX* weight, const floatX* bias, int N, int C,
-                        cudaStream_t stream) {
-    Op op(stream, (double)N * C * ((inp2 ? 3 : 1) * sizeof(floatX) + (beside ? 2 : 0) + (to.columns ? 2 : 1)), 0,
+void layernorm_quantize(const Fp8Tensor<__nv_fp8_e4m3>& to, floatX* unquantized, floatX* residual, float* mean,
+                        float* rstd, const floatX* inp, const floatX* inp2, const floatX* weight, const floatX* bias,
+                        int N, int C, cudaStream_t stream) {
+    Op op(stream, (double)N * C * ((inp2 ? 3 : 1) * sizeof(floatX) + (unquantized ? 2 : 0) + (to.columns ? 2 : 1)), 0,
           "layernorm_quantize");
-    LayernormQuantizeArgs q = {to, beside, residual, mean, rstd, inp, inp2, weight, bias, N, C};
+    LayernormQuantizeArgs q = {to, unquantized, residual, mean, rstd, inp, inp2, weight, bias, N, C};
     to.columns ? layernorm_quantize3(q, stream, 256) : layernorm_quantize2(q, stream, 256);
 }
 #endif

@@ -188,7 +188,7 @@ size_t linear_cross_entropy_scratch(int N, int C, int Vp) {
 
 // losses (N) = log(sum(exp(logits))) - logits[target] over the first V of the Vp columns of inp (N,C) weight (Vp,C)^T | targets (N),
 // each in [0,V) | dloss (1), or NULL if no backward pass follows | logits (N,Vp) is filled for linear_cross_entropy_backward; if
-// dloss is NULL, the first V columns are the logits, or numbers of which a larger one stands for a larger logit of the same row
+// dloss is NULL, the first V numbers of a row are its logits (kernel 1), or ratios that increase with its logits (kernel 2)
 // | scratch (linear_cross_entropy_scratch(N, C, Vp))
 void linear_cross_entropy_forward(floatX* logits, float* losses, float* scratch, const floatX* inp,
                                   const floatX* weight, const int* targets, const float* dloss, int N, int C, int V,

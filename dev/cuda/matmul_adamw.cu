@@ -29,12 +29,12 @@ struct MatmulAdamW {
     floatX* out;
     const floatX *inp, *weight, *bias;
     int N, C, OC;
-    AdamWLater update; // of layers 1 to LAYERS - 1
+    DeferredUpdate update; // of layers 1 to LAYERS - 1
     AdamW optimizer;
     void product(cudaStream_t stream) const { matmul_forward(out, {NULL}, inp, weight, bias, NULL, N, C, OC, stream); }
     // in one launch per layer and kind of its tensors
     void whole_update(cudaStream_t stream) const {
-        const AdamWLater& w = update;
+        const DeferredUpdate& w = update;
         for (int layer = 1; layer < LAYERS; layer++) {
             for (int vectors = 0; vectors < 2; vectors++) {
                 size_t at = layer * ((size_t)w.matrices + w.vectors) + (vectors ? w.matrices : 0);
@@ -66,14 +66,14 @@ void matmul_adamw2(const MatmulAdamW& f, cudaStream_t side, const cudaEvent_t (&
     cudaCheck(cudaStreamWaitEvent(stream, events[1], 0));
 }
 
-// ---- kernel 3: the idle warps of the product's blocks, see AdamWBeside in gemm_adamw.cuh; what they have not done, by a kernel ----
+// ---- kernel 3: the idle warps of the product's blocks, see DeferredUpdateWork in gemm_adamw.cuh; a kernel updates the rest ----
 
 #if !defined(ENABLE_FP32)
 void matmul_adamw3(const MatmulAdamW& f, cudaStream_t stream) {
-    adamw_later() = f.update;
+    deferred_update() = f.update;
     cudaCheck(cudaMemsetAsync(f.update.done, 0, f.update.num_workers * sizeof(int), stream));
     matmul_forward21(f.out, {NULL}, f.inp, f.weight, f.bias, NULL, f.N, f.C, f.OC, stream);
-    adamw_finish(LAYERS, stream);
+    finish_deferred_update(LAYERS, stream);
 }
 #endif
 
@@ -115,7 +115,7 @@ static void declare(Bench& b) {
     }
     Buffer<float> m = b.inout<float>("m", n, m0, ulps<float>(2, 0.5f)), v = b.inout<float>("v", n, v0, ulps<float>(4));
     Buffer<StepState> state = b.scratch<StepState>("state", 1);
-    int num_workers = b.dry ? 1 : adamw_num_workers();
+    int num_workers = b.dry ? 1 : deferred_update_workers();
     Buffer<int> done = b.scratch<int>("done", num_workers);
 
     std::vector<size_t> rows = b.sample(N, 2.0 * C * OC);
@@ -146,7 +146,7 @@ static void declare(Bench& b) {
                values * (20 + (has_master ? 8 + sizeof(floatX) : 2 * sizeof(floatX))),
            2.0 * N * C * OC);
     f.out = out, f.inp = inp, f.weight = weight, f.bias = bias;
-    AdamWLater& w = f.update;
+    DeferredUpdate& w = f.update;
     w.params = params, w.master = master, w.m = m, w.v = v, w.grads = grads, w.state = state;
     w.num_workers = num_workers, w.done = done;
     w.first = w.chunks_of_layer(), w.last = LAYERS * w.chunks_of_layer();

@@ -60,8 +60,8 @@ void matmul_backward_weight6(float* dweight, const floatX* dout, const floatX* i
 // matmul_backward_input() uses it where it is faster than kernel 6.
 
 #if !defined(ENABLE_FP32)
-// As matmul_backward_input, with gelu'. If dinp_sums is not NULL, this is kernel 12; partials then has a row of C sums for
-// each 128 rows of dinp.
+// Like matmul_backward_input, with gelu'. If dinp_sums is not NULL, the epilogue also sums the columns of dinp: partials receives
+// a row of C sums for each 128 rows.
 template <int extras>
 static void matmul_backward_launch8(const GemmArgs& g, float* dinp_sums, float* partials, cudaStream_t stream) {
     typedef GemmPingPong192PairsKN G;
@@ -71,11 +71,10 @@ static void matmul_backward_launch8(const GemmArgs& g, float* dinp_sums, float* 
 void matmul_backward_input8(floatX* dinp, float* dinp_sums, float* partials, const floatX* dout, const floatX* weight,
                             GeluSaved saved, int N, int C, int OC, cudaStream_t stream) {
     GemmArgs g = {dinp, NULL, dout, weight, saved.tensor, N, C, OC};
-    constexpr int extras = GEMM_RESIDUAL | GEMM_NO_BIAS;
     if (saved.is_slope) {
-        matmul_backward_launch8<extras | GEMM_MULTIPLY>(g, dinp_sums, partials, stream);
+        matmul_backward_launch8<GEMM_MULTIPLY | GEMM_NO_BIAS>(g, dinp_sums, partials, stream);
     } else {
-        matmul_backward_launch8<extras | GEMM_GELU_BACKWARD>(g, dinp_sums, partials, stream);
+        matmul_backward_launch8<GEMM_GELU_BACKWARD | GEMM_NO_BIAS>(g, dinp_sums, partials, stream);
     }
     if (!dinp_sums) { return; }
     column_sums<16>(dinp_sums, NULL, NULL, partials, ceil_div(N, 128), C, stream);
@@ -223,7 +222,7 @@ template <class G> struct MatmulBackwardRing {
         floatX dout[G::ROWS / 64][64 * 64];
         floatX inp[G::COLUMNS / 64][64 * 64];
     } stages[G::RING];
-    // full: TMA loads complete it; empty: the 8 consumer warps of both blocks arrive, the producer waits
+    // full: TMA loads complete it; empty: 8 consumer warps of each of the 2 blocks arrive, the producer waits
     uint64_t full[G::RING], empty[G::RING];
 };
 

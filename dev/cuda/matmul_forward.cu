@@ -1252,7 +1252,7 @@ void matmul_forward21(floatX* out, GeluSaved saved, const floatX* inp, const flo
     GemmArgs g = {out, saved.tensor, inp, weight, residual, N, OC, C};
     if (saved.tensor) { return gemm_form(g, GemmBias<GEMM_GELU | GEMM_SECOND>{bias}, false, stream, form); }
     if (saved.has_gelu()) { return gemm_form(g, GemmBias<GEMM_GELU>{bias}, false, stream, form); }
-    if (residual) { return gemm_form(g, GemmBias<GEMM_RESIDUAL>{bias}, false, stream, form); }
+    if (residual) { return gemm_form(g, GemmBias<GEMM_ADD>{bias}, false, stream, form); }
     gemm_form(g, GemmBias<0>{bias}, false, stream, form);
 }
 #endif

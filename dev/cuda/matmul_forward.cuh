@@ -97,9 +97,9 @@ void matmul_forward20(floatX* out, GeluSaved saved, const floatX* inp, const flo
 // matmul_forward() uses it where it is faster than kernel 20. gemm_sm90_kernel9 has its name from a shorter ladder.
 
 #if !defined(ENABLE_FP32)
-// With an update by AdamW beside it, if the forward pass takes one along.
+// Runs gemm, and in its idle warps the deferred update, if this forward pass has one.
 template <class Epilogue> void matmul_forward_gemm(const GemmArgs& g, const Epilogue& epilogue, cudaStream_t stream) {
-    if (adamw_later().is_open()) { return gemm(g, epilogue, stream, AdamWBeside{adamw_later()}); }
+    if (deferred_update().is_pending()) { return gemm(g, epilogue, stream, DeferredUpdateWork{deferred_update()}); }
     gemm(g, epilogue, stream);
 }
 void matmul_forward21(floatX* out, GeluSaved saved, const floatX* inp, const floatX* weight, const floatX* bias,
@@ -107,9 +107,9 @@ void matmul_forward21(floatX* out, GeluSaved saved, const floatX* inp, const flo
     GemmArgs g = {out, saved.tensor, inp, weight, residual, N, OC, C};
     if (saved.is_slope) { return matmul_forward_gemm(g, GemmBias<GEMM_GELU | GEMM_SECOND | GEMM_SLOPE>{bias}, stream); }
     if (saved.tensor) { return matmul_forward_gemm(g, GemmBias<GEMM_GELU | GEMM_SECOND>{bias}, stream); }
-    // no backward pass will follow, so no update is open
+    // no backward pass will follow, so no update is pending
     if (saved.has_gelu()) { return gemm(g, GemmBias<GEMM_GELU>{bias}, stream); }
-    if (residual) { return matmul_forward_gemm(g, GemmBias<GEMM_RESIDUAL>{bias}, stream); }
+    if (residual) { return matmul_forward_gemm(g, GemmBias<GEMM_ADD>{bias}, stream); }
     matmul_forward_gemm(g, GemmBias<0>{bias}, stream);
 }
 #endif

@@ -196,7 +196,7 @@ template <class G, bool split> __global__ void __launch_bounds__(384, 1)
         GemmTile tile = gemm_tile<G>(index, M, N, rank);
         int row = tile.row + first_row + warp % 4 * 16;
         GemmColumns<G, GemmScaledBias<0>> columns;
-        gemm_prepare(columns, epilogue, smem, maps.residual, row, tile.column, N, box);
+        gemm_prepare(columns, epilogue, smem, maps.third, row, tile.column, N, box);
         if constexpr (split) {
             matmul_fp8_multiply_split<G>(sum, smem, first_row, num_steps, i);
         } else if constexpr (gemm_is_ping_pong<G>) {
@@ -208,7 +208,7 @@ template <class G, bool split> __global__ void __launch_bounds__(384, 1)
         if (to) {
             matmul_fp8_add<G>(sum, epilogue.scale, to, row, tile.column, M, N);
         } else {
-            gemm_store<G>(sum, epilogue, columns, smem, maps.out, maps.second, maps.residual, row, tile.column, M, box);
+            gemm_store<G>(sum, epilogue, columns, smem, maps.out, maps.second, maps.third, row, tile.column, M, box);
         }
     }
     gemm_end<G>();
@@ -257,7 +257,7 @@ void matmul_fp8_6(MatmulFp8Args<__nv_fp8_e4m3> p, const Fp8Tensor<__nv_fp8_e4m3>
 
 // rows, columns = gelu(y)
 void matmul_fp8_7(const MatmulFp8Args<__nv_fp8_e4m3>& p, const Fp8Tensor<__nv_fp8_e4m3>& to, cudaStream_t stream) {
-    matmul_fp8_launch7(p, MatmulFp8Quantised<__nv_fp8_e4m3, MATMUL_FP8_MODE_GELU>{to, NULL}, NULL, NULL, stream);
+    matmul_fp8_launch7(p, MatmulFp8Quantized<__nv_fp8_e4m3, MATMUL_FP8_MODE_GELU>{to, NULL}, NULL, NULL, stream);
 }
 
 // ---- kernel 9: not fused: kernel 4, then times the slope and both copies by kernel 5 of quantize ----
@@ -284,7 +284,7 @@ template <class A> void matmul_fp8_9(MatmulFp8Args<A> p, const Fp8Tensor<A>& to,
 
 template <class A>
 void matmul_fp8_10(const MatmulFp8Args<A>& p, const Fp8Tensor<A>& to, const floatX* slope, cudaStream_t stream) {
-    matmul_fp8_launch7(p, MatmulFp8Quantised<A, MATMUL_FP8_MODE_TIMES_SLOPE>{to, NULL}, NULL, slope, stream);
+    matmul_fp8_launch7(p, MatmulFp8Quantized<A, MATMUL_FP8_MODE_TIMES_SLOPE>{to, NULL}, NULL, slope, stream);
 }
 
 #endif
@@ -413,7 +413,7 @@ template <class A> static void declare_as(Bench& b, int kind, int which, bool is
 }
 
 // The kinds whose result is quantised: in the type of a.
-template <class A> static void declare_quantised(Bench& b, int kind, int which) {
+template <class A> static void declare_quantized(Bench& b, int kind, int which) {
     bool is_forward = kind <= MATMUL_FP8_GELU_SLOPE, saves_slope = kind == MATMUL_FP8_GELU_SLOPE;
     int M = b.B * b.T, N = is_forward ? b.V : b.C, K = is_forward ? b.C : b.V;
     size_t n = (size_t)M * N;
@@ -508,9 +508,9 @@ static void declare(Bench& b) {
     if (!b.dry) { cublaslt_open(); }
     b.matrix_rate(cublaslt_matrix_rate);
     if (kind == MATMUL_FP8_DX_SLOPE || kind == MATMUL_FP8_DX_SLOPE_SUMS) {
-        return declare_quantised<__nv_fp8_e5m2>(b, kind, which);
+        return declare_quantized<__nv_fp8_e5m2>(b, kind, which);
     }
-    if (kind >= MATMUL_FP8_GELU) { return declare_quantised<__nv_fp8_e4m3>(b, kind, which); }
+    if (kind >= MATMUL_FP8_GELU) { return declare_quantized<__nv_fp8_e4m3>(b, kind, which); }
     bool is_e5m2 = kind == MATMUL_FP8_DX || kind == MATMUL_FP8_DW;
     is_e5m2 ? declare_as<__nv_fp8_e5m2>(b, kind, which, is_dw) : declare_as<__nv_fp8_e4m3>(b, kind, which, is_dw);
 }

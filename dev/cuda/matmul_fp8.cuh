@@ -92,12 +92,12 @@ template <int extras> struct MatmulFp8Epilogue : GemmBias<extras> {
 enum MatmulFp8Mode {
     MATMUL_FP8_MODE_GELU,       // x = gelu(y)
     MATMUL_FP8_MODE_SAVE_SLOPE, // the same, and GELU's slope at y is stored to maps.second
-    MATMUL_FP8_MODE_TIMES_SLOPE // x = y * a matrix, of which maps.residual is the map
+    MATMUL_FP8_MODE_TIMES_SLOPE // x = y * the matrix of maps.third
 };
 
 // x in type F, rows and columns. has_sums: the columns of x are also summed, before they are rounded.
-template <class F, MatmulFp8Mode mode, bool has_sums = false> struct MatmulFp8Quantised {
-    static constexpr int EXTRAS = mode == MATMUL_FP8_MODE_TIMES_SLOPE ? GEMM_RESIDUAL | GEMM_NO_BIAS : 0;
+template <class F, MatmulFp8Mode mode, bool has_sums = false> struct MatmulFp8Quantized {
+    static constexpr int EXTRAS = mode == MATMUL_FP8_MODE_TIMES_SLOPE ? GEMM_THIRD | GEMM_NO_BIAS : 0;
     static constexpr int SHARED_BYTES = 4 * sizeof(MatmulFp8Tile) + 1024; // the last: for their alignment
     typedef MatmulFp8Epilogue<EXTRAS> Epilogue;
     Fp8Tensor<F> to;
@@ -198,7 +198,7 @@ template <class F, MatmulFp8Mode mode, bool has_sums = false> struct MatmulFp8Qu
                 tma_store_commit();
             }
             if (mode == MATMUL_FP8_MODE_TIMES_SLOPE && lane == 0 && n + G::BOXES < num_boxes) {
-                gemm_load_box<G>(smem, maps.residual, row, column, n + G::BOXES, first_box);
+                gemm_load_box<G>(smem, maps.third, row, column, n + G::BOXES, first_box);
             }
         }
         if constexpr (has_sums) { gemm_store_sums<G>(column_sums, GemmColumnSums{sums, N}, smem, row, column, M); }
@@ -231,7 +231,7 @@ template <class G, class Result> __global__ void __launch_bounds__(384, 1)
         GemmTile tile = gemm_tile<G>(index, M, N, rank);
         int row = tile.row + warp % 4 * 16;
         GemmColumns<G, typename Result::Epilogue> columns = {}; // stay zeros with GEMM_NO_BIAS
-        gemm_prepare(columns, epilogue, smem, maps.residual, row, tile.column, N, box);
+        gemm_prepare(columns, epilogue, smem, maps.third, row, tile.column, N, box);
         gemm_multiply<G>(sum, smem, num_steps, number, i);
         i += num_steps; // skips the other consumer's tile
         result.template store<G>(seen, sum, epilogue, columns, smem, tiles, maps, row, tile.column, M, N, box);
@@ -242,9 +242,9 @@ template <class G, class Result> __global__ void __launch_bounds__(384, 1)
 #endif
 }
 
-// second, residual (M,N): GELU's slope, written or read; the other one is NULL
+// second, third (M,N): GELU's slope, written to second or read from third, or NULL
 template <class A, class Result> static void matmul_fp8_launch7(const MatmulFp8Args<A>& p, const Result& result,
-                                                                floatX* second, const floatX* residual,
+                                                                floatX* second, const floatX* third,
                                                                 cudaStream_t stream) {
     typedef MatmulFp8Boxes2<A> G;
     const int bytes = GemmSMem<G>::bytes() + Result::SHARED_BYTES;
@@ -252,7 +252,7 @@ template <class A, class Result> static void matmul_fp8_launch7(const MatmulFp8A
     require(has_sm90a()); // nvcc -gencode arch=compute_90a,code=sm_90a
     require(p.M % 16 == 0 && p.N % 16 == 0 && p.K % 16 == 0);
     // gemm.cuh addresses two fp8 elements as one floatX
-    GemmArgs g = {NULL, second, (const floatX*)p.a, (const floatX*)p.b, residual, p.M, p.N, p.K / 2};
+    GemmArgs g = {NULL, second, (const floatX*)p.a, (const floatX*)p.b, third, p.M, p.N, p.K / 2};
     typename Result::Epilogue epilogue = {{p.bias}, p.a_scale, p.b_scale, 0.0f};
     MatmulFp8Maps maps = {gemm_maps<G>(g), tensor_map((floatX*)result.to.rows, {p.N / 2, p.M}, {32, 64}),
                           tensor_map((floatX*)result.to.columns, {p.M / 2, p.N}, {32, 64})};
@@ -265,7 +265,7 @@ template <class A, class Result> static void matmul_fp8_launch7(const MatmulFp8A
 // rows, columns = gelu(y); slope (M,N) = GELU's slope at y, for the backward pass
 void matmul_fp8_8(const MatmulFp8Args<__nv_fp8_e4m3>& p, const Fp8Tensor<__nv_fp8_e4m3>& to, floatX* slope,
                   cudaStream_t stream) {
-    matmul_fp8_launch7(p, MatmulFp8Quantised<__nv_fp8_e4m3, MATMUL_FP8_MODE_SAVE_SLOPE>{to, NULL}, slope, NULL, stream);
+    matmul_fp8_launch7(p, MatmulFp8Quantized<__nv_fp8_e4m3, MATMUL_FP8_MODE_SAVE_SLOPE>{to, NULL}, slope, NULL, stream);
 }
 
 // ---- kernel 11: 10 that also sums the columns of its result, which is the gradient of a bias ----
@@ -274,7 +274,7 @@ void matmul_fp8_8(const MatmulFp8Args<__nv_fp8_e4m3>& p, const Fp8Tensor<__nv_fp
 // partials (ceil(M / 128), N) is scratch
 template <class A> void matmul_fp8_11(const MatmulFp8Args<A>& p, const Fp8Tensor<A>& to, float* sums, float* partials,
                                       const floatX* slope, cudaStream_t stream) {
-    matmul_fp8_launch7(p, MatmulFp8Quantised<A, MATMUL_FP8_MODE_TIMES_SLOPE, true>{to, partials}, NULL, slope, stream);
+    matmul_fp8_launch7(p, MatmulFp8Quantized<A, MATMUL_FP8_MODE_TIMES_SLOPE, true>{to, partials}, NULL, slope, stream);
     column_sums<16>(sums, NULL, NULL, partials, ceil_div(p.M, 128), p.N, stream);
 }
 

@@ -18,7 +18,7 @@ constexpr int MUON_PARTS = 256;
 constexpr int MUON_TILE = 64;
 
 __device__ inline float muon_lookahead(float m, float grad, float grad_scale, float momentum) {
-    return grad * grad_scale + momentum * m; // Nesterov's: the next step's m, were its gradient 0
+    return grad * grad_scale + momentum * m; // Nesterov: m after the next step if its gradient were the same
 }
 
 // m (num,size), parts (num,MUON_PARTS) | grads (num,size)

@@ -1,6 +1,6 @@
 /* quantize: out = f(inp) in e4m3 or e5m2, times a scale, with the tensor's amax
 
-   rows (N,C) e4m3 or e5m2 out | columns (C,N), the same transposed, out, in kinds 1, 3, 4, 5 | beside (N,C) floatX out,
+   rows (N,C) e4m3 or e5m2 out | columns (C,N), the same transposed, out, in kinds 1, 3, 4, 5 | unquantized (N,C) floatX out,
    f(inp), in kind 2 | amax (1) float inout | inp, dout (N,C) floatX in | scale (1) float in |
    losses (N) float, targets (N) int, dloss (1) float in, in kind 6; N = B*T. f is the copy, GELU, dout times GELU's slope
    at inp, or the gradient of the logits inp, (softmax - onehot(target)) * dloss. llmc/fp8.cuh says what is computed, and
@@ -46,7 +46,7 @@ template <class F, class Source> __global__ void quantize_kernel1(QuantizeArgs<F
     float scaled = (float)x * __ldg(q.to.scale);
     F out = (F)scaled;
     q.to.rows[i] = out;
-    if (q.beside) { q.beside[i] = x; }
+    if (q.unquantized) { q.unquantized[i] = x; }
     if (q.to.columns) {
         int place = 0;
         while (fp8_token(place, q.to.in_order) != token % 16) { place++; }
@@ -73,7 +73,7 @@ template <class F, class Source> __global__ void quantize_kernel2(QuantizeArgs<F
         x128 x = source.vector(i);
         uint32_t words[x128::size / 4];
         seen.store_vector(q.to.rows + i, words, x);
-        if (q.beside) { store128(q.beside + i, x); }
+        if (q.unquantized) { store128(q.unquantized + i, x); }
     }
     seen.store(q.to);
 }
@@ -103,7 +103,7 @@ template <class F, class Source> __global__ void __launch_bounds__(256)
         x128 x = quantize_vector(source, token0 + row, c0 + column, q.C);
         uint32_t words[2];
         seen.store_vector(q.to.rows + i, words, x);
-        if (q.beside) { store128(q.beside + i, x); }
+        if (q.unquantized) { store128(q.unquantized + i, x); }
         *reinterpret_cast<uint32_t*>(&tile[row][column]) = words[0];
         *reinterpret_cast<uint32_t*>(&tile[row][column + 4]) = words[1];
     }
@@ -135,7 +135,7 @@ template <class F> void quantize6(const QuantizeArgs<F>& q, floatX* active, cons
                                   cudaStream_t stream, int block_size) {
     size_t n = (size_t)q.N * q.C;
     QuantizeArgs<F> copy = q;
-    copy.beside = NULL;
+    copy.unquantized = NULL;
     dout ? gelu_backward(active, dout, inp, n, stream) : gelu_forward(active, inp, n, stream);
 #if !defined(ENABLE_FP32)
     if (q.to.columns) { return quantize5(copy, QuantizeCopy{active}, stream, block_size); }
@@ -202,7 +202,7 @@ template <class F, class Source> static void declare_kernels(Bench& b, const Qua
     }
 #endif
     if (kind < QUANTIZE_GELU_ROWS || kind == QUANTIZE_DLOGITS || (has_columns && sizeof(floatX) == 4)) { return; }
-    floatX* active = q.beside ? q.beside : (floatX*)b.scratch<floatX>("active", (size_t)q.N * q.C);
+    floatX* active = q.unquantized ? q.unquantized : (floatX*)b.scratch<floatX>("active", (size_t)q.N * q.C);
     b.kernel(
         6, "not fused: gelu_forward or gelu_backward, then 3 or 5",
         [=](int bs) { quantize6(q, active, dout, inp, stream, bs); }, {128, 256, 512}, 89);
@@ -220,23 +220,24 @@ template <class F> static void declare_as(Bench& b, int kind, int which) {
         if (which == 1) { return quantize_fill_ties(x, n, Fp8<F>::IS_E5M2, is_copy); }
         is_copy ? bench_fill_normal(x, n, seed, 1.0f, 0.0f) : bench_fill_extremes(x, n, seed);
     });
-    Buffer<floatX> dout = {NULL, NULL}, beside = {NULL, NULL};
+    Buffer<floatX> dout = {NULL, NULL}, unquantized = {NULL, NULL};
     if (is_backward) { dout = b.input<floatX>("dout", n); }
     Tolerance exact = is_copy ? Tolerance{0, 0} : Tolerance{is_backward ? 3e-6f : 1e-6f, 1e-6f};
     Buffer<F> rows = fp8_output<F>(b, "rows", n, scale, exact), columns = {NULL, NULL};
     if (has_columns) { columns = fp8_output<F>(b, "columns", n, scale, exact); }
     Buffer<float> amax = fp8_amax(b, exact);
     if (kind == QUANTIZE_GELU_ROWS) {
-        beside = b.output<floatX>("beside", n, sizeof(floatX) == 4 ? Tolerance{1e-6f, 1e-6f} : ulps<floatX>(1));
+        unquantized =
+            b.output<floatX>("unquantized", n, sizeof(floatX) == 4 ? Tolerance{1e-6f, 1e-6f} : ulps<floatX>(1));
     }
     Fp8Tensor<F> to = {rows, columns, kind == QUANTIZE_WEIGHT, scale, amax};
-    QuantizeArgs<F> q = {to, beside, N, C};
+    QuantizeArgs<F> q = {to, unquantized, N, C};
     b.reference([=] {
         if (is_copy) { memcpy(rows.host, inp.host, n * sizeof(float)); }
         if (is_backward) { gelu_backward_cpu(rows.host, dout.host, inp.host, n); }
         if (!is_copy && !is_backward) { gelu_forward_cpu(rows.host, inp.host, n); }
         if (has_columns) { fp8_transpose_cpu(columns.host, rows.host, N, C, q.to.in_order); }
-        if (beside.host) { memcpy(beside.host, rows.host, n * sizeof(float)); }
+        if (unquantized.host) { memcpy(unquantized.host, rows.host, n * sizeof(float)); }
         fp8_amax_cpu(amax.host, rows.host, n);
     });
     int num_inputs = 1 + is_backward, num_outputs = 1 + has_columns; // of 2 bytes and of 1 byte

@@ -51,7 +51,7 @@ struct QuantizeDlogits {
 
 template <class F> struct QuantizeArgs {
     Fp8Tensor<F> to;
-    floatX* beside; // (N,C), or NULL
+    floatX* unquantized; // (N,C), or NULL
     int N, C;
 };
 
@@ -86,7 +86,7 @@ template <class F, class Source> __global__ void quantize_kernel3(QuantizeArgs<F
         x128 x = source.vector(i);
         uint32_t words[x128::size / 4];
         seen.store_vector(q.to.rows + i, words, x);
-        if (q.beside) { store128(q.beside + i, x); }
+        if (q.unquantized) { store128(q.unquantized + i, x); }
     }
     seen.store(q.to);
 }
@@ -129,7 +129,7 @@ template <class F, class Source> __global__ void __launch_bounds__(512)
                 size_t i = (size_t)row * q.C + column;
                 x128 x = quantize_vector(source, row, column, q.C);
                 seen.store_vector(q.to.rows + i, words[second], x);
-                if (q.beside) { store128(q.beside + i, x); }
+                if (q.unquantized) { store128(q.unquantized + i, x); }
             }
         }
         *reinterpret_cast<uint4*>(fp8_tile_at(shared.tile, pair, 8 * lane, columns)) = fp8_pair(words[0], words[1]);
@@ -155,7 +155,7 @@ void quantize5(const QuantizeArgs<F>& q, const Source& source, cudaStream_t stre
 
 template <class F, class Source>
 void quantize(const QuantizeArgs<F>& q, const Source& source, int num_inputs, const char* what, cudaStream_t stream) {
-    size_t bytes = (num_inputs + (q.beside != NULL)) * sizeof(floatX) + (q.to.columns ? 2 : 1);
+    size_t bytes = (num_inputs + (q.unquantized != NULL)) * sizeof(floatX) + (q.to.columns ? 2 : 1);
     Op op(stream, (double)bytes * q.N * q.C, 0, "quantize%s", what);
     q.to.columns ? quantize5(q, source, stream, 256) : quantize3(q, source, stream, 256);
 }
@@ -166,13 +166,13 @@ void quantize(const Fp8Tensor<__nv_fp8_e4m3>& to, const floatX* inp, int N, int 
 void quantize(const Fp8Tensor<__nv_fp8_e5m2>& to, const floatX* inp, int N, int C, cudaStream_t stream) {
     quantize(QuantizeArgs<__nv_fp8_e5m2>{to, NULL, N, C}, QuantizeCopy{inp}, 1, "", stream);
 }
-void quantize_gelu(const Fp8Tensor<__nv_fp8_e4m3>& to, floatX* beside, const floatX* inp, int N, int C,
+void quantize_gelu(const Fp8Tensor<__nv_fp8_e4m3>& to, floatX* unquantized, const floatX* inp, int N, int C,
                    cudaStream_t stream) {
-    quantize(QuantizeArgs<__nv_fp8_e4m3>{to, beside, N, C}, QuantizeGelu{inp}, 1, "_gelu", stream);
+    quantize(QuantizeArgs<__nv_fp8_e4m3>{to, unquantized, N, C}, QuantizeGelu{inp}, 1, "_gelu", stream);
 }
-void quantize_gelu_backward(const Fp8Tensor<__nv_fp8_e5m2>& to, floatX* beside, const floatX* dout, const floatX* inp,
-                            int N, int C, cudaStream_t stream) {
-    quantize(QuantizeArgs<__nv_fp8_e5m2>{to, beside, N, C}, QuantizeGeluBackward{dout, inp}, 2, "_gelu_backward",
+void quantize_gelu_backward(const Fp8Tensor<__nv_fp8_e5m2>& to, floatX* unquantized, const floatX* dout,
+                            const floatX* inp, int N, int C, cudaStream_t stream) {
+    quantize(QuantizeArgs<__nv_fp8_e5m2>{to, unquantized, N, C}, QuantizeGeluBackward{dout, inp}, 2, "_gelu_backward",
              stream);
 }
 void quantize_dlogits(const Fp8Tensor<__nv_fp8_e5m2>& to, const floatX* logits, const float* losses, const int* targets,

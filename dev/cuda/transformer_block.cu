@@ -203,7 +203,7 @@ static std::string transformer_block_forms_name(int digits) {
     return name;
 }
 
-// out (M,N) = gelu?(inp (M,K) weight (N,K)^T + bias) + residual?, where `extras` selects GEMM_GELU and GEMM_RESIDUAL.
+// out (M,N) = gelu?(inp (M,K) weight (N,K)^T + bias) + residual?, where `extras` selects GEMM_GELU and GEMM_ADD.
 template <int extras> static void transformer_block_product(floatX* out, const floatX* inp, const floatX* weight,
                                                             const floatX* bias, const floatX* residual, int M, int N,
                                                             int K, int form, cudaStream_t stream) {
@@ -224,8 +224,8 @@ static void transformer_block_qkv4(const TransformerBlock& f, int form, cudaStre
 }
 // The last product: f.out from f.gelu and f.residual. form: a form of gemm.cuh, or 0 for matmul_forward.
 static void transformer_block_fcproj(const TransformerBlock& f, int form, cudaStream_t stream) {
-    transformer_block_product<GEMM_RESIDUAL>(f.out, f.gelu, f.w.fcproj_weight, f.w.fcproj_bias, f.residual, f.B * f.T,
-                                             f.C, 4 * f.C, form, stream);
+    transformer_block_product<GEMM_ADD>(f.out, f.gelu, f.w.fcproj_weight, f.w.fcproj_bias, f.residual, f.B * f.T, f.C,
+                                        4 * f.C, form, stream);
 }
 // The feed-forward layer: f.out from f.norm (second layernorm) and f.residual.
 static void transformer_block_mlp4(const TransformerBlock& f, const TransformerBlockForms& forms, cudaStream_t stream) {
@@ -248,8 +248,8 @@ void transformer_block_forward4(const TransformerBlock& f, const TransformerBloc
         fused_residual_layernorm_early(f.norm, f.residual, NULL, NULL, f.inp, f.projected, w.ln2_weight, w.ln2_bias,
                                        NULL, N, C, stream);
     } else {
-        transformer_block_product<GEMM_RESIDUAL>(f.residual, f.attention, w.proj_weight, w.proj_bias, f.inp, N, C, C,
-                                                 forms.proj, stream);
+        transformer_block_product<GEMM_ADD>(f.residual, f.attention, w.proj_weight, w.proj_bias, f.inp, N, C, C,
+                                            forms.proj, stream);
         fused_residual_layernorm_early(f.norm, NULL, NULL, NULL, f.residual, NULL, w.ln2_weight, w.ln2_bias, NULL, N, C,
                                        stream);
     }
@@ -486,8 +486,8 @@ __device__ inline void transformer_block_layernorm(floatX* norm, const floatX* i
         for (int j = 0; j < transformer_block_max_vecs; j++) {
             if ((lane + 32 * j) * x128::size >= C) { continue; }
             for (int k = 0; k < x128::size; k++) {
-                float centred = (float)x[j][k] - m;
-                squares += centred * centred;
+                float centered = (float)x[j][k] - m;
+                squares += centered * centered;
             }
         }
         float r = rsqrtf(warp_sum(squares) / C + 1e-5f);
@@ -686,7 +686,7 @@ __global__ void transformer_block_scales_kernel6(TransformerBlockScales* scales,
 // out = scale->multiplier * inp, or * gelu(inp) if has_gelu, in e4m3. ordered: each group of 64 elements is in the
 // order of gemm_e4m3_column. n is a multiple of 8, or of 64 if ordered.
 template <bool has_gelu, bool ordered>
-__global__ void transformer_block_quantise_kernel6(__nv_fp8_e4m3* out, const floatX* inp,
+__global__ void transformer_block_quantize_kernel6(__nv_fp8_e4m3* out, const floatX* inp,
                                                    const TransformerBlockScale* scale, size_t n) {
     size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * x128::size;
     if (i >= n) { return; }
@@ -700,10 +700,10 @@ __global__ void transformer_block_quantise_kernel6(__nv_fp8_e4m3* out, const flo
     for (int k = 0; k < 8; k++) { y[k] = multiplier * (has_gelu ? gelu((float)x[k]) : (float)x[k]); }
     fused_residual_layernorm_store8(out + i, y);
 }
-template <bool gelu, bool ordered = false> static void transformer_block_quantise(__nv_fp8_e4m3* out, const floatX* inp,
+template <bool gelu, bool ordered = false> static void transformer_block_quantize(__nv_fp8_e4m3* out, const floatX* inp,
                                                                                   const TransformerBlockScale* scale,
                                                                                   size_t n, cudaStream_t stream) {
-    transformer_block_quantise_kernel6<gelu, ordered>
+    transformer_block_quantize_kernel6<gelu, ordered>
         <<<(unsigned)ceil_div(n, (size_t)256 * x128::size), 256, 0, stream>>>(out, inp, scale, n);
     cudaCheck(cudaGetLastError());
 }
@@ -734,12 +734,12 @@ void transformer_block_prepare_fp8(const TransformerBlockFp8& q, const Transform
     transformer_block_scales_kernel6<<<1, 1, 0, stream>>>(q.scales, q.maxima, C);
     cudaCheck(cudaGetLastError());
     size_t CC = (size_t)C * C;
-    transformer_block_quantise<false>(q.qkv_weight, w.qkv_weight, &q.scales->qkv_weight, 3 * CC, stream);
-    transformer_block_quantise<false>(q.fc_weight, w.fc_weight, &q.scales->fc_weight, 4 * CC, stream);
-    transformer_block_quantise<false>(q.fcproj_weight, w.fcproj_weight, &q.scales->fcproj_weight, 4 * CC, stream);
+    transformer_block_quantize<false>(q.qkv_weight, w.qkv_weight, &q.scales->qkv_weight, 3 * CC, stream);
+    transformer_block_quantize<false>(q.fc_weight, w.fc_weight, &q.scales->fc_weight, 4 * CC, stream);
+    transformer_block_quantize<false>(q.fcproj_weight, w.fcproj_weight, &q.scales->fcproj_weight, 4 * CC, stream);
     if (C % 64 != 0) { return; } // only kernel 15 uses the ordered weights, and it needs C = 64 * NH
-    transformer_block_quantise<false, true>(q.ordered_proj_weight, w.proj_weight, &q.scales->proj_weight, CC, stream);
-    transformer_block_quantise<false, true>(q.ordered_fcproj_weight, w.fcproj_weight, &q.scales->fcproj_weight, 4 * CC,
+    transformer_block_quantize<false, true>(q.ordered_proj_weight, w.proj_weight, &q.scales->proj_weight, CC, stream);
+    transformer_block_quantize<false, true>(q.ordered_fcproj_weight, w.fcproj_weight, &q.scales->fcproj_weight, 4 * CC,
                                             stream);
 }
 
@@ -797,13 +797,13 @@ void transformer_block_forward6(const TransformerBlock& f, const TransformerBloc
         fused_residual_layernorm_early(norm, f.residual, NULL, NULL, f.inp, f.projected, w.ln2_weight, w.ln2_bias,
                                        scale2, N, C, stream);
     } else {
-        transformer_block_product<GEMM_RESIDUAL>(f.residual, f.attention, w.proj_weight, w.proj_bias, f.inp, N, C, C,
-                                                 proj_form, stream);
+        transformer_block_product<GEMM_ADD>(f.residual, f.attention, w.proj_weight, w.proj_bias, f.inp, N, C, C,
+                                            proj_form, stream);
         fused_residual_layernorm_early(norm, NULL, NULL, NULL, f.residual, NULL, w.ln2_weight, w.ln2_bias, scale2, N, C,
                                        stream);
     }
     cublasCheck(cublaslt_try_linear(calls.fc, stream));
-    if (!gelu_epilogue) { transformer_block_quantise<true>(gelu, f.hidden, &s->gelu, (size_t)N * 4 * C, stream); }
+    if (!gelu_epilogue) { transformer_block_quantize<true>(gelu, f.hidden, &s->gelu, (size_t)N * 4 * C, stream); }
     cublasCheck(cublaslt_try_linear(calls.fcproj, stream));
 }
 #endif
@@ -922,8 +922,8 @@ void transformer_block_forward11(const TransformerBlock& f, const TransformerBlo
                                  int fcproj_form) {
     int N = f.B * f.T, C = f.C;
     transformer_block_attention11(f, d, stream);
-    transformer_block_product<GEMM_RESIDUAL>(f.residual, f.attention, f.w.proj_weight, f.w.proj_bias, f.inp, N, C, C,
-                                             GEMM_PING_PONG_192, stream);
+    transformer_block_product<GEMM_ADD>(f.residual, f.attention, f.w.proj_weight, f.w.proj_bias, f.inp, N, C, C,
+                                        GEMM_PING_PONG_192, stream);
     transformer_block_statistics(f, f.residual, stream);
     GemmArgs fc = {f.gelu, NULL, f.residual, d.fc.weight, NULL, N, 4 * C, C};
     GemmLayernorm<GEMM_GELU> layernorm = {f.mean, f.rstd, d.fc.sums};
@@ -961,11 +961,11 @@ template <int extras> struct TransformerBlockPartsNorm : GemmLayernorm<extras> {
 
 // Stores results as gemm_store does for bias and residual. Then computes the parts (mean, sum of squares) of
 // this warp's rows from the stored, rounded values.
-template <class G>
-__device__ inline void transformer_block_store12(float (&sum)[G::PARTS][G::COLUMNS / 2],
-                                                 const GemmColumns<G, GemmBias<GEMM_RESIDUAL>>& columns,
-                                                 GemmSMem<G>& smem, const GemmMaps& maps, float2* parts, int row,
-                                                 int column, int M, int N, int& box) {
+template <class G> __device__ inline void transformer_block_store12(float (&sum)[G::PARTS][G::COLUMNS / 2],
+                                                                    const GemmColumns<G, GemmBias<GEMM_ADD>>& columns,
+                                                                    GemmSMem<G>& smem, const GemmMaps& maps,
+                                                                    float2* parts, int row, int column, int M, int N,
+                                                                    int& box) {
     constexpr int num_columns = G::COLUMNS / 64, num_boxes = G::PARTS * num_columns, ahead = G::BOXES / 2;
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32 - 4, first_box = box;
     uint32_t lane_at = lane % 16 * 128 + (lane / 16 ^ lane % 8) * 16;
@@ -974,7 +974,7 @@ __device__ inline void transformer_block_store12(float (&sum)[G::PARTS][G::COLUM
         const int m = n / num_columns, q = n % num_columns, place = box % G::BOXES;
         if (n + ahead >= G::BOXES && n + ahead < num_boxes && lane == 0) {
             tma_store_wait<G::BOXES - ahead - 1>();
-            gemm_load_box<G>(smem, maps.residual, row, column, n + ahead, first_box);
+            gemm_load_box<G>(smem, maps.third, row, column, n + ahead, first_box);
         }
         mbarrier_wait(&smem.box_full[warp][place], box / G::BOXES % 2);
         uint32_t at = shared_address(smem.boxes[warp][place]) + lane_at;
@@ -1034,7 +1034,7 @@ __device__ inline void transformer_block_store12(float (&sum)[G::PARTS][G::COLUM
 
 // gemm_sm90_kernel9 without clusters, with the epilogue above.
 __global__ void __launch_bounds__(384, 1)
-    transformer_block_sm90_kernel12(const __grid_constant__ GemmMaps maps, const GemmBias<GEMM_RESIDUAL> epilogue,
+    transformer_block_sm90_kernel12(const __grid_constant__ GemmMaps maps, const GemmBias<GEMM_ADD> epilogue,
                                     float2* parts, int M, int N, int K, int num_tiles) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     typedef TransformerBlockTiles12 G;
@@ -1056,8 +1056,8 @@ __global__ void __launch_bounds__(384, 1)
         float sum[G::PARTS][G::COLUMNS / 2];
         GemmTile tile = gemm_tile<G>(index, M, N, 0);
         int row = tile.row + warp % 4 * 16;
-        GemmColumns<G, GemmBias<GEMM_RESIDUAL>> columns;
-        gemm_prepare(columns, epilogue, smem, maps.residual, row, tile.column, N, box);
+        GemmColumns<G, GemmBias<GEMM_ADD>> columns;
+        gemm_prepare(columns, epilogue, smem, maps.third, row, tile.column, N, box);
         gemm_multiply<G, false>(sum, smem, num_steps, number, i);
         i += num_steps;
         transformer_block_store12(sum, columns, smem, maps, parts, row, tile.column, M, N, box);
@@ -1076,11 +1076,11 @@ void transformer_block_forward12(const TransformerBlock& f, const TransformerBlo
     maps.inp = tensor_map(f.attention, {C, N}, {64, G::ROWS});
     maps.weight = tensor_map(f.w.proj_weight, {C, C}, {64, G::COLUMNS});
     maps.out = maps.second = gemm_box_map(f.residual, N, C);
-    maps.residual = gemm_box_map(f.inp, N, C);
+    maps.third = gemm_box_map(f.inp, N, C);
     size_t num_tiles = ceil_div((size_t)N, (size_t)G::ROWS) * ceil_div(C, (int)G::COLUMNS);
     require(C % 8 == 0 && num_tiles * ceil_div(C, 64) <= INT_MAX / 2);
     gemm_start(transformer_block_sm90_kernel12, std::min((int)num_tiles, num_multiprocessors()), 1,
-               GemmSMem<G>::bytes(), true, stream, maps, GemmBias<GEMM_RESIDUAL>{f.w.proj_bias}, parts, N, C, C,
+               GemmSMem<G>::bytes(), true, stream, maps, GemmBias<GEMM_ADD>{f.w.proj_bias}, parts, N, C, C,
                (int)num_tiles);
     GemmArgs fc = {f.gelu, NULL, f.residual, d.fc.weight, NULL, N, 4 * C, C};
     TransformerBlockPartsNorm<GEMM_GELU> layernorm = {{NULL, NULL, d.fc.sums}, parts, C};
@@ -1205,8 +1205,7 @@ void transformer_block_forward15(const TransformerBlock& f, const TransformerBlo
     bool few = attention_forward_sm90_groups(f.B, f.T, f.NH) == 2;
     (few ? transformer_block_attention15<2> : transformer_block_attention15<4>)(f, attention, &s->attention.multiplier,
                                                                                 stream);
-    GemmScaledBias<GEMM_RESIDUAL> to_residual = {&s->attention.inverse, &s->proj_weight.inverse, w.proj_bias, NULL,
-                                                 NULL};
+    GemmScaledBias<GEMM_ADD> to_residual = {&s->attention.inverse, &s->proj_weight.inverse, w.proj_bias, NULL, NULL};
     transformer_block_product15(to_residual, f.residual, attention, q.ordered_proj_weight, f.inp, N, C, C, forms.proj,
                                 stream);
     fused_residual_layernorm_early(norm, NULL, NULL, NULL, f.residual, NULL, w.ln2_weight, w.ln2_bias,
@@ -1214,7 +1213,7 @@ void transformer_block_forward15(const TransformerBlock& f, const TransformerBlo
     GemmScaledBias<GEMM_GELU | GEMM_E4M3> to_gelu = {&s->norm2.inverse, &s->fc_weight.inverse, w.fc_bias, gelu,
                                                      &s->gelu.multiplier};
     transformer_block_product15(to_gelu, NULL, norm, q.fc_weight, NULL, N, 4 * C, C, forms.fc, stream);
-    GemmScaledBias<GEMM_RESIDUAL> to_out = {&s->gelu.inverse, &s->fcproj_weight.inverse, w.fcproj_bias, NULL, NULL};
+    GemmScaledBias<GEMM_ADD> to_out = {&s->gelu.inverse, &s->fcproj_weight.inverse, w.fcproj_bias, NULL, NULL};
     transformer_block_product15(to_out, f.out, gelu, q.ordered_fcproj_weight, f.residual, N, C, 4 * C, forms.fcproj,
                                 stream);
 }

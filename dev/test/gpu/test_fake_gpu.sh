@@ -646,7 +646,7 @@ test_hopper() {
 
 # Without --overlap off, one GPU updates layers during the next forward pass. What else reads the weights or the moments comes
 # first: checkpoints, samples and validation are the same, and so is a resumed run.
-test_update_later() {
+test_deferred_update() {
     setup
     export FAKE_CUDA_HOPPER=1
     local step extra
@@ -655,13 +655,13 @@ test_update_later() {
         train "$tmp/at_once" 8 --layers 4 --overlap off $extra
         good "a run with --overlap off $extra" "$tmp/at_once"
         # shellcheck disable=SC2086
-        FAKE_CUDA_COUNT=$tmp/count train "$tmp/later" 8 --layers 4 $extra
-        good "a run with $extra" "$tmp/later"
+        FAKE_CUDA_COUNT=$tmp/count train "$tmp/deferred" 8 --layers 4 $extra
+        good "a run with $extra" "$tmp/deferred"
         nothing_left "a run with $extra"
-        grep -q '^block .*adamw_finish_kernel' "$tmp/count" || fail "$extra: nothing was updated later"
-        for ((step = 1; step <= 8; step++)); do same "$tmp/later" $step "$tmp/at_once"; done
-        want "the log without times" "$(losses "$tmp/later")" "$(losses "$tmp/at_once")"
-        rm -r "$tmp/at_once" "$tmp/later"
+        grep -q '^block .*finish_deferred_update_kernel' "$tmp/count" || fail "$extra: no update was deferred"
+        for ((step = 1; step <= 8; step++)); do same "$tmp/deferred" $step "$tmp/at_once"; done
+        want "the log without times" "$(losses "$tmp/deferred")" "$(losses "$tmp/at_once")"
+        rm -r "$tmp/at_once" "$tmp/deferred"
     done
     train "$tmp/at_once" 8 --layers 4 --overlap off
     train "$tmp/seldom" 8 --layers 4 -n 4 -s 5 -v 7
@@ -838,7 +838,7 @@ test_ends() {
     [ "$(cat "$tmp"/end_*.step | sort -u | wc -l)" -ge 4 ] || fail "all ends came after the steps $(cat "$tmp"/end_*.step | sort -u)"
 }
 
-tests=(tasks many_prompts many_samples_with_little_memory progress profile profile_without_nvml perfect_step graph waiting matmul_choices tuned tuned_refused stochastic_rounding muon update_later fp16
+tests=(tasks many_prompts many_samples_with_little_memory progress profile profile_without_nvml perfect_step graph waiting matmul_choices tuned tuned_refused stochastic_rounding muon deferred_update fp16
     out_of_memory no_pinned_memory no_memory_for_a_sample little_memory plans_of_run_gpt2 hopper bench_generation bench_weights8 lost_card error_at_the_start
     failing_matmul no_device ends program resume)
 if [ -n "$more" ] && [ "$called_for" = . ] && [ $# -eq 0 ] && (setup) >/dev/null 2>&1; then

@@ -33,7 +33,7 @@ compiles() { # HEADER
 }
 
 # The passes of train_gpt2.cu: fragments of the program, which includes them after its own types, until they return to it.
-fragments='llmc/fp8_passes.cuh llmc/update_later.cuh'
+fragments='llmc/fp8_passes.cuh llmc/deferred_update.cuh'
 
 # Rewrites the headers of FOLDER/llmc and FOLDER/dev/cuda as C++, in FOLDER/tree: ptx.cuh becomes that of the emulation, as in
 # dev/cuda/Makefile.

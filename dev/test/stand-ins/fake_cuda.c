@@ -429,10 +429,10 @@ typedef struct {
     int good_steps;
     float grad_scale, inverse_bias1, inverse_bias2, saturated;
     AdamW optimizer;
-    int is_later;
+    int is_deferred;
 } StepState;
 
-typedef struct { // AdamWLater of train_gpt2.cu
+typedef struct { // DeferredUpdate of train_gpt2.cu
     FloatX* params;
     float *master, *m, *v;
     const float* grads;
@@ -441,7 +441,7 @@ typedef struct { // AdamWLater of train_gpt2.cu
     uint32_t seed;
     int first, last, num_workers;
     int* done;
-} AdamWLater;
+} DeferredUpdate;
 enum { ADAMW_CHUNK = 512 };
 
 typedef struct { // of train_gpt2.cu
@@ -460,7 +460,7 @@ typedef union { // an argument of a kernel
     float f;
     bool b;
     AdamW a;
-    AdamWLater w;
+    DeferredUpdate w;
     NewtonSchulzProduct n;
 } Argument;
 
@@ -554,10 +554,10 @@ static void run_combine_figures(const Launch* l) { // out, figures, num_ranks, s
 
 static float update_loss; // of the step whose update has been prepared
 
-static void run_adamw_prepare(const Launch* l) { // state, optimizer, skip, later
+static void run_adamw_prepare(const Launch* l) { // state, optimizer, skip, deferred
     StepState* s = (StepState*)l->arg[0].p;
     const AdamW* o = &l->arg[1].a;
-    s->optimizer = *o, s->is_later = l->arg[3].b;
+    s->optimizer = *o, s->is_deferred = l->arg[3].b;
     update_loss = s->loss;
     float unscale = 1.0f / s->loss_scale;
     s->norm = s->scaled_norm * unscale;
@@ -604,11 +604,11 @@ static void run_adamw(const Launch* l) { // params, master, m, v, grads, state, 
 }
 
 // The products, which the stand-in does not run, have left all of it to this kernel.
-static void run_adamw_finish(const Launch* l) { // an AdamWLater
-    const AdamWLater* w = &l->arg[0].w;
+static void run_finish_deferred_update(const Launch* l) { // a DeferredUpdate
+    const DeferredUpdate* w = &l->arg[0].w;
     int of_matrices = (w->matrices + ADAMW_CHUNK - 1) / ADAMW_CHUNK;
     int of_layer = of_matrices + (w->vectors + ADAMW_CHUNK - 1) / ADAMW_CHUNK;
-    for (int chunk = w->first; w->state->is_later && chunk < w->last; chunk++) {
+    for (int chunk = w->first; w->state->is_deferred && chunk < w->last; chunk++) {
         int layer = chunk / of_layer, i = chunk % of_layer;
         bool vectors = i >= of_matrices;
         size_t place = (size_t)layer * (size_t)(w->matrices + w->vectors) + (size_t)(vectors ? w->matrices : 0);
@@ -763,7 +763,7 @@ static const Emulation emulations[] = {
     {"global_norm_finish_kernel", "PfPKfi", "ppi", run_global_norm_finish},
     {"combine_figures_kernel", "PfPKfib", "ppib", run_combine_figures},
     {"adamw_prepare_kernel", "P9StepState5AdamWbb", "pabb", run_adamw_prepare},
-    {"adamw_finish_kernel", "AdamWLater", "w", run_adamw_finish},
+    {"finish_deferred_update_kernel", "DeferredUpdate", "w", run_finish_deferred_update},
     {"adamw_kernel", "P" FLOATX "PfS1_S1_PKfPK9StepStatem5AdamWj", "ppppppzau", run_adamw},
     {"adamw_round_kernel", "P" FLOATX "PKfmji", "ppzui", run_adamw_round},
     {"muon_momentum_kernel", "PfS_PKfPK9StepStatemf", "ppppzf", run_muon_momentum},
@@ -1455,7 +1455,7 @@ static size_t argument_size(char letter) {
     case 'a':
         return sizeof(AdamW);
     case 'w':
-        return sizeof(AdamWLater);
+        return sizeof(DeferredUpdate);
     case 'n':
         return sizeof(NewtonSchulzProduct);
     default:
