@@ -1761,24 +1761,25 @@ int main(int argc, char** argv) {
 //     6.1 training    6.2 --fp8    6.3 Muon    6.4 generation
 
 // ---- 6.1 kernels of training -------------------------------------------------------------------
-//     encoder_forward       token and position embeddings
-//     encoder_backward      their gradients, summed in a fixed order
+//     encoder_forward           token and position embeddings
+//     encoder_backward          their gradients, summed in a fixed order
 //     layernorm_forward
-//     matmul_backward_bias  column sums
+//     fused_residual_layernorm  with the residual sum; for --fp8, where no matmul adds it
+//     matmul_backward_bias      column sums
 //     layernorm_backward
-//     gelu_forward          where no matmul fuses it
+//     gelu_forward              where no matmul fuses it
 //     gelu_backward
-//     adamw                 and the decision whether a step is applied
-//     gemm                  matmul with an epilogue, for Hopper: wgmma, TMA
-//     gemm_adamw            AdamW in idle warps of gemm
-//     matmul_forward        gemm or cuBLASLt
-//     matmul_backward       cuBLASLt, gemm, or stream-K
-//     attention_forward     three kernels: any head size, tensor cores, Hopper
-//     attention_backward    likewise
-//     fused_classifier      softmax, cross-entropy and gradient in place
-//     linear_cross_entropy  the head and its loss
+//     adamw                     and the decision whether a step is applied
+//     gemm                      matmul with an epilogue, for Hopper: wgmma, TMA
+//     gemm_adamw                AdamW in idle warps of gemm
+//     matmul_forward            gemm or cuBLASLt
+//     matmul_backward           cuBLASLt, gemm, or stream-K
+//     attention_forward         three kernels: any head size, tensor cores, Hopper
+//     attention_backward        likewise
+//     fused_classifier          softmax, cross-entropy and gradient in place
+//     linear_cross_entropy      the head and its loss
 //     mean_loss
-//     global_norm           of the gradients
+//     global_norm               of the gradients
 
 // ==== promoted: encoder_forward ====
 // ---- kernel 4: each thread reuses its vector of wpe for four sequences, with four loads of wte in flight ----
@@ -2248,6 +2249,65 @@ void layernorm_forward(floatX* out, float* mean, float* rstd, const floatX* inp,
     layernorm_forward(out, mean, rstd, inp, weight, bias, N, C, stream, tuned_config("layernorm_forward", N, C, 64));
 }
 // ==== end promoted: layernorm_forward ====
+
+// ==== promoted: fused_residual_layernorm ====
+// ---- kernel 3: 128-bit loads, one block per row, the row stays in shared memory ---------------------------
+
+__global__ void fused_residual_layernorm_kernel3(floatX* residual, floatX* normed, float* mean, float* rstd,
+                                                 const floatX* inp1, const floatX* inp2, const floatX* weight,
+                                                 const floatX* bias, int C) {
+    __shared__ float shared[32];
+    extern __shared__ int4 fused_residual_layernorm_row[]; // (C) floatX; a thread reads only what it wrote: no barrier
+    floatX* x = (floatX*)fused_residual_layernorm_row;
+    size_t row_start = (size_t)blockIdx.x * C;
+    float sum = 0.0f, squares = 0.0f;
+    for (int c = threadIdx.x * x128::size; c < C; c += blockDim.x * x128::size) {
+        x128 a = load128(inp1 + row_start + c), b = load128(inp2 + row_start + c), xv;
+        for (int k = 0; k < x128::size; k++) {
+            xv[k] = (floatX)((float)a[k] + (float)b[k]);
+            sum += (float)xv[k];
+        }
+        store128(x + c, xv);
+        store128(residual + row_start + c, xv);
+    }
+    float m = block_sum(sum, shared) / C;
+    for (int c = threadIdx.x * x128::size; c < C; c += blockDim.x * x128::size) {
+        x128 xv = load128(x + c);
+        for (int k = 0; k < x128::size; k++) {
+            float centered = (float)xv[k] - m;
+            squares += centered * centered;
+        }
+    }
+    float r = rsqrtf(block_sum(squares, shared) / C + 1e-5f);
+    for (int c = threadIdx.x * x128::size; c < C; c += blockDim.x * x128::size) {
+        x128 xv = load128(x + c), w = load128(weight + c), b = load128(bias + c), y;
+        for (int k = 0; k < x128::size; k++) { y[k] = (floatX)(((float)xv[k] - m) * r * (float)w[k] + (float)b[k]); }
+        store128(normed + row_start + c, y);
+    }
+    if (threadIdx.x == 0) { mean[blockIdx.x] = m, rstd[blockIdx.x] = r; }
+}
+
+// residual (N,C) = inp1 + inp2; normed (N,C) = (residual - mean) * rstd * weight + bias; mean, rstd (N) per row
+// | inp1, inp2 (N,C), weight, bias (C)
+void fused_residual_layernorm_forward(floatX* residual, floatX* normed, float* mean, float* rstd, const floatX* inp1,
+                                      const floatX* inp2, const floatX* weight, const floatX* bias, int N, int C,
+                                      cudaStream_t stream, int block_size) {
+    Op op(stream, 4.0 * N * C * sizeof(floatX), 0, "fused_residual_layernorm");
+    require(N >= 1 && C >= 8 && C % 8 == 0);
+    // a launch may use 48 KB of shared memory without cudaFuncSetAttribute
+    require(C * sizeof(floatX) <= 48 * 1024 - 32 * sizeof(float));
+    require(block_size % 32 == 0 && block_size <= 1024);
+    fused_residual_layernorm_kernel3<<<N, block_size, C * sizeof(floatX), stream>>>(residual, normed, mean, rstd, inp1,
+                                                                                    inp2, weight, bias, C);
+    cudaCheck(cudaGetLastError());
+}
+void fused_residual_layernorm_forward(floatX* residual, floatX* normed, float* mean, float* rstd, const floatX* inp1,
+                                      const floatX* inp2, const floatX* weight, const floatX* bias, int N, int C,
+                                      cudaStream_t stream) {
+    int config = tuned_config("fused_residual_layernorm", N, C, 128);
+    fused_residual_layernorm_forward(residual, normed, mean, rstd, inp1, inp2, weight, bias, N, C, stream, config);
+}
+// ==== end promoted: fused_residual_layernorm ====
 
 // ==== promoted: matmul_backward_bias ====
 constexpr int MATMUL_BACKWARD_BIAS_COLUMNS = 32 * x128::size; // per block: a warp reads 512 contiguous bytes of a row
@@ -7191,69 +7251,9 @@ void global_norm(float* norm, float* scratch, const float* grads, size_t n, cuda
 // ==== end promoted: global_norm ====
 
 // ---- 6.2 kernels of --fp8 ----------------------------------------------------------------------
-//     fused_residual_layernorm  residual sum and layernorm
-//     quantize                  to e4m3 or e5m2, rows and columns
-//     layernorm_quantize        layernorm with a result in e4m3
-//     matmul_fp8                cuBLASLt, or a form of gemm that stores fp8
-
-// ==== promoted: fused_residual_layernorm ====
-// ---- kernel 3: 128-bit loads, one block per row, the row stays in shared memory ---------------------------
-
-__global__ void fused_residual_layernorm_kernel3(floatX* residual, floatX* normed, float* mean, float* rstd,
-                                                 const floatX* inp1, const floatX* inp2, const floatX* weight,
-                                                 const floatX* bias, int C) {
-    __shared__ float shared[32];
-    extern __shared__ int4 fused_residual_layernorm_row[]; // (C) floatX; a thread reads only what it wrote: no barrier
-    floatX* x = (floatX*)fused_residual_layernorm_row;
-    size_t row_start = (size_t)blockIdx.x * C;
-    float sum = 0.0f, squares = 0.0f;
-    for (int c = threadIdx.x * x128::size; c < C; c += blockDim.x * x128::size) {
-        x128 a = load128(inp1 + row_start + c), b = load128(inp2 + row_start + c), xv;
-        for (int k = 0; k < x128::size; k++) {
-            xv[k] = (floatX)((float)a[k] + (float)b[k]);
-            sum += (float)xv[k];
-        }
-        store128(x + c, xv);
-        store128(residual + row_start + c, xv);
-    }
-    float m = block_sum(sum, shared) / C;
-    for (int c = threadIdx.x * x128::size; c < C; c += blockDim.x * x128::size) {
-        x128 xv = load128(x + c);
-        for (int k = 0; k < x128::size; k++) {
-            float centered = (float)xv[k] - m;
-            squares += centered * centered;
-        }
-    }
-    float r = rsqrtf(block_sum(squares, shared) / C + 1e-5f);
-    for (int c = threadIdx.x * x128::size; c < C; c += blockDim.x * x128::size) {
-        x128 xv = load128(x + c), w = load128(weight + c), b = load128(bias + c), y;
-        for (int k = 0; k < x128::size; k++) { y[k] = (floatX)(((float)xv[k] - m) * r * (float)w[k] + (float)b[k]); }
-        store128(normed + row_start + c, y);
-    }
-    if (threadIdx.x == 0) { mean[blockIdx.x] = m, rstd[blockIdx.x] = r; }
-}
-
-// residual (N,C) = inp1 + inp2; normed (N,C) = (residual - mean) * rstd * weight + bias; mean, rstd (N) per row
-// | inp1, inp2 (N,C), weight, bias (C)
-void fused_residual_layernorm_forward(floatX* residual, floatX* normed, float* mean, float* rstd, const floatX* inp1,
-                                      const floatX* inp2, const floatX* weight, const floatX* bias, int N, int C,
-                                      cudaStream_t stream, int block_size) {
-    Op op(stream, 4.0 * N * C * sizeof(floatX), 0, "fused_residual_layernorm");
-    require(N >= 1 && C >= 8 && C % 8 == 0);
-    // a launch may use 48 KB of shared memory without cudaFuncSetAttribute
-    require(C * sizeof(floatX) <= 48 * 1024 - 32 * sizeof(float));
-    require(block_size % 32 == 0 && block_size <= 1024);
-    fused_residual_layernorm_kernel3<<<N, block_size, C * sizeof(floatX), stream>>>(residual, normed, mean, rstd, inp1,
-                                                                                    inp2, weight, bias, C);
-    cudaCheck(cudaGetLastError());
-}
-void fused_residual_layernorm_forward(floatX* residual, floatX* normed, float* mean, float* rstd, const floatX* inp1,
-                                      const floatX* inp2, const floatX* weight, const floatX* bias, int N, int C,
-                                      cudaStream_t stream) {
-    int config = tuned_config("fused_residual_layernorm", N, C, 128);
-    fused_residual_layernorm_forward(residual, normed, mean, rstd, inp1, inp2, weight, bias, N, C, stream, config);
-}
-// ==== end promoted: fused_residual_layernorm ====
+//     quantize            to e4m3 or e5m2, rows and columns
+//     layernorm_quantize  layernorm with a result in e4m3
+//     matmul_fp8          cuBLASLt, or a form of gemm that stores fp8
 
 // ==== promoted: quantize ====
 // ---- shared by the kernels: what is quantised, and where it goes ----
