@@ -1,7 +1,7 @@
 /*
 decode_matmul, decode_matmul_head: decode_matvec and decode_head on tensor cores, for 2 to 64 texts. false, and nothing launched, where
 they do not run. Constraint: sm_90a, 16-bit floatX, K % 8 == 0; a residual excludes gelu and a layernorm.
-Kernels 5 and 6 of decode_matmul.cu, which has the other kernels, errors and sources.
+Kernels 5 (products) and 6 (the head) of decode_matmul.cu, which has the other kernels, errors and sources.
 */
 #pragma once
 

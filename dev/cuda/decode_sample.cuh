@@ -2,7 +2,7 @@
 decode_sample: the next tokens (B) int from logits (B,Vp) float: the largest, or drawn after temperature, top-k, top-p and min-p; with a
 repetition penalty first | positions (B) int, += 1, -1 stays | rng_state (B) | seen: bits of the text's tokens | scratch in floats
 Constraint: Vp % 4 == 0, V <= 2^18.
-Kernels 3, 5 and 6 of decode_sample.cu, which has the other kernels, errors and sources.
+Kernels 3 (largest logit), 5 (draw) and 6 (repetition penalty) of decode_sample.cu, which has the other kernels, errors and sources.
 */
 #pragma once
 

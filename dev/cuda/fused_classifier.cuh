@@ -2,7 +2,8 @@
 fused_classifier: losses (N) = -log(softmax(logits)[target]) over the first V of Vp columns of logits (N,Vp); if dloss (1) is not NULL,
 the logits are overwritten by their gradients, (softmax - onehot(target)) * dloss, 0 from column V on | targets (N) int
 Constraint: Vp % 8 == 0, 1 <= V <= Vp.
-Kernels 6 and 7 of fused_classifier.cu, which has the other kernels, errors and sources.
+Kernels 6 (a row is read twice) and 7 (a row in shared memory by cp.async) of fused_classifier.cu, which has the other kernels, errors
+and sources.
 */
 #pragma once
 

@@ -2,7 +2,8 @@
 layernorm_backward: dinp (N,C) = gradient of inp + dresidual (N,C), which may be NULL or dinp | dweight, dbias (C) += |
 dinp_sums (C), or NULL, += the column sums of dinp | dout, inp (N,C), weight (C), mean, rstd (N) | scratch in floats
 Constraint: C % 8 == 0; C <= 6144 in fp32, 8192 in 16 bits.
-Kernels 8, 10 and 11 of layernorm_backward.cu, which has the other kernels, errors and sources.
+Kernels 8 (before cp.async), 10 (rows ahead by cp.async) and 11 (4 rows at a time, for long rows) of layernorm_backward.cu, which has
+the other kernels, errors and sources.
 */
 #pragma once
 

@@ -2,7 +2,7 @@
 layernorm_quantize: to = the layernorm of residual (N,C) = inp + inp2 in e4m3; residual and inp2 may be NULL: that of inp | unquantized
 (N,C), or NULL: the same before it is quantised | mean, rstd (N)
 Constraint: C % 16 == 0, C <= 1792; with columns N % 16 == 0.
-Kernels 2 and 3 of layernorm_quantize.cu, which has the other kernels, errors and sources.
+Kernels 2 (rows) and 3 (rows and columns) of layernorm_quantize.cu, which has the other kernels, errors and sources.
 */
 #pragma once
 

@@ -3,7 +3,8 @@ matmul_backward_input: dinp (N,C) = dout (N,OC) weight (OC,C), times GELU's slop
 dinp_sums (C), or NULL, += the column sums of dinp | scratch in floats
 matmul_backward_weight: dweight (OC,C) float = dout^T inp (N,C), or += if accumulate | scratch in floats
 Constraint: C % 8 == 0, OC % 8 == 0.
-Kernels 6, 8 and 10 of matmul_backward.cu, which has the other kernels, errors and sources.
+Kernels 6 (cuBLASLt), 8 (dinp by gemm, with GELU's slope) and 10 (dweight by stream-K) of matmul_backward.cu, which has the other
+kernels, errors and sources.
 */
 #pragma once
 

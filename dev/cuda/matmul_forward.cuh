@@ -3,7 +3,8 @@ matmul_forward: out (N,OC) = gelu?(inp (N,C) weight (OC,C)^T + bias (OC)) + resi
 matmul_forward_float: out (N,OC) float = inp weight^T
 matmul_forward_residual: out = inp weight^T + bias + residual, rounded once; product (N,OC) float is scratch
 Constraint: C % 8 == 0, OC % 8 == 0; not both GELU and a residual; GELU needs a bias.
-Kernels 19 to 21 of matmul_forward.cu, which has the other kernels, errors and sources.
+Kernels 19 (cuBLASLt, then the residual), 20 (cuBLASLt) and 21 (gemm) of matmul_forward.cu, which has the other kernels, errors and
+sources.
 */
 #pragma once
 

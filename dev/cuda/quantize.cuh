@@ -2,7 +2,7 @@
 quantize, quantize_gelu, quantize_gelu_backward, quantize_dlogits: `to` (N,C), an Fp8Tensor of llmc/fp8.cuh, is written as rows,
 and as columns unless these are NULL; its amax is raised | see the comment at each launcher
 Constraint: C % 16 == 0, N % 16 == 0.
-Kernels 3 and 5 of quantize.cu, which has the other kernels, errors and sources.
+Kernels 3 (rows) and 5 (rows and columns) of quantize.cu, which has the other kernels, errors and sources.
 */
 #pragma once
 
