@@ -6,10 +6,12 @@
 #     dev/cuda/same_sass.sh BASE                            with SOURCES, PRECISIONS, ARCHS and SASS_JOBS in the environment
 #
 # BASE is a commit; it is compared with the files here. A kernel is compared by its mangled name. First the PTX, of which ptxas makes
-# the SASS: the same PTX gives the same SASS. Only kernels whose PTX differs are compiled to SASS and compared again, without
-# addresses. SASS=yes compares the SASS of all kernels. Numbers of labels, and names of shared-memory variables, which depend on
-# what else is in the file, are replaced by their order in the function, and a kernel's own name by a word. So a kernel under another
-# name, or in another file, is found by its PTX. Exit code 0: each kernel of BASE is the same here; new kernels are named.
+# the SASS: from the same PTX it makes the same instructions. Only addresses in shared memory can still differ, because ptxas places
+# the arrays of all kernels of a file in their order there. Only if the PTX of some kernel differs, the SASS of the file's kernels is
+# compared, without addresses of instructions. SASS=yes does so for every file. Numbers of labels, and names of shared-memory
+# variables, which depend on what else is in the file, are replaced by their order in the function, and a kernel's own name by a word.
+# So a kernel under another name, or in another file, is found by its PTX. Exit code 0: each kernel of BASE is the same here; new
+# kernels are named.
 set -u -o pipefail
 export LC_ALL=C PATH=$PATH:/usr/local/cuda/bin
 fail() { echo "error: $*" >&2; exit 1; }
