@@ -79,6 +79,8 @@ void newton_schulz1(floatX* out, floatX* scratch, const floatX* inp, int num, in
     });
 }
 
+#if !defined(ENABLE_FP32) // tensor cores multiply 16-bit numbers
+
 // ---- kernel 3: tensor cores, a ring of stages filled by cp.async -----------------------------------
 
 template <bool right_by_k, int ring> __global__ void __launch_bounds__(256, 2)
@@ -104,6 +106,8 @@ void newton_schulz3(floatX* out, floatX* scratch, const floatX* inp, int num, in
         cudaCheck(cudaGetLastError());
     });
 }
+
+#endif
 
 // ---- main ------------------------------------------------------------------------------------------
 

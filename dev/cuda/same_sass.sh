@@ -51,7 +51,7 @@ functions() {
         }
         function begin(name) { file = dir "/" name; own = name; split("", seen); num_seen = 0; printf "" >file }
         /^[ \t]*Function : / { if (file) close(file); begin($3); sass = 1; next }
-        sass && /^ *\/\*[0-9a-f]+\*\/ / { sub(/^ *\/\*[0-9a-f]+\*\/ */, ""); print >file; next }
+        sass && /^ *\/\*[0-9a-f]+\*\/ / { sub(/^ *\/\*[0-9a-f]+\*\/ */, ""); gsub(/[ \t]+/, " "); print >file; next }
         sass { next }
         /^(\.visible |\.weak )?\.entry / || /^(\.visible |\.weak |\.extern )?\.func / {
             if (file) close(file)
