@@ -33,23 +33,23 @@ functions() {
         first && depth == 0 && /;$/ { first = 0 }' "$1"
 }
 
-# limit_of NAME KIND: the most lines that the function may have
+# limit_of NAME KIND: sets limit, the most lines that the function may have
 limit_of() {
     case $1:$2 in
-    gpt2_forward:*) echo 50 ;;
-    gpt2_backward_fp8:*) echo 80 ;; # until there is one backward pass
-    *:device) echo 150 ;;
-    *) echo 60 ;; # gpt2_backward, too
+    gpt2_forward:*) limit=50 ;;
+    gpt2_backward_fp8:*) limit=80 ;; # until there is one backward pass
+    *:device) limit=150 ;;
+    *) limit=60 ;; # gpt2_backward, too
     esac
 }
 
 # longer FILE: prints a line for each function that is longer than its limit
 longer() {
-    local lines first name kind
+    local lines first name kind limit
     functions "$1" >"$tmp/functions"
     while read -r lines first name kind; do
-        [ "$lines" -le "$(limit_of "$name" "$kind")" ] ||
-            echo "$name at line $first of $1 has $lines lines, at most $(limit_of "$name" "$kind") are wanted"
+        limit_of "$name" "$kind"
+        [ "$lines" -le "$limit" ] || echo "$name at line $first of $1 has $lines lines, at most $limit are wanted"
     done <"$tmp/functions"
 }
 
