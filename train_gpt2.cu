@@ -2412,7 +2412,7 @@ __device__ inline float layernorm_backward_sum8(float v[8]) {
     return v[0] + __shfl_xor_sync(0xFFFFFFFFu, v[0], 1);
 }
 
-// ---- kernel 8: column sums in registers, too; teams of several warps for long rows ----
+// ---- kernel 8: column sums also in registers; teams of several warps for long rows ----
 
 // A team of 1, 2, 4, 8 or 16 warps processes one row at a time; each thread holds up to 3 vectors of the row:
 //     vector of the row   0 .. team_size-1 | team_size .. 2*team_size-1 | 2*team_size ..
@@ -5896,7 +5896,7 @@ template <int HS, int M> __device__ inline void attention_backward_store(floatX*
 }
 
 // Returns this block's head (x) and the rank of its tile (y): rank 0 has the longest walk. Blocks start in the order of
-// their index. Heads are processed in groups that fit L2 together; within a group the longest walks start first.
+// their index. Heads are processed in groups that fit in L2 together; within a group the longest walks start first.
 __device__ inline int2 attention_backward_work(int num_tiles, int heads_at_a_time) {
     int num_heads = gridDim.x / num_tiles, first = blockIdx.x / (num_tiles * heads_at_a_time) * heads_at_a_time;
     int i = blockIdx.x - first * num_tiles, heads = min(heads_at_a_time, num_heads - first);
@@ -11407,7 +11407,7 @@ template <class Launch> bool decode_layer_sizes(int C, const Launch& launch) {
            with(std::integral_constant<int, 768>(), Eight()) || with(std::integral_constant<int, 1024>(), Four()) ||
            with(std::integral_constant<int, 1280>(), Four()) || with(std::integral_constant<int, 1600>(), Four());
 }
-// How kernels 5 and 6 are launched.
+// Returns the launch configuration of kernels 5 and 6.
 template <class Kernel> cudaLaunchConfig_t decode_layer_config5(Kernel kernel, int NH, int ranks, int threads,
                                                                 size_t bytes, cudaLaunchAttribute (&attributes)[2]) {
     cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes));

@@ -399,7 +399,7 @@ template <int HS, int M> __device__ inline void attention_backward_store(floatX*
 }
 
 // Returns this block's head (x) and the rank of its tile (y): rank 0 has the longest walk. Blocks start in the order of
-// their index. Heads are processed in groups that fit L2 together; within a group the longest walks start first.
+// their index. Heads are processed in groups that fit in L2 together; within a group the longest walks start first.
 __device__ inline int2 attention_backward_work(int num_tiles, int heads_at_a_time) {
     int num_heads = gridDim.x / num_tiles, first = blockIdx.x / (num_tiles * heads_at_a_time) * heads_at_a_time;
     int i = blockIdx.x - first * num_tiles, heads = min(heads_at_a_time, num_heads - first);

@@ -140,7 +140,7 @@ __device__ inline void attention_forward_each_tile(int num_heads, int num_tiles,
 // steps that follow. store(tile, o, l, t, h, b) ends a tile: it writes the warp's rows o / l, tokens t..t+15 of head h;
 // t < 0 is padding and is not stored. `tile` is the warp's own 2 KB of shared memory.
 
-// As attention_forward_sm90_producer, but with evict-first loads, so that L2 does not keep what they read.
+// Like attention_forward_sm90_producer, but with evict-first loads, so that L2 does not keep what they read.
 template <int groups> __device__ inline void attention_forward_sm90_producer_once(AttentionForwardSMem<groups>& smem,
                                                                                   const CUtensorMap& qkv_map, int T,
                                                                                   int NH, AttentionForwardList list) {

@@ -1213,7 +1213,7 @@ template <class Launch> bool decode_layer_sizes(int C, const Launch& launch) {
            with(std::integral_constant<int, 768>(), Eight()) || with(std::integral_constant<int, 1024>(), Four()) ||
            with(std::integral_constant<int, 1280>(), Four()) || with(std::integral_constant<int, 1600>(), Four());
 }
-// How kernels 5 and 6 are launched.
+// Returns the launch configuration of kernels 5 and 6.
 template <class Kernel> cudaLaunchConfig_t decode_layer_config5(Kernel kernel, int NH, int ranks, int threads,
                                                                 size_t bytes, cudaLaunchAttribute (&attributes)[2]) {
     cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes));

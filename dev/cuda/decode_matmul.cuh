@@ -1,6 +1,6 @@
 /*
-decode_matmul, decode_matmul_head: decode_matvec and decode_head on tensor cores, for 2 to 64 texts. false, and nothing launched, where
-they do not run. Constraint: sm_90a, 16-bit floatX, K % 8 == 0; a residual excludes gelu and a layernorm.
+decode_matmul, decode_matmul_head: decode_matvec and decode_head on tensor cores, for 2 to 64 texts (the head: 1 to 64). Return false and
+launch nothing where they do not run. Constraint: sm_90a, 16-bit floatX, K % 8 == 0; a residual excludes gelu and a layernorm.
 Kernels 5 (products) and 6 (the head) of decode_matmul.cu, which has the other kernels, errors and sources.
 */
 #pragma once

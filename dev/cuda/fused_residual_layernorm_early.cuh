@@ -100,7 +100,7 @@ __device__ inline void fused_residual_layernorm_load8(float (&x)[8], const float
     }
 }
 
-// As kernel 8, with a ring of `stages` rows (pairs of rows, if inp2 is not NULL) per warp in shared memory. A lane
+// Like kernel 8, but with a ring of `stages` rows (pairs of rows, if inp2 is not NULL) per warp in shared memory. A lane
 // holds num_vectors vectors of 8 neighbouring elements of a row. If `whole` is true, C == 256 * num_vectors, and no
 // vector is outside the row.
 template <int num_vectors, bool whole> __global__ void __launch_bounds__(32 * FUSED_RESIDUAL_LAYERNORM_WARPS, 1)

@@ -280,7 +280,7 @@ template <class G, class Epilogue> __global__ void __launch_bounds__(384, 1)
 
 // ---- launch -------------------------------------------------------------------------------------------------------
 
-// As gemm(), with the form G. If GEMM_E4M3 is set, g.out is NULL, because the epilogue has its own pointer `out`.
+// Like gemm(), with the form G. If GEMM_E4M3 is set, g.out is NULL, because the epilogue has its own pointer `out`.
 template <class G, class Epilogue>
 void gemm_tiles(const GemmArgs& g, const Epilogue& epilogue, bool early, cudaStream_t stream) {
     require(has_sm90a()); // nvcc -gencode arch=compute_90a,code=sm_90a
@@ -297,7 +297,7 @@ void gemm_tiles(const GemmArgs& g, const Epilogue& epilogue, bool early, cudaStr
                epilogue, g.M, g.N, g.K, num_tiles);
 }
 
-// As gemm(), with form number `form`.
+// Like gemm(), with form number `form`.
 template <class Epilogue, template <class> class Tiles = GemmTilesSame>
 void gemm_form(const GemmArgs& g, const Epilogue& epilogue, bool early, cudaStream_t stream, int form) {
     switch (form) {

@@ -2,8 +2,8 @@
 layernorm_backward: dinp (N,C) = gradient of inp + dresidual (N,C), which may be NULL or dinp | dweight, dbias (C) += |
 dinp_sums (C), or NULL, += the column sums of dinp | dout, inp (N,C), weight (C), mean, rstd (N) | scratch in floats
 Constraint: C % 8 == 0; C <= 6144 in fp32, 8192 in 16 bits.
-Kernels 8 (before cp.async), 10 (rows ahead by cp.async) and 11 (4 rows at a time, for long rows) of layernorm_backward.cu, which has
-the other kernels, errors and sources.
+Kernels 8 (before sm_80, which has no cp.async, or too little shared memory), 10 (the next rows by cp.async) and 11
+(4 rows at a time, for long rows) of layernorm_backward.cu, which has the other kernels, errors and sources.
 */
 #pragma once
 
@@ -39,7 +39,7 @@ __device__ inline float layernorm_backward_sum8(float v[8]) {
     return v[0] + __shfl_xor_sync(0xFFFFFFFFu, v[0], 1);
 }
 
-// ---- kernel 8: column sums in registers, too; teams of several warps for long rows ----
+// ---- kernel 8: column sums also in registers; teams of several warps for long rows ----
 
 // A team of 1, 2, 4, 8 or 16 warps processes one row at a time; each thread holds up to 3 vectors of the row:
 //     vector of the row   0 .. team_size-1 | team_size .. 2*team_size-1 | 2*team_size ..

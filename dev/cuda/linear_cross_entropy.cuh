@@ -3,7 +3,8 @@ linear_cross_entropy_forward: losses (N) of the logits inp (N,C) weight (Vp,C)^T
 for what the backward pass needs | targets (N) int | dloss (1) float, or NULL | scratch in floats
 linear_cross_entropy_backward: dinp (N,C), dweight (Vp,C) float, written, or += if accumulate; inp is overwritten
 Constraint: C % 8 == 0, Vp % 8 == 0, 1 <= V <= Vp, pointers aligned to 16 bytes.
-Kernels 1 (logits, then fused_classifier) and 2 (softmax begins in gemm) of linear_cross_entropy.cu, which has errors and sources.
+Kernels 1 (logits, then fused_classifier) and 2 (softmax begins in gemm; bf16, sm_90a) of linear_cross_entropy.cu, which has errors
+and sources.
 */
 #pragma once
 

@@ -1,5 +1,6 @@
 /*
-out (N,OC) = op(inp (N,K) weight (OC,K)^T): a warp-specialised, cooperative product by wgmma and TMA, whose operand an Op prepares.
+out (N,OC) = finish(change(inp (N,K)) weight (OC,K)^T): a cooperative matmul by wgmma and TMA with a producer warpgroup. A class Op has
+`finish` for the result, and may look at inp or `change` it on the way to the tensor cores.
 Constraint: sm_90a, 16-bit floatX, K % 8 == 0, OC % 8 == 0. Shared by layernorm_linear.cu and gelu_linear.cu.
 */
 #pragma once

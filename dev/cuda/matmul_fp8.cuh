@@ -1,7 +1,8 @@
 /*
 matmul_fp8_forward, _gelu, _backward_input, _gelu_backward, _backward_weight: a linear layer and its backward pass with operands
 in e4m3 and e5m2, each product as out (M,N) = a (M,K) b (N,K)^T * a_scale * b_scale + bias
-Constraint: sm_90a, 16-bit floatX; all sizes are multiples of 16.
+Constraint: 16-bit floatX, a GPU with fp8 tensor cores; C % 16 == 0, OC % 16 == 0. matmul_fp8_gelu and matmul_fp8_gelu_backward: sm_90a
+and N % 16 == 0. matmul_fp8_backward_weight: N % 16 == 0.
 Kernels 2 (cuBLASLt) and 7, 8 and 11 (gemm with fp8 copies of the result) of matmul_fp8.cu, which has the other kernels, errors and
 sources.
 */

@@ -1,7 +1,8 @@
 /*
-newton_schulz: out (num,n,k) = about U V^T for each matrix inp (num,n,k) = U S V^T of a Frobenius norm of at most 1 | scratch in floatX
-Constraint: n % 8 == 0, k % 8 == 0, num <= 65535.
-Kernels 2 (fp32, or before sm_80), 4 (mma.sync) and 5 (wgmma) of newton_schulz.cu, which has the other kernels, errors and sources.
+newton_schulz: out (num,n,k) = about U V^T for each matrix inp (num,n,k) = U S V^T, whose Frobenius norm is at most 1 | scratch in floatX
+Constraint: num <= 65535.
+Kernels 2 (fp32, before sm_80, or n or k no multiple of 8), 4 (mma.sync) and 5 (wgmma) of newton_schulz.cu, which has the other kernels,
+errors and sources.
 */
 #pragma once
 
