@@ -56,6 +56,7 @@ static bool have_gpu() {
 
 // ---- a model to test --------------------------------------------------------------------------------
 
+static Execution test_exec;                                   // as main() of the program makes it
 static GPT2Options test_options = {0, true, true, false, 42}; // options of the next model to be opened
 static Batch test_batch;                                      // batch of the model opened last
 
@@ -63,7 +64,7 @@ static Batch test_batch;                                      // batch of the mo
 static void open_model(GPT2* model, const GPT2Config* config, const float* weights, int B, int T) {
     Plan parameters, activations;
     test_batch = {B, T, (int64_t)B * T, 1};
-    gpt2_open(model, config, &test_options);
+    gpt2_open(model, config, &test_options, test_exec);
     plan_training(&parameters, &activations, model, config, B, T, &test_options);
     allocate_training(model, &parameters, &activations);
     // makes reads of unwritten memory visible: bytes of 0xFF are NaN in every float type
@@ -111,20 +112,20 @@ static void set_tokens(GPT2* model, const int* inputs, const int* targets, size_
 }
 
 static void set_scalar(GPT2* model, float* where, float value) {
-    cudaCheck(cudaStreamSynchronize(model->stream));
+    cudaCheck(cudaStreamSynchronize(model->exec.stream));
     cudaCheck(cudaMemcpy(where, &value, sizeof(value), cudaMemcpyHostToDevice));
 }
 
 static float get_scalar(GPT2* model, const float* where) {
     float value;
-    cudaCheck(cudaStreamSynchronize(model->stream));
+    cudaCheck(cudaStreamSynchronize(model->exec.stream));
     cudaCheck(cudaMemcpy(&value, where, sizeof(value), cudaMemcpyDeviceToHost));
     return value;
 }
 
 template <class T> static std::vector<float> to_host(const GPT2* model, const T* dev, size_t n) {
     std::vector<T> values(n);
-    cudaCheck(cudaStreamSynchronize(model->stream));
+    cudaCheck(cudaStreamSynchronize(model->exec.stream));
     cudaCheck(cudaMemcpy(values.data(), dev, n * sizeof(T), cudaMemcpyDeviceToHost));
     return std::vector<float>(values.begin(), values.end());
 }
@@ -202,8 +203,8 @@ static void test_golden(void) {
     set_tokens(&model, inputs, targets, 256);
     double worst = 0.0;
     for (bool training : {false, true}) {
-        gpt2_forward(&model, &model.acts, 4, 64, training, NULL);
-        matmul_forward(acts->logits, NULL, acts->lnf, model.params.wte, NULL, NULL, 256, (int)C, (int)Vp, model.stream);
+        gpt2_forward(&model, &model.acts, 4, 64, training ? TRAIN_FIRST : EVALUATE, NULL, model.exec);
+        matmul_forward(acts->logits, NULL, acts->lnf, model.params.wte, NULL, NULL, 256, (int)C, (int)Vp, model.exec);
         compare_golden(&model, "hidden.0", acts->encoded, 256, C, C, FORWARD, &worst);
         compare_golden(&model, "hidden.1", acts->residual3, 256, C, C, FORWARD, &worst);
         compare_golden(&model, "hidden.2", acts->lnf, 256, C, C, FORWARD, &worst);
@@ -384,7 +385,7 @@ static void test_layout(void) {
         for_each_tensor(&config, [&](size_t place, size_t offset, size_t n) {
             download_values(&model, back.data() + offset, model.m_memory, place, n);
         });
-        cudaCheck(cudaStreamSynchronize(model.stream));
+        cudaCheck(cudaStreamSynchronize(model.exec.stream));
         check(same_bits(weights, back));
         float value = get_scalar(&model, model.m_memory + param_place(&config, 10, 2) + 5); // fcw of layer 2
         check(value == weights[param_offset(&config, 10) + 2 * param_layer_size(&config, 10) + 5]);
@@ -453,7 +454,7 @@ static void test_saved_slope(void) {
         loss[saves_slope] = run_pass(&model, 4, 1024);
         grads[saves_slope] = gradients(&model);
         if (saved) { compare_all_gradients(&model, grads[1], grads[0], BACKWARD / 2); }
-        gpt2_forward(&model, &model.acts, 2, 32, false, NULL);
+        gpt2_forward(&model, &model.acts, 2, 32, EVALUATE, NULL, model.exec);
         small[saves_slope] = to_host(&model, model.acts.lnf, 64 * 768);
         gpt2_free(&model);
         test_options.saves_slope = true;
@@ -592,14 +593,14 @@ static void test_deferred_update(void) {
     std::vector<float> weights[NUM_WAYS], m[NUM_WAYS], v[NUM_WAYS];
     std::vector<int> tokens;
     int T = config.max_seq_len;
-    settings.overlap = "on";
+    test_options.defers_updates = true;
     for (int way = 0; way < NUM_WAYS; way++) {
         GPT2 model;
         open_random(&model, &config, 8, T, &tokens);
         set_tokens(&model, tokens.data(), tokens.data() + 1, 8 * T);
         if (!deferred_update_on(&model)) {
             gpt2_free(&model);
-            settings.overlap = "auto";
+            test_options.defers_updates = false;
             return test_skip("needs 16 bits and code for sm_90a");
         }
         weights[way].resize(num_parameters(&config));
@@ -623,7 +624,7 @@ static void test_deferred_update(void) {
         check_msg(same_bits(weights[way], weights[0]) && same_bits(m[way], m[0]) && same_bits(v[way], v[0]), "way %d",
                   way);
     }
-    settings.overlap = "auto";
+    test_options.defers_updates = false;
 }
 
 static void test_same_bits_again(void) {
@@ -673,8 +674,8 @@ static void test_shapes(void) {
         for (float g : grads) { finite &= (bool)isfinite(g); }
         check_msg(finite, "B %d T %d NH %d C %d: not finite", s[0], s[1], s[3], s[4]);
         int half = s[1] / 2 + 1;
-        gpt2_forward(&model, &model.acts, 1, half, false, NULL);
-        gpt2_loss(&model, &model.acts, 1, half, false, 0.0f);
+        gpt2_forward(&model, &model.acts, 1, half, EVALUATE, NULL, model.exec);
+        gpt2_loss(&model, &model.acts, 1, half, EVALUATE, 0.0f, model.exec);
         std::vector<float> first = to_host(&model, model.acts.losses, half);
         losses.resize(half);
         double error = relative_error(first.data(), losses.data(), half);
@@ -778,7 +779,7 @@ static void second_moment_has_no_matrices(GPT2* model) {
     for_each_tensor(config, [&](size_t place, size_t offset, size_t n) {
         download_values(model, v.data() + offset, whole, place, n);
     });
-    cudaCheck(cudaStreamSynchronize(model->stream));
+    cudaCheck(cudaStreamSynchronize(model->exec.stream));
     for (int p = 0; p < NUM_PARAMS; p++) {
         size_t zeros = 0, size = param_size(config, p);
         for (size_t i = 0; i < size; i++) { zeros += v[param_offset(config, p) + i] == 0.0f; }
@@ -848,8 +849,8 @@ static void test_muon() {
 static StepState verdict_on(GPT2* model, StepState state, bool skip) {
     AdamW o = {1e-3f, 0.9f, 0.95f, 1e-8f, 0.1f, 1.0f};
     cudaCheck(cudaMemcpy(model->state, &state, sizeof(state), cudaMemcpyHostToDevice));
-    adamw_prepare(model->state, o, skip, false, model->stream);
-    cudaCheck(cudaStreamSynchronize(model->stream));
+    adamw_prepare(model->state, o, skip, false, model->exec);
+    cudaCheck(cudaStreamSynchronize(model->exec.stream));
     cudaCheck(cudaMemcpy(&state, model->state, sizeof(state), cudaMemcpyDeviceToHost));
     return state;
 }
@@ -956,8 +957,8 @@ static void check_cache(GPT2* model, const int* tokens, const std::vector<CacheC
     int C = model->config.channels, V = model->config.vocab_size, Vp = model->config.padded_vocab_size;
     Sampler greedy = sampler_make(0.0f, 0, 1.0f, 1);
     set_tokens(model, tokens, tokens, 256);
-    gpt2_forward(model, &model->acts, 4, 64, false, NULL);
-    matmul_forward(model->acts.logits, NULL, model->acts.lnf, model->params.wte, NULL, NULL, 256, C, Vp, model->stream);
+    gpt2_forward(model, &model->acts, 4, 64, EVALUATE, NULL, model->exec);
+    matmul_forward(model->acts.logits, NULL, model->acts.lnf, model->params.wte, NULL, NULL, 256, C, Vp, model->exec);
     std::vector<float> want = to_host(model, model->acts.logits, (size_t)256 * Vp);
     for (const CacheCheck& c : checks) {
         Generator g;
@@ -1027,9 +1028,9 @@ static void test_one_launch(void) {
         Generator g;
         generator_allocate(&g, &model, 1, 1, 64);
         check(g.packed);
-        cudaCheck(cudaMemsetAsync(g.positions, 0xFF, sizeof(int), model.stream)); // -1: nothing is computed
-        decode_layers(generator_layers(&g, &model), 1, g.packed, g.layers_scratch, model.stream);
-        cudaCheck(cudaStreamSynchronize(model.stream));
+        cudaCheck(cudaMemsetAsync(g.positions, 0xFF, sizeof(int), model.exec.stream)); // -1: nothing is computed
+        decode_layers(generator_layers(&g, &model), 1, g.packed, g.layers_scratch, model.exec);
+        cudaCheck(cudaStreamSynchronize(model.exec.stream));
         generator_free(&g);
         gpt2_free(&model);
     }
@@ -1044,7 +1045,7 @@ static void open_weights8(GPT2* model, void** arena, WeightFormat format) {
     weights8_plan(&plan, &model->weights8, &model->config);
     *arena = plan_allocate(&plan, "weights in 8 bits", &err);
     require(*arena);
-    weights8_quantize(&model->weights8, &model->config, model->params_memory, model->stream);
+    weights8_quantize(&model->weights8, &model->config, model->params_memory, model->exec);
 }
 
 // Every matrix is rounded to 8 bits as the CPU rounds it, and nothing else is.
@@ -1078,9 +1079,9 @@ static void check_greedy(GPT2* model) {
     check(generate(model, &greedy, tokens, &n, 1, n, NEW, -1, got, &count, NULL) && count == NEW);
     for (int i = 0; i < NEW; i++) {
         set_tokens(model, tokens, tokens, n + i);
-        gpt2_forward(model, &model->acts, 1, n + i, false, NULL);
+        gpt2_forward(model, &model->acts, 1, n + i, EVALUATE, NULL, model->exec);
         matmul_forward(model->acts.logits, NULL, model->acts.lnf, model->params.wte, NULL, NULL, n + i, C, Vp,
-                       model->stream);
+                       model->exec);
         std::vector<float> logits = to_host(model, model->acts.logits + (size_t)(n + i - 1) * Vp, V);
         tokens[n + i] = sampler_argmax(logits.data(), V);
         same += same == i && tokens[n + i] == got[i];
@@ -1098,7 +1099,7 @@ static void check_nan_row(GPT2* model) {
     Sampler greedy = sampler_make(0.0f, 0, 1.0f, 1);
     floatX* fcw = layer_parameters(model->params, &model->config, 1).fcw;
     cudaCheck(cudaMemcpy(fcw + model->config.channels + 3, &nan, sizeof(nan), cudaMemcpyHostToDevice));
-    weights8_quantize(&model->weights8, &model->config, model->params_memory, model->stream);
+    weights8_quantize(&model->weights8, &model->config, model->params_memory, model->exec);
     check(!generate(model, &greedy, tokens, &n, 1, n, 4, -1, got, &count, NULL));
     free(tokens);
 }
@@ -1170,8 +1171,8 @@ static std::vector<float> next_logits(GPT2* model, const Sampler* sampler, const
     int n = (int)text.size(), C = model->config.channels, V = model->config.vocab_size;
     int Vp = model->config.padded_vocab_size;
     set_tokens(model, text.data(), text.data(), n);
-    gpt2_forward(model, &model->acts, 1, n, false, NULL);
-    matmul_forward(model->acts.logits, NULL, model->acts.lnf, model->params.wte, NULL, NULL, n, C, Vp, model->stream);
+    gpt2_forward(model, &model->acts, 1, n, EVALUATE, NULL, model->exec);
+    matmul_forward(model->acts.logits, NULL, model->acts.lnf, model->params.wte, NULL, NULL, n, C, Vp, model->exec);
     std::vector<float> logits = to_host(model, model->acts.logits + (size_t)(n - 1) * Vp, V);
     std::vector<uint32_t> seen(seen_words(V), 0);
     for (int token : text) { seen_add(seen.data(), token); }
@@ -1743,6 +1744,9 @@ int main(int argc, char** argv) {
     settings.tune = 0; // no autotuning, so that every test uses the same algorithms
     int n = 0;
     bool list = argc > 1 && strcmp(argv[1], "--list") == 0;
-    if (!list && cudaGetDeviceCount(&n) == cudaSuccess && n > 0) { open_device(); }
+    CublasLt library;
+    TunedState tuned = {};
+    test_exec.library = &library, test_exec.tuned = &tuned;
+    if (!list && cudaGetDeviceCount(&n) == cudaSuccess && n > 0) { open_device(&test_exec); }
     return run_tests(argc, argv, tests, sizeof(tests) / sizeof(tests[0]));
 }

@@ -67,7 +67,7 @@ Words:
     rank              with several GPUs: the process of one of them
     share             with ZeRO-1: the part of the optimizer's state that a rank keeps
     bucket            what the ranks exchange, and AdamW updates, at once: the embeddings, a layer or the last layernorm
-    deferred update   AdamW of all layers except the first during the next forward pass, on one GPU (deferred_update.cuh)
+    deferred update   AdamW of all layers except the first during the next forward pass, on one GPU (section 2)
     ladder            a file of dev/cuda: one operation as a series of numbered kernels, from naive to fast
     promoted          copied here from a ladder by dev/cuda/promote.sh, between marks: its best kernel, with its number
     launcher          the host function that checks the shapes and launches an operation's kernels
@@ -82,22 +82,22 @@ Words:
 Sources: Radford et al. 2019, "Language models are unsupervised multitask learners"; the structure of the program
 follows karpathy/llm.c. The source of an algorithm is named at its operation, or in the file of its ladder.
 */
-#include "llmc/adamw_state.cuh"   // defines: AdamW, StepState, DeferredUpdate, deferred_update
+#include "llmc/adamw_state.cuh"   // defines: AdamW, StepState, DeferredUpdate
 #include "llmc/checkpoint.h"      // defines: advise_huge
 #include "llmc/choices.cuh"       // defines: choices_open, choices_save, choices_load
 #include "llmc/cli.h"             // defines: cli_parse, cli_print
-#include "llmc/column_sums.cuh"   // defines: column_sums_wait, column_sums_end
+#include "llmc/column_sums.cuh"   // defines: ColumnSums, column_sums_flush
 #include "llmc/crc32c.h"          // defines: crc32c
-#include "llmc/cublas_common.cuh" // defines: cublaslt_open, cublaslt_tune, cublaslt_matmul, find_machine_flops
-#include "llmc/cuda_common.cuh"   // defines: floatX, x128, cudaCheck, ceil_div, launch_early, LaunchGraph, ...
-#include "llmc/dataloader.h"      // defines: Batch, DataLoader, dataloader_next, dataloader_reset
-#include "llmc/decode.cuh"        // defines: DecodeLayers, SideStreams; also the operations of generation
-#include "llmc/distributed.cuh"   // defines: ranks, ranks_agree, is_alone, reduce_gradients, gather_weights, ...
-#include "llmc/eval_loader.h"     // defines: EvalLoader, eval_close
-#include "llmc/evaluation.h"      // defines: Evaluator, evaluate_files, evaluate_hellaswag, Bench, bench_begin
-#include "llmc/export.h"          // defines: export_model
-#include "llmc/flags.h"           // defines: args, options, chosen_task, uses_muon, Fp8Stage, run_demo
-#include "llmc/fp8.cuh"           // defines: Fp8Tensor, Fp8Matrix, Fp8Seen
+#include "llmc/cublas_common.cuh" // defines: CublasLt, cublaslt_open, cublaslt_matmul, find_machine_flops
+#include "llmc/cuda_common.cuh" // defines: floatX, x128, Execution, cudaCheck, ceil_div, launch_early, LaunchGraph, ...
+#include "llmc/dataloader.h"    // defines: Batch, DataLoader, dataloader_next, dataloader_reset
+#include "llmc/decode.cuh"      // defines: DecodeLayers, SideStreams; also the operations of generation
+#include "llmc/distributed.cuh" // defines: ranks, ranks_agree, is_alone, reduce_gradients, gather_weights, ...
+#include "llmc/eval_loader.h"   // defines: EvalLoader, eval_close
+#include "llmc/evaluation.h"    // defines: Evaluator, evaluate_files, evaluate_hellaswag, Bench, bench_begin
+#include "llmc/export.h"        // defines: export_model
+#include "llmc/flags.h"         // defines: args, options, chosen_task, uses_muon, Fp8Stage, run_demo
+#include "llmc/fp8.cuh"         // defines: Fp8Tensor, Fp8Matrix, Fp8Seen
 #include "llmc/fp8_training.cuh"  // defines: Fp8Memory, plan_fp8, check_fp8; also the operations of --fp8
 #include "llmc/gelu.cuh"          // defines: GeluSaved, gelu, gelu_slope
 #include "llmc/gpt2.h"            // defines: GPT2Config, num_parameters
@@ -121,7 +121,7 @@ follows karpathy/llm.c. The source of an algorithm is named at its operation, or
 #include "llmc/text_output.h"     // defines: text_token
 #include "llmc/text_queue.h"      // defines: TextQueue, PromptPass, text_queue_pass, text_queue_take
 #include "llmc/tokenizer.h"       // defines: Tokenizer, tokenizer_free
-#include "llmc/tuned.h"           // defines: tuned_config
+#include "llmc/tuned.h"           // defines: TunedState, tuned_config
 #include "llmc/utils.h"           // defines: Error, die, require, malloc_check, time_ms, path_set
 #include "llmc/weight_matrix.cuh" // defines: WeightMatrix, weight_dispatch, weight_pairs
 #include "llmc/weights8.cuh"      // defines: Weights8, weights8_matrix, weights8_quantize; also quantize_weights
@@ -132,106 +132,107 @@ follows karpathy/llm.c. The source of an algorithm is named at its operation, or
 // ================================================================================================
 // 1. operations
 // ================================================================================================
-// Order of arguments: outputs, scratch, inputs, sizes, stream. In comments, `|` separates outputs from inputs, and f?(x)
+// Order of arguments: outputs, scratch, inputs, sizes, exec, which says where and how (cuda_common.cuh). In comments, `|` separates outputs from inputs, and f?(x)
 // means that step f is optional. Activations and their gradients are overwritten; gradients of parameters are added to
 // (matmul_backward_weight can do either). An operation launches its kernels and returns; if it does not support a shape, it
 // ends the program with a message. An *_scratch function returns the size of the scratch buffer, in floats or in ints.
 
 // out (B,T,C) = wte[inp] + wpe | inp (B,T) token ids | wte (Vp,C) | wpe (maxT,C)
 void encoder_forward(floatX* out, const int* inp, const floatX* wte, const floatX* wpe, int B, int T, int C,
-                     cudaStream_t stream);
+                     const Execution& exec);
 // Adds rows of dout (B,T,C) to their tokens' rows of dwte (Vp,C), their positions' of dwpe (maxT,C) | inp (B,T); scratch in ints
 void encoder_backward(float* dwte, float* dwpe, int* scratch, const floatX* dout, const int* inp, int B, int T, int C,
-                      int V, cudaStream_t stream);
+                      int V, const Execution& exec);
 size_t encoder_backward_scratch(int B, int T, int V);
 
 // out (N,C) = (inp - mean) * rstd * weight + bias; mean, rstd (N) | inp (N,C) | weight, bias (C). arXiv:1607.06450.
 void layernorm_forward(floatX* out, float* mean, float* rstd, const floatX* inp, const floatX* weight,
-                       const floatX* bias, int N, int C, cudaStream_t stream);
+                       const floatX* bias, int N, int C, const Execution& exec);
 // residual (N,C) = inp1 + inp2; normed (N,C), mean, rstd (N) are its layernorm. For --fp8: other products add
 // to the residual stream themselves.
 void fused_residual_layernorm_forward(floatX* residual, floatX* normed, float* mean, float* rstd, const floatX* inp1,
                                       const floatX* inp2, const floatX* weight, const floatX* bias, int N, int C,
-                                      cudaStream_t stream);
+                                      const Execution& exec);
 // dinp (N,C) = gradient of inp + dresidual (N,C), which may be NULL or dinp itself; dinp_sums (C), which may be NULL, += the
 // column sums of dinp; dweight, dbias (C) += | dout (N,C)
 void layernorm_backward(floatX* dinp, float* dinp_sums, float* dweight, float* dbias, float* scratch,
                         const floatX* dout, const floatX* dresidual, const floatX* inp, const floatX* weight,
-                        const float* mean, const float* rstd, int N, int C, cudaStream_t stream);
+                        const float* mean, const float* rstd, int N, int C, const Execution& exec);
 size_t layernorm_backward_scratch(int N, int C);
 
 // out (N,OC) = inp (N,C) weight (OC,C)^T + bias (OC) + residual (N,OC); bias and residual may be NULL. With saved.has_gelu(),
 // out receives gelu(sum), and saved.tensor (N,OC), if it is not NULL, the sum or, with saved.is_slope, gelu'(sum); this needs a
 // bias and takes no residual.
 void matmul_forward(floatX* out, GeluSaved saved, const floatX* inp, const floatX* weight, const floatX* bias,
-                    const floatX* residual, int N, int C, int OC, cudaStream_t stream);
+                    const floatX* residual, int N, int C, int OC, const Execution& exec);
 // out (N,OC) float = inp (N,C) weight (OC,C)^T
 void matmul_forward_float(float* out, const floatX* inp, const floatX* weight, int N, int C, int OC,
-                          cudaStream_t stream);
+                          const Execution& exec);
 // out (N,OC) = inp weight^T + bias + residual, rounded once, where cuBLASLt would round the product first. product (N,OC) is scratch.
 void matmul_forward_residual(floatX* out, float* product, const floatX* inp, const floatX* weight, const floatX* bias,
-                             const floatX* residual, int N, int C, int OC, cudaStream_t stream);
+                             const floatX* residual, int N, int C, int OC, const Execution& exec);
 // dinp (N,C) = dout (N,OC) weight (OC,C). If saved.tensor (N,C) is not NULL, dinp is multiplied by GELU's slope, and
 // dinp_sums (C), which may be NULL, += the column sums of dinp.
 void matmul_backward_input(floatX* dinp, float* dinp_sums, float* scratch, const floatX* dout, const floatX* weight,
-                           GeluSaved saved, int N, int C, int OC, cudaStream_t stream);
+                           GeluSaved saved, int N, int C, int OC, const Execution& exec);
 // Whether matmul_forward (N,C) to (N,OC) can save the slope, and its backward product can read it.
 bool matmul_can_save_slope(int N, int C, int OC);
 size_t matmul_backward_input_scratch(int N, int C);
 // dweight (OC,C) = dout (N,OC)^T inp (N,C), or += if accumulate
 void matmul_backward_weight(float* dweight, float* scratch, const floatX* dout, const floatX* inp, int N, int C, int OC,
-                            bool accumulate, cudaStream_t stream);
+                            bool accumulate, const Execution& exec);
 size_t matmul_backward_weight_scratch(int N, int C, int OC);
 
 // Causal self-attention, softmax(q k^T / sqrt(HS)) v in each head; the (T,T) matrix is never in memory. out (B,T,C),
 // lse (B,NH,T) | qkv (B,T,3,NH,HS). Dao 2023, FlashAttention-2, arXiv:2307.08691. Which kernel runs depends on the head size, the
 // precision and the device: attention_forward_choice, attention_backward_choice.
-void attention_forward(floatX* out, float* lse, const floatX* qkv, int B, int T, int C, int NH, cudaStream_t stream);
+void attention_forward(floatX* out, float* lse, const floatX* qkv, int B, int T, int C, int NH, const Execution& exec);
 // dqkv (B,T,3,NH,HS); dbias (3,NH,HS), which may be NULL, += dqkv summed over all tokens | dout, out (B,T,C) | qkv
 // (B,T,3,NH,HS) | lse (B,NH,T)
 void attention_backward(floatX* dqkv, float* dbias, float* scratch, const floatX* dout, const floatX* qkv,
-                        const floatX* out, const float* lse, int B, int T, int C, int NH, cudaStream_t stream);
+                        const floatX* out, const float* lse, int B, int T, int C, int NH, const Execution& exec);
 size_t attention_backward_scratch(int B, int T, int C, int NH);
 size_t attention_backward_bias_terms(int B, int T, int C, int NH); // floats at the beginning of scratch: dbias's terms
 
 // out (n) = gelu(inp (n)), tanh form: 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))). out may be inp. Hendrycks and Gimpel
 // 2016, arXiv:1606.08415. matmul_forward fuses it; this kernel is for -r and for fp32.
-void gelu_forward(floatX* out, const floatX* inp, size_t n, cudaStream_t stream);
+void gelu_forward(floatX* out, const floatX* inp, size_t n, const Execution& exec);
 
 // Softmax and cross-entropy over the first V of Vp columns: losses (N) = -log(softmax(logits (N,Vp))[targets (N)]). If dloss
 // (1, device memory) is not NULL, the logits are overwritten by their gradients, (softmax - onehot(target)) * dloss.
 void fused_classifier(floatX* logits, float* losses, const int* targets, const float* dloss, int N, int V, int Vp,
-                      cudaStream_t stream);
+                      const Execution& exec);
 // The head and its loss: losses (N) of the logits inp (N,C) weight (Vp,C)^T, as by fused_classifier. logits (N,Vp) receives what
 // linear_cross_entropy_backward needs. Without dloss, the first V numbers of a row are its logits, or other numbers that increase
 // with them: the largest belongs to the largest logit. In bf16 on Hopper, each logit is limited to the target's logit plus 97.
 void linear_cross_entropy_forward(floatX* logits, float* losses, float* scratch, const floatX* inp,
                                   const floatX* weight, const int* targets, const float* dloss, int N, int C, int V,
-                                  int Vp, cudaStream_t stream);
+                                  int Vp, const Execution& exec);
 size_t linear_cross_entropy_scratch(int N, int C, int Vp);
 // dinp (N,C) and dweight (Vp,C), written, or added to if accumulate, after that forward pass with dloss. inp is overwritten.
 void linear_cross_entropy_backward(floatX* dinp, float* dweight, float* scratch, floatX* logits, float* losses,
                                    floatX* inp, const floatX* weight, const float* dloss, int N, int C, int Vp,
-                                   bool accumulate, cudaStream_t stream);
+                                   bool accumulate, const Execution& exec);
 // mean (1) += scale * sum of losses (N)
-void mean_loss(float* mean, const float* losses, int N, float scale, cudaStream_t stream);
+void mean_loss(float* mean, const float* losses, int N, float scale, const Execution& exec);
 
 // norm (1) = the Euclidean norm of grads (n)
-void global_norm(float* norm, float* scratch, const float* grads, size_t n, cudaStream_t stream);
+void global_norm(float* norm, float* scratch, const float* grads, size_t n, const Execution& exec);
 size_t global_norm_scratch();
 
 // Decides whether the weights are updated: state->applied becomes 1 unless loss or norm is not finite or skip is true. Sets
 // norm, num_updates, grad_scale and the bias corrections for adamw. In fp16 it also sets the next step's loss scale: half
-// after an overflow, double after 2000 finite steps, always within 1 to 65536. deferred: see llmc/deferred_update.cuh.
-void adamw_prepare(StepState* state, const AdamW& optimizer, bool skip, bool deferred, cudaStream_t stream);
+// after an overflow, double after 2000 finite steps, always within 1 to 65536. deferred: see the deferred update in section 2.
+void adamw_prepare(StepState* state, const AdamW& optimizer, bool skip, bool deferred, const Execution& exec);
 // AdamW on n parameters, if state->applied: params (n) floatX, master (n) float or NULL, m, v (n) | grads (n). seed 0:
 // params are rounded to nearest; else stochastically, with new random bits in every update.
 void adamw(floatX* params, float* master, float* m, float* v, const float* grads, const StepState* state, size_t n,
-           const AdamW& optimizer, uint32_t seed, cudaStream_t stream);
+           const AdamW& optimizer, uint32_t seed, const Execution& exec);
 // Finishes the deferred update of the layers before `layer`: llmc/adamw_state.cuh.
-void finish_deferred_update(int layer, cudaStream_t stream);
+void finish_deferred_update(int layer, const Execution& exec);
 // params (n) = master (n), rounded as adamw rounded them in update number `update`
-void adamw_round_weights(floatX* params, const float* master, size_t n, uint32_t seed, int update, cudaStream_t stream);
+void adamw_round_weights(floatX* params, const float* master, size_t n, uint32_t seed, int update,
+                         const Execution& exec);
 
 // The operations of generation are declared in llmc/decode.cuh.
 
@@ -298,13 +299,15 @@ struct GPT2Options {
     bool saves_slope, master_weights, stochastic_rounding; // saves_slope: of GELU, for the backward pass, where it can
     uint64_t seed;                                         // for stochastic rounding
     bool muon = false;                                     // there may be updates by Muon
+    bool defers_updates = false;                           // where it can
     int fp8 = FP8_OFF;                                     // Fp8Stage
 };
 
 struct GPT2 {
     GPT2Config config;
     GPT2Options options;
-    cudaStream_t stream;
+    Execution exec;          // of its operations; its own stream
+    bool after_event;        // exec.after_event
     floatX* params_memory;   // (model_size) in the order of param_place
     Weights8 weights8;       // of a loaded model with --weights: its matrices in 8 bits
     float* master_memory;    // (share_size) fp32 weights; NULL when params are float, or without master weights
@@ -313,7 +316,8 @@ struct GPT2 {
     float* m_memory;         // (share_size), AdamW's first moment, or Muon's momentum
     float* v_memory;         // (share_size, with Muon without matrices), AdamW's second moment
     int* deferred_done;      // how far each worker has got with the deferred update: DeferredUpdate
-    bool update_is_deferred; // a deferred update is neither finished nor attached to a forward pass
+    bool update_is_deferred; // a deferred update is neither finished nor given to a forward pass
+    DeferredUpdate update;   // the one that a forward pass has
     int muon_layers;         // layers that Muon updates at once
     Parameters<floatX> params;
     Parameters<float> grads;
@@ -324,137 +328,447 @@ struct GPT2 {
     size_t num_bytes; // of both arenas
 };
 
-#include "llmc/deferred_update.cuh" // AdamW during the next forward pass
+// ---- the deferred update --------------------------------------------------------------------------
+// AdamW updates layers while the next forward pass runs (adamw_state.cuh). In a step:
+//
+//     gpt2_update        updates the embeddings, the first layer and the last layernorm, and defers the other layers: defer_update
+//     launch_micro_step  the first of a step gives the deferred update to its forward pass: with_deferred_update
+//     await_bucket       in the forward pass, before each layer: finishes the update of that layer
+//
+// Other readers of the weights or of the optimizer's state, such as samples, validation and checkpoints, call
+// finish_deferred_update(model) first.
+
+// Whether updates are deferred. Results are bitwise identical with and without.
+static bool deferred_update_on(const GPT2* model) {
+    const GPT2Options* o = &model->options;
+    return o->defers_updates && is_alone() && !o->muon && !o->fp8 && sizeof(floatX) == 2 && has_sm90a();
+}
+
+// Returns the update of all layers except the first.
+static DeferredUpdate make_deferred_update(const GPT2* model) {
+    const GPT2Config* config = &model->config;
+    Piece matrices = parameter_piece(config, 1), vectors = parameter_piece(config, 2);
+    size_t at = matrices.place;
+    DeferredUpdate w = {};
+    w.params = model->params_memory + at, w.grads = model->own_grads + at;
+    w.m = model->m_memory + at, w.v = model->v_memory + at;
+    if (model->master_memory) {
+        w.master = model->master_memory + at;
+        if (model->options.stochastic_rounding) { w.seed = (uint32_t)splitmix64(model->options.seed) | 1; }
+    }
+    w.state = model->state, w.matrices = (int)matrices.n, w.vectors = (int)vectors.n;
+    w.num_workers = deferred_update_workers(), w.done = model->deferred_done;
+    w.first = w.chunks_of_layer(), w.last = config->num_layers * w.chunks_of_layer();
+    return w;
+}
+
+// Defers the update of these layers. Call after adamw_prepare.
+static void defer_update(GPT2* model) {
+    model->update_is_deferred = true;
+    cudaCheck(cudaMemsetAsync(model->deferred_done, 0, deferred_update_workers() * sizeof(int), model->exec.stream));
+}
+
+// Returns exec, but with the deferred update, for a forward pass. The launch may be captured in a graph, so this does not depend on
+// whether an update has been deferred: the kernels read that in state->is_deferred.
+static Execution with_deferred_update(GPT2* model, Execution exec) {
+    model->update = make_deferred_update(model);
+    model->update_is_deferred = false;
+    exec.update = &model->update;
+    return exec;
+}
+
+// Finishes the deferred update of all layers, if there is one, without a forward pass.
+static void finish_deferred_update(GPT2* model) {
+    if (!model->update_is_deferred) { return; }
+    finish_deferred_update(model->config.num_layers, with_deferred_update(model, model->exec));
+}
+
+// Makes exec wait until the weights of bucket b (for b > 0: of layer b - 1) are gathered and updated.
+static void await_bucket(int b, const Execution& exec) {
+    await_weights(b, exec);
+    finish_deferred_update(b, exec);
+}
+
+// ---- the parts of a layer, in floatX or in fp8 ----------------------------------------------------
+// With --fp8, a matmul reads operands in fp8, which the operation before it has written; fp8_training.cuh says which operands from
+// which stage on. `q` has them. Without --fp8, and outside of training, q.stage is FP8_OFF.
+
+// What a pass is for. The first micro-batch of a step meets new weights, and overwrites gradients instead of adding to them.
+enum PassKind { EVALUATE, TRAIN, TRAIN_FIRST };
+
+// A matrix in floatX and, where it is used, in fp8.
+template <class F> struct Operand {
+    const floatX* values;
+    Fp8Copies<F> fp8;
+    Operand(const floatX* values, const Fp8Copies<F>& fp8 = {}) : values(values), fp8(fp8) {}
+};
+
+// The residual stream: value, or value + addend, which the next layernorm writes to sum. addend: only with --fp8, where the last
+// product of a layer does not add to the stream.
+struct ResidualStream {
+    const floatX *value, *addend = NULL; // (B, T, C)
+    floatX* sum = NULL;
+};
+
+// The tensors in fp8 of layer l in such a pass.
+static Fp8Layer layer_in_fp8(const GPT2* model, PassKind kind, int BT, int l) {
+    if (kind == EVALUATE || model->fp8.stage == FP8_OFF) { return {}; }
+    return fp8_layer(model->fp8, &model->config, BT, l, kind == TRAIN_FIRST);
+}
+
+// The outputs and the parameters of a layernorm.
+struct Norm {
+    floatX* out;                 // (B, T, C)
+    float *mean, *rstd;          // (B, T)
+    const floatX *weight, *bias; // (C)
+};
+
+// norm.out, or with --fp8 also or only `to`, = the layernorm of the residual stream x (N,C).
+static void norm_forward(const Norm& norm, const Fp8Layer& q, const Fp8Copies<E4M3>& to, const ResidualStream& x, int N,
+                         int C, const Execution& exec) {
+    if (to.rows) {
+        if constexpr (HAS_FP8) {
+            bool dw = q.stage == FP8_DW;
+            layernorm_quantize(dw && q.keep_norm ? to.to_both() : to.to_rows(), dw ? NULL : norm.out, x.sum, norm.mean,
+                               norm.rstd, x.value, x.addend, norm.weight, norm.bias, N, C, exec);
+        }
+    } else if (x.addend) {
+        fused_residual_layernorm_forward(x.sum, norm.out, norm.mean, norm.rstd, x.value, x.addend, norm.weight,
+                                         norm.bias, N, C, exec);
+    } else {
+        layernorm_forward(norm.out, norm.mean, norm.rstd, x.value, norm.weight, norm.bias, N, C, exec);
+    }
+}
+
+// Quantizes a weight (OC,C), if it is used in fp8 and new: also as columns if the backward pass uses them. dX sums over the rows of
+// a weight as they come.
+static void quantize_weight(const Fp8Layer& q, const Operand<E4M3>& weight, int C, int OC, const Execution& exec) {
+    if constexpr (HAS_FP8) {
+        if (!q.new_weights) { return; }
+        quantize(q.stage >= FP8_DX ? weight.fp8.to_both(true) : weight.fp8.to_rows(), weight.values, OC, C, exec);
+    }
+}
+
+// out (N,OC) = inp (N,C) weight (OC,C)^T + bias (OC)
+static void linear_forward(floatX* out, const Fp8Layer& q, const Operand<E4M3>& inp, const Operand<E4M3>& weight,
+                           const floatX* bias, int N, int C, int OC, const Execution& exec) {
+    if (q.stage == FP8_OFF) { return matmul_forward(out, NULL, inp.values, weight.values, bias, NULL, N, C, OC, exec); }
+    if constexpr (HAS_FP8) {
+        quantize_weight(q, weight, C, OC, exec);
+        matmul_fp8_forward(out, inp.fp8.as_rows(), weight.fp8.as_rows(), bias, N, C, OC, exec);
+    }
+}
+
+// The first half of the MLP: gelu (N,OC) = gelu(inp (N,C) weight (OC,C)^T + bias (OC)); saved: for the backward pass.
+static void linear_gelu_forward(floatX* gelu, GeluSaved saved, const Fp8Layer& q, const Operand<E4M3>& inp,
+                                const Operand<E4M3>& weight, const floatX* bias, int N, int C, int OC,
+                                const Execution& exec) {
+    if (q.stage == FP8_OFF) {
+        return matmul_forward(gelu, saved, inp.values, weight.values, bias, NULL, N, C, OC, exec);
+    }
+    if constexpr (HAS_FP8) {
+        quantize_weight(q, weight, C, OC, exec);
+        Fp8Matrix<E4M3> x = inp.fp8.as_rows(), w = weight.fp8.as_rows();
+        bool dw = q.stage == FP8_DW;
+        if (saved.is_slope) { return matmul_fp8_gelu(q.gelu.to_both(), saved.tensor, x, w, bias, N, C, OC, exec); }
+        matmul_fp8_forward(saved.tensor, x, w, bias, N, C, OC, exec);
+        quantize_gelu(dw && q.keep_gelu ? q.gelu.to_both() : q.gelu.to_rows(), dw ? NULL : gelu, saved.tensor, N, OC,
+                      exec);
+    }
+}
+
+// Returns the residual stream after the MLP: residual (N,C) + inp (N,F) weight (C,F)^T + bias (C), which becomes sum. product
+// (N,C) is scratch.
+static ResidualStream linear_residual_forward(floatX* sum, floatX* product, const Fp8Layer& q, const Operand<E4M3>& inp,
+                                              const Operand<E4M3>& weight, const floatX* bias, const floatX* residual,
+                                              int N, int F, int C, const Execution& exec) {
+    if (q.stage == FP8_OFF) {
+        matmul_forward(sum, NULL, inp.values, weight.values, bias, residual, N, F, C, exec);
+        return {sum};
+    }
+    linear_forward(product, q, inp, weight, bias, N, F, C, exec);
+    return {residual, product, sum};
+}
+
+// Computes again what the forward pass has not kept of a layer. In fp8 the rows are not used.
+static void recompute_forward(const Activations& a, const Fp8Layer& q, const Norm& norm1, const Norm& norm2, int N,
+                              int C, int F, const Execution& exec) {
+    if (q.stage == FP8_DW) {
+        if constexpr (HAS_FP8) {
+            if (!q.keep_gelu) { quantize_gelu(q.again(q.gelu), NULL, a.fch.tensor, N, F, exec); }
+            if (q.keep_norm) { return; }
+            layernorm_quantize(q.again(q.ln1), NULL, NULL, norm1.mean, norm1.rstd, a.residual, NULL, norm1.weight,
+                               norm1.bias, N, C, exec);
+            layernorm_quantize(q.again(q.ln2), NULL, NULL, norm2.mean, norm2.rstd, a.residual2, NULL, norm2.weight,
+                               norm2.bias, N, C, exec);
+        }
+        return;
+    }
+    if (!a.keep_gelu) { gelu_forward(a.fch_gelu, a.fch.tensor, (size_t)N * F, exec); }
+    if (a.keep_norm) { return; }
+    norm_forward(norm1, q, {}, {a.residual}, N, C, exec);
+    norm_forward(norm2, q, {}, {a.residual2}, N, C, exec);
+}
+
+// Quantizes the gradient dout (N,OC), if it is used in fp8.
+static void quantize_gradient(const Fp8Layer& q, const Operand<E5M2>& dout, int N, int OC, const Execution& exec) {
+    if constexpr (HAS_FP8) {
+        if (q.stage >= FP8_DX) { quantize(q.gradient(dout.fp8), dout.values, N, OC, exec); }
+    }
+}
+
+// dweight (OC,C) = dout (N,OC)^T inp (N,C), or += if accumulate
+static void linear_backward_weight(float* dweight, float* scratch, const Fp8Layer& q, const Operand<E5M2>& dout,
+                                   const Operand<E4M3>& inp, int N, int C, int OC, bool accumulate,
+                                   const Execution& exec) {
+    if (q.stage < FP8_DW || !inp.fp8.columns) {
+        return matmul_backward_weight(dweight, scratch, dout.values, inp.values, N, C, OC, accumulate, exec);
+    }
+    if constexpr (HAS_FP8) {
+        matmul_fp8_backward_weight(dweight, dout.fp8.as_columns(), inp.fp8.as_columns(), N, C, OC, accumulate, exec);
+    }
+}
+
+// dinp (N,C) = dout (N,OC) weight (OC,C), and dweight
+static void linear_backward(floatX* dinp, float* dweight, float* scratch, const Fp8Layer& q, const Operand<E5M2>& dout,
+                            const Operand<E4M3>& inp, const Operand<E4M3>& weight, int N, int C, int OC,
+                            bool accumulate, const Execution& exec) {
+    linear_backward_weight(dweight, scratch, q, dout, inp, N, C, OC, accumulate, exec);
+    if (q.stage < FP8_DX || !weight.fp8.columns) {
+        return matmul_backward_input(dinp, NULL, scratch, dout.values, weight.values, NULL, N, C, OC, exec);
+    }
+    if constexpr (HAS_FP8) {
+        matmul_fp8_backward_input(dinp, dout.fp8.as_rows(), weight.fp8.as_columns(), N, C, OC, exec);
+    }
+}
+
+// Through the second product of the MLP, and GELU: dfch (N,F) = dout (N,C) weight (C,F) * gelu'(...); dbias (F) += its column sums.
+static void linear_gelu_backward(const Operand<E5M2>& dfch, float* dbias, float* terms, const Fp8Layer& q,
+                                 const Operand<E5M2>& dout, const Operand<E4M3>& weight, GeluSaved saved, int N, int F,
+                                 int C, const Execution& exec) {
+    floatX* out = (floatX*)dfch.values;
+    if (q.stage < FP8_DX) {
+        return matmul_backward_input(out, dbias, terms, dout.values, weight.values, saved, N, F, C, exec);
+    }
+    if constexpr (HAS_FP8) {
+        Fp8Tensor<E5M2> to = q.gradient(dfch.fp8);
+        Fp8Matrix<E5M2> dy = dout.fp8.as_rows();
+        Fp8Matrix<E4M3> w = weight.fp8.as_columns();
+        if (saved.is_slope) { return matmul_fp8_gelu_backward(to, dbias, terms, dy, w, saved.tensor, N, F, C, exec); }
+        matmul_fp8_backward_input(out, dy, w, N, F, C, exec);
+        quantize_gelu_backward(to, out, out, saved.tensor, N, F, exec);
+        matmul_backward_bias(dbias, terms, out, N, F, exec);
+    }
+}
 
 // ---- forward --------------------------------------------------------------------------------------
 
+static Norm first_norm(const Activations& a, const Parameters<floatX>& w) {
+    return {a.ln1, a.ln1_mean, a.ln1_rstd, w.ln1w, w.ln1b};
+}
+static Norm second_norm(const Activations& a, const Parameters<floatX>& w) {
+    return {a.ln2, a.ln2_mean, a.ln2_rstd, w.ln2w, w.ln2b};
+}
+static Norm last_norm(const Activations* acts, const Parameters<floatX>& p) {
+    return {acts->lnf, acts->lnf_mean, acts->lnf_rstd, p.lnfw, p.lnfb};
+}
+
 // Runs acts->inputs (B,T) through all layers and the last layernorm. All activations stay in acts, but for fch without
 // training, when no backward pass follows; if cache is not NULL, keys and values are copied to it. A layer adds to the residual
-// stream twice, after attention (residual2) and after the MLP (residual3): the products store the sum.
-static void gpt2_forward(GPT2* model, Activations* acts, int B, int T, bool training, KeyValueCache* cache) {
+// stream twice, after attention (residual2) and after the MLP (residual3).
+static void gpt2_forward(GPT2* model, Activations* acts, int B, int T, PassKind kind, KeyValueCache* cache,
+                         const Execution& exec) {
     require((size_t)B * T <= (size_t)acts->B * acts->T && T <= model->config.max_seq_len);
-    if (!deferred_update().is_pending()) { finish_deferred_update(model); } // none is attached to this pass
+    if (!exec.update) { finish_deferred_update(model); }
     const GPT2Config* config = &model->config;
-    int L = config->num_layers, NH = config->num_heads, C = config->channels, BT = B * T;
-    cudaStream_t stream = model->stream;
+    int L = config->num_layers, NH = config->num_heads, C = config->channels, F = 4 * C, BT = B * T;
+    ResidualStream x = {acts->encoded};
 
-    await_bucket(model, 0);
-    encoder_forward(acts->encoded, acts->inputs, model->params.wte, model->params.wpe, B, T, C, stream);
+    await_bucket(0, exec);
+    encoder_forward(acts->encoded, acts->inputs, model->params.wte, model->params.wpe, B, T, C, exec);
     for (int l = 0; l < L; l++) {
         Range range("layer %d", l);
-        await_bucket(model, l + 1);
+        await_bucket(l + 1, exec);
         Parameters<floatX> w = layer_parameters(model->params, config, l);
         Activations a = layer_activations(*acts, config, B, T, l);
+        Fp8Layer q = layer_in_fp8(model, kind, BT, l);
         // attention
-        layernorm_forward(a.ln1, a.ln1_mean, a.ln1_rstd, a.residual, w.ln1w, w.ln1b, BT, C, stream);
-        matmul_forward(a.qkv, NULL, a.ln1, w.qkvw, w.qkvb, NULL, BT, C, 3 * C, stream);
+        norm_forward(first_norm(a, w), q, q.ln1, x, BT, C, exec);
+        linear_forward(a.qkv, q, {a.ln1, q.ln1}, {w.qkvw, q.qkvw}, w.qkvb, BT, C, 3 * C, exec);
         if (cache) {
             KeyValueCache c = layer_cache(*cache, config, l);
-            decode_cache_fill(c.keys, c.values, a.qkv, B, T, C, c.capacity, stream);
+            decode_cache_fill(c.keys, c.values, a.qkv, B, T, C, c.capacity, exec);
         }
-        attention_forward(a.atty, a.lse, a.qkv, B, T, C, NH, stream);
-        matmul_forward(a.residual2, NULL, a.atty, w.attprojw, w.attprojb, a.residual, BT, C, C, stream);
+        attention_forward(a.atty, a.lse, a.qkv, B, T, C, NH, exec);
+        matmul_forward(a.residual2, NULL, a.atty, w.attprojw, w.attprojb, a.residual, BT, C, C, exec);
         // MLP
-        layernorm_forward(a.ln2, a.ln2_mean, a.ln2_rstd, a.residual2, w.ln2w, w.ln2b, BT, C, stream);
-        GeluSaved saved = training ? a.fch : GeluSaved::not_kept();
-        matmul_forward(a.fch_gelu, saved, a.ln2, w.fcw, w.fcb, NULL, BT, C, 4 * C, stream);
-        matmul_forward(a.residual3, NULL, a.fch_gelu, w.fcprojw, w.fcprojb, a.residual2, BT, 4 * C, C, stream);
+        norm_forward(second_norm(a, w), q, q.ln2, {a.residual2}, BT, C, exec);
+        GeluSaved saved = kind == EVALUATE ? GeluSaved::not_kept() : a.fch;
+        linear_gelu_forward(a.fch_gelu, saved, q, {a.ln2, q.ln2}, {w.fcw, q.fcw}, w.fcb, BT, C, F, exec);
+        x = linear_residual_forward(a.residual3, a.projected, q, {a.fch_gelu, q.gelu}, {w.fcprojw, q.fcprojw},
+                                    w.fcprojb, a.residual2, BT, F, C, exec);
     }
-    await_bucket(model, L + 1);
-    const floatX* last = layer_activations(*acts, config, B, T, L).residual;
-    layernorm_forward(acts->lnf, acts->lnf_mean, acts->lnf_rstd, last, model->params.lnfw, model->params.lnfb, BT, C,
-                      stream);
+    await_bucket(L + 1, exec);
+    norm_forward(last_norm(acts, model->params), {}, {}, x, BT, C, exec);
+}
+
+// The losses with the head in fp8, and what gpt2_backward would do for the head, a quarter of the tokens at a time: dbtc becomes the
+// gradient of lnf, and the gradient of wte is written, or added to unless `first`.
+static void head_in_fp8(GPT2* model, int BT, bool first, const Execution& exec) {
+    if constexpr (HAS_FP8) {
+        const GPT2Config* config = &model->config;
+        Activations* acts = &model->acts;
+        int V = config->vocab_size, Vp = config->padded_vocab_size, C = config->channels, most = fp8_head_tokens(BT);
+        bool dw = model->fp8.stage == FP8_DW;
+        const float* dloss = &model->state->dloss;
+        Fp8Head q = fp8_head(model->fp8, config, BT, acts->logits);
+        if (first) { quantize(q.wte.to_both(true), model->params.wte, Vp, C, exec); }
+        for (int begin = 0; begin < BT; begin += most) {
+            int n = std::min(most, BT - begin);
+            bool add = !first || begin > 0;
+            const floatX* inp = acts->lnf + (size_t)begin * C;
+            float* losses = acts->losses + begin;
+            const int* targets = acts->targets + begin;
+            quantize(dw ? q.lnf.to_both() : q.lnf.to_rows(), inp, n, C, exec);
+            matmul_fp8_forward(acts->logits, q.lnf.as_rows(), q.wte.as_rows(), NULL, n, C, Vp, exec);
+            fused_classifier(acts->logits, losses, targets, dw ? NULL : dloss, n, V, Vp, exec);
+            if (dw) {
+                quantize_dlogits(q.dlogits.to_both(), acts->logits, losses, targets, dloss, n, V, Vp, exec);
+                matmul_fp8_backward_weight(model->grads.wte, q.dlogits.as_columns(), q.lnf.as_columns(), n, C, Vp, add,
+                                           exec);
+            } else {
+                quantize(q.dlogits.to_rows(), acts->logits, n, Vp, exec);
+                matmul_backward_weight(model->grads.wte, acts->scratch, acts->logits, inp, n, C, Vp, add, exec);
+            }
+            matmul_fp8_backward_input(acts->dbtc + (size_t)begin * C, q.dlogits.as_rows(), q.wte.as_columns(), n, C, Vp,
+                                      exec);
+        }
+    }
 }
 
 // Call after gpt2_forward. Computes the losses of all B x T tokens; state->loss += scale * sum of the losses. For training, it also
 // prepares the gradient of the logits, which is scaled by state->dloss: here, by fused_classifier, or in gpt2_backward, where kernel 2
 // of linear_cross_entropy runs (in bf16 on Hopper).
-static void gpt2_loss(GPT2* model, Activations* acts, int B, int T, bool training, float scale) {
+static void gpt2_loss(GPT2* model, Activations* acts, int B, int T, PassKind kind, float scale, const Execution& exec) {
     int V = model->config.vocab_size, Vp = model->config.padded_vocab_size, C = model->config.channels, BT = B * T;
-    const float* dloss = training ? &model->state->dloss : NULL;
-    linear_cross_entropy_forward(acts->logits, acts->losses, acts->scratch, acts->lnf, model->params.wte, acts->targets,
-                                 dloss, BT, C, V, Vp, model->stream);
-    mean_loss(&model->state->loss, acts->losses, BT, scale, model->stream);
+    const float* dloss = kind == EVALUATE ? NULL : &model->state->dloss;
+    if (kind != EVALUATE && model->fp8.stage >= FP8_HEAD) {
+        head_in_fp8(model, BT, kind == TRAIN_FIRST, exec);
+    } else {
+        linear_cross_entropy_forward(acts->logits, acts->losses, acts->scratch, acts->lnf, model->params.wte,
+                                     acts->targets, dloss, BT, C, V, Vp, exec);
+    }
+    mean_loss(&model->state->loss, acts->losses, BT, scale, exec);
 }
 
 // ---- backward -------------------------------------------------------------------------------------
-
-// dinp (N,C) | dweight (OC,C), written, or added to if accumulate | dout (N,OC) | inp (N,C) | weight (OC,C)
-static void matmul_backward(floatX* dinp, float* dweight, float* scratch, const floatX* dout, const floatX* inp,
-                            const floatX* weight, int N, int C, int OC, bool accumulate, cudaStream_t stream) {
-    matmul_backward_weight(dweight, scratch, dout, inp, N, C, OC, accumulate, stream);
-    matmul_backward_input(dinp, NULL, scratch, dout, weight, NULL, N, C, OC, stream);
-}
 
 // Call before the first micro-batch of a step. Zeroes the gradients of the vectors and of wpe, because their kernels only add.
 // The first micro-batch overwrites those of matrices; wte's by the head's product, before encoder_backward adds to it.
 static void zero_gradients(GPT2* model) {
     const GPT2Config* config = &model->config;
     size_t wpe_bytes = (size_t)config->max_seq_len * config->channels * sizeof(float);
-    cudaCheck(cudaMemsetAsync(model->grads.wpe, 0, wpe_bytes, model->stream));
+    cudaCheck(cudaMemsetAsync(model->grads.wpe, 0, wpe_bytes, model->exec.stream));
     for (int i = 0; i < num_pieces(config); i++) {
         Piece piece = parameter_piece(config, i);
         if (piece.decay) { continue; } // matrices
         float* gradients = model->grads_memory + piece.place;
-        cudaCheck(cudaMemsetAsync(gradients, 0, piece.n * sizeof(float), model->stream));
+        cudaCheck(cudaMemsetAsync(gradients, 0, piece.n * sizeof(float), model->exec.stream));
     }
 }
 
-// Call after gpt2_loss with training = true. Computes the gradients of all parameters; `first`, for the first micro-batch
-// of a step, overwrites them, otherwise they are added to. The gradient of a linear layer's bias is the sum of dout over all
-// tokens: the operation that computes dout sums it on the way, while it is in registers, to a row of terms for each block. Their sums
-// wait for the end of the layer, to be one launch (llmc/column_sums.cuh), so nothing may write over the terms before.
-static void gpt2_backward(GPT2* model, int B, int T, bool first) {
+// Call after gpt2_loss, with the same kind. Computes the gradients of all parameters; TRAIN_FIRST overwrites them, otherwise they
+// are added to. The gradient of a linear layer's bias is the sum of dout over all tokens: the operation that computes dout sums it
+// on the way, while it is in registers, to a row of partial sums for each block. These are added up at the end of the layer, in one
+// launch (llmc/column_sums.cuh), so nothing may write over them before.
+static void gpt2_backward(GPT2* model, int B, int T, PassKind kind, const Execution& exec) {
     const GPT2Config* config = &model->config;
     const Parameters<floatX>* p = &model->params;
     const Parameters<float>* g = &model->grads;
     Activations* acts = &model->acts;
-    int L = config->num_layers, NH = config->num_heads, C = config->channels, BT = B * T;
+    int L = config->num_layers, NH = config->num_heads, C = config->channels, F = 4 * C, BT = B * T;
     int V = config->vocab_size, Vp = config->padded_vocab_size;
     floatX *dresidual = acts->dresidual, *dbtc = acts->dbtc; // (B,T,C)
     float* scratch = acts->scratch + attention_backward_bias_terms(B, T, C, NH);
-    bool add = !first;
-    cudaStream_t stream = model->stream;
-    if (first) { zero_gradients(model); }
+    bool add = kind != TRAIN_FIRST;
+    ColumnSums sums;
+    Execution layer = exec;
+    layer.sums = &sums;
+    if (!add) { zero_gradients(model); }
 
-    linear_cross_entropy_backward(dbtc, g->wte, acts->scratch, acts->logits, acts->losses, acts->lnf, p->wte,
-                                  &model->state->dloss, BT, C, Vp, add, stream);
+    if (model->fp8.stage < FP8_HEAD) {
+        linear_cross_entropy_backward(dbtc, g->wte, acts->scratch, acts->logits, acts->losses, acts->lnf, p->wte,
+                                      &model->state->dloss, BT, C, Vp, add, exec);
+    }
     const floatX* residual = layer_activations(*acts, config, B, T, L).residual;
     layernorm_backward(dresidual, layer_parameters(*g, config, L - 1).fcprojb, g->lnfw, g->lnfb, acts->scratch, dbtc,
-                       NULL, residual, p->lnfw, acts->lnf_mean, acts->lnf_rstd, BT, C, stream);
-    gradients_ready(L + 1, stream);
+                       NULL, residual, p->lnfw, acts->lnf_mean, acts->lnf_rstd, BT, C, exec);
+    gradients_ready(L + 1, exec);
     for (int l = L - 1; l >= 0; l--) {
         Range range("layer %d", l);
         Parameters<floatX> w = layer_parameters(*p, config, l);
         Parameters<float> d = layer_parameters(*g, config, l);
         Activations a = layer_activations(*acts, config, B, T, l);
-        if (!a.keep_gelu) { gelu_forward(a.fch_gelu, a.fch.tensor, (size_t)BT * 4 * C, stream); }
-        if (!a.keep_norm) {
-            layernorm_forward(a.ln1, a.ln1_mean, a.ln1_rstd, a.residual, w.ln1w, w.ln1b, BT, C, stream);
-            layernorm_forward(a.ln2, a.ln2_mean, a.ln2_rstd, a.residual2, w.ln2w, w.ln2b, BT, C, stream);
-        }
-        column_sums_wait();
+        Fp8Layer q = layer_in_fp8(model, kind, BT, l);
+        recompute_forward(a, q, first_norm(a, w), second_norm(a, w), BT, C, F, layer);
         // MLP; dresidual's sums, the gradient of fcprojb, were added by the layernorm after this layer
-        matmul_backward_weight(d.fcprojw, scratch, dresidual, a.fch_gelu, BT, 4 * C, C, add, stream);
-        matmul_backward_input(a.dfch, d.fcb, acts->gelu_terms, dresidual, w.fcprojw, a.fch, BT, 4 * C, C, stream);
-        matmul_backward(dbtc, d.fcw, scratch, a.dfch, a.ln2, w.fcw, BT, C, 4 * C, add, stream);
+        Operand<E5M2> dfcproj = {dresidual, q.dfcproj}, dfch = {a.dfch, q.dfch}, dqkv = {a.dqkv, q.dqkv};
+        quantize_gradient(q, dfcproj, BT, C, layer);
+        linear_backward_weight(d.fcprojw, scratch, q, dfcproj, {a.fch_gelu, q.gelu}, BT, F, C, add, layer);
+        linear_gelu_backward(dfch, d.fcb, acts->gelu_terms, q, dfcproj, {w.fcprojw, q.fcprojw}, a.fch, BT, F, C, layer);
+        linear_backward(dbtc, d.fcw, scratch, q, dfch, {a.ln2, q.ln2}, {w.fcw, q.fcw}, BT, C, F, add, layer);
         layernorm_backward(dresidual, d.attprojb, d.ln2w, d.ln2b, acts->norm2_terms, dbtc, dresidual, a.residual2,
-                           w.ln2w, a.ln2_mean, a.ln2_rstd, BT, C, stream);
+                           w.ln2w, a.ln2_mean, a.ln2_rstd, BT, C, layer);
         // attention
-        matmul_backward(dbtc, d.attprojw, scratch, dresidual, a.atty, w.attprojw, BT, C, C, add, stream);
-        attention_backward(a.dqkv, d.qkvb, acts->scratch, dbtc, a.qkv, a.atty, a.lse, B, T, C, NH, stream);
-        matmul_backward(dbtc, d.qkvw, scratch, a.dqkv, a.ln1, w.qkvw, BT, C, 3 * C, add, stream);
+        linear_backward(dbtc, d.attprojw, scratch, q, dresidual, a.atty, w.attprojw, BT, C, C, add, layer);
+        attention_backward(a.dqkv, d.qkvb, acts->scratch, dbtc, a.qkv, a.atty, a.lse, B, T, C, NH, layer);
+        quantize_gradient(q, dqkv, BT, 3 * C, layer);
+        linear_backward(dbtc, d.qkvw, scratch, q, dqkv, {a.ln1, q.ln1}, {w.qkvw, q.qkvw}, BT, C, 3 * C, add, layer);
         float* earlier_bias = l > 0 ? layer_parameters(*g, config, l - 1).fcprojb : NULL;
         layernorm_backward(dresidual, earlier_bias, d.ln1w, d.ln1b, acts->norm1_terms, dbtc, dresidual, a.residual,
-                           w.ln1w, a.ln1_mean, a.ln1_rstd, BT, C, stream);
-        column_sums_end(stream);
-        gradients_ready(1 + l, stream);
+                           w.ln1w, a.ln1_mean, a.ln1_rstd, BT, C, layer);
+        column_sums_flush(layer);
+        gradients_ready(1 + l, exec);
     }
-    encoder_backward(g->wte, g->wpe, (int*)acts->scratch, dresidual, acts->inputs, B, T, C, V, stream);
-    gradients_ready(0, stream);
+    encoder_backward(g->wte, g->wpe, (int*)acts->scratch, dresidual, acts->inputs, B, T, C, V, exec);
+    gradients_ready(0, exec);
 }
 
-#include "llmc/fp8_passes.cuh" // the same three with --fp8, and the update of its scales
+// ---- the scales of --fp8 --------------------------------------------------------------------------
+
+// Makes the scales from what is known of the tensors. update: this step's values are added to that; all ranks must then call it.
+static void update_fp8_scales(GPT2* model, bool update) {
+    fp8_set_scales(model->fp8.scales, update, &model->state->saturated, &model->state->dloss, model->exec);
+}
+
+// Call with the first micro-batch of each step on the GPU; pass() makes a forward and a backward pass over it. Before the
+// first step, and unless a resumed run knows them (known), it measures the values of all tensors in three passes. One is not
+// enough: a gradient that is too small for fp8 hides those before it.
+template <class Pass> static void begin_fp8(GPT2* model, bool known, Pass pass) {
+    if (model->options.fp8 == FP8_OFF || model->fp8.begun) { return; }
+    model->fp8.begun = true;
+    update_fp8_scales(model, false); // also forgets what trials of the exchange have measured
+    for (int i = 0; i < 3 && !known; i++) {
+        pass();
+        update_fp8_scales(model, true);
+    }
+    cudaCheck(cudaMemsetAsync(&model->state->loss, 0, sizeof(float), model->exec.stream));
+}
+
+// Copies what is known of the tensors, for a checkpoint. Returns how many there are, 0 without --fp8.
+static int download_fp8(const GPT2* model, float* largest) {
+    const Fp8Scales& s = model->fp8.scales;
+    if (model->options.fp8 == FP8_OFF) { return 0; }
+    cudaCheck(cudaStreamSynchronize(model->exec.stream));
+    cudaCheck(cudaMemcpy(largest, s.largest, s.num * sizeof(float), cudaMemcpyDeviceToHost));
+    return s.num;
+}
+static void upload_fp8(GPT2* model, const float* largest, int num) {
+    const Fp8Scales& s = model->fp8.scales;
+    if (model->options.fp8 == FP8_OFF) { return; }
+    if (num != s.num) { die("the checkpoint has the scales of %d fp8 tensors, this model has %d", num, s.num); }
+    cudaCheck(cudaMemcpy(s.largest, largest, num * sizeof(float), cudaMemcpyHostToDevice));
+}
 
 // ---- update ---------------------------------------------------------------------------------------
 
@@ -473,11 +787,11 @@ static void reduce_all_gradients(GPT2* model) {
 // Call after the last micro-batch of a step. Sums gradients and losses over all GPUs, then computes the gradients' norm.
 static void gpt2_gradient_norm(GPT2* model) {
     const GPT2Config* config = &model->config;
-    ranks_computed(model->stream);
+    ranks_computed(model->exec);
     reduce_all_gradients(model);
-    await_collectives(model->stream);
-    global_norm(&model->state->scaled_norm, model->acts.scratch, model->own_grads, share_size(config), model->stream);
-    combine_ranks(&model->state->loss, model->stream); // and scaled_norm, which follows it
+    await_collectives(model->exec);
+    global_norm(&model->state->scaled_norm, model->acts.scratch, model->own_grads, share_size(config), model->exec);
+    combine_ranks(&model->state->loss, model->exec); // and scaled_norm, which follows it
     if (model->options.fp8) { update_fp8_scales(model, true); }
 }
 
@@ -490,12 +804,12 @@ static uint32_t rounding_seed(const GPT2* model, int piece, size_t place) {
 }
 
 // One step of AdamW (Loshchilov and Hutter 2019, arXiv:1711.05101); if muon is not NULL, of Muon on the layers' matrices. Call
-// after gpt2_gradient_norm. Nothing changes if loss or norm is not finite, or if skip is true. deferred: see llmc/deferred_update.cuh.
+// after gpt2_gradient_norm. Nothing changes if loss or norm is not finite, or if skip is true. deferred: see the deferred update in section 2.
 static void gpt2_update(GPT2* model, const AdamW* optimizer, bool skip, const Muon* muon = NULL,
                         bool deferred = false) {
     const GPT2Config* config = &model->config;
     require(model->options.muon == (muon != NULL) && !model->update_is_deferred);
-    adamw_prepare(model->state, *optimizer, skip, deferred, model->stream);
+    adamw_prepare(model->state, *optimizer, skip, deferred, model->exec);
     if (deferred) { defer_update(model); }
     for (int b = 0; b < num_buckets(config); b++) {
         if (deferred && b > 1 && b <= config->num_layers) { continue; }
@@ -505,7 +819,7 @@ static void gpt2_update(GPT2* model, const AdamW* optimizer, bool skip, const Mu
             auto seed = [&](int l) {
                 return rounding_seed(model, 1 + 2 * l, parameter_piece(config, 1 + 2 * l).place);
             };
-            muon_update(a, config, *muon, seed, model->stream);
+            muon_update(a, config, *muon, seed, model->exec);
         }
         Share v = own_share(config, b, muon == NULL);
         for_each_piece(config, b, ranks().env.rank, [&](int i, size_t place, size_t own_place, size_t n) {
@@ -514,12 +828,12 @@ static void gpt2_update(GPT2* model, const AdamW* optimizer, bool skip, const Mu
             if (!parameter_piece(config, i).decay) { o.weight_decay = 0.0f; }
             adamw(model->params_memory + place, model->master_memory ? model->master_memory + own_place : NULL,
                   model->m_memory + own_place, model->v_memory + v.own_place + (place - v.place),
-                  model->own_grads + own_place, model->state, n, o, rounding_seed(model, i, place), model->stream);
+                  model->own_grads + own_place, model->state, n, o, rounding_seed(model, i, place), model->exec);
         });
         Span whole = bucket(config, b);
-        gather_weights(b, model->params_memory + whole.place, whole.n, model->stream);
+        gather_weights(b, model->params_memory + whole.place, whole.n, model->exec);
     }
-    gathering_queued(model->stream);
+    gathering_queued(model->exec);
 }
 
 // ---- memory: a plan adds up what is needed before anything is allocated ---------------------------
@@ -637,7 +951,7 @@ static void allocate_training(GPT2* model, const Plan* parameters, const Plan* a
 }
 
 // Bytes outside the plan, as seen on H100s: cuBLASLt's workspace, the driver's (code, graphs, context), NCCL's communicators.
-static size_t unplanned_bytes() { return cublaslt().workspace_bytes + ((size_t)(is_alone() ? 512 : 1408) << 20); }
+static size_t unplanned_bytes() { return CUBLASLT_WORKSPACE_BYTES + ((size_t)(is_alone() ? 512 : 1408) << 20); }
 
 // Bytes that a training run needs.
 static size_t training_bytes(const GPT2Config* config, int B, int T, const GPT2Options* options) {
@@ -649,18 +963,20 @@ static size_t training_bytes(const GPT2Config* config, int B, int T, const GPT2O
 
 // ---- loading and saving ---------------------------------------------------------------------------
 
-// Sets up a model of this shape; its memory is not allocated yet.
-static void gpt2_open(GPT2* model, const GPT2Config* config, const GPT2Options* options) {
+// Sets up a model of this shape, whose operations are executed as exec says, on a stream of its own. Its memory is not allocated yet.
+static void gpt2_open(GPT2* model, const GPT2Config* config, const GPT2Options* options, const Execution& exec) {
     *model = {};
     check_config(config);
+    model->exec = exec;
+    model->exec.after_event = &model->after_event;
     model->config = *config;
     model->options = *options;
-    cudaCheck(cudaStreamCreate(&model->stream)); // a blocking stream: ordered with plain cudaMemcpy and cudaMemset
+    cudaCheck(cudaStreamCreate(&model->exec.stream)); // a blocking stream: ordered with plain cudaMemcpy and cudaMemset
 }
 
 static void gpt2_free(GPT2* model) {
     for (void* arena : model->arenas) { cudaCheck(cudaFree(arena)); }
-    if (model->stream) { cudaCheck(cudaStreamDestroy(model->stream)); }
+    if (model->exec.stream) { cudaCheck(cudaStreamDestroy(model->exec.stream)); }
     *model = {};
 }
 
@@ -678,13 +994,13 @@ static float* whole_array(const GPT2* model, float* own) {
 }
 static void forget_whole_array(const GPT2* model) { // zeroes that place
     size_t bytes = ranks().num_shares > 1 || model->options.muon ? model_size(&model->config) * sizeof(float) : 0;
-    if (bytes > 0) { cudaCheck(cudaMemsetAsync(model->grads_memory, 0, bytes, model->stream)); }
+    if (bytes > 0) { cudaCheck(cudaMemsetAsync(model->grads_memory, 0, bytes, model->exec.stream)); }
 }
 
 // Collects the shares of all ranks in whole_array(own), and returns that. All ranks must call it.
 static const float* collect_shares(const GPT2* model, float* own) {
     float* whole = whole_array(model, own);
-    if (whole != own) { join_shares(&model->config, whole, own, has_matrices(model, own), model->stream); }
+    if (whole != own) { join_shares(&model->config, whole, own, has_matrices(model, own), model->exec); }
     return whole;
 }
 
@@ -692,7 +1008,7 @@ static const float* collect_shares(const GPT2* model, float* own) {
 static void upload_shares(const GPT2* model, float* own, const float* host) {
     float* whole = whole_array(model, own);
     upload_floats(model, whole, host);
-    if (whole != own) { keep_shares(&model->config, own, whole, has_matrices(model, own), model->stream); }
+    if (whole != own) { keep_shares(&model->config, own, whole, has_matrices(model, own), model->exec); }
 }
 
 // Copies weights (num_params) from the host. In a resumed run, 16-bit weights are rounded from the master weights exactly
@@ -704,7 +1020,7 @@ static void gpt2_upload(GPT2* model, const float* weights, int num_updates) {
         upload_shares(model, model->master_memory, weights);
         auto round = [&](int i, size_t place, size_t, size_t n) {
             uint32_t seed = num_updates > 0 ? rounding_seed(model, i, place) : 0;
-            adamw_round_weights(model->params_memory + place, master + place, n, seed, num_updates, model->stream);
+            adamw_round_weights(model->params_memory + place, master + place, n, seed, num_updates, model->exec);
         };
         int shares = ranks().num_shares; // each of them as it was updated
         for (int k = 0; k < num_buckets(config) * shares; k++) {
@@ -716,17 +1032,17 @@ static void gpt2_upload(GPT2* model, const float* weights, int num_updates) {
         float* staging = (float*)device_malloc_check(largest * sizeof(float), "loading the weights");
         for_each_tensor(config, [&](size_t place, size_t offset, size_t n) {
             cudaCheck(cudaMemcpy(staging, weights + offset, n * sizeof(float), cudaMemcpyHostToDevice));
-            adamw_round_weights(model->params_memory + place, staging, n, 0, 0, model->stream);
+            adamw_round_weights(model->params_memory + place, staging, n, 0, 0, model->exec);
         });
         cudaCheck(cudaFree(staging)); // cudaFree waits until the last kernel has read it
     }
-    cudaCheck(cudaStreamSynchronize(model->stream));
+    cudaCheck(cudaStreamSynchronize(model->exec.stream));
 }
 
 // The fp32 weights on the device (model_size), or NULL if there are only 16-bit weights. All ranks must call it.
 static const float* collect_weights(GPT2* model) {
     finish_deferred_update(model);
-    for (int b = 0; b < num_buckets(&model->config); b++) { await_weights(b, model->stream); }
+    for (int b = 0; b < num_buckets(&model->config); b++) { await_weights(b, model->exec); }
     if (model->master_memory) { return collect_shares(model, model->master_memory); }
     return sizeof(floatX) == sizeof(float) ? (float*)model->params_memory : NULL;
 }
@@ -734,11 +1050,11 @@ static const float* collect_weights(GPT2* model) {
 // host (n) = values from `place` on of whole (model_size); NULL: of the 16-bit weights. Need not be done on return.
 static void download_values(const GPT2* model, float* host, const float* whole, size_t place, size_t n) {
     if (whole) {
-        cudaCheck(cudaMemcpyAsync(host, whole + place, n * sizeof(float), cudaMemcpyDeviceToHost, model->stream));
+        cudaCheck(cudaMemcpyAsync(host, whole + place, n * sizeof(float), cudaMemcpyDeviceToHost, model->exec.stream));
         return;
     }
     std::vector<floatX> rounded(n);
-    cudaCheck(cudaStreamSynchronize(model->stream));
+    cudaCheck(cudaStreamSynchronize(model->exec.stream));
     cudaCheck(cudaMemcpy(rounded.data(), model->params_memory + place, n * sizeof(floatX), cudaMemcpyDeviceToHost));
     for (size_t i = 0; i < n; i++) { host[i] = (float)rounded[i]; }
 }
@@ -749,7 +1065,7 @@ static void gpt2_download(GPT2* model, float* weights) {
     for_each_tensor(&model->config, [&](size_t place, size_t offset, size_t n) {
         download_values(model, weights + offset, whole, place, n);
     });
-    cudaCheck(cudaStreamSynchronize(model->stream));
+    cudaCheck(cudaStreamSynchronize(model->exec.stream));
 }
 
 // ================================================================================================
@@ -831,7 +1147,7 @@ static bool generator_allocate(Generator* g, GPT2* model, int B, int rows, int c
     Plan plan;
     // weights that other ranks have updated may still be on their way, and from here on they are read
     finish_deferred_update(model);
-    for (int b = 0; b < num_buckets(config); b++) { await_weights(b, model->stream); }
+    for (int b = 0; b < num_buckets(config); b++) { await_weights(b, model->exec); }
     bool packed = one_launch && decode_layers_runs(B, config->channels, config->num_heads, capacity) &&
                   is_free(generator_plan(&plan, g, config, B, rows, capacity, true));
     generator_plan(&plan, g, config, B, rows, capacity, packed);
@@ -845,8 +1161,9 @@ static bool generator_allocate(Generator* g, GPT2* model, int B, int rows, int c
     if (packed) {
         int steps[MAX_PROMPT_STEPS];
         for (int t = 0; t < MAX_PROMPT_STEPS; t++) { steps[t] = t; }
-        decode_layers_pack(g->packed, generator_layers(g, model), model->stream);
-        cudaCheck(cudaMemcpyAsync(g->prompt_positions, steps, sizeof(steps), cudaMemcpyHostToDevice, model->stream));
+        decode_layers_pack(g->packed, generator_layers(g, model), model->exec);
+        cudaCheck(
+            cudaMemcpyAsync(g->prompt_positions, steps, sizeof(steps), cudaMemcpyHostToDevice, model->exec.stream));
     }
     return true;
 }
@@ -867,17 +1184,17 @@ static void generator_sample(Generator* g, const GPT2* model, const Sampler* sam
     const floatX* x = g->x + (size_t)slot * C;
     float* logits = g->logits + (size_t)slot * Vp;
     WeightMatrix wte = weights8_matrix(&model->weights8, &model->config, model->params_memory, p->wte);
-    bool done = decode_matmul_head(logits, x, p->lnfw, p->lnfb, wte, n, C, Vp, model->stream);
+    bool done = decode_matmul_head(logits, x, p->lnfw, p->lnfb, wte, n, C, Vp, model->exec);
     if (!done && n > MAX_HEAD_TEXTS && wte.format == WEIGHTS_FULL) {
-        layernorm_forward(g->acts.lnf, g->acts.lnf_mean, g->acts.lnf_rstd, x, p->lnfw, p->lnfb, n, C, model->stream);
-        matmul_forward_float(logits, g->acts.lnf, p->wte, n, C, Vp, model->stream);
+        layernorm_forward(g->acts.lnf, g->acts.lnf_mean, g->acts.lnf_rstd, x, p->lnfw, p->lnfb, n, C, model->exec);
+        matmul_forward_float(logits, g->acts.lnf, p->wte, n, C, Vp, model->exec);
     } else if (!done) {
-        decode_head(logits, x, p->lnfw, p->lnfb, wte, n, C, Vp, model->stream);
+        decode_head(logits, x, p->lnfw, p->lnfb, wte, n, C, Vp, model->exec);
     }
     int* copy = g->host_tokens + g->row * g->B + slot;
     decode_sample(g->tokens + slot, copy, g->positions + slot, g->sample_scratch, logits, g->rng + slot,
                   g->seen + slot * seen_words(V), sampler->temperature, sampler->top_k, sampler->top_p, sampler->min_p,
-                  sampler->repetition_penalty, n, V, Vp, model->stream);
+                  sampler->repetition_penalty, n, V, Vp, model->exec);
 }
 
 // Runs the first n tokens of acts.inputs through the model one by one. x becomes the residual stream of the last one.
@@ -886,8 +1203,8 @@ static void generator_prompt_steps(Generator* g, const GPT2* model, int n) {
     for (int t = 0; t < n; t++) {
         const int* position = layers.first.position = g->prompt_positions + t;
         decode_embed(g->x, g->acts.inputs + t, position, model->params.wte, model->params.wpe, 1,
-                     model->config.channels, model->stream);
-        decode_layers(layers, 1, g->packed, g->layers_scratch, model->stream);
+                     model->config.channels, model->exec);
+        decode_layers(layers, 1, g->packed, g->layers_scratch, model->exec);
     }
 }
 
@@ -895,9 +1212,9 @@ static void generator_prompt_steps(Generator* g, const GPT2* model, int n) {
 static void generator_prefill(Generator* g, GPT2* model, const Sampler* sampler, const PromptPass* p) {
     size_t C = model->config.channels, words = seen_words(model->config.vocab_size);
     int slot = p->slot, n = p->n;
-    cudaStream_t stream = model->stream;
+    const Execution& exec = model->exec;
     auto upload = [=](auto* to, const auto* from, size_t count) {
-        cudaCheck(cudaMemcpyAsync(to, from, count * sizeof(*to), cudaMemcpyHostToDevice, stream));
+        cudaCheck(cudaMemcpyAsync(to, from, count * sizeof(*to), cudaMemcpyHostToDevice, exec.stream));
     };
     upload(g->acts.inputs, p->inputs, (size_t)n * p->T);
     upload(g->rng + slot, p->rng, n);
@@ -911,13 +1228,13 @@ static void generator_prefill(Generator* g, GPT2* model, const Sampler* sampler,
     }
     KeyValueCache cache = g->cache; // from this slot on
     cache.keys += (size_t)slot * cache.capacity * C, cache.values += (size_t)slot * cache.capacity * C;
-    bool tuned = cublaslt().tuned;
-    cublaslt_tune(false); // the prompts' shapes occur too seldom to pay for timing cuBLASLt's algorithms
-    gpt2_forward(model, &g->acts, n, p->T, false, &cache);
-    cublaslt_tune(tuned);
+    Execution untimed = exec;
+    untimed.times_algorithms = false; // the prompts' shapes occur too seldom to pay for that
+    gpt2_forward(model, &g->acts, n, p->T, EVALUATE, &cache, untimed);
     for (int i = 0; i < n; i++) {
         const floatX* newest = g->acts.residual3 + ((size_t)i * p->T + p->last[i]) * C;
-        cudaCheck(cudaMemcpyAsync(g->x + (slot + i) * C, newest, C * sizeof(floatX), cudaMemcpyDeviceToDevice, stream));
+        cudaCheck(
+            cudaMemcpyAsync(g->x + (slot + i) * C, newest, C * sizeof(floatX), cudaMemcpyDeviceToDevice, exec.stream));
     }
     generator_sample(g, model, sampler, slot, n);
 }
@@ -935,51 +1252,50 @@ static void generator_fill(Generator* g, GPT2* model, const Sampler* sampler, Te
 // and norm_bias are NULL. residual may be NULL, or the same as out; it excludes gelu and a layernorm.
 static void generator_matmul(Generator* g, const GPT2* model, floatX* out, const floatX* x, const floatX* norm_weight,
                              const floatX* norm_bias, const floatX* weight, const floatX* bias, const floatX* residual,
-                             bool gelu, int n, int C, int OC, cudaStream_t stream) {
+                             bool gelu, int n, int C, int OC, const Execution& exec) {
     WeightMatrix matrix = weights8_matrix(&model->weights8, &model->config, model->params_memory, weight);
-    if (decode_matmul(out, x, norm_weight, norm_bias, matrix, bias, residual, gelu, n, C, OC, stream)) { return; }
+    if (decode_matmul(out, x, norm_weight, norm_bias, matrix, bias, residual, gelu, n, C, OC, exec)) { return; }
     if (n <= MAX_MATVEC_TEXTS) {
-        decode_matvec(out, x, norm_weight, norm_bias, matrix, bias, residual, gelu, n, C, OC, stream);
+        decode_matvec(out, x, norm_weight, norm_bias, matrix, bias, residual, gelu, n, C, OC, exec);
         return;
     }
     if (norm_weight) {
-        layernorm_forward(g->acts.lnf, g->acts.lnf_mean, g->acts.lnf_rstd, x, norm_weight, norm_bias, n, C, stream);
+        layernorm_forward(g->acts.lnf, g->acts.lnf_mean, g->acts.lnf_rstd, x, norm_weight, norm_bias, n, C, exec);
         x = g->acts.lnf;
     }
-    if (residual) { return matmul_forward_residual(out, g->logits, x, weight, bias, residual, n, C, OC, stream); }
-    matmul_forward(out, gelu ? GeluSaved::not_kept() : GeluSaved(), x, weight, bias, NULL, n, C, OC, stream);
+    if (residual) { return matmul_forward_residual(out, g->logits, x, weight, bias, residual, n, C, OC, exec); }
+    matmul_forward(out, gelu ? GeluSaved::not_kept() : GeluSaved(), x, weight, bias, NULL, n, C, OC, exec);
 }
 
 // Runs the newest token of n texts, those in slots begin to begin + n - 1, through the layers, one launch after the other.
-static void generator_launch_layers(Generator* g, const GPT2* model, int begin, int n, cudaStream_t stream) {
+static void generator_launch_layers(Generator* g, const GPT2* model, int begin, int n, const Execution& exec) {
     int NH = model->config.num_heads, C = model->config.channels;
     size_t at = (size_t)begin * C;
     floatX *x = g->x + at, *qkv = g->qkv + 3 * at, *atty = g->atty + at, *fch = g->fch + 4 * at;
     for (int l = 0; l < model->config.num_layers; l++) {
         Parameters<floatX> w = layer_parameters(model->params, &model->config, l);
         KeyValueCache c = layer_cache(g->cache, &model->config, l);
-        generator_matmul(g, model, qkv, x, w.ln1w, w.ln1b, w.qkvw, w.qkvb, NULL, false, n, C, 3 * C, stream);
+        generator_matmul(g, model, qkv, x, w.ln1w, w.ln1b, w.qkvw, w.qkvb, NULL, false, n, C, 3 * C, exec);
         decode_attention(atty, c.keys + at * c.capacity, c.values + at * c.capacity,
                          g->attention_scratch + decode_attention_scratch(begin, C, NH, c.capacity), qkv,
-                         g->positions + begin, n, C, NH, c.capacity, stream);
-        generator_matmul(g, model, x, atty, NULL, NULL, w.attprojw, w.attprojb, x, false, n, C, C, stream);
-        generator_matmul(g, model, fch, x, w.ln2w, w.ln2b, w.fcw, w.fcb, NULL, true, n, C, 4 * C, stream);
-        generator_matmul(g, model, x, fch, NULL, NULL, w.fcprojw, w.fcprojb, x, false, n, 4 * C, C, stream);
+                         g->positions + begin, n, C, NH, c.capacity, exec);
+        generator_matmul(g, model, x, atty, NULL, NULL, w.attprojw, w.attprojb, x, false, n, C, C, exec);
+        generator_matmul(g, model, fch, x, w.ln2w, w.ln2b, w.fcw, w.fcb, NULL, true, n, C, 4 * C, exec);
+        generator_matmul(g, model, x, fch, NULL, NULL, w.fcprojw, w.fcprojb, x, false, n, 4 * C, C, exec);
     }
 }
 
 // Runs the newest token of each text through the model and samples the next one.
 static void generator_launch_step(Generator* g, const GPT2* model, const Sampler* sampler) {
     int B = g->B;
-    cudaStream_t stream = model->stream;
-    decode_embed(g->x, g->tokens, g->positions, model->params.wte, model->params.wpe, B, model->config.channels,
-                 stream);
+    const Execution& exec = model->exec;
+    decode_embed(g->x, g->tokens, g->positions, model->params.wte, model->params.wpe, B, model->config.channels, exec);
     if (g->packed) {
-        decode_layers(generator_layers(g, model), B, g->packed, g->layers_scratch, stream);
+        decode_layers(generator_layers(g, model), B, g->packed, g->layers_scratch, exec);
     } else if (!g->sides.begun) {
-        generator_launch_layers(g, model, 0, B, stream);
+        generator_launch_layers(g, model, 0, B, exec);
     } else {
-        launch_halves(&g->sides, stream, [&](int i, cudaStream_t side) {
+        launch_halves(&g->sides, exec, [&](int i, const Execution& side) {
             generator_launch_layers(g, model, B / 2 * i, i ? B - B / 2 : B / 2, side);
         });
     }
@@ -989,7 +1305,7 @@ static void generator_launch_step(Generator* g, const GPT2* model, const Sampler
 // Generates one token per text.
 static void generator_step(Generator* g, const GPT2* model, const Sampler* sampler) {
     g->num_steps++;
-    launch_as_graph(&g->graphs[g->row], model->stream, [&] { generator_launch_step(g, model, sampler); });
+    launch_as_graph(&g->graphs[g->row], model->exec.stream, [&] { generator_launch_step(g, model, sampler); });
 }
 
 // Continues prompts (N,T) of lengths (N), at most at_once side by side; one that ends makes room for the next. A text ends
@@ -1014,13 +1330,13 @@ static bool generate(GPT2* model, Sampler* sampler, const int* prompts, const in
         if (!no_memory) { die("%s; %s, or take a smaller --num-tokens or shorter prompts", err.text, OTHER_PROGRAMS); }
         return true;
     }
-    auto leave = [&](int b) { cudaCheck(cudaMemsetAsync(g.positions + b, 0xFF, sizeof(int), model->stream)); };
+    auto leave = [&](int b) { cudaCheck(cudaMemsetAsync(g.positions + b, 0xFF, sizeof(int), model->exec.stream)); };
     double start = time_ms(), middle = start;
     text_queue_open(&q, B);
     generator_fill(&g, model, sampler, &q);
     for (int step = 0; q.active > 0; step++) {
         int row = g.row;
-        cudaCheck(cudaEventRecord(g.written[row], model->stream));
+        cudaCheck(cudaEventRecord(g.written[row], model->exec.stream));
         g.row ^= 1; // what is sampled from here on goes to the other row
 
         for (int b = 0; b < B; b++) { // before the next step is launched, for which it has no room
@@ -1034,8 +1350,8 @@ static bool generate(GPT2* model, Sampler* sampler, const int* prompts, const in
         }
         generator_fill(&g, model, sampler, &q);
     }
-    cudaCheck(cudaMemcpyAsync(&sampler->rng, g.rng, sizeof(uint64_t), cudaMemcpyDeviceToHost, model->stream));
-    cudaCheck(cudaStreamSynchronize(model->stream));
+    cudaCheck(cudaMemcpyAsync(&sampler->rng, g.rng, sizeof(uint64_t), cudaMemcpyDeviceToHost, model->exec.stream));
+    cudaCheck(cudaStreamSynchronize(model->exec.stream));
     if (times) {
         times->prefill_ms += middle - start, times->decode_ms += time_ms() - middle, times->steps += g.num_steps;
         times->at_once = N > B ? B : 0;
@@ -1084,11 +1400,12 @@ static bool load_batch(Trainer* t, DataLoader* loader, Error* err) {
     // until the copy of two micro-batches ago has read this buffer
     wait_for_event(t->copied[slot], "a micro-batch of step", t->job.run.step + 1);
     if (!dataloader_next(loader, t->batches[slot], t->batches[slot] + BT, err)) { return false; }
-    cudaStream_t stream = t->model.stream;
+    const Execution& exec = t->model.exec;
     Activations* acts = &t->model.acts;
-    cudaCheck(cudaMemcpyAsync(acts->inputs, t->batches[slot], BT * sizeof(int), cudaMemcpyHostToDevice, stream));
-    cudaCheck(cudaMemcpyAsync(acts->targets, t->batches[slot] + BT, BT * sizeof(int), cudaMemcpyHostToDevice, stream));
-    cudaCheck(cudaEventRecord(t->copied[slot], stream));
+    cudaCheck(cudaMemcpyAsync(acts->inputs, t->batches[slot], BT * sizeof(int), cudaMemcpyHostToDevice, exec.stream));
+    cudaCheck(
+        cudaMemcpyAsync(acts->targets, t->batches[slot] + BT, BT * sizeof(int), cudaMemcpyHostToDevice, exec.stream));
+    cudaCheck(cudaEventRecord(t->copied[slot], exec.stream));
     return true;
 }
 
@@ -1105,15 +1422,12 @@ static bool next_batch(Trainer* t, Error* err) {
 static void launch_micro_step(GPT2* model, const Batch* batch, bool first, bool last) {
     int B = batch->B, T = batch->T;
     float scale = 1.0f / (float)batch->total;
-    bool fp8 = model->options.fp8;
-    leave_room(first && args->zero);
-    if (first && deferred_update_on(model)) { attach_deferred_update(model); }
-    fp8 ? gpt2_forward_fp8(model, B, T, first) : gpt2_forward(model, &model->acts, B, T, true, NULL);
-    leave_room(false); // all weights are here
-    fp8 ? gpt2_loss_fp8(model, B, T, scale, first) : gpt2_loss(model, &model->acts, B, T, true, scale);
-    leave_room(last);
-    (fp8 ? gpt2_backward_fp8 : gpt2_backward)(model, B, T, first);
-    leave_room(false);
+    Execution forward = leaving_room(model->exec, first && args->zero);
+    if (first && deferred_update_on(model)) { forward = with_deferred_update(model, forward); }
+    PassKind kind = first ? TRAIN_FIRST : TRAIN;
+    gpt2_forward(model, &model->acts, B, T, kind, NULL, forward);
+    gpt2_loss(model, &model->acts, B, T, kind, scale, model->exec); // all weights are here
+    gpt2_backward(model, B, T, kind, leaving_room(model->exec, last));
 }
 
 // Forward and backward of one micro-batch.
@@ -1122,18 +1436,19 @@ static void micro_step(Trainer* t, bool first, bool last) {
     auto launch = [&] { launch_micro_step(&t->model, &t->job.batch, first, last); };
     if (first) { t->model.update_is_deferred = false; } // the forward pass finishes it, also in a graph
     if (!args->use_graph || profile().listing) { return launch(); }
-    launch_as_graph(&t->graphs[first][last && ranks().beside], t->model.stream, launch);
+    launch_as_graph(&t->graphs[first][last && ranks().beside], t->model.exec.stream, launch);
 }
 
 // Queues the copy of the step's state to s->state.
 static void read_state(Trainer* t, PendingStep* s) {
-    cudaCheck(cudaMemcpyAsync(s->state, t->model.state, sizeof(StepState), cudaMemcpyDeviceToHost, t->model.stream));
+    cudaCheck(
+        cudaMemcpyAsync(s->state, t->model.state, sizeof(StepState), cudaMemcpyDeviceToHost, t->model.exec.stream));
 }
 
 // With -sl or -sg the host waits for loss and norm before the update. Returns false if the step must be skipped.
 static bool judge_before_update(Trainer* t, PendingStep* s) {
     read_state(t, s);
-    wait_for_stream(t->model.stream, "step", s->report.step);
+    wait_for_stream(t->model.exec.stream, "step", s->report.step);
     s->report.loss = s->state->loss;
     s->report.norm = s->state->scaled_norm / s->state->loss_scale;
     s->judged = true;
@@ -1152,8 +1467,8 @@ static bool launch_step(Trainer* t, Error* err) {
     s->report.step = run->step + 1;
     s->report.learning_rate = lr_at(&t->job.schedule, run->step);
     if (args->overfit) { dataloader_reset(&t->job.train); }
-    cudaCheck(cudaEventRecord(s->begin, model->stream));
-    cudaCheck(cudaMemsetAsync(&model->state->loss, 0, sizeof(float), model->stream));
+    cudaCheck(cudaEventRecord(s->begin, model->exec.stream));
+    cudaCheck(cudaMemsetAsync(&model->state->loss, 0, sizeof(float), model->exec.stream));
     for (int64_t i = 0; i < t->job.batch.micro_steps; i++) {
         if (!next_batch(t, err)) { return false; }
         // before the first step of a run with --fp8: measures the tensors' largest values, unless a resumed run knows them
@@ -1167,7 +1482,7 @@ static bool launch_step(Trainer* t, Error* err) {
     Muon muon = {lr_at(&t->job.muon_schedule, run->step), args->muon_momentum, args->weight_decay};
     gpt2_update(model, &optimizer, skip, uses_muon() ? &muon : NULL, deferred_update_on(model));
     read_state(t, s);
-    cudaCheck(cudaEventRecord(s->end, model->stream));
+    cudaCheck(cudaEventRecord(s->end, model->exec.stream));
     training_step_done(&t->job);
     t->pending = s;
     return true;
@@ -1241,7 +1556,7 @@ static void copy_parts(Trainer* t) {
         }
     }
     forget_whole_array(model);
-    wait_for_stream(model->stream, "collecting the checkpoint of step", t->job.run.step);
+    wait_for_stream(model->exec.stream, "collecting the checkpoint of step", t->job.run.step);
 }
 
 // All ranks call it, and each of them writes its parts of the files.
@@ -1249,7 +1564,7 @@ static void save_checkpoint(Trainer* t, bool last) {
     training_finish_save(&t->job);
     bool unsaved = is_rank0() && training_is_unsaved(&t->job);
     if (!ranks_agree(0, false, unsaved, 0).due) { return; }
-    if (is_rank0()) { choices_save(args->output), save_overlap(args->output); }
+    if (is_rank0()) { choices_save(t->model.exec, args->output), save_overlap(args->output); }
     allocate_buffer(t);
     copy_parts(t);
     t->job.run.num_fp8 = download_fp8(&t->model, t->job.run.fp8_largest);
@@ -1306,7 +1621,7 @@ static double validation_loss(Trainer* t) {
     float loss;
     Error err;
     dataloader_reset(&t->job.val);
-    cudaCheck(cudaMemsetAsync(&model->state->loss, 0, sizeof(float), model->stream));
+    cudaCheck(cudaMemsetAsync(&model->state->loss, 0, sizeof(float), model->exec.stream));
     for (int64_t i = 0; i < n; i++) {
         if (load_batch(t, &t->job.val, &err)) {
         } else if (is_alone()) {
@@ -1314,12 +1629,12 @@ static double validation_loss(Trainer* t) {
         } else { // the other ranks cannot save now
             die("%s", err.text);
         }
-        gpt2_forward(model, &model->acts, B, T, false, NULL);
-        gpt2_loss(model, &model->acts, B, T, false, 1.0f / ((float)B * T * n));
+        gpt2_forward(model, &model->acts, B, T, EVALUATE, NULL, model->exec);
+        gpt2_loss(model, &model->acts, B, T, EVALUATE, 1.0f / ((float)B * T * n), model->exec);
         ranks_agree(0, false, 0, ranks_limit_ms()); // a rank that hangs is noticed
     }
-    cudaCheck(cudaMemcpyAsync(&loss, &model->state->loss, sizeof(loss), cudaMemcpyDeviceToHost, model->stream));
-    wait_for_stream(model->stream, "the validation after step", t->job.run.step);
+    cudaCheck(cudaMemcpyAsync(&loss, &model->state->loss, sizeof(loss), cudaMemcpyDeviceToHost, model->exec.stream));
+    wait_for_stream(model->exec.stream, "the validation after step", t->job.run.step);
     return t->job.val_ranks > 1 ? ranks_sum(loss) / t->job.val_ranks : loss;
 }
 
@@ -1328,12 +1643,12 @@ static void compute_losses(void* gpt2, float* losses, const int* inputs, const i
     GPT2* model = (GPT2*)gpt2;
     Activations* acts = &model->acts;
     size_t BT = (size_t)B * T;
-    cudaCheck(cudaMemcpyAsync(acts->inputs, inputs, BT * sizeof(int), cudaMemcpyHostToDevice, model->stream));
-    cudaCheck(cudaMemcpyAsync(acts->targets, targets, BT * sizeof(int), cudaMemcpyHostToDevice, model->stream));
-    gpt2_forward(model, acts, B, T, false, NULL);
-    gpt2_loss(model, acts, B, T, false, 0.0f);
-    cudaCheck(cudaMemcpyAsync(losses, acts->losses, BT * sizeof(float), cudaMemcpyDeviceToHost, model->stream));
-    cudaCheck(cudaStreamSynchronize(model->stream));
+    cudaCheck(cudaMemcpyAsync(acts->inputs, inputs, BT * sizeof(int), cudaMemcpyHostToDevice, model->exec.stream));
+    cudaCheck(cudaMemcpyAsync(acts->targets, targets, BT * sizeof(int), cudaMemcpyHostToDevice, model->exec.stream));
+    gpt2_forward(model, acts, B, T, EVALUATE, NULL, model->exec);
+    gpt2_loss(model, acts, B, T, EVALUATE, 0.0f, model->exec);
+    cudaCheck(cudaMemcpyAsync(losses, acts->losses, BT * sizeof(float), cudaMemcpyDeviceToHost, model->exec.stream));
+    cudaCheck(cudaStreamSynchronize(model->exec.stream));
 }
 
 // The most likely token at position i of the B x T of the last compute_losses, for llmc/evaluation.h.
@@ -1382,15 +1697,16 @@ static void load_sampling_kernels(Trainer* t) {
 // ---- opening and closing a run --------------------------------------------------------------------
 
 // Plans a training run's memory, prints how much it needs, and allocates it.
-static void open_training_model(GPT2* model, const GPT2Config* config, const Batch* batch) {
+static void open_training_model(GPT2* model, const GPT2Config* config, const Batch* batch, const Execution& exec) {
     char device[256];
     Plan parameters, activations;
     GPT2Options options = {args->recompute, args->gelu_fusion == 3, (bool)args->master_weights,
                            (bool)args->stochastic_rounding, (uint64_t)args->seed};
     options.muon = uses_muon();
+    options.defers_updates = strcmp(args->overlap, "off") != 0 && !args->profile;
     options.fp8 = args->fp8;
     check_fp8(config, batch->B * batch->T, options.fp8);
-    gpt2_open(model, config, &options);
+    gpt2_open(model, config, &options, exec);
     size_t have = device_memory(device);
     plan_training(&parameters, &activations, model, config, batch->B, batch->T, &options);
     size_t need = parameters.total + activations.total + unplanned_bytes();
@@ -1442,9 +1758,9 @@ static void exchange_all(GPT2* model) {
     reduce_all_gradients(model);
     for (int b = 0; b < num_buckets(&model->config); b++) {
         Span whole = bucket(&model->config, b);
-        gather_weights(b, model->params_memory + whole.place, whole.n, model->stream);
+        gather_weights(b, model->params_memory + whole.place, whole.n, model->exec);
     }
-    gathering_queued(model->stream);
+    gathering_queued(model->exec);
 }
 
 // Rank 0 chooses cuBLASLt's algorithms and when to exchange, and all ranks do as it does.
@@ -1453,7 +1769,7 @@ static void share_choices(Trainer* t) {
     ExchangeTrial trial = {t->model.own_grads, t->model.grads_memory,        bucket(config, 0).n,
                            model_size(config), t->job.batch.micro_steps > 1, t->job.run.step + 1};
     auto launch = [&](bool first, bool last) { launch_micro_step(&t->model, &t->job.batch, first, last); };
-    ranks_choose(trial, t->job.checkpoint.text[0] ? args->output : NULL, t->model.stream, launch,
+    ranks_choose(trial, t->job.checkpoint.text[0] ? args->output : NULL, t->model.exec, launch,
                  [&] { exchange_all(&t->model); });
 }
 
@@ -1480,13 +1796,13 @@ static void ranks_find_checkpoint(Training* t) {
 }
 
 // Opens everything that a run needs, in an order that finds all mistakes of the user before anything is written.
-static Trainer* trainer_open() {
+static Trainer* trainer_open(const Execution& exec) {
     static Trainer trainer, *t = &trainer;
     ModelSource source;
     ranks_find_checkpoint(&t->job);
     training_open_model(&t->job, &source);
     Batch batch = t->job.batch = settle_batch(&source.config);
-    open_training_model(&t->model, &source.config, &batch);
+    open_training_model(&t->model, &source.config, &batch, exec);
     ranks_connect(num_buckets(&source.config));
     training_open_data(&t->job, &source.config);
     open_questions(&t->hellaswag, batch.B, batch.T, source.config.vocab_size);
@@ -1499,9 +1815,9 @@ static Trainer* trainer_open() {
         cudaCheck(cudaEventCreate(&t->steps[i].begin));
         cudaCheck(cudaEventCreate(&t->steps[i].end));
     }
-    t->machine_flops = run_num_ranks * find_machine_flops(args->tf32);
+    t->machine_flops = run_num_ranks * find_machine_flops(t->model.exec);
     load_training_state(t, &source);
-    if (t->job.checkpoint.text[0]) { choices_load(args->output); }
+    if (t->job.checkpoint.text[0]) { choices_load(t->model.exec, args->output); }
     if (args->sample_every > 0 && is_rank0()) { load_sampling_kernels(t); }
     if (!is_alone()) { share_choices(t); }
     return t;
@@ -1509,7 +1825,7 @@ static Trainer* trainer_open() {
 
 // Returns the exit code.
 static int trainer_close(Trainer* t) {
-    cudaCheck(cudaStreamSynchronize(t->model.stream));
+    cudaCheck(cudaStreamSynchronize(t->model.exec.stream));
     int code = training_end(&t->job);
     if (t->buffer && cudaHostUnregister(t->buffer) != cudaSuccess) { cudaGetLastError(); }
     free(t->buffer);
@@ -1547,8 +1863,8 @@ static Due agreed_due(Trainer* t, double limit_ms) {
 }
 
 // -i: the training run. Returns the exit code.
-static int train() {
-    Trainer* t = trainer_open();
+static int train(const Execution& exec) {
+    Trainer* t = trainer_open(exec);
     run_install_signal_handlers();
     for (;;) {
         Due due = agreed_due(t, ranks_limit_ms());
@@ -1569,15 +1885,15 @@ static int train() {
 // ---- profile --------------------------------------------------------------------------------------
 
 // --profile: times every operation of some training steps, and prints a table sorted by time. Returns the exit code.
-static int profile_run() {
-    Trainer* t = trainer_open();
+static int profile_run(const Execution& exec) {
+    Trainer* t = trainer_open(exec);
     for (int i = 0; i < 3; i++) { train_step(t); } // warm-up; the first step times cuBLASLt's algorithms
     finish_report(t);
-    double bandwidth = measure_copy_bandwidth(t->model.stream), rate = 1e12 * cublaslt_matrix_rate();
+    double bandwidth = measure_copy_bandwidth(t->model.exec.stream), rate = 1e12 * cublaslt_matrix_rate(t->model.exec);
     profile_open();
     double settled = time_ms() + 1000; // the clock follows the load, within the card's limits
     for (int i = 0; i < 100 && ranks_agree(0, false, time_ms() < settled, 0).due; i++) { train_step(t); }
-    profile_begin(t->model.stream);
+    profile_begin(t->model.exec.stream);
     for (int i = 0; i < PROFILE_STEPS; i++) { train_step(t); }
     finish_report(t);
     profile_end();
@@ -1597,7 +1913,7 @@ struct LoadedModel {
 };
 
 // Opens the model that -e names, with activations for an evaluation of B rows of -t tokens; B 0: none.
-static void loaded_model_open(LoadedModel* m, int B) {
+static void loaded_model_open(LoadedModel* m, int B, const Execution& exec) {
     double start = time_ms();
     bool has_tokenizer;
     char device[256];
@@ -1608,7 +1924,7 @@ static void loaded_model_open(LoadedModel* m, int B) {
     const GPT2Config* config = &m->source.config;
     model_source_open(&m->source, resolve_model_path(args->model), &has_tokenizer, &m->tokenizer);
     m->vocabulary = has_tokenizer ? &m->tokenizer : NULL;
-    gpt2_open(model, config, &options);
+    gpt2_open(model, config, &options, exec);
     model->weights8.format = weights8_format(args->weights);
     plan_parameters(&plan, model, config, NULL);
     if (B > 0) {
@@ -1627,7 +1943,7 @@ static void loaded_model_open(LoadedModel* m, int B) {
     model_source_read(&m->source, weights);
     check_weights(&m->source, weights);
     gpt2_upload(model, weights, 0);
-    weights8_quantize(&model->weights8, config, model->params_memory, model->stream);
+    weights8_quantize(&model->weights8, config, model->params_memory, model->exec);
     weights8_print(&model->weights8, config);
     free(weights);
     m->load_ms = time_ms() - start;
@@ -1639,12 +1955,12 @@ static void loaded_model_close(LoadedModel* m) {
 }
 
 // --prompt and the like: continues texts side by side. Returns the exit code.
-static int sample() {
+static int sample(const Execution& exec) {
     LoadedModel m;
     Prompts prompts;
     GenerationTimes times = {};
     Sampler sampler = flags_sampler();
-    loaded_model_open(&m, 0);
+    loaded_model_open(&m, 0, exec);
     prompts_read(&prompts, m.vocabulary, &m.source);
     Continuations c = continuations_begin(&prompts, m.vocabulary, stdout);
     bool good = generate(&m.model, &sampler, prompts.tokens, prompts.lengths, prompts.B, prompts.T, args->num_tokens,
@@ -1660,10 +1976,10 @@ static int sample() {
 // ---- evaluate, time ---------------------------------------------------------------------------------
 
 // --eval, or --hellaswag without -i. Returns the exit code.
-static int evaluate() {
+static int evaluate(const Execution& exec) {
     LoadedModel m;
     EvalFiles files = eval_files_find();
-    loaded_model_open(&m, evaluation_rows(&files));
+    loaded_model_open(&m, evaluation_rows(&files), exec);
     evaluate_files(&files, compute_losses, most_likely_token, &m.model, m.model.acts.B, m.model.acts.T, m.vocabulary,
                    m.model.config.vocab_size);
     loaded_model_close(&m);
@@ -1671,9 +1987,9 @@ static int evaluate() {
 }
 
 // --bench: times the prompt and the generation of --num-samples texts side by side. Returns the exit code.
-static int bench() {
+static int bench(const Execution& exec) {
     LoadedModel m;
-    loaded_model_open(&m, 0);
+    loaded_model_open(&m, 0, exec);
     Bench b = bench_begin(&m.model.config, PRECISION_NAME);
     Sampler sampler = flags_sampler();
     std::vector<int> tokens, lengths(b.B, b.prompt), made((size_t)b.B * (b.decode + 1)), counts(b.B);
@@ -1693,8 +2009,8 @@ static int bench() {
 
 // ---- main -----------------------------------------------------------------------------------------
 
-// Opens the GPU and cuBLASLt. Ends the program with a message that names the remedy if there is no usable GPU.
-static void open_device() {
+// Opens the GPU, and exec->library and exec->tuned. Ends the program with a message that names the remedy if there is no usable GPU.
+static void open_device(Execution* exec) {
     int num_devices = 0;
     cudaError_t e = cudaGetDeviceCount(&num_devices);
     if (e != cudaSuccess || num_devices == 0) {
@@ -1718,10 +2034,10 @@ static void open_device() {
 #if defined(ENABLE_BF16)
     if (major < 8) { die("this GPU has no bf16: make train_gpt2cu PRECISION=FP16"); }
 #endif
-    cublaslt_open();
-    cublaslt_set_tf32(args->tf32);
-    cublaslt_tune(args->tune);
-    choices_open(args->tuned);
+    cublaslt_open(*exec->library);
+    exec->library->tf32 = args->tf32;
+    exec->times_algorithms = args->tune;
+    choices_open(*exec, args->tuned);
 }
 
 #ifndef TESTING
@@ -1741,13 +2057,17 @@ int main(int argc, char** argv) {
         if (code >= 0) { return code; }
         cli_print(stdout, options, sizeof(options) / sizeof(options[0]));
     }
-    open_device();
-    int code = task == TASK_SAMPLE     ? sample()
-               : task == TASK_EVALUATE ? evaluate()
-               : task == TASK_BENCH    ? bench()
-               : args->profile         ? profile_run()
-                                       : train();
-    cublaslt_close();
+    CublasLt library;
+    TunedState tuned = {};
+    Execution exec;
+    exec.library = &library, exec.tuned = &tuned;
+    open_device(&exec);
+    int code = task == TASK_SAMPLE     ? sample(exec)
+               : task == TASK_EVALUATE ? evaluate(exec)
+               : task == TASK_BENCH    ? bench(exec)
+               : args->profile         ? profile_run(exec)
+                                       : train(exec);
+    cublaslt_close(library);
     return code;
 }
 #endif
@@ -1814,20 +2134,21 @@ __global__ void encoder_forward_kernel4(floatX* out, const int* inp, const float
 // out[b,t,:] = wte[inp[b,t],:] + wpe[t,:]
 // out (B,T,C) | inp (B,T), each in [0,Vp) | wte (Vp,C) | wpe (maxT,C), maxT >= T
 void encoder_forward(floatX* out, const int* inp, const floatX* wte, const floatX* wpe, int B, int T, int C,
-                     cudaStream_t stream, int block_size) {
+                     const Execution& exec, int block_size) {
     // the bytes do not include the rows of wte that are read, because their number depends on the tokens
-    Op op(stream, ((double)B * T + T) * C * sizeof(floatX) + (double)B * T * sizeof(int), 0, "encoder_forward");
+    Op op(exec, ((double)B * T + T) * C * sizeof(floatX) + (double)B * T * sizeof(int), 0, "encoder_forward");
     require(C % x128::size == 0);
     require((size_t)T * C < (size_t)1 << 31);
     int groups = ceil_div(B, ENCODER_FORWARD_SEQUENCES);
     require(groups <= 65535);
     dim3 grid(ceil_div(T * (C / x128::size), block_size), groups);
-    encoder_forward_kernel4<<<grid, block_size, 0, stream>>>(out, inp, wte, wpe, B, T, C);
+    encoder_forward_kernel4<<<grid, block_size, 0, exec.stream>>>(out, inp, wte, wpe, B, T, C);
     cudaCheck(cudaGetLastError());
 }
 void encoder_forward(floatX* out, const int* inp, const floatX* wte, const floatX* wpe, int B, int T, int C,
-                     cudaStream_t stream) {
-    encoder_forward(out, inp, wte, wpe, B, T, C, stream, tuned_config("encoder_forward", (size_t)B * T, C, 256));
+                     const Execution& exec) {
+    encoder_forward(out, inp, wte, wpe, B, T, C, exec,
+                    tuned_config(exec.tuned, "encoder_forward", (size_t)B * T, C, 256));
 }
 // ==== end promoted: encoder_forward ====
 
@@ -1960,7 +2281,7 @@ __global__ void __launch_bounds__(ENCODER_SORT_BLOCK)
 }
 
 // Sorts the positions by token. Returns the layout of scratch, in which positions[0] and tokens are now filled.
-static EncoderScratch encoder_backward_sort(int* scratch, const int* inp, int N, int V, cudaStream_t stream) {
+static EncoderScratch encoder_backward_sort(int* scratch, const int* inp, int N, int V, const Execution& exec) {
     EncoderScratch s = encoder_backward_layout(scratch, N);
     int num =
         ceil_div(ceil_div(N, ENCODER_SORT_MAX_BLOCKS), ENCODER_SORT_BLOCK) * ENCODER_SORT_BLOCK; // indices per block
@@ -1969,10 +2290,10 @@ static EncoderScratch encoder_backward_sort(int* scratch, const int* inp, int N,
     const int* positions = NULL;
     for (int pass = 0; pass < num_passes; pass++) {
         int* sorted = s.positions[(num_passes - 1 - pass) % 2];
-        encoder_backward_count_kernel6<<<num_blocks, ENCODER_SORT_BLOCK, 0, stream>>>(s.counts, positions, inp, N, num,
-                                                                                      8 * pass);
+        encoder_backward_count_kernel6<<<num_blocks, ENCODER_SORT_BLOCK, 0, exec.stream>>>(s.counts, positions, inp, N,
+                                                                                           num, 8 * pass);
         cudaCheck(cudaGetLastError());
-        encoder_backward_scatter_kernel6<<<num_blocks, ENCODER_SORT_BLOCK, 0, stream>>>(
+        encoder_backward_scatter_kernel6<<<num_blocks, ENCODER_SORT_BLOCK, 0, exec.stream>>>(
             sorted, s.tokens, positions, inp, s.counts, N, num, 8 * pass);
         cudaCheck(cudaGetLastError());
         positions = sorted;
@@ -2113,10 +2434,10 @@ __global__ void encoder_backward_positions_kernel6(float* dwpe, const floatX* do
         store128(dwpe + i + k, old);
     }
 }
-static void encoder_backward_positions(float* dwpe, const floatX* dout, int B, int T, int C, cudaStream_t stream,
+static void encoder_backward_positions(float* dwpe, const floatX* dout, int B, int T, int C, const Execution& exec,
                                        int block_size) {
     unsigned num_blocks = (unsigned)ceil_div((size_t)T * C, (size_t)block_size * x128::size);
-    encoder_backward_positions_kernel6<<<num_blocks, block_size, 0, stream>>>(dwpe, dout, B, T, C);
+    encoder_backward_positions_kernel6<<<num_blocks, block_size, 0, exec.stream>>>(dwpe, dout, B, T, C);
     cudaCheck(cudaGetLastError());
 }
 
@@ -2129,32 +2450,32 @@ size_t encoder_backward_scratch(int B, int T, int V) {
 // dwte[inp[b,t],:] += dout[b,t,:], dwpe[t,:] += dout[b,t,:]: dwte (Vp,C), dwpe (maxT,C)
 // | scratch (encoder_backward_scratch(B, T, V)), aligned to 16 bytes | dout (B,T,C) | inp (B,T), each in [0,V)
 void encoder_backward(float* dwte, float* dwpe, int* scratch, const floatX* dout, const int* inp, int B, int T, int C,
-                      int V, cudaStream_t stream, int block_size) {
+                      int V, const Execution& exec, int block_size) {
     // the bytes do not include the rows of dwte that are read and written, because their number depends on the tokens
-    Op op(stream, (double)B * T * (C * sizeof(floatX) + sizeof(int)) + (double)T * C * 2 * sizeof(float), 0,
+    Op op(exec, (double)B * T * (C * sizeof(floatX) + sizeof(int)) + (double)T * C * 2 * sizeof(float), 0,
           "encoder_backward");
     require(C % x128::size == 0);
     require((size_t)scratch % 16 == 0);
     require(block_size % 32 == 0 && block_size <= ENCODER_MAX_BLOCK);
     require(B >= 1 && T >= 1 && (size_t)B * T <= (size_t)1 << 30);
     int N = B * T, num_tiles = ceil_div(N, ENCODER_TILE);
-    encoder_backward_positions(dwpe, dout, B, T, C, stream, block_size);
-    EncoderScratch s = encoder_backward_sort(scratch, inp, N, V, stream);
+    encoder_backward_positions(dwpe, dout, B, T, C, exec, block_size);
+    EncoderScratch s = encoder_backward_sort(scratch, inp, N, V, exec);
     for (int c0 = 0; c0 < C; c0 += ENCODER_COLUMNS) {
         int num_slices = ceil_div(min(ENCODER_COLUMNS, C - c0), ENCODER_WARP_COLUMNS);
         unsigned num_blocks = (unsigned)ceil_div((size_t)num_tiles * num_slices, (size_t)block_size / 32);
-        encoder_backward_tile_kernel6<<<num_blocks, block_size, 0, stream>>>(dwte, s.partial, dout, s.positions[0],
-                                                                             s.tokens, N, C, c0, num_slices);
+        encoder_backward_tile_kernel6<<<num_blocks, block_size, 0, exec.stream>>>(dwte, s.partial, dout, s.positions[0],
+                                                                                  s.tokens, N, C, c0, num_slices);
         cudaCheck(cudaGetLastError());
-        encoder_backward_join_kernel6<<<dim3(num_tiles, num_slices), 256, 0, stream>>>(dwte, s.partial, s.tokens, N, C,
-                                                                                       c0);
+        encoder_backward_join_kernel6<<<dim3(num_tiles, num_slices), 256, 0, exec.stream>>>(dwte, s.partial, s.tokens,
+                                                                                            N, C, c0);
         cudaCheck(cudaGetLastError());
     }
 }
 void encoder_backward(float* dwte, float* dwpe, int* scratch, const floatX* dout, const int* inp, int B, int T, int C,
-                      int V, cudaStream_t stream) {
-    int config = tuned_config("encoder_backward", (size_t)B * T, C, 256);
-    encoder_backward(dwte, dwpe, scratch, dout, inp, B, T, C, V, stream, config);
+                      int V, const Execution& exec) {
+    int config = tuned_config(exec.tuned, "encoder_backward", (size_t)B * T, C, 256);
+    encoder_backward(dwte, dwpe, scratch, dout, inp, B, T, C, V, exec, config);
 }
 // ==== end promoted: encoder_backward ====
 
@@ -2229,8 +2550,8 @@ template <int num_vecs> __global__ void __launch_bounds__(num_vecs == 6 ? 256 : 
 
 // out (N,C) = (inp - mean) * rstd * weight + bias; mean, rstd (N) per row | inp (N,C), weight, bias (C)
 void layernorm_forward(floatX* out, float* mean, float* rstd, const floatX* inp, const floatX* weight,
-                       const floatX* bias, int N, int C, cudaStream_t stream, int block_size) {
-    Op op(stream, 2.0 * N * C * sizeof(floatX), 0, "layernorm_forward");
+                       const floatX* bias, int N, int C, const Execution& exec, int block_size) {
+    Op op(exec, 2.0 * N * C * sizeof(floatX), 0, "layernorm_forward");
     int row_warps = 1, num_vectors = C / x128::size;
     while (num_vectors > 32 * LAYERNORM_FORWARD_MAX_VECS * row_warps) { row_warps *= 2; }
     require(N >= 1 && C >= 8 && C % 8 == 0 && row_warps <= 16);
@@ -2241,12 +2562,13 @@ void layernorm_forward(floatX* out, float* mean, float* rstd, const floatX* inp,
     int block_rows = block_size / (32 * row_warps);
     decltype(&layernorm_forward_kernel7<1>) kernel = NULL;
     with_constant<LAYERNORM_FORWARD_MAX_VECS>(num_vecs, [&](auto n) { kernel = layernorm_forward_kernel7<n.value>; });
-    launch_early(kernel, dim3(ceil_div(N, block_rows)), dim3(block_size), 0, stream, out, mean, rstd, inp, weight, bias,
+    launch_early(kernel, dim3(ceil_div(N, block_rows)), dim3(block_size), 0, exec, out, mean, rstd, inp, weight, bias,
                  N, C, row_warps);
 }
 void layernorm_forward(floatX* out, float* mean, float* rstd, const floatX* inp, const floatX* weight,
-                       const floatX* bias, int N, int C, cudaStream_t stream) {
-    layernorm_forward(out, mean, rstd, inp, weight, bias, N, C, stream, tuned_config("layernorm_forward", N, C, 64));
+                       const floatX* bias, int N, int C, const Execution& exec) {
+    layernorm_forward(out, mean, rstd, inp, weight, bias, N, C, exec,
+                      tuned_config(exec.tuned, "layernorm_forward", N, C, 64));
 }
 // ==== end promoted: layernorm_forward ====
 
@@ -2291,21 +2613,21 @@ __global__ void fused_residual_layernorm_kernel3(floatX* residual, floatX* norme
 // | inp1, inp2 (N,C), weight, bias (C)
 void fused_residual_layernorm_forward(floatX* residual, floatX* normed, float* mean, float* rstd, const floatX* inp1,
                                       const floatX* inp2, const floatX* weight, const floatX* bias, int N, int C,
-                                      cudaStream_t stream, int block_size) {
-    Op op(stream, 4.0 * N * C * sizeof(floatX), 0, "fused_residual_layernorm");
+                                      const Execution& exec, int block_size) {
+    Op op(exec, 4.0 * N * C * sizeof(floatX), 0, "fused_residual_layernorm");
     require(N >= 1 && C >= 8 && C % 8 == 0);
     // a launch may use 48 KB of shared memory without cudaFuncSetAttribute
     require(C * sizeof(floatX) <= 48 * 1024 - 32 * sizeof(float));
     require(block_size % 32 == 0 && block_size <= 1024);
-    fused_residual_layernorm_kernel3<<<N, block_size, C * sizeof(floatX), stream>>>(residual, normed, mean, rstd, inp1,
-                                                                                    inp2, weight, bias, C);
+    fused_residual_layernorm_kernel3<<<N, block_size, C * sizeof(floatX), exec.stream>>>(residual, normed, mean, rstd,
+                                                                                         inp1, inp2, weight, bias, C);
     cudaCheck(cudaGetLastError());
 }
 void fused_residual_layernorm_forward(floatX* residual, floatX* normed, float* mean, float* rstd, const floatX* inp1,
                                       const floatX* inp2, const floatX* weight, const floatX* bias, int N, int C,
-                                      cudaStream_t stream) {
-    int config = tuned_config("fused_residual_layernorm", N, C, 128);
-    fused_residual_layernorm_forward(residual, normed, mean, rstd, inp1, inp2, weight, bias, N, C, stream, config);
+                                      const Execution& exec) {
+    int config = tuned_config(exec.tuned, "fused_residual_layernorm", N, C, 128);
+    fused_residual_layernorm_forward(residual, normed, mean, rstd, inp1, inp2, weight, bias, N, C, exec, config);
 }
 // ==== end promoted: fused_residual_layernorm ====
 
@@ -2368,22 +2690,23 @@ __global__ void matmul_backward_bias_kernel7(float* partial, const floatX* dout,
 
 // dbias (OC) += dout summed over its rows | scratch (matmul_backward_bias_scratch(N, OC)) | dout (N,OC)
 // It launches one wave: as many blocks as can run at once, which share the rows equally. So there are few partial sums.
-void matmul_backward_bias(float* dbias, float* scratch, const floatX* dout, int N, int OC, cudaStream_t stream,
+void matmul_backward_bias(float* dbias, float* scratch, const floatX* dout, int N, int OC, const Execution& exec,
                           int block_size) {
-    Op op(stream, (double)N * OC * sizeof(floatX), 0, "matmul_backward_bias");
+    Op op(exec, (double)N * OC * sizeof(floatX), 0, "matmul_backward_bias");
     require(N >= 1 && OC % x128::size == 0);
     size_t shared = (size_t)block_size / 32 * MATMUL_BACKWARD_BIAS_COLUMNS * sizeof(float);
     int per_sm, tiles = ceil_div(OC, MATMUL_BACKWARD_BIAS_COLUMNS);
     cudaCheck(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_sm, matmul_backward_bias_kernel7, block_size, shared));
     int room = ceil_div(N, matmul_backward_bias_rows(N, OC)); // rows of partial sums that fit in scratch
-    int rows = ceil_div(N, min(room, max(1, free_multiprocessors() * per_sm / tiles)));
+    int rows = ceil_div(N, min(room, max(1, exec.free_sms() * per_sm / tiles)));
     int num = ceil_div(N, rows);
-    matmul_backward_bias_kernel7<<<dim3(tiles, num), block_size, shared, stream>>>(scratch, dout, N, OC, rows);
+    matmul_backward_bias_kernel7<<<dim3(tiles, num), block_size, shared, exec.stream>>>(scratch, dout, N, OC, rows);
     cudaCheck(cudaGetLastError());
-    column_sums<32>(dbias, NULL, NULL, scratch, num, OC, stream);
+    column_sums<32>(dbias, NULL, NULL, scratch, num, OC, exec);
 }
-void matmul_backward_bias(float* dbias, float* scratch, const floatX* dout, int N, int OC, cudaStream_t stream) {
-    matmul_backward_bias(dbias, scratch, dout, N, OC, stream, tuned_config("matmul_backward_bias", N, OC, 512));
+void matmul_backward_bias(float* dbias, float* scratch, const floatX* dout, int N, int OC, const Execution& exec) {
+    matmul_backward_bias(dbias, scratch, dout, N, OC, exec,
+                         tuned_config(exec.tuned, "matmul_backward_bias", N, OC, 512));
 }
 // ==== end promoted: matmul_backward_bias ====
 
@@ -2584,14 +2907,14 @@ struct LayernormBackwardLaunch {
 };
 
 // Chooses the instance and the grid of kernel 8 for rows of C elements. A block is at least one team.
-inline LayernormBackwardLaunch layernorm_backward_launch8(int N, int C, int block_size) {
+inline LayernormBackwardLaunch layernorm_backward_launch8(int N, int C, int block_size, const Execution& exec) {
     int num_vectors = C / x128::size, team_warps = layernorm_backward_team_warps(num_vectors);
     require(N >= 1 && C >= 8 && C % 8 == 0 && team_warps <= 16);
     block_size = max(block_size, 32 * team_warps);
     require(block_size % (32 * team_warps) == 0);
     require(block_size >= LAYERNORM_BACKWARD_MIN_BLOCK_SIZE && block_size <= LAYERNORM_BACKWARD_THREADS_PER_SM);
     int num_vecs = ceil_div(num_vectors, 32 * team_warps), num_teams = block_size / (32 * team_warps);
-    int grid_size = free_multiprocessors() * (LAYERNORM_BACKWARD_THREADS_PER_SM / block_size);
+    int grid_size = exec.free_sms() * (LAYERNORM_BACKWARD_THREADS_PER_SM / block_size);
     size_t shared_bytes = 2 * x128::size * (block_size + LAYERNORM_BACKWARD_PADDING) * sizeof(float);
     auto kernel = layernorm_backward_choose8(num_vecs, team_warps);
     return {kernel, min(grid_size, ceil_div(N, num_teams)), block_size, num_vecs, team_warps, 2, shared_bytes};
@@ -2696,8 +3019,9 @@ template <int num_sums> auto layernorm_backward_choose10(int num_vecs) {
 
 // Chooses kernel 10 if a team is one warp, the device code has cp.async and the ring fits in shared memory; otherwise
 // kernel 8, which always has two sums.
-inline LayernormBackwardLaunch layernorm_backward_launch10(int N, int C, int block_size, int num_sums) {
-    LayernormBackwardLaunch l = layernorm_backward_launch8(N, C, block_size);
+inline LayernormBackwardLaunch layernorm_backward_launch10(int N, int C, int block_size, int num_sums,
+                                                           const Execution& exec) {
+    LayernormBackwardLaunch l = layernorm_backward_launch8(N, C, block_size, exec);
     size_t sums_bytes = num_sums * x128::size * (block_size + LAYERNORM_BACKWARD_PADDING) * sizeof(float);
     auto kernel =
         num_sums == 3 ? layernorm_backward_choose10<3>(l.num_vecs) : layernorm_backward_choose10<2>(l.num_vecs);
@@ -2714,13 +3038,13 @@ inline LayernormBackwardLaunch layernorm_backward_launch10(int N, int C, int blo
 // threads: of a block; 0: 512. dinp_sums: see layernorm_backward
 void layernorm_backward10(floatX* dinp, float* dinp_sums, float* dweight, float* dbias, float* scratch,
                           const floatX* dout, const floatX* dresidual, const floatX* inp, const floatX* weight,
-                          const float* mean, const float* rstd, int N, int C, cudaStream_t stream, int threads) {
-    LayernormBackwardLaunch l = layernorm_backward_launch10(N, C, threads ? threads : 512, dinp_sums ? 3 : 2);
-    launch_early(l.kernel, dim3(l.grid_size), dim3(l.block_size), l.shared_bytes, stream, dinp, scratch, dout,
-                 dresidual, inp, weight, mean, rstd, N, C, l.team_warps);
-    column_sums<16>(dweight, dbias, l.num_sums == 3 ? dinp_sums : NULL, scratch, l.grid_size, C, stream);
-    scratch += (size_t)l.grid_size * l.num_sums * C; // its terms may have to wait: column_sums_wait()
-    if (dinp_sums && l.num_sums < 3) { matmul_backward_bias(dinp_sums, scratch, dinp, N, C, stream); }
+                          const float* mean, const float* rstd, int N, int C, const Execution& exec, int threads) {
+    LayernormBackwardLaunch l = layernorm_backward_launch10(N, C, threads ? threads : 512, dinp_sums ? 3 : 2, exec);
+    launch_early(l.kernel, dim3(l.grid_size), dim3(l.block_size), l.shared_bytes, exec, dinp, scratch, dout, dresidual,
+                 inp, weight, mean, rstd, N, C, l.team_warps);
+    column_sums<16>(dweight, dbias, l.num_sums == 3 ? dinp_sums : NULL, scratch, l.grid_size, C, exec);
+    scratch += (size_t)l.grid_size * l.num_sums * C; // its terms may have to wait: exec.sums
+    if (dinp_sums && l.num_sums < 3) { matmul_backward_bias(dinp_sums, scratch, dinp, N, C, exec); }
 }
 // ---- kernel 11: 5 with the next rows copied ahead by cp.async, for rows that are longer than a warp holds ----
 
@@ -2868,7 +3192,8 @@ template <int num_sums> auto layernorm_backward_choose11(int num_vecs) {
 // layernorm_backward
 void layernorm_backward11(floatX* dinp, float* dinp_sums, float* dweight, float* dbias, float* scratch,
                           const floatX* dout, const floatX* dresidual, const floatX* inp, const floatX* weight,
-                          const float* mean, const float* rstd, int N, int C, cudaStream_t stream, int threads_per_sm) {
+                          const float* mean, const float* rstd, int N, int C, const Execution& exec,
+                          int threads_per_sm) {
     int num_vecs = layernorm_backward_vecs11(C);
     require(C % x128::size == 0 && num_vecs > 0);
     int block_size = 32 * ceil_div(C / x128::size, 32 * num_vecs), rows = 4 / num_vecs, resident;
@@ -2878,10 +3203,10 @@ void layernorm_backward11(floatX* dinp, float* dinp_sums, float* dweight, float*
     size_t ring_bytes = (size_t)LAYERNORM_BACKWARD_STAGES * 12 * block_size * sizeof(x128);
     cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)ring_bytes));
     cudaCheck(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, kernel, block_size, ring_bytes));
-    int grid_size = min(free_multiprocessors() * min(max(resident, 1), blocks_per_sm), ceil_div(N, rows));
-    launch_early(kernel, dim3(grid_size), dim3(block_size), ring_bytes, stream, dinp, scratch, dout, dresidual, inp,
+    int grid_size = min(exec.free_sms() * min(max(resident, 1), blocks_per_sm), ceil_div(N, rows));
+    launch_early(kernel, dim3(grid_size), dim3(block_size), ring_bytes, exec, dinp, scratch, dout, dresidual, inp,
                  weight, mean, rstd, N, C);
-    column_sums<16>(dweight, dbias, dinp_sums, scratch, grid_size, C, stream);
+    column_sums<16>(dweight, dbias, dinp_sums, scratch, grid_size, C, exec);
 }
 
 // Whether a row is longer than what kernel 10 holds in a warp, and kernel 11 takes it.
@@ -2895,12 +3220,12 @@ inline bool layernorm_backward_is_wide(int C) {
 // weight (C); mean, rstd (N)
 void layernorm_backward(floatX* dinp, float* dinp_sums, float* dweight, float* dbias, float* scratch,
                         const floatX* dout, const floatX* dresidual, const floatX* inp, const floatX* weight,
-                        const float* mean, const float* rstd, int N, int C, cudaStream_t stream) {
-    Op op(stream, (dresidual ? 4.0 : 3.0) * N * C * sizeof(floatX), 0, "layernorm_backward");
+                        const float* mean, const float* rstd, int N, int C, const Execution& exec) {
+    Op op(exec, (dresidual ? 4.0 : 3.0) * N * C * sizeof(floatX), 0, "layernorm_backward");
     bool wide = layernorm_backward_is_wide(C);
-    int config = tuned_config("layernorm_backward", N, C, wide ? 0 : 512);
+    int config = tuned_config(exec.tuned, "layernorm_backward", N, C, wide ? 0 : 512);
     (wide ? layernorm_backward11 : layernorm_backward10)(dinp, dinp_sums, dweight, dbias, scratch, dout, dresidual, inp,
-                                                         weight, mean, rstd, N, C, stream, config);
+                                                         weight, mean, rstd, N, C, exec, config);
 }
 // ==== end promoted: layernorm_backward ====
 
@@ -2919,15 +3244,15 @@ __global__ void gelu_forward_kernel2(floatX* out, const floatX* inp, size_t n) {
 }
 
 // out (n) = gelu(inp (n)); out may be inp
-void gelu_forward(floatX* out, const floatX* inp, size_t n, cudaStream_t stream, int block_size) {
-    Op op(stream, 2.0 * n * sizeof(floatX), 0, "gelu_forward");
+void gelu_forward(floatX* out, const floatX* inp, size_t n, const Execution& exec, int block_size) {
+    Op op(exec, 2.0 * n * sizeof(floatX), 0, "gelu_forward");
     require(n % x128::size == 0);
     size_t num_blocks = ceil_div(n, (size_t)x128::size * block_size);
-    gelu_forward_kernel2<<<(unsigned)num_blocks, block_size, 0, stream>>>(out, inp, n);
+    gelu_forward_kernel2<<<(unsigned)num_blocks, block_size, 0, exec.stream>>>(out, inp, n);
     cudaCheck(cudaGetLastError());
 }
-void gelu_forward(floatX* out, const floatX* inp, size_t n, cudaStream_t stream) {
-    gelu_forward(out, inp, n, stream, tuned_config("gelu_forward", n, 1, 128));
+void gelu_forward(floatX* out, const floatX* inp, size_t n, const Execution& exec) {
+    gelu_forward(out, inp, n, exec, tuned_config(exec.tuned, "gelu_forward", n, 1, 128));
 }
 // ==== end promoted: gelu_forward ====
 
@@ -2947,15 +3272,16 @@ __global__ void gelu_backward_kernel2(floatX* dinp, const floatX* dout, const fl
 }
 
 // dinp (n) = dout (n) * gelu'(inp (n)); dinp may be dout
-void gelu_backward(floatX* dinp, const floatX* dout, const floatX* inp, size_t n, cudaStream_t stream, int block_size) {
-    Op op(stream, 3.0 * n * sizeof(floatX), 0, "gelu_backward");
+void gelu_backward(floatX* dinp, const floatX* dout, const floatX* inp, size_t n, const Execution& exec,
+                   int block_size) {
+    Op op(exec, 3.0 * n * sizeof(floatX), 0, "gelu_backward");
     require(n % x128::size == 0);
     size_t num_blocks = ceil_div(n, (size_t)x128::size * block_size);
-    gelu_backward_kernel2<<<(unsigned)num_blocks, block_size, 0, stream>>>(dinp, dout, inp, n);
+    gelu_backward_kernel2<<<(unsigned)num_blocks, block_size, 0, exec.stream>>>(dinp, dout, inp, n);
     cudaCheck(cudaGetLastError());
 }
-void gelu_backward(floatX* dinp, const floatX* dout, const floatX* inp, size_t n, cudaStream_t stream) {
-    gelu_backward(dinp, dout, inp, n, stream, tuned_config("gelu_backward", n, 1, 256));
+void gelu_backward(floatX* dinp, const floatX* dout, const floatX* inp, size_t n, const Execution& exec) {
+    gelu_backward(dinp, dout, inp, n, exec, tuned_config(exec.tuned, "gelu_backward", n, 1, 256));
 }
 // ==== end promoted: gelu_backward ====
 
@@ -2992,9 +3318,9 @@ __global__ void adamw_prepare_kernel(StepState* s, AdamW o, bool skip, bool defe
 // state (1) is in device memory and already holds loss and scaled_norm. Sets norm, the verdict `applied`, num_updates,
 // grad_scale and the bias corrections; in fp16 also the loss scale of the next step. If skip is true, the update is
 // skipped even if loss and norm are finite. deferred: layers are updated during the next forward pass.
-void adamw_prepare(StepState* state, const AdamW& optimizer, bool skip, bool deferred, cudaStream_t stream) {
-    Op op(stream, sizeof(StepState), 0, "step verdict");
-    adamw_prepare_kernel<<<1, 1, 0, stream>>>(state, optimizer, skip, deferred);
+void adamw_prepare(StepState* state, const AdamW& optimizer, bool skip, bool deferred, const Execution& exec) {
+    Op op(exec, sizeof(StepState), 0, "step verdict");
+    adamw_prepare_kernel<<<1, 1, 0, exec.stream>>>(state, optimizer, skip, deferred);
     cudaCheck(cudaGetLastError());
 }
 
@@ -3069,21 +3395,21 @@ __global__ void __launch_bounds__(128)
 // state (1), filled in by adamw_prepare. seed 0: round params to nearest; otherwise stochastically, with new random
 // bits in every update.
 void adamw(floatX* params, float* master, float* m, float* v, const float* grads, const StepState* state, size_t n,
-           const AdamW& optimizer, uint32_t seed, cudaStream_t stream, int block_size) {
+           const AdamW& optimizer, uint32_t seed, const Execution& exec, int block_size) {
     // Bytes per element: 20 because m and v are read and written and grads are read. With master, master is read and
     // written and params are written; without master, params are read and written.
     double bytes = 20 + (master ? 8.0 + sizeof(floatX) : 2.0 * sizeof(floatX));
-    Op op(stream, bytes * n, 0, "adamw");
+    Op op(exec, bytes * n, 0, "adamw");
     require(((size_t)params | (size_t)master | (size_t)m | (size_t)v | (size_t)grads) % 16 == 0);
     require(block_size <= 128);
     size_t num_blocks = ceil_div(n, 8 * (size_t)block_size);
-    adamw_kernel4<<<num_blocks, block_size, 0, stream>>>(params, master, m, v, grads, state, n, optimizer, seed);
+    adamw_kernel4<<<num_blocks, block_size, 0, exec.stream>>>(params, master, m, v, grads, state, n, optimizer, seed);
     cudaCheck(cudaGetLastError());
 }
 void adamw(floatX* params, float* master, float* m, float* v, const float* grads, const StepState* state, size_t n,
-           const AdamW& optimizer, uint32_t seed, cudaStream_t stream) {
-    int config = tuned_config("adamw", n, 1, 128);
-    adamw(params, master, m, v, grads, state, n, optimizer, seed, stream, config);
+           const AdamW& optimizer, uint32_t seed, const Execution& exec) {
+    int config = tuned_config(exec.tuned, "adamw", n, 1, 128);
+    adamw(params, master, m, v, grads, state, n, optimizer, seed, exec, config);
 }
 
 __global__ void adamw_round_kernel(floatX* params, const float* master, size_t n, uint32_t seed, int update) {
@@ -3094,8 +3420,8 @@ __global__ void adamw_round_kernel(floatX* params, const float* master, size_t n
 
 // Recomputes params (n) as they were after update number `update`, from the master weights (n) after that update.
 void adamw_round_weights(floatX* params, const float* master, size_t n, uint32_t seed, int update,
-                         cudaStream_t stream) {
-    adamw_round_kernel<<<ceil_div(n, (size_t)256), 256, 0, stream>>>(params, master, n, seed, update);
+                         const Execution& exec) {
+    adamw_round_kernel<<<ceil_div(n, (size_t)256), 256, 0, exec.stream>>>(params, master, n, seed, update);
     cudaCheck(cudaGetLastError());
 }
 // ==== end promoted: adamw ====
@@ -3680,23 +4006,23 @@ template <class G> int gemm_num_tiles(int M, int N, int K) {
 // Launches a kernel with blocks of 384 threads and `bytes` of dynamic shared memory, in clusters. If `early`, the
 // launch is a programmatic dependent launch: the kernel may start before the previous kernel of the stream has ended,
 // and waits for its end in grid_wait_dependency().
-template <class... Parameters, class... Arguments> void gemm_start(void (*kernel)(Parameters...), int num_blocks,
-                                                                   int cluster, int bytes, bool early,
-                                                                   cudaStream_t stream, const Arguments&... arguments) {
+template <class... Parameters, class... Arguments>
+void gemm_start(void (*kernel)(Parameters...), int num_blocks, int cluster, int bytes, bool early,
+                const Execution& exec, const Arguments&... arguments) {
     cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
     cudaLaunchAttribute attributes[2] = {};
     cudaLaunchConfig_t config = {};
     config.gridDim = dim3(num_blocks);
     config.blockDim = dim3(384);
     config.dynamicSmemBytes = bytes;
-    config.stream = stream;
+    config.stream = exec.stream;
     config.attrs = attributes;
     if (cluster > 1) {
         cudaLaunchAttribute& attribute = attributes[config.numAttrs++];
         attribute.id = cudaLaunchAttributeClusterDimension;
         attribute.val.clusterDim.x = cluster, attribute.val.clusterDim.y = 1, attribute.val.clusterDim.z = 1;
     }
-    if (early && may_launch_early()) {
+    if (early && exec.may_launch_early()) {
         cudaLaunchAttribute& attribute = attributes[config.numAttrs++];
         attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
         attribute.val.programmaticStreamSerializationAllowed = 1;
@@ -3707,19 +4033,18 @@ template <class... Parameters, class... Arguments> void gemm_start(void (*kernel
 // out = finish(inp weight^T), and idle warps run `idle_work`. Requires has_sm90a(), K % 8 == 0, N % 8 == 0, and all
 // pointers aligned to 16 bytes.
 template <class G = GemmPingPong192Pairs, class Epilogue, class IdleWork = GemmNoIdleWork>
-void gemm(const GemmArgs& g, const Epilogue& epilogue, cudaStream_t stream, const IdleWork& idle_work = {}) {
+void gemm(const GemmArgs& g, const Epilogue& epilogue, const Execution& exec, const IdleWork& idle_work = {}) {
     require(has_sm90a()); // nvcc -gencode arch=compute_90a,code=sm_90a
     require((g.second != NULL) == ((Epilogue::EXTRAS & GEMM_SECOND) != 0));
     require((g.third != NULL) == ((Epilogue::EXTRAS & GEMM_THIRD) != 0));
-    int num_tiles = gemm_num_tiles<G>(g.M, g.N, g.K),
-        num_clusters = min(num_tiles, free_multiprocessors() / G::CLUSTER);
+    int num_tiles = gemm_num_tiles<G>(g.M, g.N, g.K), num_clusters = min(num_tiles, exec.free_sms() / G::CLUSTER);
     int num_blocks = num_clusters * G::CLUSTER, bytes = GemmSMem<G>::bytes();
     if constexpr (IdleWork::WORKS) {
-        gemm_start(gemm_idle_work_sm90_kernel<G, Epilogue, IdleWork>, num_blocks, G::CLUSTER, bytes, true, stream,
+        gemm_start(gemm_idle_work_sm90_kernel<G, Epilogue, IdleWork>, num_blocks, G::CLUSTER, bytes, true, exec,
                    gemm_maps<G>(g), epilogue, g.M, g.N, g.K, num_tiles, idle_work);
     } else {
-        gemm_start(gemm_sm90_kernel9<G, Epilogue>, num_blocks, G::CLUSTER, bytes, true, stream, gemm_maps<G>(g),
-                   epilogue, g.M, g.N, g.K, num_tiles);
+        gemm_start(gemm_sm90_kernel9<G, Epilogue>, num_blocks, G::CLUSTER, bytes, true, exec, gemm_maps<G>(g), epilogue,
+                   g.M, g.N, g.K, num_tiles);
     }
 }
 #endif
@@ -3819,15 +4144,16 @@ __global__ void __launch_bounds__(256) finish_deferred_update_kernel(const __gri
     }
 }
 
-// Finishes the deferred update of the layers before `layer`: afterwards their weights may be read.
-void finish_deferred_update(int layer, cudaStream_t stream) {
-    DeferredUpdate w = deferred_update();
+// Finishes the deferred update of the layers before `layer`, if exec has one: afterwards their weights may be read.
+void finish_deferred_update(int layer, const Execution& exec) {
+    if (!exec.update) { return; }
+    DeferredUpdate w = *exec.update;
     w.last = std::min(w.last, layer * w.chunks_of_layer());
     if (!w.is_pending()) { return; }
-    Op op(stream, 0, 0, "adamw, rest"); // idle warps may have updated most of the values, or all
-    launch_early(finish_deferred_update_kernel, dim3(ceil_div(w.last - w.first, 8)), dim3(256), 0, stream, w);
-    deferred_update().first = w.last;
-    if (!deferred_update().is_pending()) { cudaCheck(cudaMemsetAsync(&w.state->is_deferred, 0, sizeof(int), stream)); }
+    Op op(exec, 0, 0, "adamw, rest"); // idle warps may have updated most of the values, or all
+    launch_early(finish_deferred_update_kernel, dim3(ceil_div(w.last - w.first, 8)), dim3(256), 0, exec, w);
+    exec.update->first = w.last;
+    if (!exec.update->is_pending()) { cudaCheck(cudaMemsetAsync(&w.state->is_deferred, 0, sizeof(int), exec.stream)); }
 }
 // ==== end promoted: gemm_adamw ====
 
@@ -3836,14 +4162,14 @@ void finish_deferred_update(int layer, cudaStream_t stream) {
 
 // out (N,OC) float = inp (N,C) weight (OC,C)^T, by cuBLASLt: for logits, which are not rounded to 16 bits
 void matmul_forward_float(float* out, const floatX* inp, const floatX* weight, int N, int C, int OC,
-                          cudaStream_t stream) {
-    Op op(stream, ((double)N * C + (double)OC * C) * sizeof(floatX) + (double)N * OC * sizeof(float), 2.0 * N * C * OC,
+                          const Execution& exec) {
+    Op op(exec, ((double)N * C + (double)OC * C) * sizeof(floatX) + (double)N * OC * sizeof(float), 2.0 * N * C * OC,
           "matmul_forward %d -> %d, in float", C, OC);
     MatmulCall call;
     call.out = out, call.out_is_float = true;
     call.a = inp, call.b = weight, call.b_transposed = true;
     call.M = N, call.N = OC, call.K = C;
-    bool supported = cublaslt_matmul(call, stream);
+    bool supported = cublaslt_matmul(call, exec);
     require(supported);
 }
 
@@ -3867,24 +4193,24 @@ __global__ void matmul_forward_add_kernel19(floatX* out, const float* product, c
 // out (N,OC) = inp (N,C) weight (OC,C)^T + bias (OC) + residual (N,OC), rounded once, where cuBLASLt rounds the product to floatX
 // before it adds the residual. product (N,OC) is scratch; residual may be out.
 void matmul_forward_residual(floatX* out, float* product, const floatX* inp, const floatX* weight, const floatX* bias,
-                             const floatX* residual, int N, int C, int OC, cudaStream_t stream, int block_size) {
+                             const floatX* residual, int N, int C, int OC, const Execution& exec, int block_size) {
     require(OC % 8 == 0);
-    matmul_forward_float(product, inp, weight, N, C, OC, stream);
+    matmul_forward_float(product, inp, weight, N, C, OC, exec);
     unsigned num_blocks = (unsigned)ceil_div((size_t)N * OC, (size_t)block_size * x128::size);
-    Op op(stream, (double)N * OC * (sizeof(float) + 2 * sizeof(floatX)), 0, "add_residual %d", OC);
-    launch_early(matmul_forward_add_kernel19, num_blocks, block_size, 0, stream, out, (const float*)product, bias,
+    Op op(exec, (double)N * OC * (sizeof(float) + 2 * sizeof(floatX)), 0, "add_residual %d", OC);
+    launch_early(matmul_forward_add_kernel19, num_blocks, block_size, 0, exec, out, (const float*)product, bias,
                  residual, N, OC);
 }
 void matmul_forward_residual(floatX* out, float* product, const floatX* inp, const floatX* weight, const floatX* bias,
-                             const floatX* residual, int N, int C, int OC, cudaStream_t stream) {
-    matmul_forward_residual(out, product, inp, weight, bias, residual, N, C, OC, stream, 256);
+                             const floatX* residual, int N, int C, int OC, const Execution& exec) {
+    matmul_forward_residual(out, product, inp, weight, bias, residual, N, C, OC, exec, 256);
 }
 
 // ---- kernel 20: cuBLASLt, everything in the epilogue, algorithms timed once per shape ----
 
 // Arguments as for matmul_forward.
 void matmul_forward20(floatX* out, GeluSaved saved, const floatX* inp, const floatX* weight, const floatX* bias,
-                      const floatX* residual, int N, int C, int OC, cudaStream_t stream) {
+                      const floatX* residual, int N, int C, int OC, const Execution& exec) {
     require(!saved.is_slope);
     MatmulCall call;
     call.out = out;
@@ -3895,15 +4221,15 @@ void matmul_forward20(floatX* out, GeluSaved saved, const floatX* inp, const flo
     if (saved.has_gelu() && sizeof(floatX) == 2) { // in fp32 the library's GELU would dominate the error
         call.epilogue = saved.tensor ? MATMUL_GELU_AUX : MATMUL_GELU;
         call.aux = saved.tensor;
-        if (cublaslt_matmul(call, stream)) { return; }
+        if (cublaslt_matmul(call, exec)) { return; }
     }
     call.epilogue = MATMUL_PLAIN;
     call.aux = NULL;
     floatX* sum = saved.tensor ? saved.tensor : out;
     call.out = sum;
-    bool supported = cublaslt_matmul(call, stream);
+    bool supported = cublaslt_matmul(call, exec);
     require(supported);
-    if (saved.has_gelu()) { gelu_forward(out, sum, (size_t)N * OC, stream); }
+    if (saved.has_gelu()) { gelu_forward(out, sum, (size_t)N * OC, exec); }
 }
 // ---- kernel 21: gemm.cuh: kernel 18 in clusters of two blocks, each of which loads half of a weight tile ----
 // Also, the bias is loaded while the products run, a warp has four boxes, and tiles are visited in an order that keeps more
@@ -3911,20 +4237,20 @@ void matmul_forward20(floatX* out, GeluSaved saved, const floatX* inp, const flo
 // matmul_forward() uses it where it is faster than kernel 20. gemm_sm90_kernel9 has its name from a shorter ladder.
 
 #if !defined(ENABLE_FP32)
-// Runs gemm, and in its idle warps the deferred update, if this forward pass has one.
-template <class Epilogue> void matmul_forward_gemm(const GemmArgs& g, const Epilogue& epilogue, cudaStream_t stream) {
-    if (deferred_update().is_pending()) { return gemm(g, epilogue, stream, DeferredUpdateWork{deferred_update()}); }
-    gemm(g, epilogue, stream);
+// Runs gemm, and in its idle warps the deferred update, if exec has one.
+template <class Epilogue> void matmul_forward_gemm(const GemmArgs& g, const Epilogue& epilogue, const Execution& exec) {
+    if (exec.update && exec.update->is_pending()) { return gemm(g, epilogue, exec, DeferredUpdateWork{*exec.update}); }
+    gemm(g, epilogue, exec);
 }
 void matmul_forward21(floatX* out, GeluSaved saved, const floatX* inp, const floatX* weight, const floatX* bias,
-                      const floatX* residual, int N, int C, int OC, cudaStream_t stream) {
+                      const floatX* residual, int N, int C, int OC, const Execution& exec) {
     GemmArgs g = {out, saved.tensor, inp, weight, residual, N, OC, C};
-    if (saved.is_slope) { return matmul_forward_gemm(g, GemmBias<GEMM_GELU | GEMM_SECOND | GEMM_SLOPE>{bias}, stream); }
-    if (saved.tensor) { return matmul_forward_gemm(g, GemmBias<GEMM_GELU | GEMM_SECOND>{bias}, stream); }
+    if (saved.is_slope) { return matmul_forward_gemm(g, GemmBias<GEMM_GELU | GEMM_SECOND | GEMM_SLOPE>{bias}, exec); }
+    if (saved.tensor) { return matmul_forward_gemm(g, GemmBias<GEMM_GELU | GEMM_SECOND>{bias}, exec); }
     // no backward pass will follow, so no update is pending
-    if (saved.has_gelu()) { return gemm(g, GemmBias<GEMM_GELU>{bias}, stream); }
-    if (residual) { return matmul_forward_gemm(g, GemmBias<GEMM_ADD>{bias}, stream); }
-    matmul_forward_gemm(g, GemmBias<0>{bias}, stream);
+    if (saved.has_gelu()) { return gemm(g, GemmBias<GEMM_GELU>{bias}, exec); }
+    if (residual) { return matmul_forward_gemm(g, GemmBias<GEMM_ADD>{bias}, exec); }
+    matmul_forward_gemm(g, GemmBias<0>{bias}, exec);
 }
 #endif
 
@@ -3945,20 +4271,20 @@ inline int matmul_forward_choice(int N, int C, int OC) {
 // which may be NULL, receives GELU's argument, or its slope, which needs kernel 21. bias and residual may be NULL. residual
 // may be the same memory as out.
 void matmul_forward(floatX* out, GeluSaved saved, const floatX* inp, const floatX* weight, const floatX* bias,
-                    const floatX* residual, int N, int C, int OC, cudaStream_t stream) {
+                    const floatX* residual, int N, int C, int OC, const Execution& exec) {
     double outputs = (1.0 + (saved.tensor != NULL) + (residual != NULL)) * N * OC;
     const char* then = residual ? ", sum" : "";
     if (saved.has_gelu()) { then = ", gelu"; }
-    Op op(stream, ((double)N * C + (double)OC * C + outputs) * sizeof(floatX), 2.0 * N * C * OC,
+    Op op(exec, ((double)N * C + (double)OC * C + outputs) * sizeof(floatX), 2.0 * N * C * OC,
           "matmul_forward %d -> %d%s", C, OC, then);
     require(C % 8 == 0 && OC % 8 == 0);
     require(!saved.has_gelu() || (bias && !residual));
 #if !defined(ENABLE_FP32)
     if (matmul_forward_choice(N, C, OC) == 21) {
-        return matmul_forward21(out, saved, inp, weight, bias, residual, N, C, OC, stream);
+        return matmul_forward21(out, saved, inp, weight, bias, residual, N, C, OC, exec);
     }
 #endif
-    matmul_forward20(out, saved, inp, weight, bias, residual, N, C, OC, stream);
+    matmul_forward20(out, saved, inp, weight, bias, residual, N, C, OC, exec);
 }
 // ==== end promoted: matmul_forward ====
 
@@ -3967,7 +4293,7 @@ void matmul_forward(floatX* out, GeluSaved saved, const floatX* inp, const float
 
 // Arguments as for matmul_backward_input.
 void matmul_backward_input6(floatX* dinp, const floatX* dout, const floatX* weight, const floatX* pre_gelu, int N,
-                            int C, int OC, cudaStream_t stream) {
+                            int C, int OC, const Execution& exec) {
     MatmulCall call;
     call.out = dinp;
     call.a = dout, call.b = weight;
@@ -3975,18 +4301,18 @@ void matmul_backward_input6(floatX* dinp, const floatX* dout, const floatX* weig
     if (pre_gelu && sizeof(floatX) == 2) { // in fp32 the library's gelu' would dominate the error
         call.epilogue = MATMUL_DGELU;
         call.aux = (void*)pre_gelu; // the library only reads it
-        if (cublaslt_matmul(call, stream)) { return; }
+        if (cublaslt_matmul(call, exec)) { return; }
     }
     call.epilogue = MATMUL_PLAIN;
     call.aux = NULL;
-    bool supported = cublaslt_matmul(call, stream);
+    bool supported = cublaslt_matmul(call, exec);
     require(supported);
-    if (pre_gelu) { gelu_backward(dinp, dinp, pre_gelu, (size_t)N * C, stream); }
+    if (pre_gelu) { gelu_backward(dinp, dinp, pre_gelu, (size_t)N * C, exec); }
 }
 
 // Arguments as for matmul_backward_weight.
 void matmul_backward_weight6(float* dweight, const floatX* dout, const floatX* inp, int N, int C, int OC,
-                             bool accumulate, cudaStream_t stream) {
+                             bool accumulate, const Execution& exec) {
     require(C % 8 == 0 && OC % 8 == 0);
     MatmulCall call;
     call.out = dweight, call.out_is_float = true;
@@ -3994,7 +4320,7 @@ void matmul_backward_weight6(float* dweight, const floatX* dout, const floatX* i
     call.b = inp;
     call.M = OC, call.N = C, call.K = N;
     call.add = accumulate ? dweight : NULL;
-    bool supported = cublaslt_matmul(call, stream);
+    bool supported = cublaslt_matmul(call, exec);
     require(supported);
 }
 
@@ -4005,21 +4331,21 @@ void matmul_backward_weight6(float* dweight, const floatX* dout, const floatX* i
 // Like matmul_backward_input, with gelu'. If dinp_sums is not NULL, the epilogue also sums the columns of dinp: partials receives
 // a row of C sums for each 128 rows.
 template <int extras>
-static void matmul_backward_launch8(const GemmArgs& g, float* dinp_sums, float* partials, cudaStream_t stream) {
+static void matmul_backward_launch8(const GemmArgs& g, float* dinp_sums, float* partials, const Execution& exec) {
     typedef GemmPingPong192PairsKN G;
-    if (!dinp_sums) { return gemm<G>(g, GemmBias<extras>{NULL}, stream); }
-    gemm<G>(g, GemmBiasSums<extras>{{NULL}, partials, g.N}, stream);
+    if (!dinp_sums) { return gemm<G>(g, GemmBias<extras>{NULL}, exec); }
+    gemm<G>(g, GemmBiasSums<extras>{{NULL}, partials, g.N}, exec);
 }
 void matmul_backward_input8(floatX* dinp, float* dinp_sums, float* partials, const floatX* dout, const floatX* weight,
-                            GeluSaved saved, int N, int C, int OC, cudaStream_t stream) {
+                            GeluSaved saved, int N, int C, int OC, const Execution& exec) {
     GemmArgs g = {dinp, NULL, dout, weight, saved.tensor, N, C, OC};
     if (saved.is_slope) {
-        matmul_backward_launch8<GEMM_MULTIPLY | GEMM_NO_BIAS>(g, dinp_sums, partials, stream);
+        matmul_backward_launch8<GEMM_MULTIPLY | GEMM_NO_BIAS>(g, dinp_sums, partials, exec);
     } else {
-        matmul_backward_launch8<GEMM_GELU_BACKWARD | GEMM_NO_BIAS>(g, dinp_sums, partials, stream);
+        matmul_backward_launch8<GEMM_GELU_BACKWARD | GEMM_NO_BIAS>(g, dinp_sums, partials, exec);
     }
     if (!dinp_sums) { return; }
-    column_sums<16>(dinp_sums, NULL, NULL, partials, ceil_div(N, 128), C, stream);
+    column_sums<16>(dinp_sums, NULL, NULL, partials, ceil_div(N, 128), C, exec);
 }
 #endif
 
@@ -4050,20 +4376,20 @@ size_t matmul_backward_input_scratch(int N, int C) {
 // the sums of dinp's columns, the gradient of a bias that was added to GELU's argument; NULL without gelu', and where it is
 // not wanted. scratch (matmul_backward_input_scratch(N, C))
 void matmul_backward_input(floatX* dinp, float* dinp_sums, float* scratch, const floatX* dout, const floatX* weight,
-                           GeluSaved saved, int N, int C, int OC, cudaStream_t stream) {
+                           GeluSaved saved, int N, int C, int OC, const Execution& exec) {
     require(C % 8 == 0 && OC % 8 == 0 && (saved.tensor || !dinp_sums));
     int kernel = matmul_backward_input_choice(N, C, saved.tensor != NULL);
     {
         double tensors = (double)N * OC + (double)OC * C + (saved.tensor ? 2.0 : 1.0) * N * C;
-        Op op(stream, tensors * sizeof(floatX), 2.0 * N * C * OC, "matmul_backward_input %d <- %d%s", C, OC,
+        Op op(exec, tensors * sizeof(floatX), 2.0 * N * C * OC, "matmul_backward_input %d <- %d%s", C, OC,
               saved.tensor ? ", gelu" : "");
         require(kernel == 8 || !saved.is_slope);
-        if (kernel == 6) { matmul_backward_input6(dinp, dout, weight, saved.tensor, N, C, OC, stream); }
+        if (kernel == 6) { matmul_backward_input6(dinp, dout, weight, saved.tensor, N, C, OC, exec); }
 #if !defined(ENABLE_FP32)
-        if (kernel == 8) { matmul_backward_input8(dinp, dinp_sums, scratch, dout, weight, saved, N, C, OC, stream); }
+        if (kernel == 8) { matmul_backward_input8(dinp, dinp_sums, scratch, dout, weight, saved, N, C, OC, exec); }
 #endif
     }
-    if (dinp_sums && kernel == 6) { matmul_backward_bias(dinp_sums, scratch, dinp, N, C, stream); }
+    if (dinp_sums && kernel == 6) { matmul_backward_bias(dinp_sums, scratch, dinp, N, C, exec); }
 }
 
 // ---- kernel 10: the steps of all tiles are cut into equal shares for all SMs (stream-K) ----
@@ -4364,7 +4690,7 @@ inline int matmul_backward_max_clusters() { return std::min(num_multiprocessors(
 inline int matmul_backward_columns(int C) { return ceil_div(C, 192) * 192 < ceil_div(C, 256) * 256 ? 192 : 256; }
 
 template <class G> void matmul_backward_launch10(float* dweight, float* scratch, const floatX* dout, const floatX* inp,
-                                                 int N, int C, int OC, bool accumulate, cudaStream_t stream,
+                                                 int N, int C, int OC, bool accumulate, const Execution& exec,
                                                  const MatmulBackwardSchedule& s) {
     auto kernel = matmul_backward_sm90_kernel10<G>;
     const int bytes = sizeof(MatmulBackwardRing<G>) + 1024;
@@ -4377,7 +4703,7 @@ template <class G> void matmul_backward_launch10(float* dweight, float* scratch,
     config.gridDim = dim3(s.num_clusters * G::CLUSTER);
     config.blockDim = dim3(384);
     config.dynamicSmemBytes = bytes;
-    config.stream = stream;
+    config.stream = exec.stream;
     config.attrs = &cluster;
     config.numAttrs = 1;
     cudaCheck(cudaLaunchKernelEx(&config, kernel, tensor_map(dout, {OC, N}, {64, 64}),
@@ -4387,18 +4713,18 @@ template <class G> void matmul_backward_launch10(float* dweight, float* scratch,
 // As matmul_backward_weight, by a given schedule. scratch (matmul_backward_weight_scratch10(C)), aligned to 16 bytes.
 // Two launches must not run at the same time, because they would use the same flags.
 void matmul_backward_scheduled10(float* dweight, float* scratch, const floatX* dout, const floatX* inp, int N, int C,
-                                 int OC, bool accumulate, cudaStream_t stream, const MatmulBackwardSchedule& s) {
+                                 int OC, bool accumulate, const Execution& exec, const MatmulBackwardSchedule& s) {
     require(has_sm90a()); // nvcc -gencode arch=compute_90a,code=sm_90a
     require(C % 8 == 0 && OC % 8 == 0);
     auto launch = matmul_backward_columns(C) == 192 ? matmul_backward_launch10<MatmulBackwardTile192>
                                                     : matmul_backward_launch10<MatmulBackwardTile256>;
-    launch(dweight, scratch, dout, inp, N, C, OC, accumulate, stream, s);
+    launch(dweight, scratch, dout, inp, N, C, OC, accumulate, exec, s);
 }
 // At most max_clusters clusters run.
 void matmul_backward_weight10(float* dweight, float* scratch, const floatX* dout, const floatX* inp, int N, int C,
-                              int OC, bool accumulate, cudaStream_t stream, int max_clusters) {
+                              int OC, bool accumulate, const Execution& exec, int max_clusters) {
     MatmulBackwardSchedule s = matmul_backward_schedule(N, C, OC, matmul_backward_columns(C), max_clusters);
-    matmul_backward_scheduled10(dweight, scratch, dout, inp, N, C, OC, accumulate, stream, s);
+    matmul_backward_scheduled10(dweight, scratch, dout, inp, N, C, OC, accumulate, exec, s);
 }
 // Number of floats in its scratch: each cluster stores one part at most.
 inline size_t matmul_backward_weight_scratch10(int C) {
@@ -4433,17 +4759,17 @@ size_t matmul_backward_weight_scratch(int N, int C, int OC) {
 
 // dweight (OC,C) = dout (N,OC)^T inp (N,C), or += if accumulate | scratch (matmul_backward_weight_scratch(N, C, OC))
 void matmul_backward_weight(float* dweight, float* scratch, const floatX* dout, const floatX* inp, int N, int C, int OC,
-                            bool accumulate, cudaStream_t stream) {
+                            bool accumulate, const Execution& exec) {
     double bytes = ((double)N * OC + (double)N * C) * sizeof(floatX) + (accumulate ? 8.0 : 4.0) * OC * C;
-    Op op(stream, bytes, 2.0 * N * C * OC, "matmul_backward_weight %d <- %d", C, OC);
+    Op op(exec, bytes, 2.0 * N * C * OC, "matmul_backward_weight %d <- %d", C, OC);
 #if !defined(ENABLE_FP32)
     if (matmul_backward_weight_choice(N, C, OC) == 10) {
-        return matmul_backward_weight10(dweight, scratch, dout, inp, N, C, OC, accumulate, stream,
-                                        std::min(matmul_backward_max_clusters(), free_multiprocessors() / 2));
+        return matmul_backward_weight10(dweight, scratch, dout, inp, N, C, OC, accumulate, exec,
+                                        std::min(matmul_backward_max_clusters(), exec.free_sms() / 2));
     }
 #endif
     (void)scratch;
-    matmul_backward_weight6(dweight, dout, inp, N, C, OC, accumulate, stream);
+    matmul_backward_weight6(dweight, dout, inp, N, C, OC, accumulate, exec);
 }
 // ==== end promoted: matmul_backward ====
 
@@ -4592,26 +4918,26 @@ template <int max_HS, int rows, int keys> __global__ void __launch_bounds__(128)
 
 template <int max_HS, int rows, int keys> void attention_forward_plain_tiles(floatX* out, float* lse, const floatX* qkv,
                                                                              int B, int T, int HS, int NH,
-                                                                             cudaStream_t stream) {
+                                                                             const Execution& exec) {
     auto kernel = attention_forward_kernel6<max_HS, rows, keys>;
     constexpr int SHARED_BYTES = sizeof(AttentionForwardPlainSMem<max_HS, rows, keys>);
     static_assert(SHARED_BYTES <= 64 << 10, "the limit of compute capability 7.5");
     cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES));
-    kernel<<<B * NH * ceil_div(T, rows), 128, SHARED_BYTES, stream>>>(
+    kernel<<<B * NH * ceil_div(T, rows), 128, SHARED_BYTES, exec.stream>>>(
         out, lse, qkv, T, HS, NH, B * NH, attention_forward_group(T, HS, B * NH), LOG2E / sqrtf((float)HS));
     cudaCheck(cudaGetLastError());
 }
 
 // HS is a multiple of 8, at most 256.
 void attention_forward_plain(floatX* out, float* lse, const floatX* qkv, int B, int T, int HS, int NH,
-                             cudaStream_t stream) {
+                             const Execution& exec) {
     if (HS <= 64) {
-        attention_forward_plain_tiles<64, 64, 64>(out, lse, qkv, B, T, HS, NH, stream);
+        attention_forward_plain_tiles<64, 64, 64>(out, lse, qkv, B, T, HS, NH, exec);
     } else if (HS <= 128) {
-        attention_forward_plain_tiles<128, 32, 64>(out, lse, qkv, B, T, HS, NH, stream);
+        attention_forward_plain_tiles<128, 32, 64>(out, lse, qkv, B, T, HS, NH, exec);
     } else {
         require(HS <= 256);
-        attention_forward_plain_tiles<256, 32, 16>(out, lse, qkv, B, T, HS, NH, stream);
+        attention_forward_plain_tiles<256, 32, 16>(out, lse, qkv, B, T, HS, NH, exec);
     }
 }
 
@@ -4890,28 +5216,28 @@ template <int HS, int row_tiles, int step, int slack, int blocks> __global__ voi
 }
 
 template <int HS, int row_tiles, int step, int slack, int blocks> void
-attention_forward_mma_tiles(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, cudaStream_t stream) {
+attention_forward_mma_tiles(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, const Execution& exec) {
     auto kernel = attention_forward_kernel15<HS, row_tiles, step, slack, blocks>;
     constexpr int SHARED_BYTES = sizeof(AttentionForwardMmaSMem<HS, row_tiles>);
     static_assert(SHARED_BYTES <= 99 << 10, "the limit of compute capability 8.6");
     cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES));
-    kernel<<<B * NH * ceil_div(T, 64 * row_tiles), 128, SHARED_BYTES, stream>>>(
+    kernel<<<B * NH * ceil_div(T, 64 * row_tiles), 128, SHARED_BYTES, exec.stream>>>(
         out, lse, qkv, T, NH, B * NH, attention_forward_group(T, HS, B * NH), LOG2E / sqrtf((float)HS));
     cudaCheck(cudaGetLastError());
 }
 
 // HS is 32, 64, 96 or 128.
 void attention_forward_mma(floatX* out, float* lse, const floatX* qkv, int B, int T, int HS, int NH,
-                           cudaStream_t stream) {
+                           const Execution& exec) {
     if (HS == 32) {
-        attention_forward_mma_tiles<32, 2, 32, 8, 3>(out, lse, qkv, B, T, NH, stream);
+        attention_forward_mma_tiles<32, 2, 32, 8, 3>(out, lse, qkv, B, T, NH, exec);
     } else if (HS == 64) {
-        attention_forward_mma_tiles<64, 2, 32, 8, 3>(out, lse, qkv, B, T, NH, stream);
+        attention_forward_mma_tiles<64, 2, 32, 8, 3>(out, lse, qkv, B, T, NH, exec);
     } else if (HS == 96) {
-        attention_forward_mma_tiles<96, 1, 64, 8, 3>(out, lse, qkv, B, T, NH, stream);
+        attention_forward_mma_tiles<96, 1, 64, 8, 3>(out, lse, qkv, B, T, NH, exec);
     } else {
         require(HS == 128);
-        attention_forward_mma_tiles<128, 1, 64, 8, 2>(out, lse, qkv, B, T, NH, stream);
+        attention_forward_mma_tiles<128, 1, 64, 8, 2>(out, lse, qkv, B, T, NH, exec);
     }
 }
 
@@ -5448,15 +5774,15 @@ template <int groups> __global__ void __launch_bounds__(128 * (groups + 1), 1)
 }
 
 template <int groups> void attention_forward_sm90_launch(floatX* out, float* lse, const floatX* qkv, int B, int T,
-                                                         int NH, cudaStream_t stream) {
+                                                         int NH, const Execution& exec) {
     auto kernel = attention_forward_sm90_kernel25<groups>;
     constexpr int SHARED_BYTES = sizeof(AttentionForwardSMem<groups>) + 1024;
     static_assert(SHARED_BYTES <= 227 << 10, "the limit of compute capability 9.0");
     cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES));
     CUtensorMap qkv_map = tensor_map_heads(qkv, B, T, 3 * NH, 64), out_map = tensor_map_heads(out, B, T, NH, 16);
-    int num_tiles = ceil_div(T, 64 * groups), num_blocks = min(B * NH * num_tiles, free_multiprocessors());
+    int num_tiles = ceil_div(T, 64 * groups), num_blocks = min(B * NH * num_tiles, exec.free_sms());
     AttentionForwardList list = attention_forward_list(B * NH, num_tiles, num_blocks);
-    launch_early(kernel, dim3(num_blocks), dim3(128 * (groups + 1)), SHARED_BYTES, stream, lse, qkv_map, T, NH, list,
+    launch_early(kernel, dim3(num_blocks), dim3(128 * (groups + 1)), SHARED_BYTES, exec, lse, qkv_map, T, NH, list,
                  LOG2E / sqrtf(64.0f), out_map);
 }
 
@@ -5466,11 +5792,11 @@ inline int attention_forward_sm90_groups(int B, int T, int NH) {
 }
 
 // Requires HS = 64 and sm_90a.
-void attention_forward_sm90(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, cudaStream_t stream) {
+void attention_forward_sm90(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, const Execution& exec) {
     if (attention_forward_sm90_groups(B, T, NH) == 2) {
-        attention_forward_sm90_launch<2>(out, lse, qkv, B, T, NH, stream);
+        attention_forward_sm90_launch<2>(out, lse, qkv, B, T, NH, exec);
     } else {
-        attention_forward_sm90_launch<4>(out, lse, qkv, B, T, NH, stream);
+        attention_forward_sm90_launch<4>(out, lse, qkv, B, T, NH, exec);
     }
 }
 #endif
@@ -5495,20 +5821,20 @@ inline int attention_forward_choice(int HS) {
 //     64                                     kernel 25       kernel 15           kernel 6       kernel 6
 //     32, 96, 128                            kernel 15       kernel 15           kernel 6       kernel 6
 //     other multiples of 8, up to 256        kernel 6        kernel 6            kernel 6       kernel 6
-void attention_forward(floatX* out, float* lse, const floatX* qkv, int B, int T, int C, int NH, cudaStream_t stream) {
+void attention_forward(floatX* out, float* lse, const floatX* qkv, int B, int T, int C, int NH, const Execution& exec) {
     double bytes = (4.0 * C * sizeof(floatX) + NH * sizeof(float)) * B * T;
-    Op op(stream, bytes, 2.0 * B * T * T * C, "attention_forward");
+    Op op(exec, bytes, 2.0 * B * T * T * C, "attention_forward");
     require(NH > 0 && C % NH == 0);
     int HS = C / NH;
     require(HS % 8 == 0 && HS <= 256);
     require((size_t)B * NH * ceil_div(T, 16) <= INT_MAX);
     int kernel = attention_forward_choice(HS);
 #if !defined(ENABLE_FP32)
-    if (kernel == 25) { return attention_forward_sm90(out, lse, qkv, B, T, NH, stream); }
-    if (kernel == 15) { return attention_forward_mma(out, lse, qkv, B, T, HS, NH, stream); }
+    if (kernel == 25) { return attention_forward_sm90(out, lse, qkv, B, T, NH, exec); }
+    if (kernel == 15) { return attention_forward_mma(out, lse, qkv, B, T, HS, NH, exec); }
 #endif
     require(kernel == 6);
-    attention_forward_plain(out, lse, qkv, B, T, HS, NH, stream);
+    attention_forward_plain(out, lse, qkv, B, T, HS, NH, exec);
 }
 // ==== end promoted: attention_forward ====
 
@@ -5540,9 +5866,9 @@ __global__ void attention_backward_dsum_kernel3(float* dsum, const floatX* dout,
 
 // dsum (B,NH,T) | dout, out (B,T,NH,HS)
 void attention_backward_dsum(float* dsum, const floatX* dout, const floatX* out, int B, int T, int C, int NH,
-                             cudaStream_t stream) {
+                             const Execution& exec) {
     int num_rows = B * T * NH, block_size = 256;
-    attention_backward_dsum_kernel3<<<ceil_div(num_rows, block_size / 8), block_size, 0, stream>>>(
+    attention_backward_dsum_kernel3<<<ceil_div(num_rows, block_size / 8), block_size, 0, exec.stream>>>(
         dsum, dout, out, T, NH, C / NH, num_rows);
     cudaCheck(cudaGetLastError());
 }
@@ -5675,26 +6001,28 @@ template <bool keys, int D> __global__ void __launch_bounds__(256)
 
 template <int D> void attention_backward_plain_sized(floatX* dqkv, const float* lse, const float* dsum,
                                                      const floatX* dout, const floatX* qkv, int B, int T, int C, int NH,
-                                                     cudaStream_t stream) {
+                                                     const Execution& exec) {
     dim3 grid(ceil_div(T, 64), B * NH);
     float scale = 1.0f / sqrtf((float)(C / NH));
-    attention_backward_plain_kernel3<true, D><<<grid, 256, 0, stream>>>(dqkv, lse, dsum, dout, qkv, T, C, NH, scale);
+    attention_backward_plain_kernel3<true, D>
+        <<<grid, 256, 0, exec.stream>>>(dqkv, lse, dsum, dout, qkv, T, C, NH, scale);
     cudaCheck(cudaGetLastError());
-    attention_backward_plain_kernel3<false, D><<<grid, 256, 0, stream>>>(dqkv, lse, dsum, dout, qkv, T, C, NH, scale);
+    attention_backward_plain_kernel3<false, D>
+        <<<grid, 256, 0, exec.stream>>>(dqkv, lse, dsum, dout, qkv, T, C, NH, scale);
     cudaCheck(cudaGetLastError());
 }
 
 void attention_backward_plain(floatX* dqkv, const float* lse, const float* dsum, const floatX* dout, const floatX* qkv,
-                              int B, int T, int C, int NH, cudaStream_t stream) {
+                              int B, int T, int C, int NH, const Execution& exec) {
     int HS = C / NH;
     require(HS % 8 == 0 && B * NH <= 65535);
     if (HS <= 64) {
-        attention_backward_plain_sized<1>(dqkv, lse, dsum, dout, qkv, B, T, C, NH, stream);
+        attention_backward_plain_sized<1>(dqkv, lse, dsum, dout, qkv, B, T, C, NH, exec);
     } else if (HS <= 128) {
-        attention_backward_plain_sized<2>(dqkv, lse, dsum, dout, qkv, B, T, C, NH, stream);
+        attention_backward_plain_sized<2>(dqkv, lse, dsum, dout, qkv, B, T, C, NH, exec);
     } else {
         require(HS <= 256);
-        attention_backward_plain_sized<4>(dqkv, lse, dsum, dout, qkv, B, T, C, NH, stream);
+        attention_backward_plain_sized<4>(dqkv, lse, dsum, dout, qkv, B, T, C, NH, exec);
     }
 }
 
@@ -6102,7 +6430,7 @@ template <int HS, int M, int N, int blocks_per_sm> __global__ void __launch_boun
 // of the kernel for dq
 template <int HS, int kv_M, int kv_N, int kv_blocks, int q_M, int q_N, int q_blocks>
 void attention_backward_mma_sized(floatX* dqkv, const float* lse, const float* dsum, const floatX* dout,
-                                  const floatX* qkv, int B, int T, int C, int NH, cudaStream_t stream) {
+                                  const floatX* qkv, int B, int T, int C, int NH, const Execution& exec) {
     auto kv_kernel = attention_backward_kv_kernel7<HS, kv_M, kv_N, kv_blocks>;
     auto q_kernel = attention_backward_q_kernel7<HS, q_M, q_N, q_blocks>;
     int kv_bytes = sizeof(AttentionBackwardMmaSMem<HS, kv_M>), q_bytes = sizeof(AttentionBackwardMmaSMem<HS, q_M>);
@@ -6112,25 +6440,25 @@ void attention_backward_mma_sized(floatX* dqkv, const float* lse, const float* d
     size_t head_bytes = (size_t)4 * T * HS * sizeof(floatX);          // q, k, v and dout of one head
     int heads_at_a_time = (int)(((size_t)32 << 20) / head_bytes) + 1; // 32 MB of the 40 to 50 MB of L2
     int kv_grid = ceil_div(T, 64 * kv_M) * B * NH, q_grid = ceil_div(T, 64 * q_M) * B * NH;
-    kv_kernel<<<kv_grid, 128, kv_bytes, stream>>>(dqkv, lse, dsum, dout, qkv, T, C, NH, scale, heads_at_a_time);
+    kv_kernel<<<kv_grid, 128, kv_bytes, exec.stream>>>(dqkv, lse, dsum, dout, qkv, T, C, NH, scale, heads_at_a_time);
     cudaCheck(cudaGetLastError());
-    q_kernel<<<q_grid, 128, q_bytes, stream>>>(dqkv, lse, dsum, dout, qkv, T, C, NH, scale, heads_at_a_time);
+    q_kernel<<<q_grid, 128, q_bytes, exec.stream>>>(dqkv, lse, dsum, dout, qkv, T, C, NH, scale, heads_at_a_time);
     cudaCheck(cudaGetLastError());
 }
 
 // HS is 32, 64, 96 or 128.
 void attention_backward_mma(floatX* dqkv, const float* lse, const float* dsum, const floatX* dout, const floatX* qkv,
-                            int B, int T, int C, int NH, cudaStream_t stream) {
+                            int B, int T, int C, int NH, const Execution& exec) {
     int HS = C / NH;
     if (HS == 32) {
-        attention_backward_mma_sized<32, 2, 4, 2, 2, 4, 2>(dqkv, lse, dsum, dout, qkv, B, T, C, NH, stream);
+        attention_backward_mma_sized<32, 2, 4, 2, 2, 4, 2>(dqkv, lse, dsum, dout, qkv, B, T, C, NH, exec);
     } else if (HS == 64) {
-        attention_backward_mma_sized<64, 2, 2, 2, 2, 4, 2>(dqkv, lse, dsum, dout, qkv, B, T, C, NH, stream);
+        attention_backward_mma_sized<64, 2, 2, 2, 2, 4, 2>(dqkv, lse, dsum, dout, qkv, B, T, C, NH, exec);
     } else if (HS == 96) {
-        attention_backward_mma_sized<96, 1, 4, 2, 1, 4, 2>(dqkv, lse, dsum, dout, qkv, B, T, C, NH, stream);
+        attention_backward_mma_sized<96, 1, 4, 2, 1, 4, 2>(dqkv, lse, dsum, dout, qkv, B, T, C, NH, exec);
     } else {
         require(HS == 128);
-        attention_backward_mma_sized<128, 1, 2, 2, 1, 4, 2>(dqkv, lse, dsum, dout, qkv, B, T, C, NH, stream);
+        attention_backward_mma_sized<128, 1, 2, 2, 1, 4, 2>(dqkv, lse, dsum, dout, qkv, B, T, C, NH, exec);
     }
 }
 
@@ -6270,14 +6598,14 @@ __global__ void attention_backward_sm90_stats_kernel11(AttentionBackwardArgs arg
 // Returns the number of rows of args.dout_terms, one for each block of queries: many queries, so that there are few rows, but
 // not so many that SMs are idle.
 static int attention_backward_sm90_stats(const AttentionBackwardArgs& args, const floatX* dout, const floatX* out,
-                                         const float* lse, cudaStream_t stream) {
+                                         const float* lse, const Execution& exec) {
     int num_groups = ceil_div(args.NH, 16), num_heads = ceil_div(args.NH, num_groups), num_slots = 32 / num_heads;
     int queries = 64, all = 128 * args.num_tiles * (args.num_heads / args.NH), threads = num_slots * num_heads * 8;
     while (queries > ATTENTION_BACKWARD_LEAST_QUERIES && all / queries * num_groups < 4 * num_multiprocessors()) {
         queries /= 2;
     }
     size_t shared = (threads * x128::size + num_heads * queries) * sizeof(float);
-    launch_early(attention_backward_sm90_stats_kernel11, dim3(all / queries, num_groups), dim3(threads), shared, stream,
+    launch_early(attention_backward_sm90_stats_kernel11, dim3(all / queries, num_groups), dim3(threads), shared, exec,
                  args, dout, out, lse, queries, num_heads, num_slots);
     return all / queries;
 }
@@ -6705,26 +7033,26 @@ __global__ void __launch_bounds__(384, 1)
 // queries, and dS of a query adds up to 0 over the keys, because a number that is added to all of its scores does not change
 // the softmax: dk summed over all keys is 0. The kernels' roundings are all that is left out.
 void attention_backward_sm90(floatX* dqkv, float* dbias, float* scratch, const floatX* dout, const floatX* qkv,
-                             const floatX* out, const float* lse, int B, int T, int C, int NH, cudaStream_t stream) {
+                             const floatX* out, const float* lse, int B, int T, int C, int NH, const Execution& exec) {
     require(C / NH == 64);
     require(has_sm90a()); // nvcc -gencode arch=compute_90a,code=sm_90a
     AttentionBackwardArgs args = attention_backward_sm90_args(dqkv, scratch, B, T, NH, dbias != NULL);
     CUtensorMap qkv_map = tensor_map_heads(qkv, B, T, 3 * NH, 128);
     CUtensorMap dout_map = tensor_map_heads(dout, B, T, NH, 128);
     CUtensorMap dqkv_map = tensor_map_heads(dqkv, B, T, 3 * NH, 16);
-    int num_blocks_of_queries = attention_backward_sm90_stats(args, dout, out, lse, stream);
+    int num_blocks_of_queries = attention_backward_sm90_stats(args, dout, out, lse, exec);
     auto kernel = attention_backward_sm90_kernel11;
     constexpr int SHARED_BYTES = sizeof(AttentionBackwardSMem);
     cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES));
-    int num_blocks = min(args.num_heads * args.num_tiles, free_multiprocessors());
-    launch_early(kernel, dim3(num_blocks), dim3(384), SHARED_BYTES, stream, args, qkv_map, dout_map, dqkv_map, 0.125f);
+    int num_blocks = min(args.num_heads * args.num_tiles, exec.free_sms());
+    launch_early(kernel, dim3(num_blocks), dim3(384), SHARED_BYTES, exec, args, qkv_map, dout_map, dqkv_map, 0.125f);
     if (!dbias) { return; }
-    column_sums<16>(dbias, NULL, NULL, args.dq_terms, 8 * B, C, stream);
-    column_sums<16>(dbias + 2 * C, NULL, NULL, args.dout_terms, num_blocks_of_queries, C, stream);
+    column_sums<16>(dbias, NULL, NULL, args.dq_terms, 8 * B, C, exec);
+    column_sums<16>(dbias + 2 * C, NULL, NULL, args.dout_terms, num_blocks_of_queries, C, exec);
 }
 #endif
 
-// The size of the part of scratch, at its beginning, that holds the terms of dbias, in floats: until column_sums_end() where sums
+// The size of the part of scratch, at its beginning, that holds the terms of dbias, in floats: until column_sums_flush() where sums
 // wait for that. A multiple of 4.
 size_t attention_backward_bias_terms(int B, int T, int C, int NH) {
     size_t floats = matmul_backward_bias_scratch(B * T, 3 * C);
@@ -6759,22 +7087,20 @@ inline int attention_backward_choice(int HS) {
 // Runs kernel 3, 7 or 11; the other arguments are those of attention_backward. Only 11 computes dbias.
 static void attention_backward_run(int kernel, floatX* dqkv, float* dbias, float* scratch, const floatX* dout,
                                    const floatX* qkv, const floatX* out, const float* lse, int B, int T, int C, int NH,
-                                   cudaStream_t stream) {
+                                   const Execution& exec) {
     double bytes = (8.0 * C * sizeof(floatX) + NH * sizeof(float)) * B * T;
-    Op op(stream, bytes, 5.0 * B * T * T * C, "attention_backward");
+    Op op(exec, bytes, 5.0 * B * T * T * C, "attention_backward");
     (void)dbias;
 #if !defined(ENABLE_FP32)
-    if (kernel == 11) {
-        return attention_backward_sm90(dqkv, dbias, scratch, dout, qkv, out, lse, B, T, C, NH, stream);
-    }
+    if (kernel == 11) { return attention_backward_sm90(dqkv, dbias, scratch, dout, qkv, out, lse, B, T, C, NH, exec); }
 #endif
     float* dsum = scratch;
-    attention_backward_dsum(dsum, dout, out, B, T, C, NH, stream);
+    attention_backward_dsum(dsum, dout, out, B, T, C, NH, exec);
 #if !defined(ENABLE_FP32)
-    if (kernel == 7) { return attention_backward_mma(dqkv, lse, dsum, dout, qkv, B, T, C, NH, stream); }
+    if (kernel == 7) { return attention_backward_mma(dqkv, lse, dsum, dout, qkv, B, T, C, NH, exec); }
 #endif
     require(kernel == 3);
-    attention_backward_plain(dqkv, lse, dsum, dout, qkv, B, T, C, NH, stream);
+    attention_backward_plain(dqkv, lse, dsum, dout, qkv, B, T, C, NH, exec);
 }
 
 // dqkv (B,T,3,NH,HS) | dbias (3,NH,HS) += dqkv summed over all tokens, the gradient of the bias that qkv contains; may be
@@ -6790,11 +7116,11 @@ static void attention_backward_run(int kernel, floatX* dqkv, float* dbias, float
 //
 // Source: Dao et al. 2022, arXiv:2205.14135; Dao 2023, arXiv:2307.08691; Shah et al. 2024, arXiv:2407.08608.
 void attention_backward(floatX* dqkv, float* dbias, float* scratch, const floatX* dout, const floatX* qkv,
-                        const floatX* out, const float* lse, int B, int T, int C, int NH, cudaStream_t stream) {
+                        const floatX* out, const float* lse, int B, int T, int C, int NH, const Execution& exec) {
     require(C % NH == 0 && C / NH % 8 == 0 && C / NH <= 256);
     int kernel = attention_backward_choice(C / NH);
-    attention_backward_run(kernel, dqkv, dbias, scratch, dout, qkv, out, lse, B, T, C, NH, stream);
-    if (dbias && kernel != 11) { matmul_backward_bias(dbias, scratch, dqkv, B * T, 3 * C, stream); }
+    attention_backward_run(kernel, dqkv, dbias, scratch, dout, qkv, out, lse, B, T, C, NH, exec);
+    if (dbias && kernel != 11) { matmul_backward_bias(dbias, scratch, dqkv, B * T, 3 * C, exec); }
 }
 // ==== end promoted: attention_backward ====
 
@@ -6948,8 +7274,8 @@ __global__ void __launch_bounds__(1024)
 // dloss * (softmax(logits) - onehot(target)), and 0 from column V on. | targets (N), each in [0,V)
 // dloss (1), or NULL: only the losses are computed, logits are not changed
 void fused_classifier(floatX* logits, float* losses, const int* targets, const float* dloss, int N, int V, int Vp,
-                      cudaStream_t stream, int block_size) {
-    Op op(stream, (dloss ? 2.0 : 1.0) * N * Vp * sizeof(floatX), 0, "fused_classifier");
+                      const Execution& exec, int block_size) {
+    Op op(exec, (dloss ? 2.0 : 1.0) * N * Vp * sizeof(floatX), 0, "fused_classifier");
     require(Vp % 8 == 0 && 1 <= V && V <= Vp);
     size_t shared = (size_t)(V / x128::size) * sizeof(x128) + 32 * sizeof(float);
     // Rows too long for shared memory, and devices without cp.async, take kernel 6. An SM of an H200 holds two blocks
@@ -6959,16 +7285,16 @@ void fused_classifier(floatX* logits, float* losses, const int* targets, const f
         cudaCheck(cudaFuncSetAttribute(fused_classifier_kernel7, cudaFuncAttributeMaxDynamicSharedMemorySize, shared));
         cudaCheck(cudaFuncSetAttribute(fused_classifier_kernel7, cudaFuncAttributePreferredSharedMemoryCarveout,
                                        cudaSharedmemCarveoutMaxShared)); // without this, only one block fits an SM
-        fused_classifier_kernel7<<<N, block_size, shared, stream>>>(logits, losses, targets, dloss, V, Vp);
+        fused_classifier_kernel7<<<N, block_size, shared, exec.stream>>>(logits, losses, targets, dloss, V, Vp);
     } else {
-        fused_classifier_kernel6<<<N, block_size, 0, stream>>>(logits, losses, targets, dloss, V, Vp);
+        fused_classifier_kernel6<<<N, block_size, 0, exec.stream>>>(logits, losses, targets, dloss, V, Vp);
     }
     cudaCheck(cudaGetLastError());
 }
 void fused_classifier(floatX* logits, float* losses, const int* targets, const float* dloss, int N, int V, int Vp,
-                      cudaStream_t stream) {
-    int config = tuned_config("fused_classifier", N, V, sizeof(floatX) == 4 ? 1024 : 512);
-    fused_classifier(logits, losses, targets, dloss, N, V, Vp, stream, config);
+                      const Execution& exec) {
+    int config = tuned_config(exec.tuned, "fused_classifier", N, V, sizeof(floatX) == 4 ? 1024 : 512);
+    fused_classifier(logits, losses, targets, dloss, N, V, Vp, exec, config);
 }
 // ==== end promoted: fused_classifier ====
 
@@ -6987,16 +7313,16 @@ struct LinearCrossEntropy {
     int N, C, V, Vp;
 };
 
-void linear_cross_entropy_forward1(const LinearCrossEntropy& g, cudaStream_t stream) {
-    matmul_forward(g.logits, NULL, g.inp, g.weight, NULL, NULL, g.N, g.C, g.Vp, stream);
-    fused_classifier(g.logits, g.losses, g.targets, g.dloss, g.N, g.V, g.Vp, stream);
+void linear_cross_entropy_forward1(const LinearCrossEntropy& g, const Execution& exec) {
+    matmul_forward(g.logits, NULL, g.inp, g.weight, NULL, NULL, g.N, g.C, g.Vp, exec);
+    fused_classifier(g.logits, g.losses, g.targets, g.dloss, g.N, g.V, g.Vp, exec);
 }
 
 // dinp = dout weight, dweight = dout^T inp, or += if accumulate, with dout (N,Vp) in the memory of the logits
 void linear_cross_entropy_backward1(const LinearCrossEntropy& g, floatX* dinp, float* dweight, bool accumulate,
-                                    cudaStream_t stream) {
-    matmul_backward_weight(dweight, g.scratch, g.logits, g.inp, g.N, g.C, g.Vp, accumulate, stream);
-    matmul_backward_input(dinp, NULL, g.scratch, g.logits, g.weight, NULL, g.N, g.C, g.Vp, stream);
+                                    const Execution& exec) {
+    matmul_backward_weight(dweight, g.scratch, g.logits, g.inp, g.N, g.C, g.Vp, accumulate, exec);
+    matmul_backward_input(dinp, NULL, g.scratch, g.logits, g.weight, NULL, g.N, g.C, g.Vp, exec);
 }
 // ---- kernel 2: softmax begins in the product's epilogue, so no pass reads and writes the logits ----
 
@@ -7095,31 +7421,31 @@ __global__ void linear_cross_entropy_scale_kernel2(floatX* x, const float* losse
         store128(x + (size_t)row * C + i, y);
     }
 }
-void linear_cross_entropy_scale2(floatX* x, const LinearCrossEntropy& g, cudaStream_t stream) {
-    Op op(stream, 2.0 * g.N * g.C * sizeof(floatX), 0, "scale_rows %d", g.C);
-    launch_early(linear_cross_entropy_scale_kernel2, ceil_div(g.N, 8), 256, 0, stream, x, (const float*)g.losses,
-                 g.dloss, g.N, g.C);
+void linear_cross_entropy_scale2(floatX* x, const LinearCrossEntropy& g, const Execution& exec) {
+    Op op(exec, 2.0 * g.N * g.C * sizeof(floatX), 0, "scale_rows %d", g.C);
+    launch_early(linear_cross_entropy_scale_kernel2, ceil_div(g.N, 8), 256, 0, exec, x, (const float*)g.losses, g.dloss,
+                 g.N, g.C);
 }
 
 inline int linear_cross_entropy_tiles(int Vp) { return ceil_div(Vp, GemmPingPong192Pairs::COLUMNS); }
 
-void linear_cross_entropy_forward2(const LinearCrossEntropy& g, cudaStream_t stream) {
+void linear_cross_entropy_forward2(const LinearCrossEntropy& g, const Execution& exec) {
     float *shifts = g.scratch, *sums = g.scratch + g.N;
     int num_tiles = linear_cross_entropy_tiles(g.Vp);
-    Op op(stream, ((double)g.N * (g.C + g.Vp) + (double)g.Vp * g.C) * sizeof(floatX), 2.0 * g.N * g.C * g.Vp,
+    Op op(exec, ((double)g.N * (g.C + g.Vp) + (double)g.Vp * g.C) * sizeof(floatX), 2.0 * g.N * g.C * g.Vp,
           "matmul_forward %d -> %d, loss", g.C, g.Vp);
-    launch_early(linear_cross_entropy_shift_kernel2, ceil_div(g.N, 8), 256, 0, stream, shifts, (const floatX*)g.inp,
+    launch_early(linear_cross_entropy_shift_kernel2, ceil_div(g.N, 8), 256, 0, exec, shifts, (const floatX*)g.inp,
                  g.weight, g.targets, g.N, g.C);
-    gemm(GemmArgs{g.logits, NULL, g.inp, g.weight, NULL, g.N, g.Vp, g.C}, GemmRatios{shifts, sums, g.N, g.V}, stream);
-    launch_early(linear_cross_entropy_finish_kernel2, ceil_div(g.N, 32), 256, 0, stream, g.logits, g.losses,
+    gemm(GemmArgs{g.logits, NULL, g.inp, g.weight, NULL, g.N, g.Vp, g.C}, GemmRatios{shifts, sums, g.N, g.V}, exec);
+    launch_early(linear_cross_entropy_finish_kernel2, ceil_div(g.N, 32), 256, 0, exec, g.logits, g.losses,
                  (const float*)sums, g.targets, num_tiles, g.N, g.Vp, g.dloss != NULL);
 }
 
 void linear_cross_entropy_backward2(const LinearCrossEntropy& g, floatX* dinp, float* dweight, bool accumulate,
-                                    cudaStream_t stream) {
-    linear_cross_entropy_scale2(g.inp, g, stream);
-    linear_cross_entropy_backward1(g, dinp, dweight, accumulate, stream);
-    linear_cross_entropy_scale2(dinp, g, stream);
+                                    const Execution& exec) {
+    linear_cross_entropy_scale2(g.inp, g, exec);
+    linear_cross_entropy_backward1(g, dinp, dweight, accumulate, exec);
+    linear_cross_entropy_scale2(dinp, g, exec);
 }
 #endif
 
@@ -7149,13 +7475,13 @@ size_t linear_cross_entropy_scratch(int N, int C, int Vp) {
 // | scratch (linear_cross_entropy_scratch(N, C, Vp))
 void linear_cross_entropy_forward(floatX* logits, float* losses, float* scratch, const floatX* inp,
                                   const floatX* weight, const int* targets, const float* dloss, int N, int C, int V,
-                                  int Vp, cudaStream_t stream) {
+                                  int Vp, const Execution& exec) {
     require(C % 8 == 0 && Vp % 8 == 0 && 1 <= V && V <= Vp);
     LinearCrossEntropy g = {logits, losses, scratch, (floatX*)inp, weight, targets, dloss, N, C, V, Vp};
 #if defined(ENABLE_BF16)
-    if (linear_cross_entropy_choice(N, C, Vp) == 2) { return linear_cross_entropy_forward2(g, stream); }
+    if (linear_cross_entropy_choice(N, C, Vp) == 2) { return linear_cross_entropy_forward2(g, exec); }
 #endif
-    linear_cross_entropy_forward1(g, stream);
+    linear_cross_entropy_forward1(g, exec);
 }
 
 // dinp (N,C) = dlogits weight, dweight (Vp,C) = dlogits^T inp, or += if accumulate, where dlogits = (softmax(logits) -
@@ -7163,15 +7489,15 @@ void linear_cross_entropy_forward(floatX* logits, float* losses, float* scratch,
 // overwritten | scratch (matmul_backward_weight_scratch(N, C, Vp))
 void linear_cross_entropy_backward(floatX* dinp, float* dweight, float* scratch, floatX* logits, float* losses,
                                    floatX* inp, const floatX* weight, const float* dloss, int N, int C, int Vp,
-                                   bool accumulate, cudaStream_t stream) {
+                                   bool accumulate, const Execution& exec) {
     require(dloss);
     LinearCrossEntropy g = {logits, losses, scratch, inp, weight, NULL, dloss, N, C, Vp, Vp};
 #if defined(ENABLE_BF16)
     if (linear_cross_entropy_choice(N, C, Vp) == 2) {
-        return linear_cross_entropy_backward2(g, dinp, dweight, accumulate, stream);
+        return linear_cross_entropy_backward2(g, dinp, dweight, accumulate, exec);
     }
 #endif
-    linear_cross_entropy_backward1(g, dinp, dweight, accumulate, stream);
+    linear_cross_entropy_backward1(g, dinp, dweight, accumulate, exec);
 }
 // ==== end promoted: linear_cross_entropy ====
 
@@ -7186,9 +7512,9 @@ __global__ void __launch_bounds__(1024) mean_loss_kernel1(float* mean, const flo
 }
 
 // mean (1) += scale * sum(losses) | losses (N) | scale = 1 / (N * micro-steps)
-void mean_loss(float* mean, const float* losses, int N, float scale, cudaStream_t stream) {
-    Op op(stream, (double)N * sizeof(float), 0, "mean_loss");
-    mean_loss_kernel1<<<1, 1024, 0, stream>>>(mean, losses, N, scale);
+void mean_loss(float* mean, const float* losses, int N, float scale, const Execution& exec) {
+    Op op(exec, (double)N * sizeof(float), 0, "mean_loss");
+    mean_loss_kernel1<<<1, 1024, 0, exec.stream>>>(mean, losses, N, scale);
     cudaCheck(cudaGetLastError());
 }
 // ==== end promoted: mean_loss ====
@@ -7235,18 +7561,18 @@ __global__ void global_norm_finish_kernel5(float* norm, const float* block_sums,
 size_t global_norm_scratch() { return 4096; }
 
 // norm (1) = sqrt(sum(grads^2)) | scratch (global_norm_scratch()) | grads (n), aligned to 16 bytes
-void global_norm(float* norm, float* scratch, const float* grads, size_t n, cudaStream_t stream, int block_size) {
-    Op op(stream, 4.0 * n, 2.0 * n, "global_norm");
+void global_norm(float* norm, float* scratch, const float* grads, size_t n, const Execution& exec, int block_size) {
+    Op op(exec, 4.0 * n, 2.0 * n, "global_norm");
     require((size_t)grads % 16 == 0);
     int num_blocks; // first the resident blocks per SM, then the blocks that fit on the whole GPU at once
     cudaCheck(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&num_blocks, global_norm_kernel5, block_size, 0));
     num_blocks = min(num_blocks * num_multiprocessors(), (int)global_norm_scratch());
-    global_norm_kernel5<<<num_blocks, block_size, 0, stream>>>(scratch, grads, n);
-    global_norm_finish_kernel5<<<1, 32, 0, stream>>>(norm, scratch, num_blocks);
+    global_norm_kernel5<<<num_blocks, block_size, 0, exec.stream>>>(scratch, grads, n);
+    global_norm_finish_kernel5<<<1, 32, 0, exec.stream>>>(norm, scratch, num_blocks);
     cudaCheck(cudaGetLastError());
 }
-void global_norm(float* norm, float* scratch, const float* grads, size_t n, cudaStream_t stream) {
-    global_norm(norm, scratch, grads, n, stream, tuned_config("global_norm", n, 1, 512));
+void global_norm(float* norm, float* scratch, const float* grads, size_t n, const Execution& exec) {
+    global_norm(norm, scratch, grads, n, exec, tuned_config(exec.tuned, "global_norm", n, 1, 512));
 }
 // ==== end promoted: global_norm ====
 
@@ -7331,14 +7657,14 @@ template <class F, class Source> __global__ void quantize_kernel3(QuantizeArgs<F
 }
 
 template <class F, class Source>
-void quantize3(const QuantizeArgs<F>& q, const Source& source, cudaStream_t stream, int block_size) {
+void quantize3(const QuantizeArgs<F>& q, const Source& source, const Execution& exec, int block_size) {
     require(q.C % 16 == 0 && !q.to.columns);
     int per_sm;
     auto kernel = quantize_kernel3<F, Source>;
     cudaCheck(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_sm, kernel, block_size, 0));
     size_t most = ceil_div((size_t)q.N * q.C, (size_t)x128::size * block_size);
-    int num_blocks = (int)std::min(most, (size_t)free_multiprocessors() * per_sm);
-    kernel<<<num_blocks, block_size, 0, stream>>>(q, source);
+    int num_blocks = (int)std::min(most, (size_t)exec.free_sms() * per_sm);
+    kernel<<<num_blocks, block_size, 0, exec.stream>>>(q, source);
     cudaCheck(cudaGetLastError());
 }
 
@@ -7382,44 +7708,44 @@ template <class F, class Source> __global__ void __launch_bounds__(512)
 }
 
 template <class F, class Source>
-void quantize5(const QuantizeArgs<F>& q, const Source& source, cudaStream_t stream, int block_size) {
+void quantize5(const QuantizeArgs<F>& q, const Source& source, const Execution& exec, int block_size) {
     require(q.C % 16 == 0 && q.N % 16 == 0 && q.to.columns && block_size <= 512);
     size_t num_blocks =
         ceil_div((size_t)q.N, (size_t)FP8_TILE_TOKENS) * ceil_div((size_t)q.C, (size_t)QuantizeSMem::COLUMNS);
     require(num_blocks <= INT_MAX);
     auto kernel = quantize_kernel5<F, Source>;
-    kernel<<<(unsigned)num_blocks, block_size, 0, stream>>>(q, source);
+    kernel<<<(unsigned)num_blocks, block_size, 0, exec.stream>>>(q, source);
     cudaCheck(cudaGetLastError());
 }
 
 template <class F, class Source>
-void quantize(const QuantizeArgs<F>& q, const Source& source, int num_inputs, const char* what, cudaStream_t stream) {
+void quantize(const QuantizeArgs<F>& q, const Source& source, int num_inputs, const char* what, const Execution& exec) {
     size_t bytes = (num_inputs + (q.unquantized != NULL)) * sizeof(floatX) + (q.to.columns ? 2 : 1);
-    Op op(stream, (double)bytes * q.N * q.C, 0, "quantize%s", what);
-    q.to.columns ? quantize5(q, source, stream, 256) : quantize3(q, source, stream, 256);
+    Op op(exec, (double)bytes * q.N * q.C, 0, "quantize%s", what);
+    q.to.columns ? quantize5(q, source, exec, 256) : quantize3(q, source, exec, 256);
 }
 
-void quantize(const Fp8Tensor<__nv_fp8_e4m3>& to, const floatX* inp, int N, int C, cudaStream_t stream) {
-    quantize(QuantizeArgs<__nv_fp8_e4m3>{to, NULL, N, C}, QuantizeCopy{inp}, 1, "", stream);
+void quantize(const Fp8Tensor<__nv_fp8_e4m3>& to, const floatX* inp, int N, int C, const Execution& exec) {
+    quantize(QuantizeArgs<__nv_fp8_e4m3>{to, NULL, N, C}, QuantizeCopy{inp}, 1, "", exec);
 }
-void quantize(const Fp8Tensor<__nv_fp8_e5m2>& to, const floatX* inp, int N, int C, cudaStream_t stream) {
-    quantize(QuantizeArgs<__nv_fp8_e5m2>{to, NULL, N, C}, QuantizeCopy{inp}, 1, "", stream);
+void quantize(const Fp8Tensor<__nv_fp8_e5m2>& to, const floatX* inp, int N, int C, const Execution& exec) {
+    quantize(QuantizeArgs<__nv_fp8_e5m2>{to, NULL, N, C}, QuantizeCopy{inp}, 1, "", exec);
 }
 void quantize_gelu(const Fp8Tensor<__nv_fp8_e4m3>& to, floatX* unquantized, const floatX* inp, int N, int C,
-                   cudaStream_t stream) {
-    quantize(QuantizeArgs<__nv_fp8_e4m3>{to, unquantized, N, C}, QuantizeGelu{inp}, 1, "_gelu", stream);
+                   const Execution& exec) {
+    quantize(QuantizeArgs<__nv_fp8_e4m3>{to, unquantized, N, C}, QuantizeGelu{inp}, 1, "_gelu", exec);
 }
 void quantize_gelu_backward(const Fp8Tensor<__nv_fp8_e5m2>& to, floatX* unquantized, const floatX* dout,
-                            const floatX* inp, int N, int C, cudaStream_t stream) {
+                            const floatX* inp, int N, int C, const Execution& exec) {
     quantize(QuantizeArgs<__nv_fp8_e5m2>{to, unquantized, N, C}, QuantizeGeluBackward{dout, inp}, 2, "_gelu_backward",
-             stream);
+             exec);
 }
 void quantize_dlogits(const Fp8Tensor<__nv_fp8_e5m2>& to, const floatX* logits, const float* losses, const int* targets,
-                      const float* dloss, int N, int V, int Vp, cudaStream_t stream) {
+                      const float* dloss, int N, int V, int Vp, const Execution& exec) {
     require(to.columns);
-    Op op(stream, (double)N * Vp * (sizeof(floatX) + 2), 0, "quantize_dlogits");
+    Op op(exec, (double)N * Vp * (sizeof(floatX) + 2), 0, "quantize_dlogits");
     QuantizeDlogits source = {logits, losses, targets, dloss, V};
-    quantize5(QuantizeArgs<__nv_fp8_e5m2>{to, NULL, N, Vp}, source, stream, 256);
+    quantize5(QuantizeArgs<__nv_fp8_e5m2>{to, NULL, N, Vp}, source, exec, 256);
 }
 #endif
 // ==== end promoted: quantize ====
@@ -7499,11 +7825,11 @@ template <class Launch> static void layernorm_quantize_vectors(int C, Launch lau
     with_constant<7>(ceil_div(C, 256), launch); // C <= 1792
 }
 
-static void layernorm_quantize2(const LayernormQuantizeArgs& q, cudaStream_t stream, int block_size) {
+static void layernorm_quantize2(const LayernormQuantizeArgs& q, const Execution& exec, int block_size) {
     require(!q.to.columns && block_size <= 512);
     layernorm_quantize_vectors(q.C, [&](auto num_vecs) {
         auto kernel = layernorm_quantize_kernel2<decltype(num_vecs)::value>;
-        kernel<<<ceil_div(q.N, block_size / 32), block_size, 0, stream>>>(q);
+        kernel<<<ceil_div(q.N, block_size / 32), block_size, 0, exec.stream>>>(q);
     });
     cudaCheck(cudaGetLastError());
 }
@@ -7547,24 +7873,24 @@ template <int num_vecs> __global__ void __launch_bounds__(512) layernorm_quantiz
     seen.store(q.to);
 }
 
-static void layernorm_quantize3(const LayernormQuantizeArgs& q, cudaStream_t stream, int block_size) {
+static void layernorm_quantize3(const LayernormQuantizeArgs& q, const Execution& exec, int block_size) {
     require(q.to.columns && !q.unquantized && q.N % 16 == 0 && block_size <= 512);
     layernorm_quantize_vectors(q.C, [&](auto num_vecs) {
         auto kernel = layernorm_quantize_kernel3<decltype(num_vecs)::value>;
         int bytes = fp8_tile_bytes(q.C);
         cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
-        kernel<<<ceil_div(q.N, FP8_TILE_TOKENS), block_size, bytes, stream>>>(q);
+        kernel<<<ceil_div(q.N, FP8_TILE_TOKENS), block_size, bytes, exec.stream>>>(q);
     });
     cudaCheck(cudaGetLastError());
 }
 
 void layernorm_quantize(const Fp8Tensor<__nv_fp8_e4m3>& to, floatX* unquantized, floatX* residual, float* mean,
                         float* rstd, const floatX* inp, const floatX* inp2, const floatX* weight, const floatX* bias,
-                        int N, int C, cudaStream_t stream) {
-    Op op(stream, (double)N * C * ((inp2 ? 3 : 1) * sizeof(floatX) + (unquantized ? 2 : 0) + (to.columns ? 2 : 1)), 0,
+                        int N, int C, const Execution& exec) {
+    Op op(exec, (double)N * C * ((inp2 ? 3 : 1) * sizeof(floatX) + (unquantized ? 2 : 0) + (to.columns ? 2 : 1)), 0,
           "layernorm_quantize");
     LayernormQuantizeArgs q = {to, unquantized, residual, mean, rstd, inp, inp2, weight, bias, N, C};
-    to.columns ? layernorm_quantize3(q, stream, 256) : layernorm_quantize2(q, stream, 256);
+    to.columns ? layernorm_quantize3(q, exec, 256) : layernorm_quantize2(q, exec, 256);
 }
 #endif
 // ==== end promoted: layernorm_quantize ====
@@ -7585,7 +7911,7 @@ template <class A> struct MatmulFp8Args {
 
 #if !defined(ENABLE_FP32) // the library has no such product with a bias in fp32, gemm.cuh none in fp32
 // By cuBLASLt; fast: see MatmulCall::fast_accumulation.
-template <class A> void matmul_fp8_2(const MatmulFp8Args<A>& p, bool fast, cudaStream_t stream) {
+template <class A> void matmul_fp8_2(const MatmulFp8Args<A>& p, bool fast, const Execution& exec) {
     MatmulCall call;
     call.a = p.a, call.b = p.b, call.b_transposed = true, call.bias = p.bias;
     call.a_type = Fp8<A>::IS_E5M2 ? CUDA_R_8F_E5M2 : CUDA_R_8F_E4M3, call.b_type = CUDA_R_8F_E4M3;
@@ -7593,7 +7919,7 @@ template <class A> void matmul_fp8_2(const MatmulFp8Args<A>& p, bool fast, cudaS
     call.M = p.M, call.N = p.N, call.K = p.K;
     call.out = p.out;
     if (!p.out) { call.out = p.sum, call.out_is_float = true, call.add = p.accumulate ? p.sum : NULL; }
-    bool supported = cublaslt_matmul(call, stream);
+    bool supported = cublaslt_matmul(call, exec);
     require(supported);
 }
 
@@ -7798,7 +8124,7 @@ template <class G, class Result> __global__ void __launch_bounds__(384, 1)
 // second, third (M,N): GELU's slope, written to second or read from third, or NULL
 template <class A, class Result> static void matmul_fp8_launch7(const MatmulFp8Args<A>& p, const Result& result,
                                                                 floatX* second, const floatX* third,
-                                                                cudaStream_t stream) {
+                                                                const Execution& exec) {
     typedef MatmulFp8Boxes2<A> G;
     const int bytes = GemmSMem<G>::bytes() + Result::SHARED_BYTES;
     static_assert(bytes <= 227 << 10, "all that compute capability 9.0 has");
@@ -7809,16 +8135,15 @@ template <class A, class Result> static void matmul_fp8_launch7(const MatmulFp8A
     typename Result::Epilogue epilogue = {{p.bias}, p.a_scale, p.b_scale, 0.0f};
     MatmulFp8Maps maps = {gemm_maps<G>(g), tensor_map((floatX*)result.to.rows, {p.N / 2, p.M}, {32, 64}),
                           tensor_map((floatX*)result.to.columns, {p.M / 2, p.N}, {32, 64})};
-    int num_tiles = gemm_num_tiles<G>(g.M, g.N, g.K),
-        num_clusters = min(num_tiles, free_multiprocessors() / G::CLUSTER);
-    gemm_start(matmul_fp8_sm90_kernel7<G, Result>, num_clusters * G::CLUSTER, G::CLUSTER, bytes, true, stream, maps,
+    int num_tiles = gemm_num_tiles<G>(g.M, g.N, g.K), num_clusters = min(num_tiles, exec.free_sms() / G::CLUSTER);
+    gemm_start(matmul_fp8_sm90_kernel7<G, Result>, num_clusters * G::CLUSTER, G::CLUSTER, bytes, true, exec, maps,
                epilogue, result, g.M, g.N, g.K, num_tiles);
 }
 
 // rows, columns = gelu(y); slope (M,N) = GELU's slope at y, for the backward pass
 void matmul_fp8_8(const MatmulFp8Args<__nv_fp8_e4m3>& p, const Fp8Tensor<__nv_fp8_e4m3>& to, floatX* slope,
-                  cudaStream_t stream) {
-    matmul_fp8_launch7(p, MatmulFp8Quantized<__nv_fp8_e4m3, MATMUL_FP8_MODE_SAVE_SLOPE>{to, NULL}, slope, NULL, stream);
+                  const Execution& exec) {
+    matmul_fp8_launch7(p, MatmulFp8Quantized<__nv_fp8_e4m3, MATMUL_FP8_MODE_SAVE_SLOPE>{to, NULL}, slope, NULL, exec);
 }
 
 // ---- kernel 11: 10 that also sums the columns of its result, which is the gradient of a bias ----
@@ -7826,52 +8151,52 @@ void matmul_fp8_8(const MatmulFp8Args<__nv_fp8_e4m3>& p, const Fp8Tensor<__nv_fp
 // rows, columns = dX times the slope that kernel 8 has saved, in the type of dout; sums (N) += the sums of its columns;
 // partials (ceil(M / 128), N) is scratch
 template <class A> void matmul_fp8_11(const MatmulFp8Args<A>& p, const Fp8Tensor<A>& to, float* sums, float* partials,
-                                      const floatX* slope, cudaStream_t stream) {
-    matmul_fp8_launch7(p, MatmulFp8Quantized<A, MATMUL_FP8_MODE_TIMES_SLOPE, true>{to, partials}, NULL, slope, stream);
-    column_sums<16>(sums, NULL, NULL, partials, ceil_div(p.M, 128), p.N, stream);
+                                      const floatX* slope, const Execution& exec) {
+    matmul_fp8_launch7(p, MatmulFp8Quantized<A, MATMUL_FP8_MODE_TIMES_SLOPE, true>{to, partials}, NULL, slope, exec);
+    column_sums<16>(sums, NULL, NULL, partials, ceil_div(p.M, 128), p.N, exec);
 }
 
 // out (N,OC) = inp (N,C) weight (OC,C)^T + bias
 void matmul_fp8_forward(floatX* out, const Fp8Matrix<__nv_fp8_e4m3>& inp, const Fp8Matrix<__nv_fp8_e4m3>& weight,
-                        const floatX* bias, int N, int C, int OC, cudaStream_t stream) {
-    Op op(stream, (double)N * C + (double)OC * C + (double)N * OC * sizeof(floatX), 2.0 * N * C * OC,
+                        const floatX* bias, int N, int C, int OC, const Execution& exec) {
+    Op op(exec, (double)N * C + (double)OC * C + (double)N * OC * sizeof(floatX), 2.0 * N * C * OC,
           "matmul_fp8_forward %d -> %d", C, OC);
     matmul_fp8_2(MatmulFp8Args<__nv_fp8_e4m3>{out, NULL, false, inp.values, weight.values, inp.inverse, weight.inverse,
                                               bias, N, OC, C},
-                 true, stream);
+                 true, exec);
 }
 void matmul_fp8_gelu(const Fp8Tensor<__nv_fp8_e4m3>& to, floatX* slope, const Fp8Matrix<__nv_fp8_e4m3>& inp,
                      const Fp8Matrix<__nv_fp8_e4m3>& weight, const floatX* bias, int N, int C, int OC,
-                     cudaStream_t stream) {
-    Op op(stream, (double)N * C + (double)OC * C + (double)N * OC * (sizeof(floatX) + 2), 2.0 * N * C * OC,
+                     const Execution& exec) {
+    Op op(exec, (double)N * C + (double)OC * C + (double)N * OC * (sizeof(floatX) + 2), 2.0 * N * C * OC,
           "matmul_fp8_gelu %d -> %d", C, OC);
     matmul_fp8_8({NULL, NULL, false, inp.values, weight.values, inp.inverse, weight.inverse, bias, N, OC, C}, to, slope,
-                 stream);
+                 exec);
 }
 void matmul_fp8_backward_input(floatX* dinp, const Fp8Matrix<__nv_fp8_e5m2>& dout,
-                               const Fp8Matrix<__nv_fp8_e4m3>& weight, int N, int C, int OC, cudaStream_t stream) {
-    Op op(stream, (double)N * OC + (double)OC * C + (double)N * C * sizeof(floatX), 2.0 * N * C * OC,
+                               const Fp8Matrix<__nv_fp8_e4m3>& weight, int N, int C, int OC, const Execution& exec) {
+    Op op(exec, (double)N * OC + (double)OC * C + (double)N * C * sizeof(floatX), 2.0 * N * C * OC,
           "matmul_fp8_backward_input %d <- %d", C, OC);
     matmul_fp8_2(MatmulFp8Args<__nv_fp8_e5m2>{dinp, NULL, false, dout.values, weight.values, dout.inverse,
                                               weight.inverse, NULL, N, C, OC},
-                 false, stream);
+                 false, exec);
 }
 void matmul_fp8_gelu_backward(const Fp8Tensor<__nv_fp8_e5m2>& to, float* dinp_sums, float* scratch,
                               const Fp8Matrix<__nv_fp8_e5m2>& dout, const Fp8Matrix<__nv_fp8_e4m3>& weight,
-                              const floatX* slope, int N, int C, int OC, cudaStream_t stream) {
-    Op op(stream, (double)N * OC + (double)OC * C + (double)N * C * (sizeof(floatX) + 2), 2.0 * N * C * OC,
+                              const floatX* slope, int N, int C, int OC, const Execution& exec) {
+    Op op(exec, (double)N * OC + (double)OC * C + (double)N * C * (sizeof(floatX) + 2), 2.0 * N * C * OC,
           "matmul_fp8_gelu_backward %d <- %d", C, OC);
     matmul_fp8_11({NULL, NULL, false, dout.values, weight.values, dout.inverse, weight.inverse, NULL, N, C, OC}, to,
-                  dinp_sums, scratch, slope, stream);
+                  dinp_sums, scratch, slope, exec);
 }
 void matmul_fp8_backward_weight(float* dweight, const Fp8Matrix<__nv_fp8_e5m2>& dout,
                                 const Fp8Matrix<__nv_fp8_e4m3>& inp, int N, int C, int OC, bool accumulate,
-                                cudaStream_t stream) {
-    Op op(stream, (double)N * (C + OC) + (accumulate ? 8.0 : 4.0) * C * OC, 2.0 * N * C * OC,
+                                const Execution& exec) {
+    Op op(exec, (double)N * (C + OC) + (accumulate ? 8.0 : 4.0) * C * OC, 2.0 * N * C * OC,
           "matmul_fp8_backward_weight %d <- %d", C, OC);
     matmul_fp8_2(MatmulFp8Args<__nv_fp8_e5m2>{NULL, dweight, accumulate, dout.values, inp.values, dout.inverse,
                                               inp.inverse, NULL, OC, C, N},
-                 false, stream);
+                 false, exec);
 }
 #endif
 size_t matmul_fp8_gelu_backward_scratch(int N, int C) { return (size_t)ceil_div(N, 128) * C; }
@@ -7960,9 +8285,9 @@ __global__ void __launch_bounds__(256) newton_schulz_kernel2(NewtonSchulzProduct
     }
 }
 
-void newton_schulz2(floatX* out, floatX* scratch, const floatX* inp, int num, int n, int k, cudaStream_t stream) {
+void newton_schulz2(floatX* out, floatX* scratch, const floatX* inp, int num, int n, int k, const Execution& exec) {
     newton_schulz_steps(out, scratch, inp, num, n, k, [=](const NewtonSchulzProduct& p) {
-        newton_schulz_kernel2<<<dim3(ceil_div(p.M, 64) * ceil_div(p.N, 64), num), 256, 0, stream>>>(p);
+        newton_schulz_kernel2<<<dim3(ceil_div(p.M, 64) * ceil_div(p.N, 64), num), 256, 0, exec.stream>>>(p);
         cudaCheck(cudaGetLastError());
     });
 }
@@ -8118,14 +8443,14 @@ template <bool right_by_k, int ring> __global__ void __launch_bounds__(256, 2)
 }
 
 template <int ring = 4>
-void newton_schulz4(floatX* out, floatX* scratch, const floatX* inp, int num, int n, int k, cudaStream_t stream) {
+void newton_schulz4(floatX* out, floatX* scratch, const floatX* inp, int num, int n, int k, const Execution& exec) {
     require(n % 8 == 0 && k % 8 == 0);
     newton_schulz_steps(out, scratch, inp, num, n, k, [=](const NewtonSchulzProduct& p) {
         auto kernel = p.right_by_k ? newton_schulz_kernel4<true, ring> : newton_schulz_kernel4<false, ring>;
         int rows = ceil_div(p.M, 128), tiles = p.right_by_k ? rows * ceil_div(p.N, 128) : rows * (rows + 1) / 2;
         const int bytes = sizeof(NewtonSchulzSMem<ring>);
         cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
-        kernel<<<dim3(tiles, num), 256, bytes, stream>>>(p);
+        kernel<<<dim3(tiles, num), 256, bytes, exec.stream>>>(p);
         cudaCheck(cudaGetLastError());
     });
 }
@@ -8338,7 +8663,7 @@ template <class G> __global__ void __launch_bounds__(384, 1)
 #endif
 }
 
-template <class G> void newton_schulz_product5(const NewtonSchulzProduct& p, cudaStream_t stream) {
+template <class G> void newton_schulz_product5(const NewtonSchulzProduct& p, const Execution& exec) {
     NewtonSchulzMaps maps;
     maps.left = tensor_map(p.left, {p.K, p.M, p.num}, {64, G::ROWS, 1});
     maps.right = G::IS_KN ? tensor_map(p.right, {p.N, p.K, p.num}, {64, 64, 1})
@@ -8348,34 +8673,34 @@ template <class G> void newton_schulz_product5(const NewtonSchulzProduct& p, cud
     maps.mirrored = tensor_map(p.out, {p.N, p.M, p.num}, {64, 64, 1});
     size_t num_tiles = (size_t)p.num * newton_schulz_tiles_per_matrix<G>(p.M, p.N);
     require(num_tiles * ceil_div(p.K, 64) <= INT_MAX / 2); // steps are counted in an int
-    gemm_start(newton_schulz_sm90_kernel5<G>, min((int)num_tiles, free_multiprocessors()), 1, GemmSMem<G>::bytes(),
-               true, stream, maps, p.M, p.N, p.K, (int)num_tiles, p.scale, p.add_scale);
+    gemm_start(newton_schulz_sm90_kernel5<G>, min((int)num_tiles, exec.free_sms()), 1, GemmSMem<G>::bytes(), true, exec,
+               maps, p.M, p.N, p.K, (int)num_tiles, p.scale, p.add_scale);
 }
 
-void newton_schulz5(floatX* out, floatX* scratch, const floatX* inp, int num, int n, int k, cudaStream_t stream) {
+void newton_schulz5(floatX* out, floatX* scratch, const floatX* inp, int num, int n, int k, const Execution& exec) {
     require(has_sm90a() && n % 8 == 0 && k % 8 == 0);
     newton_schulz_steps(out, scratch, inp, num, n, k, [=](const NewtonSchulzProduct& p) {
-        p.right_by_k ? newton_schulz_product5<NewtonSchulzTiles192>(p, stream)
-                     : newton_schulz_product5<NewtonSchulzTiles128>(p, stream);
+        p.right_by_k ? newton_schulz_product5<NewtonSchulzTiles192>(p, exec)
+                     : newton_schulz_product5<NewtonSchulzTiles128>(p, exec);
     });
 }
 #endif
 
 // Five steps of Newton-Schulz on num matrices (n,k); n <= k is the cheaper way round.
 // out (num,n,k) | scratch (newton_schulz_scratch) | inp (num,n,k), of norms up to 1; may be the beginning of scratch
-void newton_schulz(floatX* out, floatX* scratch, const floatX* inp, int num, int n, int k, cudaStream_t stream) {
+void newton_schulz(floatX* out, floatX* scratch, const floatX* inp, int num, int n, int k, const Execution& exec) {
     double N = n, K = k;
-    Op op(stream, 2.0 * num * N * K * sizeof(floatX), 5.0 * num * (N * (N + 1) * (N + K) + 2 * N * N * K),
+    Op op(exec, 2.0 * num * N * K * sizeof(floatX), 5.0 * num * (N * (N + 1) * (N + K) + 2 * N * N * K),
           "newton_schulz");
 #if !defined(ENABLE_FP32)
     if (n % 8 == 0 && k % 8 == 0) {
-        if (has_sm90a()) { return newton_schulz5(out, scratch, inp, num, n, k, stream); }
+        if (has_sm90a()) { return newton_schulz5(out, scratch, inp, num, n, k, exec); }
         if (compiled_arch(newton_schulz_kernel4<true, 4>) >= 80) {
-            return newton_schulz4(out, scratch, inp, num, n, k, stream);
+            return newton_schulz4(out, scratch, inp, num, n, k, exec);
         }
     }
 #endif
-    newton_schulz2(out, scratch, inp, num, n, k, stream);
+    newton_schulz2(out, scratch, inp, num, n, k, exec);
 }
 // ==== end promoted: newton_schulz ====
 
@@ -8485,24 +8810,24 @@ size_t muon_prepare_scratch(int num) { return (size_t)num * MUON_PARTS; } // in 
 
 // x (num,n,k) = the normalised momentum; m (num,rows,cols) is updated | scratch | grads (num,rows,cols)
 void muon_prepare(floatX* x, float* m, float* scratch, const float* grads, const StepState* state, int num, int rows,
-                  int cols, float momentum, cudaStream_t stream) {
+                  int cols, float momentum, const Execution& exec) {
     size_t size = (size_t)rows * cols;
-    Op op(stream, (12.0 + sizeof(floatX)) * num * size, 0, "muon_prepare");
+    Op op(exec, (12.0 + sizeof(floatX)) * num * size, 0, "muon_prepare");
     require(size % 4 == 0 && ((size_t)m | (size_t)grads) % 16 == 0);
     dim3 tiles = muon_tiles(num, rows, cols);
-    muon_momentum_kernel1<<<dim3(MUON_PARTS, num), 256, 0, stream>>>(m, scratch, grads, state, size, momentum);
-    muon_scale_kernel1<<<tiles, 256, 0, stream>>>(x, m, grads, scratch, state, rows, cols, momentum);
+    muon_momentum_kernel1<<<dim3(MUON_PARTS, num), 256, 0, exec.stream>>>(m, scratch, grads, state, size, momentum);
+    muon_scale_kernel1<<<tiles, 256, 0, exec.stream>>>(x, m, grads, scratch, state, rows, cols, momentum);
     cudaCheck(cudaGetLastError());
 }
 
 // params, master (num,rows,cols) | o (num,n,k). seed 0: params are rounded to nearest; else stochastically, as adamw
 // does for a range of parameters that begins `first` values before params.
 void muon_apply(floatX* params, float* master, const floatX* o, const StepState* state, int num, int rows, int cols,
-                float learning_rate, float weight_decay, uint32_t seed, size_t first, cudaStream_t stream) {
+                float learning_rate, float weight_decay, uint32_t seed, size_t first, const Execution& exec) {
     double bytes = (master ? 8.0 + sizeof(floatX) : 2.0 * sizeof(floatX)) + sizeof(floatX);
-    Op op(stream, bytes * num * rows * cols, 0, "muon_apply");
-    muon_apply_kernel1<<<muon_tiles(num, rows, cols), 256, 0, stream>>>(params, master, o, state, rows, cols,
-                                                                        learning_rate, weight_decay, seed, first);
+    Op op(exec, bytes * num * rows * cols, 0, "muon_apply");
+    muon_apply_kernel1<<<muon_tiles(num, rows, cols), 256, 0, exec.stream>>>(params, master, o, state, rows, cols,
+                                                                             learning_rate, weight_decay, seed, first);
     cudaCheck(cudaGetLastError());
 }
 // ==== end promoted: muon ====
@@ -8535,16 +8860,16 @@ __global__ void decode_embed_kernel1(floatX* x, const int* tokens, const int* po
 // The first kernel of a step. It is launched without overlap: when it starts, the previous step has ended. The other
 // kernels of the step rely on that.
 void decode_embed(floatX* x, const int* tokens, const int* positions, const floatX* wte, const floatX* wpe, int B,
-                  int C, cudaStream_t stream, int block_size) {
-    Op op(stream, 3.0 * B * C * sizeof(floatX), 0, "decode_embed");
+                  int C, const Execution& exec, int block_size) {
+    Op op(exec, 3.0 * B * C * sizeof(floatX), 0, "decode_embed");
     require(B > 0 && B <= 65535 && C % x128::size == 0);
     dim3 grid(ceil_div(C / x128::size, block_size), B);
-    decode_embed_kernel1<<<grid, block_size, 0, stream>>>(x, tokens, positions, wte, wpe, C);
+    decode_embed_kernel1<<<grid, block_size, 0, exec.stream>>>(x, tokens, positions, wte, wpe, C);
     cudaCheck(cudaGetLastError());
 }
 void decode_embed(floatX* x, const int* tokens, const int* positions, const floatX* wte, const floatX* wpe, int B,
-                  int C, cudaStream_t stream) {
-    decode_embed(x, tokens, positions, wte, wpe, B, C, stream, 128);
+                  int C, const Execution& exec) {
+    decode_embed(x, tokens, positions, wte, wpe, B, C, exec, 128);
 }
 // ==== end promoted: decode_embed ====
 
@@ -8574,23 +8899,23 @@ __global__ void quantize_weights_kernel1(W* values, float* scales, floatX* weigh
 // values (num_rows,K) of the format, scales (num_rows) | weight (num_rows,K) inout: rounded to values * scales. A row
 // with NaN or infinity has a scale of NaN or infinity, and becomes NaN.
 void quantize_weights(void* values, float* scales, floatX* weight, WeightFormat format, size_t num_rows, int K,
-                      cudaStream_t stream, int block_size) {
+                      const Execution& exec, int block_size) {
     double bytes = (double)num_rows * K * (2 * sizeof(floatX) + 1) + (double)num_rows * sizeof(float);
-    Op op(stream, bytes, 0, "quantize_weights");
+    Op op(exec, bytes, 0, "quantize_weights");
     require(format != WEIGHTS_FULL && block_size % 32 == 0);
     size_t blocks = ceil_div(num_rows, (size_t)block_size / 32);
     if (format == WEIGHTS_INT8) {
         quantize_weights_kernel1<int8_t>
-            <<<(unsigned)blocks, block_size, 0, stream>>>((int8_t*)values, scales, weight, num_rows, K);
+            <<<(unsigned)blocks, block_size, 0, exec.stream>>>((int8_t*)values, scales, weight, num_rows, K);
     } else {
         quantize_weights_kernel1<__nv_fp8_e4m3>
-            <<<(unsigned)blocks, block_size, 0, stream>>>((__nv_fp8_e4m3*)values, scales, weight, num_rows, K);
+            <<<(unsigned)blocks, block_size, 0, exec.stream>>>((__nv_fp8_e4m3*)values, scales, weight, num_rows, K);
     }
     cudaCheck(cudaGetLastError());
 }
 void quantize_weights(void* values, float* scales, floatX* weight, WeightFormat format, size_t num_rows, int K,
-                      cudaStream_t stream) {
-    quantize_weights(values, scales, weight, format, num_rows, K, stream, 256);
+                      const Execution& exec) {
+    quantize_weights(values, scales, weight, format, num_rows, K, exec, 256);
 }
 // ==== end promoted: quantize_weights ====
 
@@ -8840,12 +9165,12 @@ DecodeMatvecLaunch<Out, W> decode_matvec_launch6(bool norm, int B, int K, int OC
 template <class Out> void decode_matvec_run(Out* out, const floatX* x, const floatX* norm_weight,
                                             const floatX* norm_bias, const WeightMatrix& weight, const floatX* bias,
                                             const floatX* residual, bool gelu, int B, int K, int OC,
-                                            cudaStream_t stream, int block_size) {
+                                            const Execution& exec, int block_size) {
     require((norm_weight != NULL) == (norm_bias != NULL));
     weight_dispatch(weight, [&](auto type) {
         typedef decltype(type) W;
         DecodeMatvecLaunch<Out, W> l = decode_matvec_launch6<Out, W>(norm_weight != NULL, B, K, OC, block_size);
-        launch_early(l.kernel, l.grid, block_size, l.shared_bytes, stream, out, x, norm_weight, norm_bias,
+        launch_early(l.kernel, l.grid, block_size, l.shared_bytes, exec, out, x, norm_weight, norm_bias,
                      (const W*)weight.values, weight.scales, bias, residual, gelu, B, K, OC, l.split);
     });
 }
@@ -8856,28 +9181,28 @@ template <class Out> void decode_matvec_run(Out* out, const floatX* x, const flo
 // step may write them.
 void decode_matvec(floatX* out, const floatX* x, const floatX* norm_weight, const floatX* norm_bias,
                    const WeightMatrix& weight, const floatX* bias, const floatX* residual, bool gelu, int B, int K,
-                   int OC, cudaStream_t stream, int block_size) {
+                   int OC, const Execution& exec, int block_size) {
     double others = (double)B * (K + (residual ? 2.0 : 1.0) * OC) * sizeof(floatX);
-    Op op(stream, weight.bytes(OC, K) + others, 2.0 * B * OC * K, "decode_matvec %d -> %d", K, OC);
-    decode_matvec_run(out, x, norm_weight, norm_bias, weight, bias, residual, gelu, B, K, OC, stream, block_size);
+    Op op(exec, weight.bytes(OC, K) + others, 2.0 * B * OC * K, "decode_matvec %d -> %d", K, OC);
+    decode_matvec_run(out, x, norm_weight, norm_bias, weight, bias, residual, gelu, B, K, OC, exec, block_size);
 }
 void decode_matvec(floatX* out, const floatX* x, const floatX* norm_weight, const floatX* norm_bias,
                    const WeightMatrix& weight, const floatX* bias, const floatX* residual, bool gelu, int B, int K,
-                   int OC, cudaStream_t stream) {
-    decode_matvec(out, x, norm_weight, norm_bias, weight, bias, residual, gelu, B, K, OC, stream, 256);
+                   int OC, const Execution& exec) {
+    decode_matvec(out, x, norm_weight, norm_bias, weight, bias, residual, gelu, B, K, OC, exec, 256);
 }
 
 // logits (B,Vp) float = layernorm(x) wte^T | x (B,C) | norm_weight, norm_bias (C) | wte (Vp,C)
 void decode_head(float* logits, const floatX* x, const floatX* norm_weight, const floatX* norm_bias,
-                 const WeightMatrix& wte, int B, int C, int Vp, cudaStream_t stream, int block_size) {
+                 const WeightMatrix& wte, int B, int C, int Vp, const Execution& exec, int block_size) {
     double others = (double)B * C * sizeof(floatX) + (double)B * Vp * sizeof(float);
-    Op op(stream, wte.bytes(Vp, C) + others, 2.0 * B * Vp * C, "decode_matvec %d -> %d, head", C, Vp);
+    Op op(exec, wte.bytes(Vp, C) + others, 2.0 * B * Vp * C, "decode_matvec %d -> %d, head", C, Vp);
     require(norm_weight != NULL);
-    decode_matvec_run<float>(logits, x, norm_weight, norm_bias, wte, NULL, NULL, false, B, C, Vp, stream, block_size);
+    decode_matvec_run<float>(logits, x, norm_weight, norm_bias, wte, NULL, NULL, false, B, C, Vp, exec, block_size);
 }
 void decode_head(float* logits, const floatX* x, const floatX* norm_weight, const floatX* norm_bias,
-                 const WeightMatrix& wte, int B, int C, int Vp, cudaStream_t stream) {
-    decode_head(logits, x, norm_weight, norm_bias, wte, B, C, Vp, stream, 256);
+                 const WeightMatrix& wte, int B, int C, int Vp, const Execution& exec) {
+    decode_head(logits, x, norm_weight, norm_bias, wte, B, C, Vp, exec, 256);
 }
 // ==== end promoted: decode_matvec ====
 
@@ -9453,7 +9778,7 @@ inline int decode_matmul_log2(int x) { // a power of two
 
 // Launches kernel 5; `early`: by programmatic dependent launch.
 template <class Out> void decode_matmul_launch(Out* out, DecodeMatmulArguments a, const DecodeMatmulPlan& plan,
-                                               bool early, cudaStream_t stream) {
+                                               bool early, const Execution& exec) {
     require(a.B > 0 && a.K > 0 && a.K % x128::size == 0 && a.OC > 0);
     require(!a.residual || (!a.gelu && !a.norm_weight));
     require((a.norm_weight != NULL) == (a.norm_bias != NULL) && plan.shared_bytes <= DECODE_MATMUL_MAX_SHARED);
@@ -9475,7 +9800,7 @@ template <class Out> void decode_matmul_launch(Out* out, DecodeMatmulArguments a
     config.gridDim = plan.grid;
     config.blockDim = dim3(DECODE_MATMUL_THREADS);
     config.dynamicSmemBytes = plan.shared_bytes;
-    config.stream = stream;
+    config.stream = exec.stream;
     config.attrs = attributes;
     config.numAttrs = 2;
     cudaCheck(cudaLaunchKernelEx(&config, kernel, out, a));
@@ -9497,13 +9822,13 @@ bool decode_matmul_runs(bool norm, int B, int K, int OC) {
 // DECODE_MATMUL_MAX_TEXTS, for a K too large for shared memory, and where the device has no code for sm_90a.
 bool decode_matmul(floatX* out, const floatX* x, const floatX* norm_weight, const floatX* norm_bias,
                    const WeightMatrix& weight, const floatX* bias, const floatX* residual, bool gelu, int B, int K,
-                   int OC, cudaStream_t stream) {
+                   int OC, const Execution& exec) {
     DecodeMatmulPlan plan = decode_matmul_choose(0, 0, norm_weight != NULL, false, B, K, OC);
     if (B > DECODE_MATMUL_MAX_TEXTS || !decode_matmul_runs(plan, B)) { return false; }
     double others = (double)B * (K + (residual ? 2.0 : 1.0) * OC) * sizeof(floatX);
-    Op op(stream, weight.bytes(OC, K) + others, 2.0 * B * OC * K, "decode_matmul %d -> %d", K, OC);
+    Op op(exec, weight.bytes(OC, K) + others, 2.0 * B * OC * K, "decode_matmul %d -> %d", K, OC);
     decode_matmul_launch(out, {x, norm_weight, norm_bias, weight, bias, residual, B, K, OC, gelu, 0, 0, 0}, plan, true,
-                         stream);
+                         exec);
     return true;
 }
 // ---- kernel 6: the head alone; weights by TMA through a ring in shared memory, which is full when x arrives -----------
@@ -9741,7 +10066,7 @@ template <class W, int most> auto decode_head_kernel(int texts) {
 }
 inline void decode_head_launch(float* logits, const floatX* x, const floatX* norm_weight, const floatX* norm_bias,
                                const WeightMatrix& weight, int B, int K, int OC, const DecodeHeadPlan& plan,
-                               cudaStream_t stream) {
+                               const Execution& exec) {
     require(B > 0 && K % x128::size == 0 && OC > 0);
     void (*kernel)(float*, const CUtensorMap, const DecodeHeadArguments) = NULL;
     weight_dispatch(weight, [&](auto type) {
@@ -9759,7 +10084,7 @@ inline void decode_head_launch(float* logits, const floatX* x, const floatX* nor
     config.gridDim = dim3(min(num_multiprocessors(), ceil_div(OC, DECODE_HEAD_ROWS)));
     config.blockDim = dim3(DECODE_HEAD_CONSUMERS + 32);
     config.dynamicSmemBytes = plan.shared_bytes();
-    config.stream = stream;
+    config.stream = exec.stream;
     config.attrs = &attribute;
     config.numAttrs = 1;
     cudaCheck(cudaLaunchKernelEx(&config, kernel, logits, map, a));
@@ -9769,19 +10094,19 @@ inline void decode_head_launch(float* logits, const floatX* x, const floatX* nor
 // 5 where that does not run: for 2 to DECODE_HEAD_MAX_TEXTS5 texts, with weights in 8 bits for any number from 2 on. Returns false, and
 // launches nothing, elsewhere. wte is read while the previous kernel in the stream may still run.
 bool decode_matmul_head(float* logits, const floatX* x, const floatX* norm_weight, const floatX* norm_bias,
-                        const WeightMatrix& wte, int B, int C, int Vp, cudaStream_t stream) {
+                        const WeightMatrix& wte, int B, int C, int Vp, const Execution& exec) {
     DecodeHeadPlan ring = decode_head_plan(wte, B, C);
     DecodeMatmulPlan plan = decode_matmul_choose(0, 0, true, true, B, C, Vp);
     bool many = B > DECODE_HEAD_MAX_TEXTS5 && wte.format == WEIGHTS_FULL;
     if (!ring.num_stages && (many || !decode_matmul_runs(plan, B))) { return false; }
     double others = (double)B * C * sizeof(floatX) + (double)B * Vp * sizeof(float);
-    Op op(stream, wte.bytes(Vp, C) + others, 2.0 * B * Vp * C, "decode_matmul %d -> %d, head", C, Vp);
+    Op op(exec, wte.bytes(Vp, C) + others, 2.0 * B * Vp * C, "decode_matmul %d -> %d, head", C, Vp);
     if (ring.num_stages) {
-        decode_head_launch(logits, x, norm_weight, norm_bias, wte, B, C, Vp, ring, stream);
+        decode_head_launch(logits, x, norm_weight, norm_bias, wte, B, C, Vp, ring, exec);
         return true;
     }
     decode_matmul_launch(logits, {x, norm_weight, norm_bias, wte, NULL, NULL, B, C, Vp, false, 0, 0, 0}, plan, true,
-                         stream);
+                         exec);
     return true;
 }
 
@@ -10182,10 +10507,10 @@ template <int lanes, int depth> __global__ void __launch_bounds__(DECODE_ATTENTI
 // and those have ended.
 // out (B,C) | keys, values (B,capacity,C) inout | scratch: decode_attention_scratch | qkv (B,3,NH,HS) | positions (B)
 void decode_attention(floatX* out, floatX* keys, floatX* values, float* scratch, const floatX* qkv,
-                      const int* positions, int B, int C, int NH, int capacity, cudaStream_t stream,
+                      const int* positions, int B, int C, int NH, int capacity, const Execution& exec,
                       int blocks_per_sm) {
     // bytes without the reads of the cache, which depend on the positions
-    Op op(stream, 4.0 * B * C * sizeof(floatX), 0, "decode_attention");
+    Op op(exec, 4.0 * B * C * sizeof(floatX), 0, "decode_attention");
     require(B > 0 && NH > 0 && C % NH == 0 && capacity > 0 && blocks_per_sm > 0);
     int HS = C / NH, num_vec = HS / x128::size;
     require(HS % 8 == 0 && HS <= DECODE_ATTENTION_THREADS);
@@ -10198,12 +10523,12 @@ void decode_attention(floatX* out, floatX* keys, floatX* values, float* scratch,
     double most = (double)B * NH * ceil_div(capacity, DECODE_ATTENTION_STEP); // steps, if the cache is full
     require(most <= 1 << 28);
     int blocks = min(num_multiprocessors() * blocks_per_sm, (int)most);
-    launch_early(kernel, blocks, DECODE_ATTENTION_THREADS, bytes, stream, out, keys, values, scratch, qkv, positions, B,
+    launch_early(kernel, blocks, DECODE_ATTENTION_THREADS, bytes, exec, out, keys, values, scratch, qkv, positions, B,
                  NH, HS, capacity);
 }
 void decode_attention(floatX* out, floatX* keys, floatX* values, float* scratch, const floatX* qkv,
-                      const int* positions, int B, int C, int NH, int capacity, cudaStream_t stream) {
-    decode_attention(out, keys, values, scratch, qkv, positions, B, C, NH, capacity, stream, 3);
+                      const int* positions, int B, int C, int NH, int capacity, const Execution& exec) {
+    decode_attention(out, keys, values, scratch, qkv, positions, B, C, NH, capacity, exec, 3);
 }
 // ==== end promoted: decode_attention ====
 
@@ -11474,14 +11799,14 @@ bool decode_layers_runs(int B, int C, int NH, int capacity) {
 }
 
 // packed (num_layers*12*C*C): the matrices of all layers in the order in which the blocks of decode_layers() read them
-void decode_layers_pack(floatX* packed, const DecodeLayers& layers, cudaStream_t stream) {
+void decode_layers_pack(floatX* packed, const DecodeLayers& layers, const Execution& exec) {
     int C = layers.first.C;
     size_t n = (size_t)layers.num * 12 * C * C;
-    Op op(stream, 2.0 * n * sizeof(floatX), 0, "decode_layers_pack");
+    Op op(exec, 2.0 * n * sizeof(floatX), 0, "decode_layers_pack");
 #if !defined(ENABLE_FP32)
     bool done = decode_layer_sizes(C, [&](auto, auto ranks) {
         unsigned blocks = (unsigned)ceil_div(n / x128::size, (size_t)256);
-        decode_layers_pack_kernel5<<<blocks, 256, 0, stream>>>(packed, layers, ranks.value, n / x128::size);
+        decode_layers_pack_kernel5<<<blocks, 256, 0, exec.stream>>>(packed, layers, ranks.value, n / x128::size);
     });
     require(done);
     cudaCheck(cudaGetLastError());
@@ -11497,12 +11822,12 @@ static size_t decode_layers_triples(int C, int NH) { return (size_t)NH * 16 * 8 
 // position[b] of its cache (B,capacity,C). A text with position -1 is left out. packed: of decode_layers_pack(). scratch:
 // decode_layers_scratch(), zero before the first call. Only where decode_layers_runs(). Weights and the cache are read while the
 // previous kernel may still run.
-void decode_layers(const DecodeLayers& layers, int B, const floatX* packed, uint64_t* scratch, cudaStream_t stream,
+void decode_layers(const DecodeLayers& layers, int B, const floatX* packed, uint64_t* scratch, const Execution& exec,
                    int kernel) {
     int C = layers.first.C, NH = layers.first.NH;
     double weights = 12.0 * layers.num * C * C;
     // without the caches, which depend on the positions
-    Op op(stream, weights * sizeof(floatX), 2 * weights * B, "decode_layers");
+    Op op(exec, weights * sizeof(floatX), 2 * weights * B, "decode_layers");
 #if !defined(ENABLE_FP32)
     size_t n = (size_t)NH * C, n6 = decode_layers_triples(C, NH);
     uint4* triples = reinterpret_cast<uint4*>(scratch + 2 * n);
@@ -11514,7 +11839,7 @@ void decode_layers(const DecodeLayers& layers, int B, const floatX* packed, uint
         size_t bytes = sizeof(DecodeLayerShared5<c.value, ranks.value>);
         cudaLaunchConfig_t config =
             decode_layer_config5(kernel, NH, ranks.value, DECODE_LAYER_THREADS5, bytes, attributes);
-        config.stream = stream;
+        config.stream = exec.stream;
         cudaCheck(cudaLaunchKernelEx(&config, kernel, layers, packed, parts));
     };
     auto launch_several = [&](auto c, auto teams) {
@@ -11522,7 +11847,7 @@ void decode_layers(const DecodeLayers& layers, int B, const floatX* packed, uint
         size_t bytes = sizeof(DecodeLayerShared6<c.value, teams.value>);
         int threads = teams.value * DECODE_LAYER_THREADS + 128;
         cudaLaunchConfig_t config = decode_layer_config5(kernel, NH, 8, threads, bytes, attributes);
-        config.stream = stream;
+        config.stream = exec.stream;
         cudaCheck(cudaLaunchKernelEx(&config, kernel, layers, B, packed, parts));
     };
     bool done = kernel == 5 ? decode_layer_sizes(C, launch_one) : decode_layer_sizes6(B, C, launch_several);
@@ -11531,8 +11856,8 @@ void decode_layers(const DecodeLayers& layers, int B, const floatX* packed, uint
     (void)packed, (void)scratch, (void)NH, (void)kernel;
 #endif
 }
-void decode_layers(const DecodeLayers& layers, int B, const floatX* packed, uint64_t* scratch, cudaStream_t stream) {
-    decode_layers(layers, B, packed, scratch, stream, B == 1 ? 5 : 6);
+void decode_layers(const DecodeLayers& layers, int B, const floatX* packed, uint64_t* scratch, const Execution& exec) {
+    decode_layers(layers, B, packed, scratch, exec, B == 1 ? 5 : 6);
 }
 // Size of scratch, in values of 8 bytes: two sets of parts of x for one text and for several, and the counters.
 size_t decode_layers_scratch(int C, int NH) { return 2 * (size_t)NH * C + 4 * decode_layers_triples(C, NH) + 1; }
@@ -11552,18 +11877,18 @@ __global__ void decode_cache_fill_kernel1(floatX* keys, floatX* values, const fl
 
 // Copies the prompt's keys and values to the cache: rows 0 .. T-1 of keys, values (B,capacity,C) | qkv (B,T,3,C)
 void decode_cache_fill(floatX* keys, floatX* values, const floatX* qkv, int B, int T, int C, int capacity,
-                       cudaStream_t stream, int block_size) {
-    Op op(stream, 4.0 * B * T * C * sizeof(floatX), 0, "decode_cache_fill");
+                       const Execution& exec, int block_size) {
+    Op op(exec, 4.0 * B * T * C * sizeof(floatX), 0, "decode_cache_fill");
     require(B > 0 && T > 0 && T <= capacity && C % x128::size == 0);
     int num_vec = C / x128::size;
     size_t n = (size_t)B * T * num_vec;
-    decode_cache_fill_kernel1<<<(unsigned)ceil_div(n, (size_t)block_size), block_size, 0, stream>>>(
+    decode_cache_fill_kernel1<<<(unsigned)ceil_div(n, (size_t)block_size), block_size, 0, exec.stream>>>(
         keys, values, qkv, T, num_vec, capacity, n);
     cudaCheck(cudaGetLastError());
 }
 void decode_cache_fill(floatX* keys, floatX* values, const floatX* qkv, int B, int T, int C, int capacity,
-                       cudaStream_t stream) {
-    decode_cache_fill(keys, values, qkv, B, T, C, capacity, stream, 256);
+                       const Execution& exec) {
+    decode_cache_fill(keys, values, qkv, B, T, C, capacity, exec, 256);
 }
 // ==== end promoted: decode_cache_fill ====
 
@@ -11647,9 +11972,9 @@ __global__ void decode_sample_greedy_kernel3(int* tokens, int* copy, int* positi
 
 // Launches kernel 3 with `blocks` blocks per sequence.
 inline void decode_sample_greedy(int* tokens, int* copy, int* positions, float* scratch, const float* logits, int B,
-                                 int V, int Vp, int blocks, cudaStream_t stream, int block_size) {
+                                 int V, int Vp, int blocks, const Execution& exec, int block_size) {
     uint64_t* best = reinterpret_cast<uint64_t*>(scratch);
-    launch_early(decode_sample_greedy_kernel3, dim3(blocks, B), block_size, 0, stream, tokens, copy, positions, best,
+    launch_early(decode_sample_greedy_kernel3, dim3(blocks, B), block_size, 0, exec, tokens, copy, positions, best,
                  reinterpret_cast<int*>(best + B), logits, V, Vp);
 }
 // ---- shared by kernels 4 and 5: a block per sequence; bisection finds the lowest key that top-k or top-p admits ------
@@ -11885,29 +12210,29 @@ inline size_t decode_sample_scratch(int B) { return (size_t)3 * B; }
 // added. A positive logit of a token in the set is divided by the penalty, another one is multiplied with it.
 void decode_sample(int* tokens, int* copy, int* positions, float* scratch, float* logits, uint64_t* rng_state,
                    uint32_t* seen, float temperature, int top_k, float top_p, float min_p, float penalty, int B, int V,
-                   int Vp, cudaStream_t stream, int block_size) {
-    Op op(stream, (double)B * V * sizeof(float), 0, "decode_sample");
+                   int Vp, const Execution& exec, int block_size) {
+    Op op(exec, (double)B * V * sizeof(float), 0, "decode_sample");
     require(B > 0 && B <= 65535 && V > 0 && V <= Vp && V <= 1 << 18 && Vp % 4 == 0);
     require(temperature >= 0.0f && top_k >= 0 && top_p > 0.0f && top_p <= 1.0f && min_p >= 0.0f && min_p <= 1.0f);
     if (penalty != 1.0f) {
         require(seen != NULL && penalty > 0.0f);
-        launch_early(decode_sample_penalize_kernel6, dim3(ceil_div(ceil_div(V, 32), 256), B), 256, 0, stream, seen,
+        launch_early(decode_sample_penalize_kernel6, dim3(ceil_div(ceil_div(V, 32), 256), B), 256, 0, exec, seen,
                      logits, (const int*)tokens, penalty, V, Vp);
     }
     const float* penalized = logits;
     if (temperature == 0.0f) {
         int blocks = ceil_div(V, 2 * 4 * block_size); // two vectors per thread
-        decode_sample_greedy(tokens, copy, positions, scratch, penalized, B, V, Vp, blocks, stream, block_size);
+        decode_sample_greedy(tokens, copy, positions, scratch, penalized, B, V, Vp, blocks, exec, block_size);
         return;
     }
     require(rng_state != NULL);
-    launch_early(decode_sample_kernel5, dim3(B), DECODE_SAMPLE_THREADS, 0, stream, tokens, copy, positions, penalized,
+    launch_early(decode_sample_kernel5, dim3(B), DECODE_SAMPLE_THREADS, 0, exec, tokens, copy, positions, penalized,
                  rng_state, temperature, top_k, top_p, min_p, V, Vp);
 }
 void decode_sample(int* tokens, int* copy, int* positions, float* scratch, float* logits, uint64_t* rng_state,
                    uint32_t* seen, float temperature, int top_k, float top_p, float min_p, float penalty, int B, int V,
-                   int Vp, cudaStream_t stream) {
+                   int Vp, const Execution& exec) {
     decode_sample(tokens, copy, positions, scratch, logits, rng_state, seen, temperature, top_k, top_p, min_p, penalty,
-                  B, V, Vp, stream, 256);
+                  B, V, Vp, exec, 256);
 }
 // ==== end promoted: decode_sample ====

@@ -52,9 +52,3 @@ struct DeferredUpdate {
 
 // Each block of a matmul has three idle warps.
 inline int deferred_update_workers() { return 3 * num_multiprocessors(); }
-
-// The deferred update of the forward pass that is being launched. One model is in training.
-inline DeferredUpdate& deferred_update() {
-    static DeferredUpdate update = {};
-    return update;
-}

@@ -14,26 +14,16 @@ struct ColumnSum {
 };
 
 // What one launch adds up: at most three results of each of the four operations of a layer's backward pass that have some.
+// With exec.sums, the operations only add to the list, and column_sums_flush() launches it. Until then `partials` must stay as they are.
 constexpr int COLUMN_SUMS_MOST = 12;
 struct ColumnSums {
-    int n;
+    int n = 0;
     ColumnSum sums[COLUMN_SUMS_MOST];
     void add(const ColumnSum& sum) {
         require(n < COLUMN_SUMS_MOST);
         sums[n++] = sum;
     }
 };
-
-// Sums that wait, so that one launch does those of several operations: after column_sums_wait(), column_sums() only notes
-// what to add up, and column_sums_end() launches that. Until then `partials` must stay as they are.
-struct ColumnSumsLater {
-    bool waits;
-    ColumnSums list;
-};
-inline ColumnSumsLater& column_sums_later() {
-    static ColumnSumsLater later = {};
-    return later;
-}
 
 // A block sums 32 columns of one matrix: each warp sums every num_warps-th row, then the first warp adds up the sums of all
 // warps, always in the same order.
@@ -59,34 +49,32 @@ template <int num_warps> __global__ void __launch_bounds__(32 * num_warps)
 }
 
 // The kernel launches early, while the kernel that writes partials is still ending.
-template <int num_warps> void column_sums_launch(const ColumnSums& list, cudaStream_t stream) {
+template <int num_warps> void column_sums_launch(const ColumnSums& list, const Execution& exec) {
     int num_blocks = 0;
     for (int i = 0; i < list.n; i++) { num_blocks += ceil_div(list.sums[i].C, 32); }
-    launch_early(column_sums_kernel<num_warps>, dim3(num_blocks), 32 * num_warps, 0, stream, list);
+    launch_early(column_sums_kernel<num_warps>, dim3(num_blocks), 32 * num_warps, 0, exec, list);
 }
 
 // out0 (C) += the column sums of partials (num_partials, C). If out1 (C) is not NULL, partials (num_partials, 2, C) hold
 // the terms of both outputs; with out2, too, those of three. num_warps: of a block.
 template <int num_warps> void column_sums(float* out0, float* out1, float* out2, const float* partials,
-                                          int num_partials, int C, cudaStream_t stream) {
+                                          int num_partials, int C, const Execution& exec) {
     require(out1 || !out2);
     float* outs[] = {out0, out1, out2};
     int num_outs = out2 ? 3 : out1 ? 2 : 1;
-    ColumnSums now = {};
-    ColumnSums& list = column_sums_later().waits ? column_sums_later().list : now;
+    ColumnSums now;
+    ColumnSums& list = exec.sums ? *exec.sums : now;
     for (int i = 0; i < num_outs; i++) { list.add({outs[i], partials + (size_t)i * C, num_partials, num_outs * C, C}); }
-    if (now.n > 0) { column_sums_launch<num_warps>(now, stream); }
+    if (now.n > 0) { column_sums_launch<num_warps>(now, exec); }
 }
 
-inline void column_sums_wait() { column_sums_later() = {true, {}}; }
-
-// Launches the sums that wait; column_sums() launches its own again.
-inline void column_sums_end(cudaStream_t stream) {
-    ColumnSums list = column_sums_later().list;
-    column_sums_later() = {};
+// Launches the sums of exec.sums, and empties the list.
+inline void column_sums_flush(const Execution& exec) {
+    ColumnSums& list = *exec.sums;
     if (list.n == 0) { return; }
     double bytes = 0;
     for (int i = 0; i < list.n; i++) { bytes += (double)list.sums[i].num_partials * list.sums[i].C * sizeof(float); }
-    Op op(stream, bytes, 0, "column_sums");
-    column_sums_launch<16>(list, stream);
+    Op op(exec, bytes, 0, "column_sums");
+    column_sums_launch<16>(list, exec);
+    list.n = 0;
 }

@@ -7,10 +7,10 @@ That swap happens in cublaslt_plan() and nowhere else.
 The library proposes several algorithms for a product. By default the first call with a shape times them all, and later
 calls use the fastest. So two runs of a program may choose differently, and then differ in the last bits; within a run
 equal calls give equal bits. There are two ways to get equal bits in every run on the same kind of GPU. cublaslt_save()
-writes the choices to a file and cublaslt_load() repeats them in a later run; cublaslt_tune(false) takes the first
+writes the choices to a file and cublaslt_load() repeats them in a later run; times_algorithms = false in an Execution takes the first
 proposal of the library. Split-K algorithms that add their partial sums in 16 bits are not accepted.
 
-There is one handle and one workspace: calls may be on any stream, but no two of them may run at the same time.
+A CublasLt has one handle and one workspace: calls may be on any stream, but no two of them may run at the same time.
 */
 #pragma once
 
@@ -126,26 +126,29 @@ struct CublasLt {
     cublasLtHandle_t handle = NULL;
     void* workspace = NULL;
     size_t workspace_bytes = 0;
-    bool tf32 = false, tuned = true;
+    bool tf32 =
+        false; // in FP32 builds, operands are rounded to TF32, which has 10 bits of mantissa, for the tensor cores
     std::vector<CublasLtPlan> plans;
     std::vector<CublasLtChoice> loaded;
 };
+// The library of operations that get only a stream: those of a ladder in dev/cuda.
 inline CublasLt& cublaslt() {
     static CublasLt state;
     return state;
 }
+inline CublasLt& cublaslt_of(const Execution& exec) { return exec.library ? *exec.library : cublaslt(); }
 
-// Call it once per process, on the device that the process uses; a second call does nothing. The fastest
-// algorithms need up to 32 MB of workspace, and split-K algorithms need more. workspace_bytes may be 0.
-inline void cublaslt_open(size_t workspace_bytes = (size_t)64 << 20) {
-    CublasLt& lt = cublaslt();
+// The fastest algorithms need up to 32 MB of workspace, and split-K algorithms need more.
+constexpr size_t CUBLASLT_WORKSPACE_BYTES = (size_t)64 << 20;
+
+// Call it on the device that is used; a second call does nothing. workspace_bytes may be 0.
+inline void cublaslt_open(CublasLt& lt = cublaslt(), size_t workspace_bytes = CUBLASLT_WORKSPACE_BYTES) {
     if (lt.handle) { return; }
     cublasCheck(cublasLtCreate(&lt.handle));
     lt.workspace_bytes = workspace_bytes;
     if (workspace_bytes) { lt.workspace = device_malloc_check(workspace_bytes, "cuBLASLt's workspace"); }
 }
-inline void cublaslt_close() {
-    CublasLt& lt = cublaslt();
+inline void cublaslt_close(CublasLt& lt) {
     if (!lt.handle) { return; }
     for (CublasLtPlan& plan : lt.plans) {
         cublasCheck(cublasLtMatmulDescDestroy(plan.product));
@@ -157,12 +160,6 @@ inline void cublaslt_close() {
     cublasCheck(cublasLtDestroy(lt.handle));
     lt = CublasLt();
 }
-
-// For FP32 builds. If `on` is true, matmuls use the tensor cores: their operands are rounded to TF32, which has 10 bits
-// of mantissa. The default is false: plain fp32.
-inline void cublaslt_set_tf32(bool on) { cublaslt().tf32 = on; }
-// If `on` is true, which is the default, algorithms are chosen by timing them.
-inline void cublaslt_tune(bool on) { cublaslt().tuned = on; }
 
 // ---- a call ---------------------------------------------------------------------
 
@@ -192,14 +189,14 @@ inline int cublaslt_alignment(const MatmulCall& c) {
 }
 
 inline cublasStatus_t cublaslt_launch(const CublasLtPlan& plan, const cublasLtMatmulAlgo_t& algo, const MatmulCall& c,
-                                      cudaStream_t stream) {
-    CublasLt& lt = cublaslt();
+                                      const Execution& exec) {
+    CublasLt& lt = cublaslt_of(exec);
     float beta = c.add ? 1.0f : 0.0f;
     cublaslt_describe(plan.product, CUBLASLT_MATMUL_DESC_BIAS_POINTER, cublaslt_vector(c));
     cublaslt_describe(plan.product, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, c.aux);
     if (cublaslt_is_fp8(c)) { cublaslt_describe_scales(plan.product, c); }
     return cublasLtMatmul(lt.handle, plan.product, &c.alpha, c.b, plan.a, c.a, plan.b, &beta, c.add ? c.add : c.out,
-                          plan.out, c.out, plan.out, &algo, lt.workspace, lt.workspace_bytes, stream);
+                          plan.out, c.out, plan.out, &algo, lt.workspace, lt.workspace_bytes, exec.stream);
 }
 
 // The mean time of n launches in ms, INFINITY if the algorithm does not run. One launch before them warms up, and keeps the
@@ -224,7 +221,7 @@ float cublaslt_time(int n, cudaEvent_t start, cudaEvent_t end, cudaStream_t stre
 // A training step holds the GPU at its power limit, where an algorithm that draws less power can win: on an H200 by 6% for
 // the weight gradient of the head, with an algorithm that is 0.2% slower when run alone. So if the product takes long enough
 // for that to matter, all that are within 3% of the best race once more, each launched back to back for 25 ms.
-template <class Launch> int cublaslt_fastest(int n, cudaStream_t stream, Launch launch) {
+template <class Launch> int cublaslt_fastest(int n, const Execution& exec, Launch launch) {
     const float matters_ms = 0.2f, load_ms = 25.0f;
     cudaEvent_t start, end;
     cudaCheck(cudaEventCreate(&start));
@@ -234,7 +231,7 @@ template <class Launch> int cublaslt_fastest(int n, cudaStream_t stream, Launch 
         for (int i = 0; i < n * rounds; i++) {
             int which = i % n, launches = ms > 0 ? (int)(ms / alone[which]) + 1 : 1;
             if (alone[which] > limit) { continue; }
-            float time = cublaslt_time(launches, start, end, stream, [&] { return launch(which); });
+            float time = cublaslt_time(launches, start, end, exec.stream, [&] { return launch(which); });
             least_ms[which] = fminf(least_ms[which], time);
         }
         int best = -1;
@@ -257,7 +254,7 @@ template <class Launch> int cublaslt_fastest(int n, cudaStream_t stream, Launch 
 // Returns the index of the fastest of the library's proposals for a call, timed on the call's own operands. If the call
 // accumulates into c.out, the timed launches write to scratch memory instead, so that c.out keeps its values.
 inline int cublaslt_fastest(const CublasLtPlan& plan, MatmulCall c, const cublasLtMatmulHeuristicResult_t* proposals,
-                            int n, cudaStream_t stream) {
+                            int n, const Execution& exec) {
     void* stand_in = NULL;
     if (c.add == c.out) {
         size_t bytes = (size_t)c.M * c.N * (c.out_is_float ? sizeof(float) : sizeof(floatX));
@@ -265,17 +262,16 @@ inline int cublaslt_fastest(const CublasLtPlan& plan, MatmulCall c, const cublas
             cudaGetLastError(); // clears the error: without memory for the timing, the first proposal is taken
             return 0;
         }
-        cudaCheck(cudaMemsetAsync(stand_in, 0, bytes, stream));
+        cudaCheck(cudaMemsetAsync(stand_in, 0, bytes, exec.stream));
         c.add = c.out = stand_in;
     }
-    int best = cublaslt_fastest(n, stream, [&](int i) { return cublaslt_launch(plan, proposals[i].algo, c, stream); });
+    int best = cublaslt_fastest(n, exec, [&](int i) { return cublaslt_launch(plan, proposals[i].algo, c, exec); });
     cudaCheck(cudaFree(stand_in));
     return best;
 }
 
 // Sets plan.algo to an earlier run's choice for this product. Returns false if no choice is loaded or it is not valid.
-inline bool cublaslt_recall(CublasLtPlan& plan) {
-    CublasLt& lt = cublaslt();
+inline bool cublaslt_recall(const CublasLt& lt, CublasLtPlan& plan) {
     for (const CublasLtChoice& choice : lt.loaded) {
         if (memcmp(&choice.key, &plan.key, sizeof(plan.key)) != 0) { continue; }
         cublasLtMatmulHeuristicResult_t result;
@@ -290,10 +286,9 @@ inline bool cublaslt_recall(CublasLtPlan& plan) {
 
 // The library's proposals for a product, at most `max` of them, its favourite first. The algorithms may assume that
 // addresses are multiples of `alignment`, and may use the whole workspace.
-inline cublasStatus_t cublaslt_propose(cublasLtMatmulHeuristicResult_t* proposals, int max, int* n,
+inline cublasStatus_t cublaslt_propose(const CublasLt& lt, cublasLtMatmulHeuristicResult_t* proposals, int max, int* n,
                                        cublasLtMatmulDesc_t product, cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
                                        cublasLtMatrixLayout_t add, cublasLtMatrixLayout_t out, int alignment) {
-    CublasLt& lt = cublaslt();
     cublasLtMatmulPreference_t preference;
     cublasCheck(cublasLtMatmulPreferenceCreate(&preference));
     auto prefer = [&](cublasLtMatmulPreferenceAttributes_t attribute, auto value) {
@@ -320,7 +315,7 @@ inline bool cublaslt_is_captured(cudaStream_t stream) {
 }
 
 // Sets plan.algo to one of the library's proposals: the fastest, or the first one if they cannot be timed.
-inline void cublaslt_choose(CublasLtPlan& plan, const MatmulCall& c, cudaStream_t stream) {
+inline void cublaslt_choose(CublasLtPlan& plan, const MatmulCall& c, const Execution& exec) {
     // the heuristic uses only the alignment of these two pointers, so pass an address with the alignment of the key
     const void* least_aligned = (const void*)(uintptr_t)plan.key.alignment;
     if (cublaslt_vector(c)) { cublaslt_describe(plan.product, CUBLASLT_MATMUL_DESC_BIAS_POINTER, least_aligned); }
@@ -328,15 +323,15 @@ inline void cublaslt_choose(CublasLtPlan& plan, const MatmulCall& c, cudaStream_
     const int max_proposals = 16;
     cublasLtMatmulHeuristicResult_t proposals[max_proposals];
     int n;
-    cublasStatus_t status = cublaslt_propose(proposals, cublaslt().tuned ? max_proposals : 1, &n, plan.product, plan.a,
-                                             plan.b, plan.out, plan.out, plan.key.alignment);
+    cublasStatus_t status = cublaslt_propose(cublaslt_of(exec), proposals, exec.times_algorithms ? max_proposals : 1,
+                                             &n, plan.product, plan.a, plan.b, plan.out, plan.out, plan.key.alignment);
     // with fp8, two more mean that the library has no such product here
     bool none =
         status == CUBLAS_STATUS_NOT_SUPPORTED ||
         (cublaslt_is_fp8(c) && (status == CUBLAS_STATUS_INVALID_VALUE || status == CUBLAS_STATUS_ARCH_MISMATCH));
     if (status != CUBLAS_STATUS_SUCCESS && !none) { cublasCheck(status); }
     int best = n > 0 && !none ? 0 : -1;
-    if (n > 1 && !none && !cublaslt_is_captured(stream)) { best = cublaslt_fastest(plan, c, proposals, n, stream); }
+    if (n > 1 && !none && !cublaslt_is_captured(exec.stream)) { best = cublaslt_fastest(plan, c, proposals, n, exec); }
     plan.found = best >= 0;
     if (plan.found) { plan.algo = proposals[best].algo; }
 }
@@ -348,7 +343,7 @@ inline cublasLtMatrixLayout_t cublaslt_layout(cudaDataType_t type, int rows, int
     return layout;
 }
 
-inline CublasLtPlan cublaslt_plan(const CublasLtKey& key, const MatmulCall& c, cudaStream_t stream) {
+inline CublasLtPlan cublaslt_plan(const CublasLtKey& key, const MatmulCall& c, const Execution& exec) {
     CublasLtPlan plan;
     plan.key = key;
     plan.a = c.b_transposed ? cublaslt_layout(c.b_type, c.N, c.K) : cublaslt_layout(c.b_type, c.K, c.N);
@@ -375,16 +370,16 @@ inline CublasLtPlan cublaslt_plan(const CublasLtKey& key, const MatmulCall& c, c
         if (c.bias) { cublaslt_describe(plan.product, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, (int32_t)cublaslt_floatX); }
     }
     if (key.reserved) {
-        cublaslt_describe(plan.product, CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET, (int32_t)free_multiprocessors());
+        cublaslt_describe(plan.product, CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET, (int32_t)exec.free_sms());
     }
-    if (!cublaslt_recall(plan)) { cublaslt_choose(plan, c, stream); }
+    if (!cublaslt_recall(cublaslt_of(exec), plan)) { cublaslt_choose(plan, c, exec); }
     return plan;
 }
 
 // Launches the product. Returns false, and launches nothing, if the library cannot do it with this epilogue and these
 // types.
-inline bool cublaslt_matmul(const MatmulCall& c, cudaStream_t stream) {
-    CublasLt& lt = cublaslt();
+inline bool cublaslt_matmul(const MatmulCall& c, const Execution& exec) {
+    CublasLt& lt = cublaslt_of(exec);
     require(lt.handle != NULL); // cublaslt_open() has been called
     require(c.out && c.a && c.b && c.M > 0 && c.N > 0 && c.K > 0);
     require((c.epilogue == MATMUL_GELU_AUX || c.epilogue == MATMUL_DGELU) == (c.aux != NULL) && c.aux != c.out);
@@ -403,18 +398,18 @@ inline bool cublaslt_matmul(const MatmulCall& c, cudaStream_t stream) {
                        c.add != NULL,
                        c.bias != NULL,
                        cublaslt_alignment(c),
-                       lt.tf32 + 2 * lt.tuned + 4 * c.fast_accumulation,
-                       reserved_multiprocessors(),
+                       lt.tf32 + 2 * exec.times_algorithms + 4 * c.fast_accumulation,
+                       exec.reserved_sms,
                        c.a_type,
                        c.b_type};
     require(key.alignment >= 16);
     size_t i = 0;
     while (i < lt.plans.size() && memcmp(&lt.plans[i].key, &key, sizeof(key)) != 0) { i++; }
-    if (i == lt.plans.size()) { lt.plans.push_back(cublaslt_plan(key, c, stream)); }
+    if (i == lt.plans.size()) { lt.plans.push_back(cublaslt_plan(key, c, exec)); }
     const CublasLtPlan& plan = lt.plans[i];
     if (!plan.found) { return false; }
     profile().library_flops += 2.0 * c.M * c.N * c.K;
-    cublasCheck(cublaslt_launch(plan, plan.algo, c, stream));
+    cublasCheck(cublaslt_launch(plan, plan.algo, c, exec));
     return true;
 }
 
@@ -430,8 +425,7 @@ inline void cublaslt_choices_header(char* text) {
 // The choices to write: first the loaded ones in their order, each replaced by this process's own choice if it has
 // called that product, then the choices for products that only this process has called. So saving after loading loses
 // nothing, and repeats nothing.
-inline std::vector<CublasLtChoice> cublaslt_choices() {
-    CublasLt& lt = cublaslt();
+inline std::vector<CublasLtChoice> cublaslt_choices(const CublasLt& lt) {
     std::vector<CublasLtChoice> choices;
     auto find = [&](const CublasLtKey& key) {
         size_t i = 0;
@@ -451,13 +445,13 @@ inline std::vector<CublasLtChoice> cublaslt_choices() {
 }
 
 // Writes the header, then one line per choice: the key and then the algorithm, as decimal ints.
-inline bool cublaslt_write_choices(const char* path, const char* header, Error* err) {
+inline bool cublaslt_write_choices(const CublasLt& lt, const char* path, const char* header, Error* err) {
     Path temporary;
     FileWriter w;
     path_set(&temporary, "%s.new", path);
     if (!writer_open(&w, temporary.text, err)) { return false; }
     writer_printf(&w, "%s", header);
-    for (const CublasLtChoice& choice : cublaslt_choices()) {
+    for (const CublasLtChoice& choice : cublaslt_choices(lt)) {
         const int n = sizeof(choice) / sizeof(int);
         int words[n];
         memcpy(words, &choice, sizeof(choice));
@@ -467,9 +461,9 @@ inline bool cublaslt_write_choices(const char* path, const char* header, Error* 
     return rename(temporary.text, path) == 0 || error_set(err, "%s: cannot rename to it: %s", path, strerror(errno));
 }
 
-// Reads a file of cublaslt_write_choices() into cublaslt().loaded. A file with another header is skipped, with a
+// Reads a file of cublaslt_write_choices() into lt.loaded. A file with another header is skipped, with a
 // message.
-inline bool cublaslt_read_choices(const char* path, const char* header, Error* err) {
+inline bool cublaslt_read_choices(CublasLt& lt, const char* path, const char* header, Error* err) {
     MappedFile file;
     if (!map_file(&file, path, err)) { return false; }
     std::string text((const char*)file.data, file.size);
@@ -490,29 +484,29 @@ inline bool cublaslt_read_choices(const char* path, const char* header, Error* e
         }
         while (*at == '\n' || *at == ' ') { at++; }
         memcpy(&choice, words, sizeof(choice));
-        cublaslt().loaded.push_back(choice);
+        lt.loaded.push_back(choice);
     }
     return true;
 }
 
-// Writes the choices of this process, and of the file that it loaded.
-inline bool cublaslt_save(const char* path, Error* err) {
+// Writes the choices of lt, and of the file that it loaded.
+inline bool cublaslt_save(const CublasLt& lt, const char* path, Error* err) {
     char header[512];
     cublaslt_choices_header(header);
-    return cublaslt_write_choices(path, header, err);
+    return cublaslt_write_choices(lt, path, header, err);
 }
 
-// Loads an earlier run's choices, for products that this process has not called yet. A file for another library or GPU
+// Loads an earlier run's choices, for products that have not been called yet. A file for another library or GPU
 // is skipped. Returns false if the file cannot be read.
-inline bool cublaslt_load(const char* path, Error* err) {
+inline bool cublaslt_load(CublasLt& lt, const char* path, Error* err) {
     char header[512];
     cublaslt_choices_header(header);
-    return cublaslt_read_choices(path, header, err);
+    return cublaslt_read_choices(lt, path, header, err);
 }
 
 // Measures the rate of matrix products on this GPU in TFLOP/s: 8192^3 with random numbers, or 4096^3 on a small GPU.
 // Zeros would be faster, because they cost less power. Returns INFINITY if there is no memory for the matrices.
-inline double cublaslt_matrix_rate() {
+inline double cublaslt_matrix_rate(const Execution& exec) {
     const int n = device_attribute(cudaDevAttrMultiProcessorCount) >= 64 ? 8192 : 4096, num_products = 10;
     const size_t period = 1 << 20; // the random numbers repeat after this many
     std::vector<floatX> values(period);
@@ -534,11 +528,11 @@ inline double cublaslt_matrix_rate() {
     cudaCheck(cudaEventCreate(&start));
     cudaCheck(cudaEventCreate(&end));
     for (int i = 0; i <= num_products; i++) {
-        bool supported = cublaslt_matmul(call, 0);
+        bool supported = cublaslt_matmul(call, exec);
         require(supported);
-        if (i == 0) { cudaCheck(cudaEventRecord(start, 0)); } // the first product is not timed
+        if (i == 0) { cudaCheck(cudaEventRecord(start, exec.stream)); } // the first product is not timed
     }
-    cudaCheck(cudaEventRecord(end, 0));
+    cudaCheck(cudaEventRecord(end, exec.stream));
     cudaCheck(cudaEventSynchronize(end));
     float ms;
     cudaCheck(cudaEventElapsedTime(&ms, start, end));
@@ -550,12 +544,12 @@ inline double cublaslt_matrix_rate() {
 
 // FLOP/s at 100% MFU of the current GPU: from the table in mfu.h, or else the rate that cublaslt_matrix_rate() measures;
 // INFINITY, so that MFU is 0, if there is no memory for that. Prints where the figure is from unless it is the table.
-inline double find_machine_flops(bool tf32) {
+inline double find_machine_flops(const Execution& exec) {
     char name[256];
     device_name(name);
-    double tflops = gpu_peak_tflops(name, PRECISION_NAME, tf32);
+    double tflops = gpu_peak_tflops(name, PRECISION_NAME, cublaslt_of(exec).tf32);
     if (tflops > 0) { return 1e12 * tflops; }
-    tflops = cublaslt_matrix_rate();
+    tflops = cublaslt_matrix_rate(exec);
     if (tflops == INFINITY) {
         printf("%s is not in the table of peak rates, and no memory is left to measure one: MFU is 0\n", name);
     } else {

@@ -108,15 +108,6 @@ inline int device_attribute(cudaDeviceAttr attribute) {
 }
 inline int num_multiprocessors() { return device_attribute(cudaDevAttrMultiProcessorCount); }
 
-// Multiprocessors that are kept free for kernels of another stream (distributed.cuh).
-inline int& reserved_multiprocessors() {
-    static int n = 0;
-    return n;
-}
-// The others. The grid of a persistent kernel must have no more blocks than fit on them: a block that is not
-// resident from the beginning makes the kernel take twice as long. Two at least, for a cluster.
-inline int free_multiprocessors() { return std::max(2, num_multiprocessors() - reserved_multiprocessors()); }
-
 // Writes the current device's name to name (256).
 inline void device_name(char* name) {
     cudaDeviceProp properties;
@@ -143,6 +134,37 @@ template <class Kernel> int compiled_arch(Kernel* kernel) {
     return attributes.ptxVersion;
 }
 
+// ---- execution ------------------------------------------------------------------
+
+struct ColumnSums;     // column_sums.cuh
+struct CublasLt;       // cublas_common.cuh
+struct DeferredUpdate; // adamw_state.cuh
+struct TunedState;     // tuned.h
+
+// Where and how an operation is launched: its last argument, which it passes on to the operations that it calls. A stream
+// converts to an Execution with the defaults.
+struct Execution {
+    cudaStream_t stream;
+    int reserved_sms = 0;     // SMs that persistent kernels leave to another stream's kernels
+    bool* after_event = NULL; // set by whoever records an event, or waits for one: see may_launch_early()
+    ColumnSums* sums = NULL;  // column_sums() adds to this list, and its owner launches it; NULL: each launches its own
+    DeferredUpdate* update = NULL; // AdamW's update that idle warps of matmul_forward may work on; NULL: none
+    CublasLt* library = NULL;      // handle, workspace and algorithms; NULL: those of cublaslt()
+    bool times_algorithms = true;  // cuBLASLt's algorithms are chosen by timing; false: its first proposal
+    TunedState* tuned = NULL;      // configurations that were measured; NULL: each launcher's default
+
+    Execution(cudaStream_t stream = NULL) : stream(stream) {}
+    // The SMs for a persistent kernel. Its grid must have no more blocks than fit on them: a block that is not resident
+    // from the beginning makes the kernel take twice as long. Two at least, for a cluster.
+    int free_sms() const { return std::max(2, num_multiprocessors() - reserved_sms); }
+    // Returns whether the next kernel may be launched early. Not after an event's record or wait: a graph has no programmatic
+    // edge from an event to a kernel.
+    bool may_launch_early() const { return !(after_event && std::exchange(*after_event, false)); }
+    void follows_event() const { // call after such a record or wait
+        if (after_event) { *after_event = true; }
+    }
+};
+
 // ---- programmatic dependent launch ------------------------------------------------
 // A kernel starts while the previous kernel of the stream is still ending. Below compute capability 9.0 the feature
 // does not exist, and the two device functions do nothing.
@@ -160,19 +182,11 @@ __device__ inline void grid_wait_dependency() {
 #endif
 }
 
-// True after an event's record, or a wait for an event, was put into the stream: what is launched next must be an ordinary launch,
-// because a graph has no programmatic edge from an event to a kernel.
-inline bool& follows_event() {
-    static bool follows = false;
-    return follows;
-}
-inline bool may_launch_early() { return !std::exchange(follows_event(), false); }
-
 // A programmatic dependent launch: the kernel's blocks start as the blocks of the previous kernel end. The kernel must
 // call grid_wait_dependency() before it touches memory that the previous kernel writes. If the device or the code is
 // older than 9.0, or an event comes before, this is an ordinary launch.
 template <class... Parameters, class... Arguments>
-void launch_early(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared_bytes, cudaStream_t stream,
+void launch_early(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared_bytes, const Execution& exec,
                   const Arguments&... arguments) {
     cudaLaunchAttribute early = {};
     early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
@@ -181,10 +195,10 @@ void launch_early(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t s
     config.gridDim = grid;
     config.blockDim = block;
     config.dynamicSmemBytes = shared_bytes;
-    config.stream = stream;
+    config.stream = exec.stream;
     config.attrs = &early;
     config.numAttrs =
-        compiled_arch(kernel) >= 90 && may_launch_early(); // older code would not wait in grid_wait_dependency()
+        compiled_arch(kernel) >= 90 && exec.may_launch_early(); // older code would not wait in grid_wait_dependency()
     cudaCheck(cudaLaunchKernelEx(&config, kernel, arguments...));
 }
 

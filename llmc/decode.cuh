@@ -10,40 +10,40 @@ ordered as in section 1 of train_gpt2.cu.
 
 // x (B,C) = wte[tokens (B)] + wpe[positions (B)]
 void decode_embed(floatX* x, const int* tokens, const int* positions, const floatX* wte, const floatX* wpe, int B,
-                  int C, cudaStream_t stream);
+                  int C, const Execution& exec);
 // out (B,OC) = gelu?(layernorm?(x (B,K)) weight (OC,K)^T + bias) + residual, for few rows, bound by reading the weights. A
 // NULL argument and its operation are left out. A WeightMatrix (weight_matrix.cuh) is a floatX* or is in 8 bits.
 // It is read before the previous kernel has ended (launch_early), so that kernel must not write it.
 void decode_matvec(floatX* out, const floatX* x, const floatX* norm_weight, const floatX* norm_bias,
                    const WeightMatrix& weight, const floatX* bias, const floatX* residual, bool gelu, int B, int K,
-                   int OC, cudaStream_t stream);
+                   int OC, const Execution& exec);
 // logits (B,Vp) = layernorm(x (B,C)) wte (Vp,C)^T
 void decode_head(float* logits, const floatX* x, const floatX* norm_weight, const floatX* norm_bias,
-                 const WeightMatrix& wte, int B, int C, int Vp, cudaStream_t stream);
+                 const WeightMatrix& wte, int B, int C, int Vp, const Execution& exec);
 // The same two on Hopper's tensor cores; false, and nothing launched, elsewhere. Here for 2 to 64 texts; a residual excludes gelu and norm.
 bool decode_matmul(floatX* out, const floatX* x, const floatX* norm_weight, const floatX* norm_bias,
                    const WeightMatrix& weight, const floatX* bias, const floatX* residual, bool gelu, int B, int K,
-                   int OC, cudaStream_t stream);
+                   int OC, const Execution& exec);
 bool decode_matmul_runs(bool norm, int B, int K, int OC);
 // logits (B,Vp) = layernorm(x (B,C)) wte (Vp,C)^T, for 1 to 64 texts where their x leaves room in shared memory, else for 2 to 32, with
 // weights in 8 bits for any number from 2 on. wte is read as weight is in decode_matvec().
 bool decode_matmul_head(float* logits, const floatX* x, const floatX* norm_weight, const floatX* norm_bias,
-                        const WeightMatrix& wte, int B, int C, int Vp, cudaStream_t stream);
+                        const WeightMatrix& wte, int B, int C, int Vp, const Execution& exec);
 // out (B,C) = attention of the query in qkv (B,3,C) to itself and to the positions[b] tokens before it. The key and value in
 // qkv become row positions[b] of keys, values (B,capacity,C). A text with position -1 has ended and is left out.
 void decode_attention(floatX* out, floatX* keys, floatX* values, float* scratch, const floatX* qkv,
-                      const int* positions, int B, int C, int NH, int capacity, cudaStream_t stream);
+                      const int* positions, int B, int C, int NH, int capacity, const Execution& exec);
 size_t decode_attention_scratch(int B, int C, int NH, int capacity);
 // After a prompt: the keys and values in qkv (B,T,3,C) become rows 0 to T-1 of keys, values (B,capacity,C).
 void decode_cache_fill(floatX* keys, floatX* values, const floatX* qkv, int B, int T, int C, int capacity,
-                       cudaStream_t stream);
+                       const Execution& exec);
 // Samples tokens (B) from the first V columns of logits (B,Vp), also to copy (B), which may be the host's memory;
 // positions (B) += 1, except -1. tokens[b] = -1 means that no logit was finite. temperature 0: the largest logit; otherwise a draw
 // with rng_state (B), by the rules of llmc/sampler.h. penalty 1: none; otherwise adds the newest tokens, in tokens, to the bits of
 // seen (B, seen_words(V)), and applies sampler_penalize(). The caller zeroes scratch once, before the first call.
 void decode_sample(int* tokens, int* copy, int* positions, float* scratch, float* logits, uint64_t* rng_state,
                    uint32_t* seen, float temperature, int top_k, float top_p, float min_p, float penalty, int B, int V,
-                   int Vp, cudaStream_t stream);
+                   int Vp, const Execution& exec);
 size_t decode_sample_scratch(int B);
 
 // A layer for B texts: x (B,C) inout, keys, values (B,capacity,C), position (B), and the layer's parameters.
@@ -75,8 +75,8 @@ struct DecodeLayers {
 // change; the vectors are read from `layers`. The caller zeroes scratch once, before the first call. Weights, packed, caches and
 // positions are read while the kernel before may still run: it must not write them, and must be an ordinary launch, as decode_embed's.
 bool decode_layers_runs(int B, int C, int NH, int capacity);
-void decode_layers_pack(floatX* packed, const DecodeLayers& layers, cudaStream_t stream);
-void decode_layers(const DecodeLayers& layers, int B, const floatX* packed, uint64_t* scratch, cudaStream_t stream);
+void decode_layers_pack(floatX* packed, const DecodeLayers& layers, const Execution& exec);
+void decode_layers(const DecodeLayers& layers, int B, const floatX* packed, uint64_t* scratch, const Execution& exec);
 size_t decode_layers_scratch(int C, int NH);
 
 // ---- halves of many texts side by side ----
@@ -105,13 +105,15 @@ inline void side_streams_free(SideStreams* s) {
     for (cudaStream_t stream : s->streams) { cudaCheck(cudaStreamDestroy(stream)); }
     *s = {};
 }
-// Calls launch(half, stream) for halves 0 and 1, which run at the same time. What is launched on `stream` later waits for both.
-template <class Launch> void launch_halves(const SideStreams* s, cudaStream_t stream, const Launch& launch) {
-    cudaCheck(cudaEventRecord(s->begun, stream));
+// Calls launch(half, exec) for halves 0 and 1, which run at the same time. What is launched on exec's stream later waits for both.
+template <class Launch> void launch_halves(const SideStreams* s, const Execution& exec, const Launch& launch) {
+    cudaCheck(cudaEventRecord(s->begun, exec.stream));
     for (int half = 0; half < 2; half++) {
         cudaCheck(cudaStreamWaitEvent(s->streams[half], s->begun));
-        launch(half, s->streams[half]);
+        Execution side = exec;
+        side.stream = s->streams[half];
+        launch(half, side);
         cudaCheck(cudaEventRecord(s->ended[half], s->streams[half]));
     }
-    for (cudaEvent_t event : s->ended) { cudaCheck(cudaStreamWaitEvent(stream, event)); }
+    for (cudaEvent_t event : s->ended) { cudaCheck(cudaStreamWaitEvent(exec.stream, event)); }
 }

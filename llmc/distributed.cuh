@@ -357,7 +357,7 @@ inline void ranks_share_text(std::string* text) {
 }
 
 // All ranks take rank 0's choices of algorithms for products (cublas_common.cuh), and so do the same arithmetic.
-inline void ranks_share_choices() {
+inline void ranks_share_choices(CublasLt& library) {
     char path[] = "/tmp/llmc_choices_XXXXXX";
     Error err = {""};
     std::string text;
@@ -365,7 +365,7 @@ inline void ranks_share_choices() {
     int fd = mkstemp(path);
     if (fd < 0) { die("%s: %s", path, strerror(errno)); }
     if (is_rank0()) {
-        if (!cublaslt_save(path, &err)) { die("%s", err.text); }
+        if (!cublaslt_save(library, path, &err)) { die("%s", err.text); }
         FILE* f = fopen(path, "r");
         for (size_t n; f && (n = fread(block, 1, sizeof(block), f)) > 0;) { text.append(block, n); }
         if (f) { fclose(f); }
@@ -373,7 +373,7 @@ inline void ranks_share_choices() {
     ranks_share_text(&text);
     bool ok = is_rank0() || write(fd, text.data(), text.size()) == (ssize_t)text.size();
     close(fd);
-    ok = ok && (is_rank0() || cublaslt_load(path, &err));
+    ok = ok && (is_rank0() || cublaslt_load(library, path, &err));
     unlink(path);
     if (!ok) { die("%s: %s", path, err.text[0] ? err.text : "cannot write"); }
 }
@@ -573,31 +573,31 @@ inline bool is_capturing(cudaStream_t stream) {
     cudaCheck(cudaStreamIsCapturing(stream, &status));
     return status == cudaStreamCaptureStatusActive;
 }
-inline void gradients_ready(int b, cudaStream_t stream) {
+inline void gradients_ready(int b, const Execution& exec) {
     if (is_alone() || ranks().ready.empty()) { return; }
-    cudaCheck(cudaEventRecordWithFlags(ranks().ready[b], stream,
-                                       is_capturing(stream) ? cudaEventRecordExternal : cudaEventRecordDefault));
-    follows_event() = true;
+    cudaCheck(cudaEventRecordWithFlags(ranks().ready[b], exec.stream,
+                                       is_capturing(exec.stream) ? cudaEventRecordExternal : cudaEventRecordDefault));
+    exec.follows_event();
 }
-inline void await_weights(int b, cudaStream_t stream) {
+inline void await_weights(int b, const Execution& exec) {
     if (ranks().num_shares == 1 || ranks().gathered.empty()) { return; }
-    cudaCheck(cudaStreamWaitEvent(stream, ranks().gathered[b],
-                                  is_capturing(stream) ? cudaEventWaitExternal : cudaEventWaitDefault));
-    follows_event() = true;
+    cudaCheck(cudaStreamWaitEvent(exec.stream, ranks().gathered[b],
+                                  is_capturing(exec.stream) ? cudaEventWaitExternal : cudaEventWaitDefault));
+    exec.follows_event();
 }
 
 // Makes the next collective wait for the work that is on stream.
-inline void await_computation(cudaStream_t stream) {
-    cudaCheck(cudaEventRecord(ranks().computed, stream));
+inline void await_computation(const Execution& exec) {
+    cudaCheck(cudaEventRecord(ranks().computed, exec.stream));
     cudaCheck(cudaStreamWaitEvent(ranks().stream, ranks().computed, 0));
 }
 
 // All gradients of a step will have been computed when stream comes to this point.
-inline void ranks_computed(cudaStream_t stream) {
+inline void ranks_computed(const Execution& exec) {
     Ranks& r = ranks();
     if (is_alone()) { return; }
-    cudaCheck(cudaEventRecord(r.clocks[r.num_computed++ % 2], stream));
-    if (!r.beside) { await_computation(stream); }
+    cudaCheck(cudaEventRecord(r.clocks[r.num_computed++ % 2], exec.stream));
+    if (!r.beside) { await_computation(exec); }
 }
 
 // To be called once for each step, when it is done, with the event at its beginning. Returns what to print about the slowest
@@ -657,10 +657,10 @@ inline void reduce_gradients(int b, float* own, float* grads, size_t n) {
 }
 
 // Makes stream wait for all collectives that have been queued.
-inline void await_collectives(cudaStream_t stream) {
+inline void await_collectives(const Execution& exec) {
     if (is_alone()) { return; }
     cudaCheck(cudaEventRecord(ranks().exchanged, ranks().stream));
-    cudaCheck(cudaStreamWaitEvent(stream, ranks().exchanged, 0));
+    cudaCheck(cudaStreamWaitEvent(exec.stream, ranks().exchanged, 0));
 }
 
 // figures (num_ranks, 2): losses and norms of all ranks. out[0] = their sum; out[1] = the norm of all shares together, or
@@ -676,24 +676,24 @@ __global__ void combine_figures_kernel(float* out, const float* figures, int num
 }
 
 // Replaces loss_and_norm (2), which are this rank's, by those of all ranks.
-inline void combine_ranks(float* loss_and_norm, cudaStream_t stream) {
+inline void combine_ranks(float* loss_and_norm, const Execution& exec) {
     Ranks& r = ranks();
     if (is_alone()) { return; }
-    await_computation(stream);
+    await_computation(exec);
     ncclCheck(nccl_all_gather(&r.many, r.figures, loss_and_norm, 2, NCCL_FLOAT32, r.stream, err));
-    await_collectives(stream);
-    combine_figures_kernel<<<1, 1, 0, stream>>>(loss_and_norm, r.figures, r.env.num_ranks, r.num_shares > 1);
+    await_collectives(exec);
+    combine_figures_kernel<<<1, 1, 0, exec.stream>>>(loss_and_norm, r.figures, r.env.num_ranks, r.num_shares > 1);
     cudaCheck(cudaGetLastError());
 }
 
 // values (n), none of which is negative or -0, become the maximum over all ranks. NaN counts as larger than any number.
-inline void maximum_of_ranks(float* values, size_t n, cudaStream_t stream) {
+inline void maximum_of_ranks(float* values, size_t n, const Execution& exec) {
     Ranks& r = ranks();
     if (is_alone()) { return; }
-    await_computation(stream);
+    await_computation(exec);
     ncclCheck(
         nccl_all_reduce(&r.many, values, values, n, NCCL_UINT32, NCCL_MAX, r.stream, err)); // bits have their order
-    await_collectives(stream);
+    await_collectives(exec);
 }
 
 // whole (n), bucket b of an array, = the shares of all ranks, of which own is this rank's.
@@ -708,9 +708,9 @@ inline void gather_bucket(NcclComm* comm, int b, void* whole, const void* own, s
 }
 
 // Gathers the buckets that wait for it, after the work that is on stream.
-inline void gather_waiting(cudaStream_t stream) {
+inline void gather_waiting(const Execution& exec) {
     Ranks& r = ranks();
-    await_computation(stream);
+    await_computation(exec);
     begin_group();
     for (const Gathering& g : r.waiting) {
         floatX* own = g.weights + (bucket_owner(g.b) < 0 ? r.env.rank * (g.n / r.num_shares) : 0);
@@ -723,35 +723,36 @@ inline void gather_waiting(cudaStream_t stream) {
 
 // Completes bucket b of the weights (n), of which each rank has updated its share: beside computations at once, between them
 // when a group is full. The last bucket, the last layernorm, is too small for a group of its own.
-inline void gather_weights(int b, floatX* weights, size_t n, cudaStream_t stream) {
+inline void gather_weights(int b, floatX* weights, size_t n, const Execution& exec) {
     Ranks& r = ranks();
     if (r.num_shares == 1) { return; }
     r.waiting.push_back({b, weights, n});
     size_t bytes = 0;
     for (const Gathering& g : r.waiting) { bytes += g.n * sizeof(floatX); }
     bool full = bytes >= GATHER_BYTES && b + 2 < (int)r.gathered.size();
-    if (r.beside || full) { gather_waiting(stream); }
+    if (r.beside || full) { gather_waiting(exec); }
 }
 
 // All buckets were given to gather_weights. Between computations: stream waits until they are gathered.
-inline void gathering_queued(cudaStream_t stream) {
+inline void gathering_queued(const Execution& exec) {
     if (ranks().num_shares == 1) { return; }
-    if (!ranks().waiting.empty()) { gather_waiting(stream); }
-    if (!ranks().beside) { await_collectives(stream); }
+    if (!ranks().waiting.empty()) { gather_waiting(exec); }
+    if (!ranks().beside) { await_collectives(exec); }
 }
 
 // Completes bucket b of an array of shares, after the work that is on stream; stream waits for it.
-inline void gather_shares(int b, float* whole, const float* own, size_t n, cudaStream_t stream) {
-    await_computation(stream);
+inline void gather_shares(int b, float* whole, const float* own, size_t n, const Execution& exec) {
+    await_computation(exec);
     gather_bucket(&ranks().many, b, whole, own, n, NCCL_FLOAT32);
-    await_collectives(stream);
+    await_collectives(exec);
 }
 
 // ---- beside computations, or between them -----------------------------------------------------
 
-// From here on, launches leave nccl_few() multiprocessors free if `exchanges` run beside them.
-inline void leave_room(bool exchanges) {
-    reserved_multiprocessors() = exchanges && ranks().beside && !is_alone() ? nccl_few() : 0;
+// Returns exec, but so that its launches leave nccl_few() multiprocessors free if `exchanges` run beside them.
+inline Execution leaving_room(Execution exec, bool exchanges) {
+    exec.reserved_sms = exchanges && ranks().beside && !is_alone() ? nccl_few() : 0;
+    return exec;
 }
 
 // The time of an exchange with nothing beside it, in ms: the mean of `count`. queue() queues it. One exchange before those that
@@ -849,17 +850,17 @@ void choose_overlap(const ExchangeTrial& t, double micro_step_ms, const char* di
 
 // Chooses cuBLASLt's algorithms, by calling all products, and whether to exchange beside computations. launch(first, last)
 // launches a micro-step of a step that it begins or ends. dir, exchange: as for choose_overlap.
-template <class Launch, class Exchange>
-void ranks_choose(const ExchangeTrial& trial, const char* dir, cudaStream_t stream, Launch launch, Exchange exchange) {
+template <class Launch, class Exchange> void ranks_choose(const ExchangeTrial& trial, const char* dir,
+                                                          const Execution& exec, Launch launch, Exchange exchange) {
     // the second round is timed; in the third, products meet fewer multiprocessors, if exchanges are to run beside them
     for (int call = 0; call < 3; call++) {
         double begin = time_ms();
         for (int i = 0; i < 4 && is_rank0(); i++) { // the kinds of micro-steps that the run has
             if (trial.accumulates != (i == 3)) { launch(i % 2 == 1, i / 2 == 1); }
         }
-        wait_for_stream(stream, "choosing algorithms before step", trial.step);
+        wait_for_stream(exec.stream, "choosing algorithms before step", trial.step);
         double ms = (time_ms() - begin) / (trial.accumulates ? 3 : 1);
         if (call == 1) { choose_overlap(trial, ms, dir, exchange); }
     }
-    ranks_share_choices();
+    ranks_share_choices(*exec.library);
 }

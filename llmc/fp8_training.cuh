@@ -1,6 +1,6 @@
 /*
 Training with --fp8: which products have operands in fp8, and how the scale of each tensor follows its values. The passes
-are in fp8_passes.cuh, the formats in fp8.cuh; the kernels come from quantize.cuh, layernorm_quantize.cuh, matmul_fp8.cuh and, for
+are in train_gpt2.cu, the formats in fp8.cuh; the kernels come from quantize.cuh, layernorm_quantize.cuh, matmul_fp8.cuh and, for
 sums that stay in 16 bits, fused_residual_layernorm.cuh in dev/cuda.
 
     stage      products of qkv, fc and fcproj in each layer, and of the head            operands
@@ -39,48 +39,49 @@ Source: Micikevicius et al. 2022, arXiv:2209.05433; delayed scaling as in NVIDIA
 
 typedef __nv_fp8_e4m3 E4M3;
 typedef __nv_fp8_e5m2 E5M2;
+constexpr bool HAS_FP8 = sizeof(floatX) == 2; // FP32 builds have no kernels for fp8, and refuse --fp8
 
 // ---- operations -----------------------------------------------------------------------------
 // `to` is a quantized tensor (N,C), written as rows, and as columns unless these are NULL. unquantized (N,C), which may be NULL,
 // receives the same values in floatX. N and C are multiples of 16.
 
 // to = inp (N,C)
-void quantize(const Fp8Tensor<E4M3>& to, const floatX* inp, int N, int C, cudaStream_t stream);
-void quantize(const Fp8Tensor<E5M2>& to, const floatX* inp, int N, int C, cudaStream_t stream);
+void quantize(const Fp8Tensor<E4M3>& to, const floatX* inp, int N, int C, const Execution& exec);
+void quantize(const Fp8Tensor<E5M2>& to, const floatX* inp, int N, int C, const Execution& exec);
 // to = gelu(inp)
 void quantize_gelu(const Fp8Tensor<E4M3>& to, floatX* unquantized, const floatX* inp, int N, int C,
-                   cudaStream_t stream);
+                   const Execution& exec);
 // to = dout times GELU's slope at inp; unquantized may be dout
 void quantize_gelu_backward(const Fp8Tensor<E5M2>& to, floatX* unquantized, const floatX* dout, const floatX* inp,
-                            int N, int C, cudaStream_t stream);
+                            int N, int C, const Execution& exec);
 // to (N,Vp) = (softmax(logits) - onehot(target)) * dloss, with columns | losses (N) and the logits from which they were made
 void quantize_dlogits(const Fp8Tensor<E5M2>& to, const floatX* logits, const float* losses, const int* targets,
-                      const float* dloss, int N, int V, int Vp, cudaStream_t stream);
+                      const float* dloss, int N, int V, int Vp, const Execution& exec);
 // to = the layernorm of residual (N,C) = inp + inp2; residual and inp2 may be NULL: that of inp. mean, rstd (N); C <= 1792
 void layernorm_quantize(const Fp8Tensor<E4M3>& to, floatX* unquantized, floatX* residual, float* mean, float* rstd,
                         const floatX* inp, const floatX* inp2, const floatX* weight, const floatX* bias, int N, int C,
-                        cudaStream_t stream);
+                        const Execution& exec);
 
 // out (N,OC) = inp (N,C) weight (OC,C)^T + bias (OC), which may be NULL
 void matmul_fp8_forward(floatX* out, const Fp8Matrix<E4M3>& inp, const Fp8Matrix<E4M3>& weight, const floatX* bias,
-                        int N, int C, int OC, cudaStream_t stream);
+                        int N, int C, int OC, const Execution& exec);
 // to (N,OC) = gelu(that), with columns; slope (N,OC) = GELU's slope there
 void matmul_fp8_gelu(const Fp8Tensor<E4M3>& to, floatX* slope, const Fp8Matrix<E4M3>& inp,
-                     const Fp8Matrix<E4M3>& weight, const floatX* bias, int N, int C, int OC, cudaStream_t stream);
+                     const Fp8Matrix<E4M3>& weight, const floatX* bias, int N, int C, int OC, const Execution& exec);
 // dinp (N,C) = dout (N,OC) weight (OC,C), of which `weight` has the columns (C,OC)
 void matmul_fp8_backward_input(floatX* dinp, const Fp8Matrix<E5M2>& dout, const Fp8Matrix<E4M3>& weight, int N, int C,
-                               int OC, cudaStream_t stream);
+                               int OC, const Execution& exec);
 // to (N,C) = that times slope (N,C), with columns; dinp_sums (C) += its column sums
 void matmul_fp8_gelu_backward(const Fp8Tensor<E5M2>& to, float* dinp_sums, float* scratch, const Fp8Matrix<E5M2>& dout,
                               const Fp8Matrix<E4M3>& weight, const floatX* slope, int N, int C, int OC,
-                              cudaStream_t stream);
+                              const Execution& exec);
 size_t matmul_fp8_gelu_backward_scratch(int N, int C); // floats
 // dweight (OC,C) = dout^T inp, or += if accumulate | columns of dout (OC,N) and inp (C,N)
 void matmul_fp8_backward_weight(float* dweight, const Fp8Matrix<E5M2>& dout, const Fp8Matrix<E4M3>& inp, int N, int C,
-                                int OC, bool accumulate, cudaStream_t stream);
+                                int OC, bool accumulate, const Execution& exec);
 
 // dbias (OC) += the column sums of dout (N,OC)
-void matmul_backward_bias(float* dbias, float* scratch, const floatX* dout, int N, int OC, cudaStream_t stream);
+void matmul_backward_bias(float* dbias, float* scratch, const floatX* dout, int N, int OC, const Execution& exec);
 size_t matmul_backward_bias_scratch(int N, int OC); // floats
 
 inline size_t fp8_backward_scratch(int N, int C) {
@@ -168,9 +169,10 @@ __global__ void fp8_scales_kernel(Fp8Scales s, bool update, float* saturated, co
 }
 
 // All ranks must call it, with update.
-inline void fp8_set_scales(const Fp8Scales& s, bool update, float* saturated, const float* dloss, cudaStream_t stream) {
-    if (update) { maximum_of_ranks(s.amax, s.num, stream); }
-    fp8_scales_kernel<<<1, 256, 0, stream>>>(s, update, saturated, dloss);
+inline void fp8_set_scales(const Fp8Scales& s, bool update, float* saturated, const float* dloss,
+                           const Execution& exec) {
+    if (update) { maximum_of_ranks(s.amax, s.num, exec); }
+    fp8_scales_kernel<<<1, 256, 0, exec.stream>>>(s, update, saturated, dloss);
     cudaCheck(cudaGetLastError());
 }
 
@@ -236,10 +238,29 @@ inline void plan_fp8(Plan* parameters, Plan* activations, Fp8Memory* m, const GP
     plan_add(activations, PLAN_ACTIVATIONS, &m->gelu_columns, (m->keep_gelu ? L : 1) * BT * 4 * C);
 }
 
-// The tensors of layer l.
+// The tensors of a layer. Without --fp8 all is 0.
 struct Fp8Layer {
+    int stage;                 // Fp8Stage
+    bool new_weights;          // they have to be quantized
+    bool keep_norm, keep_gelu; // the forward pass keeps columns of ln1 and ln2, and of gelu
+    float* no_amax;
     Fp8Copies<E4M3> ln1, ln2, gelu, qkvw, fcw, fcprojw;
     Fp8Copies<E5M2> dqkv, dfch, dfcproj; // gradients of the outputs of qkv, fc and fcproj
+
+    Fp8Tensor<E5M2> gradient(const Fp8Copies<E5M2>& copies) const { // to be written
+        return stage == FP8_DW ? copies.to_both() : copies.to_rows();
+    }
+    // Where the backward pass writes a tensor that the forward pass has written before: with the same scale, and measured once.
+    Fp8Tensor<E4M3> again(const Fp8Copies<E4M3>& copies) const {
+        Fp8Tensor<E4M3> to = copies.to_both();
+        to.amax = no_amax;
+        return to;
+    }
+};
+// The tensors of the head, of fp8_head_tokens(BT) tokens at a time.
+struct Fp8Head {
+    Fp8Copies<E4M3> lnf, wte;
+    Fp8Copies<E5M2> dlogits;
 };
 
 template <class F> Fp8Copies<F> fp8_copies(const Fp8Memory& m, int number, F* rows, F* columns) {
@@ -247,12 +268,12 @@ template <class F> Fp8Copies<F> fp8_copies(const Fp8Memory& m, int number, F* ro
     return {rows, columns, s.scales + number, s.amax + number};
 }
 
-inline Fp8Layer fp8_layer(const Fp8Memory& m, const GPT2Config* config, int BT, int l) {
+inline Fp8Layer fp8_layer(const Fp8Memory& m, const GPT2Config* config, int BT, int l, bool new_weights) {
     size_t C = config->channels, CC = C * C, BTC = BT * C;
     int first = l * FP8_PER_LAYER;
     E4M3* w = m.weights + l * 22 * CC;
     E5M2* g = m.gradients;
-    Fp8Layer a;
+    Fp8Layer a = {m.stage, new_weights, m.keep_norm > 0, m.keep_gelu > 0, m.scales.no_amax};
     a.ln1 = fp8_copies(m, first + FP8_LN1, m.norm_rows, m.ln1_columns + m.keep_norm * l * BTC);
     a.ln2 = fp8_copies(m, first + FP8_LN2, m.norm_rows, m.ln2_columns + m.keep_norm * l * BTC);
     a.gelu = fp8_copies(m, first + FP8_GELU, m.gelu_rows, m.gelu_columns + m.keep_gelu * l * 4 * BTC);
@@ -265,9 +286,12 @@ inline Fp8Layer fp8_layer(const Fp8Memory& m, const GPT2Config* config, int BT, 
     return a;
 }
 
-// Where the backward pass writes a tensor that the forward pass has written before: with the same scale, and measured once.
-template <class F> Fp8Tensor<F> fp8_again(const Fp8Memory& m, const Fp8Copies<F>& copies) {
-    Fp8Tensor<F> to = copies.to_both();
-    to.amax = m.scales.no_amax;
-    return to;
+// logits: the memory of the logits, of which the gradients take what is behind these tokens' logits.
+inline Fp8Head fp8_head(const Fp8Memory& m, const GPT2Config* config, int BT, floatX* logits) {
+    size_t most = fp8_head_tokens(BT), C = config->channels, Vp = config->padded_vocab_size;
+    int number = m.scales.num - FP8_OF_HEAD;
+    E5M2* dlogits = (E5M2*)(logits + most * Vp);
+    return {fp8_copies(m, number + FP8_LNF, m.gelu_rows, m.gelu_rows + most * C),
+            fp8_copies(m, number + FP8_WTE, m.wte, m.wte + Vp * C),
+            fp8_copies(m, number + FP8_DLOGITS, dlogits, dlogits + most * Vp)};
 }

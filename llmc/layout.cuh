@@ -145,17 +145,19 @@ template <class Use> void for_each_piece(const GPT2Config* config, int b, int ra
 }
 
 // own (share_size) = this rank's shares of whole (model_size).
-inline void keep_shares(const GPT2Config* config, float* own, const float* whole, bool matrices, cudaStream_t stream) {
+inline void keep_shares(const GPT2Config* config, float* own, const float* whole, bool matrices,
+                        const Execution& exec) {
     for (int b = 0; b < num_buckets(config); b++) {
         Share share = own_share(config, b, matrices);
         cudaCheck(cudaMemcpyAsync(own + share.own_place, whole + share.place, share.n * sizeof(float),
-                                  cudaMemcpyDeviceToDevice, stream));
+                                  cudaMemcpyDeviceToDevice, exec.stream));
     }
 }
 
 // whole (model_size) = own (share_size) of all ranks, and 0 for matrices that are not there. All ranks must call it.
-inline void join_shares(const GPT2Config* config, float* whole, const float* own, bool matrices, cudaStream_t stream) {
-    if (!matrices) { cudaCheck(cudaMemsetAsync(whole, 0, model_size(config) * sizeof(float), stream)); }
+inline void join_shares(const GPT2Config* config, float* whole, const float* own, bool matrices,
+                        const Execution& exec) {
+    if (!matrices) { cudaCheck(cudaMemsetAsync(whole, 0, model_size(config) * sizeof(float), exec.stream)); }
     for (int b = 0; b < num_buckets(config); b++) {
         Span span = bucket(config, b);
         bool skips = !matrices && b >= 1 && b <= config->num_layers;
@@ -163,9 +165,10 @@ inline void join_shares(const GPT2Config* config, float* whole, const float* own
         float* to = whole + span.place + skipped;
         const float* from = own + own_share(config, b, matrices).own_place;
         if (ranks().num_shares > 1) {
-            gather_shares(b, to, from, span.n - skipped, stream);
+            gather_shares(b, to, from, span.n - skipped, exec);
         } else {
-            cudaCheck(cudaMemcpyAsync(to, from, (span.n - skipped) * sizeof(float), cudaMemcpyDeviceToDevice, stream));
+            cudaCheck(
+                cudaMemcpyAsync(to, from, (span.n - skipped) * sizeof(float), cudaMemcpyDeviceToDevice, exec.stream));
         }
     }
 }

@@ -31,17 +31,17 @@ struct Muon {
 // For num matrices (rows,cols): m = momentum * m + g, and x (num,n,k) = g + momentum * m, divided by its norm, with
 // g = grads * state->grad_scale. Writes nothing unless state->applied. scratch in floats
 void muon_prepare(floatX* x, float* m, float* scratch, const float* grads, const StepState* state, int num, int rows,
-                  int cols, float momentum, cudaStream_t stream);
+                  int cols, float momentum, const Execution& exec);
 size_t muon_prepare_scratch(int num);
 // out (num,n,k): with inp (num,n,k) = U S V^T, about U V^T. inp may be the beginning of scratch, which is in values of
 // floatX.
-void newton_schulz(floatX* out, floatX* scratch, const floatX* inp, int num, int n, int k, cudaStream_t stream);
+void newton_schulz(floatX* out, floatX* scratch, const floatX* inp, int num, int n, int k, const Execution& exec);
 size_t newton_schulz_scratch(int num, int n, int k);
 // params (num,rows,cols), and master unless it is NULL, -= learning_rate * (0.2 sqrt(max(rows,cols)) o + weight_decay *
 // params), if state->applied. o (num,n,k). seed: as in adamw, for a range of parameters that begins `first` values
 // before params.
 void muon_apply(floatX* params, float* master, const floatX* o, const StepState* state, int num, int rows, int cols,
-                float learning_rate, float weight_decay, uint32_t seed, size_t first, cudaStream_t stream);
+                float learning_rate, float weight_decay, uint32_t seed, size_t first, const Execution& exec);
 
 // ---- an update ------------------------------------------------------------------------------
 
@@ -88,8 +88,8 @@ template <class Use> void for_each_muon_tensor(const GPT2Config* config, int beg
 
 // One step of Muon on the matrices of all layers of this rank. seed(l): for the rounding of the matrices of layer l, whose
 // parameters are one piece (layout.cuh).
-template <class Seed>
-void muon_update(const MuonArrays& a, const GPT2Config* config, const Muon& optimizer, Seed seed, cudaStream_t stream) {
+template <class Seed> void muon_update(const MuonArrays& a, const GPT2Config* config, const Muon& optimizer, Seed seed,
+                                       const Execution& exec) {
     int C = config->channels, L = (int)layers_of_rank(config->num_layers, ranks().env.rank);
     for (int round = 0; round < 2 * ceil_div(L, a.layers); round++) {
         bool wide = round % 2;
@@ -98,15 +98,15 @@ void muon_update(const MuonArrays& a, const GPT2Config* config, const Muon& opti
         floatX *out = a.workspace, *x = out + num * size;
         auto prepare = [&](int, size_t, size_t own_place, int index, int n, int rows, int cols) {
             muon_prepare(x + index * size, a.m + own_place, a.scratch, a.grads + own_place, a.state, n, rows, cols,
-                         optimizer.momentum, stream);
+                         optimizer.momentum, exec);
         };
         auto apply = [&](int l, size_t place, size_t own_place, int index, int n, int rows, int cols) {
             size_t first = place - parameter_piece(config, 1 + 2 * l).place;
             muon_apply(a.params + place, a.master ? a.master + own_place : NULL, out + index * size, a.state, n, rows,
-                       cols, optimizer.learning_rate, optimizer.weight_decay, seed(l), first, stream);
+                       cols, optimizer.learning_rate, optimizer.weight_decay, seed(l), first, exec);
         };
         for_each_muon_tensor(config, begin, end, wide, prepare);
-        newton_schulz(out, x, x, num, C, wide ? 4 * C : C, stream);
+        newton_schulz(out, x, x, num, C, wide ? 4 * C : C, exec);
         for_each_muon_tensor(config, begin, end, wide, apply);
     }
 }

@@ -3,8 +3,8 @@ Describes each operation for profiling: a name for NVTX's timeline, and the leas
 compute. train_gpt2cu --profile times each operation with a pair of events. dev/cuda/bench.h checks that this cost is
 equal to the cost that the op's file declares.
 
-    void gelu_forward(floatX* out, const floatX* inp, size_t n, cudaStream_t stream, int block_size) {
-        Op op(stream, 2.0 * n * sizeof(floatX), 0, "gelu_forward");
+    void gelu_forward(floatX* out, const floatX* inp, size_t n, const Execution& exec, int block_size) {
+        Op op(exec, 2.0 * n * sizeof(floatX), 0, "gelu_forward");
         ...
 
 NVTX's header loads its library with dlopen, and only when a profiler is attached.
@@ -92,8 +92,8 @@ struct Op : Range {
     cudaStream_t stream;
     int entry = -1; // index in profile().entries; -1: not listed
 
-    __attribute__((format(printf, 5, 6))) Op(cudaStream_t stream, double bytes, double flops, const char* format, ...)
-        : stream(stream) {
+    __attribute__((format(printf, 5, 6))) Op(const Execution& exec, double bytes, double flops, const char* format, ...)
+        : stream(exec.stream) {
         va_list values;
         va_start(values, format);
         begin(format, values);

@@ -236,18 +236,14 @@ static inline bool tuned_write(const TunedTable* table, bool only_in_use, const 
 
 // ---- the launchers' side ----------------------------------------------------------
 
-// The tables of this process. A program fills them before its first launch.
-typedef struct {
+// The tables that launches use. A program fills them before its first launch.
+typedef struct TunedState {
     bool active;       // a file was read
     TunedTable table;  // its rows for this GPU and precision
     bool compares;     // a resumed run has taken another file than before: tells which choices that changes
     TunedTable before; // the rows that the run had before
     bool told[NUM_TUNABLE_OPS];
 } TunedState;
-static inline TunedState* tuned_state(void) {
-    static TunedState state;
-    return &state;
-}
 
 // Reads a file and keeps its rows for this GPU and precision.
 static inline bool tuned_read_for(TunedTable* table, const char* path, const char* gpu, const char* dtype, Error* err) {
@@ -262,8 +258,7 @@ static inline bool tuned_read_for(TunedTable* table, const char* path, const cha
 }
 
 // Uses the file's rows for this GPU and precision from now on.
-static inline bool tuned_open(const char* path, const char* gpu, const char* dtype, Error* err) {
-    TunedState* s = tuned_state();
+static inline bool tuned_open(TunedState* s, const char* path, const char* gpu, const char* dtype, Error* err) {
     if (!tuned_read_for(&s->table, path, gpu, dtype, err)) { return false; }
     s->active = true;
     if (s->table.num_rows == 0) {
@@ -272,8 +267,7 @@ static inline bool tuned_open(const char* path, const char* gpu, const char* dty
     return true;
 }
 
-static inline void tuned_close(void) {
-    TunedState* s = tuned_state();
+static inline void tuned_close(TunedState* s) {
     tuned_free(&s->table);
     tuned_free(&s->before);
     memset(s, 0, sizeof(*s));
@@ -294,10 +288,9 @@ static inline const TunedRow* tuned_find(const TunedTable* table, int op, double
 }
 
 // Returns the configuration for a launch of `op` on `count` rows of `length` elements; for an op without rows, length is 1.
-// `otherwise` is the launcher's own default.
-static inline int tuned_config(const char* op, size_t count, int length, int otherwise) {
-    TunedState* s = tuned_state();
-    if (!s->active) { return otherwise; }
+// `otherwise` is the launcher's own default. s may be NULL.
+static inline int tuned_config(TunedState* s, const char* op, size_t count, int length, int otherwise) {
+    if (!s || !s->active) { return otherwise; }
     int index = tunable_op(op);
     require(index >= 0);
     const TunedRow* row = tuned_find(&s->table, index, (double)count, length);

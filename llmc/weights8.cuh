@@ -20,7 +20,7 @@ token in wte stays in floatX, of which it reads a row per text and token; so do 
 // values (num_rows,K), scales (num_rows) | weight (num_rows,K) inout: rounded to values * scales, in floatX. Infinity
 // and NaN make their row NaN.
 void quantize_weights(void* values, float* scales, floatX* weight, WeightFormat format, size_t num_rows, int K,
-                      cudaStream_t stream);
+                      const Execution& exec);
 
 struct Weights8 {
     WeightFormat format = WEIGHTS_FULL; // then there is nothing else
@@ -52,14 +52,14 @@ inline void weights8_plan(Plan* plan, Weights8* w, const GPT2Config* config) {
 }
 
 // Quantises the matrices of params (model_size), and rounds them to what their 8 bits stand for.
-inline void weights8_quantize(const Weights8* w, const GPT2Config* config, floatX* params, cudaStream_t stream) {
+inline void weights8_quantize(const Weights8* w, const GPT2Config* config, floatX* params, const Execution& exec) {
     for (int p = 0; p < NUM_PARAMS && w->format != WEIGHTS_FULL; p++) {
         const ParamInfo* info = &gpt2_params[p];
         for (int l = 0; l < param_copies(config, p) && info->rows != DIM_1 && info->rows != DIM_MAXT; l++) {
             size_t place = param_place(config, p, l);
             require(place % config->channels == 0);
             quantize_weights(w->values + place, w->scales + place / config->channels, params + place, w->format,
-                             param_rows(config, p), (int)param_cols(config, p), stream);
+                             param_rows(config, p), (int)param_cols(config, p), exec);
         }
     }
 }

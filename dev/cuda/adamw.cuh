@@ -44,9 +44,9 @@ __global__ void adamw_prepare_kernel(StepState* s, AdamW o, bool skip, bool defe
 // state (1) is in device memory and already holds loss and scaled_norm. Sets norm, the verdict `applied`, num_updates,
 // grad_scale and the bias corrections; in fp16 also the loss scale of the next step. If skip is true, the update is
 // skipped even if loss and norm are finite. deferred: layers are updated during the next forward pass.
-void adamw_prepare(StepState* state, const AdamW& optimizer, bool skip, bool deferred, cudaStream_t stream) {
-    Op op(stream, sizeof(StepState), 0, "step verdict");
-    adamw_prepare_kernel<<<1, 1, 0, stream>>>(state, optimizer, skip, deferred);
+void adamw_prepare(StepState* state, const AdamW& optimizer, bool skip, bool deferred, const Execution& exec) {
+    Op op(exec, sizeof(StepState), 0, "step verdict");
+    adamw_prepare_kernel<<<1, 1, 0, exec.stream>>>(state, optimizer, skip, deferred);
     cudaCheck(cudaGetLastError());
 }
 
@@ -121,21 +121,21 @@ __global__ void __launch_bounds__(128)
 // state (1), filled in by adamw_prepare. seed 0: round params to nearest; otherwise stochastically, with new random
 // bits in every update.
 void adamw(floatX* params, float* master, float* m, float* v, const float* grads, const StepState* state, size_t n,
-           const AdamW& optimizer, uint32_t seed, cudaStream_t stream, int block_size) {
+           const AdamW& optimizer, uint32_t seed, const Execution& exec, int block_size) {
     // Bytes per element: 20 because m and v are read and written and grads are read. With master, master is read and
     // written and params are written; without master, params are read and written.
     double bytes = 20 + (master ? 8.0 + sizeof(floatX) : 2.0 * sizeof(floatX));
-    Op op(stream, bytes * n, 0, "adamw");
+    Op op(exec, bytes * n, 0, "adamw");
     require(((size_t)params | (size_t)master | (size_t)m | (size_t)v | (size_t)grads) % 16 == 0);
     require(block_size <= 128);
     size_t num_blocks = ceil_div(n, 8 * (size_t)block_size);
-    adamw_kernel4<<<num_blocks, block_size, 0, stream>>>(params, master, m, v, grads, state, n, optimizer, seed);
+    adamw_kernel4<<<num_blocks, block_size, 0, exec.stream>>>(params, master, m, v, grads, state, n, optimizer, seed);
     cudaCheck(cudaGetLastError());
 }
 void adamw(floatX* params, float* master, float* m, float* v, const float* grads, const StepState* state, size_t n,
-           const AdamW& optimizer, uint32_t seed, cudaStream_t stream) {
-    int config = tuned_config("adamw", n, 1, 128);
-    adamw(params, master, m, v, grads, state, n, optimizer, seed, stream, config);
+           const AdamW& optimizer, uint32_t seed, const Execution& exec) {
+    int config = tuned_config(exec.tuned, "adamw", n, 1, 128);
+    adamw(params, master, m, v, grads, state, n, optimizer, seed, exec, config);
 }
 
 __global__ void adamw_round_kernel(floatX* params, const float* master, size_t n, uint32_t seed, int update) {
@@ -146,8 +146,8 @@ __global__ void adamw_round_kernel(floatX* params, const float* master, size_t n
 
 // Recomputes params (n) as they were after update number `update`, from the master weights (n) after that update.
 void adamw_round_weights(floatX* params, const float* master, size_t n, uint32_t seed, int update,
-                         cudaStream_t stream) {
-    adamw_round_kernel<<<ceil_div(n, (size_t)256), 256, 0, stream>>>(params, master, n, seed, update);
+                         const Execution& exec) {
+    adamw_round_kernel<<<ceil_div(n, (size_t)256), 256, 0, exec.stream>>>(params, master, n, seed, update);
     cudaCheck(cudaGetLastError());
 }
 // ==== end promoted: adamw ====

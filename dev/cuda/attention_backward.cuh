@@ -43,9 +43,9 @@ __global__ void attention_backward_dsum_kernel3(float* dsum, const floatX* dout,
 
 // dsum (B,NH,T) | dout, out (B,T,NH,HS)
 void attention_backward_dsum(float* dsum, const floatX* dout, const floatX* out, int B, int T, int C, int NH,
-                             cudaStream_t stream) {
+                             const Execution& exec) {
     int num_rows = B * T * NH, block_size = 256;
-    attention_backward_dsum_kernel3<<<ceil_div(num_rows, block_size / 8), block_size, 0, stream>>>(
+    attention_backward_dsum_kernel3<<<ceil_div(num_rows, block_size / 8), block_size, 0, exec.stream>>>(
         dsum, dout, out, T, NH, C / NH, num_rows);
     cudaCheck(cudaGetLastError());
 }
@@ -178,26 +178,28 @@ template <bool keys, int D> __global__ void __launch_bounds__(256)
 
 template <int D> void attention_backward_plain_sized(floatX* dqkv, const float* lse, const float* dsum,
                                                      const floatX* dout, const floatX* qkv, int B, int T, int C, int NH,
-                                                     cudaStream_t stream) {
+                                                     const Execution& exec) {
     dim3 grid(ceil_div(T, 64), B * NH);
     float scale = 1.0f / sqrtf((float)(C / NH));
-    attention_backward_plain_kernel3<true, D><<<grid, 256, 0, stream>>>(dqkv, lse, dsum, dout, qkv, T, C, NH, scale);
+    attention_backward_plain_kernel3<true, D>
+        <<<grid, 256, 0, exec.stream>>>(dqkv, lse, dsum, dout, qkv, T, C, NH, scale);
     cudaCheck(cudaGetLastError());
-    attention_backward_plain_kernel3<false, D><<<grid, 256, 0, stream>>>(dqkv, lse, dsum, dout, qkv, T, C, NH, scale);
+    attention_backward_plain_kernel3<false, D>
+        <<<grid, 256, 0, exec.stream>>>(dqkv, lse, dsum, dout, qkv, T, C, NH, scale);
     cudaCheck(cudaGetLastError());
 }
 
 void attention_backward_plain(floatX* dqkv, const float* lse, const float* dsum, const floatX* dout, const floatX* qkv,
-                              int B, int T, int C, int NH, cudaStream_t stream) {
+                              int B, int T, int C, int NH, const Execution& exec) {
     int HS = C / NH;
     require(HS % 8 == 0 && B * NH <= 65535);
     if (HS <= 64) {
-        attention_backward_plain_sized<1>(dqkv, lse, dsum, dout, qkv, B, T, C, NH, stream);
+        attention_backward_plain_sized<1>(dqkv, lse, dsum, dout, qkv, B, T, C, NH, exec);
     } else if (HS <= 128) {
-        attention_backward_plain_sized<2>(dqkv, lse, dsum, dout, qkv, B, T, C, NH, stream);
+        attention_backward_plain_sized<2>(dqkv, lse, dsum, dout, qkv, B, T, C, NH, exec);
     } else {
         require(HS <= 256);
-        attention_backward_plain_sized<4>(dqkv, lse, dsum, dout, qkv, B, T, C, NH, stream);
+        attention_backward_plain_sized<4>(dqkv, lse, dsum, dout, qkv, B, T, C, NH, exec);
     }
 }
 
@@ -605,7 +607,7 @@ template <int HS, int M, int N, int blocks_per_sm> __global__ void __launch_boun
 // of the kernel for dq
 template <int HS, int kv_M, int kv_N, int kv_blocks, int q_M, int q_N, int q_blocks>
 void attention_backward_mma_sized(floatX* dqkv, const float* lse, const float* dsum, const floatX* dout,
-                                  const floatX* qkv, int B, int T, int C, int NH, cudaStream_t stream) {
+                                  const floatX* qkv, int B, int T, int C, int NH, const Execution& exec) {
     auto kv_kernel = attention_backward_kv_kernel7<HS, kv_M, kv_N, kv_blocks>;
     auto q_kernel = attention_backward_q_kernel7<HS, q_M, q_N, q_blocks>;
     int kv_bytes = sizeof(AttentionBackwardMmaSMem<HS, kv_M>), q_bytes = sizeof(AttentionBackwardMmaSMem<HS, q_M>);
@@ -615,25 +617,25 @@ void attention_backward_mma_sized(floatX* dqkv, const float* lse, const float* d
     size_t head_bytes = (size_t)4 * T * HS * sizeof(floatX);          // q, k, v and dout of one head
     int heads_at_a_time = (int)(((size_t)32 << 20) / head_bytes) + 1; // 32 MB of the 40 to 50 MB of L2
     int kv_grid = ceil_div(T, 64 * kv_M) * B * NH, q_grid = ceil_div(T, 64 * q_M) * B * NH;
-    kv_kernel<<<kv_grid, 128, kv_bytes, stream>>>(dqkv, lse, dsum, dout, qkv, T, C, NH, scale, heads_at_a_time);
+    kv_kernel<<<kv_grid, 128, kv_bytes, exec.stream>>>(dqkv, lse, dsum, dout, qkv, T, C, NH, scale, heads_at_a_time);
     cudaCheck(cudaGetLastError());
-    q_kernel<<<q_grid, 128, q_bytes, stream>>>(dqkv, lse, dsum, dout, qkv, T, C, NH, scale, heads_at_a_time);
+    q_kernel<<<q_grid, 128, q_bytes, exec.stream>>>(dqkv, lse, dsum, dout, qkv, T, C, NH, scale, heads_at_a_time);
     cudaCheck(cudaGetLastError());
 }
 
 // HS is 32, 64, 96 or 128.
 void attention_backward_mma(floatX* dqkv, const float* lse, const float* dsum, const floatX* dout, const floatX* qkv,
-                            int B, int T, int C, int NH, cudaStream_t stream) {
+                            int B, int T, int C, int NH, const Execution& exec) {
     int HS = C / NH;
     if (HS == 32) {
-        attention_backward_mma_sized<32, 2, 4, 2, 2, 4, 2>(dqkv, lse, dsum, dout, qkv, B, T, C, NH, stream);
+        attention_backward_mma_sized<32, 2, 4, 2, 2, 4, 2>(dqkv, lse, dsum, dout, qkv, B, T, C, NH, exec);
     } else if (HS == 64) {
-        attention_backward_mma_sized<64, 2, 2, 2, 2, 4, 2>(dqkv, lse, dsum, dout, qkv, B, T, C, NH, stream);
+        attention_backward_mma_sized<64, 2, 2, 2, 2, 4, 2>(dqkv, lse, dsum, dout, qkv, B, T, C, NH, exec);
     } else if (HS == 96) {
-        attention_backward_mma_sized<96, 1, 4, 2, 1, 4, 2>(dqkv, lse, dsum, dout, qkv, B, T, C, NH, stream);
+        attention_backward_mma_sized<96, 1, 4, 2, 1, 4, 2>(dqkv, lse, dsum, dout, qkv, B, T, C, NH, exec);
     } else {
         require(HS == 128);
-        attention_backward_mma_sized<128, 1, 2, 2, 1, 4, 2>(dqkv, lse, dsum, dout, qkv, B, T, C, NH, stream);
+        attention_backward_mma_sized<128, 1, 2, 2, 1, 4, 2>(dqkv, lse, dsum, dout, qkv, B, T, C, NH, exec);
     }
 }
 
@@ -773,14 +775,14 @@ __global__ void attention_backward_sm90_stats_kernel11(AttentionBackwardArgs arg
 // Returns the number of rows of args.dout_terms, one for each block of queries: many queries, so that there are few rows, but
 // not so many that SMs are idle.
 static int attention_backward_sm90_stats(const AttentionBackwardArgs& args, const floatX* dout, const floatX* out,
-                                         const float* lse, cudaStream_t stream) {
+                                         const float* lse, const Execution& exec) {
     int num_groups = ceil_div(args.NH, 16), num_heads = ceil_div(args.NH, num_groups), num_slots = 32 / num_heads;
     int queries = 64, all = 128 * args.num_tiles * (args.num_heads / args.NH), threads = num_slots * num_heads * 8;
     while (queries > ATTENTION_BACKWARD_LEAST_QUERIES && all / queries * num_groups < 4 * num_multiprocessors()) {
         queries /= 2;
     }
     size_t shared = (threads * x128::size + num_heads * queries) * sizeof(float);
-    launch_early(attention_backward_sm90_stats_kernel11, dim3(all / queries, num_groups), dim3(threads), shared, stream,
+    launch_early(attention_backward_sm90_stats_kernel11, dim3(all / queries, num_groups), dim3(threads), shared, exec,
                  args, dout, out, lse, queries, num_heads, num_slots);
     return all / queries;
 }
@@ -1208,26 +1210,26 @@ __global__ void __launch_bounds__(384, 1)
 // queries, and dS of a query adds up to 0 over the keys, because a number that is added to all of its scores does not change
 // the softmax: dk summed over all keys is 0. The kernels' roundings are all that is left out.
 void attention_backward_sm90(floatX* dqkv, float* dbias, float* scratch, const floatX* dout, const floatX* qkv,
-                             const floatX* out, const float* lse, int B, int T, int C, int NH, cudaStream_t stream) {
+                             const floatX* out, const float* lse, int B, int T, int C, int NH, const Execution& exec) {
     require(C / NH == 64);
     require(has_sm90a()); // nvcc -gencode arch=compute_90a,code=sm_90a
     AttentionBackwardArgs args = attention_backward_sm90_args(dqkv, scratch, B, T, NH, dbias != NULL);
     CUtensorMap qkv_map = tensor_map_heads(qkv, B, T, 3 * NH, 128);
     CUtensorMap dout_map = tensor_map_heads(dout, B, T, NH, 128);
     CUtensorMap dqkv_map = tensor_map_heads(dqkv, B, T, 3 * NH, 16);
-    int num_blocks_of_queries = attention_backward_sm90_stats(args, dout, out, lse, stream);
+    int num_blocks_of_queries = attention_backward_sm90_stats(args, dout, out, lse, exec);
     auto kernel = attention_backward_sm90_kernel11;
     constexpr int SHARED_BYTES = sizeof(AttentionBackwardSMem);
     cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES));
-    int num_blocks = min(args.num_heads * args.num_tiles, free_multiprocessors());
-    launch_early(kernel, dim3(num_blocks), dim3(384), SHARED_BYTES, stream, args, qkv_map, dout_map, dqkv_map, 0.125f);
+    int num_blocks = min(args.num_heads * args.num_tiles, exec.free_sms());
+    launch_early(kernel, dim3(num_blocks), dim3(384), SHARED_BYTES, exec, args, qkv_map, dout_map, dqkv_map, 0.125f);
     if (!dbias) { return; }
-    column_sums<16>(dbias, NULL, NULL, args.dq_terms, 8 * B, C, stream);
-    column_sums<16>(dbias + 2 * C, NULL, NULL, args.dout_terms, num_blocks_of_queries, C, stream);
+    column_sums<16>(dbias, NULL, NULL, args.dq_terms, 8 * B, C, exec);
+    column_sums<16>(dbias + 2 * C, NULL, NULL, args.dout_terms, num_blocks_of_queries, C, exec);
 }
 #endif
 
-// The size of the part of scratch, at its beginning, that holds the terms of dbias, in floats: until column_sums_end() where sums
+// The size of the part of scratch, at its beginning, that holds the terms of dbias, in floats: until column_sums_flush() where sums
 // wait for that. A multiple of 4.
 size_t attention_backward_bias_terms(int B, int T, int C, int NH) {
     size_t floats = matmul_backward_bias_scratch(B * T, 3 * C);
@@ -1262,22 +1264,20 @@ inline int attention_backward_choice(int HS) {
 // Runs kernel 3, 7 or 11; the other arguments are those of attention_backward. Only 11 computes dbias.
 static void attention_backward_run(int kernel, floatX* dqkv, float* dbias, float* scratch, const floatX* dout,
                                    const floatX* qkv, const floatX* out, const float* lse, int B, int T, int C, int NH,
-                                   cudaStream_t stream) {
+                                   const Execution& exec) {
     double bytes = (8.0 * C * sizeof(floatX) + NH * sizeof(float)) * B * T;
-    Op op(stream, bytes, 5.0 * B * T * T * C, "attention_backward");
+    Op op(exec, bytes, 5.0 * B * T * T * C, "attention_backward");
     (void)dbias;
 #if !defined(ENABLE_FP32)
-    if (kernel == 11) {
-        return attention_backward_sm90(dqkv, dbias, scratch, dout, qkv, out, lse, B, T, C, NH, stream);
-    }
+    if (kernel == 11) { return attention_backward_sm90(dqkv, dbias, scratch, dout, qkv, out, lse, B, T, C, NH, exec); }
 #endif
     float* dsum = scratch;
-    attention_backward_dsum(dsum, dout, out, B, T, C, NH, stream);
+    attention_backward_dsum(dsum, dout, out, B, T, C, NH, exec);
 #if !defined(ENABLE_FP32)
-    if (kernel == 7) { return attention_backward_mma(dqkv, lse, dsum, dout, qkv, B, T, C, NH, stream); }
+    if (kernel == 7) { return attention_backward_mma(dqkv, lse, dsum, dout, qkv, B, T, C, NH, exec); }
 #endif
     require(kernel == 3);
-    attention_backward_plain(dqkv, lse, dsum, dout, qkv, B, T, C, NH, stream);
+    attention_backward_plain(dqkv, lse, dsum, dout, qkv, B, T, C, NH, exec);
 }
 
 // dqkv (B,T,3,NH,HS) | dbias (3,NH,HS) += dqkv summed over all tokens, the gradient of the bias that qkv contains; may be
@@ -1293,10 +1293,10 @@ static void attention_backward_run(int kernel, floatX* dqkv, float* dbias, float
 //
 // Source: Dao et al. 2022, arXiv:2205.14135; Dao 2023, arXiv:2307.08691; Shah et al. 2024, arXiv:2407.08608.
 void attention_backward(floatX* dqkv, float* dbias, float* scratch, const floatX* dout, const floatX* qkv,
-                        const floatX* out, const float* lse, int B, int T, int C, int NH, cudaStream_t stream) {
+                        const floatX* out, const float* lse, int B, int T, int C, int NH, const Execution& exec) {
     require(C % NH == 0 && C / NH % 8 == 0 && C / NH <= 256);
     int kernel = attention_backward_choice(C / NH);
-    attention_backward_run(kernel, dqkv, dbias, scratch, dout, qkv, out, lse, B, T, C, NH, stream);
-    if (dbias && kernel != 11) { matmul_backward_bias(dbias, scratch, dqkv, B * T, 3 * C, stream); }
+    attention_backward_run(kernel, dqkv, dbias, scratch, dout, qkv, out, lse, B, T, C, NH, exec);
+    if (dbias && kernel != 11) { matmul_backward_bias(dbias, scratch, dqkv, B * T, 3 * C, exec); }
 }
 // ==== end promoted: attention_backward ====

@@ -70,14 +70,14 @@ __global__ void attention_forward_softmax_kernel(floatX* p, float* lse, const fl
 }
 
 static void attention_forward_softmax(floatX* p, float* lse, const float* scores, int B, int T, int NH, float scale,
-                                      cudaStream_t stream, int block_size) {
-    attention_forward_softmax_kernel<<<B * NH * T, block_size, 0, stream>>>(p, lse, scores, T, scale);
+                                      const Execution& exec, int block_size) {
+    attention_forward_softmax_kernel<<<B * NH * T, block_size, 0, exec.stream>>>(p, lse, scores, T, scale);
     cudaCheck(cudaGetLastError());
 }
 
 // scores (B,NH,T,T) float scratch, p (B,NH,T,T) floatX scratch
 void attention_forward0(floatX* out, float* lse, float* scores, floatX* p, const floatX* qkv, int B, int T, int C,
-                        int NH, cudaStream_t stream, int block_size) {
+                        int NH, const Execution& exec, int block_size) {
     const cudaDataType_t type = cublaslt_floatX;
     const float one = 1.0f, zero = 0.0f;
     int HS = C / NH;
@@ -86,13 +86,13 @@ void attention_forward0(floatX* out, float* lse, float* scores, floatX* p, const
     for (int b = 0; b < B; b++) {
         const floatX* q = qkv + (size_t)b * T * 3 * C;
         cublas_batched(CUBLAS_OP_T, CUBLAS_OP_N, T, T, HS, &one, q + C, type, 3 * C, HS, q, type, 3 * C, HS, &zero,
-                       scores + (size_t)b * NH * matrix, CUDA_R_32F, T, matrix, NH, stream);
+                       scores + (size_t)b * NH * matrix, CUDA_R_32F, T, matrix, NH, exec);
     }
-    attention_forward_softmax(p, lse, scores, B, T, NH, 1.0f / sqrtf((float)HS), stream, block_size);
+    attention_forward_softmax(p, lse, scores, B, T, NH, 1.0f / sqrtf((float)HS), exec, block_size);
     for (int b = 0; b < B; b++) {
         const floatX* v = qkv + (size_t)b * T * 3 * C + 2 * C;
         cublas_batched(CUBLAS_OP_N, CUBLAS_OP_N, HS, T, T, &one, v, type, 3 * C, HS, p + (size_t)b * NH * matrix, type,
-                       T, matrix, &zero, out + (size_t)b * T * C, type, C, HS, NH, stream);
+                       T, matrix, &zero, out + (size_t)b * T * C, type, C, HS, NH, exec);
     }
 }
 
@@ -132,9 +132,9 @@ __global__ void attention_forward_kernel1(floatX* out, float* lse, AttentionForw
 }
 
 void attention_forward1(floatX* out, float* lse, const AttentionForwardInputs& inp, int B, int T, int C, int NH,
-                        cudaStream_t stream, int block_size) {
+                        const Execution& exec, int block_size) {
     require(C / NH <= 256);
-    attention_forward_kernel1<<<ceil_div(B * NH * T, block_size), block_size, 0, stream>>>(
+    attention_forward_kernel1<<<ceil_div(B * NH * T, block_size), block_size, 0, exec.stream>>>(
         out, lse, inp, B, T, C, NH, 1.0f / sqrtf((float)(C / NH)));
     cudaCheck(cudaGetLastError());
 }
@@ -162,14 +162,14 @@ __global__ void attention_forward_kernel2_values(floatX* out, const floatX* p, c
 }
 
 void attention_forward2(floatX* out, float* lse, float* scores, floatX* p, const floatX* qkv, int B, int T, int C,
-                        int NH, cudaStream_t stream, int block_size) {
+                        int NH, const Execution& exec, int block_size) {
     require(T <= 65535 && B * NH <= 65535);
-    attention_forward_kernel2_scores<<<dim3(ceil_div(T, block_size), T, B * NH), block_size, 0, stream>>>(scores, qkv,
-                                                                                                          T, C, NH);
+    attention_forward_kernel2_scores<<<dim3(ceil_div(T, block_size), T, B * NH), block_size, 0, exec.stream>>>(
+        scores, qkv, T, C, NH);
     cudaCheck(cudaGetLastError());
-    attention_forward_softmax(p, lse, scores, B, T, NH, 1.0f / sqrtf((float)(C / NH)), stream, block_size);
+    attention_forward_softmax(p, lse, scores, B, T, NH, 1.0f / sqrtf((float)(C / NH)), exec, block_size);
     attention_forward_kernel2_values<<<(unsigned)ceil_div((size_t)B * T * C, (size_t)block_size), block_size, 0,
-                                       stream>>>(out, p, qkv, B, T, C, NH);
+                                       exec.stream>>>(out, p, qkv, B, T, C, NH);
     cudaCheck(cudaGetLastError());
 }
 
@@ -202,9 +202,9 @@ __global__ void attention_forward_kernel3(floatX* out, float* lse, AttentionForw
 }
 
 void attention_forward3(floatX* out, float* lse, const AttentionForwardInputs& inp, int B, int T, int NH,
-                        cudaStream_t stream) {
-    attention_forward_kernel3<<<ceil_div(B * NH * T, 128), 128, 0, stream>>>(out, lse, inp, B, T, NH,
-                                                                             1.0f / sqrtf((float)LADDER_HS));
+                        const Execution& exec) {
+    attention_forward_kernel3<<<ceil_div(B * NH * T, 128), 128, 0, exec.stream>>>(out, lse, inp, B, T, NH,
+                                                                                  1.0f / sqrtf((float)LADDER_HS));
     cudaCheck(cudaGetLastError());
 }
 
@@ -242,9 +242,9 @@ __global__ void __launch_bounds__(128)
     lse[(size_t)blockIdx.x * T + t] = m + logf(l);
 }
 
-void attention_forward4(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, cudaStream_t stream) {
-    attention_forward_kernel4<<<dim3(B * NH, ceil_div(T, 128)), 128, 0, stream>>>(out, lse, qkv, T, NH,
-                                                                                  1.0f / sqrtf((float)LADDER_HS));
+void attention_forward4(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, const Execution& exec) {
+    attention_forward_kernel4<<<dim3(B * NH, ceil_div(T, 128)), 128, 0, exec.stream>>>(out, lse, qkv, T, NH,
+                                                                                       1.0f / sqrtf((float)LADDER_HS));
     cudaCheck(cudaGetLastError());
 }
 
@@ -331,11 +331,11 @@ __global__ void __launch_bounds__(128)
     }
 }
 
-void attention_forward5(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, cudaStream_t stream) {
+void attention_forward5(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, const Execution& exec) {
     constexpr int SHARED_BYTES = sizeof(AttentionForwardSMem5); // 49 KB: more than a launch gets without asking
     cudaCheck(
         cudaFuncSetAttribute(attention_forward_kernel5, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES));
-    attention_forward_kernel5<<<dim3(B * NH, ceil_div(T, 64)), 128, SHARED_BYTES, stream>>>(
+    attention_forward_kernel5<<<dim3(B * NH, ceil_div(T, 64)), 128, SHARED_BYTES, exec.stream>>>(
         out, lse, qkv, T, NH, 1.0f / sqrtf((float)LADDER_HS));
     cudaCheck(cudaGetLastError());
 }
@@ -468,13 +468,14 @@ __global__ void __launch_bounds__(128, 4)
 }
 
 template <class Kernel> static void attention_forward_launch7(Kernel kernel, floatX* out, float* lse, const floatX* qkv,
-                                                              int B, int T, int NH, cudaStream_t stream) {
-    kernel<<<dim3(B * NH, ceil_div(T, 64)), 128, 0, stream>>>(out, lse, qkv, T, NH, LOG2E / sqrtf((float)LADDER_HS));
+                                                              int B, int T, int NH, const Execution& exec) {
+    kernel<<<dim3(B * NH, ceil_div(T, 64)), 128, 0, exec.stream>>>(out, lse, qkv, T, NH,
+                                                                   LOG2E / sqrtf((float)LADDER_HS));
     cudaCheck(cudaGetLastError());
 }
 
-void attention_forward7(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, cudaStream_t stream) {
-    attention_forward_launch7(attention_forward_kernel7, out, lse, qkv, B, T, NH, stream);
+void attention_forward7(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, const Execution& exec) {
+    attention_forward_launch7(attention_forward_kernel7, out, lse, qkv, B, T, NH, exec);
 }
 
 // ---- kernel 8: less arithmetic per score: masks at the diagonal only, one fma per exponent, rescale only if m grows ----
@@ -551,8 +552,8 @@ __global__ void __launch_bounds__(128, 4)
                              C);
 }
 
-void attention_forward8(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, cudaStream_t stream) {
-    attention_forward_launch7(attention_forward_kernel8, out, lse, qkv, B, T, NH, stream);
+void attention_forward8(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, const Execution& exec) {
+    attention_forward_launch7(attention_forward_kernel8, out, lse, qkv, B, T, NH, exec);
 }
 
 // ---- kernel 9: the fragments of the queries are loaded once, not again for each tile of keys ----
@@ -607,8 +608,8 @@ __global__ void __launch_bounds__(128, 4)
                              C);
 }
 
-void attention_forward9(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, cudaStream_t stream) {
-    attention_forward_launch7(attention_forward_kernel9, out, lse, qkv, B, T, NH, stream);
+void attention_forward9(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, const Execution& exec) {
+    attention_forward_launch7(attention_forward_kernel9, out, lse, qkv, B, T, NH, exec);
 }
 
 // ---- kernel 10: cp.async: the next tile of keys and values arrives in a second stage while this one is used ----
@@ -659,8 +660,8 @@ __global__ void __launch_bounds__(128, 4)
                              C);
 }
 
-void attention_forward10(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, cudaStream_t stream) {
-    attention_forward_launch7(attention_forward_kernel10, out, lse, qkv, B, T, NH, stream);
+void attention_forward10(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, const Execution& exec) {
+    attention_forward_launch7(attention_forward_kernel10, out, lse, qkv, B, T, NH, exec);
 }
 
 // ---- kernel 11: swizzled tiles instead of padded ones: 40 KB instead of 45 ----
@@ -703,30 +704,30 @@ __global__ void __launch_bounds__(128, 4)
                              state.l[0], q0 + warp_row, T, C);
 }
 
-void attention_forward11(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, cudaStream_t stream) {
-    attention_forward_launch7(attention_forward_kernel11, out, lse, qkv, B, T, NH, stream);
+void attention_forward11(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, const Execution& exec) {
+    attention_forward_launch7(attention_forward_kernel11, out, lse, qkv, B, T, NH, exec);
 }
 
 // ---- kernel 12: whole lines of memory: output rows are staged and stored 16 bytes at a time; heads in groups that fit L2
 // Kernels 12 to 14 are kernel 15, which is defined below, with other template arguments.
 
-template <int HS, int row_tiles, int step, int slack, int blocks>
-void attention_forward_mma_tiles(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, cudaStream_t stream);
+template <int HS, int row_tiles, int step, int slack, int blocks> void
+attention_forward_mma_tiles(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, const Execution& exec);
 
-void attention_forward12(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, cudaStream_t stream) {
-    attention_forward_mma_tiles<LADDER_HS, 1, 64, 0, 3>(out, lse, qkv, B, T, NH, stream);
+void attention_forward12(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, const Execution& exec) {
+    attention_forward_mma_tiles<LADDER_HS, 1, 64, 0, 3>(out, lse, qkv, B, T, NH, exec);
 }
 
 // ---- kernel 13: 32 queries per warp: each fragment of K and V is used twice, which halves shared memory reads ----
 
-void attention_forward13(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, cudaStream_t stream) {
-    attention_forward_mma_tiles<LADDER_HS, 2, 64, 0, 2>(out, lse, qkv, B, T, NH, stream);
+void attention_forward13(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, const Execution& exec) {
+    attention_forward_mma_tiles<LADDER_HS, 2, 64, 0, 2>(out, lse, qkv, B, T, NH, exec);
 }
 
 // ---- kernel 14: lazy rescaling, only when P would exceed 2^8, which is rare after the first keys ----
 
-void attention_forward14(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, cudaStream_t stream) {
-    attention_forward_mma_tiles<LADDER_HS, 2, 64, 8, 2>(out, lse, qkv, B, T, NH, stream);
+void attention_forward14(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, const Execution& exec) {
+    attention_forward_mma_tiles<LADDER_HS, 2, 64, 8, 2>(out, lse, qkv, B, T, NH, exec);
 }
 #endif
 
@@ -814,13 +815,13 @@ __global__ void __launch_bounds__(128, 3)
                             num_unmasked * 64 + warp_row, T, (size_t)NH * 64);
 }
 
-void attention_forward16(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, cudaStream_t stream) {
+void attention_forward16(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, const Execution& exec) {
     auto kernel = attention_forward_sm90_kernel16;
     require(has_sm90a()); // nvcc -gencode arch=compute_90a,code=sm_90a
     CUtensorMap qkv_map = tensor_map_heads(qkv, B, T, 3 * NH, 64);
     constexpr int SHARED_BYTES = sizeof(AttentionForwardSMem16) + 1024;
     cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES));
-    kernel<<<B * NH * ceil_div(T, 128), 128, SHARED_BYTES, stream>>>(
+    kernel<<<B * NH * ceil_div(T, 128), 128, SHARED_BYTES, exec.stream>>>(
         out, lse, qkv_map, T, NH, B * NH, attention_forward_group(T, 64, B * NH), LOG2E / sqrtf(64.0f));
     cudaCheck(cudaGetLastError());
 }
@@ -885,20 +886,19 @@ __global__ void __launch_bounds__(256, 2)
 // Launches kernel 17 or 18, each with tiles of 128 queries.
 template <class SMem, class Kernel> static void attention_forward_launch17(Kernel kernel, floatX* out, float* lse,
                                                                            const floatX* qkv, int B, int T, int NH,
-                                                                           cudaStream_t stream) {
+                                                                           const Execution& exec) {
     require(has_sm90a()); // nvcc -gencode arch=compute_90a,code=sm_90a
     CUtensorMap qkv_map = tensor_map_heads(qkv, B, T, 3 * NH, 64);
     CUtensorMap out_map = tensor_map_heads(out, B, T, NH, 16);
     constexpr int SHARED_BYTES = sizeof(SMem) + 1024;
     cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES));
-    kernel<<<B * NH * ceil_div(T, 128), 256, SHARED_BYTES, stream>>>(
+    kernel<<<B * NH * ceil_div(T, 128), 256, SHARED_BYTES, exec.stream>>>(
         lse, qkv_map, out_map, T, NH, B * NH, attention_forward_group(T, 64, B * NH), LOG2E / sqrtf(64.0f));
     cudaCheck(cudaGetLastError());
 }
 
-void attention_forward17(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, cudaStream_t stream) {
-    attention_forward_launch17<AttentionForwardSMem16>(attention_forward_sm90_kernel17, out, lse, qkv, B, T, NH,
-                                                       stream);
+void attention_forward17(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, const Execution& exec) {
+    attention_forward_launch17<AttentionForwardSMem16>(attention_forward_sm90_kernel17, out, lse, qkv, B, T, NH, exec);
 }
 
 // ---- kernel 18: steps of 128 keys, the diagonal first: half as many waits, and only the first step is masked ----
@@ -975,9 +975,8 @@ __global__ void __launch_bounds__(256, 2)
     if (lane == 0) { tma_store_wait<0>(); }
 }
 
-void attention_forward18(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, cudaStream_t stream) {
-    attention_forward_launch17<AttentionForwardSMem18>(attention_forward_sm90_kernel18, out, lse, qkv, B, T, NH,
-                                                       stream);
+void attention_forward18(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, const Execution& exec) {
+    attention_forward_launch17<AttentionForwardSMem18>(attention_forward_sm90_kernel18, out, lse, qkv, B, T, NH, exec);
 }
 
 // ---- kernel 19: a producer and two consumer warpgroups: P V of one step overlaps with the softmax of the next ----
@@ -1137,8 +1136,8 @@ template <int groups, bool pingpong, bool persistent> __global__ void __launch_b
     if (lane == 0) { tma_store_wait<0>(); }
 }
 
-template <int groups, bool pingpong, bool persistent>
-void attention_forward19_groups(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, cudaStream_t stream) {
+template <int groups, bool pingpong, bool persistent> void
+attention_forward19_groups(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, const Execution& exec) {
     auto kernel = attention_forward_sm90_kernel19<groups, pingpong, persistent>;
     CUtensorMap qkv_map = tensor_map_heads(qkv, B, T, 3 * NH, 64);
     CUtensorMap out_map = tensor_map_heads(out, B, T, NH, 16);
@@ -1147,31 +1146,31 @@ void attention_forward19_groups(floatX* out, float* lse, const floatX* qkv, int 
     static_assert(SHARED_BYTES <= 227 << 10, "the limit of compute capability 9.0");
     cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES));
     int num_blocks = persistent ? min(B * NH * ceil_div(num_tiles, 2), num_multiprocessors()) : B * NH * num_tiles;
-    kernel<<<num_blocks, 128 * (groups + 1), SHARED_BYTES, stream>>>(
+    kernel<<<num_blocks, 128 * (groups + 1), SHARED_BYTES, exec.stream>>>(
         lse, qkv_map, out_map, T, NH, B * NH, attention_forward_group(T, 64, B * NH), LOG2E / sqrtf(64.0f));
     cudaCheck(cudaGetLastError());
 }
 
-void attention_forward19(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, cudaStream_t stream) {
-    attention_forward19_groups<2, false, false>(out, lse, qkv, B, T, NH, stream);
+void attention_forward19(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, const Execution& exec) {
+    attention_forward19_groups<2, false, false>(out, lse, qkv, B, T, NH, exec);
 }
 
 // ---- kernel 20: ping-pong: the softmax of one consumer is hidden behind the products of the other ----
 
-void attention_forward20(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, cudaStream_t stream) {
-    attention_forward19_groups<2, true, false>(out, lse, qkv, B, T, NH, stream);
+void attention_forward20(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, const Execution& exec) {
+    attention_forward19_groups<2, true, false>(out, lse, qkv, B, T, NH, exec);
 }
 
 // ---- kernel 21: one persistent block per SM takes pairs of tiles of equal work and prefetches the next tile ----
 
-void attention_forward21(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, cudaStream_t stream) {
-    attention_forward19_groups<2, true, true>(out, lse, qkv, B, T, NH, stream);
+void attention_forward21(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, const Execution& exec) {
+    attention_forward19_groups<2, true, true>(out, lse, qkv, B, T, NH, exec);
 }
 
 // ---- kernel 22: 192 queries and three consumers: more warps to run while one waits, and keys are read less often ----
 
-void attention_forward22(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, cudaStream_t stream) {
-    attention_forward19_groups<3, true, true>(out, lse, qkv, B, T, NH, stream);
+void attention_forward22(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, const Execution& exec) {
+    attention_forward19_groups<3, true, true>(out, lse, qkv, B, T, NH, exec);
 }
 
 // ---- kernel 23: kernel 21 with consecutive tiles overlapped, four stages, no ping-pong, single tiles at the end ----
@@ -1470,8 +1469,8 @@ template <int groups> __global__ void __launch_bounds__(128 * (groups + 1), 1)
     if (lane == 0) { tma_store_wait<0>(); }
 }
 
-template <int groups>
-void attention_forward23_groups(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, cudaStream_t stream) {
+template <int groups> void attention_forward23_groups(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH,
+                                                      const Execution& exec) {
     auto kernel = attention_forward_sm90_kernel23<groups>;
     CUtensorMap qkv_map = tensor_map_heads(qkv, B, T, 3 * NH, 64);
     CUtensorMap out_map = tensor_map_heads(out, B, T, NH, 16);
@@ -1483,20 +1482,20 @@ void attention_forward23_groups(floatX* out, float* lse, const floatX* qkv, int 
     // number of rounds of pairs; the last 2 to 3 rounds' worth of pairs become single tiles
     int rounds = max(num_heads * num_tiles / 2 / num_blocks - 2, 0);
     int num_paired = rounds * num_blocks / num_tiles * 2;
-    kernel<<<num_blocks, 128 * (groups + 1), SHARED_BYTES, stream>>>(lse, qkv_map, out_map, T, NH, num_heads, num_tiles,
-                                                                     num_paired, LOG2E / sqrtf(64.0f));
+    kernel<<<num_blocks, 128 * (groups + 1), SHARED_BYTES, exec.stream>>>(lse, qkv_map, out_map, T, NH, num_heads,
+                                                                          num_tiles, num_paired, LOG2E / sqrtf(64.0f));
     cudaCheck(cudaGetLastError());
 }
 
-void attention_forward23(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, cudaStream_t stream) {
-    attention_forward23_groups<2>(out, lse, qkv, B, T, NH, stream);
+void attention_forward23(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, const Execution& exec) {
+    attention_forward23_groups<2>(out, lse, qkv, B, T, NH, exec);
 }
 
 // ---- kernel 24: kernel 23 with three consumers, each of which skips keys that none of its queries sees ----
 // Steps of the ring per head at T = 1024: 27 here, 36 in kernel 21 with its two consumers, 32 in kernel 22 with three.
 
-void attention_forward24(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, cudaStream_t stream) {
-    attention_forward23_groups<3>(out, lse, qkv, B, T, NH, stream);
+void attention_forward24(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, const Execution& exec) {
+    attention_forward23_groups<3>(out, lse, qkv, B, T, NH, exec);
 }
 #endif
 
@@ -1518,11 +1517,11 @@ static void fill_qkv(float* qkv, int first, int parts, int B, int T, int NH, int
 }
 
 // The configurations of kernels 6, 15 and 25 for HS = 64; 0 is what attention_forward() takes.
-typedef void AttentionForward(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, cudaStream_t stream);
+typedef void AttentionForward(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, const Execution& exec);
 
-template <int rows, int keys>
-static void attention_forward6(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, cudaStream_t stream) {
-    attention_forward_plain_tiles<64, rows, keys>(out, lse, qkv, B, T, 64, NH, stream);
+template <int rows, int keys> static void attention_forward6(floatX* out, float* lse, const floatX* qkv, int B, int T,
+                                                             int NH, const Execution& exec) {
+    attention_forward_plain_tiles<64, rows, keys>(out, lse, qkv, B, T, 64, NH, exec);
 }
 struct AttentionForwardForm {
     BenchConfig config;

@@ -157,26 +157,26 @@ template <int max_HS, int rows, int keys> __global__ void __launch_bounds__(128)
 
 template <int max_HS, int rows, int keys> void attention_forward_plain_tiles(floatX* out, float* lse, const floatX* qkv,
                                                                              int B, int T, int HS, int NH,
-                                                                             cudaStream_t stream) {
+                                                                             const Execution& exec) {
     auto kernel = attention_forward_kernel6<max_HS, rows, keys>;
     constexpr int SHARED_BYTES = sizeof(AttentionForwardPlainSMem<max_HS, rows, keys>);
     static_assert(SHARED_BYTES <= 64 << 10, "the limit of compute capability 7.5");
     cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES));
-    kernel<<<B * NH * ceil_div(T, rows), 128, SHARED_BYTES, stream>>>(
+    kernel<<<B * NH * ceil_div(T, rows), 128, SHARED_BYTES, exec.stream>>>(
         out, lse, qkv, T, HS, NH, B * NH, attention_forward_group(T, HS, B * NH), LOG2E / sqrtf((float)HS));
     cudaCheck(cudaGetLastError());
 }
 
 // HS is a multiple of 8, at most 256.
 void attention_forward_plain(floatX* out, float* lse, const floatX* qkv, int B, int T, int HS, int NH,
-                             cudaStream_t stream) {
+                             const Execution& exec) {
     if (HS <= 64) {
-        attention_forward_plain_tiles<64, 64, 64>(out, lse, qkv, B, T, HS, NH, stream);
+        attention_forward_plain_tiles<64, 64, 64>(out, lse, qkv, B, T, HS, NH, exec);
     } else if (HS <= 128) {
-        attention_forward_plain_tiles<128, 32, 64>(out, lse, qkv, B, T, HS, NH, stream);
+        attention_forward_plain_tiles<128, 32, 64>(out, lse, qkv, B, T, HS, NH, exec);
     } else {
         require(HS <= 256);
-        attention_forward_plain_tiles<256, 32, 16>(out, lse, qkv, B, T, HS, NH, stream);
+        attention_forward_plain_tiles<256, 32, 16>(out, lse, qkv, B, T, HS, NH, exec);
     }
 }
 
@@ -455,28 +455,28 @@ template <int HS, int row_tiles, int step, int slack, int blocks> __global__ voi
 }
 
 template <int HS, int row_tiles, int step, int slack, int blocks> void
-attention_forward_mma_tiles(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, cudaStream_t stream) {
+attention_forward_mma_tiles(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, const Execution& exec) {
     auto kernel = attention_forward_kernel15<HS, row_tiles, step, slack, blocks>;
     constexpr int SHARED_BYTES = sizeof(AttentionForwardMmaSMem<HS, row_tiles>);
     static_assert(SHARED_BYTES <= 99 << 10, "the limit of compute capability 8.6");
     cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES));
-    kernel<<<B * NH * ceil_div(T, 64 * row_tiles), 128, SHARED_BYTES, stream>>>(
+    kernel<<<B * NH * ceil_div(T, 64 * row_tiles), 128, SHARED_BYTES, exec.stream>>>(
         out, lse, qkv, T, NH, B * NH, attention_forward_group(T, HS, B * NH), LOG2E / sqrtf((float)HS));
     cudaCheck(cudaGetLastError());
 }
 
 // HS is 32, 64, 96 or 128.
 void attention_forward_mma(floatX* out, float* lse, const floatX* qkv, int B, int T, int HS, int NH,
-                           cudaStream_t stream) {
+                           const Execution& exec) {
     if (HS == 32) {
-        attention_forward_mma_tiles<32, 2, 32, 8, 3>(out, lse, qkv, B, T, NH, stream);
+        attention_forward_mma_tiles<32, 2, 32, 8, 3>(out, lse, qkv, B, T, NH, exec);
     } else if (HS == 64) {
-        attention_forward_mma_tiles<64, 2, 32, 8, 3>(out, lse, qkv, B, T, NH, stream);
+        attention_forward_mma_tiles<64, 2, 32, 8, 3>(out, lse, qkv, B, T, NH, exec);
     } else if (HS == 96) {
-        attention_forward_mma_tiles<96, 1, 64, 8, 3>(out, lse, qkv, B, T, NH, stream);
+        attention_forward_mma_tiles<96, 1, 64, 8, 3>(out, lse, qkv, B, T, NH, exec);
     } else {
         require(HS == 128);
-        attention_forward_mma_tiles<128, 1, 64, 8, 2>(out, lse, qkv, B, T, NH, stream);
+        attention_forward_mma_tiles<128, 1, 64, 8, 2>(out, lse, qkv, B, T, NH, exec);
     }
 }
 
@@ -1013,15 +1013,15 @@ template <int groups> __global__ void __launch_bounds__(128 * (groups + 1), 1)
 }
 
 template <int groups> void attention_forward_sm90_launch(floatX* out, float* lse, const floatX* qkv, int B, int T,
-                                                         int NH, cudaStream_t stream) {
+                                                         int NH, const Execution& exec) {
     auto kernel = attention_forward_sm90_kernel25<groups>;
     constexpr int SHARED_BYTES = sizeof(AttentionForwardSMem<groups>) + 1024;
     static_assert(SHARED_BYTES <= 227 << 10, "the limit of compute capability 9.0");
     cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES));
     CUtensorMap qkv_map = tensor_map_heads(qkv, B, T, 3 * NH, 64), out_map = tensor_map_heads(out, B, T, NH, 16);
-    int num_tiles = ceil_div(T, 64 * groups), num_blocks = min(B * NH * num_tiles, free_multiprocessors());
+    int num_tiles = ceil_div(T, 64 * groups), num_blocks = min(B * NH * num_tiles, exec.free_sms());
     AttentionForwardList list = attention_forward_list(B * NH, num_tiles, num_blocks);
-    launch_early(kernel, dim3(num_blocks), dim3(128 * (groups + 1)), SHARED_BYTES, stream, lse, qkv_map, T, NH, list,
+    launch_early(kernel, dim3(num_blocks), dim3(128 * (groups + 1)), SHARED_BYTES, exec, lse, qkv_map, T, NH, list,
                  LOG2E / sqrtf(64.0f), out_map);
 }
 
@@ -1031,11 +1031,11 @@ inline int attention_forward_sm90_groups(int B, int T, int NH) {
 }
 
 // Requires HS = 64 and sm_90a.
-void attention_forward_sm90(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, cudaStream_t stream) {
+void attention_forward_sm90(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, const Execution& exec) {
     if (attention_forward_sm90_groups(B, T, NH) == 2) {
-        attention_forward_sm90_launch<2>(out, lse, qkv, B, T, NH, stream);
+        attention_forward_sm90_launch<2>(out, lse, qkv, B, T, NH, exec);
     } else {
-        attention_forward_sm90_launch<4>(out, lse, qkv, B, T, NH, stream);
+        attention_forward_sm90_launch<4>(out, lse, qkv, B, T, NH, exec);
     }
 }
 #endif
@@ -1060,19 +1060,19 @@ inline int attention_forward_choice(int HS) {
 //     64                                     kernel 25       kernel 15           kernel 6       kernel 6
 //     32, 96, 128                            kernel 15       kernel 15           kernel 6       kernel 6
 //     other multiples of 8, up to 256        kernel 6        kernel 6            kernel 6       kernel 6
-void attention_forward(floatX* out, float* lse, const floatX* qkv, int B, int T, int C, int NH, cudaStream_t stream) {
+void attention_forward(floatX* out, float* lse, const floatX* qkv, int B, int T, int C, int NH, const Execution& exec) {
     double bytes = (4.0 * C * sizeof(floatX) + NH * sizeof(float)) * B * T;
-    Op op(stream, bytes, 2.0 * B * T * T * C, "attention_forward");
+    Op op(exec, bytes, 2.0 * B * T * T * C, "attention_forward");
     require(NH > 0 && C % NH == 0);
     int HS = C / NH;
     require(HS % 8 == 0 && HS <= 256);
     require((size_t)B * NH * ceil_div(T, 16) <= INT_MAX);
     int kernel = attention_forward_choice(HS);
 #if !defined(ENABLE_FP32)
-    if (kernel == 25) { return attention_forward_sm90(out, lse, qkv, B, T, NH, stream); }
-    if (kernel == 15) { return attention_forward_mma(out, lse, qkv, B, T, HS, NH, stream); }
+    if (kernel == 25) { return attention_forward_sm90(out, lse, qkv, B, T, NH, exec); }
+    if (kernel == 15) { return attention_forward_mma(out, lse, qkv, B, T, HS, NH, exec); }
 #endif
     require(kernel == 6);
-    attention_forward_plain(out, lse, qkv, B, T, HS, NH, stream);
+    attention_forward_plain(out, lse, qkv, B, T, HS, NH, exec);
 }
 // ==== end promoted: attention_forward ====

@@ -229,14 +229,14 @@ __device__ inline void attention_forward_sm90_block(AttentionForwardSMem<groups>
 // arguments, which only the Store uses.
 template <int groups, class SMem, class Kernel, class... Out>
 void attention_forward_sm90_launch_kernel(Kernel kernel, float* lse, const floatX* qkv, int B, int T, int NH,
-                                          cudaStream_t stream, const Out&... out) {
+                                          const Execution& exec, const Out&... out) {
     constexpr int SHARED_BYTES = sizeof(SMem) + 1024;
     static_assert(SHARED_BYTES <= 227 << 10, "the limit of compute capability 9.0");
     cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES));
     CUtensorMap qkv_map = tensor_map_heads(qkv, B, T, 3 * NH, 64);
-    int num_tiles = ceil_div(T, 64 * groups), num_blocks = min(B * NH * num_tiles, free_multiprocessors());
+    int num_tiles = ceil_div(T, 64 * groups), num_blocks = min(B * NH * num_tiles, exec.free_sms());
     AttentionForwardList list = attention_forward_list(B * NH, num_tiles, num_blocks);
-    launch_early(kernel, dim3(num_blocks), dim3(128 * (groups + 1)), SHARED_BYTES, stream, lse, qkv_map, T, NH, list,
+    launch_early(kernel, dim3(num_blocks), dim3(128 * (groups + 1)), SHARED_BYTES, exec, lse, qkv_map, T, NH, list,
                  LOG2E / sqrtf(64.0f), out...);
 }
 #endif

@@ -336,7 +336,7 @@ struct BenchKernel {
 
     // if its matrix products are not in floatX: their type, what measures the library's rate, the measured TFLOP/s
     const char* rate_type = NULL;
-    std::function<double()> measure_rate = nullptr;
+    std::function<double(cudaStream_t)> measure_rate = nullptr;
     double matrix_tflops = 0;
 
     float tolerance_of(const char* output) const {
@@ -364,7 +364,7 @@ struct BenchState {
     std::vector<BenchBuffer> buffers;
     std::vector<BenchKernel> kernels;
     std::vector<std::function<void()>> references;
-    std::function<double()> matrix_rate;
+    std::function<double(cudaStream_t)> matrix_rate;
     std::function<void(BenchHuge&)> huge; // see Bench::huge()
     double huge_bytes = 0;
 };
@@ -522,7 +522,7 @@ struct Bench {
     }
     // The matrix products of the kernel declared last have this type, "e4m3" for example. Its share of the matrix rate
     // is then of what measure() returns: the TFLOP/s of the vendor's library with the same type.
-    void kernel_rate(const char* type, std::function<double()> measure) {
+    void kernel_rate(const char* type, std::function<double(cudaStream_t)> measure) {
         state.kernels.back().rate_type = type, state.kernels.back().measure_rate = measure;
     }
     // Lets the errors of the kernel declared last be `factor` times larger, because it computes in a coarser type or
@@ -539,7 +539,7 @@ struct Bench {
     void best(int number) { state.best = number, state.is_promoted = false; }
     // measure() returns the TFLOP/s that the vendor's library reaches in this run. It is called once, before timing.
     // For ops bound by FLOPs.
-    void matrix_rate(std::function<double()> measure) { state.matrix_rate = measure; }
+    void matrix_rate(std::function<double(cudaStream_t)> measure) { state.matrix_rate = measure; }
 
     // The check that --huge runs, with this much device memory; see BenchHuge.
     void huge(double bytes, std::function<void(BenchHuge&)> check) { state.huge_bytes = bytes, state.huge = check; }

@@ -283,10 +283,10 @@ inline void bench_measure_empty(BenchDevice& d) {
 
 // Returns a library's TFLOP/s, or 0 if it cannot be measured. The first call lets the library choose its algorithm, the
 // second one is timed after the same rest as the kernels.
-inline double bench_measure_rate(const std::function<double()>& measure) {
-    measure();
+inline double bench_measure_rate(const std::function<double(cudaStream_t)>& measure, cudaStream_t stream) {
+    measure(stream);
     bench_rest();
-    double tflops = measure();
+    double tflops = measure(stream);
     return std::isfinite(tflops) ? tflops : 0;
 }
 
@@ -294,7 +294,7 @@ inline double bench_measure_rate(const std::function<double()>& measure) {
 inline void bench_measure_rates(BenchDevice& d, BenchState& s) {
     if (s.flops <= 0) { return; }
     if (s.matrix_rate) {
-        d.matrix_tflops = bench_measure_rate(s.matrix_rate);
+        d.matrix_tflops = bench_measure_rate(s.matrix_rate, d.stream);
         printf("matrix rate of the vendor's library: %.1f TFLOP/s\n", d.matrix_tflops);
     }
     for (BenchKernel& k : s.kernels) {
@@ -304,7 +304,7 @@ inline void bench_measure_rates(BenchDevice& d, BenchState& s) {
             if (&other == &k) { break; }
             if (other.matrix_tflops > 0 && strcmp(other.rate_type, k.rate_type) == 0) { same = &other; }
         }
-        k.matrix_tflops = same ? same->matrix_tflops : bench_measure_rate(k.measure_rate);
+        k.matrix_tflops = same ? same->matrix_tflops : bench_measure_rate(k.measure_rate, d.stream);
         if (!same) {
             printf("matrix rate of the vendor's library in %s: %.1f TFLOP/s\n", k.rate_type, k.matrix_tflops);
         }

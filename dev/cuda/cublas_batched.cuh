@@ -19,9 +19,9 @@ inline cublasHandle_t cublas_handle() {
 inline void cublas_batched(cublasOperation_t op_a, cublasOperation_t op_b, int m, int n, int k, const float* alpha,
                            const void* a, cudaDataType_t a_type, int lda, long long stride_a, const void* b,
                            cudaDataType_t b_type, int ldb, long long stride_b, const float* beta, void* c,
-                           cudaDataType_t c_type, int ldc, long long stride_c, int num, cudaStream_t stream) {
+                           cudaDataType_t c_type, int ldc, long long stride_c, int num, const Execution& exec) {
     profile().library_flops += 2.0 * m * n * k * num;
-    cublasCheck(cublasSetStream(cublas_handle(), stream));
+    cublasCheck(cublasSetStream(cublas_handle(), exec.stream));
     cublasCheck(cublasGemmStridedBatchedEx(cublas_handle(), op_a, op_b, m, n, k, alpha, a, a_type, lda, stride_a, b,
                                            b_type, ldb, stride_b, beta, c, c_type, ldc, stride_c, num,
                                            CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT));

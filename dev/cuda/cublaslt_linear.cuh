@@ -60,19 +60,19 @@ inline void cublaslt_linear_describe(const LinearPlan& plan, const LinearCall& c
 }
 
 inline cublasStatus_t cublaslt_linear_launch(const LinearPlan& plan, const cublasLtMatmulAlgo_t& algo,
-                                             const LinearCall& c, cudaStream_t stream) {
-    CublasLt& lt = cublaslt();
+                                             const LinearCall& c, const Execution& exec) {
+    CublasLt& lt = cublaslt_of(exec);
     float alpha = 1.0f, beta = c.add ? 1.0f : 0.0f;
     cublaslt_linear_describe(plan, c);
     // if nothing is added, the library still wants a pointer to add: it gets out, if out has the type of add
     const void* add = c.add ? c.add : cublaslt_is_fp8(c.out_type) ? NULL : c.out;
     return cublasLtMatmul(lt.handle, plan.product, &alpha, c.weight, plan.weight, c.inp, plan.inp, &beta, add, plan.add,
-                          c.out, plan.out, &algo, lt.workspace, lt.workspace_bytes, stream);
+                          c.out, plan.out, &algo, lt.workspace, lt.workspace_bytes, exec.stream);
 }
 
 // If `tuned` is true, times the library's proposals on the operands themselves. Otherwise takes the first proposal.
-inline LinearPlan cublaslt_linear_plan(const LinearCall& c, bool tuned, cudaStream_t stream) {
-    require(cublaslt().handle != NULL); // cublaslt_open() sets it
+inline LinearPlan cublaslt_linear_plan(const LinearCall& c, bool tuned, const Execution& exec) {
+    require(cublaslt_of(exec).handle != NULL); // cublaslt_open() sets it
     require(c.M > 0 && c.N > 0 && c.K > 0 && (!c.gelu || c.bias) && (!c.add || !cublaslt_is_fp8(c.out_type)));
     LinearPlan plan = {};
     plan.key = cublaslt_linear_key(c, tuned);
@@ -96,8 +96,8 @@ inline LinearPlan cublaslt_linear_plan(const LinearCall& c, bool tuned, cudaStre
     const int max_proposals = 16;
     cublasLtMatmulHeuristicResult_t proposals[max_proposals];
     int n;
-    cublasStatus_t status = cublaslt_propose(proposals, tuned ? max_proposals : 1, &n, plan.product, plan.weight,
-                                             plan.inp, plan.add, plan.out, 256);
+    cublasStatus_t status = cublaslt_propose(cublaslt_of(exec), proposals, tuned ? max_proposals : 1, &n, plan.product,
+                                             plan.weight, plan.inp, plan.add, plan.out, 256);
     // one of these three means that the library does not support this combination of types and epilogue
     if (status != CUBLAS_STATUS_SUCCESS && status != CUBLAS_STATUS_NOT_SUPPORTED &&
         status != CUBLAS_STATUS_INVALID_VALUE && status != CUBLAS_STATUS_ARCH_MISMATCH) {
@@ -112,11 +112,11 @@ inline LinearPlan cublaslt_linear_plan(const LinearCall& c, bool tuned, cudaStre
         if (c.add == c.out) {
             size_t bytes = (size_t)c.M * c.N * sizeof(float);
             stand_in = device_malloc_check(bytes, "timing cuBLASLt's proposals");
-            cudaCheck(cudaMemsetAsync(stand_in, 0, bytes, stream));
+            cudaCheck(cudaMemsetAsync(stand_in, 0, bytes, exec.stream));
             timed.add = timed.out = stand_in;
         }
-        best = cublaslt_fastest(n, stream, [&](int i) {
-            cublasStatus_t launched = cublaslt_linear_launch(plan, proposals[i].algo, timed, stream);
+        best = cublaslt_fastest(n, exec, [&](int i) {
+            cublasStatus_t launched = cublaslt_linear_launch(plan, proposals[i].algo, timed, exec);
             if (launched != CUBLAS_STATUS_SUCCESS) { plan.status = launched; } // stays if no proposal runs
             return launched;
         });
@@ -137,35 +137,35 @@ inline bool cublaslt_has_linear(const LinearCall& c) {
 }
 
 // Launches the product and returns success. If the library cannot compute it, returns the reason and launches nothing.
-// The first call with a shape times the library's proposals, unless cublaslt_tune(false) was called or the stream is
+// The first call with a shape times the library's proposals, unless exec says otherwise or the stream is
 // being captured.
-inline cublasStatus_t cublaslt_try_linear(const LinearCall& c, cudaStream_t stream) {
+inline cublasStatus_t cublaslt_try_linear(const LinearCall& c, const Execution& exec) {
     static std::vector<LinearPlan> plans;
     require(c.out && c.inp && c.weight && (c.add != c.out || c.out_type == CUDA_R_32F));
     // cublaslt_linear_plan promised this alignment to the library
     for (const void* p : {(const void*)c.out, c.inp, c.weight, c.add}) { require((uintptr_t)p % 256 == 0); }
     for (const float* scale : {c.inp_scale, c.weight_scale, c.out_scale}) { require((uintptr_t)scale % 16 == 0); }
-    LinearKey key = cublaslt_linear_key(c, cublaslt().tuned);
+    LinearKey key = cublaslt_linear_key(c, exec.times_algorithms);
     size_t i = 0;
     while (i < plans.size() && memcmp(&plans[i].key, &key, sizeof(key)) != 0) { i++; }
     if (i == plans.size()) {
-        plans.push_back(cublaslt_linear_plan(c, key.tuned && !cublaslt_is_captured(stream), stream));
+        plans.push_back(cublaslt_linear_plan(c, key.tuned && !cublaslt_is_captured(exec.stream), exec));
         plans.back().key = key;
     }
     const LinearPlan& plan = plans[i];
     if (plan.status != CUBLAS_STATUS_SUCCESS) { return plan.status; }
     profile().library_flops += 2.0 * c.M * c.N * c.K;
-    cublasCheck(cublaslt_linear_launch(plan, plan.algo, c, stream));
+    cublasCheck(cublaslt_linear_launch(plan, plan.algo, c, exec));
     return CUBLAS_STATUS_SUCCESS;
 }
 // As cublaslt_try_linear, but returns false if the library cannot compute the product.
-inline bool cublaslt_linear(const LinearCall& c, cudaStream_t stream) {
-    return cublaslt_try_linear(c, stream) == CUBLAS_STATUS_SUCCESS;
+inline bool cublaslt_linear(const LinearCall& c, const Execution& exec) {
+    return cublaslt_try_linear(c, exec) == CUBLAS_STATUS_SUCCESS;
 }
 
 // Measures the library's rate of products of e4m3 matrices in TFLOP/s: 8192^3 with random numbers, sums in float, results
 // of floatX. Returns 0 if the library has no such product here, or if there is no memory for the matrices.
-inline double cublaslt_e4m3_rate() {
+inline double cublaslt_e4m3_rate(const Execution& exec) {
     const int n = 8192, num_products = 10;
     const size_t period = 1 << 20, size = (size_t)n * n; // the random numbers repeat after `period`
     std::vector<__nv_fp8_e4m3> values(period);
@@ -189,10 +189,10 @@ inline double cublaslt_e4m3_rate() {
     cudaEvent_t start, end;
     cudaCheck(cudaEventCreate(&start));
     cudaCheck(cudaEventCreate(&end));
-    bool supported = cublaslt_linear(call, 0); // not timed
-    cudaCheck(cudaEventRecord(start, 0));
-    for (int i = 0; i < num_products && supported; i++) { cublaslt_linear(call, 0); }
-    cudaCheck(cudaEventRecord(end, 0));
+    bool supported = cublaslt_linear(call, exec); // not timed
+    cudaCheck(cudaEventRecord(start, exec.stream));
+    for (int i = 0; i < num_products && supported; i++) { cublaslt_linear(call, exec); }
+    cudaCheck(cudaEventRecord(end, exec.stream));
     cudaCheck(cudaEventSynchronize(end));
     float ms;
     cudaCheck(cudaEventElapsedTime(&ms, start, end));

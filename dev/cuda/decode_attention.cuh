@@ -392,10 +392,10 @@ template <int lanes, int depth> __global__ void __launch_bounds__(DECODE_ATTENTI
 // and those have ended.
 // out (B,C) | keys, values (B,capacity,C) inout | scratch: decode_attention_scratch | qkv (B,3,NH,HS) | positions (B)
 void decode_attention(floatX* out, floatX* keys, floatX* values, float* scratch, const floatX* qkv,
-                      const int* positions, int B, int C, int NH, int capacity, cudaStream_t stream,
+                      const int* positions, int B, int C, int NH, int capacity, const Execution& exec,
                       int blocks_per_sm) {
     // bytes without the reads of the cache, which depend on the positions
-    Op op(stream, 4.0 * B * C * sizeof(floatX), 0, "decode_attention");
+    Op op(exec, 4.0 * B * C * sizeof(floatX), 0, "decode_attention");
     require(B > 0 && NH > 0 && C % NH == 0 && capacity > 0 && blocks_per_sm > 0);
     int HS = C / NH, num_vec = HS / x128::size;
     require(HS % 8 == 0 && HS <= DECODE_ATTENTION_THREADS);
@@ -408,11 +408,11 @@ void decode_attention(floatX* out, floatX* keys, floatX* values, float* scratch,
     double most = (double)B * NH * ceil_div(capacity, DECODE_ATTENTION_STEP); // steps, if the cache is full
     require(most <= 1 << 28);
     int blocks = min(num_multiprocessors() * blocks_per_sm, (int)most);
-    launch_early(kernel, blocks, DECODE_ATTENTION_THREADS, bytes, stream, out, keys, values, scratch, qkv, positions, B,
+    launch_early(kernel, blocks, DECODE_ATTENTION_THREADS, bytes, exec, out, keys, values, scratch, qkv, positions, B,
                  NH, HS, capacity);
 }
 void decode_attention(floatX* out, floatX* keys, floatX* values, float* scratch, const floatX* qkv,
-                      const int* positions, int B, int C, int NH, int capacity, cudaStream_t stream) {
-    decode_attention(out, keys, values, scratch, qkv, positions, B, C, NH, capacity, stream, 3);
+                      const int* positions, int B, int C, int NH, int capacity, const Execution& exec) {
+    decode_attention(out, keys, values, scratch, qkv, positions, B, C, NH, capacity, exec, 3);
 }
 // ==== end promoted: decode_attention ====

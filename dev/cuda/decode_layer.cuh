@@ -1280,14 +1280,14 @@ bool decode_layers_runs(int B, int C, int NH, int capacity) {
 }
 
 // packed (num_layers*12*C*C): the matrices of all layers in the order in which the blocks of decode_layers() read them
-void decode_layers_pack(floatX* packed, const DecodeLayers& layers, cudaStream_t stream) {
+void decode_layers_pack(floatX* packed, const DecodeLayers& layers, const Execution& exec) {
     int C = layers.first.C;
     size_t n = (size_t)layers.num * 12 * C * C;
-    Op op(stream, 2.0 * n * sizeof(floatX), 0, "decode_layers_pack");
+    Op op(exec, 2.0 * n * sizeof(floatX), 0, "decode_layers_pack");
 #if !defined(ENABLE_FP32)
     bool done = decode_layer_sizes(C, [&](auto, auto ranks) {
         unsigned blocks = (unsigned)ceil_div(n / x128::size, (size_t)256);
-        decode_layers_pack_kernel5<<<blocks, 256, 0, stream>>>(packed, layers, ranks.value, n / x128::size);
+        decode_layers_pack_kernel5<<<blocks, 256, 0, exec.stream>>>(packed, layers, ranks.value, n / x128::size);
     });
     require(done);
     cudaCheck(cudaGetLastError());
@@ -1303,12 +1303,12 @@ static size_t decode_layers_triples(int C, int NH) { return (size_t)NH * 16 * 8 
 // position[b] of its cache (B,capacity,C). A text with position -1 is left out. packed: of decode_layers_pack(). scratch:
 // decode_layers_scratch(), zero before the first call. Only where decode_layers_runs(). Weights and the cache are read while the
 // previous kernel may still run.
-void decode_layers(const DecodeLayers& layers, int B, const floatX* packed, uint64_t* scratch, cudaStream_t stream,
+void decode_layers(const DecodeLayers& layers, int B, const floatX* packed, uint64_t* scratch, const Execution& exec,
                    int kernel) {
     int C = layers.first.C, NH = layers.first.NH;
     double weights = 12.0 * layers.num * C * C;
     // without the caches, which depend on the positions
-    Op op(stream, weights * sizeof(floatX), 2 * weights * B, "decode_layers");
+    Op op(exec, weights * sizeof(floatX), 2 * weights * B, "decode_layers");
 #if !defined(ENABLE_FP32)
     size_t n = (size_t)NH * C, n6 = decode_layers_triples(C, NH);
     uint4* triples = reinterpret_cast<uint4*>(scratch + 2 * n);
@@ -1320,7 +1320,7 @@ void decode_layers(const DecodeLayers& layers, int B, const floatX* packed, uint
         size_t bytes = sizeof(DecodeLayerShared5<c.value, ranks.value>);
         cudaLaunchConfig_t config =
             decode_layer_config5(kernel, NH, ranks.value, DECODE_LAYER_THREADS5, bytes, attributes);
-        config.stream = stream;
+        config.stream = exec.stream;
         cudaCheck(cudaLaunchKernelEx(&config, kernel, layers, packed, parts));
     };
     auto launch_several = [&](auto c, auto teams) {
@@ -1328,7 +1328,7 @@ void decode_layers(const DecodeLayers& layers, int B, const floatX* packed, uint
         size_t bytes = sizeof(DecodeLayerShared6<c.value, teams.value>);
         int threads = teams.value * DECODE_LAYER_THREADS + 128;
         cudaLaunchConfig_t config = decode_layer_config5(kernel, NH, 8, threads, bytes, attributes);
-        config.stream = stream;
+        config.stream = exec.stream;
         cudaCheck(cudaLaunchKernelEx(&config, kernel, layers, B, packed, parts));
     };
     bool done = kernel == 5 ? decode_layer_sizes(C, launch_one) : decode_layer_sizes6(B, C, launch_several);
@@ -1337,8 +1337,8 @@ void decode_layers(const DecodeLayers& layers, int B, const floatX* packed, uint
     (void)packed, (void)scratch, (void)NH, (void)kernel;
 #endif
 }
-void decode_layers(const DecodeLayers& layers, int B, const floatX* packed, uint64_t* scratch, cudaStream_t stream) {
-    decode_layers(layers, B, packed, scratch, stream, B == 1 ? 5 : 6);
+void decode_layers(const DecodeLayers& layers, int B, const floatX* packed, uint64_t* scratch, const Execution& exec) {
+    decode_layers(layers, B, packed, scratch, exec, B == 1 ? 5 : 6);
 }
 // Size of scratch, in values of 8 bytes: two sets of parts of x for one text and for several, and the counters.
 size_t decode_layers_scratch(int C, int NH) { return 2 * (size_t)NH * C + 4 * decode_layers_triples(C, NH) + 1; }

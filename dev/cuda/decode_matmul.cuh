@@ -583,7 +583,7 @@ inline int decode_matmul_log2(int x) { // a power of two
 
 // Launches kernel 5; `early`: by programmatic dependent launch.
 template <class Out> void decode_matmul_launch(Out* out, DecodeMatmulArguments a, const DecodeMatmulPlan& plan,
-                                               bool early, cudaStream_t stream) {
+                                               bool early, const Execution& exec) {
     require(a.B > 0 && a.K > 0 && a.K % x128::size == 0 && a.OC > 0);
     require(!a.residual || (!a.gelu && !a.norm_weight));
     require((a.norm_weight != NULL) == (a.norm_bias != NULL) && plan.shared_bytes <= DECODE_MATMUL_MAX_SHARED);
@@ -605,7 +605,7 @@ template <class Out> void decode_matmul_launch(Out* out, DecodeMatmulArguments a
     config.gridDim = plan.grid;
     config.blockDim = dim3(DECODE_MATMUL_THREADS);
     config.dynamicSmemBytes = plan.shared_bytes;
-    config.stream = stream;
+    config.stream = exec.stream;
     config.attrs = attributes;
     config.numAttrs = 2;
     cudaCheck(cudaLaunchKernelEx(&config, kernel, out, a));
@@ -627,13 +627,13 @@ bool decode_matmul_runs(bool norm, int B, int K, int OC) {
 // DECODE_MATMUL_MAX_TEXTS, for a K too large for shared memory, and where the device has no code for sm_90a.
 bool decode_matmul(floatX* out, const floatX* x, const floatX* norm_weight, const floatX* norm_bias,
                    const WeightMatrix& weight, const floatX* bias, const floatX* residual, bool gelu, int B, int K,
-                   int OC, cudaStream_t stream) {
+                   int OC, const Execution& exec) {
     DecodeMatmulPlan plan = decode_matmul_choose(0, 0, norm_weight != NULL, false, B, K, OC);
     if (B > DECODE_MATMUL_MAX_TEXTS || !decode_matmul_runs(plan, B)) { return false; }
     double others = (double)B * (K + (residual ? 2.0 : 1.0) * OC) * sizeof(floatX);
-    Op op(stream, weight.bytes(OC, K) + others, 2.0 * B * OC * K, "decode_matmul %d -> %d", K, OC);
+    Op op(exec, weight.bytes(OC, K) + others, 2.0 * B * OC * K, "decode_matmul %d -> %d", K, OC);
     decode_matmul_launch(out, {x, norm_weight, norm_bias, weight, bias, residual, B, K, OC, gelu, 0, 0, 0}, plan, true,
-                         stream);
+                         exec);
     return true;
 }
 // ---- kernel 6: the head alone; weights by TMA through a ring in shared memory, which is full when x arrives -----------
@@ -871,7 +871,7 @@ template <class W, int most> auto decode_head_kernel(int texts) {
 }
 inline void decode_head_launch(float* logits, const floatX* x, const floatX* norm_weight, const floatX* norm_bias,
                                const WeightMatrix& weight, int B, int K, int OC, const DecodeHeadPlan& plan,
-                               cudaStream_t stream) {
+                               const Execution& exec) {
     require(B > 0 && K % x128::size == 0 && OC > 0);
     void (*kernel)(float*, const CUtensorMap, const DecodeHeadArguments) = NULL;
     weight_dispatch(weight, [&](auto type) {
@@ -889,7 +889,7 @@ inline void decode_head_launch(float* logits, const floatX* x, const floatX* nor
     config.gridDim = dim3(min(num_multiprocessors(), ceil_div(OC, DECODE_HEAD_ROWS)));
     config.blockDim = dim3(DECODE_HEAD_CONSUMERS + 32);
     config.dynamicSmemBytes = plan.shared_bytes();
-    config.stream = stream;
+    config.stream = exec.stream;
     config.attrs = &attribute;
     config.numAttrs = 1;
     cudaCheck(cudaLaunchKernelEx(&config, kernel, logits, map, a));
@@ -899,19 +899,19 @@ inline void decode_head_launch(float* logits, const floatX* x, const floatX* nor
 // 5 where that does not run: for 2 to DECODE_HEAD_MAX_TEXTS5 texts, with weights in 8 bits for any number from 2 on. Returns false, and
 // launches nothing, elsewhere. wte is read while the previous kernel in the stream may still run.
 bool decode_matmul_head(float* logits, const floatX* x, const floatX* norm_weight, const floatX* norm_bias,
-                        const WeightMatrix& wte, int B, int C, int Vp, cudaStream_t stream) {
+                        const WeightMatrix& wte, int B, int C, int Vp, const Execution& exec) {
     DecodeHeadPlan ring = decode_head_plan(wte, B, C);
     DecodeMatmulPlan plan = decode_matmul_choose(0, 0, true, true, B, C, Vp);
     bool many = B > DECODE_HEAD_MAX_TEXTS5 && wte.format == WEIGHTS_FULL;
     if (!ring.num_stages && (many || !decode_matmul_runs(plan, B))) { return false; }
     double others = (double)B * C * sizeof(floatX) + (double)B * Vp * sizeof(float);
-    Op op(stream, wte.bytes(Vp, C) + others, 2.0 * B * Vp * C, "decode_matmul %d -> %d, head", C, Vp);
+    Op op(exec, wte.bytes(Vp, C) + others, 2.0 * B * Vp * C, "decode_matmul %d -> %d, head", C, Vp);
     if (ring.num_stages) {
-        decode_head_launch(logits, x, norm_weight, norm_bias, wte, B, C, Vp, ring, stream);
+        decode_head_launch(logits, x, norm_weight, norm_bias, wte, B, C, Vp, ring, exec);
         return true;
     }
     decode_matmul_launch(logits, {x, norm_weight, norm_bias, wte, NULL, NULL, B, C, Vp, false, 0, 0, 0}, plan, true,
-                         stream);
+                         exec);
     return true;
 }
 

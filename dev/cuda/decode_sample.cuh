@@ -89,9 +89,9 @@ __global__ void decode_sample_greedy_kernel3(int* tokens, int* copy, int* positi
 
 // Launches kernel 3 with `blocks` blocks per sequence.
 inline void decode_sample_greedy(int* tokens, int* copy, int* positions, float* scratch, const float* logits, int B,
-                                 int V, int Vp, int blocks, cudaStream_t stream, int block_size) {
+                                 int V, int Vp, int blocks, const Execution& exec, int block_size) {
     uint64_t* best = reinterpret_cast<uint64_t*>(scratch);
-    launch_early(decode_sample_greedy_kernel3, dim3(blocks, B), block_size, 0, stream, tokens, copy, positions, best,
+    launch_early(decode_sample_greedy_kernel3, dim3(blocks, B), block_size, 0, exec, tokens, copy, positions, best,
                  reinterpret_cast<int*>(best + B), logits, V, Vp);
 }
 // ---- shared by kernels 4 and 5: a block per sequence; bisection finds the lowest key that top-k or top-p admits ------
@@ -327,29 +327,29 @@ inline size_t decode_sample_scratch(int B) { return (size_t)3 * B; }
 // added. A positive logit of a token in the set is divided by the penalty, another one is multiplied with it.
 void decode_sample(int* tokens, int* copy, int* positions, float* scratch, float* logits, uint64_t* rng_state,
                    uint32_t* seen, float temperature, int top_k, float top_p, float min_p, float penalty, int B, int V,
-                   int Vp, cudaStream_t stream, int block_size) {
-    Op op(stream, (double)B * V * sizeof(float), 0, "decode_sample");
+                   int Vp, const Execution& exec, int block_size) {
+    Op op(exec, (double)B * V * sizeof(float), 0, "decode_sample");
     require(B > 0 && B <= 65535 && V > 0 && V <= Vp && V <= 1 << 18 && Vp % 4 == 0);
     require(temperature >= 0.0f && top_k >= 0 && top_p > 0.0f && top_p <= 1.0f && min_p >= 0.0f && min_p <= 1.0f);
     if (penalty != 1.0f) {
         require(seen != NULL && penalty > 0.0f);
-        launch_early(decode_sample_penalize_kernel6, dim3(ceil_div(ceil_div(V, 32), 256), B), 256, 0, stream, seen,
+        launch_early(decode_sample_penalize_kernel6, dim3(ceil_div(ceil_div(V, 32), 256), B), 256, 0, exec, seen,
                      logits, (const int*)tokens, penalty, V, Vp);
     }
     const float* penalized = logits;
     if (temperature == 0.0f) {
         int blocks = ceil_div(V, 2 * 4 * block_size); // two vectors per thread
-        decode_sample_greedy(tokens, copy, positions, scratch, penalized, B, V, Vp, blocks, stream, block_size);
+        decode_sample_greedy(tokens, copy, positions, scratch, penalized, B, V, Vp, blocks, exec, block_size);
         return;
     }
     require(rng_state != NULL);
-    launch_early(decode_sample_kernel5, dim3(B), DECODE_SAMPLE_THREADS, 0, stream, tokens, copy, positions, penalized,
+    launch_early(decode_sample_kernel5, dim3(B), DECODE_SAMPLE_THREADS, 0, exec, tokens, copy, positions, penalized,
                  rng_state, temperature, top_k, top_p, min_p, V, Vp);
 }
 void decode_sample(int* tokens, int* copy, int* positions, float* scratch, float* logits, uint64_t* rng_state,
                    uint32_t* seen, float temperature, int top_k, float top_p, float min_p, float penalty, int B, int V,
-                   int Vp, cudaStream_t stream) {
+                   int Vp, const Execution& exec) {
     decode_sample(tokens, copy, positions, scratch, logits, rng_state, seen, temperature, top_k, top_p, min_p, penalty,
-                  B, V, Vp, stream, 256);
+                  B, V, Vp, exec, 256);
 }
 // ==== end promoted: decode_sample ====

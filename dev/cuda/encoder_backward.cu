@@ -78,7 +78,7 @@ void encoder_backward2(float* dwte, float* dwpe, const floatX* dout, const int* 
 
 // ---- kernel 3: deterministic; each block owns some tokens, scans all ids for them and adds their rows in order -----
 
-static void encoder_backward_positions(float* dwpe, const floatX* dout, int B, int T, int C, cudaStream_t stream,
+static void encoder_backward_positions(float* dwpe, const floatX* dout, int B, int T, int C, const Execution& exec,
                                        int block_size);
 
 // A block owns the token ids with id % gridDim.x == blockIdx.x. Neighbouring ids are about equally frequent, so this

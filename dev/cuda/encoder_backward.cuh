@@ -138,7 +138,7 @@ __global__ void __launch_bounds__(ENCODER_SORT_BLOCK)
 }
 
 // Sorts the positions by token. Returns the layout of scratch, in which positions[0] and tokens are now filled.
-static EncoderScratch encoder_backward_sort(int* scratch, const int* inp, int N, int V, cudaStream_t stream) {
+static EncoderScratch encoder_backward_sort(int* scratch, const int* inp, int N, int V, const Execution& exec) {
     EncoderScratch s = encoder_backward_layout(scratch, N);
     int num =
         ceil_div(ceil_div(N, ENCODER_SORT_MAX_BLOCKS), ENCODER_SORT_BLOCK) * ENCODER_SORT_BLOCK; // indices per block
@@ -147,10 +147,10 @@ static EncoderScratch encoder_backward_sort(int* scratch, const int* inp, int N,
     const int* positions = NULL;
     for (int pass = 0; pass < num_passes; pass++) {
         int* sorted = s.positions[(num_passes - 1 - pass) % 2];
-        encoder_backward_count_kernel6<<<num_blocks, ENCODER_SORT_BLOCK, 0, stream>>>(s.counts, positions, inp, N, num,
-                                                                                      8 * pass);
+        encoder_backward_count_kernel6<<<num_blocks, ENCODER_SORT_BLOCK, 0, exec.stream>>>(s.counts, positions, inp, N,
+                                                                                           num, 8 * pass);
         cudaCheck(cudaGetLastError());
-        encoder_backward_scatter_kernel6<<<num_blocks, ENCODER_SORT_BLOCK, 0, stream>>>(
+        encoder_backward_scatter_kernel6<<<num_blocks, ENCODER_SORT_BLOCK, 0, exec.stream>>>(
             sorted, s.tokens, positions, inp, s.counts, N, num, 8 * pass);
         cudaCheck(cudaGetLastError());
         positions = sorted;
@@ -291,10 +291,10 @@ __global__ void encoder_backward_positions_kernel6(float* dwpe, const floatX* do
         store128(dwpe + i + k, old);
     }
 }
-static void encoder_backward_positions(float* dwpe, const floatX* dout, int B, int T, int C, cudaStream_t stream,
+static void encoder_backward_positions(float* dwpe, const floatX* dout, int B, int T, int C, const Execution& exec,
                                        int block_size) {
     unsigned num_blocks = (unsigned)ceil_div((size_t)T * C, (size_t)block_size * x128::size);
-    encoder_backward_positions_kernel6<<<num_blocks, block_size, 0, stream>>>(dwpe, dout, B, T, C);
+    encoder_backward_positions_kernel6<<<num_blocks, block_size, 0, exec.stream>>>(dwpe, dout, B, T, C);
     cudaCheck(cudaGetLastError());
 }
 
@@ -307,31 +307,31 @@ size_t encoder_backward_scratch(int B, int T, int V) {
 // dwte[inp[b,t],:] += dout[b,t,:], dwpe[t,:] += dout[b,t,:]: dwte (Vp,C), dwpe (maxT,C)
 // | scratch (encoder_backward_scratch(B, T, V)), aligned to 16 bytes | dout (B,T,C) | inp (B,T), each in [0,V)
 void encoder_backward(float* dwte, float* dwpe, int* scratch, const floatX* dout, const int* inp, int B, int T, int C,
-                      int V, cudaStream_t stream, int block_size) {
+                      int V, const Execution& exec, int block_size) {
     // the bytes do not include the rows of dwte that are read and written, because their number depends on the tokens
-    Op op(stream, (double)B * T * (C * sizeof(floatX) + sizeof(int)) + (double)T * C * 2 * sizeof(float), 0,
+    Op op(exec, (double)B * T * (C * sizeof(floatX) + sizeof(int)) + (double)T * C * 2 * sizeof(float), 0,
           "encoder_backward");
     require(C % x128::size == 0);
     require((size_t)scratch % 16 == 0);
     require(block_size % 32 == 0 && block_size <= ENCODER_MAX_BLOCK);
     require(B >= 1 && T >= 1 && (size_t)B * T <= (size_t)1 << 30);
     int N = B * T, num_tiles = ceil_div(N, ENCODER_TILE);
-    encoder_backward_positions(dwpe, dout, B, T, C, stream, block_size);
-    EncoderScratch s = encoder_backward_sort(scratch, inp, N, V, stream);
+    encoder_backward_positions(dwpe, dout, B, T, C, exec, block_size);
+    EncoderScratch s = encoder_backward_sort(scratch, inp, N, V, exec);
     for (int c0 = 0; c0 < C; c0 += ENCODER_COLUMNS) {
         int num_slices = ceil_div(min(ENCODER_COLUMNS, C - c0), ENCODER_WARP_COLUMNS);
         unsigned num_blocks = (unsigned)ceil_div((size_t)num_tiles * num_slices, (size_t)block_size / 32);
-        encoder_backward_tile_kernel6<<<num_blocks, block_size, 0, stream>>>(dwte, s.partial, dout, s.positions[0],
-                                                                             s.tokens, N, C, c0, num_slices);
+        encoder_backward_tile_kernel6<<<num_blocks, block_size, 0, exec.stream>>>(dwte, s.partial, dout, s.positions[0],
+                                                                                  s.tokens, N, C, c0, num_slices);
         cudaCheck(cudaGetLastError());
-        encoder_backward_join_kernel6<<<dim3(num_tiles, num_slices), 256, 0, stream>>>(dwte, s.partial, s.tokens, N, C,
-                                                                                       c0);
+        encoder_backward_join_kernel6<<<dim3(num_tiles, num_slices), 256, 0, exec.stream>>>(dwte, s.partial, s.tokens,
+                                                                                            N, C, c0);
         cudaCheck(cudaGetLastError());
     }
 }
 void encoder_backward(float* dwte, float* dwpe, int* scratch, const floatX* dout, const int* inp, int B, int T, int C,
-                      int V, cudaStream_t stream) {
-    int config = tuned_config("encoder_backward", (size_t)B * T, C, 256);
-    encoder_backward(dwte, dwpe, scratch, dout, inp, B, T, C, V, stream, config);
+                      int V, const Execution& exec) {
+    int config = tuned_config(exec.tuned, "encoder_backward", (size_t)B * T, C, 256);
+    encoder_backward(dwte, dwpe, scratch, dout, inp, B, T, C, V, exec, config);
 }
 // ==== end promoted: encoder_backward ====

@@ -30,12 +30,12 @@ struct AttentionProjection {
 
 // attention (B,T,C) and projection (B,T,C) are scratch
 void fused_attention_projection_residual_layernorm2(const AttentionProjection& f, floatX* attention, floatX* projection,
-                                                    cudaStream_t stream) {
+                                                    const Execution& exec) {
     int N = f.B * f.T;
-    attention_forward(attention, f.lse, f.qkv, f.B, f.T, f.C, f.NH, stream);
-    matmul_forward(projection, NULL, attention, f.proj_weight, f.proj_bias, NULL, N, f.C, f.C, stream);
+    attention_forward(attention, f.lse, f.qkv, f.B, f.T, f.C, f.NH, exec);
+    matmul_forward(projection, NULL, attention, f.proj_weight, f.proj_bias, NULL, N, f.C, f.C, exec);
     fused_residual_layernorm_forward(f.residual, f.normed, f.mean, f.rstd, f.inp, projection, f.weight, f.bias, N, f.C,
-                                     stream);
+                                     exec);
 }
 
 // block only 3, because shared memory is short.
@@ -95,7 +95,7 @@ __device__ inline float2 attention_projection_pair(const floatX* p) {
 }
 
 template <int heads, class Kernel>
-void attention_projection_launch(const AttentionProjection& f, Kernel kernel, int bytes, cudaStream_t stream) {
+void attention_projection_launch(const AttentionProjection& f, Kernel kernel, int bytes, const Execution& exec) {
     AttentionProjectionMaps maps;
     maps.qkv = tensor_map_heads(f.qkv, f.B, f.T, 3 * f.NH, 128);
     maps.proj_weight = tensor_map(f.proj_weight, {f.C, f.C}, {64, 128});
@@ -110,7 +110,7 @@ void attention_projection_launch(const AttentionProjection& f, Kernel kernel, in
     cluster.val.clusterDim.x = num_ranks, cluster.val.clusterDim.y = 1, cluster.val.clusterDim.z = 1;
     cudaLaunchConfig_t config = {};
     config.gridDim = dim3(num_ranks), config.blockDim = dim3(384), config.dynamicSmemBytes = bytes;
-    config.stream = stream, config.attrs = &cluster, config.numAttrs = 1;
+    config.stream = exec.stream, config.attrs = &cluster, config.numAttrs = 1;
     cudaCheck(cudaOccupancyMaxActiveClusters(&num_clusters, kernel, &config));
     require(num_clusters > 0);
     // work items are tiles of 128 tokens, or pairs of tiles if there are more tiles than clusters
@@ -600,30 +600,30 @@ template <int heads> __global__ void __launch_bounds__(384, 1)
     cluster_sync(); // no block exits while another one writes to its shared memory
 }
 
-template <int heads> void attention_projection_sm90(const AttentionProjection& f, cudaStream_t stream) {
+template <int heads> void attention_projection_sm90(const AttentionProjection& f, const Execution& exec) {
     auto kernel = fused_attention_projection_residual_layernorm_sm90_kernel4<heads>;
-    attention_projection_launch<heads>(f, kernel, (int)sizeof(AttentionProjectionSMem<heads>), stream);
+    attention_projection_launch<heads>(f, kernel, (int)sizeof(AttentionProjectionSMem<heads>), exec);
 }
 
-void fused_attention_projection_residual_layernorm4(const AttentionProjection& f, cudaStream_t stream) {
+void fused_attention_projection_residual_layernorm4(const AttentionProjection& f, const Execution& exec) {
     int heads = attention_projection_heads(f.C, f.C / f.NH);
     require(heads > 0 && has_sm90a());
-    heads == 6   ? attention_projection_sm90<6>(f, stream)
-    : heads == 5 ? attention_projection_sm90<5>(f, stream)
-                 : attention_projection_sm90<4>(f, stream);
+    heads == 6   ? attention_projection_sm90<6>(f, exec)
+    : heads == 5 ? attention_projection_sm90<5>(f, exec)
+                 : attention_projection_sm90<4>(f, exec);
 }
 
 // ---- kernel 5: three launches, each overlapped with the end of the one before; the product's epilogue adds inp ----
 
 // attention (B,T,C) is scratch. form: GEMM_... of gemm.cuh. C <= 2048.
 void fused_attention_projection_residual_layernorm5(const AttentionProjection& f, floatX* attention,
-                                                    cudaStream_t stream, int form = GEMM_PING_PONG_192) {
+                                                    const Execution& exec, int form = GEMM_PING_PONG_192) {
     int N = f.B * f.T;
-    attention_forward(attention, f.lse, f.qkv, f.B, f.T, f.C, f.NH, stream);
+    attention_forward(attention, f.lse, f.qkv, f.B, f.T, f.C, f.NH, exec);
     GemmArgs g = {f.residual, NULL, attention, f.proj_weight, f.inp, N, f.C, f.C};
-    gemm_form(g, GemmBias<GEMM_ADD>{f.proj_bias}, true, stream, form);
+    gemm_form(g, GemmBias<GEMM_ADD>{f.proj_bias}, true, exec, form);
     fused_residual_layernorm_early(f.normed, NULL, f.mean, f.rstd, f.residual, NULL, f.weight, f.bias, NULL, N, f.C,
-                                   stream);
+                                   exec);
 }
 #endif
 
@@ -643,14 +643,14 @@ void fused_attention_projection_residual_layernorm_forward(floatX* residual, flo
                                                            const floatX* qkv, const floatX* inp,
                                                            const floatX* proj_weight, const floatX* proj_bias,
                                                            const floatX* weight, const floatX* bias, int B, int T,
-                                                           int C, int NH, cudaStream_t stream) {
+                                                           int C, int NH, const Execution& exec) {
     require(B > 0 && T > 0 && NH > 0 && C % NH == 0);
     AttentionProjection f = {residual,  normed, mean, rstd, lse, qkv, inp, proj_weight,
                              proj_bias, weight, bias, B,    T,   C,   NH};
 #if !defined(ENABLE_FP32)
     if (attention_projection_choice(C) == 5) {
-        return fused_attention_projection_residual_layernorm5(f, attention, stream);
+        return fused_attention_projection_residual_layernorm5(f, attention, exec);
     }
 #endif
-    fused_attention_projection_residual_layernorm2(f, attention, projection, stream);
+    fused_attention_projection_residual_layernorm2(f, attention, projection, exec);
 }

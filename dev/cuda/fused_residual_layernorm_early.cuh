@@ -74,15 +74,15 @@ template <class Norm, int num_vectors, int warps = 8> __global__ void __launch_b
 template <class Norm, int num_vectors = 1>
 void fused_residual_layernorm_early(Norm* norm, floatX* residual, float* mean, float* rstd, const floatX* inp1,
                                     const floatX* inp2, const floatX* weight, const floatX* bias,
-                                    const float* multiplier, int N, int C, cudaStream_t stream) {
+                                    const float* multiplier, int N, int C, const Execution& exec) {
     require(C % 8 == 0 && C <= 8 * 256);
     if constexpr (num_vectors < 8) {
         if (C > 256 * num_vectors) {
             return fused_residual_layernorm_early<Norm, num_vectors + 1>(norm, residual, mean, rstd, inp1, inp2, weight,
-                                                                         bias, multiplier, N, C, stream);
+                                                                         bias, multiplier, N, C, exec);
         }
     }
-    launch_early(fused_residual_layernorm_kernel8<Norm, num_vectors>, dim3(ceil_div(N, 8)), dim3(256), 0, stream, norm,
+    launch_early(fused_residual_layernorm_kernel8<Norm, num_vectors>, dim3(ceil_div(N, 8)), dim3(256), 0, exec, norm,
                  residual, mean, rstd, inp1, inp2, weight, bias, multiplier, N, C);
 }
 
@@ -194,12 +194,12 @@ template <int num_vectors, bool whole> __global__ void __launch_bounds__(32 * FU
 template <int num_vectors = 1>
 void fused_residual_layernorm_forward9(floatX* residual, floatX* normed, float* mean, float* rstd, const floatX* inp1,
                                        const floatX* inp2, const floatX* weight, const floatX* bias, int N, int C,
-                                       cudaStream_t stream, int max_stages = FUSED_RESIDUAL_LAYERNORM_STAGES) {
+                                       const Execution& exec, int max_stages = FUSED_RESIDUAL_LAYERNORM_STAGES) {
     require(N >= 1 && C % 8 == 0 && C <= 8 * 256 && max_stages <= FUSED_RESIDUAL_LAYERNORM_STAGES);
     if constexpr (num_vectors < 8) {
         if (C > 256 * num_vectors) {
             return fused_residual_layernorm_forward9<num_vectors + 1>(residual, normed, mean, rstd, inp1, inp2, weight,
-                                                                      bias, N, C, stream, max_stages);
+                                                                      bias, N, C, exec, max_stages);
         }
     }
     auto kernel = C == 256 * num_vectors ? fused_residual_layernorm_kernel9<num_vectors, true>
@@ -208,7 +208,7 @@ void fused_residual_layernorm_forward9(floatX* residual, floatX* normed, float* 
     int stages = min(max_stages, (220 << 10) / stage_bytes), bytes = stages * stage_bytes;
     cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
     int blocks = min(num_multiprocessors(), ceil_div(N, FUSED_RESIDUAL_LAYERNORM_WARPS));
-    launch_early(kernel, dim3(blocks), dim3(32 * FUSED_RESIDUAL_LAYERNORM_WARPS), bytes, stream, normed, residual, mean,
+    launch_early(kernel, dim3(blocks), dim3(32 * FUSED_RESIDUAL_LAYERNORM_WARPS), bytes, exec, normed, residual, mean,
                  rstd, inp1, inp2, weight, bias, N, C, stages);
 }
 

@@ -601,23 +601,23 @@ template <class G> int gemm_num_tiles(int M, int N, int K) {
 // Launches a kernel with blocks of 384 threads and `bytes` of dynamic shared memory, in clusters. If `early`, the
 // launch is a programmatic dependent launch: the kernel may start before the previous kernel of the stream has ended,
 // and waits for its end in grid_wait_dependency().
-template <class... Parameters, class... Arguments> void gemm_start(void (*kernel)(Parameters...), int num_blocks,
-                                                                   int cluster, int bytes, bool early,
-                                                                   cudaStream_t stream, const Arguments&... arguments) {
+template <class... Parameters, class... Arguments>
+void gemm_start(void (*kernel)(Parameters...), int num_blocks, int cluster, int bytes, bool early,
+                const Execution& exec, const Arguments&... arguments) {
     cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
     cudaLaunchAttribute attributes[2] = {};
     cudaLaunchConfig_t config = {};
     config.gridDim = dim3(num_blocks);
     config.blockDim = dim3(384);
     config.dynamicSmemBytes = bytes;
-    config.stream = stream;
+    config.stream = exec.stream;
     config.attrs = attributes;
     if (cluster > 1) {
         cudaLaunchAttribute& attribute = attributes[config.numAttrs++];
         attribute.id = cudaLaunchAttributeClusterDimension;
         attribute.val.clusterDim.x = cluster, attribute.val.clusterDim.y = 1, attribute.val.clusterDim.z = 1;
     }
-    if (early && may_launch_early()) {
+    if (early && exec.may_launch_early()) {
         cudaLaunchAttribute& attribute = attributes[config.numAttrs++];
         attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
         attribute.val.programmaticStreamSerializationAllowed = 1;
@@ -628,19 +628,18 @@ template <class... Parameters, class... Arguments> void gemm_start(void (*kernel
 // out = finish(inp weight^T), and idle warps run `idle_work`. Requires has_sm90a(), K % 8 == 0, N % 8 == 0, and all
 // pointers aligned to 16 bytes.
 template <class G = GemmPingPong192Pairs, class Epilogue, class IdleWork = GemmNoIdleWork>
-void gemm(const GemmArgs& g, const Epilogue& epilogue, cudaStream_t stream, const IdleWork& idle_work = {}) {
+void gemm(const GemmArgs& g, const Epilogue& epilogue, const Execution& exec, const IdleWork& idle_work = {}) {
     require(has_sm90a()); // nvcc -gencode arch=compute_90a,code=sm_90a
     require((g.second != NULL) == ((Epilogue::EXTRAS & GEMM_SECOND) != 0));
     require((g.third != NULL) == ((Epilogue::EXTRAS & GEMM_THIRD) != 0));
-    int num_tiles = gemm_num_tiles<G>(g.M, g.N, g.K),
-        num_clusters = min(num_tiles, free_multiprocessors() / G::CLUSTER);
+    int num_tiles = gemm_num_tiles<G>(g.M, g.N, g.K), num_clusters = min(num_tiles, exec.free_sms() / G::CLUSTER);
     int num_blocks = num_clusters * G::CLUSTER, bytes = GemmSMem<G>::bytes();
     if constexpr (IdleWork::WORKS) {
-        gemm_start(gemm_idle_work_sm90_kernel<G, Epilogue, IdleWork>, num_blocks, G::CLUSTER, bytes, true, stream,
+        gemm_start(gemm_idle_work_sm90_kernel<G, Epilogue, IdleWork>, num_blocks, G::CLUSTER, bytes, true, exec,
                    gemm_maps<G>(g), epilogue, g.M, g.N, g.K, num_tiles, idle_work);
     } else {
-        gemm_start(gemm_sm90_kernel9<G, Epilogue>, num_blocks, G::CLUSTER, bytes, true, stream, gemm_maps<G>(g),
-                   epilogue, g.M, g.N, g.K, num_tiles);
+        gemm_start(gemm_sm90_kernel9<G, Epilogue>, num_blocks, G::CLUSTER, bytes, true, exec, gemm_maps<G>(g), epilogue,
+                   g.M, g.N, g.K, num_tiles);
     }
 }
 #endif

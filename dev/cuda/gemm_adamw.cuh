@@ -107,14 +107,15 @@ __global__ void __launch_bounds__(256) finish_deferred_update_kernel(const __gri
     }
 }
 
-// Finishes the deferred update of the layers before `layer`: afterwards their weights may be read.
-void finish_deferred_update(int layer, cudaStream_t stream) {
-    DeferredUpdate w = deferred_update();
+// Finishes the deferred update of the layers before `layer`, if exec has one: afterwards their weights may be read.
+void finish_deferred_update(int layer, const Execution& exec) {
+    if (!exec.update) { return; }
+    DeferredUpdate w = *exec.update;
     w.last = std::min(w.last, layer * w.chunks_of_layer());
     if (!w.is_pending()) { return; }
-    Op op(stream, 0, 0, "adamw, rest"); // idle warps may have updated most of the values, or all
-    launch_early(finish_deferred_update_kernel, dim3(ceil_div(w.last - w.first, 8)), dim3(256), 0, stream, w);
-    deferred_update().first = w.last;
-    if (!deferred_update().is_pending()) { cudaCheck(cudaMemsetAsync(&w.state->is_deferred, 0, sizeof(int), stream)); }
+    Op op(exec, 0, 0, "adamw, rest"); // idle warps may have updated most of the values, or all
+    launch_early(finish_deferred_update_kernel, dim3(ceil_div(w.last - w.first, 8)), dim3(256), 0, exec, w);
+    exec.update->first = w.last;
+    if (!exec.update->is_pending()) { cudaCheck(cudaMemsetAsync(&w.state->is_deferred, 0, sizeof(int), exec.stream)); }
 }
 // ==== end promoted: gemm_adamw ====

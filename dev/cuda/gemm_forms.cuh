@@ -282,7 +282,7 @@ template <class G, class Epilogue> __global__ void __launch_bounds__(384, 1)
 
 // Like gemm(), with the form G. If GEMM_E4M3 is set, g.out is NULL, because the epilogue has its own pointer `out`.
 template <class G, class Epilogue>
-void gemm_tiles(const GemmArgs& g, const Epilogue& epilogue, bool early, cudaStream_t stream) {
+void gemm_tiles(const GemmArgs& g, const Epilogue& epilogue, bool early, const Execution& exec) {
     require(has_sm90a()); // nvcc -gencode arch=compute_90a,code=sm_90a
     require((g.second != NULL) == ((Epilogue::EXTRAS & GEMM_SECOND) != 0));
     require((g.third != NULL) == ((Epilogue::EXTRAS & GEMM_THIRD) != 0));
@@ -293,24 +293,24 @@ void gemm_tiles(const GemmArgs& g, const Epilogue& epilogue, bool early, cudaStr
     } else {
         kernel = gemm_forms_sm90_kernel<G, Epilogue>;
     }
-    gemm_start(kernel, num_clusters * G::CLUSTER, G::CLUSTER, GemmSMem<G>::bytes(), early, stream, gemm_maps<G>(g),
+    gemm_start(kernel, num_clusters * G::CLUSTER, G::CLUSTER, GemmSMem<G>::bytes(), early, exec, gemm_maps<G>(g),
                epilogue, g.M, g.N, g.K, num_tiles);
 }
 
 // Like gemm(), with form number `form`.
 template <class Epilogue, template <class> class Tiles = GemmTilesSame>
-void gemm_form(const GemmArgs& g, const Epilogue& epilogue, bool early, cudaStream_t stream, int form) {
+void gemm_form(const GemmArgs& g, const Epilogue& epilogue, bool early, const Execution& exec, int form) {
     switch (form) {
     case GEMM_PING_PONG_192:
-        return gemm_tiles<Tiles<GemmPingPong192>>(g, epilogue, early, stream);
+        return gemm_tiles<Tiles<GemmPingPong192>>(g, epilogue, early, exec);
     case GEMM_PING_PONG_192_PAIRS:
-        return gemm_tiles<Tiles<GemmPingPong192Pairs>>(g, epilogue, early, stream);
+        return gemm_tiles<Tiles<GemmPingPong192Pairs>>(g, epilogue, early, exec);
     case GEMM_COOPERATIVE_256:
-        return gemm_tiles<Tiles<GemmCooperative256>>(g, epilogue, early, stream);
+        return gemm_tiles<Tiles<GemmCooperative256>>(g, epilogue, early, exec);
     case GEMM_COOPERATIVE_256_PAIRS:
-        return gemm_tiles<Tiles<GemmCooperative256Pairs>>(g, epilogue, early, stream);
+        return gemm_tiles<Tiles<GemmCooperative256Pairs>>(g, epilogue, early, exec);
     case GEMM_PING_PONG_128_PAIRS:
-        return gemm_tiles<Tiles<GemmPingPong128Pairs>>(g, epilogue, early, stream);
+        return gemm_tiles<Tiles<GemmPingPong128Pairs>>(g, epilogue, early, exec);
     }
     require(!"a form of gemm");
 }
@@ -318,9 +318,9 @@ void gemm_form(const GemmArgs& g, const Epilogue& epilogue, bool early, cudaStre
 // As gemm_form, but the operands are e4m3, (M,K) and (N,K), K % 16 == 0. g's pointers to them are cast to floatX, so
 // g.K counts pairs of elements: it is half of K.
 template <class Epilogue>
-void gemm_form_e4m3(const GemmArgs& g, const Epilogue& epilogue, bool early, cudaStream_t stream, int form) {
+void gemm_form_e4m3(const GemmArgs& g, const Epilogue& epilogue, bool early, const Execution& exec, int form) {
     require(!(Epilogue::EXTRAS & GEMM_E4M3) || g.N % 64 == 0);
-    gemm_form<Epilogue, GemmTilesE4M3>(g, epilogue, early, stream, form);
+    gemm_form<Epilogue, GemmTilesE4M3>(g, epilogue, early, exec, form);
 }
 
 #endif

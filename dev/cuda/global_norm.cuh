@@ -51,17 +51,17 @@ __global__ void global_norm_finish_kernel5(float* norm, const float* block_sums,
 size_t global_norm_scratch() { return 4096; }
 
 // norm (1) = sqrt(sum(grads^2)) | scratch (global_norm_scratch()) | grads (n), aligned to 16 bytes
-void global_norm(float* norm, float* scratch, const float* grads, size_t n, cudaStream_t stream, int block_size) {
-    Op op(stream, 4.0 * n, 2.0 * n, "global_norm");
+void global_norm(float* norm, float* scratch, const float* grads, size_t n, const Execution& exec, int block_size) {
+    Op op(exec, 4.0 * n, 2.0 * n, "global_norm");
     require((size_t)grads % 16 == 0);
     int num_blocks; // first the resident blocks per SM, then the blocks that fit on the whole GPU at once
     cudaCheck(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&num_blocks, global_norm_kernel5, block_size, 0));
     num_blocks = min(num_blocks * num_multiprocessors(), (int)global_norm_scratch());
-    global_norm_kernel5<<<num_blocks, block_size, 0, stream>>>(scratch, grads, n);
-    global_norm_finish_kernel5<<<1, 32, 0, stream>>>(norm, scratch, num_blocks);
+    global_norm_kernel5<<<num_blocks, block_size, 0, exec.stream>>>(scratch, grads, n);
+    global_norm_finish_kernel5<<<1, 32, 0, exec.stream>>>(norm, scratch, num_blocks);
     cudaCheck(cudaGetLastError());
 }
-void global_norm(float* norm, float* scratch, const float* grads, size_t n, cudaStream_t stream) {
-    global_norm(norm, scratch, grads, n, stream, tuned_config("global_norm", n, 1, 512));
+void global_norm(float* norm, float* scratch, const float* grads, size_t n, const Execution& exec) {
+    global_norm(norm, scratch, grads, n, exec, tuned_config(exec.tuned, "global_norm", n, 1, 512));
 }
 // ==== end promoted: global_norm ====

@@ -561,8 +561,8 @@ static void layernorm_backward_two_kernels(const LayernormBackwardLaunch& l, flo
 void layernorm_backward8(floatX* dinp, float* dweight, float* dbias, float* scratch, const floatX* dout,
                          const floatX* dresidual, const floatX* inp, const floatX* weight, const float* mean,
                          const float* rstd, int N, int C, cudaStream_t stream, int block_size) {
-    layernorm_backward_two_kernels(layernorm_backward_launch8(N, C, block_size), dinp, dweight, dbias, scratch, dout,
-                                   dresidual, inp, weight, mean, rstd, N, C, stream);
+    layernorm_backward_two_kernels(layernorm_backward_launch8(N, C, block_size, stream), dinp, dweight, dbias, scratch,
+                                   dout, dresidual, inp, weight, mean, rstd, N, C, stream);
 }
 
 // ---- kernel 9: cp.async prefetches the next row; this is kernel 10 without programmatic dependent launch ----
@@ -570,8 +570,8 @@ void layernorm_backward8(floatX* dinp, float* dweight, float* dbias, float* scra
 void layernorm_backward9(floatX* dinp, float* dweight, float* dbias, float* scratch, const floatX* dout,
                          const floatX* dresidual, const floatX* inp, const floatX* weight, const float* mean,
                          const float* rstd, int N, int C, cudaStream_t stream, int block_size) {
-    layernorm_backward_two_kernels(layernorm_backward_launch10(N, C, block_size, 2), dinp, dweight, dbias, scratch,
-                                   dout, dresidual, inp, weight, mean, rstd, N, C, stream);
+    layernorm_backward_two_kernels(layernorm_backward_launch10(N, C, block_size, 2, stream), dinp, dweight, dbias,
+                                   scratch, dout, dresidual, inp, weight, mean, rstd, N, C, stream);
 }
 
 static void declare(Bench& b) {

@@ -211,14 +211,14 @@ struct LayernormBackwardLaunch {
 };
 
 // Chooses the instance and the grid of kernel 8 for rows of C elements. A block is at least one team.
-inline LayernormBackwardLaunch layernorm_backward_launch8(int N, int C, int block_size) {
+inline LayernormBackwardLaunch layernorm_backward_launch8(int N, int C, int block_size, const Execution& exec) {
     int num_vectors = C / x128::size, team_warps = layernorm_backward_team_warps(num_vectors);
     require(N >= 1 && C >= 8 && C % 8 == 0 && team_warps <= 16);
     block_size = max(block_size, 32 * team_warps);
     require(block_size % (32 * team_warps) == 0);
     require(block_size >= LAYERNORM_BACKWARD_MIN_BLOCK_SIZE && block_size <= LAYERNORM_BACKWARD_THREADS_PER_SM);
     int num_vecs = ceil_div(num_vectors, 32 * team_warps), num_teams = block_size / (32 * team_warps);
-    int grid_size = free_multiprocessors() * (LAYERNORM_BACKWARD_THREADS_PER_SM / block_size);
+    int grid_size = exec.free_sms() * (LAYERNORM_BACKWARD_THREADS_PER_SM / block_size);
     size_t shared_bytes = 2 * x128::size * (block_size + LAYERNORM_BACKWARD_PADDING) * sizeof(float);
     auto kernel = layernorm_backward_choose8(num_vecs, team_warps);
     return {kernel, min(grid_size, ceil_div(N, num_teams)), block_size, num_vecs, team_warps, 2, shared_bytes};
@@ -323,8 +323,9 @@ template <int num_sums> auto layernorm_backward_choose10(int num_vecs) {
 
 // Chooses kernel 10 if a team is one warp, the device code has cp.async and the ring fits in shared memory; otherwise
 // kernel 8, which always has two sums.
-inline LayernormBackwardLaunch layernorm_backward_launch10(int N, int C, int block_size, int num_sums) {
-    LayernormBackwardLaunch l = layernorm_backward_launch8(N, C, block_size);
+inline LayernormBackwardLaunch layernorm_backward_launch10(int N, int C, int block_size, int num_sums,
+                                                           const Execution& exec) {
+    LayernormBackwardLaunch l = layernorm_backward_launch8(N, C, block_size, exec);
     size_t sums_bytes = num_sums * x128::size * (block_size + LAYERNORM_BACKWARD_PADDING) * sizeof(float);
     auto kernel =
         num_sums == 3 ? layernorm_backward_choose10<3>(l.num_vecs) : layernorm_backward_choose10<2>(l.num_vecs);
@@ -341,13 +342,13 @@ inline LayernormBackwardLaunch layernorm_backward_launch10(int N, int C, int blo
 // threads: of a block; 0: 512. dinp_sums: see layernorm_backward
 void layernorm_backward10(floatX* dinp, float* dinp_sums, float* dweight, float* dbias, float* scratch,
                           const floatX* dout, const floatX* dresidual, const floatX* inp, const floatX* weight,
-                          const float* mean, const float* rstd, int N, int C, cudaStream_t stream, int threads) {
-    LayernormBackwardLaunch l = layernorm_backward_launch10(N, C, threads ? threads : 512, dinp_sums ? 3 : 2);
-    launch_early(l.kernel, dim3(l.grid_size), dim3(l.block_size), l.shared_bytes, stream, dinp, scratch, dout,
-                 dresidual, inp, weight, mean, rstd, N, C, l.team_warps);
-    column_sums<16>(dweight, dbias, l.num_sums == 3 ? dinp_sums : NULL, scratch, l.grid_size, C, stream);
-    scratch += (size_t)l.grid_size * l.num_sums * C; // its terms may have to wait: column_sums_wait()
-    if (dinp_sums && l.num_sums < 3) { matmul_backward_bias(dinp_sums, scratch, dinp, N, C, stream); }
+                          const float* mean, const float* rstd, int N, int C, const Execution& exec, int threads) {
+    LayernormBackwardLaunch l = layernorm_backward_launch10(N, C, threads ? threads : 512, dinp_sums ? 3 : 2, exec);
+    launch_early(l.kernel, dim3(l.grid_size), dim3(l.block_size), l.shared_bytes, exec, dinp, scratch, dout, dresidual,
+                 inp, weight, mean, rstd, N, C, l.team_warps);
+    column_sums<16>(dweight, dbias, l.num_sums == 3 ? dinp_sums : NULL, scratch, l.grid_size, C, exec);
+    scratch += (size_t)l.grid_size * l.num_sums * C; // its terms may have to wait: exec.sums
+    if (dinp_sums && l.num_sums < 3) { matmul_backward_bias(dinp_sums, scratch, dinp, N, C, exec); }
 }
 // ---- kernel 11: 5 with the next rows copied ahead by cp.async, for rows that are longer than a warp holds ----
 
@@ -495,7 +496,8 @@ template <int num_sums> auto layernorm_backward_choose11(int num_vecs) {
 // layernorm_backward
 void layernorm_backward11(floatX* dinp, float* dinp_sums, float* dweight, float* dbias, float* scratch,
                           const floatX* dout, const floatX* dresidual, const floatX* inp, const floatX* weight,
-                          const float* mean, const float* rstd, int N, int C, cudaStream_t stream, int threads_per_sm) {
+                          const float* mean, const float* rstd, int N, int C, const Execution& exec,
+                          int threads_per_sm) {
     int num_vecs = layernorm_backward_vecs11(C);
     require(C % x128::size == 0 && num_vecs > 0);
     int block_size = 32 * ceil_div(C / x128::size, 32 * num_vecs), rows = 4 / num_vecs, resident;
@@ -505,10 +507,10 @@ void layernorm_backward11(floatX* dinp, float* dinp_sums, float* dweight, float*
     size_t ring_bytes = (size_t)LAYERNORM_BACKWARD_STAGES * 12 * block_size * sizeof(x128);
     cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)ring_bytes));
     cudaCheck(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, kernel, block_size, ring_bytes));
-    int grid_size = min(free_multiprocessors() * min(max(resident, 1), blocks_per_sm), ceil_div(N, rows));
-    launch_early(kernel, dim3(grid_size), dim3(block_size), ring_bytes, stream, dinp, scratch, dout, dresidual, inp,
+    int grid_size = min(exec.free_sms() * min(max(resident, 1), blocks_per_sm), ceil_div(N, rows));
+    launch_early(kernel, dim3(grid_size), dim3(block_size), ring_bytes, exec, dinp, scratch, dout, dresidual, inp,
                  weight, mean, rstd, N, C);
-    column_sums<16>(dweight, dbias, dinp_sums, scratch, grid_size, C, stream);
+    column_sums<16>(dweight, dbias, dinp_sums, scratch, grid_size, C, exec);
 }
 
 // Whether a row is longer than what kernel 10 holds in a warp, and kernel 11 takes it.
@@ -522,11 +524,11 @@ inline bool layernorm_backward_is_wide(int C) {
 // weight (C); mean, rstd (N)
 void layernorm_backward(floatX* dinp, float* dinp_sums, float* dweight, float* dbias, float* scratch,
                         const floatX* dout, const floatX* dresidual, const floatX* inp, const floatX* weight,
-                        const float* mean, const float* rstd, int N, int C, cudaStream_t stream) {
-    Op op(stream, (dresidual ? 4.0 : 3.0) * N * C * sizeof(floatX), 0, "layernorm_backward");
+                        const float* mean, const float* rstd, int N, int C, const Execution& exec) {
+    Op op(exec, (dresidual ? 4.0 : 3.0) * N * C * sizeof(floatX), 0, "layernorm_backward");
     bool wide = layernorm_backward_is_wide(C);
-    int config = tuned_config("layernorm_backward", N, C, wide ? 0 : 512);
+    int config = tuned_config(exec.tuned, "layernorm_backward", N, C, wide ? 0 : 512);
     (wide ? layernorm_backward11 : layernorm_backward10)(dinp, dinp_sums, dweight, dbias, scratch, dout, dresidual, inp,
-                                                         weight, mean, rstd, N, C, stream, config);
+                                                         weight, mean, rstd, N, C, exec, config);
 }
 // ==== end promoted: layernorm_backward ====

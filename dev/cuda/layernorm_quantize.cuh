@@ -86,11 +86,11 @@ template <class Launch> static void layernorm_quantize_vectors(int C, Launch lau
     with_constant<7>(ceil_div(C, 256), launch); // C <= 1792
 }
 
-static void layernorm_quantize2(const LayernormQuantizeArgs& q, cudaStream_t stream, int block_size) {
+static void layernorm_quantize2(const LayernormQuantizeArgs& q, const Execution& exec, int block_size) {
     require(!q.to.columns && block_size <= 512);
     layernorm_quantize_vectors(q.C, [&](auto num_vecs) {
         auto kernel = layernorm_quantize_kernel2<decltype(num_vecs)::value>;
-        kernel<<<ceil_div(q.N, block_size / 32), block_size, 0, stream>>>(q);
+        kernel<<<ceil_div(q.N, block_size / 32), block_size, 0, exec.stream>>>(q);
     });
     cudaCheck(cudaGetLastError());
 }
@@ -134,24 +134,24 @@ template <int num_vecs> __global__ void __launch_bounds__(512) layernorm_quantiz
     seen.store(q.to);
 }
 
-static void layernorm_quantize3(const LayernormQuantizeArgs& q, cudaStream_t stream, int block_size) {
+static void layernorm_quantize3(const LayernormQuantizeArgs& q, const Execution& exec, int block_size) {
     require(q.to.columns && !q.unquantized && q.N % 16 == 0 && block_size <= 512);
     layernorm_quantize_vectors(q.C, [&](auto num_vecs) {
         auto kernel = layernorm_quantize_kernel3<decltype(num_vecs)::value>;
         int bytes = fp8_tile_bytes(q.C);
         cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
-        kernel<<<ceil_div(q.N, FP8_TILE_TOKENS), block_size, bytes, stream>>>(q);
+        kernel<<<ceil_div(q.N, FP8_TILE_TOKENS), block_size, bytes, exec.stream>>>(q);
     });
     cudaCheck(cudaGetLastError());
 }
 
 void layernorm_quantize(const Fp8Tensor<__nv_fp8_e4m3>& to, floatX* unquantized, floatX* residual, float* mean,
                         float* rstd, const floatX* inp, const floatX* inp2, const floatX* weight, const floatX* bias,
-                        int N, int C, cudaStream_t stream) {
-    Op op(stream, (double)N * C * ((inp2 ? 3 : 1) * sizeof(floatX) + (unquantized ? 2 : 0) + (to.columns ? 2 : 1)), 0,
+                        int N, int C, const Execution& exec) {
+    Op op(exec, (double)N * C * ((inp2 ? 3 : 1) * sizeof(floatX) + (unquantized ? 2 : 0) + (to.columns ? 2 : 1)), 0,
           "layernorm_quantize");
     LayernormQuantizeArgs q = {to, unquantized, residual, mean, rstd, inp, inp2, weight, bias, N, C};
-    to.columns ? layernorm_quantize3(q, stream, 256) : layernorm_quantize2(q, stream, 256);
+    to.columns ? layernorm_quantize3(q, exec, 256) : layernorm_quantize2(q, exec, 256);
 }
 #endif
 // ==== end promoted: layernorm_quantize ====

@@ -89,9 +89,11 @@ static void declare(Bench& b) {
     auto both = [=](auto forward, auto backward) {
         LinearCrossEntropy g = {logits, losses, scratch, scaled, weight, targets, dloss, N, C, V, Vp};
         cudaCheck(cudaMemcpyAsync(scaled, inp, (size_t)N * C * sizeof(floatX), cudaMemcpyDeviceToDevice, stream));
-        follows_event() = true; // a copy is no kernel that could let the next one start early
-        forward(g, stream);
-        backward(g, (floatX*)dinp, (float*)dweight, false, stream);
+        bool after_event = true; // a copy is no kernel that could let the next one start early
+        Execution exec = stream;
+        exec.after_event = &after_event;
+        forward(g, exec);
+        backward(g, (floatX*)dinp, (float*)dweight, false, exec);
     };
     if (which != 3) { // kernel 1 has no limit, so it would differ from the reference
         b.kernel(1, "the product, fused_classifier, the products of the backward pass",

@@ -31,16 +31,16 @@ struct LinearCrossEntropy {
     int N, C, V, Vp;
 };
 
-void linear_cross_entropy_forward1(const LinearCrossEntropy& g, cudaStream_t stream) {
-    matmul_forward(g.logits, NULL, g.inp, g.weight, NULL, NULL, g.N, g.C, g.Vp, stream);
-    fused_classifier(g.logits, g.losses, g.targets, g.dloss, g.N, g.V, g.Vp, stream);
+void linear_cross_entropy_forward1(const LinearCrossEntropy& g, const Execution& exec) {
+    matmul_forward(g.logits, NULL, g.inp, g.weight, NULL, NULL, g.N, g.C, g.Vp, exec);
+    fused_classifier(g.logits, g.losses, g.targets, g.dloss, g.N, g.V, g.Vp, exec);
 }
 
 // dinp = dout weight, dweight = dout^T inp, or += if accumulate, with dout (N,Vp) in the memory of the logits
 void linear_cross_entropy_backward1(const LinearCrossEntropy& g, floatX* dinp, float* dweight, bool accumulate,
-                                    cudaStream_t stream) {
-    matmul_backward_weight(dweight, g.scratch, g.logits, g.inp, g.N, g.C, g.Vp, accumulate, stream);
-    matmul_backward_input(dinp, NULL, g.scratch, g.logits, g.weight, NULL, g.N, g.C, g.Vp, stream);
+                                    const Execution& exec) {
+    matmul_backward_weight(dweight, g.scratch, g.logits, g.inp, g.N, g.C, g.Vp, accumulate, exec);
+    matmul_backward_input(dinp, NULL, g.scratch, g.logits, g.weight, NULL, g.N, g.C, g.Vp, exec);
 }
 // ---- kernel 2: softmax begins in the product's epilogue, so no pass reads and writes the logits ----
 
@@ -139,31 +139,31 @@ __global__ void linear_cross_entropy_scale_kernel2(floatX* x, const float* losse
         store128(x + (size_t)row * C + i, y);
     }
 }
-void linear_cross_entropy_scale2(floatX* x, const LinearCrossEntropy& g, cudaStream_t stream) {
-    Op op(stream, 2.0 * g.N * g.C * sizeof(floatX), 0, "scale_rows %d", g.C);
-    launch_early(linear_cross_entropy_scale_kernel2, ceil_div(g.N, 8), 256, 0, stream, x, (const float*)g.losses,
-                 g.dloss, g.N, g.C);
+void linear_cross_entropy_scale2(floatX* x, const LinearCrossEntropy& g, const Execution& exec) {
+    Op op(exec, 2.0 * g.N * g.C * sizeof(floatX), 0, "scale_rows %d", g.C);
+    launch_early(linear_cross_entropy_scale_kernel2, ceil_div(g.N, 8), 256, 0, exec, x, (const float*)g.losses, g.dloss,
+                 g.N, g.C);
 }
 
 inline int linear_cross_entropy_tiles(int Vp) { return ceil_div(Vp, GemmPingPong192Pairs::COLUMNS); }
 
-void linear_cross_entropy_forward2(const LinearCrossEntropy& g, cudaStream_t stream) {
+void linear_cross_entropy_forward2(const LinearCrossEntropy& g, const Execution& exec) {
     float *shifts = g.scratch, *sums = g.scratch + g.N;
     int num_tiles = linear_cross_entropy_tiles(g.Vp);
-    Op op(stream, ((double)g.N * (g.C + g.Vp) + (double)g.Vp * g.C) * sizeof(floatX), 2.0 * g.N * g.C * g.Vp,
+    Op op(exec, ((double)g.N * (g.C + g.Vp) + (double)g.Vp * g.C) * sizeof(floatX), 2.0 * g.N * g.C * g.Vp,
           "matmul_forward %d -> %d, loss", g.C, g.Vp);
-    launch_early(linear_cross_entropy_shift_kernel2, ceil_div(g.N, 8), 256, 0, stream, shifts, (const floatX*)g.inp,
+    launch_early(linear_cross_entropy_shift_kernel2, ceil_div(g.N, 8), 256, 0, exec, shifts, (const floatX*)g.inp,
                  g.weight, g.targets, g.N, g.C);
-    gemm(GemmArgs{g.logits, NULL, g.inp, g.weight, NULL, g.N, g.Vp, g.C}, GemmRatios{shifts, sums, g.N, g.V}, stream);
-    launch_early(linear_cross_entropy_finish_kernel2, ceil_div(g.N, 32), 256, 0, stream, g.logits, g.losses,
+    gemm(GemmArgs{g.logits, NULL, g.inp, g.weight, NULL, g.N, g.Vp, g.C}, GemmRatios{shifts, sums, g.N, g.V}, exec);
+    launch_early(linear_cross_entropy_finish_kernel2, ceil_div(g.N, 32), 256, 0, exec, g.logits, g.losses,
                  (const float*)sums, g.targets, num_tiles, g.N, g.Vp, g.dloss != NULL);
 }
 
 void linear_cross_entropy_backward2(const LinearCrossEntropy& g, floatX* dinp, float* dweight, bool accumulate,
-                                    cudaStream_t stream) {
-    linear_cross_entropy_scale2(g.inp, g, stream);
-    linear_cross_entropy_backward1(g, dinp, dweight, accumulate, stream);
-    linear_cross_entropy_scale2(dinp, g, stream);
+                                    const Execution& exec) {
+    linear_cross_entropy_scale2(g.inp, g, exec);
+    linear_cross_entropy_backward1(g, dinp, dweight, accumulate, exec);
+    linear_cross_entropy_scale2(dinp, g, exec);
 }
 #endif
 
@@ -193,13 +193,13 @@ size_t linear_cross_entropy_scratch(int N, int C, int Vp) {
 // | scratch (linear_cross_entropy_scratch(N, C, Vp))
 void linear_cross_entropy_forward(floatX* logits, float* losses, float* scratch, const floatX* inp,
                                   const floatX* weight, const int* targets, const float* dloss, int N, int C, int V,
-                                  int Vp, cudaStream_t stream) {
+                                  int Vp, const Execution& exec) {
     require(C % 8 == 0 && Vp % 8 == 0 && 1 <= V && V <= Vp);
     LinearCrossEntropy g = {logits, losses, scratch, (floatX*)inp, weight, targets, dloss, N, C, V, Vp};
 #if defined(ENABLE_BF16)
-    if (linear_cross_entropy_choice(N, C, Vp) == 2) { return linear_cross_entropy_forward2(g, stream); }
+    if (linear_cross_entropy_choice(N, C, Vp) == 2) { return linear_cross_entropy_forward2(g, exec); }
 #endif
-    linear_cross_entropy_forward1(g, stream);
+    linear_cross_entropy_forward1(g, exec);
 }
 
 // dinp (N,C) = dlogits weight, dweight (Vp,C) = dlogits^T inp, or += if accumulate, where dlogits = (softmax(logits) -
@@ -207,14 +207,14 @@ void linear_cross_entropy_forward(floatX* logits, float* losses, float* scratch,
 // overwritten | scratch (matmul_backward_weight_scratch(N, C, Vp))
 void linear_cross_entropy_backward(floatX* dinp, float* dweight, float* scratch, floatX* logits, float* losses,
                                    floatX* inp, const floatX* weight, const float* dloss, int N, int C, int Vp,
-                                   bool accumulate, cudaStream_t stream) {
+                                   bool accumulate, const Execution& exec) {
     require(dloss);
     LinearCrossEntropy g = {logits, losses, scratch, inp, weight, NULL, dloss, N, C, Vp, Vp};
 #if defined(ENABLE_BF16)
     if (linear_cross_entropy_choice(N, C, Vp) == 2) {
-        return linear_cross_entropy_backward2(g, dinp, dweight, accumulate, stream);
+        return linear_cross_entropy_backward2(g, dinp, dweight, accumulate, exec);
     }
 #endif
-    linear_cross_entropy_backward1(g, dinp, dweight, accumulate, stream);
+    linear_cross_entropy_backward1(g, dinp, dweight, accumulate, exec);
 }
 // ==== end promoted: linear_cross_entropy ====

@@ -258,7 +258,7 @@ template <class Op> __global__ void __launch_bounds__(384, 1)
 // out (N,OC) = op(inp (N,K)) weight (OC,K)^T. If `early` is true, the kernel starts while the previous kernel in
 // the stream ends (programmatic dependent launch), and waits for that kernel before it reads anything.
 template <class Op> void linear_launch(const Op& op, floatX* out, const floatX* inp, const floatX* weight, int N, int K,
-                                       int OC, bool early, cudaStream_t stream) {
+                                       int OC, bool early, const Execution& exec) {
     require(N >= 1 && K >= 8 && K % 8 == 0 && OC >= 8 && OC % 8 == 0);
     require(has_sm90a()); // nvcc -gencode arch=compute_90a,code=sm_90a
     CUtensorMap inp_map = tensor_map(inp, {K, N}, {64, 128}), weight_map = tensor_map(weight, {K, OC}, {64, 256});
@@ -267,7 +267,7 @@ template <class Op> void linear_launch(const Op& op, floatX* out, const floatX* 
     size_t num_tiles = ceil_div((size_t)N, (size_t)128) * columns;
     require(num_tiles <= INT_MAX);
     int num_blocks = (int)std::min((size_t)num_multiprocessors(), num_tiles);
-    gemm_start(linear_sm90_kernel<Op>, num_blocks, 1, sizeof(LinearSMem) + 1024, early, stream, op, inp_map, weight_map,
+    gemm_start(linear_sm90_kernel<Op>, num_blocks, 1, sizeof(LinearSMem) + 1024, early, exec, op, inp_map, weight_map,
                out_map, LinearTiles{N, K, OC, columns, (int)num_tiles});
 }
 

@@ -70,10 +70,12 @@ void matmul_adamw2(const MatmulAdamW& f, cudaStream_t side, const cudaEvent_t (&
 
 #if !defined(ENABLE_FP32)
 void matmul_adamw3(const MatmulAdamW& f, cudaStream_t stream) {
-    deferred_update() = f.update;
+    DeferredUpdate update = f.update;
+    Execution exec = stream;
+    exec.update = &update;
     cudaCheck(cudaMemsetAsync(f.update.done, 0, f.update.num_workers * sizeof(int), stream));
-    matmul_forward21(f.out, {NULL}, f.inp, f.weight, f.bias, NULL, f.N, f.C, f.OC, stream);
-    finish_deferred_update(LAYERS, stream);
+    matmul_forward21(f.out, {NULL}, f.inp, f.weight, f.bias, NULL, f.N, f.C, f.OC, exec);
+    finish_deferred_update(LAYERS, exec);
 }
 #endif
 

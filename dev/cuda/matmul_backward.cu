@@ -108,16 +108,15 @@ static int matmul_backward_num_tiles(const MatmulBackwardProduct& p, int size) {
 
 #include "matmul_backward.cuh" // kernels 6, 8 and 10
 
-static void matmul_backward_cublaslt(const MatmulBackwardArgs& g, cudaStream_t stream) {
+static void matmul_backward_cublaslt(const MatmulBackwardArgs& g, const Execution& exec) {
     const MatmulBackwardProduct &x = g.input, &w = g.weight;
-    matmul_backward_input6(x.dinp, x.a, x.b, x.pre_gelu, x.M, x.N, x.K, stream);
-    matmul_backward_weight6(w.dweight, w.a, w.b, w.K, w.N, w.M, w.accumulate, stream);
+    matmul_backward_input6(x.dinp, x.a, x.b, x.pre_gelu, x.M, x.N, x.K, exec);
+    matmul_backward_weight6(w.dweight, w.a, w.b, w.K, w.N, w.M, w.accumulate, exec);
 }
 
-void matmul_backward0(const MatmulBackwardArgs& g, cudaStream_t stream) {
-    cublaslt_tune(false);
-    matmul_backward_cublaslt(g, stream);
-    cublaslt_tune(true);
+void matmul_backward0(const MatmulBackwardArgs& g, Execution exec) {
+    exec.times_algorithms = false;
+    matmul_backward_cublaslt(g, exec);
 }
 
 // ---- kernel 1: one thread per element of dinp, then of dweight ----

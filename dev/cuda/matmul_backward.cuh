@@ -26,7 +26,7 @@ kernels, errors and sources.
 
 // Arguments as for matmul_backward_input.
 void matmul_backward_input6(floatX* dinp, const floatX* dout, const floatX* weight, const floatX* pre_gelu, int N,
-                            int C, int OC, cudaStream_t stream) {
+                            int C, int OC, const Execution& exec) {
     MatmulCall call;
     call.out = dinp;
     call.a = dout, call.b = weight;
@@ -34,18 +34,18 @@ void matmul_backward_input6(floatX* dinp, const floatX* dout, const floatX* weig
     if (pre_gelu && sizeof(floatX) == 2) { // in fp32 the library's gelu' would dominate the error
         call.epilogue = MATMUL_DGELU;
         call.aux = (void*)pre_gelu; // the library only reads it
-        if (cublaslt_matmul(call, stream)) { return; }
+        if (cublaslt_matmul(call, exec)) { return; }
     }
     call.epilogue = MATMUL_PLAIN;
     call.aux = NULL;
-    bool supported = cublaslt_matmul(call, stream);
+    bool supported = cublaslt_matmul(call, exec);
     require(supported);
-    if (pre_gelu) { gelu_backward(dinp, dinp, pre_gelu, (size_t)N * C, stream); }
+    if (pre_gelu) { gelu_backward(dinp, dinp, pre_gelu, (size_t)N * C, exec); }
 }
 
 // Arguments as for matmul_backward_weight.
 void matmul_backward_weight6(float* dweight, const floatX* dout, const floatX* inp, int N, int C, int OC,
-                             bool accumulate, cudaStream_t stream) {
+                             bool accumulate, const Execution& exec) {
     require(C % 8 == 0 && OC % 8 == 0);
     MatmulCall call;
     call.out = dweight, call.out_is_float = true;
@@ -53,7 +53,7 @@ void matmul_backward_weight6(float* dweight, const floatX* dout, const floatX* i
     call.b = inp;
     call.M = OC, call.N = C, call.K = N;
     call.add = accumulate ? dweight : NULL;
-    bool supported = cublaslt_matmul(call, stream);
+    bool supported = cublaslt_matmul(call, exec);
     require(supported);
 }
 
@@ -64,21 +64,21 @@ void matmul_backward_weight6(float* dweight, const floatX* dout, const floatX* i
 // Like matmul_backward_input, with gelu'. If dinp_sums is not NULL, the epilogue also sums the columns of dinp: partials receives
 // a row of C sums for each 128 rows.
 template <int extras>
-static void matmul_backward_launch8(const GemmArgs& g, float* dinp_sums, float* partials, cudaStream_t stream) {
+static void matmul_backward_launch8(const GemmArgs& g, float* dinp_sums, float* partials, const Execution& exec) {
     typedef GemmPingPong192PairsKN G;
-    if (!dinp_sums) { return gemm<G>(g, GemmBias<extras>{NULL}, stream); }
-    gemm<G>(g, GemmBiasSums<extras>{{NULL}, partials, g.N}, stream);
+    if (!dinp_sums) { return gemm<G>(g, GemmBias<extras>{NULL}, exec); }
+    gemm<G>(g, GemmBiasSums<extras>{{NULL}, partials, g.N}, exec);
 }
 void matmul_backward_input8(floatX* dinp, float* dinp_sums, float* partials, const floatX* dout, const floatX* weight,
-                            GeluSaved saved, int N, int C, int OC, cudaStream_t stream) {
+                            GeluSaved saved, int N, int C, int OC, const Execution& exec) {
     GemmArgs g = {dinp, NULL, dout, weight, saved.tensor, N, C, OC};
     if (saved.is_slope) {
-        matmul_backward_launch8<GEMM_MULTIPLY | GEMM_NO_BIAS>(g, dinp_sums, partials, stream);
+        matmul_backward_launch8<GEMM_MULTIPLY | GEMM_NO_BIAS>(g, dinp_sums, partials, exec);
     } else {
-        matmul_backward_launch8<GEMM_GELU_BACKWARD | GEMM_NO_BIAS>(g, dinp_sums, partials, stream);
+        matmul_backward_launch8<GEMM_GELU_BACKWARD | GEMM_NO_BIAS>(g, dinp_sums, partials, exec);
     }
     if (!dinp_sums) { return; }
-    column_sums<16>(dinp_sums, NULL, NULL, partials, ceil_div(N, 128), C, stream);
+    column_sums<16>(dinp_sums, NULL, NULL, partials, ceil_div(N, 128), C, exec);
 }
 #endif
 
@@ -109,20 +109,20 @@ size_t matmul_backward_input_scratch(int N, int C) {
 // the sums of dinp's columns, the gradient of a bias that was added to GELU's argument; NULL without gelu', and where it is
 // not wanted. scratch (matmul_backward_input_scratch(N, C))
 void matmul_backward_input(floatX* dinp, float* dinp_sums, float* scratch, const floatX* dout, const floatX* weight,
-                           GeluSaved saved, int N, int C, int OC, cudaStream_t stream) {
+                           GeluSaved saved, int N, int C, int OC, const Execution& exec) {
     require(C % 8 == 0 && OC % 8 == 0 && (saved.tensor || !dinp_sums));
     int kernel = matmul_backward_input_choice(N, C, saved.tensor != NULL);
     {
         double tensors = (double)N * OC + (double)OC * C + (saved.tensor ? 2.0 : 1.0) * N * C;
-        Op op(stream, tensors * sizeof(floatX), 2.0 * N * C * OC, "matmul_backward_input %d <- %d%s", C, OC,
+        Op op(exec, tensors * sizeof(floatX), 2.0 * N * C * OC, "matmul_backward_input %d <- %d%s", C, OC,
               saved.tensor ? ", gelu" : "");
         require(kernel == 8 || !saved.is_slope);
-        if (kernel == 6) { matmul_backward_input6(dinp, dout, weight, saved.tensor, N, C, OC, stream); }
+        if (kernel == 6) { matmul_backward_input6(dinp, dout, weight, saved.tensor, N, C, OC, exec); }
 #if !defined(ENABLE_FP32)
-        if (kernel == 8) { matmul_backward_input8(dinp, dinp_sums, scratch, dout, weight, saved, N, C, OC, stream); }
+        if (kernel == 8) { matmul_backward_input8(dinp, dinp_sums, scratch, dout, weight, saved, N, C, OC, exec); }
 #endif
     }
-    if (dinp_sums && kernel == 6) { matmul_backward_bias(dinp_sums, scratch, dinp, N, C, stream); }
+    if (dinp_sums && kernel == 6) { matmul_backward_bias(dinp_sums, scratch, dinp, N, C, exec); }
 }
 
 // ---- kernel 10: the steps of all tiles are cut into equal shares for all SMs (stream-K) ----
@@ -423,7 +423,7 @@ inline int matmul_backward_max_clusters() { return std::min(num_multiprocessors(
 inline int matmul_backward_columns(int C) { return ceil_div(C, 192) * 192 < ceil_div(C, 256) * 256 ? 192 : 256; }
 
 template <class G> void matmul_backward_launch10(float* dweight, float* scratch, const floatX* dout, const floatX* inp,
-                                                 int N, int C, int OC, bool accumulate, cudaStream_t stream,
+                                                 int N, int C, int OC, bool accumulate, const Execution& exec,
                                                  const MatmulBackwardSchedule& s) {
     auto kernel = matmul_backward_sm90_kernel10<G>;
     const int bytes = sizeof(MatmulBackwardRing<G>) + 1024;
@@ -436,7 +436,7 @@ template <class G> void matmul_backward_launch10(float* dweight, float* scratch,
     config.gridDim = dim3(s.num_clusters * G::CLUSTER);
     config.blockDim = dim3(384);
     config.dynamicSmemBytes = bytes;
-    config.stream = stream;
+    config.stream = exec.stream;
     config.attrs = &cluster;
     config.numAttrs = 1;
     cudaCheck(cudaLaunchKernelEx(&config, kernel, tensor_map(dout, {OC, N}, {64, 64}),
@@ -446,18 +446,18 @@ template <class G> void matmul_backward_launch10(float* dweight, float* scratch,
 // As matmul_backward_weight, by a given schedule. scratch (matmul_backward_weight_scratch10(C)), aligned to 16 bytes.
 // Two launches must not run at the same time, because they would use the same flags.
 void matmul_backward_scheduled10(float* dweight, float* scratch, const floatX* dout, const floatX* inp, int N, int C,
-                                 int OC, bool accumulate, cudaStream_t stream, const MatmulBackwardSchedule& s) {
+                                 int OC, bool accumulate, const Execution& exec, const MatmulBackwardSchedule& s) {
     require(has_sm90a()); // nvcc -gencode arch=compute_90a,code=sm_90a
     require(C % 8 == 0 && OC % 8 == 0);
     auto launch = matmul_backward_columns(C) == 192 ? matmul_backward_launch10<MatmulBackwardTile192>
                                                     : matmul_backward_launch10<MatmulBackwardTile256>;
-    launch(dweight, scratch, dout, inp, N, C, OC, accumulate, stream, s);
+    launch(dweight, scratch, dout, inp, N, C, OC, accumulate, exec, s);
 }
 // At most max_clusters clusters run.
 void matmul_backward_weight10(float* dweight, float* scratch, const floatX* dout, const floatX* inp, int N, int C,
-                              int OC, bool accumulate, cudaStream_t stream, int max_clusters) {
+                              int OC, bool accumulate, const Execution& exec, int max_clusters) {
     MatmulBackwardSchedule s = matmul_backward_schedule(N, C, OC, matmul_backward_columns(C), max_clusters);
-    matmul_backward_scheduled10(dweight, scratch, dout, inp, N, C, OC, accumulate, stream, s);
+    matmul_backward_scheduled10(dweight, scratch, dout, inp, N, C, OC, accumulate, exec, s);
 }
 // Number of floats in its scratch: each cluster stores one part at most.
 inline size_t matmul_backward_weight_scratch10(int C) {
@@ -492,16 +492,16 @@ size_t matmul_backward_weight_scratch(int N, int C, int OC) {
 
 // dweight (OC,C) = dout (N,OC)^T inp (N,C), or += if accumulate | scratch (matmul_backward_weight_scratch(N, C, OC))
 void matmul_backward_weight(float* dweight, float* scratch, const floatX* dout, const floatX* inp, int N, int C, int OC,
-                            bool accumulate, cudaStream_t stream) {
+                            bool accumulate, const Execution& exec) {
     double bytes = ((double)N * OC + (double)N * C) * sizeof(floatX) + (accumulate ? 8.0 : 4.0) * OC * C;
-    Op op(stream, bytes, 2.0 * N * C * OC, "matmul_backward_weight %d <- %d", C, OC);
+    Op op(exec, bytes, 2.0 * N * C * OC, "matmul_backward_weight %d <- %d", C, OC);
 #if !defined(ENABLE_FP32)
     if (matmul_backward_weight_choice(N, C, OC) == 10) {
-        return matmul_backward_weight10(dweight, scratch, dout, inp, N, C, OC, accumulate, stream,
-                                        std::min(matmul_backward_max_clusters(), free_multiprocessors() / 2));
+        return matmul_backward_weight10(dweight, scratch, dout, inp, N, C, OC, accumulate, exec,
+                                        std::min(matmul_backward_max_clusters(), exec.free_sms() / 2));
     }
 #endif
     (void)scratch;
-    matmul_backward_weight6(dweight, dout, inp, N, C, OC, accumulate, stream);
+    matmul_backward_weight6(dweight, dout, inp, N, C, OC, accumulate, exec);
 }
 // ==== end promoted: matmul_backward ====

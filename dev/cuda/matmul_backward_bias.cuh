@@ -69,21 +69,22 @@ __global__ void matmul_backward_bias_kernel7(float* partial, const floatX* dout,
 
 // dbias (OC) += dout summed over its rows | scratch (matmul_backward_bias_scratch(N, OC)) | dout (N,OC)
 // It launches one wave: as many blocks as can run at once, which share the rows equally. So there are few partial sums.
-void matmul_backward_bias(float* dbias, float* scratch, const floatX* dout, int N, int OC, cudaStream_t stream,
+void matmul_backward_bias(float* dbias, float* scratch, const floatX* dout, int N, int OC, const Execution& exec,
                           int block_size) {
-    Op op(stream, (double)N * OC * sizeof(floatX), 0, "matmul_backward_bias");
+    Op op(exec, (double)N * OC * sizeof(floatX), 0, "matmul_backward_bias");
     require(N >= 1 && OC % x128::size == 0);
     size_t shared = (size_t)block_size / 32 * MATMUL_BACKWARD_BIAS_COLUMNS * sizeof(float);
     int per_sm, tiles = ceil_div(OC, MATMUL_BACKWARD_BIAS_COLUMNS);
     cudaCheck(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_sm, matmul_backward_bias_kernel7, block_size, shared));
     int room = ceil_div(N, matmul_backward_bias_rows(N, OC)); // rows of partial sums that fit in scratch
-    int rows = ceil_div(N, min(room, max(1, free_multiprocessors() * per_sm / tiles)));
+    int rows = ceil_div(N, min(room, max(1, exec.free_sms() * per_sm / tiles)));
     int num = ceil_div(N, rows);
-    matmul_backward_bias_kernel7<<<dim3(tiles, num), block_size, shared, stream>>>(scratch, dout, N, OC, rows);
+    matmul_backward_bias_kernel7<<<dim3(tiles, num), block_size, shared, exec.stream>>>(scratch, dout, N, OC, rows);
     cudaCheck(cudaGetLastError());
-    column_sums<32>(dbias, NULL, NULL, scratch, num, OC, stream);
+    column_sums<32>(dbias, NULL, NULL, scratch, num, OC, exec);
 }
-void matmul_backward_bias(float* dbias, float* scratch, const floatX* dout, int N, int OC, cudaStream_t stream) {
-    matmul_backward_bias(dbias, scratch, dout, N, OC, stream, tuned_config("matmul_backward_bias", N, OC, 512));
+void matmul_backward_bias(float* dbias, float* scratch, const floatX* dout, int N, int OC, const Execution& exec) {
+    matmul_backward_bias(dbias, scratch, dout, N, OC, exec,
+                         tuned_config(exec.tuned, "matmul_backward_bias", N, OC, 512));
 }
 // ==== end promoted: matmul_backward_bias ====

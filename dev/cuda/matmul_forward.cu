@@ -103,10 +103,9 @@ static int matmul_forward_num_tiles(const MatmulForwardArgs& f, int rows, int co
 
 #include "matmul_forward.cuh" // kernels 19 to 21
 
-void matmul_forward0(const MatmulForwardArgs& f, cudaStream_t stream) {
-    cublaslt_tune(false);
-    matmul_forward20(f.out, f.pre_gelu, f.inp, f.weight, f.bias, f.residual, f.N, f.C, f.OC, stream);
-    cublaslt_tune(true);
+void matmul_forward0(const MatmulForwardArgs& f, Execution exec) {
+    exec.times_algorithms = false;
+    matmul_forward20(f.out, f.pre_gelu, f.inp, f.weight, f.bias, f.residual, f.N, f.C, f.OC, exec);
 }
 
 // ---- kernel 1: one thread per element of out; neighbouring lanes read weight a whole row apart ----

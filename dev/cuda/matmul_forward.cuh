@@ -23,14 +23,14 @@ sources.
 
 // out (N,OC) float = inp (N,C) weight (OC,C)^T, by cuBLASLt: for logits, which are not rounded to 16 bits
 void matmul_forward_float(float* out, const floatX* inp, const floatX* weight, int N, int C, int OC,
-                          cudaStream_t stream) {
-    Op op(stream, ((double)N * C + (double)OC * C) * sizeof(floatX) + (double)N * OC * sizeof(float), 2.0 * N * C * OC,
+                          const Execution& exec) {
+    Op op(exec, ((double)N * C + (double)OC * C) * sizeof(floatX) + (double)N * OC * sizeof(float), 2.0 * N * C * OC,
           "matmul_forward %d -> %d, in float", C, OC);
     MatmulCall call;
     call.out = out, call.out_is_float = true;
     call.a = inp, call.b = weight, call.b_transposed = true;
     call.M = N, call.N = OC, call.K = C;
-    bool supported = cublaslt_matmul(call, stream);
+    bool supported = cublaslt_matmul(call, exec);
     require(supported);
 }
 
@@ -54,24 +54,24 @@ __global__ void matmul_forward_add_kernel19(floatX* out, const float* product, c
 // out (N,OC) = inp (N,C) weight (OC,C)^T + bias (OC) + residual (N,OC), rounded once, where cuBLASLt rounds the product to floatX
 // before it adds the residual. product (N,OC) is scratch; residual may be out.
 void matmul_forward_residual(floatX* out, float* product, const floatX* inp, const floatX* weight, const floatX* bias,
-                             const floatX* residual, int N, int C, int OC, cudaStream_t stream, int block_size) {
+                             const floatX* residual, int N, int C, int OC, const Execution& exec, int block_size) {
     require(OC % 8 == 0);
-    matmul_forward_float(product, inp, weight, N, C, OC, stream);
+    matmul_forward_float(product, inp, weight, N, C, OC, exec);
     unsigned num_blocks = (unsigned)ceil_div((size_t)N * OC, (size_t)block_size * x128::size);
-    Op op(stream, (double)N * OC * (sizeof(float) + 2 * sizeof(floatX)), 0, "add_residual %d", OC);
-    launch_early(matmul_forward_add_kernel19, num_blocks, block_size, 0, stream, out, (const float*)product, bias,
+    Op op(exec, (double)N * OC * (sizeof(float) + 2 * sizeof(floatX)), 0, "add_residual %d", OC);
+    launch_early(matmul_forward_add_kernel19, num_blocks, block_size, 0, exec, out, (const float*)product, bias,
                  residual, N, OC);
 }
 void matmul_forward_residual(floatX* out, float* product, const floatX* inp, const floatX* weight, const floatX* bias,
-                             const floatX* residual, int N, int C, int OC, cudaStream_t stream) {
-    matmul_forward_residual(out, product, inp, weight, bias, residual, N, C, OC, stream, 256);
+                             const floatX* residual, int N, int C, int OC, const Execution& exec) {
+    matmul_forward_residual(out, product, inp, weight, bias, residual, N, C, OC, exec, 256);
 }
 
 // ---- kernel 20: cuBLASLt, everything in the epilogue, algorithms timed once per shape ----
 
 // Arguments as for matmul_forward.
 void matmul_forward20(floatX* out, GeluSaved saved, const floatX* inp, const floatX* weight, const floatX* bias,
-                      const floatX* residual, int N, int C, int OC, cudaStream_t stream) {
+                      const floatX* residual, int N, int C, int OC, const Execution& exec) {
     require(!saved.is_slope);
     MatmulCall call;
     call.out = out;
@@ -82,15 +82,15 @@ void matmul_forward20(floatX* out, GeluSaved saved, const floatX* inp, const flo
     if (saved.has_gelu() && sizeof(floatX) == 2) { // in fp32 the library's GELU would dominate the error
         call.epilogue = saved.tensor ? MATMUL_GELU_AUX : MATMUL_GELU;
         call.aux = saved.tensor;
-        if (cublaslt_matmul(call, stream)) { return; }
+        if (cublaslt_matmul(call, exec)) { return; }
     }
     call.epilogue = MATMUL_PLAIN;
     call.aux = NULL;
     floatX* sum = saved.tensor ? saved.tensor : out;
     call.out = sum;
-    bool supported = cublaslt_matmul(call, stream);
+    bool supported = cublaslt_matmul(call, exec);
     require(supported);
-    if (saved.has_gelu()) { gelu_forward(out, sum, (size_t)N * OC, stream); }
+    if (saved.has_gelu()) { gelu_forward(out, sum, (size_t)N * OC, exec); }
 }
 // ---- kernel 21: gemm.cuh: kernel 18 in clusters of two blocks, each of which loads half of a weight tile ----
 // Also, the bias is loaded while the products run, a warp has four boxes, and tiles are visited in an order that keeps more
@@ -98,20 +98,20 @@ void matmul_forward20(floatX* out, GeluSaved saved, const floatX* inp, const flo
 // matmul_forward() uses it where it is faster than kernel 20. gemm_sm90_kernel9 has its name from a shorter ladder.
 
 #if !defined(ENABLE_FP32)
-// Runs gemm, and in its idle warps the deferred update, if this forward pass has one.
-template <class Epilogue> void matmul_forward_gemm(const GemmArgs& g, const Epilogue& epilogue, cudaStream_t stream) {
-    if (deferred_update().is_pending()) { return gemm(g, epilogue, stream, DeferredUpdateWork{deferred_update()}); }
-    gemm(g, epilogue, stream);
+// Runs gemm, and in its idle warps the deferred update, if exec has one.
+template <class Epilogue> void matmul_forward_gemm(const GemmArgs& g, const Epilogue& epilogue, const Execution& exec) {
+    if (exec.update && exec.update->is_pending()) { return gemm(g, epilogue, exec, DeferredUpdateWork{*exec.update}); }
+    gemm(g, epilogue, exec);
 }
 void matmul_forward21(floatX* out, GeluSaved saved, const floatX* inp, const floatX* weight, const floatX* bias,
-                      const floatX* residual, int N, int C, int OC, cudaStream_t stream) {
+                      const floatX* residual, int N, int C, int OC, const Execution& exec) {
     GemmArgs g = {out, saved.tensor, inp, weight, residual, N, OC, C};
-    if (saved.is_slope) { return matmul_forward_gemm(g, GemmBias<GEMM_GELU | GEMM_SECOND | GEMM_SLOPE>{bias}, stream); }
-    if (saved.tensor) { return matmul_forward_gemm(g, GemmBias<GEMM_GELU | GEMM_SECOND>{bias}, stream); }
+    if (saved.is_slope) { return matmul_forward_gemm(g, GemmBias<GEMM_GELU | GEMM_SECOND | GEMM_SLOPE>{bias}, exec); }
+    if (saved.tensor) { return matmul_forward_gemm(g, GemmBias<GEMM_GELU | GEMM_SECOND>{bias}, exec); }
     // no backward pass will follow, so no update is pending
-    if (saved.has_gelu()) { return gemm(g, GemmBias<GEMM_GELU>{bias}, stream); }
-    if (residual) { return matmul_forward_gemm(g, GemmBias<GEMM_ADD>{bias}, stream); }
-    matmul_forward_gemm(g, GemmBias<0>{bias}, stream);
+    if (saved.has_gelu()) { return gemm(g, GemmBias<GEMM_GELU>{bias}, exec); }
+    if (residual) { return matmul_forward_gemm(g, GemmBias<GEMM_ADD>{bias}, exec); }
+    matmul_forward_gemm(g, GemmBias<0>{bias}, exec);
 }
 #endif
 
@@ -132,19 +132,19 @@ inline int matmul_forward_choice(int N, int C, int OC) {
 // which may be NULL, receives GELU's argument, or its slope, which needs kernel 21. bias and residual may be NULL. residual
 // may be the same memory as out.
 void matmul_forward(floatX* out, GeluSaved saved, const floatX* inp, const floatX* weight, const floatX* bias,
-                    const floatX* residual, int N, int C, int OC, cudaStream_t stream) {
+                    const floatX* residual, int N, int C, int OC, const Execution& exec) {
     double outputs = (1.0 + (saved.tensor != NULL) + (residual != NULL)) * N * OC;
     const char* then = residual ? ", sum" : "";
     if (saved.has_gelu()) { then = ", gelu"; }
-    Op op(stream, ((double)N * C + (double)OC * C + outputs) * sizeof(floatX), 2.0 * N * C * OC,
+    Op op(exec, ((double)N * C + (double)OC * C + outputs) * sizeof(floatX), 2.0 * N * C * OC,
           "matmul_forward %d -> %d%s", C, OC, then);
     require(C % 8 == 0 && OC % 8 == 0);
     require(!saved.has_gelu() || (bias && !residual));
 #if !defined(ENABLE_FP32)
     if (matmul_forward_choice(N, C, OC) == 21) {
-        return matmul_forward21(out, saved, inp, weight, bias, residual, N, C, OC, stream);
+        return matmul_forward21(out, saved, inp, weight, bias, residual, N, C, OC, exec);
     }
 #endif
-    matmul_forward20(out, saved, inp, weight, bias, residual, N, C, OC, stream);
+    matmul_forward20(out, saved, inp, weight, bias, residual, N, C, OC, exec);
 }
 // ==== end promoted: matmul_forward ====

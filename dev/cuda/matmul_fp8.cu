@@ -61,10 +61,9 @@
 
 // ---- kernel 0: cuBLASLt, its first proposal ----
 
-template <class A> void matmul_fp8_0(const MatmulFp8Args<A>& p, cudaStream_t stream) {
-    cublaslt_tune(false);
-    matmul_fp8_2(p, true, stream);
-    cublaslt_tune(true);
+template <class A> void matmul_fp8_0(const MatmulFp8Args<A>& p, Execution exec) {
+    exec.times_algorithms = false;
+    matmul_fp8_2(p, true, exec);
 }
 #endif
 

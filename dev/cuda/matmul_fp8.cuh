@@ -34,7 +34,7 @@ template <class A> struct MatmulFp8Args {
 
 #if !defined(ENABLE_FP32) // the library has no such product with a bias in fp32, gemm.cuh none in fp32
 // By cuBLASLt; fast: see MatmulCall::fast_accumulation.
-template <class A> void matmul_fp8_2(const MatmulFp8Args<A>& p, bool fast, cudaStream_t stream) {
+template <class A> void matmul_fp8_2(const MatmulFp8Args<A>& p, bool fast, const Execution& exec) {
     MatmulCall call;
     call.a = p.a, call.b = p.b, call.b_transposed = true, call.bias = p.bias;
     call.a_type = Fp8<A>::IS_E5M2 ? CUDA_R_8F_E5M2 : CUDA_R_8F_E4M3, call.b_type = CUDA_R_8F_E4M3;
@@ -42,7 +42,7 @@ template <class A> void matmul_fp8_2(const MatmulFp8Args<A>& p, bool fast, cudaS
     call.M = p.M, call.N = p.N, call.K = p.K;
     call.out = p.out;
     if (!p.out) { call.out = p.sum, call.out_is_float = true, call.add = p.accumulate ? p.sum : NULL; }
-    bool supported = cublaslt_matmul(call, stream);
+    bool supported = cublaslt_matmul(call, exec);
     require(supported);
 }
 
@@ -247,7 +247,7 @@ template <class G, class Result> __global__ void __launch_bounds__(384, 1)
 // second, third (M,N): GELU's slope, written to second or read from third, or NULL
 template <class A, class Result> static void matmul_fp8_launch7(const MatmulFp8Args<A>& p, const Result& result,
                                                                 floatX* second, const floatX* third,
-                                                                cudaStream_t stream) {
+                                                                const Execution& exec) {
     typedef MatmulFp8Boxes2<A> G;
     const int bytes = GemmSMem<G>::bytes() + Result::SHARED_BYTES;
     static_assert(bytes <= 227 << 10, "all that compute capability 9.0 has");
@@ -258,16 +258,15 @@ template <class A, class Result> static void matmul_fp8_launch7(const MatmulFp8A
     typename Result::Epilogue epilogue = {{p.bias}, p.a_scale, p.b_scale, 0.0f};
     MatmulFp8Maps maps = {gemm_maps<G>(g), tensor_map((floatX*)result.to.rows, {p.N / 2, p.M}, {32, 64}),
                           tensor_map((floatX*)result.to.columns, {p.M / 2, p.N}, {32, 64})};
-    int num_tiles = gemm_num_tiles<G>(g.M, g.N, g.K),
-        num_clusters = min(num_tiles, free_multiprocessors() / G::CLUSTER);
-    gemm_start(matmul_fp8_sm90_kernel7<G, Result>, num_clusters * G::CLUSTER, G::CLUSTER, bytes, true, stream, maps,
+    int num_tiles = gemm_num_tiles<G>(g.M, g.N, g.K), num_clusters = min(num_tiles, exec.free_sms() / G::CLUSTER);
+    gemm_start(matmul_fp8_sm90_kernel7<G, Result>, num_clusters * G::CLUSTER, G::CLUSTER, bytes, true, exec, maps,
                epilogue, result, g.M, g.N, g.K, num_tiles);
 }
 
 // rows, columns = gelu(y); slope (M,N) = GELU's slope at y, for the backward pass
 void matmul_fp8_8(const MatmulFp8Args<__nv_fp8_e4m3>& p, const Fp8Tensor<__nv_fp8_e4m3>& to, floatX* slope,
-                  cudaStream_t stream) {
-    matmul_fp8_launch7(p, MatmulFp8Quantized<__nv_fp8_e4m3, MATMUL_FP8_MODE_SAVE_SLOPE>{to, NULL}, slope, NULL, stream);
+                  const Execution& exec) {
+    matmul_fp8_launch7(p, MatmulFp8Quantized<__nv_fp8_e4m3, MATMUL_FP8_MODE_SAVE_SLOPE>{to, NULL}, slope, NULL, exec);
 }
 
 // ---- kernel 11: 10 that also sums the columns of its result, which is the gradient of a bias ----
@@ -275,52 +274,52 @@ void matmul_fp8_8(const MatmulFp8Args<__nv_fp8_e4m3>& p, const Fp8Tensor<__nv_fp
 // rows, columns = dX times the slope that kernel 8 has saved, in the type of dout; sums (N) += the sums of its columns;
 // partials (ceil(M / 128), N) is scratch
 template <class A> void matmul_fp8_11(const MatmulFp8Args<A>& p, const Fp8Tensor<A>& to, float* sums, float* partials,
-                                      const floatX* slope, cudaStream_t stream) {
-    matmul_fp8_launch7(p, MatmulFp8Quantized<A, MATMUL_FP8_MODE_TIMES_SLOPE, true>{to, partials}, NULL, slope, stream);
-    column_sums<16>(sums, NULL, NULL, partials, ceil_div(p.M, 128), p.N, stream);
+                                      const floatX* slope, const Execution& exec) {
+    matmul_fp8_launch7(p, MatmulFp8Quantized<A, MATMUL_FP8_MODE_TIMES_SLOPE, true>{to, partials}, NULL, slope, exec);
+    column_sums<16>(sums, NULL, NULL, partials, ceil_div(p.M, 128), p.N, exec);
 }
 
 // out (N,OC) = inp (N,C) weight (OC,C)^T + bias
 void matmul_fp8_forward(floatX* out, const Fp8Matrix<__nv_fp8_e4m3>& inp, const Fp8Matrix<__nv_fp8_e4m3>& weight,
-                        const floatX* bias, int N, int C, int OC, cudaStream_t stream) {
-    Op op(stream, (double)N * C + (double)OC * C + (double)N * OC * sizeof(floatX), 2.0 * N * C * OC,
+                        const floatX* bias, int N, int C, int OC, const Execution& exec) {
+    Op op(exec, (double)N * C + (double)OC * C + (double)N * OC * sizeof(floatX), 2.0 * N * C * OC,
           "matmul_fp8_forward %d -> %d", C, OC);
     matmul_fp8_2(MatmulFp8Args<__nv_fp8_e4m3>{out, NULL, false, inp.values, weight.values, inp.inverse, weight.inverse,
                                               bias, N, OC, C},
-                 true, stream);
+                 true, exec);
 }
 void matmul_fp8_gelu(const Fp8Tensor<__nv_fp8_e4m3>& to, floatX* slope, const Fp8Matrix<__nv_fp8_e4m3>& inp,
                      const Fp8Matrix<__nv_fp8_e4m3>& weight, const floatX* bias, int N, int C, int OC,
-                     cudaStream_t stream) {
-    Op op(stream, (double)N * C + (double)OC * C + (double)N * OC * (sizeof(floatX) + 2), 2.0 * N * C * OC,
+                     const Execution& exec) {
+    Op op(exec, (double)N * C + (double)OC * C + (double)N * OC * (sizeof(floatX) + 2), 2.0 * N * C * OC,
           "matmul_fp8_gelu %d -> %d", C, OC);
     matmul_fp8_8({NULL, NULL, false, inp.values, weight.values, inp.inverse, weight.inverse, bias, N, OC, C}, to, slope,
-                 stream);
+                 exec);
 }
 void matmul_fp8_backward_input(floatX* dinp, const Fp8Matrix<__nv_fp8_e5m2>& dout,
-                               const Fp8Matrix<__nv_fp8_e4m3>& weight, int N, int C, int OC, cudaStream_t stream) {
-    Op op(stream, (double)N * OC + (double)OC * C + (double)N * C * sizeof(floatX), 2.0 * N * C * OC,
+                               const Fp8Matrix<__nv_fp8_e4m3>& weight, int N, int C, int OC, const Execution& exec) {
+    Op op(exec, (double)N * OC + (double)OC * C + (double)N * C * sizeof(floatX), 2.0 * N * C * OC,
           "matmul_fp8_backward_input %d <- %d", C, OC);
     matmul_fp8_2(MatmulFp8Args<__nv_fp8_e5m2>{dinp, NULL, false, dout.values, weight.values, dout.inverse,
                                               weight.inverse, NULL, N, C, OC},
-                 false, stream);
+                 false, exec);
 }
 void matmul_fp8_gelu_backward(const Fp8Tensor<__nv_fp8_e5m2>& to, float* dinp_sums, float* scratch,
                               const Fp8Matrix<__nv_fp8_e5m2>& dout, const Fp8Matrix<__nv_fp8_e4m3>& weight,
-                              const floatX* slope, int N, int C, int OC, cudaStream_t stream) {
-    Op op(stream, (double)N * OC + (double)OC * C + (double)N * C * (sizeof(floatX) + 2), 2.0 * N * C * OC,
+                              const floatX* slope, int N, int C, int OC, const Execution& exec) {
+    Op op(exec, (double)N * OC + (double)OC * C + (double)N * C * (sizeof(floatX) + 2), 2.0 * N * C * OC,
           "matmul_fp8_gelu_backward %d <- %d", C, OC);
     matmul_fp8_11({NULL, NULL, false, dout.values, weight.values, dout.inverse, weight.inverse, NULL, N, C, OC}, to,
-                  dinp_sums, scratch, slope, stream);
+                  dinp_sums, scratch, slope, exec);
 }
 void matmul_fp8_backward_weight(float* dweight, const Fp8Matrix<__nv_fp8_e5m2>& dout,
                                 const Fp8Matrix<__nv_fp8_e4m3>& inp, int N, int C, int OC, bool accumulate,
-                                cudaStream_t stream) {
-    Op op(stream, (double)N * (C + OC) + (accumulate ? 8.0 : 4.0) * C * OC, 2.0 * N * C * OC,
+                                const Execution& exec) {
+    Op op(exec, (double)N * (C + OC) + (accumulate ? 8.0 : 4.0) * C * OC, 2.0 * N * C * OC,
           "matmul_fp8_backward_weight %d <- %d", C, OC);
     matmul_fp8_2(MatmulFp8Args<__nv_fp8_e5m2>{NULL, dweight, accumulate, dout.values, inp.values, dout.inverse,
                                               inp.inverse, NULL, OC, C, N},
-                 false, stream);
+                 false, exec);
 }
 #endif
 size_t matmul_fp8_gelu_backward_scratch(int N, int C) { return (size_t)ceil_div(N, 128) * C; }

@@ -17,9 +17,9 @@ __global__ void __launch_bounds__(1024) mean_loss_kernel1(float* mean, const flo
 }
 
 // mean (1) += scale * sum(losses) | losses (N) | scale = 1 / (N * micro-steps)
-void mean_loss(float* mean, const float* losses, int N, float scale, cudaStream_t stream) {
-    Op op(stream, (double)N * sizeof(float), 0, "mean_loss");
-    mean_loss_kernel1<<<1, 1024, 0, stream>>>(mean, losses, N, scale);
+void mean_loss(float* mean, const float* losses, int N, float scale, const Execution& exec) {
+    Op op(exec, (double)N * sizeof(float), 0, "mean_loss");
+    mean_loss_kernel1<<<1, 1024, 0, exec.stream>>>(mean, losses, N, scale);
     cudaCheck(cudaGetLastError());
 }
 // ==== end promoted: mean_loss ====

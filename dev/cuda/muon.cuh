@@ -117,24 +117,24 @@ size_t muon_prepare_scratch(int num) { return (size_t)num * MUON_PARTS; } // in 
 
 // x (num,n,k) = the normalised momentum; m (num,rows,cols) is updated | scratch | grads (num,rows,cols)
 void muon_prepare(floatX* x, float* m, float* scratch, const float* grads, const StepState* state, int num, int rows,
-                  int cols, float momentum, cudaStream_t stream) {
+                  int cols, float momentum, const Execution& exec) {
     size_t size = (size_t)rows * cols;
-    Op op(stream, (12.0 + sizeof(floatX)) * num * size, 0, "muon_prepare");
+    Op op(exec, (12.0 + sizeof(floatX)) * num * size, 0, "muon_prepare");
     require(size % 4 == 0 && ((size_t)m | (size_t)grads) % 16 == 0);
     dim3 tiles = muon_tiles(num, rows, cols);
-    muon_momentum_kernel1<<<dim3(MUON_PARTS, num), 256, 0, stream>>>(m, scratch, grads, state, size, momentum);
-    muon_scale_kernel1<<<tiles, 256, 0, stream>>>(x, m, grads, scratch, state, rows, cols, momentum);
+    muon_momentum_kernel1<<<dim3(MUON_PARTS, num), 256, 0, exec.stream>>>(m, scratch, grads, state, size, momentum);
+    muon_scale_kernel1<<<tiles, 256, 0, exec.stream>>>(x, m, grads, scratch, state, rows, cols, momentum);
     cudaCheck(cudaGetLastError());
 }
 
 // params, master (num,rows,cols) | o (num,n,k). seed 0: params are rounded to nearest; else stochastically, as adamw
 // does for a range of parameters that begins `first` values before params.
 void muon_apply(floatX* params, float* master, const floatX* o, const StepState* state, int num, int rows, int cols,
-                float learning_rate, float weight_decay, uint32_t seed, size_t first, cudaStream_t stream) {
+                float learning_rate, float weight_decay, uint32_t seed, size_t first, const Execution& exec) {
     double bytes = (master ? 8.0 + sizeof(floatX) : 2.0 * sizeof(floatX)) + sizeof(floatX);
-    Op op(stream, bytes * num * rows * cols, 0, "muon_apply");
-    muon_apply_kernel1<<<muon_tiles(num, rows, cols), 256, 0, stream>>>(params, master, o, state, rows, cols,
-                                                                        learning_rate, weight_decay, seed, first);
+    Op op(exec, bytes * num * rows * cols, 0, "muon_apply");
+    muon_apply_kernel1<<<muon_tiles(num, rows, cols), 256, 0, exec.stream>>>(params, master, o, state, rows, cols,
+                                                                             learning_rate, weight_decay, seed, first);
     cudaCheck(cudaGetLastError());
 }
 // ==== end promoted: muon ====

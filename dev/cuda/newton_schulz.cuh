@@ -91,9 +91,9 @@ __global__ void __launch_bounds__(256) newton_schulz_kernel2(NewtonSchulzProduct
     }
 }
 
-void newton_schulz2(floatX* out, floatX* scratch, const floatX* inp, int num, int n, int k, cudaStream_t stream) {
+void newton_schulz2(floatX* out, floatX* scratch, const floatX* inp, int num, int n, int k, const Execution& exec) {
     newton_schulz_steps(out, scratch, inp, num, n, k, [=](const NewtonSchulzProduct& p) {
-        newton_schulz_kernel2<<<dim3(ceil_div(p.M, 64) * ceil_div(p.N, 64), num), 256, 0, stream>>>(p);
+        newton_schulz_kernel2<<<dim3(ceil_div(p.M, 64) * ceil_div(p.N, 64), num), 256, 0, exec.stream>>>(p);
         cudaCheck(cudaGetLastError());
     });
 }
@@ -249,14 +249,14 @@ template <bool right_by_k, int ring> __global__ void __launch_bounds__(256, 2)
 }
 
 template <int ring = 4>
-void newton_schulz4(floatX* out, floatX* scratch, const floatX* inp, int num, int n, int k, cudaStream_t stream) {
+void newton_schulz4(floatX* out, floatX* scratch, const floatX* inp, int num, int n, int k, const Execution& exec) {
     require(n % 8 == 0 && k % 8 == 0);
     newton_schulz_steps(out, scratch, inp, num, n, k, [=](const NewtonSchulzProduct& p) {
         auto kernel = p.right_by_k ? newton_schulz_kernel4<true, ring> : newton_schulz_kernel4<false, ring>;
         int rows = ceil_div(p.M, 128), tiles = p.right_by_k ? rows * ceil_div(p.N, 128) : rows * (rows + 1) / 2;
         const int bytes = sizeof(NewtonSchulzSMem<ring>);
         cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
-        kernel<<<dim3(tiles, num), 256, bytes, stream>>>(p);
+        kernel<<<dim3(tiles, num), 256, bytes, exec.stream>>>(p);
         cudaCheck(cudaGetLastError());
     });
 }
@@ -469,7 +469,7 @@ template <class G> __global__ void __launch_bounds__(384, 1)
 #endif
 }
 
-template <class G> void newton_schulz_product5(const NewtonSchulzProduct& p, cudaStream_t stream) {
+template <class G> void newton_schulz_product5(const NewtonSchulzProduct& p, const Execution& exec) {
     NewtonSchulzMaps maps;
     maps.left = tensor_map(p.left, {p.K, p.M, p.num}, {64, G::ROWS, 1});
     maps.right = G::IS_KN ? tensor_map(p.right, {p.N, p.K, p.num}, {64, 64, 1})
@@ -479,33 +479,33 @@ template <class G> void newton_schulz_product5(const NewtonSchulzProduct& p, cud
     maps.mirrored = tensor_map(p.out, {p.N, p.M, p.num}, {64, 64, 1});
     size_t num_tiles = (size_t)p.num * newton_schulz_tiles_per_matrix<G>(p.M, p.N);
     require(num_tiles * ceil_div(p.K, 64) <= INT_MAX / 2); // steps are counted in an int
-    gemm_start(newton_schulz_sm90_kernel5<G>, min((int)num_tiles, free_multiprocessors()), 1, GemmSMem<G>::bytes(),
-               true, stream, maps, p.M, p.N, p.K, (int)num_tiles, p.scale, p.add_scale);
+    gemm_start(newton_schulz_sm90_kernel5<G>, min((int)num_tiles, exec.free_sms()), 1, GemmSMem<G>::bytes(), true, exec,
+               maps, p.M, p.N, p.K, (int)num_tiles, p.scale, p.add_scale);
 }
 
-void newton_schulz5(floatX* out, floatX* scratch, const floatX* inp, int num, int n, int k, cudaStream_t stream) {
+void newton_schulz5(floatX* out, floatX* scratch, const floatX* inp, int num, int n, int k, const Execution& exec) {
     require(has_sm90a() && n % 8 == 0 && k % 8 == 0);
     newton_schulz_steps(out, scratch, inp, num, n, k, [=](const NewtonSchulzProduct& p) {
-        p.right_by_k ? newton_schulz_product5<NewtonSchulzTiles192>(p, stream)
-                     : newton_schulz_product5<NewtonSchulzTiles128>(p, stream);
+        p.right_by_k ? newton_schulz_product5<NewtonSchulzTiles192>(p, exec)
+                     : newton_schulz_product5<NewtonSchulzTiles128>(p, exec);
     });
 }
 #endif
 
 // Five steps of Newton-Schulz on num matrices (n,k); n <= k is the cheaper way round.
 // out (num,n,k) | scratch (newton_schulz_scratch) | inp (num,n,k), of norms up to 1; may be the beginning of scratch
-void newton_schulz(floatX* out, floatX* scratch, const floatX* inp, int num, int n, int k, cudaStream_t stream) {
+void newton_schulz(floatX* out, floatX* scratch, const floatX* inp, int num, int n, int k, const Execution& exec) {
     double N = n, K = k;
-    Op op(stream, 2.0 * num * N * K * sizeof(floatX), 5.0 * num * (N * (N + 1) * (N + K) + 2 * N * N * K),
+    Op op(exec, 2.0 * num * N * K * sizeof(floatX), 5.0 * num * (N * (N + 1) * (N + K) + 2 * N * N * K),
           "newton_schulz");
 #if !defined(ENABLE_FP32)
     if (n % 8 == 0 && k % 8 == 0) {
-        if (has_sm90a()) { return newton_schulz5(out, scratch, inp, num, n, k, stream); }
+        if (has_sm90a()) { return newton_schulz5(out, scratch, inp, num, n, k, exec); }
         if (compiled_arch(newton_schulz_kernel4<true, 4>) >= 80) {
-            return newton_schulz4(out, scratch, inp, num, n, k, stream);
+            return newton_schulz4(out, scratch, inp, num, n, k, exec);
         }
     }
 #endif
-    newton_schulz2(out, scratch, inp, num, n, k, stream);
+    newton_schulz2(out, scratch, inp, num, n, k, exec);
 }
 // ==== end promoted: newton_schulz ====

@@ -92,14 +92,14 @@ template <class F, class Source> __global__ void quantize_kernel3(QuantizeArgs<F
 }
 
 template <class F, class Source>
-void quantize3(const QuantizeArgs<F>& q, const Source& source, cudaStream_t stream, int block_size) {
+void quantize3(const QuantizeArgs<F>& q, const Source& source, const Execution& exec, int block_size) {
     require(q.C % 16 == 0 && !q.to.columns);
     int per_sm;
     auto kernel = quantize_kernel3<F, Source>;
     cudaCheck(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_sm, kernel, block_size, 0));
     size_t most = ceil_div((size_t)q.N * q.C, (size_t)x128::size * block_size);
-    int num_blocks = (int)std::min(most, (size_t)free_multiprocessors() * per_sm);
-    kernel<<<num_blocks, block_size, 0, stream>>>(q, source);
+    int num_blocks = (int)std::min(most, (size_t)exec.free_sms() * per_sm);
+    kernel<<<num_blocks, block_size, 0, exec.stream>>>(q, source);
     cudaCheck(cudaGetLastError());
 }
 
@@ -143,44 +143,44 @@ template <class F, class Source> __global__ void __launch_bounds__(512)
 }
 
 template <class F, class Source>
-void quantize5(const QuantizeArgs<F>& q, const Source& source, cudaStream_t stream, int block_size) {
+void quantize5(const QuantizeArgs<F>& q, const Source& source, const Execution& exec, int block_size) {
     require(q.C % 16 == 0 && q.N % 16 == 0 && q.to.columns && block_size <= 512);
     size_t num_blocks =
         ceil_div((size_t)q.N, (size_t)FP8_TILE_TOKENS) * ceil_div((size_t)q.C, (size_t)QuantizeSMem::COLUMNS);
     require(num_blocks <= INT_MAX);
     auto kernel = quantize_kernel5<F, Source>;
-    kernel<<<(unsigned)num_blocks, block_size, 0, stream>>>(q, source);
+    kernel<<<(unsigned)num_blocks, block_size, 0, exec.stream>>>(q, source);
     cudaCheck(cudaGetLastError());
 }
 
 template <class F, class Source>
-void quantize(const QuantizeArgs<F>& q, const Source& source, int num_inputs, const char* what, cudaStream_t stream) {
+void quantize(const QuantizeArgs<F>& q, const Source& source, int num_inputs, const char* what, const Execution& exec) {
     size_t bytes = (num_inputs + (q.unquantized != NULL)) * sizeof(floatX) + (q.to.columns ? 2 : 1);
-    Op op(stream, (double)bytes * q.N * q.C, 0, "quantize%s", what);
-    q.to.columns ? quantize5(q, source, stream, 256) : quantize3(q, source, stream, 256);
+    Op op(exec, (double)bytes * q.N * q.C, 0, "quantize%s", what);
+    q.to.columns ? quantize5(q, source, exec, 256) : quantize3(q, source, exec, 256);
 }
 
-void quantize(const Fp8Tensor<__nv_fp8_e4m3>& to, const floatX* inp, int N, int C, cudaStream_t stream) {
-    quantize(QuantizeArgs<__nv_fp8_e4m3>{to, NULL, N, C}, QuantizeCopy{inp}, 1, "", stream);
+void quantize(const Fp8Tensor<__nv_fp8_e4m3>& to, const floatX* inp, int N, int C, const Execution& exec) {
+    quantize(QuantizeArgs<__nv_fp8_e4m3>{to, NULL, N, C}, QuantizeCopy{inp}, 1, "", exec);
 }
-void quantize(const Fp8Tensor<__nv_fp8_e5m2>& to, const floatX* inp, int N, int C, cudaStream_t stream) {
-    quantize(QuantizeArgs<__nv_fp8_e5m2>{to, NULL, N, C}, QuantizeCopy{inp}, 1, "", stream);
+void quantize(const Fp8Tensor<__nv_fp8_e5m2>& to, const floatX* inp, int N, int C, const Execution& exec) {
+    quantize(QuantizeArgs<__nv_fp8_e5m2>{to, NULL, N, C}, QuantizeCopy{inp}, 1, "", exec);
 }
 void quantize_gelu(const Fp8Tensor<__nv_fp8_e4m3>& to, floatX* unquantized, const floatX* inp, int N, int C,
-                   cudaStream_t stream) {
-    quantize(QuantizeArgs<__nv_fp8_e4m3>{to, unquantized, N, C}, QuantizeGelu{inp}, 1, "_gelu", stream);
+                   const Execution& exec) {
+    quantize(QuantizeArgs<__nv_fp8_e4m3>{to, unquantized, N, C}, QuantizeGelu{inp}, 1, "_gelu", exec);
 }
 void quantize_gelu_backward(const Fp8Tensor<__nv_fp8_e5m2>& to, floatX* unquantized, const floatX* dout,
-                            const floatX* inp, int N, int C, cudaStream_t stream) {
+                            const floatX* inp, int N, int C, const Execution& exec) {
     quantize(QuantizeArgs<__nv_fp8_e5m2>{to, unquantized, N, C}, QuantizeGeluBackward{dout, inp}, 2, "_gelu_backward",
-             stream);
+             exec);
 }
 void quantize_dlogits(const Fp8Tensor<__nv_fp8_e5m2>& to, const floatX* logits, const float* losses, const int* targets,
-                      const float* dloss, int N, int V, int Vp, cudaStream_t stream) {
+                      const float* dloss, int N, int V, int Vp, const Execution& exec) {
     require(to.columns);
-    Op op(stream, (double)N * Vp * (sizeof(floatX) + 2), 0, "quantize_dlogits");
+    Op op(exec, (double)N * Vp * (sizeof(floatX) + 2), 0, "quantize_dlogits");
     QuantizeDlogits source = {logits, losses, targets, dloss, V};
-    quantize5(QuantizeArgs<__nv_fp8_e5m2>{to, NULL, N, Vp}, source, stream, 256);
+    quantize5(QuantizeArgs<__nv_fp8_e5m2>{to, NULL, N, Vp}, source, exec, 256);
 }
 #endif
 // ==== end promoted: quantize ====

@@ -35,22 +35,22 @@ __global__ void quantize_weights_kernel1(W* values, float* scales, floatX* weigh
 // values (num_rows,K) of the format, scales (num_rows) | weight (num_rows,K) inout: rounded to values * scales. A row
 // with NaN or infinity has a scale of NaN or infinity, and becomes NaN.
 void quantize_weights(void* values, float* scales, floatX* weight, WeightFormat format, size_t num_rows, int K,
-                      cudaStream_t stream, int block_size) {
+                      const Execution& exec, int block_size) {
     double bytes = (double)num_rows * K * (2 * sizeof(floatX) + 1) + (double)num_rows * sizeof(float);
-    Op op(stream, bytes, 0, "quantize_weights");
+    Op op(exec, bytes, 0, "quantize_weights");
     require(format != WEIGHTS_FULL && block_size % 32 == 0);
     size_t blocks = ceil_div(num_rows, (size_t)block_size / 32);
     if (format == WEIGHTS_INT8) {
         quantize_weights_kernel1<int8_t>
-            <<<(unsigned)blocks, block_size, 0, stream>>>((int8_t*)values, scales, weight, num_rows, K);
+            <<<(unsigned)blocks, block_size, 0, exec.stream>>>((int8_t*)values, scales, weight, num_rows, K);
     } else {
         quantize_weights_kernel1<__nv_fp8_e4m3>
-            <<<(unsigned)blocks, block_size, 0, stream>>>((__nv_fp8_e4m3*)values, scales, weight, num_rows, K);
+            <<<(unsigned)blocks, block_size, 0, exec.stream>>>((__nv_fp8_e4m3*)values, scales, weight, num_rows, K);
     }
     cudaCheck(cudaGetLastError());
 }
 void quantize_weights(void* values, float* scales, floatX* weight, WeightFormat format, size_t num_rows, int K,
-                      cudaStream_t stream) {
-    quantize_weights(values, scales, weight, format, num_rows, K, stream, 256);
+                      const Execution& exec) {
+    quantize_weights(values, scales, weight, format, num_rows, K, exec, 256);
 }
 // ==== end promoted: quantize_weights ====

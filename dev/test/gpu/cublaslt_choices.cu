@@ -35,12 +35,12 @@ static std::string text() {
 }
 static std::string save() {
     Error err;
-    check_msg(cublaslt_write_choices(choices_path(), header, &err), "%s", err.text);
+    check_msg(cublaslt_write_choices(cublaslt(), choices_path(), header, &err), "%s", err.text);
     return text();
 }
 static void load() {
     Error err;
-    check_msg(cublaslt_read_choices(choices_path(), header, &err), "%s", err.text);
+    check_msg(cublaslt_read_choices(cublaslt(), choices_path(), header, &err), "%s", err.text);
 }
 
 // Checks that exactly these (M, algo) are loaded, in this order.
@@ -124,7 +124,7 @@ static void test_passes_over_other_gpus() {
     save();
     restart();
     Error err;
-    check(cublaslt_read_choices(choices_path(), "cublasLt 2, bf16, a GPU\n", &err));
+    check(cublaslt_read_choices(cublaslt(), choices_path(), "cublasLt 2, bf16, a GPU\n", &err));
     check(cublaslt().loaded.empty());
 }
 
@@ -139,7 +139,7 @@ static void test_refuses_damage() {
         writer_printf(&w, "%s%s", whole.c_str(), end);
         check(writer_close(&w, &err));
         restart();
-        check(!cublaslt_read_choices(choices_path(), header, &err));
+        check(!cublaslt_read_choices(cublaslt(), choices_path(), header, &err));
         check_msg(strstr(err.text, "is damaged") != NULL, "says '%s'", err.text);
     }
 }

@@ -32,9 +32,6 @@ compiles() { # HEADER
     for compiler in "${alone[@]}"; do compile "$compiler" "$1" "$1"; done
 }
 
-# The passes of train_gpt2.cu: fragments of the program, which includes them after its own types, until they return to it.
-fragments='llmc/fp8_passes.cuh llmc/deferred_update.cuh'
-
 # Rewrites the headers of FOLDER/llmc and FOLDER/dev/cuda as C++, in FOLDER/tree: ptx.cuh becomes that of the emulation, as in
 # dev/cuda/Makefile.
 rewrite() { # FOLDER
@@ -70,7 +67,6 @@ done
 
 cuda_headers=()
 for header in llmc/*.cuh dev/cuda/*.cuh; do
-    [[ " $fragments " != *" $header "* ]] || continue
     cuda_headers+=("$header")
     name=cuda_$(basename "$header" .cuh)
     [[ $header == llmc/* ]] || name=op_$(basename "$header" .cuh)
@@ -115,10 +111,6 @@ test_refuses_a_bad_cuda_header() {
     (compiles_cuda "$bad" BF16 llmc/leans.cuh llmc/leans.cuh) && fail "a header without its includes passed"
     (compiles_cuda "$bad" BF16 llmc/guardless.cuh llmc/guardless.cuh) && fail "a header without a guard passed"
     (compiles_cuda "$bad" BF16 llmc/weight_matrix.cuh llmc/weight_matrix.cuh) && fail "weight_matrix.cuh passed without its includes"
-    for header in $fragments; do
-        [ -e "$header" ] || fail "$header is not there: take it off the list"
-        (compiles_cuda "$here" BF16 "${header#llmc/}") && fail "$header compiles alone: it is no exception any more"
-    done
     return 0
 }
 tests+=(refuses_a_bad_header refuses_a_bad_cuda_header)
@@ -146,12 +138,7 @@ names_the_program() {
         }' "$@"
 }
 test_no_header_names_the_program() {
-    local header
     names_the_program llmc/*.h llmc/*.cuh >"$tmp/names"
-    for header in $fragments; do # which do: the test can fail
-        grep -q "^$header:" "$tmp/names" || fail "$header does not name the program: take it off the list"
-        sed -i "\|^$header:|d" "$tmp/names"
-    done
     [ ! -s "$tmp/names" ] || { cat "$tmp/names" && fail "llmc/ reads what is train_gpt2.cu's: pass what is needed, or move the text there"; }
 }
 test_sees_a_name_of_the_program() {

@@ -37,7 +37,6 @@ functions() {
 limit_of() {
     case $1:$2 in
     gpt2_forward:*) limit=50 ;;
-    gpt2_backward_fp8:*) limit=80 ;; # until there is one backward pass
     *:device) limit=150 ;;
     *) limit=60 ;; # gpt2_backward, too
     esac

@@ -138,6 +138,8 @@ static void test_refuses_other_files(void) {
 // the row with the same length of rows and the nearest batch, of this GPU and precision
 static void test_lookup(void) {
     Error err;
+    TunedState state = {0};
+    check(tuned_config(NULL, "layernorm_forward", 65536, 768, 64) == 64);
     write_text("a.csv", HEADER "layernorm_forward,H200,bf16,1,1024,768,12,50257,512,1.0,1.0\n"
                                "layernorm_forward,H200,bf16,64,1024,768,12,50257,128,1.0,1.0\n"
                                "layernorm_forward,H200,bf16,64,1024,1600,12,50257,0,1.0,1.0\n"
@@ -147,34 +149,35 @@ static void test_lookup(void) {
                                "fused_classifier,H200,bf16,8,1024,768,12,50257,256,1.0,1.0\n"
                                "gelu_forward,H200,bf16,64,1024,768,12,50257,64,1.0,1.0\n"
                                "gelu_forward,H200,bf16,1,64,64,12,50257,512,1.0,1.0\n");
-    check(tuned_config("layernorm_forward", 65536, 768, 64) == 64); // no file yet
-    check_msg(tuned_open(path_of("a.csv"), "H200", "bf16", &err), "%s", err.text);
-    check(tuned_state()->table.num_rows == 7);
-    check(tuned_config("layernorm_forward", 65536, 768, 64) == 128);
-    check(tuned_config("layernorm_forward", 1 << 20, 768, 64) == 128);
-    check(tuned_config("layernorm_forward", 8193, 768, 64) == 128); // the middle of 1024 and 65536 is 8192
-    check(tuned_config("layernorm_forward", 8191, 768, 64) == 512);
-    check(tuned_config("layernorm_forward", 1, 768, 64) == 512);
-    check(tuned_config("layernorm_forward", 65536, 1600, 64) == 64); // config 0
-    check(tuned_config("layernorm_forward", 65536, 64, 32) == 32);   // other GPUs and precisions only
-    check(tuned_config("matmul_backward_bias", 65536, 3072, 512) == 1024);
-    check(tuned_config("matmul_backward_bias", 65536, 768, 512) == 512);
-    check(tuned_config("fused_classifier", 65536, 50257, 512) == 256);
-    check(tuned_config("fused_classifier", 65536, 50304, 512) == 512);
-    check(tuned_config("gelu_forward", (size_t)4 * 65536 * 768, 1, 128) == 64);
-    check(tuned_config("gelu_forward", 1000, 1, 128) == 512);
-    check(tuned_config("adamw", 1000, 1, 128) == 128);
-    tuned_close();
-    check(tuned_config("layernorm_forward", 65536, 768, 64) == 64);
-    check(tuned_open(path_of("a.csv"), "H100", "bf16", &err)); // prints a note
-    check(tuned_state()->active && tuned_state()->table.num_rows == 0);
-    check(tuned_config("layernorm_forward", 65536, 768, 64) == 64);
-    tuned_close();
+    check(tuned_config(&state, "layernorm_forward", 65536, 768, 64) == 64); // no file yet
+    check_msg(tuned_open(&state, path_of("a.csv"), "H200", "bf16", &err), "%s", err.text);
+    check(state.table.num_rows == 7);
+    check(tuned_config(&state, "layernorm_forward", 65536, 768, 64) == 128);
+    check(tuned_config(&state, "layernorm_forward", 1 << 20, 768, 64) == 128);
+    check(tuned_config(&state, "layernorm_forward", 8193, 768, 64) == 128); // the middle of 1024 and 65536 is 8192
+    check(tuned_config(&state, "layernorm_forward", 8191, 768, 64) == 512);
+    check(tuned_config(&state, "layernorm_forward", 1, 768, 64) == 512);
+    check(tuned_config(&state, "layernorm_forward", 65536, 1600, 64) == 64); // config 0
+    check(tuned_config(&state, "layernorm_forward", 65536, 64, 32) == 32);   // other GPUs and precisions only
+    check(tuned_config(&state, "matmul_backward_bias", 65536, 3072, 512) == 1024);
+    check(tuned_config(&state, "matmul_backward_bias", 65536, 768, 512) == 512);
+    check(tuned_config(&state, "fused_classifier", 65536, 50257, 512) == 256);
+    check(tuned_config(&state, "fused_classifier", 65536, 50304, 512) == 512);
+    check(tuned_config(&state, "gelu_forward", (size_t)4 * 65536 * 768, 1, 128) == 64);
+    check(tuned_config(&state, "gelu_forward", 1000, 1, 128) == 512);
+    check(tuned_config(&state, "adamw", 1000, 1, 128) == 128);
+    tuned_close(&state);
+    check(tuned_config(&state, "layernorm_forward", 65536, 768, 64) == 64);
+    check(tuned_open(&state, path_of("a.csv"), "H100", "bf16", &err)); // prints a note
+    check(state.active && state.table.num_rows == 0);
+    check(tuned_config(&state, "layernorm_forward", 65536, 768, 64) == 64);
+    tuned_close(&state);
 }
 
 // What is saved are all rows from which a launch may choose: other batches may follow after the save.
 static void test_saves_rows_in_use(void) {
     Error err;
+    TunedState state = {0};
     const char *used = "layernorm_forward,H200,bf16,1,1024,768,12,50257,512,1.00000,1.00000\n"
                        "layernorm_forward,H200,bf16,64,1024,768,12,50257,128,1.00000,1.00000\n",
                *not_used = "layernorm_forward,H200,bf16,64,1024,1600,12,50257,128,1.00000,1.00000\n"
@@ -183,11 +186,11 @@ static void test_saves_rows_in_use(void) {
     char text[2048], want[1024];
     snprintf(text, sizeof(text), "%s%s%s", HEADER, used, not_used);
     snprintf(want, sizeof(want), "%s%s", HEADER, used);
-    check_msg(tuned_open(write_text("a.csv", text), "H200", "bf16", &err), "%s", err.text);
-    check(tuned_config("layernorm_forward", 65536, 768, 64) == 128);
-    check(tuned_write(&tuned_state()->table, true, path_of("b.csv"), &err));
+    check_msg(tuned_open(&state, write_text("a.csv", text), "H200", "bf16", &err), "%s", err.text);
+    check(tuned_config(&state, "layernorm_forward", 65536, 768, 64) == 128);
+    check(tuned_write(&state.table, true, path_of("b.csv"), &err));
     check_text(path_of("b.csv"), want);
-    tuned_close();
+    tuned_close(&state);
 }
 
 // every list of configurations fits, ascends and belongs to an op of its own
