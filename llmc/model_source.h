@@ -108,6 +108,7 @@ static inline void model_source_open(ModelSource* source, Path model, bool* has_
         if (args->layers) { config->num_layers = args->layers; }
         if (args->heads) { config->num_heads = args->heads; }
         if (args->channels) { config->channels = args->channels; }
+        gpt2_defaults(config);
         if (args->positions) { config->max_seq_len = args->positions; }
         if (*has_tokenizer) {
             config->vocab_size = tokenizer->vocab_size;
