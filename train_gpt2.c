@@ -9,9 +9,10 @@ train_gpt2.cu is the same program for the GPU.
     5. other tasks       continue a text, evaluate, time
     6. command line      main
 
-Shapes: B batch, T time, C channels, V vocabulary, Vp V padded to a multiple of 128, NH heads, HS head size, L layers,
-OC output channels. Every tensor is row-major; the gradient of x is called dx. Unless its comment says otherwise, a
-backward function overwrites the gradients of activations and adds to the gradients of parameters.
+Shapes: B batch, T time, C channels, F channels of the MLP's hidden layer, V vocabulary, Vp V padded to a multiple of
+128, NH heads, HS head size, L layers, OC output channels. Every tensor is row-major; the gradient of x is called dx.
+Unless its comment says otherwise, a backward function overwrites the gradients of activations and adds to the gradients
+of parameters.
 
 Matmul and attention have two versions: plain loops, which show what is computed (--naive runs them), and a fast version
 that calls llmc/matmul.h. Every operation is threaded with OpenMP and gives the same bits for any number of threads.
@@ -91,14 +92,14 @@ static void encoder_backward(float* dwte, float* dwpe, const float* dout, const 
 // Source: Ba et al. 2016, arXiv:1607.06450
 
 VECTOR static void layernorm_row(float* out, float* mean, float* rstd, const float* inp, const float* weight,
-                                 const float* bias, int C) {
+                                 const float* bias, int C, float epsilon) {
     float sum = 0.0f, square = 0.0f;
 #pragma omp simd reduction(+ : sum)
     for (int c = 0; c < C; c++) { sum += inp[c]; }
     float m = sum / C;
 #pragma omp simd reduction(+ : square)
     for (int c = 0; c < C; c++) { square += (inp[c] - m) * (inp[c] - m); }
-    float s = 1.0f / sqrtf(square / C + 1e-5f);
+    float s = 1.0f / sqrtf(square / C + epsilon);
     for (int c = 0; c < C; c++) { out[c] = (inp[c] - m) * s * weight[c] + bias[c]; }
     *mean = m;
     *rstd = s;
@@ -106,10 +107,10 @@ VECTOR static void layernorm_row(float* out, float* mean, float* rstd, const flo
 
 // out (N,C), mean (N), rstd (N) | inp (N,C) | weight, bias (C); N rows, B*T of them in training
 static void layernorm_forward(float* out, float* mean, float* rstd, const float* inp, const float* weight,
-                              const float* bias, int N, int C) {
+                              const float* bias, int N, int C, float epsilon) {
 #pragma omp parallel for
     for (long n = 0; n < N; n++) {
-        layernorm_row(out + (size_t)n * C, &mean[n], &rstd[n], inp + (size_t)n * C, weight, bias, C);
+        layernorm_row(out + (size_t)n * C, &mean[n], &rstd[n], inp + (size_t)n * C, weight, bias, C, epsilon);
     }
 }
 
@@ -516,9 +517,9 @@ typedef struct {
     float* attprojb; // (L, C)
     float* ln2w;     // (L, C)
     float* ln2b;     // (L, C)
-    float* fcw;      // (L, 4*C, C)
-    float* fcb;      // (L, 4*C)
-    float* fcprojw;  // (L, C, 4*C)
+    float* fcw;      // (L, F, C)
+    float* fcb;      // (L, F)
+    float* fcprojw;  // (L, C, F)
     float* fcprojb;  // (L, C)
     float* lnfw;     // (C)
     float* lnfb;     // (C)
@@ -538,8 +539,8 @@ typedef struct {
     float* ln2;       // (L, B, T, C)
     float* ln2_mean;  // (L, B, T)
     float* ln2_rstd;  // (L, B, T)
-    float* fch;       // (L, B, T, 4*C)
-    float* fch_gelu;  // (L, B, T, 4*C)
+    float* fch;       // (L, B, T, F)
+    float* fch_gelu;  // (L, B, T, F)
     float* residual3; // (L, B, T, C): the residual stream after the MLP
     float* lnf;       // (B, T, C)
     float* lnf_mean;  // (B, T)
@@ -554,7 +555,7 @@ typedef struct {
     float* dresidual; // (B, T, C): gradient of the residual stream; every layer updates it, from the last to the first
     float* dbtc;      // (B, T, C)
     float* dqkv;      // (B, T, 3*C)
-    float* dfch;      // (B, T, 4*C)
+    float* dfch;      // (B, T, F)
 } Gradients;
 
 typedef struct {
@@ -638,7 +639,7 @@ static void gpt2_allocate_training(GPT2* model) {
 // one token per sequence.
 static TensorList activation_list(Activations* a, const GPT2Config* config, int B, int T, bool all_logits) {
     size_t BT = (size_t)B * T, C = config->channels, L = config->num_layers, NH = config->num_heads;
-    size_t num_logits = all_logits ? BT : (size_t)B, Vp = config->padded_vocab_size;
+    size_t num_logits = all_logits ? BT : (size_t)B, F = config->mlp_channels, Vp = config->padded_vocab_size;
     TensorList list = {{
         {&a->encoded, BT * C},
         {&a->ln1, L * BT * C},
@@ -651,8 +652,8 @@ static TensorList activation_list(Activations* a, const GPT2Config* config, int 
         {&a->ln2, L * BT * C},
         {&a->ln2_mean, L * BT},
         {&a->ln2_rstd, L * BT},
-        {&a->fch, L * BT * 4 * C},
-        {&a->fch_gelu, L * BT * 4 * C},
+        {&a->fch, L * BT * F},
+        {&a->fch_gelu, L * BT * F},
         {&a->residual3, L * BT * C},
         {&a->lnf, BT * C},
         {&a->lnf_mean, BT},
@@ -670,7 +671,7 @@ static TensorList gradient_list(Gradients* d, const GPT2Config* config, int B, i
         {&d->dresidual, BTC},
         {&d->dbtc, BTC},
         {&d->dqkv, BTC * 3},
-        {&d->dfch, BTC * 4},
+        {&d->dfch, (size_t)B * T * config->mlp_channels},
     }};
     return list;
 }
@@ -707,7 +708,9 @@ static void gpt2_forward(const GPT2* model, Activations* acts, const int* inputs
     require((size_t)B * T <= (size_t)acts->B * acts->T && T <= model->config.max_seq_len);
     const Parameters* p = &model->params;
     int L = model->config.num_layers, NH = model->config.num_heads, C = model->config.channels, BT = B * T;
-    size_t BTC = (size_t)BT * C, CC = (size_t)C * C;
+    int F = model->config.mlp_channels;
+    float epsilon = model->config.norm_epsilon;
+    size_t BTC = (size_t)BT * C, BTF = (size_t)BT * F, CC = (size_t)C * C, FC = (size_t)F * C;
 
     encoder_forward(acts->encoded, inputs, p->wte, p->wpe, B, T, C);
     const float* residual = acts->encoded; // (B,T,C)
@@ -717,26 +720,26 @@ static void gpt2_forward(const GPT2* model, Activations* acts, const int* inputs
         float* atty = acts->atty + l * BTC;           // (B,T,C)
         float* residual2 = acts->residual2 + l * BTC; // (B,T,C)
         float* ln2 = acts->ln2 + l * BTC;             // (B,T,C)
-        float* fch = acts->fch + l * BTC * 4;         // (B,T,4*C)
-        float* gelu = acts->fch_gelu + l * BTC * 4;   // (B,T,4*C)
+        float* fch = acts->fch + l * BTF;             // (B,T,F)
+        float* gelu = acts->fch_gelu + l * BTF;       // (B,T,F)
         float* residual3 = acts->residual3 + l * BTC; // (B,T,C)
 
         layernorm_forward(ln1, acts->ln1_mean + l * BT, acts->ln1_rstd + l * BT, residual, p->ln1w + l * C,
-                          p->ln1b + l * C, BT, C);
+                          p->ln1b + l * C, BT, C, epsilon);
         matmul_forward(qkv, 3 * C, ln1, p->qkvw + l * 3 * CC, p->qkvb + l * 3 * C, BT, C, 3 * C);
         attention_forward(atty, acts->lse + l * BT * NH, qkv, B, T, C, NH);
         matmul_forward(acts->scratch, C, atty, p->attprojw + l * CC, p->attprojb + l * C, BT, C, C);
         residual_forward(residual2, residual, acts->scratch, BTC);
 
         layernorm_forward(ln2, acts->ln2_mean + l * BT, acts->ln2_rstd + l * BT, residual2, p->ln2w + l * C,
-                          p->ln2b + l * C, BT, C);
-        matmul_forward(fch, 4 * C, ln2, p->fcw + l * 4 * CC, p->fcb + l * 4 * C, BT, C, 4 * C);
-        gelu_forward(gelu, fch, BTC * 4);
-        matmul_forward(acts->scratch, C, gelu, p->fcprojw + l * 4 * CC, p->fcprojb + l * C, BT, 4 * C, C);
+                          p->ln2b + l * C, BT, C, epsilon);
+        matmul_forward(fch, F, ln2, p->fcw + l * FC, p->fcb + l * F, BT, C, F);
+        gelu_forward(gelu, fch, BTF);
+        matmul_forward(acts->scratch, C, gelu, p->fcprojw + l * FC, p->fcprojb + l * C, BT, F, C);
         residual_forward(residual3, residual2, acts->scratch, BTC);
         residual = residual3;
     }
-    layernorm_forward(acts->lnf, acts->lnf_mean, acts->lnf_rstd, residual, p->lnfw, p->lnfb, BT, C);
+    layernorm_forward(acts->lnf, acts->lnf_mean, acts->lnf_rstd, residual, p->lnfw, p->lnfb, BT, C, epsilon);
 }
 
 // logits (N,Vp) = lnf (N,C) wte^T: the head shares its weight with the token embedding. Columns V..Vp are not written.
@@ -763,8 +766,8 @@ static void gpt2_backward(GPT2* model, const int* inputs, int B, int T, bool fir
     const Parameters *p = &model->params, *g = &model->grads;
     Activations* acts = &model->acts;
     int L = model->config.num_layers, NH = model->config.num_heads, C = model->config.channels, BT = B * T;
-    int V = model->config.vocab_size, Vp = model->config.padded_vocab_size;
-    size_t BTC = (size_t)BT * C, CC = (size_t)C * C;
+    int F = model->config.mlp_channels, V = model->config.vocab_size, Vp = model->config.padded_vocab_size;
+    size_t BTC = (size_t)BT * C, BTF = (size_t)BT * F, CC = (size_t)C * C, FC = (size_t)F * C;
     // the first micro-batch overwrites the gradients of matrices, which saves zeroing them; the gradients of vectors
     // and of wpe are only ever added to, so they are zeroed here
     bool add = !first;
@@ -775,7 +778,7 @@ static void gpt2_backward(GPT2* model, const int* inputs, int B, int T, bool fir
         }
     }
     float *dresidual = model->dacts.dresidual, *dbtc = model->dacts.dbtc; // (B,T,C)
-    float *dqkv = model->dacts.dqkv, *dfch = model->dacts.dfch;           // (B,T,3*C), (B,T,4*C)
+    float *dqkv = model->dacts.dqkv, *dfch = model->dacts.dfch;           // (B,T,3*C), (B,T,F)
     memset(dresidual, 0, BTC * sizeof(float));
 
     matmul_backward(dbtc, g->wte, NULL, acts->logits, Vp, acts->lnf, p->wte, BT, C, V, add);
@@ -785,13 +788,12 @@ static void gpt2_backward(GPT2* model, const int* inputs, int B, int T, bool fir
         residual = l == 0 ? acts->encoded : acts->residual3 + (l - 1) * BTC;
         const float *ln1 = acts->ln1 + l * BTC, *ln2 = acts->ln2 + l * BTC, *residual2 = acts->residual2 + l * BTC;
         const float *qkv = acts->qkv + l * BTC * 3, *atty = acts->atty + l * BTC;
-        const float *fch = acts->fch + l * BTC * 4, *gelu = acts->fch_gelu + l * BTC * 4;
+        const float *fch = acts->fch + l * BTF, *gelu = acts->fch_gelu + l * BTF;
 
-        matmul_backward(dfch, g->fcprojw + l * 4 * CC, g->fcprojb + l * C, dresidual, C, gelu, p->fcprojw + l * 4 * CC,
-                        BT, 4 * C, C, add);
-        gelu_backward(dfch, fch, BTC * 4);
-        matmul_backward(dbtc, g->fcw + l * 4 * CC, g->fcb + l * 4 * C, dfch, 4 * C, ln2, p->fcw + l * 4 * CC, BT, C,
-                        4 * C, add);
+        matmul_backward(dfch, g->fcprojw + l * FC, g->fcprojb + l * C, dresidual, C, gelu, p->fcprojw + l * FC, BT, F,
+                        C, add);
+        gelu_backward(dfch, fch, BTF);
+        matmul_backward(dbtc, g->fcw + l * FC, g->fcb + l * F, dfch, F, ln2, p->fcw + l * FC, BT, C, F, add);
         layernorm_backward(dresidual, g->ln2w + l * C, g->ln2b + l * C, dbtc, residual2, p->ln2w + l * C,
                            acts->ln2_mean + l * BT, acts->ln2_rstd + l * BT, BT, C);
 
@@ -916,8 +918,18 @@ static void muon_matrix(float* param, float* m, const float* grad, float* scratc
                        size);
 }
 
-// The size of muon_matrix's scratch: the largest matrices are (4*C,C) and (C,4*C).
-static size_t muon_scratch_floats(const GPT2Config* config) { return 10 * (size_t)config->channels * config->channels; }
+// The size of muon_matrix's scratch: it is large enough for the matrices of every tensor.
+static size_t muon_scratch_floats(const GPT2Config* config) {
+    size_t floats = 0;
+    for (int p = 0; p < NUM_PARAMS; p++) {
+        int matrices = param_muon_matrices(p);
+        if (matrices == 0) { continue; }
+        size_t rows = param_rows(config, p) / matrices, cols = param_cols(config, p), n = rows < cols ? rows : cols;
+        size_t need = 2 * rows * cols + 2 * n * n;
+        if (need > floats) { floats = need; }
+    }
+    return floats;
+}
 
 // One step of Muon on the matrices of all layers.
 static void muon_update(GPT2* model, const Muon* optimizer) {
@@ -965,7 +977,7 @@ typedef struct {
     float* norm;          // (C)
     float* qkv;           // (3*C)
     float* out;           // (C)
-    float* fch;           // (4*C)
+    float* fch;           // (F)
     float* att;           // (NH, capacity)
     float* logits;        // (Vp)
 } Generator;
@@ -979,7 +991,7 @@ static TensorList generator_list(Generator* g, const GPT2Config* config, int cap
         {&g->norm, C},
         {&g->qkv, 3 * C},
         {&g->out, C},
-        {&g->fch, 4 * C},
+        {&g->fch, (size_t)config->mlp_channels},
         {&g->att, (size_t)config->num_heads * capacity},
         {&g->logits, (size_t)config->padded_vocab_size},
     }};
@@ -1030,25 +1042,26 @@ static void generator_step(Generator* g, const GPT2* model, int token) {
     const Parameters* p = &model->params;
     int L = model->config.num_layers, NH = model->config.num_heads, C = model->config.channels, t = g->length;
     require(t < g->capacity);
-    size_t CC = (size_t)C * C;
-    float mean, rstd;
+    int F = model->config.mlp_channels;
+    size_t CC = (size_t)C * C, FC = (size_t)F * C;
+    float mean, rstd, epsilon = model->config.norm_epsilon;
     for (int c = 0; c < C; c++) { g->x[c] = p->wte[(size_t)token * C + c] + p->wpe[(size_t)t * C + c]; }
     for (size_t l = 0; l < (size_t)L; l++) {
         float *keys = g->keys + l * g->capacity * C, *values = g->values + l * g->capacity * C;
-        layernorm_row(g->norm, &mean, &rstd, g->x, p->ln1w + l * C, p->ln1b + l * C, C);
+        layernorm_row(g->norm, &mean, &rstd, g->x, p->ln1w + l * C, p->ln1b + l * C, C, epsilon);
         matmul_forward(g->qkv, 3 * C, g->norm, p->qkvw + l * 3 * CC, p->qkvb + l * 3 * C, 1, C, 3 * C);
         memcpy(keys + (size_t)t * C, g->qkv + C, C * sizeof(float));
         memcpy(values + (size_t)t * C, g->qkv + 2 * C, C * sizeof(float));
         attention_one(g->norm, g->att, g->qkv, keys, values, t + 1, g->capacity, C, NH);
         matmul_forward(g->out, C, g->norm, p->attprojw + l * CC, p->attprojb + l * C, 1, C, C);
         for (int c = 0; c < C; c++) { g->x[c] += g->out[c]; }
-        layernorm_row(g->norm, &mean, &rstd, g->x, p->ln2w + l * C, p->ln2b + l * C, C);
-        matmul_forward(g->fch, 4 * C, g->norm, p->fcw + l * 4 * CC, p->fcb + l * 4 * C, 1, C, 4 * C);
-        gelu_chunk(g->fch, g->fch, 4 * (size_t)C);
-        matmul_forward(g->out, C, g->fch, p->fcprojw + l * 4 * CC, p->fcprojb + l * C, 1, 4 * C, C);
+        layernorm_row(g->norm, &mean, &rstd, g->x, p->ln2w + l * C, p->ln2b + l * C, C, epsilon);
+        matmul_forward(g->fch, F, g->norm, p->fcw + l * FC, p->fcb + l * F, 1, C, F);
+        gelu_chunk(g->fch, g->fch, F);
+        matmul_forward(g->out, C, g->fch, p->fcprojw + l * FC, p->fcprojb + l * C, 1, F, C);
         for (int c = 0; c < C; c++) { g->x[c] += g->out[c]; }
     }
-    layernorm_row(g->norm, &mean, &rstd, g->x, p->lnfw, p->lnfb, C);
+    layernorm_row(g->norm, &mean, &rstd, g->x, p->lnfw, p->lnfb, C, epsilon);
     gpt2_head(model, g->logits, g->norm, 1);
     g->length++;
 }

@@ -249,13 +249,6 @@ static inline bool hf_config_supported(const JsonValue* root, const char* where,
                              json_printable(name, sizeof(name), text, strlen(text)));
         }
     }
-    if (json_get(root, "layer_norm_epsilon")) {
-        double epsilon = 0.0;
-        if (!json_number(root, "layer_norm_epsilon", -1e300, 1e300, &epsilon, where, err)) { return false; }
-        if (epsilon != 1e-5) {
-            return error_set(err, "%s: \"layer_norm_epsilon\" is %g; only 1e-05 is supported", where, epsilon);
-        }
-    }
     const JsonValue* quantization = json_get(root, "quantization_config");
     if (quantization && quantization->type != JSON_NULL) {
         return error_set(err, "%s: \"quantization_config\": quantized models are not supported", where);
@@ -277,7 +270,8 @@ static inline int hf_token_id(const JsonValue* root, const char* key, int64_t vo
 
 static inline bool hf_config_read(GPT2Config* config, int* bos_id, int* eot_id, const JsonValue* root,
                                   const char* where, Error* err) {
-    int64_t V, maxT, C, L, NH, inner;
+    int64_t V, maxT, C, L, NH, F;
+    double epsilon;
     if (root->type != JSON_OBJECT) { return error_set(err, "%s: not a JSON object", where); }
     if (!hf_config_supported(root, where, err) || !json_int(root, "vocab_size", 1, INT32_MAX, &V, where, err) ||
         !json_int(root, "n_positions", 1, INT32_MAX, &maxT, where, err) ||
@@ -286,17 +280,19 @@ static inline bool hf_config_read(GPT2Config* config, int* bos_id, int* eot_id, 
         !json_int(root, "n_head", 1, INT32_MAX, &NH, where, err)) {
         return false;
     }
-    const JsonValue* v = json_get(root, "n_inner");
-    if (v && v->type != JSON_NULL) {
-        if (!json_int(root, "n_inner", INT64_MIN, INT64_MAX, &inner, where, err)) { return false; }
-        if (inner != 4 * C) {
-            return error_set(err, "%s: \"n_inner\" is %lld; only 4 * n_embd = %lld is supported", where,
-                             (long long)inner, (long long)(4 * C));
-        }
-    }
     config->vocab_size = (int)V;
     config->max_seq_len = (int)maxT;
     config->channels = (int)C;
+    gpt2_defaults(config);
+    const JsonValue* inner = json_get(root, "n_inner");
+    if (inner && inner->type != JSON_NULL) {
+        if (!json_int(root, "n_inner", 1, INT32_MAX, &F, where, err)) { return false; }
+        config->mlp_channels = (int)F;
+    }
+    if (json_get(root, "layer_norm_epsilon")) {
+        if (!json_number(root, "layer_norm_epsilon", 0, 1, &epsilon, where, err)) { return false; }
+        config->norm_epsilon = (float)epsilon;
+    }
     config->num_layers = (int)L;
     config->num_heads = (int)NH;
     config->padded_vocab_size = V < INT32_MAX - 128 ? padded_vocab((int)V) : (int)V;
@@ -437,6 +433,7 @@ static inline bool llmc_parse_header(GPT2Config* c, size_t* element, const uint8
     c->num_heads = h[5];
     c->channels = h[6];
     c->padded_vocab_size = h[7];
+    gpt2_defaults(c);
     if (!config_check(c, name, err)) { return false; }
     if (h[7] % 128 != 0) { return error_set(err, "%s: padded vocabulary %d is not a multiple of 128", name, h[7]); }
     *element = h[1] == 3 ? 4 : 2;
@@ -478,17 +475,18 @@ static inline bool llmc_parse(ModelFile* model, const uint8_t* data, size_t size
 }
 
 // Infers the configuration of a safetensors file without a config.json: sizes from the tensor shapes, heads of 64
-// channels as in every GPT-2.
+// channels and the epsilon as in every GPT-2.
 static inline bool hf_infer_config(GPT2Config* config, const SafeTensors* st, const char* file, Error* err) {
-    const SafeTensor* found[2]; // wte, wpe
-    for (int p = 0; p < 2; p++) {
+    static const int wanted[3] = {0, 1, 10}; // wte, wpe, fcw
+    const SafeTensor* found[3];
+    for (int i = 0; i < 3; i++) {
         char name[128];
-        param_hf_name(name, sizeof(name), p, 0);
-        found[p] = safetensors_find(st, name);
-        if (!found[p]) { found[p] = safetensors_find(st, name + 12); }
-        if (!found[p]) { return error_set(err, "%s: tensor '%s' is missing: not a GPT-2", file, name + 12); }
-        if (found[p]->num_dims != 2 || found[p]->shape[0] > 1 << 24 || found[p]->shape[1] > 1 << 20) {
-            return error_set(err, "%s: tensor '%s' does not have the shape of GPT-2's", file, found[p]->name);
+        param_hf_name(name, sizeof(name), wanted[i], 0);
+        found[i] = safetensors_find(st, name);
+        if (!found[i]) { found[i] = safetensors_find(st, name + 12); }
+        if (!found[i]) { return error_set(err, "%s: tensor '%s' is missing: not a GPT-2", file, name + 12); }
+        if (found[i]->num_dims != 2 || found[i]->shape[0] > 1 << 24 || found[i]->shape[1] > 1 << 22) {
+            return error_set(err, "%s: tensor '%s' does not have the shape of GPT-2's", file, found[i]->name);
         }
     }
     memset(config, 0, sizeof(*config));
@@ -496,6 +494,8 @@ static inline bool hf_infer_config(GPT2Config* config, const SafeTensors* st, co
     config->padded_vocab_size = padded_vocab(config->vocab_size);
     config->max_seq_len = (int)found[1]->shape[0];
     config->channels = (int)found[0]->shape[1];
+    gpt2_defaults(config);
+    config->mlp_channels = (int)found[2]->shape[1]; // stored as (C, F)
     for (size_t i = 0; i < st->num_tensors; i++) {
         int p, layer;
         if (hf_name(st->tensors[i].name, &p, &layer) == HF_PARAM && layer < 4096 && layer >= config->num_layers) {
@@ -831,10 +831,14 @@ static inline HfRows hf_rows(const GPT2Config* config, int p) {
     return h;
 }
 
-// Number of elements of the largest chunk: it has at least one row, of up to 4C elements.
+// Number of elements of the largest chunk, which has at least one row.
 static inline size_t hf_chunk_size(const GPT2Config* config) {
-    size_t row = 4 * (size_t)config->channels;
-    return row < MODEL_CHUNK ? (size_t)MODEL_CHUNK : row;
+    size_t size = MODEL_CHUNK;
+    for (int p = 0; p < NUM_PARAMS; p++) {
+        size_t row = hf_rows(config, p).cols;
+        if (row > size) { size = row; }
+    }
+    return size;
 }
 
 // Returns stored rows r..r+n of tensor p, n <= h->step; src is the tensor in our layout. floats (hf_chunk_size): scratch.
@@ -924,16 +928,21 @@ static inline bool params_load_safetensors(const char* path, const GPT2Config* c
 }
 
 static inline void hf_write_config(FileWriter* w, const GPT2Config* c, bool bf16, const char* eot) {
+    char inner[16] = "null", epsilon[32];
+    GPT2Config standard = *c;
+    gpt2_defaults(&standard);
+    if (c->mlp_channels != standard.mlp_channels) { snprintf(inner, sizeof(inner), "%d", c->mlp_channels); }
+    format_float(epsilon, sizeof(epsilon), c->norm_epsilon);
     writer_printf(w,
                   "{\n  \"activation_function\": \"gelu_new\",\n  \"architectures\": [\n    \"GPT2LMHeadModel\"\n  ],\n"
                   "  \"attn_pdrop\": 0.0,\n  \"bos_token_id\": %s,\n  \"embd_pdrop\": 0.0,\n  \"eos_token_id\": %s,\n"
-                  "  \"initializer_range\": 0.02,\n  \"layer_norm_epsilon\": 1e-05,\n  \"model_type\": \"gpt2\",\n",
-                  eot, eot);
+                  "  \"initializer_range\": 0.02,\n  \"layer_norm_epsilon\": %s,\n  \"model_type\": \"gpt2\",\n",
+                  eot, eot, epsilon);
     writer_printf(w,
-                  "  \"n_embd\": %d,\n  \"n_head\": %d,\n  \"n_inner\": null,\n  \"n_layer\": %d,\n"
+                  "  \"n_embd\": %d,\n  \"n_head\": %d,\n  \"n_inner\": %s,\n  \"n_layer\": %d,\n"
                   "  \"n_positions\": %d,\n  \"reorder_and_upcast_attn\": false,\n  \"resid_pdrop\": 0.0,\n"
                   "  \"scale_attn_by_inverse_layer_idx\": false,\n  \"scale_attn_weights\": true,\n",
-                  c->channels, c->num_heads, c->num_layers, c->max_seq_len);
+                  c->channels, c->num_heads, inner, c->num_layers, c->max_seq_len);
     writer_printf(w,
                   "  \"tie_word_embeddings\": true,\n  \"torch_dtype\": \"%s\",\n  \"use_cache\": true,\n"
                   "  \"vocab_size\": %d\n}\n",
@@ -989,11 +998,25 @@ static inline bool model_save_hf(const char* dir, const GPT2Config* config, cons
     return model_save_hf_files(dir, config, params, bf16, eot_id, NULL, NULL, err);
 }
 
+// Fails, with the remedy, if llm.c's .bin format cannot hold the model: its header has neither mlp_channels nor
+// norm_epsilon.
+static inline bool llmc_check(const char* path, const GPT2Config* config, Error* err) {
+    GPT2Config standard = *config;
+    gpt2_defaults(&standard);
+    if (config->mlp_channels == standard.mlp_channels && config->norm_epsilon == standard.norm_epsilon) { return true; }
+    return error_set(err,
+                     "%s: llm.c's .bin cannot hold %d MLP channels with an epsilon of %g, only %d with %g: write a "
+                     "Hugging Face directory instead",
+                     path, config->mlp_channels, (double)config->norm_epsilon, standard.mlp_channels,
+                     (double)standard.norm_epsilon);
+}
+
 // Writes llm.c's .bin format, version 3 (fp32) or 5 (bf16, rounded to nearest even).
 static inline bool model_save_llmc(const char* path, const GPT2Config* config, const float* params, int version,
                                    Error* err) {
     require(version == 3 || version == 5);
     require(config->padded_vocab_size % 128 == 0);
+    if (!llmc_check(path, config, err)) { return false; }
     int32_t h[LLMC_HEADER_BYTES / 4];
     memset(h, 0, sizeof(h));
     h[0] = LLMC_MODEL_MAGIC;

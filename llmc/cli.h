@@ -112,14 +112,6 @@ static inline void cli_format_choice(char* buf, size_t size, const char* choices
     snprintf(buf, size, "%.*s", (int)strcspn(choices, "|"), choices);
 }
 
-// Formats a float with the fewest digits (at least 6) that read back as the same float.
-static inline void cli_format_float(char* buf, size_t size, float v) {
-    for (int digits = 6; digits <= 9; digits++) {
-        snprintf(buf, size, "%.*g", digits, (double)v);
-        if (strtof(buf, NULL) == v) { return; }
-    }
-}
-
 // Formats the value of entry i of the table as a user would type it: the current value, or the default if `was` is
 // true.
 static inline void cli_format_value(char* buf, size_t size, const Option* o, int i, bool was) {
@@ -133,7 +125,7 @@ static inline void cli_format_value(char* buf, size_t size, const Option* o, int
         snprintf(buf, size, "%lld", was ? (long long)d->integer[i] : (long long)*(const int64_t*)o->value);
         break;
     case OPT_FLOAT:
-        cli_format_float(buf, size, was ? d->real[i] : *(const float*)o->value);
+        format_float(buf, size, was ? d->real[i] : *(const float*)o->value);
         break;
     case OPT_CHOICE:
         cli_format_choice(buf, size, o->unit, was ? (int)d->integer[i] : *(const int*)o->value);

@@ -28,6 +28,22 @@ static inline bool export_directory(const char* path, const GPT2Config* config, 
            (!tokenizer || tokenizer_save(tokenizer, path, err)) && sync_directory(path, err);
 }
 
+// Ends the program if the model differs from what hf_infer_config() concludes from a .safetensors file alone.
+static inline void check_single_file(const char* path, const GPT2Config* config) {
+    GPT2Config standard = *config;
+    gpt2_defaults(&standard);
+    if (config->channels != 64 * config->num_heads) {
+        die("--export %s: a reader of this file alone would take heads of 64 channels, but the model has %d: give the "
+            "name of a directory, which gets a config.json",
+            path, config->channels / config->num_heads);
+    }
+    if (config->norm_epsilon != standard.norm_epsilon) {
+        die("--export %s: a reader of this file alone would take an epsilon of %g, but the model has %g: give the name "
+            "of a directory, which gets a config.json",
+            path, (double)standard.norm_epsilon, (double)config->norm_epsilon);
+    }
+}
+
 // Exports the model -e to args->export_path. It is written under a temporary name and renamed, so that what has the name is
 // complete. Returns the exit code.
 static inline int export_model(void) {
@@ -53,11 +69,8 @@ static inline int export_model(void) {
     const char* temp = temporary.text;
     model_source_open(&source, resolve_model_path(args->model), &has_tokenizer, &tokenizer);
     GPT2Config config = source.config;
-    if (has_suffix(path, ".safetensors") && config.channels != 64 * config.num_heads) {
-        die("--export %s: a reader of this file alone would take heads of 64 channels, but the model has %d: give the "
-            "name of a directory, which gets a config.json",
-            path, config.channels / config.num_heads);
-    }
+    if (has_suffix(path, ".safetensors")) { check_single_file(path, &config); }
+    if (has_suffix(path, ".bin") && !llmc_check(path, &config, &err)) { die("--export %s", err.text); }
     int eot = model_eot(&source, has_tokenizer ? &tokenizer : NULL);
     if (gguf && !gguf_open(&file, path, &config, type, has_tokenizer ? &tokenizer : NULL, eot, &err)) {
         die("--export %s", err.text);

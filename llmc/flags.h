@@ -22,7 +22,8 @@ typedef enum { FP8_OFF, FP8_FORWARD, FP8_DX, FP8_HEAD, FP8_DW } Fp8Stage;
 // The value of every flag, as typed or its default. Values that a run derives from them are in Batch and Training.
 typedef struct {
     const char *model, *tokenizer, *train_data, *val_data, *output;
-    int layers, heads, channels, positions;
+    int layers, heads, channels, mlp_channels, positions;
+    float norm_epsilon;
     int B, T, shuffle, overfit, resume;
     int64_t total_batch, num_steps, warmup_steps, seed;
     float learning_rate, final_fraction, weight_decay, beta1, beta2, eps, clip, skip_loss_z, skip_norm_z;
@@ -114,6 +115,10 @@ static const Option options[] = {
      4096},
     {OPT_INT, 0, NULL, "channels", &settings.channels, "C", "channels of a new model; 0: from the descriptor", 0,
      65536},
+    {OPT_INT, 0, NULL, "mlp-channels", &settings.mlp_channels, "F",
+     "width of the hidden layer of a new model's MLPs; 0: 4 times the channels", 0, 1 << 22},
+    {OPT_FLOAT, 0, NULL, "norm-epsilon", &settings.norm_epsilon, NULL,
+     "added to the variance in the layernorms of a new model; 0: GPT-2's 1e-5", 0, 1},
     {OPT_INT, 0, NULL, "positions", &settings.positions, "T",
      "positions (maximum sequence length) of a new model; 0: from the descriptor", 0, 1 << 20},
 

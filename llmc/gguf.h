@@ -14,10 +14,10 @@ its elements (uint32), their number (uint64) and the elements.
       general.quantization_version   uint32 2
       gpt2.context_length            uint32 maxT
       gpt2.embedding_length          uint32 C
-      gpt2.feed_forward_length       uint32 4 C
+      gpt2.feed_forward_length       uint32 F
       gpt2.block_count               uint32 L
       gpt2.attention.head_count      uint32 NH
-      gpt2.attention.layer_norm_epsilon  float32 1e-5
+      gpt2.attention.layer_norm_epsilon  float32 norm_epsilon
       tokenizer.ggml.model           string "gpt2": a byte-level BPE
       tokenizer.ggml.pre             string "gpt-2": its regular expression cuts the text into pieces
       tokenizer.ggml.tokens          string[V], as vocab.json spells them; a special token literally
@@ -335,11 +335,11 @@ static inline void gguf_put_model(Gguf* g, const char* path) {
     gguf_key_uint32(g, "general.quantization_version", 2);
     gguf_key_uint32(g, "gpt2.context_length", c->max_seq_len);
     gguf_key_uint32(g, "gpt2.embedding_length", c->channels);
-    gguf_key_uint32(g, "gpt2.feed_forward_length", 4 * c->channels);
+    gguf_key_uint32(g, "gpt2.feed_forward_length", c->mlp_channels);
     gguf_key_uint32(g, "gpt2.block_count", c->num_layers);
     gguf_key_uint32(g, "gpt2.attention.head_count", c->num_heads);
     gguf_key(g, "gpt2.attention.layer_norm_epsilon", GGUF_FLOAT32);
-    gguf_put_number(g, safe_bits_from_float(1e-5f), 4);
+    gguf_put_number(g, safe_bits_from_float(c->norm_epsilon), 4);
 }
 
 // Puts the descriptions of all tensors and the padding. Returns the number of bytes of their data.
@@ -387,9 +387,10 @@ static inline bool gguf_check(const char* path, const GPT2Config* config, GgufTy
                          "name one as eos_token in a tokenizer_config.json beside it",
                          path);
     }
-    if (config->channels % gguf_types[type].block != 0) {
-        return error_set(err, "%s: %s has blocks of %d weights, which do not divide %d channels: give --type f16", path,
-                         gguf_types[type].name, gguf_types[type].block, config->channels);
+    int block = gguf_types[type].block, C = config->channels, F = config->mlp_channels;
+    if (C % block != 0 || F % block != 0) { // the columns of the matrices
+        return error_set(err, "%s: %s has blocks of %d weights, which do not divide %d %schannels: give --type f16",
+                         path, gguf_types[type].name, block, C % block != 0 ? C : F, C % block != 0 ? "" : "MLP ");
     }
     return true;
 }

@@ -16,13 +16,15 @@ typedef struct {
     int num_layers;        // L
     int num_heads;         // NH
     int channels;          // C
+    int mlp_channels;      // F, width of the MLP's hidden layer; GPT-2: 4*C
+    float norm_epsilon;    // added to the variance in every layernorm; GPT-2: 1e-5
 } GPT2Config;
 
 // ---- parameters -----------------------------------------------------------------
 
 typedef enum { INIT_NORMAL, INIT_NORMAL_RESIDUAL, INIT_ONE, INIT_ZERO } InitKind;
 
-enum { DIM_1 = 0, DIM_C = -1, DIM_3C = -3, DIM_4C = -4, DIM_VP = -5, DIM_MAXT = -6 };
+enum { DIM_1 = 0, DIM_C = -1, DIM_3C = -3, DIM_F = -4, DIM_VP = -5, DIM_MAXT = -6 };
 
 typedef struct {
     const char* name;    // our name, which is also llm.c's
@@ -50,9 +52,9 @@ static const ParamInfo gpt2_params[NUM_PARAMS] = {
     {"attprojb", "h.%d.attn.c_proj.bias", true, DIM_1, DIM_C, false, INIT_ZERO, false},
     {"ln2w", "h.%d.ln_2.weight", true, DIM_1, DIM_C, false, INIT_ONE, false},
     {"ln2b", "h.%d.ln_2.bias", true, DIM_1, DIM_C, false, INIT_ZERO, false},
-    {"fcw", "h.%d.mlp.c_fc.weight", true, DIM_4C, DIM_C, true, INIT_NORMAL, true},
-    {"fcb", "h.%d.mlp.c_fc.bias", true, DIM_1, DIM_4C, false, INIT_ZERO, false},
-    {"fcprojw", "h.%d.mlp.c_proj.weight", true, DIM_C, DIM_4C, true, INIT_NORMAL_RESIDUAL, true},
+    {"fcw", "h.%d.mlp.c_fc.weight", true, DIM_F, DIM_C, true, INIT_NORMAL, true},
+    {"fcb", "h.%d.mlp.c_fc.bias", true, DIM_1, DIM_F, false, INIT_ZERO, false},
+    {"fcprojw", "h.%d.mlp.c_proj.weight", true, DIM_C, DIM_F, true, INIT_NORMAL_RESIDUAL, true},
     {"fcprojb", "h.%d.mlp.c_proj.bias", true, DIM_1, DIM_C, false, INIT_ZERO, false},
     {"lnfw", "ln_f.weight", false, DIM_1, DIM_C, false, INIT_ONE, false},
     {"lnfb", "ln_f.bias", false, DIM_1, DIM_C, false, INIT_ZERO, false},
@@ -67,8 +69,8 @@ static inline size_t param_dim(const GPT2Config* config, int dim) {
         return C;
     case DIM_3C:
         return 3 * C;
-    case DIM_4C:
-        return 4 * C;
+    case DIM_F:
+        return (size_t)config->mlp_channels;
     case DIM_VP:
         return (size_t)config->padded_vocab_size;
     default:
@@ -152,6 +154,13 @@ static inline void gpt2_init_params(float* params, const GPT2Config* config, uin
 
 static inline int padded_vocab(int vocab_size) { return (vocab_size + 127) / 128 * 128; }
 
+// Sets mlp_channels and norm_epsilon to GPT-2's values. config->channels must be set; if 4*C overflows, config_check()
+// refuses the channels.
+static inline void gpt2_defaults(GPT2Config* config) {
+    config->mlp_channels = (int)(4 * (int64_t)config->channels);
+    config->norm_epsilon = 1e-5f;
+}
+
 // Fails if a number is out of range or the numbers do not fit together. `where` is the file or flag that they come
 // from, for the message.
 static inline bool config_check(const GPT2Config* c, const char* where, Error* err) {
@@ -161,12 +170,16 @@ static inline bool config_check(const GPT2Config* c, const char* where, Error* e
     } fields[] = {
         {"the number of positions", c->max_seq_len, 1 << 24}, {"the vocabulary size", c->vocab_size, 1 << 24},
         {"the number of layers", c->num_layers, 4096},        {"the number of heads", c->num_heads, 4096},
-        {"the number of channels", c->channels, 1 << 20},
+        {"the number of channels", c->channels, 1 << 20},     {"the number of MLP channels", c->mlp_channels, 1 << 22},
     };
     for (size_t i = 0; i < sizeof(fields) / sizeof(fields[0]); i++) {
         if (fields[i].value < 1 || fields[i].value > fields[i].max) {
             return error_set(err, "%s: %s is %d, want 1 to %d", where, fields[i].name, fields[i].value, fields[i].max);
         }
+    }
+    if (!(c->norm_epsilon > 0.0f && c->norm_epsilon <= 1.0f)) { // written so that NaN fails
+        return error_set(err, "%s: the epsilon of the layernorms is %g, want more than 0 and at most 1", where,
+                         (double)c->norm_epsilon);
     }
     if (c->channels % c->num_heads != 0) {
         return error_set(err, "%s: %d channels do not divide into %d heads", where, c->channels, c->num_heads);
@@ -229,6 +242,7 @@ static inline bool config_from_descriptor(GPT2Config* config, const char* descri
                          "gpt3:c384 c768 c1024 c1536 c2048 c2560 c4096 c12288",
                          descriptor);
     }
+    gpt2_defaults(config);
     return config_check(config, descriptor, err);
 }
 

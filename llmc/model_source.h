@@ -93,6 +93,26 @@ typedef struct {
     int bos_id, eot_id; // the tokens that begin and end a text, according to the model's file; -1: unknown
 } ModelSource;
 
+// Ends the program if a flag for new models asks for another shape than the model at `path` has.
+static inline void refuse_other_shape(const char* path, const GPT2Config* config) {
+    const struct {
+        const char* flag;
+        double asked, has; // asked 0: the flag is not given
+    } shape[] = {
+        {"--layers", (double)args->layers, (double)config->num_layers},
+        {"--heads", (double)args->heads, (double)config->num_heads},
+        {"--channels", (double)args->channels, (double)config->channels},
+        {"--mlp-channels", (double)args->mlp_channels, (double)config->mlp_channels},
+        {"--norm-epsilon", as_typed(args->norm_epsilon), as_typed(config->norm_epsilon)},
+        {"--positions", (double)args->positions, (double)config->max_seq_len},
+    };
+    for (size_t i = 0; i < sizeof(shape) / sizeof(shape[0]); i++) {
+        if (shape[i].asked != 0 && shape[i].asked != shape[i].has) {
+            die("%s %.9g is for a new model, but %s has %.9g", shape[i].flag, shape[i].asked, path, shape[i].has);
+        }
+    }
+}
+
 // Opens a model and its vocabulary. model: a descriptor, or the path of a model. *has_tokenizer is false if there is no
 // vocabulary.
 static inline void model_source_open(ModelSource* source, Path model, bool* has_tokenizer, Tokenizer* tokenizer) {
@@ -108,6 +128,9 @@ static inline void model_source_open(ModelSource* source, Path model, bool* has_
         if (args->layers) { config->num_layers = args->layers; }
         if (args->heads) { config->num_heads = args->heads; }
         if (args->channels) { config->channels = args->channels; }
+        gpt2_defaults(config);
+        if (args->mlp_channels) { config->mlp_channels = args->mlp_channels; }
+        if (args->norm_epsilon > 0.0f) { config->norm_epsilon = args->norm_epsilon; }
         if (args->positions) { config->max_seq_len = args->positions; }
         if (*has_tokenizer) {
             config->vocab_size = tokenizer->vocab_size;
@@ -124,13 +147,7 @@ static inline void model_source_open(ModelSource* source, Path model, bool* has_
         *config = source->file.config;
         source->bos_id = source->file.bos_id;
         source->eot_id = source->file.eot_id;
-        if ((args->layers && args->layers != config->num_layers) || (args->heads && args->heads != config->num_heads) ||
-            (args->channels && args->channels != config->channels) ||
-            (args->positions && args->positions != config->max_seq_len)) {
-            die("--layers, --heads, --channels and --positions are for new models; %s has L %d, NH %d, C %d, %d "
-                "positions",
-                path, config->num_layers, config->num_heads, config->channels, config->max_seq_len);
-        }
+        refuse_other_shape(path, config);
     }
     if (*has_tokenizer && tokenizer->vocab_size > config->vocab_size) {
         die("the vocabulary has %d tokens, but the model %s only %d: they do not belong together",

@@ -238,13 +238,6 @@ static inline void training_open_data(Training* t, const GPT2Config* config) {
     if (!lr_schedule_check(&t->schedule, &err)) { die("%s", err.text); }
 }
 
-// The shortest decimal number that rounds to the float x, as a user would have typed it: 0.02 instead of 0.0199999996.
-static inline double as_typed(float x) {
-    char text[64];
-    cli_format_float(text, sizeof(text), x);
-    return strtod(text, NULL);
-}
-
 // Fills the settings of `run` from the flags. They are saved in state.json, so that a change between a run and its
 // resumption can be reported.
 static inline void fill_run_settings(RunState* run, const Training* t) {

@@ -345,7 +345,7 @@ typedef struct {
     float fp8_largest[RUN_MAX_FP8]; // the first num_fp8 are valid, finite and at least 0; all others are 0
 } RunState;
 
-typedef enum { RUN_INT32, RUN_INT64, RUN_UINT64, RUN_DOUBLE, RUN_BOOL, RUN_STRING } RunFieldKind;
+typedef enum { RUN_INT32, RUN_INT64, RUN_UINT64, RUN_FLOAT, RUN_DOUBLE, RUN_BOOL, RUN_STRING } RunFieldKind;
 
 typedef struct {
     const char* key;
@@ -377,6 +377,8 @@ static const RunField run_fields[] = {
     RUN_FIELD("num_layers", RUN_INT32, false, config.num_layers),
     RUN_FIELD("num_heads", RUN_INT32, false, config.num_heads),
     RUN_FIELD("channels", RUN_INT32, false, config.channels),
+    RUN_LATER_FIELD("mlp_channels", RUN_INT32, false, config.mlp_channels),
+    RUN_LATER_FIELD("norm_epsilon", RUN_FLOAT, false, config.norm_epsilon),
     RUN_FIELD("batch_size", RUN_INT32, true, B),
     RUN_FIELD("seq_len", RUN_INT32, true, T),
     RUN_FIELD("total_batch_tokens", RUN_INT64, true, total_batch_tokens),
@@ -452,6 +454,9 @@ static inline void run_format_field(char* out, const RunField* f, const RunState
     case RUN_UINT64: // as a string, because many JSON readers keep only 53 bits of a number
         snprintf(out, SIZE, "\"%llu\"", (unsigned long long)*(const uint64_t*)p);
         break;
+    case RUN_FLOAT:
+        format_float(out, SIZE, *(const float*)p);
+        break;
     case RUN_DOUBLE:
         run_format_double(out, SIZE, *(const double*)p);
         break;
@@ -479,6 +484,7 @@ static inline bool run_read_field(RunState* state, const RunField* f, const Json
     const JsonValue* v = json_get(root, f->key);
     const char* text = NULL;
     int64_t n = 0;
+    double number = 0.0;
     if (f->optional && !v) { return true; }
     switch (f->kind) {
     case RUN_INT32:
@@ -490,6 +496,10 @@ static inline bool run_read_field(RunState* state, const RunField* f, const Json
     case RUN_UINT64:
         return run_read_uint64((uint64_t*)p, v, 10, 20) ||
                error_set(err, "%s: \"%s\" is missing or not a number in quotes", where, f->key);
+    case RUN_FLOAT:
+        if (!json_number(root, f->key, -3.4e38, 3.4e38, &number, where, err)) { return false; }
+        *(float*)p = (float)number;
+        return true;
     case RUN_DOUBLE:
         return run_read_double((double*)p, v) || error_set(err, "%s: \"%s\" is missing or not a number", where, f->key);
     case RUN_BOOL:
@@ -647,6 +657,7 @@ static inline bool run_parse_state(const JsonValue* root, RunState* state, Saved
     for (int i = 0; i < RUN_NUM_FIELDS; i++) {
         if (!run_read_field(state, &run_fields[i], root, where, err)) { return false; }
     }
+    if (!json_get(root, "mlp_channels")) { gpt2_defaults(&state->config); } // version 1.0 had only GPT-2's values
     // AdamW's bias correction takes the number of updates, step - skipped_steps
     if (state->skipped_steps > state->step) {
         return error_set(err, "%s: \"skipped_steps\" is %lld, more than all %lld steps", where,
@@ -901,12 +912,13 @@ static inline bool run_load(const char* path, RunState* state, float* params, fl
     if (!run_load_state(path, &saved, err)) { return false; }
     const GPT2Config *a = &saved.config, *b = &state->config;
     if (memcmp(a, b, sizeof(*a)) != 0) {
-        return error_set(
-            err,
-            "%s: holds a model with L %d C %d NH %d V %d (padded %d) T %d, this run's has L %d C %d NH %d V %d "
-            "(padded %d) T %d",
-            path, a->num_layers, a->channels, a->num_heads, a->vocab_size, a->padded_vocab_size, a->max_seq_len,
-            b->num_layers, b->channels, b->num_heads, b->vocab_size, b->padded_vocab_size, b->max_seq_len);
+        return error_set(err,
+                         "%s: holds a model with L %d C %d F %d NH %d V %d (padded %d) T %d epsilon %g, this run's has "
+                         "L %d C %d F %d NH %d V %d (padded %d) T %d epsilon %g",
+                         path, a->num_layers, a->channels, a->mlp_channels, a->num_heads, a->vocab_size,
+                         a->padded_vocab_size, a->max_seq_len, (double)a->norm_epsilon, b->num_layers, b->channels,
+                         b->mlp_channels, b->num_heads, b->vocab_size, b->padded_vocab_size, b->max_seq_len,
+                         (double)b->norm_epsilon);
     }
     if (!run_path(&model, path, "model.safetensors", err) ||
         !run_path(&optimizer, path, "optimizer.safetensors", err) ||

@@ -196,6 +196,23 @@ static inline char* strdup_check(const char* s) {
     return (char*)memcpy(malloc_check(n), s, n);
 }
 
+// ---- numbers ------------------------------------------------------------------
+
+// Formats a float with the fewest digits (at least 6) that read back as the same float.
+static inline void format_float(char* buf, size_t size, float v) {
+    for (int digits = 6; digits <= 9; digits++) {
+        snprintf(buf, size, "%.*g", digits, (double)v);
+        if (strtof(buf, NULL) == v) { return; }
+    }
+}
+
+// The shortest decimal number that rounds to the float x, as a user would have typed it: 0.02 instead of 0.0199999996.
+static inline double as_typed(float x) {
+    char text[64];
+    format_float(text, sizeof(text), x);
+    return strtod(text, NULL);
+}
+
 // ---- time ---------------------------------------------------------------------
 
 // Monotonic time in milliseconds.

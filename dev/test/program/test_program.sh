@@ -124,6 +124,8 @@ test_missing_value() {
 }
 test_negative_size() {
     usage '--channels wants 0 to 65536' "'-32'" -- --channels -32
+    usage '--mlp-channels wants 0 to' "'-128'" -- --mlp-channels -128
+    usage '--norm-epsilon wants 0 to 1' "'-1e-5'" -- --norm-epsilon -1e-5
     usage '--batch-size wants 1 to' "'-1'" -- -b -1
     usage '--batch-size wants 1 to' "'0'" -- -b 0
 }
@@ -178,6 +180,9 @@ test_missing_tokenizer() {
 }
 test_shape_of_a_loaded_model() {
     refused 1 '--layers' 'new model' "$tiny" -- -e "$tiny" --layers 1 "${batch[@]}" -i "$data" -o new
+    refused 1 "^error: --mlp-channels 256 is for a new model, but $tiny has 512\$" -- -e "$tiny" --mlp-channels 256 --prompt ''
+    refused 1 "^error: --norm-epsilon 1e-06 is for a new model, but $tiny has 1e-05\$" -- -e "$tiny" --norm-epsilon 1e-6 --prompt ''
+    good -e "$tiny" --layers 2 --mlp-channels 512 --norm-epsilon 1e-5 --prompt-ids 1 --num-tokens 2 # what it has
 }
 test_vocabulary_larger_than_the_model() {
     refused 1 '513 tokens' 'only 512' 'do not belong together' -- -e "$tiny" --tokenizer 513.bin "${batch[@]}" -i "$data" -o new
@@ -397,7 +402,11 @@ test_muon_flags() {
     usage '--optimizer' 'adamw|muon' -- --optimizer sgd
     failure '--muon-learning-rate needs --optimizer muon' -- --muon-learning-rate 0.01
 }
-test_resume_another_shape() { failure '--channels' 'run/step_00000003' -- -o run -y 1 --channels 64; }
+test_resume_another_shape() {
+    failure '--channels' 'run/step_00000003' -- -o run -y 1 --channels 64
+    failure '--mlp-channels 96 .* run/step_00000003 has 128$' -- -o run -y 1 --mlp-channels 96
+    failure '--norm-epsilon 0.001 .* run/step_00000003 has 1e-05$' -- -o run -y 1 --norm-epsilon 0.001
+}
 
 # ---- mistakes in the prompt -------------------------------------------------------------
 
@@ -861,6 +870,38 @@ test_export() {
     good -e half --prompt 'int ' --num-tokens 5
     want "temporary files" "$(cd "$world" && ls -d ./*.tmp-* 2>/dev/null)" ""
 }
+# a model with another MLP and another epsilon than GPT-2's: trained, resumed with and without the flags, exported
+test_mlp_and_epsilon() {
+    setup
+    local other=(--mlp-channels 96 --norm-epsilon 0.001) form
+    good "${small[@]}" "${batch[@]}" -i "$data" -o other "${other[@]}" -x 6 -n 3
+    losses >"$tmp/whole"
+    cp -r "$world/other" "$world/again"
+    rm -r "$world"/{other,again}/step_00000006
+    good "${small[@]}" "${batch[@]}" -i "$data" -o other "${other[@]}" -x 6 -y 1
+    losses | cmp - <(tail -n 3 "$tmp/whole")
+    good "${small[@]}" "${batch[@]}" -i "$data" -o again -x 6 -y 1
+    losses | cmp - <(tail -n 3 "$tmp/whole")
+    contains '"n_inner": 96,' "$world/other/step_00000006/config.json"
+    contains '"layer_norm_epsilon": 0.001,' "$world/other/step_00000006/config.json"
+    good "${small[@]}" "${batch[@]}" -i "$data" --norm-epsilon 0.001
+    losses | cmp -s - <(head -n 3 "$tmp/whole") && fail "--mlp-channels changes nothing"
+    good "${small[@]}" "${batch[@]}" -i "$data" --mlp-channels 96
+    losses | cmp -s - <(head -n 3 "$tmp/whole") && fail "--norm-epsilon changes nothing"
+    good -e other --export exported
+    for form in other exported; do
+        good -e $form --prompt 'int ' --num-tokens 20 --no-stop-at-eot --temperature 0
+        cp "$tmp/out" "$tmp/$form"
+    done
+    cmp "$tmp/other" "$tmp/exported"
+    refused 1 "^error: --export new.bin: llm.c's .bin cannot hold 96 MLP channels with an epsilon of 0.001" 'Hugging Face directory' -- \
+        -e other/step_00000006 --export new.bin
+    refused 1 '^error: --export new.safetensors: .* an epsilon of 1e-05, but the model has 0.001: .* a directory' -- \
+        -e d6 --layers 1 --heads 1 --channels 64 --norm-epsilon 0.001 --tokenizer data --export new.safetensors
+    good -e d6 --layers 1 --heads 1 --channels 64 --mlp-channels 96 --positions 32 --tokenizer data --export narrow.safetensors
+    good -e narrow.safetensors --mlp-channels 96 --tokenizer data --prompt 'int ' --num-tokens 5
+    rm -r "$world"/{other,again,exported,narrow.safetensors}
+}
 # the same .gguf from every format that -e reads, in fp32 and bf16; test_gguf looks into the file
 test_export_gguf() {
     setup
@@ -1220,7 +1261,7 @@ tests=(unknown_flag junk_number missing_value negative_size stray_argument out_o
     prompt_without_merges prompt_without_vocabulary prompt_too_long sampling_flags
     prompts_from_nowhere evaluation_of_nothing export_over_something data_changed_in_place
     prompt_from_a_file several_texts many_prompts stop_strings repetition_penalty min_p special_tokens prompt_ids_without_vocabulary eos_of_the_config random_seed
-    eval eval_values hellaswag bench export export_gguf export_gguf_refused export_gguf_full_disk keep_best sampling_while_saving
+    eval eval_values hellaswag bench export mlp_and_epsilon export_gguf export_gguf_refused export_gguf_full_disk keep_best sampling_while_saving
     help step_lines z_scores nothing_written_without_output overfits_one_batch prompt_without_vocabulary_prints_ids seed temperature_0_is_greedy
     newest_good_checkpoint fine_tuning resume_same_flags resume_says_what_changed resume_muon resume_another_model out_of_memory nonfinite interrupt_without_output end_of_text_of_another_name
     progress_reaches_a_file output_that_cannot_be_written terminal_is_not_commanded

@@ -4,6 +4,7 @@
    gcc -O3 -std=gnu11 -fopenmp dev/test/unit/test_checkpoint.c -lm -lpthread -o dev/test/unit/test_checkpoint */
 #include "../../../llmc/checkpoint.h"
 #include "../test.h"
+#include <float.h>
 
 static const char tiny_dir[] = "dev/test/fixtures/tiny_gpt2";
 static const char tiny_file[] = "dev/test/fixtures/tiny_gpt2/model.safetensors";
@@ -48,6 +49,7 @@ static GPT2Config make_config(int V, int maxT, int L, int NH, int C) {
     c.num_layers = L;
     c.num_heads = NH;
     c.channels = C;
+    gpt2_defaults(&c);
     return c;
 }
 
@@ -272,6 +274,42 @@ static void test_round_trip_llmc(void) {
         char* path = path_in(fresh_dir("llmc"), "gpt2.bin");
         check_msg(model_save_llmc(path, &c, params, version, &err), "%s", err.text);
         check_model(path, &c, params);
+        free(params);
+    }
+}
+
+// a model whose MLP is not four times as wide, and whose epsilon is any float
+static void test_round_trip_mlp_and_epsilon(void) {
+    static const float epsilons[] = {1e-6f, 1e-12f, 1.0f / 3, 1.1920929e-7f, FLT_TRUE_MIN};
+    for (size_t i = 0; i < sizeof(epsilons) / sizeof(epsilons[0]); i++) {
+        GPT2Config c = make_config(131, 7, 2, 1, 64);
+        Error err;
+        c.mlp_channels = i == 0 ? 1000 : 40; // rows longer and shorter than those of qkvw
+        c.norm_epsilon = epsilons[i];
+        float* params = make_params(&c, false);
+        char* dir = fresh_dir("mlp");
+        check_msg(model_save_hf(dir, &c, params, false, 130, &err), "%s", err.text);
+        check_model(dir, &c, params);
+        check(remove(path_in(dir, "config.json")) == 0); // the tensors alone give the width, but no epsilon
+        c.norm_epsilon = 1e-5f;
+        check_model(path_in(dir, "model.safetensors"), &c, params);
+        free(params);
+    }
+}
+
+// llm.c's header has no room for either setting
+static void test_llmc_cannot_hold(void) {
+    for (int i = 0; i < 2; i++) {
+        GPT2Config c = make_config(3, 2, 1, 1, 2);
+        Error err;
+        if (i == 0) { c.mlp_channels = 6; }
+        if (i == 1) { c.norm_epsilon = 1e-6f; }
+        float* params = make_params(&c, true);
+        char* path = path_in(fresh_dir("hold"), "m.bin");
+        check(!model_save_llmc(path, &c, params, 3, &err) && !file_exists(path));
+        const char* reason = i == 0 ? "cannot hold 6 MLP channels with an epsilon of 1e-05, only 8 with 1e-05: write"
+                                    : "cannot hold 8 MLP channels with an epsilon of 1e-06, only 8 with 1e-05: write";
+        check_msg(strncmp(err.text, path, strlen(path)) == 0 && strstr(err.text, reason), "%s", err.text);
         free(params);
     }
 }
@@ -644,10 +682,11 @@ static void check_config(const char* text, const char* reason) {
 }
 
 static void test_config_cannot_be_honoured(void) {
-    check_config(CONFIG(",\"n_inner\":256"), "\"n_inner\" is 256; only 4 * n_embd = 512");
     check_config(CONFIG(",\"n_inner\":\"512\""), "\"n_inner\" is a string");
-    check_config(CONFIG(",\"n_inner\":512"), NULL);
-    check_config(CONFIG(",\"n_inner\":null"), NULL);
+    check_config(CONFIG(",\"n_inner\":0"), "\"n_inner\" is 0, want 1 to");
+    check_config(CONFIG(",\"n_inner\":-512"), "\"n_inner\" is -512, want 1 to");
+    check_config(CONFIG(",\"n_inner\":512.5"), "\"n_inner\" is 512.5, want an integer");
+    check_config(CONFIG(",\"n_inner\":4194305"), "the number of MLP channels is 4194305, want 1 to 4194304");
     check_config(CONFIG(",\"activation_function\":\"gelu\""), "\"activation_function\" is \"gelu\"");
     check_config(CONFIG(",\"activation_function\":\"relu\\n\""), "\"relu\\x0a\"");
     check_config(CONFIG(",\"activation_function\":null"), "\"activation_function\" is null");
@@ -660,13 +699,36 @@ static void test_config_cannot_be_honoured(void) {
     check_config(CONFIG(",\"add_cross_attention\":true"), "\"add_cross_attention\" is true");
     check_config(CONFIG(",\"is_encoder_decoder\":true"), "\"is_encoder_decoder\" is true");
     check_config(CONFIG(",\"tie_word_embeddings\":false"), "\"tie_word_embeddings\" is false");
-    check_config(CONFIG(",\"layer_norm_epsilon\":1e-6"), "\"layer_norm_epsilon\" is 1e-06; only 1e-05");
-    check_config(CONFIG(",\"layer_norm_epsilon\":0.00001"), NULL);
+    check_config(CONFIG(",\"layer_norm_epsilon\":-1e-5"), "\"layer_norm_epsilon\" is -1e-05, want 0 to 1");
+    check_config(CONFIG(",\"layer_norm_epsilon\":1.5"), "\"layer_norm_epsilon\" is 1.5, want 0 to 1");
+    check_config(CONFIG(",\"layer_norm_epsilon\":0"), "the epsilon of the layernorms is 0, want more than 0");
+    check_config(CONFIG(",\"layer_norm_epsilon\":1e-60"), "the epsilon of the layernorms is 0, want more than 0");
+    check_config(CONFIG(",\"layer_norm_epsilon\":null"), "\"layer_norm_epsilon\" is null");
     check_config(CONFIG(",\"quantization_config\":{\"bits\":4}"), "\"quantization_config\"");
     check_config(CONFIG(",\"quantization_config\":null"), NULL);
     check_config(CONFIG(",\"pruned_heads\":{\"0\":[1]}"), "\"pruned_heads\"");
     check_config(CONFIG(",\"pruned_heads\":{}"), NULL);
     check_config(CONFIG(",\"attn_pdrop\":0.1,\"embd_pdrop\":0.1,\"resid_pdrop\":0.1,\"something\":{}"), NULL);
+}
+
+static void test_config_mlp_and_epsilon(void) {
+    static const struct {
+        const char* text;
+        int mlp_channels;
+        float norm_epsilon;
+    } cases[] = {{CONFIG(""), 512, 1e-5f},
+                 {CONFIG(",\"n_inner\":null"), 512, 1e-5f},
+                 {CONFIG(",\"n_inner\":512,\"layer_norm_epsilon\":0.00001"), 512, 1e-5f},
+                 {CONFIG(",\"n_inner\":1,\"layer_norm_epsilon\":1"), 1, 1.0f},
+                 {CONFIG(",\"n_inner\":4194304,\"layer_norm_epsilon\":1e-6"), 4194304, 1e-6f}};
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        GPT2Config c;
+        Error err;
+        int bos, eot;
+        check(hf_config_parse(&c, &bos, &eot, cases[i].text, strlen(cases[i].text), "config.json", &err));
+        check_msg(c.mlp_channels == cases[i].mlp_channels && c.norm_epsilon == cases[i].norm_epsilon, "%s: %d, %g",
+                  cases[i].text, c.mlp_channels, (double)c.norm_epsilon);
+    }
 }
 
 static void test_config_sizes(void) {
@@ -891,7 +953,9 @@ static void test_written_config(void) { // the keys that from_pretrained() reads
         check_str(json_get(doc.root, "architectures")->items[0].string, "GPT2LMHeadModel");
         check_str(json_get(doc.root, "torch_dtype")->string, eot < 0 ? "bfloat16" : "float32");
         check(json_get(doc.root, "vocab_size")->integer == 131 && json_get(doc.root, "n_positions")->integer == 7);
-        check(json_get(doc.root, "layer_norm_epsilon")->number == 1e-5);
+        check(json_get(doc.root, "n_inner")->type == JSON_NULL);
+        static const char epsilon[] = "\"layer_norm_epsilon\": 1e-05,\n"; // as transformers writes it
+        check(memmem(file.data, file.size, epsilon, sizeof(epsilon) - 1) != NULL);
         check(json_get(doc.root, "eos_token_id")->type == (eot < 0 ? JSON_NULL : JSON_NUMBER));
         json_free(&doc);
         unmap_file(&file);
@@ -918,7 +982,7 @@ static void test_written_names(void) { // names with prefix, Hugging Face's shap
     check(st.num_tensors == 28 && wte && fc && proj);
     check(wte->shape[0] == 131 && wte->shape[1] == 72);
     check(fc->shape[0] == 72 && fc->shape[1] == 288 && proj->shape[0] == 288 && proj->shape[1] == 72);
-    const float* fcw = params + param_offset(&c, 10) + param_layer_size(&c, 10); // layer 1, (4C, C)
+    const float* fcw = params + param_offset(&c, 10) + param_layer_size(&c, 10); // layer 1, (F, C)
     for (size_t o = 0; o < 288; o++) {
         for (size_t i = 0; i < 72; i++) {
             float f;
@@ -1018,6 +1082,8 @@ static const Test tests[] = {
     {"single_file_needs_heads", "72 channels say nothing of the heads", test_single_file_needs_heads},
     {"round_trip_hf", "fp32 and bf16, bit for bit; size and crc32c of each file", test_round_trip_hf},
     {"round_trip_llmc", "version 3 and 5, bit for bit", test_round_trip_llmc},
+    {"round_trip_mlp_and_epsilon", "with a config, and without", test_round_trip_mlp_and_epsilon},
+    {"llmc_cannot_hold", "another MLP or epsilon, one line", test_llmc_cannot_hold},
     {"round_trip_fixture", "the fixture through all four forms", test_round_trip_fixture},
     {"llmc_bytes", "llm.c's layout, byte for byte", test_llmc_bytes},
     {"124m_sizes", "the sizes of llm.c's published files", test_124m_sizes},
@@ -1038,6 +1104,7 @@ static const Test tests[] = {
     {"index_refused", "paths, types, tensors that are not there", test_index_refused},
     {"too_many_shards", "1,024 are enough", test_too_many_shards},
     {"config_cannot_be_honoured", "each setting by name", test_config_cannot_be_honoured},
+    {"config_mlp_and_epsilon", "n_inner and layer_norm_epsilon, given or not", test_config_mlp_and_epsilon},
     {"config_sizes", "each needed, each in range", test_config_sizes},
     {"config_bos_eot", "only tokens of the vocabulary", test_config_bos_eot},
     {"config_against_tensors", "a config of another model", test_config_against_tensors},

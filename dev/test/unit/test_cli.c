@@ -426,7 +426,7 @@ static void test_in_process(void) {
     float values[] = {0.1f, 3e-4f, 1.0f / 3, 16777217.0f, 1e-45f, 3.4028234e38f, -0.0f, 6.25e-5f};
     for (size_t i = 0; i < sizeof(values) / sizeof(values[0]); i++) {
         char buf[64];
-        cli_format_float(buf, sizeof(buf), values[i]);
+        format_float(buf, sizeof(buf), values[i]);
         check_msg(strtof(buf, NULL) == values[i], "%s", buf);
     }
     check(cli_distance("kitten", "sitting") == 3 && cli_distance("", "abc") == 3 && cli_distance("abc", "abc") == 0);

@@ -435,9 +435,30 @@ static void test_tensors(void) {
     gpt2_free(&model);
 }
 
+// another width of the MLP and another epsilon are in the keys and in the shapes
+static void test_mlp_and_epsilon(void) {
+    GPT2Config config = {8, 257, padded_vocab(257), 1, 1, 32, 96, 1e-6f};
+    GPT2 model;
+    GgufFile f;
+    Tokenizer t;
+    gpt2_allocate(&model, &config);
+    gpt2_init_params(model.params_memory, &config, 1);
+    tokenizer_init_bytes(&t);
+    write_and_read(&f, &model, GGUF_Q8_0, &t);
+    check_number(&f, "gpt2.feed_forward_length", 96);
+    find_key(&f, "gpt2.attention.layer_norm_epsilon", GGUF_FLOAT32);
+    check(safe_float_from_bits((uint32_t)read_number(&f, 4)) == 1e-6f);
+    const FileTensor *up = find_param(&f, 10, 0), *down = find_param(&f, 12, 0);
+    check(up->dims[0] == 32 && up->dims[1] == 96 && down->dims[0] == 96 && down->dims[1] == 32);
+    gguf_file_close(&f);
+    tokenizer_free(&t);
+    gpt2_free(&model);
+}
+
 // The padding rows of wte stay out; a matrix that ends within 32 bytes, and one that is converted in several parts.
 static void test_odd_shapes(void) {
-    GPT2Config config = {3, 257, padded_vocab(257), 1, 3, 24}, large = {3, 40009, padded_vocab(40009), 1, 1, 32};
+    GPT2Config config = {3, 257, padded_vocab(257), 1, 3, 24, 96, 1e-5f};
+    GPT2Config large = {3, 40009, padded_vocab(40009), 1, 1, 32, 128, 1e-5f};
     GPT2 model;
     GgufFile f;
     Tokenizer t;
@@ -521,7 +542,7 @@ static void check_refused(const GPT2Config* c, GgufType type, const Tokenizer* t
 }
 
 static void test_refused_models(void) {
-    GPT2Config c = {8, 512, 512, 1, 1, 24};
+    GPT2Config c = {8, 512, 512, 1, 1, 24, 96, 1e-5f};
     Tokenizer t, odd = odd_tokenizer();
     tokenizer_init_bytes(&t);
     check_refused(&c, GGUF_F32, NULL, 0, "there is none beside the model: give one with --tokenizer");
@@ -529,6 +550,9 @@ static void test_refused_models(void) {
     check_refused(&c, GGUF_F32, &t, 512, "no end-of-text token");
     check_refused(&c, GGUF_Q8_0, &t, 256,
                   "q8_0 has blocks of 32 weights, which do not divide 24 channels: give --type f16");
+    GPT2Config narrow = {8, 512, 512, 1, 1, 32, 80, 1e-5f};
+    check_refused(&narrow, GGUF_Q8_0, &t, 256,
+                  "q8_0 has blocks of 32 weights, which do not divide 80 MLP channels: give --type f16");
     Tokenizer decodes = t;
     decodes.can_encode = false;
     check_refused(&c, GGUF_F32, &decodes, 256, "can only decode: give one with --tokenizer");
@@ -542,7 +566,7 @@ static void test_refused_models(void) {
 }
 
 static void test_refused_weights(void) {
-    GPT2Config c = {8, 257, padded_vocab(257), 2, 1, 32};
+    GPT2Config c = {8, 257, padded_vocab(257), 2, 1, 32, 128, 1e-5f};
     static const struct {
         GgufType type;
         float weight;
@@ -583,6 +607,7 @@ static const Test tests[] = {
     {"keys", "every key has its type and value", test_keys},
     {"vocabulary", "spelling and type of tokens, merges", test_vocabulary},
     {"tensors", "names, shapes, types, places and weights", test_tensors},
+    {"mlp_and_epsilon", "other values than GPT-2's", test_mlp_and_epsilon},
     {"odd_shapes", "padding rows, padding bytes, several chunks", test_odd_shapes},
     {"known_files", "the bytes that gguf and llama.cpp have read", test_known_files},
     {"greedy", "text from the weights of a file", test_greedy},

@@ -19,7 +19,7 @@ typedef struct {
     float *params, *m, *v; // (num_parameters(state.config))
 } Run;
 
-static const GPT2Config small = {8, 257, 384, 2, 2, 4}; // T, V (all bytes), Vp, L, NH, C
+static const GPT2Config small = {8, 257, 384, 2, 2, 4, 16, 1e-5f}; // T, V (all bytes), Vp, L, NH, C, F
 
 static uint64_t next_random(uint64_t* s) { // splitmix64
     uint64_t z = (*s += 0x9E3779B97F4A7C15u);
@@ -438,6 +438,10 @@ static void test_state_refused_by_name(void) {
         {"\"seed\"", "\"sead\"", "\"seed\" is missing"},
         {"\"beta1\": ", "\"beta1\": \"x\", \"b\": ", "\"beta1\""},
         {"\"num_layers\": 2", "\"num_layers\": -2", "layers"},
+        {"\"mlp_channels\": 16", "\"mlp_channels\": 0", "the number of MLP channels is 0"},
+        {"\"norm_epsilon\": 1e-05", "\"norm_epsilon\": 0", "the epsilon of the layernorms is 0"},
+        {"\"norm_epsilon\": 1e-05", "\"norm_epsilon\": 1e39", "\"norm_epsilon\" is 1e+39"},
+        {"\"norm_epsilon\"", "\"norm_epsilum\"", "the epsilon of the layernorms is 0"},
         {"\"num_layers\": 2", "\"num_layers\": 2.5", "num_layers"},
         {"\"step\": 4", "\"step\": -4", "\"step\""},
         {"\"skipped_steps\": ", "\"skipped_steps\": 5, \"x\": ", "\"skipped_steps\" is 5, more than all 4"},
@@ -516,6 +520,34 @@ static void test_optimizer_of_old_checkpoints(void) {
     }
     check(run_load_state(path, &state, &err));
     check(strcmp(state.optimizer, "adamw") == 0 && state.muon_learning_rate == 0 && state.muon_momentum == 0);
+}
+
+// checkpoints of version 1.0 name neither the width of the MLP nor the epsilon: they were GPT-2's
+static void test_mlp_and_epsilon_of_old_checkpoints(void) {
+    const char* dir = fresh();
+    const char* path = in(dir, "step_00000004");
+    Error err;
+    RunState state;
+    put(dir, 4, 4);
+    edit_state(path, "\"mlp_channels\"", "\"unknown_1\"");
+    edit_state(path, "\"norm_epsilon\"", "\"unknown_2\"");
+    check(run_load_state(path, &state, &err) && memcmp(&state.config, &small, sizeof(small)) == 0);
+}
+
+// they are saved and loaded to the bit
+static void test_other_mlp_and_epsilon(void) {
+    const char* dir = fresh();
+    Error err;
+    Run run;
+    RunState state;
+    run_make(&run, 4, 4);
+    run.state.config.mlp_channels = 12; // fewer parameters than were allocated
+    run.state.config.norm_epsilon = 1.0f / 3;
+    check_msg(save(dir, &run, &err), "%s", err.text);
+    check(run_load_state(in(dir, "step_00000004"), &state, &err));
+    check(memcmp(&state.config, &run.state.config, sizeof(state.config)) == 0);
+    check(run_load(in(dir, "step_00000004"), &state, run.params, run.m, run.v, &err));
+    run_free(&run);
 }
 
 static void test_other_config_refused(void) {
@@ -982,6 +1014,8 @@ static const Test tests[] = {
     {"fp8_largest_refused", "what the list of --fp8 can have wrong", test_fp8_largest_refused},
     {"other_config_refused", "another shape is refused", test_other_config_refused},
     {"optimizer_of_old_checkpoints", "it was AdamW", test_optimizer_of_old_checkpoints},
+    {"mlp_and_epsilon_of_old_checkpoints", "they were GPT-2's", test_mlp_and_epsilon_of_old_checkpoints},
+    {"other_mlp_and_epsilon", "other values than GPT-2's, to the bit", test_other_mlp_and_epsilon},
     {"settings_compared", "no setting changes silently", test_settings_compared},
     {"names", "names of checkpoints and of hidden directories", test_names},
     {"same_step_replaced", "a save over a checkpoint of the same step", test_same_step_replaced},

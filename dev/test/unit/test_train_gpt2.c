@@ -325,8 +325,8 @@ static void test_gradient_accumulation(void) {
 // ---- finite differences ------------------------------------------------------------------------------
 
 // An odd shape: 48 channels, 3 heads of 16, 17 positions, 61 tokens, 3 sequences, two micro-batches.
-static void random_odd_model(GPT2* model, int* inputs, int* targets, int n) {
-    GPT2Config config = {17, 61, padded_vocab(61), 2, 3, 48};
+static void random_odd_model(GPT2* model, int mlp_channels, float norm_epsilon, int* inputs, int* targets, int n) {
+    GPT2Config config = {17, 61, padded_vocab(61), 2, 3, 48, mlp_channels, norm_epsilon};
     Mt19937 mt;
     uint64_t rng = 7;
     gpt2_allocate(model, &config);
@@ -348,11 +348,11 @@ static void random_odd_model(GPT2* model, int* inputs, int* targets, int n) {
 // Checks several entries of each tensor with (loss(x + h) - loss(x - h)) / 2h. The loss is computed in fp32, with an
 // error of about 3e-7 of its terms, so at h = 1e-2 rounding adds an error of about 3e-5 and curvature one of order h^2;
 // Richardson extrapolation removes the latter.
-static void test_finite_differences(void) {
+static void check_finite_differences(int mlp_channels, float norm_epsilon) {
     enum { N = 3 * 17 };
     GPT2 model;
     int inputs[N], targets[N];
-    random_odd_model(&model, inputs, targets, N);
+    random_odd_model(&model, mlp_channels, norm_epsilon, inputs, targets, N);
     gpt2_forward(&model, &model.acts, inputs, 3, 17);
     gpt2_loss(&model, targets, 1.0f / N, 3, 17);
     gpt2_backward(&model, inputs, 3, 17, true);
@@ -396,6 +396,9 @@ static void test_finite_differences(void) {
     gpt2_free(&model);
 }
 
+static void test_finite_differences(void) { check_finite_differences(4 * 48, 1e-5f); }
+static void test_finite_differences_narrow_mlp(void) { check_finite_differences(3 * 48, 1e-6f); }
+
 // compares the fast path with the plain loops; called for the odd shape and for one that crosses tiles of queries
 static void compare_with_naive(GPT2* model, const int* inputs, const int* targets, int B, int T) {
     size_t n = num_parameters(&model->config);
@@ -421,12 +424,14 @@ static void compare_with_naive(GPT2* model, const int* inputs, const int* target
 static void test_naive_and_fast(void) {
     GPT2 model;
     int inputs[3 * 17], targets[3 * 17];
-    random_odd_model(&model, inputs, targets, 3 * 17);
-    compare_with_naive(&model, inputs, targets, 3, 17);
-    compare_with_naive(&model, inputs, targets, 2, 1);
-    gpt2_free(&model);
+    for (int F = 4 * 48; F >= 2; F -= 95) { // of four times, about two times and a fraction of the 48 channels
+        random_odd_model(&model, F, 1e-5f, inputs, targets, 3 * 17);
+        compare_with_naive(&model, inputs, targets, 3, 17);
+        compare_with_naive(&model, inputs, targets, 2, 1);
+        gpt2_free(&model);
+    }
 
-    GPT2Config config = {200, 300, padded_vocab(300), 1, 2, 64};
+    GPT2Config config = {200, 300, padded_vocab(300), 1, 2, 64, 256, 1e-5f};
     int long_inputs[2 * 200], long_targets[2 * 200];
     uint64_t rng = 3;
     for (int i = 0; i < 400; i++) {
@@ -440,6 +445,38 @@ static void test_naive_and_fast(void) {
     for (size_t i = 0; i < num_parameters(&config); i++) { model.params_memory[i] *= 5.0f; } // makes attention sharper
     compare_with_naive(&model, long_inputs, long_targets, 2, 200);
     gpt2_free(&model);
+}
+
+// Losses and norms of a run of three steps from the same seed.
+static void short_run(int mlp_channels, float norm_epsilon, bool use_muon, double* losses) {
+    enum { N = 3 * 17 };
+    GPT2 model;
+    int inputs[N], targets[N];
+    random_odd_model(&model, mlp_channels, norm_epsilon, inputs, targets, N);
+    for (int step = 0; step < 3; step++) {
+        gpt2_forward(&model, &model.acts, inputs, 3, 17);
+        losses[step] = gpt2_loss(&model, targets, 1.0f / N, 3, 17);
+        gpt2_backward(&model, inputs, 3, 17, true);
+        AdamW o = {1e-3f, 0.9f, 0.95f, 1e-8f, 0.1f, 1.0f, 1.0f, 1.0f};
+        o.bias1 = (float)(1.0 - pow(0.9, step + 1)), o.bias2 = (float)(1.0 - pow(0.95, step + 1));
+        Muon muon = {1e-3f, 0.95f, 0.1f, 1.0f};
+        gpt2_update(&model, &o, use_muon ? &muon : NULL);
+    }
+    gpt2_free(&model);
+}
+
+// both settings reach the loss, and a model with other values than GPT-2's learns, with AdamW and with Muon
+static void test_mlp_and_epsilon(void) {
+    for (int muon = 0; muon < 2; muon++) {
+        double standard[3], narrow[3], epsilon[3], both[3];
+        short_run(4 * 48, 1e-5f, muon, standard);
+        short_run(3 * 48, 1e-5f, muon, narrow);
+        short_run(4 * 48, 1e-6f, muon, epsilon);
+        short_run(3 * 48, 1e-6f, muon, both);
+        check(standard[0] != narrow[0] && standard[0] != epsilon[0] && narrow[0] != both[0]);
+        check(fabs(standard[0] - epsilon[0]) < 1e-2); // a small change of the variance
+        check_msg(both[1] < both[0] && both[2] < both[1], "losses %g, %g, %g", both[0], both[1], both[2]);
+    }
 }
 
 // ---- generation ------------------------------------------------------------------------------------------
@@ -458,25 +495,33 @@ static void test_greedy(void) {
 }
 
 // the logits of every position are the same token by token through the cache, after a prefill, and in one pass
+static void check_cache(GPT2* model, const int* tokens, int T) {
+    int Vp = model->config.padded_vocab_size, V = model->config.vocab_size;
+    gpt2_forward(model, &model->acts, tokens, 1, T);
+    gpt2_head(model, model->acts.logits, model->acts.lnf, T);
+    for (int prefill = 0; prefill < T; prefill += T / 3) {
+        Generator g;
+        generator_allocate(&g, &model->config, T);
+        if (prefill) { generator_prefill(&g, model, tokens, prefill); }
+        for (int t = prefill ? prefill - 1 : 0; t < T; t++) {
+            if (t >= prefill) { generator_step(&g, model, tokens[t]); }
+            double worst = largest_difference(g.logits, model->acts.logits + (size_t)t * Vp, (size_t)V);
+            check_msg(worst <= 2e-5, "prefill %d, position %d: logits differ by %g", prefill, t, worst);
+        }
+        generator_free(&g, &model->config);
+    }
+}
+
 static void test_cache(void) {
     GPT2 model;
     load_fixture(&model, FIXTURES "tiny_gpt2");
     int* tokens = golden_ints("input_ids");
-    int Vp = model.config.padded_vocab_size, V = model.config.vocab_size;
-    gpt2_forward(&model, &model.acts, tokens, 1, 64);
-    gpt2_head(&model, model.acts.logits, model.acts.lnf, 64);
-    for (int prefill = 0; prefill <= 40; prefill += 20) {
-        Generator g;
-        generator_allocate(&g, &model.config, 64);
-        if (prefill) { generator_prefill(&g, &model, tokens, prefill); }
-        for (int t = prefill ? prefill - 1 : 0; t < 64; t++) {
-            if (t >= prefill) { generator_step(&g, &model, tokens[t]); }
-            double worst = largest_difference(g.logits, model.acts.logits + (size_t)t * Vp, (size_t)V);
-            check_msg(worst <= 2e-5, "prefill %d, position %d: logits differ by %g", prefill, t, worst);
-        }
-        generator_free(&g, &model.config);
-    }
+    check_cache(&model, tokens, 64);
     free(tokens);
+    gpt2_free(&model);
+    int inputs[3 * 17], targets[3 * 17];
+    random_odd_model(&model, 3 * 48, 1e-2f, inputs, targets, 3 * 17); // an epsilon that the logits show
+    check_cache(&model, inputs, 17);
     gpt2_free(&model);
 }
 
@@ -629,6 +674,9 @@ static const Test tests[] = {
     {"same_bits_for_any_threads", "one thread and three give the same bits", test_same_bits_for_any_threads},
     {"gradient_accumulation", "four micro-batches of one are one of four", test_gradient_accumulation},
     {"finite_differences", "gradients of every tensor on an odd shape", test_finite_differences},
+    {"finite_differences_narrow_mlp", "the same with another MLP and another epsilon",
+     test_finite_differences_narrow_mlp},
+    {"mlp_and_epsilon", "both change the loss, and the model learns", test_mlp_and_epsilon},
     {"naive_and_fast", "the two paths agree on odd shapes", test_naive_and_fast},
     {"greedy", "greedy continuation, token for token", test_greedy},
     {"cache", "logits with the cache, after a prefill, and without", test_cache},
