@@ -56,6 +56,13 @@ static bool have_gpu() {
 
 // ---- a model to test --------------------------------------------------------------------------------
 
+// GPT-2 with maxT positions and so on.
+static GPT2Config config_of(int maxT, int V, int L, int NH, int C) {
+    GPT2Config config = {maxT, V, padded_vocab(V), L, NH, C, 0, 0.0f};
+    gpt2_defaults(&config);
+    return config;
+}
+
 static Execution test_exec;                                   // as main() of the program makes it
 static GPT2Options test_options = {0, true, true, false, 42}; // options of the next model to be opened
 static Batch test_batch;                                      // batch of the model opened last
@@ -345,7 +352,7 @@ static bool same_bits(const std::vector<float>& a, const std::vector<float>& b) 
 // The model's arrays hold every tensor of every layer exactly once, without gaps; each layer is contiguous; a download
 // returns what was uploaded.
 static void test_layout(void) {
-    GPT2Config config = {16, 100, padded_vocab(100), 3, 2, 64};
+    GPT2Config config = config_of(16, 100, 3, 2, 64);
     size_t n = num_parameters(&config), layer = 0;
     std::vector<int> places(n, 0), offsets(n, 0), decays(n, -1);
     for_each_tensor(&config, [&](size_t place, size_t offset, size_t size) {
@@ -418,7 +425,7 @@ static void test_gradient_accumulation(void) {
 static void test_recompute(void) {
     if (!have_gpu()) { return; }
     GPT2 model;
-    GPT2Config config = {200, 300, padded_vocab(300), 3, 2, 128};
+    GPT2Config config = config_of(200, 300, 3, 2, 128);
     std::vector<float> grads[3];
     std::vector<int> tokens;
     test_options.saves_slope = false; // saved_slope compares that
@@ -441,7 +448,7 @@ static void test_recompute(void) {
 static void test_saved_slope(void) {
     if (!have_gpu()) { return; }
     GPT2 model;
-    GPT2Config config = {1024, 300, padded_vocab(300), 2, 12, 768};
+    GPT2Config config = config_of(1024, 300, 2, 12, 768);
     std::vector<float> grads[2];
     std::vector<int> tokens;
     std::vector<float> small[2];
@@ -472,7 +479,7 @@ static void test_bias_sums(void) {
     for (int large = 0; large <= (num_multiprocessors() >= 64); large++) { // the emulation's card has four
         int B = large ? 16 : 2, T = large ? 1024 : 160, C = large ? 768 : 128, NH = C / 64, N = B * T;
         GPT2 model;
-        GPT2Config config = {1024, 300, padded_vocab(300), 2, NH, C};
+        GPT2Config config = config_of(1024, 300, 2, NH, C);
         std::vector<int> tokens;
         open_random(&model, &config, B, T, &tokens);
         set_tokens(&model, tokens.data(), tokens.data() + 1, N);
@@ -491,7 +498,7 @@ static void test_bias_sums(void) {
             check_msg(error <= BACKWARD, "%d tokens, the gradient of %s is off by %g of its norm, want at most %g", N,
                       name, error, BACKWARD);
         };
-        check_sums("fcb", grads.fcb, model.acts.dfch, 4 * C);
+        check_sums("fcb", grads.fcb, model.acts.dfch, config.mlp_channels);
         check_sums("qkvb", grads.qkvb, model.acts.dqkv, 3 * C);
         gpt2_free(&model);
     }
@@ -506,7 +513,7 @@ static void test_fp8(void) {
     if (!has_fp8()) { return test_skip("needs bf16 and code for sm_90a"); }
     enum { MODELS = 8 };
     GPT2 model;
-    GPT2Config config = {128, 300, padded_vocab(300), 2, 2, 64};
+    GPT2Config config = config_of(128, 300, 2, 2, 64);
     std::vector<float> want[MODELS], same[MODELS];
     std::vector<int> tokens;
     double want_loss[MODELS];
@@ -554,7 +561,7 @@ static void test_fp8_recovers(void) {
     if (!have_gpu()) { return; }
     if (!has_fp8()) { return test_skip("needs bf16 and code for sm_90a"); }
     GPT2 model;
-    GPT2Config config = {128, 300, padded_vocab(300), 2, 2, 64};
+    GPT2Config config = config_of(128, 300, 2, 2, 64);
     std::vector<int> tokens;
     test_options.fp8 = FP8_DW;
     open_random(&model, &config, 2, 56, &tokens);
@@ -585,9 +592,9 @@ static void test_fp8_recovers(void) {
 static void test_deferred_update(void) {
     if (!have_gpu()) { return; }
 #ifdef CUDA_EMULATION // of 4 multiprocessors
-    GPT2Config config = {emulated_size(48, 16), 300, padded_vocab(300), 4, 2, 128};
+    GPT2Config config = config_of(emulated_size(48, 16), 300, 4, 2, 128);
 #else
-    GPT2Config config = {1024, 5000, padded_vocab(5000), 4, 4, 256};
+    GPT2Config config = config_of(1024, 5000, 4, 4, 256);
 #endif
     enum { AT_ONCE, DEFERRED, WITHOUT_FORWARD, SKIPPED, NUM_WAYS };
     std::vector<float> weights[NUM_WAYS], m[NUM_WAYS], v[NUM_WAYS];
@@ -629,7 +636,7 @@ static void test_deferred_update(void) {
 
 static void test_same_bits_again(void) {
     if (!have_gpu()) { return; }
-    GPT2Config config = {1024, 5000, padded_vocab(5000), 2, 3, 192};
+    GPT2Config config = config_of(1024, 5000, 2, 3, 192);
     std::vector<float> grads[2], weights[2];
     std::vector<int> tokens;
     float loss[2];
@@ -663,7 +670,7 @@ static void test_shapes(void) {
         {2, 64, 1, 4, 384}, {1, 100, 1, 3, 384}, {1, 33, 1, 3, 120},  {64, 8, 1, 12, 768},   {1, 8192, 1, 2, 128}};
     for (const int* s : shapes) {
         GPT2 model;
-        GPT2Config config = {s[1], 300, padded_vocab(300), s[2], s[3], s[4]};
+        GPT2Config config = config_of(s[1], 300, s[2], s[3], s[4]);
         std::vector<int> tokens;
         open_random(&model, &config, s[0], s[1], &tokens);
         size_t n = (size_t)s[0] * s[1];
@@ -688,7 +695,7 @@ static void test_shapes(void) {
 // The same for the embedding of a token that does not occur, with GPT-2's vocabulary: in bf16 on Hopper its head is another kernel.
 static void check_nan_in_head(void) {
     GPT2 model;
-    GPT2Config config = {64, 50257, padded_vocab(50257), 1, 1, 64};
+    GPT2Config config = config_of(64, 50257, 1, 1, 64);
     std::vector<int> tokens;
     open_random(&model, &config, 4, 64, &tokens);
     set_tokens(&model, tokens.data(), tokens.data() + 1, 256);
@@ -796,7 +803,7 @@ static void second_moment_has_no_matrices(GPT2* model) {
 // matrices of both layers together and with one layer after the other, the bits are the same.
 static void test_muon() {
     if (!have_gpu()) { return; }
-    GPT2Config config = {64, 300, padded_vocab(300), 2, 3, 192};
+    GPT2Config config = config_of(64, 300, 2, 3, 192);
     const Muon muon = {0.01f, 0.95f, 0.1f};
     size_t n = num_parameters(&config);
     std::vector<float> weights[2], before(n), want(n), momentum(n), grads(n);
@@ -1004,7 +1011,7 @@ static void test_cache(void) {
     free(tokens);
     gpt2_free(&model);
     // more channels than tokens in the vocabulary, and so many texts that products go through scratch memory
-    GPT2Config config = {64, 60, 128, 2, 4, 256};
+    GPT2Config config = config_of(64, 60, 2, 4, 256);
     std::vector<int> few;
     open_random(&model, &config, 4, 64, &few);
     check_cache(&model, few.data(), {{9, 21}, {70, 21}});

@@ -59,7 +59,7 @@ With the same choices on the same kind of GPU, a run gives the same bits every t
 depends only on the shapes and the GPU, and with several GPUs on --overlap, and no floating-point sum uses atomics.
 
 Shapes: B batch, T time, C channels, V vocabulary, Vp V padded to 128, NH heads, HS head size, L layers, OC output
-channels. Every tensor is row-major. floatX is the type of weights and activations (bf16, or -DENABLE_FP16,
+channels, F channels in the middle of the MLP. Every tensor is row-major. floatX is the type of weights and activations (bf16, or -DENABLE_FP16,
 -DENABLE_FP32); gradients of parameters, AdamW's moments and the master weights are float. The gradient of an activation
 is called d + name.
 
@@ -256,8 +256,8 @@ struct Activations {
     floatX* ln2;       // (L, B, T, C) [2]
     float* ln2_mean;   // (L, B, T)
     float* ln2_rstd;   // (L, B, T)
-    GeluSaved fch;     // (L, B, T, 4*C): GELU's argument, or its slope; in training only
-    floatX* fch_gelu;  // (L, B, T, 4*C) [1]
+    GeluSaved fch;     // (L, B, T, F): GELU's argument, or its slope; in training only
+    floatX* fch_gelu;  // (L, B, T, F) [1]
     floatX* residual3; // (L, B, T, C): the residual stream after the MLP
     floatX* projected; // (B, T, C), with --fp8: output of the MLP before the residual sum; in the memory of dbtc
     floatX* lnf;       // (B, T, C)
@@ -271,7 +271,7 @@ struct Activations {
     floatX* dresidual; // (B, T, C): gradient of the residual stream; every layer updates it, from the last to the first
     floatX* dbtc;      // (B, T, C): gradients of atty and of the layernorms' outputs, one at a time
     floatX* dqkv;      // (B, T, 3*C), in the memory of logits, whose gradients are not needed any more
-    floatX* dfch;      // (B, T, 4*C), also in the memory of logits
+    floatX* dfch;      // (B, T, F), also in the memory of logits
     float* scratch;    // for one operation at a time; without training for the loss
     float *gelu_terms, *norm1_terms, *norm2_terms; // scratch for sums that wait for the end of a layer
     // 1: every layer has its own tensor; 0: all share one. keep_gelu is for those marked [1], keep_norm for [2], keep for others
@@ -282,15 +282,15 @@ struct Activations {
 
 // View of layer l in a pass over B x T tokens: every pointer to a tensor with an L is moved to this layer's tensor.
 static Activations layer_activations(Activations a, const GPT2Config* config, int B, int T, int l) {
-    size_t BT = (size_t)B * T, BTC = BT * config->channels;
+    size_t BT = (size_t)B * T, BTC = BT * config->channels, BTF = BT * config->mlp_channels;
     size_t layer_or_0 = a.keep * l, gelu = a.keep_gelu * l, norm = a.keep_norm * l; // 0: all layers share one
     a.residual = l == 0 ? a.encoded : a.residual3 + a.keep * (l - 1) * BTC;
     a.ln1 += norm * BTC, a.ln1_mean += layer_or_0 * BT, a.ln1_rstd += layer_or_0 * BT;
     a.qkv += layer_or_0 * 3 * BTC, a.atty += layer_or_0 * BTC, a.lse += layer_or_0 * BT * config->num_heads;
     a.residual2 += layer_or_0 * BTC, a.residual3 += layer_or_0 * BTC;
     a.ln2 += norm * BTC, a.ln2_mean += layer_or_0 * BT, a.ln2_rstd += layer_or_0 * BT;
-    a.fch_gelu += gelu * 4 * BTC;
-    if (a.fch.tensor) { a.fch.tensor += layer_or_0 * 4 * BTC; }
+    a.fch_gelu += gelu * BTF;
+    if (a.fch.tensor) { a.fch.tensor += layer_or_0 * BTF; }
     return a;
 }
 
@@ -581,7 +581,7 @@ static void gpt2_forward(GPT2* model, Activations* acts, int B, int T, PassKind 
     require((size_t)B * T <= (size_t)acts->B * acts->T && T <= model->config.max_seq_len);
     if (!exec.update) { finish_deferred_update(model); }
     const GPT2Config* config = &model->config;
-    int L = config->num_layers, NH = config->num_heads, C = config->channels, F = 4 * C, BT = B * T;
+    int L = config->num_layers, NH = config->num_heads, C = config->channels, F = config->mlp_channels, BT = B * T;
     ResidualStream x = {acts->encoded};
 
     await_bucket(0, exec);
@@ -686,7 +686,7 @@ static void gpt2_backward(GPT2* model, int B, int T, PassKind kind, const Execut
     const Parameters<floatX>* p = &model->params;
     const Parameters<float>* g = &model->grads;
     Activations* acts = &model->acts;
-    int L = config->num_layers, NH = config->num_heads, C = config->channels, F = 4 * C, BT = B * T;
+    int L = config->num_layers, NH = config->num_heads, C = config->channels, F = config->mlp_channels, BT = B * T;
     int V = config->vocab_size, Vp = config->padded_vocab_size;
     floatX *dresidual = acts->dresidual, *dbtc = acts->dbtc; // (B,T,C)
     float* scratch = acts->scratch + attention_backward_bias_terms(B, T, C, NH);
@@ -858,9 +858,10 @@ static void plan_parameters(Plan* plan, GPT2* model, const GPT2Config* config, c
 
 // Bytes of scratch for a backward pass: the largest need of any of its operations.
 static size_t backward_scratch_bytes(const GPT2Config* config, int B, int T) {
-    int C = config->channels, NH = config->num_heads, N = B * T, Vp = config->padded_vocab_size;
-    size_t products = matmul_backward_weight_scratch(N, 4 * C, C);
-    for (int OC : {C, 3 * C, 4 * C}) { products = std::max(products, matmul_backward_weight_scratch(N, C, OC)); }
+    int C = config->channels, F = config->mlp_channels, NH = config->num_heads, N = B * T;
+    int Vp = config->padded_vocab_size;
+    size_t products = matmul_backward_weight_scratch(N, F, C);
+    for (int OC : {C, 3 * C, F}) { products = std::max(products, matmul_backward_weight_scratch(N, C, OC)); }
     size_t floats =
         std::max({linear_cross_entropy_scratch(N, C, Vp), matmul_backward_weight_scratch(N, C, Vp),
                   attention_backward_scratch(B, T, C, NH), attention_backward_bias_terms(B, T, C, NH) + products,
@@ -872,7 +873,7 @@ static size_t backward_scratch_bytes(const GPT2Config* config, int B, int T) {
 static void plan_activations(Plan* plan, Activations* a, const GPT2Config* config, int B, int T, int logit_rows,
                              bool training, int recompute, int fp8 = FP8_OFF) {
     size_t BT = (size_t)B * T, C = config->channels, L = config->num_layers, NH = config->num_heads;
-    size_t Vp = config->padded_vocab_size;
+    size_t Vp = config->padded_vocab_size, F = config->mlp_channels;
     a->B = B, a->T = T;
     bool kept_in_fp8 = fp8 == FP8_DW; // +dw keeps columns in fp8 instead: Fp8Memory
     a->keep = training;
@@ -891,8 +892,8 @@ static void plan_activations(Plan* plan, Activations* a, const GPT2Config* confi
     plan_add(plan, group, &a->ln2, norms * BT * C);
     plan_add(plan, group, &a->ln2_mean, layers * BT);
     plan_add(plan, group, &a->ln2_rstd, layers * BT);
-    if (training) { plan_add(plan, group, &a->fch.tensor, layers * BT * 4 * C); }
-    plan_add(plan, group, &a->fch_gelu, gelus * BT * 4 * C);
+    if (training) { plan_add(plan, group, &a->fch.tensor, layers * BT * F); }
+    plan_add(plan, group, &a->fch_gelu, gelus * BT * F);
     plan_add(plan, group, &a->residual3, layers * BT * C);
     if (training) { plan_add(plan, group, &a->dbtc, BT * C); }
     plan_add(plan, group, &a->lnf, BT * C);
@@ -902,14 +903,14 @@ static void plan_activations(Plan* plan, Activations* a, const GPT2Config* confi
     plan_add(plan, group, &a->inputs, BT);
     plan_add(plan, group, &a->targets, BT);
     // dfch and dqkv share the memory of the logits
-    size_t backward = fp8 ? fp8_logits(B * T, config->channels, (int)Vp) : training ? BT * (4 * C + 3 * C) : 0;
+    size_t backward = fp8 ? fp8_logits(B * T, config) : training ? BT * (F + 3 * C) : 0;
     plan_add(plan, group, &a->logits, std::max((size_t)logit_rows * Vp, backward));
     if (!training) {
         plan_add(plan, group, &a->scratch, linear_cross_entropy_scratch(logit_rows, (int)C, (int)Vp));
         return;
     }
     plan_add(plan, group, &a->dresidual, BT * C);
-    plan_add(plan, group, &a->gelu_terms, fp8_backward_scratch(B * T, (int)C)); // not less without --fp8
+    plan_add(plan, group, &a->gelu_terms, fp8_backward_scratch(B * T, (int)F)); // not less without --fp8
     plan_add(plan, group, &a->norm1_terms, layernorm_backward_scratch(B * T, (int)C));
     plan_add(plan, group, &a->norm2_terms, layernorm_backward_scratch(B * T, (int)C));
     plan_add(plan, group, &a->scratch, backward_scratch_bytes(config, B, T) / sizeof(float));
@@ -929,7 +930,7 @@ static void plan_training(Plan* parameters, Plan* activations, GPT2* model, cons
     plan_fp8(parameters, activations, &model->fp8, config, B * T, options->fp8, options->recompute);
     model->acts.fch.is_slope = options->saves_slope && options->recompute < 1 &&
                                (options->fp8 == FP8_OFF || options->fp8 == FP8_DW) &&
-                               matmul_can_save_slope(B * T, config->channels, 4 * config->channels);
+                               matmul_can_save_slope(B * T, config->channels, config->mlp_channels);
 }
 
 // Allocates both arenas, and sets every pointer of the model.
@@ -946,8 +947,9 @@ static void allocate_training(GPT2* model, const Plan* parameters, const Plan* a
     if (!model->own_grads) { model->own_grads = model->grads_memory; }
     a->projected = a->dbtc;
     a->dfch = a->logits;
-    a->dqkv = a->logits + (size_t)a->B * a->T * 4 * config->channels;
-    model->fp8.gradients = (E5M2*)(a->logits + (size_t)a->B * a->T * 7 * config->channels);
+    size_t BT = (size_t)a->B * a->T;
+    a->dqkv = a->dfch + BT * config->mlp_channels;
+    model->fp8.gradients = (E5M2*)(a->dqkv + BT * 3 * config->channels);
 }
 
 // Bytes outside the plan, as seen on H100s: cuBLASLt's workspace, the driver's (code, graphs, context), NCCL's communicators.
@@ -1087,7 +1089,7 @@ struct Generator {
     floatX* x;        // (B, C): the residual stream
     floatX* qkv;      // (B, 3*C)
     floatX* atty;     // (B, C)
-    floatX* fch;      // (B, 4*C)
+    floatX* fch;      // (B, F)
     float* logits;    // (B, Vp)
     float* attention_scratch;
     float* sample_scratch;
@@ -1120,7 +1122,7 @@ static size_t generator_plan(Plan* plan, Generator* g, const GPT2Config* config,
     plan_add(plan, group, &g->x, B * C);
     plan_add(plan, group, &g->qkv, B * 3 * C);
     plan_add(plan, group, &g->atty, B * C);
-    plan_add(plan, group, &g->fch, B * 4 * C);
+    plan_add(plan, group, &g->fch, B * (size_t)config->mlp_channels);
     plan_add(plan, group, &g->logits, B * std::max(Vp, C)); // also a product of C columns: generator_matmul
     plan_add(plan, group, &g->attention_scratch, decode_attention_scratch(B, (int)C, config->num_heads, capacity));
     plan_add(plan, group, &g->sample_scratch, decode_sample_scratch(B));
@@ -1269,9 +1271,9 @@ static void generator_matmul(Generator* g, const GPT2* model, floatX* out, const
 
 // Runs the newest token of n texts, those in slots begin to begin + n - 1, through the layers, one launch after the other.
 static void generator_launch_layers(Generator* g, const GPT2* model, int begin, int n, const Execution& exec) {
-    int NH = model->config.num_heads, C = model->config.channels;
+    int NH = model->config.num_heads, C = model->config.channels, F = model->config.mlp_channels;
     size_t at = (size_t)begin * C;
-    floatX *x = g->x + at, *qkv = g->qkv + 3 * at, *atty = g->atty + at, *fch = g->fch + 4 * at;
+    floatX *x = g->x + at, *qkv = g->qkv + 3 * at, *atty = g->atty + at, *fch = g->fch + (size_t)begin * F;
     for (int l = 0; l < model->config.num_layers; l++) {
         Parameters<floatX> w = layer_parameters(model->params, &model->config, l);
         KeyValueCache c = layer_cache(g->cache, &model->config, l);
@@ -1280,8 +1282,8 @@ static void generator_launch_layers(Generator* g, const GPT2* model, int begin, 
                          g->attention_scratch + decode_attention_scratch(begin, C, NH, c.capacity), qkv,
                          g->positions + begin, n, C, NH, c.capacity, exec);
         generator_matmul(g, model, x, atty, NULL, NULL, w.attprojw, w.attprojb, x, false, n, C, C, exec);
-        generator_matmul(g, model, fch, x, w.ln2w, w.ln2b, w.fcw, w.fcb, NULL, true, n, C, 4 * C, exec);
-        generator_matmul(g, model, x, fch, NULL, NULL, w.fcprojw, w.fcprojb, x, false, n, 4 * C, C, exec);
+        generator_matmul(g, model, fch, x, w.ln2w, w.ln2b, w.fcw, w.fcb, NULL, true, n, C, F, exec);
+        generator_matmul(g, model, x, fch, NULL, NULL, w.fcprojw, w.fcprojb, x, false, n, F, C, exec);
     }
 }
 

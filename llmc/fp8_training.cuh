@@ -84,8 +84,8 @@ void matmul_fp8_backward_weight(float* dweight, const Fp8Matrix<E5M2>& dout, con
 void matmul_backward_bias(float* dbias, float* scratch, const floatX* dout, int N, int OC, const Execution& exec);
 size_t matmul_backward_bias_scratch(int N, int OC); // floats
 
-inline size_t fp8_backward_scratch(int N, int C) {
-    return std::max(matmul_fp8_gelu_backward_scratch(N, 4 * C), matmul_backward_bias_scratch(N, 4 * C));
+inline size_t fp8_backward_scratch(int N, int F) {
+    return std::max(matmul_fp8_gelu_backward_scratch(N, F), matmul_backward_bias_scratch(N, F));
 }
 
 // ---- scales ---------------------------------------------------------------------------------
@@ -131,6 +131,9 @@ inline void check_fp8(const GPT2Config* config, int BT, int stage) {
         die("--fp8 needs an H100 or H200, and a program with code for sm_90a; this GPU trains without --fp8");
     }
     if (C % 16 != 0 || C > 1792) { die("%d channels: --fp8 wants a multiple of 16 up to 1792", C); }
+    if (config->mlp_channels % 16 != 0) {
+        die("%d channels in the MLP: --fp8 wants a multiple of 16", config->mlp_channels);
+    }
     if (fp8_num_tensors(config) > RUN_MAX_FP8) { die("%d layers: --fp8 goes with fewer", config->num_layers); }
     if (BT % 16 != 0) { die("%d tokens in a micro-batch: --fp8 wants a multiple of 16, see -b and -t", BT); }
 }
@@ -197,28 +200,39 @@ struct Fp8Memory {
     bool begun;                  // the scales are there
     size_t keep_norm, keep_gelu; // 1: each layer has its own columns, 0: all share one
     Fp8Scales scales;
-    E4M3* weights;      // (L, 22 * C * C): rows and columns of qkvw, fcw, fcprojw
+    E4M3* weights;      // (L, fp8_weights()): rows and columns of qkvw, fcw, fcprojw
     E4M3* wte;          // rows (Vp,C), columns (C,Vp); from +head on
     E4M3* norm_rows;    // (B*T, C): the output of a layernorm
-    E4M3* gelu_rows;    // (B*T, 4*C); also for rows and columns of the last layernorm's output
+    E4M3* gelu_rows;    // (B*T, max(F, 2*C)); also for rows and columns of the last layernorm's output
     E4M3* ln1_columns;  // (L, C, B*T) with +dw
     E4M3* ln2_columns;  // (L, C, B*T) with +dw
-    E4M3* gelu_columns; // (L, 4*C, B*T) with +dw
-    E5M2* gradients;    // (16 * C * B*T), behind dfch and dqkv in the memory of the logits
+    E4M3* gelu_columns; // (L, F, B*T) with +dw
+    E5M2* gradients;    // (fp8_gradients()), behind dfch and dqkv in the memory of the logits
 };
 
 // The head takes so many of BT tokens at once: a quarter.
 inline int fp8_head_tokens(int BT) { return ceil_div(BT, 64) * 16; }
 
+// Values of a layer's weights, as rows and columns: qkvw (3*C,C), fcw (F,C), fcprojw (C,F).
+inline size_t fp8_weights(const GPT2Config* config) {
+    size_t C = config->channels, F = config->mlp_channels;
+    return 2 * (3 * C * C + 2 * F * C);
+}
+// Values of the gradients dfch, dqkv, dfcproj of BT tokens, as rows and columns.
+inline size_t fp8_gradients(int BT, const GPT2Config* config) {
+    return 2 * (size_t)BT * (config->mlp_channels + 4 * config->channels);
+}
+
 // Values of floatX that the logits' memory must have: dfch and dqkv, and the gradients in fp8; or the head's logits, and their
 // gradients as rows and columns.
-inline size_t fp8_logits(int BT, int C, int Vp) {
-    return std::max((size_t)BT * 15 * C, (size_t)fp8_head_tokens(BT) * 2 * Vp);
+inline size_t fp8_logits(int BT, const GPT2Config* config) {
+    size_t layer = (size_t)BT * (config->mlp_channels + 3 * config->channels) + fp8_gradients(BT, config) / 2;
+    return std::max(layer, (size_t)fp8_head_tokens(BT) * 2 * config->padded_vocab_size);
 }
 
 inline void plan_fp8(Plan* parameters, Plan* activations, Fp8Memory* m, const GPT2Config* config, int BT, int stage,
                      int recompute) {
-    size_t L = config->num_layers, C = config->channels, num = fp8_num_tensors(config);
+    size_t L = config->num_layers, C = config->channels, F = config->mlp_channels, num = fp8_num_tensors(config);
     *m = {};
     m->stage = stage;
     if (stage == FP8_OFF) { return; }
@@ -228,14 +242,14 @@ inline void plan_fp8(Plan* parameters, Plan* activations, Fp8Memory* m, const GP
     plan_add(parameters, PLAN_WEIGHTS, &m->scales.amax, num);
     plan_add(parameters, PLAN_WEIGHTS, &m->scales.largest, num);
     plan_add(parameters, PLAN_WEIGHTS, &m->scales.no_amax, 1);
-    plan_add(parameters, PLAN_WEIGHTS, &m->weights, L * 22 * C * C);
+    plan_add(parameters, PLAN_WEIGHTS, &m->weights, L * fp8_weights(config));
     if (stage >= FP8_HEAD) { plan_add(parameters, PLAN_WEIGHTS, &m->wte, 2 * C * config->padded_vocab_size); }
     plan_add(activations, PLAN_ACTIVATIONS, &m->norm_rows, BT * C);
-    plan_add(activations, PLAN_ACTIVATIONS, &m->gelu_rows, BT * 4 * C);
+    plan_add(activations, PLAN_ACTIVATIONS, &m->gelu_rows, BT * std::max(F, 2 * C));
     if (stage < FP8_DW) { return; }
     plan_add(activations, PLAN_ACTIVATIONS, &m->ln1_columns, (m->keep_norm ? L : 1) * BT * C);
     plan_add(activations, PLAN_ACTIVATIONS, &m->ln2_columns, (m->keep_norm ? L : 1) * BT * C);
-    plan_add(activations, PLAN_ACTIVATIONS, &m->gelu_columns, (m->keep_gelu ? L : 1) * BT * 4 * C);
+    plan_add(activations, PLAN_ACTIVATIONS, &m->gelu_columns, (m->keep_gelu ? L : 1) * BT * F);
 }
 
 // The tensors of a layer. Without --fp8 all is 0.
@@ -269,20 +283,20 @@ template <class F> Fp8Copies<F> fp8_copies(const Fp8Memory& m, int number, F* ro
 }
 
 inline Fp8Layer fp8_layer(const Fp8Memory& m, const GPT2Config* config, int BT, int l, bool new_weights) {
-    size_t C = config->channels, CC = C * C, BTC = BT * C;
+    size_t C = config->channels, F = config->mlp_channels, BTC = BT * C, BTF = BT * F;
     int first = l * FP8_PER_LAYER;
-    E4M3* w = m.weights + l * 22 * CC;
-    E5M2* g = m.gradients;
+    E4M3 *w = m.weights + l * fp8_weights(config), *fcw = w + 6 * C * C, *fcprojw = fcw + 2 * F * C;
+    E5M2 *dfch = m.gradients, *dqkv = dfch + 2 * BTF, *dfcproj = dqkv + 6 * BTC;
     Fp8Layer a = {m.stage, new_weights, m.keep_norm > 0, m.keep_gelu > 0, m.scales.no_amax};
     a.ln1 = fp8_copies(m, first + FP8_LN1, m.norm_rows, m.ln1_columns + m.keep_norm * l * BTC);
     a.ln2 = fp8_copies(m, first + FP8_LN2, m.norm_rows, m.ln2_columns + m.keep_norm * l * BTC);
-    a.gelu = fp8_copies(m, first + FP8_GELU, m.gelu_rows, m.gelu_columns + m.keep_gelu * l * 4 * BTC);
-    a.qkvw = fp8_copies(m, first + FP8_QKVW, w, w + 3 * CC);
-    a.fcw = fp8_copies(m, first + FP8_FCW, w + 6 * CC, w + 10 * CC);
-    a.fcprojw = fp8_copies(m, first + FP8_FCPROJW, w + 14 * CC, w + 18 * CC);
-    a.dfch = fp8_copies(m, first + FP8_DFCH, g, g + 4 * BTC);
-    a.dqkv = fp8_copies(m, first + FP8_DQKV, g + 8 * BTC, g + 11 * BTC);
-    a.dfcproj = fp8_copies(m, first + FP8_DFCPROJ, g + 14 * BTC, g + 15 * BTC);
+    a.gelu = fp8_copies(m, first + FP8_GELU, m.gelu_rows, m.gelu_columns + m.keep_gelu * l * BTF);
+    a.qkvw = fp8_copies(m, first + FP8_QKVW, w, w + 3 * C * C);
+    a.fcw = fp8_copies(m, first + FP8_FCW, fcw, fcw + F * C);
+    a.fcprojw = fp8_copies(m, first + FP8_FCPROJW, fcprojw, fcprojw + F * C);
+    a.dfch = fp8_copies(m, first + FP8_DFCH, dfch, dfch + BTF);
+    a.dqkv = fp8_copies(m, first + FP8_DQKV, dqkv, dqkv + 3 * BTC);
+    a.dfcproj = fp8_copies(m, first + FP8_DFCPROJ, dfcproj, dfcproj + BTC);
     return a;
 }
 

@@ -24,6 +24,9 @@ inline void check_config(const GPT2Config* config) {
     int C = config->channels, HS = C / config->num_heads;
     int most = sizeof(floatX) == sizeof(float) ? 6144 : 8192;
     if (C % 8 != 0 || C > most) { die("%d channels: train_gpt2cu wants a multiple of 8 up to %d", C, most); }
+    if (config->mlp_channels % 8 != 0 || config->mlp_channels > 4 * most) {
+        die("%d channels in the MLP: train_gpt2cu wants a multiple of 8 up to %d", config->mlp_channels, 4 * most);
+    }
     if (config->vocab_size > 262144) {
         die("%d tokens in the vocabulary: train_gpt2cu wants 262144 at most", config->vocab_size);
     }
@@ -197,9 +200,9 @@ template <class T> struct Parameters {
     T* attprojb; // (L, C)
     T* ln2w;     // (L, C)
     T* ln2b;     // (L, C)
-    T* fcw;      // (L, 4*C, C) [decay]
-    T* fcb;      // (L, 4*C)
-    T* fcprojw;  // (L, C, 4*C) [decay]
+    T* fcw;      // (L, F, C) [decay]
+    T* fcb;      // (L, F)
+    T* fcprojw;  // (L, C, F) [decay]
     T* fcprojb;  // (L, C)
     T* lnfw;     // (C)
     T* lnfb;     // (C)

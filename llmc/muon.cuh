@@ -6,7 +6,7 @@ One matrix is too small for a GPU, so newton_schulz takes matrices of the same s
 the workspace has room for. There are two shapes, and a layer has these matrices of them:
 
     (C,C)       q, k, v, attproj
-    (C,4*C)     fc, which is (4*C,C) and transposed on its way to newton_schulz and back, and fcproj
+    (C,F)       fc, which is (F,C) and transposed on its way to newton_schulz and back, and fcproj; (F,C) where F < C
 
 The workspace is the memory of the logits, which an update does not need. How many layers fit does not change a result.
 With ZeRO-1 a rank updates the layers that belong to it (bucket_owner); the results are the same as without.
@@ -45,10 +45,21 @@ void muon_apply(floatX* params, float* master, const floatX* o, const StepState*
 
 // ---- an update ------------------------------------------------------------------------------
 
-// Values of the workspace for the matrices (C,k) of `layers` layers: the results, and newton_schulz's scratch.
-inline size_t muon_workspace(const GPT2Config* config, int layers, bool wide) {
-    int num = layers * (wide ? 2 : 4), C = config->channels, k = wide ? 4 * C : C;
-    return (size_t)num * C * k + newton_schulz_scratch(num, C, k);
+// A layer's matrices of one shape, which are orthogonalised together: num of them, (n,k) or (k,n), n <= k.
+struct MuonShape {
+    int num, n, k;
+};
+// mlp: the two matrices of the MLP, (F,C) and (C,F); else q, k, v and the projection of attention, (C,C).
+inline MuonShape muon_shape(const GPT2Config* config, bool mlp) {
+    int C = config->channels, F = config->mlp_channels;
+    return mlp ? MuonShape{2, std::min(C, F), std::max(C, F)} : MuonShape{4, C, C};
+}
+inline bool is_muon_mlp(int p) { return gpt2_params[p].rows == DIM_F || gpt2_params[p].cols == DIM_F; }
+
+// Values of the workspace for the matrices of one shape in `layers` layers: the results, and newton_schulz's scratch.
+inline size_t muon_workspace(const GPT2Config* config, int layers, bool mlp) {
+    MuonShape s = muon_shape(config, mlp);
+    return (size_t)layers * s.num * s.n * s.k + newton_schulz_scratch(layers * s.num, s.n, s.k);
 }
 // The same for both shapes, one after the other.
 inline size_t muon_workspace(const GPT2Config* config, int layers) {
@@ -69,16 +80,15 @@ struct MuonArrays {
 // Calls use(l, place, own_place, index, num, rows, cols) for the tensors of one shape in this rank's layers number begin to
 // end - 1, which are layers l of the model. The `num` matrices at `place` in params, and at `own_place` in the other arrays, are
 // matrices index, index + 1, ... of the workspace.
-template <class Use> void for_each_muon_tensor(const GPT2Config* config, int begin, int end, bool wide, Use use) {
+template <class Use> void for_each_muon_tensor(const GPT2Config* config, int begin, int end, bool mlp, Use use) {
     int index = 0, shares = ranks().num_shares;
     for (int i = begin; i < end; i++) {
         int l = i * shares + ranks().env.rank % shares;
         Share share = own_share(config, 1 + l);
         for (int p = 0; p < NUM_PARAMS; p++) {
             int num = param_muon_matrices(p);
-            if (num == 0) { continue; }
+            if (num == 0 || is_muon_mlp(p) != mlp) { continue; }
             int rows = (int)param_rows(config, p) / num, cols = (int)param_cols(config, p);
-            if ((rows != cols) != wide) { continue; }
             size_t place = param_place(config, p, l);
             use(l, place, share.own_place + (place - share.place), index, num, rows, cols);
             index += num;
@@ -90,11 +100,12 @@ template <class Use> void for_each_muon_tensor(const GPT2Config* config, int beg
 // parameters are one piece (layout.cuh).
 template <class Seed> void muon_update(const MuonArrays& a, const GPT2Config* config, const Muon& optimizer, Seed seed,
                                        const Execution& exec) {
-    int C = config->channels, L = (int)layers_of_rank(config->num_layers, ranks().env.rank);
+    int L = (int)layers_of_rank(config->num_layers, ranks().env.rank);
     for (int round = 0; round < 2 * ceil_div(L, a.layers); round++) {
-        bool wide = round % 2;
-        int begin = round / 2 * a.layers, end = std::min(begin + a.layers, L), num = (end - begin) * (wide ? 2 : 4);
-        size_t size = (size_t)C * (wide ? 4 * C : C); // of a matrix
+        bool mlp = round % 2;
+        MuonShape s = muon_shape(config, mlp);
+        int begin = round / 2 * a.layers, end = std::min(begin + a.layers, L), num = (end - begin) * s.num;
+        size_t size = (size_t)s.n * s.k; // of a matrix
         floatX *out = a.workspace, *x = out + num * size;
         auto prepare = [&](int, size_t, size_t own_place, int index, int n, int rows, int cols) {
             muon_prepare(x + index * size, a.m + own_place, a.scratch, a.grads + own_place, a.state, n, rows, cols,
@@ -105,8 +116,8 @@ template <class Seed> void muon_update(const MuonArrays& a, const GPT2Config* co
             muon_apply(a.params + place, a.master ? a.master + own_place : NULL, out + index * size, a.state, n, rows,
                        cols, optimizer.learning_rate, optimizer.weight_decay, seed(l), first, exec);
         };
-        for_each_muon_tensor(config, begin, end, wide, prepare);
-        newton_schulz(out, x, x, num, C, wide ? 4 * C : C, exec);
-        for_each_muon_tensor(config, begin, end, wide, apply);
+        for_each_muon_tensor(config, begin, end, mlp, prepare);
+        newton_schulz(out, x, x, num, s.n, s.k, exec);
+        for_each_muon_tensor(config, begin, end, mlp, apply);
     }
 }

@@ -16,6 +16,7 @@ token in wte stays in floatX, of which it reads a row per text and token; so do 
 #include "ptx.cuh"
 #include "utils.h"
 #include "weight_matrix.cuh"
+#include <algorithm>
 
 // values (num_rows,K), scales (num_rows) | weight (num_rows,K) inout: rounded to values * scales, in floatX. Infinity
 // and NaN make their row NaN.
@@ -45,10 +46,16 @@ inline WeightFormat weights8_format(const char* name) {
     return WEIGHTS_FP8;
 }
 
+// Index of the scale of the row that begins at `place` of params, where a matrix begins. Its next rows have the next indices: a row
+// is at least min(C, F) long, so the rows of two matrices never share one.
+inline size_t weights8_row(const GPT2Config* config, size_t place) {
+    return place / std::min(config->channels, config->mlp_channels);
+}
+
 inline void weights8_plan(Plan* plan, Weights8* w, const GPT2Config* config) {
     if (w->format == WEIGHTS_FULL) { return; }
     plan_add(plan, PLAN_WEIGHTS, &w->values, model_size(config));
-    plan_add(plan, PLAN_WEIGHTS, &w->scales, model_size(config) / config->channels);
+    plan_add(plan, PLAN_WEIGHTS, &w->scales, weights8_row(config, model_size(config)));
 }
 
 // Quantises the matrices of params (model_size), and rounds them to what their 8 bits stand for.
@@ -57,8 +64,7 @@ inline void weights8_quantize(const Weights8* w, const GPT2Config* config, float
         const ParamInfo* info = &gpt2_params[p];
         for (int l = 0; l < param_copies(config, p) && info->rows != DIM_1 && info->rows != DIM_MAXT; l++) {
             size_t place = param_place(config, p, l);
-            require(place % config->channels == 0);
-            quantize_weights(w->values + place, w->scales + place / config->channels, params + place, w->format,
+            quantize_weights(w->values + place, w->scales + weights8_row(config, place), params + place, w->format,
                              param_rows(config, p), (int)param_cols(config, p), exec);
         }
     }
@@ -69,8 +75,9 @@ inline void weights8_print(const Weights8* w, const GPT2Config* config) {
     if (w->format == WEIGHTS_FULL) { return; }
     double n = (double)model_size(config);
     fprintf(stderr, "[weights in %s: %.1f MB and %.1f MB of scales, beside %.1f MB in %s]\n",
-            w->format == WEIGHTS_INT8 ? "int8" : "fp8", n * 1e-6, n / config->channels * sizeof(float) * 1e-6,
-            n * sizeof(floatX) * 1e-6, PRECISION_NAME);
+            w->format == WEIGHTS_INT8 ? "int8" : "fp8", n * 1e-6,
+            (double)weights8_row(config, model_size(config)) * sizeof(float) * 1e-6, n * sizeof(floatX) * 1e-6,
+            PRECISION_NAME);
 }
 
 // A matrix of params (model_size) as generation reads it.
@@ -78,5 +85,5 @@ inline WeightMatrix weights8_matrix(const Weights8* w, const GPT2Config* config,
                                     const floatX* weight) {
     size_t place = weight - params;
     if (w->format == WEIGHTS_FULL) { return weight; }
-    return WeightMatrix(w->values + place, w->scales + place / config->channels, w->format);
+    return WeightMatrix(w->values + place, w->scales + weights8_row(config, place), w->format);
 }
