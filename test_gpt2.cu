@@ -426,6 +426,7 @@ static void test_recompute(void) {
     if (!have_gpu()) { return; }
     GPT2 model;
     GPT2Config config = config_of(200, 300, 3, 2, 128);
+    config.mlp_channels = 3 * config.channels;
     std::vector<float> grads[3];
     std::vector<int> tokens;
     test_options.saves_slope = false; // saved_slope compares that
@@ -514,6 +515,7 @@ static void test_fp8(void) {
     enum { MODELS = 8 };
     GPT2 model;
     GPT2Config config = config_of(128, 300, 2, 2, 64);
+    config.mlp_channels = 3 * config.channels;
     std::vector<float> want[MODELS], same[MODELS];
     std::vector<int> tokens;
     double want_loss[MODELS];
@@ -660,6 +662,58 @@ static void test_same_bits_again(void) {
     check(same_bits(weights[0], weights[1]));
 }
 
+// Two models of one process that are trained in turn, each with its stream and cuBLASLt's library, and never waited for: each has the
+// bits that it has alone. One defers updates where it can; the other recomputes and trains in fp8 where that exists.
+static void test_two_models(void) {
+    if (!have_gpu()) { return; }
+    GPT2Config configs[2] = {config_of(64, 300, 3, 2, 128), config_of(64, 200, 2, 2, 64)};
+    GPT2Options options[2] = {test_options, test_options};
+    options[0].defers_updates = true;
+    options[1].recompute = 2, options[1].fp8 = has_fp8() ? FP8_DW : FP8_OFF;
+    std::vector<float> weights[2][2]; // [together][model]
+    GPT2 models[2];
+    CublasLt libraries[2];
+    std::vector<int> tokens;
+    auto open = [&](int i) {
+        GPT2Options before = std::exchange(test_options, options[i]);
+        CublasLt* library = std::exchange(test_exec.library, &libraries[i]);
+        cublaslt_open(libraries[i]);
+        open_random(&models[i], &configs[i], 2, 64, &tokens, i);
+        test_options = before, test_exec.library = library;
+        set_tokens(&models[i], tokens.data(), tokens.data() + 1, 128);
+        StepState state = {};
+        state.loss_scale = (float)LOSS_SCALE, state.dloss = (float)(LOSS_SCALE / 128);
+        cudaCheck(cudaMemcpy(models[i].state, &state, sizeof(state), cudaMemcpyHostToDevice));
+    };
+    auto pass = [&](int i) {
+        Batch batch = {2, 64, 128, 1};
+        launch_micro_step(&models[i], &batch, true, true);
+    };
+    auto update = [&](int i) {
+        AdamW o = {1e-2f, 0.9f, 0.95f, 1e-8f, 0.1f, 1.0f};
+        gpt2_gradient_norm(&models[i]);
+        gpt2_update(&models[i], &o, false, NULL, deferred_update_on(&models[i]));
+    };
+    auto close = [&](int i, std::vector<float>* w) {
+        w->resize(num_parameters(&configs[i]));
+        gpt2_download(&models[i], w->data());
+        gpt2_free(&models[i]);
+        cublaslt_close(libraries[i]);
+    };
+    for (int i = 0; i < 2; i++) {
+        open(i);
+        for (int step = 0; step < 3; step++) { pass(i), update(i); }
+        close(i, &weights[0][i]);
+    }
+    open(0), open(1);
+    for (int step = 0; step < 3; step++) { pass(0), pass(1), update(0), update(1); }
+    close(1, &weights[1][1]), close(0, &weights[1][0]);
+    for (int i = 0; i < 2; i++) {
+        check(std::all_of(weights[0][i].begin(), weights[0][i].end(), [](float w) { return isfinite(w); }));
+        check_msg(same_bits(weights[0][i], weights[1][i]), "model %d", i);
+    }
+}
+
 // Edge cases of the shape: one token, odd lengths, other head sizes, wide models. The loss of a token does not depend
 // on later tokens, so a pass over the first half must give the same losses as the full pass.
 static void test_shapes(void) {
@@ -804,6 +858,7 @@ static void second_moment_has_no_matrices(GPT2* model) {
 static void test_muon() {
     if (!have_gpu()) { return; }
     GPT2Config config = config_of(64, 300, 2, 3, 192);
+    config.mlp_channels = 96; // less than the channels: the other of the two matrices is the wide one
     const Muon muon = {0.01f, 0.95f, 0.1f};
     size_t n = num_parameters(&config);
     std::vector<float> weights[2], before(n), want(n), momentum(n), grads(n);
@@ -1709,6 +1764,7 @@ static const Test tests[] = {
     {"fp8_recovers", "NaN and overflow with --fp8 stop the update, and scales recover", test_fp8_recovers},
     {"deferred_update", "AdamW during the next forward pass has the same bits", test_deferred_update},
     {"same_bits_again", "two runs give the same bits", test_same_bits_again},
+    {"two_models", "two models trained in turn, without waiting: each has the bits that it has alone", test_two_models},
     {"shapes", "T from 1 to 8192, B to 64, C to 1600, head sizes 32 to 128", test_shapes},
     {"nan_is_seen", "a NaN in any weight tensor stops the update", test_nan_is_seen},
     {"muon", "two steps of Muon against its arithmetic in double", test_muon},

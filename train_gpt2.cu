@@ -1467,7 +1467,7 @@ static bool launch_step(Trainer* t, Error* err) {
     err->text[0] = '\0';
     s->judged = false;
     s->report.step = run->step + 1;
-    s->report.learning_rate = lr_at(&t->job.schedule, run->step);
+    float learning_rate = s->report.learning_rate = lr_at(&t->job.schedule, run->step);
     if (args->overfit) { dataloader_reset(&t->job.train); }
     cudaCheck(cudaEventRecord(s->begin, model->exec.stream));
     cudaCheck(cudaMemsetAsync(&model->state->loss, 0, sizeof(float), model->exec.stream));
@@ -1478,7 +1478,7 @@ static bool launch_step(Trainer* t, Error* err) {
         micro_step(t, i == 0, i == t->job.batch.micro_steps - 1);
     }
     gpt2_gradient_norm(model);
-    AdamW optimizer = {s->report.learning_rate, args->beta1, args->beta2, args->eps, args->weight_decay, args->clip};
+    AdamW optimizer = {learning_rate, args->beta1, args->beta2, args->eps, args->weight_decay, args->clip};
     bool host_judges = args->skip_loss_z > 0 || args->skip_norm_z > 0;
     bool skip = host_judges && !judge_before_update(t, s);
     Muon muon = {lr_at(&t->job.muon_schedule, run->step), args->muon_momentum, args->weight_decay};
@@ -1799,7 +1799,8 @@ static void ranks_find_checkpoint(Training* t) {
 
 // Opens everything that a run needs, in an order that finds all mistakes of the user before anything is written.
 static Trainer* trainer_open(const Execution& exec) {
-    static Trainer trainer, *t = &trainer;
+    static Trainer trainer;
+    Trainer* t = &trainer;
     ModelSource source;
     ranks_find_checkpoint(&t->job);
     training_open_model(&t->job, &source);
@@ -4497,9 +4498,10 @@ template <class G> struct MatmulBackwardRing {
 };
 
 constexpr int MATMUL_BACKWARD_MAX_CLUSTERS = 128;
-// By cluster, block of the cluster and consumer warp: 1 if its accumulators are in `parts`. The warp that adds them resets
-// it to 0 for the next launch.
-__device__ int matmul_backward_flags[MATMUL_BACKWARD_MAX_CLUSTERS][2][8];
+// By block of a cluster and consumer warp: 1 if its accumulators are in `parts`. All are 0 before the launch.
+struct MatmulBackwardFlags {
+    int stored[2][8];
+};
 
 // Loads the steps of a part. tile: the block's first row and column. i: the number of steps loaded before.
 template <class G> __device__ inline void matmul_backward_load10(MatmulBackwardRing<G>& ring,
@@ -4553,21 +4555,22 @@ template <int n> __device__ inline float4* matmul_backward_part10(float4* parts,
     return parts + (size_t)((cluster * 2 + rank) * 8 + warp) * (n / 4 * 32) + threadIdx.x % 32;
 }
 // Stores the accumulators of a part whose tile another cluster finishes.
-template <int n> __device__ inline void matmul_backward_store_part10(const float (&sum)[n], float4* parts, int cluster,
-                                                                     int rank, int warp) {
+template <int n> __device__ inline void matmul_backward_store_part10(const float (&sum)[n], float4* parts,
+                                                                     MatmulBackwardFlags* flags, int cluster, int rank,
+                                                                     int warp) {
     float4* to = matmul_backward_part10<n>(parts, cluster, rank, warp);
 #pragma unroll
     for (int j = 0; j < n / 4; j++) {
         __stcg(to + 32 * j, make_float4(sum[4 * j], sum[4 * j + 1], sum[4 * j + 2], sum[4 * j + 3]));
     }
     __syncwarp();
-    if (threadIdx.x % 32 == 0) { store_release(&matmul_backward_flags[cluster][rank][warp], 1); }
+    if (threadIdx.x % 32 == 0) { store_release(&flags[cluster].stored[rank][warp], 1); }
 }
 // sum += what the same warp of cluster `cluster` has stored for the same tile; waits until it is there.
-template <int n>
-__device__ inline void matmul_backward_add_part10(float (&sum)[n], float4* parts, int cluster, int rank, int warp) {
-    int* flag = &matmul_backward_flags[cluster][rank][warp];
-    while (load_acquire(flag) == 0) {}
+template <int n> __device__ inline void matmul_backward_add_part10(float (&sum)[n], float4* parts,
+                                                                   MatmulBackwardFlags* flags, int cluster, int rank,
+                                                                   int warp) {
+    while (load_acquire(&flags[cluster].stored[rank][warp]) == 0) {}
     const float4* from = matmul_backward_part10<n>(parts, cluster, rank, warp);
 #pragma unroll
     for (int first = 0; first < n; first += n / 2) { // n / 8 loads in flight
@@ -4580,8 +4583,6 @@ __device__ inline void matmul_backward_add_part10(float (&sum)[n], float4* parts
             to[0] += x[j].x, to[1] += x[j].y, to[2] += x[j].z, to[3] += x[j].w;
         }
     }
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) { *flag = 0; }
 }
 
 // dweight = sum, or +=, for the 16 rows of one warp. row, column: the first element of the warp.
@@ -4612,7 +4613,8 @@ template <int n> __device__ inline void matmul_backward_store10(float (&sum)[n],
 template <class G> __global__ void __launch_bounds__(384, 1)
     matmul_backward_sm90_kernel10(const __grid_constant__ CUtensorMap dout_map,
                                   const __grid_constant__ CUtensorMap inp_map, float* dweight, float4* parts,
-                                  MatmulBackwardSchedule s, int OC, int C, bool accumulate) {
+                                  MatmulBackwardFlags* flags, MatmulBackwardSchedule s, int OC, int C,
+                                  bool accumulate) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     extern __shared__ __align__(256) unsigned char dynamic_shared_weight[];
     auto& ring = shared_aligned_1024<MatmulBackwardRing<G>>(dynamic_shared_weight);
@@ -4650,14 +4652,14 @@ template <class G> __global__ void __launch_bounds__(384, 1)
         float sum[G::COLUMNS / 2];
         matmul_backward_multiply10<G>(sum, ring, warp / 4, part.end - part.begin, i);
         if (part.end < s.num_steps) {
-            matmul_backward_store_part10(sum, parts, cluster, rank, warp);
+            matmul_backward_store_part10(sum, parts, flags, cluster, rank, warp);
             continue;
         }
         int tile_begin = part.tile * s.num_steps;
         if (part.begin > 0) { // lower clusters have the tile's earlier steps
 #pragma unroll 1
             for (int c = cluster - 1; matmul_backward_range(s, c + 1) > tile_begin; c--) {
-                matmul_backward_add_part10(sum, parts, c, rank, warp);
+                matmul_backward_add_part10(sum, parts, flags, c, rank, warp);
             }
         }
         GemmTile tile = gemm_tile<G>(part.tile, OC, C, rank);
@@ -4698,7 +4700,8 @@ template <class G> void matmul_backward_launch10(float* dweight, float* scratch,
     const int bytes = sizeof(MatmulBackwardRing<G>) + 1024;
     static_assert(bytes <= 227 << 10, "all that compute capability 9.0 has");
     cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
-    cudaLaunchAttribute cluster = {}; // not launched early: it comes after gradients_ready(), see follows_event()
+    cudaLaunchAttribute cluster =
+        {}; // not launched early: it comes after gradients_ready(), see Execution::may_launch_early()
     cluster.id = cudaLaunchAttributeClusterDimension;
     cluster.val.clusterDim.x = G::CLUSTER, cluster.val.clusterDim.y = 1, cluster.val.clusterDim.z = 1;
     cudaLaunchConfig_t config = {};
@@ -4708,12 +4711,18 @@ template <class G> void matmul_backward_launch10(float* dweight, float* scratch,
     config.stream = exec.stream;
     config.attrs = &cluster;
     config.numAttrs = 1;
+    MatmulBackwardFlags* flags = NULL;
+    float4* parts = NULL;
+    if (s.num_split > 0) {
+        flags = (MatmulBackwardFlags*)scratch, parts = (float4*)(flags + MATMUL_BACKWARD_MAX_CLUSTERS);
+        cudaCheck(cudaMemsetAsync(flags, 0, MATMUL_BACKWARD_MAX_CLUSTERS * sizeof(*flags), exec.stream));
+    }
     cudaCheck(cudaLaunchKernelEx(&config, kernel, tensor_map(dout, {OC, N}, {64, 64}),
-                                 tensor_map(inp, {C, N}, {64, 32}), dweight, (float4*)scratch, s, OC, C, accumulate));
+                                 tensor_map(inp, {C, N}, {64, 32}), dweight, parts, flags, s, OC, C, accumulate));
 }
 
-// As matmul_backward_weight, by a given schedule. scratch (matmul_backward_weight_scratch10(C)), aligned to 16 bytes.
-// Two launches must not run at the same time, because they would use the same flags.
+// As matmul_backward_weight, by a given schedule. scratch (matmul_backward_weight_scratch10(C)), aligned to 16 bytes; not used if
+// the schedule cuts no tile.
 void matmul_backward_scheduled10(float* dweight, float* scratch, const floatX* dout, const floatX* inp, int N, int C,
                                  int OC, bool accumulate, const Execution& exec, const MatmulBackwardSchedule& s) {
     require(has_sm90a()); // nvcc -gencode arch=compute_90a,code=sm_90a
@@ -4728,9 +4737,10 @@ void matmul_backward_weight10(float* dweight, float* scratch, const floatX* dout
     MatmulBackwardSchedule s = matmul_backward_schedule(N, C, OC, matmul_backward_columns(C), max_clusters);
     matmul_backward_scheduled10(dweight, scratch, dout, inp, N, C, OC, accumulate, exec, s);
 }
-// Number of floats in its scratch: each cluster stores one part at most.
+// Number of floats in its scratch: the flags, and each cluster stores one part at most.
 inline size_t matmul_backward_weight_scratch10(int C) {
-    return (size_t)matmul_backward_max_clusters() * 256 * matmul_backward_columns(C);
+    size_t flags = MATMUL_BACKWARD_MAX_CLUSTERS * sizeof(MatmulBackwardFlags) / sizeof(float);
+    return flags + (size_t)matmul_backward_max_clusters() * 256 * matmul_backward_columns(C);
 }
 #endif
 

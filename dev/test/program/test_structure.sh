@@ -87,6 +87,58 @@ test_flags_are_not_written() {
     cat "$tmp/out" && fail "a flag is written after it was parsed"
 }
 
+# mutable_statics FILE ...: prints "FILE NAME" for each variable that outlives a call and can change: static ones in functions, and those
+# outside of functions. Functions, constants, types and declarations are none.
+mutable_statics() {
+    awk '
+        function name(text) { sub(/ *(=|\[|\{|;).*/, "", text); sub(/.*[ *&]/, "", text); return text }
+        FNR == 1 { comment = 0 }
+        /^ *\/\*/ { comment = 1 }
+        comment { if (/\*\//) { comment = 0 } next }
+        {
+            line = $0
+            gsub(/"([^"\\]|\\.)*"/, "\"\"", line)
+            sub(/\/\/.*/, "", line)
+            declared = line
+            sub(/[=;{].*/, "", declared) # up to the value
+        }
+        line !~ /[=;{]/ || declared ~ /\(|(^|[ ])(const|constexpr|static_assert|struct|class|enum|union|namespace)( |$)/ { next }
+        line ~ /^ *(inline +)?(static|thread_local) / { print FILENAME, name(line); next }
+        declared ~ /^(inline +)?[A-Za-z_][A-Za-z_0-9:<>]* +[*&]*[A-Za-z_]/ && declared !~ /^(typedef|using|return|extern|template|case|else|public|private|goto|do) / {
+            print FILENAME, name(line)
+        }' "$@"
+}
+
+# What an operation does is decided by its arguments. A variable that outlives a call may count or remember, and each has its reason.
+test_mutable_statics() {
+    sort >"$tmp/want" <<'END'
+llmc/cublas_common.cuh state
+llmc/distributed.cuh count
+llmc/distributed.cuh r
+llmc/distributed.cuh w
+llmc/profile.cuh domain
+llmc/profile.cuh state
+train_gpt2.cu trainer
+END
+    # cublas_common.cuh state   cublaslt(): the library of operations that get only a stream, in ladders; a handle, memory, what was chosen
+    # distributed.cuh count     numbers the messages of this process
+    # distributed.cuh r         ranks(): which rank this process is, and its connections; set once, before the first launch
+    # distributed.cuh w         watchdog(): ends a process that can only wait in vain
+    # profile.cuh domain        nvtx_domain(): NVTX's handle
+    # profile.cuh state         profile(): what the operations have cost; it records, and changes nothing
+    # train_gpt2.cu trainer     trainer_open(): the one training run of the program, large, and used by all of section 4
+    mutable_statics llmc/*.cuh train_gpt2.cu | sort >"$tmp/out"
+    diff "$tmp/want" "$tmp/out" || fail "other mutable variables outlive a call: pass them, or say here why not"
+}
+test_sees_a_mutable_static() {
+    printf '%s\n' 'static int a = 1;' 'inline int& b() {' '    static int c;' '    static std::vector<float> d = {};' '}' 'int e;' \
+        'inline bool f = false;' '    thread_local char g[3];' '__device__ float h;' >"$tmp/bad.cuh"
+    [ "$(mutable_statics "$tmp/bad.cuh" | sed 's/.* //' | tr '\n' ' ')" = 'a c d e f g h ' ] || fail "seen: $(mutable_statics "$tmp/bad.cuh")"
+    printf '%s\n' 'static const int a = 1;' 'static void b(int c = 1) {' '    int d = 2;' 'constexpr int e = 1;' 'struct F;' 'typedef int g;' \
+        '    return h;' 'enum { I = 1 };' 'static int j(int k) { return k; }' '// static int l;' >"$tmp/good.cuh"
+    [ -z "$(mutable_statics "$tmp/good.cuh")" ] || fail "seen: $(mutable_statics "$tmp/good.cuh")"
+}
+
 # lengthen NAME LINES: writes train_gpt2.cu, with so many lines in that function, to $tmp/changed.cu
 lengthen() {
     local lines first
@@ -161,5 +213,5 @@ test_notes_beside_includes() {
     done
 }
 
-tests=(limits limits_elsewhere limits_can_fail model_reads_no_flags flags_are_not_written notes_beside_includes)
+tests=(limits limits_elsewhere limits_can_fail model_reads_no_flags flags_are_not_written mutable_statics sees_a_mutable_static notes_beside_includes)
 run_tests_once "$@"
