@@ -662,8 +662,8 @@ static void test_same_bits_again(void) {
     check(same_bits(weights[0], weights[1]));
 }
 
-// Two models of one process that are trained in turn, each with its stream and cuBLASLt's library, and never waited for: each has the
-// bits that it has alone. One defers updates where it can; the other recomputes and trains in fp8 where that exists.
+// Two models are trained alternately in one process, each with its own stream and its own CublasLt. The host never waits for them.
+// Each gets the bits that it gets alone. One defers updates where it can; the other recomputes, and trains in fp8 where that exists.
 static void test_two_models(void) {
     if (!have_gpu()) { return; }
     GPT2Config configs[2] = {config_of(64, 300, 3, 2, 128), config_of(64, 200, 2, 2, 64)};

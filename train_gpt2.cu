@@ -59,8 +59,8 @@ With the same choices on the same kind of GPU, a run gives the same bits every t
 depends only on the shapes and the GPU, and with several GPUs on --overlap, and no floating-point sum uses atomics.
 
 Shapes: B batch, T time, C channels, V vocabulary, Vp V padded to 128, NH heads, HS head size, L layers, OC output
-channels, F channels in the middle of the MLP. Every tensor is row-major. floatX is the type of weights and activations (bf16, or -DENABLE_FP16,
--DENABLE_FP32); gradients of parameters, AdamW's moments and the master weights are float. The gradient of an activation
+channels, F channels in the middle of the MLP. Every tensor is row-major. floatX is the type of weights and activations
+(bf16, or -DENABLE_FP16, -DENABLE_FP32); gradients of parameters, AdamW's moments and the master weights are float. The gradient of an activation
 is called d + name.
 
 Words:
@@ -132,10 +132,11 @@ follows karpathy/llm.c. The source of an algorithm is named at its operation, or
 // ================================================================================================
 // 1. operations
 // ================================================================================================
-// Order of arguments: outputs, scratch, inputs, sizes, exec, which says where and how (cuda_common.cuh). In comments, `|` separates outputs from inputs, and f?(x)
-// means that step f is optional. Activations and their gradients are overwritten; gradients of parameters are added to
-// (matmul_backward_weight can do either). An operation launches its kernels and returns; if it does not support a shape, it
-// ends the program with a message. An *_scratch function returns the size of the scratch buffer, in floats or in ints.
+// Order of arguments: outputs, scratch, inputs, sizes, and exec, which says on which stream and how (cuda_common.cuh). In
+// comments, `|` separates outputs from inputs, and f?(x) means that step f is optional. Activations and their gradients are
+// overwritten; gradients of parameters are added to (matmul_backward_weight can do either), those of vectors, with exec.sums,
+// only by column_sums_flush. An operation launches its kernels and returns; if it does not support a shape, it ends the program
+// with a message. An *_scratch function returns the size of the scratch buffer, in floats or in ints.
 
 // out (B,T,C) = wte[inp] + wpe | inp (B,T) token ids | wte (Vp,C) | wpe (maxT,C)
 void encoder_forward(floatX* out, const int* inp, const floatX* wte, const floatX* wpe, int B, int T, int C,
@@ -162,7 +163,7 @@ size_t layernorm_backward_scratch(int N, int C);
 
 // out (N,OC) = inp (N,C) weight (OC,C)^T + bias (OC) + residual (N,OC); bias and residual may be NULL. With saved.has_gelu(),
 // out receives gelu(sum), and saved.tensor (N,OC), if it is not NULL, the sum or, with saved.is_slope, gelu'(sum); this needs a
-// bias and takes no residual.
+// bias and takes no residual. With exec.update, its idle warps may also update weights of later layers.
 void matmul_forward(floatX* out, GeluSaved saved, const floatX* inp, const floatX* weight, const floatX* bias,
                     const floatX* residual, int N, int C, int OC, const Execution& exec);
 // out (N,OC) float = inp (N,C) weight (OC,C)^T
@@ -390,10 +391,10 @@ static void await_bucket(int b, const Execution& exec) {
 }
 
 // ---- the parts of a layer, in floatX or in fp8 ----------------------------------------------------
-// With --fp8, a matmul reads operands in fp8, which the operation before it has written; fp8_training.cuh says which operands from
-// which stage on. `q` has them. Without --fp8, and outside of training, q.stage is FP8_OFF.
+// With --fp8, a matmul reads operands in fp8, which the operation before it has written. fp8_training.cuh lists these operands for
+// each stage. `q` holds those of the layer. Without --fp8, and outside of training, q.stage is FP8_OFF.
 
-// What a pass is for. The first micro-batch of a step meets new weights, and overwrites gradients instead of adding to them.
+// The purpose of a pass. The first micro-batch of a step meets new weights, and overwrites gradients instead of adding to them.
 enum PassKind { EVALUATE, TRAIN, TRAIN_FIRST };
 
 // A matrix in floatX and, where it is used, in fp8.
@@ -804,7 +805,7 @@ static uint32_t rounding_seed(const GPT2* model, int piece, size_t place) {
 }
 
 // One step of AdamW (Loshchilov and Hutter 2019, arXiv:1711.05101); if muon is not NULL, of Muon on the layers' matrices. Call
-// after gpt2_gradient_norm. Nothing changes if loss or norm is not finite, or if skip is true. deferred: see the deferred update in section 2.
+// after gpt2_gradient_norm. Nothing changes if loss or norm is not finite, or if skip is true. deferred: see the deferred update above.
 static void gpt2_update(GPT2* model, const AdamW* optimizer, bool skip, const Muon* muon = NULL,
                         bool deferred = false) {
     const GPT2Config* config = &model->config;
@@ -965,7 +966,8 @@ static size_t training_bytes(const GPT2Config* config, int B, int T, const GPT2O
 
 // ---- loading and saving ---------------------------------------------------------------------------
 
-// Sets up a model of this shape, whose operations are executed as exec says, on a stream of its own. Its memory is not allocated yet.
+// Sets up a model of this shape, whose operations are executed as exec says, but on a stream of its own. Its memory is not
+// allocated yet.
 static void gpt2_open(GPT2* model, const GPT2Config* config, const GPT2Options* options, const Execution& exec) {
     *model = {};
     check_config(config);
@@ -1231,7 +1233,7 @@ static void generator_prefill(Generator* g, GPT2* model, const Sampler* sampler,
     KeyValueCache cache = g->cache; // from this slot on
     cache.keys += (size_t)slot * cache.capacity * C, cache.values += (size_t)slot * cache.capacity * C;
     Execution untimed = exec;
-    untimed.times_algorithms = false; // the prompts' shapes occur too seldom to pay for that
+    untimed.times_algorithms = false; // a prompt's shape occurs too rarely to pay for that
     gpt2_forward(model, &g->acts, n, p->T, EVALUATE, &cache, untimed);
     for (int i = 0; i < n; i++) {
         const floatX* newest = g->acts.residual3 + ((size_t)i * p->T + p->last[i]) * C;
@@ -1387,7 +1389,6 @@ struct Trainer {
                       [2]; // of a micro-step: [first of a step][last of a step, and gradients are exchanged beside it]
     RunParts parts;        // which rank saves which tensors
     float* buffer;         // this rank's parts, pinned: weights and moments, from which checkpoints are written
-    bool fp8_begun;        // the scales are there
     EvalLoader hellaswag;  // --hellaswag
     Evaluator evaluator;
     double machine_flops; // FLOP/s at 100% MFU: from the table in llmc/mfu.h, or measured
@@ -1402,12 +1403,11 @@ static bool load_batch(Trainer* t, DataLoader* loader, Error* err) {
     // until the copy of two micro-batches ago has read this buffer
     wait_for_event(t->copied[slot], "a micro-batch of step", t->job.run.step + 1);
     if (!dataloader_next(loader, t->batches[slot], t->batches[slot] + BT, err)) { return false; }
-    const Execution& exec = t->model.exec;
+    cudaStream_t stream = t->model.exec.stream;
     Activations* acts = &t->model.acts;
-    cudaCheck(cudaMemcpyAsync(acts->inputs, t->batches[slot], BT * sizeof(int), cudaMemcpyHostToDevice, exec.stream));
-    cudaCheck(
-        cudaMemcpyAsync(acts->targets, t->batches[slot] + BT, BT * sizeof(int), cudaMemcpyHostToDevice, exec.stream));
-    cudaCheck(cudaEventRecord(t->copied[slot], exec.stream));
+    cudaCheck(cudaMemcpyAsync(acts->inputs, t->batches[slot], BT * sizeof(int), cudaMemcpyHostToDevice, stream));
+    cudaCheck(cudaMemcpyAsync(acts->targets, t->batches[slot] + BT, BT * sizeof(int), cudaMemcpyHostToDevice, stream));
+    cudaCheck(cudaEventRecord(t->copied[slot], stream));
     return true;
 }
 
@@ -4498,7 +4498,7 @@ template <class G> struct MatmulBackwardRing {
 };
 
 constexpr int MATMUL_BACKWARD_MAX_CLUSTERS = 128;
-// By block of a cluster and consumer warp: 1 if its accumulators are in `parts`. All are 0 before the launch.
+// The flags of a cluster, for each block and consumer warp: 1 if its accumulators are in `parts`. All are 0 before the launch.
 struct MatmulBackwardFlags {
     int stored[2][8];
 };
@@ -4721,8 +4721,8 @@ template <class G> void matmul_backward_launch10(float* dweight, float* scratch,
                                  tensor_map(inp, {C, N}, {64, 32}), dweight, parts, flags, s, OC, C, accumulate));
 }
 
-// As matmul_backward_weight, by a given schedule. scratch (matmul_backward_weight_scratch10(C)), aligned to 16 bytes; not used if
-// the schedule cuts no tile.
+// Computes matmul_backward_weight by a given schedule. scratch (matmul_backward_weight_scratch10(C)) is aligned to 16 bytes, and is
+// not used if the schedule cuts no tile.
 void matmul_backward_scheduled10(float* dweight, float* scratch, const floatX* dout, const floatX* inp, int N, int C,
                                  int OC, bool accumulate, const Execution& exec, const MatmulBackwardSchedule& s) {
     require(has_sm90a()); // nvcc -gencode arch=compute_90a,code=sm_90a

@@ -14,7 +14,8 @@ struct ColumnSum {
 };
 
 // What one launch adds up: at most three results of each of the four operations of a layer's backward pass that have some.
-// With exec.sums, the operations only add to the list, and column_sums_flush() launches it. Until then `partials` must stay as they are.
+// With exec.sums, the operations only add to the list, and column_sums_flush() launches it. Until then, `partials` must not
+// be overwritten.
 constexpr int COLUMN_SUMS_MOST = 12;
 struct ColumnSums {
     int n = 0;

@@ -141,8 +141,8 @@ struct CublasLt;       // cublas_common.cuh
 struct DeferredUpdate; // adamw_state.cuh
 struct TunedState;     // tuned.h
 
-// Where and how an operation is launched: its last argument, which it passes on to the operations that it calls. A stream
-// converts to an Execution with the defaults.
+// The last argument of every operation says where and how it is launched, and is passed on to the operations that it calls.
+// A stream converts to an Execution with the defaults. Two streams must not share after_event, sums, update or library.
 struct Execution {
     cudaStream_t stream;
     int reserved_sms = 0;     // SMs that persistent kernels leave to another stream's kernels

@@ -749,7 +749,7 @@ inline void gather_shares(int b, float* whole, const float* own, size_t n, const
 
 // ---- beside computations, or between them -----------------------------------------------------
 
-// Returns exec, but so that its launches leave nccl_few() multiprocessors free if `exchanges` run beside them.
+// Returns exec with nccl_few() SMs reserved, if `exchanges` run at the same time as its launches.
 inline Execution leaving_room(Execution exec, bool exchanges) {
     exec.reserved_sms = exchanges && ranks().beside && !is_alone() ? nccl_few() : 0;
     return exec;

@@ -264,7 +264,8 @@ struct Fp8Layer {
     Fp8Tensor<E5M2> gradient(const Fp8Copies<E5M2>& copies) const { // to be written
         return stage == FP8_DW ? copies.to_both() : copies.to_rows();
     }
-    // Where the backward pass writes a tensor that the forward pass has written before: with the same scale, and measured once.
+    // Returns the target for a tensor that the forward pass has already written: the scale is the same, and its largest value is not
+    // measured again.
     Fp8Tensor<E4M3> again(const Fp8Copies<E4M3>& copies) const {
         Fp8Tensor<E4M3> to = copies.to_both();
         to.amax = no_amax;
@@ -300,7 +301,7 @@ inline Fp8Layer fp8_layer(const Fp8Memory& m, const GPT2Config* config, int BT, 
     return a;
 }
 
-// logits: the memory of the logits, of which the gradients take what is behind these tokens' logits.
+// logits: the memory of the logits. The gradients lie in it behind the logits of these tokens.
 inline Fp8Head fp8_head(const Fp8Memory& m, const GPT2Config* config, int BT, floatX* logits) {
     size_t most = fp8_head_tokens(BT), C = config->channels, Vp = config->padded_vocab_size;
     int number = m.scales.num - FP8_OF_HEAD;

@@ -49,7 +49,7 @@ void muon_apply(floatX* params, float* master, const floatX* o, const StepState*
 struct MuonShape {
     int num, n, k;
 };
-// mlp: the two matrices of the MLP, (F,C) and (C,F); else q, k, v and the projection of attention, (C,C).
+// Returns the shape of the two matrices of the MLP, (F,C) and (C,F), or without mlp of q, k, v and attproj, (C,C).
 inline MuonShape muon_shape(const GPT2Config* config, bool mlp) {
     int C = config->channels, F = config->mlp_channels;
     return mlp ? MuonShape{2, std::min(C, F), std::max(C, F)} : MuonShape{4, C, C};

@@ -228,7 +228,7 @@ template <class G> struct MatmulBackwardRing {
 };
 
 constexpr int MATMUL_BACKWARD_MAX_CLUSTERS = 128;
-// By block of a cluster and consumer warp: 1 if its accumulators are in `parts`. All are 0 before the launch.
+// The flags of a cluster, for each block and consumer warp: 1 if its accumulators are in `parts`. All are 0 before the launch.
 struct MatmulBackwardFlags {
     int stored[2][8];
 };
@@ -451,8 +451,8 @@ template <class G> void matmul_backward_launch10(float* dweight, float* scratch,
                                  tensor_map(inp, {C, N}, {64, 32}), dweight, parts, flags, s, OC, C, accumulate));
 }
 
-// As matmul_backward_weight, by a given schedule. scratch (matmul_backward_weight_scratch10(C)), aligned to 16 bytes; not used if
-// the schedule cuts no tile.
+// Computes matmul_backward_weight by a given schedule. scratch (matmul_backward_weight_scratch10(C)) is aligned to 16 bytes, and is
+// not used if the schedule cuts no tile.
 void matmul_backward_scheduled10(float* dweight, float* scratch, const floatX* dout, const floatX* inp, int N, int C,
                                  int OC, bool accumulate, const Execution& exec, const MatmulBackwardSchedule& s) {
     require(has_sm90a()); // nvcc -gencode arch=compute_90a,code=sm_90a
