@@ -4498,10 +4498,13 @@ template <class G> struct MatmulBackwardRing {
 };
 
 constexpr int MATMUL_BACKWARD_MAX_CLUSTERS = 128;
-// The flags of a cluster, for each block and consumer warp: 1 if its accumulators are in `parts`. All are 0 before the launch.
-struct MatmulBackwardFlags {
-    int stored[2][8];
-};
+constexpr int MATMUL_BACKWARD_FLAGS =
+    MATMUL_BACKWARD_MAX_CLUSTERS * 2 * 8; // one for each block of a cluster and consumer warp
+// Returns a flag of the array that lies before `parts`: 1 while the warp's accumulators in `parts` wait to be added. All are 0 at the
+// launch.
+__device__ inline int* matmul_backward_flag10(float4* parts, int cluster, int rank, int warp) {
+    return (int*)parts - MATMUL_BACKWARD_FLAGS + (cluster * 2 + rank) * 8 + warp;
+}
 
 // Loads the steps of a part. tile: the block's first row and column. i: the number of steps loaded before.
 template <class G> __device__ inline void matmul_backward_load10(MatmulBackwardRing<G>& ring,
@@ -4555,22 +4558,21 @@ template <int n> __device__ inline float4* matmul_backward_part10(float4* parts,
     return parts + (size_t)((cluster * 2 + rank) * 8 + warp) * (n / 4 * 32) + threadIdx.x % 32;
 }
 // Stores the accumulators of a part whose tile another cluster finishes.
-template <int n> __device__ inline void matmul_backward_store_part10(const float (&sum)[n], float4* parts,
-                                                                     MatmulBackwardFlags* flags, int cluster, int rank,
-                                                                     int warp) {
+template <int n> __device__ inline void matmul_backward_store_part10(const float (&sum)[n], float4* parts, int cluster,
+                                                                     int rank, int warp) {
     float4* to = matmul_backward_part10<n>(parts, cluster, rank, warp);
 #pragma unroll
     for (int j = 0; j < n / 4; j++) {
         __stcg(to + 32 * j, make_float4(sum[4 * j], sum[4 * j + 1], sum[4 * j + 2], sum[4 * j + 3]));
     }
     __syncwarp();
-    if (threadIdx.x % 32 == 0) { store_release(&flags[cluster].stored[rank][warp], 1); }
+    if (threadIdx.x % 32 == 0) { store_release(matmul_backward_flag10(parts, cluster, rank, warp), 1); }
 }
 // sum += what the same warp of cluster `cluster` has stored for the same tile; waits until it is there.
-template <int n> __device__ inline void matmul_backward_add_part10(float (&sum)[n], float4* parts,
-                                                                   MatmulBackwardFlags* flags, int cluster, int rank,
-                                                                   int warp) {
-    while (load_acquire(&flags[cluster].stored[rank][warp]) == 0) {}
+template <int n>
+__device__ inline void matmul_backward_add_part10(float (&sum)[n], float4* parts, int cluster, int rank, int warp) {
+    int* flag = matmul_backward_flag10(parts, cluster, rank, warp);
+    while (load_acquire(flag) == 0) {}
     const float4* from = matmul_backward_part10<n>(parts, cluster, rank, warp);
 #pragma unroll
     for (int first = 0; first < n; first += n / 2) { // n / 8 loads in flight
@@ -4583,6 +4585,8 @@ template <int n> __device__ inline void matmul_backward_add_part10(float (&sum)[
             to[0] += x[j].x, to[1] += x[j].y, to[2] += x[j].z, to[3] += x[j].w;
         }
     }
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) { *flag = 0; } // without this, ptxas 13.0 spills some of the sums
 }
 
 // dweight = sum, or +=, for the 16 rows of one warp. row, column: the first element of the warp.
@@ -4613,8 +4617,7 @@ template <int n> __device__ inline void matmul_backward_store10(float (&sum)[n],
 template <class G> __global__ void __launch_bounds__(384, 1)
     matmul_backward_sm90_kernel10(const __grid_constant__ CUtensorMap dout_map,
                                   const __grid_constant__ CUtensorMap inp_map, float* dweight, float4* parts,
-                                  MatmulBackwardFlags* flags, MatmulBackwardSchedule s, int OC, int C,
-                                  bool accumulate) {
+                                  MatmulBackwardSchedule s, int OC, int C, bool accumulate) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     extern __shared__ __align__(256) unsigned char dynamic_shared_weight[];
     auto& ring = shared_aligned_1024<MatmulBackwardRing<G>>(dynamic_shared_weight);
@@ -4652,14 +4655,14 @@ template <class G> __global__ void __launch_bounds__(384, 1)
         float sum[G::COLUMNS / 2];
         matmul_backward_multiply10<G>(sum, ring, warp / 4, part.end - part.begin, i);
         if (part.end < s.num_steps) {
-            matmul_backward_store_part10(sum, parts, flags, cluster, rank, warp);
+            matmul_backward_store_part10(sum, parts, cluster, rank, warp);
             continue;
         }
         int tile_begin = part.tile * s.num_steps;
         if (part.begin > 0) { // lower clusters have the tile's earlier steps
 #pragma unroll 1
             for (int c = cluster - 1; matmul_backward_range(s, c + 1) > tile_begin; c--) {
-                matmul_backward_add_part10(sum, parts, flags, c, rank, warp);
+                matmul_backward_add_part10(sum, parts, c, rank, warp);
             }
         }
         GemmTile tile = gemm_tile<G>(part.tile, OC, C, rank);
@@ -4711,14 +4714,13 @@ template <class G> void matmul_backward_launch10(float* dweight, float* scratch,
     config.stream = exec.stream;
     config.attrs = &cluster;
     config.numAttrs = 1;
-    MatmulBackwardFlags* flags = NULL;
     float4* parts = NULL;
-    if (s.num_split > 0) {
-        flags = (MatmulBackwardFlags*)scratch, parts = (float4*)(flags + MATMUL_BACKWARD_MAX_CLUSTERS);
-        cudaCheck(cudaMemsetAsync(flags, 0, MATMUL_BACKWARD_MAX_CLUSTERS * sizeof(*flags), exec.stream));
+    if (s.num_split > 0) { // flags, then parts
+        parts = (float4*)(scratch + MATMUL_BACKWARD_FLAGS);
+        cudaCheck(cudaMemsetAsync(scratch, 0, MATMUL_BACKWARD_FLAGS * sizeof(int), exec.stream));
     }
     cudaCheck(cudaLaunchKernelEx(&config, kernel, tensor_map(dout, {OC, N}, {64, 64}),
-                                 tensor_map(inp, {C, N}, {64, 32}), dweight, parts, flags, s, OC, C, accumulate));
+                                 tensor_map(inp, {C, N}, {64, 32}), dweight, parts, s, OC, C, accumulate));
 }
 
 // Computes matmul_backward_weight by a given schedule. scratch (matmul_backward_weight_scratch10(C)) is aligned to 16 bytes, and is
@@ -4739,8 +4741,7 @@ void matmul_backward_weight10(float* dweight, float* scratch, const floatX* dout
 }
 // Number of floats in its scratch: the flags, and each cluster stores one part at most.
 inline size_t matmul_backward_weight_scratch10(int C) {
-    size_t flags = MATMUL_BACKWARD_MAX_CLUSTERS * sizeof(MatmulBackwardFlags) / sizeof(float);
-    return flags + (size_t)matmul_backward_max_clusters() * 256 * matmul_backward_columns(C);
+    return MATMUL_BACKWARD_FLAGS + (size_t)matmul_backward_max_clusters() * 256 * matmul_backward_columns(C);
 }
 #endif
 
