@@ -919,11 +919,11 @@ bool decode_matmul_head(float* logits, const floatX* x, const floatX* norm_weigh
 
 bool decode_matmul_runs(bool, int, int, int) { return false; }
 bool decode_matmul(floatX*, const floatX*, const floatX*, const floatX*, const WeightMatrix&, const floatX*,
-                   const floatX*, bool, int, int, int, cudaStream_t) {
+                   const floatX*, bool, int, int, int, const Execution&) {
     return false;
 }
 bool decode_matmul_head(float*, const floatX*, const floatX*, const floatX*, const WeightMatrix&, int, int, int,
-                        cudaStream_t) {
+                        const Execution&) {
     return false;
 }
 
