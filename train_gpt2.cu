@@ -2137,7 +2137,9 @@ __global__ void encoder_forward_kernel4(floatX* out, const int* inp, const float
 // out[b,t,:] = wte[inp[b,t],:] + wpe[t,:]
 // out (B,T,C) | inp (B,T), each in [0,Vp) | wte (Vp,C) | wpe (maxT,C), maxT >= T
 void encoder_forward(floatX* out, const int* inp, const floatX* wte, const floatX* wpe, int B, int T, int C,
-                     const Execution& exec, int block_size) {
+                     const Execution& exec) {
+    int block_size =
+        exec.block_size ? exec.block_size : tuned_config(exec.tuned, "encoder_forward", (size_t)B * T, C, 256);
     // the bytes do not include the rows of wte that are read, because their number depends on the tokens
     Op op(exec, ((double)B * T + T) * C * sizeof(floatX) + (double)B * T * sizeof(int), 0, "encoder_forward");
     require(C % x128::size == 0);
@@ -2147,11 +2149,6 @@ void encoder_forward(floatX* out, const int* inp, const floatX* wte, const float
     dim3 grid(ceil_div(T * (C / x128::size), block_size), groups);
     encoder_forward_kernel4<<<grid, block_size, 0, exec.stream>>>(out, inp, wte, wpe, B, T, C);
     cudaCheck(cudaGetLastError());
-}
-void encoder_forward(floatX* out, const int* inp, const floatX* wte, const floatX* wpe, int B, int T, int C,
-                     const Execution& exec) {
-    encoder_forward(out, inp, wte, wpe, B, T, C, exec,
-                    tuned_config(exec.tuned, "encoder_forward", (size_t)B * T, C, 256));
 }
 // ==== end promoted: encoder_forward ====
 
@@ -2453,7 +2450,9 @@ size_t encoder_backward_scratch(int B, int T, int V) {
 // dwte[inp[b,t],:] += dout[b,t,:], dwpe[t,:] += dout[b,t,:]: dwte (Vp,C), dwpe (maxT,C)
 // | scratch (encoder_backward_scratch(B, T, V)), aligned to 16 bytes | dout (B,T,C) | inp (B,T), each in [0,V)
 void encoder_backward(float* dwte, float* dwpe, int* scratch, const floatX* dout, const int* inp, int B, int T, int C,
-                      int V, const Execution& exec, int block_size) {
+                      int V, const Execution& exec) {
+    int block_size =
+        exec.block_size ? exec.block_size : tuned_config(exec.tuned, "encoder_backward", (size_t)B * T, C, 256);
     // the bytes do not include the rows of dwte that are read and written, because their number depends on the tokens
     Op op(exec, (double)B * T * (C * sizeof(floatX) + sizeof(int)) + (double)T * C * 2 * sizeof(float), 0,
           "encoder_backward");
@@ -2474,11 +2473,6 @@ void encoder_backward(float* dwte, float* dwpe, int* scratch, const floatX* dout
                                                                                             N, C, c0);
         cudaCheck(cudaGetLastError());
     }
-}
-void encoder_backward(float* dwte, float* dwpe, int* scratch, const floatX* dout, const int* inp, int B, int T, int C,
-                      int V, const Execution& exec) {
-    int config = tuned_config(exec.tuned, "encoder_backward", (size_t)B * T, C, 256);
-    encoder_backward(dwte, dwpe, scratch, dout, inp, B, T, C, V, exec, config);
 }
 // ==== end promoted: encoder_backward ====
 
@@ -2553,7 +2547,8 @@ template <int num_vecs> __global__ void __launch_bounds__(num_vecs == 6 ? 256 : 
 
 // out (N,C) = (inp - mean) * rstd * weight + bias; mean, rstd (N) per row | inp (N,C), weight, bias (C)
 void layernorm_forward(floatX* out, float* mean, float* rstd, const floatX* inp, const floatX* weight,
-                       const floatX* bias, int N, int C, const Execution& exec, int block_size) {
+                       const floatX* bias, int N, int C, const Execution& exec) {
+    int block_size = exec.block_size ? exec.block_size : tuned_config(exec.tuned, "layernorm_forward", N, C, 64);
     Op op(exec, 2.0 * N * C * sizeof(floatX), 0, "layernorm_forward");
     int row_warps = 1, num_vectors = C / x128::size;
     while (num_vectors > 32 * LAYERNORM_FORWARD_MAX_VECS * row_warps) { row_warps *= 2; }
@@ -2567,11 +2562,6 @@ void layernorm_forward(floatX* out, float* mean, float* rstd, const floatX* inp,
     with_constant<LAYERNORM_FORWARD_MAX_VECS>(num_vecs, [&](auto n) { kernel = layernorm_forward_kernel7<n.value>; });
     launch_early(kernel, dim3(ceil_div(N, block_rows)), dim3(block_size), 0, exec, out, mean, rstd, inp, weight, bias,
                  N, C, row_warps);
-}
-void layernorm_forward(floatX* out, float* mean, float* rstd, const floatX* inp, const floatX* weight,
-                       const floatX* bias, int N, int C, const Execution& exec) {
-    layernorm_forward(out, mean, rstd, inp, weight, bias, N, C, exec,
-                      tuned_config(exec.tuned, "layernorm_forward", N, C, 64));
 }
 // ==== end promoted: layernorm_forward ====
 
@@ -2616,7 +2606,9 @@ __global__ void fused_residual_layernorm_kernel3(floatX* residual, floatX* norme
 // | inp1, inp2 (N,C), weight, bias (C)
 void fused_residual_layernorm_forward(floatX* residual, floatX* normed, float* mean, float* rstd, const floatX* inp1,
                                       const floatX* inp2, const floatX* weight, const floatX* bias, int N, int C,
-                                      const Execution& exec, int block_size) {
+                                      const Execution& exec) {
+    int block_size =
+        exec.block_size ? exec.block_size : tuned_config(exec.tuned, "fused_residual_layernorm", N, C, 128);
     Op op(exec, 4.0 * N * C * sizeof(floatX), 0, "fused_residual_layernorm");
     require(N >= 1 && C >= 8 && C % 8 == 0);
     // a launch may use 48 KB of shared memory without cudaFuncSetAttribute
@@ -2625,12 +2617,6 @@ void fused_residual_layernorm_forward(floatX* residual, floatX* normed, float* m
     fused_residual_layernorm_kernel3<<<N, block_size, C * sizeof(floatX), exec.stream>>>(residual, normed, mean, rstd,
                                                                                          inp1, inp2, weight, bias, C);
     cudaCheck(cudaGetLastError());
-}
-void fused_residual_layernorm_forward(floatX* residual, floatX* normed, float* mean, float* rstd, const floatX* inp1,
-                                      const floatX* inp2, const floatX* weight, const floatX* bias, int N, int C,
-                                      const Execution& exec) {
-    int config = tuned_config(exec.tuned, "fused_residual_layernorm", N, C, 128);
-    fused_residual_layernorm_forward(residual, normed, mean, rstd, inp1, inp2, weight, bias, N, C, exec, config);
 }
 // ==== end promoted: fused_residual_layernorm ====
 
@@ -2693,8 +2679,8 @@ __global__ void matmul_backward_bias_kernel7(float* partial, const floatX* dout,
 
 // dbias (OC) += dout summed over its rows | scratch (matmul_backward_bias_scratch(N, OC)) | dout (N,OC)
 // It launches one wave: as many blocks as can run at once, which share the rows equally. So there are few partial sums.
-void matmul_backward_bias(float* dbias, float* scratch, const floatX* dout, int N, int OC, const Execution& exec,
-                          int block_size) {
+void matmul_backward_bias(float* dbias, float* scratch, const floatX* dout, int N, int OC, const Execution& exec) {
+    int block_size = exec.block_size ? exec.block_size : tuned_config(exec.tuned, "matmul_backward_bias", N, OC, 512);
     Op op(exec, (double)N * OC * sizeof(floatX), 0, "matmul_backward_bias");
     require(N >= 1 && OC % x128::size == 0);
     size_t shared = (size_t)block_size / 32 * MATMUL_BACKWARD_BIAS_COLUMNS * sizeof(float);
@@ -2706,10 +2692,6 @@ void matmul_backward_bias(float* dbias, float* scratch, const floatX* dout, int 
     matmul_backward_bias_kernel7<<<dim3(tiles, num), block_size, shared, exec.stream>>>(scratch, dout, N, OC, rows);
     cudaCheck(cudaGetLastError());
     column_sums<32>(dbias, NULL, NULL, scratch, num, OC, exec);
-}
-void matmul_backward_bias(float* dbias, float* scratch, const floatX* dout, int N, int OC, const Execution& exec) {
-    matmul_backward_bias(dbias, scratch, dout, N, OC, exec,
-                         tuned_config(exec.tuned, "matmul_backward_bias", N, OC, 512));
 }
 // ==== end promoted: matmul_backward_bias ====
 
@@ -3247,15 +3229,13 @@ __global__ void gelu_forward_kernel2(floatX* out, const floatX* inp, size_t n) {
 }
 
 // out (n) = gelu(inp (n)); out may be inp
-void gelu_forward(floatX* out, const floatX* inp, size_t n, const Execution& exec, int block_size) {
+void gelu_forward(floatX* out, const floatX* inp, size_t n, const Execution& exec) {
+    int block_size = exec.block_size ? exec.block_size : tuned_config(exec.tuned, "gelu_forward", n, 1, 128);
     Op op(exec, 2.0 * n * sizeof(floatX), 0, "gelu_forward");
     require(n % x128::size == 0);
     size_t num_blocks = ceil_div(n, (size_t)x128::size * block_size);
     gelu_forward_kernel2<<<(unsigned)num_blocks, block_size, 0, exec.stream>>>(out, inp, n);
     cudaCheck(cudaGetLastError());
-}
-void gelu_forward(floatX* out, const floatX* inp, size_t n, const Execution& exec) {
-    gelu_forward(out, inp, n, exec, tuned_config(exec.tuned, "gelu_forward", n, 1, 128));
 }
 // ==== end promoted: gelu_forward ====
 
@@ -3275,16 +3255,13 @@ __global__ void gelu_backward_kernel2(floatX* dinp, const floatX* dout, const fl
 }
 
 // dinp (n) = dout (n) * gelu'(inp (n)); dinp may be dout
-void gelu_backward(floatX* dinp, const floatX* dout, const floatX* inp, size_t n, const Execution& exec,
-                   int block_size) {
+void gelu_backward(floatX* dinp, const floatX* dout, const floatX* inp, size_t n, const Execution& exec) {
+    int block_size = exec.block_size ? exec.block_size : tuned_config(exec.tuned, "gelu_backward", n, 1, 256);
     Op op(exec, 3.0 * n * sizeof(floatX), 0, "gelu_backward");
     require(n % x128::size == 0);
     size_t num_blocks = ceil_div(n, (size_t)x128::size * block_size);
     gelu_backward_kernel2<<<(unsigned)num_blocks, block_size, 0, exec.stream>>>(dinp, dout, inp, n);
     cudaCheck(cudaGetLastError());
-}
-void gelu_backward(floatX* dinp, const floatX* dout, const floatX* inp, size_t n, const Execution& exec) {
-    gelu_backward(dinp, dout, inp, n, exec, tuned_config(exec.tuned, "gelu_backward", n, 1, 256));
 }
 // ==== end promoted: gelu_backward ====
 
@@ -3398,7 +3375,8 @@ __global__ void __launch_bounds__(128)
 // state (1), filled in by adamw_prepare. seed 0: round params to nearest; otherwise stochastically, with new random
 // bits in every update.
 void adamw(floatX* params, float* master, float* m, float* v, const float* grads, const StepState* state, size_t n,
-           const AdamW& optimizer, uint32_t seed, const Execution& exec, int block_size) {
+           const AdamW& optimizer, uint32_t seed, const Execution& exec) {
+    int block_size = exec.block_size ? exec.block_size : tuned_config(exec.tuned, "adamw", n, 1, 128);
     // Bytes per element: 20 because m and v are read and written and grads are read. With master, master is read and
     // written and params are written; without master, params are read and written.
     double bytes = 20 + (master ? 8.0 + sizeof(floatX) : 2.0 * sizeof(floatX));
@@ -3408,11 +3386,6 @@ void adamw(floatX* params, float* master, float* m, float* v, const float* grads
     size_t num_blocks = ceil_div(n, 8 * (size_t)block_size);
     adamw_kernel4<<<num_blocks, block_size, 0, exec.stream>>>(params, master, m, v, grads, state, n, optimizer, seed);
     cudaCheck(cudaGetLastError());
-}
-void adamw(floatX* params, float* master, float* m, float* v, const float* grads, const StepState* state, size_t n,
-           const AdamW& optimizer, uint32_t seed, const Execution& exec) {
-    int config = tuned_config(exec.tuned, "adamw", n, 1, 128);
-    adamw(params, master, m, v, grads, state, n, optimizer, seed, exec, config);
 }
 
 __global__ void adamw_round_kernel(floatX* params, const float* master, size_t n, uint32_t seed, int update) {
@@ -4196,17 +4169,14 @@ __global__ void matmul_forward_add_kernel19(floatX* out, const float* product, c
 // out (N,OC) = inp (N,C) weight (OC,C)^T + bias (OC) + residual (N,OC), rounded once, where cuBLASLt rounds the product to floatX
 // before it adds the residual. product (N,OC) is scratch; residual may be out.
 void matmul_forward_residual(floatX* out, float* product, const floatX* inp, const floatX* weight, const floatX* bias,
-                             const floatX* residual, int N, int C, int OC, const Execution& exec, int block_size) {
+                             const floatX* residual, int N, int C, int OC, const Execution& exec) {
+    int block_size = exec.block_size ? exec.block_size : 256;
     require(OC % 8 == 0);
     matmul_forward_float(product, inp, weight, N, C, OC, exec);
     unsigned num_blocks = (unsigned)ceil_div((size_t)N * OC, (size_t)block_size * x128::size);
     Op op(exec, (double)N * OC * (sizeof(float) + 2 * sizeof(floatX)), 0, "add_residual %d", OC);
     launch_early(matmul_forward_add_kernel19, num_blocks, block_size, 0, exec, out, (const float*)product, bias,
                  residual, N, OC);
-}
-void matmul_forward_residual(floatX* out, float* product, const floatX* inp, const floatX* weight, const floatX* bias,
-                             const floatX* residual, int N, int C, int OC, const Execution& exec) {
-    matmul_forward_residual(out, product, inp, weight, bias, residual, N, C, OC, exec, 256);
 }
 
 // ---- kernel 20: cuBLASLt, everything in the epilogue, algorithms timed once per shape ----
@@ -7286,7 +7256,10 @@ __global__ void __launch_bounds__(1024)
 // dloss * (softmax(logits) - onehot(target)), and 0 from column V on. | targets (N), each in [0,V)
 // dloss (1), or NULL: only the losses are computed, logits are not changed
 void fused_classifier(floatX* logits, float* losses, const int* targets, const float* dloss, int N, int V, int Vp,
-                      const Execution& exec, int block_size) {
+                      const Execution& exec) {
+    int block_size = exec.block_size
+                         ? exec.block_size
+                         : tuned_config(exec.tuned, "fused_classifier", N, V, sizeof(floatX) == 4 ? 1024 : 512);
     Op op(exec, (dloss ? 2.0 : 1.0) * N * Vp * sizeof(floatX), 0, "fused_classifier");
     require(Vp % 8 == 0 && 1 <= V && V <= Vp);
     size_t shared = (size_t)(V / x128::size) * sizeof(x128) + 32 * sizeof(float);
@@ -7302,11 +7275,6 @@ void fused_classifier(floatX* logits, float* losses, const int* targets, const f
         fused_classifier_kernel6<<<N, block_size, 0, exec.stream>>>(logits, losses, targets, dloss, V, Vp);
     }
     cudaCheck(cudaGetLastError());
-}
-void fused_classifier(floatX* logits, float* losses, const int* targets, const float* dloss, int N, int V, int Vp,
-                      const Execution& exec) {
-    int config = tuned_config(exec.tuned, "fused_classifier", N, V, sizeof(floatX) == 4 ? 1024 : 512);
-    fused_classifier(logits, losses, targets, dloss, N, V, Vp, exec, config);
 }
 // ==== end promoted: fused_classifier ====
 
@@ -7573,7 +7541,8 @@ __global__ void global_norm_finish_kernel5(float* norm, const float* block_sums,
 size_t global_norm_scratch() { return 4096; }
 
 // norm (1) = sqrt(sum(grads^2)) | scratch (global_norm_scratch()) | grads (n), aligned to 16 bytes
-void global_norm(float* norm, float* scratch, const float* grads, size_t n, const Execution& exec, int block_size) {
+void global_norm(float* norm, float* scratch, const float* grads, size_t n, const Execution& exec) {
+    int block_size = exec.block_size ? exec.block_size : tuned_config(exec.tuned, "global_norm", n, 1, 512);
     Op op(exec, 4.0 * n, 2.0 * n, "global_norm");
     require((size_t)grads % 16 == 0);
     int num_blocks; // first the resident blocks per SM, then the blocks that fit on the whole GPU at once
@@ -7582,9 +7551,6 @@ void global_norm(float* norm, float* scratch, const float* grads, size_t n, cons
     global_norm_kernel5<<<num_blocks, block_size, 0, exec.stream>>>(scratch, grads, n);
     global_norm_finish_kernel5<<<1, 32, 0, exec.stream>>>(norm, scratch, num_blocks);
     cudaCheck(cudaGetLastError());
-}
-void global_norm(float* norm, float* scratch, const float* grads, size_t n, const Execution& exec) {
-    global_norm(norm, scratch, grads, n, exec, tuned_config(exec.tuned, "global_norm", n, 1, 512));
 }
 // ==== end promoted: global_norm ====
 
@@ -8872,16 +8838,13 @@ __global__ void decode_embed_kernel1(floatX* x, const int* tokens, const int* po
 // The first kernel of a step. It is launched without overlap: when it starts, the previous step has ended. The other
 // kernels of the step rely on that.
 void decode_embed(floatX* x, const int* tokens, const int* positions, const floatX* wte, const floatX* wpe, int B,
-                  int C, const Execution& exec, int block_size) {
+                  int C, const Execution& exec) {
+    int block_size = exec.block_size ? exec.block_size : 128;
     Op op(exec, 3.0 * B * C * sizeof(floatX), 0, "decode_embed");
     require(B > 0 && B <= 65535 && C % x128::size == 0);
     dim3 grid(ceil_div(C / x128::size, block_size), B);
     decode_embed_kernel1<<<grid, block_size, 0, exec.stream>>>(x, tokens, positions, wte, wpe, C);
     cudaCheck(cudaGetLastError());
-}
-void decode_embed(floatX* x, const int* tokens, const int* positions, const floatX* wte, const floatX* wpe, int B,
-                  int C, const Execution& exec) {
-    decode_embed(x, tokens, positions, wte, wpe, B, C, exec, 128);
 }
 // ==== end promoted: decode_embed ====
 
@@ -8911,7 +8874,8 @@ __global__ void quantize_weights_kernel1(W* values, float* scales, floatX* weigh
 // values (num_rows,K) of the format, scales (num_rows) | weight (num_rows,K) inout: rounded to values * scales. A row
 // with NaN or infinity has a scale of NaN or infinity, and becomes NaN.
 void quantize_weights(void* values, float* scales, floatX* weight, WeightFormat format, size_t num_rows, int K,
-                      const Execution& exec, int block_size) {
+                      const Execution& exec) {
+    int block_size = exec.block_size ? exec.block_size : 256;
     double bytes = (double)num_rows * K * (2 * sizeof(floatX) + 1) + (double)num_rows * sizeof(float);
     Op op(exec, bytes, 0, "quantize_weights");
     require(format != WEIGHTS_FULL && block_size % 32 == 0);
@@ -8924,10 +8888,6 @@ void quantize_weights(void* values, float* scales, floatX* weight, WeightFormat 
             <<<(unsigned)blocks, block_size, 0, exec.stream>>>((__nv_fp8_e4m3*)values, scales, weight, num_rows, K);
     }
     cudaCheck(cudaGetLastError());
-}
-void quantize_weights(void* values, float* scales, floatX* weight, WeightFormat format, size_t num_rows, int K,
-                      const Execution& exec) {
-    quantize_weights(values, scales, weight, format, num_rows, K, exec, 256);
 }
 // ==== end promoted: quantize_weights ====
 
@@ -9193,28 +9153,21 @@ template <class Out> void decode_matvec_run(Out* out, const floatX* x, const flo
 // step may write them.
 void decode_matvec(floatX* out, const floatX* x, const floatX* norm_weight, const floatX* norm_bias,
                    const WeightMatrix& weight, const floatX* bias, const floatX* residual, bool gelu, int B, int K,
-                   int OC, const Execution& exec, int block_size) {
+                   int OC, const Execution& exec) {
+    int block_size = exec.block_size ? exec.block_size : 256;
     double others = (double)B * (K + (residual ? 2.0 : 1.0) * OC) * sizeof(floatX);
     Op op(exec, weight.bytes(OC, K) + others, 2.0 * B * OC * K, "decode_matvec %d -> %d", K, OC);
     decode_matvec_run(out, x, norm_weight, norm_bias, weight, bias, residual, gelu, B, K, OC, exec, block_size);
 }
-void decode_matvec(floatX* out, const floatX* x, const floatX* norm_weight, const floatX* norm_bias,
-                   const WeightMatrix& weight, const floatX* bias, const floatX* residual, bool gelu, int B, int K,
-                   int OC, const Execution& exec) {
-    decode_matvec(out, x, norm_weight, norm_bias, weight, bias, residual, gelu, B, K, OC, exec, 256);
-}
 
 // logits (B,Vp) float = layernorm(x) wte^T | x (B,C) | norm_weight, norm_bias (C) | wte (Vp,C)
 void decode_head(float* logits, const floatX* x, const floatX* norm_weight, const floatX* norm_bias,
-                 const WeightMatrix& wte, int B, int C, int Vp, const Execution& exec, int block_size) {
+                 const WeightMatrix& wte, int B, int C, int Vp, const Execution& exec) {
+    int block_size = exec.block_size ? exec.block_size : 256;
     double others = (double)B * C * sizeof(floatX) + (double)B * Vp * sizeof(float);
     Op op(exec, wte.bytes(Vp, C) + others, 2.0 * B * Vp * C, "decode_matvec %d -> %d, head", C, Vp);
     require(norm_weight != NULL);
     decode_matvec_run<float>(logits, x, norm_weight, norm_bias, wte, NULL, NULL, false, B, C, Vp, exec, block_size);
-}
-void decode_head(float* logits, const floatX* x, const floatX* norm_weight, const floatX* norm_bias,
-                 const WeightMatrix& wte, int B, int C, int Vp, const Execution& exec) {
-    decode_head(logits, x, norm_weight, norm_bias, wte, B, C, Vp, exec, 256);
 }
 // ==== end promoted: decode_matvec ====
 
@@ -11889,7 +11842,8 @@ __global__ void decode_cache_fill_kernel1(floatX* keys, floatX* values, const fl
 
 // Copies the prompt's keys and values to the cache: rows 0 .. T-1 of keys, values (B,capacity,C) | qkv (B,T,3,C)
 void decode_cache_fill(floatX* keys, floatX* values, const floatX* qkv, int B, int T, int C, int capacity,
-                       const Execution& exec, int block_size) {
+                       const Execution& exec) {
+    int block_size = exec.block_size ? exec.block_size : 256;
     Op op(exec, 4.0 * B * T * C * sizeof(floatX), 0, "decode_cache_fill");
     require(B > 0 && T > 0 && T <= capacity && C % x128::size == 0);
     int num_vec = C / x128::size;
@@ -11897,10 +11851,6 @@ void decode_cache_fill(floatX* keys, floatX* values, const floatX* qkv, int B, i
     decode_cache_fill_kernel1<<<(unsigned)ceil_div(n, (size_t)block_size), block_size, 0, exec.stream>>>(
         keys, values, qkv, T, num_vec, capacity, n);
     cudaCheck(cudaGetLastError());
-}
-void decode_cache_fill(floatX* keys, floatX* values, const floatX* qkv, int B, int T, int C, int capacity,
-                       const Execution& exec) {
-    decode_cache_fill(keys, values, qkv, B, T, C, capacity, exec, 256);
 }
 // ==== end promoted: decode_cache_fill ====
 
@@ -12222,7 +12172,8 @@ inline size_t decode_sample_scratch(int B) { return (size_t)3 * B; }
 // added. A positive logit of a token in the set is divided by the penalty, another one is multiplied with it.
 void decode_sample(int* tokens, int* copy, int* positions, float* scratch, float* logits, uint64_t* rng_state,
                    uint32_t* seen, float temperature, int top_k, float top_p, float min_p, float penalty, int B, int V,
-                   int Vp, const Execution& exec, int block_size) {
+                   int Vp, const Execution& exec) {
+    int block_size = exec.block_size ? exec.block_size : 256;
     Op op(exec, (double)B * V * sizeof(float), 0, "decode_sample");
     require(B > 0 && B <= 65535 && V > 0 && V <= Vp && V <= 1 << 18 && Vp % 4 == 0);
     require(temperature >= 0.0f && top_k >= 0 && top_p > 0.0f && top_p <= 1.0f && min_p >= 0.0f && min_p <= 1.0f);
@@ -12240,11 +12191,5 @@ void decode_sample(int* tokens, int* copy, int* positions, float* scratch, float
     require(rng_state != NULL);
     launch_early(decode_sample_kernel5, dim3(B), DECODE_SAMPLE_THREADS, 0, exec, tokens, copy, positions, penalized,
                  rng_state, temperature, top_k, top_p, min_p, V, Vp);
-}
-void decode_sample(int* tokens, int* copy, int* positions, float* scratch, float* logits, uint64_t* rng_state,
-                   uint32_t* seen, float temperature, int top_k, float top_p, float min_p, float penalty, int B, int V,
-                   int Vp, const Execution& exec) {
-    decode_sample(tokens, copy, positions, scratch, logits, rng_state, seen, temperature, top_k, top_p, min_p, penalty,
-                  B, V, Vp, exec, 256);
 }
 // ==== end promoted: decode_sample ====

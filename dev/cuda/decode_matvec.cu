@@ -276,8 +276,7 @@ static void declare(Bench& b) {
         };
         launch6 = [=](int bs) {
             quantize();
-            bs ? decode_head(logits, x, norm_weight, norm_bias, weight, B, K, OC, stream, bs)
-               : decode_head(logits, x, norm_weight, norm_bias, weight, B, K, OC, stream);
+            decode_head(logits, x, norm_weight, norm_bias, weight, B, K, OC, {stream, bs});
         };
     } else {
         std::function<void()> embed = full ? declare_embed(b) : quantize;
@@ -298,8 +297,7 @@ static void declare(Bench& b) {
         };
         launch6 = [=](int bs) {
             embed();
-            bs ? decode_matvec(out, x, norm_weight, norm_bias, weight, bias, residual, gelu, B, K, OC, stream, bs)
-               : decode_matvec(out, x, norm_weight, norm_bias, weight, bias, residual, gelu, B, K, OC, stream);
+            decode_matvec(out, x, norm_weight, norm_bias, weight, bias, residual, gelu, B, K, OC, {stream, bs});
         };
         if (full) {
             b.kernel(1, "one thread per row of the weight", [=](int bs) { launch1234(decode_matvec_kernel1, bs, bs); });

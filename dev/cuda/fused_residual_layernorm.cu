@@ -501,10 +501,8 @@ static void declare(Bench& b) {
             {64, 128, 256, 512, 1024});
     b.kernel(3, "128-bit loads, one block per row, the row in shared memory",
              [=](int bs) {
-                 bs ? fused_residual_layernorm_forward(residual, normed, mean, rstd, inp1, inp2, weight, bias, N, C,
-                                                       stream, bs)
-                    : fused_residual_layernorm_forward(residual, normed, mean, rstd, inp1, inp2, weight, bias, N, C,
-                                                       stream);
+                 fused_residual_layernorm_forward(residual, normed, mean, rstd, inp1, inp2, weight, bias, N, C,
+                                                  {stream, bs});
              },
              {bench_tunable("fused_residual_layernorm")});
     b.moves(1, 4 * tensor);

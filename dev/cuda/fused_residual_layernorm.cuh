@@ -50,7 +50,9 @@ __global__ void fused_residual_layernorm_kernel3(floatX* residual, floatX* norme
 // | inp1, inp2 (N,C), weight, bias (C)
 void fused_residual_layernorm_forward(floatX* residual, floatX* normed, float* mean, float* rstd, const floatX* inp1,
                                       const floatX* inp2, const floatX* weight, const floatX* bias, int N, int C,
-                                      const Execution& exec, int block_size) {
+                                      const Execution& exec) {
+    int block_size =
+        exec.block_size ? exec.block_size : tuned_config(exec.tuned, "fused_residual_layernorm", N, C, 128);
     Op op(exec, 4.0 * N * C * sizeof(floatX), 0, "fused_residual_layernorm");
     require(N >= 1 && C >= 8 && C % 8 == 0);
     // a launch may use 48 KB of shared memory without cudaFuncSetAttribute
@@ -59,11 +61,5 @@ void fused_residual_layernorm_forward(floatX* residual, floatX* normed, float* m
     fused_residual_layernorm_kernel3<<<N, block_size, C * sizeof(floatX), exec.stream>>>(residual, normed, mean, rstd,
                                                                                          inp1, inp2, weight, bias, C);
     cudaCheck(cudaGetLastError());
-}
-void fused_residual_layernorm_forward(floatX* residual, floatX* normed, float* mean, float* rstd, const floatX* inp1,
-                                      const floatX* inp2, const floatX* weight, const floatX* bias, int N, int C,
-                                      const Execution& exec) {
-    int config = tuned_config(exec.tuned, "fused_residual_layernorm", N, C, 128);
-    fused_residual_layernorm_forward(residual, normed, mean, rstd, inp1, inp2, weight, bias, N, C, exec, config);
 }
 // ==== end promoted: fused_residual_layernorm ====

@@ -652,8 +652,7 @@ static void declare(Bench& b) {
     variant(6, "one block per row, the row kept in shared memory", layernorm_forward6, {64, 128, 256, 512, 1024});
     b.kernel(7, "one or a few warps per row, the row in registers, 128-bit",
              [=](int bs) {
-                 bs ? layernorm_forward(out, mean, rstd, inp, weight, bias, N, C, stream, bs)
-                    : layernorm_forward(out, mean, rstd, inp, weight, bias, N, C, stream);
+                 layernorm_forward(out, mean, rstd, inp, weight, bias, N, C, {stream, bs});
              },
              {bench_tunable("layernorm_forward")});
     b.promoted(7);

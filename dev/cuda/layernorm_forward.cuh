@@ -80,7 +80,8 @@ template <int num_vecs> __global__ void __launch_bounds__(num_vecs == 6 ? 256 : 
 
 // out (N,C) = (inp - mean) * rstd * weight + bias; mean, rstd (N) per row | inp (N,C), weight, bias (C)
 void layernorm_forward(floatX* out, float* mean, float* rstd, const floatX* inp, const floatX* weight,
-                       const floatX* bias, int N, int C, const Execution& exec, int block_size) {
+                       const floatX* bias, int N, int C, const Execution& exec) {
+    int block_size = exec.block_size ? exec.block_size : tuned_config(exec.tuned, "layernorm_forward", N, C, 64);
     Op op(exec, 2.0 * N * C * sizeof(floatX), 0, "layernorm_forward");
     int row_warps = 1, num_vectors = C / x128::size;
     while (num_vectors > 32 * LAYERNORM_FORWARD_MAX_VECS * row_warps) { row_warps *= 2; }
@@ -94,10 +95,5 @@ void layernorm_forward(floatX* out, float* mean, float* rstd, const floatX* inp,
     with_constant<LAYERNORM_FORWARD_MAX_VECS>(num_vecs, [&](auto n) { kernel = layernorm_forward_kernel7<n.value>; });
     launch_early(kernel, dim3(ceil_div(N, block_rows)), dim3(block_size), 0, exec, out, mean, rstd, inp, weight, bias,
                  N, C, row_warps);
-}
-void layernorm_forward(floatX* out, float* mean, float* rstd, const floatX* inp, const floatX* weight,
-                       const floatX* bias, int N, int C, const Execution& exec) {
-    layernorm_forward(out, mean, rstd, inp, weight, bias, N, C, exec,
-                      tuned_config(exec.tuned, "layernorm_forward", N, C, 64));
 }
 // ==== end promoted: layernorm_forward ====
