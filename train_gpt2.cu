@@ -75,7 +75,7 @@ Words:
     launch_early      programmatic dependent launch: a kernel's blocks start while the previous kernel is finishing
     sm90              needs wgmma and TMA, which exist only in code compiled for sm_90a (H100, H200)
     lse               log of the sum of the exponentials of a query's scaled scores: the log of softmax's denominator
-    mean, rstd        statistics of one row in a layernorm; rstd = 1 / sqrt(variance + 1e-5)
+    mean, rstd        statistics of one row in a layernorm; rstd = 1 / sqrt(variance + epsilon)
     master weights    the fp32 copy of the 16-bit weights; AdamW updates this copy
     recompute         -r: some activations are not kept, but computed again in the backward pass
 
@@ -148,12 +148,12 @@ size_t encoder_backward_scratch(int B, int T, int V);
 
 // out (N,C) = (inp - mean) * rstd * weight + bias; mean, rstd (N) | inp (N,C) | weight, bias (C). arXiv:1607.06450.
 void layernorm_forward(floatX* out, float* mean, float* rstd, const floatX* inp, const floatX* weight,
-                       const floatX* bias, int N, int C, const Execution& exec);
+                       const floatX* bias, int N, int C, float epsilon, const Execution& exec);
 // residual (N,C) = inp1 + inp2; normed (N,C), mean, rstd (N) are its layernorm. For --fp8: other products add
 // to the residual stream themselves.
 void fused_residual_layernorm_forward(floatX* residual, floatX* normed, float* mean, float* rstd, const floatX* inp1,
                                       const floatX* inp2, const floatX* weight, const floatX* bias, int N, int C,
-                                      const Execution& exec);
+                                      float epsilon, const Execution& exec);
 // dinp (N,C) = gradient of inp + dresidual (N,C), which may be NULL or dinp itself; dinp_sums (C), which may be NULL, += the
 // column sums of dinp; dweight, dbias (C) += | dout (N,C)
 void layernorm_backward(floatX* dinp, float* dinp_sums, float* dweight, float* dbias, float* scratch,
@@ -422,6 +422,7 @@ struct Norm {
     floatX* out;                 // (B, T, C)
     float *mean, *rstd;          // (B, T)
     const floatX *weight, *bias; // (C)
+    float epsilon;               // added to the variance
 };
 
 // norm.out, or with --fp8 also or only `to`, = the layernorm of the residual stream x (N,C).
@@ -431,13 +432,13 @@ static void norm_forward(const Norm& norm, const Fp8Layer& q, const Fp8Copies<E4
         if constexpr (HAS_FP8) {
             bool dw = q.stage == FP8_DW;
             layernorm_quantize(dw && q.keep_norm ? to.to_both() : to.to_rows(), dw ? NULL : norm.out, x.sum, norm.mean,
-                               norm.rstd, x.value, x.addend, norm.weight, norm.bias, N, C, exec);
+                               norm.rstd, x.value, x.addend, norm.weight, norm.bias, N, C, norm.epsilon, exec);
         }
     } else if (x.addend) {
         fused_residual_layernorm_forward(x.sum, norm.out, norm.mean, norm.rstd, x.value, x.addend, norm.weight,
-                                         norm.bias, N, C, exec);
+                                         norm.bias, N, C, norm.epsilon, exec);
     } else {
-        layernorm_forward(norm.out, norm.mean, norm.rstd, x.value, norm.weight, norm.bias, N, C, exec);
+        layernorm_forward(norm.out, norm.mean, norm.rstd, x.value, norm.weight, norm.bias, N, C, norm.epsilon, exec);
     }
 }
 
@@ -499,9 +500,9 @@ static void recompute_forward(const Activations& a, const Fp8Layer& q, const Nor
             if (!q.keep_gelu) { quantize_gelu(q.again(q.gelu), NULL, a.fch.tensor, N, F, exec); }
             if (q.keep_norm) { return; }
             layernorm_quantize(q.again(q.ln1), NULL, NULL, norm1.mean, norm1.rstd, a.residual, NULL, norm1.weight,
-                               norm1.bias, N, C, exec);
+                               norm1.bias, N, C, norm1.epsilon, exec);
             layernorm_quantize(q.again(q.ln2), NULL, NULL, norm2.mean, norm2.rstd, a.residual2, NULL, norm2.weight,
-                               norm2.bias, N, C, exec);
+                               norm2.bias, N, C, norm2.epsilon, exec);
         }
         return;
     }
@@ -564,14 +565,14 @@ static void linear_gelu_backward(const Operand<E5M2>& dfch, float* dbias, float*
 
 // ---- forward --------------------------------------------------------------------------------------
 
-static Norm first_norm(const Activations& a, const Parameters<floatX>& w) {
-    return {a.ln1, a.ln1_mean, a.ln1_rstd, w.ln1w, w.ln1b};
+static Norm first_norm(const Activations& a, const Parameters<floatX>& w, const GPT2Config* config) {
+    return {a.ln1, a.ln1_mean, a.ln1_rstd, w.ln1w, w.ln1b, config->norm_epsilon};
 }
-static Norm second_norm(const Activations& a, const Parameters<floatX>& w) {
-    return {a.ln2, a.ln2_mean, a.ln2_rstd, w.ln2w, w.ln2b};
+static Norm second_norm(const Activations& a, const Parameters<floatX>& w, const GPT2Config* config) {
+    return {a.ln2, a.ln2_mean, a.ln2_rstd, w.ln2w, w.ln2b, config->norm_epsilon};
 }
-static Norm last_norm(const Activations* acts, const Parameters<floatX>& p) {
-    return {acts->lnf, acts->lnf_mean, acts->lnf_rstd, p.lnfw, p.lnfb};
+static Norm last_norm(const Activations* acts, const Parameters<floatX>& p, const GPT2Config* config) {
+    return {acts->lnf, acts->lnf_mean, acts->lnf_rstd, p.lnfw, p.lnfb, config->norm_epsilon};
 }
 
 // Runs acts->inputs (B,T) through all layers and the last layernorm. All activations stay in acts, but for fch without
@@ -594,7 +595,7 @@ static void gpt2_forward(GPT2* model, Activations* acts, int B, int T, PassKind 
         Activations a = layer_activations(*acts, config, B, T, l);
         Fp8Layer q = layer_in_fp8(model, kind, BT, l);
         // attention
-        norm_forward(first_norm(a, w), q, q.ln1, x, BT, C, exec);
+        norm_forward(first_norm(a, w, config), q, q.ln1, x, BT, C, exec);
         linear_forward(a.qkv, q, {a.ln1, q.ln1}, {w.qkvw, q.qkvw}, w.qkvb, BT, C, 3 * C, exec);
         if (cache) {
             KeyValueCache c = layer_cache(*cache, config, l);
@@ -603,14 +604,14 @@ static void gpt2_forward(GPT2* model, Activations* acts, int B, int T, PassKind 
         attention_forward(a.atty, a.lse, a.qkv, B, T, C, NH, exec);
         matmul_forward(a.residual2, NULL, a.atty, w.attprojw, w.attprojb, a.residual, BT, C, C, exec);
         // MLP
-        norm_forward(second_norm(a, w), q, q.ln2, {a.residual2}, BT, C, exec);
+        norm_forward(second_norm(a, w, config), q, q.ln2, {a.residual2}, BT, C, exec);
         GeluSaved saved = kind == EVALUATE ? GeluSaved::not_kept() : a.fch;
         linear_gelu_forward(a.fch_gelu, saved, q, {a.ln2, q.ln2}, {w.fcw, q.fcw}, w.fcb, BT, C, F, exec);
         x = linear_residual_forward(a.residual3, a.projected, q, {a.fch_gelu, q.gelu}, {w.fcprojw, q.fcprojw},
                                     w.fcprojb, a.residual2, BT, F, C, exec);
     }
     await_bucket(L + 1, exec);
-    norm_forward(last_norm(acts, model->params), {}, {}, x, BT, C, exec);
+    norm_forward(last_norm(acts, model->params, config), {}, {}, x, BT, C, exec);
 }
 
 // The losses with the head in fp8, and what gpt2_backward would do for the head, a quarter of the tokens at a time: dbtc becomes the
@@ -711,7 +712,7 @@ static void gpt2_backward(GPT2* model, int B, int T, PassKind kind, const Execut
         Parameters<float> d = layer_parameters(*g, config, l);
         Activations a = layer_activations(*acts, config, B, T, l);
         Fp8Layer q = layer_in_fp8(model, kind, BT, l);
-        recompute_forward(a, q, first_norm(a, w), second_norm(a, w), BT, C, F, layer);
+        recompute_forward(a, q, first_norm(a, w, config), second_norm(a, w, config), BT, C, F, layer);
         // MLP; dresidual's sums, the gradient of fcprojb, were added by the layernorm after this layer
         Operand<E5M2> dfcproj = {dresidual, q.dfcproj}, dfch = {a.dfch, q.dfch}, dqkv = {a.dqkv, q.dqkv};
         quantize_gradient(q, dfcproj, BT, C, layer);
@@ -1185,15 +1186,17 @@ static void generator_free(Generator* g) {
 static void generator_sample(Generator* g, const GPT2* model, const Sampler* sampler, int slot, int n) {
     const Parameters<floatX>* p = &model->params;
     int C = model->config.channels, V = model->config.vocab_size, Vp = model->config.padded_vocab_size;
+    float epsilon = model->config.norm_epsilon;
     const floatX* x = g->x + (size_t)slot * C;
     float* logits = g->logits + (size_t)slot * Vp;
     WeightMatrix wte = weights8_matrix(&model->weights8, &model->config, model->params_memory, p->wte);
-    bool done = decode_matmul_head(logits, x, p->lnfw, p->lnfb, wte, n, C, Vp, model->exec);
+    bool done = decode_matmul_head(logits, x, p->lnfw, p->lnfb, wte, n, C, Vp, epsilon, model->exec);
     if (!done && n > MAX_HEAD_TEXTS && wte.format == WEIGHTS_FULL) {
-        layernorm_forward(g->acts.lnf, g->acts.lnf_mean, g->acts.lnf_rstd, x, p->lnfw, p->lnfb, n, C, model->exec);
+        layernorm_forward(g->acts.lnf, g->acts.lnf_mean, g->acts.lnf_rstd, x, p->lnfw, p->lnfb, n, C, epsilon,
+                          model->exec);
         matmul_forward_float(logits, g->acts.lnf, p->wte, n, C, Vp, model->exec);
     } else if (!done) {
-        decode_head(logits, x, p->lnfw, p->lnfb, wte, n, C, Vp, model->exec);
+        decode_head(logits, x, p->lnfw, p->lnfb, wte, n, C, Vp, epsilon, model->exec);
     }
     int* copy = g->host_tokens + g->row * g->B + slot;
     decode_sample(g->tokens + slot, copy, g->positions + slot, g->sample_scratch, logits, g->rng + slot,
@@ -1258,13 +1261,17 @@ static void generator_matmul(Generator* g, const GPT2* model, floatX* out, const
                              const floatX* norm_bias, const floatX* weight, const floatX* bias, const floatX* residual,
                              bool gelu, int n, int C, int OC, const Execution& exec) {
     WeightMatrix matrix = weights8_matrix(&model->weights8, &model->config, model->params_memory, weight);
-    if (decode_matmul(out, x, norm_weight, norm_bias, matrix, bias, residual, gelu, n, C, OC, exec)) { return; }
+    float epsilon = model->config.norm_epsilon;
+    if (decode_matmul(out, x, norm_weight, norm_bias, matrix, bias, residual, gelu, n, C, OC, epsilon, exec)) {
+        return;
+    }
     if (n <= MAX_MATVEC_TEXTS) {
-        decode_matvec(out, x, norm_weight, norm_bias, matrix, bias, residual, gelu, n, C, OC, exec);
+        decode_matvec(out, x, norm_weight, norm_bias, matrix, bias, residual, gelu, n, C, OC, epsilon, exec);
         return;
     }
     if (norm_weight) {
-        layernorm_forward(g->acts.lnf, g->acts.lnf_mean, g->acts.lnf_rstd, x, norm_weight, norm_bias, n, C, exec);
+        layernorm_forward(g->acts.lnf, g->acts.lnf_mean, g->acts.lnf_rstd, x, norm_weight, norm_bias, n, C, epsilon,
+                          exec);
         x = g->acts.lnf;
     }
     if (residual) { return matmul_forward_residual(out, g->logits, x, weight, bias, residual, n, C, OC, exec); }
@@ -2500,7 +2507,7 @@ __device__ inline float layernorm_forward_row_sum(float x, float* partial, int r
 
 template <int num_vecs> __global__ void __launch_bounds__(num_vecs == 6 ? 256 : 512)
     layernorm_forward_kernel7(floatX* out, float* mean, float* rstd, const floatX* inp, const floatX* weight,
-                              const floatX* bias, int N, int C, int row_warps) {
+                              const floatX* bias, int N, int C, float epsilon, int row_warps) {
     __shared__ float partial[2][16];
     int width = 32 * row_warps, first = threadIdx.x % width * x128::size, stride = width * x128::size;
     int row = blockIdx.x * (blockDim.x / width) + threadIdx.x / width;
@@ -2531,7 +2538,7 @@ template <int num_vecs> __global__ void __launch_bounds__(num_vecs == 6 ? 256 : 
             }
         }
     }
-    float r = rsqrtf(layernorm_forward_row_sum(squares, partial[1], row_warps) * inv_C + 1e-5f);
+    float r = rsqrtf(layernorm_forward_row_sum(squares, partial[1], row_warps) * inv_C + epsilon);
 #pragma unroll
     for (int j = 0; j < num_vecs; j++) {
         if (j < num_vecs - 1 || last_valid) {
@@ -2546,8 +2553,9 @@ template <int num_vecs> __global__ void __launch_bounds__(num_vecs == 6 ? 256 : 
 }
 
 // out (N,C) = (inp - mean) * rstd * weight + bias; mean, rstd (N) per row | inp (N,C), weight, bias (C)
+// rstd = 1 / sqrt(variance + epsilon)
 void layernorm_forward(floatX* out, float* mean, float* rstd, const floatX* inp, const floatX* weight,
-                       const floatX* bias, int N, int C, const Execution& exec) {
+                       const floatX* bias, int N, int C, float epsilon, const Execution& exec) {
     int block_size = exec.block_size ? exec.block_size : tuned_config(exec.tuned, "layernorm_forward", N, C, 64);
     Op op(exec, 2.0 * N * C * sizeof(floatX), 0, "layernorm_forward");
     int row_warps = 1, num_vectors = C / x128::size;
@@ -2561,7 +2569,7 @@ void layernorm_forward(floatX* out, float* mean, float* rstd, const floatX* inp,
     decltype(&layernorm_forward_kernel7<1>) kernel = NULL;
     with_constant<LAYERNORM_FORWARD_MAX_VECS>(num_vecs, [&](auto n) { kernel = layernorm_forward_kernel7<n.value>; });
     launch_early(kernel, dim3(ceil_div(N, block_rows)), dim3(block_size), 0, exec, out, mean, rstd, inp, weight, bias,
-                 N, C, row_warps);
+                 N, C, epsilon, row_warps);
 }
 // ==== end promoted: layernorm_forward ====
 
@@ -2570,7 +2578,7 @@ void layernorm_forward(floatX* out, float* mean, float* rstd, const floatX* inp,
 
 __global__ void fused_residual_layernorm_kernel3(floatX* residual, floatX* normed, float* mean, float* rstd,
                                                  const floatX* inp1, const floatX* inp2, const floatX* weight,
-                                                 const floatX* bias, int C) {
+                                                 const floatX* bias, int C, float epsilon) {
     __shared__ float shared[32];
     extern __shared__ int4 fused_residual_layernorm_row[]; // (C) floatX; a thread reads only what it wrote: no barrier
     floatX* x = (floatX*)fused_residual_layernorm_row;
@@ -2593,7 +2601,7 @@ __global__ void fused_residual_layernorm_kernel3(floatX* residual, floatX* norme
             squares += centered * centered;
         }
     }
-    float r = rsqrtf(block_sum(squares, shared) / C + 1e-5f);
+    float r = rsqrtf(block_sum(squares, shared) / C + epsilon);
     for (int c = threadIdx.x * x128::size; c < C; c += blockDim.x * x128::size) {
         x128 xv = load128(x + c), w = load128(weight + c), b = load128(bias + c), y;
         for (int k = 0; k < x128::size; k++) { y[k] = (floatX)(((float)xv[k] - m) * r * (float)w[k] + (float)b[k]); }
@@ -2606,7 +2614,7 @@ __global__ void fused_residual_layernorm_kernel3(floatX* residual, floatX* norme
 // | inp1, inp2 (N,C), weight, bias (C)
 void fused_residual_layernorm_forward(floatX* residual, floatX* normed, float* mean, float* rstd, const floatX* inp1,
                                       const floatX* inp2, const floatX* weight, const floatX* bias, int N, int C,
-                                      const Execution& exec) {
+                                      float epsilon, const Execution& exec) {
     int block_size =
         exec.block_size ? exec.block_size : tuned_config(exec.tuned, "fused_residual_layernorm", N, C, 128);
     Op op(exec, 4.0 * N * C * sizeof(floatX), 0, "fused_residual_layernorm");
@@ -2614,8 +2622,8 @@ void fused_residual_layernorm_forward(floatX* residual, floatX* normed, float* m
     // a launch may use 48 KB of shared memory without cudaFuncSetAttribute
     require(C * sizeof(floatX) <= 48 * 1024 - 32 * sizeof(float));
     require(block_size % 32 == 0 && block_size <= 1024);
-    fused_residual_layernorm_kernel3<<<N, block_size, C * sizeof(floatX), exec.stream>>>(residual, normed, mean, rstd,
-                                                                                         inp1, inp2, weight, bias, C);
+    fused_residual_layernorm_kernel3<<<N, block_size, C * sizeof(floatX), exec.stream>>>(
+        residual, normed, mean, rstd, inp1, inp2, weight, bias, C, epsilon);
     cudaCheck(cudaGetLastError());
 }
 // ==== end promoted: fused_residual_layernorm ====
@@ -7738,6 +7746,7 @@ struct LayernormQuantizeArgs {
     float *mean, *rstd;  // (N)
     const floatX *inp, *inp2, *weight, *bias;
     int N, C;
+    float epsilon;
 };
 
 #if !defined(ENABLE_FP32) // a vector is 8 elements
@@ -7767,7 +7776,7 @@ template <int num_vecs> __device__ inline void layernorm_quantize_row(x128 (&x)[
     for (int j = 0; j < num_vecs; j++) {
         for (int k = 0; inside(j) && k < x128::size; k++) { squares += ((float)x[j][k] - m) * ((float)x[j][k] - m); }
     }
-    float r = rsqrtf(warp_sum(squares) / q.C + 1e-5f);
+    float r = rsqrtf(warp_sum(squares) / q.C + q.epsilon);
     if (threadIdx.x % 32 == 0) { *mean = m, *rstd = r; }
 #pragma unroll
     for (int j = 0; j < num_vecs; j++) {
@@ -7864,10 +7873,10 @@ static void layernorm_quantize3(const LayernormQuantizeArgs& q, const Execution&
 
 void layernorm_quantize(const Fp8Tensor<__nv_fp8_e4m3>& to, floatX* unquantized, floatX* residual, float* mean,
                         float* rstd, const floatX* inp, const floatX* inp2, const floatX* weight, const floatX* bias,
-                        int N, int C, const Execution& exec) {
+                        int N, int C, float epsilon, const Execution& exec) {
     Op op(exec, (double)N * C * ((inp2 ? 3 : 1) * sizeof(floatX) + (unquantized ? 2 : 0) + (to.columns ? 2 : 1)), 0,
           "layernorm_quantize");
-    LayernormQuantizeArgs q = {to, unquantized, residual, mean, rstd, inp, inp2, weight, bias, N, C};
+    LayernormQuantizeArgs q = {to, unquantized, residual, mean, rstd, inp, inp2, weight, bias, N, C, epsilon};
     to.columns ? layernorm_quantize3(q, exec, 256) : layernorm_quantize2(q, exec, 256);
 }
 #endif
@@ -8921,7 +8930,7 @@ template <int n> __device__ inline float decode_matvec_sums(float* values) {
 // vectors of norm_weight and norm_bias, which the caller loads before grid_wait_dependency().
 template <int batch> __device__ void decode_matvec_norm(x128* shared, const floatX* x, const floatX* norm_weight,
                                                         const floatX* norm_bias, int4 g, int4 s, int first_b, int B,
-                                                        int K) {
+                                                        int K, float epsilon) {
     __shared__ float mean[batch], rstd[batch];
     int lane = threadIdx.x % 32, num_warps = blockDim.x / 32, num_vec = K / x128::size;
     for (int b = threadIdx.x / 32; b < batch; b += num_warps) {
@@ -8947,7 +8956,7 @@ template <int batch> __device__ void decode_matvec_norm(x128* shared, const floa
             for (int e = 0; e < x128::size; e++) { squares += ((float)value[e] - center) * ((float)value[e] - center); }
         }
         squares = warp_sum(squares);
-        if (lane == 0) { mean[b] = center, rstd[b] = rsqrtf(squares / K + 1e-5f); }
+        if (lane == 0) { mean[b] = center, rstd[b] = rsqrtf(squares / K + epsilon); }
     }
     __syncthreads();
     for (int v = threadIdx.x; v < num_vec; v += blockDim.x) {
@@ -8995,7 +9004,7 @@ template <class Out, class W, int batch, int rows, bool norm>
 __global__ void __launch_bounds__(256, decode_matvec_blocks_per_sm(batch))
     decode_matvec_kernel6(Out* out, const floatX* x, const floatX* norm_weight, const floatX* norm_bias,
                           const W* weight, const float* scales, const floatX* bias, const floatX* residual,
-                          bool has_gelu, int B, int K, int OC, int split) {
+                          bool has_gelu, int B, int K, int OC, float epsilon, int split) {
     constexpr int num_sums = rows * batch, lanes_per_sum = 32 / num_sums;
     constexpr bool scaled = sizeof(W) < sizeof(floatX);
     extern __shared__ int4 decode_matvec_shared[]; // (batch,K) floatX, if norm
@@ -9021,7 +9030,7 @@ __global__ void __launch_bounds__(256, decode_matvec_blocks_per_sm(batch))
     }
     grid_launch_dependents(); // the next kernel may start; it waits for this one in its own grid_wait_dependency()
     grid_wait_dependency();   // what was read before this line is not written by earlier kernels of the step
-    if (norm) { decode_matvec_norm<batch>(normalised, x, norm_weight, norm_bias, g, s, first_b, B, K); }
+    if (norm) { decode_matvec_norm<batch>(normalised, x, norm_weight, norm_bias, g, s, first_b, B, K, epsilon); }
 
     // all groups of a block take the same number of iterations, because the loop has barriers
     for (int begin = blockIdx.y * rows_per_block; begin < OC; begin += gridDim.y * rows_per_block) {
@@ -9078,7 +9087,7 @@ __global__ void __launch_bounds__(256, decode_matvec_blocks_per_sm(batch))
 // The launch configuration of kernel 6; `split` is the kernel's last argument.
 template <class Out, class W> struct DecodeMatvecLaunch {
     void (*kernel)(Out*, const floatX*, const floatX*, const floatX*, const W*, const float*, const floatX*,
-                   const floatX*, bool, int, int, int, int);
+                   const floatX*, bool, int, int, int, float, int);
     dim3 grid;
     size_t shared_bytes;
     int split;
@@ -9136,14 +9145,14 @@ DecodeMatvecLaunch<Out, W> decode_matvec_launch6(bool norm, int B, int K, int OC
 
 template <class Out> void decode_matvec_run(Out* out, const floatX* x, const floatX* norm_weight,
                                             const floatX* norm_bias, const WeightMatrix& weight, const floatX* bias,
-                                            const floatX* residual, bool gelu, int B, int K, int OC,
+                                            const floatX* residual, bool gelu, int B, int K, int OC, float epsilon,
                                             const Execution& exec, int block_size) {
     require((norm_weight != NULL) == (norm_bias != NULL));
     weight_dispatch(weight, [&](auto type) {
         typedef decltype(type) W;
         DecodeMatvecLaunch<Out, W> l = decode_matvec_launch6<Out, W>(norm_weight != NULL, B, K, OC, block_size);
         launch_early(l.kernel, l.grid, block_size, l.shared_bytes, exec, out, x, norm_weight, norm_bias,
-                     (const W*)weight.values, weight.scales, bias, residual, gelu, B, K, OC, l.split);
+                     (const W*)weight.values, weight.scales, bias, residual, gelu, B, K, OC, epsilon, l.split);
     });
 }
 
@@ -9153,21 +9162,23 @@ template <class Out> void decode_matvec_run(Out* out, const floatX* x, const flo
 // step may write them.
 void decode_matvec(floatX* out, const floatX* x, const floatX* norm_weight, const floatX* norm_bias,
                    const WeightMatrix& weight, const floatX* bias, const floatX* residual, bool gelu, int B, int K,
-                   int OC, const Execution& exec) {
+                   int OC, float epsilon, const Execution& exec) {
     int block_size = exec.block_size ? exec.block_size : 256;
     double others = (double)B * (K + (residual ? 2.0 : 1.0) * OC) * sizeof(floatX);
     Op op(exec, weight.bytes(OC, K) + others, 2.0 * B * OC * K, "decode_matvec %d -> %d", K, OC);
-    decode_matvec_run(out, x, norm_weight, norm_bias, weight, bias, residual, gelu, B, K, OC, exec, block_size);
+    decode_matvec_run(out, x, norm_weight, norm_bias, weight, bias, residual, gelu, B, K, OC, epsilon, exec,
+                      block_size);
 }
 
 // logits (B,Vp) float = layernorm(x) wte^T | x (B,C) | norm_weight, norm_bias (C) | wte (Vp,C)
 void decode_head(float* logits, const floatX* x, const floatX* norm_weight, const floatX* norm_bias,
-                 const WeightMatrix& wte, int B, int C, int Vp, const Execution& exec) {
+                 const WeightMatrix& wte, int B, int C, int Vp, float epsilon, const Execution& exec) {
     int block_size = exec.block_size ? exec.block_size : 256;
     double others = (double)B * C * sizeof(floatX) + (double)B * Vp * sizeof(float);
     Op op(exec, wte.bytes(Vp, C) + others, 2.0 * B * Vp * C, "decode_matvec %d -> %d, head", C, Vp);
     require(norm_weight != NULL);
-    decode_matvec_run<float>(logits, x, norm_weight, norm_bias, wte, NULL, NULL, false, B, C, Vp, exec, block_size);
+    decode_matvec_run<float>(logits, x, norm_weight, norm_bias, wte, NULL, NULL, false, B, C, Vp, epsilon, exec,
+                             block_size);
 }
 // ==== end promoted: decode_matvec ====
 
@@ -9195,6 +9206,7 @@ struct DecodeMatmulArguments {
     const floatX *bias, *residual;
     int B, K, OC;
     bool gelu;
+    float epsilon;   // of the layernorm
     int log_rows;    // log2 of the rows of the weight per tile: 16 per group of warps
     int log_cluster; // log2 of the blocks per cluster
     int stride;      // of the rows of x in shared memory, in elements
@@ -9375,7 +9387,7 @@ template <int texts> __device__ void decode_matmul_norm(floatX* shared_x, const 
             squares += part.y + columns * (part.x - mean) * (part.x - mean);
         }
     }
-    float rstd = rsqrtf(squares / (float)a.K + 1e-5f);
+    float rstd = rsqrtf(squares / (float)a.K + a.epsilon);
 
     cp_async_wait<0>();
     __syncthreads(); // every thread's part of shared_norm is there
@@ -9787,13 +9799,13 @@ bool decode_matmul_runs(bool norm, int B, int K, int OC) {
 // DECODE_MATMUL_MAX_TEXTS, for a K too large for shared memory, and where the device has no code for sm_90a.
 bool decode_matmul(floatX* out, const floatX* x, const floatX* norm_weight, const floatX* norm_bias,
                    const WeightMatrix& weight, const floatX* bias, const floatX* residual, bool gelu, int B, int K,
-                   int OC, const Execution& exec) {
+                   int OC, float epsilon, const Execution& exec) {
     DecodeMatmulPlan plan = decode_matmul_choose(0, 0, norm_weight != NULL, false, B, K, OC);
     if (B > DECODE_MATMUL_MAX_TEXTS || !decode_matmul_runs(plan, B)) { return false; }
     double others = (double)B * (K + (residual ? 2.0 : 1.0) * OC) * sizeof(floatX);
     Op op(exec, weight.bytes(OC, K) + others, 2.0 * B * OC * K, "decode_matmul %d -> %d", K, OC);
-    decode_matmul_launch(out, {x, norm_weight, norm_bias, weight, bias, residual, B, K, OC, gelu, 0, 0, 0}, plan, true,
-                         exec);
+    decode_matmul_launch(out, {x, norm_weight, norm_bias, weight, bias, residual, B, K, OC, gelu, epsilon, 0, 0, 0},
+                         plan, true, exec);
     return true;
 }
 // ---- kernel 6: the head alone; weights by TMA through a ring in shared memory, which is full when x arrives -----------
@@ -9809,6 +9821,7 @@ struct DecodeHeadArguments {
     const floatX *x, *norm_weight, *norm_bias;
     const float* scales;
     int B, K, OC, num_boxes, num_stages; // num_boxes: of the weight, per tile
+    float epsilon;                       // of the layernorm
 };
 
 // sum += a (64,16) b (16,texts); a: a descriptor, or the warp's registers
@@ -9888,7 +9901,7 @@ __device__ inline void decode_head_norm(unsigned char* shared_x, const DecodeHea
                 float less = vec(i) < num_vec ? mean : 0.0f;
                 for (int e = 0; e < size; e++) { squares += ((float)v[e] - less) * ((float)v[e] - less); }
             }
-            float rstd = rsqrtf(decode_matmul_sum<32>(squares) / (float)a.K + 1e-5f);
+            float rstd = rsqrtf(decode_matmul_sum<32>(squares) / (float)a.K + a.epsilon);
             hold_packed(x[t]), hold_packed(weight), hold_packed(bias);
 #pragma unroll
             for (int i = 0; i < most; i++) {
@@ -10030,8 +10043,8 @@ template <class W, int most> auto decode_head_kernel(int texts) {
                          : decode_matmul_head_sm90_kernel6<W, 64, most>;
 }
 inline void decode_head_launch(float* logits, const floatX* x, const floatX* norm_weight, const floatX* norm_bias,
-                               const WeightMatrix& weight, int B, int K, int OC, const DecodeHeadPlan& plan,
-                               const Execution& exec) {
+                               const WeightMatrix& weight, int B, int K, int OC, float epsilon,
+                               const DecodeHeadPlan& plan, const Execution& exec) {
     require(B > 0 && K % x128::size == 0 && OC > 0);
     void (*kernel)(float*, const CUtensorMap, const DecodeHeadArguments) = NULL;
     weight_dispatch(weight, [&](auto type) {
@@ -10041,7 +10054,8 @@ inline void decode_head_launch(float* logits, const floatX* x, const floatX* nor
     cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)plan.shared_bytes()));
     // two weights in 8 bits are as one of floatX for a copy
     CUtensorMap map = tensor_map((const floatX*)weight.values, {K / plan.x_boxes, OC}, {64, DECODE_HEAD_ROWS});
-    DecodeHeadArguments a = {x, norm_weight, norm_bias, weight.scales, B, K, OC, plan.num_boxes, plan.num_stages};
+    DecodeHeadArguments a = {x, norm_weight, norm_bias,      weight.scales,   B,
+                             K, OC,          plan.num_boxes, plan.num_stages, epsilon};
     cudaLaunchAttribute attribute = {};
     attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attribute.val.programmaticStreamSerializationAllowed = 1;
@@ -10059,7 +10073,7 @@ inline void decode_head_launch(float* logits, const floatX* x, const floatX* nor
 // 5 where that does not run: for 2 to DECODE_HEAD_MAX_TEXTS5 texts, with weights in 8 bits for any number from 2 on. Returns false, and
 // launches nothing, elsewhere. wte is read while the previous kernel in the stream may still run.
 bool decode_matmul_head(float* logits, const floatX* x, const floatX* norm_weight, const floatX* norm_bias,
-                        const WeightMatrix& wte, int B, int C, int Vp, const Execution& exec) {
+                        const WeightMatrix& wte, int B, int C, int Vp, float epsilon, const Execution& exec) {
     DecodeHeadPlan ring = decode_head_plan(wte, B, C);
     DecodeMatmulPlan plan = decode_matmul_choose(0, 0, true, true, B, C, Vp);
     bool many = B > DECODE_HEAD_MAX_TEXTS5 && wte.format == WEIGHTS_FULL;
@@ -10067,11 +10081,11 @@ bool decode_matmul_head(float* logits, const floatX* x, const floatX* norm_weigh
     double others = (double)B * C * sizeof(floatX) + (double)B * Vp * sizeof(float);
     Op op(exec, wte.bytes(Vp, C) + others, 2.0 * B * Vp * C, "decode_matmul %d -> %d, head", C, Vp);
     if (ring.num_stages) {
-        decode_head_launch(logits, x, norm_weight, norm_bias, wte, B, C, Vp, ring, exec);
+        decode_head_launch(logits, x, norm_weight, norm_bias, wte, B, C, Vp, epsilon, ring, exec);
         return true;
     }
-    decode_matmul_launch(logits, {x, norm_weight, norm_bias, wte, NULL, NULL, B, C, Vp, false, 0, 0, 0}, plan, true,
-                         exec);
+    decode_matmul_launch(logits, {x, norm_weight, norm_bias, wte, NULL, NULL, B, C, Vp, false, epsilon, 0, 0, 0}, plan,
+                         true, exec);
     return true;
 }
 
@@ -10079,11 +10093,11 @@ bool decode_matmul_head(float* logits, const floatX* x, const floatX* norm_weigh
 
 bool decode_matmul_runs(bool, int, int, int) { return false; }
 bool decode_matmul(floatX*, const floatX*, const floatX*, const floatX*, const WeightMatrix&, const floatX*,
-                   const floatX*, bool, int, int, int, cudaStream_t) {
+                   const floatX*, bool, int, int, int, float, const Execution&) {
     return false;
 }
-bool decode_matmul_head(float*, const floatX*, const floatX*, const floatX*, const WeightMatrix&, int, int, int,
-                        cudaStream_t) {
+bool decode_matmul_head(float*, const floatX*, const floatX*, const floatX*, const WeightMatrix&, int, int, int, float,
+                        const Execution&) {
     return false;
 }
 
@@ -10869,7 +10883,7 @@ template <int C, int ranks> struct DecodeLayerBlock : DecodeLayerSizes<C, ranks>
         if (threadIdx.x == 0) { mbarrier_arrive_expect(barrier, bytes); }
     }
     // The layernorm of x, which has arrived, of the warp's chunks of columns.
-    __device__ void normalise(const DecodeLayerVectors<C, ranks>& vectors) {
+    __device__ void normalise(const DecodeLayerVectors<C, ranks>& vectors, float epsilon) {
         constexpr int most = (C + 127) / 128;
         float sum = 0.0f, squares = 0.0f;
         float4 x[most]; // zeros past the end
@@ -10886,7 +10900,7 @@ template <int C, int ranks> struct DecodeLayerBlock : DecodeLayerSizes<C, ranks>
             float four = (a * a + b * b) + (c * c + d * d);
             squares += C % 128 == 0 || (i * 32 + lane) * 4 < C ? four : 0.0f;
         }
-        float rstd = rsqrtf(warp_sum(squares) * (1.0f / C) + 1e-5f);
+        float rstd = rsqrtf(warp_sum(squares) * (1.0f / C) + epsilon);
 #pragma unroll
         for (int j = 0; j < ROUNDS; j++) {
             int c = (8 * j + warp) * 32 + lane;
@@ -11114,7 +11128,7 @@ template <int C, int ranks> __global__ void __launch_bounds__(DECODE_LAYER_THREA
         block.send_x(x);
         mbarrier_wait(&shared.vectors_full[half], layer_parity);
         block.wait(&shared.x_there, half, bytes_x);
-        block.normalise(vectors);
+        block.normalise(vectors, l.epsilon);
         block.product(3 + half);
         block.sync();
         if (half == 0) {
@@ -11375,11 +11389,11 @@ template <int C, int TEAMS> struct DecodeLayerTexts {
         }
     }
     // The layernorm of the team's texts, in place; x has arrived.
-    __device__ void normalise(const DecodeLayerVectors<C, 8>& vectors) {
-        if (is_text()) { normalise(vectors, own.x[warp]); }
+    __device__ void normalise(const DecodeLayerVectors<C, 8>& vectors, float epsilon) {
+        if (is_text()) { normalise(vectors, own.x[warp], epsilon); }
         sync();
     }
-    __device__ void normalise(const DecodeLayerVectors<C, 8>& vectors, floatX* row) const {
+    __device__ void normalise(const DecodeLayerVectors<C, 8>& vectors, floatX* row, float epsilon) const {
         constexpr int most = (C / VEC + 31) / 32;
         auto load = [&](const floatX* from, int i) { return load128(from + (i * 32 + lane) * VEC); };
         auto is = [&](int i) { return C / VEC % 32 == 0 || i * 32 + lane < C / VEC; };
@@ -11397,7 +11411,7 @@ template <int C, int TEAMS> struct DecodeLayerTexts {
 #pragma unroll
             for (int e = 0; e < VEC; e++) { squares += is(i) ? (x[i][e] - mean) * (x[i][e] - mean) : 0.0f; }
         }
-        float rstd = rsqrtf(warp_sum(squares) * (1.0f / C) + 1e-5f);
+        float rstd = rsqrtf(warp_sum(squares) * (1.0f / C) + epsilon);
 #pragma unroll
         for (int i = 0; i < most; i++) {
             if (!is(i)) { continue; }
@@ -11637,7 +11651,7 @@ template <int C, int TEAMS> __global__ void __launch_bounds__(TEAMS* DECODE_LAYE
         block.send_x(x);
         mbarrier_wait(&shared.vectors_full[half][parity], i >> 2 & 1);
         block.wait(&own.x_there, half, block.bytes_x());
-        block.normalise(vectors);
+        block.normalise(vectors, l.epsilon);
         mbarrier_wait(&shared.full[2 * half], parity);
         block.product(half ? shared.fcw : shared.qkvw, 3 + half);
         block.sync();

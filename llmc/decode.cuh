@@ -16,19 +16,19 @@ void decode_embed(floatX* x, const int* tokens, const int* positions, const floa
 // It is read before the previous kernel has ended (launch_early), so that kernel must not write it.
 void decode_matvec(floatX* out, const floatX* x, const floatX* norm_weight, const floatX* norm_bias,
                    const WeightMatrix& weight, const floatX* bias, const floatX* residual, bool gelu, int B, int K,
-                   int OC, const Execution& exec);
+                   int OC, float epsilon, const Execution& exec);
 // logits (B,Vp) = layernorm(x (B,C)) wte (Vp,C)^T
 void decode_head(float* logits, const floatX* x, const floatX* norm_weight, const floatX* norm_bias,
-                 const WeightMatrix& wte, int B, int C, int Vp, const Execution& exec);
+                 const WeightMatrix& wte, int B, int C, int Vp, float epsilon, const Execution& exec);
 // The same two on Hopper's tensor cores; false, and nothing launched, elsewhere. Here for 2 to 64 texts; a residual excludes gelu and norm.
 bool decode_matmul(floatX* out, const floatX* x, const floatX* norm_weight, const floatX* norm_bias,
                    const WeightMatrix& weight, const floatX* bias, const floatX* residual, bool gelu, int B, int K,
-                   int OC, const Execution& exec);
+                   int OC, float epsilon, const Execution& exec);
 bool decode_matmul_runs(bool norm, int B, int K, int OC);
 // logits (B,Vp) = layernorm(x (B,C)) wte (Vp,C)^T, for 1 to 64 texts where their x leaves room in shared memory, else for 2 to 32, with
 // weights in 8 bits for any number from 2 on. wte is read as weight is in decode_matvec().
 bool decode_matmul_head(float* logits, const floatX* x, const floatX* norm_weight, const floatX* norm_bias,
-                        const WeightMatrix& wte, int B, int C, int Vp, const Execution& exec);
+                        const WeightMatrix& wte, int B, int C, int Vp, float epsilon, const Execution& exec);
 // out (B,C) = attention of the query in qkv (B,3,C) to itself and to the positions[b] tokens before it. The key and value in
 // qkv become row positions[b] of keys, values (B,capacity,C). A text with position -1 has ended and is left out.
 void decode_attention(floatX* out, floatX* keys, floatX* values, float* scratch, const floatX* qkv,
@@ -51,6 +51,7 @@ struct DecodeLayer {
     floatX *x, *keys, *values;
     const int* position;
     int C, NH, capacity;
+    float epsilon; // added to the variance in the layernorms
     const floatX *ln1w, *ln1b, *qkvw, *qkvb, *attprojw, *attprojb;
     const floatX *ln2w, *ln2b, *fcw, *fcb, *fcprojw, *fcprojb;
 };
