@@ -1153,7 +1153,8 @@ static bool generator_allocate(Generator* g, GPT2* model, int B, int rows, int c
     // weights that other ranks have updated may still be on their way, and from here on they are read
     finish_deferred_update(model);
     for (int b = 0; b < num_buckets(config); b++) { await_weights(b, model->exec); }
-    bool packed = one_launch && decode_layers_runs(B, config->channels, config->num_heads, capacity) &&
+    bool packed = one_launch &&
+                  decode_layers_runs(B, config->channels, config->mlp_channels, config->num_heads, capacity) &&
                   is_free(generator_plan(&plan, g, config, B, rows, capacity, true));
     generator_plan(&plan, g, config, B, rows, capacity, packed);
     char what[64];
@@ -1162,7 +1163,7 @@ static bool generator_allocate(Generator* g, GPT2* model, int B, int rows, int c
     if (!g->arena) { return false; }
     g->host_tokens = (int*)pinned_malloc(2 * B * sizeof(int));
     for (cudaEvent_t& event : g->written) { cudaCheck(cudaEventCreateWithFlags(&event, cudaEventDisableTiming)); }
-    if (!packed && decode_halves(B, config->channels)) { side_streams_create(&g->sides); }
+    if (!packed && decode_halves(B, config->channels, config->mlp_channels)) { side_streams_create(&g->sides); }
     if (packed) {
         int steps[MAX_PROMPT_STEPS];
         for (int t = 0; t < MAX_PROMPT_STEPS; t++) { steps[t] = t; }
@@ -1696,8 +1697,9 @@ static void load_sampling_kernels(Trainer* t) {
     int length = 1, count, tokens[3];
     Error no_memory;
     const GPT2Config* config = &t->model.config;
+    bool runs = decode_layers_runs(1, config->channels, config->mlp_channels, config->num_heads, config->max_seq_len);
     for (bool one_launch : {true, false}) { // later there may be no memory for the first
-        if (!one_launch && !decode_layers_runs(1, config->channels, config->num_heads, config->max_seq_len)) { break; }
+        if (!one_launch && !runs) { break; }
         generate(&t->model, &sampler, &t->job.start_token, &length, 1, 1, 3, -1, tokens, &count, NULL, NULL, &no_memory,
                  1, one_launch);
     }
@@ -11749,11 +11751,11 @@ template <class Kernel> bool decode_layers_fit(Kernel kernel, const cudaLaunchCo
 
 #endif
 
-// Whether decode_layers() runs B texts through such a model here.
-bool decode_layers_runs(int B, int C, int NH, int capacity) {
+// Whether decode_layers() runs B texts through such a model here. F: width of the MLP
+bool decode_layers_runs(int B, int C, int F, int NH, int capacity) {
     bool fits = false;
 #if !defined(ENABLE_FP32)
-    if (C != NH * DECODE_LAYER_HS || B > DECODE_LAYER_TEXTS || !has_sm90a()) { return false; }
+    if (C != NH * DECODE_LAYER_HS || F != 4 * C || B > DECODE_LAYER_TEXTS || !has_sm90a()) { return false; }
     cudaLaunchAttribute attributes[2] = {};
     if (B == 1 && capacity <= DecodeLayerSizes<768, 8>::CAPACITY) {
         decode_layer_sizes(C, [&](auto c, auto ranks) {
@@ -11772,7 +11774,7 @@ bool decode_layers_runs(int B, int C, int NH, int capacity) {
         });
     }
 #else
-    (void)B, (void)C, (void)NH, (void)capacity;
+    (void)B, (void)C, (void)F, (void)NH, (void)capacity;
 #endif
     return fits;
 }

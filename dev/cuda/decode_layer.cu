@@ -1220,8 +1220,8 @@ static void declare(Bench& b) {
         b.config("blocks per head");
     }
     // with B = 1 kernel 6 is launched as kernel 5 is, for comparison; decode_layers() takes it from two texts on
-    bool runs5 = B == 1 && (b.dry || decode_layers_runs(1, C, NH, capacity));
-    bool runs6 = b.dry || decode_layers_runs(std::max(B, 2), C, NH, capacity);
+    bool runs5 = B == 1 && (b.dry || decode_layers_runs(1, C, 4 * C, NH, capacity));
+    bool runs6 = b.dry || decode_layers_runs(std::max(B, 2), C, 4 * C, NH, capacity);
     if (runs5 || runs6) {
         int ranks = 8;
         decode_layer_sizes(C, [&](auto, auto r) { ranks = r.value; });

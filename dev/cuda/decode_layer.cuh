@@ -1251,11 +1251,11 @@ template <class Kernel> bool decode_layers_fit(Kernel kernel, const cudaLaunchCo
 
 #endif
 
-// Whether decode_layers() runs B texts through such a model here.
-bool decode_layers_runs(int B, int C, int NH, int capacity) {
+// Whether decode_layers() runs B texts through such a model here. F: width of the MLP
+bool decode_layers_runs(int B, int C, int F, int NH, int capacity) {
     bool fits = false;
 #if !defined(ENABLE_FP32)
-    if (C != NH * DECODE_LAYER_HS || B > DECODE_LAYER_TEXTS || !has_sm90a()) { return false; }
+    if (C != NH * DECODE_LAYER_HS || F != 4 * C || B > DECODE_LAYER_TEXTS || !has_sm90a()) { return false; }
     cudaLaunchAttribute attributes[2] = {};
     if (B == 1 && capacity <= DecodeLayerSizes<768, 8>::CAPACITY) {
         decode_layer_sizes(C, [&](auto c, auto ranks) {
@@ -1274,7 +1274,7 @@ bool decode_layers_runs(int B, int C, int NH, int capacity) {
         });
     }
 #else
-    (void)B, (void)C, (void)NH, (void)capacity;
+    (void)B, (void)C, (void)F, (void)NH, (void)capacity;
 #endif
     return fits;
 }
