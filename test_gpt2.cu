@@ -1017,6 +1017,7 @@ struct CacheCheck {
 // tokens (4, 64): text b has those of row b % 4.
 static void check_cache(GPT2* model, const int* tokens, const std::vector<CacheCheck>& checks) {
     int C = model->config.channels, V = model->config.vocab_size, Vp = model->config.padded_vocab_size;
+    int F = model->config.mlp_channels, NH = model->config.num_heads;
     Sampler greedy = sampler_make(0.0f, 0, 1.0f, 1);
     set_tokens(model, tokens, tokens, 256);
     gpt2_forward(model, &model->acts, 4, 64, EVALUATE, NULL, model->exec);
@@ -1035,7 +1036,7 @@ static void check_cache(GPT2* model, const int* tokens, const std::vector<CacheC
         text_queue_open(&q, B);
         generator_allocate(&g, model, B, text_queue_pass_tokens(&q, B), text_queue_capacity(&q));
         // or nothing tests the one launch
-        check((g.packed != NULL) == decode_layers_runs(B, C, model->config.num_heads, g.cache.capacity));
+        check((g.packed != NULL) == decode_layers_runs(B, C, F, NH, g.cache.capacity));
         // generator_matmul has a product of C columns in the memory of the logits, which attention's follows
         check((char*)g.attention_scratch - (char*)g.logits >= (ptrdiff_t)(sizeof(float) * B * C));
         generator_fill(&g, model, &greedy, &q);
@@ -1076,15 +1077,15 @@ static void test_cache(void) {
 // Texts whose layers run in one launch. The first size keeps all weights of a layer in shared memory, the second one does not.
 static void test_one_launch(void) {
     if (!have_gpu()) { return; }
-    for (GPT2Config config : {GPT2Config{64, 301, 384, 2, 2, 128}, GPT2Config{64, 301, 384, 2, 5, 320}}) {
-        if (!decode_layers_runs(1, config.channels, config.num_heads, 64)) {
-            return test_skip("needs 16 bits and an H100 or H200");
-        }
+    for (GPT2Config config : {config_of(64, 301, 2, 2, 128), config_of(64, 301, 2, 5, 320)}) {
+        int C = config.channels, F = config.mlp_channels, NH = config.num_heads;
+        if (!decode_layers_runs(1, C, F, NH, 64)) { return test_skip("needs 16 bits and an H100 or H200"); }
+        check(!decode_layers_runs(1, C, F - 64, NH, 64)); // its kernels are for 4*C
         GPT2 model;
         std::vector<int> tokens;
         open_random(&model, &config, 4, 64, &tokens);
         check_cache(&model, tokens.data(), {{1, MAX_PROMPT_STEPS + 1}});
-        if (decode_layers_runs(8, config.channels, config.num_heads, 64)) { // and a prompt without a pass over it
+        if (decode_layers_runs(8, C, F, NH, 64)) { // and a prompt without a pass over it
             check_cache(&model, tokens.data(), {{1, MAX_PROMPT_STEPS - 1}, {2, 50}, {8, 58}, {13, 61}});
         }
         Generator g;

@@ -75,7 +75,7 @@ Words:
     launch_early      programmatic dependent launch: a kernel's blocks start while the previous kernel is finishing
     sm90              needs wgmma and TMA, which exist only in code compiled for sm_90a (H100, H200)
     lse               log of the sum of the exponentials of a query's scaled scores: the log of softmax's denominator
-    mean, rstd        statistics of one row in a layernorm; rstd = 1 / sqrt(variance + 1e-5)
+    mean, rstd        statistics of one row in a layernorm; rstd = 1 / sqrt(variance + epsilon)
     master weights    the fp32 copy of the 16-bit weights; AdamW updates this copy
     recompute         -r: some activations are not kept, but computed again in the backward pass
 
@@ -148,12 +148,12 @@ size_t encoder_backward_scratch(int B, int T, int V);
 
 // out (N,C) = (inp - mean) * rstd * weight + bias; mean, rstd (N) | inp (N,C) | weight, bias (C). arXiv:1607.06450.
 void layernorm_forward(floatX* out, float* mean, float* rstd, const floatX* inp, const floatX* weight,
-                       const floatX* bias, int N, int C, const Execution& exec);
+                       const floatX* bias, int N, int C, float epsilon, const Execution& exec);
 // residual (N,C) = inp1 + inp2; normed (N,C), mean, rstd (N) are its layernorm. For --fp8: other products add
 // to the residual stream themselves.
 void fused_residual_layernorm_forward(floatX* residual, floatX* normed, float* mean, float* rstd, const floatX* inp1,
                                       const floatX* inp2, const floatX* weight, const floatX* bias, int N, int C,
-                                      const Execution& exec);
+                                      float epsilon, const Execution& exec);
 // dinp (N,C) = gradient of inp + dresidual (N,C), which may be NULL or dinp itself; dinp_sums (C), which may be NULL, += the
 // column sums of dinp; dweight, dbias (C) += | dout (N,C)
 void layernorm_backward(floatX* dinp, float* dinp_sums, float* dweight, float* dbias, float* scratch,
@@ -422,6 +422,7 @@ struct Norm {
     floatX* out;                 // (B, T, C)
     float *mean, *rstd;          // (B, T)
     const floatX *weight, *bias; // (C)
+    float epsilon;               // added to the variance
 };
 
 // norm.out, or with --fp8 also or only `to`, = the layernorm of the residual stream x (N,C).
@@ -431,13 +432,13 @@ static void norm_forward(const Norm& norm, const Fp8Layer& q, const Fp8Copies<E4
         if constexpr (HAS_FP8) {
             bool dw = q.stage == FP8_DW;
             layernorm_quantize(dw && q.keep_norm ? to.to_both() : to.to_rows(), dw ? NULL : norm.out, x.sum, norm.mean,
-                               norm.rstd, x.value, x.addend, norm.weight, norm.bias, N, C, exec);
+                               norm.rstd, x.value, x.addend, norm.weight, norm.bias, N, C, norm.epsilon, exec);
         }
     } else if (x.addend) {
         fused_residual_layernorm_forward(x.sum, norm.out, norm.mean, norm.rstd, x.value, x.addend, norm.weight,
-                                         norm.bias, N, C, exec);
+                                         norm.bias, N, C, norm.epsilon, exec);
     } else {
-        layernorm_forward(norm.out, norm.mean, norm.rstd, x.value, norm.weight, norm.bias, N, C, exec);
+        layernorm_forward(norm.out, norm.mean, norm.rstd, x.value, norm.weight, norm.bias, N, C, norm.epsilon, exec);
     }
 }
 
@@ -499,9 +500,9 @@ static void recompute_forward(const Activations& a, const Fp8Layer& q, const Nor
             if (!q.keep_gelu) { quantize_gelu(q.again(q.gelu), NULL, a.fch.tensor, N, F, exec); }
             if (q.keep_norm) { return; }
             layernorm_quantize(q.again(q.ln1), NULL, NULL, norm1.mean, norm1.rstd, a.residual, NULL, norm1.weight,
-                               norm1.bias, N, C, exec);
+                               norm1.bias, N, C, norm1.epsilon, exec);
             layernorm_quantize(q.again(q.ln2), NULL, NULL, norm2.mean, norm2.rstd, a.residual2, NULL, norm2.weight,
-                               norm2.bias, N, C, exec);
+                               norm2.bias, N, C, norm2.epsilon, exec);
         }
         return;
     }
@@ -564,14 +565,14 @@ static void linear_gelu_backward(const Operand<E5M2>& dfch, float* dbias, float*
 
 // ---- forward --------------------------------------------------------------------------------------
 
-static Norm first_norm(const Activations& a, const Parameters<floatX>& w) {
-    return {a.ln1, a.ln1_mean, a.ln1_rstd, w.ln1w, w.ln1b};
+static Norm first_norm(const Activations& a, const Parameters<floatX>& w, const GPT2Config* config) {
+    return {a.ln1, a.ln1_mean, a.ln1_rstd, w.ln1w, w.ln1b, config->norm_epsilon};
 }
-static Norm second_norm(const Activations& a, const Parameters<floatX>& w) {
-    return {a.ln2, a.ln2_mean, a.ln2_rstd, w.ln2w, w.ln2b};
+static Norm second_norm(const Activations& a, const Parameters<floatX>& w, const GPT2Config* config) {
+    return {a.ln2, a.ln2_mean, a.ln2_rstd, w.ln2w, w.ln2b, config->norm_epsilon};
 }
-static Norm last_norm(const Activations* acts, const Parameters<floatX>& p) {
-    return {acts->lnf, acts->lnf_mean, acts->lnf_rstd, p.lnfw, p.lnfb};
+static Norm last_norm(const Activations* acts, const Parameters<floatX>& p, const GPT2Config* config) {
+    return {acts->lnf, acts->lnf_mean, acts->lnf_rstd, p.lnfw, p.lnfb, config->norm_epsilon};
 }
 
 // Runs acts->inputs (B,T) through all layers and the last layernorm. All activations stay in acts, but for fch without
@@ -594,7 +595,7 @@ static void gpt2_forward(GPT2* model, Activations* acts, int B, int T, PassKind 
         Activations a = layer_activations(*acts, config, B, T, l);
         Fp8Layer q = layer_in_fp8(model, kind, BT, l);
         // attention
-        norm_forward(first_norm(a, w), q, q.ln1, x, BT, C, exec);
+        norm_forward(first_norm(a, w, config), q, q.ln1, x, BT, C, exec);
         linear_forward(a.qkv, q, {a.ln1, q.ln1}, {w.qkvw, q.qkvw}, w.qkvb, BT, C, 3 * C, exec);
         if (cache) {
             KeyValueCache c = layer_cache(*cache, config, l);
@@ -603,14 +604,14 @@ static void gpt2_forward(GPT2* model, Activations* acts, int B, int T, PassKind 
         attention_forward(a.atty, a.lse, a.qkv, B, T, C, NH, exec);
         matmul_forward(a.residual2, NULL, a.atty, w.attprojw, w.attprojb, a.residual, BT, C, C, exec);
         // MLP
-        norm_forward(second_norm(a, w), q, q.ln2, {a.residual2}, BT, C, exec);
+        norm_forward(second_norm(a, w, config), q, q.ln2, {a.residual2}, BT, C, exec);
         GeluSaved saved = kind == EVALUATE ? GeluSaved::not_kept() : a.fch;
         linear_gelu_forward(a.fch_gelu, saved, q, {a.ln2, q.ln2}, {w.fcw, q.fcw}, w.fcb, BT, C, F, exec);
         x = linear_residual_forward(a.residual3, a.projected, q, {a.fch_gelu, q.gelu}, {w.fcprojw, q.fcprojw},
                                     w.fcprojb, a.residual2, BT, F, C, exec);
     }
     await_bucket(L + 1, exec);
-    norm_forward(last_norm(acts, model->params), {}, {}, x, BT, C, exec);
+    norm_forward(last_norm(acts, model->params, config), {}, {}, x, BT, C, exec);
 }
 
 // The losses with the head in fp8, and what gpt2_backward would do for the head, a quarter of the tokens at a time: dbtc becomes the
@@ -711,7 +712,7 @@ static void gpt2_backward(GPT2* model, int B, int T, PassKind kind, const Execut
         Parameters<float> d = layer_parameters(*g, config, l);
         Activations a = layer_activations(*acts, config, B, T, l);
         Fp8Layer q = layer_in_fp8(model, kind, BT, l);
-        recompute_forward(a, q, first_norm(a, w), second_norm(a, w), BT, C, F, layer);
+        recompute_forward(a, q, first_norm(a, w, config), second_norm(a, w, config), BT, C, F, layer);
         // MLP; dresidual's sums, the gradient of fcprojb, were added by the layernorm after this layer
         Operand<E5M2> dfcproj = {dresidual, q.dfcproj}, dfch = {a.dfch, q.dfch}, dqkv = {a.dqkv, q.dqkv};
         quantize_gradient(q, dfcproj, BT, C, layer);
@@ -1152,7 +1153,8 @@ static bool generator_allocate(Generator* g, GPT2* model, int B, int rows, int c
     // weights that other ranks have updated may still be on their way, and from here on they are read
     finish_deferred_update(model);
     for (int b = 0; b < num_buckets(config); b++) { await_weights(b, model->exec); }
-    bool packed = one_launch && decode_layers_runs(B, config->channels, config->num_heads, capacity) &&
+    bool packed = one_launch &&
+                  decode_layers_runs(B, config->channels, config->mlp_channels, config->num_heads, capacity) &&
                   is_free(generator_plan(&plan, g, config, B, rows, capacity, true));
     generator_plan(&plan, g, config, B, rows, capacity, packed);
     char what[64];
@@ -1161,7 +1163,7 @@ static bool generator_allocate(Generator* g, GPT2* model, int B, int rows, int c
     if (!g->arena) { return false; }
     g->host_tokens = (int*)pinned_malloc(2 * B * sizeof(int));
     for (cudaEvent_t& event : g->written) { cudaCheck(cudaEventCreateWithFlags(&event, cudaEventDisableTiming)); }
-    if (!packed && decode_halves(B, config->channels)) { side_streams_create(&g->sides); }
+    if (!packed && decode_halves(B, config->channels, config->mlp_channels)) { side_streams_create(&g->sides); }
     if (packed) {
         int steps[MAX_PROMPT_STEPS];
         for (int t = 0; t < MAX_PROMPT_STEPS; t++) { steps[t] = t; }
@@ -1185,15 +1187,17 @@ static void generator_free(Generator* g) {
 static void generator_sample(Generator* g, const GPT2* model, const Sampler* sampler, int slot, int n) {
     const Parameters<floatX>* p = &model->params;
     int C = model->config.channels, V = model->config.vocab_size, Vp = model->config.padded_vocab_size;
+    float epsilon = model->config.norm_epsilon;
     const floatX* x = g->x + (size_t)slot * C;
     float* logits = g->logits + (size_t)slot * Vp;
     WeightMatrix wte = weights8_matrix(&model->weights8, &model->config, model->params_memory, p->wte);
-    bool done = decode_matmul_head(logits, x, p->lnfw, p->lnfb, wte, n, C, Vp, model->exec);
+    bool done = decode_matmul_head(logits, x, p->lnfw, p->lnfb, wte, n, C, Vp, epsilon, model->exec);
     if (!done && n > MAX_HEAD_TEXTS && wte.format == WEIGHTS_FULL) {
-        layernorm_forward(g->acts.lnf, g->acts.lnf_mean, g->acts.lnf_rstd, x, p->lnfw, p->lnfb, n, C, model->exec);
+        layernorm_forward(g->acts.lnf, g->acts.lnf_mean, g->acts.lnf_rstd, x, p->lnfw, p->lnfb, n, C, epsilon,
+                          model->exec);
         matmul_forward_float(logits, g->acts.lnf, p->wte, n, C, Vp, model->exec);
     } else if (!done) {
-        decode_head(logits, x, p->lnfw, p->lnfb, wte, n, C, Vp, model->exec);
+        decode_head(logits, x, p->lnfw, p->lnfb, wte, n, C, Vp, epsilon, model->exec);
     }
     int* copy = g->host_tokens + g->row * g->B + slot;
     decode_sample(g->tokens + slot, copy, g->positions + slot, g->sample_scratch, logits, g->rng + slot,
@@ -1258,13 +1262,17 @@ static void generator_matmul(Generator* g, const GPT2* model, floatX* out, const
                              const floatX* norm_bias, const floatX* weight, const floatX* bias, const floatX* residual,
                              bool gelu, int n, int C, int OC, const Execution& exec) {
     WeightMatrix matrix = weights8_matrix(&model->weights8, &model->config, model->params_memory, weight);
-    if (decode_matmul(out, x, norm_weight, norm_bias, matrix, bias, residual, gelu, n, C, OC, exec)) { return; }
+    float epsilon = model->config.norm_epsilon;
+    if (decode_matmul(out, x, norm_weight, norm_bias, matrix, bias, residual, gelu, n, C, OC, epsilon, exec)) {
+        return;
+    }
     if (n <= MAX_MATVEC_TEXTS) {
-        decode_matvec(out, x, norm_weight, norm_bias, matrix, bias, residual, gelu, n, C, OC, exec);
+        decode_matvec(out, x, norm_weight, norm_bias, matrix, bias, residual, gelu, n, C, OC, epsilon, exec);
         return;
     }
     if (norm_weight) {
-        layernorm_forward(g->acts.lnf, g->acts.lnf_mean, g->acts.lnf_rstd, x, norm_weight, norm_bias, n, C, exec);
+        layernorm_forward(g->acts.lnf, g->acts.lnf_mean, g->acts.lnf_rstd, x, norm_weight, norm_bias, n, C, epsilon,
+                          exec);
         x = g->acts.lnf;
     }
     if (residual) { return matmul_forward_residual(out, g->logits, x, weight, bias, residual, n, C, OC, exec); }
@@ -1689,8 +1697,9 @@ static void load_sampling_kernels(Trainer* t) {
     int length = 1, count, tokens[3];
     Error no_memory;
     const GPT2Config* config = &t->model.config;
+    bool runs = decode_layers_runs(1, config->channels, config->mlp_channels, config->num_heads, config->max_seq_len);
     for (bool one_launch : {true, false}) { // later there may be no memory for the first
-        if (!one_launch && !decode_layers_runs(1, config->channels, config->num_heads, config->max_seq_len)) { break; }
+        if (!one_launch && !runs) { break; }
         generate(&t->model, &sampler, &t->job.start_token, &length, 1, 1, 3, -1, tokens, &count, NULL, NULL, &no_memory,
                  1, one_launch);
     }
@@ -2137,7 +2146,9 @@ __global__ void encoder_forward_kernel4(floatX* out, const int* inp, const float
 // out[b,t,:] = wte[inp[b,t],:] + wpe[t,:]
 // out (B,T,C) | inp (B,T), each in [0,Vp) | wte (Vp,C) | wpe (maxT,C), maxT >= T
 void encoder_forward(floatX* out, const int* inp, const floatX* wte, const floatX* wpe, int B, int T, int C,
-                     const Execution& exec, int block_size) {
+                     const Execution& exec) {
+    int block_size =
+        exec.block_size ? exec.block_size : tuned_config(exec.tuned, "encoder_forward", (size_t)B * T, C, 256);
     // the bytes do not include the rows of wte that are read, because their number depends on the tokens
     Op op(exec, ((double)B * T + T) * C * sizeof(floatX) + (double)B * T * sizeof(int), 0, "encoder_forward");
     require(C % x128::size == 0);
@@ -2147,11 +2158,6 @@ void encoder_forward(floatX* out, const int* inp, const floatX* wte, const float
     dim3 grid(ceil_div(T * (C / x128::size), block_size), groups);
     encoder_forward_kernel4<<<grid, block_size, 0, exec.stream>>>(out, inp, wte, wpe, B, T, C);
     cudaCheck(cudaGetLastError());
-}
-void encoder_forward(floatX* out, const int* inp, const floatX* wte, const floatX* wpe, int B, int T, int C,
-                     const Execution& exec) {
-    encoder_forward(out, inp, wte, wpe, B, T, C, exec,
-                    tuned_config(exec.tuned, "encoder_forward", (size_t)B * T, C, 256));
 }
 // ==== end promoted: encoder_forward ====
 
@@ -2453,7 +2459,9 @@ size_t encoder_backward_scratch(int B, int T, int V) {
 // dwte[inp[b,t],:] += dout[b,t,:], dwpe[t,:] += dout[b,t,:]: dwte (Vp,C), dwpe (maxT,C)
 // | scratch (encoder_backward_scratch(B, T, V)), aligned to 16 bytes | dout (B,T,C) | inp (B,T), each in [0,V)
 void encoder_backward(float* dwte, float* dwpe, int* scratch, const floatX* dout, const int* inp, int B, int T, int C,
-                      int V, const Execution& exec, int block_size) {
+                      int V, const Execution& exec) {
+    int block_size =
+        exec.block_size ? exec.block_size : tuned_config(exec.tuned, "encoder_backward", (size_t)B * T, C, 256);
     // the bytes do not include the rows of dwte that are read and written, because their number depends on the tokens
     Op op(exec, (double)B * T * (C * sizeof(floatX) + sizeof(int)) + (double)T * C * 2 * sizeof(float), 0,
           "encoder_backward");
@@ -2474,11 +2482,6 @@ void encoder_backward(float* dwte, float* dwpe, int* scratch, const floatX* dout
                                                                                             N, C, c0);
         cudaCheck(cudaGetLastError());
     }
-}
-void encoder_backward(float* dwte, float* dwpe, int* scratch, const floatX* dout, const int* inp, int B, int T, int C,
-                      int V, const Execution& exec) {
-    int config = tuned_config(exec.tuned, "encoder_backward", (size_t)B * T, C, 256);
-    encoder_backward(dwte, dwpe, scratch, dout, inp, B, T, C, V, exec, config);
 }
 // ==== end promoted: encoder_backward ====
 
@@ -2506,7 +2509,7 @@ __device__ inline float layernorm_forward_row_sum(float x, float* partial, int r
 
 template <int num_vecs> __global__ void __launch_bounds__(num_vecs == 6 ? 256 : 512)
     layernorm_forward_kernel7(floatX* out, float* mean, float* rstd, const floatX* inp, const floatX* weight,
-                              const floatX* bias, int N, int C, int row_warps) {
+                              const floatX* bias, int N, int C, float epsilon, int row_warps) {
     __shared__ float partial[2][16];
     int width = 32 * row_warps, first = threadIdx.x % width * x128::size, stride = width * x128::size;
     int row = blockIdx.x * (blockDim.x / width) + threadIdx.x / width;
@@ -2537,7 +2540,7 @@ template <int num_vecs> __global__ void __launch_bounds__(num_vecs == 6 ? 256 : 
             }
         }
     }
-    float r = rsqrtf(layernorm_forward_row_sum(squares, partial[1], row_warps) * inv_C + 1e-5f);
+    float r = rsqrtf(layernorm_forward_row_sum(squares, partial[1], row_warps) * inv_C + epsilon);
 #pragma unroll
     for (int j = 0; j < num_vecs; j++) {
         if (j < num_vecs - 1 || last_valid) {
@@ -2552,8 +2555,10 @@ template <int num_vecs> __global__ void __launch_bounds__(num_vecs == 6 ? 256 : 
 }
 
 // out (N,C) = (inp - mean) * rstd * weight + bias; mean, rstd (N) per row | inp (N,C), weight, bias (C)
+// rstd = 1 / sqrt(variance + epsilon)
 void layernorm_forward(floatX* out, float* mean, float* rstd, const floatX* inp, const floatX* weight,
-                       const floatX* bias, int N, int C, const Execution& exec, int block_size) {
+                       const floatX* bias, int N, int C, float epsilon, const Execution& exec) {
+    int block_size = exec.block_size ? exec.block_size : tuned_config(exec.tuned, "layernorm_forward", N, C, 64);
     Op op(exec, 2.0 * N * C * sizeof(floatX), 0, "layernorm_forward");
     int row_warps = 1, num_vectors = C / x128::size;
     while (num_vectors > 32 * LAYERNORM_FORWARD_MAX_VECS * row_warps) { row_warps *= 2; }
@@ -2566,12 +2571,7 @@ void layernorm_forward(floatX* out, float* mean, float* rstd, const floatX* inp,
     decltype(&layernorm_forward_kernel7<1>) kernel = NULL;
     with_constant<LAYERNORM_FORWARD_MAX_VECS>(num_vecs, [&](auto n) { kernel = layernorm_forward_kernel7<n.value>; });
     launch_early(kernel, dim3(ceil_div(N, block_rows)), dim3(block_size), 0, exec, out, mean, rstd, inp, weight, bias,
-                 N, C, row_warps);
-}
-void layernorm_forward(floatX* out, float* mean, float* rstd, const floatX* inp, const floatX* weight,
-                       const floatX* bias, int N, int C, const Execution& exec) {
-    layernorm_forward(out, mean, rstd, inp, weight, bias, N, C, exec,
-                      tuned_config(exec.tuned, "layernorm_forward", N, C, 64));
+                 N, C, epsilon, row_warps);
 }
 // ==== end promoted: layernorm_forward ====
 
@@ -2580,7 +2580,7 @@ void layernorm_forward(floatX* out, float* mean, float* rstd, const floatX* inp,
 
 __global__ void fused_residual_layernorm_kernel3(floatX* residual, floatX* normed, float* mean, float* rstd,
                                                  const floatX* inp1, const floatX* inp2, const floatX* weight,
-                                                 const floatX* bias, int C) {
+                                                 const floatX* bias, int C, float epsilon) {
     __shared__ float shared[32];
     extern __shared__ int4 fused_residual_layernorm_row[]; // (C) floatX; a thread reads only what it wrote: no barrier
     floatX* x = (floatX*)fused_residual_layernorm_row;
@@ -2603,7 +2603,7 @@ __global__ void fused_residual_layernorm_kernel3(floatX* residual, floatX* norme
             squares += centered * centered;
         }
     }
-    float r = rsqrtf(block_sum(squares, shared) / C + 1e-5f);
+    float r = rsqrtf(block_sum(squares, shared) / C + epsilon);
     for (int c = threadIdx.x * x128::size; c < C; c += blockDim.x * x128::size) {
         x128 xv = load128(x + c), w = load128(weight + c), b = load128(bias + c), y;
         for (int k = 0; k < x128::size; k++) { y[k] = (floatX)(((float)xv[k] - m) * r * (float)w[k] + (float)b[k]); }
@@ -2616,21 +2616,17 @@ __global__ void fused_residual_layernorm_kernel3(floatX* residual, floatX* norme
 // | inp1, inp2 (N,C), weight, bias (C)
 void fused_residual_layernorm_forward(floatX* residual, floatX* normed, float* mean, float* rstd, const floatX* inp1,
                                       const floatX* inp2, const floatX* weight, const floatX* bias, int N, int C,
-                                      const Execution& exec, int block_size) {
+                                      float epsilon, const Execution& exec) {
+    int block_size =
+        exec.block_size ? exec.block_size : tuned_config(exec.tuned, "fused_residual_layernorm", N, C, 128);
     Op op(exec, 4.0 * N * C * sizeof(floatX), 0, "fused_residual_layernorm");
     require(N >= 1 && C >= 8 && C % 8 == 0);
     // a launch may use 48 KB of shared memory without cudaFuncSetAttribute
     require(C * sizeof(floatX) <= 48 * 1024 - 32 * sizeof(float));
     require(block_size % 32 == 0 && block_size <= 1024);
-    fused_residual_layernorm_kernel3<<<N, block_size, C * sizeof(floatX), exec.stream>>>(residual, normed, mean, rstd,
-                                                                                         inp1, inp2, weight, bias, C);
+    fused_residual_layernorm_kernel3<<<N, block_size, C * sizeof(floatX), exec.stream>>>(
+        residual, normed, mean, rstd, inp1, inp2, weight, bias, C, epsilon);
     cudaCheck(cudaGetLastError());
-}
-void fused_residual_layernorm_forward(floatX* residual, floatX* normed, float* mean, float* rstd, const floatX* inp1,
-                                      const floatX* inp2, const floatX* weight, const floatX* bias, int N, int C,
-                                      const Execution& exec) {
-    int config = tuned_config(exec.tuned, "fused_residual_layernorm", N, C, 128);
-    fused_residual_layernorm_forward(residual, normed, mean, rstd, inp1, inp2, weight, bias, N, C, exec, config);
 }
 // ==== end promoted: fused_residual_layernorm ====
 
@@ -2693,8 +2689,8 @@ __global__ void matmul_backward_bias_kernel7(float* partial, const floatX* dout,
 
 // dbias (OC) += dout summed over its rows | scratch (matmul_backward_bias_scratch(N, OC)) | dout (N,OC)
 // It launches one wave: as many blocks as can run at once, which share the rows equally. So there are few partial sums.
-void matmul_backward_bias(float* dbias, float* scratch, const floatX* dout, int N, int OC, const Execution& exec,
-                          int block_size) {
+void matmul_backward_bias(float* dbias, float* scratch, const floatX* dout, int N, int OC, const Execution& exec) {
+    int block_size = exec.block_size ? exec.block_size : tuned_config(exec.tuned, "matmul_backward_bias", N, OC, 512);
     Op op(exec, (double)N * OC * sizeof(floatX), 0, "matmul_backward_bias");
     require(N >= 1 && OC % x128::size == 0);
     size_t shared = (size_t)block_size / 32 * MATMUL_BACKWARD_BIAS_COLUMNS * sizeof(float);
@@ -2706,10 +2702,6 @@ void matmul_backward_bias(float* dbias, float* scratch, const floatX* dout, int 
     matmul_backward_bias_kernel7<<<dim3(tiles, num), block_size, shared, exec.stream>>>(scratch, dout, N, OC, rows);
     cudaCheck(cudaGetLastError());
     column_sums<32>(dbias, NULL, NULL, scratch, num, OC, exec);
-}
-void matmul_backward_bias(float* dbias, float* scratch, const floatX* dout, int N, int OC, const Execution& exec) {
-    matmul_backward_bias(dbias, scratch, dout, N, OC, exec,
-                         tuned_config(exec.tuned, "matmul_backward_bias", N, OC, 512));
 }
 // ==== end promoted: matmul_backward_bias ====
 
@@ -3247,15 +3239,13 @@ __global__ void gelu_forward_kernel2(floatX* out, const floatX* inp, size_t n) {
 }
 
 // out (n) = gelu(inp (n)); out may be inp
-void gelu_forward(floatX* out, const floatX* inp, size_t n, const Execution& exec, int block_size) {
+void gelu_forward(floatX* out, const floatX* inp, size_t n, const Execution& exec) {
+    int block_size = exec.block_size ? exec.block_size : tuned_config(exec.tuned, "gelu_forward", n, 1, 128);
     Op op(exec, 2.0 * n * sizeof(floatX), 0, "gelu_forward");
     require(n % x128::size == 0);
     size_t num_blocks = ceil_div(n, (size_t)x128::size * block_size);
     gelu_forward_kernel2<<<(unsigned)num_blocks, block_size, 0, exec.stream>>>(out, inp, n);
     cudaCheck(cudaGetLastError());
-}
-void gelu_forward(floatX* out, const floatX* inp, size_t n, const Execution& exec) {
-    gelu_forward(out, inp, n, exec, tuned_config(exec.tuned, "gelu_forward", n, 1, 128));
 }
 // ==== end promoted: gelu_forward ====
 
@@ -3275,16 +3265,13 @@ __global__ void gelu_backward_kernel2(floatX* dinp, const floatX* dout, const fl
 }
 
 // dinp (n) = dout (n) * gelu'(inp (n)); dinp may be dout
-void gelu_backward(floatX* dinp, const floatX* dout, const floatX* inp, size_t n, const Execution& exec,
-                   int block_size) {
+void gelu_backward(floatX* dinp, const floatX* dout, const floatX* inp, size_t n, const Execution& exec) {
+    int block_size = exec.block_size ? exec.block_size : tuned_config(exec.tuned, "gelu_backward", n, 1, 256);
     Op op(exec, 3.0 * n * sizeof(floatX), 0, "gelu_backward");
     require(n % x128::size == 0);
     size_t num_blocks = ceil_div(n, (size_t)x128::size * block_size);
     gelu_backward_kernel2<<<(unsigned)num_blocks, block_size, 0, exec.stream>>>(dinp, dout, inp, n);
     cudaCheck(cudaGetLastError());
-}
-void gelu_backward(floatX* dinp, const floatX* dout, const floatX* inp, size_t n, const Execution& exec) {
-    gelu_backward(dinp, dout, inp, n, exec, tuned_config(exec.tuned, "gelu_backward", n, 1, 256));
 }
 // ==== end promoted: gelu_backward ====
 
@@ -3398,7 +3385,8 @@ __global__ void __launch_bounds__(128)
 // state (1), filled in by adamw_prepare. seed 0: round params to nearest; otherwise stochastically, with new random
 // bits in every update.
 void adamw(floatX* params, float* master, float* m, float* v, const float* grads, const StepState* state, size_t n,
-           const AdamW& optimizer, uint32_t seed, const Execution& exec, int block_size) {
+           const AdamW& optimizer, uint32_t seed, const Execution& exec) {
+    int block_size = exec.block_size ? exec.block_size : tuned_config(exec.tuned, "adamw", n, 1, 128);
     // Bytes per element: 20 because m and v are read and written and grads are read. With master, master is read and
     // written and params are written; without master, params are read and written.
     double bytes = 20 + (master ? 8.0 + sizeof(floatX) : 2.0 * sizeof(floatX));
@@ -3408,11 +3396,6 @@ void adamw(floatX* params, float* master, float* m, float* v, const float* grads
     size_t num_blocks = ceil_div(n, 8 * (size_t)block_size);
     adamw_kernel4<<<num_blocks, block_size, 0, exec.stream>>>(params, master, m, v, grads, state, n, optimizer, seed);
     cudaCheck(cudaGetLastError());
-}
-void adamw(floatX* params, float* master, float* m, float* v, const float* grads, const StepState* state, size_t n,
-           const AdamW& optimizer, uint32_t seed, const Execution& exec) {
-    int config = tuned_config(exec.tuned, "adamw", n, 1, 128);
-    adamw(params, master, m, v, grads, state, n, optimizer, seed, exec, config);
 }
 
 __global__ void adamw_round_kernel(floatX* params, const float* master, size_t n, uint32_t seed, int update) {
@@ -4196,17 +4179,14 @@ __global__ void matmul_forward_add_kernel19(floatX* out, const float* product, c
 // out (N,OC) = inp (N,C) weight (OC,C)^T + bias (OC) + residual (N,OC), rounded once, where cuBLASLt rounds the product to floatX
 // before it adds the residual. product (N,OC) is scratch; residual may be out.
 void matmul_forward_residual(floatX* out, float* product, const floatX* inp, const floatX* weight, const floatX* bias,
-                             const floatX* residual, int N, int C, int OC, const Execution& exec, int block_size) {
+                             const floatX* residual, int N, int C, int OC, const Execution& exec) {
+    int block_size = exec.block_size ? exec.block_size : 256;
     require(OC % 8 == 0);
     matmul_forward_float(product, inp, weight, N, C, OC, exec);
     unsigned num_blocks = (unsigned)ceil_div((size_t)N * OC, (size_t)block_size * x128::size);
     Op op(exec, (double)N * OC * (sizeof(float) + 2 * sizeof(floatX)), 0, "add_residual %d", OC);
     launch_early(matmul_forward_add_kernel19, num_blocks, block_size, 0, exec, out, (const float*)product, bias,
                  residual, N, OC);
-}
-void matmul_forward_residual(floatX* out, float* product, const floatX* inp, const floatX* weight, const floatX* bias,
-                             const floatX* residual, int N, int C, int OC, const Execution& exec) {
-    matmul_forward_residual(out, product, inp, weight, bias, residual, N, C, OC, exec, 256);
 }
 
 // ---- kernel 20: cuBLASLt, everything in the epilogue, algorithms timed once per shape ----
@@ -7287,7 +7267,10 @@ __global__ void __launch_bounds__(1024)
 // dloss * (softmax(logits) - onehot(target)), and 0 from column V on. | targets (N), each in [0,V)
 // dloss (1), or NULL: only the losses are computed, logits are not changed
 void fused_classifier(floatX* logits, float* losses, const int* targets, const float* dloss, int N, int V, int Vp,
-                      const Execution& exec, int block_size) {
+                      const Execution& exec) {
+    int block_size = exec.block_size
+                         ? exec.block_size
+                         : tuned_config(exec.tuned, "fused_classifier", N, V, sizeof(floatX) == 4 ? 1024 : 512);
     Op op(exec, (dloss ? 2.0 : 1.0) * N * Vp * sizeof(floatX), 0, "fused_classifier");
     require(Vp % 8 == 0 && 1 <= V && V <= Vp);
     size_t shared = (size_t)(V / x128::size) * sizeof(x128) + 32 * sizeof(float);
@@ -7303,11 +7286,6 @@ void fused_classifier(floatX* logits, float* losses, const int* targets, const f
         fused_classifier_kernel6<<<N, block_size, 0, exec.stream>>>(logits, losses, targets, dloss, V, Vp);
     }
     cudaCheck(cudaGetLastError());
-}
-void fused_classifier(floatX* logits, float* losses, const int* targets, const float* dloss, int N, int V, int Vp,
-                      const Execution& exec) {
-    int config = tuned_config(exec.tuned, "fused_classifier", N, V, sizeof(floatX) == 4 ? 1024 : 512);
-    fused_classifier(logits, losses, targets, dloss, N, V, Vp, exec, config);
 }
 // ==== end promoted: fused_classifier ====
 
@@ -7574,7 +7552,8 @@ __global__ void global_norm_finish_kernel5(float* norm, const float* block_sums,
 size_t global_norm_scratch() { return 4096; }
 
 // norm (1) = sqrt(sum(grads^2)) | scratch (global_norm_scratch()) | grads (n), aligned to 16 bytes
-void global_norm(float* norm, float* scratch, const float* grads, size_t n, const Execution& exec, int block_size) {
+void global_norm(float* norm, float* scratch, const float* grads, size_t n, const Execution& exec) {
+    int block_size = exec.block_size ? exec.block_size : tuned_config(exec.tuned, "global_norm", n, 1, 512);
     Op op(exec, 4.0 * n, 2.0 * n, "global_norm");
     require((size_t)grads % 16 == 0);
     int num_blocks; // first the resident blocks per SM, then the blocks that fit on the whole GPU at once
@@ -7583,9 +7562,6 @@ void global_norm(float* norm, float* scratch, const float* grads, size_t n, cons
     global_norm_kernel5<<<num_blocks, block_size, 0, exec.stream>>>(scratch, grads, n);
     global_norm_finish_kernel5<<<1, 32, 0, exec.stream>>>(norm, scratch, num_blocks);
     cudaCheck(cudaGetLastError());
-}
-void global_norm(float* norm, float* scratch, const float* grads, size_t n, const Execution& exec) {
-    global_norm(norm, scratch, grads, n, exec, tuned_config(exec.tuned, "global_norm", n, 1, 512));
 }
 // ==== end promoted: global_norm ====
 
@@ -7773,6 +7749,7 @@ struct LayernormQuantizeArgs {
     float *mean, *rstd;  // (N)
     const floatX *inp, *inp2, *weight, *bias;
     int N, C;
+    float epsilon;
 };
 
 #if !defined(ENABLE_FP32) // a vector is 8 elements
@@ -7802,7 +7779,7 @@ template <int num_vecs> __device__ inline void layernorm_quantize_row(x128 (&x)[
     for (int j = 0; j < num_vecs; j++) {
         for (int k = 0; inside(j) && k < x128::size; k++) { squares += ((float)x[j][k] - m) * ((float)x[j][k] - m); }
     }
-    float r = rsqrtf(warp_sum(squares) / q.C + 1e-5f);
+    float r = rsqrtf(warp_sum(squares) / q.C + q.epsilon);
     if (threadIdx.x % 32 == 0) { *mean = m, *rstd = r; }
 #pragma unroll
     for (int j = 0; j < num_vecs; j++) {
@@ -7899,10 +7876,10 @@ static void layernorm_quantize3(const LayernormQuantizeArgs& q, const Execution&
 
 void layernorm_quantize(const Fp8Tensor<__nv_fp8_e4m3>& to, floatX* unquantized, floatX* residual, float* mean,
                         float* rstd, const floatX* inp, const floatX* inp2, const floatX* weight, const floatX* bias,
-                        int N, int C, const Execution& exec) {
+                        int N, int C, float epsilon, const Execution& exec) {
     Op op(exec, (double)N * C * ((inp2 ? 3 : 1) * sizeof(floatX) + (unquantized ? 2 : 0) + (to.columns ? 2 : 1)), 0,
           "layernorm_quantize");
-    LayernormQuantizeArgs q = {to, unquantized, residual, mean, rstd, inp, inp2, weight, bias, N, C};
+    LayernormQuantizeArgs q = {to, unquantized, residual, mean, rstd, inp, inp2, weight, bias, N, C, epsilon};
     to.columns ? layernorm_quantize3(q, exec, 256) : layernorm_quantize2(q, exec, 256);
 }
 #endif
@@ -8873,16 +8850,13 @@ __global__ void decode_embed_kernel1(floatX* x, const int* tokens, const int* po
 // The first kernel of a step. It is launched without overlap: when it starts, the previous step has ended. The other
 // kernels of the step rely on that.
 void decode_embed(floatX* x, const int* tokens, const int* positions, const floatX* wte, const floatX* wpe, int B,
-                  int C, const Execution& exec, int block_size) {
+                  int C, const Execution& exec) {
+    int block_size = exec.block_size ? exec.block_size : 128;
     Op op(exec, 3.0 * B * C * sizeof(floatX), 0, "decode_embed");
     require(B > 0 && B <= 65535 && C % x128::size == 0);
     dim3 grid(ceil_div(C / x128::size, block_size), B);
     decode_embed_kernel1<<<grid, block_size, 0, exec.stream>>>(x, tokens, positions, wte, wpe, C);
     cudaCheck(cudaGetLastError());
-}
-void decode_embed(floatX* x, const int* tokens, const int* positions, const floatX* wte, const floatX* wpe, int B,
-                  int C, const Execution& exec) {
-    decode_embed(x, tokens, positions, wte, wpe, B, C, exec, 128);
 }
 // ==== end promoted: decode_embed ====
 
@@ -8912,7 +8886,8 @@ __global__ void quantize_weights_kernel1(W* values, float* scales, floatX* weigh
 // values (num_rows,K) of the format, scales (num_rows) | weight (num_rows,K) inout: rounded to values * scales. A row
 // with NaN or infinity has a scale of NaN or infinity, and becomes NaN.
 void quantize_weights(void* values, float* scales, floatX* weight, WeightFormat format, size_t num_rows, int K,
-                      const Execution& exec, int block_size) {
+                      const Execution& exec) {
+    int block_size = exec.block_size ? exec.block_size : 256;
     double bytes = (double)num_rows * K * (2 * sizeof(floatX) + 1) + (double)num_rows * sizeof(float);
     Op op(exec, bytes, 0, "quantize_weights");
     require(format != WEIGHTS_FULL && block_size % 32 == 0);
@@ -8925,10 +8900,6 @@ void quantize_weights(void* values, float* scales, floatX* weight, WeightFormat 
             <<<(unsigned)blocks, block_size, 0, exec.stream>>>((__nv_fp8_e4m3*)values, scales, weight, num_rows, K);
     }
     cudaCheck(cudaGetLastError());
-}
-void quantize_weights(void* values, float* scales, floatX* weight, WeightFormat format, size_t num_rows, int K,
-                      const Execution& exec) {
-    quantize_weights(values, scales, weight, format, num_rows, K, exec, 256);
 }
 // ==== end promoted: quantize_weights ====
 
@@ -8962,7 +8933,7 @@ template <int n> __device__ inline float decode_matvec_sums(float* values) {
 // vectors of norm_weight and norm_bias, which the caller loads before grid_wait_dependency().
 template <int batch> __device__ void decode_matvec_norm(x128* shared, const floatX* x, const floatX* norm_weight,
                                                         const floatX* norm_bias, int4 g, int4 s, int first_b, int B,
-                                                        int K) {
+                                                        int K, float epsilon) {
     __shared__ float mean[batch], rstd[batch];
     int lane = threadIdx.x % 32, num_warps = blockDim.x / 32, num_vec = K / x128::size;
     for (int b = threadIdx.x / 32; b < batch; b += num_warps) {
@@ -8988,7 +8959,7 @@ template <int batch> __device__ void decode_matvec_norm(x128* shared, const floa
             for (int e = 0; e < x128::size; e++) { squares += ((float)value[e] - center) * ((float)value[e] - center); }
         }
         squares = warp_sum(squares);
-        if (lane == 0) { mean[b] = center, rstd[b] = rsqrtf(squares / K + 1e-5f); }
+        if (lane == 0) { mean[b] = center, rstd[b] = rsqrtf(squares / K + epsilon); }
     }
     __syncthreads();
     for (int v = threadIdx.x; v < num_vec; v += blockDim.x) {
@@ -9036,7 +9007,7 @@ template <class Out, class W, int batch, int rows, bool norm>
 __global__ void __launch_bounds__(256, decode_matvec_blocks_per_sm(batch))
     decode_matvec_kernel6(Out* out, const floatX* x, const floatX* norm_weight, const floatX* norm_bias,
                           const W* weight, const float* scales, const floatX* bias, const floatX* residual,
-                          bool has_gelu, int B, int K, int OC, int split) {
+                          bool has_gelu, int B, int K, int OC, float epsilon, int split) {
     constexpr int num_sums = rows * batch, lanes_per_sum = 32 / num_sums;
     constexpr bool scaled = sizeof(W) < sizeof(floatX);
     extern __shared__ int4 decode_matvec_shared[]; // (batch,K) floatX, if norm
@@ -9062,7 +9033,7 @@ __global__ void __launch_bounds__(256, decode_matvec_blocks_per_sm(batch))
     }
     grid_launch_dependents(); // the next kernel may start; it waits for this one in its own grid_wait_dependency()
     grid_wait_dependency();   // what was read before this line is not written by earlier kernels of the step
-    if (norm) { decode_matvec_norm<batch>(normalised, x, norm_weight, norm_bias, g, s, first_b, B, K); }
+    if (norm) { decode_matvec_norm<batch>(normalised, x, norm_weight, norm_bias, g, s, first_b, B, K, epsilon); }
 
     // all groups of a block take the same number of iterations, because the loop has barriers
     for (int begin = blockIdx.y * rows_per_block; begin < OC; begin += gridDim.y * rows_per_block) {
@@ -9119,7 +9090,7 @@ __global__ void __launch_bounds__(256, decode_matvec_blocks_per_sm(batch))
 // The launch configuration of kernel 6; `split` is the kernel's last argument.
 template <class Out, class W> struct DecodeMatvecLaunch {
     void (*kernel)(Out*, const floatX*, const floatX*, const floatX*, const W*, const float*, const floatX*,
-                   const floatX*, bool, int, int, int, int);
+                   const floatX*, bool, int, int, int, float, int);
     dim3 grid;
     size_t shared_bytes;
     int split;
@@ -9177,14 +9148,14 @@ DecodeMatvecLaunch<Out, W> decode_matvec_launch6(bool norm, int B, int K, int OC
 
 template <class Out> void decode_matvec_run(Out* out, const floatX* x, const floatX* norm_weight,
                                             const floatX* norm_bias, const WeightMatrix& weight, const floatX* bias,
-                                            const floatX* residual, bool gelu, int B, int K, int OC,
+                                            const floatX* residual, bool gelu, int B, int K, int OC, float epsilon,
                                             const Execution& exec, int block_size) {
     require((norm_weight != NULL) == (norm_bias != NULL));
     weight_dispatch(weight, [&](auto type) {
         typedef decltype(type) W;
         DecodeMatvecLaunch<Out, W> l = decode_matvec_launch6<Out, W>(norm_weight != NULL, B, K, OC, block_size);
         launch_early(l.kernel, l.grid, block_size, l.shared_bytes, exec, out, x, norm_weight, norm_bias,
-                     (const W*)weight.values, weight.scales, bias, residual, gelu, B, K, OC, l.split);
+                     (const W*)weight.values, weight.scales, bias, residual, gelu, B, K, OC, epsilon, l.split);
     });
 }
 
@@ -9194,28 +9165,23 @@ template <class Out> void decode_matvec_run(Out* out, const floatX* x, const flo
 // step may write them.
 void decode_matvec(floatX* out, const floatX* x, const floatX* norm_weight, const floatX* norm_bias,
                    const WeightMatrix& weight, const floatX* bias, const floatX* residual, bool gelu, int B, int K,
-                   int OC, const Execution& exec, int block_size) {
+                   int OC, float epsilon, const Execution& exec) {
+    int block_size = exec.block_size ? exec.block_size : 256;
     double others = (double)B * (K + (residual ? 2.0 : 1.0) * OC) * sizeof(floatX);
     Op op(exec, weight.bytes(OC, K) + others, 2.0 * B * OC * K, "decode_matvec %d -> %d", K, OC);
-    decode_matvec_run(out, x, norm_weight, norm_bias, weight, bias, residual, gelu, B, K, OC, exec, block_size);
-}
-void decode_matvec(floatX* out, const floatX* x, const floatX* norm_weight, const floatX* norm_bias,
-                   const WeightMatrix& weight, const floatX* bias, const floatX* residual, bool gelu, int B, int K,
-                   int OC, const Execution& exec) {
-    decode_matvec(out, x, norm_weight, norm_bias, weight, bias, residual, gelu, B, K, OC, exec, 256);
+    decode_matvec_run(out, x, norm_weight, norm_bias, weight, bias, residual, gelu, B, K, OC, epsilon, exec,
+                      block_size);
 }
 
 // logits (B,Vp) float = layernorm(x) wte^T | x (B,C) | norm_weight, norm_bias (C) | wte (Vp,C)
 void decode_head(float* logits, const floatX* x, const floatX* norm_weight, const floatX* norm_bias,
-                 const WeightMatrix& wte, int B, int C, int Vp, const Execution& exec, int block_size) {
+                 const WeightMatrix& wte, int B, int C, int Vp, float epsilon, const Execution& exec) {
+    int block_size = exec.block_size ? exec.block_size : 256;
     double others = (double)B * C * sizeof(floatX) + (double)B * Vp * sizeof(float);
     Op op(exec, wte.bytes(Vp, C) + others, 2.0 * B * Vp * C, "decode_matvec %d -> %d, head", C, Vp);
     require(norm_weight != NULL);
-    decode_matvec_run<float>(logits, x, norm_weight, norm_bias, wte, NULL, NULL, false, B, C, Vp, exec, block_size);
-}
-void decode_head(float* logits, const floatX* x, const floatX* norm_weight, const floatX* norm_bias,
-                 const WeightMatrix& wte, int B, int C, int Vp, const Execution& exec) {
-    decode_head(logits, x, norm_weight, norm_bias, wte, B, C, Vp, exec, 256);
+    decode_matvec_run<float>(logits, x, norm_weight, norm_bias, wte, NULL, NULL, false, B, C, Vp, epsilon, exec,
+                             block_size);
 }
 // ==== end promoted: decode_matvec ====
 
@@ -9243,6 +9209,7 @@ struct DecodeMatmulArguments {
     const floatX *bias, *residual;
     int B, K, OC;
     bool gelu;
+    float epsilon;   // of the layernorm
     int log_rows;    // log2 of the rows of the weight per tile: 16 per group of warps
     int log_cluster; // log2 of the blocks per cluster
     int stride;      // of the rows of x in shared memory, in elements
@@ -9423,7 +9390,7 @@ template <int texts> __device__ void decode_matmul_norm(floatX* shared_x, const 
             squares += part.y + columns * (part.x - mean) * (part.x - mean);
         }
     }
-    float rstd = rsqrtf(squares / (float)a.K + 1e-5f);
+    float rstd = rsqrtf(squares / (float)a.K + a.epsilon);
 
     cp_async_wait<0>();
     __syncthreads(); // every thread's part of shared_norm is there
@@ -9835,13 +9802,13 @@ bool decode_matmul_runs(bool norm, int B, int K, int OC) {
 // DECODE_MATMUL_MAX_TEXTS, for a K too large for shared memory, and where the device has no code for sm_90a.
 bool decode_matmul(floatX* out, const floatX* x, const floatX* norm_weight, const floatX* norm_bias,
                    const WeightMatrix& weight, const floatX* bias, const floatX* residual, bool gelu, int B, int K,
-                   int OC, const Execution& exec) {
+                   int OC, float epsilon, const Execution& exec) {
     DecodeMatmulPlan plan = decode_matmul_choose(0, 0, norm_weight != NULL, false, B, K, OC);
     if (B > DECODE_MATMUL_MAX_TEXTS || !decode_matmul_runs(plan, B)) { return false; }
     double others = (double)B * (K + (residual ? 2.0 : 1.0) * OC) * sizeof(floatX);
     Op op(exec, weight.bytes(OC, K) + others, 2.0 * B * OC * K, "decode_matmul %d -> %d", K, OC);
-    decode_matmul_launch(out, {x, norm_weight, norm_bias, weight, bias, residual, B, K, OC, gelu, 0, 0, 0}, plan, true,
-                         exec);
+    decode_matmul_launch(out, {x, norm_weight, norm_bias, weight, bias, residual, B, K, OC, gelu, epsilon, 0, 0, 0},
+                         plan, true, exec);
     return true;
 }
 // ---- kernel 6: the head alone; weights by TMA through a ring in shared memory, which is full when x arrives -----------
@@ -9857,6 +9824,7 @@ struct DecodeHeadArguments {
     const floatX *x, *norm_weight, *norm_bias;
     const float* scales;
     int B, K, OC, num_boxes, num_stages; // num_boxes: of the weight, per tile
+    float epsilon;                       // of the layernorm
 };
 
 // sum += a (64,16) b (16,texts); a: a descriptor, or the warp's registers
@@ -9936,7 +9904,7 @@ __device__ inline void decode_head_norm(unsigned char* shared_x, const DecodeHea
                 float less = vec(i) < num_vec ? mean : 0.0f;
                 for (int e = 0; e < size; e++) { squares += ((float)v[e] - less) * ((float)v[e] - less); }
             }
-            float rstd = rsqrtf(decode_matmul_sum<32>(squares) / (float)a.K + 1e-5f);
+            float rstd = rsqrtf(decode_matmul_sum<32>(squares) / (float)a.K + a.epsilon);
             hold_packed(x[t]), hold_packed(weight), hold_packed(bias);
 #pragma unroll
             for (int i = 0; i < most; i++) {
@@ -10078,8 +10046,8 @@ template <class W, int most> auto decode_head_kernel(int texts) {
                          : decode_matmul_head_sm90_kernel6<W, 64, most>;
 }
 inline void decode_head_launch(float* logits, const floatX* x, const floatX* norm_weight, const floatX* norm_bias,
-                               const WeightMatrix& weight, int B, int K, int OC, const DecodeHeadPlan& plan,
-                               const Execution& exec) {
+                               const WeightMatrix& weight, int B, int K, int OC, float epsilon,
+                               const DecodeHeadPlan& plan, const Execution& exec) {
     require(B > 0 && K % x128::size == 0 && OC > 0);
     void (*kernel)(float*, const CUtensorMap, const DecodeHeadArguments) = NULL;
     weight_dispatch(weight, [&](auto type) {
@@ -10089,7 +10057,8 @@ inline void decode_head_launch(float* logits, const floatX* x, const floatX* nor
     cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)plan.shared_bytes()));
     // two weights in 8 bits are as one of floatX for a copy
     CUtensorMap map = tensor_map((const floatX*)weight.values, {K / plan.x_boxes, OC}, {64, DECODE_HEAD_ROWS});
-    DecodeHeadArguments a = {x, norm_weight, norm_bias, weight.scales, B, K, OC, plan.num_boxes, plan.num_stages};
+    DecodeHeadArguments a = {x, norm_weight, norm_bias,      weight.scales,   B,
+                             K, OC,          plan.num_boxes, plan.num_stages, epsilon};
     cudaLaunchAttribute attribute = {};
     attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attribute.val.programmaticStreamSerializationAllowed = 1;
@@ -10107,7 +10076,7 @@ inline void decode_head_launch(float* logits, const floatX* x, const floatX* nor
 // 5 where that does not run: for 2 to DECODE_HEAD_MAX_TEXTS5 texts, with weights in 8 bits for any number from 2 on. Returns false, and
 // launches nothing, elsewhere. wte is read while the previous kernel in the stream may still run.
 bool decode_matmul_head(float* logits, const floatX* x, const floatX* norm_weight, const floatX* norm_bias,
-                        const WeightMatrix& wte, int B, int C, int Vp, const Execution& exec) {
+                        const WeightMatrix& wte, int B, int C, int Vp, float epsilon, const Execution& exec) {
     DecodeHeadPlan ring = decode_head_plan(wte, B, C);
     DecodeMatmulPlan plan = decode_matmul_choose(0, 0, true, true, B, C, Vp);
     bool many = B > DECODE_HEAD_MAX_TEXTS5 && wte.format == WEIGHTS_FULL;
@@ -10115,11 +10084,11 @@ bool decode_matmul_head(float* logits, const floatX* x, const floatX* norm_weigh
     double others = (double)B * C * sizeof(floatX) + (double)B * Vp * sizeof(float);
     Op op(exec, wte.bytes(Vp, C) + others, 2.0 * B * Vp * C, "decode_matmul %d -> %d, head", C, Vp);
     if (ring.num_stages) {
-        decode_head_launch(logits, x, norm_weight, norm_bias, wte, B, C, Vp, ring, exec);
+        decode_head_launch(logits, x, norm_weight, norm_bias, wte, B, C, Vp, epsilon, ring, exec);
         return true;
     }
-    decode_matmul_launch(logits, {x, norm_weight, norm_bias, wte, NULL, NULL, B, C, Vp, false, 0, 0, 0}, plan, true,
-                         exec);
+    decode_matmul_launch(logits, {x, norm_weight, norm_bias, wte, NULL, NULL, B, C, Vp, false, epsilon, 0, 0, 0}, plan,
+                         true, exec);
     return true;
 }
 
@@ -10127,10 +10096,10 @@ bool decode_matmul_head(float* logits, const floatX* x, const floatX* norm_weigh
 
 bool decode_matmul_runs(bool, int, int, int) { return false; }
 bool decode_matmul(floatX*, const floatX*, const floatX*, const floatX*, const WeightMatrix&, const floatX*,
-                   const floatX*, bool, int, int, int, const Execution&) {
+                   const floatX*, bool, int, int, int, float, const Execution&) {
     return false;
 }
-bool decode_matmul_head(float*, const floatX*, const floatX*, const floatX*, const WeightMatrix&, int, int, int,
+bool decode_matmul_head(float*, const floatX*, const floatX*, const floatX*, const WeightMatrix&, int, int, int, float,
                         const Execution&) {
     return false;
 }
@@ -10917,7 +10886,7 @@ template <int C, int ranks> struct DecodeLayerBlock : DecodeLayerSizes<C, ranks>
         if (threadIdx.x == 0) { mbarrier_arrive_expect(barrier, bytes); }
     }
     // The layernorm of x, which has arrived, of the warp's chunks of columns.
-    __device__ void normalise(const DecodeLayerVectors<C, ranks>& vectors) {
+    __device__ void normalise(const DecodeLayerVectors<C, ranks>& vectors, float epsilon) {
         constexpr int most = (C + 127) / 128;
         float sum = 0.0f, squares = 0.0f;
         float4 x[most]; // zeros past the end
@@ -10934,7 +10903,7 @@ template <int C, int ranks> struct DecodeLayerBlock : DecodeLayerSizes<C, ranks>
             float four = (a * a + b * b) + (c * c + d * d);
             squares += C % 128 == 0 || (i * 32 + lane) * 4 < C ? four : 0.0f;
         }
-        float rstd = rsqrtf(warp_sum(squares) * (1.0f / C) + 1e-5f);
+        float rstd = rsqrtf(warp_sum(squares) * (1.0f / C) + epsilon);
 #pragma unroll
         for (int j = 0; j < ROUNDS; j++) {
             int c = (8 * j + warp) * 32 + lane;
@@ -11162,7 +11131,7 @@ template <int C, int ranks> __global__ void __launch_bounds__(DECODE_LAYER_THREA
         block.send_x(x);
         mbarrier_wait(&shared.vectors_full[half], layer_parity);
         block.wait(&shared.x_there, half, bytes_x);
-        block.normalise(vectors);
+        block.normalise(vectors, l.epsilon);
         block.product(3 + half);
         block.sync();
         if (half == 0) {
@@ -11423,11 +11392,11 @@ template <int C, int TEAMS> struct DecodeLayerTexts {
         }
     }
     // The layernorm of the team's texts, in place; x has arrived.
-    __device__ void normalise(const DecodeLayerVectors<C, 8>& vectors) {
-        if (is_text()) { normalise(vectors, own.x[warp]); }
+    __device__ void normalise(const DecodeLayerVectors<C, 8>& vectors, float epsilon) {
+        if (is_text()) { normalise(vectors, own.x[warp], epsilon); }
         sync();
     }
-    __device__ void normalise(const DecodeLayerVectors<C, 8>& vectors, floatX* row) const {
+    __device__ void normalise(const DecodeLayerVectors<C, 8>& vectors, floatX* row, float epsilon) const {
         constexpr int most = (C / VEC + 31) / 32;
         auto load = [&](const floatX* from, int i) { return load128(from + (i * 32 + lane) * VEC); };
         auto is = [&](int i) { return C / VEC % 32 == 0 || i * 32 + lane < C / VEC; };
@@ -11445,7 +11414,7 @@ template <int C, int TEAMS> struct DecodeLayerTexts {
 #pragma unroll
             for (int e = 0; e < VEC; e++) { squares += is(i) ? (x[i][e] - mean) * (x[i][e] - mean) : 0.0f; }
         }
-        float rstd = rsqrtf(warp_sum(squares) * (1.0f / C) + 1e-5f);
+        float rstd = rsqrtf(warp_sum(squares) * (1.0f / C) + epsilon);
 #pragma unroll
         for (int i = 0; i < most; i++) {
             if (!is(i)) { continue; }
@@ -11685,7 +11654,7 @@ template <int C, int TEAMS> __global__ void __launch_bounds__(TEAMS* DECODE_LAYE
         block.send_x(x);
         mbarrier_wait(&shared.vectors_full[half][parity], i >> 2 & 1);
         block.wait(&own.x_there, half, block.bytes_x());
-        block.normalise(vectors);
+        block.normalise(vectors, l.epsilon);
         mbarrier_wait(&shared.full[2 * half], parity);
         block.product(half ? shared.fcw : shared.qkvw, 3 + half);
         block.sync();
@@ -11783,11 +11752,11 @@ template <class Kernel> bool decode_layers_fit(Kernel kernel, const cudaLaunchCo
 
 #endif
 
-// Whether decode_layers() runs B texts through such a model here.
-bool decode_layers_runs(int B, int C, int NH, int capacity) {
+// Whether decode_layers() runs B texts through such a model here. F: width of the MLP
+bool decode_layers_runs(int B, int C, int F, int NH, int capacity) {
     bool fits = false;
 #if !defined(ENABLE_FP32)
-    if (C != NH * DECODE_LAYER_HS || B > DECODE_LAYER_TEXTS || !has_sm90a()) { return false; }
+    if (C != NH * DECODE_LAYER_HS || F != 4 * C || B > DECODE_LAYER_TEXTS || !has_sm90a()) { return false; }
     cudaLaunchAttribute attributes[2] = {};
     if (B == 1 && capacity <= DecodeLayerSizes<768, 8>::CAPACITY) {
         decode_layer_sizes(C, [&](auto c, auto ranks) {
@@ -11806,7 +11775,7 @@ bool decode_layers_runs(int B, int C, int NH, int capacity) {
         });
     }
 #else
-    (void)B, (void)C, (void)NH, (void)capacity;
+    (void)B, (void)C, (void)F, (void)NH, (void)capacity;
 #endif
     return fits;
 }
@@ -11890,7 +11859,8 @@ __global__ void decode_cache_fill_kernel1(floatX* keys, floatX* values, const fl
 
 // Copies the prompt's keys and values to the cache: rows 0 .. T-1 of keys, values (B,capacity,C) | qkv (B,T,3,C)
 void decode_cache_fill(floatX* keys, floatX* values, const floatX* qkv, int B, int T, int C, int capacity,
-                       const Execution& exec, int block_size) {
+                       const Execution& exec) {
+    int block_size = exec.block_size ? exec.block_size : 256;
     Op op(exec, 4.0 * B * T * C * sizeof(floatX), 0, "decode_cache_fill");
     require(B > 0 && T > 0 && T <= capacity && C % x128::size == 0);
     int num_vec = C / x128::size;
@@ -11898,10 +11868,6 @@ void decode_cache_fill(floatX* keys, floatX* values, const floatX* qkv, int B, i
     decode_cache_fill_kernel1<<<(unsigned)ceil_div(n, (size_t)block_size), block_size, 0, exec.stream>>>(
         keys, values, qkv, T, num_vec, capacity, n);
     cudaCheck(cudaGetLastError());
-}
-void decode_cache_fill(floatX* keys, floatX* values, const floatX* qkv, int B, int T, int C, int capacity,
-                       const Execution& exec) {
-    decode_cache_fill(keys, values, qkv, B, T, C, capacity, exec, 256);
 }
 // ==== end promoted: decode_cache_fill ====
 
@@ -12223,7 +12189,8 @@ inline size_t decode_sample_scratch(int B) { return (size_t)3 * B; }
 // added. A positive logit of a token in the set is divided by the penalty, another one is multiplied with it.
 void decode_sample(int* tokens, int* copy, int* positions, float* scratch, float* logits, uint64_t* rng_state,
                    uint32_t* seen, float temperature, int top_k, float top_p, float min_p, float penalty, int B, int V,
-                   int Vp, const Execution& exec, int block_size) {
+                   int Vp, const Execution& exec) {
+    int block_size = exec.block_size ? exec.block_size : 256;
     Op op(exec, (double)B * V * sizeof(float), 0, "decode_sample");
     require(B > 0 && B <= 65535 && V > 0 && V <= Vp && V <= 1 << 18 && Vp % 4 == 0);
     require(temperature >= 0.0f && top_k >= 0 && top_p > 0.0f && top_p <= 1.0f && min_p >= 0.0f && min_p <= 1.0f);
@@ -12241,11 +12208,5 @@ void decode_sample(int* tokens, int* copy, int* positions, float* scratch, float
     require(rng_state != NULL);
     launch_early(decode_sample_kernel5, dim3(B), DECODE_SAMPLE_THREADS, 0, exec, tokens, copy, positions, penalized,
                  rng_state, temperature, top_k, top_p, min_p, V, Vp);
-}
-void decode_sample(int* tokens, int* copy, int* positions, float* scratch, float* logits, uint64_t* rng_state,
-                   uint32_t* seen, float temperature, int top_k, float top_p, float min_p, float penalty, int B, int V,
-                   int Vp, const Execution& exec) {
-    decode_sample(tokens, copy, positions, scratch, logits, rng_state, seen, temperature, top_k, top_p, min_p, penalty,
-                  B, V, Vp, exec, 256);
 }
 // ==== end promoted: decode_sample ====

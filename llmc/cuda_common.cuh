@@ -145,6 +145,7 @@ struct TunedState;     // tuned.h
 // A stream converts to an Execution with the defaults. Two streams must not share after_event, sums, update or library.
 struct Execution {
     cudaStream_t stream;
+    int block_size = 0;       // threads of a block; 0: the launcher's default, or what was measured (tuned)
     int reserved_sms = 0;     // SMs that persistent kernels leave to another stream's kernels
     bool* after_event = NULL; // set by whoever records an event, or waits for one: see may_launch_early()
     ColumnSums* sums = NULL;  // column_sums() adds to this list, and its owner launches it; NULL: each launches its own
@@ -153,7 +154,7 @@ struct Execution {
     bool times_algorithms = true;  // cuBLASLt's algorithms are chosen by timing; false: its first proposal
     TunedState* tuned = NULL;      // configurations that were measured; NULL: each launcher's default
 
-    Execution(cudaStream_t stream = NULL) : stream(stream) {}
+    Execution(cudaStream_t stream = NULL, int block_size = 0) : stream(stream), block_size(block_size) {}
     // The SMs for a persistent kernel. Its grid must have no more blocks than fit on them: a block that is not resident
     // from the beginning makes the kernel take twice as long. Two at least, for a cluster.
     int free_sms() const { return std::max(2, num_multiprocessors() - reserved_sms); }

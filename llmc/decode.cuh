@@ -16,19 +16,19 @@ void decode_embed(floatX* x, const int* tokens, const int* positions, const floa
 // It is read before the previous kernel has ended (launch_early), so that kernel must not write it.
 void decode_matvec(floatX* out, const floatX* x, const floatX* norm_weight, const floatX* norm_bias,
                    const WeightMatrix& weight, const floatX* bias, const floatX* residual, bool gelu, int B, int K,
-                   int OC, const Execution& exec);
+                   int OC, float epsilon, const Execution& exec);
 // logits (B,Vp) = layernorm(x (B,C)) wte (Vp,C)^T
 void decode_head(float* logits, const floatX* x, const floatX* norm_weight, const floatX* norm_bias,
-                 const WeightMatrix& wte, int B, int C, int Vp, const Execution& exec);
+                 const WeightMatrix& wte, int B, int C, int Vp, float epsilon, const Execution& exec);
 // The same two on Hopper's tensor cores; false, and nothing launched, elsewhere. Here for 2 to 64 texts; a residual excludes gelu and norm.
 bool decode_matmul(floatX* out, const floatX* x, const floatX* norm_weight, const floatX* norm_bias,
                    const WeightMatrix& weight, const floatX* bias, const floatX* residual, bool gelu, int B, int K,
-                   int OC, const Execution& exec);
+                   int OC, float epsilon, const Execution& exec);
 bool decode_matmul_runs(bool norm, int B, int K, int OC);
 // logits (B,Vp) = layernorm(x (B,C)) wte (Vp,C)^T, for 1 to 64 texts where their x leaves room in shared memory, else for 2 to 32, with
 // weights in 8 bits for any number from 2 on. wte is read as weight is in decode_matvec().
 bool decode_matmul_head(float* logits, const floatX* x, const floatX* norm_weight, const floatX* norm_bias,
-                        const WeightMatrix& wte, int B, int C, int Vp, const Execution& exec);
+                        const WeightMatrix& wte, int B, int C, int Vp, float epsilon, const Execution& exec);
 // out (B,C) = attention of the query in qkv (B,3,C) to itself and to the positions[b] tokens before it. The key and value in
 // qkv become row positions[b] of keys, values (B,capacity,C). A text with position -1 has ended and is left out.
 void decode_attention(floatX* out, floatX* keys, floatX* values, float* scratch, const floatX* qkv,
@@ -51,6 +51,7 @@ struct DecodeLayer {
     floatX *x, *keys, *values;
     const int* position;
     int C, NH, capacity;
+    float epsilon; // added to the variance in the layernorms
     const floatX *ln1w, *ln1b, *qkvw, *qkvb, *attprojw, *attprojb;
     const floatX *ln2w, *ln2b, *fcw, *fcb, *fcprojw, *fcprojb;
 };
@@ -70,22 +71,23 @@ struct DecodeLayers {
 };
 // All layers for B texts: x goes through them, and the keys and values of text b become row position[b] of its caches; a text with
 // position -1 is left out. In one launch, by kernels for the sizes of GPT-2, of up to 16 texts for 124M and of one, with a capacity of
-// up to 1024, for the others. decode_layers_runs() is false for other models and in fp32, on other GPUs than Hopper's, and where not
-// all blocks run at once. packed (num_layers*12*C*C): what decode_layers_pack() makes of the matrices, to be made again when they
-// change; the vectors are read from `layers`. The caller zeroes scratch once, before the first call. Weights, packed, caches and
-// positions are read while the kernel before may still run: it must not write them, and must be an ordinary launch, as decode_embed's.
-bool decode_layers_runs(int B, int C, int NH, int capacity);
+// up to 1024, for the others. decode_layers_runs() is false for other models, as those whose MLP's width F is not 4*C, and in fp32, on
+// other GPUs than Hopper's, and where not all blocks run at once. packed (num_layers*12*C*C): what decode_layers_pack() makes of the
+// matrices, to be made again when they change; the vectors are read from `layers`. The caller zeroes scratch once, before the first
+// call. Weights, packed, caches and positions are read while the kernel before may still run: it must not write them, and must be an
+// ordinary launch, as decode_embed's.
+bool decode_layers_runs(int B, int C, int F, int NH, int capacity);
 void decode_layers_pack(floatX* packed, const DecodeLayers& layers, const Execution& exec);
 void decode_layers(const DecodeLayers& layers, int B, const floatX* packed, uint64_t* scratch, const Execution& exec);
 size_t decode_layers_scratch(int C, int NH);
 
 // ---- halves of many texts side by side ----
 
-// Whether the layers of B texts run as two halves side by side. Fewer and more texts than these lose by it (on an H200). Products by
-// other kernels than decode_matmul share scratch memory.
-inline bool decode_halves(int B, int C) {
+// Whether the layers of B texts, with an MLP of width F, run as two halves side by side. Fewer and more texts than these lose by it (on
+// an H200). Products by other kernels than decode_matmul share scratch memory.
+inline bool decode_halves(int B, int C, int F) {
     int n = ceil_div(B, 2);
-    return B > 32 && B <= 64 && decode_matmul_runs(true, n, C, 4 * C) && decode_matmul_runs(false, n, 4 * C, C);
+    return B > 32 && B <= 64 && decode_matmul_runs(true, n, C, F) && decode_matmul_runs(false, n, F, C);
 }
 
 // Two streams for the halves of some work that is launched as part of a stream's, also where that is captured as a graph.

@@ -60,7 +60,7 @@ void quantize_dlogits(const Fp8Tensor<E5M2>& to, const floatX* logits, const flo
 // to = the layernorm of residual (N,C) = inp + inp2; residual and inp2 may be NULL: that of inp. mean, rstd (N); C <= 1792
 void layernorm_quantize(const Fp8Tensor<E4M3>& to, floatX* unquantized, floatX* residual, float* mean, float* rstd,
                         const floatX* inp, const floatX* inp2, const floatX* weight, const floatX* bias, int N, int C,
-                        const Execution& exec);
+                        float epsilon, const Execution& exec);
 
 // out (N,OC) = inp (N,C) weight (OC,C)^T + bias (OC), which may be NULL
 void matmul_fp8_forward(floatX* out, const Fp8Matrix<E4M3>& inp, const Fp8Matrix<E4M3>& weight, const floatX* bias,

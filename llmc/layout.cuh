@@ -243,8 +243,10 @@ inline DecodeLayers decode_layers_of(const GPT2Config* config, const Parameters<
                                      const KeyValueCache& cache, floatX* x, const int* positions) {
     int C = config->channels;
     Parameters<floatX> w = layer_parameters(params, config, 0);
-    DecodeLayer first = {x,      cache.keys, cache.values, positions, C,          config->num_heads, cache.capacity,
-                         w.ln1w, w.ln1b,     w.qkvw,       w.qkvb,    w.attprojw, w.attprojb,        w.ln2w,
-                         w.ln2b, w.fcw,      w.fcb,        w.fcprojw, w.fcprojb};
+    DecodeLayer first = {x, cache.keys,        cache.values,   positions,
+                         C, config->num_heads, cache.capacity, config->norm_epsilon};
+    first.ln1w = w.ln1w, first.ln1b = w.ln1b, first.qkvw = w.qkvw, first.qkvb = w.qkvb;
+    first.attprojw = w.attprojw, first.attprojb = w.attprojb, first.ln2w = w.ln2w, first.ln2b = w.ln2b;
+    first.fcw = w.fcw, first.fcb = w.fcb, first.fcprojw = w.fcprojw, first.fcprojb = w.fcprojb;
     return {first, config->num_layers, bucket(config, 1).n, (size_t)cache.B * cache.capacity * C};
 }

@@ -3,7 +3,7 @@ Describes each operation for profiling: a name for NVTX's timeline, and the leas
 compute. train_gpt2cu --profile times each operation with a pair of events. dev/cuda/bench.h checks that this cost is
 equal to the cost that the op's file declares.
 
-    void gelu_forward(floatX* out, const floatX* inp, size_t n, const Execution& exec, int block_size) {
+    void gelu_forward(floatX* out, const floatX* inp, size_t n, const Execution& exec) {
         Op op(exec, 2.0 * n * sizeof(floatX), 0, "gelu_forward");
         ...
 

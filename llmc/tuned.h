@@ -1,7 +1,7 @@
 /*
 Configurations of kernels that were measured on the GPU: `make tune` in dev/cuda writes a file of them, and train_gpt2cu
---tuned FILE uses it. A configuration is the integer that a launcher takes as its last argument, the number of threads per
-block.
+--tuned FILE uses it. A configuration is a number of threads: those of a block, or, in layernorm_backward with rows longer
+than a warp holds, those of an SM.
 
 The file is CSV with one row per op, GPU, precision and shape. config 0 means that no other configuration was faster than
 the launcher's default by more than the noise:
@@ -9,8 +9,9 @@ the launcher's default by more than the noise:
     op,gpu,dtype,B,T,C,NH,V,config,median_ms,default_ms
     layernorm_forward,NVIDIA H200,bf16,64,1024,768,12,50257,128,0.05020,0.05130
 
-A launcher asks tuned_config() for its configuration. Rows for other GPUs and precisions are passed over, and so are those
-for rows of other lengths (C, or V for the classifier). Of what is left, the row whose batch is nearest in size counts.
+A launcher asks tuned_config() for its configuration, unless Execution::block_size is set. Rows for other GPUs and
+precisions are passed over, and so are those for rows of other lengths (C, or V for the classifier). Of what is left, the
+row whose batch is nearest in size counts.
 
 The sums of some kernels depend on their configuration, and with them the last bits of a run. llmc/choices.cuh therefore
 saves the file beside a run's checkpoints.

@@ -92,14 +92,9 @@ template <bool streamed> void adamw3(floatX* params, float* master, float* m, fl
     cudaCheck(cudaGetLastError());
 }
 
-// The promoted launcher; block size 0 is its default.
 void adamw4(floatX* params, float* master, float* m, float* v, const float* grads, const StepState* state, size_t n,
             const AdamW& optimizer, uint32_t seed, cudaStream_t stream, int block_size) {
-    if (block_size == 0) {
-        adamw(params, master, m, v, grads, state, n, optimizer, seed, stream);
-    } else {
-        adamw(params, master, m, v, grads, state, n, optimizer, seed, stream, block_size);
-    }
+    adamw(params, master, m, v, grads, state, n, optimizer, seed, {stream, block_size});
 }
 
 __global__ void set_state_kernel(StepState* state, StepState value) { *state = value; }

@@ -13,7 +13,7 @@ right outputs, and the kernels. The file's main is one call of bench_main:
         b.cost(2.0 * n * sizeof(floatX), 0);                                  // least bytes, FLOPs
         b.kernel(1, "one thread per element", [=](int bs) { gelu_forward1(out, inp, n, stream, bs); });
         b.kernel(2, "128-bit loads",                                          // bs = 0: the launcher's default
-                 [=](int bs) { bs ? gelu_forward(out, inp, n, stream, bs) : gelu_forward(out, inp, n, stream); },
+                 [=](int bs) { gelu_forward(out, inp, n, {stream, bs}); },
                  {0, 128, 256, 512});
         b.promoted(2);                                                        // or b.best(2): no copy in the trainer
     }

@@ -21,7 +21,8 @@ __global__ void decode_cache_fill_kernel1(floatX* keys, floatX* values, const fl
 
 // Copies the prompt's keys and values to the cache: rows 0 .. T-1 of keys, values (B,capacity,C) | qkv (B,T,3,C)
 void decode_cache_fill(floatX* keys, floatX* values, const floatX* qkv, int B, int T, int C, int capacity,
-                       const Execution& exec, int block_size) {
+                       const Execution& exec) {
+    int block_size = exec.block_size ? exec.block_size : 256;
     Op op(exec, 4.0 * B * T * C * sizeof(floatX), 0, "decode_cache_fill");
     require(B > 0 && T > 0 && T <= capacity && C % x128::size == 0);
     int num_vec = C / x128::size;
@@ -29,9 +30,5 @@ void decode_cache_fill(floatX* keys, floatX* values, const floatX* qkv, int B, i
     decode_cache_fill_kernel1<<<(unsigned)ceil_div(n, (size_t)block_size), block_size, 0, exec.stream>>>(
         keys, values, qkv, T, num_vec, capacity, n);
     cudaCheck(cudaGetLastError());
-}
-void decode_cache_fill(floatX* keys, floatX* values, const floatX* qkv, int B, int T, int C, int capacity,
-                       const Execution& exec) {
-    decode_cache_fill(keys, values, qkv, B, T, C, capacity, exec, 256);
 }
 // ==== end promoted: decode_cache_fill ====

@@ -24,15 +24,12 @@ __global__ void decode_embed_kernel1(floatX* x, const int* tokens, const int* po
 // The first kernel of a step. It is launched without overlap: when it starts, the previous step has ended. The other
 // kernels of the step rely on that.
 void decode_embed(floatX* x, const int* tokens, const int* positions, const floatX* wte, const floatX* wpe, int B,
-                  int C, const Execution& exec, int block_size) {
+                  int C, const Execution& exec) {
+    int block_size = exec.block_size ? exec.block_size : 128;
     Op op(exec, 3.0 * B * C * sizeof(floatX), 0, "decode_embed");
     require(B > 0 && B <= 65535 && C % x128::size == 0);
     dim3 grid(ceil_div(C / x128::size, block_size), B);
     decode_embed_kernel1<<<grid, block_size, 0, exec.stream>>>(x, tokens, positions, wte, wpe, C);
     cudaCheck(cudaGetLastError());
-}
-void decode_embed(floatX* x, const int* tokens, const int* positions, const floatX* wte, const floatX* wpe, int B,
-                  int C, const Execution& exec) {
-    decode_embed(x, tokens, positions, wte, wpe, B, C, exec, 128);
 }
 // ==== end promoted: decode_embed ====

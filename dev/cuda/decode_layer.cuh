@@ -385,7 +385,7 @@ template <int C, int ranks> struct DecodeLayerBlock : DecodeLayerSizes<C, ranks>
         if (threadIdx.x == 0) { mbarrier_arrive_expect(barrier, bytes); }
     }
     // The layernorm of x, which has arrived, of the warp's chunks of columns.
-    __device__ void normalise(const DecodeLayerVectors<C, ranks>& vectors) {
+    __device__ void normalise(const DecodeLayerVectors<C, ranks>& vectors, float epsilon) {
         constexpr int most = (C + 127) / 128;
         float sum = 0.0f, squares = 0.0f;
         float4 x[most]; // zeros past the end
@@ -402,7 +402,7 @@ template <int C, int ranks> struct DecodeLayerBlock : DecodeLayerSizes<C, ranks>
             float four = (a * a + b * b) + (c * c + d * d);
             squares += C % 128 == 0 || (i * 32 + lane) * 4 < C ? four : 0.0f;
         }
-        float rstd = rsqrtf(warp_sum(squares) * (1.0f / C) + 1e-5f);
+        float rstd = rsqrtf(warp_sum(squares) * (1.0f / C) + epsilon);
 #pragma unroll
         for (int j = 0; j < ROUNDS; j++) {
             int c = (8 * j + warp) * 32 + lane;
@@ -630,7 +630,7 @@ template <int C, int ranks> __global__ void __launch_bounds__(DECODE_LAYER_THREA
         block.send_x(x);
         mbarrier_wait(&shared.vectors_full[half], layer_parity);
         block.wait(&shared.x_there, half, bytes_x);
-        block.normalise(vectors);
+        block.normalise(vectors, l.epsilon);
         block.product(3 + half);
         block.sync();
         if (half == 0) {
@@ -891,11 +891,11 @@ template <int C, int TEAMS> struct DecodeLayerTexts {
         }
     }
     // The layernorm of the team's texts, in place; x has arrived.
-    __device__ void normalise(const DecodeLayerVectors<C, 8>& vectors) {
-        if (is_text()) { normalise(vectors, own.x[warp]); }
+    __device__ void normalise(const DecodeLayerVectors<C, 8>& vectors, float epsilon) {
+        if (is_text()) { normalise(vectors, own.x[warp], epsilon); }
         sync();
     }
-    __device__ void normalise(const DecodeLayerVectors<C, 8>& vectors, floatX* row) const {
+    __device__ void normalise(const DecodeLayerVectors<C, 8>& vectors, floatX* row, float epsilon) const {
         constexpr int most = (C / VEC + 31) / 32;
         auto load = [&](const floatX* from, int i) { return load128(from + (i * 32 + lane) * VEC); };
         auto is = [&](int i) { return C / VEC % 32 == 0 || i * 32 + lane < C / VEC; };
@@ -913,7 +913,7 @@ template <int C, int TEAMS> struct DecodeLayerTexts {
 #pragma unroll
             for (int e = 0; e < VEC; e++) { squares += is(i) ? (x[i][e] - mean) * (x[i][e] - mean) : 0.0f; }
         }
-        float rstd = rsqrtf(warp_sum(squares) * (1.0f / C) + 1e-5f);
+        float rstd = rsqrtf(warp_sum(squares) * (1.0f / C) + epsilon);
 #pragma unroll
         for (int i = 0; i < most; i++) {
             if (!is(i)) { continue; }
@@ -1153,7 +1153,7 @@ template <int C, int TEAMS> __global__ void __launch_bounds__(TEAMS* DECODE_LAYE
         block.send_x(x);
         mbarrier_wait(&shared.vectors_full[half][parity], i >> 2 & 1);
         block.wait(&own.x_there, half, block.bytes_x());
-        block.normalise(vectors);
+        block.normalise(vectors, l.epsilon);
         mbarrier_wait(&shared.full[2 * half], parity);
         block.product(half ? shared.fcw : shared.qkvw, 3 + half);
         block.sync();
@@ -1251,11 +1251,11 @@ template <class Kernel> bool decode_layers_fit(Kernel kernel, const cudaLaunchCo
 
 #endif
 
-// Whether decode_layers() runs B texts through such a model here.
-bool decode_layers_runs(int B, int C, int NH, int capacity) {
+// Whether decode_layers() runs B texts through such a model here. F: width of the MLP
+bool decode_layers_runs(int B, int C, int F, int NH, int capacity) {
     bool fits = false;
 #if !defined(ENABLE_FP32)
-    if (C != NH * DECODE_LAYER_HS || B > DECODE_LAYER_TEXTS || !has_sm90a()) { return false; }
+    if (C != NH * DECODE_LAYER_HS || F != 4 * C || B > DECODE_LAYER_TEXTS || !has_sm90a()) { return false; }
     cudaLaunchAttribute attributes[2] = {};
     if (B == 1 && capacity <= DecodeLayerSizes<768, 8>::CAPACITY) {
         decode_layer_sizes(C, [&](auto c, auto ranks) {
@@ -1274,7 +1274,7 @@ bool decode_layers_runs(int B, int C, int NH, int capacity) {
         });
     }
 #else
-    (void)B, (void)C, (void)NH, (void)capacity;
+    (void)B, (void)C, (void)F, (void)NH, (void)capacity;
 #endif
     return fits;
 }

@@ -35,6 +35,7 @@ struct DecodeMatmulArguments {
     const floatX *bias, *residual;
     int B, K, OC;
     bool gelu;
+    float epsilon;   // of the layernorm
     int log_rows;    // log2 of the rows of the weight per tile: 16 per group of warps
     int log_cluster; // log2 of the blocks per cluster
     int stride;      // of the rows of x in shared memory, in elements
@@ -215,7 +216,7 @@ template <int texts> __device__ void decode_matmul_norm(floatX* shared_x, const 
             squares += part.y + columns * (part.x - mean) * (part.x - mean);
         }
     }
-    float rstd = rsqrtf(squares / (float)a.K + 1e-5f);
+    float rstd = rsqrtf(squares / (float)a.K + a.epsilon);
 
     cp_async_wait<0>();
     __syncthreads(); // every thread's part of shared_norm is there
@@ -627,13 +628,13 @@ bool decode_matmul_runs(bool norm, int B, int K, int OC) {
 // DECODE_MATMUL_MAX_TEXTS, for a K too large for shared memory, and where the device has no code for sm_90a.
 bool decode_matmul(floatX* out, const floatX* x, const floatX* norm_weight, const floatX* norm_bias,
                    const WeightMatrix& weight, const floatX* bias, const floatX* residual, bool gelu, int B, int K,
-                   int OC, const Execution& exec) {
+                   int OC, float epsilon, const Execution& exec) {
     DecodeMatmulPlan plan = decode_matmul_choose(0, 0, norm_weight != NULL, false, B, K, OC);
     if (B > DECODE_MATMUL_MAX_TEXTS || !decode_matmul_runs(plan, B)) { return false; }
     double others = (double)B * (K + (residual ? 2.0 : 1.0) * OC) * sizeof(floatX);
     Op op(exec, weight.bytes(OC, K) + others, 2.0 * B * OC * K, "decode_matmul %d -> %d", K, OC);
-    decode_matmul_launch(out, {x, norm_weight, norm_bias, weight, bias, residual, B, K, OC, gelu, 0, 0, 0}, plan, true,
-                         exec);
+    decode_matmul_launch(out, {x, norm_weight, norm_bias, weight, bias, residual, B, K, OC, gelu, epsilon, 0, 0, 0},
+                         plan, true, exec);
     return true;
 }
 // ---- kernel 6: the head alone; weights by TMA through a ring in shared memory, which is full when x arrives -----------
@@ -649,6 +650,7 @@ struct DecodeHeadArguments {
     const floatX *x, *norm_weight, *norm_bias;
     const float* scales;
     int B, K, OC, num_boxes, num_stages; // num_boxes: of the weight, per tile
+    float epsilon;                       // of the layernorm
 };
 
 // sum += a (64,16) b (16,texts); a: a descriptor, or the warp's registers
@@ -728,7 +730,7 @@ __device__ inline void decode_head_norm(unsigned char* shared_x, const DecodeHea
                 float less = vec(i) < num_vec ? mean : 0.0f;
                 for (int e = 0; e < size; e++) { squares += ((float)v[e] - less) * ((float)v[e] - less); }
             }
-            float rstd = rsqrtf(decode_matmul_sum<32>(squares) / (float)a.K + 1e-5f);
+            float rstd = rsqrtf(decode_matmul_sum<32>(squares) / (float)a.K + a.epsilon);
             hold_packed(x[t]), hold_packed(weight), hold_packed(bias);
 #pragma unroll
             for (int i = 0; i < most; i++) {
@@ -870,8 +872,8 @@ template <class W, int most> auto decode_head_kernel(int texts) {
                          : decode_matmul_head_sm90_kernel6<W, 64, most>;
 }
 inline void decode_head_launch(float* logits, const floatX* x, const floatX* norm_weight, const floatX* norm_bias,
-                               const WeightMatrix& weight, int B, int K, int OC, const DecodeHeadPlan& plan,
-                               const Execution& exec) {
+                               const WeightMatrix& weight, int B, int K, int OC, float epsilon,
+                               const DecodeHeadPlan& plan, const Execution& exec) {
     require(B > 0 && K % x128::size == 0 && OC > 0);
     void (*kernel)(float*, const CUtensorMap, const DecodeHeadArguments) = NULL;
     weight_dispatch(weight, [&](auto type) {
@@ -881,7 +883,8 @@ inline void decode_head_launch(float* logits, const floatX* x, const floatX* nor
     cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)plan.shared_bytes()));
     // two weights in 8 bits are as one of floatX for a copy
     CUtensorMap map = tensor_map((const floatX*)weight.values, {K / plan.x_boxes, OC}, {64, DECODE_HEAD_ROWS});
-    DecodeHeadArguments a = {x, norm_weight, norm_bias, weight.scales, B, K, OC, plan.num_boxes, plan.num_stages};
+    DecodeHeadArguments a = {x, norm_weight, norm_bias,      weight.scales,   B,
+                             K, OC,          plan.num_boxes, plan.num_stages, epsilon};
     cudaLaunchAttribute attribute = {};
     attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attribute.val.programmaticStreamSerializationAllowed = 1;
@@ -899,7 +902,7 @@ inline void decode_head_launch(float* logits, const floatX* x, const floatX* nor
 // 5 where that does not run: for 2 to DECODE_HEAD_MAX_TEXTS5 texts, with weights in 8 bits for any number from 2 on. Returns false, and
 // launches nothing, elsewhere. wte is read while the previous kernel in the stream may still run.
 bool decode_matmul_head(float* logits, const floatX* x, const floatX* norm_weight, const floatX* norm_bias,
-                        const WeightMatrix& wte, int B, int C, int Vp, const Execution& exec) {
+                        const WeightMatrix& wte, int B, int C, int Vp, float epsilon, const Execution& exec) {
     DecodeHeadPlan ring = decode_head_plan(wte, B, C);
     DecodeMatmulPlan plan = decode_matmul_choose(0, 0, true, true, B, C, Vp);
     bool many = B > DECODE_HEAD_MAX_TEXTS5 && wte.format == WEIGHTS_FULL;
@@ -907,11 +910,11 @@ bool decode_matmul_head(float* logits, const floatX* x, const floatX* norm_weigh
     double others = (double)B * C * sizeof(floatX) + (double)B * Vp * sizeof(float);
     Op op(exec, wte.bytes(Vp, C) + others, 2.0 * B * Vp * C, "decode_matmul %d -> %d, head", C, Vp);
     if (ring.num_stages) {
-        decode_head_launch(logits, x, norm_weight, norm_bias, wte, B, C, Vp, ring, exec);
+        decode_head_launch(logits, x, norm_weight, norm_bias, wte, B, C, Vp, epsilon, ring, exec);
         return true;
     }
-    decode_matmul_launch(logits, {x, norm_weight, norm_bias, wte, NULL, NULL, B, C, Vp, false, 0, 0, 0}, plan, true,
-                         exec);
+    decode_matmul_launch(logits, {x, norm_weight, norm_bias, wte, NULL, NULL, B, C, Vp, false, epsilon, 0, 0, 0}, plan,
+                         true, exec);
     return true;
 }
 
@@ -919,10 +922,10 @@ bool decode_matmul_head(float* logits, const floatX* x, const floatX* norm_weigh
 
 bool decode_matmul_runs(bool, int, int, int) { return false; }
 bool decode_matmul(floatX*, const floatX*, const floatX*, const floatX*, const WeightMatrix&, const floatX*,
-                   const floatX*, bool, int, int, int, const Execution&) {
+                   const floatX*, bool, int, int, int, float, const Execution&) {
     return false;
 }
-bool decode_matmul_head(float*, const floatX*, const floatX*, const floatX*, const WeightMatrix&, int, int, int,
+bool decode_matmul_head(float*, const floatX*, const floatX*, const floatX*, const WeightMatrix&, int, int, int, float,
                         const Execution&) {
     return false;
 }

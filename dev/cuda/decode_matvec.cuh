@@ -41,7 +41,7 @@ template <int n> __device__ inline float decode_matvec_sums(float* values) {
 // vectors of norm_weight and norm_bias, which the caller loads before grid_wait_dependency().
 template <int batch> __device__ void decode_matvec_norm(x128* shared, const floatX* x, const floatX* norm_weight,
                                                         const floatX* norm_bias, int4 g, int4 s, int first_b, int B,
-                                                        int K) {
+                                                        int K, float epsilon) {
     __shared__ float mean[batch], rstd[batch];
     int lane = threadIdx.x % 32, num_warps = blockDim.x / 32, num_vec = K / x128::size;
     for (int b = threadIdx.x / 32; b < batch; b += num_warps) {
@@ -67,7 +67,7 @@ template <int batch> __device__ void decode_matvec_norm(x128* shared, const floa
             for (int e = 0; e < x128::size; e++) { squares += ((float)value[e] - center) * ((float)value[e] - center); }
         }
         squares = warp_sum(squares);
-        if (lane == 0) { mean[b] = center, rstd[b] = rsqrtf(squares / K + 1e-5f); }
+        if (lane == 0) { mean[b] = center, rstd[b] = rsqrtf(squares / K + epsilon); }
     }
     __syncthreads();
     for (int v = threadIdx.x; v < num_vec; v += blockDim.x) {
@@ -115,7 +115,7 @@ template <class Out, class W, int batch, int rows, bool norm>
 __global__ void __launch_bounds__(256, decode_matvec_blocks_per_sm(batch))
     decode_matvec_kernel6(Out* out, const floatX* x, const floatX* norm_weight, const floatX* norm_bias,
                           const W* weight, const float* scales, const floatX* bias, const floatX* residual,
-                          bool has_gelu, int B, int K, int OC, int split) {
+                          bool has_gelu, int B, int K, int OC, float epsilon, int split) {
     constexpr int num_sums = rows * batch, lanes_per_sum = 32 / num_sums;
     constexpr bool scaled = sizeof(W) < sizeof(floatX);
     extern __shared__ int4 decode_matvec_shared[]; // (batch,K) floatX, if norm
@@ -141,7 +141,7 @@ __global__ void __launch_bounds__(256, decode_matvec_blocks_per_sm(batch))
     }
     grid_launch_dependents(); // the next kernel may start; it waits for this one in its own grid_wait_dependency()
     grid_wait_dependency();   // what was read before this line is not written by earlier kernels of the step
-    if (norm) { decode_matvec_norm<batch>(normalised, x, norm_weight, norm_bias, g, s, first_b, B, K); }
+    if (norm) { decode_matvec_norm<batch>(normalised, x, norm_weight, norm_bias, g, s, first_b, B, K, epsilon); }
 
     // all groups of a block take the same number of iterations, because the loop has barriers
     for (int begin = blockIdx.y * rows_per_block; begin < OC; begin += gridDim.y * rows_per_block) {
@@ -198,7 +198,7 @@ __global__ void __launch_bounds__(256, decode_matvec_blocks_per_sm(batch))
 // The launch configuration of kernel 6; `split` is the kernel's last argument.
 template <class Out, class W> struct DecodeMatvecLaunch {
     void (*kernel)(Out*, const floatX*, const floatX*, const floatX*, const W*, const float*, const floatX*,
-                   const floatX*, bool, int, int, int, int);
+                   const floatX*, bool, int, int, int, float, int);
     dim3 grid;
     size_t shared_bytes;
     int split;
@@ -256,14 +256,14 @@ DecodeMatvecLaunch<Out, W> decode_matvec_launch6(bool norm, int B, int K, int OC
 
 template <class Out> void decode_matvec_run(Out* out, const floatX* x, const floatX* norm_weight,
                                             const floatX* norm_bias, const WeightMatrix& weight, const floatX* bias,
-                                            const floatX* residual, bool gelu, int B, int K, int OC,
+                                            const floatX* residual, bool gelu, int B, int K, int OC, float epsilon,
                                             const Execution& exec, int block_size) {
     require((norm_weight != NULL) == (norm_bias != NULL));
     weight_dispatch(weight, [&](auto type) {
         typedef decltype(type) W;
         DecodeMatvecLaunch<Out, W> l = decode_matvec_launch6<Out, W>(norm_weight != NULL, B, K, OC, block_size);
         launch_early(l.kernel, l.grid, block_size, l.shared_bytes, exec, out, x, norm_weight, norm_bias,
-                     (const W*)weight.values, weight.scales, bias, residual, gelu, B, K, OC, l.split);
+                     (const W*)weight.values, weight.scales, bias, residual, gelu, B, K, OC, epsilon, l.split);
     });
 }
 
@@ -273,27 +273,22 @@ template <class Out> void decode_matvec_run(Out* out, const floatX* x, const flo
 // step may write them.
 void decode_matvec(floatX* out, const floatX* x, const floatX* norm_weight, const floatX* norm_bias,
                    const WeightMatrix& weight, const floatX* bias, const floatX* residual, bool gelu, int B, int K,
-                   int OC, const Execution& exec, int block_size) {
+                   int OC, float epsilon, const Execution& exec) {
+    int block_size = exec.block_size ? exec.block_size : 256;
     double others = (double)B * (K + (residual ? 2.0 : 1.0) * OC) * sizeof(floatX);
     Op op(exec, weight.bytes(OC, K) + others, 2.0 * B * OC * K, "decode_matvec %d -> %d", K, OC);
-    decode_matvec_run(out, x, norm_weight, norm_bias, weight, bias, residual, gelu, B, K, OC, exec, block_size);
-}
-void decode_matvec(floatX* out, const floatX* x, const floatX* norm_weight, const floatX* norm_bias,
-                   const WeightMatrix& weight, const floatX* bias, const floatX* residual, bool gelu, int B, int K,
-                   int OC, const Execution& exec) {
-    decode_matvec(out, x, norm_weight, norm_bias, weight, bias, residual, gelu, B, K, OC, exec, 256);
+    decode_matvec_run(out, x, norm_weight, norm_bias, weight, bias, residual, gelu, B, K, OC, epsilon, exec,
+                      block_size);
 }
 
 // logits (B,Vp) float = layernorm(x) wte^T | x (B,C) | norm_weight, norm_bias (C) | wte (Vp,C)
 void decode_head(float* logits, const floatX* x, const floatX* norm_weight, const floatX* norm_bias,
-                 const WeightMatrix& wte, int B, int C, int Vp, const Execution& exec, int block_size) {
+                 const WeightMatrix& wte, int B, int C, int Vp, float epsilon, const Execution& exec) {
+    int block_size = exec.block_size ? exec.block_size : 256;
     double others = (double)B * C * sizeof(floatX) + (double)B * Vp * sizeof(float);
     Op op(exec, wte.bytes(Vp, C) + others, 2.0 * B * Vp * C, "decode_matvec %d -> %d, head", C, Vp);
     require(norm_weight != NULL);
-    decode_matvec_run<float>(logits, x, norm_weight, norm_bias, wte, NULL, NULL, false, B, C, Vp, exec, block_size);
-}
-void decode_head(float* logits, const floatX* x, const floatX* norm_weight, const floatX* norm_bias,
-                 const WeightMatrix& wte, int B, int C, int Vp, const Execution& exec) {
-    decode_head(logits, x, norm_weight, norm_bias, wte, B, C, Vp, exec, 256);
+    decode_matvec_run<float>(logits, x, norm_weight, norm_bias, wte, NULL, NULL, false, B, C, Vp, epsilon, exec,
+                             block_size);
 }
 // ==== end promoted: decode_matvec ====

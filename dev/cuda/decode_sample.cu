@@ -236,10 +236,8 @@ static void declare(Bench& b) {
 
     auto promoted = [=](int bs) {
         uint32_t* set = penalizes ? (uint32_t*)seen : NULL;
-        bs ? decode_sample(tokens, copy, positions, scratch, logits, rng_state, set, temperature, top_k, top_p, min_p,
-                           penalty, B, V, Vp, stream, bs)
-           : decode_sample(tokens, copy, positions, scratch, logits, rng_state, set, temperature, top_k, top_p, min_p,
-                           penalty, B, V, Vp, stream);
+        decode_sample(tokens, copy, positions, scratch, logits, rng_state, set, temperature, top_k, top_p, min_p,
+                      penalty, B, V, Vp, {stream, bs});
     };
     if (greedy && !penalizes) {
         b.kernel(1, "largest: one block, tree reduction in shared memory",

@@ -327,7 +327,8 @@ inline size_t decode_sample_scratch(int B) { return (size_t)3 * B; }
 // added. A positive logit of a token in the set is divided by the penalty, another one is multiplied with it.
 void decode_sample(int* tokens, int* copy, int* positions, float* scratch, float* logits, uint64_t* rng_state,
                    uint32_t* seen, float temperature, int top_k, float top_p, float min_p, float penalty, int B, int V,
-                   int Vp, const Execution& exec, int block_size) {
+                   int Vp, const Execution& exec) {
+    int block_size = exec.block_size ? exec.block_size : 256;
     Op op(exec, (double)B * V * sizeof(float), 0, "decode_sample");
     require(B > 0 && B <= 65535 && V > 0 && V <= Vp && V <= 1 << 18 && Vp % 4 == 0);
     require(temperature >= 0.0f && top_k >= 0 && top_p > 0.0f && top_p <= 1.0f && min_p >= 0.0f && min_p <= 1.0f);
@@ -345,11 +346,5 @@ void decode_sample(int* tokens, int* copy, int* positions, float* scratch, float
     require(rng_state != NULL);
     launch_early(decode_sample_kernel5, dim3(B), DECODE_SAMPLE_THREADS, 0, exec, tokens, copy, positions, penalized,
                  rng_state, temperature, top_k, top_p, min_p, V, Vp);
-}
-void decode_sample(int* tokens, int* copy, int* positions, float* scratch, float* logits, uint64_t* rng_state,
-                   uint32_t* seen, float temperature, int top_k, float top_p, float min_p, float penalty, int B, int V,
-                   int Vp, const Execution& exec) {
-    decode_sample(tokens, copy, positions, scratch, logits, rng_state, seen, temperature, top_k, top_p, min_p, penalty,
-                  B, V, Vp, exec, 256);
 }
 // ==== end promoted: decode_sample ====

@@ -233,8 +233,7 @@ static void declare(Bench& b) {
              [=](int bs) { encoder_backward5(dwte, dwpe, scratch, dout, inp, B, T, C, V, s, bs); });
     b.kernel(6, "deterministic: runs across tiles joined",
              [=](int bs) {
-                 bs ? encoder_backward(dwte, dwpe, scratch, dout, inp, B, T, C, V, s, bs)
-                    : encoder_backward(dwte, dwpe, scratch, dout, inp, B, T, C, V, s);
+                 encoder_backward(dwte, dwpe, scratch, dout, inp, B, T, C, V, {s, bs});
              },
              {bench_tunable("encoder_backward")});
     b.promoted(6);

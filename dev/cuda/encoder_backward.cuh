@@ -307,7 +307,9 @@ size_t encoder_backward_scratch(int B, int T, int V) {
 // dwte[inp[b,t],:] += dout[b,t,:], dwpe[t,:] += dout[b,t,:]: dwte (Vp,C), dwpe (maxT,C)
 // | scratch (encoder_backward_scratch(B, T, V)), aligned to 16 bytes | dout (B,T,C) | inp (B,T), each in [0,V)
 void encoder_backward(float* dwte, float* dwpe, int* scratch, const floatX* dout, const int* inp, int B, int T, int C,
-                      int V, const Execution& exec, int block_size) {
+                      int V, const Execution& exec) {
+    int block_size =
+        exec.block_size ? exec.block_size : tuned_config(exec.tuned, "encoder_backward", (size_t)B * T, C, 256);
     // the bytes do not include the rows of dwte that are read and written, because their number depends on the tokens
     Op op(exec, (double)B * T * (C * sizeof(floatX) + sizeof(int)) + (double)T * C * 2 * sizeof(float), 0,
           "encoder_backward");
@@ -328,10 +330,5 @@ void encoder_backward(float* dwte, float* dwpe, int* scratch, const floatX* dout
                                                                                             N, C, c0);
         cudaCheck(cudaGetLastError());
     }
-}
-void encoder_backward(float* dwte, float* dwpe, int* scratch, const floatX* dout, const int* inp, int B, int T, int C,
-                      int V, const Execution& exec) {
-    int config = tuned_config(exec.tuned, "encoder_backward", (size_t)B * T, C, 256);
-    encoder_backward(dwte, dwpe, scratch, dout, inp, B, T, C, V, exec, config);
 }
 // ==== end promoted: encoder_backward ====

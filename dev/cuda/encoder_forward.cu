@@ -107,8 +107,7 @@ static void declare(Bench& b) {
     b.kernel(3, "one warp per row", [=](int bs) { encoder_forward3(out, inp, wte, wpe, B, T, C, stream, bs); });
     b.kernel(4, "four sequences per thread share its vector of wpe",
              [=](int bs) {
-                 bs ? encoder_forward(out, inp, wte, wpe, B, T, C, stream, bs)
-                    : encoder_forward(out, inp, wte, wpe, B, T, C, stream);
+                 encoder_forward(out, inp, wte, wpe, B, T, C, {stream, bs});
              },
              {bench_tunable("encoder_forward")});
     b.promoted(4);

@@ -49,7 +49,7 @@ void fused_attention_projection_residual_layernorm1(const AttentionProjection& f
     attention_forward(attention, f.lse, f.qkv, f.B, f.T, f.C, f.NH, stream);
     matmul_forward(projection, NULL, attention, f.proj_weight, f.proj_bias, NULL, N, f.C, f.C, stream);
     residual_forward(f.residual, f.inp, projection, (size_t)N * f.C, stream);
-    layernorm_forward(f.normed, f.mean, f.rstd, f.residual, f.weight, f.bias, N, f.C, stream);
+    layernorm_forward(f.normed, f.mean, f.rstd, f.residual, f.weight, f.bias, N, f.C, f.epsilon, stream);
 }
 
 // ---- kernel 2: three launches: attention; the projection by matmul_forward; residual and layernorm fused ----
@@ -127,7 +127,7 @@ __global__ void fused_attention_projection_residual_layernorm_kernel3(AttentionP
         for (int c = lane; c < C; c += 32) { sum += (float)x[c]; }
         float m = warp_sum(sum) / C;
         for (int c = lane; c < C; c += 32) { squares += ((float)x[c] - m) * ((float)x[c] - m); }
-        float r = rsqrtf(warp_sum(squares) / C + 1e-5f);
+        float r = rsqrtf(warp_sum(squares) / C + f.epsilon);
         for (int c = lane; c < C; c += 32) {
             f.normed[(first + token) * C + c] = (floatX)(((float)x[c] - m) * r * (float)f.weight[c] + (float)f.bias[c]);
         }
@@ -213,7 +213,7 @@ static void declare(Bench& b) {
     Buffer<floatX> attention = b.scratch<floatX>("attention", n);
     Buffer<floatX> projection = b.scratch<floatX>("projection", n);
     AttentionProjection f = {residual,  normed, mean, rstd, lse, qkv, inp, proj_weight,
-                             proj_bias, weight, bias, B,    T,   C,   NH};
+                             proj_bias, weight, bias, B,    T,   C,   NH,  NORM_EPSILON};
     b.kernel(1, "unfused: attention, matmul_forward, residual, layernorm",
              [=](int) { fused_attention_projection_residual_layernorm1(f, attention, projection, stream); }, {0});
     b.moves(4, 11 * tensor + rest);
@@ -240,7 +240,7 @@ static void declare(Bench& b) {
             [=](int form) {
                 form == 0 ? fused_attention_projection_residual_layernorm_forward(
                                 residual, normed, mean, rstd, lse, attention, projection, qkv, inp, proj_weight,
-                                proj_bias, weight, bias, B, T, C, NH, stream)
+                                proj_bias, weight, bias, B, T, C, NH, NORM_EPSILON, stream)
                           : fused_attention_projection_residual_layernorm5(f, attention, stream, form);
             },
             {0, GEMM_PING_PONG_192, GEMM_PING_PONG_192_PAIRS, GEMM_PING_PONG_128_PAIRS}, -90);

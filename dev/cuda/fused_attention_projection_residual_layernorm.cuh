@@ -26,6 +26,7 @@ struct AttentionProjection {
     const floatX* proj_bias;     // (C)
     const floatX *weight, *bias; // (C)
     int B, T, C, NH;
+    float epsilon; // of the layernorm
 };
 
 // attention (B,T,C) and projection (B,T,C) are scratch
@@ -35,7 +36,7 @@ void fused_attention_projection_residual_layernorm2(const AttentionProjection& f
     attention_forward(attention, f.lse, f.qkv, f.B, f.T, f.C, f.NH, exec);
     matmul_forward(projection, NULL, attention, f.proj_weight, f.proj_bias, NULL, N, f.C, f.C, exec);
     fused_residual_layernorm_forward(f.residual, f.normed, f.mean, f.rstd, f.inp, projection, f.weight, f.bias, N, f.C,
-                                     exec);
+                                     f.epsilon, exec);
 }
 
 // block only 3, because shared memory is short.
@@ -533,7 +534,7 @@ __device__ inline void attention_projection_finish(const float (&sum)[32 * heads
     attention_projection_row_sums(squares, smem, at, 1, rank, num_ranks);
 #pragma unroll
     for (int half_row = 0; half_row < 2; half_row++) {
-        rstd[half_row] = rsqrtf(squares[half_row] * inverse_C + 1e-5f);
+        rstd[half_row] = rsqrtf(squares[half_row] * inverse_C + f.epsilon);
         int row = t + lane / 4 + 8 * half_row;
         if (rank == 0 && lane % 4 == 0 && row < f.T) {
             f.mean[(size_t)b * f.T + row] = mean[half_row];
@@ -623,7 +624,7 @@ void fused_attention_projection_residual_layernorm5(const AttentionProjection& f
     GemmArgs g = {f.residual, NULL, attention, f.proj_weight, f.inp, N, f.C, f.C};
     gemm_form(g, GemmBias<GEMM_ADD>{f.proj_bias}, true, exec, form);
     fused_residual_layernorm_early(f.normed, NULL, f.mean, f.rstd, f.residual, NULL, f.weight, f.bias, NULL, N, f.C,
-                                   exec);
+                                   f.epsilon, exec);
 }
 #endif
 
@@ -643,10 +644,10 @@ void fused_attention_projection_residual_layernorm_forward(floatX* residual, flo
                                                            const floatX* qkv, const floatX* inp,
                                                            const floatX* proj_weight, const floatX* proj_bias,
                                                            const floatX* weight, const floatX* bias, int B, int T,
-                                                           int C, int NH, const Execution& exec) {
+                                                           int C, int NH, float epsilon, const Execution& exec) {
     require(B > 0 && T > 0 && NH > 0 && C % NH == 0);
     AttentionProjection f = {residual,  normed, mean, rstd, lse, qkv, inp, proj_weight,
-                             proj_bias, weight, bias, B,    T,   C,   NH};
+                             proj_bias, weight, bias, B,    T,   C,   NH,  epsilon};
 #if !defined(ENABLE_FP32)
     if (attention_projection_choice(C) == 5) {
         return fused_attention_projection_residual_layernorm5(f, attention, exec);

@@ -51,7 +51,7 @@ void fused_attention_residual_layernorm_forward1(floatX* residual, floatX* norme
                                                  cudaStream_t stream) {
     attention_forward(att, lse, qkv, B, T, C, NH, stream);
     residual_forward(residual, inp, att, (size_t)B * T * C, stream);
-    layernorm_forward(normed, mean, rstd, residual, weight, bias, B * T, C, stream);
+    layernorm_forward(normed, mean, rstd, residual, weight, bias, B * T, C, NORM_EPSILON, stream);
 }
 
 // ---- kernel 2: two launches: attention, then residual and layernorm fused ---------------------------------
@@ -62,7 +62,8 @@ void fused_attention_residual_layernorm_forward2(floatX* residual, floatX* norme
                                                  const floatX* weight, const floatX* bias, int B, int T, int C, int NH,
                                                  cudaStream_t stream) {
     attention_forward(att, lse, qkv, B, T, C, NH, stream);
-    fused_residual_layernorm_forward(residual, normed, mean, rstd, inp, att, weight, bias, B * T, C, stream);
+    fused_residual_layernorm_forward(residual, normed, mean, rstd, inp, att, weight, bias, B * T, C, NORM_EPSILON,
+                                     stream);
 }
 
 // ---- kernel 3: one block per query, one warp per head, fp32 arithmetic: the sum stays in shared memory ------
@@ -108,7 +109,7 @@ __global__ void fused_attention_kernel3(floatX* residual, floatX* normed, float*
     }
     float average = block_sum(sum, shared) / C; // block_sum's barriers also make x visible
     for (int c = threadIdx.x; c < C; c += blockDim.x) { squares += (x[c] - average) * (x[c] - average); }
-    float r = rsqrtf(block_sum(squares, shared) / C + 1e-5f);
+    float r = rsqrtf(block_sum(squares, shared) / C + NORM_EPSILON);
     for (int c = threadIdx.x; c < C; c += blockDim.x) {
         normed[row * C + c] = (floatX)((x[c] - average) * r * (float)weight[c] + (float)bias[c]);
     }
@@ -373,7 +374,7 @@ __global__ void __launch_bounds__(128)
 #pragma unroll
     for (int half_row = 0; half_row < 2; half_row++) {
         int row = t + lane / 4 + 8 * half_row;
-        rows[half_row] = make_float2(moments.mean[half_row], rsqrtf(moments.squares[half_row] / C + 1e-5f));
+        rows[half_row] = make_float2(moments.mean[half_row], rsqrtf(moments.squares[half_row] / C + NORM_EPSILON));
         if (lane % 4 == 0 && row < T) {
             mean[(size_t)b * T + row] = rows[half_row].x, rstd[(size_t)b * T + row] = rows[half_row].y;
         }
@@ -466,7 +467,7 @@ __device__ inline float2 fused_attention_mean_rstd(const float2 (&moments)[FUSED
         total.y += x.y + delta * delta * share * (64.0f * heads);
         heads += more;
     }
-    return make_float2(total.x, rsqrtf(total.y / (64 * heads) + 1e-5f));
+    return make_float2(total.x, rsqrtf(total.y / (64 * heads) + NORM_EPSILON));
 }
 
 // The barrier for the moments of `rows` rows. In a cluster it counts the bytes that fused_attention_send sends from
@@ -1366,7 +1367,7 @@ void fused_attention_residual_layernorm_forward(floatX* residual, floatX* normed
         int best = few ? FUSED_ATTENTION_TWO_ONCE : fits ? FUSED_ATTENTION_FOUR_ONCE : FUSED_ATTENTION_FOUR;
         fused_attention_form7(residual, lse, qkv, inp, B, T, NH, stream, form ? form : best);
         return fused_residual_layernorm_forward9(NULL, normed, mean, rstd, residual, NULL, weight, bias, B * T, C,
-                                                 stream);
+                                                 NORM_EPSILON, stream);
     }
 #endif
     (void)form;

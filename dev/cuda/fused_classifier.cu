@@ -221,14 +221,9 @@ void fused_classifier6(floatX* logits, float* losses, const int* targets, const 
     cudaCheck(cudaGetLastError());
 }
 
-// The promoted launcher; block size 0 is its default.
 void fused_classifier7(floatX* logits, float* losses, const int* targets, const float* dloss, int N, int V, int Vp,
                        cudaStream_t stream, int block_size) {
-    if (block_size == 0) {
-        fused_classifier(logits, losses, targets, dloss, N, V, Vp, stream);
-    } else {
-        fused_classifier(logits, losses, targets, dloss, N, V, Vp, stream, block_size);
-    }
+    fused_classifier(logits, losses, targets, dloss, N, V, Vp, {stream, block_size});
 }
 
 // ---- kernel 8: persistent blocks with two rows in shared memory; bulk copies prefetch the next row ----

@@ -162,7 +162,10 @@ __global__ void __launch_bounds__(1024)
 // dloss * (softmax(logits) - onehot(target)), and 0 from column V on. | targets (N), each in [0,V)
 // dloss (1), or NULL: only the losses are computed, logits are not changed
 void fused_classifier(floatX* logits, float* losses, const int* targets, const float* dloss, int N, int V, int Vp,
-                      const Execution& exec, int block_size) {
+                      const Execution& exec) {
+    int block_size = exec.block_size
+                         ? exec.block_size
+                         : tuned_config(exec.tuned, "fused_classifier", N, V, sizeof(floatX) == 4 ? 1024 : 512);
     Op op(exec, (dloss ? 2.0 : 1.0) * N * Vp * sizeof(floatX), 0, "fused_classifier");
     require(Vp % 8 == 0 && 1 <= V && V <= Vp);
     size_t shared = (size_t)(V / x128::size) * sizeof(x128) + 32 * sizeof(float);
@@ -178,10 +181,5 @@ void fused_classifier(floatX* logits, float* losses, const int* targets, const f
         fused_classifier_kernel6<<<N, block_size, 0, exec.stream>>>(logits, losses, targets, dloss, V, Vp);
     }
     cudaCheck(cudaGetLastError());
-}
-void fused_classifier(floatX* logits, float* losses, const int* targets, const float* dloss, int N, int V, int Vp,
-                      const Execution& exec) {
-    int config = tuned_config(exec.tuned, "fused_classifier", N, V, sizeof(floatX) == 4 ? 1024 : 512);
-    fused_classifier(logits, losses, targets, dloss, N, V, Vp, exec, config);
 }
 // ==== end promoted: fused_classifier ====

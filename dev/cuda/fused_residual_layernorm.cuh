@@ -14,7 +14,7 @@ Kernel 3 of fused_residual_layernorm.cu, which has the other kernels, errors and
 
 __global__ void fused_residual_layernorm_kernel3(floatX* residual, floatX* normed, float* mean, float* rstd,
                                                  const floatX* inp1, const floatX* inp2, const floatX* weight,
-                                                 const floatX* bias, int C) {
+                                                 const floatX* bias, int C, float epsilon) {
     __shared__ float shared[32];
     extern __shared__ int4 fused_residual_layernorm_row[]; // (C) floatX; a thread reads only what it wrote: no barrier
     floatX* x = (floatX*)fused_residual_layernorm_row;
@@ -37,7 +37,7 @@ __global__ void fused_residual_layernorm_kernel3(floatX* residual, floatX* norme
             squares += centered * centered;
         }
     }
-    float r = rsqrtf(block_sum(squares, shared) / C + 1e-5f);
+    float r = rsqrtf(block_sum(squares, shared) / C + epsilon);
     for (int c = threadIdx.x * x128::size; c < C; c += blockDim.x * x128::size) {
         x128 xv = load128(x + c), w = load128(weight + c), b = load128(bias + c), y;
         for (int k = 0; k < x128::size; k++) { y[k] = (floatX)(((float)xv[k] - m) * r * (float)w[k] + (float)b[k]); }
@@ -50,20 +50,16 @@ __global__ void fused_residual_layernorm_kernel3(floatX* residual, floatX* norme
 // | inp1, inp2 (N,C), weight, bias (C)
 void fused_residual_layernorm_forward(floatX* residual, floatX* normed, float* mean, float* rstd, const floatX* inp1,
                                       const floatX* inp2, const floatX* weight, const floatX* bias, int N, int C,
-                                      const Execution& exec, int block_size) {
+                                      float epsilon, const Execution& exec) {
+    int block_size =
+        exec.block_size ? exec.block_size : tuned_config(exec.tuned, "fused_residual_layernorm", N, C, 128);
     Op op(exec, 4.0 * N * C * sizeof(floatX), 0, "fused_residual_layernorm");
     require(N >= 1 && C >= 8 && C % 8 == 0);
     // a launch may use 48 KB of shared memory without cudaFuncSetAttribute
     require(C * sizeof(floatX) <= 48 * 1024 - 32 * sizeof(float));
     require(block_size % 32 == 0 && block_size <= 1024);
-    fused_residual_layernorm_kernel3<<<N, block_size, C * sizeof(floatX), exec.stream>>>(residual, normed, mean, rstd,
-                                                                                         inp1, inp2, weight, bias, C);
+    fused_residual_layernorm_kernel3<<<N, block_size, C * sizeof(floatX), exec.stream>>>(
+        residual, normed, mean, rstd, inp1, inp2, weight, bias, C, epsilon);
     cudaCheck(cudaGetLastError());
-}
-void fused_residual_layernorm_forward(floatX* residual, floatX* normed, float* mean, float* rstd, const floatX* inp1,
-                                      const floatX* inp2, const floatX* weight, const floatX* bias, int N, int C,
-                                      const Execution& exec) {
-    int config = tuned_config(exec.tuned, "fused_residual_layernorm", N, C, 128);
-    fused_residual_layernorm_forward(residual, normed, mean, rstd, inp1, inp2, weight, bias, N, C, exec, config);
 }
 // ==== end promoted: fused_residual_layernorm ====

@@ -28,7 +28,7 @@ __device__ inline void fused_residual_layernorm_store8(__nv_fp8_e4m3* p, const f
 template <class Norm, int num_vectors, int warps = 8> __global__ void __launch_bounds__(32 * warps)
     fused_residual_layernorm_kernel8(Norm* norm, floatX* residual, float* mean, float* rstd, const floatX* inp1,
                                      const floatX* inp2, const floatX* weight, const floatX* bias,
-                                     const float* multiplier, int N, int C) {
+                                     const float* multiplier, int N, int C, float epsilon) {
     grid_launch_dependents();
     grid_wait_dependency();
     int row = blockIdx.x * warps + threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -59,7 +59,7 @@ template <class Norm, int num_vectors, int warps = 8> __global__ void __launch_b
             squares += centered * centered;
         }
     }
-    float r = rsqrtf(warp_sum(squares) / C + 1e-5f), scale = multiplier ? *multiplier : 1.0f;
+    float r = rsqrtf(warp_sum(squares) / C + epsilon), scale = multiplier ? *multiplier : 1.0f;
     if (lane == 0 && mean) { mean[row] = m, rstd[row] = r; }
 #pragma unroll
     for (int i = 0; i < num_vectors; i++) {
@@ -74,16 +74,16 @@ template <class Norm, int num_vectors, int warps = 8> __global__ void __launch_b
 template <class Norm, int num_vectors = 1>
 void fused_residual_layernorm_early(Norm* norm, floatX* residual, float* mean, float* rstd, const floatX* inp1,
                                     const floatX* inp2, const floatX* weight, const floatX* bias,
-                                    const float* multiplier, int N, int C, const Execution& exec) {
+                                    const float* multiplier, int N, int C, float epsilon, const Execution& exec) {
     require(C % 8 == 0 && C <= 8 * 256);
     if constexpr (num_vectors < 8) {
         if (C > 256 * num_vectors) {
             return fused_residual_layernorm_early<Norm, num_vectors + 1>(norm, residual, mean, rstd, inp1, inp2, weight,
-                                                                         bias, multiplier, N, C, exec);
+                                                                         bias, multiplier, N, C, epsilon, exec);
         }
     }
     launch_early(fused_residual_layernorm_kernel8<Norm, num_vectors>, dim3(ceil_div(N, 8)), dim3(256), 0, exec, norm,
-                 residual, mean, rstd, inp1, inp2, weight, bias, multiplier, N, C);
+                 residual, mean, rstd, inp1, inp2, weight, bias, multiplier, N, C, epsilon);
 }
 
 // ---- kernel 9: persistent, one block per SM; each warp has up to eight rows in flight by bulk copies ----
@@ -106,7 +106,7 @@ __device__ inline void fused_residual_layernorm_load8(float (&x)[8], const float
 template <int num_vectors, bool whole> __global__ void __launch_bounds__(32 * FUSED_RESIDUAL_LAYERNORM_WARPS, 1)
     fused_residual_layernorm_kernel9(floatX* normed, floatX* residual, float* mean, float* rstd, const floatX* inp1,
                                      const floatX* inp2, const floatX* weight, const floatX* bias, int N, int C,
-                                     int stages) {
+                                     float epsilon, int stages) {
     extern __shared__ int4 fused_residual_layernorm_rows[]; // (warps, stages, 2 if inp2 else 1, C) floatX
     __shared__ uint64_t barriers[FUSED_RESIDUAL_LAYERNORM_WARPS][FUSED_RESIDUAL_LAYERNORM_STAGES];
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, slot = (inp2 ? 2 : 1) * C;
@@ -173,7 +173,7 @@ template <int num_vectors, bool whole> __global__ void __launch_bounds__(32 * FU
             }
             square += squares[i];
         }
-        float r = rsqrtf(warp_sum(square) / C + 1e-5f);
+        float r = rsqrtf(warp_sum(square) / C + epsilon);
         if (lane == 0) { mean[row] = m, rstd[row] = r; }
 #pragma unroll
         for (int i = 0; i < num_vectors; i++) {
@@ -194,12 +194,13 @@ template <int num_vectors, bool whole> __global__ void __launch_bounds__(32 * FU
 template <int num_vectors = 1>
 void fused_residual_layernorm_forward9(floatX* residual, floatX* normed, float* mean, float* rstd, const floatX* inp1,
                                        const floatX* inp2, const floatX* weight, const floatX* bias, int N, int C,
-                                       const Execution& exec, int max_stages = FUSED_RESIDUAL_LAYERNORM_STAGES) {
+                                       float epsilon, const Execution& exec,
+                                       int max_stages = FUSED_RESIDUAL_LAYERNORM_STAGES) {
     require(N >= 1 && C % 8 == 0 && C <= 8 * 256 && max_stages <= FUSED_RESIDUAL_LAYERNORM_STAGES);
     if constexpr (num_vectors < 8) {
         if (C > 256 * num_vectors) {
             return fused_residual_layernorm_forward9<num_vectors + 1>(residual, normed, mean, rstd, inp1, inp2, weight,
-                                                                      bias, N, C, exec, max_stages);
+                                                                      bias, N, C, epsilon, exec, max_stages);
         }
     }
     auto kernel = C == 256 * num_vectors ? fused_residual_layernorm_kernel9<num_vectors, true>
@@ -209,7 +210,7 @@ void fused_residual_layernorm_forward9(floatX* residual, floatX* normed, float* 
     cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
     int blocks = min(num_multiprocessors(), ceil_div(N, FUSED_RESIDUAL_LAYERNORM_WARPS));
     launch_early(kernel, dim3(blocks), dim3(32 * FUSED_RESIDUAL_LAYERNORM_WARPS), bytes, exec, normed, residual, mean,
-                 rstd, inp1, inp2, weight, bias, N, C, stages);
+                 rstd, inp1, inp2, weight, bias, N, C, epsilon, stages);
 }
 
 #endif

@@ -101,10 +101,11 @@ static void declare(Bench& b) {
     b.cost(3.0 * n * sizeof(floatX), 0);
     cudaStream_t stream = b.stream;
     b.kernel(1, "one thread per element", [=](int bs) { gelu_backward1(dinp, dout, inp, n, stream, bs); });
-    b.kernel(
-        2, "128-bit vectors",
-        [=](int bs) { bs ? gelu_backward(dinp, dout, inp, n, stream, bs) : gelu_backward(dinp, dout, inp, n, stream); },
-        {bench_tunable("gelu_backward")});
+    b.kernel(2, "128-bit vectors",
+             [=](int bs) {
+                 gelu_backward(dinp, dout, inp, n, {stream, bs});
+             },
+             {bench_tunable("gelu_backward")});
     b.kernel(3, "two vectors per thread in flight, streamed (evict-first)",
              [=](int bs) { gelu_backward3(dinp, dout, inp, n, stream, bs); });
     b.kernel(4, "persistent, the next vectors prefetched",

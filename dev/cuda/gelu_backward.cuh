@@ -26,15 +26,12 @@ __global__ void gelu_backward_kernel2(floatX* dinp, const floatX* dout, const fl
 }
 
 // dinp (n) = dout (n) * gelu'(inp (n)); dinp may be dout
-void gelu_backward(floatX* dinp, const floatX* dout, const floatX* inp, size_t n, const Execution& exec,
-                   int block_size) {
+void gelu_backward(floatX* dinp, const floatX* dout, const floatX* inp, size_t n, const Execution& exec) {
+    int block_size = exec.block_size ? exec.block_size : tuned_config(exec.tuned, "gelu_backward", n, 1, 256);
     Op op(exec, 3.0 * n * sizeof(floatX), 0, "gelu_backward");
     require(n % x128::size == 0);
     size_t num_blocks = ceil_div(n, (size_t)x128::size * block_size);
     gelu_backward_kernel2<<<(unsigned)num_blocks, block_size, 0, exec.stream>>>(dinp, dout, inp, n);
     cudaCheck(cudaGetLastError());
-}
-void gelu_backward(floatX* dinp, const floatX* dout, const floatX* inp, size_t n, const Execution& exec) {
-    gelu_backward(dinp, dout, inp, n, exec, tuned_config(exec.tuned, "gelu_backward", n, 1, 256));
 }
 // ==== end promoted: gelu_backward ====

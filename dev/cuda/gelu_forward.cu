@@ -91,7 +91,9 @@ static void declare(Bench& b) {
     cudaStream_t stream = b.stream;
     b.kernel(1, "one thread per element", [=](int bs) { gelu_forward1(out, inp, n, stream, bs); });
     b.kernel(2, "128-bit vectors",
-             [=](int bs) { bs ? gelu_forward(out, inp, n, stream, bs) : gelu_forward(out, inp, n, stream); },
+             [=](int bs) {
+                 gelu_forward(out, inp, n, {stream, bs});
+             },
              {bench_tunable("gelu_forward")});
     b.kernel(3, "two vectors per thread in flight", [=](int bs) { gelu_forward3(out, inp, n, stream, bs); });
     b.kernel(4, "persistent, the next vector prefetched", [=](int bs) { gelu_forward4(out, inp, n, stream, bs); });

@@ -25,14 +25,12 @@ __global__ void gelu_forward_kernel2(floatX* out, const floatX* inp, size_t n) {
 }
 
 // out (n) = gelu(inp (n)); out may be inp
-void gelu_forward(floatX* out, const floatX* inp, size_t n, const Execution& exec, int block_size) {
+void gelu_forward(floatX* out, const floatX* inp, size_t n, const Execution& exec) {
+    int block_size = exec.block_size ? exec.block_size : tuned_config(exec.tuned, "gelu_forward", n, 1, 128);
     Op op(exec, 2.0 * n * sizeof(floatX), 0, "gelu_forward");
     require(n % x128::size == 0);
     size_t num_blocks = ceil_div(n, (size_t)x128::size * block_size);
     gelu_forward_kernel2<<<(unsigned)num_blocks, block_size, 0, exec.stream>>>(out, inp, n);
     cudaCheck(cudaGetLastError());
-}
-void gelu_forward(floatX* out, const floatX* inp, size_t n, const Execution& exec) {
-    gelu_forward(out, inp, n, exec, tuned_config(exec.tuned, "gelu_forward", n, 1, 128));
 }
 // ==== end promoted: gelu_forward ====

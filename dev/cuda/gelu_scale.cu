@@ -35,7 +35,7 @@ __global__ void gelu_scale_scale_kernel1(floatX* out, const floatX* inp, float s
 // gelu (n) is scratch
 void gelu_scale1(floatX* out, floatX* gelu, const floatX* inp, size_t n, float scale, cudaStream_t stream,
                  int block_size) {
-    gelu_forward(gelu, inp, n, stream, block_size);
+    gelu_forward(gelu, inp, n, {stream, block_size});
     size_t num_blocks = ceil_div(n, (size_t)x128::size * block_size);
     gelu_scale_scale_kernel1<<<(unsigned)num_blocks, block_size, 0, stream>>>(out, gelu, scale, n);
     cudaCheck(cudaGetLastError());
@@ -80,10 +80,11 @@ __global__ void gelu_scale_kernel4(floatX* out, const floatX* inp, float scale, 
 }
 
 // out (n) = scale * gelu(inp (n)); out may be inp
-void gelu_scale(floatX* out, const floatX* inp, size_t n, float scale, cudaStream_t stream, int block_size = 128) {
+void gelu_scale(floatX* out, const floatX* inp, size_t n, float scale, const Execution& exec) {
+    int block_size = exec.block_size ? exec.block_size : 128;
     require(n % x128::size == 0);
     size_t num_blocks = ceil_div(n, (size_t)x128::size * block_size);
-    gelu_scale_kernel4<<<(unsigned)num_blocks, block_size, 0, stream>>>(out, inp, scale, n);
+    gelu_scale_kernel4<<<(unsigned)num_blocks, block_size, 0, exec.stream>>>(out, inp, scale, n);
     cudaCheck(cudaGetLastError());
 }
 
@@ -128,7 +129,9 @@ static void declare(Bench& b) {
     b.kernel(3, "fused, one thread per element", [=](int bs) { gelu_scale3(out, inp, n, scale, stream, bs); });
     b.moves(1, 2 * tensor);
     b.kernel(4, "fused, 128-bit vectors",
-             [=](int bs) { bs ? gelu_scale(out, inp, n, scale, stream, bs) : gelu_scale(out, inp, n, scale, stream); },
+             [=](int bs) {
+                 gelu_scale(out, inp, n, scale, {stream, bs});
+             },
              {0, 64, 128, 256, 512, 1024});
     b.moves(1, 2 * tensor);
     b.kernel(5, "fused, two vectors per thread in flight",

@@ -194,7 +194,7 @@ static void declare(Bench& b) {
         4, "3 with 128-bit loads", [=](int bs) { global_norm4(norm, scratch, grads, n, stream, bs); }, sizes);
     b.kernel(5, "4 loads in flight per thread",
              [=](int bs) {
-                 bs ? global_norm(norm, scratch, grads, n, stream, bs) : global_norm(norm, scratch, grads, n, stream);
+                 global_norm(norm, scratch, grads, n, {stream, bs});
              },
              {bench_tunable("global_norm")});
     b.promoted(5);

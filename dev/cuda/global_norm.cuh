@@ -51,7 +51,8 @@ __global__ void global_norm_finish_kernel5(float* norm, const float* block_sums,
 size_t global_norm_scratch() { return 4096; }
 
 // norm (1) = sqrt(sum(grads^2)) | scratch (global_norm_scratch()) | grads (n), aligned to 16 bytes
-void global_norm(float* norm, float* scratch, const float* grads, size_t n, const Execution& exec, int block_size) {
+void global_norm(float* norm, float* scratch, const float* grads, size_t n, const Execution& exec) {
+    int block_size = exec.block_size ? exec.block_size : tuned_config(exec.tuned, "global_norm", n, 1, 512);
     Op op(exec, 4.0 * n, 2.0 * n, "global_norm");
     require((size_t)grads % 16 == 0);
     int num_blocks; // first the resident blocks per SM, then the blocks that fit on the whole GPU at once
@@ -60,8 +61,5 @@ void global_norm(float* norm, float* scratch, const float* grads, size_t n, cons
     global_norm_kernel5<<<num_blocks, block_size, 0, exec.stream>>>(scratch, grads, n);
     global_norm_finish_kernel5<<<1, 32, 0, exec.stream>>>(norm, scratch, num_blocks);
     cudaCheck(cudaGetLastError());
-}
-void global_norm(float* norm, float* scratch, const float* grads, size_t n, const Execution& exec) {
-    global_norm(norm, scratch, grads, n, exec, tuned_config(exec.tuned, "global_norm", n, 1, 512));
 }
 // ==== end promoted: global_norm ====

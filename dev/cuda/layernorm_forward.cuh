@@ -1,5 +1,6 @@
 /*
 layernorm_forward: out (N,C) = (inp - mean) * rstd * weight + bias; mean, rstd (N) | inp (N,C) | weight, bias (C)
+rstd = 1 / sqrt(variance + epsilon)
 Constraint: C % 8 == 0; C <= 6144 in fp32, 12288 in 16 bits.
 Kernel 7 of layernorm_forward.cu, which has the other kernels, errors and sources.
 */
@@ -33,7 +34,7 @@ __device__ inline float layernorm_forward_row_sum(float x, float* partial, int r
 
 template <int num_vecs> __global__ void __launch_bounds__(num_vecs == 6 ? 256 : 512)
     layernorm_forward_kernel7(floatX* out, float* mean, float* rstd, const floatX* inp, const floatX* weight,
-                              const floatX* bias, int N, int C, int row_warps) {
+                              const floatX* bias, int N, int C, float epsilon, int row_warps) {
     __shared__ float partial[2][16];
     int width = 32 * row_warps, first = threadIdx.x % width * x128::size, stride = width * x128::size;
     int row = blockIdx.x * (blockDim.x / width) + threadIdx.x / width;
@@ -64,7 +65,7 @@ template <int num_vecs> __global__ void __launch_bounds__(num_vecs == 6 ? 256 : 
             }
         }
     }
-    float r = rsqrtf(layernorm_forward_row_sum(squares, partial[1], row_warps) * inv_C + 1e-5f);
+    float r = rsqrtf(layernorm_forward_row_sum(squares, partial[1], row_warps) * inv_C + epsilon);
 #pragma unroll
     for (int j = 0; j < num_vecs; j++) {
         if (j < num_vecs - 1 || last_valid) {
@@ -79,8 +80,10 @@ template <int num_vecs> __global__ void __launch_bounds__(num_vecs == 6 ? 256 : 
 }
 
 // out (N,C) = (inp - mean) * rstd * weight + bias; mean, rstd (N) per row | inp (N,C), weight, bias (C)
+// rstd = 1 / sqrt(variance + epsilon)
 void layernorm_forward(floatX* out, float* mean, float* rstd, const floatX* inp, const floatX* weight,
-                       const floatX* bias, int N, int C, const Execution& exec, int block_size) {
+                       const floatX* bias, int N, int C, float epsilon, const Execution& exec) {
+    int block_size = exec.block_size ? exec.block_size : tuned_config(exec.tuned, "layernorm_forward", N, C, 64);
     Op op(exec, 2.0 * N * C * sizeof(floatX), 0, "layernorm_forward");
     int row_warps = 1, num_vectors = C / x128::size;
     while (num_vectors > 32 * LAYERNORM_FORWARD_MAX_VECS * row_warps) { row_warps *= 2; }
@@ -93,11 +96,6 @@ void layernorm_forward(floatX* out, float* mean, float* rstd, const floatX* inp,
     decltype(&layernorm_forward_kernel7<1>) kernel = NULL;
     with_constant<LAYERNORM_FORWARD_MAX_VECS>(num_vecs, [&](auto n) { kernel = layernorm_forward_kernel7<n.value>; });
     launch_early(kernel, dim3(ceil_div(N, block_rows)), dim3(block_size), 0, exec, out, mean, rstd, inp, weight, bias,
-                 N, C, row_warps);
-}
-void layernorm_forward(floatX* out, float* mean, float* rstd, const floatX* inp, const floatX* weight,
-                       const floatX* bias, int N, int C, const Execution& exec) {
-    layernorm_forward(out, mean, rstd, inp, weight, bias, N, C, exec,
-                      tuned_config(exec.tuned, "layernorm_forward", N, C, 64));
+                 N, C, epsilon, row_warps);
 }
 // ==== end promoted: layernorm_forward ====

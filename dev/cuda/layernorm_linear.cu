@@ -54,7 +54,7 @@ struct LayernormLinearArgs {
 
 // normed (N,C), mean, rstd (N) are scratch
 void layernorm_linear1(const LayernormLinearArgs& l, floatX* normed, float* mean, float* rstd, cudaStream_t stream) {
-    layernorm_forward(normed, mean, rstd, l.inp, l.weight, l.bias, l.N, l.C, stream);
+    layernorm_forward(normed, mean, rstd, l.inp, l.weight, l.bias, l.N, l.C, NORM_EPSILON, stream);
     matmul_forward(l.out, NULL, normed, l.linear_weight, l.linear_bias, NULL, l.N, l.C, l.OC, stream);
 }
 
@@ -71,7 +71,7 @@ __global__ void __launch_bounds__(1024)
     for (int c = x; c < C; c += 32) { sum += (float)row[c]; }
     float mean = warp_sum(sum) / C;
     for (int c = x; c < C; c += 32) { squares += ((float)row[c] - mean) * ((float)row[c] - mean); }
-    float rstd = rsqrtf(warp_sum(squares) / C + 1e-5f);
+    float rstd = rsqrtf(warp_sum(squares) / C + NORM_EPSILON);
     sum = 0.0f;
     for (int c0 = 0; c0 < C; c0 += 32) {
         int c = c0 + x;
@@ -130,7 +130,7 @@ template <int rows> __device__ inline void layernorm_linear_statistics(float2 (&
 #pragma unroll
     for (int r = 0; r < rows; r++) {
         float mean = warp_sum(sum[r]) / C, variance = fmaxf(warp_sum(squares[r]) / C - mean * mean, 0.0f);
-        statistics[r] = make_float2(mean + shift[r], rsqrtf(variance + 1e-5f));
+        statistics[r] = make_float2(mean + shift[r], rsqrtf(variance + NORM_EPSILON));
     }
 }
 
@@ -308,7 +308,7 @@ struct LayernormLinearDeferred {
         int lane = threadIdx.x % 32;
         sum += __shfl_xor_sync(0xFFFFFFFFu, sum, 1);
         squares += __shfl_xor_sync(0xFFFFFFFFu, squares, 1);
-        float mean = sum / C, rstd = rsqrtf(fmaxf(squares / C - mean * mean, 0.0f) + 1e-5f);
+        float mean = sum / C, rstd = rsqrtf(fmaxf(squares / C - mean * mean, 0.0f) + NORM_EPSILON);
         mean += shift;
         for (int h = 0; h < 2; h++) {
             m[h] = __shfl_sync(0xFFFFFFFFu, mean, lane / 4 * 2 + 16 * h);

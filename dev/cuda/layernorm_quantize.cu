@@ -35,9 +35,9 @@
 void layernorm_quantize1(const LayernormQuantizeArgs& q, floatX* norm, cudaStream_t stream, int block_size) {
     if (q.residual) {
         fused_residual_layernorm_forward(q.residual, norm, q.mean, q.rstd, q.inp, q.inp2, q.weight, q.bias, q.N, q.C,
-                                         stream);
+                                         q.epsilon, stream);
     } else {
-        layernorm_forward(norm, q.mean, q.rstd, q.inp, q.weight, q.bias, q.N, q.C, stream);
+        layernorm_forward(norm, q.mean, q.rstd, q.inp, q.weight, q.bias, q.N, q.C, q.epsilon, stream);
     }
     QuantizeArgs<F8> copy = {q.to, NULL, q.N, q.C};
 #if !defined(ENABLE_FP32)
@@ -49,7 +49,8 @@ void layernorm_quantize1(const LayernormQuantizeArgs& q, floatX* norm, cudaStrea
 static void declare(Bench& b) {
     int kind = b.kinds({"floatX beside e4m3", "e4m3 alone", "e4m3 with the transposed copy", "0 of a residual sum",
                         "2 of a residual sum"});
-    int which = b.cases({"normal", "large mean"});
+    int which = b.cases({"normal", "large mean, another epsilon"});
+    float epsilon = which == 1 ? 0.5f : NORM_EPSILON;
     int N = b.B * b.T, C = b.C;
     size_t n = (size_t)N * C;
     bool has_unquantized = kind == 0 || kind == 3, has_columns = kind == 2 || kind == 4, has_sum = kind >= 3;
@@ -75,14 +76,14 @@ static void declare(Bench& b) {
     b.reference([=] {
         for (size_t i = 0; has_sum && i < n; i++) { residual.host[i] = (float)(floatX)(inp.host[i] + inp2.host[i]); }
         layernorm_forward_cpu(rows.host, mean.host, rstd.host, has_sum ? residual.host : inp.host, weight.host,
-                              bias.host, N, C);
+                              bias.host, N, C, epsilon);
         if (has_columns) { fp8_transpose_cpu(columns.host, rows.host, N, C, false); }
         if (has_unquantized) { memcpy(unquantized.host, rows.host, n * sizeof(float)); }
         fp8_amax_cpu(amax.host, rows.host, n);
     });
     b.cost((double)n * ((1 + 2 * has_sum + has_unquantized) * sizeof(floatX) + 1 + has_columns), 0);
     Fp8Tensor<F8> to = {rows, columns, false, scale, amax};
-    LayernormQuantizeArgs q = {to, unquantized, residual, mean, rstd, inp, inp2, weight, bias, N, C};
+    LayernormQuantizeArgs q = {to, unquantized, residual, mean, rstd, inp, inp2, weight, bias, N, C, epsilon};
     cudaStream_t stream = b.stream;
 #if defined(ENABLE_FP32)
     if (has_columns) { return; }

@@ -21,6 +21,7 @@ struct LayernormQuantizeArgs {
     float *mean, *rstd;  // (N)
     const floatX *inp, *inp2, *weight, *bias;
     int N, C;
+    float epsilon;
 };
 
 #if !defined(ENABLE_FP32) // a vector is 8 elements
@@ -50,7 +51,7 @@ template <int num_vecs> __device__ inline void layernorm_quantize_row(x128 (&x)[
     for (int j = 0; j < num_vecs; j++) {
         for (int k = 0; inside(j) && k < x128::size; k++) { squares += ((float)x[j][k] - m) * ((float)x[j][k] - m); }
     }
-    float r = rsqrtf(warp_sum(squares) / q.C + 1e-5f);
+    float r = rsqrtf(warp_sum(squares) / q.C + q.epsilon);
     if (threadIdx.x % 32 == 0) { *mean = m, *rstd = r; }
 #pragma unroll
     for (int j = 0; j < num_vecs; j++) {
@@ -147,10 +148,10 @@ static void layernorm_quantize3(const LayernormQuantizeArgs& q, const Execution&
 
 void layernorm_quantize(const Fp8Tensor<__nv_fp8_e4m3>& to, floatX* unquantized, floatX* residual, float* mean,
                         float* rstd, const floatX* inp, const floatX* inp2, const floatX* weight, const floatX* bias,
-                        int N, int C, const Execution& exec) {
+                        int N, int C, float epsilon, const Execution& exec) {
     Op op(exec, (double)N * C * ((inp2 ? 3 : 1) * sizeof(floatX) + (unquantized ? 2 : 0) + (to.columns ? 2 : 1)), 0,
           "layernorm_quantize");
-    LayernormQuantizeArgs q = {to, unquantized, residual, mean, rstd, inp, inp2, weight, bias, N, C};
+    LayernormQuantizeArgs q = {to, unquantized, residual, mean, rstd, inp, inp2, weight, bias, N, C, epsilon};
     to.columns ? layernorm_quantize3(q, exec, 256) : layernorm_quantize2(q, exec, 256);
 }
 #endif

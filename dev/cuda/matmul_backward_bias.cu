@@ -336,8 +336,7 @@ static void declare(Bench& b) {
              [=](int bs) { matmul_backward_bias6(dbias, scratch, dout, N, OC, s, bs); });
     b.kernel(7, "one wave of blocks",
              [=](int bs) {
-                 bs ? matmul_backward_bias(dbias, scratch, dout, N, OC, s, bs)
-                    : matmul_backward_bias(dbias, scratch, dout, N, OC, s);
+                 matmul_backward_bias(dbias, scratch, dout, N, OC, {s, bs});
              },
              {bench_tunable("matmul_backward_bias")});
     b.kernel(8, "the last block adds up the partial sums",

@@ -1235,8 +1235,8 @@ __global__ void matmul_forward_finish_kernel19(MatmulForwardArgs f, const float*
 // product (N,OC) is scratch, in float: rounded to 16 bits it would lose accuracy where the bias cancels it
 void matmul_forward19(const MatmulForwardArgs& f, float* product, cudaStream_t stream, int block_size) {
     if (f.residual) {
-        return matmul_forward_residual(f.out, product, f.inp, f.weight, f.bias, f.residual, f.N, f.C, f.OC, stream,
-                                       block_size);
+        return matmul_forward_residual(f.out, product, f.inp, f.weight, f.bias, f.residual, f.N, f.C, f.OC,
+                                       {stream, block_size});
     }
     matmul_forward_float(product, f.inp, f.weight, f.N, f.C, f.OC, stream);
     unsigned num_blocks = (unsigned)ceil_div((size_t)f.N * f.OC, (size_t)block_size * x128::size);

@@ -54,17 +54,14 @@ __global__ void matmul_forward_add_kernel19(floatX* out, const float* product, c
 // out (N,OC) = inp (N,C) weight (OC,C)^T + bias (OC) + residual (N,OC), rounded once, where cuBLASLt rounds the product to floatX
 // before it adds the residual. product (N,OC) is scratch; residual may be out.
 void matmul_forward_residual(floatX* out, float* product, const floatX* inp, const floatX* weight, const floatX* bias,
-                             const floatX* residual, int N, int C, int OC, const Execution& exec, int block_size) {
+                             const floatX* residual, int N, int C, int OC, const Execution& exec) {
+    int block_size = exec.block_size ? exec.block_size : 256;
     require(OC % 8 == 0);
     matmul_forward_float(product, inp, weight, N, C, OC, exec);
     unsigned num_blocks = (unsigned)ceil_div((size_t)N * OC, (size_t)block_size * x128::size);
     Op op(exec, (double)N * OC * (sizeof(float) + 2 * sizeof(floatX)), 0, "add_residual %d", OC);
     launch_early(matmul_forward_add_kernel19, num_blocks, block_size, 0, exec, out, (const float*)product, bias,
                  residual, N, OC);
-}
-void matmul_forward_residual(floatX* out, float* product, const floatX* inp, const floatX* weight, const floatX* bias,
-                             const floatX* residual, int N, int C, int OC, const Execution& exec) {
-    matmul_forward_residual(out, product, inp, weight, bias, residual, N, C, OC, exec, 256);
 }
 
 // ---- kernel 20: cuBLASLt, everything in the epilogue, algorithms timed once per shape ----

@@ -35,7 +35,8 @@ __global__ void quantize_weights_kernel1(W* values, float* scales, floatX* weigh
 // values (num_rows,K) of the format, scales (num_rows) | weight (num_rows,K) inout: rounded to values * scales. A row
 // with NaN or infinity has a scale of NaN or infinity, and becomes NaN.
 void quantize_weights(void* values, float* scales, floatX* weight, WeightFormat format, size_t num_rows, int K,
-                      const Execution& exec, int block_size) {
+                      const Execution& exec) {
+    int block_size = exec.block_size ? exec.block_size : 256;
     double bytes = (double)num_rows * K * (2 * sizeof(floatX) + 1) + (double)num_rows * sizeof(float);
     Op op(exec, bytes, 0, "quantize_weights");
     require(format != WEIGHTS_FULL && block_size % 32 == 0);
@@ -48,9 +49,5 @@ void quantize_weights(void* values, float* scales, floatX* weight, WeightFormat 
             <<<(unsigned)blocks, block_size, 0, exec.stream>>>((__nv_fp8_e4m3*)values, scales, weight, num_rows, K);
     }
     cudaCheck(cudaGetLastError());
-}
-void quantize_weights(void* values, float* scales, floatX* weight, WeightFormat format, size_t num_rows, int K,
-                      const Execution& exec) {
-    quantize_weights(values, scales, weight, format, num_rows, K, exec, 256);
 }
 // ==== end promoted: quantize_weights ====

@@ -70,6 +70,8 @@ inline void residual_forward_cpu(float* out, const float* inp1, const float* inp
 
 // ---- layernorm: Ba et al. 2016, arXiv:1607.06450 -------------------------------------------------
 
+constexpr float NORM_EPSILON = 1e-5f; // GPT-2's
+
 // mean, rstd (N) of the rows of inp (N,C)
 inline void layernorm_statistics_cpu(float* mean, float* rstd, const float* inp, int N, int C) {
     parallel_for(N, [=](size_t row) {
@@ -79,20 +81,20 @@ inline void layernorm_statistics_cpu(float* mean, float* rstd, const float* inp,
         double m = sum / C;
         for (int c = 0; c < C; c++) { squares += (x[c] - m) * (x[c] - m); }
         mean[row] = (float)m;
-        rstd[row] = (float)(1.0 / sqrt(squares / C + 1e-5));
+        rstd[row] = (float)(1.0 / sqrt(squares / C + NORM_EPSILON));
     });
 }
 
 // out (N,C), mean, rstd (N) | inp (N,C), weight, bias (C)
 inline void layernorm_forward_cpu(float* out, float* mean, float* rstd, const float* inp, const float* weight,
-                                  const float* bias, int N, int C) {
+                                  const float* bias, int N, int C, float epsilon = NORM_EPSILON) {
     parallel_for(N, [=](size_t row) {
         const float* x = inp + row * C;
         double sum = 0, squares = 0;
         for (int c = 0; c < C; c++) { sum += x[c]; }
         double m = sum / C;
         for (int c = 0; c < C; c++) { squares += (x[c] - m) * (x[c] - m); }
-        double r = 1.0 / sqrt(squares / C + 1e-5);
+        double r = 1.0 / sqrt(squares / C + epsilon);
         for (int c = 0; c < C; c++) { out[row * C + c] = (float)((x[c] - m) * r * weight[c] + bias[c]); }
         mean[row] = (float)m;
         rstd[row] = (float)r;
@@ -315,7 +317,7 @@ inline void decode_embed_cpu(float* x, const float* tokens, const float* positio
 // is true, layernorm only if norm_weight is not NULL. bias and residual may be NULL.
 inline void decode_matvec_cpu(float* out, const float* x, const float* norm_weight, const float* norm_bias,
                               const float* weight, const float* bias, const float* residual, bool gelu, int B, int K,
-                              int OC) {
+                              int OC, float epsilon) {
     std::vector<double> normalised((size_t)B * K);
     double* n = normalised.data();
     for (int b = 0; b < B; b++) {
@@ -324,7 +326,7 @@ inline void decode_matvec_cpu(float* out, const float* x, const float* norm_weig
         for (int k = 0; k < K; k++) { sum += from[k]; }
         for (int k = 0; k < K; k++) { squares += (from[k] - sum / K) * (from[k] - sum / K); }
         for (int k = 0; k < K; k++) {
-            double plain = from[k], scaled = (plain - sum / K) / sqrt(squares / K + 1e-5);
+            double plain = from[k], scaled = (plain - sum / K) / sqrt(squares / K + epsilon);
             n[(size_t)b * K + k] = norm_weight ? scaled * norm_weight[k] + norm_bias[k] : plain;
         }
     }

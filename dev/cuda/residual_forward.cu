@@ -82,7 +82,7 @@ static void declare(Bench& b) {
     b.kernel(1, "one thread per element", [=](int bs) { residual_forward1(out, inp1, inp2, n, stream, bs); });
     b.kernel(2, "one 128-bit vector per thread",
              [=](int bs) {
-                 bs ? residual_forward(out, inp1, inp2, n, stream, bs) : residual_forward(out, inp1, inp2, n, stream);
+                 residual_forward(out, inp1, inp2, n, {stream, bs});
              },
              {0, 64, 128, 256, 512, 1024});
     b.best(2);

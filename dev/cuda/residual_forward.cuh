@@ -17,8 +17,8 @@ __global__ void residual_forward_kernel2(floatX* out, const floatX* inp1, const 
 }
 
 // out (n) = inp1 (n) + inp2 (n); out may be inp1 or inp2
-void residual_forward(floatX* out, const floatX* inp1, const floatX* inp2, size_t n, const Execution& exec,
-                      int block_size = 256) {
+void residual_forward(floatX* out, const floatX* inp1, const floatX* inp2, size_t n, const Execution& exec) {
+    int block_size = exec.block_size ? exec.block_size : 256;
     require(n >= 1 && n % x128::size == 0);
     size_t grid_size = ceil_div(n / x128::size, (size_t)block_size);
     residual_forward_kernel2<<<grid_size, block_size, 0, exec.stream>>>(out, inp1, inp2, n);

@@ -110,12 +110,12 @@ void transformer_block_forward1(const TransformerBlock& f, cudaStream_t stream) 
     int N = f.B * f.T, C = f.C;
     size_t n = (size_t)N * C;
     const TransformerBlockWeights& w = f.w;
-    layernorm_forward(f.norm, f.mean, f.rstd, f.inp, w.ln1_weight, w.ln1_bias, N, C, stream);
+    layernorm_forward(f.norm, f.mean, f.rstd, f.inp, w.ln1_weight, w.ln1_bias, N, C, NORM_EPSILON, stream);
     matmul_forward(f.qkv, NULL, f.norm, w.qkv_weight, w.qkv_bias, NULL, N, C, 3 * C, stream);
     attention_forward(f.attention, f.lse, f.qkv, f.B, f.T, C, f.NH, stream);
     matmul_forward(f.projected, NULL, f.attention, w.proj_weight, w.proj_bias, NULL, N, C, C, stream);
     residual_forward(f.residual, f.inp, f.projected, n, stream);
-    layernorm_forward(f.norm, f.mean, f.rstd, f.residual, w.ln2_weight, w.ln2_bias, N, C, stream);
+    layernorm_forward(f.norm, f.mean, f.rstd, f.residual, w.ln2_weight, w.ln2_bias, N, C, NORM_EPSILON, stream);
     matmul_forward(f.hidden, NULL, f.norm, w.fc_weight, w.fc_bias, NULL, N, C, 4 * C, stream);
     gelu_forward(f.gelu, f.hidden, 4 * n, stream);
     matmul_forward(f.projected, NULL, f.gelu, w.fcproj_weight, w.fcproj_bias, NULL, N, 4 * C, C, stream);
@@ -127,12 +127,12 @@ void transformer_block_forward1(const TransformerBlock& f, cudaStream_t stream) 
 void transformer_block_forward2(const TransformerBlock& f, cudaStream_t stream) {
     int N = f.B * f.T, C = f.C;
     const TransformerBlockWeights& w = f.w;
-    layernorm_forward(f.norm, f.mean, f.rstd, f.inp, w.ln1_weight, w.ln1_bias, N, C, stream);
+    layernorm_forward(f.norm, f.mean, f.rstd, f.inp, w.ln1_weight, w.ln1_bias, N, C, NORM_EPSILON, stream);
     matmul_forward(f.qkv, NULL, f.norm, w.qkv_weight, w.qkv_bias, NULL, N, C, 3 * C, stream);
     attention_forward(f.attention, f.lse, f.qkv, f.B, f.T, C, f.NH, stream);
     matmul_forward(f.projected, NULL, f.attention, w.proj_weight, w.proj_bias, NULL, N, C, C, stream);
     fused_residual_layernorm_forward(f.residual, f.norm, f.mean, f.rstd, f.inp, f.projected, w.ln2_weight, w.ln2_bias,
-                                     N, C, stream);
+                                     N, C, NORM_EPSILON, stream);
     matmul_forward(f.gelu, f.hidden, f.norm, w.fc_weight, w.fc_bias, NULL, N, C, 4 * C, stream);
     matmul_forward(f.out, NULL, f.gelu, w.fcproj_weight, w.fcproj_bias, f.residual, N, 4 * C, C, stream);
 }
@@ -219,7 +219,7 @@ template <int extras> static void transformer_block_product(floatX* out, const f
 static void transformer_block_qkv4(const TransformerBlock& f, int form, cudaStream_t stream) {
     int N = f.B * f.T, C = f.C;
     fused_residual_layernorm_early(f.norm, NULL, NULL, NULL, f.inp, NULL, f.w.ln1_weight, f.w.ln1_bias, NULL, N, C,
-                                   stream);
+                                   NORM_EPSILON, stream);
     transformer_block_product<0>(f.qkv, f.norm, f.w.qkv_weight, f.w.qkv_bias, NULL, N, 3 * C, C, form, stream);
 }
 // The last product: f.out from f.gelu and f.residual. form: a form of gemm.cuh, or 0 for matmul_forward.
@@ -246,12 +246,12 @@ void transformer_block_forward4(const TransformerBlock& f, const TransformerBloc
     if (forms.proj == 0) { // the layernorm kernel adds the residual, not the product's epilogue
         transformer_block_product<0>(f.projected, f.attention, w.proj_weight, w.proj_bias, NULL, N, C, C, 0, stream);
         fused_residual_layernorm_early(f.norm, f.residual, NULL, NULL, f.inp, f.projected, w.ln2_weight, w.ln2_bias,
-                                       NULL, N, C, stream);
+                                       NULL, N, C, NORM_EPSILON, stream);
     } else {
         transformer_block_product<GEMM_ADD>(f.residual, f.attention, w.proj_weight, w.proj_bias, f.inp, N, C, C,
                                             forms.proj, stream);
         fused_residual_layernorm_early(f.norm, NULL, NULL, NULL, f.residual, NULL, w.ln2_weight, w.ln2_bias, NULL, N, C,
-                                       stream);
+                                       NORM_EPSILON, stream);
     }
     transformer_block_mlp4(f, forms, stream);
 }
@@ -490,7 +490,7 @@ __device__ inline void transformer_block_layernorm(floatX* norm, const floatX* i
                 squares += centered * centered;
             }
         }
-        float r = rsqrtf(warp_sum(squares) / C + 1e-5f);
+        float r = rsqrtf(warp_sum(squares) / C + NORM_EPSILON);
 #pragma unroll
         for (int j = 0; j < transformer_block_max_vecs; j++) {
             int c = (lane + 32 * j) * x128::size;
@@ -789,18 +789,19 @@ void transformer_block_forward6(const TransformerBlock& f, const TransformerBloc
     const TransformerBlockScales* s = q.scales;
     TransformerBlockCalls calls = transformer_block_calls(f, q, gelu_epilogue);
     const float *scale1 = &s->norm1.multiplier, *scale2 = &s->norm2.multiplier;
-    fused_residual_layernorm_early(norm, NULL, NULL, NULL, f.inp, NULL, w.ln1_weight, w.ln1_bias, scale1, N, C, stream);
+    fused_residual_layernorm_early(norm, NULL, NULL, NULL, f.inp, NULL, w.ln1_weight, w.ln1_bias, scale1, N, C,
+                                   NORM_EPSILON, stream);
     cublasCheck(cublaslt_try_linear(calls.qkv, stream));
     attention_forward(f.attention, NULL, f.qkv, f.B, f.T, C, f.NH, stream);
     if (proj_form == 0) {
         transformer_block_product<0>(f.projected, f.attention, w.proj_weight, w.proj_bias, NULL, N, C, C, 0, stream);
         fused_residual_layernorm_early(norm, f.residual, NULL, NULL, f.inp, f.projected, w.ln2_weight, w.ln2_bias,
-                                       scale2, N, C, stream);
+                                       scale2, N, C, NORM_EPSILON, stream);
     } else {
         transformer_block_product<GEMM_ADD>(f.residual, f.attention, w.proj_weight, w.proj_bias, f.inp, N, C, C,
                                             proj_form, stream);
         fused_residual_layernorm_early(norm, NULL, NULL, NULL, f.residual, NULL, w.ln2_weight, w.ln2_bias, scale2, N, C,
-                                       stream);
+                                       NORM_EPSILON, stream);
     }
     cublasCheck(cublaslt_try_linear(calls.fc, stream));
     if (!gelu_epilogue) { transformer_block_quantize<true>(gelu, f.hidden, &s->gelu, (size_t)N * 4 * C, stream); }
@@ -813,12 +814,12 @@ void transformer_block_forward6(const TransformerBlock& f, const TransformerBloc
 void transformer_block_forward7(const TransformerBlock& f, cudaStream_t stream) {
     int N = f.B * f.T, C = f.C;
     const TransformerBlockWeights& w = f.w;
-    layernorm_forward(f.norm, f.mean, f.rstd, f.inp, w.ln1_weight, w.ln1_bias, N, C, stream);
+    layernorm_forward(f.norm, f.mean, f.rstd, f.inp, w.ln1_weight, w.ln1_bias, N, C, NORM_EPSILON, stream);
     matmul_forward(f.qkv, NULL, f.norm, w.qkv_weight, w.qkv_bias, NULL, N, C, 3 * C, stream);
     attention_forward(f.attention, NULL, f.qkv, f.B, f.T, C, f.NH, stream);
     matmul_forward(f.projected, NULL, f.attention, w.proj_weight, w.proj_bias, NULL, N, C, C, stream);
     fused_residual_layernorm_forward(f.residual, f.norm, f.mean, f.rstd, f.inp, f.projected, w.ln2_weight, w.ln2_bias,
-                                     N, C, stream);
+                                     N, C, NORM_EPSILON, stream);
     transformer_block_fc_gelu(f, stream);
     matmul_forward(f.out, NULL, f.gelu, w.fcproj_weight, w.fcproj_bias, f.residual, N, 4 * C, C, stream);
 }
@@ -898,7 +899,7 @@ __global__ void __launch_bounds__(256)
         }
     }
     float d = warp_sum(sum) / C, variance = fmaxf(warp_sum(squares) / C - d * d, 0.0f);
-    if (lane == 0) { mean[row] = first + d, rstd[row] = rsqrtf(variance + 1e-5f); }
+    if (lane == 0) { mean[row] = first + d, rstd[row] = rsqrtf(variance + NORM_EPSILON); }
 }
 static void transformer_block_statistics(const TransformerBlock& f, const floatX* inp, cudaStream_t stream) {
     int N = f.B * f.T;
@@ -955,7 +956,7 @@ template <int extras> struct TransformerBlockPartsNorm : GemmLayernorm<extras> {
             sum += count * d, squares += part.y + count * d * d;
         }
         float d = sum / C;
-        return {first + d, rsqrtf(fmaxf(squares / C - d * d, 0.0f) + 1e-5f)};
+        return {first + d, rsqrtf(fmaxf(squares / C - d * d, 0.0f) + NORM_EPSILON)};
     }
 };
 
@@ -1199,7 +1200,7 @@ void transformer_block_forward15(const TransformerBlock& f, const TransformerBlo
     __nv_fp8_e4m3 *norm = (__nv_fp8_e4m3*)f.norm, *attention = (__nv_fp8_e4m3*)f.attention;
     __nv_fp8_e4m3* gelu = (__nv_fp8_e4m3*)f.gelu;
     fused_residual_layernorm_early(norm, NULL, NULL, NULL, f.inp, NULL, w.ln1_weight, w.ln1_bias, &s->norm1.multiplier,
-                                   N, C, stream);
+                                   N, C, NORM_EPSILON, stream);
     GemmScaledBias<0> to_qkv = {&s->norm1.inverse, &s->qkv_weight.inverse, w.qkv_bias, NULL, NULL};
     transformer_block_product15(to_qkv, f.qkv, norm, q.qkv_weight, NULL, N, 3 * C, C, forms.qkv, stream);
     bool few = attention_forward_sm90_groups(f.B, f.T, f.NH) == 2;
@@ -1209,7 +1210,7 @@ void transformer_block_forward15(const TransformerBlock& f, const TransformerBlo
     transformer_block_product15(to_residual, f.residual, attention, q.ordered_proj_weight, f.inp, N, C, C, forms.proj,
                                 stream);
     fused_residual_layernorm_early(norm, NULL, NULL, NULL, f.residual, NULL, w.ln2_weight, w.ln2_bias,
-                                   &s->norm2.multiplier, N, C, stream);
+                                   &s->norm2.multiplier, N, C, NORM_EPSILON, stream);
     GemmScaledBias<GEMM_GELU | GEMM_E4M3> to_gelu = {&s->norm2.inverse, &s->fc_weight.inverse, w.fc_bias, gelu,
                                                      &s->gelu.multiplier};
     transformer_block_product15(to_gelu, NULL, norm, q.fc_weight, NULL, N, 4 * C, C, forms.fc, stream);
