@@ -24,8 +24,8 @@ the host waits for the GPU only
     with --profile, once, before the profiled steps: the GPU's own speed is measured (profile_run)
     around evaluation, samples and checkpoints
 
-With several GPUs, the hosts also wait for one another in every micro-batch (ranks_agree). All other decisions that
-depend on a step's results are made on the GPU: gradient clipping, fp16's loss scale, and whether the weights are updated
+With several GPUs, the hosts also wait for one another in every micro-batch, and twice between steps (ranks_agree). All other
+decisions that depend on a step's results are made on the GPU: gradient clipping, fp16's loss scale, and whether the weights are updated
 at all. They are not when the loss or the gradient is NaN or infinite (adamw_prepare).
 
 With --gpus N there is a process like this for each GPU, a rank, with its own part of each batch. Gradients are summed over
@@ -243,7 +243,8 @@ void adamw_round_weights(floatX* params, const float* master, size_t n, uint32_t
 // Parameters has the tensors by name, and layer_parameters() gives those of a layer: llmc/layout.cuh.
 
 // Activations of B x T tokens, kept for the backward pass. In training, a tensor with an L exists per layer, except: [1] with
-// -r 1 or 2, [2] with -r 2, all layers share one, computed again in the backward pass. Without that pass all share every one.
+// -r 1 or 2, [2] with -r 2, all layers share one, computed again in the backward pass. From +dw of --fp8 on, all layers always share
+// these, because columns in fp8 are kept instead. Without a backward pass all share every one.
 struct Activations {
     int B, T;          // allocated for this many tokens
     floatX* encoded;   // (B, T, C)
@@ -492,7 +493,7 @@ static ResidualStream linear_residual_forward(floatX* sum, floatX* product, cons
     return {residual, product, sum};
 }
 
-// Computes again what the forward pass has not kept of a layer. In fp8 the rows are not used.
+// Computes again what the forward pass has not kept of a layer. With +dw only the columns are read; rows are written, too.
 static void recompute_forward(const Activations& a, const Fp8Layer& q, const Norm& norm1, const Norm& norm2, int N,
                               int C, int F, const Execution& exec) {
     if (q.stage == FP8_DW) {
@@ -649,8 +650,8 @@ static void head_in_fp8(GPT2* model, int BT, bool first, const Execution& exec) 
 }
 
 // Call after gpt2_forward. Computes the losses of all B x T tokens; state->loss += scale * sum of the losses. For training, it also
-// prepares the gradient of the logits, which is scaled by state->dloss: here, by fused_classifier, or in gpt2_backward, where kernel 2
-// of linear_cross_entropy runs (in bf16 on Hopper).
+// prepares the gradient of the logits, which is scaled by state->dloss: here, by fused_classifier, or in gpt2_backward, where
+// linear_cross_entropy_choice is kernel 2.
 static void gpt2_loss(GPT2* model, Activations* acts, int B, int T, PassKind kind, float scale, const Execution& exec) {
     int V = model->config.vocab_size, Vp = model->config.padded_vocab_size, C = model->config.channels, BT = B * T;
     const float* dloss = kind == EVALUATE ? NULL : &model->state->dloss;
@@ -665,7 +666,7 @@ static void gpt2_loss(GPT2* model, Activations* acts, int B, int T, PassKind kin
 
 // ---- backward -------------------------------------------------------------------------------------
 
-// Call before the first micro-batch of a step. Zeroes the gradients of the vectors and of wpe, because their kernels only add.
+// Begins the gradients of a step: zeroes those of the vectors and of wpe, because their kernels only add.
 // The first micro-batch overwrites those of matrices; wte's by the head's product, before encoder_backward adds to it.
 static void zero_gradients(GPT2* model) {
     const GPT2Config* config = &model->config;
@@ -774,7 +775,8 @@ static void upload_fp8(GPT2* model, const float* largest, int num) {
 
 // ---- update ---------------------------------------------------------------------------------------
 
-// Sums the gradients over all GPUs: bucket by bucket, each as soon as the backward pass has left it, or all together.
+// Queues the sums of the gradients over all GPUs, after the last micro-batch: bucket by bucket, each of which begins as soon as
+// the backward pass has left it, or all together.
 static void reduce_all_gradients(GPT2* model) {
     const GPT2Config* config = &model->config;
     begin_group();
@@ -1161,7 +1163,11 @@ static bool generator_allocate(Generator* g, GPT2* model, int B, int rows, int c
     snprintf(what, sizeof(what), "%d %s of up to %d tokens", B, B == 1 ? "text" : "texts", capacity);
     g->arena = plan_allocate(&plan, what, err);
     if (!g->arena) { return false; }
-    g->host_tokens = (int*)pinned_malloc(2 * B * sizeof(int));
+    if (cudaMallocHost(&g->host_tokens, 2 * B * sizeof(int)) != cudaSuccess) { // decode_sample writes to it
+        cudaGetLastError();                                                    // clears the error
+        cudaCheck(cudaFree(g->arena));
+        return error_set(err, "no pinned memory for %s", what);
+    }
     for (cudaEvent_t& event : g->written) { cudaCheck(cudaEventCreateWithFlags(&event, cudaEventDisableTiming)); }
     if (!packed && decode_halves(B, config->channels, config->mlp_channels)) { side_streams_create(&g->sides); }
     if (packed) {
@@ -1178,7 +1184,7 @@ static void generator_free(Generator* g) {
     for (LaunchGraph& graph : g->graphs) { graph_free(&graph); }
     for (cudaEvent_t event : g->written) { cudaCheck(cudaEventDestroy(event)); }
     side_streams_free(&g->sides);
-    pinned_free(g->host_tokens);
+    cudaCheck(cudaFreeHost(g->host_tokens));
     cudaCheck(cudaFree(g->arena));
     *g = {};
 }

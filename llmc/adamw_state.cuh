@@ -17,10 +17,11 @@ struct StepState {
     float norm;        // norm of the true gradients; set by adamw_prepare
     int applied;       // verdict of adamw_prepare: 1 = update; 0 = no update (loss or norm not finite, or host skips)
     int num_updates;   // steps that changed the weights: t of AdamW
-    float loss_scale;  // factor on the loss in fp16, else 1; adamw_prepare replaces it with the next step's factor
-    float dloss;       // derivative of the scaled loss by one token's loss: loss_scale / tokens in a step
-    int good_steps;    // finite steps since the loss scale last changed
-    float grad_scale;  // factor on the gradients in adamw: clipping factor / loss_scale
+    float
+        loss_scale; // factor on the gradients in fp16, by way of dloss, else 1; adamw_prepare sets that of the next step
+    float dloss;    // derivative of the scaled loss by one token's loss: loss_scale / tokens in a step
+    int good_steps;                     // finite steps since the loss scale last changed
+    float grad_scale;                   // factor on the gradients in adamw: clipping factor / loss_scale
     float inverse_bias1, inverse_bias2; // bias corrections 1 / (1 - beta^t)
     float saturated;                    // with --fp8: tensors with values beyond the largest number of their format
     AdamW optimizer;                    // of the update

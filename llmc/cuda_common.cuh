@@ -79,8 +79,8 @@ inline void* device_malloc_check(size_t bytes, const char* what) {
     return memory;
 }
 
-// Allocates pinned memory on the host, for asynchronous copies. If none can be had, the memory is ordinary, and its copies
-// are slower. Free it with pinned_free().
+// Allocates pinned memory on the host, for asynchronous copies. If none can be had, the memory is ordinary: its copies
+// are slower, and kernels must not use it. Free it with pinned_free().
 inline void* pinned_malloc(size_t bytes) {
     void* memory;
     if (cudaMallocHost(&memory, bytes) == cudaSuccess) { return memory; }
