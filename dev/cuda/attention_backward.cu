@@ -348,7 +348,7 @@ template <bool in_registers> void attention_backward4(floatX* dqkv, const float*
 
 template <int HS, int kv_M, int kv_N, int kv_blocks, int q_M, int q_N, int q_blocks>
 void attention_backward_mma_sized(floatX* dqkv, const float* lse, const float* dsum, const floatX* dout,
-                                  const floatX* qkv, int B, int T, int C, int NH, cudaStream_t stream);
+                                  const floatX* qkv, int B, int T, int C, int NH, const Execution& exec);
 
 // Requires HS = 64.
 void attention_backward6(floatX* dqkv, const float* lse, const float* dsum, const floatX* dout, const floatX* qkv,
@@ -703,7 +703,7 @@ void attention_backward10(floatX* dqkv, float* scratch, const floatX* dout, cons
 
 // The configurations of kernel 7 for HS = 64; 0 is what attention_backward() takes.
 typedef void AttentionBackwardMma(floatX* dqkv, const float* lse, const float* dsum, const floatX* dout,
-                                  const floatX* qkv, int B, int T, int C, int NH, cudaStream_t stream);
+                                  const floatX* qkv, int B, int T, int C, int NH, const Execution& exec);
 struct AttentionBackwardForm {
     BenchConfig config;
     AttentionBackwardMma* launch; // NULL: the default
