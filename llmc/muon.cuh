@@ -113,9 +113,9 @@ template <class Seed> void muon_update(const MuonArrays& a, const GPT2Config* co
         };
         auto apply = [&](int l, size_t place, size_t own_place, int index, int n, int rows, int cols) {
             DecayRange range = decay_range(config, 1 + 2 * l, place);
+            float decay = range.decay ? optimizer.weight_decay : 0.0f;
             muon_apply(a.params + place, a.master ? a.master + own_place : NULL, out + index * size, a.state, n, rows,
-                       cols, optimizer.learning_rate, optimizer.weight_decay, seed(l, range.place), place - range.place,
-                       exec);
+                       cols, optimizer.learning_rate, decay, seed(l, range.place), place - range.place, exec);
         };
         for_each_muon_tensor(config, begin, end, mlp, prepare);
         newton_schulz(out, x, x, num, s.n, s.k, exec);
