@@ -349,6 +349,37 @@ static bool same_bits(const std::vector<float>& a, const std::vector<float>& b) 
     return a.size() == b.size() && memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
 }
 
+// Pieces follow one another, each has the tensors of its place, and for_each_piece cuts one only where weight decay changes. decays (n):
+// whether the value has weight decay.
+static void check_pieces(const GPT2Config* config, const std::vector<int>& decays) {
+    size_t end = 0;
+    for (int i = 0; i < num_pieces(config); i++) {
+        Span piece = parameter_piece(config, i);
+        check_msg(piece.place == end, "piece %d begins at %zu, want %zu", i, piece.place, end);
+        end += piece.n;
+        for (int p = 0; p < NUM_PARAMS; p++) {
+            for (int l = 0; l < param_copies(config, p); l++) {
+                size_t place = param_place(config, p, l);
+                if (place < piece.place || place >= end) { continue; }
+                check(place + param_layer_size(config, p) <= end);
+                check_msg(gpt2_params[p].place == piece_kind(config, i), "%s is in piece %d", gpt2_params[p].name, i);
+            }
+        }
+    }
+    check(end == decays.size());
+    int last = -1, last_decay = 0;
+    end = 0;
+    for (int b = 0; b < num_buckets(config); b++) {
+        for_each_piece(config, b, 0, [&](int i, size_t place, size_t own_place, size_t n, bool decay) {
+            check(place == end && own_place == end);
+            check_msg(i == last + 1 || (i == last && decay != last_decay), "piece %d at %zu", i, place);
+            for (size_t j = 0; j < n; j++) { check(decays[place + j] == decay); }
+            last = i, last_decay = decay, end += n;
+        });
+    }
+    check(end == decays.size() && last == num_pieces(config) - 1);
+}
+
 // The model's arrays hold every tensor of every layer exactly once, without gaps; each layer is contiguous; a download
 // returns what was uploaded.
 static void test_layout(void) {
@@ -360,25 +391,18 @@ static void test_layout(void) {
     });
     check(std::count(places.begin(), places.end(), 1) == (ptrdiff_t)n);
     check(std::count(offsets.begin(), offsets.end(), 1) == (ptrdiff_t)n);
-    for (int p = 0; p < NUM_PARAMS; p++) { layer += gpt2_params[p].per_layer ? param_layer_size(&config, p) : 0; }
+    for (int p = 0; p < NUM_PARAMS; p++) { layer += param_per_layer(p) ? param_layer_size(&config, p) : 0; }
     size_t first = param_place(&config, 4, 0); // qkvw, a layer's first matrix
     for (int p = 0; p < NUM_PARAMS; p++) {
         for (int l = 0; l < param_copies(&config, p); l++) {
             size_t at = param_place(&config, p, l);
             bool inside = at >= first + l * layer && at + param_layer_size(&config, p) <= first + (l + 1) * layer;
-            check_msg(inside == gpt2_params[p].per_layer, "%s of layer %d", gpt2_params[p].name, l);
+            check_msg(inside == param_per_layer(p), "%s of layer %d", gpt2_params[p].name, l);
             check(at % 8 == 0); // aligned to 16 bytes
             for (size_t i = 0; i < param_layer_size(&config, p); i++) { decays[at + i] = gpt2_params[p].decay; }
         }
     }
-    size_t end = 0;
-    for (int i = 0; i < num_pieces(&config); i++) {
-        Piece piece = parameter_piece(&config, i);
-        check_msg(piece.place == end, "piece %d begins at %zu, want %zu", i, piece.place, end);
-        for (size_t j = 0; j < piece.n; j++) { check(decays[piece.place + j] == piece.decay); }
-        end += piece.n;
-    }
-    check(end == n);
+    check_pieces(&config, decays);
     if (!have_gpu()) { return; }
     GPT2 model;
     std::vector<float> weights(n), back(n);
@@ -610,7 +634,7 @@ static void test_deferred_update(void) {
         if (!deferred_update_on(&model)) {
             gpt2_free(&model);
             test_options.defers_updates = false;
-            return test_skip("needs 16 bits and code for sm_90a");
+            return test_skip("needs 16 bits, code for sm_90a, and weight decay of the matrices alone");
         }
         weights[way].resize(num_parameters(&config));
         for (int step = 0; step < 3; step++) {
@@ -906,6 +930,53 @@ static void test_muon() {
     }
     test_options.muon = false;
     check(same_bits(weights[0], weights[1]));
+}
+
+// The weights (num_params) of a random model before and after a step with random gradients and this weight decay.
+static void step_with_decay(float weight_decay, std::vector<float>* before, std::vector<float>* after) {
+    const float rate = 0.01f;
+    GPT2 model;
+    GPT2Config config = config_of(16, 100, 2, 2, 64);
+    size_t n = num_parameters(&config);
+    std::vector<int> tokens;
+    std::vector<float> grads(n);
+    Mt19937 mt;
+    open_random(&model, &config, 64, 16, &tokens);
+    before->resize(n), after->resize(n);
+    gpt2_download(&model, before->data());
+    mt19937_seed(&mt, 17);
+    normal_fill(grads.data(), n, 0.0f, 1.0f, &mt);
+    cudaCheck(cudaMemcpy(model.grads_memory, grads.data(), n * sizeof(float), cudaMemcpyHostToDevice));
+    set_scalar(&model, &model.state->loss, 1.0f);
+    set_scalar(&model, &model.state->loss_scale, 1.0f);
+    gpt2_gradient_norm(&model);
+    AdamW o = {rate, 0.9f, 0.95f, 1e-8f, weight_decay, 1.0f};
+    Muon muon = {rate, 0.95f, weight_decay};
+    gpt2_update(&model, &o, false, test_options.muon ? &muon : NULL);
+    gpt2_download(&model, after->data());
+    gpt2_free(&model);
+}
+
+// Weight decay subtracts learning_rate * weight_decay * weight from the tensors that have it in gpt2_params, and changes no bit of others.
+static void test_weight_decay(void) {
+    if (!have_gpu()) { return; }
+    GPT2Config config = config_of(16, 100, 2, 2, 64);
+    for (bool muon : {false, true}) {
+        std::vector<float> before, without, with;
+        test_options.muon = muon;
+        step_with_decay(0.0f, &before, &without);
+        step_with_decay(0.5f, &before, &with);
+        for (int p = 0; p < NUM_PARAMS; p++) {
+            for (size_t i = param_offset(&config, p); i < param_offset(&config, p + 1); i++) {
+                double want = gpt2_params[p].decay ? -0.01 * 0.5 * before[i] : 0.0;
+                double error = (double)with[i] - without[i] - want; // each of the two is rounded to fp32
+                bool good = want == 0.0 ? error == 0.0 : fabs(error) <= 5e-7 * (fabs(before[i]) + fabs(without[i]));
+                check_msg(good, "%s: decay changes %g by %g, want %g", gpt2_params[p].name, before[i], error + want,
+                          want);
+            }
+        }
+    }
+    test_options.muon = false;
 }
 
 static StepState verdict_on(GPT2* model, StepState state, bool skip) {
@@ -1769,6 +1840,7 @@ static const Test tests[] = {
     {"shapes", "T from 1 to 8192, B to 64, C to 1600, head sizes 32 to 128", test_shapes},
     {"nan_is_seen", "a NaN in any weight tensor stops the update", test_nan_is_seen},
     {"muon", "two steps of Muon against its arithmetic in double", test_muon},
+    {"weight_decay", "the tensors that decay, and no others", test_weight_decay},
     {"verdict", "the device judges a step: applied, clipped, loss scale", test_verdict},
     {"stochastic_rounding", "stochastic rounding is repeated exactly on resume",
      test_stochastic_rounding_is_repeatable},

@@ -907,15 +907,15 @@ static void newton_schulz(float* x, float* scratch, int rows, int cols) {
 }
 
 // One step of Muon on a matrix (rows,cols). scratch has 2 * rows * cols + 2 * min(rows, cols)^2 floats.
-static void muon_matrix(float* param, float* m, const float* grad, float* scratch, const Muon* o, int rows, int cols) {
+static void muon_matrix(float* param, float* m, const float* grad, float* scratch, const Muon* o, float decay, int rows,
+                        int cols) {
     size_t size = (size_t)rows * cols;
     float scale = 0.2f * sqrtf((float)(rows > cols ? rows : cols));
     linear_combination(m, o->momentum, m, o->gradient_scale, grad, size);
     // Nesterov's momentum looks a step ahead
     linear_combination(scratch, o->momentum, m, o->gradient_scale, grad, size);
     newton_schulz(scratch, scratch + size, rows, cols);
-    linear_combination(param, 1.0f - o->learning_rate * o->weight_decay, param, -o->learning_rate * scale, scratch,
-                       size);
+    linear_combination(param, 1.0f - o->learning_rate * decay, param, -o->learning_rate * scale, scratch, size);
 }
 
 // The size of muon_matrix's scratch: it is large enough for the matrices of every tensor.
@@ -938,10 +938,11 @@ static void muon_update(GPT2* model, const Muon* optimizer) {
         int matrices = param_muon_matrices(p), count = matrices * param_copies(&model->config, p);
         if (matrices == 0) { continue; }
         int rows = (int)param_rows(&model->config, p) / matrices, cols = (int)param_cols(&model->config, p);
+        float decay = gpt2_params[p].decay ? optimizer->weight_decay : 0.0f;
         for (size_t i = 0; i < (size_t)count; i++) {
             size_t at = param_offset(&model->config, p) + i * rows * cols;
             muon_matrix(model->params_memory + at, model->m_memory + at, model->grads_memory + at, scratch, optimizer,
-                        rows, cols);
+                        decay, rows, cols);
         }
     }
     free(scratch);

@@ -340,16 +340,26 @@ struct GPT2 {
 // Other readers of the weights or of the optimizer's state, such as samples, validation and checkpoints, call
 // finish_deferred_update(model) first.
 
+// Whether the matrices of a layer have weight decay and its vectors have none: a DeferredUpdate knows no other case.
+static bool only_matrices_decay() {
+    for (const ParamInfo& info : gpt2_params) {
+        if (info.place == PLACE_LAYER_MATRICES && !info.decay) { return false; }
+        if (info.place == PLACE_LAYER_VECTORS && info.decay) { return false; }
+    }
+    return true;
+}
+
 // Whether updates are deferred. Results are bitwise identical with and without.
 static bool deferred_update_on(const GPT2* model) {
     const GPT2Options* o = &model->options;
-    return o->defers_updates && is_alone() && !o->muon && !o->fp8 && sizeof(floatX) == 2 && has_sm90a();
+    return o->defers_updates && only_matrices_decay() && is_alone() && !o->muon && !o->fp8 && sizeof(floatX) == 2 &&
+           has_sm90a();
 }
 
 // Returns the update of all layers except the first.
 static DeferredUpdate make_deferred_update(const GPT2* model) {
     const GPT2Config* config = &model->config;
-    Piece matrices = parameter_piece(config, 1), vectors = parameter_piece(config, 2);
+    Span matrices = parameter_piece(config, 1), vectors = parameter_piece(config, 2);
     size_t at = matrices.place;
     DeferredUpdate w = {};
     w.params = model->params_memory + at, w.grads = model->own_grads + at;
@@ -673,8 +683,9 @@ static void zero_gradients(GPT2* model) {
     size_t wpe_bytes = (size_t)config->max_seq_len * config->channels * sizeof(float);
     cudaCheck(cudaMemsetAsync(model->grads.wpe, 0, wpe_bytes, model->exec.stream));
     for (int i = 0; i < num_pieces(config); i++) {
-        Piece piece = parameter_piece(config, i);
-        if (piece.decay) { continue; } // matrices
+        ParamPlace kind = piece_kind(config, i);
+        if (kind == PLACE_EMBEDDINGS || kind == PLACE_LAYER_MATRICES) { continue; }
+        Span piece = parameter_piece(config, i);
         float* gradients = model->grads_memory + piece.place;
         cudaCheck(cudaMemsetAsync(gradients, 0, piece.n * sizeof(float), model->exec.stream));
     }
@@ -803,7 +814,7 @@ static void gpt2_gradient_norm(GPT2* model) {
 static uint32_t rounding_seed(const GPT2* model, int piece, size_t place) {
     if (!model->options.stochastic_rounding || !model->master_memory) { return 0; }
     uint32_t seed = (uint32_t)splitmix64(model->options.seed) | 1;
-    seed += (uint32_t)(place - parameter_piece(&model->config, piece).place); // each rank's share has bits of its own
+    seed += (uint32_t)(place - parameter_piece(&model->config, piece).place); // each call of adamw has bits of its own
     return hash_bits((uint32_t)piece, seed) | 1;
 }
 
@@ -820,16 +831,14 @@ static void gpt2_update(GPT2* model, const AdamW* optimizer, bool skip, const Mu
         if (muon && b == 1) { // while the embeddings are gathered
             MuonArrays a = {model->params_memory, model->master_memory, model->m_memory,    model->own_grads,
                             model->state,         model->acts.logits,   model->muon_layers, model->acts.scratch};
-            auto seed = [&](int l) {
-                return rounding_seed(model, 1 + 2 * l, parameter_piece(config, 1 + 2 * l).place);
-            };
+            auto seed = [&](int l, size_t place) { return rounding_seed(model, 1 + 2 * l, place); };
             muon_update(a, config, *muon, seed, model->exec);
         }
         Share v = own_share(config, b, muon == NULL);
-        for_each_piece(config, b, ranks().env.rank, [&](int i, size_t place, size_t own_place, size_t n) {
-            if (muon && is_matrices(config, i)) { return; }
+        for_each_piece(config, b, ranks().env.rank, [&](int i, size_t place, size_t own_place, size_t n, bool decay) {
+            if (muon && piece_kind(config, i) == PLACE_LAYER_MATRICES) { return; }
             AdamW o = *optimizer;
-            if (!parameter_piece(config, i).decay) { o.weight_decay = 0.0f; }
+            if (!decay) { o.weight_decay = 0.0f; }
             adamw(model->params_memory + place, model->master_memory ? model->master_memory + own_place : NULL,
                   model->m_memory + own_place, model->v_memory + v.own_place + (place - v.place),
                   model->own_grads + own_place, model->state, n, o, rounding_seed(model, i, place), model->exec);
@@ -1025,7 +1034,7 @@ static void gpt2_upload(GPT2* model, const float* weights, int num_updates) {
     if (model->master_memory) {
         const float* master = whole_array(model, model->master_memory);
         upload_shares(model, model->master_memory, weights);
-        auto round = [&](int i, size_t place, size_t, size_t n) {
+        auto round = [&](int i, size_t place, size_t, size_t n, bool) {
             uint32_t seed = num_updates > 0 ? rounding_seed(model, i, place) : 0;
             adamw_round_weights(model->params_memory + place, master + place, n, seed, num_updates, model->exec);
         };

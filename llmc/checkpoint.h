@@ -95,7 +95,7 @@ static inline HfKind hf_name(const char* name, int* p, int* layer) {
     }
     for (*p = 0; *p < NUM_PARAMS; ++*p) {
         const ParamInfo* info = &gpt2_params[*p];
-        if (info->per_layer ? rest && strcmp(rest, info->hf_name + 4) == 0 : strcmp(name, info->hf_name) == 0) {
+        if (param_per_layer(*p) ? rest && strcmp(rest, info->hf_name + 4) == 0 : strcmp(name, info->hf_name) == 0) {
             return HF_PARAM; // hf_name + 4 skips "h.%d"
         }
     }

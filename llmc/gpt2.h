@@ -26,38 +26,40 @@ typedef enum { INIT_NORMAL, INIT_NORMAL_RESIDUAL, INIT_ONE, INIT_ZERO } InitKind
 
 enum { DIM_1 = 0, DIM_C = -1, DIM_3C = -3, DIM_F = -4, DIM_VP = -5, DIM_MAXT = -6 };
 
+// What a tensor belongs to. A checkpoint stores those of a layer as (L, rows, cols). In GPU memory, tensors of the same place
+// follow one another, and several GPUs exchange the gradients of a place's tensors together: llmc/layout.cuh.
+typedef enum { PLACE_EMBEDDINGS, PLACE_LAYER_MATRICES, PLACE_LAYER_VECTORS, PLACE_LAST_NORM } ParamPlace;
+
 typedef struct {
     const char* name;    // our name, which is also llm.c's
     const char* hf_name; // Hugging Face's name without "transformer."; %d is the layer
-    bool per_layer;      // one tensor per layer, stored as (L, rows, cols)
-    int rows, cols;      // DIM_*; rows is DIM_1 for vectors
-    bool conv1d;         // Hugging Face stores it transposed, as (in, out); here it is (out, in)
-    InitKind init;       // matrices: normal with std 0.02, or 0.02 / sqrt(2 L) if they write to the residual stream
-    // Whether AdamW decays the tensor: true for two or more dimensions. Not a switch for experiments: on the GPU this column also
-    // decides where the tensor lies in memory and in which bucket its gradient is exchanged (param_order).
-    bool decay;
+    ParamPlace place;
+    int rows, cols; // DIM_*; rows is DIM_1 for vectors
+    bool conv1d;    // Hugging Face stores it transposed, as (in, out); here it is (out, in)
+    InitKind init;  // matrices: normal with std 0.02, or 0.02 / sqrt(2 L) if they write to the residual stream
+    bool decay;     // AdamW and Muon apply weight decay; GPT-2: to tensors of two or more dimensions
 } ParamInfo;
 
 enum { NUM_PARAMS = 16 };
 
-// In llm.c's order, which is also the order in memory.
+// In llm.c's order, which is also the order in checkpoints and in the CPU program's memory.
 static const ParamInfo gpt2_params[NUM_PARAMS] = {
-    {"wte", "wte.weight", false, DIM_VP, DIM_C, false, INIT_NORMAL, true},
-    {"wpe", "wpe.weight", false, DIM_MAXT, DIM_C, false, INIT_NORMAL, true},
-    {"ln1w", "h.%d.ln_1.weight", true, DIM_1, DIM_C, false, INIT_ONE, false},
-    {"ln1b", "h.%d.ln_1.bias", true, DIM_1, DIM_C, false, INIT_ZERO, false},
-    {"qkvw", "h.%d.attn.c_attn.weight", true, DIM_3C, DIM_C, true, INIT_NORMAL, true},
-    {"qkvb", "h.%d.attn.c_attn.bias", true, DIM_1, DIM_3C, false, INIT_ZERO, false},
-    {"attprojw", "h.%d.attn.c_proj.weight", true, DIM_C, DIM_C, true, INIT_NORMAL_RESIDUAL, true},
-    {"attprojb", "h.%d.attn.c_proj.bias", true, DIM_1, DIM_C, false, INIT_ZERO, false},
-    {"ln2w", "h.%d.ln_2.weight", true, DIM_1, DIM_C, false, INIT_ONE, false},
-    {"ln2b", "h.%d.ln_2.bias", true, DIM_1, DIM_C, false, INIT_ZERO, false},
-    {"fcw", "h.%d.mlp.c_fc.weight", true, DIM_F, DIM_C, true, INIT_NORMAL, true},
-    {"fcb", "h.%d.mlp.c_fc.bias", true, DIM_1, DIM_F, false, INIT_ZERO, false},
-    {"fcprojw", "h.%d.mlp.c_proj.weight", true, DIM_C, DIM_F, true, INIT_NORMAL_RESIDUAL, true},
-    {"fcprojb", "h.%d.mlp.c_proj.bias", true, DIM_1, DIM_C, false, INIT_ZERO, false},
-    {"lnfw", "ln_f.weight", false, DIM_1, DIM_C, false, INIT_ONE, false},
-    {"lnfb", "ln_f.bias", false, DIM_1, DIM_C, false, INIT_ZERO, false},
+    {"wte", "wte.weight", PLACE_EMBEDDINGS, DIM_VP, DIM_C, false, INIT_NORMAL, true},
+    {"wpe", "wpe.weight", PLACE_EMBEDDINGS, DIM_MAXT, DIM_C, false, INIT_NORMAL, true},
+    {"ln1w", "h.%d.ln_1.weight", PLACE_LAYER_VECTORS, DIM_1, DIM_C, false, INIT_ONE, false},
+    {"ln1b", "h.%d.ln_1.bias", PLACE_LAYER_VECTORS, DIM_1, DIM_C, false, INIT_ZERO, false},
+    {"qkvw", "h.%d.attn.c_attn.weight", PLACE_LAYER_MATRICES, DIM_3C, DIM_C, true, INIT_NORMAL, true},
+    {"qkvb", "h.%d.attn.c_attn.bias", PLACE_LAYER_VECTORS, DIM_1, DIM_3C, false, INIT_ZERO, false},
+    {"attprojw", "h.%d.attn.c_proj.weight", PLACE_LAYER_MATRICES, DIM_C, DIM_C, true, INIT_NORMAL_RESIDUAL, true},
+    {"attprojb", "h.%d.attn.c_proj.bias", PLACE_LAYER_VECTORS, DIM_1, DIM_C, false, INIT_ZERO, false},
+    {"ln2w", "h.%d.ln_2.weight", PLACE_LAYER_VECTORS, DIM_1, DIM_C, false, INIT_ONE, false},
+    {"ln2b", "h.%d.ln_2.bias", PLACE_LAYER_VECTORS, DIM_1, DIM_C, false, INIT_ZERO, false},
+    {"fcw", "h.%d.mlp.c_fc.weight", PLACE_LAYER_MATRICES, DIM_F, DIM_C, true, INIT_NORMAL, true},
+    {"fcb", "h.%d.mlp.c_fc.bias", PLACE_LAYER_VECTORS, DIM_1, DIM_F, false, INIT_ZERO, false},
+    {"fcprojw", "h.%d.mlp.c_proj.weight", PLACE_LAYER_MATRICES, DIM_C, DIM_F, true, INIT_NORMAL_RESIDUAL, true},
+    {"fcprojb", "h.%d.mlp.c_proj.bias", PLACE_LAYER_VECTORS, DIM_1, DIM_C, false, INIT_ZERO, false},
+    {"lnfw", "ln_f.weight", PLACE_LAST_NORM, DIM_1, DIM_C, false, INIT_ONE, false},
+    {"lnfb", "ln_f.bias", PLACE_LAST_NORM, DIM_1, DIM_C, false, INIT_ZERO, false},
 };
 
 static inline size_t param_dim(const GPT2Config* config, int dim) {
@@ -80,16 +82,19 @@ static inline size_t param_dim(const GPT2Config* config, int dim) {
 
 static inline size_t param_rows(const GPT2Config* config, int p) { return param_dim(config, gpt2_params[p].rows); }
 static inline size_t param_cols(const GPT2Config* config, int p) { return param_dim(config, gpt2_params[p].cols); }
-static inline int param_copies(const GPT2Config* config, int p) {
-    return gpt2_params[p].per_layer ? config->num_layers : 1;
+
+// Whether each layer has a tensor p.
+static inline bool param_per_layer(int p) {
+    return gpt2_params[p].place == PLACE_LAYER_MATRICES || gpt2_params[p].place == PLACE_LAYER_VECTORS;
 }
+static inline int param_copies(const GPT2Config* config, int p) { return param_per_layer(p) ? config->num_layers : 1; }
 
 // Tensor p of a layer as the matrices that Muon updates, one by one: 0 for vectors and embeddings, which AdamW updates.
 // qkvw is three, (C,C) each: q, k and v are different maps of the same input, and orthogonalised as one, a large one
 // would shrink the updates of the others.
 static inline int param_muon_matrices(int p) {
     const ParamInfo* info = &gpt2_params[p];
-    return !info->per_layer || info->rows == DIM_1 ? 0 : info->rows == DIM_3C ? 3 : 1;
+    return !param_per_layer(p) || info->rows == DIM_1 ? 0 : info->rows == DIM_3C ? 3 : 1;
 }
 
 // number of elements of tensor p in a layer (of the whole tensor if it is not per layer)
@@ -114,7 +119,7 @@ static inline size_t num_parameters(const GPT2Config* config) { return param_off
 // Writes Hugging Face's name of a tensor, with the prefix "transformer.", to name (size bytes).
 static inline void param_hf_name(char* name, size_t size, int p, int layer) {
     int n = snprintf(name, size, "transformer.");
-    if (gpt2_params[p].per_layer) {
+    if (param_per_layer(p)) {
         // replace the %d of the table's name by the layer
         const char* hf = gpt2_params[p].hf_name;
         const char* hole = strstr(hf, "%d");
@@ -140,7 +145,7 @@ static inline void gpt2_init_params(float* params, const GPT2Config* config, uin
         for (int p = 0; p < NUM_PARAMS; p++) {
             InitKind init = gpt2_params[p].init;
             if (init != INIT_NORMAL && init != INIT_NORMAL_RESIDUAL) { continue; }
-            if (gpt2_params[p].per_layer != (layer >= 0)) { continue; }
+            if (param_per_layer(p) != (layer >= 0)) { continue; }
             size_t n = param_layer_size(config, p);
             float* tensor = params + param_offset(config, p) + (layer >= 0 ? (size_t)layer * n : 0);
             if (gpt2_params[p].rows == DIM_VP) { n = (size_t)config->vocab_size * (size_t)config->channels; }

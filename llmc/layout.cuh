@@ -36,25 +36,23 @@ inline void check_config(const GPT2Config* config) {
     }
 }
 
-// The order of a tensor's piece: 0 embeddings, 1 matrices of a layer, 2 its vectors, 3 the last layernorm. Tensors of the same
-// order follow one another as in gpt2_params.
-inline int param_order(int p) {
-    const ParamInfo* info = &gpt2_params[p];
-    return info->per_layer ? (info->decay ? 1 : 2) : (info->decay ? 0 : 3);
-}
-
-// A range of values in that order.
+// A range of values in this array.
 struct Span {
     size_t place, n;
 };
 inline int num_buckets(const GPT2Config* config) { return config->num_layers + 2; }
 
+// The kind of the bucket that tensor p is in: 0 the embeddings, 1 a layer, 2 the last layernorm.
+inline int bucket_kind(int p) {
+    return gpt2_params[p].place == PLACE_EMBEDDINGS ? 0 : gpt2_params[p].place == PLACE_LAST_NORM ? 2 : 1;
+}
+
 // Bucket 0 is wte and wpe, bucket 1 + l is layer l, the last one is the last layernorm. n includes padding at the end, with
 // which each of several GPUs has an equal share that consists of whole 16-byte vectors.
 inline Span bucket(const GPT2Config* config, int b) {
-    size_t sizes[3] = {0, 0, 0}; // embeddings, one layer, last layernorm
+    size_t sizes[3] = {0, 0, 0}; // of each kind
     size_t unit = (size_t)8 * ranks().env.num_ranks;
-    for (int p = 0; p < NUM_PARAMS; p++) { sizes[(param_order(p) + 1) / 2] += param_layer_size(config, p); }
+    for (int p = 0; p < NUM_PARAMS; p++) { sizes[bucket_kind(p)] += param_layer_size(config, p); }
     for (size_t& n : sizes) { n = ceil_div(n, unit) * unit; }
     return {b == 0 ? 0 : sizes[0] + (b - 1) * sizes[1], sizes[b == 0 ? 0 : b <= config->num_layers ? 1 : 2]};
 }
@@ -64,39 +62,57 @@ inline size_t model_size(const GPT2Config* config) { // number of parameters wit
     return last.place + last.n;
 }
 
-// Offset of tensor p of layer l in that order, in values; l is 0 for tensors that are not per layer.
+// Offset of tensor p of layer l in this array, in values; l is 0 for tensors that are not per layer. In a bucket, tensors are in the
+// order of their places, and those of the same place are in the order of gpt2_params.
 inline size_t param_place(const GPT2Config* config, int p, int l) {
-    int order = param_order(p);
-    size_t place = bucket(config, order == 0 ? 0 : order == 3 ? num_buckets(config) - 1 : 1 + l).place;
+    int kind = bucket_kind(p);
+    size_t place = bucket(config, kind == 0 ? 0 : kind == 1 ? 1 + l : num_buckets(config) - 1).place;
     for (int q = 0; q < NUM_PARAMS; q++) {
-        bool same_bucket = (param_order(q) + 1) / 2 == (order + 1) / 2;
-        bool before = param_order(q) < order || (param_order(q) == order && q < p);
-        if (same_bucket && before) { place += param_layer_size(config, q); }
+        ParamPlace of_p = gpt2_params[p].place, of_q = gpt2_params[q].place;
+        bool before = of_q < of_p || (of_q == of_p && q < p);
+        if (bucket_kind(q) == kind && before) { place += param_layer_size(config, q); }
     }
     return place;
 }
 
-// A contiguous range of the parameters with the same weight decay. Piece 0 is wte and wpe, pieces 1 + 2l and 2 + 2l are the
-// matrices and the vectors of layer l, and piece 2L + 1 is the last layernorm.
-struct Piece {
-    size_t place, n;
-    bool decay;
-};
+// A piece is the tensors of the same place and layer, which follow one another. Piece 0 is wte and wpe, pieces 1 + 2l and 2 + 2l are
+// the matrices and the vectors of layer l, and piece 2L + 1 is the last layernorm.
 inline int num_pieces(const GPT2Config* config) { return 2 * config->num_layers + 2; }
+inline ParamPlace piece_kind(const GPT2Config* config, int i) {
+    if (i == 0) { return PLACE_EMBEDDINGS; }
+    return i == num_pieces(config) - 1 ? PLACE_LAST_NORM : i % 2 == 1 ? PLACE_LAYER_MATRICES : PLACE_LAYER_VECTORS;
+}
 
-inline Piece parameter_piece(const GPT2Config* config, int i) {
-    int l = (i - 1) / 2, order = i == 0 ? 0 : i == num_pieces(config) - 1 ? 3 : 1 + (i - 1) % 2;
-    Piece piece = {SIZE_MAX, 0, order <= 1};
+inline Span parameter_piece(const GPT2Config* config, int i) {
+    int l = (i - 1) / 2;
+    Span piece = {SIZE_MAX, 0};
     for (int p = 0; p < NUM_PARAMS; p++) {
-        if (param_order(p) != order) { continue; }
-        piece.place = std::min(piece.place, param_place(config, p, gpt2_params[p].per_layer ? l : 0));
+        if (gpt2_params[p].place != piece_kind(config, i)) { continue; }
+        piece.place = std::min(piece.place, param_place(config, p, param_per_layer(p) ? l : 0));
         piece.n += param_layer_size(config, p);
     }
     return piece;
 }
 
-// Whether piece i is the matrices of a layer.
-inline bool is_matrices(const GPT2Config* config, int i) { return i % 2 == 1 && i < num_pieces(config) - 1; }
+// Tensors that follow one another in a piece and have the same weight decay; in GPT-2, all tensors of the piece.
+struct DecayRange {
+    size_t place, n;
+    bool decay;
+};
+// Returns the range of piece i that has the value at `place`.
+inline DecayRange decay_range(const GPT2Config* config, int i, size_t place) {
+    DecayRange range = {parameter_piece(config, i).place, 0, false};
+    for (int p = 0; p < NUM_PARAMS; p++) {
+        const ParamInfo* info = &gpt2_params[p];
+        if (info->place != piece_kind(config, i)) { continue; }
+        if (range.n == 0 || info->decay != range.decay) {
+            if (place < range.place + range.n) { break; }
+            range = {range.place + range.n, 0, info->decay};
+        }
+        range.n += param_layer_size(config, p);
+    }
+    return range;
+}
 
 // With Muon: how many of the first l layers belong to the rank. Without ZeRO-1 it is all of them.
 inline size_t layers_of_rank(int l, int rank) {
@@ -135,15 +151,20 @@ inline size_t share_size(const GPT2Config* config, bool matrices = true) { // va
     return last.own_place + last.n;
 }
 
-// Calls use(i, place, own_place, n) for what the share of `rank` has of piece i, for each piece in bucket b. own_place is a place in
-// the memory of that rank.
+// Calls use(i, place, own_place, n, decay) for what the share of `rank` has of piece i, for each piece in bucket b: once for each range
+// of the same weight decay. own_place is a place in the memory of that rank.
 template <class Use> void for_each_piece(const GPT2Config* config, int b, int rank, Use use) {
     Share share = share_of(config, b, rank);
     int first = b == 0 ? 0 : 2 * b - 1, last = b == 0 ? 0 : std::min(2 * b, num_pieces(config) - 1);
     for (int i = first; i <= last; i++) {
-        Piece piece = parameter_piece(config, i);
-        size_t begin = std::max(piece.place, share.place), end = std::min(piece.place + piece.n, share.place + share.n);
-        if (begin < end) { use(i, begin, share.own_place + (begin - share.place), end - begin); }
+        Span piece = parameter_piece(config, i);
+        size_t place = std::max(piece.place, share.place), end = std::min(piece.place + piece.n, share.place + share.n);
+        while (place < end) {
+            DecayRange range = decay_range(config, i, place);
+            size_t n = std::min(range.place + range.n, end) - place;
+            use(i, place, share.own_place + (place - share.place), n, range.decay);
+            place += n;
+        }
     }
 }
 
@@ -188,21 +209,20 @@ template <class Copy> void for_each_tensor(const GPT2Config* config, Copy copy) 
 }
 
 // The tensors of gpt2_params (llmc/gpt2.h) by name, in its order: weights of T = floatX, gradients of T = float.
-// [decay]: AdamW's weight decay applies, as to every tensor of two or more dimensions.
 template <class T> struct Parameters {
-    T* wte;      // (Vp, C) [decay]
-    T* wpe;      // (maxT, C) [decay]
+    T* wte;      // (Vp, C)
+    T* wpe;      // (maxT, C)
     T* ln1w;     // (L, C)
     T* ln1b;     // (L, C)
-    T* qkvw;     // (L, 3*C, C) [decay]
+    T* qkvw;     // (L, 3*C, C)
     T* qkvb;     // (L, 3*C)
-    T* attprojw; // (L, C, C) [decay]
+    T* attprojw; // (L, C, C)
     T* attprojb; // (L, C)
     T* ln2w;     // (L, C)
     T* ln2b;     // (L, C)
-    T* fcw;      // (L, F, C) [decay]
+    T* fcw;      // (L, F, C)
     T* fcb;      // (L, F)
-    T* fcprojw;  // (L, C, F) [decay]
+    T* fcprojw;  // (L, C, F)
     T* fcprojb;  // (L, C)
     T* lnfw;     // (C)
     T* lnfb;     // (C)
@@ -221,7 +241,7 @@ template <class T> void point_parameters(Parameters<T>* p, T* memory, const GPT2
 // View of layer l: the pointers of per-layer tensors are moved to this layer's tensor.
 template <class T> Parameters<T> layer_parameters(Parameters<T> p, const GPT2Config* config, int l) {
     size_t offset = l * bucket(config, 1).n;
-    for (int i = 0; i < NUM_PARAMS; i++) { parameter_array(&p)[i] += gpt2_params[i].per_layer ? offset : 0; }
+    for (int i = 0; i < NUM_PARAMS; i++) { parameter_array(&p)[i] += param_per_layer(i) ? offset : 0; }
     return p;
 }
 

@@ -96,8 +96,8 @@ template <class Use> void for_each_muon_tensor(const GPT2Config* config, int beg
     }
 }
 
-// One step of Muon on the matrices of all layers of this rank. seed(l): for the rounding of the matrices of layer l, whose
-// parameters are one piece (layout.cuh).
+// One step of Muon on the matrices of all layers of this rank. seed(l, place): for the rounding of the matrices of layer l in the range
+// of the same weight decay that begins at `place` (decay_range).
 template <class Seed> void muon_update(const MuonArrays& a, const GPT2Config* config, const Muon& optimizer, Seed seed,
                                        const Execution& exec) {
     int L = (int)layers_of_rank(config->num_layers, ranks().env.rank);
@@ -112,9 +112,10 @@ template <class Seed> void muon_update(const MuonArrays& a, const GPT2Config* co
                          optimizer.momentum, exec);
         };
         auto apply = [&](int l, size_t place, size_t own_place, int index, int n, int rows, int cols) {
-            size_t first = place - parameter_piece(config, 1 + 2 * l).place;
+            DecayRange range = decay_range(config, 1 + 2 * l, place);
+            float decay = range.decay ? optimizer.weight_decay : 0.0f;
             muon_apply(a.params + place, a.master ? a.master + own_place : NULL, out + index * size, a.state, n, rows,
-                       cols, optimizer.learning_rate, optimizer.weight_decay, seed(l), first, exec);
+                       cols, optimizer.learning_rate, decay, seed(l, range.place), place - range.place, exec);
         };
         for_each_muon_tensor(config, begin, end, mlp, prepare);
         newton_schulz(out, x, x, num, s.n, s.k, exec);

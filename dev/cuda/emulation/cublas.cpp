@@ -216,18 +216,13 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t desc, const
                               cublasLtMatrixLayout_t a_layout, const void* b, cublasLtMatrixLayout_t b_layout,
                               const void* beta, const void* c, cublasLtMatrixLayout_t c_layout, void* d,
                               cublasLtMatrixLayout_t d_layout, const cublasLtMatmulAlgo_t*, void*, size_t,
-                              cudaStream_t) {
+                              cudaStream_t stream) {
     double factor = *(const float*)alpha, add = *(const float*)beta;
-    // copies: the caller may destroy the descriptions before a captured product runs
-    auto run = [=, desc = *desc, a_layout = *a_layout, b_layout = *b_layout, c_layout = *c_layout,
-                d_layout = *d_layout] {
+    // copies: the caller may destroy the descriptions before the product runs
+    emulation_put(stream, [=, desc = *desc, a_layout = *a_layout, b_layout = *b_layout, c_layout = *c_layout,
+                           d_layout = *d_layout] {
         matmul(&desc, factor, add, a, &a_layout, b, &b_layout, c, &c_layout, d, &d_layout);
-    };
-    if (emulation_capturing) {
-        emulation_capture(run);
-    } else {
-        run();
-    }
+    });
     return CUBLAS_STATUS_SUCCESS;
 }
 

@@ -285,7 +285,7 @@ enum cudaMemcpyKind {
     cudaMemcpyDeviceToDevice,
     cudaMemcpyDefault
 };
-typedef struct EmulationStream* cudaStream_t; // all work is done when the call returns, so streams have no state
+typedef struct EmulationStream* cudaStream_t; // NULL, but with EMULATION_STREAMS: see runtime.cpp
 cudaError_t emulation_malloc(void** p, size_t bytes);
 template <class T> inline cudaError_t cudaMalloc(T** p, size_t bytes) {
     void* memory = NULL;
@@ -336,9 +336,11 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device);
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device);
 cudaError_t cudaDriverGetVersion(int* version);
 extern "C" cudaError_t cudaDeviceSynchronize();
-cudaError_t cudaStreamCreate(cudaStream_t* stream);
 enum { cudaStreamDefault = 0, cudaStreamNonBlocking = 1 };
-inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) { return cudaStreamCreate(stream); }
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags);
+inline cudaError_t cudaStreamCreate(cudaStream_t* stream) {
+    return cudaStreamCreateWithFlags(stream, cudaStreamDefault);
+}
 cudaError_t cudaStreamDestroy(cudaStream_t stream);
 cudaError_t cudaStreamSynchronize(cudaStream_t stream);
 
@@ -354,16 +356,14 @@ inline cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) { retu
 inline cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stream, unsigned) {
     return cudaEventRecord(event, stream);
 }
-// all work of a stream is done when the call that starts it returns, so there is nothing to wait for
-inline cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t, unsigned = 0) { return cudaSuccess; }
+cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags = 0);
 
 // A graph is the list of the launches, copies and fills that were captured, with their arguments. During a capture they are
 // not run; a capture takes all streams.
 typedef struct EmulationGraph* cudaGraph_t;
 typedef struct EmulationGraph* cudaGraphExec_t;
 enum cudaStreamCaptureStatus { cudaStreamCaptureStatusNone, cudaStreamCaptureStatusActive };
-extern bool emulation_capturing;
-void emulation_capture(std::function<void()> work); // adds to the graph that is captured
+void emulation_put(cudaStream_t stream, const std::function<void()>& work); // runs, queues or captures it
 enum cudaStreamCaptureMode { cudaStreamCaptureModeGlobal, cudaStreamCaptureModeThreadLocal };
 extern "C" cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* status);
 extern "C" cudaError_t cudaLaunchHostFunc(cudaStream_t stream, void (*function)(void*), void* argument);
@@ -411,22 +411,23 @@ template <class... Parameters> struct EmulationKernel {
     void (*kernel)(Parameters...);
     dim3 grid, block;
     size_t shared_bytes;
+    cudaStream_t stream;
     bool all_resident;
     int cluster;
     void operator()(Parameters... parameters) const {
-        if (emulation_capturing) {
-            EmulationKernel launch = *this;
-            emulation_capture([=] { launch(parameters...); });
-            return;
-        }
-        auto call = [&] { kernel(parameters...); }; // each thread gets its own copies
-        emulation_launch((const void*)kernel, grid, block, shared_bytes, all_resident, cluster,
-                         [](void* closure) { (*(decltype(call)*)closure)(); }, &call);
+        EmulationKernel launch = *this;
+        emulation_put(stream, [=] {
+            auto call = [&] { launch.kernel(parameters...); }; // each thread gets its own copies
+            emulation_launch((const void*)launch.kernel, launch.grid, launch.block, launch.shared_bytes,
+                             launch.all_resident, launch.cluster, [](void* closure) { (*(decltype(call)*)closure)(); },
+                             &call);
+        });
     }
 };
-template <class... Parameters> inline EmulationKernel<Parameters...>
-emulation_kernel(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared_bytes = 0, cudaStream_t = NULL) {
-    return {kernel, grid, block, shared_bytes, false, 1};
+template <class... Parameters>
+inline EmulationKernel<Parameters...> emulation_kernel(void (*kernel)(Parameters...), dim3 grid, dim3 block,
+                                                       size_t shared_bytes = 0, cudaStream_t stream = NULL) {
+    return {kernel, grid, block, shared_bytes, stream, false, 1};
 }
 
 enum cudaLaunchAttributeID {
@@ -455,8 +456,8 @@ template <class... Parameters, class... Arguments> inline cudaError_t
 cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Parameters...), Arguments&&... arguments) {
     int cluster = emulation_cluster(*config);
     if (cluster == 0) { return cudaGetLastError(); }
-    EmulationKernel<Parameters...>{kernel, config->gridDim, config->blockDim, config->dynamicSmemBytes, false, cluster}(
-        std::forward<Arguments>(arguments)...);
+    EmulationKernel<Parameters...>{kernel,         config->gridDim, config->blockDim, config->dynamicSmemBytes,
+                                   config->stream, false,           cluster}(std::forward<Arguments>(arguments)...);
     return cudaPeekAtLastError();
 }
 template <class Kernel>
@@ -474,16 +475,17 @@ cudaError_t cudaLaunchCooperativeKernel(const void* kernel, dim3 grid, dim3 bloc
                                         size_t shared_bytes, cudaStream_t stream);
 template <size_t... i, class... Parameters>
 inline cudaError_t emulation_launch_cooperative(std::index_sequence<i...>, void (*kernel)(Parameters...), dim3 grid,
-                                                dim3 block, void** arguments, size_t shared_bytes) {
-    EmulationKernel<Parameters...>{kernel, grid, block, shared_bytes, true, 1}(
+                                                dim3 block, void** arguments, size_t shared_bytes,
+                                                cudaStream_t stream) {
+    EmulationKernel<Parameters...>{kernel, grid, block, shared_bytes, stream, true, 1}(
         *(typename std::remove_reference<Parameters>::type*)arguments[i]...);
     return cudaPeekAtLastError();
 }
-template <class... Parameters> inline cudaError_t cudaLaunchCooperativeKernel(void (*kernel)(Parameters...), dim3 grid,
-                                                                              dim3 block, void** arguments,
-                                                                              size_t shared_bytes, cudaStream_t) {
+template <class... Parameters>
+inline cudaError_t cudaLaunchCooperativeKernel(void (*kernel)(Parameters...), dim3 grid, dim3 block, void** arguments,
+                                               size_t shared_bytes, cudaStream_t stream) {
     return emulation_launch_cooperative(std::index_sequence_for<Parameters...>(), kernel, grid, block, arguments,
-                                        shared_bytes);
+                                        shared_bytes, stream);
 }
 
 // ---- for the harness ----------------------------------------------------------------------------------------

@@ -500,6 +500,7 @@ cudaError_t emulation_malloc(void** p, size_t bytes) {
 cudaError_t cudaFree(void* p) {
     DeviceMemory& d = device();
     if (!p) { return cudaSuccess; }
+    cudaDeviceSynchronize();
     auto found = d.allocated.find((size_t)((char*)p - d.base));
     if (found == d.allocated.end()) { return cudaErrorInvalidValue; }
     set_valid(found->first, found->second, false);

@@ -1,9 +1,15 @@
 /*
 The CUDA runtime for one device, whose work is done when a call returns; conversions of small floating-point types.
+
+With EMULATION_STREAMS=early or late, a stream is a queue instead, and its tasks run when the host waits. While several streams have
+a task that may run, those of streams created with cudaStreamNonBlocking come first (early) or last (late). So both extreme orders
+that the events allow can be tried: a missing event, or one that is recorded too early, gives wrong results.
 */
+#include <assert.h>
 #include <time.h>
 
 #include <algorithm>
+#include <deque>
 #include <map>
 
 #include "cuda_fp16.h"
@@ -49,30 +55,216 @@ const char* cudaGetErrorString(cudaError_t e) {
     return "unknown error";
 }
 
+// ---- streams, events, graphs ------------------------------------------------------------------------------------
+
+struct EmulationEvent {
+    timespec time;
+    long queued, done; // how often it was put on a stream to be recorded, and was recorded
+};
+struct Task {
+    std::function<void()> run; // unless the task only waits
+    cudaEvent_t event;         // must have been recorded `records` times before; NULL: no wait
+    long records;
+};
+struct EmulationStream {
+    bool blocking;
+    std::deque<Task> tasks;
+};
+static std::vector<EmulationStream*> streams;
+
+// Runs the next task of a blocking stream, or of one that is not. Returns false if none of their tasks may run.
+static bool run_a_task(bool blocking) {
+    for (EmulationStream* stream : streams) {
+        if (stream->blocking != blocking || stream->tasks.empty()) { continue; }
+        Task& next = stream->tasks.front();
+        if (next.event && next.event->done < next.records) { continue; }
+        Task task = std::move(next);
+        stream->tasks.pop_front();
+        if (task.run) { task.run(); }
+        return true;
+    }
+    return false;
+}
+template <class Done> static void run_until(Done done) {
+    const char* order = getenv("EMULATION_STREAMS");
+    bool blocking_first = order && strcmp(order, "late") == 0;
+    while (!done()) {
+        bool ran = run_a_task(blocking_first) || run_a_task(!blocking_first);
+        assert(ran); // a task waits only for records that were queued before it
+        (void)ran;
+    }
+}
+static bool idle(bool also_non_blocking) {
+    for (EmulationStream* stream : streams) {
+        if ((stream->blocking || also_non_blocking) && !stream->tasks.empty()) { return false; }
+    }
+    return true;
+}
+
+cudaError_t cudaDeviceSynchronize() {
+    run_until([] { return idle(true); });
+    return last_error;
+}
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags) {
+    *stream = NULL;
+    if (!getenv("EMULATION_STREAMS")) { return cudaSuccess; }
+    *stream = new EmulationStream{flags != cudaStreamNonBlocking, {}};
+    streams.push_back(*stream);
+    return cudaSuccess;
+}
+cudaError_t cudaStreamDestroy(cudaStream_t stream) {
+    if (!stream) { return cudaSuccess; }
+    cudaStreamSynchronize(stream);
+    streams.erase(std::find(streams.begin(), streams.end(), stream));
+    delete stream;
+    return cudaSuccess;
+}
+cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
+    run_until([=] { return stream ? stream->tasks.empty() : idle(false); });
+    return last_error;
+}
+
+struct EmulationGraph {
+    std::vector<std::function<void(cudaStream_t)>> work; // each puts something on the stream
+};
+static bool capturing;
+static EmulationGraph captured;
+
+void emulation_put(cudaStream_t stream, const std::function<void()>& work) {
+    if (capturing) {
+        captured.work.push_back([=](cudaStream_t to) { emulation_put(to, work); });
+    } else if (stream) {
+        stream->tasks.push_back({work, NULL, 0});
+    } else {
+        cudaStreamSynchronize(NULL);
+        work();
+    }
+}
+
+cudaError_t cudaEventCreate(cudaEvent_t* event) { return *event = new EmulationEvent(), cudaSuccess; }
+cudaError_t cudaEventDestroy(cudaEvent_t event) {
+    cudaDeviceSynchronize(); // no task may name it any longer
+    delete event;
+    return cudaSuccess;
+}
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+    if (capturing) {
+        captured.work.push_back([=](cudaStream_t to) { cudaEventRecord(event, to); });
+        return cudaSuccess;
+    }
+    long number = ++event->queued;
+    emulation_put(stream, [=] {
+        clock_gettime(CLOCK_MONOTONIC, &event->time);
+        event->done = number;
+    });
+    return cudaSuccess;
+}
+// A capture is one list, so only a wait for an event outside of it counts.
+cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags) {
+    if (!capturing && !stream) { return cudaEventSynchronize(event); }
+    if (!capturing) { stream->tasks.push_back({{}, event, event->queued}); }
+    if (capturing && flags == cudaEventWaitExternal) {
+        captured.work.push_back([=](cudaStream_t to) { cudaStreamWaitEvent(to, event, cudaEventWaitDefault); });
+    }
+    return cudaSuccess;
+}
+cudaError_t cudaEventSynchronize(cudaEvent_t event) {
+    run_until([=] { return event->done == event->queued; });
+    return last_error;
+}
+cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t begin, cudaEvent_t end) {
+    *ms = (float)((double)(end->time.tv_sec - begin->time.tv_sec) * 1e3 +
+                  (double)(end->time.tv_nsec - begin->time.tv_nsec) * 1e-6);
+    return cudaSuccess;
+}
+
+void emulation_clock(unsigned long long* cycles, unsigned long long* ns) {
+    timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    *ns = (unsigned long long)now.tv_sec * 1000000000 + (unsigned long long)now.tv_nsec;
+    *cycles = *ns / 2 * 3;
+}
+
+cudaError_t cudaStreamIsCapturing(cudaStream_t, cudaStreamCaptureStatus* status) {
+    *status = capturing ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
+    return cudaSuccess;
+}
+cudaError_t cudaStreamBeginCapture(cudaStream_t, cudaStreamCaptureMode) {
+    if (capturing) { return fail(cudaErrorInvalidValue); }
+    captured.work.clear();
+    capturing = true;
+    return cudaSuccess;
+}
+cudaError_t cudaStreamEndCapture(cudaStream_t, cudaGraph_t* graph) {
+    if (!capturing) { return fail(cudaErrorInvalidValue); }
+    capturing = false;
+    *graph = new EmulationGraph(captured);
+    return last_error;
+}
+cudaError_t cudaGraphGetNodes(cudaGraph_t graph, EmulationGraph**, size_t* num_nodes) {
+    *num_nodes = graph->work.size();
+    return cudaSuccess;
+}
+cudaError_t cudaGraphInstantiate(cudaGraphExec_t* exec, cudaGraph_t graph, unsigned long long) {
+    *exec = new EmulationGraph(*graph);
+    return cudaSuccess;
+}
+cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
+    delete graph;
+    return cudaSuccess;
+}
+cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec) { return cudaGraphDestroy(exec); }
+cudaError_t cudaMallocHost(void** p, size_t bytes) { return emulation_malloc(p, bytes); }
+cudaError_t cudaFreeHost(void* p) { return cudaFree(p); }
+cudaError_t cudaLaunchHostFunc(cudaStream_t stream, void (*function)(void*), void* argument) {
+    emulation_put(stream, [=] { function(argument); });
+    return last_error;
+}
+cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream) {
+    if (capturing) { return fail(cudaErrorInvalidValue); }
+    for (const auto& work : exec->work) { work(stream); }
+    return last_error;
+}
+
 // ---- memory -----------------------------------------------------------------------------------------------
 
-cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind) {
+static void copy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind) {
     if (emulation_counting) {
         bool reads = kind == cudaMemcpyDeviceToHost || kind == cudaMemcpyDeviceToDevice;
         bool writes = kind == cudaMemcpyHostToDevice || kind == cudaMemcpyDeviceToDevice;
         count_copy(reads ? bytes : 0, writes ? bytes : 0);
     }
     memmove(to, from, bytes);
-    return cudaSuccess;
 }
-cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind, cudaStream_t) {
-    if (!emulation_capturing) { return cudaMemcpy(to, from, bytes, kind); }
-    emulation_capture([=] { cudaMemcpy(to, from, bytes, kind); });
-    return cudaSuccess;
-}
-cudaError_t cudaMemset(void* p, int value, size_t bytes) {
+static void fill(void* p, int value, size_t bytes) {
     if (emulation_counting) { count_copy(0, bytes); }
     memset(p, value, bytes);
+}
+cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind) {
+    cudaStreamSynchronize(NULL);
+    copy(to, from, bytes, kind);
     return cudaSuccess;
 }
-cudaError_t cudaMemsetAsync(void* p, int value, size_t bytes, cudaStream_t) {
-    if (!emulation_capturing) { return cudaMemset(p, value, bytes); }
-    emulation_capture([=] { cudaMemset(p, value, bytes); });
+cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind, cudaStream_t stream) {
+    size_t offset; // memory of the host that cudaMallocHost() has not given is pageable
+    bool queues = stream && !capturing;
+    bool reads_pageable = queues && kind == cudaMemcpyHostToDevice && !device_offset(from, &offset);
+    bool writes_pageable = queues && kind == cudaMemcpyDeviceToHost && !device_offset(to, &offset);
+    if (reads_pageable) { // is read before the call returns
+        std::vector<char> staged((const char*)from, (const char*)from + bytes);
+        emulation_put(stream, [=] { copy(to, staged.data(), bytes, kind); });
+    } else {
+        emulation_put(stream, [=] { copy(to, from, bytes, kind); });
+    }
+    return writes_pageable ? cudaStreamSynchronize(stream) : cudaSuccess; // is written before the call returns
+}
+cudaError_t cudaMemset(void* p, int value, size_t bytes) {
+    cudaStreamSynchronize(NULL);
+    fill(p, value, bytes);
+    return cudaSuccess;
+}
+cudaError_t cudaMemsetAsync(void* p, int value, size_t bytes, cudaStream_t stream) {
+    emulation_put(stream, [=] { fill(p, value, bytes); });
     return cudaSuccess;
 }
 cudaError_t cudaMemGetInfo(size_t* free_bytes, size_t* total_bytes) {
@@ -89,7 +281,7 @@ int emulation_arch() {
     return arch;
 }
 
-// ---- device, streams, events --------------------------------------------------------------------------------
+// ---- device -------------------------------------------------------------------------------------------------
 // A small device, so that persistent kernels and grid-stride loops take more than one round at small shapes.
 
 cudaError_t cudaGetDeviceCount(int* count) {
@@ -147,94 +339,6 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
     return cudaSuccess;
 }
 cudaError_t cudaDriverGetVersion(int* version) { return *version = CUDART_VERSION, cudaSuccess; }
-cudaError_t cudaDeviceSynchronize() { return last_error; }
-cudaError_t cudaStreamCreate(cudaStream_t* stream) { return *stream = NULL, cudaSuccess; }
-cudaError_t cudaStreamDestroy(cudaStream_t) { return cudaSuccess; }
-cudaError_t cudaStreamSynchronize(cudaStream_t) { return last_error; }
-
-struct EmulationEvent {
-    timespec time;
-};
-cudaError_t cudaEventCreate(cudaEvent_t* event) { return *event = new EmulationEvent(), cudaSuccess; }
-cudaError_t cudaEventDestroy(cudaEvent_t event) {
-    delete event;
-    return cudaSuccess;
-}
-cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
-    if (emulation_capturing) {
-        emulation_capture([=] { cudaEventRecord(event, stream); });
-        return cudaSuccess;
-    }
-    clock_gettime(CLOCK_MONOTONIC, &event->time);
-    return cudaSuccess;
-}
-cudaError_t cudaEventSynchronize(cudaEvent_t) { return cudaSuccess; }
-cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t begin, cudaEvent_t end) {
-    *ms = (float)((double)(end->time.tv_sec - begin->time.tv_sec) * 1e3 +
-                  (double)(end->time.tv_nsec - begin->time.tv_nsec) * 1e-6);
-    return cudaSuccess;
-}
-
-void emulation_clock(unsigned long long* cycles, unsigned long long* ns) {
-    timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    *ns = (unsigned long long)now.tv_sec * 1000000000 + (unsigned long long)now.tv_nsec;
-    *cycles = *ns / 2 * 3;
-}
-
-// ---- graphs -----------------------------------------------------------------------------------------------------
-
-struct EmulationGraph {
-    std::vector<std::function<void()>> work;
-};
-bool emulation_capturing;
-static EmulationGraph captured;
-
-void emulation_capture(std::function<void()> work) { captured.work.push_back(std::move(work)); }
-cudaError_t cudaStreamIsCapturing(cudaStream_t, cudaStreamCaptureStatus* status) {
-    *status = emulation_capturing ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
-    return cudaSuccess;
-}
-cudaError_t cudaStreamBeginCapture(cudaStream_t, cudaStreamCaptureMode) {
-    if (emulation_capturing) { return fail(cudaErrorInvalidValue); }
-    captured.work.clear();
-    emulation_capturing = true;
-    return cudaSuccess;
-}
-cudaError_t cudaStreamEndCapture(cudaStream_t, cudaGraph_t* graph) {
-    if (!emulation_capturing) { return fail(cudaErrorInvalidValue); }
-    emulation_capturing = false;
-    *graph = new EmulationGraph(captured);
-    return last_error;
-}
-cudaError_t cudaGraphGetNodes(cudaGraph_t graph, EmulationGraph**, size_t* num_nodes) {
-    *num_nodes = graph->work.size();
-    return cudaSuccess;
-}
-cudaError_t cudaGraphInstantiate(cudaGraphExec_t* exec, cudaGraph_t graph, unsigned long long) {
-    *exec = new EmulationGraph(*graph);
-    return cudaSuccess;
-}
-cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
-    delete graph;
-    return cudaSuccess;
-}
-cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec) { return cudaGraphDestroy(exec); }
-cudaError_t cudaMallocHost(void** p, size_t bytes) { return emulation_malloc(p, bytes); }
-cudaError_t cudaFreeHost(void* p) { return cudaFree(p); }
-cudaError_t cudaLaunchHostFunc(cudaStream_t stream, void (*function)(void*), void* argument) {
-    if (emulation_capturing) {
-        emulation_capture([=] { cudaLaunchHostFunc(stream, function, argument); });
-        return cudaSuccess;
-    }
-    function(argument);
-    return last_error;
-}
-cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t) {
-    if (emulation_capturing) { return fail(cudaErrorInvalidValue); }
-    for (const auto& work : exec->work) { work(); }
-    return last_error;
-}
 
 // ---- kernels --------------------------------------------------------------------------------------------------
 

@@ -1,5 +1,6 @@
 /* Kernels for what the ops of dev/cuda use rarely or not at all: named barriers, votes of a block, masks of half a warp,
-   grid barriers, blocks that wait for one another, graphs, threads and blocks that end before their cluster's barrier.
+   grid barriers, blocks that wait for one another, graphs, threads and blocks that end before their cluster's barrier,
+   two streams.
    test_emulation.sh demands that they pass under dev/cuda/emulation. */
 #include <cooperative_groups.h>
 
@@ -104,6 +105,45 @@ __global__ void feature_kernel7(float* out, int* polled) {
     if (threadIdx.x == 1) { out[0] = 31.0f; }
 }
 
+// Two streams. A copy without events on the non-blocking stream sees none, one or two of the launches before and after it, as
+// EMULATION_STREAMS says; with events it sees one. A copy from pageable memory has the bytes of the time of the call.
+static void feature_streams(float* out, float* scratch) {
+    const char* order = getenv("EMULATION_STREAMS");
+    float want = !order ? 1.0f : strcmp(order, "early") == 0 ? 0.0f : 2.0f, seen, x = 30.0f;
+    float* free_copy = scratch + 32;
+    cudaStream_t first, second;
+    cudaEvent_t computed, copied;
+    cudaCheck(cudaStreamCreate(&first));
+    cudaCheck(cudaStreamCreateWithFlags(&second, cudaStreamNonBlocking));
+    cudaCheck(cudaEventCreate(&computed));
+    cudaCheck(cudaEventCreate(&copied));
+    cudaCheck(cudaMemset(scratch, 0, 64 * sizeof(float)));
+    feature_kernel6<<<1, 32, 0, first>>>(scratch, 1.0f);
+    cudaCheck(cudaMemcpyAsync(free_copy, scratch, 32 * sizeof(float), cudaMemcpyDeviceToDevice, second));
+    feature_kernel6<<<1, 32, 0, first>>>(scratch, 1.0f);
+    cudaCheck(cudaDeviceSynchronize());
+    cudaCheck(cudaMemcpy(&seen, free_copy, sizeof(seen), cudaMemcpyDeviceToHost));
+
+    cudaCheck(cudaMemset(out, 0, 64 * sizeof(float)));
+    for (int i = 0; i < 64; i++) {
+        cudaCheck(cudaMemcpyAsync(scratch + i, &x, sizeof(x), cudaMemcpyHostToDevice, first));
+    }
+    x = -1.0f;
+    feature_kernel6<<<1, 64, 0, first>>>(scratch, 1.0f);
+    cudaCheck(cudaEventRecord(computed, first));
+    cudaCheck(cudaStreamWaitEvent(second, computed, 0));
+    cudaCheck(cudaMemcpyAsync(out, scratch, 64 * sizeof(float), cudaMemcpyDeviceToDevice, second));
+    cudaCheck(cudaEventRecord(copied, second));
+    cudaCheck(cudaStreamWaitEvent(first, copied, 0));
+    feature_kernel6<<<1, 64, 0, first>>>(scratch, 1.0f);
+    cudaCheck(cudaStreamSynchronize(first)); // so the copy is done, too
+    if (seen != want) { cudaCheck(cudaMemset(out, 0, 64 * sizeof(float))); }
+    cudaCheck(cudaEventDestroy(computed));
+    cudaCheck(cudaEventDestroy(copied));
+    cudaCheck(cudaStreamDestroy(first));
+    cudaCheck(cudaStreamDestroy(second));
+}
+
 static void declare(Bench& b) {
     Buffer<float> out = b.output<float>("out", 64, {0, 0}), scratch = b.scratch<float>("scratch", 64);
     b.reference([=] { std::fill(out.host, out.host + 64, 31.0f); });
@@ -133,6 +173,7 @@ static void declare(Bench& b) {
         cudaCheck(cudaLaunchKernelEx(&config, feature_kernel7, (float*)out, (int*)(float*)scratch));
     };
     b.kernel(7, "a cluster's barrier after threads and a block have ended", cluster, {0});
+    b.kernel(8, "two streams", [=](int) { feature_streams(out, scratch); }, {0});
 }
 
 int main(int argc, char** argv) {

@@ -8,7 +8,7 @@
 unset MAKEFLAGS MFLAGS MAKELEVEL PRECISION
 CXX=${CXX:-g++}
 quick=(golden ten_steps two_models layout gradient_accumulation verdict greedy generate_limits filters)
-[ -z "$more" ] || quick+=(deferred_update stochastic_rounding weights8)
+[ -z "$more" ] || quick+=(deferred_update weight_decay stochastic_rounding weights8)
 slow=(recompute nan_is_seen muon cache batch_of_prompts sampling)
 
 # Sets `program` and builds it, unless `make test` has built it.

@@ -156,18 +156,19 @@ test_check_flags() {
     rm "$program" # of the changed source
 }
 
-# What the ops use rarely: 20 schedules each, with one and with four workers.
+# What the ops use rarely: 20 schedules each, with one and with four workers, and with the orders of streams.
 test_features() {
     needs_compiler
     copy_tree
     cp dev/test/gpu/emulation_features.cu "$tmp/tree/dev/cuda/"
     make_cpu cpu OP=emulation_features
     rm "$tmp/tree/dev/cuda/emulation_features.cu"
-    local schedule
+    local schedule orders=("" EMULATION_STREAMS=early EMULATION_STREAMS=late)
     for schedule in {0..19}; do
-        EMULATION_THREADS=$((1 + schedule % 2 * 3)) timeout 60 "$tmp/tree/dev/cuda/emulation_features_cpu" --check \
+        # shellcheck disable=SC2086
+        env ${orders[schedule % 3]} EMULATION_THREADS=$((1 + schedule % 2 * 3)) timeout 60 "$tmp/tree/dev/cuda/emulation_features_cpu" --check \
             --schedule "$schedule" >"$tmp/out" 2>&1 || { cat "$tmp/out" && fail "schedule $schedule fails"; }
-        contains '7 passed, 0 failed, 0 skipped' "$tmp/out"
+        contains '8 passed, 0 failed, 0 skipped' "$tmp/out"
     done
 }
 

@@ -195,7 +195,7 @@ static void test_init_d12(void) {
         for (int layer = 0; layer < param_copies(&config, p); layer++, num_random++) {
             char name[32];
             snprintf(name, sizeof(name), "%s", info->name);
-            if (info->per_layer) { snprintf(name, sizeof(name), "h%d.%s", layer, info->name); }
+            if (param_per_layer(p)) { snprintf(name, sizeof(name), "h%d.%s", layer, info->name); }
             check_tensor(text, name, tensor + (size_t)layer * n, info->rows == DIM_VP ? V * C : n);
         }
     }
