@@ -128,7 +128,8 @@ make_data() {
 
 # Builds the CPU program of a tree. The default flags would take twice as long to compile.
 make_cpu() { # TREE
-    make -C "$1" --no-print-directory train_gpt2 CC="$CC" CFLAGS=-O1 >"$tmp/log" 2>&1 || { tail -n 30 "$tmp/log" && fail "train_gpt2 does not compile"; }
+    make -C "$1" --no-print-directory train_gpt2 CC="$CC" CFLAGS=-O1 >"$tmp/log" 2>&1 ||
+        { tail -n 30 "$tmp/log" && fail "train_gpt2.c does not compile"; }
     ! grep -q 'warning:' "$tmp/log" || { cat "$tmp/log" && fail "warnings"; }
 }
 
@@ -198,12 +199,13 @@ agree() {
     train_gpu "$out.gpu" "${@:3}"
     falls "$out.cpu"
     difference=$(apart "$out.cpu" "$out.gpu")
-    less "$difference" 3e-6 || fail "the losses of both programs differ by $difference: $(losses "$out.cpu") $(losses "$out.gpu")"
+    less "$difference" 3e-6 ||
+        { paste <(losses "$out.cpu") <(losses "$out.gpu") && fail "the losses of both programs, above, differ by $difference"; }
     train ./train_gpt2 "$tmp/plain"
     less 3e-5 "$(apart "$out.cpu" "$tmp/plain")" || fail "the losses are those of GPT-2"
     texts "$cpu" "$out.gpu" >"$out.cpu.text"
     texts "$gpu" "$out.gpu" >"$out.gpu.text"
-    cmp "$out.cpu.text" "$out.gpu.text" || fail "other texts"
+    cmp "$out.cpu.text" "$out.gpu.text" || { diff "$out.cpu.text" "$out.gpu.text" || fail "the programs draw other texts"; }
     echo "note: $1: the programs differ by $difference, from GPT-2 by $(apart "$out.cpu" "$tmp/plain")"
 }
 
@@ -245,7 +247,8 @@ test_kernels() {
             make -C "$tree/dev/cuda" --no-print-directory NVCC=/nonexistent CXX="$CXX" cpu OP="$op" >"$tmp/log" 2>&1 </dev/null ||
                 { tail -n 30 "$tmp/log" && fail "$op does not compile"; }
             for number in $numbers; do
-                "$tree/dev/cuda/${op}_cpu" "$number" --check --no-guards >"$tmp/log" 2>&1 </dev/null || { grep -v '^ok' "$tmp/log" && fail "$name: kernel $number of $op"; }
+                "$tree/dev/cuda/${op}_cpu" "$number" --check --no-guards >"$tmp/log" 2>&1 </dev/null ||
+                    { grep '^FAIL' "$tmp/log" | head -n 5; fail "$name: kernel $number of $op"; }
                 grep -q '^[1-9][0-9]* passed, 0 failed' "$tmp/log" || fail "$name: no check of kernel $number of $op has run"
             done
         done < <(kernels_of "$name")
