@@ -223,6 +223,13 @@ static inline bool hf_want_flag(const JsonValue* root, const char* key, bool wan
     return true;
 }
 
+static inline bool is_gpt2_activation(const char* name) {
+    for (size_t i = 0; i < sizeof(gpt2_activations) / sizeof(gpt2_activations[0]); i++) {
+        if (strcmp(name, gpt2_activations[i]) == 0) { return true; }
+    }
+    return false;
+}
+
 // Fails if config.json has a setting that changes the model's computation in a way that we do not support.
 static inline bool hf_config_supported(const JsonValue* root, const char* where, Error* err) {
     static const struct {
@@ -243,10 +250,10 @@ static inline bool hf_config_supported(const JsonValue* root, const char* where,
     }
     if (json_get(root, "activation_function")) {
         if (!json_string(root, "activation_function", &text, where, err)) { return false; }
-        if (strcmp(text, "gelu_new") != 0 && strcmp(text, "gelu_pytorch_tanh") != 0) {
+        if (!is_gpt2_activation(text)) {
             char name[64];
-            return error_set(err, "%s: \"activation_function\" is \"%s\"; only \"gelu_new\" (tanh) is supported", where,
-                             json_printable(name, sizeof(name), text, strlen(text)));
+            return error_set(err, "%s: \"activation_function\" is \"%s\"; only \"%s\" is supported", where,
+                             json_printable(name, sizeof(name), text, strlen(text)), gpt2_activations[0]);
         }
     }
     const JsonValue* quantization = json_get(root, "quantization_config");
@@ -934,10 +941,10 @@ static inline void hf_write_config(FileWriter* w, const GPT2Config* c, bool bf16
     if (c->mlp_channels != standard.mlp_channels) { snprintf(inner, sizeof(inner), "%d", c->mlp_channels); }
     format_float(epsilon, sizeof(epsilon), c->norm_epsilon);
     writer_printf(w,
-                  "{\n  \"activation_function\": \"gelu_new\",\n  \"architectures\": [\n    \"GPT2LMHeadModel\"\n  ],\n"
+                  "{\n  \"activation_function\": \"%s\",\n  \"architectures\": [\n    \"GPT2LMHeadModel\"\n  ],\n"
                   "  \"attn_pdrop\": 0.0,\n  \"bos_token_id\": %s,\n  \"embd_pdrop\": 0.0,\n  \"eos_token_id\": %s,\n"
                   "  \"initializer_range\": 0.02,\n  \"layer_norm_epsilon\": %s,\n  \"model_type\": \"gpt2\",\n",
-                  eot, eot, epsilon);
+                  gpt2_activations[0], eot, eot, epsilon);
     writer_printf(w,
                   "  \"n_embd\": %d,\n  \"n_head\": %d,\n  \"n_inner\": %s,\n  \"n_layer\": %d,\n"
                   "  \"n_positions\": %d,\n  \"reorder_and_upcast_attn\": false,\n  \"resid_pdrop\": 0.0,\n"

@@ -20,6 +20,9 @@ typedef struct {
     float norm_epsilon;    // added to the variance in every layernorm; GPT-2: 1e-5
 } GPT2Config;
 
+// Names that transformers has for the activation of the MLP, GELU's tanh form. A saved model has the first.
+static const char* const gpt2_activations[] = {"gelu_new", "gelu_pytorch_tanh"};
+
 // ---- parameters -----------------------------------------------------------------
 
 typedef enum { INIT_NORMAL, INIT_NORMAL_RESIDUAL, INIT_ONE, INIT_ZERO } InitKind;
