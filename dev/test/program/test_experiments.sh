@@ -8,7 +8,7 @@ unset MAKEFLAGS MFLAGS MAKELEVEL PRECISION
 export OMP_NUM_THREADS=1 EMULATION_THREADS=1 # the models are tiny
 CXX=${CXX:-g++}
 top=$PWD
-patches=(rmsnorm relu_squared no_bias)
+patches=(rmsnorm relu_squared no_bias decay)
 model=(-e d6 --layers 2 --channels 64 --heads 2 --positions 64)
 run=(-t 16 -b 2 -d 64 -x 20 -l 0.003 -c 0.1 -v 0 -s 0)
 
