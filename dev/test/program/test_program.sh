@@ -977,7 +977,7 @@ test_export_gguf_full_disk() {
 test_keep_best() {
     setup
     good "${small[@]}" "${batch[@]}" -i "$data" -j 'data/a_val_*.bin' -l 0.01 -k constant -x 20 -v 4 -n 0 -nk 1 --keep-best -o best_run
-    good "${small[@]}" "${batch[@]}" -i "$data" -j 'data/a_val_*.bin' -l 5 -k constant -x 40 -v 4 -n 0 -nk 1 --keep-best -o best_run -y 1 # unlearns
+    good "${small[@]}" "${batch[@]}" -i "$data" -j 'data/a_val_*.bin' -l 1 -k constant -x 40 -v 4 -n 0 -nk 1 --keep-best -o best_run -y 1 # unlearns
     local want_step
     want_step=$(sed -nE 's/^\{"step":([0-9]+),"type":"val","loss":([0-9.]+)\}$/\2 \1/p' "$world/best_run/log.jsonl" | grep -v ' 0$' | sort -g | head -n 1 | cut -d ' ' -f 2)
     want "the link" "$(readlink "$world/best_run/best")" "$(printf 'step_%08d' "$want_step")"
