@@ -1265,6 +1265,117 @@ static void test_weights8(void) {
     free(tokens);
 }
 
+enum {
+    QUEUE_TEXTS = 60,
+    QUEUE_LONGEST = 40,
+    QUEUE_POSITIONS = 100,
+    QUEUE_NEW = 70,
+    QUEUE_SLOTS = 64,
+    QUEUE_STOP = 5,
+    QUEUE_VOCAB = 97
+};
+// Returns new token i of a text, where it ends or not.
+static int queue_token(int text, int i) { return (text * 31 + i * 17) % QUEUE_VOCAB; }
+
+// A stand-in for the GPU: for each slot the text, its newest token, the number of that, and its position.
+struct QueueDevice {
+    int text[QUEUE_SLOTS], token[QUEUE_SLOTS], i[QUEUE_SLOTS], position[QUEUE_SLOTS];
+};
+
+static void run_queue_passes(TextQueue* q, QueueDevice* d, int* passes) {
+    Sampler sampler = sampler_make(1.0f, 0, 1.0f, 9);
+    PromptPass p;
+    for (int first = q->next; text_queue_pass(q, &sampler, QUEUE_VOCAB, &p); first = q->next) {
+        check(p.n >= 1 && p.slot + p.n <= q->B && p.n * p.T <= text_queue_pass_tokens(q, q->B));
+        check(p.T <= text_queue_capacity(q) && (first == 0 || p.T % 64 == 0 || p.T == text_queue_capacity(q)));
+        for (int i = 0; i < p.n; i++) {
+            int text = first + i, b = p.slot + i, length = q->lengths[text];
+            check(q->slot[b] == text && d->position[b] == -1); // nobody is in this slot
+            check(length <= p.T && p.last[i] == length - 1 && p.rng[i] == prompts_rng(&sampler, text));
+            for (int t = 0; t < p.T; t++) {
+                check(p.inputs[i * p.T + t] == (t < length ? (text + t) % QUEUE_VOCAB : 0));
+            }
+            check(p.newest[i] == (text + length - 1) % QUEUE_VOCAB);
+            uint32_t seen[4] = {0};
+            for (int t = 0; t < length; t++) { seen_add(seen, (text + t) % QUEUE_VOCAB); }
+            check(memcmp(seen, p.seen + (size_t)i * 4, sizeof(seen)) == 0);
+            d->text[b] = text, d->i[b] = 0, d->token[b] = queue_token(text, 0), d->position[b] = length;
+        }
+        ++*passes;
+        prompt_pass_free(&p);
+    }
+}
+
+// Continues the texts as generate() does: a step is in flight while the tokens of the one before are taken.
+static void check_queue(int B, int num_tokens, int stop) {
+    static int prompts[QUEUE_TEXTS * QUEUE_LONGEST], lengths[QUEUE_TEXTS], counts[QUEUE_TEXTS],
+        made[QUEUE_TEXTS * QUEUE_NEW];
+    int passes = 0, steps = 0;
+    for (int text = 0; text < QUEUE_TEXTS; text++) {
+        lengths[text] = text == 3 ? QUEUE_LONGEST : 1 + text * 7 % QUEUE_LONGEST;
+        for (int t = 0; t < lengths[text]; t++) { prompts[text * QUEUE_LONGEST + t] = (text + t) % QUEUE_VOCAB; }
+    }
+    QueueDevice d;
+    for (int b = 0; b < QUEUE_SLOTS; b++) { d.position[b] = d.text[b] = -1; }
+    TextQueue q = text_queue_of(prompts, lengths, QUEUE_TEXTS, QUEUE_LONGEST, num_tokens, stop, QUEUE_POSITIONS, NULL,
+                                made, counts);
+    text_queue_open(&q, B);
+    run_queue_passes(&q, &d, &passes);
+    while (q.active > 0 && steps++ < 100000) {
+        int read[QUEUE_SLOTS];
+        memcpy(read, d.token, sizeof(read));
+        check(q.active == (QUEUE_TEXTS - (q.next - q.active) < B ? QUEUE_TEXTS - (q.next - q.active)
+                                                                 : B)); // no slot is free while one waits
+        for (int b = 0; b < B; b++) {
+            if (text_queue_is_last(&q, b)) { d.position[b] = -1; }
+        }
+        for (int b = 0; text_queue_goes_on(&q) && b < B; b++) {
+            if (d.position[b] < 0) { continue; }
+            check_msg(d.position[b] < text_queue_capacity(&q), "text %d is past the cache", d.text[b]);
+            d.token[b] = queue_token(d.text[b], ++d.i[b]), d.position[b]++;
+        }
+        for (int b = 0; b < B; b++) {
+            if (text_queue_take(&q, b, read[b])) { d.position[b] = -1; }
+        }
+        run_queue_passes(&q, &d, &passes);
+    }
+    check(q.next == QUEUE_TEXTS && q.active == 0 && !q.failed);
+    text_queue_close(&q);
+    for (int text = 0; text < QUEUE_TEXTS; text++) {
+        int room = QUEUE_POSITIONS - lengths[text] + 1, want = num_tokens < room ? num_tokens : room, n = 0;
+        while (n < want && queue_token(text, n) != stop) {
+            check(made[text * num_tokens + n] == queue_token(text, n));
+            n++;
+        }
+        check_msg(counts[text] == n, "%d slots: text %d has %d tokens, want %d", B, text, counts[text], n);
+    }
+    check(passes >= (QUEUE_TEXTS + B - 1) / B && (stop >= 0 || B == 1 || passes < QUEUE_TEXTS));
+}
+
+static void test_text_queue(void) {
+    const int slots[] = {1, 2, 7, 60, 64};
+    for (size_t i = 0; i < sizeof(slots) / sizeof(slots[0]); i++) {
+        check_queue(slots[i], QUEUE_NEW, -1);
+        check_queue(slots[i], QUEUE_NEW, QUEUE_STOP);
+        check_queue(slots[i], 5, QUEUE_STOP);
+        check_queue(slots[i], 1, -1);
+    }
+}
+
+static void test_text_queue_failure(void) {
+    int prompts[2] = {1, 2}, lengths[2] = {1, 1}, counts[2];
+    Sampler sampler = sampler_make(0.0f, 0, 1.0f, 1);
+    PromptPass p;
+    TextQueue q = text_queue_of(prompts, lengths, 2, 1, 9, -1, 100, NULL, NULL, counts);
+    text_queue_open(&q, 2);
+    check(text_queue_pass(&q, &sampler, QUEUE_VOCAB, &p) && p.n == 2 && p.T == 1);
+    prompt_pass_free(&p);
+    check(!text_queue_take(&q, 0, 4) && !q.failed);
+    check(text_queue_take(&q, 1, -1) && q.failed && q.active == 1); // the other text goes on
+    check(!text_queue_take(&q, 0, 4) && counts[0] == 2 && counts[1] == 0);
+    text_queue_close(&q);
+}
+
 // a batch of prompts of different lengths gives the same continuations as each prompt alone
 static void test_batch_of_prompts(void) {
     if (!have_gpu()) { return; }
@@ -1848,6 +1959,9 @@ static const Test tests[] = {
     {"cache", "logits with the cache, after prefills, and without", test_cache},
     {"one_launch", "logits with the cache where all layers of a token are one launch", test_one_launch},
     {"weights8", "int8 and fp8: rounded as on the CPU, logits and greedy text as without the cache", test_weights8},
+    {"text_queue", "many texts in few slots: each gets its own tokens, ends where it must, and no slot waits",
+     test_text_queue},
+    {"text_queue_failure", "logits that are not numbers end their text", test_text_queue_failure},
     {"batch_of_prompts", "prompts of different lengths side by side", test_batch_of_prompts},
     {"neighbours", "greedy texts alone and side by side, in new and in used slots: equal but for near ties",
      test_neighbours},

@@ -3,7 +3,7 @@ GPT-2 on the GPU: trains from raw tokens, evaluates, saves, resumes, samples. tr
 CPU and explains the arithmetic; read it first.
 
     1. operations    a declaration for each: what it computes, on which shapes
-    2. the model     parameters and activations; forward, loss, backward, update; then memory, loading and saving
+    2. the model     tensors; forward, loss, backward; how parameters lie in memory; update; then memory, loading and saving
     3. generation    key/value cache, prefill, one token at a time
     4. training      batches, one step, its report one step later, evaluation, checkpoints
     5. runs          train, profile, continue a text, evaluate, time; main
@@ -91,21 +91,18 @@ follows karpathy/llm.c. The source of an algorithm is named at its operation, or
 #include "llmc/cublas_common.cuh" // defines: CublasLt, cublaslt_open, cublaslt_matmul, find_machine_flops
 #include "llmc/cuda_common.cuh" // defines: floatX, x128, Execution, cudaCheck, ceil_div, launch_early, LaunchGraph, ...
 #include "llmc/dataloader.h"    // defines: Batch, DataLoader, dataloader_next, dataloader_reset
-#include "llmc/decode.cuh"      // defines: DecodeLayers, SideStreams; also the operations of generation
-#include "llmc/distributed.cuh" // defines: ranks, ranks_agree, is_alone, reduce_gradients, gather_weights, ...
-#include "llmc/eval_loader.h"   // defines: EvalLoader, eval_close
-#include "llmc/evaluation.h"    // defines: Evaluator, evaluate_files, evaluate_hellaswag, Bench, bench_begin
-#include "llmc/export.h"        // defines: export_model
-#include "llmc/flags.h"         // defines: args, options, chosen_task, uses_muon, Fp8Stage, run_demo
-#include "llmc/fp8.cuh"         // defines: Fp8Tensor, Fp8Matrix, Fp8Seen
-#include "llmc/fp8_training.cuh"  // defines: Fp8Memory, plan_fp8, check_fp8; also the operations of --fp8
+#include "llmc/decode_layer.cuh"  // defines: DecodeLayer, DecodeLayers
+#include "llmc/distributed.cuh"   // defines: ranks, ranks_agree, is_alone, reduce_gradients, gather_weights, ...
+#include "llmc/eval_loader.h"     // defines: EvalLoader, eval_close
+#include "llmc/evaluation.h"      // defines: Evaluator, evaluate_files, evaluate_hellaswag, Bench, bench_begin
+#include "llmc/export.h"          // defines: export_model
+#include "llmc/flags.h"           // defines: args, options, chosen_task, uses_muon, Fp8Stage, run_demo
+#include "llmc/fp8.cuh"           // defines: Fp8Tensor, Fp8Matrix, Fp8Seen
 #include "llmc/gelu.cuh"          // defines: GeluSaved, gelu, gelu_slope
 #include "llmc/gpt2.h"            // defines: GPT2Config, num_parameters
-#include "llmc/layout.cuh"        // defines: Parameters, layer_parameters, bucket, own_share, KeyValueCache, ...
 #include "llmc/logger.h"          // defines: logger_eval
-#include "llmc/memory_plan.cuh"   // defines: Plan, plan_add, plan_allocate, print_memory, most_that_fit
+#include "llmc/memory_plan.cuh"   // defines: Plan, plan_add, plan_allocate, is_free, most_that_fit
 #include "llmc/model_source.h"    // defines: ModelSource, resolve_model_path, model_source_open, model_source_read
-#include "llmc/muon.cuh"          // defines: Muon, MuonArrays, muon_update; also the operations of Muon
 #include "llmc/profile.cuh"       // defines: Range, profile_open, profile_begin, profile_end, profile_print
 #include "llmc/prompts.h"         // defines: Prompts, prompts_read, Continuations, GenerationTimes, flags_sampler
 #include "llmc/ptx.cuh"           // defines: mbarrier_*, wgmma_*, tma_*, cp_async_*, ldmatrix_*, has_sm90a
@@ -119,12 +116,10 @@ follows karpathy/llm.c. The source of an algorithm is named at its operation, or
 #include "llmc/schedulers.h"      // defines: lr_at
 #include "llmc/stop.h"            // defines: run_stop_signal, run_install_signal_handlers, run_heed_interrupt
 #include "llmc/text_output.h"     // defines: text_token
-#include "llmc/text_queue.h"      // defines: TextQueue, PromptPass, text_queue_pass, text_queue_take
 #include "llmc/tokenizer.h"       // defines: Tokenizer, tokenizer_free
 #include "llmc/tuned.h"           // defines: TunedState, tuned_config
 #include "llmc/utils.h"           // defines: Error, die, require, malloc_check, time_ms, path_set
 #include "llmc/weight_matrix.cuh" // defines: WeightMatrix, weight_dispatch, weight_pairs
-#include "llmc/weights8.cuh"      // defines: Weights8, weights8_matrix, weights8_quantize; also quantize_weights
 #include <algorithm>
 #include <math.h>
 #include <vector>
@@ -235,12 +230,174 @@ void finish_deferred_update(int layer, const Execution& exec);
 void adamw_round_weights(floatX* params, const float* master, size_t n, uint32_t seed, int update,
                          const Execution& exec);
 
-// The operations of generation are declared in llmc/decode.cuh.
+// ---- training in fp8 ----
+
+typedef __nv_fp8_e4m3 E4M3;
+typedef __nv_fp8_e5m2 E5M2;
+
+// `to` is a quantized tensor (N,C), written as rows, and as columns unless these are NULL. unquantized (N,C), which may be NULL,
+// receives the same values in floatX. N and C are multiples of 16.
+
+// to = inp (N,C)
+void quantize(const Fp8Tensor<E4M3>& to, const floatX* inp, int N, int C, const Execution& exec);
+void quantize(const Fp8Tensor<E5M2>& to, const floatX* inp, int N, int C, const Execution& exec);
+// to = gelu(inp)
+void quantize_gelu(const Fp8Tensor<E4M3>& to, floatX* unquantized, const floatX* inp, int N, int C,
+                   const Execution& exec);
+// to = dout times GELU's slope at inp; unquantized may be dout
+void quantize_gelu_backward(const Fp8Tensor<E5M2>& to, floatX* unquantized, const floatX* dout, const floatX* inp,
+                            int N, int C, const Execution& exec);
+// to (N,Vp) = (softmax(logits) - onehot(target)) * dloss, with columns | losses (N) and the logits from which they were made
+void quantize_dlogits(const Fp8Tensor<E5M2>& to, const floatX* logits, const float* losses, const int* targets,
+                      const float* dloss, int N, int V, int Vp, const Execution& exec);
+// to = the layernorm of residual (N,C) = inp + inp2; residual and inp2 may be NULL: that of inp. mean, rstd (N); C <= 1792
+void layernorm_quantize(const Fp8Tensor<E4M3>& to, floatX* unquantized, floatX* residual, float* mean, float* rstd,
+                        const floatX* inp, const floatX* inp2, const floatX* weight, const floatX* bias, int N, int C,
+                        float epsilon, const Execution& exec);
+
+// out (N,OC) = inp (N,C) weight (OC,C)^T + bias (OC), which may be NULL
+void matmul_fp8_forward(floatX* out, const Fp8Matrix<E4M3>& inp, const Fp8Matrix<E4M3>& weight, const floatX* bias,
+                        int N, int C, int OC, const Execution& exec);
+// to (N,OC) = gelu(that), with columns; slope (N,OC) = GELU's slope there
+void matmul_fp8_gelu(const Fp8Tensor<E4M3>& to, floatX* slope, const Fp8Matrix<E4M3>& inp,
+                     const Fp8Matrix<E4M3>& weight, const floatX* bias, int N, int C, int OC, const Execution& exec);
+// dinp (N,C) = dout (N,OC) weight (OC,C), of which `weight` has the columns (C,OC)
+void matmul_fp8_backward_input(floatX* dinp, const Fp8Matrix<E5M2>& dout, const Fp8Matrix<E4M3>& weight, int N, int C,
+                               int OC, const Execution& exec);
+// to (N,C) = that times slope (N,C), with columns; dinp_sums (C) += its column sums
+void matmul_fp8_gelu_backward(const Fp8Tensor<E5M2>& to, float* dinp_sums, float* scratch, const Fp8Matrix<E5M2>& dout,
+                              const Fp8Matrix<E4M3>& weight, const floatX* slope, int N, int C, int OC,
+                              const Execution& exec);
+size_t matmul_fp8_gelu_backward_scratch(int N, int C); // floats
+// dweight (OC,C) = dout^T inp, or += if accumulate | columns of dout (OC,N) and inp (C,N)
+void matmul_fp8_backward_weight(float* dweight, const Fp8Matrix<E5M2>& dout, const Fp8Matrix<E4M3>& inp, int N, int C,
+                                int OC, bool accumulate, const Execution& exec);
+
+// dbias (OC) += the column sums of dout (N,OC)
+void matmul_backward_bias(float* dbias, float* scratch, const floatX* dout, int N, int OC, const Execution& exec);
+size_t matmul_backward_bias_scratch(int N, int OC); // floats
+
+// ---- Muon: train_gpt2.c explains the arithmetic ----
+
+// Hyperparameters of one update, set by the host.
+struct Muon {
+    float learning_rate, momentum, weight_decay;
+};
+
+// For num matrices (rows,cols): m = momentum * m + g, and x (num,n,k) = g + momentum * m, divided by its norm, with
+// g = grads * state->grad_scale. Writes nothing unless state->applied. scratch in floats
+void muon_prepare(floatX* x, float* m, float* scratch, const float* grads, const StepState* state, int num, int rows,
+                  int cols, float momentum, const Execution& exec);
+size_t muon_prepare_scratch(int num);
+// out (num,n,k): with inp (num,n,k) = U S V^T, about U V^T. inp may be the beginning of scratch, which is in values of
+// floatX.
+void newton_schulz(floatX* out, floatX* scratch, const floatX* inp, int num, int n, int k, const Execution& exec);
+size_t newton_schulz_scratch(int num, int n, int k);
+// params (num,rows,cols), and master unless it is NULL, -= learning_rate * (0.2 sqrt(max(rows,cols)) o + weight_decay *
+// params), if state->applied. o (num,n,k). seed: as in adamw, for a range of parameters that begins `first` values
+// before params.
+void muon_apply(floatX* params, float* master, const floatX* o, const StepState* state, int num, int rows, int cols,
+                float learning_rate, float weight_decay, uint32_t seed, size_t first, const Execution& exec);
+
+// ---- generation: each operation works on the newest token of each of B texts ----
+
+// x (B,C) = wte[tokens (B)] + wpe[positions (B)]
+void decode_embed(floatX* x, const int* tokens, const int* positions, const floatX* wte, const floatX* wpe, int B,
+                  int C, const Execution& exec);
+// out (B,OC) = gelu?(layernorm?(x (B,K)) weight (OC,K)^T + bias) + residual, for few rows, bound by reading the weights. A
+// NULL argument and its operation are left out. A WeightMatrix (weight_matrix.cuh) is a floatX* or is in 8 bits.
+// It is read before the previous kernel has ended (launch_early), so that kernel must not write it.
+void decode_matvec(floatX* out, const floatX* x, const floatX* norm_weight, const floatX* norm_bias,
+                   const WeightMatrix& weight, const floatX* bias, const floatX* residual, bool gelu, int B, int K,
+                   int OC, float epsilon, const Execution& exec);
+// logits (B,Vp) = layernorm(x (B,C)) wte (Vp,C)^T
+void decode_head(float* logits, const floatX* x, const floatX* norm_weight, const floatX* norm_bias,
+                 const WeightMatrix& wte, int B, int C, int Vp, float epsilon, const Execution& exec);
+// The same two on Hopper's tensor cores; false, and nothing launched, elsewhere. Here for 2 to 64 texts; a residual excludes gelu and norm.
+bool decode_matmul(floatX* out, const floatX* x, const floatX* norm_weight, const floatX* norm_bias,
+                   const WeightMatrix& weight, const floatX* bias, const floatX* residual, bool gelu, int B, int K,
+                   int OC, float epsilon, const Execution& exec);
+bool decode_matmul_runs(bool norm, int B, int K, int OC);
+// logits (B,Vp) = layernorm(x (B,C)) wte (Vp,C)^T, for 1 to 64 texts where their x leaves room in shared memory, else for 2 to 32, with
+// weights in 8 bits for any number from 2 on. wte is read as weight is in decode_matvec().
+bool decode_matmul_head(float* logits, const floatX* x, const floatX* norm_weight, const floatX* norm_bias,
+                        const WeightMatrix& wte, int B, int C, int Vp, float epsilon, const Execution& exec);
+// out (B,C) = attention of the query in qkv (B,3,C) to itself and to the positions[b] tokens before it. The key and value in
+// qkv become row positions[b] of keys, values (B,capacity,C). A text with position -1 has ended and is left out.
+void decode_attention(floatX* out, floatX* keys, floatX* values, float* scratch, const floatX* qkv,
+                      const int* positions, int B, int C, int NH, int capacity, const Execution& exec);
+size_t decode_attention_scratch(int B, int C, int NH, int capacity);
+// After a prompt: the keys and values in qkv (B,T,3,C) become rows 0 to T-1 of keys, values (B,capacity,C).
+void decode_cache_fill(floatX* keys, floatX* values, const floatX* qkv, int B, int T, int C, int capacity,
+                       const Execution& exec);
+// Samples tokens (B) from the first V columns of logits (B,Vp), also to copy (B), which may be the host's memory;
+// positions (B) += 1, except -1. tokens[b] = -1 means that no logit was finite. temperature 0: the largest logit; otherwise a draw
+// with rng_state (B), by the rules of llmc/sampler.h. penalty 1: none; otherwise adds the newest tokens, in tokens, to the bits of
+// seen (B, seen_words(V)), and applies sampler_penalize(). The caller zeroes scratch once, before the first call.
+void decode_sample(int* tokens, int* copy, int* positions, float* scratch, float* logits, uint64_t* rng_state,
+                   uint32_t* seen, float temperature, int top_k, float top_p, float min_p, float penalty, int B, int V,
+                   int Vp, const Execution& exec);
+size_t decode_sample_scratch(int B);
+// All layers for B texts: x goes through them, and the keys and values of text b become row position[b] of its caches; a text with
+// position -1 is left out. In one launch, by kernels for the sizes of GPT-2, of up to 16 texts for 124M and of one, with a capacity of
+// up to 1024, for the others. decode_layers_runs() is false for other models, as those whose MLP's width F is not 4*C, and in fp32, on
+// other GPUs than Hopper's, and where not all blocks run at once. packed (num_layers*12*C*C): what decode_layers_pack() makes of the
+// matrices, to be made again when they change; the vectors are read from `layers`. The caller zeroes scratch once, before the first
+// call. Weights, packed, caches and positions are read while the kernel before may still run: it must not write them, and must be an
+// ordinary launch, as decode_embed's.
+bool decode_layers_runs(int B, int C, int F, int NH, int capacity);
+void decode_layers_pack(floatX* packed, const DecodeLayers& layers, const Execution& exec);
+void decode_layers(const DecodeLayers& layers, int B, const floatX* packed, uint64_t* scratch, const Execution& exec);
+size_t decode_layers_scratch(int C, int NH);
+// values (num_rows,K), scales (num_rows) | weight (num_rows,K) inout: rounded to values * scales, in floatX. Infinity
+// and NaN make their row NaN.
+void quantize_weights(void* values, float* scales, floatX* weight, WeightFormat format, size_t num_rows, int K,
+                      const Execution& exec);
 
 // ================================================================================================
 // 2. the model
 // ================================================================================================
-// Parameters has the tensors by name, and layer_parameters() gives those of a layer: llmc/layout.cuh.
+
+// ---- tensors --------------------------------------------------------------------------------------
+
+// The tensors of gpt2_params (llmc/gpt2.h) by name, in its order: weights of T = floatX, gradients of T = float.
+template <class T> struct Parameters {
+    T* wte;      // (Vp, C)
+    T* wpe;      // (maxT, C)
+    T* ln1w;     // (L, C)
+    T* ln1b;     // (L, C)
+    T* qkvw;     // (L, 3*C, C)
+    T* qkvb;     // (L, 3*C)
+    T* attprojw; // (L, C, C)
+    T* attprojb; // (L, C)
+    T* ln2w;     // (L, C)
+    T* ln2b;     // (L, C)
+    T* fcw;      // (L, F, C)
+    T* fcb;      // (L, F)
+    T* fcprojw;  // (L, C, F)
+    T* fcprojb;  // (L, C)
+    T* lnfw;     // (C)
+    T* lnfb;     // (C)
+};
+
+// Parameters is read as an array of pointers in the order of the table.
+template <class T> static T** parameter_array(Parameters<T>* p) {
+    static_assert(sizeof(Parameters<T>) == NUM_PARAMS * sizeof(T*), "one pointer for each entry of gpt2_params");
+    return (T**)p;
+}
+
+// A range of values in an array of all parameters.
+struct Span {
+    size_t place, n;
+};
+static Span bucket(const GPT2Config* config, int b); // bucket 1 + l is layer l
+
+// View of layer l: the pointers of per-layer tensors are moved to this layer's tensor.
+template <class T> static Parameters<T> layer_parameters(Parameters<T> p, const GPT2Config* config, int l) {
+    size_t offset = l * bucket(config, 1).n;
+    for (int i = 0; i < NUM_PARAMS; i++) { parameter_array(&p)[i] += param_per_layer(i) ? offset : 0; }
+    return p;
+}
 
 // Activations of B x T tokens, kept for the backward pass. In training, a tensor with an L exists per layer, except: [1] with
 // -r 1 or 2, [2] with -r 2, all layers share one, computed again in the backward pass. From +dw of --fp8 on, all layers always share
@@ -296,6 +453,122 @@ static Activations layer_activations(Activations a, const GPT2Config* config, in
     return a;
 }
 
+// For generation: the keys and values of all earlier positions.
+struct KeyValueCache {
+    int B, capacity; // texts, and the most positions per text
+    floatX* keys;    // (L, B, capacity, C)
+    floatX* values;  // (L, B, capacity, C)
+};
+
+static KeyValueCache layer_cache(KeyValueCache cache, const GPT2Config* config, int l) {
+    size_t offset = (size_t)l * cache.B * cache.capacity * config->channels;
+    cache.keys += offset, cache.values += offset;
+    return cache;
+}
+
+// ---- tensors of --fp8 -----------------------------------------------------------------------------
+// Training with --fp8: which products have operands in fp8, and how the scale of each tensor follows its values. fp8.cuh
+// explains the formats.
+//
+//     stage      products of qkv, fc and fcproj in each layer, and of the head            operands
+//     forward    out = inp weight^T of the layers                                         rows of inp, rows of weight
+//     +dx        dinp = dout weight of the layers                                         rows of dout, columns of weight
+//     +head      out and dinp of the head                                                 likewise
+//     +dw        dweight = dout^T inp of the layers and the head                          columns of dout, columns of inp
+//
+// dout is in e5m2, which has the range, everything else in e4m3, which has the precision. Attention and its projection, the
+// residual stream, layernorm, softmax, sums and the optimizer are as without --fp8. So are validation, samples and
+// checkpoints: the fp8 copies of the weights are made anew at the beginning of each step.
+//
+// Scales are delayed: a tensor is written with a scale that was made before its values were known, from `largest`, the largest
+// absolute value of the earlier steps. The scale is a power of two, so scaling is exact. It puts `largest` at 64 to 128 of 448 in
+// e4m3 and at 8192 to 16384 of 57344 in e5m2, which is 1/7 to 2/7 of the format's largest number. So values may grow 3.5-fold
+// from one step to the next before some saturate. Unless a step's largest value is larger, `largest` is halved in each step. After
+// outliers it falls faster: to four times the largest value of the step, if that is less. NaN and infinity are ignored. There are
+// no earlier steps at the beginning, so passes over the first micro-batch, without an update,
+// measure the values. `largest` is saved with a checkpoint: a resumed run has the same bits. With several GPUs all have the
+// maximum of their values, and thus the same scales.
+//
+// Source: Micikevicius et al. 2022, arXiv:2209.05433; delayed scaling as in NVIDIA's Transformer Engine.
+
+constexpr bool HAS_FP8 = sizeof(floatX) == 2; // FP32 builds have no kernels for fp8, and refuse --fp8
+
+struct alignas(16) Fp8Scale {
+    float inverse, scale; // what a stored 1 stands for, and 1 / inverse
+};
+
+// In device memory, for all num tensors: tensor i of layer l has number l * FP8_PER_LAYER + i.
+struct Fp8Scales {
+    int num;
+    Fp8Scale* scales; // (num)
+    float* amax;      // (num): the largest absolute values of this step so far
+    float* largest;   // (num): those of the steps before, decayed
+    float* no_amax;   // (1): for a tensor that is computed again
+};
+
+// A tensor (N,C): rows (N,C) and columns (C,N), of which the stages use what they need.
+template <class F> struct Fp8Copies {
+    F *rows, *columns;
+    Fp8Scale* scale;
+    float* amax;
+
+    Fp8Tensor<F> to_rows() const { return {rows, NULL, false, &scale->scale, amax}; } // to be written
+    Fp8Tensor<F> to_both(bool in_order = false) const { return {rows, columns, in_order, &scale->scale, amax}; }
+    Fp8Matrix<F> as_rows() const { return {rows, &scale->inverse}; } // to be read
+    Fp8Matrix<F> as_columns() const { return {columns, &scale->inverse}; }
+};
+
+// All that --fp8 keeps. Rows are needed at once only, so all layers share them. Columns of activations are for dW: each layer has
+// its own, unless -r makes the backward pass compute them again. Gradients are in the memory of the logits.
+struct Fp8Memory {
+    int stage;                   // Fp8Stage
+    bool begun;                  // the scales are there
+    size_t keep_norm, keep_gelu; // 1: each layer has its own columns, 0: all share one
+    Fp8Scales scales;
+    E4M3* weights;      // (L, fp8_weights()): rows and columns of qkvw, fcw, fcprojw
+    E4M3* wte;          // rows (Vp,C), columns (C,Vp); from +head on
+    E4M3* norm_rows;    // (B*T, C): the output of a layernorm
+    E4M3* gelu_rows;    // (B*T, max(F, 2*C)); also for rows and columns of the last layernorm's output
+    E4M3* ln1_columns;  // (L, C, B*T) with +dw
+    E4M3* ln2_columns;  // (L, C, B*T) with +dw
+    E4M3* gelu_columns; // (L, F, B*T) with +dw
+    E5M2* gradients;    // (fp8_gradients()), behind dfch and dqkv in the memory of the logits
+};
+
+// The head takes so many of BT tokens at once: a quarter.
+static int fp8_head_tokens(int BT) { return ceil_div(BT, 64) * 16; }
+
+// The tensors of a layer. Without --fp8 all is 0.
+struct Fp8Layer {
+    int stage;                 // Fp8Stage
+    bool new_weights;          // they have to be quantized
+    bool keep_norm, keep_gelu; // the forward pass keeps columns of ln1 and ln2, and of gelu
+    float* no_amax;
+    Fp8Copies<E4M3> ln1, ln2, gelu, qkvw, fcw, fcprojw;
+    Fp8Copies<E5M2> dqkv, dfch, dfcproj; // gradients of the outputs of qkv, fc and fcproj
+
+    Fp8Tensor<E5M2> gradient(const Fp8Copies<E5M2>& copies) const { // to be written
+        return stage == FP8_DW ? copies.to_both() : copies.to_rows();
+    }
+    // Returns the target for a tensor that the forward pass has already written: the scale is the same, and its largest value is not
+    // measured again.
+    Fp8Tensor<E4M3> again(const Fp8Copies<E4M3>& copies) const {
+        Fp8Tensor<E4M3> to = copies.to_both();
+        to.amax = no_amax;
+        return to;
+    }
+};
+// The tensors of the head, of fp8_head_tokens(BT) tokens at a time.
+struct Fp8Head {
+    Fp8Copies<E4M3> lnf, wte;
+    Fp8Copies<E5M2> dlogits;
+};
+
+static Fp8Layer fp8_layer(const Fp8Memory& m, const GPT2Config* config, int BT, int l, bool new_weights);
+static Fp8Head fp8_head(const Fp8Memory& m, const GPT2Config* config, int BT, floatX* logits);
+
+// ---- the model ------------------------------------------------------------------------------------
+
 struct GPT2Options {
     int recompute;                                         // level of -r: 0, 1 or 2
     bool saves_slope, master_weights, stochastic_rounding; // saves_slope: of GELU, for the backward pass, where it can
@@ -303,6 +576,13 @@ struct GPT2Options {
     bool muon = false;                                     // there may be updates by Muon
     bool defers_updates = false;                           // where it can
     int fp8 = FP8_OFF;                                     // Fp8Stage
+};
+
+// The matrices of a loaded model in 8 bits, for generation (--weights).
+struct Weights8 {
+    WeightFormat format = WEIGHTS_FULL; // then there is nothing else
+    uint8_t* values = NULL;             // (model_size): the place of a weight is its place in the model's array
+    float* scales = NULL;               // (model_size / C): row r of the matrix at `place` has place / C + r
 };
 
 struct GPT2 {
@@ -330,79 +610,8 @@ struct GPT2 {
     size_t num_bytes; // of both arenas
 };
 
-// ---- the deferred update --------------------------------------------------------------------------
-// AdamW updates layers while the next forward pass runs (adamw_state.cuh). In a step:
-//
-//     gpt2_update        updates the embeddings, the first layer and the last layernorm, and defers the other layers: defer_update
-//     launch_micro_step  the first of a step gives the deferred update to its forward pass: with_deferred_update
-//     await_bucket       in the forward pass, before each layer: finishes the update of that layer
-//
-// Other readers of the weights or of the optimizer's state, such as samples, validation and checkpoints, call
-// finish_deferred_update(model) first.
-
-// Whether the matrices of a layer have weight decay and its vectors have none: a DeferredUpdate knows no other case.
-static bool only_matrices_decay() {
-    for (const ParamInfo& info : gpt2_params) {
-        if (info.place == PLACE_LAYER_MATRICES && !info.decay) { return false; }
-        if (info.place == PLACE_LAYER_VECTORS && info.decay) { return false; }
-    }
-    return true;
-}
-
-// Whether updates are deferred. Results are bitwise identical with and without.
-static bool deferred_update_on(const GPT2* model) {
-    const GPT2Options* o = &model->options;
-    return o->defers_updates && only_matrices_decay() && is_alone() && !o->muon && !o->fp8 && sizeof(floatX) == 2 &&
-           has_sm90a();
-}
-
-// Returns the update of all layers except the first.
-static DeferredUpdate make_deferred_update(const GPT2* model) {
-    const GPT2Config* config = &model->config;
-    Span matrices = parameter_piece(config, 1), vectors = parameter_piece(config, 2);
-    size_t at = matrices.place;
-    DeferredUpdate w = {};
-    w.params = model->params_memory + at, w.grads = model->own_grads + at;
-    w.m = model->m_memory + at, w.v = model->v_memory + at;
-    if (model->master_memory) {
-        w.master = model->master_memory + at;
-        if (model->options.stochastic_rounding) { w.seed = (uint32_t)splitmix64(model->options.seed) | 1; }
-    }
-    w.state = model->state, w.matrices = (int)matrices.n, w.vectors = (int)vectors.n;
-    w.num_workers = deferred_update_workers(), w.done = model->deferred_done;
-    w.first = w.chunks_of_layer(), w.last = config->num_layers * w.chunks_of_layer();
-    return w;
-}
-
-// Defers the update of these layers. Call after adamw_prepare.
-static void defer_update(GPT2* model) {
-    model->update_is_deferred = true;
-    cudaCheck(cudaMemsetAsync(model->deferred_done, 0, deferred_update_workers() * sizeof(int), model->exec.stream));
-}
-
-// Returns exec, but with the deferred update, for a forward pass. The launch may be captured in a graph, so this does not depend on
-// whether an update has been deferred: the kernels read that in state->is_deferred.
-static Execution with_deferred_update(GPT2* model, Execution exec) {
-    model->update = make_deferred_update(model);
-    model->update_is_deferred = false;
-    exec.update = &model->update;
-    return exec;
-}
-
-// Finishes the deferred update of all layers, if there is one, without a forward pass.
-static void finish_deferred_update(GPT2* model) {
-    if (!model->update_is_deferred) { return; }
-    finish_deferred_update(model->config.num_layers, with_deferred_update(model, model->exec));
-}
-
-// Makes exec wait until the weights of bucket b (for b > 0: of layer b - 1) are gathered and updated.
-static void await_bucket(int b, const Execution& exec) {
-    await_weights(b, exec);
-    finish_deferred_update(b, exec);
-}
-
 // ---- the parts of a layer, in floatX or in fp8 ----------------------------------------------------
-// With --fp8, a matmul reads operands in fp8, which the operation before it has written. fp8_training.cuh lists these operands for
+// With --fp8, a matmul reads operands in fp8, which the operation before it has written. The table above lists these operands for
 // each stage. `q` holds those of the layer. Without --fp8, and outside of training, q.stage is FP8_OFF.
 
 // The purpose of a pass. The first micro-batch of a step meets new weights, and overwrites gradients instead of adding to them.
@@ -576,6 +785,11 @@ static void linear_gelu_backward(const Operand<E5M2>& dfch, float* dbias, float*
 
 // ---- forward --------------------------------------------------------------------------------------
 
+// Makes exec wait until the weights of bucket b (for b > 0: of layer b - 1) are gathered and updated.
+static void await_bucket(int b, const Execution& exec);
+// Finishes the deferred update of all layers, if there is one, without a forward pass.
+static void finish_deferred_update(GPT2* model);
+
 static Norm first_norm(const Activations& a, const Parameters<floatX>& w, const GPT2Config* config) {
     return {a.ln1, a.ln1_mean, a.ln1_rstd, w.ln1w, w.ln1b, config->norm_epsilon};
 }
@@ -678,18 +892,7 @@ static void gpt2_loss(GPT2* model, Activations* acts, int B, int T, PassKind kin
 
 // Begins the gradients of a step: zeroes those of the vectors and of wpe, because their kernels only add.
 // The first micro-batch overwrites those of matrices; wte's by the head's product, before encoder_backward adds to it.
-static void zero_gradients(GPT2* model) {
-    const GPT2Config* config = &model->config;
-    size_t wpe_bytes = (size_t)config->max_seq_len * config->channels * sizeof(float);
-    cudaCheck(cudaMemsetAsync(model->grads.wpe, 0, wpe_bytes, model->exec.stream));
-    for (int i = 0; i < num_pieces(config); i++) {
-        ParamPlace kind = piece_kind(config, i);
-        if (kind == PLACE_EMBEDDINGS || kind == PLACE_LAYER_MATRICES) { continue; }
-        Span piece = parameter_piece(config, i);
-        float* gradients = model->grads_memory + piece.place;
-        cudaCheck(cudaMemsetAsync(gradients, 0, piece.n * sizeof(float), model->exec.stream));
-    }
-}
+static void zero_gradients(GPT2* model);
 
 // Call after gpt2_loss, with the same kind. Computes the gradients of all parameters; TRAIN_FIRST overwrites them, otherwise they
 // are added to. The gradient of a linear layer's bias is the sum of dout over all tokens: the operation that computes dout sums it
@@ -748,11 +951,423 @@ static void gpt2_backward(GPT2* model, int B, int T, PassKind kind, const Execut
     gradients_ready(0, exec);
 }
 
+// ---- parameters in memory, and how several GPUs share them ----------------------------------------
+//     embeddings | layer 0 | layer 1 | ... | last layernorm      one array of model_size() values: weights, or gradients
+//     bucket 0   | 1       | 2       | ... | L + 1               several GPUs exchange one at a time
+//     0          | 1   2   | 3   4   | ... | 2L + 1              pieces: of a layer the matrices, then the vectors
+//
+// With ZeRO-1 each bucket is divided into equal shares, one for each rank. With Muon only bucket 0 is. The other buckets are
+// dealt to the ranks as wholes: bucket 1 to rank 0, bucket 2 to rank 1 and so on.
+
+static int num_buckets(const GPT2Config* config) { return config->num_layers + 2; }
+
+// The kind of the bucket that tensor p is in: 0 the embeddings, 1 a layer, 2 the last layernorm.
+static int bucket_kind(int p) {
+    return gpt2_params[p].place == PLACE_EMBEDDINGS ? 0 : gpt2_params[p].place == PLACE_LAST_NORM ? 2 : 1;
+}
+
+// Bucket 0 is wte and wpe, bucket 1 + l is layer l, the last one is the last layernorm. n includes padding at the end, with
+// which each of several GPUs has an equal share that consists of whole 16-byte vectors.
+static Span bucket(const GPT2Config* config, int b) {
+    size_t sizes[3] = {0, 0, 0}; // of each kind
+    size_t unit = (size_t)8 * ranks().env.num_ranks;
+    for (int p = 0; p < NUM_PARAMS; p++) { sizes[bucket_kind(p)] += param_layer_size(config, p); }
+    for (size_t& n : sizes) { n = ceil_div(n, unit) * unit; }
+    return {b == 0 ? 0 : sizes[0] + (b - 1) * sizes[1], sizes[b == 0 ? 0 : b <= config->num_layers ? 1 : 2]};
+}
+
+static size_t model_size(const GPT2Config* config) { // number of parameters with padding
+    Span last = bucket(config, num_buckets(config) - 1);
+    return last.place + last.n;
+}
+
+// Offset of tensor p of layer l in this array, in values; l is 0 for tensors that are not per layer. In a bucket, tensors are in the
+// order of their places, and those of the same place are in the order of gpt2_params.
+static size_t param_place(const GPT2Config* config, int p, int l) {
+    int kind = bucket_kind(p);
+    size_t place = bucket(config, kind == 0 ? 0 : kind == 1 ? 1 + l : num_buckets(config) - 1).place;
+    for (int q = 0; q < NUM_PARAMS; q++) {
+        ParamPlace of_p = gpt2_params[p].place, of_q = gpt2_params[q].place;
+        bool before = of_q < of_p || (of_q == of_p && q < p);
+        if (bucket_kind(q) == kind && before) { place += param_layer_size(config, q); }
+    }
+    return place;
+}
+
+// A piece is the tensors of the same place and layer, which follow one another. Piece 0 is wte and wpe, pieces 1 + 2l and 2 + 2l are
+// the matrices and the vectors of layer l, and piece 2L + 1 is the last layernorm.
+static int num_pieces(const GPT2Config* config) { return 2 * config->num_layers + 2; }
+static ParamPlace piece_kind(const GPT2Config* config, int i) {
+    if (i == 0) { return PLACE_EMBEDDINGS; }
+    return i == num_pieces(config) - 1 ? PLACE_LAST_NORM : i % 2 == 1 ? PLACE_LAYER_MATRICES : PLACE_LAYER_VECTORS;
+}
+
+static Span parameter_piece(const GPT2Config* config, int i) {
+    int l = (i - 1) / 2;
+    Span piece = {SIZE_MAX, 0};
+    for (int p = 0; p < NUM_PARAMS; p++) {
+        if (gpt2_params[p].place != piece_kind(config, i)) { continue; }
+        piece.place = std::min(piece.place, param_place(config, p, param_per_layer(p) ? l : 0));
+        piece.n += param_layer_size(config, p);
+    }
+    return piece;
+}
+
+// Tensors that follow one another in a piece and have the same weight decay; in GPT-2, all tensors of the piece.
+struct DecayRange {
+    size_t place, n;
+    bool decay;
+};
+// Returns the range of piece i that has the value at `place`.
+static DecayRange decay_range(const GPT2Config* config, int i, size_t place) {
+    DecayRange range = {parameter_piece(config, i).place, 0, false};
+    for (int p = 0; p < NUM_PARAMS; p++) {
+        const ParamInfo* info = &gpt2_params[p];
+        if (info->place != piece_kind(config, i)) { continue; }
+        if (range.n == 0 || info->decay != range.decay) {
+            if (place < range.place + range.n) { break; }
+            range = {range.place + range.n, 0, info->decay};
+        }
+        range.n += param_layer_size(config, p);
+    }
+    return range;
+}
+
+// With Muon: how many of the first l layers belong to the rank. Without ZeRO-1 it is all of them.
+static size_t layers_of_rank(int l, int rank) {
+    int shares = ranks().num_shares;
+    return (l - rank % shares + shares - 1) / shares;
+}
+
+// With ZeRO-1 (-z 1) a rank keeps moments and master weights only of its share of each bucket, and updates only these
+// weights. Its shares follow one another in memory: the share of bucket b begins at own_place there. Without ZeRO-1 a share is
+// the whole bucket, and own_place equals place. n is 0 if the bucket belongs to another rank.
+struct Share {
+    size_t place, n, own_place;
+};
+static Share share_of(const GPT2Config* config, int b, int rank) {
+    Span whole = bucket(config, b);
+    int shares = ranks().num_shares, owner = bucket_owner(b);
+    size_t n = whole.n / shares;
+    if (owner < 0) { return {whole.place + (shares > 1 ? rank * n : 0), n, whole.place / shares}; }
+    size_t own_place = bucket(config, 0).n / shares + layers_of_rank(b - 1, rank) * bucket(config, 1).n;
+    return {whole.place, rank == owner ? whole.n : 0, own_place};
+}
+
+// This rank's share of bucket b. In a run with Muon, AdamW's second moment leaves out the matrices of the layers: for such an
+// array, `matrices` is false.
+static Share own_share(const GPT2Config* config, int b, bool matrices = true) {
+    int L = config->num_layers;
+    Share share = share_of(config, b, ranks().env.rank);
+    if (matrices || b == 0) { return share; }
+    size_t n = parameter_piece(config, 1).n;
+    share.own_place -= layers_of_rank(b - 1, ranks().env.rank) * n;
+    if (b <= L && share.n > 0) { share.place += n, share.n -= n; }
+    return share;
+}
+static size_t share_size(const GPT2Config* config, bool matrices = true) { // values of all shares of this rank
+    Share last = own_share(config, num_buckets(config) - 1, matrices);
+    return last.own_place + last.n;
+}
+
+// Calls use(i, place, own_place, n, decay) for what the share of `rank` has of piece i, for each piece in bucket b: once for each range
+// of the same weight decay. own_place is a place in the memory of that rank.
+template <class Use> static void for_each_piece(const GPT2Config* config, int b, int rank, Use use) {
+    Share share = share_of(config, b, rank);
+    int first = b == 0 ? 0 : 2 * b - 1, last = b == 0 ? 0 : std::min(2 * b, num_pieces(config) - 1);
+    for (int i = first; i <= last; i++) {
+        Span piece = parameter_piece(config, i);
+        size_t place = std::max(piece.place, share.place), end = std::min(piece.place + piece.n, share.place + share.n);
+        while (place < end) {
+            DecayRange range = decay_range(config, i, place);
+            size_t n = std::min(range.place + range.n, end) - place;
+            use(i, place, share.own_place + (place - share.place), n, range.decay);
+            place += n;
+        }
+    }
+}
+
+// own (share_size) = this rank's shares of whole (model_size).
+static void keep_shares(const GPT2Config* config, float* own, const float* whole, bool matrices,
+                        const Execution& exec) {
+    for (int b = 0; b < num_buckets(config); b++) {
+        Share share = own_share(config, b, matrices);
+        cudaCheck(cudaMemcpyAsync(own + share.own_place, whole + share.place, share.n * sizeof(float),
+                                  cudaMemcpyDeviceToDevice, exec.stream));
+    }
+}
+
+// whole (model_size) = own (share_size) of all ranks, and 0 for matrices that are not there. All ranks must call it.
+static void join_shares(const GPT2Config* config, float* whole, const float* own, bool matrices,
+                        const Execution& exec) {
+    if (!matrices) { cudaCheck(cudaMemsetAsync(whole, 0, model_size(config) * sizeof(float), exec.stream)); }
+    for (int b = 0; b < num_buckets(config); b++) {
+        Span span = bucket(config, b);
+        bool skips = !matrices && b >= 1 && b <= config->num_layers;
+        size_t skipped = skips ? parameter_piece(config, 2 * b - 1).n : 0;
+        float* to = whole + span.place + skipped;
+        const float* from = own + own_share(config, b, matrices).own_place;
+        if (ranks().num_shares > 1) {
+            gather_shares(b, to, from, span.n - skipped, exec);
+        } else {
+            cudaCheck(
+                cudaMemcpyAsync(to, from, (span.n - skipped) * sizeof(float), cudaMemcpyDeviceToDevice, exec.stream));
+        }
+    }
+}
+
+// Calls copy(place, offset, n) for each tensor of each layer. Its n values begin at `place` in the model's arrays, which are
+// ordered by layer, and at `offset` in the arrays of a checkpoint, which are ordered by tensor.
+template <class Copy> static void for_each_tensor(const GPT2Config* config, Copy copy) {
+    for (int p = 0; p < NUM_PARAMS; p++) {
+        size_t n = param_layer_size(config, p);
+        for (int l = 0; l < param_copies(config, p); l++) {
+            copy(param_place(config, p, l), param_offset(config, p) + l * n, n);
+        }
+    }
+}
+
+template <class T> static void point_parameters(Parameters<T>* p, T* memory, const GPT2Config* config) {
+    for (int i = 0; i < NUM_PARAMS; i++) { parameter_array(p)[i] = memory + param_place(config, i, 0); }
+}
+
+static void zero_gradients(GPT2* model) {
+    const GPT2Config* config = &model->config;
+    size_t wpe_bytes = (size_t)config->max_seq_len * config->channels * sizeof(float);
+    cudaCheck(cudaMemsetAsync(model->grads.wpe, 0, wpe_bytes, model->exec.stream));
+    for (int i = 0; i < num_pieces(config); i++) {
+        ParamPlace kind = piece_kind(config, i);
+        if (kind == PLACE_EMBEDDINGS || kind == PLACE_LAYER_MATRICES) { continue; }
+        Span piece = parameter_piece(config, i);
+        float* gradients = model->grads_memory + piece.place;
+        cudaCheck(cudaMemsetAsync(gradients, 0, piece.n * sizeof(float), model->exec.stream));
+    }
+}
+
+// ---- the deferred update --------------------------------------------------------------------------
+// AdamW updates layers while the next forward pass runs (adamw_state.cuh). In a step:
+//
+//     gpt2_update        updates the embeddings, the first layer and the last layernorm, and defers the other layers: defer_update
+//     launch_micro_step  the first of a step gives the deferred update to its forward pass: with_deferred_update
+//     await_bucket       in the forward pass, before each layer: finishes the update of that layer
+//
+// Other readers of the weights or of the optimizer's state, such as samples, validation and checkpoints, call
+// finish_deferred_update(model) first.
+
+// Whether the matrices of a layer have weight decay and its vectors have none: a DeferredUpdate knows no other case.
+static bool only_matrices_decay() {
+    for (const ParamInfo& info : gpt2_params) {
+        if (info.place == PLACE_LAYER_MATRICES && !info.decay) { return false; }
+        if (info.place == PLACE_LAYER_VECTORS && info.decay) { return false; }
+    }
+    return true;
+}
+
+// Whether updates are deferred. Results are bitwise identical with and without.
+static bool deferred_update_on(const GPT2* model) {
+    const GPT2Options* o = &model->options;
+    return o->defers_updates && only_matrices_decay() && is_alone() && !o->muon && !o->fp8 && sizeof(floatX) == 2 &&
+           has_sm90a();
+}
+
+// Returns the update of all layers except the first.
+static DeferredUpdate make_deferred_update(const GPT2* model) {
+    const GPT2Config* config = &model->config;
+    Span matrices = parameter_piece(config, 1), vectors = parameter_piece(config, 2);
+    size_t at = matrices.place;
+    DeferredUpdate w = {};
+    w.params = model->params_memory + at, w.grads = model->own_grads + at;
+    w.m = model->m_memory + at, w.v = model->v_memory + at;
+    if (model->master_memory) {
+        w.master = model->master_memory + at;
+        if (model->options.stochastic_rounding) { w.seed = (uint32_t)splitmix64(model->options.seed) | 1; }
+    }
+    w.state = model->state, w.matrices = (int)matrices.n, w.vectors = (int)vectors.n;
+    w.num_workers = deferred_update_workers(), w.done = model->deferred_done;
+    w.first = w.chunks_of_layer(), w.last = config->num_layers * w.chunks_of_layer();
+    return w;
+}
+
+// Defers the update of these layers. Call after adamw_prepare.
+static void defer_update(GPT2* model) {
+    model->update_is_deferred = true;
+    cudaCheck(cudaMemsetAsync(model->deferred_done, 0, deferred_update_workers() * sizeof(int), model->exec.stream));
+}
+
+// Returns exec, but with the deferred update, for a forward pass. The launch may be captured in a graph, so this does not depend on
+// whether an update has been deferred: the kernels read that in state->is_deferred.
+static Execution with_deferred_update(GPT2* model, Execution exec) {
+    model->update = make_deferred_update(model);
+    model->update_is_deferred = false;
+    exec.update = &model->update;
+    return exec;
+}
+
+static void finish_deferred_update(GPT2* model) {
+    if (!model->update_is_deferred) { return; }
+    finish_deferred_update(model->config.num_layers, with_deferred_update(model, model->exec));
+}
+
+static void await_bucket(int b, const Execution& exec) {
+    await_weights(b, exec);
+    finish_deferred_update(b, exec);
+}
+
+// ---- memory of --fp8 ------------------------------------------------------------------------------
+
+// The quantised tensors of a layer, and after those of all layers the head's.
+enum Fp8Name {
+    FP8_LN1,
+    FP8_LN2,
+    FP8_GELU,
+    FP8_DQKV,
+    FP8_DFCH,
+    FP8_DFCPROJ,
+    FP8_QKVW,
+    FP8_FCW,
+    FP8_FCPROJW,
+    FP8_PER_LAYER
+};
+enum Fp8HeadName { FP8_LNF, FP8_DLOGITS, FP8_WTE, FP8_OF_HEAD };
+
+static int fp8_num_tensors(const GPT2Config* config) { return config->num_layers * FP8_PER_LAYER + FP8_OF_HEAD; }
+
+// Values of a layer's weights, as rows and columns: qkvw (3*C,C), fcw (F,C), fcprojw (C,F).
+static size_t fp8_weights(const GPT2Config* config) {
+    size_t C = config->channels, F = config->mlp_channels;
+    return 2 * (3 * C * C + 2 * F * C);
+}
+// Values of the gradients dfch, dqkv, dfcproj of BT tokens, as rows and columns.
+static size_t fp8_gradients(int BT, const GPT2Config* config) {
+    return 2 * (size_t)BT * (config->mlp_channels + 4 * config->channels);
+}
+
+// Values of floatX that the logits' memory must have: dfch and dqkv, and the gradients in fp8; or the head's logits, and their
+// gradients as rows and columns.
+static size_t fp8_logits(int BT, const GPT2Config* config) {
+    size_t layer = (size_t)BT * (config->mlp_channels + 3 * config->channels) + fp8_gradients(BT, config) / 2;
+    return std::max(layer, (size_t)fp8_head_tokens(BT) * 2 * config->padded_vocab_size);
+}
+
+static void plan_fp8(Plan* parameters, Plan* activations, Fp8Memory* m, const GPT2Config* config, int BT, int stage,
+                     int recompute) {
+    size_t L = config->num_layers, C = config->channels, F = config->mlp_channels, num = fp8_num_tensors(config);
+    *m = {};
+    m->stage = stage;
+    if (stage == FP8_OFF) { return; }
+    m->scales.num = (int)num;
+    m->keep_norm = recompute < 2, m->keep_gelu = recompute < 1;
+    plan_add(parameters, PLAN_WEIGHTS, &m->scales.scales, num);
+    plan_add(parameters, PLAN_WEIGHTS, &m->scales.amax, num);
+    plan_add(parameters, PLAN_WEIGHTS, &m->scales.largest, num);
+    plan_add(parameters, PLAN_WEIGHTS, &m->scales.no_amax, 1);
+    plan_add(parameters, PLAN_WEIGHTS, &m->weights, L * fp8_weights(config));
+    if (stage >= FP8_HEAD) { plan_add(parameters, PLAN_WEIGHTS, &m->wte, 2 * C * config->padded_vocab_size); }
+    plan_add(activations, PLAN_ACTIVATIONS, &m->norm_rows, BT * C);
+    plan_add(activations, PLAN_ACTIVATIONS, &m->gelu_rows, BT * std::max(F, 2 * C));
+    if (stage < FP8_DW) { return; }
+    plan_add(activations, PLAN_ACTIVATIONS, &m->ln1_columns, (m->keep_norm ? L : 1) * BT * C);
+    plan_add(activations, PLAN_ACTIVATIONS, &m->ln2_columns, (m->keep_norm ? L : 1) * BT * C);
+    plan_add(activations, PLAN_ACTIVATIONS, &m->gelu_columns, (m->keep_gelu ? L : 1) * BT * F);
+}
+
+template <class F> static Fp8Copies<F> fp8_copies(const Fp8Memory& m, int number, F* rows, F* columns) {
+    const Fp8Scales& s = m.scales;
+    return {rows, columns, s.scales + number, s.amax + number};
+}
+
+static Fp8Layer fp8_layer(const Fp8Memory& m, const GPT2Config* config, int BT, int l, bool new_weights) {
+    size_t C = config->channels, F = config->mlp_channels, BTC = BT * C, BTF = BT * F;
+    int first = l * FP8_PER_LAYER;
+    E4M3 *w = m.weights + l * fp8_weights(config), *fcw = w + 6 * C * C, *fcprojw = fcw + 2 * F * C;
+    E5M2 *dfch = m.gradients, *dqkv = dfch + 2 * BTF, *dfcproj = dqkv + 6 * BTC;
+    Fp8Layer a = {m.stage, new_weights, m.keep_norm > 0, m.keep_gelu > 0, m.scales.no_amax};
+    a.ln1 = fp8_copies(m, first + FP8_LN1, m.norm_rows, m.ln1_columns + m.keep_norm * l * BTC);
+    a.ln2 = fp8_copies(m, first + FP8_LN2, m.norm_rows, m.ln2_columns + m.keep_norm * l * BTC);
+    a.gelu = fp8_copies(m, first + FP8_GELU, m.gelu_rows, m.gelu_columns + m.keep_gelu * l * BTF);
+    a.qkvw = fp8_copies(m, first + FP8_QKVW, w, w + 3 * C * C);
+    a.fcw = fp8_copies(m, first + FP8_FCW, fcw, fcw + F * C);
+    a.fcprojw = fp8_copies(m, first + FP8_FCPROJW, fcprojw, fcprojw + F * C);
+    a.dfch = fp8_copies(m, first + FP8_DFCH, dfch, dfch + BTF);
+    a.dqkv = fp8_copies(m, first + FP8_DQKV, dqkv, dqkv + 3 * BTC);
+    a.dfcproj = fp8_copies(m, first + FP8_DFCPROJ, dfcproj, dfcproj + BTC);
+    return a;
+}
+
+// Returns the tensors of the head. logits: the memory of the logits. The gradients lie in it behind the logits of these tokens.
+static Fp8Head fp8_head(const Fp8Memory& m, const GPT2Config* config, int BT, floatX* logits) {
+    size_t most = fp8_head_tokens(BT), C = config->channels, Vp = config->padded_vocab_size;
+    int number = m.scales.num - FP8_OF_HEAD;
+    E5M2* dlogits = (E5M2*)(logits + most * Vp);
+    return {fp8_copies(m, number + FP8_LNF, m.gelu_rows, m.gelu_rows + most * C),
+            fp8_copies(m, number + FP8_WTE, m.wte, m.wte + Vp * C),
+            fp8_copies(m, number + FP8_DLOGITS, dlogits, dlogits + most * Vp)};
+}
+
+static size_t fp8_backward_scratch(int N, int F) {
+    return std::max(matmul_fp8_gelu_backward_scratch(N, F), matmul_backward_bias_scratch(N, F));
+}
+
+// Ends the program if this program, GPU, model or batch of BT tokens cannot use fp8, with the reason.
+static void check_fp8(const GPT2Config* config, int BT, int stage) {
+    if (stage == FP8_OFF) { return; }
+    int C = config->channels;
+    if (strcmp(PRECISION_NAME, "bf16") != 0) {
+        die("--fp8 goes with bf16, this program is built for %s: make PRECISION=BF16 train_gpt2cu", PRECISION_NAME);
+    }
+    if (!has_sm90a()) {
+        die("--fp8 needs an H100 or H200, and a program with code for sm_90a; this GPU trains without --fp8");
+    }
+    if (C % 16 != 0 || C > 1792) { die("%d channels: --fp8 wants a multiple of 16 up to 1792", C); }
+    if (config->mlp_channels % 16 != 0) {
+        die("%d channels in the MLP: --fp8 wants a multiple of 16", config->mlp_channels);
+    }
+    if (fp8_num_tensors(config) > RUN_MAX_FP8) { die("%d layers: --fp8 goes with fewer", config->num_layers); }
+    if (BT % 16 != 0) { die("%d tokens in a micro-batch: --fp8 wants a multiple of 16, see -b and -t", BT); }
+}
+
 // ---- the scales of --fp8 --------------------------------------------------------------------------
+
+// Whether tensor i is a gradient of activations, in e5m2.
+__host__ __device__ static bool fp8_is_e5m2(int i, int num) {
+    int in_head = i - (num - FP8_OF_HEAD), in_layer = i % FP8_PER_LAYER;
+    return in_head >= 0 ? in_head == FP8_DLOGITS : in_layer >= FP8_DQKV && in_layer <= FP8_DFCPROJ;
+}
+
+// The scale of a tensor whose largest absolute value was `largest`. 0: nothing is known yet.
+__host__ __device__ static Fp8Scale fp8_scale(float largest, bool is_e5m2, float dloss) {
+    // a gradient that is not known yet is taken for one as large as the losses' derivatives
+    if (largest == 0.0f) { largest = is_e5m2 ? dloss : 1.0f; }
+    int exponent = (is_e5m2 ? 13 : 6) - ilogbf(largest); // 57344 = 1.75 * 2^15, 448 = 1.75 * 2^8
+    exponent = exponent < -100 ? -100 : exponent > 100 ? 100 : exponent;
+    return {ldexpf(1.0f, -exponent), ldexpf(1.0f, exponent)};
+}
+
+// The scales from `largest`, as it is (update = false) or after it has taken in amax, which becomes 0. *saturated = the
+// number of tensors with values beyond the format's largest number. The gradients of the logits are bounded by dloss.
+__global__ void fp8_scales_kernel(Fp8Scales s, bool update, float* saturated, const float* dloss) {
+    int count = 0;
+    for (int i = threadIdx.x; i < s.num; i += blockDim.x) {
+        bool is_e5m2 = fp8_is_e5m2(i, s.num);
+        float amax = s.amax[i], largest = s.largest[i];
+        if (update && isfinite(amax)) { count += amax * s.scales[i].scale > (is_e5m2 ? 57344.0f : 448.0f); }
+        if (update && isfinite(amax) && amax > 0.0f) { largest = fmaxf(amax, fminf(largest / 2, 4 * amax)); }
+        if (i == s.num - FP8_OF_HEAD + FP8_DLOGITS) { largest = *dloss; }
+        s.scales[i] = fp8_scale(largest, is_e5m2, *dloss);
+        s.largest[i] = largest, s.amax[i] = 0.0f;
+    }
+    __shared__ float shared[32];
+    float sum = block_sum((float)count, shared);
+    if (threadIdx.x == 0) { *saturated = sum; }
+}
 
 // Makes the scales from what is known of the tensors. update: this step's values are added to that; all ranks must then call it.
 static void update_fp8_scales(GPT2* model, bool update) {
-    fp8_set_scales(model->fp8.scales, update, &model->state->saturated, &model->state->dloss, model->exec);
+    const Fp8Scales& s = model->fp8.scales;
+    StepState* state = model->state;
+    if (update) { maximum_of_ranks(s.amax, s.num, model->exec); }
+    fp8_scales_kernel<<<1, 256, 0, model->exec.stream>>>(s, update, &state->saturated, &state->dloss);
+    cudaCheck(cudaGetLastError());
 }
 
 // Call with the first micro-batch of each step on the GPU; pass() makes a forward and a backward pass over it. Before the
@@ -782,6 +1397,74 @@ static void upload_fp8(GPT2* model, const float* largest, int num) {
     if (model->options.fp8 == FP8_OFF) { return; }
     if (num != s.num) { die("the checkpoint has the scales of %d fp8 tensors, this model has %d", num, s.num); }
     cudaCheck(cudaMemcpy(s.largest, largest, num * sizeof(float), cudaMemcpyHostToDevice));
+}
+
+// ---- weights in 8 bits ----------------------------------------------------------------------------
+// --weights int8 and fp8: a model's matrices in 8 bits, for generation. They are made on the GPU when the model has been
+// loaded, from its weights in floatX, a row (output channel) at a time. Afterwards the weights in floatX are what the 8
+// bits stand for, rounded to floatX: a prompt, an evaluation, the embedding of a token and more texts than decode_matmul
+// takes are computed with these, and so the whole program computes with the same weights.
+//
+// In 8 bits are the products' matrices: wte, as the head, and qkvw, attprojw, fcw, fcprojw of each layer. The lookup of a
+// token in wte stays in floatX, of which it reads a row per text and token; so do wpe and the vectors, which are small.
+
+// The format that --weights names. Ends the program if the GPU, or the code for it, has no such numbers.
+static WeightFormat weights8_format(const char* name) {
+    int major = device_attribute(cudaDevAttrComputeCapabilityMajor);
+    int minor = device_attribute(cudaDevAttrComputeCapabilityMinor);
+    if (strcmp(name, "fp8") != 0) { return strcmp(name, "int8") == 0 ? WEIGHTS_INT8 : WEIGHTS_FULL; }
+    if (10 * major + minor < 89) {
+        die("--weights fp8 needs a GPU of compute capability 8.9, this one has %d.%d; --weights int8 runs here", major,
+            minor);
+    }
+    if (compiled_arch(ptx_sm90a_kernel<0>) < 89) { // any kernel
+        die("--weights fp8: this program was built for older GPUs than this one: make clean, then make train_gpt2cu "
+            "GPU_COMPUTE_CAPABILITY=%d%d",
+            major, minor);
+    }
+    return WEIGHTS_FP8;
+}
+
+// Index of the scale of the row that begins at `place` of params, where a matrix begins. Its next rows have the next indices: a row
+// is at least min(C, F) long, so the rows of two matrices never share one.
+static size_t weights8_row(const GPT2Config* config, size_t place) {
+    return place / std::min(config->channels, config->mlp_channels);
+}
+
+static void weights8_plan(Plan* plan, Weights8* w, const GPT2Config* config) {
+    if (w->format == WEIGHTS_FULL) { return; }
+    plan_add(plan, PLAN_WEIGHTS, &w->values, model_size(config));
+    plan_add(plan, PLAN_WEIGHTS, &w->scales, weights8_row(config, model_size(config)));
+}
+
+// Quantises the matrices of params (model_size), and rounds them to what their 8 bits stand for.
+static void weights8_quantize(const Weights8* w, const GPT2Config* config, floatX* params, const Execution& exec) {
+    for (int p = 0; p < NUM_PARAMS && w->format != WEIGHTS_FULL; p++) {
+        const ParamInfo* info = &gpt2_params[p];
+        for (int l = 0; l < param_copies(config, p) && info->rows != DIM_1 && info->rows != DIM_MAXT; l++) {
+            size_t place = param_place(config, p, l);
+            quantize_weights(w->values + place, w->scales + weights8_row(config, place), params + place, w->format,
+                             param_rows(config, p), (int)param_cols(config, p), exec);
+        }
+    }
+}
+
+// Prints how much memory the 8-bit weights take in addition to the weights in floatX.
+static void weights8_print(const Weights8* w, const GPT2Config* config) {
+    if (w->format == WEIGHTS_FULL) { return; }
+    double n = (double)model_size(config);
+    fprintf(stderr, "[weights in %s: %.1f MB and %.1f MB of scales, beside %.1f MB in %s]\n",
+            w->format == WEIGHTS_INT8 ? "int8" : "fp8", n * 1e-6,
+            (double)weights8_row(config, model_size(config)) * sizeof(float) * 1e-6, n * sizeof(floatX) * 1e-6,
+            PRECISION_NAME);
+}
+
+// A matrix of params (model_size) as generation reads it.
+static WeightMatrix weights8_matrix(const Weights8* w, const GPT2Config* config, const floatX* params,
+                                    const floatX* weight) {
+    size_t place = weight - params;
+    if (w->format == WEIGHTS_FULL) { return weight; }
+    return WeightMatrix(w->values + place, w->scales + weights8_row(config, place), w->format);
 }
 
 // ---- update ---------------------------------------------------------------------------------------
@@ -818,6 +1501,83 @@ static uint32_t rounding_seed(const GPT2* model, int piece, size_t place) {
     return hash_bits((uint32_t)piece, seed) | 1;
 }
 
+// Muon: one matrix is too small for a GPU, so newton_schulz takes matrices of the same shape (n,k), n <= k, of as many layers as
+// the workspace has room for. There are two shapes, and a layer has these matrices of them:
+//
+//     (C,C)       q, k, v, attproj
+//     (C,F)       fc, which is (F,C) and transposed on its way to newton_schulz and back, and fcproj; (F,C) where F < C
+//
+// The workspace is the memory of the logits, which an update does not need. How many layers fit does not change a result.
+// With ZeRO-1 a rank updates the layers that belong to it (bucket_owner); the results are the same as without.
+
+// A layer's matrices of one shape, which are orthogonalised together: num of them, (n,k) or (k,n), n <= k.
+struct MuonShape {
+    int num, n, k;
+};
+// Returns the shape of the two matrices of the MLP, (F,C) and (C,F), or without mlp of q, k, v and attproj, (C,C).
+static MuonShape muon_shape(const GPT2Config* config, bool mlp) {
+    int C = config->channels, F = config->mlp_channels;
+    return mlp ? MuonShape{2, std::min(C, F), std::max(C, F)} : MuonShape{4, C, C};
+}
+static bool is_muon_mlp(int p) { return gpt2_params[p].rows == DIM_F || gpt2_params[p].cols == DIM_F; }
+
+// Values of the workspace for the matrices of one shape in `layers` layers: the results, and newton_schulz's scratch.
+static size_t muon_workspace(const GPT2Config* config, int layers, bool mlp) {
+    MuonShape s = muon_shape(config, mlp);
+    return (size_t)layers * s.num * s.n * s.k + newton_schulz_scratch(layers * s.num, s.n, s.k);
+}
+// The same for both shapes, one after the other.
+static size_t muon_workspace(const GPT2Config* config, int layers) {
+    return std::max(muon_workspace(config, layers, false), muon_workspace(config, layers, true));
+}
+
+// Calls use(l, place, own_place, index, num, rows, cols) for the tensors of one shape in this rank's layers number begin to
+// end - 1, which are layers l of the model. The `num` matrices at `place` in params, and at `own_place` in the other arrays, are
+// matrices index, index + 1, ... of the workspace.
+template <class Use> static void for_each_muon_tensor(const GPT2Config* config, int begin, int end, bool mlp, Use use) {
+    int index = 0, shares = ranks().num_shares;
+    for (int i = begin; i < end; i++) {
+        int l = i * shares + ranks().env.rank % shares;
+        Share share = own_share(config, 1 + l);
+        for (int p = 0; p < NUM_PARAMS; p++) {
+            int num = param_muon_matrices(p);
+            if (num == 0 || is_muon_mlp(p) != mlp) { continue; }
+            int rows = (int)param_rows(config, p) / num, cols = (int)param_cols(config, p);
+            size_t place = param_place(config, p, l);
+            use(l, place, share.own_place + (place - share.place), index, num, rows, cols);
+            index += num;
+        }
+    }
+}
+
+// One step of Muon on the matrices of all layers of this rank.
+static void muon_update(GPT2* model, const Muon& optimizer) {
+    const GPT2Config* config = &model->config;
+    floatX* workspace = model->acts.logits;
+    int L = (int)layers_of_rank(config->num_layers, ranks().env.rank), layers = model->muon_layers;
+    for (int round = 0; round < 2 * ceil_div(L, layers); round++) {
+        bool mlp = round % 2;
+        MuonShape s = muon_shape(config, mlp);
+        int begin = round / 2 * layers, end = std::min(begin + layers, L), num = (end - begin) * s.num;
+        size_t size = (size_t)s.n * s.k; // of a matrix
+        floatX *out = workspace, *x = out + num * size;
+        auto prepare = [&](int, size_t, size_t own_place, int index, int n, int rows, int cols) {
+            muon_prepare(x + index * size, model->m_memory + own_place, model->acts.scratch,
+                         model->own_grads + own_place, model->state, n, rows, cols, optimizer.momentum, model->exec);
+        };
+        auto apply = [&](int l, size_t place, size_t own_place, int index, int n, int rows, int cols) {
+            DecayRange range = decay_range(config, 1 + 2 * l, place);
+            muon_apply(model->params_memory + place, model->master_memory ? model->master_memory + own_place : NULL,
+                       out + index * size, model->state, n, rows, cols, optimizer.learning_rate,
+                       range.decay ? optimizer.weight_decay : 0.0f, rounding_seed(model, 1 + 2 * l, range.place),
+                       place - range.place, model->exec);
+        };
+        for_each_muon_tensor(config, begin, end, mlp, prepare);
+        newton_schulz(out, x, x, num, s.n, s.k, model->exec);
+        for_each_muon_tensor(config, begin, end, mlp, apply);
+    }
+}
+
 // One step of AdamW (Loshchilov and Hutter 2019, arXiv:1711.05101); if muon is not NULL, of Muon on the layers' matrices. Call
 // after gpt2_gradient_norm. Nothing changes if loss or norm is not finite, or if skip is true. deferred: see the deferred update above.
 static void gpt2_update(GPT2* model, const AdamW* optimizer, bool skip, const Muon* muon = NULL,
@@ -828,12 +1588,7 @@ static void gpt2_update(GPT2* model, const AdamW* optimizer, bool skip, const Mu
     if (deferred) { defer_update(model); }
     for (int b = 0; b < num_buckets(config); b++) {
         if (deferred && b > 1 && b <= config->num_layers) { continue; }
-        if (muon && b == 1) { // while the embeddings are gathered
-            MuonArrays a = {model->params_memory, model->master_memory, model->m_memory,    model->own_grads,
-                            model->state,         model->acts.logits,   model->muon_layers, model->acts.scratch};
-            auto seed = [&](int l, size_t place) { return rounding_seed(model, 1 + 2 * l, place); };
-            muon_update(a, config, *muon, seed, model->exec);
-        }
+        if (muon && b == 1) { muon_update(model, *muon); } // while the embeddings are gathered
         Share v = own_share(config, b, muon == NULL);
         for_each_piece(config, b, ranks().env.rank, [&](int i, size_t place, size_t own_place, size_t n, bool decay) {
             if (muon && piece_kind(config, i) == PLACE_LAYER_MATRICES) { return; }
@@ -978,6 +1733,23 @@ static size_t training_bytes(const GPT2Config* config, int B, int T, const GPT2O
 
 // ---- loading and saving ---------------------------------------------------------------------------
 
+// Ends the program if the kernels do not support this model, with a message that names the reason.
+static void check_config(const GPT2Config* config) {
+    int C = config->channels, HS = C / config->num_heads;
+    int most = sizeof(floatX) == sizeof(float) ? 6144 : 8192;
+    if (C % 8 != 0 || C > most) { die("%d channels: train_gpt2cu wants a multiple of 8 up to %d", C, most); }
+    if (config->mlp_channels % 8 != 0 || config->mlp_channels > 4 * most) {
+        die("%d channels in the MLP: train_gpt2cu wants a multiple of 8 up to %d", config->mlp_channels, 4 * most);
+    }
+    if (config->vocab_size > 262144) {
+        die("%d tokens in the vocabulary: train_gpt2cu wants 262144 at most", config->vocab_size);
+    }
+    if (HS % 8 != 0 || HS > 256) {
+        die("%d channels in %d heads: a head size of %d, train_gpt2cu wants a multiple of 8 up to 256", C,
+            config->num_heads, HS);
+    }
+}
+
 // Sets up a model of this shape, whose operations are executed as exec says, but on a stream of its own. Its memory is not
 // allocated yet.
 static void gpt2_open(GPT2* model, const GPT2Config* config, const GPT2Options* options, const Execution& exec) {
@@ -1088,6 +1860,200 @@ static void gpt2_download(GPT2* model, float* weights) {
 // 3. generation
 // ================================================================================================
 
+// ---- which text is in which slot ------------------------------------------------------------------
+// Many texts in few slots. A Generator continues B texts side by side, each in a slot of its key/value cache.
+// The queue says which prompts begin in which slots, and takes the tokens of every step; when a text ends, its slot is free,
+// and the next text of the queue begins in it.
+//
+//     text_queue_open(&q, B);
+//     for (;;) {
+//         while (text_queue_pass(&q, &sampler, V, &pass)) { ... run the pass: it gives a first token in each of its slots ... }
+//         if (q.active == 0) { break; }
+//         if (text_queue_goes_on(&q)) { ... the next step, for each slot b but those with text_queue_is_last(&q, b) ... }
+//         for each slot b: if (text_queue_take(&q, b, token[b])) { ... its text has ended ... }
+//     }
+//     text_queue_close(&q);
+
+enum {
+    PROMPT_PASS_TOKENS = 1 << 16, // in one pass over several prompts; a longer prompt has a pass of its own
+    PROMPT_PASS_STEP = 64,        // later prompts are padded to a multiple, so that few shapes of matmuls occur
+};
+
+struct TextQueue {
+    // what to do, see text_queue_of()
+    const int* prompts; // (N, T)
+    const int* lengths; // (N): number of tokens, at least 1
+    int N, T;
+    int num_tokens;     // a text ends after this many new tokens,
+    int stop;           // before this token (-1: none),
+    int max_positions;  // with the token that the last position of the model predicts,
+    Continuations* out; // or before a stop string, if this is not NULL
+    int* new_tokens;    // (N, num_tokens), or NULL
+    int* counts;        // (N): number of new tokens
+    // where it is
+    int B;
+    int* slot;   // (B): the text in each slot; -1: none
+    int next;    // the first text that has not begun
+    int active;  // number of texts that have begun and not ended
+    bool failed; // some logits were not numbers
+};
+
+// A pass over the prompts of n texts, which begin in slots slot to slot + n - 1. Each is padded to T tokens; the padding at
+// the end can be any token, because causal attention never looks at later positions.
+struct PromptPass {
+    int slot, n, T;
+    int* inputs;    // (n, T)
+    int* last;      // (n): the position of the prompt's last token
+    int* newest;    // (n): that token
+    uint64_t* rng;  // (n): the random state of the text
+    uint32_t* seen; // (n, seen_words(V)): the tokens of the prompt
+};
+
+// The number of positions that a slot needs.
+static int text_queue_capacity(const TextQueue* q) {
+    return q->num_tokens < q->max_positions - q->T ? q->T + q->num_tokens : q->max_positions;
+}
+
+// The length of a pass over prompts of up to T tokens. The first pass is as long as they are.
+static int text_queue_pass_length(const TextQueue* q, int T, bool first) {
+    int padded = (T + PROMPT_PASS_STEP - 1) / PROMPT_PASS_STEP * PROMPT_PASS_STEP, capacity = text_queue_capacity(q);
+    return first ? T : padded < capacity ? padded : capacity;
+}
+
+// The most tokens in a pass with B slots, padding included.
+static int text_queue_pass_tokens(const TextQueue* q, int B) {
+    int longest = text_queue_pass_length(q, q->T, false);
+    int several = (size_t)B * q->T < PROMPT_PASS_TOKENS ? B * q->T : PROMPT_PASS_TOKENS;
+    return longest > several ? longest : several;
+}
+
+// counts (N) receives the number of new tokens of each text. new_tokens and out may be NULL.
+static TextQueue text_queue_of(const int* prompts, const int* lengths, int N, int T, int num_tokens, int stop,
+                               int max_positions, Continuations* out, int* new_tokens, int* counts) {
+    TextQueue q = {prompts,    lengths, N, T,    num_tokens, stop, max_positions, out,
+                   new_tokens, counts,  0, NULL, 0,          0,    false};
+    memset(counts, 0, (size_t)N * sizeof(int));
+    return q;
+}
+
+static void text_queue_open(TextQueue* q, int B) {
+    q->B = B;
+    q->slot = (int*)malloc_check((size_t)B * sizeof(int));
+    for (int b = 0; b < B; b++) { q->slot[b] = -1; }
+}
+
+static void text_queue_close(TextQueue* q) { free(q->slot); }
+
+// Lets the next texts begin in the first free slots, as many as lie side by side and fit in one pass. Returns false if no
+// slot is free or no text is waiting; then there is nothing to free.
+static bool text_queue_pass(TextQueue* q, const Sampler* sampler, int vocab_size, PromptPass* p) {
+    size_t words = seen_words(vocab_size), most = (size_t)text_queue_pass_tokens(q, q->B);
+    memset(p, 0, sizeof(*p));
+    while (p->slot < q->B && q->slot[p->slot] >= 0) { p->slot++; }
+    for (int b = p->slot; b < q->B && q->slot[b] < 0 && q->next + p->n < q->N; b++) {
+        int length = q->lengths[q->next + p->n];
+        int T = text_queue_pass_length(q, length > p->T ? length : p->T, q->next == 0);
+        if (p->n > 0 && (size_t)(p->n + 1) * T > most) { break; }
+        p->T = T, p->n++;
+    }
+    if (p->n == 0) { return false; }
+    size_t n = (size_t)p->n;
+    p->inputs = (int*)calloc_check(n * p->T, sizeof(int));
+    p->last = (int*)malloc_check(n * sizeof(int));
+    p->newest = (int*)malloc_check(n * sizeof(int));
+    p->rng = (uint64_t*)malloc_check(n * sizeof(uint64_t));
+    p->seen = (uint32_t*)calloc_check(n * words, sizeof(uint32_t));
+    for (size_t i = 0; i < n; i++) {
+        int text = q->next++, length = q->lengths[text];
+        const int* prompt = q->prompts + (size_t)text * q->T;
+        memcpy(p->inputs + i * p->T, prompt, (size_t)length * sizeof(int));
+        for (int t = 0; t < length; t++) { seen_add(p->seen + i * words, prompt[t]); }
+        p->last[i] = length - 1, p->newest[i] = prompt[length - 1], p->rng[i] = prompts_rng(sampler, text);
+        q->slot[p->slot + (int)i] = text;
+        q->active++;
+    }
+    return true;
+}
+
+static void prompt_pass_free(PromptPass* p) {
+    free(p->inputs), free(p->last), free(p->newest), free(p->rng), free(p->seen);
+}
+
+// Whether slot b has a text, and the next token that it takes is the last one that there is room for.
+static bool text_queue_is_last(const TextQueue* q, int b) {
+    int text = q->slot[b];
+    if (text < 0) { return false; }
+    int room = q->max_positions - q->lengths[text] + 1;
+    return q->counts[text] + 1 == (q->num_tokens < room ? q->num_tokens : room);
+}
+
+// Whether a text has room for more than its next token.
+static bool text_queue_goes_on(const TextQueue* q) {
+    for (int b = 0; b < q->B; b++) {
+        if (q->slot[b] >= 0 && !text_queue_is_last(q, b)) { return true; }
+    }
+    return false;
+}
+
+// Takes the next token of slot b, if it has a text; -1: the logits were not numbers. Returns true if the text has ended: the
+// slot is then free.
+static bool text_queue_take(TextQueue* q, int b, int token) {
+    int text = q->slot[b];
+    if (text < 0) { return false; }
+    bool done = text_queue_is_last(q, b) || token < 0 || token == q->stop;
+    q->failed |= token < 0;
+    if (token >= 0 && token != q->stop) {
+        if (q->new_tokens) { q->new_tokens[(size_t)text * q->num_tokens + q->counts[text]] = token; }
+        q->counts[text]++;
+        if (q->out && text_token(&q->out->texts[text], token)) { done = true; }
+    }
+    if (!done) { return false; }
+    q->slot[b] = -1, q->active--;
+    if (q->out) { continuations_end(q->out, text); }
+    return true;
+}
+
+// ---- halves of many texts side by side ------------------------------------------------------------
+
+// Whether the layers of B texts, with an MLP of width F, run as two halves side by side. Fewer and more texts than these lose by it (on
+// an H200). Products by other kernels than decode_matmul share scratch memory.
+static bool decode_halves(int B, int C, int F) {
+    int n = ceil_div(B, 2);
+    return B > 32 && B <= 64 && decode_matmul_runs(true, n, C, F) && decode_matmul_runs(false, n, F, C);
+}
+
+// Two streams for the halves of some work that is launched as part of a stream's, also where that is captured as a graph.
+struct SideStreams {
+    cudaStream_t streams[2];
+    cudaEvent_t begun, ended[2];
+};
+static void side_streams_create(SideStreams* s) {
+    cudaCheck(cudaEventCreateWithFlags(&s->begun, cudaEventDisableTiming));
+    for (cudaStream_t& stream : s->streams) { cudaCheck(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking)); }
+    for (cudaEvent_t& event : s->ended) { cudaCheck(cudaEventCreateWithFlags(&event, cudaEventDisableTiming)); }
+}
+static void side_streams_free(SideStreams* s) {
+    if (!s->begun) { return; }
+    cudaCheck(cudaEventDestroy(s->begun));
+    for (cudaEvent_t event : s->ended) { cudaCheck(cudaEventDestroy(event)); }
+    for (cudaStream_t stream : s->streams) { cudaCheck(cudaStreamDestroy(stream)); }
+    *s = {};
+}
+// Calls launch(half, exec) for halves 0 and 1, which run at the same time. What is launched on exec's stream later waits for both.
+template <class Launch> static void launch_halves(const SideStreams* s, const Execution& exec, const Launch& launch) {
+    cudaCheck(cudaEventRecord(s->begun, exec.stream));
+    for (int half = 0; half < 2; half++) {
+        cudaCheck(cudaStreamWaitEvent(s->streams[half], s->begun));
+        Execution side = exec;
+        side.stream = s->streams[half];
+        launch(half, side);
+        cudaCheck(cudaEventRecord(s->ended[half], s->streams[half]));
+    }
+    for (cudaEvent_t event : s->ended) { cudaCheck(cudaStreamWaitEvent(exec.stream, event)); }
+}
+
+// ---- the generator --------------------------------------------------------------------------------
+
 enum { MAX_HEAD_TEXTS = 32 };  // without decode_matmul_head, decode_head is faster than cuBLASLt up to here
 enum { MAX_MATVEC_TEXTS = 8 }; // without decode_matmul, decode_matvec is faster than cuBLASLt up to here (on an H200)
 // With one slot, and all layers in one launch, a prompt of up to this many tokens runs token by token. The first batched pass over a
@@ -1152,8 +2118,18 @@ static size_t generator_plan(Plan* plan, Generator* g, const GPT2Config* config,
     return plan->total;
 }
 
+// Returns all layers as decode_layers() takes them.
 static DecodeLayers generator_layers(const Generator* g, const GPT2* model) {
-    return decode_layers_of(&model->config, model->params, g->cache, g->x, g->positions);
+    const GPT2Config* config = &model->config;
+    const KeyValueCache* cache = &g->cache;
+    int C = config->channels;
+    Parameters<floatX> w = layer_parameters(model->params, config, 0);
+    DecodeLayer first = {g->x, cache->keys,       cache->values,   g->positions,
+                         C,    config->num_heads, cache->capacity, config->norm_epsilon};
+    first.ln1w = w.ln1w, first.ln1b = w.ln1b, first.qkvw = w.qkvw, first.qkvb = w.qkvb;
+    first.attprojw = w.attprojw, first.attprojb = w.attprojb, first.ln2w = w.ln2w, first.ln2b = w.ln2b;
+    first.fcw = w.fcw, first.fcb = w.fcb, first.fcprojw = w.fcprojw, first.fcprojb = w.fcprojb;
+    return {first, config->num_layers, bucket(config, 1).n, (size_t)cache->B * cache->capacity * C};
 }
 
 // If there is no memory, returns false with the reason in err.
@@ -1721,6 +2697,47 @@ static void load_sampling_kernels(Trainer* t) {
 }
 
 // ---- opening and closing a run --------------------------------------------------------------------
+
+// Prints what a training run needs, with `unplanned` bytes for the driver and the libraries; `have` bytes are free on `device`.
+// num_shares: ranks that share the optimizer's state.
+static void print_memory(const Plan* parameters, const Plan* activations, bool muon, int num_shares, size_t unplanned,
+                         size_t have, const char* device) {
+    char shared[64] = "";
+    size_t need = parameters->total + activations->total + unplanned;
+    if (num_shares > 1 && muon) { snprintf(shared, sizeof(shared), " (the largest of %d shares)", num_shares); }
+    if (num_shares > 1 && !muon) { snprintf(shared, sizeof(shared), " (1/%d of it)", num_shares); }
+    printf("memory: weights %.2f GB, gradients %.2f, %s %.2f%s, activations %.2f, library and driver %.2f: %.2f of the "
+           "%.1f GB free on %s\n",
+           (double)parameters->bytes[PLAN_WEIGHTS] * 1e-9, (double)parameters->bytes[PLAN_GRADIENTS] * 1e-9,
+           muon ? "Muon and AdamW" : "AdamW", (double)parameters->bytes[PLAN_ADAMW] * 1e-9, shared,
+           (double)activations->total * 1e-9, (double)unplanned * 1e-9, (double)need * 1e-9, (double)have * 1e-9,
+           device);
+}
+
+// Ends the program with a message that says which flags would make the run fit. bytes_of(B, recompute): what a run needs with
+// these values of -b and -r. have: bytes that are free on `device`.
+template <class Bytes> __attribute__((noreturn)) static void
+die_of_memory(Bytes bytes_of, int recompute, const Batch* batch, const char* device, size_t have) {
+    char advice[512] = "";
+    size_t need = bytes_of(batch->B, recompute), n = 0;
+    for (int r = recompute + 1; r <= 2 && n == 0; r++) {
+        size_t bytes = bytes_of(batch->B, r);
+        if (bytes <= have) { n += snprintf(advice, sizeof(advice), "; -r %d needs %.2f", r, (double)bytes * 1e-9); }
+    }
+    for (int both = 0; both < 2 && (!both || n == 0); both++) { // a smaller -b; then -r 2 as well
+        for (int b = batch->B / 2; b >= 1; b /= 2) {
+            size_t bytes = bytes_of(b, both ? 2 : recompute);
+            bool divides = batch->total % ((int64_t)b * batch->T * run_num_ranks) == 0;
+            if (bytes > have || !divides) { continue; }
+            n += snprintf(advice + n, sizeof(advice) - n, "; %s-b %d -d %lld needs %.2f for the same result",
+                          both ? "-r 2 " : "", b, (long long)batch->total, (double)bytes * 1e-9);
+            break;
+        }
+    }
+    if (n == 0) { snprintf(advice, sizeof(advice), "; -r 2 and a smaller -b are not enough: take a smaller model"); }
+    die("the run needs %.2f GB and %s has %.2f free%s%s", (double)need * 1e-9, device, (double)have * 1e-9,
+        other_programs(need), advice);
+}
 
 // Plans a training run's memory, prints how much it needs, and allocates it.
 static void open_training_model(GPT2* model, const GPT2Config* config, const Batch* batch, const Execution& exec) {
@@ -4067,7 +5084,7 @@ struct AdamWChunk {
         place = layer * ((size_t)w.matrices + w.vectors) + (decays ? 0 : w.matrices);
         begin = (decays ? i : i - of_matrices) * DeferredUpdate::CHUNK;
         end = min(begin + DeferredUpdate::CHUNK, decays ? w.matrices : w.vectors);
-        // pieces are numbered as in llmc/layout.cuh
+        // pieces are numbered as in section 2 of train_gpt2.cu
         seed = w.seed == 0 ? 0 : adamw_seed(hash_bits(1 + 2 * layer + !decays, w.seed) | 1, num_updates);
     }
 };

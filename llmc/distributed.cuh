@@ -7,7 +7,7 @@ small things over TCP (rank_link.h).
     ranks_connect(buckets)      after the GPU was opened: NCCL's communicators
     ranks_close()
 
-Data flows in buckets, ranges of the model's parameters (layout.cuh). The collectives are queued on a stream of
+Data flows in buckets, ranges of the model's parameters (train_gpt2.cu). The collectives are queued on a stream of
 their own, ordered with the model's stream by events; the host waits for none of them:
 
     backward of a layer  -> gradients_ready(b)  -> reduce_gradients(b): every rank gets the sum for its share of bucket b

@@ -30,7 +30,7 @@ typedef enum { INIT_NORMAL, INIT_NORMAL_RESIDUAL, INIT_ONE, INIT_ZERO } InitKind
 enum { DIM_1 = 0, DIM_C = -1, DIM_3C = -3, DIM_F = -4, DIM_VP = -5, DIM_MAXT = -6 };
 
 // What a tensor belongs to. A checkpoint stores those of a layer as (L, rows, cols). In GPU memory, tensors of the same place
-// follow one another, and several GPUs exchange the gradients of a place's tensors together: llmc/layout.cuh.
+// follow one another, and several GPUs exchange the gradients of a place's tensors together: "parameters in memory" in train_gpt2.cu.
 typedef enum { PLACE_EMBEDDINGS, PLACE_LAYER_MATRICES, PLACE_LAYER_VECTORS, PLACE_LAST_NORM } ParamPlace;
 
 typedef struct {

@@ -34,7 +34,7 @@
    nvcc -O3 --use_fast_math decode_layer.cu -o decode_layer      (or: make decode_layer)
    ./decode_layer 2      check kernel 2 against the CPU and time it
    ./decode_layer        every kernel, side by side                                         */
-#include "../../llmc/decode.cuh"
+#include "../../llmc/decode_layer.cuh"
 #include "bench.h"
 #include "decode_attention.cuh"
 #include "decode_matmul.cuh"

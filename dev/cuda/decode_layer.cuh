@@ -1,13 +1,13 @@
 /*
 decode_layers: all layers of the transformer for the newest token of each of B texts, in one launch: x (B,C) inout, keys and values
-(L,B,capacity,C) inout, position (B) int, weights as in llmc/decode.cuh, packed as in DecodeLayerPacked below
+(L,B,capacity,C) inout, position (B) int, weights as in llmc/decode_layer.cuh, packed as in DecodeLayerPacked below
 Constraint: sm_90a, 16-bit floatX, heads of 64, and what decode_layers_runs() checks.
 Kernels 5 (one text) and 6 (2 to 16 texts) of decode_layer.cu, which has the other kernels, errors and sources.
 */
 #pragma once
 
 #include "../../llmc/cuda_common.cuh"
-#include "../../llmc/decode.cuh"
+#include "../../llmc/decode_layer.cuh"
 #include "../../llmc/gelu.cuh"
 #include "../../llmc/profile.cuh"
 #include "../../llmc/ptx.cuh"

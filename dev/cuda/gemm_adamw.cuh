@@ -29,7 +29,7 @@ struct AdamWChunk {
         place = layer * ((size_t)w.matrices + w.vectors) + (decays ? 0 : w.matrices);
         begin = (decays ? i : i - of_matrices) * DeferredUpdate::CHUNK;
         end = min(begin + DeferredUpdate::CHUNK, decays ? w.matrices : w.vectors);
-        // pieces are numbered as in llmc/layout.cuh
+        // pieces are numbered as in section 2 of train_gpt2.cu
         seed = w.seed == 0 ? 0 : adamw_seed(hash_bits(1 + 2 * layer + !decays, w.seed) | 1, num_updates);
     }
 };

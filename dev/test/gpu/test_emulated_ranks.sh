@@ -31,7 +31,7 @@ with() { # LIBRARY [PRECISION [RANKS]]
 }
 
 # flipped PRECISION PROGRAM: builds the program in a copy of the tree, in which some tensors have the other weight decay: all tensors of a
-# piece, and one in the middle of each of two other pieces (llmc/layout.cuh). Sets built.
+# piece, and one in the middle of each of two other pieces ("parameters in memory" in train_gpt2.cu). Sets built.
 flipped() {
     local tree=$tmp/flipped name
     if [ ! -e "$tree" ]; then

@@ -81,6 +81,45 @@ test_model_reads_no_flags() {
     cat "$tmp/out" && fail "sections 1 to 3 read flags"
 }
 
+# closure FILE ...: prints these files and all files of this repository that they include
+closure() {
+    local seen=' ' file path
+    while [ $# -gt 0 ]; do
+        file=$1
+        shift
+        case $seen in *" $file "*) continue ;; esac
+        seen="$seen$file "
+        echo "$file"
+        for path in $(grep -oE '^#include "[^"]+"' "$file" | cut -d '"' -f 2); do
+            path=$(realpath -m --relative-to=. "$(dirname "$file")/$path")
+            [ ! -e "$path" ] || set -- "$@" "$path"
+        done
+    done
+}
+
+# A program's own text stands in the program: what is in llmc serves several of the programs and ladders, or is a library.
+test_headers_are_shared() {
+    sort >"$tmp/want" <<'END'
+llmc/choices.cuh
+llmc/distributed.cuh
+llmc/matmul.h
+llmc/matmul_tile.h
+llmc/memory_plan.cuh
+llmc/nccl.h
+llmc/rank_link.h
+llmc/rendezvous.h
+END
+    # choices.cuh, memory_plan.cuh       know nothing of a model
+    # distributed.cuh                    the collectives of several GPUs, over nccl.h, rank_link.h and rendezvous.h, which are C
+    # matmul.h, matmul_tile.h            the matmuls of a CPU
+    local users
+    for users in train_gpt2.c train_gpt2.cu 'dev/cuda/*.cu' 'dev/data/*.c'; do
+        # shellcheck disable=SC2086
+        closure $users | grep ^llmc/
+    done | sort | uniq -u >"$tmp/out"
+    diff "$tmp/want" "$tmp/out" || fail "headers of llmc that one program alone uses: move its own text into it"
+}
+
 # only the parser writes to the flags
 test_flags_are_not_written() {
     grep -nE '\bsettings\.[a-z_A-Z]+ *(=|\+=|\+\+)[^=]' train_gpt2.cu train_gpt2.c llmc/*.h >"$tmp/out" || return 0
@@ -213,5 +252,5 @@ test_notes_beside_includes() {
     done
 }
 
-tests=(limits limits_elsewhere limits_can_fail model_reads_no_flags flags_are_not_written mutable_statics sees_a_mutable_static notes_beside_includes)
+tests=(limits limits_elsewhere limits_can_fail model_reads_no_flags headers_are_shared flags_are_not_written mutable_statics sees_a_mutable_static notes_beside_includes)
 run_tests_once "$@"

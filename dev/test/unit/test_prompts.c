@@ -1,7 +1,6 @@
-// llmc/text_output.h, prompts.h and text_queue.h: where a text ends, what is printed when, in which order, from which random state,
-// and which texts are side by side.
+// llmc/text_output.h and prompts.h: where a text ends, what is printed when, in which order, from which random state.
 #include "../test.h"
-#include "../../../llmc/text_queue.h"
+#include "../../../llmc/prompts.h"
 
 // A vocabulary of these tokens.
 static const char* const words[] = {"a", "ab", "b", "\n", "\n\nU", "ser", ":", "\xC3", "\xA9", "c", "User"};
@@ -152,116 +151,11 @@ static void test_streams(void) {
     }
 }
 
-// ---- texts side by side ---------------------------------------------------------------------------
-
-enum { N = 60, LONGEST = 40, POSITIONS = 100, NEW = 70, MAX_SLOTS = 64, STOP = 5, VOCAB = 97 };
-static int token_of(int text, int i) {
-    return (text * 31 + i * 17) % VOCAB;
-} // new token i of a text, where it ends or not
-
-// A stand-in for the GPU: for each slot the text, its newest token, the number of that, and its position.
-typedef struct {
-    int text[MAX_SLOTS], token[MAX_SLOTS], i[MAX_SLOTS], position[MAX_SLOTS];
-} Device;
-
-static void run_passes(TextQueue* q, Device* d, int* passes) {
-    Sampler sampler = sampler_make(1.0f, 0, 1.0f, 9);
-    PromptPass p;
-    for (int first = q->next; text_queue_pass(q, &sampler, VOCAB, &p); first = q->next) {
-        check(p.n >= 1 && p.slot + p.n <= q->B && p.n * p.T <= text_queue_pass_tokens(q, q->B));
-        check(p.T <= text_queue_capacity(q) && (first == 0 || p.T % 64 == 0 || p.T == text_queue_capacity(q)));
-        for (int i = 0; i < p.n; i++) {
-            int text = first + i, b = p.slot + i, length = q->lengths[text];
-            check(q->slot[b] == text && d->position[b] == -1); // nobody is in this slot
-            check(length <= p.T && p.last[i] == length - 1 && p.rng[i] == prompts_rng(&sampler, text));
-            for (int t = 0; t < p.T; t++) { check(p.inputs[i * p.T + t] == (t < length ? (text + t) % VOCAB : 0)); }
-            check(p.newest[i] == (text + length - 1) % VOCAB);
-            uint32_t seen[4] = {0};
-            for (int t = 0; t < length; t++) { seen_add(seen, (text + t) % VOCAB); }
-            check(memcmp(seen, p.seen + (size_t)i * 4, sizeof(seen)) == 0);
-            d->text[b] = text, d->i[b] = 0, d->token[b] = token_of(text, 0), d->position[b] = length;
-        }
-        ++*passes;
-        prompt_pass_free(&p);
-    }
-}
-
-// Continues the texts as generate() of train_gpt2.cu does: a step is in flight while the tokens of the one before are taken.
-static void check_queue(int B, int num_tokens, int stop) {
-    static int prompts[N * LONGEST], lengths[N], counts[N], made[N * NEW];
-    int passes = 0, steps = 0;
-    for (int text = 0; text < N; text++) {
-        lengths[text] = text == 3 ? LONGEST : 1 + text * 7 % LONGEST;
-        for (int t = 0; t < lengths[text]; t++) { prompts[text * LONGEST + t] = (text + t) % VOCAB; }
-    }
-    Device d;
-    for (int b = 0; b < MAX_SLOTS; b++) { d.position[b] = d.text[b] = -1; }
-    TextQueue q = text_queue_of(prompts, lengths, N, LONGEST, num_tokens, stop, POSITIONS, NULL, made, counts);
-    text_queue_open(&q, B);
-    run_passes(&q, &d, &passes);
-    while (q.active > 0 && steps++ < 100000) {
-        int read[MAX_SLOTS];
-        memcpy(read, d.token, sizeof(read));
-        check(q.active ==
-              (N - (q.next - q.active) < B ? N - (q.next - q.active) : B)); // no slot is free while one waits
-        for (int b = 0; b < B; b++) {
-            if (text_queue_is_last(&q, b)) { d.position[b] = -1; }
-        }
-        for (int b = 0; text_queue_goes_on(&q) && b < B; b++) {
-            if (d.position[b] < 0) { continue; }
-            check_msg(d.position[b] < text_queue_capacity(&q), "text %d is past the cache", d.text[b]);
-            d.token[b] = token_of(d.text[b], ++d.i[b]), d.position[b]++;
-        }
-        for (int b = 0; b < B; b++) {
-            if (text_queue_take(&q, b, read[b])) { d.position[b] = -1; }
-        }
-        run_passes(&q, &d, &passes);
-    }
-    check(q.next == N && q.active == 0 && !q.failed);
-    text_queue_close(&q);
-    for (int text = 0; text < N; text++) {
-        int room = POSITIONS - lengths[text] + 1, want = num_tokens < room ? num_tokens : room, n = 0;
-        while (n < want && token_of(text, n) != stop) {
-            check(made[text * num_tokens + n] == token_of(text, n));
-            n++;
-        }
-        check_msg(counts[text] == n, "%d slots: text %d has %d tokens, want %d", B, text, counts[text], n);
-    }
-    check(passes >= (N + B - 1) / B && (stop >= 0 || B == 1 || passes < N));
-}
-
-static void test_queue(void) {
-    const int slots[] = {1, 2, 7, 60, 64};
-    for (size_t i = 0; i < sizeof(slots) / sizeof(slots[0]); i++) {
-        check_queue(slots[i], NEW, -1);
-        check_queue(slots[i], NEW, STOP);
-        check_queue(slots[i], 5, STOP);
-        check_queue(slots[i], 1, -1);
-    }
-}
-
-static void test_queue_failure(void) {
-    int prompts[2] = {1, 2}, lengths[2] = {1, 1}, counts[2];
-    Sampler sampler = sampler_make(0.0f, 0, 1.0f, 1);
-    PromptPass p;
-    TextQueue q = text_queue_of(prompts, lengths, 2, 1, 9, -1, 100, NULL, NULL, counts);
-    text_queue_open(&q, 2);
-    check(text_queue_pass(&q, &sampler, VOCAB, &p) && p.n == 2 && p.T == 1);
-    prompt_pass_free(&p);
-    check(!text_queue_take(&q, 0, 4) && !q.failed);
-    check(text_queue_take(&q, 1, -1) && q.failed && q.active == 1); // the other text goes on
-    check(!text_queue_take(&q, 0, 4) && counts[0] == 2 && counts[1] == 0);
-    text_queue_close(&q);
-}
-
 int main(int argc, char** argv) {
     static const Test tests[] = {
         {"stops", "--stop: within a token, over tokens, several; nothing of it is printed early", test_stops},
         {"order", "texts that end in any order are printed in the order of the prompts", test_order},
         {"streams", "a random state for each text", test_streams},
-        {"queue", "many texts in few slots: each gets its own tokens, ends where it must, and no slot waits",
-         test_queue},
-        {"queue_failure", "logits that are not numbers end their text", test_queue_failure},
     };
     return run_tests(argc, argv, tests, sizeof(tests) / sizeof(tests[0]));
 }
