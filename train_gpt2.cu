@@ -503,7 +503,7 @@ struct Fp8Scales {
     Fp8Scale* scales; // (num)
     float* amax;      // (num): the largest absolute values of this step so far
     float* largest;   // (num): those of the steps before, decayed
-    float* no_amax;   // (1): for a tensor that is computed again
+    float* unread;    // (1): takes the largest value of a tensor that is computed again
 };
 
 // A tensor (N,C): rows (N,C) and columns (C,N), of which the stages use what they need.
@@ -543,7 +543,7 @@ struct Fp8Layer {
     int stage;                 // Fp8Stage
     bool new_weights;          // they have to be quantized
     bool keep_norm, keep_gelu; // the forward pass keeps columns of ln1 and ln2, and of gelu
-    float* no_amax;
+    float* unread;             // of Fp8Scales
     Fp8Copies<E4M3> ln1, ln2, gelu, qkvw, fcw, fcprojw;
     Fp8Copies<E5M2> dqkv, dfch, dfcproj; // gradients of the outputs of qkv, fc and fcproj
 
@@ -554,7 +554,7 @@ struct Fp8Layer {
     // measured again.
     Fp8Tensor<E4M3> again(const Fp8Copies<E4M3>& copies) const {
         Fp8Tensor<E4M3> to = copies.to_both();
-        to.amax = no_amax;
+        to.amax = unread;
         return to;
     }
 };
@@ -1260,7 +1260,7 @@ static void plan_fp8(Plan* parameters, Plan* activations, Fp8Memory* m, const GP
     plan_add(parameters, PLAN_WEIGHTS, &m->scales.scales, num);
     plan_add(parameters, PLAN_WEIGHTS, &m->scales.amax, num);
     plan_add(parameters, PLAN_WEIGHTS, &m->scales.largest, num);
-    plan_add(parameters, PLAN_WEIGHTS, &m->scales.no_amax, 1);
+    plan_add(parameters, PLAN_WEIGHTS, &m->scales.unread, 1);
     plan_add(parameters, PLAN_WEIGHTS, &m->weights, L * fp8_weights(config));
     if (stage >= FP8_HEAD) { plan_add(parameters, PLAN_WEIGHTS, &m->wte, 2 * C * config->padded_vocab_size); }
     plan_add(activations, PLAN_ACTIVATIONS, &m->norm_rows, BT * C);
@@ -1281,7 +1281,7 @@ static Fp8Layer fp8_layer(const Fp8Memory& m, const GPT2Config* config, int BT, 
     int first = l * FP8_PER_LAYER;
     E4M3 *w = m.weights + l * fp8_weights(config), *fcw = w + 6 * C * C, *fcprojw = fcw + 2 * F * C;
     E5M2 *dfch = m.gradients, *dqkv = dfch + 2 * BTF, *dfcproj = dqkv + 6 * BTC;
-    Fp8Layer a = {m.stage, new_weights, m.keep_norm > 0, m.keep_gelu > 0, m.scales.no_amax};
+    Fp8Layer a = {m.stage, new_weights, m.keep_norm > 0, m.keep_gelu > 0, m.scales.unread};
     a.ln1 = fp8_copies(m, first + FP8_LN1, m.norm_rows, m.ln1_columns + m.keep_norm * l * BTC);
     a.ln2 = fp8_copies(m, first + FP8_LN2, m.norm_rows, m.ln2_columns + m.keep_norm * l * BTC);
     a.gelu = fp8_copies(m, first + FP8_GELU, m.gelu_rows, m.gelu_columns + m.keep_gelu * l * BTF);
@@ -11588,7 +11588,7 @@ constexpr int DECODE_LAYER_PART = DECODE_LAYER_HS + 2;
 //     - products are mma of 16 rows by 16 columns, with the vector in each of the 8 columns of the other operand. A warp takes every
 //       eighth chunk of 32 columns, and normalises only these
 //     - a block has C / ranks columns of the residual stream in registers. For these it adds up the parts of all heads. A part comes
-//       with the number of the phase that it belongs to, so a reader waits for the value itself, and no block for a barrier
+//       with the number of its phase (attention or MLP of one layer), so a reader waits for the value itself, and no block for a barrier
 //     - the size of the model is known when the kernel is compiled, and the two halves of a layer share their code: there are fewer
 //       instructions, which a block runs once per layer, and which have to be loaded as well
 //
@@ -12838,11 +12838,12 @@ static size_t decode_layers_triples(int C, int NH) { return (size_t)NH * 16 * 8 
 // previous kernel may still run.
 void decode_layers(const DecodeLayers& layers, int B, const floatX* packed, uint64_t* scratch, const Execution& exec,
                    int kernel) {
-    int C = layers.first.C, NH = layers.first.NH;
+    int C = layers.first.C;
     double weights = 12.0 * layers.num * C * C;
     // without the caches, which depend on the positions
     Op op(exec, weights * sizeof(floatX), 2 * weights * B, "decode_layers");
 #if !defined(ENABLE_FP32)
+    int NH = layers.first.NH;
     size_t n = (size_t)NH * C, n6 = decode_layers_triples(C, NH);
     uint4* triples = reinterpret_cast<uint4*>(scratch + 2 * n);
     uint32_t* counters = reinterpret_cast<uint32_t*>(triples + 2 * n6);
@@ -12867,7 +12868,7 @@ void decode_layers(const DecodeLayers& layers, int B, const floatX* packed, uint
     bool done = kernel == 5 ? decode_layer_sizes(C, launch_one) : decode_layer_sizes6(B, C, launch_several);
     require(done);
 #else
-    (void)packed, (void)scratch, (void)NH, (void)kernel;
+    (void)packed, (void)scratch, (void)kernel;
 #endif
 }
 void decode_layers(const DecodeLayers& layers, int B, const floatX* packed, uint64_t* scratch, const Execution& exec) {

@@ -55,7 +55,7 @@ constexpr int DECODE_LAYER_PART = DECODE_LAYER_HS + 2;
 //     - products are mma of 16 rows by 16 columns, with the vector in each of the 8 columns of the other operand. A warp takes every
 //       eighth chunk of 32 columns, and normalises only these
 //     - a block has C / ranks columns of the residual stream in registers. For these it adds up the parts of all heads. A part comes
-//       with the number of the phase that it belongs to, so a reader waits for the value itself, and no block for a barrier
+//       with the number of its phase (attention or MLP of one layer), so a reader waits for the value itself, and no block for a barrier
 //     - the size of the model is known when the kernel is compiled, and the two halves of a layer share their code: there are fewer
 //       instructions, which a block runs once per layer, and which have to be loaded as well
 //
@@ -1305,11 +1305,12 @@ static size_t decode_layers_triples(int C, int NH) { return (size_t)NH * 16 * 8 
 // previous kernel may still run.
 void decode_layers(const DecodeLayers& layers, int B, const floatX* packed, uint64_t* scratch, const Execution& exec,
                    int kernel) {
-    int C = layers.first.C, NH = layers.first.NH;
+    int C = layers.first.C;
     double weights = 12.0 * layers.num * C * C;
     // without the caches, which depend on the positions
     Op op(exec, weights * sizeof(floatX), 2 * weights * B, "decode_layers");
 #if !defined(ENABLE_FP32)
+    int NH = layers.first.NH;
     size_t n = (size_t)NH * C, n6 = decode_layers_triples(C, NH);
     uint4* triples = reinterpret_cast<uint4*>(scratch + 2 * n);
     uint32_t* counters = reinterpret_cast<uint32_t*>(triples + 2 * n6);
@@ -1334,7 +1335,7 @@ void decode_layers(const DecodeLayers& layers, int B, const floatX* packed, uint
     bool done = kernel == 5 ? decode_layer_sizes(C, launch_one) : decode_layer_sizes6(B, C, launch_several);
     require(done);
 #else
-    (void)packed, (void)scratch, (void)NH, (void)kernel;
+    (void)packed, (void)scratch, (void)kernel;
 #endif
 }
 void decode_layers(const DecodeLayers& layers, int B, const floatX* packed, uint64_t* scratch, const Execution& exec) {
