@@ -7,7 +7,7 @@
 . "$(dirname "$0")/../test.sh"
 unset MAKEFLAGS MFLAGS MAKELEVEL PRECISION
 CXX=${CXX:-g++}
-quick=(golden ten_steps two_models layout gradient_accumulation verdict greedy generate_limits filters)
+quick=(golden ten_steps two_models layout gradient_accumulation verdict greedy text_queue text_queue_failure generate_limits filters)
 [ -z "$more" ] || quick+=(deferred_update weight_decay stochastic_rounding weights8)
 slow=(recompute nan_is_seen muon cache batch_of_prompts sampling)
 
