@@ -58,7 +58,7 @@ static bool have_gpu() {
 
 // GPT-2 with maxT positions and so on.
 static GPT2Config config_of(int maxT, int V, int L, int NH, int C) {
-    GPT2Config config = {maxT, V, padded_vocab(V), L, NH, C, 0, 0.0f};
+    GPT2Config config = {maxT, V, padded_vocab(V), L, NH, C, 0, 0.0f, 0, 0, 0, 0};
     gpt2_defaults(&config);
     return config;
 }

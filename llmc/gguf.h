@@ -71,6 +71,7 @@ static const char* const gguf_names[NUM_PARAMS] = {
     "blk.%d.attn_qkv.weight", "blk.%d.attn_qkv.bias", "blk.%d.attn_output.weight", "blk.%d.attn_output.bias",
     "blk.%d.ffn_norm.weight", "blk.%d.ffn_norm.bias", "blk.%d.ffn_up.weight",      "blk.%d.ffn_up.bias",
     "blk.%d.ffn_down.weight", "blk.%d.ffn_down.bias", "output_norm.weight",        "output_norm.bias",
+    "output.weight",
 };
 
 // The types of the values of keys, and of the elements of arrays.
@@ -130,15 +131,16 @@ static inline bool gguf_convert(uint8_t* out, const float* w, size_t n, GgufType
 
 // ---- tensors ------------------------------------------------------------------------
 
-// Tensors are written block by block: the embeddings, then all tensors of layer 0, of layer 1 ..., then the last layernorm.
+// Tensors are written block by block: the embeddings, then all tensors of layer 0, of layer 1 ..., then the last layernorm and an
+// untied head.
 static inline size_t gguf_num_tensors(const GPT2Config* c) { return param_slot(c, NUM_PARAMS, 0); }
 
 // Sets *p and *layer of tensor i in the file.
 static inline void gguf_tensor(const GPT2Config* c, size_t i, int* p, int* layer) {
-    size_t in_blocks = gguf_num_tensors(c) - 4, per_block = NUM_PARAMS - 4;
+    size_t per_block = NUM_PARAMS - 5, in_blocks = (size_t)c->num_layers * per_block;
     bool in_block = i >= 2 && i < 2 + in_blocks;
     *layer = in_block ? (int)((i - 2) / per_block) : 0;
-    *p = i < 2 ? (int)i : in_block ? 2 + (int)((i - 2) % per_block) : (int)(i - in_blocks - 2) + NUM_PARAMS - 2;
+    *p = i < 2 ? (int)i : in_block ? 2 + (int)((i - 2) % per_block) : (int)(i - in_blocks - 2) + NUM_PARAMS - 3;
 }
 
 static inline void gguf_tensor_name(char* name, size_t size, int p, int layer) {
@@ -155,13 +157,10 @@ static inline GgufType gguf_tensor_type(GgufType type, int p) {
     return gpt2_params[p].rows == DIM_1 || p == 1 ? GGUF_F32 : type;
 }
 
-// Without the padding rows of wte.
-static inline size_t gguf_rows(const GPT2Config* c, int p) { return p == 0 ? (size_t)c->vocab_size : param_rows(c, p); }
-
 // Bytes of tensor p of a layer, without what pads it to GGUF_ALIGNMENT.
 static inline uint64_t gguf_bytes(const Gguf* g, int p) {
     GgufType type = gguf_tensor_type(g->type, p);
-    uint64_t n = (uint64_t)gguf_rows(g->config, p) * param_cols(g->config, p);
+    uint64_t n = (uint64_t)param_used_rows(g->config, p) * param_cols(g->config, p);
     return n / (uint64_t)gguf_types[type].block * (uint64_t)gguf_types[type].bytes;
 }
 
@@ -356,7 +355,7 @@ static inline uint64_t gguf_put_descriptions(Gguf* g) {
         gguf_put_string(g, name);
         gguf_put_number(g, vector ? 1 : 2, 4);
         gguf_put_number(g, param_cols(c, p), 8);
-        if (!vector) { gguf_put_number(g, gguf_rows(c, p), 8); }
+        if (!vector) { gguf_put_number(g, param_used_rows(c, p), 8); }
         gguf_put_number(g, (uint64_t)gguf_types[gguf_tensor_type(g->type, p)].tensor_id, 4);
         gguf_put_number(g, offset, 8);
         offset += gguf_align(gguf_bytes(g, p));
@@ -386,6 +385,11 @@ static inline bool gguf_check(const char* path, const GPT2Config* config, GgufTy
                          "%s: the vocabulary has no end-of-text token, and llama.cpp would stop at token 11 instead: "
                          "name one as eos_token in a tokenizer_config.json beside it",
                          path);
+    }
+    if (!is_plain_gpt2(config)) {
+        char text[256];
+        return error_set(err, "%s: llama.cpp's GPT-2 has no %s: write a Hugging Face directory instead", path,
+                         variant_text(text, sizeof(text), config, false));
     }
     int block = gguf_types[type].block, C = config->channels, F = config->mlp_channels;
     if (C % block != 0 || F % block != 0) { // the columns of the matrices
@@ -455,7 +459,7 @@ static inline bool gguf_put_tensor(FileWriter* w, const Gguf* g, int p, int laye
                                    Error* err) {
     static const uint8_t zeros[GGUF_ALIGNMENT] = {0};
     GgufType type = gguf_tensor_type(g->type, p);
-    size_t n = gguf_rows(g->config, p) * param_cols(g->config, p);
+    size_t n = param_used_rows(g->config, p) * param_cols(g->config, p);
     for (size_t i = 0; i < n && !w->failed; i += MODEL_CHUNK) {
         size_t count = model_min(n - i, MODEL_CHUNK); // whole blocks
         if (!gguf_convert(bytes, src + i, count, type)) {

@@ -64,7 +64,7 @@ static void fuzz_llmc(const uint8_t* data, size_t n) {
     bool tiny = true; // true: a size that this program can provide, so the file gets exactly the right size
     for (int i = 2; i < 7; i++) { tiny = tiny && h[i] > 0 && h[i] <= 8; }
     if (tiny && h[7] == 128 && (h[1] == 3 || h[1] == 5) && n < 35) {
-        GPT2Config c = {h[2], h[3], h[7], h[4], h[5], h[6], 0, 0.0f};
+        GPT2Config c = {h[2], h[3], h[7], h[4], h[5], h[6], 0, 0.0f, 0, 0, 0, 0};
         gpt2_defaults(&c);
         size = LLMC_HEADER_BYTES + num_parameters(&c) * (h[1] == 3 ? 4 : 2);
     }
@@ -123,7 +123,7 @@ static void fuzz_names(const char* header, size_t n) {
 // Writes the header of a valid model with V = 2, maxT = 3, C = 64, L = 1 in BF16, with a buffer and a tied head.
 // Returns its size in bytes.
 static size_t good_header(char* out, size_t size) {
-    GPT2Config c = {3, 2, 128, 1, 1, 64, 256, 1e-5f};
+    GPT2Config c = {3, 2, 128, 1, 1, 64, 256, 1e-5f, 0, 0, 0, 0};
     size_t used = (size_t)snprintf(out, size, "{"), at = 0;
     for (int p = 0; p < NUM_PARAMS + 2; p++) {
         char name[128] = "lm_head.weight";

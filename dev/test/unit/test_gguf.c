@@ -437,7 +437,7 @@ static void test_tensors(void) {
 
 // another width of the MLP and another epsilon are in the keys and in the shapes
 static void test_mlp_and_epsilon(void) {
-    GPT2Config config = {8, 257, padded_vocab(257), 1, 1, 32, 96, 1e-6f};
+    GPT2Config config = {8, 257, padded_vocab(257), 1, 1, 32, 96, 1e-6f, 0, 0, 0, 0};
     GPT2 model;
     GgufFile f;
     Tokenizer t;
@@ -457,8 +457,8 @@ static void test_mlp_and_epsilon(void) {
 
 // The padding rows of wte stay out; a matrix that ends within 32 bytes, and one that is converted in several parts.
 static void test_odd_shapes(void) {
-    GPT2Config config = {3, 257, padded_vocab(257), 1, 3, 24, 96, 1e-5f};
-    GPT2Config large = {3, 40009, padded_vocab(40009), 1, 1, 32, 128, 1e-5f};
+    GPT2Config config = {3, 257, padded_vocab(257), 1, 3, 24, 96, 1e-5f, 0, 0, 0, 0};
+    GPT2Config large = {3, 40009, padded_vocab(40009), 1, 1, 32, 128, 1e-5f, 0, 0, 0, 0};
     GPT2 model;
     GgufFile f;
     Tokenizer t;
@@ -542,7 +542,7 @@ static void check_refused(const GPT2Config* c, GgufType type, const Tokenizer* t
 }
 
 static void test_refused_models(void) {
-    GPT2Config c = {8, 512, 512, 1, 1, 24, 96, 1e-5f};
+    GPT2Config c = {8, 512, 512, 1, 1, 24, 96, 1e-5f, 0, 0, 0, 0};
     Tokenizer t, odd = odd_tokenizer();
     tokenizer_init_bytes(&t);
     check_refused(&c, GGUF_F32, NULL, 0, "there is none beside the model: give one with --tokenizer");
@@ -550,7 +550,7 @@ static void test_refused_models(void) {
     check_refused(&c, GGUF_F32, &t, 512, "no end-of-text token");
     check_refused(&c, GGUF_Q8_0, &t, 256,
                   "q8_0 has blocks of 32 weights, which do not divide 24 channels: give --type f16");
-    GPT2Config narrow = {8, 512, 512, 1, 1, 32, 80, 1e-5f};
+    GPT2Config narrow = {8, 512, 512, 1, 1, 32, 80, 1e-5f, 0, 0, 0, 0};
     check_refused(&narrow, GGUF_Q8_0, &t, 256,
                   "q8_0 has blocks of 32 weights, which do not divide 80 MLP channels: give --type f16");
     Tokenizer decodes = t;
@@ -566,7 +566,7 @@ static void test_refused_models(void) {
 }
 
 static void test_refused_weights(void) {
-    GPT2Config c = {8, 257, padded_vocab(257), 2, 1, 32, 128, 1e-5f};
+    GPT2Config c = {8, 257, padded_vocab(257), 2, 1, 32, 128, 1e-5f, 0, 0, 0, 0};
     static const struct {
         GgufType type;
         float weight;

@@ -207,7 +207,7 @@ static void test_init_d12(void) {
 
 // the order of the draws, with tensors of fewer than 16 values and of no multiple of 16
 static void test_init_order(void) {
-    GPT2Config config = {3, 5, 128, 2, 1, 3, 12, 1e-5f};
+    GPT2Config config = {3, 5, 128, 2, 1, 3, 12, 1e-5f, 0, 0, 0, 0};
     size_t total = num_parameters(&config), C = 3;
     float* params = (float*)malloc_check(total * sizeof(float));
     gpt2_init_params(params, &config, 1234);

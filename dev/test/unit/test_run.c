@@ -14,7 +14,7 @@ static void check_batch(Batch b, int B, int T, int64_t total, int64_t micro_step
 }
 
 static void test_batch(void) {
-    GPT2Config small = {64, 61, 128, 2, 3, 48, 192, 1e-5f}, large = small;
+    GPT2Config small = {64, 61, 128, 2, 3, 48, 192, 1e-5f, 0, 0, 0, 0}, large = small;
     large.max_seq_len = 2048;
     settings = defaults;
     check_batch(settle_batch(&small), 4, 64, 256, 1);
@@ -52,7 +52,7 @@ static void test_data(void) {
     };
     static Training t;
     static char train_path[256], val_path[256];
-    GPT2Config config = {64, 61, 128, 2, 3, 48, 192, 1e-5f};
+    GPT2Config config = {64, 61, 128, 2, 3, 48, 192, 1e-5f, 0, 0, 0, 0};
     snprintf(train_path, sizeof(train_path), "%s/train.bin", test_dir());
     snprintf(val_path, sizeof(val_path), "%s/val.bin", test_dir());
     write_shard(train_path, 1001);
@@ -106,7 +106,7 @@ static void test_fp8_stages(void) {
 // later stage, which has more tensors, measures all of them anew.
 static void test_resume_without_fp8(void) {
     static Training t;
-    GPT2Config config = {64, 61, 128, 2, 3, 48, 192, 1e-5f};
+    GPT2Config config = {64, 61, 128, 2, 3, 48, 192, 1e-5f, 0, 0, 0, 0};
     size_t n = num_parameters(&config);
     float* tensors = (float*)calloc(3 * n, sizeof(float));
     char shard[300], dir[256];
@@ -321,7 +321,7 @@ static void test_judge(void) {
 static void test_report(void) {
     static Training t;
     Error err;
-    GPT2Config config = {64, 61, 128, 2, 3, 48, 192, 1e-5f};
+    GPT2Config config = {64, 61, 128, 2, 3, 48, 192, 1e-5f, 0, 0, 0, 0};
     Batch batch = {2, 16, 64, 2};
     char dir[256], path[300], log[1024] = "";
     snprintf(dir, sizeof(dir), "%s/report", test_dir());
@@ -365,7 +365,7 @@ static void test_report(void) {
 static void test_sample(void) {
     static Training t;
     TrainingSample s;
-    GPT2Config config = {64, 61, 128, 2, 3, 48, 192, 1e-5f};
+    GPT2Config config = {64, 61, 128, 2, 3, 48, 192, 1e-5f, 0, 0, 0, 0};
     t.run.config = config;
     t.run.sampler_rng = 77;
     t.start_token = 60;

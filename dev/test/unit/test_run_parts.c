@@ -16,8 +16,9 @@ enum { MOST_RANKS = 64 };
 // maxT, V, Vp, L, NH, C, F, epsilon. The first is for the tests with many saves; the last has tensors of more than one
 // chunk.
 static const GPT2Config configs[] = {
-    {8, 257, 384, 1, 2, 4, 16, 1e-5f}, {3, 31, 128, 3, 1, 8, 20, 1e-6f},        {16, 1000, 1024, 2, 4, 20, 80, 1e-5f},
-    {1, 1, 128, 1, 1, 1, 4, 1e-5f},    {4, 2500, 2560, 1, 4, 516, 2064, 1e-5f},
+    {8, 257, 384, 1, 2, 4, 16, 1e-5f, 0, 0, 0, 0},       {3, 31, 128, 3, 1, 8, 20, 1e-6f, 0, 0, 0, 0},
+    {16, 1000, 1024, 2, 4, 20, 80, 1e-5f, 0, 0, 0, 0},   {1, 1, 128, 1, 1, 1, 4, 1e-5f, 0, 0, 0, 0},
+    {4, 2500, 2560, 1, 4, 516, 2064, 1e-5f, 0, 0, 0, 0},
 };
 enum { NUM_CONFIGS = sizeof(configs) / sizeof(configs[0]) };
 

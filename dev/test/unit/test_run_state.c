@@ -19,7 +19,7 @@ typedef struct {
     float *params, *m, *v; // (num_parameters(state.config))
 } Run;
 
-static const GPT2Config small = {8, 257, 384, 2, 2, 4, 16, 1e-5f}; // T, V (all bytes), Vp, L, NH, C, F
+static const GPT2Config small = {8, 257, 384, 2, 2, 4, 16, 1e-5f, 0, 0, 0, 0}; // T, V (all bytes), Vp, L, NH, C, F
 
 static uint64_t next_random(uint64_t* s) { // splitmix64
     uint64_t z = (*s += 0x9E3779B97F4A7C15u);

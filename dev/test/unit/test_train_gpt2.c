@@ -326,7 +326,7 @@ static void test_gradient_accumulation(void) {
 
 // An odd shape: 48 channels, 3 heads of 16, 17 positions, 61 tokens, 3 sequences, two micro-batches.
 static void random_odd_model(GPT2* model, int mlp_channels, float norm_epsilon, int* inputs, int* targets, int n) {
-    GPT2Config config = {17, 61, padded_vocab(61), 2, 3, 48, mlp_channels, norm_epsilon};
+    GPT2Config config = {17, 61, padded_vocab(61), 2, 3, 48, mlp_channels, norm_epsilon, 0, 0, 0, 0};
     Mt19937 mt;
     uint64_t rng = 7;
     gpt2_allocate(model, &config);
@@ -431,7 +431,7 @@ static void test_naive_and_fast(void) {
         gpt2_free(&model);
     }
 
-    GPT2Config config = {200, 300, padded_vocab(300), 1, 2, 64, 256, 1e-5f};
+    GPT2Config config = {200, 300, padded_vocab(300), 1, 2, 64, 256, 1e-5f, 0, 0, 0, 0};
     int long_inputs[2 * 200], long_targets[2 * 200];
     uint64_t rng = 3;
     for (int i = 0; i < 400; i++) {
