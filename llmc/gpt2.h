@@ -5,6 +5,7 @@ the GPU program derive sizes, pointers, initialisation, weight decay, checkpoint
 #ifndef LLMC_GPT2_H
 #define LLMC_GPT2_H
 
+#include "activation.h"
 #include "rand.h"
 #include "utils.h"
 #include <math.h>
@@ -24,50 +25,6 @@ typedef struct {
     int scale_by_layer;     // 1: the scores of layer l = 0, 1, ... are also divided by l + 1
     int untied_head;        // 1: the head has weights of its own, lmhead; 0: it uses wte
 } GPT2Config;
-
-// Activations: GELU in its tanh form, GELU, ReLU, SiLU x * sigmoid(x), tanh.
-typedef enum { ACT_GELU_TANH, ACT_GELU, ACT_RELU, ACT_SILU, ACT_TANH } Activation;
-
-// The names that transformers has for them. A model is saved with an activation's first name.
-static const struct {
-    const char* name;
-    Activation activation;
-} gpt2_activations[] = {
-    {"gelu_new", ACT_GELU_TANH},
-    {"gelu_fast", ACT_GELU_TANH},
-    {"gelu_accurate", ACT_GELU_TANH},
-    {"gelu_python_tanh", ACT_GELU_TANH},
-    {"gelu_pytorch_tanh", ACT_GELU_TANH},
-    {"gelu", ACT_GELU},
-    {"gelu_python", ACT_GELU},
-    {"relu", ACT_RELU},
-    {"silu", ACT_SILU},
-    {"swish", ACT_SILU},
-    {"tanh", ACT_TANH},
-};
-enum { NUM_ACTIVATION_NAMES = sizeof(gpt2_activations) / sizeof(gpt2_activations[0]) };
-
-static inline const char* activation_name(int activation) {
-    int i = 0;
-    while (gpt2_activations[i].activation != (Activation)activation) { i++; }
-    return gpt2_activations[i].name;
-}
-
-// Returns the activation with this name, or -1.
-static inline int activation_of_name(const char* name) {
-    for (int i = 0; i < NUM_ACTIVATION_NAMES; i++) {
-        if (strcmp(name, gpt2_activations[i].name) == 0) { return (int)gpt2_activations[i].activation; }
-    }
-    return -1;
-}
-
-// Writes all names, "gelu_new, gelu_fast, ...", to text.
-static inline const char* activation_names(char* text, size_t size) {
-    for (size_t i = 0, n = 0; i < NUM_ACTIVATION_NAMES && n < size; i++) {
-        n += (size_t)snprintf(text + n, size - n, "%s%s", i ? ", " : "", gpt2_activations[i].name);
-    }
-    return text;
-}
 
 // What attention's scores q k^T are multiplied by in a layer, l = 0, 1, ...
 static inline float attention_scale(const GPT2Config* config, int l) {
