@@ -457,6 +457,8 @@ INLINE float activate(Activation kind, float x) {
         return x * normal_distribution(x, fast_exp(-0.5f * x * x));
     case ACT_RELU:
         return x > 0.0f ? x : x != x ? x : 0.0f;
+    case ACT_RELU_SQUARED:
+        return x < 0.0f ? 0.0f : x * x;
     case ACT_SILU:
         return x / (1.0f + fast_exp(-x));
     default:
@@ -474,6 +476,8 @@ INLINE float activation_slope(Activation kind, float x) {
         return normal_distribution(x, density) + 0.3989422804f * x * density;
     } else if (kind == ACT_RELU) {
         return x > 0.0f ? 1.0f : x != x ? x : 0.0f;
+    } else if (kind == ACT_RELU_SQUARED) {
+        return x < 0.0f ? 0.0f : 2.0f * x;
     } else if (kind == ACT_SILU) {
         float s = sigmoid(x);
         return s + x * s * (1.0f - s);
@@ -488,6 +492,7 @@ INLINE float activation_slope(Activation kind, float x) {
         FOR_KIND(ACT_GELU_TANH, n, statement)                                                                          \
         FOR_KIND(ACT_GELU, n, statement)                                                                               \
         FOR_KIND(ACT_RELU, n, statement)                                                                               \
+        FOR_KIND(ACT_RELU_SQUARED, n, statement)                                                                       \
         FOR_KIND(ACT_SILU, n, statement)                                                                               \
         FOR_KIND(ACT_TANH, n, statement)                                                                               \
     }

@@ -779,7 +779,7 @@ static void linear_backward(floatX* dinp, float* dweight, float* scratch, const 
 }
 
 // Through the second product of the MLP, and the activation: dfch (N,F) = dout (N,C) weight (C,F) times the activation's derivative;
-// dbias (F) += its column sums.
+// dbias (F), which may be NULL, += its column sums.
 static void linear_activation_backward(const Operand<E5M2>& dfch, float* dbias, float* terms, GeluSaved saved,
                                        Activation kind, const Fp8Layer& q, const Operand<E5M2>& dout,
                                        const Operand<E4M3>& weight, int N, int F, int C, const Execution& exec) {
@@ -790,7 +790,8 @@ static void linear_activation_backward(const Operand<E5M2>& dfch, float* dbias, 
     if (q.stage < FP8_DX) {
         matmul_backward_input(out, NULL, terms, dout.values, weight.values, NULL, N, F, C, exec);
         activation_backward(out, out, saved.tensor, (size_t)N * F, kind, exec);
-        return matmul_backward_bias(dbias, terms, out, N, F, exec);
+        if (dbias) { matmul_backward_bias(dbias, terms, out, N, F, exec); }
+        return;
     }
     if constexpr (HAS_FP8) {
         Fp8Tensor<E5M2> to = q.gradient(dfch.fp8);
@@ -799,7 +800,7 @@ static void linear_activation_backward(const Operand<E5M2>& dfch, float* dbias, 
         if (saved.is_slope) { return matmul_fp8_gelu_backward(to, dbias, terms, dy, w, saved.tensor, N, F, C, exec); }
         matmul_fp8_backward_input(out, dy, w, N, F, C, exec);
         quantize_gelu_backward(to, out, out, saved.tensor, N, F, exec);
-        matmul_backward_bias(dbias, terms, out, N, F, exec);
+        if (dbias) { matmul_backward_bias(dbias, terms, out, N, F, exec); }
     }
 }
 

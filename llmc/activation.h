@@ -5,8 +5,8 @@
 #include <stdio.h>
 #include <string.h>
 
-// Activations: GELU in its tanh form, GELU, ReLU, SiLU x * sigmoid(x), tanh.
-typedef enum { ACT_GELU_TANH, ACT_GELU, ACT_RELU, ACT_SILU, ACT_TANH } Activation;
+// Activations: GELU in its tanh form, GELU, ReLU, its square, SiLU x * sigmoid(x), tanh.
+typedef enum { ACT_GELU_TANH, ACT_GELU, ACT_RELU, ACT_RELU_SQUARED, ACT_SILU, ACT_TANH } Activation;
 
 // The names that transformers has for them. A model is saved with an activation's first name.
 static const struct {
@@ -21,6 +21,7 @@ static const struct {
     {"gelu", ACT_GELU},
     {"gelu_python", ACT_GELU},
     {"relu", ACT_RELU},
+    {"relu2", ACT_RELU_SQUARED},
     {"silu", ACT_SILU},
     {"swish", ACT_SILU},
     {"tanh", ACT_TANH},

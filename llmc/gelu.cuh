@@ -62,6 +62,7 @@ template <Activation kind> __device__ float activate(float x) {
     if (kind == ACT_GELU_TANH) { return gelu(x); }
     if (kind == ACT_GELU) { return x * normal_distribution(x, exp2_approx(-0.5f * LOG2E * x * x)); }
     if (kind == ACT_RELU) { return x > 0.0f ? x : x != x ? x : 0.0f; }
+    if (kind == ACT_RELU_SQUARED) { return x < 0.0f ? 0.0f : x * x; }
     if (kind == ACT_SILU) { return x * sigmoid(x); }
     return 2.0f * sigmoid(2.0f * x) - 1.0f; // tanh
 }
@@ -74,6 +75,7 @@ template <Activation kind> __device__ float activation_slope(float x) {
         return normal_distribution(x, density) + 0.3989422804f * inner * density;
     }
     if (kind == ACT_RELU) { return x > 0.0f ? 1.0f : x != x ? x : 0.0f; }
+    if (kind == ACT_RELU_SQUARED) { return x < 0.0f ? 0.0f : 2.0f * x; }
     float s = sigmoid(kind == ACT_SILU ? x : 2.0f * x);
     if (kind == ACT_SILU) { return s + (x != x ? x : fminf(fmaxf(x, -100.0f), 100.0f)) * s * (1.0f - s); }
     return 4.0f * s * (1.0f - s); // 1 - tanh(x)^2
@@ -88,6 +90,8 @@ template <class Use> void with_activation(Activation kind, Use use) {
         return use(std::integral_constant<Activation, ACT_GELU>());
     case ACT_RELU:
         return use(std::integral_constant<Activation, ACT_RELU>());
+    case ACT_RELU_SQUARED:
+        return use(std::integral_constant<Activation, ACT_RELU_SQUARED>());
     case ACT_SILU:
         return use(std::integral_constant<Activation, ACT_SILU>());
     case ACT_TANH:

@@ -7,6 +7,7 @@ a formula gives. For tests that run from the top folder. A line has
     grads, grad_norm  of the loss, a tensor of all layers each
     after             the parameters after one step of AdamW: rate 1e-3, betas 0.9 and 0.95, eps 1e-8, decay 0.1 on matrices, clip 1;
                       the keys' biases as 0, because their gradient is 0 but for rounding, and AdamW makes steps of any size alike
+    bf16              the largest relative difference of a gradient's tensor that PyTorch's model in bf16 has on the CPU
     greedy, margin    20 tokens after the first 4 inputs; the largest logit's lead at each
 
 A tensor is a list: its Euclidean norm, then sums of its values with signs that a hash gives. The difference of two tensors has about
