@@ -1140,6 +1140,50 @@ static void test_config_spellings(void) {
     check_config("{\"model_type\":\"gpt_neo\"}", "\"model_type\" is \"gpt_neo\"; only \"gpt2\" is supported");
 }
 
+// the config.json of published models (fixtures/gpt2_families.jsonl)
+static void test_config_families(void) {
+    static const struct {
+        const char* name;
+        int V, maxT, L, NH, C, F, activation, by_layer;
+        float dropout;
+    } want[] = {{"gpt2", 50257, 1024, 12, 12, 768, 3072, ACT_GELU_TANH, 0, 0.1f},
+                {"distilgpt2", 50257, 1024, 6, 12, 768, 3072, ACT_GELU_TANH, 0, 0.1f},
+                {"dialogpt", 50257, 1024, 24, 16, 1024, 4096, ACT_GELU_TANH, 0, 0.1f},
+                {"codeparrot", 32768, 1024, 48, 25, 1600, 6400, ACT_GELU_TANH, 1, 0.1f},
+                {"mistral", 50257, 1024, 12, 12, 768, 3072, ACT_GELU_TANH, 1, 0.1f},
+                {"cerebras_111m", 50257, 2048, 10, 12, 768, 3072, ACT_GELU, 0, 0.0f},
+                {"cerebras_1_3b", 50257, 2048, 24, 16, 2048, 8192, ACT_GELU, 0, 0.0f},
+                {"cerebras_2_7b", 50257, 2048, 32, 32, 2560, 10240, ACT_GELU, 0, 0.0f},
+                {"rugpt3small", 50264, 2048, 12, 12, 768, 3072, ACT_GELU_TANH, 0, 0.1f},
+                {"gpt_sw3", 64000, 2048, 12, 12, 768, 3072, ACT_GELU, 0, 0.1f},
+                {"gpt2_chinese", 21128, 1024, 12, 12, 768, 3072, ACT_GELU_TANH, 0, 0.1f},
+                {"japanese_gpt2", 32000, 1024, 24, 16, 1024, 4096, ACT_GELU_TANH, 0, 0.1f},
+                {"protgpt2", 50257, 1024, 36, 20, 1280, 5120, ACT_GELU_TANH, 0, 0.1f},
+                {"kogpt2", 51200, 1024, 12, 12, 768, 3072, ACT_GELU_TANH, 0, 0.1f}};
+    MappedFile file;
+    Error err;
+    size_t n = 0;
+    check(map_file(&file, "dev/test/fixtures/gpt2_families.jsonl", &err));
+    const char *at = (const char*)file.data, *end = at + file.size;
+    for (; at < end; n++) {
+        const char *newline = (const char*)memchr(at, '\n', (size_t)(end - at)), *name = want[n].name;
+        const char* text =
+            (const char*)memmem(at, (size_t)(newline - at), "\"config\":", 9) + 9; // to the last but one byte
+        GPT2Config c, w;
+        int bos, eot;
+        float dropout;
+        check(n < sizeof(want) / sizeof(want[0]) && strncmp(at + 9, name, strlen(name)) == 0);
+        bool ok = hf_config_parse(&c, &bos, &eot, &dropout, text, (size_t)(newline - 1 - text), name, &err);
+        check_msg(ok, "%s", err.text);
+        w = make_config(want[n].V, want[n].maxT, want[n].L, want[n].NH, want[n].C);
+        w.mlp_channels = want[n].F, w.activation = want[n].activation, w.scale_by_layer = want[n].by_layer;
+        check_msg(ok && memcmp(&c, &w, sizeof(c)) == 0 && dropout == want[n].dropout, "%s", name);
+        at = newline + 1;
+    }
+    check(n == sizeof(want) / sizeof(want[0]));
+    unmap_file(&file);
+}
+
 static void test_config_sizes(void) {
     static const char* const keys[] = {"vocab_size", "n_positions", "n_embd", "n_layer", "n_head"};
     for (size_t i = 0; i < 5; i++) { // the numbers must be positive integers
@@ -1516,6 +1560,7 @@ static const Test tests[] = {
     {"config_variants", "activations, scales of attention, the head", test_config_variants},
     {"config_dropout", "the largest rate, given or not", test_config_dropout},
     {"config_spellings", "of 2019, of other models, contradictions", test_config_spellings},
+    {"config_families", "of published models", test_config_families},
     {"config_sizes", "each in range", test_config_sizes},
     {"config_bos_eot", "only tokens of the vocabulary", test_config_bos_eot},
     {"config_against_tensors", "a config of another model", test_config_against_tensors},
