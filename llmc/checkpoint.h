@@ -5,7 +5,8 @@ Formats read: a Hugging Face directory (config.json with model.safetensors, or w
 model.safetensors.index.json lists); a single .safetensors file (the configuration comes from a config.json beside it,
 or else from the tensor shapes); llm.c's .bin of version 3 and 5. The format is detected from the content of the file,
 not from its name. Opening a model checks every tensor name and shape and every setting of config.json that would change
-the result. A setting that we do not support is an error that names it; it is never ignored.
+the result. A setting that we do not support is an error that names it; it is never ignored. What a file has beyond the model,
+and names that are spelt otherwise, are told in model.notes.
 Formats written: a Hugging Face directory; llm.c's .bin; and safetensors files with several arrays of parameters, such
 as the optimizer's moments.
 
@@ -32,10 +33,18 @@ enum {
     LLMC_HEADER_BYTES = 1024
 };
 
+// What is to be said of an opened model, "2 tensors, ...".
+typedef struct {
+    char text[5][256];
+    int count;
+} ModelNotes;
+
 typedef struct {
     GPT2Config config;
-    int bos_id, eot_id;         // the tokens that begin and end a text, -1 if the file does not name them
-    bool conv1d;                // Hugging Face's files store the matrices of the transformer blocks as (in, out)
+    ModelNotes notes;
+    int bos_id, eot_id; // the tokens that begin and end a text, -1 if the file does not name them
+    float dropout;      // the largest rate with which transformers would train the model; 0 without a config.json
+    bool conv1d;        // Hugging Face's files store the matrices of the transformer blocks as (in, out)
     const SafeTensor** tensors; // (param_slot(config, NUM_PARAMS, 0)); all present, with checked shapes
     SafeTensors* shards;        // (num_files), the safetensors files; NULL for an llm.c file
     MappedFile bin;             // the llm.c file
@@ -77,37 +86,62 @@ static inline int hf_shape(const GPT2Config* config, int p, uint64_t* shape) {
     return 2;
 }
 
-// HF_BUFFER: a mask or a list of positions, which follow from the configuration. HF_OTHER_HEAD: of a model for another task, such as
-// classification, which has GPT-2's layers as well.
-typedef enum { HF_PARAM, HF_BUFFER, HF_OTHER_HEAD, HF_LM_HEAD, HF_UNKNOWN } HfKind;
+// HF_BUFFER: a mask, which follows from the configuration. HF_OTHER: of a head for another task, such as classification, or a list of
+// positions; the model computes its logits without it.
+typedef enum { HF_PARAM, HF_BUFFER, HF_OTHER, HF_LM_HEAD, HF_UNKNOWN } HfKind;
 
-static inline bool skip_prefix(const char** text, const char* prefix) {
-    size_t n = strlen(prefix);
-    bool has = strncmp(*text, prefix, n) == 0;
-    if (has) { *text += n; }
-    return has;
+static inline bool has_prefix(const char* text, const char* prefix) {
+    return strncmp(text, prefix, strlen(prefix)) == 0;
 }
 
-// Classifies a tensor name of a Hugging Face GPT-2, with or without "transformer.", and before that with or without what
-// torch.compile and wrappers for several GPUs put in front; for an HF_PARAM sets *p and *layer. The caller must compare *layer with
-// the number of layers; here every number of up to 9 digits is accepted.
-static inline HfKind hf_name(const char* name, int* p, int* layer) {
+// Copies a tensor's name without the parts that torch.compile and wrappers for several GPUs put in it, anywhere. Returns whether it
+// has one.
+static inline bool hf_unwrap(char* out, size_t size, const char* name) {
+    static const char* const wrappers[] = {
+        "module.", "_orig_mod.",       "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.",
+        "model.",  "_forward_module.", "base_model.",           "pretrained_model."};
+    size_t n = 0;
+    bool wrapped = false;
+    while (*name && n + 1 < size) {
+        size_t part = strcspn(name, "."), i = 0;
+        part += name[part] == '.';
+        while (i < sizeof(wrappers) / sizeof(wrappers[0]) && !has_prefix(name, wrappers[i])) { i++; }
+        if (i < sizeof(wrappers) / sizeof(wrappers[0])) {
+            wrapped = true;
+        } else {
+            n += (size_t)snprintf(out + n, size - n, "%.*s", (int)part, name);
+        }
+        name += part;
+    }
+    out[n < size ? n : size - 1] = '\0';
+    return wrapped;
+}
+
+// Classifies a tensor name of a Hugging Face GPT-2, with or without wrappers and "transformer."; for an HF_PARAM sets *p and *layer.
+// The caller must compare *layer with the number of layers; here every number of up to 9 digits is accepted.
+static inline HfKind hf_name(const char* wrapped_name, int* p, int* layer) {
     static const char* const heads[] = {"v_head.", "score.", "classifier.", "multiple_choice_head.", "qa_outputs."};
-    while (skip_prefix(&name, "module.") || skip_prefix(&name, "_orig_mod.") || skip_prefix(&name, "model.")) {}
+    static const char* const masks[] = {".attn.bias", ".attn.masked_bias", ".crossattention.bias",
+                                        ".crossattention.masked_bias"};
+    char plain[256];
+    const char* name = plain;
+    hf_unwrap(plain, sizeof(plain), wrapped_name);
     if (strcmp(name, "lm_head.weight") == 0) { return HF_LM_HEAD; }
     for (size_t i = 0; i < sizeof(heads) / sizeof(heads[0]); i++) {
-        if (strncmp(name, heads[i], strlen(heads[i])) == 0) { return HF_OTHER_HEAD; }
+        if (has_prefix(name, heads[i])) { return HF_OTHER; }
     }
-    skip_prefix(&name, "transformer.");
-    if (strcmp(name, "position_ids") == 0) { return HF_BUFFER; }
+    if (has_prefix(name, "transformer.")) { name += 12; }
+    if (strcmp(name, "position_ids") == 0) { return HF_OTHER; }
     const char* rest = NULL; // the part of the name after "h.N"
     *layer = 0;
-    if (strncmp(name, "h.", 2) == 0) {
+    if (has_prefix(name, "h.")) {
         size_t digits = strspn(name + 2, "0123456789");
         if (digits == 0 || digits > 9 || (digits > 1 && name[2] == '0')) { return HF_UNKNOWN; }
         *layer = atoi(name + 2);
         rest = name + 2 + digits;
-        if (strcmp(rest, ".attn.bias") == 0 || strcmp(rest, ".attn.masked_bias") == 0) { return HF_BUFFER; }
+        for (size_t i = 0; i < sizeof(masks) / sizeof(masks[0]); i++) {
+            if (strcmp(rest, masks[i]) == 0) { return HF_BUFFER; }
+        }
     }
     for (*p = 0; *p < NUM_PARAMS; ++*p) {
         const ParamInfo* info = &gpt2_params[*p];
@@ -117,6 +151,25 @@ static inline HfKind hf_name(const char* name, int* p, int* layer) {
         }
     }
     return HF_UNKNOWN;
+}
+
+// Some tensors, of which notes name the first.
+typedef struct {
+    const char* first;
+    size_t count;
+} HfCount;
+
+static inline void hf_count_add(HfCount* c, const char* name) {
+    if (c->count++ == 0) { c->first = name; }
+}
+
+// Adds a note on these tensors, unless there are none.
+static inline void hf_count_note(ModelNotes* notes, const HfCount* c, const char* what) {
+    char name[128], others[48] = "";
+    if (c->count == 0) { return; }
+    if (c->count > 1) { snprintf(others, sizeof(others), " and %zu more", c->count - 1); }
+    snprintf(notes->text[notes->count++], sizeof(notes->text[0]), "%s%s: %s",
+             json_printable(name, sizeof(name), c->first, strlen(c->first)), others, what);
 }
 
 // Maps parameter arrays to the tensors of one or more files. The tensor names of array a begin with prefixes[a].
@@ -129,6 +182,8 @@ typedef struct {
     const char** files;         // (num_arrays, num_slots): path of the file that contains the tensor
     const SafeTensor* lm_head;  // lm_head.weight of a model that ties it to wte.weight, or NULL
     const char* lm_head_file;
+    HfCount ignored, wrapped,
+        twice; // tensors that are not read; with a wrapper's name; with values that another one has, too
 } HfMap;
 
 static inline void hf_map_init(HfMap* map, const GPT2Config* config, const char* const* prefixes, int num_arrays) {
@@ -206,11 +261,15 @@ static inline bool hf_map_enter(HfMap* map, const SafeTensor* t, int array, int 
     const SafeTensor** place = p >= 0 ? &map->tensors[slot] : &map->lm_head;
     const char** owner = p >= 0 ? &map->files[slot] : &map->lm_head_file;
     if (!hf_check_tensor(map, t, p >= 0 ? p : 0, file, err)) { return false; }
-    if (*place && !hf_same_values(*place, t)) {
+    if (*place) {
         char other[128];
         json_printable(other, sizeof(other), (*place)->name, strlen((*place)->name));
-        return error_set(err, "%s: tensor '%s' is stored twice with different values, also in %s as '%s'", file, name,
-                         *owner, other);
+        if (!hf_same_values(*place, t)) {
+            return error_set(err, "%s: tensor '%s' is stored twice with different values, also in %s as '%s'", file,
+                             name, *owner, other);
+        }
+        hf_count_add(&map->twice, t->name);
+        return true;
     }
     *place = t;
     *owner = file;
@@ -219,25 +278,19 @@ static inline bool hf_map_enter(HfMap* map, const SafeTensor* t, int array, int 
 
 // Enters every tensor of a file into the map. `file` is the path for messages and must outlive the map.
 static inline bool hf_map_add(HfMap* map, const SafeTensors* st, const char* file, Error* err) {
-    size_t ignored = 0;
-    char first[128] = "";
     for (size_t i = 0; i < st->num_tensors; i++) {
         const SafeTensor* t = &st->tensors[i];
-        int array, p, layer;
-        char name[128];
-        json_printable(name, sizeof(name), t->name, strlen(t->name));
+        int array, p = -1, layer = 0;
+        char name[256];
         HfKind kind = hf_map_name(map, t->name, &array, &p, &layer);
         if (kind == HF_UNKNOWN) {
-            return error_set(err, "%s: tensor '%s' is not a tensor of GPT-2; is this another model?", file, name);
+            return error_set(err, "%s: tensor '%s' is not a tensor of GPT-2; is this another model?", file,
+                             json_printable(name, 128, t->name, strlen(t->name)));
         }
-        if (kind == HF_OTHER_HEAD && ignored++ == 0) { memcpy(first, name, sizeof(first)); }
-        if (kind == HF_BUFFER || kind == HF_OTHER_HEAD) { continue; }
+        if (kind == HF_OTHER) { hf_count_add(&map->ignored, t->name); }
+        if (kind == HF_BUFFER || kind == HF_OTHER) { continue; }
+        if (hf_unwrap(name, sizeof(name), t->name)) { hf_count_add(&map->wrapped, t->name); }
         if (!hf_map_enter(map, t, array, kind == HF_PARAM ? p : -1, layer, file, err)) { return false; }
-    }
-    if (ignored > 0) {
-        char others[32] = "";
-        if (ignored > 1) { snprintf(others, sizeof(others), " and %zu others", ignored - 1); }
-        print_line(stderr, "note: %s: %s%s: of a head for another task, ignored", file, first, others);
     }
     return true;
 }
@@ -247,25 +300,34 @@ static inline bool hf_map_add(HfMap* map, const SafeTensors* st, const char* fil
 static inline bool hf_map_complete(HfMap* map, const char* where, Error* err) {
     const SafeTensor *head = map->lm_head, *wte = map->tensors[0];
     if (head && wte && !hf_same_values(head, wte)) {
-        return error_set(err,
-                         "%s: lm_head.weight differs from wte.weight, but config.json ties them: if the head has "
-                         "weights of its own, "
-                         "config.json must have \"tie_word_embeddings\": false",
-                         map->lm_head_file);
+        return error_set(
+            err,
+            "%s: lm_head.weight differs from wte.weight, but config.json ties them: if the head has weights of its "
+            "own, it must say \"tie_word_embeddings\": false",
+            map->lm_head_file);
     }
     if (head && !wte) { map->tensors[0] = head; }
     for (int a = 0; a < map->num_arrays; a++) {
         for (int p = 0; p < NUM_PARAMS; p++) {
             for (int layer = 0; layer < param_copies(map->config, p); layer++) {
                 char name[128];
+                if (map->tensors[(size_t)a * map->num_slots + param_slot(map->config, p, layer)]) { continue; }
                 param_hf_name(name, sizeof(name), p, layer);
-                if (!map->tensors[(size_t)a * map->num_slots + param_slot(map->config, p, layer)]) {
-                    return error_set(err, "%s: tensor '%s%s' is missing", where, map->prefixes[a], name);
-                }
+                return error_set(err, "%s: tensor '%s%s' is missing%s", where, map->prefixes[a], name,
+                                 gpt2_params[p].place == PLACE_HEAD ? ": \"tie_word_embeddings\" is false" : "");
             }
         }
     }
     return true;
+}
+
+static inline void hf_map_notes(const HfMap* map, ModelNotes* notes) {
+    HfCount alone = {NULL, 0};
+    if (map->lm_head && map->lm_head == map->tensors[0]) { hf_count_add(&alone, map->lm_head->name); }
+    hf_count_note(notes, &map->ignored, "not of the model itself, ignored");
+    hf_count_note(notes, &map->wrapped, "read without the names of wrappers");
+    hf_count_note(notes, &map->twice, "stored twice, with equal values");
+    hf_count_note(notes, &alone, "read as wte.weight, to which it is tied");
 }
 
 // ---- config.json and model.safetensors.index.json -------------------------------------
@@ -275,17 +337,20 @@ static inline bool hf_flag(const JsonValue* root, const char* key, bool* value, 
     return !json_get(root, key) || json_bool(root, key, value, where, err);
 }
 
-// Reads a number of config.json, under transformers' name of it for GPT-2 or its name for all models (NULL: none), into *value,
-// which keeps its default if it is absent or null.
+// Reads a number of config.json into *value, which keeps its default if it is absent. transformers has a name of it for GPT-2 and,
+// unless `general` is NULL, a name for all models; the two must agree.
 static inline bool hf_count(const JsonValue* root, const char* key, const char* general, int* value, const char* where,
                             Error* err) {
-    int64_t n;
-    const JsonValue* v = json_get(root, key);
-    if ((!v || v->type == JSON_NULL) && general) { v = json_get(root, key = general); }
-    if (!v || v->type == JSON_NULL) { return true; }
-    if (!json_int(root, key, 1, INT32_MAX, &n, where, err)) { return false; }
-    *value = (int)n;
-    return true;
+    const char* const keys[2] = {key, general};
+    int64_t n[2] = {0, 0};
+    for (int i = 0; i < 2; i++) {
+        if (!keys[i] || !json_get(root, keys[i])) { continue; }
+        if (!json_int(root, keys[i], 1, INT32_MAX, &n[i], where, err)) { return false; }
+        *value = (int)n[i];
+    }
+    return n[0] == 0 || n[1] == 0 || n[0] == n[1] ||
+           error_set(err, "%s: \"%s\" is %lld, but \"%s\" is %lld", where, key, (long long)n[0], general,
+                     (long long)n[1]);
 }
 
 // Fails if config.json has a setting that changes the model's computation in a way that we do not support.
@@ -345,6 +410,18 @@ static inline int hf_token_id(const JsonValue* root, const char* key, int64_t vo
     return known ? (int)v->integer : -1;
 }
 
+// The largest of the rates of dropout with which transformers would train the model.
+static inline float hf_dropout(const JsonValue* root) {
+    static const char* const keys[] = {"attn_pdrop", "embd_pdrop", "resid_pdrop"};
+    float largest = 0.0f;
+    for (int i = 0; i < 3; i++) {
+        const JsonValue* v = json_get(root, keys[i]);
+        float rate = !v || v->type != JSON_NUMBER ? 0.1f : (float)v->number; // 0.1 is transformers' default
+        if (rate > largest) { largest = rate; }
+    }
+    return largest;
+}
+
 static inline bool hf_config_read(GPT2Config* config, int* bos_id, int* eot_id, const JsonValue* root,
                                   const char* where, Error* err) {
     double epsilon;
@@ -360,7 +437,9 @@ static inline bool hf_config_read(GPT2Config* config, int* bos_id, int* eot_id, 
         return false;
     }
     gpt2_defaults(config);
-    if (!hf_count(root, "n_inner", NULL, &config->mlp_channels, where, err) ||
+    const JsonValue* inner = json_get(root, "n_inner");
+    bool wide = !inner || inner->type == JSON_NULL; // 4 times the channels
+    if ((!wide && !hf_count(root, "n_inner", NULL, &config->mlp_channels, where, err)) ||
         !hf_config_variant(config, root, where, err)) {
         return false;
     }
@@ -376,14 +455,15 @@ static inline bool hf_config_read(GPT2Config* config, int* bos_id, int* eot_id, 
 }
 
 // Parses the text (n bytes) of a config.json. *bos_id, *eot_id: its bos_token_id and eos_token_id, or -1 if that is not a
-// token of the vocabulary.
-static inline bool hf_config_parse(GPT2Config* config, int* bos_id, int* eot_id, const char* text, size_t n,
-                                   const char* where, Error* err) {
+// token of the vocabulary. *dropout: hf_dropout().
+static inline bool hf_config_parse(GPT2Config* config, int* bos_id, int* eot_id, float* dropout, const char* text,
+                                   size_t n, const char* where, Error* err) {
     JsonDoc doc;
     memset(config, 0, sizeof(*config));
     if (n > HF_MAX_CONFIG) { return error_set(err, "%s: has %zu bytes, at most 1 MB is read", where, n); }
     if (!json_parse(&doc, text, n, where, err)) { return false; }
     bool ok = hf_config_read(config, bos_id, eot_id, doc.root, where, err);
+    if (ok) { *dropout = hf_dropout(doc.root); }
     json_free(&doc);
     return ok;
 }
@@ -602,6 +682,7 @@ static inline bool model_map_hf(ModelFile* model, const char* where, Error* err)
     ok = ok && hf_map_complete(&map, where, err);
     model->conv1d = true;
     if (ok) {
+        hf_map_notes(&map, &model->notes);
         model->tensors = map.tensors;
         map.tensors = NULL;
     }
@@ -626,16 +707,33 @@ static inline bool model_read_config(ModelFile* model, const char* path, Error* 
     if (!map_file(&file, path, err)) { return false; }
     const char* mistake = file.size > 0 && file.data[0] == '{' ? NULL : mistaken_file(file.data, file.size);
     bool ok = mistake ? error_set(err, "%s: %s", path, mistake)
-                      : hf_config_parse(&model->config, &model->bos_id, &model->eot_id, (const char*)file.data,
-                                        file.size, path, err);
+                      : hf_config_parse(&model->config, &model->bos_id, &model->eot_id, &model->dropout,
+                                        (const char*)file.data, file.size, path, err);
     unmap_file(&file);
     return ok;
+}
+
+// Whether a file may lack a tensor that the index names: one that is not read, or one of the two names of a tied embedding while the
+// other one is there. transformers leaves a tied lm_head.weight out of the files, but not always out of the index.
+static inline bool index_may_lack(const ModelFile* model, const char* name) {
+    int p, layer;
+    HfKind kind = hf_name(name, &p, &layer);
+    if (kind == HF_BUFFER || kind == HF_OTHER) { return true; }
+    bool head = kind == HF_LM_HEAD, wte = kind == HF_PARAM && p == 0;
+    for (int f = 0; (head || wte) && !model->config.untied_head && f < model->num_files; f++) {
+        for (size_t i = 0; i < model->shards[f].num_tensors; i++) {
+            kind = hf_name(model->shards[f].tensors[i].name, &p, &layer);
+            if (head ? kind == HF_PARAM && p == 0 : kind == HF_LM_HEAD) { return true; }
+        }
+    }
+    return false;
 }
 
 // Opens all files that the index lists, and checks that each of its tensors is in the file that the index names.
 static inline bool model_open_shards(ModelFile* model, const char* dir, const char* index_path, Error* err) {
     MappedFile file;
     HfIndex index;
+    HfCount absent = {NULL, 0};
     if (!map_file(&file, index_path, err)) { return false; }
     bool ok = hf_index_parse(&index, (const char*)file.data, file.size, index_path, err);
     unmap_file(&file);
@@ -648,15 +746,16 @@ static inline bool model_open_shards(ModelFile* model, const char* dir, const ch
     for (size_t i = 0; ok && i < index.weight_map->count; i++) {
         const JsonValue* v = &index.weight_map->items[i];
         const SafeTensor* t = safetensors_find(&model->shards[index.file_of[i]], v->key);
-        if (!t || strlen(t->name) != v->key_length) {
-            char name[128];
-            int p, layer;
-            // transformers leaves a tied lm_head.weight out of the files, but not always out of the index
-            if (!model->config.untied_head && hf_name(v->key, &p, &layer) == HF_LM_HEAD) { continue; }
-            ok = error_set(err, "%s: tensor '%s' is not in %s, where the index places it", index_path,
-                           json_printable(name, sizeof(name), v->key, v->key_length), v->string);
+        if (t && strlen(t->name) == v->key_length) { continue; }
+        if (index_may_lack(model, v->key)) {
+            hf_count_add(&absent, v->key);
+            continue;
         }
+        char name[128];
+        ok = error_set(err, "%s: tensor '%s' is not in %s, where the index places it", index_path,
+                       json_printable(name, sizeof(name), v->key, v->key_length), v->string);
     }
+    hf_count_note(&model->notes, &absent, "in the index, but in no file, and not needed");
     hf_index_free(&index);
     return ok;
 }

@@ -32,9 +32,11 @@ its elements (uint32), their number (uint64) and the elements.
     padding                          zeros up to a multiple of 32 bytes
     data of the tensors              each padded with zeros to a multiple of 32 bytes, also the last one
 
-Matrices are (out, in), as in memory, and of the chosen type; biases, layernorms and the position embedding are f32. There is
-no output.weight: llama.cpp then takes token_embd.weight. Tokens of the model that the vocabulary does not have are [PADn],
-of type 5.
+Matrices are (out, in), as in memory, and of the chosen type; biases, layernorms and the position embedding are f32. A model
+with a tied head has no output.weight: llama.cpp then takes token_embd.weight. Tokens of the model that the vocabulary does
+not have are [PADn], of type 5.
+llama.cpp computes GPT-2 with GELU's tanh form alone, and divides attention's scores by the root of the head size in every layer.
+What a model multiplies its scores by besides is multiplied into the rows of the queries in attn_qkv.
 q8_0 stores 32 consecutive weights as a scale d = max|w| / 127 in fp16 and 32 int8: w / d, rounded to nearest, halves away
 from zero. The int8 are computed with d before it is rounded to fp16, as in llama.cpp, so that equal weights give equal bytes.
 Sources: ggml's docs/gguf.md; the constants of the Python package gguf 0.19; llama.cpp's loader of gpt2.
@@ -386,10 +388,10 @@ static inline bool gguf_check(const char* path, const GPT2Config* config, GgufTy
                          "name one as eos_token in a tokenizer_config.json beside it",
                          path);
     }
-    if (!is_plain_gpt2(config)) {
-        char text[256];
-        return error_set(err, "%s: llama.cpp's GPT-2 has no %s: write a Hugging Face directory instead", path,
-                         variant_text(text, sizeof(text), config, false));
+    if (config->activation != ACT_GELU_TANH) {
+        return error_set(err,
+                         "%s: llama.cpp's GPT-2 has the activation %s, not %s: write a Hugging Face directory instead",
+                         path, activation_name(ACT_GELU_TANH), activation_name(config->activation));
     }
     int block = gguf_types[type].block, C = config->channels, F = config->mlp_channels;
     if (C % block != 0 || F % block != 0) { // the columns of the matrices
@@ -454,6 +456,20 @@ static inline void gguf_refuse(const Gguf* g, const char* path, int p, int layer
     }
 }
 
+// What the queries of a layer are multiplied by, so that llama.cpp's scores are those of the model.
+static inline float gguf_query_scale(const GPT2Config* c, int layer) {
+    GPT2Config standard = *c;
+    gpt2_defaults(&standard);
+    return attention_scale(c, layer) / attention_scale(&standard, layer);
+}
+
+// Returns a copy of qkvw or qkvb of a layer, src (n), whose first third is multiplied by `scale`.
+static inline float* gguf_scaled_queries(const float* src, size_t n, float scale) {
+    float* copy = (float*)malloc_check(n * sizeof(float));
+    for (size_t i = 0; i < n; i++) { copy[i] = i < n / 3 ? src[i] * scale : src[i]; }
+    return copy;
+}
+
 // Writes tensor p of a layer and its padding. src: the tensor in memory; bytes (MODEL_CHUNK * 4): scratch.
 static inline bool gguf_put_tensor(FileWriter* w, const Gguf* g, int p, int layer, const float* src, uint8_t* bytes,
                                    Error* err) {
@@ -490,7 +506,12 @@ static inline bool gguf_write(const Gguf* g, const char* path, const float* para
         int p, layer;
         gguf_tensor(c, i, &p, &layer);
         const float* src = params + param_offset(c, p) + (size_t)layer * param_layer_size(c, p);
-        ok = gguf_put_tensor(&w, g, p, layer, src, bytes, err);
+        float* scaled = NULL;
+        if (gpt2_params[p].rows == DIM_3C || gpt2_params[p].cols == DIM_3C) {
+            scaled = gguf_scaled_queries(src, param_layer_size(c, p), gguf_query_scale(c, layer));
+        }
+        ok = gguf_put_tensor(&w, g, p, layer, scaled ? scaled : src, bytes, err);
+        free(scaled);
     }
     free(bytes);
     require(!ok || w.failed || w.bytes == g->file_bytes);

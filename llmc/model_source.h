@@ -158,6 +158,9 @@ static inline void model_source_open(ModelSource* source, Path model, bool* has_
                 path, strerror(errno));
         }
         if (!model_open(&source->file, path, &err)) { die("-e %s", err.text); }
+        for (int i = 0; run_rank == 0 && i < source->file.notes.count; i++) {
+            print_line(stderr, "note: %s: %s", path, source->file.notes.text[i]);
+        }
         *config = source->file.config;
         source->bos_id = source->file.bos_id;
         source->eot_id = source->file.eot_id;

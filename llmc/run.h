@@ -149,6 +149,10 @@ static inline void training_open_model(Training* t, ModelSource* source) {
         print_line(stdout, "-e %s is not used: the run resumes from %s", args->model, t->checkpoint.text);
     }
     model_source_open(source, path, &t->has_tokenizer, &t->tokenizer);
+    if (!source->fresh && source->file.dropout > 0.0f) {
+        printf("note: %s: transformers would train it with a dropout of up to %g, this program trains without\n",
+               path.text, (double)source->file.dropout);
+    }
     t->run.eot_id = model_eot(source, t->has_tokenizer ? &t->tokenizer : NULL);
     t->start_token = model_start(source, t->has_tokenizer ? &t->tokenizer : NULL);
 }

@@ -16,7 +16,8 @@ static void fuzz_config(const char* text, size_t n) {
     GPT2Config config;
     Error err;
     int bos_id = -2, eot_id = -2;
-    if (!hf_config_parse(&config, &bos_id, &eot_id, text, n, "config.json", &err)) {
+    float dropout;
+    if (!hf_config_parse(&config, &bos_id, &eot_id, &dropout, text, n, "config.json", &err)) {
         check_error(&err, "config.json: ");
         return;
     }
@@ -125,13 +126,14 @@ static void fuzz_names(const char* header, size_t n) {
 static size_t good_header(char* out, size_t size) {
     GPT2Config c = {3, 2, 128, 1, 1, 64, 256, 1e-5f, 0, 0, 0, 0};
     size_t used = (size_t)snprintf(out, size, "{"), at = 0;
-    for (int p = 0; p < NUM_PARAMS + 2; p++) {
-        char name[128] = "lm_head.weight";
+    for (int p = 0; p <= NUM_PARAMS; p++) { // the last parameter is the head
+        char name[128];
         uint64_t shape[2];
         int num_dims = hf_shape(&c, p < NUM_PARAMS ? p : 0, shape);
         size_t bytes = 2 * (size_t)shape[0] * (num_dims == 2 ? (size_t)shape[1] : 1);
-        if (p < NUM_PARAMS) { param_hf_name(name, sizeof(name), p, 0); }
-        if (p == NUM_PARAMS + 1) {
+        if (p < NUM_PARAMS) {
+            param_hf_name(name, sizeof(name), p, 0);
+        } else {
             snprintf(name, sizeof(name), "h.0.attn.bias");
             num_dims = 0;
             bytes = 2;

@@ -385,6 +385,16 @@ static void test_sample(void) {
               "generating:\n---\n5 12 \n---\ngenerating:\n---\n\n---\nno sample: the logits are not numbers\n");
 }
 
+// by hand: 6 FLOPs per weight of a matmul or vector, and attention's; a head of its own does the work of a tied one
+static void test_flops(void) {
+    GPT2Config config = {4, 3, 128, 2, 1, 8, 32, 1e-5f, 0, 0, 0, 0};
+    double layer = 2 * 8 + 24 * 8 + 24 + 8 * 8 + 8 + 2 * 8 + 32 * 8 + 32 + 8 * 32 + 8;
+    double want = 6 * (128 * 8 + 2 * layer + 2 * 8) + 6 * 2 * 8 * 4;
+    check_near(training_flops_per_token(&config, 4), want, 1e-9);
+    config.untied_head = 1;
+    check_near(training_flops_per_token(&config, 4), want, 1e-9);
+}
+
 int main(int argc, char** argv) {
     static const Test tests[] = {
         {"batch", "the shape of a step from flags and model; the flags stay as they were", test_batch},
@@ -396,6 +406,7 @@ int main(int argc, char** argv) {
         {"time_left", "steps, validation, samples and saves", test_time_left},
         {"judge", "outliers and what is not finite change no weights, and are counted", test_judge},
         {"report", "the step line with and without more columns, the time left, main.log", test_report},
+        {"flops", "of a token, with a tied head and with one of its own", test_flops},
         {"sample", "the frame of a sample in the middle of a run", test_sample},
     };
     defaults = settings;
