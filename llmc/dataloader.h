@@ -8,13 +8,12 @@ Source: dev/data/data_common.py of llm.c, https://github.com/karpathy/llm.c.
 #ifndef LLMC_DATALOADER_H
 #define LLMC_DATALOADER_H
 
-#include <glob.h>
-#include <pthread.h>
-#include <signal.h>
-
 #include "rand.h"
 #include "text_input.h"
 #include "utils.h"
+#include <glob.h>
+#include <pthread.h>
+#include <signal.h>
 
 enum { SHARD_MAGIC = 20240520, SHARD_VERSION = 1, SHARD_HEADER_BYTES = 1024 };
 
@@ -123,7 +122,7 @@ static inline bool shard_parse(const uint8_t* data, size_t size, const char* nam
             return error_set(err, "%s: is %s, not a token shard: %s", name, kind->name,
                              kind->advice ? kind->advice : "make shards of text with dev/data/tokenize");
         }
-        if (!memchr(data, '\0', size < TEXT_HEAD ? size : TEXT_HEAD)) {
+        if (!memchr(data, '\0', size < (size_t)TEXT_HEAD ? size : (size_t)TEXT_HEAD)) {
             return error_set(err, "%s: looks like text: make shards of it with dev/data/tokenize", name);
         }
         return error_set(err, "%s: is not a token shard: begins with %d, want %d", name, header[0], SHARD_MAGIC);

@@ -180,7 +180,7 @@ static inline size_t text_mark(const char* text, size_t n) {
 static inline bool text_check(const void* text, size_t n, const char* name, const char* then, size_t* skip,
                               Error* err) {
     const uint8_t* data = (const uint8_t*)text;
-    size_t head = n < TEXT_HEAD ? n : TEXT_HEAD;
+    size_t head = n < (size_t)TEXT_HEAD ? n : (size_t)TEXT_HEAD;
     const FileKind* kind = file_kind(data, n);
     const uint8_t* nul = (const uint8_t*)memchr(data, '\0', head);
     char offset[64] = "";

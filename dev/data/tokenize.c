@@ -102,7 +102,7 @@ static void find_inputs(void) {
             continue;
         }
         if (glob(pattern, 0, NULL, &g) != 0) {
-            die("%s: no such file, and no file matches this pattern%s", pattern,
+            die("--input %s: no such file, and no file matches this pattern%s", pattern,
                 strchr(flags.input, ' ') ? "; write \\ before a space in a name" : "");
         }
         for (size_t i = 0; i < g.gl_pathc; i++) { add_path(g.gl_pathv[i]); }
