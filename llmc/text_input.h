@@ -87,9 +87,7 @@ static inline const FileKind* fixed_kind(const uint8_t* data, size_t size) {
         {MAGIC(0, "\x8A\xD8\x34\x01"), {"a multiple-choice evaluation file of llm.c", NULL, NULL}}, // 20240522
         {MAGIC(0, "\x1F\x8B"), {"compressed with gzip", "zcat FILE", NULL}},
         {MAGIC(0, "\x28\xB5\x2F\xFD"), {"compressed with zstd", "zstdcat FILE", NULL}},
-        {MAGIC(0, "\xFD"
-                  "7zXZ\0"),
-         {"compressed with xz", "xzcat FILE", NULL}},
+        {MAGIC(0, "\xFD\x37zXZ\0"), {"compressed with xz", "xzcat FILE", NULL}},
         {MAGIC(0, "\x04\x22\x4D\x18"), {"compressed with lz4", "lz4cat FILE", NULL}},
         {MAGIC(0, "7z\xBC\xAF\x27\x1C"), {"a 7z archive", "7z x -so FILE", NULL}},
         {MAGIC(0, "Rar!\x1A\x07"), {"a RAR archive", "unrar p -inul FILE", NULL}},
@@ -107,9 +105,7 @@ static inline const FileKind* fixed_kind(const uint8_t* data, size_t size) {
         {MAGIC(0, "\xD0\xCF\x11\xE0\xA1\xB1\x1A\xE1"), {"an old Office document", "antiword FILE", NULL}},
         {MAGIC(0, "\x89PNG\r\n\x1A\n"), {"a PNG image", NULL, NULL}},
         {MAGIC(0, "\xFF\xD8\xFF"), {"a JPEG image", NULL, NULL}},
-        {MAGIC(0, "\x7F"
-                  "ELF"),
-         {"a program (ELF)", NULL, NULL}},
+        {MAGIC(0, "\x7F\x45LF"), {"a program (ELF)", NULL, NULL}},
         {MAGIC(0, "\xFF\xFE\0\0"), {"UTF-32", "iconv -f UTF-32 -t UTF-8 FILE", NULL}},
         {MAGIC(0, "\0\0\xFE\xFF"), {"UTF-32", "iconv -f UTF-32 -t UTF-8 FILE", NULL}},
         {MAGIC(0, "\xFF\xFE"), {"UTF-16", "iconv -f UTF-16 -t UTF-8 FILE", NULL}},
@@ -383,15 +379,17 @@ static inline bool json_items_next(JsonItems* items, const char** s, size_t* len
     return false;
 }
 
-// Lists the names of an object's members, for messages. Returns out (size).
+// Lists the names of an object's members, as many as fit, for messages. Returns out (size).
 static inline const char* json_member_names(char* out, size_t size, const JsonValue* object) {
     char name[48];
     size_t used = 0;
+    uint32_t i = 0;
     out[0] = '\0';
-    for (uint32_t i = 0; i < object->count && used + sizeof(name) + 8 < size; i++) {
+    for (; i < object->count && used + sizeof(name) + 8 < size; i++) {
         json_printable(name, sizeof(name), object->items[i].key, object->items[i].key_length);
         used += (size_t)snprintf(out + used, size - used, i ? ", %s" : "%s", name);
     }
+    if (i < object->count) { snprintf(out + used, size - used, "%s...", i ? ", " : ""); }
     return out;
 }
 
@@ -399,7 +397,10 @@ static inline const char* json_member_names(char* out, size_t size, const JsonVa
 static inline bool json_want_text(const JsonValue* object, const char* key, const JsonValue** out, const char* where,
                                   const char* advice, Error* err) {
     char names[240];
-    if (object->type == JSON_OBJECT && !json_get(object, key)) {
+    if (object->type != JSON_OBJECT) {
+        return error_set(err, "%s: is %s, want an object with \"%s\"", where, json_type_name(object->type), key);
+    }
+    if (!json_get(object, key)) {
         json_member_names(names, sizeof(names), object);
         return error_set(err, "%s: \"%s\" is missing, the members are: %s%s", where, key, names[0] ? names : "none",
                          advice);

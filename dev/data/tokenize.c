@@ -1,6 +1,7 @@
 /*
-Converts text to token shards: reads text files, JSON lines or standard input and writes NAME_train_000000.bin ... in
-llm.c's format. Every document is preceded by an end-of-text token. The vocabulary is saved beside the shards.
+Converts text to token shards: reads text files, JSON lines, arrays of JSON objects or standard input, which it tells apart
+by their first bytes, and writes NAME_train_000000.bin ... in llm.c's format. Every document is preceded by an end-of-text
+token. The vocabulary is saved beside the shards.
 
     dev/data/tokenize -i book.txt --tokenizer gpt2/ --out data/book --val-tokens 32768
     dev/data/tokenize -i web/a.jsonl,web/b.jsonl --tokenizer gpt2/ --out data/web

@@ -117,7 +117,7 @@ test_jsonl_errors() {
     bad '"endings" is a string, want an array' '{"ctx": "c", "label": 0, "endings": "1"}'
     bad 'ending 2 is null, want a string' '{"ctx": "c", "label": 0, "endings": ["1", "2", null, "4"]}'
     bad 'not valid JSON' '{"ctx": "c", '
-    bad '"ctx" is missing' '[]'
+    bad 'is an array, want an object with "ctx"' '[]'
 }
 
 test_file_errors() {

@@ -290,7 +290,7 @@ static void test_members(void) {
         {"{\"messages\": [], \"id\": 1}", "f:1: \"text\" is missing, the members are: messages, id; see"},
         {"{}", "f:1: \"text\" is missing, the members are: none; see"},
         {"{\"text\": 1}", "f:1: \"text\" is a number, want a string"},
-        {"[]", "f:1: \"text\" is missing"},
+        {"[]", "f:1: is an array, want an object with \"text\""},
     };
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         JsonDoc doc;
