@@ -146,7 +146,11 @@ test_missing_shards() {
     failure 'data: is a directory' -- -i data
 }
 test_no_data() { refused 1 'no training data' '-i' 'dev/data/tokenize' -- "${small[@]}" "${batch[@]}" -o new; }
-test_text_as_shard() { failure '--train-data: text: looks like text' 'dev/data/tokenize' -- -i text; }
+test_text_as_shard() {
+    failure '--train-data: text: looks like text' 'dev/data/tokenize' -- -i text
+    failure "--train-data: no file matches 'none\*'" 'dev/data/tokenize' -- -i 'none*'
+    failure "--val-data: no file matches 'none'" 'dev/data/tokenize' -- -j none
+}
 test_empty_shard() { failure 'bad/empty.bin: is empty' -- -i bad/empty.bin; }
 test_truncated_shard() { failure 'bad/cut.bin' '5000 tokens' '11024 bytes' 'has 3000' 'cut short' -- -i bad/cut.bin; }
 test_model_as_shard() { failure '257.bin: is a tokenizer of llm.c' -- -i 257.bin; }
