@@ -23,6 +23,7 @@ documentation of transformers counts this token as part of the window: its max_l
 #include "prompts.h"
 #include "rand.h"
 #include "ranks.h"
+#include "text_input.h"
 #include "tokenizer.h"
 #include "utils.h"
 #include <glob.h>
@@ -107,8 +108,69 @@ typedef struct {
     size_t text_bytes; // bytes of text that tokens 1 and up stand for; 0: unknown
 } EvalTokens;
 
-// Opens a shard or a text file. Text is encoded as dev/data/tokenize does it: as one document, behind the end-of-text
-// token if the vocabulary has one. tokenizer: NULL if there is none.
+// Adds a document of n bytes, behind the end-of-text token if the vocabulary has one.
+static inline void eval_add_text(EvalTokens* t, const Tokenizer* tokenizer, const char* text, size_t n) {
+    if (tokenizer->eot_id >= 0) {
+        token_buffer_reserve(&t->text, 1);
+        t->text.ids[t->text.count++] = (uint32_t)tokenizer->eot_id;
+    }
+    tokenizer_encode(tokenizer, text, n, &t->text);
+    t->num_tokens = t->text.count;
+    t->text_bytes += n;
+}
+
+// Adds the member "text" of each object of JSON lines or of an array.
+static inline bool eval_add_json(EvalTokens* t, const Tokenizer* tokenizer, JsonItems* items, TextNotes* notes,
+                                 Error* err) {
+    const char* s;
+    err->text[0] = '\0';
+    for (size_t n; json_items_next(items, &s, &n, t->path, err);) {
+        char where[1000];
+        JsonDoc doc;
+        const JsonValue* v;
+        json_items_where(items, t->path, where, sizeof(where));
+        if (!json_parse_lenient(&doc, s, n, where, &notes->json, err)) { return false; }
+        const char* advice = ": dev/data/tokenize --field NAME makes shards of another";
+        bool ok = json_want_text(doc.root, "text", &v, where, advice, err);
+        if (ok && v->length > 0) { eval_add_text(t, tokenizer, v->string, v->length); }
+        json_free(&doc);
+        if (!ok) { return false; }
+    }
+    return !err->text[0];
+}
+
+// Encodes a text of n bytes as dev/data/tokenize does it: as one document or, if it is JSON lines or an array, as those of
+// its objects.
+static inline bool eval_encode(EvalTokens* t, const Tokenizer* tokenizer, const char* text, size_t n, Error* err) {
+    size_t mark;
+    char names[240] = "";
+    TextNotes notes;
+    memset(&notes, 0, sizeof(notes));
+    if (!text_check(text, n, t->path, " > TEXT", &mark, err)) { return false; }
+    if (!tokenizer || !tokenizer->can_encode) {
+        return error_set(err, "%s: is text, and there is no vocabulary to encode it: give one with --tokenizer",
+                         t->path);
+    }
+    text += mark;
+    n -= mark;
+    TextFormat format =
+        has_json_lines_name(t->path) ? json_form(text, n) : text_format(text, n, true, "text", names, sizeof(names));
+    text_count_nuls(&notes, text, n);
+    if (names[0]) {
+        print_line(stderr, "note: %s: JSON objects without \"text\" are scored as they are, the members are: %s",
+                   t->path, names);
+    }
+    if (format == TEXT_PLAIN) {
+        eval_add_text(t, tokenizer, text, n);
+    } else {
+        JsonItems items = json_items(text, n, format);
+        if (!eval_add_json(t, tokenizer, &items, &notes, err)) { return false; }
+    }
+    text_notes_print(&notes, t->path);
+    return true;
+}
+
+// Opens a shard or a text file. tokenizer: NULL if there is none.
 static inline bool eval_tokens_open(EvalTokens* t, const char* path, const Tokenizer* tokenizer, int vocab_size,
                                     Error* err) {
     MappedFile file;
@@ -117,8 +179,7 @@ static inline bool eval_tokens_open(EvalTokens* t, const char* path, const Token
     t->path = path;
     if (!map_file(&file, path, err)) { return false; }
     if (file.size >= sizeof(magic)) { memcpy(&magic, file.data, sizeof(magic)); }
-    const char* mistake = file.size ? shard_mistake(file.data, file.size) : "is empty";
-    bool text = magic != SHARD_MAGIC && mistake && strncmp(mistake, "looks like text", 15) == 0, ok = true;
+    bool text = file.size > 0 && magic != SHARD_MAGIC, ok = true;
     if (!text) {
         ok = shard_parse(file.data, file.size, path, vocab_size, &t->num_tokens, err);
         t->shard = file;
@@ -128,16 +189,8 @@ static inline bool eval_tokens_open(EvalTokens* t, const char* path, const Token
             tokenizer_decode(tokenizer, id, &n);
             t->text_bytes += id == tokenizer->eot_id ? 0 : n;
         }
-    } else if (!tokenizer || !tokenizer->can_encode) {
-        ok = error_set(err, "%s: is text, and there is no vocabulary to encode it: give one with --tokenizer", path);
     } else {
-        if (tokenizer->eot_id >= 0) {
-            token_buffer_reserve(&t->text, 1);
-            t->text.ids[t->text.count++] = (uint32_t)tokenizer->eot_id;
-        }
-        tokenizer_encode(tokenizer, file.data, file.size, &t->text);
-        t->num_tokens = t->text.count;
-        t->text_bytes = file.size;
+        ok = eval_encode(t, tokenizer, (const char*)file.data, file.size, err);
     }
     ok = ok && (t->num_tokens >= 2 || error_set(err, "%s: has %zu tokens, want at least 2", path, t->num_tokens));
     if (!ok || text) { unmap_file(&file); }

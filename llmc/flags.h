@@ -214,9 +214,8 @@ static const Option options[] = {
 
     {OPT_SECTION, 0, NULL, "Evaluation and export", NULL, NULL, NULL, 0, 0},
     {OPT_STR, 0, NULL, "eval", &settings.eval_data, "GLOBS",
-     "evaluate the model on these files and exit: loss and perplexity of token shards and texts, scores on the "
-     "evaluation "
-     "files of dev/data/lambada, arc and hellaswag; names or quoted patterns, separated by commas",
+     "evaluate the model on these files and exit: loss and perplexity of token shards, texts and JSON lines, scores on "
+     "the evaluation files of dev/data/lambada, arc and hellaswag; names or quoted patterns, separated by commas",
      0, 0},
     {OPT_INT, 0, NULL, "stride", &settings.stride, "tokens",
      "--eval of shards and texts: the window of T tokens (-t) advances by N, and each token is predicted once, from at "

@@ -10,6 +10,7 @@ continued, and the output of the continuations in the order of the prompts. Shar
 #include "model_source.h"
 #include "rand.h"
 #include "sampler.h"
+#include "text_input.h"
 #include "text_output.h"
 #include "tokenizer.h"
 #include "utils.h"
@@ -116,7 +117,20 @@ static inline void encode_with_special(const Tokenizer* t, const SpecialTokens* 
 
 // ---- reading --------------------------------------------------------------------------
 
-// Reads a whole file, or standard input if path is "-", and drops its last newline. The caller frees *text.
+// Ends the program if a prompt or a list of prompts (n bytes) is not text, and drops its byte order mark.
+static inline void prompt_begin(const char* flag, const char* path, char* text, size_t* n) {
+    Error err;
+    size_t mark;
+    TextNotes notes;
+    memset(&notes, 0, sizeof(notes));
+    if (!text_check(text, *n, path, " > TEXT", &mark, &err)) { die("%s %s", flag, err.text); }
+    *n -= mark;
+    memmove(text, text + mark, *n);
+    text_count_nuls(&notes, text, *n);
+    text_notes_print(&notes, path);
+}
+
+// Reads a whole file, or standard input if path is "-", without a byte order mark. The caller frees *text.
 static inline void read_text(const char* flag, const char* path, char** text, size_t* n) {
     bool standard = strcmp(path, "-") == 0;
     int fd = standard ? STDIN_FILENO : open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
@@ -136,8 +150,7 @@ static inline void read_text(const char* flag, const char* path, char** text, si
         if (*n == capacity) { *text = (char*)realloc_check(*text, capacity *= 2); }
     }
     if (!standard) { close(fd); }
-    if (*n > 0 && (*text)[*n - 1] == '\n') { --*n; }
-    if (*n > 0 && (*text)[*n - 1] == '\r') { --*n; }
+    prompt_begin(flag, path, *text, n);
 }
 
 // Appends a text, of which the Prompts takes possession.
@@ -153,24 +166,23 @@ static inline char* copy_text(const char* text, size_t n) { return (char*)memcpy
 // Adds each line of --prompts.
 static inline void prompts_add_lines(Prompts* p, const char* path) {
     char* text;
-    size_t n, lines = 0;
+    size_t n;
     read_text("--prompts", path, &text, &n);
-    for (size_t at = 0; n > 0 && at <= n; lines++) {
-        const char* newline = (const char*)memchr(text + at, '\n', n - at);
-        size_t length = newline ? (size_t)(newline - text) - at : n - at;
-        bool crlf = length > 0 && text[at + length - 1] == '\r'; // a file from Windows
-        if (lines < PROMPTS_MAX) { prompts_add(p, copy_text(text + at, length - crlf), length - crlf); }
-        at += length + 1;
+    TextLines lines = {text, n, 0, 0};
+    const char* s;
+    for (size_t length; text_next_line(&lines, &s, &length);) {
+        if (text_is_blank(s, length)) { length = 0; }
+        if (lines.line <= PROMPTS_MAX) { prompts_add(p, copy_text(s, length), length); }
     }
-    if (lines == 0 || lines > PROMPTS_MAX) {
-        die("--prompts %s: has %zu lines, want 1 to %d", path, lines, (int)PROMPTS_MAX);
+    if (lines.line == 0 || lines.line > PROMPTS_MAX) {
+        die("--prompts %s: has %zu lines, want 1 to %d", path, lines.line, (int)PROMPTS_MAX);
     }
     free(text);
 }
 
 // Parses the token ids of --prompt-ids, separated by spaces or commas, and appends them to `tokens`.
 static inline void parse_prompt_ids(const char* text, int vocab_size, TokenBuffer* tokens) {
-    const char* separators = " ,\t\n";
+    const char* separators = " ,\t\r\n";
     for (const char* s = text + strspn(text, separators); *s; s += strspn(s, separators)) {
         size_t digits = strspn(s, "0123456789"), length = strcspn(s, separators);
         long id = digits == length && digits < 10 ? strtol(s, NULL, 10) : -1;
@@ -242,9 +254,13 @@ static inline void prompts_add_given(Prompts* p, TokenBuffer* tokens, const Toke
     } else if (args->prompt_file || strcmp(args->prompt, "-") == 0) {
         read_text(args->prompt_file ? "--prompt-file" : "--prompt", args->prompt_file ? args->prompt_file : "-", &text,
                   &n);
+        if (n > 0 && text[n - 1] == '\n') { n--; } // the last line break is not part of the prompt
+        if (n > 0 && text[n - 1] == '\r') { n--; }
         prompts_add(p, text, n);
     } else {
-        prompts_add(p, strdup_check(args->prompt), strlen(args->prompt));
+        n = strlen(args->prompt);
+        size_t mark = text_mark(args->prompt, n);
+        prompts_add(p, strdup_check(args->prompt + mark), n - mark);
     }
     for (int i = 1; !args->prompts && i < args->num_samples; i++) {
         prompts_add(p, copy_text(p->texts[0], p->bytes[0]), p->bytes[0]);

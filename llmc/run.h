@@ -196,7 +196,7 @@ static inline void training_open_data(Training* t, const GPT2Config* config) {
     settle_vocabulary(t);
     if (!dataloader_open(&t->train, args->train_data, B, T, run_rank, run_num_ranks, V, shuffle, (uint64_t)run_seed(),
                          &err)) {
-        die("%s", err.text);
+        die("--train-data: %s", err.text);
     }
     t->has_val = args->val_data != NULL;
     t->val_B = B;
@@ -214,7 +214,7 @@ static inline void training_open_data(Training* t, const GPT2Config* config) {
             ok = dataloader_open(&t->val, args->val_data, t->val_B, T, t->val_ranks > 1 ? run_rank : 0, t->val_ranks, V,
                                  false, 0, &err);
         }
-        if (!ok) { die("%s", first.text); }
+        if (!ok) { die("--val-data: %s", first.text); }
         if (t->val_B < B) { printf("note: little validation data: -b %d instead of %d there\n", t->val_B, B); }
     }
     int64_t val_epoch = t->has_val ? t->val.batches_per_epoch : 0;

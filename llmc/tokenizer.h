@@ -23,6 +23,7 @@ Sennrich et al. 2016, arXiv:1508.07909.
 #define LLMC_TOKENIZER_H
 
 #include "json.h"
+#include "text_input.h"
 #include "unicode_tables.h"
 #include "utils.h"
 
@@ -740,21 +741,16 @@ typedef struct {
     const char* where; // its path, for messages
 } TokenizerText;
 
-// Reads merges.txt: a line "#version: ...", then one "left right" per line.
+// Reads merges.txt: a line "#version: ...", then one "left right" per line; blank lines may follow.
 static inline bool tokenizer_read_merges(Vocab* v, TokenizerText f, bool grow, Error* err) {
     char where[1100];
-    size_t line = 0;
+    TextLines lines = {f.text, f.n, 0, 0};
+    const char* s;
     v->merges_where = f.where;
-    while (f.n > 0 && (f.text[f.n - 1] == '\n' || f.text[f.n - 1] == '\r')) { f.n--; }
-    for (size_t i = 0; i < f.n;) {
-        const char* s = f.text + i;
-        const char* newline = (const char*)memchr(s, '\n', f.n - i);
-        size_t n = newline ? (size_t)(newline - s) : f.n - i;
-        i += n + 1;
-        line++;
-        if (n > 0 && s[n - 1] == '\r') { n--; }
-        if (line == 1 && n >= 9 && memcmp(s, "#version:", 9) == 0) { continue; }
-        snprintf(where, sizeof(where), "%.1000s:%zu", f.where, line);
+    for (size_t n; text_next_line(&lines, &s, &n);) {
+        if (lines.line == 1 && n >= 9 && memcmp(s, "#version:", 9) == 0) { continue; }
+        if (text_is_blank(s, n) && json_skip_spaces(f.text, f.n, lines.at) == f.n) { break; } // only blank lines follow
+        snprintf(where, sizeof(where), "%.1000s:%zu", f.where, lines.line);
         const char* space = (const char*)memchr(s, ' ', n);
         size_t left = space ? (size_t)(space - s) : 0;
         if (left == 0 || left + 1 == n || memchr(space + 1, ' ', n - left - 1)) {

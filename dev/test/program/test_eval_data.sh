@@ -105,7 +105,7 @@ test_arc_errors() {
     ai2 '"label" is a boolean' '{"stem": "q", "choices": [{"text": "x", "label": "A"}, {"text": "y", "label": true}]}'
     ai2 '"text" is missing' '{"stem": "q", "choices": ["x", "y"]}'
     bad arc '"question" is missing' '{"answerKey": "A"}'
-    bad arc '"answerKey" is missing' '[]'
+    bad arc 'is an array, want an object with "answerKey"' '[]'
 }
 
 # Usage errors, and that --help names the rules

@@ -146,7 +146,11 @@ test_missing_shards() {
     failure 'data: is a directory' -- -i data
 }
 test_no_data() { refused 1 'no training data' '-i' 'dev/data/tokenize' -- "${small[@]}" "${batch[@]}" -o new; }
-test_text_as_shard() { failure 'text: looks like text' 'dev/data/tokenize' -- -i text; }
+test_text_as_shard() {
+    failure '--train-data: text: looks like text' 'dev/data/tokenize' -- -i text
+    failure "--train-data: no file matches 'none\*'" 'dev/data/tokenize' -- -i 'none*'
+    failure "--val-data: no file matches 'none'" 'dev/data/tokenize' -- -j none
+}
 test_empty_shard() { failure 'bad/empty.bin: is empty' -- -i bad/empty.bin; }
 test_truncated_shard() { failure 'bad/cut.bin' '5000 tokens' '11024 bytes' 'has 3000' 'cut short' -- -i bad/cut.bin; }
 test_model_as_shard() { failure '257.bin: is a tokenizer of llm.c' -- -i 257.bin; }
@@ -433,6 +437,10 @@ test_prompts_from_nowhere() {
     setup
     refused 1 '--prompt-file none: No such file' -- -e run/step_00000003 --prompt-file none
     refused 1 '--prompt-file data: not a file' -- -e run/step_00000003 --prompt-file data
+    printf 'a\0b' >"$world/nul"
+    refused 1 '--prompt-file nul: is not text: has a NUL byte at offset 1' -- -e run/step_00000003 --prompt-file nul
+    printf '\377\376a\0' >"$world/utf16"
+    refused 1 '--prompts utf16: is UTF-16, not text: use iconv -f UTF-16 -t UTF-8 FILE > TEXT' -- -e run/step_00000003 --prompts utf16
     : >"$world/no_lines"
     refused 1 '--prompts no_lines: has 0 lines, want 1 to 65536' -- -e run/step_00000003 --prompts no_lines
     yes | head -n 65537 >"$world/many_lines"
@@ -451,7 +459,7 @@ test_evaluation_of_nothing() {
     refused 1 '--eval bad/empty.bin: is empty' -- -e run/step_00000003 --eval bad/empty.bin
     refused 1 '--eval bad/cut.bin: the header says' -- -e run/step_00000003 --eval bad/cut.bin
     refused 1 '--eval bad/id.bin: token 20 is id 257' -- -e run/step_00000003 --eval bad/id.bin
-    refused 1 '--eval run/step_00000003/model.safetensors: is not a token shard' -- -e run/step_00000003 --eval run/step_00000003/model.safetensors
+    refused 1 '--eval run/step_00000003/model.safetensors: is a safetensors file, not text' -- -e run/step_00000003 --eval run/step_00000003/model.safetensors
     refused 1 '--eval text: is text, and there is no vocabulary' '--tokenizer' -- -e "$tiny" --eval text
     refused 1 '--hellaswag text: not an evaluation file' -- -e run/step_00000003 --hellaswag text
     refused 1 '-t 33 is more than the 32 positions' -- -e run/step_00000003 --eval text -t 33
@@ -594,10 +602,16 @@ test_prompt_from_a_file() {
         (cd "$world" && printf 'int ' | "$train" -e run/step_00000003 $form --num-tokens 20 --no-stop-at-eot --seed 1) >"$tmp/out" 2>"$tmp/err"
         cmp "$tmp/out" "$tmp/typed"
     done
-    printf 'a\0b\n\n' >"$world/prompt.txt" # any byte is text, and only one newline is dropped
+    printf 'a\001b\n\n' >"$world/prompt.txt" # any byte but NUL is text, and only one newline is dropped
     good -e run/step_00000003 --prompt-file prompt.txt --num-tokens 1 --temperature 0
-    head -c 4 "$tmp/out" | cmp - <(printf 'a\0b\n')
+    head -c 4 "$tmp/out" | cmp - <(printf 'a\001b\n')
     contains "prompt: 4 tokens" "$tmp/err"
+    # a byte order mark is not part of a prompt, and Windows' line break is one
+    printf '\357\273\277int \r\n' >"$world/prompt.txt"
+    for form in prompt.txt=--prompt-file $'\357\273\277int =--prompt'; do
+        good -e run/step_00000003 "${form#*=}" "${form%=*}" --num-tokens 20 --no-stop-at-eot --seed 1
+        cmp "$tmp/out" "$tmp/typed"
+    done
 }
 # several texts: each line of a file, or one prompt several times; the first is the one that is sampled alone
 test_several_texts() {
@@ -610,7 +624,7 @@ test_several_texts() {
     tail -n +2 "$tmp/out" | head -c "$(wc -c <"$tmp/single")" | cmp - "$tmp/single"
     grep -aq '^char' "$tmp/out" || fail "the third line is not continued"
     cp "$tmp/out" "$tmp/lines"
-    sed 's/$/\r/' "$world/lines.txt" >"$world/windows.txt"
+    { printf '\357\273\277' && sed 's/^$/ \t/; s/$/\r/' "$world/lines.txt"; } >"$world/windows.txt"
     good -e run/step_00000003 --prompts windows.txt --num-tokens 20 --no-stop-at-eot --seed 1
     cmp "$tmp/out" "$tmp/lines"
     sample --seed 1 --num-samples 3 >"$tmp/three"

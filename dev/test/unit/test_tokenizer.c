@@ -822,6 +822,7 @@ static void test_bad_merges(void) {
     } cases[] = {
         {"a b\nc\n", "m.txt:2: want two tokens"},
         {"a b\n\nb c\n", "m.txt:2: want two tokens"},
+        {"a b\r\n \r\nb c\r\n", "m.txt:2: want two tokens"},
         {"a  b\n", "m.txt:1: want two tokens"},
         {" a b\n", "m.txt:1: want two tokens"},
         {"a b \n", "m.txt:1: want two tokens"},
@@ -840,10 +841,12 @@ static void test_bad_merges(void) {
         bool ok = tokenizer_parse_merges(&t, text_of(cases[i].text, "m.txt"), &err);
         check_refused(ok, &t, &err, cases[i].want, cases[i].text);
     }
-    // without the version line; with Windows line ends; without the last newline
+    // without the version line; with Windows line ends; blank lines behind them; without the last newline
     check(tokenizer_parse_merges(&t, text_of("a b\r\nab c\r\n", "m.txt"), &err) && t.num_merges == 2);
     tokenizer_free(&t);
     check(tokenizer_parse_merges(&t, text_of("#version: 0.2\na b\nab c", "m.txt"), &err) && t.num_merges == 2);
+    tokenizer_free(&t);
+    check(tokenizer_parse_merges(&t, text_of("a b\nab c\n\n \t\r\n  ", "m.txt"), &err) && t.num_merges == 2);
     tokenizer_free(&t);
 }
 
