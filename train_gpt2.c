@@ -20,7 +20,7 @@ that calls llmc/matmul.h. Every operation is threaded with OpenMP and gives the 
 Sources: Radford et al. 2019, "Language models are unsupervised multitask learners"; the structure of the program
 follows karpathy/llm.c.
 */
-#include "llmc/checkpoint.h"   // defines: advise_huge
+#include "llmc/checkpoint.h"   // defines: advise_huge, params_check
 #include "llmc/cli.h"          // defines: cli_parse, cli_print
 #include "llmc/dataloader.h"   // defines: Batch, dataloader_next, dataloader_reset
 #include "llmc/eval_loader.h"  // defines: EvalLoader, eval_close
@@ -1276,9 +1276,9 @@ static bool accumulate_gradients(Trainer* t, double* loss) {
 // Ends a run after too many consecutive steps that were not finite.
 __attribute__((noreturn)) static void give_up(Trainer* t) {
     // a step that is not finite does not change the weights, so they are good unless an earlier update overflowed them
-    bool good = isfinite(euclidean_norm(t->model.params_memory, num_parameters(&t->model.config)));
+    bool good = params_check(&t->model.config, t->model.params_memory, FLT_MAX, NULL);
     if (good && args->output) { save_checkpoint(t, true); }
-    training_give_up(good);
+    training_give_up(&t->job, good);
 }
 
 static void train_step(Trainer* t) {
@@ -1368,7 +1368,7 @@ static int train(void) {
 // 5. other tasks
 // ================================================================================================
 
-// The model that -e names, its weights in memory and checked, and its vocabulary.
+// The model that -e names, its weights in memory, and its vocabulary.
 typedef struct {
     GPT2 model;
     ModelSource source;
@@ -1383,7 +1383,6 @@ static void loaded_model_open(LoadedModel* m) {
     model_source_open(&m->source, resolve_model_path(args->model), &has_tokenizer, &m->tokenizer);
     m->vocabulary = has_tokenizer ? &m->tokenizer : NULL;
     load_model(&m->model, &m->source);
-    check_weights(&m->source, m->model.params_memory);
     // generating a token is bound by reading the weights: one of them takes as long as some 100 FLOPs
     limit_threads(100.0 * (double)num_parameters(&m->model.config));
     m->load_ms = time_ms() - start;

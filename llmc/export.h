@@ -78,6 +78,9 @@ static inline int export_model(void) {
     float* params = (float*)malloc_check(num_parameters(&config) * sizeof(float));
     const float* const arrays[1] = {params};
     model_source_read(&source, params);
+    if (!gguf && bf16 && !params_check(&config, params, gguf_types[type].limit, &err)) {
+        die("--export %s: %s: no value of bf16: give --type f32", path, err.text);
+    }
     if (gguf) {
         ok = gguf_write(&file, temp, params, &err);
         gguf_close(&file);

@@ -190,17 +190,4 @@ static inline void model_source_read(ModelSource* source, float* params) {
     model_source_close(source);
 }
 
-// Ends the program if a weight is NaN or infinite: no text can be sampled from such a model.
-static inline void check_weights(const ModelSource* source, const float* params) {
-    for (int p = 0; p < NUM_PARAMS; p++) {
-        const float* tensor = params + param_offset(&source->config, p);
-        size_t n = param_size(&source->config, p), bad = 0;
-#pragma omp parallel for reduction(+ : bad)
-        for (long i = 0; i < (long)n; i++) { bad += !isfinite(tensor[i]); }
-        if (bad > 0) {
-            die("-e %s: %zu values of %s are NaN or infinite", source->path.text, bad, gpt2_params[p].name);
-        }
-    }
-}
-
 #endif

@@ -81,6 +81,8 @@ typedef struct {
     int lock;        // the descriptor that locks -o (run_lock), or negative
     Path checkpoint; // path of the checkpoint that the run resumes from; "" for a new run
     int nonfinite_in_a_row;
+    int64_t first_step, first_skipped; // of this process: run.step and run.skipped_steps when it began
+    int64_t num_nonfinite;             // steps of this process that were skipped because they were not finite
     // for the estimate of the time left
     double step_ms;                            // exponential moving average
     double validation_ms, sample_ms, write_ms; // the newest times; write_ms: of a save that the run waits for
@@ -309,6 +311,8 @@ static inline void training_begin(Training* t, const GPT2Config* config, float* 
                        (long long)t->run.step, (long long)t->num_steps);
         }
     }
+    t->first_step = t->run.step;
+    t->first_skipped = t->run.skipped_steps;
     dataloader_state(&t->train, &t->position);
     if (args->output && run_rank == 0) { training_own_output(t); }
     if (!logger_open(&t->logger, run_rank == 0 ? args->output : NULL, t->checkpoint.text[0] ? t->run.step : -1, &err)) {
@@ -440,6 +444,13 @@ static inline void training_save_anyway(Training* t) {
         reason.text);
 }
 
+// Ends the program because the weights are not finite and so were not saved. reason: how that was noticed.
+__attribute__((noreturn)) static inline void training_refuse_weights(const Training* t, const char* reason) {
+    die("%s: the weights after step %lld were not saved: %s", reason, (long long)t->run.step,
+        t->saved_step >= 0 ? "resume from the newest checkpoint with -y 1 and a lower -l"
+                           : "take a lower -l or a longer -u");
+}
+
 // True if checkpoints are written while the run goes on.
 static inline bool training_saves_asynchronously(void) {
     return args->output && args->async_save && (args->save_every || args->keep_best);
@@ -510,6 +521,7 @@ static inline void training_save(Training* t, float* const* tensors, bool last) 
     if (!last) {
         training_report_periodic_save(t);
     } else if (!training_report_save(t)) {
+        if (params_not_finite(&s->error)) { training_refuse_weights(t, s->error.text); }
         training_save_anyway(t);
     }
 }
@@ -586,6 +598,7 @@ static inline bool training_judge(Training* t, StepReport* r) {
 static inline void training_count(Training* t, const StepReport* r, bool applied) {
     bool finite = isfinite(r->loss) && isfinite(r->norm);
     t->nonfinite_in_a_row = finite ? 0 : t->nonfinite_in_a_row + 1;
+    t->num_nonfinite += !finite;
     if (applied) { return; }
     t->run.skipped_steps++;
     if (!finite) {
@@ -685,11 +698,40 @@ static inline void training_sample_end(Training* t, TrainingSample* s, const cha
 
 // Ends the program after args->max_nonfinite steps in a row were not finite. weights_are_good is true if the weights
 // are finite; they were then saved, if -o was given.
-__attribute__((noreturn)) static inline void training_give_up(bool weights_are_good) {
-    die("loss or gradients were not finite %d steps in a row: stopped, %s", args->max_nonfinite,
-        !weights_are_good ? "and the weights themselves are not finite: start from other weights"
-        : args->output    ? "the weights of the last good step are saved; a lower -l or a longer -u may help"
-                          : "nothing saved (no -o); a lower -l or a longer -u may help");
+__attribute__((noreturn)) static inline void training_give_up(const Training* t, bool weights_are_good) {
+    char reason[128];
+    snprintf(reason, sizeof(reason), "loss or gradients were not finite %d steps in a row", args->max_nonfinite);
+    if (!weights_are_good) {
+        strcat(reason, ", and the weights themselves are not finite");
+        training_refuse_weights(t, reason);
+    }
+    die("%s: stopped, %s", reason,
+        args->output ? "the weights of the last good step are saved; a lower -l or a longer -u may help"
+                     : "nothing saved (no -o); a lower -l or a longer -u may help");
+}
+
+// Says how many steps of this process were skipped, and why. Returns false if all of them were, or if this process, which
+// has taken no step, resumed from such a run: then nothing has been learned.
+static inline bool training_report_skipped(const Training* t) {
+    int64_t steps = t->run.step - t->first_step, skipped = t->run.skipped_steps - t->first_skipped;
+    bool before = steps == 0 && t->run.skipped_steps == t->run.step;
+    if (before) { steps = skipped = t->run.step; }
+    if (skipped == 0) { return true; }
+    bool all = skipped == steps;
+    char what[160], reason[80] = "";
+    if (t->num_nonfinite > 0) {
+        snprintf(reason, sizeof(reason), ", %lld of them with a loss or gradient that was not finite",
+                 (long long)t->num_nonfinite);
+    }
+    snprintf(what, sizeof(what), "%lld of %lld steps were skipped%s", (long long)skipped, (long long)steps, reason);
+    if (2 * skipped < steps) {
+        printf("%s\n", what);
+    } else if (run_rank == 0) {
+        fprintf(stderr, "%s: %s%s: %s\n", all ? "error" : "warning", what, all ? ": nothing was learned" : "",
+                before || 2 * t->num_nonfinite >= skipped ? "take a lower -l, a longer -u or other weights"
+                                                          : "raise -sl and -sg, or leave them out");
+    }
+    return !all;
 }
 
 // Prints the summary, closes the log and the data, and returns the exit code.
@@ -703,7 +745,7 @@ static inline int training_end(Training* t) {
         code = args->output ? EXIT_SUCCESS : 128 + run_stop_signal;
     }
     if (t->failed_saves) { printf("%d %s failed\n", t->failed_saves, t->failed_saves == 1 ? "save" : "saves"); }
-    if (t->run.skipped_steps) { printf("%lld steps were skipped\n", (long long)t->run.skipped_steps); }
+    if (!training_report_skipped(t)) { code = EXIT_FAILURE; }
     if (!logger_close(&t->logger, &err)) { fprintf(stderr, "warning: %s\n", err.text); }
     dataloader_close(&t->train);
     if (t->has_val) { dataloader_close(&t->val); }

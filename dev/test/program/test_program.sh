@@ -234,18 +234,35 @@ test_another_vocabulary() {
     refused 1 '-i other/a_train_\*.bin: the vocabulary beside these shards: other/merges.txt' -- \
         -e run/step_00000003 "${batch[@]}" -i 'other/a_train_*.bin' -o new
 }
+# every door says the same about a weight that is not finite, before it writes anything
 test_infinite_weights() {
     setup
-    local kind bytes at
+    local kind bytes at line
     for kind in inf nan; do
         cp -r "$world/run/step_00000003" "$world/$kind"
         rm "$world/$kind/state.json"
         bytes='\x00\x00\x80\x7f'
         [ $kind = inf ] || bytes='\x00\x00\xc0\x7f'
-        at=$(wc -c <"$world/$kind/model.safetensors") # some value of the last tensor
+        at=$(wc -c <"$world/$kind/model.safetensors") # the last but one value of the last tensor
         patch "$world/$kind/model.safetensors" $((at - 8)) "$bytes"
-        refused 1 "-e $kind: 1 values of [a-z0-9]* are NaN or infinite" -- -e $kind --prompt '' --temperature 0
     done
+    printf 'the cat sat\n2\nsits mat\nand the\non the mat.\nqqq zz\n' >"$tmp/questions"
+    "$BIN_DIR/dev/data/hellaswag" -i "$tmp/questions" -o "$world/question.bin" 2>"$tmp/err" || fail "$(cat "$tmp/err")"
+    line="^error: nan/model.safetensors: tensor '[a-z0-9_.]*' is not finite: nan at \\[[0-9, ]*\\]: take other weights or an earlier checkpoint$"
+    refused 1 "${line//nan/inf}" -- -e inf --prompt '' --temperature 0
+    refused 1 "$line" -- -e nan --prompt ''
+    refused 1 "$line" -- -e nan --eval "$data"
+    refused 1 "$line" -- -e nan --hellaswag question.bin
+    refused 1 "$line" -- -e nan --bench
+    refused 1 "$line" -- -e nan "${batch[@]}" -i "$data" -o new
+    for kind in new new.bin new.gguf; do refused 1 "$line" -- -e nan --export $kind; done
+    cp -r "$world/nan" "$world/large" # a finite value that rounding to bf16 makes infinite
+    patch "$world/large/model.safetensors" $((at - 8)) '\xff\xff\x7f\x7f'
+    for kind in new new.bin; do
+        refused 1 "^error: --export $kind: tensor '[a-z0-9_.]*' is too large: 3.40282e\\+38 at .*: no value of bf16: give --type f32$" -- \
+            -e large --export $kind --type bf16
+    done
+    rm -r "$world/large"
 }
 # nothing waits for a writer to a FIFO
 test_fifo() {
@@ -1128,33 +1145,51 @@ test_out_of_memory() {
     grep -qE '^error: out of memory: cannot allocate 0.[0-9]+ GB$' "$tmp/err" || fail "$(cat "$tmp/err")"
 }
 
-# weights that contain a NaN: no update, and the run ends with an error
+# weights so large that the loss is not finite: no update, and the run ends with an error
 test_nonfinite() {
     setup
-    cp -r "$world/run/step_00000003" "$world/nan"
+    cp -r "$world/run/step_00000003" "$world/large"
     local header
-    header=$(od -An -t u8 -N 8 "$world/nan/model.safetensors" | tr -d ' ')
-    patch "$world/nan/model.safetensors" $((8 + header)) '\x00\x00\xc0\x7f'
-    good -e nan/model.safetensors "${batch[@]}" -i "$data" -a 1 -o nan_run # three steps, fewer than --max-nonfinite
+    header=$(od -An -t u8 -N 8 "$world/large/model.safetensors" | tr -d ' ')
+    for at in 0 128; do patch "$world/large/model.safetensors" $((8 + header + at)) '\x00\x00\x7f\x7f'; done # the first channel of tokens 0 and 1
+    run -e large/model.safetensors "${batch[@]}" -i "$data" -a 1 -o large_run # three steps, fewer than --max-nonfinite
+    want "status of a run that has learned nothing" "$status" 1
     local skipped
     skipped=$(grep -c 'not finite, weights left as they are' "$tmp/out" || true)
     want "skipped steps" "$skipped" 3
-    contains "3 steps were skipped" "$tmp/out"
-    # the weights, including the NaN, are unchanged
-    cmp "$world/nan/model.safetensors" "$world/nan_run/step_00000003/model.safetensors" || fail "the weights have changed"
-    run -e nan/model.safetensors "${batch[@]}" -i "$data" -a 1 -x 100 --max-nonfinite 4 -o nan_stopped
+    want "stderr" "$(cat "$tmp/err")" "error: 3 of 3 steps were skipped, 3 of them with a loss or gradient that was not finite: nothing was learned: take a lower -l, a longer -u or other weights"
+    cmp "$world/large/model.safetensors" "$world/large_run/step_00000003/model.safetensors" || fail "the weights have changed"
+    run -e large/model.safetensors "${batch[@]}" -i "$data" -a 1 -x 100 --max-nonfinite 4 -o large_stopped
     want status "$status" 1
     want "lines of stderr" "$(wc -l <"$tmp/err")" 1
     contains "not finite 4 steps in a row" "$tmp/err"
-    contains "the weights themselves are not finite" "$tmp/err"
+    [[ $train == *cu ]] || contains "stopped, the weights of the last good step are saved" "$tmp/err" # infinite in fp16
     local steps
     steps=$(grep -c '^step .* tok/s' "$tmp/out")
     # on a GPU the fifth step is in flight when the fourth is checked; fp16 waits for each step
     [[ $train == *cu && $steps = 5 ]] || want "steps" "$steps" 4
-    [ ! -e "$world/nan_stopped/step_00000004" ] || fail "saves weights that are not numbers"
-    run -e nan/model.safetensors --prompt '!' # '!' is id 0, whose embedding has the NaN
-    want "status of sampling" "$status" 1
-    contains "nan/model.safetensors: 1 values of wte are NaN or infinite" "$tmp/err"
+}
+
+# weights that an update makes infinite: they are not saved, and no checkpoint is removed for them
+test_weights_overflow() {
+    setup
+    [[ $train != *cu ]] || skip "the fake GPU has other updates"
+    cp -r "$world/run/step_00000003" "$world/edge"
+    local header at explode=(-l 0.1 -c 100 -k constant -u 0)
+    header=$(od -An -t u8 -N 8 "$world/edge/model.safetensors" | tr -d ' ')
+    at=$((8 + header + 257 * 128 + 31 * 128)) # the position 31, which rows of 16 tokens do not use; weight decay multiplies it by -9
+    patch "$world/edge/model.safetensors" $at '\x00\x00\x7f\x7f'
+    run -e edge/model.safetensors "${batch[@]}" -i "$data" "${explode[@]}" -x 1 -o edge_run
+    want status "$status" 1
+    want "stderr" "$(cat "$tmp/err")" "error: tensor 'wpe.weight' is not finite: -inf at [31, 0]: the weights after step 1 were not saved: take a lower -l or a longer -u"
+    want "what is saved" "$(ls "$world/edge_run" | grep step_ || true)" ""
+    good -e edge/model.safetensors "${batch[@]}" -i "$data" -l 0 -x 2 -n 1 -nk 1 -o edge_run
+    run -e edge/model.safetensors "${batch[@]}" -i "$data" "${explode[@]}" -x 4 -n 1 -nk 1 -y 1 -o edge_run
+    want status "$status" 1
+    contains "warning: the checkpoint of step 3 was not saved, earlier ones are untouched: tensor 'wpe.weight' is not finite: -inf at [31, 0]" "$tmp/err"
+    want "the last line" "$(tail -n 1 "$tmp/err" | sed 's/-nan/nan/' | cut -d : -f 3-)" " nan at [31, 0]: the weights after step 4 were not saved: resume from the newest checkpoint with -y 1 and a lower -l"
+    want "what is saved" "$(ls "$world/edge_run" | grep step_)" step_00000002
+    good -e edge/model.safetensors "${batch[@]}" -i "$data" -l 0 -x 4 -y 1 -o edge_run
 }
 
 test_interrupt_without_output() {
@@ -1263,7 +1298,7 @@ tests=(unknown_flag junk_number missing_value negative_size stray_argument out_o
     prompt_from_a_file several_texts many_prompts stop_strings repetition_penalty min_p special_tokens prompt_ids_without_vocabulary eos_of_the_config random_seed
     eval eval_values hellaswag bench export mlp_and_epsilon export_gguf export_gguf_refused export_gguf_full_disk keep_best sampling_while_saving
     help step_lines z_scores nothing_written_without_output overfits_one_batch prompt_without_vocabulary_prints_ids seed temperature_0_is_greedy
-    newest_good_checkpoint fine_tuning resume_same_flags resume_says_what_changed resume_muon resume_another_model out_of_memory nonfinite interrupt_without_output end_of_text_of_another_name
+    newest_good_checkpoint fine_tuning resume_same_flags resume_says_what_changed resume_muon resume_another_model out_of_memory nonfinite weights_overflow interrupt_without_output end_of_text_of_another_name
     progress_reaches_a_file output_that_cannot_be_written terminal_is_not_commanded
     terminal_is_not_commanded_in_utf8)
 run_tests "$@"
