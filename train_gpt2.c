@@ -1137,7 +1137,6 @@ typedef struct {
     int *inputs, *targets; // (B,T)
     Evaluator evaluator;   // for --hellaswag
     EvalLoader hellaswag;
-    double machine_flops; // measured FLOP/s of a matmul on this machine, which count as 100% MFU
 } Trainer;
 
 // This machine's memory in GB.
@@ -1182,24 +1181,6 @@ static void limit_threads(double flops) {
 #else
     (void)flops;
 #endif
-}
-
-// Measures the FLOP/s of a matmul that is large enough to reach the machine's rate. Takes 20 ms on one core, a second in a build
-// with sanitizers. If LLMC_MACHINE_GFLOPS is set, as by tests that start hundreds of runs, returns its value instead.
-static double measure_matmul_flops(void) {
-    const char* known = getenv("LLMC_MACHINE_GFLOPS");
-    if (known && atof(known) > 0) { return atof(known) * 1e9; }
-    const int n = 512;
-    float *a = allocate_floats(n * n), *b = allocate_floats(n * n), *c = allocate_floats(n * n);
-    double best_ms = 1e30;
-    for (int i = 0; i < 4; i++) {
-        double start = time_ms();
-        matmul_nn(c, n, a, n, b, n, n, n, n, false);
-        double ms = time_ms() - start;
-        best_ms = ms < best_ms ? ms : best_ms;
-    }
-    free(a), free(b), free(c);
-    return 2.0 * n * n * n / best_ms * 1e3;
 }
 
 static void load_model(GPT2* model, ModelSource* source) {
@@ -1301,7 +1282,7 @@ static void train_step(Trainer* t) {
     }
     training_step_done(&t->job);
     r.ms = time_ms() - start;
-    training_report(&t->job, &r, t->machine_flops, "fp32", "");
+    training_report(&t->job, &r, 0, "fp32", "");
     if (t->job.nonfinite_in_a_row >= args->max_nonfinite) { give_up(t); }
 }
 
@@ -1322,7 +1303,6 @@ static void trainer_open(Trainer* t) {
     open_questions(&t->hellaswag, B, T, source.config.vocab_size);
     if (args->hellaswag) { evaluator_open(&t->evaluator, compute_losses, NULL, &t->model, B, T); }
     training_allocate_copy(&t->job, &t->model.config, memory_left);
-    t->machine_flops = measure_matmul_flops();
     limit_threads(training_flops_per_token(&t->model.config, T) * B * T);
     t->job.run.loss_scale = 1.0;
     training_begin(&t->job, &t->model.config, t->model.params_memory, t->model.m_memory, t->model.v_memory);

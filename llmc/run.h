@@ -644,16 +644,18 @@ static inline double training_seconds_left(const Training* t, int64_t step) {
     return ms * 1e-3;
 }
 
-// Prints and logs a step. machine_flops: peak FLOP/s, that is 100% MFU. precision: for example "bf16". extra:
-// additional columns of the calling program, each like " | 1.0 GB", or "".
+// Prints and logs a step. machine_flops: peak FLOP/s, that is 100% MFU; 0 on a CPU: other programs and the clock change what
+// its cores reach from one moment to the next, so the line has GFLOP/s. precision: for example "bf16". extra: additional columns of the calling program, each like " | 1.0 GB", or "".
 static inline void training_report(Training* t, const StepReport* r, double machine_flops, const char* precision,
                                    const char* extra) {
-    char line[512], left[32];
+    char line[512], left[32], rate[48];
+    double flops = training_flops(t, r->ms);
+    snprintf(rate, sizeof(rate), "%.1f GFLOP/s", 1e-9 * flops);
+    if (machine_flops > 0) { snprintf(rate, sizeof(rate), "%.1f%% %s MFU", 100.0 * flops / machine_flops, precision); }
     double tokens_per_second = (double)t->batch.total / r->ms * 1e3;
     t->step_ms = t->step_ms > 0 ? 0.9 * t->step_ms + 0.1 * r->ms : r->ms;
     format_step_line(line, sizeof(line), r->step, t->num_steps, r->loss, r->loss_z, r->norm, r->norm_z,
-                     r->learning_rate, r->ms, 100.0 * training_flops(t, r->ms) / machine_flops, precision,
-                     tokens_per_second);
+                     r->learning_rate, r->ms, rate, tokens_per_second);
     format_duration(left, sizeof(left), training_seconds_left(t, r->step));
     char saturated[48] = "";
     if (args->fp8 && r->num_saturated > 0) {

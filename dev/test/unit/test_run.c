@@ -393,6 +393,13 @@ static void test_report(void) {
               "43 tok/s | 1.5 TFLOP/s | 2.0 GB | 2 fp8 tensors saturated | ETA 4s\n");
     check_near(t.step_ms, 600.0, 1e-9);
     check(logger_close(&t.logger, &err));
+    settings.fp8 = FP8_OFF;
+    capture_begin();
+    training_report(&t, &r, 0, "fp32", ""); // on a CPU
+    capture_end();
+    char want[64];
+    snprintf(want, sizeof(want), "| 1500.00 ms | %.1f GFLOP/s | 43 tok/s", 1e-9 * flops / 3);
+    check(strstr(printed, want) && !strchr(printed, '%'));
     snprintf(path, sizeof(path), "%s/main.log", dir);
     FILE* f = fopen(path, "rb");
     check(f && fread(log, 1, sizeof(log) - 1, f) > 0);
