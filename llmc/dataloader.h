@@ -411,10 +411,7 @@ static inline bool dataloader_restore(DataLoader* d, const DataLoaderState* stat
                          (long long)d->num_shards);
     }
     if (state->fingerprint != 0 && state->fingerprint != d->fingerprint) {
-        return error_set(err,
-                         "%s: there are as many tokens as when it was saved, but other ones; for a new run with the "
-                         "saved weights, give the checkpoint as -e and another -o",
-                         what);
+        return error_set(err, "%s: there are as many tokens as when it was saved, but other ones", what);
     }
     if ((state->shuffle != 0) != d->shuffle) {
         return error_set(err, "%s: the saved run read it %s, but this run does not", what,

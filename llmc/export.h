@@ -12,6 +12,7 @@ Face's from_pretrained opens, a single .safetensors file, llm.c's .bin, or llama
 #include "gpt2.h"
 #include "model_source.h"
 #include "run_state.h"
+#include "stop.h"
 #include "tokenizer.h"
 #include "utils.h"
 
@@ -42,6 +43,22 @@ static inline void check_single_file(const char* path, const GPT2Config* config)
             "of a directory, which gets a config.json",
             path, (double)standard.norm_epsilon, (double)config->norm_epsilon);
     }
+}
+
+// Removes what has been written under the temporary name, and says why there is no export. Returns the exit code.
+static inline int export_failed(const char* path, const char* temp, const Error* err) {
+    if (is_directory(temp)) {
+        run_remove_directory(temp, NULL);
+    } else {
+        unlink(temp);
+    }
+    if (run_stop_signal) {
+        print_line(stderr, "error: --export %s: %s: nothing was written", path, strsignal(run_stop_signal));
+        return 128 + run_stop_signal;
+    }
+    size_t n = strlen(temp);
+    bool ours = strncmp(err->text, temp, n) == 0; // the user knows only the other name
+    die("--export %s%s%s", path, ours ? "" : ": ", err->text + (ours ? n : 0));
 }
 
 // Exports the model -e to args->export_path. It is written under a temporary name and renamed, so that what has the name is
@@ -75,6 +92,10 @@ static inline int export_model(void) {
     if (gguf && !gguf_open(&file, path, &config, type, has_tokenizer ? &tokenizer : NULL, eot, &err)) {
         die("--export %s", err.text);
     }
+    // a signal ends the writing, so that nothing incomplete is left
+    run_stop_is_silent = true;
+    run_install_signal_handlers();
+    writers_stop = &run_stop_signal;
     float* params = (float*)malloc_check(num_parameters(&config) * sizeof(float));
     const float* const arrays[1] = {params};
     model_source_read(&source, params);
@@ -91,15 +112,8 @@ static inline int export_model(void) {
     } else {
         ok = export_directory(temp, &config, params, bf16, eot, has_tokenizer ? &tokenizer : NULL, &err);
     }
-    if (ok && rename(temp, path) != 0) { ok = error_set(&err, "cannot rename %s: %s", temp, strerror(errno)); }
-    if (!ok) {
-        if (is_directory(temp)) {
-            run_remove_directory(temp, NULL);
-        } else {
-            unlink(temp);
-        }
-        die("--export %s", err.text);
-    }
+    if (ok && rename(temp, path) != 0) { ok = error_set(&err, "%s: rename: %s", temp, strerror(errno)); }
+    if (!ok) { return export_failed(path, temp, &err); }
     print_line(stdout, "%s: %.2f M parameters in %s", path, (double)num_parameters(&config) * 1e-6,
                gguf_types[type].name);
     free(params);

@@ -288,9 +288,10 @@ static inline void training_begin(Training* t, const GPT2Config* config, float* 
     t->run.best_val_loss = t->kept_val_loss = INFINITY;
     fill_run_settings(&t->run, t);
     if (t->checkpoint.text[0]) {
-        if (!run_load(t->checkpoint.text, &t->run, params, m, v, &err) ||
-            !dataloader_restore(&t->train, &t->run.loader, &err)) {
-            die("%s", err.text);
+        if (!run_load(t->checkpoint.text, &t->run, params, m, v, &err)) { die("%s", err.text); }
+        if (!dataloader_restore(&t->train, &t->run.loader, &err)) {
+            die("%s: resume with the flags of before, or start a new run from its weights with -e %s -o NEW", err.text,
+                t->checkpoint.text);
         }
         RunState now = t->run;
         fill_run_settings(&now, t);

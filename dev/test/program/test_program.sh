@@ -488,7 +488,7 @@ test_evaluation_of_nothing() {
 test_export_over_something() {
     setup
     refused 1 '--export text: exists already, give another name' -- -e run/step_00000003 --export text
-    refused 1 '--export none/x.bin.tmp-[0-9]+: cannot create: No such file' -- -e run/step_00000003 --export none/x.bin
+    refused 1 '^error: --export none/x.bin: cannot create: No such file' -- -e run/step_00000003 --export none/x.bin
     refused 2 '--export-type wants one of fp32.bf16' -- -e run/step_00000003 --export new --export-type int4
 }
 # data that was changed in place, with the same number of tokens
@@ -497,8 +497,23 @@ test_data_changed_in_place() {
     cp -r "$world/data" "$world/changing"
     good "${small[@]}" "${batch[@]}" -i 'changing/a_train_*.bin' -o in_place
     patch "$world/changing/a_train_000001.bin" 1024 '\x05\x00'
-    refused 1 'cannot resume the data: there are as many tokens as when it was saved, but other ones' 'another -o' -- \
+    refused 1 'cannot resume the data: there are as many tokens as when it was saved, but other ones: resume with .* -e in_place/step_00000003 -o NEW$' -- \
         -e d6 "${batch[@]}" -i 'changing/a_train_*.bin' -o in_place -y 1 -x 5
+}
+# a run that goes on with another -t, order or data: the message names a command, which works
+test_resume_other_data() {
+    setup
+    local flags step=run/step_00000003
+    cp -r "$world/data" "$world/less"
+    rm "$world/less/a_train_000001.bin"
+    for flags in '-t 32' '--no-shuffle' '--seed 7' '-i less/a_train_*.bin'; do
+        read -ra flags <<<"$flags"
+        refused 1 "^error: cannot resume the data: .*: resume with the flags of before, or start a new run from its weights with -e $step -o NEW$" -- \
+            -e d6 "${batch[@]}" -i "$data" -x 5 -o run -y 1 "${flags[@]}"
+        good -e $step "${batch[@]}" -i "$data" -x 1 -o from_weights "${flags[@]}"
+        rm -r "$world/from_weights"
+    done
+    rm -r "$world/less"
 }
 
 # ---- correct runs -----------------------------------------------------------------------
@@ -848,6 +863,14 @@ test_hellaswag() {
         'the mat. the cat sat on the dog.' >"$tmp/words"
     "$BIN_DIR/dev/data/lambada" -i "$tmp/words" -o "$world/words.bin" 2>"$tmp/err" || fail "$(cat "$tmp/err")"
     good -e cats_run --eval label_2.bin,words.bin -b 1
+    ! grep -q 'note:' "$tmp/err" || fail "$(cat "$tmp/err")"
+    # contexts that are longer than -t lose their beginning, and how many they are is said
+    good -e cats_run --eval words.bin -t 25 --json
+    contains "note: words.bin: 2 of 3 examples are longer than the 25 tokens of -t: their contexts lose the beginning" "$tmp/err"
+    contains '"examples":3,"cut":2,' "$tmp/out"
+    good -e cats_run --hellaswag label_2.bin -t 12
+    contains "note: label_2.bin: 7 of 7 examples are longer than the 12 tokens of -t" "$tmp/err"
+    good -e cats_run --eval label_2.bin,words.bin -b 1
     contains "label_2.bin: 7 of 7 correct = 1.0000" "$tmp/out"
     contains "words.bin: 3 last words, acc 0.6667 +- 0.3333, perplexity " "$tmp/out"
 }
@@ -858,6 +881,9 @@ test_bench() {
     grep -qE '^10 generated after it +20 tokens +[0-9.]+ ms +[0-9.]+ tok/s \+- [0-9.]+%$' "$tmp/out" || fail "$(cat "$tmp/out")"
     good -e d6 --channels 64 --layers 1 --heads 1 --positions 20 --bench # more than the positions allow: as much as fits
     contains "prompt of 19 " "$tmp/out"
+    want "what is said of it" "$(cat "$tmp/err")" "note: the prompt has 19 tokens instead of 512, because the model has 20 positions"
+    refused 1 '--bench-prompt 20 is too long: the model has 20 positions, one of them for a generated token$' -- \
+        -e d6 --channels 64 --layers 1 --heads 1 --positions 20 --bench --bench-prompt 20
 }
 # every format that --export writes is read back: the same text greedily, and fp32 to the same bits
 test_export() {
@@ -969,26 +995,38 @@ test_export_gguf_refused() {
         -e $step --tokenizer 257.bin --export new.gguf
     refused 1 '^error: --export new.gguf: q8_0 has blocks of 32 weights, which do not divide 24 channels: give --type f16$' -- \
         -e d6 --layers 1 --heads 1 --channels 24 --tokenizer data --export new.gguf --type q8_0
-    refused 1 '^error: --export none/x.gguf.tmp-[0-9]+: cannot create: No such file' -- -e $step --export none/x.gguf
+    refused 1 '^error: --export none/x.gguf: cannot create: No such file' -- -e $step --export none/x.gguf
 }
-# whatever fails while a .gguf is written, as on a full disk: one line, and nothing is left
-test_export_gguf_full_disk() {
+# whatever fails while an export is written, as on a full disk, or whenever a signal ends it: one line, which has the name that was
+# asked for, and nothing is left
+test_export_fails() {
     setup
-    local at shim=$tmp/failing_write.so
+    local mode name at shim=$tmp/failing_write.so
     "$CC" -shared -fPIC -o "$shim" dev/test/stand-ins/failing_write.c -ldl
     export ASAN_OPTIONS=${ASAN_OPTIONS-}:verify_asan_link_order=0 # the library is loaded before the sanitizer's runtime
-    mkdir "$world/full"
-    for ((at = 1; at < 100; at++)); do
-        FAIL_DIR=$world/full FAIL_AT=$at FAIL_MODE=from LD_PRELOAD=$shim run -e run/step_00000003 --export full/x.gguf
-        [ $status -ne 0 ] || break
-        want "status $at" $status 1
-        want "lines $at" "$(wc -l <"$tmp/err")" 1
-        grep -qE '^error: --export .*full/x.gguf.*: No space left on device$' "$tmp/err" || fail "$at: $(cat "$tmp/err")"
-        want "files $at" "$(ls -A "$world/full")" ""
+    good -e d6 --layers 1 --heads 1 --channels 64 --positions 32 --tokenizer data --export plain
+    for mode in from term; do
+        for name in x.gguf x.bin x.safetensors x; do
+            mkdir "$world/full"
+            for ((at = 1; at < 100; at++)); do
+                FAIL_DIR=$world/full FAIL_AT=$at FAIL_MODE=$mode LD_PRELOAD=$shim run -e plain --export full/$name
+                [ $status -ne 0 ] || break
+                want "lines of $name at $at" "$(wc -l <"$tmp/err")" 1
+                if [ $mode = from ]; then
+                    want "status of $name at $at" $status 1
+                    grep -qE "^error: --export full/$name(/[a-z_.]*)?(: .*)?: No space left on device$" "$tmp/err" || fail "$at: $(cat "$tmp/err")"
+                else
+                    want "status of $name at $at" $status 143
+                    want "message of $name at $at" "$(cat "$tmp/err")" "error: --export full/$name: Terminated: nothing was written"
+                fi
+                want "files at $at" "$(ls -A "$world/full")" ""
+            done
+            [ $at -ge 3 ] || fail "only $at operations" # create, write, fsync, close, rename
+            want "files" "$(ls -A "$world/full")" "$name"
+            rm -r "$world/full"
+        done
     done
-    [ $at -ge 6 ] || fail "only $at operations" # create, reserve, write, fsync, close, rename
-    want "files" "$(ls -A "$world/full")" x.gguf
-    rm -r "$world/full"
+    rm -r "$world/plain"
 }
 # the checkpoint of the lowest validation loss stays, under the name best
 test_keep_best() {
@@ -1294,9 +1332,9 @@ tests=(unknown_flag junk_number missing_value negative_size stray_argument out_o
     output_is_a_file output_not_writable output_holds_checkpoints resume_without_output resume_another_shape resume_another_optimizer
     muon_flags
     prompt_without_merges prompt_without_vocabulary prompt_too_long sampling_flags
-    prompts_from_nowhere evaluation_of_nothing export_over_something data_changed_in_place
+    prompts_from_nowhere evaluation_of_nothing export_over_something data_changed_in_place resume_other_data
     prompt_from_a_file several_texts many_prompts stop_strings repetition_penalty min_p special_tokens prompt_ids_without_vocabulary eos_of_the_config random_seed
-    eval eval_values hellaswag bench export mlp_and_epsilon export_gguf export_gguf_refused export_gguf_full_disk keep_best sampling_while_saving
+    eval eval_values hellaswag bench export mlp_and_epsilon export_gguf export_gguf_refused export_fails keep_best sampling_while_saving
     help step_lines z_scores nothing_written_without_output overfits_one_batch prompt_without_vocabulary_prints_ids seed temperature_0_is_greedy
     newest_good_checkpoint fine_tuning resume_same_flags resume_says_what_changed resume_muon resume_another_model out_of_memory nonfinite weights_overflow interrupt_without_output end_of_text_of_another_name
     progress_reaches_a_file output_that_cannot_be_written terminal_is_not_commanded
