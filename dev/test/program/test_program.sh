@@ -1021,7 +1021,8 @@ test_export_fails() {
                 fi
                 want "files at $at" "$(ls -A "$world/full")" ""
             done
-            [ $at -ge 3 ] || fail "only $at operations" # create, write, fsync, close, rename
+            # create, write, fsync, close, rename; a signal in the last write comes too late
+            [ $at -ge 3 ] || [ $mode$at = term2 ] || fail "only $at operations"
             want "files" "$(ls -A "$world/full")" "$name"
             rm -r "$world/full"
         done
