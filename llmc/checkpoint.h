@@ -170,7 +170,10 @@ static inline bool hf_map_add(HfMap* map, const SafeTensors* st, const char* fil
         HfKind kind = hf_map_name(map, t->name, &array, &p, &layer);
         if (kind == HF_BUFFER) { continue; }
         if (kind == HF_UNKNOWN) {
-            return error_set(err, "%s: tensor '%s' is not a tensor of GPT-2; is this another model?", file, name);
+            bool moments = strncmp(name, "m.", 2) == 0 || strncmp(name, "v.", 2) == 0;
+            return error_set(err, "%s: tensor '%s' is not a tensor of GPT-2; is this %s?", file, name,
+                             moments ? "the optimizer's state of a checkpoint, whose directory is the model"
+                                     : "another model");
         }
         if (kind == HF_PARAM && layer >= param_copies(map->config, p)) {
             return error_set(err, "%s: tensor '%s' is of layer %d, but the model has %d layers", file, name, layer,

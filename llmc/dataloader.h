@@ -481,6 +481,11 @@ static inline int dataloader_by_path(const void* a, const void* b) {
 // locale.
 static inline bool dataloader_find(DataLoader* d, const char* pattern, Error* err) {
     glob_t found;
+    if (is_directory(pattern)) {
+        return error_set(err,
+                         "%s: is a directory: name the shards in it by a pattern in quotes, such as '%s/*_train_*.bin'",
+                         pattern, pattern);
+    }
     if (file_exists(pattern)) { // a name that contains characters of patterns, such as a[1].bin
         d->shards = (DataShard*)calloc_check(1, sizeof(DataShard));
         d->shards[0].path = strdup_check(pattern);
@@ -526,7 +531,15 @@ static inline bool dataloader_check_shards(DataLoader* d, Error* err) {
         bool ok = shard_parse(file.data, file.size, shard->path, 0, &shard->num_tokens, err);
         int64_t n = (int64_t)shard->num_tokens;
         if (ok) { d->fingerprint = dataloader_add_fingerprint(d->fingerprint, file.data, file.size); }
+        int32_t magic = 0;
+        if (file.size >= sizeof(magic)) { memcpy(&magic, file.data, sizeof(magic)); }
         unmap_file(&file);
+        if (!ok && magic != SHARD_MAGIC && d->num_shards > 1) {
+            return error_set(err,
+                             "%s: is one of the %lld files of the pattern, and no token shard: let the pattern name "
+                             "shards only, such as '*_train_*.bin'",
+                             shard->path, (long long)d->num_shards);
+        }
         if (!ok) { return false; }
         d->num_tokens += n;
         if (n > d->step_tokens) {

@@ -15,11 +15,24 @@ Face's from_pretrained opens, a single .safetensors file, llm.c's .bin, or llama
 #include "stop.h"
 #include "tokenizer.h"
 #include "utils.h"
+#include <strings.h>
 
-// True if path ends with the suffix.
+// True if path ends with the suffix, in capitals or not.
 static inline bool has_suffix(const char* path, const char* suffix) {
     size_t n = strlen(path), m = strlen(suffix);
-    return n >= m && strcmp(path + n - m, suffix) == 0;
+    return n >= m && strcasecmp(path + n - m, suffix) == 0;
+}
+
+// Ends the program if the name promises a format that is not written. Any other name is that of a directory.
+static inline void refuse_other_formats(const char* path) {
+    static const char* const others[] = {".pt",  ".pth",     ".ckpt", ".pkl", ".onnx", ".h5",
+                                         ".npz", ".msgpack", ".zip",  ".tar", ".gz"};
+    for (size_t i = 0; i < sizeof(others) / sizeof(others[0]); i++) {
+        if (has_suffix(path, others[i])) {
+            die("--export %s: %s is not written: name a .safetensors, .bin or .gguf file, or a directory", path,
+                others[i]);
+        }
+    }
 }
 
 // Writes a model directory: config.json, model.safetensors and the vocabulary. tokenizer may be NULL.
@@ -81,6 +94,7 @@ static inline int export_model(void) {
     if (!gguf && type != GGUF_F32 && type != GGUF_BF16) {
         cli_fail("--type %s is for .gguf files; give f32 or bf16 for %s", args->export_type, path);
     }
+    refuse_other_formats(path);
     if (file_exists(path)) { die("--export %s: exists already, give another name", path); }
     path_set(&temporary, "%s.tmp-%ld", path, (long)getpid());
     const char* temp = temporary.text;

@@ -35,18 +35,17 @@ static inline Batch settle_batch(const GPT2Config* config) {
     Batch batch = {args->B, args->T, args->total_batch, 0};
     if (batch.T == 0) { batch.T = maxT < 1024 ? maxT : 1024; }
     if (batch.T > maxT) {
-        die("-t %d is more than the %d positions of the model%s", batch.T, maxT,
-            is_descriptor(args->model) ? "; --positions sets those of a new model" : "");
+        die("-t %d is more than the %d positions of the model: %s", batch.T, maxT,
+            is_descriptor(args->model) ? "--positions sets those of a new model" : "take a smaller -t");
     }
     int64_t tokens = (int64_t)batch.B * batch.T * run_num_ranks;
     if (batch.total == 0) { batch.total = tokens; }
-    if (batch.total % tokens != 0 && run_num_ranks > 1) {
-        die("-d %lld is not a multiple of -b %d times -t %d times %d ranks = %lld tokens", (long long)batch.total,
-            batch.B, batch.T, run_num_ranks, (long long)tokens);
-    }
     if (batch.total % tokens != 0) {
-        die("-d %lld is not a multiple of -b %d times -t %d = %lld tokens", (long long)batch.total, batch.B, batch.T,
-            (long long)tokens);
+        char ranks[32] = "";
+        long long below = (long long)(batch.total / tokens * tokens), above = below + (long long)tokens;
+        if (run_num_ranks > 1) { snprintf(ranks, sizeof(ranks), " times %d ranks", run_num_ranks); }
+        die("-d %lld is not a multiple of -b %d times -t %d%s = %lld tokens: take %lld", (long long)batch.total,
+            batch.B, batch.T, ranks, (long long)tokens, below > 0 ? below : above);
     }
     batch.micro_steps = batch.total / tokens;
     return batch;
@@ -107,7 +106,7 @@ static inline void training_find_checkpoint(Training* t) {
     }
     if (args->muon_learning_rate > 0 && !uses_muon()) { die("--muon-learning-rate needs --optimizer muon"); }
     if (args->output && file_exists(args->output) && !is_directory(args->output)) {
-        die("-o %s: exists and is not a directory", args->output);
+        die("-o %s: exists and is not a directory: give another -o", args->output);
     }
     if (args->output && directory_has_model(args->output) && !run_has_checkpoints(args->output)) {
         die("-o %s holds a model (config.json or a file of weights), which the run would hide: give another -o",
@@ -217,6 +216,9 @@ static inline void training_open_data(Training* t, const GPT2Config* config) {
                                  false, 0, &err);
         }
         if (!ok) { die("%s", first.text); }
+        if (t->val.fingerprint == t->train.fingerprint) {
+            printf("note: -j names the training data: the validation loss says nothing about other text\n");
+        }
         if (t->val_B < B) { printf("note: little validation data: -b %d instead of %d there\n", t->val_B, B); }
     }
     int64_t val_epoch = t->has_val ? t->val.batches_per_epoch : 0;
@@ -238,6 +240,12 @@ static inline void training_open_data(Training* t, const GPT2Config* config) {
     t->schedule = t->muon_schedule = schedule;
     if (args->muon_learning_rate > 0) { t->muon_schedule.learning_rate = args->muon_learning_rate; }
     if (!lr_schedule_check(&t->schedule, &err)) { die("%s", err.text); }
+    if (args->warmup_steps > t->num_steps && t->num_steps > 0 && strcmp(args->schedule, "constant") != 0) {
+        printf(
+            "note: the warm-up has %lld steps (-u) and the run %lld: the learning rate ends at %.2e instead of %.2e\n",
+            (long long)args->warmup_steps, (long long)t->num_steps, (double)lr_at(&t->schedule, t->num_steps - 1),
+            (double)args->learning_rate);
+    }
 }
 
 // Fills the settings of `run` from the flags. They are saved in state.json, so that a change between a run and its

@@ -180,13 +180,13 @@ test_missing_tokenizer() {
 }
 test_shape_of_a_loaded_model() {
     refused 1 '--layers' 'new model' "$tiny" -- -e "$tiny" --layers 1 "${batch[@]}" -i "$data" -o new
-    refused 1 "^error: --mlp-channels 256 is for a new model, but $tiny has 512\$" -- -e "$tiny" --mlp-channels 256 --prompt ''
-    refused 1 "^error: --norm-epsilon 1e-06 is for a new model, but $tiny has 1e-05\$" -- -e "$tiny" --norm-epsilon 1e-6 --prompt ''
+    refused 1 "^error: --mlp-channels 256 is for a new model, but $tiny has 512: leave the flag out\$" -- -e "$tiny" --mlp-channels 256 --prompt ''
+    refused 1 "^error: --norm-epsilon 1e-06 is for a new model, but $tiny has 1e-05: leave the flag out\$" -- -e "$tiny" --norm-epsilon 1e-6 --prompt ''
     good -e "$tiny" --layers 2 --mlp-channels 512 --norm-epsilon 1e-5 --prompt-ids 1 --num-tokens 2 # what it has
 }
 test_vocabulary_larger_than_the_model() {
-    refused 1 '513 tokens' 'only 512' 'do not belong together' -- -e "$tiny" --tokenizer 513.bin "${batch[@]}" -i "$data" -o new
-    refused 1 '513 tokens' 'only 512' 'do not belong together' -- -e "$tiny" --tokenizer 513.bin --prompt ''
+    refused 1 '513 tokens' 'has 512' 'do not belong together; --tokenizer names another' -- -e "$tiny" --tokenizer 513.bin "${batch[@]}" -i "$data" -o new
+    refused 1 '513 tokens' 'has 512' 'do not belong together; --tokenizer names another' -- -e "$tiny" --tokenizer 513.bin --prompt ''
 }
 test_vocabulary_far_smaller_than_the_model() {
     setup
@@ -471,7 +471,7 @@ test_evaluation_of_nothing() {
     refused 1 '--eval run/step_00000003/model.safetensors: is not a token shard' -- -e run/step_00000003 --eval run/step_00000003/model.safetensors
     refused 1 '--eval text: is text, and there is no vocabulary' '--tokenizer' -- -e "$tiny" --eval text
     refused 1 '--hellaswag text: not an evaluation file' -- -e run/step_00000003 --hellaswag text
-    refused 1 '-t 33 is more than the 32 positions' -- -e run/step_00000003 --eval text -t 33
+    refused 1 '-t 33 is more than the 32 positions of the model: take a smaller -t$' -- -e run/step_00000003 --eval text -t 33
     refused 1 '--stride 17 is more than -t 16' -- -e run/step_00000003 --eval text -t 16 --stride 17
     refused 1 '--stride 33 is more than -t 32' -- -e run/step_00000003 --eval text --stride 33
     refused 2 "--stride wants 0 to 1048576, got '-1'" -- -e run/step_00000003 --eval text --stride -1
@@ -514,6 +514,27 @@ test_resume_other_data() {
         rm -r "$world/from_weights"
     done
     rm -r "$world/less"
+}
+# what users have tried: the message says what to do instead
+test_ways_out() {
+    setup
+    local suffix
+    failure "data: is a directory: name the shards in it by a pattern in quotes, such as 'data/\\*_train_\\*.bin'$" -- -i data
+    failure 'data/merges.txt: is one of the [0-9]+ files of the pattern, and no token shard: let the pattern name shards only' -- -i 'data/*'
+    failure '-d 100 is not a multiple of -b 2 times -t 16 = 32 tokens: take 96$' -- -d 100
+    failure '-d 20 is not a multiple of -b 2 times -t 16 = 32 tokens: take 32$' -- -d 20
+    failure '-o text: exists and is not a directory: give another -o$' -- -o text
+    refused 1 "^error: -e gpt2: No such file or directory; .*; scripts/download.sh fetches OpenAI's gpt2$" -- -e gpt2 --prompt a
+    refused 1 "the optimizer's state of a checkpoint, whose directory is the model" -- -e run/step_00000003/optimizer.safetensors --prompt a
+    for suffix in pt ckpt onnx H5; do
+        refused 1 "^error: --export new.$suffix: .* is not written: name a .safetensors, .bin or .gguf file, or a directory$" -- -e run --export new.$suffix
+    done
+    good -e run --tokenizer data --export new.GGUF
+    want "the first bytes" "$(head -c 4 "$world/new.GGUF")" GGUF
+    rm "$world/new.GGUF"
+    good "${small[@]}" "${batch[@]}" -i "$data" -j "$data" -u 6
+    contains "note: -j names the training data: the validation loss says nothing about other text" "$tmp/out"
+    contains "note: the warm-up has 6 steps (-u) and the run 3: the learning rate ends at 1.50e-04 instead of 3.00e-04" "$tmp/out"
 }
 
 # ---- correct runs -----------------------------------------------------------------------
@@ -1333,7 +1354,7 @@ tests=(unknown_flag junk_number missing_value negative_size stray_argument out_o
     output_is_a_file output_not_writable output_holds_checkpoints resume_without_output resume_another_shape resume_another_optimizer
     muon_flags
     prompt_without_merges prompt_without_vocabulary prompt_too_long sampling_flags
-    prompts_from_nowhere evaluation_of_nothing export_over_something data_changed_in_place resume_other_data
+    prompts_from_nowhere evaluation_of_nothing export_over_something data_changed_in_place resume_other_data ways_out
     prompt_from_a_file several_texts many_prompts stop_strings repetition_penalty min_p special_tokens prompt_ids_without_vocabulary eos_of_the_config random_seed
     eval eval_values hellaswag bench export mlp_and_epsilon export_gguf export_gguf_refused export_fails keep_best sampling_while_saving
     help step_lines z_scores nothing_written_without_output overfits_one_batch prompt_without_vocabulary_prints_ids seed temperature_0_is_greedy
