@@ -421,8 +421,8 @@ test_muon_flags() {
 }
 test_resume_another_shape() {
     failure '--channels' 'run/step_00000003' -- -o run -y 1 --channels 64
-    failure '--mlp-channels 96 .* run/step_00000003 has 128$' -- -o run -y 1 --mlp-channels 96
-    failure '--norm-epsilon 0.001 .* run/step_00000003 has 1e-05$' -- -o run -y 1 --norm-epsilon 0.001
+    failure '--mlp-channels 96 .* run/step_00000003 has 128: leave the flag out$' -- -o run -y 1 --mlp-channels 96
+    failure '--norm-epsilon 0.001 .* run/step_00000003 has 1e-05: leave the flag out$' -- -o run -y 1 --norm-epsilon 0.001
 }
 
 # ---- mistakes in the prompt -------------------------------------------------------------
