@@ -534,11 +534,11 @@ static inline bool dataloader_check_shards(DataLoader* d, Error* err) {
         int32_t magic = 0;
         if (file.size >= sizeof(magic)) { memcpy(&magic, file.data, sizeof(magic)); }
         unmap_file(&file);
-        if (!ok && magic != SHARD_MAGIC && d->num_shards > 1) {
-            return error_set(err,
-                             "%s: is one of the %lld files of the pattern, and no token shard: let the pattern name "
-                             "shards only, such as '*_train_*.bin'",
-                             shard->path, (long long)d->num_shards);
+        if (!ok && magic != SHARD_MAGIC && d->num_shards > 1 && err) {
+            Error reason = *err;
+            return error_set(
+                err, "%.600s; the pattern matches %lld files, and must match shards only, as '*_train_*.bin' does",
+                reason.text, (long long)d->num_shards);
         }
         if (!ok) { return false; }
         d->num_tokens += n;

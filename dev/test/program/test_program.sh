@@ -520,7 +520,7 @@ test_ways_out() {
     setup
     local suffix
     failure "data: is a directory: name the shards in it by a pattern in quotes, such as 'data/\\*_train_\\*.bin'$" -- -i data
-    failure 'data/merges.txt: is one of the [0-9]+ files of the pattern, and no token shard: let the pattern name shards only' -- -i 'data/*'
+    failure 'data/merges.txt: looks like text: .*; the pattern matches [0-9]+ files, and must match shards only' -- -i 'data/*'
     failure '-d 100 is not a multiple of -b 2 times -t 16 = 32 tokens: take 96$' -- -d 100
     failure '-d 20 is not a multiple of -b 2 times -t 16 = 32 tokens: take 32$' -- -d 20
     failure '-o text: exists and is not a directory: give another -o$' -- -o text
