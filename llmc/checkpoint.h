@@ -22,6 +22,7 @@ as the optimizer's moments.
 #include "json.h"
 #include "safetensors.h"
 #include "utils.h"
+#include <float.h>
 
 enum {
     MODEL_MAX_SHARDS = 1024,
@@ -169,7 +170,10 @@ static inline bool hf_map_add(HfMap* map, const SafeTensors* st, const char* fil
         HfKind kind = hf_map_name(map, t->name, &array, &p, &layer);
         if (kind == HF_BUFFER) { continue; }
         if (kind == HF_UNKNOWN) {
-            return error_set(err, "%s: tensor '%s' is not a tensor of GPT-2; is this another model?", file, name);
+            bool moments = strncmp(name, "m.", 2) == 0 || strncmp(name, "v.", 2) == 0;
+            return error_set(err, "%s: tensor '%s' is not a tensor of GPT-2; is this %s?", file, name,
+                             moments ? "the optimizer's state of a checkpoint, whose directory is the model"
+                                     : "another model");
         }
         if (kind == HF_PARAM && layer >= param_copies(map->config, p)) {
             return error_set(err, "%s: tensor '%s' is of layer %d, but the model has %d layers", file, name, layer,
@@ -664,6 +668,67 @@ static inline bool model_open(ModelFile* model, const char* path, Error* err) {
     return ok;
 }
 
+// ---- values that are not finite -----------------------------------------------------
+
+// In the message about such a value; params_not_finite() recognizes the message by it.
+static const char not_finite_text[] = "is not finite";
+
+// Index of the first of n values whose magnitude is above the limit, infinities and NaN included; n if there is none.
+static inline size_t first_above(const float* values, size_t n, float limit) {
+    uint32_t most =
+        safe_bits_from_float(limit); // of two floats >= 0 the larger one has the larger bits; NaN has the largest
+    for (size_t begin = 0; begin < n; begin += 4096) {
+        size_t end = model_min(n, begin + 4096);
+        int32_t found = 0;
+        for (size_t i = begin; i < end; i++) {
+            found |= (int32_t)(safe_bits_from_float(values[i]) & 0x7FFFFFFF) > (int32_t)most;
+        }
+        for (size_t i = begin; found && i < end; i++) {
+            if (!(fabsf(values[i]) <= limit)) { return i; }
+        }
+    }
+    return n;
+}
+
+// Fails if one of n values is not finite, or its magnitude is above the limit. They begin at element `first` of tensor p of a
+// layer in our layout. The message has the tensor's name, the value, and its index in Hugging Face's layout.
+static inline bool values_check(const GPT2Config* config, int p, int layer, size_t first, const float* values, size_t n,
+                                float limit, Error* err) {
+    size_t at = first_above(values, n, limit), cols = param_cols(config, p);
+    if (at == n) { return true; }
+    char name[128], index[64];
+    size_t row = (first + at) / cols, col = (first + at) % cols;
+    param_hf_name(name, sizeof(name), p, layer);
+    if (gpt2_params[p].rows == DIM_1) {
+        snprintf(index, sizeof(index), "%zu", col);
+    } else {
+        bool conv1d = gpt2_params[p].conv1d;
+        snprintf(index, sizeof(index), "%zu, %zu", conv1d ? col : row, conv1d ? row : col);
+    }
+    return error_set(err, "tensor '%s' %s: %g at [%s]", name + 12,
+                     isfinite(values[at]) ? "is too large" : not_finite_text, (double)values[at],
+                     index); // + 12 skips "transformer."
+}
+
+// Number of values of tensor p of a layer without the padding rows of wte, which are last in it and in no file.
+static inline size_t stored_values(const GPT2Config* config, int p) {
+    return p == 0 ? (size_t)config->vocab_size * (size_t)config->channels : param_layer_size(config, p);
+}
+
+// The same for all parameters (num_parameters(config)).
+static inline bool params_check(const GPT2Config* config, const float* params, float limit, Error* err) {
+    for (int p = 0; p < NUM_PARAMS; p++) {
+        for (int layer = 0; layer < param_copies(config, p); layer++) {
+            if (!values_check(config, p, layer, 0, params, stored_values(config, p), limit, err)) { return false; }
+            params += param_layer_size(config, p);
+        }
+    }
+    return true;
+}
+
+// True if the message is from values_check() about a value that is not finite, also as another rank has passed it on.
+static inline bool params_not_finite(const Error* err) { return strstr(err->text, not_finite_text) != NULL; }
+
 // ---- reading ------------------------------------------------------------------------
 
 // dst (cols, rows) = transpose of tile (rows, cols). The tile's rows have a stride of MODEL_TILE + 1 floats, dst's rows
@@ -679,7 +744,7 @@ static inline void transpose_tile(float* dst, size_t dst_stride, const float* ti
 typedef struct {
     const SafeTensor* tensor;
     float* dst; // (rows, cols) of parameter p: the whole tensor, not only the job's rows
-    int p;
+    int p, layer;
     size_t first, count; // the job's rows
 } ReadJob;
 
@@ -689,16 +754,17 @@ typedef struct {
 } ReadList;
 
 // Adds the jobs that convert tensor p of one layer to dst (rows, cols).
-static inline void read_list_add(ReadList* list, const SafeTensor* t, const GPT2Config* config, int p, float* dst) {
+static inline void read_list_add(ReadList* list, const SafeTensor* t, const GPT2Config* config, int p, int layer,
+                                 float* dst) {
     size_t rows = param_rows(config, p), cols = param_cols(config, p);
-    // rows per job: about 1 MB, whole tiles
-    size_t step = (MODEL_CHUNK / 4 / cols + 1 + MODEL_TILE - 1) / MODEL_TILE * MODEL_TILE;
+    // rows per job: about 256 KB, so that read_job_check() finds them in the L2 cache; whole tiles
+    size_t step = (MODEL_CHUNK / 16 / cols + 1 + MODEL_TILE - 1) / MODEL_TILE * MODEL_TILE;
     for (size_t first = 0; first < rows; first += step) {
         if (list->num_jobs == list->capacity) {
             list->capacity = list->capacity ? 2 * list->capacity : 1024;
             list->jobs = (ReadJob*)realloc_check(list->jobs, list->capacity * sizeof(ReadJob));
         }
-        ReadJob job = {t, dst, p, first, model_min(rows - first, step)};
+        ReadJob job = {t, dst, p, layer, first, model_min(rows - first, step)};
         list->jobs[list->num_jobs++] = job;
     }
 }
@@ -718,26 +784,55 @@ static inline void read_transposed(const ReadJob* job, size_t rows, size_t cols)
     }
 }
 
+// Converts the job's rows. The padding rows V..Vp of wte become zero.
+static inline void read_job(const ReadJob* job, const GPT2Config* config, bool conv1d) {
+    size_t rows = param_rows(config, job->p), cols = param_cols(config, job->p);
+    size_t stored = job->p == 0 ? (size_t)config->vocab_size : rows, end = job->first + job->count;
+    if (conv1d && gpt2_params[job->p].conv1d) {
+        read_transposed(job, rows, cols);
+        return;
+    }
+    // the file contains the job's rows below `used`; the rest is padding
+    size_t used = end < stored ? end : stored < job->first ? job->first : stored;
+    safetensors_to_float(job->dst + job->first * cols, job->tensor, job->first < used ? job->first * cols : 0,
+                         (used - job->first) * cols);
+    memset(job->dst + used * cols, 0, (end - used) * cols * sizeof(float));
+}
+
+// Fails if a value that the job has read is not finite. Right after read_job() the values are still in the cache.
+static inline bool read_job_check(const ReadJob* job, const GPT2Config* config, Error* err) {
+    size_t cols = param_cols(config, job->p), first = job->first * cols;
+    return values_check(config, job->p, job->layer, first, job->dst + first, job->count * cols, FLT_MAX, err);
+}
+
 // Runs all jobs of the list and frees the list. If conv1d is true, the file stores the matrices of the transformer
-// blocks as (in, out), and they are transposed. The padding rows V..Vp of wte become zero.
-static inline void read_list_run(ReadList* list, const GPT2Config* config, bool conv1d) {
+// blocks as (in, out), and they are transposed. Returns NULL; or, if a value is not finite, its tensor, and err says which
+// value it is.
+static inline const SafeTensor* read_list_run(ReadList* list, const GPT2Config* config, bool conv1d, Error* err) {
+    size_t first = list->num_jobs; // the first job that has read such a value
+    const SafeTensor* bad = NULL;
 #pragma omp parallel for schedule(dynamic)
     for (size_t i = 0; i < list->num_jobs; i++) {
-        const ReadJob* job = &list->jobs[i];
-        size_t rows = param_rows(config, job->p), cols = param_cols(config, job->p);
-        size_t stored = job->p == 0 ? (size_t)config->vocab_size : rows, end = job->first + job->count;
-        if (conv1d && gpt2_params[job->p].conv1d) {
-            read_transposed(job, rows, cols);
-            continue;
-        }
-        // the file contains the job's rows below `used`; the rest is padding
-        size_t used = end < stored ? end : stored < job->first ? job->first : stored;
-        safetensors_to_float(job->dst + job->first * cols, job->tensor, job->first < used ? job->first * cols : 0,
-                             (used - job->first) * cols);
-        memset(job->dst + used * cols, 0, (end - used) * cols * sizeof(float));
+        read_job(&list->jobs[i], config, conv1d);
+        if (read_job_check(&list->jobs[i], config, NULL)) { continue; }
+#pragma omp critical
+        first = model_min(first, i);
+    }
+    if (first < list->num_jobs) {
+        read_job_check(&list->jobs[first], config, err);
+        bad = list->jobs[first].tensor;
     }
     free(list->jobs);
     memset(list, 0, sizeof(*list));
+    return bad;
+}
+
+// Completes the message of read_list_run(). file: the path of the tensor's file.
+static inline bool read_refuse(Error* err, const char* file) {
+    Error reason;
+    if (!err) { return false; }
+    reason = *err;
+    return error_set(err, "%s: %.300s: take other weights or an earlier checkpoint", file, reason.text);
 }
 
 // Fails if the size of a file has changed since it was opened. Reading the mapping of a truncated file would kill the
@@ -755,15 +850,26 @@ static inline bool model_unchanged(const ModelFile* model, Error* err) {
     return true;
 }
 
+// Reads what the list has. Fails if a value is not finite.
+static inline bool model_run_list(const ModelFile* model, ReadList* list, Error* err) {
+    int i = 0; // the file of the tensor
+    const SafeTensor* bad = read_list_run(list, &model->config, model->conv1d, err);
+    if (!bad) { return true; }
+    while (i < model->num_files - 1 && (bad->data < model->shards[i].file.data ||
+                                        bad->data >= model->shards[i].file.data + model->shards[i].file.size)) {
+        i++;
+    }
+    return read_refuse(err, model->num_files > 0 ? model->paths[i] : "the model");
+}
+
 // Reads tensor p of one layer (0 if p is not per layer) into dst (rows, cols): fp32, matrices as (out, in), padding
 // rows zero.
 static inline bool model_read_tensor(ModelFile* model, int p, int layer, float* dst, Error* err) {
     require(p >= 0 && p < NUM_PARAMS && layer >= 0 && layer < param_copies(&model->config, p));
     if (!model_unchanged(model, err)) { return false; }
     ReadList list = {NULL, 0, 0};
-    read_list_add(&list, model->tensors[param_slot(&model->config, p, layer)], &model->config, p, dst);
-    read_list_run(&list, &model->config, model->conv1d);
-    return true;
+    read_list_add(&list, model->tensors[param_slot(&model->config, p, layer)], &model->config, p, layer, dst);
+    return model_run_list(model, &list, err);
 }
 
 // Requests 2 MiB pages, so that first touching a large new array does not cost a page fault per 4 KiB.
@@ -784,20 +890,19 @@ static inline void read_list_add_all(ReadList* list, const SafeTensor* const* te
     advise_huge(params, num_parameters(config) * sizeof(float));
     for (int p = 0; p < NUM_PARAMS; p++) {
         for (int layer = 0; layer < param_copies(config, p); layer++) {
-            read_list_add(list, tensors[param_slot(config, p, layer)], config, p, params);
+            read_list_add(list, tensors[param_slot(config, p, layer)], config, p, layer, params);
             params += param_layer_size(config, p);
         }
     }
 }
 
 // Reads all parameters into params (num_parameters(config)), in the order of gpt2_params: fp32, matrices as (out, in),
-// padding rows zero.
+// padding rows zero. Fails if a value is not finite.
 static inline bool model_read(ModelFile* model, float* params, Error* err) {
     if (!model_unchanged(model, err)) { return false; }
     ReadList list = {NULL, 0, 0};
     read_list_add_all(&list, model->tensors, &model->config, params);
-    read_list_run(&list, &model->config, model->conv1d);
-    return true;
+    return model_run_list(model, &list, err);
 }
 
 // ---- writing ------------------------------------------------------------------------
@@ -916,7 +1021,7 @@ static inline bool params_save_safetensors(const char* path, const GPT2Config* c
     return ok;
 }
 
-// Reads a file that params_save_safetensors() wrote. It must contain exactly these arrays. Padding rows become zero.
+// Reads a file that params_save_safetensors() wrote. It must contain exactly these arrays, of finite values. Padding rows become zero.
 static inline bool params_load_safetensors(const char* path, const GPT2Config* config, float* const* arrays,
                                            const char* const* prefixes, int num_arrays, Error* err) {
     SafeTensors st;
@@ -928,7 +1033,7 @@ static inline bool params_load_safetensors(const char* path, const GPT2Config* c
     for (int a = 0; ok && a < num_arrays; a++) {
         read_list_add_all(&list, map.tensors + (size_t)a * map.num_slots, config, arrays[a]);
     }
-    if (ok) { read_list_run(&list, config, true); }
+    if (ok && read_list_run(&list, config, true, err)) { ok = read_refuse(err, path); }
     hf_map_free(&map);
     safetensors_close(&st);
     return ok;

@@ -387,10 +387,7 @@ static inline bool dataloader_restore(DataLoader* d, const DataLoaderState* stat
                          (long long)d->num_shards);
     }
     if (state->fingerprint != 0 && state->fingerprint != d->fingerprint) {
-        return error_set(err,
-                         "%s: there are as many tokens as when it was saved, but other ones; for a new run with the "
-                         "saved weights, give the checkpoint as -e and another -o",
-                         what);
+        return error_set(err, "%s: there are as many tokens as when it was saved, but other ones", what);
     }
     if ((state->shuffle != 0) != d->shuffle) {
         return error_set(err, "%s: the saved run read it %s, but this run does not", what,
@@ -460,6 +457,11 @@ static inline int dataloader_by_path(const void* a, const void* b) {
 // locale.
 static inline bool dataloader_find(DataLoader* d, const char* pattern, Error* err) {
     glob_t found;
+    if (is_directory(pattern)) {
+        return error_set(err,
+                         "%s: is a directory: name the shards in it by a pattern in quotes, such as '%s/*_train_*.bin'",
+                         pattern, pattern);
+    }
     if (file_exists(pattern)) { // a name that contains characters of patterns, such as a[1].bin
         d->shards = (DataShard*)calloc_check(1, sizeof(DataShard));
         d->shards[0].path = strdup_check(pattern);
@@ -505,7 +507,15 @@ static inline bool dataloader_check_shards(DataLoader* d, Error* err) {
         bool ok = shard_parse(file.data, file.size, shard->path, 0, &shard->num_tokens, err);
         int64_t n = (int64_t)shard->num_tokens;
         if (ok) { d->fingerprint = dataloader_add_fingerprint(d->fingerprint, file.data, file.size); }
+        int32_t magic = 0;
+        if (file.size >= sizeof(magic)) { memcpy(&magic, file.data, sizeof(magic)); }
         unmap_file(&file);
+        if (!ok && magic != SHARD_MAGIC && d->num_shards > 1 && err) {
+            Error reason = *err;
+            return error_set(
+                err, "%.600s; the pattern matches %lld files, and must match shards only, as '*_train_*.bin' does",
+                reason.text, (long long)d->num_shards);
+        }
         if (!ok) { return false; }
         d->num_tokens += n;
         if (n > d->step_tokens) {

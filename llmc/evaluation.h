@@ -71,8 +71,8 @@ static inline void evaluator_close(Evaluator* e) {
 // "type" of a result, and its members besides "model", "file" and "time_ms" (milliseconds); *_stderr are standard errors:
 //     loss        tokens, loss, loss_stderr, perplexity, bits_per_byte (null: the text is not known), seq_len, stride;
 //                 of several files together: files, their number, instead of file
-//     choices     examples, acc, acc_stderr, acc_norm, acc_norm_stderr; version 1: acc_per_token, acc_per_token_stderr
-//     last_words  examples, acc, acc_stderr, perplexity
+//     choices     examples, cut (contexts that lose their beginning), acc, acc_stderr, acc_norm, acc_norm_stderr; version 1: acc_per_token, acc_per_token_stderr
+//     last_words  examples, cut, acc, acc_stderr, perplexity
 
 // Begins a line on stdout. type: of the result. path: of the file, or NULL for several.
 static inline void result_begin(const char* type, const char* path) {
@@ -297,6 +297,7 @@ static inline void print_score(const EvalLoader* q, const char* name, double ms)
         snprintf(key_error, sizeof(key_error), "%s_stderr", key);
         result_begin(last_words ? "last_words" : "choices", q->path.text);
         result_number("examples", n);
+        result_number("cut", (double)q->num_cut);
         result_number(key, acc);
         result_number(key_error, accuracy_error(acc, n));
         if (q->kind == EVAL_CHOICES) {
@@ -356,15 +357,27 @@ static inline double evaluate_hellaswag(Evaluator* e, EvalLoader* questions) {
     return evaluate_questions(e, questions, "--hellaswag", "HellaSwag");
 }
 
+// Opens an evaluation file for batches of at most B x T tokens. flag: for messages.
+static inline void questions_open(EvalLoader* questions, const char* flag, const char* path, int B, int T,
+                                  int vocab_size) {
+    Error err;
+    if (!eval_open(questions, path, B, T, vocab_size, &err)) { die("%s %s", flag, err.text); }
+    if (questions->num_cut > 0 && run_rank == 0) {
+        print_line(
+            stderr,
+            "note: %s: %lld of %lld examples are longer than the %d tokens of -t: their contexts lose the beginning",
+            path, (long long)questions->num_cut, (long long)questions->num_examples, T);
+    }
+    eval_fit(questions);
+}
+
 // Opens --hellaswag, if it was given, for batches of at most B x T tokens, where T is at most the model's positions.
 static inline void open_questions(EvalLoader* questions, int B, int T, int vocab_size) {
-    Error err;
     if (!args->hellaswag) { return; }
-    if (!eval_open(questions, args->hellaswag, B, T, vocab_size, &err)) { die("--hellaswag %s", err.text); }
+    questions_open(questions, "--hellaswag", args->hellaswag, B, T, vocab_size);
     if (questions->kind != EVAL_LLMC_CHOICES) {
         die("--hellaswag %s: is not a file of dev/data/hellaswag: give it to --eval", args->hellaswag);
     }
-    eval_fit(questions);
 }
 
 // ---- --eval ---------------------------------------------------------------------------------
@@ -430,7 +443,6 @@ static inline void evaluate_tokens(Evaluator* e, const char* path, const Tokeniz
 // may be NULL.
 static inline void evaluate_files(EvalFiles* files, ComputeLosses compute, MostLikelyToken most_likely, void* model,
                                   int B, int T, const Tokenizer* tokenizer, int vocab_size) {
-    Error err;
     Evaluator e;
     EvalLoader hellaswag, questions;
     LossSums all = {0, 0, 0, 0};
@@ -443,8 +455,7 @@ static inline void evaluate_files(EvalFiles* files, ComputeLosses compute, MostL
         double start = time_ms();
         const char* path = files->paths[i];
         if (is_eval_file(path)) {
-            if (!eval_open(&questions, path, B, T, vocab_size, &err)) { die("--eval %s", err.text); }
-            eval_fit(&questions);
+            questions_open(&questions, "--eval", path, B, T, vocab_size);
             evaluate_questions(&e, &questions, "--eval", path);
             eval_close(&questions);
         } else {
@@ -482,9 +493,17 @@ static inline Bench bench_begin(const GPT2Config* config, const char* precision)
     uint64_t rng = splitmix64((uint64_t)run_seed());
     memset(&b, 0, sizeof(b));
     b.B = args->num_samples;
+    if (maxT < 2) { die("--bench: the model has only %d positions", maxT); }
+    if (args->bench_prompt >= maxT && args->bench_prompt != BENCH_PROMPT) {
+        die("--bench-prompt %d is too long: the model has %d positions, one of them for a generated token",
+            args->bench_prompt, maxT);
+    }
     b.prompt = args->bench_prompt < maxT ? args->bench_prompt : maxT - 1;
+    if (b.prompt < args->bench_prompt) {
+        print_line(stderr, "note: the prompt has %d tokens instead of %d, because the model has %d positions", b.prompt,
+                   args->bench_prompt, maxT);
+    }
     b.decode = args->num_tokens < maxT - b.prompt ? args->num_tokens : maxT - b.prompt;
-    if (b.prompt < 1) { die("--bench: the model has only %d positions", maxT); }
     b.tokens = (int*)malloc_check((size_t)b.prompt * sizeof(int));
     for (int i = 0; i < b.prompt; i++) { b.tokens[i] = (int)(random_f64(&rng) * config->vocab_size); }
     bool full = strcmp(args->weights, "full") == 0;

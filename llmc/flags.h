@@ -20,6 +20,8 @@ typedef enum { FP8_OFF, FP8_FORWARD, FP8_DX, FP8_HEAD, FP8_DW } Fp8Stage;
 #define FP8_STAGES "off|forward|forward+dx|forward+dx+head|forward+dx+head+dw"
 
 // The value of every flag, as typed or its default. Values that a run derives from them are in Batch and Training.
+enum { BENCH_PROMPT = 512 }; // the default of --bench-prompt; a model may have fewer positions
+
 typedef struct {
     const char *model, *tokenizer, *train_data, *val_data, *output;
     int layers, heads, channels, mlp_channels, positions;
@@ -82,7 +84,7 @@ static Settings settings = {
     .top_p = 1.0f,
     .repetition_penalty = 1.0f,
     .export_type = "f32",
-    .bench_prompt = 512,
+    .bench_prompt = BENCH_PROMPT,
     .parallel = 64,
     .gelu_fusion = 3,
     .master_weights = 1,

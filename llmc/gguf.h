@@ -58,11 +58,12 @@ static const struct {
     uint32_t tensor_id; // in the description of a tensor
     uint32_t file_id;   // in general.file_type
     int block, bytes;   // `bytes` bytes hold `block` weights
+    float limit;        // the largest weight that is not rounded to infinity; q8_0: whose block has a finite scale
 } gguf_types[GGUF_NUM_TYPES] = {
-    {"f32", 0, 0, 1, 4},
-    {"f16", 1, 1, 1, 2},
-    {"bf16", 30, 32, 1, 2},
-    {"q8_0", 8, 7, GGUF_BLOCK, 2 + GGUF_BLOCK},
+    {"f32", 0, 0, 1, 4, FLT_MAX},
+    {"f16", 1, 1, 1, 2, 0x1.ffdffep15f},
+    {"bf16", 30, 32, 1, 2, 0x1.fefffep127f},
+    {"q8_0", 8, 7, GGUF_BLOCK, 2 + GGUF_BLOCK, 8321039.5f},
 };
 
 // In the order of gpt2_params; %d is the layer.
@@ -89,43 +90,32 @@ typedef struct {
 
 // ---- numbers ------------------------------------------------------------------------
 
-// Converts GGUF_BLOCK weights to a block of q8_0, out (2 + GGUF_BLOCK). Returns false if one is NaN or infinite, or the scale
-// does not fit fp16.
-static inline bool gguf_q8_0_block(uint8_t* out, const float* w) {
+// Converts GGUF_BLOCK weights to a block of q8_0, out (2 + GGUF_BLOCK). None of them is above the type's limit.
+static inline void gguf_q8_0_block(uint8_t* out, const float* w) {
     float max = 0.0f;
-    bool finite = true;
-    for (int i = 0; i < GGUF_BLOCK; i++) {
-        float magnitude = fabsf(w[i]);
-        finite = finite && isfinite(magnitude);
-        max = magnitude > max ? magnitude : max;
-    }
+    for (int i = 0; i < GGUF_BLOCK; i++) { max = fabsf(w[i]) > max ? fabsf(w[i]) : max; }
     float d = max / 127, inverse = d > 0 ? 1 / d : 0;
     uint16_t scale = safe_f16_from_float(d);
     if (!isfinite(inverse)) { inverse = 0; } // d is below 2^-127, and the scale 0
     out[0] = (uint8_t)scale;
     out[1] = (uint8_t)(scale >> 8);
-    for (int i = 0; i < GGUF_BLOCK; i++) { out[2 + i] = finite ? (uint8_t)(int8_t)roundf(w[i] * inverse) : 0; }
-    return finite && scale < 0x7C00;
+    for (int i = 0; i < GGUF_BLOCK; i++) { out[2 + i] = (uint8_t)(int8_t)roundf(w[i] * inverse); }
 }
 
-// Converts n weights to out. n is a multiple of the type's block. Returns false if a weight is NaN or infinite, or becomes so.
-static inline bool gguf_convert(uint8_t* out, const float* w, size_t n, GgufType type) {
-    long bad = 0, blocks = (long)n / gguf_types[type].block;
-#pragma omp parallel for schedule(static) reduction(+ : bad) if (n > 65536)
+// Converts n weights to out. n is a multiple of the type's block, and no weight is above the type's limit.
+static inline void gguf_convert(uint8_t* out, const float* w, size_t n, GgufType type) {
+    long blocks = (long)n / gguf_types[type].block;
+#pragma omp parallel for schedule(static) if (n > 65536)
     for (long i = 0; i < blocks; i++) {
         if (type == GGUF_Q8_0) {
-            bad += !gguf_q8_0_block(out + i * (2 + GGUF_BLOCK), w + i * GGUF_BLOCK);
+            gguf_q8_0_block(out + i * (2 + GGUF_BLOCK), w + i * GGUF_BLOCK);
         } else if (type == GGUF_F32) {
             memcpy(out + 4 * i, &w[i], 4);
-            bad += !isfinite(w[i]);
         } else {
             uint16_t h = type == GGUF_F16 ? safe_f16_from_float(w[i]) : safe_bf16_from_float(w[i]);
-            uint16_t exponent = type == GGUF_F16 ? 0x7C00 : 0x7F80;
             memcpy(out + 2 * i, &h, 2);
-            bad += (h & exponent) == exponent;
         }
     }
-    return bad == 0;
 }
 
 // ---- tensors ------------------------------------------------------------------------
@@ -432,24 +422,6 @@ static inline GgufType gguf_type(const char* name) {
     die("no type '%s' in GGUF files", name);
 }
 
-// Says why gguf_convert() has refused a weight of tensor p.
-static inline void gguf_refuse(const Gguf* g, const char* path, int p, int layer, const float* w, size_t n,
-                               Error* err) {
-    char name[64];
-    float max = 0;
-    gguf_tensor_name(name, sizeof(name), p, layer);
-    for (size_t i = 0; i < n; i++) {
-        if (!isfinite(w[i])) { max = INFINITY; }
-        if (fabsf(w[i]) > max) { max = fabsf(w[i]); }
-    }
-    if (isfinite(max)) {
-        error_fill(err, "%s: tensor '%s' has a weight of magnitude %g, too large for %s: give --type f32", path, name,
-                   (double)max, gguf_types[g->type].name);
-    } else {
-        error_fill(err, "%s: tensor '%s' has a weight that is NaN or infinite", path, name);
-    }
-}
-
 // Writes tensor p of a layer and its padding. src: the tensor in memory; bytes (MODEL_CHUNK * 4): scratch.
 static inline bool gguf_put_tensor(FileWriter* w, const Gguf* g, int p, int layer, const float* src, uint8_t* bytes,
                                    Error* err) {
@@ -458,10 +430,11 @@ static inline bool gguf_put_tensor(FileWriter* w, const Gguf* g, int p, int laye
     size_t n = gguf_rows(g->config, p) * param_cols(g->config, p);
     for (size_t i = 0; i < n && !w->failed; i += MODEL_CHUNK) {
         size_t count = model_min(n - i, MODEL_CHUNK); // whole blocks
-        if (!gguf_convert(bytes, src + i, count, type)) {
-            gguf_refuse(g, w->path.text, p, layer, src + i, count, err);
-            return false;
+        Error reason;
+        if (!values_check(g->config, p, layer, i, src + i, count, gguf_types[type].limit, &reason)) {
+            return error_set(err, "%.300s: no value of %s: give --type f32", reason.text, gguf_types[type].name);
         }
+        gguf_convert(bytes, src + i, count, type);
         writer_put(w, bytes, count / (size_t)gguf_types[type].block * (size_t)gguf_types[type].bytes);
     }
     writer_put(w, zeros, gguf_align(w->bytes) - w->bytes);

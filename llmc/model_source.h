@@ -108,7 +108,8 @@ static inline void refuse_other_shape(const char* path, const GPT2Config* config
     };
     for (size_t i = 0; i < sizeof(shape) / sizeof(shape[0]); i++) {
         if (shape[i].asked != 0 && shape[i].asked != shape[i].has) {
-            die("%s %.9g is for a new model, but %s has %.9g", shape[i].flag, shape[i].asked, path, shape[i].has);
+            die("%s %.9g is for a new model, but %s has %.9g: leave the flag out", shape[i].flag, shape[i].asked, path,
+                shape[i].has);
         }
     }
 }
@@ -139,9 +140,10 @@ static inline void model_source_open(ModelSource* source, Path model, bool* has_
         if (!config_check(config, "-e with --layers, --heads, --channels", &err)) { die("%s", err.text); }
     } else {
         if (!file_exists(path)) {
+            bool gpt2 = strncmp(path, "gpt2", 4) == 0 || strstr(path, "/gpt2");
             die("-e %s: %s; -e takes a descriptor like d12, a Hugging Face directory, a .safetensors file, an llm.c "
-                ".bin or the -o directory of a run",
-                path, strerror(errno));
+                ".bin or the -o directory of a run%s",
+                path, strerror(errno), gpt2 ? "; scripts/download.sh fetches OpenAI's gpt2" : "");
         }
         if (!model_open(&source->file, path, &err)) { die("-e %s", err.text); }
         *config = source->file.config;
@@ -149,12 +151,9 @@ static inline void model_source_open(ModelSource* source, Path model, bool* has_
         source->eot_id = source->file.eot_id;
         refuse_other_shape(path, config);
     }
-    if (*has_tokenizer && tokenizer->vocab_size > config->vocab_size) {
-        die("the vocabulary has %d tokens, but the model %s only %d: they do not belong together",
-            tokenizer->vocab_size, path, config->vocab_size);
-    }
     // a model may be padded, by 47 tokens in llm.c's files
-    if (*has_tokenizer && config->vocab_size - tokenizer->vocab_size >= 128) {
+    int excess = *has_tokenizer ? config->vocab_size - tokenizer->vocab_size : 0;
+    if (excess < 0 || excess >= 128) {
         die("the vocabulary has %d tokens, but the model %s has %d: they do not belong together; --tokenizer names "
             "another",
             tokenizer->vocab_size, path, config->vocab_size);
@@ -188,19 +187,6 @@ static inline void model_source_read(ModelSource* source, float* params) {
         die("%s", err.text);
     }
     model_source_close(source);
-}
-
-// Ends the program if a weight is NaN or infinite: no text can be sampled from such a model.
-static inline void check_weights(const ModelSource* source, const float* params) {
-    for (int p = 0; p < NUM_PARAMS; p++) {
-        const float* tensor = params + param_offset(&source->config, p);
-        size_t n = param_size(&source->config, p), bad = 0;
-#pragma omp parallel for reduction(+ : bad)
-        for (long i = 0; i < (long)n; i++) { bad += !isfinite(tensor[i]); }
-        if (bad > 0) {
-            die("-e %s: %zu values of %s are NaN or infinite", source->path.text, bad, gpt2_params[p].name);
-        }
-    }
 }
 
 #endif

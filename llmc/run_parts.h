@@ -364,7 +364,20 @@ static inline bool parts_write_file(const PartsSave* s, int file, float* floats,
     return ok;
 }
 
+// Fails if one of this rank's weights is not finite.
+static inline bool parts_check(const PartsSave* s, Error* err) {
+    const GPT2Config* config = &s->list->config;
+    for (int i = 0; i < s->list->num_parts; i++) {
+        const RunPart* part = &s->list->parts[i];
+        if (part->rank != s->me->rank || part->array != 0) { continue; }
+        size_t n = stored_values(config, part->p);
+        if (!values_check(config, part->p, part->layer, 0, s->buffer + part->offset, n, FLT_MAX, err)) { return false; }
+    }
+    return true;
+}
+
 static inline bool parts_write(const PartsSave* s, Error* err) {
+    if (!parts_check(s, err)) { return false; }
     float* floats = (float*)malloc_check(hf_chunk_size(&s->list->config) * sizeof(float));
     bool ok = parts_write_file(s, 0, floats, err) && parts_write_file(s, 1, floats, err);
     free(floats);

@@ -784,13 +784,14 @@ static inline bool run_create_hidden(const char* out_dir, int64_t step, Path* pa
 
 // Saves the checkpoint out_dir/step_%08d of state->step; creates out_dir if necessary. params, m, v are fp32 arrays of
 // num_parameters(config); tokenizer may be NULL. An existing checkpoint of the same step is replaced; at every moment
-// the old or the new one exists. If any operation fails, returns false with the reason in err, removes the hidden
+// the old or the new one exists. Weights that are not finite are not saved. If any operation fails, returns false with the reason in err, removes the hidden
 // directory and leaves all older checkpoints untouched.
 static inline bool run_save(const char* out_dir, const RunState* state, const float* params, const float* m,
                             const float* v, const Tokenizer* tokenizer, Error* err) {
     Path path;
     Error removal;
     require(run_state_valid(state));
+    if (!params_check(&state->config, params, FLT_MAX, err)) { return false; }
     if (!run_create_hidden(out_dir, state->step, &path, err)) { return false; }
     bool ok = run_write_files(path.text, state, params, m, v, tokenizer, err) &&
               run_publish(out_dir, path.text, state->step, err);

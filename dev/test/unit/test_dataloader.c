@@ -173,6 +173,7 @@ static void test_open_errors(void) {
         {"e?.bin", INT32_MAX, INT32_MAX, 0, INT32_MAX, VOCAB, "more than a shard can hold"},
         {"e?.bin", 65536, 32768, 0, 1, VOCAB, "more than a shard can hold"},
         {"*", 1, 8, 0, 1, VOCAB, "looks like text"},
+        {"*", 1, 8, 0, 1, VOCAB, " files, and must match shards only"},
         {".", 1, 8, 0, 1, VOCAB, "is a directory"},
     };
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
