@@ -60,15 +60,10 @@ typedef struct {
 
 static inline SpecialTokens special_tokens(const Tokenizer* t) {
     SpecialTokens s;
-    uint8_t* ordinary = (uint8_t*)calloc_check((size_t)t->vocab_size, 1);
     memset(&s, 0, sizeof(s));
     s.ids = (int*)malloc_check((size_t)t->vocab_size * sizeof(int));
-    for (int b = 0; b < 256; b++) { ordinary[t->byte_ids[b]] = 1; }
-    for (int i = 0; i < t->num_merges; i++) {
-        ordinary[tokenizer_find_merge(t, t->merges[2 * i], t->merges[2 * i + 1])->id] = 1;
-    }
     for (int id = 0; id < t->vocab_size; id++) {
-        if (ordinary[id] && !t->added[id]) { continue; }
+        if (!t->flags[id]) { continue; }
         size_t n;
         const char* bytes = tokenizer_decode(t, id, &n);
         int at = s.count++;
@@ -81,7 +76,6 @@ static inline SpecialTokens special_tokens(const Tokenizer* t) {
         s.ids[at] = id;
         if (n > 0) { s.first[(uint8_t)bytes[0]] = true; }
     }
-    free(ordinary);
     return s;
 }
 

@@ -10,6 +10,23 @@
 
 static const TokenizerText none = {NULL, 0, NULL};
 
+// Parses the texts of files, as tokenizer_load() does.
+static bool parse_vocab(Tokenizer* t, TokenizerText vocab, TokenizerText merges, TokenizerText added, Error* err) {
+    const TokenizerText files[TOKENIZER_NUM_TEXTS] = {
+        [TOKENIZER_VOCAB] = vocab, [TOKENIZER_MERGES] = merges, [TOKENIZER_ADDED] = added};
+    return tokenizer_parse(t, files, err);
+}
+
+static bool parse_merges(Tokenizer* t, TokenizerText merges, Error* err) {
+    const TokenizerText files[TOKENIZER_NUM_TEXTS] = {[TOKENIZER_MERGES] = merges};
+    return tokenizer_parse(t, files, err);
+}
+
+static bool parse_json(Tokenizer* t, TokenizerText json, Error* err) {
+    const TokenizerText files[TOKENIZER_NUM_TEXTS] = {[TOKENIZER_JSON] = json};
+    return tokenizer_parse(t, files, err);
+}
+
 static void check_error(const Error* err) { require(err->text[0] && !strchr(err->text, '\n')); }
 
 static void check_roundtrip(const Tokenizer* t, const char* text, size_t n) {
@@ -67,7 +84,7 @@ static void fuzz_vocab(const char* data, size_t n) {
     if (m.n > 0 && parts[2] < n) { m.n--; }
     Tokenizer t;
     Error err;
-    bool ok = tokenizer_parse_vocab(&t, v, m, parts[2] < n ? a : none, &err);
+    bool ok = parse_vocab(&t, v, m, parts[2] < n ? a : none, &err);
     check_tokenizer(ok, &t, &err, data, n);
 }
 
@@ -91,7 +108,7 @@ static void fuzz_json(const uint8_t* data, size_t n, bool edits) {
     Tokenizer t;
     Error err;
     TokenizerText f = {text, used, "t"};
-    bool ok = tokenizer_parse_json(&t, f, &err);
+    bool ok = parse_json(&t, f, &err);
     check_tokenizer(ok, &t, &err, (const char*)data, n);
 }
 
@@ -122,7 +139,7 @@ static void fuzz_text(const uint8_t* data, size_t n) {
     Error err;
     TokenizerText merges = {"a b\nab c\nb c\n\xC4\xA0 ab\na a\naa aa\n. .\n.. ..\n\xC4\xA0 \xC4\xA0\n", 0, "m"};
     merges.n = strlen(merges.text);
-    if (!t.vocab_size && !tokenizer_parse_merges(&t, merges, &err)) { die("%s", err.text); }
+    if (!t.vocab_size && !parse_merges(&t, merges, &err)) { die("%s", err.text); }
     if (n > 65536) { return; }
     check_roundtrip(&t, (const char*)data, n);
     size_t seen = n > 2 ? n - data[0] % (n / 2) : n, cut = tokenizer_find_cut(&t, data, seen);
@@ -155,14 +172,14 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     bool ok;
     switch (data[0] % 7) {
     case 0:
-        ok = tokenizer_parse_merges(&t, f, &err);
+        ok = parse_merges(&t, f, &err);
         check_tokenizer(ok, &t, &err, f.text, n);
         break;
     case 1:
         fuzz_vocab(f.text, n);
         break;
     case 2:
-        ok = tokenizer_parse_json(&t, f, &err);
+        ok = parse_json(&t, f, &err);
         check_tokenizer(ok, &t, &err, f.text, n);
         break;
     case 3:
