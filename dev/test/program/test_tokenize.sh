@@ -286,6 +286,7 @@ test_eot() {
 
 # The vocabulary of bytes with two added tokens, 257 <|user|> and 258 zebra, that transformers would read so
 added() {
+    rm -rf "$tmp/added"
     printf 'a b\n' | tokenize -i - -o "$tmp/added/x" 2>/dev/null
     printf '{"<|user|>": 257, "zebra": 258}' >"$tmp/added/added_tokens.json"
 }

@@ -863,7 +863,8 @@ static size_t write_json(const char* dir, const char* added) {
 
 enum { PLAIN = TOKEN_ADDED | TOKEN_NORMALIZED, SPECIAL = TOKEN_ADDED | TOKEN_SPECIAL };
 
-// The flags of the tokens from 256 on, for what each file says. Those of transformers 5.24 for the same files.
+// The flags of the tokens from 256 on, for what each file says. As transformers reads them; 4 knows
+// additional_special_tokens, 5 extra_special_tokens.
 static void test_added_flags(void) {
     static const struct {
         const char *file, *text, *file2, *text2;
