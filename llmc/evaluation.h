@@ -110,13 +110,8 @@ typedef struct {
 
 // Adds a document of n bytes, behind the end-of-text token if the vocabulary has one.
 static inline void eval_add_text(EvalTokens* t, const Tokenizer* tokenizer, const char* text, size_t n) {
-    if (tokenizer->eot_id >= 0) {
-        token_buffer_reserve(&t->text, 1);
-        t->text.ids[t->text.count++] = (uint32_t)tokenizer->eot_id;
-    }
-    tokenizer_encode(tokenizer, text, n, &t->text);
+    tokenizer_encode_document(tokenizer, text, n, tokenizer->eot_id >= 0, args->special, &t->text);
     t->num_tokens = t->text.count;
-    t->text_bytes += n;
 }
 
 // Adds the member "text" of each object of JSON lines or of an array.
@@ -167,6 +162,7 @@ static inline bool eval_encode(EvalTokens* t, const Tokenizer* tokenizer, const 
         if (!eval_add_json(t, tokenizer, &items, &notes, err)) { return false; }
     }
     text_notes_print(&notes, t->path);
+    tokenizer_note_spelled(tokenizer, t->path, t->text.spelled, t->text.spelled_id);
     return true;
 }
 
@@ -183,14 +179,14 @@ static inline bool eval_tokens_open(EvalTokens* t, const char* path, const Token
     if (!text) {
         ok = shard_parse(file.data, file.size, path, vocab_size, &t->num_tokens, err);
         t->shard = file;
-        for (size_t i = 1; ok && tokenizer && i < t->num_tokens; i++) {
-            size_t n = 0;
-            int id = shard_token(file.data, i);
-            tokenizer_decode(tokenizer, id, &n);
-            t->text_bytes += id == tokenizer->eot_id ? 0 : n;
-        }
     } else {
         ok = eval_encode(t, tokenizer, (const char*)file.data, file.size, err);
+    }
+    for (size_t i = 1; ok && tokenizer && i < t->num_tokens; i++) {
+        size_t n = 0;
+        int id = text ? (int)t->text.ids[i] : shard_token(file.data, i);
+        tokenizer_decode(tokenizer, id, &n);
+        t->text_bytes += id == tokenizer->eot_id ? 0 : n;
     }
     ok = ok && (t->num_tokens >= 2 || error_set(err, "%s: has %zu tokens, want at least 2", path, t->num_tokens));
     if (!ok || text) { unmap_file(&file); }

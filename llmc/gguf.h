@@ -234,11 +234,11 @@ static inline bool gguf_is_text(const uint8_t* s, size_t n) {
 static inline void gguf_find_special(const Tokenizer* t, uint8_t* special) {
     for (int id = 0; id < t->vocab_size; id++) {
         size_t n = t->offsets[id + 1] - t->offsets[id];
-        special[id] = (t->added[id] || n > 1) && gguf_is_text(t->bytes + t->offsets[id], n);
+        special[id] = ((t->flags[id] & TOKEN_ADDED) || n > 1) && gguf_is_text(t->bytes + t->offsets[id], n);
     }
     for (size_t i = 0; i < (size_t)1 << t->slot_bits; i++) {
         const MergeSlot* slot = &t->slots[i];
-        if (slot->left != UINT32_MAX && !t->added[slot->id]) { special[slot->id] = 0; }
+        if (slot->left != UINT32_MAX && !(t->flags[slot->id] & TOKEN_ADDED)) { special[slot->id] = 0; }
     }
 }
 

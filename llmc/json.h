@@ -4,7 +4,8 @@ files, and string escaping for the JSON that we write.
 
 The reader refuses, naming the byte offset: trailing text, duplicate keys, invalid UTF-8, control characters in strings,
 lone surrogates, malformed numbers, numbers too large for a double, more than JSON_MAX_DEPTH levels or JSON_MAX_VALUES
-values, a byte order mark. For data of others, json_parse_lenient() accepts and counts some of what json_parse() refuses.
+values. It passes over a byte order mark at the start. For data of others, json_parse_lenient() accepts and counts some of
+what json_parse() refuses.
 
     JsonDoc doc;
     if (!json_parse(&doc, text, n, "config.json", &err)) { return false; }
@@ -525,10 +526,9 @@ static inline bool json_parse_lenient(JsonDoc* doc, const char* text, size_t n, 
     doc->strings = (char*)malloc_check(n);
     JsonValue root;
     memset(&root, 0, sizeof(root));
-    bool ok = !(n >= 3 && memcmp(text, "\xEF\xBB\xBF", 3) == 0);
-    if (!ok) { json_fail(&p, 0, "a byte order mark; save the file as UTF-8 without one"); }
+    if (n >= 3 && memcmp(text, "\xEF\xBB\xBF", 3) == 0) { p.pos = 3; }
     json_skip_space(&p);
-    ok = ok && json_parse_value(&p, &root);
+    bool ok = json_parse_value(&p, &root);
     json_skip_space(&p);
     if (ok && p.pos < n) { ok = json_unexpected(&p, "the end of the text"); }
     if (ok) {

@@ -194,11 +194,11 @@ static Tokenizer odd_tokenizer(void) {
     }
     snprintf(json + n, sizeof(json) - n,
              ", \"ab\": 257, \"abc\": 258, \"\\u00c5\\u00bd\": 259, \"<s>\": 260, \"\\u00ff\\u00fe\": 261}");
-    TokenizerText texts[3] = {
-        {json, strlen(json), "vocab.json"}, {merges, strlen(merges), "merges.txt"}, {NULL, 0, "added"}};
-    texts[2].text = "{\"<my token>\": 262, \"\\u4f60\": 263, \" \": 264, \"x\\u0000y\": 265}";
-    texts[2].n = strlen(texts[2].text);
-    if (!tokenizer_parse_vocab(&t, texts[0], texts[1], texts[2], &err)) { die("%s", err.text); }
+    static const char* const added = "{\"<my token>\": 262, \"\\u4f60\": 263, \" \": 264, \"x\\u0000y\": 265}";
+    const TokenizerText files[TOKENIZER_NUM_TEXTS] = {[TOKENIZER_VOCAB] = {json, strlen(json), "vocab.json"},
+                                                      [TOKENIZER_MERGES] = {merges, strlen(merges), "merges.txt"},
+                                                      [TOKENIZER_ADDED] = {added, strlen(added), "added"}};
+    if (!tokenizer_parse(&t, files, &err)) { die("%s", err.text); }
     return t;
 }
 
@@ -554,7 +554,7 @@ static void test_refused_models(void) {
     check_refused(&c, GGUF_F32, &decodes, 256, "can only decode: give one with --tokenizer");
     // a special token spelled like a token of one byte: U+0100 is byte 0
     memcpy(odd.bytes + odd.offsets[260], "\xC4\x80", 2), odd.bytes[odd.offsets[260] + 2] = ' ';
-    odd.added[264] = 1;
+    odd.flags[264] = TOKEN_ADDED;
     odd.offsets[261] = odd.offsets[260] + 2;
     check_refused(&c, GGUF_F32, &odd, 0, "(id 260) occurs twice");
     tokenizer_free(&t);
