@@ -24,7 +24,8 @@ static inline bool has_suffix(const char* path, const char* suffix) {
 // Writes a model directory: config.json, model.safetensors and the vocabulary. tokenizer may be NULL.
 static inline bool export_directory(const char* path, const GPT2Config* config, const float* params, bool bf16,
                                     int eot_id, const Tokenizer* tokenizer, Error* err) {
-    return make_directories(path, err) && model_save_hf(path, config, params, bf16, eot_id, err) &&
+    return make_directories(path, err) &&
+           model_save_hf_files(path, config, params, bf16, run_tokens(eot_id, tokenizer), NULL, NULL, err) &&
            (!tokenizer || tokenizer_save(tokenizer, path, err)) && sync_directory(path, err);
 }
 

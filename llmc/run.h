@@ -165,12 +165,19 @@ static inline int check_data_vocabulary(const Training* t, const char* flag, con
         return -1;
     }
     bool same = other.vocab_size == t->tokenizer.vocab_size && other.fingerprint[0] == t->tokenizer.fingerprint[0];
+    bool same_flags = other.flags_sum == t->tokenizer.flags_sum || !other.can_encode || !t->tokenizer.can_encode;
     int size = other.vocab_size, eot = other.eot_id;
     tokenizer_free(&other);
     if (!same) {
         die("%s %s: these shards were made with another vocabulary (%d tokens) than the model's (%d tokens): make them "
             "with dev/data/tokenize -t and the model's vocabulary",
             flag, pattern, size, t->tokenizer.vocab_size);
+    }
+    if (!same_flags) { // the shards' ids stand for the same tokens in either case
+        print_line(stderr,
+                   "note: %s %s: the vocabulary of these shards has other added or special tokens than the model's, "
+                   "which the run keeps: --tokenizer chooses one",
+                   flag, pattern);
     }
     return eot;
 }
