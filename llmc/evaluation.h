@@ -122,22 +122,18 @@ static inline bool eval_tokens_open(EvalTokens* t, const char* path, const Token
     if (!text) {
         ok = shard_parse(file.data, file.size, path, vocab_size, &t->num_tokens, err);
         t->shard = file;
-        for (size_t i = 1; ok && tokenizer && i < t->num_tokens; i++) {
-            size_t n = 0;
-            int id = shard_token(file.data, i);
-            tokenizer_decode(tokenizer, id, &n);
-            t->text_bytes += id == tokenizer->eot_id ? 0 : n;
-        }
     } else if (!tokenizer || !tokenizer->can_encode) {
         ok = error_set(err, "%s: is text, and there is no vocabulary to encode it: give one with --tokenizer", path);
     } else {
-        if (tokenizer->eot_id >= 0) {
-            token_buffer_reserve(&t->text, 1);
-            t->text.ids[t->text.count++] = (uint32_t)tokenizer->eot_id;
-        }
-        tokenizer_encode(tokenizer, file.data, file.size, &t->text);
+        tokenizer_encode_document(tokenizer, file.data, file.size, tokenizer->eot_id >= 0, args->special, &t->text);
         t->num_tokens = t->text.count;
-        t->text_bytes = file.size;
+        tokenizer_note_spelled(tokenizer, path, t->text.spelled, t->text.spelled_id);
+    }
+    for (size_t i = 1; ok && tokenizer && i < t->num_tokens; i++) {
+        size_t n = 0;
+        int id = text ? (int)t->text.ids[i] : shard_token(file.data, i);
+        tokenizer_decode(tokenizer, id, &n);
+        t->text_bytes += id == tokenizer->eot_id ? 0 : n;
     }
     ok = ok && (t->num_tokens >= 2 || error_set(err, "%s: has %zu tokens, want at least 2", path, t->num_tokens));
     if (!ok || text) { unmap_file(&file); }

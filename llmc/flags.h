@@ -194,7 +194,10 @@ static const Option options[] = {
     {OPT_STR, 0, NULL, "prompt-ids", &settings.prompt_ids, "IDS",
      "continue these token ids, separated by spaces or commas, and exit", 0, 0},
     {OPT_BOOL, 0, NULL, "special", &settings.special, NULL,
-     "special tokens in a prompt, such as <|endoftext|>, stand for themselves; off: they are ordinary text", 0, 0},
+     "special tokens in a prompt or in text for --eval, such as <|endoftext|>, stand for themselves; off: they are "
+     "ordinary "
+     "text",
+     0, 0},
     {OPT_INT, 0, NULL, "num-samples", &settings.num_samples, "texts", "number of continuations of the prompt", 1,
      65536},
     {OPT_INT, 0, NULL, "num-tokens", &settings.num_tokens, "tokens", "maximum number of tokens to generate", 1, 1e9},

@@ -49,65 +49,6 @@ static inline uint64_t prompts_rng(const Sampler* sampler, int b) {
     return b == 0 ? sampler->rng : splitmix64(sampler->rng + (uint64_t)b);
 }
 
-// ---- special tokens -------------------------------------------------------------------
-
-// The tokens that no text is encoded to, such as <|endoftext|>: neither a single byte nor the result of a merge.
-typedef struct {
-    int* ids; // (count), the longest first
-    int count;
-    bool first[256]; // whether one begins with this byte
-} SpecialTokens;
-
-static inline SpecialTokens special_tokens(const Tokenizer* t) {
-    SpecialTokens s;
-    memset(&s, 0, sizeof(s));
-    s.ids = (int*)malloc_check((size_t)t->vocab_size * sizeof(int));
-    for (int id = 0; id < t->vocab_size; id++) {
-        if (!t->flags[id]) { continue; }
-        size_t n;
-        const char* bytes = tokenizer_decode(t, id, &n);
-        int at = s.count++;
-        for (; at > 0; at--) { // insertion sort: there are few
-            size_t m;
-            tokenizer_decode(t, s.ids[at - 1], &m);
-            if (m >= n) { break; }
-            s.ids[at] = s.ids[at - 1];
-        }
-        s.ids[at] = id;
-        if (n > 0) { s.first[(uint8_t)bytes[0]] = true; }
-    }
-    return s;
-}
-
-// Returns the longest special token at the beginning of text (n bytes), or -1. *length: its number of bytes.
-static inline int special_token_at(const SpecialTokens* s, const Tokenizer* t, const char* text, size_t n,
-                                   size_t* length) {
-    if (!s->first[(uint8_t)text[0]]) { return -1; }
-    for (int i = 0; i < s->count; i++) {
-        const char* bytes = tokenizer_decode(t, s->ids[i], length);
-        if (*length > 0 && *length <= n && memcmp(bytes, text, *length) == 0) { return s->ids[i]; }
-    }
-    return -1;
-}
-
-// Like tokenizer_encode(), but a special token in the text, spelled as in the vocabulary, stands for itself.
-static inline void encode_with_special(const Tokenizer* t, const SpecialTokens* special, const char* text, size_t n,
-                                       TokenBuffer* out) {
-    size_t begin = 0, length = 0; // begin: first byte that is not encoded yet
-    for (size_t i = 0; i < n;) {
-        int id = special_token_at(special, t, text + i, n - i, &length);
-        if (id < 0) {
-            i++;
-            continue;
-        }
-        tokenizer_encode(t, text + begin, i - begin, out);
-        token_buffer_reserve(out, 1);
-        out->ids[out->count++] = (uint32_t)id;
-        begin = i += length;
-    }
-    tokenizer_encode(t, text + begin, n - begin, out);
-}
-
 // ---- reading --------------------------------------------------------------------------
 
 // Reads a whole file, or standard input if path is "-", and drops its last newline. The caller frees *text.
@@ -195,9 +136,7 @@ static inline void prompts_add_ids(Prompts* p, const TokenBuffer* tokens, const 
 }
 
 // Encodes text b. An empty one becomes the token `start`, which begins a new document.
-// special: NULL without --special.
-static inline void encode_prompt(const Prompts* p, int b, const Tokenizer* tokenizer, const SpecialTokens* special,
-                                 int start, TokenBuffer* out) {
+static inline void encode_prompt(const Prompts* p, int b, const Tokenizer* tokenizer, int start, TokenBuffer* out) {
     out->count = 0;
     if (p->bytes[b] > 0) {
         if (!tokenizer) {
@@ -208,11 +147,7 @@ static inline void encode_prompt(const Prompts* p, int b, const Tokenizer* token
             die("this vocabulary has no merges, so it cannot read a prompt: give vocab.json and merges.txt with "
                 "--tokenizer");
         }
-        if (special) {
-            encode_with_special(tokenizer, special, p->texts[b], p->bytes[b], out);
-        } else {
-            tokenizer_encode(tokenizer, p->texts[b], p->bytes[b], out);
-        }
+        tokenizer_encode_text(tokenizer, p->texts[b], p->bytes[b], args->special, out);
     }
     if (out->count == 0) {
         token_buffer_reserve(out, 1);
@@ -263,12 +198,9 @@ static inline void prompts_read(Prompts* p, const Tokenizer* tokenizer, const Mo
     prompts_add_given(p, &tokens, tokenizer, config);
     p->lengths = (int*)malloc_check((size_t)p->B * sizeof(int));
     int** ids = (int**)calloc_check((size_t)p->B, sizeof(int*));
-    SpecialTokens special = {NULL, 0, {false}};
-    bool with_special = args->special && tokenizer;
-    if (with_special) { special = special_tokens(tokenizer); }
     for (int b = 0; b < p->B; b++) {
         if (!args->prompt_ids && (args->prompts || b == 0)) { // the others have the tokens of the first
-            encode_prompt(p, b, tokenizer, with_special ? &special : NULL, model_start(source, tokenizer), &tokens);
+            encode_prompt(p, b, tokenizer, model_start(source, tokenizer), &tokens);
         }
         if (tokens.count > (size_t)config->max_seq_len) {
             char which[32] = "";
@@ -287,7 +219,7 @@ static inline void prompts_read(Prompts* p, const Tokenizer* tokenizer, const Mo
         free(ids[b]);
     }
     free(ids);
-    free(special.ids);
+    if (tokenizer) { tokenizer_note_spelled(tokenizer, "the prompt", tokens.spelled, tokens.spelled_id); }
     token_buffer_free(&tokens);
 }
 

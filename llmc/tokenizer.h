@@ -12,7 +12,8 @@ Second, each piece is looked up in a cache of pieces that were encoded before. T
 token per byte, and adjacent tokens are merged, the pair of lowest rank first and the leftmost of equal rank, until no
 pair is in the list of merges. In a short piece, each merge searches all pairs; in a long piece, a heap makes all merges
 together O(n log n).
-Special tokens are not recognised in the input: the text "<|endoftext|>" is encoded as ordinary characters.
+tokenizer_encode() knows no added tokens: the text "<|endoftext|>" is encoded as ordinary characters. Programs call
+tokenizer_encode_text(), which turns text that spells an added token into it, special ones only on demand.
 
 Reads vocab.json + merges.txt, encoder.json + vocab.bpe, merges.txt alone, tokenizer.json, and llm.c's tokenizer.bin
 (decode only). End-of-text is the eos_token of a tokenizer_config.json in the same directory, or else <|endoftext|>.
@@ -52,6 +53,21 @@ typedef struct {
     uint32_t id;
 } MergeSlot;
 
+// An added token, in the order of the bytes that spell it.
+typedef struct {
+    const uint8_t* bytes; // (n)
+    uint32_t n;
+    int id;
+} AddedToken;
+
+// Added tokens that text is searched for together.
+typedef struct {
+    AddedToken* tokens; // (count), sorted
+    size_t count, longest;
+    uint32_t first[257]; // tokens[first[b]] to tokens[first[b + 1] - 1] begin with byte b
+    int only_first;      // the byte that all of them begin with; -1: several
+} AddedTokens;
+
 typedef struct {
     int vocab_size;             // V
     int eot_id;                 // id of end-of-text, the token that precedes every document; -1 if there is none
@@ -65,7 +81,8 @@ typedef struct {
     uint8_t* flags;    // (V) TOKEN_ADDED and so on; 0: a token that only merges or bytes make
     uint32_t* merges;  // (num_merges, 2) ids of left and right, sorted by rank
     int num_merges;
-    MergeSlot* slots; // (1 << slot_bits) hash table with open addressing, at most half full
+    AddedTokens added[2]; // the tokens with flags: without TOKEN_NORMALIZED, and with it
+    MergeSlot* slots;     // (1 << slot_bits) hash table with open addressing, at most half full
     int slot_bits;
 
     uint32_t byte_ids[256];  // id of each single-byte token
@@ -88,6 +105,8 @@ typedef struct {
 typedef struct {
     uint32_t* ids; // (capacity), the first count are valid
     size_t count, capacity;
+    size_t spelled;          // number of special tokens that were passed over, because they were not asked for
+    int spelled_id;          // the first of them
     CacheEntry* cache;       // (1 << CACHE_BITS)
     uint32_t cache_owner[2]; // fingerprint of the vocabulary that the cached ids belong to
 } TokenBuffer;
@@ -104,6 +123,11 @@ static inline void token_buffer_reserve(TokenBuffer* b, size_t more) {
     if (__builtin_mul_overflow(capacity, sizeof(b->ids[0]), &bytes)) { die("out of memory: %zu tokens", capacity); }
     b->ids = (uint32_t*)realloc_check(b->ids, bytes);
     b->capacity = capacity;
+}
+
+static inline void token_buffer_put(TokenBuffer* b, uint32_t id) {
+    token_buffer_reserve(b, 1);
+    b->ids[b->count++] = id;
 }
 
 // ---- UTF-8 --------------------------------------------------------------------------------------
@@ -247,11 +271,10 @@ static inline const uint8_t* tokenizer_next_piece(const Tokenizer* t, const uint
     return c == CLASS_SPACE ? tokenizer_space_piece(t, p, end) : tokenizer_run(t, q + length, end, c);
 }
 
-// Returns the last position c, 0 < c < n, at which a text can be cut for encoding in chunks: encoding text[0..c) and
-// the rest separately gives the ids of the whole, whatever precedes and follows these n bytes. Returns 0 if there is
+// Returns the last position c, 0 < c < n, where a piece ends whatever precedes and follows these n bytes; 0 if there is
 // none. A piece always ends before white space that follows a non-space character, and between an ASCII letter or digit
 // and an ASCII character of another class.
-static inline size_t tokenizer_find_cut(const Tokenizer* t, const void* text, size_t n) {
+static inline size_t tokenizer_find_piece_end(const Tokenizer* t, const void* text, size_t n) {
     const uint8_t* p = (const uint8_t*)text;
     for (size_t i = n; i-- > 1;) {
         int before = t->byte_class[p[i - 1]], after = t->byte_class[p[i]];
@@ -445,6 +468,254 @@ static inline void tokenizer_encode(const Tokenizer* t, const void* text, size_t
         }
         p = next;
     }
+}
+
+// ---- added tokens in text -----------------------------------------------------------------------
+
+static inline bool utf8_is_space(const Tokenizer* t, uint32_t code) {
+    return code != UINT32_MAX && t->char_class[code] == CLASS_SPACE;
+}
+
+// True for a character of a word, as \w matches it: what a token with TOKEN_SINGLE_WORD may not stand beside.
+static inline bool utf8_is_word(const Tokenizer* t, uint32_t code) {
+    if (code == UINT32_MAX) { return false; }
+    size_t low = 0, high = sizeof(unicode_word_parts) / sizeof(UnicodeRange);
+    while (low < high) {
+        size_t middle = (low + high) / 2;
+        if (unicode_word_parts[middle].last < code) {
+            low = middle + 1;
+        } else {
+            high = middle;
+        }
+    }
+    bool part = low < sizeof(unicode_word_parts) / sizeof(UnicodeRange) && unicode_word_parts[low].first <= code;
+    return part || t->char_class[code] == CLASS_LETTER;
+}
+
+// Returns the character at p, or UINT32_MAX if there is none. *length: its number of bytes, 0 at the end.
+static inline uint32_t utf8_after(const uint8_t* p, const uint8_t* end, size_t* length) {
+    uint32_t code = UINT32_MAX;
+    *length = p < end;
+    if (p == end) { return UINT32_MAX; }
+    size_t n = utf8_decode(p, end, &code);
+    if (n > 0) { *length = n; }
+    return n > 0 ? code : UINT32_MAX;
+}
+
+// The same for the character that ends at p.
+static inline uint32_t utf8_before(const uint8_t* begin, const uint8_t* p, size_t* length) {
+    uint32_t code;
+    *length = p > begin;
+    for (size_t n = 1; n <= 4 && n <= (size_t)(p - begin); n++) {
+        if (utf8_decode(p - n, p, &code) == n) {
+            *length = n;
+            return code;
+        }
+    }
+    return UINT32_MAX;
+}
+
+static inline int added_compare(const void* a, const void* b) {
+    const AddedToken *x = (const AddedToken*)a, *y = (const AddedToken*)b;
+    int order = memcmp(x->bytes, y->bytes, x->n < y->n ? x->n : y->n);
+    return order ? order : (x->n > y->n) - (x->n < y->n);
+}
+
+// Collects the tokens that have flags: with TOKEN_NORMALIZED if `normalized` is true, otherwise without it.
+static inline void added_init(AddedTokens* a, const Tokenizer* t, bool normalized) {
+    for (int pass = 0; pass < 2; pass++) { // counts them, then takes them
+        a->count = 0;
+        for (int id = 0; id < t->vocab_size; id++) {
+            if (!t->flags[id] || !(t->flags[id] & TOKEN_NORMALIZED) == normalized) { continue; }
+            AddedToken token = {t->bytes + t->offsets[id], t->offsets[id + 1] - t->offsets[id], id};
+            if (pass == 1) { a->tokens[a->count] = token; }
+            a->count++;
+        }
+        if (a->count == 0) { return; }
+        if (pass == 0) { a->tokens = (AddedToken*)malloc_check(a->count * sizeof(AddedToken)); }
+    }
+    qsort(a->tokens, a->count, sizeof(AddedToken), added_compare);
+    a->only_first = a->tokens[0].bytes[0];
+    for (size_t i = 0; i < a->count; i++) {
+        int b = a->tokens[i].bytes[0];
+        if (b != a->only_first) { a->only_first = -1; }
+        if (a->tokens[i].n > a->longest) { a->longest = a->tokens[i].n; }
+        a->first[b + 1] = (uint32_t)i + 1;
+    }
+    for (int b = 0; b < 256; b++) {
+        if (a->first[b + 1] < a->first[b]) { a->first[b + 1] = a->first[b]; }
+    }
+}
+
+// Returns the next position from `at` on where a token may begin; n if there is none.
+static inline size_t added_skip(const AddedTokens* a, const uint8_t* p, size_t at, size_t n) {
+    if (a->only_first >= 0) { // most vocabularies: all begin with '<'
+        const void* found = at < n ? memchr(p + at, a->only_first, n - at) : NULL;
+        return found ? (size_t)((const uint8_t*)found - p) : n;
+    }
+    while (at < n && a->first[p[at]] == a->first[p[at] + 1]) { at++; }
+    return at;
+}
+
+// Returns the number of tokens in tokens (n), which agree in their first `at` bytes and are longer, whose next byte is
+// below `limit`.
+static inline size_t added_below(const AddedToken* tokens, size_t n, size_t at, int limit) {
+    size_t low = 0;
+    while (low < n) {
+        size_t middle = (low + n) / 2;
+        if (tokens[middle].bytes[at] < limit) {
+            low = middle + 1;
+        } else {
+            n = middle;
+        }
+    }
+    return low;
+}
+
+// Returns the longest token that begins at p (n > 0 bytes), or NULL. Sets *partial (may be NULL) if more text could
+// make it a longer one.
+static inline const AddedToken* added_find(const AddedTokens* a, const uint8_t* p, size_t n, bool* partial) {
+    const AddedToken *low = a->tokens + a->first[p[0]], *high = a->tokens + a->first[p[0] + 1], *best = NULL;
+    for (size_t at = 1; low < high; at++) { // the tokens from low to high - 1 begin with the first `at` bytes of p
+        if (low->n == at) { best = low++; } // sorted, so the shortest comes first
+        if (low == high) { break; }
+        if (at == n) {
+            if (partial) { *partial = true; }
+            break;
+        }
+        if (low->bytes[at] == p[at] && high[-1].bytes[at] == p[at]) { continue; }
+        size_t count = (size_t)(high - low);
+        high = low + added_below(low, count, at, p[at] + 1);
+        low += added_below(low, count, at, p[at]);
+    }
+    return best;
+}
+
+// Encodes text in the order of tokenizers: first it is searched for the added tokens without TOKEN_NORMALIZED (pass 0),
+// then what is between them for the others (pass 1), and the rest is encoded by merges.
+static inline void tokenizer_encode_pass(const Tokenizer* t, const uint8_t* text, size_t n, int pass, bool special,
+                                         TokenBuffer* out) {
+    const AddedTokens* a = &t->added[pass < 2 ? pass : 1];
+    if (pass == 2) { tokenizer_encode(t, text, n, out); }
+    if (pass < 2 && a->count == 0) { tokenizer_encode_pass(t, text, n, pass + 1, special, out); }
+    if (pass == 2 || a->count == 0) { return; }
+    size_t done = 0, length; // done: end of the last token
+    for (size_t at = 0; (at = added_skip(a, text, at, n)) < n;) {
+        const AddedToken* found = added_find(a, text + at, n - at, NULL);
+        if (!found) {
+            at++;
+            continue;
+        }
+        size_t begin = at, end = at + found->n;
+        int flags = t->flags[found->id];
+        at = end; // a token that does not count hides those that begin within it
+        if ((flags & TOKEN_SINGLE_WORD) && (utf8_is_word(t, utf8_before(text, text + begin, &length)) ||
+                                            utf8_is_word(t, utf8_after(text + end, text + n, &length)))) {
+            continue;
+        }
+        if ((flags & TOKEN_SPECIAL) && !special) {
+            if (out->spelled++ == 0) { out->spelled_id = found->id; }
+            continue;
+        }
+        while ((flags & TOKEN_LSTRIP) && begin > done && utf8_is_space(t, utf8_before(text, text + begin, &length))) {
+            begin -= length;
+        }
+        while ((flags & TOKEN_RSTRIP) && utf8_is_space(t, utf8_after(text + end, text + n, &length))) { end += length; }
+        if ((flags & TOKEN_LSTRIP) && begin < done) { begin = done; } // white space that the token before includes
+        if (begin >= end) { continue; }
+        if (done < begin) { tokenizer_encode_pass(t, text + done, begin - done, pass + 1, special, out); }
+        token_buffer_put(out, (uint32_t)found->id);
+        done = end;
+    }
+    if (done < n) { tokenizer_encode_pass(t, text + done, n - done, pass + 1, special, out); }
+}
+
+// Appends the ids of text (n arbitrary bytes) to out: like tokenizer_encode(), but text that spells an added token
+// becomes this token; one that spells a special token only if `special` is true, otherwise it adds to out->spelled.
+static inline void tokenizer_encode_text(const Tokenizer* t, const void* text, size_t n, bool special,
+                                         TokenBuffer* out) {
+    tokenizer_encode_pass(t, (const uint8_t*)text, n, 0, special, out);
+}
+
+// True if the tokens (n) are white space. Only that of ASCII counts.
+static inline bool tokenizer_is_blank(const Tokenizer* t, const uint32_t* ids, size_t n) {
+    for (size_t i = 0; i < n; i++) {
+        for (uint32_t k = t->offsets[ids[i]]; k < t->offsets[ids[i] + 1]; k++) {
+            if (t->byte_class[t->bytes[k]] != CLASS_SPACE) { return false; }
+        }
+    }
+    return true;
+}
+
+// Appends a document's tokens to out: end-of-text, then those of its text. If starts is false, the text continues a
+// document. With `special`, an end-of-text that is spelled in the text begins another document, and documents of nothing
+// but white space, such as the last line break after an end-of-text, are left out. Returns the number of documents that
+// begin.
+static inline size_t tokenizer_encode_document(const Tokenizer* t, const void* text, size_t n, bool starts,
+                                               bool special, TokenBuffer* out) {
+    size_t first = out->count, eot = (size_t)t->eot_id, documents = 0, kept = first;
+    if (starts) { token_buffer_put(out, (uint32_t)eot); }
+    size_t at = out->count;
+    tokenizer_encode_text(t, text, n, special, out);
+    bool separates = special && t->eot_id >= 0 && (t->flags[eot] & TOKEN_SPECIAL);
+    while (separates && at < out->count && out->ids[at] != eot) { at++; }
+    if (!separates || at == out->count) { return starts; }
+    for (size_t i = first, end; i < out->count; i = end) {
+        bool begins = out->ids[i] == eot;
+        for (end = i + 1; end < out->count && out->ids[end] != eot;) { end++; }
+        if (begins && tokenizer_is_blank(t, out->ids + i + 1, end - i - 1)) { continue; }
+        memmove(out->ids + kept, out->ids + i, (end - i) * sizeof(out->ids[0]));
+        kept += end - i;
+        documents += begins;
+    }
+    out->count = kept;
+    return documents;
+}
+
+// True if the text (n bytes, followed by more) can be cut at position c, where a piece ends, without a change of its
+// added tokens, with or without the special ones, and of the white space beside them.
+static inline bool tokenizer_added_allow_cut(const Tokenizer* t, const uint8_t* p, size_t n, size_t c) {
+    size_t length;
+    bool word_before = utf8_is_word(t, utf8_before(p, p + c, &length));
+    bool word_after = utf8_is_word(t, utf8_after(p + c, p + n, &length));
+    for (int k = 0; k < 2; k++) {
+        const AddedTokens* a = &t->added[k];
+        for (size_t i = c > a->longest ? c - a->longest : 0; a->count > 0 && i <= c; i++) {
+            bool partial = false;
+            const AddedToken* found = added_find(a, p + i, n - i, &partial);
+            if (i == c && (found || partial) && word_before) { return false; } // it may have to be a single word
+            if (i == c || (!found && !partial)) { continue; }
+            if (partial || i + found->n > c) { return false; }
+            int flags = t->flags[found->id];
+            bool ends = i + found->n == c;
+            if (ends && ((flags & TOKEN_RSTRIP) || found->id == t->eot_id)) { return false; }
+            if (ends && (flags & TOKEN_SINGLE_WORD) && word_after) { return false; }
+        }
+    }
+    return true;
+}
+
+// Returns the last position c, 0 < c < n, at which a text can be cut for encoding in chunks, by
+// tokenizer_encode_document() too: the ids of text[0..c) and of the rest are those of the whole, whatever precedes and
+// follows these n bytes. Neither part of it is blank after an end-of-text. Returns 0 if there is none.
+static inline size_t tokenizer_find_cut(const Tokenizer* t, const void* text, size_t n) {
+    size_t c = n;
+    do {
+        c = tokenizer_find_piece_end(t, text, c);
+    } while (c > 0 && !tokenizer_added_allow_cut(t, (const uint8_t*)text, n, c));
+    return c;
+}
+
+// Prints a note if special tokens (spelled: how many, id: the first) became ordinary text. where: the text's name. For
+// programs that have --special.
+static inline void tokenizer_note_spelled(const Tokenizer* t, const char* where, size_t spelled, int id) {
+    char name[64];
+    if (spelled == 0) { return; }
+    json_printable(name, sizeof(name), (const char*)t->bytes + t->offsets[id], t->offsets[id + 1] - t->offsets[id]);
+    print_line(stderr,
+               "note: %s: spells special tokens, %zu in all, the first %s, as ordinary text: --special makes "
+               "them tokens",
+               where, spelled, name);
 }
 
 // Returns the bytes of a token, *length of them without a terminating NUL; NULL for an id outside 0..V-1.
@@ -667,6 +938,8 @@ static inline void tokenizer_free(Tokenizer* t) {
     free(t->offsets);
     free(t->flags);
     free(t->merges);
+    free(t->added[0].tokens);
+    free(t->added[1].tokens);
     free(t->slots);
     free(t->char_class);
     memset(t, 0, sizeof(*t));
@@ -777,6 +1050,7 @@ static inline bool tokenizer_build(Tokenizer* t, Vocab* v, bool can_encode, cons
         return false;
     }
     tokenizer_fill_classes(t);
+    for (int k = 0; k < 2 && can_encode; k++) { added_init(&t->added[k], t, k == 1); }
     t->fingerprint[0] = crc32c(0, t->bytes, t->offsets[t->vocab_size]);
     t->fingerprint[1] = crc32c(0, t->offsets, (size_t)(t->vocab_size + 1) * sizeof(uint32_t));
     if (can_encode) {

@@ -78,7 +78,7 @@ static inline void put_word(size_t word) {
 // characters. Returns the number of tokens.
 static inline size_t put_text(const char* s, size_t n, size_t characters) {
     out.tokens.count = 0;
-    tokenizer_encode(&tokenizer, s, n, &out.tokens);
+    tokenizer_encode_text(&tokenizer, s, n, false, &out.tokens);
     put_word(out.tokens.count);
     if (characters > 0) { put_word(characters); }
     for (size_t i = 0; i < out.tokens.count; i++) { put_word(out.tokens.ids[i]); }

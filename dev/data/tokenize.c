@@ -1,6 +1,7 @@
 /*
 Converts text to token shards: reads text files, JSON lines or standard input and writes NAME_train_000000.bin ... in
-llm.c's format. Every document is preceded by an end-of-text token. The vocabulary is saved beside the shards.
+llm.c's format. Every document is preceded by an end-of-text token. The vocabulary is saved beside the shards. With
+--special, an end-of-text that is spelled in the text begins another document.
 
     dev/data/tokenize -i book.txt --tokenizer gpt2/ --out data/book --val-tokens 32768
     dev/data/tokenize -i web/a.jsonl,web/b.jsonl --tokenizer gpt2/ --out data/web
@@ -30,8 +31,8 @@ typedef enum { DOC_FILE, DOC_LINE, DOC_BLANK_LINE, DOC_JSONL } DocumentKind;
 static struct {
     const char *input, *tokenizer, *eot, *out, *documents, *field;
     int64_t val_tokens, shard_tokens;
-    int threads, chunk_bytes, skip_bad_lines;
-} flags = {NULL, NULL, NULL, NULL, "auto", "text", 0, 100000000, 0, 1 << 20, 0};
+    int threads, chunk_bytes, skip_bad_lines, special;
+} flags = {NULL, NULL, NULL, NULL, "auto", "text", 0, 100000000, 0, 1 << 20, 0, 0};
 
 static Tokenizer tokenizer;
 
@@ -241,12 +242,7 @@ static bool read_chunk(Job* job) {
 // Encodes a document, or the continuation of one if starts is false. Empty documents are ignored.
 static void add_text(Job* job, const char* text, size_t n, bool starts) {
     if (n == 0) { return; }
-    if (starts) {
-        token_buffer_reserve(&job->tokens, 1);
-        job->tokens.ids[job->tokens.count++] = (uint32_t)tokenizer.eot_id;
-        job->documents++;
-    }
-    tokenizer_encode(&tokenizer, text, n, &job->tokens);
+    job->documents += (int64_t)tokenizer_encode_document(&tokenizer, text, n, starts, flags.special, &job->tokens);
 }
 
 static bool add_json_line(Job* job, const char* text, size_t n, size_t line) {
@@ -301,7 +297,7 @@ static void encode_sections(Job* job) {
 }
 
 static void encode_job(Job* job) {
-    job->tokens.count = 0;
+    job->tokens.count = job->tokens.spelled = 0;
     job->documents = job->bad_lines = 0;
     if (job->kind == DOC_FILE) {
         add_text(job, job->text, job->n, job->starts);
@@ -326,6 +322,8 @@ static struct {
     int num_shards[2];
     int64_t tokens[2];
     int64_t documents, bytes, bad_lines;
+    size_t spelled; // special tokens that became ordinary text
+    int spelled_id; // the first of them
 } out;
 
 static void shard_path(char* path, size_t size, int split, int index, const char* suffix) {
@@ -514,6 +512,7 @@ static void print_summary(void) {
             (long long)out.documents, (long long)out.bytes, (long long)tokens, (double)out.bytes / (double)tokens,
             seconds, (double)out.bytes / 1e6 / seconds);
     if (out.bad_lines > 0) { fprintf(stderr, "%lld bad lines skipped\n", (long long)out.bad_lines); }
+    tokenizer_note_spelled(&tokenizer, flags.input, out.spelled, out.spelled_id);
     for (int split = 0; split < 2; split++) {
         if (out.num_shards[split] == 0) { continue; }
         char last[32] = "";
@@ -559,6 +558,8 @@ static void* work(void* unused) {
         out.documents += job.documents;
         out.bad_lines += job.bad_lines;
         out.bytes += (int64_t)job.n;
+        if (out.spelled == 0) { out.spelled_id = job.tokens.spelled_id; }
+        out.spelled += job.tokens.spelled;
         turn++;
         print_progress();
         pthread_cond_broadcast(&turn_changed);
@@ -634,6 +635,10 @@ static void parse_flags(int argc, char** argv) {
         {OPT_STR, 0, NULL, "eot", &flags.eot, "NAME",
          "end-of-text, the token that precedes every document; default: the eos_token of the tokenizer_config.json "
          "beside the vocabulary, or else <|endoftext|>",
+         0, 0},
+        {OPT_BOOL, 0, NULL, "special", &flags.special, NULL,
+         "special tokens that the text spells, such as <|endoftext|> between documents, become these tokens; off: they "
+         "are ordinary text. Other added tokens of the vocabulary always are tokens",
          0, 0},
         {OPT_SECTION, 0, NULL, "Output", NULL, NULL, NULL, 0, 0},
         {OPT_STR, 'o', NULL, "out", &flags.out, "PREFIX",
