@@ -240,11 +240,12 @@ static inline bool gguf_is_text(const uint8_t* s, size_t n) {
     return length > 0;
 }
 
-// The type of a token. Added and special tokens are spelled literally, other ones as vocab.json spells them.
+// The type of a token. Added tokens are spelled literally, and special ones if this is how vocab.json spells them.
 static inline int gguf_token_type(const Tokenizer* t, int id) {
     if (id >= t->vocab_size) { return GGUF_TOKEN_UNUSED; }
     const uint8_t* bytes = t->bytes + t->offsets[id];
-    if (!t->flags[id] || !gguf_is_text(bytes, t->offsets[id + 1] - t->offsets[id])) { return GGUF_TOKEN_NORMAL; }
+    bool text = gguf_is_text(bytes, t->offsets[id + 1] - t->offsets[id]);
+    if (!text || !tokenizer_is_listed(t, id)) { return GGUF_TOKEN_NORMAL; }
     return t->flags[id] & TOKEN_SPECIAL ? GGUF_TOKEN_CONTROL : GGUF_TOKEN_USER_DEFINED;
 }
 

@@ -187,7 +187,10 @@ static inline int check_data_vocabulary(const Training* t, const char* flag, con
 static inline void settle_vocabulary(Training* t) {
     int eot = check_data_vocabulary(t, "-i", args->train_data);
     int val_eot = check_data_vocabulary(t, "-j", args->val_data);
-    if (eot >= 0) { t->tokenizer.eot_id = t->run.eot_id = t->start_token = eot; }
+    if (eot >= 0) {
+        tokenizer_set_eot(&t->tokenizer, eot);
+        t->run.eot_id = t->start_token = eot;
+    }
     if (eot >= 0 && val_eot >= 0 && val_eot != eot) {
         die("-j %s: end-of-text is token %d, but %d in the training data: make both with the same --eot",
             args->val_data, val_eot, eot);

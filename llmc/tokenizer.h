@@ -1039,6 +1039,23 @@ static inline uint32_t tokenizer_sum_flags(const Tokenizer* t) {
     return sum;
 }
 
+// Sets what follows from the flags.
+static inline void tokenizer_use_flags(Tokenizer* t) {
+    t->flags_sum = tokenizer_sum_flags(t);
+    for (int k = 0; k < 2 && t->can_encode; k++) {
+        free(t->added[k].tokens);
+        memset(&t->added[k], 0, sizeof(t->added[k]));
+        added_init(&t->added[k], t, k == 1);
+    }
+}
+
+// Makes another token, 0 <= id < V, end-of-text. It is a special token then, as it is to those who read the saved files.
+static inline void tokenizer_set_eot(Tokenizer* t, int id) {
+    t->eot_id = id;
+    t->flags[id] |= TOKEN_SPECIAL;
+    tokenizer_use_flags(t);
+}
+
 // Builds t from v. Frees v in any case. On failure t is zeroed.
 static inline bool tokenizer_build(Tokenizer* t, Vocab* v, bool can_encode, const char* where, Error* err) {
     memset(t, 0, sizeof(*t));
@@ -1050,13 +1067,12 @@ static inline bool tokenizer_build(Tokenizer* t, Vocab* v, bool can_encode, cons
         return false;
     }
     tokenizer_fill_classes(t);
-    for (int k = 0; k < 2 && can_encode; k++) { added_init(&t->added[k], t, k == 1); }
     t->fingerprint[0] = crc32c(0, t->bytes, t->offsets[t->vocab_size]);
     t->fingerprint[1] = crc32c(0, t->offsets, (size_t)(t->vocab_size + 1) * sizeof(uint32_t));
     if (can_encode) {
         t->fingerprint[1] = crc32c(t->fingerprint[1], t->merges, 2 * (size_t)t->num_merges * sizeof(uint32_t));
     }
-    t->flags_sum = tokenizer_sum_flags(t);
+    tokenizer_use_flags(t);
     return true;
 }
 
@@ -1802,14 +1818,20 @@ static inline void tokenizer_write_bin(const Tokenizer* t, FileWriter* w) {
     }
 }
 
-// True if vocab.json does not say all of the added tokens: one is not <|endoftext|>, or this one takes white space with it.
-static inline bool tokenizer_must_list(const Tokenizer* t) {
-    int eot = tokenizer_find(t, TOKENIZER_EOT, strlen(TOKENIZER_EOT));
-    for (int id = 0; id < t->vocab_size; id++) {
-        int usual = id == eot ? TOKEN_ADDED | TOKEN_SPECIAL | TOKEN_NORMALIZED : ~TOKEN_ADDED;
-        if (t->flags[id] & ~usual) { return true; }
+// True if vocab.json, merges.txt and the roles do not say all about the added tokens. eot: id of <|endoftext|>, which
+// readers know.
+static inline bool tokenizer_must_list(const Tokenizer* t, int eot) {
+    const int known[] = {eot, t->eot_id, t->bos_id, t->pad_id, t->unk_id};
+    Tokenizer read = *t; // only its flags are used: those that a reader of these files would find
+    read.flags = (uint8_t*)calloc_check((size_t)t->vocab_size, 1);
+    for (int i = 0; i < 5; i++) {
+        if (known[i] >= 0) { read.flags[known[i]] = TOKEN_SPECIAL; }
     }
-    return false;
+    tokenizer_mark_special(&read, false);
+    bool list = tokenizer_sum_flags(&read) != t->flags_sum;
+    for (int id = 0; id < t->vocab_size; id++) { list |= id != eot && (t->flags[id] & TOKEN_ADDED); }
+    free(read.flags);
+    return list;
 }
 
 // True if added_tokens_decoder lists the token: an added one, or a special one that vocab.json spells literally, too.
@@ -1847,7 +1869,8 @@ static inline void tokenizer_write_added(const Tokenizer* t, FileWriter* w) {
 }
 
 // Hugging Face's GPT2Tokenizer takes <|endoftext|> for a role without a token, and adds it if it is not there; hence null.
-static inline void tokenizer_write_config(const Tokenizer* t, bool list, FileWriter* w) {
+static inline void tokenizer_write_config(const Tokenizer* t, FileWriter* w) {
+    bool list = tokenizer_must_list(t, tokenizer_find(t, TOKENIZER_EOT, strlen(TOKENIZER_EOT)));
     const int ids[NUM_ROLES] = {t->eot_id, t->bos_id < 0 ? t->eot_id : t->bos_id, t->pad_id, t->unk_id};
     writer_printf(w, "{");
     if (list) { tokenizer_write_added(t, w); }
@@ -1880,7 +1903,7 @@ static inline bool tokenizer_write_file(const Tokenizer* t, const char* dir, con
     } else if (kind == TOKENIZER_MERGES) {
         tokenizer_write_merges(t, &map, &w);
     } else if (kind == TOKENIZER_CONFIG) {
-        tokenizer_write_config(t, tokenizer_must_list(t), &w);
+        tokenizer_write_config(t, &w);
     } else {
         tokenizer_write_bin(t, &w);
     }
@@ -1899,7 +1922,7 @@ static inline bool tokenizer_save(const Tokenizer* t, const char* dir, Error* er
     if (!t->can_encode) { return tokenizer_write_file(t, dir, "gpt2_tokenizer.bin", TOKENIZER_BIN, err); }
     int eot = tokenizer_find(t, TOKENIZER_EOT, strlen(TOKENIZER_EOT));
     bool usual = t->eot_id == eot && (t->bos_id < 0 || t->bos_id == eot) && (t->unk_id < 0 || t->unk_id == eot) &&
-                 t->pad_id < 0 && !tokenizer_must_list(t);
+                 t->pad_id < 0 && !tokenizer_must_list(t, eot);
     return tokenizer_write_file(t, dir, "vocab.json", TOKENIZER_VOCAB, err) &&
            tokenizer_write_file(t, dir, "merges.txt", TOKENIZER_MERGES, err) &&
            (usual || tokenizer_write_file(t, dir, "tokenizer_config.json", TOKENIZER_CONFIG, err));

@@ -366,8 +366,11 @@ static void set_output(void) {
 // Finds the token that precedes every document: the one of --eot, or else the vocabulary's own end-of-text.
 static void find_eot(void) {
     char list[400];
-    if (flags.eot) { tokenizer.eot_id = tokenizer_find(&tokenizer, flags.eot, strlen(flags.eot)); }
-    if (tokenizer.eot_id >= 0) { return; }
+    int id = flags.eot ? tokenizer_find(&tokenizer, flags.eot, strlen(flags.eot)) : tokenizer.eot_id;
+    if (id >= 0) {
+        if (flags.eot) { tokenizer_set_eot(&tokenizer, id); }
+        return;
+    }
     tokenizer_list_special(&tokenizer, list, sizeof(list));
     die("%s: has no token %s, which must precede documents; --eot NAME chooses another%s%s",
         flags.tokenizer ? flags.tokenizer : "the vocabulary of bytes", flags.eot ? flags.eot : TOKENIZER_EOT,
