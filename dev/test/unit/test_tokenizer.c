@@ -115,7 +115,7 @@ static uint32_t random_u32(void) {
 
 static bool same_tokenizer(const Tokenizer* a, const Tokenizer* b) {
     return a->vocab_size == b->vocab_size && a->eot_id == b->eot_id && a->num_merges == b->num_merges &&
-           memcmp(a->fingerprint, b->fingerprint, sizeof(a->fingerprint)) == 0 &&
+           memcmp(a->fingerprint, b->fingerprint, sizeof(a->fingerprint)) == 0 && a->flags_sum == b->flags_sum &&
            memcmp(a->bytes, b->bytes, a->offsets[a->vocab_size]) == 0;
 }
 
@@ -608,11 +608,13 @@ static const char* write_tokenizer_json(const Tokenizer* t, bool pairs, const ch
     vocab_init(&map);
     const char* path = temp_path(name);
     if (!writer_open(&w, path, &err)) { die("%s", err.text); }
-    writer_printf(&w, "{\"version\": \"1.0\", \"added_tokens\": [{\"id\": %d, \"content\": \"<|endoftext|>\"}], ",
-                  t->eot_id);
+    writer_printf(
+        &w,
+        "{\"version\": \"1.0\", \"added_tokens\": [{\"id\": %d, \"content\": \"<|endoftext|>\", \"special\": true}], ",
+        t->eot_id);
     writer_printf(&w, "\"normalizer\": null, \"pre_tokenizer\": {\"type\": \"ByteLevel\", \"add_prefix_space\": false, "
                       "\"use_regex\": true}, \"model\": {\"type\": \"BPE\", \"dropout\": null, \"vocab\": ");
-    tokenizer_write_json(t, &map, false, &w);
+    tokenizer_write_vocab(t, &map, &w);
     writer_printf(&w, ", \"merges\": [");
     for (int r = 0; r < t->num_merges; r++) {
         writer_printf(&w, pairs ? "%s[\"" : "%s\"", r ? ", " : "");
@@ -797,13 +799,12 @@ static int eot_with_config(const char* text, Error* err) {
 static void test_eot(void) {
     Tokenizer t = small_tokenizer();
     char list[64], config[256];
-    struct stat st;
     Error err;
     check(tokenizer_find(&t, "abc", 3) == 257 && tokenizer_find(&t, "abcd", 4) == -1);
     check(make_directories(temp_path("eot"), &err) && tokenizer_save(&t, temp_path("eot"), &err));
     snprintf(config, sizeof(config), "%s", temp_path("eot/tokenizer_config.json"));
     check(!file_exists(config)); // <|endoftext|> needs no file
-    t.eot_id = 258;
+    tokenizer_set_eot(&t, 258);
     check(tokenizer_save(&t, temp_path("eot"), &err));
     check_loads_same(&t, temp_path("eot"));
     check_loads_same(&t, temp_path("eot/vocab.json"));
@@ -819,15 +820,9 @@ static void test_eot(void) {
     check(eot_with_config("{\"model_max_length\": 8}", &err) == 261);
     check(eot_with_config("[1]", &err) == 261);
     check(eot_with_config("{\"eos_token\": ", &err) == -2 && strstr(err.text, "tokenizer_config.json") != NULL);
-    // saving replaces a file that names another token, and only such a file
-    check(eot_with_config("{\"eos_token\": \"bc\", \"x\": 1}", &err) == 258);
-    check(tokenizer_save(&t, temp_path("eot"), &err) && stat(config, &st) == 0 && st.st_size == 27);
-    t.eot_id = 261;
-    check(tokenizer_save(&t, temp_path("eot"), &err));
-    check_loads_same(&t, temp_path("eot"));
     tokenizer_list_special(&t, list, sizeof(list));
-    check_str(list, "<|endoftext|>");
-    tokenizer_list_special(&t, list, 5); // a name that does not fit is left out
+    check_str(list, "bc, <|endoftext|>");
+    tokenizer_list_special(&t, list, 1); // a name that does not fit is left out
     check_str(list, "");
     tokenizer_free(&t);
 }
@@ -991,6 +986,48 @@ static void test_added_json(void) {
         write_file("added/tokenizer_config.json", wrong[i].config, strlen(wrong[i].config));
         check_refused(tokenizer_load(&t, temp_path("added"), &err), &t, &err, wrong[i].want, wrong[i].config);
     }
+}
+
+// What transformers 5.24 and 4.46 read of what tokenizer_save() writes, and tokenizers of the tokenizer.json before: the same
+// ids, with the special tokens (want) and without (plain).
+static void test_added_saved(void) {
+    static const char added[] =
+        "{\"id\": 256, \"content\": \"<|endoftext|>\", \"special\": true, \"normalized\": true}, "
+        "{\"id\": 258, \"content\": \"<|user|>\", \"special\": true, \"normalized\": false}, "
+        "{\"id\": 259, \"content\": \"caf\\u00e9 \\u8bed\", \"special\": false, \"normalized\": true}, "
+        "{\"id\": 260, \"content\": \"zebra\", \"special\": false, \"single_word\": true, \"normalized\": false}, "
+        "{\"id\": 261, \"content\": \"<mask>\", \"special\": true, \"lstrip\": true, \"normalized\": false}, "
+        "{\"id\": 262, \"content\": \"<\\\"\\\\>\", \"special\": true, \"rstrip\": true, \"normalized\": false}, "
+        "{\"id\": 263, \"content\": \"abab\", \"special\": false, \"normalized\": false}";
+    static const char config[] = "{\"eos_token\": \"<|user|>\", \"bos_token\": \"<|endoftext|>\", \"pad_token\": "
+                                 "{\"content\": \"<\\\"\\\\>\", \"rstrip\": true}, \"unk_token\": null}";
+    static const char text[] = "ab<|user|>zebra  <mask> <\"\\> caf\xC3\xA9 \xE8\xAF\xAD zebras abab<|endoftext|>";
+    static const uint32_t want[] = {257, 258, 260, 261, 220, 262, 259, 220, 89, 68, 65, 81, 64, 82, 220, 263, 256};
+    static const uint32_t plain[] = {257, 27,  91,  84, 82, 68, 81, 91,  29,  260, 220, 220, 27, 76, 64, 82,
+                                     74,  29,  220, 27, 1,  59, 29, 220, 259, 220, 89,  68,  65, 81, 64, 82,
+                                     220, 263, 27,  91, 68, 77, 67, 78,  69,  83,  68,  87,  83, 91, 29};
+    Tokenizer t, read;
+    TokenBuffer ids = {0};
+    Error err;
+    check(make_directories(temp_path("before"), &err) && make_directories(temp_path("after"), &err));
+    write_json("before", added);
+    write_file("before/tokenizer_config.json", config, strlen(config));
+    bool ok = tokenizer_load(&t, temp_path("before"), &err) && tokenizer_save(&t, temp_path("after"), &err) &&
+              tokenizer_load(&read, temp_path("after"), &err);
+    check_msg(ok, "%s", err.text);
+    if (!ok) { return; }
+    check(same_tokenizer(&t, &read) && memcmp(t.flags, read.flags, 264) == 0);
+    check(read.eot_id == 258 && read.bos_id == 256 && read.pad_id == 262 && read.unk_id == -1);
+    for (int special = 0; special < 2; special++) {
+        size_t count = special ? sizeof(want) / 4 : sizeof(plain) / 4;
+        ids.count = 0;
+        tokenizer_encode_text(&read, text, strlen(text), special, &ids);
+        check(ids.count == count && memcmp(ids.ids, special ? want : plain, 4 * count) == 0);
+    }
+    check(!file_exists(temp_path("after/added_tokens.json"))); // vocab.json has them all
+    tokenizer_free(&t);
+    tokenizer_free(&read);
+    token_buffer_free(&ids);
 }
 
 // tokenizer.json is used; the files beside it must say the same.
@@ -1320,6 +1357,7 @@ static const Test tests[] = {
     {"other_ids", "vocabularies numbered in another way, added tokens", test_other_ids},
     {"eot", "end-of-text of another name, and the file that remembers it", test_eot},
     {"added_flags", "the flags of added tokens, from every file that has them", test_added_flags},
+    {"added_saved", "saved and loaded again, added tokens have the ids that tokenizers gives them", test_added_saved},
     {"added_json", "added tokens of tokenizer.json, and what is wrong with them", test_added_json},
     {"two_vocabularies", "vocab.json, merges.txt and added_tokens.json beside tokenizer.json", test_two_vocabularies},
     {"byte_order_mark", "a byte order mark before a vocabulary's files", test_byte_order_mark},
