@@ -4,7 +4,8 @@ converter supplies a function that reads the input and calls put_example() for e
 
 The tokens of a context and its ending are those of the two together, as in the LM Evaluation Harness: white space at
 the end of the context is encoded with the ending. So the ending begins with white space after another character, where
-no token of GPT-2 spans both, and the two can be encoded apart.
+no token of GPT-2 spans both, and the two can be encoded apart. An added token of a vocabulary that would span both is
+not one there.
 */
 #ifndef DEV_DATA_EVAL_WRITER_H
 #define DEV_DATA_EVAL_WRITER_H

@@ -43,6 +43,22 @@ static void check_roundtrip(const Tokenizer* t, const char* text, size_t n) {
     require(at == n);
 }
 
+// Encodes the text with its added tokens, whole and in two parts.
+static void check_added(const Tokenizer* t, const char* text, size_t n) {
+    static TokenBuffer whole, parts;
+    size_t seen = n > 2 ? n - (uint8_t)text[0] % (n / 2) : n, cut = tokenizer_find_cut(t, text, seen);
+    for (int special = 0; special < 2; special++) {
+        whole.count = parts.count = whole.spelled = parts.spelled = 0;
+        size_t documents = tokenizer_encode_document(t, text, n, t->eot_id >= 0, special, &whole);
+        size_t parted = tokenizer_encode_document(t, text, cut, t->eot_id >= 0, special, &parts);
+        if (cut == 0) { continue; }
+        parted += tokenizer_encode_document(t, text + cut, n - cut, false, special, &parts);
+        require(documents == parted && whole.count == parts.count && whole.spelled == parts.spelled);
+        require(whole.count == 0 || memcmp(whole.ids, parts.ids, 4 * whole.count) == 0);
+    }
+    for (size_t i = 0; i < whole.count; i++) { require(whole.ids[i] < (uint32_t)t->vocab_size); }
+}
+
 // Checks the result of a reader; if it succeeded, encodes text with it.
 static void check_tokenizer(bool ok, Tokenizer* t, const Error* err, const char* text, size_t n) {
     if (!ok) {
@@ -52,7 +68,10 @@ static void check_tokenizer(bool ok, Tokenizer* t, const Error* err, const char*
     }
     require(t->vocab_size > 0 && t->eot_id >= -1 && t->eot_id < t->vocab_size);
     for (int id = 0; id < t->vocab_size; id++) { require(t->offsets[id] < t->offsets[id + 1]); }
-    if (t->can_encode) { check_roundtrip(t, text, n); }
+    if (t->can_encode) {
+        check_roundtrip(t, text, n);
+        check_added(t, text, n);
+    }
     tokenizer_free(t);
 }
 
@@ -91,10 +110,12 @@ static void fuzz_vocab(const char* data, size_t n) {
 // A valid tokenizer.json with edits, or with data as its list of merges and everything after it.
 static void fuzz_json(const uint8_t* data, size_t n, bool edits) {
     static char text[80000];
-    size_t used =
-        (size_t)sprintf(text, "{\"added_tokens\":[{\"id\":258,\"content\":\"<|endoftext|>\"},{\"id\":259,\"content\":"
-                              "\"x y\"}],\"normalizer\":null,\"pre_tokenizer\":{\"type\":\"ByteLevel\","
-                              "\"add_prefix_space\":false},\"model\":{\"type\":\"BPE\",\"dropout\":null,\"vocab\":{");
+    size_t used = (size_t)sprintf(
+        text,
+        "{\"added_tokens\":[{\"id\":258,\"content\":\"<|endoftext|>\"},{\"id\":259,\"content\":"
+        "\"x y\",\"special\":true,\"lstrip\":true,\"rstrip\":true},{\"id\":260,\"content\":\"yy\","
+        "\"single_word\":true,\"normalized\":false}],\"normalizer\":null,\"pre_tokenizer\":{\"type\":\"ByteLevel\","
+        "\"add_prefix_space\":false},\"model\":{\"type\":\"BPE\",\"dropout\":null,\"vocab\":{");
     used += put_bytes(text + used);
     used += (size_t)sprintf(text + used, "\"ab\":256,\"abc\":257,\"<|endoftext|>\":258},\"merges\":[");
     if (edits) {

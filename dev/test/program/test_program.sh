@@ -681,6 +681,7 @@ test_special_tokens() {
     setup
     good -e run/step_00000003 --prompt 'a<|endoftext|>b' --num-tokens 1
     contains "prompt: 15 tokens" "$tmp/err"
+    contains "note: the prompt: spells special tokens, 1 in all" "$tmp/err"
     good -e run/step_00000003 --prompt 'a<|endoftext|>b' --num-tokens 8 --special --temperature 0
     contains "prompt: 3 tokens" "$tmp/err"
     cp "$tmp/out" "$tmp/special"
@@ -757,6 +758,22 @@ test_eval() {
     awk -v a="$loss" -v b="$(number loss)" 'BEGIN {exit !(a - b < 2e-3 && b - a < 2e-3)}' || fail "$loss in validation: $(cat "$tmp/out")"
     good -e run --eval 'data/a_*.bin'
     want "lines" "$(sed -E 's/: .*//' "$tmp/out" | tr '\n' ' ')" "data/a_train_000000.bin data/a_train_000001.bin data/a_val_000000.bin all "
+}
+# --eval FILE --special: the same tokens as in the shard that tokenize --special makes of the text
+test_eval_special() {
+    setup
+    number() { sed -nE "s/.*$1 ([0-9.]+).*/\1/p" "$tmp/out"; } # WHAT
+    printf 'int a;\n<|endoftext|>\nint b;<|endoftext|>\n' >"$world/two"
+    "$BIN_DIR/dev/data/tokenize" -i "$world/two" -o "$world/two_shards/a" --special 2>"$tmp/err" || fail "$(cat "$tmp/err")"
+    good -e run --eval two_shards/a_train_000000.bin --json
+    local shard
+    shard=$(sed -E 's/"(file|time_ms)":[^,}]*//g' "$tmp/out")
+    good -e run --eval two --special --json
+    want "result of the text" "$(sed -E 's/"(file|time_ms)":[^,}]*//g' "$tmp/out")" "$shard"
+    contains '"tokens":15,' "$tmp/out" # 7 and 7 bytes, the end of text between them
+    good -e run --eval two --json
+    contains '"tokens":41,' "$tmp/out"
+    contains "note: two: spells special tokens, 2 in all, the first <|endoftext|>, as ordinary text: --special makes them tokens" "$tmp/err"
 }
 # value NAME LINE: prints a number of a line of --json in $tmp/out
 value() { sed -n "$2p" "$tmp/out" | sed -nE "s/.*\"$1\":(-?[0-9.e+-]+|null)[,}].*/\1/p"; }
@@ -1261,7 +1278,7 @@ tests=(unknown_flag junk_number missing_value negative_size stray_argument out_o
     prompt_without_merges prompt_without_vocabulary prompt_too_long sampling_flags
     prompts_from_nowhere evaluation_of_nothing export_over_something data_changed_in_place
     prompt_from_a_file several_texts many_prompts stop_strings repetition_penalty min_p special_tokens prompt_ids_without_vocabulary eos_of_the_config random_seed
-    eval eval_values hellaswag bench export mlp_and_epsilon export_gguf export_gguf_refused export_gguf_full_disk keep_best sampling_while_saving
+    eval eval_special eval_values hellaswag bench export mlp_and_epsilon export_gguf export_gguf_refused export_gguf_full_disk keep_best sampling_while_saving
     help step_lines z_scores nothing_written_without_output overfits_one_batch prompt_without_vocabulary_prints_ids seed temperature_0_is_greedy
     newest_good_checkpoint fine_tuning resume_same_flags resume_says_what_changed resume_muon resume_another_model out_of_memory nonfinite interrupt_without_output end_of_text_of_another_name
     progress_reaches_a_file output_that_cannot_be_written terminal_is_not_commanded

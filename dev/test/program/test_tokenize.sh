@@ -284,6 +284,47 @@ test_eot() {
     cmp "$tmp/before.config/tokenizer_config.json" "$tmp/config/tokenizer_config.json"
 }
 
+# The vocabulary of bytes with two added tokens, 257 <|user|> and 258 zebra, that transformers would read so
+added() {
+    printf 'a b\n' | tokenize -i - -o "$tmp/added/x" 2>/dev/null
+    printf '{"<|user|>": 257, "zebra": 258}' >"$tmp/added/added_tokens.json"
+}
+
+# Plain added tokens are tokens in every text, special ones with --special.
+test_added_tokens() {
+    added
+    printf '<|user|>zebra\n' >"$tmp/u.txt"
+    tokenize -i "$tmp/u.txt" -t "$tmp/added" -o "$tmp/plain/x" 2>"$tmp/err"
+    want ids "$(ids "$tmp/plain/x_train_000000.bin")" "256 257 258 198"
+    want notes "$(grep -c note "$tmp/err" || true)" 0
+    printf '{"additional_special_tokens": ["<|user|>"]}' >"$tmp/added/special_tokens_map.json"
+    tokenize -i "$tmp/u.txt" -t "$tmp/added" -o "$tmp/noted/x" 2>"$tmp/err"
+    want "ids without --special" "$(ids "$tmp/noted/x_train_000000.bin")" "256 27 91 84 82 68 81 91 29 258 198"
+    contains "note: $tmp/u.txt: spells special tokens, 1 in all, the first <|user|>, as ordinary text: --special makes them tokens" "$tmp/err"
+    tokenize -i "$tmp/u.txt" -t "$tmp/added" --special -o "$tmp/asked/x" 2>"$tmp/err"
+    want "ids with --special" "$(ids "$tmp/asked/x_train_000000.bin")" "256 257 258 198"
+    want notes "$(grep -c note "$tmp/err" || true)" 0
+}
+
+# <|endoftext|> between the documents of one file, however it is cut into chunks
+test_spelled_end_of_text() {
+    local i ids
+    for i in $(seq 40); do printf 'zebra %d\n<|endoftext|>\n' "$i"; done >"$tmp/stories.txt"
+    added
+    for i in 1048576 16 17 31 64; do
+        tokenize -i "$tmp/stories.txt,$tmp/stories.txt" -t "$tmp/added" --special -n 3 --chunk-bytes "$i" -o "$tmp/stories/$i" 2>"$tmp/err"
+        contains "80 documents, " "$tmp/err"
+        cmp "$tmp/stories/1048576_train_000000.bin" "$tmp/stories/${i}_train_000000.bin"
+    done
+    ids=$(ids "$tmp/stories/16_train_000000.bin")
+    want "first ids" "${ids:0:41}" "256 258 220 16 198 256 198 258 220 17 198"
+    want "last ids" "${ids: -21}" "198 258 220 19 15 198"
+    want "ends of text" "$(tr ' ' '\n' <<<"$ids" | grep -c '^256$')" 80
+    # a text of <|endoftext|> alone has no document
+    printf '<|endoftext|>\n<|endoftext|>\n' >"$tmp/none.txt"
+    refused "contains no text" -i "$tmp/none.txt" --special
+}
+
 test_signal() {
     local round pid feeder rc
     mkdir -p "$tmp/sig"
@@ -356,6 +397,6 @@ test_closed_stderr() {
     cmp "$tmp/open/x_train_000000.bin" "$tmp/closed/x_train_000000.bin"
 }
 
-tests=(bytes vocabulary documents inputs chunks_and_threads jsonl_threads shards errors not_text usage vocabulary_limits eot signal
+tests=(bytes vocabulary documents inputs chunks_and_threads jsonl_threads shards errors not_text usage vocabulary_limits eot added_tokens spelled_end_of_text signal
     error_while_waiting full_disk file_size_limit closed_stderr tinyshakespeare)
 run_tests "$@"

@@ -1101,6 +1101,140 @@ static void test_byte_order_mark(void) {
     tokenizer_free(&want);
 }
 
+// Loads the vocabulary of the fixture into t. Returns its lines: the added tokens, then texts with their ids.
+static MappedFile added_fixture(Tokenizer* t) {
+    MappedFile file;
+    Error err;
+    char added[4096];
+    if (!map_file(&file, "dev/test/fixtures/added_tokens.jsonl", &err)) { die("%s", err.text); }
+    const char *begin = strchr((const char*)file.data, '[') + 1, *end = strchr(begin, '\n');
+    snprintf(added, sizeof(added), "%.*s", (int)(end - begin) - 2, begin); // without ]}
+    require(make_directories(temp_path("fixture"), &err));
+    write_json("fixture", added);
+    if (!tokenizer_load(t, temp_path("fixture"), &err)) { die("%s", err.text); }
+    return file;
+}
+
+// Added tokens in text, with the ids of tokenizers 0.23.3.
+static void test_added_golden(void) {
+    Tokenizer t;
+    Error err;
+    TokenBuffer b = {0};
+    MappedFile file = added_fixture(&t);
+    int lines = 0;
+    const char *end = (const char*)file.data + file.size, *at = (const char*)memchr(file.data, '\n', file.size) + 1;
+    for (const char* newline; at < end; at = newline + 1, lines++) {
+        JsonDoc doc;
+        newline = (const char*)memchr(at, '\n', (size_t)(end - at));
+        if (!json_parse(&doc, at, (size_t)(newline - at), "added", &err)) { die("%s", err.text); }
+        const JsonValue* text = json_get(doc.root, "text");
+        for (int special = 0; special < 2; special++) {
+            const JsonValue* want = json_get(doc.root, special ? "special" : "plain");
+            b.count = b.spelled = 0;
+            tokenizer_encode_text(&t, text->string, text->length, special, &b);
+            bool same = b.count == want->count;
+            for (size_t i = 0; same && i < b.count; i++) { same = b.ids[i] == want->items[i].integer; }
+            check_msg(same, "'%s', special %d: %zu ids, want %u", text->string, special, b.count, want->count);
+            check(!special || b.spelled == 0);
+        }
+        json_free(&doc);
+    }
+    check_msg(lines == 20, "%d lines, want 20", lines);
+    token_buffer_free(&b);
+    unmap_file(&file);
+    tokenizer_free(&t);
+}
+
+// A text is encoded whole and cut at a position that tokenizer_find_cut() finds in its first bytes.
+static void test_added_cuts(void) {
+    static const char* const parts[] = {"<|endoftext|>",
+                                        "ab",
+                                        "<s>",
+                                        "</s>",
+                                        "zebra",
+                                        "zebra fish",
+                                        "ze",
+                                        "\xC3\xA9\xE8\xAF\xAD",
+                                        "  ",
+                                        "<m>",
+                                        "m>b",
+                                        "fish",
+                                        " zebra",
+                                        " ",
+                                        "\n",
+                                        "\xE3\x80\x80",
+                                        "x",
+                                        "_",
+                                        "5",
+                                        ".",
+                                        "<|end",
+                                        "\xE3\x80",
+                                        "\xFF"};
+    Tokenizer t;
+    TokenBuffer whole = {0}, cut = {0};
+    MappedFile file = added_fixture(&t);
+    int found = 0;
+    unmap_file(&file);
+    for (int round = 0; round < 60000; round++) {
+        char text[256];
+        size_t n = 0, num_parts = 2 + random_u32() % 9;
+        for (size_t i = 0; i < num_parts; i++) {
+            const char* part = parts[random_u32() % (sizeof(parts) / sizeof(parts[0]))];
+            memcpy(text + n, part, strlen(part));
+            n += strlen(part);
+        }
+        size_t c = tokenizer_find_cut(&t, text, 1 + random_u32() % n);
+        if (c == 0) { continue; }
+        found++;
+        for (int k = 0; k < 4; k++) { // special or not; the beginning of a document or not
+            whole.count = whole.spelled = cut.count = cut.spelled = 0;
+            size_t documents = tokenizer_encode_document(&t, text, n, k & 1, k & 2, &whole);
+            size_t parted = tokenizer_encode_document(&t, text, c, k & 1, k & 2, &cut);
+            parted += tokenizer_encode_document(&t, text + c, n - c, false, k & 2, &cut);
+            bool same = whole.count == cut.count && whole.spelled == cut.spelled && documents == parted;
+            same = same && memcmp(whole.ids, cut.ids, whole.count * sizeof(whole.ids[0])) == 0;
+            check_msg(same, "'%.*s' cut at %zu of %zu, case %d", (int)n, text, c, n, k);
+        }
+    }
+    check_msg(found > 10000, "only %d cuts found", found);
+    token_buffer_free(&whole);
+    token_buffer_free(&cut);
+    tokenizer_free(&t);
+}
+
+// <|endoftext|> in a text: the tokens and the number of documents, with --special and without.
+static void test_added_documents(void) {
+    static const struct {
+        const char* text;
+        int documents; // with --special
+        int count, ids[12];
+    } cases[] = {
+        {"a<|endoftext|>b", 2, 4, {256, 64, 256, 65}},
+        {"<|endoftext|>a<|endoftext|>\n<|endoftext|>b<|endoftext|>\n", 2, 4, {256, 64, 256, 65}},
+        {"a\n<|endoftext|>\n b<|endoftext|><|endoftext|>", 2, 7, {256, 64, 198, 256, 198, 220, 65}},
+        {"<|endoftext|> \n", 0, 0, {0}},
+        {" \n", 1, 3, {256, 220, 198}},
+    };
+    Tokenizer t;
+    TokenBuffer b = {0};
+    tokenizer_init_bytes(&t);
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        size_t n = strlen(cases[i].text);
+        b.count = b.spelled = 0;
+        int documents = (int)tokenizer_encode_document(&t, cases[i].text, n, true, true, &b);
+        bool same = documents == cases[i].documents && (int)b.count == cases[i].count;
+        for (size_t k = 0; same && k < b.count; k++) { same = b.ids[k] == (uint32_t)cases[i].ids[k]; }
+        check_msg(same && b.spelled == 0, "case %zu: %d documents, %zu tokens", i, documents, b.count);
+        size_t spelled = 0;
+        for (const char* s = cases[i].text; (s = strstr(s, TOKENIZER_EOT)); s++) { spelled++; }
+        b.count = 0;
+        documents = (int)tokenizer_encode_document(&t, cases[i].text, n, true, false, &b);
+        check_msg(documents == 1 && b.count == n + 1 && b.spelled == spelled, "case %zu: %zu spelled", i, b.spelled);
+    }
+    token_buffer_free(&b);
+    tokenizer_free(&t);
+}
+
 static void test_bad_merges(void) {
     static const struct {
         const char *text, *want;
@@ -1359,6 +1493,9 @@ static const Test tests[] = {
     {"added_flags", "the flags of added tokens, from every file that has them", test_added_flags},
     {"added_saved", "saved and loaded again, added tokens have the ids that tokenizers gives them", test_added_saved},
     {"added_json", "added tokens of tokenizer.json, and what is wrong with them", test_added_json},
+    {"added_golden", "20 texts with added tokens as tokenizers encodes them", test_added_golden},
+    {"added_cuts", "a chunk's end never changes added tokens", test_added_cuts},
+    {"added_documents", "end-of-text in a text separates documents", test_added_documents},
     {"two_vocabularies", "vocab.json, merges.txt and added_tokens.json beside tokenizer.json", test_two_vocabularies},
     {"byte_order_mark", "a byte order mark before a vocabulary's files", test_byte_order_mark},
     {"bin", "llm.c's tokenizer.bin and its faults", test_bin},
