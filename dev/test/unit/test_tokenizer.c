@@ -988,26 +988,34 @@ static void test_added_json(void) {
     }
 }
 
-// What transformers 5.24 and 4.46 read of what tokenizer_save() writes, and tokenizers of the tokenizer.json before: the same
-// ids, with the special tokens (want) and without (plain).
+// Saving keeps all flags and roles, in files that transformers 5.24 and 4.46 read so, too: vocab.json spells each token as it
+// is, tokenizer_config.json has the rest.
 static void test_added_saved(void) {
     static const char added[] =
         "{\"id\": 256, \"content\": \"<|endoftext|>\", \"special\": true, \"normalized\": true}, "
         "{\"id\": 258, \"content\": \"<|user|>\", \"special\": true, \"normalized\": false}, "
-        "{\"id\": 259, \"content\": \"caf\\u00e9 \\u8bed\", \"special\": false, \"normalized\": true}, "
-        "{\"id\": 260, \"content\": \"zebra\", \"special\": false, \"single_word\": true, \"normalized\": false}, "
-        "{\"id\": 261, \"content\": \"<mask>\", \"special\": true, \"lstrip\": true, \"normalized\": false}, "
-        "{\"id\": 262, \"content\": \"<\\\"\\\\>\", \"special\": true, \"rstrip\": true, \"normalized\": false}, "
-        "{\"id\": 263, \"content\": \"abab\", \"special\": false, \"normalized\": false}";
+        "{\"id\": 259, \"content\": \"caf\\u00e9 \\u8bed\", \"special\": false, \"single_word\": true}, "
+        "{\"id\": 260, \"content\": \"<\\\"\\\\>\", \"special\": true, \"rstrip\": true, \"lstrip\": true}";
     static const char config[] = "{\"eos_token\": \"<|user|>\", \"bos_token\": \"<|endoftext|>\", \"pad_token\": "
                                  "{\"content\": \"<\\\"\\\\>\", \"rstrip\": true}, \"unk_token\": null}";
-    static const char text[] = "ab<|user|>zebra  <mask> <\"\\> caf\xC3\xA9 \xE8\xAF\xAD zebras abab<|endoftext|>";
-    static const uint32_t want[] = {257, 258, 260, 261, 220, 262, 259, 220, 89, 68, 65, 81, 64, 82, 220, 263, 256};
-    static const uint32_t plain[] = {257, 27,  91,  84, 82, 68, 81, 91,  29,  260, 220, 220, 27, 76, 64, 82,
-                                     74,  29,  220, 27, 1,  59, 29, 220, 259, 220, 89,  68,  65, 81, 64, 82,
-                                     220, 263, 27,  91, 68, 77, 67, 78,  69,  83,  68,  87,  83, 91, 29};
+    static const char want[] =
+        "{\"added_tokens_decoder\": {"
+        "\"256\": {\"content\": \"<|endoftext|>\", \"special\": true, \"lstrip\": false, \"rstrip\": false, "
+        "\"single_word\": false, \"normalized\": true}, "
+        "\"258\": {\"content\": \"<|user|>\", \"special\": true, \"lstrip\": false, \"rstrip\": false, "
+        "\"single_word\": false, \"normalized\": false}, "
+        "\"259\": {\"content\": \"caf\xC3\xA9 \xE8\xAF\xAD\", \"special\": false, \"lstrip\": false, \"rstrip\": "
+        "false, "
+        "\"single_word\": true, \"normalized\": true}, "
+        "\"260\": {\"content\": \"<\\\"\\\\>\", \"special\": true, \"lstrip\": true, \"rstrip\": true, "
+        "\"single_word\": false, \"normalized\": false}}, \"additional_special_tokens\": [], "
+        "\"eos_token\": \"<|user|>\", \"bos_token\": \"<|endoftext|>\", \"pad_token\": \"<\\\"\\\\>\", "
+        "\"unk_token\": null, \"tokenizer_class\": \"GPT2Tokenizer\"}\n";
+    static const char tail[] =
+        "\"<|endoftext|>\": 256, \"ab\": 257, \"<|user|>\": 258, \"caf\xC3\xA9 \xE8\xAF\xAD\": 259, "
+        "\"<\\\"\\\\>\": 260}";
     Tokenizer t, read;
-    TokenBuffer ids = {0};
+    MappedFile file;
     Error err;
     check(make_directories(temp_path("before"), &err) && make_directories(temp_path("after"), &err));
     write_json("before", added);
@@ -1016,18 +1024,17 @@ static void test_added_saved(void) {
               tokenizer_load(&read, temp_path("after"), &err);
     check_msg(ok, "%s", err.text);
     if (!ok) { return; }
-    check(same_tokenizer(&t, &read) && memcmp(t.flags, read.flags, 264) == 0);
-    check(read.eot_id == 258 && read.bos_id == 256 && read.pad_id == 262 && read.unk_id == -1);
-    for (int special = 0; special < 2; special++) {
-        size_t count = special ? sizeof(want) / 4 : sizeof(plain) / 4;
-        ids.count = 0;
-        tokenizer_encode_text(&read, text, strlen(text), special, &ids);
-        check(ids.count == count && memcmp(ids.ids, special ? want : plain, 4 * count) == 0);
-    }
-    check(!file_exists(temp_path("after/added_tokens.json"))); // vocab.json has them all
+    check(same_tokenizer(&t, &read) && memcmp(t.flags, read.flags, 261) == 0);
+    check(read.eot_id == 258 && read.bos_id == 256 && read.pad_id == 260 && read.unk_id == -1);
+    check(map_file(&file, temp_path("after/tokenizer_config.json"), &err) && file.size == strlen(want));
+    check_msg(memcmp(file.data, want, file.size) == 0, "%.*s", (int)file.size, (const char*)file.data);
+    unmap_file(&file);
+    check(map_file(&file, temp_path("after/vocab.json"), &err) && file.size > sizeof(tail));
+    check(memcmp(file.data + file.size - strlen(tail), tail, strlen(tail)) == 0);
+    unmap_file(&file);
+    check(!file_exists(temp_path("after/added_tokens.json")));
     tokenizer_free(&t);
     tokenizer_free(&read);
-    token_buffer_free(&ids);
 }
 
 // tokenizer.json is used; the files beside it must say the same.
@@ -1115,14 +1122,12 @@ static MappedFile added_fixture(Tokenizer* t) {
     return file;
 }
 
-// Added tokens in text, with the ids of tokenizers 0.23.3.
-static void test_added_golden(void) {
-    Tokenizer t;
-    Error err;
+// Checks the ids of the fixture's lines.
+static void check_added_golden(const Tokenizer* t, const MappedFile* file) {
     TokenBuffer b = {0};
-    MappedFile file = added_fixture(&t);
+    Error err;
     int lines = 0;
-    const char *end = (const char*)file.data + file.size, *at = (const char*)memchr(file.data, '\n', file.size) + 1;
+    const char *end = (const char*)file->data + file->size, *at = (const char*)memchr(file->data, '\n', file->size) + 1;
     for (const char* newline; at < end; at = newline + 1, lines++) {
         JsonDoc doc;
         newline = (const char*)memchr(at, '\n', (size_t)(end - at));
@@ -1131,7 +1136,7 @@ static void test_added_golden(void) {
         for (int special = 0; special < 2; special++) {
             const JsonValue* want = json_get(doc.root, special ? "special" : "plain");
             b.count = b.spelled = 0;
-            tokenizer_encode_text(&t, text->string, text->length, special, &b);
+            tokenizer_encode_text(t, text->string, text->length, special, &b);
             bool same = b.count == want->count;
             for (size_t i = 0; same && i < b.count; i++) { same = b.ids[i] == want->items[i].integer; }
             check_msg(same, "'%s', special %d: %zu ids, want %u", text->string, special, b.count, want->count);
@@ -1141,6 +1146,21 @@ static void test_added_golden(void) {
     }
     check_msg(lines == 20, "%d lines, want 20", lines);
     token_buffer_free(&b);
+}
+
+// Added tokens in text, with the ids of tokenizers 0.23.3; also once the vocabulary was saved and loaded again.
+static void test_added_golden(void) {
+    Tokenizer t, saved;
+    Error err;
+    MappedFile file = added_fixture(&t);
+    check_added_golden(&t, &file);
+    bool ok = make_directories(temp_path("golden"), &err) && tokenizer_save(&t, temp_path("golden"), &err) &&
+              tokenizer_load(&saved, temp_path("golden"), &err);
+    check_msg(ok, "%s", err.text);
+    if (ok) {
+        check_added_golden(&saved, &file);
+        tokenizer_free(&saved);
+    }
     unmap_file(&file);
     tokenizer_free(&t);
 }
@@ -1491,7 +1511,7 @@ static const Test tests[] = {
     {"other_ids", "vocabularies numbered in another way, added tokens", test_other_ids},
     {"eot", "end-of-text of another name, and the file that remembers it", test_eot},
     {"added_flags", "the flags of added tokens, from every file that has them", test_added_flags},
-    {"added_saved", "saved and loaded again, added tokens have the ids that tokenizers gives them", test_added_saved},
+    {"added_saved", "saving keeps the flags and roles of added tokens, for Hugging Face too", test_added_saved},
     {"added_json", "added tokens of tokenizer.json, and what is wrong with them", test_added_json},
     {"added_golden", "20 texts with added tokens as tokenizers encodes them", test_added_golden},
     {"added_cuts", "a chunk's end never changes added tokens", test_added_cuts},
