@@ -153,6 +153,16 @@ static inline void training_open_model(Training* t, ModelSource* source) {
     t->start_token = model_start(source, t->has_tokenizer ? &t->tokenizer : NULL);
 }
 
+// True if the same tokens are added or special in vocabularies of the same tokens, apart from end-of-text.
+static inline bool same_special_tokens(const Tokenizer* a, const Tokenizer* b) {
+    bool same = true;
+    for (int id = 0; id < a->vocab_size; id++) {
+        bool equal = tokenizer_effect(a->flags[id]) == tokenizer_effect(b->flags[id]);
+        same = same && (equal || id == a->eot_id || id == b->eot_id);
+    }
+    return same || !a->can_encode || !b->can_encode; // a tokenizer.bin has no flags
+}
+
 // Ends the program if the shards of `pattern` (flag: -i or -j) were made with another vocabulary than the model's: their ids
 // would stand for other tokens. Shards without a vocabulary beside them are trusted. Returns the token that separates
 // their documents, or -1 if it is not known.
@@ -165,7 +175,7 @@ static inline int check_data_vocabulary(const Training* t, const char* flag, con
         return -1;
     }
     bool same = other.vocab_size == t->tokenizer.vocab_size && other.fingerprint[0] == t->tokenizer.fingerprint[0];
-    bool same_flags = other.flags_sum == t->tokenizer.flags_sum || !other.can_encode || !t->tokenizer.can_encode;
+    bool same_flags = !same || same_special_tokens(&t->tokenizer, &other);
     int size = other.vocab_size, eot = other.eot_id;
     tokenizer_free(&other);
     if (!same) {

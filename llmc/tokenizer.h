@@ -1026,15 +1026,20 @@ static inline void tokenizer_mark_special(Tokenizer* t, bool only_eot) {
     free(made);
 }
 
-// A checksum of what the flags do to a text. TOKEN_ADDED only says how files spell the token, and the order of the search
-// matters only if there are several tokens to search for.
+// What a token's flags do to a text: for a special token, TOKEN_ADDED only says how files spell it.
+static inline uint8_t tokenizer_effect(uint8_t flags) {
+    return (uint8_t)(flags & TOKEN_SPECIAL ? flags & ~TOKEN_ADDED : flags);
+}
+
+// A checksum of these effects. The order of the search matters only if there are several tokens to search for.
 static inline uint32_t tokenizer_sum_flags(const Tokenizer* t) {
     int count = 0;
     uint32_t sum = 0;
     for (int id = 0; id < t->vocab_size; id++) { count += t->flags[id] != 0; }
     for (int id = 0; id < t->vocab_size; id++) {
-        uint8_t flags = t->flags[id] & (uint8_t) ~(count > 1 ? TOKEN_ADDED : TOKEN_ADDED | TOKEN_NORMALIZED);
-        sum = crc32c(sum, &flags, 1);
+        uint8_t effect = tokenizer_effect(t->flags[id]);
+        if (count == 1) { effect &= (uint8_t)~TOKEN_NORMALIZED; }
+        sum = crc32c(sum, &effect, 1);
     }
     return sum;
 }

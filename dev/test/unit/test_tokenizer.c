@@ -1033,6 +1033,10 @@ static void test_added_saved(void) {
     check(memcmp(file.data + file.size - strlen(tail), tail, strlen(tail)) == 0);
     unmap_file(&file);
     check(!file_exists(temp_path("after/added_tokens.json")));
+    read.flags[257] = TOKEN_ADDED;
+    check(tokenizer_sum_flags(&read) != t.flags_sum);
+    read.flags[257] = 0, read.flags[258] = TOKEN_SPECIAL;
+    check(tokenizer_sum_flags(&read) == t.flags_sum);
     tokenizer_free(&t);
     tokenizer_free(&read);
 }
