@@ -1385,6 +1385,13 @@ static inline bool tokenizer_read_tokens(Vocab* v, const JsonValue* object, Voca
             json_printable(name, sizeof(name), e->key, e->key_length);
             return error_set(err, "%s: token '%s' contains a character that represents no byte", where, name);
         }
+        if (same && mapped && n == 1 && !literal) { // like "\u00e9", which spells byte 0xE9
+            json_printable(name, sizeof(name), e->key, e->key_length);
+            return error_set(err,
+                             "%s: added token '%s' has the id of a byte that is spelled so: remove it from the added "
+                             "tokens",
+                             where, name);
+        }
         if (same && !literal) { memcpy(vocab_scratch(v, e->key_length), e->key, n = e->key_length); }
         if (!vocab_add(v, n, e->integer, same && !literal ? TOKEN_ADDED : 0, where, err)) { return false; }
         if (same) {

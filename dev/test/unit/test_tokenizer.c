@@ -1389,6 +1389,7 @@ static void test_bad_tokenizer_json(void) {
         {"\"id\": 258", "\"id\": \"258\"", "added_tokens[1]"},
         {"\"id\": 258", "\"id\": 256", "two tokens have id 256"},
         {"\"content\": \"a b", "\"text\": \"a b", "added_tokens[1]"},
+        {"\"id\": 258, \"content\": \"a b\\u00e9\"", "\"id\": 165, \"content\": \"\\u00e9\"", "the id of a byte"},
         {"\"a b\\u00e9\"", "\"<|endoftext|>\"", "occurs twice"},
         {"\"added_tokens\": [", "\"added_tokens\": 1, \"x\": [", "not a list"},
     };
