@@ -45,6 +45,16 @@ static inline void check_single_file(const char* path, const GPT2Config* config)
     }
 }
 
+// Says that llama.cpp finds some added tokens in a text where the vocabulary would not.
+static inline void note_inexact(const char* path, const Tokenizer* tokenizer) {
+    int inexact = gguf_count_inexact(tokenizer);
+    if (inexact == 0) { return; }
+    print_line(stderr,
+               "note: --export %s: %d added tokens include white space or are whole words only, which a .gguf file "
+               "cannot say: llama.cpp finds them without it",
+               path, inexact);
+}
+
 // Exports the model -e to args->export_path. It is written under a temporary name and renamed, so that what has the name is
 // complete. Returns the exit code.
 static inline int export_model(void) {
@@ -100,6 +110,7 @@ static inline int export_model(void) {
     }
     print_line(stdout, "%s: %.2f M parameters in %s", path, (double)num_parameters(&config) * 1e-6,
                gguf_types[type].name);
+    if (gguf) { note_inexact(path, &tokenizer); }
     free(params);
     if (has_tokenizer) { tokenizer_free(&tokenizer); }
     return EXIT_SUCCESS;

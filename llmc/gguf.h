@@ -249,6 +249,15 @@ static inline int gguf_token_type(const Tokenizer* t, int id) {
     return t->flags[id] & TOKEN_SPECIAL ? GGUF_TOKEN_CONTROL : GGUF_TOKEN_USER_DEFINED;
 }
 
+// Returns the number of added tokens whose flags say where text becomes them, which a file of this format cannot.
+static inline int gguf_count_inexact(const Tokenizer* t) {
+    int count = 0;
+    for (int id = 0; id < t->vocab_size; id++) {
+        count += (t->flags[id] & (TOKEN_LSTRIP | TOKEN_RSTRIP | TOKEN_SINGLE_WORD)) != 0;
+    }
+    return count;
+}
+
 // Puts the bytes of a token as vocab.json spells them, without their number.
 static inline void gguf_put_spelled(Gguf* g, const Tokenizer* t, const Vocab* map, uint32_t id) {
     for (uint32_t i = t->offsets[id]; i < t->offsets[id + 1]; i++) {

@@ -1100,7 +1100,7 @@ test_chat() {
         printf '"%s": {"content": "%s", "special": true}, ' "${name%%:*}" "${name#*:}"
     done >"$tmp/listed"
     sed -i 's/<|endoftext|>/<|end|>/' "$chat/vocab.json"
-    printf '{"added_tokens_decoder": {%s"259": {"content": "zebra", "special": false}}, "eos_token": "<|end|>", "pad_token": "<|pad|>"}' \
+    printf '{"added_tokens_decoder": {%s"259": {"content": "zebra", "special": false, "single_word": true}}, "eos_token": "<|end|>", "pad_token": "<|pad|>"}' \
         "$(cat "$tmp/listed")" >"$chat/tokenizer_config.json"
     yes $'<|user|>one<|assistant|>ab\n<|user|>two<|assistant|>a zebra' | head -n 200 >"$chat/text"
     "$BIN_DIR/dev/data/tokenize" -i "$chat/text" -t "$chat" -d line --special -o "$chat/data/x" 2>"$tmp/err"
@@ -1108,6 +1108,8 @@ test_chat() {
     good -e chat/run --export chat/hf
     good -e chat/hf --export chat/again
     diff -r "$chat/hf" "$chat/again"
+    good -e chat/hf --export chat/chat.gguf
+    contains "note: --export chat/chat.gguf: 1 added tokens include white space or are whole words only" "$tmp/err"
     for name in vocab.json tokenizer_config.json; do
         cmp "$chat/data/$name" "$chat/run/step_00000060/$name"
         cmp "$chat/data/$name" "$chat/hf/$name"
@@ -1117,6 +1119,8 @@ test_chat() {
         contains "prompt: 5 tokens" "$tmp/err"
         want "answer of $model" "$(cat "$tmp/out")" "<|user|>two<|assistant|>a zebra"
     done
+    good -e chat/hf --prompt 'zebra<|pad|>' --num-tokens 1
+    contains "prompt: 8 tokens" "$tmp/err" # zebra is one token in every text, and <|pad|> is text
     grep -q '"pad_token_id": 260' "$chat/hf/config.json" && grep -q '"pad_token_id": 260' "$chat/hf/generation_config.json"
     # shards of the same tokens, of which others are special
     mkdir "$chat/plain"

@@ -668,7 +668,8 @@ static void test_forms_gpt2(void) {
     check_forms(t, "gpt2");
     check_loads_same(t, data_path("gpt2_tokenizer/tokenizer.json"));
     check_loads_same(t, data_path("gpt2_tokenizer/merges.txt"));
-    // the saved files equal those that were read
+    // the saved files equal those that were read, and there is none more
+    check(!file_exists(temp_path("gpt2/tokenizer_config.json")));
     const char* names[] = {"vocab.json", "merges.txt"};
     const char* saved[] = {"gpt2/encoder.json", "gpt2/vocab.bpe"};
     for (int i = 0; i < 2; i++) {
