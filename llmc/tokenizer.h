@@ -15,8 +15,10 @@ together O(n log n).
 tokenizer_encode() knows no added tokens: the text "<|endoftext|>" is encoded as ordinary characters. Programs call
 tokenizer_encode_text(), which turns text that spells an added token into it, special ones only on demand.
 
-Reads vocab.json + merges.txt, encoder.json + vocab.bpe, merges.txt alone, tokenizer.json, and llm.c's tokenizer.bin
-(decode only). End-of-text is the eos_token of a tokenizer_config.json in the same directory, or else <|endoftext|>.
+Reads tokenizer.json, vocab.json + merges.txt, encoder.json + vocab.bpe, merges.txt alone, and llm.c's tokenizer.bin
+(decode only). In a directory with tokenizer.json, the others must say the same. Added tokens and their flags come from
+tokenizer.json, tokenizer_config.json, special_tokens_map.json and added_tokens.json. End-of-text is the eos_token of
+these files, or else <|endoftext|>.
 Sources: Radford et al. 2019, "Language Models are Unsupervised Multitask Learners", section 2.2;
 Sennrich et al. 2016, arXiv:1508.07909.
 */
@@ -64,8 +66,10 @@ typedef struct {
 typedef struct {
     AddedToken* tokens; // (count), sorted
     size_t count, longest;
-    uint32_t first[257]; // tokens[first[b]] to tokens[first[b + 1] - 1] begin with byte b
-    int only_first;      // the byte that all of them begin with; -1: several
+    uint32_t first[257];       // tokens[first[b]] to tokens[first[b + 1] - 1] begin with byte b
+    int only_first;            // the byte that all of them begin with; -1: several
+    bool short_ones[256];      // whether a token of one or two bytes begins with this byte
+    uint8_t prefixes[1 << 16]; // whether the first three bytes of a token have this hash
 } AddedTokens;
 
 typedef struct {
@@ -81,8 +85,8 @@ typedef struct {
     uint8_t* flags;    // (V) TOKEN_ADDED and so on; 0: a token that only merges or bytes make
     uint32_t* merges;  // (num_merges, 2) ids of left and right, sorted by rank
     int num_merges;
-    AddedTokens added[2]; // the tokens with flags: without TOKEN_NORMALIZED, and with it
-    MergeSlot* slots;     // (1 << slot_bits) hash table with open addressing, at most half full
+    AddedTokens* added; // (2) the tokens with flags: without TOKEN_NORMALIZED, and with it
+    MergeSlot* slots;   // (1 << slot_bits) hash table with open addressing, at most half full
     int slot_bits;
 
     uint32_t byte_ids[256];  // id of each single-byte token
@@ -521,6 +525,10 @@ static inline int added_compare(const void* a, const void* b) {
     return order ? order : (x->n > y->n) - (x->n < y->n);
 }
 
+static inline uint32_t added_hash(const uint8_t* p) {
+    return ((uint32_t)p[0] << 16 | (uint32_t)p[1] << 8 | p[2]) * 0x9E3779B1u >> 16;
+}
+
 // Collects the tokens that have flags: with TOKEN_NORMALIZED if `normalized` is true, otherwise without it.
 static inline void added_init(AddedTokens* a, const Tokenizer* t, bool normalized) {
     for (int pass = 0; pass < 2; pass++) { // counts them, then takes them
@@ -540,6 +548,11 @@ static inline void added_init(AddedTokens* a, const Tokenizer* t, bool normalize
         int b = a->tokens[i].bytes[0];
         if (b != a->only_first) { a->only_first = -1; }
         if (a->tokens[i].n > a->longest) { a->longest = a->tokens[i].n; }
+        if (a->tokens[i].n < 3) {
+            a->short_ones[b] = true;
+        } else {
+            a->prefixes[added_hash(a->tokens[i].bytes)] = 1;
+        }
         a->first[b + 1] = (uint32_t)i + 1;
     }
     for (int b = 0; b < 256; b++) {
@@ -553,7 +566,7 @@ static inline size_t added_skip(const AddedTokens* a, const uint8_t* p, size_t a
         const void* found = at < n ? memchr(p + at, a->only_first, n - at) : NULL;
         return found ? (size_t)((const uint8_t*)found - p) : n;
     }
-    while (at < n && a->first[p[at]] == a->first[p[at] + 1]) { at++; }
+    while (at < n && !a->short_ones[p[at]] && (n - at < 3 || !a->prefixes[added_hash(p + at)])) { at++; }
     return at;
 }
 
@@ -938,8 +951,8 @@ static inline void tokenizer_free(Tokenizer* t) {
     free(t->offsets);
     free(t->flags);
     free(t->merges);
-    free(t->added[0].tokens);
-    free(t->added[1].tokens);
+    for (int k = 0; k < 2 && t->added; k++) { free(t->added[k].tokens); }
+    free(t->added);
     free(t->slots);
     free(t->char_class);
     memset(t, 0, sizeof(*t));
@@ -1072,6 +1085,7 @@ static inline bool tokenizer_build(Tokenizer* t, Vocab* v, bool can_encode, cons
         return false;
     }
     tokenizer_fill_classes(t);
+    t->added = (AddedTokens*)calloc_check(2, sizeof(AddedTokens));
     t->fingerprint[0] = crc32c(0, t->bytes, t->offsets[t->vocab_size]);
     t->fingerprint[1] = crc32c(0, t->offsets, (size_t)(t->vocab_size + 1) * sizeof(uint32_t));
     if (can_encode) {
