@@ -1039,7 +1039,18 @@ static inline bool params_load_safetensors(const char* path, const GPT2Config* c
     return ok;
 }
 
-static inline void hf_write_config(FileWriter* w, const GPT2Config* c, bool bf16, const char* eot) {
+// The ids of tokens that Hugging Face's files of a model name; -1: none.
+typedef struct {
+    int bos, eos, pad;
+} ModelTokens;
+
+// Writes `"pad_token_id": 3,` and so on, if the model has this token; otherwise null if `null` is true.
+static inline void hf_write_token(FileWriter* w, const char* role, int id, bool null) {
+    if (id >= 0) { writer_printf(w, "  \"%s_token_id\": %d,\n", role, id); }
+    if (id < 0 && null) { writer_printf(w, "  \"%s_token_id\": null,\n", role); }
+}
+
+static inline void hf_write_config(FileWriter* w, const GPT2Config* c, bool bf16, ModelTokens tokens) {
     char inner[16] = "null", epsilon[32];
     GPT2Config standard = *c;
     gpt2_defaults(&standard);
@@ -1047,36 +1058,43 @@ static inline void hf_write_config(FileWriter* w, const GPT2Config* c, bool bf16
     format_float(epsilon, sizeof(epsilon), c->norm_epsilon);
     writer_printf(w,
                   "{\n  \"activation_function\": \"%s\",\n  \"architectures\": [\n    \"GPT2LMHeadModel\"\n  ],\n"
-                  "  \"attn_pdrop\": 0.0,\n  \"bos_token_id\": %s,\n  \"embd_pdrop\": 0.0,\n  \"eos_token_id\": %s,\n"
-                  "  \"initializer_range\": 0.02,\n  \"layer_norm_epsilon\": %s,\n  \"model_type\": \"gpt2\",\n",
-                  gpt2_activations[0], eot, eot, epsilon);
+                  "  \"attn_pdrop\": 0.0,\n",
+                  gpt2_activations[0]);
+    hf_write_token(w, "bos", tokens.bos, true);
+    writer_printf(w, "  \"embd_pdrop\": 0.0,\n");
+    hf_write_token(w, "eos", tokens.eos, true);
+    writer_printf(w, "  \"initializer_range\": 0.02,\n  \"layer_norm_epsilon\": %s,\n  \"model_type\": \"gpt2\",\n",
+                  epsilon);
     writer_printf(w,
                   "  \"n_embd\": %d,\n  \"n_head\": %d,\n  \"n_inner\": %s,\n  \"n_layer\": %d,\n"
-                  "  \"n_positions\": %d,\n  \"reorder_and_upcast_attn\": false,\n  \"resid_pdrop\": 0.0,\n"
-                  "  \"scale_attn_by_inverse_layer_idx\": false,\n  \"scale_attn_weights\": true,\n",
+                  "  \"n_positions\": %d,\n",
                   c->channels, c->num_heads, inner, c->num_layers, c->max_seq_len);
+    hf_write_token(w, "pad", tokens.pad, false);
     writer_printf(w,
+                  "  \"reorder_and_upcast_attn\": false,\n  \"resid_pdrop\": 0.0,\n"
+                  "  \"scale_attn_by_inverse_layer_idx\": false,\n  \"scale_attn_weights\": true,\n"
                   "  \"tie_word_embeddings\": true,\n  \"torch_dtype\": \"%s\",\n  \"use_cache\": true,\n"
                   "  \"vocab_size\": %d\n}\n",
                   bf16 ? "bfloat16" : "float32", c->vocab_size);
 }
 
 // Writes config.json and generation_config.json to the existing directory dir. saved (2) receives the two files.
-static inline bool model_save_hf_texts(const char* dir, const GPT2Config* config, bool bf16, int eot_id,
+static inline bool model_save_hf_texts(const char* dir, const GPT2Config* config, bool bf16, ModelTokens tokens,
                                        SavedFile* saved, Error* err) {
     static const char* const texts[2] = {"config.json", "generation_config.json"};
     Path path;
-    char eot[16] = "null";
     memset(saved, 0, 2 * sizeof(*saved));
-    if (eot_id >= 0) { snprintf(eot, sizeof(eot), "%d", eot_id); }
     for (int i = 0; i < 2; i++) {
         FileWriter w;
         if (!model_path(&path, dir, texts[i], err) || !writer_open(&w, path.text, err)) { return false; }
         if (i == 0) {
-            hf_write_config(&w, config, bf16, eot);
+            hf_write_config(&w, config, bf16, tokens);
         } else {
-            writer_printf(&w, "{\n  \"bos_token_id\": %s,\n  \"eos_token_id\": %s,\n  \"use_cache\": true\n}\n", eot,
-                          eot);
+            writer_printf(&w, "{\n");
+            hf_write_token(&w, "bos", tokens.bos, true);
+            hf_write_token(&w, "eos", tokens.eos, true);
+            hf_write_token(&w, "pad", tokens.pad, false);
+            writer_printf(&w, "  \"use_cache\": true\n}\n");
         }
         if (!writer_close(&w, err)) { return false; }
         snprintf(saved[i].name, sizeof(saved[i].name), "%s", texts[i]);
@@ -1087,27 +1105,28 @@ static inline bool model_save_hf_texts(const char* dir, const GPT2Config* config
 }
 
 // Writes model.safetensors, config.json and generation_config.json to the existing directory dir, so that Hugging
-// Face's from_pretrained() can open it. params (num_parameters(config)): fp32, matrices as (out, in). eot_id: the
-// end-of-text token, -1 for none. Appends the three files to saved, which must have room; saved and num_saved may be
-// NULL.
+// Face's from_pretrained() can open it. params (num_parameters(config)): fp32, matrices as (out, in). Appends the three
+// files to saved, which must have room; saved and num_saved may be NULL.
 static inline bool model_save_hf_files(const char* dir, const GPT2Config* config, const float* params, bool bf16,
-                                       int eot_id, SavedFile* saved, int* num_saved, Error* err) {
+                                       ModelTokens tokens, SavedFile* saved, int* num_saved, Error* err) {
     static const char* const no_prefix[1] = {""};
     SavedFile files[3];
     Path path;
     memset(files, 0, sizeof(files));
     if (!model_path(&path, dir, "model.safetensors", err) ||
         !params_save_safetensors(path.text, config, &params, no_prefix, 1, bf16, &files[0], err) ||
-        !model_save_hf_texts(dir, config, bf16, eot_id, &files[1], err)) {
+        !model_save_hf_texts(dir, config, bf16, tokens, &files[1], err)) {
         return false;
     }
     for (int i = 0; saved && i < 3; i++) { saved[(*num_saved)++] = files[i]; }
     return true;
 }
 
+// The same for a model without a vocabulary. eot_id: the end-of-text token, -1 for none.
 static inline bool model_save_hf(const char* dir, const GPT2Config* config, const float* params, bool bf16, int eot_id,
                                  Error* err) {
-    return model_save_hf_files(dir, config, params, bf16, eot_id, NULL, NULL, err);
+    ModelTokens tokens = {eot_id, eot_id, -1};
+    return model_save_hf_files(dir, config, params, bf16, tokens, NULL, NULL, err);
 }
 
 // Fails, with the remedy, if llm.c's .bin format cannot hold the model: its header has neither mlp_channels nor

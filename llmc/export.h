@@ -38,7 +38,8 @@ static inline void refuse_other_formats(const char* path) {
 // Writes a model directory: config.json, model.safetensors and the vocabulary. tokenizer may be NULL.
 static inline bool export_directory(const char* path, const GPT2Config* config, const float* params, bool bf16,
                                     int eot_id, const Tokenizer* tokenizer, Error* err) {
-    return make_directories(path, err) && model_save_hf(path, config, params, bf16, eot_id, err) &&
+    return make_directories(path, err) &&
+           model_save_hf_files(path, config, params, bf16, run_tokens(eot_id, tokenizer), NULL, NULL, err) &&
            (!tokenizer || tokenizer_save(tokenizer, path, err)) && sync_directory(path, err);
 }
 
@@ -72,6 +73,16 @@ static inline int export_failed(const char* path, const char* temp, const Error*
     size_t n = strlen(temp);
     bool ours = strncmp(err->text, temp, n) == 0; // the user knows only the other name
     die("--export %s%s%s", path, ours ? "" : ": ", err->text + (ours ? n : 0));
+}
+
+// Says that llama.cpp finds some added tokens in a text where the vocabulary would not.
+static inline void note_inexact(const char* path, const Tokenizer* tokenizer) {
+    int inexact = gguf_count_inexact(tokenizer);
+    if (inexact == 0) { return; }
+    print_line(stderr,
+               "note: --export %s: %d added tokens include white space or are whole words only, which a .gguf file "
+               "cannot say: llama.cpp finds them without it",
+               path, inexact);
 }
 
 // Exports the model -e to args->export_path. It is written under a temporary name and renamed, so that what has the name is
@@ -130,6 +141,7 @@ static inline int export_model(void) {
     if (!ok) { return export_failed(path, temp, &err); }
     print_line(stdout, "%s: %.2f M parameters in %s", path, (double)num_parameters(&config) * 1e-6,
                gguf_types[type].name);
+    if (gguf) { note_inexact(path, &tokenizer); }
     free(params);
     if (has_tokenizer) { tokenizer_free(&tokenizer); }
     return EXIT_SUCCESS;

@@ -23,15 +23,8 @@ weights; a new model gets initial ones.
 // Loads a vocabulary from the directory `path`. If the directory has no vocabulary file, returns false with an empty
 // err->text; if loading fails, returns false with the reason in err.
 static inline bool find_tokenizer(Tokenizer* tokenizer, const char* path, Error* err) {
-    static const char* const names[] = {"vocab.json",     "encoder.json",       "merges.txt",
-                                        "tokenizer.json", "gpt2_tokenizer.bin", "tokenizer.bin"};
-    Path candidate;
     err->text[0] = '\0';
-    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
-        path_set(&candidate, "%s/%s", path, names[i]);
-        if (file_exists(candidate.text)) { return tokenizer_load(tokenizer, path, err); }
-    }
-    return false;
+    return tokenizer_file_in(path, true) && tokenizer_load(tokenizer, path, err);
 }
 
 // Loads the vocabulary from --tokenizer, or else from the model's directory, or else from the training data's. Returns

@@ -154,6 +154,16 @@ static inline void training_open_model(Training* t, ModelSource* source) {
     t->start_token = model_start(source, t->has_tokenizer ? &t->tokenizer : NULL);
 }
 
+// True if the same tokens are added or special in vocabularies of the same tokens, apart from end-of-text.
+static inline bool same_special_tokens(const Tokenizer* a, const Tokenizer* b) {
+    bool same = true;
+    for (int id = 0; id < a->vocab_size; id++) {
+        bool equal = tokenizer_effect(a->flags[id]) == tokenizer_effect(b->flags[id]);
+        same = same && (equal || id == a->eot_id || id == b->eot_id);
+    }
+    return same || !a->can_encode || !b->can_encode; // a tokenizer.bin has no flags
+}
+
 // Ends the program if the shards of `pattern` (flag: -i or -j) were made with another vocabulary than the model's: their ids
 // would stand for other tokens. Shards without a vocabulary beside them are trusted. Returns the token that separates
 // their documents, or -1 if it is not known.
@@ -166,12 +176,19 @@ static inline int check_data_vocabulary(const Training* t, const char* flag, con
         return -1;
     }
     bool same = other.vocab_size == t->tokenizer.vocab_size && other.fingerprint[0] == t->tokenizer.fingerprint[0];
+    bool same_flags = !same || same_special_tokens(&t->tokenizer, &other);
     int size = other.vocab_size, eot = other.eot_id;
     tokenizer_free(&other);
     if (!same) {
         die("%s %s: these shards were made with another vocabulary (%d tokens) than the model's (%d tokens): make them "
             "with dev/data/tokenize -t and the model's vocabulary",
             flag, pattern, size, t->tokenizer.vocab_size);
+    }
+    if (!same_flags) { // the shards' ids stand for the same tokens in either case
+        print_line(stderr,
+                   "note: %s %s: the vocabulary of these shards has other added or special tokens than the model's, "
+                   "which the run keeps: --tokenizer chooses one",
+                   flag, pattern);
     }
     return eot;
 }
@@ -181,7 +198,10 @@ static inline int check_data_vocabulary(const Training* t, const char* flag, con
 static inline void settle_vocabulary(Training* t) {
     int eot = check_data_vocabulary(t, "-i", args->train_data);
     int val_eot = check_data_vocabulary(t, "-j", args->val_data);
-    if (eot >= 0) { t->tokenizer.eot_id = t->run.eot_id = t->start_token = eot; }
+    if (eot >= 0) {
+        tokenizer_set_eot(&t->tokenizer, eot);
+        t->run.eot_id = t->start_token = eot;
+    }
     if (eot >= 0 && val_eot >= 0 && val_eot != eot) {
         die("-j %s: end-of-text is token %d, but %d in the training data: make both with the same --eot",
             args->val_data, val_eot, eot);

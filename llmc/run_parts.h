@@ -554,7 +554,8 @@ static inline bool parts_create_all(const PartsSave* s, const RunState* state, c
     Path sign;
     *num_files = 3;
     return parts_create(s, 0, &files[0], err) &&
-           model_save_hf_texts(s->hidden.text, &state->config, false, state->eot_id, &files[1], err) &&
+           model_save_hf_texts(s->hidden.text, &state->config, false, run_tokens(state->eot_id, tokenizer), &files[1],
+                               err) &&
            run_write_vocabulary(s->hidden.text, tokenizer, files, num_files, err) &&
            parts_create(s, 1, &files[(*num_files)++], err) && parts_make_room(s, err) &&
            parts_path(s, &sign, s->hidden.text, 0, "", err) && parts_put(sign.text, "", err);

@@ -79,6 +79,7 @@ typedef struct {
     int bos_id, pad_id, unk_id; // ids of the other tokens that files name by their use; -1 if they name none
     bool can_encode;            // false if read from a tokenizer.bin, which has no merges
     uint32_t fingerprint[2];    // checksums of tokens and merges: equal for equal vocabularies
+    uint32_t flags_sum;         // checksum of flags: equal if both vocabularies find the same added tokens in a text
 
     uint8_t* bytes;    // bytes of all tokens, concatenated
     uint32_t* offsets; // (V+1) token i is bytes[offsets[i] .. offsets[i+1]-1]
@@ -752,6 +753,19 @@ typedef struct {
 
 // The tokens that tokenizer_config.json names by their use: "eos_token": "<|endoftext|>", ...
 enum { ROLE_EOS, ROLE_BOS, ROLE_PAD, ROLE_UNK, NUM_ROLES };
+static const char* const tokenizer_role_keys[] = {"eos_token", "bos_token", "pad_token", "unk_token", // NUM_ROLES, then
+                                                  "sep_token", "cls_token", "mask_token"}; // others that are special
+
+// How files spell the flags of an added token.
+static const struct {
+    const char* key;
+    int flag;
+} tokenizer_flag_keys[] = {{"special", TOKEN_SPECIAL},
+                           {"lstrip", TOKEN_LSTRIP},
+                           {"rstrip", TOKEN_RSTRIP},
+                           {"single_word", TOKEN_SINGLE_WORD},
+                           {"normalized", TOKEN_NORMALIZED}};
+enum { NUM_FLAG_KEYS = sizeof(tokenizer_flag_keys) / sizeof(tokenizer_flag_keys[0]) };
 
 typedef struct {
     uint8_t* bytes; // (bytes_capacity), num_bytes are valid; the rest is scratch space, see vocab_scratch()
@@ -1026,6 +1040,41 @@ static inline void tokenizer_mark_special(Tokenizer* t, bool only_eot) {
     free(made);
 }
 
+// What a token's flags do to a text: for a special token, TOKEN_ADDED only says how files spell it.
+static inline uint8_t tokenizer_effect(uint8_t flags) {
+    return (uint8_t)(flags & TOKEN_SPECIAL ? flags & ~TOKEN_ADDED : flags);
+}
+
+// A checksum of these effects. The order of the search matters only if there are several tokens to search for.
+static inline uint32_t tokenizer_sum_flags(const Tokenizer* t) {
+    int count = 0;
+    uint32_t sum = 0;
+    for (int id = 0; id < t->vocab_size; id++) { count += t->flags[id] != 0; }
+    for (int id = 0; id < t->vocab_size; id++) {
+        uint8_t effect = tokenizer_effect(t->flags[id]);
+        if (count == 1) { effect &= (uint8_t)~TOKEN_NORMALIZED; }
+        sum = crc32c(sum, &effect, 1);
+    }
+    return sum;
+}
+
+// Sets what follows from the flags.
+static inline void tokenizer_use_flags(Tokenizer* t) {
+    t->flags_sum = tokenizer_sum_flags(t);
+    for (int k = 0; k < 2 && t->can_encode; k++) {
+        free(t->added[k].tokens);
+        memset(&t->added[k], 0, sizeof(t->added[k]));
+        added_init(&t->added[k], t, k == 1);
+    }
+}
+
+// Makes another token, 0 <= id < V, end-of-text. It is a special token then, as it is to those who read the saved files.
+static inline void tokenizer_set_eot(Tokenizer* t, int id) {
+    t->eot_id = id;
+    t->flags[id] |= TOKEN_SPECIAL;
+    tokenizer_use_flags(t);
+}
+
 // Builds t from v. Frees v in any case. On failure t is zeroed.
 static inline bool tokenizer_build(Tokenizer* t, Vocab* v, bool can_encode, const char* where, Error* err) {
     memset(t, 0, sizeof(*t));
@@ -1038,12 +1087,12 @@ static inline bool tokenizer_build(Tokenizer* t, Vocab* v, bool can_encode, cons
     }
     tokenizer_fill_classes(t);
     t->added = (AddedTokens*)calloc_check(2, sizeof(AddedTokens));
-    for (int k = 0; k < 2 && can_encode; k++) { added_init(&t->added[k], t, k == 1); }
     t->fingerprint[0] = crc32c(0, t->bytes, t->offsets[t->vocab_size]);
     t->fingerprint[1] = crc32c(0, t->offsets, (size_t)(t->vocab_size + 1) * sizeof(uint32_t));
     if (can_encode) {
         t->fingerprint[1] = crc32c(t->fingerprint[1], t->merges, 2 * (size_t)t->num_merges * sizeof(uint32_t));
     }
+    tokenizer_use_flags(t);
     return true;
 }
 
@@ -1190,20 +1239,13 @@ static inline bool tokenizer_read_json_merges(Vocab* v, const JsonValue* list, c
 
 // The flags of an added token: members of the object, such as "special": true.
 static inline int tokenizer_read_flags(const JsonValue* object) {
-    static const struct {
-        const char* key;
-        int flag;
-    } keys[] = {{"special", TOKEN_SPECIAL},
-                {"lstrip", TOKEN_LSTRIP},
-                {"rstrip", TOKEN_RSTRIP},
-                {"single_word", TOKEN_SINGLE_WORD},
-                {"normalized", TOKEN_NORMALIZED}};
     int flags = TOKEN_ADDED;
-    for (size_t i = 0; i < sizeof(keys) / sizeof(keys[0]); i++) {
-        const JsonValue* v = json_get(object, keys[i].key);
+    for (int i = 0; i < NUM_FLAG_KEYS; i++) {
+        const JsonValue* v = json_get(object, tokenizer_flag_keys[i].key);
         bool unsaid = !v || v->type != JSON_BOOL;
-        bool on = unsaid ? keys[i].flag == TOKEN_NORMALIZED && !(flags & TOKEN_SPECIAL) : v->boolean;
-        flags |= on ? keys[i].flag : 0;
+        int flag = tokenizer_flag_keys[i].flag;
+        bool on = unsaid ? flag == TOKEN_NORMALIZED && !(flags & TOKEN_SPECIAL) : v->boolean;
+        flags |= on ? flag : 0;
     }
     return flags;
 }
@@ -1307,12 +1349,10 @@ static inline bool tokenizer_add_name(Vocab* named, const JsonValue* v, uint32_t
 
 // Reads the names of special tokens in tokenizer_config.json or special_tokens_map.json.
 static inline bool tokenizer_read_names(Vocab* named, const JsonValue* root, const char* where, Error* err) {
-    static const char* const keys[] = {"eos_token", "bos_token", "pad_token", "unk_token", // ROLE_EOS to ROLE_UNK
-                                       "sep_token", "cls_token", "mask_token"};
     static const char* const lists[] = {"additional_special_tokens", "extra_special_tokens"};
-    for (size_t i = 0; i < sizeof(keys) / sizeof(keys[0]); i++) {
+    for (size_t i = 0; i < sizeof(tokenizer_role_keys) / sizeof(tokenizer_role_keys[0]); i++) {
         uint32_t roles = i < NUM_ROLES ? 1u << i : 0;
-        if (!tokenizer_add_name(named, json_get(root, keys[i]), roles, where, err)) { return false; }
+        if (!tokenizer_add_name(named, json_get(root, tokenizer_role_keys[i]), roles, where, err)) { return false; }
     }
     for (size_t i = 0; i < sizeof(lists) / sizeof(lists[0]); i++) {
         const JsonValue* list = json_get(root, lists[i]); // an array, or an object whose keys do not matter
@@ -1329,10 +1369,8 @@ static inline void tokenizer_apply_names(Vocab* v, Vocab* named, Vocab* in) {
     for (size_t i = 0; i < named->count; i++) {
         VocabEntry* name = &named->entries[i];
         const uint8_t* s = named->bytes + name->offset;
-        VocabEntry* e = in == v ? vocab_find_spelled(v, (const char*)s, name->length) : vocab_find(in, s, name->length);
-        if (name->seen || !e || e->length != name->length || memcmp(in->bytes + e->offset, s, e->length) != 0) {
-            continue;
-        }
+        VocabEntry* e = vocab_find(in, s, name->length);
+        if (name->seen || !e) { continue; }
         name->seen = true;
         e->flags |= TOKEN_SPECIAL | (in == v ? name->flags : 0);
         for (int r = 0; r < NUM_ROLES; r++) {
@@ -1617,16 +1655,37 @@ static inline bool tokenizer_take(TokenizerFiles* f, TokenizerFile kind, const c
     return true;
 }
 
+static const struct {
+    TokenizerFile kind;
+    const char* name;
+} tokenizer_names[] = {{TOKENIZER_JSON, "tokenizer.json"},
+                       {TOKENIZER_VOCAB, "vocab.json"},
+                       {TOKENIZER_VOCAB, "encoder.json"},
+                       {TOKENIZER_MERGES, "merges.txt"},
+                       {TOKENIZER_MERGES, "vocab.bpe"},
+                       {TOKENIZER_ADDED, "added_tokens.json"},
+                       {TOKENIZER_CONFIG, "tokenizer_config.json"},
+                       {TOKENIZER_MAP, "special_tokens_map.json"},
+                       {TOKENIZER_BIN, "gpt2_tokenizer.bin"},
+                       {TOKENIZER_BIN, "tokenizer.bin"}};
+enum { TOKENIZER_NUM_NAMES = sizeof(tokenizer_names) / sizeof(tokenizer_names[0]) };
+
+// Returns the name of the first file in dir that is of a vocabulary, of its tokens if `tokens` is true; NULL if there is none.
+static inline const char* tokenizer_file_in(const char* dir, bool tokens) {
+    for (int i = 0; i < TOKENIZER_NUM_NAMES; i++) {
+        Path path;
+        TokenizerFile kind = tokenizer_names[i].kind;
+        bool beside = kind == TOKENIZER_ADDED || kind == TOKENIZER_CONFIG || kind == TOKENIZER_MAP;
+        if (!(tokens && beside) && path_set(&path, "%s/%s", dir, tokenizer_names[i].name) && file_exists(path.text)) {
+            return tokenizer_names[i].name;
+        }
+    }
+    return NULL;
+}
+
 static inline bool tokenizer_find_in_directory(TokenizerFiles* f, const char* dir, Error* err) {
-    static const struct {
-        TokenizerFile kind;
-        const char* name;
-    } names[] = {{TOKENIZER_JSON, "tokenizer.json"},    {TOKENIZER_VOCAB, "vocab.json"},
-                 {TOKENIZER_VOCAB, "encoder.json"},     {TOKENIZER_MERGES, "merges.txt"},
-                 {TOKENIZER_MERGES, "vocab.bpe"},       {TOKENIZER_ADDED, "added_tokens.json"},
-                 {TOKENIZER_BIN, "gpt2_tokenizer.bin"}, {TOKENIZER_BIN, "tokenizer.bin"}};
-    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
-        if (!tokenizer_take(f, names[i].kind, dir, names[i].name, err)) { return false; }
+    for (int i = 0; i < TOKENIZER_NUM_NAMES; i++) {
+        if (!tokenizer_take(f, tokenizer_names[i].kind, dir, tokenizer_names[i].name, err)) { return false; }
     }
     bool there = f->paths[TOKENIZER_JSON].text[0] || f->paths[TOKENIZER_MERGES].text[0];
     if (there || f->paths[TOKENIZER_BIN].text[0]) { return true; }
@@ -1693,30 +1752,6 @@ static inline bool tokenizer_load(Tokenizer* t, const char* path, Error* err) {
     return ok;
 }
 
-// Sets eot_id to the token that dir/tokenizer_config.json, a file of Hugging Face, names as its eos_token. Leaves it
-// alone if there is no such file, or if it names no token of the vocabulary.
-static inline bool tokenizer_read_config(Tokenizer* t, const char* dir, Error* err) {
-    Path path;
-    MappedFile file;
-    TokenizerText text;
-    JsonDoc doc;
-    if (!path_set(&path, "%s/tokenizer_config.json", dir)) {
-        return error_set(err, "%.64s...: the path is too long", dir);
-    }
-    if (!file_exists(path.text)) { return true; }
-    if (!tokenizer_map(&file, &text, path.text, err)) { return false; }
-    bool ok = json_parse(&doc, text.text, text.n, path.text, err);
-    if (ok) {
-        const JsonValue* eos = json_get(doc.root, "eos_token"); // "</s>" or {"content": "</s>", ...}
-        if (eos && eos->type == JSON_OBJECT) { eos = json_get(eos, "content"); }
-        int id = eos && eos->type == JSON_STRING ? tokenizer_find(t, eos->string, eos->length) : -1;
-        if (id >= 0) { t->eot_id = id; }
-        json_free(&doc);
-    }
-    unmap_file(&file);
-    return ok;
-}
-
 // Writes the names of up to 8 special tokens to out (size > 0): "<s>, </s>".
 static inline void tokenizer_list_special(const Tokenizer* t, char* out, size_t size) {
     size_t used = 0;
@@ -1773,29 +1808,22 @@ static inline void tokenizer_write_token(const Tokenizer* t, const Vocab* map, u
     }
 }
 
-// True if the token is an added token that the byte map would change. It must be written to added_tokens.json, which
-// spells tokens literally.
-static inline bool tokenizer_is_raw(const Tokenizer* t, const Vocab* map, int id) {
-    for (uint32_t i = t->offsets[id]; (t->flags[id] & TOKEN_ADDED) && i < t->offsets[id + 1]; i++) {
-        if (t->bytes[i] > 126 || map->code_of[t->bytes[i]] != t->bytes[i]) { return true; }
-    }
-    return false;
+static inline void tokenizer_write_literal(const Tokenizer* t, int id, FileWriter* w) {
+    json_write_string(w, (const char*)t->bytes + t->offsets[id], t->offsets[id + 1] - t->offsets[id]);
 }
 
-static inline void tokenizer_write_json(const Tokenizer* t, const Vocab* map, bool raw, FileWriter* w) {
-    const char* comma = "{";
+// Added tokens are spelled literally, as in Hugging Face's files, where this is how they keep their ids.
+static inline void tokenizer_write_vocab(const Tokenizer* t, const Vocab* map, FileWriter* w) {
     for (int id = 0; id < t->vocab_size; id++) {
-        if (tokenizer_is_raw(t, map, id) != raw) { continue; }
-        writer_printf(w, "%s", comma);
-        if (raw) {
-            json_write_string(w, (const char*)t->bytes + t->offsets[id], t->offsets[id + 1] - t->offsets[id]);
+        writer_printf(w, "%s", id ? ", " : "{");
+        if (t->flags[id] & TOKEN_ADDED) {
+            tokenizer_write_literal(t, id, w);
         } else {
             writer_put(w, "\"", 1);
             tokenizer_write_token(t, map, (uint32_t)id, true, w);
             writer_put(w, "\"", 1);
         }
         writer_printf(w, ": %d", id);
-        comma = ", ";
     }
     writer_printf(w, "}");
 }
@@ -1820,32 +1848,90 @@ static inline void tokenizer_write_bin(const Tokenizer* t, FileWriter* w) {
     }
 }
 
-// tokenizer_read_config() reads eos_token. Hugging Face's GPT2Tokenizer reads all three, and adds <|endoftext|> as a new
-// token for one that is not there.
-static inline void tokenizer_write_config(const Tokenizer* t, FileWriter* w) {
-    static const char* const keys[] = {"bos_token", "eos_token", "unk_token"};
-    for (int i = 0; i < 3 && t->eot_id >= 0; i++) {
-        uint32_t start = t->offsets[t->eot_id];
-        writer_printf(w, "%s\"%s\": ", i ? ", " : "{", keys[i]);
-        json_write_string(w, (const char*)t->bytes + start, t->offsets[t->eot_id + 1] - start);
+// True if vocab.json, merges.txt and the roles do not say all about the added tokens. eot: id of <|endoftext|>, which
+// readers know.
+static inline bool tokenizer_must_list(const Tokenizer* t, int eot) {
+    const int known[] = {eot, t->eot_id, t->bos_id, t->pad_id, t->unk_id};
+    Tokenizer read = *t; // only its flags are used: those that a reader of these files would find
+    read.flags = (uint8_t*)calloc_check((size_t)t->vocab_size, 1);
+    for (int i = 0; i < 5; i++) {
+        if (known[i] >= 0) { read.flags[known[i]] = TOKEN_SPECIAL; }
     }
-    writer_printf(w, t->eot_id >= 0 ? "}\n" : "{}\n");
+    tokenizer_mark_special(&read, false);
+    bool list = tokenizer_sum_flags(&read) != t->flags_sum;
+    for (int id = 0; id < t->vocab_size; id++) { list |= id != eot && (t->flags[id] & TOKEN_ADDED); }
+    free(read.flags);
+    return list;
+}
+
+// True if added_tokens_decoder lists the token: an added one, or a special one that vocab.json spells literally, too.
+static inline bool tokenizer_is_listed(const Tokenizer* t, int id) {
+    bool ascii = true;
+    for (uint32_t i = t->offsets[id]; i < t->offsets[id + 1]; i++) { ascii &= t->bytes[i] > 32 && t->bytes[i] < 127; }
+    return (t->flags[id] & TOKEN_ADDED) || (t->flags[id] && ascii);
+}
+
+// Writes the flags of the added tokens and, for Hugging Face's readers in Python, the names of the special ones once more.
+static inline void tokenizer_write_added(const Tokenizer* t, FileWriter* w) {
+    const char* comma = "{";
+    writer_printf(w, "\"added_tokens_decoder\": ");
+    for (int id = 0; id < t->vocab_size; id++) {
+        if (!tokenizer_is_listed(t, id)) { continue; }
+        writer_printf(w, "%s\"%d\": {\"content\": ", comma, id);
+        tokenizer_write_literal(t, id, w);
+        for (int i = 0; i < NUM_FLAG_KEYS; i++) {
+            bool on = t->flags[id] & tokenizer_flag_keys[i].flag;
+            writer_printf(w, ", \"%s\": %s", tokenizer_flag_keys[i].key, on ? "true" : "false");
+        }
+        writer_printf(w, "}");
+        comma = ", ";
+    }
+    writer_printf(w, "}, \"additional_special_tokens\": ");
+    comma = "[";
+    for (int id = 0; id < t->vocab_size; id++) {
+        bool named = id == t->eot_id || id == t->bos_id || id == t->pad_id || id == t->unk_id;
+        if (!(t->flags[id] & TOKEN_SPECIAL) || !tokenizer_is_listed(t, id) || named) { continue; }
+        writer_printf(w, "%s", comma);
+        tokenizer_write_literal(t, id, w);
+        comma = ", ";
+    }
+    writer_printf(w, "%s], ", comma[0] == '[' ? "[" : "");
+}
+
+// Hugging Face's GPT2Tokenizer takes <|endoftext|> for a role without a token, and adds it if it is not there; hence null.
+static inline void tokenizer_write_config(const Tokenizer* t, FileWriter* w) {
+    bool list = tokenizer_must_list(t, tokenizer_find(t, TOKENIZER_EOT, strlen(TOKENIZER_EOT)));
+    const int ids[NUM_ROLES] = {t->eot_id, t->bos_id < 0 ? t->eot_id : t->bos_id, t->pad_id, t->unk_id};
+    writer_printf(w, "{");
+    if (list) { tokenizer_write_added(t, w); }
+    for (int r = 0; r < NUM_ROLES; r++) {
+        writer_printf(w, "\"%s\": ", tokenizer_role_keys[r]);
+        if (ids[r] < 0) {
+            writer_printf(w, "null");
+        } else {
+            tokenizer_write_literal(t, ids[r], w);
+        }
+        writer_printf(w, ", ");
+    }
+    writer_printf(w, "\"tokenizer_class\": \"GPT2Tokenizer\"}\n");
 }
 
 // Writes the file under a temporary name and renames it, so that an existing file stays intact until the new one is
 // complete.
-static inline bool tokenizer_write_file(const Tokenizer* t, const Vocab* map, const char* dir, const char* name,
-                                        TokenizerFile kind, Error* err) {
+static inline bool tokenizer_write_file(const Tokenizer* t, const char* dir, const char* name, TokenizerFile kind,
+                                        Error* err) {
     Path path, tmp;
     FileWriter w;
+    Vocab map; // only its byte map is used
+    vocab_init(&map);
     if (!path_set(&path, "%s/%s", dir, name) || !path_set(&tmp, "%s.tmp", path.text)) {
         return error_set(err, "%.64s...: the path is too long", dir);
     }
     if (!writer_open(&w, tmp.text, err)) { return false; }
-    if (kind == TOKENIZER_VOCAB || kind == TOKENIZER_ADDED) {
-        tokenizer_write_json(t, map, kind == TOKENIZER_ADDED, &w);
+    if (kind == TOKENIZER_VOCAB) {
+        tokenizer_write_vocab(t, &map, &w);
     } else if (kind == TOKENIZER_MERGES) {
-        tokenizer_write_merges(t, map, &w);
+        tokenizer_write_merges(t, &map, &w);
     } else if (kind == TOKENIZER_CONFIG) {
         tokenizer_write_config(t, &w);
     } else {
@@ -1859,23 +1945,17 @@ static inline bool tokenizer_write_file(const Tokenizer* t, const Vocab* map, co
     return ok;
 }
 
-// Writes dir/vocab.json and dir/merges.txt in GPT-2's format, and dir/added_tokens.json if these two cannot represent
-// all tokens, and dir/tokenizer_config.json if loading would give another end-of-text without it. A vocabulary that can
-// only decode is written as dir/gpt2_tokenizer.bin. dir must exist. Loading dir gives the same tokenizer again.
+// Writes dir/vocab.json and dir/merges.txt in GPT-2's format, and dir/tokenizer_config.json if the vocabulary has added
+// tokens or roles that GPT-2's has not. A vocabulary that can only decode is written as dir/gpt2_tokenizer.bin. dir must
+// exist and have no other file of a vocabulary. Loading dir gives the same tokenizer again, here and with Hugging Face.
 static inline bool tokenizer_save(const Tokenizer* t, const char* dir, Error* err) {
-    Vocab map; // only its byte map is used
-    vocab_init(&map);
-    if (!t->can_encode) { return tokenizer_write_file(t, &map, dir, "gpt2_tokenizer.bin", TOKENIZER_BIN, err); }
-    bool raw = false;
-    for (int id = 0; id < t->vocab_size; id++) { raw = raw || tokenizer_is_raw(t, &map, id); }
-    Tokenizer loaded = *t; // only eot_id differs: what loading dir would set it to
-    loaded.eot_id = tokenizer_find(t, TOKENIZER_EOT, strlen(TOKENIZER_EOT));
-    if (!tokenizer_read_config(&loaded, dir, err)) { return false; }
-    return tokenizer_write_file(t, &map, dir, "vocab.json", TOKENIZER_VOCAB, err) &&
-           tokenizer_write_file(t, &map, dir, "merges.txt", TOKENIZER_MERGES, err) &&
-           (!raw || tokenizer_write_file(t, &map, dir, "added_tokens.json", TOKENIZER_ADDED, err)) &&
-           (loaded.eot_id == t->eot_id ||
-            tokenizer_write_file(t, &map, dir, "tokenizer_config.json", TOKENIZER_CONFIG, err));
+    if (!t->can_encode) { return tokenizer_write_file(t, dir, "gpt2_tokenizer.bin", TOKENIZER_BIN, err); }
+    int eot = tokenizer_find(t, TOKENIZER_EOT, strlen(TOKENIZER_EOT));
+    bool usual = t->eot_id == eot && (t->bos_id < 0 || t->bos_id == eot) && (t->unk_id < 0 || t->unk_id == eot) &&
+                 t->pad_id < 0 && !tokenizer_must_list(t, eot);
+    return tokenizer_write_file(t, dir, "vocab.json", TOKENIZER_VOCAB, err) &&
+           tokenizer_write_file(t, dir, "merges.txt", TOKENIZER_MERGES, err) &&
+           (usual || tokenizer_write_file(t, dir, "tokenizer_config.json", TOKENIZER_CONFIG, err));
 }
 
 #endif

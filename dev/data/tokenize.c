@@ -407,8 +407,11 @@ static void set_output(void) {
 // Finds the token that precedes every document: the one of --eot, or else the vocabulary's own end-of-text.
 static void find_eot(void) {
     char list[400];
-    if (flags.eot) { tokenizer.eot_id = tokenizer_find(&tokenizer, flags.eot, strlen(flags.eot)); }
-    if (tokenizer.eot_id >= 0) { return; }
+    int id = flags.eot ? tokenizer_find(&tokenizer, flags.eot, strlen(flags.eot)) : tokenizer.eot_id;
+    if (id >= 0) {
+        if (flags.eot) { tokenizer_set_eot(&tokenizer, id); }
+        return;
+    }
     tokenizer_list_special(&tokenizer, list, sizeof(list));
     die("%s: has no token %s, which must precede documents; --eot NAME chooses another%s%s",
         flags.tokenizer ? flags.tokenizer : "the vocabulary of bytes", flags.eot ? flags.eot : TOKENIZER_EOT,
@@ -416,34 +419,34 @@ static void find_eot(void) {
 }
 
 // True if the output directory already contains a vocabulary. Ends the program if it is not the one of --tokenizer, or
-// if its end-of-text is another one: a directory must not contain shards of two vocabularies.
+// if its end-of-text or its special tokens are others: a directory must not contain shards of two vocabularies.
 static bool has_vocabulary(void) {
-    char path[4000], config[4000];
+    char name[64];
     Error err;
-    Tokenizer t = tokenizer;
-    int eot = tokenizer.eot_id; // what a program that reads the shards would take
-    snprintf(path, sizeof(path), "%s/vocab.json", out.dir);
-    snprintf(config, sizeof(config), "%s/tokenizer_config.json", out.dir);
-    bool there = file_exists(path);
-    if (there) {
-        if (!tokenizer_load(&t, path, &err)) { die("%s", err.text); }
-        bool same = memcmp(t.fingerprint, tokenizer.fingerprint, sizeof(t.fingerprint)) == 0;
-        eot = t.eot_id;
-        tokenizer_free(&t);
-        if (!same) { die("%s: is another vocabulary than --tokenizer; choose another --out or remove it", path); }
-    } else if (file_exists(config)) {
-        t.eot_id = tokenizer_find(&tokenizer, TOKENIZER_EOT, strlen(TOKENIZER_EOT));
-        if (!tokenizer_read_config(&t, out.dir, &err)) { die("%s", err.text); }
-        eot = t.eot_id;
+    Tokenizer t;
+    size_t n;
+    const char* file = tokenizer_file_in(out.dir, false);
+    if (!file || strstr(file, ".bin")) { return false; } // llm.c's has no merges
+    if (!tokenizer_file_in(out.dir, true)) {
+        die("%s/%s: describes a vocabulary that is not there; choose another --out or remove it", out.dir, file);
     }
-    if (eot != tokenizer.eot_id) {
-        char name[64];
-        size_t n;
+    if (!tokenizer_load(&t, out.dir, &err)) { die("%s", err.text); }
+    bool same = memcmp(t.fingerprint, tokenizer.fingerprint, sizeof(t.fingerprint)) == 0;
+    if (!same) {
+        die("%s/%s: is another vocabulary than --tokenizer; choose another --out or remove it", out.dir, file);
+    }
+    if (t.eot_id != tokenizer.eot_id) {
         const char* bytes = tokenizer_decode(&tokenizer, tokenizer.eot_id, &n);
         die("%s: the vocabulary there has another end-of-text than %s; choose another --out", out.dir,
             json_printable(name, sizeof(name), bytes, n));
     }
-    return there;
+    if (t.flags_sum != tokenizer.flags_sum) {
+        die("%s: the vocabulary there has the same tokens, but others are added or special: choose another --out, or "
+            "-t %s",
+            out.dir, out.dir);
+    }
+    tokenizer_free(&t);
+    return true;
 }
 
 // Completes the open shard, if there is one.

@@ -1180,6 +1180,47 @@ test_fine_tuning() {
     done
 }
 
+# dialogs with added tokens, from text to sampling: the model stops at the end token of its vocabulary, and what is written
+# keeps all of them
+test_chat() {
+    setup
+    local chat=$world/chat name model
+    mkdir "$chat"
+    cp "$world/data/vocab.json" "$world/data/merges.txt" "$chat"
+    for name in 256:'<|end|>' 257:'<|user|>' 258:'<|assistant|>' 260:'<|pad|>'; do
+        printf '"%s": {"content": "%s", "special": true}, ' "${name%%:*}" "${name#*:}"
+    done >"$tmp/listed"
+    sed -i 's/<|endoftext|>/<|end|>/' "$chat/vocab.json"
+    printf '{"added_tokens_decoder": {%s"259": {"content": "zebra", "special": false, "single_word": true}}, "eos_token": "<|end|>", "pad_token": "<|pad|>"}' \
+        "$(cat "$tmp/listed")" >"$chat/tokenizer_config.json"
+    yes $'<|user|>one<|assistant|>ab\n<|user|>two<|assistant|>a zebra' | head -n 200 >"$chat/text"
+    "$BIN_DIR/dev/data/tokenize" -i "$chat/text" -t "$chat" -d line --special -o "$chat/data/x" 2>"$tmp/err"
+    good "${small[@]}" -b 4 -t 32 -x 60 -s 0 -l 0.01 -i chat/data/x_train_000000.bin -o chat/run
+    good -e chat/run --export chat/hf
+    good -e chat/hf --export chat/again
+    diff -r "$chat/hf" "$chat/again"
+    good -e chat/hf --export chat/chat.gguf
+    contains "note: --export chat/chat.gguf: 1 added tokens include white space or are whole words only" "$tmp/err"
+    for name in vocab.json tokenizer_config.json; do
+        cmp "$chat/data/$name" "$chat/run/step_00000060/$name"
+        cmp "$chat/data/$name" "$chat/hf/$name"
+    done
+    for model in run hf; do
+        good -e "chat/$model" --special --prompt '<|user|>two<|assistant|>' --temperature 0 --num-tokens 12
+        contains "prompt: 5 tokens" "$tmp/err"
+        want "answer of $model" "$(cat "$tmp/out")" "<|user|>two<|assistant|>a zebra"
+    done
+    good -e chat/hf --prompt 'zebra<|pad|>' --num-tokens 1
+    contains "prompt: 8 tokens" "$tmp/err" # zebra is one token in every text, and <|pad|> is text
+    grep -q '"pad_token_id": 260' "$chat/hf/config.json" && grep -q '"pad_token_id": 260' "$chat/hf/generation_config.json"
+    # shards of the same tokens, of which others are special
+    mkdir "$chat/plain"
+    cp "$chat/data/"* "$chat/plain"
+    sed -i 's/"zebra", "special": false/"zebra", "special": true/' "$chat/plain/tokenizer_config.json"
+    good -e chat/hf -b 4 -t 32 -x 1 -s 0 -i chat/plain/x_train_000000.bin
+    contains "note: -i chat/plain/x_train_000000.bin: the vocabulary of these shards has other added or special tokens than" "$tmp/err"
+}
+
 # -y 1 with the same flags, as the program itself recommends
 test_resume_same_flags() {
     setup
@@ -1389,7 +1430,7 @@ tests=(unknown_flag junk_number missing_value negative_size stray_argument out_o
     prompt_from_a_file several_texts many_prompts stop_strings repetition_penalty min_p special_tokens prompt_ids_without_vocabulary eos_of_the_config random_seed
     eval eval_special eval_values hellaswag bench export mlp_and_epsilon export_gguf export_gguf_refused export_fails keep_best sampling_while_saving
     help step_lines z_scores nothing_written_without_output overfits_one_batch prompt_without_vocabulary_prints_ids seed temperature_0_is_greedy
-    newest_good_checkpoint fine_tuning resume_same_flags resume_says_what_changed resume_muon resume_another_model out_of_memory nonfinite weights_overflow interrupt_without_output end_of_text_of_another_name
+    newest_good_checkpoint fine_tuning chat resume_same_flags resume_says_what_changed resume_muon resume_another_model out_of_memory nonfinite weights_overflow interrupt_without_output end_of_text_of_another_name
     progress_reaches_a_file output_that_cannot_be_written terminal_is_not_commanded
     terminal_is_not_commanded_in_utf8)
 run_tests "$@"

@@ -357,15 +357,18 @@ test_eot() {
     done
     diff -r "$tmp/before" "$tmp/eot"
     want "files of the vocabulary" "$(cd "$tmp/named" && echo *)" "merges.txt vocab.json"
-    # a tokenizer_config.json that was there before is not replaced
+    # shards of the same end-of-text may follow, also of one that the text spells
+    for i in 1 2; do
+        tokenize -i "$tmp/x.txt" -t "$tmp/named" --eot ab -o "$tmp/other/$i" 2>"$tmp/err" || fail "$(cat "$tmp/err")"
+        contains "note: $tmp/x.txt: spells special tokens, 2 in all, the first ab" "$tmp/err"
+    done
+    # a tokenizer_config.json without its vocabulary is not replaced, and does not describe another one
     mkdir "$tmp/config"
     printf '{"eos_token": "<unk>", "model_max_length": 8}' >"$tmp/config/tokenizer_config.json"
     cp -r "$tmp/config" "$tmp/before.config"
-    tokenize -i "$tmp/x.txt" -t "$tmp/named" --eot '</s>' -o "$tmp/config/x" 2>"$tmp/err" && fail "it names <unk>"
-    contains "another end-of-text than </s>; choose another --out" "$tmp/err"
+    tokenize -i "$tmp/x.txt" -t "$tmp/named" --eot '<unk>' -o "$tmp/config/x" 2>"$tmp/err" && fail "the vocabulary is not there"
+    contains "config/tokenizer_config.json: describes a vocabulary that is not there; choose another --out" "$tmp/err"
     diff -r "$tmp/before.config" "$tmp/config"
-    tokenize -i "$tmp/x.txt" -t "$tmp/named" --eot '<unk>' -o "$tmp/config/x" 2>/dev/null
-    cmp "$tmp/before.config/tokenizer_config.json" "$tmp/config/tokenizer_config.json"
 }
 
 # The vocabulary of bytes with two added tokens, 257 <|user|> and 258 zebra, that transformers would read so
@@ -389,6 +392,16 @@ test_added_tokens() {
     tokenize -i "$tmp/u.txt" -t "$tmp/added" --special -o "$tmp/asked/x" 2>"$tmp/err"
     want "ids with --special" "$(ids "$tmp/asked/x_train_000000.bin")" "256 257 258 198"
     want notes "$(grep -c note "$tmp/err" || true)" 0
+    # the vocabulary beside the shards knows which of them is special
+    for args in "noted" "asked --special"; do
+        # shellcheck disable=SC2086
+        tokenize -i "$tmp/u.txt" -t "$tmp/asked" -o "$tmp/again_"$args 2>"$tmp/err"
+        cmp "$tmp/again_${args%% *}_train_000000.bin" "$tmp/${args%% *}/x_train_000000.bin"
+    done
+    want files "$(cd "$tmp/asked" && echo *)" "merges.txt tokenizer_config.json vocab.json x_train_000000.bin"
+    # one directory does not get shards of the same tokens where others are special
+    tokenize -i "$tmp/u.txt" -t "$tmp/plain" -o "$tmp/asked/y" 2>"$tmp/err" && fail "<|user|> is special there"
+    contains "$tmp/asked: the vocabulary there has the same tokens, but others are added or special: " "$tmp/err"
 }
 
 # <|endoftext|> between the documents of one file, however it is cut into chunks

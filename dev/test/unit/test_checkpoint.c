@@ -249,7 +249,7 @@ static void test_round_trip_hf(void) {
         int num_saved = 1, eot = 0;
         float* params = make_params(&c, bf16);
         char* dir = fresh_dir("hf");
-        check_msg(model_save_hf_files(dir, &c, params, bf16, 130, saved, &num_saved, &err), "%s", err.text);
+        check_msg(model_save_hf_files(dir, &c, params, bf16, (ModelTokens){130, 130, -1}, saved, &num_saved, &err), "%s", err.text);
         check_model(dir, &c, params);
         free(read_model(dir, &c, &eot, &err));
         check(eot == 130 && num_saved == 4);
@@ -1117,7 +1117,7 @@ static void test_write_errors(void) {
         for (int i = 0; i < 3; i++) {
             char* dir = fresh_dir("full");
             check(symlink("/dev/full", path_in(dir, names[i])) == 0);
-            check(!model_save_hf_files(dir, &c, params, false, -1, saved, &num_saved, &err));
+            check(!model_save_hf_files(dir, &c, params, false, (ModelTokens){-1, -1, -1}, saved, &num_saved, &err));
             check_msg(strstr(err.text, names[i]) && strstr(err.text, "No space"), "%s", err.text);
         }
         check(!model_save_llmc("/dev/full", &c, params, 5, &err) && strstr(err.text, "No space"));

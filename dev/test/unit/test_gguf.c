@@ -334,6 +334,7 @@ static void test_vocabulary(void) {
     GPT2 model;
     GgufFile f;
     Tokenizer t = odd_tokenizer();
+    t.bos_id = 260, t.pad_id = 262, t.unk_id = 258;
     load_tiny(&model);
     write_and_read(&f, &model, GGUF_F16, &t);
     check_token(&f, 0, "<|endoftext|>", 3);
@@ -346,9 +347,9 @@ static void test_vocabulary(void) {
     check_token(&f, 259, "\xC3\x85\xC2\xBD", 1);
     check_token(&f, 260, "<s>", 3);
     check_token(&f, 261, "\xC3\xBF\xC3\xBE", 1); // bytes FF FE are not UTF-8
-    check_token(&f, 262, "<my token>", 3);
-    check_token(&f, 263, "\xE4\xBD\xA0", 3);
-    check_token(&f, 264, " ", 3);
+    check_token(&f, 262, "<my token>", 4);
+    check_token(&f, 263, "\xE4\xBD\xA0", 4);
+    check_token(&f, 264, " ", 4);
     check_token(&f, 265, "x\xC4\x80y", 1);
     check_token(&f, 266, "[PAD266]", 5);
     check_token(&f, 511, "[PAD511]", 5);
@@ -360,6 +361,9 @@ static void test_vocabulary(void) {
         check_msg(n == strlen(merges[i]) && memcmp(s, merges[i], n) == 0, "merge %d is '%.*s'", i, (int)n, s);
     }
     check_number(&f, "tokenizer.ggml.eos_token_id", 0);
+    check_number(&f, "tokenizer.ggml.bos_token_id", 260);
+    check_number(&f, "tokenizer.ggml.padding_token_id", 262);
+    check_number(&f, "tokenizer.ggml.unknown_token_id", 258);
     gguf_file_close(&f);
     tokenizer_free(&t);
     gpt2_free(&model);
@@ -554,7 +558,7 @@ static void test_refused_models(void) {
     check_refused(&c, GGUF_F32, &decodes, 256, "can only decode: give one with --tokenizer");
     // a special token spelled like a token of one byte: U+0100 is byte 0
     memcpy(odd.bytes + odd.offsets[260], "\xC4\x80", 2), odd.bytes[odd.offsets[260] + 2] = ' ';
-    odd.flags[264] = TOKEN_ADDED;
+    odd.flags[260] = TOKEN_ADDED | TOKEN_SPECIAL;
     odd.offsets[261] = odd.offsets[260] + 2;
     check_refused(&c, GGUF_F32, &odd, 0, "(id 260) occurs twice");
     tokenizer_free(&t);

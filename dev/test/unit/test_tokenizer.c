@@ -115,7 +115,7 @@ static uint32_t random_u32(void) {
 
 static bool same_tokenizer(const Tokenizer* a, const Tokenizer* b) {
     return a->vocab_size == b->vocab_size && a->eot_id == b->eot_id && a->num_merges == b->num_merges &&
-           memcmp(a->fingerprint, b->fingerprint, sizeof(a->fingerprint)) == 0 &&
+           memcmp(a->fingerprint, b->fingerprint, sizeof(a->fingerprint)) == 0 && a->flags_sum == b->flags_sum &&
            memcmp(a->bytes, b->bytes, a->offsets[a->vocab_size]) == 0;
 }
 
@@ -608,11 +608,13 @@ static const char* write_tokenizer_json(const Tokenizer* t, bool pairs, const ch
     vocab_init(&map);
     const char* path = temp_path(name);
     if (!writer_open(&w, path, &err)) { die("%s", err.text); }
-    writer_printf(&w, "{\"version\": \"1.0\", \"added_tokens\": [{\"id\": %d, \"content\": \"<|endoftext|>\"}], ",
-                  t->eot_id);
+    writer_printf(
+        &w,
+        "{\"version\": \"1.0\", \"added_tokens\": [{\"id\": %d, \"content\": \"<|endoftext|>\", \"special\": true}], ",
+        t->eot_id);
     writer_printf(&w, "\"normalizer\": null, \"pre_tokenizer\": {\"type\": \"ByteLevel\", \"add_prefix_space\": false, "
                       "\"use_regex\": true}, \"model\": {\"type\": \"BPE\", \"dropout\": null, \"vocab\": ");
-    tokenizer_write_json(t, &map, false, &w);
+    tokenizer_write_vocab(t, &map, &w);
     writer_printf(&w, ", \"merges\": [");
     for (int r = 0; r < t->num_merges; r++) {
         writer_printf(&w, pairs ? "%s[\"" : "%s\"", r ? ", " : "");
@@ -666,7 +668,8 @@ static void test_forms_gpt2(void) {
     check_forms(t, "gpt2");
     check_loads_same(t, data_path("gpt2_tokenizer/tokenizer.json"));
     check_loads_same(t, data_path("gpt2_tokenizer/merges.txt"));
-    // the saved files equal those that were read
+    // the saved files equal those that were read, and there is none more
+    check(!file_exists(temp_path("gpt2/tokenizer_config.json")));
     const char* names[] = {"vocab.json", "merges.txt"};
     const char* saved[] = {"gpt2/encoder.json", "gpt2/vocab.bpe"};
     for (int i = 0; i < 2; i++) {
@@ -797,13 +800,12 @@ static int eot_with_config(const char* text, Error* err) {
 static void test_eot(void) {
     Tokenizer t = small_tokenizer();
     char list[64], config[256];
-    struct stat st;
     Error err;
     check(tokenizer_find(&t, "abc", 3) == 257 && tokenizer_find(&t, "abcd", 4) == -1);
     check(make_directories(temp_path("eot"), &err) && tokenizer_save(&t, temp_path("eot"), &err));
     snprintf(config, sizeof(config), "%s", temp_path("eot/tokenizer_config.json"));
     check(!file_exists(config)); // <|endoftext|> needs no file
-    t.eot_id = 258;
+    tokenizer_set_eot(&t, 258);
     check(tokenizer_save(&t, temp_path("eot"), &err));
     check_loads_same(&t, temp_path("eot"));
     check_loads_same(&t, temp_path("eot/vocab.json"));
@@ -819,15 +821,9 @@ static void test_eot(void) {
     check(eot_with_config("{\"model_max_length\": 8}", &err) == 261);
     check(eot_with_config("[1]", &err) == 261);
     check(eot_with_config("{\"eos_token\": ", &err) == -2 && strstr(err.text, "tokenizer_config.json") != NULL);
-    // saving replaces a file that names another token, and only such a file
-    check(eot_with_config("{\"eos_token\": \"bc\", \"x\": 1}", &err) == 258);
-    check(tokenizer_save(&t, temp_path("eot"), &err) && stat(config, &st) == 0 && st.st_size == 27);
-    t.eot_id = 261;
-    check(tokenizer_save(&t, temp_path("eot"), &err));
-    check_loads_same(&t, temp_path("eot"));
     tokenizer_list_special(&t, list, sizeof(list));
-    check_str(list, "<|endoftext|>");
-    tokenizer_list_special(&t, list, 5); // a name that does not fit is left out
+    check_str(list, "bc, <|endoftext|>");
+    tokenizer_list_special(&t, list, 1); // a name that does not fit is left out
     check_str(list, "");
     tokenizer_free(&t);
 }
@@ -994,6 +990,59 @@ static void test_added_json(void) {
     }
 }
 
+// Saving keeps all flags and roles, in files that transformers 5.24 and 4.46 read so, too: vocab.json spells each token as it
+// is, tokenizer_config.json has the rest.
+static void test_added_saved(void) {
+    static const char added[] =
+        "{\"id\": 256, \"content\": \"<|endoftext|>\", \"special\": true, \"normalized\": true}, "
+        "{\"id\": 258, \"content\": \"<|user|>\", \"special\": true, \"normalized\": false}, "
+        "{\"id\": 259, \"content\": \"caf\\u00e9 \\u8bed\", \"special\": false, \"single_word\": true}, "
+        "{\"id\": 260, \"content\": \"<\\\"\\\\>\", \"special\": true, \"rstrip\": true, \"lstrip\": true}";
+    static const char config[] = "{\"eos_token\": \"<|user|>\", \"bos_token\": \"<|endoftext|>\", \"pad_token\": "
+                                 "{\"content\": \"<\\\"\\\\>\", \"rstrip\": true}, \"unk_token\": null}";
+    static const char want[] =
+        "{\"added_tokens_decoder\": {"
+        "\"256\": {\"content\": \"<|endoftext|>\", \"special\": true, \"lstrip\": false, \"rstrip\": false, "
+        "\"single_word\": false, \"normalized\": true}, "
+        "\"258\": {\"content\": \"<|user|>\", \"special\": true, \"lstrip\": false, \"rstrip\": false, "
+        "\"single_word\": false, \"normalized\": false}, "
+        "\"259\": {\"content\": \"caf\xC3\xA9 \xE8\xAF\xAD\", \"special\": false, \"lstrip\": false, \"rstrip\": "
+        "false, "
+        "\"single_word\": true, \"normalized\": true}, "
+        "\"260\": {\"content\": \"<\\\"\\\\>\", \"special\": true, \"lstrip\": true, \"rstrip\": true, "
+        "\"single_word\": false, \"normalized\": false}}, \"additional_special_tokens\": [], "
+        "\"eos_token\": \"<|user|>\", \"bos_token\": \"<|endoftext|>\", \"pad_token\": \"<\\\"\\\\>\", "
+        "\"unk_token\": null, \"tokenizer_class\": \"GPT2Tokenizer\"}\n";
+    static const char tail[] =
+        "\"<|endoftext|>\": 256, \"ab\": 257, \"<|user|>\": 258, \"caf\xC3\xA9 \xE8\xAF\xAD\": 259, "
+        "\"<\\\"\\\\>\": 260}";
+    Tokenizer t, read;
+    MappedFile file;
+    Error err;
+    check(make_directories(temp_path("before"), &err) && make_directories(temp_path("after"), &err));
+    write_json("before", added);
+    write_file("before/tokenizer_config.json", config, strlen(config));
+    bool ok = tokenizer_load(&t, temp_path("before"), &err) && tokenizer_save(&t, temp_path("after"), &err) &&
+              tokenizer_load(&read, temp_path("after"), &err);
+    check_msg(ok, "%s", err.text);
+    if (!ok) { return; }
+    check(same_tokenizer(&t, &read) && memcmp(t.flags, read.flags, 261) == 0);
+    check(read.eot_id == 258 && read.bos_id == 256 && read.pad_id == 260 && read.unk_id == -1);
+    check(map_file(&file, temp_path("after/tokenizer_config.json"), &err) && file.size == strlen(want));
+    check_msg(memcmp(file.data, want, file.size) == 0, "%.*s", (int)file.size, (const char*)file.data);
+    unmap_file(&file);
+    check(map_file(&file, temp_path("after/vocab.json"), &err) && file.size > sizeof(tail));
+    check(memcmp(file.data + file.size - strlen(tail), tail, strlen(tail)) == 0);
+    unmap_file(&file);
+    check(!file_exists(temp_path("after/added_tokens.json")));
+    read.flags[257] = TOKEN_ADDED;
+    check(tokenizer_sum_flags(&read) != t.flags_sum);
+    read.flags[257] = 0, read.flags[258] = TOKEN_SPECIAL;
+    check(tokenizer_sum_flags(&read) == t.flags_sum);
+    tokenizer_free(&t);
+    tokenizer_free(&read);
+}
+
 // tokenizer.json is used; the files beside it must say the same.
 static void test_two_vocabularies(void) {
     static const char eot[] = "{\"id\": 256, \"content\": \"<|endoftext|>\", \"special\": true}";
@@ -1079,14 +1128,12 @@ static MappedFile added_fixture(Tokenizer* t) {
     return file;
 }
 
-// Added tokens in text, with the ids of tokenizers 0.23.3.
-static void test_added_golden(void) {
-    Tokenizer t;
-    Error err;
+// Checks the ids of the fixture's lines.
+static void check_added_golden(const Tokenizer* t, const MappedFile* file) {
     TokenBuffer b = {0};
-    MappedFile file = added_fixture(&t);
+    Error err;
     int lines = 0;
-    const char *end = (const char*)file.data + file.size, *at = (const char*)memchr(file.data, '\n', file.size) + 1;
+    const char *end = (const char*)file->data + file->size, *at = (const char*)memchr(file->data, '\n', file->size) + 1;
     for (const char* newline; at < end; at = newline + 1, lines++) {
         JsonDoc doc;
         newline = (const char*)memchr(at, '\n', (size_t)(end - at));
@@ -1095,7 +1142,7 @@ static void test_added_golden(void) {
         for (int special = 0; special < 2; special++) {
             const JsonValue* want = json_get(doc.root, special ? "special" : "plain");
             b.count = b.spelled = 0;
-            tokenizer_encode_text(&t, text->string, text->length, special, &b);
+            tokenizer_encode_text(t, text->string, text->length, special, &b);
             bool same = b.count == want->count;
             for (size_t i = 0; same && i < b.count; i++) { same = b.ids[i] == want->items[i].integer; }
             check_msg(same, "'%s', special %d: %zu ids, want %u", text->string, special, b.count, want->count);
@@ -1105,6 +1152,21 @@ static void test_added_golden(void) {
     }
     check_msg(lines == 20, "%d lines, want 20", lines);
     token_buffer_free(&b);
+}
+
+// Added tokens in text, with the ids of tokenizers 0.23.3; also once the vocabulary was saved and loaded again.
+static void test_added_golden(void) {
+    Tokenizer t, saved;
+    Error err;
+    MappedFile file = added_fixture(&t);
+    check_added_golden(&t, &file);
+    bool ok = make_directories(temp_path("golden"), &err) && tokenizer_save(&t, temp_path("golden"), &err) &&
+              tokenizer_load(&saved, temp_path("golden"), &err);
+    check_msg(ok, "%s", err.text);
+    if (ok) {
+        check_added_golden(&saved, &file);
+        tokenizer_free(&saved);
+    }
     unmap_file(&file);
     tokenizer_free(&t);
 }
@@ -1459,6 +1521,7 @@ static const Test tests[] = {
     {"other_ids", "vocabularies numbered in another way, added tokens", test_other_ids},
     {"eot", "end-of-text of another name, and the file that remembers it", test_eot},
     {"added_flags", "the flags of added tokens, from every file that has them", test_added_flags},
+    {"added_saved", "saving keeps the flags and roles of added tokens, for Hugging Face too", test_added_saved},
     {"added_json", "added tokens of tokenizer.json, and what is wrong with them", test_added_json},
     {"added_golden", "20 texts with added tokens as tokenizers encodes them", test_added_golden},
     {"added_cuts", "a chunk's end never changes added tokens", test_added_cuts},
