@@ -249,7 +249,8 @@ static void test_round_trip_hf(void) {
         int num_saved = 1, eot = 0;
         float* params = make_params(&c, bf16);
         char* dir = fresh_dir("hf");
-        check_msg(model_save_hf_files(dir, &c, params, bf16, (ModelTokens){130, 130, -1}, saved, &num_saved, &err), "%s", err.text);
+        check_msg(model_save_hf_files(dir, &c, params, bf16, (ModelTokens){130, 130, -1}, saved, &num_saved, &err),
+                  "%s", err.text);
         check_model(dir, &c, params);
         free(read_model(dir, &c, &eot, &err));
         check(eot == 130 && num_saved == 4);
