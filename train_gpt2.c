@@ -20,7 +20,7 @@ that calls llmc/matmul.h. Every operation is threaded with OpenMP and gives the 
 Sources: Radford et al. 2019, "Language models are unsupervised multitask learners"; the structure of the program
 follows karpathy/llm.c.
 */
-#include "llmc/checkpoint.h"   // defines: advise_huge
+#include "llmc/checkpoint.h"   // defines: advise_huge, params_check
 #include "llmc/cli.h"          // defines: cli_parse, cli_print
 #include "llmc/dataloader.h"   // defines: Batch, dataloader_next, dataloader_reset
 #include "llmc/eval_loader.h"  // defines: EvalLoader, eval_close
@@ -1200,7 +1200,6 @@ typedef struct {
     int *inputs, *targets; // (B,T)
     Evaluator evaluator;   // for --hellaswag
     EvalLoader hellaswag;
-    double machine_flops; // measured FLOP/s of a matmul on this machine, which count as 100% MFU
 } Trainer;
 
 // This machine's memory in GB.
@@ -1245,24 +1244,6 @@ static void limit_threads(double flops) {
 #else
     (void)flops;
 #endif
-}
-
-// Measures the FLOP/s of a matmul that is large enough to reach the machine's rate. Takes 20 ms on one core, a second in a build
-// with sanitizers. If LLMC_MACHINE_GFLOPS is set, as by tests that start hundreds of runs, returns its value instead.
-static double measure_matmul_flops(void) {
-    const char* known = getenv("LLMC_MACHINE_GFLOPS");
-    if (known && atof(known) > 0) { return atof(known) * 1e9; }
-    const int n = 512;
-    float *a = allocate_floats(n * n), *b = allocate_floats(n * n), *c = allocate_floats(n * n);
-    double best_ms = 1e30;
-    for (int i = 0; i < 4; i++) {
-        double start = time_ms();
-        matmul_nn(c, n, a, n, b, n, n, n, n, false);
-        double ms = time_ms() - start;
-        best_ms = ms < best_ms ? ms : best_ms;
-    }
-    free(a), free(b), free(c);
-    return 2.0 * n * n * n / best_ms * 1e3;
 }
 
 static void load_model(GPT2* model, ModelSource* source) {
@@ -1339,9 +1320,9 @@ static bool accumulate_gradients(Trainer* t, double* loss) {
 // Ends a run after too many consecutive steps that were not finite.
 __attribute__((noreturn)) static void give_up(Trainer* t) {
     // a step that is not finite does not change the weights, so they are good unless an earlier update overflowed them
-    bool good = isfinite(euclidean_norm(t->model.params_memory, num_parameters(&t->model.config)));
+    bool good = params_check(&t->model.config, t->model.params_memory, FLT_MAX, NULL);
     if (good && args->output) { save_checkpoint(t, true); }
-    training_give_up(good);
+    training_give_up(&t->job, good);
 }
 
 static void train_step(Trainer* t) {
@@ -1364,7 +1345,7 @@ static void train_step(Trainer* t) {
     }
     training_step_done(&t->job);
     r.ms = time_ms() - start;
-    training_report(&t->job, &r, t->machine_flops, "fp32", "");
+    training_report(&t->job, &r, 0, "fp32", "");
     if (t->job.nonfinite_in_a_row >= args->max_nonfinite) { give_up(t); }
 }
 
@@ -1385,7 +1366,6 @@ static void trainer_open(Trainer* t) {
     open_questions(&t->hellaswag, B, T, source.config.vocab_size);
     if (args->hellaswag) { evaluator_open(&t->evaluator, compute_losses, NULL, &t->model, B, T); }
     training_allocate_copy(&t->job, &t->model.config, memory_left);
-    t->machine_flops = measure_matmul_flops();
     limit_threads(training_flops_per_token(&t->model.config, T) * B * T);
     t->job.run.loss_scale = 1.0;
     training_begin(&t->job, &t->model.config, t->model.params_memory, t->model.m_memory, t->model.v_memory);
@@ -1431,7 +1411,7 @@ static int train(void) {
 // 5. other tasks
 // ================================================================================================
 
-// The model that -e names, its weights in memory and checked, and its vocabulary.
+// The model that -e names, its weights in memory, and its vocabulary.
 typedef struct {
     GPT2 model;
     ModelSource source;
@@ -1446,7 +1426,6 @@ static void loaded_model_open(LoadedModel* m) {
     model_source_open(&m->source, resolve_model_path(args->model), &has_tokenizer, &m->tokenizer);
     m->vocabulary = has_tokenizer ? &m->tokenizer : NULL;
     load_model(&m->model, &m->source);
-    check_weights(&m->source, m->model.params_memory);
     // generating a token is bound by reading the weights: one of them takes as long as some 100 FLOPs
     limit_threads(100.0 * (double)num_parameters(&m->model.config));
     m->load_ms = time_ms() - start;

@@ -83,7 +83,7 @@ Sources: Radford et al. 2019, "Language models are unsupervised multitask learne
 follows karpathy/llm.c. The source of an algorithm is named at its operation, or in the file of its ladder.
 */
 #include "llmc/adamw_state.cuh"   // defines: AdamW, StepState, DeferredUpdate
-#include "llmc/checkpoint.h"      // defines: advise_huge
+#include "llmc/checkpoint.h"      // defines: advise_huge, params_check
 #include "llmc/choices.cuh"       // defines: choices_open, choices_save, choices_load
 #include "llmc/cli.h"             // defines: cli_parse, cli_print
 #include "llmc/column_sums.cuh"   // defines: ColumnSums, column_sums_flush
@@ -2618,10 +2618,9 @@ __attribute__((noreturn)) static void give_up(Trainer* t) {
     size_t n = num_parameters(&t->model.config);
     float* weights = (float*)malloc_check(n * sizeof(float));
     gpt2_download(&t->model, weights);
-    bool good = true;
-    for (size_t i = 0; i < n; i++) { good &= (bool)isfinite(weights[i]); }
+    bool good = params_check(&t->model.config, weights, FLT_MAX, NULL);
     if (good && args->output) { save_checkpoint(t, true); }
-    training_give_up(good);
+    training_give_up(&t->job, good);
 }
 
 // Ends a run that cannot read its data, after saving what it has. No step is pending.
@@ -3024,7 +3023,6 @@ static void loaded_model_open(LoadedModel* m, int B, const Execution& exec) {
     point_parameters(&model->params, model->params_memory, config);
     float* weights = (float*)malloc_check(num_parameters(config) * sizeof(float));
     model_source_read(&m->source, weights);
-    check_weights(&m->source, weights);
     gpt2_upload(model, weights, 0);
     weights8_quantize(&model->weights8, config, model->params_memory, model->exec);
     weights8_print(&model->weights8, config);

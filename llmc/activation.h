@@ -2,8 +2,7 @@
 #ifndef LLMC_ACTIVATION_H
 #define LLMC_ACTIVATION_H
 
-#include <stdio.h>
-#include <string.h>
+#include "utils.h"
 
 // Activations: GELU in its tanh form, GELU, ReLU, its square, SiLU x * sigmoid(x), tanh.
 typedef enum { ACT_GELU_TANH, ACT_GELU, ACT_RELU, ACT_RELU_SQUARED, ACT_SILU, ACT_TANH } Activation;

@@ -23,6 +23,7 @@ as the optimizer's moments.
 #include "json.h"
 #include "safetensors.h"
 #include "utils.h"
+#include <float.h>
 
 enum {
     MODEL_MAX_SHARDS = 1024,
@@ -284,8 +285,11 @@ static inline bool hf_map_add(HfMap* map, const SafeTensors* st, const char* fil
         char name[256];
         HfKind kind = hf_map_name(map, t->name, &array, &p, &layer);
         if (kind == HF_UNKNOWN) {
-            return error_set(err, "%s: tensor '%s' is not a tensor of GPT-2; is this another model?", file,
-                             json_printable(name, 128, t->name, strlen(t->name)));
+            bool moments = strncmp(t->name, "m.", 2) == 0 || strncmp(t->name, "v.", 2) == 0;
+            return error_set(err, "%s: tensor '%s' is not a tensor of GPT-2; is this %s?", file,
+                             json_printable(name, 128, t->name, strlen(t->name)),
+                             moments ? "the optimizer's state of a checkpoint, whose directory is the model"
+                                     : "another model");
         }
         if (kind == HF_OTHER) { hf_count_add(&map->ignored, t->name); }
         if (kind == HF_BUFFER || kind == HF_OTHER) { continue; }
@@ -838,6 +842,67 @@ static inline bool model_open(ModelFile* model, const char* path, Error* err) {
     return ok;
 }
 
+// ---- values that are not finite -----------------------------------------------------
+
+// In the message about such a value; params_not_finite() recognizes the message by it.
+static const char not_finite_text[] = "is not finite";
+
+// Index of the first of n values whose magnitude is above the limit, infinities and NaN included; n if there is none.
+static inline size_t first_above(const float* values, size_t n, float limit) {
+    uint32_t most =
+        safe_bits_from_float(limit); // of two floats >= 0 the larger one has the larger bits; NaN has the largest
+    for (size_t begin = 0; begin < n; begin += 4096) {
+        size_t end = model_min(n, begin + 4096);
+        int32_t found = 0;
+        for (size_t i = begin; i < end; i++) {
+            found |= (int32_t)(safe_bits_from_float(values[i]) & 0x7FFFFFFF) > (int32_t)most;
+        }
+        for (size_t i = begin; found && i < end; i++) {
+            if (!(fabsf(values[i]) <= limit)) { return i; }
+        }
+    }
+    return n;
+}
+
+// Fails if one of n values is not finite, or its magnitude is above the limit. They begin at element `first` of tensor p of a
+// layer in our layout. The message has the tensor's name, the value, and its index in Hugging Face's layout.
+static inline bool values_check(const GPT2Config* config, int p, int layer, size_t first, const float* values, size_t n,
+                                float limit, Error* err) {
+    size_t at = first_above(values, n, limit), cols = param_cols(config, p);
+    if (at == n) { return true; }
+    char name[128], index[64];
+    size_t row = (first + at) / cols, col = (first + at) % cols;
+    param_hf_name(name, sizeof(name), p, layer);
+    if (gpt2_params[p].rows == DIM_1) {
+        snprintf(index, sizeof(index), "%zu", col);
+    } else {
+        bool conv1d = gpt2_params[p].conv1d;
+        snprintf(index, sizeof(index), "%zu, %zu", conv1d ? col : row, conv1d ? row : col);
+    }
+    return error_set(err, "tensor '%s' %s: %g at [%s]", name + 12,
+                     isfinite(values[at]) ? "is too large" : not_finite_text, (double)values[at],
+                     index); // + 12 skips "transformer."
+}
+
+// Number of values of tensor p of a layer without the padding rows of wte, which are last in it and in no file.
+static inline size_t stored_values(const GPT2Config* config, int p) {
+    return p == 0 ? (size_t)config->vocab_size * (size_t)config->channels : param_layer_size(config, p);
+}
+
+// The same for all parameters (num_parameters(config)).
+static inline bool params_check(const GPT2Config* config, const float* params, float limit, Error* err) {
+    for (int p = 0; p < NUM_PARAMS; p++) {
+        for (int layer = 0; layer < param_copies(config, p); layer++) {
+            if (!values_check(config, p, layer, 0, params, stored_values(config, p), limit, err)) { return false; }
+            params += param_layer_size(config, p);
+        }
+    }
+    return true;
+}
+
+// True if the message is from values_check() about a value that is not finite, also as another rank has passed it on.
+static inline bool params_not_finite(const Error* err) { return strstr(err->text, not_finite_text) != NULL; }
+
 // ---- reading ------------------------------------------------------------------------
 
 // dst (cols, rows) = transpose of tile (rows, cols). The tile's rows have a stride of MODEL_TILE + 1 floats, dst's rows
@@ -853,7 +918,7 @@ static inline void transpose_tile(float* dst, size_t dst_stride, const float* ti
 typedef struct {
     const SafeTensor* tensor;
     float* dst; // (rows, cols) of parameter p: the whole tensor, not only the job's rows
-    int p;
+    int p, layer;
     size_t first, count; // the job's rows
 } ReadJob;
 
@@ -863,16 +928,17 @@ typedef struct {
 } ReadList;
 
 // Adds the jobs that convert tensor p of one layer to dst (rows, cols).
-static inline void read_list_add(ReadList* list, const SafeTensor* t, const GPT2Config* config, int p, float* dst) {
+static inline void read_list_add(ReadList* list, const SafeTensor* t, const GPT2Config* config, int p, int layer,
+                                 float* dst) {
     size_t rows = param_rows(config, p), cols = param_cols(config, p);
-    // rows per job: about 1 MB, whole tiles
-    size_t step = (MODEL_CHUNK / 4 / cols + 1 + MODEL_TILE - 1) / MODEL_TILE * MODEL_TILE;
+    // rows per job: about 256 KB, so that read_job_check() finds them in the L2 cache; whole tiles
+    size_t step = (MODEL_CHUNK / 16 / cols + 1 + MODEL_TILE - 1) / MODEL_TILE * MODEL_TILE;
     for (size_t first = 0; first < rows; first += step) {
         if (list->num_jobs == list->capacity) {
             list->capacity = list->capacity ? 2 * list->capacity : 1024;
             list->jobs = (ReadJob*)realloc_check(list->jobs, list->capacity * sizeof(ReadJob));
         }
-        ReadJob job = {t, dst, p, first, model_min(rows - first, step)};
+        ReadJob job = {t, dst, p, layer, first, model_min(rows - first, step)};
         list->jobs[list->num_jobs++] = job;
     }
 }
@@ -892,26 +958,55 @@ static inline void read_transposed(const ReadJob* job, size_t rows, size_t cols)
     }
 }
 
+// Converts the job's rows. The padding rows V..Vp of wte and lmhead become zero.
+static inline void read_job(const ReadJob* job, const GPT2Config* config, bool conv1d) {
+    size_t rows = param_rows(config, job->p), cols = param_cols(config, job->p);
+    size_t stored = param_used_rows(config, job->p), end = job->first + job->count;
+    if (conv1d && gpt2_params[job->p].conv1d) {
+        read_transposed(job, rows, cols);
+        return;
+    }
+    // the file contains the job's rows below `used`; the rest is padding
+    size_t used = end < stored ? end : stored < job->first ? job->first : stored;
+    safetensors_to_float(job->dst + job->first * cols, job->tensor, job->first < used ? job->first * cols : 0,
+                         (used - job->first) * cols);
+    memset(job->dst + used * cols, 0, (end - used) * cols * sizeof(float));
+}
+
+// Fails if a value that the job has read is not finite. Right after read_job() the values are still in the cache.
+static inline bool read_job_check(const ReadJob* job, const GPT2Config* config, Error* err) {
+    size_t cols = param_cols(config, job->p), first = job->first * cols;
+    return values_check(config, job->p, job->layer, first, job->dst + first, job->count * cols, FLT_MAX, err);
+}
+
 // Runs all jobs of the list and frees the list. If conv1d is true, the file stores the matrices of the transformer
-// blocks as (in, out), and they are transposed. The padding rows V..Vp of wte and lmhead become zero.
-static inline void read_list_run(ReadList* list, const GPT2Config* config, bool conv1d) {
+// blocks as (in, out), and they are transposed. Returns NULL; or, if a value is not finite, its tensor, and err says which
+// value it is.
+static inline const SafeTensor* read_list_run(ReadList* list, const GPT2Config* config, bool conv1d, Error* err) {
+    size_t first = list->num_jobs; // the first job that has read such a value
+    const SafeTensor* bad = NULL;
 #pragma omp parallel for schedule(dynamic)
     for (size_t i = 0; i < list->num_jobs; i++) {
-        const ReadJob* job = &list->jobs[i];
-        size_t rows = param_rows(config, job->p), cols = param_cols(config, job->p);
-        size_t stored = param_used_rows(config, job->p), end = job->first + job->count;
-        if (conv1d && gpt2_params[job->p].conv1d) {
-            read_transposed(job, rows, cols);
-            continue;
-        }
-        // the file contains the job's rows below `used`; the rest is padding
-        size_t used = end < stored ? end : stored < job->first ? job->first : stored;
-        safetensors_to_float(job->dst + job->first * cols, job->tensor, job->first < used ? job->first * cols : 0,
-                             (used - job->first) * cols);
-        memset(job->dst + used * cols, 0, (end - used) * cols * sizeof(float));
+        read_job(&list->jobs[i], config, conv1d);
+        if (read_job_check(&list->jobs[i], config, NULL)) { continue; }
+#pragma omp critical
+        first = model_min(first, i);
+    }
+    if (first < list->num_jobs) {
+        read_job_check(&list->jobs[first], config, err);
+        bad = list->jobs[first].tensor;
     }
     free(list->jobs);
     memset(list, 0, sizeof(*list));
+    return bad;
+}
+
+// Completes the message of read_list_run(). file: the path of the tensor's file.
+static inline bool read_refuse(Error* err, const char* file) {
+    Error reason;
+    if (!err) { return false; }
+    reason = *err;
+    return error_set(err, "%s: %.300s: take other weights or an earlier checkpoint", file, reason.text);
 }
 
 // Fails if the size of a file has changed since it was opened. Reading the mapping of a truncated file would kill the
@@ -929,15 +1024,26 @@ static inline bool model_unchanged(const ModelFile* model, Error* err) {
     return true;
 }
 
+// Reads what the list has. Fails if a value is not finite.
+static inline bool model_run_list(const ModelFile* model, ReadList* list, Error* err) {
+    int i = 0; // the file of the tensor
+    const SafeTensor* bad = read_list_run(list, &model->config, model->conv1d, err);
+    if (!bad) { return true; }
+    while (i < model->num_files - 1 && (bad->data < model->shards[i].file.data ||
+                                        bad->data >= model->shards[i].file.data + model->shards[i].file.size)) {
+        i++;
+    }
+    return read_refuse(err, model->num_files > 0 ? model->paths[i] : "the model");
+}
+
 // Reads tensor p of one layer (0 if p is not per layer) into dst (rows, cols): fp32, matrices as (out, in), padding
 // rows zero.
 static inline bool model_read_tensor(ModelFile* model, int p, int layer, float* dst, Error* err) {
     require(p >= 0 && p < NUM_PARAMS && layer >= 0 && layer < param_copies(&model->config, p));
     if (!model_unchanged(model, err)) { return false; }
     ReadList list = {NULL, 0, 0};
-    read_list_add(&list, model->tensors[param_slot(&model->config, p, layer)], &model->config, p, dst);
-    read_list_run(&list, &model->config, model->conv1d);
-    return true;
+    read_list_add(&list, model->tensors[param_slot(&model->config, p, layer)], &model->config, p, layer, dst);
+    return model_run_list(model, &list, err);
 }
 
 // Requests 2 MiB pages, so that first touching a large new array does not cost a page fault per 4 KiB.
@@ -958,20 +1064,19 @@ static inline void read_list_add_all(ReadList* list, const SafeTensor* const* te
     advise_huge(params, num_parameters(config) * sizeof(float));
     for (int p = 0; p < NUM_PARAMS; p++) {
         for (int layer = 0; layer < param_copies(config, p); layer++) {
-            read_list_add(list, tensors[param_slot(config, p, layer)], config, p, params);
+            read_list_add(list, tensors[param_slot(config, p, layer)], config, p, layer, params);
             params += param_layer_size(config, p);
         }
     }
 }
 
 // Reads all parameters into params (num_parameters(config)), in the order of gpt2_params: fp32, matrices as (out, in),
-// padding rows zero.
+// padding rows zero. Fails if a value is not finite.
 static inline bool model_read(ModelFile* model, float* params, Error* err) {
     if (!model_unchanged(model, err)) { return false; }
     ReadList list = {NULL, 0, 0};
     read_list_add_all(&list, model->tensors, &model->config, params);
-    read_list_run(&list, &model->config, model->conv1d);
-    return true;
+    return model_run_list(model, &list, err);
 }
 
 // ---- writing ------------------------------------------------------------------------
@@ -1090,7 +1195,7 @@ static inline bool params_save_safetensors(const char* path, const GPT2Config* c
     return ok;
 }
 
-// Reads a file that params_save_safetensors() wrote. It must contain exactly these arrays. Padding rows become zero.
+// Reads a file that params_save_safetensors() wrote. It must contain exactly these arrays, of finite values. Padding rows become zero.
 static inline bool params_load_safetensors(const char* path, const GPT2Config* config, float* const* arrays,
                                            const char* const* prefixes, int num_arrays, Error* err) {
     SafeTensors st;
@@ -1102,13 +1207,24 @@ static inline bool params_load_safetensors(const char* path, const GPT2Config* c
     for (int a = 0; ok && a < num_arrays; a++) {
         read_list_add_all(&list, map.tensors + (size_t)a * map.num_slots, config, arrays[a]);
     }
-    if (ok) { read_list_run(&list, config, true); }
+    if (ok && read_list_run(&list, config, true, err)) { ok = read_refuse(err, path); }
     hf_map_free(&map);
     safetensors_close(&st);
     return ok;
 }
 
-static inline void hf_write_config(FileWriter* w, const GPT2Config* c, bool bf16, const char* eot) {
+// The ids of tokens that Hugging Face's files of a model name; -1: none.
+typedef struct {
+    int bos, eos, pad;
+} ModelTokens;
+
+// Writes `"pad_token_id": 3,` and so on, if the model has this token; otherwise null if `null` is true.
+static inline void hf_write_token(FileWriter* w, const char* role, int id, bool null) {
+    if (id >= 0) { writer_printf(w, "  \"%s_token_id\": %d,\n", role, id); }
+    if (id < 0 && null) { writer_printf(w, "  \"%s_token_id\": null,\n", role); }
+}
+
+static inline void hf_write_config(FileWriter* w, const GPT2Config* c, bool bf16, ModelTokens tokens) {
     char inner[16] = "null", epsilon[32];
     GPT2Config standard = *c;
     gpt2_defaults(&standard);
@@ -1116,37 +1232,44 @@ static inline void hf_write_config(FileWriter* w, const GPT2Config* c, bool bf16
     format_float(epsilon, sizeof(epsilon), c->norm_epsilon);
     writer_printf(w,
                   "{\n  \"activation_function\": \"%s\",\n  \"architectures\": [\n    \"GPT2LMHeadModel\"\n  ],\n"
-                  "  \"attn_pdrop\": 0.0,\n  \"bos_token_id\": %s,\n  \"embd_pdrop\": 0.0,\n  \"eos_token_id\": %s,\n"
-                  "  \"initializer_range\": 0.02,\n  \"layer_norm_epsilon\": %s,\n  \"model_type\": \"gpt2\",\n",
-                  activation_name(c->activation), eot, eot, epsilon);
+                  "  \"attn_pdrop\": 0.0,\n",
+                  activation_name(c->activation));
+    hf_write_token(w, "bos", tokens.bos, true);
+    writer_printf(w, "  \"embd_pdrop\": 0.0,\n");
+    hf_write_token(w, "eos", tokens.eos, true);
+    writer_printf(w, "  \"initializer_range\": 0.02,\n  \"layer_norm_epsilon\": %s,\n  \"model_type\": \"gpt2\",\n",
+                  epsilon);
     writer_printf(w,
                   "  \"n_embd\": %d,\n  \"n_head\": %d,\n  \"n_inner\": %s,\n  \"n_layer\": %d,\n"
-                  "  \"n_positions\": %d,\n  \"reorder_and_upcast_attn\": false,\n  \"resid_pdrop\": 0.0,\n"
-                  "  \"scale_attn_by_inverse_layer_idx\": %s,\n  \"scale_attn_weights\": %s,\n",
-                  c->channels, c->num_heads, inner, c->num_layers, c->max_seq_len, c->scale_by_layer ? "true" : "false",
-                  c->unscaled_attention ? "false" : "true");
+                  "  \"n_positions\": %d,\n",
+                  c->channels, c->num_heads, inner, c->num_layers, c->max_seq_len);
+    hf_write_token(w, "pad", tokens.pad, false);
     writer_printf(w,
+                  "  \"reorder_and_upcast_attn\": false,\n  \"resid_pdrop\": 0.0,\n"
+                  "  \"scale_attn_by_inverse_layer_idx\": %s,\n  \"scale_attn_weights\": %s,\n"
                   "  \"tie_word_embeddings\": %s,\n  \"torch_dtype\": \"%s\",\n  \"use_cache\": true,\n"
                   "  \"vocab_size\": %d\n}\n",
+                  c->scale_by_layer ? "true" : "false", c->unscaled_attention ? "false" : "true",
                   c->untied_head ? "false" : "true", bf16 ? "bfloat16" : "float32", c->vocab_size);
 }
 
 // Writes config.json and generation_config.json to the existing directory dir. saved (2) receives the two files.
-static inline bool model_save_hf_texts(const char* dir, const GPT2Config* config, bool bf16, int eot_id,
+static inline bool model_save_hf_texts(const char* dir, const GPT2Config* config, bool bf16, ModelTokens tokens,
                                        SavedFile* saved, Error* err) {
     static const char* const texts[2] = {"config.json", "generation_config.json"};
     Path path;
-    char eot[16] = "null";
     memset(saved, 0, 2 * sizeof(*saved));
-    if (eot_id >= 0) { snprintf(eot, sizeof(eot), "%d", eot_id); }
     for (int i = 0; i < 2; i++) {
         FileWriter w;
         if (!model_path(&path, dir, texts[i], err) || !writer_open(&w, path.text, err)) { return false; }
         if (i == 0) {
-            hf_write_config(&w, config, bf16, eot);
+            hf_write_config(&w, config, bf16, tokens);
         } else {
-            writer_printf(&w, "{\n  \"bos_token_id\": %s,\n  \"eos_token_id\": %s,\n  \"use_cache\": true\n}\n", eot,
-                          eot);
+            writer_printf(&w, "{\n");
+            hf_write_token(&w, "bos", tokens.bos, true);
+            hf_write_token(&w, "eos", tokens.eos, true);
+            hf_write_token(&w, "pad", tokens.pad, false);
+            writer_printf(&w, "  \"use_cache\": true\n}\n");
         }
         if (!writer_close(&w, err)) { return false; }
         snprintf(saved[i].name, sizeof(saved[i].name), "%s", texts[i]);
@@ -1157,27 +1280,28 @@ static inline bool model_save_hf_texts(const char* dir, const GPT2Config* config
 }
 
 // Writes model.safetensors, config.json and generation_config.json to the existing directory dir, so that Hugging
-// Face's from_pretrained() can open it. params (num_parameters(config)): fp32, matrices as (out, in). eot_id: the
-// end-of-text token, -1 for none. Appends the three files to saved, which must have room; saved and num_saved may be
-// NULL.
+// Face's from_pretrained() can open it. params (num_parameters(config)): fp32, matrices as (out, in). Appends the three
+// files to saved, which must have room; saved and num_saved may be NULL.
 static inline bool model_save_hf_files(const char* dir, const GPT2Config* config, const float* params, bool bf16,
-                                       int eot_id, SavedFile* saved, int* num_saved, Error* err) {
+                                       ModelTokens tokens, SavedFile* saved, int* num_saved, Error* err) {
     static const char* const no_prefix[1] = {""};
     SavedFile files[3];
     Path path;
     memset(files, 0, sizeof(files));
     if (!model_path(&path, dir, "model.safetensors", err) ||
         !params_save_safetensors(path.text, config, &params, no_prefix, 1, bf16, &files[0], err) ||
-        !model_save_hf_texts(dir, config, bf16, eot_id, &files[1], err)) {
+        !model_save_hf_texts(dir, config, bf16, tokens, &files[1], err)) {
         return false;
     }
     for (int i = 0; saved && i < 3; i++) { saved[(*num_saved)++] = files[i]; }
     return true;
 }
 
+// The same for a model without a vocabulary. eot_id: the end-of-text token, -1 for none.
 static inline bool model_save_hf(const char* dir, const GPT2Config* config, const float* params, bool bf16, int eot_id,
                                  Error* err) {
-    return model_save_hf_files(dir, config, params, bf16, eot_id, NULL, NULL, err);
+    ModelTokens tokens = {eot_id, eot_id, -1};
+    return model_save_hf_files(dir, config, params, bf16, tokens, NULL, NULL, err);
 }
 
 // Describes how a model differs from what is inferred from its sizes, "an epsilon of 1e-06, activation relu". Returns NULL if it

@@ -457,8 +457,12 @@ inline bool cublaslt_write_choices(const CublasLt& lt, const char* path, const c
         memcpy(words, &choice, sizeof(choice));
         for (int i = 0; i < n; i++) { writer_printf(&w, "%d%c", words[i], i + 1 < n ? ' ' : '\n'); }
     }
-    if (!writer_close(&w, err)) { return false; }
-    return rename(temporary.text, path) == 0 || error_set(err, "%s: cannot rename to it: %s", path, strerror(errno));
+    bool ok = writer_close(&w, err);
+    if (ok && rename(temporary.text, path) != 0) {
+        ok = error_set(err, "%s: cannot rename to it: %s", path, strerror(errno));
+    }
+    if (!ok) { unlink(temporary.text); }
+    return ok;
 }
 
 // Reads a file of cublaslt_write_choices() into lt.loaded. A file with another header is skipped, with a

@@ -8,14 +8,14 @@ Source: dev/data/data_common.py of llm.c, https://github.com/karpathy/llm.c.
 #ifndef LLMC_DATALOADER_H
 #define LLMC_DATALOADER_H
 
+#include "rand.h"
+#include "text_input.h"
+#include "utils.h"
 #include <glob.h>
 #include <pthread.h>
 #include <signal.h>
 
-#include "rand.h"
-#include "utils.h"
-
-enum { SHARD_MAGIC = 20240520, SHARD_VERSION = 1, SHARD_HEADER_BYTES = 1024, SHARD_MAGIC_LLAMA3 = 20240801 };
+enum { SHARD_MAGIC = 20240520, SHARD_VERSION = 1, SHARD_HEADER_BYTES = 1024 };
 
 // ---- writing shards -------------------------------------------------------------
 
@@ -80,36 +80,6 @@ static inline bool shard_writer_close(ShardWriter* w, Error* err) {
 
 // ---- reading shards -------------------------------------------------------------
 
-// Returns a description of a file that is commonly passed by mistake instead of a shard, such as "looks like text:
-// ...", or NULL if it is none of these. data (size), size > 0.
-static inline const char* shard_mistake(const uint8_t* data, size_t size) {
-    static const char lfs[] = "version https://git-lfs";
-    if (size >= sizeof(lfs) - 1 && memcmp(data, lfs, sizeof(lfs) - 1) == 0) {
-        return "is a git-LFS pointer: the data itself has not been downloaded (git lfs pull)";
-    }
-    int32_t magic = 0;
-    memcpy(&magic, data, size < sizeof(magic) ? size : sizeof(magic));
-    switch (magic) {
-    case SHARD_MAGIC_LLAMA3:
-        return "is a Llama-3 shard (magic 20240801, 32-bit tokens), expected GPT-2 shards: make them with "
-               "dev/data/tokenize";
-    case 20240326:
-        return "is a model checkpoint of llm.c, not token data";
-    case 20240328:
-        return "is a tokenizer of llm.c, not token data";
-    case 20240522:
-        return "is a multiple-choice evaluation file of llm.c, not token data";
-    default:
-        break;
-    }
-    size_t n = size < 512 ? size : 512;
-    for (size_t i = 0; i < n; i++) {
-        bool control = data[i] < 32 && !(data[i] >= '\t' && data[i] <= '\r');
-        if (control || data[i] == 127) { return NULL; }
-    }
-    return "looks like text: make shards of it with dev/data/tokenize";
-}
-
 static inline int shard_token(const uint8_t* data, size_t i) { // data points to the shard's header
     uint16_t token;
     memcpy(&token, data + SHARD_HEADER_BYTES + i * sizeof(token), sizeof(token));
@@ -147,8 +117,14 @@ static inline bool shard_parse(const uint8_t* data, size_t size, const char* nam
                          size, SHARD_HEADER_BYTES);
     }
     if (size < sizeof(header) || header[0] != SHARD_MAGIC) {
-        const char* mistake = shard_mistake(data, size);
-        if (mistake) { return error_set(err, "%s: %s", name, mistake); }
+        const FileKind* kind = file_kind(data, size);
+        if (kind) {
+            return error_set(err, "%s: is %s, not a token shard: %s", name, kind->name,
+                             kind->advice ? kind->advice : "make shards of text with dev/data/tokenize");
+        }
+        if (!memchr(data, '\0', size < (size_t)TEXT_HEAD ? size : (size_t)TEXT_HEAD)) {
+            return error_set(err, "%s: looks like text: make shards of it with dev/data/tokenize", name);
+        }
         return error_set(err, "%s: is not a token shard: begins with %d, want %d", name, header[0], SHARD_MAGIC);
     }
     if (header[1] != SHARD_VERSION) {
@@ -411,10 +387,7 @@ static inline bool dataloader_restore(DataLoader* d, const DataLoaderState* stat
                          (long long)d->num_shards);
     }
     if (state->fingerprint != 0 && state->fingerprint != d->fingerprint) {
-        return error_set(err,
-                         "%s: there are as many tokens as when it was saved, but other ones; for a new run with the "
-                         "saved weights, give the checkpoint as -e and another -o",
-                         what);
+        return error_set(err, "%s: there are as many tokens as when it was saved, but other ones", what);
     }
     if ((state->shuffle != 0) != d->shuffle) {
         return error_set(err, "%s: the saved run read it %s, but this run does not", what,
@@ -484,6 +457,11 @@ static inline int dataloader_by_path(const void* a, const void* b) {
 // locale.
 static inline bool dataloader_find(DataLoader* d, const char* pattern, Error* err) {
     glob_t found;
+    if (is_directory(pattern)) {
+        return error_set(err,
+                         "%s: is a directory: name the shards in it by a pattern in quotes, such as '%s/*_train_*.bin'",
+                         pattern, pattern);
+    }
     if (file_exists(pattern)) { // a name that contains characters of patterns, such as a[1].bin
         d->shards = (DataShard*)calloc_check(1, sizeof(DataShard));
         d->shards[0].path = strdup_check(pattern);
@@ -529,7 +507,15 @@ static inline bool dataloader_check_shards(DataLoader* d, Error* err) {
         bool ok = shard_parse(file.data, file.size, shard->path, 0, &shard->num_tokens, err);
         int64_t n = (int64_t)shard->num_tokens;
         if (ok) { d->fingerprint = dataloader_add_fingerprint(d->fingerprint, file.data, file.size); }
+        int32_t magic = 0;
+        if (file.size >= sizeof(magic)) { memcpy(&magic, file.data, sizeof(magic)); }
         unmap_file(&file);
+        if (!ok && magic != SHARD_MAGIC && d->num_shards > 1 && err) {
+            Error reason = *err;
+            return error_set(
+                err, "%.600s; the pattern matches %lld files, and must match shards only, as '*_train_*.bin' does",
+                reason.text, (long long)d->num_shards);
+        }
         if (!ok) { return false; }
         d->num_tokens += n;
         if (n > d->step_tokens) {

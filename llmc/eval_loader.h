@@ -61,6 +61,7 @@ typedef struct {
     size_t at;            // byte offset of the next example
     int longest_row;      // inputs per row that the longest example needs
     int64_t num_examples; // in the file
+    int64_t num_cut;      // examples whose context is cut off at its beginning, because T is too small for it
     int64_t next;         // index of the next example
     int64_t num_scored;
     int64_t num_correct;      // version 1: by the loss per token; EVAL_CHOICES: by the loss; EVAL_LAST_WORDS: predicted
@@ -174,7 +175,7 @@ static inline bool eval_parse(const EvalLoader* e, EvalExample* x, Error* err) {
     return at == x->end || error_set(err, "%s: example %lld is damaged", name, index);
 }
 
-// Checks the header and every example of e->file. Sets kind, num_examples and longest_row.
+// Checks the header and every example of e->file. Sets kind, num_examples, num_cut and longest_row.
 static inline bool eval_check(EvalLoader* e, Error* err) {
     int32_t header[5] = {0, 0, 0, 0, 0};
     size_t longest = 0;
@@ -195,10 +196,13 @@ static inline bool eval_check(EvalLoader* e, Error* err) {
         EvalExample x;
         if (!eval_parse(e, &x, err)) { return false; }
         if (x.end - e->at > longest) { longest = x.end - e->at; }
+        int longest_ending = 0;
         for (int i = 0; i < x.num_endings; i++) {
-            int row = x.context_tokens + x.ending_tokens[i] - 1; // the last token is only a target
-            if (row > e->longest_row) { e->longest_row = row; }
+            if (x.ending_tokens[i] > longest_ending) { longest_ending = x.ending_tokens[i]; }
         }
+        int row = x.context_tokens + longest_ending - 1; // the last token is only a target
+        if (row > e->longest_row) { e->longest_row = row; }
+        e->num_cut += row > e->T;
         e->at = x.end;
     }
     if (e->at != e->file.size) {

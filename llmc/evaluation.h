@@ -23,6 +23,7 @@ documentation of transformers counts this token as part of the window: its max_l
 #include "prompts.h"
 #include "rand.h"
 #include "ranks.h"
+#include "text_input.h"
 #include "tokenizer.h"
 #include "utils.h"
 #include <glob.h>
@@ -70,8 +71,8 @@ static inline void evaluator_close(Evaluator* e) {
 // "type" of a result, and its members besides "model", "file" and "time_ms" (milliseconds); *_stderr are standard errors:
 //     loss        tokens, loss, loss_stderr, perplexity, bits_per_byte (null: the text is not known), seq_len, stride;
 //                 of several files together: files, their number, instead of file
-//     choices     examples, acc, acc_stderr, acc_norm, acc_norm_stderr; version 1: acc_per_token, acc_per_token_stderr
-//     last_words  examples, acc, acc_stderr, perplexity
+//     choices     examples, cut (contexts that lose their beginning), acc, acc_stderr, acc_norm, acc_norm_stderr; version 1: acc_per_token, acc_per_token_stderr
+//     last_words  examples, cut, acc, acc_stderr, perplexity
 
 // Begins a line on stdout. type: of the result. path: of the file, or NULL for several.
 static inline void result_begin(const char* type, const char* path) {
@@ -107,8 +108,65 @@ typedef struct {
     size_t text_bytes; // bytes of text that tokens 1 and up stand for; 0: unknown
 } EvalTokens;
 
-// Opens a shard or a text file. Text is encoded as dev/data/tokenize does it: as one document, behind the end-of-text
-// token if the vocabulary has one. tokenizer: NULL if there is none.
+// Adds a document of n bytes, behind the end-of-text token if the vocabulary has one.
+static inline void eval_add_text(EvalTokens* t, const Tokenizer* tokenizer, const char* text, size_t n) {
+    tokenizer_encode_document(tokenizer, text, n, tokenizer->eot_id >= 0, args->special, &t->text);
+    t->num_tokens = t->text.count;
+}
+
+// Adds the member "text" of each object of JSON lines or of an array.
+static inline bool eval_add_json(EvalTokens* t, const Tokenizer* tokenizer, JsonItems* items, TextNotes* notes,
+                                 Error* err) {
+    const char* s;
+    err->text[0] = '\0';
+    for (size_t n; json_items_next(items, &s, &n, t->path, err);) {
+        char where[1000];
+        JsonDoc doc;
+        const JsonValue* v;
+        json_items_where(items, t->path, where, sizeof(where));
+        if (!json_parse_lenient(&doc, s, n, where, &notes->json, err)) { return false; }
+        const char* advice = ": dev/data/tokenize --field NAME makes shards of another";
+        bool ok = json_want_text(doc.root, "text", &v, where, advice, err);
+        if (ok && v->length > 0) { eval_add_text(t, tokenizer, v->string, v->length); }
+        json_free(&doc);
+        if (!ok) { return false; }
+    }
+    return !err->text[0];
+}
+
+// Encodes a text of n bytes as dev/data/tokenize does it: as one document or, if it is JSON lines or an array, as those of
+// its objects.
+static inline bool eval_encode(EvalTokens* t, const Tokenizer* tokenizer, const char* text, size_t n, Error* err) {
+    size_t mark;
+    char names[240] = "";
+    TextNotes notes;
+    memset(&notes, 0, sizeof(notes));
+    if (!text_check(text, n, t->path, " > TEXT", &mark, err)) { return false; }
+    if (!tokenizer || !tokenizer->can_encode) {
+        return error_set(err, "%s: is text, and there is no vocabulary to encode it: give one with --tokenizer",
+                         t->path);
+    }
+    text += mark;
+    n -= mark;
+    TextFormat format =
+        has_json_lines_name(t->path) ? json_form(text, n) : text_format(text, n, true, "text", names, sizeof(names));
+    text_count_nuls(&notes, text, n);
+    if (names[0]) {
+        print_line(stderr, "note: %s: JSON objects without \"text\" are scored as they are, the members are: %s",
+                   t->path, names);
+    }
+    if (format == TEXT_PLAIN) {
+        eval_add_text(t, tokenizer, text, n);
+    } else {
+        JsonItems items = json_items(text, n, format);
+        if (!eval_add_json(t, tokenizer, &items, &notes, err)) { return false; }
+    }
+    text_notes_print(&notes, t->path);
+    tokenizer_note_spelled(tokenizer, t->path, t->text.spelled, t->text.spelled_id);
+    return true;
+}
+
+// Opens a shard or a text file. tokenizer: NULL if there is none.
 static inline bool eval_tokens_open(EvalTokens* t, const char* path, const Tokenizer* tokenizer, int vocab_size,
                                     Error* err) {
     MappedFile file;
@@ -117,27 +175,18 @@ static inline bool eval_tokens_open(EvalTokens* t, const char* path, const Token
     t->path = path;
     if (!map_file(&file, path, err)) { return false; }
     if (file.size >= sizeof(magic)) { memcpy(&magic, file.data, sizeof(magic)); }
-    const char* mistake = file.size ? shard_mistake(file.data, file.size) : "is empty";
-    bool text = magic != SHARD_MAGIC && mistake && strncmp(mistake, "looks like text", 15) == 0, ok = true;
+    bool text = file.size > 0 && magic != SHARD_MAGIC, ok = true;
     if (!text) {
         ok = shard_parse(file.data, file.size, path, vocab_size, &t->num_tokens, err);
         t->shard = file;
-        for (size_t i = 1; ok && tokenizer && i < t->num_tokens; i++) {
-            size_t n = 0;
-            int id = shard_token(file.data, i);
-            tokenizer_decode(tokenizer, id, &n);
-            t->text_bytes += id == tokenizer->eot_id ? 0 : n;
-        }
-    } else if (!tokenizer || !tokenizer->can_encode) {
-        ok = error_set(err, "%s: is text, and there is no vocabulary to encode it: give one with --tokenizer", path);
     } else {
-        if (tokenizer->eot_id >= 0) {
-            token_buffer_reserve(&t->text, 1);
-            t->text.ids[t->text.count++] = (uint32_t)tokenizer->eot_id;
-        }
-        tokenizer_encode(tokenizer, file.data, file.size, &t->text);
-        t->num_tokens = t->text.count;
-        t->text_bytes = file.size;
+        ok = eval_encode(t, tokenizer, (const char*)file.data, file.size, err);
+    }
+    for (size_t i = 1; ok && tokenizer && i < t->num_tokens; i++) {
+        size_t n = 0;
+        int id = text ? (int)t->text.ids[i] : shard_token(file.data, i);
+        tokenizer_decode(tokenizer, id, &n);
+        t->text_bytes += id == tokenizer->eot_id ? 0 : n;
     }
     ok = ok && (t->num_tokens >= 2 || error_set(err, "%s: has %zu tokens, want at least 2", path, t->num_tokens));
     if (!ok || text) { unmap_file(&file); }
@@ -244,6 +293,7 @@ static inline void print_score(const EvalLoader* q, const char* name, double ms)
         snprintf(key_error, sizeof(key_error), "%s_stderr", key);
         result_begin(last_words ? "last_words" : "choices", q->path.text);
         result_number("examples", n);
+        result_number("cut", (double)q->num_cut);
         result_number(key, acc);
         result_number(key_error, accuracy_error(acc, n));
         if (q->kind == EVAL_CHOICES) {
@@ -303,15 +353,27 @@ static inline double evaluate_hellaswag(Evaluator* e, EvalLoader* questions) {
     return evaluate_questions(e, questions, "--hellaswag", "HellaSwag");
 }
 
+// Opens an evaluation file for batches of at most B x T tokens. flag: for messages.
+static inline void questions_open(EvalLoader* questions, const char* flag, const char* path, int B, int T,
+                                  int vocab_size) {
+    Error err;
+    if (!eval_open(questions, path, B, T, vocab_size, &err)) { die("%s %s", flag, err.text); }
+    if (questions->num_cut > 0 && run_rank == 0) {
+        print_line(
+            stderr,
+            "note: %s: %lld of %lld examples are longer than the %d tokens of -t: their contexts lose the beginning",
+            path, (long long)questions->num_cut, (long long)questions->num_examples, T);
+    }
+    eval_fit(questions);
+}
+
 // Opens --hellaswag, if it was given, for batches of at most B x T tokens, where T is at most the model's positions.
 static inline void open_questions(EvalLoader* questions, int B, int T, int vocab_size) {
-    Error err;
     if (!args->hellaswag) { return; }
-    if (!eval_open(questions, args->hellaswag, B, T, vocab_size, &err)) { die("--hellaswag %s", err.text); }
+    questions_open(questions, "--hellaswag", args->hellaswag, B, T, vocab_size);
     if (questions->kind != EVAL_LLMC_CHOICES) {
         die("--hellaswag %s: is not a file of dev/data/hellaswag: give it to --eval", args->hellaswag);
     }
-    eval_fit(questions);
 }
 
 // ---- --eval ---------------------------------------------------------------------------------
@@ -377,7 +439,6 @@ static inline void evaluate_tokens(Evaluator* e, const char* path, const Tokeniz
 // may be NULL.
 static inline void evaluate_files(EvalFiles* files, ComputeLosses compute, MostLikelyToken most_likely, void* model,
                                   int B, int T, const Tokenizer* tokenizer, int vocab_size) {
-    Error err;
     Evaluator e;
     EvalLoader hellaswag, questions;
     LossSums all = {0, 0, 0, 0};
@@ -390,8 +451,7 @@ static inline void evaluate_files(EvalFiles* files, ComputeLosses compute, MostL
         double start = time_ms();
         const char* path = files->paths[i];
         if (is_eval_file(path)) {
-            if (!eval_open(&questions, path, B, T, vocab_size, &err)) { die("--eval %s", err.text); }
-            eval_fit(&questions);
+            questions_open(&questions, "--eval", path, B, T, vocab_size);
             evaluate_questions(&e, &questions, "--eval", path);
             eval_close(&questions);
         } else {
@@ -429,9 +489,17 @@ static inline Bench bench_begin(const GPT2Config* config, const char* precision)
     uint64_t rng = splitmix64((uint64_t)run_seed());
     memset(&b, 0, sizeof(b));
     b.B = args->num_samples;
+    if (maxT < 2) { die("--bench: the model has only %d positions", maxT); }
+    if (args->bench_prompt >= maxT && args->bench_prompt != BENCH_PROMPT) {
+        die("--bench-prompt %d is too long: the model has %d positions, one of them for a generated token",
+            args->bench_prompt, maxT);
+    }
     b.prompt = args->bench_prompt < maxT ? args->bench_prompt : maxT - 1;
+    if (b.prompt < args->bench_prompt) {
+        print_line(stderr, "note: the prompt has %d tokens instead of %d, because the model has %d positions", b.prompt,
+                   args->bench_prompt, maxT);
+    }
     b.decode = args->num_tokens < maxT - b.prompt ? args->num_tokens : maxT - b.prompt;
-    if (b.prompt < 1) { die("--bench: the model has only %d positions", maxT); }
     b.tokens = (int*)malloc_check((size_t)b.prompt * sizeof(int));
     for (int i = 0; i < b.prompt; i++) { b.tokens[i] = (int)(random_f64(&rng) * config->vocab_size); }
     bool full = strcmp(args->weights, "full") == 0;

@@ -12,19 +12,34 @@ Face's from_pretrained opens, a single .safetensors file, llm.c's .bin, or llama
 #include "gpt2.h"
 #include "model_source.h"
 #include "run_state.h"
+#include "stop.h"
 #include "tokenizer.h"
 #include "utils.h"
+#include <strings.h>
 
-// True if path ends with the suffix.
+// True if path ends with the suffix, in capitals or not.
 static inline bool has_suffix(const char* path, const char* suffix) {
     size_t n = strlen(path), m = strlen(suffix);
-    return n >= m && strcmp(path + n - m, suffix) == 0;
+    return n >= m && strcasecmp(path + n - m, suffix) == 0;
+}
+
+// Ends the program if the name promises a format that is not written. Any other name is that of a directory.
+static inline void refuse_other_formats(const char* path) {
+    static const char* const others[] = {".pt",  ".pth",     ".ckpt", ".pkl", ".onnx", ".h5",
+                                         ".npz", ".msgpack", ".zip",  ".tar", ".gz"};
+    for (size_t i = 0; i < sizeof(others) / sizeof(others[0]); i++) {
+        if (has_suffix(path, others[i])) {
+            die("--export %s: %s is not written: name a .safetensors, .bin or .gguf file, or a directory", path,
+                others[i]);
+        }
+    }
 }
 
 // Writes a model directory: config.json, model.safetensors and the vocabulary. tokenizer may be NULL.
 static inline bool export_directory(const char* path, const GPT2Config* config, const float* params, bool bf16,
                                     int eot_id, const Tokenizer* tokenizer, Error* err) {
-    return make_directories(path, err) && model_save_hf(path, config, params, bf16, eot_id, err) &&
+    return make_directories(path, err) &&
+           model_save_hf_files(path, config, params, bf16, run_tokens(eot_id, tokenizer), NULL, NULL, err) &&
            (!tokenizer || tokenizer_save(tokenizer, path, err)) && sync_directory(path, err);
 }
 
@@ -43,6 +58,32 @@ static inline void check_single_file(const char* path, const GPT2Config* config)
             "a config.json",
             path, variant);
     }
+}
+
+// Removes what has been written under the temporary name, and says why there is no export. Returns the exit code.
+static inline int export_failed(const char* path, const char* temp, const Error* err) {
+    if (is_directory(temp)) {
+        run_remove_directory(temp, NULL);
+    } else {
+        unlink(temp);
+    }
+    if (run_stop_signal) {
+        print_line(stderr, "error: --export %s: %s: nothing was written", path, strsignal(run_stop_signal));
+        return 128 + run_stop_signal;
+    }
+    size_t n = strlen(temp);
+    bool ours = strncmp(err->text, temp, n) == 0; // the user knows only the other name
+    die("--export %s%s%s", path, ours ? "" : ": ", err->text + (ours ? n : 0));
+}
+
+// Says that llama.cpp finds some added tokens in a text where the vocabulary would not.
+static inline void note_inexact(const char* path, const Tokenizer* tokenizer) {
+    int inexact = gguf_count_inexact(tokenizer);
+    if (inexact == 0) { return; }
+    print_line(stderr,
+               "note: --export %s: %d added tokens include white space or are whole words only, which a .gguf file "
+               "cannot say: llama.cpp finds them without it",
+               path, inexact);
 }
 
 // Exports the model -e to args->export_path. It is written under a temporary name and renamed, so that what has the name is
@@ -65,6 +106,7 @@ static inline int export_model(void) {
     if (!gguf && type != GGUF_F32 && type != GGUF_BF16) {
         cli_fail("--type %s is for .gguf files; give f32 or bf16 for %s", args->export_type, path);
     }
+    refuse_other_formats(path);
     if (file_exists(path)) { die("--export %s: exists already, give another name", path); }
     path_set(&temporary, "%s.tmp-%ld", path, (long)getpid());
     const char* temp = temporary.text;
@@ -76,9 +118,16 @@ static inline int export_model(void) {
     if (gguf && !gguf_open(&file, path, &config, type, has_tokenizer ? &tokenizer : NULL, eot, &err)) {
         die("--export %s", err.text);
     }
+    // a signal ends the writing, so that nothing incomplete is left
+    run_stop_is_silent = true;
+    run_install_signal_handlers();
+    writers_stop = &run_stop_signal;
     float* params = (float*)malloc_check(num_parameters(&config) * sizeof(float));
     const float* const arrays[1] = {params};
     model_source_read(&source, params);
+    if (!gguf && bf16 && !params_check(&config, params, gguf_types[type].limit, &err)) {
+        die("--export %s: %s: no value of bf16: give --type f32", path, err.text);
+    }
     if (gguf) {
         ok = gguf_write(&file, temp, params, &err);
         gguf_close(&file);
@@ -89,17 +138,11 @@ static inline int export_model(void) {
     } else {
         ok = export_directory(temp, &config, params, bf16, eot, has_tokenizer ? &tokenizer : NULL, &err);
     }
-    if (ok && rename(temp, path) != 0) { ok = error_set(&err, "cannot rename %s: %s", temp, strerror(errno)); }
-    if (!ok) {
-        if (is_directory(temp)) {
-            run_remove_directory(temp, NULL);
-        } else {
-            unlink(temp);
-        }
-        die("--export %s", err.text);
-    }
+    if (ok && rename(temp, path) != 0) { ok = error_set(&err, "%s: rename: %s", temp, strerror(errno)); }
+    if (!ok) { return export_failed(path, temp, &err); }
     print_line(stdout, "%s: %.2f M parameters in %s", path, (double)num_parameters(&config) * 1e-6,
                gguf_types[type].name);
+    if (gguf) { note_inexact(path, &tokenizer); }
     free(params);
     if (has_tokenizer) { tokenizer_free(&tokenizer); }
     return EXIT_SUCCESS;

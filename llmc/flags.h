@@ -20,6 +20,8 @@ typedef enum { FP8_OFF, FP8_FORWARD, FP8_DX, FP8_HEAD, FP8_DW } Fp8Stage;
 #define FP8_STAGES "off|forward|forward+dx|forward+dx+head|forward+dx+head+dw"
 
 // The value of every flag, as typed or its default. Values that a run derives from them are in Batch and Training.
+enum { BENCH_PROMPT = 512 }; // the default of --bench-prompt; a model may have fewer positions
+
 typedef struct {
     const char *model, *tokenizer, *train_data, *val_data, *output;
     int layers, heads, channels, mlp_channels, positions;
@@ -84,7 +86,7 @@ static Settings settings = {
     .top_p = 1.0f,
     .repetition_penalty = 1.0f,
     .export_type = "f32",
-    .bench_prompt = 512,
+    .bench_prompt = BENCH_PROMPT,
     .parallel = 64,
     .gelu_fusion = 3,
     .master_weights = 1,
@@ -204,7 +206,10 @@ static const Option options[] = {
     {OPT_STR, 0, NULL, "prompt-ids", &settings.prompt_ids, "IDS",
      "continue these token ids, separated by spaces or commas, and exit", 0, 0},
     {OPT_BOOL, 0, NULL, "special", &settings.special, NULL,
-     "special tokens in a prompt, such as <|endoftext|>, stand for themselves; off: they are ordinary text", 0, 0},
+     "special tokens in a prompt or in text for --eval, such as <|endoftext|>, stand for themselves; off: they are "
+     "ordinary "
+     "text",
+     0, 0},
     {OPT_INT, 0, NULL, "num-samples", &settings.num_samples, "texts", "number of continuations of the prompt", 1,
      65536},
     {OPT_INT, 0, NULL, "num-tokens", &settings.num_tokens, "tokens", "maximum number of tokens to generate", 1, 1e9},
@@ -224,9 +229,8 @@ static const Option options[] = {
 
     {OPT_SECTION, 0, NULL, "Evaluation and export", NULL, NULL, NULL, 0, 0},
     {OPT_STR, 0, NULL, "eval", &settings.eval_data, "GLOBS",
-     "evaluate the model on these files and exit: loss and perplexity of token shards and texts, scores on the "
-     "evaluation "
-     "files of dev/data/lambada, arc and hellaswag; names or quoted patterns, separated by commas",
+     "evaluate the model on these files and exit: loss and perplexity of token shards, texts and JSON lines, scores on "
+     "the evaluation files of dev/data/lambada, arc and hellaswag; names or quoted patterns, separated by commas",
      0, 0},
     {OPT_INT, 0, NULL, "stride", &settings.stride, "tokens",
      "--eval of shards and texts: the window of T tokens (-t) advances by N, and each token is predicted once, from at "

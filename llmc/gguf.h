@@ -20,11 +20,12 @@ its elements (uint32), their number (uint64) and the elements.
       gpt2.attention.layer_norm_epsilon  float32 norm_epsilon
       tokenizer.ggml.model           string "gpt2": a byte-level BPE
       tokenizer.ggml.pre             string "gpt-2": its regular expression cuts the text into pieces
-      tokenizer.ggml.tokens          string[V], as vocab.json spells them; a special token literally
-      tokenizer.ggml.token_type      int32[V]: 1 normal; 3 special, not recognised in plain text; 5 unused
+      tokenizer.ggml.tokens          string[V], as vocab.json spells them; special and added tokens literally
+      tokenizer.ggml.token_type      int32[V]: 1 normal; 3 special, not recognised in plain text; 4 added; 5 unused
       tokenizer.ggml.merges          string[], "left right", as merges.txt has them
-      tokenizer.ggml.bos_token_id    uint32, end-of-text, which also precedes a text
+      tokenizer.ggml.bos_token_id    uint32, the vocabulary's, or else end-of-text, which also precedes a text
       tokenizer.ggml.eos_token_id    uint32, end-of-text
+      tokenizer.ggml.unknown_token_id, padding_token_id  uint32, if the vocabulary has these roles
       tokenizer.ggml.add_bos_token   bool false
     tensor descriptions              for each: name (string), number of dimensions (uint32), dimensions (uint64 each, the
                                      contiguous one first), type (uint32: 0 f32, 1 f16, 8 q8_0, 30 bf16), offset of its data
@@ -60,11 +61,12 @@ static const struct {
     uint32_t tensor_id; // in the description of a tensor
     uint32_t file_id;   // in general.file_type
     int block, bytes;   // `bytes` bytes hold `block` weights
+    float limit;        // the largest weight that is not rounded to infinity; q8_0: whose block has a finite scale
 } gguf_types[GGUF_NUM_TYPES] = {
-    {"f32", 0, 0, 1, 4},
-    {"f16", 1, 1, 1, 2},
-    {"bf16", 30, 32, 1, 2},
-    {"q8_0", 8, 7, GGUF_BLOCK, 2 + GGUF_BLOCK},
+    {"f32", 0, 0, 1, 4, FLT_MAX},
+    {"f16", 1, 1, 1, 2, 0x1.ffdffep15f},
+    {"bf16", 30, 32, 1, 2, 0x1.fefffep127f},
+    {"q8_0", 8, 7, GGUF_BLOCK, 2 + GGUF_BLOCK, 8321039.5f},
 };
 
 // In the order of gpt2_params; %d is the layer.
@@ -80,7 +82,7 @@ static const char* const gguf_names[NUM_PARAMS] = {
 enum { GGUF_UINT32 = 4, GGUF_INT32 = 5, GGUF_FLOAT32 = 6, GGUF_BOOL = 7, GGUF_STRING = 8, GGUF_ARRAY = 9 };
 
 // tokenizer.ggml.token_type
-enum { GGUF_TOKEN_NORMAL = 1, GGUF_TOKEN_CONTROL = 3, GGUF_TOKEN_UNUSED = 5 };
+enum { GGUF_TOKEN_NORMAL = 1, GGUF_TOKEN_CONTROL = 3, GGUF_TOKEN_USER_DEFINED = 4, GGUF_TOKEN_UNUSED = 5 };
 
 typedef struct {
     const GPT2Config* config;
@@ -92,43 +94,32 @@ typedef struct {
 
 // ---- numbers ------------------------------------------------------------------------
 
-// Converts GGUF_BLOCK weights to a block of q8_0, out (2 + GGUF_BLOCK). Returns false if one is NaN or infinite, or the scale
-// does not fit fp16.
-static inline bool gguf_q8_0_block(uint8_t* out, const float* w) {
+// Converts GGUF_BLOCK weights to a block of q8_0, out (2 + GGUF_BLOCK). None of them is above the type's limit.
+static inline void gguf_q8_0_block(uint8_t* out, const float* w) {
     float max = 0.0f;
-    bool finite = true;
-    for (int i = 0; i < GGUF_BLOCK; i++) {
-        float magnitude = fabsf(w[i]);
-        finite = finite && isfinite(magnitude);
-        max = magnitude > max ? magnitude : max;
-    }
+    for (int i = 0; i < GGUF_BLOCK; i++) { max = fabsf(w[i]) > max ? fabsf(w[i]) : max; }
     float d = max / 127, inverse = d > 0 ? 1 / d : 0;
     uint16_t scale = safe_f16_from_float(d);
     if (!isfinite(inverse)) { inverse = 0; } // d is below 2^-127, and the scale 0
     out[0] = (uint8_t)scale;
     out[1] = (uint8_t)(scale >> 8);
-    for (int i = 0; i < GGUF_BLOCK; i++) { out[2 + i] = finite ? (uint8_t)(int8_t)roundf(w[i] * inverse) : 0; }
-    return finite && scale < 0x7C00;
+    for (int i = 0; i < GGUF_BLOCK; i++) { out[2 + i] = (uint8_t)(int8_t)roundf(w[i] * inverse); }
 }
 
-// Converts n weights to out. n is a multiple of the type's block. Returns false if a weight is NaN or infinite, or becomes so.
-static inline bool gguf_convert(uint8_t* out, const float* w, size_t n, GgufType type) {
-    long bad = 0, blocks = (long)n / gguf_types[type].block;
-#pragma omp parallel for schedule(static) reduction(+ : bad) if (n > 65536)
+// Converts n weights to out. n is a multiple of the type's block, and no weight is above the type's limit.
+static inline void gguf_convert(uint8_t* out, const float* w, size_t n, GgufType type) {
+    long blocks = (long)n / gguf_types[type].block;
+#pragma omp parallel for schedule(static) if (n > 65536)
     for (long i = 0; i < blocks; i++) {
         if (type == GGUF_Q8_0) {
-            bad += !gguf_q8_0_block(out + i * (2 + GGUF_BLOCK), w + i * GGUF_BLOCK);
+            gguf_q8_0_block(out + i * (2 + GGUF_BLOCK), w + i * GGUF_BLOCK);
         } else if (type == GGUF_F32) {
             memcpy(out + 4 * i, &w[i], 4);
-            bad += !isfinite(w[i]);
         } else {
             uint16_t h = type == GGUF_F16 ? safe_f16_from_float(w[i]) : safe_bf16_from_float(w[i]);
-            uint16_t exponent = type == GGUF_F16 ? 0x7C00 : 0x7F80;
             memcpy(out + 2 * i, &h, 2);
-            bad += (h & exponent) == exponent;
         }
     }
-    return bad == 0;
 }
 
 // ---- tensors ------------------------------------------------------------------------
@@ -240,17 +231,22 @@ static inline bool gguf_is_text(const uint8_t* s, size_t n) {
     return length > 0;
 }
 
-// Marks in special (V) the tokens that encoding never makes and that the file spells literally: added tokens, and those of
-// several bytes that no merge makes.
-static inline void gguf_find_special(const Tokenizer* t, uint8_t* special) {
+// The type of a token. Added tokens are spelled literally, and special ones if this is how vocab.json spells them.
+static inline int gguf_token_type(const Tokenizer* t, int id) {
+    if (id >= t->vocab_size) { return GGUF_TOKEN_UNUSED; }
+    const uint8_t* bytes = t->bytes + t->offsets[id];
+    bool text = gguf_is_text(bytes, t->offsets[id + 1] - t->offsets[id]);
+    if (!text || !tokenizer_is_listed(t, id)) { return GGUF_TOKEN_NORMAL; }
+    return t->flags[id] & TOKEN_SPECIAL ? GGUF_TOKEN_CONTROL : GGUF_TOKEN_USER_DEFINED;
+}
+
+// Returns the number of added tokens whose flags say where text becomes them, which a file of this format cannot.
+static inline int gguf_count_inexact(const Tokenizer* t) {
+    int count = 0;
     for (int id = 0; id < t->vocab_size; id++) {
-        size_t n = t->offsets[id + 1] - t->offsets[id];
-        special[id] = (t->added[id] || n > 1) && gguf_is_text(t->bytes + t->offsets[id], n);
+        count += (t->flags[id] & (TOKEN_LSTRIP | TOKEN_RSTRIP | TOKEN_SINGLE_WORD)) != 0;
     }
-    for (size_t i = 0; i < (size_t)1 << t->slot_bits; i++) {
-        const MergeSlot* slot = &t->slots[i];
-        if (slot->left != UINT32_MAX && !t->added[slot->id]) { special[slot->id] = 0; }
-    }
+    return count;
 }
 
 // Puts the bytes of a token as vocab.json spells them, without their number.
@@ -272,8 +268,7 @@ static inline void gguf_end_string(Gguf* g, size_t begin) {
 }
 
 // Puts the V tokens. Fails if two have the same spelling: llama.cpp ends with an assertion then.
-static inline bool gguf_put_tokens(Gguf* g, const Tokenizer* t, const uint8_t* special, Vocab* seen, const char* path,
-                                   Error* err) {
+static inline bool gguf_put_tokens(Gguf* g, const Tokenizer* t, Vocab* seen, const char* path, Error* err) {
     int V = g->config->vocab_size;
     gguf_key_array(g, "tokenizer.ggml.tokens", GGUF_STRING, V);
     for (int id = 0; id < V; id++) {
@@ -281,7 +276,7 @@ static inline bool gguf_put_tokens(Gguf* g, const Tokenizer* t, const uint8_t* s
         if (id >= t->vocab_size) {
             char pad[32];
             gguf_put(g, pad, (size_t)snprintf(pad, sizeof(pad), "[PAD%d]", id));
-        } else if (special[id]) {
+        } else if (gguf_token_type(t, id) != GGUF_TOKEN_NORMAL) {
             gguf_put(g, t->bytes + t->offsets[id], t->offsets[id + 1] - t->offsets[id]);
         } else {
             gguf_put_spelled(g, t, seen, (uint32_t)id);
@@ -292,21 +287,16 @@ static inline bool gguf_put_tokens(Gguf* g, const Tokenizer* t, const uint8_t* s
         if (!vocab_add(seen, n, id, false, path, err)) { return false; }
     }
     gguf_key_array(g, "tokenizer.ggml.token_type", GGUF_INT32, V);
-    for (int id = 0; id < V; id++) {
-        int kind = id >= t->vocab_size ? GGUF_TOKEN_UNUSED : special[id] ? GGUF_TOKEN_CONTROL : GGUF_TOKEN_NORMAL;
-        gguf_put_number(g, (uint64_t)kind, 4);
-    }
+    for (int id = 0; id < V; id++) { gguf_put_number(g, (uint64_t)gguf_token_type(t, id), 4); }
     return true;
 }
 
 static inline bool gguf_put_vocabulary(Gguf* g, const Tokenizer* t, int eot_id, const char* path, Error* err) {
     Vocab seen; // the tokens that were put; its byte map spells them
     vocab_init(&seen);
-    uint8_t* special = (uint8_t*)calloc_check((size_t)t->vocab_size, 1);
-    gguf_find_special(t, special);
     gguf_key_string(g, "tokenizer.ggml.model", "gpt2");
     gguf_key_string(g, "tokenizer.ggml.pre", "gpt-2");
-    bool ok = gguf_put_tokens(g, t, special, &seen, path, err);
+    bool ok = gguf_put_tokens(g, t, &seen, path, err);
     gguf_key_array(g, "tokenizer.ggml.merges", GGUF_STRING, t->num_merges);
     for (int r = 0; r < t->num_merges; r++) {
         size_t begin = gguf_begin_string(g);
@@ -315,11 +305,12 @@ static inline bool gguf_put_vocabulary(Gguf* g, const Tokenizer* t, int eot_id, 
         gguf_put_spelled(g, t, &seen, t->merges[2 * r + 1]);
         gguf_end_string(g, begin);
     }
-    gguf_key_uint32(g, "tokenizer.ggml.bos_token_id", eot_id);
+    gguf_key_uint32(g, "tokenizer.ggml.bos_token_id", t->bos_id < 0 ? eot_id : t->bos_id);
     gguf_key_uint32(g, "tokenizer.ggml.eos_token_id", eot_id);
+    if (t->unk_id >= 0 && t->unk_id != eot_id) { gguf_key_uint32(g, "tokenizer.ggml.unknown_token_id", t->unk_id); }
+    if (t->pad_id >= 0) { gguf_key_uint32(g, "tokenizer.ggml.padding_token_id", t->pad_id); }
     gguf_key(g, "tokenizer.ggml.add_bos_token", GGUF_BOOL);
     gguf_put_number(g, 0, 1);
-    free(special);
     vocab_free(&seen);
     return ok;
 }
@@ -438,24 +429,6 @@ static inline GgufType gguf_type(const char* name) {
     die("no type '%s' in GGUF files", name);
 }
 
-// Says why gguf_convert() has refused a weight of tensor p.
-static inline void gguf_refuse(const Gguf* g, const char* path, int p, int layer, const float* w, size_t n,
-                               Error* err) {
-    char name[64];
-    float max = 0;
-    gguf_tensor_name(name, sizeof(name), p, layer);
-    for (size_t i = 0; i < n; i++) {
-        if (!isfinite(w[i])) { max = INFINITY; }
-        if (fabsf(w[i]) > max) { max = fabsf(w[i]); }
-    }
-    if (isfinite(max)) {
-        error_fill(err, "%s: tensor '%s' has a weight of magnitude %g, too large for %s: give --type f32", path, name,
-                   (double)max, gguf_types[g->type].name);
-    } else {
-        error_fill(err, "%s: tensor '%s' has a weight that is NaN or infinite", path, name);
-    }
-}
-
 // What the queries of a layer are multiplied by, so that llama.cpp's scores are those of the model.
 static inline float gguf_query_scale(const GPT2Config* c, int layer) {
     GPT2Config standard = *c;
@@ -478,10 +451,11 @@ static inline bool gguf_put_tensor(FileWriter* w, const Gguf* g, int p, int laye
     size_t n = param_used_rows(g->config, p) * param_cols(g->config, p);
     for (size_t i = 0; i < n && !w->failed; i += MODEL_CHUNK) {
         size_t count = model_min(n - i, MODEL_CHUNK); // whole blocks
-        if (!gguf_convert(bytes, src + i, count, type)) {
-            gguf_refuse(g, w->path.text, p, layer, src + i, count, err);
-            return false;
+        Error reason;
+        if (!values_check(g->config, p, layer, i, src + i, count, gguf_types[type].limit, &reason)) {
+            return error_set(err, "%.300s: no value of %s: give --type f32", reason.text, gguf_types[type].name);
         }
+        gguf_convert(bytes, src + i, count, type);
         writer_put(w, bytes, count / (size_t)gguf_types[type].block * (size_t)gguf_types[type].bytes);
     }
     writer_put(w, zeros, gguf_align(w->bytes) - w->bytes);

@@ -4,7 +4,8 @@ files, and string escaping for the JSON that we write.
 
 The reader refuses, naming the byte offset: trailing text, duplicate keys, invalid UTF-8, control characters in strings,
 lone surrogates, malformed numbers, numbers too large for a double, more than JSON_MAX_DEPTH levels or JSON_MAX_VALUES
-values, a byte order mark.
+values. It passes over a byte order mark at the start. For data of others, json_parse_lenient() accepts and counts some of
+what json_parse() refuses.
 
     JsonDoc doc;
     if (!json_parse(&doc, text, n, "config.json", &err)) { return false; }
@@ -16,6 +17,7 @@ values, a byte order mark.
 #define LLMC_JSON_H
 
 #include "utils.h"
+#include <math.h>
 
 enum {
     JSON_MAX_VALUES = 8 << 20, // a value takes 64 bytes: 512 MB in all
@@ -54,11 +56,25 @@ typedef struct {
     JsonBlock* blocks; // arena that holds all arrays of items
 } JsonDoc;
 
+// Counts what json_parse_lenient() accepts.
+typedef struct {
+    int64_t surrogates; // lone ones: U+FFFD stands for each
+    int64_t numbers;    // NaN, Infinity, numbers that are too large or too long: NaN stands for each
+    int64_t duplicates; // repeated keys: the last of them counts
+} JsonOdd;
+
+static inline void json_odd_add(JsonOdd* sum, const JsonOdd* odd) {
+    sum->surrogates += odd->surrogates;
+    sum->numbers += odd->numbers;
+    sum->duplicates += odd->duplicates;
+}
+
 typedef struct {
     JsonDoc* doc;
     const uint8_t* text;
     size_t n, pos;
     const char* where;
+    JsonOdd* odd; // NULL: strict
     Error* err;
     size_t strings_used;           // bytes used of doc->strings
     size_t block_used, block_size; // bytes of the first block of doc->blocks
@@ -185,13 +201,19 @@ static inline bool json_parse_escape(JsonParser* p, char** out) {
     int code = json_hex4(p, p->pos + 1);
     if (code < 0) { return json_fail(p, start, "\\u wants four hexadecimal digits"); }
     p->pos += 5;
-    if (code >= 0xDC00 && code <= 0xDFFF) { return json_fail(p, start, "a lone low surrogate"); }
-    if (code >= 0xD800 && code <= 0xDBFF) {
-        bool escape = p->n - p->pos >= 6 && p->text[p->pos] == '\\' && p->text[p->pos + 1] == 'u';
-        int low = escape ? json_hex4(p, p->pos + 2) : -1;
-        if (low < 0xDC00 || low > 0xDFFF) { return json_fail(p, start, "a lone high surrogate"); }
-        code = 0x10000 + ((code - 0xD800) << 10) + (low - 0xDC00);
-        p->pos += 6;
+    if (code >= 0xD800 && code <= 0xDFFF) {
+        bool high = code <= 0xDBFF,
+             escape = p->n - p->pos >= 6 && p->text[p->pos] == '\\' && p->text[p->pos + 1] == 'u';
+        int low = high && escape ? json_hex4(p, p->pos + 2) : -1;
+        if (low >= 0xDC00 && low <= 0xDFFF) {
+            code = 0x10000 + ((code - 0xD800) << 10) + (low - 0xDC00);
+            p->pos += 6;
+        } else if (p->odd) {
+            code = 0xFFFD;
+            p->odd->surrogates++;
+        } else {
+            return json_fail(p, start, "a lone %s surrogate", high ? "high" : "low");
+        }
     }
     *out += json_utf8_encode(*out, (uint32_t)code);
     return true;
@@ -235,11 +257,25 @@ static inline size_t json_digits(const JsonParser* p, size_t pos) {
     return pos - start;
 }
 
+// Lets NaN stand for the number that ends at pos.
+static inline bool json_odd_number(JsonParser* p, JsonValue* v, size_t pos) {
+    v->type = JSON_NUMBER;
+    v->is_int = false;
+    v->integer = 0;
+    v->number = NAN;
+    p->pos = pos;
+    p->odd->numbers++;
+    return true;
+}
+
 // Parses number = [ "-" ] int [ frac ] [ exp ]. strtod depends on the locale, but our programs never call setlocale.
 static inline bool json_parse_number(JsonParser* p, JsonValue* v) {
     size_t start = p->pos, pos = start + (p->text[start] == '-');
     bool negative = pos > start, integral = true;
     size_t first = pos, digits = json_digits(p, pos);
+    if (p->odd && p->n - pos >= 8 && memcmp(p->text + pos, "Infinity", 8) == 0) {
+        return json_odd_number(p, v, pos + 8);
+    }
     pos += digits;
     if (digits == 0) { return json_fail(p, start, "a digit expected after '-'"); }
     if (digits > 1 && p->text[first] == '0') { return json_fail(p, start, "a number with a leading zero"); }
@@ -274,12 +310,14 @@ static inline bool json_parse_number(JsonParser* p, JsonValue* v) {
     }
     char buf[JSON_MAX_NUMBER + 1];
     if (pos - start > JSON_MAX_NUMBER) {
+        if (p->odd) { return json_odd_number(p, v, pos); }
         return json_fail(p, start, "a number of more than %d characters", (int)JSON_MAX_NUMBER);
     }
     memcpy(buf, p->text + start, pos - start);
     buf[pos - start] = '\0';
     v->number = strtod(buf, NULL);
     if (v->number > 1.7976931348623157e308 || v->number < -1.7976931348623157e308) {
+        if (p->odd) { return json_odd_number(p, v, pos); }
         return json_fail(p, start, "a number too large for a double");
     }
     return true;
@@ -345,30 +383,47 @@ static inline bool json_duplicate(JsonParser* p, const JsonValue* member) {
                      json_printable(name, sizeof(name), member->key, member->key_length));
 }
 
-// Fails on duplicate keys, and fills the hash table that json_get() uses.
-static inline bool json_index(JsonParser* p, const JsonValue* object) {
+// Returns the index of the member that has the key of member i and stands before it, or else i itself, which is then
+// put into the hash table of json_get().
+static inline uint32_t json_index_member(JsonValue* object, uint32_t i) {
+    const JsonValue *items = object->items, *member = &items[i];
     size_t slots = json_num_slots(object->count);
-    uint32_t* table = slots ? json_slots(object) : NULL;
-    if (slots) { memset(table, 0, slots * sizeof(uint32_t)); }
-    for (uint32_t i = 0; i < object->count; i++) {
-        const JsonValue* member = &object->items[i];
-        if (slots == 0) {
-            for (uint32_t j = 0; j < i; j++) {
-                if (json_same_key(&object->items[j], member->key, member->key_length)) {
-                    return json_duplicate(p, member);
-                }
-            }
-            continue;
-        }
-        size_t slot = json_hash(object, member->key, member->key_length) & (slots - 1);
-        for (; table[slot]; slot = (slot + 1) & (slots - 1)) {
-            if (json_same_key(&object->items[table[slot] - 1], member->key, member->key_length)) {
-                return json_duplicate(p, member);
-            }
-        }
-        table[slot] = i + 1;
+    if (slots == 0) {
+        uint32_t j = 0;
+        while (j < i && !json_same_key(&items[j], member->key, member->key_length)) { j++; }
+        return j;
     }
-    return true;
+    uint32_t* table = json_slots(object);
+    size_t slot = json_hash(object, member->key, member->key_length) & (slots - 1);
+    for (; table[slot]; slot = (slot + 1) & (slots - 1)) {
+        if (json_same_key(&items[table[slot] - 1], member->key, member->key_length)) { return table[slot] - 1; }
+    }
+    table[slot] = i + 1;
+    return i;
+}
+
+// Fills the hash table of json_get(). Fails on duplicate keys; a lenient parser keeps the last value of a key, at the place
+// of the first.
+static inline bool json_index(JsonParser* p, JsonValue* object) {
+    JsonValue* items = (JsonValue*)object->items; // const only for the reader of the document
+    for (;;) {
+        size_t slots = json_num_slots(object->count);
+        uint32_t kept = 0;
+        if (slots) { memset(json_slots(object), 0, slots * sizeof(uint32_t)); }
+        for (uint32_t i = 0; i < object->count; i++) {
+            if (kept < i) { items[kept] = items[i]; }
+            uint32_t j = json_index_member(object, kept);
+            if (j == kept) {
+                kept++;
+                continue;
+            }
+            if (!p->odd) { return json_duplicate(p, &items[kept]); }
+            items[j] = items[kept];
+            p->odd->duplicates++;
+        }
+        if (kept == object->count) { return true; }
+        object->count = kept; // and again: the place and the size of the table depend on it
+    }
 }
 
 static inline bool json_parse_value(JsonParser* p, JsonValue* v);
@@ -427,7 +482,10 @@ static inline bool json_parse_value(JsonParser* p, JsonValue* v) {
     if (!v->key) { v->offset = (uint32_t)p->pos; }
     uint8_t c = p->pos < p->n ? p->text[p->pos] : 0;
     if (c == '{' || c == '[') { return json_parse_container(p, v); }
-    if (c == '-' || (c >= '0' && c <= '9')) { return json_parse_number(p, v); }
+    if (c == '-' || (c >= '0' && c <= '9') || (c == 'I' && p->odd)) { return json_parse_number(p, v); }
+    if (p->odd && p->n - p->pos >= 3 && memcmp(p->text + p->pos, "NaN", 3) == 0) {
+        return json_odd_number(p, v, p->pos + 3);
+    }
     if (c == '"') {
         v->type = JSON_STRING;
         return json_parse_string(p, &v->string, &v->length);
@@ -452,9 +510,9 @@ static inline void json_free(JsonDoc* doc) {
     memset(doc, 0, sizeof(*doc));
 }
 
-// Parses a JSON text of n bytes. `where` is its name in messages. The text is not needed afterwards. On false there is
-// nothing to free.
-static inline bool json_parse(JsonDoc* doc, const char* text, size_t n, const char* where, Error* err) {
+// Like json_parse(), but accepts what JsonOdd counts, if odd is not NULL.
+static inline bool json_parse_lenient(JsonDoc* doc, const char* text, size_t n, const char* where, JsonOdd* odd,
+                                      Error* err) {
     JsonParser p;
     memset(&p, 0, sizeof(p));
     memset(doc, 0, sizeof(*doc));
@@ -462,15 +520,15 @@ static inline bool json_parse(JsonDoc* doc, const char* text, size_t n, const ch
     p.text = (const uint8_t*)text;
     p.n = n;
     p.where = where;
+    p.odd = odd;
     p.err = err;
     if (n > UINT32_MAX) { return error_set(err, "%s: %zu bytes of JSON, at most 4 GiB are supported", where, n); }
     doc->strings = (char*)malloc_check(n);
     JsonValue root;
     memset(&root, 0, sizeof(root));
-    bool ok = !(n >= 3 && memcmp(text, "\xEF\xBB\xBF", 3) == 0);
-    if (!ok) { json_fail(&p, 0, "a byte order mark; save the file as UTF-8 without one"); }
+    if (n >= 3 && memcmp(text, "\xEF\xBB\xBF", 3) == 0) { p.pos = 3; }
     json_skip_space(&p);
-    ok = ok && json_parse_value(&p, &root);
+    bool ok = json_parse_value(&p, &root);
     json_skip_space(&p);
     if (ok && p.pos < n) { ok = json_unexpected(&p, "the end of the text"); }
     if (ok) {
@@ -482,6 +540,12 @@ static inline bool json_parse(JsonDoc* doc, const char* text, size_t n, const ch
     }
     free(p.stack);
     return ok;
+}
+
+// Parses a JSON text of n bytes. `where` is its name in messages. The text is not needed afterwards. On false there is
+// nothing to free.
+static inline bool json_parse(JsonDoc* doc, const char* text, size_t n, const char* where, Error* err) {
+    return json_parse_lenient(doc, text, n, where, NULL, err);
 }
 
 // Returns the member with this key (n bytes), or NULL if there is none, or if `object` is NULL or not an object.

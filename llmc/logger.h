@@ -30,17 +30,16 @@ static inline void format_z_score(char* buf, size_t size, double z) {
 }
 
 // Formats llm.c's step line without a newline; NaN z-scores are omitted. step: the number to print (llm.c counts from
-// 1). ms: time of the step. precision: for example "bf16". Returns the result of snprintf.
+// 1). ms: time of the step. rate: for example "45.7% bf16 MFU". Returns the result of snprintf.
 static inline int format_step_line(char* buf, size_t size, int64_t step, int64_t num_steps, double loss, double loss_z,
-                                   double norm, double norm_z, double lr, double ms, double mfu_percent,
-                                   const char* precision, double tokens_per_second) {
+                                   double norm, double norm_z, double lr, double ms, const char* rate,
+                                   double tokens_per_second) {
     char loss_score[32], norm_score[32];
     format_z_score(loss_score, sizeof(loss_score), loss_z);
     format_z_score(norm_score, sizeof(norm_score), norm_z);
-    return snprintf(buf, size,
-                    "step %4lld/%lld | loss %7.6f %s| norm %6.4f %s| lr %.2e | %.2f ms | %.1f%% %s MFU | %.0f tok/s",
-                    (long long)step, (long long)num_steps, loss, loss_score, norm, norm_score, lr, ms, mfu_percent,
-                    precision, tokens_per_second);
+    return snprintf(buf, size, "step %4lld/%lld | loss %7.6f %s| norm %6.4f %s| lr %.2e | %.2f ms | %s | %.0f tok/s",
+                    (long long)step, (long long)num_steps, loss, loss_score, norm, norm_score, lr, ms, rate,
+                    tokens_per_second);
 }
 
 // ---- JSON ---------------------------------------------------------------------------

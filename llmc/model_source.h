@@ -23,15 +23,8 @@ weights; a new model gets initial ones.
 // Loads a vocabulary from the directory `path`. If the directory has no vocabulary file, returns false with an empty
 // err->text; if loading fails, returns false with the reason in err.
 static inline bool find_tokenizer(Tokenizer* tokenizer, const char* path, Error* err) {
-    static const char* const names[] = {"vocab.json",     "encoder.json",       "merges.txt",
-                                        "tokenizer.json", "gpt2_tokenizer.bin", "tokenizer.bin"};
-    Path candidate;
     err->text[0] = '\0';
-    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
-        path_set(&candidate, "%s/%s", path, names[i]);
-        if (file_exists(candidate.text)) { return tokenizer_load(tokenizer, path, err); }
-    }
-    return false;
+    return tokenizer_file_in(path, true) && tokenizer_load(tokenizer, path, err);
 }
 
 // Loads the vocabulary from --tokenizer, or else from the model's directory, or else from the training data's. Returns
@@ -111,11 +104,12 @@ static inline void refuse_other_shape(const char* path, const GPT2Config* config
     };
     for (size_t i = 0; i < sizeof(shape) / sizeof(shape[0]); i++) {
         if (shape[i].asked != 0 && shape[i].asked != shape[i].has) {
-            die("%s %.9g is for a new model, but %s has %.9g", shape[i].flag, shape[i].asked, path, shape[i].has);
+            die("%s %.9g is for a new model, but %s has %.9g: leave the flag out", shape[i].flag, shape[i].asked, path,
+                shape[i].has);
         }
     }
     if (args->activation && activation_of_name(args->activation) != config->activation) {
-        die("--activation %s is for a new model, but %s has %s", args->activation, path,
+        die("--activation %s is for a new model, but %s has %s: leave the flag out", args->activation, path,
             activation_name(config->activation));
     }
 }
@@ -153,9 +147,10 @@ static inline void model_source_open(ModelSource* source, Path model, bool* has_
         if (!config_check(config, "-e with --layers, --heads, --channels", &err)) { die("%s", err.text); }
     } else {
         if (!file_exists(path)) {
+            bool gpt2 = strncmp(path, "gpt2", 4) == 0 || strstr(path, "/gpt2");
             die("-e %s: %s; -e takes a descriptor like d12, a Hugging Face directory, a .safetensors file, an llm.c "
-                ".bin or the -o directory of a run",
-                path, strerror(errno));
+                ".bin or the -o directory of a run%s",
+                path, strerror(errno), gpt2 ? "; scripts/download.sh fetches OpenAI's gpt2" : "");
         }
         if (!model_open(&source->file, path, &err)) { die("-e %s", err.text); }
         for (int i = 0; run_rank == 0 && i < source->file.notes.count; i++) {
@@ -166,12 +161,9 @@ static inline void model_source_open(ModelSource* source, Path model, bool* has_
         source->eot_id = source->file.eot_id;
         refuse_other_shape(path, config);
     }
-    if (*has_tokenizer && tokenizer->vocab_size > config->vocab_size) {
-        die("the vocabulary has %d tokens, but the model %s only %d: they do not belong together",
-            tokenizer->vocab_size, path, config->vocab_size);
-    }
     // a model may be padded, by 47 tokens in llm.c's files
-    if (*has_tokenizer && config->vocab_size - tokenizer->vocab_size >= 128) {
+    int excess = *has_tokenizer ? config->vocab_size - tokenizer->vocab_size : 0;
+    if (excess < 0 || excess >= 128) {
         die("the vocabulary has %d tokens, but the model %s has %d: they do not belong together; --tokenizer names "
             "another",
             tokenizer->vocab_size, path, config->vocab_size);
@@ -205,19 +197,6 @@ static inline void model_source_read(ModelSource* source, float* params) {
         die("%s", err.text);
     }
     model_source_close(source);
-}
-
-// Ends the program if a weight is NaN or infinite: no text can be sampled from such a model.
-static inline void check_weights(const ModelSource* source, const float* params) {
-    for (int p = 0; p < NUM_PARAMS; p++) {
-        const float* tensor = params + param_offset(&source->config, p);
-        size_t n = param_size(&source->config, p), bad = 0;
-#pragma omp parallel for reduction(+ : bad)
-        for (long i = 0; i < (long)n; i++) { bad += !isfinite(tensor[i]); }
-        if (bad > 0) {
-            die("-e %s: %zu values of %s are NaN or infinite", source->path.text, bad, gpt2_params[p].name);
-        }
-    }
 }
 
 #endif

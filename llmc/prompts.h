@@ -10,6 +10,7 @@ continued, and the output of the continuations in the order of the prompts. Shar
 #include "model_source.h"
 #include "rand.h"
 #include "sampler.h"
+#include "text_input.h"
 #include "text_output.h"
 #include "tokenizer.h"
 #include "utils.h"
@@ -49,74 +50,22 @@ static inline uint64_t prompts_rng(const Sampler* sampler, int b) {
     return b == 0 ? sampler->rng : splitmix64(sampler->rng + (uint64_t)b);
 }
 
-// ---- special tokens -------------------------------------------------------------------
-
-// The tokens that no text is encoded to, such as <|endoftext|>: neither a single byte nor the result of a merge.
-typedef struct {
-    int* ids; // (count), the longest first
-    int count;
-    bool first[256]; // whether one begins with this byte
-} SpecialTokens;
-
-static inline SpecialTokens special_tokens(const Tokenizer* t) {
-    SpecialTokens s;
-    uint8_t* ordinary = (uint8_t*)calloc_check((size_t)t->vocab_size, 1);
-    memset(&s, 0, sizeof(s));
-    s.ids = (int*)malloc_check((size_t)t->vocab_size * sizeof(int));
-    for (int b = 0; b < 256; b++) { ordinary[t->byte_ids[b]] = 1; }
-    for (int i = 0; i < t->num_merges; i++) {
-        ordinary[tokenizer_find_merge(t, t->merges[2 * i], t->merges[2 * i + 1])->id] = 1;
-    }
-    for (int id = 0; id < t->vocab_size; id++) {
-        if (ordinary[id] && !t->added[id]) { continue; }
-        size_t n;
-        const char* bytes = tokenizer_decode(t, id, &n);
-        int at = s.count++;
-        for (; at > 0; at--) { // insertion sort: there are few
-            size_t m;
-            tokenizer_decode(t, s.ids[at - 1], &m);
-            if (m >= n) { break; }
-            s.ids[at] = s.ids[at - 1];
-        }
-        s.ids[at] = id;
-        if (n > 0) { s.first[(uint8_t)bytes[0]] = true; }
-    }
-    free(ordinary);
-    return s;
-}
-
-// Returns the longest special token at the beginning of text (n bytes), or -1. *length: its number of bytes.
-static inline int special_token_at(const SpecialTokens* s, const Tokenizer* t, const char* text, size_t n,
-                                   size_t* length) {
-    if (!s->first[(uint8_t)text[0]]) { return -1; }
-    for (int i = 0; i < s->count; i++) {
-        const char* bytes = tokenizer_decode(t, s->ids[i], length);
-        if (*length > 0 && *length <= n && memcmp(bytes, text, *length) == 0) { return s->ids[i]; }
-    }
-    return -1;
-}
-
-// Like tokenizer_encode(), but a special token in the text, spelled as in the vocabulary, stands for itself.
-static inline void encode_with_special(const Tokenizer* t, const SpecialTokens* special, const char* text, size_t n,
-                                       TokenBuffer* out) {
-    size_t begin = 0, length = 0; // begin: first byte that is not encoded yet
-    for (size_t i = 0; i < n;) {
-        int id = special_token_at(special, t, text + i, n - i, &length);
-        if (id < 0) {
-            i++;
-            continue;
-        }
-        tokenizer_encode(t, text + begin, i - begin, out);
-        token_buffer_reserve(out, 1);
-        out->ids[out->count++] = (uint32_t)id;
-        begin = i += length;
-    }
-    tokenizer_encode(t, text + begin, n - begin, out);
-}
-
 // ---- reading --------------------------------------------------------------------------
 
-// Reads a whole file, or standard input if path is "-", and drops its last newline. The caller frees *text.
+// Ends the program if a prompt or a list of prompts (n bytes) is not text, and drops its byte order mark.
+static inline void prompt_begin(const char* flag, const char* path, char* text, size_t* n) {
+    Error err;
+    size_t mark;
+    TextNotes notes;
+    memset(&notes, 0, sizeof(notes));
+    if (!text_check(text, *n, path, " > TEXT", &mark, &err)) { die("%s %s", flag, err.text); }
+    *n -= mark;
+    memmove(text, text + mark, *n);
+    text_count_nuls(&notes, text, *n);
+    text_notes_print(&notes, path);
+}
+
+// Reads a whole file, or standard input if path is "-", without a byte order mark. The caller frees *text.
 static inline void read_text(const char* flag, const char* path, char** text, size_t* n) {
     bool standard = strcmp(path, "-") == 0;
     int fd = standard ? STDIN_FILENO : open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
@@ -136,8 +85,7 @@ static inline void read_text(const char* flag, const char* path, char** text, si
         if (*n == capacity) { *text = (char*)realloc_check(*text, capacity *= 2); }
     }
     if (!standard) { close(fd); }
-    if (*n > 0 && (*text)[*n - 1] == '\n') { --*n; }
-    if (*n > 0 && (*text)[*n - 1] == '\r') { --*n; }
+    prompt_begin(flag, path, *text, n);
 }
 
 // Appends a text, of which the Prompts takes possession.
@@ -153,24 +101,23 @@ static inline char* copy_text(const char* text, size_t n) { return (char*)memcpy
 // Adds each line of --prompts.
 static inline void prompts_add_lines(Prompts* p, const char* path) {
     char* text;
-    size_t n, lines = 0;
+    size_t n;
     read_text("--prompts", path, &text, &n);
-    for (size_t at = 0; n > 0 && at <= n; lines++) {
-        const char* newline = (const char*)memchr(text + at, '\n', n - at);
-        size_t length = newline ? (size_t)(newline - text) - at : n - at;
-        bool crlf = length > 0 && text[at + length - 1] == '\r'; // a file from Windows
-        if (lines < PROMPTS_MAX) { prompts_add(p, copy_text(text + at, length - crlf), length - crlf); }
-        at += length + 1;
+    TextLines lines = {text, n, 0, 0};
+    const char* s;
+    for (size_t length; text_next_line(&lines, &s, &length);) {
+        if (text_is_blank(s, length)) { length = 0; }
+        if (lines.line <= PROMPTS_MAX) { prompts_add(p, copy_text(s, length), length); }
     }
-    if (lines == 0 || lines > PROMPTS_MAX) {
-        die("--prompts %s: has %zu lines, want 1 to %d", path, lines, (int)PROMPTS_MAX);
+    if (lines.line == 0 || lines.line > PROMPTS_MAX) {
+        die("--prompts %s: has %zu lines, want 1 to %d", path, lines.line, (int)PROMPTS_MAX);
     }
     free(text);
 }
 
 // Parses the token ids of --prompt-ids, separated by spaces or commas, and appends them to `tokens`.
 static inline void parse_prompt_ids(const char* text, int vocab_size, TokenBuffer* tokens) {
-    const char* separators = " ,\t\n";
+    const char* separators = " ,\t\r\n";
     for (const char* s = text + strspn(text, separators); *s; s += strspn(s, separators)) {
         size_t digits = strspn(s, "0123456789"), length = strcspn(s, separators);
         long id = digits == length && digits < 10 ? strtol(s, NULL, 10) : -1;
@@ -201,9 +148,7 @@ static inline void prompts_add_ids(Prompts* p, const TokenBuffer* tokens, const 
 }
 
 // Encodes text b. An empty one becomes the token `start`, which begins a new document.
-// special: NULL without --special.
-static inline void encode_prompt(const Prompts* p, int b, const Tokenizer* tokenizer, const SpecialTokens* special,
-                                 int start, TokenBuffer* out) {
+static inline void encode_prompt(const Prompts* p, int b, const Tokenizer* tokenizer, int start, TokenBuffer* out) {
     out->count = 0;
     if (p->bytes[b] > 0) {
         if (!tokenizer) {
@@ -214,11 +159,7 @@ static inline void encode_prompt(const Prompts* p, int b, const Tokenizer* token
             die("this vocabulary has no merges, so it cannot read a prompt: give vocab.json and merges.txt with "
                 "--tokenizer");
         }
-        if (special) {
-            encode_with_special(tokenizer, special, p->texts[b], p->bytes[b], out);
-        } else {
-            tokenizer_encode(tokenizer, p->texts[b], p->bytes[b], out);
-        }
+        tokenizer_encode_text(tokenizer, p->texts[b], p->bytes[b], args->special, out);
     }
     if (out->count == 0) {
         token_buffer_reserve(out, 1);
@@ -242,9 +183,13 @@ static inline void prompts_add_given(Prompts* p, TokenBuffer* tokens, const Toke
     } else if (args->prompt_file || strcmp(args->prompt, "-") == 0) {
         read_text(args->prompt_file ? "--prompt-file" : "--prompt", args->prompt_file ? args->prompt_file : "-", &text,
                   &n);
+        if (n > 0 && text[n - 1] == '\n') { n--; } // the last line break is not part of the prompt
+        if (n > 0 && text[n - 1] == '\r') { n--; }
         prompts_add(p, text, n);
     } else {
-        prompts_add(p, strdup_check(args->prompt), strlen(args->prompt));
+        n = strlen(args->prompt);
+        size_t mark = text_mark(args->prompt, n);
+        prompts_add(p, strdup_check(args->prompt + mark), n - mark);
     }
     for (int i = 1; !args->prompts && i < args->num_samples; i++) {
         prompts_add(p, copy_text(p->texts[0], p->bytes[0]), p->bytes[0]);
@@ -269,12 +214,9 @@ static inline void prompts_read(Prompts* p, const Tokenizer* tokenizer, const Mo
     prompts_add_given(p, &tokens, tokenizer, config);
     p->lengths = (int*)malloc_check((size_t)p->B * sizeof(int));
     int** ids = (int**)calloc_check((size_t)p->B, sizeof(int*));
-    SpecialTokens special = {NULL, 0, {false}};
-    bool with_special = args->special && tokenizer;
-    if (with_special) { special = special_tokens(tokenizer); }
     for (int b = 0; b < p->B; b++) {
         if (!args->prompt_ids && (args->prompts || b == 0)) { // the others have the tokens of the first
-            encode_prompt(p, b, tokenizer, with_special ? &special : NULL, model_start(source, tokenizer), &tokens);
+            encode_prompt(p, b, tokenizer, model_start(source, tokenizer), &tokens);
         }
         if (tokens.count > (size_t)config->max_seq_len) {
             char which[32] = "";
@@ -293,7 +235,7 @@ static inline void prompts_read(Prompts* p, const Tokenizer* tokenizer, const Mo
         free(ids[b]);
     }
     free(ids);
-    free(special.ids);
+    if (tokenizer) { tokenizer_note_spelled(tokenizer, "the prompt", tokens.spelled, tokens.spelled_id); }
     token_buffer_free(&tokens);
 }
 

@@ -35,18 +35,17 @@ static inline Batch settle_batch(const GPT2Config* config) {
     Batch batch = {args->B, args->T, args->total_batch, 0};
     if (batch.T == 0) { batch.T = maxT < 1024 ? maxT : 1024; }
     if (batch.T > maxT) {
-        die("-t %d is more than the %d positions of the model%s", batch.T, maxT,
-            is_descriptor(args->model) ? "; --positions sets those of a new model" : "");
+        die("-t %d is more than the %d positions of the model: %s", batch.T, maxT,
+            is_descriptor(args->model) ? "--positions sets those of a new model" : "take a smaller -t");
     }
     int64_t tokens = (int64_t)batch.B * batch.T * run_num_ranks;
     if (batch.total == 0) { batch.total = tokens; }
-    if (batch.total % tokens != 0 && run_num_ranks > 1) {
-        die("-d %lld is not a multiple of -b %d times -t %d times %d ranks = %lld tokens", (long long)batch.total,
-            batch.B, batch.T, run_num_ranks, (long long)tokens);
-    }
     if (batch.total % tokens != 0) {
-        die("-d %lld is not a multiple of -b %d times -t %d = %lld tokens", (long long)batch.total, batch.B, batch.T,
-            (long long)tokens);
+        char ranks[32] = "";
+        long long below = (long long)(batch.total / tokens * tokens), above = below + (long long)tokens;
+        if (run_num_ranks > 1) { snprintf(ranks, sizeof(ranks), " times %d ranks", run_num_ranks); }
+        die("-d %lld is not a multiple of -b %d times -t %d%s = %lld tokens: take %lld", (long long)batch.total,
+            batch.B, batch.T, ranks, (long long)tokens, below > 0 ? below : above);
     }
     batch.micro_steps = batch.total / tokens;
     return batch;
@@ -81,6 +80,8 @@ typedef struct {
     int lock;        // the descriptor that locks -o (run_lock), or negative
     Path checkpoint; // path of the checkpoint that the run resumes from; "" for a new run
     int nonfinite_in_a_row;
+    int64_t first_step, first_skipped; // of this process: run.step and run.skipped_steps when it began
+    int64_t num_nonfinite;             // steps of this process that were skipped because they were not finite
     // for the estimate of the time left
     double step_ms;                            // exponential moving average
     double validation_ms, sample_ms, write_ms; // the newest times; write_ms: of a save that the run waits for
@@ -105,7 +106,7 @@ static inline void training_find_checkpoint(Training* t) {
     }
     if (args->muon_learning_rate > 0 && !uses_muon()) { die("--muon-learning-rate needs --optimizer muon"); }
     if (args->output && file_exists(args->output) && !is_directory(args->output)) {
-        die("-o %s: exists and is not a directory", args->output);
+        die("-o %s: exists and is not a directory: give another -o", args->output);
     }
     if (args->output && directory_has_model(args->output) && !run_has_checkpoints(args->output)) {
         die("-o %s holds a model (config.json or a file of weights), which the run would hide: give another -o",
@@ -157,6 +158,16 @@ static inline void training_open_model(Training* t, ModelSource* source) {
     t->start_token = model_start(source, t->has_tokenizer ? &t->tokenizer : NULL);
 }
 
+// True if the same tokens are added or special in vocabularies of the same tokens, apart from end-of-text.
+static inline bool same_special_tokens(const Tokenizer* a, const Tokenizer* b) {
+    bool same = true;
+    for (int id = 0; id < a->vocab_size; id++) {
+        bool equal = tokenizer_effect(a->flags[id]) == tokenizer_effect(b->flags[id]);
+        same = same && (equal || id == a->eot_id || id == b->eot_id);
+    }
+    return same || !a->can_encode || !b->can_encode; // a tokenizer.bin has no flags
+}
+
 // Ends the program if the shards of `pattern` (flag: -i or -j) were made with another vocabulary than the model's: their ids
 // would stand for other tokens. Shards without a vocabulary beside them are trusted. Returns the token that separates
 // their documents, or -1 if it is not known.
@@ -169,12 +180,19 @@ static inline int check_data_vocabulary(const Training* t, const char* flag, con
         return -1;
     }
     bool same = other.vocab_size == t->tokenizer.vocab_size && other.fingerprint[0] == t->tokenizer.fingerprint[0];
+    bool same_flags = !same || same_special_tokens(&t->tokenizer, &other);
     int size = other.vocab_size, eot = other.eot_id;
     tokenizer_free(&other);
     if (!same) {
         die("%s %s: these shards were made with another vocabulary (%d tokens) than the model's (%d tokens): make them "
             "with dev/data/tokenize -t and the model's vocabulary",
             flag, pattern, size, t->tokenizer.vocab_size);
+    }
+    if (!same_flags) { // the shards' ids stand for the same tokens in either case
+        print_line(stderr,
+                   "note: %s %s: the vocabulary of these shards has other added or special tokens than the model's, "
+                   "which the run keeps: --tokenizer chooses one",
+                   flag, pattern);
     }
     return eot;
 }
@@ -184,7 +202,10 @@ static inline int check_data_vocabulary(const Training* t, const char* flag, con
 static inline void settle_vocabulary(Training* t) {
     int eot = check_data_vocabulary(t, "-i", args->train_data);
     int val_eot = check_data_vocabulary(t, "-j", args->val_data);
-    if (eot >= 0) { t->tokenizer.eot_id = t->run.eot_id = t->start_token = eot; }
+    if (eot >= 0) {
+        tokenizer_set_eot(&t->tokenizer, eot);
+        t->run.eot_id = t->start_token = eot;
+    }
     if (eot >= 0 && val_eot >= 0 && val_eot != eot) {
         die("-j %s: end-of-text is token %d, but %d in the training data: make both with the same --eot",
             args->val_data, val_eot, eot);
@@ -200,7 +221,7 @@ static inline void training_open_data(Training* t, const GPT2Config* config) {
     settle_vocabulary(t);
     if (!dataloader_open(&t->train, args->train_data, B, T, run_rank, run_num_ranks, V, shuffle, (uint64_t)run_seed(),
                          &err)) {
-        die("%s", err.text);
+        die("--train-data: %s", err.text);
     }
     t->has_val = args->val_data != NULL;
     t->val_B = B;
@@ -218,7 +239,10 @@ static inline void training_open_data(Training* t, const GPT2Config* config) {
             ok = dataloader_open(&t->val, args->val_data, t->val_B, T, t->val_ranks > 1 ? run_rank : 0, t->val_ranks, V,
                                  false, 0, &err);
         }
-        if (!ok) { die("%s", first.text); }
+        if (!ok) { die("--val-data: %s", first.text); }
+        if (t->val.fingerprint == t->train.fingerprint) {
+            printf("note: -j names the training data: the validation loss says nothing about other text\n");
+        }
         if (t->val_B < B) { printf("note: little validation data: -b %d instead of %d there\n", t->val_B, B); }
     }
     int64_t val_epoch = t->has_val ? t->val.batches_per_epoch : 0;
@@ -240,6 +264,12 @@ static inline void training_open_data(Training* t, const GPT2Config* config) {
     t->schedule = t->muon_schedule = schedule;
     if (args->muon_learning_rate > 0) { t->muon_schedule.learning_rate = args->muon_learning_rate; }
     if (!lr_schedule_check(&t->schedule, &err)) { die("%s", err.text); }
+    if (args->warmup_steps > t->num_steps && t->num_steps > 0 && strcmp(args->schedule, "constant") != 0) {
+        printf(
+            "note: the warm-up has %lld steps (-u) and the run %lld: the learning rate ends at %.2e instead of %.2e\n",
+            (long long)args->warmup_steps, (long long)t->num_steps, (double)lr_at(&t->schedule, t->num_steps - 1),
+            (double)args->learning_rate);
+    }
 }
 
 // Fills the settings of `run` from the flags. They are saved in state.json, so that a change between a run and its
@@ -290,9 +320,10 @@ static inline void training_begin(Training* t, const GPT2Config* config, float* 
     t->run.best_val_loss = t->kept_val_loss = INFINITY;
     fill_run_settings(&t->run, t);
     if (t->checkpoint.text[0]) {
-        if (!run_load(t->checkpoint.text, &t->run, params, m, v, &err) ||
-            !dataloader_restore(&t->train, &t->run.loader, &err)) {
-            die("%s", err.text);
+        if (!run_load(t->checkpoint.text, &t->run, params, m, v, &err)) { die("%s", err.text); }
+        if (!dataloader_restore(&t->train, &t->run.loader, &err)) {
+            die("%s: resume with the flags of before, or start a new run from its weights with -e %s -o NEW", err.text,
+                t->checkpoint.text);
         }
         RunState now = t->run;
         fill_run_settings(&now, t);
@@ -313,6 +344,8 @@ static inline void training_begin(Training* t, const GPT2Config* config, float* 
                        (long long)t->run.step, (long long)t->num_steps);
         }
     }
+    t->first_step = t->run.step;
+    t->first_skipped = t->run.skipped_steps;
     dataloader_state(&t->train, &t->position);
     if (args->output && run_rank == 0) { training_own_output(t); }
     if (!logger_open(&t->logger, run_rank == 0 ? args->output : NULL, t->checkpoint.text[0] ? t->run.step : -1, &err)) {
@@ -444,6 +477,13 @@ static inline void training_save_anyway(Training* t) {
         reason.text);
 }
 
+// Ends the program because the weights are not finite and so were not saved. reason: how that was noticed.
+__attribute__((noreturn)) static inline void training_refuse_weights(const Training* t, const char* reason) {
+    die("%s: the weights after step %lld were not saved: %s", reason, (long long)t->run.step,
+        t->saved_step >= 0 ? "resume from the newest checkpoint with -y 1 and a lower -l"
+                           : "take a lower -l or a longer -u");
+}
+
 // True if checkpoints are written while the run goes on.
 static inline bool training_saves_asynchronously(void) {
     return args->output && args->async_save && (args->save_every || args->keep_best);
@@ -514,6 +554,7 @@ static inline void training_save(Training* t, float* const* tensors, bool last) 
     if (!last) {
         training_report_periodic_save(t);
     } else if (!training_report_save(t)) {
+        if (params_not_finite(&s->error)) { training_refuse_weights(t, s->error.text); }
         training_save_anyway(t);
     }
 }
@@ -590,6 +631,7 @@ static inline bool training_judge(Training* t, StepReport* r) {
 static inline void training_count(Training* t, const StepReport* r, bool applied) {
     bool finite = isfinite(r->loss) && isfinite(r->norm);
     t->nonfinite_in_a_row = finite ? 0 : t->nonfinite_in_a_row + 1;
+    t->num_nonfinite += !finite;
     if (applied) { return; }
     t->run.skipped_steps++;
     if (!finite) {
@@ -637,16 +679,18 @@ static inline double training_seconds_left(const Training* t, int64_t step) {
     return ms * 1e-3;
 }
 
-// Prints and logs a step. machine_flops: peak FLOP/s, that is 100% MFU. precision: for example "bf16". extra:
-// additional columns of the calling program, each like " | 1.0 GB", or "".
+// Prints and logs a step. machine_flops: peak FLOP/s, that is 100% MFU; 0 on a CPU: other programs and the clock change what
+// its cores reach from one moment to the next, so the line has GFLOP/s. precision: for example "bf16". extra: additional columns of the calling program, each like " | 1.0 GB", or "".
 static inline void training_report(Training* t, const StepReport* r, double machine_flops, const char* precision,
                                    const char* extra) {
-    char line[512], left[32];
+    char line[512], left[32], rate[48];
+    double flops = training_flops(t, r->ms);
+    snprintf(rate, sizeof(rate), "%.1f GFLOP/s", 1e-9 * flops);
+    if (machine_flops > 0) { snprintf(rate, sizeof(rate), "%.1f%% %s MFU", 100.0 * flops / machine_flops, precision); }
     double tokens_per_second = (double)t->batch.total / r->ms * 1e3;
     t->step_ms = t->step_ms > 0 ? 0.9 * t->step_ms + 0.1 * r->ms : r->ms;
     format_step_line(line, sizeof(line), r->step, t->num_steps, r->loss, r->loss_z, r->norm, r->norm_z,
-                     r->learning_rate, r->ms, 100.0 * training_flops(t, r->ms) / machine_flops, precision,
-                     tokens_per_second);
+                     r->learning_rate, r->ms, rate, tokens_per_second);
     format_duration(left, sizeof(left), training_seconds_left(t, r->step));
     char saturated[48] = "";
     if (args->fp8 && r->num_saturated > 0) {
@@ -691,11 +735,40 @@ static inline void training_sample_end(Training* t, TrainingSample* s, const cha
 
 // Ends the program after args->max_nonfinite steps in a row were not finite. weights_are_good is true if the weights
 // are finite; they were then saved, if -o was given.
-__attribute__((noreturn)) static inline void training_give_up(bool weights_are_good) {
-    die("loss or gradients were not finite %d steps in a row: stopped, %s", args->max_nonfinite,
-        !weights_are_good ? "and the weights themselves are not finite: start from other weights"
-        : args->output    ? "the weights of the last good step are saved; a lower -l or a longer -u may help"
-                          : "nothing saved (no -o); a lower -l or a longer -u may help");
+__attribute__((noreturn)) static inline void training_give_up(const Training* t, bool weights_are_good) {
+    char reason[128];
+    snprintf(reason, sizeof(reason), "loss or gradients were not finite %d steps in a row", args->max_nonfinite);
+    if (!weights_are_good) {
+        strcat(reason, ", and the weights themselves are not finite");
+        training_refuse_weights(t, reason);
+    }
+    die("%s: stopped, %s", reason,
+        args->output ? "the weights of the last good step are saved; a lower -l or a longer -u may help"
+                     : "nothing saved (no -o); a lower -l or a longer -u may help");
+}
+
+// Says how many steps of this process were skipped, and why. Returns false if all of them were, or if this process, which
+// has taken no step, resumed from such a run: then nothing has been learned.
+static inline bool training_report_skipped(const Training* t) {
+    int64_t steps = t->run.step - t->first_step, skipped = t->run.skipped_steps - t->first_skipped;
+    bool before = steps == 0 && t->run.skipped_steps == t->run.step;
+    if (before) { steps = skipped = t->run.step; }
+    if (skipped == 0) { return true; }
+    bool all = skipped == steps;
+    char what[160], reason[80] = "";
+    if (t->num_nonfinite > 0) {
+        snprintf(reason, sizeof(reason), ", %lld of them with a loss or gradient that was not finite",
+                 (long long)t->num_nonfinite);
+    }
+    snprintf(what, sizeof(what), "%lld of %lld steps were skipped%s", (long long)skipped, (long long)steps, reason);
+    if (2 * skipped < steps) {
+        printf("%s\n", what);
+    } else if (run_rank == 0) {
+        fprintf(stderr, "%s: %s%s: %s\n", all ? "error" : "warning", what, all ? ": nothing was learned" : "",
+                before || 2 * t->num_nonfinite >= skipped ? "take a lower -l, a longer -u or other weights"
+                                                          : "raise -sl and -sg, or leave them out");
+    }
+    return !all;
 }
 
 // Prints the summary, closes the log and the data, and returns the exit code.
@@ -709,7 +782,7 @@ static inline int training_end(Training* t) {
         code = args->output ? EXIT_SUCCESS : 128 + run_stop_signal;
     }
     if (t->failed_saves) { printf("%d %s failed\n", t->failed_saves, t->failed_saves == 1 ? "save" : "saves"); }
-    if (t->run.skipped_steps) { printf("%lld steps were skipped\n", (long long)t->run.skipped_steps); }
+    if (!training_report_skipped(t)) { code = EXIT_FAILURE; }
     if (!logger_close(&t->logger, &err)) { fprintf(stderr, "warning: %s\n", err.text); }
     dataloader_close(&t->train);
     if (t->has_val) { dataloader_close(&t->val); }

@@ -368,7 +368,20 @@ static inline bool parts_write_file(const PartsSave* s, int file, float* floats,
     return ok;
 }
 
+// Fails if one of this rank's weights is not finite.
+static inline bool parts_check(const PartsSave* s, Error* err) {
+    const GPT2Config* config = &s->list->config;
+    for (int i = 0; i < s->list->num_parts; i++) {
+        const RunPart* part = &s->list->parts[i];
+        if (part->rank != s->me->rank || part->array != 0) { continue; }
+        size_t n = stored_values(config, part->p);
+        if (!values_check(config, part->p, part->layer, 0, s->buffer + part->offset, n, FLT_MAX, err)) { return false; }
+    }
+    return true;
+}
+
 static inline bool parts_write(const PartsSave* s, Error* err) {
+    if (!parts_check(s, err)) { return false; }
     float* floats = (float*)malloc_check(hf_chunk_size(&s->list->config) * sizeof(float));
     bool ok = parts_write_file(s, 0, floats, err) && parts_write_file(s, 1, floats, err);
     free(floats);
@@ -545,7 +558,8 @@ static inline bool parts_create_all(const PartsSave* s, const RunState* state, c
     Path sign;
     *num_files = 3;
     return parts_create(s, 0, &files[0], err) &&
-           model_save_hf_texts(s->hidden.text, &state->config, false, state->eot_id, &files[1], err) &&
+           model_save_hf_texts(s->hidden.text, &state->config, false, run_tokens(state->eot_id, tokenizer), &files[1],
+                               err) &&
            run_write_vocabulary(s->hidden.text, tokenizer, files, num_files, err) &&
            parts_create(s, 1, &files[(*num_files)++], err) && parts_make_room(s, err) &&
            parts_path(s, &sign, s->hidden.text, 0, "", err) && parts_put(sign.text, "", err);

@@ -3,7 +3,7 @@ Checkpoints of a training run. Each one is a directory that Hugging Face's from_
 run resumes bit for bit.
 
     log/step_00000100/config.json, generation_config.json, model.safetensors (fp32)
-                      vocab.json, merges.txt (added_tokens.json, tokenizer_config.json, gpt2_tokenizer.bin if the
+                      vocab.json, merges.txt (tokenizer_config.json, gpt2_tokenizer.bin if the
                       vocabulary needs them)
                       optimizer.safetensors: AdamW's moments m.NAME and v.NAME of every parameter, in fp32, with the
                       names and shapes of model.safetensors; where Muon updates a matrix, m is its momentum and v is 0
@@ -725,11 +725,18 @@ static inline int run_print_changes(FILE* f, const RunState* saved, const RunSta
 
 // ---- saving --------------------------------------------------------------------------
 
+// The tokens that a model's files name. Texts begin with end-of-text if the vocabulary names no other token for it.
+// tokenizer may be NULL.
+static inline ModelTokens run_tokens(int eot_id, const Tokenizer* tokenizer) {
+    ModelTokens tokens = {tokenizer && tokenizer->bos_id >= 0 ? tokenizer->bos_id : eot_id, eot_id,
+                          tokenizer ? tokenizer->pad_id : -1};
+    return tokens;
+}
+
 // Writes the vocabulary to dir and appends its files to `files`. tokenizer may be NULL.
 static inline bool run_write_vocabulary(const char* dir, const Tokenizer* tokenizer, SavedFile* files, int* num_files,
                                         Error* err) {
-    static const char* const vocabulary[] = {"vocab.json", "merges.txt", "added_tokens.json", "tokenizer_config.json",
-                                             "gpt2_tokenizer.bin"};
+    static const char* const vocabulary[] = {"vocab.json", "merges.txt", "tokenizer_config.json", "gpt2_tokenizer.bin"};
     Path path;
     if (!tokenizer) { return true; }
     if (!tokenizer_save(tokenizer, dir, err)) { return false; }
@@ -768,7 +775,8 @@ static inline bool run_write_files(const char* dir, const RunState* given, const
     Path path;
     int num_files = 0;
     memset(files, 0, sizeof(files));
-    return model_save_hf_files(dir, &state.config, params, false, state.eot_id, files, &num_files, err) &&
+    return model_save_hf_files(dir, &state.config, params, false, run_tokens(state.eot_id, tokenizer), files,
+                               &num_files, err) &&
            run_write_vocabulary(dir, tokenizer, files, &num_files, err) &&
            run_path(&path, dir, "optimizer.safetensors", err) &&
            params_save_safetensors(path.text, &state.config, moments, run_moment_prefixes, 2, false,
@@ -788,13 +796,14 @@ static inline bool run_create_hidden(const char* out_dir, int64_t step, Path* pa
 
 // Saves the checkpoint out_dir/step_%08d of state->step; creates out_dir if necessary. params, m, v are fp32 arrays of
 // num_parameters(config); tokenizer may be NULL. An existing checkpoint of the same step is replaced; at every moment
-// the old or the new one exists. If any operation fails, returns false with the reason in err, removes the hidden
+// the old or the new one exists. Weights that are not finite are not saved. If any operation fails, returns false with the reason in err, removes the hidden
 // directory and leaves all older checkpoints untouched.
 static inline bool run_save(const char* out_dir, const RunState* state, const float* params, const float* m,
                             const float* v, const Tokenizer* tokenizer, Error* err) {
     Path path;
     Error removal;
     require(run_state_valid(state));
+    if (!params_check(&state->config, params, FLT_MAX, err)) { return false; }
     if (!run_create_hidden(out_dir, state->step, &path, err)) { return false; }
     bool ok = run_write_files(path.text, state, params, m, v, tokenizer, err) &&
               run_publish(out_dir, path.text, state->step, err);

@@ -231,8 +231,12 @@ static inline bool tuned_write(const TunedTable* table, bool only_in_use, const 
         writer_printf(&w, "%s,%s,%s,%d,%d,%d,%d,%d,%d,%.5f,%.5f\n", tunable_ops[r->op].op, r->gpu, r->dtype, r->B, r->T,
                       r->C, r->NH, r->V, r->config, r->median_ms, r->default_ms);
     }
-    if (!writer_close(&w, err)) { return false; }
-    return rename(temporary.text, path) == 0 || error_set(err, "%s: cannot rename to it: %s", path, strerror(errno));
+    bool ok = writer_close(&w, err);
+    if (ok && rename(temporary.text, path) != 0) {
+        ok = error_set(err, "%s: cannot rename to it: %s", path, strerror(errno));
+    }
+    if (!ok) { unlink(temporary.text); }
+    return ok;
 }
 
 // ---- the launchers' side ----------------------------------------------------------

@@ -22,6 +22,7 @@ There are two kinds of failure:
 
 #include <errno.h>
 #include <fcntl.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdbool.h>
 #include <stdint.h>
@@ -383,8 +384,14 @@ static inline bool writer_open(FileWriter* w, const char* path, Error* err) {
     return true;
 }
 
+static const volatile sig_atomic_t* writers_stop; // if set: a signal that has arrived makes all writers fail
+
 static inline void writer_flush(FileWriter* w) {
     size_t done = 0;
+    if (writers_stop && *writers_stop) {
+        errno = EINTR;
+        writer_fail(w, "write");
+    }
     while (!w->failed && done < w->used) {
         ssize_t n = write(w->fd, w->buffer + done, w->used - done);
         if (n < 0 && errno == EINTR) { continue; }

@@ -76,7 +76,7 @@ static bool put_json(const JsonValue* root, const char* where, Error* err) {
     static const char before[] = "Question: ", after[] = "\nAnswer:";
     const JsonValue *question = json_get(root, "question"), *answer;
     Question q;
-    if (!json_want(root, "answerKey", JSON_STRING, &answer, where, err)) { return false; }
+    if (!json_want_text(root, "answerKey", &answer, where, "", err)) { return false; }
     bool flat = question && question->type == JSON_STRING;
     if (!flat && !json_want(root, "question", JSON_OBJECT, &question, where, err)) { return false; }
     if (flat ? !read_hugging_face(&q, question, root, where, err) : !read_ai2(&q, question, where, err)) {
@@ -105,13 +105,14 @@ static bool put_json(const JsonValue* root, const char* where, Error* err) {
     return ok;
 }
 
-static bool convert(Error* err) { return convert_jsonl(put_json, err); }
+static bool convert(Error* err) { return convert_json(put_json, err); }
 
 int main(int argc, char** argv) {
     return convert_main(
         argc, argv, EVAL_CHOICES,
         "Converts ARC, or other questions with 2 to 5 choices, to an evaluation file for train_gpt2 --eval, by "
         "the rules of the LM Evaluation Harness's arc_easy.",
-        "questions in the form of AI2's ARC-Easy-Test.jsonl, or in that of Hugging Face's ai2_arc, one per line",
+        "questions in the form of AI2's ARC-Easy-Test.jsonl, or in that of Hugging Face's ai2_arc, one per line or in "
+        "an array",
         "arc_easy.bin", convert);
 }

@@ -4,13 +4,15 @@ converter supplies a function that reads the input and calls put_example() for e
 
 The tokens of a context and its ending are those of the two together, as in the LM Evaluation Harness: white space at
 the end of the context is encoded with the ending. So the ending begins with white space after another character, where
-no token of GPT-2 spans both, and the two can be encoded apart.
+no token of GPT-2 spans both, and the two can be encoded apart. An added token of a vocabulary that would span both is
+not one there.
 */
 #ifndef DEV_DATA_EVAL_WRITER_H
 #define DEV_DATA_EVAL_WRITER_H
 
 #include "../../llmc/cli.h"
 #include "../../llmc/eval_loader.h"
+#include "../../llmc/text_input.h"
 #include "../../llmc/tokenizer.h"
 
 enum { MAX_EXAMPLES = 65535, MAX_EXAMPLE_BYTES = 65535 };
@@ -28,29 +30,14 @@ typedef struct {
 
 static struct {
     MappedFile file;
-    size_t at;   // byte offset of the next line
-    size_t line; // number of the line that was read last
+    JsonItems items; // or, if the input is not JSON, only its lines
+    TextNotes notes;
 } in;
 
 // Reads the next line into *t, without its line break. Returns false at the end of the file.
-static inline bool next_line(Text* t) {
-    in.line++;
-    if (in.at == in.file.size) { return false; }
-    const char* s = (const char*)in.file.data + in.at;
-    const char* newline = (const char*)memchr(s, '\n', in.file.size - in.at);
-    t->s = s;
-    t->n = newline ? (size_t)(newline - s) : in.file.size - in.at;
-    in.at += t->n + (newline != NULL);
-    if (t->n > 0 && s[t->n - 1] == '\r') { t->n--; }
-    return true;
-}
+static inline bool next_line(Text* t) { return text_next_line(&in.items.lines, &t->s, &t->n); }
 
-static inline bool is_blank(const Text* t) {
-    for (size_t i = 0; i < t->n; i++) {
-        if (t->s[i] != ' ' && t->s[i] != '\t') { return false; }
-    }
-    return true;
-}
+static inline bool is_blank(const Text* t) { return text_is_blank(t->s, t->n); }
 
 // ---- output: 16-bit words in memory, then one file ----------------------------------------------
 
@@ -78,7 +65,7 @@ static inline void put_word(size_t word) {
 // characters. Returns the number of tokens.
 static inline size_t put_text(const char* s, size_t n, size_t characters) {
     out.tokens.count = 0;
-    tokenizer_encode(&tokenizer, s, n, &out.tokens);
+    tokenizer_encode_text(&tokenizer, s, n, false, &out.tokens);
     put_word(out.tokens.count);
     if (characters > 0) { put_word(characters); }
     for (size_t i = 0; i < out.tokens.count; i++) { put_word(out.tokens.ids[i]); }
@@ -178,26 +165,27 @@ static inline void print_progress(void) {
     if (now - last_ms < (tty ? 100 : 5000)) { return; }
     last_ms = now;
     char line[80];
-    snprintf(line, sizeof(line), "%5.1f%%  %d questions", 100.0 * (double)in.at / (double)in.file.size, out.examples);
+    snprintf(line, sizeof(line), "%5.1f%%  %d questions", 100.0 * (double)in.items.lines.at / (double)in.file.size,
+             out.examples);
     fprintf(stderr, tty ? "\r%-40s" : "%s\n", line);
 }
 
-static inline void set_where(char* where, size_t size) { snprintf(where, size, "%.900s:%zu", flags.input, in.line); }
+static inline void set_where(char* where, size_t size) { json_items_where(&in.items, flags.input, where, size); }
 
-// Reads a file with one JSON value per line; put_json(root, where, err) puts the example of each.
-static inline bool convert_jsonl(bool (*put_json)(const JsonValue* root, const char* where, Error* err), Error* err) {
+// Reads a file with one JSON value per line, or an array of them; put_json(root, where, err) puts the example of each.
+static inline bool convert_json(bool (*put_json)(const JsonValue* root, const char* where, Error* err), Error* err) {
     char where[1000];
-    for (Text line; next_line(&line);) {
+    err->text[0] = '\0';
+    for (Text value; json_items_next(&in.items, &value.s, &value.n, flags.input, err);) {
         JsonDoc doc;
-        if (is_blank(&line)) { continue; }
         set_where(where, sizeof(where));
-        if (!json_parse(&doc, line.s, line.n, where, err)) { return false; }
+        if (!json_parse_lenient(&doc, value.s, value.n, where, &in.notes.json, err)) { return false; }
         bool ok = put_json(doc.root, where, err);
         json_free(&doc);
         if (!ok) { return false; }
         if (out.examples % 64 == 0) { print_progress(); }
     }
-    return true;
+    return !err->text[0];
 }
 
 // Sets *text to element i of an array, which is called `what` in messages.
@@ -227,6 +215,16 @@ static inline void parse_flags(int argc, char** argv, const char* about, const c
     }
 }
 
+// Checks the beginning of the input, and finds its form.
+static inline bool begin_input(Error* err) {
+    const char* text = (const char*)in.file.data;
+    size_t n = in.file.size, mark;
+    if (!text_check(text, n, flags.input, " > TEXT", &mark, err)) { return false; }
+    in.items = json_items(text + mark, n - mark, json_form(text + mark, n - mark));
+    text_count_nuls(&in.notes, text, n);
+    return true;
+}
+
 // The main() of a converter. about, input_help, example: for --help, what the program does, its input, and a name of an
 // output file. convert: reads the input, which is open, and puts all examples. Returns the exit code.
 static inline int convert_main(int argc, char** argv, EvalKind kind, const char* about, const char* input_help,
@@ -240,7 +238,7 @@ static inline int convert_main(int argc, char** argv, EvalKind kind, const char*
     double start_ms = time_ms();
     if (!map_file(&in.file, flags.input, &err)) { die("%s", err.text); }
     out.kind = kind;
-    bool ok = convert(&err);
+    bool ok = begin_input(&err) && convert(&err);
     if (ok && out.examples == 0) { ok = error_set(&err, "%s: contains no questions", flags.input); }
     ok = ok && write_file(flags.out, &err);
     if (isatty(STDERR_FILENO)) { fprintf(stderr, "\r%-40s\r", ""); }
@@ -248,6 +246,7 @@ static inline int convert_main(int argc, char** argv, EvalKind kind, const char*
     print_line(stderr, "%s: %d questions, the longest with its ending %zu tokens, %zu bytes, in %.2f s", flags.out,
                out.examples, out.longest_row, EVAL_HEADER_BYTES + out.count * sizeof(uint16_t),
                (time_ms() - start_ms) / 1e3);
+    text_notes_print(&in.notes, flags.input);
     unmap_file(&in.file);
     free(out.words);
     free(out.text);

@@ -4,9 +4,9 @@ Converts HellaSwag's questions to an evaluation file in llm.c's format (llmc/eva
     dev/data/hellaswag -i hellaswag_val.jsonl --tokenizer gpt2/ -o hellaswag_val.bin
 
 The input is either the original file, which has one JSON object per line with ctx, label and 4 endings, or text with
-six lines per question: context, label, 4 endings. The original is recognized by its first byte '{'. The context is
-encoded unchanged, each ending with a space before it. The output is written under a temporary name and renamed when it
-is complete.
+six lines per question: context, label, 4 endings. The original, or an array of its objects, is recognized by its
+beginning. The context is encoded unchanged, each ending with a space before it. The output is written under a temporary
+name and renamed when it is complete.
 
 Source: Zellers et al. 2019, arXiv:1905.07830.
 */
@@ -18,9 +18,10 @@ static bool convert_text(Error* err) {
     char where[1000], got[64];
     for (Text lines[TEXT_LINES]; next_line(&lines[0]);) {
         if (is_blank(&lines[0])) { continue; } // between questions, and at the end
-        size_t first = in.line;
+        size_t first = in.items.lines.line;
         for (int i = 1; i < TEXT_LINES; i++) {
             bool there = next_line(&lines[i]);
+            in.items.lines.line += !there; // the one that is missing
             set_where(where, sizeof(where));
             if (!there || is_blank(&lines[i])) {
                 return error_set(err, "%s: %s, want line %d of the question that begins in line %zu: %s", where,
@@ -45,7 +46,7 @@ static bool put_json(const JsonValue* root, const char* where, Error* err) {
     bool digit =
         v && v->type == JSON_STRING && v->length == 1 && v->string[0] >= '0' && v->string[0] < '0' + EVAL_ENDINGS;
     if (digit) { label = v->string[0] - '0'; }
-    if (!json_want(root, "ctx", JSON_STRING, &context, where, err) ||
+    if (!json_want_text(root, "ctx", &context, where, "", err) ||
         (!digit && !json_int(root, "label", 0, EVAL_ENDINGS - 1, &label, where, err)) ||
         !json_want(root, "endings", JSON_ARRAY, &endings, where, err)) {
         return false;
@@ -61,13 +62,16 @@ static bool put_json(const JsonValue* root, const char* where, Error* err) {
 }
 
 static bool convert(Error* err) {
-    bool jsonl = in.file.size > 0 && in.file.data[0] == '{';
-    return jsonl ? convert_jsonl(put_json, err) : convert_text(err);
+    const TextLines* text = &in.items.lines;
+    size_t at = json_skip_spaces(text->text, text->n, 0);
+    bool json = in.items.array || (at < text->n && text->text[at] == '{');
+    return json ? convert_json(put_json, err) : convert_text(err);
 }
 
 int main(int argc, char** argv) {
     return convert_main(argc, argv, EVAL_LLMC_CHOICES,
                         "Converts HellaSwag's questions to an evaluation file in llm.c's format.",
-                        "HellaSwag's .jsonl, or text with six lines per question: context, label, 4 endings",
+                        "HellaSwag's .jsonl, or an array of its objects, or text with six lines per question: context, "
+                        "label, 4 endings",
                         "hellaswag_val.bin", convert);
 }

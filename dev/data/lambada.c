@@ -18,7 +18,7 @@ Source: Paperno et al. 2016, arXiv:1606.06031; Radford et al. 2019.
 
 static bool put_json(const JsonValue* root, const char* where, Error* err) {
     const JsonValue* v;
-    if (!json_want(root, "text", JSON_STRING, &v, where, err)) { return false; }
+    if (!json_want_text(root, "text", &v, where, "", err)) { return false; }
     size_t at = v->length;
     while (at > 0 && v->string[at - 1] != ' ') { at--; }
     if (at == 0) { return error_set(err, "%s: the text has no blank, want a last word with others before it", where); }
@@ -27,13 +27,13 @@ static bool put_json(const JsonValue* root, const char* where, Error* err) {
     return put_example(&context, &word, 1, 0, where, err);
 }
 
-static bool convert(Error* err) { return convert_jsonl(put_json, err); }
+static bool convert(Error* err) { return convert_json(put_json, err); }
 
 int main(int argc, char** argv) {
     return convert_main(
         argc, argv, EVAL_LAST_WORDS,
         "Converts LAMBADA to an evaluation file for train_gpt2 --eval. The last word of each text is to be "
         "predicted, by the rules of the LM Evaluation Harness's lambada_openai.",
-        "one {\"text\": \"...\"} per line: OpenAI's lambada_test.jsonl, or texts of that form", "lambada_test.bin",
-        convert);
+        "one {\"text\": \"...\"} per line, or in an array: OpenAI's lambada_test.jsonl, or texts of that form",
+        "lambada_test.bin", convert);
 }

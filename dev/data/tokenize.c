@@ -1,6 +1,8 @@
 /*
-Converts text to token shards: reads text files, JSON lines or standard input and writes NAME_train_000000.bin ... in
-llm.c's format. Every document is preceded by an end-of-text token. The vocabulary is saved beside the shards.
+Converts text to token shards: reads text files, JSON lines, arrays of JSON objects or standard input, which it tells apart
+by their first bytes, and writes NAME_train_000000.bin ... in llm.c's format. Every document is preceded by an end-of-text
+token. The vocabulary is saved beside the shards. With --special, an end-of-text that is spelled in the text begins another
+document.
 
     dev/data/tokenize -i book.txt --tokenizer gpt2/ --out data/book --val-tokens 32768
     dev/data/tokenize -i web/a.jsonl,web/b.jsonl --tokenizer gpt2/ --out data/web
@@ -16,7 +18,7 @@ an error or a signal leaves no new files behind.
 */
 #include "../../llmc/cli.h"
 #include "../../llmc/dataloader.h"
-#include "../../llmc/safetensors.h"
+#include "../../llmc/text_input.h"
 #include "../../llmc/tokenizer.h"
 #include <dirent.h>
 #include <glob.h>
@@ -25,13 +27,13 @@ an error or a signal leaves no new files behind.
 
 enum { MAX_CHUNK = 1 << 30 }; // bytes; limit for a single line of input, and for text without a position to cut at
 
-typedef enum { DOC_FILE, DOC_LINE, DOC_BLANK_LINE, DOC_JSONL } DocumentKind;
+typedef enum { DOC_FILE, DOC_LINE, DOC_BLANK_LINE, DOC_JSON } DocumentKind;
 
 static struct {
     const char *input, *tokenizer, *eot, *out, *documents, *field;
     int64_t val_tokens, shard_tokens;
-    int threads, chunk_bytes, skip_bad_lines;
-} flags = {NULL, NULL, NULL, NULL, "auto", "text", 0, 100000000, 0, 1 << 20, 0};
+    int threads, chunk_bytes, skip_bad_lines, special;
+} flags = {NULL, NULL, NULL, NULL, "auto", "text", 0, 100000000, 0, 1 << 20, 0, 0};
 
 static Tokenizer tokenizer;
 
@@ -45,10 +47,11 @@ typedef struct {
     DocumentKind kind;
     bool starts; // the first byte begins a document
     const char* path;
-    size_t line; // line number of the chunk's first line, only with DOC_JSONL
+    JsonItems items; // DOC_JSON: the values of the chunk
     size_t seq;
     TokenBuffer tokens;
     int64_t documents, bad_lines;
+    TextNotes notes;
     Error error; // "" if none
 } Job;
 
@@ -58,17 +61,15 @@ static struct {
     int fd; // of paths[next - 1]; -1: no file is open
     DocumentKind kind;
     bool file_start;
-    size_t line;
-    char* carry; // (num_carry) bytes that were read but lie behind the last cut
-    size_t num_carry, carry_capacity;
+    bool file_end;   // there is nothing more to read
+    JsonItems items; // DOC_JSON: the values behind the last cut
+    char* carry;     // (carry_capacity): bytes carry_begin .. carry_end - 1 were read but lie behind the last cut
+    size_t carry_begin, carry_end, carry_capacity;
     size_t next_seq;
-    int64_t total_bytes; // size of all files; -1 if unknown
+    int64_t total_bytes;    // size of all files; -1 if unknown
+    int64_t plain_objects;  // files of JSON objects without the member --field
+    char plain_object[400]; // the first of them, and its members
 } in;
-
-static bool ends_with(const char* s, const char* end) {
-    size_t n = strlen(s), k = strlen(end);
-    return n >= k && strcmp(s + n - k, end) == 0;
-}
 
 static void add_path(const char* path) {
     struct stat st;
@@ -103,7 +104,7 @@ static void find_inputs(void) {
             continue;
         }
         if (glob(pattern, 0, NULL, &g) != 0) {
-            die("%s: no such file, and no file matches this pattern%s", pattern,
+            die("--input %s: no such file, and no file matches this pattern%s", pattern,
                 strchr(flags.input, ' ') ? "; write \\ before a space in a name" : "");
         }
         for (size_t i = 0; i < g.gl_pathc; i++) { add_path(g.gl_pathv[i]); }
@@ -113,75 +114,123 @@ static void find_inputs(void) {
     if (in.count == 0) { die("--input '%s' names no file", flags.input); }
 }
 
-static bool open_next(Error* err) {
-    const char* path = in.paths[in.next++];
-    in.fd = strcmp(path, "-") == 0 ? STDIN_FILENO : open(path, O_RDONLY | O_CLOEXEC);
-    if (in.fd < 0) { return error_set(err, "%s: %s", path, strerror(errno)); }
-    in.kind = DOC_FILE;
-    if (strcmp(flags.documents, "line") == 0) { in.kind = DOC_LINE; }
-    if (strcmp(flags.documents, "blank-line") == 0) { in.kind = DOC_BLANK_LINE; }
-    if (strcmp(flags.documents, "jsonl") == 0 || (strcmp(flags.documents, "auto") == 0 && ends_with(path, ".jsonl"))) {
-        in.kind = DOC_JSONL;
-    }
-    in.file_start = true;
-    in.line = 1;
-    return true;
-}
-
 static void job_reserve(Job* job, size_t capacity) {
     if (job->capacity >= capacity) { return; }
     job->text = (char*)realloc_check(job->text, capacity);
     job->capacity = capacity;
 }
 
-// Returns what a file with these first bytes is, or NULL if it may be text. In each of these kinds a byte 0 or 1 is among
-// the first eight, so a text that begins with the letters "GGUF" is not taken for one.
-static const char* not_text(const uint8_t* data, size_t size) {
-    static const struct {
-        int32_t magic;
-        const char* what;
-    } kinds[] = {{SHARD_MAGIC, "a token shard"},
-                 {SHARD_MAGIC_LLAMA3, "a Llama-3 shard"},
-                 {20240326, "a model file of llm.c"},
-                 {20240328, "a tokenizer of llm.c"},
-                 {20240522, "a multiple-choice evaluation file of llm.c"}};
-    int32_t first[2] = {0, 0};
-    memcpy(first, data, size < sizeof(first) ? size : sizeof(first));
-    for (size_t i = 0; i < sizeof(kinds) / sizeof(kinds[0]); i++) {
-        if (first[0] == kinds[i].magic) { return kinds[i].what; }
+// Reads until *n of the wanted bytes at `to` are there, or the file ends.
+static bool read_bytes(char* to, size_t* n, size_t wanted, const char* path, Error* err) {
+    while (*n < wanted && !in.file_end) {
+        ssize_t got = read(in.fd, to + *n, wanted - *n);
+        if (got < 0 && errno == EINTR) { continue; }
+        if (got < 0) { return error_set(err, "%s: %s", path, strerror(errno)); }
+        in.file_end = got == 0;
+        *n += (size_t)got;
     }
-    bool gguf = size >= 8 && memcmp(data, "GGUF", 4) == 0 && first[1] >= 1 && first[1] <= 3; // its version
-    if (gguf) { return "a GGUF file"; }
-    return safe_looks_right(data, size) ? "a safetensors file" : NULL;
+    return true;
 }
 
-// Reads until the job has `wanted` bytes, or sets *end at the end of the file. Fails on files that are not text.
-static bool fill(Job* job, size_t wanted, bool* end, Error* err) {
+// Reads at least `wanted` bytes of the file that was opened into in.carry, if there are so many.
+static bool read_head(size_t wanted, const char* path, Error* err) {
+    if (in.carry_capacity < wanted) { in.carry = (char*)realloc_check(in.carry, in.carry_capacity = wanted); }
+    return read_bytes(in.carry, &in.carry_end, wanted, path, err);
+}
+
+// Sets in.kind by --documents, or else by the name and the beginning of the file, which is in in.carry.
+static bool find_kind(const char* path, Error* err) {
+    char names[240];
+    TextFormat format = TEXT_JSON_LINES;
+    const char* text = in.carry + in.carry_begin;
+    bool automatic = strcmp(flags.documents, "auto") == 0;
+    in.kind = strcmp(flags.documents, "line") == 0         ? DOC_LINE
+              : strcmp(flags.documents, "blank-line") == 0 ? DOC_BLANK_LINE
+              : strcmp(flags.documents, "file") == 0       ? DOC_FILE
+                                                           : DOC_JSON;
+    if (automatic && !has_json_lines_name(path)) {
+        for (size_t wanted = TEXT_HEAD;; wanted *= 2) {
+            if (!read_head(wanted, path, err)) { return false; }
+            text = in.carry + in.carry_begin;
+            bool whole = in.file_end || wanted >= MAX_CHUNK;
+            format = text_format(text, in.carry_end - in.carry_begin, whole, flags.field, names, sizeof(names));
+            if (format != TEXT_UNDECIDED) { break; }
+        }
+        if (format == TEXT_PLAIN) { in.kind = DOC_FILE; }
+        if (names[0] && in.plain_objects++ == 0) {
+            snprintf(in.plain_object, sizeof(in.plain_object), "%.140s has %s", path, names);
+        }
+    }
+    if (in.kind != DOC_JSON) { return true; }
+    if (format != TEXT_JSON_ARRAY) { format = json_form(text, in.carry_end - in.carry_begin); }
+    in.items = json_items(NULL, 0, format);
+    return true;
+}
+
+// Opens the next file, checks its beginning and finds what its documents are.
+static bool open_next(Error* err) {
+    const char* path = in.paths[in.next++];
+    size_t mark;
+    in.fd = strcmp(path, "-") == 0 ? STDIN_FILENO : open(path, O_RDONLY | O_CLOEXEC);
+    if (in.fd < 0) { return error_set(err, "%s: %s", path, strerror(errno)); }
+    in.file_start = true;
+    in.file_end = false;
+    in.carry_begin = in.carry_end = 0;
+    if (!read_head(TEXT_HEAD, path, err) || !text_check(in.carry, in.carry_end, path, " | tokenize -i -", &mark, err)) {
+        return false;
+    }
+    in.carry_begin = mark;
+    return find_kind(path, err);
+}
+
+// Fills the job up to `wanted` bytes, from in.carry and then from the file.
+static bool fill(Job* job, size_t wanted, Error* err) {
     job_reserve(job, wanted);
-    while (job->n < wanted && !*end) {
-        ssize_t n = read(in.fd, job->text + job->n, wanted - job->n);
-        if (n < 0 && errno == EINTR) { continue; }
-        if (n < 0) { return error_set(err, "%s: %s", job->path, strerror(errno)); }
-        *end = n == 0;
-        job->n += (size_t)n;
-    }
-    const uint8_t* p = (const uint8_t*)job->text;
-    bool gzip = job->n >= 2 && p[0] == 0x1F && p[1] == 0x8B,
-         zstd = job->n >= 4 && memcmp(p, "\x28\xB5\x2F\xFD", 4) == 0;
-    if (in.file_start && (gzip || zstd)) {
-        return error_set(err, "%s: is compressed; use %s FILE | %s", job->path, gzip ? "zcat" : "zstdcat",
-                         "tokenize -i - (with --documents jsonl for JSON lines)");
-    }
-    const char* what = in.file_start ? not_text(p, job->n) : NULL;
-    return !what || error_set(err, "%s: is %s, not text: -i takes text or .jsonl files", job->path, what);
+    size_t carried = in.carry_end - in.carry_begin;
+    if (carried > wanted - job->n) { carried = wanted - job->n; }
+    if (carried > 0) { memcpy(job->text + job->n, in.carry + in.carry_begin, carried); }
+    job->n += carried;
+    in.carry_begin += carried;
+    return read_bytes(job->text, &job->n, wanted, job->path, err);
 }
 
-// Returns the last position at which the chunk can end if its file continues: after a line, or where no token can
-// cross. Returns 0 if there is none.
-static size_t find_cut(const Job* job) {
-    if (job->kind == DOC_FILE || job->kind == DOC_BLANK_LINE) {
-        return tokenizer_find_cut(&tokenizer, job->text, job->n);
+// Takes what lies behind the cut off the job, back to in.carry.
+static void carry_over(Job* job, size_t cut) {
+    size_t rest = job->n - cut;
+    job->n = cut;
+    if (in.carry_begin < in.carry_end) { // these bytes come from there
+        in.carry_begin -= rest;
+        return;
     }
+    if (in.carry_capacity < rest) { in.carry = (char*)realloc_check(in.carry, in.carry_capacity = rest); }
+    if (rest > 0) { memcpy(in.carry, job->text + cut, rest); }
+    in.carry_begin = 0;
+    in.carry_end = rest;
+}
+
+// Sets the job's values to those in the chunk, and in.items to what follows. Returns the end of the last value; if there is an
+// error behind it, the end of the chunk: encode_job() will find it, too.
+static size_t find_items(Job* job, bool end) {
+    Error err;
+    const char* s;
+    size_t n;
+    JsonItems items = in.items;
+    err.text[0] = '\0';
+    items.lines.text = job->text;
+    items.lines.n = job->n;
+    items.lines.at = 0;
+    items.more = !end;
+    job->items = items;
+    while (json_items_next(&items, &s, &n, job->path, &err)) {}
+    in.items = items;
+    return end || err.text[0] ? job->n : items.lines.at;
+}
+
+// Returns the last position at which the chunk can end if its file continues: after a line or a JSON value, or where no
+// token can cross. Returns 0 if there is none.
+static size_t find_cut(Job* job) {
+    if (job->kind == DOC_JSON) { return find_items(job, false); }
+    if (job->kind != DOC_LINE) { return tokenizer_find_cut(&tokenizer, job->text, job->n); }
     size_t n = job->n; // memrchr is not everywhere
     while (n > 0 && job->text[n - 1] != '\n') { n--; }
     return n;
@@ -198,35 +247,21 @@ static bool read_chunk(Job* job) {
         }
         job->path = in.paths[in.next - 1];
         job->kind = in.kind;
-        job->line = in.line;
-        job_reserve(job, in.num_carry);
-        if (in.num_carry > 0) { memcpy(job->text, in.carry, in.num_carry); }
-        job->n = in.num_carry;
-        in.num_carry = 0;
         bool end = false;
         size_t cut = 0;
-        for (size_t wanted = (size_t)flags.chunk_bytes; cut == 0; wanted *= 2) {
+        for (size_t wanted = (size_t)flags.chunk_bytes; cut == 0 && !end; wanted *= 2) {
             if (wanted > MAX_CHUNK) {
                 error_set(&job->error, "%s: 1 GiB without a position to cut at", job->path);
                 return false;
             }
-            if (wanted <= job->n) { continue; }
-            if (!fill(job, wanted, &end, &job->error)) { return false; }
+            if (!fill(job, wanted, &job->error)) { return false; }
+            end = in.file_end && in.carry_begin == in.carry_end;
             cut = end ? job->n : find_cut(job);
-            if (end) { break; }
         }
-        in.num_carry = job->n - cut;
-        if (in.carry_capacity < in.num_carry) {
-            in.carry_capacity = in.num_carry;
-            in.carry = (char*)realloc_check(in.carry, in.num_carry);
-        }
-        if (in.num_carry > 0) { memcpy(in.carry, job->text + cut, in.num_carry); }
-        job->n = cut;
+        if (end && job->kind == DOC_JSON) { find_items(job, true); }
+        carry_over(job, cut);
         job->starts = in.file_start;
         in.file_start = false;
-        if (job->kind == DOC_JSONL) {
-            for (size_t i = 0; i < cut; i++) { in.line += job->text[i] == '\n'; }
-        }
         if (end) {
             if (in.fd != STDIN_FILENO) { close(in.fd); }
             in.fd = -1;
@@ -241,23 +276,22 @@ static bool read_chunk(Job* job) {
 // Encodes a document, or the continuation of one if starts is false. Empty documents are ignored.
 static void add_text(Job* job, const char* text, size_t n, bool starts) {
     if (n == 0) { return; }
-    if (starts) {
-        token_buffer_reserve(&job->tokens, 1);
-        job->tokens.ids[job->tokens.count++] = (uint32_t)tokenizer.eot_id;
-        job->documents++;
-    }
-    tokenizer_encode(&tokenizer, text, n, &job->tokens);
+    job->documents += (int64_t)tokenizer_encode_document(&tokenizer, text, n, starts, flags.special, &job->tokens);
 }
 
-static bool add_json_line(Job* job, const char* text, size_t n, size_t line) {
+static bool add_json(Job* job, const char* text, size_t n) {
     char where[1100];
     JsonDoc doc;
-    snprintf(where, sizeof(where), "%.1000s:%zu", job->path, line);
-    bool ok = json_parse(&doc, text, n, where, &job->error);
+    JsonOdd odd = {0, 0, 0};
+    json_items_where(&job->items, job->path, where, sizeof(where));
+    bool ok = json_parse_lenient(&doc, text, n, where, &odd, &job->error);
     if (ok) {
         const JsonValue* v;
-        ok = json_want(doc.root, flags.field, JSON_STRING, &v, where, &job->error);
-        if (ok) { add_text(job, v->string, v->length, true); }
+        ok = json_want_text(doc.root, flags.field, &v, where, ": --field NAME takes another", &job->error);
+        if (ok) {
+            add_text(job, v->string, v->length, true);
+            json_odd_add(&job->notes.json, &odd);
+        }
         json_free(&doc);
     }
     if (!ok && flags.skip_bad_lines) {
@@ -265,50 +299,52 @@ static bool add_json_line(Job* job, const char* text, size_t n, size_t line) {
         job->error.text[0] = '\0';
         return true;
     }
+    if (!ok) {
+        Error err = job->error;
+        error_set(&job->error, "%.900s; --skip-bad-lines skips such lines", err.text);
+    }
     return ok;
 }
 
+// Encodes the values of JSON lines or of an array.
+static void encode_json(Job* job) {
+    const char* s;
+    size_t n;
+    while (json_items_next(&job->items, &s, &n, job->path, &job->error) && add_json(job, s, n)) {}
+}
+
 static void encode_lines(Job* job) {
-    size_t line = job->line;
-    for (size_t i = 0; i < job->n; line++) {
-        const char* text = job->text + i;
-        const char* newline = (const char*)memchr(text, '\n', job->n - i);
-        size_t n = newline ? (size_t)(newline - text) : job->n - i;
-        i += n + 1;
-        if (n > 0 && text[n - 1] == '\r') { n--; }
-        if (job->kind == DOC_LINE) {
-            add_text(job, text, n, true);
-            continue;
-        }
-        size_t blank = 0;
-        while (blank < n && (text[blank] == ' ' || text[blank] == '\t')) { blank++; }
-        if (blank < n && !add_json_line(job, text, n, line)) { return; }
+    TextLines lines = {job->text, job->n, 0, 0};
+    const char* s;
+    for (size_t n; text_next_line(&lines, &s, &n);) {
+        if (!text_is_blank(s, n)) { add_text(job, s, n, true); }
     }
 }
 
-// Encodes documents that end with a blank line. A chunk never begins inside a run of newlines, so pairs of newlines are
-// found at the same positions however the input is cut into chunks.
+// Encodes documents that end with a blank line. A chunk never begins inside a run of white space, so blank lines are found at
+// the same positions however the input is cut into chunks.
 static void encode_sections(Job* job) {
     bool starts = job->starts;
-    for (size_t i = 0; i < job->n;) {
-        const char* text = job->text + i;
-        const char* blank = (const char*)memmem(text, job->n - i, "\n\n", 2);
-        size_t n = blank ? (size_t)(blank - text) + 2 : job->n - i;
-        add_text(job, text, n, starts);
+    for (size_t i = 0, n; i < job->n; i += n) {
+        n = text_section(job->text + i, job->n - i);
+        add_text(job, job->text + i, n, starts);
         starts = true;
-        i += n;
     }
 }
 
 static void encode_job(Job* job) {
-    job->tokens.count = 0;
+    job->tokens.count = job->tokens.spelled = 0;
     job->documents = job->bad_lines = 0;
+    memset(&job->notes, 0, sizeof(job->notes));
+    text_count_nuls(&job->notes, job->text, job->n);
     if (job->kind == DOC_FILE) {
         add_text(job, job->text, job->n, job->starts);
     } else if (job->kind == DOC_BLANK_LINE) {
         encode_sections(job);
-    } else {
+    } else if (job->kind == DOC_LINE) {
         encode_lines(job);
+    } else {
+        encode_json(job);
     }
 }
 
@@ -326,6 +362,9 @@ static struct {
     int num_shards[2];
     int64_t tokens[2];
     int64_t documents, bytes, bad_lines;
+    TextNotes notes;
+    size_t spelled; // special tokens that became ordinary text
+    int spelled_id; // the first of them
 } out;
 
 static void shard_path(char* path, size_t size, int split, int index, const char* suffix) {
@@ -368,8 +407,11 @@ static void set_output(void) {
 // Finds the token that precedes every document: the one of --eot, or else the vocabulary's own end-of-text.
 static void find_eot(void) {
     char list[400];
-    if (flags.eot) { tokenizer.eot_id = tokenizer_find(&tokenizer, flags.eot, strlen(flags.eot)); }
-    if (tokenizer.eot_id >= 0) { return; }
+    int id = flags.eot ? tokenizer_find(&tokenizer, flags.eot, strlen(flags.eot)) : tokenizer.eot_id;
+    if (id >= 0) {
+        if (flags.eot) { tokenizer_set_eot(&tokenizer, id); }
+        return;
+    }
     tokenizer_list_special(&tokenizer, list, sizeof(list));
     die("%s: has no token %s, which must precede documents; --eot NAME chooses another%s%s",
         flags.tokenizer ? flags.tokenizer : "the vocabulary of bytes", flags.eot ? flags.eot : TOKENIZER_EOT,
@@ -377,34 +419,34 @@ static void find_eot(void) {
 }
 
 // True if the output directory already contains a vocabulary. Ends the program if it is not the one of --tokenizer, or
-// if its end-of-text is another one: a directory must not contain shards of two vocabularies.
+// if its end-of-text or its special tokens are others: a directory must not contain shards of two vocabularies.
 static bool has_vocabulary(void) {
-    char path[4000], config[4000];
+    char name[64];
     Error err;
-    Tokenizer t = tokenizer;
-    int eot = tokenizer.eot_id; // what a program that reads the shards would take
-    snprintf(path, sizeof(path), "%s/vocab.json", out.dir);
-    snprintf(config, sizeof(config), "%s/tokenizer_config.json", out.dir);
-    bool there = file_exists(path);
-    if (there) {
-        if (!tokenizer_load(&t, path, &err)) { die("%s", err.text); }
-        bool same = memcmp(t.fingerprint, tokenizer.fingerprint, sizeof(t.fingerprint)) == 0;
-        eot = t.eot_id;
-        tokenizer_free(&t);
-        if (!same) { die("%s: is another vocabulary than --tokenizer; choose another --out or remove it", path); }
-    } else if (file_exists(config)) {
-        t.eot_id = tokenizer_find(&tokenizer, TOKENIZER_EOT, strlen(TOKENIZER_EOT));
-        if (!tokenizer_read_config(&t, out.dir, &err)) { die("%s", err.text); }
-        eot = t.eot_id;
+    Tokenizer t;
+    size_t n;
+    const char* file = tokenizer_file_in(out.dir, false);
+    if (!file || strstr(file, ".bin")) { return false; } // llm.c's has no merges
+    if (!tokenizer_file_in(out.dir, true)) {
+        die("%s/%s: describes a vocabulary that is not there; choose another --out or remove it", out.dir, file);
     }
-    if (eot != tokenizer.eot_id) {
-        char name[64];
-        size_t n;
+    if (!tokenizer_load(&t, out.dir, &err)) { die("%s", err.text); }
+    bool same = memcmp(t.fingerprint, tokenizer.fingerprint, sizeof(t.fingerprint)) == 0;
+    if (!same) {
+        die("%s/%s: is another vocabulary than --tokenizer; choose another --out or remove it", out.dir, file);
+    }
+    if (t.eot_id != tokenizer.eot_id) {
         const char* bytes = tokenizer_decode(&tokenizer, tokenizer.eot_id, &n);
         die("%s: the vocabulary there has another end-of-text than %s; choose another --out", out.dir,
             json_printable(name, sizeof(name), bytes, n));
     }
-    return there;
+    if (t.flags_sum != tokenizer.flags_sum) {
+        die("%s: the vocabulary there has the same tokens, but others are added or special: choose another --out, or "
+            "-t %s",
+            out.dir, out.dir);
+    }
+    tokenizer_free(&t);
+    return true;
 }
 
 // Completes the open shard, if there is one.
@@ -514,6 +556,14 @@ static void print_summary(void) {
             (long long)out.documents, (long long)out.bytes, (long long)tokens, (double)out.bytes / (double)tokens,
             seconds, (double)out.bytes / 1e6 / seconds);
     if (out.bad_lines > 0) { fprintf(stderr, "%lld bad lines skipped\n", (long long)out.bad_lines); }
+    text_notes_print(&out.notes, flags.input);
+    if (in.plain_objects > 0) {
+        print_line(stderr,
+                   "note: JSON objects without \"%s\" are encoded as they are, in %lld files (%s): --field NAME "
+                   "takes a member",
+                   flags.field, (long long)in.plain_objects, in.plain_object);
+    }
+    tokenizer_note_spelled(&tokenizer, flags.input, out.spelled, out.spelled_id);
     for (int split = 0; split < 2; split++) {
         if (out.num_shards[split] == 0) { continue; }
         char last[32] = "";
@@ -558,7 +608,10 @@ static void* work(void* unused) {
         if (job.error.text[0] || !write_tokens(job.tokens.ids, job.tokens.count, &job.error)) { fail(&job.error); }
         out.documents += job.documents;
         out.bad_lines += job.bad_lines;
+        text_notes_add(&out.notes, &job.notes);
         out.bytes += (int64_t)job.n;
+        if (out.spelled == 0) { out.spelled_id = job.tokens.spelled_id; }
+        out.spelled += job.tokens.spelled;
         turn++;
         print_progress();
         pthread_cond_broadcast(&turn_changed);
@@ -618,22 +671,28 @@ static void parse_flags(int argc, char** argv) {
     const Option options[] = {
         {OPT_SECTION, 0, NULL, "Input", NULL, NULL, NULL, 0, 0},
         {OPT_STR, 'i', NULL, "input", &flags.input, "FILES",
-         "text or .jsonl files: names or quoted patterns, separated by commas or spaces; a comma or space within a "
+         "files of text, JSON lines, or an array of JSON objects: names or quoted patterns, separated by commas or "
+         "spaces; a comma or space within a "
          "name has a \\ before it, 'my\\ books/*.txt', unless this name is given alone; - is standard input",
          0, 0},
         {OPT_STR, 'd', NULL, "documents", &flags.documents, "auto|file|line|blank-line|jsonl",
-         "how to split files into documents; auto: a .jsonl file by lines, any other file is one document; blank-line: "
-         "a document ends after every two newlines",
+         "how to split files into documents; auto: JSON lines and arrays, recognized by their beginning, by objects, "
+         "and any "
+         "other file is one document; line: blank lines are none; blank-line: a document ends with a blank line",
          0, 0},
-        {OPT_STR, 0, NULL, "field", &flags.field, "NAME", "the member of a JSON line that contains the text", 0, 0},
+        {OPT_STR, 0, NULL, "field", &flags.field, "NAME", "the member of a JSON object that contains the text", 0, 0},
         {OPT_BOOL, 0, NULL, "skip-bad-lines", &flags.skip_bad_lines, NULL,
-         "skip and count JSON lines that cannot be read", 0, 0},
+         "skip and count JSON lines, or elements of an array, that cannot be read", 0, 0},
         {OPT_SECTION, 0, NULL, "Vocabulary", NULL, NULL, NULL, 0, 0},
         {OPT_STR, 't', NULL, "tokenizer", &flags.tokenizer, "PATH",
          "GPT-2 vocabulary, a directory or a file; default: the 256 bytes and <|endoftext|>", 0, 0},
         {OPT_STR, 0, NULL, "eot", &flags.eot, "NAME",
          "end-of-text, the token that precedes every document; default: the eos_token of the tokenizer_config.json "
          "beside the vocabulary, or else <|endoftext|>",
+         0, 0},
+        {OPT_BOOL, 0, NULL, "special", &flags.special, NULL,
+         "special tokens that the text spells, such as <|endoftext|> between documents, become these tokens; off: they "
+         "are ordinary text. Other added tokens of the vocabulary always are tokens",
          0, 0},
         {OPT_SECTION, 0, NULL, "Output", NULL, NULL, NULL, 0, 0},
         {OPT_STR, 'o', NULL, "out", &flags.out, "PREFIX",

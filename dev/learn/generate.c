@@ -33,7 +33,7 @@ int main(int argc, char** argv) {
 
     // 3. the prompt: end-of-text, as before every document in training, and the tokens of TEXT
     TokenBuffer text = {0};
-    tokenizer_encode(&tokenizer, argv[2], strlen(argv[2]), &text);
+    tokenizer_encode_text(&tokenizer, argv[2], strlen(argv[2]), false, &text);
     int n = 1 + (int)text.count, maxT = model.config.max_seq_len;
     if (n > maxT) { die("a prompt of %d tokens, and the model has %d positions", n, maxT); }
     int* prompt = (int*)malloc_check((size_t)n * sizeof(int));

@@ -16,8 +16,6 @@ called_for=$BIN_DIR
 # `make test` runs what a user needs, .ci/run (LLMC_TEST_MORE=1) runs more, `make test-full` (LLMC_TEST_FULL=1) runs everything.
 more=${LLMC_TEST_MORE-}${LLMC_TEST_FULL-}
 wants_more() { [ -n "$more" ] || skip "takes too long for make test; .ci/run runs it, with LLMC_TEST_MORE=1"; }
-# Skips the measurement of the FLOP/s at 100% MFU, which would dominate a run of a few steps.
-export LLMC_MACHINE_GFLOPS=${LLMC_MACHINE_GFLOPS-100}
 tmp=$(mktemp -d /tmp/llmc_test_XXXXXX) || exit 1
 trap 'rm -rf "$tmp"' EXIT
 

@@ -47,7 +47,7 @@ static void fuzz_index(const char* text, size_t n) {
 static void read_all(ModelFile* model) {
     if (num_parameters(&model->config) > 1 << 20) { return; }
     float* params = (float*)malloc_check(num_parameters(&model->config) * sizeof(float));
-    require(model_read(model, params, NULL));
+    model_read(model, params, NULL); // false if a value is not finite
     free(params);
 }
 

@@ -10,6 +10,23 @@
 
 static const TokenizerText none = {NULL, 0, NULL};
 
+// Parses the texts of files, as tokenizer_load() does.
+static bool parse_vocab(Tokenizer* t, TokenizerText vocab, TokenizerText merges, TokenizerText added, Error* err) {
+    const TokenizerText files[TOKENIZER_NUM_TEXTS] = {
+        [TOKENIZER_VOCAB] = vocab, [TOKENIZER_MERGES] = merges, [TOKENIZER_ADDED] = added};
+    return tokenizer_parse(t, files, err);
+}
+
+static bool parse_merges(Tokenizer* t, TokenizerText merges, Error* err) {
+    const TokenizerText files[TOKENIZER_NUM_TEXTS] = {[TOKENIZER_MERGES] = merges};
+    return tokenizer_parse(t, files, err);
+}
+
+static bool parse_json(Tokenizer* t, TokenizerText json, Error* err) {
+    const TokenizerText files[TOKENIZER_NUM_TEXTS] = {[TOKENIZER_JSON] = json};
+    return tokenizer_parse(t, files, err);
+}
+
 static void check_error(const Error* err) { require(err->text[0] && !strchr(err->text, '\n')); }
 
 static void check_roundtrip(const Tokenizer* t, const char* text, size_t n) {
@@ -26,6 +43,22 @@ static void check_roundtrip(const Tokenizer* t, const char* text, size_t n) {
     require(at == n);
 }
 
+// Encodes the text with its added tokens, whole and in two parts.
+static void check_added(const Tokenizer* t, const char* text, size_t n) {
+    static TokenBuffer whole, parts;
+    size_t seen = n > 2 ? n - (uint8_t)text[0] % (n / 2) : n, cut = tokenizer_find_cut(t, text, seen);
+    for (int special = 0; special < 2; special++) {
+        whole.count = parts.count = whole.spelled = parts.spelled = 0;
+        size_t documents = tokenizer_encode_document(t, text, n, t->eot_id >= 0, special, &whole);
+        size_t parted = tokenizer_encode_document(t, text, cut, t->eot_id >= 0, special, &parts);
+        if (cut == 0) { continue; }
+        parted += tokenizer_encode_document(t, text + cut, n - cut, false, special, &parts);
+        require(documents == parted && whole.count == parts.count && whole.spelled == parts.spelled);
+        require(whole.count == 0 || memcmp(whole.ids, parts.ids, 4 * whole.count) == 0);
+    }
+    for (size_t i = 0; i < whole.count; i++) { require(whole.ids[i] < (uint32_t)t->vocab_size); }
+}
+
 // Checks the result of a reader; if it succeeded, encodes text with it.
 static void check_tokenizer(bool ok, Tokenizer* t, const Error* err, const char* text, size_t n) {
     if (!ok) {
@@ -35,7 +68,10 @@ static void check_tokenizer(bool ok, Tokenizer* t, const Error* err, const char*
     }
     require(t->vocab_size > 0 && t->eot_id >= -1 && t->eot_id < t->vocab_size);
     for (int id = 0; id < t->vocab_size; id++) { require(t->offsets[id] < t->offsets[id + 1]); }
-    if (t->can_encode) { check_roundtrip(t, text, n); }
+    if (t->can_encode) {
+        check_roundtrip(t, text, n);
+        check_added(t, text, n);
+    }
     tokenizer_free(t);
 }
 
@@ -67,17 +103,19 @@ static void fuzz_vocab(const char* data, size_t n) {
     if (m.n > 0 && parts[2] < n) { m.n--; }
     Tokenizer t;
     Error err;
-    bool ok = tokenizer_parse_vocab(&t, v, m, parts[2] < n ? a : none, &err);
+    bool ok = parse_vocab(&t, v, m, parts[2] < n ? a : none, &err);
     check_tokenizer(ok, &t, &err, data, n);
 }
 
 // A valid tokenizer.json with edits, or with data as its list of merges and everything after it.
 static void fuzz_json(const uint8_t* data, size_t n, bool edits) {
     static char text[80000];
-    size_t used =
-        (size_t)sprintf(text, "{\"added_tokens\":[{\"id\":258,\"content\":\"<|endoftext|>\"},{\"id\":259,\"content\":"
-                              "\"x y\"}],\"normalizer\":null,\"pre_tokenizer\":{\"type\":\"ByteLevel\","
-                              "\"add_prefix_space\":false},\"model\":{\"type\":\"BPE\",\"dropout\":null,\"vocab\":{");
+    size_t used = (size_t)sprintf(
+        text,
+        "{\"added_tokens\":[{\"id\":258,\"content\":\"<|endoftext|>\"},{\"id\":259,\"content\":"
+        "\"x y\",\"special\":true,\"lstrip\":true,\"rstrip\":true},{\"id\":260,\"content\":\"yy\","
+        "\"single_word\":true,\"normalized\":false}],\"normalizer\":null,\"pre_tokenizer\":{\"type\":\"ByteLevel\","
+        "\"add_prefix_space\":false},\"model\":{\"type\":\"BPE\",\"dropout\":null,\"vocab\":{");
     used += put_bytes(text + used);
     used += (size_t)sprintf(text + used, "\"ab\":256,\"abc\":257,\"<|endoftext|>\":258},\"merges\":[");
     if (edits) {
@@ -91,7 +129,7 @@ static void fuzz_json(const uint8_t* data, size_t n, bool edits) {
     Tokenizer t;
     Error err;
     TokenizerText f = {text, used, "t"};
-    bool ok = tokenizer_parse_json(&t, f, &err);
+    bool ok = parse_json(&t, f, &err);
     check_tokenizer(ok, &t, &err, (const char*)data, n);
 }
 
@@ -122,7 +160,7 @@ static void fuzz_text(const uint8_t* data, size_t n) {
     Error err;
     TokenizerText merges = {"a b\nab c\nb c\n\xC4\xA0 ab\na a\naa aa\n. .\n.. ..\n\xC4\xA0 \xC4\xA0\n", 0, "m"};
     merges.n = strlen(merges.text);
-    if (!t.vocab_size && !tokenizer_parse_merges(&t, merges, &err)) { die("%s", err.text); }
+    if (!t.vocab_size && !parse_merges(&t, merges, &err)) { die("%s", err.text); }
     if (n > 65536) { return; }
     check_roundtrip(&t, (const char*)data, n);
     size_t seen = n > 2 ? n - data[0] % (n / 2) : n, cut = tokenizer_find_cut(&t, data, seen);
@@ -155,14 +193,14 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     bool ok;
     switch (data[0] % 7) {
     case 0:
-        ok = tokenizer_parse_merges(&t, f, &err);
+        ok = parse_merges(&t, f, &err);
         check_tokenizer(ok, &t, &err, f.text, n);
         break;
     case 1:
         fuzz_vocab(f.text, n);
         break;
     case 2:
-        ok = tokenizer_parse_json(&t, f, &err);
+        ok = parse_json(&t, f, &err);
         check_tokenizer(ok, &t, &err, f.text, n);
         break;
     case 3:

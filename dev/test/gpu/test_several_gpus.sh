@@ -290,7 +290,7 @@ test_refusals() {
     "$train" --gpus 2 --restarts 1 -i "$tmp/data/*_train_*.bin" >"$tmp/no.out" 2>"$tmp/no.err" || status=$?
     want "--restarts without -o" "$status: $(cat "$tmp/no.err")" "2: $train: --restarts needs -o: a restart resumes what was saved there"
     gpus 3 "$tmp/no" 1
-    failed "-d" "$tmp/no" '^error: rank 0: -d 128 is not a multiple of -b 2 times -t 16 times 3 ranks = 96 tokens$'
+    failed "-d" "$tmp/no" '^error: rank 0: -d 128 is not a multiple of -b 2 times -t 16 times 3 ranks = 96 tokens: take 96$'
     LLMC_NCCL=/nonexistent.so gpus 2 "$tmp/no" 1
     failed "no NCCL" "$tmp/no" '^error: NCCL, which several GPUs need: .*/nonexistent.so.*; install it with apt-get install libnccl2'
     want "the lines" "$(wc -l <"$tmp/no.err")" 1

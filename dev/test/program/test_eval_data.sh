@@ -45,6 +45,15 @@ test_last_words() {
     contains "x.bin: 2 questions, the longest with its ending 10 tokens, 1086 bytes" "$tmp/err"
 }
 
+# An added token of the vocabulary is one token; a special one is ordinary text.
+test_added_tokens() {
+    small
+    printf '{"zebra": 261}' >"$tmp/small/added_tokens.json"
+    convert lambada '{"text": "zebra ab<|endoftext|>"}'
+    want words "$(words "$tmp/x.bin")" "65535 46 0 0 1 1 261 14 15 259 27 91 68 77 67 78 69 83 68 87 83 91 29"
+    rm "$tmp/small/added_tokens.json"
+}
+
 # White space at the end of the context goes to the ending: here a blank, and a line break between blanks
 test_white_space() {
     convert lambada '{"text": "ab  ab"}' '{"text": "ab \n ab"}' '{"text": "ab\u00a0 ab"}'
@@ -105,7 +114,7 @@ test_arc_errors() {
     ai2 '"label" is a boolean' '{"stem": "q", "choices": [{"text": "x", "label": "A"}, {"text": "y", "label": true}]}'
     ai2 '"text" is missing' '{"stem": "q", "choices": ["x", "y"]}'
     bad arc '"question" is missing' '{"answerKey": "A"}'
-    bad arc '"answerKey" is missing' '[]'
+    bad arc 'is an array, want an object with "answerKey"' '[]'
 }
 
 # Usage errors, and that --help names the rules
@@ -133,5 +142,5 @@ test_gpt2_words() {
     want questions "$(sha256sum "$tmp/questions.bin" | cut -c 1-16)" 5f518fb4fe7c62b5
 }
 
-tests=(last_words white_space choices lambada_errors arc_errors usage gpt2_words)
+tests=(last_words added_tokens white_space choices lambada_errors arc_errors usage gpt2_words)
 run_tests "$@"

@@ -70,6 +70,14 @@ test_forms() {
     same "jsonl with CR LF" "$tmp/crlf.jsonl"
     printf '\n%s\n\n \n%s' "$(head -n 6 "$tmp/two.txt")" "$(tail -n 6 "$tmp/two.txt")" >"$tmp/blank.txt"
     same "text with empty lines between, none at the end" "$tmp/blank.txt"
+    sed '1s/^/\xef\xbb\xbf/' "$tmp/two.jsonl" >"$tmp/mark"
+    same "jsonl with a byte order mark" "$tmp/mark"
+    sed '1s/^/\xef\xbb\xbf/' "$tmp/two.txt" >"$tmp/mark"
+    same "text with a byte order mark" "$tmp/mark"
+    sed '1s/^/[/; $!s/$/,/; $s/$/]/' "$tmp/two.jsonl" >"$tmp/array"
+    same array "$tmp/array"
+    sed 's/"label"/"odd": NaN, "label": 9, "label"/' "$tmp/two.jsonl" >"$tmp/odd.jsonl"
+    same "jsonl with NaN and repeated keys" "$tmp/odd.jsonl"
     printf '%s\n\n%s' "$(head -n 1 "$tmp/two.jsonl")" "$(tail -n 1 "$tmp/two.jsonl")" >"$tmp/blank.jsonl"
     same "jsonl with an empty line, none at the end" "$tmp/blank.jsonl"
 }
@@ -97,7 +105,7 @@ test_jsonl_errors() {
         printf '%s\n\n%s\n%s\n' "$good" "$2" "$good" >"$tmp/bad.jsonl"
         refused "bad.jsonl:3: $1" -i "$tmp/bad.jsonl"
     }
-    bad '"ctx" is missing' '{"label": 0, "endings": ["1", "2", "3", "4"]}'
+    bad '"ctx" is missing, the members are: label, endings' '{"label": 0, "endings": ["1", "2", "3", "4"]}'
     bad '"ctx" is a number, want a string' '{"ctx": 1, "label": 0, "endings": ["1", "2", "3", "4"]}'
     bad 'the context is empty' '{"ctx": "", "label": 0, "endings": ["1", "2", "3", "4"]}'
     bad '"label" is missing' '{"ctx": "c", "endings": ["1", "2", "3", "4"]}' # like HellaSwag's test set
@@ -109,13 +117,15 @@ test_jsonl_errors() {
     bad '"endings" is a string, want an array' '{"ctx": "c", "label": 0, "endings": "1"}'
     bad 'ending 2 is null, want a string' '{"ctx": "c", "label": 0, "endings": ["1", "2", null, "4"]}'
     bad 'not valid JSON' '{"ctx": "c", '
-    bad '"ctx" is missing' '[]'
+    bad 'is an array, want an object with "ctx"' '[]'
 }
 
 test_file_errors() {
     two
     refused "absent.txt: No such file" -i "$tmp/absent.txt"
     refused "is a directory" -i "$tmp"
+    gzip -c "$tmp/two.txt" >"$tmp/two.gz"
+    refused "two.gz: is compressed with gzip, not text: use zcat FILE > TEXT" -i "$tmp/two.gz"
     refused "No such file" -i "$tmp/two.txt" -t "$tmp/absent"
     mkdir -p "$tmp/bare"
     refused "no vocabulary here" -i "$tmp/two.txt" -t "$tmp/bare"

@@ -146,7 +146,11 @@ test_missing_shards() {
     failure 'data: is a directory' -- -i data
 }
 test_no_data() { refused 1 'no training data' '-i' 'dev/data/tokenize' -- "${small[@]}" "${batch[@]}" -o new; }
-test_text_as_shard() { failure 'text: looks like text' 'dev/data/tokenize' -- -i text; }
+test_text_as_shard() {
+    failure '--train-data: text: looks like text' 'dev/data/tokenize' -- -i text
+    failure "--train-data: no file matches 'none\*'" 'dev/data/tokenize' -- -i 'none*'
+    failure "--val-data: no file matches 'none'" 'dev/data/tokenize' -- -j none
+}
 test_empty_shard() { failure 'bad/empty.bin: is empty' -- -i bad/empty.bin; }
 test_truncated_shard() { failure 'bad/cut.bin' '5000 tokens' '11024 bytes' 'has 3000' 'cut short' -- -i bad/cut.bin; }
 test_model_as_shard() { failure '257.bin: is a tokenizer of llm.c' -- -i 257.bin; }
@@ -180,18 +184,18 @@ test_missing_tokenizer() {
 }
 test_shape_of_a_loaded_model() {
     refused 1 '--layers' 'new model' "$tiny" -- -e "$tiny" --layers 1 "${batch[@]}" -i "$data" -o new
-    refused 1 "^error: --mlp-channels 256 is for a new model, but $tiny has 512\$" -- -e "$tiny" --mlp-channels 256 --prompt ''
-    refused 1 "^error: --norm-epsilon 1e-06 is for a new model, but $tiny has 1e-05\$" -- -e "$tiny" --norm-epsilon 1e-6 --prompt ''
-    refused 1 "^error: --activation gelu is for a new model, but $tiny has gelu_new\$" -- -e "$tiny" --activation gelu --prompt ''
-    refused 1 "^error: --untied-head 1 is for a new model, but $tiny has 0\$" -- -e "$tiny" --untied-head --prompt ''
-    refused 1 "^error: --unscaled-attention 1 is for a new model, but $tiny has 0\$" -- -e "$tiny" --unscaled-attention --prompt ''
-    refused 1 "^error: --scale-by-layer 1 is for a new model, but $tiny has 0\$" -- -e "$tiny" --scale-by-layer --prompt ''
+    refused 1 "^error: --mlp-channels 256 is for a new model, but $tiny has 512: leave the flag out\$" -- -e "$tiny" --mlp-channels 256 --prompt ''
+    refused 1 "^error: --norm-epsilon 1e-06 is for a new model, but $tiny has 1e-05: leave the flag out\$" -- -e "$tiny" --norm-epsilon 1e-6 --prompt ''
+    refused 1 "^error: --activation gelu is for a new model, but $tiny has gelu_new: leave the flag out\$" -- -e "$tiny" --activation gelu --prompt ''
+    refused 1 "^error: --untied-head 1 is for a new model, but $tiny has 0: leave the flag out\$" -- -e "$tiny" --untied-head --prompt ''
+    refused 1 "^error: --unscaled-attention 1 is for a new model, but $tiny has 0: leave the flag out\$" -- -e "$tiny" --unscaled-attention --prompt ''
+    refused 1 "^error: --scale-by-layer 1 is for a new model, but $tiny has 0: leave the flag out\$" -- -e "$tiny" --scale-by-layer --prompt ''
     refused 1 "^error: --activation gelu_10 is not known, one of gelu_new, .*, gelu, .* tanh\$" -- -e d6 --activation gelu_10 --prompt-ids 1
     good -e "$tiny" --layers 2 --mlp-channels 512 --norm-epsilon 1e-5 --activation gelu_fast --prompt-ids 1 --num-tokens 2 # what it has
 }
 test_vocabulary_larger_than_the_model() {
-    refused 1 '513 tokens' 'only 512' 'do not belong together' -- -e "$tiny" --tokenizer 513.bin "${batch[@]}" -i "$data" -o new
-    refused 1 '513 tokens' 'only 512' 'do not belong together' -- -e "$tiny" --tokenizer 513.bin --prompt ''
+    refused 1 '513 tokens' 'has 512' 'do not belong together; --tokenizer names another' -- -e "$tiny" --tokenizer 513.bin "${batch[@]}" -i "$data" -o new
+    refused 1 '513 tokens' 'has 512' 'do not belong together; --tokenizer names another' -- -e "$tiny" --tokenizer 513.bin --prompt ''
 }
 test_vocabulary_far_smaller_than_the_model() {
     setup
@@ -239,18 +243,35 @@ test_another_vocabulary() {
     refused 1 '-i other/a_train_\*.bin: the vocabulary beside these shards: other/merges.txt' -- \
         -e run/step_00000003 "${batch[@]}" -i 'other/a_train_*.bin' -o new
 }
+# every door says the same about a weight that is not finite, before it writes anything
 test_infinite_weights() {
     setup
-    local kind bytes at
+    local kind bytes at line
     for kind in inf nan; do
         cp -r "$world/run/step_00000003" "$world/$kind"
         rm "$world/$kind/state.json"
         bytes='\x00\x00\x80\x7f'
         [ $kind = inf ] || bytes='\x00\x00\xc0\x7f'
-        at=$(wc -c <"$world/$kind/model.safetensors") # some value of the last tensor
+        at=$(wc -c <"$world/$kind/model.safetensors") # the last but one value of the last tensor
         patch "$world/$kind/model.safetensors" $((at - 8)) "$bytes"
-        refused 1 "-e $kind: 1 values of [a-z0-9]* are NaN or infinite" -- -e $kind --prompt '' --temperature 0
     done
+    printf 'the cat sat\n2\nsits mat\nand the\non the mat.\nqqq zz\n' >"$tmp/questions"
+    "$BIN_DIR/dev/data/hellaswag" -i "$tmp/questions" -o "$world/question.bin" 2>"$tmp/err" || fail "$(cat "$tmp/err")"
+    line="^error: nan/model.safetensors: tensor '[a-z0-9_.]*' is not finite: nan at \\[[0-9, ]*\\]: take other weights or an earlier checkpoint$"
+    refused 1 "${line//nan/inf}" -- -e inf --prompt '' --temperature 0
+    refused 1 "$line" -- -e nan --prompt ''
+    refused 1 "$line" -- -e nan --eval "$data"
+    refused 1 "$line" -- -e nan --hellaswag question.bin
+    refused 1 "$line" -- -e nan --bench
+    refused 1 "$line" -- -e nan "${batch[@]}" -i "$data" -o new
+    for kind in new new.bin new.gguf; do refused 1 "$line" -- -e nan --export $kind; done
+    cp -r "$world/nan" "$world/large" # a finite value that rounding to bf16 makes infinite
+    patch "$world/large/model.safetensors" $((at - 8)) '\xff\xff\x7f\x7f'
+    for kind in new new.bin; do
+        refused 1 "^error: --export $kind: tensor '[a-z0-9_.]*' is too large: 3.40282e\\+38 at .*: no value of bf16: give --type f32$" -- \
+            -e large --export $kind --type bf16
+    done
+    rm -r "$world/large"
 }
 # nothing waits for a writer to a FIFO
 test_fifo() {
@@ -409,8 +430,8 @@ test_muon_flags() {
 }
 test_resume_another_shape() {
     failure '--channels' 'run/step_00000003' -- -o run -y 1 --channels 64
-    failure '--mlp-channels 96 .* run/step_00000003 has 128$' -- -o run -y 1 --mlp-channels 96
-    failure '--norm-epsilon 0.001 .* run/step_00000003 has 1e-05$' -- -o run -y 1 --norm-epsilon 0.001
+    failure '--mlp-channels 96 .* run/step_00000003 has 128: leave the flag out$' -- -o run -y 1 --mlp-channels 96
+    failure '--norm-epsilon 0.001 .* run/step_00000003 has 1e-05: leave the flag out$' -- -o run -y 1 --norm-epsilon 0.001
 }
 
 # ---- mistakes in the prompt -------------------------------------------------------------
@@ -438,6 +459,10 @@ test_prompts_from_nowhere() {
     setup
     refused 1 '--prompt-file none: No such file' -- -e run/step_00000003 --prompt-file none
     refused 1 '--prompt-file data: not a file' -- -e run/step_00000003 --prompt-file data
+    printf 'a\0b' >"$world/nul"
+    refused 1 '--prompt-file nul: is not text: has a NUL byte at offset 1' -- -e run/step_00000003 --prompt-file nul
+    printf '\377\376a\0' >"$world/utf16"
+    refused 1 '--prompts utf16: is UTF-16, not text: use iconv -f UTF-16 -t UTF-8 FILE > TEXT' -- -e run/step_00000003 --prompts utf16
     : >"$world/no_lines"
     refused 1 '--prompts no_lines: has 0 lines, want 1 to 65536' -- -e run/step_00000003 --prompts no_lines
     yes | head -n 65537 >"$world/many_lines"
@@ -456,10 +481,10 @@ test_evaluation_of_nothing() {
     refused 1 '--eval bad/empty.bin: is empty' -- -e run/step_00000003 --eval bad/empty.bin
     refused 1 '--eval bad/cut.bin: the header says' -- -e run/step_00000003 --eval bad/cut.bin
     refused 1 '--eval bad/id.bin: token 20 is id 257' -- -e run/step_00000003 --eval bad/id.bin
-    refused 1 '--eval run/step_00000003/model.safetensors: is not a token shard' -- -e run/step_00000003 --eval run/step_00000003/model.safetensors
+    refused 1 '--eval run/step_00000003/model.safetensors: is a safetensors file, not text' -- -e run/step_00000003 --eval run/step_00000003/model.safetensors
     refused 1 '--eval text: is text, and there is no vocabulary' '--tokenizer' -- -e "$tiny" --eval text
     refused 1 '--hellaswag text: not an evaluation file' -- -e run/step_00000003 --hellaswag text
-    refused 1 '-t 33 is more than the 32 positions' -- -e run/step_00000003 --eval text -t 33
+    refused 1 '-t 33 is more than the 32 positions of the model: take a smaller -t$' -- -e run/step_00000003 --eval text -t 33
     refused 1 '--stride 17 is more than -t 16' -- -e run/step_00000003 --eval text -t 16 --stride 17
     refused 1 '--stride 33 is more than -t 32' -- -e run/step_00000003 --eval text --stride 33
     refused 2 "--stride wants 0 to 1048576, got '-1'" -- -e run/step_00000003 --eval text --stride -1
@@ -476,7 +501,7 @@ test_evaluation_of_nothing() {
 test_export_over_something() {
     setup
     refused 1 '--export text: exists already, give another name' -- -e run/step_00000003 --export text
-    refused 1 '--export none/x.bin.tmp-[0-9]+: cannot create: No such file' -- -e run/step_00000003 --export none/x.bin
+    refused 1 '^error: --export none/x.bin: cannot create: No such file' -- -e run/step_00000003 --export none/x.bin
     refused 2 '--export-type wants one of fp32.bf16' -- -e run/step_00000003 --export new --export-type int4
 }
 # data that was changed in place, with the same number of tokens
@@ -485,8 +510,44 @@ test_data_changed_in_place() {
     cp -r "$world/data" "$world/changing"
     good "${small[@]}" "${batch[@]}" -i 'changing/a_train_*.bin' -o in_place
     patch "$world/changing/a_train_000001.bin" 1024 '\x05\x00'
-    refused 1 'cannot resume the data: there are as many tokens as when it was saved, but other ones' 'another -o' -- \
+    refused 1 'cannot resume the data: there are as many tokens as when it was saved, but other ones: resume with .* -e in_place/step_00000003 -o NEW$' -- \
         -e d6 "${batch[@]}" -i 'changing/a_train_*.bin' -o in_place -y 1 -x 5
+}
+# a run that goes on with another -t, order or data: the message names a command, which works
+test_resume_other_data() {
+    setup
+    local flags step=run/step_00000003
+    cp -r "$world/data" "$world/less"
+    rm "$world/less/a_train_000001.bin"
+    for flags in '-t 32' '--no-shuffle' '--seed 7' '-i less/a_train_*.bin'; do
+        read -ra flags <<<"$flags"
+        refused 1 "^error: cannot resume the data: .*: resume with the flags of before, or start a new run from its weights with -e $step -o NEW$" -- \
+            -e d6 "${batch[@]}" -i "$data" -x 5 -o run -y 1 "${flags[@]}"
+        good -e $step "${batch[@]}" -i "$data" -x 1 -o from_weights "${flags[@]}"
+        rm -r "$world/from_weights"
+    done
+    rm -r "$world/less"
+}
+# what users have tried: the message says what to do instead
+test_ways_out() {
+    setup
+    local suffix
+    failure "data: is a directory: name the shards in it by a pattern in quotes, such as 'data/\\*_train_\\*.bin'$" -- -i data
+    failure 'data/merges.txt: looks like text: .*; the pattern matches [0-9]+ files, and must match shards only' -- -i 'data/*'
+    failure '-d 100 is not a multiple of -b 2 times -t 16 = 32 tokens: take 96$' -- -d 100
+    failure '-d 20 is not a multiple of -b 2 times -t 16 = 32 tokens: take 32$' -- -d 20
+    failure '-o text: exists and is not a directory: give another -o$' -- -o text
+    refused 1 "^error: -e gpt2: No such file or directory; .*; scripts/download.sh fetches OpenAI's gpt2$" -- -e gpt2 --prompt a
+    refused 1 "the optimizer's state of a checkpoint, whose directory is the model" -- -e run/step_00000003/optimizer.safetensors --prompt a
+    for suffix in pt ckpt onnx H5; do
+        refused 1 "^error: --export new.$suffix: .* is not written: name a .safetensors, .bin or .gguf file, or a directory$" -- -e run --export new.$suffix
+    done
+    good -e run --tokenizer data --export new.GGUF
+    want "the first bytes" "$(head -c 4 "$world/new.GGUF")" GGUF
+    rm "$world/new.GGUF"
+    good "${small[@]}" "${batch[@]}" -i "$data" -j "$data" -u 6
+    contains "note: -j names the training data: the validation loss says nothing about other text" "$tmp/out"
+    contains "note: the warm-up has 6 steps (-u) and the run 3: the learning rate ends at 1.50e-04 instead of 3.00e-04" "$tmp/out"
 }
 
 # ---- correct runs -----------------------------------------------------------------------
@@ -512,13 +573,13 @@ test_help() {
 # the step lines have llm.c's format, which scripts parse, with a z-score after 128 steps or for a non-finite number
 number='[0-9]+\.[0-9]'
 z="(\\([+-](inf|$number{2})z\\))?"
-step_line="^step +[0-9]+/[0-9]+ \\| loss $number{6} $z\\| norm $number{4} $z\\| lr [0-9]\\.[0-9]{2}e[-+][0-9]{2} \\| $number{2} ms \\| $number% [bf][pf][0-9]+ MFU \\| [0-9]+ tok/s"
+[[ $train == *cu ]] && rate="$number% [bf][pf][0-9]+ MFU" || rate="$number GFLOP/s" # a CPU has no peak to count against
+step_line="^step +[0-9]+/[0-9]+ \\| loss $number{6} $z\\| norm $number{4} $z\\| lr [0-9]\\.[0-9]{2}e[-+][0-9]{2} \\| $number{2} ms \\| $rate \\| [0-9]+ tok/s"
 losses() { sed -nE 's/^step .* loss ([^ ]+) .*/\1/p' "$tmp/out"; }
 
 test_step_lines() {
     setup
-    # measures the FLOP/s at 100% MFU
-    LLMC_MACHINE_GFLOPS='' good "${small[@]}" "${batch[@]}" -i "$data" -j 'data/a_val_*.bin' -v 3 -o lines
+    good "${small[@]}" "${batch[@]}" -i "$data" -j 'data/a_val_*.bin' -v 3 -o lines
     [ ! -s "$tmp/err" ] || fail "stderr: $(cat "$tmp/err")"
     want "step lines" "$(grep -cE "$step_line" "$tmp/out")" 3
     want "their steps" "$(sed -nE 's/^(step +[0-9]+\/3) .*/\1/p' "$tmp/out" | tr '\n' ';')" "step    1/3;step    2/3;step    3/3;"
@@ -599,10 +660,16 @@ test_prompt_from_a_file() {
         (cd "$world" && printf 'int ' | "$train" -e run/step_00000003 $form --num-tokens 20 --no-stop-at-eot --seed 1) >"$tmp/out" 2>"$tmp/err"
         cmp "$tmp/out" "$tmp/typed"
     done
-    printf 'a\0b\n\n' >"$world/prompt.txt" # any byte is text, and only one newline is dropped
+    printf 'a\001b\n\n' >"$world/prompt.txt" # any byte but NUL is text, and only one newline is dropped
     good -e run/step_00000003 --prompt-file prompt.txt --num-tokens 1 --temperature 0
-    head -c 4 "$tmp/out" | cmp - <(printf 'a\0b\n')
+    head -c 4 "$tmp/out" | cmp - <(printf 'a\001b\n')
     contains "prompt: 4 tokens" "$tmp/err"
+    # a byte order mark is not part of a prompt, and Windows' line break is one
+    printf '\357\273\277int \r\n' >"$world/prompt.txt"
+    for form in prompt.txt=--prompt-file $'\357\273\277int =--prompt'; do
+        good -e run/step_00000003 "${form#*=}" "${form%=*}" --num-tokens 20 --no-stop-at-eot --seed 1
+        cmp "$tmp/out" "$tmp/typed"
+    done
 }
 # several texts: each line of a file, or one prompt several times; the first is the one that is sampled alone
 test_several_texts() {
@@ -615,7 +682,7 @@ test_several_texts() {
     tail -n +2 "$tmp/out" | head -c "$(wc -c <"$tmp/single")" | cmp - "$tmp/single"
     grep -aq '^char' "$tmp/out" || fail "the third line is not continued"
     cp "$tmp/out" "$tmp/lines"
-    sed 's/$/\r/' "$world/lines.txt" >"$world/windows.txt"
+    { printf '\357\273\277' && sed 's/^$/ \t/; s/$/\r/' "$world/lines.txt"; } >"$world/windows.txt"
     good -e run/step_00000003 --prompts windows.txt --num-tokens 20 --no-stop-at-eot --seed 1
     cmp "$tmp/out" "$tmp/lines"
     sample --seed 1 --num-samples 3 >"$tmp/three"
@@ -686,6 +753,7 @@ test_special_tokens() {
     setup
     good -e run/step_00000003 --prompt 'a<|endoftext|>b' --num-tokens 1
     contains "prompt: 15 tokens" "$tmp/err"
+    contains "note: the prompt: spells special tokens, 1 in all" "$tmp/err"
     good -e run/step_00000003 --prompt 'a<|endoftext|>b' --num-tokens 8 --special --temperature 0
     contains "prompt: 3 tokens" "$tmp/err"
     cp "$tmp/out" "$tmp/special"
@@ -763,6 +831,22 @@ test_eval() {
     good -e run --eval 'data/a_*.bin'
     want "lines" "$(sed -E 's/: .*//' "$tmp/out" | tr '\n' ' ')" "data/a_train_000000.bin data/a_train_000001.bin data/a_val_000000.bin all "
 }
+# --eval FILE --special: the same tokens as in the shard that tokenize --special makes of the text
+test_eval_special() {
+    setup
+    number() { sed -nE "s/.*$1 ([0-9.]+).*/\1/p" "$tmp/out"; } # WHAT
+    printf 'int a;\n<|endoftext|>\nint b;<|endoftext|>\n' >"$world/two"
+    "$BIN_DIR/dev/data/tokenize" -i "$world/two" -o "$world/two_shards/a" --special 2>"$tmp/err" || fail "$(cat "$tmp/err")"
+    good -e run --eval two_shards/a_train_000000.bin --json
+    local shard
+    shard=$(sed -E 's/"(file|time_ms)":[^,}]*//g' "$tmp/out")
+    good -e run --eval two --special --json
+    want "result of the text" "$(sed -E 's/"(file|time_ms)":[^,}]*//g' "$tmp/out")" "$shard"
+    contains '"tokens":15,' "$tmp/out" # 7 and 7 bytes, the end of text between them
+    good -e run --eval two --json
+    contains '"tokens":41,' "$tmp/out"
+    contains "note: two: spells special tokens, 2 in all, the first <|endoftext|>, as ordinary text: --special makes them tokens" "$tmp/err"
+}
 # value NAME LINE: prints a number of a line of --json in $tmp/out
 value() { sed -n "$2p" "$tmp/out" | sed -nE "s/.*\"$1\":(-?[0-9.e+-]+|null)[,}].*/\1/p"; }
 
@@ -836,6 +920,14 @@ test_hellaswag() {
         'the mat. the cat sat on the dog.' >"$tmp/words"
     "$BIN_DIR/dev/data/lambada" -i "$tmp/words" -o "$world/words.bin" 2>"$tmp/err" || fail "$(cat "$tmp/err")"
     good -e cats_run --eval label_2.bin,words.bin -b 1
+    ! grep -q 'note:' "$tmp/err" || fail "$(cat "$tmp/err")"
+    # contexts that are longer than -t lose their beginning, and how many they are is said
+    good -e cats_run --eval words.bin -t 25 --json
+    contains "note: words.bin: 2 of 3 examples are longer than the 25 tokens of -t: their contexts lose the beginning" "$tmp/err"
+    contains '"examples":3,"cut":2,' "$tmp/out"
+    good -e cats_run --hellaswag label_2.bin -t 12
+    contains "note: label_2.bin: 7 of 7 examples are longer than the 12 tokens of -t" "$tmp/err"
+    good -e cats_run --eval label_2.bin,words.bin -b 1
     contains "label_2.bin: 7 of 7 correct = 1.0000" "$tmp/out"
     contains "words.bin: 3 last words, acc 0.6667 +- 0.3333, perplexity " "$tmp/out"
 }
@@ -846,6 +938,9 @@ test_bench() {
     grep -qE '^10 generated after it +20 tokens +[0-9.]+ ms +[0-9.]+ tok/s \+- [0-9.]+%$' "$tmp/out" || fail "$(cat "$tmp/out")"
     good -e d6 --channels 64 --layers 1 --heads 1 --positions 20 --bench # more than the positions allow: as much as fits
     contains "prompt of 19 " "$tmp/out"
+    want "what is said of it" "$(cat "$tmp/err")" "note: the prompt has 19 tokens instead of 512, because the model has 20 positions"
+    refused 1 '--bench-prompt 20 is too long: the model has 20 positions, one of them for a generated token$' -- \
+        -e d6 --channels 64 --layers 1 --heads 1 --positions 20 --bench --bench-prompt 20
 }
 # every format that --export writes is read back: the same text greedily, and fp32 to the same bits
 test_export() {
@@ -995,26 +1090,39 @@ test_export_gguf_refused() {
         -e $step --tokenizer 257.bin --export new.gguf
     refused 1 '^error: --export new.gguf: q8_0 has blocks of 32 weights, which do not divide 24 channels: give --type f16$' -- \
         -e d6 --layers 1 --heads 1 --channels 24 --tokenizer data --export new.gguf --type q8_0
-    refused 1 '^error: --export none/x.gguf.tmp-[0-9]+: cannot create: No such file' -- -e $step --export none/x.gguf
+    refused 1 '^error: --export none/x.gguf: cannot create: No such file' -- -e $step --export none/x.gguf
 }
-# whatever fails while a .gguf is written, as on a full disk: one line, and nothing is left
-test_export_gguf_full_disk() {
+# whatever fails while an export is written, as on a full disk, or whenever a signal ends it: one line, which has the name that was
+# asked for, and nothing is left
+test_export_fails() {
     setup
-    local at shim=$tmp/failing_write.so
+    local mode name at shim=$tmp/failing_write.so
     "$CC" -shared -fPIC -o "$shim" dev/test/stand-ins/failing_write.c -ldl
     export ASAN_OPTIONS=${ASAN_OPTIONS-}:verify_asan_link_order=0 # the library is loaded before the sanitizer's runtime
-    mkdir "$world/full"
-    for ((at = 1; at < 100; at++)); do
-        FAIL_DIR=$world/full FAIL_AT=$at FAIL_MODE=from LD_PRELOAD=$shim run -e run/step_00000003 --export full/x.gguf
-        [ $status -ne 0 ] || break
-        want "status $at" $status 1
-        want "lines $at" "$(wc -l <"$tmp/err")" 1
-        grep -qE '^error: --export .*full/x.gguf.*: No space left on device$' "$tmp/err" || fail "$at: $(cat "$tmp/err")"
-        want "files $at" "$(ls -A "$world/full")" ""
+    good -e d6 --layers 1 --heads 1 --channels 64 --positions 32 --tokenizer data --export plain
+    for mode in from term; do
+        for name in x.gguf x.bin x.safetensors x; do
+            mkdir "$world/full"
+            for ((at = 1; at < 100; at++)); do
+                FAIL_DIR=$world/full FAIL_AT=$at FAIL_MODE=$mode LD_PRELOAD=$shim run -e plain --export full/$name
+                [ $status -ne 0 ] || break
+                want "lines of $name at $at" "$(wc -l <"$tmp/err")" 1
+                if [ $mode = from ]; then
+                    want "status of $name at $at" $status 1
+                    grep -qE "^error: --export full/$name(/[a-z_.]*)?(: .*)?: No space left on device$" "$tmp/err" || fail "$at: $(cat "$tmp/err")"
+                else
+                    want "status of $name at $at" $status 143
+                    want "message of $name at $at" "$(cat "$tmp/err")" "error: --export full/$name: Terminated: nothing was written"
+                fi
+                want "files at $at" "$(ls -A "$world/full")" ""
+            done
+            # create, write, fsync, close, rename; a signal in the last write comes too late
+            [ $at -ge 3 ] || [ $mode$at = term2 ] || fail "only $at operations"
+            want "files" "$(ls -A "$world/full")" "$name"
+            rm -r "$world/full"
+        done
     done
-    [ $at -ge 6 ] || fail "only $at operations" # create, reserve, write, fsync, close, rename
-    want "files" "$(ls -A "$world/full")" x.gguf
-    rm -r "$world/full"
+    rm -r "$world/plain"
 }
 # the checkpoint of the lowest validation loss stays, under the name best
 test_keep_best() {
@@ -1115,6 +1223,47 @@ test_fine_tuning() {
     done
 }
 
+# dialogs with added tokens, from text to sampling: the model stops at the end token of its vocabulary, and what is written
+# keeps all of them
+test_chat() {
+    setup
+    local chat=$world/chat name model
+    mkdir "$chat"
+    cp "$world/data/vocab.json" "$world/data/merges.txt" "$chat"
+    for name in 256:'<|end|>' 257:'<|user|>' 258:'<|assistant|>' 260:'<|pad|>'; do
+        printf '"%s": {"content": "%s", "special": true}, ' "${name%%:*}" "${name#*:}"
+    done >"$tmp/listed"
+    sed -i 's/<|endoftext|>/<|end|>/' "$chat/vocab.json"
+    printf '{"added_tokens_decoder": {%s"259": {"content": "zebra", "special": false, "single_word": true}}, "eos_token": "<|end|>", "pad_token": "<|pad|>"}' \
+        "$(cat "$tmp/listed")" >"$chat/tokenizer_config.json"
+    yes $'<|user|>one<|assistant|>ab\n<|user|>two<|assistant|>a zebra' | head -n 200 >"$chat/text"
+    "$BIN_DIR/dev/data/tokenize" -i "$chat/text" -t "$chat" -d line --special -o "$chat/data/x" 2>"$tmp/err"
+    good "${small[@]}" -b 4 -t 32 -x 60 -s 0 -l 0.01 -i chat/data/x_train_000000.bin -o chat/run
+    good -e chat/run --export chat/hf
+    good -e chat/hf --export chat/again
+    diff -r "$chat/hf" "$chat/again"
+    good -e chat/hf --export chat/chat.gguf
+    contains "note: --export chat/chat.gguf: 1 added tokens include white space or are whole words only" "$tmp/err"
+    for name in vocab.json tokenizer_config.json; do
+        cmp "$chat/data/$name" "$chat/run/step_00000060/$name"
+        cmp "$chat/data/$name" "$chat/hf/$name"
+    done
+    for model in run hf; do
+        good -e "chat/$model" --special --prompt '<|user|>two<|assistant|>' --temperature 0 --num-tokens 12
+        contains "prompt: 5 tokens" "$tmp/err"
+        want "answer of $model" "$(cat "$tmp/out")" "<|user|>two<|assistant|>a zebra"
+    done
+    good -e chat/hf --prompt 'zebra<|pad|>' --num-tokens 1
+    contains "prompt: 8 tokens" "$tmp/err" # zebra is one token in every text, and <|pad|> is text
+    grep -q '"pad_token_id": 260' "$chat/hf/config.json" && grep -q '"pad_token_id": 260' "$chat/hf/generation_config.json"
+    # shards of the same tokens, of which others are special
+    mkdir "$chat/plain"
+    cp "$chat/data/"* "$chat/plain"
+    sed -i 's/"zebra", "special": false/"zebra", "special": true/' "$chat/plain/tokenizer_config.json"
+    good -e chat/hf -b 4 -t 32 -x 1 -s 0 -i chat/plain/x_train_000000.bin
+    contains "note: -i chat/plain/x_train_000000.bin: the vocabulary of these shards has other added or special tokens than" "$tmp/err"
+}
+
 # -y 1 with the same flags, as the program itself recommends
 test_resume_same_flags() {
     setup
@@ -1171,33 +1320,53 @@ test_out_of_memory() {
     grep -qE '^error: out of memory: cannot allocate 0.[0-9]+ GB$' "$tmp/err" || fail "$(cat "$tmp/err")"
 }
 
-# weights that contain a NaN: no update, and the run ends with an error
+# weights so large that the loss is not finite: no update, and the run ends with an error
 test_nonfinite() {
     setup
-    cp -r "$world/run/step_00000003" "$world/nan"
+    cp -r "$world/run/step_00000003" "$world/large"
     local header
-    header=$(od -An -t u8 -N 8 "$world/nan/model.safetensors" | tr -d ' ')
-    patch "$world/nan/model.safetensors" $((8 + header)) '\x00\x00\xc0\x7f'
-    good -e nan/model.safetensors "${batch[@]}" -i "$data" -a 1 -o nan_run # three steps, fewer than --max-nonfinite
+    header=$(od -An -t u8 -N 8 "$world/large/model.safetensors" | tr -d ' ')
+    for at in 0 1 68 83; do # the first channel of !, ", e and t, which any text has
+        patch "$world/large/model.safetensors" $((8 + header + 128 * at)) '\x00\x00\x7f\x7f'
+    done
+    run -e large/model.safetensors "${batch[@]}" -i "$data" -a 1 -o large_run # three steps, fewer than --max-nonfinite
+    want "status of a run that has learned nothing" "$status" 1
     local skipped
     skipped=$(grep -c 'not finite, weights left as they are' "$tmp/out" || true)
     want "skipped steps" "$skipped" 3
-    contains "3 steps were skipped" "$tmp/out"
-    # the weights, including the NaN, are unchanged
-    cmp "$world/nan/model.safetensors" "$world/nan_run/step_00000003/model.safetensors" || fail "the weights have changed"
-    run -e nan/model.safetensors "${batch[@]}" -i "$data" -a 1 -x 100 --max-nonfinite 4 -o nan_stopped
+    want "stderr" "$(cat "$tmp/err")" "error: 3 of 3 steps were skipped, 3 of them with a loss or gradient that was not finite: nothing was learned: take a lower -l, a longer -u or other weights"
+    cmp "$world/large/model.safetensors" "$world/large_run/step_00000003/model.safetensors" || fail "the weights have changed"
+    run -e large/model.safetensors "${batch[@]}" -i "$data" -a 1 -x 100 --max-nonfinite 4 -o large_stopped
     want status "$status" 1
     want "lines of stderr" "$(wc -l <"$tmp/err")" 1
     contains "not finite 4 steps in a row" "$tmp/err"
-    contains "the weights themselves are not finite" "$tmp/err"
+    [[ $train == *cu ]] || contains "stopped, the weights of the last good step are saved" "$tmp/err" # infinite in fp16
     local steps
     steps=$(grep -c '^step .* tok/s' "$tmp/out")
     # on a GPU the fifth step is in flight when the fourth is checked; fp16 waits for each step
     [[ $train == *cu && $steps = 5 ]] || want "steps" "$steps" 4
-    [ ! -e "$world/nan_stopped/step_00000004" ] || fail "saves weights that are not numbers"
-    run -e nan/model.safetensors --prompt '!' # '!' is id 0, whose embedding has the NaN
-    want "status of sampling" "$status" 1
-    contains "nan/model.safetensors: 1 values of wte are NaN or infinite" "$tmp/err"
+}
+
+# weights that an update makes infinite: they are not saved, and no checkpoint is removed for them
+test_weights_overflow() {
+    setup
+    [[ $train != *cu ]] || skip "the fake GPU has other updates"
+    cp -r "$world/run/step_00000003" "$world/edge"
+    local header at explode=(-l 0.1 -c 100 -k constant -u 0)
+    header=$(od -An -t u8 -N 8 "$world/edge/model.safetensors" | tr -d ' ')
+    at=$((8 + header + 257 * 128 + 31 * 128)) # the position 31, which rows of 16 tokens do not use; weight decay multiplies it by -9
+    patch "$world/edge/model.safetensors" $at '\x00\x00\x7f\x7f'
+    run -e edge/model.safetensors "${batch[@]}" -i "$data" "${explode[@]}" -x 1 -o edge_run
+    want status "$status" 1
+    want "stderr" "$(cat "$tmp/err")" "error: tensor 'wpe.weight' is not finite: -inf at [31, 0]: the weights after step 1 were not saved: take a lower -l or a longer -u"
+    want "what is saved" "$(ls "$world/edge_run" | grep step_ || true)" ""
+    good -e edge/model.safetensors "${batch[@]}" -i "$data" -l 0 -x 2 -n 1 -nk 1 -o edge_run
+    run -e edge/model.safetensors "${batch[@]}" -i "$data" "${explode[@]}" -x 4 -n 1 -nk 1 -y 1 -o edge_run
+    want status "$status" 1
+    contains "warning: the checkpoint of step 3 was not saved, earlier ones are untouched: tensor 'wpe.weight' is not finite: -inf at [31, 0]" "$tmp/err"
+    want "the last line" "$(tail -n 1 "$tmp/err" | sed 's/-nan/nan/' | cut -d : -f 3-)" " nan at [31, 0]: the weights after step 4 were not saved: resume from the newest checkpoint with -y 1 and a lower -l"
+    want "what is saved" "$(ls "$world/edge_run" | grep step_)" step_00000002
+    good -e edge/model.safetensors "${batch[@]}" -i "$data" -l 0 -x 4 -y 1 -o edge_run
 }
 
 test_interrupt_without_output() {
@@ -1302,11 +1471,11 @@ tests=(unknown_flag junk_number missing_value negative_size stray_argument out_o
     output_is_a_file output_not_writable output_holds_checkpoints resume_without_output resume_another_shape resume_another_optimizer
     muon_flags
     prompt_without_merges prompt_without_vocabulary prompt_too_long sampling_flags
-    prompts_from_nowhere evaluation_of_nothing export_over_something data_changed_in_place
+    prompts_from_nowhere evaluation_of_nothing export_over_something data_changed_in_place resume_other_data ways_out
     prompt_from_a_file several_texts many_prompts stop_strings repetition_penalty min_p special_tokens prompt_ids_without_vocabulary eos_of_the_config random_seed
-    eval eval_values hellaswag bench export other_settings dropout model_notes export_gguf export_gguf_refused export_gguf_full_disk keep_best sampling_while_saving
+    eval eval_special eval_values hellaswag bench export other_settings dropout model_notes export_gguf export_gguf_refused export_fails keep_best sampling_while_saving
     help step_lines z_scores nothing_written_without_output overfits_one_batch prompt_without_vocabulary_prints_ids seed temperature_0_is_greedy
-    newest_good_checkpoint fine_tuning resume_same_flags resume_says_what_changed resume_muon resume_another_model out_of_memory nonfinite interrupt_without_output end_of_text_of_another_name
+    newest_good_checkpoint fine_tuning chat resume_same_flags resume_says_what_changed resume_muon resume_another_model out_of_memory nonfinite weights_overflow interrupt_without_output end_of_text_of_another_name
     progress_reaches_a_file output_that_cannot_be_written terminal_is_not_commanded
     terminal_is_not_commanded_in_utf8)
 run_tests "$@"

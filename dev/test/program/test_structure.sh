@@ -16,6 +16,7 @@ functions() {
         depth == 0 && first { head = head " " $0 }
         {
             line = $0
+            gsub(/\047([^\047\\]|\\.)\047/, "", line) # characters
             gsub(/"([^"\\]|\\.)*"/, "", line)
             sub(/\/\/.*/, "", line)
             before = depth

@@ -28,13 +28,14 @@ small() {
     printf '#version: 0.2\na b\nab c\nb c\n\xc4\xa0 ab\n' >"$tmp/small/merges.txt"
 }
 
-# mixed BYTES: prints mixed text: words, runs of spaces, UTF-8, invalid bytes
+# mixed BYTES: prints mixed text: words, runs of spaces, UTF-8, invalid bytes, lines of blanks and CR LF
 mixed() {
     local i
     for i in 1 2 3 4 5 6 7 8; do
         cat "$top"/llmc/*.h "$top/dev/test/fixtures/tokenizer_golden.jsonl"
         printf 'a  b\n\n\n\nc\xe3\x80\x80 \xff\xfe \xe2\x80 \n\n \t\n x\xc2\xa0\n\n\n'
-        head -c 20000 "$top/dev/test/fixtures/tiny_gpt2/model.safetensors"
+        head -c 20000 "$top/dev/test/fixtures/tiny_gpt2/model.safetensors" | tr '\0' '\377'
+        printf 'a\n \n b\r\n\r\nc\r\n\t\r\n\r\n\n \n\nd\n'
         printf '%5000s' '' && head -c 5000 /dev/zero | tr '\0' 'a'
     done | head -c "$1"
 }
@@ -146,18 +147,17 @@ test_errors() {
     : >"$tmp/empty.txt"
     refused "contains no text" -i "$tmp/empty.txt"
     refused "contains no text" -i -
-    refused "no such file" -i "$tmp/nothing*.txt"
+    refused "--input $tmp/nothing*.txt: no such file" -i "$tmp/nothing*.txt"
     refused "Is a directory" -i "$tmp"
     refused "nothing to train on" -i "$tmp/x.txt" -v 1000
     refused "No such file" -i "$tmp/x.txt" -t "$tmp/absent"
     mkdir -p "$tmp/bare"
     refused "no vocabulary here" -i "$tmp/x.txt" -t "$tmp/bare"
-    head -c 100 "$top/llmc/utils.h" | gzip >"$tmp/x.gz"
-    refused "is compressed" -i "$tmp/x.gz"
     printf '{"text": "a"}\n{"text": 1}\n' >"$tmp/bad.jsonl"
     refused "bad.jsonl:2: \"text\" is a number" -i "$tmp/bad.jsonl"
     printf '{"text": "a"}\n\n{"txt": "a"}\n' >"$tmp/bad.jsonl"
-    refused "bad.jsonl:3: \"text\" is missing" -i "$tmp/bad.jsonl" -n 3
+    refused "bad.jsonl:3: \"text\" is missing, the members are: txt: --field NAME takes another; --skip-bad-lines skips" \
+        -i "$tmp/bad.jsonl" -n 3
     printf '{"text": "a"}\n{"text": "a"\n[]\n' >"$tmp/bad.jsonl"
     refused "bad.jsonl:2: not valid JSON" -i "$tmp/bad.jsonl" --chunk-bytes 16 -n 3
     tokenize -i "$tmp/bad.jsonl" --skip-bad-lines -o "$tmp/skip/x" 2>"$tmp/err"
@@ -190,7 +190,7 @@ test_not_text() {
     for each in "shard.bin:a token shard" "model.bin:a model file of llm.c" "llama3.bin:a Llama-3 shard" \
         "tokenizer.bin:a tokenizer of llm.c" "questions.bin:a multiple-choice evaluation file of llm.c" \
         "model.gguf:a GGUF file" "model.safetensors:a safetensors file"; do
-        name=${each%%:*} want_error="error: $tmp/${each%%:*}: is ${each#*:}, not text: -i takes text or .jsonl files"
+        name=${each%%:*} want_error="error: $tmp/${each%%:*}: is ${each#*:}, not text: want text in UTF-8 or JSON lines"
         refused "$want_error" -i "$tmp/$name"
         refused "$want_error" -i "$tmp/x.txt,$tmp/$name" --chunk-bytes 16 -s 2 -n 3 # after shards have been begun
         refused "$want_error" -i "$tmp/$name" -d jsonl --skip-bad-lines
@@ -204,8 +204,92 @@ test_not_text() {
         tokenize -i "$tmp/x.txt" -o "$tmp/text/x" 2>"$tmp/err" || fail "'$each' is refused: $(cat "$tmp/err")"
         want "tokens of '$each'" "$(header "$tmp/text/x_train_000000.bin")" "20240520 1 $(($(wc -c <"$tmp/x.txt") + 1))"
     done
-    cat "$tmp/x.txt" "$tmp/shard.bin" >"$tmp/later.txt"
-    tokenize -i "$tmp/later.txt" --chunk-bytes 16 -o "$tmp/text/x" 2>"$tmp/err" || fail "$(cat "$tmp/err")"
+    # compressed text, by a pipe too
+    head -n 30 "$top/llmc/utils.h" | gzip >"$tmp/x.gz"
+    refused "x.gz: is compressed with gzip, not text: use zcat FILE | tokenize -i -" -i "$tmp/x.gz"
+    printf '\377\376a\0' | tokenize -i - -o "$tmp/no/x" 2>"$tmp/err" && fail "UTF-16 is encoded"
+    contains "error: -: is UTF-16, not text: use iconv -f UTF-16 -t UTF-8 FILE | tokenize -i -" "$tmp/err"
+    # NUL bytes: refused at the beginning, counted behind it, whatever the chunks
+    yes 'some text' | head -c 65535 >"$tmp/nul.txt" && printf '\0' >>"$tmp/nul.txt"
+    refused "nul.txt: is not text: has a NUL byte at offset 65535; want text" -i "$tmp/nul.txt" --chunk-bytes 16
+    (cat "$tmp/nul.txt" | tr '\0' x && cat "$tmp/shard.bin" && printf '\0ab\0') >"$tmp/later.txt"
+    tokenize -i "$tmp/later.txt" --chunk-bytes 100 -o "$tmp/text/x" 2>"$tmp/err" || fail "$(cat "$tmp/err")"
+    contains "note: $tmp/later.txt: $(tr -cd '\0' <"$tmp/later.txt" | wc -c) NUL bytes in the text" "$tmp/err"
+}
+
+# tokens OPTIONS ...: prints the tokens of an input
+tokens() { tokenize "$@" -t "$tmp/small" -o "$tmp/tokens/x" 2>"$tmp/err" && ids "$tmp/tokens/x_train_000000.bin"; }
+
+# The format of a file is what its first bytes say, not its name alone.
+test_formats() {
+    local each
+    small
+    printf '\357\273\277ab' >"$tmp/mark.txt"
+    want "text with a mark" "$(tokens -i "$tmp/mark.txt")" "260 256"
+    for each in '' '\357\273\277' '\r\n \n'; do # what precedes it
+        # shellcheck disable=SC2059
+        printf "$each"'{"id": 1, "text": "ab"}\r\n \t\r\n\n{"text": "b"}' >"$tmp/l.json"
+        for name in l.ndjson l.JSONL l; do cp "$tmp/l.json" "$tmp/$name"; done
+        for name in l.json l.ndjson l.JSONL l; do want "$name" "$(tokens -i "$tmp/$name")" "260 256 260 65"; done
+        want pipe "$(tokens -i - <"$tmp/l")" "260 256 260 65"
+    done
+    printf '{"prompt": "ab", "completion": "b"}\n{"prompt": "c"}\n' >"$tmp/l"
+    refused "l:1: \"text\" is missing, the members are: prompt, completion: --field NAME" -i "$tmp/l"
+    want field "$(tokens -i "$tmp/l" --field prompt)" "260 256 260 66"
+    want overridden "$(tokens -i "$tmp/l" -d file | cut -c 1-6)" "260 90"
+    # an array, also as json.dump(indent=2) writes it
+    printf '[{"text": "ab"},{"text": "]\\"}"} ,{"text": ""},{"text": "b"}]' >"$tmp/a"
+    printf '\357\273\277[\r\n  {\r\n    "text": "ab"\r\n  },\r\n  {\n"text": "]\\"}" },\n\n{"text": "b"}\r\n]\r\n' >"$tmp/a.json"
+    for each in 16 17 19 23 1000; do
+        want "array in chunks of $each" "$(tokens -i "$tmp/a" --chunk-bytes "$each")" "260 256 260 60 1 92 260 65"
+        want "lines of an array in chunks of $each" "$(tokens -i - --chunk-bytes "$each" <"$tmp/a.json")" "260 256 260 60 1 92 260 65"
+    done
+    head -c 30 "$tmp/a" >"$tmp/cut"
+    refused "cut: not valid JSON: the text ends after element 1 of the array" -i "$tmp/cut"
+    printf '[{"text": "ab"}, {"body": 1}, {"text": "b"}]' >"$tmp/a"
+    refused "a: element 2: \"text\" is missing, the members are: body" -i "$tmp/a"
+    want "array without a bad element" "$(tokens -i "$tmp/a" --skip-bad-lines)" "260 256 260 65"
+    # the first line is longer than what is read to find the format
+    printf '{"text": "%100000s"}\n{"text": "ab"}\n' x >"$tmp/long"
+    want "a long line" "$(tokens -i "$tmp/long" | wc -w) $(tail -c 4 "$tmp/tokens/x_train_000000.bin" | od -An -t u2 | xargs)" "100003 260 256"
+    # objects without the member are text, with a note
+    printf '[{"instruction": "ab", "output": "b"}]' >"$tmp/o.json"
+    want "an array of other objects" "$(tokens -i "$tmp/o.json" | cut -c 1-9)" "260 58 90"
+    contains "note: JSON objects without \"text\" are encoded as they are, in 1 files ($tmp/o.json has instruction, output): --field NAME" "$tmp/err"
+    want "member of an array" "$(tokens -i "$tmp/o.json" --field output)" "260 65"
+    # prose and programs may begin like JSON
+    for each in '{ int x; }\n' '[ab](c)\n' '{\n"text": "a"\n}\n' '[\n1,\n2]\n' '{}\n{}\n' '{"ab": 1} b\n' '["a"]\n' '{'; do
+        # shellcheck disable=SC2059
+        printf "$each" >"$tmp/x.json"
+        tokenize -i "$tmp/x.json" -o "$tmp/text/x" 2>"$tmp/err" || fail "'$each' is refused: $(cat "$tmp/err")"
+        want "tokens of '$each'" "$(header "$tmp/text/x_train_000000.bin")" "20240520 1 $(($(wc -c <"$tmp/x.json") + 1))"
+    done
+}
+
+# What other programs accept in JSON is accepted and counted.
+test_odd_json() {
+    small
+    printf '{"text": "ab", "score": NaN, "x": [Infinity, -Infinity]}\n{"text": "c", "id": 1, "text": "b"}\n{"text": "a\\ud83d"}\n' >"$tmp/odd.jsonl"
+    want tokens "$(tokens -i "$tmp/odd.jsonl")" "260 256 260 65 260 64 171 123 121"
+    contains "note: $tmp/odd.jsonl: 1 lone surrogates in JSON, replaced by U+FFFD; 3 numbers in JSON that are NaN, infinite or too long, not read; 1 repeated keys" "$tmp/err"
+    want notes "$(grep -c '^note: ' "$tmp/err")" 1
+    want "tokens in chunks" "$(tokens -i "$tmp/odd.jsonl" --chunk-bytes 16)" "260 256 260 65 260 64 171 123 121"
+    contains "1 lone surrogates" "$tmp/err"
+    printf '{"text": "ab"}\n{"text": NaN}\n' >"$tmp/odd.jsonl"
+    refused "odd.jsonl:2: \"text\" is a number, want a string; --skip-bad-lines" -i "$tmp/odd.jsonl"
+    printf '{"text": "ab"}\n{"text": "b" "c"}\n' >"$tmp/odd.jsonl"
+    refused "--skip-bad-lines skips such lines" -i "$tmp/odd.jsonl"
+}
+
+# CR LF and lines of blanks, wherever lines mean something
+test_windows() {
+    small
+    printf 'ab\r\n \t\r\n\r\nb\n  \n\nab\r\n' >"$tmp/w.txt"
+    want line "$(tokens -i "$tmp/w.txt" -d line)" "260 256 260 65 260 256"
+    want blank-line "$(tokens -i "$tmp/w.txt" -d blank-line)" \
+        "260 256 201 198 220 197 201 198 260 201 198 65 198 220 220 198 260 198 256 201 198"
+    printf '{"text": "ab"}\r\n\r\n \r\n{"text": "b"}\r\n' >"$tmp/w.jsonl"
+    want jsonl "$(tokens -i "$tmp/w.jsonl")" "260 256 260 65"
 }
 
 test_usage() {
@@ -273,15 +357,70 @@ test_eot() {
     done
     diff -r "$tmp/before" "$tmp/eot"
     want "files of the vocabulary" "$(cd "$tmp/named" && echo *)" "merges.txt vocab.json"
-    # a tokenizer_config.json that was there before is not replaced
+    # shards of the same end-of-text may follow, also of one that the text spells
+    for i in 1 2; do
+        tokenize -i "$tmp/x.txt" -t "$tmp/named" --eot ab -o "$tmp/other/$i" 2>"$tmp/err" || fail "$(cat "$tmp/err")"
+        contains "note: $tmp/x.txt: spells special tokens, 2 in all, the first ab" "$tmp/err"
+    done
+    # a tokenizer_config.json without its vocabulary is not replaced, and does not describe another one
     mkdir "$tmp/config"
     printf '{"eos_token": "<unk>", "model_max_length": 8}' >"$tmp/config/tokenizer_config.json"
     cp -r "$tmp/config" "$tmp/before.config"
-    tokenize -i "$tmp/x.txt" -t "$tmp/named" --eot '</s>' -o "$tmp/config/x" 2>"$tmp/err" && fail "it names <unk>"
-    contains "another end-of-text than </s>; choose another --out" "$tmp/err"
+    tokenize -i "$tmp/x.txt" -t "$tmp/named" --eot '<unk>' -o "$tmp/config/x" 2>"$tmp/err" && fail "the vocabulary is not there"
+    contains "config/tokenizer_config.json: describes a vocabulary that is not there; choose another --out" "$tmp/err"
     diff -r "$tmp/before.config" "$tmp/config"
-    tokenize -i "$tmp/x.txt" -t "$tmp/named" --eot '<unk>' -o "$tmp/config/x" 2>/dev/null
-    cmp "$tmp/before.config/tokenizer_config.json" "$tmp/config/tokenizer_config.json"
+}
+
+# The vocabulary of bytes with two added tokens, 257 <|user|> and 258 zebra, that transformers would read so
+added() {
+    rm -rf "$tmp/added"
+    printf 'a b\n' | tokenize -i - -o "$tmp/added/x" 2>/dev/null
+    printf '{"<|user|>": 257, "zebra": 258}' >"$tmp/added/added_tokens.json"
+}
+
+# Plain added tokens are tokens in every text, special ones with --special.
+test_added_tokens() {
+    added
+    printf '<|user|>zebra\n' >"$tmp/u.txt"
+    tokenize -i "$tmp/u.txt" -t "$tmp/added" -o "$tmp/plain/x" 2>"$tmp/err"
+    want ids "$(ids "$tmp/plain/x_train_000000.bin")" "256 257 258 198"
+    want notes "$(grep -c note "$tmp/err" || true)" 0
+    printf '{"additional_special_tokens": ["<|user|>"]}' >"$tmp/added/special_tokens_map.json"
+    tokenize -i "$tmp/u.txt" -t "$tmp/added" -o "$tmp/noted/x" 2>"$tmp/err"
+    want "ids without --special" "$(ids "$tmp/noted/x_train_000000.bin")" "256 27 91 84 82 68 81 91 29 258 198"
+    contains "note: $tmp/u.txt: spells special tokens, 1 in all, the first <|user|>, as ordinary text: --special makes them tokens" "$tmp/err"
+    tokenize -i "$tmp/u.txt" -t "$tmp/added" --special -o "$tmp/asked/x" 2>"$tmp/err"
+    want "ids with --special" "$(ids "$tmp/asked/x_train_000000.bin")" "256 257 258 198"
+    want notes "$(grep -c note "$tmp/err" || true)" 0
+    # the vocabulary beside the shards knows which of them is special
+    for args in "noted" "asked --special"; do
+        # shellcheck disable=SC2086
+        tokenize -i "$tmp/u.txt" -t "$tmp/asked" -o "$tmp/again_"$args 2>"$tmp/err"
+        cmp "$tmp/again_${args%% *}_train_000000.bin" "$tmp/${args%% *}/x_train_000000.bin"
+    done
+    want files "$(cd "$tmp/asked" && echo *)" "merges.txt tokenizer_config.json vocab.json x_train_000000.bin"
+    # one directory does not get shards of the same tokens where others are special
+    tokenize -i "$tmp/u.txt" -t "$tmp/plain" -o "$tmp/asked/y" 2>"$tmp/err" && fail "<|user|> is special there"
+    contains "$tmp/asked: the vocabulary there has the same tokens, but others are added or special: " "$tmp/err"
+}
+
+# <|endoftext|> between the documents of one file, however it is cut into chunks
+test_spelled_end_of_text() {
+    local i ids
+    for i in $(seq 40); do printf 'zebra %d\n<|endoftext|>\n' "$i"; done >"$tmp/stories.txt"
+    added
+    for i in 1048576 16 17 31 64; do
+        tokenize -i "$tmp/stories.txt,$tmp/stories.txt" -t "$tmp/added" --special -n 3 --chunk-bytes "$i" -o "$tmp/stories/$i" 2>"$tmp/err"
+        contains "80 documents, " "$tmp/err"
+        cmp "$tmp/stories/1048576_train_000000.bin" "$tmp/stories/${i}_train_000000.bin"
+    done
+    ids=$(ids "$tmp/stories/16_train_000000.bin")
+    want "first ids" "${ids:0:41}" "256 258 220 16 198 256 198 258 220 17 198"
+    want "last ids" "${ids: -21}" "198 258 220 19 15 198"
+    want "ends of text" "$(tr ' ' '\n' <<<"$ids" | grep -c '^256$')" 80
+    # a text of <|endoftext|> alone has no document
+    printf '<|endoftext|>\n<|endoftext|>\n' >"$tmp/none.txt"
+    refused "contains no text" -i "$tmp/none.txt" --special
 }
 
 test_signal() {
@@ -306,9 +445,9 @@ test_signal() {
 }
 
 test_error_while_waiting() {
-    # a bad line is reported although the pipe stays open
+    # a bad line is reported although the pipe stays open, as soon as the first 64 KB have shown that this is text
     mkfifo "$tmp/slow"
-    { printf 'x\n{"text": "a"}\n' && exec sleep 20; } >"$tmp/slow" &
+    { printf 'x\n' && yes '{"text": "a"}' | head -n 6000 && exec sleep 20; } >"$tmp/slow" &
     local feeder=$!
     tokenize -i - -d jsonl -n 3 --chunk-bytes 16 -o "$tmp/wait/x" <"$tmp/slow" 2>"$tmp/err" &
     for _ in $(seq 100); do ! grep -q "not valid JSON" "$tmp/err" || break; sleep 0.05; done
@@ -356,6 +495,6 @@ test_closed_stderr() {
     cmp "$tmp/open/x_train_000000.bin" "$tmp/closed/x_train_000000.bin"
 }
 
-tests=(bytes vocabulary documents inputs chunks_and_threads jsonl_threads shards errors not_text usage vocabulary_limits eot signal
-    error_while_waiting full_disk file_size_limit closed_stderr tinyshakespeare)
+tests=(bytes vocabulary documents inputs chunks_and_threads jsonl_threads shards errors not_text formats odd_json windows usage vocabulary_limits eot
+    added_tokens spelled_end_of_text signal error_while_waiting full_disk file_size_limit closed_stderr tinyshakespeare)
 run_tests "$@"

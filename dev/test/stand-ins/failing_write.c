@@ -14,7 +14,7 @@ FAIL_AT          number of the operation that fails; 0 or unset: none
 FAIL_ERRNO       the errno, a number; default ENOSPC. A failing close still closes the file, as on Linux
 FAIL_MODE        once (default): only this operation fails; from: this one and all that follow, as on a full disk;
                  short: if it is a write or pwrite, it writes half of the bytes and succeeds;
-                 kill: SIGKILL ends the process instead of the operation
+                 kill: SIGKILL ends the process instead of the operation; term: the process receives SIGTERM before it
 FAIL_SLOW_MS     every fsync takes this many milliseconds longer, as on a slow disk
 FAIL_SLOW_OPEN_MS  opening a file there for reading takes this many milliseconds longer
 FAIL_COUNT_FILE  the number of operations seen is written here at exit
@@ -113,6 +113,10 @@ static bool fails(const char* what, const char* path) {
     bool hit = number == want || (want > 0 && number > want && strcmp(mode(), "from") == 0);
     if (strcmp(mode(), "short") == 0 && strcmp(what, "write") != 0 && strcmp(what, "pwrite") != 0) { hit = false; }
     if (hit && strcmp(mode(), "kill") == 0) { kill(getpid(), SIGKILL); }
+    if (hit && strcmp(mode(), "term") == 0) {
+        raise(SIGTERM);
+        hit = false;
+    }
     errno = !hit ? before : error ? atoi(error) : ENOSPC;
     return hit;
 }

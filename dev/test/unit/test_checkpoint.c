@@ -252,7 +252,8 @@ static void test_round_trip_hf(void) {
         int num_saved = 1, eot = 0;
         float* params = make_params(&c, bf16);
         char* dir = fresh_dir("hf");
-        check_msg(model_save_hf_files(dir, &c, params, bf16, 130, saved, &num_saved, &err), "%s", err.text);
+        check_msg(model_save_hf_files(dir, &c, params, bf16, (ModelTokens){130, 130, -1}, saved, &num_saved, &err),
+                  "%s", err.text);
         check_model(dir, &c, params);
         free(read_model(dir, &c, &eot, &err));
         check(eot == 130 && num_saved == 4);
@@ -991,8 +992,8 @@ static void test_config_cannot_be_honoured(void) {
     check_config(CONFIG(",\"n_inner\":4194305"), "the number of MLP channels is 4194305, want 1 to 4194304");
     check_config(CONFIG(",\"activation_function\":\"relu\\n\""),
                  "\"relu\\x0a\"; supported are gelu_new, gelu_fast, gelu_accurate, gelu_python_tanh, "
-                 "gelu_pytorch_tanh, gelu, gelu_python, relu, silu, swish, tanh");
-    static const char* const others[] = {"gelu_10", "quick_gelu", "mish",       "linear", "relu6", "relu2",
+                 "gelu_pytorch_tanh, gelu, gelu_python, relu, relu2, silu, swish, tanh");
+    static const char* const others[] = {"gelu_10", "quick_gelu", "mish",       "linear", "relu6",
                                          "sigmoid", "laplace",    "leaky_relu", "GELU",   ""};
     for (size_t i = 0; i < sizeof(others) / sizeof(others[0]);
          i++) { // what transformers has besides, and what it has not
@@ -1501,6 +1502,56 @@ static void test_arrays(void) { // the optimizer's moments
     free(v2);
 }
 
+// in blocks of 4096, with a limit that is itself allowed
+static void test_first_above(void) {
+    static float x[9000];
+    static const size_t at[] = {0, 1, 4095, 4096, 8191, 8192, 8999};
+    static const float bad[] = {NAN, -NAN, INFINITY, -INFINITY};
+    for (size_t i = 0; i < 9000; i++) { x[i] = i % 2 ? FLT_MAX : -FLT_MAX; }
+    check(first_above(x, 9000, FLT_MAX) == 9000 && first_above(x, 0, FLT_MAX) == 0 && first_above(x, 9000, 65504) == 0);
+    for (size_t i = 0; i < sizeof(at) / sizeof(at[0]); i++) {
+        for (int b = 0; b < 4; b++) {
+            float before = x[at[i]];
+            x[at[i]] = bad[b];
+            check_msg(first_above(x, 9000, FLT_MAX) == at[i], "%g at %zu", (double)bad[b], at[i]);
+            check(first_above(x, at[i], FLT_MAX) == at[i]);
+            x[at[i]] = before;
+        }
+    }
+}
+
+// every format names the same tensor, index and value
+static void test_not_finite(void) {
+    static const struct {
+        int p, layer;
+        size_t at; // in our layout
+        float value;
+        const char* message;
+    } cases[] = {
+        {0, 0, 130 * 72 + 71, INFINITY, "tensor 'wte.weight' is not finite: inf at [130, 71]"},
+        {4, 1, 200 * 72 + 5, NAN, "tensor 'h.1.attn.c_attn.weight' is not finite: nan at [5, 200]"},
+        {13, 0, 70, -INFINITY, "tensor 'h.0.mlp.c_proj.bias' is not finite: -inf at [70]"},
+    };
+    GPT2Config c = odd_config();
+    Error err;
+    char *dir = fresh_dir("not_finite"), want[700];
+    for (int k = 0; k < 3; k++) {
+        float* params = make_params(&c, true);
+        params[param_offset(&c, cases[k].p) + (size_t)cases[k].layer * param_layer_size(&c, cases[k].p) + cases[k].at] =
+            cases[k].value;
+        for (int form = 0; form < 4; form++) {
+            char* path = form < 2 ? dir : path_in(dir, "m.bin");
+            bool written = form < 2 ? model_save_hf(dir, &c, params, form == 1, -1, &err)
+                                    : model_save_llmc(path, &c, params, form == 2 ? 3 : 5, &err);
+            check(written && !read_model(path, &c, NULL, &err));
+            snprintf(want, sizeof(want), "%s: %s: take other weights or an earlier checkpoint",
+                     form < 2 ? path_in(dir, "model.safetensors") : path, cases[k].message);
+            check_str(err.text, want);
+        }
+        free(params);
+    }
+}
+
 static void test_write_errors(void) {
     GPT2Config c = make_config(3, 2, 1, 1, 2);
     Error err;
@@ -1515,7 +1566,7 @@ static void test_write_errors(void) {
         for (int i = 0; i < 3; i++) {
             char* dir = fresh_dir("full");
             check(symlink("/dev/full", path_in(dir, names[i])) == 0);
-            check(!model_save_hf_files(dir, &c, params, false, -1, saved, &num_saved, &err));
+            check(!model_save_hf_files(dir, &c, params, false, (ModelTokens){-1, -1, -1}, saved, &num_saved, &err));
             check_msg(strstr(err.text, names[i]) && strstr(err.text, "No space"), "%s", err.text);
         }
         check(!model_save_llmc("/dev/full", &c, params, 5, &err) && strstr(err.text, "No space"));
@@ -1573,6 +1624,8 @@ static const Test tests[] = {
     {"written_config", "config.json and generation_config.json", test_written_config},
     {"written_names", "names, shapes and orientation of what we write", test_written_names},
     {"large_matrices", "more than one chunk", test_large_matrices},
+    {"first_above", "NaN, infinity, too large", test_first_above},
+    {"not_finite", "each format: name, index and value", test_not_finite},
     {"arrays", "moments by prefix; missing, foreign, misshapen", test_arrays},
     {"write_errors", "no directory, a full disk at each file", test_write_errors},
 };

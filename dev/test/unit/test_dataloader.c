@@ -121,7 +121,7 @@ static void test_parse(void) {
         const char* want;
     } bad[] = {
         {20240801, 7, 4, "is a Llama-3 shard"},
-        {20240326, 3, 4, "model checkpoint"},
+        {20240326, 3, 4, "is a model file of llm.c, not a token shard: make shards"},
         {20240328, 2, 4, "tokenizer"},
         {20240522, 1, 4, "multiple-choice"},
         {-7, 1, 4, "begins with -7, want 20240520"},
@@ -142,7 +142,7 @@ static void test_parse(void) {
         check(!shard_parse((const uint8_t*)texts[i], strlen(texts[i]), "s", VOCAB, &n, &err));
         check_str(err.text, "s: looks like text: make shards of it with dev/data/tokenize");
     }
-    check(!shard_parse((const uint8_t*)"\x88\xD8\x34\x02?", 5, "s", VOCAB, &n, &err)); // all but the magic's last byte
+    check(!shard_parse((const uint8_t*)"\x88\xD8\x34\x02\0", 5, "s", VOCAB, &n, &err)); // all but the magic's last byte
     check_str(err.text, "s: is not a token shard: begins with 37017736, want 20240520");
     const char* lfs = "version https://git-lfs.github.com/spec/v1\noid sha256:00";
     check(!shard_parse((const uint8_t*)lfs, strlen(lfs), "s", VOCAB, &n, &err));
@@ -173,6 +173,7 @@ static void test_open_errors(void) {
         {"e?.bin", INT32_MAX, INT32_MAX, 0, INT32_MAX, VOCAB, "more than a shard can hold"},
         {"e?.bin", 65536, 32768, 0, 1, VOCAB, "more than a shard can hold"},
         {"*", 1, 8, 0, 1, VOCAB, "looks like text"},
+        {"*", 1, 8, 0, 1, VOCAB, " files, and must match shards only"},
         {".", 1, 8, 0, 1, VOCAB, "is a directory"},
     };
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {

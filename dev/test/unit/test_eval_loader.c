@@ -292,6 +292,7 @@ static void test_choices_batches(void) {
     for (size_t c = 0; c < sizeof(cases) / sizeof(cases[0]); c++) {
         check(eval_open(&e, path, cases[c].B, T, VOCAB, &err));
         check(e.kind == EVAL_CHOICES && e.num_examples == NUM && e.longest_row == 10); // question 4: 6 + 5 - 1
+        check(e.num_cut == 0);
         int x = 0, batch = 0;
         while (eval_next(&e, inputs, targets, &err)) {
             check_msg(e.batch_examples == cases[c].examples[batch], "B %d: %d examples in batch %d", cases[c].B,

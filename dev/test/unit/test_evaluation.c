@@ -250,10 +250,66 @@ static void test_files(void) {
     settings = defaults;
 }
 
+// The tokens of texts are those of dev/data/tokenize: of JSON lines and arrays the member "text". What is not text is refused.
+static void test_tokens(void) {
+#define BYTES(s) s, sizeof(s) - 1
+    static const struct {
+        const char *name, *text;
+        size_t n;
+        const char* want; // the tokens after the first 256 as characters, | for an end-of-text; or an error
+        size_t bytes;     // of text; 0: an error
+    } cases[] = {
+        {"ab.txt", BYTES("ab"), "ab", 2},
+        {"ab.txt",
+         BYTES("\xEF\xBB\xBF"
+               "ab"),
+         "ab", 2},
+        {"a.jsonl", BYTES("{\"text\": \"ab\"}\r\n\n{\"text\": \"\"}\n{\"text\": \"c\"}"), "ab|c", 3},
+        {"a.json", BYTES("\xEF\xBB\xBF{\"text\": \"ab\"}\n{\"text\": \"c\", \"x\": NaN}\n"), "ab|c", 3},
+        {"a", BYTES("[{\"text\": \"ab\"},\n {\"text\": \"c\"}]"), "ab|c", 3},
+        {"ab.txt", BYTES("[ab]"), "[ab]", 4},
+        {"a", BYTES("{\"prompt\": 1}\n{\"prompt\": 2}"),
+         "a:1: \"text\" is missing, the members are: prompt: dev/data/tokenize --field NAME makes shards of another",
+         0},
+        {"a.jsonl", BYTES("ab"), "a.jsonl:1: not valid JSON", 0},
+        {"a", BYTES("a\0b"), "a: is not text: has a NUL byte at offset 1", 0},
+        {"a", BYTES("\x1F\x8B\x08"), "a: is compressed with gzip, not text: use zcat FILE > TEXT", 0},
+        {"a", BYTES("\xA1\xD9\x34\x01"), "a: is a Llama-3 shard, not text", 0},
+        {"a", BYTES(""), "a: is empty", 0},
+    };
+#undef BYTES
+    Tokenizer tokenizer;
+    tokenizer_init_bytes(&tokenizer);
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        char path[256], got[64] = "";
+        EvalTokens tokens;
+        Error err;
+        snprintf(path, sizeof(path), "%s/%s", test_dir(), cases[i].name);
+        FILE* f = fopen(path, "w");
+        require(f && fwrite(cases[i].text, 1, cases[i].n, f) == cases[i].n);
+        fclose(f);
+        bool ok = eval_tokens_open(&tokens, path, &tokenizer, 257, &err);
+        check_msg(ok == (cases[i].bytes > 0), "case %zu: %s", i, ok ? "accepted" : err.text);
+        if (!ok) { check_msg(strstr(err.text, cases[i].want), "'%s', want '%s'", err.text, cases[i].want); }
+        if (!ok || !cases[i].bytes) { continue; }
+        for (size_t j = 0; j < tokens.num_tokens; j++) {
+            int id = eval_token(&tokens, j);
+            size_t n = 0;
+            check(j > 0 || id == tokenizer.eot_id);
+            if (j > 0) { strncat(got, id == tokenizer.eot_id ? "|" : tokenizer_decode(&tokenizer, id, &n), 1); }
+        }
+        check_str(got, cases[i].want);
+        check(tokens.text_bytes == cases[i].bytes);
+        eval_tokens_close(&tokens);
+    }
+    tokenizer_free(&tokenizer);
+}
+
 static const Test tests[] = {
     {"window", "each token is predicted once, from as many tokens as the stride promises", test_window},
     {"json", "a line for each result", test_json},
     {"text", "the same as text", test_text},
+    {"tokens", "texts, JSON lines, arrays, and what is not text", test_tokens},
     {"files", "names and patterns, separated by commas", test_files},
 };
 

@@ -194,11 +194,11 @@ static Tokenizer odd_tokenizer(void) {
     }
     snprintf(json + n, sizeof(json) - n,
              ", \"ab\": 257, \"abc\": 258, \"\\u00c5\\u00bd\": 259, \"<s>\": 260, \"\\u00ff\\u00fe\": 261}");
-    TokenizerText texts[3] = {
-        {json, strlen(json), "vocab.json"}, {merges, strlen(merges), "merges.txt"}, {NULL, 0, "added"}};
-    texts[2].text = "{\"<my token>\": 262, \"\\u4f60\": 263, \" \": 264, \"x\\u0000y\": 265}";
-    texts[2].n = strlen(texts[2].text);
-    if (!tokenizer_parse_vocab(&t, texts[0], texts[1], texts[2], &err)) { die("%s", err.text); }
+    static const char* const added = "{\"<my token>\": 262, \"\\u4f60\": 263, \" \": 264, \"x\\u0000y\": 265}";
+    const TokenizerText files[TOKENIZER_NUM_TEXTS] = {[TOKENIZER_VOCAB] = {json, strlen(json), "vocab.json"},
+                                                      [TOKENIZER_MERGES] = {merges, strlen(merges), "merges.txt"},
+                                                      [TOKENIZER_ADDED] = {added, strlen(added), "added"}};
+    if (!tokenizer_parse(&t, files, &err)) { die("%s", err.text); }
     return t;
 }
 
@@ -228,7 +228,7 @@ static void test_q8_0_reference(void) {
     }
     for (int k = 0; k < 5; k++) {
         uint8_t got[34];
-        check(gguf_q8_0_block(got, w[k]));
+        gguf_q8_0_block(got, w[k]);
         for (int i = 0; i < 34; i++) {
             check_msg(got[i] == want[k][i], "block %d, byte %d: %02x, want %02x", k, i, got[i], want[k][i]);
         }
@@ -246,7 +246,7 @@ static void test_q8_0_definition(void) {
             w[i] = ldexpf((float)(random_below(&rng, 1 << 20)) / (1 << 19) - 1.0f, exponent);
             if (fabsf(w[i]) > max) { max = fabsf(w[i]); }
         }
-        check(gguf_q8_0_block(block, w));
+        gguf_q8_0_block(block, w);
         uint16_t scale = (uint16_t)(block[0] | block[1] << 8);
         double d = (double)max / 127, off = fabs((double)safe_float_from_f16(scale) - d);
         check(off <= fabs((double)safe_float_from_f16((uint16_t)(scale + 1)) - d) * (1 + 1e-6));
@@ -259,15 +259,11 @@ static void test_q8_0_definition(void) {
     float w[32] = {0};
     uint8_t block[34];
     w[7] = ldexpf(1, -148); // 1 / d is infinite
-    check(gguf_q8_0_block(block, w) && block[0] == 0 && block[1] == 0 && block[2 + 6] == 0);
-    w[7] = 127 * 65000.0f;
-    check(gguf_q8_0_block(block, w));
-    w[7] = 127 * 66000.0f;
-    check(!gguf_q8_0_block(block, w));
-    w[7] = NAN;
-    check(!gguf_q8_0_block(block, w));
-    w[7] = -INFINITY;
-    check(!gguf_q8_0_block(block, w));
+    gguf_q8_0_block(block, w);
+    check(block[0] == 0 && block[1] == 0 && block[2 + 6] == 0);
+    w[7] = gguf_types[GGUF_Q8_0].limit;
+    gguf_q8_0_block(block, w);
+    check((block[0] | block[1] << 8) == 0x7BFF && block[2 + 7] == 127);
 }
 
 // ---- keys and vocabulary ------------------------------------------------------------------------
@@ -338,6 +334,7 @@ static void test_vocabulary(void) {
     GPT2 model;
     GgufFile f;
     Tokenizer t = odd_tokenizer();
+    t.bos_id = 260, t.pad_id = 262, t.unk_id = 258;
     load_tiny(&model);
     write_and_read(&f, &model, GGUF_F16, &t);
     check_token(&f, 0, "<|endoftext|>", 3);
@@ -350,9 +347,9 @@ static void test_vocabulary(void) {
     check_token(&f, 259, "\xC3\x85\xC2\xBD", 1);
     check_token(&f, 260, "<s>", 3);
     check_token(&f, 261, "\xC3\xBF\xC3\xBE", 1); // bytes FF FE are not UTF-8
-    check_token(&f, 262, "<my token>", 3);
-    check_token(&f, 263, "\xE4\xBD\xA0", 3);
-    check_token(&f, 264, " ", 3);
+    check_token(&f, 262, "<my token>", 4);
+    check_token(&f, 263, "\xE4\xBD\xA0", 4);
+    check_token(&f, 264, " ", 4);
     check_token(&f, 265, "x\xC4\x80y", 1);
     check_token(&f, 266, "[PAD266]", 5);
     check_token(&f, 511, "[PAD511]", 5);
@@ -364,6 +361,9 @@ static void test_vocabulary(void) {
         check_msg(n == strlen(merges[i]) && memcmp(s, merges[i], n) == 0, "merge %d is '%.*s'", i, (int)n, s);
     }
     check_number(&f, "tokenizer.ggml.eos_token_id", 0);
+    check_number(&f, "tokenizer.ggml.bos_token_id", 260);
+    check_number(&f, "tokenizer.ggml.padding_token_id", 262);
+    check_number(&f, "tokenizer.ggml.unknown_token_id", 258);
     gguf_file_close(&f);
     tokenizer_free(&t);
     gpt2_free(&model);
@@ -599,7 +599,7 @@ static void test_refused_models(void) {
     check_refused(&c, GGUF_F32, &decodes, 256, "can only decode: give one with --tokenizer");
     // a special token spelled like a token of one byte: U+0100 is byte 0
     memcpy(odd.bytes + odd.offsets[260], "\xC4\x80", 2), odd.bytes[odd.offsets[260] + 2] = ' ';
-    odd.added[264] = 1;
+    odd.flags[260] = TOKEN_ADDED | TOKEN_SPECIAL;
     odd.offsets[261] = odd.offsets[260] + 2;
     check_refused(&c, GGUF_F32, &odd, 0, "(id 260) occurs twice");
     tokenizer_free(&t);
@@ -612,14 +612,17 @@ static void test_refused_weights(void) {
         GgufType type;
         float weight;
         const char* reason; // NULL: taken
-    } cases[] = {{GGUF_F32, NAN, "'blk.1.ffn_up.weight' has a weight that is NaN or infinite"},
-                 {GGUF_F32, -INFINITY, "'blk.1.ffn_up.weight' has a weight that is NaN or infinite"},
-                 {GGUF_BF16, INFINITY, "'blk.1.ffn_up.weight' has a weight that is NaN or infinite"},
-                 {GGUF_Q8_0, NAN, "'blk.1.ffn_up.weight' has a weight that is NaN or infinite"},
+    } cases[] = {{GGUF_F32, NAN, "tensor 'h.1.mlp.c_fc.weight' is not finite: nan at [13, 2]: no value of f32"},
+                 {GGUF_F32, -INFINITY, "tensor 'h.1.mlp.c_fc.weight' is not finite: -inf at [13, 2]: no value of f32"},
+                 {GGUF_Q8_0, NAN, "tensor 'h.1.mlp.c_fc.weight' is not finite: nan at [13, 2]: no value of q8_0"},
                  {GGUF_F16, -70000.0f,
-                  "'blk.1.ffn_up.weight' has a weight of magnitude 70000, too large for f16: give --type f32"},
-                 {GGUF_BF16, 3.4e38f, "too large for bf16"},
-                 {GGUF_Q8_0, 1e7f, "too large for q8_0"},
+                  "tensor 'h.1.mlp.c_fc.weight' is too large: -70000 at [13, 2]: no value of f16: give --type f32"},
+                 {GGUF_F16, 65520.0f, "no value of f16"},
+                 {GGUF_BF16, 3.3961776e38f, "no value of bf16"},
+                 {GGUF_Q8_0, 8321040.0f, "no value of q8_0"},
+                 {GGUF_F16, 65519.996f, NULL},
+                 {GGUF_BF16, 3.396177e38f, NULL},
+                 {GGUF_Q8_0, -8321039.5f, NULL},
                  {GGUF_F16, 65504.0f, NULL},
                  {GGUF_BF16, -70000.0f, NULL},
                  {GGUF_F32, 3.4e38f, NULL}};

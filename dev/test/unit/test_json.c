@@ -177,7 +177,6 @@ static void test_utf8(void) {
         {"\"\xC3", "UTF-8"},
         {"{\"\xFF\":1}", "UTF-8"},
         {"\xC3\xA9", "value"},
-        {"\xEF\xBB\xBF{}", "byte order mark"},
         {"\"\xC2\x80\xDF\xBF\xE0\xA0\x80\xED\x9F\xBF\xF0\x90\x80\x80\xF4\x8F\xBF\xBF\"", NULL},
     };
     CHECK_CASES(cases);
@@ -414,6 +413,54 @@ static void test_write_string(void) {
 }
 
 // The time must be linear in the size: a quadratic check of keys would take minutes here.
+// What json_parse_lenient() accepts, and json_parse() refuses.
+static void test_lenient(void) {
+    static const struct {
+        const char* text;
+        int64_t surrogates, numbers, duplicates;
+        const char* a; // the member "a", if it is a string
+    } cases[] = {
+        {"{\"a\": \"x\\ud800y\"}", 1, 0, 0, "x\xEF\xBF\xBDy"},
+        {"{\"a\": \"\\udc00\\ud83d\\ude00\\ud83d\"}", 2, 0, 0, "\xEF\xBF\xBD\xF0\x9F\x98\x80\xEF\xBF\xBD"},
+        {"{\"a\": \"\\ud800\\ud83d\\ude00\\ud800\\u0041\"}", 2, 0, 0,
+         "\xEF\xBF\xBD\xF0\x9F\x98\x80\xEF\xBF\xBD"
+         "A"},
+        {"{\"\\ud800\": 1, \"a\": \"b\"}", 1, 0, 0, "b"},
+        {"{\"x\": [NaN, Infinity, -Infinity, 1e999, -1e999], \"a\": \"b\"}", 0, 5, 0, "b"},
+        {"{\"a\": \"1\", \"a\": \"2\", \"b\": 0, \"a\": \"3\", \"b\": 1}", 0, 0, 3, "3"},
+        {"{\"1\":1,\"2\":1,\"3\":1,\"4\":1,\"5\":1,\"6\":1,\"7\":1,\"a\":\"1\",\"9\":1,\"a\":\"2\",\"3\":3}", 0, 0, 2,
+         "2"},
+        {"{\"1\":1,\"2\":1,\"3\":1,\"4\":1,\"5\":1,\"6\":1,\"7\":1,\"a\":\"1\",\"a\":\"2\"}", 0, 0, 1, "2"},
+        {"{\"a\": \"b\"}", 0, 0, 0, "b"},
+    };
+    JsonDoc doc;
+    Error err;
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        JsonOdd odd = {0, 0, 0};
+        const char *text = cases[i].text, *a;
+        bool strict = cases[i].surrogates + cases[i].numbers + cases[i].duplicates == 0;
+        require(json_parse_lenient(&doc, text, strlen(text), "t", &odd, &err));
+        check_msg(odd.surrogates == cases[i].surrogates && odd.numbers == cases[i].numbers &&
+                      odd.duplicates == cases[i].duplicates,
+                  "%s: %d, %d, %d", text, (int)odd.surrogates, (int)odd.numbers, (int)odd.duplicates);
+        require(json_string(doc.root, "a", &a, "t", &err));
+        check_str(a, cases[i].a);
+        for (uint32_t j = 0; j < doc.root->count; j++) {
+            const JsonValue* v = &doc.root->items[j];
+            check(json_get_n(doc.root, v->key, v->key_length) == v);
+        }
+        json_free(&doc);
+        check(json_parse(&doc, text, strlen(text), "t", &err) == strict);
+        if (strict) { json_free(&doc); }
+    }
+    static const char* const bad[] = {"{\"a\": nan}", "[Inf]",   "[-Inf]",     "[-]",       "[+1]",     "[NaN1]",
+                                      "\"\\ud80\"",   "{\"a\"}", "[\"\xff\"]", "[Infinit]", "{'a': 1}", "[1,]"};
+    for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
+        JsonOdd odd = {0, 0, 0};
+        check_msg(!json_parse_lenient(&doc, bad[i], strlen(bad[i]), "t", &odd, &err), "%s", bad[i]);
+    }
+}
+
 static void test_large_object(void) {
     int n = 200000;
     char* text = numbered_object(n, n - 1);
@@ -500,6 +547,7 @@ static const Test tests[] = {
     {"helpers", "typed access names what is wrong", test_helpers},
     {"printable", "strings of files cannot break a message's line", test_printable},
     {"write_string", "every byte value is written so that it reads back", test_write_string},
+    {"lenient", "lone surrogates, NaN and repeated keys are counted", test_lenient},
     {"large_object", "200,000 members, unique and not", test_large_object},
     {"vocab_json", "GPT-2's vocabulary: 50,257 entries", test_vocab_json},
 };

@@ -209,20 +209,21 @@ static const char* below(const char* name) {
 
 static void test_step_line(void) {
     char buf[256];
-    int n = format_step_line(buf, sizeof(buf), 3, 100, 4.25, 1.5, 0.875, -2.25, 3e-4, 12.345, 45.67, "bf16", 123456.7);
+    int n =
+        format_step_line(buf, sizeof(buf), 3, 100, 4.25, 1.5, 0.875, -2.25, 3e-4, 12.345, "45.7% bf16 MFU", 123456.7);
     check_str(buf,
               "step    3/100 | loss 4.250000 (+1.50z)| norm 0.8750 (-2.25z)| lr 3.00e-04 | 12.35 ms | 45.7% bf16 MFU "
               "| 123457 tok/s");
     check(n == (int)strlen(buf));
-    format_step_line(buf, sizeof(buf), 12345, 19560, 10.9876543, -(double)NAN, 15.3, (double)NAN, 0, 1000, -1, "fp32",
-                     64);
-    check_str(buf, "step 12345/19560 | loss 10.987654 | norm 15.3000 | lr 0.00e+00 | 1000.00 ms | -1.0% fp32 MFU | "
+    format_step_line(buf, sizeof(buf), 12345, 19560, 10.9876543, -(double)NAN, 15.3, (double)NAN, 0, 1000,
+                     "38.0 GFLOP/s", 64);
+    check_str(buf, "step 12345/19560 | loss 10.987654 | norm 15.3000 | lr 0.00e+00 | 1000.00 ms | 38.0 GFLOP/s | "
                    "64 tok/s"); // no z-scores until the windows are full
-    format_step_line(buf, sizeof(buf), 7, 9, (double)NAN, (double)INFINITY, 2, (double)NAN, 0, 1000, 1, "fp32", 64);
+    format_step_line(buf, sizeof(buf), 7, 9, (double)NAN, (double)INFINITY, 2, (double)NAN, 0, 1000, "", 64);
     // the loss has a z-score because it is not finite, the norm has none
     check(strstr(buf, "| loss     nan (+infz)| norm 2.0000 | lr "));
     volatile size_t small = 10; // volatile, because otherwise the compiler foresees the truncation and warns
-    check(format_step_line(buf, small, 1, 1, 0, 0, 0, 0, 0, 0, 0, "fp32", 0) > 10 && strlen(buf) == 9);
+    check(format_step_line(buf, small, 1, 1, 0, 0, 0, 0, 0, 0, "", 0) > 10 && strlen(buf) == 9);
 }
 
 static void test_event_vector(void) {

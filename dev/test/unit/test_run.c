@@ -318,6 +318,51 @@ static void test_judge(void) {
     check_str(printed, want);
 }
 
+// what is said at the end about skipped steps, and whether the run has failed
+static void test_skipped(void) {
+    static const struct {
+        int first, step, skipped, nonfinite; // skipped: in this process
+        bool good;
+        const char* want;
+    } cases[] = {
+        {5, 9, 0, 0, true, ""},
+        {5, 105, 49, 1, true, "49 of 100 steps were skipped, 1 of them with a loss or gradient that was not finite\n"},
+        {5, 105, 99, 99, true,
+         "warning: 99 of 100 steps were skipped, 99 of them with a loss or gradient that was not finite: take a lower "
+         "-l, "
+         "a longer -u or other weights\n"},
+        {5, 105, 60, 1, true,
+         "warning: 60 of 100 steps were skipped, 1 of them with a loss or gradient that was not finite: raise -sl and "
+         "-sg, "
+         "or leave them out\n"},
+        {5, 8, 3, 3, false,
+         "error: 3 of 3 steps were skipped, 3 of them with a loss or gradient that was not finite: nothing was "
+         "learned: "
+         "take a lower -l, a longer -u or other weights\n"},
+        {0, 0, 0, 0, true, ""},
+        {9, 9, 0, 0, true, ""}, // resumed after a good run
+        {-9, 9, 0, 0, false,    // resumed after a run that had skipped all steps
+         "error: 9 of 9 steps were skipped: nothing was learned: take a lower -l, a longer -u or other weights\n"},
+    };
+    for (size_t k = 0; k < sizeof(cases) / sizeof(cases[0]); k++) {
+        static Training t;
+        training_clear(&t);
+        t.first_step = abs(cases[k].first), t.run.step = cases[k].step;
+        t.first_skipped = cases[k].first < 0 ? t.first_step : cases[k].first / 2;
+        t.run.skipped_steps = t.first_skipped + cases[k].skipped;
+        t.num_nonfinite = cases[k].nonfinite;
+        int real_stderr = dup(STDERR_FILENO);
+        capture_begin();
+        dup2(STDOUT_FILENO, STDERR_FILENO);
+        bool good = training_report_skipped(&t);
+        capture_end();
+        dup2(real_stderr, STDERR_FILENO);
+        close(real_stderr);
+        check_msg(good == cases[k].good, "case %zu", k);
+        check_str(printed, cases[k].want);
+    }
+}
+
 static void test_report(void) {
     static Training t;
     Error err;
@@ -348,6 +393,13 @@ static void test_report(void) {
               "43 tok/s | 1.5 TFLOP/s | 2.0 GB | 2 fp8 tensors saturated | ETA 4s\n");
     check_near(t.step_ms, 600.0, 1e-9);
     check(logger_close(&t.logger, &err));
+    settings.fp8 = FP8_OFF;
+    capture_begin();
+    training_report(&t, &r, 0, "fp32", ""); // on a CPU
+    capture_end();
+    char want[64];
+    snprintf(want, sizeof(want), "| 1500.00 ms | %.1f GFLOP/s | 43 tok/s", 1e-9 * flops / 3);
+    check(strstr(printed, want) && !strchr(printed, '%'));
     snprintf(path, sizeof(path), "%s/main.log", dir);
     FILE* f = fopen(path, "rb");
     check(f && fread(log, 1, sizeof(log) - 1, f) > 0);
@@ -404,6 +456,7 @@ int main(int argc, char** argv) {
         {"due", "validation, sample, checkpoint and stop, step by step", test_due},
         {"best", "--keep-best saves the lowest validation loss", test_best},
         {"time_left", "steps, validation, samples and saves", test_time_left},
+        {"skipped", "how many steps, why, and whether the run has failed", test_skipped},
         {"judge", "outliers and what is not finite change no weights, and are counted", test_judge},
         {"report", "the step line with and without more columns, the time left, main.log", test_report},
         {"flops", "of a token, with a tied head and with one of its own", test_flops},

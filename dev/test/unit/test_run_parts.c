@@ -98,7 +98,7 @@ static uint64_t next_random(uint64_t* s) { // splitmix64
     return z ^ (z >> 31);
 }
 
-// Makes a run whose arrays have random bits, NaNs included; the padding rows of wte are NaNs, which no file may have.
+// Makes a run whose arrays have random finite values of every magnitude; the padding rows of wte are NaNs, which no file may have.
 static void run_make(Run* run, const GPT2Config* config, int64_t step, uint64_t seed) {
     size_t n = num_parameters(config), used = (size_t)config->vocab_size * (size_t)config->channels;
     size_t padded = (size_t)config->padded_vocab_size * (size_t)config->channels;
@@ -113,7 +113,9 @@ static void run_make(Run* run, const GPT2Config* config, int64_t step, uint64_t 
     for (int a = 0; a < 3; a++) {
         run->arrays[a] = (float*)malloc_check(n * sizeof(float));
         for (size_t i = 0; i < n; i++) {
-            uint32_t bits = i >= used && i < padded ? 0x7FC00000u : (uint32_t)next_random(&seed);
+            uint32_t bits = (uint32_t)next_random(&seed);
+            if ((bits & 0x7F800000u) == 0x7F800000u) { bits ^= 0x40000000u; }
+            if (i >= used && i < padded) { bits = 0x7FC00000u; }
             memcpy(&run->arrays[a][i], &bits, sizeof(bits));
         }
     }
@@ -158,6 +160,7 @@ typedef struct {
     int late_rank, late_ms; // late_rank begins so much later; if late_ms is negative, never
     int odd_rank;           // saves another configuration: other heads, or another epsilon if odd_epsilon is true
     bool odd_epsilon;
+    bool nan; // a weight that the last rank saves is NaN
     // operation fail_at of fail_rank fails; see failing_write.c. mode NULL: none fails
     const char* mode;
     int fail_rank, fail_at, error;
@@ -199,6 +202,7 @@ static int save_as(const Job* job, int rank, const int* stop, const char* said) 
     if (rank == job->odd_rank && !job->odd_epsilon) { run.state.config.num_heads = 1; }
     run_parts(&parts, &run.state.config, job->num_ranks);
     float* buffer = make_buffer(&run, &parts, rank);
+    if (job->nan && rank == job->num_ranks - 1) { buffer[0] = NAN; } // its first part is one of the weights
     bool ok = run_save_parts(job->dir, &run.state, &parts, &me, buffer, job->tokenizer, &err);
     write_text(said, ok ? "" : err.text);
     free(buffer);
@@ -418,6 +422,19 @@ static void test_ranks_without_parts(void) {
     run_parts_free(&parts);
     run_good_job(&job);
     check(holds(dir, 3, 1, 4) && count_names(dir, "") == 1);
+}
+
+// a weight that is no number, on one rank: none of them has saved, and each says why
+static void test_not_finite(void) {
+    const char* dir = fresh();
+    Job job = make_job(dir, 1, 3, 5, 9);
+    Outcome outcomes[MOST_RANKS];
+    job.nan = true;
+    check(run_job(&job, outcomes) == 0 && count_names(dir, "") == 0);
+    for (int r = 0; r < 3; r++) {
+        check_msg(strstr(outcomes[r].said, "' is not finite: nan at [0"), "rank %d: '%s'", r, outcomes[r].said);
+        check_msg((r == 2) == (strncmp(outcomes[r].said, "tensor ", 7) == 0), "rank %d: '%s'", r, outcomes[r].said);
+    }
 }
 
 static void test_loads_again(void) {
@@ -886,6 +903,7 @@ static const Test tests[] = {
     {"dealing", "every part once, no gaps in the buffers, balanced", test_dealing},
     {"same_bytes", "1 to 16 ranks write what run_save() writes", test_same_bytes},
     {"ranks_without_parts", "more ranks than parts", test_ranks_without_parts},
+    {"not_finite", "a weight of one rank is NaN", test_not_finite},
     {"loads_again", "every bit of a run comes back", test_loads_again},
     {"tokenizer_inside", "rank 0 writes the vocabulary", test_tokenizer_inside},
     {"same_step_replaced", "a save over a checkpoint of the same step", test_same_step_replaced},

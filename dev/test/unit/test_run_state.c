@@ -46,11 +46,12 @@ static void run_free(Run* run) {
     free(run->v);
 }
 
-// Fills with random bits, NaNs included. The padding rows of wte are zero, as always.
+// Fills with random finite values of every magnitude. The padding rows of wte are zero, as always.
 static void fill_floats(float* p, uint64_t* seed) {
     size_t used = (size_t)small.vocab_size * small.channels, padded = (size_t)small.padded_vocab_size * small.channels;
     for (size_t i = 0; i < num_parameters(&small); i++) {
         uint32_t bits = i >= used && i < padded ? 0 : (uint32_t)next_random(seed);
+        if ((bits & 0x7F800000u) == 0x7F800000u) { bits ^= 0x40000000u; }
         memcpy(&p[i], &bits, sizeof(bits));
     }
 }
@@ -442,7 +443,7 @@ static void test_state_refused_by_name(void) {
         {"\"norm_epsilon\": 1e-05", "\"norm_epsilon\": 0", "the epsilon of the layernorms is 0"},
         {"\"norm_epsilon\": 1e-05", "\"norm_epsilon\": 1e39", "\"norm_epsilon\" is 1e+39"},
         {"\"norm_epsilon\"", "\"norm_epsilum\"", "the epsilon of the layernorms is 0"},
-        {"\"activation\": 0", "\"activation\": 5",
+        {"\"activation\": 0", "\"activation\": 6",
          "an activation, a scale of attention or a head that this program does not know"},
         {"\"untied_head\": 0", "\"untied_head\": 2", "that this program does not know"},
         {"\"scale_by_layer\": 0", "\"scale_by_layer\": -1", "that this program does not know"},
@@ -560,6 +561,33 @@ static void test_other_settings(void) {
     check(run_load_state(in(dir, "step_00000004"), &state, &err));
     check(memcmp(&state.config, &run.state.config, sizeof(state.config)) == 0);
     check(run_load(in(dir, "step_00000004"), &state, run.params, run.m, run.v, &err));
+    run_free(&run);
+}
+
+// They are not saved; and not loaded, if another program has written them. The padding rows are not looked at.
+static void test_not_finite(void) {
+    const char* dir = fresh();
+    Error err;
+    Run run;
+    run_make(&run, 1, 1);
+    size_t used = (size_t)small.vocab_size * (size_t)small.channels;
+    run.params[used] = NAN;
+    check_msg(save(dir, &run, &err), "%s", err.text);
+    float* changed = &run.params[param_offset(&small, 15) + 2];
+    *changed = NAN;
+    run.state.step = 2;
+    check(!save(dir, &run, &err) && !file_exists(in(dir, "step_00000002")) && holds(in(dir, "step_00000001"), 1, 1));
+    check_str(err.text, "tensor 'ln_f.bias' is not finite: nan at [2]");
+    check(params_not_finite(&err));
+    static const char* const no_prefix[1] = {""};
+    const float* const arrays[1] = {run.params};
+    const char* path = in(in(dir, "step_00000001"), "model.safetensors");
+    check(params_save_safetensors(path, &small, arrays, no_prefix, 1, false, NULL, &err));
+    RunState before = run.state;
+    check(!run_load(in(dir, "step_00000001"), &run.state, run.params, run.m, run.v, &err));
+    check_msg(strstr(err.text, "model.safetensors: tensor 'ln_f.bias' is not finite: nan at [2]: take"), "%s",
+              err.text);
+    check(memcmp(&before, &run.state, sizeof(before)) == 0);
     run_free(&run);
 }
 
@@ -1014,6 +1042,7 @@ static int child(int argc, char** argv) {
 
 static const Test tests[] = {
     {"round_trip", "every bit of a run comes back", test_round_trip},
+    {"not_finite", "weights that are no numbers are neither saved nor loaded", test_not_finite},
     {"tokenizer_inside", "vocabulary and model open from the directory", test_tokenizer_inside},
     {"nothing_left_out", "every member of RunState is saved", test_nothing_left_out},
     {"extreme_numbers", "doubles and 64-bit integers are exact", test_extreme_numbers},

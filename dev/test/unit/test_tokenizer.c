@@ -51,13 +51,30 @@ static TokenizerText text_of(const char* s, const char* where) {
     return text;
 }
 
+// Parses the texts of files, as tokenizer_load() does.
+static bool parse_vocab(Tokenizer* t, TokenizerText vocab, TokenizerText merges, TokenizerText added, Error* err) {
+    const TokenizerText files[TOKENIZER_NUM_TEXTS] = {
+        [TOKENIZER_VOCAB] = vocab, [TOKENIZER_MERGES] = merges, [TOKENIZER_ADDED] = added};
+    return tokenizer_parse(t, files, err);
+}
+
+static bool parse_merges(Tokenizer* t, TokenizerText merges, Error* err) {
+    const TokenizerText files[TOKENIZER_NUM_TEXTS] = {[TOKENIZER_MERGES] = merges};
+    return tokenizer_parse(t, files, err);
+}
+
+static bool parse_json(Tokenizer* t, TokenizerText json, Error* err) {
+    const TokenizerText files[TOKENIZER_NUM_TEXTS] = {[TOKENIZER_JSON] = json};
+    return tokenizer_parse(t, files, err);
+}
+
 // a small vocabulary: ids 256 ab, 257 abc, 258 bc, 259 _ab, 260 aa, 261 <|endoftext|>
 static const char small_merges[] = "#version: 0.2\na b\nab c\nb c\n\xC4\xA0 ab\na a\n";
 
 static Tokenizer small_tokenizer(void) {
     Tokenizer t;
     Error err;
-    if (!tokenizer_parse_merges(&t, text_of(small_merges, "small"), &err)) { die("%s", err.text); }
+    if (!parse_merges(&t, text_of(small_merges, "small"), &err)) { die("%s", err.text); }
     return t;
 }
 
@@ -98,7 +115,7 @@ static uint32_t random_u32(void) {
 
 static bool same_tokenizer(const Tokenizer* a, const Tokenizer* b) {
     return a->vocab_size == b->vocab_size && a->eot_id == b->eot_id && a->num_merges == b->num_merges &&
-           memcmp(a->fingerprint, b->fingerprint, sizeof(a->fingerprint)) == 0 &&
+           memcmp(a->fingerprint, b->fingerprint, sizeof(a->fingerprint)) == 0 && a->flags_sum == b->flags_sum &&
            memcmp(a->bytes, b->bytes, a->offsets[a->vocab_size]) == 0;
 }
 
@@ -392,7 +409,7 @@ static Tokenizer random_tokenizer(void) {
     }
     Tokenizer t;
     Error err;
-    if (!tokenizer_parse_merges(&t, text_of(text, "random"), &err)) { die("%s", err.text); }
+    if (!parse_merges(&t, text_of(text, "random"), &err)) { die("%s", err.text); }
     check(t.num_merges == 60);
     return t;
 }
@@ -591,11 +608,13 @@ static const char* write_tokenizer_json(const Tokenizer* t, bool pairs, const ch
     vocab_init(&map);
     const char* path = temp_path(name);
     if (!writer_open(&w, path, &err)) { die("%s", err.text); }
-    writer_printf(&w, "{\"version\": \"1.0\", \"added_tokens\": [{\"id\": %d, \"content\": \"<|endoftext|>\"}], ",
-                  t->eot_id);
+    writer_printf(
+        &w,
+        "{\"version\": \"1.0\", \"added_tokens\": [{\"id\": %d, \"content\": \"<|endoftext|>\", \"special\": true}], ",
+        t->eot_id);
     writer_printf(&w, "\"normalizer\": null, \"pre_tokenizer\": {\"type\": \"ByteLevel\", \"add_prefix_space\": false, "
                       "\"use_regex\": true}, \"model\": {\"type\": \"BPE\", \"dropout\": null, \"vocab\": ");
-    tokenizer_write_json(t, &map, false, &w);
+    tokenizer_write_vocab(t, &map, &w);
     writer_printf(&w, ", \"merges\": [");
     for (int r = 0; r < t->num_merges; r++) {
         writer_printf(&w, pairs ? "%s[\"" : "%s\"", r ? ", " : "");
@@ -649,7 +668,8 @@ static void test_forms_gpt2(void) {
     check_forms(t, "gpt2");
     check_loads_same(t, data_path("gpt2_tokenizer/tokenizer.json"));
     check_loads_same(t, data_path("gpt2_tokenizer/merges.txt"));
-    // the saved files equal those that were read
+    // the saved files equal those that were read, and there is none more
+    check(!file_exists(temp_path("gpt2/tokenizer_config.json")));
     const char* names[] = {"vocab.json", "merges.txt"};
     const char* saved[] = {"gpt2/encoder.json", "gpt2/vocab.bpe"};
     for (int i = 0; i < 2; i++) {
@@ -738,8 +758,7 @@ static void test_other_ids(void) {
     TokenizerText none = {NULL, 0, NULL};
     TokenizerText added =
         text_of("{\"<my token>\": 262, \"\\u4f60\": 263, \"<|endoftext|>\": 0, \" \": 264}", "added_tokens.json");
-    bool ok =
-        tokenizer_parse_vocab(&t, text_of(vocab, "vocab"), text_of("a b\nb c\nab c\na bc\n", "merges"), added, &err);
+    bool ok = parse_vocab(&t, text_of(vocab, "vocab"), text_of("a b\nb c\nab c\na bc\n", "merges"), added, &err);
     check_msg(ok, "%s", err.text);
     if (!ok) { return; }
     check(t.vocab_size == 265 && t.eot_id == 0);
@@ -757,13 +776,13 @@ static void test_other_ids(void) {
     check_loads_same(&t, temp_path("other"));
     tokenizer_free(&t);
     added = text_of("{\"ab\": 262}", "added_tokens.json");
-    ok = tokenizer_parse_vocab(&t, text_of(vocab, "vocab"), text_of("", "merges"), added, &err);
+    ok = parse_vocab(&t, text_of(vocab, "vocab"), text_of("", "merges"), added, &err);
     check_refused(ok, &t, &err, "token 'ab' has two ids, 258 and 262", "ab");
     // a vocabulary without <|endoftext|>
     vocab[0] = '{';
     put_bytes_json(vocab + 1, 0, -1);
     strcat(vocab, "\"ab\": 256}");
-    ok = tokenizer_parse_vocab(&t, text_of(vocab, "vocab"), text_of("a b", "merges"), none, &err);
+    ok = parse_vocab(&t, text_of(vocab, "vocab"), text_of("a b", "merges"), none, &err);
     check(ok && t.eot_id == -1);
     if (ok) { tokenizer_free(&t); }
 }
@@ -781,13 +800,12 @@ static int eot_with_config(const char* text, Error* err) {
 static void test_eot(void) {
     Tokenizer t = small_tokenizer();
     char list[64], config[256];
-    struct stat st;
     Error err;
     check(tokenizer_find(&t, "abc", 3) == 257 && tokenizer_find(&t, "abcd", 4) == -1);
     check(make_directories(temp_path("eot"), &err) && tokenizer_save(&t, temp_path("eot"), &err));
     snprintf(config, sizeof(config), "%s", temp_path("eot/tokenizer_config.json"));
     check(!file_exists(config)); // <|endoftext|> needs no file
-    t.eot_id = 258;
+    tokenizer_set_eot(&t, 258);
     check(tokenizer_save(&t, temp_path("eot"), &err));
     check_loads_same(&t, temp_path("eot"));
     check_loads_same(&t, temp_path("eot/vocab.json"));
@@ -803,16 +821,443 @@ static void test_eot(void) {
     check(eot_with_config("{\"model_max_length\": 8}", &err) == 261);
     check(eot_with_config("[1]", &err) == 261);
     check(eot_with_config("{\"eos_token\": ", &err) == -2 && strstr(err.text, "tokenizer_config.json") != NULL);
-    // saving replaces a file that names another token, and only such a file
-    check(eot_with_config("{\"eos_token\": \"bc\", \"x\": 1}", &err) == 258);
-    check(tokenizer_save(&t, temp_path("eot"), &err) && stat(config, &st) == 0 && st.st_size == 27);
-    t.eot_id = 261;
-    check(tokenizer_save(&t, temp_path("eot"), &err));
-    check_loads_same(&t, temp_path("eot"));
     tokenizer_list_special(&t, list, sizeof(list));
-    check_str(list, "<|endoftext|>");
-    tokenizer_list_special(&t, list, 5); // a name that does not fit is left out
+    check_str(list, "bc, <|endoftext|>");
+    tokenizer_list_special(&t, list, 1); // a name that does not fit is left out
     check_str(list, "");
+    tokenizer_free(&t);
+}
+
+// ---- added tokens --------------------------------------------------------------------------
+
+// Writes a vocabulary of 258 tokens to dir/vocab.json and dir/merges.txt: 256 <|endoftext|>, 257 ab.
+static void write_pair(const char* dir) {
+    static char vocab[8192], name[64];
+    Error err;
+    require(make_directories(temp_path(dir), &err));
+    vocab[0] = '{';
+    put_bytes_json(vocab + 1, 0, -1);
+    strcat(vocab, "\"<|endoftext|>\": 256, \"ab\": 257}");
+    snprintf(name, sizeof(name), "%s/vocab.json", dir);
+    write_file(name, vocab, strlen(vocab));
+    snprintf(name, sizeof(name), "%s/merges.txt", dir);
+    write_file(name, "#version: 0.2\na b\n", 18);
+}
+
+// Writes dir/tokenizer.json of the same vocabulary, with these added tokens. Returns its length.
+static size_t write_json(const char* dir, const char* added) {
+    static char bytes[8192], text[10000], name[64];
+    put_bytes_json(bytes, 0, -1);
+    snprintf(text, sizeof(text),
+             "{\"added_tokens\": [%s], \"pre_tokenizer\": {\"type\": \"ByteLevel\"}, \"model\": {\"vocab\": "
+             "{%s\"<|endoftext|>\": 256, \"ab\": 257}, \"merges\": [[\"a\", \"b\"]]}}",
+             added, bytes);
+    snprintf(name, sizeof(name), "%s/tokenizer.json", dir);
+    write_file(name, text, strlen(text));
+    return strlen(text);
+}
+
+enum { PLAIN = TOKEN_ADDED | TOKEN_NORMALIZED, SPECIAL = TOKEN_ADDED | TOKEN_SPECIAL };
+
+// The flags of the tokens from 256 on, for what each file says. As transformers reads them; 4 knows
+// additional_special_tokens, 5 extra_special_tokens.
+static void test_added_flags(void) {
+    static const struct {
+        const char *file, *text, *file2, *text2;
+        int count;
+        uint8_t flags[8];
+        int eos, bos, pad, unk;
+    } cases[] = {
+        {"none", "{}", "none", "{}", 2, {TOKEN_SPECIAL, 0}, 256, -1, -1, -1},
+        // added_tokens.json alone: plain words, unless they are special by their name
+        {"added_tokens.json",
+         "{\"<u>\": 258, \"zz\": 259}",
+         "none",
+         "{}",
+         4,
+         {TOKEN_SPECIAL, 0, PLAIN, PLAIN},
+         256,
+         -1,
+         -1,
+         -1},
+        {"added_tokens.json",
+         "{\"<u>\": 258, \"<|endoftext|>\": 256}",
+         "none",
+         "{}",
+         3,
+         {SPECIAL, 0, PLAIN},
+         256,
+         -1,
+         -1,
+         -1},
+        {"added_tokens.json",
+         "{\"<u>\": 258, \"zz\": 259, \"<p>\": 260}",
+         "special_tokens_map.json",
+         "{\"additional_special_tokens\": [\"<u>\"], \"pad_token\": {\"content\": \"<p>\", \"lstrip\": true}}",
+         5,
+         {TOKEN_SPECIAL, 0, SPECIAL, PLAIN, SPECIAL},
+         256,
+         -1,
+         260,
+         -1},
+        {"added_tokens.json",
+         "{\"<u>\": 258, \"zz\": 259}",
+         "tokenizer_config.json",
+         "{\"eos_token\": \"<u>\", \"bos_token\": {\"content\": \"<|endoftext|>\"}, \"unk_token\": \"ab\", "
+         "\"pad_token\": \"absent\"}",
+         4,
+         {TOKEN_SPECIAL | TOKEN_NORMALIZED, TOKEN_SPECIAL, SPECIAL, PLAIN},
+         258,
+         256,
+         -1,
+         257},
+        // added_tokens_decoder, which may add ids, and whose flags replace others
+        {"added_tokens.json",
+         "{\"<u>\": 258}",
+         "tokenizer_config.json",
+         "{\"added_tokens_decoder\": {\"259\": {\"content\": \"\\u00e9 x\", \"special\": false, \"lstrip\": true, "
+         "\"normalized\": false}, \"258\": {\"content\": \"<u>\", \"special\": true, \"single_word\": true, "
+         "\"rstrip\": true}}}",
+         4,
+         {TOKEN_SPECIAL, 0, SPECIAL | TOKEN_SINGLE_WORD | TOKEN_RSTRIP, TOKEN_ADDED | TOKEN_LSTRIP},
+         256,
+         -1,
+         -1,
+         -1},
+        {"tokenizer_config.json",
+         "{\"extra_special_tokens\": {\"image_token\": \"ab\"}}",
+         "none",
+         "{}",
+         2,
+         {TOKEN_SPECIAL, TOKEN_SPECIAL},
+         256,
+         -1,
+         -1,
+         -1},
+    };
+    write_pair("flags");
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        const char *names[] = {cases[i].file, cases[i].file2}, *texts[] = {cases[i].text, cases[i].text2};
+        Tokenizer t;
+        Error err;
+        char path[64];
+        for (int k = 0; k < 2; k++) {
+            snprintf(path, sizeof(path), "flags/%s", names[k]);
+            write_file(path, texts[k], strlen(texts[k]));
+        }
+        bool ok = tokenizer_load(&t, temp_path("flags"), &err);
+        check_msg(ok && t.vocab_size == 256 + cases[i].count, "case %zu: %s", i, ok ? "another number" : err.text);
+        for (int k = 0; ok && k < cases[i].count && 256 + k < t.vocab_size; k++) {
+            check_msg(t.flags[256 + k] == cases[i].flags[k], "case %zu: %d has %d", i, 256 + k, t.flags[256 + k]);
+        }
+        check_msg(!ok || (t.eot_id == cases[i].eos && t.bos_id == cases[i].bos && t.pad_id == cases[i].pad &&
+                          t.unk_id == cases[i].unk),
+                  "case %zu: %d %d %d %d", i, t.eot_id, t.bos_id, t.pad_id, t.unk_id);
+        if (ok) { tokenizer_free(&t); }
+        for (int k = 0; k < 2; k++) {
+            snprintf(path, sizeof(path), "flags/%s", names[k]);
+            unlink(temp_path(path));
+        }
+    }
+}
+
+// The flags of tokenizer.json, and an added token that merges make too.
+static void test_added_json(void) {
+    Tokenizer t;
+    Error err;
+    check(make_directories(temp_path("added"), &err));
+    write_json("added", "{\"id\": 256, \"content\": \"<|endoftext|>\", \"special\": true, \"normalized\": false}, "
+                        "{\"id\": 257, \"content\": \"ab\", \"special\": false, \"rstrip\": true}, "
+                        "{\"id\": 258, \"content\": \"a \\u00e9\", \"special\": true, \"normalized\": true}");
+    bool ok = tokenizer_load(&t, temp_path("added"), &err);
+    check_msg(ok, "%s", err.text);
+    if (!ok) { return; }
+    check(t.vocab_size == 259 && t.flags[256] == SPECIAL && t.flags[257] == (PLAIN | TOKEN_RSTRIP));
+    check(t.flags[258] == (SPECIAL | TOKEN_NORMALIZED) && t.flags[97] == 0 && t.eot_id == 256);
+    check_ids(&t, "ab", 2, (const int[]){257}, 1);
+    tokenizer_free(&t);
+    static const struct {
+        const char *config, *want;
+    } wrong[] = {
+        {"{\"added_tokens_decoder\": {\"9\": {\"content\": \"ab\"}}}", "token 'ab' has two ids, 257 and 9"},
+        {"{\"added_tokens_decoder\": {\"260\": {\"content\": \"xx\"}}}", "ids are not 0 to 259: one is 260"},
+        {"{\"added_tokens_decoder\": {\"1x\": {\"content\": \"x\"}}}", "'1x' wants to be an id"},
+        {"{\"added_tokens_decoder\": {\"259\": {}}}", "'259' wants to be an id with a \"content\""},
+    };
+    for (size_t i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++) {
+        write_file("added/tokenizer_config.json", wrong[i].config, strlen(wrong[i].config));
+        check_refused(tokenizer_load(&t, temp_path("added"), &err), &t, &err, wrong[i].want, wrong[i].config);
+    }
+}
+
+// Saving keeps all flags and roles, in files that transformers 5.24 and 4.46 read so, too: vocab.json spells each token as it
+// is, tokenizer_config.json has the rest.
+static void test_added_saved(void) {
+    static const char added[] =
+        "{\"id\": 256, \"content\": \"<|endoftext|>\", \"special\": true, \"normalized\": true}, "
+        "{\"id\": 258, \"content\": \"<|user|>\", \"special\": true, \"normalized\": false}, "
+        "{\"id\": 259, \"content\": \"caf\\u00e9 \\u8bed\", \"special\": false, \"single_word\": true}, "
+        "{\"id\": 260, \"content\": \"<\\\"\\\\>\", \"special\": true, \"rstrip\": true, \"lstrip\": true}";
+    static const char config[] = "{\"eos_token\": \"<|user|>\", \"bos_token\": \"<|endoftext|>\", \"pad_token\": "
+                                 "{\"content\": \"<\\\"\\\\>\", \"rstrip\": true}, \"unk_token\": null}";
+    static const char want[] =
+        "{\"added_tokens_decoder\": {"
+        "\"256\": {\"content\": \"<|endoftext|>\", \"special\": true, \"lstrip\": false, \"rstrip\": false, "
+        "\"single_word\": false, \"normalized\": true}, "
+        "\"258\": {\"content\": \"<|user|>\", \"special\": true, \"lstrip\": false, \"rstrip\": false, "
+        "\"single_word\": false, \"normalized\": false}, "
+        "\"259\": {\"content\": \"caf\xC3\xA9 \xE8\xAF\xAD\", \"special\": false, \"lstrip\": false, \"rstrip\": "
+        "false, "
+        "\"single_word\": true, \"normalized\": true}, "
+        "\"260\": {\"content\": \"<\\\"\\\\>\", \"special\": true, \"lstrip\": true, \"rstrip\": true, "
+        "\"single_word\": false, \"normalized\": false}}, \"additional_special_tokens\": [], "
+        "\"eos_token\": \"<|user|>\", \"bos_token\": \"<|endoftext|>\", \"pad_token\": \"<\\\"\\\\>\", "
+        "\"unk_token\": null, \"tokenizer_class\": \"GPT2Tokenizer\"}\n";
+    static const char tail[] =
+        "\"<|endoftext|>\": 256, \"ab\": 257, \"<|user|>\": 258, \"caf\xC3\xA9 \xE8\xAF\xAD\": 259, "
+        "\"<\\\"\\\\>\": 260}";
+    Tokenizer t, read;
+    MappedFile file;
+    Error err;
+    check(make_directories(temp_path("before"), &err) && make_directories(temp_path("after"), &err));
+    write_json("before", added);
+    write_file("before/tokenizer_config.json", config, strlen(config));
+    bool ok = tokenizer_load(&t, temp_path("before"), &err) && tokenizer_save(&t, temp_path("after"), &err) &&
+              tokenizer_load(&read, temp_path("after"), &err);
+    check_msg(ok, "%s", err.text);
+    if (!ok) { return; }
+    check(same_tokenizer(&t, &read) && memcmp(t.flags, read.flags, 261) == 0);
+    check(read.eot_id == 258 && read.bos_id == 256 && read.pad_id == 260 && read.unk_id == -1);
+    check(map_file(&file, temp_path("after/tokenizer_config.json"), &err) && file.size == strlen(want));
+    check_msg(memcmp(file.data, want, file.size) == 0, "%.*s", (int)file.size, (const char*)file.data);
+    unmap_file(&file);
+    check(map_file(&file, temp_path("after/vocab.json"), &err) && file.size > sizeof(tail));
+    check(memcmp(file.data + file.size - strlen(tail), tail, strlen(tail)) == 0);
+    unmap_file(&file);
+    check(!file_exists(temp_path("after/added_tokens.json")));
+    read.flags[257] = TOKEN_ADDED;
+    check(tokenizer_sum_flags(&read) != t.flags_sum);
+    read.flags[257] = 0, read.flags[258] = TOKEN_SPECIAL;
+    check(tokenizer_sum_flags(&read) == t.flags_sum);
+    tokenizer_free(&t);
+    tokenizer_free(&read);
+}
+
+// tokenizer.json is used; the files beside it must say the same.
+static void test_two_vocabularies(void) {
+    static const char eot[] = "{\"id\": 256, \"content\": \"<|endoftext|>\", \"special\": true}";
+    static const struct {
+        const char *name, *old, *other, *want;
+    } cases[] = {
+        {"vocab.json", "\"ab\": 257", "\"ab\": 258", "token 'ab' has id 258, but 257 in"},
+        {"vocab.json", "\"ab\"", "\"ac\"", "token 'ac' has id 257, but -1 (none) in"},
+        {"vocab.json", ", \"ab\": 257", "", "token 'ab' is missing, but has id 257 in"},
+        {"merges.txt", "a b", "b a", "merge 1 is 'b a', but 'a b' in"},
+        {"merges.txt", "a b", "a b\nb a", "merge 2 is 'b a', but 'none' in"},
+        {"merges.txt", "a b", "", "merge 1 is 'none', but 'a b' in"},
+        {"added_tokens.json", "", "{\"<u>\": 259}", "token '<u>' has id 259, but 258 in"},
+        {"added_tokens.json", "", "{\"xx\": 258}", "token 'xx' has id 258, but -1 (none) in"},
+    };
+    char text[9000], changed[9000], added[200], name[64];
+    Tokenizer t;
+    Error err;
+    snprintf(added, sizeof(added), "%s, {\"id\": 258, \"content\": \"<u>\", \"special\": true}", eot);
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        write_pair("two");
+        write_json("two", added);
+        snprintf(name, sizeof(name), "two/%s", cases[i].name);
+        FILE* f = fopen(temp_path(name), "rb");
+        size_t n = f ? fread(text, 1, sizeof(text) - 1, f) : 0;
+        if (f) { fclose(f); }
+        text[n] = '\0';
+        const char* at = strstr(text, cases[i].old);
+        require(at);
+        snprintf(changed, sizeof(changed), "%.*s%s%s", (int)(at - text), text, cases[i].other,
+                 at + strlen(cases[i].old));
+        write_file("two/added_tokens.json", "{\"<u>\": 258}", 12); // says the same
+        bool ok = tokenizer_load(&t, temp_path("two"), &err);
+        check_msg(ok && t.vocab_size == 259 && t.flags[258] == SPECIAL, "%s", ok ? "another one" : err.text);
+        if (ok) { tokenizer_free(&t); }
+        write_file(name, changed, strlen(changed));
+        snprintf(text, sizeof(text), "remove %s", cases[i].name);
+        ok = tokenizer_load(&t, temp_path("two"), &err);
+        check_refused(ok, &t, &err, cases[i].want, cases[i].other);
+        check_msg(strstr(err.text, text), "%s", err.text);
+        // the file itself can still be named
+        ok = tokenizer_load(&t, temp_path("two/tokenizer.json"), &err);
+        check_msg(ok, "%s", err.text);
+        if (ok) { tokenizer_free(&t); }
+        unlink(temp_path("two/added_tokens.json"));
+    }
+}
+
+static void test_byte_order_mark(void) {
+    static const char* const names[] = {"mark/vocab.json", "mark/merges.txt", "mark/tokenizer_config.json",
+                                        "mark/tokenizer.json"};
+    static char text[9000];
+    Tokenizer want, got;
+    Error err;
+    write_pair("mark");
+    write_file("mark/tokenizer_config.json", "{\"eos_token\": \"ab\"}", 19);
+    require(tokenizer_load(&want, temp_path("mark"), &err));
+    write_json("mark", "");
+    for (int i = 0; i < 4; i++) {
+        FILE* f = fopen(temp_path(names[i]), "rb");
+        memcpy(text, "\xEF\xBB\xBF", 3);
+        size_t n = f ? fread(text + 3, 1, sizeof(text) - 3, f) : 0;
+        if (f) { fclose(f); }
+        write_file(names[i], text, n + 3);
+        bool ok = tokenizer_load(&got, temp_path(i < 3 ? "mark/vocab.json" : names[i]), &err);
+        check_msg(ok && same_tokenizer(&want, &got), "%s: %s", names[i], ok ? "differs" : err.text);
+        if (ok) { tokenizer_free(&got); }
+    }
+    tokenizer_free(&want);
+}
+
+// Loads the vocabulary of the fixture into t. Returns its lines: the added tokens, then texts with their ids.
+static MappedFile added_fixture(Tokenizer* t) {
+    MappedFile file;
+    Error err;
+    char added[4096];
+    if (!map_file(&file, "dev/test/fixtures/added_tokens.jsonl", &err)) { die("%s", err.text); }
+    const char *begin = strchr((const char*)file.data, '[') + 1, *end = strchr(begin, '\n');
+    snprintf(added, sizeof(added), "%.*s", (int)(end - begin) - 2, begin); // without ]}
+    require(make_directories(temp_path("fixture"), &err));
+    write_json("fixture", added);
+    if (!tokenizer_load(t, temp_path("fixture"), &err)) { die("%s", err.text); }
+    return file;
+}
+
+// Checks the ids of the fixture's lines.
+static void check_added_golden(const Tokenizer* t, const MappedFile* file) {
+    TokenBuffer b = {0};
+    Error err;
+    int lines = 0;
+    const char *end = (const char*)file->data + file->size, *at = (const char*)memchr(file->data, '\n', file->size) + 1;
+    for (const char* newline; at < end; at = newline + 1, lines++) {
+        JsonDoc doc;
+        newline = (const char*)memchr(at, '\n', (size_t)(end - at));
+        if (!json_parse(&doc, at, (size_t)(newline - at), "added", &err)) { die("%s", err.text); }
+        const JsonValue* text = json_get(doc.root, "text");
+        for (int special = 0; special < 2; special++) {
+            const JsonValue* want = json_get(doc.root, special ? "special" : "plain");
+            b.count = b.spelled = 0;
+            tokenizer_encode_text(t, text->string, text->length, special, &b);
+            bool same = b.count == want->count;
+            for (size_t i = 0; same && i < b.count; i++) { same = b.ids[i] == want->items[i].integer; }
+            check_msg(same, "'%s', special %d: %zu ids, want %u", text->string, special, b.count, want->count);
+            check(!special || b.spelled == 0);
+        }
+        json_free(&doc);
+    }
+    check_msg(lines == 20, "%d lines, want 20", lines);
+    token_buffer_free(&b);
+}
+
+// Added tokens in text, with the ids of tokenizers 0.23.3; also once the vocabulary was saved and loaded again.
+static void test_added_golden(void) {
+    Tokenizer t, saved;
+    Error err;
+    MappedFile file = added_fixture(&t);
+    check_added_golden(&t, &file);
+    bool ok = make_directories(temp_path("golden"), &err) && tokenizer_save(&t, temp_path("golden"), &err) &&
+              tokenizer_load(&saved, temp_path("golden"), &err);
+    check_msg(ok, "%s", err.text);
+    if (ok) {
+        check_added_golden(&saved, &file);
+        tokenizer_free(&saved);
+    }
+    unmap_file(&file);
+    tokenizer_free(&t);
+}
+
+// A text is encoded whole and cut at a position that tokenizer_find_cut() finds in its first bytes.
+static void test_added_cuts(void) {
+    static const char* const parts[] = {"<|endoftext|>",
+                                        "ab",
+                                        "<s>",
+                                        "</s>",
+                                        "zebra",
+                                        "zebra fish",
+                                        "ze",
+                                        "\xC3\xA9\xE8\xAF\xAD",
+                                        "  ",
+                                        "<m>",
+                                        "m>b",
+                                        "fish",
+                                        " zebra",
+                                        " ",
+                                        "\n",
+                                        "\xE3\x80\x80",
+                                        "x",
+                                        "_",
+                                        "5",
+                                        ".",
+                                        "<|end",
+                                        "\xE3\x80",
+                                        "\xFF"};
+    Tokenizer t;
+    TokenBuffer whole = {0}, cut = {0};
+    MappedFile file = added_fixture(&t);
+    int found = 0;
+    unmap_file(&file);
+    for (int round = 0; round < 60000; round++) {
+        char text[256];
+        size_t n = 0, num_parts = 2 + random_u32() % 9;
+        for (size_t i = 0; i < num_parts; i++) {
+            const char* part = parts[random_u32() % (sizeof(parts) / sizeof(parts[0]))];
+            memcpy(text + n, part, strlen(part));
+            n += strlen(part);
+        }
+        size_t c = tokenizer_find_cut(&t, text, 1 + random_u32() % n);
+        if (c == 0) { continue; }
+        found++;
+        for (int k = 0; k < 4; k++) { // special or not; the beginning of a document or not
+            whole.count = whole.spelled = cut.count = cut.spelled = 0;
+            size_t documents = tokenizer_encode_document(&t, text, n, k & 1, k & 2, &whole);
+            size_t parted = tokenizer_encode_document(&t, text, c, k & 1, k & 2, &cut);
+            parted += tokenizer_encode_document(&t, text + c, n - c, false, k & 2, &cut);
+            bool same = whole.count == cut.count && whole.spelled == cut.spelled && documents == parted;
+            same = same && memcmp(whole.ids, cut.ids, whole.count * sizeof(whole.ids[0])) == 0;
+            check_msg(same, "'%.*s' cut at %zu of %zu, case %d", (int)n, text, c, n, k);
+        }
+    }
+    check_msg(found > 10000, "only %d cuts found", found);
+    token_buffer_free(&whole);
+    token_buffer_free(&cut);
+    tokenizer_free(&t);
+}
+
+// <|endoftext|> in a text: the tokens and the number of documents, with --special and without.
+static void test_added_documents(void) {
+    static const struct {
+        const char* text;
+        int documents; // with --special
+        int count, ids[12];
+    } cases[] = {
+        {"a<|endoftext|>b", 2, 4, {256, 64, 256, 65}},
+        {"<|endoftext|>a<|endoftext|>\n<|endoftext|>b<|endoftext|>\n", 2, 4, {256, 64, 256, 65}},
+        {"a\n<|endoftext|>\n b<|endoftext|><|endoftext|>", 2, 7, {256, 64, 198, 256, 198, 220, 65}},
+        {"<|endoftext|> \n", 0, 0, {0}},
+        {" \n", 1, 3, {256, 220, 198}},
+    };
+    Tokenizer t;
+    TokenBuffer b = {0};
+    tokenizer_init_bytes(&t);
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        size_t n = strlen(cases[i].text);
+        b.count = b.spelled = 0;
+        int documents = (int)tokenizer_encode_document(&t, cases[i].text, n, true, true, &b);
+        bool same = documents == cases[i].documents && (int)b.count == cases[i].count;
+        for (size_t k = 0; same && k < b.count; k++) { same = b.ids[k] == (uint32_t)cases[i].ids[k]; }
+        check_msg(same && b.spelled == 0, "case %zu: %d documents, %zu tokens", i, documents, b.count);
+        size_t spelled = 0;
+        for (const char* s = cases[i].text; (s = strstr(s, TOKENIZER_EOT)); s++) { spelled++; }
+        b.count = 0;
+        documents = (int)tokenizer_encode_document(&t, cases[i].text, n, true, false, &b);
+        check_msg(documents == 1 && b.count == n + 1 && b.spelled == spelled, "case %zu: %zu spelled", i, b.spelled);
+    }
+    token_buffer_free(&b);
     tokenizer_free(&t);
 }
 
@@ -822,6 +1267,7 @@ static void test_bad_merges(void) {
     } cases[] = {
         {"a b\nc\n", "m.txt:2: want two tokens"},
         {"a b\n\nb c\n", "m.txt:2: want two tokens"},
+        {"a b\r\n \r\nb c\r\n", "m.txt:2: want two tokens"},
         {"a  b\n", "m.txt:1: want two tokens"},
         {" a b\n", "m.txt:1: want two tokens"},
         {"a b \n", "m.txt:1: want two tokens"},
@@ -837,13 +1283,15 @@ static void test_bad_merges(void) {
     Tokenizer t;
     Error err;
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
-        bool ok = tokenizer_parse_merges(&t, text_of(cases[i].text, "m.txt"), &err);
+        bool ok = parse_merges(&t, text_of(cases[i].text, "m.txt"), &err);
         check_refused(ok, &t, &err, cases[i].want, cases[i].text);
     }
-    // without the version line; with Windows line ends; without the last newline
-    check(tokenizer_parse_merges(&t, text_of("a b\r\nab c\r\n", "m.txt"), &err) && t.num_merges == 2);
+    // without the version line; with Windows line ends; blank lines behind them; without the last newline
+    check(parse_merges(&t, text_of("a b\r\nab c\r\n", "m.txt"), &err) && t.num_merges == 2);
     tokenizer_free(&t);
-    check(tokenizer_parse_merges(&t, text_of("#version: 0.2\na b\nab c", "m.txt"), &err) && t.num_merges == 2);
+    check(parse_merges(&t, text_of("#version: 0.2\na b\nab c", "m.txt"), &err) && t.num_merges == 2);
+    tokenizer_free(&t);
+    check(parse_merges(&t, text_of("a b\nab c\n\n \t\r\n  ", "m.txt"), &err) && t.num_merges == 2);
     tokenizer_free(&t);
 }
 
@@ -879,18 +1327,18 @@ static void test_bad_vocab(void) {
     TokenizerText none = {NULL, 0, NULL};
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         snprintf(vocab, sizeof(vocab), "{%s%s", bytes, cases[i].tail);
-        bool ok = tokenizer_parse_vocab(&t, text_of(vocab, "v.json"), text_of(cases[i].merges, "m.txt"), none, &err);
+        bool ok = parse_vocab(&t, text_of(vocab, "v.json"), text_of(cases[i].merges, "m.txt"), none, &err);
         check_refused(ok, &t, &err, cases[i].want, cases[i].tail);
     }
     snprintf(vocab, sizeof(vocab), "{%s\"ab\": 255}", no_byte);
-    bool ok = tokenizer_parse_vocab(&t, text_of(vocab, "v.json"), text_of("", "m.txt"), none, &err);
+    bool ok = parse_vocab(&t, text_of(vocab, "v.json"), text_of("", "m.txt"), none, &err);
     check_refused(ok, &t, &err, "no token for byte 0x20", "a byte is missing");
-    ok = tokenizer_parse_vocab(&t, text_of("{}", "v.json"), text_of("", "m.txt"), none, &err);
+    ok = parse_vocab(&t, text_of("{}", "v.json"), text_of("", "m.txt"), none, &err);
     check_refused(ok, &t, &err, "no tokens", "{}");
-    ok = tokenizer_parse_vocab(&t, text_of("[1]", "v.json"), text_of("", "m.txt"), none, &err);
+    ok = parse_vocab(&t, text_of("[1]", "v.json"), text_of("", "m.txt"), none, &err);
     check_refused(ok, &t, &err, "want an object", "[1]");
     snprintf(vocab, sizeof(vocab), "{%s\"ab\": 256}", bytes);
-    ok = tokenizer_parse_vocab(&t, text_of(vocab, "v.json"), text_of("a b", "m.txt"), none, &err);
+    ok = parse_vocab(&t, text_of(vocab, "v.json"), text_of("a b", "m.txt"), none, &err);
     // without an error the vocabulary is read, so the others fail for the intended reason
     check_msg(ok, "%s", err.text);
     if (ok) { tokenizer_free(&t); }
@@ -912,7 +1360,7 @@ static bool parse_json_with(Tokenizer* t, const char* old, const char* other, Er
     const char* at = strstr(good, old);
     require(at);
     snprintf(text, sizeof(text), "%.*s%s%s", (int)(at - good), good, other, at + strlen(old));
-    return tokenizer_parse_json(t, text_of(text, "t.json"), err);
+    return parse_json(t, text_of(text, "t.json"), err);
 }
 
 static void test_bad_tokenizer_json(void) {
@@ -946,6 +1394,7 @@ static void test_bad_tokenizer_json(void) {
         {"\"id\": 258", "\"id\": \"258\"", "added_tokens[1]"},
         {"\"id\": 258", "\"id\": 256", "two tokens have id 256"},
         {"\"content\": \"a b", "\"text\": \"a b", "added_tokens[1]"},
+        {"\"id\": 258, \"content\": \"a b\\u00e9\"", "\"id\": 165, \"content\": \"\\u00e9\"", "the id of a byte"},
         {"\"a b\\u00e9\"", "\"<|endoftext|>\"", "occurs twice"},
         {"\"added_tokens\": [", "\"added_tokens\": 1, \"x\": [", "not a list"},
     };
@@ -1071,6 +1520,14 @@ static const Test tests[] = {
     {"forms", "all files of one vocabulary read the same", test_forms},
     {"other_ids", "vocabularies numbered in another way, added tokens", test_other_ids},
     {"eot", "end-of-text of another name, and the file that remembers it", test_eot},
+    {"added_flags", "the flags of added tokens, from every file that has them", test_added_flags},
+    {"added_saved", "saving keeps the flags and roles of added tokens, for Hugging Face too", test_added_saved},
+    {"added_json", "added tokens of tokenizer.json, and what is wrong with them", test_added_json},
+    {"added_golden", "20 texts with added tokens as tokenizers encodes them", test_added_golden},
+    {"added_cuts", "a chunk's end never changes added tokens", test_added_cuts},
+    {"added_documents", "end-of-text in a text separates documents", test_added_documents},
+    {"two_vocabularies", "vocab.json, merges.txt and added_tokens.json beside tokenizer.json", test_two_vocabularies},
+    {"byte_order_mark", "a byte order mark before a vocabulary's files", test_byte_order_mark},
     {"bin", "llm.c's tokenizer.bin and its faults", test_bin},
     {"bad_merges", "every rule of merges.txt", test_bad_merges},
     {"bad_vocab", "every rule of vocab.json", test_bad_vocab},
