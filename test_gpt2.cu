@@ -315,8 +315,9 @@ static void check_variant(const JsonValue* line, const GPT2Config* config, const
     for_each_tensor(config, [&](size_t place, size_t offset, size_t n) {
         std::copy(grads.begin() + place, grads.begin() + place + n, values.begin() + offset);
     });
-    // in 16 bits also what PyTorch errs by in bf16, which is more at ReLU's bend: there rounding changes the slope from 0 to 1
-    double torch = json_get(line, "bf16")->number * sqrt(UNIT * 512);
+    // In 16 bits PyTorch's error in bf16 is allowed, too. It is larger in wide heads, in deep models, and at ReLU's bend, where rounding
+    // changes the slope from 0 to 1. 8 sums tell a difference with a standard deviation of a quarter: hence 1.5.
+    double torch = 1.5 * json_get(line, "bf16")->number * sqrt(UNIT * 512);
     limit = IS_FP32 ? 1e-4 : fmax(BACKWARD, torch);
     check_variant_tensors(json_get(line, "grads"), config, values, limit, &variants.gradient, name, "the gradient");
     AdamW o = {1e-3f, 0.9f, 0.95f, 1e-8f, 0.1f, 1.0f};
