@@ -516,7 +516,7 @@ static Block* begin_block(Launch* launch, size_t number) {
         f->index = {u % size.x, u / size.x % size.y, u / size.x / size.y};
         f->yielded = false, f->group = f->store_group = f->product_group = 0;
         f->copies.clear(), f->stores.clear();
-        f->proxy_fence = f->barrier_fence = 0, f->arrived_relaxed = false;
+        f->proxy_fence = f->barrier_fence = 0, f->arrived_relaxed = false, f->polled = NULL;
         f->stack = b->stacks + (size_t)i * STACK_BYTES;
         // the stacks begin at different offsets in their pages, or they would all compete for the same cache lines
         f->sp = new_stack(f->stack + STACK_BYTES - i % 13 * 320);

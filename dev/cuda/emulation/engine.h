@@ -131,6 +131,7 @@ struct Fiber {
     // proxy_fence; asynchronous copies, the mbarriers that it has initialised up to barrier_fence.
     uint32_t proxy_fence, barrier_fence;
     bool arrived_relaxed; // at the cluster's barrier
+    const void* polled;   // its last volatile read of device memory since its last fence, or NULL
 };
 
 struct Warp {
@@ -301,7 +302,7 @@ struct SyncScope {
     void begin();
 };
 
-// What the record of a write in the same launch says. The record must name the write, its block and its thread.
+// A write in the same launch. record: names the write, its block, thread and epoch; 0 if it is not in device memory.
 const size_t BLOCK_MASK = 0xFFFFF;
 struct DeviceWrite {
     uint64_t record;
@@ -310,7 +311,7 @@ struct DeviceWrite {
     uint32_t epoch;
     bool asynchronous, atomic;
 };
-// What a report adds: "first at pc second at second_pc". NULL: nothing.
+// What a report adds: "first (line of pc) second (line of second_pc)". NULL: nothing.
 struct Note {
     const char* first;
     void* pc;
@@ -319,7 +320,8 @@ struct Note {
 };
 bool ordered_by_fences(Fiber* f, const DeviceWrite& w);
 bool ordered_by_proxy_fence(Fiber* f, const DeviceWrite& w); // for an asynchronous read
-bool sum_is_complete(Fiber* f, const void* p, Note* note);
+// False if what an exchange takes may be incomplete. *pc: the atomic of another block that may come later.
+bool sum_is_complete(Fiber* f, const void* p, void** pc, Note* note);
 Note explain_race(Fiber* f, const DeviceWrite& w); // which fence is missing
 
 // ---- sm90.cpp ----------------------------------------------------------------------------------

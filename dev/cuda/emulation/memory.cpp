@@ -145,9 +145,9 @@ const char* emulation_findings(int* count) {
             if (found.has_other) { text += " by thread " + describe(found.other); }
         }
         if (found.note.first) { text += "; " + std::string(found.note.first); }
-        if (found.note.pc) { text += " at " + describe_pc(found.note.pc, false); }
-        if (found.note.second) { text += ", " + std::string(found.note.second); }
-        if (found.note.second_pc) { text += " at " + describe_pc(found.note.second_pc, false); }
+        if (found.note.pc) { text += " (" + describe_pc(found.note.pc, false) + ")"; }
+        if (found.note.second) { text += " " + std::string(found.note.second); }
+        if (found.note.second_pc) { text += " (" + describe_pc(found.note.second_pc, false) + ")"; }
         if (found.count > 1) { text += " (" + std::to_string(found.count) + " times)"; }
     }
     findings.clear();
@@ -625,6 +625,31 @@ bool device_offset(const void* p, size_t* offset) {
     return *offset < device_size;
 }
 
+// A read of shared memory of another block of the cluster, through a mapped pointer. What the two blocks read, and what one
+// writes to the other, is not recorded.
+static void check_cluster(Fiber* f, const void* p, size_t bytes, void* pc) {
+    for (const Block* b : f->block->cluster->blocks) {
+        size_t offset = b ? (size_t)((const char*)p - b->shared) : SIZE_MAX;
+        if (offset >= SHARED_BYTES || b->races_off) { continue; }
+        uint64_t seen = ~(uint64_t)0;
+        for (size_t i = offset; i < offset + bytes; i++) {
+            uint64_t write = b->shadow[i].write;
+            if (write == seen) { continue; }
+            seen = write;
+            if (write == OUTSIDE || write == UNINITIALISED) {
+                add_finding(write == OUTSIDE ? "a read out of bounds" : "a read of uninitialised memory",
+                            " in shared memory of another block of the cluster", f, pc, NULL, NULL);
+                return;
+            }
+            DeviceWrite w = {0, b->number & BLOCK_MASK, thread_of(write), epoch_of(write), false, false};
+            if (w.epoch == 0 || ordered_by_fences(f, w)) { continue; } // 0: of a copy that has arrived
+            add_finding(race_between(ACCESS_READ, true), " in shared memory of another block of the cluster", f, pc,
+                        &b->fibers[w.thread].index, unpack_pc((uint32_t)write), explain_race(f, w));
+            return;
+        }
+    }
+}
+
 void check_access_of(Fiber* f, const void* p, size_t bytes, AccessKind kind, void* pc) {
     if (__builtin_expect(emulation_counting, 0)) { count_access(f, p, bytes, (CountKind)kind, pc); }
     size_t in_shared = (size_t)((const char*)p - f->block->shared);
@@ -635,6 +660,7 @@ void check_access_of(Fiber* f, const void* p, size_t bytes, AccessKind kind, voi
         check_device(f, in_device, bytes, kind, pc);
     } else { // the host's memory, for example a kernel's parameters
         last_pc = pc;
+        if (f->block->launch->cluster > 1 && kind == ACCESS_READ) { check_cluster(f, p, bytes, pc); }
     }
 }
 static inline void access(const void* p, size_t bytes, AccessKind kind, void* pc) {
@@ -667,6 +693,18 @@ void check_asynchronous_write(Fiber* f, const void* p, size_t bytes, bool adds, 
 void __threadfence() { log_fence(SCOPE_DEVICE, __builtin_return_address(0)); }
 void __threadfence_block() { log_fence(SCOPE_BLOCK, __builtin_return_address(0)); }
 
+// The access itself comes after this. Another block's may come between the two, so log_fence() logs the last read again.
+static void volatile_access(const void* p, size_t bytes, bool writes, void* pc) {
+    size_t offset;
+    bool synchronises = emulation_now && device_offset(p, &offset);
+    AccessKind kind = synchronises ? ACCESS_ATOMIC : writes ? ACCESS_WRITE : ACCESS_READ;
+    if (synchronises && !writes) { yield_thread(); }
+    aligned_access(p, bytes, kind, pc);
+    if (!synchronises) { return; }
+    SyncScope logged(p, (writes ? SYNC_WRITES : SYNC_READS) | SYNC_QUIET, pc);
+    if (!writes) { emulation_now->polled = p; }
+}
+
 #define TSAN_ACCESS(bytes)                                                                                             \
     extern "C" void __tsan_read##bytes(void* p) {                                                                      \
         aligned_access(p, bytes, ACCESS_READ, __builtin_return_address(0));                                            \
@@ -680,6 +718,21 @@ void __threadfence_block() { log_fence(SCOPE_BLOCK, __builtin_return_address(0))
     extern "C" void __tsan_unaligned_write##bytes(void* p) {                                                           \
         access(p, bytes, ACCESS_WRITE, __builtin_return_address(0));                                                   \
     }
+// A volatile access of device memory is relaxed and synchronises. Who reads may poll. In shared memory it is as any other.
+#define TSAN_VOLATILE(bytes)                                                                                           \
+    extern "C" void __tsan_volatile_read##bytes(void* p) { volatile_access(p, bytes, false, __builtin_return_address(0)); } \
+    extern "C" void __tsan_volatile_write##bytes(void* p) { volatile_access(p, bytes, true, __builtin_return_address(0)); } \
+    extern "C" void __tsan_unaligned_volatile_read##bytes(void* p) {                                                   \
+        volatile_access(p, bytes, false, __builtin_return_address(0));                                                 \
+    }                                                                                                                  \
+    extern "C" void __tsan_unaligned_volatile_write##bytes(void* p) {                                                  \
+        volatile_access(p, bytes, true, __builtin_return_address(0));                                                  \
+    }
+TSAN_VOLATILE(1)
+TSAN_VOLATILE(2)
+TSAN_VOLATILE(4)
+TSAN_VOLATILE(8)
+TSAN_VOLATILE(16)
 TSAN_ACCESS(1)
 TSAN_ACCESS(2)
 TSAN_ACCESS(4)
@@ -753,9 +806,11 @@ template <class T, class Combine> static T change(T* p, T x, Combine combine) {
 // An exchange takes what atomics of other blocks have added up.
 static void check_sum(const void* p, void* pc) {
     Note note = {};
+    void* other_pc = NULL;
     size_t offset;
-    if (!device_offset(p, &offset) || sum_is_complete(emulation_now, p, &note)) { return; }
-    device_finding("race: an exchange of a sum to which other blocks may still add", emulation_now, offset, pc, NULL, NULL, note);
+    if (!device_offset(p, &offset) || sum_is_complete(emulation_now, p, &other_pc, &note)) { return; }
+    const char* what = "race: an exchange takes what an atomic of another block may not have reached yet";
+    device_finding(what, emulation_now, offset, pc, NULL, other_pc, note);
 }
 // Of integers it is a synchronising access. polls: a thread that changes nothing polls, so the others must get their turn.
 template <class T, class Combine> static T atomic(T* p, T x, int kind, bool polls, void* pc, Combine combine) {

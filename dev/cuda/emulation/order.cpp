@@ -62,10 +62,13 @@ struct Release {
 };
 struct Location {
     std::vector<Release> releases;
-    const BlockLog* summed_by; // the last write is an atomic sum, maximum, ..., by this block; NULL: no
-    int sum_thread;
-    uint32_t sum_epoch;
-    void* sum_pc;
+    // since the last other write: the latest atomic sum, maximum, ..., and the latest one by another block than that
+    struct Sum {
+        const BlockLog* block; // NULL: none
+        int thread;
+        uint32_t epoch;
+        void* pc;
+    } sums[2];
 };
 // A synchronising read that no fence of its thread has followed yet.
 struct PendingRead {
@@ -83,7 +86,7 @@ struct Acquired {
 struct SyncAccess {
     Location* location;
     Point at;
-    bool reads, writes;
+    bool reads, writes, acquires, releases;
 };
 
 struct BlockLog {
@@ -253,10 +256,12 @@ SyncScope::~SyncScope() {
     if (kind & SYNC_READS) { log_read(f, log, x, at, kind & SYNC_ACQUIRES); }
     if (kind & SYNC_WRITES) {
         log_write(f, log, x, at, kind & SYNC_RELEASES);
-        x->summed_by = kind & SYNC_SUMS ? log : NULL;
-        x->sum_thread = f->id, x->sum_epoch = at.epoch, x->sum_pc = pc;
+        if (!(kind & SYNC_SUMS) || x->sums[0].block != log) { x->sums[1] = x->sums[0]; }
+        x->sums[0] = {log, f->id, at.epoch, pc};
+        if (!(kind & SYNC_SUMS)) { x->sums[0].block = x->sums[1].block = NULL; }
     }
-    remember(log, {x, at, (kind & SYNC_READS) != 0, (kind & SYNC_WRITES) != 0});
+    remember(log, {x, at, (kind & SYNC_READS) != 0, (kind & SYNC_WRITES) != 0, (kind & SYNC_ACQUIRES) != 0,
+                   (kind & SYNC_RELEASES) != 0});
     order->mutex.unlock();
     if (kind & SYNC_RELEASES) { next_epoch(f->block, f->warp); }
 }
@@ -266,6 +271,8 @@ void log_fence(FenceScope scope, void* pc) {
     std::lock_guard<std::mutex> lock(order_of(f)->mutex);
     BlockLog* log = log_of(f->block);
     Point at = point_of(f, log, pc);
+    if (f->polled) { log_read(f, log, &order_of(f)->locations[place_of(f->polled)], at, false); }
+    f->polled = NULL;
     Knowledge k;
     for (const PendingRead& p : log->pending) {
         // a shuffle or a vote that hands on what was read comes before the fence, too
@@ -357,7 +364,7 @@ bool ordered_by_fences(Fiber* f, const DeviceWrite& w) {
     BlockLog* log = f->block->log;
     if (!log) { return false; }
     auto& checked = log->checked[(w.record * 0x9E3779B97F4A7C15 >> 48 ^ (uint64_t)f->id * 7) % 64];
-    if (checked.record == w.record && checked.thread == f->id) { return true; }
+    if (w.record && checked.record == w.record && checked.thread == f->id) { return true; }
     Order* order = order_of(f);
     std::lock_guard<std::mutex> lock(order->mutex);
     if (!acquired_at(f, log_of_number(order, w.block), w)) { return false; }
@@ -369,14 +376,15 @@ bool ordered_by_proxy_fence(Fiber* f, const DeviceWrite& w) {
     Order* order = order_of(f);
     std::lock_guard<std::mutex> lock(order->mutex);
     BlockLog *writer = log_of_number(order, w.block), *log = f->block->log;
-    bool same_block = w.block == (f->block->number & BLOCK_MASK);
+    // in the same block either barriers order all three, or fences do as between blocks
+    bool by_barrier = w.block == (f->block->number & BLOCK_MASK) && ordered(f, w.thread, w.epoch);
     if (writer) {
         for (const Point& p : writer->proxy_fences) {
-            bool before = !same_block || ordered(f, p.thread, p.epoch);
+            bool before = !by_barrier || ordered(f, p.thread, p.epoch);
             if (before && orders(p, w.thread, w.epoch)) { return true; }
         }
     }
-    if (same_block || !log) { return false; }
+    if (by_barrier || !log) { return false; }
     uint64_t since = acquired_at(f, writer, w);
     for (const Point& p : log->proxy_fences) {
         if (p.time > since && ordered(f, p.thread, p.epoch)) { return true; }
@@ -387,27 +395,26 @@ bool ordered_by_proxy_fence(Fiber* f, const DeviceWrite& w) {
 // An atomic exchange takes a sum or a maximum that atomics of other blocks have made: then all of them must have come before. Of
 // the reader's side only the synchronising read is demanded, not the fence behind it: the exchange depends on what it has read.
 static void explain(Fiber* f, const DeviceWrite& w, Note* note);
-bool sum_is_complete(Fiber* f, const void* p, Note* note) {
+bool sum_is_complete(Fiber* f, const void* p, void** pc, Note* note) {
     size_t place = place_of(p);
     if (place == SIZE_MAX) { return true; }
     Order* order = order_of(f);
     std::lock_guard<std::mutex> lock(order->mutex);
     auto found = order->locations.find(place);
-    if (found == order->locations.end() || !found->second.summed_by || found->second.summed_by == f->block->log) {
-        return true;
-    }
+    if (found == order->locations.end()) { return true; }
     const Location& x = found->second;
-    const BlockLog* writer = x.summed_by;
-    DeviceWrite w = {0, writer->number, x.sum_thread, x.sum_epoch, false, false};
-    if (acquired_at(f, writer, w)) { return true; }
-    BlockLog* log = f->block->log;
+    const BlockLog* log = f->block->log;
+    const Location::Sum& sum = x.sums[x.sums[0].block == log];
+    if (!sum.block || sum.block == log) { return true; }
+    DeviceWrite w = {0, sum.block->number & BLOCK_MASK, sum.thread, sum.epoch, false, false};
+    if (acquired_at(f, sum.block, w)) { return true; }
     for (size_t i = 0; log && i < log->pending.size(); i++) {
         const PendingRead& r = log->pending[i];
-        if (ordered(f, r.thread, r.epoch) && publishes_any(r.location, r.releases, writer, w, w.epoch, false)) {
+        if (ordered(f, r.thread, r.epoch) && publishes_any(r.location, r.releases, sum.block, w, w.epoch, false)) {
             return true;
         }
     }
-    *note = {"made by an atomic", x.sum_pc, "of another block, which no fence and no atomic order before this", NULL};
+    *pc = sum.pc;
     explain(f, w, note);
     return false;
 }
@@ -419,9 +426,10 @@ static bool explain_writer(const BlockLog* writer, const DeviceWrite& w, const S
     const Fence *narrow = NULL, *late = NULL, *early = NULL;
     uint32_t epoch;
     if (!written_epoch(writer, w, &epoch)) {
-        *note = {"the writer has not waited by tma_store_wait_written() before the atomic", s.at.pc, NULL, NULL};
+        *note = {"the writer has not called tma_store_wait_written() before the atomic", s.at.pc, NULL, NULL};
         return true;
     }
+    if (s.releases && orders(s.at, w.thread, epoch)) { return false; }
     for (const Fence& fence : writer->fences) {
         bool after_write = orders(fence.at, w.thread, epoch);
         bool before = fence.at.time < s.at.time && orders(s.at, fence.at.thread, fence.at.epoch);
@@ -431,12 +439,17 @@ static bool explain_writer(const BlockLog* writer, const DeviceWrite& w, const S
         if (after_write && fence.at.time > s.at.time && !late) { late = &fence; }
         if (!after_write && before) { early = &fence; }
     }
-    const Fence* fence = narrow ? narrow : late ? late : early;
-    const char* what = narrow  ? "the writer's fence is of block scope:"
-                       : late  ? "the writer's fence comes after the atomic:"
-                       : early ? "the writer's fence comes before the write, or no barrier is between them:"
-                               : "the writer has not fenced before the atomic";
-    *note = fence ? Note{what, fence->at.pc, "the atomic:", s.at.pc} : Note{what, s.at.pc, NULL, NULL};
+    if (narrow) {
+        *note = {"the writer's fence", narrow->at.pc, "is of block scope, before the atomic", s.at.pc};
+    } else if (late) {
+        *note = {"the writer's fence", late->at.pc, "comes after the atomic", s.at.pc};
+    } else if (s.releases) {
+        *note = {"no barrier orders the write before the release", s.at.pc, NULL, NULL};
+    } else if (early) {
+        *note = {"the writer's fence", early->at.pc, "is not ordered after the write, but before the atomic", s.at.pc};
+    } else {
+        *note = {"the writer has not fenced before the atomic", s.at.pc, NULL, NULL};
+    }
     return true;
 }
 static void explain_reader(Fiber* f, const BlockLog* log, const SyncAccess& s, Note* note) {
@@ -448,12 +461,17 @@ static void explain_reader(Fiber* f, const BlockLog* log, const SyncAccess& s, N
         if (after && !mine) { elsewhere = &fence; }
         if (!after && mine && fence.at.time < s.at.time) { early = &fence; }
     }
-    const Fence* fence = narrow ? narrow : elsewhere ? elsewhere : early;
-    const char* what = narrow      ? "the reader's fence is of block scope:"
-                       : elsewhere ? "no barrier orders this access after the reader's fence:"
-                       : early     ? "the reader's fence comes before the atomic, none after it:"
-                                   : "the reader has not fenced after the atomic";
-    *note = fence ? Note{what, fence->at.pc, "the atomic:", s.at.pc} : Note{what, s.at.pc, NULL, NULL};
+    if (s.acquires) {
+        *note = {"no barrier orders this access after the acquiring load", s.at.pc, NULL, NULL};
+    } else if (narrow && narrow->scope == SCOPE_BLOCK) {
+        *note = {"the reader's fence", narrow->at.pc, "is of block scope, after the atomic", s.at.pc};
+    } else if (elsewhere) {
+        *note = {"no barrier orders this access after the reader's fence", elsewhere->at.pc, "behind the atomic", s.at.pc};
+    } else if (early) {
+        *note = {"the reader's fence", early->at.pc, "comes before the atomic, and none after it", s.at.pc};
+    } else {
+        *note = {"the reader has not fenced after the atomic", s.at.pc, NULL, NULL};
+    }
 }
 
 static void explain(Fiber* f, const DeviceWrite& w, Note* note) {
