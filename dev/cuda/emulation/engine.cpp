@@ -572,13 +572,16 @@ static long most_polls(const Launch* launch, size_t num_blocks) {
     long threads = (long)num_blocks * (launch->block.x * launch->block.y * launch->block.z);
     return launch->alone ? std::max(1000000L, 100 * threads) : 10000000;
 }
+enum { FEW_BLOCKS = 16 }; // as many as may be resident
 static void run_blocks(Launch* launch) {
     std::vector<Block*> live;
     uint64_t random = launch->schedule;
     long polled = 0; // turns since anything but polling happened
+    // Of a persistent kernel, one block would take all work from the others; every other schedule runs its blocks together.
+    bool together = launch->schedule % 2 == 1 && launch->num_blocks <= FEW_BLOCKS;
     for (;;) {
         // one block at a time, more if the live ones only poll: they may wait for blocks that have not begun
-        bool more = live.empty() || launch->all_resident || polled > 64 * (long)live.size();
+        bool more = live.empty() || launch->all_resident || together || polled > 64 * (long)live.size();
         while (more && !launch->unsupported) {
             size_t number = launch->next_block.fetch_add((size_t)launch->cluster);
             if (number >= launch->num_blocks) { break; }
@@ -589,7 +592,7 @@ static void run_blocks(Launch* launch) {
                 cluster->blocks.push_back(b);
                 live.push_back(b);
             }
-            more = launch->all_resident;
+            more = launch->all_resident || together;
             polled = 0;
         }
         if (live.empty()) { return; }

@@ -178,9 +178,9 @@ struct Launch {
     std::atomic<size_t> next_block;
     std::atomic<const char*> unsupported; // NULL, or why the launch was ended
     std::atomic<int> grid_arrived, grid_phase;
-    int cluster;                   // blocks per cluster, along x
-    bool alone;                    // one worker runs all blocks
-    Order* order;                  // of its blocks' accesses, see order.cpp
+    int cluster;  // blocks per cluster, along x
+    bool alone;   // one worker runs all blocks
+    Order* order; // of its blocks' accesses, see order.cpp
 };
 
 struct Cluster {
@@ -195,10 +195,10 @@ struct Block {
     int num_threads, num_warps, num_alive;
     unsigned ready_warps;
     uint64_t random;
-    int polled;    // schedule 0: the warp that polled in the last turn, -1: none
-    bool preempts; // the schedule changes warps after warp operations, too
-    BlockLog* log; // NULL until a fence or a synchronising access: see order.cpp
-    bool ended;    // a thread asked for the end of the launch
+    int polled;                        // schedule 0: the warp that polled in the last turn, -1: none
+    bool preempts;                     // the schedule changes warps after warp operations, too
+    BlockLog* log;                     // NULL until a fence or a synchronising access: see order.cpp
+    bool ended;                        // a thread asked for the end of the launch
     int predicates, predicates_result; // of __syncthreads_or and its kin
     Barrier barriers[MAX_BARRIERS];
     uint32_t seen[MAX_WARPS][MAX_WARPS]; // accesses of warp j up to epoch seen[i][j] are ordered before warp i's next

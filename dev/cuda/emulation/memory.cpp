@@ -516,8 +516,12 @@ cudaError_t cudaFree(void* p) {
 static const uint64_t LAUNCH = 0x7FF, ONE_BYTE = (uint64_t)1 << 63, SECOND_BYTE = (uint64_t)1 << 11;
 static const uint64_t ASYNCHRONOUS = SECOND_BYTE;
 static DeviceWrite write_of(uint64_t record) {
-    return {record,           record >> 12 & BLOCK_MASK,  thread_of(record),
-            epoch_of(record), (record & (ONE_BYTE | SECOND_BYTE)) == ASYNCHRONOUS, (record & ATOMIC) != 0};
+    return {record,
+            record >> 12 & BLOCK_MASK,
+            thread_of(record),
+            epoch_of(record),
+            (record & (ONE_BYTE | SECOND_BYTE)) == ASYNCHRONOUS,
+            (record & ATOMIC) != 0};
 }
 void new_launch_memory(Launch* launch) {
     DeviceMemory& d = device();
@@ -538,7 +542,8 @@ static void device_finding(const char* what, Fiber* f, size_t offset, void* pc, 
 }
 
 // An access to what another thread has written in this launch, where no barrier of the block orders the two.
-static void check_order(Fiber* f, size_t offset, AccessKind kind, void* pc, uint64_t old, void* old_pc, bool same_block) {
+static void check_order(Fiber* f, size_t offset, AccessKind kind, void* pc, uint64_t old, void* old_pc,
+                        bool same_block) {
     DeviceWrite write = write_of(old);
     if (ordered_by_fences(f, write)) { return; }
     uint3 other = {(unsigned)write.thread, 0, 0}; // of another block, only the number is known
@@ -560,8 +565,8 @@ static void check_device(Fiber* f, size_t offset, size_t bytes, AccessKind kind,
     Block* b = f->block;
     const uint64_t place_mask = 0xFFFFFFFF & ~SECOND_BYTE;
     uint64_t place = (b->launch->number & LAUNCH) | (b->number & 0xFFFFF) << 12;
-    uint64_t mine =
-        place | (uint64_t)f->id << 32 | (uint64_t)f->warp->epoch << 42 | (kind == ACCESS_ATOMIC ? ATOMIC : 0) | asynchronous;
+    uint64_t mine = place | (uint64_t)f->id << 32 | (uint64_t)f->warp->epoch << 42 |
+                    (kind == ACCESS_ATOMIC ? ATOMIC : 0) | asynchronous;
     if (bytes == 1) { mine |= ONE_BYTE | (offset % 2 ? SECOND_BYTE : 0); }
     uint64_t seen = mine;
     for (size_t g = offset / 2; g <= (offset + bytes - 1) / 2; g++) {
@@ -572,8 +577,10 @@ static void check_device(Fiber* f, size_t offset, size_t bytes, AccessKind kind,
             bool same_block = (old & place_mask) == place;
             bool atomics = (old & ATOMIC) && kind == ACCESS_ATOMIC;
             bool other_byte = (mine & old & ONE_BYTE) && ((mine ^ old) & SECOND_BYTE);
+            bool asynchronous_before =
+                (old & (ONE_BYTE | SECOND_BYTE)) == ASYNCHRONOUS; // must be waited for by its thread, too
             if (same_launch && !atomics && !other_byte && !b->races_off &&
-                !(same_block && ordered(f, thread_of(old), epoch_of(old)))) {
+                !(same_block && !asynchronous_before && ordered(f, thread_of(old), epoch_of(old)))) {
                 check_order(f, g * 2, kind, pc, old, unpack_pc(d.pcs[g]), same_block);
             }
         }
@@ -720,8 +727,12 @@ static void volatile_access(const void* p, size_t bytes, bool writes, void* pc) 
     }
 // A volatile access of device memory is relaxed and synchronises. Who reads may poll. In shared memory it is as any other.
 #define TSAN_VOLATILE(bytes)                                                                                           \
-    extern "C" void __tsan_volatile_read##bytes(void* p) { volatile_access(p, bytes, false, __builtin_return_address(0)); } \
-    extern "C" void __tsan_volatile_write##bytes(void* p) { volatile_access(p, bytes, true, __builtin_return_address(0)); } \
+    extern "C" void __tsan_volatile_read##bytes(void* p) {                                                             \
+        volatile_access(p, bytes, false, __builtin_return_address(0));                                                 \
+    }                                                                                                                  \
+    extern "C" void __tsan_volatile_write##bytes(void* p) {                                                            \
+        volatile_access(p, bytes, true, __builtin_return_address(0));                                                  \
+    }                                                                                                                  \
     extern "C" void __tsan_unaligned_volatile_read##bytes(void* p) {                                                   \
         volatile_access(p, bytes, false, __builtin_return_address(0));                                                 \
     }                                                                                                                  \

@@ -57,7 +57,7 @@ struct Fence {
 struct Release {
     BlockLog* block;
     Point at;
-    bool by_itself; // a release access; otherwise a fence must precede it
+    bool by_itself;                         // a release access; otherwise a fence must precede it
     std::shared_ptr<const Knowledge> known; // by the threads of this and of all earlier releases of the location
 };
 struct Location {
@@ -110,7 +110,7 @@ struct Order {
     std::mutex mutex;
     std::unordered_map<size_t, Location> locations;
     std::unordered_map<size_t, std::unique_ptr<BlockLog>> blocks; // by number
-    std::atomic<bool> published; // there is a release
+    std::atomic<bool> published;                                  // there is a release
     uint64_t time;
 };
 
@@ -235,7 +235,8 @@ static size_t place_of(const void* p) {
 SyncScope::SyncScope(const void* p, int kind, void* pc) : order(NULL), place(place_of(p)), kind(kind), pc(pc) {
     if (place != SIZE_MAX) { begin(); } // otherwise it is in shared memory
 }
-SyncScope::SyncScope(size_t barrier, int kind, void* pc) : order(NULL), place(SIZE_MAX - 1 - barrier), kind(kind), pc(pc) {
+SyncScope::SyncScope(size_t barrier, int kind, void* pc)
+    : order(NULL), place(SIZE_MAX - 1 - barrier), kind(kind), pc(pc) {
     begin();
 }
 void SyncScope::begin() {
@@ -322,7 +323,9 @@ static bool publishes(const Release& r, const DeviceWrite& w, uint32_t epoch, bo
     for (const Fence& fence : r.block->fences) {
         if (fence.at.time > r.at.time) { break; }
         bool counts = fence.scope == SCOPE_DEVICE || same_block;
-        if (counts && orders(fence.at, w.thread, epoch) && orders(r.at, fence.at.thread, fence.at.epoch)) { return true; }
+        if (counts && orders(fence.at, w.thread, epoch) && orders(r.at, fence.at.thread, fence.at.epoch)) {
+            return true;
+        }
     }
     return false;
 }
@@ -333,7 +336,8 @@ static bool publishes_any(Location* x, size_t num, const BlockLog* writer, const
     }
     return false;
 }
-static bool published(const Knowledge& k, const BlockLog* writer, const DeviceWrite& w, uint32_t epoch, bool same_block) {
+static bool published(const Knowledge& k, const BlockLog* writer, const DeviceWrite& w, uint32_t epoch,
+                      bool same_block) {
     for (const auto& known : k) {
         if (publishes_any(known.first, known.second, writer, w, epoch, same_block)) { return true; }
     }
@@ -351,6 +355,7 @@ static uint64_t acquired_at(Fiber* f, const BlockLog* writer, const DeviceWrite&
     uint32_t epoch;
     if (!log || !writer || !written_epoch(writer, w, &epoch)) { return 0; }
     bool same_block = writer == log;
+    if (same_block && ordered(f, w.thread, epoch)) { return 1; }
     for (const Acquired& a : log->acquired) {
         bool counts = a.scope == SCOPE_DEVICE || same_block;
         if (counts && ordered(f, a.at.thread, a.at.epoch) && published(a.known, writer, w, epoch, same_block)) {
@@ -422,7 +427,8 @@ bool sum_is_complete(Fiber* f, const void* p, void** pc, Note* note) {
 // ---- what is missing ------------------------------------------------------------------------------------------------
 
 // What the writer's block lacks for this write before its synchronising write s; false: nothing.
-static bool explain_writer(const BlockLog* writer, const DeviceWrite& w, const SyncAccess& s, bool same_block, Note* note) {
+static bool explain_writer(const BlockLog* writer, const DeviceWrite& w, const SyncAccess& s, bool same_block,
+                           Note* note) {
     const Fence *narrow = NULL, *late = NULL, *early = NULL;
     uint32_t epoch;
     if (!written_epoch(writer, w, &epoch)) {
@@ -466,7 +472,8 @@ static void explain_reader(Fiber* f, const BlockLog* log, const SyncAccess& s, N
     } else if (narrow && narrow->scope == SCOPE_BLOCK) {
         *note = {"the reader's fence", narrow->at.pc, "is of block scope, after the atomic", s.at.pc};
     } else if (elsewhere) {
-        *note = {"no barrier orders this access after the reader's fence", elsewhere->at.pc, "behind the atomic", s.at.pc};
+        *note = {"no barrier orders this access after the reader's fence", elsewhere->at.pc, "behind the atomic",
+                 s.at.pc};
     } else if (early) {
         *note = {"the reader's fence", early->at.pc, "comes before the atomic, and none after it", s.at.pc};
     } else {
@@ -477,18 +484,27 @@ static void explain_reader(Fiber* f, const BlockLog* log, const SyncAccess& s, N
 static void explain(Fiber* f, const DeviceWrite& w, Note* note) {
     Order* order = order_of(f);
     const BlockLog *writer = log_of_number(order, w.block), *reader = f->block->log;
+    uint32_t epoch;
+    bool same_block = w.block == (f->block->number & BLOCK_MASK);
+    if (same_block && ordered(f, w.thread, w.epoch) && !(writer && written_epoch(writer, w, &epoch))) {
+        *note = {"the writer has not called tma_store_wait_written() since then", NULL, NULL, NULL};
+    }
     if (!writer || !reader) { return; }
-    bool same_block = writer == reader;
-    // the latest pair of a write by one and a read by the other
+    // of the pairs of a write by one and a read by the other: the latest in which the writer lacks nothing, or the latest
+    bool found = false;
     for (size_t i = 0; i < reader->recent.size(); i++) {
         const SyncAccess& read = reader->recent[(reader->num_recent - 1 - i) % RECENT];
-        if (!read.reads) { continue; }
-        for (size_t j = 0; j < writer->recent.size(); j++) {
+        for (size_t j = 0; read.reads && j < writer->recent.size(); j++) {
             const SyncAccess& write = writer->recent[(writer->num_recent - 1 - j) % RECENT];
             bool pair = write.writes && write.location == read.location && write.at.time <= read.at.time;
             if (!pair || (write.at.thread == w.thread && write.at.epoch < w.epoch)) { continue; }
-            if (!explain_writer(writer, w, write, same_block, note)) { explain_reader(f, reader, read, note); }
-            return;
+            Note lacks;
+            if (!explain_writer(writer, w, write, same_block, &lacks)) {
+                explain_reader(f, reader, read, note);
+                return;
+            }
+            if (!found) { *note = lacks; }
+            found = true;
         }
     }
 }

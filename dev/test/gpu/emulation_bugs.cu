@@ -179,7 +179,7 @@ __global__ void bug_kernel22(float* out, Shared2* s) {
 }
 __global__ void bug_kernel23(float* out, Shared2* s) { // only what thread 0 has written comes before its fence
     write_part(s);
-    if (threadIdx.x == 0) { __threadfence(); }                                // bug 23
+    if (threadIdx.x == 0) { __threadfence(); } // bug 23
     if (!is_last(threadIdx.x == 0 ? atomicAdd(&s->count, 1) : 0)) { return; }
     __threadfence();
     add_parts(out, s);
@@ -214,7 +214,8 @@ __global__ void fenced_kernel26(float* out, Shared2* s) {
 }
 
 // A block waits for the flag of the one before it, and the last block reads what the first has written.
-template <class Wait, class Set> __device__ inline void chain(float* out, Shared2* s, const Wait& wait, const Set& set) {
+template <class Wait, class Set>
+__device__ inline void chain(float* out, Shared2* s, const Wait& wait, const Set& set) {
     if (blockIdx.x == 0) { s->part[0][threadIdx.x] = 0.0f; }
     __syncthreads();
     if (threadIdx.x == 0) {
@@ -225,19 +226,27 @@ template <class Wait, class Set> __device__ inline void chain(float* out, Shared
     if (blockIdx.x == gridDim.x - 1) { out[threadIdx.x] = s->part[0][threadIdx.x]; }
 }
 __global__ void bug_kernel27(float* out, Shared2* s) {
-    auto wait = [](int* flag) { while (load_acquire(flag) == 0) {} };
+    auto wait = [](int* flag) {
+        while (load_acquire(flag) == 0) {}
+    };
     chain(out, s, wait, [](int* flag) { atomicExch(flag, 1); }); // bug 27
 }
 __global__ void bug_kernel28(float* out, Shared2* s) {
-    auto wait = [](int* flag) { while (atomicAdd(flag, 0) == 0) {} }; // bug 28
+    auto wait = [](int* flag) {
+        while (atomicAdd(flag, 0) == 0) {}
+    }; // bug 28
     chain(out, s, wait, [](int* flag) { store_release(flag, 1); });
 }
 __global__ void bug_kernel29(float* out, Shared2* s) {
-    auto wait = [](int* flag) { while (*(volatile int*)flag == 0) {} }; // bug 29
+    auto wait = [](int* flag) {
+        while (*(volatile int*)flag == 0) {}
+    }; // bug 29
     chain(out, s, wait, [](int* flag) { __threadfence(), *(volatile int*)flag = 1; });
 }
 __global__ void fenced_kernel30(float* out, Shared2* s) {
-    auto wait = [](int* flag) { while (load_acquire(flag) == 0) {} };
+    auto wait = [](int* flag) {
+        while (load_acquire(flag) == 0) {}
+    };
     chain(out, s, wait, [](int* flag) { add_release(flag, 1); });
 }
 __global__ void fenced_kernel31(float* out, Shared2* s) {
@@ -248,7 +257,9 @@ __global__ void fenced_kernel31(float* out, Shared2* s) {
     chain(out, s, wait, [](int* flag) { __threadfence(), *(volatile int*)flag = 1; });
 }
 __global__ void bug_kernel32(float* out, Shared2* s) { // the flag itself is an ordinary store
-    auto wait = [](int* flag) { while (load_acquire(flag) == 0) {} };
+    auto wait = [](int* flag) {
+        while (load_acquire(flag) == 0) {}
+    };
     chain(out, s, wait, [](int* flag) { __threadfence(), *flag = 1; }); // bug 32
 }
 
