@@ -14,6 +14,9 @@ A write of thread w is ordered before an access of thread r in another block by 
 What a block has acquired by 3 and 4, its later releases pass on. The order of 2 and 3 is the one in which they
 happened, so another schedule may find what this one does not. Each fence and each release has an epoch of its own.
 
+An asynchronous store has no epoch until its thread has waited for it by tma_store_wait_written(); this makes it ordinary. An
+asynchronous load of what the launch has written needs an async_proxy_fence() somewhere on the chain.
+
 Atomics of floats are sums and not logged. Nothing is logged per ordinary access, and of the synchronising ones only
 those that tell somebody something: a thread that polls adds nothing until there is something new.
 */

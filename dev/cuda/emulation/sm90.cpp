@@ -9,9 +9,9 @@ a named barrier does. Not checked: registers moved by setmaxnreg.
 
 Asynchronous accesses (TMA, bulk copies, wgmma) are made through the async proxy. What a thread has written to shared
 memory by ordinary stores or cp.async, it has to fence, by tma_store_fence() or async_proxy_fence(), before an asynchronous
-access reads or overwrites it; and an mbarrier that it has initialised, before a copy arrives there. Of device memory that
-the same launch has written, only this is demanded: some thread has called async_proxy_fence(). Nothing is demanded between
-an ordinary read and an asynchronous write that comes after it.
+access reads or overwrites it; and an mbarrier that it has initialised, before a copy arrives there. Device memory that the
+same launch has written: see order.cpp. Nothing is demanded between an ordinary read and an asynchronous write that comes after
+it.
 */
 #include "sm90.h"
 
