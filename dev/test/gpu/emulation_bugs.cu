@@ -233,14 +233,14 @@ __global__ void bug_kernel27(float* out, Shared2* s) {
 }
 __global__ void bug_kernel28(float* out, Shared2* s) {
     auto wait = [](int* flag) {
-        while (atomicAdd(flag, 0) == 0) {}
-    }; // bug 28
+        while (atomicAdd(flag, 0) == 0) {} // bug 28
+    };
     chain(out, s, wait, [](int* flag) { store_release(flag, 1); });
 }
 __global__ void bug_kernel29(float* out, Shared2* s) {
     auto wait = [](int* flag) {
-        while (*(volatile int*)flag == 0) {}
-    }; // bug 29
+        while (*(volatile int*)flag == 0) {} // bug 29
+    };
     chain(out, s, wait, [](int* flag) { __threadfence(), *(volatile int*)flag = 1; });
 }
 __global__ void fenced_kernel30(float* out, Shared2* s) {
