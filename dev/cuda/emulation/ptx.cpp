@@ -143,45 +143,65 @@ void emulation_mma(float d[4], const uint32_t a[4], uint32_t b0, uint32_t b1, bo
 
 // ---- a counter that one block writes and another one waits for --------------------------------------------------
 
+// Each lets other threads run, because its caller may poll.
 int load_acquire(const int* p) {
-    check_access(p, sizeof(*p), ACCESS_ATOMIC, __builtin_return_address(0));
-    emulation_now->block->fenced = true;
-    yield_thread(); // its caller polls
+    void* pc = __builtin_return_address(0);
+    yield_thread();
+    check_access(p, sizeof(*p), ACCESS_ATOMIC, pc);
+    SyncScope logged(p, SYNC_READS | SYNC_ACQUIRES, pc);
     return __atomic_load_n(p, __ATOMIC_SEQ_CST);
 }
 void store_release(int* p, int x) {
-    check_access(p, sizeof(*p), ACCESS_ATOMIC, __builtin_return_address(0));
+    void* pc = __builtin_return_address(0);
+    check_access(p, sizeof(*p), ACCESS_ATOMIC, pc);
+    SyncScope logged(p, SYNC_WRITES | SYNC_RELEASES, pc);
     __atomic_store_n(p, x, __ATOMIC_SEQ_CST);
 }
 void add_release(int* p, int x) {
-    check_access(p, sizeof(*p), ACCESS_ATOMIC, __builtin_return_address(0));
+    void* pc = __builtin_return_address(0);
+    check_access(p, sizeof(*p), ACCESS_ATOMIC, pc);
+    SyncScope logged(p, SYNC_WRITES | SYNC_RELEASES, pc);
     __atomic_fetch_add(p, x, __ATOMIC_SEQ_CST);
 }
 uint64_t load_relaxed(const uint64_t* p) {
-    check_access(p, sizeof(*p), ACCESS_ATOMIC, __builtin_return_address(0));
-    yield_thread(); // its caller polls
+    void* pc = __builtin_return_address(0);
+    yield_thread();
+    check_access(p, sizeof(*p), ACCESS_ATOMIC, pc);
+    SyncScope logged(p, SYNC_READS | SYNC_QUIET, pc);
     return __atomic_load_n(p, __ATOMIC_SEQ_CST);
 }
 ulonglong2 load_relaxed_pair(const uint64_t* p) {
-    check_access(p, 2 * sizeof(*p), ACCESS_ATOMIC, __builtin_return_address(0));
-    yield_thread(); // its caller polls
+    void* pc = __builtin_return_address(0);
+    yield_thread();
+    check_access(p, 2 * sizeof(*p), ACCESS_ATOMIC, pc);
     ulonglong2 x;
-    x.x = __atomic_load_n(p, __ATOMIC_SEQ_CST), x.y = __atomic_load_n(p + 1, __ATOMIC_SEQ_CST);
+    {
+        SyncScope first(p, SYNC_READS | SYNC_QUIET, pc);
+        x.x = __atomic_load_n(p, __ATOMIC_SEQ_CST);
+    }
+    SyncScope second(p + 1, SYNC_READS | SYNC_QUIET, pc);
+    x.y = __atomic_load_n(p + 1, __ATOMIC_SEQ_CST);
     return x;
 }
 void store_relaxed(uint64_t* p, uint64_t x) {
-    check_access(p, sizeof(*p), ACCESS_ATOMIC, __builtin_return_address(0));
+    void* pc = __builtin_return_address(0);
+    check_access(p, sizeof(*p), ACCESS_ATOMIC, pc);
+    SyncScope logged(p, SYNC_WRITES | SYNC_QUIET, pc);
     __atomic_store_n(p, x, __ATOMIC_SEQ_CST);
 }
 static std::mutex accesses_of_16; // one at a time: no instruction of all CPUs would keep them whole
 uint4 load_relaxed_16(const uint4* p) {
-    check_access(p, sizeof(*p), ACCESS_ATOMIC, __builtin_return_address(0));
-    yield_thread(); // its caller polls
+    void* pc = __builtin_return_address(0);
+    yield_thread();
+    check_access(p, sizeof(*p), ACCESS_ATOMIC, pc);
+    SyncScope logged(p, SYNC_READS | SYNC_QUIET, pc);
     std::lock_guard<std::mutex> lock(accesses_of_16);
     return *p;
 }
 void store_relaxed_16(uint4* p, uint4 x) {
-    check_access(p, sizeof(*p), ACCESS_ATOMIC, __builtin_return_address(0));
+    void* pc = __builtin_return_address(0);
+    check_access(p, sizeof(*p), ACCESS_ATOMIC, pc);
+    SyncScope logged(p, SYNC_WRITES | SYNC_QUIET, pc);
     std::lock_guard<std::mutex> lock(accesses_of_16);
     *p = x;
 }

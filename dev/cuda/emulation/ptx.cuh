@@ -172,7 +172,6 @@ inline void tma_store_4d(const void* map, const void* shared, int x, int y, int 
     emulation_tma_store(map, shared, 4, x, y, z, w);
 }
 template <int pending> inline void tma_store_wait() { emulation_tma_store_wait(pending); }
-inline void tma_store_wait_written() { emulation_tma_store_wait(0); }
 
 template <int> inline void warpgroup_more_registers() {}
 template <int> inline void warpgroup_fewer_registers() {}

@@ -9,9 +9,9 @@ a named barrier does. Not checked: registers moved by setmaxnreg.
 
 Asynchronous accesses (TMA, bulk copies, wgmma) are made through the async proxy. What a thread has written to shared
 memory by ordinary stores or cp.async, it has to fence, by tma_store_fence() or async_proxy_fence(), before an asynchronous
-access reads or overwrites it; and an mbarrier that it has initialised, before a copy arrives there. Of device memory that
-the same launch has written, only this is demanded: some thread has called async_proxy_fence(). Nothing is demanded between
-an ordinary read and an asynchronous write that comes after it.
+access reads or overwrites it; and an mbarrier that it has initialised, before a copy arrives there. Device memory that the
+same launch has written: see order.cpp. Nothing is demanded between an ordinary read and an asynchronous write that comes after
+it.
 */
 #include "sm90.h"
 
@@ -314,13 +314,13 @@ static void perform_store(Fiber* f, const BulkStore& s) {
             for (size_t i = 0, width = box_width(s.map); i < width; i += 16) {
                 memcpy(row + i, b->shared + swizzled(s.from + offset + i, width), 16);
             }
-            check_access_of(f, p, (size_t)bytes, ACCESS_WRITE, s.pc);
+            check_asynchronous_write(f, p, (size_t)bytes, false, s.pc);
             if (uncounted.was) { count_bulk(p, (size_t)bytes, COUNT_BULK_WRITE, s.pc); }
             memcpy(p, row + begin, (size_t)bytes);
         });
         return;
     }
-    check_access_of(f, s.global, s.bytes, s.adds ? ACCESS_ATOMIC : ACCESS_WRITE, s.pc);
+    check_asynchronous_write(f, s.global, s.bytes, s.adds, s.pc);
     if (uncounted.was) { count_bulk(s.global, s.bytes, COUNT_BULK_WRITE, s.pc); }
     if (!s.adds) {
         memcpy(s.global, b->shared + s.from, s.bytes);
@@ -369,8 +369,11 @@ void bulk_add(float* global, const float* shared, int bytes) {
     s.global = global, s.adds = true;
     issue_store(s, shared, (size_t)bytes, 16, __builtin_return_address(0));
 }
-void tma_store_fence() { proxy_fence(emulation_now, false); }
-void async_proxy_fence() { proxy_fence(emulation_now, true); }
+void tma_store_fence() { proxy_fence(emulation_now); }
+void async_proxy_fence() {
+    log_proxy_fence(emulation_now);
+    proxy_fence(emulation_now);
+}
 void tma_store_commit() { emulation_now->store_group++; }
 void emulation_tma_store_wait(int pending) {
     Fiber* f = emulation_now;
@@ -379,6 +382,11 @@ void emulation_tma_store_wait(int pending) {
         perform_store(f, f->stores[done]);
     }
     f->stores.erase(f->stores.begin(), f->stores.begin() + (long)done);
+}
+// tma_store_wait() writes too, but what it writes is ordered before nothing until this has been called.
+void tma_store_wait_written() {
+    emulation_tma_store_wait(0);
+    log_stores_written(emulation_now);
 }
 void end_thread_sm90(Fiber* f) {
     for (const BulkStore& s : f->stores) { perform_store(f, s); }
