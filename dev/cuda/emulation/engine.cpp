@@ -454,6 +454,7 @@ static Block* take_block() {
     }
     Block* b = new Block();
     b->stacks = reserve((size_t)MAX_THREADS * STACK_BYTES);
+    b->records = (uint64_t*)reserve((size_t)MAX_THREADS * STACK_BYTES / 4 * sizeof(uint64_t));
     b->shared = reserve(SHARED_BYTES);
     b->shadow = (Shadow*)reserve(SHARED_BYTES * sizeof(Shadow));
     return b;
@@ -503,6 +504,8 @@ static Block* begin_block(Launch* launch, size_t number) {
         f->copies.clear(), f->stores.clear();
         f->proxy_fence = f->barrier_fence = 0;
         f->stack = b->stacks + (size_t)i * STACK_BYTES;
+        f->registers = b->records + (size_t)i * STACK_BYTES / 4;
+        f->first_register_fence = f->register_fences;
         // the stacks begin at different offsets in their pages, or they would all compete for the same cache lines
         f->sp = new_stack(f->stack + STACK_BYTES - i % 13 * 320);
     }
