@@ -633,7 +633,7 @@ void emulation_launch(const void* kernel, dim3 grid, dim3 block, size_t shared_b
     launch.num_blocks = (size_t)grid.x * grid.y * grid.z;
     launch.cluster = cluster;
     launch.next_block = 0, launch.unsupported = NULL, launch.grid_arrived = launch.grid_phase = 0;
-    launch.proxy_fence = false;
+    launch.proxy_fence = launch.holds_accumulators = false;
     new_launch_memory(&launch);
     size_t num_threads = launch.num_blocks * block.x * block.y * block.z;
     bool small = all_resident || num_threads < 8192 || emulation_counting;

@@ -179,9 +179,10 @@ struct Launch {
     std::atomic<size_t> next_block;
     std::atomic<const char*> unsupported; // NULL, or why the launch was ended
     std::atomic<int> grid_arrived, grid_phase;
-    int cluster;                   // blocks per cluster, along x
-    bool alone;                    // one worker runs all blocks
-    std::atomic<bool> proxy_fence; // a thread has called async_proxy_fence()
+    int cluster;                          // blocks per cluster, along x
+    bool alone;                           // one worker runs all blocks
+    std::atomic<bool> proxy_fence;        // a thread has called async_proxy_fence()
+    std::atomic<bool> holds_accumulators; // a thread has called wgmma_hold() after a wait
 };
 
 struct Cluster {

@@ -620,7 +620,8 @@ static void register_finding(Fiber* f, uint64_t record, AccessKind kind, void* p
     const char* what = "an access to accumulators of a wgmma that has not been waited for";
     if (record & A_IN_FLIGHT) { what = "an access to an operand in registers of a wgmma that has not been waited for"; }
     if (record & UNHELD) {
-        if (kind != ACCESS_READ) { return; } // a new value, perhaps of another variable
+        // a write is a new value, perhaps of another variable; kernels that never hold accumulators rely on the compiler
+        if (kind != ACCESS_READ || !f->block->launch->holds_accumulators) { return; }
         what =
             "a read of accumulators without wgmma_hold() since the wait, which the compiler may move before the wait";
     }
@@ -685,7 +686,9 @@ void emulation_wgmma_hold(const void* x, size_t bytes) {
     Fiber* f = emulation_now;
     uint64_t* records = records_of(f, x);
     for (size_t i = 0; records && i < bytes / 4; i++) {
-        if (records[i] & UNHELD) { records[i] = 0; }
+        if (!(records[i] & UNHELD)) { continue; }
+        f->block->launch->holds_accumulators = true;
+        records[i] = 0;
     }
 }
 void wgmma_fence() { emulation_now->register_fences++; }

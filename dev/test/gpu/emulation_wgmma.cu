@@ -117,11 +117,13 @@ __global__ void wgmma_kernel8(float* out) {
 }
 __global__ void wgmma_kernel9(float* out) {
     OPERANDS;
-    float d[8] = {};
+    float d[8] = {}, e[8] = {};
     wgmma_fence();
     wgmma_64x16x16(d, a, b, 1, floatX());
+    wgmma_64x16x16(e, a, b, 1, floatX());
     wgmma_commit();
     wgmma_wait<0>();
+    wgmma_hold(e);
     out[threadIdx.x] = d[0]; // bug 9
 }
 __global__ void wgmma_kernel10(float* out) {
