@@ -3,7 +3,7 @@ Device and shared memory, and what is wrong with the accesses to them: races, re
 accesses out of bounds.
 
 The programs are compiled with -fsanitize=thread, but not linked to its runtime: every load and store calls one of the
-__tsan functions below. They ignore the host's memory and a thread's own stack.
+__tsan functions below. They ignore the host's memory, and a thread's own stack but for the registers of wgmma.
 
 Shared memory. Each byte has a record of its last write and of two reads since then, with pc, thread and epoch. An
 access conflicts with a recorded one of another thread unless ordered() says that a barrier is between them. Shuffles,

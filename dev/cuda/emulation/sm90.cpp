@@ -3,9 +3,10 @@ What compute capability 9.0 adds: mbarriers, clusters, TMA and bulk copies, wgmm
 
 Whatever is asynchronous happens as late as it may. A copy to shared memory arrives when a thread waits for its barrier
 and nothing else is missing; from its issue on, the bytes that it writes belong to nobody. A bulk store reads shared
-memory, and a wgmma reads its operands and writes its accumulators, when a thread waits for its group. So a tile that is
-overwritten too early, or an accumulator that is read too early, gives wrong results here. An mbarrier orders accesses as
-a named barrier does. Not checked: registers moved by setmaxnreg.
+memory, and a wgmma reads its operands and writes its accumulators, when a thread waits for its group. The operands in
+shared memory are compared with what they were when the wgmma was issued; registers in flight are known to memory.cpp,
+which reports their accesses. An mbarrier orders accesses as a named barrier does. Not checked: registers moved by
+setmaxnreg.
 
 Asynchronous accesses (TMA, bulk copies, wgmma) are made through the async proxy. What a thread has written to shared
 memory by ordinary stores or cp.async, it has to fence, by tma_store_fence() or async_proxy_fence(), before an asynchronous
@@ -646,6 +647,7 @@ static void store_matrix(uint32_t address, const uint32_t r[4], bool transposed,
         report("stmatrix with an address that is not aligned to 16 bytes", store.fiber, store.pc, NULL, NULL);
         end_launch(NULL);
     }
+    check_access(r, 4 * sizeof(*r), ACCESS_READ, store.pc); // they may be registers of wgmma
     warp_collective(0xFFFFFFFFu, store_matrices, &store, store.pc);
 }
 void stmatrix_x4(uint32_t address, const uint32_t r[4]) {
