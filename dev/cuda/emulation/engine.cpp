@@ -468,6 +468,7 @@ static Block* take_block() {
     }
     Block* b = new Block();
     b->stacks = reserve((size_t)MAX_THREADS * STACK_BYTES);
+    b->records = (uint64_t*)reserve((size_t)MAX_THREADS * STACK_BYTES / 4 * sizeof(uint64_t));
     b->shared = reserve(SHARED_BYTES);
     b->shadow = (Shadow*)reserve(SHARED_BYTES * sizeof(Shadow));
     return b;
@@ -518,6 +519,8 @@ static Block* begin_block(Launch* launch, size_t number) {
         f->copies.clear(), f->stores.clear();
         f->proxy_fence = f->barrier_fence = 0, f->arrived_relaxed = false, f->polled = NULL;
         f->stack = b->stacks + (size_t)i * STACK_BYTES;
+        f->registers = b->records + (size_t)i * STACK_BYTES / 4;
+        f->first_register_fence = f->register_fences;
         // the stacks begin at different offsets in their pages, or they would all compete for the same cache lines
         f->sp = new_stack(f->stack + STACK_BYTES - i % 13 * 320);
     }
@@ -648,6 +651,7 @@ void emulation_launch(const void* kernel, dim3 grid, dim3 block, size_t shared_b
     launch.num_blocks = (size_t)grid.x * grid.y * grid.z;
     launch.cluster = cluster;
     launch.next_block = 0, launch.unsupported = NULL, launch.grid_arrived = launch.grid_phase = 0;
+    launch.holds_accumulators = false;
     new_launch_memory(&launch);
     begin_order(&launch);
     size_t num_threads = launch.num_blocks * block.x * block.y * block.z;

@@ -98,11 +98,13 @@ struct PassedWait {
 
 // A wgmma that has been issued and not waited for: this warp's 16 rows of the 64.
 struct WarpProduct {
-    float* d[32];      // (columns / 2) accumulators of each lane
-    uint32_t a[32][4]; // if a_in_registers
+    float* d[32];                    // (columns / 2) accumulators of each lane
+    const uint32_t* a_registers[32]; // (4), NULL: not in registers
+    uint32_t a[32][4];               // copies of them
+    std::vector<char> operands;      // copies of those in shared memory, when it was issued
     uint64_t a_descriptor, b_descriptor;
     int columns, type; // WGMMA_BF16, ...
-    bool a_in_registers, a_transposed, b_transposed, accumulates;
+    bool a_transposed, b_transposed, accumulates;
     int group;
     void* pc;
 };
@@ -112,7 +114,10 @@ typedef void WarpOperation(void* const* args, unsigned mask);
 
 struct Fiber {
     void* sp;
-    char* stack; // (STACK_BYTES)
+    char* stack;         // (STACK_BYTES)
+    uint64_t* registers; // (STACK_BYTES / 4) records of accesses to the stack, see "registers of wgmma" in memory.cpp
+    // wgmma_fence() has been called so often on this stack; so often before this thread began
+    uint32_t register_fences, first_register_fence;
     Block* block;
     Warp* warp;
     uint3 index;  // threadIdx
@@ -178,9 +183,10 @@ struct Launch {
     std::atomic<size_t> next_block;
     std::atomic<const char*> unsupported; // NULL, or why the launch was ended
     std::atomic<int> grid_arrived, grid_phase;
-    int cluster;  // blocks per cluster, along x
-    bool alone;   // one worker runs all blocks
-    Order* order; // of its blocks' accesses, see order.cpp
+    int cluster;                          // blocks per cluster, along x
+    bool alone;                           // one worker runs all blocks
+    Order* order;                         // of its blocks' accesses, see order.cpp
+    std::atomic<bool> holds_accumulators; // a thread has called wgmma_hold() after a wait
 };
 
 struct Cluster {
@@ -211,6 +217,7 @@ struct Block {
     std::vector<SharedVariable> variables;
     size_t shared_end; // offset of the first byte after all variables
     char* stacks;      // (MAX_THREADS, STACK_BYTES)
+    uint64_t* records; // (MAX_THREADS, STACK_BYTES / 4) of accesses to the stacks
     char* shared;      // (SHARED_BYTES)
     Shadow* shadow;    // (SHARED_BYTES)
     OpenBlock* counts; // NULL until accesses of this block are counted
@@ -260,11 +267,19 @@ void copy_arrived(const BulkCopy& c);
 // An asynchronous access, which f issued: of shared memory of block b, of device memory. Reports a missing fence after an
 // ordinary write.
 void check_proxy(Fiber* f, const Block* b, size_t offset, size_t bytes, void* pc);
+// wgmma, which f issued at pc, will read 16 bytes of shared memory; they have changed since then.
+void check_operand(Fiber* f, size_t offset, void* pc);
+void operand_changed(Fiber* f, size_t offset, void* pc);
 void check_proxy_of_device(Fiber* f, const void* p, size_t bytes, void* pc);
 // A write of device memory by an asynchronous store that f issued. adds: floats
 void check_asynchronous_write(Fiber* f, const void* p, size_t bytes, bool adds, void* pc);
 void proxy_fence(Fiber* f);
 void barrier_fence(Fiber* f);
+// Registers that a wgmma of f uses: checks that they may be used, then they are in flight. another_shape: of a wgmma in
+// flight that has the same accumulators.
+void registers_issued(Fiber* f, const WarpProduct& p, bool another_shape);
+void registers_in_flight(Fiber* f, const WarpProduct& p); // without a check
+void registers_completed(Fiber* f, const WarpProduct& p);
 void memory_barrier_arrived(Fiber* f, MemoryBarrier* m);
 void memory_barrier_passed(Fiber* f, const MemoryBarrier& m);
 

@@ -3,7 +3,7 @@ Device and shared memory, and what is wrong with the accesses to them: races, re
 accesses out of bounds.
 
 The programs are compiled with -fsanitize=thread, but not linked to its runtime: every load and store calls one of the
-__tsan functions below. They ignore the host's memory and a thread's own stack.
+__tsan functions below. They ignore the host's memory, and a thread's own stack but for the registers of wgmma.
 
 Shared memory. Each byte has a record of its last write and of two reads since then, with pc, thread and epoch. An
 access conflicts with a recorded one of another thread unless ordered() says that a barrier is between them. Shuffles,
@@ -51,6 +51,7 @@ static const struct {
      "before the first tile P = 0 is multiplied by what smem.out holds, and the product is discarded"},
     {"attention_forward_sm90_kernel23", "race: a read of what another thread writes", "likewise"},
     {"attention_forward_sm90_kernel23", "race: a write of what another thread reads", "likewise"},
+    {"attention_forward_sm90_kernel23", "a wgmma in flight reads what is overwritten", "likewise"},
     {"attention_forward_sm90_kernel23", "an asynchronous access to what a thread has written without tma_store_fence()",
      "likewise"},
     {"decode_attention_", "a read of uninitialised memory", "the result of the threads from HS on is not used"},
@@ -420,6 +421,19 @@ void check_proxy(Fiber* f, const Block* b, size_t offset, size_t bytes, void* pc
     }
 }
 
+void check_operand(Fiber* f, size_t offset, void* pc) {
+    uint64_t write = f->block->shadow[offset].write;
+    if (write & IN_FLIGHT) {
+        shared_finding("a wgmma reads what an asynchronous copy is still writing", f, offset, pc, write);
+    } else {
+        check_proxy(f, f->block, offset, 16, pc);
+    }
+}
+void operand_changed(Fiber* f, size_t offset, void* pc) {
+    shared_finding("a wgmma in flight reads what is overwritten", f, offset, pc,
+                   f->block->shadow[offset].write & ~IN_FLIGHT);
+}
+
 // ---- device memory ----------------------------------------------------------------------------------------------
 // One range of addresses, of which allocations get pieces with unused bytes between them. valid has a byte for each 8:
 // how many of them are part of an allocation. writes has a record for each 2 bytes of the last write.
@@ -608,6 +622,95 @@ void check_proxy_of_device(Fiber* f, const void* p, size_t bytes, void* pc) {
     }
 }
 
+// ---- registers of wgmma ---------------------------------------------------------------------------------------------
+// Arrays that a kernel passes to wgmma are on its thread's stack here, where each 4 bytes have a record of the last access
+// since the thread's first wgmma_fence(): bits 0-31 the pc, 32-59 the number of wgmma_fence() calls before it. While a
+// wgmma is in flight, the records of its registers have one of these bits and the pc of the wgmma; from its wait until
+// wgmma_hold(), the third one. Records of an earlier thread on the same stack count for nothing.
+
+static const uint64_t UNHELD = (uint64_t)1 << 61, A_IN_FLIGHT = (uint64_t)1 << 62, D_IN_FLIGHT = (uint64_t)1 << 63,
+                      REGISTER_FLAGS = UNHELD | A_IN_FLIGHT | D_IN_FLIGHT;
+static uint32_t fence_of(uint64_t record) { return (uint32_t)(record >> 32) & 0xFFFFFFF; }
+static uint64_t register_record(const Fiber* f, void* pc) { return pack_pc(pc) | (uint64_t)f->register_fences << 32; }
+
+static void register_finding(Fiber* f, uint64_t record, AccessKind kind, void* pc) {
+    if (fence_of(record) <= f->first_register_fence) { return; }
+    const char* what = "an access to accumulators of a wgmma that has not been waited for";
+    if (record & A_IN_FLIGHT) { what = "an access to an operand in registers of a wgmma that has not been waited for"; }
+    if (record & UNHELD) {
+        // a write is a new value, perhaps of another variable; kernels that never hold accumulators rely on the compiler
+        if (kind != ACCESS_READ || !f->block->launch->holds_accumulators) { return; }
+        what =
+            "a read of accumulators without wgmma_hold() since the wait, which the compiler may move before the wait";
+    }
+    report(what, f, pc, NULL, unpack_pc((uint32_t)record));
+}
+static void check_registers(Fiber* f, size_t offset, size_t bytes, AccessKind kind, void* pc) {
+    uint64_t mine = register_record(f, pc);
+    for (size_t i = offset / 4; i <= (offset + bytes - 1) / 4; i++) {
+        uint64_t record = f->registers[i];
+        if (__builtin_expect((record & REGISTER_FLAGS) != 0, 0)) {
+            register_finding(f, record, kind, pc);
+            if (!(record & UNHELD)) { continue; } // it is still in flight
+        }
+        f->registers[i] = mine;
+    }
+}
+
+// The records of a lane's registers; NULL if they are not on its stack.
+static uint64_t* records_of(const Fiber* f, const void* p) {
+    size_t offset = (size_t)((const char*)p - f->stack);
+    return p && offset < STACK_BYTES ? f->registers + offset / 4 : NULL;
+}
+static void check_issue(Fiber* f, const uint64_t* records, int n, uint64_t excluded, void* pc) {
+    for (int i = 0; records && i < n; i++) {
+        uint64_t record = records[i];
+        if (fence_of(record) <= f->first_register_fence) { continue; }
+        if (record & excluded) { register_finding(f, record, ACCESS_WRITE, pc); }
+        if (!(record & REGISTER_FLAGS) && fence_of(record) == f->register_fences) {
+            report("wgmma without wgmma_fence() since an access to its registers", f, pc, NULL,
+                   unpack_pc((uint32_t)record));
+            return;
+        }
+    }
+}
+void registers_issued(Fiber* f, const WarpProduct& p, bool another_shape) {
+    if (f->register_fences == f->first_register_fence) {
+        report("wgmma without a wgmma_fence() before the first one", f, p.pc, NULL, NULL);
+        f->register_fences++;
+    }
+    const uint64_t* d = records_of(f, p.d[f->lane]);
+    if (another_shape && d && (*d & D_IN_FLIGHT) && fence_of(*d) == f->register_fences) {
+        report("wgmma without wgmma_fence() since a wgmma of another shape with the same accumulators", f, p.pc, NULL,
+               unpack_pc((uint32_t)*d));
+    }
+    check_issue(f, d, p.columns / 2, A_IN_FLIGHT, p.pc);
+    check_issue(f, records_of(f, p.a_registers[f->lane]), 4, D_IN_FLIGHT, p.pc);
+    registers_in_flight(f, p);
+}
+static void set_records(uint64_t* records, int n, uint64_t record) {
+    if (records) { std::fill(records, records + n, record); }
+}
+void registers_in_flight(Fiber* f, const WarpProduct& p) {
+    uint64_t record = register_record(f, p.pc);
+    set_records(records_of(f, p.a_registers[f->lane]), 4, record | A_IN_FLIGHT);
+    set_records(records_of(f, p.d[f->lane]), p.columns / 2, record | D_IN_FLIGHT);
+}
+void registers_completed(Fiber* f, const WarpProduct& p) {
+    set_records(records_of(f, p.a_registers[f->lane]), 4, 0);
+    set_records(records_of(f, p.d[f->lane]), p.columns / 2, register_record(f, p.pc) | UNHELD);
+}
+void emulation_wgmma_hold(const void* x, size_t bytes) {
+    Fiber* f = emulation_now;
+    uint64_t* records = records_of(f, x);
+    for (size_t i = 0; records && i < bytes / 4; i++) {
+        if (!(records[i] & UNHELD)) { continue; }
+        f->block->launch->holds_accumulators = true;
+        records[i] = 0;
+    }
+}
+void wgmma_fence() { emulation_now->register_fences++; }
+
 // ---- every access -------------------------------------------------------------------------------------------------
 
 static __thread void* last_pc;        // of the last access to neither shared nor device memory
@@ -672,8 +775,13 @@ void check_access_of(Fiber* f, const void* p, size_t bytes, AccessKind kind, voi
 }
 static inline void access(const void* p, size_t bytes, AccessKind kind, void* pc) {
     Fiber* f = emulation_now;
-    if (!f || (size_t)((const char*)p - f->stack) < STACK_BYTES) { return; }
-    check_access_of(f, p, bytes, kind, pc);
+    if (!f) { return; }
+    size_t in_stack = (size_t)((const char*)p - f->stack);
+    if (in_stack >= STACK_BYTES) {
+        check_access_of(f, p, bytes, kind, pc);
+    } else if (f->register_fences != f->first_register_fence) {
+        check_registers(f, in_stack, bytes, kind, pc);
+    }
 }
 // An access to a type of `bytes` bytes, as the compiler sees it. A GPU stops at an address that is not a multiple of them.
 static inline void aligned_access(const void* p, size_t bytes, AccessKind kind, void* pc) {

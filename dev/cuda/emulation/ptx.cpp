@@ -92,6 +92,7 @@ void emulation_ldmatrix(uint32_t r[4], const void* row, bool transposed) {
         end_launch(NULL);
     }
     warp_collective(0xFFFFFFFFu, load_matrices, &load, load.pc);
+    check_access(r, 4 * sizeof(*r), ACCESS_WRITE, load.pc); // they may be registers of wgmma
 }
 const void* emulation_shared_pointer(uint32_t address) { return emulation_now->block->shared + address; }
 
@@ -139,6 +140,7 @@ static void multiply(void* const* args, unsigned lanes) {
 void emulation_mma(float d[4], const uint32_t a[4], uint32_t b0, uint32_t b1, bool is_half) {
     MatrixProduct p = {d, a, {b0, b1}, is_half};
     warp_collective(0xFFFFFFFFu, multiply, &p, __builtin_return_address(0));
+    check_access(d, 4 * sizeof(*d), ACCESS_WRITE, __builtin_return_address(0));
 }
 
 // ---- a counter that one block writes and another one waits for --------------------------------------------------

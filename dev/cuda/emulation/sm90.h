@@ -46,7 +46,9 @@ enum { WGMMA_BF16, WGMMA_F16, WGMMA_E4M3, WGMMA_E5M2_E4M3 }; // the last one: a 
 // a_registers is NULL, or the fragment of this warp's rows, and then `a` is not used.
 void emulation_wgmma(float* d, const uint32_t* a_registers, uint64_t a, uint64_t b, int columns, int type,
                      bool a_transposed, bool b_transposed, bool accumulate);
+void wgmma_fence();
 void wgmma_commit();
+void emulation_wgmma_hold(const void* x, size_t bytes);
 void emulation_wgmma_wait(int pending);
 
 void stmatrix_x4(uint32_t address, const uint32_t r[4]);
