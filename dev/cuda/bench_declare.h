@@ -250,7 +250,8 @@ template <class T> __global__ void bench_huge_fill_kernel(T* x, size_t n, uint32
     }
 }
 
-// A check with buffers of more than 2^31 elements: an index of 32 bits, or a product of two ints, would overflow.
+// A check with buffers of more than 2^32 elements: an index of 32 bits, signed or not, or a product of two ints, would
+// overflow. The largest check has four buffers: 34 GB in 16 bits, 69 GB in fp32. A device with less memory skips it.
 // Inputs are made on the device, and a sample of the output's rows is compared with the op's reference.
 //
 //     b.huge(2 * BenchHuge::elements(1) * sizeof(floatX), [](BenchHuge& h) {
@@ -266,8 +267,8 @@ struct BenchHuge {
     std::string wrong;
     size_t compared; // rows
 
-    // the least multiple of C that is more than 2^31 by a million
-    static size_t elements(size_t C) { return ceil_div(((size_t)1 << 31) + (1 << 20), C) * C; }
+    // the least multiple of C that is more than 2^32 by a million
+    static size_t elements(size_t C) { return ceil_div(((size_t)1 << 32) + (1 << 20), C) * C; }
     static float value(size_t i, uint32_t seed) { return bench_huge_value(i, seed); }
     static void fill(float* host, size_t first, size_t n, uint32_t seed) { // n values of an input, from `first` on
         for (size_t i = 0; i < n; i++) { host[i] = bench_huge_value(first + i, seed); }
@@ -290,12 +291,12 @@ struct BenchHuge {
         bench_upload(x, host.data(), host.size());
         return x;
     }
-    // Compares rows (C) of out (num_rows,C): the first and the last ones, those around element 2^31 and around byte 2^32,
-    // and 64 random ones. reference(row, want) writes the right values of a row.
+    // Compares rows (C) of out (num_rows,C): the first and the last ones, those around elements 2^31 and 2^32 and around
+    // byte 2^32, and 64 random ones. reference(row, want) writes the right values of a row.
     template <class T> void compare(const char* name, const T* out, size_t num_rows, size_t C, Tolerance tolerance,
                                     const std::function<void(size_t, float*)>& reference) {
         std::vector<size_t> rows = {0, 1, num_rows - 2, num_rows - 1};
-        for (size_t element : {(size_t)1 << 31, ((size_t)1 << 32) / sizeof(T)}) {
+        for (size_t element : {(size_t)1 << 31, (size_t)1 << 32, ((size_t)1 << 32) / sizeof(T)}) {
             size_t row = element / C;
             for (size_t r = row - 2; r <= row + 2; r++) { rows.push_back(r); }
         }

@@ -349,19 +349,23 @@ void yield_thread() {
     to_worker();
 }
 
-// All blocks of a cooperative launch are on one worker, so plain counters do.
+// All blocks of a cooperative launch are on one worker, so plain counters do. Its first thread speaks for a block, because
+// barriers of the block are before and behind it.
+static const size_t GRID_BARRIER = 0;
 void emulation_grid_barrier() {
     Launch* launch = emulation_now->block->launch;
     if (!launch->all_resident) { emulation_unsupported("a grid barrier in a launch that is not cooperative"); }
     arrive(0, 0, true, __builtin_return_address(0));
-    emulation_now->block->fenced = true;
     if (emulation_now->id == 0) {
+        void* pc = __builtin_return_address(0);
         int phase = launch->grid_phase;
+        { SyncScope released(GRID_BARRIER, SYNC_WRITES | SYNC_RELEASES, pc); }
         if (++launch->grid_arrived == (int)launch->num_blocks) {
             launch->grid_arrived = 0;
             launch->grid_phase++;
         }
         while (launch->grid_phase == phase) { yield_thread(); }
+        SyncScope acquired(GRID_BARRIER, SYNC_READS | SYNC_ACQUIRES, pc);
     }
     arrive(0, 0, true, __builtin_return_address(0));
 }
@@ -373,20 +377,30 @@ static void try_complete(Cluster* cluster) {
     if (cluster->arrived >= alive) { cluster->arrived = 0, cluster->phase++; }
 }
 // A barrier of the threads that have not ended. The first of these in a block arrives for the block.
-void cluster_sync() {
-    void* pc = __builtin_return_address(0);
+static void cluster_barrier(bool releases, void* pc) {
     arrive(0, 0, true, pc);
     Block* b = emulation_now->block;
     const Warp* first = b->warps;
     while (first->alive == 0) { first++; }
     if (emulation_now->warp == first && emulation_now->lane == __builtin_ctz(first->alive)) {
         std::shared_ptr<Cluster> cluster = b->cluster;
+        size_t barrier = 1 + b->number / (size_t)b->launch->cluster;
         int phase = cluster->phase;
+        if (releases) { SyncScope released(barrier, SYNC_WRITES | SYNC_RELEASES, pc); }
         cluster->arrived++;
         try_complete(cluster.get());
         while (cluster->phase == phase) { yield_thread(); }
+        SyncScope acquired(barrier, SYNC_READS | SYNC_ACQUIRES, pc);
     }
     arrive(0, 0, true, pc);
+}
+void cluster_sync() { cluster_barrier(true, __builtin_return_address(0)); }
+// The whole barrier is in cluster_wait().
+void cluster_arrive_relaxed() { emulation_now->arrived_relaxed = true; }
+void cluster_wait() {
+    bool releases = !emulation_now->arrived_relaxed;
+    emulation_now->arrived_relaxed = false;
+    cluster_barrier(releases, __builtin_return_address(0));
 }
 
 // ---- threads end -----------------------------------------------------------------------------------------
@@ -454,6 +468,7 @@ static Block* take_block() {
     }
     Block* b = new Block();
     b->stacks = reserve((size_t)MAX_THREADS * STACK_BYTES);
+    b->records = (uint64_t*)reserve((size_t)MAX_THREADS * STACK_BYTES / 4 * sizeof(uint64_t));
     b->shared = reserve(SHARED_BYTES);
     b->shadow = (Shadow*)reserve(SHARED_BYTES * sizeof(Shadow));
     return b;
@@ -480,7 +495,8 @@ static Block* begin_block(Launch* launch, size_t number) {
     b->ready_warps = b->num_warps == 32 ? 0xFFFFFFFFu : (1u << b->num_warps) - 1;
     b->random = launch->schedule * 0x9E3779B97F4A7C15 + number;
     b->preempts = launch->schedule % 2 == 1;
-    b->fenced = b->ended = false;
+    b->ended = false;
+    b->log = NULL;
     b->predicates = 0;
     b->polled = -1;
     for (Barrier& barrier : b->barriers) { barrier = Barrier{}; }
@@ -501,8 +517,10 @@ static Block* begin_block(Launch* launch, size_t number) {
         f->index = {u % size.x, u / size.x % size.y, u / size.x / size.y};
         f->yielded = false, f->group = f->store_group = f->product_group = 0;
         f->copies.clear(), f->stores.clear();
-        f->proxy_fence = f->barrier_fence = 0;
+        f->proxy_fence = f->barrier_fence = 0, f->arrived_relaxed = false, f->polled = NULL;
         f->stack = b->stacks + (size_t)i * STACK_BYTES;
+        f->registers = b->records + (size_t)i * STACK_BYTES / 4;
+        f->first_register_fence = f->register_fences;
         // the stacks begin at different offsets in their pages, or they would all compete for the same cache lines
         f->sp = new_stack(f->stack + STACK_BYTES - i % 13 * 320);
     }
@@ -557,13 +575,16 @@ static long most_polls(const Launch* launch, size_t num_blocks) {
     long threads = (long)num_blocks * (launch->block.x * launch->block.y * launch->block.z);
     return launch->alone ? std::max(1000000L, 100 * threads) : 10000000;
 }
+enum { FEW_BLOCKS = 16 }; // as many as may be resident
 static void run_blocks(Launch* launch) {
     std::vector<Block*> live;
     uint64_t random = launch->schedule;
     long polled = 0; // turns since anything but polling happened
+    // Of a persistent kernel, one block would take all work from the others; every other schedule runs its blocks together.
+    bool together = launch->schedule % 2 == 1 && launch->num_blocks <= FEW_BLOCKS;
     for (;;) {
         // one block at a time, more if the live ones only poll: they may wait for blocks that have not begun
-        bool more = live.empty() || launch->all_resident || polled > 64 * (long)live.size();
+        bool more = live.empty() || launch->all_resident || together || polled > 64 * (long)live.size();
         while (more && !launch->unsupported) {
             size_t number = launch->next_block.fetch_add((size_t)launch->cluster);
             if (number >= launch->num_blocks) { break; }
@@ -574,7 +595,7 @@ static void run_blocks(Launch* launch) {
                 cluster->blocks.push_back(b);
                 live.push_back(b);
             }
-            more = launch->all_resident;
+            more = launch->all_resident || together;
             polled = 0;
         }
         if (live.empty()) { return; }
@@ -630,8 +651,9 @@ void emulation_launch(const void* kernel, dim3 grid, dim3 block, size_t shared_b
     launch.num_blocks = (size_t)grid.x * grid.y * grid.z;
     launch.cluster = cluster;
     launch.next_block = 0, launch.unsupported = NULL, launch.grid_arrived = launch.grid_phase = 0;
-    launch.proxy_fence = false;
+    launch.holds_accumulators = false;
     new_launch_memory(&launch);
+    begin_order(&launch);
     size_t num_threads = launch.num_blocks * block.x * block.y * block.z;
     bool small = all_resident || num_threads < 8192 || emulation_counting;
     int workers = small ? 1 : (int)std::min((size_t)num_workers(), launch.num_blocks);
@@ -642,6 +664,7 @@ void emulation_launch(const void* kernel, dim3 grid, dim3 block, size_t shared_b
     run_blocks(&launch);
     for (std::thread& thread : threads) { thread.join(); }
     if (emulation_counting) { count_launch_ends(); }
+    end_order(&launch);
     const char* unsupported = launch.unsupported;
     if (unsupported && unsupported[0]) { throw EmulationUnsupported{unsupported}; }
 }

@@ -37,6 +37,8 @@ struct Block;
 struct Fiber;
 struct Warp;
 struct OpenBlock;
+struct Order;
+struct BlockLog;
 
 // An asynchronous copy that has been issued and not waited for.
 struct Copy {
@@ -96,11 +98,13 @@ struct PassedWait {
 
 // A wgmma that has been issued and not waited for: this warp's 16 rows of the 64.
 struct WarpProduct {
-    float* d[32];      // (columns / 2) accumulators of each lane
-    uint32_t a[32][4]; // if a_in_registers
+    float* d[32];                    // (columns / 2) accumulators of each lane
+    const uint32_t* a_registers[32]; // (4), NULL: not in registers
+    uint32_t a[32][4];               // copies of them
+    std::vector<char> operands;      // copies of those in shared memory, when it was issued
     uint64_t a_descriptor, b_descriptor;
     int columns, type; // WGMMA_BF16, ...
-    bool a_in_registers, a_transposed, b_transposed, accumulates;
+    bool a_transposed, b_transposed, accumulates;
     int group;
     void* pc;
 };
@@ -110,7 +114,10 @@ typedef void WarpOperation(void* const* args, unsigned mask);
 
 struct Fiber {
     void* sp;
-    char* stack; // (STACK_BYTES)
+    char* stack;         // (STACK_BYTES)
+    uint64_t* registers; // (STACK_BYTES / 4) records of accesses to the stack, see "registers of wgmma" in memory.cpp
+    // wgmma_fence() has been called so often on this stack; so often before this thread began
+    uint32_t register_fences, first_register_fence;
     Block* block;
     Warp* warp;
     uint3 index;  // threadIdx
@@ -128,6 +135,8 @@ struct Fiber {
     // Epochs of its last fences. Asynchronous accesses see what this thread has written to shared memory up to
     // proxy_fence; asynchronous copies, the mbarriers that it has initialised up to barrier_fence.
     uint32_t proxy_fence, barrier_fence;
+    bool arrived_relaxed; // at the cluster's barrier
+    const void* polled;   // its last volatile read of device memory since its last fence, or NULL
 };
 
 struct Warp {
@@ -174,9 +183,10 @@ struct Launch {
     std::atomic<size_t> next_block;
     std::atomic<const char*> unsupported; // NULL, or why the launch was ended
     std::atomic<int> grid_arrived, grid_phase;
-    int cluster;                   // blocks per cluster, along x
-    bool alone;                    // one worker runs all blocks
-    std::atomic<bool> proxy_fence; // a thread has called async_proxy_fence()
+    int cluster;                          // blocks per cluster, along x
+    bool alone;                           // one worker runs all blocks
+    Order* order;                         // of its blocks' accesses, see order.cpp
+    std::atomic<bool> holds_accumulators; // a thread has called wgmma_hold() after a wait
 };
 
 struct Cluster {
@@ -191,10 +201,10 @@ struct Block {
     int num_threads, num_warps, num_alive;
     unsigned ready_warps;
     uint64_t random;
-    int polled;    // schedule 0: the warp that polled in the last turn, -1: none
-    bool preempts; // the schedule changes warps after warp operations, too
-    bool fenced;   // a thread has made a fence or an atomic access, which may order it after other blocks
-    bool ended;    // a thread asked for the end of the launch
+    int polled;                        // schedule 0: the warp that polled in the last turn, -1: none
+    bool preempts;                     // the schedule changes warps after warp operations, too
+    BlockLog* log;                     // NULL until a fence or a synchronising access: see order.cpp
+    bool ended;                        // a thread asked for the end of the launch
     int predicates, predicates_result; // of __syncthreads_or and its kin
     Barrier barriers[MAX_BARRIERS];
     uint32_t seen[MAX_WARPS][MAX_WARPS]; // accesses of warp j up to epoch seen[i][j] are ordered before warp i's next
@@ -207,6 +217,7 @@ struct Block {
     std::vector<SharedVariable> variables;
     size_t shared_end; // offset of the first byte after all variables
     char* stacks;      // (MAX_THREADS, STACK_BYTES)
+    uint64_t* records; // (MAX_THREADS, STACK_BYTES / 4) of accesses to the stacks
     char* shared;      // (SHARED_BYTES)
     Shadow* shadow;    // (SHARED_BYTES)
     OpenBlock* counts; // NULL until accesses of this block are counted
@@ -226,6 +237,14 @@ uint64_t next_random(uint64_t* state);
 // ---- memory.cpp --------------------------------------------------------------------------------
 
 enum AccessKind { ACCESS_READ, ACCESS_WRITE, ACCESS_ATOMIC };
+// True if a barrier of the block orders what thread `id` did in `epoch` of its warp before what f does now.
+inline bool ordered(const Fiber* f, int id, uint32_t epoch) {
+    if (id == f->id) { return true; }
+    const Block* b = f->block;
+    int warp = id / 32, mine = (int)(f->warp - b->warps);
+    if (warp != mine) { return epoch <= b->seen[mine][warp]; }
+    return epoch <= f->warp->full || (f->warp->partial && epoch <= f->warp->known[f->lane][id % 32]);
+}
 void check_access(const void* p, size_t bytes, AccessKind kind, void* pc);
 // The access of another thread of the block, on whose behalf a warp operation reads or writes.
 void check_access_of(Fiber* f, const void* p, size_t bytes, AccessKind kind, void* pc);
@@ -238,6 +257,7 @@ void warp_converged(Block* b, Warp* w);
 void block_synchronised(Block* b);
 void barrier_arrived(Block* b, Barrier* barrier, int warp);
 void barrier_passed(Block* b, Barrier* barrier, int warp, unsigned lanes);
+void next_epoch(Block* b, Warp* w);
 void new_launch_memory(Launch* launch);
 // False unless p points to device memory. *offset: from its begin.
 bool device_offset(const void* p, size_t* offset);
@@ -247,11 +267,77 @@ void copy_arrived(const BulkCopy& c);
 // An asynchronous access, which f issued: of shared memory of block b, of device memory. Reports a missing fence after an
 // ordinary write.
 void check_proxy(Fiber* f, const Block* b, size_t offset, size_t bytes, void* pc);
+// wgmma, which f issued at pc, will read 16 bytes of shared memory; they have changed since then.
+void check_operand(Fiber* f, size_t offset, void* pc);
+void operand_changed(Fiber* f, size_t offset, void* pc);
 void check_proxy_of_device(Fiber* f, const void* p, size_t bytes, void* pc);
-void proxy_fence(Fiber* f, bool of_device); // of_device: of device memory, too
+// A write of device memory by an asynchronous store that f issued. adds: floats
+void check_asynchronous_write(Fiber* f, const void* p, size_t bytes, bool adds, void* pc);
+void proxy_fence(Fiber* f);
 void barrier_fence(Fiber* f);
+// Registers that a wgmma of f uses: checks that they may be used, then they are in flight. another_shape: of a wgmma in
+// flight that has the same accumulators.
+void registers_issued(Fiber* f, const WarpProduct& p, bool another_shape);
+void registers_in_flight(Fiber* f, const WarpProduct& p); // without a check
+void registers_completed(Fiber* f, const WarpProduct& p);
 void memory_barrier_arrived(Fiber* f, MemoryBarrier* m);
 void memory_barrier_passed(Fiber* f, const MemoryBarrier& m);
+
+// ---- order.cpp ---------------------------------------------------------------------------------
+
+void begin_order(Launch* launch);
+void end_order(Launch* launch);
+
+enum FenceScope { SCOPE_BLOCK, SCOPE_DEVICE };
+void log_fence(FenceScope scope, void* pc);
+void log_proxy_fence(Fiber* f);
+void log_stores_written(Fiber* f); // f has waited until its asynchronous stores are in memory
+
+// Bits of a synchronising access. SUMS: an addition, a maximum, ...; TAKES: an exchange; QUIET: relaxed, of a word that may
+// be its own flag.
+enum {
+    SYNC_READS = 1,
+    SYNC_WRITES = 2,
+    SYNC_ACQUIRES = 4,
+    SYNC_RELEASES = 8,
+    SYNC_SUMS = 16,
+    SYNC_TAKES = 32,
+    SYNC_QUIET = 64
+};
+// Logs a synchronising access of *p, or of a barrier between blocks, which happens in its scope. No other block's does.
+struct SyncScope {
+    Order* order; // NULL: not logged
+    size_t place;
+    int kind;
+    void* pc;
+    SyncScope(const void* p, int kind, void* pc);
+    SyncScope(size_t barrier, int kind, void* pc); // 0: of the grid; 1 + i: of cluster i
+    SyncScope(const SyncScope&) = delete;
+    ~SyncScope();
+    void begin();
+};
+
+// A write in the same launch. record: names the write, its block, thread and epoch; 0 if it is not in device memory.
+const size_t BLOCK_MASK = 0xFFFFF;
+struct DeviceWrite {
+    uint64_t record;
+    size_t block; // number & BLOCK_MASK
+    int thread;
+    uint32_t epoch;
+    bool asynchronous, atomic;
+};
+// What a report adds: "first (line of pc) second (line of second_pc)". NULL: nothing.
+struct Note {
+    const char* first;
+    void* pc;
+    const char* second;
+    void* second_pc;
+};
+bool ordered_by_fences(Fiber* f, const DeviceWrite& w);
+bool ordered_by_proxy_fence(Fiber* f, const DeviceWrite& w); // for an asynchronous read
+// False if what an exchange takes may be incomplete. *pc: the atomic of another block that may come later.
+bool sum_is_complete(Fiber* f, const void* p, void** pc, Note* note);
+Note explain_race(Fiber* f, const DeviceWrite& w); // which fence is missing
 
 // ---- sm90.cpp ----------------------------------------------------------------------------------
 

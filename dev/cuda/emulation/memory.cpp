@@ -3,7 +3,7 @@ Device and shared memory, and what is wrong with the accesses to them: races, re
 accesses out of bounds.
 
 The programs are compiled with -fsanitize=thread, but not linked to its runtime: every load and store calls one of the
-__tsan functions below. They ignore the host's memory and a thread's own stack.
+__tsan functions below. They ignore the host's memory, and a thread's own stack but for the registers of wgmma.
 
 Shared memory. Each byte has a record of its last write and of two reads since then, with pc, thread and epoch. An
 access conflicts with a recorded one of another thread unless ordered() says that a barrier is between them. Shuffles,
@@ -11,8 +11,8 @@ votes and mma.sync are no barriers: data that one lane writes and another one re
 they order a warp's reads before them and its writes after them, see warp_converged().
 
 Device memory. Every 2 bytes have a record of the last write in this launch, which may be of one of them. An access to
-what another thread has written, in the same block without a barrier or in another block, is reported, unless the block
-has made a fence.
+what another thread has written, in the same block without a barrier or in another block, is reported, unless fences and
+synchronising accesses order the two, see order.cpp.
 */
 #include "engine.h"
 
@@ -35,6 +35,7 @@ struct Finding {
     uint3 block, thread, other;
     bool has_other;
     int count;
+    Note note;
 };
 static std::vector<Finding> findings;
 static std::mutex findings_mutex;
@@ -50,13 +51,14 @@ static const struct {
      "before the first tile P = 0 is multiplied by what smem.out holds, and the product is discarded"},
     {"attention_forward_sm90_kernel23", "race: a read of what another thread writes", "likewise"},
     {"attention_forward_sm90_kernel23", "race: a write of what another thread reads", "likewise"},
+    {"attention_forward_sm90_kernel23", "a wgmma in flight reads what is overwritten", "likewise"},
     {"attention_forward_sm90_kernel23", "an asynchronous access to what a thread has written without tma_store_fence()",
      "likewise"},
     {"decode_attention_", "a read of uninitialised memory", "the result of the threads from HS on is not used"},
 };
 
 static void add_finding(const char* what, const std::string& detail, Fiber* f, void* pc, const uint3* other,
-                        void* other_pc) {
+                        void* other_pc, Note note = {}) {
     std::lock_guard<std::mutex> lock(findings_mutex);
     for (Finding& old : findings) {
         if (old.what == what && old.pc == pc && old.other_pc == other_pc) {
@@ -65,7 +67,7 @@ static void add_finding(const char* what, const std::string& detail, Fiber* f, v
         }
     }
     findings.push_back({what, detail, f->block->launch->kernel, pc, other_pc, f->block->index, f->index,
-                        other ? *other : uint3{0, 0, 0}, other != NULL, 1});
+                        other ? *other : uint3{0, 0, 0}, other != NULL, 1, note});
 }
 
 void report(const char* what, Fiber* f, void* pc, Fiber* other, void* other_pc) {
@@ -143,6 +145,10 @@ const char* emulation_findings(int* count) {
             if (found.other_pc) { text += " at " + describe_pc(found.other_pc, false); }
             if (found.has_other) { text += " by thread " + describe(found.other); }
         }
+        if (found.note.first) { text += "; " + std::string(found.note.first); }
+        if (found.note.pc) { text += " (" + describe_pc(found.note.pc, false) + ")"; }
+        if (found.note.second) { text += " " + std::string(found.note.second); }
+        if (found.note.second_pc) { text += " (" + describe_pc(found.note.second_pc, false) + ")"; }
         if (found.count > 1) { text += " (" + std::to_string(found.count) + " times)"; }
     }
     findings.clear();
@@ -165,18 +171,9 @@ static uint64_t record_of(const Fiber* f, void* pc) {
 static int thread_of(uint64_t record) { return (int)(record >> 32 & 1023); }
 static uint32_t epoch_of(uint64_t record) { return (uint32_t)(record >> 42) & LAST_EPOCH; }
 
-// True if a barrier orders the recorded access of thread `id` before what f does now.
-static bool ordered(const Fiber* f, int id, uint32_t epoch) {
-    if (id == f->id) { return true; }
-    const Block* b = f->block;
-    int warp = id / 32, mine = (int)(f->warp - b->warps);
-    if (warp != mine) { return epoch <= b->seen[mine][warp]; }
-    return epoch <= f->warp->full || (f->warp->partial && epoch <= f->warp->known[f->lane][id % 32]);
-}
-
 // ---- what barriers order --------------------------------------------------------------------------------
 
-static void next_epoch(Block* b, Warp* w) {
+void next_epoch(Block* b, Warp* w) {
     if (++w->epoch == LAST_EPOCH) { b->races_off = true; }
 }
 
@@ -404,8 +401,7 @@ void barrier_fence(Fiber* f) {
     f->barrier_fence = f->warp->epoch;
     next_epoch(f->block, f->warp);
 }
-void proxy_fence(Fiber* f, bool of_device) {
-    if (of_device) { f->block->launch->proxy_fence = true; }
+void proxy_fence(Fiber* f) {
     f->proxy_fence = f->warp->epoch;
     barrier_fence(f);
 }
@@ -423,6 +419,19 @@ void check_proxy(Fiber* f, const Block* b, size_t offset, size_t bytes, void* pc
                         &b->fibers[thread_of(write)].index, unpack_pc((uint32_t)write));
         }
     }
+}
+
+void check_operand(Fiber* f, size_t offset, void* pc) {
+    uint64_t write = f->block->shadow[offset].write;
+    if (write & IN_FLIGHT) {
+        shared_finding("a wgmma reads what an asynchronous copy is still writing", f, offset, pc, write);
+    } else {
+        check_proxy(f, f->block, offset, 16, pc);
+    }
+}
+void operand_changed(Fiber* f, size_t offset, void* pc) {
+    shared_finding("a wgmma in flight reads what is overwritten", f, offset, pc,
+                   f->block->shadow[offset].write & ~IN_FLIGHT);
 }
 
 // ---- device memory ----------------------------------------------------------------------------------------------
@@ -517,15 +526,25 @@ cudaError_t cudaFree(void* p) {
 }
 
 // A record of device memory: bits 0-10 the launch, 12-31 the block, 32-41 the thread, 42-61 the epoch, 62 atomic. Bit 63
-// is set if one byte of the two was written, and then bit 11 says which.
+// is set if one byte of the two was written, and then bit 11 says which; otherwise bit 11 says that it was asynchronous.
 static const uint64_t LAUNCH = 0x7FF, ONE_BYTE = (uint64_t)1 << 63, SECOND_BYTE = (uint64_t)1 << 11;
+static const uint64_t ASYNCHRONOUS = SECOND_BYTE;
+static DeviceWrite write_of(uint64_t record) {
+    return {record,
+            record >> 12 & BLOCK_MASK,
+            thread_of(record),
+            epoch_of(record),
+            (record & (ONE_BYTE | SECOND_BYTE)) == ASYNCHRONOUS,
+            (record & ATOMIC) != 0};
+}
 void new_launch_memory(Launch* launch) {
     DeviceMemory& d = device();
     bool begins_again = launch->number % (LAUNCH + 1) == 0;
     if (d.base && begins_again) { madvise(d.writes, 4 * d.size, MADV_DONTNEED); }
 }
 
-static void device_finding(const char* what, Fiber* f, size_t offset, void* pc, const uint3* other, void* other_pc) {
+static void device_finding(const char* what, Fiber* f, size_t offset, void* pc, const uint3* other, void* other_pc,
+                           Note note = {}) {
     DeviceMemory& d = device();
     auto next = d.allocated.upper_bound(offset);
     std::string detail = " of device memory";
@@ -533,10 +552,20 @@ static void device_finding(const char* what, Fiber* f, size_t offset, void* pc, 
         auto a = std::prev(next);
         detail += ", byte " + std::to_string(offset - a->first) + " of an allocation of " + std::to_string(a->second);
     }
-    add_finding(what, detail, f, pc, other, other_pc);
+    add_finding(what, detail, f, pc, other, other_pc, note);
 }
 
-static void check_device(Fiber* f, size_t offset, size_t bytes, AccessKind kind, void* pc) {
+// An access to what another thread has written in this launch, where no barrier of the block orders the two.
+static void check_order(Fiber* f, size_t offset, AccessKind kind, void* pc, uint64_t old, void* old_pc,
+                        bool same_block) {
+    DeviceWrite write = write_of(old);
+    if (ordered_by_fences(f, write)) { return; }
+    uint3 other = {(unsigned)write.thread, 0, 0}; // of another block, only the number is known
+    if (same_block) { other = f->block->fibers[write.thread].index; }
+    device_finding(race_between(kind, true), f, offset, pc, &other, old_pc, explain_race(f, write));
+}
+
+static void check_device(Fiber* f, size_t offset, size_t bytes, AccessKind kind, void* pc, uint64_t asynchronous = 0) {
     DeviceMemory& d = device();
     const uint8_t* valid = d.valid;
     for (size_t g = offset / 8; g <= (offset + bytes - 1) / 8; g++) {
@@ -550,8 +579,8 @@ static void check_device(Fiber* f, size_t offset, size_t bytes, AccessKind kind,
     Block* b = f->block;
     const uint64_t place_mask = 0xFFFFFFFF & ~SECOND_BYTE;
     uint64_t place = (b->launch->number & LAUNCH) | (b->number & 0xFFFFF) << 12;
-    uint64_t mine =
-        place | (uint64_t)f->id << 32 | (uint64_t)f->warp->epoch << 42 | (kind == ACCESS_ATOMIC ? ATOMIC : 0);
+    uint64_t mine = place | (uint64_t)f->id << 32 | (uint64_t)f->warp->epoch << 42 |
+                    (kind == ACCESS_ATOMIC ? ATOMIC : 0) | asynchronous;
     if (bytes == 1) { mine |= ONE_BYTE | (offset % 2 ? SECOND_BYTE : 0); }
     uint64_t seen = mine;
     for (size_t g = offset / 2; g <= (offset + bytes - 1) / 2; g++) {
@@ -562,11 +591,11 @@ static void check_device(Fiber* f, size_t offset, size_t bytes, AccessKind kind,
             bool same_block = (old & place_mask) == place;
             bool atomics = (old & ATOMIC) && kind == ACCESS_ATOMIC;
             bool other_byte = (mine & old & ONE_BYTE) && ((mine ^ old) & SECOND_BYTE);
-            if (same_launch && !atomics && !other_byte && !b->fenced &&
-                (!same_block || (!ordered(f, thread_of(old), epoch_of(old)) && !b->races_off))) {
-                uint3 other = {(unsigned)thread_of(old), 0, 0}; // of another block, only the number is known
-                if (same_block) { other = b->fibers[thread_of(old)].index; }
-                device_finding(race_between(kind, true), f, g * 2, pc, &other, unpack_pc(d.pcs[g]));
+            bool asynchronous_before =
+                (old & (ONE_BYTE | SECOND_BYTE)) == ASYNCHRONOUS; // must be waited for by its thread, too
+            if (same_launch && !atomics && !other_byte && !b->races_off &&
+                !(same_block && !asynchronous_before && ordered(f, thread_of(old), epoch_of(old)))) {
+                check_order(f, g * 2, kind, pc, old, unpack_pc(d.pcs[g]), same_block);
             }
         }
         if (kind != ACCESS_READ) {
@@ -578,10 +607,13 @@ static void check_device(Fiber* f, size_t offset, size_t bytes, AccessKind kind,
 
 void check_proxy_of_device(Fiber* f, const void* p, size_t bytes, void* pc) {
     size_t offset;
-    if (f->block->launch->proxy_fence || !device_offset(p, &offset)) { return; }
+    if (f->block->races_off || !device_offset(p, &offset)) { return; }
+    uint64_t seen = 0;
     for (size_t g = offset / 2; g <= (offset + bytes - 1) / 2; g++) {
         uint64_t write = __atomic_load_n(&device().writes[g], __ATOMIC_RELAXED);
-        if (write != 0 && (write & LAUNCH) == (f->block->launch->number & LAUNCH)) {
+        if (write == seen) { continue; }
+        seen = write;
+        if ((write & LAUNCH) == (f->block->launch->number & LAUNCH) && !ordered_by_proxy_fence(f, write_of(write))) {
             uint3 other = {(unsigned)thread_of(write), 0, 0}; // its number in its block
             device_finding("an asynchronous read of what its launch has written, without async_proxy_fence(),", f,
                            g * 2, pc, &other, unpack_pc(device().pcs[g]));
@@ -589,6 +621,95 @@ void check_proxy_of_device(Fiber* f, const void* p, size_t bytes, void* pc) {
         }
     }
 }
+
+// ---- registers of wgmma ---------------------------------------------------------------------------------------------
+// Arrays that a kernel passes to wgmma are on its thread's stack here, where each 4 bytes have a record of the last access
+// since the thread's first wgmma_fence(): bits 0-31 the pc, 32-59 the number of wgmma_fence() calls before it. While a
+// wgmma is in flight, the records of its registers have one of these bits and the pc of the wgmma; from its wait until
+// wgmma_hold(), the third one. Records of an earlier thread on the same stack count for nothing.
+
+static const uint64_t UNHELD = (uint64_t)1 << 61, A_IN_FLIGHT = (uint64_t)1 << 62, D_IN_FLIGHT = (uint64_t)1 << 63,
+                      REGISTER_FLAGS = UNHELD | A_IN_FLIGHT | D_IN_FLIGHT;
+static uint32_t fence_of(uint64_t record) { return (uint32_t)(record >> 32) & 0xFFFFFFF; }
+static uint64_t register_record(const Fiber* f, void* pc) { return pack_pc(pc) | (uint64_t)f->register_fences << 32; }
+
+static void register_finding(Fiber* f, uint64_t record, AccessKind kind, void* pc) {
+    if (fence_of(record) <= f->first_register_fence) { return; }
+    const char* what = "an access to accumulators of a wgmma that has not been waited for";
+    if (record & A_IN_FLIGHT) { what = "an access to an operand in registers of a wgmma that has not been waited for"; }
+    if (record & UNHELD) {
+        // a write is a new value, perhaps of another variable; kernels that never hold accumulators rely on the compiler
+        if (kind != ACCESS_READ || !f->block->launch->holds_accumulators) { return; }
+        what =
+            "a read of accumulators without wgmma_hold() since the wait, which the compiler may move before the wait";
+    }
+    report(what, f, pc, NULL, unpack_pc((uint32_t)record));
+}
+static void check_registers(Fiber* f, size_t offset, size_t bytes, AccessKind kind, void* pc) {
+    uint64_t mine = register_record(f, pc);
+    for (size_t i = offset / 4; i <= (offset + bytes - 1) / 4; i++) {
+        uint64_t record = f->registers[i];
+        if (__builtin_expect((record & REGISTER_FLAGS) != 0, 0)) {
+            register_finding(f, record, kind, pc);
+            if (!(record & UNHELD)) { continue; } // it is still in flight
+        }
+        f->registers[i] = mine;
+    }
+}
+
+// The records of a lane's registers; NULL if they are not on its stack.
+static uint64_t* records_of(const Fiber* f, const void* p) {
+    size_t offset = (size_t)((const char*)p - f->stack);
+    return p && offset < STACK_BYTES ? f->registers + offset / 4 : NULL;
+}
+static void check_issue(Fiber* f, const uint64_t* records, int n, uint64_t excluded, void* pc) {
+    for (int i = 0; records && i < n; i++) {
+        uint64_t record = records[i];
+        if (fence_of(record) <= f->first_register_fence) { continue; }
+        if (record & excluded) { register_finding(f, record, ACCESS_WRITE, pc); }
+        if (!(record & REGISTER_FLAGS) && fence_of(record) == f->register_fences) {
+            report("wgmma without wgmma_fence() since an access to its registers", f, pc, NULL,
+                   unpack_pc((uint32_t)record));
+            return;
+        }
+    }
+}
+void registers_issued(Fiber* f, const WarpProduct& p, bool another_shape) {
+    if (f->register_fences == f->first_register_fence) {
+        report("wgmma without a wgmma_fence() before the first one", f, p.pc, NULL, NULL);
+        f->register_fences++;
+    }
+    const uint64_t* d = records_of(f, p.d[f->lane]);
+    if (another_shape && d && (*d & D_IN_FLIGHT) && fence_of(*d) == f->register_fences) {
+        report("wgmma without wgmma_fence() since a wgmma of another shape with the same accumulators", f, p.pc, NULL,
+               unpack_pc((uint32_t)*d));
+    }
+    check_issue(f, d, p.columns / 2, A_IN_FLIGHT, p.pc);
+    check_issue(f, records_of(f, p.a_registers[f->lane]), 4, D_IN_FLIGHT, p.pc);
+    registers_in_flight(f, p);
+}
+static void set_records(uint64_t* records, int n, uint64_t record) {
+    if (records) { std::fill(records, records + n, record); }
+}
+void registers_in_flight(Fiber* f, const WarpProduct& p) {
+    uint64_t record = register_record(f, p.pc);
+    set_records(records_of(f, p.a_registers[f->lane]), 4, record | A_IN_FLIGHT);
+    set_records(records_of(f, p.d[f->lane]), p.columns / 2, record | D_IN_FLIGHT);
+}
+void registers_completed(Fiber* f, const WarpProduct& p) {
+    set_records(records_of(f, p.a_registers[f->lane]), 4, 0);
+    set_records(records_of(f, p.d[f->lane]), p.columns / 2, register_record(f, p.pc) | UNHELD);
+}
+void emulation_wgmma_hold(const void* x, size_t bytes) {
+    Fiber* f = emulation_now;
+    uint64_t* records = records_of(f, x);
+    for (size_t i = 0; records && i < bytes / 4; i++) {
+        if (!(records[i] & UNHELD)) { continue; }
+        f->block->launch->holds_accumulators = true;
+        records[i] = 0;
+    }
+}
+void wgmma_fence() { emulation_now->register_fences++; }
 
 // ---- every access -------------------------------------------------------------------------------------------------
 
@@ -614,6 +735,31 @@ bool device_offset(const void* p, size_t* offset) {
     return *offset < device_size;
 }
 
+// A read of shared memory of another block of the cluster, through a mapped pointer. What the two blocks read, and what one
+// writes to the other, is not recorded.
+static void check_cluster(Fiber* f, const void* p, size_t bytes, void* pc) {
+    for (const Block* b : f->block->cluster->blocks) {
+        size_t offset = b ? (size_t)((const char*)p - b->shared) : SIZE_MAX;
+        if (offset >= SHARED_BYTES || b->races_off) { continue; }
+        uint64_t seen = ~(uint64_t)0;
+        for (size_t i = offset; i < offset + bytes; i++) {
+            uint64_t write = b->shadow[i].write;
+            if (write == seen) { continue; }
+            seen = write;
+            if (write == OUTSIDE || write == UNINITIALISED) {
+                add_finding(write == OUTSIDE ? "a read out of bounds" : "a read of uninitialised memory",
+                            " in shared memory of another block of the cluster", f, pc, NULL, NULL);
+                return;
+            }
+            DeviceWrite w = {0, b->number & BLOCK_MASK, thread_of(write), epoch_of(write), false, false};
+            if (w.epoch == 0 || ordered_by_fences(f, w)) { continue; } // 0: of a copy that has arrived
+            add_finding(race_between(ACCESS_READ, true), " in shared memory of another block of the cluster", f, pc,
+                        &b->fibers[w.thread].index, unpack_pc((uint32_t)write), explain_race(f, w));
+            return;
+        }
+    }
+}
+
 void check_access_of(Fiber* f, const void* p, size_t bytes, AccessKind kind, void* pc) {
     if (__builtin_expect(emulation_counting, 0)) { count_access(f, p, bytes, (CountKind)kind, pc); }
     size_t in_shared = (size_t)((const char*)p - f->block->shared);
@@ -624,12 +770,18 @@ void check_access_of(Fiber* f, const void* p, size_t bytes, AccessKind kind, voi
         check_device(f, in_device, bytes, kind, pc);
     } else { // the host's memory, for example a kernel's parameters
         last_pc = pc;
+        if (f->block->launch->cluster > 1 && kind == ACCESS_READ) { check_cluster(f, p, bytes, pc); }
     }
 }
 static inline void access(const void* p, size_t bytes, AccessKind kind, void* pc) {
     Fiber* f = emulation_now;
-    if (!f || (size_t)((const char*)p - f->stack) < STACK_BYTES) { return; }
-    check_access_of(f, p, bytes, kind, pc);
+    if (!f) { return; }
+    size_t in_stack = (size_t)((const char*)p - f->stack);
+    if (in_stack >= STACK_BYTES) {
+        check_access_of(f, p, bytes, kind, pc);
+    } else if (f->register_fences != f->first_register_fence) {
+        check_registers(f, in_stack, bytes, kind, pc);
+    }
 }
 // An access to a type of `bytes` bytes, as the compiler sees it. A GPU stops at an address that is not a multiple of them.
 static inline void aligned_access(const void* p, size_t bytes, AccessKind kind, void* pc) {
@@ -644,9 +796,29 @@ static inline void aligned_access(const void* p, size_t bytes, AccessKind kind, 
     }
 }
 void check_access(const void* p, size_t bytes, AccessKind kind, void* pc) { access(p, bytes, kind, pc); }
+void check_asynchronous_write(Fiber* f, const void* p, size_t bytes, bool adds, void* pc) {
+    size_t offset;
+    if (device_offset(p, &offset)) {
+        check_device(f, offset, bytes, adds ? ACCESS_ATOMIC : ACCESS_WRITE, pc, ASYNCHRONOUS);
+    } else {
+        last_pc = pc;
+    }
+}
 
-void __threadfence() { emulation_now->block->fenced = true; }
-void __threadfence_block() {}
+void __threadfence() { log_fence(SCOPE_DEVICE, __builtin_return_address(0)); }
+void __threadfence_block() { log_fence(SCOPE_BLOCK, __builtin_return_address(0)); }
+
+// The access itself comes after this. Another block's may come between the two, so log_fence() logs the last read again.
+static void volatile_access(const void* p, size_t bytes, bool writes, void* pc) {
+    size_t offset;
+    bool synchronises = emulation_now && device_offset(p, &offset);
+    AccessKind kind = synchronises ? ACCESS_ATOMIC : writes ? ACCESS_WRITE : ACCESS_READ;
+    if (synchronises && !writes) { yield_thread(); }
+    aligned_access(p, bytes, kind, pc);
+    if (!synchronises) { return; }
+    SyncScope logged(p, (writes ? SYNC_WRITES : SYNC_READS) | SYNC_QUIET, pc);
+    if (!writes) { emulation_now->polled = p; }
+}
 
 #define TSAN_ACCESS(bytes)                                                                                             \
     extern "C" void __tsan_read##bytes(void* p) {                                                                      \
@@ -661,6 +833,25 @@ void __threadfence_block() {}
     extern "C" void __tsan_unaligned_write##bytes(void* p) {                                                           \
         access(p, bytes, ACCESS_WRITE, __builtin_return_address(0));                                                   \
     }
+// A volatile access of device memory is relaxed and synchronises. Who reads may poll. In shared memory it is as any other.
+#define TSAN_VOLATILE(bytes)                                                                                           \
+    extern "C" void __tsan_volatile_read##bytes(void* p) {                                                             \
+        volatile_access(p, bytes, false, __builtin_return_address(0));                                                 \
+    }                                                                                                                  \
+    extern "C" void __tsan_volatile_write##bytes(void* p) {                                                            \
+        volatile_access(p, bytes, true, __builtin_return_address(0));                                                  \
+    }                                                                                                                  \
+    extern "C" void __tsan_unaligned_volatile_read##bytes(void* p) {                                                   \
+        volatile_access(p, bytes, false, __builtin_return_address(0));                                                 \
+    }                                                                                                                  \
+    extern "C" void __tsan_unaligned_volatile_write##bytes(void* p) {                                                  \
+        volatile_access(p, bytes, true, __builtin_return_address(0));                                                  \
+    }
+TSAN_VOLATILE(1)
+TSAN_VOLATILE(2)
+TSAN_VOLATILE(4)
+TSAN_VOLATILE(8)
+TSAN_VOLATILE(16)
 TSAN_ACCESS(1)
 TSAN_ACCESS(2)
 TSAN_ACCESS(4)
@@ -723,8 +914,7 @@ extern "C" void __tsan_atomic_signal_fence(int) {}
 // ---- atomics of kernels ----------------------------------------------------------------------------------------------
 
 // Applies combine(old, x) until no other thread of the host interferes. Returns the old value.
-template <class T, class Combine> static T atomic(T* p, T x, void* pc, Combine combine) {
-    check_access(p, sizeof(T), ACCESS_ATOMIC, pc);
+template <class T, class Combine> static T change(T* p, T x, Combine combine) {
     T old, wanted;
     __atomic_load(p, &old, __ATOMIC_SEQ_CST);
     do {
@@ -732,35 +922,58 @@ template <class T, class Combine> static T atomic(T* p, T x, void* pc, Combine c
     } while (!__atomic_compare_exchange(p, &old, &wanted, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST));
     return old;
 }
-#define ATOMIC_FUNCTION(name, T, expression)                                                                           \
-    T name(T* p, T x) {                                                                                                \
-        return atomic(p, x, __builtin_return_address(0), [](T old, T x) -> T { return expression; });                  \
+// An exchange takes what atomics of other blocks have added up.
+static void check_sum(const void* p, void* pc) {
+    Note note = {};
+    void* other_pc = NULL;
+    size_t offset;
+    if (!device_offset(p, &offset) || sum_is_complete(emulation_now, p, &other_pc, &note)) { return; }
+    const char* what = "race: an exchange takes what an atomic of another block may not have reached yet";
+    device_finding(what, emulation_now, offset, pc, NULL, other_pc, note);
+}
+// Of integers it is a synchronising access. polls: a thread that changes nothing polls, so the others must get their turn.
+template <class T, class Combine> static T atomic(T* p, T x, int kind, bool polls, void* pc, Combine combine) {
+    check_access(p, sizeof(T), ACCESS_ATOMIC, pc);
+    if (std::is_floating_point<T>::value) { return change(p, x, combine); }
+    if (kind & SYNC_TAKES) { check_sum(p, pc); }
+    T old;
+    {
+        SyncScope logged(p, SYNC_READS | SYNC_WRITES | kind, pc);
+        old = change(p, x, combine);
     }
-ATOMIC_FUNCTION(atomicAdd, int, (int)((unsigned)old + (unsigned)x))
-ATOMIC_FUNCTION(atomicAdd, unsigned, old + x)
-ATOMIC_FUNCTION(atomicAdd, unsigned long long, old + x)
-ATOMIC_FUNCTION(atomicAdd, float, old + x)
-ATOMIC_FUNCTION(atomicAdd, double, old + x)
+    if (polls && combine(old, x) == old) { yield_thread(); }
+    return old;
+}
+#define ATOMIC_FUNCTION(name, T, kind, polls, expression)                                                              \
+    T name(T* p, T x) {                                                                                                \
+        return atomic(p, x, kind, polls, __builtin_return_address(0), [](T old, T x) -> T { return expression; });     \
+    }
+ATOMIC_FUNCTION(atomicAdd, int, SYNC_SUMS, true, (int)((unsigned)old + (unsigned)x))
+ATOMIC_FUNCTION(atomicAdd, unsigned, SYNC_SUMS, true, old + x)
+ATOMIC_FUNCTION(atomicAdd, unsigned long long, SYNC_SUMS, true, old + x)
+ATOMIC_FUNCTION(atomicAdd, float, SYNC_SUMS, true, old + x)
+ATOMIC_FUNCTION(atomicAdd, double, SYNC_SUMS, true, old + x)
 float4 atomicAdd(float4* p, float4 x) { // each element by itself
     float* to = &p->x;
     return {atomicAdd(to, x.x), atomicAdd(to + 1, x.y), atomicAdd(to + 2, x.z), atomicAdd(to + 3, x.w)};
 }
-ATOMIC_FUNCTION(atomicMax, int, old < x ? x : old)
-ATOMIC_FUNCTION(atomicMax, unsigned, old < x ? x : old)
-ATOMIC_FUNCTION(atomicMax, unsigned long long, old < x ? x : old)
-ATOMIC_FUNCTION(atomicMin, int, x < old ? x : old)
-ATOMIC_FUNCTION(atomicMin, unsigned, x < old ? x : old)
-ATOMIC_FUNCTION(atomicExch, int, ((void)old, x))
-ATOMIC_FUNCTION(atomicExch, unsigned, ((void)old, x))
-ATOMIC_FUNCTION(atomicExch, float, ((void)old, x))
-ATOMIC_FUNCTION(atomicExch, unsigned long long, ((void)old, x))
-ATOMIC_FUNCTION(atomicOr, unsigned, old | x)
-ATOMIC_FUNCTION(atomicAnd, unsigned, old& x)
-ATOMIC_FUNCTION(atomicInc, unsigned, old >= x ? 0 : old + 1)
+ATOMIC_FUNCTION(atomicMax, int, SYNC_SUMS, false, old < x ? x : old)
+ATOMIC_FUNCTION(atomicMax, unsigned, SYNC_SUMS, false, old < x ? x : old)
+ATOMIC_FUNCTION(atomicMax, unsigned long long, SYNC_SUMS, false, old < x ? x : old)
+ATOMIC_FUNCTION(atomicMin, int, SYNC_SUMS, false, x < old ? x : old)
+ATOMIC_FUNCTION(atomicMin, unsigned, SYNC_SUMS, false, x < old ? x : old)
+ATOMIC_FUNCTION(atomicExch, int, SYNC_TAKES, true, ((void)old, x))
+ATOMIC_FUNCTION(atomicExch, unsigned, SYNC_TAKES, true, ((void)old, x))
+ATOMIC_FUNCTION(atomicExch, float, SYNC_TAKES, true, ((void)old, x))
+ATOMIC_FUNCTION(atomicExch, unsigned long long, SYNC_TAKES, true, ((void)old, x))
+ATOMIC_FUNCTION(atomicOr, unsigned, SYNC_SUMS, true, old | x)
+ATOMIC_FUNCTION(atomicAnd, unsigned, SYNC_SUMS, true, old& x)
+ATOMIC_FUNCTION(atomicInc, unsigned, SYNC_SUMS, false, old >= x ? 0 : old + 1)
 // A thread that takes a lock polls, so the others must get their turn.
 #define ATOMIC_CAS(T)                                                                                                  \
     T atomicCAS(T* p, T compare, T x) {                                                                                \
-        T old = atomic(p, x, __builtin_return_address(0), [=](T old, T x) { return old == compare ? x : old; });       \
+        auto swap = [=](T old, T x) { return old == compare ? x : old; };                                              \
+        T old = atomic(p, x, 0, false, __builtin_return_address(0), swap);                                             \
         if (old != compare) { yield_thread(); }                                                                        \
         return old;                                                                                                    \
     }

@@ -92,6 +92,7 @@ void emulation_ldmatrix(uint32_t r[4], const void* row, bool transposed) {
         end_launch(NULL);
     }
     warp_collective(0xFFFFFFFFu, load_matrices, &load, load.pc);
+    check_access(r, 4 * sizeof(*r), ACCESS_WRITE, load.pc); // they may be registers of wgmma
 }
 const void* emulation_shared_pointer(uint32_t address) { return emulation_now->block->shared + address; }
 
@@ -139,49 +140,70 @@ static void multiply(void* const* args, unsigned lanes) {
 void emulation_mma(float d[4], const uint32_t a[4], uint32_t b0, uint32_t b1, bool is_half) {
     MatrixProduct p = {d, a, {b0, b1}, is_half};
     warp_collective(0xFFFFFFFFu, multiply, &p, __builtin_return_address(0));
+    check_access(d, 4 * sizeof(*d), ACCESS_WRITE, __builtin_return_address(0));
 }
 
 // ---- a counter that one block writes and another one waits for --------------------------------------------------
 
+// Each lets other threads run, because its caller may poll.
 int load_acquire(const int* p) {
-    check_access(p, sizeof(*p), ACCESS_ATOMIC, __builtin_return_address(0));
-    emulation_now->block->fenced = true;
-    yield_thread(); // its caller polls
+    void* pc = __builtin_return_address(0);
+    yield_thread();
+    check_access(p, sizeof(*p), ACCESS_ATOMIC, pc);
+    SyncScope logged(p, SYNC_READS | SYNC_ACQUIRES, pc);
     return __atomic_load_n(p, __ATOMIC_SEQ_CST);
 }
 void store_release(int* p, int x) {
-    check_access(p, sizeof(*p), ACCESS_ATOMIC, __builtin_return_address(0));
+    void* pc = __builtin_return_address(0);
+    check_access(p, sizeof(*p), ACCESS_ATOMIC, pc);
+    SyncScope logged(p, SYNC_WRITES | SYNC_RELEASES, pc);
     __atomic_store_n(p, x, __ATOMIC_SEQ_CST);
 }
 void add_release(int* p, int x) {
-    check_access(p, sizeof(*p), ACCESS_ATOMIC, __builtin_return_address(0));
+    void* pc = __builtin_return_address(0);
+    check_access(p, sizeof(*p), ACCESS_ATOMIC, pc);
+    SyncScope logged(p, SYNC_WRITES | SYNC_RELEASES, pc);
     __atomic_fetch_add(p, x, __ATOMIC_SEQ_CST);
 }
 uint64_t load_relaxed(const uint64_t* p) {
-    check_access(p, sizeof(*p), ACCESS_ATOMIC, __builtin_return_address(0));
-    yield_thread(); // its caller polls
+    void* pc = __builtin_return_address(0);
+    yield_thread();
+    check_access(p, sizeof(*p), ACCESS_ATOMIC, pc);
+    SyncScope logged(p, SYNC_READS | SYNC_QUIET, pc);
     return __atomic_load_n(p, __ATOMIC_SEQ_CST);
 }
 ulonglong2 load_relaxed_pair(const uint64_t* p) {
-    check_access(p, 2 * sizeof(*p), ACCESS_ATOMIC, __builtin_return_address(0));
-    yield_thread(); // its caller polls
+    void* pc = __builtin_return_address(0);
+    yield_thread();
+    check_access(p, 2 * sizeof(*p), ACCESS_ATOMIC, pc);
     ulonglong2 x;
-    x.x = __atomic_load_n(p, __ATOMIC_SEQ_CST), x.y = __atomic_load_n(p + 1, __ATOMIC_SEQ_CST);
+    {
+        SyncScope first(p, SYNC_READS | SYNC_QUIET, pc);
+        x.x = __atomic_load_n(p, __ATOMIC_SEQ_CST);
+    }
+    SyncScope second(p + 1, SYNC_READS | SYNC_QUIET, pc);
+    x.y = __atomic_load_n(p + 1, __ATOMIC_SEQ_CST);
     return x;
 }
 void store_relaxed(uint64_t* p, uint64_t x) {
-    check_access(p, sizeof(*p), ACCESS_ATOMIC, __builtin_return_address(0));
+    void* pc = __builtin_return_address(0);
+    check_access(p, sizeof(*p), ACCESS_ATOMIC, pc);
+    SyncScope logged(p, SYNC_WRITES | SYNC_QUIET, pc);
     __atomic_store_n(p, x, __ATOMIC_SEQ_CST);
 }
 static std::mutex accesses_of_16; // one at a time: no instruction of all CPUs would keep them whole
 uint4 load_relaxed_16(const uint4* p) {
-    check_access(p, sizeof(*p), ACCESS_ATOMIC, __builtin_return_address(0));
-    yield_thread(); // its caller polls
+    void* pc = __builtin_return_address(0);
+    yield_thread();
+    check_access(p, sizeof(*p), ACCESS_ATOMIC, pc);
+    SyncScope logged(p, SYNC_READS | SYNC_QUIET, pc);
     std::lock_guard<std::mutex> lock(accesses_of_16);
     return *p;
 }
 void store_relaxed_16(uint4* p, uint4 x) {
-    check_access(p, sizeof(*p), ACCESS_ATOMIC, __builtin_return_address(0));
+    void* pc = __builtin_return_address(0);
+    check_access(p, sizeof(*p), ACCESS_ATOMIC, pc);
+    SyncScope logged(p, SYNC_WRITES | SYNC_QUIET, pc);
     std::lock_guard<std::mutex> lock(accesses_of_16);
     *p = x;
 }

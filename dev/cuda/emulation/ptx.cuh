@@ -117,8 +117,8 @@ inline float min_or_nan(float x, float y) { return x <= y ? x : y < x ? y : NAN;
 inline int warp_uniform(int x) { return __reduce_max_sync(0xFFFFFFFFu, x); }
 inline void named_barrier_sync(int id, int threads) { emulation_named_barrier(id, threads, true); }
 inline void named_barrier_arrive(int id, int threads) { emulation_named_barrier(id, threads, false); }
-template <int n> inline void wgmma_hold(float (&)[n]) {} // only about registers
-template <int n> inline void wgmma_hold(uint32_t (&)[n]) {}
+template <int n> inline void wgmma_hold(float (&x)[n]) { emulation_wgmma_hold(x, sizeof(x)); }
+template <int n> inline void wgmma_hold(uint32_t (&x)[n]) { emulation_wgmma_hold(x, sizeof(x)); }
 template <int n> inline void hold_packed(int4 (&)[n]) {}
 template <class T> inline T* hold_pointer(T* p) { return p; }
 
@@ -172,7 +172,6 @@ inline void tma_store_4d(const void* map, const void* shared, int x, int y, int 
     emulation_tma_store(map, shared, 4, x, y, z, w);
 }
 template <int pending> inline void tma_store_wait() { emulation_tma_store_wait(pending); }
-inline void tma_store_wait_written() { emulation_tma_store_wait(0); }
 
 template <int> inline void warpgroup_more_registers() {}
 template <int> inline void warpgroup_fewer_registers() {}
@@ -184,7 +183,6 @@ inline uint64_t wgmma_descriptor(const void* matrix) {
 inline uint64_t wgmma_descriptor_transposed(const void* matrix, int box_bytes) {
     return (wgmma_descriptor(matrix) & ~((uint64_t)0x3FFF << 16)) | (uint64_t)(box_bytes >> 4) << 16;
 }
-inline void wgmma_fence() {}
 template <int pending> inline void wgmma_wait() { emulation_wgmma_wait(pending); }
 
 inline int emulation_wgmma_type(__nv_bfloat16) { return WGMMA_BF16; }

@@ -3,15 +3,16 @@ What compute capability 9.0 adds: mbarriers, clusters, TMA and bulk copies, wgmm
 
 Whatever is asynchronous happens as late as it may. A copy to shared memory arrives when a thread waits for its barrier
 and nothing else is missing; from its issue on, the bytes that it writes belong to nobody. A bulk store reads shared
-memory, and a wgmma reads its operands and writes its accumulators, when a thread waits for its group. So a tile that is
-overwritten too early, or an accumulator that is read too early, gives wrong results here. An mbarrier orders accesses as
-a named barrier does. Not checked: registers moved by setmaxnreg.
+memory, and a wgmma reads its operands and writes its accumulators, when a thread waits for its group. The operands in
+shared memory are compared with what they were when the wgmma was issued; registers in flight are known to memory.cpp,
+which reports their accesses. An mbarrier orders accesses as a named barrier does. Not checked: registers moved by
+setmaxnreg.
 
 Asynchronous accesses (TMA, bulk copies, wgmma) are made through the async proxy. What a thread has written to shared
 memory by ordinary stores or cp.async, it has to fence, by tma_store_fence() or async_proxy_fence(), before an asynchronous
-access reads or overwrites it; and an mbarrier that it has initialised, before a copy arrives there. Of device memory that
-the same launch has written, only this is demanded: some thread has called async_proxy_fence(). Nothing is demanded between
-an ordinary read and an asynchronous write that comes after it.
+access reads or overwrites it; and an mbarrier that it has initialised, before a copy arrives there. Device memory that the
+same launch has written: see order.cpp. Nothing is demanded between an ordinary read and an asynchronous write that comes after
+it.
 */
 #include "sm90.h"
 
@@ -314,13 +315,13 @@ static void perform_store(Fiber* f, const BulkStore& s) {
             for (size_t i = 0, width = box_width(s.map); i < width; i += 16) {
                 memcpy(row + i, b->shared + swizzled(s.from + offset + i, width), 16);
             }
-            check_access_of(f, p, (size_t)bytes, ACCESS_WRITE, s.pc);
+            check_asynchronous_write(f, p, (size_t)bytes, false, s.pc);
             if (uncounted.was) { count_bulk(p, (size_t)bytes, COUNT_BULK_WRITE, s.pc); }
             memcpy(p, row + begin, (size_t)bytes);
         });
         return;
     }
-    check_access_of(f, s.global, s.bytes, s.adds ? ACCESS_ATOMIC : ACCESS_WRITE, s.pc);
+    check_asynchronous_write(f, s.global, s.bytes, s.adds, s.pc);
     if (uncounted.was) { count_bulk(s.global, s.bytes, COUNT_BULK_WRITE, s.pc); }
     if (!s.adds) {
         memcpy(s.global, b->shared + s.from, s.bytes);
@@ -369,8 +370,11 @@ void bulk_add(float* global, const float* shared, int bytes) {
     s.global = global, s.adds = true;
     issue_store(s, shared, (size_t)bytes, 16, __builtin_return_address(0));
 }
-void tma_store_fence() { proxy_fence(emulation_now, false); }
-void async_proxy_fence() { proxy_fence(emulation_now, true); }
+void tma_store_fence() { proxy_fence(emulation_now); }
+void async_proxy_fence() {
+    log_proxy_fence(emulation_now);
+    proxy_fence(emulation_now);
+}
 void tma_store_commit() { emulation_now->store_group++; }
 void emulation_tma_store_wait(int pending) {
     Fiber* f = emulation_now;
@@ -379,6 +383,11 @@ void emulation_tma_store_wait(int pending) {
         perform_store(f, f->stores[done]);
     }
     f->stores.erase(f->stores.begin(), f->stores.begin() + (long)done);
+}
+// tma_store_wait() writes too, but what it writes is ordered before nothing until this has been called.
+void tma_store_wait_written() {
+    emulation_tma_store_wait(0);
+    log_stores_written(emulation_now);
 }
 void end_thread_sm90(Fiber* f) {
     for (const BulkStore& s : f->stores) { perform_store(f, s); }
@@ -404,42 +413,68 @@ static float element_of(const char* p, ElementType type) {
     return type == ELEMENT_F16 ? emulation_half_value(x) : __uint_as_float((uint32_t)x << 16);
 }
 
-// Reads `rows` rows from row `first` on of a matrix (rows, k) of 32 bytes along k into out (k, rows). A descriptor has, in
-// units of 16 bytes, the address in bits 0-13, the leading offset in 16-29 and the stride offset in 32-45; bits 62 and 63
-// are 1 for the 128-byte swizzle.
-static void read_operand(Fiber* f, float* out, uint64_t descriptor, int first, int rows, ElementType type,
-                         bool transposed, void* pc) {
+// Calls piece(offset, row, k) for each 16 bytes of shared memory that hold rows first .. first + rows - 1 of a matrix
+// (rows, k) of 32 bytes along k. A piece begins at row first + `row` and byte 2 or 1 times `k`, and goes on along k; with
+// `transposed`, along the rows. A descriptor has, in units of 16 bytes, the address in bits 0-13, the leading offset in
+// 16-29 and the stride offset in 32-45; bits 62 and 63 are 1 for the 128-byte swizzle.
+template <class Piece>
+static void for_pieces(uint64_t descriptor, int first, int rows, size_t bytes, bool transposed, Piece piece) {
     size_t address = (descriptor & 0x3FFF) << 4, leading = (descriptor >> 16 & 0x3FFF) << 4,
-           stride = (descriptor >> 32 & 0x3FFF) << 4, bytes = type == ELEMENT_E4M3 || type == ELEMENT_E5M2 ? 1 : 2,
-           depth = 32 / bytes;
+           stride = (descriptor >> 32 & 0x3FFF) << 4;
     if (descriptor >> 62 != 1) { emulation_unsupported("wgmma without the 128-byte swizzle"); }
-    char* shared = f->block->shared;
+    // what is beyond all shared memory is out of bounds at its end, too
+    auto inside = [](size_t offset) { return std::min(swizzled(offset), (size_t)SHARED_BYTES - 16); };
     if (!transposed) { // 128 bytes along k per row, 8 rows per group
         for (int r = first; r < first + rows; r++) {
             size_t row = address + (size_t)(r / 8) * stride + (size_t)(r % 8) * 128;
-            for (size_t i = 0; i < 32; i += 16) {
-                const char* p = shared + swizzled(row + i);
-                check_access_of(f, p, 16, ACCESS_READ, pc);
-                check_proxy(f, f->block, swizzled(row + i), 16, pc);
-                for (size_t k = 0; k < 16 / bytes; k++) {
-                    out[(i / bytes + k) * (size_t)rows + (size_t)(r - first)] = element_of(p + k * bytes, type);
-                }
-            }
+            for (size_t i = 0; i < 32; i += 16) { piece(inside(row + i), (size_t)(r - first), i / bytes); }
         }
         return;
     }
-    for (size_t k = 0; k < depth; k++) { // 64 rows of the matrix side by side, 8 steps of k per group
+    for (size_t k = 0; k < 32 / bytes; k++) { // 64 rows of the matrix side by side, 8 steps of k per group
         size_t row = address + k / 8 * stride + k % 8 * 128;
         for (int r = first; r < first + rows; r += 8) {
-            size_t offset = swizzled(row + (size_t)(r / 64) * leading + (size_t)(r % 64) * 2);
-            const char* p = shared + offset;
-            check_access_of(f, p, 16, ACCESS_READ, pc);
-            check_proxy(f, f->block, offset, 16, pc);
-            for (int i = 0; i < 8; i++) {
-                out[k * (size_t)rows + (size_t)(r - first + i)] = element_of(p + 2 * i, type);
-            }
+            piece(inside(row + (size_t)(r / 64) * leading + (size_t)(r % 64) * 2), (size_t)(r - first), k);
         }
     }
+}
+// Calls operand(descriptor, first, rows, type, transposed) for each operand that this warp reads from shared memory.
+template <class Operand> static void for_operands(const Fiber* f, const WarpProduct& p, Operand operand) {
+    if (!p.a_registers[0]) { operand(p.a_descriptor, f->id / 32 % 4 * 16, 16, type_of_a(p.type), p.a_transposed); }
+    operand(p.b_descriptor, 0, p.columns, type_of_b(p.type), p.b_transposed);
+}
+static size_t bytes_of(ElementType type) { return type == ELEMENT_E4M3 || type == ELEMENT_E5M2 ? 1 : 2; }
+
+// The operands may be read at any time from the issue to the wait. So they must be there at the issue, and are copied;
+// they are read at the wait, and must not have changed.
+static void copy_operands(Fiber* f, WarpProduct& p) {
+    for_operands(f, p, [&](uint64_t descriptor, int first, int rows, ElementType type, bool transposed) {
+        size_t end = p.operands.size();
+        p.operands.resize(end + (size_t)rows * 32);
+        for_pieces(descriptor, first, rows, bytes_of(type), transposed, [&](size_t offset, size_t, size_t) {
+            check_operand(f, offset, p.pc);
+            memcpy(&p.operands[end], f->block->shared + offset, 16);
+            end += 16;
+        });
+    });
+}
+// a (k, 16), unless it is in registers, and b (k, columns) get the operands.
+static void read_operands(Fiber* f, const WarpProduct& p, float* a, float* b) {
+    const char* copy = p.operands.data();
+    for_operands(f, p, [&](uint64_t descriptor, int first, int rows, ElementType type, bool transposed) {
+        float* out = copy == p.operands.data() && !p.a_registers[0] ? a : b;
+        size_t bytes = bytes_of(type), n = 16 / bytes, along_k = transposed ? 0 : 1;
+        for_pieces(descriptor, first, rows, bytes, transposed, [&](size_t offset, size_t row, size_t k) {
+            const char* from = f->block->shared + offset;
+            check_access_of(f, from, 16, ACCESS_READ, p.pc);
+            size_t same = (size_t)(std::mismatch(copy, copy + 16, from).first - copy);
+            if (same < 16) { operand_changed(f, offset + same, p.pc); }
+            copy += 16;
+            for (size_t i = 0; i < n; i++) {
+                out[(k + i * along_k) * (size_t)rows + row + i * (1 - along_k)] = element_of(from + i * bytes, type);
+            }
+        });
+    });
 }
 
 // x without what is below 2^-13 of the largest power of two in `largest`: 14 bits, as an 8-bit product keeps them. `unit`
@@ -494,8 +529,9 @@ static void perform_product(Fiber* fibers, const WarpProduct& p) {
     if (emulation_counting) { count_event(COUNT_WGMMA); }
     Uncounted uncounted;
     static thread_local float a[32 * 16], b[32 * 256];
-    int depth = is_8_bit(p.type) ? 32 : 16, n = p.columns, warp = (fibers->id / 32) % 4;
-    if (p.a_in_registers) {
+    int depth = is_8_bit(p.type) ? 32 : 16, n = p.columns;
+    read_operands(fibers, p, a, b);
+    if (p.a_registers[0]) {
         for (int lane = 0; lane < 32; lane++) {
             for (int i = 0; i < 8; i++) { // register i / 2: rows g and g + 8 in turn, then columns 8 further
                 int row = lane / 4 + i / 2 % 2 * 8, k = lane % 4 * 2 + i % 2 + i / 4 * 8;
@@ -503,10 +539,7 @@ static void perform_product(Fiber* fibers, const WarpProduct& p) {
                 a[k * 16 + row] = element_of((const char*)&bits, type_of_a(p.type));
             }
         }
-    } else {
-        read_operand(fibers, a, p.a_descriptor, 16 * warp, 16, type_of_a(p.type), p.a_transposed, p.pc);
     }
-    read_operand(fibers, b, p.b_descriptor, 0, n, type_of_b(p.type), p.b_transposed, p.pc);
     for (int row = 0; row < 16; row++) {
         double sums[256] = {};
         if (is_8_bit(p.type)) { sum_8_bit(sums, a + row, 16, b, n); }
@@ -528,6 +561,9 @@ struct ProductArguments {
     float* d;
     const uint32_t* a;
 };
+static bool same_accumulators(const WarpProduct& p, const WarpProduct& q) {
+    return p.columns == q.columns && is_8_bit(p.type) == is_8_bit(q.type) && memcmp(p.d, q.d, sizeof(p.d)) == 0;
+}
 static void issue_product(void* const* args, unsigned lanes) {
     const ProductArguments* first = (const ProductArguments*)args[__builtin_ctz(lanes)];
     if (lanes != 0xFFFFFFFFu) {
@@ -535,19 +571,26 @@ static void issue_product(void* const* args, unsigned lanes) {
         return;
     }
     WarpProduct p = first->product;
+    std::vector<WarpProduct>& products = emulation_now->warp->products;
     for (int lane = 0; lane < 32; lane++) {
         const ProductArguments* x = (const ProductArguments*)args[lane];
-        p.d[lane] = x->d;
+        p.d[lane] = x->d, p.a_registers[lane] = x->a;
         if (x->a) { memcpy(p.a[lane], x->a, sizeof(p.a[lane])); }
     }
-    emulation_now->warp->products.push_back(p);
+    bool another_shape = false;
+    for (const WarpProduct& q : products) { another_shape |= p.d[0] == q.d[0] && !same_accumulators(p, q); }
+    Fiber* fibers = emulation_now - emulation_now->lane;
+    for (int lane = 0; lane < 32; lane++) { registers_issued(fibers + lane, p, another_shape); }
+    Uncounted uncounted;
+    copy_operands(fibers, p);
+    products.push_back(std::move(p));
 }
 void emulation_wgmma(float* d, const uint32_t* a_registers, uint64_t a, uint64_t b, int columns, int type,
                      bool a_transposed, bool b_transposed, bool accumulate) {
     ProductArguments x = {};
     WarpProduct& p = x.product;
     p.a_descriptor = a, p.b_descriptor = b, p.columns = columns, p.type = type;
-    p.a_in_registers = a_registers != NULL, p.a_transposed = a_transposed, p.b_transposed = b_transposed;
+    p.a_transposed = a_transposed, p.b_transposed = b_transposed;
     p.accumulates = accumulate, p.group = emulation_now->product_group, p.pc = __builtin_return_address(0);
     x.d = d, x.a = a_registers;
     warp_collective(0xFFFFFFFFu, issue_product, &x, p.pc);
@@ -564,6 +607,10 @@ static void finish_products(void* const* args, unsigned lanes) {
     size_t done = 0;
     int group = fibers->product_group - *(const int*)args[0];
     for (; done < products.size() && products[done].group < group; done++) { perform_product(fibers, products[done]); }
+    for (int lane = 0; lane < 32 && done > 0; lane++) {
+        for (size_t i = 0; i < done; i++) { registers_completed(fibers + lane, products[i]); }
+        for (size_t i = done; i < products.size(); i++) { registers_in_flight(fibers + lane, products[i]); }
+    }
     products.erase(products.begin(), products.begin() + (long)done);
 }
 void emulation_wgmma_wait(int pending) {
@@ -608,6 +655,7 @@ static void store_matrix(uint32_t address, const uint32_t r[4], bool transposed,
         report("stmatrix with an address that is not aligned to 16 bytes", store.fiber, store.pc, NULL, NULL);
         end_launch(NULL);
     }
+    check_access(r, 4 * sizeof(*r), ACCESS_READ, store.pc); // they may be registers of wgmma
     warp_collective(0xFFFFFFFFu, store_matrices, &store, store.pc);
 }
 void stmatrix_x4(uint32_t address, const uint32_t r[4]) {

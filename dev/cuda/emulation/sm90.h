@@ -19,8 +19,8 @@ bool mbarrier_has_completed(uint64_t* barrier, int parity);
 
 int cluster_rank();
 void cluster_sync();
-inline void cluster_arrive_relaxed() {} // the whole barrier is in cluster_wait()
-inline void cluster_wait() { cluster_sync(); }
+void cluster_arrive_relaxed();
+void cluster_wait();
 unsigned emulation_cluster_size();
 void* emulation_map_shared(void* p, int rank); // the same place in the shared memory of block `rank`
 void store_cluster_async(const uint32_t* p, uint32_t x, const uint64_t* barrier, int rank);
@@ -40,12 +40,15 @@ void tma_store_fence();
 void async_proxy_fence();
 void tma_store_commit();
 void emulation_tma_store_wait(int pending);
+void tma_store_wait_written();
 
 enum { WGMMA_BF16, WGMMA_F16, WGMMA_E4M3, WGMMA_E5M2_E4M3 }; // the last one: a is e5m2, b is e4m3
 // a_registers is NULL, or the fragment of this warp's rows, and then `a` is not used.
 void emulation_wgmma(float* d, const uint32_t* a_registers, uint64_t a, uint64_t b, int columns, int type,
                      bool a_transposed, bool b_transposed, bool accumulate);
+void wgmma_fence();
 void wgmma_commit();
+void emulation_wgmma_hold(const void* x, size_t bytes);
 void emulation_wgmma_wait(int pending);
 
 void stmatrix_x4(uint32_t address, const uint32_t r[4]);

@@ -1,6 +1,8 @@
 /* Kernels with planted bugs: test_emulation.sh demands that the emulation finds and names each of them. The text of a
    kernel in --list is what the report must say; a comment "bug N" marks the line that it must name. In kernels whose text
    begins with "right:", it must find nothing. */
+#include <cooperative_groups.h>
+
 #include "../../llmc/ptx.cuh"
 #include "bench.h"
 
@@ -133,6 +135,211 @@ __global__ void fenced_kernel18(float* out) {
     store_loaded_row(out, x, &barrier);
 }
 
+// ---- fences between blocks ----
+// Two blocks of 64 threads. Each writes its part; the last one to count itself reads both. s.part and s.count are zero before.
+struct Shared2 {
+    float part[2][64];
+    int count, flag[64];
+    unsigned long long most;
+};
+__device__ inline void write_part(Shared2* s) { s->part[blockIdx.x][threadIdx.x] = 0.0f; }
+__device__ inline bool is_last(int count) { return __syncthreads_or(count == 1); } // count: of thread 0
+__device__ inline void add_parts(float* out, Shared2* s) {
+    out[threadIdx.x] = s->part[0][threadIdx.x] + s->part[1][threadIdx.x];
+}
+
+__global__ void bug_kernel19(float* out, Shared2* s) {
+    write_part(s);
+    __syncthreads();
+    if (!is_last(threadIdx.x == 0 ? atomicAdd(&s->count, 1) : 0)) { return; } // bug 19
+    __threadfence();
+    add_parts(out, s);
+}
+__global__ void bug_kernel20(float* out, Shared2* s) {
+    write_part(s);
+    __syncthreads();
+    int count = threadIdx.x == 0 ? atomicAdd(&s->count, 1) : 0; // bug 20
+    __threadfence();
+    if (is_last(count)) { add_parts(out, s); }
+}
+__global__ void bug_kernel21(float* out, Shared2* s) {
+    write_part(s);
+    __threadfence_block(); // bug 21
+    __syncthreads();
+    if (!is_last(threadIdx.x == 0 ? atomicAdd(&s->count, 1) : 0)) { return; }
+    __threadfence();
+    add_parts(out, s);
+}
+__global__ void bug_kernel22(float* out, Shared2* s) {
+    write_part(s);
+    __threadfence();
+    __syncthreads();
+    int count = threadIdx.x == 0 ? atomicAdd(&s->count, 1) : 0; // bug 22
+    if (is_last(count)) { add_parts(out, s); }
+}
+__global__ void bug_kernel23(float* out, Shared2* s) { // only what thread 0 has written comes before its fence
+    write_part(s);
+    if (threadIdx.x == 0) { __threadfence(); } // bug 23
+    if (!is_last(threadIdx.x == 0 ? atomicAdd(&s->count, 1) : 0)) { return; }
+    __threadfence();
+    add_parts(out, s);
+}
+__global__ void bug_kernel24(float* out, Shared2* s) { // the fence of thread 0 comes after its own reads only
+    write_part(s);
+    __threadfence();
+    __syncthreads();
+    bool last = is_last(threadIdx.x == 0 ? atomicAdd(&s->count, 1) : 0);
+    if (threadIdx.x == 0) { __threadfence(); } // bug 24
+    if (last) { add_parts(out, s); }
+}
+// Who fences: every thread around the barriers, or thread 0 between them.
+__global__ void fenced_kernel25(float* out, Shared2* s) {
+    write_part(s);
+    __threadfence();
+    __syncthreads();
+    if (!is_last(threadIdx.x == 0 ? atomicAdd(&s->count, 1) : 0)) { return; }
+    __threadfence();
+    add_parts(out, s);
+}
+__global__ void fenced_kernel26(float* out, Shared2* s) {
+    write_part(s);
+    __syncthreads();
+    int count = 0;
+    if (threadIdx.x == 0) {
+        __threadfence();
+        count = atomicAdd(&s->count, 1);
+        __threadfence();
+    }
+    if (is_last(count)) { add_parts(out, s); }
+}
+
+// A block waits for the flag of the one before it, and the last block reads what the first has written.
+template <class Wait, class Set>
+__device__ inline void chain(float* out, Shared2* s, const Wait& wait, const Set& set) {
+    if (blockIdx.x == 0) { s->part[0][threadIdx.x] = 0.0f; }
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        if (blockIdx.x > 0) { wait(&s->flag[blockIdx.x]); }
+        if (blockIdx.x < gridDim.x - 1) { set(&s->flag[blockIdx.x + 1]); }
+    }
+    __syncthreads();
+    if (blockIdx.x == gridDim.x - 1) { out[threadIdx.x] = s->part[0][threadIdx.x]; }
+}
+__global__ void bug_kernel27(float* out, Shared2* s) {
+    auto wait = [](int* flag) {
+        while (load_acquire(flag) == 0) {}
+    };
+    chain(out, s, wait, [](int* flag) { atomicExch(flag, 1); }); // bug 27
+}
+__global__ void bug_kernel28(float* out, Shared2* s) {
+    auto wait = [](int* flag) {
+        while (atomicAdd(flag, 0) == 0) {} // bug 28
+    };
+    chain(out, s, wait, [](int* flag) { store_release(flag, 1); });
+}
+__global__ void bug_kernel29(float* out, Shared2* s) {
+    auto wait = [](int* flag) {
+        while (*(volatile int*)flag == 0) {} // bug 29
+    };
+    chain(out, s, wait, [](int* flag) { __threadfence(), *(volatile int*)flag = 1; });
+}
+__global__ void fenced_kernel30(float* out, Shared2* s) {
+    auto wait = [](int* flag) {
+        while (load_acquire(flag) == 0) {}
+    };
+    chain(out, s, wait, [](int* flag) { add_release(flag, 1); });
+}
+__global__ void fenced_kernel31(float* out, Shared2* s) {
+    auto wait = [](int* flag) {
+        while (*(volatile int*)flag == 0) {}
+        __threadfence();
+    };
+    chain(out, s, wait, [](int* flag) { __threadfence(), *(volatile int*)flag = 1; });
+}
+__global__ void bug_kernel32(float* out, Shared2* s) { // the flag itself is an ordinary store
+    auto wait = [](int* flag) {
+        while (load_acquire(flag) == 0) {}
+    };
+    chain(out, s, wait, [](int* flag) { __threadfence(), *flag = 1; }); // bug 32
+}
+
+__global__ void bug_kernel33(float* out) { // a fence is no barrier of the block
+    out[threadIdx.x] = 0.0f;
+    __threadfence();
+    float x = out[threadIdx.x ^ 32]; // bug 33
+    __syncthreads();
+    out[threadIdx.x] = x;
+}
+template <bool fences> __device__ inline void take_most(float* out, Shared2* s) {
+    if (threadIdx.x > 0) { return; }
+    atomicMax(&s->most, 7ull + blockIdx.x);
+    if (fences) { __threadfence(); }
+    if (atomicAdd(&s->count, 1) == 0) { return; }
+    if (fences) { __threadfence(); }
+    unsigned long long most = atomicExch(&s->most, 0ull); // bug 34
+    for (int i = 0; i < 64; i++) { out[i] = (float)most - 8.0f; }
+}
+__global__ void bug_kernel34(float* out, Shared2* s) { take_most<false>(out, s); }
+__global__ void fenced_kernel35(float* out, Shared2* s) { take_most<true>(out, s); }
+
+// Block 0 stores a row asynchronously, and the other block loads it so.
+template <bool waits, bool fences> __device__ inline void pass_row(float* out, Shared2* s) {
+    __shared__ alignas(16) float x[64];
+    __shared__ uint64_t barrier;
+    init_barrier(&barrier);
+    x[threadIdx.x] = 0.0f;
+    tma_store_fence();
+    __syncthreads();
+    if (blockIdx.x == 0 && threadIdx.x == 0) {
+        bulk_store(s->part, x, 256);
+        tma_store_commit();
+        waits ? tma_store_wait_written() : tma_store_wait<0>();
+        store_release(s->flag, 1); // bug 36
+    }
+    if (blockIdx.x == 0) { return; }
+    if (threadIdx.x == 0) {
+        while (load_acquire(s->flag) == 0) {}
+        if (fences) { async_proxy_fence(); }
+        load_row(x, s->part[0], &barrier); // bug 37
+    }
+    store_loaded_row(out, x, &barrier);
+}
+__global__ void bug_kernel36(float* out, Shared2* s) { pass_row<false, true>(out, s); }
+__global__ void bug_kernel37(float* out, Shared2* s) { pass_row<true, false>(out, s); }
+__global__ void fenced_kernel38(float* out, Shared2* s) { pass_row<true, true>(out, s); }
+
+// The two blocks of a cluster read what the other one has written, in device memory and in shared memory.
+template <bool releases> __device__ inline void exchange(float* out, Shared2* s, bool in_shared) {
+    __shared__ float x[64];
+    x[threadIdx.x] = 0.0f;
+    write_part(s);
+    if (!releases) { cluster_arrive_relaxed(); }
+    cluster_wait();
+    float* there = cooperative_groups::this_cluster().map_shared_rank(x, cluster_rank() ^ 1);
+    float y = in_shared ? there[threadIdx.x] : s->part[cluster_rank() ^ 1][threadIdx.x]; // bug 39
+    if (cluster_rank() == 0) { out[threadIdx.x] = y; }
+    cluster_sync();
+}
+__global__ void bug_kernel39(float* out, Shared2* s) { exchange<false>(out, s, false); }
+__global__ void bug_kernel40(float* out, Shared2* s) { exchange<false>(out, s, true); }
+__global__ void fenced_kernel41(float* out, Shared2* s) { exchange<true>(out, s, false); }
+__global__ void fenced_kernel42(float* out, Shared2* s) { exchange<true>(out, s, true); }
+// A remote arrival says that this thread has read, and does not publish what it has written.
+__global__ void bug_kernel43(float* out, Shared2* s) {
+    __shared__ uint64_t barrier;
+    init_barrier(&barrier);
+    cluster_sync();
+    if (cluster_rank() == 1 && threadIdx.x == 0) {
+        s->part[1][0] = 0.0f;
+        mbarrier_arrive_cluster(&barrier, 0);
+    }
+    if (cluster_rank() == 0) {
+        mbarrier_wait(&barrier, 0);
+        out[threadIdx.x] = s->part[1][0]; // bug 43
+    }
+    cluster_sync();
+}
+
 static void declare(Bench& b) {
     Buffer<float> out = b.output<float>("out", 64, {0, 0});
     b.reference([=] { std::fill(out.host, out.host + 64, 0.0f); });
@@ -145,6 +352,20 @@ static void declare(Bench& b) {
                      cudaCheck(cudaGetLastError());
                  },
                  {0});
+    };
+    Buffer<float> shared = b.scratch<float>("shared", sizeof(Shared2) / sizeof(float));
+    auto blocks = [&](int number, const char* what, void (*bug)(float*, Shared2*), int num_blocks, int cluster = 1) {
+        auto launch = [=](int) {
+            cudaCheck(cudaMemset(shared, 0, sizeof(Shared2)));
+            cudaLaunchAttribute attribute = {};
+            attribute.id = cudaLaunchAttributeClusterDimension;
+            attribute.val.clusterDim.x = cluster, attribute.val.clusterDim.y = 1, attribute.val.clusterDim.z = 1;
+            cudaLaunchConfig_t config = {};
+            config.gridDim = dim3(num_blocks), config.blockDim = dim3(64);
+            config.attrs = &attribute, config.numAttrs = 1;
+            cudaCheck(cudaLaunchKernelEx(&config, bug, (float*)out, (Shared2*)(float*)shared));
+        };
+        b.kernel(number, what, launch, {0});
     };
     kernel(0, "kernel 0 is not the vendor's library", bug_kernel0, 1);
     kernel(1, "race: a read of what another thread writes", bug_kernel1, 1);
@@ -165,6 +386,31 @@ static void declare(Bench& b) {
     kernel(16, "what a thread has written without tma_store_fence()", bug_kernel16, 1);
     kernel(17, "an asynchronous read of what its launch has written, without async_proxy_fence()", bug_kernel17, 1);
     kernel(18, "right: 15, 16 and 17 with fences", fenced_kernel18, 1);
+    blocks(19, "the writer has not fenced before the atomic (emulation_bugs.cu:", bug_kernel19, 2);
+    blocks(20, "comes after the atomic (emulation_bugs.cu:", bug_kernel20, 2);
+    blocks(21, "is of block scope, before the atomic (emulation_bugs.cu:", bug_kernel21, 2);
+    blocks(22, "comes before the atomic, and none after it (emulation_bugs.cu:", bug_kernel22, 2);
+    blocks(23, "is not ordered after the write, but before the atomic (emulation_bugs.cu:", bug_kernel23, 2);
+    blocks(24, "no barrier orders this access after the reader's fence (emulation_bugs.cu:", bug_kernel24, 2);
+    blocks(25, "right: every thread fences", fenced_kernel25, 2);
+    blocks(26, "right: thread 0 fences for its block", fenced_kernel26, 2);
+    blocks(27, "the writer has not fenced before the atomic (emulation_bugs.cu:", bug_kernel27, 2);
+    blocks(28, "the reader has not fenced after the atomic (emulation_bugs.cu:", bug_kernel28, 2);
+    blocks(29, "the reader has not fenced after the atomic (emulation_bugs.cu:", bug_kernel29, 2);
+    blocks(30, "right: release and acquire, over three blocks", fenced_kernel30, 3);
+    blocks(31, "right: volatile flags between fences, over three blocks", fenced_kernel31, 3);
+    blocks(32, "what another thread writes of device memory", bug_kernel32, 2);
+    kernel(33, "race: a read of what another thread writes of device memory", bug_kernel33, 1);
+    blocks(34, "race: an exchange takes what an atomic of another block may not have reached yet", bug_kernel34, 2);
+    blocks(35, "right: an exchange behind fences", fenced_kernel35, 2);
+    blocks(36, "the writer has not called tma_store_wait_written() before the atomic", bug_kernel36, 2);
+    blocks(37, "an asynchronous read of what its launch has written, without async_proxy_fence()", bug_kernel37, 2);
+    blocks(38, "right: 36 and 37 with the wait and the fence", fenced_kernel38, 2);
+    blocks(39, "race: a read of what another thread writes of device memory", bug_kernel39, 2, 2);
+    blocks(40, "race: a read of what another thread writes in shared memory of another block", bug_kernel40, 2, 2);
+    blocks(41, "right: a cluster's barrier orders device memory", fenced_kernel41, 2, 2);
+    blocks(42, "right: a cluster's barrier orders shared memory", fenced_kernel42, 2, 2);
+    blocks(43, "race: a read of what another thread writes of device memory", bug_kernel43, 2, 2);
 }
 
 int main(int argc, char** argv) {

@@ -298,14 +298,12 @@ test_bench_functions() {
     contains '0 failures' "$tmp/out"
 }
 
-# What the emulation must find is found, and named: the kernel, the line, both threads.
-test_reports() {
-    needs_compiler
-    copy_tree
-    cp dev/test/gpu/emulation_bugs.cu "$tmp/tree/dev/cuda/"
-    make_cpu cpu OP=emulation_bugs
-    rm "$tmp/tree/dev/cuda/emulation_bugs.cu" # it is not one of the ops that test_kernels checks
-    local program=$tmp/tree/dev/cuda/emulation_bugs_cpu number what line
+# find_planted_bugs NAME: builds dev/test/gpu/NAME.cu and fails unless the emulation finds and names the bug of each of its kernels
+find_planted_bugs() {
+    cp "dev/test/gpu/$1.cu" "$tmp/tree/dev/cuda/"
+    make_cpu cpu OP="$1"
+    rm "$tmp/tree/dev/cuda/$1.cu" # it is not one of the ops that test_kernels checks
+    local program=$tmp/tree/dev/cuda/$1_cpu number what line
     "$program" --list >"$tmp/list"
     while read -r number what; do
         if [[ $what = right:* ]]; then
@@ -314,11 +312,25 @@ test_reports() {
         fi
         "$program" "$number" --check --no-guards --schedule 0 >"$tmp/out" 2>&1 && fail "kernel $number passes: $what"
         contains "$what" "$tmp/out"
-        line=$(grep -n "// bug $number\$" dev/test/gpu/emulation_bugs.cu | cut -d: -f1 | head -n 1)
-        [ -z "$line" ] || contains "emulation_bugs.cu:$line" "$tmp/out"
+        line=$(grep -n "// bug $number\$" "dev/test/gpu/$1.cu" | cut -d: -f1 | head -n 1)
+        [ -z "$line" ] || contains "$1.cu:$line" "$tmp/out"
     done <"$tmp/list"
+}
+
+# The rules of wgmma: registers and shared memory of products in flight.
+test_wgmma() {
+    needs_compiler
+    copy_tree
+    find_planted_bugs emulation_wgmma
+}
+
+# What the emulation must find is found, and named: the kernel, the line, both threads.
+test_reports() {
+    needs_compiler
+    copy_tree
+    find_planted_bugs emulation_bugs
     # a failure under --stress comes with the flags that reproduce it
-    local flags
+    local flags program=$tmp/tree/dev/cuda/emulation_bugs_cpu
     "$program" 1 --check --stress 2 >"$tmp/out" 2>&1 && fail "kernel 1 passes --stress"
     flags=$(sed -n 's/^reproduce: [^ ]* //p' "$tmp/out" | head -n 1)
     contains '--check --seed' <(echo "$flags")
@@ -398,5 +410,5 @@ test_mutants() {
     want "the mutants that are caught" "$(cat "$tmp"/verdicts* | grep -c '^caught ')" "$(wc -l <"$tmp/chosen")"
 }
 
-tests=(programs choices check_flags features transactions bench_functions reports sm90 kernels mutants)
+tests=(programs choices check_flags features transactions bench_functions reports wgmma sm90 kernels mutants)
 run_tests_once "$@"
