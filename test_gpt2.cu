@@ -316,8 +316,8 @@ static void check_variant(const JsonValue* line, const GPT2Config* config, const
         std::copy(grads.begin() + place, grads.begin() + place + n, values.begin() + offset);
     });
     // In 16 bits PyTorch's error in bf16 is allowed, too. It is larger in wide heads, in deep models, and at ReLU's bend, where rounding
-    // changes the slope from 0 to 1. 8 sums tell a difference with a standard deviation of a quarter, and the largest of 1200 such estimates is 1.8 times too
-    // large.
+    // changes the slope from 0 to 1. 8 sums tell a difference with a standard deviation of a quarter, and the largest of 1200 such
+    // estimates is 1.8 times too large.
     double torch = 1.8 * json_get(line, "bf16")->number * sqrt(UNIT * 512);
     limit = IS_FP32 ? 1e-4 : fmax(BACKWARD, torch);
     check_variant_tensors(json_get(line, "grads"), config, values, limit, &variants.gradient, name, "the gradient");
