@@ -1032,13 +1032,13 @@ test_dropout() {
 # what a model file has beyond the model is said in one line
 test_model_notes() {
     setup
-    mkdir -p "$world/noted"
-    cp "$tiny/config.json" "$world/noted/"
-    cp "$tiny/model.safetensors" "$world/noted/m.safetensors"
-    echo '{"weight_map": {"lm_head.weight": "m.safetensors"}}' >"$world/noted/model.safetensors.index.json"
-    good -e noted --prompt-ids 1 --num-tokens 2
-    want "notes" "$(grep '^note' "$tmp/err")" "note: noted: lm_head.weight: in the index, but in no file, and not needed"
-    rm -r "$world/noted"
+    mkdir -p "$world/indexed"
+    cp "$tiny/config.json" "$world/indexed/"
+    cp "$tiny/model.safetensors" "$world/indexed/m.safetensors"
+    echo '{"weight_map": {"lm_head.weight": "m.safetensors"}}' >"$world/indexed/model.safetensors.index.json"
+    good -e indexed --prompt-ids 1 --num-tokens 2
+    want "notes" "$(grep '^note' "$tmp/err")" "note: indexed: lm_head.weight: in the index, but in no file, and not needed"
+    rm -r "$world/indexed"
 }
 # the same .gguf from every format that -e reads, in fp32 and bf16; test_gguf looks into the file
 test_export_gguf() {
