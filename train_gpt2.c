@@ -51,6 +51,7 @@ follows karpathy/llm.c.
 #else
 #define VECTOR
 #endif
+#define INLINE __attribute__((always_inline)) static inline // part of the VECTOR functions that call it
 
 // ================================================================================================
 // 1. layers
@@ -228,7 +229,7 @@ static void matmul_backward(float* dinp, float* dweight, float* dbias, const flo
 // e^x within 2 ulp; 0 for x < -87, a large finite number for x > 88, NaN for NaN. With x = n ln2 + r, |r| <= ln2 / 2,
 // the result is 2^n e^r, where e^r is computed by its Taylor series up to r^7. ln2 is split into two constants, so that
 // r stays accurate (Cody and Waite 1980).
-__attribute__((always_inline)) static inline float fast_exp(float x) {
+INLINE float fast_exp(float x) {
     float clamped = x < -87.0f ? -87.0f : x > 88.0f ? 88.0f : x;
     float shifted = clamped * 1.44269504f + 12582912.0f; // adding 1.5 * 2^23 rounds to an integer n, in the low bits
     float n = shifted - 12582912.0f;
@@ -251,12 +252,12 @@ __attribute__((always_inline)) static inline float fast_exp(float x) {
     return x != x ? x : result;
 }
 
-// ---- attention: causal, softmax(Q K^T / sqrt(HS)) V for each head ------------------------------------
+// ---- attention: causal, softmax(scale Q K^T) V for each head; scale: 1 / sqrt(HS) in GPT-2 -----------
 
 // plain loops, one query at a time
-static void attention_forward_naive(float* out, float* lse, const float* qkv, int B, int T, int C, int NH) {
+static void attention_forward_naive(float* out, float* lse, const float* qkv, int B, int T, int C, int NH,
+                                    float scale) {
     int HS = C / NH;
-    float scale = 1.0f / sqrtf(HS);
 #pragma omp parallel for collapse(2)
     for (int b = 0; b < B; b++) {
         for (int h = 0; h < NH; h++) {
@@ -287,9 +288,8 @@ static void attention_forward_naive(float* out, float* lse, const float* qkv, in
 }
 
 static void attention_backward_naive(float* dqkv, const float* dout, const float* qkv, const float* out,
-                                     const float* lse, int B, int T, int C, int NH) {
+                                     const float* lse, int B, int T, int C, int NH, float scale) {
     int HS = C / NH;
-    float scale = 1.0f / sqrtf(HS);
 #pragma omp parallel for collapse(2)
     for (int b = 0; b < B; b++) {
         for (int h = 0; h < NH; h++) {
@@ -358,13 +358,12 @@ VECTOR static void attention_softmax_row_backward(float* p, float* dp, float sca
 enum { ATTENTION_ROWS = 64 }; // queries per tile; a thread holds the scores of one tile, (64, T) floats
 
 // out (B,T,C), lse (B,NH,T): log of the sum of the exponentials of the scaled scores | qkv (B,T,3,NH,HS)
-static void attention_forward(float* out, float* lse, const float* qkv, int B, int T, int C, int NH) {
+static void attention_forward(float* out, float* lse, const float* qkv, int B, int T, int C, int NH, float scale) {
     if (args->naive) {
-        attention_forward_naive(out, lse, qkv, B, T, C, NH);
+        attention_forward_naive(out, lse, qkv, B, T, C, NH, scale);
         return;
     }
     int HS = C / NH, num_tiles = (T + ATTENTION_ROWS - 1) / ATTENTION_ROWS;
-    float scale = 1.0f / sqrtf(HS);
     size_t ld = 3 * (size_t)C;
 #pragma omp parallel
     {
@@ -388,13 +387,12 @@ static void attention_forward(float* out, float* lse, const float* qkv, int B, i
 
 // dqkv (B,T,3,NH,HS) | dout (B,T,C) | qkv (B,T,3,NH,HS) | out (B,T,C) | lse (B,NH,T)
 static void attention_backward(float* dqkv, const float* dout, const float* qkv, const float* out, const float* lse,
-                               int B, int T, int C, int NH) {
+                               int B, int T, int C, int NH, float scale) {
     if (args->naive) {
-        attention_backward_naive(dqkv, dout, qkv, out, lse, B, T, C, NH);
+        attention_backward_naive(dqkv, dout, qkv, out, lse, B, T, C, NH, scale);
         return;
     }
     int HS = C / NH, num_tiles = (T + ATTENTION_ROWS - 1) / ATTENTION_ROWS;
-    float scale = 1.0f / sqrtf(HS);
     size_t ld = 3 * (size_t)C;
 #pragma omp parallel
     {
@@ -433,37 +431,97 @@ static void attention_backward(float* dqkv, const float* dout, const float* qkv,
     }
 }
 
-// ---- gelu, tanh form: x * sigmoid(2 u), u = sqrt(2/pi) (x + 0.044715 x^3) -------------------------------
-// Source: Hendrycks and Gimpel 2016, arXiv:1606.08415; 0.5 (1 + tanh u) = sigmoid(2 u)
+// ---- the activation of the MLP's hidden layer ----------------------------------------------------------
+// GELU's tanh form, which is GPT-2's, is x * sigmoid(2 u), u = sqrt(2/pi) (x + 0.044715 x^3), as 0.5 (1 + tanh u) = sigmoid(2 u).
+// Source: Hendrycks and Gimpel 2016, arXiv:1606.08415. GELU itself is x * Phi(x), where Phi is the normal distribution function.
 
 enum { CHUNK = 4096 }; // elements per iteration of a threaded elementwise loop
 
-VECTOR static void gelu_chunk(float* out, const float* inp, size_t n) {
-    for (size_t i = 0; i < n; i++) {
-        float x = inp[i], u = 0.7978845608f * (x + 0.044715f * x * x * x);
-        out[i] = x / (1.0f + fast_exp(-2.0f * u));
+INLINE float sigmoid(float x) { return 1.0f / (1.0f + fast_exp(-x)); }
+
+// Returns Phi(x) with a relative error of at most 5e-7; density: exp(-x^2 / 2). Phi(-|x|) is density times a polynomial of
+// 1 / (1 + 0.21 |x|), whose coefficients are a least-squares fit of the relative error for |x| <= 13.
+INLINE float normal_distribution(float x, float density) {
+    float t = 1.0f / (1.0f + 0.21f * fabsf(x));
+    float p = 0.36072847f + t * (-0.33986497f + t * (0.28814301f + t * -0.07258017f));
+    p = density * t *
+        (0.08370179f + t * (0.08522033f + t * (0.06819454f + t * (0.12852621f + t * (-0.10206924f + t * p)))));
+    return x < 0.0f ? p : 1.0f - p;
+}
+
+INLINE float activate(Activation kind, float x) {
+    switch (kind) {
+    case ACT_GELU_TANH:
+        return x / (1.0f + fast_exp(-2.0f * 0.7978845608f * (x + 0.044715f * x * x * x)));
+    case ACT_GELU:
+        return x * normal_distribution(x, fast_exp(-0.5f * x * x));
+    case ACT_RELU:
+        return x > 0.0f ? x : x != x ? x : 0.0f;
+    case ACT_RELU_SQUARED:
+        return x < 0.0f ? 0.0f : x * x;
+    case ACT_SILU:
+        return x / (1.0f + fast_exp(-x));
+    default:
+        return 2.0f * sigmoid(2.0f * x) - 1.0f; // tanh
     }
 }
 
-VECTOR static void gelu_backward_chunk(float* inout, const float* inp, size_t n) {
-    for (size_t i = 0; i < n; i++) {
-        float x = inp[i], u = 0.7978845608f * (x + 0.044715f * x * x * x);
-        float s = 1.0f / (1.0f + fast_exp(-2.0f * u)), du = 0.7978845608f * (1.0f + 3.0f * 0.044715f * x * x);
-        inout[i] *= s + x * s * (1.0f - s) * 2.0f * du;
+// The derivative of activate() at x.
+INLINE float activation_slope(Activation kind, float x) {
+    if (kind == ACT_GELU_TANH) {
+        float s = sigmoid(2.0f * 0.7978845608f * (x + 0.044715f * x * x * x));
+        return s + x * s * (1.0f - s) * 2.0f * (0.7978845608f * (1.0f + 3.0f * 0.044715f * x * x));
+    } else if (kind == ACT_GELU) {
+        float density = fast_exp(-0.5f * x * x);
+        return normal_distribution(x, density) + 0.3989422804f * x * density;
+    } else if (kind == ACT_RELU) {
+        return x > 0.0f ? 1.0f : x != x ? x : 0.0f;
+    } else if (kind == ACT_RELU_SQUARED) {
+        return x < 0.0f ? 0.0f : 2.0f * x;
+    } else if (kind == ACT_SILU) {
+        float s = sigmoid(x);
+        return s + x * s * (1.0f - s);
     }
+    float y = activate(ACT_TANH, x);
+    return 1.0f - y * y;
+}
+
+// A loop over i < n for each kind of activation, which is a constant in it.
+#define FOR_EACH_KIND(kind, n, statement)                                                                              \
+    switch (kind) {                                                                                                    \
+        FOR_KIND(ACT_GELU_TANH, n, statement)                                                                          \
+        FOR_KIND(ACT_GELU, n, statement)                                                                               \
+        FOR_KIND(ACT_RELU, n, statement)                                                                               \
+        FOR_KIND(ACT_RELU_SQUARED, n, statement)                                                                       \
+        FOR_KIND(ACT_SILU, n, statement)                                                                               \
+        FOR_KIND(ACT_TANH, n, statement)                                                                               \
+    }
+#define FOR_KIND(value, n, statement)                                                                                  \
+    case value: {                                                                                                      \
+        const Activation KIND = value;                                                                                 \
+        for (size_t i = 0; i < (n); i++) { statement; }                                                                \
+        break;                                                                                                         \
+    }
+
+VECTOR static void activation_chunk(Activation kind, float* out, const float* inp,
+                                    size_t n){FOR_EACH_KIND(kind, n, out[i] = activate(KIND, inp[i]))} VECTOR
+    static void activation_backward_chunk(Activation kind, float* inout, const float* inp, size_t n) {
+    FOR_EACH_KIND(kind, n, inout[i] *= activation_slope(KIND, inp[i]))
 }
 
 // out (n) | inp (n)
-static void gelu_forward(float* out, const float* inp, size_t n) {
-#pragma omp parallel for
-    for (long i = 0; i < (long)n; i += CHUNK) { gelu_chunk(out + i, inp + i, n - i < CHUNK ? n - i : CHUNK); }
-}
-
-// inout (n): in, the gradient of GELU's output; out, the gradient of its input | inp (n)
-static void gelu_backward(float* inout, const float* inp, size_t n) {
+static void activation_forward(Activation kind, float* out, const float* inp, size_t n) {
 #pragma omp parallel for
     for (long i = 0; i < (long)n; i += CHUNK) {
-        gelu_backward_chunk(inout + i, inp + i, n - i < CHUNK ? n - i : CHUNK);
+        activation_chunk(kind, out + i, inp + i, n - i < CHUNK ? n - i : CHUNK);
+    }
+}
+
+// inout (n): in, the gradient of the activation's output; out, the gradient of its input | inp (n)
+static void activation_backward(Activation kind, float* inout, const float* inp, size_t n) {
+#pragma omp parallel for
+    for (long i = 0; i < (long)n; i += CHUNK) {
+        activation_backward_chunk(kind, inout + i, inp + i, n - i < CHUNK ? n - i : CHUNK);
     }
 }
 
@@ -523,6 +581,7 @@ typedef struct {
     float* fcprojb;  // (L, C)
     float* lnfw;     // (C)
     float* lnfb;     // (C)
+    float* lmhead;   // (Vp, C); wte itself unless the head is untied
 } Parameters;
 
 // The activations of B x T tokens, which the forward pass keeps for the backward pass.
@@ -618,6 +677,7 @@ static void free_tensors(TensorList list) {
 static void point_parameters(Parameters* p, float* memory, const GPT2Config* config) {
     float** tensors = (float**)p; // Parameters has NUM_PARAMS pointers, in the order of the table
     for (int i = 0; i < NUM_PARAMS; i++) { tensors[i] = memory + param_offset(config, i); }
+    if (!config->untied_head) { p->lmhead = p->wte; }
 }
 
 static void gpt2_allocate(GPT2* model, const GPT2Config* config) {
@@ -710,6 +770,7 @@ static void gpt2_forward(const GPT2* model, Activations* acts, const int* inputs
     int L = model->config.num_layers, NH = model->config.num_heads, C = model->config.channels, BT = B * T;
     int F = model->config.mlp_channels;
     float epsilon = model->config.norm_epsilon;
+    Activation activation = (Activation)model->config.activation;
     size_t BTC = (size_t)BT * C, BTF = (size_t)BT * F, CC = (size_t)C * C, FC = (size_t)F * C;
 
     encoder_forward(acts->encoded, inputs, p->wte, p->wpe, B, T, C);
@@ -727,14 +788,14 @@ static void gpt2_forward(const GPT2* model, Activations* acts, const int* inputs
         layernorm_forward(ln1, acts->ln1_mean + l * BT, acts->ln1_rstd + l * BT, residual, p->ln1w + l * C,
                           p->ln1b + l * C, BT, C, epsilon);
         matmul_forward(qkv, 3 * C, ln1, p->qkvw + l * 3 * CC, p->qkvb + l * 3 * C, BT, C, 3 * C);
-        attention_forward(atty, acts->lse + l * BT * NH, qkv, B, T, C, NH);
+        attention_forward(atty, acts->lse + l * BT * NH, qkv, B, T, C, NH, attention_scale(&model->config, l));
         matmul_forward(acts->scratch, C, atty, p->attprojw + l * CC, p->attprojb + l * C, BT, C, C);
         residual_forward(residual2, residual, acts->scratch, BTC);
 
         layernorm_forward(ln2, acts->ln2_mean + l * BT, acts->ln2_rstd + l * BT, residual2, p->ln2w + l * C,
                           p->ln2b + l * C, BT, C, epsilon);
         matmul_forward(fch, F, ln2, p->fcw + l * FC, p->fcb + l * F, BT, C, F);
-        gelu_forward(gelu, fch, BTF);
+        activation_forward(activation, gelu, fch, BTF);
         matmul_forward(acts->scratch, C, gelu, p->fcprojw + l * FC, p->fcprojb + l * C, BT, F, C);
         residual_forward(residual3, residual2, acts->scratch, BTC);
         residual = residual3;
@@ -742,9 +803,9 @@ static void gpt2_forward(const GPT2* model, Activations* acts, const int* inputs
     layernorm_forward(acts->lnf, acts->lnf_mean, acts->lnf_rstd, residual, p->lnfw, p->lnfb, BT, C, epsilon);
 }
 
-// logits (N,Vp) = lnf (N,C) wte^T: the head shares its weight with the token embedding. Columns V..Vp are not written.
+// logits (N,Vp) = lnf (N,C) lmhead^T. Columns V..Vp are not written.
 static void gpt2_head(const GPT2* model, float* logits, const float* lnf, int N) {
-    matmul_forward(logits, model->config.padded_vocab_size, lnf, model->params.wte, NULL, N, model->config.channels,
+    matmul_forward(logits, model->config.padded_vocab_size, lnf, model->params.lmhead, NULL, N, model->config.channels,
                    model->config.vocab_size);
 }
 
@@ -769,11 +830,12 @@ static void gpt2_backward(GPT2* model, const int* inputs, int B, int T, bool fir
     int F = model->config.mlp_channels, V = model->config.vocab_size, Vp = model->config.padded_vocab_size;
     size_t BTC = (size_t)BT * C, BTF = (size_t)BT * F, CC = (size_t)C * C, FC = (size_t)F * C;
     // the first micro-batch overwrites the gradients of matrices, which saves zeroing them; the gradients of vectors
-    // and of wpe are only ever added to, so they are zeroed here
+    // and of embeddings, unless the head has written them, are only ever added to, so they are zeroed here
     bool add = !first;
     for (int i = 0; first && i < NUM_PARAMS; i++) {
         float* tensor = ((float* const*)g)[i];
-        if (gpt2_params[i].rows == DIM_1 || tensor == g->wpe) {
+        bool embedding = gpt2_params[i].place == PLACE_EMBEDDINGS && tensor != g->lmhead;
+        if (gpt2_params[i].rows == DIM_1 || embedding) {
             memset(tensor, 0, param_size(&model->config, i) * sizeof(float));
         }
     }
@@ -781,7 +843,7 @@ static void gpt2_backward(GPT2* model, const int* inputs, int B, int T, bool fir
     float *dqkv = model->dacts.dqkv, *dfch = model->dacts.dfch;           // (B,T,3*C), (B,T,F)
     memset(dresidual, 0, BTC * sizeof(float));
 
-    matmul_backward(dbtc, g->wte, NULL, acts->logits, Vp, acts->lnf, p->wte, BT, C, V, add);
+    matmul_backward(dbtc, g->lmhead, NULL, acts->logits, Vp, acts->lnf, p->lmhead, BT, C, V, add);
     const float* residual = acts->residual3 + (L - 1) * BTC;
     layernorm_backward(dresidual, g->lnfw, g->lnfb, dbtc, residual, p->lnfw, acts->lnf_mean, acts->lnf_rstd, BT, C);
     for (size_t l = (size_t)L; l-- > 0;) {
@@ -792,14 +854,15 @@ static void gpt2_backward(GPT2* model, const int* inputs, int B, int T, bool fir
 
         matmul_backward(dfch, g->fcprojw + l * FC, g->fcprojb + l * C, dresidual, C, gelu, p->fcprojw + l * FC, BT, F,
                         C, add);
-        gelu_backward(dfch, fch, BTF);
+        activation_backward((Activation)model->config.activation, dfch, fch, BTF);
         matmul_backward(dbtc, g->fcw + l * FC, g->fcb + l * F, dfch, F, ln2, p->fcw + l * FC, BT, C, F, add);
         layernorm_backward(dresidual, g->ln2w + l * C, g->ln2b + l * C, dbtc, residual2, p->ln2w + l * C,
                            acts->ln2_mean + l * BT, acts->ln2_rstd + l * BT, BT, C);
 
         matmul_backward(dbtc, g->attprojw + l * CC, g->attprojb + l * C, dresidual, C, atty, p->attprojw + l * CC, BT,
                         C, C, add);
-        attention_backward(dqkv, dbtc, qkv, atty, acts->lse + l * BT * NH, B, T, C, NH);
+        attention_backward(dqkv, dbtc, qkv, atty, acts->lse + l * BT * NH, B, T, C, NH,
+                           attention_scale(&model->config, l));
         matmul_backward(dbtc, g->qkvw + l * 3 * CC, g->qkvb + l * 3 * C, dqkv, 3 * C, ln1, p->qkvw + l * 3 * CC, BT, C,
                         3 * C, add);
         layernorm_backward(dresidual, g->ln1w + l * C, g->ln1b + l * C, dbtc, residual, p->ln1w + l * C,
@@ -1020,9 +1083,8 @@ VECTOR static float dot_row(const float* a, const float* b, int n) {
 // out (C) = attention of one query q (C) over `length` cached keys and values (capacity, C). att (NH, capacity) is
 // scratch.
 static void attention_one(float* out, float* att, const float* q, const float* keys, const float* values, int length,
-                          int capacity, int C, int NH) {
+                          int capacity, int C, int NH, float scale) {
     int HS = C / NH;
-    float scale = 1.0f / sqrtf(HS);
 #pragma omp parallel for if ((long)length * C > 32768)
     for (int h = 0; h < NH; h++) {
         float *a = att + (size_t)h * capacity, *o = out + (size_t)h * HS;
@@ -1053,12 +1115,13 @@ static void generator_step(Generator* g, const GPT2* model, int token) {
         matmul_forward(g->qkv, 3 * C, g->norm, p->qkvw + l * 3 * CC, p->qkvb + l * 3 * C, 1, C, 3 * C);
         memcpy(keys + (size_t)t * C, g->qkv + C, C * sizeof(float));
         memcpy(values + (size_t)t * C, g->qkv + 2 * C, C * sizeof(float));
-        attention_one(g->norm, g->att, g->qkv, keys, values, t + 1, g->capacity, C, NH);
+        attention_one(g->norm, g->att, g->qkv, keys, values, t + 1, g->capacity, C, NH,
+                      attention_scale(&model->config, l));
         matmul_forward(g->out, C, g->norm, p->attprojw + l * CC, p->attprojb + l * C, 1, C, C);
         for (int c = 0; c < C; c++) { g->x[c] += g->out[c]; }
         layernorm_row(g->norm, &mean, &rstd, g->x, p->ln2w + l * C, p->ln2b + l * C, C, epsilon);
         matmul_forward(g->fch, F, g->norm, p->fcw + l * FC, p->fcb + l * F, 1, C, F);
-        gelu_chunk(g->fch, g->fch, F);
+        activation_chunk((Activation)model->config.activation, g->fch, g->fch, F);
         matmul_forward(g->out, C, g->fch, p->fcprojw + l * FC, p->fcprojb + l * C, 1, F, C);
         for (int c = 0; c < C; c++) { g->x[c] += g->out[c]; }
     }

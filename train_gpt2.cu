@@ -179,20 +179,27 @@ void matmul_backward_weight(float* dweight, float* scratch, const floatX* dout, 
                             bool accumulate, const Execution& exec);
 size_t matmul_backward_weight_scratch(int N, int C, int OC);
 
-// Causal self-attention, softmax(q k^T / sqrt(HS)) v in each head; the (T,T) matrix is never in memory. out (B,T,C),
+// Causal self-attention, softmax(scale q k^T) v in each head; the (T,T) matrix is never in memory. out (B,T,C),
 // lse (B,NH,T) | qkv (B,T,3,NH,HS). Dao 2023, FlashAttention-2, arXiv:2307.08691. Which kernel runs depends on the head size, the
 // precision and the device: attention_forward_choice, attention_backward_choice.
-void attention_forward(floatX* out, float* lse, const floatX* qkv, int B, int T, int C, int NH, const Execution& exec);
+void attention_forward(floatX* out, float* lse, const floatX* qkv, int B, int T, int C, int NH, float scale,
+                       const Execution& exec);
 // dqkv (B,T,3,NH,HS); dbias (3,NH,HS), which may be NULL, += dqkv summed over all tokens | dout, out (B,T,C) | qkv
 // (B,T,3,NH,HS) | lse (B,NH,T)
 void attention_backward(floatX* dqkv, float* dbias, float* scratch, const floatX* dout, const floatX* qkv,
-                        const floatX* out, const float* lse, int B, int T, int C, int NH, const Execution& exec);
+                        const floatX* out, const float* lse, int B, int T, int C, int NH, float scale,
+                        const Execution& exec);
 size_t attention_backward_scratch(int B, int T, int C, int NH);
 size_t attention_backward_bias_terms(int B, int T, int C, int NH); // floats at the beginning of scratch: dbias's terms
 
-// out (n) = gelu(inp (n)), tanh form: 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))). out may be inp. Hendrycks and Gimpel
-// 2016, arXiv:1606.08415. matmul_forward fuses it; this kernel is for -r and for fp32.
-void gelu_forward(floatX* out, const floatX* inp, size_t n, const Execution& exec);
+// out (n) = the activation of inp (n), and slope (n), which may be NULL, its derivative there. out or slope may be inp. GELU's tanh
+// form, 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))), is in matmul_forward, too: for it this kernel serves -r and fp32. Hendrycks and
+// Gimpel 2016, arXiv:1606.08415.
+void activation_forward(floatX* out, floatX* slope, const floatX* inp, size_t n, Activation kind,
+                        const Execution& exec);
+// dinp (n) = dout (n) times the derivative of the activation at inp (n). dinp may be dout.
+void activation_backward(floatX* dinp, const floatX* dout, const floatX* inp, size_t n, Activation kind,
+                         const Execution& exec);
 
 // Softmax and cross-entropy over the first V of Vp columns: losses (N) = -log(softmax(logits (N,Vp))[targets (N)]). If dloss
 // (1, device memory) is not NULL, the logits are overwritten by their gradients, (softmax - onehot(target)) * dloss.
@@ -322,10 +329,10 @@ bool decode_matmul_runs(bool norm, int B, int K, int OC);
 // weights in 8 bits for any number from 2 on. wte is read as weight is in decode_matvec().
 bool decode_matmul_head(float* logits, const floatX* x, const floatX* norm_weight, const floatX* norm_bias,
                         const WeightMatrix& wte, int B, int C, int Vp, float epsilon, const Execution& exec);
-// out (B,C) = attention of the query in qkv (B,3,C) to itself and to the positions[b] tokens before it. The key and value in
+// out (B,C) = attention, with `scale`, of the query in qkv (B,3,C) to itself and to the positions[b] tokens before it. The key and value in
 // qkv become row positions[b] of keys, values (B,capacity,C). A text with position -1 has ended and is left out.
 void decode_attention(floatX* out, floatX* keys, floatX* values, float* scratch, const floatX* qkv,
-                      const int* positions, int B, int C, int NH, int capacity, const Execution& exec);
+                      const int* positions, int B, int C, int NH, int capacity, float scale, const Execution& exec);
 size_t decode_attention_scratch(int B, int C, int NH, int capacity);
 // After a prompt: the keys and values in qkv (B,T,3,C) become rows 0 to T-1 of keys, values (B,capacity,C).
 void decode_cache_fill(floatX* keys, floatX* values, const floatX* qkv, int B, int T, int C, int capacity,
@@ -378,6 +385,7 @@ template <class T> struct Parameters {
     T* fcprojb;  // (L, C)
     T* lnfw;     // (C)
     T* lnfb;     // (C)
+    T* lmhead;   // (Vp, C); wte itself unless the head is untied
 };
 
 // Parameters is read as an array of pointers in the order of the table.
@@ -526,7 +534,7 @@ struct Fp8Memory {
     size_t keep_norm, keep_gelu; // 1: each layer has its own columns, 0: all share one
     Fp8Scales scales;
     E4M3* weights;      // (L, fp8_weights()): rows and columns of qkvw, fcw, fcprojw
-    E4M3* wte;          // rows (Vp,C), columns (C,Vp); from +head on
+    E4M3* head;         // its weight: rows (Vp,C), columns (C,Vp); from +head on
     E4M3* norm_rows;    // (B*T, C): the output of a layernorm
     E4M3* gelu_rows;    // (B*T, max(F, 2*C)); also for rows and columns of the last layernorm's output
     E4M3* ln1_columns;  // (L, C, B*T) with +dw
@@ -560,7 +568,7 @@ struct Fp8Layer {
 };
 // The tensors of the head, of fp8_head_tokens(BT) tokens at a time.
 struct Fp8Head {
-    Fp8Copies<E4M3> lnf, wte;
+    Fp8Copies<E4M3> lnf, weight;
     Fp8Copies<E5M2> dlogits;
 };
 
@@ -681,12 +689,18 @@ static void linear_forward(floatX* out, const Fp8Layer& q, const Operand<E4M3>& 
     }
 }
 
-// The first half of the MLP: gelu (N,OC) = gelu(inp (N,C) weight (OC,C)^T + bias (OC)); saved: for the backward pass.
-static void linear_gelu_forward(floatX* gelu, GeluSaved saved, const Fp8Layer& q, const Operand<E4M3>& inp,
-                                const Operand<E4M3>& weight, const floatX* bias, int N, int C, int OC,
-                                const Execution& exec) {
+// The first half of the MLP: out (N,OC) = the activation of inp (N,C) weight (OC,C)^T + bias (OC); saved: for the backward pass. GELU's
+// tanh form is in the matmul's epilogue, other activations are a pass of their own.
+static void linear_activation_forward(floatX* out, GeluSaved saved, Activation kind, const Fp8Layer& q,
+                                      const Operand<E4M3>& inp, const Operand<E4M3>& weight, const floatX* bias, int N,
+                                      int C, int OC, const Execution& exec) {
+    if (q.stage == FP8_OFF && kind == ACT_GELU_TANH) {
+        return matmul_forward(out, saved, inp.values, weight.values, bias, NULL, N, C, OC, exec);
+    }
     if (q.stage == FP8_OFF) {
-        return matmul_forward(gelu, saved, inp.values, weight.values, bias, NULL, N, C, OC, exec);
+        floatX* sum = saved.tensor && !saved.is_slope ? saved.tensor : out;
+        matmul_forward(sum, NULL, inp.values, weight.values, bias, NULL, N, C, OC, exec);
+        return activation_forward(out, saved.is_slope ? saved.tensor : NULL, sum, (size_t)N * OC, kind, exec);
     }
     if constexpr (HAS_FP8) {
         quantize_weight(q, weight, C, OC, exec);
@@ -694,7 +708,7 @@ static void linear_gelu_forward(floatX* gelu, GeluSaved saved, const Fp8Layer& q
         bool dw = q.stage == FP8_DW;
         if (saved.is_slope) { return matmul_fp8_gelu(q.gelu.to_both(), saved.tensor, x, w, bias, N, C, OC, exec); }
         matmul_fp8_forward(saved.tensor, x, w, bias, N, C, OC, exec);
-        quantize_gelu(dw && q.keep_gelu ? q.gelu.to_both() : q.gelu.to_rows(), dw ? NULL : gelu, saved.tensor, N, OC,
+        quantize_gelu(dw && q.keep_gelu ? q.gelu.to_both() : q.gelu.to_rows(), dw ? NULL : out, saved.tensor, N, OC,
                       exec);
     }
 }
@@ -713,8 +727,8 @@ static ResidualStream linear_residual_forward(floatX* sum, floatX* product, cons
 }
 
 // Computes again what the forward pass has not kept of a layer. With +dw only the columns are read; rows are written, too.
-static void recompute_forward(const Activations& a, const Fp8Layer& q, const Norm& norm1, const Norm& norm2, int N,
-                              int C, int F, const Execution& exec) {
+static void recompute_forward(const Activations& a, const Fp8Layer& q, const Norm& norm1, const Norm& norm2,
+                              Activation kind, int N, int C, int F, const Execution& exec) {
     if (q.stage == FP8_DW) {
         if constexpr (HAS_FP8) {
             if (!q.keep_gelu) { quantize_gelu(q.again(q.gelu), NULL, a.fch.tensor, N, F, exec); }
@@ -726,7 +740,7 @@ static void recompute_forward(const Activations& a, const Fp8Layer& q, const Nor
         }
         return;
     }
-    if (!a.keep_gelu) { gelu_forward(a.fch_gelu, a.fch.tensor, (size_t)N * F, exec); }
+    if (!a.keep_gelu) { activation_forward(a.fch_gelu, NULL, a.fch.tensor, (size_t)N * F, kind, exec); }
     if (a.keep_norm) { return; }
     norm_forward(norm1, q, {}, {a.residual}, N, C, exec);
     norm_forward(norm2, q, {}, {a.residual2}, N, C, exec);
@@ -764,13 +778,20 @@ static void linear_backward(floatX* dinp, float* dweight, float* scratch, const 
     }
 }
 
-// Through the second product of the MLP, and GELU: dfch (N,F) = dout (N,C) weight (C,F) * gelu'(...); dbias (F) += its column sums.
-static void linear_gelu_backward(const Operand<E5M2>& dfch, float* dbias, float* terms, const Fp8Layer& q,
-                                 const Operand<E5M2>& dout, const Operand<E4M3>& weight, GeluSaved saved, int N, int F,
-                                 int C, const Execution& exec) {
+// Through the second product of the MLP, and the activation: dfch (N,F) = dout (N,C) weight (C,F) times the activation's derivative;
+// dbias (F), which may be NULL, += its column sums.
+static void linear_activation_backward(const Operand<E5M2>& dfch, float* dbias, float* terms, GeluSaved saved,
+                                       Activation kind, const Fp8Layer& q, const Operand<E5M2>& dout,
+                                       const Operand<E4M3>& weight, int N, int F, int C, const Execution& exec) {
     floatX* out = (floatX*)dfch.values;
-    if (q.stage < FP8_DX) {
+    if (q.stage < FP8_DX && (saved.is_slope || kind == ACT_GELU_TANH)) {
         return matmul_backward_input(out, dbias, terms, dout.values, weight.values, saved, N, F, C, exec);
+    }
+    if (q.stage < FP8_DX) {
+        matmul_backward_input(out, NULL, terms, dout.values, weight.values, NULL, N, F, C, exec);
+        activation_backward(out, out, saved.tensor, (size_t)N * F, kind, exec);
+        if (dbias) { matmul_backward_bias(dbias, terms, out, N, F, exec); }
+        return;
     }
     if constexpr (HAS_FP8) {
         Fp8Tensor<E5M2> to = q.gradient(dfch.fp8);
@@ -779,7 +800,7 @@ static void linear_gelu_backward(const Operand<E5M2>& dfch, float* dbias, float*
         if (saved.is_slope) { return matmul_fp8_gelu_backward(to, dbias, terms, dy, w, saved.tensor, N, F, C, exec); }
         matmul_fp8_backward_input(out, dy, w, N, F, C, exec);
         quantize_gelu_backward(to, out, out, saved.tensor, N, F, exec);
-        matmul_backward_bias(dbias, terms, out, N, F, exec);
+        if (dbias) { matmul_backward_bias(dbias, terms, out, N, F, exec); }
     }
 }
 
@@ -809,6 +830,7 @@ static void gpt2_forward(GPT2* model, Activations* acts, int B, int T, PassKind 
     if (!exec.update) { finish_deferred_update(model); }
     const GPT2Config* config = &model->config;
     int L = config->num_layers, NH = config->num_heads, C = config->channels, F = config->mlp_channels, BT = B * T;
+    Activation activation = (Activation)config->activation;
     ResidualStream x = {acts->encoded};
 
     await_bucket(0, exec);
@@ -826,12 +848,13 @@ static void gpt2_forward(GPT2* model, Activations* acts, int B, int T, PassKind 
             KeyValueCache c = layer_cache(*cache, config, l);
             decode_cache_fill(c.keys, c.values, a.qkv, B, T, C, c.capacity, exec);
         }
-        attention_forward(a.atty, a.lse, a.qkv, B, T, C, NH, exec);
+        attention_forward(a.atty, a.lse, a.qkv, B, T, C, NH, attention_scale(config, l), exec);
         matmul_forward(a.residual2, NULL, a.atty, w.attprojw, w.attprojb, a.residual, BT, C, C, exec);
         // MLP
         norm_forward(second_norm(a, w, config), q, q.ln2, {a.residual2}, BT, C, exec);
         GeluSaved saved = kind == EVALUATE ? GeluSaved::not_kept() : a.fch;
-        linear_gelu_forward(a.fch_gelu, saved, q, {a.ln2, q.ln2}, {w.fcw, q.fcw}, w.fcb, BT, C, F, exec);
+        linear_activation_forward(a.fch_gelu, saved, activation, q, {a.ln2, q.ln2}, {w.fcw, q.fcw}, w.fcb, BT, C, F,
+                                  exec);
         x = linear_residual_forward(a.residual3, a.projected, q, {a.fch_gelu, q.gelu}, {w.fcprojw, q.fcprojw},
                                     w.fcprojb, a.residual2, BT, F, C, exec);
     }
@@ -840,7 +863,7 @@ static void gpt2_forward(GPT2* model, Activations* acts, int B, int T, PassKind 
 }
 
 // The losses with the head in fp8, and what gpt2_backward would do for the head, a quarter of the tokens at a time: dbtc becomes the
-// gradient of lnf, and the gradient of wte is written, or added to unless `first`.
+// gradient of lnf, and the gradient of the head's weight is written, or added to unless `first`.
 static void head_in_fp8(GPT2* model, int BT, bool first, const Execution& exec) {
     if constexpr (HAS_FP8) {
         const GPT2Config* config = &model->config;
@@ -849,7 +872,7 @@ static void head_in_fp8(GPT2* model, int BT, bool first, const Execution& exec) 
         bool dw = model->fp8.stage == FP8_DW;
         const float* dloss = &model->state->dloss;
         Fp8Head q = fp8_head(model->fp8, config, BT, acts->logits);
-        if (first) { quantize(q.wte.to_both(true), model->params.wte, Vp, C, exec); }
+        if (first) { quantize(q.weight.to_both(true), model->params.lmhead, Vp, C, exec); }
         for (int begin = 0; begin < BT; begin += most) {
             int n = std::min(most, BT - begin);
             bool add = !first || begin > 0;
@@ -857,18 +880,18 @@ static void head_in_fp8(GPT2* model, int BT, bool first, const Execution& exec) 
             float* losses = acts->losses + begin;
             const int* targets = acts->targets + begin;
             quantize(dw ? q.lnf.to_both() : q.lnf.to_rows(), inp, n, C, exec);
-            matmul_fp8_forward(acts->logits, q.lnf.as_rows(), q.wte.as_rows(), NULL, n, C, Vp, exec);
+            matmul_fp8_forward(acts->logits, q.lnf.as_rows(), q.weight.as_rows(), NULL, n, C, Vp, exec);
             fused_classifier(acts->logits, losses, targets, dw ? NULL : dloss, n, V, Vp, exec);
             if (dw) {
                 quantize_dlogits(q.dlogits.to_both(), acts->logits, losses, targets, dloss, n, V, Vp, exec);
-                matmul_fp8_backward_weight(model->grads.wte, q.dlogits.as_columns(), q.lnf.as_columns(), n, C, Vp, add,
-                                           exec);
+                matmul_fp8_backward_weight(model->grads.lmhead, q.dlogits.as_columns(), q.lnf.as_columns(), n, C, Vp,
+                                           add, exec);
             } else {
                 quantize(q.dlogits.to_rows(), acts->logits, n, Vp, exec);
-                matmul_backward_weight(model->grads.wte, acts->scratch, acts->logits, inp, n, C, Vp, add, exec);
+                matmul_backward_weight(model->grads.lmhead, acts->scratch, acts->logits, inp, n, C, Vp, add, exec);
             }
-            matmul_fp8_backward_input(acts->dbtc + (size_t)begin * C, q.dlogits.as_rows(), q.wte.as_columns(), n, C, Vp,
-                                      exec);
+            matmul_fp8_backward_input(acts->dbtc + (size_t)begin * C, q.dlogits.as_rows(), q.weight.as_columns(), n, C,
+                                      Vp, exec);
         }
     }
 }
@@ -882,7 +905,7 @@ static void gpt2_loss(GPT2* model, Activations* acts, int B, int T, PassKind kin
     if (kind != EVALUATE && model->fp8.stage >= FP8_HEAD) {
         head_in_fp8(model, BT, kind == TRAIN_FIRST, exec);
     } else {
-        linear_cross_entropy_forward(acts->logits, acts->losses, acts->scratch, acts->lnf, model->params.wte,
+        linear_cross_entropy_forward(acts->logits, acts->losses, acts->scratch, acts->lnf, model->params.lmhead,
                                      acts->targets, dloss, BT, C, V, Vp, exec);
     }
     mean_loss(&model->state->loss, acts->losses, BT, scale, exec);
@@ -890,8 +913,9 @@ static void gpt2_loss(GPT2* model, Activations* acts, int B, int T, PassKind kin
 
 // ---- backward -------------------------------------------------------------------------------------
 
-// Begins the gradients of a step: zeroes those of the vectors and of wpe, because their kernels only add.
-// The first micro-batch overwrites those of matrices; wte's by the head's product, before encoder_backward adds to it.
+// Begins the gradients of a step: zeroes those of the vectors, of wpe and, unless it is the head's weight, too, of wte, because their
+// kernels only add.
+// The first micro-batch overwrites those of matrices; the head's weight's by the head's product, before encoder_backward adds to wte.
 static void zero_gradients(GPT2* model);
 
 // Call after gpt2_loss, with the same kind. Computes the gradients of all parameters; TRAIN_FIRST overwrites them, otherwise they
@@ -908,13 +932,14 @@ static void gpt2_backward(GPT2* model, int B, int T, PassKind kind, const Execut
     floatX *dresidual = acts->dresidual, *dbtc = acts->dbtc; // (B,T,C)
     float* scratch = acts->scratch + attention_backward_bias_terms(B, T, C, NH);
     bool add = kind != TRAIN_FIRST;
+    Activation activation = (Activation)config->activation;
     ColumnSums sums;
     Execution layer = exec;
     layer.sums = &sums;
     if (!add) { zero_gradients(model); }
 
     if (model->fp8.stage < FP8_HEAD) {
-        linear_cross_entropy_backward(dbtc, g->wte, acts->scratch, acts->logits, acts->losses, acts->lnf, p->wte,
+        linear_cross_entropy_backward(dbtc, g->lmhead, acts->scratch, acts->logits, acts->losses, acts->lnf, p->lmhead,
                                       &model->state->dloss, BT, C, Vp, add, exec);
     }
     const floatX* residual = layer_activations(*acts, config, B, T, L).residual;
@@ -927,18 +952,20 @@ static void gpt2_backward(GPT2* model, int B, int T, PassKind kind, const Execut
         Parameters<float> d = layer_parameters(*g, config, l);
         Activations a = layer_activations(*acts, config, B, T, l);
         Fp8Layer q = layer_in_fp8(model, kind, BT, l);
-        recompute_forward(a, q, first_norm(a, w, config), second_norm(a, w, config), BT, C, F, layer);
+        recompute_forward(a, q, first_norm(a, w, config), second_norm(a, w, config), activation, BT, C, F, layer);
         // MLP; dresidual's sums, the gradient of fcprojb, were added by the layernorm after this layer
         Operand<E5M2> dfcproj = {dresidual, q.dfcproj}, dfch = {a.dfch, q.dfch}, dqkv = {a.dqkv, q.dqkv};
         quantize_gradient(q, dfcproj, BT, C, layer);
         linear_backward_weight(d.fcprojw, scratch, q, dfcproj, {a.fch_gelu, q.gelu}, BT, F, C, add, layer);
-        linear_gelu_backward(dfch, d.fcb, acts->gelu_terms, q, dfcproj, {w.fcprojw, q.fcprojw}, a.fch, BT, F, C, layer);
+        linear_activation_backward(dfch, d.fcb, acts->gelu_terms, a.fch, activation, q, dfcproj, {w.fcprojw, q.fcprojw},
+                                   BT, F, C, layer);
         linear_backward(dbtc, d.fcw, scratch, q, dfch, {a.ln2, q.ln2}, {w.fcw, q.fcw}, BT, C, F, add, layer);
         layernorm_backward(dresidual, d.attprojb, d.ln2w, d.ln2b, acts->norm2_terms, dbtc, dresidual, a.residual2,
                            w.ln2w, a.ln2_mean, a.ln2_rstd, BT, C, layer);
         // attention
         linear_backward(dbtc, d.attprojw, scratch, q, dresidual, a.atty, w.attprojw, BT, C, C, add, layer);
-        attention_backward(a.dqkv, d.qkvb, acts->scratch, dbtc, a.qkv, a.atty, a.lse, B, T, C, NH, layer);
+        attention_backward(a.dqkv, d.qkvb, acts->scratch, dbtc, a.qkv, a.atty, a.lse, B, T, C, NH,
+                           attention_scale(config, l), layer);
         quantize_gradient(q, dqkv, BT, 3 * C, layer);
         linear_backward(dbtc, d.qkvw, scratch, q, dqkv, {a.ln1, q.ln1}, {w.qkvw, q.qkvw}, BT, C, 3 * C, add, layer);
         float* earlier_bias = l > 0 ? layer_parameters(*g, config, l - 1).fcprojb : NULL;
@@ -952,26 +979,26 @@ static void gpt2_backward(GPT2* model, int B, int T, PassKind kind, const Execut
 }
 
 // ---- parameters in memory, and how several GPUs share them ----------------------------------------
-//     embeddings | layer 0 | layer 1 | ... | last layernorm      one array of model_size() values: weights, or gradients
-//     bucket 0   | 1       | 2       | ... | L + 1               several GPUs exchange one at a time
-//     0          | 1   2   | 3   4   | ... | 2L + 1              pieces: of a layer the matrices, then the vectors
+//     embeddings | layer 0 | layer 1 | ... | last layernorm, head    one array of model_size() values: weights, or gradients
+//     bucket 0   | 1       | 2       | ... | L + 1                   several GPUs exchange one at a time
+//     0          | 1   2   | 3   4   | ... | 2L + 1    2L + 2        pieces: of a layer the matrices, then the vectors; an untied head
 //
 // With ZeRO-1 each bucket is divided into equal shares, one for each rank. With Muon only bucket 0 is. The other buckets are
 // dealt to the ranks as wholes: bucket 1 to rank 0, bucket 2 to rank 1 and so on.
 
 static int num_buckets(const GPT2Config* config) { return config->num_layers + 2; }
 
-// The kind of the bucket that tensor p is in: 0 the embeddings, 1 a layer, 2 the last layernorm.
-static int bucket_kind(int p) {
-    return gpt2_params[p].place == PLACE_EMBEDDINGS ? 0 : gpt2_params[p].place == PLACE_LAST_NORM ? 2 : 1;
-}
+// The kind of the bucket that tensor p is in: 0 the embeddings, 1 a layer, 2 the last layernorm and an untied head.
+static int bucket_kind(int p) { return gpt2_params[p].place == PLACE_EMBEDDINGS ? 0 : param_per_layer(p) ? 1 : 2; }
 
-// Bucket 0 is wte and wpe, bucket 1 + l is layer l, the last one is the last layernorm. n includes padding at the end, with
+// Bucket 0 is wte and wpe, bucket 1 + l is layer l, the last one is the last layernorm and an untied head. n includes padding at the end, with
 // which each of several GPUs has an equal share that consists of whole 16-byte vectors.
 static Span bucket(const GPT2Config* config, int b) {
     size_t sizes[3] = {0, 0, 0}; // of each kind
     size_t unit = (size_t)8 * ranks().env.num_ranks;
-    for (int p = 0; p < NUM_PARAMS; p++) { sizes[bucket_kind(p)] += param_layer_size(config, p); }
+    for (int p = 0; p < NUM_PARAMS; p++) {
+        if (param_copies(config, p) > 0) { sizes[bucket_kind(p)] += param_layer_size(config, p); }
+    }
     for (size_t& n : sizes) { n = ceil_div(n, unit) * unit; }
     return {b == 0 ? 0 : sizes[0] + (b - 1) * sizes[1], sizes[b == 0 ? 0 : b <= config->num_layers ? 1 : 2]};
 }
@@ -989,17 +1016,18 @@ static size_t param_place(const GPT2Config* config, int p, int l) {
     for (int q = 0; q < NUM_PARAMS; q++) {
         ParamPlace of_p = gpt2_params[p].place, of_q = gpt2_params[q].place;
         bool before = of_q < of_p || (of_q == of_p && q < p);
-        if (bucket_kind(q) == kind && before) { place += param_layer_size(config, q); }
+        if (bucket_kind(q) == kind && before && param_copies(config, q) > 0) { place += param_layer_size(config, q); }
     }
     return place;
 }
 
 // A piece is the tensors of the same place and layer, which follow one another. Piece 0 is wte and wpe, pieces 1 + 2l and 2 + 2l are
-// the matrices and the vectors of layer l, and piece 2L + 1 is the last layernorm.
-static int num_pieces(const GPT2Config* config) { return 2 * config->num_layers + 2; }
+// the matrices and the vectors of layer l, piece 2L + 1 is the last layernorm, and piece 2L + 2 an untied head.
+static int num_pieces(const GPT2Config* config) { return 2 * config->num_layers + 2 + config->untied_head; }
 static ParamPlace piece_kind(const GPT2Config* config, int i) {
     if (i == 0) { return PLACE_EMBEDDINGS; }
-    return i == num_pieces(config) - 1 ? PLACE_LAST_NORM : i % 2 == 1 ? PLACE_LAYER_MATRICES : PLACE_LAYER_VECTORS;
+    if (i > 2 * config->num_layers) { return i == 2 * config->num_layers + 1 ? PLACE_LAST_NORM : PLACE_HEAD; }
+    return i % 2 == 1 ? PLACE_LAYER_MATRICES : PLACE_LAYER_VECTORS;
 }
 
 static Span parameter_piece(const GPT2Config* config, int i) {
@@ -1129,16 +1157,19 @@ template <class Copy> static void for_each_tensor(const GPT2Config* config, Copy
 
 template <class T> static void point_parameters(Parameters<T>* p, T* memory, const GPT2Config* config) {
     for (int i = 0; i < NUM_PARAMS; i++) { parameter_array(p)[i] = memory + param_place(config, i, 0); }
+    if (!config->untied_head) { p->lmhead = p->wte; }
 }
 
 static void zero_gradients(GPT2* model) {
     const GPT2Config* config = &model->config;
-    size_t wpe_bytes = (size_t)config->max_seq_len * config->channels * sizeof(float);
-    cudaCheck(cudaMemsetAsync(model->grads.wpe, 0, wpe_bytes, model->exec.stream));
     for (int i = 0; i < num_pieces(config); i++) {
         ParamPlace kind = piece_kind(config, i);
-        if (kind == PLACE_EMBEDDINGS || kind == PLACE_LAYER_MATRICES) { continue; }
+        if (kind == PLACE_LAYER_MATRICES || kind == PLACE_HEAD) { continue; }
         Span piece = parameter_piece(config, i);
+        if (kind == PLACE_EMBEDDINGS && !config->untied_head) { // only wpe, which is the last of them
+            size_t wte = model->grads.wpe - model->grads.wte;
+            piece.place += wte, piece.n -= wte;
+        }
         float* gradients = model->grads_memory + piece.place;
         cudaCheck(cudaMemsetAsync(gradients, 0, piece.n * sizeof(float), model->exec.stream));
     }
@@ -1228,7 +1259,7 @@ enum Fp8Name {
     FP8_FCPROJW,
     FP8_PER_LAYER
 };
-enum Fp8HeadName { FP8_LNF, FP8_DLOGITS, FP8_WTE, FP8_OF_HEAD };
+enum Fp8HeadName { FP8_LNF, FP8_DLOGITS, FP8_HEAD_WEIGHT, FP8_OF_HEAD };
 
 static int fp8_num_tensors(const GPT2Config* config) { return config->num_layers * FP8_PER_LAYER + FP8_OF_HEAD; }
 
@@ -1262,7 +1293,7 @@ static void plan_fp8(Plan* parameters, Plan* activations, Fp8Memory* m, const GP
     plan_add(parameters, PLAN_WEIGHTS, &m->scales.largest, num);
     plan_add(parameters, PLAN_WEIGHTS, &m->scales.unread, 1);
     plan_add(parameters, PLAN_WEIGHTS, &m->weights, L * fp8_weights(config));
-    if (stage >= FP8_HEAD) { plan_add(parameters, PLAN_WEIGHTS, &m->wte, 2 * C * config->padded_vocab_size); }
+    if (stage >= FP8_HEAD) { plan_add(parameters, PLAN_WEIGHTS, &m->head, 2 * C * config->padded_vocab_size); }
     plan_add(activations, PLAN_ACTIVATIONS, &m->norm_rows, BT * C);
     plan_add(activations, PLAN_ACTIVATIONS, &m->gelu_rows, BT * std::max(F, 2 * C));
     if (stage < FP8_DW) { return; }
@@ -1300,7 +1331,7 @@ static Fp8Head fp8_head(const Fp8Memory& m, const GPT2Config* config, int BT, fl
     int number = m.scales.num - FP8_OF_HEAD;
     E5M2* dlogits = (E5M2*)(logits + most * Vp);
     return {fp8_copies(m, number + FP8_LNF, m.gelu_rows, m.gelu_rows + most * C),
-            fp8_copies(m, number + FP8_WTE, m.wte, m.wte + Vp * C),
+            fp8_copies(m, number + FP8_HEAD_WEIGHT, m.head, m.head + Vp * C),
             fp8_copies(m, number + FP8_DLOGITS, dlogits, dlogits + most * Vp)};
 }
 
@@ -1321,6 +1352,10 @@ static void check_fp8(const GPT2Config* config, int BT, int stage) {
     if (C % 16 != 0 || C > 1792) { die("%d channels: --fp8 wants a multiple of 16 up to 1792", C); }
     if (config->mlp_channels % 16 != 0) {
         die("%d channels in the MLP: --fp8 wants a multiple of 16", config->mlp_channels);
+    }
+    if (config->activation != ACT_GELU_TANH) {
+        die("--fp8 goes with the activation %s, and the model has %s", activation_name(ACT_GELU_TANH),
+            activation_name(config->activation));
     }
     if (fp8_num_tensors(config) > RUN_MAX_FP8) { die("%d layers: --fp8 goes with fewer", config->num_layers); }
     if (BT % 16 != 0) { die("%d tokens in a micro-batch: --fp8 wants a multiple of 16, see -b and -t", BT); }
@@ -1405,7 +1440,7 @@ static void upload_fp8(GPT2* model, const float* largest, int num) {
 // bits stand for, rounded to floatX: a prompt, an evaluation, the embedding of a token and more texts than decode_matmul
 // takes are computed with these, and so the whole program computes with the same weights.
 //
-// In 8 bits are the products' matrices: wte, as the head, and qkvw, attprojw, fcw, fcprojw of each layer. The lookup of a
+// In 8 bits are the products' matrices: the head's, and qkvw, attprojw, fcw, fcprojw of each layer. The lookup of a
 // token in wte stays in floatX, of which it reads a row per text and token; so do wpe and the vectors, which are small.
 
 // The format that --weights names. Ends the program if the GPU, or the code for it, has no such numbers.
@@ -1441,7 +1476,8 @@ static void weights8_plan(Plan* plan, Weights8* w, const GPT2Config* config) {
 static void weights8_quantize(const Weights8* w, const GPT2Config* config, floatX* params, const Execution& exec) {
     for (int p = 0; p < NUM_PARAMS && w->format != WEIGHTS_FULL; p++) {
         const ParamInfo* info = &gpt2_params[p];
-        for (int l = 0; l < param_copies(config, p) && info->rows != DIM_1 && info->rows != DIM_MAXT; l++) {
+        if (info->rows == DIM_1 || info->rows == DIM_MAXT || (config->untied_head && p == 0)) { continue; }
+        for (int l = 0; l < param_copies(config, p); l++) {
             size_t place = param_place(config, p, l);
             quantize_weights(w->values + place, w->scales + weights8_row(config, place), params + place, w->format,
                              param_rows(config, p), (int)param_cols(config, p), exec);
@@ -1678,7 +1714,8 @@ static void plan_activations(Plan* plan, Activations* a, const GPT2Config* confi
         return;
     }
     plan_add(plan, group, &a->dresidual, BT * C);
-    plan_add(plan, group, &a->gelu_terms, fp8_backward_scratch(B * T, (int)F)); // not less without --fp8
+    plan_add(plan, group, &a->gelu_terms,
+             fp8_backward_scratch(B * T, (int)F)); // not less without --fp8, or by other activations
     plan_add(plan, group, &a->norm1_terms, layernorm_backward_scratch(B * T, (int)C));
     plan_add(plan, group, &a->norm2_terms, layernorm_backward_scratch(B * T, (int)C));
     plan_add(plan, group, &a->scratch, backward_scratch_bytes(config, B, T) / sizeof(float));
@@ -2140,7 +2177,7 @@ static bool generator_allocate(Generator* g, GPT2* model, int B, int rows, int c
     // weights that other ranks have updated may still be on their way, and from here on they are read
     finish_deferred_update(model);
     for (int b = 0; b < num_buckets(config); b++) { await_weights(b, model->exec); }
-    bool packed = one_launch &&
+    bool packed = one_launch && is_plain_gpt2(config) &&
                   decode_layers_runs(B, config->channels, config->mlp_channels, config->num_heads, capacity) &&
                   is_free(generator_plan(&plan, g, config, B, rows, capacity, true));
     generator_plan(&plan, g, config, B, rows, capacity, packed);
@@ -2181,14 +2218,14 @@ static void generator_sample(Generator* g, const GPT2* model, const Sampler* sam
     float epsilon = model->config.norm_epsilon;
     const floatX* x = g->x + (size_t)slot * C;
     float* logits = g->logits + (size_t)slot * Vp;
-    WeightMatrix wte = weights8_matrix(&model->weights8, &model->config, model->params_memory, p->wte);
-    bool done = decode_matmul_head(logits, x, p->lnfw, p->lnfb, wte, n, C, Vp, epsilon, model->exec);
-    if (!done && n > MAX_HEAD_TEXTS && wte.format == WEIGHTS_FULL) {
+    WeightMatrix head = weights8_matrix(&model->weights8, &model->config, model->params_memory, p->lmhead);
+    bool done = decode_matmul_head(logits, x, p->lnfw, p->lnfb, head, n, C, Vp, epsilon, model->exec);
+    if (!done && n > MAX_HEAD_TEXTS && head.format == WEIGHTS_FULL) {
         layernorm_forward(g->acts.lnf, g->acts.lnf_mean, g->acts.lnf_rstd, x, p->lnfw, p->lnfb, n, C, epsilon,
                           model->exec);
-        matmul_forward_float(logits, g->acts.lnf, p->wte, n, C, Vp, model->exec);
+        matmul_forward_float(logits, g->acts.lnf, p->lmhead, n, C, Vp, model->exec);
     } else if (!done) {
-        decode_head(logits, x, p->lnfw, p->lnfb, wte, n, C, Vp, epsilon, model->exec);
+        decode_head(logits, x, p->lnfw, p->lnfb, head, n, C, Vp, epsilon, model->exec);
     }
     int* copy = g->host_tokens + g->row * g->B + slot;
     decode_sample(g->tokens + slot, copy, g->positions + slot, g->sample_scratch, logits, g->rng + slot,
@@ -2274,6 +2311,7 @@ static void generator_matmul(Generator* g, const GPT2* model, floatX* out, const
 static void generator_launch_layers(Generator* g, const GPT2* model, int begin, int n, const Execution& exec) {
     int NH = model->config.num_heads, C = model->config.channels, F = model->config.mlp_channels;
     size_t at = (size_t)begin * C;
+    bool gelu = model->config.activation == ACT_GELU_TANH; // is in the kernels
     floatX *x = g->x + at, *qkv = g->qkv + 3 * at, *atty = g->atty + at, *fch = g->fch + (size_t)begin * F;
     for (int l = 0; l < model->config.num_layers; l++) {
         Parameters<floatX> w = layer_parameters(model->params, &model->config, l);
@@ -2281,9 +2319,10 @@ static void generator_launch_layers(Generator* g, const GPT2* model, int begin, 
         generator_matmul(g, model, qkv, x, w.ln1w, w.ln1b, w.qkvw, w.qkvb, NULL, false, n, C, 3 * C, exec);
         decode_attention(atty, c.keys + at * c.capacity, c.values + at * c.capacity,
                          g->attention_scratch + decode_attention_scratch(begin, C, NH, c.capacity), qkv,
-                         g->positions + begin, n, C, NH, c.capacity, exec);
+                         g->positions + begin, n, C, NH, c.capacity, attention_scale(&model->config, l), exec);
         generator_matmul(g, model, x, atty, NULL, NULL, w.attprojw, w.attprojb, x, false, n, C, C, exec);
-        generator_matmul(g, model, fch, x, w.ln2w, w.ln2b, w.fcw, w.fcb, NULL, true, n, C, F, exec);
+        generator_matmul(g, model, fch, x, w.ln2w, w.ln2b, w.fcw, w.fcb, NULL, gelu, n, C, F, exec);
+        if (!gelu) { activation_forward(fch, NULL, fch, (size_t)n * F, (Activation)model->config.activation, exec); }
         generator_matmul(g, model, x, fch, NULL, NULL, w.fcprojw, w.fcprojb, x, false, n, F, C, exec);
     }
 }
@@ -4277,6 +4316,33 @@ void gelu_forward(floatX* out, const floatX* inp, size_t n, const Execution& exe
     gelu_forward_kernel2<<<(unsigned)num_blocks, block_size, 0, exec.stream>>>(out, inp, n);
     cudaCheck(cudaGetLastError());
 }
+
+template <Activation kind>
+__global__ void activation_forward_kernel2(floatX* out, floatX* slope, const floatX* inp, size_t n) {
+    size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * x128::size;
+    if (i >= n) { return; }
+    x128 x = load128(inp + i), y;
+    for (int k = 0; k < x128::size; k++) { y[k] = (floatX)activate<kind>((float)x[k]); }
+    store128(out + i, y);
+    if (!slope) { return; }
+    for (int k = 0; k < x128::size; k++) { y[k] = (floatX)activation_slope<kind>((float)x[k]); }
+    store128(slope + i, y);
+}
+
+// out (n) = the activation of inp (n), and slope (n), which may be NULL, its derivative there; out or slope may be inp
+void activation_forward(floatX* out, floatX* slope, const floatX* inp, size_t n, Activation kind,
+                        const Execution& exec) {
+    if (kind == ACT_GELU_TANH && !slope) { return gelu_forward(out, inp, n, exec); }
+    const int block_size = 128;
+    Op op(exec, (slope ? 3.0 : 2.0) * n * sizeof(floatX), 0, "activation_forward");
+    require(n % x128::size == 0);
+    with_activation(kind, [&](auto k) {
+        activation_forward_kernel2<k.value>
+            <<<(unsigned)ceil_div(n, (size_t)x128::size * block_size), block_size, 0, exec.stream>>>(out, slope, inp,
+                                                                                                     n);
+    });
+    cudaCheck(cudaGetLastError());
+}
 // ==== end promoted: gelu_forward ====
 
 // ==== promoted: gelu_backward ====
@@ -4301,6 +4367,30 @@ void gelu_backward(floatX* dinp, const floatX* dout, const floatX* inp, size_t n
     require(n % x128::size == 0);
     size_t num_blocks = ceil_div(n, (size_t)x128::size * block_size);
     gelu_backward_kernel2<<<(unsigned)num_blocks, block_size, 0, exec.stream>>>(dinp, dout, inp, n);
+    cudaCheck(cudaGetLastError());
+}
+
+template <Activation kind>
+__global__ void activation_backward_kernel2(floatX* dinp, const floatX* dout, const floatX* inp, size_t n) {
+    size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * x128::size;
+    if (i >= n) { return; }
+    x128 d = load128(dout + i), x = load128(inp + i);
+    for (int k = 0; k < x128::size; k++) { d[k] = (floatX)((float)d[k] * activation_slope<kind>((float)x[k])); }
+    store128(dinp + i, d);
+}
+
+// dinp (n) = dout (n) times the derivative of the activation at inp (n); dinp may be dout
+void activation_backward(floatX* dinp, const floatX* dout, const floatX* inp, size_t n, Activation kind,
+                         const Execution& exec) {
+    if (kind == ACT_GELU_TANH) { return gelu_backward(dinp, dout, inp, n, exec); }
+    const int block_size = 256;
+    Op op(exec, 3.0 * n * sizeof(floatX), 0, "activation_backward");
+    require(n % x128::size == 0);
+    with_activation(kind, [&](auto k) {
+        activation_backward_kernel2<k.value>
+            <<<(unsigned)ceil_div(n, (size_t)x128::size * block_size), block_size, 0, exec.stream>>>(dinp, dout, inp,
+                                                                                                     n);
+    });
     cudaCheck(cudaGetLastError());
 }
 // ==== end promoted: gelu_backward ====
@@ -5940,27 +6030,27 @@ template <int max_HS, int rows, int keys> __global__ void __launch_bounds__(128)
 }
 
 template <int max_HS, int rows, int keys> void attention_forward_plain_tiles(floatX* out, float* lse, const floatX* qkv,
-                                                                             int B, int T, int HS, int NH,
+                                                                             int B, int T, int HS, int NH, float scale,
                                                                              const Execution& exec) {
     auto kernel = attention_forward_kernel6<max_HS, rows, keys>;
     constexpr int SHARED_BYTES = sizeof(AttentionForwardPlainSMem<max_HS, rows, keys>);
     static_assert(SHARED_BYTES <= 64 << 10, "the limit of compute capability 7.5");
     cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES));
     kernel<<<B * NH * ceil_div(T, rows), 128, SHARED_BYTES, exec.stream>>>(
-        out, lse, qkv, T, HS, NH, B * NH, attention_forward_group(T, HS, B * NH), LOG2E / sqrtf((float)HS));
+        out, lse, qkv, T, HS, NH, B * NH, attention_forward_group(T, HS, B * NH), LOG2E * scale);
     cudaCheck(cudaGetLastError());
 }
 
 // HS is a multiple of 8, at most 256.
-void attention_forward_plain(floatX* out, float* lse, const floatX* qkv, int B, int T, int HS, int NH,
+void attention_forward_plain(floatX* out, float* lse, const floatX* qkv, int B, int T, int HS, int NH, float scale,
                              const Execution& exec) {
     if (HS <= 64) {
-        attention_forward_plain_tiles<64, 64, 64>(out, lse, qkv, B, T, HS, NH, exec);
+        attention_forward_plain_tiles<64, 64, 64>(out, lse, qkv, B, T, HS, NH, scale, exec);
     } else if (HS <= 128) {
-        attention_forward_plain_tiles<128, 32, 64>(out, lse, qkv, B, T, HS, NH, exec);
+        attention_forward_plain_tiles<128, 32, 64>(out, lse, qkv, B, T, HS, NH, scale, exec);
     } else {
         require(HS <= 256);
-        attention_forward_plain_tiles<256, 32, 16>(out, lse, qkv, B, T, HS, NH, exec);
+        attention_forward_plain_tiles<256, 32, 16>(out, lse, qkv, B, T, HS, NH, scale, exec);
     }
 }
 
@@ -6238,29 +6328,30 @@ template <int HS, int row_tiles, int step, int slack, int blocks> __global__ voi
     attention_forward_store(dst, lse ? lse + (size_t)work.head * T : nullptr, warp_q, state, q0 + warp_row, T, C);
 }
 
-template <int HS, int row_tiles, int step, int slack, int blocks> void
-attention_forward_mma_tiles(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, const Execution& exec) {
+template <int HS, int row_tiles, int step, int slack, int blocks>
+void attention_forward_mma_tiles(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, float scale,
+                                 const Execution& exec) {
     auto kernel = attention_forward_kernel15<HS, row_tiles, step, slack, blocks>;
     constexpr int SHARED_BYTES = sizeof(AttentionForwardMmaSMem<HS, row_tiles>);
     static_assert(SHARED_BYTES <= 99 << 10, "the limit of compute capability 8.6");
     cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES));
     kernel<<<B * NH * ceil_div(T, 64 * row_tiles), 128, SHARED_BYTES, exec.stream>>>(
-        out, lse, qkv, T, NH, B * NH, attention_forward_group(T, HS, B * NH), LOG2E / sqrtf((float)HS));
+        out, lse, qkv, T, NH, B * NH, attention_forward_group(T, HS, B * NH), LOG2E * scale);
     cudaCheck(cudaGetLastError());
 }
 
 // HS is 32, 64, 96 or 128.
-void attention_forward_mma(floatX* out, float* lse, const floatX* qkv, int B, int T, int HS, int NH,
+void attention_forward_mma(floatX* out, float* lse, const floatX* qkv, int B, int T, int HS, int NH, float scale,
                            const Execution& exec) {
     if (HS == 32) {
-        attention_forward_mma_tiles<32, 2, 32, 8, 3>(out, lse, qkv, B, T, NH, exec);
+        attention_forward_mma_tiles<32, 2, 32, 8, 3>(out, lse, qkv, B, T, NH, scale, exec);
     } else if (HS == 64) {
-        attention_forward_mma_tiles<64, 2, 32, 8, 3>(out, lse, qkv, B, T, NH, exec);
+        attention_forward_mma_tiles<64, 2, 32, 8, 3>(out, lse, qkv, B, T, NH, scale, exec);
     } else if (HS == 96) {
-        attention_forward_mma_tiles<96, 1, 64, 8, 3>(out, lse, qkv, B, T, NH, exec);
+        attention_forward_mma_tiles<96, 1, 64, 8, 3>(out, lse, qkv, B, T, NH, scale, exec);
     } else {
         require(HS == 128);
-        attention_forward_mma_tiles<128, 1, 64, 8, 2>(out, lse, qkv, B, T, NH, exec);
+        attention_forward_mma_tiles<128, 1, 64, 8, 2>(out, lse, qkv, B, T, NH, scale, exec);
     }
 }
 
@@ -6797,7 +6888,7 @@ template <int groups> __global__ void __launch_bounds__(128 * (groups + 1), 1)
 }
 
 template <int groups> void attention_forward_sm90_launch(floatX* out, float* lse, const floatX* qkv, int B, int T,
-                                                         int NH, const Execution& exec) {
+                                                         int NH, float scale, const Execution& exec) {
     auto kernel = attention_forward_sm90_kernel25<groups>;
     constexpr int SHARED_BYTES = sizeof(AttentionForwardSMem<groups>) + 1024;
     static_assert(SHARED_BYTES <= 227 << 10, "the limit of compute capability 9.0");
@@ -6806,7 +6897,7 @@ template <int groups> void attention_forward_sm90_launch(floatX* out, float* lse
     int num_tiles = ceil_div(T, 64 * groups), num_blocks = min(B * NH * num_tiles, exec.free_sms());
     AttentionForwardList list = attention_forward_list(B * NH, num_tiles, num_blocks);
     launch_early(kernel, dim3(num_blocks), dim3(128 * (groups + 1)), SHARED_BYTES, exec, lse, qkv_map, T, NH, list,
-                 LOG2E / sqrtf(64.0f), out_map);
+                 LOG2E * scale, out_map);
 }
 
 // Groups of 64 queries per tile: 4, or 2 when there are fewer tiles than SMs, which halves the longest tile.
@@ -6815,11 +6906,12 @@ inline int attention_forward_sm90_groups(int B, int T, int NH) {
 }
 
 // Requires HS = 64 and sm_90a.
-void attention_forward_sm90(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, const Execution& exec) {
+void attention_forward_sm90(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, float scale,
+                            const Execution& exec) {
     if (attention_forward_sm90_groups(B, T, NH) == 2) {
-        attention_forward_sm90_launch<2>(out, lse, qkv, B, T, NH, exec);
+        attention_forward_sm90_launch<2>(out, lse, qkv, B, T, NH, scale, exec);
     } else {
-        attention_forward_sm90_launch<4>(out, lse, qkv, B, T, NH, exec);
+        attention_forward_sm90_launch<4>(out, lse, qkv, B, T, NH, scale, exec);
     }
 }
 #endif
@@ -6844,7 +6936,8 @@ inline int attention_forward_choice(int HS) {
 //     64                                     kernel 25       kernel 15           kernel 6       kernel 6
 //     32, 96, 128                            kernel 15       kernel 15           kernel 6       kernel 6
 //     other multiples of 8, up to 256        kernel 6        kernel 6            kernel 6       kernel 6
-void attention_forward(floatX* out, float* lse, const floatX* qkv, int B, int T, int C, int NH, const Execution& exec) {
+void attention_forward(floatX* out, float* lse, const floatX* qkv, int B, int T, int C, int NH, float scale,
+                       const Execution& exec) {
     double bytes = (4.0 * C * sizeof(floatX) + NH * sizeof(float)) * B * T;
     Op op(exec, bytes, 2.0 * B * T * T * C, "attention_forward");
     require(NH > 0 && C % NH == 0);
@@ -6853,11 +6946,11 @@ void attention_forward(floatX* out, float* lse, const floatX* qkv, int B, int T,
     require((size_t)B * NH * ceil_div(T, 16) <= INT_MAX);
     int kernel = attention_forward_choice(HS);
 #if !defined(ENABLE_FP32)
-    if (kernel == 25) { return attention_forward_sm90(out, lse, qkv, B, T, NH, exec); }
-    if (kernel == 15) { return attention_forward_mma(out, lse, qkv, B, T, HS, NH, exec); }
+    if (kernel == 25) { return attention_forward_sm90(out, lse, qkv, B, T, NH, scale, exec); }
+    if (kernel == 15) { return attention_forward_mma(out, lse, qkv, B, T, HS, NH, scale, exec); }
 #endif
     require(kernel == 6);
-    attention_forward_plain(out, lse, qkv, B, T, HS, NH, exec);
+    attention_forward_plain(out, lse, qkv, B, T, HS, NH, scale, exec);
 }
 // ==== end promoted: attention_forward ====
 
@@ -7024,9 +7117,8 @@ template <bool keys, int D> __global__ void __launch_bounds__(256)
 
 template <int D> void attention_backward_plain_sized(floatX* dqkv, const float* lse, const float* dsum,
                                                      const floatX* dout, const floatX* qkv, int B, int T, int C, int NH,
-                                                     const Execution& exec) {
+                                                     float scale, const Execution& exec) {
     dim3 grid(ceil_div(T, 64), B * NH);
-    float scale = 1.0f / sqrtf((float)(C / NH));
     attention_backward_plain_kernel3<true, D>
         <<<grid, 256, 0, exec.stream>>>(dqkv, lse, dsum, dout, qkv, T, C, NH, scale);
     cudaCheck(cudaGetLastError());
@@ -7036,16 +7128,16 @@ template <int D> void attention_backward_plain_sized(floatX* dqkv, const float* 
 }
 
 void attention_backward_plain(floatX* dqkv, const float* lse, const float* dsum, const floatX* dout, const floatX* qkv,
-                              int B, int T, int C, int NH, const Execution& exec) {
+                              int B, int T, int C, int NH, float scale, const Execution& exec) {
     int HS = C / NH;
     require(HS % 8 == 0 && B * NH <= 65535);
     if (HS <= 64) {
-        attention_backward_plain_sized<1>(dqkv, lse, dsum, dout, qkv, B, T, C, NH, exec);
+        attention_backward_plain_sized<1>(dqkv, lse, dsum, dout, qkv, B, T, C, NH, scale, exec);
     } else if (HS <= 128) {
-        attention_backward_plain_sized<2>(dqkv, lse, dsum, dout, qkv, B, T, C, NH, exec);
+        attention_backward_plain_sized<2>(dqkv, lse, dsum, dout, qkv, B, T, C, NH, scale, exec);
     } else {
         require(HS <= 256);
-        attention_backward_plain_sized<4>(dqkv, lse, dsum, dout, qkv, B, T, C, NH, exec);
+        attention_backward_plain_sized<4>(dqkv, lse, dsum, dout, qkv, B, T, C, NH, scale, exec);
     }
 }
 
@@ -7453,13 +7545,12 @@ template <int HS, int M, int N, int blocks_per_sm> __global__ void __launch_boun
 // of the kernel for dq
 template <int HS, int kv_M, int kv_N, int kv_blocks, int q_M, int q_N, int q_blocks>
 void attention_backward_mma_sized(floatX* dqkv, const float* lse, const float* dsum, const floatX* dout,
-                                  const floatX* qkv, int B, int T, int C, int NH, const Execution& exec) {
+                                  const floatX* qkv, int B, int T, int C, int NH, float scale, const Execution& exec) {
     auto kv_kernel = attention_backward_kv_kernel7<HS, kv_M, kv_N, kv_blocks>;
     auto q_kernel = attention_backward_q_kernel7<HS, q_M, q_N, q_blocks>;
     int kv_bytes = sizeof(AttentionBackwardMmaSMem<HS, kv_M>), q_bytes = sizeof(AttentionBackwardMmaSMem<HS, q_M>);
     cudaCheck(cudaFuncSetAttribute(kv_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kv_bytes));
     cudaCheck(cudaFuncSetAttribute(q_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, q_bytes));
-    float scale = 1.0f / sqrtf((float)HS);
     size_t head_bytes = (size_t)4 * T * HS * sizeof(floatX);          // q, k, v and dout of one head
     int heads_at_a_time = (int)(((size_t)32 << 20) / head_bytes) + 1; // 32 MB of the 40 to 50 MB of L2
     int kv_grid = ceil_div(T, 64 * kv_M) * B * NH, q_grid = ceil_div(T, 64 * q_M) * B * NH;
@@ -7471,17 +7562,17 @@ void attention_backward_mma_sized(floatX* dqkv, const float* lse, const float* d
 
 // HS is 32, 64, 96 or 128.
 void attention_backward_mma(floatX* dqkv, const float* lse, const float* dsum, const floatX* dout, const floatX* qkv,
-                            int B, int T, int C, int NH, const Execution& exec) {
+                            int B, int T, int C, int NH, float scale, const Execution& exec) {
     int HS = C / NH;
     if (HS == 32) {
-        attention_backward_mma_sized<32, 2, 4, 2, 2, 4, 2>(dqkv, lse, dsum, dout, qkv, B, T, C, NH, exec);
+        attention_backward_mma_sized<32, 2, 4, 2, 2, 4, 2>(dqkv, lse, dsum, dout, qkv, B, T, C, NH, scale, exec);
     } else if (HS == 64) {
-        attention_backward_mma_sized<64, 2, 2, 2, 2, 4, 2>(dqkv, lse, dsum, dout, qkv, B, T, C, NH, exec);
+        attention_backward_mma_sized<64, 2, 2, 2, 2, 4, 2>(dqkv, lse, dsum, dout, qkv, B, T, C, NH, scale, exec);
     } else if (HS == 96) {
-        attention_backward_mma_sized<96, 1, 4, 2, 1, 4, 2>(dqkv, lse, dsum, dout, qkv, B, T, C, NH, exec);
+        attention_backward_mma_sized<96, 1, 4, 2, 1, 4, 2>(dqkv, lse, dsum, dout, qkv, B, T, C, NH, scale, exec);
     } else {
         require(HS == 128);
-        attention_backward_mma_sized<128, 1, 2, 2, 1, 4, 2>(dqkv, lse, dsum, dout, qkv, B, T, C, NH, exec);
+        attention_backward_mma_sized<128, 1, 2, 2, 1, 4, 2>(dqkv, lse, dsum, dout, qkv, B, T, C, NH, scale, exec);
     }
 }
 
@@ -8056,7 +8147,8 @@ __global__ void __launch_bounds__(384, 1)
 // queries, and dS of a query adds up to 0 over the keys, because a number that is added to all of its scores does not change
 // the softmax: dk summed over all keys is 0. The kernels' roundings are all that is left out.
 void attention_backward_sm90(floatX* dqkv, float* dbias, float* scratch, const floatX* dout, const floatX* qkv,
-                             const floatX* out, const float* lse, int B, int T, int C, int NH, const Execution& exec) {
+                             const floatX* out, const float* lse, int B, int T, int C, int NH, float scale,
+                             const Execution& exec) {
     require(C / NH == 64);
     require(has_sm90a()); // nvcc -gencode arch=compute_90a,code=sm_90a
     AttentionBackwardArgs args = attention_backward_sm90_args(dqkv, scratch, B, T, NH, dbias != NULL);
@@ -8068,7 +8160,7 @@ void attention_backward_sm90(floatX* dqkv, float* dbias, float* scratch, const f
     constexpr int SHARED_BYTES = sizeof(AttentionBackwardSMem);
     cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES));
     int num_blocks = min(args.num_heads * args.num_tiles, exec.free_sms());
-    launch_early(kernel, dim3(num_blocks), dim3(384), SHARED_BYTES, exec, args, qkv_map, dout_map, dqkv_map, 0.125f);
+    launch_early(kernel, dim3(num_blocks), dim3(384), SHARED_BYTES, exec, args, qkv_map, dout_map, dqkv_map, scale);
     if (!dbias) { return; }
     column_sums<16>(dbias, NULL, NULL, args.dq_terms, 8 * B, C, exec);
     column_sums<16>(dbias + 2 * C, NULL, NULL, args.dout_terms, num_blocks_of_queries, C, exec);
@@ -8110,20 +8202,22 @@ inline int attention_backward_choice(int HS) {
 // Runs kernel 3, 7 or 11; the other arguments are those of attention_backward. Only 11 computes dbias.
 static void attention_backward_run(int kernel, floatX* dqkv, float* dbias, float* scratch, const floatX* dout,
                                    const floatX* qkv, const floatX* out, const float* lse, int B, int T, int C, int NH,
-                                   const Execution& exec) {
+                                   float scale, const Execution& exec) {
     double bytes = (8.0 * C * sizeof(floatX) + NH * sizeof(float)) * B * T;
     Op op(exec, bytes, 5.0 * B * T * T * C, "attention_backward");
     (void)dbias;
 #if !defined(ENABLE_FP32)
-    if (kernel == 11) { return attention_backward_sm90(dqkv, dbias, scratch, dout, qkv, out, lse, B, T, C, NH, exec); }
+    if (kernel == 11) {
+        return attention_backward_sm90(dqkv, dbias, scratch, dout, qkv, out, lse, B, T, C, NH, scale, exec);
+    }
 #endif
     float* dsum = scratch;
     attention_backward_dsum(dsum, dout, out, B, T, C, NH, exec);
 #if !defined(ENABLE_FP32)
-    if (kernel == 7) { return attention_backward_mma(dqkv, lse, dsum, dout, qkv, B, T, C, NH, exec); }
+    if (kernel == 7) { return attention_backward_mma(dqkv, lse, dsum, dout, qkv, B, T, C, NH, scale, exec); }
 #endif
     require(kernel == 3);
-    attention_backward_plain(dqkv, lse, dsum, dout, qkv, B, T, C, NH, exec);
+    attention_backward_plain(dqkv, lse, dsum, dout, qkv, B, T, C, NH, scale, exec);
 }
 
 // dqkv (B,T,3,NH,HS) | dbias (3,NH,HS) += dqkv summed over all tokens, the gradient of the bias that qkv contains; may be
@@ -8139,10 +8233,11 @@ static void attention_backward_run(int kernel, floatX* dqkv, float* dbias, float
 //
 // Source: Dao et al. 2022, arXiv:2205.14135; Dao 2023, arXiv:2307.08691; Shah et al. 2024, arXiv:2407.08608.
 void attention_backward(floatX* dqkv, float* dbias, float* scratch, const floatX* dout, const floatX* qkv,
-                        const floatX* out, const float* lse, int B, int T, int C, int NH, const Execution& exec) {
+                        const floatX* out, const float* lse, int B, int T, int C, int NH, float scale,
+                        const Execution& exec) {
     require(C % NH == 0 && C / NH % 8 == 0 && C / NH <= 256);
     int kernel = attention_backward_choice(C / NH);
-    attention_backward_run(kernel, dqkv, dbias, scratch, dout, qkv, out, lse, B, T, C, NH, exec);
+    attention_backward_run(kernel, dqkv, dbias, scratch, dout, qkv, out, lse, B, T, C, NH, scale, exec);
     if (dbias && kernel != 11) { matmul_backward_bias(dbias, scratch, dqkv, B * T, 3 * C, exec); }
 }
 // ==== end promoted: attention_backward ====
@@ -11204,8 +11299,8 @@ template <int lanes, int depth> struct DecodeAttentionState {
     float q[depth][x128::size], sum[depth][x128::size], max, total;
 
     // qkv points to the head's query
-    __device__ void start(const floatX* qkv, int HS) {
-        float scale = LOG2E * rsqrtf((float)HS); // exp2(LOG2E * x) is exp(x)
+    __device__ void start(const floatX* qkv, int HS, float scale) {
+        scale *= LOG2E; // exp2(LOG2E * x) is exp(x)
         max = DECODE_ATTENTION_LOWEST, total = 0.0f;
 #pragma unroll
         for (int d = 0; d < depth; d++) {
@@ -11444,7 +11539,7 @@ template <int lanes, int depth> struct DecodeAttentionRing {
 // last of them to arrive. The share is a multiple of a step, so a head has at most as many parts as steps.
 template <int lanes, int depth> __global__ void __launch_bounds__(DECODE_ATTENTION_THREADS, depth == 1 ? 3 : 2)
     decode_attention_kernel5(floatX* out, floatX* keys, floatX* values, float* scratch, const floatX* qkv,
-                             const int* positions, int B, int NH, int HS, int capacity) {
+                             const int* positions, int B, int NH, int HS, int capacity, float scale) {
     constexpr int ahead = DECODE_ATTENTION_AHEAD, step = decode_attention_keys(lanes);
     typedef DecodeAttentionCursor<step> Cursor;
     typedef DecodeAttentionRing<lanes, depth> Ring;
@@ -11479,7 +11574,7 @@ template <int lanes, int depth> __global__ void __launch_bounds__(DECODE_ATTENTI
         int head = at.b * NH + at.h, count = at.count(), head_begin = place - at.i; // the head's place in the list
         size_t cache = (size_t)at.b * capacity * C + at.h * HS;
         const floatX* head_qkv = qkv + (size_t)at.b * 3 * C + at.h * HS;
-        state.start(head_qkv, HS);
+        state.start(head_qkv, HS, scale);
         for (int head_end = min(head_begin + count, end); place < head_end; place++) {
             int4 k[ahead][depth], v[ahead][depth];
             int slot = (place - begin) % Ring::slots;
@@ -11519,7 +11614,7 @@ template <int lanes, int depth> __global__ void __launch_bounds__(DECODE_ATTENTI
 // and those have ended.
 // out (B,C) | keys, values (B,capacity,C) inout | scratch: decode_attention_scratch | qkv (B,3,NH,HS) | positions (B)
 void decode_attention(floatX* out, floatX* keys, floatX* values, float* scratch, const floatX* qkv,
-                      const int* positions, int B, int C, int NH, int capacity, const Execution& exec,
+                      const int* positions, int B, int C, int NH, int capacity, float scale, const Execution& exec,
                       int blocks_per_sm) {
     // bytes without the reads of the cache, which depend on the positions
     Op op(exec, 4.0 * B * C * sizeof(floatX), 0, "decode_attention");
@@ -11536,11 +11631,11 @@ void decode_attention(floatX* out, floatX* keys, floatX* values, float* scratch,
     require(most <= 1 << 28);
     int blocks = min(num_multiprocessors() * blocks_per_sm, (int)most);
     launch_early(kernel, blocks, DECODE_ATTENTION_THREADS, bytes, exec, out, keys, values, scratch, qkv, positions, B,
-                 NH, HS, capacity);
+                 NH, HS, capacity, scale);
 }
 void decode_attention(floatX* out, floatX* keys, floatX* values, float* scratch, const floatX* qkv,
-                      const int* positions, int B, int C, int NH, int capacity, const Execution& exec) {
-    decode_attention(out, keys, values, scratch, qkv, positions, B, C, NH, capacity, exec, 3);
+                      const int* positions, int B, int C, int NH, int capacity, float scale, const Execution& exec) {
+    decode_attention(out, keys, values, scratch, qkv, positions, B, C, NH, capacity, scale, exec, 3);
 }
 // ==== end promoted: decode_attention ====
 

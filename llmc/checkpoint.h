@@ -5,7 +5,8 @@ Formats read: a Hugging Face directory (config.json with model.safetensors, or w
 model.safetensors.index.json lists); a single .safetensors file (the configuration comes from a config.json beside it,
 or else from the tensor shapes); llm.c's .bin of version 3 and 5. The format is detected from the content of the file,
 not from its name. Opening a model checks every tensor name and shape and every setting of config.json that would change
-the result. A setting that we do not support is an error that names it; it is never ignored.
+the result. A setting that we do not support is an error that names it; it is never ignored. What a file has beyond the model,
+and names that are spelt otherwise, are told in model.notes.
 Formats written: a Hugging Face directory; llm.c's .bin; and safetensors files with several arrays of parameters, such
 as the optimizer's moments.
 
@@ -33,10 +34,18 @@ enum {
     LLMC_HEADER_BYTES = 1024
 };
 
+// What is to be said of an opened model, "2 tensors, ...".
+typedef struct {
+    char text[5][256];
+    int count;
+} ModelNotes;
+
 typedef struct {
     GPT2Config config;
-    int bos_id, eot_id;         // the tokens that begin and end a text, -1 if the file does not name them
-    bool conv1d;                // Hugging Face's files store the matrices of the transformer blocks as (in, out)
+    ModelNotes notes;
+    int bos_id, eot_id; // the tokens that begin and end a text, -1 if the file does not name them
+    float dropout;      // the largest rate with which transformers would train the model; 0 without a config.json
+    bool conv1d;        // Hugging Face's files store the matrices of the transformer blocks as (in, out)
     const SafeTensor** tensors; // (param_slot(config, NUM_PARAMS, 0)); all present, with checked shapes
     SafeTensors* shards;        // (num_files), the safetensors files; NULL for an llm.c file
     MappedFile bin;             // the llm.c file
@@ -64,11 +73,11 @@ static inline size_t param_slot(const GPT2Config* config, int p, int layer) {
     return slot;
 }
 
-// Writes the shape that tensor p has in Hugging Face's files to shape (2): wte has V rows without padding, and the
+// Writes the shape that tensor p has in Hugging Face's files to shape (2): wte and lmhead have V rows without padding, and the
 // matrices of the blocks are (in, out). Returns the number of dimensions.
 static inline int hf_shape(const GPT2Config* config, int p, uint64_t* shape) {
     const ParamInfo* info = &gpt2_params[p];
-    uint64_t rows = p == 0 ? (uint64_t)config->vocab_size : param_rows(config, p), cols = param_cols(config, p);
+    uint64_t rows = param_used_rows(config, p), cols = param_cols(config, p);
     if (info->rows == DIM_1) {
         shape[0] = cols;
         return 1;
@@ -78,29 +87,90 @@ static inline int hf_shape(const GPT2Config* config, int p, uint64_t* shape) {
     return 2;
 }
 
-typedef enum { HF_PARAM, HF_BUFFER, HF_LM_HEAD, HF_UNKNOWN } HfKind;
+// HF_BUFFER: a mask, which follows from the configuration. HF_OTHER: of a head for another task, such as classification, or a list of
+// positions; the model computes its logits without it.
+typedef enum { HF_PARAM, HF_BUFFER, HF_OTHER, HF_LM_HEAD, HF_UNKNOWN } HfKind;
 
-// Classifies a tensor name of a Hugging Face GPT-2, with or without "transformer."; for an HF_PARAM sets *p and *layer.
+static inline bool has_prefix(const char* text, const char* prefix) {
+    return strncmp(text, prefix, strlen(prefix)) == 0;
+}
+
+// Copies a tensor's name without the parts that torch.compile and wrappers for several GPUs put in it, anywhere. Returns whether it
+// has one.
+static inline bool hf_unwrap(char* out, size_t size, const char* name) {
+    static const char* const wrappers[] = {
+        "module.", "_orig_mod.",       "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.",
+        "model.",  "_forward_module.", "base_model.",           "pretrained_model."};
+    size_t n = 0;
+    bool wrapped = false;
+    while (*name && n + 1 < size) {
+        size_t part = strcspn(name, "."), i = 0;
+        part += name[part] == '.';
+        while (i < sizeof(wrappers) / sizeof(wrappers[0]) && !has_prefix(name, wrappers[i])) { i++; }
+        if (i < sizeof(wrappers) / sizeof(wrappers[0])) {
+            wrapped = true;
+        } else {
+            n += (size_t)snprintf(out + n, size - n, "%.*s", (int)part, name);
+        }
+        name += part;
+    }
+    out[n < size ? n : size - 1] = '\0';
+    return wrapped;
+}
+
+// Classifies a tensor name of a Hugging Face GPT-2, with or without wrappers and "transformer."; for an HF_PARAM sets *p and *layer.
 // The caller must compare *layer with the number of layers; here every number of up to 9 digits is accepted.
-static inline HfKind hf_name(const char* name, int* p, int* layer) {
+static inline HfKind hf_name(const char* wrapped_name, int* p, int* layer) {
+    static const char* const heads[] = {"v_head.", "score.", "classifier.", "multiple_choice_head.", "qa_outputs."};
+    static const char* const masks[] = {".attn.bias", ".attn.masked_bias", ".crossattention.bias",
+                                        ".crossattention.masked_bias"};
+    char plain[256];
+    const char* name = plain;
+    hf_unwrap(plain, sizeof(plain), wrapped_name);
     if (strcmp(name, "lm_head.weight") == 0) { return HF_LM_HEAD; }
-    if (strncmp(name, "transformer.", 12) == 0) { name += 12; }
+    for (size_t i = 0; i < sizeof(heads) / sizeof(heads[0]); i++) {
+        if (has_prefix(name, heads[i])) { return HF_OTHER; }
+    }
+    if (has_prefix(name, "transformer.")) { name += 12; }
+    if (strcmp(name, "position_ids") == 0) { return HF_OTHER; }
     const char* rest = NULL; // the part of the name after "h.N"
     *layer = 0;
-    if (strncmp(name, "h.", 2) == 0) {
+    if (has_prefix(name, "h.")) {
         size_t digits = strspn(name + 2, "0123456789");
         if (digits == 0 || digits > 9 || (digits > 1 && name[2] == '0')) { return HF_UNKNOWN; }
         *layer = atoi(name + 2);
         rest = name + 2 + digits;
-        if (strcmp(rest, ".attn.bias") == 0 || strcmp(rest, ".attn.masked_bias") == 0) { return HF_BUFFER; }
+        for (size_t i = 0; i < sizeof(masks) / sizeof(masks[0]); i++) {
+            if (strcmp(rest, masks[i]) == 0) { return HF_BUFFER; }
+        }
     }
     for (*p = 0; *p < NUM_PARAMS; ++*p) {
         const ParamInfo* info = &gpt2_params[*p];
+        if (info->place == PLACE_HEAD) { continue; }
         if (param_per_layer(*p) ? rest && strcmp(rest, info->hf_name + 4) == 0 : strcmp(name, info->hf_name) == 0) {
             return HF_PARAM; // hf_name + 4 skips "h.%d"
         }
     }
     return HF_UNKNOWN;
+}
+
+// Some tensors, of which notes name the first.
+typedef struct {
+    const char* first;
+    size_t count;
+} HfCount;
+
+static inline void hf_count_add(HfCount* c, const char* name) {
+    if (c->count++ == 0) { c->first = name; }
+}
+
+// Adds a note on these tensors, unless there are none.
+static inline void hf_count_note(ModelNotes* notes, const HfCount* c, const char* what) {
+    char name[128], others[48] = "";
+    if (c->count == 0) { return; }
+    if (c->count > 1) { snprintf(others, sizeof(others), " and %zu more", c->count - 1); }
+    snprintf(notes->text[notes->count++], sizeof(notes->text[0]), "%s%s: %s",
+             json_printable(name, sizeof(name), c->first, strlen(c->first)), others, what);
 }
 
 // Maps parameter arrays to the tensors of one or more files. The tensor names of array a begin with prefixes[a].
@@ -111,8 +181,10 @@ typedef struct {
     size_t num_slots;           // tensors per array, see param_slot()
     const SafeTensor** tensors; // (num_arrays, num_slots), NULL if not found yet
     const char** files;         // (num_arrays, num_slots): path of the file that contains the tensor
-    const SafeTensor* lm_head;  // lm_head.weight, or NULL
+    const SafeTensor* lm_head;  // lm_head.weight of a model that ties it to wte.weight, or NULL
     const char* lm_head_file;
+    HfCount ignored, wrapped,
+        twice; // tensors that are not read; with a wrapper's name; with values that another one has, too
 } HfMap;
 
 static inline void hf_map_init(HfMap* map, const GPT2Config* config, const char* const* prefixes, int num_arrays) {
@@ -136,7 +208,11 @@ static inline HfKind hf_map_name(const HfMap* map, const char* name, int* array,
         size_t n = strlen(map->prefixes[*array]);
         if (strncmp(name, map->prefixes[*array], n) != 0) { continue; }
         HfKind kind = hf_name(name + n, p, layer);
-        // buffers and lm_head occur only in model files, which have an empty prefix
+        if (kind == HF_LM_HEAD && map->config->untied_head) {
+            *p = NUM_PARAMS - 1, *layer = 0;
+            kind = HF_PARAM;
+        }
+        // buffers and other heads occur only in model files, which have an empty prefix
         if (kind == HF_PARAM || (kind != HF_UNKNOWN && n == 0)) { return kind; }
     }
     return HF_UNKNOWN;
@@ -160,105 +236,141 @@ static inline bool hf_check_tensor(const HfMap* map, const SafeTensor* t, int p,
     return true;
 }
 
+// Whether two tensors of the same shape have the same values. Their types may differ.
+static inline bool hf_same_values(const SafeTensor* a, const SafeTensor* b) {
+    float x[256], y[256];
+    if (a->dtype == b->dtype) { return a->bytes == b->bytes && memcmp(a->data, b->data, a->bytes) == 0; }
+    for (size_t i = 0, n; i < a->elements; i += n) {
+        n = model_min(a->elements - i, 256);
+        safetensors_to_float(x, a, i, n);
+        safetensors_to_float(y, b, i, n);
+        if (memcmp(x, y, n * sizeof(float)) != 0) { return false; }
+    }
+    return true;
+}
+
+// Enters a tensor that is parameter p of a layer, or with p < 0 the tied lm_head.weight.
+static inline bool hf_map_enter(HfMap* map, const SafeTensor* t, int array, int p, int layer, const char* file,
+                                Error* err) {
+    char name[128];
+    json_printable(name, sizeof(name), t->name, strlen(t->name));
+    if (p >= 0 && layer >= param_copies(map->config, p)) {
+        return error_set(err, "%s: tensor '%s' is of layer %d, but the model has %d layers", file, name, layer,
+                         map->config->num_layers);
+    }
+    size_t slot = p >= 0 ? (size_t)array * map->num_slots + param_slot(map->config, p, layer) : 0;
+    const SafeTensor** place = p >= 0 ? &map->tensors[slot] : &map->lm_head;
+    const char** owner = p >= 0 ? &map->files[slot] : &map->lm_head_file;
+    if (!hf_check_tensor(map, t, p >= 0 ? p : 0, file, err)) { return false; }
+    if (*place) {
+        char other[128];
+        json_printable(other, sizeof(other), (*place)->name, strlen((*place)->name));
+        if (!hf_same_values(*place, t)) {
+            return error_set(err, "%s: tensor '%s' is stored twice with different values, also in %s as '%s'", file,
+                             name, *owner, other);
+        }
+        hf_count_add(&map->twice, t->name);
+        return true;
+    }
+    *place = t;
+    *owner = file;
+    return true;
+}
+
 // Enters every tensor of a file into the map. `file` is the path for messages and must outlive the map.
 static inline bool hf_map_add(HfMap* map, const SafeTensors* st, const char* file, Error* err) {
     for (size_t i = 0; i < st->num_tensors; i++) {
         const SafeTensor* t = &st->tensors[i];
-        int array, p, layer;
-        char name[128];
-        json_printable(name, sizeof(name), t->name, strlen(t->name));
+        int array, p = -1, layer = 0;
+        char name[256];
         HfKind kind = hf_map_name(map, t->name, &array, &p, &layer);
-        if (kind == HF_BUFFER) { continue; }
         if (kind == HF_UNKNOWN) {
-            bool moments = strncmp(name, "m.", 2) == 0 || strncmp(name, "v.", 2) == 0;
-            return error_set(err, "%s: tensor '%s' is not a tensor of GPT-2; is this %s?", file, name,
+            bool moments = strncmp(t->name, "m.", 2) == 0 || strncmp(t->name, "v.", 2) == 0;
+            return error_set(err, "%s: tensor '%s' is not a tensor of GPT-2; is this %s?", file,
+                             json_printable(name, 128, t->name, strlen(t->name)),
                              moments ? "the optimizer's state of a checkpoint, whose directory is the model"
                                      : "another model");
         }
-        if (kind == HF_PARAM && layer >= param_copies(map->config, p)) {
-            return error_set(err, "%s: tensor '%s' is of layer %d, but the model has %d layers", file, name, layer,
-                             map->config->num_layers);
-        }
-        size_t slot = kind == HF_PARAM ? (size_t)array * map->num_slots + param_slot(map->config, p, layer) : 0;
-        const SafeTensor** place = kind == HF_PARAM ? &map->tensors[slot] : &map->lm_head;
-        const char** owner = kind == HF_PARAM ? &map->files[slot] : &map->lm_head_file;
-        if (*place) { return error_set(err, "%s: tensor '%s' is stored twice, also in %s", file, name, *owner); }
-        if (!hf_check_tensor(map, t, kind == HF_PARAM ? p : 0, file, err)) { return false; }
-        *place = t;
-        *owner = file;
+        if (kind == HF_OTHER) { hf_count_add(&map->ignored, t->name); }
+        if (kind == HF_BUFFER || kind == HF_OTHER) { continue; }
+        if (hf_unwrap(name, sizeof(name), t->name)) { hf_count_add(&map->wrapped, t->name); }
+        if (!hf_map_enter(map, t, array, kind == HF_PARAM ? p : -1, layer, file, err)) { return false; }
     }
     return true;
 }
 
-// To be called after the last hf_map_add(): fails if a tensor is missing, or if lm_head.weight differs from wte.
-static inline bool hf_map_complete(const HfMap* map, const char* where, Error* err) {
+// To be called after the last hf_map_add(): fails if a tensor is missing, or if a tied lm_head.weight differs from wte.weight. If a
+// file has only one of these two, it is both.
+static inline bool hf_map_complete(HfMap* map, const char* where, Error* err) {
+    const SafeTensor *head = map->lm_head, *wte = map->tensors[0];
+    if (head && wte && !hf_same_values(head, wte)) {
+        return error_set(
+            err,
+            "%s: lm_head.weight differs from wte.weight, but config.json ties them: if the head has weights of its "
+            "own, it must say \"tie_word_embeddings\": false",
+            map->lm_head_file);
+    }
+    if (head && !wte) { map->tensors[0] = head; }
     for (int a = 0; a < map->num_arrays; a++) {
         for (int p = 0; p < NUM_PARAMS; p++) {
             for (int layer = 0; layer < param_copies(map->config, p); layer++) {
                 char name[128];
+                if (map->tensors[(size_t)a * map->num_slots + param_slot(map->config, p, layer)]) { continue; }
                 param_hf_name(name, sizeof(name), p, layer);
-                if (!map->tensors[(size_t)a * map->num_slots + param_slot(map->config, p, layer)]) {
-                    return error_set(err, "%s: tensor '%s%s' is missing", where, map->prefixes[a], name);
-                }
+                return error_set(err, "%s: tensor '%s%s' is missing%s", where, map->prefixes[a], name,
+                                 gpt2_params[p].place == PLACE_HEAD ? ": \"tie_word_embeddings\" is false" : "");
             }
         }
     }
-    const SafeTensor *head = map->lm_head, *wte = map->tensors[0];
-    if (head && (head->dtype != wte->dtype || memcmp(head->data, wte->data, wte->bytes) != 0)) {
-        return error_set(err, "%s: lm_head.weight differs from wte.weight; only models that tie the two are supported",
-                         map->lm_head_file);
-    }
     return true;
+}
+
+static inline void hf_map_notes(const HfMap* map, ModelNotes* notes) {
+    HfCount alone = {NULL, 0};
+    if (map->lm_head && map->lm_head == map->tensors[0]) { hf_count_add(&alone, map->lm_head->name); }
+    hf_count_note(notes, &map->ignored, "not of the model itself, ignored");
+    hf_count_note(notes, &map->wrapped, "read without the names of wrappers");
+    hf_count_note(notes, &map->twice, "stored twice, with equal values");
+    hf_count_note(notes, &alone, "read as wte.weight, to which it is tied");
 }
 
 // ---- config.json and model.safetensors.index.json -------------------------------------
 
-// Fails if a boolean setting is present and differs from `want`.
-static inline bool hf_want_flag(const JsonValue* root, const char* key, bool want, const char* where, Error* err) {
-    const JsonValue* v = json_get(root, key);
-    if (!v) { return true; }
-    if (v->type != JSON_BOOL) {
-        return error_set(err, "%s: \"%s\" is %s, want a boolean", where, key, json_type_name(v->type));
-    }
-    if (v->boolean != want) {
-        return error_set(err, "%s: \"%s\" is %s; only %s is supported", where, key, want ? "false" : "true",
-                         want ? "true" : "false");
-    }
-    return true;
+// Reads a boolean setting into *value, which keeps its default if the setting is absent.
+static inline bool hf_flag(const JsonValue* root, const char* key, bool* value, const char* where, Error* err) {
+    return !json_get(root, key) || json_bool(root, key, value, where, err);
 }
 
-static inline bool is_gpt2_activation(const char* name) {
-    for (size_t i = 0; i < sizeof(gpt2_activations) / sizeof(gpt2_activations[0]); i++) {
-        if (strcmp(name, gpt2_activations[i]) == 0) { return true; }
+// Reads a number of config.json into *value, which keeps its default if it is absent. transformers has a name of it for GPT-2 and,
+// unless `general` is NULL, a name for all models; the two must agree.
+static inline bool hf_count(const JsonValue* root, const char* key, const char* general, int* value, const char* where,
+                            Error* err) {
+    const char* const keys[2] = {key, general};
+    int64_t n[2] = {0, 0};
+    for (int i = 0; i < 2; i++) {
+        if (!keys[i] || !json_get(root, keys[i])) { continue; }
+        if (!json_int(root, keys[i], 1, INT32_MAX, &n[i], where, err)) { return false; }
+        *value = (int)n[i];
     }
-    return false;
+    return n[0] == 0 || n[1] == 0 || n[0] == n[1] ||
+           error_set(err, "%s: \"%s\" is %lld, but \"%s\" is %lld", where, key, (long long)n[0], general,
+                     (long long)n[1]);
 }
 
 // Fails if config.json has a setting that changes the model's computation in a way that we do not support.
 static inline bool hf_config_supported(const JsonValue* root, const char* where, Error* err) {
-    static const struct {
-        const char* key;
-        bool want;
-    } flags[] = {{"scale_attn_weights", true},       {"scale_attn_by_inverse_layer_idx", false},
-                 {"reorder_and_upcast_attn", false}, {"add_cross_attention", false},
-                 {"is_encoder_decoder", false},      {"tie_word_embeddings", true}};
-    const char* text = "";
-    if (!json_string(root, "model_type", &text, where, err)) { return false; }
+    static const char* const unsupported[] = {"add_cross_attention", "is_encoder_decoder"};
+    const char* text = "gpt2"; // configs of 2019 do not say it
+    if (json_get(root, "model_type") && !json_string(root, "model_type", &text, where, err)) { return false; }
     if (strcmp(text, "gpt2") != 0) {
         char name[64];
         return error_set(err, "%s: \"model_type\" is \"%s\"; only \"gpt2\" is supported", where,
                          json_printable(name, sizeof(name), text, strlen(text)));
     }
-    for (size_t i = 0; i < sizeof(flags) / sizeof(flags[0]); i++) {
-        if (!hf_want_flag(root, flags[i].key, flags[i].want, where, err)) { return false; }
-    }
-    if (json_get(root, "activation_function")) {
-        if (!json_string(root, "activation_function", &text, where, err)) { return false; }
-        if (!is_gpt2_activation(text)) {
-            char name[64];
-            return error_set(err, "%s: \"activation_function\" is \"%s\"; only \"%s\" is supported", where,
-                             json_printable(name, sizeof(name), text, strlen(text)), gpt2_activations[0]);
-        }
+    for (size_t i = 0; i < sizeof(unsupported) / sizeof(unsupported[0]); i++) {
+        bool on = false;
+        if (!hf_flag(root, unsupported[i], &on, where, err)) { return false; }
+        if (on) { return error_set(err, "%s: \"%s\" is true; only false is supported", where, unsupported[i]); }
     }
     const JsonValue* quantization = json_get(root, "quantization_config");
     if (quantization && quantization->type != JSON_NULL) {
@@ -271,6 +383,29 @@ static inline bool hf_config_supported(const JsonValue* root, const char* where,
     return true;
 }
 
+// Reads the settings that change how a model of given sizes computes. reorder_and_upcast_attn changes only the order of
+// transformers' computation in 16 bits.
+static inline bool hf_config_variant(GPT2Config* config, const JsonValue* root, const char* where, Error* err) {
+    bool scales = true, by_layer = false, upcasts = false, tied = true;
+    const char* text = activation_name(ACT_GELU_TANH);
+    if (!hf_flag(root, "scale_attn_weights", &scales, where, err) ||
+        !hf_flag(root, "scale_attn_by_inverse_layer_idx", &by_layer, where, err) ||
+        !hf_flag(root, "reorder_and_upcast_attn", &upcasts, where, err) ||
+        !hf_flag(root, "tie_word_embeddings", &tied, where, err) ||
+        (json_get(root, "activation_function") && !json_string(root, "activation_function", &text, where, err))) {
+        return false;
+    }
+    config->unscaled_attention = !scales, config->scale_by_layer = by_layer, config->untied_head = !tied;
+    config->activation = activation_of_name(text);
+    if (config->activation < 0) {
+        char name[64], names[256];
+        return error_set(err, "%s: \"activation_function\" is \"%s\"; supported are %s", where,
+                         json_printable(name, sizeof(name), text, strlen(text)),
+                         activation_names(names, sizeof(names)));
+    }
+    return true;
+}
+
 // The id that config.json gives as `key`. It may be a list, null, or outside of the vocabulary, since some configs of small
 // models keep 50256: then it counts as unknown, -1.
 static inline int hf_token_id(const JsonValue* root, const char* key, int64_t vocab_size) {
@@ -279,48 +414,60 @@ static inline int hf_token_id(const JsonValue* root, const char* key, int64_t vo
     return known ? (int)v->integer : -1;
 }
 
+// The largest of the rates of dropout with which transformers would train the model.
+static inline float hf_dropout(const JsonValue* root) {
+    static const char* const keys[] = {"attn_pdrop", "embd_pdrop", "resid_pdrop"};
+    float largest = 0.0f;
+    for (int i = 0; i < 3; i++) {
+        const JsonValue* v = json_get(root, keys[i]);
+        float rate = !v || v->type != JSON_NUMBER ? 0.1f : (float)v->number; // 0.1 is transformers' default
+        if (rate > largest) { largest = rate; }
+    }
+    return largest;
+}
+
 static inline bool hf_config_read(GPT2Config* config, int* bos_id, int* eot_id, const JsonValue* root,
                                   const char* where, Error* err) {
-    int64_t V, maxT, C, L, NH, F;
     double epsilon;
     if (root->type != JSON_OBJECT) { return error_set(err, "%s: not a JSON object", where); }
-    if (!hf_config_supported(root, where, err) || !json_int(root, "vocab_size", 1, INT32_MAX, &V, where, err) ||
-        !json_int(root, "n_positions", 1, INT32_MAX, &maxT, where, err) ||
-        !json_int(root, "n_embd", 1, INT32_MAX, &C, where, err) ||
-        !json_int(root, "n_layer", 1, INT32_MAX, &L, where, err) ||
-        !json_int(root, "n_head", 1, INT32_MAX, &NH, where, err)) {
+    config->vocab_size = 50257, config->max_seq_len = 1024; // transformers' defaults
+    config->channels = 768, config->num_layers = config->num_heads = 12;
+    if (!hf_config_supported(root, where, err) ||
+        !hf_count(root, "vocab_size", NULL, &config->vocab_size, where, err) ||
+        !hf_count(root, "n_positions", "max_position_embeddings", &config->max_seq_len, where, err) ||
+        !hf_count(root, "n_embd", "hidden_size", &config->channels, where, err) ||
+        !hf_count(root, "n_layer", "num_hidden_layers", &config->num_layers, where, err) ||
+        !hf_count(root, "n_head", "num_attention_heads", &config->num_heads, where, err)) {
         return false;
     }
-    config->vocab_size = (int)V;
-    config->max_seq_len = (int)maxT;
-    config->channels = (int)C;
     gpt2_defaults(config);
     const JsonValue* inner = json_get(root, "n_inner");
-    if (inner && inner->type != JSON_NULL) {
-        if (!json_int(root, "n_inner", 1, INT32_MAX, &F, where, err)) { return false; }
-        config->mlp_channels = (int)F;
+    bool wide = !inner || inner->type == JSON_NULL; // 4 times the channels
+    if ((!wide && !hf_count(root, "n_inner", NULL, &config->mlp_channels, where, err)) ||
+        !hf_config_variant(config, root, where, err)) {
+        return false;
     }
     if (json_get(root, "layer_norm_epsilon")) {
         if (!json_number(root, "layer_norm_epsilon", 0, 1, &epsilon, where, err)) { return false; }
         config->norm_epsilon = (float)epsilon;
     }
-    config->num_layers = (int)L;
-    config->num_heads = (int)NH;
-    config->padded_vocab_size = V < INT32_MAX - 128 ? padded_vocab((int)V) : (int)V;
+    int V = config->vocab_size;
+    config->padded_vocab_size = V < INT32_MAX - 128 ? padded_vocab(V) : V;
     *bos_id = hf_token_id(root, "bos_token_id", V);
     *eot_id = hf_token_id(root, "eos_token_id", V);
     return config_check(config, where, err);
 }
 
 // Parses the text (n bytes) of a config.json. *bos_id, *eot_id: its bos_token_id and eos_token_id, or -1 if that is not a
-// token of the vocabulary.
-static inline bool hf_config_parse(GPT2Config* config, int* bos_id, int* eot_id, const char* text, size_t n,
-                                   const char* where, Error* err) {
+// token of the vocabulary. *dropout: hf_dropout().
+static inline bool hf_config_parse(GPT2Config* config, int* bos_id, int* eot_id, float* dropout, const char* text,
+                                   size_t n, const char* where, Error* err) {
     JsonDoc doc;
     memset(config, 0, sizeof(*config));
     if (n > HF_MAX_CONFIG) { return error_set(err, "%s: has %zu bytes, at most 1 MB is read", where, n); }
     if (!json_parse(&doc, text, n, where, err)) { return false; }
     bool ok = hf_config_read(config, bos_id, eot_id, doc.root, where, err);
+    if (ok) { *dropout = hf_dropout(doc.root); }
     json_free(&doc);
     return ok;
 }
@@ -486,33 +633,38 @@ static inline bool llmc_parse(ModelFile* model, const uint8_t* data, size_t size
 }
 
 // Infers the configuration of a safetensors file without a config.json: sizes from the tensor shapes, heads of 64
-// channels and the epsilon as in every GPT-2.
+// channels, an untied head if there is one with other values than wte, and all else as in GPT-2.
 static inline bool hf_infer_config(GPT2Config* config, const SafeTensors* st, const char* file, Error* err) {
     static const int wanted[3] = {0, 1, 10}; // wte, wpe, fcw
-    const SafeTensor* found[3];
-    for (int i = 0; i < 3; i++) {
-        char name[128];
-        param_hf_name(name, sizeof(name), wanted[i], 0);
-        found[i] = safetensors_find(st, name);
-        if (!found[i]) { found[i] = safetensors_find(st, name + 12); }
-        if (!found[i]) { return error_set(err, "%s: tensor '%s' is missing: not a GPT-2", file, name + 12); }
-        if (found[i]->num_dims != 2 || found[i]->shape[0] > 1 << 24 || found[i]->shape[1] > 1 << 22) {
-            return error_set(err, "%s: tensor '%s' does not have the shape of GPT-2's", file, found[i]->name);
+    const SafeTensor *found[3] = {NULL, NULL, NULL}, *head = NULL;
+    memset(config, 0, sizeof(*config));
+    for (size_t i = 0; i < st->num_tensors; i++) {
+        int p, layer;
+        HfKind kind = hf_name(st->tensors[i].name, &p, &layer);
+        if (kind == HF_LM_HEAD) { head = &st->tensors[i]; }
+        if (kind != HF_PARAM || layer >= 4096) { continue; }
+        if (layer >= config->num_layers) { config->num_layers = layer + 1; }
+        for (int k = 0; layer == 0 && k < 3; k++) {
+            if (p == wanted[k]) { found[k] = &st->tensors[i]; }
         }
     }
-    memset(config, 0, sizeof(*config));
+    if (!found[0]) { found[0] = head; } // one that is tied, under its other name
+    for (int k = 0; k < 3; k++) {
+        char name[128];
+        param_hf_name(name, sizeof(name), wanted[k], 0);
+        if (!found[k]) { return error_set(err, "%s: tensor '%s' is missing: not a GPT-2", file, name + 12); }
+        if (found[k]->num_dims != 2 || found[k]->shape[0] > 1 << 24 || found[k]->shape[1] > 1 << 22) {
+            return error_set(err, "%s: tensor '%s' does not have the shape of GPT-2's", file, found[k]->name);
+        }
+    }
     config->vocab_size = (int)found[0]->shape[0];
     config->padded_vocab_size = padded_vocab(config->vocab_size);
     config->max_seq_len = (int)found[1]->shape[0];
     config->channels = (int)found[0]->shape[1];
     gpt2_defaults(config);
     config->mlp_channels = (int)found[2]->shape[1]; // stored as (C, F)
-    for (size_t i = 0; i < st->num_tensors; i++) {
-        int p, layer;
-        if (hf_name(st->tensors[i].name, &p, &layer) == HF_PARAM && layer < 4096 && layer >= config->num_layers) {
-            config->num_layers = layer + 1;
-        }
-    }
+    config->untied_head =
+        head && head != found[0] && head->elements == found[0]->elements && !hf_same_values(head, found[0]);
     if (config->channels % 64 != 0) {
         return error_set(err,
                          "%s: %d channels do not divide into heads of 64; the number of heads has to come from a "
@@ -534,6 +686,7 @@ static inline bool model_map_hf(ModelFile* model, const char* where, Error* err)
     ok = ok && hf_map_complete(&map, where, err);
     model->conv1d = true;
     if (ok) {
+        hf_map_notes(&map, &model->notes);
         model->tensors = map.tensors;
         map.tensors = NULL;
     }
@@ -558,16 +711,33 @@ static inline bool model_read_config(ModelFile* model, const char* path, Error* 
     if (!map_file(&file, path, err)) { return false; }
     const char* mistake = file.size > 0 && file.data[0] == '{' ? NULL : mistaken_file(file.data, file.size);
     bool ok = mistake ? error_set(err, "%s: %s", path, mistake)
-                      : hf_config_parse(&model->config, &model->bos_id, &model->eot_id, (const char*)file.data,
-                                        file.size, path, err);
+                      : hf_config_parse(&model->config, &model->bos_id, &model->eot_id, &model->dropout,
+                                        (const char*)file.data, file.size, path, err);
     unmap_file(&file);
     return ok;
+}
+
+// Whether a file may lack a tensor that the index names: one that is not read, or one of the two names of a tied embedding while the
+// other one is there. transformers leaves a tied lm_head.weight out of the files, but not always out of the index.
+static inline bool index_may_lack(const ModelFile* model, const char* name) {
+    int p, layer;
+    HfKind kind = hf_name(name, &p, &layer);
+    if (kind == HF_BUFFER || kind == HF_OTHER) { return true; }
+    bool head = kind == HF_LM_HEAD, wte = kind == HF_PARAM && p == 0;
+    for (int f = 0; (head || wte) && !model->config.untied_head && f < model->num_files; f++) {
+        for (size_t i = 0; i < model->shards[f].num_tensors; i++) {
+            kind = hf_name(model->shards[f].tensors[i].name, &p, &layer);
+            if (head ? kind == HF_PARAM && p == 0 : kind == HF_LM_HEAD) { return true; }
+        }
+    }
+    return false;
 }
 
 // Opens all files that the index lists, and checks that each of its tensors is in the file that the index names.
 static inline bool model_open_shards(ModelFile* model, const char* dir, const char* index_path, Error* err) {
     MappedFile file;
     HfIndex index;
+    HfCount absent = {NULL, 0};
     if (!map_file(&file, index_path, err)) { return false; }
     bool ok = hf_index_parse(&index, (const char*)file.data, file.size, index_path, err);
     unmap_file(&file);
@@ -580,12 +750,16 @@ static inline bool model_open_shards(ModelFile* model, const char* dir, const ch
     for (size_t i = 0; ok && i < index.weight_map->count; i++) {
         const JsonValue* v = &index.weight_map->items[i];
         const SafeTensor* t = safetensors_find(&model->shards[index.file_of[i]], v->key);
-        if (!t || strlen(t->name) != v->key_length) {
-            char name[128];
-            ok = error_set(err, "%s: tensor '%s' is not in %s, where the index places it", index_path,
-                           json_printable(name, sizeof(name), v->key, v->key_length), v->string);
+        if (t && strlen(t->name) == v->key_length) { continue; }
+        if (index_may_lack(model, v->key)) {
+            hf_count_add(&absent, v->key);
+            continue;
         }
+        char name[128];
+        ok = error_set(err, "%s: tensor '%s' is not in %s, where the index places it", index_path,
+                       json_printable(name, sizeof(name), v->key, v->key_length), v->string);
     }
+    hf_count_note(&model->notes, &absent, "in the index, but in no file, and not needed");
     hf_index_free(&index);
     return ok;
 }
@@ -784,10 +958,10 @@ static inline void read_transposed(const ReadJob* job, size_t rows, size_t cols)
     }
 }
 
-// Converts the job's rows. The padding rows V..Vp of wte become zero.
+// Converts the job's rows. The padding rows V..Vp of wte and lmhead become zero.
 static inline void read_job(const ReadJob* job, const GPT2Config* config, bool conv1d) {
     size_t rows = param_rows(config, job->p), cols = param_cols(config, job->p);
-    size_t stored = job->p == 0 ? (size_t)config->vocab_size : rows, end = job->first + job->count;
+    size_t stored = param_used_rows(config, job->p), end = job->first + job->count;
     if (conv1d && gpt2_params[job->p].conv1d) {
         read_transposed(job, rows, cols);
         return;
@@ -1059,7 +1233,7 @@ static inline void hf_write_config(FileWriter* w, const GPT2Config* c, bool bf16
     writer_printf(w,
                   "{\n  \"activation_function\": \"%s\",\n  \"architectures\": [\n    \"GPT2LMHeadModel\"\n  ],\n"
                   "  \"attn_pdrop\": 0.0,\n",
-                  gpt2_activations[0]);
+                  activation_name(c->activation));
     hf_write_token(w, "bos", tokens.bos, true);
     writer_printf(w, "  \"embd_pdrop\": 0.0,\n");
     hf_write_token(w, "eos", tokens.eos, true);
@@ -1072,10 +1246,11 @@ static inline void hf_write_config(FileWriter* w, const GPT2Config* c, bool bf16
     hf_write_token(w, "pad", tokens.pad, false);
     writer_printf(w,
                   "  \"reorder_and_upcast_attn\": false,\n  \"resid_pdrop\": 0.0,\n"
-                  "  \"scale_attn_by_inverse_layer_idx\": false,\n  \"scale_attn_weights\": true,\n"
-                  "  \"tie_word_embeddings\": true,\n  \"torch_dtype\": \"%s\",\n  \"use_cache\": true,\n"
+                  "  \"scale_attn_by_inverse_layer_idx\": %s,\n  \"scale_attn_weights\": %s,\n"
+                  "  \"tie_word_embeddings\": %s,\n  \"torch_dtype\": \"%s\",\n  \"use_cache\": true,\n"
                   "  \"vocab_size\": %d\n}\n",
-                  bf16 ? "bfloat16" : "float32", c->vocab_size);
+                  c->scale_by_layer ? "true" : "false", c->unscaled_attention ? "false" : "true",
+                  c->untied_head ? "false" : "true", bf16 ? "bfloat16" : "float32", c->vocab_size);
 }
 
 // Writes config.json and generation_config.json to the existing directory dir. saved (2) receives the two files.
@@ -1129,17 +1304,37 @@ static inline bool model_save_hf(const char* dir, const GPT2Config* config, cons
     return model_save_hf_files(dir, config, params, bf16, tokens, NULL, NULL, err);
 }
 
-// Fails, with the remedy, if llm.c's .bin format cannot hold the model: its header has neither mlp_channels nor
-// norm_epsilon.
-static inline bool llmc_check(const char* path, const GPT2Config* config, Error* err) {
-    GPT2Config standard = *config;
+// Describes how a model differs from what is inferred from its sizes, "an epsilon of 1e-06, activation relu". Returns NULL if it
+// does not. mlp: whether another number of MLP channels counts, too.
+static inline const char* variant_text(char* text, size_t size, const GPT2Config* c, bool mlp) {
+    GPT2Config standard = *c;
+    size_t n = 0;
     gpt2_defaults(&standard);
-    if (config->mlp_channels == standard.mlp_channels && config->norm_epsilon == standard.norm_epsilon) { return true; }
-    return error_set(err,
-                     "%s: llm.c's .bin cannot hold %d MLP channels with an epsilon of %g, only %d with %g: write a "
-                     "Hugging Face directory instead",
-                     path, config->mlp_channels, (double)config->norm_epsilon, standard.mlp_channels,
-                     (double)standard.norm_epsilon);
+    text[0] = '\0';
+    const char* const parts[] = {c->unscaled_attention ? "unscaled attention" : NULL,
+                                 c->scale_by_layer ? "attention scaled by the layer" : NULL,
+                                 c->untied_head && mlp ? "an untied head" : NULL};
+    if (mlp && c->mlp_channels != standard.mlp_channels) {
+        n += (size_t)snprintf(text + n, size - n, ", %d MLP channels", c->mlp_channels);
+    }
+    if (c->norm_epsilon != standard.norm_epsilon) {
+        n += (size_t)snprintf(text + n, size - n, ", an epsilon of %g", (double)c->norm_epsilon);
+    }
+    if (c->activation != standard.activation) {
+        n += (size_t)snprintf(text + n, size - n, ", activation %s", activation_name(c->activation));
+    }
+    for (int i = 0; i < 3; i++) {
+        if (parts[i]) { n += (size_t)snprintf(text + n, size - n, ", %s", parts[i]); }
+    }
+    return n > 0 ? text + 2 : NULL;
+}
+
+// Fails, with the remedy, if llm.c's .bin format cannot hold the model: its header has only sizes.
+static inline bool llmc_check(const char* path, const GPT2Config* config, Error* err) {
+    char text[256];
+    const char* variant = variant_text(text, sizeof(text), config, true);
+    return !variant ||
+           error_set(err, "%s: llm.c's .bin cannot hold %s: write a Hugging Face directory instead", path, variant);
 }
 
 // Writes llm.c's .bin format, version 3 (fp32) or 5 (bf16, rounded to nearest even).

@@ -26,6 +26,8 @@ typedef struct {
     const char *model, *tokenizer, *train_data, *val_data, *output;
     int layers, heads, channels, mlp_channels, positions;
     float norm_epsilon;
+    const char* activation;
+    int unscaled_attention, scale_by_layer, untied_head;
     int B, T, shuffle, overfit, resume;
     int64_t total_batch, num_steps, warmup_steps, seed;
     float learning_rate, final_fraction, weight_decay, beta1, beta2, eps, clip, skip_loss_z, skip_norm_z;
@@ -121,6 +123,14 @@ static const Option options[] = {
      "width of the hidden layer of a new model's MLPs; 0: 4 times the channels", 0, 1 << 22},
     {OPT_FLOAT, 0, NULL, "norm-epsilon", &settings.norm_epsilon, NULL,
      "added to the variance in the layernorms of a new model; 0: GPT-2's 1e-5", 0, 1},
+    {OPT_STR, 0, NULL, "activation", &settings.activation, "NAME",
+     "activation of a new model's MLPs, as transformers names it: gelu_new (GPT-2), gelu, relu, silu, tanh", 0, 0},
+    {OPT_BOOL, 0, NULL, "unscaled-attention", &settings.unscaled_attention, NULL,
+     "a new model's attention scores are not divided by the root of the head size", 0, 0},
+    {OPT_BOOL, 0, NULL, "scale-by-layer", &settings.scale_by_layer, NULL,
+     "a new model's attention scores in layer 1, 2, ... are divided by 1, 2, ...", 0, 0},
+    {OPT_BOOL, 0, NULL, "untied-head", &settings.untied_head, NULL,
+     "a new model's head has weights of its own, and not those of the token embedding", 0, 0},
     {OPT_INT, 0, NULL, "positions", &settings.positions, "T",
      "positions (maximum sequence length) of a new model; 0: from the descriptor", 0, 1 << 20},
 

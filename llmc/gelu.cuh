@@ -1,5 +1,6 @@
 /*
-GELU in its tanh form, and its derivative, once for all kernels: training and generation compute the same function.
+The activations of the MLP and their derivatives, once for all kernels: training and generation compute the same function. GPT-2's is
+GELU in its tanh form, which kernels have in their epilogues; the others (activate()) are passes of their own.
 
     gelu(x) = x / 2 (1 + tanh(u)) = x sigmoid(2u)        u = sqrt(2/pi) (x + 0.044715 x^3)
 
@@ -11,8 +12,10 @@ Source: Hendrycks and Gimpel 2016, arXiv:1606.08415.
 */
 #pragma once
 
+#include "activation.h"
 #include "cuda_common.cuh"
 #include "ptx.cuh"
+#include <type_traits>
 
 // x sigmoid(2u) = x / (1 + exp(-2u)). The factor log2(e), for exp2, is part of a and b. Where x^3 overflows, the
 // sigmoid is 1 or 0.
@@ -41,6 +44,59 @@ __device__ inline float gelu_and_slope(float x, float* slope) {
     float u2 = fminf(inner * -2.0794415417f - 3.1915382432f, 19.0f); // 2u' = 2 sqrt(2/pi) (1 + 3 * 0.044715 x^2)
     *slope = s + (y - y * s) * u2;
     return y;
+}
+
+__device__ inline float sigmoid(float x) { return rcp_approx(1.0f + exp2_approx(-LOG2E * x)); }
+
+// The normal distribution function, with a relative error below 1e-6; density: exp(-x^2 / 2). At -|x| it is density times a polynomial
+// of 1 / (1 + 0.21 |x|): as in train_gpt2.c.
+__device__ inline float normal_distribution(float x, float density) {
+    float t = rcp_approx(1.0f + 0.21f * fabsf(x));
+    float p = 0.36072847f + t * (-0.33986497f + t * (0.28814301f + t * -0.07258017f));
+    p = 0.08370179f + t * (0.08522033f + t * (0.06819454f + t * (0.12852621f + t * (-0.10206924f + t * p))));
+    p *= density * t;
+    return x < 0.0f ? p : 1.0f - p;
+}
+
+template <Activation kind> __device__ float activate(float x) {
+    if (kind == ACT_GELU_TANH) { return gelu(x); }
+    if (kind == ACT_GELU) { return x * normal_distribution(x, exp2_approx(-0.5f * LOG2E * x * x)); }
+    if (kind == ACT_RELU) { return x > 0.0f ? x : x != x ? x : 0.0f; }
+    if (kind == ACT_RELU_SQUARED) { return x < 0.0f ? 0.0f : x * x; }
+    if (kind == ACT_SILU) { return x * sigmoid(x); }
+    return 2.0f * sigmoid(2.0f * x) - 1.0f; // tanh
+}
+// The derivative of activate() at x. NaN gives NaN.
+template <Activation kind> __device__ float activation_slope(float x) {
+    if (kind == ACT_GELU_TANH) { return gelu_slope(x); }
+    if (kind == ACT_GELU) {
+        float density = exp2_approx(-0.5f * LOG2E * x * x),
+              inner = x != x ? x : fminf(fmaxf(x, -40.0f), 40.0f); // no inf * 0
+        return normal_distribution(x, density) + 0.3989422804f * inner * density;
+    }
+    if (kind == ACT_RELU) { return x > 0.0f ? 1.0f : x != x ? x : 0.0f; }
+    if (kind == ACT_RELU_SQUARED) { return x < 0.0f ? 0.0f : 2.0f * x; }
+    float s = sigmoid(kind == ACT_SILU ? x : 2.0f * x);
+    if (kind == ACT_SILU) { return s + (x != x ? x : fminf(fmaxf(x, -100.0f), 100.0f)) * s * (1.0f - s); }
+    return 4.0f * s * (1.0f - s); // 1 - tanh(x)^2
+}
+
+// Calls use(kind), where kind.value is a constant, for an activation.
+template <class Use> void with_activation(Activation kind, Use use) {
+    switch (kind) {
+    case ACT_GELU_TANH:
+        return use(std::integral_constant<Activation, ACT_GELU_TANH>());
+    case ACT_GELU:
+        return use(std::integral_constant<Activation, ACT_GELU>());
+    case ACT_RELU:
+        return use(std::integral_constant<Activation, ACT_RELU>());
+    case ACT_RELU_SQUARED:
+        return use(std::integral_constant<Activation, ACT_RELU_SQUARED>());
+    case ACT_SILU:
+        return use(std::integral_constant<Activation, ACT_SILU>());
+    case ACT_TANH:
+        return use(std::integral_constant<Activation, ACT_TANH>());
+    }
 }
 
 // Whether a product is followed by GELU, and what the forward pass keeps of it for the backward pass, (N,C): GELU's argument, or

@@ -33,9 +33,11 @@ its elements (uint32), their number (uint64) and the elements.
     padding                          zeros up to a multiple of 32 bytes
     data of the tensors              each padded with zeros to a multiple of 32 bytes, also the last one
 
-Matrices are (out, in), as in memory, and of the chosen type; biases, layernorms and the position embedding are f32. There is
-no output.weight: llama.cpp then takes token_embd.weight. Tokens of the model that the vocabulary does not have are [PADn],
-of type 5.
+Matrices are (out, in), as in memory, and of the chosen type; biases, layernorms and the position embedding are f32. A model
+with a tied head has no output.weight: llama.cpp then takes token_embd.weight. Tokens of the model that the vocabulary does
+not have are [PADn], of type 5.
+llama.cpp computes GPT-2 with GELU's tanh form alone, and divides attention's scores by the root of the head size in every layer.
+What a model multiplies its scores by besides is multiplied into the rows of the queries in attn_qkv.
 q8_0 stores 32 consecutive weights as a scale d = max|w| / 127 in fp16 and 32 int8: w / d, rounded to nearest, halves away
 from zero. The int8 are computed with d before it is rounded to fp16, as in llama.cpp, so that equal weights give equal bytes.
 Sources: ggml's docs/gguf.md; the constants of the Python package gguf 0.19; llama.cpp's loader of gpt2.
@@ -73,6 +75,7 @@ static const char* const gguf_names[NUM_PARAMS] = {
     "blk.%d.attn_qkv.weight", "blk.%d.attn_qkv.bias", "blk.%d.attn_output.weight", "blk.%d.attn_output.bias",
     "blk.%d.ffn_norm.weight", "blk.%d.ffn_norm.bias", "blk.%d.ffn_up.weight",      "blk.%d.ffn_up.bias",
     "blk.%d.ffn_down.weight", "blk.%d.ffn_down.bias", "output_norm.weight",        "output_norm.bias",
+    "output.weight",
 };
 
 // The types of the values of keys, and of the elements of arrays.
@@ -121,15 +124,16 @@ static inline void gguf_convert(uint8_t* out, const float* w, size_t n, GgufType
 
 // ---- tensors ------------------------------------------------------------------------
 
-// Tensors are written block by block: the embeddings, then all tensors of layer 0, of layer 1 ..., then the last layernorm.
+// Tensors are written block by block: the embeddings, then all tensors of layer 0, of layer 1 ..., then the last layernorm and an
+// untied head.
 static inline size_t gguf_num_tensors(const GPT2Config* c) { return param_slot(c, NUM_PARAMS, 0); }
 
 // Sets *p and *layer of tensor i in the file.
 static inline void gguf_tensor(const GPT2Config* c, size_t i, int* p, int* layer) {
-    size_t in_blocks = gguf_num_tensors(c) - 4, per_block = NUM_PARAMS - 4;
+    size_t per_block = NUM_PARAMS - 5, in_blocks = (size_t)c->num_layers * per_block;
     bool in_block = i >= 2 && i < 2 + in_blocks;
     *layer = in_block ? (int)((i - 2) / per_block) : 0;
-    *p = i < 2 ? (int)i : in_block ? 2 + (int)((i - 2) % per_block) : (int)(i - in_blocks - 2) + NUM_PARAMS - 2;
+    *p = i < 2 ? (int)i : in_block ? 2 + (int)((i - 2) % per_block) : (int)(i - in_blocks - 2) + NUM_PARAMS - 3;
 }
 
 static inline void gguf_tensor_name(char* name, size_t size, int p, int layer) {
@@ -146,13 +150,10 @@ static inline GgufType gguf_tensor_type(GgufType type, int p) {
     return gpt2_params[p].rows == DIM_1 || p == 1 ? GGUF_F32 : type;
 }
 
-// Without the padding rows of wte.
-static inline size_t gguf_rows(const GPT2Config* c, int p) { return p == 0 ? (size_t)c->vocab_size : param_rows(c, p); }
-
 // Bytes of tensor p of a layer, without what pads it to GGUF_ALIGNMENT.
 static inline uint64_t gguf_bytes(const Gguf* g, int p) {
     GgufType type = gguf_tensor_type(g->type, p);
-    uint64_t n = (uint64_t)gguf_rows(g->config, p) * param_cols(g->config, p);
+    uint64_t n = (uint64_t)param_used_rows(g->config, p) * param_cols(g->config, p);
     return n / (uint64_t)gguf_types[type].block * (uint64_t)gguf_types[type].bytes;
 }
 
@@ -347,7 +348,7 @@ static inline uint64_t gguf_put_descriptions(Gguf* g) {
         gguf_put_string(g, name);
         gguf_put_number(g, vector ? 1 : 2, 4);
         gguf_put_number(g, param_cols(c, p), 8);
-        if (!vector) { gguf_put_number(g, gguf_rows(c, p), 8); }
+        if (!vector) { gguf_put_number(g, param_used_rows(c, p), 8); }
         gguf_put_number(g, (uint64_t)gguf_types[gguf_tensor_type(g->type, p)].tensor_id, 4);
         gguf_put_number(g, offset, 8);
         offset += gguf_align(gguf_bytes(g, p));
@@ -377,6 +378,11 @@ static inline bool gguf_check(const char* path, const GPT2Config* config, GgufTy
                          "%s: the vocabulary has no end-of-text token, and llama.cpp would stop at token 11 instead: "
                          "name one as eos_token in a tokenizer_config.json beside it",
                          path);
+    }
+    if (config->activation != ACT_GELU_TANH) {
+        return error_set(err,
+                         "%s: llama.cpp's GPT-2 has the activation %s, not %s: write a Hugging Face directory instead",
+                         path, activation_name(ACT_GELU_TANH), activation_name(config->activation));
     }
     int block = gguf_types[type].block, C = config->channels, F = config->mlp_channels;
     if (C % block != 0 || F % block != 0) { // the columns of the matrices
@@ -423,12 +429,26 @@ static inline GgufType gguf_type(const char* name) {
     die("no type '%s' in GGUF files", name);
 }
 
+// What the queries of a layer are multiplied by, so that llama.cpp's scores are those of the model.
+static inline float gguf_query_scale(const GPT2Config* c, int layer) {
+    GPT2Config standard = *c;
+    gpt2_defaults(&standard);
+    return attention_scale(c, layer) / attention_scale(&standard, layer);
+}
+
+// Returns a copy of qkvw or qkvb of a layer, src (n), whose first third is multiplied by `scale`.
+static inline float* gguf_scaled_queries(const float* src, size_t n, float scale) {
+    float* copy = (float*)malloc_check(n * sizeof(float));
+    for (size_t i = 0; i < n; i++) { copy[i] = i < n / 3 ? src[i] * scale : src[i]; }
+    return copy;
+}
+
 // Writes tensor p of a layer and its padding. src: the tensor in memory; bytes (MODEL_CHUNK * 4): scratch.
 static inline bool gguf_put_tensor(FileWriter* w, const Gguf* g, int p, int layer, const float* src, uint8_t* bytes,
                                    Error* err) {
     static const uint8_t zeros[GGUF_ALIGNMENT] = {0};
     GgufType type = gguf_tensor_type(g->type, p);
-    size_t n = gguf_rows(g->config, p) * param_cols(g->config, p);
+    size_t n = param_used_rows(g->config, p) * param_cols(g->config, p);
     for (size_t i = 0; i < n && !w->failed; i += MODEL_CHUNK) {
         size_t count = model_min(n - i, MODEL_CHUNK); // whole blocks
         Error reason;
@@ -460,7 +480,12 @@ static inline bool gguf_write(const Gguf* g, const char* path, const float* para
         int p, layer;
         gguf_tensor(c, i, &p, &layer);
         const float* src = params + param_offset(c, p) + (size_t)layer * param_layer_size(c, p);
-        ok = gguf_put_tensor(&w, g, p, layer, src, bytes, err);
+        float* scaled = NULL;
+        if (gpt2_params[p].rows == DIM_3C || gpt2_params[p].cols == DIM_3C) {
+            scaled = gguf_scaled_queries(src, param_layer_size(c, p), gguf_query_scale(c, layer));
+        }
+        ok = gguf_put_tensor(&w, g, p, layer, scaled ? scaled : src, bytes, err);
+        free(scaled);
     }
     free(bytes);
     require(!ok || w.failed || w.bytes == g->file_bytes);

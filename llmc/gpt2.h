@@ -5,6 +5,7 @@ the GPU program derive sizes, pointers, initialisation, weight decay, checkpoint
 #ifndef LLMC_GPT2_H
 #define LLMC_GPT2_H
 
+#include "activation.h"
 #include "rand.h"
 #include "utils.h"
 #include <math.h>
@@ -18,10 +19,18 @@ typedef struct {
     int channels;          // C
     int mlp_channels;      // F, width of the MLP's hidden layer; GPT-2: 4*C
     float norm_epsilon;    // added to the variance in every layernorm; GPT-2: 1e-5
+    // GPT-2: 0
+    int activation;         // Activation of the MLP's hidden layer
+    int unscaled_attention; // 1: attention's scores are not divided by sqrt(HS)
+    int scale_by_layer;     // 1: the scores of layer l = 0, 1, ... are also divided by l + 1
+    int untied_head;        // 1: the head has weights of its own, lmhead; 0: it uses wte
 } GPT2Config;
 
-// Names that transformers has for the activation of the MLP, GELU's tanh form. A saved model has the first.
-static const char* const gpt2_activations[] = {"gelu_new", "gelu_pytorch_tanh"};
+// What attention's scores q k^T are multiplied by in a layer, l = 0, 1, ...
+static inline float attention_scale(const GPT2Config* config, int l) {
+    float scale = config->unscaled_attention ? 1.0f : 1.0f / sqrtf((float)(config->channels / config->num_heads));
+    return config->scale_by_layer ? scale / (float)(l + 1) : scale;
+}
 
 // ---- parameters -----------------------------------------------------------------
 
@@ -31,11 +40,11 @@ enum { DIM_1 = 0, DIM_C = -1, DIM_3C = -3, DIM_F = -4, DIM_VP = -5, DIM_MAXT = -
 
 // What a tensor belongs to. A checkpoint stores those of a layer as (L, rows, cols). In GPU memory, tensors of the same place
 // follow one another, and several GPUs exchange the gradients of a place's tensors together: "parameters in memory" in train_gpt2.cu.
-typedef enum { PLACE_EMBEDDINGS, PLACE_LAYER_MATRICES, PLACE_LAYER_VECTORS, PLACE_LAST_NORM } ParamPlace;
+typedef enum { PLACE_EMBEDDINGS, PLACE_LAYER_MATRICES, PLACE_LAYER_VECTORS, PLACE_LAST_NORM, PLACE_HEAD } ParamPlace;
 
 typedef struct {
     const char* name;    // our name, which is also llm.c's
-    const char* hf_name; // Hugging Face's name without "transformer."; %d is the layer
+    const char* hf_name; // Hugging Face's name without "transformer.", which lmhead's has not; %d is the layer
     ParamPlace place;
     int rows, cols; // DIM_*; rows is DIM_1 for vectors
     bool conv1d;    // Hugging Face stores it transposed, as (in, out); here it is (out, in)
@@ -43,9 +52,10 @@ typedef struct {
     bool decay;     // AdamW and Muon apply weight decay; GPT-2: to tensors of two or more dimensions
 } ParamInfo;
 
-enum { NUM_PARAMS = 16 };
+enum { NUM_PARAMS = 17 };
 
-// In llm.c's order, which is also the order in checkpoints and in the CPU program's memory.
+// In llm.c's order, which is also the order in checkpoints and in the CPU program's memory. Only models with an untied head have
+// lmhead.
 static const ParamInfo gpt2_params[NUM_PARAMS] = {
     {"wte", "wte.weight", PLACE_EMBEDDINGS, DIM_VP, DIM_C, false, INIT_NORMAL, true},
     {"wpe", "wpe.weight", PLACE_EMBEDDINGS, DIM_MAXT, DIM_C, false, INIT_NORMAL, true},
@@ -63,6 +73,7 @@ static const ParamInfo gpt2_params[NUM_PARAMS] = {
     {"fcprojb", "h.%d.mlp.c_proj.bias", PLACE_LAYER_VECTORS, DIM_1, DIM_C, false, INIT_ZERO, false},
     {"lnfw", "ln_f.weight", PLACE_LAST_NORM, DIM_1, DIM_C, false, INIT_ONE, false},
     {"lnfb", "ln_f.bias", PLACE_LAST_NORM, DIM_1, DIM_C, false, INIT_ZERO, false},
+    {"lmhead", "lm_head.weight", PLACE_HEAD, DIM_VP, DIM_C, false, INIT_NORMAL, true},
 };
 
 static inline size_t param_dim(const GPT2Config* config, int dim) {
@@ -90,7 +101,10 @@ static inline size_t param_cols(const GPT2Config* config, int p) { return param_
 static inline bool param_per_layer(int p) {
     return gpt2_params[p].place == PLACE_LAYER_MATRICES || gpt2_params[p].place == PLACE_LAYER_VECTORS;
 }
-static inline int param_copies(const GPT2Config* config, int p) { return param_per_layer(p) ? config->num_layers : 1; }
+// How many tensors p the model has.
+static inline int param_copies(const GPT2Config* config, int p) {
+    return param_per_layer(p) ? config->num_layers : gpt2_params[p].place != PLACE_HEAD || config->untied_head;
+}
 
 // Tensor p of a layer as the matrices that Muon updates, one by one: 0 for vectors and embeddings, which AdamW updates.
 // qkvw is three, (C,C) each: q, k and v are different maps of the same input, and orthogonalised as one, a large one
@@ -98,6 +112,11 @@ static inline int param_copies(const GPT2Config* config, int p) { return param_p
 static inline int param_muon_matrices(int p) {
     const ParamInfo* info = &gpt2_params[p];
     return !param_per_layer(p) || info->rows == DIM_1 ? 0 : info->rows == DIM_3C ? 3 : 1;
+}
+
+// The rows of tensor p without padding.
+static inline size_t param_used_rows(const GPT2Config* config, int p) {
+    return gpt2_params[p].rows == DIM_VP ? (size_t)config->vocab_size : param_rows(config, p);
 }
 
 // number of elements of tensor p in a layer (of the whole tensor if it is not per layer)
@@ -119,9 +138,9 @@ static inline size_t param_offset(const GPT2Config* config, int p) {
 
 static inline size_t num_parameters(const GPT2Config* config) { return param_offset(config, NUM_PARAMS); }
 
-// Writes Hugging Face's name of a tensor, with the prefix "transformer.", to name (size bytes).
+// Writes Hugging Face's name of a tensor, with the prefix "transformer." if it has it, to name (size bytes).
 static inline void param_hf_name(char* name, size_t size, int p, int layer) {
-    int n = snprintf(name, size, "transformer.");
+    int n = snprintf(name, size, "%s", gpt2_params[p].place == PLACE_HEAD ? "" : "transformer.");
     if (param_per_layer(p)) {
         // replace the %d of the table's name by the layer
         const char* hf = gpt2_params[p].hf_name;
@@ -133,8 +152,8 @@ static inline void param_hf_name(char* name, size_t size, int p, int layer) {
 }
 
 // Fills params (num_parameters(config)), in the order of gpt2_params, with the initial weights that llm.c and PyTorch
-// have for this seed (42 in both). The embeddings are drawn first, then layer after layer. The padding rows V..Vp of
-// wte are 0 and no numbers are drawn for them.
+// have for this seed (42 in both). The embeddings and an untied head are drawn first, then layer after layer. The padding rows
+// V..Vp of wte and lmhead are 0 and no numbers are drawn for them.
 static inline void gpt2_init_params(float* params, const GPT2Config* config, uint32_t seed) {
     Mt19937 mt;
     mt19937_seed(&mt, seed);
@@ -148,10 +167,10 @@ static inline void gpt2_init_params(float* params, const GPT2Config* config, uin
         for (int p = 0; p < NUM_PARAMS; p++) {
             InitKind init = gpt2_params[p].init;
             if (init != INIT_NORMAL && init != INIT_NORMAL_RESIDUAL) { continue; }
-            if (param_per_layer(p) != (layer >= 0)) { continue; }
+            if (param_per_layer(p) != (layer >= 0) || param_copies(config, p) == 0) { continue; }
             size_t n = param_layer_size(config, p);
             float* tensor = params + param_offset(config, p) + (layer >= 0 ? (size_t)layer * n : 0);
-            if (gpt2_params[p].rows == DIM_VP) { n = (size_t)config->vocab_size * (size_t)config->channels; }
+            n = param_used_rows(config, p) * param_cols(config, p);
             double std = init == INIT_NORMAL ? 0.02 : 0.02 / sqrt(2.0 * config->num_layers);
             normal_fill(tensor, n, 0.0, std, &mt);
         }
@@ -162,11 +181,18 @@ static inline void gpt2_init_params(float* params, const GPT2Config* config, uin
 
 static inline int padded_vocab(int vocab_size) { return (vocab_size + 127) / 128 * 128; }
 
-// Sets mlp_channels and norm_epsilon to GPT-2's values. config->channels must be set; if 4*C overflows, config_check()
+// Sets all but the sizes that a descriptor names to GPT-2's values. config->channels must be set; if 4*C overflows, config_check()
 // refuses the channels.
 static inline void gpt2_defaults(GPT2Config* config) {
+    config->activation = ACT_GELU_TANH;
+    config->unscaled_attention = config->scale_by_layer = config->untied_head = 0;
     config->mlp_channels = (int)(4 * (int64_t)config->channels);
     config->norm_epsilon = 1e-5f;
+}
+
+// Whether the model computes as GPT-2 does, whatever its sizes and its head.
+static inline bool is_plain_gpt2(const GPT2Config* c) {
+    return c->activation == ACT_GELU_TANH && !c->unscaled_attention && !c->scale_by_layer;
 }
 
 // Fails if a number is out of range or the numbers do not fit together. `where` is the file or flag that they come
@@ -188,6 +214,11 @@ static inline bool config_check(const GPT2Config* c, const char* where, Error* e
     if (!(c->norm_epsilon > 0.0f && c->norm_epsilon <= 1.0f)) { // written so that NaN fails
         return error_set(err, "%s: the epsilon of the layernorms is %g, want more than 0 and at most 1", where,
                          (double)c->norm_epsilon);
+    }
+    if (c->activation < 0 || c->activation > ACT_TANH ||
+        (c->unscaled_attention | c->scale_by_layer | c->untied_head) >> 1) {
+        return error_set(err, "%s: an activation, a scale of attention or a head that this program does not know",
+                         where);
     }
     if (c->channels % c->num_heads != 0) {
         return error_set(err, "%s: %d channels do not divide into %d heads", where, c->channels, c->num_heads);

@@ -98,12 +98,19 @@ static inline void refuse_other_shape(const char* path, const GPT2Config* config
         {"--mlp-channels", (double)args->mlp_channels, (double)config->mlp_channels},
         {"--norm-epsilon", as_typed(args->norm_epsilon), as_typed(config->norm_epsilon)},
         {"--positions", (double)args->positions, (double)config->max_seq_len},
+        {"--unscaled-attention", (double)args->unscaled_attention, (double)config->unscaled_attention},
+        {"--scale-by-layer", (double)args->scale_by_layer, (double)config->scale_by_layer},
+        {"--untied-head", (double)args->untied_head, (double)config->untied_head},
     };
     for (size_t i = 0; i < sizeof(shape) / sizeof(shape[0]); i++) {
         if (shape[i].asked != 0 && shape[i].asked != shape[i].has) {
             die("%s %.9g is for a new model, but %s has %.9g: leave the flag out", shape[i].flag, shape[i].asked, path,
                 shape[i].has);
         }
+    }
+    if (args->activation && activation_of_name(args->activation) != config->activation) {
+        die("--activation %s is for a new model, but %s has %s: leave the flag out", args->activation, path,
+            activation_name(config->activation));
     }
 }
 
@@ -126,6 +133,13 @@ static inline void model_source_open(ModelSource* source, Path model, bool* has_
         if (args->mlp_channels) { config->mlp_channels = args->mlp_channels; }
         if (args->norm_epsilon > 0.0f) { config->norm_epsilon = args->norm_epsilon; }
         if (args->positions) { config->max_seq_len = args->positions; }
+        if (args->activation) { config->activation = activation_of_name(args->activation); }
+        if (config->activation < 0) {
+            char names[256];
+            die("--activation %s is not known, one of %s", args->activation, activation_names(names, sizeof(names)));
+        }
+        config->unscaled_attention = args->unscaled_attention, config->scale_by_layer = args->scale_by_layer;
+        config->untied_head = args->untied_head;
         if (*has_tokenizer) {
             config->vocab_size = tokenizer->vocab_size;
             config->padded_vocab_size = padded_vocab(config->vocab_size);
@@ -139,6 +153,9 @@ static inline void model_source_open(ModelSource* source, Path model, bool* has_
                 path, strerror(errno), gpt2 ? "; scripts/download.sh fetches OpenAI's gpt2" : "");
         }
         if (!model_open(&source->file, path, &err)) { die("-e %s", err.text); }
+        for (int i = 0; run_rank == 0 && i < source->file.notes.count; i++) {
+            print_line(stderr, "note: %s: %s", path, source->file.notes.text[i]);
+        }
         *config = source->file.config;
         source->bos_id = source->file.bos_id;
         source->eot_id = source->file.eot_id;

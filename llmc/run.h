@@ -150,6 +150,10 @@ static inline void training_open_model(Training* t, ModelSource* source) {
         print_line(stdout, "-e %s is not used: the run resumes from %s", args->model, t->checkpoint.text);
     }
     model_source_open(source, path, &t->has_tokenizer, &t->tokenizer);
+    if (!source->fresh && source->file.dropout > 0.0f) {
+        printf("note: %s: transformers would train it with a dropout of up to %g, this program trains without\n",
+               path.text, (double)source->file.dropout);
+    }
     t->run.eot_id = model_eot(source, t->has_tokenizer ? &t->tokenizer : NULL);
     t->start_token = model_start(source, t->has_tokenizer ? &t->tokenizer : NULL);
 }
@@ -645,7 +649,9 @@ static inline void training_count(Training* t, const StepReport* r, bool applied
 // FLOPs of training on one token: 6 per matmul weight (2 forward, 4 backward), plus the FLOPs of attention, which the
 // causal mask halves.
 static inline double training_flops_per_token(const GPT2Config* c, int T) {
-    double matmul_params = (double)num_parameters(c) - (double)param_size(c, 1); // without wpe
+    // without wpe, and without wte unless it is also the head
+    double matmul_params = (double)num_parameters(c) - (double)param_size(c, 1);
+    if (c->untied_head) { matmul_params -= (double)param_size(c, 0); }
     return 6.0 * matmul_params + 6.0 * c->num_layers * (double)c->channels * T;
 }
 

@@ -171,9 +171,13 @@ static inline void parts_declare(SafeWriter* w, const GPT2Config* config, int fi
 
 static inline void parts_init(PartsSave* s) {
     const GPT2Config* c = &s->list->config;
-    const int64_t common[] = {
-        s->state->step, s->me->num_ranks, c->max_seq_len, c->vocab_size,   c->padded_vocab_size,
-        c->num_layers,  c->num_heads,     c->channels,    c->mlp_channels, safe_bits_from_float(c->norm_epsilon)};
+    const int64_t common[] = {s->state->step,       s->me->num_ranks,
+                              c->max_seq_len,       c->vocab_size,
+                              c->padded_vocab_size, c->num_layers,
+                              c->num_heads,         c->channels,
+                              c->mlp_channels,      safe_bits_from_float(c->norm_epsilon),
+                              c->activation,        c->unscaled_attention,
+                              c->scale_by_layer,    c->untied_head};
     s->identity = crc32c(0, common, sizeof(common));
     s->start_ms = time_ms();
     s->limit_ms = s->me->limit_ms > 0.0 ? s->me->limit_ms : (double)PARTS_LIMIT_MS;

@@ -354,7 +354,7 @@ void attention_backward_mma_sized(floatX* dqkv, const float* lse, const float* d
 void attention_backward6(floatX* dqkv, const float* lse, const float* dsum, const floatX* dout, const floatX* qkv,
                          int B, int T, int C, int NH, cudaStream_t stream) {
     require(C / NH == 64);
-    attention_backward_mma_sized<64, 1, 2, 3, 1, 4, 3>(dqkv, lse, dsum, dout, qkv, B, T, C, NH, stream);
+    attention_backward_mma_sized<64, 1, 2, 3, 1, 4, 3>(dqkv, lse, dsum, dout, qkv, B, T, C, NH, 0.125f, stream);
 }
 
 // ---- kernel 8: five products in one kernel: one block per head, dq summed in fp32 in a buffer that stays in L2 ----
@@ -703,7 +703,7 @@ void attention_backward10(floatX* dqkv, float* scratch, const floatX* dout, cons
 
 // The configurations of kernel 7 for HS = 64; 0 is what attention_backward() takes.
 typedef void AttentionBackwardMma(floatX* dqkv, const float* lse, const float* dsum, const floatX* dout,
-                                  const floatX* qkv, int B, int T, int C, int NH, const Execution& exec);
+                                  const floatX* qkv, int B, int T, int C, int NH, float scale, const Execution& exec);
 struct AttentionBackwardForm {
     BenchConfig config;
     AttentionBackwardMma* launch; // NULL: the default
@@ -754,6 +754,7 @@ static void declare(Bench& b) {
     Buffer<floatX> dqkv = b.output<floatX>("dqkv", 3 * n, tolerance);
     Buffer<float> scratch = b.scratch<float>("scratch", attention_backward_scratch(B, T, C, NH));
     Buffer<float> dbias_start = {NULL, NULL}, dbias = {NULL, NULL};
+    float scale = 1.0f / sqrtf((float)HS);
     bool has_bias = b.kinds({"without dbias", "with dbias"}) == 1;
     if (has_bias) { // the errors of the rows are independent, but for those of equal queries and keys
         float N = (float)B * T;
@@ -793,7 +794,7 @@ static void declare(Bench& b) {
         b.kernel(2, "no T x T matrix: one warp per row recomputes the scores", kernel2, {128, 256, 512});
         auto kernel3 = [=](int) {
             attention_backward_dsum(scratch, dout, out, B, T, C, NH, stream);
-            attention_backward_plain(dqkv, lse, scratch, dout, qkv, B, T, C, NH, stream);
+            attention_backward_plain(dqkv, lse, scratch, dout, qkv, B, T, C, NH, scale, stream);
         };
         b.kernel(3, "fp32 arithmetic, tiles in shared memory and registers", kernel3, {0});
 #if !defined(ENABLE_FP32)
@@ -819,9 +820,9 @@ static void declare(Bench& b) {
                 attention_backward_dsum(scratch, dout, out, B, T, C, NH, stream);
                 if (form > 0) {
                     AttentionBackwardMma* launch = attention_backward_forms7[form].launch;
-                    return launch(dqkv, lse, scratch, dout, qkv, B, T, C, NH, stream);
+                    return launch(dqkv, lse, scratch, dout, qkv, B, T, C, NH, scale, stream);
                 }
-                attention_backward_mma(dqkv, lse, scratch, dout, qkv, B, T, C, NH, stream);
+                attention_backward_mma(dqkv, lse, scratch, dout, qkv, B, T, C, NH, scale, stream);
             };
             b.kernel(7, "6 with 32 rows per warp", kernel7, {0}, 80);
             if (HS == 64) {
@@ -843,15 +844,19 @@ static void declare(Bench& b) {
             b.kernel(10, "a producer, two adders of dq, two consumer warpgroups", kernel10, {0}, -90);
         }
 #endif
-        auto promoted = [=](int) { attention_backward(dqkv, NULL, scratch, dout, qkv, out, lse, B, T, C, NH, stream); };
+        auto promoted = [=](int) {
+            attention_backward(dqkv, NULL, scratch, dout, qkv, out, lse, B, T, C, NH, scale, stream);
+        };
         b.kernel(11, "persistent, work items by ticket; 7 or 3 where 11 cannot run", promoted, {0});
         return b.promoted(11);
     }
     auto two_ops = [=](int) {
-        attention_backward(dqkv, NULL, scratch, dout, qkv, out, lse, B, T, C, NH, stream);
+        attention_backward(dqkv, NULL, scratch, dout, qkv, out, lse, B, T, C, NH, scale, stream);
         matmul_backward_bias(dbias, scratch, dqkv, B * T, 3 * C, stream);
     };
-    auto fused = [=](int) { attention_backward(dqkv, dbias, scratch, dout, qkv, out, lse, B, T, C, NH, stream); };
+    auto fused = [=](int) {
+        attention_backward(dqkv, dbias, scratch, dout, qkv, out, lse, B, T, C, NH, scale, stream);
+    };
     b.kernel(12, "11, then matmul_backward_bias", two_ops, {0});
     b.kernel(13, "11 with the sums of dqkv from registers; 11 where it cannot run", fused, {0});
     b.promoted(13);

@@ -178,9 +178,8 @@ template <bool keys, int D> __global__ void __launch_bounds__(256)
 
 template <int D> void attention_backward_plain_sized(floatX* dqkv, const float* lse, const float* dsum,
                                                      const floatX* dout, const floatX* qkv, int B, int T, int C, int NH,
-                                                     const Execution& exec) {
+                                                     float scale, const Execution& exec) {
     dim3 grid(ceil_div(T, 64), B * NH);
-    float scale = 1.0f / sqrtf((float)(C / NH));
     attention_backward_plain_kernel3<true, D>
         <<<grid, 256, 0, exec.stream>>>(dqkv, lse, dsum, dout, qkv, T, C, NH, scale);
     cudaCheck(cudaGetLastError());
@@ -190,16 +189,16 @@ template <int D> void attention_backward_plain_sized(floatX* dqkv, const float* 
 }
 
 void attention_backward_plain(floatX* dqkv, const float* lse, const float* dsum, const floatX* dout, const floatX* qkv,
-                              int B, int T, int C, int NH, const Execution& exec) {
+                              int B, int T, int C, int NH, float scale, const Execution& exec) {
     int HS = C / NH;
     require(HS % 8 == 0 && B * NH <= 65535);
     if (HS <= 64) {
-        attention_backward_plain_sized<1>(dqkv, lse, dsum, dout, qkv, B, T, C, NH, exec);
+        attention_backward_plain_sized<1>(dqkv, lse, dsum, dout, qkv, B, T, C, NH, scale, exec);
     } else if (HS <= 128) {
-        attention_backward_plain_sized<2>(dqkv, lse, dsum, dout, qkv, B, T, C, NH, exec);
+        attention_backward_plain_sized<2>(dqkv, lse, dsum, dout, qkv, B, T, C, NH, scale, exec);
     } else {
         require(HS <= 256);
-        attention_backward_plain_sized<4>(dqkv, lse, dsum, dout, qkv, B, T, C, NH, exec);
+        attention_backward_plain_sized<4>(dqkv, lse, dsum, dout, qkv, B, T, C, NH, scale, exec);
     }
 }
 
@@ -607,13 +606,12 @@ template <int HS, int M, int N, int blocks_per_sm> __global__ void __launch_boun
 // of the kernel for dq
 template <int HS, int kv_M, int kv_N, int kv_blocks, int q_M, int q_N, int q_blocks>
 void attention_backward_mma_sized(floatX* dqkv, const float* lse, const float* dsum, const floatX* dout,
-                                  const floatX* qkv, int B, int T, int C, int NH, const Execution& exec) {
+                                  const floatX* qkv, int B, int T, int C, int NH, float scale, const Execution& exec) {
     auto kv_kernel = attention_backward_kv_kernel7<HS, kv_M, kv_N, kv_blocks>;
     auto q_kernel = attention_backward_q_kernel7<HS, q_M, q_N, q_blocks>;
     int kv_bytes = sizeof(AttentionBackwardMmaSMem<HS, kv_M>), q_bytes = sizeof(AttentionBackwardMmaSMem<HS, q_M>);
     cudaCheck(cudaFuncSetAttribute(kv_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kv_bytes));
     cudaCheck(cudaFuncSetAttribute(q_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, q_bytes));
-    float scale = 1.0f / sqrtf((float)HS);
     size_t head_bytes = (size_t)4 * T * HS * sizeof(floatX);          // q, k, v and dout of one head
     int heads_at_a_time = (int)(((size_t)32 << 20) / head_bytes) + 1; // 32 MB of the 40 to 50 MB of L2
     int kv_grid = ceil_div(T, 64 * kv_M) * B * NH, q_grid = ceil_div(T, 64 * q_M) * B * NH;
@@ -625,17 +623,17 @@ void attention_backward_mma_sized(floatX* dqkv, const float* lse, const float* d
 
 // HS is 32, 64, 96 or 128.
 void attention_backward_mma(floatX* dqkv, const float* lse, const float* dsum, const floatX* dout, const floatX* qkv,
-                            int B, int T, int C, int NH, const Execution& exec) {
+                            int B, int T, int C, int NH, float scale, const Execution& exec) {
     int HS = C / NH;
     if (HS == 32) {
-        attention_backward_mma_sized<32, 2, 4, 2, 2, 4, 2>(dqkv, lse, dsum, dout, qkv, B, T, C, NH, exec);
+        attention_backward_mma_sized<32, 2, 4, 2, 2, 4, 2>(dqkv, lse, dsum, dout, qkv, B, T, C, NH, scale, exec);
     } else if (HS == 64) {
-        attention_backward_mma_sized<64, 2, 2, 2, 2, 4, 2>(dqkv, lse, dsum, dout, qkv, B, T, C, NH, exec);
+        attention_backward_mma_sized<64, 2, 2, 2, 2, 4, 2>(dqkv, lse, dsum, dout, qkv, B, T, C, NH, scale, exec);
     } else if (HS == 96) {
-        attention_backward_mma_sized<96, 1, 4, 2, 1, 4, 2>(dqkv, lse, dsum, dout, qkv, B, T, C, NH, exec);
+        attention_backward_mma_sized<96, 1, 4, 2, 1, 4, 2>(dqkv, lse, dsum, dout, qkv, B, T, C, NH, scale, exec);
     } else {
         require(HS == 128);
-        attention_backward_mma_sized<128, 1, 2, 2, 1, 4, 2>(dqkv, lse, dsum, dout, qkv, B, T, C, NH, exec);
+        attention_backward_mma_sized<128, 1, 2, 2, 1, 4, 2>(dqkv, lse, dsum, dout, qkv, B, T, C, NH, scale, exec);
     }
 }
 
@@ -1210,7 +1208,8 @@ __global__ void __launch_bounds__(384, 1)
 // queries, and dS of a query adds up to 0 over the keys, because a number that is added to all of its scores does not change
 // the softmax: dk summed over all keys is 0. The kernels' roundings are all that is left out.
 void attention_backward_sm90(floatX* dqkv, float* dbias, float* scratch, const floatX* dout, const floatX* qkv,
-                             const floatX* out, const float* lse, int B, int T, int C, int NH, const Execution& exec) {
+                             const floatX* out, const float* lse, int B, int T, int C, int NH, float scale,
+                             const Execution& exec) {
     require(C / NH == 64);
     require(has_sm90a()); // nvcc -gencode arch=compute_90a,code=sm_90a
     AttentionBackwardArgs args = attention_backward_sm90_args(dqkv, scratch, B, T, NH, dbias != NULL);
@@ -1222,7 +1221,7 @@ void attention_backward_sm90(floatX* dqkv, float* dbias, float* scratch, const f
     constexpr int SHARED_BYTES = sizeof(AttentionBackwardSMem);
     cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES));
     int num_blocks = min(args.num_heads * args.num_tiles, exec.free_sms());
-    launch_early(kernel, dim3(num_blocks), dim3(384), SHARED_BYTES, exec, args, qkv_map, dout_map, dqkv_map, 0.125f);
+    launch_early(kernel, dim3(num_blocks), dim3(384), SHARED_BYTES, exec, args, qkv_map, dout_map, dqkv_map, scale);
     if (!dbias) { return; }
     column_sums<16>(dbias, NULL, NULL, args.dq_terms, 8 * B, C, exec);
     column_sums<16>(dbias + 2 * C, NULL, NULL, args.dout_terms, num_blocks_of_queries, C, exec);
@@ -1264,20 +1263,22 @@ inline int attention_backward_choice(int HS) {
 // Runs kernel 3, 7 or 11; the other arguments are those of attention_backward. Only 11 computes dbias.
 static void attention_backward_run(int kernel, floatX* dqkv, float* dbias, float* scratch, const floatX* dout,
                                    const floatX* qkv, const floatX* out, const float* lse, int B, int T, int C, int NH,
-                                   const Execution& exec) {
+                                   float scale, const Execution& exec) {
     double bytes = (8.0 * C * sizeof(floatX) + NH * sizeof(float)) * B * T;
     Op op(exec, bytes, 5.0 * B * T * T * C, "attention_backward");
     (void)dbias;
 #if !defined(ENABLE_FP32)
-    if (kernel == 11) { return attention_backward_sm90(dqkv, dbias, scratch, dout, qkv, out, lse, B, T, C, NH, exec); }
+    if (kernel == 11) {
+        return attention_backward_sm90(dqkv, dbias, scratch, dout, qkv, out, lse, B, T, C, NH, scale, exec);
+    }
 #endif
     float* dsum = scratch;
     attention_backward_dsum(dsum, dout, out, B, T, C, NH, exec);
 #if !defined(ENABLE_FP32)
-    if (kernel == 7) { return attention_backward_mma(dqkv, lse, dsum, dout, qkv, B, T, C, NH, exec); }
+    if (kernel == 7) { return attention_backward_mma(dqkv, lse, dsum, dout, qkv, B, T, C, NH, scale, exec); }
 #endif
     require(kernel == 3);
-    attention_backward_plain(dqkv, lse, dsum, dout, qkv, B, T, C, NH, exec);
+    attention_backward_plain(dqkv, lse, dsum, dout, qkv, B, T, C, NH, scale, exec);
 }
 
 // dqkv (B,T,3,NH,HS) | dbias (3,NH,HS) += dqkv summed over all tokens, the gradient of the bias that qkv contains; may be
@@ -1293,10 +1294,11 @@ static void attention_backward_run(int kernel, floatX* dqkv, float* dbias, float
 //
 // Source: Dao et al. 2022, arXiv:2205.14135; Dao 2023, arXiv:2307.08691; Shah et al. 2024, arXiv:2407.08608.
 void attention_backward(floatX* dqkv, float* dbias, float* scratch, const floatX* dout, const floatX* qkv,
-                        const floatX* out, const float* lse, int B, int T, int C, int NH, const Execution& exec) {
+                        const floatX* out, const float* lse, int B, int T, int C, int NH, float scale,
+                        const Execution& exec) {
     require(C % NH == 0 && C / NH % 8 == 0 && C / NH <= 256);
     int kernel = attention_backward_choice(C / NH);
-    attention_backward_run(kernel, dqkv, dbias, scratch, dout, qkv, out, lse, B, T, C, NH, exec);
+    attention_backward_run(kernel, dqkv, dbias, scratch, dout, qkv, out, lse, B, T, C, NH, scale, exec);
     if (dbias && kernel != 11) { matmul_backward_bias(dbias, scratch, dqkv, B * T, 3 * C, exec); }
 }
 // ==== end promoted: attention_backward ====

@@ -711,23 +711,24 @@ void attention_forward11(floatX* out, float* lse, const floatX* qkv, int B, int 
 // ---- kernel 12: whole lines of memory: output rows are staged and stored 16 bytes at a time; heads in groups that fit L2
 // Kernels 12 to 14 are kernel 15, which is defined below, with other template arguments.
 
-template <int HS, int row_tiles, int step, int slack, int blocks> void
-attention_forward_mma_tiles(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, const Execution& exec);
+template <int HS, int row_tiles, int step, int slack, int blocks>
+void attention_forward_mma_tiles(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, float scale,
+                                 const Execution& exec);
 
 void attention_forward12(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, const Execution& exec) {
-    attention_forward_mma_tiles<LADDER_HS, 1, 64, 0, 3>(out, lse, qkv, B, T, NH, exec);
+    attention_forward_mma_tiles<LADDER_HS, 1, 64, 0, 3>(out, lse, qkv, B, T, NH, 1.0f / sqrtf(LADDER_HS), exec);
 }
 
 // ---- kernel 13: 32 queries per warp: each fragment of K and V is used twice, which halves shared memory reads ----
 
 void attention_forward13(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, const Execution& exec) {
-    attention_forward_mma_tiles<LADDER_HS, 2, 64, 0, 2>(out, lse, qkv, B, T, NH, exec);
+    attention_forward_mma_tiles<LADDER_HS, 2, 64, 0, 2>(out, lse, qkv, B, T, NH, 1.0f / sqrtf(LADDER_HS), exec);
 }
 
 // ---- kernel 14: lazy rescaling, only when P would exceed 2^8, which is rare after the first keys ----
 
 void attention_forward14(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, const Execution& exec) {
-    attention_forward_mma_tiles<LADDER_HS, 2, 64, 8, 2>(out, lse, qkv, B, T, NH, exec);
+    attention_forward_mma_tiles<LADDER_HS, 2, 64, 8, 2>(out, lse, qkv, B, T, NH, 1.0f / sqrtf(LADDER_HS), exec);
 }
 #endif
 
@@ -1518,14 +1519,16 @@ static void fill_qkv(float* qkv, int first, int parts, int B, int T, int NH, int
 
 // The configurations of kernels 6, 15 and 25 for HS = 64; 0 is what attention_forward() takes.
 typedef void AttentionForward(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, const Execution& exec);
+typedef void AttentionForwardScaled(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, float scale,
+                                    const Execution& exec);
 
 template <int rows, int keys> static void attention_forward6(floatX* out, float* lse, const floatX* qkv, int B, int T,
-                                                             int NH, const Execution& exec) {
-    attention_forward_plain_tiles<64, rows, keys>(out, lse, qkv, B, T, 64, NH, exec);
+                                                             int NH, float scale, const Execution& exec) {
+    attention_forward_plain_tiles<64, rows, keys>(out, lse, qkv, B, T, 64, NH, scale, exec);
 }
 struct AttentionForwardForm {
     BenchConfig config;
-    AttentionForward* launch; // NULL: the default
+    AttentionForwardScaled* launch; // NULL: the default
 };
 static const std::vector<AttentionForwardForm> attention_forward_forms6 = {
     {{0, "64 queries x 64 keys"}, NULL},
@@ -1613,15 +1616,18 @@ static void declare(Bench& b) {
                  [=](int) { attention_forward3(out, lse, inp, B, T, NH, stream); }, {0});
     }
     if (apart) { return; }
+    float scale = 1.0f / sqrtf((float)HS);
     // the kernel that attention_forward() chooses here is checked and timed through attention_forward()
     int promoted = !b.dry ? attention_forward_choice(HS) : sizeof(floatX) == 2 ? 25 : 6;
     auto kernel = [&](int number, const char* what, std::function<void()> launch, int min_arch,
                       std::vector<AttentionForwardForm> forms = {}) {
         auto either = [=](int config) {
             for (const AttentionForwardForm& form : forms) {
-                if (config > 0 && form.config.value == config) { return form.launch(out, lse, qkv, B, T, NH, stream); }
+                if (config > 0 && form.config.value == config) {
+                    return form.launch(out, lse, qkv, B, T, NH, scale, stream);
+                }
             }
-            number == promoted ? attention_forward(out, lse, qkv, B, T, C, NH, stream) : launch();
+            number == promoted ? attention_forward(out, lse, qkv, B, T, C, NH, scale, stream) : launch();
         };
         b.kernel(number, what, either, {0}, min_arch);
         if (forms.empty() || HS != 64) { return; }
@@ -1629,18 +1635,17 @@ static void declare(Bench& b) {
         for (const AttentionForwardForm& form : forms) { configs.push_back(form.config); }
         b.config("form", configs);
     };
-    auto rung = [&](int number, const char* what, AttentionForward* launch, int min_arch,
-                    std::vector<AttentionForwardForm> forms = {}) {
+    auto rung = [&](int number, const char* what, AttentionForward* launch, int min_arch) {
         if (HS == LADDER_HS) {
             kernel(
-                number, what, [=] { launch(out, lse, qkv, B, T, NH, stream); }, min_arch, forms);
+                number, what, [=] { launch(out, lse, qkv, B, T, NH, stream); }, min_arch);
         }
     };
     rung(4, "keys and values in shared memory", attention_forward4, 0);
     rung(5, "register tiles, 8 queries x 4 keys per thread", attention_forward5, 0);
     kernel(
         6, "128-bit accesses, heads in groups that fit L2; any head size",
-        [=] { attention_forward_plain(out, lse, qkv, B, T, HS, NH, stream); }, 0, attention_forward_forms6);
+        [=] { attention_forward_plain(out, lse, qkv, B, T, HS, NH, scale, stream); }, 0, attention_forward_forms6);
 #if !defined(ENABLE_FP32)
     rung(7, "mma.sync, 16 queries per warp, padded shared memory", attention_forward7, 80);
     rung(8, "less arithmetic per score: masks at the diagonal only, one fma per exponent", attention_forward8, 80);
@@ -1653,7 +1658,7 @@ static void declare(Bench& b) {
     if (HS == 32 || HS == 64 || HS == 96 || HS == 128) {
         kernel(
             15, "steps of 32 keys, 3 blocks per SM (loses to 14 at B = 16, wins at B = 64)",
-            [=] { attention_forward_mma(out, lse, qkv, B, T, HS, NH, stream); }, 80, attention_forward_forms15);
+            [=] { attention_forward_mma(out, lse, qkv, B, T, HS, NH, scale, stream); }, 80, attention_forward_forms15);
     }
     rung(16, "TMA and mbarriers instead of cp.async", attention_forward16, -90);
     rung(17, "wgmma, steps of 64 keys, two blocks per SM", attention_forward17, -90);
@@ -1666,8 +1671,11 @@ static void declare(Bench& b) {
          -90);
     rung(23, "21 with consecutive tiles overlapped, no ping-pong (loses to 21 at B = 16)", attention_forward23, -90);
     rung(24, "23 with three consumers that skip keys they do not see", attention_forward24, -90);
-    rung(25, "four independent consumer warpgroups, steps of 64 keys", attention_forward_sm90, -90,
-         attention_forward_forms25);
+    if (HS == LADDER_HS) {
+        kernel(
+            25, "four independent consumer warpgroups, steps of 64 keys",
+            [=] { attention_forward_sm90(out, lse, qkv, B, T, NH, scale, stream); }, -90, attention_forward_forms25);
+    }
 #endif
     b.promoted(promoted);
 }

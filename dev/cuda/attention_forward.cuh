@@ -156,27 +156,27 @@ template <int max_HS, int rows, int keys> __global__ void __launch_bounds__(128)
 }
 
 template <int max_HS, int rows, int keys> void attention_forward_plain_tiles(floatX* out, float* lse, const floatX* qkv,
-                                                                             int B, int T, int HS, int NH,
+                                                                             int B, int T, int HS, int NH, float scale,
                                                                              const Execution& exec) {
     auto kernel = attention_forward_kernel6<max_HS, rows, keys>;
     constexpr int SHARED_BYTES = sizeof(AttentionForwardPlainSMem<max_HS, rows, keys>);
     static_assert(SHARED_BYTES <= 64 << 10, "the limit of compute capability 7.5");
     cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES));
     kernel<<<B * NH * ceil_div(T, rows), 128, SHARED_BYTES, exec.stream>>>(
-        out, lse, qkv, T, HS, NH, B * NH, attention_forward_group(T, HS, B * NH), LOG2E / sqrtf((float)HS));
+        out, lse, qkv, T, HS, NH, B * NH, attention_forward_group(T, HS, B * NH), LOG2E * scale);
     cudaCheck(cudaGetLastError());
 }
 
 // HS is a multiple of 8, at most 256.
-void attention_forward_plain(floatX* out, float* lse, const floatX* qkv, int B, int T, int HS, int NH,
+void attention_forward_plain(floatX* out, float* lse, const floatX* qkv, int B, int T, int HS, int NH, float scale,
                              const Execution& exec) {
     if (HS <= 64) {
-        attention_forward_plain_tiles<64, 64, 64>(out, lse, qkv, B, T, HS, NH, exec);
+        attention_forward_plain_tiles<64, 64, 64>(out, lse, qkv, B, T, HS, NH, scale, exec);
     } else if (HS <= 128) {
-        attention_forward_plain_tiles<128, 32, 64>(out, lse, qkv, B, T, HS, NH, exec);
+        attention_forward_plain_tiles<128, 32, 64>(out, lse, qkv, B, T, HS, NH, scale, exec);
     } else {
         require(HS <= 256);
-        attention_forward_plain_tiles<256, 32, 16>(out, lse, qkv, B, T, HS, NH, exec);
+        attention_forward_plain_tiles<256, 32, 16>(out, lse, qkv, B, T, HS, NH, scale, exec);
     }
 }
 
@@ -454,29 +454,30 @@ template <int HS, int row_tiles, int step, int slack, int blocks> __global__ voi
     attention_forward_store(dst, lse ? lse + (size_t)work.head * T : nullptr, warp_q, state, q0 + warp_row, T, C);
 }
 
-template <int HS, int row_tiles, int step, int slack, int blocks> void
-attention_forward_mma_tiles(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, const Execution& exec) {
+template <int HS, int row_tiles, int step, int slack, int blocks>
+void attention_forward_mma_tiles(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, float scale,
+                                 const Execution& exec) {
     auto kernel = attention_forward_kernel15<HS, row_tiles, step, slack, blocks>;
     constexpr int SHARED_BYTES = sizeof(AttentionForwardMmaSMem<HS, row_tiles>);
     static_assert(SHARED_BYTES <= 99 << 10, "the limit of compute capability 8.6");
     cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES));
     kernel<<<B * NH * ceil_div(T, 64 * row_tiles), 128, SHARED_BYTES, exec.stream>>>(
-        out, lse, qkv, T, NH, B * NH, attention_forward_group(T, HS, B * NH), LOG2E / sqrtf((float)HS));
+        out, lse, qkv, T, NH, B * NH, attention_forward_group(T, HS, B * NH), LOG2E * scale);
     cudaCheck(cudaGetLastError());
 }
 
 // HS is 32, 64, 96 or 128.
-void attention_forward_mma(floatX* out, float* lse, const floatX* qkv, int B, int T, int HS, int NH,
+void attention_forward_mma(floatX* out, float* lse, const floatX* qkv, int B, int T, int HS, int NH, float scale,
                            const Execution& exec) {
     if (HS == 32) {
-        attention_forward_mma_tiles<32, 2, 32, 8, 3>(out, lse, qkv, B, T, NH, exec);
+        attention_forward_mma_tiles<32, 2, 32, 8, 3>(out, lse, qkv, B, T, NH, scale, exec);
     } else if (HS == 64) {
-        attention_forward_mma_tiles<64, 2, 32, 8, 3>(out, lse, qkv, B, T, NH, exec);
+        attention_forward_mma_tiles<64, 2, 32, 8, 3>(out, lse, qkv, B, T, NH, scale, exec);
     } else if (HS == 96) {
-        attention_forward_mma_tiles<96, 1, 64, 8, 3>(out, lse, qkv, B, T, NH, exec);
+        attention_forward_mma_tiles<96, 1, 64, 8, 3>(out, lse, qkv, B, T, NH, scale, exec);
     } else {
         require(HS == 128);
-        attention_forward_mma_tiles<128, 1, 64, 8, 2>(out, lse, qkv, B, T, NH, exec);
+        attention_forward_mma_tiles<128, 1, 64, 8, 2>(out, lse, qkv, B, T, NH, scale, exec);
     }
 }
 
@@ -1013,7 +1014,7 @@ template <int groups> __global__ void __launch_bounds__(128 * (groups + 1), 1)
 }
 
 template <int groups> void attention_forward_sm90_launch(floatX* out, float* lse, const floatX* qkv, int B, int T,
-                                                         int NH, const Execution& exec) {
+                                                         int NH, float scale, const Execution& exec) {
     auto kernel = attention_forward_sm90_kernel25<groups>;
     constexpr int SHARED_BYTES = sizeof(AttentionForwardSMem<groups>) + 1024;
     static_assert(SHARED_BYTES <= 227 << 10, "the limit of compute capability 9.0");
@@ -1022,7 +1023,7 @@ template <int groups> void attention_forward_sm90_launch(floatX* out, float* lse
     int num_tiles = ceil_div(T, 64 * groups), num_blocks = min(B * NH * num_tiles, exec.free_sms());
     AttentionForwardList list = attention_forward_list(B * NH, num_tiles, num_blocks);
     launch_early(kernel, dim3(num_blocks), dim3(128 * (groups + 1)), SHARED_BYTES, exec, lse, qkv_map, T, NH, list,
-                 LOG2E / sqrtf(64.0f), out_map);
+                 LOG2E * scale, out_map);
 }
 
 // Groups of 64 queries per tile: 4, or 2 when there are fewer tiles than SMs, which halves the longest tile.
@@ -1031,11 +1032,12 @@ inline int attention_forward_sm90_groups(int B, int T, int NH) {
 }
 
 // Requires HS = 64 and sm_90a.
-void attention_forward_sm90(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, const Execution& exec) {
+void attention_forward_sm90(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, float scale,
+                            const Execution& exec) {
     if (attention_forward_sm90_groups(B, T, NH) == 2) {
-        attention_forward_sm90_launch<2>(out, lse, qkv, B, T, NH, exec);
+        attention_forward_sm90_launch<2>(out, lse, qkv, B, T, NH, scale, exec);
     } else {
-        attention_forward_sm90_launch<4>(out, lse, qkv, B, T, NH, exec);
+        attention_forward_sm90_launch<4>(out, lse, qkv, B, T, NH, scale, exec);
     }
 }
 #endif
@@ -1060,7 +1062,8 @@ inline int attention_forward_choice(int HS) {
 //     64                                     kernel 25       kernel 15           kernel 6       kernel 6
 //     32, 96, 128                            kernel 15       kernel 15           kernel 6       kernel 6
 //     other multiples of 8, up to 256        kernel 6        kernel 6            kernel 6       kernel 6
-void attention_forward(floatX* out, float* lse, const floatX* qkv, int B, int T, int C, int NH, const Execution& exec) {
+void attention_forward(floatX* out, float* lse, const floatX* qkv, int B, int T, int C, int NH, float scale,
+                       const Execution& exec) {
     double bytes = (4.0 * C * sizeof(floatX) + NH * sizeof(float)) * B * T;
     Op op(exec, bytes, 2.0 * B * T * T * C, "attention_forward");
     require(NH > 0 && C % NH == 0);
@@ -1069,10 +1072,10 @@ void attention_forward(floatX* out, float* lse, const floatX* qkv, int B, int T,
     require((size_t)B * NH * ceil_div(T, 16) <= INT_MAX);
     int kernel = attention_forward_choice(HS);
 #if !defined(ENABLE_FP32)
-    if (kernel == 25) { return attention_forward_sm90(out, lse, qkv, B, T, NH, exec); }
-    if (kernel == 15) { return attention_forward_mma(out, lse, qkv, B, T, HS, NH, exec); }
+    if (kernel == 25) { return attention_forward_sm90(out, lse, qkv, B, T, NH, scale, exec); }
+    if (kernel == 15) { return attention_forward_mma(out, lse, qkv, B, T, HS, NH, scale, exec); }
 #endif
     require(kernel == 6);
-    attention_forward_plain(out, lse, qkv, B, T, HS, NH, exec);
+    attention_forward_plain(out, lse, qkv, B, T, HS, NH, scale, exec);
 }
 // ==== end promoted: attention_forward ====

@@ -87,7 +87,7 @@ __device__ DecodeAttentionSum decode_attention_part(DecodeAttentionShared& share
     grid_wait_dependency(); // what was read before this line is not written by earlier kernels of the step
 
     DecodeAttentionState<lanes, depth> state;
-    state.start(qkv, HS);
+    state.start(qkv, HS, 1.0f / sqrtf((float)HS));
     for (int row = begin; row < end; row += step) {
         if (row != begin) {
             decode_attention_fetch<lanes, depth>(k, keys, row, min(end, now), C, num_vec);
@@ -571,6 +571,7 @@ static void declare(Bench& b) {
            2.0 * B * T * C * sizeof(floatX), 4.0 * B * T * C);
     b.reads_only();
 
+    float scale = 1.0f / sqrtf((float)(C / NH));
     bool twice = T <= 100 || C != 768; // small shapes: the second launch fails if the first did not reset its counters
     auto launch = [=](std::function<void()> op) {
         cache_fill();
@@ -615,9 +616,10 @@ static void declare(Bench& b) {
     b.kernel(5, "all keys in equal shares, loads two iterations ahead",
              [=](int blocks) {
                  launch([=] {
-                     blocks ? decode_attention(out, keys, values, scratch, qkv, positions, B, C, NH, capacity, stream,
-                                               blocks)
-                            : decode_attention(out, keys, values, scratch, qkv, positions, B, C, NH, capacity, stream);
+                     blocks ? decode_attention(out, keys, values, scratch, qkv, positions, B, C, NH, capacity, scale,
+                                               stream, blocks)
+                            : decode_attention(out, keys, values, scratch, qkv, positions, B, C, NH, capacity, scale,
+                                               stream);
                  });
              },
              {0, 1, 2, 3, 4, 6});

@@ -77,8 +77,8 @@ template <int lanes, int depth> struct DecodeAttentionState {
     float q[depth][x128::size], sum[depth][x128::size], max, total;
 
     // qkv points to the head's query
-    __device__ void start(const floatX* qkv, int HS) {
-        float scale = LOG2E * rsqrtf((float)HS); // exp2(LOG2E * x) is exp(x)
+    __device__ void start(const floatX* qkv, int HS, float scale) {
+        scale *= LOG2E; // exp2(LOG2E * x) is exp(x)
         max = DECODE_ATTENTION_LOWEST, total = 0.0f;
 #pragma unroll
         for (int d = 0; d < depth; d++) {
@@ -317,7 +317,7 @@ template <int lanes, int depth> struct DecodeAttentionRing {
 // last of them to arrive. The share is a multiple of a step, so a head has at most as many parts as steps.
 template <int lanes, int depth> __global__ void __launch_bounds__(DECODE_ATTENTION_THREADS, depth == 1 ? 3 : 2)
     decode_attention_kernel5(floatX* out, floatX* keys, floatX* values, float* scratch, const floatX* qkv,
-                             const int* positions, int B, int NH, int HS, int capacity) {
+                             const int* positions, int B, int NH, int HS, int capacity, float scale) {
     constexpr int ahead = DECODE_ATTENTION_AHEAD, step = decode_attention_keys(lanes);
     typedef DecodeAttentionCursor<step> Cursor;
     typedef DecodeAttentionRing<lanes, depth> Ring;
@@ -352,7 +352,7 @@ template <int lanes, int depth> __global__ void __launch_bounds__(DECODE_ATTENTI
         int head = at.b * NH + at.h, count = at.count(), head_begin = place - at.i; // the head's place in the list
         size_t cache = (size_t)at.b * capacity * C + at.h * HS;
         const floatX* head_qkv = qkv + (size_t)at.b * 3 * C + at.h * HS;
-        state.start(head_qkv, HS);
+        state.start(head_qkv, HS, scale);
         for (int head_end = min(head_begin + count, end); place < head_end; place++) {
             int4 k[ahead][depth], v[ahead][depth];
             int slot = (place - begin) % Ring::slots;
@@ -392,7 +392,7 @@ template <int lanes, int depth> __global__ void __launch_bounds__(DECODE_ATTENTI
 // and those have ended.
 // out (B,C) | keys, values (B,capacity,C) inout | scratch: decode_attention_scratch | qkv (B,3,NH,HS) | positions (B)
 void decode_attention(floatX* out, floatX* keys, floatX* values, float* scratch, const floatX* qkv,
-                      const int* positions, int B, int C, int NH, int capacity, const Execution& exec,
+                      const int* positions, int B, int C, int NH, int capacity, float scale, const Execution& exec,
                       int blocks_per_sm) {
     // bytes without the reads of the cache, which depend on the positions
     Op op(exec, 4.0 * B * C * sizeof(floatX), 0, "decode_attention");
@@ -409,10 +409,10 @@ void decode_attention(floatX* out, floatX* keys, floatX* values, float* scratch,
     require(most <= 1 << 28);
     int blocks = min(num_multiprocessors() * blocks_per_sm, (int)most);
     launch_early(kernel, blocks, DECODE_ATTENTION_THREADS, bytes, exec, out, keys, values, scratch, qkv, positions, B,
-                 NH, HS, capacity);
+                 NH, HS, capacity, scale);
 }
 void decode_attention(floatX* out, floatX* keys, floatX* values, float* scratch, const floatX* qkv,
-                      const int* positions, int B, int C, int NH, int capacity, const Execution& exec) {
-    decode_attention(out, keys, values, scratch, qkv, positions, B, C, NH, capacity, exec, 3);
+                      const int* positions, int B, int C, int NH, int capacity, float scale, const Execution& exec) {
+    decode_attention(out, keys, values, scratch, qkv, positions, B, C, NH, capacity, scale, exec, 3);
 }
 // ==== end promoted: decode_attention ====

@@ -59,7 +59,8 @@ static void decode_layer1_product(floatX* out, const floatX* x, const floatX* no
 void decode_layer1_one(const DecodeLayer& l, int B, const DecodeLayerScratch1& s, cudaStream_t stream) {
     int C = l.C;
     decode_layer1_product(s.qkv, l.x, l.ln1w, l.ln1b, l.qkvw, l.qkvb, NULL, false, B, C, 3 * C, l.epsilon, stream);
-    decode_attention(s.atty, l.keys, l.values, s.attention, s.qkv, l.position, B, C, l.NH, l.capacity, stream);
+    decode_attention(s.atty, l.keys, l.values, s.attention, s.qkv, l.position, B, C, l.NH, l.capacity,
+                     1.0f / sqrtf((float)(C / l.NH)), stream);
     decode_layer1_product(l.x, s.atty, NULL, NULL, l.attprojw, l.attprojb, l.x, false, B, C, C, l.epsilon, stream);
     decode_layer1_product(s.fch, l.x, l.ln2w, l.ln2b, l.fcw, l.fcb, NULL, true, B, C, 4 * C, l.epsilon, stream);
     decode_layer1_product(l.x, s.fch, NULL, NULL, l.fcprojw, l.fcprojb, l.x, false, B, 4 * C, C, l.epsilon, stream);

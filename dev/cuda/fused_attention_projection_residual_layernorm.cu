@@ -46,7 +46,7 @@
 void fused_attention_projection_residual_layernorm1(const AttentionProjection& f, floatX* attention, floatX* projection,
                                                     cudaStream_t stream) {
     int N = f.B * f.T;
-    attention_forward(attention, f.lse, f.qkv, f.B, f.T, f.C, f.NH, stream);
+    attention_forward(attention, f.lse, f.qkv, f.B, f.T, f.C, f.NH, 1.0f / sqrtf((float)(f.C / f.NH)), stream);
     matmul_forward(projection, NULL, attention, f.proj_weight, f.proj_bias, NULL, N, f.C, f.C, stream);
     residual_forward(f.residual, f.inp, projection, (size_t)N * f.C, stream);
     layernorm_forward(f.normed, f.mean, f.rstd, f.residual, f.weight, f.bias, N, f.C, f.epsilon, stream);

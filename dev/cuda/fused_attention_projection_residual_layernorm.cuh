@@ -33,7 +33,7 @@ struct AttentionProjection {
 void fused_attention_projection_residual_layernorm2(const AttentionProjection& f, floatX* attention, floatX* projection,
                                                     const Execution& exec) {
     int N = f.B * f.T;
-    attention_forward(attention, f.lse, f.qkv, f.B, f.T, f.C, f.NH, exec);
+    attention_forward(attention, f.lse, f.qkv, f.B, f.T, f.C, f.NH, 1.0f / sqrtf((float)(f.C / f.NH)), exec);
     matmul_forward(projection, NULL, attention, f.proj_weight, f.proj_bias, NULL, N, f.C, f.C, exec);
     fused_residual_layernorm_forward(f.residual, f.normed, f.mean, f.rstd, f.inp, projection, f.weight, f.bias, N, f.C,
                                      f.epsilon, exec);
@@ -620,7 +620,7 @@ void fused_attention_projection_residual_layernorm4(const AttentionProjection& f
 void fused_attention_projection_residual_layernorm5(const AttentionProjection& f, floatX* attention,
                                                     const Execution& exec, int form = GEMM_PING_PONG_192) {
     int N = f.B * f.T;
-    attention_forward(attention, f.lse, f.qkv, f.B, f.T, f.C, f.NH, exec);
+    attention_forward(attention, f.lse, f.qkv, f.B, f.T, f.C, f.NH, 1.0f / sqrtf((float)(f.C / f.NH)), exec);
     GemmArgs g = {f.residual, NULL, attention, f.proj_weight, f.inp, N, f.C, f.C};
     gemm_form(g, GemmBias<GEMM_ADD>{f.proj_bias}, true, exec, form);
     fused_residual_layernorm_early(f.normed, NULL, f.mean, f.rstd, f.residual, NULL, f.weight, f.bias, NULL, N, f.C,

@@ -49,7 +49,7 @@ void fused_attention_residual_layernorm_forward1(floatX* residual, floatX* norme
                                                  floatX* att, const floatX* qkv, const floatX* inp,
                                                  const floatX* weight, const floatX* bias, int B, int T, int C, int NH,
                                                  cudaStream_t stream) {
-    attention_forward(att, lse, qkv, B, T, C, NH, stream);
+    attention_forward(att, lse, qkv, B, T, C, NH, 1.0f / sqrtf((float)(C / NH)), stream);
     residual_forward(residual, inp, att, (size_t)B * T * C, stream);
     layernorm_forward(normed, mean, rstd, residual, weight, bias, B * T, C, NORM_EPSILON, stream);
 }
@@ -61,7 +61,7 @@ void fused_attention_residual_layernorm_forward2(floatX* residual, floatX* norme
                                                  floatX* att, const floatX* qkv, const floatX* inp,
                                                  const floatX* weight, const floatX* bias, int B, int T, int C, int NH,
                                                  cudaStream_t stream) {
-    attention_forward(att, lse, qkv, B, T, C, NH, stream);
+    attention_forward(att, lse, qkv, B, T, C, NH, 1.0f / sqrtf((float)(C / NH)), stream);
     fused_residual_layernorm_forward(residual, normed, mean, rstd, inp, att, weight, bias, B * T, C, NORM_EPSILON,
                                      stream);
 }

@@ -1,5 +1,6 @@
 /*
 gelu_backward: dinp (n) = dout (n) * gelu'(inp (n)), tanh form; dinp may be dout
+activation_backward: the same for every activation (llmc/activation.h)
 Constraint: n % x128::size == 0.
 Kernel 2 of gelu_backward.cu, which has the other kernels, errors and sources.
 */
@@ -32,6 +33,30 @@ void gelu_backward(floatX* dinp, const floatX* dout, const floatX* inp, size_t n
     require(n % x128::size == 0);
     size_t num_blocks = ceil_div(n, (size_t)x128::size * block_size);
     gelu_backward_kernel2<<<(unsigned)num_blocks, block_size, 0, exec.stream>>>(dinp, dout, inp, n);
+    cudaCheck(cudaGetLastError());
+}
+
+template <Activation kind>
+__global__ void activation_backward_kernel2(floatX* dinp, const floatX* dout, const floatX* inp, size_t n) {
+    size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * x128::size;
+    if (i >= n) { return; }
+    x128 d = load128(dout + i), x = load128(inp + i);
+    for (int k = 0; k < x128::size; k++) { d[k] = (floatX)((float)d[k] * activation_slope<kind>((float)x[k])); }
+    store128(dinp + i, d);
+}
+
+// dinp (n) = dout (n) times the derivative of the activation at inp (n); dinp may be dout
+void activation_backward(floatX* dinp, const floatX* dout, const floatX* inp, size_t n, Activation kind,
+                         const Execution& exec) {
+    if (kind == ACT_GELU_TANH) { return gelu_backward(dinp, dout, inp, n, exec); }
+    const int block_size = 256;
+    Op op(exec, 3.0 * n * sizeof(floatX), 0, "activation_backward");
+    require(n % x128::size == 0);
+    with_activation(kind, [&](auto k) {
+        activation_backward_kernel2<k.value>
+            <<<(unsigned)ceil_div(n, (size_t)x128::size * block_size), block_size, 0, exec.stream>>>(dinp, dout, inp,
+                                                                                                     n);
+    });
     cudaCheck(cudaGetLastError());
 }
 // ==== end promoted: gelu_backward ====

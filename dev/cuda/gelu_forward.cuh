@@ -1,5 +1,6 @@
 /*
 gelu_forward: out (n) = gelu(inp (n)), tanh form; out may be inp
+activation_forward: the same for every activation (llmc/activation.h), also with its derivative
 Constraint: n % x128::size == 0.
 Kernel 2 of gelu_forward.cu, which has the other kernels, errors and sources.
 */
@@ -31,6 +32,33 @@ void gelu_forward(floatX* out, const floatX* inp, size_t n, const Execution& exe
     require(n % x128::size == 0);
     size_t num_blocks = ceil_div(n, (size_t)x128::size * block_size);
     gelu_forward_kernel2<<<(unsigned)num_blocks, block_size, 0, exec.stream>>>(out, inp, n);
+    cudaCheck(cudaGetLastError());
+}
+
+template <Activation kind>
+__global__ void activation_forward_kernel2(floatX* out, floatX* slope, const floatX* inp, size_t n) {
+    size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * x128::size;
+    if (i >= n) { return; }
+    x128 x = load128(inp + i), y;
+    for (int k = 0; k < x128::size; k++) { y[k] = (floatX)activate<kind>((float)x[k]); }
+    store128(out + i, y);
+    if (!slope) { return; }
+    for (int k = 0; k < x128::size; k++) { y[k] = (floatX)activation_slope<kind>((float)x[k]); }
+    store128(slope + i, y);
+}
+
+// out (n) = the activation of inp (n), and slope (n), which may be NULL, its derivative there; out or slope may be inp
+void activation_forward(floatX* out, floatX* slope, const floatX* inp, size_t n, Activation kind,
+                        const Execution& exec) {
+    if (kind == ACT_GELU_TANH && !slope) { return gelu_forward(out, inp, n, exec); }
+    const int block_size = 128;
+    Op op(exec, (slope ? 3.0 : 2.0) * n * sizeof(floatX), 0, "activation_forward");
+    require(n % x128::size == 0);
+    with_activation(kind, [&](auto k) {
+        activation_forward_kernel2<k.value>
+            <<<(unsigned)ceil_div(n, (size_t)x128::size * block_size), block_size, 0, exec.stream>>>(out, slope, inp,
+                                                                                                     n);
+    });
     cudaCheck(cudaGetLastError());
 }
 // ==== end promoted: gelu_forward ====

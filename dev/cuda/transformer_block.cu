@@ -112,7 +112,7 @@ void transformer_block_forward1(const TransformerBlock& f, cudaStream_t stream) 
     const TransformerBlockWeights& w = f.w;
     layernorm_forward(f.norm, f.mean, f.rstd, f.inp, w.ln1_weight, w.ln1_bias, N, C, NORM_EPSILON, stream);
     matmul_forward(f.qkv, NULL, f.norm, w.qkv_weight, w.qkv_bias, NULL, N, C, 3 * C, stream);
-    attention_forward(f.attention, f.lse, f.qkv, f.B, f.T, C, f.NH, stream);
+    attention_forward(f.attention, f.lse, f.qkv, f.B, f.T, C, f.NH, 1.0f / sqrtf((float)(C / f.NH)), stream);
     matmul_forward(f.projected, NULL, f.attention, w.proj_weight, w.proj_bias, NULL, N, C, C, stream);
     residual_forward(f.residual, f.inp, f.projected, n, stream);
     layernorm_forward(f.norm, f.mean, f.rstd, f.residual, w.ln2_weight, w.ln2_bias, N, C, NORM_EPSILON, stream);
@@ -129,7 +129,7 @@ void transformer_block_forward2(const TransformerBlock& f, cudaStream_t stream) 
     const TransformerBlockWeights& w = f.w;
     layernorm_forward(f.norm, f.mean, f.rstd, f.inp, w.ln1_weight, w.ln1_bias, N, C, NORM_EPSILON, stream);
     matmul_forward(f.qkv, NULL, f.norm, w.qkv_weight, w.qkv_bias, NULL, N, C, 3 * C, stream);
-    attention_forward(f.attention, f.lse, f.qkv, f.B, f.T, C, f.NH, stream);
+    attention_forward(f.attention, f.lse, f.qkv, f.B, f.T, C, f.NH, 1.0f / sqrtf((float)(C / f.NH)), stream);
     matmul_forward(f.projected, NULL, f.attention, w.proj_weight, w.proj_bias, NULL, N, C, C, stream);
     fused_residual_layernorm_forward(f.residual, f.norm, f.mean, f.rstd, f.inp, f.projected, w.ln2_weight, w.ln2_bias,
                                      N, C, NORM_EPSILON, stream);
@@ -242,7 +242,7 @@ void transformer_block_forward4(const TransformerBlock& f, const TransformerBloc
     int N = f.B * f.T, C = f.C;
     const TransformerBlockWeights& w = f.w;
     transformer_block_qkv4(f, forms.qkv, stream);
-    attention_forward(f.attention, NULL, f.qkv, f.B, f.T, C, f.NH, stream);
+    attention_forward(f.attention, NULL, f.qkv, f.B, f.T, C, f.NH, 1.0f / sqrtf((float)(C / f.NH)), stream);
     if (forms.proj == 0) { // the layernorm kernel adds the residual, not the product's epilogue
         transformer_block_product<0>(f.projected, f.attention, w.proj_weight, w.proj_bias, NULL, N, C, C, 0, stream);
         fused_residual_layernorm_early(f.norm, f.residual, NULL, NULL, f.inp, f.projected, w.ln2_weight, w.ln2_bias,
@@ -792,7 +792,7 @@ void transformer_block_forward6(const TransformerBlock& f, const TransformerBloc
     fused_residual_layernorm_early(norm, NULL, NULL, NULL, f.inp, NULL, w.ln1_weight, w.ln1_bias, scale1, N, C,
                                    NORM_EPSILON, stream);
     cublasCheck(cublaslt_try_linear(calls.qkv, stream));
-    attention_forward(f.attention, NULL, f.qkv, f.B, f.T, C, f.NH, stream);
+    attention_forward(f.attention, NULL, f.qkv, f.B, f.T, C, f.NH, 1.0f / sqrtf((float)(C / f.NH)), stream);
     if (proj_form == 0) {
         transformer_block_product<0>(f.projected, f.attention, w.proj_weight, w.proj_bias, NULL, N, C, C, 0, stream);
         fused_residual_layernorm_early(norm, f.residual, NULL, NULL, f.inp, f.projected, w.ln2_weight, w.ln2_bias,
@@ -816,7 +816,7 @@ void transformer_block_forward7(const TransformerBlock& f, cudaStream_t stream) 
     const TransformerBlockWeights& w = f.w;
     layernorm_forward(f.norm, f.mean, f.rstd, f.inp, w.ln1_weight, w.ln1_bias, N, C, NORM_EPSILON, stream);
     matmul_forward(f.qkv, NULL, f.norm, w.qkv_weight, w.qkv_bias, NULL, N, C, 3 * C, stream);
-    attention_forward(f.attention, NULL, f.qkv, f.B, f.T, C, f.NH, stream);
+    attention_forward(f.attention, NULL, f.qkv, f.B, f.T, C, f.NH, 1.0f / sqrtf((float)(C / f.NH)), stream);
     matmul_forward(f.projected, NULL, f.attention, w.proj_weight, w.proj_bias, NULL, N, C, C, stream);
     fused_residual_layernorm_forward(f.residual, f.norm, f.mean, f.rstd, f.inp, f.projected, w.ln2_weight, w.ln2_bias,
                                      N, C, NORM_EPSILON, stream);
@@ -916,7 +916,7 @@ static void transformer_block_attention11(const TransformerBlock& f, const Trans
     GemmArgs qkv = {f.qkv, NULL, f.inp, d.qkv.weight, NULL, N, 3 * C, C};
     GemmLayernorm<0> layernorm = {f.mean, f.rstd, d.qkv.sums};
     gemm_tiles<GemmPingPong192Pairs>(qkv, layernorm, true, stream);
-    attention_forward(f.attention, NULL, f.qkv, f.B, f.T, C, f.NH, stream);
+    attention_forward(f.attention, NULL, f.qkv, f.B, f.T, C, f.NH, 1.0f / sqrtf((float)(C / f.NH)), stream);
 }
 
 void transformer_block_forward11(const TransformerBlock& f, const TransformerBlockDeferred& d, cudaStream_t stream,

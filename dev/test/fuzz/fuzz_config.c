@@ -16,7 +16,8 @@ static void fuzz_config(const char* text, size_t n) {
     GPT2Config config;
     Error err;
     int bos_id = -2, eot_id = -2;
-    if (!hf_config_parse(&config, &bos_id, &eot_id, text, n, "config.json", &err)) {
+    float dropout;
+    if (!hf_config_parse(&config, &bos_id, &eot_id, &dropout, text, n, "config.json", &err)) {
         check_error(&err, "config.json: ");
         return;
     }
@@ -64,7 +65,7 @@ static void fuzz_llmc(const uint8_t* data, size_t n) {
     bool tiny = true; // true: a size that this program can provide, so the file gets exactly the right size
     for (int i = 2; i < 7; i++) { tiny = tiny && h[i] > 0 && h[i] <= 8; }
     if (tiny && h[7] == 128 && (h[1] == 3 || h[1] == 5) && n < 35) {
-        GPT2Config c = {h[2], h[3], h[7], h[4], h[5], h[6], 0, 0.0f};
+        GPT2Config c = {h[2], h[3], h[7], h[4], h[5], h[6], 0, 0.0f, 0, 0, 0, 0};
         gpt2_defaults(&c);
         size = LLMC_HEADER_BYTES + num_parameters(&c) * (h[1] == 3 ? 4 : 2);
     }
@@ -123,15 +124,16 @@ static void fuzz_names(const char* header, size_t n) {
 // Writes the header of a valid model with V = 2, maxT = 3, C = 64, L = 1 in BF16, with a buffer and a tied head.
 // Returns its size in bytes.
 static size_t good_header(char* out, size_t size) {
-    GPT2Config c = {3, 2, 128, 1, 1, 64, 256, 1e-5f};
+    GPT2Config c = {3, 2, 128, 1, 1, 64, 256, 1e-5f, 0, 0, 0, 0};
     size_t used = (size_t)snprintf(out, size, "{"), at = 0;
-    for (int p = 0; p < NUM_PARAMS + 2; p++) {
-        char name[128] = "lm_head.weight";
+    for (int p = 0; p <= NUM_PARAMS; p++) { // the last parameter is the head
+        char name[128];
         uint64_t shape[2];
         int num_dims = hf_shape(&c, p < NUM_PARAMS ? p : 0, shape);
         size_t bytes = 2 * (size_t)shape[0] * (num_dims == 2 ? (size_t)shape[1] : 1);
-        if (p < NUM_PARAMS) { param_hf_name(name, sizeof(name), p, 0); }
-        if (p == NUM_PARAMS + 1) {
+        if (p < NUM_PARAMS) {
+            param_hf_name(name, sizeof(name), p, 0);
+        } else {
             snprintf(name, sizeof(name), "h.0.attn.bias");
             num_dims = 0;
             bytes = 2;

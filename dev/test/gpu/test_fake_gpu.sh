@@ -492,7 +492,7 @@ test_fp16() {
 # The tests of test_program.sh and test_resume.sh with this program: of the first all but those whose model must learn a text,
 # compute, or have probabilities;
 # of the second those that are quick, and all in `make test-full`. They run beside the others, because they mostly wait.
-learn=(hellaswag eval_values end_of_text_of_another_name stop_strings repetition_penalty min_p mlp_and_epsilon chat)
+learn=(hellaswag eval_values end_of_text_of_another_name stop_strings repetition_penalty min_p other_settings chat)
 learns_nothing() { dev/test/program/test_program.sh --list | grep -vxF "$(printf '%s\n' "${learn[@]}")"; }
 quick=(another_run_differs killed_after_each_step signals nohup broken_pipe file_size_limit step_is_dropped asynchronous data_goes
     owner damaged_checkpoint keep no_resume_no_overwrite)

@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
 # The patches of dev/learn/experiments, which change the model: each applies, and changes the programs in as many places as its README
 # says. `make test` trains the CPU program with one of them. `make test-full` builds both programs with each, trains both on the same
-# data, and compares their losses and their texts. The GPU program then runs in the emulation of dev/cuda/emulation. Two more
-# experiments are flags.
+# data, and compares their losses and their texts. The GPU program then runs in the emulation of dev/cuda/emulation. Three
+# more experiments are flags.
 . "$(dirname "$0")/../test.sh"
 unset MAKEFLAGS MFLAGS MAKELEVEL PRECISION
 export OMP_NUM_THREADS=1 EMULATION_THREADS=1 # the models are tiny
 CXX=${CXX:-g++}
 top=$PWD
-patches=(rmsnorm relu_squared no_bias decay)
+patches=(rmsnorm no_bias decay)
 model=(-e d6 --layers 2 --channels 64 --heads 2 --positions 64)
 run=(-t 16 -b 2 -d 64 -x 20 -l 0.003 -c 0.1 -v 0 -s 0)
 
@@ -21,7 +21,6 @@ wants_full() {
 limit_of() {
     case $1 in
     rmsnorm | no_bias) echo 10 ;;
-    relu_squared) echo 6 ;;
     decay) echo 1 ;;
     esac
 }
@@ -33,7 +32,7 @@ copy_tree() { # TREE
     mkdir -p "$1/dev/test"
     cp -rp Makefile train_gpt2.c train_gpt2.cu test_gpt2.cu llmc "$1/"
     cp -rp dev/cuda "$1/dev/"
-    cp -p dev/test/test.h dev/test/golden.h "$1/dev/test/"
+    cp -p dev/test/test.h dev/test/golden.h dev/test/variants.h "$1/dev/test/"
     rm -f "$1"/dev/cuda/*_cpu*
 }
 
@@ -175,7 +174,7 @@ falls() {
 # The experiment on the CPU: it trains, and is another model than GPT-2.
 test_trains() {
     make_data
-    patched relu_squared
+    patched rmsnorm
     make_cpu "$tree"
     train "$tree/train_gpt2" "$tmp/changed"
     train ./train_gpt2 "$tmp/plain"
@@ -225,13 +224,16 @@ test_epsilon() {
     agree epsilon . --norm-epsilon 1e-6
 }
 
+test_relu_squared() {
+    wants_full
+    agree relu_squared . --activation relu2
+}
+
 # kernels_of NAME: prints the kernels that the patch changes, directly or by a header, as the name of an op and their numbers
 kernels_of() {
     case $1 in
     rmsnorm) printf '%s\n' "layernorm_forward 7" "layernorm_backward 8 10 11" "fused_residual_layernorm 3" "layernorm_quantize 2 3" \
         "decode_matvec 6" "decode_matmul 5 6" "decode_layer 5 6" ;;
-    relu_squared) printf '%s\n' "gelu_forward 2" "gelu_backward 2" "matmul_forward 20 21" "matmul_backward 6 8" "quantize 3 5" \
-        "matmul_fp8 8 11" "decode_layer 5" ;;
     esac
 }
 
@@ -255,5 +257,5 @@ test_kernels() {
     done
 }
 
-tests=(hunks files hunks_are_counted trains "${patches[@]}" mlp_width epsilon kernels)
+tests=(hunks files hunks_are_counted trains "${patches[@]}" mlp_width epsilon relu_squared kernels)
 run_tests_once "$@"

@@ -186,7 +186,12 @@ test_shape_of_a_loaded_model() {
     refused 1 '--layers' 'new model' "$tiny" -- -e "$tiny" --layers 1 "${batch[@]}" -i "$data" -o new
     refused 1 "^error: --mlp-channels 256 is for a new model, but $tiny has 512: leave the flag out\$" -- -e "$tiny" --mlp-channels 256 --prompt ''
     refused 1 "^error: --norm-epsilon 1e-06 is for a new model, but $tiny has 1e-05: leave the flag out\$" -- -e "$tiny" --norm-epsilon 1e-6 --prompt ''
-    good -e "$tiny" --layers 2 --mlp-channels 512 --norm-epsilon 1e-5 --prompt-ids 1 --num-tokens 2 # what it has
+    refused 1 "^error: --activation gelu is for a new model, but $tiny has gelu_new: leave the flag out\$" -- -e "$tiny" --activation gelu --prompt ''
+    refused 1 "^error: --untied-head 1 is for a new model, but $tiny has 0: leave the flag out\$" -- -e "$tiny" --untied-head --prompt ''
+    refused 1 "^error: --unscaled-attention 1 is for a new model, but $tiny has 0: leave the flag out\$" -- -e "$tiny" --unscaled-attention --prompt ''
+    refused 1 "^error: --scale-by-layer 1 is for a new model, but $tiny has 0: leave the flag out\$" -- -e "$tiny" --scale-by-layer --prompt ''
+    refused 1 "^error: --activation gelu_10 is not known, one of gelu_new, .*, gelu, .* tanh\$" -- -e d6 --activation gelu_10 --prompt-ids 1
+    good -e "$tiny" --layers 2 --mlp-channels 512 --norm-epsilon 1e-5 --activation gelu_fast --prompt-ids 1 --num-tokens 2 # what it has
 }
 test_vocabulary_larger_than_the_model() {
     refused 1 '513 tokens' 'has 512' 'do not belong together; --tokenizer names another' -- -e "$tiny" --tokenizer 513.bin "${batch[@]}" -i "$data" -o new
@@ -965,37 +970,75 @@ test_export() {
     good -e half --prompt 'int ' --num-tokens 5
     want "temporary files" "$(cd "$world" && ls -d ./*.tmp-* 2>/dev/null)" ""
 }
-# a model with another MLP and another epsilon than GPT-2's: trained, resumed with and without the flags, exported
-test_mlp_and_epsilon() {
+# a model with other settings than GPT-2's: trained, resumed with and without the flags, exported
+test_other_settings() {
     setup
-    local other=(--mlp-channels 96 --norm-epsilon 0.001) form
-    good "${small[@]}" "${batch[@]}" -i "$data" -o other "${other[@]}" -x 6 -n 3
+    local other=(--mlp-channels 96 --norm-epsilon 0.001 --activation silu --unscaled-attention --scale-by-layer --untied-head)
+    local model=("${small[@]}" --layers 2) muon=(--optimizer muon) form flag
+    good "${model[@]}" "${batch[@]}" -i "$data" -o other "${other[@]}" "${muon[@]}" -x 6 -n 3
     losses >"$tmp/whole"
     cp -r "$world/other" "$world/again"
     rm -r "$world"/{other,again}/step_00000006
-    good "${small[@]}" "${batch[@]}" -i "$data" -o other "${other[@]}" -x 6 -y 1
+    good "${model[@]}" "${batch[@]}" -i "$data" -o other "${other[@]}" "${muon[@]}" -x 6 -y 1
     losses | cmp - <(tail -n 3 "$tmp/whole")
-    good "${small[@]}" "${batch[@]}" -i "$data" -o again -x 6 -y 1
+    good "${model[@]}" "${batch[@]}" -i "$data" -o again "${muon[@]}" -x 6 -y 1
     losses | cmp - <(tail -n 3 "$tmp/whole")
-    contains '"n_inner": 96,' "$world/other/step_00000006/config.json"
-    contains '"layer_norm_epsilon": 0.001,' "$world/other/step_00000006/config.json"
-    good "${small[@]}" "${batch[@]}" -i "$data" --norm-epsilon 0.001
-    losses | cmp -s - <(head -n 3 "$tmp/whole") && fail "--mlp-channels changes nothing"
-    good "${small[@]}" "${batch[@]}" -i "$data" --mlp-channels 96
-    losses | cmp -s - <(head -n 3 "$tmp/whole") && fail "--norm-epsilon changes nothing"
+    for form in '"n_inner": 96' '"layer_norm_epsilon": 0.001' '"activation_function": "silu"' '"scale_attn_weights": false' \
+        '"scale_attn_by_inverse_layer_idx": true' '"tie_word_embeddings": false'; do
+        contains "$form," "$world/other/step_00000006/config.json"
+    done
+    good "${model[@]}" "${batch[@]}" -i "$data"
+    losses >"$tmp/standard"
+    for flag in '--mlp-channels 96' '--norm-epsilon 0.001' '--activation silu' --unscaled-attention --scale-by-layer --untied-head; do
+        # shellcheck disable=SC2086 # a flag and its value
+        good "${model[@]}" "${batch[@]}" -i "$data" $flag
+        losses | cmp -s - "$tmp/standard" && fail "$flag changes nothing"
+    done
     good -e other --export exported
     for form in other exported; do
         good -e $form --prompt 'int ' --num-tokens 20 --no-stop-at-eot --temperature 0
         cp "$tmp/out" "$tmp/$form"
     done
     cmp "$tmp/other" "$tmp/exported"
-    refused 1 "^error: --export new.bin: llm.c's .bin cannot hold 96 MLP channels with an epsilon of 0.001" 'Hugging Face directory' -- \
-        -e other/step_00000006 --export new.bin
-    refused 1 '^error: --export new.safetensors: .* an epsilon of 1e-05, but the model has 0.001: .* a directory' -- \
-        -e d6 --layers 1 --heads 1 --channels 64 --norm-epsilon 0.001 --tokenizer data --export new.safetensors
-    good -e d6 --layers 1 --heads 1 --channels 64 --mlp-channels 96 --positions 32 --tokenizer data --export narrow.safetensors
-    good -e narrow.safetensors --mlp-channels 96 --tokenizer data --prompt 'int ' --num-tokens 5
+    refused 1 "^error: --export new.bin: llm.c's .bin cannot hold 96 MLP channels, an epsilon of 0.001, activation silu, unscaled attention, " \
+        'attention scaled by the layer, an untied head: write a Hugging Face directory' -- -e other/step_00000006 --export new.bin
+    refused 1 "^error: --export new.gguf: llama.cpp's GPT-2 has the activation gelu_new, not silu: write a Hugging Face directory" -- \
+        -e other/step_00000006 --export new.gguf
+    for flag in '--norm-epsilon 0.001/an epsilon of 0.001' '--activation relu/activation relu' \
+        '--unscaled-attention/unscaled attention' '--scale-by-layer/attention scaled by the layer'; do
+        # shellcheck disable=SC2086 # a flag and its value
+        refused 1 "^error: --export new.safetensors: a reader of this file alone would not know that the model has ${flag#*/}: .* a directory" -- \
+            -e d6 --layers 1 --heads 1 --channels 64 ${flag%/*} --tokenizer data --export new.safetensors
+    done
+    good -e d6 --layers 1 --heads 1 --channels 64 --mlp-channels 96 --untied-head --positions 32 --tokenizer data --export narrow.safetensors
+    good -e narrow.safetensors --mlp-channels 96 --untied-head --tokenizer data --prompt 'int ' --num-tokens 5
     rm -r "$world"/{other,again,exported,narrow.safetensors}
+}
+# rates of dropout in config.json are not used, which is said when training starts from such a model, and only there
+test_dropout() {
+    setup
+    good -e run/step_00000003 --export rates
+    good -e rates "${batch[@]}" -i "$data"
+    ! grep -q dropout "$tmp/out" || fail "a note on our own file"
+    losses >"$tmp/without"
+    sed -i 's/"attn_pdrop": 0.0/"attn_pdrop": 0.1/' "$world/rates/config.json"
+    good -e rates "${batch[@]}" -i "$data"
+    losses | cmp - "$tmp/without"
+    want "notes" "$(grep -c '^note: rates: .* with a dropout of up to 0.1, this program trains without$' "$tmp/out")" 1
+    good -e rates --prompt 'int ' --num-tokens 2
+    ! grep -q note "$tmp/out" "$tmp/err" || fail "a note for sampling"
+    rm -r "$world/rates"
+}
+# what a model file has beyond the model is said in one line
+test_model_notes() {
+    setup
+    mkdir -p "$world/indexed"
+    cp "$tiny/config.json" "$world/indexed/"
+    cp "$tiny/model.safetensors" "$world/indexed/m.safetensors"
+    echo '{"weight_map": {"lm_head.weight": "m.safetensors"}}' >"$world/indexed/model.safetensors.index.json"
+    good -e indexed --prompt-ids 1 --num-tokens 2
+    want "notes" "$(grep '^note' "$tmp/err")" "note: indexed: lm_head.weight: in the index, but in no file, and not needed"
+    rm -r "$world/indexed"
 }
 # the same .gguf from every format that -e reads, in fp32 and bf16; test_gguf looks into the file
 test_export_gguf() {
@@ -1283,7 +1326,9 @@ test_nonfinite() {
     cp -r "$world/run/step_00000003" "$world/large"
     local header
     header=$(od -An -t u8 -N 8 "$world/large/model.safetensors" | tr -d ' ')
-    for at in 0 128; do patch "$world/large/model.safetensors" $((8 + header + at)) '\x00\x00\x7f\x7f'; done # the first channel of tokens 0 and 1
+    for at in 0 1 68 83; do # the first channel of !, ", e and t, which any text has
+        patch "$world/large/model.safetensors" $((8 + header + 128 * at)) '\x00\x00\x7f\x7f'
+    done
     run -e large/model.safetensors "${batch[@]}" -i "$data" -a 1 -o large_run # three steps, fewer than --max-nonfinite
     want "status of a run that has learned nothing" "$status" 1
     local skipped
@@ -1428,7 +1473,7 @@ tests=(unknown_flag junk_number missing_value negative_size stray_argument out_o
     prompt_without_merges prompt_without_vocabulary prompt_too_long sampling_flags
     prompts_from_nowhere evaluation_of_nothing export_over_something data_changed_in_place resume_other_data ways_out
     prompt_from_a_file several_texts many_prompts stop_strings repetition_penalty min_p special_tokens prompt_ids_without_vocabulary eos_of_the_config random_seed
-    eval eval_special eval_values hellaswag bench export mlp_and_epsilon export_gguf export_gguf_refused export_fails keep_best sampling_while_saving
+    eval eval_special eval_values hellaswag bench export other_settings dropout model_notes export_gguf export_gguf_refused export_fails keep_best sampling_while_saving
     help step_lines z_scores nothing_written_without_output overfits_one_batch prompt_without_vocabulary_prints_ids seed temperature_0_is_greedy
     newest_good_checkpoint fine_tuning chat resume_same_flags resume_says_what_changed resume_muon resume_another_model out_of_memory nonfinite weights_overflow interrupt_without_output end_of_text_of_another_name
     progress_reaches_a_file output_that_cannot_be_written terminal_is_not_commanded

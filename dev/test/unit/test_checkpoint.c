@@ -64,7 +64,10 @@ static float* make_params(const GPT2Config* c, bool bf16_exact) {
         int r = (int)((i * 2654435761u) >> 7 & 255) - 128;
         params[i] = bf16_exact ? (float)r / 256 : (float)r / 256 + (float)(i % 1021) * 1e-6f;
     }
-    for (size_t i = (size_t)c->vocab_size * C; i < (size_t)c->padded_vocab_size * C; i++) { params[i] = 0; }
+    for (size_t i = (size_t)c->vocab_size * C; i < (size_t)c->padded_vocab_size * C; i++) {
+        params[i] = 0;
+        if (c->untied_head) { params[param_offset(c, NUM_PARAMS - 1) + i] = 0; }
+    }
     return params;
 }
 
@@ -298,19 +301,23 @@ static void test_round_trip_mlp_and_epsilon(void) {
     }
 }
 
-// llm.c's header has no room for either setting
+// llm.c's header has room for sizes only
 static void test_llmc_cannot_hold(void) {
-    for (int i = 0; i < 2; i++) {
+    for (int i = 0; i < 6; i++) {
+        static const char* const reasons[] = {"6 MLP channels",     "an epsilon of 1e-06",           "activation relu",
+                                              "unscaled attention", "attention scaled by the layer", "an untied head"};
         GPT2Config c = make_config(3, 2, 1, 1, 2);
         Error err;
+        char want[128];
         if (i == 0) { c.mlp_channels = 6; }
         if (i == 1) { c.norm_epsilon = 1e-6f; }
+        if (i == 2) { c.activation = ACT_RELU; }
+        c.unscaled_attention = i == 3, c.scale_by_layer = i == 4, c.untied_head = i == 5;
         float* params = make_params(&c, true);
         char* path = path_in(fresh_dir("hold"), "m.bin");
         check(!model_save_llmc(path, &c, params, 3, &err) && !file_exists(path));
-        const char* reason = i == 0 ? "cannot hold 6 MLP channels with an epsilon of 1e-05, only 8 with 1e-05: write"
-                                    : "cannot hold 8 MLP channels with an epsilon of 1e-06, only 8 with 1e-05: write";
-        check_msg(strncmp(err.text, path, strlen(path)) == 0 && strstr(err.text, reason), "%s", err.text);
+        snprintf(want, sizeof(want), ": llm.c's .bin cannot hold %s: write a Hugging Face directory", reasons[i]);
+        check_msg(strncmp(err.text, path, strlen(path)) == 0 && strstr(err.text, want), "%s", err.text);
         free(params);
     }
 }
@@ -404,7 +411,7 @@ static void test_types_may_differ(void) { // F16, BF16 and F32 in one file, unal
     uint64_t one[1] = {1};
     // a buffer of one byte puts all other tensors at odd addresses
     safewriter_add(&w, "h.0.attn.masked_bias", SAFE_U8, 1, one);
-    for (int p = 0; p < NUM_PARAMS; p++) {
+    for (int p = 0; p < NUM_PARAMS - 1; p++) { // all but lmhead
         char name[128];
         uint64_t shape[2];
         param_hf_name(name, sizeof(name), p, 0);
@@ -412,7 +419,7 @@ static void test_types_may_differ(void) { // F16, BF16 and F32 in one file, unal
     }
     check(safewriter_begin(&w, path_in(dir, "m.safetensors"), &err));
     safewriter_data(&w, "x", 1);
-    for (int p = 0; p < NUM_PARAMS; p++) {
+    for (int p = 0; p < NUM_PARAMS - 1; p++) {
         size_t n = p == 0 ? 5 * 64 : param_layer_size(&c, p);
         float f = 1.0f;
         uint16_t h = p % 3 == 0 ? 0x3C00 : 0x3F80;
@@ -437,18 +444,123 @@ static const char* changed_file(const Change* change) {
     return path;
 }
 
-static void test_prefix(void) {
-    Change change = no_change();
-    GPT2Config c;
+// A valid file with changes: names get a prefix instead of "transformer.", one tensor is dropped, and copies of tensors are added.
+typedef struct {
+    const char* prefix; // NULL: as they are
+    const char* drop;
+    struct {
+        const char *name, *source; // source NULL: a byte of type `dtype`
+        SafeDtype dtype;
+        float delta; // added to the last value
+    } extra[3];
+} Rewrite;
+
+static GPT2Config tied_config(void) { return make_config(5, 3, 1, 1, 64); }
+
+// Writes a model of tied_config() or, with an untied head, of that, with the changes. Values are exact in every type.
+static void write_rewritten(const char* path, const GPT2Config* c, const float* params, const Rewrite* r) {
+    static const char* const no_prefix[1] = {""};
+    const float* const arrays[1] = {params};
+    SafeTensors st;
+    SafeWriter w;
     Error err;
-    for (int with = 0; with < 2; with++) {
-        change.prefix = with ? "transformer." : "";
-        float* params = read_model(changed_file(&change), &c, NULL, &err);
-        check_msg(params && c.num_layers == 2 && c.num_heads == 1, "%s", err.text);
-        free(params);
+    char whole[512];
+    snprintf(whole, sizeof(whole), "%s/whole.safetensors", test_dir());
+    if (!params_save_safetensors(whole, c, arrays, no_prefix, 1, false, NULL, &err)) { die("%s", err.text); }
+    if (!safetensors_open(&st, whole, &err)) { die("%s", err.text); }
+    for (int writing = 0; writing < 2; writing++) {
+        if (!writing) { safewriter_init(&w); }
+        if (writing && !safewriter_begin(&w, path, &err)) { die("%s", err.text); }
+        for (size_t i = 0; i < st.num_tensors; i++) {
+            const SafeTensor* t = &st.tensors[i];
+            char name[256];
+            bool inside = r->prefix && has_prefix(t->name, "transformer.");
+            if (r->drop && strcmp(t->name, r->drop) == 0) { continue; }
+            snprintf(name, sizeof(name), "%s%s", inside ? r->prefix : "", t->name + (inside ? 12 : 0));
+            if (writing) {
+                safewriter_data(&w, t->data, t->bytes);
+            } else {
+                safewriter_add(&w, name, t->dtype, t->num_dims, t->shape);
+            }
+        }
+        for (int i = 0; i < 3 && r->extra[i].name; i++) {
+            const SafeTensor* t = r->extra[i].source ? safetensors_find(&st, r->extra[i].source) : NULL;
+            SafeDtype dtype = r->extra[i].dtype;
+            if (!writing) {
+                safewriter_add(&w, r->extra[i].name, dtype, t ? t->num_dims : 0, t ? t->shape : NULL);
+                continue;
+            }
+            for (size_t k = 0; k < (t ? t->elements : 1); k++) {
+                float value = 0.0f;
+                if (t) { safetensors_to_float(&value, t, k, 1); }
+                if (t && k + 1 == t->elements) { value += r->extra[i].delta; }
+                uint32_t bits = dtype == SAFE_F32    ? safe_bits_from_float(value)
+                                : dtype == SAFE_BF16 ? safe_bf16_from_float(value)
+                                                     : safe_f16_from_float(value);
+                uint64_t element = bits;
+                safewriter_data(&w, &element, (size_t)safe_dtypes[dtype].bits / 8);
+            }
+        }
     }
-    change.prefix = "model.";
-    check_refused(changed_file(&change), "tensor 'wte.weight' is missing: not a GPT-2");
+    if (!safewriter_end(&w, &err, NULL, NULL)) { die("%s", err.text); }
+    safetensors_close(&st);
+}
+
+// Checks that the model at `path` opens with these notes, each followed by a newline.
+static void check_notes(const char* path, const char* want) {
+    ModelFile model;
+    Error err;
+    char got[2000] = "";
+    bool ok = model_open(&model, path, &err);
+    check_msg(ok, "%s", err.text);
+    if (!ok) { return; }
+    for (int i = 0; i < model.notes.count; i++) {
+        snprintf(got + strlen(got), sizeof(got) - strlen(got), "%s\n", model.notes.text[i]);
+    }
+    check_str(got, want);
+    model_close(&model);
+}
+
+static void test_prefix(void) {
+    static const char* const wrapped[] = {"module.",
+                                          "_orig_mod.",
+                                          "model.",
+                                          "module._orig_mod.",
+                                          "_orig_mod.module.model.",
+                                          "module.module.",
+                                          "_fsdp_wrapped_module.",
+                                          "_forward_module.",
+                                          "base_model.model."};
+    GPT2Config c = tied_config();
+    float* params = make_params(&c, true);
+    char* path = path_in(fresh_dir("prefix"), "m.safetensors");
+    for (int i = -1; i < (int)(sizeof(wrapped) / sizeof(wrapped[0])); i++) {
+        for (int with = 0; with < 2; with++) {
+            char prefix[128], note[256] = "";
+            snprintf(prefix, sizeof(prefix), "%s%s", i < 0 ? "" : wrapped[i], with ? "transformer." : "");
+            Rewrite r = {prefix, NULL, {{0}}};
+            write_rewritten(path, &c, params, &r);
+            check_model(path, &c, params);
+            if (i >= 0) {
+                snprintf(note, sizeof(note), "%swte.weight and 15 more: read without the names of wrappers\n", prefix);
+            }
+            check_notes(path, note);
+        }
+    }
+    // wrappers of single layers, and behind "transformer."
+    Rewrite inner = {NULL,
+                     "transformer.h.0.ln_1.bias",
+                     {{"transformer.module.h.0._checkpoint_wrapped_module._orig_mod.ln_1.bias",
+                       "transformer.h.0.ln_1.bias", SAFE_F32, 0.0f}}};
+    write_rewritten(path, &c, params, &inner);
+    check_model(path, &c, params);
+    static const char* const others[] = {"encoder.", "modules.", "amodule.", "model", "transformer.transformer."};
+    for (size_t i = 0; i < sizeof(others) / sizeof(others[0]); i++) {
+        Rewrite r = {others[i], NULL, {{0}}};
+        write_rewritten(path, &c, params, &r);
+        check_refused(path, "tensor 'wte.weight' is missing: not a GPT-2");
+    }
+    free(params);
 }
 
 static void test_missing_tensor(void) {
@@ -492,16 +604,21 @@ static void test_wrong_dtype(void) {
 }
 
 static void test_unexpected_tensor(void) {
-    static const char* const names[] = {"score.weight",
+    static const char* const names[] = {"lm_head.bias",
                                         "h.0.attn.c_attn.lora_A",
                                         "wte.bias",
+                                        "wte.module",
+                                        "wte.weight.model",
                                         "h.weight",
                                         "h.01.ln_1.weight",
                                         "h.-1.ln_1.weight",
                                         "h.99999999999.ln_1.weight",
+                                        "h.0.crossattention.c_attn.weight",
                                         "transformer.lm_head.weight",
                                         "transformer.transformer.wte.weight",
                                         "h.0.attn.bias2",
+                                        "scores.weight",
+                                        "module.",
                                         ""};
     for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
         char reason[128];
@@ -523,39 +640,155 @@ static void test_layer_out_of_range(void) {
     check_refused(dir, "tensor 'h.2.ln_1.weight' is of layer 2, but the model has 2 layers");
 }
 
-static void test_buffers_are_skipped(void) { // a buffer may have any shape and type
-    Change change = no_change();
-    GPT2Config c;
-    Error err;
-    static const char* const names[] = {"h.0.attn.bias", "h.1.attn.masked_bias", "transformer.h.0.attn.bias"};
-    for (size_t i = 0; i < 3; i++) {
-        change.extra = names[i];
-        float* params = read_model(changed_file(&change), &c, NULL, &err);
-        check_msg(params != NULL, "%s: %s", names[i], err.text);
-        free(params);
+static void test_buffers_are_skipped(void) { // a mask may have any shape and type; GPT-2's own files have them
+    GPT2Config c = tied_config();
+    float* params = make_params(&c, true);
+    char* path = path_in(fresh_dir("masks"), "m.safetensors");
+    for (int d = 0; d < SAFE_NUM_DTYPES; d++) {
+        if (safe_dtypes[d].bits % 8 != 0) { continue; }
+        Rewrite r = {NULL,
+                     NULL,
+                     {{"h.0.attn.bias", NULL, (SafeDtype)d, 0.0f},
+                      {"transformer.h.0.attn.masked_bias", NULL, (SafeDtype)d, 0.0f},
+                      {"module.transformer.h.7.crossattention.bias", NULL, (SafeDtype)d, 0.0f}}};
+        write_rewritten(path, &c, params, &r);
+        check_model(path, &c, params);
+        check_notes(path, "");
     }
+    free(params);
+}
+
+static void test_other_heads(void) { // are ignored, with one note
+    static const char* const names[] = {"v_head.summary.weight",
+                                        "v_head.0.bias",
+                                        "score.weight",
+                                        "classifier.bias",
+                                        "qa_outputs.weight",
+                                        "multiple_choice_head.summary.weight",
+                                        "position_ids",
+                                        "transformer.position_ids",
+                                        "module.v_head.summary.bias"};
+    GPT2Config c = tied_config();
+    float* params = make_params(&c, true);
+    char *path = path_in(fresh_dir("heads"), "m.safetensors"), note[128];
+    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
+        Rewrite r = {NULL, NULL, {{names[i], NULL, SAFE_I64, 0.0f}, {"score.bias", NULL, SAFE_F32, 0.0f}}};
+        write_rewritten(path, &c, params, &r);
+        check_model(path, &c, params);
+        snprintf(note, sizeof(note), "%s and 1 more: not of the model itself, ignored\n", names[i]);
+        check_notes(path, note);
+    }
+    free(params);
 }
 
 static void test_tensor_under_two_names(void) {
-    Change change = no_change();
-    change.extra = "transformer.wte.weight";
-    check_refused(changed_file(&change), "is stored twice");
+    static const char* const sources[] = {"transformer.wte.weight", "transformer.h.0.mlp.c_fc.weight",
+                                          "transformer.ln_f.bias"};
+    static const SafeDtype dtypes[] = {SAFE_F32, SAFE_BF16, SAFE_F16};
+    GPT2Config c = tied_config();
+    float* params = make_params(&c, true);
+    char *path = path_in(fresh_dir("twice"), "m.safetensors"), text[256];
+    for (int i = 0; i < 9; i++) {
+        const char* source = sources[i % 3];
+        Rewrite r = {NULL, NULL, {{source + 12, source, dtypes[i / 3], 0.0f}}};
+        write_rewritten(path, &c, params, &r);
+        check_model(path, &c, params);
+        snprintf(text, sizeof(text), "%s: stored twice, with equal values\n", source + 12);
+        check_notes(path, text);
+        r.extra[0].delta = 1.0f / 256;
+        write_rewritten(path, &c, params, &r);
+        snprintf(text, sizeof(text), "tensor '%s' is stored twice with different values, also in %s as '%s'",
+                 source + 12, path, source);
+        check_refused(path, text);
+    }
+    free(params);
 }
 
-static void test_lm_head(void) {
-    Change change = no_change();
-    GPT2Config c;
-    Error err;
-    float head[5 * 64] = {0};
-    change.extra = "lm_head.weight";
-    change.extra_data = head;
-    float* params = read_model(changed_file(&change), &c, NULL, &err); // tied: all zeros, like wte
-    check_msg(params != NULL, "%s", err.text);
+// Writes a directory with this model file and a config.json for tied_config() that goes on with `more`.
+static char* rewritten_dir(const GPT2Config* c, const float* params, const Rewrite* r, const char* more) {
+    char *dir = fresh_dir("tie"), text[512];
+    write_rewritten(path_in(dir, "model.safetensors"), c, params, r);
+    snprintf(text, sizeof(text), "{\"vocab_size\":5,\"n_positions\":3,\"n_embd\":64,\"n_layer\":1,\"n_head\":1%s}",
+             more);
+    write_text(path_in(dir, "config.json"), text);
+    return dir;
+}
+
+#define WTE "transformer.wte.weight"
+#define UNTIED ",\"tie_word_embeddings\":false"
+
+static void test_tied_head(void) { // every way in which a tied lm_head.weight can be stored
+    GPT2Config c = tied_config();
+    float* params = make_params(&c, true);
+    const struct {
+        Rewrite r;
+        const char *refused, *notes;
+    } cases[] = {
+        {{NULL, NULL, {{"lm_head.weight", WTE, SAFE_F32, 0.0f}}}, NULL, ""},
+        {{NULL, NULL, {{"lm_head.weight", WTE, SAFE_BF16, 0.0f}}}, NULL, ""},
+        {{"", NULL, {{"lm_head.weight", WTE, SAFE_F16, 0.0f}}}, NULL, ""},
+        {{NULL, NULL, {{"lm_head.weight", WTE, SAFE_F32, 0.0f}, {"module.lm_head.weight", WTE, SAFE_F32, 0.0f}}},
+         NULL,
+         "module.lm_head.weight: read without the names of wrappers\nmodule.lm_head.weight: stored twice, with equal "
+         "values\n"},
+        {{NULL, WTE, {{"lm_head.weight", WTE, SAFE_F32, 0.0f}}},
+         NULL,
+         "lm_head.weight: read as wte.weight, to which it is tied\n"},
+        {{NULL, WTE, {{"_orig_mod.lm_head.weight", WTE, SAFE_BF16, 0.0f}}},
+         NULL,
+         "_orig_mod.lm_head.weight: read without the names of wrappers\n_orig_mod.lm_head.weight: read as wte.weight, "
+         "to which it "
+         "is tied\n"},
+        {{NULL, NULL, {{"lm_head.weight", WTE, SAFE_F32, 1.0f}}},
+         "model.safetensors: lm_head.weight differs from wte.weight, but config.json ties them: if the head has "
+         "weights of its own, it "
+         "must say \"tie_word_embeddings\": false",
+         NULL},
+        {{NULL, NULL, {{"lm_head.weight", WTE, SAFE_BF16, 1.0f}}}, "lm_head.weight differs from wte.weight", NULL},
+        {{NULL, NULL, {{"lm_head.weight", "transformer.wpe.weight", SAFE_F32, 0.0f}}},
+         "tensor 'lm_head.weight' has the shape [3, 64], want [5, 64]",
+         NULL},
+        {{NULL, NULL, {{"lm_head.weight", WTE, SAFE_I32, 0.0f}}}, "tensor 'lm_head.weight' has the dtype I32", NULL},
+        {{NULL, WTE, {{0}}}, "tensor 'transformer.wte.weight' is missing", NULL},
+    };
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        char* dir = rewritten_dir(&c, params, &cases[i].r, "");
+        if (cases[i].refused) {
+            check_refused(dir, cases[i].refused);
+            continue;
+        }
+        check_model(dir, &c, params);
+        check_notes(dir, cases[i].notes);
+        check(remove(path_in(dir, "config.json")) == 0); // the same from the tensors alone
+        check_model(path_in(dir, "model.safetensors"), &c, params);
+    }
     free(params);
-    head[5 * 64 - 1] = -0.0f; // equal as a number, but not bit for bit
-    check_refused(changed_file(&change), "lm_head.weight differs from wte.weight");
-    head[5 * 64 - 1] = 1;
-    check_refused(changed_file(&change), "lm_head.weight differs from wte.weight");
+}
+
+static void test_untied_head(void) {
+    GPT2Config c = tied_config(), untied = c;
+    untied.untied_head = 1;
+    float* params = make_params(&untied, true);
+    Rewrite as_is = {NULL, NULL, {{0}}}, wrapped = {"module.transformer.",
+                                                    "lm_head.weight",
+                                                    {{"module.lm_head.weight", "lm_head.weight", SAFE_BF16, 0.0f}}};
+    check_model(rewritten_dir(&untied, params, &as_is, UNTIED), &untied, params);
+    check_model(rewritten_dir(&untied, params, &wrapped, UNTIED), &untied, params);
+    check_refused(rewritten_dir(&untied, params, &as_is, ""), "lm_head.weight differs from wte.weight");
+    check_refused(rewritten_dir(&c, params, &as_is, UNTIED),
+                  "tensor 'lm_head.weight' is missing: \"tie_word_embeddings\" is false");
+    Rewrite no_wte = {NULL, WTE, {{0}}},
+            twice = {NULL, NULL, {{"model.lm_head.weight", "lm_head.weight", SAFE_F32, 1.0f}}};
+    check_refused(rewritten_dir(&untied, params, &no_wte, UNTIED), "tensor 'transformer.wte.weight' is missing");
+    check_refused(rewritten_dir(&untied, params, &twice, UNTIED),
+                  "tensor 'model.lm_head.weight' is stored twice with different values");
+    char* dir = rewritten_dir(&untied, params, &as_is, UNTIED); // without a config, the values tell
+    check(remove(path_in(dir, "config.json")) == 0);
+    check_model(path_in(dir, "model.safetensors"), &untied, params);
+    // equal values, but each with a life of its own
+    memcpy(params + param_offset(&untied, NUM_PARAMS - 1), params, param_size(&untied, 0) * sizeof(float));
+    check_model(rewritten_dir(&untied, params, &as_is, UNTIED), &untied, params);
+    free(params);
 }
 
 // ---- shards ------------------------------------------------------------------------------
@@ -613,8 +846,76 @@ static void test_shards(void) {
 
 static void test_tensor_in_two_shards(void) {
     char* dir = shard_fixture("twice", NULL, "transformer.h.0.ln_1.bias");
-    check_refused(dir, "model-00002-of-00002.safetensors: tensor 'transformer.h.0.ln_1.bias' is stored twice, also in");
-    check_refused(dir, "model-00001-of-00002.safetensors");
+    check_notes(dir, "transformer.h.0.ln_1.bias: stored twice, with equal values\n");
+    char* second = path_in(dir, "model-00002-of-00002.safetensors");
+    SafeTensors st;
+    Error err;
+    check(safetensors_open(&st, second, &err));
+    off_t at = (off_t)(safetensors_find(&st, "transformer.h.0.ln_1.bias")->data - st.file.data);
+    safetensors_close(&st);
+    int fd = open(second, O_WRONLY);
+    check(pwrite(fd, "\x3f", 1, at + 3) == 1);
+    close(fd);
+    check_refused(dir, "model-00002-of-00002.safetensors: tensor 'transformer.h.0.ln_1.bias' is stored twice with "
+                       "different values, also in");
+    check_refused(dir, "model-00001-of-00002.safetensors as 'transformer.h.0.ln_1.bias'");
+}
+
+// an index that names tensors which no file has
+static void test_index_names_more(void) {
+    GPT2Config c = tied_config(), untied = c;
+    untied.untied_head = 1;
+    float* params = make_params(&untied, true);
+    Rewrite as_is = {NULL, NULL, {{0}}}, head_alone = {NULL, WTE, {{"lm_head.weight", WTE, SAFE_F32, 0.0f}}};
+#define NAMED(name) "{\"weight_map\":{\"" name "\":\"m.safetensors\"}}"
+    const struct {
+        const GPT2Config* c;
+        const Rewrite* r;
+        const char *index, *notes, *refused;
+    } cases[] = {
+        {&c, &as_is, NAMED("lm_head.weight"), "lm_head.weight: in the index, but in no file, and not needed\n", NULL},
+        {&c, &as_is, NAMED("module.lm_head.weight"),
+         "module.lm_head.weight: in the index, but in no file, and not needed\n", NULL},
+        {&c, &head_alone, NAMED(WTE),
+         WTE
+         ": in the index, but in no file, and not needed\nlm_head.weight: read as wte.weight, to which it is tied\n",
+         NULL},
+        {&c, &as_is, NAMED("transformer.h.0.attn.bias"),
+         "transformer.h.0.attn.bias: in the index, but in no file, and not needed\n", NULL},
+        {&c, &as_is, NAMED("lm_head.bias"), NULL,
+         "tensor 'lm_head.bias' is not in m.safetensors, where the index places it"},
+        {&untied, &as_is, NAMED("lm_head.weight"), "", NULL},
+        {&untied, &as_is, NAMED("module.lm_head.weight"), NULL,
+         "'module.lm_head.weight' is not in m.safetensors, where the index places it"},
+    };
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        char* dir = rewritten_dir(cases[i].c, params, cases[i].r, cases[i].c->untied_head ? UNTIED : "");
+        check(rename(path_in(dir, "model.safetensors"), path_in(dir, "m.safetensors")) == 0);
+        write_text(path_in(dir, "model.safetensors.index.json"), cases[i].index);
+        if (cases[i].refused) {
+            check_refused(dir, cases[i].refused);
+            continue;
+        }
+        check_model(dir, cases[i].c, params);
+        check_notes(dir, cases[i].notes);
+    }
+    free(params);
+}
+
+// a sharded model whose head is in another file than its embedding
+static void test_untied_shards(void) {
+    GPT2Config c = tied_config(), untied = c;
+    untied.untied_head = 1;
+    float* params = make_params(&untied, true);
+    Rewrite body = {NULL, "lm_head.weight", {{0}}}, head = {NULL, NULL, {{0}}};
+    char* dir = rewritten_dir(&untied, params, &body, UNTIED);
+    check(rename(path_in(dir, "model.safetensors"), path_in(dir, "a.safetensors")) == 0);
+    write_rewritten(path_in(dir, "b.safetensors"), &untied, params, &head);
+    write_text(path_in(dir, "model.safetensors.index.json"),
+               "{\"weight_map\":{\"transformer.wte.weight\":\"a.safetensors\",\"lm_head.weight\":\"b.safetensors\"}}");
+    check_model(dir, &untied, params);
+    check_notes(dir, WTE " and 15 more: stored twice, with equal values\n");
+    free(params);
 }
 
 static void test_index_refused(void) {
@@ -673,8 +974,9 @@ static void check_config(const char* text, const char* reason) {
     GPT2Config c;
     Error err;
     int bos = 0, eot = 0;
+    float dropout;
     err.text[0] = '\0';
-    bool ok = hf_config_parse(&c, &bos, &eot, text, strlen(text), "config.json", &err);
+    bool ok = hf_config_parse(&c, &bos, &eot, &dropout, text, strlen(text), "config.json", &err);
     check_msg(ok == !reason, "%s: %s", text, ok ? "taken" : err.text);
     if (!ok && reason) {
         check_msg(strstr(err.text, reason) && strncmp(err.text, "config.json: ", 13) == 0 && !strchr(err.text, '\n'),
@@ -688,18 +990,32 @@ static void test_config_cannot_be_honoured(void) {
     check_config(CONFIG(",\"n_inner\":-512"), "\"n_inner\" is -512, want 1 to");
     check_config(CONFIG(",\"n_inner\":512.5"), "\"n_inner\" is 512.5, want an integer");
     check_config(CONFIG(",\"n_inner\":4194305"), "the number of MLP channels is 4194305, want 1 to 4194304");
-    check_config(CONFIG(",\"activation_function\":\"gelu\""), "\"activation_function\" is \"gelu\"");
-    check_config(CONFIG(",\"activation_function\":\"relu\\n\""), "\"relu\\x0a\"");
+    check_config(CONFIG(",\"activation_function\":\"relu\\n\""),
+                 "\"relu\\x0a\"; supported are gelu_new, gelu_fast, gelu_accurate, gelu_python_tanh, "
+                 "gelu_pytorch_tanh, gelu, gelu_python, relu, relu2, silu, swish, tanh");
+    static const char* const others[] = {"gelu_10", "quick_gelu", "mish",       "linear", "relu6",
+                                         "sigmoid", "laplace",    "leaky_relu", "GELU",   ""};
+    for (size_t i = 0; i < sizeof(others) / sizeof(others[0]);
+         i++) { // what transformers has besides, and what it has not
+        char text[512], reason[64];
+        snprintf(text, sizeof(text), CONFIG(",\"activation_function\":\"%s\""), others[i]);
+        snprintf(reason, sizeof(reason), "\"activation_function\" is \"%s\"; supported are gelu_new,", others[i]);
+        check_config(text, reason);
+    }
     check_config(CONFIG(",\"activation_function\":null"), "\"activation_function\" is null");
-    check_config(CONFIG(",\"activation_function\":\"gelu_new\""), NULL);
-    check_config(CONFIG(",\"activation_function\":\"gelu_pytorch_tanh\""), NULL);
-    check_config(CONFIG(",\"scale_attn_by_inverse_layer_idx\":true"), "\"scale_attn_by_inverse_layer_idx\" is true");
-    check_config(CONFIG(",\"reorder_and_upcast_attn\":true"), "\"reorder_and_upcast_attn\" is true");
-    check_config(CONFIG(",\"scale_attn_weights\":false"), "\"scale_attn_weights\" is false; only true");
-    check_config(CONFIG(",\"scale_attn_weights\":1"), "\"scale_attn_weights\" is a number");
+    static const char* const flags[] = {"scale_attn_weights", "scale_attn_by_inverse_layer_idx",
+                                        "reorder_and_upcast_attn", "tie_word_embeddings", "add_cross_attention"};
+    for (size_t i = 0; i < sizeof(flags) / sizeof(flags[0]); i++) {
+        static const char* const values[][2] = {{"1", "a number"}, {"null", "null"}, {"\"true\"", "a string"}};
+        for (int k = 0; k < 3; k++) {
+            char text[512], reason[128];
+            snprintf(text, sizeof(text), CONFIG(",\"%s\":%s"), flags[i], values[k][0]);
+            snprintf(reason, sizeof(reason), "\"%s\" is %s", flags[i], values[k][1]);
+            check_config(text, reason);
+        }
+    }
     check_config(CONFIG(",\"add_cross_attention\":true"), "\"add_cross_attention\" is true");
     check_config(CONFIG(",\"is_encoder_decoder\":true"), "\"is_encoder_decoder\" is true");
-    check_config(CONFIG(",\"tie_word_embeddings\":false"), "\"tie_word_embeddings\" is false");
     check_config(CONFIG(",\"layer_norm_epsilon\":-1e-5"), "\"layer_norm_epsilon\" is -1e-05, want 0 to 1");
     check_config(CONFIG(",\"layer_norm_epsilon\":1.5"), "\"layer_norm_epsilon\" is 1.5, want 0 to 1");
     check_config(CONFIG(",\"layer_norm_epsilon\":0"), "the epsilon of the layernorms is 0, want more than 0");
@@ -726,24 +1042,155 @@ static void test_config_mlp_and_epsilon(void) {
         GPT2Config c;
         Error err;
         int bos, eot;
-        check(hf_config_parse(&c, &bos, &eot, cases[i].text, strlen(cases[i].text), "config.json", &err));
+        float dropout;
+        check(hf_config_parse(&c, &bos, &eot, &dropout, cases[i].text, strlen(cases[i].text), "config.json", &err));
         check_msg(c.mlp_channels == cases[i].mlp_channels && c.norm_epsilon == cases[i].norm_epsilon, "%s: %d, %g",
                   cases[i].text, c.mlp_channels, (double)c.norm_epsilon);
     }
 }
 
+// Parses the text; a config that is refused has no layers.
+static GPT2Config parsed_config(const char* text, float* dropout) {
+    GPT2Config c;
+    Error err;
+    int bos, eot;
+    bool ok = hf_config_parse(&c, &bos, &eot, dropout, text, strlen(text), "config.json", &err);
+    check_msg(ok, "%s", err.text);
+    if (!ok) { memset(&c, 0, sizeof(c)); }
+    return c;
+}
+
+// every setting that changes how a model computes
+static void test_config_variants(void) {
+    float dropout;
+    for (int i = 0; i < NUM_ACTIVATION_NAMES; i++) {
+        char text[512];
+        snprintf(text, sizeof(text), CONFIG(",\"activation_function\":\"%s\""), gpt2_activations[i].name);
+        check(parsed_config(text, &dropout).activation == (int)gpt2_activations[i].activation);
+    }
+    static const char* const settings[] = {"\"scale_attn_weights\":false", "\"scale_attn_by_inverse_layer_idx\":true",
+                                           "\"tie_word_embeddings\":false", "\"reorder_and_upcast_attn\":true"};
+    for (int set = 0; set < 16; set++) {
+        char text[512];
+        snprintf(text, sizeof(text), CONFIG(""));
+        for (int i = 0; i < 4; i++) {
+            if (set >> i & 1) { snprintf(strrchr(text, '}'), 100, ",%s}", settings[i]); }
+        }
+        GPT2Config c = parsed_config(text, &dropout), want = make_config(512, 64, 2, 2, 128);
+        want.unscaled_attention = set & 1, want.scale_by_layer = set >> 1 & 1, want.untied_head = set >> 2 & 1;
+        check_msg(memcmp(&c, &want, sizeof(c)) == 0, "%s", text);
+    }
+}
+
+static void test_config_dropout(void) { // 0.1 is transformers' default
+    static const struct {
+        const char* text;
+        float dropout;
+    } cases[] = {{CONFIG(""), 0.1f},
+                 {CONFIG(",\"attn_pdrop\":0.0,\"embd_pdrop\":0,\"resid_pdrop\":0.0"), 0.0f},
+                 {CONFIG(",\"attn_pdrop\":0.0,\"embd_pdrop\":0.25,\"resid_pdrop\":0.2"), 0.25f},
+                 {CONFIG(",\"attn_pdrop\":0.0,\"embd_pdrop\":0.0"), 0.1f}};
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        float dropout = -1.0f;
+        parsed_config(cases[i].text, &dropout);
+        check_msg(dropout == cases[i].dropout, "%s: %g", cases[i].text, (double)dropout);
+    }
+    ModelFile model; // a file without a config says nothing
+    Error err;
+    Change change = no_change();
+    check(model_open(&model, changed_file(&change), &err) && model.dropout == 0.0f);
+    model_close(&model);
+}
+
+// GPT-2's config.json of 2019, names that transformers has for all models, and what its defaults stand for
+static void test_config_spellings(void) {
+    static const struct {
+        const char* text;
+        int V, maxT, L, NH, C;
+    } cases[] = {
+        {"{\"attn_pdrop\":0.1,\"embd_pdrop\":0.1,\"initializer_range\":0.02,\"layer_norm_epsilon\":1e-05,\"n_ctx\":"
+         "1024,"
+         "\"n_embd\":1024,\"n_head\":16,\"n_layer\":24,\"n_positions\":1024,\"resid_pdrop\":0.1,\"vocab_size\":50257}",
+         50257, 1024, 24, 16, 1024},
+        {"{}", 50257, 1024, 12, 12, 768},
+        {"{\"model_type\":\"gpt2\",\"n_ctx\":77}", 50257, 1024, 12, 12, 768},
+        {"{\"max_position_embeddings\":64,\"hidden_size\":128,\"num_hidden_layers\":3,\"num_attention_heads\":4,"
+         "\"vocab_size\":100}",
+         100, 64, 3, 4, 128},
+        {CONFIG(
+             ",\"hidden_size\":128,\"max_position_embeddings\":64,\"num_hidden_layers\":2,\"num_attention_heads\":2"),
+         512, 64, 2, 2, 128},
+        // what other models have, GPT-2 has not
+        {CONFIG(",\"intermediate_size\":100,\"hidden_act\":\"relu\",\"afn\":\"gelu\",\"layer_norm_eps\":1e-3"), 512, 64,
+         2, 2, 128},
+        {CONFIG(",\"torch_dtype\":\"float16\",\"dtype\":\"bfloat16\",\"use_cache\":false,\"_attn_implementation\":"
+                "\"eager\""),
+         512, 64, 2, 2, 128},
+    };
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        float dropout;
+        GPT2Config c = parsed_config(cases[i].text, &dropout);
+        GPT2Config want = make_config(cases[i].V, cases[i].maxT, cases[i].L, cases[i].NH, cases[i].C);
+        check_msg(memcmp(&c, &want, sizeof(c)) == 0, "%s", cases[i].text);
+    }
+    check_config(CONFIG(",\"hidden_size\":64"), "\"n_embd\" is 128, but \"hidden_size\" is 64");
+    check_config(CONFIG(",\"num_attention_heads\":4"), "\"n_head\" is 2, but \"num_attention_heads\" is 4");
+    check_config(CONFIG(",\"num_hidden_layers\":null"), "\"num_hidden_layers\" is null");
+    check_config("{\"n_head\":null}", "\"n_head\" is null");
+    check_config("{\"model_type\":null}", "\"model_type\" is null");
+    check_config("{\"model_type\":\"gpt_neo\"}", "\"model_type\" is \"gpt_neo\"; only \"gpt2\" is supported");
+}
+
+// the config.json of published models (fixtures/gpt2_families.jsonl)
+static void test_config_families(void) {
+    static const struct {
+        const char* name;
+        int V, maxT, L, NH, C, F, activation, by_layer;
+        float dropout;
+    } want[] = {{"gpt2", 50257, 1024, 12, 12, 768, 3072, ACT_GELU_TANH, 0, 0.1f},
+                {"distilgpt2", 50257, 1024, 6, 12, 768, 3072, ACT_GELU_TANH, 0, 0.1f},
+                {"dialogpt", 50257, 1024, 24, 16, 1024, 4096, ACT_GELU_TANH, 0, 0.1f},
+                {"codeparrot", 32768, 1024, 48, 25, 1600, 6400, ACT_GELU_TANH, 1, 0.1f},
+                {"mistral", 50257, 1024, 12, 12, 768, 3072, ACT_GELU_TANH, 1, 0.1f},
+                {"cerebras_111m", 50257, 2048, 10, 12, 768, 3072, ACT_GELU, 0, 0.0f},
+                {"cerebras_1_3b", 50257, 2048, 24, 16, 2048, 8192, ACT_GELU, 0, 0.0f},
+                {"cerebras_2_7b", 50257, 2048, 32, 32, 2560, 10240, ACT_GELU, 0, 0.0f},
+                {"rugpt3small", 50264, 2048, 12, 12, 768, 3072, ACT_GELU_TANH, 0, 0.1f},
+                {"gpt_sw3", 64000, 2048, 12, 12, 768, 3072, ACT_GELU, 0, 0.1f},
+                {"gpt2_chinese", 21128, 1024, 12, 12, 768, 3072, ACT_GELU_TANH, 0, 0.1f},
+                {"japanese_gpt2", 32000, 1024, 24, 16, 1024, 4096, ACT_GELU_TANH, 0, 0.1f},
+                {"protgpt2", 50257, 1024, 36, 20, 1280, 5120, ACT_GELU_TANH, 0, 0.1f},
+                {"kogpt2", 51200, 1024, 12, 12, 768, 3072, ACT_GELU_TANH, 0, 0.1f}};
+    MappedFile file;
+    Error err;
+    size_t n = 0;
+    check(map_file(&file, "dev/test/fixtures/gpt2_families.jsonl", &err));
+    const char *at = (const char*)file.data, *end = at + file.size;
+    for (; at < end; n++) {
+        const char *newline = (const char*)memchr(at, '\n', (size_t)(end - at)), *name = want[n].name;
+        const char* text =
+            (const char*)memmem(at, (size_t)(newline - at), "\"config\":", 9) + 9; // to the last but one byte
+        GPT2Config c, w;
+        int bos, eot;
+        float dropout;
+        check(n < sizeof(want) / sizeof(want[0]) && strncmp(at + 9, name, strlen(name)) == 0);
+        bool ok = hf_config_parse(&c, &bos, &eot, &dropout, text, (size_t)(newline - 1 - text), name, &err);
+        check_msg(ok, "%s", err.text);
+        w = make_config(want[n].V, want[n].maxT, want[n].L, want[n].NH, want[n].C);
+        w.mlp_channels = want[n].F, w.activation = want[n].activation, w.scale_by_layer = want[n].by_layer;
+        check_msg(ok && memcmp(&c, &w, sizeof(c)) == 0 && dropout == want[n].dropout, "%s", name);
+        at = newline + 1;
+    }
+    check(n == sizeof(want) / sizeof(want[0]));
+    unmap_file(&file);
+}
+
 static void test_config_sizes(void) {
-    static const char* const keys[] = {"model_type", "vocab_size", "n_positions", "n_embd", "n_layer", "n_head"};
-    for (size_t i = 0; i < 6; i++) { // every key is required; the numbers must be positive integers
-        char text[512], reason[128], *key;
+    static const char* const keys[] = {"vocab_size", "n_positions", "n_embd", "n_layer", "n_head"};
+    for (size_t i = 0; i < 5; i++) { // the numbers must be positive integers
+        char text[512], reason[128];
         strcpy(text, CONFIG(""));
-        key = strstr(text, keys[i]);
-        key[0] = 'X';
-        snprintf(reason, sizeof(reason), "\"%s\" is missing", keys[i]);
-        check_config(text, reason);
-        key[0] = keys[i][0];
-        if (i == 0) { continue; }
-        char* value = strchr(key, ':') + 1;
+        char* value = strchr(strstr(text, keys[i]), ':') + 1;
         value[0] = '0';
         for (char* c = value + 1; *c >= '0' && *c <= '9'; c++) { *c = ' '; }
         snprintf(reason, sizeof(reason), "\"%s\" is 0, want 1", keys[i]);
@@ -790,7 +1237,8 @@ static void test_config_bos_eot(void) {
         GPT2Config c;
         Error err;
         int bos = -7, eot = -7;
-        check(hf_config_parse(&c, &bos, &eot, cases[i].text, strlen(cases[i].text), "config.json", &err));
+        float dropout;
+        check(hf_config_parse(&c, &bos, &eot, &dropout, cases[i].text, strlen(cases[i].text), "config.json", &err));
         check_msg(bos == cases[i].bos && eot == cases[i].eot, "%s: %d, %d", cases[i].text, bos, eot);
     }
 }
@@ -1134,29 +1582,37 @@ static const Test tests[] = {
     {"round_trip_hf", "fp32 and bf16, bit for bit; size and crc32c of each file", test_round_trip_hf},
     {"round_trip_llmc", "version 3 and 5, bit for bit", test_round_trip_llmc},
     {"round_trip_mlp_and_epsilon", "with a config, and without", test_round_trip_mlp_and_epsilon},
-    {"llmc_cannot_hold", "another MLP or epsilon, one line", test_llmc_cannot_hold},
+    {"llmc_cannot_hold", "all but sizes, one line", test_llmc_cannot_hold},
     {"round_trip_fixture", "the fixture through all four forms", test_round_trip_fixture},
     {"llmc_bytes", "llm.c's layout, byte for byte", test_llmc_bytes},
     {"124m_sizes", "the sizes of llm.c's published files", test_124m_sizes},
     {"read_tensor", "one tensor is the same as in the whole", test_read_tensor},
     {"padding_rows_are_zero", "whatever the file has there", test_padding_rows_are_zero},
     {"types_may_differ", "F16, BF16, F32 side by side at odd addresses", test_types_may_differ},
-    {"prefix", "with and without transformer.", test_prefix},
+    {"prefix", "with and without transformer. and wrappers", test_prefix},
     {"missing_tensor", "is named", test_missing_tensor},
     {"wrong_shape", "is named, got and want", test_wrong_shape},
     {"wrong_dtype", "integers and doubles are refused", test_wrong_dtype},
     {"unexpected_tensor", "is named", test_unexpected_tensor},
     {"layer_out_of_range", "more layers than the config says", test_layer_out_of_range},
-    {"buffers_are_skipped", "attn.bias and attn.masked_bias", test_buffers_are_skipped},
-    {"tensor_under_two_names", "with and without the prefix", test_tensor_under_two_names},
-    {"lm_head", "taken when it is wte bit for bit", test_lm_head},
+    {"buffers_are_skipped", "masks of every type", test_buffers_are_skipped},
+    {"other_heads", "v_head, score and more: ignored, with a note", test_other_heads},
+    {"tensor_under_two_names", "taken if the values are equal, in any type", test_tensor_under_two_names},
+    {"tied_head", "every way to store a tied lm_head.weight", test_tied_head},
+    {"untied_head", "with and without tie_word_embeddings", test_untied_head},
     {"shards", "a directory of two files; one missing, one a pointer", test_shards},
-    {"tensor_in_two_shards", "is refused, both files are named", test_tensor_in_two_shards},
+    {"tensor_in_two_shards", "taken if equal; else both files are named", test_tensor_in_two_shards},
+    {"index_names_more", "a tied head or a mask that no file has", test_index_names_more},
+    {"untied_shards", "the head in a file of its own", test_untied_shards},
     {"index_refused", "paths, types, tensors that are not there", test_index_refused},
     {"too_many_shards", "1,024 are enough", test_too_many_shards},
     {"config_cannot_be_honoured", "each setting by name", test_config_cannot_be_honoured},
     {"config_mlp_and_epsilon", "n_inner and layer_norm_epsilon, given or not", test_config_mlp_and_epsilon},
-    {"config_sizes", "each needed, each in range", test_config_sizes},
+    {"config_variants", "activations, scales of attention, the head", test_config_variants},
+    {"config_dropout", "the largest rate, given or not", test_config_dropout},
+    {"config_spellings", "of 2019, of other models, contradictions", test_config_spellings},
+    {"config_families", "of published models", test_config_families},
+    {"config_sizes", "each in range", test_config_sizes},
     {"config_bos_eot", "only tokens of the vocabulary", test_config_bos_eot},
     {"config_against_tensors", "a config of another model", test_config_against_tensors},
     {"mistaken_files", "as a file and in a directory", test_mistaken_files},

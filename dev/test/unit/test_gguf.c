@@ -437,7 +437,7 @@ static void test_tensors(void) {
 
 // another width of the MLP and another epsilon are in the keys and in the shapes
 static void test_mlp_and_epsilon(void) {
-    GPT2Config config = {8, 257, padded_vocab(257), 1, 1, 32, 96, 1e-6f};
+    GPT2Config config = {8, 257, padded_vocab(257), 1, 1, 32, 96, 1e-6f, 0, 0, 0, 0};
     GPT2 model;
     GgufFile f;
     Tokenizer t;
@@ -455,10 +455,43 @@ static void test_mlp_and_epsilon(void) {
     gpt2_free(&model);
 }
 
+// an untied head is output.weight; scales of attention are in the queries, whose scores llama.cpp divides by 8
+static void test_head_and_scales(void) {
+    for (int i = 0; i < 4; i++) {
+        GPT2Config config = {8, 257, padded_vocab(257), 2, 1, 64, 64, 1e-5f, 0, i & 1, i >> 1, 1};
+        GPT2 model;
+        GgufFile f;
+        Tokenizer t;
+        gpt2_allocate(&model, &config);
+        gpt2_init_params(model.params_memory, &config, 1);
+        for (int n = 0; n < 2 * 192; n++) { model.params.qkvb[n] = (float)n / 256; }
+        tokenizer_init_bytes(&t);
+        write_and_read(&f, &model, GGUF_F32, &t);
+        const FileTensor* head = find_tensor(&f, "output.weight");
+        check(f.num_tensors == 29 && head->num_dims == 2 && head->dims[0] == 64 && head->dims[1] == 257);
+        for (size_t k = 0; k < 257 * 64; k++) { check_weight(head, k, model.params.lmhead); }
+        for (int layer = 0; layer < 2; layer++) {
+            float scale = (i & 1 ? 8.0f : 1.0f) / (i >> 1 && layer == 1 ? 2.0f : 1.0f); // exact
+            for (int p = 4; p <= 5; p++) {
+                size_t n = param_layer_size(&config, p);
+                const float* w = model.params_memory + param_offset(&config, p) + (size_t)layer * n;
+                for (size_t k = 0; k < n; k++) {
+                    float want = w[k] * (k < n / 3 ? scale : 1.0f), got = stored_weight(find_param(&f, p, layer), k);
+                    check_msg(got == want, "case %d, layer %d, %zu: %g, want %g", i, layer, k, (double)got,
+                              (double)want);
+                }
+            }
+        }
+        gguf_file_close(&f);
+        tokenizer_free(&t);
+        gpt2_free(&model);
+    }
+}
+
 // The padding rows of wte stay out; a matrix that ends within 32 bytes, and one that is converted in several parts.
 static void test_odd_shapes(void) {
-    GPT2Config config = {3, 257, padded_vocab(257), 1, 3, 24, 96, 1e-5f};
-    GPT2Config large = {3, 40009, padded_vocab(40009), 1, 1, 32, 128, 1e-5f};
+    GPT2Config config = {3, 257, padded_vocab(257), 1, 3, 24, 96, 1e-5f, 0, 0, 0, 0};
+    GPT2Config large = {3, 40009, padded_vocab(40009), 1, 1, 32, 128, 1e-5f, 0, 0, 0, 0};
     GPT2 model;
     GgufFile f;
     Tokenizer t;
@@ -542,7 +575,7 @@ static void check_refused(const GPT2Config* c, GgufType type, const Tokenizer* t
 }
 
 static void test_refused_models(void) {
-    GPT2Config c = {8, 512, 512, 1, 1, 24, 96, 1e-5f};
+    GPT2Config c = {8, 512, 512, 1, 1, 24, 96, 1e-5f, 0, 0, 0, 0};
     Tokenizer t, odd = odd_tokenizer();
     tokenizer_init_bytes(&t);
     check_refused(&c, GGUF_F32, NULL, 0, "there is none beside the model: give one with --tokenizer");
@@ -550,9 +583,17 @@ static void test_refused_models(void) {
     check_refused(&c, GGUF_F32, &t, 512, "no end-of-text token");
     check_refused(&c, GGUF_Q8_0, &t, 256,
                   "q8_0 has blocks of 32 weights, which do not divide 24 channels: give --type f16");
-    GPT2Config narrow = {8, 512, 512, 1, 1, 32, 80, 1e-5f};
+    GPT2Config narrow = {8, 512, 512, 1, 1, 32, 80, 1e-5f, 0, 0, 0, 0};
     check_refused(&narrow, GGUF_Q8_0, &t, 256,
                   "q8_0 has blocks of 32 weights, which do not divide 80 MLP channels: give --type f16");
+    for (int activation = ACT_GELU; activation <= ACT_TANH; activation++) {
+        char reason[128];
+        GPT2Config other = {8, 512, 512, 1, 1, 32, 128, 1e-5f, activation, 0, 0, 0};
+        snprintf(reason, sizeof(reason),
+                 "llama.cpp's GPT-2 has the activation gelu_new, not %s: write a Hugging Face directory instead",
+                 activation_name(activation));
+        check_refused(&other, GGUF_F32, &t, 256, reason);
+    }
     Tokenizer decodes = t;
     decodes.can_encode = false;
     check_refused(&c, GGUF_F32, &decodes, 256, "can only decode: give one with --tokenizer");
@@ -566,7 +607,7 @@ static void test_refused_models(void) {
 }
 
 static void test_refused_weights(void) {
-    GPT2Config c = {8, 257, padded_vocab(257), 2, 1, 32, 128, 1e-5f};
+    GPT2Config c = {8, 257, padded_vocab(257), 2, 1, 32, 128, 1e-5f, 0, 0, 0, 0};
     static const struct {
         GgufType type;
         float weight;
@@ -611,10 +652,11 @@ static const Test tests[] = {
     {"vocabulary", "spelling and type of tokens, merges", test_vocabulary},
     {"tensors", "names, shapes, types, places and weights", test_tensors},
     {"mlp_and_epsilon", "other values than GPT-2's", test_mlp_and_epsilon},
+    {"head_and_scales", "an untied head; scales of attention", test_head_and_scales},
     {"odd_shapes", "padding rows, padding bytes, several chunks", test_odd_shapes},
     {"known_files", "the bytes that gguf and llama.cpp have read", test_known_files},
     {"greedy", "text from the weights of a file", test_greedy},
-    {"refused_models", "no vocabulary, no end-of-text, blocks that do not fit", test_refused_models},
+    {"refused_models", "vocabularies, activations, blocks that do not fit", test_refused_models},
     {"refused_weights", "weights that a type cannot hold", test_refused_weights},
 };
 

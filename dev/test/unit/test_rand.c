@@ -206,26 +206,36 @@ static void test_init_d12(void) {
 }
 
 // the order of the draws, with tensors of fewer than 16 values and of no multiple of 16
-static void test_init_order(void) {
-    GPT2Config config = {3, 5, 128, 2, 1, 3, 12, 1e-5f};
+static void check_init_order(int untied_head) {
+    GPT2Config config = {3, 5, 128, 2, 1, 3, 12, 1e-5f, 0, 0, 0, untied_head};
     size_t total = num_parameters(&config), C = 3;
     float* params = (float*)malloc_check(total * sizeof(float));
     gpt2_init_params(params, &config, 1234);
-    const char* order[] = {"wte", "wpe", "qkvw", "attprojw", "fcw", "fcprojw", "qkvw", "attprojw", "fcw", "fcprojw"};
+    const char* order[] = {"wte",     "wpe",  "lmhead",   "qkvw", "attprojw", "fcw",
+                           "fcprojw", "qkvw", "attprojw", "fcw",  "fcprojw"};
     Mt19937 mt;
     mt19937_seed(&mt, 1234);
-    for (int i = 0; i < 10; i++) {
+    for (int i = 0; i < 11; i++) {
         int p = 0;
+        if (i == 2 && !untied_head) { continue; } // nothing is drawn for it
         while (strcmp(gpt2_params[p].name, order[i]) != 0) { p++; }
-        size_t n = i == 0 ? 5 * C : param_layer_size(&config, p);
+        size_t n = i == 0 || i == 2 ? 5 * C : param_layer_size(&config, p);
         float want[64];
         double std = strstr(order[i], "proj") ? 0.02 / sqrt(2.0 * 2) : 0.02;
         require(n <= 64);
         normal_fill(want, n, 0.0, std, &mt);
-        const float* got = params + param_offset(&config, p) + (i >= 6 ? n : 0);
+        const float* got = params + param_offset(&config, p) + (i >= 7 ? n : 0);
         check_msg(memcmp(got, want, n * sizeof(float)) == 0, "draw %d, %s", i, order[i]);
     }
+    for (size_t i = 5 * C; untied_head && i < 128 * C; i++) { // padding
+        check(params[param_offset(&config, NUM_PARAMS - 1) + i] == 0.0f);
+    }
     free(params);
+}
+
+static void test_init_order(void) {
+    check_init_order(0);
+    check_init_order(1);
 }
 
 // ---- the small generator --------------------------------------------------------------

@@ -14,7 +14,7 @@ static void check_batch(Batch b, int B, int T, int64_t total, int64_t micro_step
 }
 
 static void test_batch(void) {
-    GPT2Config small = {64, 61, 128, 2, 3, 48, 192, 1e-5f}, large = small;
+    GPT2Config small = {64, 61, 128, 2, 3, 48, 192, 1e-5f, 0, 0, 0, 0}, large = small;
     large.max_seq_len = 2048;
     settings = defaults;
     check_batch(settle_batch(&small), 4, 64, 256, 1);
@@ -52,7 +52,7 @@ static void test_data(void) {
     };
     static Training t;
     static char train_path[256], val_path[256];
-    GPT2Config config = {64, 61, 128, 2, 3, 48, 192, 1e-5f};
+    GPT2Config config = {64, 61, 128, 2, 3, 48, 192, 1e-5f, 0, 0, 0, 0};
     snprintf(train_path, sizeof(train_path), "%s/train.bin", test_dir());
     snprintf(val_path, sizeof(val_path), "%s/val.bin", test_dir());
     write_shard(train_path, 1001);
@@ -106,7 +106,7 @@ static void test_fp8_stages(void) {
 // later stage, which has more tensors, measures all of them anew.
 static void test_resume_without_fp8(void) {
     static Training t;
-    GPT2Config config = {64, 61, 128, 2, 3, 48, 192, 1e-5f};
+    GPT2Config config = {64, 61, 128, 2, 3, 48, 192, 1e-5f, 0, 0, 0, 0};
     size_t n = num_parameters(&config);
     float* tensors = (float*)calloc(3 * n, sizeof(float));
     char shard[300], dir[256];
@@ -366,7 +366,7 @@ static void test_skipped(void) {
 static void test_report(void) {
     static Training t;
     Error err;
-    GPT2Config config = {64, 61, 128, 2, 3, 48, 192, 1e-5f};
+    GPT2Config config = {64, 61, 128, 2, 3, 48, 192, 1e-5f, 0, 0, 0, 0};
     Batch batch = {2, 16, 64, 2};
     char dir[256], path[300], log[1024] = "";
     snprintf(dir, sizeof(dir), "%s/report", test_dir());
@@ -417,7 +417,7 @@ static void test_report(void) {
 static void test_sample(void) {
     static Training t;
     TrainingSample s;
-    GPT2Config config = {64, 61, 128, 2, 3, 48, 192, 1e-5f};
+    GPT2Config config = {64, 61, 128, 2, 3, 48, 192, 1e-5f, 0, 0, 0, 0};
     t.run.config = config;
     t.run.sampler_rng = 77;
     t.start_token = 60;
@@ -437,6 +437,16 @@ static void test_sample(void) {
               "generating:\n---\n5 12 \n---\ngenerating:\n---\n\n---\nno sample: the logits are not numbers\n");
 }
 
+// by hand: 6 FLOPs per weight of a matmul or vector, and attention's; a head of its own does the work of a tied one
+static void test_flops(void) {
+    GPT2Config config = {4, 3, 128, 2, 1, 8, 32, 1e-5f, 0, 0, 0, 0};
+    double layer = 2 * 8 + 24 * 8 + 24 + 8 * 8 + 8 + 2 * 8 + 32 * 8 + 32 + 8 * 32 + 8;
+    double want = 6 * (128 * 8 + 2 * layer + 2 * 8) + 6 * 2 * 8 * 4;
+    check_near(training_flops_per_token(&config, 4), want, 1e-9);
+    config.untied_head = 1;
+    check_near(training_flops_per_token(&config, 4), want, 1e-9);
+}
+
 int main(int argc, char** argv) {
     static const Test tests[] = {
         {"batch", "the shape of a step from flags and model; the flags stay as they were", test_batch},
@@ -449,6 +459,7 @@ int main(int argc, char** argv) {
         {"skipped", "how many steps, why, and whether the run has failed", test_skipped},
         {"judge", "outliers and what is not finite change no weights, and are counted", test_judge},
         {"report", "the step line with and without more columns, the time left, main.log", test_report},
+        {"flops", "of a token, with a tied head and with one of its own", test_flops},
         {"sample", "the frame of a sample in the middle of a run", test_sample},
     };
     defaults = settings;

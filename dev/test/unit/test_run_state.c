@@ -19,7 +19,7 @@ typedef struct {
     float *params, *m, *v; // (num_parameters(state.config))
 } Run;
 
-static const GPT2Config small = {8, 257, 384, 2, 2, 4, 16, 1e-5f}; // T, V (all bytes), Vp, L, NH, C, F
+static const GPT2Config small = {8, 257, 384, 2, 2, 4, 16, 1e-5f, 0, 0, 0, 0}; // T, V (all bytes), Vp, L, NH, C, F
 
 static uint64_t next_random(uint64_t* s) { // splitmix64
     uint64_t z = (*s += 0x9E3779B97F4A7C15u);
@@ -443,6 +443,10 @@ static void test_state_refused_by_name(void) {
         {"\"norm_epsilon\": 1e-05", "\"norm_epsilon\": 0", "the epsilon of the layernorms is 0"},
         {"\"norm_epsilon\": 1e-05", "\"norm_epsilon\": 1e39", "\"norm_epsilon\" is 1e+39"},
         {"\"norm_epsilon\"", "\"norm_epsilum\"", "the epsilon of the layernorms is 0"},
+        {"\"activation\": 0", "\"activation\": 6",
+         "an activation, a scale of attention or a head that this program does not know"},
+        {"\"untied_head\": 0", "\"untied_head\": 2", "that this program does not know"},
+        {"\"scale_by_layer\": 0", "\"scale_by_layer\": -1", "that this program does not know"},
         {"\"num_layers\": 2", "\"num_layers\": 2.5", "num_layers"},
         {"\"step\": 4", "\"step\": -4", "\"step\""},
         {"\"skipped_steps\": ", "\"skipped_steps\": 5, \"x\": ", "\"skipped_steps\" is 5, more than all 4"},
@@ -523,20 +527,27 @@ static void test_optimizer_of_old_checkpoints(void) {
     check(strcmp(state.optimizer, "adamw") == 0 && state.muon_learning_rate == 0 && state.muon_momentum == 0);
 }
 
-// checkpoints of version 1.0 name neither the width of the MLP nor the epsilon: they were GPT-2's
-static void test_mlp_and_epsilon_of_old_checkpoints(void) {
+// checkpoints of version 1.0 name neither the width of the MLP nor the epsilon, and later ones not the rest: they were GPT-2's
+static void test_old_checkpoints_are_gpt2(void) {
+    static const char* const keys[] = {"mlp_channels",       "norm_epsilon",   "activation",
+                                       "unscaled_attention", "scale_by_layer", "untied_head"};
     const char* dir = fresh();
     const char* path = in(dir, "step_00000004");
     Error err;
     RunState state;
     put(dir, 4, 4);
-    edit_state(path, "\"mlp_channels\"", "\"unknown_1\"");
-    edit_state(path, "\"norm_epsilon\"", "\"unknown_2\"");
+    for (int i = 5; i >= 0; i--) {
+        char key[32], other[32];
+        snprintf(key, sizeof(key), "\"%s\"", keys[i]);
+        snprintf(other, sizeof(other), "\"unknown_%d\"", i);
+        edit_state(path, key, other);
+        if (i == 2) { check(run_load_state(path, &state, &err) && memcmp(&state.config, &small, sizeof(small)) == 0); }
+    }
     check(run_load_state(path, &state, &err) && memcmp(&state.config, &small, sizeof(small)) == 0);
 }
 
 // they are saved and loaded to the bit
-static void test_other_mlp_and_epsilon(void) {
+static void test_other_settings(void) {
     const char* dir = fresh();
     Error err;
     Run run;
@@ -544,6 +555,8 @@ static void test_other_mlp_and_epsilon(void) {
     run_make(&run, 4, 4);
     run.state.config.mlp_channels = 12; // fewer parameters than were allocated
     run.state.config.norm_epsilon = 1.0f / 3;
+    run.state.config.activation = ACT_TANH;
+    run.state.config.unscaled_attention = run.state.config.scale_by_layer = 1;
     check_msg(save(dir, &run, &err), "%s", err.text);
     check(run_load_state(in(dir, "step_00000004"), &state, &err));
     check(memcmp(&state.config, &run.state.config, sizeof(state.config)) == 0);
@@ -1043,8 +1056,8 @@ static const Test tests[] = {
     {"fp8_largest_refused", "what the list of --fp8 can have wrong", test_fp8_largest_refused},
     {"other_config_refused", "another shape is refused", test_other_config_refused},
     {"optimizer_of_old_checkpoints", "it was AdamW", test_optimizer_of_old_checkpoints},
-    {"mlp_and_epsilon_of_old_checkpoints", "they were GPT-2's", test_mlp_and_epsilon_of_old_checkpoints},
-    {"other_mlp_and_epsilon", "other values than GPT-2's, to the bit", test_other_mlp_and_epsilon},
+    {"old_checkpoints_are_gpt2", "they were GPT-2's", test_old_checkpoints_are_gpt2},
+    {"other_settings", "other values than GPT-2's, to the bit", test_other_settings},
     {"settings_compared", "no setting changes silently", test_settings_compared},
     {"names", "names of checkpoints and of hidden directories", test_names},
     {"same_step_replaced", "a save over a checkpoint of the same step", test_same_step_replaced},

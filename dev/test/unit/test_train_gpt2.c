@@ -325,8 +325,12 @@ static void test_gradient_accumulation(void) {
 // ---- finite differences ------------------------------------------------------------------------------
 
 // An odd shape: 48 channels, 3 heads of 16, 17 positions, 61 tokens, 3 sequences, two micro-batches.
-static void random_odd_model(GPT2* model, int mlp_channels, float norm_epsilon, int* inputs, int* targets, int n) {
-    GPT2Config config = {17, 61, padded_vocab(61), 2, 3, 48, mlp_channels, norm_epsilon};
+static GPT2Config odd_config(int mlp_channels, float norm_epsilon) {
+    GPT2Config config = {17, 61, padded_vocab(61), 2, 3, 48, mlp_channels, norm_epsilon, 0, 0, 0, 0};
+    return config;
+}
+
+static void random_odd_model(GPT2* model, GPT2Config config, int* inputs, int* targets, int n) {
     Mt19937 mt;
     uint64_t rng = 7;
     gpt2_allocate(model, &config);
@@ -348,11 +352,11 @@ static void random_odd_model(GPT2* model, int mlp_channels, float norm_epsilon, 
 // Checks several entries of each tensor with (loss(x + h) - loss(x - h)) / 2h. The loss is computed in fp32, with an
 // error of about 3e-7 of its terms, so at h = 1e-2 rounding adds an error of about 3e-5 and curvature one of order h^2;
 // Richardson extrapolation removes the latter.
-static void check_finite_differences(int mlp_channels, float norm_epsilon) {
+static void check_finite_differences(GPT2Config config) {
     enum { N = 3 * 17 };
     GPT2 model;
     int inputs[N], targets[N];
-    random_odd_model(&model, mlp_channels, norm_epsilon, inputs, targets, N);
+    random_odd_model(&model, config, inputs, targets, N);
     gpt2_forward(&model, &model.acts, inputs, 3, 17);
     gpt2_loss(&model, targets, 1.0f / N, 3, 17);
     gpt2_backward(&model, inputs, 3, 17, true);
@@ -360,8 +364,8 @@ static void check_finite_differences(int mlp_channels, float norm_epsilon) {
     double worst = 0.0;
     for (int p = 0; p < NUM_PARAMS; p++) {
         size_t at = param_offset(&model.config, p), n = param_size(&model.config, p);
-        // without the padding, which has no gradient
-        if (p == 0) { n = (size_t)model.config.vocab_size * model.config.channels; }
+        if (n == 0) { continue; }                                                 // the head, if it is tied
+        n = param_used_rows(&model.config, p) * n / param_rows(&model.config, p); // the padding has no gradient
         double scale = 0.0;
         for (size_t i = 0; i < n; i++) { // fmax() here makes gcc 12 for aarch64 crash at -O3
             double size = fabs(model.grads_memory[at + i]);
@@ -391,13 +395,19 @@ static void check_finite_differences(int mlp_channels, float norm_epsilon) {
     }
     printf("     largest difference, of the largest entry of its tensor: %.2g\n", worst);
     for (size_t i = (size_t)model.config.vocab_size * 48; i < (size_t)model.config.padded_vocab_size * 48; i++) {
-        check(model.grads.wte[i] == 0.0f);
+        check(model.grads.wte[i] == 0.0f && model.grads.lmhead[i] == 0.0f);
     }
     gpt2_free(&model);
 }
 
-static void test_finite_differences(void) { check_finite_differences(4 * 48, 1e-5f); }
-static void test_finite_differences_narrow_mlp(void) { check_finite_differences(3 * 48, 1e-6f); }
+static void test_finite_differences(void) { check_finite_differences(odd_config(4 * 48, 1e-5f)); }
+
+static void test_finite_differences_variant(void) {
+    GPT2Config config = odd_config(3 * 48, 1e-6f);
+    config.activation = ACT_SILU;
+    config.unscaled_attention = config.scale_by_layer = config.untied_head = 1;
+    check_finite_differences(config);
+}
 
 // compares the fast path with the plain loops; called for the odd shape and for one that crosses tiles of queries
 static void compare_with_naive(GPT2* model, const int* inputs, const int* targets, int B, int T) {
@@ -425,13 +435,18 @@ static void test_naive_and_fast(void) {
     GPT2 model;
     int inputs[3 * 17], targets[3 * 17];
     for (int F = 4 * 48; F >= 2; F -= 95) { // of four times, about two times and a fraction of the 48 channels
-        random_odd_model(&model, F, 1e-5f, inputs, targets, 3 * 17);
+        GPT2Config config = odd_config(F, 1e-5f);
+        if (F < 4 * 48) { // other settings than GPT-2's as well
+            config.activation = F % 4 == 1 ? ACT_GELU : ACT_TANH;
+            config.unscaled_attention = config.scale_by_layer = config.untied_head = 1;
+        }
+        random_odd_model(&model, config, inputs, targets, 3 * 17);
         compare_with_naive(&model, inputs, targets, 3, 17);
         compare_with_naive(&model, inputs, targets, 2, 1);
         gpt2_free(&model);
     }
 
-    GPT2Config config = {200, 300, padded_vocab(300), 1, 2, 64, 256, 1e-5f};
+    GPT2Config config = {200, 300, padded_vocab(300), 1, 2, 64, 256, 1e-5f, 0, 0, 0, 0};
     int long_inputs[2 * 200], long_targets[2 * 200];
     uint64_t rng = 3;
     for (int i = 0; i < 400; i++) {
@@ -447,12 +462,12 @@ static void test_naive_and_fast(void) {
     gpt2_free(&model);
 }
 
-// Losses and norms of a run of three steps from the same seed.
-static void short_run(int mlp_channels, float norm_epsilon, bool use_muon, double* losses) {
+// Losses of a run of three steps from the same seed, and the head (V, C) after the first one.
+static void short_run(GPT2Config config, bool use_muon, double* losses, float* head) {
     enum { N = 3 * 17 };
     GPT2 model;
     int inputs[N], targets[N];
-    random_odd_model(&model, mlp_channels, norm_epsilon, inputs, targets, N);
+    random_odd_model(&model, config, inputs, targets, N);
     for (int step = 0; step < 3; step++) {
         gpt2_forward(&model, &model.acts, inputs, 3, 17);
         losses[step] = gpt2_loss(&model, targets, 1.0f / N, 3, 17);
@@ -461,6 +476,7 @@ static void short_run(int mlp_channels, float norm_epsilon, bool use_muon, doubl
         o.bias1 = (float)(1.0 - pow(0.9, step + 1)), o.bias2 = (float)(1.0 - pow(0.95, step + 1));
         Muon muon = {1e-3f, 0.95f, 0.1f, 1.0f};
         gpt2_update(&model, &o, use_muon ? &muon : NULL);
+        if (step == 0 && head) { memcpy(head, model.params.lmhead, 61 * 48 * sizeof(float)); }
     }
     gpt2_free(&model);
 }
@@ -469,14 +485,28 @@ static void short_run(int mlp_channels, float norm_epsilon, bool use_muon, doubl
 static void test_mlp_and_epsilon(void) {
     for (int muon = 0; muon < 2; muon++) {
         double standard[3], narrow[3], epsilon[3], both[3];
-        short_run(4 * 48, 1e-5f, muon, standard);
-        short_run(3 * 48, 1e-5f, muon, narrow);
-        short_run(4 * 48, 1e-6f, muon, epsilon);
-        short_run(3 * 48, 1e-6f, muon, both);
+        short_run(odd_config(4 * 48, 1e-5f), muon, standard, NULL);
+        short_run(odd_config(3 * 48, 1e-5f), muon, narrow, NULL);
+        short_run(odd_config(4 * 48, 1e-6f), muon, epsilon, NULL);
+        short_run(odd_config(3 * 48, 1e-6f), muon, both, NULL);
         check(standard[0] != narrow[0] && standard[0] != epsilon[0] && narrow[0] != both[0]);
         check(fabs(standard[0] - epsilon[0]) < 1e-2); // a small change of the variance
         check_msg(both[1] < both[0] && both[2] < both[1], "losses %g, %g, %g", both[0], both[1], both[2]);
     }
+}
+
+// an untied head learns, and AdamW updates it also beside Muon
+static void test_untied_head_learns(void) {
+    static float heads[2][61 * 48];
+    GPT2Config config = odd_config(4 * 48, 1e-5f);
+    config.untied_head = 1;
+    for (int muon = 0; muon < 2; muon++) {
+        double losses[3];
+        short_run(config, muon, losses, heads[muon]);
+        check_msg(losses[1] < losses[0] && losses[2] < losses[1], "losses %g, %g, %g", losses[0], losses[1], losses[2]);
+    }
+    check(memcmp(heads[0], heads[1], sizeof(heads[0])) == 0);
+    check(param_muon_matrices(NUM_PARAMS - 1) == 0 && gpt2_params[NUM_PARAMS - 1].decay);
 }
 
 // ---- generation ------------------------------------------------------------------------------------------
@@ -520,7 +550,7 @@ static void test_cache(void) {
     free(tokens);
     gpt2_free(&model);
     int inputs[3 * 17], targets[3 * 17];
-    random_odd_model(&model, 3 * 48, 1e-2f, inputs, targets, 3 * 17); // an epsilon that the logits show
+    random_odd_model(&model, odd_config(3 * 48, 1e-2f), inputs, targets, 3 * 17); // an epsilon that the logits show
     check_cache(&model, inputs, 17);
     gpt2_free(&model);
 }
@@ -566,6 +596,7 @@ static void test_nan_is_seen(void) {
     load_fixture(&model, FIXTURES "tiny_gpt2");
     // one of the four sequences is enough: its first token has position 0, and it contains inputs[3]
     for (int p = 0; p < NUM_PARAMS; p++) {
+        if (param_copies(&model.config, p) == 0) { continue; }
         float* weight = model.params_memory + param_offset(&model.config, p);
         if (p == 0) { weight += (size_t)inputs[3] * model.config.channels; }
         float saved = *weight;
@@ -674,9 +705,9 @@ static const Test tests[] = {
     {"same_bits_for_any_threads", "one thread and three give the same bits", test_same_bits_for_any_threads},
     {"gradient_accumulation", "four micro-batches of one are one of four", test_gradient_accumulation},
     {"finite_differences", "gradients of every tensor on an odd shape", test_finite_differences},
-    {"finite_differences_narrow_mlp", "the same with another MLP and another epsilon",
-     test_finite_differences_narrow_mlp},
+    {"finite_differences_variant", "the same with other settings than GPT-2's", test_finite_differences_variant},
     {"mlp_and_epsilon", "both change the loss, and the model learns", test_mlp_and_epsilon},
+    {"untied_head_learns", "with AdamW, also beside Muon", test_untied_head_learns},
     {"naive_and_fast", "the two paths agree on odd shapes", test_naive_and_fast},
     {"greedy", "greedy continuation, token for token", test_greedy},
     {"cache", "logits with the cache, after a prefill, and without", test_cache},
