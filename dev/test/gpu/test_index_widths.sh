@@ -23,6 +23,7 @@ match expr(isExpansionInFileMatching("/tree/|planted"), unless(isExpansionInFile
 # products FILE ...: prints FILE:LINE:COLUMN: PRODUCT for each product in these rewritten sources, once for each place. Sources with
 # the same headers find the same places.
 products() {
+    rm -f "$tmp"/*.found
     echo "$matcher" >"$tmp/matcher"
     printf '%s\n' "$@" | xargs -P "$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)" -I FILE sh -c 'clang-query -f "$1/matcher" FILE \
         -- -x c++ -std=c++17 -w -DENABLE_BF16 -DGPU_PROGRAM -Idev/cuda/emulation >"$1/$(basename FILE).found" 2>&1' sh "$tmp"
