@@ -275,11 +275,11 @@ void check_proxy_of_device(Fiber* f, const void* p, size_t bytes, void* pc);
 void check_asynchronous_write(Fiber* f, const void* p, size_t bytes, bool adds, void* pc);
 void proxy_fence(Fiber* f);
 void barrier_fence(Fiber* f);
-// Registers that a wgmma of f uses: checks that they may be used, then they are in flight. another_shape: of a wgmma in
-// flight that has the same accumulators.
-void registers_issued(Fiber* f, const WarpProduct& p, bool another_shape);
-void registers_in_flight(Fiber* f, const WarpProduct& p); // without a check
-void registers_completed(Fiber* f, const WarpProduct& p);
+// Registers that a wgmma of f uses, accumulators only if `of_d`: checks that they may be used, then they are in flight.
+// another_shape: of a wgmma in flight that has the same accumulators.
+void registers_issued(Fiber* f, const WarpProduct& p, bool of_d, bool another_shape);
+void registers_in_flight(Fiber* f, const WarpProduct& p, bool of_d); // without a check
+void registers_completed(Fiber* f, const WarpProduct& p, bool of_d);
 void memory_barrier_arrived(Fiber* f, MemoryBarrier* m);
 void memory_barrier_passed(Fiber* f, const MemoryBarrier& m);
 

@@ -674,40 +674,41 @@ static void check_issue(Fiber* f, const uint64_t* records, int n, uint64_t exclu
         }
     }
 }
-void registers_issued(Fiber* f, const WarpProduct& p, bool another_shape) {
+void registers_issued(Fiber* f, const WarpProduct& p, bool of_d, bool another_shape) {
     if (f->register_fences == f->first_register_fence) {
         report("wgmma without a wgmma_fence() before the first one", f, p.pc, NULL, NULL);
         f->register_fences++;
     }
-    const uint64_t* d = records_of(f, p.d[f->lane]);
+    const uint64_t* d = of_d ? records_of(f, p.d[f->lane]) : NULL;
     if (another_shape && d && (*d & D_IN_FLIGHT) && fence_of(*d) == f->register_fences) {
         report("wgmma without wgmma_fence() since a wgmma of another shape with the same accumulators", f, p.pc, NULL,
                unpack_pc((uint32_t)*d));
     }
     check_issue(f, d, p.columns / 2, A_IN_FLIGHT, p.pc);
     check_issue(f, records_of(f, p.a_registers[f->lane]), 4, D_IN_FLIGHT, p.pc);
-    registers_in_flight(f, p);
+    registers_in_flight(f, p, of_d);
 }
 static void set_records(uint64_t* records, int n, uint64_t record) {
     if (records) { std::fill(records, records + n, record); }
 }
-void registers_in_flight(Fiber* f, const WarpProduct& p) {
+void registers_in_flight(Fiber* f, const WarpProduct& p, bool of_d) {
     uint64_t record = register_record(f, p.pc);
     set_records(records_of(f, p.a_registers[f->lane]), 4, record | A_IN_FLIGHT);
-    set_records(records_of(f, p.d[f->lane]), p.columns / 2, record | D_IN_FLIGHT);
+    set_records(of_d ? records_of(f, p.d[f->lane]) : NULL, p.columns / 2, record | D_IN_FLIGHT);
 }
-void registers_completed(Fiber* f, const WarpProduct& p) {
+void registers_completed(Fiber* f, const WarpProduct& p, bool of_d) {
     set_records(records_of(f, p.a_registers[f->lane]), 4, 0);
-    set_records(records_of(f, p.d[f->lane]), p.columns / 2, register_record(f, p.pc) | UNHELD);
+    set_records(of_d ? records_of(f, p.d[f->lane]) : NULL, p.columns / 2, register_record(f, p.pc) | UNHELD);
 }
 void emulation_wgmma_hold(const void* x, size_t bytes) {
     Fiber* f = emulation_now;
     uint64_t* records = records_of(f, x);
-    for (size_t i = 0; records && i < bytes / 4; i++) {
-        if (!(records[i] & UNHELD)) { continue; }
-        f->block->launch->holds_accumulators = true;
-        records[i] = 0;
+    uint64_t any = 0;
+    for (size_t i = 0; records && i < bytes / 4; i++) { // without branches: accumulators are many
+        any |= records[i];
+        records[i] = records[i] & UNHELD ? 0 : records[i];
     }
+    if (any & UNHELD) { f->block->launch->holds_accumulators = true; }
 }
 void wgmma_fence() { emulation_now->register_fences++; }
 

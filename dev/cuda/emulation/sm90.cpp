@@ -577,10 +577,11 @@ static void issue_product(void* const* args, unsigned lanes) {
         p.d[lane] = x->d, p.a_registers[lane] = x->a;
         if (x->a) { memcpy(p.a[lane], x->a, sizeof(p.a[lane])); }
     }
-    bool another_shape = false;
+    // of products in a chain, one stands for all
+    bool chained = !products.empty() && same_accumulators(p, products.back()), another_shape = false;
     for (const WarpProduct& q : products) { another_shape |= p.d[0] == q.d[0] && !same_accumulators(p, q); }
     Fiber* fibers = emulation_now - emulation_now->lane;
-    for (int lane = 0; lane < 32; lane++) { registers_issued(fibers + lane, p, another_shape); }
+    for (int lane = 0; lane < 32; lane++) { registers_issued(fibers + lane, p, !chained, another_shape); }
     Uncounted uncounted;
     copy_operands(fibers, p);
     products.push_back(std::move(p));
@@ -607,9 +608,12 @@ static void finish_products(void* const* args, unsigned lanes) {
     size_t done = 0;
     int group = fibers->product_group - *(const int*)args[0];
     for (; done < products.size() && products[done].group < group; done++) { perform_product(fibers, products[done]); }
-    for (int lane = 0; lane < 32 && done > 0; lane++) {
-        for (size_t i = 0; i < done; i++) { registers_completed(fibers + lane, products[i]); }
-        for (size_t i = done; i < products.size(); i++) { registers_in_flight(fibers + lane, products[i]); }
+    for (size_t i = 0; i < products.size() && done > 0; i++) {
+        bool chained = i > 0 && i != done && same_accumulators(products[i], products[i - 1]);
+        for (int lane = 0; lane < 32; lane++) {
+            if (i < done) { registers_completed(fibers + lane, products[i], !chained); }
+            if (i >= done) { registers_in_flight(fibers + lane, products[i], !chained); }
+        }
     }
     products.erase(products.begin(), products.begin() + (long)done);
 }
