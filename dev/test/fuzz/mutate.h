@@ -813,7 +813,7 @@ static inline void mutate_bin_header(Mutator* m, Bytes* b) {
     note(m, ".bin: word %zu is now %d", word, h[word]);
     memcpy(b->data, h, sizeof(h));
     if (chance(m, 50)) { return; }
-    GPT2Config c = {h[2], h[3], h[7], h[4], h[5], h[6], 0, 0.0f};
+    GPT2Config c = {h[2], h[3], h[7], h[4], h[5], h[6], 0, 0.0f, 0, 0, 0, 0};
     gpt2_defaults(&c);
     size_t body = 0;
     if (magic == SHARD_MAGIC) { body = (size_t)(h[2] > 0 ? h[2] : 0) * 2; }
