@@ -166,6 +166,21 @@ static inline bool eval_encode(EvalTokens* t, const Tokenizer* tokenizer, const 
     return true;
 }
 
+// Checks that the vocabulary beside a shard, if there is one, is the model's.
+static inline bool eval_check_vocabulary(const char* path, const Tokenizer* tokenizer, Error* err) {
+    Tokenizer own;
+    if (!tokenizer) { return true; }
+    if (!find_tokenizer(&own, directory_of(path).text, err)) { return !err->text[0]; }
+    bool same = memcmp(own.fingerprint, tokenizer->fingerprint, sizeof(own.fingerprint)) == 0;
+    int size = own.vocab_size;
+    tokenizer_free(&own);
+    return same ||
+           error_set(err,
+                     "%s: was made with another vocabulary (%d tokens) than the model's (%d tokens): make it with "
+                     "dev/data/tokenize -t and the model's vocabulary",
+                     path, size, tokenizer->vocab_size);
+}
+
 // Opens a shard or a text file. tokenizer: NULL if there is none.
 static inline bool eval_tokens_open(EvalTokens* t, const char* path, const Tokenizer* tokenizer, int vocab_size,
                                     Error* err) {
@@ -177,7 +192,8 @@ static inline bool eval_tokens_open(EvalTokens* t, const char* path, const Token
     if (file.size >= sizeof(magic)) { memcpy(&magic, file.data, sizeof(magic)); }
     bool text = file.size > 0 && magic != SHARD_MAGIC, ok = true;
     if (!text) {
-        ok = shard_parse(file.data, file.size, path, vocab_size, &t->num_tokens, err);
+        ok = eval_check_vocabulary(path, tokenizer, err) &&
+             shard_parse(file.data, file.size, path, vocab_size, &t->num_tokens, err);
         t->shard = file;
     } else {
         ok = eval_encode(t, tokenizer, (const char*)file.data, file.size, err);

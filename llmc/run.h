@@ -171,7 +171,7 @@ static inline int check_data_vocabulary(const Training* t, const char* flag, con
     Error err;
     Tokenizer other;
     if (!t->has_tokenizer || !pattern) { return -1; }
-    if (!find_tokenizer(&other, directory_of(pattern).text, &err)) {
+    if (!find_data_tokenizer(&other, pattern, &err)) {
         if (err.text[0]) { die("%s %s: the vocabulary beside these shards: %s", flag, pattern, err.text); }
         return -1;
     }

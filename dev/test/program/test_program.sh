@@ -234,6 +234,11 @@ test_another_vocabulary() {
         -e run/step_00000003 "${batch[@]}" -i 'other/a_train_*.bin' -o new
     refused 1 '-j other/a_train_000000.bin: these shards were made with another vocabulary' -- \
         -e run/step_00000003 "${batch[@]}" -i "$data" -j other/a_train_000000.bin -o new
+    # a pattern that matches the shards of both, for training and for a new model; a shard that is evaluated
+    refused 1 '^error: data and other: want shards of one vocabulary' -- "${small[@]}" "${batch[@]}" -i '[do][at]*/*_train_*.bin'
+    refused 1 '^error: -i .*: data and other: want shards of one' -- -e run/step_00000003 "${batch[@]}" -i '[do][at]*/*_train_*.bin'
+    refused 1 '--eval other/a_train_000000.bin: was made with another vocabulary \(258 tokens\) than the model' -- \
+        -e run/step_00000003 --eval other/a_train_000000.bin
     echo '#version' >"$world/other/merges.txt" # what cannot be read is not trusted either
     refused 1 '-i other/a_train_\*.bin: the vocabulary beside these shards: other/merges.txt' -- \
         -e run/step_00000003 "${batch[@]}" -i 'other/a_train_*.bin' -o new
