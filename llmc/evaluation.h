@@ -150,12 +150,14 @@ static inline bool eval_encode(EvalTokens* t, const Tokenizer* tokenizer, const 
     n -= mark;
     TextFormat format =
         has_json_lines_name(t->path) ? json_form(text, n) : text_format(text, n, true, "text", names, sizeof(names));
-    text_count_nuls(&notes, text, n);
+    text_count_odd(&notes, text, n);
     if (names[0]) {
         print_line(stderr, "note: %s: JSON objects without \"text\" are scored as they are, the members are: %s",
                    t->path, names);
     }
     if (format == TEXT_PLAIN) {
+        const FileKind* raw = text_kind(t->path, text, n);
+        if (raw && !names[0]) { text_kind_print(raw, t->path, 1); }
         eval_add_text(t, tokenizer, text, n);
     } else {
         JsonItems items = json_items(text, n, format);

@@ -221,7 +221,7 @@ static inline bool begin_input(Error* err) {
     size_t n = in.file.size, mark;
     if (!text_check(text, n, flags.input, " > TEXT", &mark, err)) { return false; }
     in.items = json_items(text + mark, n - mark, json_form(text + mark, n - mark));
-    text_count_nuls(&in.notes, text, n);
+    text_count_odd(&in.notes, text, n);
     return true;
 }
 

@@ -69,6 +69,9 @@ static struct {
     int64_t total_bytes;    // size of all files; -1 if unknown
     int64_t plain_objects;  // files of JSON objects without the member --field
     char plain_object[400]; // the first of them, and its members
+    int64_t num_raw;        // files that have more than the text in them
+    const FileKind* raw;    // what the first of them is, raw_path
+    const char* raw_path;
 } in;
 
 static void add_path(const char* path) {
@@ -140,7 +143,7 @@ static bool read_head(size_t wanted, const char* path, Error* err) {
 
 // Sets in.kind by --documents, or else by the name and the beginning of the file, which is in in.carry.
 static bool find_kind(const char* path, Error* err) {
-    char names[240];
+    char names[240] = "";
     TextFormat format = TEXT_JSON_LINES;
     const char* text = in.carry + in.carry_begin;
     bool automatic = strcmp(flags.documents, "auto") == 0;
@@ -161,7 +164,11 @@ static bool find_kind(const char* path, Error* err) {
             snprintf(in.plain_object, sizeof(in.plain_object), "%.140s has %s", path, names);
         }
     }
-    if (in.kind != DOC_JSON) { return true; }
+    if (in.kind != DOC_JSON) {
+        const FileKind* raw = text_kind(path, text, in.carry_end - in.carry_begin);
+        if (raw && !names[0] && in.num_raw++ == 0) { in.raw = raw, in.raw_path = path; }
+        return true;
+    }
     if (format != TEXT_JSON_ARRAY) { format = json_form(text, in.carry_end - in.carry_begin); }
     in.items = json_items(NULL, 0, format);
     return true;
@@ -336,7 +343,7 @@ static void encode_job(Job* job) {
     job->tokens.count = job->tokens.spelled = 0;
     job->documents = job->bad_lines = 0;
     memset(&job->notes, 0, sizeof(job->notes));
-    text_count_nuls(&job->notes, job->text, job->n);
+    text_count_odd(&job->notes, job->text, job->n);
     if (job->kind == DOC_FILE) {
         add_text(job, job->text, job->n, job->starts);
     } else if (job->kind == DOC_BLANK_LINE) {
@@ -563,6 +570,7 @@ static void print_summary(void) {
                    "takes a member",
                    flags.field, (long long)in.plain_objects, in.plain_object);
     }
+    if (in.num_raw > 0) { text_kind_print(in.raw, in.raw_path, in.num_raw); }
     tokenizer_note_spelled(&tokenizer, flags.input, out.spelled, out.spelled_id);
     for (int split = 0; split < 2; split++) {
         if (out.num_shards[split] == 0) { continue; }

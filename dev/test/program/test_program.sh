@@ -550,6 +550,21 @@ test_ways_out() {
     contains "note: the warm-up has 6 steps (-u) and the run 3: the learning rate ends at 1.50e-04 instead of 3.00e-04" "$tmp/out"
 }
 
+# text that is encoded as it is given, although it may have more than the text in it, or be in another encoding
+test_given_text() {
+    setup
+    printf '<html>caf\351</html>' >"$world/page"
+    printf '{"prompt": "ab"}\n{"prompt": "b"}\n' >"$world/prompts.jsonl"
+    good -e run --eval page
+    contains "note: page is HTML and is encoded as it is: pandoc -f html -t plain FILE takes out the text" "$tmp/err"
+    contains "note: page: 1 bytes that are not UTF-8 (iconv -f LATIN1" "$tmp/err"
+    good -e run --prompts prompts.jsonl --num-tokens 1
+    contains "note: --prompts prompts.jsonl: is JSON, whose lines are continued as they are: jq -r .prompt prompts.jsonl" "$tmp/err"
+    good -e run --prompt $'caf\351' --num-tokens 1
+    contains "note: --prompt: 1 bytes that are not UTF-8" "$tmp/err"
+    rm "$world/page" "$world/prompts.jsonl"
+}
+
 # ---- correct runs -----------------------------------------------------------------------
 
 # --help lists every flag of the table in the source, with its letter and its llm.c name
@@ -1431,7 +1446,7 @@ tests=(unknown_flag junk_number missing_value negative_size stray_argument out_o
     output_is_a_file output_not_writable output_holds_checkpoints resume_without_output resume_another_shape resume_another_optimizer
     muon_flags
     prompt_without_merges prompt_without_vocabulary prompt_too_long sampling_flags
-    prompts_from_nowhere evaluation_of_nothing export_over_something data_changed_in_place resume_other_data ways_out
+    prompts_from_nowhere evaluation_of_nothing export_over_something data_changed_in_place resume_other_data ways_out given_text
     prompt_from_a_file several_texts many_prompts stop_strings repetition_penalty min_p special_tokens prompt_ids_without_vocabulary eos_of_the_config random_seed
     eval eval_special eval_values hellaswag bench export mlp_and_epsilon export_gguf export_gguf_refused export_fails keep_best sampling_while_saving
     help step_lines z_scores nothing_written_without_output overfits_one_batch prompt_without_vocabulary_prints_ids seed temperature_0_is_greedy

@@ -257,6 +257,22 @@ test_formats() {
     want "an array of other objects" "$(tokens -i "$tmp/o.json" | cut -c 1-9)" "260 58 90"
     contains "note: JSON objects without \"text\" are encoded as they are, in 1 files ($tmp/o.json has instruction, output): --field NAME" "$tmp/err"
     want "member of an array" "$(tokens -i "$tmp/o.json" --field output)" "260 65"
+    # so is what has more than the text in it, unless it is read as JSON lines; files that are not UTF-8
+    printf 'id,text\n1,ab\n' >"$tmp/t.csv"
+    printf '<html>ab</html>' >"$tmp/t.html"
+    want "a table" "$(tokens -i "$tmp/t.csv,$tmp/mark.txt,$tmp/t.html" -d line | cut -c 1-9)" "260 72 67"
+    contains "note: $tmp/t.csv is a table and is encoded as it is, the first of 2 such files: duckdb" "$tmp/err"
+    printf '["ab", "b"]' >"$tmp/s.json"
+    want "an array of strings" "$(tokens -i "$tmp/s.json" | cut -c 1-8)" "260 58 1"
+    contains "note: $tmp/s.json is an array of strings and is encoded as it is: jq -c '.[] | {text: .}' FILE takes out the text" "$tmp/err"
+    printf '{"text": "ab"}\n' >"$tmp/l.csv"
+    want "JSON lines" "$(tokens -i "$tmp/l.csv")" "260 256"
+    [ "$(grep -c '^note: ' "$tmp/err")" = 0 ] || fail "$(cat "$tmp/err")"
+    printf 'caf\351 caf\303\251 \360\237\221\251' >"$tmp/latin"
+    for each in 16 1000; do
+        tokens -i "$tmp/latin" --chunk-bytes "$each" >"$tmp/out"
+        contains "note: $tmp/latin: 1 bytes that are not UTF-8 (iconv -f LATIN1 -t UTF-8 FILE converts Latin-1)" "$tmp/err"
+    done
     # prose and programs may begin like JSON
     for each in '{ int x; }\n' '[ab](c)\n' '{\n"text": "a"\n}\n' '[\n1,\n2]\n' '{}\n{}\n' '{"ab": 1} b\n' '["a"]\n' '{'; do
         # shellcheck disable=SC2059
