@@ -92,6 +92,25 @@ static char* next_pattern(char** rest) {
     return end > start ? start : NULL;
 }
 
+static int compare_paths(const void* a, const void* b) { return strcmp(*(char* const*)a, *(char* const*)b); }
+
+// Notes files that several names or patterns match: their text is trained on as many times.
+static void note_repeated_inputs(void) {
+    if (in.count < 2) { return; }
+    size_t repeated = 0, first = 0;
+    char** sorted = (char**)malloc_check(in.count * sizeof(char*));
+    memcpy(sorted, in.paths, in.count * sizeof(char*));
+    qsort(sorted, in.count, sizeof(char*), compare_paths);
+    for (size_t i = 1; i < in.count; i++) {
+        if (strcmp(sorted[i], sorted[i - 1]) == 0 && repeated++ == 0) { first = i; }
+    }
+    if (repeated > 0) {
+        print_line(stderr, "note: %s is given more than once, and its text will be there as many times%s",
+                   sorted[first], repeated > 1 ? "; other files, too" : "");
+    }
+    free(sorted);
+}
+
 // Finds the files of --input: a file with exactly this name, or else names and patterns separated by commas or spaces.
 // The matches of a pattern are sorted by name.
 static void find_inputs(void) {
@@ -114,6 +133,7 @@ static void find_inputs(void) {
         globfree(&g);
     }
     free(list);
+    note_repeated_inputs();
     if (in.count == 0) { die("--input '%s' names no file", flags.input); }
 }
 
@@ -178,6 +198,10 @@ static bool find_kind(const char* path, Error* err) {
 static bool open_next(Error* err) {
     const char* path = in.paths[in.next++];
     size_t mark;
+    if (is_directory(path)) {
+        return error_set(err, "%s: is a directory: name the files in it by a pattern in quotes, such as '%s/*.txt'",
+                         path, path);
+    }
     in.fd = strcmp(path, "-") == 0 ? STDIN_FILENO : open(path, O_RDONLY | O_CLOEXEC);
     if (in.fd < 0) { return error_set(err, "%s: %s", path, strerror(errno)); }
     in.file_start = true;

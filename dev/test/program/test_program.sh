@@ -534,6 +534,7 @@ test_ways_out() {
     local suffix
     failure "data: is a directory: name the shards in it by a pattern in quotes, such as 'data/\\*_train_\\*.bin'$" -- -i data
     failure 'data/merges.txt: looks like text: .*; the pattern matches [0-9]+ files, and must match shards only' -- -i 'data/*'
+    failure "no file matches 'a.bin,b.bin': .*; several are named by one pattern, not by a list$" -- -i a.bin,b.bin
     failure '-d 100 is not a multiple of -b 2 times -t 16 = 32 tokens: take 96$' -- -d 100
     failure '-d 20 is not a multiple of -b 2 times -t 16 = 32 tokens: take 32$' -- -d 20
     failure '-o text: exists and is not a directory: give another -o$' -- -o text
@@ -547,6 +548,10 @@ test_ways_out() {
     rm "$world/new.GGUF"
     good "${small[@]}" "${batch[@]}" -i "$data" -j "$data" -u 6
     contains "note: -j names the training data: the validation loss says nothing about other text" "$tmp/out"
+    good "${small[@]}" "${batch[@]}" -i 'data/a_*.bin' -j 'data/*_val_*.bin'
+    contains "note: 1 of the 1 shards of -j are training data, too (data/a_val_000000.bin): the validation loss says little" "$tmp/out"
+    good "${small[@]}" "${batch[@]}" -i "$data" -j 'data/*_val_*.bin'
+    [ "$(grep -c '^note: .*-j' "$tmp/out")" = 0 ] || fail "$(cat "$tmp/out")"
     contains "note: the warm-up has 6 steps (-u) and the run 3: the learning rate ends at 1.50e-04 instead of 3.00e-04" "$tmp/out"
 }
 

@@ -88,6 +88,12 @@ test_inputs() {
     printf d >"$tmp/in dir/d,2.txt"
     want "a pattern with a space" "$(one "$tmp/in\\ dir/*.txt")" "256 64 256 67"
     want "a list with a space and a comma" "$(one "$tmp/in\\ dir/d\\,2.txt, $tmp/b.txt,")" "256 67 256 65"
+    # a pattern that matches a file again is noted, and one that matches a directory has a way out
+    want twice "$(tokenize -i "$tmp/c.txt,$tmp/[bc].txt" -o "$tmp/in/x" 2>"$tmp/err" && ids "$tmp/in/x_train_000000.bin")" "256 66 256 65 256 66"
+    contains "note: $tmp/c.txt is given more than once, and its text will be there as many times" "$tmp/err"
+    tokenize -i "$tmp/c.txt,$tmp/b.txt" -o "$tmp/in/x" 2>"$tmp/err"
+    [ "$(grep -c '^note: ' "$tmp/err")" = 0 ] || fail "$(cat "$tmp/err")"
+    refused "error: $tmp/in: is a directory: name the files in it by a pattern in quotes, such as '$tmp/in/*.txt'" -i "$tmp/in"
     refused "no such file, and no file matches this pattern; write \\ before a space in a name" -i "$tmp/in dir/*.txt"
     contains "a \\ before it, 'my\\ books/*.txt'" <(tokenize --help | tr -s ' \n' ' ')
 }
