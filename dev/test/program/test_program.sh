@@ -548,11 +548,11 @@ test_ways_out() {
     rm "$world/new.GGUF"
     good "${small[@]}" "${batch[@]}" -i "$data" -j "$data" -u 6
     contains "note: -j names the training data: the validation loss says nothing about other text" "$tmp/out"
+    contains "note: the warm-up has 6 steps (-u) and the run 3: the learning rate ends at 1.50e-04 instead of 3.00e-04" "$tmp/out"
     good "${small[@]}" "${batch[@]}" -i 'data/a_*.bin' -j 'data/*_val_*.bin'
     contains "note: 1 of the 1 shards of -j are training data, too (data/a_val_000000.bin): the validation loss says little" "$tmp/out"
     good "${small[@]}" "${batch[@]}" -i "$data" -j 'data/*_val_*.bin'
     [ "$(grep -c '^note: .*-j' "$tmp/out")" = 0 ] || fail "$(cat "$tmp/out")"
-    contains "note: the warm-up has 6 steps (-u) and the run 3: the learning rate ends at 1.50e-04 instead of 3.00e-04" "$tmp/out"
 }
 
 # text that is encoded as it is given, although it may have more than the text in it, or be in another encoding

@@ -154,7 +154,7 @@ test_errors() {
     refused "contains no text" -i "$tmp/empty.txt"
     refused "contains no text" -i -
     refused "--input $tmp/nothing*.txt: no such file" -i "$tmp/nothing*.txt"
-    refused "Is a directory" -i "$tmp"
+    refused "is a directory" -i "$tmp"
     refused "nothing to train on" -i "$tmp/x.txt" -v 1000
     refused "No such file" -i "$tmp/x.txt" -t "$tmp/absent"
     mkdir -p "$tmp/bare"
