@@ -472,7 +472,8 @@ static inline bool dataloader_find(DataLoader* d, const char* pattern, Error* er
     if (result != 0) {
         if (result == GLOB_NOSPACE) { die("out of memory: files of '%s'", pattern); }
         if (result != GLOB_NOMATCH) { return error_set(err, "'%s': cannot read the directory", pattern); }
-        return error_set(err, "no file matches '%s': make shards with dev/data/tokenize", pattern);
+        return error_set(err, "no file matches '%s': make shards with dev/data/tokenize%s", pattern,
+                         strchr(pattern, ',') ? "; several are named by one pattern, not by a list" : "");
     }
     d->shards = (DataShard*)calloc_check(found.gl_pathc, sizeof(DataShard));
     for (size_t i = 0; i < found.gl_pathc; i++) { d->shards[i].path = strdup_check(found.gl_pathv[i]); }

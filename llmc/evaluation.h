@@ -150,12 +150,14 @@ static inline bool eval_encode(EvalTokens* t, const Tokenizer* tokenizer, const 
     n -= mark;
     TextFormat format =
         has_json_lines_name(t->path) ? json_form(text, n) : text_format(text, n, true, "text", names, sizeof(names));
-    text_count_nuls(&notes, text, n);
+    text_count_odd(&notes, text, n);
     if (names[0]) {
         print_line(stderr, "note: %s: JSON objects without \"text\" are scored as they are, the members are: %s",
                    t->path, names);
     }
     if (format == TEXT_PLAIN) {
+        const FileKind* raw = text_kind(t->path, text, n);
+        if (raw && !names[0]) { text_kind_print(raw, t->path, 1); }
         eval_add_text(t, tokenizer, text, n);
     } else {
         JsonItems items = json_items(text, n, format);
@@ -164,6 +166,21 @@ static inline bool eval_encode(EvalTokens* t, const Tokenizer* tokenizer, const 
     text_notes_print(&notes, t->path);
     tokenizer_note_spelled(tokenizer, t->path, t->text.spelled, t->text.spelled_id);
     return true;
+}
+
+// Checks that the vocabulary beside a shard, if there is one, is the model's.
+static inline bool eval_check_vocabulary(const char* path, const Tokenizer* tokenizer, Error* err) {
+    Tokenizer own;
+    if (!tokenizer) { return true; }
+    if (!find_tokenizer(&own, directory_of(path).text, err)) { return !err->text[0]; }
+    bool same = memcmp(own.fingerprint, tokenizer->fingerprint, sizeof(own.fingerprint)) == 0;
+    int size = own.vocab_size;
+    tokenizer_free(&own);
+    return same ||
+           error_set(err,
+                     "%s: was made with another vocabulary (%d tokens) than the model's (%d tokens): make it with "
+                     "dev/data/tokenize -t and the model's vocabulary",
+                     path, size, tokenizer->vocab_size);
 }
 
 // Opens a shard or a text file. tokenizer: NULL if there is none.
@@ -177,7 +194,8 @@ static inline bool eval_tokens_open(EvalTokens* t, const char* path, const Token
     if (file.size >= sizeof(magic)) { memcpy(&magic, file.data, sizeof(magic)); }
     bool text = file.size > 0 && magic != SHARD_MAGIC, ok = true;
     if (!text) {
-        ok = shard_parse(file.data, file.size, path, vocab_size, &t->num_tokens, err);
+        ok = eval_check_vocabulary(path, tokenizer, err) &&
+             shard_parse(file.data, file.size, path, vocab_size, &t->num_tokens, err);
         t->shard = file;
     } else {
         ok = eval_encode(t, tokenizer, (const char*)file.data, file.size, err);

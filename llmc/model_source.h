@@ -16,6 +16,7 @@ weights; a new model gets initial ones.
 #include "run_state.h"
 #include "tokenizer.h"
 #include "utils.h"
+#include <glob.h>
 #include <math.h>
 
 // ---- the vocabulary ---------------------------------------------------------------
@@ -25,6 +26,43 @@ weights; a new model gets initial ones.
 static inline bool find_tokenizer(Tokenizer* tokenizer, const char* path, Error* err) {
     err->text[0] = '\0';
     return tokenizer_file_in(path, true) && tokenizer_load(tokenizer, path, err);
+}
+
+// Loads the vocabulary beside the shards that match `pattern`, which may name several directories: fails if they have
+// different ones. Otherwise like find_tokenizer(); directories without a vocabulary are passed over.
+static inline bool find_data_tokenizer(Tokenizer* tokenizer, const char* pattern, Error* err) {
+    glob_t found;
+    Path dir = directory_of(pattern), first = {""}, last = {""};
+    if (file_exists(pattern) || is_directory(dir.text) || glob(pattern, 0, NULL, &found) != 0) {
+        return find_tokenizer(tokenizer, dir.text, err);
+    }
+    bool ok = true;
+    err->text[0] = '\0';
+    for (size_t i = 0; ok && i < found.gl_pathc; i++) {
+        Tokenizer other;
+        dir = directory_of(found.gl_pathv[i]);
+        if (strcmp(dir.text, last.text) == 0) { continue; }
+        last = dir;
+        if (!find_tokenizer(&other, dir.text, err)) {
+            ok = !err->text[0];
+        } else if (!first.text[0]) {
+            *tokenizer = other;
+            first = dir;
+        } else {
+            ok = memcmp(other.fingerprint, tokenizer->fingerprint, sizeof(other.fingerprint)) == 0 &&
+                 other.eot_id == tokenizer->eot_id;
+            tokenizer_free(&other);
+            if (!ok) {
+                error_set(err,
+                          "%s and %s: want shards of one vocabulary and end-of-text: choose one of them, or make the "
+                          "shards again with the same -t",
+                          first.text, dir.text);
+            }
+        }
+    }
+    globfree(&found);
+    if (!ok && first.text[0]) { tokenizer_free(tokenizer); }
+    return ok && first.text[0];
 }
 
 // Loads the vocabulary from --tokenizer, or else from the model's directory, or else from the training data's. Returns
@@ -41,7 +79,7 @@ static inline bool load_tokenizer(Tokenizer* tokenizer, const char* model_path) 
         if (err.text[0]) { die("%s", err.text); }
     }
     if (args->train_data) {
-        if (find_tokenizer(tokenizer, directory_of(args->train_data).text, &err)) { return true; }
+        if (find_data_tokenizer(tokenizer, args->train_data, &err)) { return true; }
         if (err.text[0]) { die("%s", err.text); }
     }
     return false;

@@ -61,7 +61,7 @@ static inline void prompt_begin(const char* flag, const char* path, char* text, 
     if (!text_check(text, *n, path, " > TEXT", &mark, &err)) { die("%s %s", flag, err.text); }
     *n -= mark;
     memmove(text, text + mark, *n);
-    text_count_nuls(&notes, text, *n);
+    text_count_odd(&notes, text, *n);
     text_notes_print(&notes, path);
 }
 
@@ -105,6 +105,14 @@ static inline void prompts_add_lines(Prompts* p, const char* path) {
     read_text("--prompts", path, &text, &n);
     TextLines lines = {text, n, 0, 0};
     const char* s;
+    char names[240];
+    if (text_format(text, n, true, "prompt", names, sizeof(names)) != TEXT_PLAIN || names[0]) {
+        print_line(
+            stderr,
+            "note: --prompts %s: is JSON, whose lines are continued as they are: jq -r .prompt %s makes prompts of "
+            "the members \"prompt\"",
+            path, path);
+    }
     for (size_t length; text_next_line(&lines, &s, &length);) {
         if (text_is_blank(s, length)) { length = 0; }
         if (lines.line <= PROMPTS_MAX) { prompts_add(p, copy_text(s, length), length); }
@@ -189,6 +197,10 @@ static inline void prompts_add_given(Prompts* p, TokenBuffer* tokens, const Toke
     } else {
         n = strlen(args->prompt);
         size_t mark = text_mark(args->prompt, n);
+        TextNotes notes;
+        memset(&notes, 0, sizeof(notes));
+        text_count_odd(&notes, args->prompt, n);
+        text_notes_print(&notes, "--prompt");
         prompts_add(p, strdup_check(args->prompt + mark), n - mark);
     }
     for (int i = 1; !args->prompts && i < args->num_samples; i++) {

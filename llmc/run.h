@@ -175,7 +175,7 @@ static inline int check_data_vocabulary(const Training* t, const char* flag, con
     Error err;
     Tokenizer other;
     if (!t->has_tokenizer || !pattern) { return -1; }
-    if (!find_tokenizer(&other, directory_of(pattern).text, &err)) {
+    if (!find_data_tokenizer(&other, pattern, &err)) {
         if (err.text[0]) { die("%s %s: the vocabulary beside these shards: %s", flag, pattern, err.text); }
         return -1;
     }
@@ -212,6 +212,30 @@ static inline void settle_vocabulary(Training* t) {
     }
 }
 
+// Notes validation shards that are among the training data, as they are if -i is 'x_*.bin'.
+static inline void note_shared_shards(const Training* t) {
+    int64_t shared = 0, first = -1;
+    if (t->val.fingerprint == t->train.fingerprint) {
+        printf("note: -j names the training data: the validation loss says nothing about other text\n");
+        return;
+    }
+    for (int64_t i = 0; i < t->val.num_shards; i++) {
+        struct stat a, b;
+        bool found = false;
+        if (stat(t->val.shards[i].path, &a) != 0) { continue; }
+        for (int64_t k = 0; k < t->train.num_shards && !found; k++) {
+            found = stat(t->train.shards[k].path, &b) == 0 && a.st_dev == b.st_dev && a.st_ino == b.st_ino;
+        }
+        if (found && shared++ == 0) { first = i; }
+    }
+    if (shared == 0) { return; }
+    print_line(
+        stdout,
+        "note: %lld of the %lld shards of -j are training data, too (%s): the validation loss says little about other "
+        "text; '*_train_*.bin' for -i leaves them out",
+        (long long)shared, (long long)t->val.num_shards, t->val.shards[first].path);
+}
+
 // Opens the data loaders for batches of shape t->batch, and sets t->num_steps, t->num_val_batches and t->schedule.
 static inline void training_open_data(Training* t, const GPT2Config* config) {
     Error err;
@@ -240,9 +264,7 @@ static inline void training_open_data(Training* t, const GPT2Config* config) {
                                  false, 0, &err);
         }
         if (!ok) { die("--val-data: %s", first.text); }
-        if (t->val.fingerprint == t->train.fingerprint) {
-            printf("note: -j names the training data: the validation loss says nothing about other text\n");
-        }
+        note_shared_shards(t);
         if (t->val_B < B) { printf("note: little validation data: -b %d instead of %d there\n", t->val_B, B); }
     }
     int64_t val_epoch = t->has_val ? t->val.batches_per_epoch : 0;

@@ -4,6 +4,7 @@ What counts as text, and in which form it comes. Every program that reads text u
 
     file_kind()         what a file is, if its first bytes show that it is not text
     text_check()        refuses what is not text, with the way to make text of it, and finds the end of a byte order mark
+    text_kind()         what a text is if it has more than the text in it, such as tags
     text_format()       recognizes JSON lines, or an array of JSON objects, by their beginning
     text_next_line()    the lines of a text, with LF or CR LF
     json_items_next()   the objects of JSON lines or of an array, also of one that is read in chunks
@@ -200,18 +201,33 @@ static inline bool text_check(const void* text, size_t n, const char* name, cons
 
 // What is odd in a text, but does not end the program.
 typedef struct {
-    int64_t nuls; // NUL bytes behind the first TEXT_HEAD bytes
+    int64_t nuls;     // NUL bytes behind the first TEXT_HEAD bytes
+    int64_t not_utf8; // bytes
     JsonOdd json;
 } TextNotes;
 
-static inline void text_count_nuls(TextNotes* notes, const char* text, size_t n) {
+// Counts what is odd in a text, or in a part of it that ends with a character. It may be JSON: the odd in that is counted where
+// it is read.
+static inline void text_count_odd(TextNotes* notes, const char* text, size_t n) {
     for (const char *end = text + n, *p = text; (p = (const char*)memchr(p, '\0', (size_t)(end - p))) != NULL; p++) {
         notes->nuls++;
+    }
+    for (size_t i = 0; i < n;) {
+        uint64_t eight = 0, high = 0x8080808080808080;
+        if (n - i >= sizeof(eight)) { memcpy(&eight, text + i, sizeof(eight)); }
+        if (n - i >= sizeof(eight) && (eight & high) == 0) {
+            i += sizeof(eight);
+            continue;
+        }
+        size_t bad, length = utf8_length((const uint8_t*)text + i, n - i, &bad);
+        if (length == 0) { notes->not_utf8 += (int64_t)bad; }
+        i += length > 0 ? length : bad;
     }
 }
 
 static inline void text_notes_add(TextNotes* sum, const TextNotes* notes) {
     sum->nuls += notes->nuls;
+    sum->not_utf8 += notes->not_utf8;
     json_odd_add(&sum->json, &notes->json);
 }
 
@@ -221,6 +237,7 @@ static inline void text_notes_print(const TextNotes* notes, const char* name) {
         int64_t count;
         const char* what;
     } all[] = {{notes->nuls, "NUL bytes in the text"},
+               {notes->not_utf8, "bytes that are not UTF-8 (iconv -f LATIN1 -t UTF-8 FILE converts Latin-1)"},
                {notes->json.surrogates, "lone surrogates in JSON, replaced by U+FFFD"},
                {notes->json.numbers, "numbers in JSON that are NaN, infinite or too long, not read"},
                {notes->json.duplicates, "repeated keys in JSON, the last counts"}};
@@ -416,6 +433,61 @@ typedef enum { TEXT_PLAIN, TEXT_JSON_LINES, TEXT_JSON_ARRAY, TEXT_UNDECIDED } Te
 static inline bool has_json_lines_name(const char* path) {
     const char* dot = strrchr(path, '.');
     return dot && (strcasecmp(dot, ".jsonl") == 0 || strcasecmp(dot, ".ndjson") == 0);
+}
+
+// Whether the text is JSON that is not read as documents: an object over several lines, or an array of strings.
+static inline bool is_whole_json(const char* text, size_t n, char opening) {
+    size_t at = json_skip_spaces(text, n, 0), first = json_skip_spaces(text, n, at + 1);
+    if (first >= n || text[at] != opening || text[first] != '"') { return false; }
+    size_t end = json_value_end(text, n, first), next = json_skip_spaces(text, n, end);
+    if (end == 0 || next >= n) { return false; }
+    if (opening == '{') { return text[next] == ':' && memchr(text + at, '\n', first - at); }
+    size_t behind = json_skip_spaces(text, n, next + 1);
+    return text[next] == ',' ? behind < n && text[behind] == '"' : text[next] == ']' && behind >= n;
+}
+
+// Returns what a text (n, or TEXT_HEAD bytes of it) is if it has more than the text in it, such as tags, which may be what is wanted; NULL: nothing
+// of this kind. path: of the file. text_kind_print() says it.
+static inline const FileKind* text_kind(const char* path, const char* text, size_t n) {
+    static const struct {
+        const char* text; // the beginning, in any case, or .SUFFIX of the name
+        FileKind kind;
+    } kinds[] = {
+        {"<!doctype html", {"HTML", "pandoc -f html -t plain FILE", NULL}},
+        {"<html", {"HTML", "pandoc -f html -t plain FILE", NULL}},
+        {"<?xml", {"XML", NULL, "a program that knows its form takes out the text"}},
+        {"<mediawiki", {"a dump of a wiki", NULL, "wikiextractor takes out the text"}},
+        {"WARC/", {"a file of Common Crawl", NULL, "its headers are no part of the pages: warcio takes out the text"}},
+        {"{\\rtf", {"RTF", "pandoc -f rtf -t plain FILE", NULL}},
+        {"%!PS-", {"PostScript", "ps2ascii FILE", NULL}},
+        {"WEBVTT", {"subtitles", NULL, "the times are no part of the text"}},
+        {"{'", {"Python's form of a dict", NULL, "json.dumps() writes JSON lines"}},
+        {"[{'", {"Python's form of dicts", NULL, "json.dumps() writes JSON lines"}},
+        {".srt", {"subtitles", NULL, "the times are no part of the text"}},
+        {".csv",
+         {"a table", NULL, "duckdb -c \"COPY (FROM 'FILE') TO 'FILE.jsonl' (FORMAT json)\" makes JSON lines of it"}},
+        {".tsv",
+         {"a table", NULL, "duckdb -c \"COPY (FROM 'FILE') TO 'FILE.jsonl' (FORMAT json)\" makes JSON lines of it"}},
+    };
+    static const FileKind object = {"JSON over several lines", "jq -c . FILE", NULL},
+                          strings = {"an array of strings", "jq -c '.[] | {text: .}' FILE", NULL};
+    const char* dot = strrchr(path, '.');
+    size_t at = json_skip_spaces(text, n, 0);
+    for (size_t i = 0; i < sizeof(kinds) / sizeof(kinds[0]); i++) {
+        const char* s = kinds[i].text;
+        bool found = s[0] == '.' ? dot && strcasecmp(dot, s) == 0
+                                 : n - at >= strlen(s) && strncasecmp(text + at, s, strlen(s)) == 0;
+        if (found) { return &kinds[i].kind; }
+    }
+    return is_whole_json(text, n, '{') ? &object : is_whole_json(text, n, '[') ? &strings : NULL;
+}
+
+// Prints one line to stderr about num_files files, of which the one at path, the first, is of this kind.
+static inline void text_kind_print(const FileKind* kind, const char* path, int64_t num_files) {
+    char more[64] = "";
+    if (num_files > 1) { snprintf(more, sizeof(more), ", the first of %lld such files", (long long)num_files); }
+    print_line(stderr, "note: %s is %s and is encoded as it is%s: %s%s", path, kind->name, more,
+               kind->command ? kind->command : kind->advice, kind->command ? " takes out the text" : "");
 }
 
 // Returns the form of a text that is known to be JSON values: an array of objects, or else lines.

@@ -1621,6 +1621,23 @@ static inline bool tokenizer_parse_bin(Tokenizer* t, TokenizerText f, Error* err
 
 // ---- files --------------------------------------------------------------------------------------
 
+// Returns what a file (n bytes) is if it is a vocabulary of another kind than GPT-2's; NULL otherwise.
+static inline const char* tokenizer_other_kind(const char* p, size_t n) {
+    static const char* const sentencepiece[] = {"<unk>\t", "<pad>\t", "<s>\t"};       // its .vocab
+    if (n >= 8 && p[0] == '\n' && p[2] == '\n' && memchr(p, 0x15, n < 64 ? n : 64)) { // fields 1, 1.1 and 1.2
+        return "is a model of SentencePiece";
+    }
+    for (size_t i = 0; i < sizeof(sentencepiece) / sizeof(sentencepiece[0]); i++) {
+        if (n > strlen(sentencepiece[i]) && memcmp(p, sentencepiece[i], strlen(sentencepiece[i])) == 0) {
+            return "is a vocabulary of SentencePiece";
+        }
+    }
+    if (n >= 7 && memcmp(p + 2, "== 0", 4) == 0 && (p[6] == '\n' || p[6] == '\r')) { // a byte in base64
+        return "is a vocabulary of tiktoken";
+    }
+    return n >= 6 && (memcmp(p, "[PAD]\n", 6) == 0 || memcmp(p, "[UNK]\n", 6) == 0) ? "is a vocabulary of BERT" : NULL;
+}
+
 static inline bool tokenizer_map(MappedFile* file, TokenizerText* text, const char* path, Error* err) {
     if (!map_file(file, path, err)) { return false; }
     const char* p = (const char*)file->data;
@@ -1629,9 +1646,13 @@ static inline bool tokenizer_map(MappedFile* file, TokenizerText* text, const ch
                                                            : NULL;
     if (file->size >= 8 && memcmp(p, "version ", 8) == 0) { reason = "is a git-LFS pointer; fetch the file itself"; }
     if (file->size >= 2 && p[0] == '<' && p[1] != ' ') { reason = "is a web page, not a vocabulary"; }
-    if (reason) {
+    const char* other = tokenizer_other_kind(p, file->size);
+    if (reason || other) {
         unmap_file(file);
-        return error_set(err, "%s: %s", path, reason);
+        return error_set(
+            err, "%s: %s%s", path, other ? other : reason,
+            other ? ": only byte-level BPE like GPT-2's is supported, in tokenizer.json or vocab.json + merges.txt"
+                  : "");
     }
     size_t mark = file->size >= 3 && memcmp(p, "\xEF\xBB\xBF", 3) == 0 ? 3 : 0; // a byte order mark is no text
     TokenizerText whole = {p + mark, file->size - mark, path};
@@ -1689,7 +1710,10 @@ static inline bool tokenizer_find_in_directory(TokenizerFiles* f, const char* di
     }
     bool there = f->paths[TOKENIZER_JSON].text[0] || f->paths[TOKENIZER_MERGES].text[0];
     if (there || f->paths[TOKENIZER_BIN].text[0]) { return true; }
-    return error_set(err, "%s: no vocabulary here: want vocab.json + merges.txt, tokenizer.json or tokenizer.bin", dir);
+    Path model;
+    bool other = path_set(&model, "%s/tokenizer.model", dir) && file_exists(model.text);
+    return error_set(err, "%s: no vocabulary here: want vocab.json + merges.txt, tokenizer.json or tokenizer.bin%s",
+                     dir, other ? "; tokenizer.model is not read" : "");
 }
 
 // If path ends in `from`, replaces that ending by `to`. Returns true if the resulting file exists; its path is in out.

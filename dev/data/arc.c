@@ -76,7 +76,9 @@ static bool put_json(const JsonValue* root, const char* where, Error* err) {
     static const char before[] = "Question: ", after[] = "\nAnswer:";
     const JsonValue *question = json_get(root, "question"), *answer;
     Question q;
-    if (!json_want_text(root, "answerKey", &answer, where, "", err)) { return false; }
+    if (!check_answer(root, "answerKey", where, err) || !json_want_text(root, "answerKey", &answer, where, "", err)) {
+        return false;
+    }
     bool flat = question && question->type == JSON_STRING;
     if (!flat && !json_want(root, "question", JSON_OBJECT, &question, where, err)) { return false; }
     if (flat ? !read_hugging_face(&q, question, root, where, err) : !read_ai2(&q, question, where, err)) {

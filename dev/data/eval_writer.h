@@ -32,6 +32,7 @@ static struct {
     MappedFile file;
     JsonItems items; // or, if the input is not JSON, only its lines
     TextNotes notes;
+    const char* help; // what the input is
 } in;
 
 // Reads the next line into *t, without its line break. Returns false at the end of the file.
@@ -51,6 +52,7 @@ static struct {
     TokenBuffer tokens;
     char* text; // (text_capacity) an ending with white space before it
     size_t text_capacity;
+    int blanks; // endings that have a blank before them already
 } out;
 
 static inline void put_word(size_t word) {
@@ -93,6 +95,7 @@ static inline size_t put_ending(const char* space, size_t n, const Text* ending)
     memcpy(out.text, space, n);
     out.text[n] = ' ';
     memcpy(out.text + n + 1, ending->s, ending->n);
+    out.blanks += ending->n > 0 && ending->s[0] == ' ';
     for (size_t i = 0; i < ending->n; i++) { characters += ((uint8_t)ending->s[i] & 0xC0) != 0x80; } // of UTF-8
     return put_text(out.text, bytes, out.kind == EVAL_LLMC_CHOICES ? 0 : characters);
 }
@@ -175,7 +178,12 @@ static inline void set_where(char* where, size_t size) { json_items_where(&in.it
 // Reads a file with one JSON value per line, or an array of them; put_json(root, where, err) puts the example of each.
 static inline bool convert_json(bool (*put_json)(const JsonValue* root, const char* where, Error* err), Error* err) {
     char where[1000];
+    const TextLines* text = &in.items.lines;
+    size_t at = json_skip_spaces(text->text, text->n, 0);
     err->text[0] = '\0';
+    if (at < text->n && text->text[at] != '{' && text->text[at] != '[') {
+        return error_set(err, "%s: is not JSON: want %s", flags.input, in.help);
+    }
     for (Text value; json_items_next(&in.items, &value.s, &value.n, flags.input, err);) {
         JsonDoc doc;
         set_where(where, sizeof(where));
@@ -186,6 +194,19 @@ static inline bool convert_json(bool (*put_json)(const JsonValue* root, const ch
         if (out.examples % 64 == 0) { print_progress(); }
     }
     return !err->text[0];
+}
+
+// Fails if the answer, the member `key`, is empty or not there.
+static inline bool check_answer(const JsonValue* root, const char* key, const char* where, Error* err) {
+    const JsonValue* v = json_get(root, key);
+    bool empty = v && v->type == JSON_STRING && v->length == 0;
+    if (root->type != JSON_OBJECT || (v && !empty)) { return true; }
+    char names[240];
+    return error_set(
+        err,
+        "%s: \"%s\" is %s, the members are: %s; test sets without answers cannot be scored: take the validation "
+        "set",
+        where, key, empty ? "empty" : "missing", json_member_names(names, sizeof(names), root));
 }
 
 // Sets *text to element i of an array, which is called `what` in messages.
@@ -215,13 +236,14 @@ static inline void parse_flags(int argc, char** argv, const char* about, const c
     }
 }
 
-// Checks the beginning of the input, and finds its form.
-static inline bool begin_input(Error* err) {
+// Checks the beginning of the input, and finds its form. help: what the input is.
+static inline bool begin_input(const char* help, Error* err) {
     const char* text = (const char*)in.file.data;
     size_t n = in.file.size, mark;
+    in.help = help;
     if (!text_check(text, n, flags.input, " > TEXT", &mark, err)) { return false; }
     in.items = json_items(text + mark, n - mark, json_form(text + mark, n - mark));
-    text_count_nuls(&in.notes, text, n);
+    text_count_odd(&in.notes, text, n);
     return true;
 }
 
@@ -238,7 +260,7 @@ static inline int convert_main(int argc, char** argv, EvalKind kind, const char*
     double start_ms = time_ms();
     if (!map_file(&in.file, flags.input, &err)) { die("%s", err.text); }
     out.kind = kind;
-    bool ok = begin_input(&err) && convert(&err);
+    bool ok = begin_input(input_help, &err) && convert(&err);
     if (ok && out.examples == 0) { ok = error_set(&err, "%s: contains no questions", flags.input); }
     ok = ok && write_file(flags.out, &err);
     if (isatty(STDERR_FILENO)) { fprintf(stderr, "\r%-40s\r", ""); }
@@ -247,6 +269,10 @@ static inline int convert_main(int argc, char** argv, EvalKind kind, const char*
                out.examples, out.longest_row, EVAL_HEADER_BYTES + out.count * sizeof(uint16_t),
                (time_ms() - start_ms) / 1e3);
     text_notes_print(&in.notes, flags.input);
+    if (out.blanks > 0) {
+        print_line(stderr, "note: %s: %d endings begin with a blank of their own, behind the one that each is given",
+                   flags.input, out.blanks);
+    }
     unmap_file(&in.file);
     free(out.words);
     free(out.text);

@@ -40,13 +40,13 @@ static bool convert_text(Error* err) {
 
 static bool put_json(const JsonValue* root, const char* where, Error* err) {
     const JsonValue *context, *endings;
-    int64_t label;
+    int64_t label = 0;
     // the datasets library writes labels as strings, "0" to "3"
     const JsonValue* v = json_get(root, "label");
     bool digit =
         v && v->type == JSON_STRING && v->length == 1 && v->string[0] >= '0' && v->string[0] < '0' + EVAL_ENDINGS;
     if (digit) { label = v->string[0] - '0'; }
-    if (!json_want_text(root, "ctx", &context, where, "", err) ||
+    if (!json_want_text(root, "ctx", &context, where, "", err) || !check_answer(root, "label", where, err) ||
         (!digit && !json_int(root, "label", 0, EVAL_ENDINGS - 1, &label, where, err)) ||
         !json_want(root, "endings", JSON_ARRAY, &endings, where, err)) {
         return false;

@@ -22,7 +22,9 @@ static bool put_json(const JsonValue* root, const char* where, Error* err) {
     size_t at = v->length;
     while (at > 0 && v->string[at - 1] != ' ') { at--; }
     if (at == 0) { return error_set(err, "%s: the text has no blank, want a last word with others before it", where); }
-    if (at == v->length) { return error_set(err, "%s: the text ends in a blank, want a word", where); }
+    if (json_skip_spaces(v->string, v->length, at) == v->length) {
+        return error_set(err, "%s: the text ends in a blank, want a word", where);
+    }
     Text context = {v->string, at - 1}, word = {v->string + at, v->length - at};
     return put_example(&context, &word, 1, 0, where, err);
 }

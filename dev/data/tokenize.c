@@ -69,6 +69,9 @@ static struct {
     int64_t total_bytes;    // size of all files; -1 if unknown
     int64_t plain_objects;  // files of JSON objects without the member --field
     char plain_object[400]; // the first of them, and its members
+    int64_t num_raw;        // files that have more than the text in them
+    const FileKind* raw;    // what the first of them is, raw_path
+    const char* raw_path;
 } in;
 
 static void add_path(const char* path) {
@@ -87,6 +90,25 @@ static char* next_pattern(char** rest) {
     *rest = *end ? end + 1 : end;
     *end = '\0';
     return end > start ? start : NULL;
+}
+
+static int compare_paths(const void* a, const void* b) { return strcmp(*(char* const*)a, *(char* const*)b); }
+
+// Notes files that several names or patterns match: their text is trained on as many times.
+static void note_repeated_inputs(void) {
+    if (in.count < 2) { return; }
+    size_t repeated = 0, first = 0;
+    char** sorted = (char**)malloc_check(in.count * sizeof(char*));
+    memcpy(sorted, in.paths, in.count * sizeof(char*));
+    qsort(sorted, in.count, sizeof(char*), compare_paths);
+    for (size_t i = 1; i < in.count; i++) {
+        if (strcmp(sorted[i], sorted[i - 1]) == 0 && repeated++ == 0) { first = i; }
+    }
+    if (repeated > 0) {
+        print_line(stderr, "note: %s is given more than once, and its text will be there as many times%s",
+                   sorted[first], repeated > 1 ? "; other files, too" : "");
+    }
+    free(sorted);
 }
 
 // Finds the files of --input: a file with exactly this name, or else names and patterns separated by commas or spaces.
@@ -111,6 +133,7 @@ static void find_inputs(void) {
         globfree(&g);
     }
     free(list);
+    note_repeated_inputs();
     if (in.count == 0) { die("--input '%s' names no file", flags.input); }
 }
 
@@ -140,7 +163,7 @@ static bool read_head(size_t wanted, const char* path, Error* err) {
 
 // Sets in.kind by --documents, or else by the name and the beginning of the file, which is in in.carry.
 static bool find_kind(const char* path, Error* err) {
-    char names[240];
+    char names[240] = "";
     TextFormat format = TEXT_JSON_LINES;
     const char* text = in.carry + in.carry_begin;
     bool automatic = strcmp(flags.documents, "auto") == 0;
@@ -161,7 +184,11 @@ static bool find_kind(const char* path, Error* err) {
             snprintf(in.plain_object, sizeof(in.plain_object), "%.140s has %s", path, names);
         }
     }
-    if (in.kind != DOC_JSON) { return true; }
+    if (in.kind != DOC_JSON) {
+        const FileKind* raw = text_kind(path, text, in.carry_end - in.carry_begin);
+        if (raw && !names[0] && in.num_raw++ == 0) { in.raw = raw, in.raw_path = path; }
+        return true;
+    }
     if (format != TEXT_JSON_ARRAY) { format = json_form(text, in.carry_end - in.carry_begin); }
     in.items = json_items(NULL, 0, format);
     return true;
@@ -171,6 +198,10 @@ static bool find_kind(const char* path, Error* err) {
 static bool open_next(Error* err) {
     const char* path = in.paths[in.next++];
     size_t mark;
+    if (is_directory(path)) {
+        return error_set(err, "%s: is a directory: name the files in it by a pattern in quotes, such as '%s/*.txt'",
+                         path, path);
+    }
     in.fd = strcmp(path, "-") == 0 ? STDIN_FILENO : open(path, O_RDONLY | O_CLOEXEC);
     if (in.fd < 0) { return error_set(err, "%s: %s", path, strerror(errno)); }
     in.file_start = true;
@@ -336,7 +367,7 @@ static void encode_job(Job* job) {
     job->tokens.count = job->tokens.spelled = 0;
     job->documents = job->bad_lines = 0;
     memset(&job->notes, 0, sizeof(job->notes));
-    text_count_nuls(&job->notes, job->text, job->n);
+    text_count_odd(&job->notes, job->text, job->n);
     if (job->kind == DOC_FILE) {
         add_text(job, job->text, job->n, job->starts);
     } else if (job->kind == DOC_BLANK_LINE) {
@@ -563,6 +594,7 @@ static void print_summary(void) {
                    "takes a member",
                    flags.field, (long long)in.plain_objects, in.plain_object);
     }
+    if (in.num_raw > 0) { text_kind_print(in.raw, in.raw_path, in.num_raw); }
     tokenizer_note_spelled(&tokenizer, flags.input, out.spelled, out.spelled_id);
     for (int split = 0; split < 2; split++) {
         if (out.num_shards[split] == 0) { continue; }

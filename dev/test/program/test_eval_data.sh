@@ -74,6 +74,9 @@ test_choices() {
         "$BIN_DIR/dev/data/arc" -i "$fixtures/questions_$i.jsonl" -o "$tmp/$i.bin" 2>"$tmp/err" || fail "$(cat "$tmp/err")"
     done
     cmp "$tmp/ai2.bin" "$tmp/hf.bin"
+    [ "$(grep -c '^note: ' "$tmp/err")" = 0 ] || fail "$(cat "$tmp/err")"
+    convert arc '{"question": "ab", "choices": {"text": [" ab", "c"], "label": ["A", "B"]}, "answerKey": "B"}'
+    contains "note: $tmp/x.jsonl: 1 endings begin with a blank of their own, behind the one that each is given" "$tmp/err"
     want "labels of another kind" "$(header "$tmp/hf.bin" | cut -d ' ' -f 3)" 4
 }
 
@@ -84,7 +87,10 @@ test_lambada_errors() {
     bad lambada 'the text ends in a blank' '{"text": "a word "}'
     bad lambada 'the context is empty' '{"text": " word"}'
     bad lambada 'the context is empty' '{"text": "\n\u2003 word"}'
-    bad lambada 'not valid JSON' 'a text'
+    bad lambada 'the text ends in a blank, want a word' '{"text": "a word. \n"}'
+    bad lambada 'bad.jsonl: is not JSON: want one {"text": "..."} per line, or in an array' 'a text'
+    bad lambada 'bad.jsonl: is not JSON: want one {"text": "..."} per line' 'text
+"a,b"'
     bad lambada 'contains no questions' ''
 }
 
@@ -92,10 +98,10 @@ test_arc_errors() {
     hf() { bad arc "bad.jsonl:2: $1" "{\"question\": \"q\", $2}"; } # TEXT REST
     ai2() { bad arc "bad.jsonl:2: $1" "{\"question\": $2, \"answerKey\": \"A\"}"; } # TEXT QUESTION
     local two='"choices": {"text": ["x", "y"], "label": ["A", "B"]}'
-    hf '"answerKey" is missing' "$two"
+    hf '"answerKey" is missing, the members are: question, choices; test sets without answers' "$two"
     hf '"answerKey" is a number' "$two, \"answerKey\": 1"
     hf "0 choices have the label 'C' of \"answerKey\", want one" "$two, \"answerKey\": \"C\""
-    hf "0 choices have the label '' of" "$two, \"answerKey\": \"\""
+    hf '"answerKey" is empty, the members are: question, choices, answerKey; test sets without answers cannot be scored' "$two, \"answerKey\": \"\""
     hf "2 choices have the label 'A' of" '"choices": {"text": ["x", "y"], "label": ["A", "A"]}, "answerKey": "A"'
     hf '"choices" is missing' '"answerKey": "A"'
     hf '"choices" is an array, want an object' '"choices": [], "answerKey": "A"'

@@ -108,7 +108,8 @@ test_jsonl_errors() {
     bad '"ctx" is missing, the members are: label, endings' '{"label": 0, "endings": ["1", "2", "3", "4"]}'
     bad '"ctx" is a number, want a string' '{"ctx": 1, "label": 0, "endings": ["1", "2", "3", "4"]}'
     bad 'the context is empty' '{"ctx": "", "label": 0, "endings": ["1", "2", "3", "4"]}'
-    bad '"label" is missing' '{"ctx": "c", "endings": ["1", "2", "3", "4"]}' # like HellaSwag's test set
+    bad '"label" is empty, the members are: ctx, label, endings; test sets' '{"ctx": "c", "label": "", "endings": ["1", "2", "3", "4"]}' # of the datasets library
+    bad '"label" is missing, the members are: ctx, endings; test sets without answers cannot be scored' '{"ctx": "c", "endings": ["1", "2", "3", "4"]}' # like HellaSwag's test set
     bad '"label" is a string, want a number' '{"ctx": "c", "label": "4", "endings": ["1", "2", "3", "4"]}'
     bad '"label" is 4, want 0 to 3' '{"ctx": "c", "label": 4, "endings": ["1", "2", "3", "4"]}'
     bad '"label" is -1, want 0 to 3' '{"ctx": "c", "label": -1, "endings": ["1", "2", "3", "4"]}'

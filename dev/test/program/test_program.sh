@@ -239,6 +239,11 @@ test_another_vocabulary() {
         -e run/step_00000003 "${batch[@]}" -i 'other/a_train_*.bin' -o new
     refused 1 '-j other/a_train_000000.bin: these shards were made with another vocabulary' -- \
         -e run/step_00000003 "${batch[@]}" -i "$data" -j other/a_train_000000.bin -o new
+    # a pattern that matches the shards of both, for training and for a new model; a shard that is evaluated
+    refused 1 '^error: data and other: want shards of one vocabulary' -- "${small[@]}" "${batch[@]}" -i '[do][at]*/*_train_*.bin'
+    refused 1 '^error: -i .*: data and other: want shards of one' -- -e run/step_00000003 "${batch[@]}" -i '[do][at]*/*_train_*.bin'
+    refused 1 '--eval other/a_train_000000.bin: was made with another vocabulary \(258 tokens\) than the model' -- \
+        -e run/step_00000003 --eval other/a_train_000000.bin
     echo '#version' >"$world/other/merges.txt" # what cannot be read is not trusted either
     refused 1 '-i other/a_train_\*.bin: the vocabulary beside these shards: other/merges.txt' -- \
         -e run/step_00000003 "${batch[@]}" -i 'other/a_train_*.bin' -o new
@@ -534,6 +539,7 @@ test_ways_out() {
     local suffix
     failure "data: is a directory: name the shards in it by a pattern in quotes, such as 'data/\\*_train_\\*.bin'$" -- -i data
     failure 'data/merges.txt: looks like text: .*; the pattern matches [0-9]+ files, and must match shards only' -- -i 'data/*'
+    failure "no file matches 'a.bin,b.bin': .*; several are named by one pattern, not by a list$" -- -i a.bin,b.bin
     failure '-d 100 is not a multiple of -b 2 times -t 16 = 32 tokens: take 96$' -- -d 100
     failure '-d 20 is not a multiple of -b 2 times -t 16 = 32 tokens: take 32$' -- -d 20
     failure '-o text: exists and is not a directory: give another -o$' -- -o text
@@ -548,6 +554,25 @@ test_ways_out() {
     good "${small[@]}" "${batch[@]}" -i "$data" -j "$data" -u 6
     contains "note: -j names the training data: the validation loss says nothing about other text" "$tmp/out"
     contains "note: the warm-up has 6 steps (-u) and the run 3: the learning rate ends at 1.50e-04 instead of 3.00e-04" "$tmp/out"
+    good "${small[@]}" "${batch[@]}" -i 'data/a_*.bin' -j 'data/*_val_*.bin'
+    contains "note: 1 of the 1 shards of -j are training data, too (data/a_val_000000.bin): the validation loss says little" "$tmp/out"
+    good "${small[@]}" "${batch[@]}" -i "$data" -j 'data/*_val_*.bin'
+    [ "$(grep -c '^note: .*-j' "$tmp/out")" = 0 ] || fail "$(cat "$tmp/out")"
+}
+
+# text that is encoded as it is given, although it may have more than the text in it, or be in another encoding
+test_given_text() {
+    setup
+    printf '<html>caf\351</html>' >"$world/page"
+    printf '{"prompt": "ab"}\n{"prompt": "b"}\n' >"$world/prompts.jsonl"
+    good -e run --eval page
+    contains "note: page is HTML and is encoded as it is: pandoc -f html -t plain FILE takes out the text" "$tmp/err"
+    contains "note: page: 1 bytes that are not UTF-8 (iconv -f LATIN1" "$tmp/err"
+    good -e run --prompts prompts.jsonl --num-tokens 1
+    contains "note: --prompts prompts.jsonl: is JSON, whose lines are continued as they are: jq -r .prompt prompts.jsonl" "$tmp/err"
+    good -e run --prompt $'caf\351' --num-tokens 1
+    contains "note: --prompt: 1 bytes that are not UTF-8" "$tmp/err"
+    rm "$world/page" "$world/prompts.jsonl"
 }
 
 # ---- correct runs -----------------------------------------------------------------------
@@ -1471,7 +1496,7 @@ tests=(unknown_flag junk_number missing_value negative_size stray_argument out_o
     output_is_a_file output_not_writable output_holds_checkpoints resume_without_output resume_another_shape resume_another_optimizer
     muon_flags
     prompt_without_merges prompt_without_vocabulary prompt_too_long sampling_flags
-    prompts_from_nowhere evaluation_of_nothing export_over_something data_changed_in_place resume_other_data ways_out
+    prompts_from_nowhere evaluation_of_nothing export_over_something data_changed_in_place resume_other_data ways_out given_text
     prompt_from_a_file several_texts many_prompts stop_strings repetition_penalty min_p special_tokens prompt_ids_without_vocabulary eos_of_the_config random_seed
     eval eval_special eval_values hellaswag bench export other_settings dropout model_notes export_gguf export_gguf_refused export_fails keep_best sampling_while_saving
     help step_lines z_scores nothing_written_without_output overfits_one_batch prompt_without_vocabulary_prints_ids seed temperature_0_is_greedy

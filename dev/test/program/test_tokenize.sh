@@ -88,6 +88,12 @@ test_inputs() {
     printf d >"$tmp/in dir/d,2.txt"
     want "a pattern with a space" "$(one "$tmp/in\\ dir/*.txt")" "256 64 256 67"
     want "a list with a space and a comma" "$(one "$tmp/in\\ dir/d\\,2.txt, $tmp/b.txt,")" "256 67 256 65"
+    # a pattern that matches a file again is noted, and one that matches a directory has a way out
+    want twice "$(tokenize -i "$tmp/c.txt,$tmp/[bc].txt" -o "$tmp/in/x" 2>"$tmp/err" && ids "$tmp/in/x_train_000000.bin")" "256 66 256 65 256 66"
+    contains "note: $tmp/c.txt is given more than once, and its text will be there as many times" "$tmp/err"
+    tokenize -i "$tmp/c.txt,$tmp/b.txt" -o "$tmp/in/x" 2>"$tmp/err"
+    [ "$(grep -c '^note: ' "$tmp/err")" = 0 ] || fail "$(cat "$tmp/err")"
+    refused "error: $tmp/in: is a directory: name the files in it by a pattern in quotes, such as '$tmp/in/*.txt'" -i "$tmp/in"
     refused "no such file, and no file matches this pattern; write \\ before a space in a name" -i "$tmp/in dir/*.txt"
     contains "a \\ before it, 'my\\ books/*.txt'" <(tokenize --help | tr -s ' \n' ' ')
 }
@@ -148,7 +154,7 @@ test_errors() {
     refused "contains no text" -i "$tmp/empty.txt"
     refused "contains no text" -i -
     refused "--input $tmp/nothing*.txt: no such file" -i "$tmp/nothing*.txt"
-    refused "Is a directory" -i "$tmp"
+    refused "is a directory" -i "$tmp"
     refused "nothing to train on" -i "$tmp/x.txt" -v 1000
     refused "No such file" -i "$tmp/x.txt" -t "$tmp/absent"
     mkdir -p "$tmp/bare"
@@ -257,6 +263,22 @@ test_formats() {
     want "an array of other objects" "$(tokens -i "$tmp/o.json" | cut -c 1-9)" "260 58 90"
     contains "note: JSON objects without \"text\" are encoded as they are, in 1 files ($tmp/o.json has instruction, output): --field NAME" "$tmp/err"
     want "member of an array" "$(tokens -i "$tmp/o.json" --field output)" "260 65"
+    # so is what has more than the text in it, unless it is read as JSON lines; files that are not UTF-8
+    printf 'id,text\n1,ab\n' >"$tmp/t.csv"
+    printf '<html>ab</html>' >"$tmp/t.html"
+    want "a table" "$(tokens -i "$tmp/t.csv,$tmp/mark.txt,$tmp/t.html" -d line | cut -c 1-9)" "260 72 67"
+    contains "note: $tmp/t.csv is a table and is encoded as it is, the first of 2 such files: duckdb" "$tmp/err"
+    printf '["ab", "b"]' >"$tmp/s.json"
+    want "an array of strings" "$(tokens -i "$tmp/s.json" | cut -c 1-8)" "260 58 1"
+    contains "note: $tmp/s.json is an array of strings and is encoded as it is: jq -c '.[] | {text: .}' FILE takes out the text" "$tmp/err"
+    printf '{"text": "ab"}\n' >"$tmp/l.csv"
+    want "JSON lines" "$(tokens -i "$tmp/l.csv")" "260 256"
+    [ "$(grep -c '^note: ' "$tmp/err")" = 0 ] || fail "$(cat "$tmp/err")"
+    printf 'caf\351 caf\303\251 \360\237\221\251' >"$tmp/latin"
+    for each in 16 1000; do
+        tokens -i "$tmp/latin" --chunk-bytes "$each" >"$tmp/out"
+        contains "note: $tmp/latin: 1 bytes that are not UTF-8 (iconv -f LATIN1 -t UTF-8 FILE converts Latin-1)" "$tmp/err"
+    done
     # prose and programs may begin like JSON
     for each in '{ int x; }\n' '[ab](c)\n' '{\n"text": "a"\n}\n' '[\n1,\n2]\n' '{}\n{}\n' '{"ab": 1} b\n' '["a"]\n' '{'; do
         # shellcheck disable=SC2059

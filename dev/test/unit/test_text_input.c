@@ -136,9 +136,15 @@ static void test_nuls(void) {
     CHECK_HEAD(8, 'x', 0, "\x0D\0\x0B\0\x1E\x01\xC6\0", "has a NUL byte at offset 1;"); // tokens of 16 bits
     TextNotes notes;
     memset(&notes, 0, sizeof(notes));
-    text_count_nuls(&notes, "\0a\0\0b", 5);
-    text_count_nuls(&notes, "ab", 2);
-    check(notes.nuls == 3);
+    text_count_odd(&notes, "\0a\0\0b", 5);
+    text_count_odd(&notes, "ab", 2);
+    check(notes.nuls == 3 && notes.not_utf8 == 0);
+    static const char odd[] = "twelve bytes \xE9 in Latin-1, a whole \xF0\x9F\x91\xA9 and a cut one \xF0\x9F\x91";
+    for (size_t i = 0; i < 8; i++) { // wherever the eight bytes that are read at once begin
+        memset(&notes, 0, sizeof(notes));
+        text_count_odd(&notes, odd + i, sizeof(odd) - 1 - i);
+        check_msg(notes.not_utf8 == 4, "%lld bytes", (long long)notes.not_utf8);
+    }
 }
 
 static void test_utf16(void) {
@@ -232,6 +238,48 @@ static void test_formats(void) {
     check(!has_json_lines_name("jsonl") && !has_json_lines_name("a.json") && !has_json_lines_name("a.jsonl/b"));
 }
 
+static void test_kinds_of_text(void) {
+    static const struct {
+        const char *path, *text, *want; // want: the name of the kind; NULL: none
+    } cases[] = {{"a", "\n<!DOCTYPE HTML PUBLIC", "HTML"},
+                 {"a", "<HTML lang='en'>", "HTML"},
+                 {"a", "<?xml version='1.0'?>", "XML"},
+                 {"a", "<mediawiki xmlns", "a dump of a wiki"},
+                 {"a", "WARC/1.0\r\nWARC-Type: warcinfo", "a file of Common Crawl"},
+                 {"a", "{\\rtf1\\ansi", "RTF"},
+                 {"a", "%!PS-Adobe-3.0", "PostScript"},
+                 {"a", "WEBVTT\n\n00:01", "subtitles"},
+                 {"b/a.srt", "1\n00:01", "subtitles"},
+                 {"a", "{'text': 'a'}", "Python's form of a dict"},
+                 {"a", "[{'text': 'a'}]", "Python's form of dicts"},
+                 {"a.CSV", "id,text\n1,a\n", "a table"},
+                 {"a.tsv", "id\ttext\n1\ta\n", "a table"},
+                 {"a", "{\n  \"text\": \"a\"\n}\n", "JSON over several lines"},
+                 {"a", "[\"a, b\",\n \"c\"]", "an array of strings"},
+                 {"a", "[\"a\"]\n", "an array of strings"},
+                 {"a", "[\"a\"] she said", NULL},
+                 {"a", "[\"a\", he said", NULL},
+                 {"a", "[\"a\"", NULL},
+                 {"a", "{\n\"text\" is the first word}", NULL},
+                 {"a", "{\"a\": 1, \"b\": 2}\n", NULL}, // text_format() names its members
+                 {"a", "{ int x; }\n", NULL},
+                 {"a", "[1] a note", NULL},
+                 {"a.md", "---\ntitle: x\n---\n# a\n", NULL},
+                 {"a.csv/b", "id,text\n", NULL},
+                 {"a", "<html", "HTML"},
+                 {"a", "<htm", NULL},
+                 {"a", "<b>a</b>", NULL},
+                 {"csv", "csv", NULL},
+                 {"a", "", NULL}};
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        const FileKind* kind = text_kind(cases[i].path, cases[i].text, strlen(cases[i].text));
+        const char* got = kind ? kind->name : NULL;
+        check_msg(got && cases[i].want ? strcmp(got, cases[i].want) == 0 : got == cases[i].want, "'%s': %s, want %s",
+                  cases[i].text, got ? got : "none", cases[i].want ? cases[i].want : "none");
+        check(!kind || !kind->command != !kind->advice);
+    }
+}
+
 // Reads the values of a text in chunks of at most `chunk` new bytes, separated by | in `out`, with an error at the end.
 static void read_values(char* out, size_t size, const char* text, TextFormat format, size_t chunk) {
     size_t n = strlen(text), begin = 0, used = 0, length;
@@ -312,6 +360,7 @@ static const Test tests[] = {
     {"lines", "LF, CR LF, blank lines", test_lines},
     {"sections", "the text up to a blank line", test_sections},
     {"formats", "JSON lines and arrays by their beginning, whatever of it is known", test_formats},
+    {"kinds_of_text", "HTML, tables, JSON that is not lines: more than the text is in them", test_kinds_of_text},
     {"values", "the values of lines and arrays, in chunks of every size", test_values},
     {"members", "a missing member, with the names of the others", test_members},
 };

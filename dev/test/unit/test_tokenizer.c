@@ -1429,6 +1429,11 @@ static void test_mistaken_files(void) {
         {"gguf/tokenizer.bin", "GGUF", "too short"},
         {"other.json", "{\"a\": 0}", "no \"model\""},
         {"array.json", "[1]", "want two tokens"},
+        {"a.model", "\n\x0E\n\x05<unk>\x15\x01\x01\x01\x01\x18\x02",
+         "is a model of SentencePiece: only byte-level BPE"},
+        {"a.vocab", "<unk>\t0\n<s>\t0\n", "is a vocabulary of SentencePiece: only"},
+        {"gpt2.tiktoken", "IQ== 0\nIg== 1\n", "is a vocabulary of tiktoken: only"},
+        {"vocab.txt", "[PAD]\n[unused0]\n", "is a vocabulary of BERT: only"},
     };
     Tokenizer t;
     Error err;
@@ -1439,6 +1444,9 @@ static void test_mistaken_files(void) {
         check_refused(ok, &t, &err, cases[i].want, cases[i].name);
     }
     check_refused(tokenizer_load(&t, temp_path("none"), &err), &t, &err, "no vocabulary here", "an empty directory");
+    write_file("none/tokenizer.model", "x", 1);
+    check_refused(tokenizer_load(&t, temp_path("none"), &err), &t, &err, "tokenizer.model is not read",
+                  "SentencePiece's");
     check_refused(tokenizer_load(&t, temp_path("half"), &err), &t, &err, "no vocabulary here", "vocab.json alone");
     check_refused(tokenizer_load(&t, temp_path("absent"), &err), &t, &err, "No such file", "no file");
 }
