@@ -208,6 +208,15 @@ static inline void prompts_add_given(Prompts* p, TokenBuffer* tokens, const Toke
     }
 }
 
+// Notes prompts that end in a blank: most words of a vocabulary with merges begin with theirs, so that few can follow it.
+static inline void prompts_note_blanks(const Prompts* p) {
+    int blanks = 0;
+    for (int b = 0; b < p->B; b++) { blanks += p->bytes[b] > 0 && p->texts[b][p->bytes[b] - 1] == ' '; }
+    if (blanks == 0) { return; }
+    print_line(stderr, "note: %d of %d prompts end in a blank, but the tokens of words begin with theirs: leave it out",
+               blanks, p->B);
+}
+
 // Reads the prompts that the flags name. tokenizer may be NULL. Ends the program with a message if a prompt cannot be
 // encoded or has more tokens than the model has positions. The caller frees the result with prompts_free().
 static inline void prompts_read(Prompts* p, const Tokenizer* tokenizer, const ModelSource* source) {
@@ -248,6 +257,7 @@ static inline void prompts_read(Prompts* p, const Tokenizer* tokenizer, const Mo
     }
     free(ids);
     if (tokenizer) { tokenizer_note_spelled(tokenizer, "the prompt", tokens.spelled, tokens.spelled_id); }
+    if (tokenizer && tokenizer->num_merges > 0 && !args->prompt_ids) { prompts_note_blanks(p); }
     token_buffer_free(&tokens);
 }
 

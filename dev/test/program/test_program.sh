@@ -572,7 +572,16 @@ test_given_text() {
     contains "note: --prompts prompts.jsonl: is JSON, whose lines are continued as they are: jq -r .prompt prompts.jsonl" "$tmp/err"
     good -e run --prompt $'caf\351' --num-tokens 1
     contains "note: --prompt: 1 bytes that are not UTF-8" "$tmp/err"
-    rm "$world/page" "$world/prompts.jsonl"
+    # a blank at the end, where a vocabulary has words and where it has only bytes
+    good -e run --prompt 'a ' --num-tokens 1
+    [ "$(grep -c '^note: ' "$tmp/err")" = 0 ] || fail "$(cat "$tmp/err")"
+    printf '#version: 0.2\na b\n' >"$tmp/merges.txt"
+    "$BIN_DIR/dev/data/tokenize" -i "$world/text" -t "$tmp/merges.txt" -o "$world/words/a" 2>"$tmp/err" || fail "$(cat "$tmp/err")"
+    good "${small[@]}" --tokenizer words --prompt 'a ' --num-samples 2 --num-tokens 1
+    contains "note: 2 of 2 prompts end in a blank, but the tokens of words begin with theirs: leave it out" "$tmp/err"
+    good "${small[@]}" --tokenizer words --prompt 'a' --num-tokens 1
+    [ "$(grep -c '^note: .*blank' "$tmp/err")" = 0 ] || fail "$(cat "$tmp/err")"
+    rm -r "$world/page" "$world/prompts.jsonl" "$world/words"
 }
 
 # ---- correct runs -----------------------------------------------------------------------
