@@ -60,8 +60,8 @@ static inline void check_single_file(const char* path, const GPT2Config* config)
     }
 }
 
-// Removes what has been written under the temporary name, and says why there is no export. Returns the exit code.
-static inline int export_failed(const char* path, const char* temp, const Error* err) {
+// Removes what has been written under the temporary name, says why there is no export, and ends the program.
+__attribute__((noreturn)) static inline void export_failed(const char* path, const char* temp, const Error* err) {
     if (is_directory(temp)) {
         run_remove_directory(temp, NULL);
     } else {
@@ -69,7 +69,7 @@ static inline int export_failed(const char* path, const char* temp, const Error*
     }
     if (run_stop_signal) {
         print_line(stderr, "error: --export %s: %s: nothing was written", path, strsignal(run_stop_signal));
-        return 128 + run_stop_signal;
+        exit(128 + run_stop_signal);
     }
     size_t n = strlen(temp);
     bool ours = strncmp(err->text, temp, n) == 0; // the user knows only the other name
@@ -139,7 +139,7 @@ static inline int export_model(void) {
         ok = export_directory(temp, &config, params, bf16, eot, has_tokenizer ? &tokenizer : NULL, &err);
     }
     if (ok && rename(temp, path) != 0) { ok = error_set(&err, "%s: rename: %s", temp, strerror(errno)); }
-    if (!ok) { return export_failed(path, temp, &err); }
+    if (!ok) { export_failed(path, temp, &err); }
     print_line(stdout, "%s: %.2f M parameters in %s", path, (double)num_parameters(&config) * 1e-6,
                gguf_types[type].name);
     if (gguf) { note_inexact(path, &tokenizer); }
