@@ -1452,11 +1452,11 @@ test_output_that_cannot_be_written() {
 test_terminal_is_not_commanded() {
     setup
     command -v script >/dev/null || skip "needs script (bsdutils)"
-    local flags="${small[*]} --tokenizer data --prompt abc --num-tokens 25 --seed 3"
+    local words="${small[*]} --tokenizer data --prompt abc --num-tokens 25 --seed 3"
     cd "$world"
-    script -qec "$train $flags" /dev/null </dev/null >"$tmp/terminal" 2>&1
+    script -qec "$train $words" /dev/null </dev/null >"$tmp/terminal" 2>&1
     # shellcheck disable=SC2086
-    "$train" $flags >"$tmp/file" 2>"$tmp/err"
+    "$train" $words >"$tmp/file" 2>"$tmp/err"
     LC_ALL=C grep -qaP '[\x00-\x08\x0B\x0C\x0E-\x1F\x7F]' "$tmp/file" || fail "this seed has no control character: take another"
     ! LC_ALL=C grep -qaP '[\x00-\x08\x0B\x0C\x0E-\x1F\x7F]' "$tmp/terminal" || fail "control characters reach the terminal"
     contains "abc" "$tmp/terminal"
