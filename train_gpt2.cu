@@ -1912,7 +1912,7 @@ static void gpt2_download(GPT2* model, float* weights) {
 //     text_queue_close(&q);
 
 enum {
-    PROMPT_PASS_TOKENS = 1 << 16, // in one pass over several prompts; a longer prompt has a pass of its own
+    PROMPT_PASS_TOKENS = 1 << 16, // in one pass over several prompts; a longer prompt runs alone
     PROMPT_PASS_STEP = 64,        // later prompts are padded to a multiple, so that few shapes of matmuls occur
 };
 

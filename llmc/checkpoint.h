@@ -299,8 +299,8 @@ static inline bool hf_map_add(HfMap* map, const SafeTensors* st, const char* fil
     return true;
 }
 
-// To be called after the last hf_map_add(): fails if a tensor is missing, or if a tied lm_head.weight differs from wte.weight. If a
-// file has only one of these two, it is both.
+// Call it after the last hf_map_add(). Fails if a tensor is missing, or if a tied lm_head.weight differs from wte.weight. If the
+// files contain only one of these two, it serves as both.
 static inline bool hf_map_complete(HfMap* map, const char* where, Error* err) {
     const SafeTensor *head = map->lm_head, *wte = map->tensors[0];
     if (head && wte && !hf_same_values(head, wte)) {
@@ -1305,7 +1305,7 @@ static inline bool model_save_hf(const char* dir, const GPT2Config* config, cons
 }
 
 // Describes how a model differs from what is inferred from its sizes, "an epsilon of 1e-06, activation relu". Returns NULL if it
-// does not. mlp: whether another number of MLP channels counts, too.
+// does not. If mlp is false, another number of MLP channels and an untied head do not count.
 static inline const char* variant_text(char* text, size_t size, const GPT2Config* c, bool mlp) {
     GPT2Config standard = *c;
     size_t n = 0;

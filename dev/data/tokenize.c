@@ -143,7 +143,7 @@ static void job_reserve(Job* job, size_t capacity) {
     job->capacity = capacity;
 }
 
-// Reads until *n of the wanted bytes at `to` are there, or the file ends.
+// Reads more bytes to `to`, which holds *n of them, until it holds `wanted` or the file ends. Sets *n.
 static bool read_bytes(char* to, size_t* n, size_t wanted, const char* path, Error* err) {
     while (*n < wanted && !in.file_end) {
         ssize_t got = read(in.fd, to + *n, wanted - *n);

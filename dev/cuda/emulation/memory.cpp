@@ -932,7 +932,7 @@ static void check_sum(const void* p, void* pc) {
     const char* what = "race: an exchange takes what an atomic of another block may not have reached yet";
     device_finding(what, emulation_now, offset, pc, NULL, other_pc, note);
 }
-// Of integers it is a synchronising access. polls: a thread that changes nothing polls, so the others must get their turn.
+// An atomic of an integer is a synchronising access. With `polls`, an atomic that changes nothing lets the other threads run.
 template <class T, class Combine> static T atomic(T* p, T x, int kind, bool polls, void* pc, Combine combine) {
     check_access(p, sizeof(T), ACCESS_ATOMIC, pc);
     if (std::is_floating_point<T>::value) { return change(p, x, combine); }

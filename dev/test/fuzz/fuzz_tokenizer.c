@@ -6,26 +6,9 @@
 
    clang -g -O1 -fsanitize=fuzzer,address,undefined dev/test/fuzz/fuzz_tokenizer.c -lm -o fuzz_tokenizer &&
    ./fuzz_tokenizer */
-#include "../../../llmc/tokenizer.h"
+#include "../vocabulary_texts.h"
 
 static const TokenizerText none = {NULL, 0, NULL};
-
-// Parses the texts of files, as tokenizer_load() does.
-static bool parse_vocab(Tokenizer* t, TokenizerText vocab, TokenizerText merges, TokenizerText added, Error* err) {
-    const TokenizerText files[TOKENIZER_NUM_TEXTS] = {
-        [TOKENIZER_VOCAB] = vocab, [TOKENIZER_MERGES] = merges, [TOKENIZER_ADDED] = added};
-    return tokenizer_parse(t, files, err);
-}
-
-static bool parse_merges(Tokenizer* t, TokenizerText merges, Error* err) {
-    const TokenizerText files[TOKENIZER_NUM_TEXTS] = {[TOKENIZER_MERGES] = merges};
-    return tokenizer_parse(t, files, err);
-}
-
-static bool parse_json(Tokenizer* t, TokenizerText json, Error* err) {
-    const TokenizerText files[TOKENIZER_NUM_TEXTS] = {[TOKENIZER_JSON] = json};
-    return tokenizer_parse(t, files, err);
-}
 
 static void check_error(const Error* err) { require(err->text[0] && !strchr(err->text, '\n')); }
 

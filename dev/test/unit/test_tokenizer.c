@@ -1,6 +1,7 @@
 // The tokenizer: scanner, merges and files, against results made by hand and those of tokenizers and tiktoken.
 #include "../../../llmc/tokenizer.h"
 #include "../test.h"
+#include "../vocabulary_texts.h"
 
 // ---- helpers ----------------------------------------------------------------------
 
@@ -49,23 +50,6 @@ static const char* write_file(const char* name, const void* data, size_t n) {
 static TokenizerText text_of(const char* s, const char* where) {
     TokenizerText text = {s, strlen(s), where};
     return text;
-}
-
-// Parses the texts of files, as tokenizer_load() does.
-static bool parse_vocab(Tokenizer* t, TokenizerText vocab, TokenizerText merges, TokenizerText added, Error* err) {
-    const TokenizerText files[TOKENIZER_NUM_TEXTS] = {
-        [TOKENIZER_VOCAB] = vocab, [TOKENIZER_MERGES] = merges, [TOKENIZER_ADDED] = added};
-    return tokenizer_parse(t, files, err);
-}
-
-static bool parse_merges(Tokenizer* t, TokenizerText merges, Error* err) {
-    const TokenizerText files[TOKENIZER_NUM_TEXTS] = {[TOKENIZER_MERGES] = merges};
-    return tokenizer_parse(t, files, err);
-}
-
-static bool parse_json(Tokenizer* t, TokenizerText json, Error* err) {
-    const TokenizerText files[TOKENIZER_NUM_TEXTS] = {[TOKENIZER_JSON] = json};
-    return tokenizer_parse(t, files, err);
 }
 
 // a small vocabulary: ids 256 ab, 257 abc, 258 bc, 259 _ab, 260 aa, 261 <|endoftext|>
