@@ -3175,7 +3175,7 @@ int main(int argc, char** argv) {
 //     gemm_adamw                AdamW in idle warps of gemm
 //     matmul_forward            gemm or cuBLASLt
 //     matmul_backward           cuBLASLt, gemm, or stream-K
-//     attention_forward         three kernels: any head size, tensor cores, Hopper
+//     attention_forward         three kernels: fp32 arithmetic, tensor cores, Hopper
 //     attention_backward        likewise
 //     fused_classifier          softmax, cross-entropy and gradient in place
 //     linear_cross_entropy      the head and its loss
@@ -4321,12 +4321,14 @@ template <Activation kind>
 __global__ void activation_forward_kernel2(floatX* out, floatX* slope, const floatX* inp, size_t n) {
     size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * x128::size;
     if (i >= n) { return; }
-    x128 x = load128(inp + i), y;
-    for (int k = 0; k < x128::size; k++) { y[k] = (floatX)activate<kind>((float)x[k]); }
+    x128 x = load128(inp + i), y, slopes;
+    for (int k = 0; k < x128::size; k++) {
+        float s;
+        y[k] = (floatX)activate_and_slope<kind>((float)x[k], &s);
+        slopes[k] = (floatX)s;
+    }
     store128(out + i, y);
-    if (!slope) { return; }
-    for (int k = 0; k < x128::size; k++) { y[k] = (floatX)activation_slope<kind>((float)x[k]); }
-    store128(slope + i, y);
+    if (slope) { store128(slope + i, slopes); }
 }
 
 // out (n) = the activation of inp (n), and slope (n), which may be NULL, its derivative there; out or slope may be inp
@@ -6059,36 +6061,42 @@ void attention_forward_plain(floatX* out, float* lse, const floatX* qkv, int B, 
 // Each warp owns 16 * row_tiles queries and processes `step` keys at a time. Rescaling is lazy: o and l are rescaled
 // only when P of some row of the warp would exceed 2^slack.
 
-// 64 * row_tiles queries, and two stages of 64 keys and their values: one stage is read while the other is filled.
-template <int HS, int row_tiles> struct AttentionForwardMmaSMem {
-    floatX q[64 * row_tiles * HS]; // at the end each warp stages its output rows here
-    floatX kv[2][2][64 * HS];      // per stage: keys, then values
+// A tile has room for HS columns, a multiple of 16, which is the head size or more: columns past the head's are zeros, in the tile
+// only. 64 is the head size itself, which costs fewer registers. Rows are this many elements apart, a multiple of 32.
+template <int HS> constexpr int ATTENTION_FORWARD_PITCH = (HS + 31) / 32 * 32;
+
+// 64 * row_tiles queries, and two stages of `keys` keys and their values: one stage is read while the other is filled.
+template <int HS, int row_tiles, int keys = 64> struct AttentionForwardMmaSMem {
+    floatX q[64 * row_tiles * ATTENTION_FORWARD_PITCH<HS>]; // at the end each warp stages its output rows here
+    floatX kv[2][2][keys * ATTENTION_FORWARD_PITCH<HS>];    // per stage: keys, then values
 };
 
-// The swizzle. Returns the element offset of 16-byte chunk `chunk` of row `row` in a tile (rows, HS). The chunks of a
-// row are permuted by the row number, so that the same chunk of 8 consecutive rows, which ldmatrix reads at once,
-// covers all 32 banks. Position p of row r holds chunk p ^ (r % 8), as in TMA's 128-byte swizzle. If HS is 32 or 96, it
-// holds chunk p ^ (r / 2 % 4). The chunks at positions 0 to 7:
+// The swizzle. Returns the element offset of 16-byte chunk `chunk` of row `row` in a tile. The chunks of a row are
+// permuted by the row number, so that the same chunk of 8 consecutive rows, which ldmatrix reads at once, covers all 32
+// banks. Position p of row r holds chunk p ^ (r % 8), as in TMA's 128-byte swizzle. If the pitch is no multiple of 64,
+// it holds chunk p ^ (r / 2 % 4). The chunks at positions 0 to 7:
 //
 //     HS = 64    row 0    0 1 2 3 4 5 6 7
 //                row 1    1 0 3 2 5 4 7 6
 //                row 2    2 3 0 1 6 7 4 5
 template <int HS> __device__ inline int attention_forward_at(int row, int chunk) {
-    int permuted = HS % 64 == 0 ? chunk ^ (row & 7) : chunk ^ (row >> 1 & 3);
-    return row * HS + permuted * 8;
+    constexpr int PITCH = ATTENTION_FORWARD_PITCH<HS>;
+    int permuted = PITCH % 64 == 0 ? chunk ^ (row & 7) : chunk ^ (row >> 1 & 3);
+    return row * PITCH + permuted * 8;
 }
 
 // Given the shared-memory address of chunk 0 or 1 of a row, returns the address 16 * d columns further in the same row.
-// Tiles are aligned to 256 bytes, so the swizzle is an xor of address bits.
+// Rows are aligned to the group of 8 or 4 chunks within which they are permuted, so the swizzle is an xor of address bits.
 template <int HS> __device__ inline uint32_t attention_forward_column(uint32_t address, int d) {
-    return HS % 64 == 0 ? address ^ (d * 32) : (address ^ (d % 2 * 32)) + d / 2 * 64;
+    constexpr int GROUP = ATTENTION_FORWARD_PITCH<HS> % 64 == 0 ? 4 : 2; // pairs of chunks
+    return (address ^ (d % GROUP * 32)) + d / GROUP * GROUP * 32;
 }
 
-// Issues cp.async for rows first..first+rows-1 of src, which are 3 * C elements apart, into a tile. Rows past T become
-// zeros. If parts is 2, the rows C elements further (the values of these keys) are also copied, into the next tile.
+// Issues cp.async for rows first..first+rows-1 of src, which are 3 * C elements apart, into a tile. Rows past T and columns past
+// head_size become zeros. If parts is 2, the rows C elements further (the values of these keys) are also copied, into the next tile.
 // The loop is not unrolled, because the compiler would then keep all addresses in registers.
-template <int HS, int rows, int parts>
-__device__ inline void attention_forward_load(floatX* tile, const floatX* src, int first, int T, size_t C) {
+template <int HS, int rows, int parts> __device__ inline void
+attention_forward_load(floatX* tile, const floatX* src, int first, int T, size_t C, int head_size = HS) {
     constexpr int CHUNKS = HS / 8; // per row
     static_assert(rows * CHUNKS % 128 == 0, "every thread copies the same number");
 #pragma unroll 1
@@ -6097,8 +6105,8 @@ __device__ inline void attention_forward_load(floatX* tile, const floatX* src, i
         const floatX* from = src + (first + row) * 3 * C + chunk * 8;
 #pragma unroll
         for (int part = 0; part < parts; part++) {
-            cp_async_16(tile + part * rows * HS + attention_forward_at<HS>(row, chunk), from + part * C,
-                        first + row < T);
+            cp_async_16(tile + part * rows * ATTENTION_FORWARD_PITCH<HS> + attention_forward_at<HS>(row, chunk),
+                        from + part * C, first + row < T && chunk * 8 < head_size);
         }
     }
 }
@@ -6122,7 +6130,7 @@ template <int HS, int row_tiles> struct AttentionForwardState {
 template <bool masked, int step, int slack, int HS, int row_tiles> __device__ inline void
 attention_forward_step(AttentionForwardState<HS, row_tiles>& state, uint32_t k, uint32_t v, int key, float scale_log2) {
     int lane = threadIdx.x % 32;
-    constexpr int ROW_BYTES = HS * sizeof(floatX);
+    constexpr int ROW_BYTES = ATTENTION_FORWARD_PITCH<HS> * sizeof(floatX);
     float s[row_tiles][step / 8][4] = {};
 #pragma unroll
     for (int d = 0; d < HS / 16; d++) {
@@ -6235,13 +6243,14 @@ template <int HS> __device__ inline uint32_t attention_forward_v_address(const f
 }
 
 // ---- kernel 15: mma.sync, steps of 32 keys, which need few enough registers for 3 blocks of 4 warps per SM ----
-// `blocks` is the number of blocks per SM.
+// `blocks` is the number of blocks per SM, `keys` the number of keys of a tile.
 
 // Epilogue: divides a warp's output rows by l and stores them, 16 bytes at a time. `tile`, the warp's own slice of
 // smem.q, is the staging area.
 template <int HS, int row_tiles>
 __device__ inline void attention_forward_store(floatX* out, float* lse, floatX* tile,
-                                               AttentionForwardState<HS, row_tiles>& state, int row0, int T, size_t C) {
+                                               AttentionForwardState<HS, row_tiles>& state, int row0, int T, size_t C,
+                                               int head_size = HS) {
     int lane = threadIdx.x % 32;
 #pragma unroll
     for (int i = 0; i < row_tiles; i++) {
@@ -6265,7 +6274,7 @@ __device__ inline void attention_forward_store(floatX* out, float* lse, floatX* 
 #pragma unroll
     for (int i = lane; i < 16 * row_tiles * HS / 8; i += 32) {
         int row = i / (HS / 8), chunk = i % (HS / 8);
-        if (row0 + row < T) {
+        if (row0 + row < T && chunk * 8 < head_size) {
             // int4 instead of load128 and store128, because the compiler splits those into 4-byte copies here
             *reinterpret_cast<int4*>(out + (row0 + row) * C + chunk * 8) =
                 *reinterpret_cast<const int4*>(tile + attention_forward_at<HS>(row, chunk));
@@ -6273,29 +6282,32 @@ __device__ inline void attention_forward_store(floatX* out, float* lse, floatX* 
     }
 }
 
-template <int HS, int row_tiles, int step, int slack, int blocks> __global__ void __launch_bounds__(128, blocks)
-    attention_forward_kernel15(floatX* out, float* lse, const floatX* qkv, int T, int NH, int num_heads, int group,
-                               float scale_log2) {
+template <int HS, int row_tiles, int step, int slack, int blocks, int keys>
+__global__ void __launch_bounds__(128, blocks)
+    attention_forward_kernel15(floatX* out, float* lse, const floatX* qkv, int T, int head_size, int NH, int num_heads,
+                               int group, float scale_log2) {
     extern __shared__ __align__(256) unsigned char attention_forward_shared[];
-    auto& smem = *reinterpret_cast<AttentionForwardMmaSMem<HS, row_tiles>*>(attention_forward_shared);
+    auto& smem = *reinterpret_cast<AttentionForwardMmaSMem<HS, row_tiles, keys>*>(attention_forward_shared);
     constexpr int ROWS = 64 * row_tiles;
+    if (HS == 64) { head_size = HS; }
     AttentionForwardWork work = attention_forward_work(num_heads, ceil_div(T, ROWS), group);
     int b = work.head / NH, h = work.head % NH, q0 = work.tile * ROWS;
     int warp_row = threadIdx.x / 32 * 16 * row_tiles; // the warp's first query is q0 + warp_row
-    size_t C = (size_t)NH * HS;
-    const floatX* src = qkv + (size_t)b * T * 3 * C + h * HS;
-    int num_tiles = ceil_div(min(q0 + ROWS, T), 64), num_unmasked = q0 / 64;
+    size_t C = (size_t)NH * head_size;
+    const floatX* src = qkv + (size_t)b * T * 3 * C + h * head_size;
+    int num_tiles = ceil_div(min(q0 + ROWS, T), keys), num_unmasked = q0 / keys;
 
-    attention_forward_load<HS, ROWS, 1>(smem.q, src, q0, T, C);
-    attention_forward_load<HS, 64, 2>(smem.kv[0][0], src + C, 0, T, C);
+    attention_forward_load<HS, ROWS, 1>(smem.q, src, q0, T, C, head_size);
+    attention_forward_load<HS, keys, 2>(smem.kv[0][0], src + C, 0, T, C, head_size);
     cp_async_commit();
     cp_async_wait<0>();
     __syncthreads();
 
     AttentionForwardState<HS, row_tiles> state;
-    floatX* warp_q = smem.q + warp_row * HS;
+    constexpr int PITCH = ATTENTION_FORWARD_PITCH<HS>, ROW_BYTES = PITCH * sizeof(floatX);
+    constexpr int STAGE_BYTES = sizeof(smem.kv[0]);
+    floatX* warp_q = smem.q + warp_row * PITCH;
     attention_forward_start(state, warp_q);
-    constexpr int ROW_BYTES = HS * sizeof(floatX), STAGE_BYTES = sizeof(smem.kv[0]);
     uint32_t k_address = attention_forward_k_address<HS>(smem.kv[0][0]);
     uint32_t v_address = attention_forward_v_address<HS>(smem.kv[0][1]);
     for (int tile = 0; tile < num_tiles; tile++) {
@@ -6304,55 +6316,58 @@ template <int HS, int row_tiles, int step, int slack, int blocks> __global__ voi
             __syncthreads(); // this tile has landed, and all warps have read the stage that the next load overwrites
         }
         if (tile + 1 < num_tiles) {
-            attention_forward_load<HS, 64, 2>(smem.kv[(tile + 1) % 2][0], src + C, (tile + 1) * 64, T, C);
+            attention_forward_load<HS, keys, 2>(smem.kv[(tile + 1) % 2][0], src + C, (tile + 1) * keys, T, C,
+                                                head_size);
             cp_async_commit();
         }
         uint32_t k = k_address + tile % 2 * STAGE_BYTES, v = v_address + tile % 2 * STAGE_BYTES;
         if (tile < num_unmasked) {
 #pragma unroll 1
-            for (int j = 0; j < 64; j += step) {
+            for (int j = 0; j < keys; j += step) {
                 attention_forward_step<false, step, slack>(state, k + j * ROW_BYTES, v + j * ROW_BYTES, 0, scale_log2);
             }
         } else {
             // the tile's first key, relative to the warp's first query; no query of the warp sees a key whose relative
             // index is 16 * row_tiles or more
-            int key = tile * 64 - q0 - warp_row;
+            int key = tile * keys - q0 - warp_row;
 #pragma unroll 1
-            for (int j = 0; j < 64 && key + j < 16 * row_tiles; j += step) {
+            for (int j = 0; j < keys && key + j < 16 * row_tiles; j += step) {
                 attention_forward_step<true, step, slack>(state, k + j * ROW_BYTES, v + j * ROW_BYTES, key + j,
                                                           scale_log2);
             }
         }
     }
-    floatX* dst = out + ((size_t)b * T * NH + h) * HS;
-    attention_forward_store(dst, lse ? lse + (size_t)work.head * T : nullptr, warp_q, state, q0 + warp_row, T, C);
+    floatX* dst = out + ((size_t)b * T * NH + h) * head_size;
+    attention_forward_store(dst, lse ? lse + (size_t)work.head * T : nullptr, warp_q, state, q0 + warp_row, T, C,
+                            head_size);
 }
 
-template <int HS, int row_tiles, int step, int slack, int blocks>
-void attention_forward_mma_tiles(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, float scale,
-                                 const Execution& exec) {
-    auto kernel = attention_forward_kernel15<HS, row_tiles, step, slack, blocks>;
-    constexpr int SHARED_BYTES = sizeof(AttentionForwardMmaSMem<HS, row_tiles>);
+// head_size is HS or, if that is not 64, less.
+template <int HS, int row_tiles, int step, int slack, int blocks, int keys = 64>
+void attention_forward_mma_tiles(floatX* out, float* lse, const floatX* qkv, int B, int T, int head_size, int NH,
+                                 float scale, const Execution& exec) {
+    auto kernel = attention_forward_kernel15<HS, row_tiles, step, slack, blocks, keys>;
+    constexpr int SHARED_BYTES = sizeof(AttentionForwardMmaSMem<HS, row_tiles, keys>);
     static_assert(SHARED_BYTES <= 99 << 10, "the limit of compute capability 8.6");
     cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES));
     kernel<<<B * NH * ceil_div(T, 64 * row_tiles), 128, SHARED_BYTES, exec.stream>>>(
-        out, lse, qkv, T, NH, B * NH, attention_forward_group(T, HS, B * NH), LOG2E * scale);
+        out, lse, qkv, T, head_size, NH, B * NH, attention_forward_group(T, head_size, B * NH), LOG2E * scale);
     cudaCheck(cudaGetLastError());
 }
 
-// HS is 32, 64, 96 or 128.
+// HS is a multiple of 8, at most 256.
 void attention_forward_mma(floatX* out, float* lse, const floatX* qkv, int B, int T, int HS, int NH, float scale,
                            const Execution& exec) {
-    if (HS == 32) {
-        attention_forward_mma_tiles<32, 2, 32, 8, 3>(out, lse, qkv, B, T, NH, scale, exec);
-    } else if (HS == 64) {
-        attention_forward_mma_tiles<64, 2, 32, 8, 3>(out, lse, qkv, B, T, NH, scale, exec);
-    } else if (HS == 96) {
-        attention_forward_mma_tiles<96, 1, 64, 8, 3>(out, lse, qkv, B, T, NH, scale, exec);
-    } else {
-        require(HS == 128);
-        attention_forward_mma_tiles<128, 1, 64, 8, 2>(out, lse, qkv, B, T, NH, scale, exec);
-    }
+    require(HS % 8 == 0 && HS <= 256);
+    auto tiles = HS <= 32    ? attention_forward_mma_tiles<32, 2, 32, 8, 3>
+                 : HS <= 48  ? attention_forward_mma_tiles<48, 2, 32, 8, 3>
+                 : HS == 64  ? attention_forward_mma_tiles<64, 2, 32, 8, 3>
+                 : HS <= 80  ? attention_forward_mma_tiles<80, 2, 32, 8, 2>
+                 : HS <= 96  ? attention_forward_mma_tiles<96, 2, 32, 8, 2>
+                 : HS <= 128 ? attention_forward_mma_tiles<128, 1, 64, 8, 2>
+                 : HS <= 192 ? attention_forward_mma_tiles<192, 1, 32, 8, 2, 32>
+                             : attention_forward_mma_tiles<256, 1, 32, 8, 1, 32>;
+    tiles(out, lse, qkv, B, T, HS, NH, scale, exec);
 }
 
 // ---- sm_90a: shared by kernels 17 to 25: wgmma products, online softmax in registers, output by TMA ----
@@ -6916,13 +6931,11 @@ void attention_forward_sm90(floatX* out, float* lse, const floatX* qkv, int B, i
 }
 #endif
 
-// The number of the kernel that attention_forward() runs; see the table below. A head size outside the table's first two rows,
-// such as 48, uses no tensor cores on any GPU, an H100 included: kernel 6 computes in fp32.
+// The number of the kernel that attention_forward() runs; see the table below.
 inline int attention_forward_choice(int HS) {
 #if !defined(ENABLE_FP32)
     if (HS == 64 && has_sm90a()) { return 25; }
-    bool has_tiles = HS == 32 || HS == 64 || HS == 96 || HS == 128;
-    if (has_tiles && compiled_arch(attention_forward_kernel15<64, 2, 32, 8, 3>) >= 80) { return 15; }
+    if (compiled_arch(attention_forward_kernel15<64, 2, 32, 8, 3, 64>) >= 80) { return 15; }
 #endif
     (void)HS;
     return 6;
@@ -6934,8 +6947,7 @@ inline int attention_forward_choice(int HS) {
 //
 //     HS                        bf16, fp16:  sm_90a (H100)   8.0 and up (A100)   older          fp32
 //     64                                     kernel 25       kernel 15           kernel 6       kernel 6
-//     32, 96, 128                            kernel 15       kernel 15           kernel 6       kernel 6
-//     other multiples of 8, up to 256        kernel 6        kernel 6            kernel 6       kernel 6
+//     other multiples of 8, up to 256        kernel 15       kernel 15           kernel 6       kernel 6
 void attention_forward(floatX* out, float* lse, const floatX* qkv, int B, int T, int C, int NH, float scale,
                        const Execution& exec) {
     double bytes = (4.0 * C * sizeof(floatX) + NH * sizeof(float)) * B * T;
@@ -7156,31 +7168,46 @@ void attention_backward_plain(floatX* dqkv, const float* lse, const float* dsum,
 //     walked           0   1     2   3     4   5     6   7
 //     owned g          lane 4g   4g + 1    4g + 2    4g + 3      c[0], c[1]
 //     owned g + 8      lane 4g   4g + 1    4g + 2    4g + 3      c[2], c[3]
-template <int HS, int M> struct AttentionBackwardMmaSMem {
-    floatX tile1[2][64 * HS], tile2[2][64 * HS]; // two stages of walked rows: q and dout, or k and v
-    floatX owned[64 * M * HS];                   // the owned operand that is not in registers: v, or dout
-    float lse[2][64], dsum[2][64];               // two stages for the walked queries; only used by kernel kv
+//
+// A tile has room for HS columns, a multiple of 16, which is the head size or more: columns past the head's are zeros, in the tile
+// only. 64 is the head size itself, which costs fewer registers. Rows are this many elements apart, a multiple of 32.
+template <int HS> constexpr int ATTENTION_BACKWARD_PITCH = (HS + 31) / 32 * 32;
+
+// Whether one owned operand is in registers. Rows as wide as these leave too few of them for the sums: both are in shared memory.
+template <int HS> constexpr bool ATTENTION_BACKWARD_IN_REGISTERS = HS <= 192;
+// Its type: fragments of mma's operand a, or where they are in this warp's shared memory.
+template <int HS, int M> using AttentionBackwardOperand =
+    std::conditional_t<ATTENTION_BACKWARD_IN_REGISTERS<HS>, uint32_t[M][HS / 16][4], floatX*>;
+
+// `walked` is the number of rows of a walked tile.
+template <int HS, int M, int walked = 64> struct AttentionBackwardMmaSMem {
+    static constexpr int PITCH = ATTENTION_BACKWARD_PITCH<HS>, OWNED = ATTENTION_BACKWARD_IN_REGISTERS<HS> ? 1 : 2;
+    floatX tile1[2][walked * PITCH], tile2[2][walked * PITCH]; // two stages of walked rows: q and dout, or k and v
+    floatX owned[OWNED * 64 * M * PITCH];  // the owned operands that are not in registers: v, or dout; then k, or q
+    float lse[2][walked], dsum[2][walked]; // two stages for the walked queries; only used by kernel kv
 };
 static_assert(sizeof(AttentionBackwardMmaSMem<128, 1>) <= 99 * 1024, "the limit of compute capability 8.6");
+static_assert(sizeof(AttentionBackwardMmaSMem<256, 1, 16>) <= 99 * 1024, "the limit of compute capability 8.6");
 
-// The swizzle. Returns the element offset of 16-byte chunk `chunk` of row `row` in the tile (rows, HS) that begins at
-// element `tile`. The chunks of a row are permuted as in attention_forward_at(), so that the same chunk of 8
-// consecutive rows covers all 32 banks.
+// The swizzle. Returns the element offset of 16-byte chunk `chunk` of row `row` in the tile that begins at element `tile`. The
+// chunks of a row are permuted as in attention_forward_at(), so that the same chunk of 8 consecutive rows covers all 32 banks.
 template <int HS> __device__ inline int attention_backward_offset(int tile, int row, int chunk) {
-    return tile + row * HS + (chunk ^ (HS % 64 == 0 ? row % 8 : row / 2 % 4)) * 8;
+    constexpr int PITCH = ATTENTION_BACKWARD_PITCH<HS>;
+    return tile + row * PITCH + (chunk ^ (PITCH % 64 == 0 ? row % 8 : row / 2 % 4)) * 8;
 }
 // Given the offset of chunk 0 or 1 of a row, returns the address `chunk` chunks further in the same row. chunk is even.
 template <int HS> __device__ inline floatX* attention_backward_column(floatX* memory, int offset, int chunk) {
-    constexpr int GROUP = HS % 64 == 0 ? 8 : 4;
+    constexpr int GROUP = ATTENTION_BACKWARD_PITCH<HS> % 64 == 0 ? 8 : 4;
     return memory + (offset ^ chunk % GROUP * 8) + chunk / GROUP * GROUP * 8;
 }
 
 // One thread's share of the copies of two tensors to shared memory. Each call of load() issues cp.async for the next
-// tile of 64 rows of both tensors.
-template <int HS> struct AttentionBackwardLoader {
-    static constexpr int LANES = HS % 64 == 0 ? 8 : 4, ROWS = 128 / LANES; // lanes per row, rows per pass of the block
+// tile of `walked` rows of both tensors. Rows past the end of the sequence and columns past head_size become 0.
+template <int HS, int walked = 64> struct AttentionBackwardLoader {
+    static constexpr int PITCH = ATTENTION_BACKWARD_PITCH<HS>;
+    static constexpr int LANES = PITCH % 64 == 0 ? 8 : 4, ROWS = 128 / LANES; // lanes per row, rows per pass
     const floatX *next1, *next2;
-    int num_valid; // number of rows from this thread's row to the end of the sequence; rows past the end become 0
+    int num_valid; // number of rows from this thread's row to the end of the sequence
 
     __device__ AttentionBackwardLoader(const floatX* rows1, const floatX* rows2, int stride1, int stride2, int t,
                                        int T) {
@@ -7188,25 +7215,27 @@ template <int HS> struct AttentionBackwardLoader {
         next1 = rows1 + (size_t)row * stride1 + column, next2 = rows2 + (size_t)row * stride2 + column;
         num_valid = T - row;
     }
-    __device__ void load(floatX* tile1, floatX* tile2, int stride1, int stride2) {
+    __device__ void load(floatX* tile1, floatX* tile2, int stride1, int stride2, int head_size = HS) {
         int row = threadIdx.x / LANES, lane = threadIdx.x % LANES;
 #pragma unroll
-        for (int i = 0; i < 64; i += ROWS) {
+        for (int i = 0; i < walked; i += ROWS) {
 #pragma unroll
-            for (int c = 0; c < HS / 8; c += LANES) {
+            for (int c = 0; c < PITCH / 8; c += LANES) {
                 int to = attention_backward_offset<HS>(0, row + i, c + lane);
-                cp_async_16(tile1 + to, next1 + c * 8, i < num_valid);
-                cp_async_16(tile2 + to, next2 + c * 8, i < num_valid);
+                bool is_valid = i < num_valid && (c + lane) * 8 < head_size;
+                cp_async_16(tile1 + to, next1 + c * 8, is_valid);
+                cp_async_16(tile2 + to, next2 + c * 8, is_valid);
             }
             next1 += ROWS * stride1, next2 += ROWS * stride2;
         }
-        num_valid -= 64;
+        num_valid -= walked;
     }
 };
 
-// Loads rows row..row+16*M-1 from global memory as fragments of mma's operand a. Rows past T become 0.
-template <int HS, int M> __device__ inline void
-attention_backward_load_operand(uint32_t (&a)[M][HS / 16][4], const floatX* rows, size_t stride, int row, int T) {
+// Loads rows row..row+16*M-1 from global memory as fragments of mma's operand a. Rows past T and columns past head_size become 0.
+template <int HS, int M> __device__ inline void attention_backward_load_operand(uint32_t (&a)[M][HS / 16][4],
+                                                                                const floatX* rows, size_t stride,
+                                                                                int row, int T, int head_size = HS) {
     int lane = threadIdx.x % 32;
 #pragma unroll
     for (int m = 0; m < M; m++) {
@@ -7216,21 +7245,21 @@ attention_backward_load_operand(uint32_t (&a)[M][HS / 16][4], const floatX* rows
             const uint32_t* p = reinterpret_cast<const uint32_t*>(rows + r * stride) + lane % 4;
 #pragma unroll
             for (int k = 0; k < HS / 16; k++) {
-                a[m][k][half_m] = r < T ? p[8 * k] : 0;
-                a[m][k][half_m + 2] = r < T ? p[8 * k + 4] : 0;
+                a[m][k][half_m] = r < T && 16 * k < head_size ? p[8 * k] : 0;
+                a[m][k][half_m + 2] = r < T && 16 * k + 8 < head_size ? p[8 * k + 4] : 0;
             }
         }
     }
 }
 
 // Issues cp.async for 16 * M rows, of which num_valid exist, into this warp's shared memory, and does not wait.
-template <int HS, int M>
-__device__ inline void attention_backward_load_owned(floatX* owned, const floatX* rows, int stride, int num_valid) {
+template <int HS, int M> __device__ inline void
+attention_backward_load_owned(floatX* owned, const floatX* rows, int stride, int num_valid, int head_size = HS) {
 #pragma unroll 1
     for (int i = threadIdx.x % 32; i < 16 * M * (HS / 8); i += 32) {
         int row = i / (HS / 8), chunk = i % (HS / 8);
         cp_async_16(owned + attention_backward_offset<HS>(0, row, chunk), rows + (size_t)row * stride + chunk * 8,
-                    row < num_valid);
+                    row < num_valid && chunk * 8 < head_size);
     }
 }
 
@@ -7244,7 +7273,7 @@ attention_backward_multiply_rows(float (&sum)[M][N][4], const uint32_t (&a)[M][H
 #pragma unroll
         for (int n = 0; n < N; n += 2) {
             uint32_t b[4];
-            ldmatrix_x4(b, attention_backward_column<HS>(memory, offset, 2 * k) + 8 * n * HS);
+            ldmatrix_x4(b, attention_backward_column<HS>(memory, offset, 2 * k) + 8 * n * ATTENTION_BACKWARD_PITCH<HS>);
 #pragma unroll
             for (int m = 0; m < M; m++) {
                 mma_16x8x16(sum[m][n], a[m][k], b[0], b[1], floatX());
@@ -7254,9 +7283,10 @@ attention_backward_multiply_rows(float (&sum)[M][N][4], const uint32_t (&a)[M][H
     }
 }
 
-// As attention_backward_multiply_rows, with operand a in this warp's shared memory (`owned`).
+// The same with operand a in this warp's shared memory (`owned`).
 template <int HS, int M, int N> __device__ inline void
-attention_backward_multiply_owned(float (&sum)[M][N][4], floatX* owned, floatX* memory, int tile) {
+attention_backward_multiply_rows(float (&sum)[M][N][4], floatX* owned, floatX* memory, int tile) {
+    constexpr int PITCH = ATTENTION_BACKWARD_PITCH<HS>;
     int lane = threadIdx.x % 32, offset_a = attention_backward_offset<HS>(0, lane % 16, lane / 16);
     int offset = attention_backward_offset<HS>(tile, lane / 16 * 8 + lane % 8, lane / 8 % 2);
 #pragma unroll
@@ -7264,12 +7294,12 @@ attention_backward_multiply_owned(float (&sum)[M][N][4], floatX* owned, floatX* 
         uint32_t a[M][4];
 #pragma unroll
         for (int m = 0; m < M; m++) {
-            ldmatrix_x4(a[m], attention_backward_column<HS>(owned, offset_a, 2 * k) + 16 * m * HS);
+            ldmatrix_x4(a[m], attention_backward_column<HS>(owned, offset_a, 2 * k) + 16 * m * PITCH);
         }
 #pragma unroll
         for (int n = 0; n < N; n += 2) {
             uint32_t b[4];
-            ldmatrix_x4(b, attention_backward_column<HS>(memory, offset, 2 * k) + 8 * n * HS);
+            ldmatrix_x4(b, attention_backward_column<HS>(memory, offset, 2 * k) + 8 * n * PITCH);
 #pragma unroll
             for (int m = 0; m < M; m++) {
                 mma_16x8x16(sum[m][n], a[m], b[0], b[1], floatX());
@@ -7298,7 +7328,8 @@ attention_backward_multiply_columns(float (&sum)[M][HS / 8][4], const float (&x)
 #pragma unroll
         for (int n = 0; n < HS / 8; n += 2) {
             uint32_t b[4];
-            ldmatrix_x4_trans(b, attention_backward_column<HS>(memory, offset, n) + 16 * k * HS);
+            ldmatrix_x4_trans(b,
+                              attention_backward_column<HS>(memory, offset, n) + 16 * k * ATTENTION_BACKWARD_PITCH<HS>);
 #pragma unroll
             for (int m = 0; m < M; m++) {
                 mma_16x8x16(sum[m][n], a[m], b[0], b[1], floatX());
@@ -7312,7 +7343,7 @@ attention_backward_multiply_columns(float (&sum)[M][HS / 8][4], const float (&x)
 // shared memory, which are no longer needed.
 template <int HS, int M> __device__ inline void attention_backward_store(floatX* rows, size_t stride, int num_valid,
                                                                          const float (&sum)[M][HS / 8][4], float factor,
-                                                                         floatX* owned) {
+                                                                         floatX* owned, int head_size = HS) {
     __syncwarp();
     int lane = threadIdx.x % 32;
 #pragma unroll
@@ -7331,7 +7362,7 @@ template <int HS, int M> __device__ inline void attention_backward_store(floatX*
 #pragma unroll 1
     for (int i = lane; i < 16 * M * (HS / 8); i += 32) {
         int row = i / (HS / 8), chunk = i % (HS / 8);
-        if (row < num_valid) {
+        if (row < num_valid && chunk * 8 < head_size) {
             const int4* from = reinterpret_cast<int4*>(owned + attention_backward_offset<HS>(0, row, chunk));
             *reinterpret_cast<int4*>(rows + row * stride + chunk * 8) = *from;
         }
@@ -7346,11 +7377,14 @@ __device__ inline int2 attention_backward_work(int num_tiles, int heads_at_a_tim
     return make_int2(first + i % heads, i / heads);
 }
 
-// Adds the terms of 8 * N queries to dk and dv. These queries begin at element offset `tile` of q_tiles and d_tiles;
-// lse and dsum point to their values. kv, q: the warp's first key and the first of these queries, only read if masked.
-template <bool masked, int HS, int M, int N>
+// What a kernel kv computes. With both, the sums of wide heads do not fit in the registers.
+enum { ATTENTION_BACKWARD_DK = 1, ATTENTION_BACKWARD_DV = 2 };
+
+// Adds the terms of 8 * N queries to dk and dv, or to one of them. These queries begin at element offset `tile` of q_tiles and
+// d_tiles; lse and dsum point to their values. kv, q: the warp's first key and the first of these queries, only read if masked.
+template <bool masked, int what, int HS, int M, int N>
 __device__ inline void attention_backward_step_kv(float (&dk)[M][HS / 8][4], float (&dv)[M][HS / 8][4],
-                                                  const uint32_t (&k)[M][HS / 16][4], floatX* v, floatX* q_tiles,
+                                                  const AttentionBackwardOperand<HS, M>& k, floatX* v, floatX* q_tiles,
                                                   floatX* d_tiles, int tile, const float* lse, const float* dsum,
                                                   int kv, int q, float scale2) {
     int lane = threadIdx.x % 32;
@@ -7365,7 +7399,7 @@ __device__ inline void attention_backward_step_kv(float (&dk)[M][HS / 8][4], flo
         }
     }
     attention_backward_multiply_rows<HS, M, N>(p, k, q_tiles, tile);
-    attention_backward_multiply_owned<HS, M, N>(ds, v, d_tiles, tile);
+    if constexpr (what & ATTENTION_BACKWARD_DK) { attention_backward_multiply_rows<HS, M, N>(ds, v, d_tiles, tile); }
 #pragma unroll
     for (int n = 0; n < N; n++) {
         float x[2] = {lse[8 * n] * LOG2E, lse[8 * n + 1] * LOG2E};
@@ -7380,77 +7414,96 @@ __device__ inline void attention_backward_step_kv(float (&dk)[M][HS / 8][4], flo
             }
         }
     }
-    attention_backward_multiply_columns<HS, M, N>(dv, p, d_tiles, tile);
-    attention_backward_multiply_columns<HS, M, N>(dk, ds, q_tiles, tile);
+    if constexpr (what & ATTENTION_BACKWARD_DV) { attention_backward_multiply_columns<HS, M, N>(dv, p, d_tiles, tile); }
+    if constexpr (what & ATTENTION_BACKWARD_DK) {
+        attention_backward_multiply_columns<HS, M, N>(dk, ds, q_tiles, tile);
+    }
 }
 
-template <int HS, int M, int N, int blocks_per_sm> __global__ void __launch_bounds__(128, blocks_per_sm)
+template <int what, int HS, int M, int N, int blocks_per_sm, int walked>
+__global__ void __launch_bounds__(128, blocks_per_sm)
     attention_backward_kv_kernel7(floatX* dqkv, const float* lse, const float* dsum, const floatX* dout,
-                                  const floatX* qkv, int T, int C, int NH, float scale, int heads_at_a_time) {
+                                  const floatX* qkv, int T, int C, int NH, int head_size, float scale,
+                                  int heads_at_a_time) {
     extern __shared__ __align__(128) unsigned char attention_backward_memory[];
-    AttentionBackwardMmaSMem<HS, M>& smem =
-        *reinterpret_cast<AttentionBackwardMmaSMem<HS, M>*>(attention_backward_memory);
+    auto& smem = *reinterpret_cast<AttentionBackwardMmaSMem<HS, M, walked>*>(attention_backward_memory);
+    constexpr int PITCH = ATTENTION_BACKWARD_PITCH<HS>,
+                  WALKS = 64 * M / walked; // tiles of as many queries as the block's keys
+    if (HS == 64) { head_size = HS; }
     int2 work = attention_backward_work(ceil_div(T, 64 * M), heads_at_a_time); // tile 0 has the longest walk
     int h = work.x % NH, b = work.x / NH, warp = threadIdx.x / 32, kv = 64 * M * work.y + 16 * M * warp;
     int stride = 3 * C, stride_d = C;
-    const floatX *q = qkv + (size_t)b * T * stride + h * HS, *d = dout + (size_t)b * T * stride_d + h * HS;
+    const floatX* q = qkv + (size_t)b * T * stride + h * head_size;
+    const floatX* d = dout + (size_t)b * T * stride_d + h * head_size;
     lse += (size_t)work.x * T, dsum += (size_t)work.x * T;
     float scale2 = scale * LOG2E;
 
-    int first = M * work.y, num_walks = ceil_div(T, 64);
-    AttentionBackwardLoader<HS> loader(q, d, stride, stride_d, 64 * first, T);
+    int first = WALKS * work.y, num_walks = ceil_div(T, walked);
+    AttentionBackwardLoader<HS, walked> loader(q, d, stride, stride_d, walked * first, T);
     auto load = [&](int stage, int t) {
-        loader.load(smem.tile1[stage], smem.tile2[stage], stride, stride_d);
+        loader.load(smem.tile1[stage], smem.tile2[stage], stride, stride_d, head_size);
         // queries past the end add 0, because their q, dout, lse and dsum are 0
         int i = threadIdx.x % 64;
-        cp_async_4((threadIdx.x < 64 ? smem.lse : smem.dsum)[stage] + i, (threadIdx.x < 64 ? lse : dsum) + t + i,
-                   t + i < T);
+        if (walked == 64 || i < walked) {
+            cp_async_4((threadIdx.x < 64 ? smem.lse : smem.dsum)[stage] + i, (threadIdx.x < 64 ? lse : dsum) + t + i,
+                       t + i < T);
+        }
         cp_async_commit();
     };
-    floatX* v_owned = smem.owned + 16 * M * HS * warp;
-    attention_backward_load_owned<HS, M>(v_owned, q + 2 * C + (size_t)kv * stride, stride, T - kv);
-    load(0, 64 * first);
-
-    uint32_t k_operand[M][HS / 16][4];
-    attention_backward_load_operand<HS, M>(k_operand, q + C, stride, kv, T);
+    floatX* v_owned = smem.owned + 16 * M * PITCH * warp; // where the results are staged at the end, too
+    if (what & ATTENTION_BACKWARD_DK) {
+        attention_backward_load_owned<HS, M>(v_owned, q + 2 * C + (size_t)kv * stride, stride, T - kv, head_size);
+    }
+    AttentionBackwardOperand<HS, M> k_operand;
+    constexpr bool IN_REGISTERS = ATTENTION_BACKWARD_IN_REGISTERS<HS>;
+    if constexpr (!IN_REGISTERS) {
+        k_operand = v_owned + 64 * M * PITCH;
+        attention_backward_load_owned<HS, M>(k_operand, q + C + (size_t)kv * stride, stride, T - kv, head_size);
+    }
+    load(0, walked * first);
+    if constexpr (IN_REGISTERS) { attention_backward_load_operand<HS, M>(k_operand, q + C, stride, kv, T, head_size); }
     float dk[M][HS / 8][4] = {}, dv[M][HS / 8][4] = {};
     for (int walk = first, stage = 0; walk < num_walks; walk++, stage ^= 1) {
         cp_async_wait<0>();
         __syncthreads(); // this tile has landed for all warps, and all warps have read the previous tile
-        if (walk + 1 < num_walks) { load(stage ^ 1, 64 * (walk + 1)); }
+        if (walk + 1 < num_walks) { load(stage ^ 1, walked * (walk + 1)); }
         floatX *q_tiles = smem.tile1[0], *d_tiles = smem.tile2[0];
-        if (walk < first + M) { // on the diagonal
+        if (walk < first + WALKS) { // on the diagonal
 #pragma unroll 1
-            for (int row = 0; row < 64; row += 8 * N) {
-                int t = 64 * walk + row;
+            for (int row = 0; row < walked; row += 8 * N) {
+                int t = walked * walk + row;
                 if (t + 8 * N <= kv) { continue; } // none of these queries sees this warp's keys
-                attention_backward_step_kv<true, HS, M, N>(dk, dv, k_operand, v_owned, q_tiles, d_tiles,
-                                                           (64 * stage + row) * HS, smem.lse[stage] + row,
-                                                           smem.dsum[stage] + row, kv, t, scale2);
+                attention_backward_step_kv<true, what, HS, M, N>(dk, dv, k_operand, v_owned, q_tiles, d_tiles,
+                                                                 (walked * stage + row) * PITCH, smem.lse[stage] + row,
+                                                                 smem.dsum[stage] + row, kv, t, scale2);
             }
         } else {
 #pragma unroll 1
-            for (int row = 0; row < 64; row += 8 * N) {
-                attention_backward_step_kv<false, HS, M, N>(dk, dv, k_operand, v_owned, q_tiles, d_tiles,
-                                                            (64 * stage + row) * HS, smem.lse[stage] + row,
-                                                            smem.dsum[stage] + row, kv, 0, scale2);
+            for (int row = 0; row < walked; row += 8 * N) {
+                attention_backward_step_kv<false, what, HS, M, N>(dk, dv, k_operand, v_owned, q_tiles, d_tiles,
+                                                                  (walked * stage + row) * PITCH, smem.lse[stage] + row,
+                                                                  smem.dsum[stage] + row, kv, 0, scale2);
             }
         }
     }
 
-    floatX* dk_rows = dqkv + ((size_t)b * T + kv) * stride + h * HS + C;
-    attention_backward_store<HS, M>(dk_rows, stride, T - kv, dk, scale, v_owned);
-    attention_backward_store<HS, M>(dk_rows + C, stride, T - kv, dv, 1.0f, v_owned);
+    floatX* dk_rows = dqkv + ((size_t)b * T + kv) * stride + h * head_size + C;
+    if constexpr (what & ATTENTION_BACKWARD_DK) {
+        attention_backward_store<HS, M>(dk_rows, stride, T - kv, dk, scale, v_owned, head_size);
+    }
+    if constexpr (what & ATTENTION_BACKWARD_DV) {
+        attention_backward_store<HS, M>(dk_rows + C, stride, T - kv, dv, 1.0f, v_owned, head_size);
+    }
 }
 
 // Adds the terms of 8 * N keys to dq. These keys begin at element offset `tile` of k_tiles and v_tiles; lse2 (base 2)
 // and dsum belong to this lane's query rows. q, kv: the warp's first query and the first of these keys, only read if
 // masked.
 template <bool masked, int HS, int M, int N>
-__device__ inline void attention_backward_step_q(float (&dq)[M][HS / 8][4], const uint32_t (&q_operand)[M][HS / 16][4],
-                                                 floatX* d, floatX* k_tiles, floatX* v_tiles, int tile,
-                                                 const float (&lse2)[M][2], const float (&dsum)[M][2], int q, int kv,
-                                                 float scale2) {
+__device__ inline void attention_backward_step_q(float (&dq)[M][HS / 8][4],
+                                                 const AttentionBackwardOperand<HS, M>& q_operand, floatX* d,
+                                                 floatX* k_tiles, floatX* v_tiles, int tile, const float (&lse2)[M][2],
+                                                 const float (&dsum)[M][2], int q, int kv, float scale2) {
     int lane = threadIdx.x % 32;
     float p[M][N][4] = {}, ds[M][N][4]; // ds starts at -dsum, so that adding dout v^T yields dP - dsum
 #pragma unroll
@@ -7461,7 +7514,7 @@ __device__ inline void attention_backward_step_q(float (&dq)[M][HS / 8][4], cons
         }
     }
     attention_backward_multiply_rows<HS, M, N>(p, q_operand, k_tiles, tile);
-    attention_backward_multiply_owned<HS, M, N>(ds, d, v_tiles, tile);
+    attention_backward_multiply_rows<HS, M, N>(ds, d, v_tiles, tile);
 #pragma unroll
     for (int m = 0; m < M; m++) {
 #pragma unroll
@@ -7478,28 +7531,35 @@ __device__ inline void attention_backward_step_q(float (&dq)[M][HS / 8][4], cons
     attention_backward_multiply_columns<HS, M, N>(dq, ds, k_tiles, tile);
 }
 
-template <int HS, int M, int N, int blocks_per_sm> __global__ void __launch_bounds__(128, blocks_per_sm)
+template <int HS, int M, int N, int blocks_per_sm, int walked> __global__ void __launch_bounds__(128, blocks_per_sm)
     attention_backward_q_kernel7(floatX* dqkv, const float* lse, const float* dsum, const floatX* dout,
-                                 const floatX* qkv, int T, int C, int NH, float scale, int heads_at_a_time) {
+                                 const floatX* qkv, int T, int C, int NH, int head_size, float scale,
+                                 int heads_at_a_time) {
     extern __shared__ __align__(128) unsigned char attention_backward_memory[];
-    AttentionBackwardMmaSMem<HS, M>& smem =
-        *reinterpret_cast<AttentionBackwardMmaSMem<HS, M>*>(attention_backward_memory);
+    auto& smem = *reinterpret_cast<AttentionBackwardMmaSMem<HS, M, walked>*>(attention_backward_memory);
+    constexpr int PITCH = ATTENTION_BACKWARD_PITCH<HS>,
+                  WALKS = 64 * M / walked; // tiles of as many keys as the block's queries
+    if (HS == 64) { head_size = HS; }
     int num_tiles = ceil_div(T, 64 * M);
     int2 work = attention_backward_work(num_tiles, heads_at_a_time);
     int tile = num_tiles - 1 - work.y; // the last tile has the longest walk: it sees all keys
     int h = work.x % NH, b = work.x / NH, warp = threadIdx.x / 32, q = 64 * M * tile + 16 * M * warp;
     int stride = 3 * C;
-    const floatX* k = qkv + (size_t)b * T * stride + h * HS + C;
+    const floatX* k = qkv + (size_t)b * T * stride + h * head_size + C;
     float scale2 = scale * LOG2E;
 
-    AttentionBackwardLoader<HS> loader(k, k + C, stride, stride, 0, T);
-    floatX* d_owned = smem.owned + 16 * M * HS * warp;
-    attention_backward_load_owned<HS, M>(d_owned, dout + ((size_t)b * T + q) * C + h * HS, C, T - q);
-    loader.load(smem.tile1[0], smem.tile2[0], stride, stride);
+    AttentionBackwardLoader<HS, walked> loader(k, k + C, stride, stride, 0, T);
+    floatX* d_owned = smem.owned + 16 * M * PITCH * warp;
+    attention_backward_load_owned<HS, M>(d_owned, dout + ((size_t)b * T + q) * C + h * head_size, C, T - q, head_size);
+    AttentionBackwardOperand<HS, M> q_operand;
+    constexpr bool IN_REGISTERS = ATTENTION_BACKWARD_IN_REGISTERS<HS>;
+    if constexpr (!IN_REGISTERS) {
+        q_operand = d_owned + 64 * M * PITCH;
+        attention_backward_load_owned<HS, M>(q_operand, k - C + (size_t)q * stride, stride, T - q, head_size);
+    }
+    loader.load(smem.tile1[0], smem.tile2[0], stride, stride, head_size);
     cp_async_commit();
-
-    uint32_t q_operand[M][HS / 16][4];
-    attention_backward_load_operand<HS, M>(q_operand, k - C, stride, q, T);
+    if constexpr (IN_REGISTERS) { attention_backward_load_operand<HS, M>(q_operand, k - C, stride, q, T, head_size); }
     float lse2[M][2], d_sum[M][2];
 #pragma unroll
     for (int m = 0; m < M; m++) {
@@ -7511,69 +7571,73 @@ template <int HS, int M, int N, int blocks_per_sm> __global__ void __launch_boun
         }
     }
     float dq[M][HS / 8][4] = {};
-    int num_walks = min(M * (tile + 1), ceil_div(T, 64));
+    int num_walks = min(WALKS * (tile + 1), ceil_div(T, walked));
     for (int walk = 0, stage = 0; walk < num_walks; walk++, stage ^= 1) {
         cp_async_wait<0>();
         __syncthreads(); // this tile has landed for all warps, and all warps have read the previous tile
         if (walk + 1 < num_walks) {
-            loader.load(smem.tile1[stage ^ 1], smem.tile2[stage ^ 1], stride, stride);
+            loader.load(smem.tile1[stage ^ 1], smem.tile2[stage ^ 1], stride, stride, head_size);
             cp_async_commit();
         }
         floatX *k_tiles = smem.tile1[0], *v_tiles = smem.tile2[0];
-        if (walk < M * tile) {
+        if (walk < WALKS * tile) {
 #pragma unroll 1
-            for (int row = 0; row < 64; row += 8 * N) {
+            for (int row = 0; row < walked; row += 8 * N) {
                 attention_backward_step_q<false, HS, M, N>(dq, q_operand, d_owned, k_tiles, v_tiles,
-                                                           (64 * stage + row) * HS, lse2, d_sum, q, 0, scale2);
+                                                           (walked * stage + row) * PITCH, lse2, d_sum, q, 0, scale2);
             }
         } else { // on the diagonal
 #pragma unroll 1
-            for (int row = 0; row < 64; row += 8 * N) {
-                int t = 64 * walk + row;
+            for (int row = 0; row < walked; row += 8 * N) {
+                int t = walked * walk + row;
                 if (t >= q + 16 * M) { break; } // no query of this warp sees these keys
                 attention_backward_step_q<true, HS, M, N>(dq, q_operand, d_owned, k_tiles, v_tiles,
-                                                          (64 * stage + row) * HS, lse2, d_sum, q, t, scale2);
+                                                          (walked * stage + row) * PITCH, lse2, d_sum, q, t, scale2);
             }
         }
     }
 
-    floatX* dq_rows = dqkv + ((size_t)b * T + q) * stride + h * HS;
-    attention_backward_store<HS, M>(dq_rows, stride, T - q, dq, scale, d_owned);
+    floatX* dq_rows = dqkv + ((size_t)b * T + q) * stride + h * head_size;
+    attention_backward_store<HS, M>(dq_rows, stride, T - q, dq, scale, d_owned, head_size);
 }
 
 // kv_M, kv_N, kv_blocks: template arguments M, N, blocks_per_sm of the kernel for dk and dv; q_M, q_N, q_blocks: those
-// of the kernel for dq
-template <int HS, int kv_M, int kv_N, int kv_blocks, int q_M, int q_N, int q_blocks>
+// of the kernel for dq. HS: see ATTENTION_BACKWARD_PITCH.
+template <int HS, int kv_M, int kv_N, int kv_blocks, int q_M, int q_N, int q_blocks, int walked = 64>
 void attention_backward_mma_sized(floatX* dqkv, const float* lse, const float* dsum, const floatX* dout,
                                   const floatX* qkv, int B, int T, int C, int NH, float scale, const Execution& exec) {
-    auto kv_kernel = attention_backward_kv_kernel7<HS, kv_M, kv_N, kv_blocks>;
-    auto q_kernel = attention_backward_q_kernel7<HS, q_M, q_N, q_blocks>;
-    int kv_bytes = sizeof(AttentionBackwardMmaSMem<HS, kv_M>), q_bytes = sizeof(AttentionBackwardMmaSMem<HS, q_M>);
-    cudaCheck(cudaFuncSetAttribute(kv_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kv_bytes));
-    cudaCheck(cudaFuncSetAttribute(q_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, q_bytes));
-    size_t head_bytes = (size_t)4 * T * HS * sizeof(floatX);          // q, k, v and dout of one head
+    size_t head_bytes = (size_t)4 * T * (C / NH) * sizeof(floatX);    // q, k, v and dout of one head
     int heads_at_a_time = (int)(((size_t)32 << 20) / head_bytes) + 1; // 32 MB of the 40 to 50 MB of L2
-    int kv_grid = ceil_div(T, 64 * kv_M) * B * NH, q_grid = ceil_div(T, 64 * q_M) * B * NH;
-    kv_kernel<<<kv_grid, 128, kv_bytes, exec.stream>>>(dqkv, lse, dsum, dout, qkv, T, C, NH, scale, heads_at_a_time);
-    cudaCheck(cudaGetLastError());
-    q_kernel<<<q_grid, 128, q_bytes, exec.stream>>>(dqkv, lse, dsum, dout, qkv, T, C, NH, scale, heads_at_a_time);
-    cudaCheck(cudaGetLastError());
+    auto run = [&](auto kernel, int M, size_t bytes) {
+        cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes));
+        kernel<<<ceil_div(T, 64 * M) * B * NH, 128, bytes, exec.stream>>>(dqkv, lse, dsum, dout, qkv, T, C, NH, C / NH,
+                                                                          scale, heads_at_a_time);
+        cudaCheck(cudaGetLastError());
+    };
+    constexpr int DK = ATTENTION_BACKWARD_DK, DV = ATTENTION_BACKWARD_DV, FIRST = HS > 128 ? DV : DK | DV;
+    size_t kv_bytes = sizeof(AttentionBackwardMmaSMem<HS, kv_M, walked>);
+    run(attention_backward_kv_kernel7<FIRST, HS, kv_M, kv_N, kv_blocks, walked>, kv_M, kv_bytes);
+    if constexpr (!(FIRST & DK)) {
+        run(attention_backward_kv_kernel7<DK, HS, kv_M, kv_N, kv_blocks, walked>, kv_M, kv_bytes);
+    }
+    run(attention_backward_q_kernel7<HS, q_M, q_N, q_blocks, walked>, q_M,
+        sizeof(AttentionBackwardMmaSMem<HS, q_M, walked>));
 }
 
-// HS is 32, 64, 96 or 128.
+// C / NH is a multiple of 8, at most 256.
 void attention_backward_mma(floatX* dqkv, const float* lse, const float* dsum, const floatX* dout, const floatX* qkv,
                             int B, int T, int C, int NH, float scale, const Execution& exec) {
     int HS = C / NH;
-    if (HS == 32) {
-        attention_backward_mma_sized<32, 2, 4, 2, 2, 4, 2>(dqkv, lse, dsum, dout, qkv, B, T, C, NH, scale, exec);
-    } else if (HS == 64) {
-        attention_backward_mma_sized<64, 2, 2, 2, 2, 4, 2>(dqkv, lse, dsum, dout, qkv, B, T, C, NH, scale, exec);
-    } else if (HS == 96) {
-        attention_backward_mma_sized<96, 1, 4, 2, 1, 4, 2>(dqkv, lse, dsum, dout, qkv, B, T, C, NH, scale, exec);
-    } else {
-        require(HS == 128);
-        attention_backward_mma_sized<128, 1, 2, 2, 1, 4, 2>(dqkv, lse, dsum, dout, qkv, B, T, C, NH, scale, exec);
-    }
+    require(HS % 8 == 0 && HS <= 256);
+    auto sized = HS <= 32    ? attention_backward_mma_sized<32, 2, 4, 2, 2, 4, 2>
+                 : HS <= 48  ? attention_backward_mma_sized<48, 2, 4, 2, 2, 4, 2>
+                 : HS == 64  ? attention_backward_mma_sized<64, 2, 2, 2, 2, 4, 2>
+                 : HS <= 80  ? attention_backward_mma_sized<80, 1, 4, 2, 2, 2, 2>
+                 : HS <= 96  ? attention_backward_mma_sized<96, 1, 4, 2, 1, 8, 2>
+                 : HS <= 128 ? attention_backward_mma_sized<128, 1, 4, 2, 1, 4, 2>
+                 : HS <= 192 ? attention_backward_mma_sized<192, 1, 4, 2, 1, 4, 2, 32>
+                             : attention_backward_mma_sized<256, 1, 2, 2, 1, 2, 2, 16>;
+    sized(dqkv, lse, dsum, dout, qkv, B, T, C, NH, scale, exec);
 }
 
 // ---- sm_90a: shared by kernels 9 to 11: five wgmma products, tiles by TMA, dq summed in L2 in a fixed order ----
@@ -8187,13 +8251,11 @@ size_t attention_backward_scratch(int B, int T, int C, int NH) {
     return floats;
 }
 
-// The number of the kernel that attention_backward() runs; see the table below. A head size outside the table's first two rows,
-// such as 48, trains without tensor cores on every GPU, an H100 included: kernel 3 computes in fp32.
+// The number of the kernel that attention_backward() runs; see the table below.
 inline int attention_backward_choice(int HS) {
 #if !defined(ENABLE_FP32)
     if (HS == 64 && has_sm90a()) { return 11; }
-    bool has_tiles = HS == 32 || HS == 64 || HS == 96 || HS == 128;
-    if (has_tiles && compiled_arch(attention_backward_kv_kernel7<64, 2, 2, 2>) >= 80) { return 7; }
+    if (compiled_arch(attention_backward_q_kernel7<64, 2, 4, 2, 64>) >= 80) { return 7; }
 #endif
     (void)HS;
     return 3;
@@ -8228,8 +8290,7 @@ static void attention_backward_run(int kernel, floatX* dqkv, float* dbias, float
 //
 //     HS                        bf16, fp16:  sm_90a (H100)   8.0 and up (A100)   older          fp32
 //     64                                     kernel 11       kernel 7            kernel 3       kernel 3
-//     32, 96, 128                            kernel 7        kernel 7            kernel 3       kernel 3
-//     other multiples of 8, up to 256        kernel 3        kernel 3            kernel 3       kernel 3
+//     other multiples of 8, up to 256        kernel 7        kernel 7            kernel 3       kernel 3
 //
 // Source: Dao et al. 2022, arXiv:2205.14135; Dao 2023, arXiv:2307.08691; Shah et al. 2024, arXiv:2407.08608.
 void attention_backward(floatX* dqkv, float* dbias, float* scratch, const floatX* dout, const floatX* qkv,

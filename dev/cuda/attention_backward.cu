@@ -33,7 +33,7 @@
      4  mma.sync, 16 rows per warp, P and dS through shared memory
      5  4 with P and dS as operands from registers
      6  cp.async, two stages, swizzled, 16 rows per warp
-     7  6 with 32 rows per warp
+     7  6 with 32 rows per warp; any head size
      8  five products, one block per head, dq summed in L2 (slower than 7)
      9  wgmma and TMA, dq summed in L2 in the order of the keys
     10  a producer, two adders of dq, two consumer warpgroups
@@ -346,10 +346,6 @@ template <bool in_registers> void attention_backward4(floatX* dqkv, const float*
 // It runs the code of kernel 7, which is defined below, with 16 instead of 32 rows per warp. 3 blocks fit an SM instead
 // of 2, but each tile is read from shared memory twice as often.
 
-template <int HS, int kv_M, int kv_N, int kv_blocks, int q_M, int q_N, int q_blocks>
-void attention_backward_mma_sized(floatX* dqkv, const float* lse, const float* dsum, const floatX* dout,
-                                  const floatX* qkv, int B, int T, int C, int NH, const Execution& exec);
-
 // Requires HS = 64.
 void attention_backward6(floatX* dqkv, const float* lse, const float* dsum, const floatX* dout, const floatX* qkv,
                          int B, int T, int C, int NH, cudaStream_t stream) {
@@ -418,7 +414,7 @@ __global__ void __launch_bounds__(128, 2)
                         }
                     }
                     attention_backward_multiply_rows<HS, M, N>(p, k_operand, smem.tile1[0], tile);
-                    attention_backward_multiply_owned<HS, M, N>(ds, v_owned, smem.tile2[0], tile);
+                    attention_backward_multiply_rows<HS, M, N>(ds, v_owned, smem.tile2[0], tile);
 #pragma unroll
                     for (int n = 0; n < N; n++) {
                         float lse2[2] = {x[8 * n] * LOG2E, x[8 * n + 1] * LOG2E};
@@ -815,23 +811,19 @@ static void declare(Bench& b) {
             };
             b.kernel(6, "cp.async, two stages, swizzled, 16 rows per warp", kernel6, {0}, 80);
         }
-        if (HS == 32 || HS == 64 || HS == 96 || HS == 128) {
-            auto kernel7 = [=](int form) {
-                attention_backward_dsum(scratch, dout, out, B, T, C, NH, stream);
-                if (form > 0) {
-                    AttentionBackwardMma* launch = attention_backward_forms7[form].launch;
-                    return launch(dqkv, lse, scratch, dout, qkv, B, T, C, NH, scale, stream);
-                }
-                attention_backward_mma(dqkv, lse, scratch, dout, qkv, B, T, C, NH, scale, stream);
-            };
-            b.kernel(7, "6 with 32 rows per warp", kernel7, {0}, 80);
-            if (HS == 64) {
-                std::vector<BenchConfig> configs;
-                for (const AttentionBackwardForm& form : attention_backward_forms7) { configs.push_back(form.config); }
-                b.config("form", configs);
+        auto kernel7 = [=](int form) {
+            attention_backward_dsum(scratch, dout, out, B, T, C, NH, stream);
+            if (form > 0) {
+                AttentionBackwardMma* launch = attention_backward_forms7[form].launch;
+                return launch(dqkv, lse, scratch, dout, qkv, B, T, C, NH, scale, stream);
             }
-        }
+            attention_backward_mma(dqkv, lse, scratch, dout, qkv, B, T, C, NH, scale, stream);
+        };
+        b.kernel(7, "6 with 32 rows per warp; any head size", kernel7, {0}, 80);
         if (HS == 64) {
+            std::vector<BenchConfig> configs;
+            for (const AttentionBackwardForm& form : attention_backward_forms7) { configs.push_back(form.config); }
+            b.config("form", configs);
             Buffer<float> dq_sums = b.scratch<float>("dq_sums", (size_t)B * NH * ceil_div(T, 64) * 4096);
             auto kernel8 = [=](int) {
                 attention_backward_dsum(scratch, dout, out, B, T, C, NH, stream);
@@ -862,7 +854,7 @@ static void declare(Bench& b) {
     b.promoted(13);
 }
 
-// The check shapes have head sizes 64, 32, 96 and 128 for the tensor cores, and 40 and 200 for kernel 3. The shape with
+// The check shapes have head sizes 64, 32, 96 and 128, and 40, 72, 136 and 200, which tiles pad. The shape with
 // 12 * 6 heads of 3 tiles has more work items than an H200 has SMs; at T = 1100 up to nine key tiles add to one sum.
 int main(int argc, char** argv) {
     return bench_main(argc, argv, "attention_backward", declare, {8, 1024, 768, 12},
@@ -885,5 +877,7 @@ int main(int argc, char** argv) {
                        {1, 200, 256, 2},
                        {1, 300, 128, 4},
                        {1, 70, 80, 2},
+                       {2, 100, 72, 1},
+                       {1, 150, 136, 1},
                        {1, 130, 400, 2}});
 }

@@ -26,7 +26,7 @@
     12  output stored 16 bytes at a time, heads in groups that fit L2 (slower than 11)
     13  32 queries per warp, half the shared memory reads (slower than 11)
     14  lazy rescaling, only when P would exceed 2^8 (slower than 11)
-    15  steps of 32 keys, 3 blocks per SM (loses to 14 at B = 16, wins at B = 64)
+    15  steps of 32 keys, 3 blocks per SM; any head size (loses to 14 at B = 16, wins at B = 64)
     16  TMA and mbarriers instead of cp.async
     17  wgmma, steps of 64 keys, two blocks per SM
     18  steps of 128 keys, the diagonal first
@@ -711,24 +711,27 @@ void attention_forward11(floatX* out, float* lse, const floatX* qkv, int B, int 
 // ---- kernel 12: whole lines of memory: output rows are staged and stored 16 bytes at a time; heads in groups that fit L2
 // Kernels 12 to 14 are kernel 15, which is defined below, with other template arguments.
 
-template <int HS, int row_tiles, int step, int slack, int blocks>
-void attention_forward_mma_tiles(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, float scale,
-                                 const Execution& exec);
+template <int HS, int row_tiles, int step, int slack, int blocks, int keys>
+void attention_forward_mma_tiles(floatX* out, float* lse, const floatX* qkv, int B, int T, int head_size, int NH,
+                                 float scale, const Execution& exec);
 
 void attention_forward12(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, const Execution& exec) {
-    attention_forward_mma_tiles<LADDER_HS, 1, 64, 0, 3>(out, lse, qkv, B, T, NH, 1.0f / sqrtf(LADDER_HS), exec);
+    attention_forward_mma_tiles<LADDER_HS, 1, 64, 0, 3, 64>(out, lse, qkv, B, T, LADDER_HS, NH, 1.0f / sqrtf(LADDER_HS),
+                                                            exec);
 }
 
 // ---- kernel 13: 32 queries per warp: each fragment of K and V is used twice, which halves shared memory reads ----
 
 void attention_forward13(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, const Execution& exec) {
-    attention_forward_mma_tiles<LADDER_HS, 2, 64, 0, 2>(out, lse, qkv, B, T, NH, 1.0f / sqrtf(LADDER_HS), exec);
+    attention_forward_mma_tiles<LADDER_HS, 2, 64, 0, 2, 64>(out, lse, qkv, B, T, LADDER_HS, NH, 1.0f / sqrtf(LADDER_HS),
+                                                            exec);
 }
 
 // ---- kernel 14: lazy rescaling, only when P would exceed 2^8, which is rare after the first keys ----
 
 void attention_forward14(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, const Execution& exec) {
-    attention_forward_mma_tiles<LADDER_HS, 2, 64, 8, 2>(out, lse, qkv, B, T, NH, 1.0f / sqrtf(LADDER_HS), exec);
+    attention_forward_mma_tiles<LADDER_HS, 2, 64, 8, 2, 64>(out, lse, qkv, B, T, LADDER_HS, NH, 1.0f / sqrtf(LADDER_HS),
+                                                            exec);
 }
 #endif
 
@@ -1536,12 +1539,17 @@ static const std::vector<AttentionForwardForm> attention_forward_forms6 = {
     {{2, "32 queries x 64 keys"}, attention_forward6<32, 64>},
     {{3, "32 queries x 32 keys"}, attention_forward6<32, 32>}};
 #if !defined(ENABLE_FP32)
+template <int row_tiles, int step, int blocks> static void attention_forward15(floatX* out, float* lse,
+                                                                               const floatX* qkv, int B, int T, int NH,
+                                                                               float scale, const Execution& exec) {
+    attention_forward_mma_tiles<64, row_tiles, step, 8, blocks>(out, lse, qkv, B, T, 64, NH, scale, exec);
+}
 static const std::vector<AttentionForwardForm> attention_forward_forms15 = {
     {{0, "32 queries per warp; steps of 32 keys; 3 blocks per SM"}, NULL},
-    {{1, "32 queries per warp; steps of 16 keys; 3 blocks per SM"}, attention_forward_mma_tiles<64, 2, 16, 8, 3>},
-    {{2, "32 queries per warp; steps of 32 keys; 2 blocks per SM"}, attention_forward_mma_tiles<64, 2, 32, 8, 2>},
-    {{3, "16 queries per warp; steps of 32 keys; 4 blocks per SM"}, attention_forward_mma_tiles<64, 1, 32, 8, 4>},
-    {{4, "16 queries per warp; steps of 64 keys; 3 blocks per SM"}, attention_forward_mma_tiles<64, 1, 64, 8, 3>}};
+    {{1, "32 queries per warp; steps of 16 keys; 3 blocks per SM"}, attention_forward15<2, 16, 3>},
+    {{2, "32 queries per warp; steps of 32 keys; 2 blocks per SM"}, attention_forward15<2, 32, 2>},
+    {{3, "16 queries per warp; steps of 32 keys; 4 blocks per SM"}, attention_forward15<1, 32, 4>},
+    {{4, "16 queries per warp; steps of 64 keys; 3 blocks per SM"}, attention_forward15<1, 64, 3>}};
 static const std::vector<AttentionForwardForm> attention_forward_forms25 = {
     {{0, "by the number of tiles"}, NULL},
     {{2, "two consumers: tiles of 128 queries"}, attention_forward_sm90_launch<2>},
@@ -1655,11 +1663,9 @@ static void declare(Bench& b) {
     rung(12, "output stored 16 bytes at a time, heads in groups that fit L2", attention_forward12, 80);
     rung(13, "32 queries per warp, half the shared memory reads", attention_forward13, 80);
     rung(14, "lazy rescaling, only when P would exceed 2^8", attention_forward14, 80);
-    if (HS == 32 || HS == 64 || HS == 96 || HS == 128) {
-        kernel(
-            15, "steps of 32 keys, 3 blocks per SM (loses to 14 at B = 16, wins at B = 64)",
-            [=] { attention_forward_mma(out, lse, qkv, B, T, HS, NH, scale, stream); }, 80, attention_forward_forms15);
-    }
+    kernel(
+        15, "steps of 32 keys, 3 blocks per SM; any head size (loses to 14 at B = 16, wins at B = 64)",
+        [=] { attention_forward_mma(out, lse, qkv, B, T, HS, NH, scale, stream); }, 80, attention_forward_forms15);
     rung(16, "TMA and mbarriers instead of cp.async", attention_forward16, -90);
     rung(17, "wgmma, steps of 64 keys, two blocks per SM", attention_forward17, -90);
     rung(18, "steps of 128 keys, the diagonal first", attention_forward18, -90);

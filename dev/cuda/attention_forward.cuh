@@ -2,7 +2,7 @@
 attention_forward: out (B,T,NH,HS) = softmax(q k^T / sqrt(HS), causal) v for each head | lse (B,NH,T) float, or NULL: the log of the
 sum of the exponentials | qkv (B,T,3,NH,HS)
 Constraint: HS % 8 == 0, HS <= 256. attention_forward_choice() says which kernel runs: 25 (wgmma, TMA) on Hopper with HS = 64; 15
-(mma.sync) on tensor cores with HS = 32, 64, 96 or 128; else 6 (fp32 arithmetic).
+(mma.sync) on other tensor cores and with other head sizes; else 6 (fp32 arithmetic).
 Kernels 6, 15 and 25 of attention_forward.cu, which has the other kernels, errors and sources.
 */
 #pragma once
@@ -185,36 +185,42 @@ void attention_forward_plain(floatX* out, float* lse, const floatX* qkv, int B, 
 // Each warp owns 16 * row_tiles queries and processes `step` keys at a time. Rescaling is lazy: o and l are rescaled
 // only when P of some row of the warp would exceed 2^slack.
 
-// 64 * row_tiles queries, and two stages of 64 keys and their values: one stage is read while the other is filled.
-template <int HS, int row_tiles> struct AttentionForwardMmaSMem {
-    floatX q[64 * row_tiles * HS]; // at the end each warp stages its output rows here
-    floatX kv[2][2][64 * HS];      // per stage: keys, then values
+// A tile has room for HS columns, a multiple of 16, which is the head size or more: columns past the head's are zeros, in the tile
+// only. 64 is the head size itself, which costs fewer registers. Rows are this many elements apart, a multiple of 32.
+template <int HS> constexpr int ATTENTION_FORWARD_PITCH = (HS + 31) / 32 * 32;
+
+// 64 * row_tiles queries, and two stages of `keys` keys and their values: one stage is read while the other is filled.
+template <int HS, int row_tiles, int keys = 64> struct AttentionForwardMmaSMem {
+    floatX q[64 * row_tiles * ATTENTION_FORWARD_PITCH<HS>]; // at the end each warp stages its output rows here
+    floatX kv[2][2][keys * ATTENTION_FORWARD_PITCH<HS>];    // per stage: keys, then values
 };
 
-// The swizzle. Returns the element offset of 16-byte chunk `chunk` of row `row` in a tile (rows, HS). The chunks of a
-// row are permuted by the row number, so that the same chunk of 8 consecutive rows, which ldmatrix reads at once,
-// covers all 32 banks. Position p of row r holds chunk p ^ (r % 8), as in TMA's 128-byte swizzle. If HS is 32 or 96, it
-// holds chunk p ^ (r / 2 % 4). The chunks at positions 0 to 7:
+// The swizzle. Returns the element offset of 16-byte chunk `chunk` of row `row` in a tile. The chunks of a row are
+// permuted by the row number, so that the same chunk of 8 consecutive rows, which ldmatrix reads at once, covers all 32
+// banks. Position p of row r holds chunk p ^ (r % 8), as in TMA's 128-byte swizzle. If the pitch is no multiple of 64,
+// it holds chunk p ^ (r / 2 % 4). The chunks at positions 0 to 7:
 //
 //     HS = 64    row 0    0 1 2 3 4 5 6 7
 //                row 1    1 0 3 2 5 4 7 6
 //                row 2    2 3 0 1 6 7 4 5
 template <int HS> __device__ inline int attention_forward_at(int row, int chunk) {
-    int permuted = HS % 64 == 0 ? chunk ^ (row & 7) : chunk ^ (row >> 1 & 3);
-    return row * HS + permuted * 8;
+    constexpr int PITCH = ATTENTION_FORWARD_PITCH<HS>;
+    int permuted = PITCH % 64 == 0 ? chunk ^ (row & 7) : chunk ^ (row >> 1 & 3);
+    return row * PITCH + permuted * 8;
 }
 
 // Given the shared-memory address of chunk 0 or 1 of a row, returns the address 16 * d columns further in the same row.
-// Tiles are aligned to 256 bytes, so the swizzle is an xor of address bits.
+// Rows are aligned to the group of 8 or 4 chunks within which they are permuted, so the swizzle is an xor of address bits.
 template <int HS> __device__ inline uint32_t attention_forward_column(uint32_t address, int d) {
-    return HS % 64 == 0 ? address ^ (d * 32) : (address ^ (d % 2 * 32)) + d / 2 * 64;
+    constexpr int GROUP = ATTENTION_FORWARD_PITCH<HS> % 64 == 0 ? 4 : 2; // pairs of chunks
+    return (address ^ (d % GROUP * 32)) + d / GROUP * GROUP * 32;
 }
 
-// Issues cp.async for rows first..first+rows-1 of src, which are 3 * C elements apart, into a tile. Rows past T become
-// zeros. If parts is 2, the rows C elements further (the values of these keys) are also copied, into the next tile.
+// Issues cp.async for rows first..first+rows-1 of src, which are 3 * C elements apart, into a tile. Rows past T and columns past
+// head_size become zeros. If parts is 2, the rows C elements further (the values of these keys) are also copied, into the next tile.
 // The loop is not unrolled, because the compiler would then keep all addresses in registers.
-template <int HS, int rows, int parts>
-__device__ inline void attention_forward_load(floatX* tile, const floatX* src, int first, int T, size_t C) {
+template <int HS, int rows, int parts> __device__ inline void
+attention_forward_load(floatX* tile, const floatX* src, int first, int T, size_t C, int head_size = HS) {
     constexpr int CHUNKS = HS / 8; // per row
     static_assert(rows * CHUNKS % 128 == 0, "every thread copies the same number");
 #pragma unroll 1
@@ -223,8 +229,8 @@ __device__ inline void attention_forward_load(floatX* tile, const floatX* src, i
         const floatX* from = src + (first + row) * 3 * C + chunk * 8;
 #pragma unroll
         for (int part = 0; part < parts; part++) {
-            cp_async_16(tile + part * rows * HS + attention_forward_at<HS>(row, chunk), from + part * C,
-                        first + row < T);
+            cp_async_16(tile + part * rows * ATTENTION_FORWARD_PITCH<HS> + attention_forward_at<HS>(row, chunk),
+                        from + part * C, first + row < T && chunk * 8 < head_size);
         }
     }
 }
@@ -248,7 +254,7 @@ template <int HS, int row_tiles> struct AttentionForwardState {
 template <bool masked, int step, int slack, int HS, int row_tiles> __device__ inline void
 attention_forward_step(AttentionForwardState<HS, row_tiles>& state, uint32_t k, uint32_t v, int key, float scale_log2) {
     int lane = threadIdx.x % 32;
-    constexpr int ROW_BYTES = HS * sizeof(floatX);
+    constexpr int ROW_BYTES = ATTENTION_FORWARD_PITCH<HS> * sizeof(floatX);
     float s[row_tiles][step / 8][4] = {};
 #pragma unroll
     for (int d = 0; d < HS / 16; d++) {
@@ -361,13 +367,14 @@ template <int HS> __device__ inline uint32_t attention_forward_v_address(const f
 }
 
 // ---- kernel 15: mma.sync, steps of 32 keys, which need few enough registers for 3 blocks of 4 warps per SM ----
-// `blocks` is the number of blocks per SM.
+// `blocks` is the number of blocks per SM, `keys` the number of keys of a tile.
 
 // Epilogue: divides a warp's output rows by l and stores them, 16 bytes at a time. `tile`, the warp's own slice of
 // smem.q, is the staging area.
 template <int HS, int row_tiles>
 __device__ inline void attention_forward_store(floatX* out, float* lse, floatX* tile,
-                                               AttentionForwardState<HS, row_tiles>& state, int row0, int T, size_t C) {
+                                               AttentionForwardState<HS, row_tiles>& state, int row0, int T, size_t C,
+                                               int head_size = HS) {
     int lane = threadIdx.x % 32;
 #pragma unroll
     for (int i = 0; i < row_tiles; i++) {
@@ -391,7 +398,7 @@ __device__ inline void attention_forward_store(floatX* out, float* lse, floatX* 
 #pragma unroll
     for (int i = lane; i < 16 * row_tiles * HS / 8; i += 32) {
         int row = i / (HS / 8), chunk = i % (HS / 8);
-        if (row0 + row < T) {
+        if (row0 + row < T && chunk * 8 < head_size) {
             // int4 instead of load128 and store128, because the compiler splits those into 4-byte copies here
             *reinterpret_cast<int4*>(out + (row0 + row) * C + chunk * 8) =
                 *reinterpret_cast<const int4*>(tile + attention_forward_at<HS>(row, chunk));
@@ -399,29 +406,32 @@ __device__ inline void attention_forward_store(floatX* out, float* lse, floatX* 
     }
 }
 
-template <int HS, int row_tiles, int step, int slack, int blocks> __global__ void __launch_bounds__(128, blocks)
-    attention_forward_kernel15(floatX* out, float* lse, const floatX* qkv, int T, int NH, int num_heads, int group,
-                               float scale_log2) {
+template <int HS, int row_tiles, int step, int slack, int blocks, int keys>
+__global__ void __launch_bounds__(128, blocks)
+    attention_forward_kernel15(floatX* out, float* lse, const floatX* qkv, int T, int head_size, int NH, int num_heads,
+                               int group, float scale_log2) {
     extern __shared__ __align__(256) unsigned char attention_forward_shared[];
-    auto& smem = *reinterpret_cast<AttentionForwardMmaSMem<HS, row_tiles>*>(attention_forward_shared);
+    auto& smem = *reinterpret_cast<AttentionForwardMmaSMem<HS, row_tiles, keys>*>(attention_forward_shared);
     constexpr int ROWS = 64 * row_tiles;
+    if (HS == 64) { head_size = HS; }
     AttentionForwardWork work = attention_forward_work(num_heads, ceil_div(T, ROWS), group);
     int b = work.head / NH, h = work.head % NH, q0 = work.tile * ROWS;
     int warp_row = threadIdx.x / 32 * 16 * row_tiles; // the warp's first query is q0 + warp_row
-    size_t C = (size_t)NH * HS;
-    const floatX* src = qkv + (size_t)b * T * 3 * C + h * HS;
-    int num_tiles = ceil_div(min(q0 + ROWS, T), 64), num_unmasked = q0 / 64;
+    size_t C = (size_t)NH * head_size;
+    const floatX* src = qkv + (size_t)b * T * 3 * C + h * head_size;
+    int num_tiles = ceil_div(min(q0 + ROWS, T), keys), num_unmasked = q0 / keys;
 
-    attention_forward_load<HS, ROWS, 1>(smem.q, src, q0, T, C);
-    attention_forward_load<HS, 64, 2>(smem.kv[0][0], src + C, 0, T, C);
+    attention_forward_load<HS, ROWS, 1>(smem.q, src, q0, T, C, head_size);
+    attention_forward_load<HS, keys, 2>(smem.kv[0][0], src + C, 0, T, C, head_size);
     cp_async_commit();
     cp_async_wait<0>();
     __syncthreads();
 
     AttentionForwardState<HS, row_tiles> state;
-    floatX* warp_q = smem.q + warp_row * HS;
+    constexpr int PITCH = ATTENTION_FORWARD_PITCH<HS>, ROW_BYTES = PITCH * sizeof(floatX);
+    constexpr int STAGE_BYTES = sizeof(smem.kv[0]);
+    floatX* warp_q = smem.q + warp_row * PITCH;
     attention_forward_start(state, warp_q);
-    constexpr int ROW_BYTES = HS * sizeof(floatX), STAGE_BYTES = sizeof(smem.kv[0]);
     uint32_t k_address = attention_forward_k_address<HS>(smem.kv[0][0]);
     uint32_t v_address = attention_forward_v_address<HS>(smem.kv[0][1]);
     for (int tile = 0; tile < num_tiles; tile++) {
@@ -430,55 +440,58 @@ template <int HS, int row_tiles, int step, int slack, int blocks> __global__ voi
             __syncthreads(); // this tile has landed, and all warps have read the stage that the next load overwrites
         }
         if (tile + 1 < num_tiles) {
-            attention_forward_load<HS, 64, 2>(smem.kv[(tile + 1) % 2][0], src + C, (tile + 1) * 64, T, C);
+            attention_forward_load<HS, keys, 2>(smem.kv[(tile + 1) % 2][0], src + C, (tile + 1) * keys, T, C,
+                                                head_size);
             cp_async_commit();
         }
         uint32_t k = k_address + tile % 2 * STAGE_BYTES, v = v_address + tile % 2 * STAGE_BYTES;
         if (tile < num_unmasked) {
 #pragma unroll 1
-            for (int j = 0; j < 64; j += step) {
+            for (int j = 0; j < keys; j += step) {
                 attention_forward_step<false, step, slack>(state, k + j * ROW_BYTES, v + j * ROW_BYTES, 0, scale_log2);
             }
         } else {
             // the tile's first key, relative to the warp's first query; no query of the warp sees a key whose relative
             // index is 16 * row_tiles or more
-            int key = tile * 64 - q0 - warp_row;
+            int key = tile * keys - q0 - warp_row;
 #pragma unroll 1
-            for (int j = 0; j < 64 && key + j < 16 * row_tiles; j += step) {
+            for (int j = 0; j < keys && key + j < 16 * row_tiles; j += step) {
                 attention_forward_step<true, step, slack>(state, k + j * ROW_BYTES, v + j * ROW_BYTES, key + j,
                                                           scale_log2);
             }
         }
     }
-    floatX* dst = out + ((size_t)b * T * NH + h) * HS;
-    attention_forward_store(dst, lse ? lse + (size_t)work.head * T : nullptr, warp_q, state, q0 + warp_row, T, C);
+    floatX* dst = out + ((size_t)b * T * NH + h) * head_size;
+    attention_forward_store(dst, lse ? lse + (size_t)work.head * T : nullptr, warp_q, state, q0 + warp_row, T, C,
+                            head_size);
 }
 
-template <int HS, int row_tiles, int step, int slack, int blocks>
-void attention_forward_mma_tiles(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, float scale,
-                                 const Execution& exec) {
-    auto kernel = attention_forward_kernel15<HS, row_tiles, step, slack, blocks>;
-    constexpr int SHARED_BYTES = sizeof(AttentionForwardMmaSMem<HS, row_tiles>);
+// head_size is HS or, if that is not 64, less.
+template <int HS, int row_tiles, int step, int slack, int blocks, int keys = 64>
+void attention_forward_mma_tiles(floatX* out, float* lse, const floatX* qkv, int B, int T, int head_size, int NH,
+                                 float scale, const Execution& exec) {
+    auto kernel = attention_forward_kernel15<HS, row_tiles, step, slack, blocks, keys>;
+    constexpr int SHARED_BYTES = sizeof(AttentionForwardMmaSMem<HS, row_tiles, keys>);
     static_assert(SHARED_BYTES <= 99 << 10, "the limit of compute capability 8.6");
     cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES));
     kernel<<<B * NH * ceil_div(T, 64 * row_tiles), 128, SHARED_BYTES, exec.stream>>>(
-        out, lse, qkv, T, NH, B * NH, attention_forward_group(T, HS, B * NH), LOG2E * scale);
+        out, lse, qkv, T, head_size, NH, B * NH, attention_forward_group(T, head_size, B * NH), LOG2E * scale);
     cudaCheck(cudaGetLastError());
 }
 
-// HS is 32, 64, 96 or 128.
+// HS is a multiple of 8, at most 256.
 void attention_forward_mma(floatX* out, float* lse, const floatX* qkv, int B, int T, int HS, int NH, float scale,
                            const Execution& exec) {
-    if (HS == 32) {
-        attention_forward_mma_tiles<32, 2, 32, 8, 3>(out, lse, qkv, B, T, NH, scale, exec);
-    } else if (HS == 64) {
-        attention_forward_mma_tiles<64, 2, 32, 8, 3>(out, lse, qkv, B, T, NH, scale, exec);
-    } else if (HS == 96) {
-        attention_forward_mma_tiles<96, 1, 64, 8, 3>(out, lse, qkv, B, T, NH, scale, exec);
-    } else {
-        require(HS == 128);
-        attention_forward_mma_tiles<128, 1, 64, 8, 2>(out, lse, qkv, B, T, NH, scale, exec);
-    }
+    require(HS % 8 == 0 && HS <= 256);
+    auto tiles = HS <= 32    ? attention_forward_mma_tiles<32, 2, 32, 8, 3>
+                 : HS <= 48  ? attention_forward_mma_tiles<48, 2, 32, 8, 3>
+                 : HS == 64  ? attention_forward_mma_tiles<64, 2, 32, 8, 3>
+                 : HS <= 80  ? attention_forward_mma_tiles<80, 2, 32, 8, 2>
+                 : HS <= 96  ? attention_forward_mma_tiles<96, 2, 32, 8, 2>
+                 : HS <= 128 ? attention_forward_mma_tiles<128, 1, 64, 8, 2>
+                 : HS <= 192 ? attention_forward_mma_tiles<192, 1, 32, 8, 2, 32>
+                             : attention_forward_mma_tiles<256, 1, 32, 8, 1, 32>;
+    tiles(out, lse, qkv, B, T, HS, NH, scale, exec);
 }
 
 // ---- sm_90a: shared by kernels 17 to 25: wgmma products, online softmax in registers, output by TMA ----
@@ -1042,13 +1055,11 @@ void attention_forward_sm90(floatX* out, float* lse, const floatX* qkv, int B, i
 }
 #endif
 
-// The number of the kernel that attention_forward() runs; see the table below. A head size outside the table's first two rows,
-// such as 48, uses no tensor cores on any GPU, an H100 included: kernel 6 computes in fp32.
+// The number of the kernel that attention_forward() runs; see the table below.
 inline int attention_forward_choice(int HS) {
 #if !defined(ENABLE_FP32)
     if (HS == 64 && has_sm90a()) { return 25; }
-    bool has_tiles = HS == 32 || HS == 64 || HS == 96 || HS == 128;
-    if (has_tiles && compiled_arch(attention_forward_kernel15<64, 2, 32, 8, 3>) >= 80) { return 15; }
+    if (compiled_arch(attention_forward_kernel15<64, 2, 32, 8, 3, 64>) >= 80) { return 15; }
 #endif
     (void)HS;
     return 6;
@@ -1060,8 +1071,7 @@ inline int attention_forward_choice(int HS) {
 //
 //     HS                        bf16, fp16:  sm_90a (H100)   8.0 and up (A100)   older          fp32
 //     64                                     kernel 25       kernel 15           kernel 6       kernel 6
-//     32, 96, 128                            kernel 15       kernel 15           kernel 6       kernel 6
-//     other multiples of 8, up to 256        kernel 6        kernel 6            kernel 6       kernel 6
+//     other multiples of 8, up to 256        kernel 15       kernel 15           kernel 6       kernel 6
 void attention_forward(floatX* out, float* lse, const floatX* qkv, int B, int T, int C, int NH, float scale,
                        const Execution& exec) {
     double bytes = (4.0 * C * sizeof(floatX) + NH * sizeof(float)) * B * T;
