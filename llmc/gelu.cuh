@@ -58,9 +58,18 @@ __device__ inline float normal_distribution(float x, float density) {
     return x < 0.0f ? p : 1.0f - p;
 }
 
+// Exact GELU, x times the normal distribution function of x, and in *slope its derivative: they share that function, the costly part.
+__device__ inline float exact_gelu_and_slope(float x, float* slope) {
+    float density = exp2_approx(-0.5f * LOG2E * x * x), below = normal_distribution(x, density);
+    float inner = x != x ? x : fminf(fmaxf(x, -40.0f), 40.0f); // no inf * 0
+    *slope = below + 0.3989422804f * inner * density;
+    return x * below;
+}
+
 template <Activation kind> __device__ float activate(float x) {
+    float slope; // not used
     if (kind == ACT_GELU_TANH) { return gelu(x); }
-    if (kind == ACT_GELU) { return x * normal_distribution(x, exp2_approx(-0.5f * LOG2E * x * x)); }
+    if (kind == ACT_GELU) { return exact_gelu_and_slope(x, &slope); }
     if (kind == ACT_RELU) { return x > 0.0f ? x : x != x ? x : 0.0f; }
     if (kind == ACT_RELU_SQUARED) { return x < 0.0f ? 0.0f : x * x; }
     if (kind == ACT_SILU) { return x * sigmoid(x); }
@@ -70,15 +79,22 @@ template <Activation kind> __device__ float activate(float x) {
 template <Activation kind> __device__ float activation_slope(float x) {
     if (kind == ACT_GELU_TANH) { return gelu_slope(x); }
     if (kind == ACT_GELU) {
-        float density = exp2_approx(-0.5f * LOG2E * x * x),
-              inner = x != x ? x : fminf(fmaxf(x, -40.0f), 40.0f); // no inf * 0
-        return normal_distribution(x, density) + 0.3989422804f * inner * density;
+        float slope;
+        exact_gelu_and_slope(x, &slope);
+        return slope;
     }
     if (kind == ACT_RELU) { return x > 0.0f ? 1.0f : x != x ? x : 0.0f; }
     if (kind == ACT_RELU_SQUARED) { return x < 0.0f ? 0.0f : 2.0f * x; }
     float s = sigmoid(kind == ACT_SILU ? x : 2.0f * x);
     if (kind == ACT_SILU) { return s + (x != x ? x : fminf(fmaxf(x, -100.0f), 100.0f)) * s * (1.0f - s); }
     return 4.0f * s * (1.0f - s); // 1 - tanh(x)^2
+}
+
+// activate(x), and in *slope activation_slope(x), with the same bits.
+template <Activation kind> __device__ float activate_and_slope(float x, float* slope) {
+    if (kind == ACT_GELU) { return exact_gelu_and_slope(x, slope); }
+    *slope = activation_slope<kind>(x);
+    return activate<kind>(x);
 }
 
 // Calls use(kind), where kind.value is a constant, for an activation.

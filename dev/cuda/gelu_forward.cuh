@@ -39,12 +39,14 @@ template <Activation kind>
 __global__ void activation_forward_kernel2(floatX* out, floatX* slope, const floatX* inp, size_t n) {
     size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * x128::size;
     if (i >= n) { return; }
-    x128 x = load128(inp + i), y;
-    for (int k = 0; k < x128::size; k++) { y[k] = (floatX)activate<kind>((float)x[k]); }
+    x128 x = load128(inp + i), y, slopes;
+    for (int k = 0; k < x128::size; k++) {
+        float s;
+        y[k] = (floatX)activate_and_slope<kind>((float)x[k], &s);
+        slopes[k] = (floatX)s;
+    }
     store128(out + i, y);
-    if (!slope) { return; }
-    for (int k = 0; k < x128::size; k++) { y[k] = (floatX)activation_slope<kind>((float)x[k]); }
-    store128(slope + i, y);
+    if (slope) { store128(slope + i, slopes); }
 }
 
 // out (n) = the activation of inp (n), and slope (n), which may be NULL, its derivative there; out or slope may be inp
