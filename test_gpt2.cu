@@ -310,7 +310,6 @@ static void check_variant(const JsonValue* line, const GPT2Config* config, const
                        IS_FP32 ? 1e-4 : 4 * FORWARD * want->items[0].number / sqrt((double)BT * V), name);
     double loss = run_pass(&model, B, T), norm = gradient_norm(&model);
     check_near(loss, json_get(line, "loss")->number, (IS_FP32 ? 1e-5 : LOSS) * loss);
-    check_near(norm, json_get(line, "grad_norm")->number, (IS_FP32 ? 1e-4 : BACKWARD) * norm);
     std::vector<float> grads = gradients(&model);
     for_each_tensor(config, [&](size_t place, size_t offset, size_t n) {
         std::copy(grads.begin() + place, grads.begin() + place + n, values.begin() + offset);
@@ -320,6 +319,7 @@ static void check_variant(const JsonValue* line, const GPT2Config* config, const
     // estimates is 1.8 times too large.
     double torch = 1.8 * json_get(line, "bf16")->number * sqrt(UNIT * 512);
     limit = IS_FP32 ? 1e-4 : fmax(BACKWARD, torch);
+    check_near(norm, json_get(line, "grad_norm")->number, limit * norm);
     check_variant_tensors(json_get(line, "grads"), config, values, limit, &variants.gradient, name, "the gradient");
     AdamW o = {1e-3f, 0.9f, 0.95f, 1e-8f, 0.1f, 1.0f};
     gpt2_update(&model, &o, false);
@@ -328,7 +328,8 @@ static void check_variant(const JsonValue* line, const GPT2Config* config, const
         float* keys = &values[param_offset(config, 5) + (size_t)(3 * l + 1) * C];
         std::fill(keys, keys + C, 0.0f);
     }
-    check_variant_tensors(json_get(line, "after"), config, values, IS_FP32 ? 1e-4 : BACKWARD, &variants.step, name,
+    // A first step is the rate times the gradient's sign. Of 64 values, rounding to 16 bits turns the sign of one or two.
+    check_variant_tensors(json_get(line, "after"), config, values, IS_FP32 ? 1e-4 : 12 * 0x1p-9, &variants.step, name,
                           "a step");
     gpt2_free(&model);
     variants.run++;
