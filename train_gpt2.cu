@@ -6365,7 +6365,6 @@ void attention_forward_mma(floatX* out, float* lse, const floatX* qkv, int B, in
                  : HS <= 80  ? attention_forward_mma_tiles<80, 2, 32, 8, 2>
                  : HS <= 96  ? attention_forward_mma_tiles<96, 2, 32, 8, 2>
                  : HS <= 128 ? attention_forward_mma_tiles<128, 1, 64, 8, 2>
-                 : HS <= 192 ? attention_forward_mma_tiles<192, 1, 32, 8, 2, 32>
                              : attention_forward_mma_tiles<256, 1, 32, 8, 1, 32>;
     tiles(out, lse, qkv, B, T, HS, NH, scale, exec);
 }
@@ -7174,7 +7173,7 @@ void attention_backward_plain(floatX* dqkv, const float* lse, const float* dsum,
 template <int HS> constexpr int ATTENTION_BACKWARD_PITCH = (HS + 31) / 32 * 32;
 
 // Whether one owned operand is in registers. Rows as wide as these leave too few of them for the sums: both are in shared memory.
-template <int HS> constexpr bool ATTENTION_BACKWARD_IN_REGISTERS = HS <= 192;
+template <int HS> constexpr bool ATTENTION_BACKWARD_IN_REGISTERS = HS <= 128;
 // Its type: fragments of mma's operand a, or where they are in this warp's shared memory.
 template <int HS, int M> using AttentionBackwardOperand =
     std::conditional_t<ATTENTION_BACKWARD_IN_REGISTERS<HS>, uint32_t[M][HS / 16][4], floatX*>;
@@ -7635,7 +7634,6 @@ void attention_backward_mma(floatX* dqkv, const float* lse, const float* dsum, c
                  : HS <= 80  ? attention_backward_mma_sized<80, 1, 4, 2, 2, 2, 2>
                  : HS <= 96  ? attention_backward_mma_sized<96, 1, 4, 2, 1, 8, 2>
                  : HS <= 128 ? attention_backward_mma_sized<128, 1, 4, 2, 1, 4, 2>
-                 : HS <= 192 ? attention_backward_mma_sized<192, 1, 4, 2, 1, 4, 2, 32>
                              : attention_backward_mma_sized<256, 1, 2, 2, 1, 2, 2, 16>;
     sized(dqkv, lse, dsum, dout, qkv, B, T, C, NH, scale, exec);
 }

@@ -224,7 +224,7 @@ void attention_backward_plain(floatX* dqkv, const float* lse, const float* dsum,
 template <int HS> constexpr int ATTENTION_BACKWARD_PITCH = (HS + 31) / 32 * 32;
 
 // Whether one owned operand is in registers. Rows as wide as these leave too few of them for the sums: both are in shared memory.
-template <int HS> constexpr bool ATTENTION_BACKWARD_IN_REGISTERS = HS <= 192;
+template <int HS> constexpr bool ATTENTION_BACKWARD_IN_REGISTERS = HS <= 128;
 // Its type: fragments of mma's operand a, or where they are in this warp's shared memory.
 template <int HS, int M> using AttentionBackwardOperand =
     std::conditional_t<ATTENTION_BACKWARD_IN_REGISTERS<HS>, uint32_t[M][HS / 16][4], floatX*>;
@@ -685,7 +685,6 @@ void attention_backward_mma(floatX* dqkv, const float* lse, const float* dsum, c
                  : HS <= 80  ? attention_backward_mma_sized<80, 1, 4, 2, 2, 2, 2>
                  : HS <= 96  ? attention_backward_mma_sized<96, 1, 4, 2, 1, 8, 2>
                  : HS <= 128 ? attention_backward_mma_sized<128, 1, 4, 2, 1, 4, 2>
-                 : HS <= 192 ? attention_backward_mma_sized<192, 1, 4, 2, 1, 4, 2, 32>
                              : attention_backward_mma_sized<256, 1, 2, 2, 1, 2, 2, 16>;
     sized(dqkv, lse, dsum, dout, qkv, B, T, C, NH, scale, exec);
 }

@@ -489,7 +489,6 @@ void attention_forward_mma(floatX* out, float* lse, const floatX* qkv, int B, in
                  : HS <= 80  ? attention_forward_mma_tiles<80, 2, 32, 8, 2>
                  : HS <= 96  ? attention_forward_mma_tiles<96, 2, 32, 8, 2>
                  : HS <= 128 ? attention_forward_mma_tiles<128, 1, 64, 8, 2>
-                 : HS <= 192 ? attention_forward_mma_tiles<192, 1, 32, 8, 2, 32>
                              : attention_forward_mma_tiles<256, 1, 32, 8, 1, 32>;
     tiles(out, lse, qkv, B, T, HS, NH, scale, exec);
 }

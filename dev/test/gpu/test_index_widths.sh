@@ -41,7 +41,7 @@ products() {
 # Leaves out products of constants and of at most one C, or of names that count within a row, a head or a warp.
 large() {
     awk '
-        function constant(x) { return x ~ /^([0-9]+|HS|NH|[A-Z][A-Z0-9_][A-Z0-9_]+|[A-Za-z0-9_]+::[A-Za-z_]+|sizeof.*|.* % [0-9]+)$/ }
+        function constant(x) { return x ~ /^([0-9]+|HS|head_size|NH|[A-Z][A-Z0-9_][A-Z0-9_]+(<HS>)?|[A-Za-z0-9_]+::[A-Za-z_]+|sizeof.*|.* % [0-9]+)$/ }
         function counts_few(x) {
             sub(/ \/ [0-9]+$/, "", x)
             return x ~ /^([cdehjkm]|lane|warp|warpgroup|warp_row|half|group|rank|stage|slot|box|chunk|head|emulation_thread_index\(\)\.x)$/ ||
