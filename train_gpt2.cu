@@ -14,14 +14,15 @@ parameters, flags.h the flags (args), and run.h what a training run is besides i
 reports of its steps, and what is due between two of them (validation, a sample, a checkpoint).
 
 One stream, in order. The host queues a step, and prints the report of the previous step while the GPU works. In training
-the host waits for the GPU only
+the host waits for the GPU only (between steps also for what is due, and before the first for the files)
 
     for a batch buffer that is still being copied (load_batch)
     for the report of the previous step (report_step)
     with -sl or -sg, in every step: it must see loss and norm before it allows the update (judge_before_update)
     when a matmul's shape is first met, usually in the first step: cuBLASLt's algorithms are timed (cublaslt_fastest)
     with several GPUs, before the first step: rank 0 chooses for all ranks (ranks_choose)
-    with --profile, once, before the profiled steps: the GPU's own speed is measured (profile_run)
+    at the start, if the GPU's speed is not in llmc/mfu.h: it is measured (find_machine_flops)
+    with --profile, once, before the profiled steps: the same (profile_run)
     around evaluation, samples and checkpoints
 
 With several GPUs, the hosts also wait for one another in every micro-batch, and twice between steps (ranks_agree). All other
@@ -144,8 +145,8 @@ size_t encoder_backward_scratch(int B, int T, int V);
 // out (N,C) = (inp - mean) * rstd * weight + bias; mean, rstd (N) | inp (N,C) | weight, bias (C). arXiv:1607.06450.
 void layernorm_forward(floatX* out, float* mean, float* rstd, const floatX* inp, const floatX* weight,
                        const floatX* bias, int N, int C, float epsilon, const Execution& exec);
-// residual (N,C) = inp1 + inp2; normed (N,C), mean, rstd (N) are its layernorm. For --fp8: other products add
-// to the residual stream themselves.
+// residual (N,C) = inp1 + inp2; normed (N,C), mean, rstd (N) are its layernorm. For --fp8, whose MLP does not
+// add to the residual stream itself.
 void fused_residual_layernorm_forward(floatX* residual, floatX* normed, float* mean, float* rstd, const floatX* inp1,
                                       const floatX* inp2, const floatX* weight, const floatX* bias, int N, int C,
                                       float epsilon, const Execution& exec);
@@ -225,7 +226,7 @@ size_t global_norm_scratch();
 
 // Decides whether the weights are updated: state->applied becomes 1 unless loss or norm is not finite or skip is true. Sets
 // norm, num_updates, grad_scale and the bias corrections for adamw. In fp16 it also sets the next step's loss scale: half
-// after an overflow, double after 2000 finite steps, always within 1 to 65536. deferred: see the deferred update in section 2.
+// where the loss is finite and the norm is not, double after 2000 finite steps, always within 1 to 65536. deferred: see the deferred update in section 2.
 void adamw_prepare(StepState* state, const AdamW& optimizer, bool skip, bool deferred, const Execution& exec);
 // AdamW on n parameters, if state->applied: params (n) floatX, master (n) float or NULL, m, v (n) | grads (n). seed 0:
 // params are rounded to nearest; else stochastically, with new random bits in every update.
@@ -350,8 +351,8 @@ size_t decode_sample_scratch(int B);
 // up to 1024, for the others. decode_layers_runs() is false for other models, as those whose MLP's width F is not 4*C, and in fp32, on
 // other GPUs than Hopper's, and where not all blocks run at once. packed (num_layers*12*C*C): what decode_layers_pack() makes of the
 // matrices, to be made again when they change; the vectors are read from `layers`. The caller zeroes scratch once, before the first
-// call. Weights, packed, caches and positions are read while the kernel before may still run: it must not write them, and must be an
-// ordinary launch, as decode_embed's.
+// call. Weights, packed, caches and positions are read while the kernel that was launched before may still run: that kernel must not
+// write them, and must be an ordinary launch, as decode_embed's.
 bool decode_layers_runs(int B, int C, int F, int NH, int capacity);
 void decode_layers_pack(floatX* packed, const DecodeLayers& layers, const Execution& exec);
 void decode_layers(const DecodeLayers& layers, int B, const floatX* packed, uint64_t* scratch, const Execution& exec);
@@ -590,7 +591,7 @@ struct GPT2Options {
 struct Weights8 {
     WeightFormat format = WEIGHTS_FULL; // then there is nothing else
     uint8_t* values = NULL;             // (model_size): the place of a weight is its place in the model's array
-    float* scales = NULL;               // (model_size / C): row r of the matrix at `place` has place / C + r
+    float* scales = NULL;               // one for each row of a matrix: weights8_row() of its place, and on
 };
 
 struct GPT2 {
@@ -8686,7 +8687,7 @@ __global__ void __launch_bounds__(1024) mean_loss_kernel1(float* mean, const flo
     if (threadIdx.x == 0) { *mean += sum * scale; }
 }
 
-// mean (1) += scale * sum(losses) | losses (N) | scale = 1 / (N * micro-steps)
+// mean (1) += scale * sum(losses) | losses (N) | scale: 1 / the tokens of a step, on all ranks
 void mean_loss(float* mean, const float* losses, int N, float scale, const Execution& exec) {
     Op op(exec, (double)N * sizeof(float), 0, "mean_loss");
     mean_loss_kernel1<<<1, 1024, 0, exec.stream>>>(mean, losses, N, scale);
