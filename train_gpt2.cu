@@ -225,8 +225,9 @@ void global_norm(float* norm, float* scratch, const float* grads, size_t n, cons
 size_t global_norm_scratch();
 
 // Decides whether the weights are updated: state->applied becomes 1 unless loss or norm is not finite or skip is true. Sets
-// norm, num_updates, grad_scale and the bias corrections for adamw. In fp16 it also sets the next step's loss scale: half
-// where the loss is finite and the norm is not, double after 2000 finite steps, always within 1 to 65536. deferred: see the deferred update in section 2.
+// norm, num_updates, grad_scale and the bias corrections for adamw. In fp16 it also sets the next step's loss scale, always within 1
+// to 65536: half where the loss is finite and the norm is not, double after 2000 finite steps. deferred: see the deferred update in
+// section 2.
 void adamw_prepare(StepState* state, const AdamW& optimizer, bool skip, bool deferred, const Execution& exec);
 // AdamW on n parameters, if state->applied: params (n) floatX, master (n) float or NULL, m, v (n) | grads (n). seed 0:
 // params are rounded to nearest; else stochastically, with new random bits in every update.
