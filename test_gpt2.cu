@@ -2081,7 +2081,8 @@ int main(int argc, char** argv) {
     (void)train, (void)sample, (void)evaluate, (void)bench,
         (void)profile_run; // not called here: the tests run the program itself
     find_program(argv[0]);
-    settings.tune = 0; // no autotuning, so that every test uses the same algorithms
+    setenv("XDG_CACHE_HOME", test_dir(), 1); // what the program keeps for later runs
+    settings.tune = 0;                       // no autotuning, so that every test uses the same algorithms
     int n = 0;
     bool list = argc > 1 && strcmp(argv[1], "--list") == 0;
     CublasLt library;

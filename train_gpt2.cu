@@ -53,8 +53,9 @@ matmul_forward_choice, matmul_backward_input_choice, matmul_backward_weight_choi
 the first four. In generation, decode_matvec runs on every GPU; decode_matmul, for several texts, and decode_layers need Hopper.
 
 When training first meets a shape on cuBLASLt, the library's algorithms are timed and the fastest is kept (--no-tune: the first
-one that the library proposes). The choices are saved with the checkpoints, and a resumed run uses the same ones. So are the
-block sizes of --tuned, which take the place of those in the launchers.
+one that the library proposes). The choice goes to a file in the user's cache folder, from which all runs of this program on such
+a card take it (--tune again: times again). The choices are also saved with the checkpoints, and a resumed run uses its own. So
+are the block sizes of --tuned, which take the place of those in the launchers.
 
 With the same choices on the same kind of GPU, a run gives the same bits every time: the order of every sum in our kernels
 depends only on the shapes and the GPU, and with several GPUs on --overlap, and no floating-point sum uses atomics.
@@ -85,7 +86,7 @@ follows karpathy/llm.c. The source of an algorithm is named at its operation, or
 */
 #include "llmc/adamw_state.cuh"   // defines: AdamW, StepState, DeferredUpdate
 #include "llmc/checkpoint.h"      // defines: advise_huge, params_check
-#include "llmc/choices.cuh"       // defines: choices_open, choices_save, choices_load
+#include "llmc/choices.cuh"       // defines: choices_open_cache, choices_open, choices_save, choices_load
 #include "llmc/cli.h"             // defines: cli_parse, cli_print
 #include "llmc/column_sums.cuh"   // defines: ColumnSums, column_sums_flush
 #include "llmc/crc32c.h"          // defines: crc32c
@@ -2902,6 +2903,7 @@ static Trainer* trainer_open(const Execution& exec) {
     t->machine_flops = run_num_ranks * find_machine_flops(t->model.exec);
     load_training_state(t, &source);
     if (t->job.checkpoint.text[0]) { choices_load(t->model.exec, args->output); }
+    choices_print(t->model.exec);
     if (args->sample_every > 0 && is_rank0()) { load_sampling_kernels(t); }
     if (!is_alone()) { share_choices(t); }
     return t;
@@ -3119,7 +3121,8 @@ static void open_device(Execution* exec) {
 #endif
     cublaslt_open(*exec->library);
     exec->library->tf32 = args->tf32;
-    exec->times_algorithms = args->tune;
+    exec->times_algorithms = args->tune != TUNE_OFF;
+    if (args->tune != TUNE_OFF && is_rank0()) { choices_open_cache(*exec, args->tune == TUNE_AGAIN); }
     choices_open(*exec, args->tuned);
 }
 

@@ -1,7 +1,8 @@
 /*
 The choices that a run makes for speed and on which its last bits depend: cuBLASLt's algorithms (cublas_common.cuh) and the
 configurations of kernels (tuned.h). They are files in the run's output directory, beside the checkpoints, so that a resumed
-run makes the same ones.
+run makes the same ones. The algorithms are also kept in the user's cache folder, so that other runs make the same ones and
+need not time them again.
 */
 #pragma once
 
@@ -9,6 +10,42 @@ run makes the same ones.
 #include "cuda_common.cuh"
 #include "tuned.h"
 #include "utils.h"
+
+// The folder for what the program keeps for later runs: $XDG_CACHE_HOME/train_gpt2cu, or ~/.cache/train_gpt2cu. False: none.
+// Relative paths do not count (XDG Base Directory Specification).
+inline bool choices_folder(Path* folder) {
+    const char *cache = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
+    if (cache && cache[0] == '/') { return path_set(folder, "%s/train_gpt2cu", cache); }
+    return home && home[0] == '/' && path_set(folder, "%s/.cache/train_gpt2cu", home);
+}
+
+// Takes the algorithms that earlier runs have chosen, with this program and this driver on such a GPU. again: they are timed
+// again, and replaced. Called before the first matmul.
+inline void choices_open_cache(const Execution& exec, bool again) {
+    Path folder;
+    int driver = 0;
+    char validity[128], module[256] = "";
+    if (!choices_folder(&folder)) { return; }
+    cudaCheck(cudaDriverGetVersion(&driver));
+    FILE* f = fopen("/proc/driver/nvidia/version", "r"); // tells two drivers of the same CUDA version apart
+    if (f && !fgets(module, sizeof(module), f)) { module[0] = '\0'; }
+    if (f) { fclose(f); }
+    snprintf(validity, sizeof(validity), "driver %d (%08x), program %016llx", driver, crc32c(0, module, strlen(module)),
+             (unsigned long long)hash_of_program());
+    cublaslt_open_cache(*exec.library, folder.text, validity, again);
+}
+
+// Prints from where the run takes its algorithms. Called after choices_load().
+inline void choices_print(const Execution& exec) {
+    const CublasLt& lt = *exec.library;
+    const char* file = lt.cache.path.text;
+    if (!lt.loaded.empty()) { printf("matmul choices: %zu of the run itself\n", lt.loaded.size()); }
+    if (!lt.cache.choices.empty()) {
+        print_line(stdout, "matmul choices: %zu from %s; --tune again times them again", lt.cache.choices.size(), file);
+    } else if (file[0]) {
+        print_line(stdout, "matmul choices: what this run times is kept in %s", file);
+    }
+}
 
 // Uses the kernel configurations in the file `tuned`, which may be NULL. Called before the first launch.
 inline void choices_open(const Execution& exec, const char* tuned) {

@@ -37,7 +37,8 @@ typedef struct {
     void* value; // int* (also for OPT_BOOL), int64_t*, float*, const char**, CliList*; before cli_parse(): the default.
                  // OPT_CHOICE: int*, the number of the choice, counted from 0
     const char* unit; // unit of a number ("steps"), or NULL; OPT_STR: the argument's name, or its choices "a|b|c";
-                      // OPT_CHOICE: its choices, the last of which is meant by the flag without an argument
+                      // OPT_CHOICE: its choices, the last of which is meant by the flag without an argument;
+                      // OPT_BOOL: a word for a third value, 2
     const char* help; // one sentence, no full stop
     double min, max;  // inclusive range of a number; min == max == 0 means no range
 } Option;
@@ -118,9 +119,15 @@ static inline void cli_format_value(char* buf, size_t size, const Option* o, int
     const CliDefaults* d = cli_defaults();
     switch (o->type) {
     case OPT_INT:
-    case OPT_BOOL:
-        snprintf(buf, size, "%d", was ? (int)d->integer[i] : *(const int*)o->value);
+    case OPT_BOOL: {
+        int v = was ? (int)d->integer[i] : *(const int*)o->value;
+        if (o->type == OPT_BOOL && v == 2) {
+            snprintf(buf, size, "%s", o->unit);
+        } else {
+            snprintf(buf, size, "%d", v);
+        }
         break;
+    }
     case OPT_LONG:
         snprintf(buf, size, "%lld", was ? (long long)d->integer[i] : (long long)*(const int64_t*)o->value);
         break;
@@ -256,7 +263,7 @@ static inline int cli_format_flag(char* buf, size_t size, const Option* o) {
         return snprintf(buf, size, "  %s%s--%s %s", o->letter || !o->alias ? letter : "", alias, o->name,
                         o->unit && o->unit[0] ? o->unit : "TEXT");
     }
-    if (o->type == OPT_CHOICE) {
+    if (o->type == OPT_CHOICE || (o->type == OPT_BOOL && o->unit)) {
         return snprintf(buf, size, "  %s%s--%s [%s]", o->letter || !o->alias ? letter : "", alias, o->name, o->unit);
     }
     return snprintf(buf, size, "  %s%s--%s%s", o->letter || !o->alias ? letter : "", alias, o->name, arg);
@@ -402,10 +409,18 @@ static inline void cli_set_number(const Option* o, const char* arg) {
     }
 }
 
+// The value of an OPT_BOOL: 0, 1, or 2 for its word; -1: arg is none of these.
+static inline int cli_find_bool(const Option* o, const char* arg) {
+    if (strcmp(arg, "0") == 0 || strcmp(arg, "1") == 0) { return arg[0] == '1'; }
+    return o->unit && strcmp(arg, o->unit) == 0 ? 2 : -1;
+}
+
 static inline void cli_set(const Option* o, const char* arg) {
     if (o->type == OPT_BOOL) {
-        if (strcmp(arg, "0") != 0 && strcmp(arg, "1") != 0) { cli_fail("--%s wants 0 or 1, got '%s'", o->name, arg); }
-        *(int*)o->value = arg[0] == '1';
+        int v = cli_find_bool(o, arg);
+        if (v < 0 && o->unit) { cli_fail("--%s wants 0, 1 or %s, got '%s'", o->name, o->unit, arg); }
+        if (v < 0) { cli_fail("--%s wants 0 or 1, got '%s'", o->name, arg); }
+        *(int*)o->value = v;
         return;
     }
     if (cli_is_number(o)) {
@@ -614,7 +629,7 @@ static inline int cli_parse_arguments(int argc, char** argv, const char* about, 
         }
         if (opts[i].type == OPT_BOOL && !optarg) {
             bool no = code >= CLI_CODE && (code - CLI_CODE) % 2 == 1;
-            bool next = !no && optind < argc && (strcmp(argv[optind], "0") == 0 || strcmp(argv[optind], "1") == 0);
+            bool next = !no && optind < argc && cli_find_bool(&opts[i], argv[optind]) >= 0;
             cli_set(&opts[i], no ? "0" : next ? argv[optind++] : "1");
         } else if (opts[i].type == OPT_CHOICE && !optarg) {
             bool next = optind < argc && argv[optind][0] != '-';

@@ -6,9 +6,11 @@ That swap happens in cublaslt_plan() and nowhere else.
 
 The library proposes several algorithms for a product. By default the first call with a shape times them all, and later
 calls use the fastest. So two runs of a program may choose differently, and then differ in the last bits; within a run
-equal calls give equal bits. There are two ways to get equal bits in every run on the same kind of GPU. cublaslt_save()
-writes the choices to a file and cublaslt_load() repeats them in a later run; times_algorithms = false in an Execution takes the first
-proposal of the library. Split-K algorithms that add their partial sums in 16 bits are not accepted.
+equal calls give equal bits. There are three ways to get equal bits in every run on the same kind of GPU.
+cublaslt_open_cache() names a file of the user in which a run puts each choice that it times, and finds those of earlier
+runs. cublaslt_save() writes the choices of a run to a file of its own, and cublaslt_load() repeats them in a later run;
+they precede those of the cache. times_algorithms = false in an Execution takes the first proposal of the library.
+Split-K algorithms that add their partial sums in 16 bits are not accepted.
 
 A CublasLt has one handle and one workspace: calls may be on any stream, but no two of them may run at the same time.
 */
@@ -23,6 +25,7 @@ A CublasLt has one handle and one workspace: calls may be on any stream, but no 
 #include "mfu.h"
 #include "profile.cuh"
 #include "utils.h"
+#include <sys/file.h>
 
 // The names are listed here because cublasLtGetStatusName() is in libcublasLt, and a program may link -lcublas alone.
 #define cublasCheck(expr) cublas_check((expr), #expr, __FILE__, __LINE__)
@@ -122,6 +125,14 @@ struct CublasLtChoice {
 };
 static_assert(sizeof(CublasLtChoice) == sizeof(CublasLtKey) + sizeof(cublasLtMatmulAlgo_t), "written as it is");
 
+// The choices of all runs of this program on this kind of GPU, in a file of the user. Each new one is put there at once.
+struct CublasLtCache {
+    Path path = {""};                    // of the file; "": none is used
+    std::string header;                  // first line of the file
+    bool again = false;                  // products are timed again, and replace what the file has
+    std::vector<CublasLtChoice> choices; // found in the file when it was opened
+};
+
 struct CublasLt {
     cublasLtHandle_t handle = NULL;
     void* workspace = NULL;
@@ -129,7 +140,8 @@ struct CublasLt {
     bool tf32 =
         false; // in FP32 builds, operands are rounded to TF32, which has 10 bits of mantissa, for the tensor cores
     std::vector<CublasLtPlan> plans;
-    std::vector<CublasLtChoice> loaded;
+    std::vector<CublasLtChoice> loaded; // by cublaslt_load()
+    CublasLtCache cache;
 };
 // The library of operations that get only a stream: those of a ladder in dev/cuda.
 inline CublasLt& cublaslt() {
@@ -270,9 +282,9 @@ inline int cublaslt_fastest(const CublasLtPlan& plan, MatmulCall c, const cublas
     return best;
 }
 
-// Sets plan.algo to an earlier run's choice for this product. Returns false if no choice is loaded or it is not valid.
-inline bool cublaslt_recall(const CublasLt& lt, CublasLtPlan& plan) {
-    for (const CublasLtChoice& choice : lt.loaded) {
+// Sets plan.algo to the choice for its product that is among `choices`. Returns false if there is none, or it is not valid.
+inline bool cublaslt_recall(const std::vector<CublasLtChoice>& choices, const CublasLt& lt, CublasLtPlan& plan) {
+    for (const CublasLtChoice& choice : choices) {
         if (memcmp(&choice.key, &plan.key, sizeof(plan.key)) != 0) { continue; }
         cublasLtMatmulHeuristicResult_t result;
         plan.algo = choice.algo;
@@ -307,6 +319,178 @@ inline cublasStatus_t cublaslt_propose(const CublasLt& lt, cublasLtMatmulHeurist
     return status;
 }
 
+// ---- choices on disk ----------------------------------------------------------------
+
+// Writes to text (512) what a file of choices is valid for: this version of the library on this kind of GPU.
+inline void cublaslt_choices_header(char* text) {
+    char gpu[256];
+    device_name(gpu);
+    snprintf(text, 512, "cublasLt %zu, %s, %s, third form\n", cublasLtGetVersion(), PRECISION_NAME, gpu);
+}
+
+// Puts a choice in the place of the one for the same product, or at the end.
+inline void cublaslt_put(std::vector<CublasLtChoice>& choices, const CublasLtChoice& choice) {
+    size_t i = 0;
+    while (i < choices.size() && memcmp(&choices[i].key, &choice.key, sizeof(choice.key)) != 0) { i++; }
+    if (i == choices.size()) { choices.push_back(choice); }
+    choices[i] = choice;
+}
+
+// The choices of a run: first the loaded ones in their order, each replaced by this process's own choice if it has
+// called that product, then the choices for products that only this process has called. So saving after loading loses
+// nothing, and repeats nothing.
+inline std::vector<CublasLtChoice> cublaslt_choices(const CublasLt& lt) {
+    std::vector<CublasLtChoice> choices;
+    for (const CublasLtChoice& choice : lt.loaded) { cublaslt_put(choices, choice); }
+    for (const CublasLtPlan& plan : lt.plans) {
+        if (plan.found) { cublaslt_put(choices, {plan.key, plan.algo}); }
+    }
+    return choices;
+}
+
+// Writes the header, one line per choice (the key and then the algorithm, as decimal ints) and the crc32c of these lines.
+inline bool cublaslt_write_choices(const std::vector<CublasLtChoice>& choices, const char* path, const char* header,
+                                   Error* err) {
+    Path temporary;
+    FileWriter w;
+    path_set(&temporary, "%s.new", path);
+    if (!writer_open(&w, temporary.text, err)) { return false; }
+    writer_printf(&w, "%s", header);
+    for (const CublasLtChoice& choice : choices) {
+        const int n = sizeof(choice) / sizeof(int);
+        int words[n];
+        memcpy(words, &choice, sizeof(choice));
+        for (int i = 0; i < n; i++) { writer_printf(&w, "%d%c", words[i], i + 1 < n ? ' ' : '\n'); }
+    }
+    writer_printf(&w, "crc32c %08x\n", w.crc);
+    bool ok = writer_close(&w, err);
+    if (ok && rename(temporary.text, path) != 0) {
+        ok = error_set(err, "%s: cannot rename to it: %s", path, strerror(errno));
+    }
+    if (!ok) { unlink(temporary.text); }
+    return ok;
+}
+
+// Reads a file of cublaslt_write_choices() into choices, to which it adds only if the file is good. A file with another header
+// sets *foreign. Files of earlier versions of this program have no checksum.
+inline bool cublaslt_read_choices(std::vector<CublasLtChoice>* choices, const char* path, const char* header,
+                                  bool* foreign, Error* err) {
+    MappedFile file;
+    *foreign = false;
+    if (!map_file(&file, path, err)) { return false; }
+    std::string text((const char*)file.data, file.size);
+    unmap_file(&file);
+    if (text.compare(0, strlen(header), header) != 0) {
+        *foreign = true;
+        return error_set(err, "%s: of another GPU, library or version", path);
+    }
+    std::vector<CublasLtChoice> found;
+    const char* at = text.c_str() + strlen(header);
+    unsigned sum;
+    while (*at && sscanf(at, "crc32c %8x", &sum) != 1) {
+        CublasLtChoice choice;
+        int words[sizeof(choice) / sizeof(int)];
+        for (int& word : words) {
+            char* end;
+            word = (int)strtol(at, &end, 10);
+            if (end == at) { return error_set(err, "%s: is damaged", path); }
+            at = end;
+        }
+        while (*at == '\n' || *at == ' ') { at++; }
+        memcpy(&choice, words, sizeof(choice));
+        found.push_back(choice);
+    }
+    bool good = !*at || (strlen(at) == strlen("crc32c 01234567\n") &&
+                         crc32c(0, text.c_str(), (size_t)(at - text.c_str())) == sum);
+    if (!good) { return error_set(err, "%s: is damaged", path); }
+    choices->insert(choices->end(), found.begin(), found.end());
+    return true;
+}
+
+// Writes the choices of lt, and of the file that it loaded.
+inline bool cublaslt_save(const CublasLt& lt, const char* path, Error* err) {
+    char header[512];
+    cublaslt_choices_header(header);
+    return cublaslt_write_choices(cublaslt_choices(lt), path, header, err);
+}
+
+// Loads an earlier run's choices, for products that have not been called yet. A file for another library or GPU
+// is skipped, with a message. Returns false if the file cannot be read.
+inline bool cublaslt_load(CublasLt& lt, const char* path, Error* err) {
+    char header[512];
+    bool foreign;
+    cublaslt_choices_header(header);
+    bool ok = cublaslt_read_choices(&lt.loaded, path, header, &foreign, err);
+    if (foreign) { printf("%s: matmuls are timed again, and last bits may differ\n", err->text); }
+    return ok || foreign || error_set(err, "%s; without it matmuls are timed again", std::string(err->text).c_str());
+}
+
+// ---- the cache of choices -------------------------------------------------------------
+
+// Reads the cache's file, if there is one. validity: what besides library, precision and GPU it depends on. again: products
+// are timed again. A file that cannot be used is reported by a note, and replaced when the first product is timed.
+inline void cublaslt_open_cache(CublasLt& lt, const char* folder, const char* validity, bool again) {
+    Error err;
+    char header[512];
+    bool foreign;
+    CublasLtCache& cache = lt.cache;
+    cublaslt_choices_header(header);
+    cache.header.assign(header, strcspn(header, "\n"));
+    cache.header += std::string(", ") + validity + "\n";
+    cache.again = again;
+    uint32_t name = crc32c(0, cache.header.data(), cache.header.size());
+    if (!path_set(&cache.path, "%s/matmul_choices_%08x.txt", folder, name)) { cache.path.text[0] = '\0'; }
+    if (!cache.path.text[0] || again || !file_exists(cache.path.text)) { return; }
+    if (!cublaslt_read_choices(&cache.choices, cache.path.text, cache.header.c_str(), &foreign, &err)) {
+        fprintf(stderr, "note: %s: it is not used, and matmuls are timed again\n", err.text);
+    }
+}
+
+// Locks a folder, so that of several processes one at a time changes its files. Returns a descriptor, whose close() unlocks it,
+// or -1. Where folders cannot be locked, or another process keeps the lock for a second, goes on without.
+inline int cublaslt_lock_folder(const char* folder) {
+    int fd = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    for (int i = 0; i < 100 && fd >= 0 && flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK; i++) {
+        usleep(10000);
+    }
+    return fd;
+}
+
+// Puts the choice of a plan that was just timed into the cache's file. If another process has put one for this product there
+// since this one has opened the file, the plan takes that: so all processes compute the same bits, however many begin at once.
+inline void cublaslt_publish(CublasLt& lt, CublasLtPlan& plan) {
+    CublasLtCache& cache = lt.cache;
+    Error err;
+    Path mine;
+    bool foreign;
+    std::vector<CublasLtChoice> choices;
+    if (!cache.path.text[0]) { return; }
+    cublasLtMatmulAlgo_t timed = plan.algo;
+    Path folder = directory_of(cache.path.text);
+    bool ok = make_directories(folder.text, &err);
+    int lock = ok ? cublaslt_lock_folder(folder.text) : -1;
+    if (ok && file_exists(cache.path.text)) { // a file that is not good is replaced
+        cublaslt_read_choices(&choices, cache.path.text, cache.header.c_str(), &foreign, &err);
+    }
+    if (cache.again || !cublaslt_recall(choices, lt, plan)) {
+        plan.algo = timed, plan.found = true;
+        cublaslt_put(choices, {plan.key, plan.algo});
+        ok = ok && path_set(&mine, "%s.%d", cache.path.text, (int)getpid()) &&
+             cublaslt_write_choices(choices, mine.text, cache.header.c_str(), &err);
+        if (ok && rename(mine.text, cache.path.text) != 0) {
+            ok = error_set(&err, "%s: %s", cache.path.text, strerror(errno));
+            unlink(mine.text);
+        }
+    }
+    if (lock >= 0) { close(lock); }
+    if (ok) { return; }
+    fprintf(stderr, "note: choices of matmul algorithms cannot be kept: %s; the last bits of the next run may differ\n",
+            err.text);
+    cache.path.text[0] = '\0';
+}
+
+// ---- choosing -------------------------------------------------------------------------
+
 // True during stream capture, when nothing can be timed.
 inline bool cublaslt_is_captured(cudaStream_t stream) {
     cudaStreamCaptureStatus capturing;
@@ -331,9 +515,11 @@ inline void cublaslt_choose(CublasLtPlan& plan, const MatmulCall& c, const Execu
         (cublaslt_is_fp8(c) && (status == CUBLAS_STATUS_INVALID_VALUE || status == CUBLAS_STATUS_ARCH_MISMATCH));
     if (status != CUBLAS_STATUS_SUCCESS && !none) { cublasCheck(status); }
     int best = n > 0 && !none ? 0 : -1;
-    if (n > 1 && !none && !cublaslt_is_captured(exec.stream)) { best = cublaslt_fastest(plan, c, proposals, n, exec); }
+    bool timed = n > 1 && !none && !cublaslt_is_captured(exec.stream);
+    if (timed) { best = cublaslt_fastest(plan, c, proposals, n, exec); }
     plan.found = best >= 0;
     if (plan.found) { plan.algo = proposals[best].algo; }
+    if (plan.found && timed) { cublaslt_publish(cublaslt_of(exec), plan); }
 }
 
 // A row-major matrix (rows, columns) is a column-major matrix (columns, rows).
@@ -372,7 +558,10 @@ inline CublasLtPlan cublaslt_plan(const CublasLtKey& key, const MatmulCall& c, c
     if (key.reserved) {
         cublaslt_describe(plan.product, CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET, (int32_t)exec.free_sms());
     }
-    if (!cublaslt_recall(cublaslt_of(exec), plan)) { cublaslt_choose(plan, c, exec); }
+    const CublasLt& lt = cublaslt_of(exec);
+    if (!cublaslt_recall(lt.loaded, lt, plan) && !cublaslt_recall(lt.cache.choices, lt, plan)) {
+        cublaslt_choose(plan, c, exec);
+    }
     return plan;
 }
 
@@ -413,100 +602,7 @@ inline bool cublaslt_matmul(const MatmulCall& c, const Execution& exec) {
     return true;
 }
 
-// ---- choices on disk ----------------------------------------------------------------
-
-// Writes to text (512) what a file of choices is valid for: this version of the library on this kind of GPU.
-inline void cublaslt_choices_header(char* text) {
-    char gpu[256];
-    device_name(gpu);
-    snprintf(text, 512, "cublasLt %zu, %s, %s, third form\n", cublasLtGetVersion(), PRECISION_NAME, gpu);
-}
-
-// The choices to write: first the loaded ones in their order, each replaced by this process's own choice if it has
-// called that product, then the choices for products that only this process has called. So saving after loading loses
-// nothing, and repeats nothing.
-inline std::vector<CublasLtChoice> cublaslt_choices(const CublasLt& lt) {
-    std::vector<CublasLtChoice> choices;
-    auto find = [&](const CublasLtKey& key) {
-        size_t i = 0;
-        while (i < choices.size() && memcmp(&choices[i].key, &key, sizeof(key)) != 0) { i++; }
-        return i;
-    };
-    for (const CublasLtChoice& choice : lt.loaded) {
-        if (find(choice.key) == choices.size()) { choices.push_back(choice); }
-    }
-    for (const CublasLtPlan& plan : lt.plans) {
-        if (!plan.found) { continue; }
-        size_t i = find(plan.key);
-        if (i == choices.size()) { choices.push_back({plan.key, plan.algo}); }
-        choices[i].algo = plan.algo;
-    }
-    return choices;
-}
-
-// Writes the header, then one line per choice: the key and then the algorithm, as decimal ints.
-inline bool cublaslt_write_choices(const CublasLt& lt, const char* path, const char* header, Error* err) {
-    Path temporary;
-    FileWriter w;
-    path_set(&temporary, "%s.new", path);
-    if (!writer_open(&w, temporary.text, err)) { return false; }
-    writer_printf(&w, "%s", header);
-    for (const CublasLtChoice& choice : cublaslt_choices(lt)) {
-        const int n = sizeof(choice) / sizeof(int);
-        int words[n];
-        memcpy(words, &choice, sizeof(choice));
-        for (int i = 0; i < n; i++) { writer_printf(&w, "%d%c", words[i], i + 1 < n ? ' ' : '\n'); }
-    }
-    bool ok = writer_close(&w, err);
-    if (ok && rename(temporary.text, path) != 0) {
-        ok = error_set(err, "%s: cannot rename to it: %s", path, strerror(errno));
-    }
-    if (!ok) { unlink(temporary.text); }
-    return ok;
-}
-
-// Reads a file of cublaslt_write_choices() into lt.loaded. A file with another header is skipped, with a
-// message.
-inline bool cublaslt_read_choices(CublasLt& lt, const char* path, const char* header, Error* err) {
-    MappedFile file;
-    if (!map_file(&file, path, err)) { return false; }
-    std::string text((const char*)file.data, file.size);
-    unmap_file(&file);
-    if (text.compare(0, strlen(header), header) != 0) {
-        printf("%s: of another GPU, library or version: matmuls are timed again, and last bits may differ\n", path);
-        return true;
-    }
-    const char* at = text.c_str() + strlen(header);
-    while (*at) {
-        CublasLtChoice choice;
-        int words[sizeof(choice) / sizeof(int)];
-        for (int& word : words) {
-            char* end;
-            word = (int)strtol(at, &end, 10);
-            if (end == at) { return error_set(err, "%s: is damaged; without it matmuls are timed again", path); }
-            at = end;
-        }
-        while (*at == '\n' || *at == ' ') { at++; }
-        memcpy(&choice, words, sizeof(choice));
-        lt.loaded.push_back(choice);
-    }
-    return true;
-}
-
-// Writes the choices of lt, and of the file that it loaded.
-inline bool cublaslt_save(const CublasLt& lt, const char* path, Error* err) {
-    char header[512];
-    cublaslt_choices_header(header);
-    return cublaslt_write_choices(lt, path, header, err);
-}
-
-// Loads an earlier run's choices, for products that have not been called yet. A file for another library or GPU
-// is skipped. Returns false if the file cannot be read.
-inline bool cublaslt_load(CublasLt& lt, const char* path, Error* err) {
-    char header[512];
-    cublaslt_choices_header(header);
-    return cublaslt_read_choices(lt, path, header, err);
-}
+// ---- rates ---------------------------------------------------------------------------
 
 // Measures the rate of matrix products on this GPU in TFLOP/s: 8192^3 with random numbers, or 4096^3 on a small GPU.
 // Zeros would be faster, because they cost less power. Returns INFINITY if there is no memory for the matrices.

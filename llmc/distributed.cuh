@@ -174,15 +174,6 @@ inline std::string ranks_flags() {
     return text;
 }
 
-inline uint64_t hash_of_program() {
-    MappedFile file;
-    Error err;
-    if (!map_file(&file, "/proc/self/exe", &err)) { return 0; }
-    uint64_t hash = ranks_hash(file.data, file.size);
-    unmap_file(&file);
-    return hash;
-}
-
 // Finds out whether this process is one of several ranks. If --gpus asks for several and no other program has started them,
 // starts them, waits for all of them, and returns the exit code; otherwise returns -1: the program goes on, as one rank.
 // To be called before CUDA is touched.

@@ -19,6 +19,9 @@ The flags of train_gpt2.c and train_gpt2.cu: their values, their defaults, and t
 typedef enum { FP8_OFF, FP8_FORWARD, FP8_DX, FP8_HEAD, FP8_DW } Fp8Stage;
 #define FP8_STAGES "off|forward|forward+dx|forward+dx+head|forward+dx+head+dw"
 
+// The values of --tune.
+enum { TUNE_OFF, TUNE_ON, TUNE_AGAIN };
+
 // The value of every flag, as typed or its default. Values that a run derives from them are in Batch and Training.
 enum { BENCH_PROMPT = 512 }; // the default of --bench-prompt; a model may have fewer positions
 
@@ -91,7 +94,7 @@ static Settings settings = {
     .gelu_fusion = 3,
     .master_weights = 1,
     .use_graph = 1,
-    .tune = 1,
+    .tune = TUNE_ON,
     .overlap = "auto",
     .weights = "full",
     .gpus = 1,
@@ -278,8 +281,11 @@ static const Option options[] = {
     {OPT_BOOL, 0, NULL, "stochastic-rounding", &settings.stochastic_rounding, NULL,
      "round updated bf16 weights up or down at random, so that small updates are kept on average", 0, 0},
     {OPT_BOOL, 0, NULL, "graph", &settings.use_graph, NULL, "launch a step as one CUDA graph", 0, 0},
-    {OPT_BOOL, 0, NULL, "tune", &settings.tune, NULL,
-     "time cuBLASLt's matmul algorithms and use the fastest; off: use its first proposal, the same in every run", 0, 0},
+    {OPT_BOOL, 0, NULL, "tune", &settings.tune, "again",
+     "time cuBLASLt's matmul algorithms, use the fastest, and keep the choice in ~/.cache for all runs; again: time "
+     "those "
+     "that are kept again; off: use its first proposal",
+     0, 0},
     {OPT_STR, 0, NULL, "tuned", &settings.tuned, "FILE",
      "kernel configurations measured by make tune in dev/cuda; a resumed run keeps those that it had", 0, 0},
     {OPT_BOOL, 0, NULL, "profile", &settings.profile, NULL,

@@ -18,6 +18,7 @@ more=${LLMC_TEST_MORE-}${LLMC_TEST_FULL-}
 wants_more() { [ -n "$more" ] || skip "takes too long for make test; .ci/run runs it, with LLMC_TEST_MORE=1"; }
 tmp=$(mktemp -d /tmp/llmc_test_XXXXXX) || exit 1
 trap 'rm -rf "$tmp"' EXIT
+export XDG_CACHE_HOME=$tmp/cache # what the programs keep for later runs
 
 fail() { echo "$*"; exit 1; }
 skip() { echo "$*"; exit 77; }

@@ -35,12 +35,13 @@ static std::string text() {
 }
 static std::string save() {
     Error err;
-    check_msg(cublaslt_write_choices(cublaslt(), choices_path(), header, &err), "%s", err.text);
+    check_msg(cublaslt_write_choices(cublaslt_choices(cublaslt()), choices_path(), header, &err), "%s", err.text);
     return text();
 }
 static void load() {
     Error err;
-    check_msg(cublaslt_read_choices(cublaslt(), choices_path(), header, &err), "%s", err.text);
+    bool foreign;
+    check_msg(cublaslt_read_choices(&cublaslt().loaded, choices_path(), header, &foreign, &err), "%s", err.text);
 }
 
 // Checks that exactly these (M, algo) are loaded, in this order.
@@ -115,6 +116,9 @@ static void test_format() {
     for (int i = 0; i < 8; i++) { want += " " + std::to_string(3000 + i) + " 768"; }
     std::string line = save();
     want += "\n";
+    char sum[32];
+    snprintf(sum, sizeof(sum), "crc32c %08x\n", crc32c(0, want.data(), want.size()));
+    want += sum;
     check_str(line.c_str(), want.c_str());
 }
 
@@ -124,23 +128,45 @@ static void test_passes_over_other_gpus() {
     save();
     restart();
     Error err;
-    check(cublaslt_read_choices(cublaslt(), choices_path(), "cublasLt 2, bf16, a GPU\n", &err));
-    check(cublaslt().loaded.empty());
+    bool foreign;
+    check(!cublaslt_read_choices(&cublaslt().loaded, choices_path(), "cublasLt 2, bf16, a GPU\n", &foreign, &err));
+    check(foreign && cublaslt().loaded.empty());
 }
 
+// a digit changed, a choice lost, lines added; nothing is taken from such a file. Files without a checksum are good: earlier
+// versions of the program wrote them.
 static void test_refuses_damage() {
     restart();
-    meet(1, 10);
+    meet(1, 10), meet(2, 20);
     std::string whole = save();
-    for (const char* end : {"1 2 3\n", "x\n"}) {
+    size_t sum = whole.find("crc32c"), second = whole.find("\n2 ") + 1;
+    std::string lines = whole.substr(0, sum), digit = whole;
+    digit[second] = '3';
+    struct {
+        std::string text;
+        bool good;
+    } files[] = {
+        {whole, true},
+        {lines, true},
+        {digit, false},
+        {whole + "1 2 3\n", false},
+        {lines + "x\n", false},
+        {whole + "\n", false},
+        {lines + "1 2 3", false},
+        {whole.substr(0, second) + whole.substr(sum), false},
+    };
+    for (const auto& file : files) {
         Error err;
         FileWriter w;
+        bool foreign;
         check(writer_open(&w, choices_path(), &err));
-        writer_printf(&w, "%s%s", whole.c_str(), end);
+        writer_put(&w, file.text.data(), file.text.size());
         check(writer_close(&w, &err));
         restart();
-        check(!cublaslt_read_choices(cublaslt(), choices_path(), header, &err));
-        check_msg(strstr(err.text, "is damaged") != NULL, "says '%s'", err.text);
+        bool good = cublaslt_read_choices(&cublaslt().loaded, choices_path(), header, &foreign, &err);
+        check_msg(good == file.good && !foreign, "%s is %s", file.text.c_str(), good ? "read" : err.text);
+        check(cublaslt().loaded.size() == (good ? 2u : 0u));
+        check_msg(good || strstr(err.text, "is damaged") != NULL, "says '%s'", err.text);
     }
 }
 
@@ -149,9 +175,9 @@ static const Test tests[] = {
     {"keeps_what_it_loaded", "loaded choices that the run has not met are written again", test_keeps_what_it_loaded},
     {"once_each_in_order", "no choice twice, the file's order first", test_once_each_in_order},
     {"newer_choice_counts", "a product chosen again replaces the loaded choice", test_newer_choice_counts},
-    {"format", "the words of a line", test_format},
+    {"format", "the words of a line, the checksum", test_format},
     {"passes_over_other_gpus", "a file with another header", test_passes_over_other_gpus},
-    {"refuses_damage", "lines that are cut or no numbers", test_refuses_damage},
+    {"refuses_damage", "lines that are cut, changed, lost or no numbers", test_refuses_damage},
 };
 
 int main(int argc, char** argv) { return run_tests(argc, argv, tests, sizeof(tests) / sizeof(tests[0])); }

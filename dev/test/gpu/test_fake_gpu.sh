@@ -333,9 +333,85 @@ test_matmul_choices() {
     cp -r "$out" "$out.lost"
     FAKE_CUDA_FASTEST=2 resume "$out"
     rm "$out.lost/matmul_choices.txt" # without them, the last bits differ: the comparison can fail
-    FAKE_CUDA_FASTEST=2 train "$out.lost" 8 -y 1
+    XDG_CACHE_HOME=$tmp/nothing_cached FAKE_CUDA_FASTEST=2 train "$out.lost" 8 -y 1
     good "resuming" "$out.lost"
     ! (same "$out.lost" 8) >/dev/null || fail "the choices make no difference"
+}
+
+# What a run has timed is kept in the user's cache folder: the next run of the same program on such a card times nothing, and has
+# the same bits, though other algorithms are faster now.
+test_choices_cache() {
+    setup
+    local out=$tmp/cached file each untimed pids=()
+    local -x XDG_CACHE_HOME=$tmp/cached_choices
+    FAKE_CUDA_COUNT=$tmp/count train "$out.0" 4 --no-tune
+    untimed=$(calls cublasLtMatmul)
+    FAKE_CUDA_COUNT=$tmp/count train "$out.1" 4
+    good "the first run" "$out.1"
+    file=$(echo "$XDG_CACHE_HOME"/train_gpt2cu/*)
+    contains "matmul choices: what this run times is kept in $file" "$out.1.out"
+    [ "$(calls cublasLtMatmul)" -gt "$untimed" ] || fail "nothing was timed"
+    FAKE_CUDA_FASTEST=2 FAKE_CUDA_COUNT=$tmp/count train "$out.2" 4
+    good "the second run" "$out.2"
+    want "matmuls of the second run" "$(calls cublasLtMatmul)" "$untimed"
+    contains "matmul choices: $(grep -c '^[0-9]' "$file") from $file; --tune again times them again" "$out.2.out"
+    same "$out.2" 4 "$out.1"
+    cmp "$out.2/matmul_choices.txt" "$out.1/matmul_choices.txt"
+    cp "$file" "$tmp/before"
+    # measured again, for this run and later ones
+    FAKE_CUDA_FASTEST=2 FAKE_CUDA_COUNT=$tmp/count train "$out.3" 4 --tune again
+    [ "$(calls cublasLtMatmul)" -gt "$untimed" ] || fail "--tune again does not time"
+    ! (same "$out.3" 4 "$out.1") >/dev/null || fail "the choices make no difference"
+    want "lines" "$(wc -l <"$file")" "$(wc -l <"$tmp/before")"
+    train "$out.4" 4
+    same "$out.4" 4 "$out.3"
+    # a resumed run keeps its own, whatever is in the cache
+    cp -r "$out.3" "$out.5"
+    XDG_CACHE_HOME=$tmp/nothing_cached train "$out.5" 6 -y 1
+    cp "$tmp/before" "$file"
+    train "$out.3" 6 -y 1
+    contains "matmul choices: $(grep -c '^[0-9]' "$out.3/matmul_choices.txt") of the run itself" "$out.3.out"
+    same "$out.3" 6 "$out.5"
+    # --no-tune reads and writes none
+    cp "$tmp/before" "$file"
+    train "$out.6" 4 --no-tune
+    ! grep 'matmul choices' "$out.6.out" || fail "--no-tune has choices"
+    cmp "$file" "$tmp/before"
+    # a file that is no good is replaced, after one note
+    for each in 's/^[0-9]* /7 /' 's/Fake GPU/Other GPU/' 'd'; do
+        sed -i "$each" "$file"
+        rm -r "$out.1"
+        train "$out.1" 4
+        want "notes after $each" "$(cat "$out.1.err")" "note: $file: $(grep -oE 'is damaged|of another GPU, library or version' "$out.1.err"): it is not used, and matmuls are timed again"
+        same "$out.1" 4 "$out.2"
+        cmp <(sort "$file") <(sort "$tmp/before")
+    done
+    # runs that begin at the same time, and would choose differently, have the same bits
+    rm -r "$XDG_CACHE_HOME" "$out".[0-6]
+    for each in 0 1 2; do
+        FAKE_CUDA_FASTEST=$each train "$out.$each" 4 &
+        pids+=($!)
+    done
+    wait "${pids[@]}"
+    same "$out.1" 4 "$out.0"
+    same "$out.2" 4 "$out.0"
+    want "files" "$(ls "$XDG_CACHE_HOME/train_gpt2cu")" "${file##*/}"
+}
+
+# without a folder to write to, the run goes on
+test_choices_without_cache() {
+    setup
+    local out=$tmp/uncached
+    : >"$tmp/not_a_folder"
+    XDG_CACHE_HOME=$tmp/not_a_folder train "$out.1" 2
+    want "the exit code" "$status" 0
+    want "notes" "$(cat "$out.1.err")" \
+        "note: choices of matmul algorithms cannot be kept: $tmp/not_a_folder/train_gpt2cu: Not a directory; the last bits of the next run may differ"
+    XDG_CACHE_HOME='' HOME=relative train "$out.2" 2
+    want "the run without a home" "$status: $(cat "$out.2.err")" "0: "
+    ! grep 'matmul choices' "$out.2.out" || fail "choices without a folder"
+    XDG_CACHE_HOME='' HOME=$tmp/home train "$out.3" 2
+    want "files in ~/.cache" "$(ls "$tmp/home/.cache/train_gpt2cu" | sed 's/_[0-9a-f]*[.]/_X./')" matmul_choices_X.txt
 }
 
 # tuned_rows FILE ROW...: writes a file of kernel configurations, from rows of OP,GPU,DTYPE,B,T,C,NH,V,CONFIG
@@ -771,7 +847,7 @@ test_error_at_the_start() {
 # A matmul that fails while it is timed is passed over; one that fails in a step ends the run.
 test_failing_matmul() {
     reference
-    FAKE_CUDA_FAIL=cublasLtMatmul:60:14 train "$tmp/matmul" 8 # an algorithm that does not run here
+    FAKE_CUDA_FAIL=cublasLtMatmul:60:14 train "$tmp/matmul" 8 --tune again # an algorithm that does not run here
     good "the run" "$tmp/matmul"
     FAKE_CUDA_FAIL=cublasLtMatmul:20+:13 train "$tmp/matmul2" 8 --no-tune
     refused "a failing matmul" "$tmp/matmul2" 'CUBLAS_STATUS_EXECUTION_FAILED'
@@ -839,7 +915,7 @@ test_ends() {
     [ "$(cat "$tmp"/end_*.step | sort -u | wc -l)" -ge 4 ] || fail "all ends came after the steps $(cat "$tmp"/end_*.step | sort -u)"
 }
 
-tests=(tasks many_prompts many_samples_with_little_memory progress profile profile_without_nvml perfect_step graph waiting matmul_choices tuned tuned_refused stochastic_rounding muon deferred_update fp16
+tests=(tasks many_prompts many_samples_with_little_memory progress profile profile_without_nvml perfect_step graph waiting matmul_choices choices_cache choices_without_cache tuned tuned_refused stochastic_rounding muon deferred_update fp16
     out_of_memory no_pinned_memory no_memory_for_a_sample little_memory plans_of_run_gpt2 hopper bench_generation bench_weights8 lost_card error_at_the_start
     failing_matmul no_device ends program resume)
 if [ -n "$more" ] && [ "$called_for" = . ] && [ $# -eq 0 ] && (setup) >/dev/null 2>&1; then

@@ -25,7 +25,7 @@ static const Option options[] = {
     {OPT_STR, 'k', NULL, "schedule", &schedule, "cosine|linear|constant|wsd", "learning rate schedule", 0, 0},
     {OPT_BOOL, 'a', NULL, "overfit", &overfit, NULL, "train on one batch", 0, 0},
     {OPT_BOOL, 0, NULL, "flash", &flash, NULL, "on by default", 0, 0},
-    {OPT_BOOL, 'v', NULL, "verbose", &verbose, NULL, "say more", 0, 0},
+    {OPT_BOOL, 'v', NULL, "verbose", &verbose, "always", "say more", 0, 0},
     {OPT_SECTION, 0, NULL, "Logging", NULL, NULL, NULL, 0, 0},
     {OPT_INT, 0, "lg", "log-gpu-every", &gpu_every, "steps", "steps between looks at the GPU", 0, INT_MAX},
     {OPT_INT, 't', "lt", "log-gpu-trace", &gpu_trace, "steps", "a second two-letter flag", 0, 0},
@@ -183,6 +183,13 @@ static void test_bools(void) {
     ok("a=1 flash=0 v=1", "-a", "1", "-v", "--no-flash");
     ok("a=1 flash=1 v=0 lg=5", "-a", "-lg", "5");
     ok("b=1", "-a", "-b", "1");
+    ok("v=1", "-v");
+    ok("v=1", "-v", "1");
+    ok("v=0", "-v", "--no-verbose");
+    ok("v=2", "-v", "always"); // a third value
+    ok("v=2", "--verbose=always");
+    bad("--verbose wants 0, 1 or always, got '2'", "--verbose=2");
+    bad("stray argument 'never', see prog --help", "-v", "never");
     bad("stray argument '2', see prog --help", "-a", "2");
     bad("stray argument '1', see prog --help", "-a", "1", "1");
     bad("stray argument '0', see prog --help", "--no-overfit", "0");
@@ -365,6 +372,7 @@ static void test_help(void) {
         check(strstr(r.out, "--schedule cosine|linear|constant|wsd\n"));
         check(strstr(r.out, "text to go on from (default none)\n"));
         check(strstr(r.out, "\n  -y, --stop TEXT             ends a text (default none)\n"));
+        check(strstr(r.out, "\n  -v, --verbose [always] "));
         check(strstr(r.out, "\n  -q, -pt, --parts [off|low|low+mid|low+mid+high]\n"));
         check(strstr(r.out, "what is done (default off)\n"));
         check(strstr(r.out, "\n  -h, --help "));
@@ -393,22 +401,23 @@ static void test_version(void) {
 }
 
 static void test_header(void) {
-    const char* args[] = {"-b", "7",          "-l", "6e-4", "-k", "wsd", "-a",  "-d",   "-1",
-                          "-p", "two\nlines", "-y", "a",    "-y", "b\n", "-pt", "+mid", NULL};
+    const char* args[] = {"-b",         "7",  "-l", "6e-4", "-k",  "wsd", "-a",   "-d", "-1",     "-p",
+                          "two\nlines", "-y", "a",  "-y",   "b\n", "-pt", "+mid", "-v", "always", NULL};
     Result r;
     run_child(&r, args, true);
     check(r.code == 77);
-    check_str(r.out,
-              "batch            7 sequences (default 4)\n"
-              "learning-rate    0.0006 (default 0.0003)\n"
-              "schedule         wsd (default cosine)\n"
-              "overfit          1 (default 0)\n"
-              "prompt           two?lines (default none)\n"
-              "stop             a, b? (default none)\n"
-              "parts            low+mid (default off)\n"
-              // total-batch was given, but equals its default
-              "defaults: train-data=a.bin total-batch=-1 seed=1337 any-rate=0 flash=1 verbose=0 log-gpu-every=-1\n"
-              "  log-gpu-trace=0\n");
+    check_str(
+        r.out,
+        "batch            7 sequences (default 4)\n"
+        "learning-rate    0.0006 (default 0.0003)\n"
+        "schedule         wsd (default cosine)\n"
+        "overfit          1 (default 0)\n"
+        "verbose          always (default 0)\n"
+        "prompt           two?lines (default none)\n"
+        "stop             a, b? (default none)\n"
+        "parts            low+mid (default off)\n"
+        // total-batch was given, but equals its default
+        "defaults: train-data=a.bin total-batch=-1 seed=1337 any-rate=0 flash=1 log-gpu-every=-1\n  log-gpu-trace=0\n");
 }
 
 static void test_in_process(void) {
