@@ -172,6 +172,7 @@ ifdef CHOICE
 	@$(MAKE) --no-print-directory test
 else
 	@$(MAKE) --no-print-directory $(JOBS) $(TESTS)
+	@dev/test/program/test_experiments.sh hunks
 	@$(RUN_TESTS) $(notdir $(TESTS)) test_structure.sh
 endif
 
