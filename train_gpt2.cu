@@ -186,6 +186,7 @@ size_t matmul_backward_weight_scratch(int N, int C, int OC);
 // precision and the device: attention_forward_choice, attention_backward_choice.
 void attention_forward(floatX* out, float* lse, const floatX* qkv, int B, int T, int C, int NH, float scale,
                        const Execution& exec);
+inline int attention_forward_choice(int HS); // the kernel's number; 6 runs on CUDA cores, the others on tensor cores
 // dqkv (B,T,3,NH,HS); dbias (3,NH,HS), which may be NULL, += dqkv summed over all tokens | dout, out (B,T,C) | qkv
 // (B,T,3,NH,HS) | lse (B,NH,T)
 void attention_backward(floatX* dqkv, float* dbias, float* scratch, const floatX* dout, const floatX* qkv,
@@ -2780,6 +2781,14 @@ die_of_memory(Bytes bytes_of, int recompute, const Batch* batch, const char* dev
         other_programs(need), advice);
 }
 
+// Prints a note if attention runs without tensor cores, where it takes several times as long.
+static void print_attention(const GPT2Config* config) {
+    if (attention_forward_choice(config->channels / config->num_heads) != 6) { return; }
+    printf("note: attention runs on CUDA cores: tensor cores need %s\n",
+           sizeof(floatX) == 4 ? "PRECISION=BF16 or FP16 when train_gpt2cu is built"
+                               : "compute capability 8.0 or later");
+}
+
 // Plans a training run's memory, prints how much it needs, and allocates it.
 static void open_training_model(GPT2* model, const GPT2Config* config, const Batch* batch, const Execution& exec) {
     char device[256];
@@ -2797,6 +2806,7 @@ static void open_training_model(GPT2* model, const GPT2Config* config, const Bat
     printf("%d layers, %d heads, %d channels, %d positions, vocabulary %d: %.2f M parameters, %s\n", config->num_layers,
            config->num_heads, config->channels, config->max_seq_len, config->vocab_size,
            (double)num_parameters(config) * 1e-6, PRECISION_NAME);
+    print_attention(config);
     print_memory(&parameters, &activations, options.muon, ranks().num_shares, unplanned_bytes(), have, device);
     auto bytes = [&](int B, int recompute) {
         GPT2Options other = options;

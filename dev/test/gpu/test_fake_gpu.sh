@@ -554,6 +554,10 @@ test_fp16() {
     good "the run" "$half/whole"
     want "overflows" "$(grep -c 'loss scale lowered' "$half/whole.out")" 2
     contains "2 of 8 steps were skipped" "$half/whole.out"
+    ! grep "CUDA cores" "$half/whole.out" || fail "the line above, on compute capability 8.0"
+    FAKE_CUDA_ARCH=75 train "$half/old" 8 "${small[@]}"
+    good "a run on an old card" "$half/old"
+    contains "note: attention runs on CUDA cores: tensor cores need compute capability 8.0 or later" "$half/old.out"
     for each in 1 2 5; do
         cp -r "$half/whole" "$half/part"
         ls -d "$half"/part/step_* | tail -n +$((each + 1)) | xargs rm -r
@@ -714,7 +718,7 @@ test_hopper() {
     "$BIN_DIR/dev/data/tokenize" -i "$tmp/text" -o "$tmp/large/a" -v 3000 -s 9000 2>"$tmp/log" || fail "$(cat "$tmp/log")"
     for flags in "" "--fp8" "-ge 0" "-r 1" "-r 2 --optimizer muon"; do
         # shellcheck disable=SC2086
-        FAKE_CUDA_HOPPER=1 program "$tmp/hopper" -e d12 --layers 1 --positions 1024 -b 4 -t 1024 -i "$tmp/large/*_train_*.bin" \
+        FAKE_CUDA_ARCH=90 program "$tmp/hopper" -e d12 --layers 1 --positions 1024 -b 4 -t 1024 -i "$tmp/large/*_train_*.bin" \
             -j "$tmp/large/*_val_*.bin" -x 2 -v 1 -s 1 -g 8 $flags
         good "a run on an H100, $flags" "$tmp/hopper"
         contains "note: little validation data: -b 2 instead of 4 there" "$tmp/hopper.out"
@@ -725,7 +729,7 @@ test_hopper() {
 # first: checkpoints, samples and validation are the same, and so is a resumed run.
 test_deferred_update() {
     setup
-    export FAKE_CUDA_HOPPER=1
+    export FAKE_CUDA_ARCH=90
     local step extra
     for extra in "--stochastic-rounding 1" "--stochastic-rounding 0" "-d 32 -w 0"; do
         # shellcheck disable=SC2086
