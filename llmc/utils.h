@@ -137,8 +137,14 @@ __attribute__((always_inline)) static inline bool error_false(int ignored) { ret
 // on success may be uninitialized.
 #define error_set(...) error_false((error_fill(__VA_ARGS__), 0))
 
-static char message_prefix[32];            // begins the message of die(), after "error: "
-static bool (*on_die)(const char* reason); // die() calls it, if it is set; false: the reason need not be printed
+#ifdef __cplusplus
+#define ONE_PER_PROGRAM inline // also where a program is compiled in parts
+#else
+#define ONE_PER_PROGRAM static
+#endif
+ONE_PER_PROGRAM char message_prefix[32]; // begins the message of die(), after "error: "
+ONE_PER_PROGRAM bool (*on_die)(
+    const char* reason); // die() calls it, if it is set; false: the reason need not be printed
 // Prints one line to stderr and exits 1.
 PRINTF_LIKE(1, 2) __attribute__((noreturn)) static inline void die(const char* fmt, ...) {
     char line[2048];

@@ -1055,7 +1055,7 @@ void attention_forward_sm90(floatX* out, float* lse, const floatX* qkv, int B, i
 #endif
 
 // The number of the kernel that attention_forward() runs; see the table below.
-inline int attention_forward_choice(int HS) {
+int attention_forward_choice(int HS) {
 #if !defined(ENABLE_FP32)
     if (HS == 64 && has_sm90a()) { return 25; }
     if (compiled_arch(attention_forward_kernel15<64, 2, 32, 8, 3, 64>) >= 80) { return 15; }

@@ -612,7 +612,7 @@ template <class Out> void decode_matmul_launch(Out* out, DecodeMatmulArguments a
     cudaCheck(cudaLaunchKernelEx(&config, kernel, out, a));
 }
 
-inline bool decode_matmul_runs(const DecodeMatmulPlan& plan, int B) {
+bool decode_matmul_runs(const DecodeMatmulPlan& plan, int B) {
     return B >= DECODE_MATMUL_MIN_TEXTS && plan.shared_bytes <= DECODE_MATMUL_MAX_SHARED && has_sm90a();
 }
 
