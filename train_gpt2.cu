@@ -21,7 +21,8 @@ the host waits for the GPU only (between steps also for what is due, and before 
     with -sl or -sg, in every step: it must see loss and norm before it allows the update (judge_before_update)
     when a matmul's shape is first met, usually in the first step: cuBLASLt's algorithms are timed (cublaslt_fastest)
     with several GPUs, before the first step: rank 0 chooses for all ranks (ranks_choose)
-    at the start, if the GPU's speed is not in llmc/mfu.h: it is measured (find_machine_flops)
+    at the start, if the GPU's speed is not in llmc/mfu.h: it is measured (find_machine_flops), and for samples: their kernels are
+      loaded (load_sampling_kernels)
     with --profile, once, before the profiled steps: the same (profile_run)
     around evaluation, samples and checkpoints
 
@@ -69,7 +70,7 @@ Words:
     rank              with several GPUs: the process of one of them
     share             with ZeRO-1: the part of the optimizer's state that a rank keeps
     bucket            what the ranks exchange, and AdamW updates, at once: the embeddings, a layer or the last layernorm
-    deferred update   AdamW of all layers except the first during the next forward pass, on one GPU (section 2)
+    deferred update   AdamW of all layers except the first during the next forward pass; on one Hopper GPU in 16 bits (section 2)
     ladder            a file of dev/cuda: one operation as a series of numbered kernels, from naive to fast
     promoted          copied here from a ladder by dev/cuda/promote.sh, between marks: its best kernel, with its number
     launcher          the host function that checks the shapes and launches an operation's kernels
@@ -215,7 +216,7 @@ void fused_classifier(floatX* logits, float* losses, const int* targets, const f
                       const Execution& exec);
 // The head and its loss: losses (N) of the logits inp (N,C) weight (Vp,C)^T, as by fused_classifier. logits (N,Vp) receives what
 // linear_cross_entropy_backward needs. Without dloss, the first V numbers of a row are its logits, or other numbers that increase
-// with them: the largest belongs to the largest logit. In bf16 on Hopper, each logit is limited to the target's logit plus 97.
+// with them: the largest belongs to the largest logit. Where gemm computes it (bf16, Hopper), each logit is limited to the target's logit plus 97.
 void linear_cross_entropy_forward(floatX* logits, float* losses, float* scratch, const floatX* inp,
                                   const floatX* weight, const int* targets, const float* dloss, int N, int C, int V,
                                   int Vp, const Execution& exec);
@@ -355,9 +356,9 @@ void decode_sample(int* tokens, int* copy, int* positions, float* scratch, float
                    int Vp, const Execution& exec);
 size_t decode_sample_scratch(int B);
 // All layers for B texts: x goes through them, and the keys and values of text b become row position[b] of its caches; a text with
-// position -1 is left out. In one launch, by kernels for the sizes of GPT-2, of up to 16 texts for 124M and of one, with a capacity of
-// up to 1024, for the others. decode_layers_runs() is false for other models, as those whose MLP's width F is not 4*C, and in fp32, on
-// other GPUs than Hopper's, and where not all blocks run at once. packed (num_layers*12*C*C): what decode_layers_pack() makes of the
+// position -1 is left out. In one launch, by kernels for the sizes of GPT-2: one text with a capacity of up to 1024, and for 124M also 2 to
+// 16 texts. decode_layers_runs() is false for other models, such as those whose MLP's width F is not 4*C, in fp32, on GPUs other than
+// Hopper, and where not all blocks run at once. packed (num_layers*12*C*C): what decode_layers_pack() makes of the
 // matrices, to be made again when they change; the vectors are read from `layers`. The caller zeroes scratch once, before the first
 // call. Weights, packed, caches and positions are read while the kernel that was launched before may still run: that kernel must not
 // write them, and must be an ordinary launch, as decode_embed's.
@@ -448,7 +449,8 @@ struct Activations {
     floatX* dbtc;      // (B, T, C): gradients of atty and of the layernorms' outputs, one at a time
     floatX* dqkv;      // (B, T, 3*C), in the memory of logits, whose gradients are not needed any more
     floatX* dfch;      // (B, T, F), also in the memory of logits
-    float* scratch;    // for one operation at a time; without training for the loss
+    // for one operation at a time; without training for the loss. Attention's terms of dbias stay at its beginning until their sum
+    float* scratch;
     float *gelu_terms, *norm1_terms, *norm2_terms; // scratch for sums that wait for the end of a layer
     // 1: every layer has its own tensor; 0: all share one. keep_gelu is for those marked [1], keep_norm for [2], keep for others
     size_t keep, keep_gelu, keep_norm;
@@ -928,8 +930,8 @@ static void gpt2_loss(GPT2* model, Activations* acts, int B, int T, PassKind kin
 static void zero_gradients(GPT2* model);
 
 // Call after gpt2_loss, with the same kind. Computes the gradients of all parameters; TRAIN_FIRST overwrites them, otherwise they
-// are added to. The gradient of a linear layer's bias is the sum of dout over all tokens: the operation that computes dout sums it
-// on the way, while it is in registers, to a row of partial sums for each block. These are added up at the end of the layer, in one
+// are added to. The gradient of a linear layer's bias is the sum of dout over all tokens: where it can, the operation that computes
+// dout also sums it, from registers, to a row of partial sums for each block (elsewhere: matmul_backward_bias). These are added up at the end of the layer, in one
 // launch (llmc/column_sums.cuh), so nothing may write over them before.
 static void gpt2_backward(GPT2* model, int B, int T, PassKind kind, const Execution& exec) {
     const GPT2Config* config = &model->config;
@@ -1446,10 +1448,10 @@ static void upload_fp8(GPT2* model, const float* largest, int num) {
 // ---- weights in 8 bits ----------------------------------------------------------------------------
 // --weights int8 and fp8: a model's matrices in 8 bits, for generation. They are made on the GPU when the model has been
 // loaded, from its weights in floatX, a row (output channel) at a time. Afterwards the weights in floatX are what the 8
-// bits stand for, rounded to floatX: a prompt, an evaluation, the embedding of a token and more texts than decode_matmul
-// takes are computed with these, and so the whole program computes with the same weights.
+// bits stand for, rounded to floatX. A prompt, an evaluation, the embedding of a token, decode_layers and more texts than
+// decode_matmul takes read these, so the whole program computes with the same weights.
 //
-// In 8 bits are the products' matrices: the head's, and qkvw, attprojw, fcw, fcprojw of each layer. The lookup of a
+// The matrices of matmuls are in 8 bits: the head's, and qkvw, attprojw, fcw, fcprojw of each layer. The lookup of a
 // token in wte stays in floatX, of which it reads a row per text and token; so do wpe and the vectors, which are small.
 
 // The format that --weights names. Ends the program if the GPU, or the code for it, has no such numbers.
@@ -1624,7 +1626,7 @@ static void muon_update(GPT2* model, const Muon& optimizer) {
 }
 
 // One step of AdamW (Loshchilov and Hutter 2019, arXiv:1711.05101); if muon is not NULL, of Muon on the layers' matrices. Call
-// after gpt2_gradient_norm. Nothing changes if loss or norm is not finite, or if skip is true. deferred: see the deferred update above.
+// after gpt2_gradient_norm. Weights and moments stay if loss or norm is not finite, or if skip is true. deferred: see above.
 static void gpt2_update(GPT2* model, const AdamW* optimizer, bool skip, const Muon* muon = NULL,
                         bool deferred = false) {
     const GPT2Config* config = &model->config;
@@ -1682,7 +1684,7 @@ static size_t backward_scratch_bytes(const GPT2Config* config, int B, int T) {
     return std::max(floats * sizeof(float), encoder_backward_scratch(B, T, config->vocab_size) * sizeof(int));
 }
 
-// logit_rows: the number of tokens whose logits are computed at once; B*T in training.
+// logit_rows: the number of tokens whose logits are computed at once; in training at least B*T.
 static void plan_activations(Plan* plan, Activations* a, const GPT2Config* config, int B, int T, int logit_rows,
                              bool training, int recompute, int fp8 = FP8_OFF) {
     size_t BT = (size_t)B * T, C = config->channels, L = config->num_layers, NH = config->num_heads;
@@ -2467,7 +2469,8 @@ static bool next_batch(Trainer* t, Error* err) {
     return !news.signal && !news.failed;
 }
 
-// With several GPUs, weights are gathered during the first forward pass of a step, gradients reduced during the last backward.
+// With several GPUs and exchanges beside the computations, weights are gathered during the first forward pass of a step, and
+// gradients are reduced during the last backward pass.
 static void launch_micro_step(GPT2* model, const Batch* batch, bool first, bool last) {
     int B = batch->B, T = batch->T;
     float scale = 1.0f / (float)batch->total;
@@ -9971,7 +9974,7 @@ size_t attention_backward_bias_terms(int B, int T, int C, int NH) {
 }
 
 // The size of scratch in floats, which is the same on all devices. If HS = 64, it is the size that kernel 11 needs;
-// otherwise scratch holds dsum (B,NH,T), and after that what matmul_backward_bias() needs.
+// otherwise scratch holds dsum (B,NH,T) and, when that is no longer needed, the scratch of matmul_backward_bias().
 size_t attention_backward_scratch(int B, int T, int C, int NH) {
     size_t floats = std::max((size_t)B * NH * T, matmul_backward_bias_scratch(B * T, 3 * C));
 #if !defined(ENABLE_FP32)
@@ -10837,7 +10840,7 @@ __host__ __device__ inline DecodeLayerShare decode_layer_share(int n, int rank, 
 constexpr int DECODE_LAYER_PART = DECODE_LAYER_HS + 2;
 
 // ---- kernel 5: one launch, weights in the order in which they are read, mma, results that carry their readiness ----
-// Of kernel 3's 33,000 cycles a layer (C = 768), 7,500 go to the copies of weights that its threads make, 7,000 to layernorms of whole
+// Of the 33,000 cycles a layer of the ladder's kernel 3 (C = 768), 7,500 go to the copies of weights that its threads make, 7,000 to layernorms of whole
 // vectors in every block, 6,000 to additions in global memory and barriers of all blocks, and 8,000 to products. Here
 //
 //     - a block's weights of a layer are one piece of memory, in the order of their use, made once by decode_layers_pack. One thread
@@ -10845,7 +10848,7 @@ constexpr int DECODE_LAYER_PART = DECODE_LAYER_HS + 2;
 //     - products are mma of 16 rows by 16 columns, with the vector in each of the 8 columns of the other operand. A warp takes every
 //       eighth chunk of 32 columns, and normalises only these
 //     - a block has C / ranks columns of the residual stream in registers. For these it adds up the parts of all heads. A part comes
-//       with the number of its phase (attention or MLP of one layer), so a reader waits for the value itself, and no block for a barrier
+//       with the number of its phase (attention or MLP of one layer), so a reader waits for the value itself, and no block for a barrier of the grid
 //     - the size of the model is known when the kernel is compiled, and the two halves of a layer share their code: there are fewer
 //       instructions, which a block runs once per layer, and which have to be loaded as well
 //

@@ -8,7 +8,7 @@ small things over TCP (rank_link.h).
     ranks_close()
 
 Data flows in buckets, ranges of the model's parameters (train_gpt2.cu). The collectives are queued on a stream of
-their own, ordered with the model's stream by events; the host waits for none of them:
+their own, ordered with the model's stream by events; the host does not wait for their end:
 
     backward of a layer  -> gradients_ready(b)  -> reduce_gradients(b): every rank gets the sum for its share of bucket b
     update of the share  -> gather_weights(b)   -> await_weights(b) in the next forward pass, before the layer

@@ -267,7 +267,7 @@ static const Option options[] = {
     {OPT_INT, 'r', NULL, "recompute", &settings.recompute, NULL,
      "save memory by recomputing in the backward pass: 1 GELU, 2 also the layernorms", 0, 2},
     {OPT_INT, 0, "ge", "gelu-fusion", &settings.gelu_fusion, NULL,
-     "3: the forward pass saves GELU's slope where it can. 0 to 2: it saves GELU's argument; GELU is always fused", 0,
+     "3: the forward pass saves GELU's slope where it can. 0 to 2: it saves GELU's argument", 0,
      3},
     {OPT_BOOL, 'f', NULL, "tf32", &settings.tf32, NULL,
      "fp32 builds: run matmuls on the tensor cores, with a mantissa of 10 bits", 0, 0},
@@ -280,7 +280,7 @@ static const Option options[] = {
      "AdamW updates an fp32 copy of the 16-bit weights", 0, 0},
     {OPT_BOOL, 0, NULL, "stochastic-rounding", &settings.stochastic_rounding, NULL,
      "round updated bf16 weights up or down at random, so that small updates are kept on average", 0, 0},
-    {OPT_BOOL, 0, NULL, "graph", &settings.use_graph, NULL, "launch a step as one CUDA graph", 0, 0},
+    {OPT_BOOL, 0, NULL, "graph", &settings.use_graph, NULL, "launch each forward and backward pass as one CUDA graph", 0, 0},
     {OPT_BOOL, 0, NULL, "tune", &settings.tune, "again",
      "time cuBLASLt's matmul algorithms, use the fastest, and keep the choice in ~/.cache for all runs; again: time "
      "those "

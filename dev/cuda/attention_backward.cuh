@@ -1291,7 +1291,7 @@ size_t attention_backward_bias_terms(int B, int T, int C, int NH) {
 }
 
 // The size of scratch in floats, which is the same on all devices. If HS = 64, it is the size that kernel 11 needs;
-// otherwise scratch holds dsum (B,NH,T), and after that what matmul_backward_bias() needs.
+// otherwise scratch holds dsum (B,NH,T) and, when that is no longer needed, the scratch of matmul_backward_bias().
 size_t attention_backward_scratch(int B, int T, int C, int NH) {
     size_t floats = std::max((size_t)B * NH * T, matmul_backward_bias_scratch(B * T, 3 * C));
 #if !defined(ENABLE_FP32)

@@ -47,7 +47,7 @@ __host__ __device__ inline DecodeLayerShare decode_layer_share(int n, int rank, 
 constexpr int DECODE_LAYER_PART = DECODE_LAYER_HS + 2;
 
 // ---- kernel 5: one launch, weights in the order in which they are read, mma, results that carry their readiness ----
-// Of kernel 3's 33,000 cycles a layer (C = 768), 7,500 go to the copies of weights that its threads make, 7,000 to layernorms of whole
+// Of the 33,000 cycles a layer of the ladder's kernel 3 (C = 768), 7,500 go to the copies of weights that its threads make, 7,000 to layernorms of whole
 // vectors in every block, 6,000 to additions in global memory and barriers of all blocks, and 8,000 to products. Here
 //
 //     - a block's weights of a layer are one piece of memory, in the order of their use, made once by decode_layers_pack. One thread
@@ -55,7 +55,7 @@ constexpr int DECODE_LAYER_PART = DECODE_LAYER_HS + 2;
 //     - products are mma of 16 rows by 16 columns, with the vector in each of the 8 columns of the other operand. A warp takes every
 //       eighth chunk of 32 columns, and normalises only these
 //     - a block has C / ranks columns of the residual stream in registers. For these it adds up the parts of all heads. A part comes
-//       with the number of its phase (attention or MLP of one layer), so a reader waits for the value itself, and no block for a barrier
+//       with the number of its phase (attention or MLP of one layer), so a reader waits for the value itself, and no block for a barrier of the grid
 //     - the size of the model is known when the kernel is compiled, and the two halves of a layer share their code: there are fewer
 //       instructions, which a block runs once per layer, and which have to be loaded as well
 //
