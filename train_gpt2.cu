@@ -4117,7 +4117,6 @@ inline LayernormBackwardLaunch layernorm_backward_launch10(int N, int C, int blo
     if (l.team_warps == 1 && compiled_arch(kernel) >= 80 && max(ring_bytes, sums_bytes) <= limit) {
         l.kernel = kernel, l.num_sums = num_sums;
         l.shared_bytes = max(ring_bytes, sums_bytes);
-        cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)l.shared_bytes));
     }
     return l;
 }
@@ -5140,25 +5139,7 @@ template <class G> int gemm_num_tiles(int M, int N, int K) {
 template <class... Parameters, class... Arguments>
 void gemm_start(void (*kernel)(Parameters...), int num_blocks, int cluster, int bytes, bool early,
                 const Execution& exec, const Arguments&... arguments) {
-    cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
-    cudaLaunchAttribute attributes[2] = {};
-    cudaLaunchConfig_t config = {};
-    config.gridDim = dim3(num_blocks);
-    config.blockDim = dim3(384);
-    config.dynamicSmemBytes = bytes;
-    config.stream = exec.stream;
-    config.attrs = attributes;
-    if (cluster > 1) {
-        cudaLaunchAttribute& attribute = attributes[config.numAttrs++];
-        attribute.id = cudaLaunchAttributeClusterDimension;
-        attribute.val.clusterDim.x = cluster, attribute.val.clusterDim.y = 1, attribute.val.clusterDim.z = 1;
-    }
-    if (early && exec.may_launch_early()) {
-        cudaLaunchAttribute& attribute = attributes[config.numAttrs++];
-        attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-        attribute.val.programmaticStreamSerializationAllowed = 1;
-    }
-    cudaCheck(cudaLaunchKernelEx(&config, kernel, arguments...));
+    launch_kernel(kernel, LaunchShape(num_blocks, 384, bytes, cluster, early), exec, arguments...);
 }
 
 // out = finish(inp weight^T), and idle warps run `idle_work`. Requires has_sm90a(), K % 8 == 0, N % 8 == 0, and all
@@ -5827,25 +5808,15 @@ template <class G> void matmul_backward_launch10(float* dweight, float* scratch,
     auto kernel = matmul_backward_sm90_kernel10<G>;
     const int bytes = sizeof(MatmulBackwardRing<G>) + 1024;
     static_assert(bytes <= 227 << 10, "all that compute capability 9.0 has");
-    cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
-    cudaLaunchAttribute cluster =
-        {}; // not launched early: it comes after gradients_ready(), see Execution::may_launch_early()
-    cluster.id = cudaLaunchAttributeClusterDimension;
-    cluster.val.clusterDim.x = G::CLUSTER, cluster.val.clusterDim.y = 1, cluster.val.clusterDim.z = 1;
-    cudaLaunchConfig_t config = {};
-    config.gridDim = dim3(s.num_clusters * G::CLUSTER);
-    config.blockDim = dim3(384);
-    config.dynamicSmemBytes = bytes;
-    config.stream = exec.stream;
-    config.attrs = &cluster;
-    config.numAttrs = 1;
     float4* parts = NULL;
     if (s.num_split > 0) { // flags, then parts
         parts = (float4*)(scratch + MATMUL_BACKWARD_FLAGS);
         cudaCheck(cudaMemsetAsync(scratch, 0, MATMUL_BACKWARD_FLAGS * sizeof(int), exec.stream));
     }
-    cudaCheck(cudaLaunchKernelEx(&config, kernel, tensor_map(dout, {OC, N}, {64, 64}),
-                                 tensor_map(inp, {C, N}, {64, 32}), dweight, parts, s, OC, C, accumulate));
+    // not launched early: it comes after gradients_ready(), see Execution::may_launch_early()
+    launch_kernel(kernel, LaunchShape(s.num_clusters * G::CLUSTER, 384, bytes, G::CLUSTER), exec,
+                  tensor_map(dout, {OC, N}, {64, 64}), tensor_map(inp, {C, N}, {64, 32}), dweight, parts, s, OC, C,
+                  accumulate);
 }
 
 // Computes matmul_backward_weight by a given schedule. scratch (matmul_backward_weight_scratch10(C)) is aligned to 16 bytes, and is
@@ -6661,11 +6632,8 @@ static void layernorm_quantize3(const LayernormQuantizeArgs& q, const Execution&
     require(q.to.columns && !q.unquantized && q.N % 16 == 0 && block_size <= 512);
     layernorm_quantize_vectors(q.C, [&](auto num_vecs) {
         auto kernel = layernorm_quantize_kernel3<decltype(num_vecs)::value>;
-        int bytes = fp8_tile_bytes(q.C);
-        cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
-        kernel<<<ceil_div(q.N, FP8_TILE_TOKENS), block_size, bytes, exec.stream>>>(q);
+        launch_kernel(kernel, LaunchShape(ceil_div(q.N, FP8_TILE_TOKENS), block_size, fp8_tile_bytes(q.C)), exec, q);
     });
-    cudaCheck(cudaGetLastError());
 }
 
 void layernorm_quantize(const Fp8Tensor<__nv_fp8_e4m3>& to, floatX* unquantized, floatX* residual, float* mean,
@@ -7232,10 +7200,7 @@ void newton_schulz4(floatX* out, floatX* scratch, const floatX* inp, int num, in
     newton_schulz_steps(out, scratch, inp, num, n, k, [=](const NewtonSchulzProduct& p) {
         auto kernel = p.right_by_k ? newton_schulz_kernel4<true, ring> : newton_schulz_kernel4<false, ring>;
         int rows = ceil_div(p.M, 128), tiles = p.right_by_k ? rows * ceil_div(p.N, 128) : rows * (rows + 1) / 2;
-        const int bytes = sizeof(NewtonSchulzSMem<ring>);
-        cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
-        kernel<<<dim3(tiles, num), 256, bytes, exec.stream>>>(p);
-        cudaCheck(cudaGetLastError());
+        launch_kernel(kernel, LaunchShape(dim3(tiles, num), 256, sizeof(NewtonSchulzSMem<ring>)), exec, p);
     });
 }
 
@@ -7771,10 +7736,8 @@ template <int max_HS, int rows, int keys> void attention_forward_plain_tiles(flo
     auto kernel = attention_forward_kernel6<max_HS, rows, keys>;
     constexpr int SHARED_BYTES = sizeof(AttentionForwardPlainSMem<max_HS, rows, keys>);
     static_assert(SHARED_BYTES <= 64 << 10, "the limit of compute capability 7.5");
-    cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES));
-    kernel<<<B * NH * ceil_div(T, rows), 128, SHARED_BYTES, exec.stream>>>(
-        out, lse, qkv, T, HS, NH, B * NH, attention_forward_group(T, HS, B * NH), LOG2E * scale);
-    cudaCheck(cudaGetLastError());
+    launch_kernel(kernel, LaunchShape(B * NH * ceil_div(T, rows), 128, SHARED_BYTES), exec, out, lse, qkv, T, HS, NH,
+                  B * NH, attention_forward_group(T, HS, B * NH), LOG2E * scale);
 }
 
 // HS is a multiple of 8, at most 256.
@@ -8083,10 +8046,8 @@ void attention_forward_mma_tiles(floatX* out, float* lse, const floatX* qkv, int
     auto kernel = attention_forward_kernel15<HS, row_tiles, step, slack, blocks, keys>;
     constexpr int SHARED_BYTES = sizeof(AttentionForwardMmaSMem<HS, row_tiles, keys>);
     static_assert(SHARED_BYTES <= 99 << 10, "the limit of compute capability 8.6");
-    cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES));
-    kernel<<<B * NH * ceil_div(T, 64 * row_tiles), 128, SHARED_BYTES, exec.stream>>>(
-        out, lse, qkv, T, head_size, NH, B * NH, attention_forward_group(T, head_size, B * NH), LOG2E * scale);
-    cudaCheck(cudaGetLastError());
+    launch_kernel(kernel, LaunchShape(B * NH * ceil_div(T, 64 * row_tiles), 128, SHARED_BYTES), exec, out, lse, qkv, T,
+                  head_size, NH, B * NH, attention_forward_group(T, head_size, B * NH), LOG2E * scale);
 }
 
 // HS is a multiple of 8, at most 256.
@@ -8640,7 +8601,6 @@ template <int groups> void attention_forward_sm90_launch(floatX* out, float* lse
     auto kernel = attention_forward_sm90_kernel25<groups>;
     constexpr int SHARED_BYTES = sizeof(AttentionForwardSMem<groups>) + 1024;
     static_assert(SHARED_BYTES <= 227 << 10, "the limit of compute capability 9.0");
-    cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES));
     CUtensorMap qkv_map = tensor_map_heads(qkv, B, T, 3 * NH, 64), out_map = tensor_map_heads(out, B, T, NH, 16);
     int num_tiles = ceil_div(T, 64 * groups), num_blocks = min(B * NH * num_tiles, exec.free_sms());
     AttentionForwardList list = attention_forward_list(B * NH, num_tiles, num_blocks);
@@ -9342,10 +9302,8 @@ void attention_backward_mma_sized(floatX* dqkv, const float* lse, const float* d
     size_t head_bytes = (size_t)4 * T * (C / NH) * sizeof(floatX);    // q, k, v and dout of one head
     int heads_at_a_time = (int)(((size_t)32 << 20) / head_bytes) + 1; // 32 MB of the 40 to 50 MB of L2
     auto run = [&](auto kernel, int M, size_t bytes) {
-        cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes));
-        kernel<<<ceil_div(T, 64 * M) * B * NH, 128, bytes, exec.stream>>>(dqkv, lse, dsum, dout, qkv, T, C, NH, C / NH,
-                                                                          scale, heads_at_a_time);
-        cudaCheck(cudaGetLastError());
+        launch_kernel(kernel, LaunchShape(ceil_div(T, 64 * M) * B * NH, 128, bytes), exec, dqkv, lse, dsum, dout, qkv,
+                      T, C, NH, C / NH, scale, heads_at_a_time);
     };
     constexpr int DK = ATTENTION_BACKWARD_DK, DV = ATTENTION_BACKWARD_DV, FIRST = HS > 128 ? DV : DK | DV;
     size_t kv_bytes = sizeof(AttentionBackwardMmaSMem<HS, kv_M, walked>);
@@ -9954,7 +9912,6 @@ void attention_backward_sm90(floatX* dqkv, float* dbias, float* scratch, const f
     int num_blocks_of_queries = attention_backward_sm90_stats(args, dout, out, lse, exec);
     auto kernel = attention_backward_sm90_kernel11;
     constexpr int SHARED_BYTES = sizeof(AttentionBackwardSMem);
-    cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES));
     int num_blocks = min(args.num_heads * args.num_tiles, exec.free_sms());
     launch_early(kernel, dim3(num_blocks), dim3(384), SHARED_BYTES, exec, args, qkv_map, dout_map, dqkv_map, scale);
     if (!dbias) { return; }
@@ -12006,23 +11963,6 @@ template <class Launch> bool decode_layer_sizes(int C, const Launch& launch) {
            with(std::integral_constant<int, 768>(), Eight()) || with(std::integral_constant<int, 1024>(), Four()) ||
            with(std::integral_constant<int, 1280>(), Four()) || with(std::integral_constant<int, 1600>(), Four());
 }
-// Returns the launch configuration of kernels 5 and 6.
-template <class Kernel> cudaLaunchConfig_t decode_layer_config5(Kernel kernel, int NH, int ranks, int threads,
-                                                                size_t bytes, cudaLaunchAttribute (&attributes)[2]) {
-    cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes));
-    attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attributes[0].val.programmaticStreamSerializationAllowed = 1;
-    attributes[1].id = cudaLaunchAttributeClusterDimension;
-    attributes[1].val.clusterDim.x = ranks, attributes[1].val.clusterDim.y = 1, attributes[1].val.clusterDim.z = 1;
-    cudaLaunchConfig_t config = {};
-    config.gridDim = dim3(NH * ranks);
-    config.blockDim = dim3(threads);
-    config.dynamicSmemBytes = bytes;
-    config.attrs = attributes;
-    config.numAttrs = 2;
-    return config;
-}
-
 // The same for kernel 6 and B texts: launch(C, teams).
 template <class Launch> bool decode_layer_sizes6(int B, int C, const Launch& launch) {
     auto with = [&](auto c, auto teams) {
@@ -12035,11 +11975,16 @@ template <class Launch> bool decode_layer_sizes6(int B, int C, const Launch& lau
     return with(std::integral_constant<int, 128>(), One()) || with(std::integral_constant<int, 128>(), Two()) ||
            with(std::integral_constant<int, 768>(), One()) || with(std::integral_constant<int, 768>(), Two());
 }
+// The shape of a launch of kernel 5 or 6.
+inline LaunchShape decode_layers_shape(int NH, int ranks, int threads, size_t bytes) {
+    return LaunchShape(NH * ranks, threads, bytes, ranks, true);
+}
 // Whether all blocks of such a launch run at once here.
-template <class Kernel> bool decode_layers_fit(Kernel kernel, const cudaLaunchConfig_t& config, int NH) {
+template <class Kernel> bool decode_layers_fit(Kernel* kernel, const LaunchShape& shape) {
     int num_clusters = 0;
+    LaunchConfig config(kernel, shape, NULL);
     cudaCheck(cudaOccupancyMaxActiveClusters(&num_clusters, kernel, &config));
-    return num_clusters >= NH;
+    return num_clusters >= (int)shape.grid.x / shape.cluster;
 }
 
 #endif
@@ -12049,13 +11994,11 @@ bool decode_layers_runs(int B, int C, int F, int NH, int capacity) {
     bool fits = false;
 #if !defined(ENABLE_FP32)
     if (C != NH * DECODE_LAYER_HS || F != 4 * C || B > DECODE_LAYER_TEXTS || !has_sm90a()) { return false; }
-    cudaLaunchAttribute attributes[2] = {};
     if (B == 1 && capacity <= DecodeLayerSizes<768, 8>::CAPACITY) {
         decode_layer_sizes(C, [&](auto c, auto ranks) {
             auto kernel = decode_layer_sm90_kernel5<c.value, ranks.value>;
             size_t bytes = sizeof(DecodeLayerShared5<c.value, ranks.value>);
-            fits = decode_layers_fit(
-                kernel, decode_layer_config5(kernel, NH, ranks.value, DECODE_LAYER_THREADS5, bytes, attributes), NH);
+            fits = decode_layers_fit(kernel, decode_layers_shape(NH, ranks.value, DECODE_LAYER_THREADS5, bytes));
         });
     }
     if (B > 1) {
@@ -12063,7 +12006,7 @@ bool decode_layers_runs(int B, int C, int F, int NH, int capacity) {
             auto kernel = decode_layer_sm90_kernel6<c.value, teams.value>;
             size_t bytes = sizeof(DecodeLayerShared6<c.value, teams.value>);
             int threads = teams.value * DECODE_LAYER_THREADS + 128;
-            fits = decode_layers_fit(kernel, decode_layer_config5(kernel, NH, 8, threads, bytes, attributes), NH);
+            fits = decode_layers_fit(kernel, decode_layers_shape(NH, 8, threads, bytes));
         });
     }
 #else
@@ -12108,22 +12051,17 @@ void decode_layers(const DecodeLayers& layers, int B, const floatX* packed, uint
     uint4* triples = reinterpret_cast<uint4*>(scratch + 2 * n);
     uint32_t* counters = reinterpret_cast<uint32_t*>(triples + 2 * n6);
     DecodeLayerParts parts = {scratch, scratch + n, triples, triples + n6, counters, counters + 1};
-    cudaLaunchAttribute attributes[2] = {};
     auto launch_one = [&](auto c, auto ranks) {
         auto kernel = decode_layer_sm90_kernel5<c.value, ranks.value>;
         size_t bytes = sizeof(DecodeLayerShared5<c.value, ranks.value>);
-        cudaLaunchConfig_t config =
-            decode_layer_config5(kernel, NH, ranks.value, DECODE_LAYER_THREADS5, bytes, attributes);
-        config.stream = exec.stream;
-        cudaCheck(cudaLaunchKernelEx(&config, kernel, layers, packed, parts));
+        launch_kernel(kernel, decode_layers_shape(NH, ranks.value, DECODE_LAYER_THREADS5, bytes), exec, layers, packed,
+                      parts);
     };
     auto launch_several = [&](auto c, auto teams) {
         auto kernel = decode_layer_sm90_kernel6<c.value, teams.value>;
         size_t bytes = sizeof(DecodeLayerShared6<c.value, teams.value>);
         int threads = teams.value * DECODE_LAYER_THREADS + 128;
-        cudaLaunchConfig_t config = decode_layer_config5(kernel, NH, 8, threads, bytes, attributes);
-        config.stream = exec.stream;
-        cudaCheck(cudaLaunchKernelEx(&config, kernel, layers, B, packed, parts));
+        launch_kernel(kernel, decode_layers_shape(NH, 8, threads, bytes), exec, layers, B, packed, parts);
     };
     bool done = kernel == 5 ? decode_layer_sizes(C, launch_one) : decode_layer_sizes6(B, C, launch_several);
     require(done);
@@ -13093,21 +13031,8 @@ template <class Out> void decode_matmul_launch(Out* out, DecodeMatmulArguments a
     weight_dispatch(a.weight, [&](auto type) {
         kernel = decode_matmul_kernel<decltype(type)>(plan.texts, a.norm_weight != NULL, out);
     });
-    cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)plan.shared_bytes));
-    cudaLaunchAttribute attributes[2] = {};
-    attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attributes[0].val.programmaticStreamSerializationAllowed = early;
-    attributes[1].id = cudaLaunchAttributeClusterDimension;
-    attributes[1].val.clusterDim.x = plan.cluster;
-    attributes[1].val.clusterDim.y = 1, attributes[1].val.clusterDim.z = 1;
-    cudaLaunchConfig_t config = {};
-    config.gridDim = plan.grid;
-    config.blockDim = dim3(DECODE_MATMUL_THREADS);
-    config.dynamicSmemBytes = plan.shared_bytes;
-    config.stream = exec.stream;
-    config.attrs = attributes;
-    config.numAttrs = 2;
-    cudaCheck(cudaLaunchKernelEx(&config, kernel, out, a));
+    launch_kernel(kernel, LaunchShape(plan.grid, DECODE_MATMUL_THREADS, plan.shared_bytes, plan.cluster, early), exec,
+                  out, a);
 }
 
 bool decode_matmul_runs(const DecodeMatmulPlan& plan, int B) {
@@ -13378,22 +13303,12 @@ inline void decode_head_launch(float* logits, const floatX* x, const floatX* nor
         typedef decltype(type) W;
         kernel = K <= 4 * 256 ? decode_head_kernel<W, 4>(plan.texts) : decode_head_kernel<W, 7>(plan.texts);
     });
-    cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)plan.shared_bytes()));
     // two weights in 8 bits are as one of floatX for a copy
     CUtensorMap map = tensor_map((const floatX*)weight.values, {K / plan.x_boxes, OC}, {64, DECODE_HEAD_ROWS});
     DecodeHeadArguments a = {x, norm_weight, norm_bias,      weight.scales,   B,
                              K, OC,          plan.num_boxes, plan.num_stages, epsilon};
-    cudaLaunchAttribute attribute = {};
-    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attribute.val.programmaticStreamSerializationAllowed = 1;
-    cudaLaunchConfig_t config = {};
-    config.gridDim = dim3(min(num_multiprocessors(), ceil_div(OC, DECODE_HEAD_ROWS)));
-    config.blockDim = dim3(DECODE_HEAD_CONSUMERS + 32);
-    config.dynamicSmemBytes = plan.shared_bytes();
-    config.stream = exec.stream;
-    config.attrs = &attribute;
-    config.numAttrs = 1;
-    cudaCheck(cudaLaunchKernelEx(&config, kernel, logits, map, a));
+    launch_early(kernel, dim3(min(num_multiprocessors(), ceil_div(OC, DECODE_HEAD_ROWS))),
+                 dim3(DECODE_HEAD_CONSUMERS + 32), plan.shared_bytes(), exec, logits, map, a);
 }
 
 // logits (B,Vp) float = layernorm(x) wte^T | x (B,C) | norm_weight, norm_bias (C) | wte (Vp,C). By kernel 6 for 1 to 64 texts, by kernel
