@@ -21,6 +21,21 @@ right outputs, and the kernels. The file's main is one call of bench_main:
         return bench_main(argc, argv, "gelu_forward", declare, {64, 1024, 768, 12, 50257}, {{1, 1, 8}, {3, 17, 776}});
     }
 
+The int of a launcher is 0 where its list has a 0: the launcher then chooses by itself. More of what a declare may say:
+
+        require(b.C % b.NH == 0);                            // a condition of the op; other shapes are refused with this text
+        int C = b.C, HS = C / b.NH;
+        Buffer<float> start = b.input<float>("dbias_start", C);
+        Buffer<float> dbias = b.inout<float>("dbias", C, start, ulps<float>(4)); // holds start before every launch
+        Buffer<float> sums = b.scratch<float>("sums", 32 * C);                   // the kernels' own, NaN before every launch
+        if (HS % x128::size == 0) {                          // a condition of one kernel: it is declared where it fits
+            b.kernel(3, "mma.sync", [=](int) { ... }, {0}, 80);   // needs 8.0; -90: code for sm_90a. Skipped elsewhere
+        }
+        b.varies("BTH");                                     // --stress draws B, T and the number of heads
+
+A launcher checks its own conditions with require(), too. Where one does not hold, --check fails that kernel at the op's own
+shapes and skips it at a shape of the user's or of --stress.
+
 An op whose arithmetic has weak points names further kinds of input, which --check tries at its small shapes, too:
 
         int which = b.cases({"normal", "large mean"});
@@ -78,8 +93,8 @@ inline int bench_tune_kernel(const char* op, const BenchState& declared) {
     const BenchFlags& f = bench_flags();
     if (!declared.is_promoted) { cli_fail("--tune: %s has no promoted kernel", op); }
     if (tunable_op(op) < 0) { cli_fail("--tune: the promoted kernel of %s takes no configuration", op); }
-    if (f.kernel >= 0 && f.kernel != declared.best) {
-        cli_fail("--tune times kernel %d, the promoted one, not kernel %d", declared.best, f.kernel);
+    if (!f.kernels.text.empty() && f.kernels.single() != declared.best) {
+        cli_fail("--tune times kernel %d, the promoted one, not kernel %s", declared.best, f.kernels.text.c_str());
     }
     if (f.check || f.config >= 0) { cli_fail("--tune cannot be combined with --check or --config"); }
 #ifdef CUDA_EMULATION
@@ -157,10 +172,12 @@ inline int bench_run(BenchDevice& d, const char* op, void (*declare)(Bench&), co
                      [](const BenchKernel& a, const BenchKernel& b) { return a.number < b.number; });
     if (!s.kinds.empty()) { printf("kind %d: %s\n", s.kind, s.kinds[s.kind]); }
     if (s.which > 0) { printf("case %d: %s\n", s.which, s.cases[s.which]); }
-    if (f.kernel >= 0) { printf("Using kernel %d\n", f.kernel); }
+    bool single = f.kernels.single() >= 0;
+    if (!f.kernels.text.empty()) { printf("Using kernel %s\n", f.kernels.text.c_str()); }
     BenchCounts counts = {0, 0, 0};
     std::vector<int> failed;
     bench_check_shape(d, s, shape, true, &counts, &failed);
+    bench_print_repeats();
     if (s.sampled) { printf("A sample of the results is compared with the CPU; the others must be finite.\n"); }
     if (counts.failed) {
         printf("%d of %d results do not match.\n", counts.failed, counts.failed + counts.passed);
@@ -180,9 +197,16 @@ inline int bench_run(BenchDevice& d, const char* op, void (*declare)(Bench&), co
             std::find(failed.begin(), failed.end(), k.number) != failed.end()) {
             continue;
         }
-        if (wanted) { printf("%skernel %d: %s\n", f.kernel < 0 ? "\n" : "", k.number, k.what); }
+        if (wanted) { printf("%skernel %d: %s\n", single ? "" : "\n", k.number, k.what); }
         for (int config : wanted ? bench_configs(k) : k.configs) {
-            results.push_back({&k, config, bench_time(d, s, k, config, wanted ? f.repeats : 20, wanted ? 1000 : 100)});
+            BenchTime time;
+            BenchDeclined declined =
+                bench_try([&] { time = bench_time(d, s, k, config, wanted ? f.repeats : 20, wanted ? 1000 : 100); });
+            if (!declined.why.empty()) {
+                if (wanted) { die("kernel %d: %s", k.number, declined.why.c_str()); }
+                break; // it is only there to compare with
+            }
+            results.push_back({&k, config, time});
             if (wanted) {
                 BenchResult& r = results.back();
                 std::string wrong = bench_check_timed(d, s, k), wrong_hot;
@@ -201,11 +225,12 @@ inline int bench_run(BenchDevice& d, const char* op, void (*declare)(Bench&), co
         }
         if (is_base) {
             const BenchResult* best = bench_best(results, k.number);
+            if (!best) { continue; }
             printf("to compare with, not checked: kernel %d, %s, %.4f ms: %s\n", k.number,
                    bench_config_text(k, best->config, false).c_str(), best->time.median_ms, k.what);
         }
     }
-    if (f.kernel < 0 && !results.empty()) { bench_print_table(d, s, results); }
+    if (!single && !results.empty()) { bench_print_table(d, s, results); }
     bench_print_notes(s, shown);
     printf("%s", bench_clock_notes(results).c_str());
     for (const BenchBuffer& x : s.buffers) {
@@ -234,7 +259,13 @@ inline BenchNames bench_names(void (*declare)(Bench&), const Shape& shape) {
         BenchState s;
         s.kind = kind;
         Bench dry = bench_view(s, shape, 0, true);
-        declare(dry);
+        BenchDeclined declined = bench_try([&] { declare(dry); });
+        if (!declined.why.empty()) { cli_fail("%s: %s", bench_shape_text(s, shape).c_str(), declined.why.c_str()); }
+        bool has_best =
+            std::any_of(s.kernels.begin(), s.kernels.end(), [&](const BenchKernel& k) { return k.number == s.best; });
+        if (s.best >= 0 && !has_best && !f.shape_given) { // a kernel may be declared at some shapes alone
+            die("%s, but there is no such kernel", s.best_at.c_str());
+        }
         num_kinds = std::max(1, (int)s.kinds.size());
         if (f.kind >= num_kinds) { cli_fail("no kind %d, there are 0 to %d", f.kind, num_kinds - 1); }
         if (f.kind >= 0 && kind != f.kind) { continue; }
@@ -249,6 +280,24 @@ inline BenchNames bench_names(void (*declare)(Bench&), const Shape& shape) {
         if (names.first.kernels.empty()) { names.first = std::move(s); }
     }
     return names;
+}
+
+// Ends the program if no kernel that is wanted has the configuration of --config.
+inline void bench_check_config(const std::vector<BenchKernel>& kernels) {
+    int config = bench_flags().config;
+    std::string known;
+    for (const BenchKernel& k : kernels) {
+        if (!bench_wanted(k)) { continue; }
+        if (config < 0 || bench_has_config(k, config)) { return; }
+        known +=
+            "; kernel " + std::to_string(k.number) + " has no configuration " + std::to_string(config) + ", there are";
+        for (int other : k.configs) { known += " " + std::to_string(other); }
+        if (strcmp(k.config_name, "block size") == 0 && !bench_is_fixed(k)) {
+            known += ", and other multiples of 32 up to 1024";
+        }
+    }
+    if (bench_flags().kernels.single() >= 0) { cli_fail("%s", known.c_str() + 2); }
+    cli_fail("no kernel has the configuration %d, see %s --list", config, cli_program(NULL));
 }
 
 // --list: a line per kernel; below it what its configurations are, if they are not block sizes. Then kinds and cases.
@@ -283,25 +332,22 @@ inline int bench_main(int argc, char** argv, const char* name, void (*declare)(B
         std::string known;
         for (const BenchKernel& k : names.kernels) { known += (known.empty() ? "" : " ") + std::to_string(k.number); }
         if (known.empty()) { cli_fail("--kind %d has no kernels in a build for " PRECISION_NAME, f.kind); }
-        cli_fail("no kernel %d, there are %s", f.kernel, known.c_str());
+        cli_fail("no kernel %s, there are %s", f.kernels.text.c_str(), known.c_str());
     }
     shape.kind = names.kind;
     int num_cases = std::max(1, (int)names.first.cases.size());
     if (f.input_case >= num_cases) { cli_fail("no case %d, there are 0 to %d", f.input_case, num_cases - 1); }
-    for (const BenchKernel& k : names.kernels) {
-        if (f.kernel != k.number || f.config < 0 || bench_has_config(k, f.config)) { continue; }
-        std::string known;
-        for (int config : k.configs) { known += " " + std::to_string(config); }
-        cli_fail("kernel %d has no configuration %d, there are%s", k.number, f.config, known.c_str());
-    }
+    bench_check_config(names.kernels);
     if ((f.stress || f.huge) && !f.check) { cli_fail("--stress and --huge are for --check"); }
     const char* times = f.csv ? "--csv" : f.json ? "--json" : NULL; // the flag that asks for a file of times
-    if (f.check && times) { cli_fail("%s cannot be combined with --check, which takes no times", times); }
+    if (times && (f.check || f.list)) {
+        cli_fail("%s cannot be combined with --%s, which takes no times", times, f.check ? "check" : "list");
+    }
     if (f.list) {
         bench_print_list(names);
         return EXIT_SUCCESS;
     }
-    if (f.tune) { f.kernel = bench_tune_kernel(name, names.first); }
+    if (f.tune) { bench_read_choice(std::to_string(bench_tune_kernel(name, names.first)).c_str(), &f.kernels); }
 #ifdef CUDA_EMULATION
     if (times) { cli_fail("%s needs a GPU: the emulation's times would mean nothing", times); }
     bool counts = f.transactions || f.picture;

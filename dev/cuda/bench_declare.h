@@ -3,6 +3,8 @@ Part of bench.h: what a declare function uses (Bench, Buffer, kinds of input), a
 */
 #pragma once
 
+#include <signal.h>
+
 #include <algorithm>
 #include <chrono>
 #include <functional>
@@ -18,6 +20,42 @@ Part of bench.h: what a declare function uses (Bench, Buffer, kinds of input), a
 #include "../../llmc/tuned.h"
 #include "reference.h"
 
+// ---- what a declare function or a launcher refuses -----------------------------------------------------------
+
+// Says why a launcher or declare() cannot do what was asked of it.
+struct BenchDeclined {
+    std::string why;
+    bool by_condition; // a require() does not hold; false: a CUDA call has failed
+};
+inline int& bench_trying() { // more than 0: what declines is thrown as a BenchDeclined, and does not end the program
+    static int depth = 0;
+    return depth;
+}
+inline const char* bench_file(const char* path) {
+    const char* slash = strrchr(path, '/');
+    return slash ? slash + 1 : path;
+}
+PRINTF_LIKE(2, 3) inline void bench_decline(bool by_condition, const char* fmt, ...) {
+    char text[1024];
+    va_list args;
+    va_start(args, fmt);
+    vsnprintf(text, sizeof(text), fmt, args);
+    va_end(args);
+    if (!bench_trying()) { die("%s", text); }
+    throw BenchDeclined{text, by_condition};
+}
+// Calls f. Returns what declined, with an empty text if nothing did.
+template <class F> inline BenchDeclined bench_try(F f) {
+    struct Depth {
+        Depth() { bench_trying()++; }
+        ~Depth() { bench_trying()--; }
+    } depth;
+    try {
+        f();
+    } catch (const BenchDeclined& declined) { return declined; }
+    return {"", false};
+}
+
 // While the harness records a launcher into a graph, a failed call is kept here and does not end the program.
 inline cudaError_t*& bench_kept_error() {
     static cudaError_t* kept = NULL;
@@ -26,12 +64,19 @@ inline cudaError_t*& bench_kept_error() {
 inline void bench_cuda_check(cudaError_t e, const char* expr, const char* file, int line) {
     if (e != cudaSuccess && bench_kept_error()) {
         *bench_kept_error() = e;
+    } else if (e != cudaSuccess && bench_trying()) {
+        bench_decline(false, "%s:%d: %s: %s", bench_file(file), line, expr, cudaGetErrorString(e));
     } else {
         cuda_check(e, expr, file, line);
     }
 }
 #undef cudaCheck
 #define cudaCheck(expr) bench_cuda_check((expr), #expr, __FILE__, __LINE__)
+#undef require
+#define require(cond)                                                                                                  \
+    do {                                                                                                               \
+        if (!(cond)) { bench_decline(true, "%s:%d: %s needs %s", bench_file(__FILE__), __LINE__, __func__, #cond); }   \
+    } while (0)
 
 // |out - ref| <= atol + rtol * |ref|, computed in such a way that NaN fails
 struct Tolerance {
@@ -320,6 +365,13 @@ struct BenchConfig {
     std::string label; // without commas and quotes
 };
 
+// A number of the shape. It remembers that declare() has read it: lines of output leave the other numbers out.
+struct BenchDim {
+    int value;
+    bool* was_read;
+    operator int() const { return *was_read = true, value; }
+};
+
 struct BenchKernel {
     int number;
     const char* what;
@@ -352,6 +404,7 @@ struct BenchState {
     double bytes_by_data = 0, flops_by_data = 0; // the part of these costs that depends on the inputs' values
     bool reads_only = false;                     // its writes are negligible
     int best = -1;                               // number of the promoted or best kernel; -1: none
+    std::string best_at;                         // where declare() says so: "op.cu:80: b.best(3)"
     bool is_promoted = false;                    // true if a copy of kernel `best` is in train_gpt2.cu
     uint32_t seed = 0, num_inputs = 0;
     bool guards = true;
@@ -361,6 +414,7 @@ struct BenchState {
     int which = 0;                  // the kind of input that declare() was called for
     std::vector<const char*> kinds; // names of the kinds of operation; empty: there is one kind
     int kind = 0;                   // the kind of operation that declare() was called for
+    bool reads[5] = {};             // which of B, T, C, NH, V declare() has read
     std::mt19937 rng;
     std::vector<BenchBuffer> buffers;
     std::vector<BenchKernel> kernels;
@@ -381,7 +435,7 @@ inline std::vector<int> bench_tunable(const char* op) {
 inline size_t bench_sample_size(); // --sample
 
 struct Bench {
-    int B, T, C, NH, V; // the shape
+    BenchDim B, T, C, NH, V; // the shape
     cudaStream_t stream;
     bool dry;          // declare() must not use the device: it is called only for the list of kernels
     BenchState& state; // owned by the harness; copies of a Bench share it
@@ -494,8 +548,13 @@ struct Bench {
     // min_arch: 80 if the kernel needs a device and a binary of compute capability 8.0 or more, -90 if it needs code
     // compiled for sm_90a. If they do not fit, the kernel is skipped.
     void kernel(int number, const char* what, std::function<void(int)> launch,
-                std::vector<int> configs = {64, 128, 256, 512, 1024}, int min_arch = 0) {
-        for (const BenchKernel& k : state.kernels) { require(k.number != number); }
+                std::vector<int> configs = {64, 128, 256, 512, 1024}, int min_arch = 0,
+                const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
+        for (const BenchKernel& k : state.kernels) {
+            if (k.number != number) { continue; }
+            die("%s:%d: b.kernel(%d, \"%s\"): \"%s\" has this number, too", bench_file(file), line, number, what,
+                k.what);
+        }
         require(number >= 0 && !configs.empty());
         state.kernels.push_back({number, what, launch, configs, min_arch});
     }
@@ -535,9 +594,13 @@ struct Bench {
     }
     // The kernel that is copied to train_gpt2.cu; the op's file has the marks `// ==== promoted: OP ====`. The run prints
     // a note if another kernel is faster by more than 2%.
-    void promoted(int number) { state.best = number, state.is_promoted = true; }
+    void promoted(int number, const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
+        set_best(number, true, std::string(bench_file(file)) + ":" + std::to_string(line) + ": b.promoted");
+    }
     // The same for an op without a copy in train_gpt2.cu.
-    void best(int number) { state.best = number, state.is_promoted = false; }
+    void best(int number, const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
+        set_best(number, false, std::string(bench_file(file)) + ":" + std::to_string(line) + ": b.best");
+    }
     // measure() returns the TFLOP/s that the vendor's library reaches in this run. It is called once, before timing.
     // For ops bound by FLOPs.
     void matrix_rate(std::function<double(cudaStream_t)> measure) { state.matrix_rate = measure; }
@@ -546,6 +609,10 @@ struct Bench {
     void huge(double bytes, std::function<void(BenchHuge&)> check) { state.huge_bytes = bytes, state.huge = check; }
 
     // ---- used by the harness itself ----
+    void set_best(int number, bool is_promoted, const std::string& where) {
+        state.best = number, state.is_promoted = is_promoted;
+        state.best_at = where + "(" + std::to_string(number) + ")";
+    }
     template <class T> Buffer<T> make(BenchKind kind, const char* name, size_t n, bool has_host) {
         Buffer<T> x = {nullptr, nullptr};
         if (dry) { return x; }
@@ -569,9 +636,44 @@ struct Bench {
 
 // ---- flags -------------------------------------------------------------------------------
 
+// The kernels that the first argument names: "4", "3,5", "2-4", "7-".
+struct BenchChoice {
+    std::string text;                       // empty: all kernels
+    std::vector<std::pair<int, int>> parts; // first and last number of each part
+    bool has(int number) const {
+        auto in = [=](const std::pair<int, int>& part) { return part.first <= number && number <= part.second; };
+        return parts.empty() || std::any_of(parts.begin(), parts.end(), in);
+    }
+    int single() const { // the number, if it is one; else -1
+        return parts.size() == 1 && parts[0].first == parts[0].second ? parts[0].first : -1;
+    }
+};
+// Reads such a text. Returns false if it is none.
+inline bool bench_read_choice(const char* text, BenchChoice* choice) {
+    *choice = {text, {}};
+    auto number = [&](int* n) {
+        size_t length = strspn(text, "0123456789");
+        if (length < 1 || length > 6) { return false; }
+        *n = atoi(text), text += length;
+        return true;
+    };
+    for (;; text++) {
+        std::pair<int, int> part;
+        if (!number(&part.first)) { return false; }
+        part.second = part.first;
+        if (*text == '-') {
+            part.second = INT_MAX, text++;
+            if (*text && *text != ',' && !number(&part.second)) { return false; }
+        }
+        if (part.second < part.first) { return false; }
+        choice->parts.push_back(part);
+        if (*text != ',') { return *text == '\0'; }
+    }
+}
+
 struct BenchFlags {
-    int kernel = -1; // number of the kernel to run; -1: all
-    int list = 0, check = 0, full = 0, huge = 0, tune = 0, hot = 0, sustained = 0, guards = 1;
+    BenchChoice kernels;
+    int list = 0, check = 0, full = 0, huge = 0, first_failure = 0, tune = 0, hot = 0, sustained = 0, guards = 1;
     int transactions = 0, picture = 0; // of the emulation
     int config = -1, input_case = -1, kind = -1, sample = 0, stress = 0, seed = 1337, repeats = 100, schedule = -1;
     const char *flush = "read", *csv = NULL, *json = NULL, *tune_file = NULL;
@@ -593,6 +695,7 @@ inline void bench_parse(int argc, char** argv, const char* name, Shape* shape) {
         {OPT_BOOL, 0, NULL, "check", &f.check, NULL,
          "only check, do not time: every kernel and configuration, at odd shapes or at the given shape", 0, 0},
         {OPT_BOOL, 0, NULL, "full", &f.full, NULL, "with --check: check at the shape that is timed", 0, 0},
+        {OPT_BOOL, 0, NULL, "first-failure", &f.first_failure, NULL, "with --check: end with the first failure", 0, 0},
         {OPT_BOOL, 0, NULL, "huge", &f.huge, NULL,
          "with --check: check the promoted kernel with more than 2^31 elements instead, in ops that can", 0, 0},
         {OPT_INT, 0, NULL, "stress", &f.stress, "N",
@@ -654,20 +757,29 @@ inline void bench_parse(int argc, char** argv, const char* name, Shape* shape) {
     const int num_opts = (int)(sizeof(opts) / sizeof(opts[0]));
     cli_program(argv[0]);
     std::vector<char*> args(argv, argv + argc);
-    if (argc > 1 && argv[1][0] != '-') {
-        int64_t number;
-        bool fits;
-        if (!cli_read_integer(argv[1], &number, &fits) || !fits || number < 0 || number > INT_MAX) {
-            cli_fail("'%s' is not the number of a kernel, see %s --list", argv[1], argv[0]);
+    // the kernels: the first argument, or one that follows no flag with a value
+    auto takes_value = [&](const char* flag) {
+        auto names = [&](const Option& o) {
+            const char dash_letter[] = {'-', o.letter, '\0'};
+            return o.type != OPT_SECTION && o.type != OPT_BOOL &&
+                   ((o.letter && strcmp(flag, dash_letter) == 0) || (o.alias && flag + 1 == std::string(o.alias)) ||
+                    flag == std::string("--") + o.name);
+        };
+        return flag[0] == '-' && std::any_of(opts, opts + num_opts, names);
+    };
+    for (int i = 1; i < argc; i++) {
+        if (argv[i][0] == '-' || (i > 1 && takes_value(argv[i - 1]))) { continue; }
+        if (!bench_read_choice(argv[i], &f.kernels)) {
+            cli_fail("'%s' does not name kernels, as 4, 3,5 or 7- do; see %s --list", argv[i], argv[0]);
         }
-        f.kernel = (int)number;
-        args.erase(args.begin() + 1);
+        args.erase(args.begin() + i);
+        break;
     }
     args.push_back(NULL);
-    std::string about =
-        std::string(name) +
-        ": checks kernels against the CPU and times them. The first argument may be the number of a "
-        "kernel: then only that one runs, in all its configurations. Without it all kernels run, side by side.";
+    std::string about = std::string(name) +
+                        ": checks kernels against the CPU and times them. An argument may name kernels, as 4, 3,5, 2-4 "
+                        "or 7- (from 7 on): "
+                        "then only those run, in all their configurations. Without it all kernels run, side by side.";
     cli_parse((int)args.size() - 1, args.data(), about.c_str(), opts, num_opts);
     for (int i = 0; i < num_opts; i++) {
         const void* v = opts[i].value;

@@ -339,7 +339,7 @@ test_profile_errors() {
     launches
     sed -i '/^$/d' "$tmp/launches"
     one_line 1 "kernel 6 launches nothing" dev/cuda/profile.sh "$tmp/bin/op" 6
-    echo "skip kernel 6 (one warp): needs code for sm_90a, device 75, binary 75" >"$tmp/says"
+    echo "skip kernel 6 (one warp): needs code for sm_90a, but the GPU is sm_75 and the program is compiled for sm_75" >"$tmp/says"
     one_line 1 "nothing to profile: skip kernel 6 (one warp): needs code for sm_90a" dev/cuda/profile.sh "$tmp/bin/op" 6
     echo "error: out of memory" >"$tmp/says"
     : >"$tmp/launches"
