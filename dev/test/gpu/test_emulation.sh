@@ -195,6 +195,24 @@ CU
     rm "$source" "$source.old" "$program"
 }
 
+# What `make new` writes passes its check at once, and fails it when one of its kernels is another op.
+test_new_op() {
+    needs_compiler
+    copy_tree
+    make_cpu new OP=new_op
+    make_cpu cpu OP=new_op
+    local program=$tmp/tree/dev/cuda/new_op_cpu
+    "$program" --check >"$tmp/out" 2>&1 || { cat "$tmp/out" && fail "a new op fails its check"; }
+    contains '38 passed, 0 failed, 0 skipped' "$tmp/out"
+    contains 'T 1024 C 64: error 0.00 of tolerance' "$tmp/out"
+    ! grep -i warning "$tmp/log" || fail "a new op has warnings"
+    sed -i 's|x\[k\] = (floatX)(float)x\[k\];|x[k] = (floatX)(2 * (float)x[k]);|' "$tmp/tree/dev/cuda/new_op.cu"
+    make_cpu cpu OP=new_op
+    "$program" 2 --check >"$tmp/out" 2>&1 && fail "another op passes the check"
+    contains 'FAIL kernel 2 default, B 1 T 1 C 8: out: ' "$tmp/out"
+    rm "$program" "$tmp/tree/dev/cuda/new_op.cu"
+}
+
 # --stress draws the same shapes again for the same seed; --sample leaves most rows out; --huge needs a GPU
 test_check_flags() {
     needs_compiler
@@ -487,5 +505,5 @@ test_mutants() {
     want "the mutants that are caught" "$(cat "$tmp"/verdicts* | grep -c '^caught ')" "$(wc -l <"$tmp/chosen")"
 }
 
-tests=(programs choices messages check_flags features transactions bench_functions reports wgmma sm90 kernels mutants)
+tests=(programs choices messages new_op check_flags features transactions bench_functions reports wgmma sm90 kernels mutants)
 run_tests_once "$@"

@@ -471,7 +471,7 @@ test_make_targets() {
     for target in compare profile sass; do contains "make $target " "$tmp/out"; done
     rm -rf "$tmp/tree"
     mkdir -p "$tmp/tree/dev/cuda"
-    cp dev/cuda/Makefile dev/cuda/nvcc.mk dev/cuda/compare.cpp dev/cuda/csv.h dev/cuda/profile.sh "$tmp/tree/dev/cuda"
+    cp dev/cuda/{Makefile,nvcc.mk,compare.cpp,csv.h,profile.sh,op_text.sh,new.sh} "$tmp/tree/dev/cuda"
     cd "$tmp/tree/dev/cuda"
     old 1 64 1.000 0.990 1.010; new 1 64 1.030 1.020 1.040; new 1 128 1.100 1.090 1.110
     run 2 make compare OLD="$tmp/old" NEW="$tmp/new"
@@ -482,7 +482,7 @@ test_make_targets() {
     contains "OLD and NEW are wanted" "$tmp/err"
     for target in profile sass; do
         run 2 make $target KERNEL=6
-        contains "error: OP='' is no .cu file here: make $target OP=layernorm_forward KERNEL=6" "$tmp/err"
+        contains "error: no OP: make $target OP=layernorm_forward KERNEL=6" "$tmp/err"
         echo >op.cu
         run 2 make $target OP=op
         contains "error: no KERNEL=number: make $target OP=op KERNEL=1" "$tmp/err"
@@ -536,7 +536,57 @@ test_same_sass() {
     contains "FAIL gone: dev/cuda/op.cu/BF16/80: _Z5otherPf" "$tmp/out"
 }
 
-tests=(same_sass compare_verdicts compare_configurations compare_conditions compare_columns compare_broken_csv compare_arguments
+# make new, make diff, and names that are misspelt
+test_make_new_and_diff() {
+    command -v make >/dev/null || skip "needs make"
+    rm -rf "$tmp/tree"
+    mkdir -p "$tmp/tree/dev/cuda"
+    cp dev/cuda/{Makefile,nvcc.mk,op_text.sh,new.sh} "$tmp/tree/dev/cuda"
+    cd "$tmp/tree/dev/cuda"
+    run 0 make new OP=rope_forward
+    [ -s rope_forward.cu ] && ! grep -q '@OP@' rope_forward.cu || fail "make new writes no op"
+    contains 'bench_main(argc, argv, "rope_forward", declare' rope_forward.cu
+    contains "make cpu OP=rope_forward && ./rope_forward_cpu --check" "$tmp/out"
+    cp rope_forward.cu before
+    run 2 make new OP=rope_forward
+    contains "error: rope_forward.cu is there already" "$tmp/err"
+    cmp before rope_forward.cu
+    run 2 make new OP=Rope
+    contains "error: OP='Rope' is no name of an op" "$tmp/err"
+    run 2 make new
+    contains "error: no OP: make new OP=rope_forward" "$tmp/err"
+    # of two kernels, the second of them in a header of its own, with other numbers in names
+    printf '%s\n' '#include "bench.h"' '// ---- kernel 1: one ----' 'void twice_kernel1(int x1) {}' 'void same();' '// ---- kernel 12: other ----' 'void o();' \
+        '#include "twice.cuh"' 'static void declare(Bench& b) {}' >twice.cu
+    printf '%s\n' '#pragma once' '// ---- kernel 2: two ----' 'void twice_kernel2(int x1) {}' 'void two();' 'void same();' >twice.cuh
+    run 0 make diff OP=twice FROM=1 TO=2
+    want "what changes" "$(grep '^[-+ ][^-+]' "$tmp/out")" '-// ---- kernel 1: one ----
++// ---- kernel 2: two ----
+ void twice_kernel2(int x1) {}
++void two();
+ void same();'
+    run 2 make diff OP=twice FROM=1 TO=3
+    contains "error: twice.cu has no section of kernel 3; those it has: 1 2 12" "$tmp/err"
+    run 2 make diff OP=twice FROM=1 TO=x
+    contains "not 'x'" "$tmp/err"
+    run 2 make diff OP=twice
+    contains "error: no FROM and TO: make diff OP=twice FROM=1 TO=2" "$tmp/err"
+    run 2 make diff
+    contains "error: no OP: make diff OP=layernorm_forward FROM=1 TO=2" "$tmp/err"
+    # names
+    touch rope_backward.cu my_rope.cu softmax.cu
+    local name
+    for name in rope_forwrad:rope_forward rope_fwd:rope_forward 'rope:rope_forward or rope_backward or my_rope' softmx:softmax; do
+        run 2 make cpu OP="${name%%:*}"
+        contains "error: OP='${name%%:*}' is no .cu file here, did you mean ${name#*:}" "$tmp/err"
+        run 2 make "${name%%:*}"
+        contains "error: no op and no target '${name%%:*}', did you mean ${name#*:}" "$tmp/err"
+    done
+    run 2 make attention
+    contains "error: no op and no target 'attention' (make help lists the targets)" "$tmp/err"
+}
+
+tests=(make_new_and_diff same_sass compare_verdicts compare_configurations compare_conditions compare_columns compare_broken_csv compare_arguments
     compare_results profile_table profile_bounds profile_missing_metrics profile_errors sass_functions sass_errors
     sass_of_an_op make_targets)
 run_tests_once "$@"
