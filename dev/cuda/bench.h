@@ -73,6 +73,8 @@ checked when all are done.
 Built by `make cpu`, the programs run on a CPU (dev/cuda/emulation, CUDA_EMULATION is defined): then they only check,
 and what the emulation finds wrong in a kernel fails its check.
 
+The numbers of the shape may be several: then each product of them is checked or timed, and the CSV has all of them.
+
 Timing: each launch has its own pair of events. Before each launch the L2 cache is flushed and in-place buffers are
 restored. For ops with FLOPs the GPU rests for 0.2 s before the timed launches of each kernel and configuration. Measured
 first: the speed of a copy and of a read on the device, the time of an empty launch, the matrix rate of the vendor's
@@ -161,8 +163,10 @@ inline void bench_tune(BenchDevice& d, BenchState& s, const char* op, const Shap
 
 // ---- main -----------------------------------------------------------------------------------
 
-// Checks the kernels at the shape that is timed, then times them. A kernel that fails is not timed.
-inline int bench_run(BenchDevice& d, const char* op, void (*declare)(Bench&), const Shape& shape) {
+// Checks the kernels at the shape that is timed, then times them. A kernel that fails is not timed. is_first: of several shapes.
+// *fastest: a line about this shape is added.
+inline int bench_run(BenchDevice& d, const char* op, void (*declare)(Bench&), const Shape& shape, bool is_first,
+                     std::string* fastest) {
     const BenchFlags& f = bench_flags();
     BenchState s;
     s.op = op;
@@ -200,6 +204,7 @@ inline int bench_run(BenchDevice& d, const char* op, void (*declare)(Bench&), co
         if (wanted) { printf("%skernel %d: %s\n", single ? "" : "\n", k.number, k.what); }
         for (int config : wanted ? bench_configs(k) : k.configs) {
             BenchTime time;
+            Range range("time kernel %d %s", k.number, bench_config_text(k, config, false).c_str());
             BenchDeclined declined =
                 bench_try([&] { time = bench_time(d, s, k, config, wanted ? f.repeats : 20, wanted ? 1000 : 100); });
             if (!declined.why.empty()) {
@@ -237,11 +242,33 @@ inline int bench_run(BenchDevice& d, const char* op, void (*declare)(Bench&), co
         const char* broken = bench_broken_guard(x);
         if (broken) { printf("FAIL %s: %s while timed\n", x.name, broken), counts.failed++; }
     }
-    if (f.csv) { bench_write_csv(f.csv, d, s, op, shape, shown); }
+    *fastest +=
+        bench_shape_text(s, shape) + ": " + (results.empty() ? "nothing was timed\n" : bench_fastest_text(results));
+    if (f.csv) { bench_write_csv(f.csv, d, s, op, shape, shown, !is_first); }
     if (f.json) { bench_write_json(f.json, d, s, op, shape, shown); }
     if (f.tune && !counts.failed) { bench_tune(d, s, op, shape, shown); }
     bench_free(s);
     return counts.failed ? EXIT_FAILURE : EXIT_SUCCESS;
+}
+
+// The same at each shape that the flags name. One that the op declines is skipped.
+inline int bench_run_shapes(BenchDevice& d, const char* op, void (*declare)(Bench&), int kind) {
+    int rc = EXIT_SUCCESS;
+    std::string fastest;
+    bool is_first = true; // of those in the CSV
+    for (Shape shape : bench_flags().shapes) {
+        shape.kind = kind;
+        if (!fastest.empty()) { printf("\n"); }
+        BenchDeclined declined = bench_try([&] { bench_cost(declare, shape, 0); });
+        if (!declined.why.empty()) {
+            fastest += bench_shape_text(BenchState(), shape) + ": skipped: " + declined.why + "\n";
+            continue;
+        }
+        rc |= bench_run(d, op, declare, shape, is_first, &fastest);
+        is_first = false;
+    }
+    if (bench_flags().shapes.size() > 1) { printf("\n%s", fastest.c_str()); }
+    return rc;
 }
 
 // What declare() declares without a device: for all kinds of operation, or for the one that --kind selects.
@@ -326,7 +353,8 @@ inline void bench_print_list(const BenchNames& names) {
 inline int bench_main(int argc, char** argv, const char* name, void (*declare)(Bench&), Shape shape,
                       std::vector<Shape> check_shapes) {
     BenchFlags& f = bench_flags();
-    bench_parse(argc, argv, name, &shape);
+    bench_parse(argc, argv, name, shape);
+    shape = f.shapes[0];
     BenchNames names = bench_names(declare, shape);
     if (names.kind < 0) {
         std::string known;
@@ -343,6 +371,9 @@ inline int bench_main(int argc, char** argv, const char* name, void (*declare)(B
     if (times && (f.check || f.list)) {
         cli_fail("%s cannot be combined with --%s, which takes no times", times, f.check ? "check" : "list");
     }
+    const char* one_shape = f.json ? "--json" : f.tune ? "--tune" : f.stress ? "--stress" : f.list ? "--list" : NULL;
+    if (one_shape && f.shapes.size() > 1) { cli_fail("%s takes one shape, not %zu", one_shape, f.shapes.size()); }
+    if (f.first_failure && !f.check) { cli_fail("--first-failure is for --check"); }
     if (f.list) {
         bench_print_list(names);
         return EXIT_SUCCESS;
@@ -351,6 +382,7 @@ inline int bench_main(int argc, char** argv, const char* name, void (*declare)(B
 #ifdef CUDA_EMULATION
     if (times) { cli_fail("%s needs a GPU: the emulation's times would mean nothing", times); }
     bool counts = f.transactions || f.picture;
+    if (counts && f.shapes.size() > 1) { cli_fail("--transactions takes one shape, not %zu", f.shapes.size()); }
     if (counts && (f.stress || f.huge)) { cli_fail("--transactions cannot be combined with --stress or --huge"); }
     if (!f.check && !counts) {
         printf("No GPU: the emulation's times would mean nothing, so this only checks, as --check.\n");
@@ -365,5 +397,5 @@ inline int bench_main(int argc, char** argv, const char* name, void (*declare)(B
 #endif
     if (f.huge) { return bench_run_huge(device, name, names.first); }
     return f.check ? bench_run_check(device, name, declare, shape, check_shapes, names.first)
-                   : bench_run(device, name, declare, shape);
+                   : bench_run_shapes(device, name, declare, shape.kind);
 }

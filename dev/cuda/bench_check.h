@@ -105,8 +105,14 @@ inline bool bench_open(BenchDevice* d, const char* op) {
                 e != cudaSuccess ? cudaGetErrorString(e) : "no device", op, op);
         return false;
     }
+    int device = bench_flags().device;
+    if (device >= count) {
+        cli_fail("--device: no GPU %d, there %s 0%s", device, count > 1 ? "are" : "is",
+                 count > 1 ? (" to " + std::to_string(count - 1)).c_str() : "");
+    }
+    cudaCheck(cudaSetDevice(device));
     cudaDeviceProp properties;
-    cudaCheck(cudaGetDeviceProperties(&properties, 0));
+    cudaCheck(cudaGetDeviceProperties(&properties, device));
     snprintf(d->name, sizeof(d->name), "%s", properties.name);
     d->arch = 10 * properties.major + properties.minor;
     d->l2_bytes = (size_t)device_attribute(cudaDevAttrL2CacheSize);
@@ -537,6 +543,7 @@ inline void bench_check_shape(const BenchDevice& d, BenchState& s, const Shape& 
             std::string what = number + " " + bench_config_text(k, config);
             bench_name_division(s, bench_shape_text(s, shape), what.c_str(),
                                 config ? "" : "; configuration 0 stands for the launcher's default");
+            Range range("check %s", what.c_str());
             BenchDeclined declined = bench_try([&] {
 #ifdef CUDA_EMULATION
                 missing = emulation_try([&] { wrong = bench_check(d, s, k, config, &worst); });
@@ -727,7 +734,8 @@ inline int bench_run_check(const BenchDevice& d, const char* op, void (*declare)
     const BenchFlags& f = bench_flags();
     std::vector<Shape> shapes = check_shapes;
     bool given = f.shape_given || f.full || shapes.empty();
-    if (given) { shapes = {shape}; }
+    if (given) { shapes = f.shapes; }
+    for (Shape& s : shapes) { s.kind = given ? shape.kind : s.kind; }
     for (Shape& s : shapes) {
         s.B = s.B ? s.B : shape.B, s.T = s.T ? s.T : shape.T, s.C = s.C ? s.C : shape.C;
         s.NH = s.NH ? s.NH : shape.NH, s.V = s.V ? s.V : shape.V;

@@ -676,8 +676,12 @@ struct BenchFlags {
     int list = 0, check = 0, full = 0, huge = 0, first_failure = 0, tune = 0, hot = 0, sustained = 0, guards = 1;
     int transactions = 0, picture = 0; // of the emulation
     int config = -1, input_case = -1, kind = -1, sample = 0, stress = 0, seed = 1337, repeats = 100, schedule = -1;
+    int device = 0;
+    float noise = 0; // in percent; 0: the number of launches does not depend on it
+    double noise_seconds = 10;
     const char *flush = "read", *csv = NULL, *json = NULL, *tune_file = NULL;
     bool shape_given = false;
+    std::vector<Shape> shapes; // those of -B -T -C -NH -V, or the op's own
 };
 inline BenchFlags& bench_flags() {
     static BenchFlags flags;
@@ -685,10 +689,71 @@ inline BenchFlags& bench_flags() {
 }
 inline size_t bench_sample_size() { return (size_t)bench_flags().sample; }
 
-// Parses argv into flags and *shape, which holds the op's default shape before the call. Exits on --help and on usage
-// errors.
-inline void bench_parse(int argc, char** argv, const char* name, Shape* shape) {
+// Reads "256", "256,512", "256:4096:*2" or "256:1024:128": one number of a shape, or several.
+inline std::vector<int> bench_read_numbers(const char* flag, const char* text) {
+    const char* at = text;
+    std::vector<int> numbers;
+    auto fail = [&](const char* why) {
+        cli_fail("%s wants whole numbers from 1, as 256, 256,512, 256:4096:*2 or 256:1024:128, got '%s'%s", flag, text,
+                 why);
+    };
+    auto number = [&] {
+        char digits[11] = "";
+        size_t length = strspn(at, "0123456789");
+        memcpy(digits, at, std::min<size_t>(length, 10));
+        if (length == 0 || length > 10 || atoll(digits) < 1 || atoll(digits) > INT_MAX) { fail(""); }
+        at += length;
+        return atoll(digits);
+    };
+    for (;; at++) {
+        long long first = number(), last = first, step = 1;
+        bool multiplies = false;
+        if (*at == ':') {
+            at++, last = number();
+            if (*at != ':') { fail(": a step is missing"); }
+            multiplies = *++at == '*';
+            at += multiplies, step = number();
+            if (last < first || (multiplies && step < 2)) { fail(""); }
+        }
+        for (long long x = first; x <= last; x = multiplies ? x * step : x + step) {
+            numbers.push_back((int)x);
+            if (numbers.size() > 1000) { fail(": more than 1000"); }
+        }
+        if (*at != ',') { break; }
+    }
+    if (*at) { fail(""); }
+    return numbers;
+}
+
+// Sets the shapes of the flags. texts: of -B -T -C -NH -V, NULL for those of the op's own shape
+inline void bench_read_shapes(const char* const texts[5], const Shape& own) {
+    const char* names[] = {"-B", "-T", "-C", "-NH", "-V"};
+    const int usual[] = {own.B, own.T, own.C, own.NH, own.V};
+    std::vector<int> numbers[5];
+    for (int i = 0; i < 5; i++) {
+        numbers[i] = texts[i] ? bench_read_numbers(names[i], texts[i]) : std::vector<int>{usual[i]};
+    }
     BenchFlags& f = bench_flags();
+    f.shapes.clear();
+    for (int B : numbers[0]) {
+        for (int T : numbers[1]) {
+            for (int C : numbers[2]) {
+                for (int NH : numbers[3]) {
+                    for (int V : numbers[4]) { f.shapes.push_back({B, T, C, NH, V}); }
+                }
+            }
+        }
+    }
+    if (f.shapes.size() > 1000) { cli_fail("%zu shapes are more than 1000", f.shapes.size()); }
+}
+
+// Parses argv into flags. own: the op's own shape. Exits on --help and on usage errors.
+inline void bench_parse(int argc, char** argv, const char* name, const Shape& own) {
+    BenchFlags& f = bench_flags();
+    const std::string usual[] = {std::to_string(own.B), std::to_string(own.T), std::to_string(own.C),
+                                 std::to_string(own.NH), std::to_string(own.V)};
+    const char* texts[5]; // of the numbers of the shape
+    for (int i = 0; i < 5; i++) { texts[i] = usual[i].c_str(); }
     const Option opts[] = {
         {OPT_SECTION, 0, NULL, "What to do", NULL, NULL, NULL, 0, 0},
         {OPT_BOOL, 0, NULL, "list", &f.list, NULL, "list the kernels; needs no GPU", 0, 0},
@@ -717,12 +782,13 @@ inline void bench_parse(int argc, char** argv, const char* name, Shape* shape) {
          "compare only so many rows, heads or sequences with the CPU, in ops that can; 0: all, unless that takes "
          "seconds",
          0, INT_MAX},
-        {OPT_SECTION, 0, NULL, "Shape", NULL, NULL, NULL, 0, 0},
-        {OPT_INT, 'B', NULL, "batch", &shape->B, NULL, "sequences", 1, INT_MAX},
-        {OPT_INT, 'T', NULL, "time", &shape->T, NULL, "tokens in a sequence", 1, INT_MAX},
-        {OPT_INT, 'C', NULL, "channels", &shape->C, NULL, "channels", 1, INT_MAX},
-        {OPT_INT, 0, "NH", "heads", &shape->NH, NULL, "attention heads", 1, INT_MAX},
-        {OPT_INT, 'V', NULL, "vocab", &shape->V, NULL, "tokens in the vocabulary", 1, INT_MAX},
+        {OPT_SECTION, 0, NULL, "Shape; several: -T 256,512 or -T 256:4096:*2 (a step of 128: 256:1024:128)", NULL, NULL,
+         NULL, 0, 0},
+        {OPT_STR, 'B', NULL, "batch", &texts[0], "N", "sequences", 0, 0},
+        {OPT_STR, 'T', NULL, "time", &texts[1], "N", "tokens in a sequence", 0, 0},
+        {OPT_STR, 'C', NULL, "channels", &texts[2], "N", "channels", 0, 0},
+        {OPT_STR, 0, "NH", "heads", &texts[3], "N", "attention heads", 0, 0},
+        {OPT_STR, 'V', NULL, "vocab", &texts[4], "N", "tokens in the vocabulary", 0, 0},
         {OPT_SECTION, 0, NULL, "Measurement", NULL, NULL, NULL, 0, 0},
         {OPT_BOOL, 0, NULL, "hot", &f.hot, NULL, "do not flush the L2 cache before each timed launch", 0, 0},
         {OPT_BOOL, 0, NULL, "sustained", &f.sustained, NULL,
@@ -732,6 +798,12 @@ inline void bench_parse(int argc, char** argv, const char* name, Shape* shape) {
          0, 0},
         {OPT_INT, 0, NULL, "repeats", &f.repeats, "launches",
          "timed launches per configuration; fewer if they take more than a second", 1, 10000},
+        {OPT_FLOAT, 0, NULL, "noise", &f.noise, "%",
+         "go on timing, in runs of --repeats, until the median is known to so many percent (95% confidence), for at "
+         "most 10 s; 0: "
+         "one run",
+         0, 100},
+        {OPT_INT, 0, NULL, "device", &f.device, NULL, "number of the GPU, among those that are visible", 0, INT_MAX},
         {OPT_INT, 0, NULL, "seed", &f.seed, NULL, "seed of the random inputs", 0, INT_MAX},
         {OPT_BOOL, 0, NULL, "guards", &f.guards, NULL,
          "check the bytes around each buffer; turn it off for compute-sanitizer, which then sees reads past the end", 0,
@@ -781,9 +853,10 @@ inline void bench_parse(int argc, char** argv, const char* name, Shape* shape) {
                         "or 7- (from 7 on): "
                         "then only those run, in all their configurations. Without it all kernels run, side by side.";
     cli_parse((int)args.size() - 1, args.data(), about.c_str(), opts, num_opts);
-    for (int i = 0; i < num_opts; i++) {
-        const void* v = opts[i].value;
-        bool is_shape = v == &shape->B || v == &shape->T || v == &shape->C || v == &shape->NH || v == &shape->V;
-        f.shape_given |= is_shape && cli_changed(opts, i);
+    for (int i = 0; i < 5; i++) {
+        bool given = texts[i] != usual[i].c_str();
+        f.shape_given |= given;
+        texts[i] = given ? texts[i] : NULL;
     }
+    bench_read_shapes(texts, own);
 }
