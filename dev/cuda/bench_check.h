@@ -585,11 +585,18 @@ inline void bench_check_shape(const BenchDevice& d, BenchState& s, const Shape& 
 // Checks all kernels with one shape and one kind of input. may_skip: the emulation may leave it out if it takes too long.
 inline void bench_check_case(const BenchDevice& d, const char* op, void (*declare)(Bench&), const Shape& s, int which,
                              bool may_skip, BenchCounts* counts) {
-    BenchState state;
+    BenchState state, cost;
     state.op = op;
     std::string missing;
+    BenchDeclined declined = bench_try([&] { cost = bench_cost(declare, s, which); });
+    if (!declined.why.empty()) {
+        bool own = !bench_may_decline();
+        bench_report(own ? "FAIL" : "skip", " " + bench_shape_text(state, s),
+                     "declare() declines: " + declined.why + (own ? "; change the shapes in main" : ""));
+        (own ? counts->failed : counts->skipped)++;
+        return;
+    }
 #ifdef CUDA_EMULATION
-    BenchState cost = bench_cost(declare, s, which);
     if (may_skip && !emulation_affords(cost.bytes, cost.flops)) {
         missing = "takes the emulation too long; EMULATION_LIMIT=10 allows ten times the work";
         std::copy(cost.reads, cost.reads + 5, state.reads);

@@ -188,6 +188,13 @@ CU
     "$program" 2-3,5- --list >"$tmp/out"
     want "the kernels of 2-3,5-" "$(grep -o '^[0-9]*' "$tmp/out" | tr '\n' ' ')" "2 3 5 "
     # slips in declare()
+    sed -i 's/int n = b.C,/require(b.C != 6); &/' "$source"
+    make_cpu cpu OP=messages
+    shows 1 "FAIL B 1 T 1 C 6 NH 2 V 0: declare() declines: messages.cu:13: declare needs b.C != 6; change the shapes in main" 4 --check
+    contains '1 passed, 1 failed, 1 skipped' "$tmp/out"
+    shows 0 "skip B 1 T 1 C 6 NH 2 V 0: declare() declines: messages.cu:13: declare needs b.C != 6" 4 --check -T 1 -C 5:6:1
+    contains '1 passed, 0 failed, 1 skipped' "$tmp/out"
+    shows 2 "messages_cpu: C 6: messages.cu:13: declare needs b.C != 6" 4 --check -C 6
     sed -i.old 's/b.best(4)/b.best(6)/' "$source"
     make_cpu cpu OP=messages
     shows 1 "error: messages.cu:$(grep -n 'b.best' "$source" | cut -d: -f1): b.best(6), but there is no such kernel" --list
