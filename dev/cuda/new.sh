@@ -81,8 +81,9 @@ static void declare(Bench& b) {
     int B = b.B, T = b.T, C = b.C; // an op with heads also reads b.NH: require(C % b.NH == 0);
     size_t n = (size_t)B * T * C;
     cudaStream_t stream = b.stream;
-    Buffer<floatX> inp = b.input<floatX>("inp", n);                   // random normal
-    Buffer<floatX> out = b.output<floatX>("out", n, ulps<floatX>(1)); // the allowed error
+    Buffer<floatX> inp = b.input<floatX>("inp", n); // random normal
+    // the allowed error; ulps<floatX>(1, 1.0f) if a result is a sum of terms near 1, which may cancel
+    Buffer<floatX> out = b.output<floatX>("out", n, ulps<floatX>(1));
     b.reference([=] { @OP@_cpu(out.host, inp.host, B, T, C); });
     b.cost(2.0 * n * sizeof(floatX), 0); // the least bytes, FLOPs
     b.kernel(1, "one thread per element", [=](int bs) { @OP@1(out, inp, B, T, C, stream, bs); });
@@ -93,8 +94,8 @@ static void declare(Bench& b) {
     b.best(2);
 }
 
-// The shape that is timed: B, T, C, heads, vocabulary. Then those of --check, where 0 stands for the timed value: T = 1, odd
-// sizes, and the timed T with few channels, because an error may grow with the position.
+// The shape that is timed: B, T, C, heads, vocabulary. Then the shapes of --check, where 0 stands for the timed value: T = 1, odd
+// sizes (if the op takes them), and the timed T with few channels, because an error may grow with the position.
 int main(int argc, char** argv) {
     return bench_main(argc, argv, "@OP@", declare, {64, 1024, 768, 12, 50257},
                       {{1, 1, 8, 1}, {3, 17, 776, 2}, {2, 5, 9, 1}, {1, 0, 64, 2}});
