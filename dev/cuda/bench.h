@@ -170,7 +170,7 @@ inline int bench_run(BenchDevice& d, const char* op, void (*declare)(Bench&), co
     const BenchFlags& f = bench_flags();
     BenchState s;
     s.op = op;
-    bench_print_header(d, op, shape);
+    bench_print_header(d, op, bench_shape_text(bench_cost(declare, shape, 0), shape));
     bench_declare(s, d, declare, shape, std::max(0, f.input_case));
     std::stable_sort(s.kernels.begin(), s.kernels.end(),
                      [](const BenchKernel& a, const BenchKernel& b) { return a.number < b.number; });

@@ -153,9 +153,9 @@ inline std::string bench_driver() {
     return text;
 }
 
-inline void bench_print_header(const BenchDevice& d, const char* op, const Shape& s) {
+inline void bench_print_header(const BenchDevice& d, const char* op, const std::string& shape) {
     const BenchFlags& f = bench_flags();
-    printf("%s, %s, B %d T %d C %d NH %d V %d\n", op, PRECISION_NAME, s.B, s.T, s.C, s.NH, s.V);
+    printf("%s, %s, %s\n", op, PRECISION_NAME, shape.c_str());
     printf("%s, %d SMs, clocks up to %d MHz (memory %d MHz), L2 %.0f MB, driver %s\n", d.name, num_multiprocessors(),
            device_attribute(cudaDevAttrClockRate) / 1000, device_attribute(cudaDevAttrMemoryClockRate) / 1000,
            (double)d.l2_bytes / 1e6, bench_driver().c_str());
@@ -822,8 +822,8 @@ inline int bench_run_transactions(const BenchDevice& d, const char* op, void (*d
     s.op = op;
     const char* missing = emulation_try([&] { bench_declare(s, d, declare, shape, std::max(0, f.input_case)); });
     if (missing) { die("the inputs of %s need %s, which is not emulated", op, missing); }
-    printf("%s, %s, B %d T %d C %d NH %d V %d%s%s%s\n", op, PRECISION_NAME, shape.B, shape.T, shape.C, shape.NH,
-           shape.V, s.kinds.empty() ? "" : ", ", s.kinds.empty() ? "" : s.kinds[s.kind],
+    printf("%s, %s, %s%s%s%s\n", op, PRECISION_NAME, bench_shape_text(s, shape).c_str(), s.kinds.empty() ? "" : ", ",
+           s.kinds.empty() ? "" : s.kinds[s.kind],
            f.shape_given || f.full ? "" : " (a small shape; -B -T -C -NH -V set another one)");
     BenchCounts counts = {0, 0, 0};
     for (const BenchKernel& k : s.kernels) {
