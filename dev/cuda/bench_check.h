@@ -611,7 +611,7 @@ inline void bench_check_case(const BenchDevice& d, const char* op, void (*declar
     if (missing.empty()) {
         bench_check_shape(d, state, s, bench_flags().stress > 0, counts, NULL);
     } else {
-        bench_print_lines("skip " + bench_shape_text(state, s) + ": " + missing);
+        bench_report("skip " + bench_shape_text(state, s), "", missing);
         counts->skipped++;
     }
     bench_free(state);
