@@ -282,6 +282,9 @@ inline void bench_print_repeats() {
     bench_findings().clear();
 }
 
+// A launcher that declines a shape of the user's or of --stress is skipped there; the op's own shapes must suit its kernels.
+inline bool bench_may_decline() { return bench_flags().shape_given || bench_flags().stress; }
+
 // ---- one shape: declare, check, free -----------------------------------------------------
 
 inline void bench_free(BenchState& s) {
@@ -516,11 +519,7 @@ struct BenchCounts {
     bool stops() const { return failed && bench_flags().first_failure; }
 };
 
-// A launcher that declines a shape of the user's or of --stress is skipped there; the op's own shapes must suit its kernels.
-inline bool bench_may_decline() { return bench_flags().shape_given || bench_flags().stress; }
-
-// Prints one line per kernel and configuration; if quiet, only for failures. failed_kernels may be NULL: those that failed
-// or declined.
+// Prints one line per kernel and configuration; if quiet, only for failures. failed_kernels may be NULL.
 inline void bench_check_shape(const BenchDevice& d, BenchState& s, const Shape& shape, bool quiet, BenchCounts* counts,
                               std::vector<int>* failed_kernels) {
     std::string at = ", " + bench_shape_text(s, shape);
