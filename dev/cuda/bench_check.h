@@ -704,21 +704,22 @@ inline int bench_run_stress(const BenchDevice& d, const char* op, void (*declare
                             int num_cases) {
     BenchFlags& f = bench_flags();
     BenchCounts counts = {0, 0, 0};
+    size_t found = 0; // findings that have been printed
     std::mt19937 rng((uint32_t)f.seed);
     int num_shapes = 0;
-    for (int i = 0; i < f.stress && !counts.stops(); i++) {
-        int which = f.input_case >= 0 ? f.input_case : (int)(rng() % (unsigned)num_cases);
-        size_t found = bench_findings().size();
-        int failed = counts.failed;
+    for (int i = 0; i < f.stress; i++) {
+        int which = f.input_case >= 0 ? f.input_case : (int)(rng() % (unsigned)num_cases), failed = counts.failed;
         f.seed = (int)(rng() >> 1);
         Shape s;
         if (!bench_draw_shape(&s, declare, shapes, which, rng)) { continue; }
         bench_check_case(d, op, declare, s, which, false, &counts);
         num_shapes++;
-        if (counts.failed == failed || bench_findings().size() == found) { continue; } // nothing new
+        if (counts.failed == failed) { continue; }
+        if (std::exchange(found, bench_findings().size()) == bench_findings().size()) { continue; } // nothing new
         printf("reproduce: %s --check --seed %d --case %d --kind %d -B %d -T %d -C %d -NH %d -V %d\n",
                cli_program(NULL), f.seed, which, s.kind, s.B, s.T, s.C, s.NH, s.V);
         fflush(stdout);
+        if (counts.stops()) { break; }
     }
     bench_print_repeats();
     printf("%d random shapes: %d passed, %d failed, %d skipped\n", num_shapes, counts.passed, counts.failed,
