@@ -324,7 +324,7 @@ inline void bench_check_config(const std::vector<BenchKernel>& kernels) {
         }
     }
     if (bench_flags().kernels.single() >= 0) { cli_fail("%s", known.c_str() + 2); }
-    cli_fail("no kernel has the configuration %d, see %s --list", config, cli_program(NULL));
+    cli_fail("no kernel has configuration %d, see %s --list", config, cli_program(NULL));
 }
 
 // --list: a line per kernel; below it what its configurations are, if they are not block sizes. Then kinds and cases.
@@ -369,7 +369,7 @@ inline int bench_main(int argc, char** argv, const char* name, void (*declare)(B
     if ((f.stress || f.huge) && !f.check) { cli_fail("--stress and --huge are for --check"); }
     const char* times = f.csv ? "--csv" : f.json ? "--json" : NULL; // the flag that asks for a file of times
     if (times && (f.check || f.list)) {
-        cli_fail("%s cannot be combined with --%s, which takes no times", times, f.check ? "check" : "list");
+        cli_fail("%s cannot be combined with --%s, which takes no times", times, f.list ? "list" : "check");
     }
     const char* one_shape = f.json ? "--json" : f.tune ? "--tune" : f.stress ? "--stress" : f.list ? "--list" : NULL;
     if (one_shape && f.shapes.size() > 1) { cli_fail("%s takes one shape, not %zu", one_shape, f.shapes.size()); }

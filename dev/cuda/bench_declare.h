@@ -673,10 +673,10 @@ inline bool bench_read_choice(const char* text, BenchChoice* choice) {
 
 struct BenchFlags {
     BenchChoice kernels;
-    int list = 0, check = 0, full = 0, huge = 0, first_failure = 0, tune = 0, hot = 0, sustained = 0, guards = 1;
+    int list = 0, check = 0, full = 0, huge = 0, tune = 0, hot = 0, sustained = 0, guards = 1;
     int transactions = 0, picture = 0; // of the emulation
     int config = -1, input_case = -1, kind = -1, sample = 0, stress = 0, seed = 1337, repeats = 100, schedule = -1;
-    int device = 0;
+    int device = 0, first_failure = 0;
     float noise = 0; // in percent; 0: the number of launches does not depend on it
     double noise_seconds = 10;
     const char *flush = "read", *csv = NULL, *json = NULL, *tune_file = NULL;

@@ -597,6 +597,8 @@ test_make_new_and_diff() {
         run 2 make "${name%%:*}"
         contains "error: no op and no target '${name%%:*}', did you mean ${name#*:}" "$tmp/err"
     done
+    run 0 make -n cpu OPS=softmax
+    contains "every op, 1 programs: this takes many minutes; one of them: make cpu OP=layernorm_forward" "$tmp/out"
     run 2 make attention
     contains "error: no op and no target 'attention' (make help lists the targets)" "$tmp/err"
 }
