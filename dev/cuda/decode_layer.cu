@@ -1224,8 +1224,8 @@ static void declare(Bench& b) {
                 [=](int) { run(6); }, {0}, -90);
         }
     }
-#endif
     b.promoted(B == 1 ? 5 : 6);
+#endif
 }
 
 int main(int argc, char** argv) {
