@@ -21,12 +21,12 @@ Sources: Radford et al. 2019, "Language models are unsupervised multitask learne
 follows karpathy/llm.c.
 */
 #include "llmc/checkpoint.h"   // defines: advise_huge, params_check
-#include "llmc/cli.h"          // defines: cli_parse, cli_print
+#include "llmc/cli.h"          // defines: cli_print
 #include "llmc/dataloader.h"   // defines: Batch, dataloader_next, dataloader_reset
 #include "llmc/eval_loader.h"  // defines: EvalLoader, eval_close
 #include "llmc/evaluation.h"   // defines: Evaluator, evaluate_files, evaluate_hellaswag, Bench, bench_begin
 #include "llmc/export.h"       // defines: export_model
-#include "llmc/flags.h"        // defines: args, options, chosen_task, uses_muon, run_demo
+#include "llmc/flags.h"        // defines: args, parse_flags, chosen_task, uses_muon, run_demo
 #include "llmc/gpt2.h"         // defines: GPT2Config, gpt2_params, num_parameters, param_size, param_offset
 #include "llmc/logger.h"       // defines: logger_eval
 #include "llmc/matmul.h"       // defines: matmul_nn, matmul_nt, matmul_tn
@@ -1511,11 +1511,8 @@ int main(int argc, char** argv) {
     spin_briefly(argv);
     setvbuf(stdout, NULL, _IOLBF, BUFSIZ); // print each line at once, even to a file or a pipe
     if (argc == 1) { run_demo(argv[0]); }
-    cli_parse(
-        argc, argv,
-        "GPT-2 on the CPU: trains (-i), continues a text (--prompt), evaluates (--eval), times (--bench) or exports "
-        "(--export). Without arguments: a demo of about a minute.",
-        options, sizeof(options) / sizeof(options[0]));
+    parse_flags(argc, argv,
+                "GPT-2 on the CPU: trains, continues texts, evaluates, times, exports. Without flags: a demo.");
     switch (chosen_task()) {
     case TASK_SAMPLE:
         return sample();
@@ -1529,7 +1526,7 @@ int main(int argc, char** argv) {
         break;
     }
     run_heed_interrupt();
-    cli_print(stdout, options, sizeof(options) / sizeof(options[0]));
+    cli_print(stdout, program_options(), NUM_OPTIONS);
     return train();
 }
 #endif

@@ -87,7 +87,7 @@ follows karpathy/llm.c. The source of an algorithm is named at its operation, or
 #include "llmc/adamw_state.cuh"   // defines: AdamW, StepState, DeferredUpdate
 #include "llmc/checkpoint.h"      // defines: advise_huge, params_check
 #include "llmc/choices.cuh"       // defines: choices_open_cache, choices_open, choices_save, choices_load
-#include "llmc/cli.h"             // defines: cli_parse, cli_print
+#include "llmc/cli.h"             // defines: cli_print
 #include "llmc/column_sums.cuh"   // defines: ColumnSums, column_sums_flush
 #include "llmc/crc32c.h"          // defines: crc32c
 #include "llmc/cublas_common.cuh" // defines: CublasLt, cublaslt_open, cublaslt_matmul, find_machine_flops
@@ -98,7 +98,7 @@ follows karpathy/llm.c. The source of an algorithm is named at its operation, or
 #include "llmc/eval_loader.h"     // defines: EvalLoader, eval_close
 #include "llmc/evaluation.h"      // defines: Evaluator, evaluate_files, evaluate_hellaswag, Bench, bench_begin
 #include "llmc/export.h"          // defines: export_model
-#include "llmc/flags.h"           // defines: args, options, chosen_task, uses_muon, Fp8Stage, run_demo
+#include "llmc/flags.h"           // defines: args, parse_flags, chosen_task, uses_muon, Fp8Stage, run_demo
 #include "llmc/fp8.cuh"           // defines: Fp8Tensor, Fp8Matrix, Fp8Seen
 #include "llmc/gelu.cuh"          // defines: GeluSaved, gelu, gelu_slope
 #include "llmc/gpt2.h"            // defines: GPT2Config, num_parameters
@@ -3131,17 +3131,14 @@ int main(int argc, char** argv) {
     open_standard_streams();
     setvbuf(stdout, NULL, _IOLBF, BUFSIZ); // print each line at once, even to a file or a pipe
     if (argc == 1) { run_demo(argv[0]); }
-    cli_parse(argc, argv,
-              "GPT-2 on the GPU: trains (-i), continues a text (--prompt), evaluates (--eval), times (--bench) or "
-              "exports (--export). Without arguments: a demo of about a minute.",
-              options, sizeof(options) / sizeof(options[0]));
+    parse_flags(argc, argv, "GPT-2 on the GPU: trains, continues texts, evaluates, times, exports. Without flags: a demo.");
     Task task = chosen_task();
     if (task == TASK_EXPORT) { return export_model(); } // needs no GPU
     if (task == TASK_TRAIN) {
         run_heed_interrupt(); // before the GPU is opened, which takes a second
         int code = ranks_start(argv);
         if (code >= 0) { return code; }
-        cli_print(stdout, options, sizeof(options) / sizeof(options[0]));
+        cli_print(stdout, program_options(), NUM_OPTIONS);
     }
     CublasLt library;
     TunedState tuned = {};

@@ -2,7 +2,7 @@
 The flags of train_gpt2.c and train_gpt2.cu: their values, their defaults, and the table from which the command line,
 --help and the printed header are made. Also what follows from flags alone: the task of the program, and the seed.
 
-    cli_parse(argc, argv, "what the program is", options, sizeof(options) / sizeof(options[0]));
+    parse_flags(argc, argv, "what the program is");
     switch (chosen_task()) { ... }          // from here on the flags are read through args
 */
 #ifndef LLMC_FLAGS_H
@@ -109,7 +109,7 @@ static Settings settings = {
 static const Settings* const args = &settings;
 
 // for OPT_STR with a fixed set of choices, the unit field lists them, separated by |
-static const Option options[] = {
+static const Option shared_options[] = {
     {OPT_SECTION, 0, NULL, "Model", NULL, NULL, NULL, 0, 0},
     {OPT_STR, 'e', NULL, "model", &settings.model, "MODEL",
      "descriptor of a new model (d6 d12 d24 d36 d48, gpt3:c768 ...), or weights to load: a Hugging Face directory, a "
@@ -156,7 +156,7 @@ static const Option options[] = {
     {OPT_LONG, 'x', NULL, "steps", &settings.num_steps, "steps", "number of training steps; -1: one epoch", -1, 1e12},
     {OPT_FLOAT, 'l', NULL, "learning-rate", &settings.learning_rate, NULL, "peak learning rate", 0, 100},
     {OPT_STR, 'k', NULL, "schedule", &settings.schedule, "cosine|linear|constant|wsd", "learning rate schedule", 0, 0},
-    {OPT_LONG, 'u', NULL, "warmup", &settings.warmup_steps, "steps", "steps of linear warm-up", 0, 1e12},
+    {OPT_LONG, 'u', NULL, "warmup", &settings.warmup_steps, "steps", "steps of linear warm-up; 0: none", 0, 1e12},
     {OPT_FLOAT, 'q', NULL, "final-fraction", &settings.final_fraction, NULL,
      "final learning rate, as a fraction of the peak", 0, 1},
     {OPT_FLOAT, 'c', NULL, "weight-decay", &settings.weight_decay, NULL,
@@ -255,9 +255,11 @@ static const Option options[] = {
     {OPT_STR, 0, NULL, "type", &settings.export_type, "f32|f16|bf16|q8_0",
      "type of the exported weights; f16, and q8_0 (8 bits), only for .gguf", 0, 0},
     {OPT_STR, 0, NULL, "export-type", &settings.export_type, "fp32|bf16", "the same as --type", 0, 0},
+};
 
+// of train_gpt2cu only
+static const Option gpu_options[] = {
     {OPT_SECTION, 0, NULL, "Machine", NULL, NULL, NULL, 0, 0},
-#if defined(__CUDACC__) || defined(GPU_PROGRAM) // the second one in the emulation of dev/cuda
     {OPT_INT, 0, NULL, "parallel", &settings.parallel, "texts",
      "continue at most N texts side by side, fewer if memory is short; one that ends makes room for the next", 1, 256},
     {OPT_STR, 0, NULL, "weights", &settings.weights, "full|int8|fp8",
@@ -294,7 +296,7 @@ static const Option options[] = {
     {OPT_INT, 0, "lg", "log-memory", &settings.log_memory_every, "steps",
      "print the GPU memory in use every N steps; 0: never", 0, 1e9},
 
-    {OPT_SECTION, 0, NULL, "Several GPUs", NULL, NULL, NULL, 0, 0},
+    {OPT_SECTION, 0, NULL, "GPUs and hosts", NULL, NULL, NULL, 0, 0},
     {OPT_INT, 0, NULL, "gpus", &settings.gpus, NULL,
      "train on N GPUs of this machine, each with -b sequences; 0: all of them", 0, RANKS_MAX_LOCAL},
     {OPT_INT, 'z', NULL, "zero", &settings.zero, NULL,
@@ -320,11 +322,149 @@ static const Option options[] = {
     {OPT_STR, 0, "pi", "init-method", &settings.init_method, "tcp|mpi",
      "llm.c's: tcp, or mpi: started by mpirun. Not needed: what has started the program is found by itself", 0, 0},
     {OPT_STR, 0, "pf", "fs-path", &settings.fs_path, "PATH", "has no effect, accepted for llm.c's command lines", 0, 0},
-#else
+};
+
+// of train_gpt2 only
+static const Option cpu_options[] = {
+    {OPT_SECTION, 0, NULL, "Machine", NULL, NULL, NULL, 0, 0},
     {OPT_BOOL, 0, NULL, "naive", &settings.naive, NULL,
      "run matmul and attention as the plain loops of train_gpt2.c: slow, for comparison", 0, 0},
-#endif
 };
+
+// ---- --help, and flags by other names -------------------------------------------------
+
+static const char* const most_used_flags[][2] = {
+    {"model", "d6, d12, d24, d36, d48: a new model; or a directory or file with weights"},
+    {"train-data", "shards of tokens to train on, as dev/data/tokenize makes them; in quotes"},
+    {"val-data", "shards to validate on"},
+    {"output", "checkpoints and logs go here; -e DIR uses the newest checkpoint"},
+    {"steps", "steps of training; without it, one pass over the data"},
+    {"learning-rate", "peak learning rate"},
+    {"batch-size", "sequences that are computed at once: what fits the memory"},
+    {"seq-len", "tokens of a sequence"},
+    {"total-batch", "tokens of a step, a multiple of B * T"},
+    {"resume", "go on from the newest checkpoint in the output directory"},
+    {"prompt", "continue this text, with --num-tokens N and --temperature X"},
+    {"eval", "loss and perplexity on shards or texts"},
+    {NULL, NULL},
+};
+
+static const char* const example_commands[][2] = {
+    {"-e d6 -i 'data/ts_train_*.bin' -j 'data/ts_val_*.bin' -o log", "train a new model"},
+    {"-e data/gpt2 -i 'data/ts_train_*.bin' -o tuned -x 100", "fine-tune GPT-2"},
+    {"-e log --prompt 'Once upon a time'", "continue a text"},
+    {"-e log --export shakespeare.gguf", "weights for other programs"},
+    {NULL, NULL},
+};
+
+// Flags as nanoGPT, llm.c's Python, Hugging Face's trainer, torchrun and llama.cpp have them.
+static const char* const flags_elsewhere[][2] = {
+    {"lr", "learning-rate"},
+    {"max-lr", "learning-rate"},
+    {"min-lr", "final-fraction"},
+    {"max-iters", "steps"},
+    {"max-steps", "steps"},
+    {"num-iterations", "steps"},
+    {"iterations", "steps"},
+    {"epochs", "steps"},
+    {"num-epochs", "steps"},
+    {"num-train-epochs", "steps"},
+    {"micro-batch-size", "batch-size"},
+    {"device-batch-size", "batch-size"},
+    {"per-device-train-batch-size", "batch-size"},
+    {"gradient-accumulation-steps", "total-batch"},
+    {"grad-accum", "total-batch"},
+    {"total-batch-size", "total-batch"},
+    {"block-size", "seq-len"},
+    {"sequence-length", "seq-len"},
+    {"context-length", "seq-len"},
+    {"max-seq-len", "seq-len"},
+    {"ctx-size", "seq-len"},
+    {"n-layer", "layers"},
+    {"num-layers", "layers"},
+    {"depth", "layers"},
+    {"n-head", "heads"},
+    {"n-embd", "channels"},
+    {"hidden-size", "channels"},
+    {"d-model", "channels"},
+    {"warmup-iters", "warmup"},
+    {"warmup-steps", "warmup"},
+    {"wd", "weight-decay"},
+    {"grad-clip", "clip"},
+    {"max-grad-norm", "clip"},
+    {"lr-scheduler-type", "schedule"},
+    {"optim", "optimizer"},
+    {"data", "train-data"},
+    {"dataset", "train-data"},
+    {"train-file", "train-data"},
+    {"input-bin", "train-data"},
+    {"validation-file", "val-data"},
+    {"input-val-bin", "val-data"},
+    {"out-dir", "output"},
+    {"output-dir", "output"},
+    {"save-dir", "output"},
+    {"m", "model"},
+    {"init-from", "model"},
+    {"model-name-or-path", "model"},
+    {"model-path", "model"},
+    {"checkpoint", "model"},
+    {"ckpt", "model"},
+    {"resume-from-checkpoint", "resume"},
+    {"eval-interval", "val-every"},
+    {"eval-steps", "val-every"},
+    {"eval-iters", "val-steps"},
+    {"save-steps", "save-every"},
+    {"save-interval", "save-every"},
+    {"p", "prompt"},
+    {"file", "prompt-file"},
+    {"max-tokens", "num-tokens"},
+    {"max-new-tokens", "num-tokens"},
+    {"n-predict", "num-tokens"},
+    {"repeat-penalty", "repetition-penalty"},
+    {"generate", "prompt"},
+    {"nproc-per-node", "gpus"},
+    {"nproc_per_node", "gpus"},
+    {"dtype", "make train_gpt2cu PRECISION=FP32, BF16 or FP16 chooses the type"},
+    {"bf16", "make train_gpt2cu PRECISION=FP32, BF16 or FP16 chooses the type"},
+    {"fp16", "make train_gpt2cu PRECISION=FP32, BF16 or FP16 chooses the type"},
+    {"device", "CUDA_VISIBLE_DEVICES chooses GPUs; ./train_gpt2 is the program for the CPU"},
+    {"threads", "OMP_NUM_THREADS sets the number of threads"},
+    {"compile", "leave it out, the program is compiled"},
+    {"dropout", "leave it out, this program trains without"},
+    {NULL, NULL},
+};
+
+#if defined(__CUDACC__) || defined(GPU_PROGRAM) // the second one in the emulation of dev/cuda
+#define OWN_OPTIONS gpu_options
+#define SIBLING_OPTIONS cpu_options
+#define SIBLING "train_gpt2"
+#else
+#define OWN_OPTIONS cpu_options
+#define SIBLING_OPTIONS gpu_options
+#define SIBLING "train_gpt2cu"
+#endif
+enum {
+    NUM_SHARED_OPTIONS = sizeof(shared_options) / sizeof(shared_options[0]),
+    NUM_OWN_OPTIONS = sizeof(OWN_OPTIONS) / sizeof(OWN_OPTIONS[0]),
+    NUM_OPTIONS = NUM_SHARED_OPTIONS + NUM_OWN_OPTIONS
+};
+
+// The flags of this program: the shared ones, then its own.
+static inline const Option* program_options(void) {
+    static Option all[NUM_OPTIONS];
+    memcpy(all, shared_options, sizeof(shared_options));
+    memcpy(all + NUM_SHARED_OPTIONS, OWN_OPTIONS, sizeof(OWN_OPTIONS));
+    return all;
+}
+
+// Parses the command line into the settings. about: for --help.
+static inline void parse_flags(int argc, char** argv, const char* about) {
+    static const CliExtras extras = {most_used_flags, example_commands,
+                                     flags_elsewhere, SIBLING,
+                                     SIBLING_OPTIONS, sizeof(SIBLING_OPTIONS) / sizeof(SIBLING_OPTIONS[0])};
+    cli_extras = &extras;
+    cli_parse(argc, argv, about, program_options(), NUM_OPTIONS);
+}
 
 static inline bool uses_muon(void) { return strcmp(args->optimizer, "muon") == 0; }
 

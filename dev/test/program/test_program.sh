@@ -107,7 +107,6 @@ failure() { # PATTERN ... -- ARGS...: the same with exit code 1; -e and -i in AR
 test_unknown_flag() {
     usage "unknown flag '--nonsense'" '--help' -- --nonsense 3
     usage "unknown flag '--learnin-rate'" "did you mean '--learning-rate'" -- --learnin-rate 3
-    [ -n "${TRAIN-}" ] || usage "unknown flag '--fp8'" -- --fp8 forward # a flag of train_gpt2cu
     usage "unknown flag '-Q'" -- -Q
     usage "unknown flag '-lx'" -- -lx 3
 }
@@ -586,22 +585,58 @@ test_given_text() {
 
 # ---- correct runs -----------------------------------------------------------------------
 
-# --help lists every flag of the table in the source, with its letter and its llm.c name
+# --help all lists every flag of the tables in the source, with its letter and its llm.c name; --help is one screen
 test_help() {
     setup
-    good --help
+    good --help all
     [ ! -s "$tmp/err" ] || fail "stderr: $(cat "$tmp/err")"
-    sed -nE "s/^    \{OPT_(INT|LONG|FLOAT|STR|BOOL), (0|'(.)'), (NULL|\"([^\"]*)\"), \"([^\"]*)\".*/-\3 -\5 --\6/p" \
-        <(case $train in *cu) sed '/^#else/,/^#endif/d' llmc/flags.h ;; *) sed '/^#if defined(__CUDACC__)/,/^#e/d' llmc/flags.h ;; esac) \
-        >"$tmp/flags"
+    local letter alias name other=gpu topic
+    case $train in *cu) other=cpu ;; esac
+    sed -nE "/^static const Option ${other}_options/,/^};/d; s/^    \{OPT_(INT|LONG|FLOAT|STR|BOOL), (0|'(.)'), (NULL|\"([^\"]*)\"), \"([^\"]*)\".*/-\3 -\5 --\6/p" \
+        llmc/flags.h >"$tmp/flags"
     [ "$(wc -l <"$tmp/flags")" -ge 40 ] || fail "only $(wc -l <"$tmp/flags") flags found in the table"
-    local letter alias name
     while read -r letter alias name; do
         [ "$letter" = - ] || grep -qE -- "^  $letter, .*$name( |$)" "$tmp/out" || fail "no $letter for $name"
         [ "$alias" = - ] || grep -qE -- "^ .* $alias, .*$name( |$)" "$tmp/out" || fail "no $alias for $name"
         grep -qE -- "^  .*$name( |$)" "$tmp/out" || fail "no $name"
     done <"$tmp/flags"
-    [ "$(awk '{if (length($0) > n) n = length($0)} END {print n}' "$tmp/out")" -le 100 ] || fail "lines of more than 100 columns"
+    widest() { awk '{if (length($0) > n) n = length($0)} END {print n}' "$tmp/out"; }
+    [ "$(widest)" -le 100 ] || fail "lines of more than 100 columns"
+    grep -E 'default (-?0 NH|none\)|1 texts)' "$tmp/out" && fail "a default that says nothing"
+    (cd "$world" && PATH=$(dirname "$train"):$PATH exec "$(basename "$train")" --help) >"$tmp/out" # as short a name as is typed
+    [ "$(wc -l <"$tmp/out")" -le 24 ] && [ "$(widest)" -le 100 ] || fail "more than one screen: $(wc -l <"$tmp/out") lines, $(widest) columns"
+    want "flags" "$(grep -c '^  .*--' "$tmp/out")" 12
+    want "examples" "$(grep -c "^$(basename "$train") .*  # " "$tmp/out")" 4
+    for topic in $(tr '\n' ' ' <"$tmp/out" | sed -E 's/.*more of: (.*), or of a flag.*/\1/; s/,//g'); do
+        good --help "$topic"
+        grep -q -- '--' "$tmp/out" || fail "--help $topic shows no flag"
+    done
+    good --help sampling
+    head -n 1 "$tmp/out" | grep -qx 'Sampling:' || fail "$(head -n 1 "$tmp/out")"
+    ! grep -q -e '--val-every' "$tmp/out" || fail "flags of another topic"
+    good --help temperature
+    want "lines about --temperature" "$(grep -c -- '--' "$tmp/out")" 1
+}
+# flags of the other program, and of other programs
+test_flags_of_others() {
+    if [[ $train == *cu ]]; then
+        usage "unknown flag '--naive': train_gpt2 has it, this program does not" -- --naive
+    else
+        usage "unknown flag '--fp8': train_gpt2cu has it, this program does not" -- --fp8 forward
+        usage "unknown flag '--no-graph': train_gpt2cu has it" -- --no-graph
+        usage "unknown flag '-ge': train_gpt2cu has it" -- -ge 1
+        usage "unknown flag '-z': train_gpt2cu has it" -- -z 1
+    fi
+    usage "unknown flag '--lr', did you mean '--learning-rate'\\? see .* --help learning-rate" -- --lr 3e-4
+    usage "unknown flag '--max_iters', did you mean '--steps'" -- --max_iters=100
+    usage "unknown flag '--batch_size', did you mean '--batch-size'" -- --batch_size 8
+    usage "unknown flag '-p', did you mean '--prompt'" -- -p x
+    usage "unknown flag '--dtype': make train_gpt2cu PRECISION=" -- --dtype bf16
+    # what the table of other programs' names suggests is a flag of one of our programs, or a sentence
+    local ours
+    sed -nE '/^static const char\* const flags_elsewhere/,/^};/s/^    \{"[^"]*", "([^" ]*)"\},/\1/p' llmc/flags.h | sort -u >"$tmp/ours"
+    [ "$(wc -l <"$tmp/ours")" -ge 20 ] || fail "only $(wc -l <"$tmp/ours") suggestions"
+    while read -r ours; do grep -q ", \"$ours\", &settings" llmc/flags.h || fail "--$ours is no flag"; done <"$tmp/ours"
 }
 
 # the step lines have llm.c's format, which scripts parse, with a z-score after 128 steps or for a non-finite number
@@ -1508,7 +1543,7 @@ tests=(unknown_flag junk_number missing_value negative_size stray_argument out_o
     prompts_from_nowhere evaluation_of_nothing export_over_something data_changed_in_place resume_other_data ways_out given_text
     prompt_from_a_file several_texts many_prompts stop_strings repetition_penalty min_p special_tokens prompt_ids_without_vocabulary eos_of_the_config random_seed
     eval eval_special eval_values hellaswag bench export other_settings dropout model_notes export_gguf export_gguf_refused export_fails keep_best sampling_while_saving
-    help step_lines z_scores nothing_written_without_output overfits_one_batch prompt_without_vocabulary_prints_ids seed temperature_0_is_greedy
+    help flags_of_others step_lines z_scores nothing_written_without_output overfits_one_batch prompt_without_vocabulary_prints_ids seed temperature_0_is_greedy
     newest_good_checkpoint fine_tuning chat resume_same_flags resume_says_what_changed resume_muon resume_another_model out_of_memory nonfinite weights_overflow interrupt_without_output end_of_text_of_another_name
     progress_reaches_a_file output_that_cannot_be_written terminal_is_not_commanded
     terminal_is_not_commanded_in_utf8)

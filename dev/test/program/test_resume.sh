@@ -295,7 +295,7 @@ test_step_is_dropped() {
 # a second signal ends the program without waiting for the micro-batch
 test_second_signal() {
     reference
-    "$train" --help | grep -q -- --naive || skip "needs micro-batches that take long"
+    "$train" --help all | grep -q -- --naive || skip "needs micro-batches that take long"
     local code=0 out=$tmp/twice
     # one micro-batch of several seconds
     start "$out" 1000000 -n 0 --naive --layers 8 --channels 192 -b 60 -d 960 -v 0
