@@ -1420,11 +1420,14 @@ typedef struct {
     double load_ms;
 } LoadedModel;
 
-static void loaded_model_open(LoadedModel* m) {
+// Opens the model that -e names. files: what --eval evaluates, or NULL.
+static void loaded_model_open(LoadedModel* m, const EvalFiles* files) {
     double start = time_ms();
     bool has_tokenizer;
     model_source_open(&m->source, resolve_model_path(args->model), &has_tokenizer, &m->tokenizer);
     m->vocabulary = has_tokenizer ? &m->tokenizer : NULL;
+    if (files) { eval_files_check(files, m->vocabulary); }
+    if (args->prompt && args->prompt[0]) { prompt_check_vocabulary(m->vocabulary); }
     load_model(&m->model, &m->source);
     // generating a token is bound by reading the weights: one of them takes as long as some 100 FLOPs
     limit_threads(100.0 * (double)num_parameters(&m->model.config));
@@ -1441,7 +1444,7 @@ static int sample(void) {
     LoadedModel m;
     Prompts prompts;
     Sampler sampler = flags_sampler();
-    loaded_model_open(&m);
+    loaded_model_open(&m, NULL);
     prompts_read(&prompts, m.vocabulary, &m.source);
     Continuations c = continuations_begin(&prompts, m.vocabulary, stdout);
     GenerationTimes times = {0, 0, 0, 0};
@@ -1464,7 +1467,7 @@ static int sample(void) {
 static int evaluate(void) {
     LoadedModel m;
     EvalFiles files = eval_files_find();
-    loaded_model_open(&m);
+    loaded_model_open(&m, &files);
     int B = evaluation_rows(&files), T = settle_batch(&m.model.config).T;
     activations_allocate(&m.model.acts, &m.model.config, B, T, true);
     evaluate_files(&files, compute_losses, most_likely_token, &m.model, B, T, m.vocabulary, m.model.config.vocab_size);
@@ -1475,7 +1478,7 @@ static int evaluate(void) {
 // --bench: times the prompt and the generation of --num-samples texts, one after the other. Returns the exit code.
 static int bench(void) {
     LoadedModel m;
-    loaded_model_open(&m);
+    loaded_model_open(&m, NULL);
     Bench b = bench_begin(&m.model.config, "fp32");
     Sampler sampler = flags_sampler();
     for (int repeat = -1; repeat < BENCH_REPEATS; repeat++) { // the first one warms up

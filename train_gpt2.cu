@@ -2998,8 +2998,8 @@ struct LoadedModel {
     double load_ms;
 };
 
-// Opens the model that -e names, with activations for an evaluation of B rows of -t tokens; B 0: none.
-static void loaded_model_open(LoadedModel* m, int B, const Execution& exec) {
+// Opens the model that -e names, with activations for an evaluation of `files`; NULL: none.
+static void loaded_model_open(LoadedModel* m, const EvalFiles* files, const Execution& exec) {
     double start = time_ms();
     bool has_tokenizer;
     char device[256];
@@ -3008,8 +3008,11 @@ static void loaded_model_open(LoadedModel* m, int B, const Execution& exec) {
     GPT2Options options = {};
     GPT2* model = &m->model;
     const GPT2Config* config = &m->source.config;
+    int B = files ? evaluation_rows(files) : 0; // rows of -t tokens
     model_source_open(&m->source, resolve_model_path(args->model), &has_tokenizer, &m->tokenizer);
     m->vocabulary = has_tokenizer ? &m->tokenizer : NULL;
+    if (files) { eval_files_check(files, m->vocabulary); }
+    if (args->prompt && args->prompt[0]) { prompt_check_vocabulary(m->vocabulary); }
     gpt2_open(model, config, &options, exec);
     model->weights8.format = weights8_format(args->weights);
     plan_parameters(&plan, model, config, NULL);
@@ -3045,7 +3048,7 @@ static int sample(const Execution& exec) {
     Prompts prompts;
     GenerationTimes times = {};
     Sampler sampler = flags_sampler();
-    loaded_model_open(&m, 0, exec);
+    loaded_model_open(&m, NULL, exec);
     prompts_read(&prompts, m.vocabulary, &m.source);
     Continuations c = continuations_begin(&prompts, m.vocabulary, stdout);
     bool good = generate(&m.model, &sampler, prompts.tokens, prompts.lengths, prompts.B, prompts.T, args->num_tokens,
@@ -3064,7 +3067,7 @@ static int sample(const Execution& exec) {
 static int evaluate(const Execution& exec) {
     LoadedModel m;
     EvalFiles files = eval_files_find();
-    loaded_model_open(&m, evaluation_rows(&files), exec);
+    loaded_model_open(&m, &files, exec);
     evaluate_files(&files, compute_losses, most_likely_token, &m.model, m.model.acts.B, m.model.acts.T, m.vocabulary,
                    m.model.config.vocab_size);
     loaded_model_close(&m);
@@ -3074,7 +3077,7 @@ static int evaluate(const Execution& exec) {
 // --bench: times the prompt and the generation of --num-samples texts side by side. Returns the exit code.
 static int bench(const Execution& exec) {
     LoadedModel m;
-    loaded_model_open(&m, 0, exec);
+    loaded_model_open(&m, NULL, exec);
     Bench b = bench_begin(&m.model.config, PRECISION_NAME);
     Sampler sampler = flags_sampler();
     std::vector<int> tokens, lengths(b.B, b.prompt), made((size_t)b.B * (b.decode + 1)), counts(b.B);

@@ -134,6 +134,11 @@ static inline bool eval_add_json(EvalTokens* t, const Tokenizer* tokenizer, Json
     return !err->text[0];
 }
 
+static inline bool eval_can_encode(const char* path, const Tokenizer* tokenizer, Error* err) {
+    return (tokenizer && tokenizer->can_encode) ||
+           error_set(err, "%s: is text, and there is no vocabulary to encode it: give one with --tokenizer", path);
+}
+
 // Encodes a text of n bytes as dev/data/tokenize does it: as one document or, if it is JSON lines or an array, as those of
 // its objects.
 static inline bool eval_encode(EvalTokens* t, const Tokenizer* tokenizer, const char* text, size_t n, Error* err) {
@@ -142,10 +147,7 @@ static inline bool eval_encode(EvalTokens* t, const Tokenizer* tokenizer, const 
     TextNotes notes;
     memset(&notes, 0, sizeof(notes));
     if (!text_check(text, n, t->path, " > TEXT", &mark, err)) { return false; }
-    if (!tokenizer || !tokenizer->can_encode) {
-        return error_set(err, "%s: is text, and there is no vocabulary to encode it: give one with --tokenizer",
-                         t->path);
-    }
+    if (!eval_can_encode(t->path, tokenizer, err)) { return false; }
     text += mark;
     n -= mark;
     TextFormat format =
@@ -430,6 +432,24 @@ static inline EvalFiles eval_files_find(void) {
     }
     free(list);
     return files;
+}
+
+// Ends the program if the files have a text and there is no vocabulary to encode it: before the weights are read.
+static inline void eval_files_check(const EvalFiles* files, const Tokenizer* tokenizer) {
+    Error err;
+    size_t mark;
+    for (size_t i = 0; i < files->count; i++) {
+        const char* path = files->paths[i];
+        MappedFile file;
+        int32_t magic = SHARD_MAGIC;
+        if (is_eval_file(path) || !map_file(&file, path, NULL)) { continue; }
+        if (file.size >= sizeof(magic)) { memcpy(&magic, file.data, sizeof(magic)); }
+        bool ok =
+            magic == SHARD_MAGIC || (text_check((const char*)file.data, file.size, path, " > TEXT", &mark, &err) &&
+                                     eval_can_encode(path, tokenizer, &err));
+        unmap_file(&file);
+        if (!ok) { die("--eval %s", err.text); }
+    }
 }
 
 // The rows of a batch: -b, but at least as many as an example takes.

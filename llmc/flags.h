@@ -353,7 +353,7 @@ static const char* const example_commands[][2] = {
     {"-e d6 -i 'data/ts_train_*.bin' -j 'data/ts_val_*.bin' -o log", "train a new model"},
     {"-e data/gpt2 -i 'data/ts_train_*.bin' -o tuned -x 100", "fine-tune GPT-2"},
     {"-e log --prompt 'Once upon a time'", "continue a text"},
-    {"-e log --export shakespeare.gguf", "weights for other programs"},
+    {"-e log --export shakespeare.gguf", "for llama.cpp"},
     {NULL, NULL},
 };
 
@@ -472,7 +472,72 @@ static inline bool uses_muon(void) { return strcmp(args->optimizer, "muon") == 0
 
 typedef enum { TASK_TRAIN, TASK_SAMPLE, TASK_EVALUATE, TASK_BENCH, TASK_EXPORT } Task;
 
-// The task that the flags name. Two of them are a usage error.
+enum {
+    TRAINS = 1 << TASK_TRAIN,
+    SAMPLES = 1 << TASK_SAMPLE,
+    EVALUATES = 1 << TASK_EVALUATE,
+    TIMES = 1 << TASK_BENCH,
+    EXPORTS = 1 << TASK_EXPORT
+};
+
+// The tasks that read a flag: those of its name, or else of the title of its section, or else all.
+static inline int tasks_of_flag(const char* section, const char* name) {
+    static const struct {
+        const char* name;
+        int tasks;
+    } rows[] = {
+        {"train-data", ~0}, // its vocabulary serves all of them
+        {"batch-size", TRAINS | EVALUATES},
+        {"seq-len", TRAINS | EVALUATES},
+        {"Data", TRAINS},
+        {"seed", ~0},
+        {"Optimization", TRAINS},
+        {"Validation and checkpoints", TRAINS},
+        {"special", SAMPLES | EVALUATES},
+        {"num-samples", SAMPLES | TIMES},
+        {"num-tokens", SAMPLES | TIMES},
+        {"Sampling", SAMPLES},
+        {"eval", EVALUATES},
+        {"stride", EVALUATES},
+        {"json", TRAINS | EVALUATES},
+        {"hellaswag", TRAINS | EVALUATES},
+        {"bench", TIMES},
+        {"bench-prompt", TIMES},
+        {"Evaluation and export", EXPORTS},
+        {"parallel", SAMPLES | TIMES},
+        {"weights", ~0}, // refused where it has no effect
+        {"tf32", ~EXPORTS},
+        {"tune", ~EXPORTS},
+        {"tuned", ~EXPORTS},
+        {"naive", ~EXPORTS},
+        {"Machine", TRAINS},
+        {"GPUs and hosts", TRAINS},
+    };
+    for (int pass = 0; pass < 2; pass++) {
+        for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
+            if (strcmp(rows[i].name, pass == 0 ? name : section) == 0) { return rows[i].tasks; }
+        }
+    }
+    return ~0;
+}
+
+// Notes the flags that were typed and that the task does not read.
+static inline void note_ignored_flags(Task task) {
+    static const char* const names[] = {"training", "--prompt", "--eval", "--bench", "--export"};
+    const Option* options = program_options();
+    const char* section = "";
+    char list[512] = "";
+    for (int i = 0; i < NUM_OPTIONS; i++) {
+        if (options[i].type == OPT_SECTION) { section = options[i].name; }
+        if (options[i].type == OPT_SECTION || !cli_defaults()->typed[i]) { continue; }
+        if (tasks_of_flag(section, options[i].name) >> task & 1) { continue; }
+        size_t used = strlen(list);
+        snprintf(list + used, sizeof(list) - used, "%s--%s", used ? ", " : "", options[i].name);
+    }
+    if (list[0] && run_rank == 0) { print_line(stderr, "note: %s does not use %s", names[task], list); }
+}
+
+// The task that the flags name. Two of them are a usage error, and so is a text without a model to continue it.
 static inline Task chosen_task(void) {
     bool sample = args->prompt || args->prompt_file || args->prompts || args->prompt_ids;
     bool evaluate = args->eval_data || (args->hellaswag && !args->train_data);
@@ -484,10 +549,18 @@ static inline Task chosen_task(void) {
                 : args->bench       ? TASK_BENCH
                 : args->export_path ? TASK_EXPORT
                                     : TASK_TRAIN;
+    if (task != TASK_TRAIN && task != TASK_BENCH && !cli_typed(&settings.model)) {
+        cli_fail(
+            "%s needs a model: -e DIR, such as the -o directory of a run, or data/gpt2 after scripts/download.sh gpt2",
+            sample     ? "a prompt"
+            : evaluate ? "an evaluation"
+                       : "--export");
+    }
     if (strcmp(args->weights, "full") != 0 && (task == TASK_TRAIN || task == TASK_EXPORT)) {
         cli_fail("--weights %s is for --prompt, --eval and --bench, not for %s", args->weights,
                  task == TASK_TRAIN ? "training" : "--export (there --type q8_0 gives 8 bits)");
     }
+    note_ignored_flags(task);
     return task;
 }
 

@@ -542,10 +542,19 @@ test_ways_out() {
     failure '-d 100 is not a multiple of -b 2 times -t 16 = 32 tokens: take 96$' -- -d 100
     failure '-d 20 is not a multiple of -b 2 times -t 16 = 32 tokens: take 32$' -- -d 20
     failure '-o text: exists and is not a directory: give another -o$' -- -o text
-    refused 1 "^error: -e gpt2: No such file or directory; .*; scripts/download.sh fetches OpenAI's gpt2$" -- -e gpt2 --prompt a
+    for suffix in gpt2 gpt2-medium gpt2-xl; do
+        refused 1 "^error: -e $suffix: No such file or directory; OpenAI's is fetched by scripts/download.sh $suffix, then it is -e data/$suffix$" -- \
+            -e $suffix --prompt a
+    done
     refused 1 "the optimizer's state of a checkpoint, whose directory is the model" -- -e run/step_00000003/optimizer.safetensors --prompt a
-    for suffix in pt ckpt onnx H5; do
-        refused 1 "^error: --export new.$suffix: .* is not written: name a .safetensors, .bin or .gguf file, or a directory$" -- -e run --export new.$suffix
+    for suffix in pt ckpt onnx H5 model q4_0; do
+        refused 1 "^error: --export new.$suffix: .$suffix is not written: name a .safetensors, .bin or .gguf file, or a directory, with a slash: new.$suffix/$" -- \
+            -e run --export new.$suffix
+    done
+    for suffix in new.model/ new-1.5 new.d/x; do
+        good -e run/step_00000003 --export $suffix
+        [ -e "$world/$suffix/config.json" ] || fail "$suffix is no directory"
+        rm -r "${world:?}/${suffix%%/*}"
     done
     good -e run --tokenizer data --export new.GGUF
     want "the first bytes" "$(head -c 4 "$world/new.GGUF")" GGUF
@@ -557,6 +566,35 @@ test_ways_out() {
     contains "note: 1 of the 1 shards of -j are training data, too (data/a_val_000000.bin): the validation loss says little" "$tmp/out"
     good "${small[@]}" "${batch[@]}" -i "$data" -j 'data/*_val_*.bin'
     [ "$(grep -c '^note: .*-j' "$tmp/out")" = 0 ] || fail "$(cat "$tmp/out")"
+}
+
+# what cannot be done is said before anything is read, and what is not used is said once
+test_flags_that_do_not_belong() {
+    setup
+    local flags
+    for flags in '--prompt a' '--prompt-ids 1' '--prompts text' '--eval text' '--export new'; do
+        # shellcheck disable=SC2086
+        refused 2 'needs a model: -e DIR, such as the -o directory of a run, or data/gpt2 after scripts/download.sh gpt2$' -- $flags
+    done
+    # without a vocabulary: before weights of 3 GB are made, for which there is no room here
+    if [[ $train != *cu && $BIN_DIR != *sanitize* ]]; then
+        for flags in '--prompt a' '--eval text' '--eval text,data/a_val_000000.bin'; do
+            # shellcheck disable=SC2086
+            (cd "$world" && ulimit -v 1000000 && "$train" -e d36 $flags) >"$tmp/out" 2>"$tmp/err" && fail "it succeeds"
+            grep -qE '^error: (no vocabulary found beside d36|--eval text: is text, and there is no vocabulary)' "$tmp/err" || fail "$flags: $(cat "$tmp/err")"
+        done
+    fi
+    good -e run/step_00000003 --prompt a --num-tokens 2 -l 0.1 -x 3 --stride 2 --seed 3
+    want "notes" "$(grep '^note: ' "$tmp/err")" "note: --prompt does not use --steps, --learning-rate, --stride"
+    good -e run/step_00000003 --eval text --num-tokens 2 -b 2 -n 3
+    want "notes" "$(grep '^note: ' "$tmp/err")" "note: --eval does not use --save-every, --num-tokens"
+    good -e run/step_00000003 --bench --num-tokens 3 --bench-prompt 4 --val-every 2
+    want "notes" "$(grep '^note: ' "$tmp/err")" "note: --bench does not use --val-every"
+    good -e run/step_00000003 --export new -o x
+    want "notes" "$(grep '^note: ' "$tmp/err")" "note: --export does not use --output"
+    rm -r "$world/new"
+    good "${small[@]}" "${batch[@]}" -i "$data" --temperature 0.5 --type f16
+    want "notes" "$(grep '^note: ' "$tmp/err")" "note: training does not use --temperature, --type"
 }
 
 # text that is encoded as it is given, although it may have more than the text in it, or be in another encoding
@@ -1540,7 +1578,7 @@ tests=(unknown_flag junk_number missing_value negative_size stray_argument out_o
     output_is_a_file output_not_writable output_holds_checkpoints resume_without_output resume_another_shape resume_another_optimizer
     muon_flags
     prompt_without_merges prompt_without_vocabulary prompt_too_long sampling_flags
-    prompts_from_nowhere evaluation_of_nothing export_over_something data_changed_in_place resume_other_data ways_out given_text
+    prompts_from_nowhere evaluation_of_nothing export_over_something data_changed_in_place resume_other_data ways_out flags_that_do_not_belong given_text
     prompt_from_a_file several_texts many_prompts stop_strings repetition_penalty min_p special_tokens prompt_ids_without_vocabulary eos_of_the_config random_seed
     eval eval_special eval_values hellaswag bench export other_settings dropout model_notes export_gguf export_gguf_refused export_fails keep_best sampling_while_saving
     help flags_of_others step_lines z_scores nothing_written_without_output overfits_one_batch prompt_without_vocabulary_prints_ids seed temperature_0_is_greedy
