@@ -21,12 +21,11 @@ Sources: Radford et al. 2019, "Language models are unsupervised multitask learne
 follows karpathy/llm.c.
 */
 #include "llmc/checkpoint.h"   // defines: advise_huge, params_check
-#include "llmc/cli.h"          // defines: cli_print
 #include "llmc/dataloader.h"   // defines: Batch, dataloader_next, dataloader_reset
 #include "llmc/eval_loader.h"  // defines: EvalLoader, eval_close
 #include "llmc/evaluation.h"   // defines: Evaluator, evaluate_files, evaluate_hellaswag, Bench, bench_begin
 #include "llmc/export.h"       // defines: export_model
-#include "llmc/flags.h"        // defines: args, parse_flags, chosen_task, uses_muon, run_demo
+#include "llmc/flags.h"        // defines: args, parse_flags, print_flags, chosen_task, uses_muon, run_demo
 #include "llmc/gpt2.h"         // defines: GPT2Config, gpt2_params, num_parameters, param_size, param_offset
 #include "llmc/logger.h"       // defines: logger_eval
 #include "llmc/matmul.h"       // defines: matmul_nn, matmul_nt, matmul_tn
@@ -36,7 +35,8 @@ follows karpathy/llm.c.
 #include "llmc/run_state.h"    // defines: RunState
 #include "llmc/sampler.h"      // defines: Sampler, sample_token, sampler_argmax, sampler_penalize, seen_add
 #include "llmc/schedulers.h"   // defines: lr_at
-#include "llmc/stop.h"         // defines: run_stop_signal, run_install_signal_handlers, run_heed_interrupt
+#include "llmc/status.h"       // defines: output_hold, output_release
+#include "llmc/stop.h"         // defines: run_stop_signal, run_will_save, run_install_signal_handlers
 #include "llmc/text_output.h"  // defines: TextOutput, text_token
 #include "llmc/tokenizer.h"    // defines: Tokenizer, tokenizer_free
 #include "llmc/utils.h"        // defines: Error, die, require, malloc_check, time_ms
@@ -1225,8 +1225,11 @@ static double print_memory_need(const GPT2Config* config, int B, int T) {
     printf("%d layers, %d heads, %d channels, %d positions, vocabulary %d: %.2f M parameters\n", config->num_layers,
            config->num_heads, config->channels, config->max_seq_len, config->vocab_size,
            (double)num_parameters(config) * 1e-6);
-    printf("memory: weights %.2f GB, gradients %.2f, %s %.2f, activations %.2f: %.2f of this machine's %.1f GB\n",
-           params, params, uses_muon() ? "Muon and AdamW" : "AdamW", optimizer, activations, need, have);
+    char text[5][32];
+    printf("memory: weights %s, gradients %s, %s %s, activations %s: %s of this machine's %.1f GB\n",
+           format_bytes(text[0], 32, params * 1e9), format_bytes(text[1], 32, params * 1e9),
+           uses_muon() ? "Muon and AdamW" : "AdamW", format_bytes(text[2], 32, optimizer * 1e9),
+           format_bytes(text[3], 32, activations * 1e9), format_bytes(text[4], 32, need * 1e9), have);
     if (4 * params > have) {
         die("the weights with gradients and moments need %.1f GB and the machine has %.1f: take a smaller model",
             4 * params, have);
@@ -1285,6 +1288,7 @@ static double validation_loss(Trainer* t) {
     double sum = 0.0;
     dataloader_reset(&t->job.val);
     for (int64_t i = 0; i < t->job.num_val_batches; i++) {
+        training_show_task("the validation", i, t->job.num_val_batches);
         if (!dataloader_next(&t->job.val, t->inputs, t->targets, &err)) { end_with_error(t, &err); }
         gpt2_forward(&t->model, &t->model.acts, t->inputs, t->job.val_B, batch.T);
         sum += gpt2_loss(&t->model, t->targets, 0.0f, t->job.val_B, batch.T);
@@ -1369,6 +1373,8 @@ static void trainer_open(Trainer* t) {
     limit_threads(training_flops_per_token(&t->model.config, T) * B * T);
     t->job.run.loss_scale = 1.0;
     training_begin(&t->job, &t->model.config, t->model.params_memory, t->model.m_memory, t->model.v_memory);
+    output_release();
+    training_next_step(&t->job);
 }
 
 // Validation, and --hellaswag.
@@ -1384,6 +1390,7 @@ static int train(void) {
     static Trainer trainer;
     Trainer* t = &trainer;
     trainer_open(t);
+    run_will_save = args->output != NULL;
     run_install_signal_handlers();
     for (;;) {
         Due due = training_due(&t->job, run_stop_signal);
@@ -1529,7 +1536,8 @@ int main(int argc, char** argv) {
         break;
     }
     run_heed_interrupt();
-    cli_print(stdout, program_options(), NUM_OPTIONS);
+    output_hold(); // until everything is open
+    print_flags();
     return train();
 }
 #endif

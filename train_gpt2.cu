@@ -87,7 +87,6 @@ follows karpathy/llm.c. The source of an algorithm is named at its operation, or
 #include "llmc/adamw_state.cuh"   // defines: AdamW, StepState, DeferredUpdate
 #include "llmc/checkpoint.h"      // defines: advise_huge, params_check
 #include "llmc/choices.cuh"       // defines: choices_open_cache, choices_open, choices_save, choices_load
-#include "llmc/cli.h"             // defines: cli_print
 #include "llmc/column_sums.cuh"   // defines: ColumnSums, column_sums_flush
 #include "llmc/crc32c.h"          // defines: crc32c
 #include "llmc/cublas_common.cuh" // defines: CublasLt, cublaslt_open, cublaslt_matmul, find_machine_flops
@@ -98,7 +97,7 @@ follows karpathy/llm.c. The source of an algorithm is named at its operation, or
 #include "llmc/eval_loader.h"     // defines: EvalLoader, eval_close
 #include "llmc/evaluation.h"      // defines: Evaluator, evaluate_files, evaluate_hellaswag, Bench, bench_begin
 #include "llmc/export.h"          // defines: export_model
-#include "llmc/flags.h"           // defines: args, parse_flags, chosen_task, uses_muon, Fp8Stage, run_demo
+#include "llmc/flags.h"           // defines: args, parse_flags, print_flags, chosen_task, uses_muon, Fp8Stage, run_demo
 #include "llmc/fp8.cuh"           // defines: Fp8Tensor, Fp8Matrix, Fp8Seen
 #include "llmc/gelu.cuh"          // defines: GeluSaved, gelu, gelu_slope
 #include "llmc/gpt2.h"            // defines: GPT2Config, num_parameters
@@ -116,7 +115,8 @@ follows karpathy/llm.c. The source of an algorithm is named at its operation, or
 #include "llmc/sampler.h"         // defines: Sampler, sampler_make, sampler_argmax, seen_words
 #include "llmc/saver.h"           // defines: Saver
 #include "llmc/schedulers.h"      // defines: lr_at
-#include "llmc/stop.h"            // defines: run_stop_signal, run_install_signal_handlers, run_heed_interrupt
+#include "llmc/status.h"          // defines: output_hold, output_release
+#include "llmc/stop.h"            // defines: run_stop_signal, run_will_save, run_install_signal_handlers
 #include "llmc/text_output.h"     // defines: text_token
 #include "llmc/tokenizer.h"       // defines: Tokenizer, tokenizer_free
 #include "llmc/tuned.h"           // defines: TunedState, tuned_config
@@ -2536,7 +2536,7 @@ static bool launch_step(Trainer* t, Error* err) {
 static void follow_loss_scale(Trainer* t, const PendingStep* s) {
     RunState* run = &t->job.run;
     if (s->state->loss_scale < run->loss_scale) {
-        printf("step %lld: gradients overflow in fp16, loss scale lowered to %g\n", (long long)s->report.step,
+        print_line(stdout, "step %lld: gradients overflow in fp16, loss scale lowered to %g", (long long)s->report.step,
                s->state->loss_scale);
         t->job.nonfinite_in_a_row = 0;
     }
@@ -2555,14 +2555,14 @@ static bool report_step(Trainer* t, PendingStep* s) {
     if (!s->judged) { training_judge(&t->job, r); } // computes the z-scores for the report
     training_count(&t->job, r, s->state->applied);  // counts a skipped step and prints the reason
     follow_loss_scale(t, s);
-    char extra[128];
-    snprintf(extra, sizeof(extra), " | %.1f TFLOP/s | %.1f GB%s", training_flops(&t->job, r->ms) * 1e-12,
-             (double)t->model.num_bytes * 1e-9, ranks_timed(s->begin).c_str());
+    char extra[128], memory[32];
+    snprintf(extra, sizeof(extra), " | %.1f TFLOP/s | %s%s", training_flops(&t->job, r->ms) * 1e-12,
+             format_bytes(memory, sizeof(memory), (double)t->model.num_bytes), ranks_timed(s->begin).c_str());
     training_report(&t->job, r, t->machine_flops, PRECISION_NAME, extra);
     if (args->log_memory_every && r->step % args->log_memory_every == 0) {
         size_t free_bytes, all_bytes;
         cudaCheck(cudaMemGetInfo(&free_bytes, &all_bytes));
-        printf("GPU memory: %.2f GB in use, %.2f free\n", (all_bytes - free_bytes) * 1e-9, free_bytes * 1e-9);
+        print_line(stdout, "GPU memory: %.2f GB in use, %.2f free", (all_bytes - free_bytes) * 1e-9, free_bytes * 1e-9);
     }
     return t->job.nonfinite_in_a_row >= args->max_nonfinite;
 }
@@ -2665,6 +2665,7 @@ static double validation_loss(Trainer* t) {
     dataloader_reset(&t->job.val);
     cudaCheck(cudaMemsetAsync(&model->state->loss, 0, sizeof(float), model->exec.stream));
     for (int64_t i = 0; i < n; i++) {
+        training_show_task("the validation", i, n);
         if (load_batch(t, &t->job.val, &err)) {
         } else if (is_alone()) {
             end_with_error(t, &err);
@@ -2747,11 +2748,12 @@ static void print_memory(const Plan* parameters, const Plan* activations, bool m
     size_t need = parameters->total + activations->total + unplanned;
     if (num_shares > 1 && muon) { snprintf(shared, sizeof(shared), " (the largest of %d shares)", num_shares); }
     if (num_shares > 1 && !muon) { snprintf(shared, sizeof(shared), " (1/%d of it)", num_shares); }
-    printf("memory: weights %.2f GB, gradients %.2f, %s %.2f%s, activations %.2f, library and driver %.2f: %.2f of the "
-           "%.1f GB free on %s\n",
-           (double)parameters->bytes[PLAN_WEIGHTS] * 1e-9, (double)parameters->bytes[PLAN_GRADIENTS] * 1e-9,
-           muon ? "Muon and AdamW" : "AdamW", (double)parameters->bytes[PLAN_ADAMW] * 1e-9, shared,
-           (double)activations->total * 1e-9, (double)unplanned * 1e-9, (double)need * 1e-9, (double)have * 1e-9,
+    char text[6][32];
+    auto bytes = [&](int i, size_t n) { return format_bytes(text[i], sizeof(text[i]), (double)n); };
+    printf("memory: weights %s, gradients %s, %s %s%s, activations %s, library and driver %s: %s of the %.1f GB free on %s\n",
+           bytes(0, parameters->bytes[PLAN_WEIGHTS]), bytes(1, parameters->bytes[PLAN_GRADIENTS]),
+           muon ? "Muon and AdamW" : "AdamW", bytes(2, parameters->bytes[PLAN_ADAMW]), shared, bytes(3, activations->total),
+           bytes(4, unplanned), bytes(5, need), (double)have * 1e-9,
            device);
 }
 
@@ -2906,6 +2908,8 @@ static Trainer* trainer_open(const Execution& exec) {
     choices_print(t->model.exec);
     if (args->sample_every > 0 && is_rank0()) { load_sampling_kernels(t); }
     if (!is_alone()) { share_choices(t); }
+    output_release();
+    training_next_step(&t->job);
     return t;
 }
 
@@ -2951,6 +2955,7 @@ static Due agreed_due(Trainer* t, double limit_ms) {
 // -i: the training run. Returns the exit code.
 static int train(const Execution& exec) {
     Trainer* t = trainer_open(exec);
+    run_will_save = args->output != NULL;
     run_install_signal_handlers();
     for (;;) {
         Due due = agreed_due(t, ranks_limit_ms());
@@ -3141,7 +3146,8 @@ int main(int argc, char** argv) {
         run_heed_interrupt(); // before the GPU is opened, which takes a second
         int code = ranks_start(argv);
         if (code >= 0) { return code; }
-        cli_print(stdout, program_options(), NUM_OPTIONS);
+        output_hold(); // until everything is open
+        print_flags();
     }
     CublasLt library;
     TunedState tuned = {};

@@ -434,6 +434,42 @@ static inline void cli_help_screen(FILE* f, const char* about, const Option* opt
     cli_print_wrapped(f, topics, 0, 0);
 }
 
+// Appends " WORD" to text, quoted as a shell needs it.
+static inline void cli_append_word(char* text, size_t size, const char* prefix, const char* word) {
+    size_t used = strlen(text);
+    bool plain =
+        word[0] && !word[strspn(word, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_./,:=@%+-")];
+    snprintf(text + used, size - used, " %s", prefix);
+    for (const char* c = plain ? word : ""; *c && (used = strlen(text)) + 1 < size; c++) {
+        text[used] = *c, text[used + 1] = 0;
+    }
+    if (plain) { return; }
+    strncat(text, "'", size - strlen(text) - 1);
+    for (const char* c = word; *c && (used = strlen(text)) + 5 < size; c++) {
+        snprintf(text + used, size - used, *c == '\'' ? "'\\''" : "%c", *c);
+    }
+    strncat(text, "'", size - strlen(text) - 1);
+}
+
+// Prints the flags that the command line has, in the order of the table, as one could type them again.
+static inline void cli_print_typed(FILE* f, const Option* opts, int n) {
+    char line[8192] = "flags:", value[4096];
+    for (int i = 0; i < n; i++) {
+        const Option* o = &opts[i];
+        char flag[CLI_NAME_MAX + 8];
+        if (o->type == OPT_SECTION || !cli_defaults()->typed[i]) { continue; }
+        cli_format_value(value, sizeof(value), o, i, false);
+        bool off = o->type == OPT_BOOL && strcmp(value, "0") == 0, on = o->type == OPT_BOOL && strcmp(value, "1") == 0;
+        snprintf(flag, sizeof(flag), "--%s%s", off ? "no-" : "", o->name);
+        const CliList* list = o->type == OPT_LIST ? (const CliList*)o->value : NULL;
+        for (int k = 0; k < (list ? list->n : 1); k++) {
+            cli_append_word(line, sizeof(line), "", flag);
+            if (!off && !on) { cli_append_word(line, sizeof(line), "", list ? list->items[k] : value); }
+        }
+    }
+    print_line(f, "%s", line);
+}
+
 // Prints the run header: one line per flag that differs from its default, then a paragraph with all other flags.
 static inline void cli_print(FILE* f, const Option* opts, int n) {
     char value[1024], was[1024], rest[CLI_MAX * (CLI_NAME_MAX + 64)] = "defaults:";

@@ -23,6 +23,8 @@ documentation of transformers counts this token as part of the window: its max_l
 #include "prompts.h"
 #include "rand.h"
 #include "ranks.h"
+#include "status.h"
+#include "stop.h"
 #include "text_input.h"
 #include "tokenizer.h"
 #include "utils.h"
@@ -354,6 +356,8 @@ static inline double evaluate_questions(Evaluator* e, EvalLoader* questions, con
     double start = time_ms();
     require((size_t)questions->B * (size_t)questions->T <= (size_t)e->B * (size_t)e->T);
     eval_reset(questions);
+    run_finishes = "the evaluation";
+    status_show("%s", name);
     for (int64_t batch = 0; eval_next(questions, e->inputs, e->targets, &err); batch++) {
         if (batch % run_num_ranks != run_rank) { continue; } // another rank's
         e->compute(e->model, e->losses, e->inputs, e->targets, questions->B, questions->T);
@@ -361,6 +365,8 @@ static inline double evaluate_questions(Evaluator* e, EvalLoader* questions, con
         eval_score(questions, e->losses);
         if (run_num_ranks == 1) { eval_progress(questions); }
     }
+    status_clear();
+    run_finishes = RUN_FINISHES_STEP;
     // version 1, the only one that training evaluates, has this one score
     if (sum_over_ranks) { questions->num_correct = (int64_t)sum_over_ranks((double)questions->num_correct); }
     if (err.text[0]) { die("%s %s", flag, err.text); } // the file was changed since it was opened

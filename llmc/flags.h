@@ -42,6 +42,8 @@ typedef struct {
     int special, num_samples, num_tokens, top_k, stop_at_eot;
     float temperature, top_p, min_p, repetition_penalty;
     CliList stops;
+    int64_t log_every;
+    int verbose;
     const char *eval_data, *hellaswag, *export_path, *export_type;
     int stride, json, bench, bench_prompt;
     int naive; // only in train_gpt2
@@ -255,6 +257,21 @@ static const Option shared_options[] = {
     {OPT_STR, 0, NULL, "type", &settings.export_type, "f32|f16|bf16|q8_0",
      "type of the exported weights; f16, and q8_0 (8 bits), only for .gguf", 0, 0},
     {OPT_STR, 0, NULL, "export-type", &settings.export_type, "fp32|bf16", "the same as --type", 0, 0},
+
+    {OPT_SECTION, 0, NULL, "Progress", NULL, NULL,
+     "On a terminal, the last line is rewritten with each step, and some lines stay; files and pipes get a line for "
+     "each "
+     "step. A line has the loss, the norm of the gradient before it is clipped, the learning rate, the time, and on a "
+     "GPU "
+     "MFU, the model FLOP utilization: FLOPs of the matmuls and the attention that the model needs, as a part of what "
+     "the "
+     "card can do at most in that type; recomputation does not count. (+2.50z): so many standard deviations above the "
+     "mean "
+     "of the last 128 steps, if that is more than 2.",
+     0, 0},
+    {OPT_LONG, 0, NULL, "log-every", &settings.log_every, "steps",
+     "print a line every N steps; 0: each step to files and pipes, and on a terminal at most 200 in a run", 0, 1e12},
+    {OPT_BOOL, 0, NULL, "verbose", &settings.verbose, NULL, "print the values of all flags before a run", 0, 0},
 };
 
 // of train_gpt2cu only
@@ -415,6 +432,8 @@ static const char* const flags_elsewhere[][2] = {
     {"eval-iters", "val-steps"},
     {"save-steps", "save-every"},
     {"save-interval", "save-every"},
+    {"log-interval", "log-every"},
+    {"logging-steps", "log-every"},
     {"p", "prompt"},
     {"file", "prompt-file"},
     {"max-tokens", "num-tokens"},
@@ -466,6 +485,15 @@ static inline void parse_flags(int argc, char** argv, const char* about) {
     cli_parse(argc, argv, about, program_options(), NUM_OPTIONS);
 }
 
+// Prints the header of a run: the flags that were typed or, with --verbose, the values of all.
+static inline void print_flags(void) {
+    if (args->verbose) {
+        cli_print(stdout, program_options(), NUM_OPTIONS);
+    } else {
+        cli_print_typed(stdout, program_options(), NUM_OPTIONS);
+    }
+}
+
 static inline bool uses_muon(void) { return strcmp(args->optimizer, "muon") == 0; }
 
 // ---- what the program does ------------------------------------------------------------
@@ -493,6 +521,7 @@ static inline int tasks_of_flag(const char* section, const char* name) {
         {"seed", ~0},
         {"Optimization", TRAINS},
         {"Validation and checkpoints", TRAINS},
+        {"Progress", TRAINS},
         {"special", SAMPLES | EVALUATES},
         {"num-samples", SAMPLES | TIMES},
         {"num-tokens", SAMPLES | TIMES},

@@ -14,6 +14,7 @@ weights; a new model gets initial ones.
 #include "flags.h"
 #include "gpt2.h"
 #include "run_state.h"
+#include "status.h"
 #include "tokenizer.h"
 #include "utils.h"
 #include <glob.h>
@@ -235,11 +236,13 @@ static inline void model_source_close(ModelSource* source) {
 // Reads the weights, or initializes new ones, into params (num_parameters), and closes the source.
 static inline void model_source_read(ModelSource* source, float* params) {
     Error err;
+    status_show(source->fresh ? "making the weights of %s" : "reading %s", source->path.text);
     if (source->fresh) {
         gpt2_init_params(params, &source->config, (uint32_t)run_seed());
     } else if (!model_read(&source->file, params, &err)) {
         die("%s", err.text);
     }
+    status_next();
     model_source_close(source);
 }
 

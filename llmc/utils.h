@@ -106,6 +106,8 @@ PRINTF_LIKE(3, 0) static inline void format_line(char* out, size_t size, const c
     out[mask_controls(out, length, false)] = '\0';
 }
 
+static void (*on_print)(void); // print_line() and die() call it before they print, if it is set
+
 // Prints one line and a newline; control characters are masked. For messages that contain names from outside.
 PRINTF_LIKE(2, 3) static inline void print_line(FILE* f, const char* fmt, ...) {
     char line[4 * 4096];
@@ -113,6 +115,7 @@ PRINTF_LIKE(2, 3) static inline void print_line(FILE* f, const char* fmt, ...) {
     va_start(args, fmt);
     format_line(line, sizeof(line), fmt, args);
     va_end(args);
+    if (on_print) { on_print(); }
     fprintf(f, "%s\n", line);
 }
 
@@ -148,6 +151,7 @@ PRINTF_LIKE(1, 2) __attribute__((noreturn)) static inline void die(const char* f
     va_end(args);
     fflush(stdout);
     bool print = !on_die || on_die(line);
+    if (on_print) { on_print(); }
     // a single call: several threads and programs may share stderr
     if (print) { fprintf(stderr, "error: %s%s\n", message_prefix, line); }
     exit(EXIT_FAILURE);
@@ -212,6 +216,13 @@ static inline double as_typed(float x) {
     char text[64];
     format_float(text, sizeof(text), x);
     return strtod(text, NULL);
+}
+
+// Formats bytes as "1.25 GB", or where that has few digits as "12.5 MB". Returns buf.
+static inline const char* format_bytes(char* buf, size_t size, double bytes) {
+    bool small = bytes < 1e8;
+    snprintf(buf, size, small ? "%.1f MB" : "%.2f GB", bytes * (small ? 1e-6 : 1e-9));
+    return buf;
 }
 
 // ---- time ---------------------------------------------------------------------

@@ -890,7 +890,7 @@ end_at_random() { # NUMBER
     *:1[2-4]?) [ -z "$saved" ] && [ "${steps:-0}" -eq 0 ] || fail "ends by the signal after step $steps" ;; # before the run began
     *) fail "exit code $code" ;;
     esac
-    [ $code -ne 0 ] || [ ! -s "$out.err" ] || contains "stopping after this micro-batch" "$out.err"
+    [ $code -ne 0 ] || [ ! -s "$out.err" ] || contains "stopping: the run finishes " "$out.err"
     resume "$out"
     echo "${saved:-0}" >"$tmp/end_$1.step"
     rm -r "$out"
