@@ -288,15 +288,20 @@ inline int bench_main(int argc, char** argv, const char* name, void (*declare)(B
     shape.kind = names.kind;
     int num_cases = std::max(1, (int)names.first.cases.size());
     if (f.input_case >= num_cases) { cli_fail("no case %d, there are 0 to %d", f.input_case, num_cases - 1); }
+    bool some = f.config <= 0; // some kernel has the configuration that was asked for
     for (const BenchKernel& k : names.kernels) {
+        some |= bench_has_config(k, f.config);
         if (f.kernel != k.number || f.config < 0 || bench_has_config(k, f.config)) { continue; }
         std::string known;
         for (int config : k.configs) { known += " " + std::to_string(config); }
         cli_fail("kernel %d has no configuration %d, there are%s", k.number, f.config, known.c_str());
     }
+    if (!some) { cli_fail("no kernel has configuration %d, see %s --list", f.config, argv[0]); }
     if ((f.stress || f.huge) && !f.check) { cli_fail("--stress and --huge are for --check"); }
     const char* times = f.csv ? "--csv" : f.json ? "--json" : NULL; // the flag that asks for a file of times
-    if (f.check && times) { cli_fail("%s cannot be combined with --check, which takes no times", times); }
+    if ((f.check || f.list) && times) {
+        cli_fail("%s cannot be combined with %s, which takes no times", times, f.list ? "--list" : "--check");
+    }
     if (f.list) {
         bench_print_list(names);
         return EXIT_SUCCESS;
