@@ -2537,7 +2537,7 @@ static void follow_loss_scale(Trainer* t, const PendingStep* s) {
     RunState* run = &t->job.run;
     if (s->state->loss_scale < run->loss_scale) {
         print_line(stdout, "step %lld: gradients overflow in fp16, loss scale lowered to %g", (long long)s->report.step,
-               s->state->loss_scale);
+                   s->state->loss_scale);
         t->job.nonfinite_in_a_row = 0;
     }
     run->loss_scale = s->state->loss_scale;
@@ -2750,11 +2750,11 @@ static void print_memory(const Plan* parameters, const Plan* activations, bool m
     if (num_shares > 1 && !muon) { snprintf(shared, sizeof(shared), " (1/%d of it)", num_shares); }
     char text[6][32];
     auto bytes = [&](int i, size_t n) { return format_bytes(text[i], sizeof(text[i]), (double)n); };
-    printf("memory: weights %s, gradients %s, %s %s%s, activations %s, library and driver %s: %s of the %.1f GB free on %s\n",
+    printf("memory: weights %s, gradients %s, %s %s%s, activations %s, library and driver %s: %s of the %.1f GB free "
+           "on %s\n",
            bytes(0, parameters->bytes[PLAN_WEIGHTS]), bytes(1, parameters->bytes[PLAN_GRADIENTS]),
-           muon ? "Muon and AdamW" : "AdamW", bytes(2, parameters->bytes[PLAN_ADAMW]), shared, bytes(3, activations->total),
-           bytes(4, unplanned), bytes(5, need), (double)have * 1e-9,
-           device);
+           muon ? "Muon and AdamW" : "AdamW", bytes(2, parameters->bytes[PLAN_ADAMW]), shared,
+           bytes(3, activations->total), bytes(4, unplanned), bytes(5, need), (double)have * 1e-9, device);
 }
 
 // Ends the program with a message that says which flags would make the run fit. bytes_of(B, recompute): what a run needs with
@@ -3139,7 +3139,8 @@ int main(int argc, char** argv) {
     open_standard_streams();
     setvbuf(stdout, NULL, _IOLBF, BUFSIZ); // print each line at once, even to a file or a pipe
     if (argc == 1) { run_demo(argv[0]); }
-    parse_flags(argc, argv, "GPT-2 on the GPU: trains, continues texts, evaluates, times, exports. Without flags: a demo.");
+    parse_flags(argc, argv,
+                "GPT-2 on the GPU: trains, continues texts, evaluates, times, exports. Without flags: a demo.");
     Task task = chosen_task();
     if (task == TASK_EXPORT) { return export_model(); } // needs no GPU
     if (task == TASK_TRAIN) {

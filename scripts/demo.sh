@@ -43,7 +43,13 @@ for pattern in '*.c' '*.cu' 'llmc/*.h' 'llmc/*.cuh' 'dev/*/*.c' 'dev/*/*.h' 'dev
 done
 run dev/data/tokenize -i "${sources#,}" -o demo/data/code --val-tokens 20000
 set -- -e d6 --layers 4 --heads 2 --channels 128 --positions 128 -i 'demo/data/code_train_*.bin' -b 8 -t 128 -l 3e-3 -c 0.1 -s 0
-"$program" "$@" -x 10 >demo/data/timing
+if [ -t 1 ]; then
+    "$program" "$@" -x 10 | tee demo/data/timing |
+        awk '/^step/ { printf "\rmeasuring: step %s", $2; fflush() } END { printf "\r\033[K" }'
+    grep -q '^step' demo/data/timing # otherwise the program has said why
+else
+    "$program" "$@" -x 10 >demo/data/timing
+fi
 # without the first steps, which load and choose kernels; the other flags are parts of the run
 steps=$(awk '{ for (i = 2; i <= NF; i++) if ($i == "ms" && ++n > 4) { sum += $(i - 1); k++ } }
     END { n = sum ? int(50000 * k / sum) : 0; n = n < 60 ? 60 : n > 40000 ? 40000 : n; print n - n % 20 }' demo/data/timing)

@@ -302,7 +302,7 @@ test_second_signal() {
     wait_for "the first step" test -e "$out/log.jsonl" # from then on signals are handled
     sleep 0.5
     kill -TERM "$pid"
-    wait_for "a word on it" has "exits at once" "$out.txt"
+    wait_for "a word on it" has "ends it at once" "$out.txt"
     kill -TERM "$pid"
     wait "$pid" || code=$?
     want "exit code" $code 143
