@@ -35,7 +35,7 @@ follows karpathy/llm.c.
 #include "llmc/run_state.h"    // defines: RunState
 #include "llmc/sampler.h"      // defines: Sampler, sample_token, sampler_argmax, sampler_penalize, seen_add
 #include "llmc/schedulers.h"   // defines: lr_at
-#include "llmc/status.h"       // defines: output_hold, output_release
+#include "llmc/status.h"       // defines: output_begin, output_release
 #include "llmc/stop.h"         // defines: run_stop_signal, run_will_save, run_install_signal_handlers
 #include "llmc/text_output.h"  // defines: TextOutput, text_token
 #include "llmc/tokenizer.h"    // defines: Tokenizer, tokenizer_free
@@ -1536,7 +1536,7 @@ int main(int argc, char** argv) {
         break;
     }
     run_heed_interrupt();
-    output_hold(); // until everything is open
+    output_begin(!args->verbose); // an error of the set-up stands alone
     print_flags();
     return train();
 }

@@ -115,7 +115,7 @@ follows karpathy/llm.c. The source of an algorithm is named at its operation, or
 #include "llmc/sampler.h"         // defines: Sampler, sampler_make, sampler_argmax, seen_words
 #include "llmc/saver.h"           // defines: Saver
 #include "llmc/schedulers.h"      // defines: lr_at
-#include "llmc/status.h"          // defines: output_hold, output_release
+#include "llmc/status.h"          // defines: output_begin, output_release
 #include "llmc/stop.h"            // defines: run_stop_signal, run_will_save, run_install_signal_handlers
 #include "llmc/text_output.h"     // defines: text_token
 #include "llmc/tokenizer.h"       // defines: Tokenizer, tokenizer_free
@@ -3147,7 +3147,7 @@ int main(int argc, char** argv) {
         run_heed_interrupt(); // before the GPU is opened, which takes a second
         int code = ranks_start(argv);
         if (code >= 0) { return code; }
-        output_hold(); // until everything is open
+        output_begin(!args->verbose); // an error of the set-up stands alone
         print_flags();
     }
     CublasLt library;

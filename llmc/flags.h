@@ -271,7 +271,8 @@ static const Option shared_options[] = {
      0, 0},
     {OPT_LONG, 0, NULL, "log-every", &settings.log_every, "steps",
      "print a line every N steps; 0: each step to files and pipes, and on a terminal at most 200 in a run", 0, 1e12},
-    {OPT_BOOL, 0, NULL, "verbose", &settings.verbose, NULL, "print the values of all flags before a run", 0, 0},
+    {OPT_BOOL, 0, NULL, "verbose", &settings.verbose, NULL,
+     "print the values of all flags before a run, and at once, also if its set-up fails", 0, 0},
 };
 
 // of train_gpt2cu only

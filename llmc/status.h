@@ -7,7 +7,7 @@ when the program is busy for longer, so the terminal is never silent. Files and 
 
 Also keeps back what is printed while a run is set up, so that an error of the set-up stands alone:
 
-    output_hold();
+    output_begin(true);
     ... printf() ...        // dropped if the program ends by die()
     output_release();
 */
@@ -143,7 +143,7 @@ static inline HeldOutput* held_output(void) {
     return &held;
 }
 
-// What was shown has ended: shows that the program is being set up, if it is, or nothing.
+// What was shown has ended: shows that the program is being set up, if its output is held, or nothing.
 static inline void status_next(void) {
     if (held_output()->real) {
         status_show("starting");
@@ -152,14 +152,16 @@ static inline void status_next(void) {
     }
 }
 
-// For a run: keeps back what is printed on stdout from here on. If the program ends before output_release(), it is dropped.
-static inline void output_hold(void) {
+// Begins a run. hold: keeps back what is printed on stdout from here on; if the program ends before output_release(), it is
+// dropped.
+static inline void output_begin(bool hold) {
     HeldOutput* h = held_output();
-    FILE* memory = open_memstream(&h->text, &h->n);
+    FILE* memory = hold ? open_memstream(&h->text, &h->n) : NULL; // without memory, it is printed at once
     status_state()->wanted = true;
-    if (!memory) { return; } // prints it at once
-    h->real = stdout;
-    stdout = memory;
+    if (memory) {
+        h->real = stdout;
+        stdout = memory;
+    }
     status_next();
 }
 

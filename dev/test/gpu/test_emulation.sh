@@ -109,7 +109,7 @@ case 1  zeros"
     ! grep -q 'rows   32' "$tmp/out" || fail "--config 96 tries 32, too"
     for flags in "2 --config 1 :kernel 2 has no configuration 1, there are 0 22" "1 --config 2000 :no configuration 2000" \
         "3 --config 64 :kernel 3 has no configuration 64, there are 0" "--kind 2 :no kind 2, there are 0 to 1" \
-        "--config 100 :no kernel has configuration 100, see" "--list --csv x :--csv cannot be combined with --list, which" \
+        "--config 2000 :no kernel has configuration 2000, see" "--list --csv x :--csv cannot be combined with --list, which" \
         "--case 2 :no case 2, there are 0 to 1" "4 --kind 0 :no kernel 4, there are 1 2 3"; do
         local rc=0
         # shellcheck disable=SC2086

@@ -726,6 +726,9 @@ test_run_header() {
     want "the losses of what the header says" "$(losses)" "$(sed -nE 's/^step .* loss ([^ ]+) .*/\1/p' "$tmp/first")"
     good "${small[@]}" "${batch[@]}" -i "$data" --verbose
     contains "steps            3 steps (default -1)" "$tmp/out"
+    run "${small[@]}" "${batch[@]}" -i none --verbose
+    contains "steps            3 steps (default -1)" "$tmp/out"
+    good "${small[@]}" "${batch[@]}" -i "$data" --verbose
     grep -q '^defaults: ' "$tmp/out" && grep -q ' learning-rate=0.0003' "$tmp/out" || fail "no defaults"
 }
 
