@@ -315,7 +315,7 @@ static inline void cli_version(FILE* f) {
     fprintf(f, ")\n");
 }
 
-// Formats the help of entry i, whose last clause "; VALUE: WORDS" becomes the default if that is VALUE. The words of a value
+// Formats the help of entry i, of which a clause "; VALUE: WORDS" becomes the default if that is VALUE. The words of a value
 // say more than the value: "(default: from the descriptor)".
 static inline void cli_format_help(char* buf, size_t size, const Option* o, int i) {
     char value[1024], needle[1040], range[160] = "";
@@ -330,7 +330,9 @@ static inline void cli_format_help(char* buf, size_t size, const Option* o, int 
     bool absent = strcmp(value, "none") == 0 && !cli_has_choices(o);
     if (words) {
         const char* text = words + strlen(needle);
+        const char* sentence = strstr(text, ". ");
         int length = (int)strcspn(text, ";");
+        if (sentence && sentence < text + length) { length = (int)(sentence - text); }
         snprintf(buf, size, "%.*s%s (default: %.*s%s%s)", (int)(words - help), help, text + length, length, text,
                  separator, range);
     } else if (o->type == OPT_BOOL) {

@@ -285,7 +285,7 @@ static const Option gpu_options[] = {
      "Prompts and losses are computed in that type from weights rounded to 8 bits",
      0, 0},
     {OPT_INT, 'r', NULL, "recompute", &settings.recompute, NULL,
-     "save memory by recomputing in the backward pass: 1 GELU, 2 also the layernorms", 0, 2},
+     "save memory by recomputing in the backward pass: 1 GELU, 2 also the layernorms; 0: nothing", 0, 2},
     {OPT_INT, 0, "ge", "gelu-fusion", &settings.gelu_fusion, NULL,
      "3: the forward pass saves GELU's slope where it can. 0 to 2: it saves GELU's argument; GELU is always fused", 0,
      3},

@@ -109,7 +109,7 @@ test_other_tasks() {
     record "$train ${run[*]} -x 2 --hellaswag questions.bin -v 2 -o tasks -n 1"
     want status $status 0
     few_lines_and_no_silence 25
-    grep -aqE $'\r[0-9]+ of 400 examples of questions.bin' "$tmp/typescript" || fail "HellaSwag shows no progress"
+    grep -aqE $'\r[0-9]+ of 400 examples of questions.bin' "$tmp/typescript" || [[ $train == *cu ]] || fail "HellaSwag shows no progress"
     grep -aqE $'\rsaving step 2 to tasks' "$tmp/typescript" || fail "a save is not shown"
     want "lines" "$(lasting | sed -nE 's/^(HellaSwag|saved|step).*/\1/p' | sort | uniq -c | xargs)" "2 HellaSwag 2 saved 2 step"
 }

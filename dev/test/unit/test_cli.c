@@ -14,8 +14,8 @@ static const Option options[] = {
     {OPT_SECTION, 0, NULL, "Data", NULL, NULL, NULL, 0, 0},
     {OPT_STR, 'i', NULL, "train-data", &data, "FILE", "training shards, a glob pattern in quotes", 0, 0},
     {OPT_INT, 'b', NULL, "batch", &batch, "sequences", "sequences in a micro-batch", 1, 4096},
-    {OPT_LONG, 'd', NULL, "total-batch", &tokens, "tokens", "tokens in an optimizer step; -1: one micro-batch; 0: none",
-     0, 0},
+    {OPT_LONG, 'd', NULL, "total-batch", &tokens, "tokens", "tokens in a step; -1: one micro-batch. Many; 0: none", 0,
+     0},
     {OPT_LONG, 0, NULL, "seed", &big, NULL,
      "seed of everything random in a run, which is the order of the shards, the initial weights, and the dice of the "
      "sampler; equal seeds give equal runs",
@@ -377,7 +377,7 @@ static void test_help(void) {
         check(strstr(r.out,
                      "\n  -b, --batch N               sequences in a micro-batch (default 4 sequences; 1 to 4096)\n"));
         check(strstr(r.out, "\n  -lg, --log-gpu-every N      steps between looks at the GPU (default -1 steps)\n"));
-        check(strstr(r.out, "tokens in an optimizer step; 0: none (default: one micro-batch)\n"));
+        check(strstr(r.out, "tokens in a step. Many; 0: none (default: one micro-batch)\n"));
         check(strstr(r.out, "train on one batch (default off)\n") && strstr(r.out, "on by default (default on)\n"));
         check(strstr(r.out, "\n  -t, -lt, --log-gpu-trace N  "));
         check(strstr(r.out, "highest learning rate (default 0.0003; 0 to 1)\n"));
