@@ -327,7 +327,8 @@ static inline void cli_format_help(char* buf, size_t size, const Option* o, int 
     if (o->max >= 1e6) { shown.max = INFINITY; } // only keeps numbers from overflowing
     if (cli_has_range(o) && !(shown.min <= 0 && shown.max > o->max)) { cli_format_range(range, sizeof(range), &shown); }
     const char *words = strstr(help, needle), *separator = range[0] ? "; " : "";
-    bool absent = strcmp(value, "none") == 0 && !cli_has_choices(o);
+    const char* text_default = o->type == OPT_STR ? cli_defaults()->text[i] : "";
+    bool absent = o->type == OPT_LIST || (o->type == OPT_STR && !(text_default && text_default[0]));
     if (words) {
         const char* text = words + strlen(needle);
         const char* sentence = strstr(text, ". ");

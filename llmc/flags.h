@@ -557,6 +557,7 @@ static inline void note_ignored_flags(Task task) {
     const Option* options = program_options();
     const char* section = "";
     char list[512] = "";
+    if ((size_t)task >= sizeof(names) / sizeof(names[0])) { return; }
     for (int i = 0; i < NUM_OPTIONS; i++) {
         if (options[i].type == OPT_SECTION) { section = options[i].name; }
         if (options[i].type == OPT_SECTION || !cli_defaults()->typed[i]) { continue; }
@@ -579,7 +580,7 @@ static inline Task chosen_task(void) {
                 : args->bench       ? TASK_BENCH
                 : args->export_path ? TASK_EXPORT
                                     : TASK_TRAIN;
-    if (task != TASK_TRAIN && task != TASK_BENCH && !cli_typed(&settings.model)) {
+    if ((sample || evaluate || args->export_path) && !cli_typed(&settings.model)) {
         cli_fail(
             "%s needs a model: -e DIR, such as the -o directory of a run, or data/gpt2 after scripts/download.sh gpt2",
             sample     ? "a prompt"

@@ -715,7 +715,7 @@ test_z_scores() {
 test_run_header() {
     setup
     good "${small[@]}" "${batch[@]}" -i "$data" -l 0.01 -q 0.1 -u 1 --no-shuffle --stop "it's"
-    want "the first line" "$(head -n 1 "$tmp/out")" "flags: --model d6 --layers 1 --heads 1 --channels 32 --positions 32 \
+    want "the first line" "$(head -n 1 "$tmp/out" | sed 's/ --recipe llmc//')" "flags: --model d6 --layers 1 --heads 1 --channels 32 --positions 32 \
 --train-data 'data/a_train_*.bin' --batch-size 2 --seq-len 16 --no-shuffle --steps 3 --learning-rate 0.01 --warmup 1 \
 --final-fraction 0.1 --sample-every 0 --stop 'it'\\''s'"
     contains "learning rate 0.01 after 1 steps of warm-up, cosine to 0.001 at step 3; adamw" "$tmp/out"

@@ -7,7 +7,7 @@ export OMP_NUM_THREADS=1
 train=${TRAIN:-$BIN_DIR/train_gpt2}
 [[ $train == /* ]] || train=$PWD/$train
 world=$tmp/world
-run=(-e d6 --layers 2 --heads 2 --channels 64 --positions 64 -i "'data/a_train_*.bin'" -b 4 -t 64 -s 0)
+run=(-e d6 -l 3e-4 --layers 2 --heads 2 --channels 64 --positions 64 -i "'data/a_train_*.bin'" -b 4 -t 64 -s 0)
 
 setup() {
     command -v script >/dev/null || skip "needs script (bsdutils)"
@@ -87,7 +87,7 @@ test_interrupt() {
     done
     # a validation that takes minutes
     (cd "$world" && exec "$train" -e d6 --positions 64 -i 'data/a_train_*.bin' -j 'data/a_train_*.bin' \
-        -b 1 -t 64 -x 10 -m 100000 -a) >"$tmp/out" 2>"$tmp/err" </dev/null &
+        -b 1 -t 64 -x 10 -v 1 -m 100000) >"$tmp/out" 2>"$tmp/err" </dev/null &
     pid=$!
     until grep -q '^data: ' "$tmp/out"; do kill -0 $pid && sleep 0.05; done
     sleep 0.3
