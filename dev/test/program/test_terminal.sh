@@ -86,6 +86,7 @@ test_interrupt() {
         lasting | tail -n 1 | grep -q '^Interrupt: stopped after step ' || fail "$(lasting | tail -n 2)"
     done
     # a validation that takes minutes
+    : >"$tmp/out" # clears what an earlier test has printed
     (cd "$world" && exec "$train" -e d6 --positions 64 -i 'data/a_train_*.bin' -j 'data/a_train_*.bin' \
         -b 1 -t 64 -x 10 -v 1 -m 100000) >"$tmp/out" 2>"$tmp/err" </dev/null &
     pid=$!
