@@ -437,21 +437,17 @@ static inline void cli_help_screen(FILE* f, const char* about, const Option* opt
     cli_print_wrapped(f, topics, 0, 0);
 }
 
-// Appends " WORD" to text, quoted as a shell needs it.
-static inline void cli_append_word(char* text, size_t size, const char* prefix, const char* word) {
-    size_t used = strlen(text);
-    bool plain =
-        word[0] && !word[strspn(word, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_./,:=@%+-")];
-    snprintf(text + used, size - used, " %s", prefix);
-    for (const char* c = plain ? word : ""; *c && (used = strlen(text)) + 1 < size; c++) {
-        text[used] = *c, text[used + 1] = 0;
+// Appends " WORD" to text, quoted as a shell needs it. A text that is full is cut.
+static inline void cli_append_word(char* text, size_t size, const char* word) {
+    const char* safe = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_./,:=@%+-";
+    const char* quote = word[0] && !word[strspn(word, safe)] ? "" : "'";
+    size_t n = strlen(text);
+    if (n + 8 > size) { return; }
+    n += (size_t)snprintf(text + n, size - n, " %s", quote);
+    for (; *word && n + 6 < size; word++) {
+        n += (size_t)snprintf(text + n, size - n, "%.*s", *word == '\'' ? 4 : 1, *word == '\'' ? "'\\''" : word);
     }
-    if (plain) { return; }
-    strncat(text, "'", size - strlen(text) - 1);
-    for (const char* c = word; *c && (used = strlen(text)) + 5 < size; c++) {
-        snprintf(text + used, size - used, *c == '\'' ? "'\\''" : "%c", *c);
-    }
-    strncat(text, "'", size - strlen(text) - 1);
+    snprintf(text + n, size - n, "%s", quote);
 }
 
 // Prints the flags that the command line has, in the order of the table, as one could type them again.
@@ -466,8 +462,8 @@ static inline void cli_print_typed(FILE* f, const Option* opts, int n) {
         snprintf(flag, sizeof(flag), "--%s%s", off ? "no-" : "", o->name);
         const CliList* list = o->type == OPT_LIST ? (const CliList*)o->value : NULL;
         for (int k = 0; k < (list ? list->n : 1); k++) {
-            cli_append_word(line, sizeof(line), "", flag);
-            if (!off && !on) { cli_append_word(line, sizeof(line), "", list ? list->items[k] : value); }
+            cli_append_word(line, sizeof(line), flag);
+            if (!off && !on) { cli_append_word(line, sizeof(line), list ? list->items[k] : value); }
         }
     }
     print_line(f, "%s", line);

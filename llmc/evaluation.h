@@ -136,6 +136,7 @@ static inline bool eval_add_json(EvalTokens* t, const Tokenizer* tokenizer, Json
     return !err->text[0];
 }
 
+// Fails if a text cannot be encoded with this vocabulary, or with none.
 static inline bool eval_can_encode(const char* path, const Tokenizer* tokenizer, Error* err) {
     return (tokenizer && tokenizer->can_encode) ||
            error_set(err, "%s: is text, and there is no vocabulary to encode it: give one with --tokenizer", path);

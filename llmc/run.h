@@ -240,6 +240,7 @@ static inline void note_shared_shards(const Training* t) {
         (long long)shared, (long long)t->val.num_shards, t->val.shards[first].path);
 }
 
+// Prints what follows from the flags of the schedule: how the learning rate rises and falls.
 static inline void training_print_schedule(const Training* t) {
     const LrSchedule* s = &t->schedule;
     char warmup[64] = "", end[96] = ", constant";
@@ -654,11 +655,15 @@ static inline Due training_due(const Training* t, int stop) {
 
 // True if a line stays on the terminal; others are only shown in the last line. *line_ms: when one stayed before. every: of
 // steps; 0: the time alone decides.
+enum { LINE_STAYS_MS = 5000 }; // at least so long between two of them
 static inline bool training_line_stays(const Training* t, double* line_ms, int64_t step, int64_t every) {
     double now = time_ms();
     bool due = step >= t->num_steps || *line_ms == 0;
-    due |=
-        args->log_every && every ? step % args->log_every == 0 : now - *line_ms > 5000 && (!every || step % every == 0);
+    if (args->log_every && every) {
+        due |= step % args->log_every == 0;
+    } else {
+        due |= now - *line_ms > LINE_STAYS_MS && (!every || step % every == 0);
+    }
     if (due) { *line_ms = now; }
     return due;
 }
