@@ -105,14 +105,13 @@ follows karpathy/llm.c. The source of an algorithm is named at its operation, or
 #if PART <= 1                   // the kernels include no more than the above
 #include "llmc/checkpoint.h"    // defines: advise_huge, params_check
 #include "llmc/choices.cuh"     // defines: choices_open_cache, choices_open, choices_save, choices_load
-#include "llmc/cli.h"           // defines: cli_parse, cli_print
 #include "llmc/crc32c.h"        // defines: crc32c
 #include "llmc/dataloader.h"    // defines: Batch, DataLoader, dataloader_next, dataloader_reset
 #include "llmc/distributed.cuh" // defines: ranks, ranks_agree, is_alone, reduce_gradients, gather_weights, ...
 #include "llmc/eval_loader.h"   // defines: EvalLoader, eval_close
 #include "llmc/evaluation.h"    // defines: Evaluator, evaluate_files, evaluate_hellaswag, Bench, bench_begin
 #include "llmc/export.h"        // defines: export_model
-#include "llmc/flags.h"         // defines: args, options, chosen_task, uses_muon, Fp8Stage, run_demo
+#include "llmc/flags.h"         // defines: args, parse_flags, print_flags, chosen_task, uses_muon, Fp8Stage, run_demo
 #include "llmc/gpt2.h"          // defines: GPT2Config, num_parameters
 #include "llmc/logger.h"        // defines: logger_eval
 #include "llmc/memory_plan.cuh" // defines: Plan, plan_add, plan_allocate, is_free, most_that_fit
@@ -126,7 +125,8 @@ follows karpathy/llm.c. The source of an algorithm is named at its operation, or
 #include "llmc/sampler.h"       // defines: Sampler, sampler_make, sampler_argmax, seen_words
 #include "llmc/saver.h"         // defines: Saver
 #include "llmc/schedulers.h"    // defines: lr_at
-#include "llmc/stop.h"          // defines: run_stop_signal, run_install_signal_handlers, run_heed_interrupt
+#include "llmc/status.h"        // defines: output_begin, output_release
+#include "llmc/stop.h"          // defines: run_stop_signal, run_will_save, run_install_signal_handlers
 #include "llmc/text_output.h"   // defines: text_token
 #include "llmc/tokenizer.h"     // defines: Tokenizer, tokenizer_free
 #include <vector>
@@ -2545,8 +2545,8 @@ static bool launch_step(Trainer* t, Error* err) {
 static void follow_loss_scale(Trainer* t, const PendingStep* s) {
     RunState* run = &t->job.run;
     if (s->state->loss_scale < run->loss_scale) {
-        printf("step %lld: gradients overflow in fp16, loss scale lowered to %g\n", (long long)s->report.step,
-               s->state->loss_scale);
+        print_line(stdout, "step %lld: gradients overflow in fp16, loss scale lowered to %g", (long long)s->report.step,
+                   s->state->loss_scale);
         t->job.nonfinite_in_a_row = 0;
     }
     run->loss_scale = s->state->loss_scale;
@@ -2564,14 +2564,14 @@ static bool report_step(Trainer* t, PendingStep* s) {
     if (!s->judged) { training_judge(&t->job, r); } // computes the z-scores for the report
     training_count(&t->job, r, s->state->applied);  // counts a skipped step and prints the reason
     follow_loss_scale(t, s);
-    char extra[128];
-    snprintf(extra, sizeof(extra), " | %.1f TFLOP/s | %.1f GB%s", training_flops(&t->job, r->ms) * 1e-12,
-             (double)t->model.num_bytes * 1e-9, ranks_timed(s->begin).c_str());
+    char extra[128], memory[32];
+    snprintf(extra, sizeof(extra), " | %.1f TFLOP/s | %s%s", training_flops(&t->job, r->ms) * 1e-12,
+             format_bytes(memory, sizeof(memory), (double)t->model.num_bytes), ranks_timed(s->begin).c_str());
     training_report(&t->job, r, t->machine_flops, PRECISION_NAME, extra);
     if (args->log_memory_every && r->step % args->log_memory_every == 0) {
         size_t free_bytes, all_bytes;
         cudaCheck(cudaMemGetInfo(&free_bytes, &all_bytes));
-        printf("GPU memory: %.2f GB in use, %.2f free\n", (all_bytes - free_bytes) * 1e-9, free_bytes * 1e-9);
+        print_line(stdout, "GPU memory: %.2f GB in use, %.2f free", (all_bytes - free_bytes) * 1e-9, free_bytes * 1e-9);
     }
     return t->job.nonfinite_in_a_row >= args->max_nonfinite;
 }
@@ -2674,6 +2674,7 @@ static double validation_loss(Trainer* t) {
     dataloader_reset(&t->job.val);
     cudaCheck(cudaMemsetAsync(&model->state->loss, 0, sizeof(float), model->exec.stream));
     for (int64_t i = 0; i < n; i++) {
+        training_show_task("the validation", i, n);
         if (load_batch(t, &t->job.val, &err)) {
         } else if (is_alone()) {
             end_with_error(t, &err);
@@ -2756,12 +2757,13 @@ static void print_memory(const Plan* parameters, const Plan* activations, bool m
     size_t need = parameters->total + activations->total + unplanned;
     if (num_shares > 1 && muon) { snprintf(shared, sizeof(shared), " (the largest of %d shares)", num_shares); }
     if (num_shares > 1 && !muon) { snprintf(shared, sizeof(shared), " (1/%d of it)", num_shares); }
-    printf("memory: weights %.2f GB, gradients %.2f, %s %.2f%s, activations %.2f, library and driver %.2f: %.2f of the "
-           "%.1f GB free on %s\n",
-           (double)parameters->bytes[PLAN_WEIGHTS] * 1e-9, (double)parameters->bytes[PLAN_GRADIENTS] * 1e-9,
-           muon ? "Muon and AdamW" : "AdamW", (double)parameters->bytes[PLAN_ADAMW] * 1e-9, shared,
-           (double)activations->total * 1e-9, (double)unplanned * 1e-9, (double)need * 1e-9, (double)have * 1e-9,
-           device);
+    char text[6][32];
+    auto bytes = [&](int i, size_t n) { return format_bytes(text[i], sizeof(text[i]), (double)n); };
+    printf("memory: weights %s, gradients %s, %s %s%s, activations %s, library and driver %s: %s of the %.1f GB free "
+           "on %s\n",
+           bytes(0, parameters->bytes[PLAN_WEIGHTS]), bytes(1, parameters->bytes[PLAN_GRADIENTS]),
+           muon ? "Muon and AdamW" : "AdamW", bytes(2, parameters->bytes[PLAN_ADAMW]), shared,
+           bytes(3, activations->total), bytes(4, unplanned), bytes(5, need), (double)have * 1e-9, device);
 }
 
 // Ends the program with a message that says which flags would make the run fit. bytes_of(B, recompute): what a run needs with
@@ -2924,6 +2926,8 @@ static Trainer* trainer_open(const Execution& exec) {
     choices_print(t->model.exec);
     if (args->sample_every > 0 && is_rank0()) { load_sampling_kernels(t); }
     if (!is_alone()) { share_choices(t); }
+    output_release();
+    training_next_step(&t->job);
     return t;
 }
 
@@ -2969,6 +2973,7 @@ static Due agreed_due(Trainer* t, double limit_ms) {
 // -i: the training run. Returns the exit code.
 static int train(const Execution& exec) {
     Trainer* t = trainer_open(exec);
+    run_will_save = args->output != NULL;
     run_install_signal_handlers();
     for (;;) {
         Due due = agreed_due(t, ranks_limit_ms());
@@ -3016,8 +3021,8 @@ struct LoadedModel {
     double load_ms;
 };
 
-// Opens the model that -e names, with activations for an evaluation of B rows of -t tokens; B 0: none.
-static void loaded_model_open(LoadedModel* m, int B, const Execution& exec) {
+// Opens the model that -e names, with activations for an evaluation of `files`; NULL: none.
+static void loaded_model_open(LoadedModel* m, const EvalFiles* files, const Execution& exec) {
     double start = time_ms();
     bool has_tokenizer;
     char device[256];
@@ -3026,8 +3031,11 @@ static void loaded_model_open(LoadedModel* m, int B, const Execution& exec) {
     GPT2Options options = {};
     GPT2* model = &m->model;
     const GPT2Config* config = &m->source.config;
+    int B = files ? evaluation_rows(files) : 0; // rows of -t tokens
     model_source_open(&m->source, resolve_model_path(args->model), &has_tokenizer, &m->tokenizer);
     m->vocabulary = has_tokenizer ? &m->tokenizer : NULL;
+    if (files) { eval_files_check(files, m->vocabulary); }
+    if (args->prompt && args->prompt[0]) { prompt_check_vocabulary(m->vocabulary); }
     gpt2_open(model, config, &options, exec);
     model->weights8.format = weights8_format(args->weights);
     plan_parameters(&plan, model, config, NULL);
@@ -3063,7 +3071,7 @@ static int sample(const Execution& exec) {
     Prompts prompts;
     GenerationTimes times = {};
     Sampler sampler = flags_sampler();
-    loaded_model_open(&m, 0, exec);
+    loaded_model_open(&m, NULL, exec);
     prompts_read(&prompts, m.vocabulary, &m.source);
     Continuations c = continuations_begin(&prompts, m.vocabulary, stdout);
     bool good = generate(&m.model, &sampler, prompts.tokens, prompts.lengths, prompts.B, prompts.T, args->num_tokens,
@@ -3082,7 +3090,7 @@ static int sample(const Execution& exec) {
 static int evaluate(const Execution& exec) {
     LoadedModel m;
     EvalFiles files = eval_files_find();
-    loaded_model_open(&m, evaluation_rows(&files), exec);
+    loaded_model_open(&m, &files, exec);
     evaluate_files(&files, compute_losses, most_likely_token, &m.model, m.model.acts.B, m.model.acts.T, m.vocabulary,
                    m.model.config.vocab_size);
     loaded_model_close(&m);
@@ -3092,7 +3100,7 @@ static int evaluate(const Execution& exec) {
 // --bench: times the prompt and the generation of --num-samples texts side by side. Returns the exit code.
 static int bench(const Execution& exec) {
     LoadedModel m;
-    loaded_model_open(&m, 0, exec);
+    loaded_model_open(&m, NULL, exec);
     Bench b = bench_begin(&m.model.config, PRECISION_NAME);
     Sampler sampler = flags_sampler();
     std::vector<int> tokens, lengths(b.B, b.prompt), made((size_t)b.B * (b.decode + 1)), counts(b.B);
@@ -3149,17 +3157,16 @@ int main(int argc, char** argv) {
     open_standard_streams();
     setvbuf(stdout, NULL, _IOLBF, BUFSIZ); // print each line at once, even to a file or a pipe
     if (argc == 1) { run_demo(argv[0]); }
-    cli_parse(argc, argv,
-              "GPT-2 on the GPU: trains (-i), continues a text (--prompt), evaluates (--eval), times (--bench) or "
-              "exports (--export). Without arguments: a demo of about a minute.",
-              options, sizeof(options) / sizeof(options[0]));
+    parse_flags(argc, argv,
+                "GPT-2 on the GPU: trains, continues texts, evaluates, times, exports. Without flags: a demo.");
     Task task = chosen_task();
     if (task == TASK_EXPORT) { return export_model(); } // needs no GPU
     if (task == TASK_TRAIN) {
         run_heed_interrupt(); // before the GPU is opened, which takes a second
         int code = ranks_start(argv);
         if (code >= 0) { return code; }
-        cli_print(stdout, options, sizeof(options) / sizeof(options[0]));
+        output_begin(!args->verbose); // an error of the set-up stands alone
+        print_flags();
     }
     CublasLt library;
     TunedState tuned = {};

@@ -164,11 +164,12 @@ inline void ranks_from_flags(RankEnv* env) {
 // All flags that are set, a line for each: they must be the same on all ranks.
 inline std::string ranks_flags() {
     std::string text;
-    for (size_t i = 0; i < sizeof(options) / sizeof(options[0]); i++) {
+    const Option* options = program_options();
+    for (int i = 0; i < NUM_OPTIONS; i++) {
         char value[1024];
         const Option* o = &options[i];
         if (o->type == OPT_SECTION || o->value == &settings.process_rank) { continue; }
-        cli_format_value(value, sizeof(value), o, (int)i, false);
+        cli_format_value(value, sizeof(value), o, i, false);
         text += std::string(o->name) + "=" + value + "\n";
     }
     return text;

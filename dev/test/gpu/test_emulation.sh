@@ -116,6 +116,7 @@ case 1  zeros"
         "--config 100 :no kernel has configuration 100" "5- :no kernel 5-, there are 1 2 3 4" "3-2 :3-2" "1,,2 :does not name kernels" "1 2 :stray argument" \
         "-C 0 :-C wants whole numbers from 1" "-C 4,x :-C wants" "--stress 2 -C 5,6 :--stress takes one shape, not 2" "--device 1 :no GPU 1, there is 0" \
         "3 --config 64 :kernel 3 has no configuration 64, there are 0" "--kind 2 :no kind 2, there are 0 to 1" \
+        "--config 2000 :no kernel has configuration 2000, see" "--list --csv x :--csv cannot be combined with --list, which" \
         "--case 2 :no case 2, there are 0 to 1" "4 --kind 0 :no kernel 4, there are 1 2 3"; do
         local rc=0
         # shellcheck disable=SC2086

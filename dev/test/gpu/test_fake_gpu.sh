@@ -525,8 +525,8 @@ test_muon() {
     train "$out.whole" 8 --optimizer muon --muon-learning-rate 0.02 --stochastic-rounding
     good "Muon" "$out.whole"
     # 86.1M parameters, of which 84.9M are in matrices: 12 bytes each, or 8 in Muon's matrices
-    for name in "AdamW 1.03" "Muon and AdamW 0.69"; do
-        FAKE_CUDA_MEMORY=1000000000 program "$out.plan" -i "$tmp/data/*_train_*.bin" -e d12 -b 4 -t 1024 -x 1 --optimizer \
+    for name in "AdamW 1.03 GB" "Muon and AdamW 0.69 GB"; do
+        FAKE_CUDA_MEMORY=1000000000 program "$out.plan" --verbose -i "$tmp/data/*_train_*.bin" -e d12 -b 4 -t 1024 -x 1 --optimizer \
             "$([[ $name != Muon* ]] && echo adamw || echo muon)"
         contains ", $name, activations" "$out.plan.out"
     done
@@ -894,7 +894,7 @@ end_at_random() { # NUMBER
     *:1[2-4]?) [ -z "$saved" ] && [ "${steps:-0}" -eq 0 ] || fail "ends by the signal after step $steps" ;; # before the run began
     *) fail "exit code $code" ;;
     esac
-    [ $code -ne 0 ] || [ ! -s "$out.err" ] || contains "stopping after this micro-batch" "$out.err"
+    [ $code -ne 0 ] || [ ! -s "$out.err" ] || contains "stopping: the run finishes " "$out.err"
     resume "$out"
     echo "${saved:-0}" >"$tmp/end_$1.step"
     rm -r "$out"
