@@ -146,8 +146,8 @@ __attribute__((always_inline)) static inline bool error_false(int ignored) { ret
 #define error_set(...) error_false((error_fill(__VA_ARGS__), 0))
 
 ONE_PER_PROGRAM char message_prefix[32]; // begins the message of die(), after "error: "
-ONE_PER_PROGRAM bool (*on_die)(
-    const char* reason); // die() calls it, if it is set; false: the reason need not be printed
+// die() calls it, if it is set; false: the reason need not be printed
+ONE_PER_PROGRAM bool (*on_die)(const char* reason);
 // Prints one line to stderr and exits 1.
 PRINTF_LIKE(1, 2) __attribute__((noreturn)) static inline void die(const char* fmt, ...) {
     char line[2048];
