@@ -240,7 +240,7 @@ valgrind:
 	@BIN_DIR=build/valgrind TEST_WRAPPER='$(VALGRIND)' OMP_WAIT_POLICY=passive dev/test/run.sh $(VALGRIND_TESTS)
 
 coverage:
-	@dev/test/program/coverage.sh $(addprefix --op ,$(OP))
+	@dev/test/program/coverage.sh $(addprefix --op ,$(OP)) $(if $(FLAGS),--flags '$(FLAGS)') $(if $(MISSED),--missed '$(MISSED)')
 
 fuzz:
 	@FUZZ_SECONDS='$(FUZZ_SECONDS)' FUZZ_RUNS='$(FUZZ_RUNS)' dev/test/fuzz/fuzz.sh $(FUZZ_TARGETS)

@@ -103,6 +103,9 @@ __global__ void get_verdict_kernel(float* verdict, const StepState* s) { // (5)
     verdict[4] = s->dloss;
 }
 
+typedef void Update(floatX*, float*, float*, float*, const float*, const StepState*, size_t, const AdamW&, uint32_t,
+                    cudaStream_t, int);
+
 static void declare(Bench& b) {
     size_t n = (size_t)b.B * b.T * b.C;
     // without master weights some steps are tried, too, that must be skipped
@@ -153,8 +156,6 @@ static void declare(Bench& b) {
     });
     b.cost((double)n * (20 + (has_master ? 8 + sizeof(floatX) : 2 * sizeof(floatX))), 0);
     cudaStream_t stream = b.stream;
-    typedef void Update(floatX*, float*, float*, float*, const float*, const StepState*, size_t, const AdamW&, uint32_t,
-                        cudaStream_t, int);
     auto kernel = [&](int number, const char* what, Update* update, std::vector<int> block_sizes) {
         auto run = [=](float loss, float scaled_norm, bool skip, float* verdict, int bs) {
             StepState before = start;
@@ -176,6 +177,17 @@ static void declare(Bench& b) {
                 run(start.loss, start.scaled_norm, false, good, bs);
             },
             block_sizes);
+        if (!std::is_same<floatX, __nv_bfloat16>::value || kind != 1) { return; }
+        b.property("stochastic rounding", [=] {
+            return bench_stochastic_rounding([=](uint32_t seed, int num_updates) {
+                StepState s = {};
+                s.applied = 1, s.grad_scale = s.inverse_bias1 = s.inverse_bias2 = 1.0f, s.num_updates = num_updates;
+                set_state_kernel<<<1, 1, 0, stream>>>(state, s);
+                return bench_round_weights([=](floatX* params, float* master, float* zeros, size_t n) {
+                    update(params, master, zeros, zeros + n, zeros + 2 * n, state, n, optimizer, seed, stream, 128);
+                });
+            });
+        });
     };
     kernel(1, "one thread per element", adamw1, {64, 128, 256, 512, 1024});
     kernel(2, "128-bit vectors, cached", adamw3<false>, {64, 128, 256, 512});

@@ -78,6 +78,8 @@ inline void bench_cuda_check(cudaError_t e, const char* expr, const char* file, 
         if (!(cond)) { bench_decline(true, "%s:%d: %s needs %s", bench_file(__FILE__), __LINE__, __func__, #cond); }   \
     } while (0)
 
+#include "bench_property.h"
+
 // |out - ref| <= atol + rtol * |ref|, computed in such a way that NaN fails
 struct Tolerance {
     float atol, rtol;
@@ -115,7 +117,7 @@ enum { BENCH_GUARD = 256 }; // bytes before and after each buffer; a size that k
 // Byte i of a guard. As 16-bit words they are 0xFFC1, which is a NaN in bf16, fp16 and fp32 that no kernel computes.
 inline uint8_t bench_guard_byte(size_t i) { return i % 2 ? 0xFF : 0xC1; }
 
-enum class BenchKind { input, output, inout, scratch };
+enum class BenchKind { input, output, inout, scratch, state };
 
 struct BenchBuffer {
     BenchKind kind;
@@ -208,6 +210,9 @@ template <class T> inline double bench_compare(const char* name, const T* dev, c
         snprintf(text, sizeof(text), "%s: %zu of %zu wrong, worst at %zu: got %.9g, want %.9g", name, all.bad, n,
                  all.at, (double)(float)out[all.at], (double)ref[all.at]);
         *wrong += (wrong->empty() ? "" : "; ") + std::string(text);
+#ifdef CUDA_EMULATION
+        *wrong += emulation_writer(dev, sizeof(T), all.at, n);
+#endif
     }
     return all.worst;
 }
@@ -386,6 +391,7 @@ struct BenchKernel {
     float tolerance = 1;               // factor on the tolerances of the outputs
     const char* coarser_output = NULL; // the one that has another factor, coarser_factor
     float coarser_factor = 1;
+    std::vector<std::pair<const char*, std::function<std::string()>>> properties{}; // see Bench::property()
 
     // if its matrix products are not in floatX: their type, what measures the library's rate, the measured TFLOP/s
     const char* rate_type = NULL;
@@ -486,9 +492,13 @@ struct Bench {
         if (!dry) { state.buffers.back().start = start.dev; }
         return x;
     }
-    // Device memory for the kernels' own use, filled with NaN before every launch.
+    // Device memory for the kernels' own use, filled with NaN before the first launch. --check launches again without filling it.
     template <class T> Buffer<T> scratch(const char* name, size_t n) {
         return make<T>(BenchKind::scratch, name, n, false);
+    }
+    // The same for what a launch leaves behind for the next one, such as tickets that it has reset: zeros before the first.
+    template <class T> Buffer<T> state_of_launches(const char* name, size_t n) {
+        return make<T>(BenchKind::state, name, n, false);
     }
     // Names the kinds of input that the op is checked with, at every check shape; number 0 is the one that is timed.
     // Returns the number of the kind to declare.
@@ -592,6 +602,12 @@ struct Bench {
     void coarser(float factor, const char* output) {
         state.kernels.back().coarser_factor = factor, state.kernels.back().coarser_output = output;
     }
+    // A property of the kernel declared last that no comparison of one launch with a reference shows, such as a distribution.
+    // check() launches it as often as it likes, with any buffers, and returns what is wrong, or "". --check calls it once, at
+    // the first shape whose declare() has it. See bench_property.h for tests of random numbers.
+    void property(const char* what, std::function<std::string()> check) {
+        state.kernels.back().properties.push_back({what, check});
+    }
     // The kernel that is copied to train_gpt2.cu; the op's file has the marks `// ==== promoted: OP ====`. The run prints
     // a note if another kernel is faster by more than 2%.
     void promoted(int number, const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
@@ -621,6 +637,9 @@ struct Bench {
         cudaCheck(cudaMalloc(&memory, std::max<size_t>(bytes + 2 * guard, 1)));
         x.dev = (T*)(memory + guard);
         if (has_host) { x.host = (float*)malloc_check(n * sizeof(float)); }
+#ifdef CUDA_EMULATION
+        emulation_name(memory, name);
+#endif
         state.buffers.push_back({kind, name, memory + guard, bytes, x.host, NULL, 0, guard > 0, nullptr, nullptr});
         return x;
     }
@@ -673,7 +692,12 @@ inline bool bench_read_choice(const char* text, BenchChoice* choice) {
 
 struct BenchFlags {
     BenchChoice kernels;
-    int list = 0, check = 0, full = 0, huge = 0, tune = 0, hot = 0, sustained = 0, guards = 1;
+    int list = 0, check = 0, full = 0, huge = 0, tune = 0, hot = 0, sustained = 0;
+#ifdef CUDA_EMULATION
+    int guards = 0; // the emulation itself knows where each buffer ends
+#else
+    int guards = 1;
+#endif
     int transactions = 0, picture = 0; // of the emulation
     int config = -1, input_case = -1, kind = -1, sample = 0, stress = 0, seed = 1337, repeats = 100, schedule = -1;
     int device = 0, first_failure = 0;

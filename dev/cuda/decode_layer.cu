@@ -987,19 +987,6 @@ void decode_layer4(const DecodeLayers& layers, DecodeLayerState* state, int rank
                   *state, ranks);
 }
 
-// It lives as long as the program, as decode_layer_turns does.
-static uint64_t* decode_layers_zeros(int C, int NH) {
-    static uint64_t* scratch;
-    static size_t size = 0;
-    if (size != decode_layers_scratch(C, NH)) {
-        size = decode_layers_scratch(C, NH);
-        cudaCheck(cudaFree(scratch));
-        cudaCheck(cudaMalloc(&scratch, size * sizeof(uint64_t)));
-        cudaCheck(cudaMemset(scratch, 0, size * sizeof(uint64_t)));
-    }
-    return scratch;
-}
-
 #endif // !defined(ENABLE_FP32)
 
 // ---- CPU reference ----
@@ -1088,7 +1075,7 @@ static void decode_layer_fill(float* weights, int L, int C, uint64_t seed) {
 }
 
 static void declare(Bench& b) {
-    b.varies("BTCH");
+    b.varies("BTH");
     int B = b.B, T = b.T, C = b.C, NH = b.NH, capacity = T <= 1024 ? std::min(T + T / 2, 1024) : T + T / 2,
         L = T >= 512 ? 12 : 3;
     // positions of the texts: in small shapes unequal, and of several the third one has ended, of 12 the first eight, of 10 the others
@@ -1117,13 +1104,10 @@ static void declare(Bench& b) {
     Buffer<floatX> qkv = b.scratch<floatX>("qkv", 3 * BC), atty = b.scratch<floatX>("atty", BC);
     Buffer<floatX> fch = b.scratch<floatX>("fch", 4 * BC);
     size_t num_scratch = decode_attention_scratch(B, C, NH, capacity);
-    Buffer<float> zeros =
-        b.input_from<float>("zeros", num_scratch, [=](float* p) { std::fill(p, p + num_scratch, 0.0f); });
-    Buffer<float> scratch = b.inout<float>("scratch", num_scratch, zeros, {INFINITY, 0.0f}); // any value but NaN passes
+    Buffer<float> scratch = b.state_of_launches<float>("scratch", num_scratch);
     b.reference([=] {
         memcpy(keys.host, keys_before.host, n * sizeof(float));
         memcpy(values.host, values_before.host, n * sizeof(float));
-        std::fill(scratch.host, scratch.host + num_scratch, 0.0f);
         for (int t = 0; t < B; t++) {
             std::vector<double> out(x_before.host + t * C, x_before.host + (t + 1) * C);
             for (int l = 0; l < L && now(t) >= 0; l++) {
@@ -1146,16 +1130,9 @@ static void declare(Bench& b) {
     l.ln1w = next(c), l.ln1b = next(c), l.qkvw = next(3 * c * c), l.qkvb = next(3 * c);
     l.attprojw = next(c * c), l.attprojb = next(c), l.ln2w = next(c), l.ln2b = next(c);
     l.fcw = next(4 * c * c), l.fcb = next(4 * c), l.fcprojw = next(4 * c * c), l.fcprojb = next(c);
-    // small shapes run twice: the second launch fails if the first did not leave its sums and counters as it found them
-    auto launch = [=](std::function<void()> run) {
-        run();
-        if (T > 100) { return; }
-        cudaCheck(cudaMemcpyAsync(x, x_before, BC * sizeof(floatX), cudaMemcpyDeviceToDevice, stream));
-        run();
-    };
     b.kernel(1, "five launches: four products and attention",
              [=](int) {
-                 launch([=] { decode_layer1(layers, B, {qkv, atty, fch, scratch}, stream); });
+                 decode_layer1(layers, B, {qkv, atty, fch, scratch}, stream);
                  for (int t = 0; t < B; t++) { // of a text that has ended it leaves anything
                      if (now(t) >= 0) { continue; }
                      cudaCheck(cudaMemcpyAsync(x + t * C, x_before + t * C, C * sizeof(floatX),
@@ -1167,12 +1144,12 @@ static void declare(Bench& b) {
     if (B == 1 && decode_layer_ranks(C, NH, capacity, b.dry ? 132 : num_multiprocessors())) {
         b.kernel(
             2, "three launches: a cluster per head for qkv, attention and projection",
-            [=](int) { launch([=] { decode_layer2(layers, decode_layer_turns(C), fch, stream); }); }, {0}, -90);
+            [=](int) { decode_layer2(layers, decode_layer_turns(C), fch, stream); }, {0}, -90);
     }
     if (B == 1 && (b.dry || decode_layer_fits3(C, NH, capacity))) {
         b.kernel(
             3, "one launch for all layers, with a barrier of all blocks after each half of one",
-            [=](int) { launch([=] { decode_layer3(layers, decode_layer_state(C), stream); }); }, {0}, -90);
+            [=](int) { decode_layer3(layers, decode_layer_state(C), stream); }, {0}, -90);
     }
     int most = b.dry ? 8 : decode_layer_ranks4(C, NH);
     std::vector<int> sizes = {0}; // blocks per head; a launch of more than fit the GPU at once would never end
@@ -1184,10 +1161,7 @@ static void declare(Bench& b) {
     if (B == 1 && most > 0) {
         b.kernel(
             4, "3 with all weights through a ring of chunks in shared memory",
-            [=](int ranks) {
-                launch([=] { decode_layer4(layers, decode_layer_state(C), ranks ? ranks : most, stream); });
-            },
-            sizes, -90);
+            [=](int ranks) { decode_layer4(layers, decode_layer_state(C), ranks ? ranks : most, stream); }, sizes, -90);
         b.config("blocks per head");
     }
     // with B = 1 kernel 6 is launched as kernel 5 is, for comparison; decode_layers() takes it from two texts on
@@ -1210,9 +1184,8 @@ static void declare(Bench& b) {
                 }
             });
         });
-        auto run = [=](int kernel) {
-            launch([=] { decode_layers(layers, B, packed, decode_layers_zeros(C, NH), stream, kernel); });
-        };
+        Buffer<uint64_t> sums = b.state_of_launches<uint64_t>("sums", b.dry ? 0 : decode_layers_scratch(C, NH));
+        auto run = [=](int kernel) { decode_layers(layers, B, packed, sums, stream, kernel); };
         if (runs5) {
             b.kernel(
                 5, "one launch, weights packed in the order of their use, mma, results that carry their readiness",

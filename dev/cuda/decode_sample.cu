@@ -156,6 +156,45 @@ void decode_sample4(int* tokens, int* copy, int* positions, const float* logits,
     cudaCheck(cudaGetLastError());
 }
 
+// Texts draw from the same 8 logits, several times in a row: as often as the probabilities say, and each for itself.
+// draw(tokens, copy, positions, scratch, logits, rng_state, B, V, Vp) is one launch, at temperature 0.8.
+typedef void Draw(int*, int*, int*, float*, float*, uint64_t*, int, int, int);
+static std::string check_draws(const std::function<Draw>& draw) {
+    enum { B = 64, V = 8, Vp = 128 };
+#ifdef CUDA_EMULATION
+    const int launches = 8;
+#else
+    const int launches = 256;
+#endif
+    std::vector<float> logits((size_t)B * Vp, NAN);
+    std::vector<double> p(V);
+    double sum = 0;
+    for (int v = 0; v < V; v++) { sum += p[v] = exp((double)(v % 5) * 0.5 / 0.8); }
+    for (int v = 0; v < V; v++) { p[v] /= sum; }
+    for (int i = 0; i < B * V; i++) { logits[(size_t)i / V * Vp + i % V] = (float)(i % V % 5) * 0.5f; }
+    std::vector<uint64_t> states(B);
+    for (int b = 0; b < B; b++) { states[b] = (uint64_t)hash_bits(b, 1) << 32 | hash_bits(b, 2); }
+    char* memory = (char*)device_malloc_check(1 << 20, "draws");
+    cudaCheck(cudaMemset(memory, 0, 1 << 20));
+    float *logits_dev = (float*)memory, *scratch = logits_dev + B * Vp;
+    uint64_t* states_dev = (uint64_t*)(memory + (1 << 19));
+    int *tokens = (int*)(states_dev + B), *copy = tokens + B, *positions = copy + B;
+    cudaCheck(cudaMemcpy(logits_dev, logits.data(), logits.size() * sizeof(float), cudaMemcpyHostToDevice));
+    cudaCheck(cudaMemcpy(states_dev, states.data(), B * sizeof(uint64_t), cudaMemcpyHostToDevice));
+    std::vector<int> draws;
+    for (int i = 0; i < launches; i++) {
+        draw(tokens, copy, positions, scratch, logits_dev, states_dev, B, V, Vp);
+        for (float x : bench_download(tokens, B)) { draws.push_back((int)x); }
+    }
+    cudaCheck(cudaFree(memory));
+    std::string wrong = bench_frequencies(draws, p);
+    std::vector<int> later(draws.begin() + B, draws.end()), earlier(draws.begin(), draws.end() - B);
+    if (wrong.empty()) { wrong = bench_independent_draws(earlier, later, p, "equal draws of a text in two launches"); }
+    std::vector<int> next(draws.begin() + 1, draws.end()), own(draws.begin(), draws.end() - 1);
+    if (wrong.empty()) { wrong = bench_independent_draws(own, next, p, "equal draws of two texts"); }
+    return wrong;
+}
+
 static void declare(Bench& b) {
     int B = b.B, V = b.V, Vp = ceil_div(V, 128) * 128, words = ceil_div(V, 32);
     int kind =
@@ -251,8 +290,26 @@ static void declare(Bench& b) {
             decode_sample4(tokens, copy, positions, logits, rng_state, temperature, top_k, top_p, min_p, B, V, Vp,
                            stream);
         };
+        const char* property = "frequencies of the draws, and their independence";
         b.kernel(4, "draw: one block, top-k and top-p by bisection, 1024 chunks", chunks, {0});
+        if (kind == 1) {
+            b.property(property, [=] {
+                return check_draws([=](int* tokens, int* copy, int* positions, float*, float* logits,
+                                       uint64_t* rng_state, int B, int V, int Vp) {
+                    decode_sample4(tokens, copy, positions, logits, rng_state, 0.8f, 0, 1, 0, B, V, Vp, stream);
+                });
+            });
+        }
         b.kernel(5, "4, drawn by two divisions into 32 parts, a warp per part", promoted, {0});
+        if (kind == 1) {
+            b.property(property, [=] {
+                return check_draws([=](int* tokens, int* copy, int* positions, float* scratch, float* logits,
+                                       uint64_t* rng_state, int B, int V, int Vp) {
+                    decode_sample(tokens, copy, positions, scratch, logits, rng_state, NULL, 0.8f, 0, 1, 0, 1, B, V, Vp,
+                                  {stream, 0});
+                });
+            });
+        }
         b.promoted(5);
     } else {
         b.kernel(6, "penalty: one thread per 32 tokens, then 3 or 5", promoted, {0});

@@ -31,8 +31,8 @@ __global__ void muon_set_state_kernel(StepState* state, StepState value) { *stat
 
 static void declare(Bench& b) {
     bool apply = b.kinds({"muon_prepare", "muon_apply"}) == 1;
-    b.varies("BTC");
     int num = b.B, rows = b.T, cols = b.C;
+    b.varies(cols % 4 ? "B" : "BT"); // rows * cols % 4 == 0
     size_t n = (size_t)num * rows * cols;
     cudaStream_t stream = b.stream;
     const float learning_rate = 0.01f, momentum = 0.95f, weight_decay = 0.1f;
@@ -88,6 +88,19 @@ static void declare(Bench& b) {
                      });
                  },
                  {0});
+        if (!std::is_same<floatX, __nv_bfloat16>::value) { return b.promoted(1); }
+        b.property("stochastic rounding", [=] {
+            return bench_stochastic_rounding([=](uint32_t seed, int num_updates) {
+                StepState s = good;
+                s.num_updates = num_updates;
+                muon_set_state_kernel<<<1, 1, 0, stream>>>(state, s);
+                return bench_round_weights([=](floatX* params, float* master, float* zeros, size_t n) {
+                    int rows = 512, cols = (int)n / rows;
+                    muon_apply(params, master, (floatX*)zeros, state, 1, rows, cols, learning_rate, weight_decay, seed,
+                               0, stream);
+                });
+            });
+        });
     }
     b.promoted(1);
 }

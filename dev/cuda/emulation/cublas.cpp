@@ -11,6 +11,7 @@ element (row, column) at row + column * ld. Types: float, fp16, bf16, e4m3, e5m2
 #include "cuda_bf16.h"
 #include "cuda_fp16.h"
 #include "cuda_fp8.h"
+#include "engine.h"
 
 // A description of a product or of a matrix; each uses some of it.
 struct EmulationBlas {
@@ -22,6 +23,8 @@ struct EmulationBlas {
     size_t aux_ld;
     const float *a_scale, *b_scale, *d_scale;
 };
+
+static bool is_8_bit(cudaDataType_t type) { return type == CUDA_R_8F_E4M3 || type == CUDA_R_8F_E5M2; }
 
 static float load(const void* p, cudaDataType_t type, size_t i) {
     switch (type) {
@@ -38,6 +41,8 @@ static float load(const void* p, cudaDataType_t type, size_t i) {
     }
 }
 static void store(void* p, cudaDataType_t type, size_t i, double x) {
+    size_t bytes = type == CUDA_R_32F ? 4 : is_8_bit(type) ? 1 : 2;
+    host_has_written((char*)p + i * bytes, bytes);
     switch (type) {
     case CUDA_R_32F:
         ((float*)p)[i] = (float)x;
@@ -154,8 +159,6 @@ cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t p, cublasLtMa
     }
     return good ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_INVALID_VALUE;
 }
-
-static bool is_8_bit(cudaDataType_t type) { return type == CUDA_R_8F_E4M3 || type == CUDA_R_8F_E5M2; }
 
 // With 8-bit operands: both have 8 bits, k is the first dimension of both ("TN"), e5m2 only meets e4m3, and k and the rows
 // of the result are multiples of 16.

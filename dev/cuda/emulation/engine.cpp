@@ -317,6 +317,7 @@ static void arrive(int id, int threads, bool wait, void* pc) {
         barrier->expected = threads;
     }
     barrier->arrived++;
+    barrier->last = arrival_of(f, pc);
     if (wait) {
         barrier->waiting[warp] |= 1u << f->lane;
         f->warp->ready &= ~(1u << f->lane);
@@ -343,8 +344,9 @@ int __syncthreads_and(int predicate) { // no thread whose predicate is false
     return emulation_now->block->predicates_result == 0;
 }
 
-void yield_thread() {
+void yield_thread(const Wait& wait) {
     emulation_now->yielded = true;
+    emulation_now->wait = wait;
     emulation_now->warp->turn = (emulation_now->lane + 1) & 31;
     to_worker();
 }
@@ -360,11 +362,12 @@ void emulation_grid_barrier() {
         void* pc = __builtin_return_address(0);
         int phase = launch->grid_phase;
         { SyncScope released(GRID_BARRIER, SYNC_WRITES | SYNC_RELEASES, pc); }
+        launch->grid_last = arrival_of(emulation_now, pc);
         if (++launch->grid_arrived == (int)launch->num_blocks) {
             launch->grid_arrived = 0;
             launch->grid_phase++;
         }
-        while (launch->grid_phase == phase) { yield_thread(); }
+        while (launch->grid_phase == phase) { yield_thread({WAIT_GRID, NULL, pc}); }
         SyncScope acquired(GRID_BARRIER, SYNC_READS | SYNC_ACQUIRES, pc);
     }
     arrive(0, 0, true, __builtin_return_address(0));
@@ -388,8 +391,9 @@ static void cluster_barrier(bool releases, void* pc) {
         int phase = cluster->phase;
         if (releases) { SyncScope released(barrier, SYNC_WRITES | SYNC_RELEASES, pc); }
         cluster->arrived++;
+        cluster->last = arrival_of(emulation_now, pc);
         try_complete(cluster.get());
-        while (cluster->phase == phase) { yield_thread(); }
+        while (cluster->phase == phase) { yield_thread({WAIT_CLUSTER, NULL, pc}); }
         SyncScope acquired(barrier, SYNC_READS | SYNC_ACQUIRES, pc);
     }
     arrive(0, 0, true, pc);
@@ -555,18 +559,6 @@ static Turn run_warp(Block* b) {
     return polls ? TURN_POLLED : TURN_RAN;
 }
 
-// Reports where the threads of a block wait that can never go on.
-static void report_deadlock(Block* b, const char* what) {
-    Fiber *first = NULL, *other = NULL;
-    for (int i = 0; i < b->num_threads; i++) {
-        Fiber* f = &b->fibers[i];
-        if (!(f->warp->alive >> f->lane & 1)) { continue; }
-        if (!first) { first = f; }
-        if (f->pc != first->pc) { other = f; }
-    }
-    report(what, first, first->pc, other, other ? other->pc : NULL);
-}
-
 // ---- launches -----------------------------------------------------------------------------------------------------
 
 // How often threads may poll, one after the other, before nothing more can come. With one worker it is enough that each
@@ -605,11 +597,11 @@ static void run_blocks(Launch* launch) {
         // another worker may have the block they wait for
         if (!launch->alone && polled > 1000 * (long)live.size()) { sched_yield(); }
         if (polled > most_polls(launch, live.size())) {
-            report_deadlock(live[i], "a deadlock: all threads poll memory that nobody writes");
+            report_deadlock(live, "a deadlock: all threads poll memory that nobody writes");
             launch->unsupported = "";
         }
         if (turn == TURN_STUCK) {
-            report_deadlock(live[i], "a deadlock: the threads wait for others that do not come");
+            report_deadlock({live[i]}, "a deadlock: the threads wait for others that do not come");
         }
         if (turn == TURN_STUCK || turn == TURN_ENDED) {
             give_block(live[i]);
@@ -651,6 +643,7 @@ void emulation_launch(const void* kernel, dim3 grid, dim3 block, size_t shared_b
     launch.num_blocks = (size_t)grid.x * grid.y * grid.z;
     launch.cluster = cluster;
     launch.next_block = 0, launch.unsupported = NULL, launch.grid_arrived = launch.grid_phase = 0;
+    launch.grid_last = {};
     launch.holds_accumulators = false;
     new_launch_memory(&launch);
     begin_order(&launch);

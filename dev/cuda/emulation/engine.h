@@ -16,6 +16,7 @@ two threads conflict unless a barrier orders them, see ordered() in memory.cpp.
 #include <atomic>
 #include <map>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "cuda.h"
@@ -76,10 +77,18 @@ struct BulkStore {
     void* pc;
 };
 
+// Who came to a barrier last, for messages. pc NULL: nobody.
+struct Arrival {
+    void* pc;
+    uint3 thread, block;
+};
+
 // An mbarrier. The first phase is number 0.
 struct MemoryBarrier {
     int count, pending; // arrivals of a phase, and those that this phase still needs
     long bytes;         // expected and not yet arrived
+    long expected;      // by all arrivals of this phase
+    Arrival last;
     uint32_t phase;
     uint32_t clock[32], done[32]; // per warp: the latest epoch that arrivals have brought; of the phase that completed
     std::vector<BulkCopy> copies; // in flight
@@ -112,6 +121,14 @@ struct WarpProduct {
 // args[lane] is what each lane of the mask passed; the operation writes results through it
 typedef void WarpOperation(void* const* args, unsigned mask);
 
+// What a thread waits for that gives up its turn until something has changed. See deadlock.cpp.
+enum WaitKind { WAIT_MEMORY, WAIT_MBARRIER, WAIT_CLUSTER, WAIT_GRID };
+struct Wait {
+    WaitKind kind;
+    const void* place; // the memory, or the mbarrier
+    void* pc;
+};
+
 struct Fiber {
     void* sp;
     char* stack;         // (STACK_BYTES)
@@ -128,6 +145,7 @@ struct Fiber {
     void* arg;
     void* pc;     // where it waits
     bool yielded; // it polls memory
+    Wait wait;    // for what, when it yielded last
     int group;    // number of the cp.async group that is open
     std::vector<Copy> copies;
     int store_group, product_group; // likewise of bulk stores, of wgmma
@@ -157,6 +175,7 @@ struct Barrier {
     int arrived, expected;       // threads
     unsigned waiting[MAX_WARPS]; // lanes
     uint32_t clock[MAX_WARPS];   // latest epoch of each warp that an arrival has brought
+    Arrival last;
 };
 
 // A byte of shared memory: who wrote it last, and who read it since. See memory.cpp for the layout of a record.
@@ -183,6 +202,7 @@ struct Launch {
     std::atomic<size_t> next_block;
     std::atomic<const char*> unsupported; // NULL, or why the launch was ended
     std::atomic<int> grid_arrived, grid_phase;
+    Arrival grid_last;
     int cluster;                          // blocks per cluster, along x
     bool alone;                           // one worker runs all blocks
     Order* order;                         // of its blocks' accesses, see order.cpp
@@ -192,6 +212,7 @@ struct Launch {
 struct Cluster {
     std::vector<Block*> blocks; // by rank; NULL: has ended
     int arrived, phase;         // of cluster_sync
+    Arrival last;
 };
 
 struct Block {
@@ -229,8 +250,8 @@ size_t emulation_shared_limit(const void* kernel); // bytes of shared memory, st
 
 // Waits until all lanes of the mask have called it with the same operation, which is then done once. pc is where.
 void warp_collective(unsigned mask, WarpOperation* operation, void* arg, void* pc);
-// Lets other warps and blocks run, for a thread that polls memory.
-void yield_thread();
+// Lets other warps and blocks run, for a thread that polls.
+void yield_thread(const Wait& wait);
 [[noreturn]] void end_launch(const char* unsupported);
 uint64_t next_random(uint64_t* state);
 
@@ -259,6 +280,7 @@ void barrier_arrived(Block* b, Barrier* barrier, int warp);
 void barrier_passed(Block* b, Barrier* barrier, int warp, unsigned lanes);
 void next_epoch(Block* b, Warp* w);
 void new_launch_memory(Launch* launch);
+void host_has_written(const void* p, size_t bytes); // device memory, by a copy, a memset or a library
 // False unless p points to device memory. *offset: from its begin.
 bool device_offset(const void* p, size_t* offset);
 // A copy to shared memory has been issued: what it will write belongs to nobody until it has arrived.
@@ -339,12 +361,28 @@ bool ordered_by_proxy_fence(Fiber* f, const DeviceWrite& w); // for an asynchron
 bool sum_is_complete(Fiber* f, const void* p, void** pc, Note* note);
 Note explain_race(Fiber* f, const DeviceWrite& w); // which fence is missing
 
+// The last synchronising write of *p in this launch that is not at `pc`; false: none is known.
+bool last_write(Launch* launch, const void* p, void* pc, Arrival* write);
+
 // ---- sm90.cpp ----------------------------------------------------------------------------------
 
 void end_thread_sm90(Fiber* f); // bulk stores that nobody waited for
 
-// Reports something that is wrong in the kernel that runs. what: "a deadlock: ...". pc and other may be NULL.
-void report(const char* what, Fiber* f, void* pc, Fiber* other, void* other_pc);
+// Reports something that is wrong in the kernel that runs. what: "a deadlock: ...". pc and other may be NULL. `more`: a
+// sentence for the end of the message.
+void report(const char* what, Fiber* f, void* pc, Fiber* other, void* other_pc, const std::string& more = "");
+std::string describe_pc(void* pc, bool kernel); // file:line, or the name of a kernel
+std::string describe(uint3 index);
+// "byte 8 of x, ...": a place in shared memory of block b, or in device memory.
+std::string describe_place(const Block* b, const void* p);
+// An atomic reads *p and is perhaps a poll: lets other threads run.
+void poll_memory(const void* p, size_t bytes, void* pc);
+
+// ---- deadlock.cpp --------------------------------------------------------------------------------
+
+Arrival arrival_of(const Fiber* f, void* pc);
+// Reports for what the threads of these blocks wait that never comes.
+void report_deadlock(const std::vector<Block*>& blocks, const char* what);
 
 // ---- transactions.cpp ---------------------------------------------------------------------------
 

@@ -36,8 +36,11 @@ struct Finding {
     bool has_other;
     int count;
     Note note;
+    std::string more;
 };
 static std::vector<Finding> findings;
+// Reads of device memory that nobody has written. They are worth telling only if a result is wrong.
+static std::vector<Finding> unwritten_reads;
 static std::mutex findings_mutex;
 
 // Findings that are as the kernel's author meant it.
@@ -58,20 +61,21 @@ static const struct {
 };
 
 static void add_finding(const char* what, const std::string& detail, Fiber* f, void* pc, const uint3* other,
-                        void* other_pc, Note note = {}) {
+                        void* other_pc, Note note = {}, const std::string& more = "",
+                        std::vector<Finding>* list = &findings) {
     std::lock_guard<std::mutex> lock(findings_mutex);
-    for (Finding& old : findings) {
+    for (Finding& old : *list) {
         if (old.what == what && old.pc == pc && old.other_pc == other_pc) {
             old.count++;
             return;
         }
     }
-    findings.push_back({what, detail, f->block->launch->kernel, pc, other_pc, f->block->index, f->index,
-                        other ? *other : uint3{0, 0, 0}, other != NULL, 1, note});
+    list->push_back({what, detail, f->block->launch->kernel, pc, other_pc, f->block->index, f->index,
+                     other ? *other : uint3{0, 0, 0}, other != NULL, 1, note, more});
 }
 
-void report(const char* what, Fiber* f, void* pc, Fiber* other, void* other_pc) {
-    add_finding(what, "", f, pc, other ? &other->index : NULL, other_pc);
+void report(const char* what, Fiber* f, void* pc, Fiber* other, void* other_pc, const std::string& more) {
+    add_finding(what, "", f, pc, other ? &other->index : NULL, other_pc, {}, more);
 }
 
 // One line of a command's output; "" at the end.
@@ -84,7 +88,7 @@ static std::string read_line(FILE* f) {
 
 // "kernel" -> name of the function at pc; otherwise file:line of pc and of the calls that were inlined around it.
 // Needs addr2line or llvm-symbolizer, and a program that is linked at a fixed address.
-static std::string describe_pc(void* pc, bool kernel) {
+static std::string find_line(void* pc, bool kernel) {
     char command[1024], raw[32];
     snprintf(raw, sizeof(raw), "%p", pc);
     unsigned long address = (unsigned long)(uintptr_t)pc - (kernel ? 0 : 1); // the call precedes its return address
@@ -118,15 +122,22 @@ static std::string describe_pc(void* pc, bool kernel) {
     return text.empty() || text[0] == '?' ? raw : text;
 }
 
-static std::string describe(uint3 i) {
+std::string describe_pc(void* pc, bool kernel) {
+    static std::map<std::pair<void*, bool>, std::string> known;
+    std::string& text = known[{pc, kernel}];
+    if (text.empty()) { text = find_line(pc, kernel); }
+    return text;
+}
+
+std::string describe(uint3 i) {
     return "(" + std::to_string(i.x) + "," + std::to_string(i.y) + "," + std::to_string(i.z) + ")";
 }
 
-const char* emulation_findings(int* count) {
-    static std::string text;
-    text.clear();
+// The text of the findings, at most five of them, and no longer findings afterwards.
+static std::string text_of(std::vector<Finding>* list, int* count) {
+    std::string text;
     *count = 0;
-    for (const Finding& found : findings) {
+    for (const Finding& found : *list) {
         std::string kernel = describe_pc((void*)found.kernel, true);
         bool known = false;
         for (const auto& a : accepted) {
@@ -149,9 +160,21 @@ const char* emulation_findings(int* count) {
         if (found.note.pc) { text += " (" + describe_pc(found.note.pc, false) + ")"; }
         if (found.note.second) { text += " " + std::string(found.note.second); }
         if (found.note.second_pc) { text += " (" + describe_pc(found.note.second_pc, false) + ")"; }
+        if (!found.more.empty()) { text += "; " + found.more; }
         if (found.count > 1) { text += " (" + std::to_string(found.count) + " times)"; }
     }
-    findings.clear();
+    list->clear();
+    return text;
+}
+const char* emulation_findings(int* count) {
+    static std::string text;
+    text = text_of(&findings, count);
+    return text.c_str();
+}
+const char* emulation_unwritten_reads() {
+    static std::string text;
+    int count;
+    text = text_of(&unwritten_reads, &count);
     return text.c_str();
 }
 
@@ -299,14 +322,17 @@ void* emulation_shared(const void* key, size_t bytes, size_t alignment, const ch
 // As on a GPU, an address within the block's shared memory.
 uint64_t __cvta_generic_to_shared(const void* p) { return (uint64_t)((const char*)p - emulation_now->block->shared); }
 
+static std::string describe_shared(const Block* b, size_t offset) {
+    for (const SharedVariable& v : b->variables) {
+        if (offset < v.offset || offset >= v.offset + v.bytes + SHARED_GAP) { continue; }
+        return " of " + std::string(v.name) + ", byte " + std::to_string(offset - v.offset) + " of " +
+               std::to_string(v.bytes);
+    }
+    return " at offset " + std::to_string(offset) + " of the shared memory";
+}
 static void shared_finding(const char* what, Fiber* f, size_t offset, void* pc, uint64_t record) {
     if (f->block->races_off && record > UNINITIALISED) { return; }
-    std::string detail = " at offset " + std::to_string(offset) + " of the shared memory";
-    for (const SharedVariable& v : f->block->variables) {
-        if (offset < v.offset || offset >= v.offset + v.bytes + SHARED_GAP) { continue; }
-        detail = " of " + std::string(v.name) + ", byte " + std::to_string(offset - v.offset) + " of " +
-                 std::to_string(v.bytes);
-    }
+    std::string detail = describe_shared(f->block, offset);
     if (record <= UNINITIALISED) {
         add_finding(what, detail, f, pc, NULL, NULL);
     } else {
@@ -441,12 +467,14 @@ void operand_changed(Fiber* f, size_t offset, void* pc) {
 enum { DEVICE_ALIGNMENT = 512, DEVICE_GAP = 512 };
 struct DeviceMemory {
     char* base;
-    size_t size, end;                   // end: first byte that was never allocated
-    uint8_t* valid;                     // (size / 8)
-    uint64_t* writes;                   // (size / 2)
-    uint32_t* pcs;                      // (size / 2)
-    std::map<size_t, size_t> allocated; // offset -> bytes asked for
-    std::multimap<size_t, size_t> free; // bytes -> offset
+    size_t size, end;                    // end: first byte that was never allocated
+    uint8_t* valid;                      // (size / 8)
+    uint64_t* writes;                    // (size / 2)
+    uint32_t* pcs;                       // (size / 2)
+    std::map<size_t, size_t> allocated;  // offset -> bytes asked for
+    std::map<size_t, std::string> names; // of allocations, by offset
+    std::map<size_t, size_t> watched;    // of emulation_watch(): offset -> bytes
+    std::multimap<size_t, size_t> free;  // bytes -> offset
 };
 static DeviceMemory& device() {
     static DeviceMemory d;
@@ -521,14 +549,22 @@ cudaError_t cudaFree(void* p) {
         madvise((char*)d.pcs + 2 * begin, 2 * (end - begin), MADV_DONTNEED);
     }
     d.free.insert({total, found->first});
+    d.names.erase(found->first), d.watched.erase(found->first);
     d.allocated.erase(found);
     return cudaSuccess;
 }
 
-// A record of device memory: bits 0-10 the launch, 12-31 the block, 32-41 the thread, 42-61 the epoch, 62 atomic. Bit 63
-// is set if one byte of the two was written, and then bit 11 says which; otherwise bit 11 says that it was asynchronous.
+void emulation_name(const void* p, const char* name) {
+    size_t offset;
+    if (device_offset(p, &offset)) { device().names[offset] = name; }
+}
+
+// A record of device memory; 0: no kernel has written it, UNWRITTEN: nobody has since emulation_watch(). Bits 0-10 the launch,
+// 12-31 the block, 32-41 the thread, 42-61 the epoch, 62 atomic. Bit 63 is set if one byte of the two was written, and then bit
+// 11 says which; otherwise bit 11 says that it was asynchronous.
 static const uint64_t LAUNCH = 0x7FF, ONE_BYTE = (uint64_t)1 << 63, SECOND_BYTE = (uint64_t)1 << 11;
-static const uint64_t ASYNCHRONOUS = SECOND_BYTE;
+static const uint64_t ASYNCHRONOUS = SECOND_BYTE, UNWRITTEN = 1; // no record is 1, because epochs begin at 1
+static struct { dim3 grid, block; } shapes[LAUNCH + 1];          // of the last launches
 static DeviceWrite write_of(uint64_t record) {
     return {record,
             record >> 12 & BLOCK_MASK,
@@ -541,18 +577,58 @@ void new_launch_memory(Launch* launch) {
     DeviceMemory& d = device();
     bool begins_again = launch->number % (LAUNCH + 1) == 0;
     if (d.base && begins_again) { madvise(d.writes, 4 * d.size, MADV_DONTNEED); }
+    shapes[launch->number & LAUNCH] = {launch->grid, launch->block};
 }
 
-static void device_finding(const char* what, Fiber* f, size_t offset, void* pc, const uint3* other, void* other_pc,
-                           Note note = {}) {
+static void set_records(size_t offset, size_t bytes, uint64_t record) {
+    for (size_t g = offset / 2; g < (offset + bytes + 1) / 2; g++) {
+        if (device().writes[g] != record) {
+            device().writes[g] = record;
+        } // pages of zeros take no memory until they are written
+    }
+}
+void emulation_watch(const void* p, size_t bytes, bool unwritten) {
+    size_t offset;
+    if (!bytes || !device_offset(p, &offset)) { return; }
+    set_records(offset, bytes, unwritten ? UNWRITTEN : 0);
+    device().watched[offset] = bytes;
+    unwritten_reads.clear();
+}
+void host_has_written(const void* p, size_t bytes) {
+    size_t offset;
+    if (!bytes || !device_offset(p, &offset)) { return; }
+    auto next = device().watched.upper_bound(offset);
+    if (next == device().watched.begin()) { return; }
+    auto watched = std::prev(next);
+    size_t end = std::min(offset + bytes, watched->first + watched->second);
+    if (end > offset) { set_records(offset, end - offset, 0); }
+}
+
+static std::string describe_device(size_t offset) {
     DeviceMemory& d = device();
     auto next = d.allocated.upper_bound(offset);
-    std::string detail = " of device memory";
-    if (next != d.allocated.begin()) {
-        auto a = std::prev(next);
-        detail += ", byte " + std::to_string(offset - a->first) + " of an allocation of " + std::to_string(a->second);
-    }
-    add_finding(what, detail, f, pc, other, other_pc, note);
+    if (next == d.allocated.begin()) { return " of device memory"; }
+    auto a = std::prev(next);
+    auto name = d.names.find(a->first);
+    return " of device memory, byte " + std::to_string(offset - a->first) + " of an allocation of " +
+           std::to_string(a->second) + (name == d.names.end() ? "" : ", " + name->second);
+}
+static void device_finding(const char* what, Fiber* f, size_t offset, void* pc, const uint3* other, void* other_pc,
+                           Note note = {}) {
+    add_finding(what, describe_device(offset), f, pc, other, other_pc, note);
+}
+static void read_unwritten(Fiber* f, size_t offset, void* pc) {
+    static __thread void* last = NULL; // a loop would report each of its reads
+    if (pc == last && !unwritten_reads.empty()) { return; }
+    last = pc;
+    const char* what = "a read of what nobody has written,";
+    add_finding(what, describe_device(offset), f, pc, NULL, NULL, {}, "", &unwritten_reads);
+}
+
+std::string describe_place(const Block* b, const void* p) {
+    size_t offset;
+    return device_offset(p, &offset) ? describe_device(offset)
+                                     : describe_shared(b, (size_t)((const char*)p - b->shared));
 }
 
 // An access to what another thread has written in this launch, where no barrier of the block orders the two.
@@ -587,7 +663,8 @@ static void check_device(Fiber* f, size_t offset, size_t bytes, AccessKind kind,
         uint64_t old = __atomic_load_n(&d.writes[g], __ATOMIC_RELAXED);
         if (old != seen) {
             seen = old;
-            bool same_launch = (old & LAUNCH) == (place & LAUNCH) && old != 0;
+            if (__builtin_expect(old == UNWRITTEN && kind == ACCESS_READ, 0)) { read_unwritten(f, g * 2, pc); }
+            bool same_launch = (old & LAUNCH) == (place & LAUNCH) && old > UNWRITTEN;
             bool same_block = (old & place_mask) == place;
             bool atomics = (old & ATOMIC) && kind == ACCESS_ATOMIC;
             bool other_byte = (mine & old & ONE_BYTE) && ((mine ^ old) & SECOND_BYTE);
@@ -605,6 +682,59 @@ static void check_device(Fiber* f, size_t offset, size_t bytes, AccessKind kind,
     }
 }
 
+// An atomic reads *p, before its access is recorded as a write.
+static void check_atomic_read(const void* p, size_t bytes, void* pc) {
+    size_t offset;
+    if (!device_offset(p, &offset)) { return; }
+    for (size_t g = offset / 2; g <= (offset + bytes - 1) / 2; g++) {
+        if (__atomic_load_n(&device().writes[g], __ATOMIC_RELAXED) == UNWRITTEN) {
+            read_unwritten(emulation_now, g * 2, pc);
+            return;
+        }
+    }
+}
+void poll_memory(const void* p, size_t bytes, void* pc) {
+    check_atomic_read(p, bytes, pc);
+    yield_thread({WAIT_MEMORY, p, pc});
+}
+
+// "written at op.cu:40 by thread ..."; "" if no kernel has written this byte.
+static std::string writer_of(size_t offset) {
+    uint64_t record = device().writes[offset / 2];
+    bool another_byte = (record & ONE_BYTE) && (offset % 2 == 1) != ((record & SECOND_BYTE) != 0);
+    if (record <= UNWRITTEN || another_byte) { return ""; }
+    DeviceWrite w = write_of(record);
+    dim3 grid = shapes[record & LAUNCH].grid, block = shapes[record & LAUNCH].block;
+    unsigned b = (unsigned)w.block, t = (unsigned)w.thread;
+    return "written at " + describe_pc(unpack_pc(device().pcs[offset / 2]), false) + " by thread " +
+           describe({t % block.x, t / block.x % block.y, t / block.x / block.y}) + " of block " +
+           describe({b % grid.x, b / grid.x % grid.y, b / grid.x / grid.y});
+}
+const char* emulation_writer(const void* p, size_t size, size_t at, size_t n) {
+    static std::string text;
+    size_t offset;
+    if (!device_offset(p, &offset)) { return ""; }
+    auto record = [&](size_t i) { return device().writes[(offset + i * size) / 2]; };
+    text = "";
+    if (at >= n) { // the first element that a kernel has written
+        for (at = 0; at < n && record(at) <= UNWRITTEN;) { at++; }
+        if (at < n) { text = ", element " + std::to_string(at) + " " + writer_of(offset + at * size); }
+        return text.c_str();
+    }
+    std::string writer = writer_of(offset + at * size);
+    if (!writer.empty()) { text = ", " + writer; }
+    if (record(at) > UNWRITTEN) { return text.c_str(); }
+    text = record(at) == UNWRITTEN ? ", which nobody has written" : ", which no kernel has written";
+    for (size_t away = 1; away < n; away++) { // its nearest neighbour that a kernel has written
+        for (size_t other : {at - away, at + away}) {
+            if (other >= n || record(other) <= UNWRITTEN) { continue; }
+            text += "; element " + std::to_string(other) + " was " + writer_of(offset + other * size);
+            return text.c_str();
+        }
+    }
+    return text.c_str();
+}
+
 void check_proxy_of_device(Fiber* f, const void* p, size_t bytes, void* pc) {
     size_t offset;
     if (f->block->races_off || !device_offset(p, &offset)) { return; }
@@ -613,7 +743,8 @@ void check_proxy_of_device(Fiber* f, const void* p, size_t bytes, void* pc) {
         uint64_t write = __atomic_load_n(&device().writes[g], __ATOMIC_RELAXED);
         if (write == seen) { continue; }
         seen = write;
-        if ((write & LAUNCH) == (f->block->launch->number & LAUNCH) && !ordered_by_proxy_fence(f, write_of(write))) {
+        if (write > UNWRITTEN && (write & LAUNCH) == (f->block->launch->number & LAUNCH) &&
+            !ordered_by_proxy_fence(f, write_of(write))) {
             uint3 other = {(unsigned)thread_of(write), 0, 0}; // its number in its block
             device_finding("an asynchronous read of what its launch has written, without async_proxy_fence(),", f,
                            g * 2, pc, &other, unpack_pc(device().pcs[g]));
@@ -814,7 +945,7 @@ static void volatile_access(const void* p, size_t bytes, bool writes, void* pc) 
     size_t offset;
     bool synchronises = emulation_now && device_offset(p, &offset);
     AccessKind kind = synchronises ? ACCESS_ATOMIC : writes ? ACCESS_WRITE : ACCESS_READ;
-    if (synchronises && !writes) { yield_thread(); }
+    if (synchronises && !writes) { poll_memory(p, bytes, pc); }
     aligned_access(p, bytes, kind, pc);
     if (!synchronises) { return; }
     SyncScope logged(p, (writes ? SYNC_WRITES : SYNC_READS) | SYNC_QUIET, pc);
@@ -934,6 +1065,7 @@ static void check_sum(const void* p, void* pc) {
 }
 // An atomic of an integer is a synchronising access. With `polls`, an atomic that changes nothing lets the other threads run.
 template <class T, class Combine> static T atomic(T* p, T x, int kind, bool polls, void* pc, Combine combine) {
+    if (!(kind & SYNC_TAKES)) { check_atomic_read(p, sizeof(T), pc); }
     check_access(p, sizeof(T), ACCESS_ATOMIC, pc);
     if (std::is_floating_point<T>::value) { return change(p, x, combine); }
     if (kind & SYNC_TAKES) { check_sum(p, pc); }
@@ -942,7 +1074,7 @@ template <class T, class Combine> static T atomic(T* p, T x, int kind, bool poll
         SyncScope logged(p, SYNC_READS | SYNC_WRITES | kind, pc);
         old = change(p, x, combine);
     }
-    if (polls && combine(old, x) == old) { yield_thread(); }
+    if (polls && combine(old, x) == old) { yield_thread({WAIT_MEMORY, p, pc}); }
     return old;
 }
 #define ATOMIC_FUNCTION(name, T, kind, polls, expression)                                                              \
@@ -974,8 +1106,9 @@ ATOMIC_FUNCTION(atomicInc, unsigned, SYNC_SUMS, false, old >= x ? 0 : old + 1)
 #define ATOMIC_CAS(T)                                                                                                  \
     T atomicCAS(T* p, T compare, T x) {                                                                                \
         auto swap = [=](T old, T x) { return old == compare ? x : old; };                                              \
-        T old = atomic(p, x, 0, false, __builtin_return_address(0), swap);                                             \
-        if (old != compare) { yield_thread(); }                                                                        \
+        void* pc = __builtin_return_address(0);                                                                        \
+        T old = atomic(p, x, 0, false, pc, swap);                                                                      \
+        if (old != compare) { yield_thread({WAIT_MEMORY, p, pc}); }                                                    \
         return old;                                                                                                    \
     }
 ATOMIC_CAS(int)

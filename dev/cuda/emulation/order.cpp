@@ -72,6 +72,7 @@ struct Location {
         uint32_t epoch;
         void* pc;
     } sums[2];
+    Arrival last[2]; // the latest write, and the latest one at another pc; for messages
 };
 // A synchronising read that no fence of its thread has followed yet.
 struct PendingRead {
@@ -263,6 +264,8 @@ SyncScope::~SyncScope() {
         if (!(kind & SYNC_SUMS) || x->sums[0].block != log) { x->sums[1] = x->sums[0]; }
         x->sums[0] = {log, f->id, at.epoch, pc};
         if (!(kind & SYNC_SUMS)) { x->sums[0].block = x->sums[1].block = NULL; }
+        if (x->last[0].pc != pc) { x->last[1] = x->last[0]; }
+        x->last[0] = arrival_of(f, pc);
     }
     remember(log, {x, at, (kind & SYNC_READS) != 0, (kind & SYNC_WRITES) != 0, (kind & SYNC_ACQUIRES) != 0,
                    (kind & SYNC_RELEASES) != 0});
@@ -425,6 +428,15 @@ bool sum_is_complete(Fiber* f, const void* p, void** pc, Note* note) {
     *pc = sum.pc;
     explain(f, w, note);
     return false;
+}
+
+bool last_write(Launch* launch, const void* p, void* pc, Arrival* write) {
+    std::lock_guard<std::mutex> lock(launch->order->mutex);
+    auto found = launch->order->locations.find(place_of(p));
+    if (found == launch->order->locations.end()) { return false; }
+    const Location& x = found->second;
+    *write = x.last[x.last[0].pc == pc];
+    return write->pc != NULL;
 }
 
 // ---- what is missing ------------------------------------------------------------------------------------------------

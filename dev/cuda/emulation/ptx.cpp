@@ -148,7 +148,7 @@ void emulation_mma(float d[4], const uint32_t a[4], uint32_t b0, uint32_t b1, bo
 // Each lets other threads run, because its caller may poll.
 int load_acquire(const int* p) {
     void* pc = __builtin_return_address(0);
-    yield_thread();
+    poll_memory(p, sizeof(*p), pc);
     check_access(p, sizeof(*p), ACCESS_ATOMIC, pc);
     SyncScope logged(p, SYNC_READS | SYNC_ACQUIRES, pc);
     return __atomic_load_n(p, __ATOMIC_SEQ_CST);
@@ -167,14 +167,14 @@ void add_release(int* p, int x) {
 }
 uint64_t load_relaxed(const uint64_t* p) {
     void* pc = __builtin_return_address(0);
-    yield_thread();
+    poll_memory(p, sizeof(*p), pc);
     check_access(p, sizeof(*p), ACCESS_ATOMIC, pc);
     SyncScope logged(p, SYNC_READS | SYNC_QUIET, pc);
     return __atomic_load_n(p, __ATOMIC_SEQ_CST);
 }
 ulonglong2 load_relaxed_pair(const uint64_t* p) {
     void* pc = __builtin_return_address(0);
-    yield_thread();
+    poll_memory(p, 2 * sizeof(*p), pc);
     check_access(p, 2 * sizeof(*p), ACCESS_ATOMIC, pc);
     ulonglong2 x;
     {
@@ -194,7 +194,7 @@ void store_relaxed(uint64_t* p, uint64_t x) {
 static std::mutex accesses_of_16; // one at a time: no instruction of all CPUs would keep them whole
 uint4 load_relaxed_16(const uint4* p) {
     void* pc = __builtin_return_address(0);
-    yield_thread();
+    poll_memory(p, sizeof(*p), pc);
     check_access(p, sizeof(*p), ACCESS_ATOMIC, pc);
     SyncScope logged(p, SYNC_READS | SYNC_QUIET, pc);
     std::lock_guard<std::mutex> lock(accesses_of_16);

@@ -235,10 +235,12 @@ static void copy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind) 
         count_copy(reads ? bytes : 0, writes ? bytes : 0);
     }
     memmove(to, from, bytes);
+    host_has_written(to, bytes);
 }
 static void fill(void* p, int value, size_t bytes) {
     if (emulation_counting) { count_copy(0, bytes); }
     memset(p, value, bytes);
+    host_has_written(p, bytes);
 }
 cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind) {
     cudaStreamSynchronize(NULL);

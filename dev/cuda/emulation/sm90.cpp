@@ -82,7 +82,7 @@ static void try_complete(MemoryBarrier& m) {
     m.copies.clear();
     if (m.bytes != 0) { return; }
     m.phase++;
-    m.pending = m.count;
+    m.pending = m.count, m.expected = 0;
     memcpy(m.done, m.clock, sizeof(m.done));
 }
 
@@ -94,7 +94,8 @@ static void arrive(Block* b, size_t offset, int bytes, void* pc) {
         end_launch(NULL);
     }
     if (b == emulation_now->block) { memory_barrier_arrived(emulation_now, &m); }
-    m.bytes += bytes;
+    m.last = arrival_of(emulation_now, pc);
+    m.bytes += bytes, m.expected += bytes;
     m.pending--;
     if (m.copies.empty()) { try_complete(m); }
 }
@@ -142,7 +143,7 @@ void mbarrier_wait(uint64_t* barrier, int parity) {
             memory_barrier_passed(f, m);
             return;
         }
-        yield_thread();
+        yield_thread({WAIT_MBARRIER, barrier, f->pc});
     }
 }
 

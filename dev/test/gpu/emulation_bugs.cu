@@ -1,5 +1,5 @@
 /* Kernels with planted bugs: test_emulation.sh demands that the emulation finds and names each of them. The text of a
-   kernel in --list is what the report must say; a comment "bug N" marks the line that it must name. In kernels whose text
+   kernel in --list is what the report must say; a comment "bug N" marks a line that it must name. In kernels whose text
    begins with "right:", it must find nothing. */
 #include <cooperative_groups.h>
 
@@ -45,8 +45,8 @@ __global__ void bug_kernel10(float* out) {
     __shared__ uint64_t barrier;
     if (threadIdx.x == 0) { mbarrier_init(&barrier, 2); } // 2 arrivals per phase, and only one comes
     __syncthreads();
-    if (threadIdx.x == 0) { mbarrier_arrive(&barrier); }
-    mbarrier_wait(&barrier, 0); // bug 10
+    if (threadIdx.x == 0) { mbarrier_arrive(&barrier); } // bug 10
+    mbarrier_wait(&barrier, 0);                          // bug 10
     out[threadIdx.x] = 0.0f;
 }
 __global__ void bug_kernel11(float* out) {
@@ -340,6 +340,83 @@ __global__ void bug_kernel43(float* out, Shared2* s) {
     cluster_sync();
 }
 
+// ---- waits that never end: the report names the arrival that is missing, and the last one that came ----
+
+__global__ void bug_kernel44(float* out) { // expects 512 bytes, and 256 come
+    __shared__ alignas(16) float x[128];
+    __shared__ uint64_t barrier;
+    init_barrier(&barrier);
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        mbarrier_arrive_expect(&barrier, 512); // bug 44
+        bulk_load(x, out, 256, &barrier);
+    }
+    store_loaded_row(out, x, &barrier);
+}
+__global__ void
+bug_kernel45(float* out) { // of 64 threads that barrier 1 waits for, the second warp arrives at barrier 2
+    if (threadIdx.x < 32) {
+        named_barrier_sync(1, 64); // bug 45
+    } else {
+        named_barrier_arrive(2, 64);
+    }
+    out[threadIdx.x] = 0.0f;
+}
+__global__ void bug_kernel46(float* out, Shared2* s) { // waits for its own flag, and the other block sets another one
+    if (blockIdx.x == 0) { store_release(&s->flag[3], 1); }
+    if (blockIdx.x == 1) {
+        while (load_acquire(&s->flag[2]) == 0) {} // bug 46
+        out[threadIdx.x] = 0.0f;
+    }
+}
+__global__ void bug_kernel47(float* out, Shared2* s) { // a counter that 2 are waited for, and one block counts itself
+    if (threadIdx.x > 0) { return; }
+    if (blockIdx.x == 0) { add_release(&s->count, 1); } // bug 47
+    while (load_acquire(&s->count) < 2) {}
+    out[0] = 0.0f;
+}
+__global__ void bug_kernel48(float* out, Shared2* s) { // a block does not come to the barrier of its cluster
+    if (cluster_rank() == 1) {
+        while (load_acquire(&s->count) == 0) {}
+    }
+    cluster_sync(); // bug 48
+    out[threadIdx.x] = 0.0f;
+}
+__global__ void bug_kernel49(float* out) { // the slot is free, but nobody says so
+    __shared__ uint64_t empty;
+    init_barrier(&empty);
+    __syncthreads();
+    if (threadIdx.x == 0) { mbarrier_wait(&empty, 0); } // bug 49
+    __syncthreads();
+    out[threadIdx.x] = 0.0f;
+}
+
+// ---- wrong results: who wrote the element, and who has read what nobody wrote ----
+
+__global__ void bug_kernel50(float* out) {
+    out[threadIdx.x] = threadIdx.x == 40 ? 1.0f : 0.0f; // bug 50
+}
+__global__ void bug_kernel51(float* out, Shared2* s) {   // the sums of one block of two
+    out[threadIdx.x] = s->part[blockIdx.x][threadIdx.x]; // bug 51
+}
+__global__ void bug_kernel52(float* out) {
+    if (threadIdx.x != 40) { out[threadIdx.x] = 0.0f; } // bug 52
+}
+
+// ---- state that the next launches need ----
+
+__global__ void bug_kernel53(float* out, int* state) { // the counter is not reset
+    if (__syncthreads_or(threadIdx.x == 0 && atomicAdd(state, 1) == 0)) { out[threadIdx.x] = 0.0f; }
+}
+__global__ void bug_kernel54(float* out,
+                             int* state) { // launches take turns with two sums, and nobody sets them to zero
+    int launch = state[0], *sum = state + 1 + launch % 2;
+    __syncthreads();
+    if (threadIdx.x == 0) { state[0] = launch + 1, *sum += 1; }
+    __syncthreads();
+    out[threadIdx.x] = (float)(*sum - 1);
+}
+
 static void declare(Bench& b) {
     Buffer<float> out = b.output<float>("out", 64, {0, 0});
     b.reference([=] { std::fill(out.host, out.host + 64, 0.0f); });
@@ -367,6 +444,14 @@ static void declare(Bench& b) {
         };
         b.kernel(number, what, launch, {0});
     };
+    auto launch51 = [=](int) { // without cudaMemset
+        bug_kernel51<<<1, 64>>>(out, (Shared2*)(float*)shared);
+        cudaCheck(cudaGetLastError());
+    };
+    auto launch52 = [=](int) {
+        bug_kernel52<<<1, 64>>>(out);
+        cudaCheck(cudaGetLastError());
+    };
     kernel(0, "kernel 0 is not the vendor's library", bug_kernel0, 1);
     kernel(1, "race: a read of what another thread writes", bug_kernel1, 1);
     kernel(2, "race: a read of what another thread writes", bug_kernel2, 1);
@@ -377,7 +462,7 @@ static void declare(Bench& b) {
     kernel(7, "a shuffle reads from a lane that does not take part", bug_kernel7, 1);
     kernel(8, "what another thread writes of device memory", bug_kernel8, 2);
     kernel(9, "an access through a pointer to no memory", bug_kernel9, 1);
-    kernel(10, "a deadlock: all threads poll memory that nobody writes", bug_kernel10, 1);
+    kernel(10, "of barrier, byte 0 of 8: phase 0 has 1 of 2 arrivals, the last arrival was at", bug_kernel10, 1);
     kernel(11, "a misaligned access of 8 bytes", bug_kernel11, 1);
     kernel(12, "a misaligned access of 16 bytes", bug_kernel12, 1);
     kernel(13, "too much shared memory, 49168 bytes, static and dynamic", bug_kernel13, 1, 48 << 10);
@@ -411,6 +496,21 @@ static void declare(Bench& b) {
     blocks(41, "right: a cluster's barrier orders device memory", fenced_kernel41, 2, 2);
     blocks(42, "right: a cluster's barrier orders shared memory", fenced_kernel42, 2, 2);
     blocks(43, "race: a read of what another thread writes of device memory", bug_kernel43, 2, 2);
+    kernel(44, "phase 0 has 1 of 1 arrivals and 256 of 512 bytes, the last arrival was at", bug_kernel44, 1);
+    kernel(45, "32 threads wait at barrier 1, at which 32 of 64 threads have arrived", bug_kernel45, 1);
+    blocks(46, "shared, which is 0; no other atomic of this launch has written it", bug_kernel46, 2);
+    blocks(47, "shared, which is 1; its last atomic write was at", bug_kernel47, 2);
+    blocks(48, "at the barrier of the cluster, to which 1 of 2 blocks have come, the last one at", bug_kernel48, 2, 2);
+    kernel(49, "of empty, byte 0 of 8: phase 0 has 0 of 1 arrivals, and nobody has ever arrived", bug_kernel49, 1);
+    kernel(50, "out: 1 of 64 wrong, worst at 40: got 1, want 0, written at", bug_kernel50, 1);
+    b.kernel(51, "a read of what nobody has written, of device memory, byte 0 of", launch51, {0});
+    b.kernel(52, "which nobody has written; element 39 was written at", launch52, {0});
+    Buffer<int> state = b.state_of_launches<int>("state", 3);
+    auto again = [&](int number, const char* what, void (*bug)(float*, int*)) {
+        b.kernel(number, what, [=](int) { bug<<<1, 64>>>(out, state); }, {0});
+    };
+    again(53, "launch 3, with the scratch of the one before: out: 64 of 64 wrong", bug_kernel53);
+    again(54, "launch 3, with the scratch of the one before: out: 64 of 64 wrong", bug_kernel54);
 }
 
 int main(int argc, char** argv) {

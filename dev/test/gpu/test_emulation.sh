@@ -353,7 +353,8 @@ test_transactions() {
     contains 'word  .  .  . 32  .  .  .' "$tmp/out"
 }
 
-# Kernels for sm_90a at shapes that go around their rings of stages more than once, by two schedules; and a device that cannot
+# Kernels for sm_90a at shapes that go around their rings of stages more than once and that reach all branches of their schedulers
+# (pairs of tiles, tiles that are cut, tiles at the edge: make coverage OP= FLAGS=), by two schedules; and a device that cannot
 # run them.
 test_sm90() {
     wants_more
@@ -371,7 +372,7 @@ test_sm90() {
                 { tail -n 5 "$tmp/out" && fail "$op $flags: nothing is checked"; }
         done
     done <<'END'
-attention_forward 25 -B 1 -T 700 -C 128 -NH 2 --case 1
+attention_forward 25 -B 1 -T 257 -C 768 -NH 12 --case 1
 attention_backward 11 -B 1 -T 700 -C 128 -NH 2 --case 0
 attention_backward 13 --kind 1 -B 2 -T 300 -C 128 -NH 2 --case 0
 matmul_forward 15 -B 1 -T 600 -C 776 -V 392 --kind 1 --case 0
@@ -384,7 +385,7 @@ matmul_backward 12 --kind 3 -B 1 -T 300 -C 776 -V 392 --case 0
 matmul_forward 22 --kind 4 -B 1 -T 300 -C 776 -V 392 --case 0
 matmul_backward 13 --kind 4 -B 1 -T 300 -C 776 -V 392 --case 0
 matmul_backward 9 --kind 0 -B 1 -T 600 -C 384 -V 776 --case 0
-matmul_backward 10 --kind 0 -B 1 -T 600 -C 384 -V 776 --case 0
+matmul_backward 10 --kind 0 -B 1 -T 1000 -C 64 -V 520 --case 0
 newton_schulz 5 -B 2 -T 328 -C 264 --case 0
 END
     EMULATION_ARCH=80 "$tmp/tree/dev/cuda/attention_forward_cpu" 25 --check -B 1 -T 64 -C 64 -NH 1 >"$tmp/out" 2>&1
@@ -417,8 +418,7 @@ find_planted_bugs() {
         fi
         "$program" "$number" --check --no-guards --schedule 0 >"$tmp/out" 2>&1 && fail "kernel $number passes: $what"
         contains "$what" "$tmp/out"
-        line=$(grep -n "// bug $number\$" "dev/test/gpu/$1.cu" | cut -d: -f1 | head -n 1)
-        [ -z "$line" ] || contains "$1.cu:$line" "$tmp/out"
+        for line in $(grep -n "// bug $number\$" "dev/test/gpu/$1.cu" | cut -d: -f1); do contains "$1.cu:$line" "$tmp/out"; done
     done <"$tmp/list"
 }
 
@@ -455,16 +455,43 @@ check_kernels() {
     emulated=$(sed -n 's/^\([0-9]*\) kernels emulated.*/\1/p' "$tmp/out")
     [ "${emulated:-0}" -ge "$2" ] || { cat "$tmp/out" && fail "$1: only $emulated kernels are emulated"; }
 }
+# Random shapes for the promoted kernels of each op, which check_kernels() has built.
+stress_kernels() {
+    local file op program number
+    for file in $(grep -l '^// ==== promoted: ' dev/cuda/*.cuh); do
+        op=$(basename "$file" .cuh) program=build/emulated/$(basename "$file" .cuh)_cpu
+        [ -x "$program" ] || continue
+        for number in $("$program" --list | sed -n 's/^\([0-9]*\) .*(promoted).*/\1/p' | sort -u); do
+            EMULATION_THREADS=1 EMULATION_LIMIT=0.3 timeout 300 "$program" "$number" --check --stress 4 >"$tmp/out" 2>&1 ||
+                { tail -n 20 "$tmp/out" && fail "$op $number fails at a random shape"; }
+            grep -q ' random shapes: [1-9][0-9]* passed, 0 failed' "$tmp/out" || { cat "$tmp/out" && fail "$op $number: no random shapes"; }
+        done
+    done
+}
 test_kernels() {
     needs_compiler
     if [ -z "$more" ]; then check_kernels BF16 80 "--schedule 3" PROMOTED=yes && return; fi
-    if [ -z "$full" ]; then check_kernels BF16 120 "--schedule 3" && return; fi
+    if [ -z "$full" ]; then
+        check_kernels BF16 120 "--schedule 3"
+        stress_kernels
+        return
+    fi
     local precision schedule
     for precision in BF16 FP16 FP32; do
         for schedule in "" "--schedule 0" "--schedule 1"; do
             check_kernels $precision "$([ $precision = FP32 ] && echo 100 || echo 120)" "$schedule" # fp32 has fewer kernels
         done
     done
+}
+
+# leads FILE: true if the failure in $tmp/out names a line of FILE within five of one that differs between $tmp/original and the mutant
+leads() {
+    diff --unchanged-line-format= --old-line-format= --new-line-format='%dn ' "$tmp/original" "$tmp/tree/dev/cuda/$file" >"$tmp/changed" || :
+    diff --unchanged-line-format= --old-line-format='%dn ' --new-line-format= "$tmp/original" "$tmp/tree/dev/cuda/$file" >>"$tmp/changed" || :
+    grep '^FAIL' "$tmp/out" | grep -o "$1:[0-9]*" | sed 's/.*://' | awk -v changed="$(<"$tmp/changed")" '
+        BEGIN { n = split(changed, line, " ") }
+        { for (i = 1; i <= n; i++) { if ($1 - line[i] <= 5 && line[i] - $1 <= 5) { found = 1 } } }
+        END { exit !found }'
 }
 
 # try_mutant LINE: prints the first failure that --check of the mutant found; false unless it found one. It ends there.
@@ -482,9 +509,11 @@ try_mutant() {
         EMULATION_THREADS=1 EMULATION_LIMIT=0.3 timeout 300 "$tmp/tree/dev/cuda/${op}_cpu" ${kernel//,/ } --check --no-guards 2>&1 ||
             echo "status $?"
     } | sed '/^FAIL/q' >"$tmp/out"
+    local leads=''
+    if leads "$(basename "$file")"; then leads=', leads'; fi
     cp "$tmp/original" "$tmp/tree/dev/cuda/$file"
     if grep -q '^FAIL' "$tmp/out"; then
-        echo "caught $op $kernel, $what: $(grep '^FAIL' "$tmp/out"), after $(grep -c '^ok' "$tmp/out") ok"
+        echo "caught$leads $op $kernel, $what: $(grep '^FAIL' "$tmp/out"), after $(grep -c '^ok' "$tmp/out") ok"
     else
         echo "SURVIVES: $op $kernel, $what: $(tail -n 1 "$tmp/out")"
         return 1
@@ -511,8 +540,9 @@ test_mutants() {
     done
     wait
     cat "$tmp"/verdicts* | tee -a "${LLMC_MUTANTS_LOG:-/dev/null}" # the log also gets the verdicts
-    echo "note: $(wc -l <"$tmp/chosen") of $(grep -vc '^#' "$mutants") mutants"
-    want "the mutants that are caught" "$(cat "$tmp"/verdicts* | grep -c '^caught ')" "$(wc -l <"$tmp/chosen")"
+    echo "note: $(wc -l <"$tmp/chosen") of $(grep -vc '^#' "$mutants") mutants; $(cat "$tmp"/verdicts* | grep -c '^caught, leads') of them with" \
+        "a line within five of the wrong one"
+    want "the mutants that are caught" "$(cat "$tmp"/verdicts* | grep -c '^caught')" "$(wc -l <"$tmp/chosen")"
 }
 
 tests=(programs choices messages new_op check_flags features transactions bench_functions reports wgmma sm90 kernels mutants)

@@ -5,13 +5,15 @@ cd "$(dirname "$0")/../../.." || exit 1
 
 usage() {
     cat <<'HELP'
-usage: dev/test/program/coverage.sh [--op OP ...] [--missed FILE]
+usage: dev/test/program/coverage.sh [--op OP ...] [--flags FLAGS] [--missed FILE]
 
 Prints for each source file how many of its lines the tests have run, by gcc's gcov. Without --op: the programs for the CPU and
 their headers, by all tests that run these programs; this takes some minutes. With --op: kernels of dev/cuda, by the op's --check
 in the emulation on the CPU; EMULATION_LIMIT=10 allows larger shapes.
 
   --op OP        an op of dev/cuda, for example layernorm_forward; may be repeated
+  --flags FLAGS  what the op's --check gets, too: "25 --case 0" runs one kernel. Several such words, with commas between
+                 them, are runs that add up: "25 -B 1 -T 700 -C 128 -NH 2,25 -B 1 -T 64 -C 64 -NH 1"
   --missed FILE  print the lines of FILE that have not run, for example llmc/json.h
   --help, -h     this text
 
@@ -23,14 +25,18 @@ fail() { # STATUS MESSAGE
     exit "$1"
 }
 
-ops=() missed=
+ops=() missed="" flags=""
 while [ $# -gt 0 ]; do
     case $1 in
     --help | -h) usage && exit 0 ;;
-    --op | --missed) [ $# -ge 2 ] || fail 2 "$1 wants a value, see --help" ;;
+    --op | --missed | --flags) [ $# -ge 2 ] || fail 2 "$1 wants a value, see --help" ;;
     *) fail 2 "unknown argument '$1', see --help" ;;
     esac
-    if [ "$1" = --op ]; then ops+=("$2"); else missed=$2; fi
+    case $1 in
+    --op) ops+=("$2") ;;
+    --flags) flags=$2 ;;
+    *) missed=$2 ;;
+    esac
     shift 2
 done
 command -v gcov >/dev/null || fail 1 "no gcov: apt-get install gcc"
@@ -51,8 +57,12 @@ run_ops() {
     for op in "${ops[@]}"; do
         make --no-print-directory -C "$dir/tree/dev/cuda" cpu OP="$op" CXX=g++ CPU_CXXFLAGS='-O1 -g --coverage' \
             CPU_LINK='-pthread -no-pie --coverage' >"$dir.log" 2>&1 || { tail -n 20 "$dir.log" && fail 1 "$op does not build"; }
-        (cd "$dir/tree/dev/cuda" && "./${op}_cpu" --check) >"$dir.log" 2>&1 || echo "note: $op: some checks have failed, see build/coverage.log"
-        echo "$op: $(tail -n 1 "$dir.log")"
+        while read -r words; do
+            # shellcheck disable=SC2086
+            (cd "$dir/tree/dev/cuda" && "./${op}_cpu" $words --check) >"$dir.log" 2>&1 ||
+                echo "note: $op $words: some checks have failed, see build/coverage.log"
+            echo "$op $words: $(tail -n 1 "$dir.log")"
+        done <<<"${flags//,/$'\n'}"
     done
 }
 
