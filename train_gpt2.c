@@ -21,12 +21,12 @@ Sources: Radford et al. 2019, "Language models are unsupervised multitask learne
 follows karpathy/llm.c.
 */
 #include "llmc/checkpoint.h"   // defines: advise_huge, params_check
-#include "llmc/cli.h"          // defines: cli_parse, cli_print
+#include "llmc/cli.h"          // defines: cli_print
 #include "llmc/dataloader.h"   // defines: Batch, dataloader_next, dataloader_reset
 #include "llmc/eval_loader.h"  // defines: EvalLoader, eval_close
 #include "llmc/evaluation.h"   // defines: Evaluator, evaluate_files, evaluate_hellaswag, Bench, bench_begin
 #include "llmc/export.h"       // defines: export_model
-#include "llmc/flags.h"        // defines: args, options, chosen_task, uses_muon, run_demo
+#include "llmc/flags.h"        // defines: args, parse_flags, chosen_task, uses_muon, run_demo
 #include "llmc/gpt2.h"         // defines: GPT2Config, gpt2_params, num_parameters, param_size, param_offset
 #include "llmc/logger.h"       // defines: logger_eval
 #include "llmc/matmul.h"       // defines: matmul_nn, matmul_nt, matmul_tn
@@ -1212,13 +1212,27 @@ static void check_memory(const GPT2Config* config) {
     if (weights > have) { die("the weights need %.1f GB and the machine has %.1f", weights, have); }
 }
 
+// Gigabytes of the activations and their gradients of a micro-batch.
+static double activations_gb(const GPT2Config* config, int B, int T) {
+    Activations acts;
+    Gradients dacts;
+    return 4e-9 * (double)(total_floats(activation_list(&acts, config, B, T, true)) +
+                           total_floats(gradient_list(&dacts, config, B, T)));
+}
+
+// If the recipe chooses the micro-batch: 4 sequences, or as many as the memory holds beside weights, gradients and moments.
+static void choose_batch(const GPT2Config* config) {
+    RecipeBounds bounds = batch_bounds(config, 4);
+    double left = machine_memory_gb() - 16e-9 * (double)num_parameters(config);
+    int B = recipe_batch(&bounds);
+    while (B > 1 && activations_gb(config, B, bounds.T) > left) { B = recipe_smaller_batch(&bounds, B); }
+    if (B > 0) { recipe_set_batch(B); }
+}
+
 // Prints how much memory a training run needs, before it is allocated, and ends the program if the machine has less. Returns
 // how much is left, in bytes.
 static double print_memory_need(const GPT2Config* config, int B, int T) {
-    Activations acts;
-    Gradients dacts;
-    double activations = 4e-9 * (double)(total_floats(activation_list(&acts, config, B, T, true)) +
-                                         total_floats(gradient_list(&dacts, config, B, T)));
+    double activations = activations_gb(config, B, T);
     double params = (double)num_parameters(config) * 4e-9, have = machine_memory_gb();
     double optimizer = 2 * params + (uses_muon() ? 4e-9 * (double)muon_scratch_floats(config) : 0);
     double need = 2 * params + optimizer + activations;
@@ -1354,6 +1368,7 @@ static void trainer_open(Trainer* t) {
     ModelSource source;
     training_find_checkpoint(&t->job);
     training_open_model(&t->job, &source);
+    choose_batch(&source.config);
     t->job.batch = settle_batch(&source.config);
     int B = t->job.batch.B, T = t->job.batch.T;
     double memory_left = print_memory_need(&source.config, B, T);
@@ -1511,11 +1526,10 @@ int main(int argc, char** argv) {
     spin_briefly(argv);
     setvbuf(stdout, NULL, _IOLBF, BUFSIZ); // print each line at once, even to a file or a pipe
     if (argc == 1) { run_demo(argv[0]); }
-    cli_parse(
+    parse_flags(
         argc, argv,
         "GPT-2 on the CPU: trains (-i), continues a text (--prompt), evaluates (--eval), times (--bench) or exports "
-        "(--export). Without arguments: a demo of about a minute.",
-        options, sizeof(options) / sizeof(options[0]));
+        "(--export). Without arguments: a demo of about a minute.");
     switch (chosen_task()) {
     case TASK_SAMPLE:
         return sample();
@@ -1529,6 +1543,7 @@ int main(int argc, char** argv) {
         break;
     }
     run_heed_interrupt();
+    choose_recipe();
     cli_print(stdout, options, sizeof(options) / sizeof(options[0]));
     return train();
 }

@@ -87,7 +87,7 @@ follows karpathy/llm.c. The source of an algorithm is named at its operation, or
 #include "llmc/adamw_state.cuh"   // defines: AdamW, StepState, DeferredUpdate
 #include "llmc/checkpoint.h"      // defines: advise_huge, params_check
 #include "llmc/choices.cuh"       // defines: choices_open_cache, choices_open, choices_save, choices_load
-#include "llmc/cli.h"             // defines: cli_parse, cli_print
+#include "llmc/cli.h"             // defines: cli_print
 #include "llmc/column_sums.cuh"   // defines: ColumnSums, column_sums_flush
 #include "llmc/crc32c.h"          // defines: crc32c
 #include "llmc/cublas_common.cuh" // defines: CublasLt, cublaslt_open, cublaslt_matmul, find_machine_flops
@@ -98,7 +98,7 @@ follows karpathy/llm.c. The source of an algorithm is named at its operation, or
 #include "llmc/eval_loader.h"     // defines: EvalLoader, eval_close
 #include "llmc/evaluation.h"      // defines: Evaluator, evaluate_files, evaluate_hellaswag, Bench, bench_begin
 #include "llmc/export.h"          // defines: export_model
-#include "llmc/flags.h"           // defines: args, options, chosen_task, uses_muon, Fp8Stage, run_demo
+#include "llmc/flags.h"           // defines: args, parse_flags, chosen_task, uses_muon, Fp8Stage, run_demo
 #include "llmc/fp8.cuh"           // defines: Fp8Tensor, Fp8Matrix, Fp8Seen
 #include "llmc/gelu.cuh"          // defines: GeluSaved, gelu, gelu_slope
 #include "llmc/gpt2.h"            // defines: GPT2Config, num_parameters
@@ -2780,15 +2780,36 @@ die_of_memory(Bytes bytes_of, int recompute, const Batch* batch, const char* dev
         other_programs(need), advice);
 }
 
-// Plans a training run's memory, prints how much it needs, and allocates it.
-static void open_training_model(GPT2* model, const GPT2Config* config, const Batch* batch, const Execution& exec) {
-    char device[256];
-    Plan parameters, activations;
+// What the flags say about the model of a training run.
+static GPT2Options training_options() {
     GPT2Options options = {args->recompute, args->gelu_fusion == 3, (bool)args->master_weights,
                            (bool)args->stochastic_rounding, (uint64_t)args->seed};
     options.muon = uses_muon();
     options.defers_updates = strcmp(args->overlap, "off") != 0 && !args->profile;
     options.fp8 = args->fp8;
+    return options;
+}
+
+// If the recipe chooses the micro-batch: as many sequences as the GPU's memory holds, and leaves 3% of it free, but at most 65536
+// tokens, which take all of a large GPU. Rank 0 decides.
+static void choose_batch(const GPT2Config* config) {
+    char device[256];
+    GPT2Options options = training_options();
+    int T = sequence_length(config);
+    check_config(config);
+    RecipeBounds bounds = batch_bounds(config, std::max(65536 / T, 1));
+    double have = 0.97 * (double)device_memory(device);
+    int B = recipe_batch(&bounds);
+    while (B > 1 && (double)training_bytes(config, B, T, &options) > have) { B = recipe_smaller_batch(&bounds, B); }
+    if (!is_alone()) { ranks_take_from_rank0(&B, sizeof(B)); }
+    if (B > 0) { recipe_set_batch(B); }
+}
+
+// Plans a training run's memory, prints how much it needs, and allocates it.
+static void open_training_model(GPT2* model, const GPT2Config* config, const Batch* batch, const Execution& exec) {
+    char device[256];
+    Plan parameters, activations;
+    GPT2Options options = training_options();
     check_fp8(config, batch->B * batch->T, options.fp8);
     gpt2_open(model, config, &options, exec);
     size_t have = device_memory(device);
@@ -2886,6 +2907,7 @@ static Trainer* trainer_open(const Execution& exec) {
     ModelSource source;
     ranks_find_checkpoint(&t->job);
     training_open_model(&t->job, &source);
+    choose_batch(&source.config);
     Batch batch = t->job.batch = settle_batch(&source.config);
     open_training_model(&t->model, &source.config, &batch, exec);
     ranks_connect(num_buckets(&source.config));
@@ -3131,14 +3153,14 @@ int main(int argc, char** argv) {
     open_standard_streams();
     setvbuf(stdout, NULL, _IOLBF, BUFSIZ); // print each line at once, even to a file or a pipe
     if (argc == 1) { run_demo(argv[0]); }
-    cli_parse(argc, argv,
+    parse_flags(argc, argv,
               "GPT-2 on the GPU: trains (-i), continues a text (--prompt), evaluates (--eval), times (--bench) or "
-              "exports (--export). Without arguments: a demo of about a minute.",
-              options, sizeof(options) / sizeof(options[0]));
+              "exports (--export). Without arguments: a demo of about a minute.");
     Task task = chosen_task();
     if (task == TASK_EXPORT) { return export_model(); } // needs no GPU
     if (task == TASK_TRAIN) {
         run_heed_interrupt(); // before the GPU is opened, which takes a second
+        choose_recipe();
         int code = ranks_start(argv);
         if (code >= 0) { return code; }
         cli_print(stdout, options, sizeof(options) / sizeof(options[0]));

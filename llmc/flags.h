@@ -2,7 +2,7 @@
 The flags of train_gpt2.c and train_gpt2.cu: their values, their defaults, and the table from which the command line,
 --help and the printed header are made. Also what follows from flags alone: the task of the program, and the seed.
 
-    cli_parse(argc, argv, "what the program is", options, sizeof(options) / sizeof(options[0]));
+    parse_flags(argc, argv, "what the program is");
     switch (chosen_task()) { ... }          // from here on the flags are read through args
 */
 #ifndef LLMC_FLAGS_H
@@ -10,6 +10,7 @@ The flags of train_gpt2.c and train_gpt2.cu: their values, their defaults, and t
 
 #include "cli.h"
 #include "ranks.h"
+#include "recipes.h"
 #include "utils.h"
 
 // ---- the table --------------------------------------------------------------------
@@ -22,11 +23,11 @@ typedef enum { FP8_OFF, FP8_FORWARD, FP8_DX, FP8_HEAD, FP8_DW } Fp8Stage;
 // The values of --tune.
 enum { TUNE_OFF, TUNE_ON, TUNE_AGAIN };
 
-// The value of every flag, as typed or its default. Values that a run derives from them are in Batch and Training.
+// The value of every flag: as typed, from the recipe, or its default. Values that a run derives from them are in Batch and Training.
 enum { BENCH_PROMPT = 512 }; // the default of --bench-prompt; a model may have fewer positions
 
 typedef struct {
-    const char *model, *tokenizer, *train_data, *val_data, *output;
+    const char *model, *tokenizer, *train_data, *val_data, *output, *config, *recipe;
     int layers, heads, channels, mlp_channels, positions;
     float norm_epsilon;
     const char* activation;
@@ -55,7 +56,7 @@ typedef struct {
     const char *server_ip, *init_method, *fs_path;
 } Settings;
 
-// Written only through the option table below, while the flags are parsed. All other code reads it through args.
+// Written only through the option table below: while the flags are parsed, and by the recipe. All other code reads it through args.
 #if defined(__cplusplus) // members that are not listed are 0, as in C
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wmissing-field-initializers"
@@ -108,6 +109,8 @@ static Settings settings = {
 #endif
 static const Settings* const args = &settings;
 
+static char recipe_help[4096]; // written before the flags are parsed
+
 // for OPT_STR with a fixed set of choices, the unit field lists them, separated by |
 static const Option options[] = {
     {OPT_SECTION, 0, NULL, "Model", NULL, NULL, NULL, 0, 0},
@@ -153,6 +156,11 @@ static const Option options[] = {
     {OPT_BOOL, 'a', NULL, "overfit", &settings.overfit, NULL, "train on the first batch only, to test the setup", 0, 0},
 
     {OPT_SECTION, 0, NULL, "Optimization", NULL, NULL, NULL, 0, 0},
+    {OPT_STR, 0, NULL, "recipe", &settings.recipe, RECIPES, recipe_help, 0, 0},
+    {OPT_STR, 0, NULL, "config", &settings.config, "FILE",
+     "read flags from a file, one on each line; those of the command line count before them. A run writes its own to "
+     "DIR/config, with which it can be repeated",
+     0, 0},
     {OPT_LONG, 'x', NULL, "steps", &settings.num_steps, "steps", "number of training steps; -1: one epoch", -1, 1e12},
     {OPT_FLOAT, 'l', NULL, "learning-rate", &settings.learning_rate, NULL, "peak learning rate", 0, 100},
     {OPT_STR, 'k', NULL, "schedule", &settings.schedule, "cosine|linear|constant|wsd", "learning rate schedule", 0, 0},
@@ -325,6 +333,21 @@ static const Option options[] = {
      "run matmul and attention as the plain loops of train_gpt2.c: slow, for comparison", 0, 0},
 #endif
 };
+
+// Parses the command line, and the file that --config names, into the settings. about: for --help.
+static inline void parse_flags(int argc, char** argv, const char* about) {
+    const int n = sizeof(options) / sizeof(options[0]);
+    recipe_format_help(recipe_help, sizeof(recipe_help));
+    cli_parse(argc, argv, about, options, n);
+    const char* config = args->config;
+    int num_stops = args->stops.n;
+    if (!config) { return; }
+    cli_parse_file(config, options, n);
+    if (args->config != config) { cli_fail("%s names another --config, which only the command line can", config); }
+    if (num_stops > 0) { settings.stops.n = 0; }
+    // once more, because the command line counts before the file
+    cli_parse_more(argc, argv, about, options, n, "", NULL);
+}
 
 static inline bool uses_muon(void) { return strcmp(args->optimizer, "muon") == 0; }
 

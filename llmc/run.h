@@ -16,6 +16,7 @@ figures of a step, as printed and logged; and the end. The model and the trainin
 #include "outlier_detector.h"
 #include "rand.h"
 #include "ranks.h"
+#include "recipes.h"
 #include "run_state.h"
 #include "sampler.h"
 #include "saver.h"
@@ -26,14 +27,61 @@ figures of a step, as printed and logged; and the end. The model and the trainin
 #include "utils.h"
 #include <math.h>
 
+// ---- the recipe -----------------------------------------------------------------------
+
+// Chooses the recipe of the run, and sets what it says so far: all but what depends on the memory and on the data. A run that
+// resumes keeps what it has saved. Called before the ranks of a run compare their flags.
+static inline void choose_recipe(void) {
+    Path saved;
+    GPT2Config config;
+    Error err;
+    bool fresh = is_descriptor(args->model),
+         resumes = args->output && args->resume && run_has_checkpoints(args->output);
+    const char* name = args->recipe ? args->recipe : args->overfit ? "overfit" : fresh ? "pretrain" : "finetune";
+    double num_params = 1000e6; // not known: a careful rate
+    if (fresh && new_model_config(&config, args->model, &err)) { num_params = (double)num_parameters(&config); }
+    if (resumes && !args->recipe) {
+        path_set(&saved, "%s/recipe.txt", args->output);
+        name = file_exists(saved.text) ? recipe_load(saved.text) : "llmc"; // a run from before there were recipes
+    }
+    recipe_apply(name, num_params);
+}
+
+// Saves the flags of a run into its directory: all of them, with which it can be repeated, and those that the recipe has set.
+static inline void save_recipe(void) {
+    Path path;
+    Error err;
+    char drawn[64] = "";
+    if (args->seed < 0) { snprintf(drawn, sizeof(drawn), "--seed %lld\n", (long long)run_seed()); }
+    path_set(&path, "%s/config", args->output);
+    bool ok =
+        recipe_write_flags(path.text, true, "The flags of this run: --config FILE -o NEW repeats it.", drawn, &err);
+    path_set(&path, "%s/recipe.txt", args->output);
+    if (ok && recipe.name[0] && !recipe.loaded) {
+        ok = recipe_write_flags(path.text, false, "What the recipe has set, and a resumed run keeps.", "", &err);
+    }
+    if (!ok) { die("-o %s", err.text); }
+}
+
 // ---- the batch and the data ---------------------------------------------------------
+
+// -t, or its default.
+static inline int sequence_length(const GPT2Config* config) {
+    return args->T > 0 ? args->T : config->max_seq_len < 1024 ? config->max_seq_len : 1024;
+}
+
+// What bounds the micro-batch that the recipe chooses, besides the memory. most: sequences.
+static inline RecipeBounds batch_bounds(const GPT2Config* config, int most) {
+    RecipeBounds bounds = {
+        sequence_length(config), run_num_ranks, args->total_batch, most, args->train_data, args->fp8 != FP8_OFF, 0};
+    return bounds;
+}
 
 // Fills in the defaults of -t and -d, which depend on the model, and checks that -b, -t and -d fit the model and each
 // other.
 static inline Batch settle_batch(const GPT2Config* config) {
     int maxT = config->max_seq_len;
-    Batch batch = {args->B, args->T, args->total_batch, 0};
-    if (batch.T == 0) { batch.T = maxT < 1024 ? maxT : 1024; }
+    Batch batch = {args->B, sequence_length(config), args->total_batch, 0};
     if (batch.T > maxT) {
         die("-t %d is more than the %d positions of the model: %s", batch.T, maxT,
             is_descriptor(args->model) ? "--positions sets those of a new model" : "take a smaller -t");
@@ -247,6 +295,12 @@ static inline void training_open_data(Training* t, const GPT2Config* config) {
                          &err)) {
         die("--train-data: %s", err.text);
     }
+    t->num_steps = args->num_steps;
+    if (t->num_steps < 0) {
+        t->num_steps = t->train.batches_per_epoch * B * T * run_num_ranks / t->batch.total;
+        if (t->num_steps == 0) { t->num_steps = 1; }
+    }
+    recipe_settle(t->num_steps, t->batch.micro_steps);
     t->has_val = args->val_data != NULL;
     t->val_B = B;
     t->val_ranks = run_num_ranks;
@@ -269,11 +323,6 @@ static inline void training_open_data(Training* t, const GPT2Config* config) {
     }
     int64_t val_epoch = t->has_val ? t->val.batches_per_epoch : 0;
     t->num_val_batches = args->val_steps < val_epoch ? args->val_steps : val_epoch;
-    t->num_steps = args->num_steps;
-    if (t->num_steps < 0) {
-        t->num_steps = t->train.batches_per_epoch * B * T * run_num_ranks / t->batch.total;
-        if (t->num_steps == 0) { t->num_steps = 1; }
-    }
     printf("data: %lld tokens in %lld shards for training%s", (long long)t->train.num_tokens,
            (long long)t->train.num_shards, t->has_val ? "" : ", none for validation (-j)");
     if (t->has_val) { printf(", %lld for validation", (long long)t->val.num_tokens); }
@@ -331,6 +380,7 @@ static inline void training_own_output(Training* t) {
         }
     }
     run_sign_lock(t->lock);
+    save_recipe();
 }
 
 // Starts a new run, or resumes from t->checkpoint. A resumed run loads params, m, v (num_parameters each) from the
@@ -366,6 +416,7 @@ static inline void training_begin(Training* t, const GPT2Config* config, float* 
                        (long long)t->run.step, (long long)t->num_steps);
         }
     }
+    recipe_print(stdout);
     t->first_step = t->run.step;
     t->first_skipped = t->run.skipped_steps;
     dataloader_state(&t->train, &t->position);

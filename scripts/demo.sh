@@ -42,7 +42,7 @@ for pattern in '*.c' '*.cu' 'llmc/*.h' 'llmc/*.cuh' 'dev/*/*.c' 'dev/*/*.h' 'dev
 done
 run dev/data/tokenize -i "${sources#,}" -o demo/data/code --val-tokens 20000
 # shellcheck disable=SC2086 # DEMO_FLAGS has several words
-run "$program" -e d6 --layers 4 --heads 2 --channels 128 --positions 128 -i 'demo/data/code_train_*.bin' \
+run "$program" --recipe llmc -e d6 --layers 4 --heads 2 --channels 128 --positions 128 -i 'demo/data/code_train_*.bin' \
     -j 'demo/data/code_val_*.bin' -o demo/log -b 8 -t 128 -x 1500 -l 3e-3 -u 100 -q 0.05 -c 0.1 -v 250 -m 8 -s 500 -g 110 \
     ${DEMO_FLAGS-}
 rm -rf demo/log.before

@@ -239,7 +239,7 @@ static inline void seed_tree_make(const char* top, const char* programs) {
     seed_vocabularies(top);
     seed_program(
         top, programs, "train_gpt2",
-        "-e d6 --layers 2 --heads 2 --channels 16 --positions 32 -i data/x_train_*.bin -b 2 -t 8 -x 3 -n 1 -nk 0 "
+        "--recipe llmc -e d6 --layers 2 --heads 2 --channels 16 --positions 32 -i data/x_train_*.bin -b 2 -t 8 -x 3 -n 1 -nk 0 "
         "-s 0 -o run");
     seed_clean_run(top);
     seed_models(top);

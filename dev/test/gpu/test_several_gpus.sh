@@ -73,6 +73,21 @@ test_repeats() {
     same "$tmp/part" "$tmp/two" 8
 }
 
+# A recipe that nobody has typed, with Muon: all ranks have the micro-batch that rank 0 has chosen, and keep it when they resume.
+test_recipe() {
+    setup
+    local out=$tmp/recipe steps status
+    for steps in 4 6; do
+        status=0
+        timeout "$limit" "$train" --gpus 2 "${model[@]:0:8}" -e d6 -d 512 -i "$tmp/data/*_train_*.bin" -o "$out" -x $steps -s 0 -y 1 \
+            >"$out.out" 2>"$out.err" </dev/null || status=$?
+        good "$steps steps" "$out"
+        contains "--batch-size 16 --learning-rate 0.0018 " "$out.out"
+    done
+    contains "recipe pretrain, as the run began" "$out.out"
+    contains "resumed at step 4 " "$out.out"
+}
+
 # A checkpoint does not know the number of GPUs.
 test_other_numbers() {
     local n out=$tmp/numbers
@@ -340,6 +355,6 @@ test_hangs() {
     done
 }
 
-tests=(losses collectives repeats no_overlap groups early_launches overlap_choice other_numbers zero muon bench bench_rows hellaswag refusals one_task strangers signals faults one_rank_fails one_disk_is_full
+tests=(losses collectives repeats no_overlap groups early_launches overlap_choice other_numbers recipe zero muon bench bench_rows hellaswag refusals one_task strangers signals faults one_rank_fails one_disk_is_full
     killed_at_the_start random_kills nccl_errors data_goes data_of_one_rank_goes output_goes hangs rank0_dies)
 run_tests_once "$@"

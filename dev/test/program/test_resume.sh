@@ -38,7 +38,7 @@ make_data() {
 # step, all of them kept. It validates and samples too, because their positions and random numbers are part of the
 # state.
 set_flags() { # OUT STEPS [FLAGS]
-    flags=(-e d6 --layers 2 --channels 32 --heads 2 --positions 16 -b 2 -t 16 -d 64 -i "$tmp/data/*_train_*.bin"
+    flags=(--recipe llmc -e d6 --layers 2 --channels 32 --heads 2 --positions 16 -b 2 -t 16 -d 64 -i "$tmp/data/*_train_*.bin"
         -j "$tmp/data/*_val_*.bin" -o "$1" -x "$2" -l 0.003 -u 2 -q 0.1 -c 0.1 -v 3 -m 2 -s 2 -g 8 -n 1 -nk 0 "${@:3}")
 }
 
