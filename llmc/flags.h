@@ -23,7 +23,7 @@ typedef enum { FP8_OFF, FP8_FORWARD, FP8_DX, FP8_HEAD, FP8_DW } Fp8Stage;
 // The values of --tune.
 enum { TUNE_OFF, TUNE_ON, TUNE_AGAIN };
 
-// The value of every flag: as typed, from the recipe, or its default. Values that a run derives from them are in Batch and Training.
+// The value of every flag: as typed, from the recipe, or its default. Values that a run derives are in Batch and Training.
 enum { BENCH_PROMPT = 512 }; // the default of --bench-prompt; a model may have fewer positions
 
 typedef struct {
@@ -39,6 +39,7 @@ typedef struct {
     float muon_learning_rate, muon_momentum;
     int max_nonfinite, val_every, val_steps, sample_every, sample_tokens, save_every, async_save, keep, major_every;
     int keep_best;
+    float save_minutes;
     const char *prompt, *prompt_file, *prompts, *prompt_ids;
     int special, num_samples, num_tokens, top_k, stop_at_eot;
     float temperature, top_p, min_p, repetition_penalty;
@@ -56,7 +57,7 @@ typedef struct {
     const char *server_ip, *init_method, *fs_path;
 } Settings;
 
-// Written only through the option table below: while the flags are parsed, and by the recipe. All other code reads it through args.
+// Written only through the option table below, by the command line and the recipe. All other code reads it through args.
 #if defined(__cplusplus) // members that are not listed are 0, as in C
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wmissing-field-initializers"
@@ -197,6 +198,10 @@ static const Option options[] = {
     {OPT_INT, 'g', NULL, "sample-tokens", &settings.sample_tokens, "tokens", "length of that sample", 1, 1e9},
     {OPT_INT, 'n', NULL, "save-every", &settings.save_every, "steps",
      "save a checkpoint every N steps and at the end; 0: only at the end", 0, 1e9},
+    {OPT_FLOAT, 0, NULL, "save-minutes", &settings.save_minutes, "minutes",
+     "save so often that at most X minutes of work are lost, as long as saving takes at most 2% of the time; 0: not by "
+     "the clock",
+     0, 1e6},
     {OPT_BOOL, 0, NULL, "async-save", &settings.async_save, NULL,
      "copy the weights and go on training while the copy is written; off: wait, which needs less memory", 0, 0},
     {OPT_INT, 0, "nk", "keep", &settings.keep, "checkpoints", "keep the newest N checkpoints; 0: all", 0, 1e9},

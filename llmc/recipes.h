@@ -64,6 +64,8 @@ static const RecipeRow recipe_rows[] = {
     {"pretrain", "val-every", "250", RECIPE_VALUE, 0, 0, NULL, NULL, NULL},
     {"pretrain", "val-steps", "20", RECIPE_OF_PARTS, 0, 0, NULL, NULL, NULL},
     {"pretrain", "sample-every", "1000", RECIPE_VALUE, 0, 0, NULL, NULL, NULL},
+    {"pretrain", "save-minutes", "10", RECIPE_VALUE, 0, 0, NULL, "output", "save-every"},
+    {"pretrain", "keep", "2", RECIPE_VALUE, 0, 0, NULL, "output", "save-every"},
 
     {"finetune", "optimizer", "adamw", RECIPE_VALUE, 0, 0, NULL, NULL, NULL},
     {"finetune", "learning-rate", "1e-4", RECIPE_VALUE, 0, 0, NULL, NULL, NULL},
@@ -71,6 +73,8 @@ static const RecipeRow recipe_rows[] = {
     {"finetune", "warmup", "100", RECIPE_OF_STEPS, 0.07, 0, NULL, NULL, NULL},
     {"finetune", "final-fraction", "0", RECIPE_VALUE, 0, 0, NULL, NULL, NULL},
     {"finetune", "batch-size", "4096", RECIPE_FROM_MEMORY, 0, 0, NULL, NULL, NULL},
+    {"finetune", "save-minutes", "10", RECIPE_VALUE, 0, 0, NULL, "output", "save-every"},
+    {"finetune", "keep", "2", RECIPE_VALUE, 0, 0, NULL, "output", "save-every"},
 
     {"overfit", "overfit", "1", RECIPE_VALUE, 0, 0, NULL, NULL, NULL},
     {"overfit", "steps", "100", RECIPE_VALUE, 0, 0, NULL, NULL, NULL},
@@ -103,7 +107,8 @@ static inline void recipe_format_row(char* text, size_t size, const RecipeRow* r
     if (row->rule == RECIPE_OF_PARTS) { APPEND(" times the micro-batches of a step"); }
     if (row->optimizer) { APPEND(" with %s", row->optimizer); }
     if (row->most_params > 0) { APPEND(" up to %gM parameters", row->most_params * 1e-6); }
-    if (row->without) { APPEND(" without --%s", row->without); }
+    if (row->with) { APPEND(" with --%s", row->with); }
+    if (row->without) { APPEND(" and without --%s", row->without); }
 #undef APPEND
 }
 
@@ -268,8 +273,8 @@ static inline void recipe_set_batch(int B) {
 
 // ---- of a run -----------------------------------------------------------------------------
 
-// Writes all flags that a run has been given, by the command line or by the recipe, or only its recipe and what that has set. Each
-// is a line of a file that cli_parse_file() reads. head: a comment above them. last: lines after them, which count before them.
+// Writes all flags that a run has been given, by the command line or by the recipe; or only its recipe and what that has set.
+// Each is a line of a file that cli_parse_file() reads. head: a comment above them. last: lines after them, which count before them.
 static inline bool recipe_write_flags(const char* path, bool all, const char* head, const char* last, Error* err) {
     const CliDefaults* d = cli_defaults();
     Path temp;

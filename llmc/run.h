@@ -26,6 +26,7 @@ figures of a step, as printed and logged; and the end. The model and the trainin
 #include "tokenizer.h"
 #include "utils.h"
 #include <math.h>
+#include <sys/statvfs.h>
 
 // ---- the recipe -----------------------------------------------------------------------
 
@@ -125,6 +126,8 @@ typedef struct {
     double save_start_ms;     // when the run began to wait for the newest save (time_ms)
     double save_pause_ms;     // how long it waited
     int failed_saves;
+    double clock_rate; // --save-minutes: the clock's seconds in a second, 1 but in tests
+    double taken_s;  // on that clock: when the weights of the newest save were taken; before, the start of this process
     int lock;        // the descriptor that locks -o (run_lock), or negative
     Path checkpoint; // path of the checkpoint that the run resumes from; "" for a new run
     int nonfinite_in_a_row;
@@ -183,6 +186,9 @@ static inline void training_find_checkpoint(Training* t) {
     if (args->seed < 0) { printf("seed %lld\n", (long long)run_seed()); }
     if (args->keep_best && (!args->output || !args->val_data || !args->val_every)) {
         die("--keep-best needs an output directory (-o) and a validation loss (-j, -v)");
+    }
+    if (args->save_minutes > 0 && !args->output) {
+        die("--save-minutes saves checkpoints to the -o directory, but -o is not given");
     }
     if (args->save_every > 0 && !args->output) { die("-n saves checkpoints to the -o directory, but -o is not given"); }
     if (args->resume && !args->output) { die("-y 1 resumes the run in the -o directory, but -o is not given"); }
@@ -368,6 +374,47 @@ static inline void fill_run_settings(RunState* run, const Training* t) {
     run->fp8_stage = args->fp8;
 }
 
+// The clock of --save-minutes, in seconds.
+static inline double training_clock(const Training* t) { return time_ms() * 1e-3 * t->clock_rate; }
+
+// Formats a number of bytes as MB or GB.
+static inline const char* format_bytes(char* text, size_t size, double bytes) {
+    snprintf(text, size, bytes < 1e9 ? "%.1f MB" : "%.2f GB", bytes * (bytes < 1e9 ? 1e-6 : 1e-9));
+    return text;
+}
+
+// Says what the run will save when, and the room that this takes; or that it will save nothing.
+static inline void training_announce_saves(const GPT2Config* config) {
+    char when[64] = "at the end", kept[64] = "all are kept", each[32], all[32], room[32];
+    struct statvfs disk;
+    double bytes = 12.0 * (double)num_parameters(config); // weights and two moments in fp32
+    bool often = args->save_minutes > 0 || args->save_every > 0 || args->keep_best;
+    if (args->profile) { return; }
+    if (!args->output) {
+        printf("note: nothing will be saved: -o DIR saves checkpoints and logs\n");
+        return;
+    }
+    int most = often ? args->keep + 1 : 1; // one more while it is being written
+    if (args->save_every > 0) { snprintf(when, sizeof(when), "every %d steps", args->save_every); }
+    if (args->save_minutes > 0) {
+        snprintf(when, sizeof(when), "so that at most %g minutes of work are lost", (double)args->save_minutes);
+    }
+    if (args->keep > 0) { snprintf(kept, sizeof(kept), "the newest %d are kept", args->keep); }
+    if (!often) { snprintf(kept, sizeof(kept), "one"); }
+    format_bytes(each, sizeof(each), bytes);
+    format_bytes(all, sizeof(all), bytes * most);
+    printf("checkpoints: %s, %s", when, kept);
+    if (often) { printf(", %s each", each); }
+    if (args->keep > 0 || !often) { printf(": up to %s", all); }
+    bool known = statvfs(args->output, &disk) == 0;
+    double have = known ? (double)disk.f_bavail * (double)disk.f_frsize : INFINITY;
+    if (known) { printf(" of %s that are free", format_bytes(room, sizeof(room), have)); }
+    printf("\n");
+    if (have < bytes * most) {
+        print_line(stdout, "note: -o %s: the disk may be too small for the checkpoints", args->output);
+    }
+}
+
 // Creates the -o directory of a new run if necessary, and becomes its owner.
 static inline void training_own_output(Training* t) {
     Error err;
@@ -421,6 +468,10 @@ static inline void training_begin(Training* t, const GPT2Config* config, float* 
     t->first_skipped = t->run.skipped_steps;
     dataloader_state(&t->train, &t->position);
     if (args->output && run_rank == 0) { training_own_output(t); }
+    const char* rate = getenv("LLMC_CLOCK_RATE");
+    t->clock_rate = rate ? atof(rate) : 1.0;
+    t->taken_s = training_clock(t);
+    training_announce_saves(config);
     if (!logger_open(&t->logger, run_rank == 0 ? args->output : NULL, t->checkpoint.text[0] ? t->run.step : -1, &err)) {
         die("-o %s", err.text);
     }
@@ -559,7 +610,7 @@ __attribute__((noreturn)) static inline void training_refuse_weights(const Train
 
 // True if checkpoints are written while the run goes on.
 static inline bool training_saves_asynchronously(void) {
-    return args->output && args->async_save && (args->save_every || args->keep_best);
+    return args->output && args->async_save && (args->save_every || args->keep_best || args->save_minutes > 0);
 }
 
 // Allocates memory for a copy of the tensors, so that the run can go on while a checkpoint is written. Without it,
@@ -595,6 +646,7 @@ static inline void training_save(Training* t, float* const* tensors, bool last) 
     Saver* s = &t->saver;
     bool parts = s->ranks.num_ranks > 0, async = !last && (parts ? args->async_save : s->copy[0] != NULL);
     long n = (long)num_parameters(&t->run.config);
+    t->taken_s = training_clock(t);
     t->run.loader = t->position;
     s->dir = args->output;
     s->keep = args->keep;
@@ -653,6 +705,25 @@ typedef struct {
     bool validate, sample, save, stop;
 } Due;
 
+// True if a save is due `since` seconds after the weights of the newest one were taken, so that the next one will be complete
+// before `limit`. write: seconds of a save, of which the run waits for `pause`; negative before the first one. between: the most
+// that may pass until this is asked again. At most one second in 50 is spent waiting, and half of the time in writing.
+static inline bool save_is_due(double since, double limit, double write, double pause, double between) {
+    if (write < 0) { return since >= 0.5 * limit; }
+    double latest = limit - 1.5 * write - between; // the next one may take half as long again
+    return since >= fmax(latest, fmax(50 * pause, 2 * write));
+}
+
+// True if a save is due by --save-minutes.
+static inline bool training_clock_is_due(const Training* t) {
+    bool timed = t->write_ms > 0;
+    double second = 1e-3 * t->clock_rate, pause_ms = fmin(t->save_pause_ms, t->write_ms);
+    double between_ms = t->step_ms + t->validation_ms + t->sample_ms;
+    if (!(args->save_minutes > 0) || t->saver.running) { return false; }
+    return save_is_due(training_clock(t) - t->taken_s, 60.0 * (double)args->save_minutes,
+                       timed ? second * t->write_ms : -1, second * pause_ms, second * between_ms);
+}
+
 // Returns the tasks that are due after t->run.step steps. The caller sets t->tasks_step after validation and sampling.
 // stop: a signal has requested it.
 static inline Due training_due(const Training* t, int stop) {
@@ -663,8 +734,9 @@ static inline Due training_due(const Training* t, int stop) {
     due.stop = last || stop;
     due.validate = !done && can_validate && args->val_every && (last || step % args->val_every == 0);
     due.sample = !done && step > 0 && args->sample_every && (last || step % args->sample_every == 0);
-    due.save = training_is_unsaved(t) &&
-               (due.stop || step == t->best_step || (args->save_every && step % args->save_every == 0));
+    due.save =
+        training_is_unsaved(t) && (due.stop || step == t->best_step ||
+                                   (args->save_every && step % args->save_every == 0) || training_clock_is_due(t));
     return due;
 }
 
@@ -853,6 +925,9 @@ static inline int training_end(Training* t) {
         printf("%s: stopped after step %lld; %s\n", strsignal(run_stop_signal), (long long)t->run.step,
                args->output ? "to resume, use the same flags and -y 1" : "nothing saved, because -o was not given");
         code = args->output ? EXIT_SUCCESS : 128 + run_stop_signal;
+    }
+    if (!args->output && !run_stop_signal && !args->profile) {
+        printf("nothing was saved, because -o was not given\n");
     }
     if (t->failed_saves) { printf("%d %s failed\n", t->failed_saves, t->failed_saves == 1 ? "save" : "saves"); }
     if (!training_report_skipped(t)) { code = EXIT_FAILURE; }
