@@ -294,30 +294,41 @@ static inline bool recipe_write_flags(const char* path, bool all, const char* he
     return ok;
 }
 
-// Takes the values that a run has saved with recipe_write_flags(), as far as their flags are not typed. Returns the name of its
-// recipe. Called before recipe_apply(), which adds what is not in the file.
-static inline const char* recipe_load(const char* path) {
+// Sets the flag in a line that recipe_write_flags() has written, unless it is typed.
+static inline void recipe_load_line(const char* line) {
+    char* text = strdup_check(line); // stays allocated: the value points into it
+    char* value = text + strcspn(text, " ");
+    if (*value) { *value++ = '\0'; }
+    if (strncmp(text, "--", 2) != 0 || cli_find(text + 2) < 0) { cli_fail("'%s' is not a flag", text); }
+    recipe_set(text + 2, cli_unquote(value));
+}
+
+// Takes the values that a run has saved with recipe_write_flags(), as far as their flags are not typed; none if the user has typed
+// another recipe. Returns the name of the recipe. Called before recipe_apply(), which adds what is not in the file.
+static inline const char* recipe_load(const char* path, const char* typed) {
+    const char* name = NULL;
     char* line = NULL;
     size_t size = 0;
     FILE* f = fopen(path, "r");
-    for (int number = 1; f && getline(&line, &size, f) >= 0; number++) {
-        line[strcspn(line, "\n")] = '\0';
-        size_t name = strcspn(line, " ");
-        if (line[0] == '#') { continue; }
-        snprintf(cli_place(), 512, "%.480s:%d: ", path, number);
-        char* text = strdup_check(line); // stays allocated: the values point into it
-        if (text[name]) { text[name++] = '\0'; }
-        if (strncmp(text, "--", 2) != 0 || cli_find(text + 2) < 0) { cli_fail("'%s' is not a flag", text); }
-        recipe_set(text + 2, cli_unquote(text + name));
+    for (int pass = 0; f && pass < 2; pass++) { // the first one finds the name
+        if (name && typed && strcmp(name, typed) != 0) { break; }
+        rewind(f);
+        for (int number = 1; getline(&line, &size, f) >= 0; number++) {
+            line[strcspn(line, "\n")] = '\0';
+            snprintf(cli_place(), 512, "%.480s:%d: ", path, number);
+            if (pass == 0 && strncmp(line, "--recipe ", 9) == 0) { name = strdup_check(line + 9); }
+            if (pass == 1 && line[0] != '#') { recipe_load_line(line); }
+            recipe.loaded = pass == 1;
+        }
     }
     cli_place()[0] = '\0';
     if (!f || ferror(f)) { die("%s: cannot read the recipe of the run: %s", path, strerror(errno)); }
+    if (!name || cli_find_choice(RECIPES, name) < 0) {
+        die("%s: has no line --recipe %s: type the recipe of the run", path, RECIPES);
+    }
     free(line);
     fclose(f);
-    recipe.loaded = true;
-    const char* name = *(const char* const*)cli_defaults()->opts[cli_find("recipe")].value;
-    if (!name) { die("%s: has no line --recipe NAME: give the recipe of the run", path); }
-    return name;
+    return typed ? typed : name;
 }
 
 // Prints which values come from the recipe, as flags.

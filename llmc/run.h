@@ -41,9 +41,10 @@ static inline void choose_recipe(void) {
     const char* name = args->recipe ? args->recipe : args->overfit ? "overfit" : fresh ? "pretrain" : "finetune";
     double num_params = 1000e6; // not known: a careful rate
     if (fresh && new_model_config(&config, args->model, &err)) { num_params = (double)num_parameters(&config); }
-    if (resumes && !args->recipe) {
+    if (resumes) {
         path_set(&saved, "%s/recipe.txt", args->output);
-        name = file_exists(saved.text) ? recipe_load(saved.text) : "llmc"; // a run from before there were recipes
+        bool has_saved = file_exists(saved.text); // not if it began before there were recipes
+        name = has_saved ? recipe_load(saved.text, args->recipe) : args->recipe ? args->recipe : "llmc";
     }
     recipe_apply(name, num_params);
 }

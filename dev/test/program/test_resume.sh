@@ -330,7 +330,7 @@ test_kills_by_the_clock() {
         [ "$(ls -d "$out"/step_* | wc -l)" -le 3 ] || fail "$(ls -d "$out"/step_* | wc -l) checkpoints are kept" # two, and the next one
     done
     contains "checkpoints: so that at most 10 minutes of work are lost, the newest 2 are kept" "$out.txt"
-    [ $kills -lt 2 ] || contains "resumed at step" "$out.txt"
+    [ "$kills" -lt 2 ] || contains "resumed at step" "$out.txt"
 }
 
 # kill -9 at random moments, with a checkpoint after each step: every start finds the newest one intact, none is lost

@@ -158,19 +158,27 @@ static void test_saved(void) {
     check(settings.num_steps == 5 && strcmp(settings.output, "other") == 0 && settings.stops.n == 1);
     // a resumed run: its own values, and those of the table for what it had typed
     parse("-x 5000 -k linear");
-    recipe_apply(recipe_load(saved), 1558e6);
+    recipe_apply(recipe_load(saved, NULL), 1558e6);
     recipe_settle(5000, 1);
     check(strcmp(settings.recipe, "pretrain") == 0 && strcmp(settings.optimizer, "muon") == 0 && settings.B == 16);
     check(settings.warmup_steps == 70 && settings.val_steps == 40 && strcmp(settings.schedule, "linear") == 0);
     RecipeBounds b = {64, 1, 0, 64, "nowhere*", false, 0};
     check(recipe_batch(&b) == 16); // not more than it had
+    parse("--recipe llmc");        // another one: nothing is taken from the file
+    check_str(recipe_load(saved, "llmc"), "llmc");
+    check(memcmp(&settings.B, &defaults.B, sizeof(settings.B)) == 0 &&
+          settings.learning_rate == defaults.learning_rate);
+    parse("--recipe pretrain -x 5000 -k linear"); // the same one
+    recipe_apply(recipe_load(saved, "pretrain"), 1558e6);
+    recipe_settle(5000, 1);
+    check(strcmp(settings.optimizer, "muon") == 0 && settings.B == 16 && settings.warmup_steps == 70);
     capture_begin();
     recipe_print(stdout);
     capture_end();
     check_str(printed,
               "recipe pretrain, as the run began: --batch-size 16 --learning-rate 0.0018 --warmup 70\n"
               "  --final-fraction 0 --weight-decay 0.1 --optimizer muon --muon-learning-rate 0.0036 --val-every 250\n"
-              "  --val-steps 40 --sample-every 1000\n");
+              "  --val-steps 40 --sample-every 1000 --save-minutes 10 --keep 2\n");
 }
 
 // A file of flags as a user writes it, and its mistakes: each is one line that names the file and the line, and exit code 2.
