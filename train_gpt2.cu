@@ -2790,19 +2790,15 @@ static GPT2Options training_options() {
     return options;
 }
 
-// If the recipe chooses the micro-batch: as many sequences as the GPU's memory holds, and leaves 3% of it free, but at most 65536
-// tokens, which take all of a large GPU. Rank 0 decides.
-static void choose_batch(const GPT2Config* config) {
-    char device[256];
+// The recipe's micro-batch leaves 3% of the memory free, and has at most as many tokens as occupy all of a large GPU.
+constexpr double RECIPE_MEMORY = 0.97;
+constexpr int RECIPE_TOKENS = 65536;
+
+// Bytes that a training run with the flags needs.
+static double bytes_by_flags(const GPT2Config* config, int B, int T) {
     GPT2Options options = training_options();
-    int T = sequence_length(config);
     check_config(config);
-    RecipeBounds bounds = batch_bounds(config, std::max(65536 / T, 1));
-    double have = 0.97 * (double)device_memory(device);
-    int B = recipe_batch(&bounds);
-    while (B > 1 && (double)training_bytes(config, B, T, &options) > have) { B = recipe_smaller_batch(&bounds, B); }
-    if (!is_alone()) { ranks_take_from_rank0(&B, sizeof(B)); }
-    if (B > 0) { recipe_set_batch(B); }
+    return (double)training_bytes(config, B, T, &options);
 }
 
 // Plans a training run's memory, prints how much it needs, and allocates it.
@@ -2907,7 +2903,9 @@ static Trainer* trainer_open(const Execution& exec) {
     ModelSource source;
     ranks_find_checkpoint(&t->job);
     training_open_model(&t->job, &source);
-    choose_batch(&source.config);
+    char device[256];
+    int most = std::max(RECIPE_TOKENS / sequence_length(&source.config), 1);
+    choose_batch(&source.config, most, RECIPE_MEMORY * (double)device_memory(device), bytes_by_flags);
     Batch batch = t->job.batch = settle_batch(&source.config);
     open_training_model(&t->model, &source.config, &batch, exec);
     ranks_connect(num_buckets(&source.config));
@@ -3114,6 +3112,23 @@ static int bench(const Execution& exec) {
     return EXIT_SUCCESS;
 }
 
+// ---- plan -----------------------------------------------------------------------------------------
+
+// --plan, which needs no GPU. Returns the exit code.
+static int plan() {
+    char device[256];
+    int num_devices = 0;
+    double have = memory_flag();
+    if (cudaGetDeviceCount(&num_devices) != cudaSuccess || num_devices == 0) {
+        if (have == 0) { die("--plan: there is no GPU here: --memory 24GB, for example, says how much it has"); }
+        suppose_device();
+    } else if (have == 0) {
+        have = (double)device_memory(device);
+    }
+    print_plans(have, RECIPE_MEMORY, RECIPE_TOKENS, bytes_by_flags);
+    return EXIT_SUCCESS;
+}
+
 // ---- main -----------------------------------------------------------------------------------------
 
 // Opens the GPU, and exec->library and exec->tuned. Ends the program with a message that names the remedy if there is no usable GPU.
@@ -3154,10 +3169,11 @@ int main(int argc, char** argv) {
     setvbuf(stdout, NULL, _IOLBF, BUFSIZ); // print each line at once, even to a file or a pipe
     if (argc == 1) { run_demo(argv[0]); }
     parse_flags(argc, argv,
-              "GPT-2 on the GPU: trains (-i), continues a text (--prompt), evaluates (--eval), times (--bench) or "
-              "exports (--export). Without arguments: a demo of about a minute.");
+                "GPT-2 on the GPU: trains (-i), continues a text (--prompt), evaluates (--eval), times (--bench) or "
+                "exports (--export). Without arguments: a demo of about a minute.");
     Task task = chosen_task();
     if (task == TASK_EXPORT) { return export_model(); } // needs no GPU
+    if (task == TASK_PLAN) { return plan(); }
     if (task == TASK_TRAIN) {
         run_heed_interrupt(); // before the GPU is opened, which takes a second
         choose_recipe();

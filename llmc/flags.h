@@ -27,7 +27,8 @@ enum { TUNE_OFF, TUNE_ON, TUNE_AGAIN };
 enum { BENCH_PROMPT = 512 }; // the default of --bench-prompt; a model may have fewer positions
 
 typedef struct {
-    const char *model, *tokenizer, *train_data, *val_data, *output, *config, *recipe;
+    const char *model, *tokenizer, *train_data, *val_data, *output, *config, *recipe, *memory;
+    int plan;
     int layers, heads, channels, mlp_channels, positions;
     float norm_epsilon;
     const char* activation;
@@ -162,6 +163,14 @@ static const Option options[] = {
      "read flags from a file, one on each line; those of the command line count before them. A run writes its own to "
      "DIR/config, with which it can be repeated",
      0, 0},
+    {OPT_BOOL, 0, NULL, "plan", &settings.plan, NULL,
+     "print which micro-batches fit, for new models of GPT-2's sizes or the one that -e names, and what the recipe "
+     "sets; "
+     "train nothing",
+     0, 0},
+    {OPT_STR, 0, NULL, "memory", &settings.memory, "SIZE",
+     "--plan: the memory of one GPU (train_gpt2: of the machine), such as 24GB; default: of the one that is here", 0,
+     0},
     {OPT_LONG, 'x', NULL, "steps", &settings.num_steps, "steps", "number of training steps; -1: one epoch", -1, 1e12},
     {OPT_FLOAT, 'l', NULL, "learning-rate", &settings.learning_rate, NULL, "peak learning rate", 0, 100},
     {OPT_STR, 'k', NULL, "schedule", &settings.schedule, "cosine|linear|constant|wsd", "learning rate schedule", 0, 0},
@@ -339,6 +348,14 @@ static const Option options[] = {
 #endif
 };
 
+// Goes back to the settings that were typed, so that a recipe can be applied to another model.
+static inline void forget_recipe(const Settings* typed) {
+    settings = *typed;
+    memset(cli_defaults()->derived, 0, sizeof(cli_defaults()->derived));
+    memset(&recipe, 0, sizeof(recipe));
+    recipe.name = "";
+}
+
 // Parses the command line, and the file that --config names, into the settings. about: for --help.
 static inline void parse_flags(int argc, char** argv, const char* about) {
     const int n = sizeof(options) / sizeof(options[0]);
@@ -358,25 +375,41 @@ static inline bool uses_muon(void) { return strcmp(args->optimizer, "muon") == 0
 
 // ---- what the program does ------------------------------------------------------------
 
-typedef enum { TASK_TRAIN, TASK_SAMPLE, TASK_EVALUATE, TASK_BENCH, TASK_EXPORT } Task;
+typedef enum { TASK_TRAIN, TASK_SAMPLE, TASK_EVALUATE, TASK_BENCH, TASK_EXPORT, TASK_PLAN } Task;
 
 // The task that the flags name. Two of them are a usage error.
 static inline Task chosen_task(void) {
     bool sample = args->prompt || args->prompt_file || args->prompts || args->prompt_ids;
     bool evaluate = args->eval_data || (args->hellaswag && !args->train_data);
-    if (sample + evaluate + args->bench + (args->export_path != NULL) > 1) {
-        cli_fail("give only one of --prompt, --eval, --bench and --export");
+    if (sample + evaluate + args->bench + args->plan + (args->export_path != NULL) > 1) {
+        cli_fail("give only one of --prompt, --eval, --bench, --export and --plan");
     }
+    if (args->memory && !args->plan) { cli_fail("--memory is for --plan"); }
     Task task = sample              ? TASK_SAMPLE
                 : evaluate          ? TASK_EVALUATE
                 : args->bench       ? TASK_BENCH
                 : args->export_path ? TASK_EXPORT
+                : args->plan        ? TASK_PLAN
                                     : TASK_TRAIN;
     if (strcmp(args->weights, "full") != 0 && (task == TASK_TRAIN || task == TASK_EXPORT)) {
         cli_fail("--weights %s is for --prompt, --eval and --bench, not for %s", args->weights,
                  task == TASK_TRAIN ? "training" : "--export (there --type q8_0 gives 8 bits)");
     }
     return task;
+}
+
+// The bytes that --memory names; 0: it is not given.
+static inline double memory_flag(void) {
+    char* unit = NULL;
+    double size = args->memory ? strtod(args->memory, &unit) : 0;
+    if (!args->memory) { return 0; }
+    double scale = strcmp(unit, "GB") == 0 || !unit[0] ? 1e9
+                   : strcmp(unit, "GiB") == 0          ? 1073741824.0
+                   : strcmp(unit, "MB") == 0           ? 1e6
+                                                       : 0;
+    bool number = isdigit((unsigned char)args->memory[0]) && size > 0 && size < 1e6 && scale > 0;
+    if (!number) { cli_fail("--memory wants a size such as 24GB, got '%s'", args->memory); }
+    return size * scale;
 }
 
 static int64_t drawn_seed = -1; // of --seed -1

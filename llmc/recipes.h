@@ -221,6 +221,7 @@ static inline int64_t recipe_count_tokens(const char* pattern, int64_t* longest)
     struct stat st;
     int64_t sum = 0;
     *longest = 0;
+    if (!pattern) { return 0; }
     bool one = stat(pattern, &st) == 0;
     if (!one && glob(pattern, 0, NULL, &found) != 0) { return 0; }
     for (size_t i = 0; i < (one ? 1 : found.gl_pathc); i++) {
@@ -274,7 +275,7 @@ static inline void recipe_set_batch(int B) {
 // ---- of a run -----------------------------------------------------------------------------
 
 // Writes all flags that a run has been given, by the command line or by the recipe; or only its recipe and what that has set.
-// Each is a line of a file that cli_parse_file() reads. head: a comment above them. last: lines after them, which count before them.
+// Each is a line of a file that cli_parse_file() reads. head: a comment above them. last: lines after them, which override them.
 static inline bool recipe_write_flags(const char* path, bool all, const char* head, const char* last, Error* err) {
     const CliDefaults* d = cli_defaults();
     Path temp;
@@ -303,8 +304,8 @@ static inline void recipe_load_line(const char* line) {
     recipe_set(text + 2, cli_unquote(value));
 }
 
-// Takes the values that a run has saved with recipe_write_flags(), as far as their flags are not typed; none if the user has typed
-// another recipe. Returns the name of the recipe. Called before recipe_apply(), which adds what is not in the file.
+// Takes the values that a run has saved with recipe_write_flags(), except for flags that are typed; none if another recipe is typed.
+// Returns the name of the recipe. Called before recipe_apply(), which adds what is not in the file.
 static inline const char* recipe_load(const char* path, const char* typed) {
     const char* name = NULL;
     char* line = NULL;
@@ -341,7 +342,8 @@ static inline void recipe_print(FILE* f) {
     for (int i = 0; i < d->n; i++) {
         if (!d->derived[i] || strcmp(d->opts[i].name, "recipe") == 0) { continue; }
         cli_format_value(value, sizeof(value), &d->opts[i], i, false);
-        n += snprintf(text + n, sizeof(text) - (size_t)n, " --%s %.48s", d->opts[i].name, value);
+        n += snprintf(text + n, sizeof(text) - (size_t)n, " --%s %.48s", d->opts[i].name,
+                      recipe.pending[i] ? "(by the steps)" : value);
     }
     if (n == start) { snprintf(text + n, sizeof(text) - (size_t)n, " sets nothing beyond what is typed"); }
     cli_print_wrapped(f, text, 0, 2);

@@ -79,6 +79,17 @@ static inline RecipeBounds batch_bounds(const GPT2Config* config, int most) {
     return bounds;
 }
 
+// Sets -b if the recipe chooses it: the largest micro-batch, of at most `most` sequences, that needs at most `have` bytes.
+// bytes_of: what a run with this micro-batch needs.
+static inline void choose_batch(const GPT2Config* config, int most, double have,
+                                double (*bytes_of)(const GPT2Config*, int, int)) {
+    RecipeBounds bounds = batch_bounds(config, most);
+    int B = recipe_batch(&bounds);
+    while (B > 1 && bytes_of(config, B, bounds.T) > have) { B = recipe_smaller_batch(&bounds, B); }
+    if (from_rank0) { from_rank0(&B, sizeof(B)); }
+    if (B > 0) { recipe_set_batch(B); }
+}
+
 // Fills in the defaults of -t and -d, which depend on the model, and checks that -b, -t and -d fit the model and each
 // other.
 static inline Batch settle_batch(const GPT2Config* config) {
@@ -99,6 +110,56 @@ static inline Batch settle_batch(const GPT2Config* config) {
     }
     batch.micro_steps = batch.total / tokens;
     return batch;
+}
+
+// ---- --plan -------------------------------------------------------------------------
+
+// The largest micro-batch that needs at most `have` bytes, up to 262,144 tokens; 0: none.
+static inline int largest_batch(const GPT2Config* config, int T, double have,
+                                double (*bytes_of)(const GPT2Config*, int, int)) {
+    int most = 262144 / T > 0 ? 262144 / T : 1, fits = 0, beyond = most + 1;
+    while (beyond - fits > 1) {
+        int B = fits + (beyond - fits) / 2;
+        if (bytes_of(config, B, T) <= have) {
+            fits = B;
+        } else {
+            beyond = B;
+        }
+    }
+    return fits;
+}
+
+// --plan: prints for GPT-2's sizes, or for the new model that -e names, which micro-batches need at most `have` bytes, and what
+// the recipe sets. Its micro-batch has at most `most` tokens, and takes the share `usable` of the memory.
+static inline void print_plans(double have, double usable, int most, double (*bytes_of)(const GPT2Config*, int, int)) {
+    static const char* const sizes[] = {"d6", "d12", "d24", "d36", "d48"};
+    const Settings typed = *args;
+    GPT2Config config;
+    Error err;
+    bool one = recipe_flag_is_typed("model");
+    if (one && !is_descriptor(args->model)) {
+        die("--plan is for new models: give a descriptor such as -e d12, or no -e");
+    }
+    printf("plan for %.1f GB%s; nothing is started\n", have * 1e-9, args->memory ? "" : " that are free here");
+    for (size_t i = 0; i < (one ? 1 : sizeof(sizes) / sizeof(sizes[0])); i++) {
+        forget_recipe(&typed);
+        if (!one) { cli_set(&cli_defaults()->opts[cli_find("model")], sizes[i]); }
+        if (!new_model_config(&config, args->model, &err) || !config_check(&config, "-e", &err)) {
+            die("%s", err.text);
+        }
+        choose_recipe();
+        int T = sequence_length(&config), B = largest_batch(&config, T, have, bytes_of);
+        printf("%s, %.2f M parameters, -t %d: ", args->model, (double)num_parameters(&config) * 1e-6, T);
+        if (B == 0) {
+            printf("does not fit, -b 1 needs %.2f GB\n", bytes_of(&config, 1, T) * 1e-9);
+            continue;
+        }
+        choose_batch(&config, most / T > 0 ? most / T : 1, usable * have, bytes_of);
+        printf("-b %d at most needs %.2f GB, -b %d needs %.2f GB\n", B, bytes_of(&config, B, T) * 1e-9, args->B,
+               bytes_of(&config, args->B, T) * 1e-9);
+        if (args->num_steps >= 0) { recipe_settle(args->num_steps, settle_batch(&config).micro_steps); }
+        recipe_print(stdout);
+    }
 }
 
 // ---- a run --------------------------------------------------------------------------

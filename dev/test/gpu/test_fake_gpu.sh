@@ -704,6 +704,29 @@ test_plans_of_run_gpt2() {
     done
 }
 
+# --plan, with a card and without one: the memory is what a run asks for, and one sequence more does not fit.
+test_plan() {
+    setup
+    local out=$tmp/plan_of each B need needs=() flags=(-e d12 --optimizer adamw -t 1024)
+    FAKE_CUDA_FAIL=cudaGetDeviceCount:1:cudaErrorNoDevice program "$out" --plan --memory 12GB
+    good "--plan without a GPU" "$out"
+    want "models" "$(grep -cE '^d[0-9]+, .* M parameters, -t 1024: (-b [0-9]+ at most|does not fit, -b 1) needs' "$out.out")" 5
+    FAKE_CUDA_FAIL=cudaGetDeviceCount:1:cudaErrorNoDevice program "$out" --plan
+    refused "no GPU and no size" "$out" 'there is no GPU here: --memory 24GB'
+    FAKE_CUDA_MEMORY=12000000000 program "$out" --plan "${flags[@]}"
+    good "--plan with a card" "$out"
+    contains "plan for 12.0 GB that are free here" "$out.out"
+    read -r B need <<<"$(sed -nE 's/^d12, .*: -b ([0-9]+) at most needs ([0-9.]+) GB.*/\1 \2/p' "$out.out")"
+    printf '\210\330\064\001\001\000\000\000\001\000\002\000' >"$tmp/planned.bin" && head -c $((1012 + 2 * 131073)) /dev/zero >>"$tmp/planned.bin"
+    for each in "$B" $((B + 1)); do
+        FAKE_CUDA_MEMORY=1000000000 program "$out" "${flags[@]}" -i "$tmp/planned.bin" -b "$each" -x 1
+        refused "-b $each" "$out" 'the run needs [0-9.]+ GB'
+        needs+=("$(sed -nE 's/.*the run needs ([0-9.]+) GB.*/\1/p' "$out.err")")
+    done
+    want "the need of -b $B" "${needs[0]}" "$need"
+    awk "BEGIN { exit !(${needs[0]} <= 12 && ${needs[1]} > 12) }" || fail "-b $B and one more need ${needs[*]} GB"
+}
+
 # Without -b, the recipe takes the largest micro-batch that divides -d and fits the card; twice as much does not fit. The run keeps it.
 test_batch_of_the_recipe() {
     setup
@@ -941,7 +964,7 @@ test_ends() {
 }
 
 tests=(tasks many_prompts many_samples_with_little_memory progress profile profile_without_nvml perfect_step graph waiting matmul_choices choices_cache choices_without_cache tuned tuned_refused stochastic_rounding muon deferred_update fp16
-    out_of_memory no_pinned_memory no_memory_for_a_sample little_memory plans_of_run_gpt2 batch_of_the_recipe hopper bench_generation bench_weights8 lost_card error_at_the_start
+    out_of_memory no_pinned_memory no_memory_for_a_sample little_memory plans_of_run_gpt2 plan batch_of_the_recipe hopper bench_generation bench_weights8 lost_card error_at_the_start
     failing_matmul no_device ends program resume)
 if [ -n "$more" ] && [ "$called_for" = . ] && [ $# -eq 0 ] && (setup) >/dev/null 2>&1; then
     : >"$tmp/beside"

@@ -1348,6 +1348,20 @@ test_recipes() {
     want "what changed" "$(sed -nE 's/^changed since the checkpoint: ([^ ]+) .*/\1/p' "$tmp/out")" num_steps
     usage "--recipe wants one of pretrain\|finetune\|overfit\|llmc, got 'best'" -- --recipe best
 }
+# --plan: which micro-batches fit a memory, and what the recipe sets.
+test_plan() {
+    setup
+    good --plan --memory 3GB
+    contains "plan for 3.0 GB; nothing is started" "$tmp/out"
+    grep -qE '^d12, .* -b 1 at most needs 2\.[0-9]+ GB, -b 1 needs' "$tmp/out" || fail "d12 in 3 GB: $(grep d12 "$tmp/out")"
+    contains "d48, 1557.69 M parameters, -t 1024: does not fit, -b 1 needs" "$tmp/out"
+    want "recipes" "$(grep -c '^recipe pretrain: ' "$tmp/out")" 2
+    good --plan -e d12 -t 64 -x 100 --memory 4GB --recipe finetune
+    contains "--warmup 7" "$tmp/out"
+    usage '--memory wants a size such as 24GB' -- --plan --memory many
+    usage '--memory is for --plan' -- --memory 4GB
+    refused 1 '--plan is for new models' -- --plan --memory 4GB -e run
+}
 # A run writes its flags to a file, which repeats it bit for bit, also with a seed that was drawn.
 test_config() {
     setup
@@ -1549,7 +1563,7 @@ tests=(unknown_flag junk_number missing_value negative_size stray_argument out_o
     prompt_from_a_file several_texts many_prompts stop_strings repetition_penalty min_p special_tokens prompt_ids_without_vocabulary eos_of_the_config random_seed
     eval eval_special eval_values hellaswag bench export other_settings dropout model_notes export_gguf export_gguf_refused export_fails keep_best sampling_while_saving
     help step_lines z_scores nothing_written_without_output overfits_one_batch prompt_without_vocabulary_prints_ids seed temperature_0_is_greedy
-    newest_good_checkpoint fine_tuning chat resume_same_flags resume_says_what_changed recipes config
+    newest_good_checkpoint fine_tuning chat resume_same_flags resume_says_what_changed recipes config plan
     resume_muon resume_another_model out_of_memory nonfinite weights_overflow interrupt_without_output end_of_text_of_another_name
     progress_reaches_a_file output_that_cannot_be_written terminal_is_not_commanded
     terminal_is_not_commanded_in_utf8)
