@@ -304,7 +304,7 @@ static inline void recipe_load_line(const char* line) {
     recipe_set(text + 2, cli_unquote(value));
 }
 
-// Takes the values that a run has saved with recipe_write_flags(), except for flags that are typed; none if another recipe is typed.
+// Takes what a run has saved with recipe_write_flags(), except for flags that are typed; nothing if another recipe is typed.
 // Returns the name of the recipe. Called before recipe_apply(), which adds what is not in the file.
 static inline const char* recipe_load(const char* path, const char* typed) {
     const char* name = NULL;
