@@ -98,7 +98,7 @@ static inline void recipe_format_row(char* text, size_t size, const RecipeRow* r
     size_t n = strlen(text);
 #define APPEND(...) n += (size_t)snprintf(text + n, n < size ? size - n : 0, __VA_ARGS__)
     if (row->rule == RECIPE_FROM_MEMORY) {
-        APPEND(" what the memory holds (without -d at most %s tokens a step)", row->value);
+        APPEND(" what the memory holds (on a CPU 4 at most; without -d %s tokens a step at most)", row->value);
     } else {
         APPEND(" %s", row->value);
     }
