@@ -47,6 +47,8 @@ LDLIBS = -lm -lpthread
 # -O3 -g. -g1 keeps the lines of a backtrace but no variables. Tests of arithmetic use CFLAGS alone, like the programs.
 TEST_CFLAGS = -Og -g1
 
+CORES := $(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
+
 # ---- programs ----
 
 P := $(patsubst ./,,$(BIN_DIR)/)
@@ -130,11 +132,34 @@ $(BUILD)/nvcc_flags: FORCE
 	@printf '%s\n' '$(NVCC) $(CU_FLAGS)' "$$($(NVCC) --version 2>&1 | tail -n 1)" >$@.new
 	@if cmp -s $@.new $@; then rm $@.new; else mv $@.new $@; fi
 
+# The program and four parts of its kernels are compiled side by side, and an edit of the program compiles no kernels: the source of
+# a part is a copy of its lines in section 6 and of what stands before section 2. KERNEL_PARTS= compiles a program in one piece.
+KERNEL_PARTS ?= $(if $(DEVICE_ONLY),,2 3 4 5)
+KERNELS := $(KERNEL_PARTS:%=$(BUILD)/kernels_%.o)
+ifneq ($(filter all %cu,$(MAKECMDGOALS)),)
+MAKEFLAGS += -j$(CORES) # unless -j is given
+endif
+CU_COMPILE = $(NVCC) $(CU_FLAGS) -MMD -MP -MT $@ -MF $(basename $@).d -o $@
+ifeq ($(KERNEL_PARTS),)
 $(CU_BINARIES): $(P)%cu: %.cu $(BUILD)/%cu.d $(BUILD)/nvcc_flags
 	@mkdir -p $(@D)
 	$(NVCC) $(CU_FLAGS) -MMD -MP -MT $@ -MF $(BUILD)/$*cu.d -o $@ $< -lcublasLt -ldl
+else
+$(KERNELS:.o=.cu): $(BUILD)/kernels_%.cu: train_gpt2.cu
+	@mkdir -p $(@D)
+	@awk -v part=$* '/^\/\/ 2\. the model$$/ { other = 1 } /^#if PART == 0/ { other = $$NF != part } !other' $< >$@.new
+	@if cmp -s $@.new $@; then rm $@.new; else mv $@.new $@; fi
+$(KERNELS): $(BUILD)/%.o: $(BUILD)/%.cu $(BUILD)/%.d $(BUILD)/nvcc_flags
+	@echo "compiling $* of train_gpt2.cu: all parts take about $$(((40 + 120 / $(CORES)) * $(words $(or $(ARCHS),80 PTX 90a)))) s"
+	$(CU_COMPILE) -I. -DPART=$(subst kernels_,,$*) -c $<
+$(CU_BINARIES:$(P)%=$(BUILD)/%.o): $(BUILD)/%cu.o: %.cu $(BUILD)/%cu.d $(BUILD)/nvcc_flags
+	$(CU_COMPILE) -DPART=1 -c $<
+$(CU_BINARIES): $(P)%cu: $(BUILD)/%cu.o $(KERNELS)
+	@mkdir -p $(@D)
+	$(NVCC) $(CU_FLAGS) -o $@ $^ -lcublasLt -ldl
+endif
 
--include $(wildcard $(patsubst $(P)%,$(BUILD)/%.d,$(BINARIES) $(CXX_BINARIES) $(CU_BINARIES)))
+-include $(wildcard $(patsubst $(P)%,$(BUILD)/%.d,$(BINARIES) $(CXX_BINARIES) $(CU_BINARIES)) $(KERNELS:.o=.d))
 
 # ---- targets that use the programs ----
 
@@ -159,7 +184,7 @@ endif
 # the tests run no kernels, nor for selected tests, which build the parts of it that they need.
 TEST_NEEDS := $(if $(CHOICE),$(if $(filter %.sh,$(CHOSEN)),programs $(FUZZERS)) $(filter $(addprefix %/,$(CHOSEN)),$(TESTS)),programs tests \
                              $(if $(P),,$(if $(and $(wildcard dev/cuda/Makefile),$(shell command -v $(firstword $(CXX)))),emulated)))
-JOBS := $(if $(filter -j%,$(MAKEFLAGS)),,-j$(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2))
+JOBS := $(if $(filter -j%,$(MAKEFLAGS)),,-j$(CORES))
 RUN_TESTS := BIN_DIR='$(BIN_DIR)' CC='$(CC)' dev/test/run.sh
 test:
 	@$(if $(strip $(TEST_NEEDS)),$(MAKE) --no-print-directory $(JOBS) $(TEST_NEEDS))

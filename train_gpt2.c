@@ -21,12 +21,11 @@ Sources: Radford et al. 2019, "Language models are unsupervised multitask learne
 follows karpathy/llm.c.
 */
 #include "llmc/checkpoint.h"   // defines: advise_huge, params_check
-#include "llmc/cli.h"          // defines: cli_print
 #include "llmc/dataloader.h"   // defines: Batch, dataloader_next, dataloader_reset
 #include "llmc/eval_loader.h"  // defines: EvalLoader, eval_close
 #include "llmc/evaluation.h"   // defines: Evaluator, evaluate_files, evaluate_hellaswag, Bench, bench_begin
 #include "llmc/export.h"       // defines: export_model
-#include "llmc/flags.h"        // defines: args, parse_flags, chosen_task, uses_muon, run_demo
+#include "llmc/flags.h"        // defines: args, parse_flags, print_flags, chosen_task, uses_muon, run_demo
 #include "llmc/gpt2.h"         // defines: GPT2Config, gpt2_params, num_parameters, param_size, param_offset
 #include "llmc/logger.h"       // defines: logger_eval
 #include "llmc/matmul.h"       // defines: matmul_nn, matmul_nt, matmul_tn
@@ -36,7 +35,8 @@ follows karpathy/llm.c.
 #include "llmc/run_state.h"    // defines: RunState
 #include "llmc/sampler.h"      // defines: Sampler, sample_token, sampler_argmax, sampler_penalize, seen_add
 #include "llmc/schedulers.h"   // defines: lr_at
-#include "llmc/stop.h"         // defines: run_stop_signal, run_install_signal_handlers, run_heed_interrupt
+#include "llmc/status.h"       // defines: output_begin, output_release
+#include "llmc/stop.h"         // defines: run_stop_signal, run_will_save, run_install_signal_handlers
 #include "llmc/text_output.h"  // defines: TextOutput, text_token
 #include "llmc/tokenizer.h"    // defines: Tokenizer, tokenizer_free
 #include "llmc/utils.h"        // defines: Error, die, require, malloc_check, time_ms
@@ -1240,8 +1240,11 @@ static double print_memory_need(const GPT2Config* config, int B, int T) {
     printf("%d layers, %d heads, %d channels, %d positions, vocabulary %d: %.2f M parameters\n", config->num_layers,
            config->num_heads, config->channels, config->max_seq_len, config->vocab_size,
            (double)num_parameters(config) * 1e-6);
-    printf("memory: weights %.2f GB, gradients %.2f, %s %.2f, activations %.2f: %.2f of this machine's %.1f GB\n",
-           params, params, uses_muon() ? "Muon and AdamW" : "AdamW", optimizer, activations, need, have);
+    char text[5][32];
+    printf("memory: weights %s, gradients %s, %s %s, activations %s: %s of this machine's %.1f GB\n",
+           format_bytes(text[0], 32, params * 1e9), format_bytes(text[1], 32, params * 1e9),
+           uses_muon() ? "Muon and AdamW" : "AdamW", format_bytes(text[2], 32, optimizer * 1e9),
+           format_bytes(text[3], 32, activations * 1e9), format_bytes(text[4], 32, need * 1e9), have);
     if (4 * params > have) {
         die("the weights with gradients and moments need %.1f GB and the machine has %.1f: take a smaller model",
             4 * params, have);
@@ -1300,6 +1303,7 @@ static double validation_loss(Trainer* t) {
     double sum = 0.0;
     dataloader_reset(&t->job.val);
     for (int64_t i = 0; i < t->job.num_val_batches; i++) {
+        training_show_task("the validation", i, t->job.num_val_batches);
         if (!dataloader_next(&t->job.val, t->inputs, t->targets, &err)) { end_with_error(t, &err); }
         gpt2_forward(&t->model, &t->model.acts, t->inputs, t->job.val_B, batch.T);
         sum += gpt2_loss(&t->model, t->targets, 0.0f, t->job.val_B, batch.T);
@@ -1385,6 +1389,8 @@ static void trainer_open(Trainer* t) {
     limit_threads(training_flops_per_token(&t->model.config, T) * B * T);
     t->job.run.loss_scale = 1.0;
     training_begin(&t->job, &t->model.config, t->model.params_memory, t->model.m_memory, t->model.v_memory);
+    output_release();
+    training_next_step(&t->job);
 }
 
 // Validation, and --hellaswag.
@@ -1400,6 +1406,7 @@ static int train(void) {
     static Trainer trainer;
     Trainer* t = &trainer;
     trainer_open(t);
+    run_will_save = args->output != NULL;
     run_install_signal_handlers();
     for (;;) {
         Due due = training_due(&t->job, run_stop_signal);
@@ -1436,11 +1443,14 @@ typedef struct {
     double load_ms;
 } LoadedModel;
 
-static void loaded_model_open(LoadedModel* m) {
+// Opens the model that -e names. files: what --eval evaluates, or NULL.
+static void loaded_model_open(LoadedModel* m, const EvalFiles* files) {
     double start = time_ms();
     bool has_tokenizer;
     model_source_open(&m->source, resolve_model_path(args->model), &has_tokenizer, &m->tokenizer);
     m->vocabulary = has_tokenizer ? &m->tokenizer : NULL;
+    if (files) { eval_files_check(files, m->vocabulary); }
+    if (args->prompt && args->prompt[0]) { prompt_check_vocabulary(m->vocabulary); }
     load_model(&m->model, &m->source);
     // generating a token is bound by reading the weights: one of them takes as long as some 100 FLOPs
     limit_threads(100.0 * (double)num_parameters(&m->model.config));
@@ -1457,7 +1467,7 @@ static int sample(void) {
     LoadedModel m;
     Prompts prompts;
     Sampler sampler = flags_sampler();
-    loaded_model_open(&m);
+    loaded_model_open(&m, NULL);
     prompts_read(&prompts, m.vocabulary, &m.source);
     Continuations c = continuations_begin(&prompts, m.vocabulary, stdout);
     GenerationTimes times = {0, 0, 0, 0};
@@ -1480,7 +1490,7 @@ static int sample(void) {
 static int evaluate(void) {
     LoadedModel m;
     EvalFiles files = eval_files_find();
-    loaded_model_open(&m);
+    loaded_model_open(&m, &files);
     int B = evaluation_rows(&files), T = settle_batch(&m.model.config).T;
     activations_allocate(&m.model.acts, &m.model.config, B, T, true);
     evaluate_files(&files, compute_losses, most_likely_token, &m.model, B, T, m.vocabulary, m.model.config.vocab_size);
@@ -1491,7 +1501,7 @@ static int evaluate(void) {
 // --bench: times the prompt and the generation of --num-samples texts, one after the other. Returns the exit code.
 static int bench(void) {
     LoadedModel m;
-    loaded_model_open(&m);
+    loaded_model_open(&m, NULL);
     Bench b = bench_begin(&m.model.config, "fp32");
     Sampler sampler = flags_sampler();
     for (int repeat = -1; repeat < BENCH_REPEATS; repeat++) { // the first one warms up
@@ -1534,10 +1544,8 @@ int main(int argc, char** argv) {
     spin_briefly(argv);
     setvbuf(stdout, NULL, _IOLBF, BUFSIZ); // print each line at once, even to a file or a pipe
     if (argc == 1) { run_demo(argv[0]); }
-    parse_flags(
-        argc, argv,
-        "GPT-2 on the CPU: trains (-i), continues a text (--prompt), evaluates (--eval), times (--bench) or exports "
-        "(--export). Without arguments: a demo of about a minute.");
+    parse_flags(argc, argv,
+                "GPT-2 on the CPU: trains, continues texts, evaluates, times, exports. Without flags: a demo.");
     switch (chosen_task()) {
     case TASK_SAMPLE:
         return sample();
@@ -1554,7 +1562,8 @@ int main(int argc, char** argv) {
     }
     run_heed_interrupt();
     choose_recipe();
-    cli_print(stdout, options, sizeof(options) / sizeof(options[0]));
+    output_begin(!args->verbose); // an error of the set-up stands alone
+    print_flags();
     return train();
 }
 #endif

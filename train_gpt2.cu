@@ -21,7 +21,8 @@ the host waits for the GPU only (between steps also for what is due, and before 
     with -sl or -sg, in every step: it must see loss and norm before it allows the update (judge_before_update)
     when a matmul's shape is first met, usually in the first step: cuBLASLt's algorithms are timed (cublaslt_fastest)
     with several GPUs, before the first step: rank 0 chooses for all ranks (ranks_choose)
-    at the start, if the GPU's speed is not in llmc/mfu.h: it is measured (find_machine_flops)
+    at the start, if the GPU's speed is not in llmc/mfu.h: it is measured (find_machine_flops), and for samples: their kernels are
+      loaded (load_sampling_kernels)
     with --profile, once, before the profiled steps: the same (profile_run)
     around evaluation, samples and checkpoints
 
@@ -69,7 +70,7 @@ Words:
     rank              with several GPUs: the process of one of them
     share             with ZeRO-1: the part of the optimizer's state that a rank keeps
     bucket            what the ranks exchange, and AdamW updates, at once: the embeddings, a layer or the last layernorm
-    deferred update   AdamW of all layers except the first during the next forward pass, on one GPU (section 2)
+    deferred update   AdamW of all layers except the first during the next forward pass; on one Hopper GPU in 16 bits (section 2)
     ladder            a file of dev/cuda: one operation as a series of numbered kernels, from naive to fast
     promoted          copied here from a ladder by dev/cuda/promote.sh, between marks: its best kernel, with its number
     launcher          the host function that checks the shapes and launches an operation's kernels
@@ -85,46 +86,51 @@ Sources: Radford et al. 2019, "Language models are unsupervised multitask learne
 follows karpathy/llm.c. The source of an algorithm is named at its operation, or in the file of its ladder.
 */
 #include "llmc/adamw_state.cuh"   // defines: AdamW, StepState, DeferredUpdate
-#include "llmc/checkpoint.h"      // defines: advise_huge, params_check
-#include "llmc/choices.cuh"       // defines: choices_open_cache, choices_open, choices_save, choices_load
-#include "llmc/cli.h"             // defines: cli_print
 #include "llmc/column_sums.cuh"   // defines: ColumnSums, column_sums_flush
-#include "llmc/crc32c.h"          // defines: crc32c
 #include "llmc/cublas_common.cuh" // defines: CublasLt, cublaslt_open, cublaslt_matmul, find_machine_flops
 #include "llmc/cuda_common.cuh" // defines: floatX, x128, Execution, cudaCheck, ceil_div, launch_early, LaunchGraph, ...
-#include "llmc/dataloader.h"    // defines: Batch, DataLoader, dataloader_next, dataloader_reset
 #include "llmc/decode_layer.cuh"  // defines: DecodeLayer, DecodeLayers
-#include "llmc/distributed.cuh"   // defines: ranks, ranks_agree, is_alone, reduce_gradients, gather_weights, ...
-#include "llmc/eval_loader.h"     // defines: EvalLoader, eval_close
-#include "llmc/evaluation.h"      // defines: Evaluator, evaluate_files, evaluate_hellaswag, Bench, bench_begin
-#include "llmc/export.h"          // defines: export_model
-#include "llmc/flags.h"           // defines: args, parse_flags, chosen_task, uses_muon, Fp8Stage, run_demo
 #include "llmc/fp8.cuh"           // defines: Fp8Tensor, Fp8Matrix, Fp8Seen
 #include "llmc/gelu.cuh"          // defines: GeluSaved, gelu, gelu_slope
-#include "llmc/gpt2.h"            // defines: GPT2Config, num_parameters
-#include "llmc/logger.h"          // defines: logger_eval
-#include "llmc/memory_plan.cuh"   // defines: Plan, plan_add, plan_allocate, is_free, most_that_fit
-#include "llmc/model_source.h"    // defines: ModelSource, resolve_model_path, model_source_open, model_source_read
 #include "llmc/profile.cuh"       // defines: Range, profile_open, profile_begin, profile_end, profile_print
-#include "llmc/prompts.h"         // defines: Prompts, prompts_read, Continuations, GenerationTimes, flags_sampler
 #include "llmc/ptx.cuh"           // defines: mbarrier_*, wgmma_*, tma_*, cp_async_*, ldmatrix_*, has_sm90a
-#include "llmc/rand.h"            // defines: splitmix64
-#include "llmc/ranks.h"           // defines: run_rank, run_num_ranks
-#include "llmc/run.h"             // defines: Training, StepReport, Due, settle_batch, training_begin, training_due, ...
-#include "llmc/run_parts.h"       // defines: RunParts, RunPart, run_parts
-#include "llmc/run_state.h"       // defines: RunState
-#include "llmc/sampler.h"         // defines: Sampler, sampler_make, sampler_argmax, seen_words
-#include "llmc/saver.h"           // defines: Saver
-#include "llmc/schedulers.h"      // defines: lr_at
-#include "llmc/stop.h"            // defines: run_stop_signal, run_install_signal_handlers, run_heed_interrupt
-#include "llmc/text_output.h"     // defines: text_token
-#include "llmc/tokenizer.h"       // defines: Tokenizer, tokenizer_free
 #include "llmc/tuned.h"           // defines: TunedState, tuned_config
 #include "llmc/utils.h"           // defines: Error, die, require, malloc_check, time_ms, path_set
 #include "llmc/weight_matrix.cuh" // defines: WeightMatrix, weight_dispatch, weight_pairs
 #include <algorithm>
 #include <math.h>
+#ifndef PART
+#define PART 0 // of the program, to compile: 0 is all of it; see section 6
+#endif
+#if PART <= 1                   // the kernels include no more than the above
+#include "llmc/checkpoint.h"    // defines: advise_huge, params_check
+#include "llmc/choices.cuh"     // defines: choices_open_cache, choices_open, choices_save, choices_load
+#include "llmc/crc32c.h"        // defines: crc32c
+#include "llmc/dataloader.h"    // defines: Batch, DataLoader, dataloader_next, dataloader_reset
+#include "llmc/distributed.cuh" // defines: ranks, ranks_agree, is_alone, reduce_gradients, gather_weights, ...
+#include "llmc/eval_loader.h"   // defines: EvalLoader, eval_close
+#include "llmc/evaluation.h"    // defines: Evaluator, evaluate_files, evaluate_hellaswag, Bench, bench_begin
+#include "llmc/export.h"        // defines: export_model
+#include "llmc/flags.h"         // defines: args, parse_flags, print_flags, chosen_task, uses_muon, Fp8Stage, run_demo
+#include "llmc/gpt2.h"          // defines: GPT2Config, num_parameters
+#include "llmc/logger.h"        // defines: logger_eval
+#include "llmc/memory_plan.cuh" // defines: Plan, plan_add, plan_allocate, is_free, most_that_fit
+#include "llmc/model_source.h"  // defines: ModelSource, resolve_model_path, model_source_open, model_source_read
+#include "llmc/prompts.h"       // defines: Prompts, prompts_read, Continuations, GenerationTimes, flags_sampler
+#include "llmc/rand.h"          // defines: splitmix64
+#include "llmc/ranks.h"         // defines: run_rank, run_num_ranks
+#include "llmc/run.h"           // defines: Training, StepReport, Due, settle_batch, training_begin, training_due, ...
+#include "llmc/run_parts.h"     // defines: RunParts, RunPart, run_parts
+#include "llmc/run_state.h"     // defines: RunState
+#include "llmc/sampler.h"       // defines: Sampler, sampler_make, sampler_argmax, seen_words
+#include "llmc/saver.h"         // defines: Saver
+#include "llmc/schedulers.h"    // defines: lr_at
+#include "llmc/status.h"        // defines: output_begin, output_release
+#include "llmc/stop.h"          // defines: run_stop_signal, run_will_save, run_install_signal_handlers
+#include "llmc/text_output.h"   // defines: text_token
+#include "llmc/tokenizer.h"     // defines: Tokenizer, tokenizer_free
 #include <vector>
+#endif
 
 // ================================================================================================
 // 1. operations
@@ -186,6 +192,7 @@ size_t matmul_backward_weight_scratch(int N, int C, int OC);
 // precision and the device: attention_forward_choice, attention_backward_choice.
 void attention_forward(floatX* out, float* lse, const floatX* qkv, int B, int T, int C, int NH, float scale,
                        const Execution& exec);
+int attention_forward_choice(int HS); // the kernel's number; 6 runs on CUDA cores, the others on tensor cores
 // dqkv (B,T,3,NH,HS); dbias (3,NH,HS), which may be NULL, += dqkv summed over all tokens | dout, out (B,T,C) | qkv
 // (B,T,3,NH,HS) | lse (B,NH,T)
 void attention_backward(floatX* dqkv, float* dbias, float* scratch, const floatX* dout, const floatX* qkv,
@@ -209,7 +216,7 @@ void fused_classifier(floatX* logits, float* losses, const int* targets, const f
                       const Execution& exec);
 // The head and its loss: losses (N) of the logits inp (N,C) weight (Vp,C)^T, as by fused_classifier. logits (N,Vp) receives what
 // linear_cross_entropy_backward needs. Without dloss, the first V numbers of a row are its logits, or other numbers that increase
-// with them: the largest belongs to the largest logit. In bf16 on Hopper, each logit is limited to the target's logit plus 97.
+// with them: the largest belongs to the largest logit. Where gemm computes it (bf16, Hopper), each logit is limited to the target's logit plus 97.
 void linear_cross_entropy_forward(floatX* logits, float* losses, float* scratch, const floatX* inp,
                                   const floatX* weight, const int* targets, const float* dloss, int N, int C, int V,
                                   int Vp, const Execution& exec);
@@ -349,9 +356,9 @@ void decode_sample(int* tokens, int* copy, int* positions, float* scratch, float
                    int Vp, const Execution& exec);
 size_t decode_sample_scratch(int B);
 // All layers for B texts: x goes through them, and the keys and values of text b become row position[b] of its caches; a text with
-// position -1 is left out. In one launch, by kernels for the sizes of GPT-2, of up to 16 texts for 124M and of one, with a capacity of
-// up to 1024, for the others. decode_layers_runs() is false for other models, as those whose MLP's width F is not 4*C, and in fp32, on
-// other GPUs than Hopper's, and where not all blocks run at once. packed (num_layers*12*C*C): what decode_layers_pack() makes of the
+// position -1 is left out. In one launch, by kernels for the sizes of GPT-2: one text with a capacity of up to 1024, and for 124M also 2 to
+// 16 texts. decode_layers_runs() is false for other models, such as those whose MLP's width F is not 4*C, in fp32, on GPUs other than
+// Hopper, and where not all blocks run at once. packed (num_layers*12*C*C): what decode_layers_pack() makes of the
 // matrices, to be made again when they change; the vectors are read from `layers`. The caller zeroes scratch once, before the first
 // call. Weights, packed, caches and positions are read while the kernel that was launched before may still run: that kernel must not
 // write them, and must be an ordinary launch, as decode_embed's.
@@ -442,7 +449,8 @@ struct Activations {
     floatX* dbtc;      // (B, T, C): gradients of atty and of the layernorms' outputs, one at a time
     floatX* dqkv;      // (B, T, 3*C), in the memory of logits, whose gradients are not needed any more
     floatX* dfch;      // (B, T, F), also in the memory of logits
-    float* scratch;    // for one operation at a time; without training for the loss
+    // for one operation at a time; without training for the loss. Attention's terms of dbias stay at its beginning until their sum
+    float* scratch;
     float *gelu_terms, *norm1_terms, *norm2_terms; // scratch for sums that wait for the end of a layer
     // 1: every layer has its own tensor; 0: all share one. keep_gelu is for those marked [1], keep_norm for [2], keep for others
     size_t keep, keep_gelu, keep_norm;
@@ -922,8 +930,8 @@ static void gpt2_loss(GPT2* model, Activations* acts, int B, int T, PassKind kin
 static void zero_gradients(GPT2* model);
 
 // Call after gpt2_loss, with the same kind. Computes the gradients of all parameters; TRAIN_FIRST overwrites them, otherwise they
-// are added to. The gradient of a linear layer's bias is the sum of dout over all tokens: the operation that computes dout sums it
-// on the way, while it is in registers, to a row of partial sums for each block. These are added up at the end of the layer, in one
+// are added to. The gradient of a linear layer's bias is the sum of dout over all tokens: where it can, the operation that computes
+// dout also sums it, from registers, to a row of partial sums for each block (elsewhere: matmul_backward_bias). These are added up at the end of the layer, in one
 // launch (llmc/column_sums.cuh), so nothing may write over them before.
 static void gpt2_backward(GPT2* model, int B, int T, PassKind kind, const Execution& exec) {
     const GPT2Config* config = &model->config;
@@ -1440,10 +1448,10 @@ static void upload_fp8(GPT2* model, const float* largest, int num) {
 // ---- weights in 8 bits ----------------------------------------------------------------------------
 // --weights int8 and fp8: a model's matrices in 8 bits, for generation. They are made on the GPU when the model has been
 // loaded, from its weights in floatX, a row (output channel) at a time. Afterwards the weights in floatX are what the 8
-// bits stand for, rounded to floatX: a prompt, an evaluation, the embedding of a token and more texts than decode_matmul
-// takes are computed with these, and so the whole program computes with the same weights.
+// bits stand for, rounded to floatX. A prompt, an evaluation, the embedding of a token, decode_layers and more texts than
+// decode_matmul takes read these, so the whole program computes with the same weights.
 //
-// In 8 bits are the products' matrices: the head's, and qkvw, attprojw, fcw, fcprojw of each layer. The lookup of a
+// The matrices of matmuls are in 8 bits: the head's, and qkvw, attprojw, fcw, fcprojw of each layer. The lookup of a
 // token in wte stays in floatX, of which it reads a row per text and token; so do wpe and the vectors, which are small.
 
 // The format that --weights names. Ends the program if the GPU, or the code for it, has no such numbers.
@@ -1618,7 +1626,7 @@ static void muon_update(GPT2* model, const Muon& optimizer) {
 }
 
 // One step of AdamW (Loshchilov and Hutter 2019, arXiv:1711.05101); if muon is not NULL, of Muon on the layers' matrices. Call
-// after gpt2_gradient_norm. Nothing changes if loss or norm is not finite, or if skip is true. deferred: see the deferred update above.
+// after gpt2_gradient_norm. Weights and moments stay if loss or norm is not finite, or if skip is true. deferred: see above.
 static void gpt2_update(GPT2* model, const AdamW* optimizer, bool skip, const Muon* muon = NULL,
                         bool deferred = false) {
     const GPT2Config* config = &model->config;
@@ -1676,7 +1684,7 @@ static size_t backward_scratch_bytes(const GPT2Config* config, int B, int T) {
     return std::max(floats * sizeof(float), encoder_backward_scratch(B, T, config->vocab_size) * sizeof(int));
 }
 
-// logit_rows: the number of tokens whose logits are computed at once; B*T in training.
+// logit_rows: the number of tokens whose logits are computed at once; in training at least B*T.
 static void plan_activations(Plan* plan, Activations* a, const GPT2Config* config, int B, int T, int logit_rows,
                              bool training, int recompute, int fp8 = FP8_OFF) {
     size_t BT = (size_t)B * T, C = config->channels, L = config->num_layers, NH = config->num_heads;
@@ -2461,7 +2469,8 @@ static bool next_batch(Trainer* t, Error* err) {
     return !news.signal && !news.failed;
 }
 
-// With several GPUs, weights are gathered during the first forward pass of a step, gradients reduced during the last backward.
+// With several GPUs and exchanges beside the computations, weights are gathered during the first forward pass of a step, and
+// gradients are reduced during the last backward pass.
 static void launch_micro_step(GPT2* model, const Batch* batch, bool first, bool last) {
     int B = batch->B, T = batch->T;
     float scale = 1.0f / (float)batch->total;
@@ -2536,8 +2545,8 @@ static bool launch_step(Trainer* t, Error* err) {
 static void follow_loss_scale(Trainer* t, const PendingStep* s) {
     RunState* run = &t->job.run;
     if (s->state->loss_scale < run->loss_scale) {
-        printf("step %lld: gradients overflow in fp16, loss scale lowered to %g\n", (long long)s->report.step,
-               s->state->loss_scale);
+        print_line(stdout, "step %lld: gradients overflow in fp16, loss scale lowered to %g", (long long)s->report.step,
+                   s->state->loss_scale);
         t->job.nonfinite_in_a_row = 0;
     }
     run->loss_scale = s->state->loss_scale;
@@ -2555,14 +2564,14 @@ static bool report_step(Trainer* t, PendingStep* s) {
     if (!s->judged) { training_judge(&t->job, r); } // computes the z-scores for the report
     training_count(&t->job, r, s->state->applied);  // counts a skipped step and prints the reason
     follow_loss_scale(t, s);
-    char extra[128];
-    snprintf(extra, sizeof(extra), " | %.1f TFLOP/s | %.1f GB%s", training_flops(&t->job, r->ms) * 1e-12,
-             (double)t->model.num_bytes * 1e-9, ranks_timed(s->begin).c_str());
+    char extra[128], memory[32];
+    snprintf(extra, sizeof(extra), " | %.1f TFLOP/s | %s%s", training_flops(&t->job, r->ms) * 1e-12,
+             format_bytes(memory, sizeof(memory), (double)t->model.num_bytes), ranks_timed(s->begin).c_str());
     training_report(&t->job, r, t->machine_flops, PRECISION_NAME, extra);
     if (args->log_memory_every && r->step % args->log_memory_every == 0) {
         size_t free_bytes, all_bytes;
         cudaCheck(cudaMemGetInfo(&free_bytes, &all_bytes));
-        printf("GPU memory: %.2f GB in use, %.2f free\n", (all_bytes - free_bytes) * 1e-9, free_bytes * 1e-9);
+        print_line(stdout, "GPU memory: %.2f GB in use, %.2f free", (all_bytes - free_bytes) * 1e-9, free_bytes * 1e-9);
     }
     return t->job.nonfinite_in_a_row >= args->max_nonfinite;
 }
@@ -2665,6 +2674,7 @@ static double validation_loss(Trainer* t) {
     dataloader_reset(&t->job.val);
     cudaCheck(cudaMemsetAsync(&model->state->loss, 0, sizeof(float), model->exec.stream));
     for (int64_t i = 0; i < n; i++) {
+        training_show_task("the validation", i, n);
         if (load_batch(t, &t->job.val, &err)) {
         } else if (is_alone()) {
             end_with_error(t, &err);
@@ -2747,12 +2757,13 @@ static void print_memory(const Plan* parameters, const Plan* activations, bool m
     size_t need = parameters->total + activations->total + unplanned;
     if (num_shares > 1 && muon) { snprintf(shared, sizeof(shared), " (the largest of %d shares)", num_shares); }
     if (num_shares > 1 && !muon) { snprintf(shared, sizeof(shared), " (1/%d of it)", num_shares); }
-    printf("memory: weights %.2f GB, gradients %.2f, %s %.2f%s, activations %.2f, library and driver %.2f: %.2f of the "
-           "%.1f GB free on %s\n",
-           (double)parameters->bytes[PLAN_WEIGHTS] * 1e-9, (double)parameters->bytes[PLAN_GRADIENTS] * 1e-9,
-           muon ? "Muon and AdamW" : "AdamW", (double)parameters->bytes[PLAN_ADAMW] * 1e-9, shared,
-           (double)activations->total * 1e-9, (double)unplanned * 1e-9, (double)need * 1e-9, (double)have * 1e-9,
-           device);
+    char text[6][32];
+    auto bytes = [&](int i, size_t n) { return format_bytes(text[i], sizeof(text[i]), (double)n); };
+    printf("memory: weights %s, gradients %s, %s %s%s, activations %s, library and driver %s: %s of the %.1f GB free "
+           "on %s\n",
+           bytes(0, parameters->bytes[PLAN_WEIGHTS]), bytes(1, parameters->bytes[PLAN_GRADIENTS]),
+           muon ? "Muon and AdamW" : "AdamW", bytes(2, parameters->bytes[PLAN_ADAMW]), shared,
+           bytes(3, activations->total), bytes(4, unplanned), bytes(5, need), (double)have * 1e-9, device);
 }
 
 // Ends the program with a message that says which flags would make the run fit. bytes_of(B, recompute): what a run needs with
@@ -2778,6 +2789,14 @@ die_of_memory(Bytes bytes_of, int recompute, const Batch* batch, const char* dev
     if (n == 0) { snprintf(advice, sizeof(advice), "; -r 2 and a smaller -b are not enough: take a smaller model"); }
     die("the run needs %.2f GB and %s has %.2f free%s%s", (double)need * 1e-9, device, (double)have * 1e-9,
         other_programs(need), advice);
+}
+
+// Prints a note if attention runs without tensor cores, where it takes several times as long.
+static void print_attention(const GPT2Config* config) {
+    if (attention_forward_choice(config->channels / config->num_heads) != 6) { return; }
+    printf("note: attention runs on CUDA cores: tensor cores need %s\n",
+           sizeof(floatX) == 4 ? "PRECISION=BF16 or FP16 when train_gpt2cu is built"
+                               : "compute capability 8.0 or later");
 }
 
 // What the flags say about the model of a training run.
@@ -2814,6 +2833,7 @@ static void open_training_model(GPT2* model, const GPT2Config* config, const Bat
     printf("%d layers, %d heads, %d channels, %d positions, vocabulary %d: %.2f M parameters, %s\n", config->num_layers,
            config->num_heads, config->channels, config->max_seq_len, config->vocab_size,
            (double)num_parameters(config) * 1e-6, PRECISION_NAME);
+    print_attention(config);
     print_memory(&parameters, &activations, options.muon, ranks().num_shares, unplanned_bytes(), have, device);
     auto bytes = [&](int B, int recompute) {
         GPT2Options other = options;
@@ -2926,6 +2946,8 @@ static Trainer* trainer_open(const Execution& exec) {
     choices_print(t->model.exec);
     if (args->sample_every > 0 && is_rank0()) { load_sampling_kernels(t); }
     if (!is_alone()) { share_choices(t); }
+    output_release();
+    training_next_step(&t->job);
     return t;
 }
 
@@ -2971,6 +2993,7 @@ static Due agreed_due(Trainer* t, double limit_ms) {
 // -i: the training run. Returns the exit code.
 static int train(const Execution& exec) {
     Trainer* t = trainer_open(exec);
+    run_will_save = args->output != NULL;
     run_install_signal_handlers();
     for (;;) {
         Due due = agreed_due(t, ranks_limit_ms());
@@ -3018,8 +3041,8 @@ struct LoadedModel {
     double load_ms;
 };
 
-// Opens the model that -e names, with activations for an evaluation of B rows of -t tokens; B 0: none.
-static void loaded_model_open(LoadedModel* m, int B, const Execution& exec) {
+// Opens the model that -e names, with activations for an evaluation of `files`; NULL: none.
+static void loaded_model_open(LoadedModel* m, const EvalFiles* files, const Execution& exec) {
     double start = time_ms();
     bool has_tokenizer;
     char device[256];
@@ -3028,8 +3051,11 @@ static void loaded_model_open(LoadedModel* m, int B, const Execution& exec) {
     GPT2Options options = {};
     GPT2* model = &m->model;
     const GPT2Config* config = &m->source.config;
+    int B = files ? evaluation_rows(files) : 0; // rows of -t tokens
     model_source_open(&m->source, resolve_model_path(args->model), &has_tokenizer, &m->tokenizer);
     m->vocabulary = has_tokenizer ? &m->tokenizer : NULL;
+    if (files) { eval_files_check(files, m->vocabulary); }
+    if (args->prompt && args->prompt[0]) { prompt_check_vocabulary(m->vocabulary); }
     gpt2_open(model, config, &options, exec);
     model->weights8.format = weights8_format(args->weights);
     plan_parameters(&plan, model, config, NULL);
@@ -3065,7 +3091,7 @@ static int sample(const Execution& exec) {
     Prompts prompts;
     GenerationTimes times = {};
     Sampler sampler = flags_sampler();
-    loaded_model_open(&m, 0, exec);
+    loaded_model_open(&m, NULL, exec);
     prompts_read(&prompts, m.vocabulary, &m.source);
     Continuations c = continuations_begin(&prompts, m.vocabulary, stdout);
     bool good = generate(&m.model, &sampler, prompts.tokens, prompts.lengths, prompts.B, prompts.T, args->num_tokens,
@@ -3084,7 +3110,7 @@ static int sample(const Execution& exec) {
 static int evaluate(const Execution& exec) {
     LoadedModel m;
     EvalFiles files = eval_files_find();
-    loaded_model_open(&m, evaluation_rows(&files), exec);
+    loaded_model_open(&m, &files, exec);
     evaluate_files(&files, compute_losses, most_likely_token, &m.model, m.model.acts.B, m.model.acts.T, m.vocabulary,
                    m.model.config.vocab_size);
     loaded_model_close(&m);
@@ -3094,7 +3120,7 @@ static int evaluate(const Execution& exec) {
 // --bench: times the prompt and the generation of --num-samples texts side by side. Returns the exit code.
 static int bench(const Execution& exec) {
     LoadedModel m;
-    loaded_model_open(&m, 0, exec);
+    loaded_model_open(&m, NULL, exec);
     Bench b = bench_begin(&m.model.config, PRECISION_NAME);
     Sampler sampler = flags_sampler();
     std::vector<int> tokens, lengths(b.B, b.prompt), made((size_t)b.B * (b.decode + 1)), counts(b.B);
@@ -3169,8 +3195,7 @@ int main(int argc, char** argv) {
     setvbuf(stdout, NULL, _IOLBF, BUFSIZ); // print each line at once, even to a file or a pipe
     if (argc == 1) { run_demo(argv[0]); }
     parse_flags(argc, argv,
-                "GPT-2 on the GPU: trains (-i), continues a text (--prompt), evaluates (--eval), times (--bench) or "
-                "exports (--export). Without arguments: a demo of about a minute.");
+                "GPT-2 on the GPU: trains, continues texts, evaluates, times, exports. Without flags: a demo.");
     Task task = chosen_task();
     if (task == TASK_EXPORT) { return export_model(); } // needs no GPU
     if (task == TASK_PLAN) { return plan(); }
@@ -3179,7 +3204,8 @@ int main(int argc, char** argv) {
         choose_recipe();
         int code = ranks_start(argv);
         if (code >= 0) { return code; }
-        cli_print(stdout, options, sizeof(options) / sizeof(options[0]));
+        output_begin(!args->verbose); // an error of the set-up stands alone
+        print_flags();
     }
     CublasLt library;
     TunedState tuned = {};
@@ -3201,9 +3227,11 @@ int main(int argc, char** argv) {
 // ================================================================================================
 // The code between each pair of "promoted" marks is a copy of the file of that name in dev/cuda, made by dev/cuda/promote.sh. Change it
 // there. The ladder that it won, with slower kernels, checks and timings, is the .cu file that its head names.
+// `make` compiles this file in parts, side by side: part 1 is sections 1 to 5, parts 2 to 5 are chapters of this section. Part 0 is all.
 //
-//     6.1 training    6.2 --fp8    6.3 Muon    6.4 generation
+//     6.1 training    6.2 --fp8    6.3 Muon    6.4 attention    6.5 generation    6.6 several texts
 
+#if PART == 0 || PART == 2
 // ---- 6.1 kernels of training -------------------------------------------------------------------
 //     encoder_forward           token and position embeddings
 //     encoder_backward          their gradients, summed in a fixed order
@@ -3218,8 +3246,6 @@ int main(int argc, char** argv) {
 //     gemm_adamw                AdamW in idle warps of gemm
 //     matmul_forward            gemm or cuBLASLt
 //     matmul_backward           cuBLASLt, gemm, or stream-K
-//     attention_forward         three kernels: fp32 arithmetic, tensor cores, Hopper
-//     attention_backward        likewise
 //     fused_classifier          softmax, cross-entropy and gradient in place
 //     linear_cross_entropy      the head and its loss
 //     mean_loss
@@ -4137,7 +4163,6 @@ inline LayernormBackwardLaunch layernorm_backward_launch10(int N, int C, int blo
     if (l.team_warps == 1 && compiled_arch(kernel) >= 80 && max(ring_bytes, sums_bytes) <= limit) {
         l.kernel = kernel, l.num_sums = num_sums;
         l.shared_bytes = max(ring_bytes, sums_bytes);
-        cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)l.shared_bytes));
     }
     return l;
 }
@@ -5160,25 +5185,7 @@ template <class G> int gemm_num_tiles(int M, int N, int K) {
 template <class... Parameters, class... Arguments>
 void gemm_start(void (*kernel)(Parameters...), int num_blocks, int cluster, int bytes, bool early,
                 const Execution& exec, const Arguments&... arguments) {
-    cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
-    cudaLaunchAttribute attributes[2] = {};
-    cudaLaunchConfig_t config = {};
-    config.gridDim = dim3(num_blocks);
-    config.blockDim = dim3(384);
-    config.dynamicSmemBytes = bytes;
-    config.stream = exec.stream;
-    config.attrs = attributes;
-    if (cluster > 1) {
-        cudaLaunchAttribute& attribute = attributes[config.numAttrs++];
-        attribute.id = cudaLaunchAttributeClusterDimension;
-        attribute.val.clusterDim.x = cluster, attribute.val.clusterDim.y = 1, attribute.val.clusterDim.z = 1;
-    }
-    if (early && exec.may_launch_early()) {
-        cudaLaunchAttribute& attribute = attributes[config.numAttrs++];
-        attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-        attribute.val.programmaticStreamSerializationAllowed = 1;
-    }
-    cudaCheck(cudaLaunchKernelEx(&config, kernel, arguments...));
+    launch_kernel(kernel, LaunchShape(num_blocks, 384, bytes, cluster, early), exec, arguments...);
 }
 
 // out = finish(inp weight^T), and idle warps run `idle_work`. Requires has_sm90a(), K % 8 == 0, N % 8 == 0, and all
@@ -5847,25 +5854,15 @@ template <class G> void matmul_backward_launch10(float* dweight, float* scratch,
     auto kernel = matmul_backward_sm90_kernel10<G>;
     const int bytes = sizeof(MatmulBackwardRing<G>) + 1024;
     static_assert(bytes <= 227 << 10, "all that compute capability 9.0 has");
-    cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
-    cudaLaunchAttribute cluster =
-        {}; // not launched early: it comes after gradients_ready(), see Execution::may_launch_early()
-    cluster.id = cudaLaunchAttributeClusterDimension;
-    cluster.val.clusterDim.x = G::CLUSTER, cluster.val.clusterDim.y = 1, cluster.val.clusterDim.z = 1;
-    cudaLaunchConfig_t config = {};
-    config.gridDim = dim3(s.num_clusters * G::CLUSTER);
-    config.blockDim = dim3(384);
-    config.dynamicSmemBytes = bytes;
-    config.stream = exec.stream;
-    config.attrs = &cluster;
-    config.numAttrs = 1;
     float4* parts = NULL;
     if (s.num_split > 0) { // flags, then parts
         parts = (float4*)(scratch + MATMUL_BACKWARD_FLAGS);
         cudaCheck(cudaMemsetAsync(scratch, 0, MATMUL_BACKWARD_FLAGS * sizeof(int), exec.stream));
     }
-    cudaCheck(cudaLaunchKernelEx(&config, kernel, tensor_map(dout, {OC, N}, {64, 64}),
-                                 tensor_map(inp, {C, N}, {64, 32}), dweight, parts, s, OC, C, accumulate));
+    // not launched early: it comes after gradients_ready(), see Execution::may_launch_early()
+    launch_kernel(kernel, LaunchShape(s.num_clusters * G::CLUSTER, 384, bytes, G::CLUSTER), exec,
+                  tensor_map(dout, {OC, N}, {64, 64}), tensor_map(inp, {C, N}, {64, 32}), dweight, parts, s, OC, C,
+                  accumulate);
 }
 
 // Computes matmul_backward_weight by a given schedule. scratch (matmul_backward_weight_scratch10(C)) is aligned to 16 bytes, and is
@@ -5930,2419 +5927,6 @@ void matmul_backward_weight(float* dweight, float* scratch, const floatX* dout, 
     matmul_backward_weight6(dweight, dout, inp, N, C, OC, accumulate, exec);
 }
 // ==== end promoted: matmul_backward ====
-
-// ==== promoted: attention_forward ====
-// out = softmax(scale * q k^T, causal) v without the T x T matrix. A tile of queries stays on chip while tiles of keys
-// and values stream past. The softmax is online: each row keeps its running maximum m and its sum l of P = exp(score -
-// m). When m grows, l and the output accumulator o += P v are rescaled; at the end out = o / l.
-// Source: Dao 2023, FlashAttention-2, arXiv:2307.08691.
-
-struct AttentionForwardWork {
-    int head; // 0 to B*NH - 1
-    int tile; // tile of queries within the head
-};
-
-// The work of this block. Blocks start in the order of their index. Heads are processed in groups whose keys and values
-// fit L2 together. Within a group the tiles with the most keys come first, so that the last blocks to start are short.
-__device__ inline AttentionForwardWork attention_forward_work(int num_heads, int num_tiles, int group) {
-    int first = blockIdx.x / (group * num_tiles) * group;
-    int rest = blockIdx.x % (group * num_tiles);
-    int heads = min(group, num_heads - first);
-    return {first + rest % heads, num_tiles - 1 - rest / heads};
-}
-
-// The number of heads per group: as many as have keys and values that fit a quarter of L2 together, but at least one.
-inline int attention_forward_group(int T, int HS, int num_heads) {
-    size_t bytes = (size_t)2 * T * HS * sizeof(floatX); // keys and values of one head
-    size_t fit = (size_t)device_attribute(cudaDevAttrL2CacheSize) / 4 / bytes;
-    return (int)(fit < 1 ? 1 : fit > (size_t)num_heads ? num_heads : fit);
-}
-
-// ---- kernel 6: fp32 arithmetic in register tiles, 128-bit accesses, heads in groups that fit L2; any head size ----
-
-// Rows are padded by 4 floats, so that consecutive rows start 4 banks apart: 8 lanes that read 16 bytes each from 8
-// rows have no bank conflict.
-template <int max_HS, int rows, int keys> struct AttentionForwardPlainSMem {
-    float q[rows][max_HS + 4];
-    float kv[keys][max_HS + 4]; // first the keys of a tile, then its values
-    float p[rows][keys + 4];
-};
-
-// Loads rows first..first+rows-1 of src, which are `stride` elements apart, and stores them as floats. Rows past T
-// become zeros. Columns past HS stay uninitialised: they only affect output columns that are not stored.
-template <int max_HS, int rows> __device__ inline void
-attention_forward_plain_load(float (*tile)[max_HS + 4], const floatX* src, int first, int T, int HS, size_t stride) {
-    constexpr int VECTORS = max_HS / x128::size; // per row
-#pragma unroll
-    for (int i = 0; i < rows * VECTORS / 128; i++) {
-        int row = (i * 128 + threadIdx.x) / VECTORS, d = (i * 128 + threadIdx.x) % VECTORS * x128::size;
-        if (d >= HS) { continue; }
-        x128 x = {};
-        if (first + row < T) { x = load128(src + (first + row) * stride + d); }
-        for (int j = 0; j < x128::size; j += 4) {
-            store128(&tile[row][d + j], f128{(float)x[j], (float)x[j + 1], (float)x[j + 2], (float)x[j + 3]});
-        }
-    }
-}
-
-// The block has four warps, each with rows / 4 queries. The two half-warps of a warp own alternate queries. For each of
-// its queries a thread holds keys / 16 columns of the scores and max_HS / 16 columns of the output.
-template <int max_HS, int rows, int keys> __global__ void __launch_bounds__(128)
-    attention_forward_kernel6(floatX* out, float* lse, const floatX* qkv, int T, int HS, int NH, int num_heads,
-                              int group, float scale_log2) {
-    extern __shared__ __align__(256) unsigned char attention_forward_shared[];
-    auto& smem = *reinterpret_cast<AttentionForwardPlainSMem<max_HS, rows, keys>*>(attention_forward_shared);
-    constexpr int ROWS = rows / 8, KEYS = keys / 16, VECTORS = max_HS / 64; // per thread; a vector is 4 columns
-    AttentionForwardWork work = attention_forward_work(num_heads, ceil_div(T, rows), group);
-    int b = work.head / NH, h = work.head % NH, q0 = work.tile * rows;
-    size_t C = (size_t)NH * HS, stride = 3 * C;
-    const floatX* src = qkv + b * T * stride + (size_t)h * HS;
-    // this thread's rows are row0, row0 + 2, ...; its columns of the scores are tx, tx + 16, ...
-    int tx = threadIdx.x % 16, row0 = threadIdx.x / 32 * (rows / 4) + threadIdx.x / 16 % 2;
-
-    // m: running row maximum, times scale_log2; l: this thread's partial row sum of P
-    float o[ROWS][4 * VECTORS] = {}, m[ROWS], l[ROWS] = {};
-    for (int i = 0; i < ROWS; i++) { m[i] = -INFINITY; }
-    attention_forward_plain_load<max_HS, rows>(smem.q, src, q0, T, HS, stride);
-    int num_keys = min(q0 + rows, T);
-    for (int k0 = 0; k0 < num_keys; k0 += keys) {
-        __syncthreads(); // all warps have read the values of the previous tile
-        attention_forward_plain_load<max_HS, keys>(smem.kv, src + C, k0, T, HS, stride);
-        __syncthreads();
-        float s[ROWS][KEYS] = {};
-        for (int d = 0; d < HS; d += 4) {
-            f128 k[KEYS];
-            for (int j = 0; j < KEYS; j++) { k[j] = load128(&smem.kv[tx + 16 * j][d]); }
-            for (int i = 0; i < ROWS; i++) {
-                f128 q = load128(&smem.q[row0 + 2 * i][d]);
-                for (int j = 0; j < KEYS; j++) {
-                    for (int e = 0; e < 4; e++) { s[i][j] = fmaf(q[e], k[j][e], s[i][j]); }
-                }
-            }
-        }
-        for (int i = 0; i < ROWS; i++) {
-            int row = row0 + 2 * i;
-            float row_max = -INFINITY;
-            for (int j = 0; j < KEYS; j++) {
-                if (k0 + tx + 16 * j > q0 + row) { s[i][j] = -INFINITY; }
-                row_max = fmaxf(row_max, s[i][j]);
-            }
-            for (int offset = 8; offset > 0; offset /= 2) {
-                row_max = fmaxf(row_max, __shfl_xor_sync(0xFFFFFFFFu, row_max, offset));
-            }
-            // m is finite from the first tile on, because every row sees key 0
-            float new_m = fmaxf(m[i], row_max * scale_log2), rescale = exp2_approx(m[i] - new_m);
-            m[i] = new_m, l[i] *= rescale;
-            for (int j = 0; j < 4 * VECTORS; j++) { o[i][j] *= rescale; }
-            for (int j = 0; j < KEYS; j++) {
-                float p = exp2_approx(fmaf(s[i][j], scale_log2, -new_m));
-                l[i] += p;
-                smem.p[row][tx + 16 * j] = p;
-            }
-        }
-        __syncthreads(); // all warps have read the keys
-        attention_forward_plain_load<max_HS, keys>(smem.kv, src + 2 * C, k0, T, HS, stride);
-        __syncthreads();
-        for (int key = 0; key < keys; key += 4) {
-            f128 p[ROWS];
-            for (int i = 0; i < ROWS; i++) { p[i] = load128(&smem.p[row0 + 2 * i][key]); }
-            for (int e = 0; e < 4; e++) {
-                for (int j = 0; j < VECTORS; j++) {
-                    f128 v = load128(&smem.kv[key + e][64 * j + 4 * tx]); // columns past HS are not stored below
-                    for (int i = 0; i < ROWS; i++) {
-                        for (int c = 0; c < 4; c++) { o[i][4 * j + c] = fmaf(p[i][e], v[c], o[i][4 * j + c]); }
-                    }
-                }
-            }
-        }
-    }
-    struct alignas(4 * sizeof(floatX)) Vec4 {
-        floatX v[4];
-    };
-    for (int i = 0; i < ROWS; i++) {
-        for (int offset = 8; offset > 0; offset /= 2) { l[i] += __shfl_xor_sync(0xFFFFFFFFu, l[i], offset); }
-        int t = q0 + row0 + 2 * i;
-        if (t >= T) { continue; }
-        float inverse = 1.0f / l[i];
-        floatX* dst = out + ((size_t)b * T + t) * C + (size_t)h * HS;
-        for (int j = 0; j < VECTORS; j++) {
-            Vec4 x;
-            for (int c = 0; c < 4; c++) { x.v[c] = (floatX)(o[i][4 * j + c] * inverse); }
-            if (64 * j + 4 * tx < HS) { *reinterpret_cast<Vec4*>(dst + 64 * j + 4 * tx) = x; }
-        }
-        if (lse && tx == 0) { lse[(size_t)work.head * T + t] = (m[i] + log2f(l[i])) * LN2; }
-    }
-}
-
-template <int max_HS, int rows, int keys> void attention_forward_plain_tiles(floatX* out, float* lse, const floatX* qkv,
-                                                                             int B, int T, int HS, int NH, float scale,
-                                                                             const Execution& exec) {
-    auto kernel = attention_forward_kernel6<max_HS, rows, keys>;
-    constexpr int SHARED_BYTES = sizeof(AttentionForwardPlainSMem<max_HS, rows, keys>);
-    static_assert(SHARED_BYTES <= 64 << 10, "the limit of compute capability 7.5");
-    cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES));
-    kernel<<<B * NH * ceil_div(T, rows), 128, SHARED_BYTES, exec.stream>>>(
-        out, lse, qkv, T, HS, NH, B * NH, attention_forward_group(T, HS, B * NH), LOG2E * scale);
-    cudaCheck(cudaGetLastError());
-}
-
-// HS is a multiple of 8, at most 256.
-void attention_forward_plain(floatX* out, float* lse, const floatX* qkv, int B, int T, int HS, int NH, float scale,
-                             const Execution& exec) {
-    if (HS <= 64) {
-        attention_forward_plain_tiles<64, 64, 64>(out, lse, qkv, B, T, HS, NH, scale, exec);
-    } else if (HS <= 128) {
-        attention_forward_plain_tiles<128, 32, 64>(out, lse, qkv, B, T, HS, NH, scale, exec);
-    } else {
-        require(HS <= 256);
-        attention_forward_plain_tiles<256, 32, 16>(out, lse, qkv, B, T, HS, NH, scale, exec);
-    }
-}
-
-#if !defined(ENABLE_FP32)
-// ---- shared by kernels 11 to 16: swizzled tiles, filled by cp.async; a step over the keys by mma.sync ----
-// Each warp owns 16 * row_tiles queries and processes `step` keys at a time. Rescaling is lazy: o and l are rescaled
-// only when P of some row of the warp would exceed 2^slack.
-
-// A tile has room for HS columns, a multiple of 16, which is the head size or more: columns past the head's are zeros, in the tile
-// only. 64 is the head size itself, which costs fewer registers. Rows are this many elements apart, a multiple of 32.
-template <int HS> constexpr int ATTENTION_FORWARD_PITCH = (HS + 31) / 32 * 32;
-
-// 64 * row_tiles queries, and two stages of `keys` keys and their values: one stage is read while the other is filled.
-template <int HS, int row_tiles, int keys = 64> struct AttentionForwardMmaSMem {
-    floatX q[64 * row_tiles * ATTENTION_FORWARD_PITCH<HS>]; // at the end each warp stages its output rows here
-    floatX kv[2][2][keys * ATTENTION_FORWARD_PITCH<HS>];    // per stage: keys, then values
-};
-
-// The swizzle. Returns the element offset of 16-byte chunk `chunk` of row `row` in a tile. The chunks of a row are
-// permuted by the row number, so that the same chunk of 8 consecutive rows, which ldmatrix reads at once, covers all 32
-// banks. Position p of row r holds chunk p ^ (r % 8), as in TMA's 128-byte swizzle. If the pitch is no multiple of 64,
-// it holds chunk p ^ (r / 2 % 4). The chunks at positions 0 to 7:
-//
-//     HS = 64    row 0    0 1 2 3 4 5 6 7
-//                row 1    1 0 3 2 5 4 7 6
-//                row 2    2 3 0 1 6 7 4 5
-template <int HS> __device__ inline int attention_forward_at(int row, int chunk) {
-    constexpr int PITCH = ATTENTION_FORWARD_PITCH<HS>;
-    int permuted = PITCH % 64 == 0 ? chunk ^ (row & 7) : chunk ^ (row >> 1 & 3);
-    return row * PITCH + permuted * 8;
-}
-
-// Given the shared-memory address of chunk 0 or 1 of a row, returns the address 16 * d columns further in the same row.
-// Rows are aligned to the group of 8 or 4 chunks within which they are permuted, so the swizzle is an xor of address bits.
-template <int HS> __device__ inline uint32_t attention_forward_column(uint32_t address, int d) {
-    constexpr int GROUP = ATTENTION_FORWARD_PITCH<HS> % 64 == 0 ? 4 : 2; // pairs of chunks
-    return (address ^ (d % GROUP * 32)) + d / GROUP * GROUP * 32;
-}
-
-// Issues cp.async for rows first..first+rows-1 of src, which are 3 * C elements apart, into a tile. Rows past T and columns past
-// head_size become zeros. If parts is 2, the rows C elements further (the values of these keys) are also copied, into the next tile.
-// The loop is not unrolled, because the compiler would then keep all addresses in registers.
-template <int HS, int rows, int parts> __device__ inline void
-attention_forward_load(floatX* tile, const floatX* src, int first, int T, size_t C, int head_size = HS) {
-    constexpr int CHUNKS = HS / 8; // per row
-    static_assert(rows * CHUNKS % 128 == 0, "every thread copies the same number");
-#pragma unroll 1
-    for (int i = threadIdx.x; i < rows * CHUNKS; i += 128) {
-        int row = i / CHUNKS, chunk = i % CHUNKS;
-        const floatX* from = src + (first + row) * 3 * C + chunk * 8;
-#pragma unroll
-        for (int part = 0; part < parts; part++) {
-            cp_async_16(tile + part * rows * ATTENTION_FORWARD_PITCH<HS> + attention_forward_at<HS>(row, chunk),
-                        from + part * C, first + row < T && chunk * 8 < head_size);
-        }
-    }
-}
-
-// One lane's fragments for its warp's queries. In each 16x8 accumulator tile of mma.sync, lane 4g + t holds 4 floats:
-//
-//     columns          0   1     2   3     4   5     6   7
-//     row g            lane 4g   4g + 1    4g + 2    4g + 3      c[0], c[1]
-//     row g + 8        lane 4g   4g + 1    4g + 2    4g + 3      c[2], c[3]
-//
-// So a lane has two rows per 16 queries, g and g + 8, and shares each of them with the other three lanes of its quad.
-template <int HS, int row_tiles> struct AttentionForwardState {
-    uint32_t q[row_tiles][HS / 16][4]; // operand fragments of the queries
-    float o[row_tiles][HS / 8][4];     // accumulators of the output, not yet divided by l
-    float m[row_tiles][2];             // per row, the maximum that P, o and l are relative to, times scale_log2
-    float l[row_tiles][2];             // per row, this lane's partial sum of P
-};
-
-// One step of the main loop, over `step` keys. k, v: the shared-memory addresses that this lane passes to ldmatrix for
-// the first 16 keys and values. key: index of the first key relative to the warp's first query; only read if masked.
-template <bool masked, int step, int slack, int HS, int row_tiles> __device__ inline void
-attention_forward_step(AttentionForwardState<HS, row_tiles>& state, uint32_t k, uint32_t v, int key, float scale_log2) {
-    int lane = threadIdx.x % 32;
-    constexpr int ROW_BYTES = ATTENTION_FORWARD_PITCH<HS> * sizeof(floatX);
-    float s[row_tiles][step / 8][4] = {};
-#pragma unroll
-    for (int d = 0; d < HS / 16; d++) {
-#pragma unroll
-        for (int n = 0; n < step / 16; n++) {
-            uint32_t b[4]; // b[0..1]: keys 0-7 by 16 columns; b[2..3]: keys 8-15 by 16 columns
-            ldmatrix_x4(b, attention_forward_column<HS>(k, d) + 16 * n * ROW_BYTES);
-#pragma unroll
-            for (int i = 0; i < row_tiles; i++) {
-                mma_16x8x16(s[i][2 * n], state.q[i][d], b[0], b[1], floatX());
-                mma_16x8x16(s[i][2 * n + 1], state.q[i][d], b[2], b[3], floatX());
-            }
-        }
-    }
-    float new_m[row_tiles][2];
-    bool grew = false;
-#pragma unroll
-    for (int i = 0; i < row_tiles; i++) {
-#pragma unroll
-        for (int half_row = 0; half_row < 2; half_row++) {
-            int row = 16 * i + 8 * half_row + lane / 4;
-            float row_max = -INFINITY;
-#pragma unroll
-            for (int n = 0; n < step / 8; n++) {
-#pragma unroll
-                for (int e = 0; e < 2; e++) {
-                    float& score = s[i][n][2 * half_row + e];
-                    if (masked && key + 8 * n + lane % 4 * 2 + e > row) { score = -INFINITY; }
-                    row_max = fmaxf(row_max, score);
-                }
-            }
-            row_max = fmaxf(row_max, __shfl_xor_sync(0xFFFFFFFFu, row_max, 1));
-            row_max = fmaxf(row_max, __shfl_xor_sync(0xFFFFFFFFu, row_max, 2));
-            new_m[i][half_row] = row_max * scale_log2;
-            grew |= new_m[i][half_row] > state.m[i][half_row] + slack;
-        }
-    }
-    // between two rescales P can grow to 2^slack; o and l carry the same factor, which cancels in o / l
-    if (__any_sync(0xFFFFFFFFu, grew)) {
-#pragma unroll
-        for (int i = 0; i < row_tiles; i++) {
-#pragma unroll
-            for (int half_row = 0; half_row < 2; half_row++) {
-                // m is finite from the first step on, because every row sees key 0
-                float m = fmaxf(state.m[i][half_row], new_m[i][half_row]),
-                      rescale = exp2_approx(state.m[i][half_row] - m);
-                state.m[i][half_row] = m, state.l[i][half_row] *= rescale;
-#pragma unroll
-                for (int n = 0; n < HS / 8; n++) {
-                    state.o[i][n][2 * half_row] *= rescale, state.o[i][n][2 * half_row + 1] *= rescale;
-                }
-            }
-        }
-    }
-#pragma unroll
-    for (int n = 0; n < step / 16; n++) {
-        uint32_t p[row_tiles][4]; // P of 16 keys: two adjacent 16x8 accumulator tiles make one 16x16 operand fragment
-#pragma unroll
-        for (int i = 0; i < row_tiles; i++) {
-#pragma unroll
-            for (int j = 0; j < 4; j++) {
-                const float* score = &s[i][2 * n + j / 2][j % 2 * 2];
-                float p0 = exp2_approx(fmaf(score[0], scale_log2, -state.m[i][j % 2]));
-                float p1 = exp2_approx(fmaf(score[1], scale_log2, -state.m[i][j % 2]));
-                state.l[i][j % 2] += p0 + p1;
-                p[i][j] = pack_16x2(p0, p1, floatX());
-            }
-        }
-#pragma unroll
-        for (int d = 0; d < HS / 16; d++) {
-            uint32_t b[4]; // b[0..1]: 16 keys by columns 0-7; b[2..3]: 16 keys by columns 8-15
-            ldmatrix_x4_trans(b, attention_forward_column<HS>(v, d) + 16 * n * ROW_BYTES);
-#pragma unroll
-            for (int i = 0; i < row_tiles; i++) {
-                mma_16x8x16(state.o[i][2 * d], p[i], b[0], b[1], floatX());
-                mma_16x8x16(state.o[i][2 * d + 1], p[i], b[2], b[3], floatX());
-            }
-        }
-    }
-}
-
-// Loads the operand fragments of a warp's queries, whose tile in shared memory is warp_q, and clears the rest.
-template <int HS, int row_tiles>
-__device__ inline void attention_forward_start(AttentionForwardState<HS, row_tiles>& state, const floatX* warp_q) {
-    int lane = threadIdx.x % 32;
-#pragma unroll
-    for (int i = 0; i < row_tiles; i++) {
-#pragma unroll
-        for (int d = 0; d < HS / 16; d++) {
-            ldmatrix_x4(state.q[i][d], warp_q + attention_forward_at<HS>(16 * i + lane % 16, 2 * d + lane / 16));
-        }
-        for (int n = 0; n < HS / 8; n++) {
-            for (int e = 0; e < 4; e++) { state.o[i][n][e] = 0; }
-        }
-        for (int half_row = 0; half_row < 2; half_row++) { state.m[i][half_row] = -INFINITY, state.l[i][half_row] = 0; }
-    }
-}
-
-// The addresses that this lane passes to ldmatrix for the first 16 keys, or values, of a tile. ldmatrix.x4 reads 16 keys
-// by 16 columns as four 8x8 matrices. Their (keys, columns), in the order in which mma takes them as operand b:
-//     S = Q K^T: (0-7, 0-7) (0-7, 8-15) (8-15, 0-7) (8-15, 8-15)
-//     P V:       (0-7, 0-7) (8-15, 0-7) (0-7, 8-15) (8-15, 8-15), each transposed
-template <int HS> __device__ inline uint32_t attention_forward_k_address(const floatX* tile) {
-    int lane = threadIdx.x % 32;
-    return shared_address(tile + attention_forward_at<HS>(lane / 16 * 8 + lane % 8, lane / 8 % 2));
-}
-template <int HS> __device__ inline uint32_t attention_forward_v_address(const floatX* tile) {
-    int lane = threadIdx.x % 32;
-    return shared_address(tile + attention_forward_at<HS>(lane % 16, lane / 16));
-}
-
-// ---- kernel 15: mma.sync, steps of 32 keys, which need few enough registers for 3 blocks of 4 warps per SM ----
-// `blocks` is the number of blocks per SM, `keys` the number of keys of a tile.
-
-// Epilogue: divides a warp's output rows by l and stores them, 16 bytes at a time. `tile`, the warp's own slice of
-// smem.q, is the staging area.
-template <int HS, int row_tiles>
-__device__ inline void attention_forward_store(floatX* out, float* lse, floatX* tile,
-                                               AttentionForwardState<HS, row_tiles>& state, int row0, int T, size_t C,
-                                               int head_size = HS) {
-    int lane = threadIdx.x % 32;
-#pragma unroll
-    for (int i = 0; i < row_tiles; i++) {
-#pragma unroll
-        for (int half_row = 0; half_row < 2; half_row++) {
-            int row = 16 * i + 8 * half_row + lane / 4;
-            float l = state.l[i][half_row];
-            l += __shfl_xor_sync(0xFFFFFFFFu, l, 1);
-            l += __shfl_xor_sync(0xFFFFFFFFu, l, 2);
-            float inverse = 1.0f / l;
-            if (lse && lane % 4 == 0 && row0 + row < T) { lse[row0 + row] = (state.m[i][half_row] + log2f(l)) * LN2; }
-#pragma unroll
-            for (int n = 0; n < HS / 8; n++) {
-                uint32_t pair = pack_16x2(state.o[i][n][2 * half_row] * inverse,
-                                          state.o[i][n][2 * half_row + 1] * inverse, floatX());
-                *reinterpret_cast<uint32_t*>(tile + attention_forward_at<HS>(row, n) + lane % 4 * 2) = pair;
-            }
-        }
-    }
-    __syncwarp();
-#pragma unroll
-    for (int i = lane; i < 16 * row_tiles * HS / 8; i += 32) {
-        int row = i / (HS / 8), chunk = i % (HS / 8);
-        if (row0 + row < T && chunk * 8 < head_size) {
-            // int4 instead of load128 and store128, because the compiler splits those into 4-byte copies here
-            *reinterpret_cast<int4*>(out + (row0 + row) * C + chunk * 8) =
-                *reinterpret_cast<const int4*>(tile + attention_forward_at<HS>(row, chunk));
-        }
-    }
-}
-
-template <int HS, int row_tiles, int step, int slack, int blocks, int keys>
-__global__ void __launch_bounds__(128, blocks)
-    attention_forward_kernel15(floatX* out, float* lse, const floatX* qkv, int T, int head_size, int NH, int num_heads,
-                               int group, float scale_log2) {
-    extern __shared__ __align__(256) unsigned char attention_forward_shared[];
-    auto& smem = *reinterpret_cast<AttentionForwardMmaSMem<HS, row_tiles, keys>*>(attention_forward_shared);
-    constexpr int ROWS = 64 * row_tiles;
-    if (HS == 64) { head_size = HS; }
-    AttentionForwardWork work = attention_forward_work(num_heads, ceil_div(T, ROWS), group);
-    int b = work.head / NH, h = work.head % NH, q0 = work.tile * ROWS;
-    int warp_row = threadIdx.x / 32 * 16 * row_tiles; // the warp's first query is q0 + warp_row
-    size_t C = (size_t)NH * head_size;
-    const floatX* src = qkv + (size_t)b * T * 3 * C + h * head_size;
-    int num_tiles = ceil_div(min(q0 + ROWS, T), keys), num_unmasked = q0 / keys;
-
-    attention_forward_load<HS, ROWS, 1>(smem.q, src, q0, T, C, head_size);
-    attention_forward_load<HS, keys, 2>(smem.kv[0][0], src + C, 0, T, C, head_size);
-    cp_async_commit();
-    cp_async_wait<0>();
-    __syncthreads();
-
-    AttentionForwardState<HS, row_tiles> state;
-    constexpr int PITCH = ATTENTION_FORWARD_PITCH<HS>, ROW_BYTES = PITCH * sizeof(floatX);
-    constexpr int STAGE_BYTES = sizeof(smem.kv[0]);
-    floatX* warp_q = smem.q + warp_row * PITCH;
-    attention_forward_start(state, warp_q);
-    uint32_t k_address = attention_forward_k_address<HS>(smem.kv[0][0]);
-    uint32_t v_address = attention_forward_v_address<HS>(smem.kv[0][1]);
-    for (int tile = 0; tile < num_tiles; tile++) {
-        if (tile > 0) {
-            cp_async_wait<0>();
-            __syncthreads(); // this tile has landed, and all warps have read the stage that the next load overwrites
-        }
-        if (tile + 1 < num_tiles) {
-            attention_forward_load<HS, keys, 2>(smem.kv[(tile + 1) % 2][0], src + C, (tile + 1) * keys, T, C,
-                                                head_size);
-            cp_async_commit();
-        }
-        uint32_t k = k_address + tile % 2 * STAGE_BYTES, v = v_address + tile % 2 * STAGE_BYTES;
-        if (tile < num_unmasked) {
-#pragma unroll 1
-            for (int j = 0; j < keys; j += step) {
-                attention_forward_step<false, step, slack>(state, k + j * ROW_BYTES, v + j * ROW_BYTES, 0, scale_log2);
-            }
-        } else {
-            // the tile's first key, relative to the warp's first query; no query of the warp sees a key whose relative
-            // index is 16 * row_tiles or more
-            int key = tile * keys - q0 - warp_row;
-#pragma unroll 1
-            for (int j = 0; j < keys && key + j < 16 * row_tiles; j += step) {
-                attention_forward_step<true, step, slack>(state, k + j * ROW_BYTES, v + j * ROW_BYTES, key + j,
-                                                          scale_log2);
-            }
-        }
-    }
-    floatX* dst = out + ((size_t)b * T * NH + h) * head_size;
-    attention_forward_store(dst, lse ? lse + (size_t)work.head * T : nullptr, warp_q, state, q0 + warp_row, T, C,
-                            head_size);
-}
-
-// head_size is HS or, if that is not 64, less.
-template <int HS, int row_tiles, int step, int slack, int blocks, int keys = 64>
-void attention_forward_mma_tiles(floatX* out, float* lse, const floatX* qkv, int B, int T, int head_size, int NH,
-                                 float scale, const Execution& exec) {
-    auto kernel = attention_forward_kernel15<HS, row_tiles, step, slack, blocks, keys>;
-    constexpr int SHARED_BYTES = sizeof(AttentionForwardMmaSMem<HS, row_tiles, keys>);
-    static_assert(SHARED_BYTES <= 99 << 10, "the limit of compute capability 8.6");
-    cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES));
-    kernel<<<B * NH * ceil_div(T, 64 * row_tiles), 128, SHARED_BYTES, exec.stream>>>(
-        out, lse, qkv, T, head_size, NH, B * NH, attention_forward_group(T, head_size, B * NH), LOG2E * scale);
-    cudaCheck(cudaGetLastError());
-}
-
-// HS is a multiple of 8, at most 256.
-void attention_forward_mma(floatX* out, float* lse, const floatX* qkv, int B, int T, int HS, int NH, float scale,
-                           const Execution& exec) {
-    require(HS % 8 == 0 && HS <= 256);
-    auto tiles = HS <= 32    ? attention_forward_mma_tiles<32, 2, 32, 8, 3>
-                 : HS <= 48  ? attention_forward_mma_tiles<48, 2, 32, 8, 3>
-                 : HS == 64  ? attention_forward_mma_tiles<64, 2, 32, 8, 3>
-                 : HS <= 80  ? attention_forward_mma_tiles<80, 2, 32, 8, 2>
-                 : HS <= 96  ? attention_forward_mma_tiles<96, 2, 32, 8, 2>
-                 : HS <= 128 ? attention_forward_mma_tiles<128, 1, 64, 8, 2>
-                             : attention_forward_mma_tiles<256, 1, 32, 8, 1, 32>;
-    tiles(out, lse, qkv, B, T, HS, NH, scale, exec);
-}
-
-// ---- sm_90a: shared by kernels 17 to 25: wgmma products, online softmax in registers, output by TMA ----
-// HS = 64. A warpgroup owns 64 queries, 16 per warp. Loops over register arrays are unrolled explicitly, because the
-// compiler puts an array with a run-time index into local memory.
-// Source: Shah et al. 2024, FlashAttention-3, arXiv:2407.08608.
-
-constexpr int ATTENTION_FORWARD_ROW = 64; // elements per query, key or value: 128 bytes, the width of TMA's swizzle
-constexpr int ATTENTION_FORWARD_BOX = 64 * ATTENTION_FORWARD_ROW; // elements of 64 queries, keys or values
-
-// Issues s = q k^T for 64 queries and 64 keys, and does not wait. q, k: wgmma descriptors. The previous contents of s
-// are overwritten, and the compiler knows that they are dead.
-__device__ inline void attention_forward_sm90_scores(float (&s)[32], uint64_t q, uint64_t k) {
-    wgmma_64x64x16_new(s, q, k, floatX());
-#pragma unroll
-    for (int d = 1; d < 4; d++) { // 16 columns are 32 bytes, and the descriptor counts in units of 16 bytes
-        wgmma_64x64x16(s, q + 2 * d, k + 2 * d, 1, floatX());
-    }
-}
-
-// Issues o += P v for 4 * n keys, and does not wait. p: P as operand fragments in registers; v: wgmma descriptor.
-template <int n>
-__device__ inline void attention_forward_sm90_values(float (&o)[32], const uint32_t (&p)[n], uint64_t v) {
-#pragma unroll
-    for (int k = 0; k < n / 4; k++) { // 16 keys are 2048 bytes: 128 of the descriptor's units
-        wgmma_64x64x16_transposed(o, p + 4 * k, v + 128 * k, 1, floatX());
-    }
-}
-
-// The softmax state of a thread's two rows, g and g + 8 of its warp's 16, where lane = 4g + t. The wgmma accumulators s
-// and o are 16x8 tiles side by side; of tile j (columns 8j..8j+7) each lane holds elements 4j..4j+3 of its array:
-//
-//     columns 8j +     0   1     2   3     4   5     6   7
-//     row g            lane 4g   4g + 1    4g + 2    4g + 3      elements 4j, 4j + 1 (columns 8j + 2t, 8j + 2t + 1)
-//     row g + 8        lane 4g   4g + 1    4g + 2    4g + 3      elements 4j + 2, 4j + 3 (the same columns)
-//
-// So element i belongs to row number i / 2 % 2 of the two, and the four lanes of a quad share a row.
-struct AttentionForwardRows {
-    float m[2];       // the maximum that P, o and l are relative to, times scale_log2
-    float l[2];       // this thread's partial row sum of P
-    float rescale[2]; // the factor by which o must be multiplied if the row maximum has grown in this step
-    // Correction that is added to l before the final division. P V uses P rounded to 16 bits, but l sums P unrounded.
-    // The correction covers two parts of the difference: the whole diagonal block, and each later row maximum, whose P
-    // is 1 after rounding but was added to l as 1 + error.
-    float rounding[2];
-};
-
-// Folds the scores s of a key block after the diagonal into the running row maximum, and rescales l. Returns true if o
-// must be rescaled.
-template <int num_s> __device__ inline bool attention_forward_sm90_max(const float (&s)[num_s],
-                                                                       AttentionForwardRows& rows, float scale_log2) {
-    float row_max[2][2] = {{-INFINITY, -INFINITY}, {-INFINITY, -INFINITY}}; // two independent chains of fmaxf per row
-#pragma unroll
-    for (int i = 0; i < num_s; i++) { row_max[i / 2 % 2][i % 2] = fmaxf(row_max[i / 2 % 2][i % 2], s[i]); }
-    float raw_m[2], new_m[2];
-    bool grew = false;
-#pragma unroll
-    for (int half_row = 0; half_row < 2; half_row++) {
-        float m = fmaxf(row_max[half_row][0], row_max[half_row][1]);
-        m = fmaxf(m, __shfl_xor_sync(0xFFFFFFFFu, m, 1));
-        m = fmaxf(m, __shfl_xor_sync(0xFFFFFFFFu, m, 2));
-        raw_m[half_row] = m, new_m[half_row] = m * scale_log2;
-        grew |= new_m[half_row] > rows.m[half_row];
-    }
-    grew = __any_sync(0xFFFFFFFFu, grew);
-    if (grew) {
-#pragma unroll
-        for (int half_row = 0; half_row < 2; half_row++) {
-            float m = fmaxf(rows.m[half_row], new_m[half_row]);
-            rows.rescale[half_row] = exp2_approx(rows.m[half_row] - m);
-            rows.l[half_row] *= rows.rescale[half_row];
-            // at the row maximum the exponent raw_m * scale_log2 - m is not 0 but the rounding error of m, so P is
-            // 1 + LN2 * error there; each of the quad's four lanes adds a quarter of the correction
-            float error = rows.m[half_row] < m ? fmaf(raw_m[half_row], scale_log2, -m) : 0;
-            rows.rounding[half_row] = fmaf(rows.rounding[half_row], rows.rescale[half_row], error * (-LN2 / 4));
-            rows.m[half_row] = m;
-        }
-    }
-    return grew;
-}
-
-// Turns the scores s into P = exp2(s * scale_log2 - m) in place, and adds P to l.
-template <int num_s> __device__ inline void
-attention_forward_sm90_exponents(float (&s)[num_s], AttentionForwardRows& rows, float scale_log2) {
-#pragma unroll
-    for (int i = 0; i < num_s; i++) {
-        s[i] = exp2_approx(fmaf(s[i], scale_log2, -rows.m[i / 2 % 2]));
-        rows.l[i / 2 % 2] += s[i];
-    }
-}
-
-// As attention_forward_sm90_exponents, for the diagonal block. group: index of the group of 16 keys that has the same
-// positions as the warp's 16 queries. P of later groups is 0.
-template <int num_s> __device__ inline void
-attention_forward_sm90_diagonal_exponents(float (&s)[num_s], AttentionForwardRows& rows, int group, float scale_log2) {
-#pragma unroll
-    for (int n = 0; n < num_s; n += 8) {
-        if (n / 8 > group) {
-#pragma unroll
-            for (int i = n; i < n + 8; i++) { s[i] = 0; }
-        } else {
-            asm volatile(""); // makes the compiler keep the branch, so that hidden groups cost nothing
-#pragma unroll
-            for (int i = n; i < n + 8; i++) {
-                s[i] = exp2_approx(fmaf(s[i], scale_log2, -rows.m[i / 2 % 2]));
-                rows.l[i / 2 % 2] += s[i];
-            }
-        }
-    }
-}
-
-// Softmax of a tile's first key block, the one on the diagonal. Sets m, l and rescale. The warp's own group is the 16
-// keys at the positions of its 16 rows, number `group` in the block. Every row sees all groups before the own group,
-// and none after it. Only the own group needs a triangular mask (g = lane / 4; columns within the group):
-//
-//                      columns 0-7       columns 8-15
-//     row g            column <= g       hidden
-//     row g + 8        visible           column - 8 <= g
-//
-// The mask is added (0 or -1e38), because compares run at half the rate of fmaf and a branch makes the compiler copy s.
-// Side effect: an infinite or NaN score in the own group is not hidden.
-template <int num_s> __device__ inline void
-attention_forward_sm90_diagonal(float (&s)[num_s], AttentionForwardRows& rows, int group, float scale_log2) {
-    constexpr float HIDDEN = -1e38f;
-    int lane = threadIdx.x % 32;
-    // opaque to the compiler, so that it recomputes the masks in every tile instead of keeping them in registers
-    asm volatile("" : "+r"(lane), "+r"(group));
-    float mask[2] = {lane % 4 * 2 <= lane / 4 ? 0 : HIDDEN, lane % 4 * 2 + 1 <= lane / 4 ? 0 : HIDDEN};
-    float row_max[2] = {-INFINITY, -INFINITY};
-#pragma unroll
-    for (int n = 0; n < num_s; n += 8) {
-        float own = n / 8 == group ? 1.0f : 0.0f;
-#pragma unroll
-        for (int e = 0; e < 2; e++) {
-            s[n + e] = fmaf(own, mask[e], s[n + e]);
-            s[n + 4 + e] = fmaf(own, HIDDEN, s[n + 4 + e]);
-            s[n + 6 + e] = fmaf(own, mask[e], s[n + 6 + e]);
-        }
-    }
-    wgmma_hold(s); // makes the compiler mask in place, in the registers of s
-    // s[i], s[i + 1], s[i + 4] and s[i + 5] are this lane's four scores of one row and one group of 16 keys
-#pragma unroll
-    for (int i = 0; i < num_s; i += i % 8 == 0 ? 2 : 6) {
-        float m = fmaxf(fmaxf(s[i], s[i + 1]), fmaxf(s[i + 4], s[i + 5]));
-        row_max[i / 2 % 2] = fmaxf(row_max[i / 2 % 2], i / 8 <= group ? m : -INFINITY);
-    }
-#pragma unroll
-    for (int half_row = 0; half_row < 2; half_row++) {
-        float m = row_max[half_row];
-        m = fmaxf(m, __shfl_xor_sync(0xFFFFFFFFu, m, 1));
-        m = fmaxf(m, __shfl_xor_sync(0xFFFFFFFFu, m, 2));
-        rows.m[half_row] = m * scale_log2, rows.l[half_row] = 0, rows.rescale[half_row] = 1;
-    }
-    attention_forward_sm90_diagonal_exponents(s, rows, group, scale_log2);
-}
-
-// Sets rows.rounding after the diagonal block: the sum of the rounded P (p) minus the sum of the unrounded P (l).
-template <int num_p> __device__ inline void attention_forward_sm90_rounding(AttentionForwardRows& rows,
-                                                                            const uint32_t (&p)[num_p], int group) {
-    rows.rounding[0] = -rows.l[0], rows.rounding[1] = -rows.l[1];
-#pragma unroll
-    for (int n = 0; n < num_p; n += 4) { // one group of 16 keys
-        if (n / 4 <= group) {
-            asm volatile(""); // makes the compiler keep the branch, so that hidden groups cost nothing
-#pragma unroll
-            for (int j = n; j < n + 4; j++) {
-                float2 pair = unpack_16x2(p[j], floatX());
-                rows.rounding[j % 2] += pair.x;
-                rows.rounding[j % 2] += pair.y;
-            }
-        }
-    }
-}
-
-// Multiplies the rows of o by rows.rescale.
-__device__ inline void attention_forward_sm90_rescale(float (&o)[32], const AttentionForwardRows& rows) {
-#pragma unroll
-    for (int i = 0; i < 32; i++) { o[i] *= rows.rescale[i / 2 % 2]; }
-}
-
-// Rounds P to 16 bits, as operand fragments: the two 16x8 accumulator tiles of 16 keys become the four registers of one
-// 16x16 operand.
-template <int num_p>
-__device__ inline void attention_forward_sm90_pack(uint32_t (&p)[num_p], const float (&s)[2 * num_p]) {
-#pragma unroll
-    for (int i = 0; i < num_p; i++) { p[i] = pack_16x2(s[2 * i], s[2 * i + 1], floatX()); }
-}
-
-// Stores the log-sum-exp of a thread's two rows. lse: the T values of this sequence and head, or NULL; t: the warp's
-// first token.
-__device__ inline void attention_forward_sm90_lse(float* lse, const float (&l)[2], const float (&m)[2], int t, int T) {
-    int lane = threadIdx.x % 32;
-#pragma unroll
-    for (int half_row = 0; half_row < 2; half_row++) {
-        int row = t + lane / 4 + 8 * half_row;
-        if (lse && lane % 4 == 0 && row >= 0 && row < T) { lse[row] = (m[half_row] + log2f(l[half_row])) * LN2; }
-    }
-}
-// Adds up l over the four lanes that share a row.
-__device__ inline void attention_forward_sm90_row_sums(float (&l)[2]) {
-#pragma unroll
-    for (int half_row = 0; half_row < 2; half_row++) {
-        l[half_row] += __shfl_xor_sync(0xFFFFFFFFu, l[half_row], 1);
-        l[half_row] += __shfl_xor_sync(0xFFFFFFFFu, l[half_row], 2);
-    }
-}
-
-// Writes a warp's 16 rows of o, multiplied by `inverse`, to a tile (16,64) in shared memory, in TMA's 128-byte swizzle.
-__device__ inline void attention_forward_sm90_to_shared(floatX* tile, const float (&o)[32], const float (&inverse)[2]) {
-    int lane = threadIdx.x % 32;
-    // stmatrix.x4 stores four 8x8 matrices: rows 0-7 and rows 8-15 of two adjacent 16-byte chunks
-    uint32_t address = shared_address(tile + attention_forward_at<64>(lane % 16, lane / 16));
-#pragma unroll
-    for (int d = 0; d < 4; d++) { // 16 columns at a time
-        uint32_t r[4];
-#pragma unroll
-        for (int e = 0; e < 4; e++) {
-            r[e] = pack_16x2(o[8 * d + 2 * e] * inverse[e % 2], o[8 * d + 2 * e + 1] * inverse[e % 2], floatX());
-        }
-        stmatrix_x4(attention_forward_column<64>(address, d), r);
-    }
-}
-
-// Divides a warp's 16 rows, tokens t..t+15, by their sums l and stores them by TMA. t < 0 is padding and is not stored.
-// `tile` is this warp's staging area in shared memory; it must not be written again before tma_store_wait.
-__device__ inline void attention_forward_sm90_store(const CUtensorMap& out_map, floatX* tile, const float (&o)[32],
-                                                    const float (&l)[2], int t, int h, int b) {
-    attention_forward_sm90_to_shared(tile, o, {1.0f / l[0], 1.0f / l[1]});
-    tma_store_fence();
-    __syncwarp();
-    if (threadIdx.x % 32 == 0 && t >= 0) { // TMA rejects a box that is entirely before the tensor
-        tma_store_4d(&out_map, tile, 0, h, t, b);
-        tma_store_commit();
-    }
-}
-
-// The static tile scheduler of a persistent block. In each round every block takes one pair of tiles, a long one and a
-// short one, chosen so that all pairs are equal work. With 4 tiles per head, where tile i sees the keys of tiles 0 to
-// i, two heads A and B make four pairs, each of which sees 5 tiles of keys:
-//
-//     block      0         1         2         3
-//                A3 B0     B3 A0     A2 B1     B2 A1
-//
-// In the last rounds every block takes single tiles, the longest first, with the order of the blocks reversed in every
-// other round. Pairs alone would leave blocks idle at the end: at B = 64, T = 1024, NH = 12 they fill 11.6 rounds of
-// 132 blocks.
-struct AttentionForwardList {
-    int num_heads, num_tiles, num_paired; // num_tiles: tiles per head; the first num_paired heads are split into pairs
-    int position;                         // 2 * number of rounds done, + 1 if the second tile of a pair comes next
-    int head, tile;                       // the current tile
-};
-// Advances to the next tile. Returns false at the end.
-__device__ inline bool attention_forward_next_tile(AttentionForwardList& list) {
-    list.position++;
-    if (list.position % 2 == 0) {
-        list.head ^= 1, list.tile = list.num_tiles - 1 - list.tile;
-        return true;
-    }
-    int blocks = gridDim.x, block = blockIdx.x, round = list.position / 2, first = round * blocks;
-    // number of pairs; a pair takes its two tiles from two heads, because num_tiles may be odd
-    int paired = list.num_paired / 2 * list.num_tiles;
-    if (first + block < paired) {
-        int two_heads = (first + block) / list.num_tiles;
-        // + two_heads, so that no block gets the same pair in every round when num_tiles divides the number of blocks
-        int pair = (first + block + two_heads) % list.num_tiles;
-        list.head = 2 * two_heads + pair % 2, list.tile = list.num_tiles - 1 - pair / 2;
-        return true;
-    }
-    list.position++;
-    int whole = ceil_div(paired, blocks); // the first round in which all blocks take single tiles
-    bool backwards = round > whole && (round - whole) % 2 == 1;
-    int single = first + (backwards ? blocks - 1 - block : block) - paired, heads = list.num_heads - list.num_paired;
-    if (single >= heads * list.num_tiles) { return false; } // this block gets no tile in later rounds either
-    list.head = list.num_paired + single % heads, list.tile = list.num_tiles - 1 - single / heads;
-    return true;
-}
-
-// The scheduler state before the first tile, for a grid of num_blocks.
-inline AttentionForwardList attention_forward_list(int num_heads, int num_tiles, int num_blocks) {
-    // number of rounds of pairs; the last 2 to 3 rounds' worth of pairs become single tiles
-    int rounds = max(num_heads * num_tiles / 2 / num_blocks - 2, 0);
-    return {num_heads, num_tiles, rounds * num_blocks / num_tiles * 2, 0, 0, 0};
-}
-
-// ---- kernel 25: one producer, four consumer warpgroups that do not wait for each other, steps of 64 keys ----
-// One persistent block per SM takes tiles of 256 queries, or of 128 if there are few tiles. One producer thread fills a
-// ring of keys and values by TMA. Each consumer warpgroup owns 64 queries of the tile and walks over their keys, the
-// diagonal first. Example: the tile of queries 256..511, by blocks of 64 keys (d: diagonal, s: later step, -: skipped):
-//
-//     key block             7  6  5  4  3  2  1  0
-//     queries 448..511      d  s  s  s  s  s  s  s       warpgroup 3, in the next tile warpgroup 0
-//     queries 384..447      -  d  s  s  s  s  s  s       warpgroup 2, in the next tile warpgroup 1
-//     queries 320..383      -  -  d  s  s  s  s  s       warpgroup 1, in the next tile warpgroup 2
-//     queries 256..319      -  -  -  d  s  s  s  s       warpgroup 0, in the next tile warpgroup 3
-//
-// No barrier couples the consumers. Within the length of the ring each runs at its own pace, so that the softmax of one
-// warpgroup is hidden behind the products of the others. Step i of one warpgroup over time:
-//
-//     tensor cores     S = q k_i^T     o += P v_(i-1)         (free for the other warpgroups)
-//     other units      wait            row maximum of S       rescale o, P = exp2(S - m), sum, pack
-
-constexpr unsigned ATTENTION_FORWARD_STAGES = 8; // of the ring; each stage holds 64 keys and their values
-
-// A tile, as the producer announces it to the consumers. Tiles are aligned to the end of the sequence, so that
-// first_group, the tile's first group of 64 queries, is negative if the tile is partial.
-struct AttentionForwardTile {
-    int b; // sequence; negative: there are no more tiles
-    int h, first_group;
-};
-
-// `groups` is the number of groups of 64 queries per tile; each consumer warpgroup owns one group. The struct takes
-// 225 KB with four groups. A full barrier is completed by the producer's loads, and the consumers wait for it. At an
-// empty barrier the consumer warps arrive, and the producer waits for it.
-template <int groups> struct AttentionForwardSMem {
-    floatX q[2][groups * ATTENTION_FORWARD_BOX];                   // queries of this tile and the next
-    floatX kv[ATTENTION_FORWARD_STAGES][2][ATTENTION_FORWARD_BOX]; // per stage: keys, then values
-    floatX out[groups * ATTENTION_FORWARD_BOX];                    // 16 rows per warp: staging area of its output
-    AttentionForwardTile tiles[2];
-    uint64_t q_full[2], q_empty[2], full[ATTENTION_FORWARD_STAGES], empty[ATTENTION_FORWARD_STAGES];
-};
-
-// Initialises the barriers. Called by the whole block.
-template <int groups> __device__ inline void attention_forward_sm90_init(AttentionForwardSMem<groups>& smem) {
-    constexpr int CONSUMER_WARPS = 4 * groups;
-    if (threadIdx.x == 0) {
-        for (int j = 0; j < 2; j++) {
-            mbarrier_init(&smem.q_full[j], 1);
-            mbarrier_init(&smem.q_empty[j], CONSUMER_WARPS);
-        }
-        for (unsigned j = 0; j < ATTENTION_FORWARD_STAGES; j++) {
-            mbarrier_init(&smem.full[j], 1);
-            mbarrier_init(&smem.empty[j], CONSUMER_WARPS);
-        }
-        mbarrier_init_fence();
-    }
-    __syncthreads();
-}
-
-// wgmma descriptors of the keys (values) of step i; kv is the descriptor of stage 0.
-__device__ inline uint64_t attention_forward_sm90_key_descriptor(uint64_t kv, unsigned i) {
-    return kv + i % ATTENTION_FORWARD_STAGES * (2 * ATTENTION_FORWARD_BOX * sizeof(floatX) / 16);
-}
-__device__ inline uint64_t attention_forward_sm90_value_descriptor(uint64_t kv, unsigned i) {
-    return attention_forward_sm90_key_descriptor(kv, i) + ATTENTION_FORWARD_BOX * sizeof(floatX) / 16;
-}
-
-// The producer thread. Producer and consumers keep the same two counters: n counts tiles, i counts steps of 64 keys
-// over all tiles.
-template <int groups> __device__ inline void attention_forward_sm90_producer(AttentionForwardSMem<groups>& smem,
-                                                                             const CUtensorMap& qkv_map, int T, int NH,
-                                                                             AttentionForwardList list) {
-    unsigned i = 0, n = 0;
-#pragma unroll 1
-    for (; attention_forward_next_tile(list); n++) {
-        int b = list.head / NH, h = list.head % NH;
-        int first_group = ceil_div(T, 64) - groups * (list.num_tiles - list.tile);
-        mbarrier_wait(&smem.q_empty[n % 2], (n / 2 + 1) % 2);
-        smem.tiles[n % 2] = {b, h, first_group};
-        mbarrier_arrive_expect(&smem.q_full[n % 2], sizeof(smem.q[0]));
-        for (int j = 0; j < groups; j++) {
-            tma_load_4d(smem.q[n % 2] + j * ATTENTION_FORWARD_BOX, &qkv_map, 0, h, (first_group + j) * 64, b,
-                        &smem.q_full[n % 2]);
-        }
-#pragma unroll 1
-        for (int block = first_group + groups - 1; block >= 0; block--, i++) {
-            unsigned stage = i % ATTENTION_FORWARD_STAGES;
-            mbarrier_wait(&smem.empty[stage], (i / ATTENTION_FORWARD_STAGES + 1) % 2);
-            mbarrier_arrive_expect(&smem.full[stage], sizeof(smem.kv[0]));
-            tma_load_4d(smem.kv[stage][0], &qkv_map, 0, NH + h, block * 64, b, &smem.full[stage]);
-            tma_load_4d(smem.kv[stage][1], &qkv_map, 0, 2 * NH + h, block * 64, b, &smem.full[stage]);
-        }
-    }
-    mbarrier_wait(&smem.q_empty[n % 2], (n / 2 + 1) % 2);
-    smem.tiles[n % 2] = {-1, 0, 0}; // announces that there are no more tiles
-    mbarrier_arrive(&smem.q_full[n % 2]);
-}
-
-// A consumer warpgroup's 64 queries of a tile.
-struct AttentionForwardQueries {
-    int b, h, group; // group: index of the 64 queries in the sequence; negative for padding, which is not stored
-    int num_steps;   // number of blocks of 64 keys that they see
-    uint64_t q;      // wgmma descriptor of the queries
-};
-
-// Waits for tile n, and skips the steps of the ring whose keys only other warpgroups see. Returns false if there is no
-// tile n.
-template <int groups> __device__ inline bool attention_forward_sm90_next_queries(AttentionForwardQueries& queries,
-                                                                                 AttentionForwardSMem<groups>& smem,
-                                                                                 int warpgroup, unsigned n,
-                                                                                 unsigned& i) {
-    mbarrier_wait(&smem.q_full[n % 2], n / 2 % 2);
-    AttentionForwardTile tile = smem.tiles[n % 2];
-    queries.b = warp_uniform(tile.b), queries.h = warp_uniform(tile.h);
-    int first_group = warp_uniform(tile.first_group);
-    if (queries.b < 0) { return false; }
-    // later queries see more keys, so the order of the warpgroups is reversed from tile to tile
-    int place = n % 2 ? groups - 1 - warpgroup : warpgroup;
-    queries.group = first_group + place;
-    queries.num_steps = max(queries.group + 1, 1); // padding before the start of a sequence costs one step
-    queries.q = wgmma_descriptor(smem.q[n % 2] + place * ATTENTION_FORWARD_BOX);
-#pragma unroll 1
-    for (int skip = first_group + groups - queries.num_steps; skip > 0; skip--, i++) {
-        mbarrier_wait(&smem.full[i % ATTENTION_FORWARD_STAGES], i / ATTENTION_FORWARD_STAGES % 2);
-        if (threadIdx.x % 32 == 0) { mbarrier_arrive(&smem.empty[i % ATTENTION_FORWARD_STAGES]); }
-    }
-    return true;
-}
-
-// The first step of a tile, step i of the ring: p = P of the 64 keys on the diagonal. warp: index of the warp in its
-// warpgroup, 0 to 3.
-template <int groups>
-__device__ inline void attention_forward_sm90_first_step(float (&s)[32], uint32_t (&p)[16], AttentionForwardRows& rows,
-                                                         AttentionForwardSMem<groups>& smem, uint64_t q, uint64_t kv,
-                                                         unsigned i, int warp, float scale_log2) {
-    mbarrier_wait(&smem.full[i % ATTENTION_FORWARD_STAGES], i / ATTENTION_FORWARD_STAGES % 2);
-    wgmma_fence();
-    attention_forward_sm90_scores(s, q, attention_forward_sm90_key_descriptor(kv, i));
-    wgmma_commit();
-    wgmma_wait<0>();
-    wgmma_hold(s);
-    attention_forward_sm90_diagonal(s, rows, warp, scale_log2);
-    attention_forward_sm90_pack(p, s);
-    attention_forward_sm90_rounding(rows, p, warp);
-}
-
-// Step i: the scores of 64 more keys, then P V of step i - 1, which overlaps with the search for the new row maximum.
-// The exponentials take longest. P V is waited for before they begin, so that the compiler can interleave rescaling,
-// sums and packing with them.
-template <int groups> __device__ inline void attention_forward_sm90_step(float (&s)[32], uint32_t (&p)[16],
-                                                                         float (&o)[32], AttentionForwardRows& rows,
-                                                                         AttentionForwardSMem<groups>& smem, uint64_t q,
-                                                                         uint64_t kv, unsigned i, float scale_log2) {
-    mbarrier_wait(&smem.full[i % ATTENTION_FORWARD_STAGES], i / ATTENTION_FORWARD_STAGES % 2);
-    wgmma_fence();
-    attention_forward_sm90_scores(s, q, attention_forward_sm90_key_descriptor(kv, i));
-    wgmma_commit();
-    wgmma_fence();
-    attention_forward_sm90_values(o, p, attention_forward_sm90_value_descriptor(kv, i - 1));
-    wgmma_commit();
-    wgmma_wait<1>();
-    wgmma_hold(s);
-    bool grew = attention_forward_sm90_max(s, rows, scale_log2);
-    wgmma_wait<0>();
-    wgmma_hold(o);
-    wgmma_hold(p);
-    if (threadIdx.x % 32 == 0) { mbarrier_arrive(&smem.empty[(i - 1) % ATTENTION_FORWARD_STAGES]); }
-    if (grew) { attention_forward_sm90_rescale(o, rows); }
-    attention_forward_sm90_exponents(s, rows, scale_log2);
-    attention_forward_sm90_pack(p, s);
-}
-
-// The end of tile n: P V of its last step, i - 1, and lse. Adds rows.rounding to rows.l, which is then the divisor of
-// o. t: the warp's first token. On return the warp's staging area for the output is free.
-template <int groups> __device__ inline void
-attention_forward_sm90_last_product(float (&o)[32], uint32_t (&p)[16], AttentionForwardRows& rows,
-                                    AttentionForwardSMem<groups>& smem, const AttentionForwardQueries& queries,
-                                    uint64_t kv, unsigned n, unsigned i, float* lse, int t, int T, int NH) {
-    int lane = threadIdx.x % 32;
-    wgmma_hold(o);
-    wgmma_hold(p);
-    wgmma_fence();
-    attention_forward_sm90_values(o, p, attention_forward_sm90_value_descriptor(kv, i - 1));
-    wgmma_commit();
-    attention_forward_sm90_row_sums(rows.l);
-    attention_forward_sm90_row_sums(rows.rounding);
-    attention_forward_sm90_lse(lse ? lse + ((size_t)queries.b * NH + queries.h) * T : nullptr, rows.l, rows.m, t, T);
-    rows.l[0] += rows.rounding[0], rows.l[1] += rows.rounding[1];
-    if (lane == 0) {
-        mbarrier_arrive(&smem.q_empty[n % 2]);
-        tma_store_wait<0>(); // TMA has read the previous tile's output from the staging area
-    }
-    __syncwarp();
-    wgmma_wait<0>();
-    wgmma_hold(o);
-    if (lane == 0) { mbarrier_arrive(&smem.empty[(i - 1) % ATTENTION_FORWARD_STAGES]); }
-}
-
-// The number of this warp's consumer warpgroup, computed by warp votes, so that the compiler knows it is warp-uniform
-// and keeps what depends on it in uniform registers.
-__device__ inline int attention_forward_sm90_warpgroup() {
-    return (__any_sync(0xFFFFFFFFu, threadIdx.x & 128) ? 1 : 0) + (__any_sync(0xFFFFFFFFu, threadIdx.x & 256) ? 2 : 0);
-}
-
-// A consumer warp, over all tiles of the block.
-template <int groups> __device__ inline void attention_forward_sm90_consumer(AttentionForwardSMem<groups>& smem,
-                                                                             const CUtensorMap& out_map, float* lse,
-                                                                             int T, int NH, float scale_log2) {
-    int warpgroup = attention_forward_sm90_warpgroup(), warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
-    uint64_t kv = wgmma_descriptor(smem.kv[0][0]);
-    unsigned i = 0;
-#pragma unroll 1
-    for (unsigned n = 0;; n++) {
-        AttentionForwardQueries queries;
-        if (!attention_forward_sm90_next_queries(queries, smem, warpgroup, n, i)) { break; }
-        float s[32], o[32];
-        uint32_t p[16];
-        AttentionForwardRows rows;
-        attention_forward_sm90_first_step(s, p, rows, smem, queries.q, kv, i, warp, scale_log2);
-        floatX* out = smem.out + threadIdx.x / 32 * 16 * ATTENTION_FORWARD_ROW; // this warp's staging area
-        int t = queries.group * 64 + warp * 16;
-#pragma unroll
-        for (int j = 0; j < 32; j++) { o[j] = 0; }
-        i++;
-#pragma unroll 1
-        for (int step = 1; step < queries.num_steps; step++, i++) {
-            attention_forward_sm90_step(s, p, o, rows, smem, queries.q, kv, i, scale_log2);
-        }
-        attention_forward_sm90_last_product(o, p, rows, smem, queries, kv, n, i, lse, t, T, NH);
-        attention_forward_sm90_store(out_map, out, o, rows.l, t, queries.h, queries.b);
-    }
-    if (lane == 0) { tma_store_wait<0>(); }
-}
-
-template <int groups> __global__ void __launch_bounds__(128 * (groups + 1), 1)
-    attention_forward_sm90_kernel25(float* lse, const __grid_constant__ CUtensorMap qkv_map, int T, int NH,
-                                    AttentionForwardList list, float scale_log2,
-                                    const __grid_constant__ CUtensorMap out_map) {
-    extern __shared__ __align__(256) unsigned char attention_forward_shared[];
-    if (threadIdx.x == 0) { tma_prefetch_map(&qkv_map), tma_prefetch_map(&out_map); }
-    auto& smem = shared_aligned_1024<AttentionForwardSMem<groups>>(attention_forward_shared);
-    attention_forward_sm90_init(smem);
-    grid_launch_dependents(); // programmatic dependent launch: the next kernel's blocks start as blocks of this one end
-    grid_wait_dependency();   // wait for the end of the previous kernel, whose results this one reads
-    if (threadIdx.x < 128 * groups) {
-        // registers per thread, with four groups: 4 consumer warpgroups * 112 + 32 for the producer warpgroup is the
-        // 5 * 96 that the launch allocated
-        warpgroup_more_registers<groups == 4 ? 112 : 208>();
-        attention_forward_sm90_consumer(smem, out_map, lse, T, NH, scale_log2);
-    } else {
-        warpgroup_fewer_registers<32>();
-        if (threadIdx.x == 128 * groups) { attention_forward_sm90_producer(smem, qkv_map, T, NH, list); }
-    }
-}
-
-template <int groups> void attention_forward_sm90_launch(floatX* out, float* lse, const floatX* qkv, int B, int T,
-                                                         int NH, float scale, const Execution& exec) {
-    auto kernel = attention_forward_sm90_kernel25<groups>;
-    constexpr int SHARED_BYTES = sizeof(AttentionForwardSMem<groups>) + 1024;
-    static_assert(SHARED_BYTES <= 227 << 10, "the limit of compute capability 9.0");
-    cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES));
-    CUtensorMap qkv_map = tensor_map_heads(qkv, B, T, 3 * NH, 64), out_map = tensor_map_heads(out, B, T, NH, 16);
-    int num_tiles = ceil_div(T, 64 * groups), num_blocks = min(B * NH * num_tiles, exec.free_sms());
-    AttentionForwardList list = attention_forward_list(B * NH, num_tiles, num_blocks);
-    launch_early(kernel, dim3(num_blocks), dim3(128 * (groups + 1)), SHARED_BYTES, exec, lse, qkv_map, T, NH, list,
-                 LOG2E * scale, out_map);
-}
-
-// Groups of 64 queries per tile: 4, or 2 when there are fewer tiles than SMs, which halves the longest tile.
-inline int attention_forward_sm90_groups(int B, int T, int NH) {
-    return B * NH * ceil_div(T, 256) < num_multiprocessors() ? 2 : 4;
-}
-
-// Requires HS = 64 and sm_90a.
-void attention_forward_sm90(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, float scale,
-                            const Execution& exec) {
-    if (attention_forward_sm90_groups(B, T, NH) == 2) {
-        attention_forward_sm90_launch<2>(out, lse, qkv, B, T, NH, scale, exec);
-    } else {
-        attention_forward_sm90_launch<4>(out, lse, qkv, B, T, NH, scale, exec);
-    }
-}
-#endif
-
-// The number of the kernel that attention_forward() runs; see the table below.
-inline int attention_forward_choice(int HS) {
-#if !defined(ENABLE_FP32)
-    if (HS == 64 && has_sm90a()) { return 25; }
-    if (compiled_arch(attention_forward_kernel15<64, 2, 32, 8, 3, 64>) >= 80) { return 15; }
-#endif
-    (void)HS;
-    return 6;
-}
-
-// out (B,T,NH,HS) | lse (B,NH,T) or NULL | qkv (B,T,3,NH,HS). C = NH * HS. All pointers are aligned to 16 bytes.
-// The kernel depends on the head size, the precision, and the architecture of the code that the binary has for this
-// device:
-//
-//     HS                        bf16, fp16:  sm_90a (H100)   8.0 and up (A100)   older          fp32
-//     64                                     kernel 25       kernel 15           kernel 6       kernel 6
-//     other multiples of 8, up to 256        kernel 15       kernel 15           kernel 6       kernel 6
-void attention_forward(floatX* out, float* lse, const floatX* qkv, int B, int T, int C, int NH, float scale,
-                       const Execution& exec) {
-    double bytes = (4.0 * C * sizeof(floatX) + NH * sizeof(float)) * B * T;
-    Op op(exec, bytes, 2.0 * B * T * T * C, "attention_forward");
-    require(NH > 0 && C % NH == 0);
-    int HS = C / NH;
-    require(HS % 8 == 0 && HS <= 256);
-    require((size_t)B * NH * ceil_div(T, 16) <= INT_MAX);
-    int kernel = attention_forward_choice(HS);
-#if !defined(ENABLE_FP32)
-    if (kernel == 25) { return attention_forward_sm90(out, lse, qkv, B, T, NH, scale, exec); }
-    if (kernel == 15) { return attention_forward_mma(out, lse, qkv, B, T, HS, NH, scale, exec); }
-#endif
-    require(kernel == 6);
-    attention_forward_plain(out, lse, qkv, B, T, HS, NH, scale, exec);
-}
-// ==== end promoted: attention_forward ====
-
-// ==== promoted: attention_backward ====
-// ---- kernel 3: fp32 arithmetic, 4x4 register tiles per thread, one writer per gradient ----
-
-// dsum = rowsum(dout * out). Both gradient kernels need it per query row, besides lse, because with
-//
-//     P = exp(scale * q k^T - lse)    dS = P * (dout v^T - dsum)
-//     dv = P^T dout                   dk = scale * dS^T q              dq = scale * dS k
-//
-// The kernel runs 8 threads per row of HS elements.
-__global__ void attention_backward_dsum_kernel3(float* dsum, const floatX* dout, const floatX* out, int T, int NH,
-                                                int HS, int num_rows) {
-    int row = (int)(((size_t)blockIdx.x * blockDim.x + threadIdx.x) / 8), part = threadIdx.x % 8;
-    float sum = 0.0f;
-    if (row < num_rows) {
-        for (int i = part * x128::size; i < HS; i += 8 * x128::size) {
-            x128 a = load128(dout + (size_t)row * HS + i), b = load128(out + (size_t)row * HS + i);
-            for (int j = 0; j < x128::size; j++) { sum += (float)a[j] * (float)b[j]; }
-        }
-    }
-    for (int offset = 4; offset > 0; offset /= 2) { sum += __shfl_xor_sync(0xFFFFFFFFu, sum, offset); }
-    if (row < num_rows && part == 0) { // row = (b * T + t) * NH + h
-        int h = row % NH, t = row / NH % T, b = row / NH / T;
-        dsum[((size_t)b * NH + h) * T + t] = sum;
-    }
-}
-
-// dsum (B,NH,T) | dout, out (B,T,NH,HS)
-void attention_backward_dsum(float* dsum, const floatX* dout, const floatX* out, int B, int T, int C, int NH,
-                             const Execution& exec) {
-    int num_rows = B * T * NH, block_size = 256;
-    attention_backward_dsum_kernel3<<<ceil_div(num_rows, block_size / 8), block_size, 0, exec.stream>>>(
-        dsum, dout, out, T, NH, C / NH, num_rows);
-    cudaCheck(cudaGetLastError());
-}
-
-// Loads 4 elements as floats.
-__device__ inline f128 attention_backward_load4(const floatX* p) {
-#if defined(ENABLE_FP32)
-    return load128(p);
-#else
-    int2 bits = *reinterpret_cast<const int2*>(p);
-    floatX x[4];
-    memcpy(x, &bits, sizeof(bits));
-    return {{(float)x[0], (float)x[1], (float)x[2], (float)x[3]}};
-#endif
-}
-
-// sum[i][j] += a[k][4 * row + i] * b[k][4 * col + j], over k
-template <int K> __device__ inline void attention_backward_multiply4x4(float (&sum)[4][4], const float (*a)[64],
-                                                                       const float (*b)[64], int row, int col) {
-#pragma unroll
-    for (int k = 0; k < K; k++) {
-        f128 x = load128(&a[k][4 * row]), y = load128(&b[k][4 * col]);
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-#pragma unroll
-            for (int j = 0; j < 4; j++) { sum[i][j] += x[i] * y[j]; }
-        }
-    }
-}
-
-// A block owns 64 rows of one head and walks over tiles of 64 rows of the other side. If `keys`, it owns keys, walks
-// over queries, and computes dk and dv; otherwise it owns queries, walks over keys, and computes dq. Scores are
-// computed as [walked][owned], the layout in which the second product reads P and dS. D groups of 64 columns hold
-// the HS columns.
-template <bool keys, int D> __global__ void __launch_bounds__(256)
-    attention_backward_plain_kernel3(floatX* dqkv, const float* lse, const float* dsum, const floatX* dout,
-                                     const floatX* qkv, int T, int C, int NH, float scale) {
-    struct SMem {
-        float walked1[16][64], owned1[16][64], walked2[16][64], owned2[16][64]; // 16 columns of 64 rows, transposed
-        float p[64][64], ds[64][64];
-    };
-    static_assert(sizeof(SMem) == 48 * 1024, "the limit without an opt-in");
-    __shared__ SMem smem;
-    int HS = C / NH, h = blockIdx.y % NH, b = blockIdx.y / NH;
-    int tile = keys ? blockIdx.x : gridDim.x - 1 - blockIdx.x; // the longest walks start first
-    int owned = 64 * tile, row = threadIdx.x / 16, col = threadIdx.x % 16;
-    const floatX* q = qkv + (size_t)b * T * 3 * C + h * HS;
-    const floatX *k = q + C, *v = q + 2 * C, *d = dout + (size_t)b * T * C + h * HS;
-    lse += ((size_t)b * NH + h) * T, dsum += ((size_t)b * NH + h) * T;
-    size_t stride = 3 * (size_t)C, stride_d = C;
-
-    float sum1[D][4][4] = {}, sum2[keys ? D : 1][4][4] = {}; // accumulators of dk and dv, or of dq
-    int first = keys ? tile : 0, last = keys ? ceil_div(T, 64) - 1 : tile;
-    for (int walk = first; walk <= last; walk++) {
-        int walked = 64 * walk;
-        float s[4][4] = {}, dp[4][4] = {};
-        for (int c = 0; c < HS; c += 16) {
-            int r = threadIdx.x % 64, cc = threadIdx.x / 64 * 4;
-            f128 w1 = {}, w2 = {}, o1 = {}, o2 = {};
-            if (c + cc < HS && walked + r < T) {
-                w1 = attention_backward_load4((keys ? q : k) + (walked + r) * stride + c + cc);
-                w2 = attention_backward_load4((keys ? d : v) + (walked + r) * (keys ? stride_d : stride) + c + cc);
-            }
-            if (c + cc < HS && owned + r < T) {
-                o1 = attention_backward_load4((keys ? k : q) + (owned + r) * stride + c + cc);
-                o2 = attention_backward_load4((keys ? v : d) + (owned + r) * (keys ? stride : stride_d) + c + cc);
-            }
-            __syncthreads(); // all threads have read the previous tiles
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                smem.walked1[cc + i][r] = w1[i], smem.walked2[cc + i][r] = w2[i];
-                smem.owned1[cc + i][r] = o1[i], smem.owned2[cc + i][r] = o2[i];
-            }
-            __syncthreads();
-            attention_backward_multiply4x4<16>(s, smem.walked1, smem.owned1, row, col);
-            attention_backward_multiply4x4<16>(dp, smem.walked2, smem.owned2, row, col);
-        }
-
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            f128 p, ds;
-#pragma unroll
-            for (int j = 0; j < 4; j++) {
-                int w = walked + 4 * row + i, o = owned + 4 * col + j;
-                int query = keys ? w : o, key = keys ? o : w;
-                bool seen = key <= query && query < T;
-                p[j] = seen ? expf(scale * s[i][j] - lse[query]) : 0.0f;
-                ds[j] = seen ? p[j] * (dp[i][j] - dsum[query]) : 0.0f;
-            }
-            if (keys) { store128(&smem.p[4 * row + i][4 * col], p); }
-            store128(&smem.ds[4 * row + i][4 * col], ds);
-        }
-
-        // the products with dS and P, over 16 walked rows and 64 columns at a time
-#pragma unroll
-        for (int part = 0; part < D; part++) {
-            for (int w = 0; w < 64; w += 16) {
-                int t = walked + w + row, c = 64 * part + 4 * col;
-                f128 y1 = {}, y2 = {};
-                if (t < T && c < HS) {
-                    y1 = attention_backward_load4((keys ? q : k) + t * stride + c);
-                    if (keys) { y2 = attention_backward_load4(d + t * stride_d + c); }
-                }
-                __syncthreads(); // all threads have read the previous tiles, and have written p and ds
-                store128(&smem.walked1[row][4 * col], y1);
-                if (keys) { store128(&smem.walked2[row][4 * col], y2); }
-                __syncthreads();
-                attention_backward_multiply4x4<16>(sum1[part], &smem.ds[w], smem.walked1, row, col);
-                if (keys) { attention_backward_multiply4x4<16>(sum2[part], &smem.p[w], smem.walked2, row, col); }
-            }
-        }
-    }
-
-    floatX* out1 = dqkv + (size_t)b * T * 3 * C + h * HS + (keys ? C : 0);
-#pragma unroll
-    for (int part = 0; part < D; part++) {
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-#pragma unroll
-            for (int j = 0; j < 4; j++) {
-                int t = owned + 4 * row + i, c = 64 * part + 4 * col + j;
-                if (t < T && c < HS) {
-                    out1[t * stride + c] = (floatX)(scale * sum1[part][i][j]);
-                    if (keys) { out1[t * stride + C + c] = (floatX)sum2[part][i][j]; }
-                }
-            }
-        }
-    }
-}
-
-template <int D> void attention_backward_plain_sized(floatX* dqkv, const float* lse, const float* dsum,
-                                                     const floatX* dout, const floatX* qkv, int B, int T, int C, int NH,
-                                                     float scale, const Execution& exec) {
-    dim3 grid(ceil_div(T, 64), B * NH);
-    attention_backward_plain_kernel3<true, D>
-        <<<grid, 256, 0, exec.stream>>>(dqkv, lse, dsum, dout, qkv, T, C, NH, scale);
-    cudaCheck(cudaGetLastError());
-    attention_backward_plain_kernel3<false, D>
-        <<<grid, 256, 0, exec.stream>>>(dqkv, lse, dsum, dout, qkv, T, C, NH, scale);
-    cudaCheck(cudaGetLastError());
-}
-
-void attention_backward_plain(floatX* dqkv, const float* lse, const float* dsum, const floatX* dout, const floatX* qkv,
-                              int B, int T, int C, int NH, float scale, const Execution& exec) {
-    int HS = C / NH;
-    require(HS % 8 == 0 && B * NH <= 65535);
-    if (HS <= 64) {
-        attention_backward_plain_sized<1>(dqkv, lse, dsum, dout, qkv, B, T, C, NH, scale, exec);
-    } else if (HS <= 128) {
-        attention_backward_plain_sized<2>(dqkv, lse, dsum, dout, qkv, B, T, C, NH, scale, exec);
-    } else {
-        require(HS <= 256);
-        attention_backward_plain_sized<4>(dqkv, lse, dsum, dout, qkv, B, T, C, NH, scale, exec);
-    }
-}
-
-#if !defined(ENABLE_FP32)
-// ---- kernel 7: tensor cores by mma.sync, 32 rows per warp, one owned operand in registers, one in shared memory ----
-// There are two kernels. In kernel kv a block owns keys and computes dk and dv; in kernel q it owns queries and
-// computes dq. A block walks over the tokens of the other kind:
-//
-//              owned, 16 * M rows per warp    walked, tiles of 64 rows, 8 * N at a time
-//     kv       k (registers), v (shared)      q, dout
-//     q        q (registers), dout (shared)   k, v
-//
-// Scores are computed as [owned][walked], so that the accumulators of P and dS become operands of the second product
-// without leaving the registers. In each 16x8 accumulator tile of mma.sync, lane 4g + t holds 4 floats:
-//
-//     walked           0   1     2   3     4   5     6   7
-//     owned g          lane 4g   4g + 1    4g + 2    4g + 3      c[0], c[1]
-//     owned g + 8      lane 4g   4g + 1    4g + 2    4g + 3      c[2], c[3]
-//
-// A tile has room for HS columns, a multiple of 16, which is the head size or more: columns past the head's are zeros, in the tile
-// only. 64 is the head size itself, which costs fewer registers. Rows are this many elements apart, a multiple of 32.
-template <int HS> constexpr int ATTENTION_BACKWARD_PITCH = (HS + 31) / 32 * 32;
-
-// Whether one owned operand is in registers. Rows as wide as these leave too few of them for the sums: both are in shared memory.
-template <int HS> constexpr bool ATTENTION_BACKWARD_IN_REGISTERS = HS <= 128;
-// Its type: fragments of mma's operand a, or where they are in this warp's shared memory.
-template <int HS, int M> using AttentionBackwardOperand =
-    std::conditional_t<ATTENTION_BACKWARD_IN_REGISTERS<HS>, uint32_t[M][HS / 16][4], floatX*>;
-
-// `walked` is the number of rows of a walked tile.
-template <int HS, int M, int walked = 64> struct AttentionBackwardMmaSMem {
-    static constexpr int PITCH = ATTENTION_BACKWARD_PITCH<HS>, OWNED = ATTENTION_BACKWARD_IN_REGISTERS<HS> ? 1 : 2;
-    floatX tile1[2][walked * PITCH], tile2[2][walked * PITCH]; // two stages of walked rows: q and dout, or k and v
-    floatX owned[OWNED * 64 * M * PITCH];  // the owned operands that are not in registers: v, or dout; then k, or q
-    float lse[2][walked], dsum[2][walked]; // two stages for the walked queries; only used by kernel kv
-};
-static_assert(sizeof(AttentionBackwardMmaSMem<128, 1>) <= 99 * 1024, "the limit of compute capability 8.6");
-static_assert(sizeof(AttentionBackwardMmaSMem<256, 1, 16>) <= 99 * 1024, "the limit of compute capability 8.6");
-
-// The swizzle. Returns the element offset of 16-byte chunk `chunk` of row `row` in the tile that begins at element `tile`. The
-// chunks of a row are permuted as in attention_forward_at(), so that the same chunk of 8 consecutive rows covers all 32 banks.
-template <int HS> __device__ inline int attention_backward_offset(int tile, int row, int chunk) {
-    constexpr int PITCH = ATTENTION_BACKWARD_PITCH<HS>;
-    return tile + row * PITCH + (chunk ^ (PITCH % 64 == 0 ? row % 8 : row / 2 % 4)) * 8;
-}
-// Given the offset of chunk 0 or 1 of a row, returns the address `chunk` chunks further in the same row. chunk is even.
-template <int HS> __device__ inline floatX* attention_backward_column(floatX* memory, int offset, int chunk) {
-    constexpr int GROUP = ATTENTION_BACKWARD_PITCH<HS> % 64 == 0 ? 8 : 4;
-    return memory + (offset ^ chunk % GROUP * 8) + chunk / GROUP * GROUP * 8;
-}
-
-// One thread's share of the copies of two tensors to shared memory. Each call of load() issues cp.async for the next
-// tile of `walked` rows of both tensors. Rows past the end of the sequence and columns past head_size become 0.
-template <int HS, int walked = 64> struct AttentionBackwardLoader {
-    static constexpr int PITCH = ATTENTION_BACKWARD_PITCH<HS>;
-    static constexpr int LANES = PITCH % 64 == 0 ? 8 : 4, ROWS = 128 / LANES; // lanes per row, rows per pass
-    const floatX *next1, *next2;
-    int num_valid; // number of rows from this thread's row to the end of the sequence
-
-    __device__ AttentionBackwardLoader(const floatX* rows1, const floatX* rows2, int stride1, int stride2, int t,
-                                       int T) {
-        int row = t + threadIdx.x / LANES, column = threadIdx.x % LANES * 8;
-        next1 = rows1 + (size_t)row * stride1 + column, next2 = rows2 + (size_t)row * stride2 + column;
-        num_valid = T - row;
-    }
-    __device__ void load(floatX* tile1, floatX* tile2, int stride1, int stride2, int head_size = HS) {
-        int row = threadIdx.x / LANES, lane = threadIdx.x % LANES;
-#pragma unroll
-        for (int i = 0; i < walked; i += ROWS) {
-#pragma unroll
-            for (int c = 0; c < PITCH / 8; c += LANES) {
-                int to = attention_backward_offset<HS>(0, row + i, c + lane);
-                bool is_valid = i < num_valid && (c + lane) * 8 < head_size;
-                cp_async_16(tile1 + to, next1 + c * 8, is_valid);
-                cp_async_16(tile2 + to, next2 + c * 8, is_valid);
-            }
-            next1 += ROWS * stride1, next2 += ROWS * stride2;
-        }
-        num_valid -= walked;
-    }
-};
-
-// Loads rows row..row+16*M-1 from global memory as fragments of mma's operand a. Rows past T and columns past head_size become 0.
-template <int HS, int M> __device__ inline void attention_backward_load_operand(uint32_t (&a)[M][HS / 16][4],
-                                                                                const floatX* rows, size_t stride,
-                                                                                int row, int T, int head_size = HS) {
-    int lane = threadIdx.x % 32;
-#pragma unroll
-    for (int m = 0; m < M; m++) {
-#pragma unroll
-        for (int half_m = 0; half_m < 2; half_m++) {
-            int r = row + 16 * m + 8 * half_m + lane / 4;
-            const uint32_t* p = reinterpret_cast<const uint32_t*>(rows + r * stride) + lane % 4;
-#pragma unroll
-            for (int k = 0; k < HS / 16; k++) {
-                a[m][k][half_m] = r < T && 16 * k < head_size ? p[8 * k] : 0;
-                a[m][k][half_m + 2] = r < T && 16 * k + 8 < head_size ? p[8 * k + 4] : 0;
-            }
-        }
-    }
-}
-
-// Issues cp.async for 16 * M rows, of which num_valid exist, into this warp's shared memory, and does not wait.
-template <int HS, int M> __device__ inline void
-attention_backward_load_owned(floatX* owned, const floatX* rows, int stride, int num_valid, int head_size = HS) {
-#pragma unroll 1
-    for (int i = threadIdx.x % 32; i < 16 * M * (HS / 8); i += 32) {
-        int row = i / (HS / 8), chunk = i % (HS / 8);
-        cp_async_16(owned + attention_backward_offset<HS>(0, row, chunk), rows + (size_t)row * stride + chunk * 8,
-                    row < num_valid && chunk * 8 < head_size);
-    }
-}
-
-// sum (16*M, 8*N) += a (16*M, HS) rows (8*N, HS)^T. a: fragments in registers; rows: 8 * N rows of a tile
-template <int HS, int M, int N> __device__ inline void
-attention_backward_multiply_rows(float (&sum)[M][N][4], const uint32_t (&a)[M][HS / 16][4], floatX* memory, int tile) {
-    int lane = threadIdx.x % 32;
-    int offset = attention_backward_offset<HS>(tile, lane / 16 * 8 + lane % 8, lane / 8 % 2);
-#pragma unroll
-    for (int k = 0; k < HS / 16; k++) {
-#pragma unroll
-        for (int n = 0; n < N; n += 2) {
-            uint32_t b[4];
-            ldmatrix_x4(b, attention_backward_column<HS>(memory, offset, 2 * k) + 8 * n * ATTENTION_BACKWARD_PITCH<HS>);
-#pragma unroll
-            for (int m = 0; m < M; m++) {
-                mma_16x8x16(sum[m][n], a[m][k], b[0], b[1], floatX());
-                mma_16x8x16(sum[m][n + 1], a[m][k], b[2], b[3], floatX());
-            }
-        }
-    }
-}
-
-// The same with operand a in this warp's shared memory (`owned`).
-template <int HS, int M, int N> __device__ inline void
-attention_backward_multiply_rows(float (&sum)[M][N][4], floatX* owned, floatX* memory, int tile) {
-    constexpr int PITCH = ATTENTION_BACKWARD_PITCH<HS>;
-    int lane = threadIdx.x % 32, offset_a = attention_backward_offset<HS>(0, lane % 16, lane / 16);
-    int offset = attention_backward_offset<HS>(tile, lane / 16 * 8 + lane % 8, lane / 8 % 2);
-#pragma unroll
-    for (int k = 0; k < HS / 16; k++) {
-        uint32_t a[M][4];
-#pragma unroll
-        for (int m = 0; m < M; m++) {
-            ldmatrix_x4(a[m], attention_backward_column<HS>(owned, offset_a, 2 * k) + 16 * m * PITCH);
-        }
-#pragma unroll
-        for (int n = 0; n < N; n += 2) {
-            uint32_t b[4];
-            ldmatrix_x4(b, attention_backward_column<HS>(memory, offset, 2 * k) + 8 * n * PITCH);
-#pragma unroll
-            for (int m = 0; m < M; m++) {
-                mma_16x8x16(sum[m][n], a[m], b[0], b[1], floatX());
-                mma_16x8x16(sum[m][n + 1], a[m], b[2], b[3], floatX());
-            }
-        }
-    }
-}
-
-// sum (16*M, HS) += x (16*M, 8*N) rows (8*N, HS). x: the accumulators of P or dS, which become operand a in registers;
-// rows: 8 * N rows of a tile
-template <int HS, int M, int N> __device__ inline void
-attention_backward_multiply_columns(float (&sum)[M][HS / 8][4], const float (&x)[M][N][4], floatX* memory, int tile) {
-    int lane = threadIdx.x % 32, offset = attention_backward_offset<HS>(tile, lane % 16, lane / 16);
-#pragma unroll
-    for (int k = 0; k < N / 2; k++) {
-        uint32_t a[M][4];
-#pragma unroll
-        for (int m = 0; m < M; m++) {
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                const float* pair = &x[m][2 * k + i / 2][i % 2 * 2];
-                a[m][i] = pack_16x2(pair[0], pair[1], floatX());
-            }
-        }
-#pragma unroll
-        for (int n = 0; n < HS / 8; n += 2) {
-            uint32_t b[4];
-            ldmatrix_x4_trans(b,
-                              attention_backward_column<HS>(memory, offset, n) + 16 * k * ATTENTION_BACKWARD_PITCH<HS>);
-#pragma unroll
-            for (int m = 0; m < M; m++) {
-                mma_16x8x16(sum[m][n], a[m], b[0], b[1], floatX());
-                mma_16x8x16(sum[m][n + 1], a[m], b[2], b[3], floatX());
-            }
-        }
-    }
-}
-
-// rows[r] = factor * sum[r] for r < num_valid, in 16-byte stores. The staging area is `owned`, the warp's rows in
-// shared memory, which are no longer needed.
-template <int HS, int M> __device__ inline void attention_backward_store(floatX* rows, size_t stride, int num_valid,
-                                                                         const float (&sum)[M][HS / 8][4], float factor,
-                                                                         floatX* owned, int head_size = HS) {
-    __syncwarp();
-    int lane = threadIdx.x % 32;
-#pragma unroll
-    for (int m = 0; m < M; m++) {
-#pragma unroll
-        for (int n = 0; n < HS / 8; n++) {
-#pragma unroll
-            for (int half_m = 0; half_m < 2; half_m++) {
-                floatX* p = owned + attention_backward_offset<HS>(0, 16 * m + 8 * half_m + lane / 4, n) + lane % 4 * 2;
-                const float* pair = &sum[m][n][2 * half_m];
-                *reinterpret_cast<uint32_t*>(p) = pack_16x2(factor * pair[0], factor * pair[1], floatX());
-            }
-        }
-    }
-    __syncwarp();
-#pragma unroll 1
-    for (int i = lane; i < 16 * M * (HS / 8); i += 32) {
-        int row = i / (HS / 8), chunk = i % (HS / 8);
-        if (row < num_valid && chunk * 8 < head_size) {
-            const int4* from = reinterpret_cast<int4*>(owned + attention_backward_offset<HS>(0, row, chunk));
-            *reinterpret_cast<int4*>(rows + row * stride + chunk * 8) = *from;
-        }
-    }
-}
-
-// Returns this block's head (x) and the rank of its tile (y): rank 0 has the longest walk. Blocks start in the order of
-// their index. Heads are processed in groups that fit in L2 together; within a group the longest walks start first.
-__device__ inline int2 attention_backward_work(int num_tiles, int heads_at_a_time) {
-    int num_heads = gridDim.x / num_tiles, first = blockIdx.x / (num_tiles * heads_at_a_time) * heads_at_a_time;
-    int i = blockIdx.x - first * num_tiles, heads = min(heads_at_a_time, num_heads - first);
-    return make_int2(first + i % heads, i / heads);
-}
-
-// What a kernel kv computes. With both, the sums of wide heads do not fit in the registers.
-enum { ATTENTION_BACKWARD_DK = 1, ATTENTION_BACKWARD_DV = 2 };
-
-// Adds the terms of 8 * N queries to dk and dv, or to one of them. These queries begin at element offset `tile` of q_tiles and
-// d_tiles; lse and dsum point to their values. kv, q: the warp's first key and the first of these queries, only read if masked.
-template <bool masked, int what, int HS, int M, int N>
-__device__ inline void attention_backward_step_kv(float (&dk)[M][HS / 8][4], float (&dv)[M][HS / 8][4],
-                                                  const AttentionBackwardOperand<HS, M>& k, floatX* v, floatX* q_tiles,
-                                                  floatX* d_tiles, int tile, const float* lse, const float* dsum,
-                                                  int kv, int q, float scale2) {
-    int lane = threadIdx.x % 32;
-    float p[M][N][4] = {}, ds[M][N][4]; // ds starts at -dsum, so that adding dout v^T yields dP - dsum
-    lse += lane % 4 * 2, dsum += lane % 4 * 2;
-#pragma unroll
-    for (int n = 0; n < N; n++) {
-#pragma unroll
-        for (int m = 0; m < M; m++) {
-            ds[m][n][0] = ds[m][n][2] = -dsum[8 * n];
-            ds[m][n][1] = ds[m][n][3] = -dsum[8 * n + 1];
-        }
-    }
-    attention_backward_multiply_rows<HS, M, N>(p, k, q_tiles, tile);
-    if constexpr (what & ATTENTION_BACKWARD_DK) { attention_backward_multiply_rows<HS, M, N>(ds, v, d_tiles, tile); }
-#pragma unroll
-    for (int n = 0; n < N; n++) {
-        float x[2] = {lse[8 * n] * LOG2E, lse[8 * n + 1] * LOG2E};
-#pragma unroll
-        for (int m = 0; m < M; m++) {
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                p[m][n][i] = exp2_approx(p[m][n][i] * scale2 - x[i % 2]);
-                int key = kv + 16 * m + i / 2 * 8 + lane / 4, query = q + 8 * n + lane % 4 * 2 + i % 2;
-                if (masked && key > query) { p[m][n][i] = 0.0f; }
-                ds[m][n][i] *= p[m][n][i];
-            }
-        }
-    }
-    if constexpr (what & ATTENTION_BACKWARD_DV) { attention_backward_multiply_columns<HS, M, N>(dv, p, d_tiles, tile); }
-    if constexpr (what & ATTENTION_BACKWARD_DK) {
-        attention_backward_multiply_columns<HS, M, N>(dk, ds, q_tiles, tile);
-    }
-}
-
-template <int what, int HS, int M, int N, int blocks_per_sm, int walked>
-__global__ void __launch_bounds__(128, blocks_per_sm)
-    attention_backward_kv_kernel7(floatX* dqkv, const float* lse, const float* dsum, const floatX* dout,
-                                  const floatX* qkv, int T, int C, int NH, int head_size, float scale,
-                                  int heads_at_a_time) {
-    extern __shared__ __align__(128) unsigned char attention_backward_memory[];
-    auto& smem = *reinterpret_cast<AttentionBackwardMmaSMem<HS, M, walked>*>(attention_backward_memory);
-    constexpr int PITCH = ATTENTION_BACKWARD_PITCH<HS>,
-                  WALKS = 64 * M / walked; // tiles of as many queries as the block's keys
-    if (HS == 64) { head_size = HS; }
-    int2 work = attention_backward_work(ceil_div(T, 64 * M), heads_at_a_time); // tile 0 has the longest walk
-    int h = work.x % NH, b = work.x / NH, warp = threadIdx.x / 32, kv = 64 * M * work.y + 16 * M * warp;
-    int stride = 3 * C, stride_d = C;
-    const floatX* q = qkv + (size_t)b * T * stride + h * head_size;
-    const floatX* d = dout + (size_t)b * T * stride_d + h * head_size;
-    lse += (size_t)work.x * T, dsum += (size_t)work.x * T;
-    float scale2 = scale * LOG2E;
-
-    int first = WALKS * work.y, num_walks = ceil_div(T, walked);
-    AttentionBackwardLoader<HS, walked> loader(q, d, stride, stride_d, walked * first, T);
-    auto load = [&](int stage, int t) {
-        loader.load(smem.tile1[stage], smem.tile2[stage], stride, stride_d, head_size);
-        // queries past the end add 0, because their q, dout, lse and dsum are 0
-        int i = threadIdx.x % 64;
-        if (walked == 64 || i < walked) {
-            cp_async_4((threadIdx.x < 64 ? smem.lse : smem.dsum)[stage] + i, (threadIdx.x < 64 ? lse : dsum) + t + i,
-                       t + i < T);
-        }
-        cp_async_commit();
-    };
-    floatX* v_owned = smem.owned + 16 * M * PITCH * warp; // where the results are staged at the end, too
-    if (what & ATTENTION_BACKWARD_DK) {
-        attention_backward_load_owned<HS, M>(v_owned, q + 2 * C + (size_t)kv * stride, stride, T - kv, head_size);
-    }
-    AttentionBackwardOperand<HS, M> k_operand;
-    constexpr bool IN_REGISTERS = ATTENTION_BACKWARD_IN_REGISTERS<HS>;
-    if constexpr (!IN_REGISTERS) {
-        k_operand = v_owned + 64 * M * PITCH;
-        attention_backward_load_owned<HS, M>(k_operand, q + C + (size_t)kv * stride, stride, T - kv, head_size);
-    }
-    load(0, walked * first);
-    if constexpr (IN_REGISTERS) { attention_backward_load_operand<HS, M>(k_operand, q + C, stride, kv, T, head_size); }
-    float dk[M][HS / 8][4] = {}, dv[M][HS / 8][4] = {};
-    for (int walk = first, stage = 0; walk < num_walks; walk++, stage ^= 1) {
-        cp_async_wait<0>();
-        __syncthreads(); // this tile has landed for all warps, and all warps have read the previous tile
-        if (walk + 1 < num_walks) { load(stage ^ 1, walked * (walk + 1)); }
-        floatX *q_tiles = smem.tile1[0], *d_tiles = smem.tile2[0];
-        if (walk < first + WALKS) { // on the diagonal
-#pragma unroll 1
-            for (int row = 0; row < walked; row += 8 * N) {
-                int t = walked * walk + row;
-                if (t + 8 * N <= kv) { continue; } // none of these queries sees this warp's keys
-                attention_backward_step_kv<true, what, HS, M, N>(dk, dv, k_operand, v_owned, q_tiles, d_tiles,
-                                                                 (walked * stage + row) * PITCH, smem.lse[stage] + row,
-                                                                 smem.dsum[stage] + row, kv, t, scale2);
-            }
-        } else {
-#pragma unroll 1
-            for (int row = 0; row < walked; row += 8 * N) {
-                attention_backward_step_kv<false, what, HS, M, N>(dk, dv, k_operand, v_owned, q_tiles, d_tiles,
-                                                                  (walked * stage + row) * PITCH, smem.lse[stage] + row,
-                                                                  smem.dsum[stage] + row, kv, 0, scale2);
-            }
-        }
-    }
-
-    floatX* dk_rows = dqkv + ((size_t)b * T + kv) * stride + h * head_size + C;
-    if constexpr (what & ATTENTION_BACKWARD_DK) {
-        attention_backward_store<HS, M>(dk_rows, stride, T - kv, dk, scale, v_owned, head_size);
-    }
-    if constexpr (what & ATTENTION_BACKWARD_DV) {
-        attention_backward_store<HS, M>(dk_rows + C, stride, T - kv, dv, 1.0f, v_owned, head_size);
-    }
-}
-
-// Adds the terms of 8 * N keys to dq. These keys begin at element offset `tile` of k_tiles and v_tiles; lse2 (base 2)
-// and dsum belong to this lane's query rows. q, kv: the warp's first query and the first of these keys, only read if
-// masked.
-template <bool masked, int HS, int M, int N>
-__device__ inline void attention_backward_step_q(float (&dq)[M][HS / 8][4],
-                                                 const AttentionBackwardOperand<HS, M>& q_operand, floatX* d,
-                                                 floatX* k_tiles, floatX* v_tiles, int tile, const float (&lse2)[M][2],
-                                                 const float (&dsum)[M][2], int q, int kv, float scale2) {
-    int lane = threadIdx.x % 32;
-    float p[M][N][4] = {}, ds[M][N][4]; // ds starts at -dsum, so that adding dout v^T yields dP - dsum
-#pragma unroll
-    for (int m = 0; m < M; m++) {
-#pragma unroll
-        for (int n = 0; n < N; n++) {
-            ds[m][n][0] = ds[m][n][1] = -dsum[m][0], ds[m][n][2] = ds[m][n][3] = -dsum[m][1];
-        }
-    }
-    attention_backward_multiply_rows<HS, M, N>(p, q_operand, k_tiles, tile);
-    attention_backward_multiply_rows<HS, M, N>(ds, d, v_tiles, tile);
-#pragma unroll
-    for (int m = 0; m < M; m++) {
-#pragma unroll
-        for (int n = 0; n < N; n++) {
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                float p_i = exp2_approx(p[m][n][i] * scale2 - lse2[m][i / 2]);
-                int query = q + 16 * m + i / 2 * 8 + lane / 4, key = kv + 8 * n + lane % 4 * 2 + i % 2;
-                if (masked && key > query) { p_i = 0.0f; }
-                ds[m][n][i] *= p_i;
-            }
-        }
-    }
-    attention_backward_multiply_columns<HS, M, N>(dq, ds, k_tiles, tile);
-}
-
-template <int HS, int M, int N, int blocks_per_sm, int walked> __global__ void __launch_bounds__(128, blocks_per_sm)
-    attention_backward_q_kernel7(floatX* dqkv, const float* lse, const float* dsum, const floatX* dout,
-                                 const floatX* qkv, int T, int C, int NH, int head_size, float scale,
-                                 int heads_at_a_time) {
-    extern __shared__ __align__(128) unsigned char attention_backward_memory[];
-    auto& smem = *reinterpret_cast<AttentionBackwardMmaSMem<HS, M, walked>*>(attention_backward_memory);
-    constexpr int PITCH = ATTENTION_BACKWARD_PITCH<HS>,
-                  WALKS = 64 * M / walked; // tiles of as many keys as the block's queries
-    if (HS == 64) { head_size = HS; }
-    int num_tiles = ceil_div(T, 64 * M);
-    int2 work = attention_backward_work(num_tiles, heads_at_a_time);
-    int tile = num_tiles - 1 - work.y; // the last tile has the longest walk: it sees all keys
-    int h = work.x % NH, b = work.x / NH, warp = threadIdx.x / 32, q = 64 * M * tile + 16 * M * warp;
-    int stride = 3 * C;
-    const floatX* k = qkv + (size_t)b * T * stride + h * head_size + C;
-    float scale2 = scale * LOG2E;
-
-    AttentionBackwardLoader<HS, walked> loader(k, k + C, stride, stride, 0, T);
-    floatX* d_owned = smem.owned + 16 * M * PITCH * warp;
-    attention_backward_load_owned<HS, M>(d_owned, dout + ((size_t)b * T + q) * C + h * head_size, C, T - q, head_size);
-    AttentionBackwardOperand<HS, M> q_operand;
-    constexpr bool IN_REGISTERS = ATTENTION_BACKWARD_IN_REGISTERS<HS>;
-    if constexpr (!IN_REGISTERS) {
-        q_operand = d_owned + 64 * M * PITCH;
-        attention_backward_load_owned<HS, M>(q_operand, k - C + (size_t)q * stride, stride, T - q, head_size);
-    }
-    loader.load(smem.tile1[0], smem.tile2[0], stride, stride, head_size);
-    cp_async_commit();
-    if constexpr (IN_REGISTERS) { attention_backward_load_operand<HS, M>(q_operand, k - C, stride, q, T, head_size); }
-    float lse2[M][2], d_sum[M][2];
-#pragma unroll
-    for (int m = 0; m < M; m++) {
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            int t = q + 16 * m + 8 * i + threadIdx.x % 32 / 4;
-            lse2[m][i] = t < T ? lse[(size_t)work.x * T + t] * LOG2E : 0.0f;
-            d_sum[m][i] = t < T ? dsum[(size_t)work.x * T + t] : 0.0f;
-        }
-    }
-    float dq[M][HS / 8][4] = {};
-    int num_walks = min(WALKS * (tile + 1), ceil_div(T, walked));
-    for (int walk = 0, stage = 0; walk < num_walks; walk++, stage ^= 1) {
-        cp_async_wait<0>();
-        __syncthreads(); // this tile has landed for all warps, and all warps have read the previous tile
-        if (walk + 1 < num_walks) {
-            loader.load(smem.tile1[stage ^ 1], smem.tile2[stage ^ 1], stride, stride, head_size);
-            cp_async_commit();
-        }
-        floatX *k_tiles = smem.tile1[0], *v_tiles = smem.tile2[0];
-        if (walk < WALKS * tile) {
-#pragma unroll 1
-            for (int row = 0; row < walked; row += 8 * N) {
-                attention_backward_step_q<false, HS, M, N>(dq, q_operand, d_owned, k_tiles, v_tiles,
-                                                           (walked * stage + row) * PITCH, lse2, d_sum, q, 0, scale2);
-            }
-        } else { // on the diagonal
-#pragma unroll 1
-            for (int row = 0; row < walked; row += 8 * N) {
-                int t = walked * walk + row;
-                if (t >= q + 16 * M) { break; } // no query of this warp sees these keys
-                attention_backward_step_q<true, HS, M, N>(dq, q_operand, d_owned, k_tiles, v_tiles,
-                                                          (walked * stage + row) * PITCH, lse2, d_sum, q, t, scale2);
-            }
-        }
-    }
-
-    floatX* dq_rows = dqkv + ((size_t)b * T + q) * stride + h * head_size;
-    attention_backward_store<HS, M>(dq_rows, stride, T - q, dq, scale, d_owned, head_size);
-}
-
-// kv_M, kv_N, kv_blocks: template arguments M, N, blocks_per_sm of the kernel for dk and dv; q_M, q_N, q_blocks: those
-// of the kernel for dq. HS: see ATTENTION_BACKWARD_PITCH.
-template <int HS, int kv_M, int kv_N, int kv_blocks, int q_M, int q_N, int q_blocks, int walked = 64>
-void attention_backward_mma_sized(floatX* dqkv, const float* lse, const float* dsum, const floatX* dout,
-                                  const floatX* qkv, int B, int T, int C, int NH, float scale, const Execution& exec) {
-    size_t head_bytes = (size_t)4 * T * (C / NH) * sizeof(floatX);    // q, k, v and dout of one head
-    int heads_at_a_time = (int)(((size_t)32 << 20) / head_bytes) + 1; // 32 MB of the 40 to 50 MB of L2
-    auto run = [&](auto kernel, int M, size_t bytes) {
-        cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes));
-        kernel<<<ceil_div(T, 64 * M) * B * NH, 128, bytes, exec.stream>>>(dqkv, lse, dsum, dout, qkv, T, C, NH, C / NH,
-                                                                          scale, heads_at_a_time);
-        cudaCheck(cudaGetLastError());
-    };
-    constexpr int DK = ATTENTION_BACKWARD_DK, DV = ATTENTION_BACKWARD_DV, FIRST = HS > 128 ? DV : DK | DV;
-    size_t kv_bytes = sizeof(AttentionBackwardMmaSMem<HS, kv_M, walked>);
-    run(attention_backward_kv_kernel7<FIRST, HS, kv_M, kv_N, kv_blocks, walked>, kv_M, kv_bytes);
-    if constexpr (!(FIRST & DK)) {
-        run(attention_backward_kv_kernel7<DK, HS, kv_M, kv_N, kv_blocks, walked>, kv_M, kv_bytes);
-    }
-    run(attention_backward_q_kernel7<HS, q_M, q_N, q_blocks, walked>, q_M,
-        sizeof(AttentionBackwardMmaSMem<HS, q_M, walked>));
-}
-
-// C / NH is a multiple of 8, at most 256.
-void attention_backward_mma(floatX* dqkv, const float* lse, const float* dsum, const floatX* dout, const floatX* qkv,
-                            int B, int T, int C, int NH, float scale, const Execution& exec) {
-    int HS = C / NH;
-    require(HS % 8 == 0 && HS <= 256);
-    auto sized = HS <= 32    ? attention_backward_mma_sized<32, 2, 4, 2, 2, 4, 2>
-                 : HS <= 48  ? attention_backward_mma_sized<48, 2, 4, 2, 2, 4, 2>
-                 : HS == 64  ? attention_backward_mma_sized<64, 2, 2, 2, 2, 4, 2>
-                 : HS <= 80  ? attention_backward_mma_sized<80, 1, 4, 2, 2, 2, 2>
-                 : HS <= 96  ? attention_backward_mma_sized<96, 1, 4, 2, 1, 8, 2>
-                 : HS <= 128 ? attention_backward_mma_sized<128, 1, 4, 2, 1, 4, 2>
-                             : attention_backward_mma_sized<256, 1, 2, 2, 1, 2, 2, 16>;
-    sized(dqkv, lse, dsum, dout, qkv, B, T, C, NH, scale, exec);
-}
-
-// ---- sm_90a: shared by kernels 9 to 11: five wgmma products, tiles by TMA, dq summed in L2 in a fixed order ----
-// HS = 64. A work item is a tile of 128 keys of one head, 64 keys per warpgroup. The two warpgroups walk over the tiles
-// of 128 queries that see these keys, the tile on the diagonal first. Scores are computed as [keys][queries], so that
-// the accumulators of P and dS become operands in registers for dv and dk. dS is also written to shared memory, because
-// dq sums over the keys of both warpgroups.
-//
-// dq is summed over the key tiles in one fixed order, so that it is deterministic. Key tile j adds its term of query
-// tile i in step i - j of its walk, after it has waited for the term of key tile j + 1:
-//
-//     query tile         0        1        2        3
-//     key tile 3                                    step 0
-//     key tile 2                           step 0   step 1
-//     key tile 1                  step 0   step 1   step 2
-//     key tile 0         step 0   step 1   step 2   step 3
-//
-// Each column, read downwards, is the order of one sum: step 0 stores the first term, key tile 0 adds the last one and
-// writes dq. Work items start in the order of the rows, from key tile 3 down, so they hardly wait for each other.
-//
-// With tickets (kernel 11) there is no deadlock: an item waits only for items with smaller tickets, which have started; the
-// oldest unfinished item never waits, however few blocks are resident. Source of computing the scores transposed, (keys,
-// queries): Shah et al. 2024, FlashAttention-3, arXiv:2407.08608.
-struct AttentionBackwardArgs {
-    floatX* dqkv;      // (B,T,3,NH,64)
-    float4* dq_sums;   // (B*NH, num_tiles, 2, 8, 128): sums of dq so far, 8 float4 per thread of the two warpgroups
-    int* turns;        // (B*NH, num_tiles, 2): number of terms in each sum so far
-    int* ticket;       // the number of the next work item
-    float4* stats;     // (B*NH, num_tiles, 64): for each pair of queries two lse in base 2, then two dsum
-    float* dq_terms;   // (B, 8, NH, 64): sums of dq over some queries, for dbias, or NULL
-    float* dout_terms; // (blocks of queries, NH, 64): sums of dout over some queries, likewise, or NULL
-    int T, NH, num_heads, num_tiles;
-};
-
-constexpr int ATTENTION_BACKWARD_TILE_BYTES = 128 * 64 * sizeof(floatX);
-constexpr int ATTENTION_BACKWARD_STATS_BYTES = 64 * sizeof(float4);
-constexpr int ATTENTION_BACKWARD_LEAST_QUERIES = 16; // per block of the first kernel
-
-// The size of the part of scratch, at its beginning, for the terms of dbias, in floats.
-size_t attention_backward_sm90_terms(int B, int T, int NH) {
-    size_t tiles = (size_t)B * NH * ceil_div(T, 128);
-    return tiles * (128 / ATTENTION_BACKWARD_LEAST_QUERIES) * 64 + (size_t)B * 8 * NH * 64;
-}
-
-// The size of scratch, in floats.
-size_t attention_backward_sm90_scratch(int B, int T, int NH) {
-    size_t tiles = (size_t)B * NH * ceil_div(T, 128);
-    return attention_backward_sm90_terms(B, T, NH) + tiles * (2 * 4096 + 256 + 2) + 1;
-}
-static AttentionBackwardArgs attention_backward_sm90_args(floatX* dqkv, float* scratch, int B, int T, int NH,
-                                                          bool has_sums) {
-    AttentionBackwardArgs args = {};
-    args.T = T, args.NH = NH, args.num_heads = B * NH, args.num_tiles = ceil_div(T, 128);
-    size_t tiles = (size_t)args.num_heads * args.num_tiles;
-    require(tiles * 128 <= INT_MAX);
-    require((size_t)scratch % 16 == 0); // bulk copies need this alignment
-    args.dqkv = dqkv;
-    if (has_sums) {
-        args.dout_terms = scratch;
-        args.dq_terms = scratch + tiles * (128 / ATTENTION_BACKWARD_LEAST_QUERIES) * 64;
-    }
-    args.dq_sums = reinterpret_cast<float4*>(scratch + attention_backward_sm90_terms(B, T, NH));
-    args.stats = args.dq_sums + tiles * 2048;
-    args.turns = reinterpret_cast<int*>(args.stats + tiles * 64);
-    args.ticket = args.turns + tiles * 2;
-    return args;
-}
-
-// Writes lse and dsum of every query to stats, and resets turns and ticket. Queries past the end get an infinite lse, so
-// their P is 0. A block has num_queries queries and num_heads heads from blockIdx.y * num_heads on, a thread 8 elements of a
-// head, of every num_slots-th query: 8 neighbouring threads have a head. If args.dout_terms is not NULL, it gets the sums of
-// dout over the block's queries.
-__global__ void attention_backward_sm90_stats_kernel11(AttentionBackwardArgs args, const floatX* dout,
-                                                       const floatX* out, const float* lse, int num_queries,
-                                                       int num_heads, int num_slots) {
-    extern __shared__ float attention_backward_terms[];                                  // (num_slots, num_heads * 64)
-    float* dsum = attention_backward_terms + num_slots * num_heads * 64;                 // (num_heads, num_queries)
-    int width = num_heads * 8, slot = threadIdx.x / width, vector = threadIdx.x % width; // `width` threads per query
-    int first_head = blockIdx.y * num_heads, h = first_head + vector / 8, length = 128 * args.num_tiles;
-    size_t thread = ((size_t)blockIdx.y * gridDim.x + blockIdx.x) * blockDim.x + threadIdx.x;
-    size_t num_threads = (size_t)gridDim.x * gridDim.y * blockDim.x;
-    grid_launch_dependents();
-    grid_wait_dependency();
-    // <= instead of <, to reset ticket too, which is stored behind the last element of turns
-    for (size_t i = thread; i <= (size_t)args.num_heads * args.num_tiles * 2; i += num_threads) { args.turns[i] = 0; }
-    float terms[x128::size] = {};
-    int b = blockIdx.x * num_queries / length, start = blockIdx.x * num_queries % length;
-    int num_valid = min(num_queries, args.T - start); // may be negative
-    constexpr int unroll = 4;                         // queries in flight per thread
-    for (int query = slot; query < num_valid && h < args.NH; query += unroll * num_slots) {
-        x128 x[unroll], y[unroll];
-#pragma unroll
-        for (int u = 0; u < unroll; u++) { // a load behind a condition would wait for the one before
-            int t = start + min(query + u * num_slots, num_valid - 1);
-            size_t i = (((size_t)b * args.T + t) * args.NH + h) * 64 + vector % 8 * x128::size;
-            x[u] = load128(dout + i), y[u] = load128(out + i);
-        }
-#pragma unroll
-        for (int u = 0; u < unroll; u++) {
-            bool valid = query + u * num_slots < num_valid;
-            float sum = 0.0f;
-            for (int k = 0; k < x128::size; k++) {
-                sum += (float)x[u][k] * (float)y[u][k];
-                terms[k] += valid ? (float)x[u][k] : 0.0f;
-            }
-            unsigned group = 0xFFu << (threadIdx.x % 32 / 8 * 8); // the 8 lanes of this head
-            for (int offset = 4; offset > 0; offset /= 2) { sum += __shfl_xor_sync(group, sum, offset); }
-            if (vector % 8 == 0 && valid) { dsum[vector / 8 * num_queries + query + u * num_slots] = sum; }
-        }
-    }
-    if (args.dout_terms) {
-        for (int k = 0; k < x128::size; k++) {
-            attention_backward_terms[(slot * width + vector) * x128::size + k] = terms[k];
-        }
-    }
-    __syncthreads();
-    for (int i = threadIdx.x; i < num_heads * num_queries / 2; i += blockDim.x) { // two queries of a head
-        int head_of_block = i / (num_queries / 2), query = i % (num_queries / 2) * 2;
-        size_t head = (size_t)b * args.NH + first_head + head_of_block;
-        if (first_head + head_of_block >= args.NH) { break; }
-        float2 of_lse = make_float2(INFINITY, INFINITY), of_dsum = make_float2(0.0f, 0.0f);
-        const float* lse_of_query = lse + head * args.T + start + query;
-        const float* dsum_of_query = dsum + head_of_block * num_queries + query;
-        if (query < num_valid) { of_lse.x = lse_of_query[0] * LOG2E, of_dsum.x = dsum_of_query[0]; }
-        if (query + 1 < num_valid) { of_lse.y = lse_of_query[1] * LOG2E, of_dsum.y = dsum_of_query[1]; }
-        args.stats[(head * length + start + query) / 2] = make_float4(of_lse.x, of_lse.y, of_dsum.x, of_dsum.y);
-    }
-    for (int i = threadIdx.x; args.dout_terms && i < num_heads * 64; i += blockDim.x) {
-        int column = first_head * 64 + i;
-        float sum = 0.0f;
-        for (int k = 0; k < num_slots; k++) { sum += attention_backward_terms[k * num_heads * 64 + i]; }
-        if (column < args.NH * 64) { args.dout_terms[(size_t)blockIdx.x * args.NH * 64 + column] = sum; }
-    }
-}
-
-// Returns the number of rows of args.dout_terms, one for each block of queries: many queries, so that there are few rows, but
-// not so many that SMs are idle.
-static int attention_backward_sm90_stats(const AttentionBackwardArgs& args, const floatX* dout, const floatX* out,
-                                         const float* lse, const Execution& exec) {
-    int num_groups = ceil_div(args.NH, 16), num_heads = ceil_div(args.NH, num_groups), num_slots = 32 / num_heads;
-    int queries = 64, all = 128 * args.num_tiles * (args.num_heads / args.NH), threads = num_slots * num_heads * 8;
-    while (queries > ATTENTION_BACKWARD_LEAST_QUERIES && all / queries * num_groups < 4 * num_multiprocessors()) {
-        queries /= 2;
-    }
-    size_t shared = (threads * x128::size + num_heads * queries) * sizeof(float);
-    launch_early(attention_backward_sm90_stats_kernel11, dim3(all / queries, num_groups), dim3(threads), shared, exec,
-                 args, dout, out, lse, queries, num_heads, num_slots);
-    return all / queries;
-}
-
-// Issues the TMA load of 128 rows of one head, tokens t..t+127. vector: for dout, the head; for qkv, the index into the
-// 3 * NH vectors of a token (q of all heads, then k, then v).
-__device__ inline void attention_backward_tma(floatX* tile, const CUtensorMap& map, int vector, int t, int b,
-                                              uint64_t* full) {
-    tma_load_4d(tile, &map, 0, vector, t, b, full);
-}
-
-// The next three functions are the three shapes of product. Each issues its wgmmas and does not wait.
-// s (64 keys, 128 queries) = keys (64, 64) queries (128, 64)^T
-__device__ inline void attention_backward_sm90_scores(float (&s)[64], const floatX* keys, const floatX* queries) {
-    uint64_t a = wgmma_descriptor(keys), b = wgmma_descriptor(queries);
-    wgmma_64x128x16_new(s, a, b, floatX());
-#pragma unroll
-    for (int k = 1; k < 4; k++) { wgmma_64x128x16(s, a + 2 * k, b + 2 * k, 1, floatX()); }
-}
-// sum (64 keys, 64) += x (64 keys, 128 queries) queries (128, 64)
-__device__ inline void attention_backward_sm90_keys(float (&sum)[32], const uint32_t (&x)[32], const floatX* queries) {
-    uint64_t b = wgmma_descriptor(queries);
-#pragma unroll
-    for (int k = 0; k < 8; k++) { wgmma_64x64x16_transposed(sum, x + 4 * k, b + 128 * k, 1, floatX()); }
-}
-// dq (64 queries, 64) = ds (128 keys, 64 queries)^T keys (128, 64)
-__device__ inline void attention_backward_sm90_queries(float (&dq)[32], const floatX* ds, const floatX* keys) {
-    uint64_t a = wgmma_descriptor(ds), b = wgmma_descriptor(keys);
-    wgmma_64x64x16_transposed_new(dq, a, b, floatX());
-#pragma unroll
-    for (int k = 1; k < 8; k++) { wgmma_64x64x16_transposed(dq, a + 128 * k, b + 128 * k, 1, floatX()); }
-}
-
-// Applies the causal mask of the diagonal tile, where key r and query r are the same token, so that query r sees the
-// keys up to r. key: row of this thread's first key in the tile.
-__device__ inline void attention_backward_sm90_mask(float (&s)[64], int key) {
-    int ahead = key - threadIdx.x % 4 * 2;
-#pragma unroll
-    for (int j = 0; j < 64; j++) {
-        if (j / 4 * 8 + j % 2 - j % 4 / 2 * 8 < ahead) { s[j] = -INFINITY; }
-    }
-}
-
-// Turns the scores s into P = exp2(s * scale2 - lse), in place. stats: lse (base 2) and dsum of the tile's
-// queries.
-__device__ inline void attention_backward_sm90_p(float (&s)[64], const float4* stats, float scale2) {
-    stats += threadIdx.x % 4;
-#pragma unroll
-    for (int j = 0; j < 16; j++) {
-        float2 lse = *reinterpret_cast<const float2*>(stats + 4 * j);
-#pragma unroll
-        for (int i = 0; i < 4; i++) { s[4 * j + i] = exp2_approx(s[4 * j + i] * scale2 - (i % 2 ? lse.y : lse.x)); }
-    }
-}
-
-// Packs P, which s contains, into the operand fragments p, and dS = P * (dp - dsum) into ds.
-__device__ inline void attention_backward_sm90_ds(uint32_t (&p)[32], uint32_t (&ds)[32], const float (&s)[64],
-                                                  const float (&dp)[64], const float4* stats) {
-    stats += threadIdx.x % 4;
-#pragma unroll
-    for (int j = 0; j < 16; j++) {
-        float2 dsum = *(reinterpret_cast<const float2*>(stats + 4 * j) + 1);
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            int k = 4 * j + 2 * i;
-            p[2 * j + i] = pack_16x2(s[k], s[k + 1], floatX());
-            ds[2 * j + i] = pack_16x2(s[k] * (dp[k] - dsum.x), s[k + 1] * (dp[k + 1] - dsum.y), floatX());
-        }
-    }
-}
-
-// Writes dS to shared memory, as two matrices (128 keys, 64 queries), swizzled for wgmma. row: the warp's first key.
-__device__ inline void attention_backward_sm90_store_ds(floatX* matrices, const uint32_t (&ds)[32], int row) {
-    int lane = threadIdx.x % 32;
-    row += lane % 16;
-    uint32_t address = shared_address(matrices) + row * 128;
-#pragma unroll
-    for (int k = 0; k < 8; k++) {
-        int chunk = (2 * (k % 4) + lane / 16) ^ (row % 8);
-        stmatrix_x4(address + k / 4 * ATTENTION_BACKWARD_TILE_BYTES + chunk * 16, ds + 4 * k);
-    }
-}
-
-// rows (128, 64) in shared memory, swizzled for TMA: a warp's 16 rows from `row` on become factor * sum.
-__device__ inline void attention_backward_sm90_stage(floatX* rows, const float (&sum)[32], float factor, int row) {
-    int lane = threadIdx.x % 32;
-    row += lane % 16;
-    uint32_t address = shared_address(rows) + row * 128;
-#pragma unroll
-    for (int k = 0; k < 4; k++) {
-        uint32_t x[4];
-#pragma unroll
-        for (int j = 0; j < 4; j++) {
-            x[j] = pack_16x2(factor * sum[8 * k + 2 * j], factor * sum[8 * k + 2 * j + 1], floatX());
-        }
-        stmatrix_x4(address + ((2 * k + lane / 16) ^ (row % 8)) * 16, x);
-    }
-}
-
-// Of a thread's part of dq: terms[c] (or +=, if add) = the sum of its two rows in its column number c; each element of
-// `terms` is a float4, 128 apart.
-__device__ inline void attention_backward_sm90_sum_rows(float4* terms, const float (&dq)[32], bool add) {
-#pragma unroll
-    for (int c = 0; c < 4; c++) {
-        const float* x = dq + 8 * c;
-        float4 sum = make_float4(x[0] + x[2], x[1] + x[3], x[4] + x[6], x[5] + x[7]);
-        if (add) {
-            float4 before = terms[128 * c];
-            sum = make_float4(before.x + sum.x, before.y + sum.y, before.z + sum.z, before.w + sum.w);
-        }
-        terms[128 * c] = sum;
-    }
-}
-
-// ---- shared by kernels 10 and 11: warp-specialised: one producer, two adders of dq, two consumer warpgroups ----
-// One step of the consumers, from top to bottom, and the roles that run beside them:
-//
-//     tensor cores                      other units of a consumer warpgroup
-//     s = k q^T, then dp = v dout^T     P = exp2(s - lse) as soon as s is complete
-//                                       dS = P * (dp - dsum)
-//     dv += P dout                      dS to shared memory
-//     dk += dS q                        barrier of the two warpgroups: dS of all 128 keys is complete
-//     dq = dS^T k                       wait
-//                                       dq to shared memory, for the adder
-//
-// dk and dv at the end of an item, and dq of key tile 0, leave by TMA through the stage of dS that is not in use: a warp writes
-// its own rows there, and waits before it needs them again.
-//
-//     producer (1 thread)               loads q, dout and stats of the next steps (two stages), k and v of each item
-//     adders (1 thread per warpgroup)   wait for the turn of this key tile, add dq to dq_sums, pass the turn on
-
-struct AttentionBackwardSMem {
-    floatX q[2][128 * 64], dout[2][128 * 64]; // two stages
-    floatX k[128 * 64], v[128 * 64];
-    floatX ds[2][2 * 128 * 64]; // two stages, so one barrier per step is enough; also holds what TMA writes
-    float4 dq[2][8 * 128];      // per warpgroup, a tile of dq to be added to dq_sums, or (key tile 0) the sums so far
-    float4 stats[2][64];
-    float4 dq_terms[2][4 * 128]; // for dbias: per thread of a warpgroup, 16 sums of its rows of dq
-    // full: the loads complete it, and the consumers wait for it; empty: the consumers arrive, and the producer waits
-    uint64_t q_full[2], q_empty[2]; // for q and stats
-    uint64_t dout_full[2], dout_empty[2];
-    uint64_t k_full, k_empty, v_full, v_empty;
-    uint64_t dq_ready[2]; // the adder arrives, consumers wait: dq may be written, or (key tile 0) holds the sums so far
-    uint64_t dq_full[2];  // consumers arrive, the adder waits: dq has been written, or (key tile 0) has been read
-    uint64_t work_full[2], work_empty[2]; // the producer writes `work`; all other roles read it
-    int work[2];                          // numbers of work items, two stages
-};
-static_assert(sizeof(AttentionBackwardSMem) <= 227 << 10, "the limit of compute capability 9.0");
-
-// Initialises the barriers. Called by the whole block.
-__device__ inline void attention_backward_sm90_init(AttentionBackwardSMem& smem) {
-    if (threadIdx.x == 0) {
-        mbarrier_init(&smem.k_full, 1);
-        mbarrier_init(&smem.v_full, 1);
-        mbarrier_init(&smem.k_empty, 8); // one arrival per consumer warp
-        mbarrier_init(&smem.v_empty, 8);
-        for (int i = 0; i < 2; i++) {
-            mbarrier_init(&smem.q_full[i], 1);
-            mbarrier_init(&smem.q_empty[i], 8 + 256); // per warp: q has been read; per thread: stats have been read
-            mbarrier_init(&smem.dout_full[i], 1);
-            mbarrier_init(&smem.dout_empty[i], 8);
-            mbarrier_init(&smem.dq_ready[i], 1);
-            mbarrier_init(&smem.dq_full[i], 128);
-            mbarrier_init(&smem.work_full[i], 1);
-            mbarrier_init(&smem.work_empty[i], 256 + 2); // all consumer threads and the two adders
-        }
-        mbarrier_init_fence();
-    }
-    __syncthreads();
-}
-
-// The producer's part of a work item: issues its loads. work: number of the item; n: how many items the block has done
-// before; i: counts steps over all items of the block.
-__device__ inline void attention_backward_sm90_load_item(const AttentionBackwardArgs& args, AttentionBackwardSMem& smem,
-                                                         const CUtensorMap& qkv_map, const CUtensorMap& dout_map,
-                                                         int work, unsigned n, unsigned& i) {
-    int head = work / args.num_tiles, j = args.num_tiles - 1 - work % args.num_tiles;
-    int h = head % args.NH, b = head / args.NH, tile = j;
-    auto load_queries = [&]() {
-        mbarrier_wait(&smem.q_empty[i % 2], (i / 2 + 1) % 2);
-        mbarrier_arrive_expect(&smem.q_full[i % 2], ATTENTION_BACKWARD_TILE_BYTES + ATTENTION_BACKWARD_STATS_BYTES);
-        bulk_load(smem.stats[i % 2], args.stats + (size_t)(head * args.num_tiles + tile) * 64,
-                  ATTENTION_BACKWARD_STATS_BYTES, &smem.q_full[i % 2]);
-        attention_backward_tma(smem.q[i % 2], qkv_map, h, 128 * tile, b, &smem.q_full[i % 2]);
-        mbarrier_wait(&smem.dout_empty[i % 2], (i / 2 + 1) % 2);
-        mbarrier_arrive_expect(&smem.dout_full[i % 2], ATTENTION_BACKWARD_TILE_BYTES);
-        attention_backward_tma(smem.dout[i % 2], dout_map, h, 128 * tile, b, &smem.dout_full[i % 2]);
-        i++, tile++;
-    };
-    load_queries();
-    mbarrier_wait(&smem.v_empty, (n + 1) % 2); // the consumers release v before k
-    mbarrier_arrive_expect(&smem.v_full, ATTENTION_BACKWARD_TILE_BYTES);
-    attention_backward_tma(smem.v, qkv_map, 2 * args.NH + h, 128 * j, b, &smem.v_full);
-    mbarrier_wait(&smem.k_empty, (n + 1) % 2);
-    mbarrier_arrive_expect(&smem.k_full, ATTENTION_BACKWARD_TILE_BYTES);
-    attention_backward_tma(smem.k, qkv_map, args.NH + h, 128 * j, b, &smem.k_full);
-#pragma unroll 1
-    while (tile < args.num_tiles) { load_queries(); }
-}
-
-// An adder's part of a work item: adds dq of one consumer warpgroup to dq_sums, 16 KB per step. i counts steps over all
-// items of the block. `announced` is true if this thread has already arrived at dq_ready for the next step.
-__device__ inline void attention_backward_sm90_add_item(const AttentionBackwardArgs& args, AttentionBackwardSMem& smem,
-                                                        int warpgroup, int work, int& i, bool& announced) {
-    constexpr int BYTES = sizeof(smem.dq[0]);
-    float4* dq = smem.dq[warpgroup];
-    uint64_t *ready = &smem.dq_ready[warpgroup], *full = &smem.dq_full[warpgroup];
-    int num_steps = work % args.num_tiles + 1, j = args.num_tiles - num_steps;
-    int half_tile = (work / args.num_tiles * args.num_tiles + j) * 2 + warpgroup;
-#pragma unroll 1
-    for (int step = 0; step < num_steps; step++, i++, half_tile += 2) {
-        float4* sums = args.dq_sums + (size_t)half_tile * 1024;
-        int* turn = args.turns + half_tile;
-        if (!announced && (j > 0 || step == 0)) { mbarrier_arrive(ready); }
-        announced = false;
-        if (step > 0) {
-            while (load_acquire(turn) < step) {} // until the terms of all higher key tiles are in the sum
-            async_proxy_fence();
-        }
-        if (j == 0 && step > 0) { // key tile 0: the consumers add the last term in registers
-            mbarrier_arrive_expect(ready, BYTES);
-            bulk_load(dq, sums, BYTES, ready);
-        }
-        mbarrier_wait(full, i % 2);
-        if (j == 0) { continue; }
-        if (step == 0) {
-            bulk_store(sums, dq, BYTES);
-        } else {
-            bulk_add(reinterpret_cast<float*>(sums), reinterpret_cast<float*>(dq), BYTES);
-        }
-        tma_store_commit();
-        tma_store_wait<0>(); // the bulk copy has read dq from shared memory, so the consumers may overwrite it
-        mbarrier_arrive(ready);
-        announced = true;
-        tma_store_wait_written(); // the sums have reached global memory, so the next key tile may add its term
-        async_proxy_fence();
-        store_release(turn, step + 1);
-    }
-}
-
-// Computes one work item, as one of the consumer warps. work: the item's index; n: how many items the block has done
-// before; i: the step, counted over all items of the block; row: the warp's first row in a tile, where a row is a
-// key in the key tile and a query in the query tiles.
-//
-// If args.dq_terms is not NULL, key tile 0, which writes dq, also sums its columns over all queries, for dbias.
-__device__ inline void attention_backward_sm90_compute_item(const AttentionBackwardArgs& args,
-                                                            AttentionBackwardSMem& smem, int warpgroup, int row,
-                                                            int lane, int work, int n, int& i, float scale,
-                                                            const CUtensorMap& dqkv_map) {
-    const floatX *k = smem.k + warpgroup * 64 * 64, *v = smem.v + warpgroup * 64 * 64;
-    float4* dq_out = smem.dq[warpgroup] + threadIdx.x % 128;
-    float4* dq_terms = smem.dq_terms[warpgroup] + threadIdx.x % 128;
-    int head = work / args.num_tiles, j = args.num_tiles - 1 - work % args.num_tiles, num_steps = args.num_tiles - j;
-    float dk[32] = {}, dv[32] = {};
-    // Starts to write a warp's 16 tokens, t + row to t + row + 15, of dq (which = 0), dk (1) or dv (2), from the warp's
-    // rows of one of the two matrices of dS of the step before, which nobody reads any more.
-    auto store = [&](int which, int matrix, int step, int t, const float(&sum)[32], float factor) {
-        floatX* rows = smem.ds[(step + 1) % 2] + matrix * 128 * 64;
-        attention_backward_sm90_stage(rows, sum, factor, row);
-        tma_store_fence();
-        __syncwarp();
-        if (lane == 0) {
-            tma_store_4d(&dqkv_map, rows + row * 64, 0, which * args.NH + head % args.NH, t + row, head / args.NH);
-            tma_store_commit();
-        }
-    };
-    auto wait_for_stores = [&]() { // until they have read shared memory
-        if (lane == 0) { tma_store_wait<0>(); }
-        __syncwarp();
-    };
-    mbarrier_wait(&smem.k_full, n % 2);
-    mbarrier_wait(&smem.v_full, n % 2);
-#pragma unroll 1
-    for (int step = 0; step < num_steps; step++, i++) {
-        bool last = step + 1 == num_steps;
-        float s[64], dp[64], dq[32];
-        uint32_t p[32], ds[32];
-        mbarrier_wait(&smem.q_full[i % 2], i / 2 % 2);
-        wgmma_fence();
-        attention_backward_sm90_scores(s, k, smem.q[i % 2]);
-        wgmma_commit();
-        mbarrier_wait(&smem.dout_full[i % 2], i / 2 % 2);
-        wgmma_fence();
-        attention_backward_sm90_scores(dp, v, smem.dout[i % 2]);
-        wgmma_commit();
-
-        wgmma_wait<1>();
-        wgmma_hold(s);
-        if (step == 0) { attention_backward_sm90_mask(s, row + lane / 4); }
-        attention_backward_sm90_p(s, smem.stats[i % 2], scale * LOG2E);
-        wgmma_wait<0>();
-        wgmma_hold(dp);
-        if (last && lane == 0) { mbarrier_arrive(&smem.v_empty); }
-        attention_backward_sm90_ds(p, ds, s, dp, smem.stats[i % 2]);
-        mbarrier_arrive(&smem.q_empty[i % 2]); // this thread has read stats
-
-        wgmma_fence();
-        attention_backward_sm90_keys(dv, p, smem.dout[i % 2]);
-        wgmma_commit();
-        if (step == 0 || j == 0) { wait_for_stores(); }
-        attention_backward_sm90_store_ds(smem.ds[i % 2], ds, row);
-        tma_store_fence(); // wgmma reads through the async proxy
-        wgmma_fence();
-        attention_backward_sm90_keys(dk, ds, smem.q[i % 2]);
-        wgmma_commit();
-        named_barrier_sync(1, 256); // both warpgroups have written ds
-        wgmma_fence();
-        attention_backward_sm90_queries(dq, smem.ds[i % 2] + warpgroup * 128 * 64, smem.k);
-        wgmma_commit();
-        wgmma_wait<1>();
-        wgmma_hold(dv);
-        wgmma_hold(dk);
-        if (lane == 0) {
-            mbarrier_arrive(&smem.dout_empty[i % 2]);
-            mbarrier_arrive(&smem.q_empty[i % 2]);
-        }
-        wgmma_wait<0>();
-        if (last && lane == 0) { mbarrier_arrive(&smem.k_empty); }
-        wgmma_hold(dq);
-
-        mbarrier_wait(&smem.dq_ready[warpgroup], i % 2);
-        if (j > 0) {
-#pragma unroll
-            for (int c = 0; c < 32; c += 4) { dq_out[32 * c] = make_float4(dq[c], dq[c + 1], dq[c + 2], dq[c + 3]); }
-            tma_store_fence();
-        } else {
-            if (step > 0) {
-#pragma unroll
-                for (int c = 0; c < 32; c += 4) {
-                    float4 x = dq_out[32 * c];
-                    dq[c] += x.x, dq[c + 1] += x.y, dq[c + 2] += x.z, dq[c + 3] += x.w;
-                }
-            }
-            store(0, 0, i, 128 * step, dq, scale);
-            if (args.dq_terms) { attention_backward_sm90_sum_rows(dq_terms, dq, step > 0); }
-        }
-        mbarrier_arrive(&smem.dq_full[warpgroup]);
-    }
-    if (j == 0) { wait_for_stores(); }
-    store(1, 0, i - 1, 128 * j, dk, scale);
-    store(2, 1, i - 1, 128 * j, dv, 1.0f);
-    if (args.dq_terms && j == 0) {
-        float terms[16];
-#pragma unroll
-        for (int c = 0; c < 4; c++) {
-            float4 x = dq_terms[128 * c];
-            terms[4 * c] = scale * x.x, terms[4 * c + 1] = scale * x.y;
-            terms[4 * c + 2] = scale * x.z, terms[4 * c + 3] = scale * x.w;
-        }
-        size_t term = (size_t)head / args.NH * 8 + row / 16; // of this batch element, one per warp
-        float2* to = reinterpret_cast<float2*>(args.dq_terms + (term * args.NH + head % args.NH) * 64);
-        to[lane] = fragment_column_sums(terms);
-    }
-}
-
-// ---- kernel 11: persistent blocks that draw their work items by ticket ----
-
-// Calls f(work, n) for the block's work items, n = 0, 1, ... All roles use it except the producer, which announces the
-// items in smem.work.
-template <class F> __device__ inline void attention_backward_sm90_each(AttentionBackwardSMem& smem, int num_work, F f) {
-#pragma unroll 1
-    for (int n = 0;; n++) {
-        mbarrier_wait(&smem.work_full[n % 2], n / 2 % 2);
-        int work = smem.work[n % 2];
-        mbarrier_arrive(&smem.work_empty[n % 2]);
-        if (work >= num_work) { return; }
-        f(work, n);
-    }
-}
-
-// The producer thread. It draws the next ticket only after issuing all loads of the current item: a ticket drawn
-// earlier would idle here while later items, which depend on it, start on other SMs.
-__device__ inline void attention_backward_sm90_producer(const AttentionBackwardArgs& args, AttentionBackwardSMem& smem,
-                                                        const CUtensorMap& qkv_map, const CUtensorMap& dout_map) {
-    unsigned i = 0;
-#pragma unroll 1
-    for (unsigned n = 0;; n++) {
-        int work = atomicAdd(args.ticket, 1);
-        mbarrier_wait(&smem.work_empty[n % 2], (n / 2 + 1) % 2);
-        smem.work[n % 2] = work;
-        mbarrier_arrive(&smem.work_full[n % 2]);
-        if (work >= args.num_heads * args.num_tiles) { return; }
-        attention_backward_sm90_load_item(args, smem, qkv_map, dout_map, work, n, i);
-    }
-}
-
-__global__ void __launch_bounds__(384, 1)
-    attention_backward_sm90_kernel11(AttentionBackwardArgs args, const __grid_constant__ CUtensorMap qkv_map,
-                                     const __grid_constant__ CUtensorMap dout_map,
-                                     const __grid_constant__ CUtensorMap dqkv_map, float scale) {
-    extern __shared__ __align__(1024) unsigned char attention_backward_sm90_memory[]; // aligned for TMA's swizzle
-    auto& smem = *reinterpret_cast<AttentionBackwardSMem*>(attention_backward_sm90_memory);
-    if (shared_address(&smem) % 1024 != 0) { __trap(); }
-    // the shuffle makes `warp` warp-uniform to the compiler
-    int lane = threadIdx.x % 32, warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0);
-    attention_backward_sm90_init(smem);
-    grid_launch_dependents();
-    grid_wait_dependency();
-    if (warp < 4) {
-        warpgroup_fewer_registers<24>();
-        if (lane != 0) { return; }
-        if (warp == 0) { attention_backward_sm90_producer(args, smem, qkv_map, dout_map); }
-        if (warp == 1 || warp == 2) {
-            int i = 0;
-            bool announced = false;
-            attention_backward_sm90_each(smem, args.num_heads * args.num_tiles, [&](int work, int) {
-                attention_backward_sm90_add_item(args, smem, warp - 1, work, i, announced);
-            });
-        }
-        return;
-    }
-    warpgroup_more_registers<240>();
-    int warpgroup = warp / 4 - 1, row = (warp - 4) * 16, i = 0;
-    attention_backward_sm90_each(smem, args.num_heads * args.num_tiles, [&](int work, int n) {
-        attention_backward_sm90_compute_item(args, smem, warpgroup, row, lane, work, n, i, scale, dqkv_map);
-    });
-    if (lane == 0) { tma_store_wait<0>(); }
-}
-
-// Kernel 11; if dbias is not NULL, it also sums the columns of dq and of dout. See attention_backward. Requires HS = 64 and
-// sm_90a. scratch: attention_backward_sm90_scratch() floats, aligned to 16 bytes.
-//
-// Of dbias only the queries' third needs dqkv. dv of a key is the sum of P * dout over the queries, and P of a query adds up to
-// 1 over the keys, so dv summed over all keys is dout summed over all queries. dk of a key is the sum of dS * q over the
-// queries, and dS of a query adds up to 0 over the keys, because a number that is added to all of its scores does not change
-// the softmax: dk summed over all keys is 0. The kernels' roundings are all that is left out.
-void attention_backward_sm90(floatX* dqkv, float* dbias, float* scratch, const floatX* dout, const floatX* qkv,
-                             const floatX* out, const float* lse, int B, int T, int C, int NH, float scale,
-                             const Execution& exec) {
-    require(C / NH == 64);
-    require(has_sm90a()); // nvcc -gencode arch=compute_90a,code=sm_90a
-    AttentionBackwardArgs args = attention_backward_sm90_args(dqkv, scratch, B, T, NH, dbias != NULL);
-    CUtensorMap qkv_map = tensor_map_heads(qkv, B, T, 3 * NH, 128);
-    CUtensorMap dout_map = tensor_map_heads(dout, B, T, NH, 128);
-    CUtensorMap dqkv_map = tensor_map_heads(dqkv, B, T, 3 * NH, 16);
-    int num_blocks_of_queries = attention_backward_sm90_stats(args, dout, out, lse, exec);
-    auto kernel = attention_backward_sm90_kernel11;
-    constexpr int SHARED_BYTES = sizeof(AttentionBackwardSMem);
-    cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES));
-    int num_blocks = min(args.num_heads * args.num_tiles, exec.free_sms());
-    launch_early(kernel, dim3(num_blocks), dim3(384), SHARED_BYTES, exec, args, qkv_map, dout_map, dqkv_map, scale);
-    if (!dbias) { return; }
-    column_sums<16>(dbias, NULL, NULL, args.dq_terms, 8 * B, C, exec);
-    column_sums<16>(dbias + 2 * C, NULL, NULL, args.dout_terms, num_blocks_of_queries, C, exec);
-}
-#endif
-
-// The size of the part of scratch, at its beginning, that holds the terms of dbias, in floats: until column_sums_flush() where sums
-// wait for that. A multiple of 4.
-size_t attention_backward_bias_terms(int B, int T, int C, int NH) {
-    size_t floats = matmul_backward_bias_scratch(B * T, 3 * C);
-#if !defined(ENABLE_FP32)
-    if (C / NH == 64) { floats = std::max(floats, attention_backward_sm90_terms(B, T, NH)); }
-#endif
-    return ceil_div(floats, (size_t)4) * 4;
-}
-
-// The size of scratch in floats, which is the same on all devices. If HS = 64, it is the size that kernel 11 needs;
-// otherwise scratch holds dsum (B,NH,T), and after that what matmul_backward_bias() needs.
-size_t attention_backward_scratch(int B, int T, int C, int NH) {
-    size_t floats = std::max((size_t)B * NH * T, matmul_backward_bias_scratch(B * T, 3 * C));
-#if !defined(ENABLE_FP32)
-    if (C / NH == 64) { floats = std::max(floats, attention_backward_sm90_scratch(B, T, NH)); }
-#endif
-    return floats;
-}
-
-// The number of the kernel that attention_backward() runs; see the table below.
-inline int attention_backward_choice(int HS) {
-#if !defined(ENABLE_FP32)
-    if (HS == 64 && has_sm90a()) { return 11; }
-    if (compiled_arch(attention_backward_q_kernel7<64, 2, 4, 2, 64>) >= 80) { return 7; }
-#endif
-    (void)HS;
-    return 3;
-}
-
-// Runs kernel 3, 7 or 11; the other arguments are those of attention_backward. Only 11 computes dbias.
-static void attention_backward_run(int kernel, floatX* dqkv, float* dbias, float* scratch, const floatX* dout,
-                                   const floatX* qkv, const floatX* out, const float* lse, int B, int T, int C, int NH,
-                                   float scale, const Execution& exec) {
-    double bytes = (8.0 * C * sizeof(floatX) + NH * sizeof(float)) * B * T;
-    Op op(exec, bytes, 5.0 * B * T * T * C, "attention_backward");
-    (void)dbias;
-#if !defined(ENABLE_FP32)
-    if (kernel == 11) {
-        return attention_backward_sm90(dqkv, dbias, scratch, dout, qkv, out, lse, B, T, C, NH, scale, exec);
-    }
-#endif
-    float* dsum = scratch;
-    attention_backward_dsum(dsum, dout, out, B, T, C, NH, exec);
-#if !defined(ENABLE_FP32)
-    if (kernel == 7) { return attention_backward_mma(dqkv, lse, dsum, dout, qkv, B, T, C, NH, scale, exec); }
-#endif
-    require(kernel == 3);
-    attention_backward_plain(dqkv, lse, dsum, dout, qkv, B, T, C, NH, scale, exec);
-}
-
-// dqkv (B,T,3,NH,HS) | dbias (3,NH,HS) += dqkv summed over all tokens, the gradient of the bias that qkv contains; may be
-// NULL | scratch: attention_backward_scratch() floats | dout (B,T,NH,HS), qkv (B,T,3,NH,HS), out (B,T,NH,HS), lse
-// (B,NH,T). lse is a natural logarithm. C = NH * HS. All pointers are aligned to 16 bytes.
-// The kernel depends on the head size, the precision, and the architecture of the code that the binary has for this
-// device:
-//
-//     HS                        bf16, fp16:  sm_90a (H100)   8.0 and up (A100)   older          fp32
-//     64                                     kernel 11       kernel 7            kernel 3       kernel 3
-//     other multiples of 8, up to 256        kernel 7        kernel 7            kernel 3       kernel 3
-//
-// Source: Dao et al. 2022, arXiv:2205.14135; Dao 2023, arXiv:2307.08691; Shah et al. 2024, arXiv:2407.08608.
-void attention_backward(floatX* dqkv, float* dbias, float* scratch, const floatX* dout, const floatX* qkv,
-                        const floatX* out, const float* lse, int B, int T, int C, int NH, float scale,
-                        const Execution& exec) {
-    require(C % NH == 0 && C / NH % 8 == 0 && C / NH <= 256);
-    int kernel = attention_backward_choice(C / NH);
-    attention_backward_run(kernel, dqkv, dbias, scratch, dout, qkv, out, lse, B, T, C, NH, scale, exec);
-    if (dbias && kernel != 11) { matmul_backward_bias(dbias, scratch, dqkv, B * T, 3 * C, exec); }
-}
-// ==== end promoted: attention_backward ====
 
 // ==== promoted: fused_classifier ====
 // ---- shared by kernels 3 to 8: online softmax over vectors ----
@@ -9094,11 +6678,8 @@ static void layernorm_quantize3(const LayernormQuantizeArgs& q, const Execution&
     require(q.to.columns && !q.unquantized && q.N % 16 == 0 && block_size <= 512);
     layernorm_quantize_vectors(q.C, [&](auto num_vecs) {
         auto kernel = layernorm_quantize_kernel3<decltype(num_vecs)::value>;
-        int bytes = fp8_tile_bytes(q.C);
-        cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
-        kernel<<<ceil_div(q.N, FP8_TILE_TOKENS), block_size, bytes, exec.stream>>>(q);
+        launch_kernel(kernel, LaunchShape(ceil_div(q.N, FP8_TILE_TOKENS), block_size, fp8_tile_bytes(q.C)), exec, q);
     });
-    cudaCheck(cudaGetLastError());
 }
 
 void layernorm_quantize(const Fp8Tensor<__nv_fp8_e4m3>& to, floatX* unquantized, floatX* residual, float* mean,
@@ -9665,10 +7246,7 @@ void newton_schulz4(floatX* out, floatX* scratch, const floatX* inp, int num, in
     newton_schulz_steps(out, scratch, inp, num, n, k, [=](const NewtonSchulzProduct& p) {
         auto kernel = p.right_by_k ? newton_schulz_kernel4<true, ring> : newton_schulz_kernel4<false, ring>;
         int rows = ceil_div(p.M, 128), tiles = p.right_by_k ? rows * ceil_div(p.N, 128) : rows * (rows + 1) / 2;
-        const int bytes = sizeof(NewtonSchulzSMem<ring>);
-        cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
-        kernel<<<dim3(tiles, num), 256, bytes, exec.stream>>>(p);
-        cudaCheck(cudaGetLastError());
+        launch_kernel(kernel, LaunchShape(dim3(tiles, num), 256, sizeof(NewtonSchulzSMem<ring>)), exec, p);
     });
 }
 
@@ -10048,12 +7626,2424 @@ void muon_apply(floatX* params, float* master, const floatX* o, const StepState*
     cudaCheck(cudaGetLastError());
 }
 // ==== end promoted: muon ====
+#endif
 
-// ---- 6.4 kernels of generation -----------------------------------------------------------------
+#if PART == 0 || PART == 3
+// ---- 6.4 kernels of attention ------------------------------------------------------------------
+//     attention_forward   three kernels: fp32 arithmetic, tensor cores, Hopper
+//     attention_backward  likewise
+
+// ==== promoted: attention_forward ====
+// out = softmax(scale * q k^T, causal) v without the T x T matrix. A tile of queries stays on chip while tiles of keys
+// and values stream past. The softmax is online: each row keeps its running maximum m and its sum l of P = exp(score -
+// m). When m grows, l and the output accumulator o += P v are rescaled; at the end out = o / l.
+// Source: Dao 2023, FlashAttention-2, arXiv:2307.08691.
+
+struct AttentionForwardWork {
+    int head; // 0 to B*NH - 1
+    int tile; // tile of queries within the head
+};
+
+// The work of this block. Blocks start in the order of their index. Heads are processed in groups whose keys and values
+// fit L2 together. Within a group the tiles with the most keys come first, so that the last blocks to start are short.
+__device__ inline AttentionForwardWork attention_forward_work(int num_heads, int num_tiles, int group) {
+    int first = blockIdx.x / (group * num_tiles) * group;
+    int rest = blockIdx.x % (group * num_tiles);
+    int heads = min(group, num_heads - first);
+    return {first + rest % heads, num_tiles - 1 - rest / heads};
+}
+
+// The number of heads per group: as many as have keys and values that fit a quarter of L2 together, but at least one.
+inline int attention_forward_group(int T, int HS, int num_heads) {
+    size_t bytes = (size_t)2 * T * HS * sizeof(floatX); // keys and values of one head
+    size_t fit = (size_t)device_attribute(cudaDevAttrL2CacheSize) / 4 / bytes;
+    return (int)(fit < 1 ? 1 : fit > (size_t)num_heads ? num_heads : fit);
+}
+
+// ---- kernel 6: fp32 arithmetic in register tiles, 128-bit accesses, heads in groups that fit L2; any head size ----
+
+// Rows are padded by 4 floats, so that consecutive rows start 4 banks apart: 8 lanes that read 16 bytes each from 8
+// rows have no bank conflict.
+template <int max_HS, int rows, int keys> struct AttentionForwardPlainSMem {
+    float q[rows][max_HS + 4];
+    float kv[keys][max_HS + 4]; // first the keys of a tile, then its values
+    float p[rows][keys + 4];
+};
+
+// Loads rows first..first+rows-1 of src, which are `stride` elements apart, and stores them as floats. Rows past T
+// become zeros. Columns past HS stay uninitialised: they only affect output columns that are not stored.
+template <int max_HS, int rows> __device__ inline void
+attention_forward_plain_load(float (*tile)[max_HS + 4], const floatX* src, int first, int T, int HS, size_t stride) {
+    constexpr int VECTORS = max_HS / x128::size; // per row
+#pragma unroll
+    for (int i = 0; i < rows * VECTORS / 128; i++) {
+        int row = (i * 128 + threadIdx.x) / VECTORS, d = (i * 128 + threadIdx.x) % VECTORS * x128::size;
+        if (d >= HS) { continue; }
+        x128 x = {};
+        if (first + row < T) { x = load128(src + (first + row) * stride + d); }
+        for (int j = 0; j < x128::size; j += 4) {
+            store128(&tile[row][d + j], f128{(float)x[j], (float)x[j + 1], (float)x[j + 2], (float)x[j + 3]});
+        }
+    }
+}
+
+// The block has four warps, each with rows / 4 queries. The two half-warps of a warp own alternate queries. For each of
+// its queries a thread holds keys / 16 columns of the scores and max_HS / 16 columns of the output.
+template <int max_HS, int rows, int keys> __global__ void __launch_bounds__(128)
+    attention_forward_kernel6(floatX* out, float* lse, const floatX* qkv, int T, int HS, int NH, int num_heads,
+                              int group, float scale_log2) {
+    extern __shared__ __align__(256) unsigned char attention_forward_shared[];
+    auto& smem = *reinterpret_cast<AttentionForwardPlainSMem<max_HS, rows, keys>*>(attention_forward_shared);
+    constexpr int ROWS = rows / 8, KEYS = keys / 16, VECTORS = max_HS / 64; // per thread; a vector is 4 columns
+    AttentionForwardWork work = attention_forward_work(num_heads, ceil_div(T, rows), group);
+    int b = work.head / NH, h = work.head % NH, q0 = work.tile * rows;
+    size_t C = (size_t)NH * HS, stride = 3 * C;
+    const floatX* src = qkv + b * T * stride + (size_t)h * HS;
+    // this thread's rows are row0, row0 + 2, ...; its columns of the scores are tx, tx + 16, ...
+    int tx = threadIdx.x % 16, row0 = threadIdx.x / 32 * (rows / 4) + threadIdx.x / 16 % 2;
+
+    // m: running row maximum, times scale_log2; l: this thread's partial row sum of P
+    float o[ROWS][4 * VECTORS] = {}, m[ROWS], l[ROWS] = {};
+    for (int i = 0; i < ROWS; i++) { m[i] = -INFINITY; }
+    attention_forward_plain_load<max_HS, rows>(smem.q, src, q0, T, HS, stride);
+    int num_keys = min(q0 + rows, T);
+    for (int k0 = 0; k0 < num_keys; k0 += keys) {
+        __syncthreads(); // all warps have read the values of the previous tile
+        attention_forward_plain_load<max_HS, keys>(smem.kv, src + C, k0, T, HS, stride);
+        __syncthreads();
+        float s[ROWS][KEYS] = {};
+        for (int d = 0; d < HS; d += 4) {
+            f128 k[KEYS];
+            for (int j = 0; j < KEYS; j++) { k[j] = load128(&smem.kv[tx + 16 * j][d]); }
+            for (int i = 0; i < ROWS; i++) {
+                f128 q = load128(&smem.q[row0 + 2 * i][d]);
+                for (int j = 0; j < KEYS; j++) {
+                    for (int e = 0; e < 4; e++) { s[i][j] = fmaf(q[e], k[j][e], s[i][j]); }
+                }
+            }
+        }
+        for (int i = 0; i < ROWS; i++) {
+            int row = row0 + 2 * i;
+            float row_max = -INFINITY;
+            for (int j = 0; j < KEYS; j++) {
+                if (k0 + tx + 16 * j > q0 + row) { s[i][j] = -INFINITY; }
+                row_max = fmaxf(row_max, s[i][j]);
+            }
+            for (int offset = 8; offset > 0; offset /= 2) {
+                row_max = fmaxf(row_max, __shfl_xor_sync(0xFFFFFFFFu, row_max, offset));
+            }
+            // m is finite from the first tile on, because every row sees key 0
+            float new_m = fmaxf(m[i], row_max * scale_log2), rescale = exp2_approx(m[i] - new_m);
+            m[i] = new_m, l[i] *= rescale;
+            for (int j = 0; j < 4 * VECTORS; j++) { o[i][j] *= rescale; }
+            for (int j = 0; j < KEYS; j++) {
+                float p = exp2_approx(fmaf(s[i][j], scale_log2, -new_m));
+                l[i] += p;
+                smem.p[row][tx + 16 * j] = p;
+            }
+        }
+        __syncthreads(); // all warps have read the keys
+        attention_forward_plain_load<max_HS, keys>(smem.kv, src + 2 * C, k0, T, HS, stride);
+        __syncthreads();
+        for (int key = 0; key < keys; key += 4) {
+            f128 p[ROWS];
+            for (int i = 0; i < ROWS; i++) { p[i] = load128(&smem.p[row0 + 2 * i][key]); }
+            for (int e = 0; e < 4; e++) {
+                for (int j = 0; j < VECTORS; j++) {
+                    f128 v = load128(&smem.kv[key + e][64 * j + 4 * tx]); // columns past HS are not stored below
+                    for (int i = 0; i < ROWS; i++) {
+                        for (int c = 0; c < 4; c++) { o[i][4 * j + c] = fmaf(p[i][e], v[c], o[i][4 * j + c]); }
+                    }
+                }
+            }
+        }
+    }
+    struct alignas(4 * sizeof(floatX)) Vec4 {
+        floatX v[4];
+    };
+    for (int i = 0; i < ROWS; i++) {
+        for (int offset = 8; offset > 0; offset /= 2) { l[i] += __shfl_xor_sync(0xFFFFFFFFu, l[i], offset); }
+        int t = q0 + row0 + 2 * i;
+        if (t >= T) { continue; }
+        float inverse = 1.0f / l[i];
+        floatX* dst = out + ((size_t)b * T + t) * C + (size_t)h * HS;
+        for (int j = 0; j < VECTORS; j++) {
+            Vec4 x;
+            for (int c = 0; c < 4; c++) { x.v[c] = (floatX)(o[i][4 * j + c] * inverse); }
+            if (64 * j + 4 * tx < HS) { *reinterpret_cast<Vec4*>(dst + 64 * j + 4 * tx) = x; }
+        }
+        if (lse && tx == 0) { lse[(size_t)work.head * T + t] = (m[i] + log2f(l[i])) * LN2; }
+    }
+}
+
+template <int max_HS, int rows, int keys> void attention_forward_plain_tiles(floatX* out, float* lse, const floatX* qkv,
+                                                                             int B, int T, int HS, int NH, float scale,
+                                                                             const Execution& exec) {
+    auto kernel = attention_forward_kernel6<max_HS, rows, keys>;
+    constexpr int SHARED_BYTES = sizeof(AttentionForwardPlainSMem<max_HS, rows, keys>);
+    static_assert(SHARED_BYTES <= 64 << 10, "the limit of compute capability 7.5");
+    launch_kernel(kernel, LaunchShape(B * NH * ceil_div(T, rows), 128, SHARED_BYTES), exec, out, lse, qkv, T, HS, NH,
+                  B * NH, attention_forward_group(T, HS, B * NH), LOG2E * scale);
+}
+
+// HS is a multiple of 8, at most 256.
+void attention_forward_plain(floatX* out, float* lse, const floatX* qkv, int B, int T, int HS, int NH, float scale,
+                             const Execution& exec) {
+    if (HS <= 64) {
+        attention_forward_plain_tiles<64, 64, 64>(out, lse, qkv, B, T, HS, NH, scale, exec);
+    } else if (HS <= 128) {
+        attention_forward_plain_tiles<128, 32, 64>(out, lse, qkv, B, T, HS, NH, scale, exec);
+    } else {
+        require(HS <= 256);
+        attention_forward_plain_tiles<256, 32, 16>(out, lse, qkv, B, T, HS, NH, scale, exec);
+    }
+}
+
+#if !defined(ENABLE_FP32)
+// ---- shared by kernels 11 to 16: swizzled tiles, filled by cp.async; a step over the keys by mma.sync ----
+// Each warp owns 16 * row_tiles queries and processes `step` keys at a time. Rescaling is lazy: o and l are rescaled
+// only when P of some row of the warp would exceed 2^slack.
+
+// A tile has room for HS columns, a multiple of 16, which is the head size or more: columns past the head's are zeros, in the tile
+// only. 64 is the head size itself, which costs fewer registers. Rows are this many elements apart, a multiple of 32.
+template <int HS> constexpr int ATTENTION_FORWARD_PITCH = (HS + 31) / 32 * 32;
+
+// 64 * row_tiles queries, and two stages of `keys` keys and their values: one stage is read while the other is filled.
+template <int HS, int row_tiles, int keys = 64> struct AttentionForwardMmaSMem {
+    floatX q[64 * row_tiles * ATTENTION_FORWARD_PITCH<HS>]; // at the end each warp stages its output rows here
+    floatX kv[2][2][keys * ATTENTION_FORWARD_PITCH<HS>];    // per stage: keys, then values
+};
+
+// The swizzle. Returns the element offset of 16-byte chunk `chunk` of row `row` in a tile. The chunks of a row are
+// permuted by the row number, so that the same chunk of 8 consecutive rows, which ldmatrix reads at once, covers all 32
+// banks. Position p of row r holds chunk p ^ (r % 8), as in TMA's 128-byte swizzle. If the pitch is no multiple of 64,
+// it holds chunk p ^ (r / 2 % 4). The chunks at positions 0 to 7:
+//
+//     HS = 64    row 0    0 1 2 3 4 5 6 7
+//                row 1    1 0 3 2 5 4 7 6
+//                row 2    2 3 0 1 6 7 4 5
+template <int HS> __device__ inline int attention_forward_at(int row, int chunk) {
+    constexpr int PITCH = ATTENTION_FORWARD_PITCH<HS>;
+    int permuted = PITCH % 64 == 0 ? chunk ^ (row & 7) : chunk ^ (row >> 1 & 3);
+    return row * PITCH + permuted * 8;
+}
+
+// Given the shared-memory address of chunk 0 or 1 of a row, returns the address 16 * d columns further in the same row.
+// Rows are aligned to the group of 8 or 4 chunks within which they are permuted, so the swizzle is an xor of address bits.
+template <int HS> __device__ inline uint32_t attention_forward_column(uint32_t address, int d) {
+    constexpr int GROUP = ATTENTION_FORWARD_PITCH<HS> % 64 == 0 ? 4 : 2; // pairs of chunks
+    return (address ^ (d % GROUP * 32)) + d / GROUP * GROUP * 32;
+}
+
+// Issues cp.async for rows first..first+rows-1 of src, which are 3 * C elements apart, into a tile. Rows past T and columns past
+// head_size become zeros. If parts is 2, the rows C elements further (the values of these keys) are also copied, into the next tile.
+// The loop is not unrolled, because the compiler would then keep all addresses in registers.
+template <int HS, int rows, int parts> __device__ inline void
+attention_forward_load(floatX* tile, const floatX* src, int first, int T, size_t C, int head_size = HS) {
+    constexpr int CHUNKS = HS / 8; // per row
+    static_assert(rows * CHUNKS % 128 == 0, "every thread copies the same number");
+#pragma unroll 1
+    for (int i = threadIdx.x; i < rows * CHUNKS; i += 128) {
+        int row = i / CHUNKS, chunk = i % CHUNKS;
+        const floatX* from = src + (first + row) * 3 * C + chunk * 8;
+#pragma unroll
+        for (int part = 0; part < parts; part++) {
+            cp_async_16(tile + part * rows * ATTENTION_FORWARD_PITCH<HS> + attention_forward_at<HS>(row, chunk),
+                        from + part * C, first + row < T && chunk * 8 < head_size);
+        }
+    }
+}
+
+// One lane's fragments for its warp's queries. In each 16x8 accumulator tile of mma.sync, lane 4g + t holds 4 floats:
+//
+//     columns          0   1     2   3     4   5     6   7
+//     row g            lane 4g   4g + 1    4g + 2    4g + 3      c[0], c[1]
+//     row g + 8        lane 4g   4g + 1    4g + 2    4g + 3      c[2], c[3]
+//
+// So a lane has two rows per 16 queries, g and g + 8, and shares each of them with the other three lanes of its quad.
+template <int HS, int row_tiles> struct AttentionForwardState {
+    uint32_t q[row_tiles][HS / 16][4]; // operand fragments of the queries
+    float o[row_tiles][HS / 8][4];     // accumulators of the output, not yet divided by l
+    float m[row_tiles][2];             // per row, the maximum that P, o and l are relative to, times scale_log2
+    float l[row_tiles][2];             // per row, this lane's partial sum of P
+};
+
+// One step of the main loop, over `step` keys. k, v: the shared-memory addresses that this lane passes to ldmatrix for
+// the first 16 keys and values. key: index of the first key relative to the warp's first query; only read if masked.
+template <bool masked, int step, int slack, int HS, int row_tiles> __device__ inline void
+attention_forward_step(AttentionForwardState<HS, row_tiles>& state, uint32_t k, uint32_t v, int key, float scale_log2) {
+    int lane = threadIdx.x % 32;
+    constexpr int ROW_BYTES = ATTENTION_FORWARD_PITCH<HS> * sizeof(floatX);
+    float s[row_tiles][step / 8][4] = {};
+#pragma unroll
+    for (int d = 0; d < HS / 16; d++) {
+#pragma unroll
+        for (int n = 0; n < step / 16; n++) {
+            uint32_t b[4]; // b[0..1]: keys 0-7 by 16 columns; b[2..3]: keys 8-15 by 16 columns
+            ldmatrix_x4(b, attention_forward_column<HS>(k, d) + 16 * n * ROW_BYTES);
+#pragma unroll
+            for (int i = 0; i < row_tiles; i++) {
+                mma_16x8x16(s[i][2 * n], state.q[i][d], b[0], b[1], floatX());
+                mma_16x8x16(s[i][2 * n + 1], state.q[i][d], b[2], b[3], floatX());
+            }
+        }
+    }
+    float new_m[row_tiles][2];
+    bool grew = false;
+#pragma unroll
+    for (int i = 0; i < row_tiles; i++) {
+#pragma unroll
+        for (int half_row = 0; half_row < 2; half_row++) {
+            int row = 16 * i + 8 * half_row + lane / 4;
+            float row_max = -INFINITY;
+#pragma unroll
+            for (int n = 0; n < step / 8; n++) {
+#pragma unroll
+                for (int e = 0; e < 2; e++) {
+                    float& score = s[i][n][2 * half_row + e];
+                    if (masked && key + 8 * n + lane % 4 * 2 + e > row) { score = -INFINITY; }
+                    row_max = fmaxf(row_max, score);
+                }
+            }
+            row_max = fmaxf(row_max, __shfl_xor_sync(0xFFFFFFFFu, row_max, 1));
+            row_max = fmaxf(row_max, __shfl_xor_sync(0xFFFFFFFFu, row_max, 2));
+            new_m[i][half_row] = row_max * scale_log2;
+            grew |= new_m[i][half_row] > state.m[i][half_row] + slack;
+        }
+    }
+    // between two rescales P can grow to 2^slack; o and l carry the same factor, which cancels in o / l
+    if (__any_sync(0xFFFFFFFFu, grew)) {
+#pragma unroll
+        for (int i = 0; i < row_tiles; i++) {
+#pragma unroll
+            for (int half_row = 0; half_row < 2; half_row++) {
+                // m is finite from the first step on, because every row sees key 0
+                float m = fmaxf(state.m[i][half_row], new_m[i][half_row]),
+                      rescale = exp2_approx(state.m[i][half_row] - m);
+                state.m[i][half_row] = m, state.l[i][half_row] *= rescale;
+#pragma unroll
+                for (int n = 0; n < HS / 8; n++) {
+                    state.o[i][n][2 * half_row] *= rescale, state.o[i][n][2 * half_row + 1] *= rescale;
+                }
+            }
+        }
+    }
+#pragma unroll
+    for (int n = 0; n < step / 16; n++) {
+        uint32_t p[row_tiles][4]; // P of 16 keys: two adjacent 16x8 accumulator tiles make one 16x16 operand fragment
+#pragma unroll
+        for (int i = 0; i < row_tiles; i++) {
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                const float* score = &s[i][2 * n + j / 2][j % 2 * 2];
+                float p0 = exp2_approx(fmaf(score[0], scale_log2, -state.m[i][j % 2]));
+                float p1 = exp2_approx(fmaf(score[1], scale_log2, -state.m[i][j % 2]));
+                state.l[i][j % 2] += p0 + p1;
+                p[i][j] = pack_16x2(p0, p1, floatX());
+            }
+        }
+#pragma unroll
+        for (int d = 0; d < HS / 16; d++) {
+            uint32_t b[4]; // b[0..1]: 16 keys by columns 0-7; b[2..3]: 16 keys by columns 8-15
+            ldmatrix_x4_trans(b, attention_forward_column<HS>(v, d) + 16 * n * ROW_BYTES);
+#pragma unroll
+            for (int i = 0; i < row_tiles; i++) {
+                mma_16x8x16(state.o[i][2 * d], p[i], b[0], b[1], floatX());
+                mma_16x8x16(state.o[i][2 * d + 1], p[i], b[2], b[3], floatX());
+            }
+        }
+    }
+}
+
+// Loads the operand fragments of a warp's queries, whose tile in shared memory is warp_q, and clears the rest.
+template <int HS, int row_tiles>
+__device__ inline void attention_forward_start(AttentionForwardState<HS, row_tiles>& state, const floatX* warp_q) {
+    int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int i = 0; i < row_tiles; i++) {
+#pragma unroll
+        for (int d = 0; d < HS / 16; d++) {
+            ldmatrix_x4(state.q[i][d], warp_q + attention_forward_at<HS>(16 * i + lane % 16, 2 * d + lane / 16));
+        }
+        for (int n = 0; n < HS / 8; n++) {
+            for (int e = 0; e < 4; e++) { state.o[i][n][e] = 0; }
+        }
+        for (int half_row = 0; half_row < 2; half_row++) { state.m[i][half_row] = -INFINITY, state.l[i][half_row] = 0; }
+    }
+}
+
+// The addresses that this lane passes to ldmatrix for the first 16 keys, or values, of a tile. ldmatrix.x4 reads 16 keys
+// by 16 columns as four 8x8 matrices. Their (keys, columns), in the order in which mma takes them as operand b:
+//     S = Q K^T: (0-7, 0-7) (0-7, 8-15) (8-15, 0-7) (8-15, 8-15)
+//     P V:       (0-7, 0-7) (8-15, 0-7) (0-7, 8-15) (8-15, 8-15), each transposed
+template <int HS> __device__ inline uint32_t attention_forward_k_address(const floatX* tile) {
+    int lane = threadIdx.x % 32;
+    return shared_address(tile + attention_forward_at<HS>(lane / 16 * 8 + lane % 8, lane / 8 % 2));
+}
+template <int HS> __device__ inline uint32_t attention_forward_v_address(const floatX* tile) {
+    int lane = threadIdx.x % 32;
+    return shared_address(tile + attention_forward_at<HS>(lane % 16, lane / 16));
+}
+
+// ---- kernel 15: mma.sync, steps of 32 keys, which need few enough registers for 3 blocks of 4 warps per SM ----
+// `blocks` is the number of blocks per SM, `keys` the number of keys of a tile.
+
+// Epilogue: divides a warp's output rows by l and stores them, 16 bytes at a time. `tile`, the warp's own slice of
+// smem.q, is the staging area.
+template <int HS, int row_tiles>
+__device__ inline void attention_forward_store(floatX* out, float* lse, floatX* tile,
+                                               AttentionForwardState<HS, row_tiles>& state, int row0, int T, size_t C,
+                                               int head_size = HS) {
+    int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int i = 0; i < row_tiles; i++) {
+#pragma unroll
+        for (int half_row = 0; half_row < 2; half_row++) {
+            int row = 16 * i + 8 * half_row + lane / 4;
+            float l = state.l[i][half_row];
+            l += __shfl_xor_sync(0xFFFFFFFFu, l, 1);
+            l += __shfl_xor_sync(0xFFFFFFFFu, l, 2);
+            float inverse = 1.0f / l;
+            if (lse && lane % 4 == 0 && row0 + row < T) { lse[row0 + row] = (state.m[i][half_row] + log2f(l)) * LN2; }
+#pragma unroll
+            for (int n = 0; n < HS / 8; n++) {
+                uint32_t pair = pack_16x2(state.o[i][n][2 * half_row] * inverse,
+                                          state.o[i][n][2 * half_row + 1] * inverse, floatX());
+                *reinterpret_cast<uint32_t*>(tile + attention_forward_at<HS>(row, n) + lane % 4 * 2) = pair;
+            }
+        }
+    }
+    __syncwarp();
+#pragma unroll
+    for (int i = lane; i < 16 * row_tiles * HS / 8; i += 32) {
+        int row = i / (HS / 8), chunk = i % (HS / 8);
+        if (row0 + row < T && chunk * 8 < head_size) {
+            // int4 instead of load128 and store128, because the compiler splits those into 4-byte copies here
+            *reinterpret_cast<int4*>(out + (row0 + row) * C + chunk * 8) =
+                *reinterpret_cast<const int4*>(tile + attention_forward_at<HS>(row, chunk));
+        }
+    }
+}
+
+template <int HS, int row_tiles, int step, int slack, int blocks, int keys>
+__global__ void __launch_bounds__(128, blocks)
+    attention_forward_kernel15(floatX* out, float* lse, const floatX* qkv, int T, int head_size, int NH, int num_heads,
+                               int group, float scale_log2) {
+    extern __shared__ __align__(256) unsigned char attention_forward_shared[];
+    auto& smem = *reinterpret_cast<AttentionForwardMmaSMem<HS, row_tiles, keys>*>(attention_forward_shared);
+    constexpr int ROWS = 64 * row_tiles;
+    if (HS == 64) { head_size = HS; }
+    AttentionForwardWork work = attention_forward_work(num_heads, ceil_div(T, ROWS), group);
+    int b = work.head / NH, h = work.head % NH, q0 = work.tile * ROWS;
+    int warp_row = threadIdx.x / 32 * 16 * row_tiles; // the warp's first query is q0 + warp_row
+    size_t C = (size_t)NH * head_size;
+    const floatX* src = qkv + (size_t)b * T * 3 * C + h * head_size;
+    int num_tiles = ceil_div(min(q0 + ROWS, T), keys), num_unmasked = q0 / keys;
+
+    attention_forward_load<HS, ROWS, 1>(smem.q, src, q0, T, C, head_size);
+    attention_forward_load<HS, keys, 2>(smem.kv[0][0], src + C, 0, T, C, head_size);
+    cp_async_commit();
+    cp_async_wait<0>();
+    __syncthreads();
+
+    AttentionForwardState<HS, row_tiles> state;
+    constexpr int PITCH = ATTENTION_FORWARD_PITCH<HS>, ROW_BYTES = PITCH * sizeof(floatX);
+    constexpr int STAGE_BYTES = sizeof(smem.kv[0]);
+    floatX* warp_q = smem.q + warp_row * PITCH;
+    attention_forward_start(state, warp_q);
+    uint32_t k_address = attention_forward_k_address<HS>(smem.kv[0][0]);
+    uint32_t v_address = attention_forward_v_address<HS>(smem.kv[0][1]);
+    for (int tile = 0; tile < num_tiles; tile++) {
+        if (tile > 0) {
+            cp_async_wait<0>();
+            __syncthreads(); // this tile has landed, and all warps have read the stage that the next load overwrites
+        }
+        if (tile + 1 < num_tiles) {
+            attention_forward_load<HS, keys, 2>(smem.kv[(tile + 1) % 2][0], src + C, (tile + 1) * keys, T, C,
+                                                head_size);
+            cp_async_commit();
+        }
+        uint32_t k = k_address + tile % 2 * STAGE_BYTES, v = v_address + tile % 2 * STAGE_BYTES;
+        if (tile < num_unmasked) {
+#pragma unroll 1
+            for (int j = 0; j < keys; j += step) {
+                attention_forward_step<false, step, slack>(state, k + j * ROW_BYTES, v + j * ROW_BYTES, 0, scale_log2);
+            }
+        } else {
+            // the tile's first key, relative to the warp's first query; no query of the warp sees a key whose relative
+            // index is 16 * row_tiles or more
+            int key = tile * keys - q0 - warp_row;
+#pragma unroll 1
+            for (int j = 0; j < keys && key + j < 16 * row_tiles; j += step) {
+                attention_forward_step<true, step, slack>(state, k + j * ROW_BYTES, v + j * ROW_BYTES, key + j,
+                                                          scale_log2);
+            }
+        }
+    }
+    floatX* dst = out + ((size_t)b * T * NH + h) * head_size;
+    attention_forward_store(dst, lse ? lse + (size_t)work.head * T : nullptr, warp_q, state, q0 + warp_row, T, C,
+                            head_size);
+}
+
+// head_size is HS or, if that is not 64, less.
+template <int HS, int row_tiles, int step, int slack, int blocks, int keys = 64>
+void attention_forward_mma_tiles(floatX* out, float* lse, const floatX* qkv, int B, int T, int head_size, int NH,
+                                 float scale, const Execution& exec) {
+    auto kernel = attention_forward_kernel15<HS, row_tiles, step, slack, blocks, keys>;
+    constexpr int SHARED_BYTES = sizeof(AttentionForwardMmaSMem<HS, row_tiles, keys>);
+    static_assert(SHARED_BYTES <= 99 << 10, "the limit of compute capability 8.6");
+    launch_kernel(kernel, LaunchShape(B * NH * ceil_div(T, 64 * row_tiles), 128, SHARED_BYTES), exec, out, lse, qkv, T,
+                  head_size, NH, B * NH, attention_forward_group(T, head_size, B * NH), LOG2E * scale);
+}
+
+// HS is a multiple of 8, at most 256.
+void attention_forward_mma(floatX* out, float* lse, const floatX* qkv, int B, int T, int HS, int NH, float scale,
+                           const Execution& exec) {
+    require(HS % 8 == 0 && HS <= 256);
+    auto tiles = HS <= 32    ? attention_forward_mma_tiles<32, 2, 32, 8, 3>
+                 : HS <= 48  ? attention_forward_mma_tiles<48, 2, 32, 8, 3>
+                 : HS == 64  ? attention_forward_mma_tiles<64, 2, 32, 8, 3>
+                 : HS <= 80  ? attention_forward_mma_tiles<80, 2, 32, 8, 2>
+                 : HS <= 96  ? attention_forward_mma_tiles<96, 2, 32, 8, 2>
+                 : HS <= 128 ? attention_forward_mma_tiles<128, 1, 64, 8, 2>
+                             : attention_forward_mma_tiles<256, 1, 32, 8, 1, 32>;
+    tiles(out, lse, qkv, B, T, HS, NH, scale, exec);
+}
+
+// ---- sm_90a: shared by kernels 17 to 25: wgmma products, online softmax in registers, output by TMA ----
+// HS = 64. A warpgroup owns 64 queries, 16 per warp. Loops over register arrays are unrolled explicitly, because the
+// compiler puts an array with a run-time index into local memory.
+// Source: Shah et al. 2024, FlashAttention-3, arXiv:2407.08608.
+
+constexpr int ATTENTION_FORWARD_ROW = 64; // elements per query, key or value: 128 bytes, the width of TMA's swizzle
+constexpr int ATTENTION_FORWARD_BOX = 64 * ATTENTION_FORWARD_ROW; // elements of 64 queries, keys or values
+
+// Issues s = q k^T for 64 queries and 64 keys, and does not wait. q, k: wgmma descriptors. The previous contents of s
+// are overwritten, and the compiler knows that they are dead.
+__device__ inline void attention_forward_sm90_scores(float (&s)[32], uint64_t q, uint64_t k) {
+    wgmma_64x64x16_new(s, q, k, floatX());
+#pragma unroll
+    for (int d = 1; d < 4; d++) { // 16 columns are 32 bytes, and the descriptor counts in units of 16 bytes
+        wgmma_64x64x16(s, q + 2 * d, k + 2 * d, 1, floatX());
+    }
+}
+
+// Issues o += P v for 4 * n keys, and does not wait. p: P as operand fragments in registers; v: wgmma descriptor.
+template <int n>
+__device__ inline void attention_forward_sm90_values(float (&o)[32], const uint32_t (&p)[n], uint64_t v) {
+#pragma unroll
+    for (int k = 0; k < n / 4; k++) { // 16 keys are 2048 bytes: 128 of the descriptor's units
+        wgmma_64x64x16_transposed(o, p + 4 * k, v + 128 * k, 1, floatX());
+    }
+}
+
+// The softmax state of a thread's two rows, g and g + 8 of its warp's 16, where lane = 4g + t. The wgmma accumulators s
+// and o are 16x8 tiles side by side; of tile j (columns 8j..8j+7) each lane holds elements 4j..4j+3 of its array:
+//
+//     columns 8j +     0   1     2   3     4   5     6   7
+//     row g            lane 4g   4g + 1    4g + 2    4g + 3      elements 4j, 4j + 1 (columns 8j + 2t, 8j + 2t + 1)
+//     row g + 8        lane 4g   4g + 1    4g + 2    4g + 3      elements 4j + 2, 4j + 3 (the same columns)
+//
+// So element i belongs to row number i / 2 % 2 of the two, and the four lanes of a quad share a row.
+struct AttentionForwardRows {
+    float m[2];       // the maximum that P, o and l are relative to, times scale_log2
+    float l[2];       // this thread's partial row sum of P
+    float rescale[2]; // the factor by which o must be multiplied if the row maximum has grown in this step
+    // Correction that is added to l before the final division. P V uses P rounded to 16 bits, but l sums P unrounded.
+    // The correction covers two parts of the difference: the whole diagonal block, and each later row maximum, whose P
+    // is 1 after rounding but was added to l as 1 + error.
+    float rounding[2];
+};
+
+// Folds the scores s of a key block after the diagonal into the running row maximum, and rescales l. Returns true if o
+// must be rescaled.
+template <int num_s> __device__ inline bool attention_forward_sm90_max(const float (&s)[num_s],
+                                                                       AttentionForwardRows& rows, float scale_log2) {
+    float row_max[2][2] = {{-INFINITY, -INFINITY}, {-INFINITY, -INFINITY}}; // two independent chains of fmaxf per row
+#pragma unroll
+    for (int i = 0; i < num_s; i++) { row_max[i / 2 % 2][i % 2] = fmaxf(row_max[i / 2 % 2][i % 2], s[i]); }
+    float raw_m[2], new_m[2];
+    bool grew = false;
+#pragma unroll
+    for (int half_row = 0; half_row < 2; half_row++) {
+        float m = fmaxf(row_max[half_row][0], row_max[half_row][1]);
+        m = fmaxf(m, __shfl_xor_sync(0xFFFFFFFFu, m, 1));
+        m = fmaxf(m, __shfl_xor_sync(0xFFFFFFFFu, m, 2));
+        raw_m[half_row] = m, new_m[half_row] = m * scale_log2;
+        grew |= new_m[half_row] > rows.m[half_row];
+    }
+    grew = __any_sync(0xFFFFFFFFu, grew);
+    if (grew) {
+#pragma unroll
+        for (int half_row = 0; half_row < 2; half_row++) {
+            float m = fmaxf(rows.m[half_row], new_m[half_row]);
+            rows.rescale[half_row] = exp2_approx(rows.m[half_row] - m);
+            rows.l[half_row] *= rows.rescale[half_row];
+            // at the row maximum the exponent raw_m * scale_log2 - m is not 0 but the rounding error of m, so P is
+            // 1 + LN2 * error there; each of the quad's four lanes adds a quarter of the correction
+            float error = rows.m[half_row] < m ? fmaf(raw_m[half_row], scale_log2, -m) : 0;
+            rows.rounding[half_row] = fmaf(rows.rounding[half_row], rows.rescale[half_row], error * (-LN2 / 4));
+            rows.m[half_row] = m;
+        }
+    }
+    return grew;
+}
+
+// Turns the scores s into P = exp2(s * scale_log2 - m) in place, and adds P to l.
+template <int num_s> __device__ inline void
+attention_forward_sm90_exponents(float (&s)[num_s], AttentionForwardRows& rows, float scale_log2) {
+#pragma unroll
+    for (int i = 0; i < num_s; i++) {
+        s[i] = exp2_approx(fmaf(s[i], scale_log2, -rows.m[i / 2 % 2]));
+        rows.l[i / 2 % 2] += s[i];
+    }
+}
+
+// As attention_forward_sm90_exponents, for the diagonal block. group: index of the group of 16 keys that has the same
+// positions as the warp's 16 queries. P of later groups is 0.
+template <int num_s> __device__ inline void
+attention_forward_sm90_diagonal_exponents(float (&s)[num_s], AttentionForwardRows& rows, int group, float scale_log2) {
+#pragma unroll
+    for (int n = 0; n < num_s; n += 8) {
+        if (n / 8 > group) {
+#pragma unroll
+            for (int i = n; i < n + 8; i++) { s[i] = 0; }
+        } else {
+            asm volatile(""); // makes the compiler keep the branch, so that hidden groups cost nothing
+#pragma unroll
+            for (int i = n; i < n + 8; i++) {
+                s[i] = exp2_approx(fmaf(s[i], scale_log2, -rows.m[i / 2 % 2]));
+                rows.l[i / 2 % 2] += s[i];
+            }
+        }
+    }
+}
+
+// Softmax of a tile's first key block, the one on the diagonal. Sets m, l and rescale. The warp's own group is the 16
+// keys at the positions of its 16 rows, number `group` in the block. Every row sees all groups before the own group,
+// and none after it. Only the own group needs a triangular mask (g = lane / 4; columns within the group):
+//
+//                      columns 0-7       columns 8-15
+//     row g            column <= g       hidden
+//     row g + 8        visible           column - 8 <= g
+//
+// The mask is added (0 or -1e38), because compares run at half the rate of fmaf and a branch makes the compiler copy s.
+// Side effect: an infinite or NaN score in the own group is not hidden.
+template <int num_s> __device__ inline void
+attention_forward_sm90_diagonal(float (&s)[num_s], AttentionForwardRows& rows, int group, float scale_log2) {
+    constexpr float HIDDEN = -1e38f;
+    int lane = threadIdx.x % 32;
+    // opaque to the compiler, so that it recomputes the masks in every tile instead of keeping them in registers
+    asm volatile("" : "+r"(lane), "+r"(group));
+    float mask[2] = {lane % 4 * 2 <= lane / 4 ? 0 : HIDDEN, lane % 4 * 2 + 1 <= lane / 4 ? 0 : HIDDEN};
+    float row_max[2] = {-INFINITY, -INFINITY};
+#pragma unroll
+    for (int n = 0; n < num_s; n += 8) {
+        float own = n / 8 == group ? 1.0f : 0.0f;
+#pragma unroll
+        for (int e = 0; e < 2; e++) {
+            s[n + e] = fmaf(own, mask[e], s[n + e]);
+            s[n + 4 + e] = fmaf(own, HIDDEN, s[n + 4 + e]);
+            s[n + 6 + e] = fmaf(own, mask[e], s[n + 6 + e]);
+        }
+    }
+    wgmma_hold(s); // makes the compiler mask in place, in the registers of s
+    // s[i], s[i + 1], s[i + 4] and s[i + 5] are this lane's four scores of one row and one group of 16 keys
+#pragma unroll
+    for (int i = 0; i < num_s; i += i % 8 == 0 ? 2 : 6) {
+        float m = fmaxf(fmaxf(s[i], s[i + 1]), fmaxf(s[i + 4], s[i + 5]));
+        row_max[i / 2 % 2] = fmaxf(row_max[i / 2 % 2], i / 8 <= group ? m : -INFINITY);
+    }
+#pragma unroll
+    for (int half_row = 0; half_row < 2; half_row++) {
+        float m = row_max[half_row];
+        m = fmaxf(m, __shfl_xor_sync(0xFFFFFFFFu, m, 1));
+        m = fmaxf(m, __shfl_xor_sync(0xFFFFFFFFu, m, 2));
+        rows.m[half_row] = m * scale_log2, rows.l[half_row] = 0, rows.rescale[half_row] = 1;
+    }
+    attention_forward_sm90_diagonal_exponents(s, rows, group, scale_log2);
+}
+
+// Sets rows.rounding after the diagonal block: the sum of the rounded P (p) minus the sum of the unrounded P (l).
+template <int num_p> __device__ inline void attention_forward_sm90_rounding(AttentionForwardRows& rows,
+                                                                            const uint32_t (&p)[num_p], int group) {
+    rows.rounding[0] = -rows.l[0], rows.rounding[1] = -rows.l[1];
+#pragma unroll
+    for (int n = 0; n < num_p; n += 4) { // one group of 16 keys
+        if (n / 4 <= group) {
+            asm volatile(""); // makes the compiler keep the branch, so that hidden groups cost nothing
+#pragma unroll
+            for (int j = n; j < n + 4; j++) {
+                float2 pair = unpack_16x2(p[j], floatX());
+                rows.rounding[j % 2] += pair.x;
+                rows.rounding[j % 2] += pair.y;
+            }
+        }
+    }
+}
+
+// Multiplies the rows of o by rows.rescale.
+__device__ inline void attention_forward_sm90_rescale(float (&o)[32], const AttentionForwardRows& rows) {
+#pragma unroll
+    for (int i = 0; i < 32; i++) { o[i] *= rows.rescale[i / 2 % 2]; }
+}
+
+// Rounds P to 16 bits, as operand fragments: the two 16x8 accumulator tiles of 16 keys become the four registers of one
+// 16x16 operand.
+template <int num_p>
+__device__ inline void attention_forward_sm90_pack(uint32_t (&p)[num_p], const float (&s)[2 * num_p]) {
+#pragma unroll
+    for (int i = 0; i < num_p; i++) { p[i] = pack_16x2(s[2 * i], s[2 * i + 1], floatX()); }
+}
+
+// Stores the log-sum-exp of a thread's two rows. lse: the T values of this sequence and head, or NULL; t: the warp's
+// first token.
+__device__ inline void attention_forward_sm90_lse(float* lse, const float (&l)[2], const float (&m)[2], int t, int T) {
+    int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int half_row = 0; half_row < 2; half_row++) {
+        int row = t + lane / 4 + 8 * half_row;
+        if (lse && lane % 4 == 0 && row >= 0 && row < T) { lse[row] = (m[half_row] + log2f(l[half_row])) * LN2; }
+    }
+}
+// Adds up l over the four lanes that share a row.
+__device__ inline void attention_forward_sm90_row_sums(float (&l)[2]) {
+#pragma unroll
+    for (int half_row = 0; half_row < 2; half_row++) {
+        l[half_row] += __shfl_xor_sync(0xFFFFFFFFu, l[half_row], 1);
+        l[half_row] += __shfl_xor_sync(0xFFFFFFFFu, l[half_row], 2);
+    }
+}
+
+// Writes a warp's 16 rows of o, multiplied by `inverse`, to a tile (16,64) in shared memory, in TMA's 128-byte swizzle.
+__device__ inline void attention_forward_sm90_to_shared(floatX* tile, const float (&o)[32], const float (&inverse)[2]) {
+    int lane = threadIdx.x % 32;
+    // stmatrix.x4 stores four 8x8 matrices: rows 0-7 and rows 8-15 of two adjacent 16-byte chunks
+    uint32_t address = shared_address(tile + attention_forward_at<64>(lane % 16, lane / 16));
+#pragma unroll
+    for (int d = 0; d < 4; d++) { // 16 columns at a time
+        uint32_t r[4];
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            r[e] = pack_16x2(o[8 * d + 2 * e] * inverse[e % 2], o[8 * d + 2 * e + 1] * inverse[e % 2], floatX());
+        }
+        stmatrix_x4(attention_forward_column<64>(address, d), r);
+    }
+}
+
+// Divides a warp's 16 rows, tokens t..t+15, by their sums l and stores them by TMA. t < 0 is padding and is not stored.
+// `tile` is this warp's staging area in shared memory; it must not be written again before tma_store_wait.
+__device__ inline void attention_forward_sm90_store(const CUtensorMap& out_map, floatX* tile, const float (&o)[32],
+                                                    const float (&l)[2], int t, int h, int b) {
+    attention_forward_sm90_to_shared(tile, o, {1.0f / l[0], 1.0f / l[1]});
+    tma_store_fence();
+    __syncwarp();
+    if (threadIdx.x % 32 == 0 && t >= 0) { // TMA rejects a box that is entirely before the tensor
+        tma_store_4d(&out_map, tile, 0, h, t, b);
+        tma_store_commit();
+    }
+}
+
+// The static tile scheduler of a persistent block. In each round every block takes one pair of tiles, a long one and a
+// short one, chosen so that all pairs are equal work. With 4 tiles per head, where tile i sees the keys of tiles 0 to
+// i, two heads A and B make four pairs, each of which sees 5 tiles of keys:
+//
+//     block      0         1         2         3
+//                A3 B0     B3 A0     A2 B1     B2 A1
+//
+// In the last rounds every block takes single tiles, the longest first, with the order of the blocks reversed in every
+// other round. Pairs alone would leave blocks idle at the end: at B = 64, T = 1024, NH = 12 they fill 11.6 rounds of
+// 132 blocks.
+struct AttentionForwardList {
+    int num_heads, num_tiles, num_paired; // num_tiles: tiles per head; the first num_paired heads are split into pairs
+    int position;                         // 2 * number of rounds done, + 1 if the second tile of a pair comes next
+    int head, tile;                       // the current tile
+};
+// Advances to the next tile. Returns false at the end.
+__device__ inline bool attention_forward_next_tile(AttentionForwardList& list) {
+    list.position++;
+    if (list.position % 2 == 0) {
+        list.head ^= 1, list.tile = list.num_tiles - 1 - list.tile;
+        return true;
+    }
+    int blocks = gridDim.x, block = blockIdx.x, round = list.position / 2, first = round * blocks;
+    // number of pairs; a pair takes its two tiles from two heads, because num_tiles may be odd
+    int paired = list.num_paired / 2 * list.num_tiles;
+    if (first + block < paired) {
+        int two_heads = (first + block) / list.num_tiles;
+        // + two_heads, so that no block gets the same pair in every round when num_tiles divides the number of blocks
+        int pair = (first + block + two_heads) % list.num_tiles;
+        list.head = 2 * two_heads + pair % 2, list.tile = list.num_tiles - 1 - pair / 2;
+        return true;
+    }
+    list.position++;
+    int whole = ceil_div(paired, blocks); // the first round in which all blocks take single tiles
+    bool backwards = round > whole && (round - whole) % 2 == 1;
+    int single = first + (backwards ? blocks - 1 - block : block) - paired, heads = list.num_heads - list.num_paired;
+    if (single >= heads * list.num_tiles) { return false; } // this block gets no tile in later rounds either
+    list.head = list.num_paired + single % heads, list.tile = list.num_tiles - 1 - single / heads;
+    return true;
+}
+
+// The scheduler state before the first tile, for a grid of num_blocks.
+inline AttentionForwardList attention_forward_list(int num_heads, int num_tiles, int num_blocks) {
+    // number of rounds of pairs; the last 2 to 3 rounds' worth of pairs become single tiles
+    int rounds = max(num_heads * num_tiles / 2 / num_blocks - 2, 0);
+    return {num_heads, num_tiles, rounds * num_blocks / num_tiles * 2, 0, 0, 0};
+}
+
+// ---- kernel 25: one producer, four consumer warpgroups that do not wait for each other, steps of 64 keys ----
+// One persistent block per SM takes tiles of 256 queries, or of 128 if there are few tiles. One producer thread fills a
+// ring of keys and values by TMA. Each consumer warpgroup owns 64 queries of the tile and walks over their keys, the
+// diagonal first. Example: the tile of queries 256..511, by blocks of 64 keys (d: diagonal, s: later step, -: skipped):
+//
+//     key block             7  6  5  4  3  2  1  0
+//     queries 448..511      d  s  s  s  s  s  s  s       warpgroup 3, in the next tile warpgroup 0
+//     queries 384..447      -  d  s  s  s  s  s  s       warpgroup 2, in the next tile warpgroup 1
+//     queries 320..383      -  -  d  s  s  s  s  s       warpgroup 1, in the next tile warpgroup 2
+//     queries 256..319      -  -  -  d  s  s  s  s       warpgroup 0, in the next tile warpgroup 3
+//
+// No barrier couples the consumers. Within the length of the ring each runs at its own pace, so that the softmax of one
+// warpgroup is hidden behind the products of the others. Step i of one warpgroup over time:
+//
+//     tensor cores     S = q k_i^T     o += P v_(i-1)         (free for the other warpgroups)
+//     other units      wait            row maximum of S       rescale o, P = exp2(S - m), sum, pack
+
+constexpr unsigned ATTENTION_FORWARD_STAGES = 8; // of the ring; each stage holds 64 keys and their values
+
+// A tile, as the producer announces it to the consumers. Tiles are aligned to the end of the sequence, so that
+// first_group, the tile's first group of 64 queries, is negative if the tile is partial.
+struct AttentionForwardTile {
+    int b; // sequence; negative: there are no more tiles
+    int h, first_group;
+};
+
+// `groups` is the number of groups of 64 queries per tile; each consumer warpgroup owns one group. The struct takes
+// 225 KB with four groups. A full barrier is completed by the producer's loads, and the consumers wait for it. At an
+// empty barrier the consumer warps arrive, and the producer waits for it.
+template <int groups> struct AttentionForwardSMem {
+    floatX q[2][groups * ATTENTION_FORWARD_BOX];                   // queries of this tile and the next
+    floatX kv[ATTENTION_FORWARD_STAGES][2][ATTENTION_FORWARD_BOX]; // per stage: keys, then values
+    floatX out[groups * ATTENTION_FORWARD_BOX];                    // 16 rows per warp: staging area of its output
+    AttentionForwardTile tiles[2];
+    uint64_t q_full[2], q_empty[2], full[ATTENTION_FORWARD_STAGES], empty[ATTENTION_FORWARD_STAGES];
+};
+
+// Initialises the barriers. Called by the whole block.
+template <int groups> __device__ inline void attention_forward_sm90_init(AttentionForwardSMem<groups>& smem) {
+    constexpr int CONSUMER_WARPS = 4 * groups;
+    if (threadIdx.x == 0) {
+        for (int j = 0; j < 2; j++) {
+            mbarrier_init(&smem.q_full[j], 1);
+            mbarrier_init(&smem.q_empty[j], CONSUMER_WARPS);
+        }
+        for (unsigned j = 0; j < ATTENTION_FORWARD_STAGES; j++) {
+            mbarrier_init(&smem.full[j], 1);
+            mbarrier_init(&smem.empty[j], CONSUMER_WARPS);
+        }
+        mbarrier_init_fence();
+    }
+    __syncthreads();
+}
+
+// wgmma descriptors of the keys (values) of step i; kv is the descriptor of stage 0.
+__device__ inline uint64_t attention_forward_sm90_key_descriptor(uint64_t kv, unsigned i) {
+    return kv + i % ATTENTION_FORWARD_STAGES * (2 * ATTENTION_FORWARD_BOX * sizeof(floatX) / 16);
+}
+__device__ inline uint64_t attention_forward_sm90_value_descriptor(uint64_t kv, unsigned i) {
+    return attention_forward_sm90_key_descriptor(kv, i) + ATTENTION_FORWARD_BOX * sizeof(floatX) / 16;
+}
+
+// The producer thread. Producer and consumers keep the same two counters: n counts tiles, i counts steps of 64 keys
+// over all tiles.
+template <int groups> __device__ inline void attention_forward_sm90_producer(AttentionForwardSMem<groups>& smem,
+                                                                             const CUtensorMap& qkv_map, int T, int NH,
+                                                                             AttentionForwardList list) {
+    unsigned i = 0, n = 0;
+#pragma unroll 1
+    for (; attention_forward_next_tile(list); n++) {
+        int b = list.head / NH, h = list.head % NH;
+        int first_group = ceil_div(T, 64) - groups * (list.num_tiles - list.tile);
+        mbarrier_wait(&smem.q_empty[n % 2], (n / 2 + 1) % 2);
+        smem.tiles[n % 2] = {b, h, first_group};
+        mbarrier_arrive_expect(&smem.q_full[n % 2], sizeof(smem.q[0]));
+        for (int j = 0; j < groups; j++) {
+            tma_load_4d(smem.q[n % 2] + j * ATTENTION_FORWARD_BOX, &qkv_map, 0, h, (first_group + j) * 64, b,
+                        &smem.q_full[n % 2]);
+        }
+#pragma unroll 1
+        for (int block = first_group + groups - 1; block >= 0; block--, i++) {
+            unsigned stage = i % ATTENTION_FORWARD_STAGES;
+            mbarrier_wait(&smem.empty[stage], (i / ATTENTION_FORWARD_STAGES + 1) % 2);
+            mbarrier_arrive_expect(&smem.full[stage], sizeof(smem.kv[0]));
+            tma_load_4d(smem.kv[stage][0], &qkv_map, 0, NH + h, block * 64, b, &smem.full[stage]);
+            tma_load_4d(smem.kv[stage][1], &qkv_map, 0, 2 * NH + h, block * 64, b, &smem.full[stage]);
+        }
+    }
+    mbarrier_wait(&smem.q_empty[n % 2], (n / 2 + 1) % 2);
+    smem.tiles[n % 2] = {-1, 0, 0}; // announces that there are no more tiles
+    mbarrier_arrive(&smem.q_full[n % 2]);
+}
+
+// A consumer warpgroup's 64 queries of a tile.
+struct AttentionForwardQueries {
+    int b, h, group; // group: index of the 64 queries in the sequence; negative for padding, which is not stored
+    int num_steps;   // number of blocks of 64 keys that they see
+    uint64_t q;      // wgmma descriptor of the queries
+};
+
+// Waits for tile n, and skips the steps of the ring whose keys only other warpgroups see. Returns false if there is no
+// tile n.
+template <int groups> __device__ inline bool attention_forward_sm90_next_queries(AttentionForwardQueries& queries,
+                                                                                 AttentionForwardSMem<groups>& smem,
+                                                                                 int warpgroup, unsigned n,
+                                                                                 unsigned& i) {
+    mbarrier_wait(&smem.q_full[n % 2], n / 2 % 2);
+    AttentionForwardTile tile = smem.tiles[n % 2];
+    queries.b = warp_uniform(tile.b), queries.h = warp_uniform(tile.h);
+    int first_group = warp_uniform(tile.first_group);
+    if (queries.b < 0) { return false; }
+    // later queries see more keys, so the order of the warpgroups is reversed from tile to tile
+    int place = n % 2 ? groups - 1 - warpgroup : warpgroup;
+    queries.group = first_group + place;
+    queries.num_steps = max(queries.group + 1, 1); // padding before the start of a sequence costs one step
+    queries.q = wgmma_descriptor(smem.q[n % 2] + place * ATTENTION_FORWARD_BOX);
+#pragma unroll 1
+    for (int skip = first_group + groups - queries.num_steps; skip > 0; skip--, i++) {
+        mbarrier_wait(&smem.full[i % ATTENTION_FORWARD_STAGES], i / ATTENTION_FORWARD_STAGES % 2);
+        if (threadIdx.x % 32 == 0) { mbarrier_arrive(&smem.empty[i % ATTENTION_FORWARD_STAGES]); }
+    }
+    return true;
+}
+
+// The first step of a tile, step i of the ring: p = P of the 64 keys on the diagonal. warp: index of the warp in its
+// warpgroup, 0 to 3.
+template <int groups>
+__device__ inline void attention_forward_sm90_first_step(float (&s)[32], uint32_t (&p)[16], AttentionForwardRows& rows,
+                                                         AttentionForwardSMem<groups>& smem, uint64_t q, uint64_t kv,
+                                                         unsigned i, int warp, float scale_log2) {
+    mbarrier_wait(&smem.full[i % ATTENTION_FORWARD_STAGES], i / ATTENTION_FORWARD_STAGES % 2);
+    wgmma_fence();
+    attention_forward_sm90_scores(s, q, attention_forward_sm90_key_descriptor(kv, i));
+    wgmma_commit();
+    wgmma_wait<0>();
+    wgmma_hold(s);
+    attention_forward_sm90_diagonal(s, rows, warp, scale_log2);
+    attention_forward_sm90_pack(p, s);
+    attention_forward_sm90_rounding(rows, p, warp);
+}
+
+// Step i: the scores of 64 more keys, then P V of step i - 1, which overlaps with the search for the new row maximum.
+// The exponentials take longest. P V is waited for before they begin, so that the compiler can interleave rescaling,
+// sums and packing with them.
+template <int groups> __device__ inline void attention_forward_sm90_step(float (&s)[32], uint32_t (&p)[16],
+                                                                         float (&o)[32], AttentionForwardRows& rows,
+                                                                         AttentionForwardSMem<groups>& smem, uint64_t q,
+                                                                         uint64_t kv, unsigned i, float scale_log2) {
+    mbarrier_wait(&smem.full[i % ATTENTION_FORWARD_STAGES], i / ATTENTION_FORWARD_STAGES % 2);
+    wgmma_fence();
+    attention_forward_sm90_scores(s, q, attention_forward_sm90_key_descriptor(kv, i));
+    wgmma_commit();
+    wgmma_fence();
+    attention_forward_sm90_values(o, p, attention_forward_sm90_value_descriptor(kv, i - 1));
+    wgmma_commit();
+    wgmma_wait<1>();
+    wgmma_hold(s);
+    bool grew = attention_forward_sm90_max(s, rows, scale_log2);
+    wgmma_wait<0>();
+    wgmma_hold(o);
+    wgmma_hold(p);
+    if (threadIdx.x % 32 == 0) { mbarrier_arrive(&smem.empty[(i - 1) % ATTENTION_FORWARD_STAGES]); }
+    if (grew) { attention_forward_sm90_rescale(o, rows); }
+    attention_forward_sm90_exponents(s, rows, scale_log2);
+    attention_forward_sm90_pack(p, s);
+}
+
+// The end of tile n: P V of its last step, i - 1, and lse. Adds rows.rounding to rows.l, which is then the divisor of
+// o. t: the warp's first token. On return the warp's staging area for the output is free.
+template <int groups> __device__ inline void
+attention_forward_sm90_last_product(float (&o)[32], uint32_t (&p)[16], AttentionForwardRows& rows,
+                                    AttentionForwardSMem<groups>& smem, const AttentionForwardQueries& queries,
+                                    uint64_t kv, unsigned n, unsigned i, float* lse, int t, int T, int NH) {
+    int lane = threadIdx.x % 32;
+    wgmma_hold(o);
+    wgmma_hold(p);
+    wgmma_fence();
+    attention_forward_sm90_values(o, p, attention_forward_sm90_value_descriptor(kv, i - 1));
+    wgmma_commit();
+    attention_forward_sm90_row_sums(rows.l);
+    attention_forward_sm90_row_sums(rows.rounding);
+    attention_forward_sm90_lse(lse ? lse + ((size_t)queries.b * NH + queries.h) * T : nullptr, rows.l, rows.m, t, T);
+    rows.l[0] += rows.rounding[0], rows.l[1] += rows.rounding[1];
+    if (lane == 0) {
+        mbarrier_arrive(&smem.q_empty[n % 2]);
+        tma_store_wait<0>(); // TMA has read the previous tile's output from the staging area
+    }
+    __syncwarp();
+    wgmma_wait<0>();
+    wgmma_hold(o);
+    if (lane == 0) { mbarrier_arrive(&smem.empty[(i - 1) % ATTENTION_FORWARD_STAGES]); }
+}
+
+// The number of this warp's consumer warpgroup, computed by warp votes, so that the compiler knows it is warp-uniform
+// and keeps what depends on it in uniform registers.
+__device__ inline int attention_forward_sm90_warpgroup() {
+    return (__any_sync(0xFFFFFFFFu, threadIdx.x & 128) ? 1 : 0) + (__any_sync(0xFFFFFFFFu, threadIdx.x & 256) ? 2 : 0);
+}
+
+// A consumer warp, over all tiles of the block.
+template <int groups> __device__ inline void attention_forward_sm90_consumer(AttentionForwardSMem<groups>& smem,
+                                                                             const CUtensorMap& out_map, float* lse,
+                                                                             int T, int NH, float scale_log2) {
+    int warpgroup = attention_forward_sm90_warpgroup(), warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
+    uint64_t kv = wgmma_descriptor(smem.kv[0][0]);
+    unsigned i = 0;
+#pragma unroll 1
+    for (unsigned n = 0;; n++) {
+        AttentionForwardQueries queries;
+        if (!attention_forward_sm90_next_queries(queries, smem, warpgroup, n, i)) { break; }
+        float s[32], o[32];
+        uint32_t p[16];
+        AttentionForwardRows rows;
+        attention_forward_sm90_first_step(s, p, rows, smem, queries.q, kv, i, warp, scale_log2);
+        floatX* out = smem.out + threadIdx.x / 32 * 16 * ATTENTION_FORWARD_ROW; // this warp's staging area
+        int t = queries.group * 64 + warp * 16;
+#pragma unroll
+        for (int j = 0; j < 32; j++) { o[j] = 0; }
+        i++;
+#pragma unroll 1
+        for (int step = 1; step < queries.num_steps; step++, i++) {
+            attention_forward_sm90_step(s, p, o, rows, smem, queries.q, kv, i, scale_log2);
+        }
+        attention_forward_sm90_last_product(o, p, rows, smem, queries, kv, n, i, lse, t, T, NH);
+        attention_forward_sm90_store(out_map, out, o, rows.l, t, queries.h, queries.b);
+    }
+    if (lane == 0) { tma_store_wait<0>(); }
+}
+
+template <int groups> __global__ void __launch_bounds__(128 * (groups + 1), 1)
+    attention_forward_sm90_kernel25(float* lse, const __grid_constant__ CUtensorMap qkv_map, int T, int NH,
+                                    AttentionForwardList list, float scale_log2,
+                                    const __grid_constant__ CUtensorMap out_map) {
+    extern __shared__ __align__(256) unsigned char attention_forward_shared[];
+    if (threadIdx.x == 0) { tma_prefetch_map(&qkv_map), tma_prefetch_map(&out_map); }
+    auto& smem = shared_aligned_1024<AttentionForwardSMem<groups>>(attention_forward_shared);
+    attention_forward_sm90_init(smem);
+    grid_launch_dependents(); // programmatic dependent launch: the next kernel's blocks start as blocks of this one end
+    grid_wait_dependency();   // wait for the end of the previous kernel, whose results this one reads
+    if (threadIdx.x < 128 * groups) {
+        // registers per thread, with four groups: 4 consumer warpgroups * 112 + 32 for the producer warpgroup is the
+        // 5 * 96 that the launch allocated
+        warpgroup_more_registers<groups == 4 ? 112 : 208>();
+        attention_forward_sm90_consumer(smem, out_map, lse, T, NH, scale_log2);
+    } else {
+        warpgroup_fewer_registers<32>();
+        if (threadIdx.x == 128 * groups) { attention_forward_sm90_producer(smem, qkv_map, T, NH, list); }
+    }
+}
+
+template <int groups> void attention_forward_sm90_launch(floatX* out, float* lse, const floatX* qkv, int B, int T,
+                                                         int NH, float scale, const Execution& exec) {
+    auto kernel = attention_forward_sm90_kernel25<groups>;
+    constexpr int SHARED_BYTES = sizeof(AttentionForwardSMem<groups>) + 1024;
+    static_assert(SHARED_BYTES <= 227 << 10, "the limit of compute capability 9.0");
+    CUtensorMap qkv_map = tensor_map_heads(qkv, B, T, 3 * NH, 64), out_map = tensor_map_heads(out, B, T, NH, 16);
+    int num_tiles = ceil_div(T, 64 * groups), num_blocks = min(B * NH * num_tiles, exec.free_sms());
+    AttentionForwardList list = attention_forward_list(B * NH, num_tiles, num_blocks);
+    launch_early(kernel, dim3(num_blocks), dim3(128 * (groups + 1)), SHARED_BYTES, exec, lse, qkv_map, T, NH, list,
+                 LOG2E * scale, out_map);
+}
+
+// Groups of 64 queries per tile: 4, or 2 when there are fewer tiles than SMs, which halves the longest tile.
+inline int attention_forward_sm90_groups(int B, int T, int NH) {
+    return B * NH * ceil_div(T, 256) < num_multiprocessors() ? 2 : 4;
+}
+
+// Requires HS = 64 and sm_90a.
+void attention_forward_sm90(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, float scale,
+                            const Execution& exec) {
+    if (attention_forward_sm90_groups(B, T, NH) == 2) {
+        attention_forward_sm90_launch<2>(out, lse, qkv, B, T, NH, scale, exec);
+    } else {
+        attention_forward_sm90_launch<4>(out, lse, qkv, B, T, NH, scale, exec);
+    }
+}
+#endif
+
+// The number of the kernel that attention_forward() runs; see the table below.
+int attention_forward_choice(int HS) {
+#if !defined(ENABLE_FP32)
+    if (HS == 64 && has_sm90a()) { return 25; }
+    if (compiled_arch(attention_forward_kernel15<64, 2, 32, 8, 3, 64>) >= 80) { return 15; }
+#endif
+    (void)HS;
+    return 6;
+}
+
+// out (B,T,NH,HS) | lse (B,NH,T) or NULL | qkv (B,T,3,NH,HS). C = NH * HS. All pointers are aligned to 16 bytes.
+// The kernel depends on the head size, the precision, and the architecture of the code that the binary has for this
+// device:
+//
+//     HS                        bf16, fp16:  sm_90a (H100)   8.0 and up (A100)   older          fp32
+//     64                                     kernel 25       kernel 15           kernel 6       kernel 6
+//     other multiples of 8, up to 256        kernel 15       kernel 15           kernel 6       kernel 6
+void attention_forward(floatX* out, float* lse, const floatX* qkv, int B, int T, int C, int NH, float scale,
+                       const Execution& exec) {
+    double bytes = (4.0 * C * sizeof(floatX) + NH * sizeof(float)) * B * T;
+    Op op(exec, bytes, 2.0 * B * T * T * C, "attention_forward");
+    require(NH > 0 && C % NH == 0);
+    int HS = C / NH;
+    require(HS % 8 == 0 && HS <= 256);
+    require((size_t)B * NH * ceil_div(T, 16) <= INT_MAX);
+    int kernel = attention_forward_choice(HS);
+#if !defined(ENABLE_FP32)
+    if (kernel == 25) { return attention_forward_sm90(out, lse, qkv, B, T, NH, scale, exec); }
+    if (kernel == 15) { return attention_forward_mma(out, lse, qkv, B, T, HS, NH, scale, exec); }
+#endif
+    require(kernel == 6);
+    attention_forward_plain(out, lse, qkv, B, T, HS, NH, scale, exec);
+}
+// ==== end promoted: attention_forward ====
+
+// ==== promoted: attention_backward ====
+// ---- kernel 3: fp32 arithmetic, 4x4 register tiles per thread, one writer per gradient ----
+
+// dsum = rowsum(dout * out). Both gradient kernels need it per query row, besides lse, because with
+//
+//     P = exp(scale * q k^T - lse)    dS = P * (dout v^T - dsum)
+//     dv = P^T dout                   dk = scale * dS^T q              dq = scale * dS k
+//
+// The kernel runs 8 threads per row of HS elements.
+__global__ void attention_backward_dsum_kernel3(float* dsum, const floatX* dout, const floatX* out, int T, int NH,
+                                                int HS, int num_rows) {
+    int row = (int)(((size_t)blockIdx.x * blockDim.x + threadIdx.x) / 8), part = threadIdx.x % 8;
+    float sum = 0.0f;
+    if (row < num_rows) {
+        for (int i = part * x128::size; i < HS; i += 8 * x128::size) {
+            x128 a = load128(dout + (size_t)row * HS + i), b = load128(out + (size_t)row * HS + i);
+            for (int j = 0; j < x128::size; j++) { sum += (float)a[j] * (float)b[j]; }
+        }
+    }
+    for (int offset = 4; offset > 0; offset /= 2) { sum += __shfl_xor_sync(0xFFFFFFFFu, sum, offset); }
+    if (row < num_rows && part == 0) { // row = (b * T + t) * NH + h
+        int h = row % NH, t = row / NH % T, b = row / NH / T;
+        dsum[((size_t)b * NH + h) * T + t] = sum;
+    }
+}
+
+// dsum (B,NH,T) | dout, out (B,T,NH,HS)
+void attention_backward_dsum(float* dsum, const floatX* dout, const floatX* out, int B, int T, int C, int NH,
+                             const Execution& exec) {
+    int num_rows = B * T * NH, block_size = 256;
+    attention_backward_dsum_kernel3<<<ceil_div(num_rows, block_size / 8), block_size, 0, exec.stream>>>(
+        dsum, dout, out, T, NH, C / NH, num_rows);
+    cudaCheck(cudaGetLastError());
+}
+
+// Loads 4 elements as floats.
+__device__ inline f128 attention_backward_load4(const floatX* p) {
+#if defined(ENABLE_FP32)
+    return load128(p);
+#else
+    int2 bits = *reinterpret_cast<const int2*>(p);
+    floatX x[4];
+    memcpy(x, &bits, sizeof(bits));
+    return {{(float)x[0], (float)x[1], (float)x[2], (float)x[3]}};
+#endif
+}
+
+// sum[i][j] += a[k][4 * row + i] * b[k][4 * col + j], over k
+template <int K> __device__ inline void attention_backward_multiply4x4(float (&sum)[4][4], const float (*a)[64],
+                                                                       const float (*b)[64], int row, int col) {
+#pragma unroll
+    for (int k = 0; k < K; k++) {
+        f128 x = load128(&a[k][4 * row]), y = load128(&b[k][4 * col]);
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+#pragma unroll
+            for (int j = 0; j < 4; j++) { sum[i][j] += x[i] * y[j]; }
+        }
+    }
+}
+
+// A block owns 64 rows of one head and walks over tiles of 64 rows of the other side. If `keys`, it owns keys, walks
+// over queries, and computes dk and dv; otherwise it owns queries, walks over keys, and computes dq. Scores are
+// computed as [walked][owned], the layout in which the second product reads P and dS. D groups of 64 columns hold
+// the HS columns.
+template <bool keys, int D> __global__ void __launch_bounds__(256)
+    attention_backward_plain_kernel3(floatX* dqkv, const float* lse, const float* dsum, const floatX* dout,
+                                     const floatX* qkv, int T, int C, int NH, float scale) {
+    struct SMem {
+        float walked1[16][64], owned1[16][64], walked2[16][64], owned2[16][64]; // 16 columns of 64 rows, transposed
+        float p[64][64], ds[64][64];
+    };
+    static_assert(sizeof(SMem) == 48 * 1024, "the limit without an opt-in");
+    __shared__ SMem smem;
+    int HS = C / NH, h = blockIdx.y % NH, b = blockIdx.y / NH;
+    int tile = keys ? blockIdx.x : gridDim.x - 1 - blockIdx.x; // the longest walks start first
+    int owned = 64 * tile, row = threadIdx.x / 16, col = threadIdx.x % 16;
+    const floatX* q = qkv + (size_t)b * T * 3 * C + h * HS;
+    const floatX *k = q + C, *v = q + 2 * C, *d = dout + (size_t)b * T * C + h * HS;
+    lse += ((size_t)b * NH + h) * T, dsum += ((size_t)b * NH + h) * T;
+    size_t stride = 3 * (size_t)C, stride_d = C;
+
+    float sum1[D][4][4] = {}, sum2[keys ? D : 1][4][4] = {}; // accumulators of dk and dv, or of dq
+    int first = keys ? tile : 0, last = keys ? ceil_div(T, 64) - 1 : tile;
+    for (int walk = first; walk <= last; walk++) {
+        int walked = 64 * walk;
+        float s[4][4] = {}, dp[4][4] = {};
+        for (int c = 0; c < HS; c += 16) {
+            int r = threadIdx.x % 64, cc = threadIdx.x / 64 * 4;
+            f128 w1 = {}, w2 = {}, o1 = {}, o2 = {};
+            if (c + cc < HS && walked + r < T) {
+                w1 = attention_backward_load4((keys ? q : k) + (walked + r) * stride + c + cc);
+                w2 = attention_backward_load4((keys ? d : v) + (walked + r) * (keys ? stride_d : stride) + c + cc);
+            }
+            if (c + cc < HS && owned + r < T) {
+                o1 = attention_backward_load4((keys ? k : q) + (owned + r) * stride + c + cc);
+                o2 = attention_backward_load4((keys ? v : d) + (owned + r) * (keys ? stride : stride_d) + c + cc);
+            }
+            __syncthreads(); // all threads have read the previous tiles
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                smem.walked1[cc + i][r] = w1[i], smem.walked2[cc + i][r] = w2[i];
+                smem.owned1[cc + i][r] = o1[i], smem.owned2[cc + i][r] = o2[i];
+            }
+            __syncthreads();
+            attention_backward_multiply4x4<16>(s, smem.walked1, smem.owned1, row, col);
+            attention_backward_multiply4x4<16>(dp, smem.walked2, smem.owned2, row, col);
+        }
+
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            f128 p, ds;
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                int w = walked + 4 * row + i, o = owned + 4 * col + j;
+                int query = keys ? w : o, key = keys ? o : w;
+                bool seen = key <= query && query < T;
+                p[j] = seen ? expf(scale * s[i][j] - lse[query]) : 0.0f;
+                ds[j] = seen ? p[j] * (dp[i][j] - dsum[query]) : 0.0f;
+            }
+            if (keys) { store128(&smem.p[4 * row + i][4 * col], p); }
+            store128(&smem.ds[4 * row + i][4 * col], ds);
+        }
+
+        // the products with dS and P, over 16 walked rows and 64 columns at a time
+#pragma unroll
+        for (int part = 0; part < D; part++) {
+            for (int w = 0; w < 64; w += 16) {
+                int t = walked + w + row, c = 64 * part + 4 * col;
+                f128 y1 = {}, y2 = {};
+                if (t < T && c < HS) {
+                    y1 = attention_backward_load4((keys ? q : k) + t * stride + c);
+                    if (keys) { y2 = attention_backward_load4(d + t * stride_d + c); }
+                }
+                __syncthreads(); // all threads have read the previous tiles, and have written p and ds
+                store128(&smem.walked1[row][4 * col], y1);
+                if (keys) { store128(&smem.walked2[row][4 * col], y2); }
+                __syncthreads();
+                attention_backward_multiply4x4<16>(sum1[part], &smem.ds[w], smem.walked1, row, col);
+                if (keys) { attention_backward_multiply4x4<16>(sum2[part], &smem.p[w], smem.walked2, row, col); }
+            }
+        }
+    }
+
+    floatX* out1 = dqkv + (size_t)b * T * 3 * C + h * HS + (keys ? C : 0);
+#pragma unroll
+    for (int part = 0; part < D; part++) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                int t = owned + 4 * row + i, c = 64 * part + 4 * col + j;
+                if (t < T && c < HS) {
+                    out1[t * stride + c] = (floatX)(scale * sum1[part][i][j]);
+                    if (keys) { out1[t * stride + C + c] = (floatX)sum2[part][i][j]; }
+                }
+            }
+        }
+    }
+}
+
+template <int D> void attention_backward_plain_sized(floatX* dqkv, const float* lse, const float* dsum,
+                                                     const floatX* dout, const floatX* qkv, int B, int T, int C, int NH,
+                                                     float scale, const Execution& exec) {
+    dim3 grid(ceil_div(T, 64), B * NH);
+    attention_backward_plain_kernel3<true, D>
+        <<<grid, 256, 0, exec.stream>>>(dqkv, lse, dsum, dout, qkv, T, C, NH, scale);
+    cudaCheck(cudaGetLastError());
+    attention_backward_plain_kernel3<false, D>
+        <<<grid, 256, 0, exec.stream>>>(dqkv, lse, dsum, dout, qkv, T, C, NH, scale);
+    cudaCheck(cudaGetLastError());
+}
+
+void attention_backward_plain(floatX* dqkv, const float* lse, const float* dsum, const floatX* dout, const floatX* qkv,
+                              int B, int T, int C, int NH, float scale, const Execution& exec) {
+    int HS = C / NH;
+    require(HS % 8 == 0 && B * NH <= 65535);
+    if (HS <= 64) {
+        attention_backward_plain_sized<1>(dqkv, lse, dsum, dout, qkv, B, T, C, NH, scale, exec);
+    } else if (HS <= 128) {
+        attention_backward_plain_sized<2>(dqkv, lse, dsum, dout, qkv, B, T, C, NH, scale, exec);
+    } else {
+        require(HS <= 256);
+        attention_backward_plain_sized<4>(dqkv, lse, dsum, dout, qkv, B, T, C, NH, scale, exec);
+    }
+}
+
+#if !defined(ENABLE_FP32)
+// ---- kernel 7: tensor cores by mma.sync, 32 rows per warp, one owned operand in registers, one in shared memory ----
+// There are two kernels. In kernel kv a block owns keys and computes dk and dv; in kernel q it owns queries and
+// computes dq. A block walks over the tokens of the other kind:
+//
+//              owned, 16 * M rows per warp    walked, tiles of 64 rows, 8 * N at a time
+//     kv       k (registers), v (shared)      q, dout
+//     q        q (registers), dout (shared)   k, v
+//
+// Scores are computed as [owned][walked], so that the accumulators of P and dS become operands of the second product
+// without leaving the registers. In each 16x8 accumulator tile of mma.sync, lane 4g + t holds 4 floats:
+//
+//     walked           0   1     2   3     4   5     6   7
+//     owned g          lane 4g   4g + 1    4g + 2    4g + 3      c[0], c[1]
+//     owned g + 8      lane 4g   4g + 1    4g + 2    4g + 3      c[2], c[3]
+//
+// A tile has room for HS columns, a multiple of 16, which is the head size or more: columns past the head's are zeros, in the tile
+// only. 64 is the head size itself, which costs fewer registers. Rows are this many elements apart, a multiple of 32.
+template <int HS> constexpr int ATTENTION_BACKWARD_PITCH = (HS + 31) / 32 * 32;
+
+// Whether one owned operand is in registers. Rows as wide as these leave too few of them for the sums: both are in shared memory.
+template <int HS> constexpr bool ATTENTION_BACKWARD_IN_REGISTERS = HS <= 128;
+// Its type: fragments of mma's operand a, or where they are in this warp's shared memory.
+template <int HS, int M> using AttentionBackwardOperand =
+    std::conditional_t<ATTENTION_BACKWARD_IN_REGISTERS<HS>, uint32_t[M][HS / 16][4], floatX*>;
+
+// `walked` is the number of rows of a walked tile.
+template <int HS, int M, int walked = 64> struct AttentionBackwardMmaSMem {
+    static constexpr int PITCH = ATTENTION_BACKWARD_PITCH<HS>, OWNED = ATTENTION_BACKWARD_IN_REGISTERS<HS> ? 1 : 2;
+    floatX tile1[2][walked * PITCH], tile2[2][walked * PITCH]; // two stages of walked rows: q and dout, or k and v
+    floatX owned[OWNED * 64 * M * PITCH];  // the owned operands that are not in registers: v, or dout; then k, or q
+    float lse[2][walked], dsum[2][walked]; // two stages for the walked queries; only used by kernel kv
+};
+static_assert(sizeof(AttentionBackwardMmaSMem<128, 1>) <= 99 * 1024, "the limit of compute capability 8.6");
+static_assert(sizeof(AttentionBackwardMmaSMem<256, 1, 16>) <= 99 * 1024, "the limit of compute capability 8.6");
+
+// The swizzle. Returns the element offset of 16-byte chunk `chunk` of row `row` in the tile that begins at element `tile`. The
+// chunks of a row are permuted as in attention_forward_at(), so that the same chunk of 8 consecutive rows covers all 32 banks.
+template <int HS> __device__ inline int attention_backward_offset(int tile, int row, int chunk) {
+    constexpr int PITCH = ATTENTION_BACKWARD_PITCH<HS>;
+    return tile + row * PITCH + (chunk ^ (PITCH % 64 == 0 ? row % 8 : row / 2 % 4)) * 8;
+}
+// Given the offset of chunk 0 or 1 of a row, returns the address `chunk` chunks further in the same row. chunk is even.
+template <int HS> __device__ inline floatX* attention_backward_column(floatX* memory, int offset, int chunk) {
+    constexpr int GROUP = ATTENTION_BACKWARD_PITCH<HS> % 64 == 0 ? 8 : 4;
+    return memory + (offset ^ chunk % GROUP * 8) + chunk / GROUP * GROUP * 8;
+}
+
+// One thread's share of the copies of two tensors to shared memory. Each call of load() issues cp.async for the next
+// tile of `walked` rows of both tensors. Rows past the end of the sequence and columns past head_size become 0.
+template <int HS, int walked = 64> struct AttentionBackwardLoader {
+    static constexpr int PITCH = ATTENTION_BACKWARD_PITCH<HS>;
+    static constexpr int LANES = PITCH % 64 == 0 ? 8 : 4, ROWS = 128 / LANES; // lanes per row, rows per pass
+    const floatX *next1, *next2;
+    int num_valid; // number of rows from this thread's row to the end of the sequence
+
+    __device__ AttentionBackwardLoader(const floatX* rows1, const floatX* rows2, int stride1, int stride2, int t,
+                                       int T) {
+        int row = t + threadIdx.x / LANES, column = threadIdx.x % LANES * 8;
+        next1 = rows1 + (size_t)row * stride1 + column, next2 = rows2 + (size_t)row * stride2 + column;
+        num_valid = T - row;
+    }
+    __device__ void load(floatX* tile1, floatX* tile2, int stride1, int stride2, int head_size = HS) {
+        int row = threadIdx.x / LANES, lane = threadIdx.x % LANES;
+#pragma unroll
+        for (int i = 0; i < walked; i += ROWS) {
+#pragma unroll
+            for (int c = 0; c < PITCH / 8; c += LANES) {
+                int to = attention_backward_offset<HS>(0, row + i, c + lane);
+                bool is_valid = i < num_valid && (c + lane) * 8 < head_size;
+                cp_async_16(tile1 + to, next1 + c * 8, is_valid);
+                cp_async_16(tile2 + to, next2 + c * 8, is_valid);
+            }
+            next1 += ROWS * stride1, next2 += ROWS * stride2;
+        }
+        num_valid -= walked;
+    }
+};
+
+// Loads rows row..row+16*M-1 from global memory as fragments of mma's operand a. Rows past T and columns past head_size become 0.
+template <int HS, int M> __device__ inline void attention_backward_load_operand(uint32_t (&a)[M][HS / 16][4],
+                                                                                const floatX* rows, size_t stride,
+                                                                                int row, int T, int head_size = HS) {
+    int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int m = 0; m < M; m++) {
+#pragma unroll
+        for (int half_m = 0; half_m < 2; half_m++) {
+            int r = row + 16 * m + 8 * half_m + lane / 4;
+            const uint32_t* p = reinterpret_cast<const uint32_t*>(rows + r * stride) + lane % 4;
+#pragma unroll
+            for (int k = 0; k < HS / 16; k++) {
+                a[m][k][half_m] = r < T && 16 * k < head_size ? p[8 * k] : 0;
+                a[m][k][half_m + 2] = r < T && 16 * k + 8 < head_size ? p[8 * k + 4] : 0;
+            }
+        }
+    }
+}
+
+// Issues cp.async for 16 * M rows, of which num_valid exist, into this warp's shared memory, and does not wait.
+template <int HS, int M> __device__ inline void
+attention_backward_load_owned(floatX* owned, const floatX* rows, int stride, int num_valid, int head_size = HS) {
+#pragma unroll 1
+    for (int i = threadIdx.x % 32; i < 16 * M * (HS / 8); i += 32) {
+        int row = i / (HS / 8), chunk = i % (HS / 8);
+        cp_async_16(owned + attention_backward_offset<HS>(0, row, chunk), rows + (size_t)row * stride + chunk * 8,
+                    row < num_valid && chunk * 8 < head_size);
+    }
+}
+
+// sum (16*M, 8*N) += a (16*M, HS) rows (8*N, HS)^T. a: fragments in registers; rows: 8 * N rows of a tile
+template <int HS, int M, int N> __device__ inline void
+attention_backward_multiply_rows(float (&sum)[M][N][4], const uint32_t (&a)[M][HS / 16][4], floatX* memory, int tile) {
+    int lane = threadIdx.x % 32;
+    int offset = attention_backward_offset<HS>(tile, lane / 16 * 8 + lane % 8, lane / 8 % 2);
+#pragma unroll
+    for (int k = 0; k < HS / 16; k++) {
+#pragma unroll
+        for (int n = 0; n < N; n += 2) {
+            uint32_t b[4];
+            ldmatrix_x4(b, attention_backward_column<HS>(memory, offset, 2 * k) + 8 * n * ATTENTION_BACKWARD_PITCH<HS>);
+#pragma unroll
+            for (int m = 0; m < M; m++) {
+                mma_16x8x16(sum[m][n], a[m][k], b[0], b[1], floatX());
+                mma_16x8x16(sum[m][n + 1], a[m][k], b[2], b[3], floatX());
+            }
+        }
+    }
+}
+
+// The same with operand a in this warp's shared memory (`owned`).
+template <int HS, int M, int N> __device__ inline void
+attention_backward_multiply_rows(float (&sum)[M][N][4], floatX* owned, floatX* memory, int tile) {
+    constexpr int PITCH = ATTENTION_BACKWARD_PITCH<HS>;
+    int lane = threadIdx.x % 32, offset_a = attention_backward_offset<HS>(0, lane % 16, lane / 16);
+    int offset = attention_backward_offset<HS>(tile, lane / 16 * 8 + lane % 8, lane / 8 % 2);
+#pragma unroll
+    for (int k = 0; k < HS / 16; k++) {
+        uint32_t a[M][4];
+#pragma unroll
+        for (int m = 0; m < M; m++) {
+            ldmatrix_x4(a[m], attention_backward_column<HS>(owned, offset_a, 2 * k) + 16 * m * PITCH);
+        }
+#pragma unroll
+        for (int n = 0; n < N; n += 2) {
+            uint32_t b[4];
+            ldmatrix_x4(b, attention_backward_column<HS>(memory, offset, 2 * k) + 8 * n * PITCH);
+#pragma unroll
+            for (int m = 0; m < M; m++) {
+                mma_16x8x16(sum[m][n], a[m], b[0], b[1], floatX());
+                mma_16x8x16(sum[m][n + 1], a[m], b[2], b[3], floatX());
+            }
+        }
+    }
+}
+
+// sum (16*M, HS) += x (16*M, 8*N) rows (8*N, HS). x: the accumulators of P or dS, which become operand a in registers;
+// rows: 8 * N rows of a tile
+template <int HS, int M, int N> __device__ inline void
+attention_backward_multiply_columns(float (&sum)[M][HS / 8][4], const float (&x)[M][N][4], floatX* memory, int tile) {
+    int lane = threadIdx.x % 32, offset = attention_backward_offset<HS>(tile, lane % 16, lane / 16);
+#pragma unroll
+    for (int k = 0; k < N / 2; k++) {
+        uint32_t a[M][4];
+#pragma unroll
+        for (int m = 0; m < M; m++) {
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                const float* pair = &x[m][2 * k + i / 2][i % 2 * 2];
+                a[m][i] = pack_16x2(pair[0], pair[1], floatX());
+            }
+        }
+#pragma unroll
+        for (int n = 0; n < HS / 8; n += 2) {
+            uint32_t b[4];
+            ldmatrix_x4_trans(b,
+                              attention_backward_column<HS>(memory, offset, n) + 16 * k * ATTENTION_BACKWARD_PITCH<HS>);
+#pragma unroll
+            for (int m = 0; m < M; m++) {
+                mma_16x8x16(sum[m][n], a[m], b[0], b[1], floatX());
+                mma_16x8x16(sum[m][n + 1], a[m], b[2], b[3], floatX());
+            }
+        }
+    }
+}
+
+// rows[r] = factor * sum[r] for r < num_valid, in 16-byte stores. The staging area is `owned`, the warp's rows in
+// shared memory, which are no longer needed.
+template <int HS, int M> __device__ inline void attention_backward_store(floatX* rows, size_t stride, int num_valid,
+                                                                         const float (&sum)[M][HS / 8][4], float factor,
+                                                                         floatX* owned, int head_size = HS) {
+    __syncwarp();
+    int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int m = 0; m < M; m++) {
+#pragma unroll
+        for (int n = 0; n < HS / 8; n++) {
+#pragma unroll
+            for (int half_m = 0; half_m < 2; half_m++) {
+                floatX* p = owned + attention_backward_offset<HS>(0, 16 * m + 8 * half_m + lane / 4, n) + lane % 4 * 2;
+                const float* pair = &sum[m][n][2 * half_m];
+                *reinterpret_cast<uint32_t*>(p) = pack_16x2(factor * pair[0], factor * pair[1], floatX());
+            }
+        }
+    }
+    __syncwarp();
+#pragma unroll 1
+    for (int i = lane; i < 16 * M * (HS / 8); i += 32) {
+        int row = i / (HS / 8), chunk = i % (HS / 8);
+        if (row < num_valid && chunk * 8 < head_size) {
+            const int4* from = reinterpret_cast<int4*>(owned + attention_backward_offset<HS>(0, row, chunk));
+            *reinterpret_cast<int4*>(rows + row * stride + chunk * 8) = *from;
+        }
+    }
+}
+
+// Returns this block's head (x) and the rank of its tile (y): rank 0 has the longest walk. Blocks start in the order of
+// their index. Heads are processed in groups that fit in L2 together; within a group the longest walks start first.
+__device__ inline int2 attention_backward_work(int num_tiles, int heads_at_a_time) {
+    int num_heads = gridDim.x / num_tiles, first = blockIdx.x / (num_tiles * heads_at_a_time) * heads_at_a_time;
+    int i = blockIdx.x - first * num_tiles, heads = min(heads_at_a_time, num_heads - first);
+    return make_int2(first + i % heads, i / heads);
+}
+
+// What a kernel kv computes. With both, the sums of wide heads do not fit in the registers.
+enum { ATTENTION_BACKWARD_DK = 1, ATTENTION_BACKWARD_DV = 2 };
+
+// Adds the terms of 8 * N queries to dk and dv, or to one of them. These queries begin at element offset `tile` of q_tiles and
+// d_tiles; lse and dsum point to their values. kv, q: the warp's first key and the first of these queries, only read if masked.
+template <bool masked, int what, int HS, int M, int N>
+__device__ inline void attention_backward_step_kv(float (&dk)[M][HS / 8][4], float (&dv)[M][HS / 8][4],
+                                                  const AttentionBackwardOperand<HS, M>& k, floatX* v, floatX* q_tiles,
+                                                  floatX* d_tiles, int tile, const float* lse, const float* dsum,
+                                                  int kv, int q, float scale2) {
+    int lane = threadIdx.x % 32;
+    float p[M][N][4] = {}, ds[M][N][4]; // ds starts at -dsum, so that adding dout v^T yields dP - dsum
+    lse += lane % 4 * 2, dsum += lane % 4 * 2;
+#pragma unroll
+    for (int n = 0; n < N; n++) {
+#pragma unroll
+        for (int m = 0; m < M; m++) {
+            ds[m][n][0] = ds[m][n][2] = -dsum[8 * n];
+            ds[m][n][1] = ds[m][n][3] = -dsum[8 * n + 1];
+        }
+    }
+    attention_backward_multiply_rows<HS, M, N>(p, k, q_tiles, tile);
+    if constexpr (what & ATTENTION_BACKWARD_DK) { attention_backward_multiply_rows<HS, M, N>(ds, v, d_tiles, tile); }
+#pragma unroll
+    for (int n = 0; n < N; n++) {
+        float x[2] = {lse[8 * n] * LOG2E, lse[8 * n + 1] * LOG2E};
+#pragma unroll
+        for (int m = 0; m < M; m++) {
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                p[m][n][i] = exp2_approx(p[m][n][i] * scale2 - x[i % 2]);
+                int key = kv + 16 * m + i / 2 * 8 + lane / 4, query = q + 8 * n + lane % 4 * 2 + i % 2;
+                if (masked && key > query) { p[m][n][i] = 0.0f; }
+                ds[m][n][i] *= p[m][n][i];
+            }
+        }
+    }
+    if constexpr (what & ATTENTION_BACKWARD_DV) { attention_backward_multiply_columns<HS, M, N>(dv, p, d_tiles, tile); }
+    if constexpr (what & ATTENTION_BACKWARD_DK) {
+        attention_backward_multiply_columns<HS, M, N>(dk, ds, q_tiles, tile);
+    }
+}
+
+template <int what, int HS, int M, int N, int blocks_per_sm, int walked>
+__global__ void __launch_bounds__(128, blocks_per_sm)
+    attention_backward_kv_kernel7(floatX* dqkv, const float* lse, const float* dsum, const floatX* dout,
+                                  const floatX* qkv, int T, int C, int NH, int head_size, float scale,
+                                  int heads_at_a_time) {
+    extern __shared__ __align__(128) unsigned char attention_backward_memory[];
+    auto& smem = *reinterpret_cast<AttentionBackwardMmaSMem<HS, M, walked>*>(attention_backward_memory);
+    constexpr int PITCH = ATTENTION_BACKWARD_PITCH<HS>,
+                  WALKS = 64 * M / walked; // tiles of as many queries as the block's keys
+    if (HS == 64) { head_size = HS; }
+    int2 work = attention_backward_work(ceil_div(T, 64 * M), heads_at_a_time); // tile 0 has the longest walk
+    int h = work.x % NH, b = work.x / NH, warp = threadIdx.x / 32, kv = 64 * M * work.y + 16 * M * warp;
+    int stride = 3 * C, stride_d = C;
+    const floatX* q = qkv + (size_t)b * T * stride + h * head_size;
+    const floatX* d = dout + (size_t)b * T * stride_d + h * head_size;
+    lse += (size_t)work.x * T, dsum += (size_t)work.x * T;
+    float scale2 = scale * LOG2E;
+
+    int first = WALKS * work.y, num_walks = ceil_div(T, walked);
+    AttentionBackwardLoader<HS, walked> loader(q, d, stride, stride_d, walked * first, T);
+    auto load = [&](int stage, int t) {
+        loader.load(smem.tile1[stage], smem.tile2[stage], stride, stride_d, head_size);
+        // queries past the end add 0, because their q, dout, lse and dsum are 0
+        int i = threadIdx.x % 64;
+        if (walked == 64 || i < walked) {
+            cp_async_4((threadIdx.x < 64 ? smem.lse : smem.dsum)[stage] + i, (threadIdx.x < 64 ? lse : dsum) + t + i,
+                       t + i < T);
+        }
+        cp_async_commit();
+    };
+    floatX* v_owned = smem.owned + 16 * M * PITCH * warp; // where the results are staged at the end, too
+    if (what & ATTENTION_BACKWARD_DK) {
+        attention_backward_load_owned<HS, M>(v_owned, q + 2 * C + (size_t)kv * stride, stride, T - kv, head_size);
+    }
+    AttentionBackwardOperand<HS, M> k_operand;
+    constexpr bool IN_REGISTERS = ATTENTION_BACKWARD_IN_REGISTERS<HS>;
+    if constexpr (!IN_REGISTERS) {
+        k_operand = v_owned + 64 * M * PITCH;
+        attention_backward_load_owned<HS, M>(k_operand, q + C + (size_t)kv * stride, stride, T - kv, head_size);
+    }
+    load(0, walked * first);
+    if constexpr (IN_REGISTERS) { attention_backward_load_operand<HS, M>(k_operand, q + C, stride, kv, T, head_size); }
+    float dk[M][HS / 8][4] = {}, dv[M][HS / 8][4] = {};
+    for (int walk = first, stage = 0; walk < num_walks; walk++, stage ^= 1) {
+        cp_async_wait<0>();
+        __syncthreads(); // this tile has landed for all warps, and all warps have read the previous tile
+        if (walk + 1 < num_walks) { load(stage ^ 1, walked * (walk + 1)); }
+        floatX *q_tiles = smem.tile1[0], *d_tiles = smem.tile2[0];
+        if (walk < first + WALKS) { // on the diagonal
+#pragma unroll 1
+            for (int row = 0; row < walked; row += 8 * N) {
+                int t = walked * walk + row;
+                if (t + 8 * N <= kv) { continue; } // none of these queries sees this warp's keys
+                attention_backward_step_kv<true, what, HS, M, N>(dk, dv, k_operand, v_owned, q_tiles, d_tiles,
+                                                                 (walked * stage + row) * PITCH, smem.lse[stage] + row,
+                                                                 smem.dsum[stage] + row, kv, t, scale2);
+            }
+        } else {
+#pragma unroll 1
+            for (int row = 0; row < walked; row += 8 * N) {
+                attention_backward_step_kv<false, what, HS, M, N>(dk, dv, k_operand, v_owned, q_tiles, d_tiles,
+                                                                  (walked * stage + row) * PITCH, smem.lse[stage] + row,
+                                                                  smem.dsum[stage] + row, kv, 0, scale2);
+            }
+        }
+    }
+
+    floatX* dk_rows = dqkv + ((size_t)b * T + kv) * stride + h * head_size + C;
+    if constexpr (what & ATTENTION_BACKWARD_DK) {
+        attention_backward_store<HS, M>(dk_rows, stride, T - kv, dk, scale, v_owned, head_size);
+    }
+    if constexpr (what & ATTENTION_BACKWARD_DV) {
+        attention_backward_store<HS, M>(dk_rows + C, stride, T - kv, dv, 1.0f, v_owned, head_size);
+    }
+}
+
+// Adds the terms of 8 * N keys to dq. These keys begin at element offset `tile` of k_tiles and v_tiles; lse2 (base 2)
+// and dsum belong to this lane's query rows. q, kv: the warp's first query and the first of these keys, only read if
+// masked.
+template <bool masked, int HS, int M, int N>
+__device__ inline void attention_backward_step_q(float (&dq)[M][HS / 8][4],
+                                                 const AttentionBackwardOperand<HS, M>& q_operand, floatX* d,
+                                                 floatX* k_tiles, floatX* v_tiles, int tile, const float (&lse2)[M][2],
+                                                 const float (&dsum)[M][2], int q, int kv, float scale2) {
+    int lane = threadIdx.x % 32;
+    float p[M][N][4] = {}, ds[M][N][4]; // ds starts at -dsum, so that adding dout v^T yields dP - dsum
+#pragma unroll
+    for (int m = 0; m < M; m++) {
+#pragma unroll
+        for (int n = 0; n < N; n++) {
+            ds[m][n][0] = ds[m][n][1] = -dsum[m][0], ds[m][n][2] = ds[m][n][3] = -dsum[m][1];
+        }
+    }
+    attention_backward_multiply_rows<HS, M, N>(p, q_operand, k_tiles, tile);
+    attention_backward_multiply_rows<HS, M, N>(ds, d, v_tiles, tile);
+#pragma unroll
+    for (int m = 0; m < M; m++) {
+#pragma unroll
+        for (int n = 0; n < N; n++) {
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                float p_i = exp2_approx(p[m][n][i] * scale2 - lse2[m][i / 2]);
+                int query = q + 16 * m + i / 2 * 8 + lane / 4, key = kv + 8 * n + lane % 4 * 2 + i % 2;
+                if (masked && key > query) { p_i = 0.0f; }
+                ds[m][n][i] *= p_i;
+            }
+        }
+    }
+    attention_backward_multiply_columns<HS, M, N>(dq, ds, k_tiles, tile);
+}
+
+template <int HS, int M, int N, int blocks_per_sm, int walked> __global__ void __launch_bounds__(128, blocks_per_sm)
+    attention_backward_q_kernel7(floatX* dqkv, const float* lse, const float* dsum, const floatX* dout,
+                                 const floatX* qkv, int T, int C, int NH, int head_size, float scale,
+                                 int heads_at_a_time) {
+    extern __shared__ __align__(128) unsigned char attention_backward_memory[];
+    auto& smem = *reinterpret_cast<AttentionBackwardMmaSMem<HS, M, walked>*>(attention_backward_memory);
+    constexpr int PITCH = ATTENTION_BACKWARD_PITCH<HS>,
+                  WALKS = 64 * M / walked; // tiles of as many keys as the block's queries
+    if (HS == 64) { head_size = HS; }
+    int num_tiles = ceil_div(T, 64 * M);
+    int2 work = attention_backward_work(num_tiles, heads_at_a_time);
+    int tile = num_tiles - 1 - work.y; // the last tile has the longest walk: it sees all keys
+    int h = work.x % NH, b = work.x / NH, warp = threadIdx.x / 32, q = 64 * M * tile + 16 * M * warp;
+    int stride = 3 * C;
+    const floatX* k = qkv + (size_t)b * T * stride + h * head_size + C;
+    float scale2 = scale * LOG2E;
+
+    AttentionBackwardLoader<HS, walked> loader(k, k + C, stride, stride, 0, T);
+    floatX* d_owned = smem.owned + 16 * M * PITCH * warp;
+    attention_backward_load_owned<HS, M>(d_owned, dout + ((size_t)b * T + q) * C + h * head_size, C, T - q, head_size);
+    AttentionBackwardOperand<HS, M> q_operand;
+    constexpr bool IN_REGISTERS = ATTENTION_BACKWARD_IN_REGISTERS<HS>;
+    if constexpr (!IN_REGISTERS) {
+        q_operand = d_owned + 64 * M * PITCH;
+        attention_backward_load_owned<HS, M>(q_operand, k - C + (size_t)q * stride, stride, T - q, head_size);
+    }
+    loader.load(smem.tile1[0], smem.tile2[0], stride, stride, head_size);
+    cp_async_commit();
+    if constexpr (IN_REGISTERS) { attention_backward_load_operand<HS, M>(q_operand, k - C, stride, q, T, head_size); }
+    float lse2[M][2], d_sum[M][2];
+#pragma unroll
+    for (int m = 0; m < M; m++) {
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            int t = q + 16 * m + 8 * i + threadIdx.x % 32 / 4;
+            lse2[m][i] = t < T ? lse[(size_t)work.x * T + t] * LOG2E : 0.0f;
+            d_sum[m][i] = t < T ? dsum[(size_t)work.x * T + t] : 0.0f;
+        }
+    }
+    float dq[M][HS / 8][4] = {};
+    int num_walks = min(WALKS * (tile + 1), ceil_div(T, walked));
+    for (int walk = 0, stage = 0; walk < num_walks; walk++, stage ^= 1) {
+        cp_async_wait<0>();
+        __syncthreads(); // this tile has landed for all warps, and all warps have read the previous tile
+        if (walk + 1 < num_walks) {
+            loader.load(smem.tile1[stage ^ 1], smem.tile2[stage ^ 1], stride, stride, head_size);
+            cp_async_commit();
+        }
+        floatX *k_tiles = smem.tile1[0], *v_tiles = smem.tile2[0];
+        if (walk < WALKS * tile) {
+#pragma unroll 1
+            for (int row = 0; row < walked; row += 8 * N) {
+                attention_backward_step_q<false, HS, M, N>(dq, q_operand, d_owned, k_tiles, v_tiles,
+                                                           (walked * stage + row) * PITCH, lse2, d_sum, q, 0, scale2);
+            }
+        } else { // on the diagonal
+#pragma unroll 1
+            for (int row = 0; row < walked; row += 8 * N) {
+                int t = walked * walk + row;
+                if (t >= q + 16 * M) { break; } // no query of this warp sees these keys
+                attention_backward_step_q<true, HS, M, N>(dq, q_operand, d_owned, k_tiles, v_tiles,
+                                                          (walked * stage + row) * PITCH, lse2, d_sum, q, t, scale2);
+            }
+        }
+    }
+
+    floatX* dq_rows = dqkv + ((size_t)b * T + q) * stride + h * head_size;
+    attention_backward_store<HS, M>(dq_rows, stride, T - q, dq, scale, d_owned, head_size);
+}
+
+// kv_M, kv_N, kv_blocks: template arguments M, N, blocks_per_sm of the kernel for dk and dv; q_M, q_N, q_blocks: those
+// of the kernel for dq. HS: see ATTENTION_BACKWARD_PITCH.
+template <int HS, int kv_M, int kv_N, int kv_blocks, int q_M, int q_N, int q_blocks, int walked = 64>
+void attention_backward_mma_sized(floatX* dqkv, const float* lse, const float* dsum, const floatX* dout,
+                                  const floatX* qkv, int B, int T, int C, int NH, float scale, const Execution& exec) {
+    size_t head_bytes = (size_t)4 * T * (C / NH) * sizeof(floatX);    // q, k, v and dout of one head
+    int heads_at_a_time = (int)(((size_t)32 << 20) / head_bytes) + 1; // 32 MB of the 40 to 50 MB of L2
+    auto run = [&](auto kernel, int M, size_t bytes) {
+        launch_kernel(kernel, LaunchShape(ceil_div(T, 64 * M) * B * NH, 128, bytes), exec, dqkv, lse, dsum, dout, qkv,
+                      T, C, NH, C / NH, scale, heads_at_a_time);
+    };
+    constexpr int DK = ATTENTION_BACKWARD_DK, DV = ATTENTION_BACKWARD_DV, FIRST = HS > 128 ? DV : DK | DV;
+    size_t kv_bytes = sizeof(AttentionBackwardMmaSMem<HS, kv_M, walked>);
+    run(attention_backward_kv_kernel7<FIRST, HS, kv_M, kv_N, kv_blocks, walked>, kv_M, kv_bytes);
+    if constexpr (!(FIRST & DK)) {
+        run(attention_backward_kv_kernel7<DK, HS, kv_M, kv_N, kv_blocks, walked>, kv_M, kv_bytes);
+    }
+    run(attention_backward_q_kernel7<HS, q_M, q_N, q_blocks, walked>, q_M,
+        sizeof(AttentionBackwardMmaSMem<HS, q_M, walked>));
+}
+
+// C / NH is a multiple of 8, at most 256.
+void attention_backward_mma(floatX* dqkv, const float* lse, const float* dsum, const floatX* dout, const floatX* qkv,
+                            int B, int T, int C, int NH, float scale, const Execution& exec) {
+    int HS = C / NH;
+    require(HS % 8 == 0 && HS <= 256);
+    auto sized = HS <= 32    ? attention_backward_mma_sized<32, 2, 4, 2, 2, 4, 2>
+                 : HS <= 48  ? attention_backward_mma_sized<48, 2, 4, 2, 2, 4, 2>
+                 : HS == 64  ? attention_backward_mma_sized<64, 2, 2, 2, 2, 4, 2>
+                 : HS <= 80  ? attention_backward_mma_sized<80, 1, 4, 2, 2, 2, 2>
+                 : HS <= 96  ? attention_backward_mma_sized<96, 1, 4, 2, 1, 8, 2>
+                 : HS <= 128 ? attention_backward_mma_sized<128, 1, 4, 2, 1, 4, 2>
+                             : attention_backward_mma_sized<256, 1, 2, 2, 1, 2, 2, 16>;
+    sized(dqkv, lse, dsum, dout, qkv, B, T, C, NH, scale, exec);
+}
+
+// ---- sm_90a: shared by kernels 9 to 11: five wgmma products, tiles by TMA, dq summed in L2 in a fixed order ----
+// HS = 64. A work item is a tile of 128 keys of one head, 64 keys per warpgroup. The two warpgroups walk over the tiles
+// of 128 queries that see these keys, the tile on the diagonal first. Scores are computed as [keys][queries], so that
+// the accumulators of P and dS become operands in registers for dv and dk. dS is also written to shared memory, because
+// dq sums over the keys of both warpgroups.
+//
+// dq is summed over the key tiles in one fixed order, so that it is deterministic. Key tile j adds its term of query
+// tile i in step i - j of its walk, after it has waited for the term of key tile j + 1:
+//
+//     query tile         0        1        2        3
+//     key tile 3                                    step 0
+//     key tile 2                           step 0   step 1
+//     key tile 1                  step 0   step 1   step 2
+//     key tile 0         step 0   step 1   step 2   step 3
+//
+// Each column, read downwards, is the order of one sum: step 0 stores the first term, key tile 0 adds the last one and
+// writes dq. Work items start in the order of the rows, from key tile 3 down, so they hardly wait for each other.
+//
+// With tickets (kernel 11) there is no deadlock: an item waits only for items with smaller tickets, which have started; the
+// oldest unfinished item never waits, however few blocks are resident. Source of computing the scores transposed, (keys,
+// queries): Shah et al. 2024, FlashAttention-3, arXiv:2407.08608.
+struct AttentionBackwardArgs {
+    floatX* dqkv;      // (B,T,3,NH,64)
+    float4* dq_sums;   // (B*NH, num_tiles, 2, 8, 128): sums of dq so far, 8 float4 per thread of the two warpgroups
+    int* turns;        // (B*NH, num_tiles, 2): number of terms in each sum so far
+    int* ticket;       // the number of the next work item
+    float4* stats;     // (B*NH, num_tiles, 64): for each pair of queries two lse in base 2, then two dsum
+    float* dq_terms;   // (B, 8, NH, 64): sums of dq over some queries, for dbias, or NULL
+    float* dout_terms; // (blocks of queries, NH, 64): sums of dout over some queries, likewise, or NULL
+    int T, NH, num_heads, num_tiles;
+};
+
+constexpr int ATTENTION_BACKWARD_TILE_BYTES = 128 * 64 * sizeof(floatX);
+constexpr int ATTENTION_BACKWARD_STATS_BYTES = 64 * sizeof(float4);
+constexpr int ATTENTION_BACKWARD_LEAST_QUERIES = 16; // per block of the first kernel
+
+// The size of the part of scratch, at its beginning, for the terms of dbias, in floats.
+size_t attention_backward_sm90_terms(int B, int T, int NH) {
+    size_t tiles = (size_t)B * NH * ceil_div(T, 128);
+    return tiles * (128 / ATTENTION_BACKWARD_LEAST_QUERIES) * 64 + (size_t)B * 8 * NH * 64;
+}
+
+// The size of scratch, in floats.
+size_t attention_backward_sm90_scratch(int B, int T, int NH) {
+    size_t tiles = (size_t)B * NH * ceil_div(T, 128);
+    return attention_backward_sm90_terms(B, T, NH) + tiles * (2 * 4096 + 256 + 2) + 1;
+}
+static AttentionBackwardArgs attention_backward_sm90_args(floatX* dqkv, float* scratch, int B, int T, int NH,
+                                                          bool has_sums) {
+    AttentionBackwardArgs args = {};
+    args.T = T, args.NH = NH, args.num_heads = B * NH, args.num_tiles = ceil_div(T, 128);
+    size_t tiles = (size_t)args.num_heads * args.num_tiles;
+    require(tiles * 128 <= INT_MAX);
+    require((size_t)scratch % 16 == 0); // bulk copies need this alignment
+    args.dqkv = dqkv;
+    if (has_sums) {
+        args.dout_terms = scratch;
+        args.dq_terms = scratch + tiles * (128 / ATTENTION_BACKWARD_LEAST_QUERIES) * 64;
+    }
+    args.dq_sums = reinterpret_cast<float4*>(scratch + attention_backward_sm90_terms(B, T, NH));
+    args.stats = args.dq_sums + tiles * 2048;
+    args.turns = reinterpret_cast<int*>(args.stats + tiles * 64);
+    args.ticket = args.turns + tiles * 2;
+    return args;
+}
+
+// Writes lse and dsum of every query to stats, and resets turns and ticket. Queries past the end get an infinite lse, so
+// their P is 0. A block has num_queries queries and num_heads heads from blockIdx.y * num_heads on, a thread 8 elements of a
+// head, of every num_slots-th query: 8 neighbouring threads have a head. If args.dout_terms is not NULL, it gets the sums of
+// dout over the block's queries.
+__global__ void attention_backward_sm90_stats_kernel11(AttentionBackwardArgs args, const floatX* dout,
+                                                       const floatX* out, const float* lse, int num_queries,
+                                                       int num_heads, int num_slots) {
+    extern __shared__ float attention_backward_terms[];                                  // (num_slots, num_heads * 64)
+    float* dsum = attention_backward_terms + num_slots * num_heads * 64;                 // (num_heads, num_queries)
+    int width = num_heads * 8, slot = threadIdx.x / width, vector = threadIdx.x % width; // `width` threads per query
+    int first_head = blockIdx.y * num_heads, h = first_head + vector / 8, length = 128 * args.num_tiles;
+    size_t thread = ((size_t)blockIdx.y * gridDim.x + blockIdx.x) * blockDim.x + threadIdx.x;
+    size_t num_threads = (size_t)gridDim.x * gridDim.y * blockDim.x;
+    grid_launch_dependents();
+    grid_wait_dependency();
+    // <= instead of <, to reset ticket too, which is stored behind the last element of turns
+    for (size_t i = thread; i <= (size_t)args.num_heads * args.num_tiles * 2; i += num_threads) { args.turns[i] = 0; }
+    float terms[x128::size] = {};
+    int b = blockIdx.x * num_queries / length, start = blockIdx.x * num_queries % length;
+    int num_valid = min(num_queries, args.T - start); // may be negative
+    constexpr int unroll = 4;                         // queries in flight per thread
+    for (int query = slot; query < num_valid && h < args.NH; query += unroll * num_slots) {
+        x128 x[unroll], y[unroll];
+#pragma unroll
+        for (int u = 0; u < unroll; u++) { // a load behind a condition would wait for the one before
+            int t = start + min(query + u * num_slots, num_valid - 1);
+            size_t i = (((size_t)b * args.T + t) * args.NH + h) * 64 + vector % 8 * x128::size;
+            x[u] = load128(dout + i), y[u] = load128(out + i);
+        }
+#pragma unroll
+        for (int u = 0; u < unroll; u++) {
+            bool valid = query + u * num_slots < num_valid;
+            float sum = 0.0f;
+            for (int k = 0; k < x128::size; k++) {
+                sum += (float)x[u][k] * (float)y[u][k];
+                terms[k] += valid ? (float)x[u][k] : 0.0f;
+            }
+            unsigned group = 0xFFu << (threadIdx.x % 32 / 8 * 8); // the 8 lanes of this head
+            for (int offset = 4; offset > 0; offset /= 2) { sum += __shfl_xor_sync(group, sum, offset); }
+            if (vector % 8 == 0 && valid) { dsum[vector / 8 * num_queries + query + u * num_slots] = sum; }
+        }
+    }
+    if (args.dout_terms) {
+        for (int k = 0; k < x128::size; k++) {
+            attention_backward_terms[(slot * width + vector) * x128::size + k] = terms[k];
+        }
+    }
+    __syncthreads();
+    for (int i = threadIdx.x; i < num_heads * num_queries / 2; i += blockDim.x) { // two queries of a head
+        int head_of_block = i / (num_queries / 2), query = i % (num_queries / 2) * 2;
+        size_t head = (size_t)b * args.NH + first_head + head_of_block;
+        if (first_head + head_of_block >= args.NH) { break; }
+        float2 of_lse = make_float2(INFINITY, INFINITY), of_dsum = make_float2(0.0f, 0.0f);
+        const float* lse_of_query = lse + head * args.T + start + query;
+        const float* dsum_of_query = dsum + head_of_block * num_queries + query;
+        if (query < num_valid) { of_lse.x = lse_of_query[0] * LOG2E, of_dsum.x = dsum_of_query[0]; }
+        if (query + 1 < num_valid) { of_lse.y = lse_of_query[1] * LOG2E, of_dsum.y = dsum_of_query[1]; }
+        args.stats[(head * length + start + query) / 2] = make_float4(of_lse.x, of_lse.y, of_dsum.x, of_dsum.y);
+    }
+    for (int i = threadIdx.x; args.dout_terms && i < num_heads * 64; i += blockDim.x) {
+        int column = first_head * 64 + i;
+        float sum = 0.0f;
+        for (int k = 0; k < num_slots; k++) { sum += attention_backward_terms[k * num_heads * 64 + i]; }
+        if (column < args.NH * 64) { args.dout_terms[(size_t)blockIdx.x * args.NH * 64 + column] = sum; }
+    }
+}
+
+// Returns the number of rows of args.dout_terms, one for each block of queries: many queries, so that there are few rows, but
+// not so many that SMs are idle.
+static int attention_backward_sm90_stats(const AttentionBackwardArgs& args, const floatX* dout, const floatX* out,
+                                         const float* lse, const Execution& exec) {
+    int num_groups = ceil_div(args.NH, 16), num_heads = ceil_div(args.NH, num_groups), num_slots = 32 / num_heads;
+    int queries = 64, all = 128 * args.num_tiles * (args.num_heads / args.NH), threads = num_slots * num_heads * 8;
+    while (queries > ATTENTION_BACKWARD_LEAST_QUERIES && all / queries * num_groups < 4 * num_multiprocessors()) {
+        queries /= 2;
+    }
+    size_t shared = (threads * x128::size + num_heads * queries) * sizeof(float);
+    launch_early(attention_backward_sm90_stats_kernel11, dim3(all / queries, num_groups), dim3(threads), shared, exec,
+                 args, dout, out, lse, queries, num_heads, num_slots);
+    return all / queries;
+}
+
+// Issues the TMA load of 128 rows of one head, tokens t..t+127. vector: for dout, the head; for qkv, the index into the
+// 3 * NH vectors of a token (q of all heads, then k, then v).
+__device__ inline void attention_backward_tma(floatX* tile, const CUtensorMap& map, int vector, int t, int b,
+                                              uint64_t* full) {
+    tma_load_4d(tile, &map, 0, vector, t, b, full);
+}
+
+// The next three functions are the three shapes of product. Each issues its wgmmas and does not wait.
+// s (64 keys, 128 queries) = keys (64, 64) queries (128, 64)^T
+__device__ inline void attention_backward_sm90_scores(float (&s)[64], const floatX* keys, const floatX* queries) {
+    uint64_t a = wgmma_descriptor(keys), b = wgmma_descriptor(queries);
+    wgmma_64x128x16_new(s, a, b, floatX());
+#pragma unroll
+    for (int k = 1; k < 4; k++) { wgmma_64x128x16(s, a + 2 * k, b + 2 * k, 1, floatX()); }
+}
+// sum (64 keys, 64) += x (64 keys, 128 queries) queries (128, 64)
+__device__ inline void attention_backward_sm90_keys(float (&sum)[32], const uint32_t (&x)[32], const floatX* queries) {
+    uint64_t b = wgmma_descriptor(queries);
+#pragma unroll
+    for (int k = 0; k < 8; k++) { wgmma_64x64x16_transposed(sum, x + 4 * k, b + 128 * k, 1, floatX()); }
+}
+// dq (64 queries, 64) = ds (128 keys, 64 queries)^T keys (128, 64)
+__device__ inline void attention_backward_sm90_queries(float (&dq)[32], const floatX* ds, const floatX* keys) {
+    uint64_t a = wgmma_descriptor(ds), b = wgmma_descriptor(keys);
+    wgmma_64x64x16_transposed_new(dq, a, b, floatX());
+#pragma unroll
+    for (int k = 1; k < 8; k++) { wgmma_64x64x16_transposed(dq, a + 128 * k, b + 128 * k, 1, floatX()); }
+}
+
+// Applies the causal mask of the diagonal tile, where key r and query r are the same token, so that query r sees the
+// keys up to r. key: row of this thread's first key in the tile.
+__device__ inline void attention_backward_sm90_mask(float (&s)[64], int key) {
+    int ahead = key - threadIdx.x % 4 * 2;
+#pragma unroll
+    for (int j = 0; j < 64; j++) {
+        if (j / 4 * 8 + j % 2 - j % 4 / 2 * 8 < ahead) { s[j] = -INFINITY; }
+    }
+}
+
+// Turns the scores s into P = exp2(s * scale2 - lse), in place. stats: lse (base 2) and dsum of the tile's
+// queries.
+__device__ inline void attention_backward_sm90_p(float (&s)[64], const float4* stats, float scale2) {
+    stats += threadIdx.x % 4;
+#pragma unroll
+    for (int j = 0; j < 16; j++) {
+        float2 lse = *reinterpret_cast<const float2*>(stats + 4 * j);
+#pragma unroll
+        for (int i = 0; i < 4; i++) { s[4 * j + i] = exp2_approx(s[4 * j + i] * scale2 - (i % 2 ? lse.y : lse.x)); }
+    }
+}
+
+// Packs P, which s contains, into the operand fragments p, and dS = P * (dp - dsum) into ds.
+__device__ inline void attention_backward_sm90_ds(uint32_t (&p)[32], uint32_t (&ds)[32], const float (&s)[64],
+                                                  const float (&dp)[64], const float4* stats) {
+    stats += threadIdx.x % 4;
+#pragma unroll
+    for (int j = 0; j < 16; j++) {
+        float2 dsum = *(reinterpret_cast<const float2*>(stats + 4 * j) + 1);
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            int k = 4 * j + 2 * i;
+            p[2 * j + i] = pack_16x2(s[k], s[k + 1], floatX());
+            ds[2 * j + i] = pack_16x2(s[k] * (dp[k] - dsum.x), s[k + 1] * (dp[k + 1] - dsum.y), floatX());
+        }
+    }
+}
+
+// Writes dS to shared memory, as two matrices (128 keys, 64 queries), swizzled for wgmma. row: the warp's first key.
+__device__ inline void attention_backward_sm90_store_ds(floatX* matrices, const uint32_t (&ds)[32], int row) {
+    int lane = threadIdx.x % 32;
+    row += lane % 16;
+    uint32_t address = shared_address(matrices) + row * 128;
+#pragma unroll
+    for (int k = 0; k < 8; k++) {
+        int chunk = (2 * (k % 4) + lane / 16) ^ (row % 8);
+        stmatrix_x4(address + k / 4 * ATTENTION_BACKWARD_TILE_BYTES + chunk * 16, ds + 4 * k);
+    }
+}
+
+// rows (128, 64) in shared memory, swizzled for TMA: a warp's 16 rows from `row` on become factor * sum.
+__device__ inline void attention_backward_sm90_stage(floatX* rows, const float (&sum)[32], float factor, int row) {
+    int lane = threadIdx.x % 32;
+    row += lane % 16;
+    uint32_t address = shared_address(rows) + row * 128;
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+        uint32_t x[4];
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            x[j] = pack_16x2(factor * sum[8 * k + 2 * j], factor * sum[8 * k + 2 * j + 1], floatX());
+        }
+        stmatrix_x4(address + ((2 * k + lane / 16) ^ (row % 8)) * 16, x);
+    }
+}
+
+// Of a thread's part of dq: terms[c] (or +=, if add) = the sum of its two rows in its column number c; each element of
+// `terms` is a float4, 128 apart.
+__device__ inline void attention_backward_sm90_sum_rows(float4* terms, const float (&dq)[32], bool add) {
+#pragma unroll
+    for (int c = 0; c < 4; c++) {
+        const float* x = dq + 8 * c;
+        float4 sum = make_float4(x[0] + x[2], x[1] + x[3], x[4] + x[6], x[5] + x[7]);
+        if (add) {
+            float4 before = terms[128 * c];
+            sum = make_float4(before.x + sum.x, before.y + sum.y, before.z + sum.z, before.w + sum.w);
+        }
+        terms[128 * c] = sum;
+    }
+}
+
+// ---- shared by kernels 10 and 11: warp-specialised: one producer, two adders of dq, two consumer warpgroups ----
+// One step of the consumers, from top to bottom, and the roles that run beside them:
+//
+//     tensor cores                      other units of a consumer warpgroup
+//     s = k q^T, then dp = v dout^T     P = exp2(s - lse) as soon as s is complete
+//                                       dS = P * (dp - dsum)
+//     dv += P dout                      dS to shared memory
+//     dk += dS q                        barrier of the two warpgroups: dS of all 128 keys is complete
+//     dq = dS^T k                       wait
+//                                       dq to shared memory, for the adder
+//
+// dk and dv at the end of an item, and dq of key tile 0, leave by TMA through the stage of dS that is not in use: a warp writes
+// its own rows there, and waits before it needs them again.
+//
+//     producer (1 thread)               loads q, dout and stats of the next steps (two stages), k and v of each item
+//     adders (1 thread per warpgroup)   wait for the turn of this key tile, add dq to dq_sums, pass the turn on
+
+struct AttentionBackwardSMem {
+    floatX q[2][128 * 64], dout[2][128 * 64]; // two stages
+    floatX k[128 * 64], v[128 * 64];
+    floatX ds[2][2 * 128 * 64]; // two stages, so one barrier per step is enough; also holds what TMA writes
+    float4 dq[2][8 * 128];      // per warpgroup, a tile of dq to be added to dq_sums, or (key tile 0) the sums so far
+    float4 stats[2][64];
+    float4 dq_terms[2][4 * 128]; // for dbias: per thread of a warpgroup, 16 sums of its rows of dq
+    // full: the loads complete it, and the consumers wait for it; empty: the consumers arrive, and the producer waits
+    uint64_t q_full[2], q_empty[2]; // for q and stats
+    uint64_t dout_full[2], dout_empty[2];
+    uint64_t k_full, k_empty, v_full, v_empty;
+    uint64_t dq_ready[2]; // the adder arrives, consumers wait: dq may be written, or (key tile 0) holds the sums so far
+    uint64_t dq_full[2];  // consumers arrive, the adder waits: dq has been written, or (key tile 0) has been read
+    uint64_t work_full[2], work_empty[2]; // the producer writes `work`; all other roles read it
+    int work[2];                          // numbers of work items, two stages
+};
+static_assert(sizeof(AttentionBackwardSMem) <= 227 << 10, "the limit of compute capability 9.0");
+
+// Initialises the barriers. Called by the whole block.
+__device__ inline void attention_backward_sm90_init(AttentionBackwardSMem& smem) {
+    if (threadIdx.x == 0) {
+        mbarrier_init(&smem.k_full, 1);
+        mbarrier_init(&smem.v_full, 1);
+        mbarrier_init(&smem.k_empty, 8); // one arrival per consumer warp
+        mbarrier_init(&smem.v_empty, 8);
+        for (int i = 0; i < 2; i++) {
+            mbarrier_init(&smem.q_full[i], 1);
+            mbarrier_init(&smem.q_empty[i], 8 + 256); // per warp: q has been read; per thread: stats have been read
+            mbarrier_init(&smem.dout_full[i], 1);
+            mbarrier_init(&smem.dout_empty[i], 8);
+            mbarrier_init(&smem.dq_ready[i], 1);
+            mbarrier_init(&smem.dq_full[i], 128);
+            mbarrier_init(&smem.work_full[i], 1);
+            mbarrier_init(&smem.work_empty[i], 256 + 2); // all consumer threads and the two adders
+        }
+        mbarrier_init_fence();
+    }
+    __syncthreads();
+}
+
+// The producer's part of a work item: issues its loads. work: number of the item; n: how many items the block has done
+// before; i: counts steps over all items of the block.
+__device__ inline void attention_backward_sm90_load_item(const AttentionBackwardArgs& args, AttentionBackwardSMem& smem,
+                                                         const CUtensorMap& qkv_map, const CUtensorMap& dout_map,
+                                                         int work, unsigned n, unsigned& i) {
+    int head = work / args.num_tiles, j = args.num_tiles - 1 - work % args.num_tiles;
+    int h = head % args.NH, b = head / args.NH, tile = j;
+    auto load_queries = [&]() {
+        mbarrier_wait(&smem.q_empty[i % 2], (i / 2 + 1) % 2);
+        mbarrier_arrive_expect(&smem.q_full[i % 2], ATTENTION_BACKWARD_TILE_BYTES + ATTENTION_BACKWARD_STATS_BYTES);
+        bulk_load(smem.stats[i % 2], args.stats + (size_t)(head * args.num_tiles + tile) * 64,
+                  ATTENTION_BACKWARD_STATS_BYTES, &smem.q_full[i % 2]);
+        attention_backward_tma(smem.q[i % 2], qkv_map, h, 128 * tile, b, &smem.q_full[i % 2]);
+        mbarrier_wait(&smem.dout_empty[i % 2], (i / 2 + 1) % 2);
+        mbarrier_arrive_expect(&smem.dout_full[i % 2], ATTENTION_BACKWARD_TILE_BYTES);
+        attention_backward_tma(smem.dout[i % 2], dout_map, h, 128 * tile, b, &smem.dout_full[i % 2]);
+        i++, tile++;
+    };
+    load_queries();
+    mbarrier_wait(&smem.v_empty, (n + 1) % 2); // the consumers release v before k
+    mbarrier_arrive_expect(&smem.v_full, ATTENTION_BACKWARD_TILE_BYTES);
+    attention_backward_tma(smem.v, qkv_map, 2 * args.NH + h, 128 * j, b, &smem.v_full);
+    mbarrier_wait(&smem.k_empty, (n + 1) % 2);
+    mbarrier_arrive_expect(&smem.k_full, ATTENTION_BACKWARD_TILE_BYTES);
+    attention_backward_tma(smem.k, qkv_map, args.NH + h, 128 * j, b, &smem.k_full);
+#pragma unroll 1
+    while (tile < args.num_tiles) { load_queries(); }
+}
+
+// An adder's part of a work item: adds dq of one consumer warpgroup to dq_sums, 16 KB per step. i counts steps over all
+// items of the block. `announced` is true if this thread has already arrived at dq_ready for the next step.
+__device__ inline void attention_backward_sm90_add_item(const AttentionBackwardArgs& args, AttentionBackwardSMem& smem,
+                                                        int warpgroup, int work, int& i, bool& announced) {
+    constexpr int BYTES = sizeof(smem.dq[0]);
+    float4* dq = smem.dq[warpgroup];
+    uint64_t *ready = &smem.dq_ready[warpgroup], *full = &smem.dq_full[warpgroup];
+    int num_steps = work % args.num_tiles + 1, j = args.num_tiles - num_steps;
+    int half_tile = (work / args.num_tiles * args.num_tiles + j) * 2 + warpgroup;
+#pragma unroll 1
+    for (int step = 0; step < num_steps; step++, i++, half_tile += 2) {
+        float4* sums = args.dq_sums + (size_t)half_tile * 1024;
+        int* turn = args.turns + half_tile;
+        if (!announced && (j > 0 || step == 0)) { mbarrier_arrive(ready); }
+        announced = false;
+        if (step > 0) {
+            while (load_acquire(turn) < step) {} // until the terms of all higher key tiles are in the sum
+            async_proxy_fence();
+        }
+        if (j == 0 && step > 0) { // key tile 0: the consumers add the last term in registers
+            mbarrier_arrive_expect(ready, BYTES);
+            bulk_load(dq, sums, BYTES, ready);
+        }
+        mbarrier_wait(full, i % 2);
+        if (j == 0) { continue; }
+        if (step == 0) {
+            bulk_store(sums, dq, BYTES);
+        } else {
+            bulk_add(reinterpret_cast<float*>(sums), reinterpret_cast<float*>(dq), BYTES);
+        }
+        tma_store_commit();
+        tma_store_wait<0>(); // the bulk copy has read dq from shared memory, so the consumers may overwrite it
+        mbarrier_arrive(ready);
+        announced = true;
+        tma_store_wait_written(); // the sums have reached global memory, so the next key tile may add its term
+        async_proxy_fence();
+        store_release(turn, step + 1);
+    }
+}
+
+// Computes one work item, as one of the consumer warps. work: the item's index; n: how many items the block has done
+// before; i: the step, counted over all items of the block; row: the warp's first row in a tile, where a row is a
+// key in the key tile and a query in the query tiles.
+//
+// If args.dq_terms is not NULL, key tile 0, which writes dq, also sums its columns over all queries, for dbias.
+__device__ inline void attention_backward_sm90_compute_item(const AttentionBackwardArgs& args,
+                                                            AttentionBackwardSMem& smem, int warpgroup, int row,
+                                                            int lane, int work, int n, int& i, float scale,
+                                                            const CUtensorMap& dqkv_map) {
+    const floatX *k = smem.k + warpgroup * 64 * 64, *v = smem.v + warpgroup * 64 * 64;
+    float4* dq_out = smem.dq[warpgroup] + threadIdx.x % 128;
+    float4* dq_terms = smem.dq_terms[warpgroup] + threadIdx.x % 128;
+    int head = work / args.num_tiles, j = args.num_tiles - 1 - work % args.num_tiles, num_steps = args.num_tiles - j;
+    float dk[32] = {}, dv[32] = {};
+    // Starts to write a warp's 16 tokens, t + row to t + row + 15, of dq (which = 0), dk (1) or dv (2), from the warp's
+    // rows of one of the two matrices of dS of the step before, which nobody reads any more.
+    auto store = [&](int which, int matrix, int step, int t, const float(&sum)[32], float factor) {
+        floatX* rows = smem.ds[(step + 1) % 2] + matrix * 128 * 64;
+        attention_backward_sm90_stage(rows, sum, factor, row);
+        tma_store_fence();
+        __syncwarp();
+        if (lane == 0) {
+            tma_store_4d(&dqkv_map, rows + row * 64, 0, which * args.NH + head % args.NH, t + row, head / args.NH);
+            tma_store_commit();
+        }
+    };
+    auto wait_for_stores = [&]() { // until they have read shared memory
+        if (lane == 0) { tma_store_wait<0>(); }
+        __syncwarp();
+    };
+    mbarrier_wait(&smem.k_full, n % 2);
+    mbarrier_wait(&smem.v_full, n % 2);
+#pragma unroll 1
+    for (int step = 0; step < num_steps; step++, i++) {
+        bool last = step + 1 == num_steps;
+        float s[64], dp[64], dq[32];
+        uint32_t p[32], ds[32];
+        mbarrier_wait(&smem.q_full[i % 2], i / 2 % 2);
+        wgmma_fence();
+        attention_backward_sm90_scores(s, k, smem.q[i % 2]);
+        wgmma_commit();
+        mbarrier_wait(&smem.dout_full[i % 2], i / 2 % 2);
+        wgmma_fence();
+        attention_backward_sm90_scores(dp, v, smem.dout[i % 2]);
+        wgmma_commit();
+
+        wgmma_wait<1>();
+        wgmma_hold(s);
+        if (step == 0) { attention_backward_sm90_mask(s, row + lane / 4); }
+        attention_backward_sm90_p(s, smem.stats[i % 2], scale * LOG2E);
+        wgmma_wait<0>();
+        wgmma_hold(dp);
+        if (last && lane == 0) { mbarrier_arrive(&smem.v_empty); }
+        attention_backward_sm90_ds(p, ds, s, dp, smem.stats[i % 2]);
+        mbarrier_arrive(&smem.q_empty[i % 2]); // this thread has read stats
+
+        wgmma_fence();
+        attention_backward_sm90_keys(dv, p, smem.dout[i % 2]);
+        wgmma_commit();
+        if (step == 0 || j == 0) { wait_for_stores(); }
+        attention_backward_sm90_store_ds(smem.ds[i % 2], ds, row);
+        tma_store_fence(); // wgmma reads through the async proxy
+        wgmma_fence();
+        attention_backward_sm90_keys(dk, ds, smem.q[i % 2]);
+        wgmma_commit();
+        named_barrier_sync(1, 256); // both warpgroups have written ds
+        wgmma_fence();
+        attention_backward_sm90_queries(dq, smem.ds[i % 2] + warpgroup * 128 * 64, smem.k);
+        wgmma_commit();
+        wgmma_wait<1>();
+        wgmma_hold(dv);
+        wgmma_hold(dk);
+        if (lane == 0) {
+            mbarrier_arrive(&smem.dout_empty[i % 2]);
+            mbarrier_arrive(&smem.q_empty[i % 2]);
+        }
+        wgmma_wait<0>();
+        if (last && lane == 0) { mbarrier_arrive(&smem.k_empty); }
+        wgmma_hold(dq);
+
+        mbarrier_wait(&smem.dq_ready[warpgroup], i % 2);
+        if (j > 0) {
+#pragma unroll
+            for (int c = 0; c < 32; c += 4) { dq_out[32 * c] = make_float4(dq[c], dq[c + 1], dq[c + 2], dq[c + 3]); }
+            tma_store_fence();
+        } else {
+            if (step > 0) {
+#pragma unroll
+                for (int c = 0; c < 32; c += 4) {
+                    float4 x = dq_out[32 * c];
+                    dq[c] += x.x, dq[c + 1] += x.y, dq[c + 2] += x.z, dq[c + 3] += x.w;
+                }
+            }
+            store(0, 0, i, 128 * step, dq, scale);
+            if (args.dq_terms) { attention_backward_sm90_sum_rows(dq_terms, dq, step > 0); }
+        }
+        mbarrier_arrive(&smem.dq_full[warpgroup]);
+    }
+    if (j == 0) { wait_for_stores(); }
+    store(1, 0, i - 1, 128 * j, dk, scale);
+    store(2, 1, i - 1, 128 * j, dv, 1.0f);
+    if (args.dq_terms && j == 0) {
+        float terms[16];
+#pragma unroll
+        for (int c = 0; c < 4; c++) {
+            float4 x = dq_terms[128 * c];
+            terms[4 * c] = scale * x.x, terms[4 * c + 1] = scale * x.y;
+            terms[4 * c + 2] = scale * x.z, terms[4 * c + 3] = scale * x.w;
+        }
+        size_t term = (size_t)head / args.NH * 8 + row / 16; // of this batch element, one per warp
+        float2* to = reinterpret_cast<float2*>(args.dq_terms + (term * args.NH + head % args.NH) * 64);
+        to[lane] = fragment_column_sums(terms);
+    }
+}
+
+// ---- kernel 11: persistent blocks that draw their work items by ticket ----
+
+// Calls f(work, n) for the block's work items, n = 0, 1, ... All roles use it except the producer, which announces the
+// items in smem.work.
+template <class F> __device__ inline void attention_backward_sm90_each(AttentionBackwardSMem& smem, int num_work, F f) {
+#pragma unroll 1
+    for (int n = 0;; n++) {
+        mbarrier_wait(&smem.work_full[n % 2], n / 2 % 2);
+        int work = smem.work[n % 2];
+        mbarrier_arrive(&smem.work_empty[n % 2]);
+        if (work >= num_work) { return; }
+        f(work, n);
+    }
+}
+
+// The producer thread. It draws the next ticket only after issuing all loads of the current item: a ticket drawn
+// earlier would idle here while later items, which depend on it, start on other SMs.
+__device__ inline void attention_backward_sm90_producer(const AttentionBackwardArgs& args, AttentionBackwardSMem& smem,
+                                                        const CUtensorMap& qkv_map, const CUtensorMap& dout_map) {
+    unsigned i = 0;
+#pragma unroll 1
+    for (unsigned n = 0;; n++) {
+        int work = atomicAdd(args.ticket, 1);
+        mbarrier_wait(&smem.work_empty[n % 2], (n / 2 + 1) % 2);
+        smem.work[n % 2] = work;
+        mbarrier_arrive(&smem.work_full[n % 2]);
+        if (work >= args.num_heads * args.num_tiles) { return; }
+        attention_backward_sm90_load_item(args, smem, qkv_map, dout_map, work, n, i);
+    }
+}
+
+__global__ void __launch_bounds__(384, 1)
+    attention_backward_sm90_kernel11(AttentionBackwardArgs args, const __grid_constant__ CUtensorMap qkv_map,
+                                     const __grid_constant__ CUtensorMap dout_map,
+                                     const __grid_constant__ CUtensorMap dqkv_map, float scale) {
+    extern __shared__ __align__(1024) unsigned char attention_backward_sm90_memory[]; // aligned for TMA's swizzle
+    auto& smem = *reinterpret_cast<AttentionBackwardSMem*>(attention_backward_sm90_memory);
+    if (shared_address(&smem) % 1024 != 0) { __trap(); }
+    // the shuffle makes `warp` warp-uniform to the compiler
+    int lane = threadIdx.x % 32, warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0);
+    attention_backward_sm90_init(smem);
+    grid_launch_dependents();
+    grid_wait_dependency();
+    if (warp < 4) {
+        warpgroup_fewer_registers<24>();
+        if (lane != 0) { return; }
+        if (warp == 0) { attention_backward_sm90_producer(args, smem, qkv_map, dout_map); }
+        if (warp == 1 || warp == 2) {
+            int i = 0;
+            bool announced = false;
+            attention_backward_sm90_each(smem, args.num_heads * args.num_tiles, [&](int work, int) {
+                attention_backward_sm90_add_item(args, smem, warp - 1, work, i, announced);
+            });
+        }
+        return;
+    }
+    warpgroup_more_registers<240>();
+    int warpgroup = warp / 4 - 1, row = (warp - 4) * 16, i = 0;
+    attention_backward_sm90_each(smem, args.num_heads * args.num_tiles, [&](int work, int n) {
+        attention_backward_sm90_compute_item(args, smem, warpgroup, row, lane, work, n, i, scale, dqkv_map);
+    });
+    if (lane == 0) { tma_store_wait<0>(); }
+}
+
+// Kernel 11; if dbias is not NULL, it also sums the columns of dq and of dout. See attention_backward. Requires HS = 64 and
+// sm_90a. scratch: attention_backward_sm90_scratch() floats, aligned to 16 bytes.
+//
+// Of dbias only the queries' third needs dqkv. dv of a key is the sum of P * dout over the queries, and P of a query adds up to
+// 1 over the keys, so dv summed over all keys is dout summed over all queries. dk of a key is the sum of dS * q over the
+// queries, and dS of a query adds up to 0 over the keys, because a number that is added to all of its scores does not change
+// the softmax: dk summed over all keys is 0. The kernels' roundings are all that is left out.
+void attention_backward_sm90(floatX* dqkv, float* dbias, float* scratch, const floatX* dout, const floatX* qkv,
+                             const floatX* out, const float* lse, int B, int T, int C, int NH, float scale,
+                             const Execution& exec) {
+    require(C / NH == 64);
+    require(has_sm90a()); // nvcc -gencode arch=compute_90a,code=sm_90a
+    AttentionBackwardArgs args = attention_backward_sm90_args(dqkv, scratch, B, T, NH, dbias != NULL);
+    CUtensorMap qkv_map = tensor_map_heads(qkv, B, T, 3 * NH, 128);
+    CUtensorMap dout_map = tensor_map_heads(dout, B, T, NH, 128);
+    CUtensorMap dqkv_map = tensor_map_heads(dqkv, B, T, 3 * NH, 16);
+    int num_blocks_of_queries = attention_backward_sm90_stats(args, dout, out, lse, exec);
+    auto kernel = attention_backward_sm90_kernel11;
+    constexpr int SHARED_BYTES = sizeof(AttentionBackwardSMem);
+    int num_blocks = min(args.num_heads * args.num_tiles, exec.free_sms());
+    launch_early(kernel, dim3(num_blocks), dim3(384), SHARED_BYTES, exec, args, qkv_map, dout_map, dqkv_map, scale);
+    if (!dbias) { return; }
+    column_sums<16>(dbias, NULL, NULL, args.dq_terms, 8 * B, C, exec);
+    column_sums<16>(dbias + 2 * C, NULL, NULL, args.dout_terms, num_blocks_of_queries, C, exec);
+}
+#endif
+
+// The size of the part of scratch, at its beginning, that holds the terms of dbias, in floats: until column_sums_flush() where sums
+// wait for that. A multiple of 4.
+size_t attention_backward_bias_terms(int B, int T, int C, int NH) {
+    size_t floats = matmul_backward_bias_scratch(B * T, 3 * C);
+#if !defined(ENABLE_FP32)
+    if (C / NH == 64) { floats = std::max(floats, attention_backward_sm90_terms(B, T, NH)); }
+#endif
+    return ceil_div(floats, (size_t)4) * 4;
+}
+
+// The size of scratch in floats, which is the same on all devices. If HS = 64, it is the size that kernel 11 needs;
+// otherwise scratch holds dsum (B,NH,T) and, when that is no longer needed, the scratch of matmul_backward_bias().
+size_t attention_backward_scratch(int B, int T, int C, int NH) {
+    size_t floats = std::max((size_t)B * NH * T, matmul_backward_bias_scratch(B * T, 3 * C));
+#if !defined(ENABLE_FP32)
+    if (C / NH == 64) { floats = std::max(floats, attention_backward_sm90_scratch(B, T, NH)); }
+#endif
+    return floats;
+}
+
+// The number of the kernel that attention_backward() runs; see the table below.
+inline int attention_backward_choice(int HS) {
+#if !defined(ENABLE_FP32)
+    if (HS == 64 && has_sm90a()) { return 11; }
+    if (compiled_arch(attention_backward_q_kernel7<64, 2, 4, 2, 64>) >= 80) { return 7; }
+#endif
+    (void)HS;
+    return 3;
+}
+
+// Runs kernel 3, 7 or 11; the other arguments are those of attention_backward. Only 11 computes dbias.
+static void attention_backward_run(int kernel, floatX* dqkv, float* dbias, float* scratch, const floatX* dout,
+                                   const floatX* qkv, const floatX* out, const float* lse, int B, int T, int C, int NH,
+                                   float scale, const Execution& exec) {
+    double bytes = (8.0 * C * sizeof(floatX) + NH * sizeof(float)) * B * T;
+    Op op(exec, bytes, 5.0 * B * T * T * C, "attention_backward");
+    (void)dbias;
+#if !defined(ENABLE_FP32)
+    if (kernel == 11) {
+        return attention_backward_sm90(dqkv, dbias, scratch, dout, qkv, out, lse, B, T, C, NH, scale, exec);
+    }
+#endif
+    float* dsum = scratch;
+    attention_backward_dsum(dsum, dout, out, B, T, C, NH, exec);
+#if !defined(ENABLE_FP32)
+    if (kernel == 7) { return attention_backward_mma(dqkv, lse, dsum, dout, qkv, B, T, C, NH, scale, exec); }
+#endif
+    require(kernel == 3);
+    attention_backward_plain(dqkv, lse, dsum, dout, qkv, B, T, C, NH, scale, exec);
+}
+
+// dqkv (B,T,3,NH,HS) | dbias (3,NH,HS) += dqkv summed over all tokens, the gradient of the bias that qkv contains; may be
+// NULL | scratch: attention_backward_scratch() floats | dout (B,T,NH,HS), qkv (B,T,3,NH,HS), out (B,T,NH,HS), lse
+// (B,NH,T). lse is a natural logarithm. C = NH * HS. All pointers are aligned to 16 bytes.
+// The kernel depends on the head size, the precision, and the architecture of the code that the binary has for this
+// device:
+//
+//     HS                        bf16, fp16:  sm_90a (H100)   8.0 and up (A100)   older          fp32
+//     64                                     kernel 11       kernel 7            kernel 3       kernel 3
+//     other multiples of 8, up to 256        kernel 7        kernel 7            kernel 3       kernel 3
+//
+// Source: Dao et al. 2022, arXiv:2205.14135; Dao 2023, arXiv:2307.08691; Shah et al. 2024, arXiv:2407.08608.
+void attention_backward(floatX* dqkv, float* dbias, float* scratch, const floatX* dout, const floatX* qkv,
+                        const floatX* out, const float* lse, int B, int T, int C, int NH, float scale,
+                        const Execution& exec) {
+    require(C % NH == 0 && C / NH % 8 == 0 && C / NH <= 256);
+    int kernel = attention_backward_choice(C / NH);
+    attention_backward_run(kernel, dqkv, dbias, scratch, dout, qkv, out, lse, B, T, C, NH, scale, exec);
+    if (dbias && kernel != 11) { matmul_backward_bias(dbias, scratch, dqkv, B * T, 3 * C, exec); }
+}
+// ==== end promoted: attention_backward ====
+#endif
+
+#if PART == 0 || PART == 4
+// ---- 6.5 kernels of generation -----------------------------------------------------------------
 //     decode_embed       embeddings of the newest tokens
 //     quantize_weights   --weights int8 and fp8
 //     decode_matvec      few texts: bound by reading the weights
-//     decode_matmul      several texts, on tensor cores
 //     decode_attention   over the cache of keys and values
 //     decode_layer       all layers in one launch, for Hopper
 //     decode_cache_fill  from a prompt
@@ -10412,928 +10402,6 @@ void decode_head(float* logits, const floatX* x, const floatX* norm_weight, cons
 }
 // ==== end promoted: decode_matvec ====
 
-// ==== promoted: decode_matmul ====
-#if !defined(ENABLE_FP32)
-
-// decode_matmul() takes this many texts. One text needs no tensor cores; for more than 64, blocks for 64 texts each would
-// read the weights twice. To compare, with -B: ./decode_matvec 6, ./decode_matmul 0 (cuBLASLt) and ./decode_matmul 5.
-constexpr int DECODE_MATMUL_MIN_TEXTS = 2, DECODE_MATMUL_MAX_TEXTS = 64;
-constexpr int DECODE_MATMUL_WARPS = 8; // per block
-constexpr int DECODE_MATMUL_THREADS = 32 * DECODE_MATMUL_WARPS;
-constexpr int DECODE_MATMUL_CHUNK = 32; // columns of a chunk: two steps of mma, 16 bytes per lane and row
-constexpr int DECODE_MATMUL_MAX_CLUSTER = 8;
-constexpr int DECODE_MATMUL_PAIRS = 2; // pairs of results that a thread stores, at most, if it adds up partial sums
-
-// Chunks in flight per warp: 6 are 48 KB per block. Of weights in 8 bits these are 12, or as many as there are registers for.
-__host__ __device__ constexpr int decode_matmul_ahead(bool scaled, int texts, bool norm) {
-    if (!scaled) { return 6; }
-    return texts == 64 ? (norm ? 5 : 10) : texts == 16 && norm ? 10 : 12;
-}
-
-struct DecodeMatmulArguments {
-    const floatX *x, *norm_weight, *norm_bias;
-    WeightMatrix weight;
-    const floatX *bias, *residual;
-    int B, K, OC;
-    bool gelu;
-    float epsilon;   // of the layernorm
-    int log_rows;    // log2 of the rows of the weight per tile: 16 per group of warps
-    int log_cluster; // log2 of the blocks per cluster
-    int stride;      // of the rows of x in shared memory, in elements
-};
-
-// The columns that a block multiplies: chunks begin .. end - 1. A cluster splits all chunks evenly over its blocks.
-struct DecodeMatmulSlice {
-    int begin, end;
-    __device__ DecodeMatmulSlice(const DecodeMatmulArguments& a, int rank) {
-        int num_chunks = ceil_div(a.K, DECODE_MATMUL_CHUNK);
-        begin = num_chunks * rank >> a.log_cluster, end = num_chunks * (rank + 1) >> a.log_cluster;
-    }
-    // vectors of 8 columns that exist; the last chunk of a row may be incomplete
-    __device__ int num_vec(int K) const {
-        return (min(end * DECODE_MATMUL_CHUNK, K) - begin * DECODE_MATMUL_CHUNK) / x128::size;
-    }
-};
-
-// This lane's vectors of a chunk of the warp's 16 rows of the weight, which start at `row`: those of rows lane / 4 and
-// lane / 4 + 8. Outside of the matrix, and if not `there`, they are zeros.
-template <class W> struct DecodeMatmulRows {
-    const WeightBits<W>* upper;
-    bool has_upper, has_lower;
-    __device__ DecodeMatmulRows(const WeightMatrix& weight, int row, int K, int OC) {
-        int r = row + threadIdx.x % 32 / 4;
-        const W* values = reinterpret_cast<const W*>(weight.values);
-        upper = reinterpret_cast<const WeightBits<W>*>(values + (size_t)r * K) + threadIdx.x % 4;
-        has_upper = r < OC, has_lower = r + 8 < OC;
-    }
-    __device__ void fetch(WeightBits<W> w[2], int chunk, bool there, int K) const {
-        const WeightBits<W>* from = upper + chunk * 4;
-        there = there && (chunk * 4 + (int)threadIdx.x % 4) * x128::size < K;
-        w[0] = there && has_upper ? __ldcs(from) : WeightBits<W>{};
-        w[1] = there && has_lower ? __ldcs(from + K) : WeightBits<W>{}; // 8 rows are K vectors
-    }
-};
-
-// A chunk of 16 rows of the weight as the operands of two steps of mma: pairs of columns of rows lane / 4 and lane / 4 + 8.
-struct DecodeMatmulPairs {
-    uint32_t first[4], second[4];
-
-    // arranged: w is in the order of the operands already, which arrange() has brought it to
-    template <class W> __device__ DecodeMatmulPairs(const WeightBits<W> w[2], W, bool arranged) {
-        uint32_t upper[4], lower[4];
-        weight_pairs(upper, w[0], W()), weight_pairs(lower, w[1], W());
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            first[2 * i] = upper[i], first[2 * i + 1] = lower[i];
-            second[2 * i] = upper[2 + i], second[2 * i + 1] = lower[2 + i];
-        }
-        if (!arranged) { return; }
-#pragma unroll
-        for (int i = 0; i < 4; i++) { first[i] = upper[i], second[i] = lower[i]; }
-    }
-    // Writes the operands back to w. Weights in 8 bits stay as they are: as operands they would take twice the registers.
-    __device__ void arrange(int4 w[2]) const {
-        w[0] = make_int4(first[0], first[1], first[2], first[3]);
-        w[1] = make_int4(second[0], second[1], second[2], second[3]);
-    }
-    template <class Bits> __device__ void arrange(Bits*) const {}
-};
-
-// sums += a chunk of 16 rows of the weight times `texts` rows of x; `x` is this lane's vector of text lane / 4. A vector
-// goes to two steps of mma. What mma takes for columns 2t, 2t + 1, 2t + 8 and 2t + 9 of a step are other columns in
-// memory, but the same ones for both operands, and a sum does not depend on the order of its terms:
-//
-//     vector of lane t of a quad:   columns 8t + 0, 1   8t + 2, 3   8t + 4, 5   8t + 6, 7
-//     is, in a step of mma:         first: 2t, 2t+1     2t+8, 2t+9  second: 2t, 2t+1  2t+8, 2t+9
-// An mma waits for an earlier one that adds to the same sums. So n groups of 8 texts are multiplied in turn; 8 texts, a group alone, have a
-// second accumulator.
-template <int texts, int n> __device__ inline void
-decode_matmul_multiply(float sums[2][texts / 8][4], const DecodeMatmulPairs& w, const floatX* x, int stride) {
-#pragma unroll
-    for (int begin = 0; begin < texts / 8; begin += n) {
-        int4 v[n];
-#pragma unroll
-        for (int j = 0; j < n; j++) { v[j] = *reinterpret_cast<const int4*>(x + (begin + j) * 8 * stride); }
-#pragma unroll
-        for (int j = 0; j < n; j++) { mma_16x8x16(sums[0][begin + j], w.first, v[j].x, v[j].y, floatX()); }
-#pragma unroll
-        for (int j = 0; j < n; j++) {
-            mma_16x8x16(sums[texts == 8 ? 1 : 0][begin + j], w.second, v[j].z, v[j].w, floatX());
-        }
-    }
-}
-
-// Sums over the `lanes` neighbouring lanes that share a text.
-template <int lanes> __device__ inline float decode_matmul_sum(float x) {
-#pragma unroll
-    for (int offset = lanes / 2; offset > 0; offset /= 2) { x += __shfl_xor_sync(0xFFFFFFFFu, x, offset); }
-    return x;
-}
-
-__device__ inline int4 decode_matmul_normalise(int4 bits, const x128& scale, const x128& shift, float mean,
-                                               float rstd) {
-    x128 v = vec128_from_bits<floatX>(bits);
-#pragma unroll
-    for (int e = 0; e < x128::size; e++) {
-        v[e] = (floatX)(((float)v[e] - mean) * rstd * (float)scale[e] + (float)shift[e]);
-    }
-    return vec128_bits(v);
-}
-
-// Writes the block's columns of the normalised x to shared_x (texts,stride); rows past B repeat the last row. shared_norm
-// (2,num_columns) holds the block's columns of norm_weight and of norm_bias, which cp.async may still be writing. In a
-// cluster, moments (cluster,texts) receive the mean and the sum of squared differences of each block's columns; their
-// bytes arrive at `barrier`.
-template <int texts> __device__ void decode_matmul_norm(floatX* shared_x, const x128* shared_norm, float2* moments,
-                                                        uint64_t* barrier, const DecodeMatmulArguments& a, int first_b,
-                                                        int num_columns, int rank) {
-    constexpr int lanes = DECODE_MATMUL_THREADS / texts; // per text
-    constexpr int ahead = texts == 8 ? 3 : 6;            // vectors of x in flight per thread: 768 columns of 8 texts
-    DecodeMatmulSlice slice(a, rank);
-    int cluster = 1 << a.log_cluster, b = threadIdx.x / lanes, lane = threadIdx.x % lanes;
-    int num_vec = slice.num_vec(a.K), padded_vec = (slice.end - slice.begin) * DECODE_MATMUL_CHUNK / x128::size;
-    const int4* from = reinterpret_cast<const int4*>(a.x + (size_t)min(first_b + b, a.B - 1) * a.K +
-                                                     slice.begin * DECODE_MATMUL_CHUNK);
-    int4* to = reinterpret_cast<int4*>(shared_x + b * a.stride);
-
-    // the moments of this thread's vectors, `ahead` at a time; the last ones stay in v
-    int4 v[ahead];
-    float count = 0.0f, mean = 0.0f, squares = 0.0f; // squares: the sum of the squared differences from the mean
-    int begin = 0;
-#pragma unroll 1
-    for (;; begin += ahead * lanes) {
-#pragma unroll
-        for (int i = 0; i < ahead; i++) {
-            int at = begin + i * lanes + lane;
-            v[i] = at < num_vec ? __ldcg(from + at) : make_int4(0, 0, 0, 0);
-        }
-        float now = (float)(min(max(ceil_div(num_vec - begin - lane, lanes), 0), ahead) * x128::size), sum = 0.0f;
-#pragma unroll
-        for (int i = 0; i < ahead; i++) { // vectors that do not exist are zeros
-            x128 x = vec128_from_bits<floatX>(v[i]);
-            for (int e = 0; e < x128::size; e++) { sum += (float)x[e]; }
-        }
-        float center = now > 0.0f ? sum / now : 0.0f, own = 0.0f;
-        hold_packed(v);
-#pragma unroll
-        for (int i = 0; i < ahead; i++) {
-            float less = begin + i * lanes + lane < num_vec ? center : 0.0f;
-            x128 x = vec128_from_bits<floatX>(v[i]);
-            for (int e = 0; e < x128::size; e++) { own += ((float)x[e] - less) * ((float)x[e] - less); }
-        }
-        hold_packed(v);
-        float both = count + now, share = both > 0.0f ? now / both : 0.0f;
-        squares += own + (center - mean) * (center - mean) * count * share;
-        mean += (center - mean) * share, count = both;
-        if (begin + ahead * lanes >= num_vec) { break; }
-#pragma unroll
-        for (int i = 0; i < ahead; i++) { to[begin + i * lanes + lane] = v[i]; } // all of them exist
-    }
-    // of the text's columns in this block, then of all columns
-    float center = decode_matmul_sum<lanes>(mean * count) / (float)max(num_vec * x128::size, 1);
-    squares = decode_matmul_sum<lanes>(squares + count * (mean - center) * (mean - center));
-    mean = center;
-    if (cluster > 1) {
-        if (lane == 0) {
-            float2 own = make_float2(mean, squares);
-            moments[rank * texts + b] = own;
-#pragma unroll 1
-            for (int r = 0; r < cluster; r++) {
-                if (r != rank) { store_cluster_async(moments + rank * texts + b, own, barrier, r); }
-            }
-        }
-        __syncthreads();
-        mbarrier_wait_cluster(barrier, 0);
-        mean = 0.0f, squares = 0.0f;
-#pragma unroll 1
-        for (int r = 0; r < cluster; r++) {
-            float columns = (float)(DecodeMatmulSlice(a, r).num_vec(a.K) * x128::size);
-            mean += moments[r * texts + b].x * (columns / (float)a.K);
-        }
-#pragma unroll 4
-        for (int r = 0; r < cluster; r++) {
-            float columns = (float)(DecodeMatmulSlice(a, r).num_vec(a.K) * x128::size);
-            float2 part = moments[r * texts + b];
-            squares += part.y + columns * (part.x - mean) * (part.x - mean);
-        }
-    }
-    float rstd = rsqrtf(squares / (float)a.K + a.epsilon);
-
-    cp_async_wait<0>();
-    __syncthreads(); // every thread's part of shared_norm is there
-    const x128 *scale = shared_norm, *shift = shared_norm + num_columns / x128::size;
-#pragma unroll 1
-    for (int at = lane; at < begin; at += lanes) {
-        to[at] = decode_matmul_normalise(to[at], scale[at], shift[at], mean, rstd);
-    }
-#pragma unroll
-    for (int i = 0; i < ahead; i++) {
-        int at = begin + i * lanes + lane;
-        if (at < num_vec) { to[at] = decode_matmul_normalise(v[i], scale[at], shift[at], mean, rstd); }
-    }
-#pragma unroll 1
-    for (int at = num_vec + lane; at < padded_vec; at += lanes) { to[at] = make_int4(0, 0, 0, 0); }
-}
-
-// Starts the copy of the block's columns of x to shared_x (texts,stride); zeros outside of the matrix.
-template <int texts> __device__ inline void decode_matmul_copy(floatX* shared_x, const DecodeMatmulArguments& a,
-                                                               int first_b, const DecodeMatmulSlice& slice) {
-    constexpr int lanes = DECODE_MATMUL_THREADS / texts; // per text
-    int b = threadIdx.x / lanes, begin = slice.begin * DECODE_MATMUL_CHUNK, end = slice.end * DECODE_MATMUL_CHUNK;
-    const floatX* from = a.x + (size_t)min(first_b + b, a.B - 1) * a.K;
-    for (int column = begin + threadIdx.x % lanes * x128::size; column < end; column += lanes * x128::size) {
-        bool there = first_b + b < a.B && column < a.K;
-        cp_async_16(shared_x + b * a.stride + column - begin, from + (there ? column : 0), there);
-    }
-    cp_async_commit();
-}
-
-struct alignas(2 * sizeof(floatX)) DecodeMatmulPair {
-    floatX x, y;
-};
-
-// The sum of n pairs of floats, 1, 2, 4 or 8, each `stride` floats after the last, in this order. Their loads are in flight together.
-template <int n> __device__ inline float2 decode_matmul_add(const float* from, int stride) {
-    float2 pairs[n], sum = {};
-#pragma unroll
-    for (int i = 0; i < n; i++) { pairs[i] = *reinterpret_cast<const float2*>(from + i * stride); }
-#pragma unroll
-    for (int i = 0; i < n; i++) { sum.x += pairs[i].x, sum.y += pairs[i].y; }
-    return sum;
-}
-__device__ inline float2 decode_matmul_add_up(const float* from, int n, int stride) {
-    static_assert(DECODE_MATMUL_WARPS <= 8 && DECODE_MATMUL_MAX_CLUSTER <= 8, "");
-    return n == 1   ? decode_matmul_add<1>(from, stride)
-           : n == 2 ? decode_matmul_add<2>(from, stride)
-           : n == 4 ? decode_matmul_add<4>(from, stride)
-                    : decode_matmul_add<8>(from, stride);
-}
-
-// Applies gelu to one result and stores it.
-template <class Out>
-__device__ inline void decode_matmul_finish(Out* out, const DecodeMatmulArguments& a, float sum, int row, int b) {
-    if (row >= a.OC || b >= a.B) { return; }
-    out[(size_t)b * a.OC + row] = (Out)(a.gelu ? gelu(sum) : sum);
-}
-
-// Stores the sums of a warp's 16 rows, from `row` on: of the head as results, of other products to `partial`, this lane's first place.
-template <bool head, int texts, class Out>
-__device__ inline void decode_matmul_store(Out* out, float* partial, const DecodeMatmulArguments& a,
-                                           const float (&sums)[2][texts / 8][4], const float (&row_scales)[2], int row,
-                                           int first_b, int stride) {
-    int lane = threadIdx.x % 32;
-#pragma unroll
-    for (int j = 0; j < texts / 8; j++, partial += 8 * stride) {
-#pragma unroll
-        for (int i = 0; i < 4; i++) { // element i is of row lane / 4 + i / 2 * 8 and of text lane % 4 * 2 + i % 2
-            float sum = sums[0][j][i] + (texts == 8 ? sums[1][j][i] : 0.0f);
-            int r = lane / 4 + i / 2 * 8, b = j * 8 + lane % 4 * 2 + i % 2;
-            if (head) {
-                decode_matmul_finish(out, a, sum * row_scales[i / 2], row + r, first_b + b);
-            } else {
-                partial[i % 2 * stride + i / 2 * 8] = sum;
-            }
-        }
-    }
-}
-
-// Prepares the barriers for the bytes that the cluster's other blocks send: moments (texts) each, and sums (pairs) each.
-template <int texts, bool norm>
-__device__ inline void decode_matmul_init(uint64_t (&barriers)[2], int cluster, int pairs) {
-    if (threadIdx.x == 0) {
-        mbarrier_init(&barriers[0], 1), mbarrier_init(&barriers[1], 1);
-        mbarrier_init_fence();
-        if (norm) { mbarrier_arrive_expect(&barriers[0], (cluster - 1) * texts * (int)sizeof(float2)); }
-        mbarrier_arrive_expect(&barriers[1], (cluster - 1) * pairs * (int)sizeof(float2));
-    }
-    cluster_arrive_relaxed();
-}
-
-// Starts the copy of the block's columns of norm_weight and norm_bias to shared_norm (2, num_columns); zeros past K.
-__device__ inline void decode_matmul_copy_norm(floatX* shared_norm, const DecodeMatmulArguments& a,
-                                               const DecodeMatmulSlice& slice, int num_columns) {
-#pragma unroll 1
-    for (int at = threadIdx.x; at < num_columns / x128::size; at += DECODE_MATMUL_THREADS) {
-        int column = slice.begin * DECODE_MATMUL_CHUNK + at * x128::size;
-        bool there = column < a.K;
-        cp_async_16(shared_norm + at * x128::size, a.norm_weight + (there ? column : 0), there);
-        cp_async_16(shared_norm + num_columns + at * x128::size, a.norm_bias + (there ? column : 0), there);
-    }
-    cp_async_commit();
-}
-
-// Sends each pair of sums, sum_of(i), to the block of the cluster that stores it: sums (cluster, pairs) there. Waits for the others'.
-template <class Sum> __device__ inline void decode_matmul_exchange(float2* sums, uint64_t* barrier, int rank,
-                                                                   int cluster, int pairs, int log_pairs,
-                                                                   const Sum& sum_of) {
-#pragma unroll 1
-    for (int i = threadIdx.x; i < cluster * pairs; i += DECODE_MATMUL_THREADS) {
-        int owner = i >> log_pairs;
-        float2 sum = sum_of(i), *to = sums + rank * pairs + (i & (pairs - 1));
-        if (owner == rank) {
-            *to = sum;
-        } else {
-            store_cluster_async(to, sum, barrier, owner);
-        }
-    }
-    __syncthreads(); // the block's own sums are there
-    mbarrier_wait_cluster(barrier, 0);
-}
-
-// A block multiplies `rows` rows of the weight by `texts` texts. The blocks of a cluster take a share of the columns
-// each; within a block, so do the warps of a group, which have 16 rows in common. With rows = 32 and a cluster of 2:
-//
-//     chunks          0 1 2    3 4 5    6 7 8    9 10 11  12 13 14 ...
-//     rows  0 - 15    warp 0   warp 1   warp 2   warp 3   warp 0   ...
-//     rows 16 - 31    warp 4   warp 5   warp 6   warp 7   warp 4   ...
-//                     |------------ block 0 ------------| block 1  ...
-//
-// The warps of a group add up their sums in shared memory. Then each block of the cluster gets the others' sums of its
-// share of the results, adds them in the order of the blocks, and stores the results.
-//
-// The head has so many rows that no sums are split: rows = 128, a warp has all columns and stores its results itself, and
-// a block goes on with the rows of tile blockIdx.z + gridDim.z.
-template <class Out, class W, int texts, bool norm> __global__ void __launch_bounds__(DECODE_MATMUL_THREADS, 2)
-    decode_matmul_sm90_kernel5(Out* out, const DecodeMatmulArguments a) {
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-    constexpr int num_pairs = DECODE_MATMUL_PAIRS;
-    constexpr bool head = sizeof(Out) != sizeof(floatX), scaled = sizeof(W) < sizeof(floatX);
-    constexpr int ahead = decode_matmul_ahead(scaled, texts, norm);
-    extern __shared__ int4 decode_matmul_shared[];
-    __shared__ uint64_t barriers[2]; // the moments, the sums of the cluster's other blocks have arrived
-    int rank = blockIdx.x, cluster = gridDim.x, first_b = blockIdx.y * texts, tile = blockIdx.z;
-    int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    int rows = 1 << a.log_rows, log_split = 7 - a.log_rows, split = 1 << log_split; // warps per group: 128 / rows
-    int group = warp >> log_split, part = warp & (split - 1);
-    DecodeMatmulSlice slice(a, rank);
-    int num_chunks = slice.end - slice.begin;
-    // of the largest slice: shared memory has the same layout in all blocks of a cluster, because they store to it
-    int num_columns = ceil_div(ceil_div(a.K, DECODE_MATMUL_CHUNK), cluster) * DECODE_MATMUL_CHUNK;
-    int begin = slice.begin + (num_chunks * part >> log_split),
-        end = slice.begin + (num_chunks * (part + 1) >> log_split);
-    int row = tile * rows + group * 16; // the warp's first row
-    int stride = rows + 4;              // of `partial`: a warp's stores of sums are spread over all banks
-    int half_rows = rows / 2, log_half = a.log_rows - 1;
-    // results that this block stores, in pairs: neighbouring rows of one text
-    int pairs = texts * half_rows >> a.log_cluster;
-
-    floatX* shared_x = reinterpret_cast<floatX*>(decode_matmul_shared);                    // (texts, a.stride)
-    floatX* shared_norm = shared_x + texts * a.stride;                                     // (2, num_columns), if norm
-    float* partial = reinterpret_cast<float*>(shared_norm + (norm ? 2 * num_columns : 0)); // (split, texts, stride)
-    float2* sums_there = reinterpret_cast<float2*>(partial + split * texts * stride);      // (cluster, pairs)
-    float2* moments = sums_there + cluster * pairs;                                        // (cluster, texts), if norm
-
-    // everything up to grid_wait_dependency() overlaps with the previous kernel
-    if (cluster > 1) { decode_matmul_init<texts, norm>(barriers, cluster, pairs); }
-    WeightBits<W> w[ahead][2];
-    DecodeMatmulRows<W> first_rows(a.weight, row, a.K, a.OC);
-#pragma unroll
-    for (int i = 0; i < ahead; i++) { first_rows.fetch(w[i], begin + i, begin + i < end, a.K); }
-    grid_launch_dependents();
-    if (norm) { decode_matmul_copy_norm(shared_norm, a, slice, num_columns); }
-    // the place of this thread's pairs of results in the tile
-    auto place = [=](int u, int* b, int* r) {
-        int i = rank * pairs + threadIdx.x + u * DECODE_MATMUL_THREADS;
-        *b = i >> log_half, *r = (i & (half_rows - 1)) * 2;
-        return (int)threadIdx.x + u * DECODE_MATMUL_THREADS < pairs;
-    };
-    // two neighbours of a row of bias or residual; zeros outside of it
-    auto pair_of = [=](const floatX* from, int r) {
-        DecodeMatmulPair x = {(floatX)0.0f, (floatX)0.0f};
-        if (tile * rows + r < a.OC) { x.x = from[tile * rows + r]; }
-        if (tile * rows + r + 1 < a.OC) { x.y = from[tile * rows + r + 1]; }
-        return x;
-    };
-    DecodeMatmulPair bias[num_pairs] = {}, residual[num_pairs] = {};
-    float2 scales[num_pairs] = {};
-    for (int u = 0; u < num_pairs; u++) {
-        int b, r;
-        if (head || !place(u, &b, &r)) { continue; }
-        if (a.bias) { bias[u] = pair_of(a.bias, r); }
-        if (scaled && tile * rows + r < a.OC) { scales[u].x = a.weight.scales[tile * rows + r]; }
-        if (scaled && tile * rows + r + 1 < a.OC) { scales[u].y = a.weight.scales[tile * rows + r + 1]; }
-    }
-    constexpr bool prepares = !head && !scaled && texts < 64; // for 64 texts there are not enough registers
-    bool all_loaded = prepares && begin + ahead >= end; // the warp's weights: they become operands before the wait
-    if (all_loaded) {
-#pragma unroll
-        for (int i = 0; i < ahead; i++) { DecodeMatmulPairs(w[i], W(), false).arrange(w[i]); }
-    }
-    if (cluster > 1) { cluster_wait(); } // no block stores to another one before that one's barriers exist
-    grid_wait_dependency();              // what was read before this line is not written by earlier kernels of the step
-
-    if (!norm) { decode_matmul_copy<texts>(shared_x, a, first_b, slice); }
-    for (int u = 0; u < num_pairs; u++) {
-        int b, r;
-        if (norm || !place(u, &b, &r) || !a.residual || first_b + b >= a.B) { continue; }
-        residual[u] = pair_of(a.residual + (size_t)(first_b + b) * a.OC, r);
-    }
-    if (norm) {
-        decode_matmul_norm<texts>(shared_x, reinterpret_cast<const x128*>(shared_norm), moments, &barriers[0], a,
-                                  first_b, num_columns, rank);
-    } else {
-        cp_async_wait<0>();
-    }
-    __syncthreads();
-
-    // this lane's vector of the first chunk of the block, in text lane / 4
-    const floatX* own_x = shared_x + lane / 4 * a.stride + lane % 4 * x128::size;
-    for (; tile * rows < a.OC; tile += gridDim.z) { // only the head has more than one tile
-        float sums[2][texts / 8][4] = {};
-        float row_scales[2] = {1.0f, 1.0f}; // of the head's rows lane / 4 and lane / 4 + 8
-        for (int i = 0; i < 2; i++) {
-            if (scaled && head && row + lane / 4 + 8 * i < a.OC) {
-                row_scales[i] = a.weight.scales[row + lane / 4 + 8 * i];
-            }
-        }
-        int next_row = row + (int)gridDim.z * rows;
-        // Multiplies `ahead` chunks and loads the next ones. only: there are no next ones, and this code has no instructions for them.
-        auto round = [&](int chunk, auto is_only) {
-            constexpr bool only = decltype(is_only)::value;
-            bool more = chunk + ahead < end; // in this tile; if not, the head loads the next one's first chunks
-            int next_chunk = more ? chunk + ahead : begin;
-            DecodeMatmulRows<W> next(a.weight, more ? row : next_row, a.K, a.OC);
-#pragma unroll
-            for (int i = 0; i < ahead; i++) {
-                if (chunk + i < end) {
-                    DecodeMatmulPairs p(w[i], W(), only);
-                    const floatX* x = own_x + (chunk + i - slice.begin) * DECODE_MATMUL_CHUNK;
-                    decode_matmul_multiply<texts, (only && texts > 8 ? 2 : 1)>(sums, p, x, a.stride);
-                }
-                if (!only && (more || head)) { next.fetch(w[i], next_chunk + i, next_chunk + i < end, a.K); }
-                // keeps the compiler from loading all chunks of x ahead, for which there are not enough registers
-                if ((i + 1) % (texts <= 16 ? 24 / texts : 1) == 0) { __syncwarp(); }
-            }
-        };
-        if (all_loaded) {
-            round(begin, std::bool_constant<prepares>());
-        } else {
-            for (int chunk = begin; chunk < end; chunk += ahead) { round(chunk, std::false_type()); }
-        }
-        float* to_partial = partial + (part * texts + lane % 4 * 2) * stride + group * 16 + lane / 4;
-        decode_matmul_store<head, texts>(out, to_partial, a, sums, row_scales, row, first_b, stride);
-        if (!head) { break; }
-        row = next_row;
-    }
-    if (head) { return; }
-
-    __syncthreads();
-    // the sum over the block's columns of pair i of the tile
-    auto sum_of = [=](int i) {
-        return decode_matmul_add_up(partial + (i >> log_half) * stride + (i & (half_rows - 1)) * 2, split,
-                                    texts * stride);
-    };
-    if (cluster > 1) {
-        int log_pairs = log_half + (texts == 8 ? 3 : texts == 16 ? 4 : texts == 32 ? 5 : 6) - a.log_cluster;
-        decode_matmul_exchange(sums_there, &barriers[1], rank, cluster, pairs, log_pairs, sum_of);
-    }
-#pragma unroll
-    for (int u = 0; u < num_pairs; u++) {
-        int b, r;
-        if (!place(u, &b, &r)) { continue; }
-        int k = threadIdx.x + u * DECODE_MATMUL_THREADS;
-        const float* there = reinterpret_cast<const float*>(sums_there + k);
-        float2 sum = cluster == 1 ? sum_of(k) : decode_matmul_add_up(there, cluster, 2 * pairs);
-        if (scaled) { sum.x *= scales[u].x, sum.y *= scales[u].y; }
-        sum.x += (float)bias[u].x + (float)residual[u].x, sum.y += (float)bias[u].y + (float)residual[u].y;
-        decode_matmul_finish(out, a, sum.x, tile * rows + r, first_b + b);
-        decode_matmul_finish(out, a, sum.y, tile * rows + r + 1, first_b + b);
-    }
-#endif
-}
-
-// How kernel 5 is launched.
-struct DecodeMatmulPlan {
-    int texts, cluster, rows, stride;
-    dim3 grid;
-    size_t shared_bytes;
-};
-
-// Texts per block for B texts.
-inline int decode_matmul_texts(int B) {
-    int texts = 8;
-    while (texts < min(B, 64)) { texts *= 2; }
-    return texts;
-}
-// The most rows of a tile for which a thread stores no more than DECODE_MATMUL_PAIRS pairs of results.
-inline int decode_matmul_max_rows(int texts, int cluster) {
-    return 2 * DECODE_MATMUL_PAIRS * DECODE_MATMUL_THREADS * cluster / texts;
-}
-
-// The launch for blocks of `texts` texts. cluster, rows: 0 to choose them.
-inline DecodeMatmulPlan decode_matmul_plan(int texts, int cluster, int rows, bool norm, bool head, int B, int K,
-                                           int OC) {
-    int num_sms = num_multiprocessors(), num_chunks = ceil_div(K, DECODE_MATMUL_CHUNK), num_y = ceil_div(B, texts);
-    if (head) { cluster = 1, rows = 16 * DECODE_MATMUL_WARPS; }
-    if (cluster == 0) { // each block reads at most 32 KB of x and, without a layernorm, at most 768 columns
-        cluster = 1;
-        while (cluster < DECODE_MATMUL_MAX_CLUSTER && (texts * K > cluster * 16384 || (!norm && K > cluster * 768))) {
-            cluster *= 2;
-        }
-    }
-    int max_rows = decode_matmul_max_rows(texts, cluster);
-    // the most that leave a block for every second SM: fewer blocks read x. Without a layernorm, 32 are faster than 16
-    if (rows == 0) {
-        int least = norm ? 16 : min(32, max_rows);
-        for (rows = 64; rows > least; rows /= 2) {
-            if (rows <= max_rows && 2 * ceil_div(OC, rows) * cluster * num_y >= num_sms) { break; }
-        }
-    }
-    require(rows <= 16 * DECODE_MATMUL_WARPS && (head || rows <= max_rows));
-    int columns = ceil_div(num_chunks, cluster) * DECODE_MATMUL_CHUNK, split = 16 * DECODE_MATMUL_WARPS / rows;
-    // 64 bytes more than a multiple of 128: the 16-byte loads of 8 lanes, from two rows, are spread over all banks
-    int stride = ceil_div(columns, 64) * 64 + 32, tiles = ceil_div(OC, rows);
-    size_t bytes = ((size_t)texts * stride + (norm ? 2 * columns : 0)) * sizeof(floatX);
-    if (!head) { bytes += (size_t)split * texts * (rows + 4) * sizeof(float); }
-    if (cluster > 1) { bytes += ((size_t)texts * rows / 2 + cluster * texts) * sizeof(float2); }
-    if (head) { tiles = min(tiles, max(1, num_sms * (bytes <= 100 << 10 ? 2 : 1) / num_y)); } // as many as fit
-    return {texts, cluster, rows, stride, dim3(cluster, num_y, tiles), bytes};
-}
-
-// The plan for a shape. If x does not fit in shared memory, a block takes fewer texts; with too many columns for that,
-// shared_bytes of the plan exceeds what an SM has.
-constexpr size_t DECODE_MATMUL_MAX_SHARED = (227 << 10) - 1024; // the kernel also has barriers in static shared memory
-inline DecodeMatmulPlan decode_matmul_choose(int cluster, int rows, bool norm, bool head, int B, int K, int OC) {
-    int texts = decode_matmul_texts(B);
-    // Compiled for 16 texts, each chunk of the head waits for all loads, the newest ones too: 46 us instead of 32 (H200, C = 768).
-    if (head && texts == 16) { texts = 32; }
-    DecodeMatmulPlan plan = decode_matmul_plan(texts, cluster, rows, norm, head, B, K, OC);
-    while (plan.shared_bytes > DECODE_MATMUL_MAX_SHARED && texts > 8) {
-        texts /= 2;
-        plan = decode_matmul_plan(texts, cluster, rows, norm, head, B, K, OC);
-    }
-    return plan;
-}
-
-template <class Out, class W, bool norm> void (*decode_matmul_kernel_of(int texts))(Out*, const DecodeMatmulArguments) {
-    if (texts == 8) { return decode_matmul_sm90_kernel5<Out, W, 8, norm>; }
-    if (texts == 16) { return decode_matmul_sm90_kernel5<Out, W, 16, norm>; }
-    return texts == 32 ? decode_matmul_sm90_kernel5<Out, W, 32, norm> : decode_matmul_sm90_kernel5<Out, W, 64, norm>;
-}
-template <class W> void (*decode_matmul_kernel(int texts, bool norm, floatX*))(floatX*, const DecodeMatmulArguments) {
-    return norm ? decode_matmul_kernel_of<floatX, W, true>(texts) : decode_matmul_kernel_of<floatX, W, false>(texts);
-}
-template <class W> void (*decode_matmul_kernel(int texts, bool, float*))(float*, const DecodeMatmulArguments) {
-    return decode_matmul_kernel_of<float, W, true>(texts); // the head
-}
-
-inline int decode_matmul_log2(int x) { // a power of two
-    int log = 0;
-    while (1 << log < x) { log++; }
-    return log;
-}
-
-// Launches kernel 5; `early`: by programmatic dependent launch.
-template <class Out> void decode_matmul_launch(Out* out, DecodeMatmulArguments a, const DecodeMatmulPlan& plan,
-                                               bool early, const Execution& exec) {
-    require(a.B > 0 && a.K > 0 && a.K % x128::size == 0 && a.OC > 0);
-    require(!a.residual || (!a.gelu && !a.norm_weight));
-    require((a.norm_weight != NULL) == (a.norm_bias != NULL) && plan.shared_bytes <= DECODE_MATMUL_MAX_SHARED);
-    require(plan.grid.y <= 65535 && plan.grid.z <= 65535);
-    a.log_rows = decode_matmul_log2(plan.rows), a.log_cluster = decode_matmul_log2(plan.cluster),
-    a.stride = plan.stride;
-    void (*kernel)(Out*, const DecodeMatmulArguments) = NULL;
-    weight_dispatch(a.weight, [&](auto type) {
-        kernel = decode_matmul_kernel<decltype(type)>(plan.texts, a.norm_weight != NULL, out);
-    });
-    cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)plan.shared_bytes));
-    cudaLaunchAttribute attributes[2] = {};
-    attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attributes[0].val.programmaticStreamSerializationAllowed = early;
-    attributes[1].id = cudaLaunchAttributeClusterDimension;
-    attributes[1].val.clusterDim.x = plan.cluster;
-    attributes[1].val.clusterDim.y = 1, attributes[1].val.clusterDim.z = 1;
-    cudaLaunchConfig_t config = {};
-    config.gridDim = plan.grid;
-    config.blockDim = dim3(DECODE_MATMUL_THREADS);
-    config.dynamicSmemBytes = plan.shared_bytes;
-    config.stream = exec.stream;
-    config.attrs = attributes;
-    config.numAttrs = 2;
-    cudaCheck(cudaLaunchKernelEx(&config, kernel, out, a));
-}
-
-inline bool decode_matmul_runs(const DecodeMatmulPlan& plan, int B) {
-    return B >= DECODE_MATMUL_MIN_TEXTS && plan.shared_bytes <= DECODE_MATMUL_MAX_SHARED && has_sm90a();
-}
-
-// Whether decode_matmul() runs such a product here.
-bool decode_matmul_runs(bool norm, int B, int K, int OC) {
-    return B <= DECODE_MATMUL_MAX_TEXTS && decode_matmul_runs(decode_matmul_choose(0, 0, norm, false, B, K, OC), B);
-}
-
-// out (B,OC) = gelu?(layernorm?(x) weight^T + bias) + residual | x (B,K) | norm_weight, norm_bias (K) or NULL
-// | weight (OC,K) | bias (OC) or NULL | residual (B,OC) or NULL, may be out itself; a residual excludes gelu and a layernorm
-// Weights and biases are read while the previous kernel in the stream may still run, so no kernel of the step may write
-// them. Returns false, and launches nothing, for other numbers of texts than DECODE_MATMUL_MIN_TEXTS to
-// DECODE_MATMUL_MAX_TEXTS, for a K too large for shared memory, and where the device has no code for sm_90a.
-bool decode_matmul(floatX* out, const floatX* x, const floatX* norm_weight, const floatX* norm_bias,
-                   const WeightMatrix& weight, const floatX* bias, const floatX* residual, bool gelu, int B, int K,
-                   int OC, float epsilon, const Execution& exec) {
-    DecodeMatmulPlan plan = decode_matmul_choose(0, 0, norm_weight != NULL, false, B, K, OC);
-    if (B > DECODE_MATMUL_MAX_TEXTS || !decode_matmul_runs(plan, B)) { return false; }
-    double others = (double)B * (K + (residual ? 2.0 : 1.0) * OC) * sizeof(floatX);
-    Op op(exec, weight.bytes(OC, K) + others, 2.0 * B * OC * K, "decode_matmul %d -> %d", K, OC);
-    decode_matmul_launch(out, {x, norm_weight, norm_bias, weight, bias, residual, B, K, OC, gelu, epsilon, 0, 0, 0},
-                         plan, true, exec);
-    return true;
-}
-// ---- kernel 6: the head alone; weights by TMA through a ring in shared memory, which is full when x arrives -----------
-
-constexpr int DECODE_HEAD_CONSUMERS = 256;              // threads: two warpgroups
-constexpr int DECODE_HEAD_ROWS = 128;                   // of a tile: 64 of each warpgroup
-constexpr int DECODE_HEAD_BOX = DECODE_HEAD_ROWS * 128; // bytes of 128 rows and 64 columns, or 128 of weights in 8 bits
-constexpr int DECODE_HEAD_MIN_STAGES = 4, DECODE_HEAD_MAX_STAGES = 13;
-// With more texts and full weights, cuBLASLt is faster than kernel 5: 64 texts of 768 channels 34 us instead of 52.
-constexpr int DECODE_HEAD_MAX_TEXTS5 = 32;
-
-struct DecodeHeadArguments {
-    const floatX *x, *norm_weight, *norm_bias;
-    const float* scales;
-    int B, K, OC, num_boxes, num_stages; // num_boxes: of the weight, per tile
-    float epsilon;                       // of the layernorm
-};
-
-// sum += a (64,16) b (16,texts); a: a descriptor, or the warp's registers
-template <class A> __device__ inline void decode_head_multiply(float (&sum)[8], A a, uint64_t b, int accumulate) {
-    wgmma_64x16x16(sum, a, b, accumulate, floatX());
-}
-template <class A> __device__ inline void decode_head_multiply(float (&sum)[16], A a, uint64_t b, int accumulate) {
-    wgmma_64x32x16(sum, a, b, accumulate, floatX());
-}
-template <class A> __device__ inline void decode_head_multiply(float (&sum)[32], A a, uint64_t b, int accumulate) {
-    wgmma_64x64x16(sum, a, b, accumulate, floatX());
-}
-
-// Weights in 8 bits become operands in registers. Of 64 columns, lane t of a quad reads 16 t to 16 t + 15 of rows lane / 4 and lane / 4 + 8
-// of its warp's 16, which are its columns in four steps of 16. So columns have another order than in memory, in x, too: column
-// 16 t + 4 s + j, j = 0 to 3, is column 2 t, 2 t + 1, 2 t + 8 or 2 t + 9 of step s.
-// rows[i]: of step i of a box's 128 columns. `box` begins with the warp's rows.
-template <class W> __device__ inline void decode_head_rows(uint32_t (&rows)[8][4], const unsigned char* box) {
-    int row = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
-#pragma unroll
-    for (int half = 0; half < 2; half++) {
-#pragma unroll
-        for (int lower = 0; lower < 2; lower++) { // row % 8 is the same for both
-            int4 bits = reinterpret_cast<const int4*>(box + (row + 8 * lower) * 128)[(4 * half + t) ^ row];
-            uint32_t pairs[2][4];
-            weight_pairs(pairs[0], make_int2(bits.x, bits.y), W()),
-                weight_pairs(pairs[1], make_int2(bits.z, bits.w), W());
-#pragma unroll
-            for (int i = 0; i < 8; i++) { rows[4 * half + i / 2][i % 2 * 2 + lower] = pairs[i / 4][i % 4]; }
-        }
-    }
-}
-
-// shared_x = layernorm(x), as boxes of `texts` rows and 64 columns with the 128-byte swizzle; zeros for texts past B and columns past K.
-// A warp has every eighth text, a lane of it up to `most` vectors. scaled: columns in the order of decode_head_rows().
-template <bool scaled, int texts, int most>
-__device__ inline void decode_head_norm(unsigned char* shared_x, const DecodeHeadArguments& a) {
-    constexpr int size = x128::size, warps = DECODE_HEAD_CONSUMERS / 32;
-    constexpr int together =
-        texts / warps < 8 / most * 2 ? texts / warps : 8 / most * 2; // texts of a warp on their way: 2 or 4
-    int lane = threadIdx.x % 32, num_vec = a.K / size;
-    auto vec = [=](int i) { return i * 32 + lane; };
-    int4 weight[most], bias[most];
-#pragma unroll
-    for (int i = 0; i < most; i++) {
-        bool there = vec(i) < num_vec;
-        weight[i] = there ? reinterpret_cast<const int4*>(a.norm_weight)[vec(i)] : make_int4(0, 0, 0, 0);
-        bias[i] = there ? reinterpret_cast<const int4*>(a.norm_bias)[vec(i)] : make_int4(0, 0, 0, 0);
-    }
-    grid_wait_dependency(); // what was read before this line is not written by earlier kernels of the step
-    const int4* rows = reinterpret_cast<const int4*>(a.x);
-#pragma unroll 1
-    for (int first = threadIdx.x / 32; first < texts; first += warps * together) {
-        int4 x[together][most];
-#pragma unroll
-        for (int t = 0; t < together; t++) {
-            const int4* row = rows + (size_t)min(first + t * warps, a.B - 1) * num_vec;
-#pragma unroll
-            for (int i = 0; i < most; i++) {
-                x[t][i] = vec(i) < num_vec ? __ldcg(row + vec(i)) : make_int4(0, 0, 0, 0);
-            }
-        }
-#pragma unroll
-        for (int t = 0; t < together; t++) {
-            int b = first + t * warps;
-            float sum = 0.0f, squares = 0.0f;
-#pragma unroll
-            for (int i = 0; i < most; i++) {
-                x128 v = vec128_from_bits<floatX>(x[t][i]);
-                for (int e = 0; e < size; e++) { sum += (float)v[e]; }
-            }
-            float mean = decode_matmul_sum<32>(sum) / (float)a.K;
-            hold_packed(x[t]);
-#pragma unroll
-            for (int i = 0; i < most; i++) {
-                x128 v = vec128_from_bits<floatX>(x[t][i]);
-                float less = vec(i) < num_vec ? mean : 0.0f;
-                for (int e = 0; e < size; e++) { squares += ((float)v[e] - less) * ((float)v[e] - less); }
-            }
-            float rstd = rsqrtf(decode_matmul_sum<32>(squares) / (float)a.K + a.epsilon);
-            hold_packed(x[t]), hold_packed(weight), hold_packed(bias);
-#pragma unroll
-            for (int i = 0; i < most; i++) {
-                int box = vec(i) / 8, chunk = vec(i) % 8;
-                if (box >= a.num_boxes * (scaled ? 2 : 1)) { break; }
-                x128 scale = vec128_from_bits<floatX>(weight[i]), shift = vec128_from_bits<floatX>(bias[i]);
-                int4 normed = decode_matmul_normalise(x[t][i], scale, shift, mean, rstd);
-                if (b >= a.B || vec(i) >= num_vec) { normed = make_int4(0, 0, 0, 0); }
-                int4* to = reinterpret_cast<int4*>(shared_x + (size_t)(box * texts + b) * 128);
-                if (!scaled) {
-                    to[chunk ^ b % 8] = normed;
-                    continue;
-                }
-                int pairs[4] = {normed.x, normed.y, normed.z, normed.w};
-#pragma unroll
-                for (int p = 0; p < 4; p++) { // pair p of the lane's 8 columns, at its place in a chunk
-                    reinterpret_cast<int*>(to + ((chunk % 2 * 4 + p) ^ b % 8))[chunk / 2] = pairs[p];
-                }
-            }
-        }
-    }
-}
-
-// logits (B,OC) = layernorm(x) weight^T. Blocks take tiles of 128 rows of the weight in turn. One warp loads them box by box; each of two
-// warpgroups multiplies 64 rows by all texts. As the weights are in shared memory, not in registers on their way, a third of them can be
-// there before the kernel in front of this one has ended.
-template <class W, int texts, int most> __global__ void __launch_bounds__(DECODE_HEAD_CONSUMERS + 32, 1)
-    decode_matmul_head_sm90_kernel6(float* logits, const __grid_constant__ CUtensorMap weight,
-                                    const __grid_constant__ DecodeHeadArguments a) {
-    constexpr bool scaled = sizeof(W) < sizeof(floatX);
-    constexpr int x_boxes = scaled ? 2 : 1; // of 64 columns, per box of the weight
-    __shared__ uint64_t full[DECODE_HEAD_MAX_STAGES], empty[DECODE_HEAD_MAX_STAGES];
-    extern __shared__ unsigned char decode_head_shared[];
-    unsigned char* shared_x =
-        &shared_aligned_1024<unsigned char>(decode_head_shared);          // (num_boxes * x_boxes, texts, 64)
-    unsigned char* ring = shared_x + a.num_boxes * x_boxes * texts * 128; // (num_stages, 128 rows, 128 bytes)
-    int num_tiles = ceil_div(a.OC, DECODE_HEAD_ROWS), warp = warp_uniform(threadIdx.x / 32), lane = threadIdx.x % 32;
-    if (threadIdx.x == 0) {
-        for (int i = 0; i < a.num_stages; i++) {
-            mbarrier_init(&full[i], 1), mbarrier_init(&empty[i], DECODE_HEAD_CONSUMERS / 32);
-        }
-        mbarrier_init_fence();
-    }
-    __syncthreads();
-    grid_launch_dependents();
-    int stage = 0, parity = 0;
-    auto next = [&] {
-        if (++stage == a.num_stages) { stage = 0, parity ^= 1; }
-    };
-    if (warp == DECODE_HEAD_CONSUMERS / 32) {
-        if (lane != 0) { return; }
-        for (int tile = blockIdx.x; tile < num_tiles; tile += gridDim.x) {
-            for (int k = 0; k < a.num_boxes; k++, next()) {
-                mbarrier_wait(&empty[stage], parity ^ 1); // at first all are empty
-                mbarrier_arrive_expect(&full[stage], DECODE_HEAD_BOX);
-                tma_load_2d_once(ring + stage * DECODE_HEAD_BOX, &weight, k * 64, tile * DECODE_HEAD_ROWS,
-                                 &full[stage]);
-            }
-        }
-        return;
-    }
-    decode_head_norm<scaled, texts, most>(shared_x, a);
-    tma_store_fence(); // wgmma reads what these threads have written
-    named_barrier_sync(1, DECODE_HEAD_CONSUMERS);
-    for (int tile = blockIdx.x; tile < num_tiles; tile += gridDim.x) {
-        float sum[texts / 2] = {};
-        int before = 0;
-        for (int k = 0; k < a.num_boxes; k++, next()) {
-            mbarrier_wait(&full[stage], parity);
-            const unsigned char* box = ring + stage * DECODE_HEAD_BOX;
-            const unsigned char* x = shared_x + k * x_boxes * texts * 128;
-            if constexpr (scaled) {
-                uint32_t rows[8][4];
-                decode_head_rows<W>(rows, box + warp * 16 * 128);
-                __syncwarp();
-                if (lane == 0) { mbarrier_arrive(&empty[stage]); }
-                wgmma_hold(sum);
-                wgmma_fence();
-#pragma unroll
-                for (int j = 0; j < 8; j++) {
-                    decode_head_multiply(sum, (const uint32_t*)rows[j],
-                                         wgmma_descriptor(x + j / 4 * texts * 128) + 2 * (j % 4), k > 0 || j > 0);
-                }
-                wgmma_commit();
-                wgmma_hold(sum);
-                wgmma_wait<0>();
-#pragma unroll
-                for (int j = 0; j < 8; j++) { wgmma_hold(rows[j]); }
-            } else {
-                uint64_t rows = wgmma_descriptor(box + warp / 4 * 64 * 128), columns = wgmma_descriptor(x);
-                wgmma_hold(sum);
-                wgmma_fence();
-#pragma unroll
-                for (int j = 0; j < 4; j++) {
-                    decode_head_multiply(sum, rows + 2 * j, columns + 2 * j, k > 0 || j > 0);
-                }
-                wgmma_commit();
-                wgmma_hold(sum);
-                wgmma_wait<1>(); // for the box before
-                if (k > 0 && lane == 0) { mbarrier_arrive(&empty[before]); }
-            }
-            before = stage;
-        }
-        wgmma_wait<0>();
-        wgmma_hold(sum);
-        if (!scaled && lane == 0) { mbarrier_arrive(&empty[before]); }
-        int first = tile * DECODE_HEAD_ROWS + warp * 16 + lane / 4; // of the lane's two rows
-        float scales[2] = {1.0f, 1.0f};
-        for (int i = 0; i < 2; i++) {
-            if (scaled && first + 8 * i < a.OC) { scales[i] = a.scales[first + 8 * i]; }
-        }
-#pragma unroll
-        for (int i = 0; i < texts / 2; i++) {
-            int row = first + i % 4 / 2 * 8, b = i / 4 * 8 + lane % 4 * 2 + i % 2;
-            if (row < a.OC && b < a.B) { logits[(size_t)b * a.OC + row] = sum[i] * scales[i % 4 / 2]; }
-        }
-    }
-}
-
-// Texts that kernel 6 is compiled for, and stages in what their x leaves of shared memory. 0 stages: it does not run.
-struct DecodeHeadPlan {
-    int texts, num_boxes, x_boxes, num_stages;
-    size_t shared_bytes() const {
-        return 1024 + (size_t)num_boxes * x_boxes * texts * 128 + num_stages * DECODE_HEAD_BOX;
-    }
-};
-inline DecodeHeadPlan decode_head_plan(const WeightMatrix& weight, int B, int K) {
-    int x_boxes = weight.format == WEIGHTS_FULL ? 1 : 2;
-    DecodeHeadPlan plan = {B <= 16 ? 16 : B <= 32 ? 32 : 64, ceil_div(K, 64 * x_boxes), x_boxes, 0};
-    int stages = ((int)DECODE_MATMUL_MAX_SHARED - (int)plan.shared_bytes()) / DECODE_HEAD_BOX;
-    bool runs = B <= 64 && K <= 7 * 256 && K % (8 * x_boxes) == 0 && has_sm90a(); // a row is aligned to 16 bytes
-    plan.num_stages = runs && stages >= DECODE_HEAD_MIN_STAGES ? min(stages, DECODE_HEAD_MAX_STAGES) : 0;
-    return plan;
-}
-
-template <class W, int most> auto decode_head_kernel(int texts) {
-    return texts == 16   ? decode_matmul_head_sm90_kernel6<W, 16, most>
-           : texts == 32 ? decode_matmul_head_sm90_kernel6<W, 32, most>
-                         : decode_matmul_head_sm90_kernel6<W, 64, most>;
-}
-inline void decode_head_launch(float* logits, const floatX* x, const floatX* norm_weight, const floatX* norm_bias,
-                               const WeightMatrix& weight, int B, int K, int OC, float epsilon,
-                               const DecodeHeadPlan& plan, const Execution& exec) {
-    require(B > 0 && K % x128::size == 0 && OC > 0);
-    void (*kernel)(float*, const CUtensorMap, const DecodeHeadArguments) = NULL;
-    weight_dispatch(weight, [&](auto type) {
-        typedef decltype(type) W;
-        kernel = K <= 4 * 256 ? decode_head_kernel<W, 4>(plan.texts) : decode_head_kernel<W, 7>(plan.texts);
-    });
-    cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)plan.shared_bytes()));
-    // two weights in 8 bits are as one of floatX for a copy
-    CUtensorMap map = tensor_map((const floatX*)weight.values, {K / plan.x_boxes, OC}, {64, DECODE_HEAD_ROWS});
-    DecodeHeadArguments a = {x, norm_weight, norm_bias,      weight.scales,   B,
-                             K, OC,          plan.num_boxes, plan.num_stages, epsilon};
-    cudaLaunchAttribute attribute = {};
-    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attribute.val.programmaticStreamSerializationAllowed = 1;
-    cudaLaunchConfig_t config = {};
-    config.gridDim = dim3(min(num_multiprocessors(), ceil_div(OC, DECODE_HEAD_ROWS)));
-    config.blockDim = dim3(DECODE_HEAD_CONSUMERS + 32);
-    config.dynamicSmemBytes = plan.shared_bytes();
-    config.stream = exec.stream;
-    config.attrs = &attribute;
-    config.numAttrs = 1;
-    cudaCheck(cudaLaunchKernelEx(&config, kernel, logits, map, a));
-}
-
-// logits (B,Vp) float = layernorm(x) wte^T | x (B,C) | norm_weight, norm_bias (C) | wte (Vp,C). By kernel 6 for 1 to 64 texts, by kernel
-// 5 where that does not run: for 2 to DECODE_HEAD_MAX_TEXTS5 texts, with weights in 8 bits for any number from 2 on. Returns false, and
-// launches nothing, elsewhere. wte is read while the previous kernel in the stream may still run.
-bool decode_matmul_head(float* logits, const floatX* x, const floatX* norm_weight, const floatX* norm_bias,
-                        const WeightMatrix& wte, int B, int C, int Vp, float epsilon, const Execution& exec) {
-    DecodeHeadPlan ring = decode_head_plan(wte, B, C);
-    DecodeMatmulPlan plan = decode_matmul_choose(0, 0, true, true, B, C, Vp);
-    bool many = B > DECODE_HEAD_MAX_TEXTS5 && wte.format == WEIGHTS_FULL;
-    if (!ring.num_stages && (many || !decode_matmul_runs(plan, B))) { return false; }
-    double others = (double)B * C * sizeof(floatX) + (double)B * Vp * sizeof(float);
-    Op op(exec, wte.bytes(Vp, C) + others, 2.0 * B * Vp * C, "decode_matmul %d -> %d, head", C, Vp);
-    if (ring.num_stages) {
-        decode_head_launch(logits, x, norm_weight, norm_bias, wte, B, C, Vp, epsilon, ring, exec);
-        return true;
-    }
-    decode_matmul_launch(logits, {x, norm_weight, norm_bias, wte, NULL, NULL, B, C, Vp, false, epsilon, 0, 0, 0}, plan,
-                         true, exec);
-    return true;
-}
-
-#else // the tensor cores multiply 16-bit floats
-
-bool decode_matmul_runs(bool, int, int, int) { return false; }
-bool decode_matmul(floatX*, const floatX*, const floatX*, const floatX*, const WeightMatrix&, const floatX*,
-                   const floatX*, bool, int, int, int, float, const Execution&) {
-    return false;
-}
-bool decode_matmul_head(float*, const floatX*, const floatX*, const floatX*, const WeightMatrix&, int, int, int, float,
-                        const Execution&) {
-    return false;
-}
-
-#endif
-// ==== end promoted: decode_matmul ====
-
 // ==== promoted: decode_attention ====
 // ---- shared by kernels 2 to 5: 16-byte loads, online softmax in registers ----
 
@@ -11544,7 +10612,7 @@ __device__ inline bool decode_attention_arrive(DecodeAttentionShared& shared, in
 
 // Size of scratch in floats: a counter per head, and room for as many partial results as there are steps. It must be zero
 // before the first launch; decode_attention leaves its counters at zero.
-inline size_t decode_attention_scratch(int B, int C, int NH, int capacity) {
+size_t decode_attention_scratch(int B, int C, int NH, int capacity) {
     return (size_t)B * NH * (1 + (size_t)ceil_div(capacity, DECODE_ATTENTION_STEP) * (C / NH + 2));
 }
 
@@ -11775,7 +10843,7 @@ __host__ __device__ inline DecodeLayerShare decode_layer_share(int n, int rank, 
 constexpr int DECODE_LAYER_PART = DECODE_LAYER_HS + 2;
 
 // ---- kernel 5: one launch, weights in the order in which they are read, mma, results that carry their readiness ----
-// Of kernel 3's 33,000 cycles a layer (C = 768), 7,500 go to the copies of weights that its threads make, 7,000 to layernorms of whole
+// Of the 33,000 cycles a layer of the ladder's kernel 3 (C = 768), 7,500 go to the copies of weights that its threads make, 7,000 to layernorms of whole
 // vectors in every block, 6,000 to additions in global memory and barriers of all blocks, and 8,000 to products. Here
 //
 //     - a block's weights of a layer are one piece of memory, in the order of their use, made once by decode_layers_pack. One thread
@@ -11783,7 +10851,7 @@ constexpr int DECODE_LAYER_PART = DECODE_LAYER_HS + 2;
 //     - products are mma of 16 rows by 16 columns, with the vector in each of the 8 columns of the other operand. A warp takes every
 //       eighth chunk of 32 columns, and normalises only these
 //     - a block has C / ranks columns of the residual stream in registers. For these it adds up the parts of all heads. A part comes
-//       with the number of its phase (attention or MLP of one layer), so a reader waits for the value itself, and no block for a barrier
+//       with the number of its phase (attention or MLP of one layer), so a reader waits for the value itself, and no block for a barrier of the grid
 //     - the size of the model is known when the kernel is compiled, and the two halves of a layer share their code: there are fewer
 //       instructions, which a block runs once per layer, and which have to be loaded as well
 //
@@ -12941,23 +12009,6 @@ template <class Launch> bool decode_layer_sizes(int C, const Launch& launch) {
            with(std::integral_constant<int, 768>(), Eight()) || with(std::integral_constant<int, 1024>(), Four()) ||
            with(std::integral_constant<int, 1280>(), Four()) || with(std::integral_constant<int, 1600>(), Four());
 }
-// Returns the launch configuration of kernels 5 and 6.
-template <class Kernel> cudaLaunchConfig_t decode_layer_config5(Kernel kernel, int NH, int ranks, int threads,
-                                                                size_t bytes, cudaLaunchAttribute (&attributes)[2]) {
-    cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes));
-    attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attributes[0].val.programmaticStreamSerializationAllowed = 1;
-    attributes[1].id = cudaLaunchAttributeClusterDimension;
-    attributes[1].val.clusterDim.x = ranks, attributes[1].val.clusterDim.y = 1, attributes[1].val.clusterDim.z = 1;
-    cudaLaunchConfig_t config = {};
-    config.gridDim = dim3(NH * ranks);
-    config.blockDim = dim3(threads);
-    config.dynamicSmemBytes = bytes;
-    config.attrs = attributes;
-    config.numAttrs = 2;
-    return config;
-}
-
 // The same for kernel 6 and B texts: launch(C, teams).
 template <class Launch> bool decode_layer_sizes6(int B, int C, const Launch& launch) {
     auto with = [&](auto c, auto teams) {
@@ -12970,11 +12021,16 @@ template <class Launch> bool decode_layer_sizes6(int B, int C, const Launch& lau
     return with(std::integral_constant<int, 128>(), One()) || with(std::integral_constant<int, 128>(), Two()) ||
            with(std::integral_constant<int, 768>(), One()) || with(std::integral_constant<int, 768>(), Two());
 }
+// The shape of a launch of kernel 5 or 6.
+inline LaunchShape decode_layers_shape(int NH, int ranks, int threads, size_t bytes) {
+    return LaunchShape(NH * ranks, threads, bytes, ranks, true);
+}
 // Whether all blocks of such a launch run at once here.
-template <class Kernel> bool decode_layers_fit(Kernel kernel, const cudaLaunchConfig_t& config, int NH) {
+template <class Kernel> bool decode_layers_fit(Kernel* kernel, const LaunchShape& shape) {
     int num_clusters = 0;
+    LaunchConfig config(kernel, shape, NULL);
     cudaCheck(cudaOccupancyMaxActiveClusters(&num_clusters, kernel, &config));
-    return num_clusters >= NH;
+    return num_clusters >= (int)shape.grid.x / shape.cluster;
 }
 
 #endif
@@ -12984,13 +12040,11 @@ bool decode_layers_runs(int B, int C, int F, int NH, int capacity) {
     bool fits = false;
 #if !defined(ENABLE_FP32)
     if (C != NH * DECODE_LAYER_HS || F != 4 * C || B > DECODE_LAYER_TEXTS || !has_sm90a()) { return false; }
-    cudaLaunchAttribute attributes[2] = {};
     if (B == 1 && capacity <= DecodeLayerSizes<768, 8>::CAPACITY) {
         decode_layer_sizes(C, [&](auto c, auto ranks) {
             auto kernel = decode_layer_sm90_kernel5<c.value, ranks.value>;
             size_t bytes = sizeof(DecodeLayerShared5<c.value, ranks.value>);
-            fits = decode_layers_fit(
-                kernel, decode_layer_config5(kernel, NH, ranks.value, DECODE_LAYER_THREADS5, bytes, attributes), NH);
+            fits = decode_layers_fit(kernel, decode_layers_shape(NH, ranks.value, DECODE_LAYER_THREADS5, bytes));
         });
     }
     if (B > 1) {
@@ -12998,7 +12052,7 @@ bool decode_layers_runs(int B, int C, int F, int NH, int capacity) {
             auto kernel = decode_layer_sm90_kernel6<c.value, teams.value>;
             size_t bytes = sizeof(DecodeLayerShared6<c.value, teams.value>);
             int threads = teams.value * DECODE_LAYER_THREADS + 128;
-            fits = decode_layers_fit(kernel, decode_layer_config5(kernel, NH, 8, threads, bytes, attributes), NH);
+            fits = decode_layers_fit(kernel, decode_layers_shape(NH, 8, threads, bytes));
         });
     }
 #else
@@ -13043,22 +12097,17 @@ void decode_layers(const DecodeLayers& layers, int B, const floatX* packed, uint
     uint4* triples = reinterpret_cast<uint4*>(scratch + 2 * n);
     uint32_t* counters = reinterpret_cast<uint32_t*>(triples + 2 * n6);
     DecodeLayerParts parts = {scratch, scratch + n, triples, triples + n6, counters, counters + 1};
-    cudaLaunchAttribute attributes[2] = {};
     auto launch_one = [&](auto c, auto ranks) {
         auto kernel = decode_layer_sm90_kernel5<c.value, ranks.value>;
         size_t bytes = sizeof(DecodeLayerShared5<c.value, ranks.value>);
-        cudaLaunchConfig_t config =
-            decode_layer_config5(kernel, NH, ranks.value, DECODE_LAYER_THREADS5, bytes, attributes);
-        config.stream = exec.stream;
-        cudaCheck(cudaLaunchKernelEx(&config, kernel, layers, packed, parts));
+        launch_kernel(kernel, decode_layers_shape(NH, ranks.value, DECODE_LAYER_THREADS5, bytes), exec, layers, packed,
+                      parts);
     };
     auto launch_several = [&](auto c, auto teams) {
         auto kernel = decode_layer_sm90_kernel6<c.value, teams.value>;
         size_t bytes = sizeof(DecodeLayerShared6<c.value, teams.value>);
         int threads = teams.value * DECODE_LAYER_THREADS + 128;
-        cudaLaunchConfig_t config = decode_layer_config5(kernel, NH, 8, threads, bytes, attributes);
-        config.stream = exec.stream;
-        cudaCheck(cudaLaunchKernelEx(&config, kernel, layers, B, packed, parts));
+        launch_kernel(kernel, decode_layers_shape(NH, 8, threads, bytes), exec, layers, B, packed, parts);
     };
     bool done = kernel == 5 ? decode_layer_sizes(C, launch_one) : decode_layer_sizes6(B, C, launch_several);
     require(done);
@@ -13404,7 +12453,7 @@ __global__ void decode_sample_penalize_kernel6(uint32_t* seen, float* logits, co
 
 // Size of scratch in floats. scratch must be aligned to 8 bytes and zero before the first launch; decode_sample leaves
 // it zero.
-inline size_t decode_sample_scratch(int B) { return (size_t)3 * B; }
+size_t decode_sample_scratch(int B) { return (size_t)3 * B; }
 
 // tokens (B), copy (B) the same tokens, may be the host's memory, positions (B) += 1 where they are not -1
 // | scratch (decode_sample_scratch(B)) | logits (B,Vp), the first V of a row are used | rng_state (B) inout
@@ -13438,3 +12487,908 @@ void decode_sample(int* tokens, int* copy, int* positions, float* scratch, float
                  rng_state, temperature, top_k, top_p, min_p, V, Vp);
 }
 // ==== end promoted: decode_sample ====
+#endif
+
+#if PART == 0 || PART == 5
+// ---- 6.6 kernels of generation for several texts -----------------------------------------------
+//     decode_matmul  on tensor cores
+
+// ==== promoted: decode_matmul ====
+#if !defined(ENABLE_FP32)
+
+// decode_matmul() takes this many texts. One text needs no tensor cores; for more than 64, blocks for 64 texts each would
+// read the weights twice. To compare, with -B: ./decode_matvec 6, ./decode_matmul 0 (cuBLASLt) and ./decode_matmul 5.
+constexpr int DECODE_MATMUL_MIN_TEXTS = 2, DECODE_MATMUL_MAX_TEXTS = 64;
+constexpr int DECODE_MATMUL_WARPS = 8; // per block
+constexpr int DECODE_MATMUL_THREADS = 32 * DECODE_MATMUL_WARPS;
+constexpr int DECODE_MATMUL_CHUNK = 32; // columns of a chunk: two steps of mma, 16 bytes per lane and row
+constexpr int DECODE_MATMUL_MAX_CLUSTER = 8;
+constexpr int DECODE_MATMUL_PAIRS = 2; // pairs of results that a thread stores, at most, if it adds up partial sums
+
+// Chunks in flight per warp: 6 are 48 KB per block. Of weights in 8 bits these are 12, or as many as there are registers for.
+__host__ __device__ constexpr int decode_matmul_ahead(bool scaled, int texts, bool norm) {
+    if (!scaled) { return 6; }
+    return texts == 64 ? (norm ? 5 : 10) : texts == 16 && norm ? 10 : 12;
+}
+
+struct DecodeMatmulArguments {
+    const floatX *x, *norm_weight, *norm_bias;
+    WeightMatrix weight;
+    const floatX *bias, *residual;
+    int B, K, OC;
+    bool gelu;
+    float epsilon;   // of the layernorm
+    int log_rows;    // log2 of the rows of the weight per tile: 16 per group of warps
+    int log_cluster; // log2 of the blocks per cluster
+    int stride;      // of the rows of x in shared memory, in elements
+};
+
+// The columns that a block multiplies: chunks begin .. end - 1. A cluster splits all chunks evenly over its blocks.
+struct DecodeMatmulSlice {
+    int begin, end;
+    __device__ DecodeMatmulSlice(const DecodeMatmulArguments& a, int rank) {
+        int num_chunks = ceil_div(a.K, DECODE_MATMUL_CHUNK);
+        begin = num_chunks * rank >> a.log_cluster, end = num_chunks * (rank + 1) >> a.log_cluster;
+    }
+    // vectors of 8 columns that exist; the last chunk of a row may be incomplete
+    __device__ int num_vec(int K) const {
+        return (min(end * DECODE_MATMUL_CHUNK, K) - begin * DECODE_MATMUL_CHUNK) / x128::size;
+    }
+};
+
+// This lane's vectors of a chunk of the warp's 16 rows of the weight, which start at `row`: those of rows lane / 4 and
+// lane / 4 + 8. Outside of the matrix, and if not `there`, they are zeros.
+template <class W> struct DecodeMatmulRows {
+    const WeightBits<W>* upper;
+    bool has_upper, has_lower;
+    __device__ DecodeMatmulRows(const WeightMatrix& weight, int row, int K, int OC) {
+        int r = row + threadIdx.x % 32 / 4;
+        const W* values = reinterpret_cast<const W*>(weight.values);
+        upper = reinterpret_cast<const WeightBits<W>*>(values + (size_t)r * K) + threadIdx.x % 4;
+        has_upper = r < OC, has_lower = r + 8 < OC;
+    }
+    __device__ void fetch(WeightBits<W> w[2], int chunk, bool there, int K) const {
+        const WeightBits<W>* from = upper + chunk * 4;
+        there = there && (chunk * 4 + (int)threadIdx.x % 4) * x128::size < K;
+        w[0] = there && has_upper ? __ldcs(from) : WeightBits<W>{};
+        w[1] = there && has_lower ? __ldcs(from + K) : WeightBits<W>{}; // 8 rows are K vectors
+    }
+};
+
+// A chunk of 16 rows of the weight as the operands of two steps of mma: pairs of columns of rows lane / 4 and lane / 4 + 8.
+struct DecodeMatmulPairs {
+    uint32_t first[4], second[4];
+
+    // arranged: w is in the order of the operands already, which arrange() has brought it to
+    template <class W> __device__ DecodeMatmulPairs(const WeightBits<W> w[2], W, bool arranged) {
+        uint32_t upper[4], lower[4];
+        weight_pairs(upper, w[0], W()), weight_pairs(lower, w[1], W());
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            first[2 * i] = upper[i], first[2 * i + 1] = lower[i];
+            second[2 * i] = upper[2 + i], second[2 * i + 1] = lower[2 + i];
+        }
+        if (!arranged) { return; }
+#pragma unroll
+        for (int i = 0; i < 4; i++) { first[i] = upper[i], second[i] = lower[i]; }
+    }
+    // Writes the operands back to w. Weights in 8 bits stay as they are: as operands they would take twice the registers.
+    __device__ void arrange(int4 w[2]) const {
+        w[0] = make_int4(first[0], first[1], first[2], first[3]);
+        w[1] = make_int4(second[0], second[1], second[2], second[3]);
+    }
+    template <class Bits> __device__ void arrange(Bits*) const {}
+};
+
+// sums += a chunk of 16 rows of the weight times `texts` rows of x; `x` is this lane's vector of text lane / 4. A vector
+// goes to two steps of mma. What mma takes for columns 2t, 2t + 1, 2t + 8 and 2t + 9 of a step are other columns in
+// memory, but the same ones for both operands, and a sum does not depend on the order of its terms:
+//
+//     vector of lane t of a quad:   columns 8t + 0, 1   8t + 2, 3   8t + 4, 5   8t + 6, 7
+//     is, in a step of mma:         first: 2t, 2t+1     2t+8, 2t+9  second: 2t, 2t+1  2t+8, 2t+9
+// An mma waits for an earlier one that adds to the same sums. So n groups of 8 texts are multiplied in turn; 8 texts, a group alone, have a
+// second accumulator.
+template <int texts, int n> __device__ inline void
+decode_matmul_multiply(float sums[2][texts / 8][4], const DecodeMatmulPairs& w, const floatX* x, int stride) {
+#pragma unroll
+    for (int begin = 0; begin < texts / 8; begin += n) {
+        int4 v[n];
+#pragma unroll
+        for (int j = 0; j < n; j++) { v[j] = *reinterpret_cast<const int4*>(x + (begin + j) * 8 * stride); }
+#pragma unroll
+        for (int j = 0; j < n; j++) { mma_16x8x16(sums[0][begin + j], w.first, v[j].x, v[j].y, floatX()); }
+#pragma unroll
+        for (int j = 0; j < n; j++) {
+            mma_16x8x16(sums[texts == 8 ? 1 : 0][begin + j], w.second, v[j].z, v[j].w, floatX());
+        }
+    }
+}
+
+// Sums over the `lanes` neighbouring lanes that share a text.
+template <int lanes> __device__ inline float decode_matmul_sum(float x) {
+#pragma unroll
+    for (int offset = lanes / 2; offset > 0; offset /= 2) { x += __shfl_xor_sync(0xFFFFFFFFu, x, offset); }
+    return x;
+}
+
+__device__ inline int4 decode_matmul_normalise(int4 bits, const x128& scale, const x128& shift, float mean,
+                                               float rstd) {
+    x128 v = vec128_from_bits<floatX>(bits);
+#pragma unroll
+    for (int e = 0; e < x128::size; e++) {
+        v[e] = (floatX)(((float)v[e] - mean) * rstd * (float)scale[e] + (float)shift[e]);
+    }
+    return vec128_bits(v);
+}
+
+// Writes the block's columns of the normalised x to shared_x (texts,stride); rows past B repeat the last row. shared_norm
+// (2,num_columns) holds the block's columns of norm_weight and of norm_bias, which cp.async may still be writing. In a
+// cluster, moments (cluster,texts) receive the mean and the sum of squared differences of each block's columns; their
+// bytes arrive at `barrier`.
+template <int texts> __device__ void decode_matmul_norm(floatX* shared_x, const x128* shared_norm, float2* moments,
+                                                        uint64_t* barrier, const DecodeMatmulArguments& a, int first_b,
+                                                        int num_columns, int rank) {
+    constexpr int lanes = DECODE_MATMUL_THREADS / texts; // per text
+    constexpr int ahead = texts == 8 ? 3 : 6;            // vectors of x in flight per thread: 768 columns of 8 texts
+    DecodeMatmulSlice slice(a, rank);
+    int cluster = 1 << a.log_cluster, b = threadIdx.x / lanes, lane = threadIdx.x % lanes;
+    int num_vec = slice.num_vec(a.K), padded_vec = (slice.end - slice.begin) * DECODE_MATMUL_CHUNK / x128::size;
+    const int4* from = reinterpret_cast<const int4*>(a.x + (size_t)min(first_b + b, a.B - 1) * a.K +
+                                                     slice.begin * DECODE_MATMUL_CHUNK);
+    int4* to = reinterpret_cast<int4*>(shared_x + b * a.stride);
+
+    // the moments of this thread's vectors, `ahead` at a time; the last ones stay in v
+    int4 v[ahead];
+    float count = 0.0f, mean = 0.0f, squares = 0.0f; // squares: the sum of the squared differences from the mean
+    int begin = 0;
+#pragma unroll 1
+    for (;; begin += ahead * lanes) {
+#pragma unroll
+        for (int i = 0; i < ahead; i++) {
+            int at = begin + i * lanes + lane;
+            v[i] = at < num_vec ? __ldcg(from + at) : make_int4(0, 0, 0, 0);
+        }
+        float now = (float)(min(max(ceil_div(num_vec - begin - lane, lanes), 0), ahead) * x128::size), sum = 0.0f;
+#pragma unroll
+        for (int i = 0; i < ahead; i++) { // vectors that do not exist are zeros
+            x128 x = vec128_from_bits<floatX>(v[i]);
+            for (int e = 0; e < x128::size; e++) { sum += (float)x[e]; }
+        }
+        float center = now > 0.0f ? sum / now : 0.0f, own = 0.0f;
+        hold_packed(v);
+#pragma unroll
+        for (int i = 0; i < ahead; i++) {
+            float less = begin + i * lanes + lane < num_vec ? center : 0.0f;
+            x128 x = vec128_from_bits<floatX>(v[i]);
+            for (int e = 0; e < x128::size; e++) { own += ((float)x[e] - less) * ((float)x[e] - less); }
+        }
+        hold_packed(v);
+        float both = count + now, share = both > 0.0f ? now / both : 0.0f;
+        squares += own + (center - mean) * (center - mean) * count * share;
+        mean += (center - mean) * share, count = both;
+        if (begin + ahead * lanes >= num_vec) { break; }
+#pragma unroll
+        for (int i = 0; i < ahead; i++) { to[begin + i * lanes + lane] = v[i]; } // all of them exist
+    }
+    // of the text's columns in this block, then of all columns
+    float center = decode_matmul_sum<lanes>(mean * count) / (float)max(num_vec * x128::size, 1);
+    squares = decode_matmul_sum<lanes>(squares + count * (mean - center) * (mean - center));
+    mean = center;
+    if (cluster > 1) {
+        if (lane == 0) {
+            float2 own = make_float2(mean, squares);
+            moments[rank * texts + b] = own;
+#pragma unroll 1
+            for (int r = 0; r < cluster; r++) {
+                if (r != rank) { store_cluster_async(moments + rank * texts + b, own, barrier, r); }
+            }
+        }
+        __syncthreads();
+        mbarrier_wait_cluster(barrier, 0);
+        mean = 0.0f, squares = 0.0f;
+#pragma unroll 1
+        for (int r = 0; r < cluster; r++) {
+            float columns = (float)(DecodeMatmulSlice(a, r).num_vec(a.K) * x128::size);
+            mean += moments[r * texts + b].x * (columns / (float)a.K);
+        }
+#pragma unroll 4
+        for (int r = 0; r < cluster; r++) {
+            float columns = (float)(DecodeMatmulSlice(a, r).num_vec(a.K) * x128::size);
+            float2 part = moments[r * texts + b];
+            squares += part.y + columns * (part.x - mean) * (part.x - mean);
+        }
+    }
+    float rstd = rsqrtf(squares / (float)a.K + a.epsilon);
+
+    cp_async_wait<0>();
+    __syncthreads(); // every thread's part of shared_norm is there
+    const x128 *scale = shared_norm, *shift = shared_norm + num_columns / x128::size;
+#pragma unroll 1
+    for (int at = lane; at < begin; at += lanes) {
+        to[at] = decode_matmul_normalise(to[at], scale[at], shift[at], mean, rstd);
+    }
+#pragma unroll
+    for (int i = 0; i < ahead; i++) {
+        int at = begin + i * lanes + lane;
+        if (at < num_vec) { to[at] = decode_matmul_normalise(v[i], scale[at], shift[at], mean, rstd); }
+    }
+#pragma unroll 1
+    for (int at = num_vec + lane; at < padded_vec; at += lanes) { to[at] = make_int4(0, 0, 0, 0); }
+}
+
+// Starts the copy of the block's columns of x to shared_x (texts,stride); zeros outside of the matrix.
+template <int texts> __device__ inline void decode_matmul_copy(floatX* shared_x, const DecodeMatmulArguments& a,
+                                                               int first_b, const DecodeMatmulSlice& slice) {
+    constexpr int lanes = DECODE_MATMUL_THREADS / texts; // per text
+    int b = threadIdx.x / lanes, begin = slice.begin * DECODE_MATMUL_CHUNK, end = slice.end * DECODE_MATMUL_CHUNK;
+    const floatX* from = a.x + (size_t)min(first_b + b, a.B - 1) * a.K;
+    for (int column = begin + threadIdx.x % lanes * x128::size; column < end; column += lanes * x128::size) {
+        bool there = first_b + b < a.B && column < a.K;
+        cp_async_16(shared_x + b * a.stride + column - begin, from + (there ? column : 0), there);
+    }
+    cp_async_commit();
+}
+
+struct alignas(2 * sizeof(floatX)) DecodeMatmulPair {
+    floatX x, y;
+};
+
+// The sum of n pairs of floats, 1, 2, 4 or 8, each `stride` floats after the last, in this order. Their loads are in flight together.
+template <int n> __device__ inline float2 decode_matmul_add(const float* from, int stride) {
+    float2 pairs[n], sum = {};
+#pragma unroll
+    for (int i = 0; i < n; i++) { pairs[i] = *reinterpret_cast<const float2*>(from + i * stride); }
+#pragma unroll
+    for (int i = 0; i < n; i++) { sum.x += pairs[i].x, sum.y += pairs[i].y; }
+    return sum;
+}
+__device__ inline float2 decode_matmul_add_up(const float* from, int n, int stride) {
+    static_assert(DECODE_MATMUL_WARPS <= 8 && DECODE_MATMUL_MAX_CLUSTER <= 8, "");
+    return n == 1   ? decode_matmul_add<1>(from, stride)
+           : n == 2 ? decode_matmul_add<2>(from, stride)
+           : n == 4 ? decode_matmul_add<4>(from, stride)
+                    : decode_matmul_add<8>(from, stride);
+}
+
+// Applies gelu to one result and stores it.
+template <class Out>
+__device__ inline void decode_matmul_finish(Out* out, const DecodeMatmulArguments& a, float sum, int row, int b) {
+    if (row >= a.OC || b >= a.B) { return; }
+    out[(size_t)b * a.OC + row] = (Out)(a.gelu ? gelu(sum) : sum);
+}
+
+// Stores the sums of a warp's 16 rows, from `row` on: of the head as results, of other products to `partial`, this lane's first place.
+template <bool head, int texts, class Out>
+__device__ inline void decode_matmul_store(Out* out, float* partial, const DecodeMatmulArguments& a,
+                                           const float (&sums)[2][texts / 8][4], const float (&row_scales)[2], int row,
+                                           int first_b, int stride) {
+    int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int j = 0; j < texts / 8; j++, partial += 8 * stride) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) { // element i is of row lane / 4 + i / 2 * 8 and of text lane % 4 * 2 + i % 2
+            float sum = sums[0][j][i] + (texts == 8 ? sums[1][j][i] : 0.0f);
+            int r = lane / 4 + i / 2 * 8, b = j * 8 + lane % 4 * 2 + i % 2;
+            if (head) {
+                decode_matmul_finish(out, a, sum * row_scales[i / 2], row + r, first_b + b);
+            } else {
+                partial[i % 2 * stride + i / 2 * 8] = sum;
+            }
+        }
+    }
+}
+
+// Prepares the barriers for the bytes that the cluster's other blocks send: moments (texts) each, and sums (pairs) each.
+template <int texts, bool norm>
+__device__ inline void decode_matmul_init(uint64_t (&barriers)[2], int cluster, int pairs) {
+    if (threadIdx.x == 0) {
+        mbarrier_init(&barriers[0], 1), mbarrier_init(&barriers[1], 1);
+        mbarrier_init_fence();
+        if (norm) { mbarrier_arrive_expect(&barriers[0], (cluster - 1) * texts * (int)sizeof(float2)); }
+        mbarrier_arrive_expect(&barriers[1], (cluster - 1) * pairs * (int)sizeof(float2));
+    }
+    cluster_arrive_relaxed();
+}
+
+// Starts the copy of the block's columns of norm_weight and norm_bias to shared_norm (2, num_columns); zeros past K.
+__device__ inline void decode_matmul_copy_norm(floatX* shared_norm, const DecodeMatmulArguments& a,
+                                               const DecodeMatmulSlice& slice, int num_columns) {
+#pragma unroll 1
+    for (int at = threadIdx.x; at < num_columns / x128::size; at += DECODE_MATMUL_THREADS) {
+        int column = slice.begin * DECODE_MATMUL_CHUNK + at * x128::size;
+        bool there = column < a.K;
+        cp_async_16(shared_norm + at * x128::size, a.norm_weight + (there ? column : 0), there);
+        cp_async_16(shared_norm + num_columns + at * x128::size, a.norm_bias + (there ? column : 0), there);
+    }
+    cp_async_commit();
+}
+
+// Sends each pair of sums, sum_of(i), to the block of the cluster that stores it: sums (cluster, pairs) there. Waits for the others'.
+template <class Sum> __device__ inline void decode_matmul_exchange(float2* sums, uint64_t* barrier, int rank,
+                                                                   int cluster, int pairs, int log_pairs,
+                                                                   const Sum& sum_of) {
+#pragma unroll 1
+    for (int i = threadIdx.x; i < cluster * pairs; i += DECODE_MATMUL_THREADS) {
+        int owner = i >> log_pairs;
+        float2 sum = sum_of(i), *to = sums + rank * pairs + (i & (pairs - 1));
+        if (owner == rank) {
+            *to = sum;
+        } else {
+            store_cluster_async(to, sum, barrier, owner);
+        }
+    }
+    __syncthreads(); // the block's own sums are there
+    mbarrier_wait_cluster(barrier, 0);
+}
+
+// A block multiplies `rows` rows of the weight by `texts` texts. The blocks of a cluster take a share of the columns
+// each; within a block, so do the warps of a group, which have 16 rows in common. With rows = 32 and a cluster of 2:
+//
+//     chunks          0 1 2    3 4 5    6 7 8    9 10 11  12 13 14 ...
+//     rows  0 - 15    warp 0   warp 1   warp 2   warp 3   warp 0   ...
+//     rows 16 - 31    warp 4   warp 5   warp 6   warp 7   warp 4   ...
+//                     |------------ block 0 ------------| block 1  ...
+//
+// The warps of a group add up their sums in shared memory. Then each block of the cluster gets the others' sums of its
+// share of the results, adds them in the order of the blocks, and stores the results.
+//
+// The head has so many rows that no sums are split: rows = 128, a warp has all columns and stores its results itself, and
+// a block goes on with the rows of tile blockIdx.z + gridDim.z.
+template <class Out, class W, int texts, bool norm> __global__ void __launch_bounds__(DECODE_MATMUL_THREADS, 2)
+    decode_matmul_sm90_kernel5(Out* out, const DecodeMatmulArguments a) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    constexpr int num_pairs = DECODE_MATMUL_PAIRS;
+    constexpr bool head = sizeof(Out) != sizeof(floatX), scaled = sizeof(W) < sizeof(floatX);
+    constexpr int ahead = decode_matmul_ahead(scaled, texts, norm);
+    extern __shared__ int4 decode_matmul_shared[];
+    __shared__ uint64_t barriers[2]; // the moments, the sums of the cluster's other blocks have arrived
+    int rank = blockIdx.x, cluster = gridDim.x, first_b = blockIdx.y * texts, tile = blockIdx.z;
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    int rows = 1 << a.log_rows, log_split = 7 - a.log_rows, split = 1 << log_split; // warps per group: 128 / rows
+    int group = warp >> log_split, part = warp & (split - 1);
+    DecodeMatmulSlice slice(a, rank);
+    int num_chunks = slice.end - slice.begin;
+    // of the largest slice: shared memory has the same layout in all blocks of a cluster, because they store to it
+    int num_columns = ceil_div(ceil_div(a.K, DECODE_MATMUL_CHUNK), cluster) * DECODE_MATMUL_CHUNK;
+    int begin = slice.begin + (num_chunks * part >> log_split),
+        end = slice.begin + (num_chunks * (part + 1) >> log_split);
+    int row = tile * rows + group * 16; // the warp's first row
+    int stride = rows + 4;              // of `partial`: a warp's stores of sums are spread over all banks
+    int half_rows = rows / 2, log_half = a.log_rows - 1;
+    // results that this block stores, in pairs: neighbouring rows of one text
+    int pairs = texts * half_rows >> a.log_cluster;
+
+    floatX* shared_x = reinterpret_cast<floatX*>(decode_matmul_shared);                    // (texts, a.stride)
+    floatX* shared_norm = shared_x + texts * a.stride;                                     // (2, num_columns), if norm
+    float* partial = reinterpret_cast<float*>(shared_norm + (norm ? 2 * num_columns : 0)); // (split, texts, stride)
+    float2* sums_there = reinterpret_cast<float2*>(partial + split * texts * stride);      // (cluster, pairs)
+    float2* moments = sums_there + cluster * pairs;                                        // (cluster, texts), if norm
+
+    // everything up to grid_wait_dependency() overlaps with the previous kernel
+    if (cluster > 1) { decode_matmul_init<texts, norm>(barriers, cluster, pairs); }
+    WeightBits<W> w[ahead][2];
+    DecodeMatmulRows<W> first_rows(a.weight, row, a.K, a.OC);
+#pragma unroll
+    for (int i = 0; i < ahead; i++) { first_rows.fetch(w[i], begin + i, begin + i < end, a.K); }
+    grid_launch_dependents();
+    if (norm) { decode_matmul_copy_norm(shared_norm, a, slice, num_columns); }
+    // the place of this thread's pairs of results in the tile
+    auto place = [=](int u, int* b, int* r) {
+        int i = rank * pairs + threadIdx.x + u * DECODE_MATMUL_THREADS;
+        *b = i >> log_half, *r = (i & (half_rows - 1)) * 2;
+        return (int)threadIdx.x + u * DECODE_MATMUL_THREADS < pairs;
+    };
+    // two neighbours of a row of bias or residual; zeros outside of it
+    auto pair_of = [=](const floatX* from, int r) {
+        DecodeMatmulPair x = {(floatX)0.0f, (floatX)0.0f};
+        if (tile * rows + r < a.OC) { x.x = from[tile * rows + r]; }
+        if (tile * rows + r + 1 < a.OC) { x.y = from[tile * rows + r + 1]; }
+        return x;
+    };
+    DecodeMatmulPair bias[num_pairs] = {}, residual[num_pairs] = {};
+    float2 scales[num_pairs] = {};
+    for (int u = 0; u < num_pairs; u++) {
+        int b, r;
+        if (head || !place(u, &b, &r)) { continue; }
+        if (a.bias) { bias[u] = pair_of(a.bias, r); }
+        if (scaled && tile * rows + r < a.OC) { scales[u].x = a.weight.scales[tile * rows + r]; }
+        if (scaled && tile * rows + r + 1 < a.OC) { scales[u].y = a.weight.scales[tile * rows + r + 1]; }
+    }
+    constexpr bool prepares = !head && !scaled && texts < 64; // for 64 texts there are not enough registers
+    bool all_loaded = prepares && begin + ahead >= end; // the warp's weights: they become operands before the wait
+    if (all_loaded) {
+#pragma unroll
+        for (int i = 0; i < ahead; i++) { DecodeMatmulPairs(w[i], W(), false).arrange(w[i]); }
+    }
+    if (cluster > 1) { cluster_wait(); } // no block stores to another one before that one's barriers exist
+    grid_wait_dependency();              // what was read before this line is not written by earlier kernels of the step
+
+    if (!norm) { decode_matmul_copy<texts>(shared_x, a, first_b, slice); }
+    for (int u = 0; u < num_pairs; u++) {
+        int b, r;
+        if (norm || !place(u, &b, &r) || !a.residual || first_b + b >= a.B) { continue; }
+        residual[u] = pair_of(a.residual + (size_t)(first_b + b) * a.OC, r);
+    }
+    if (norm) {
+        decode_matmul_norm<texts>(shared_x, reinterpret_cast<const x128*>(shared_norm), moments, &barriers[0], a,
+                                  first_b, num_columns, rank);
+    } else {
+        cp_async_wait<0>();
+    }
+    __syncthreads();
+
+    // this lane's vector of the first chunk of the block, in text lane / 4
+    const floatX* own_x = shared_x + lane / 4 * a.stride + lane % 4 * x128::size;
+    for (; tile * rows < a.OC; tile += gridDim.z) { // only the head has more than one tile
+        float sums[2][texts / 8][4] = {};
+        float row_scales[2] = {1.0f, 1.0f}; // of the head's rows lane / 4 and lane / 4 + 8
+        for (int i = 0; i < 2; i++) {
+            if (scaled && head && row + lane / 4 + 8 * i < a.OC) {
+                row_scales[i] = a.weight.scales[row + lane / 4 + 8 * i];
+            }
+        }
+        int next_row = row + (int)gridDim.z * rows;
+        // Multiplies `ahead` chunks and loads the next ones. only: there are no next ones, and this code has no instructions for them.
+        auto round = [&](int chunk, auto is_only) {
+            constexpr bool only = decltype(is_only)::value;
+            bool more = chunk + ahead < end; // in this tile; if not, the head loads the next one's first chunks
+            int next_chunk = more ? chunk + ahead : begin;
+            DecodeMatmulRows<W> next(a.weight, more ? row : next_row, a.K, a.OC);
+#pragma unroll
+            for (int i = 0; i < ahead; i++) {
+                if (chunk + i < end) {
+                    DecodeMatmulPairs p(w[i], W(), only);
+                    const floatX* x = own_x + (chunk + i - slice.begin) * DECODE_MATMUL_CHUNK;
+                    decode_matmul_multiply<texts, (only && texts > 8 ? 2 : 1)>(sums, p, x, a.stride);
+                }
+                if (!only && (more || head)) { next.fetch(w[i], next_chunk + i, next_chunk + i < end, a.K); }
+                // keeps the compiler from loading all chunks of x ahead, for which there are not enough registers
+                if ((i + 1) % (texts <= 16 ? 24 / texts : 1) == 0) { __syncwarp(); }
+            }
+        };
+        if (all_loaded) {
+            round(begin, std::bool_constant<prepares>());
+        } else {
+            for (int chunk = begin; chunk < end; chunk += ahead) { round(chunk, std::false_type()); }
+        }
+        float* to_partial = partial + (part * texts + lane % 4 * 2) * stride + group * 16 + lane / 4;
+        decode_matmul_store<head, texts>(out, to_partial, a, sums, row_scales, row, first_b, stride);
+        if (!head) { break; }
+        row = next_row;
+    }
+    if (head) { return; }
+
+    __syncthreads();
+    // the sum over the block's columns of pair i of the tile
+    auto sum_of = [=](int i) {
+        return decode_matmul_add_up(partial + (i >> log_half) * stride + (i & (half_rows - 1)) * 2, split,
+                                    texts * stride);
+    };
+    if (cluster > 1) {
+        int log_pairs = log_half + (texts == 8 ? 3 : texts == 16 ? 4 : texts == 32 ? 5 : 6) - a.log_cluster;
+        decode_matmul_exchange(sums_there, &barriers[1], rank, cluster, pairs, log_pairs, sum_of);
+    }
+#pragma unroll
+    for (int u = 0; u < num_pairs; u++) {
+        int b, r;
+        if (!place(u, &b, &r)) { continue; }
+        int k = threadIdx.x + u * DECODE_MATMUL_THREADS;
+        const float* there = reinterpret_cast<const float*>(sums_there + k);
+        float2 sum = cluster == 1 ? sum_of(k) : decode_matmul_add_up(there, cluster, 2 * pairs);
+        if (scaled) { sum.x *= scales[u].x, sum.y *= scales[u].y; }
+        sum.x += (float)bias[u].x + (float)residual[u].x, sum.y += (float)bias[u].y + (float)residual[u].y;
+        decode_matmul_finish(out, a, sum.x, tile * rows + r, first_b + b);
+        decode_matmul_finish(out, a, sum.y, tile * rows + r + 1, first_b + b);
+    }
+#endif
+}
+
+// How kernel 5 is launched.
+struct DecodeMatmulPlan {
+    int texts, cluster, rows, stride;
+    dim3 grid;
+    size_t shared_bytes;
+};
+
+// Texts per block for B texts.
+inline int decode_matmul_texts(int B) {
+    int texts = 8;
+    while (texts < min(B, 64)) { texts *= 2; }
+    return texts;
+}
+// The most rows of a tile for which a thread stores no more than DECODE_MATMUL_PAIRS pairs of results.
+inline int decode_matmul_max_rows(int texts, int cluster) {
+    return 2 * DECODE_MATMUL_PAIRS * DECODE_MATMUL_THREADS * cluster / texts;
+}
+
+// The launch for blocks of `texts` texts. cluster, rows: 0 to choose them.
+inline DecodeMatmulPlan decode_matmul_plan(int texts, int cluster, int rows, bool norm, bool head, int B, int K,
+                                           int OC) {
+    int num_sms = num_multiprocessors(), num_chunks = ceil_div(K, DECODE_MATMUL_CHUNK), num_y = ceil_div(B, texts);
+    if (head) { cluster = 1, rows = 16 * DECODE_MATMUL_WARPS; }
+    if (cluster == 0) { // each block reads at most 32 KB of x and, without a layernorm, at most 768 columns
+        cluster = 1;
+        while (cluster < DECODE_MATMUL_MAX_CLUSTER && (texts * K > cluster * 16384 || (!norm && K > cluster * 768))) {
+            cluster *= 2;
+        }
+    }
+    int max_rows = decode_matmul_max_rows(texts, cluster);
+    // the most that leave a block for every second SM: fewer blocks read x. Without a layernorm, 32 are faster than 16
+    if (rows == 0) {
+        int least = norm ? 16 : min(32, max_rows);
+        for (rows = 64; rows > least; rows /= 2) {
+            if (rows <= max_rows && 2 * ceil_div(OC, rows) * cluster * num_y >= num_sms) { break; }
+        }
+    }
+    require(rows <= 16 * DECODE_MATMUL_WARPS && (head || rows <= max_rows));
+    int columns = ceil_div(num_chunks, cluster) * DECODE_MATMUL_CHUNK, split = 16 * DECODE_MATMUL_WARPS / rows;
+    // 64 bytes more than a multiple of 128: the 16-byte loads of 8 lanes, from two rows, are spread over all banks
+    int stride = ceil_div(columns, 64) * 64 + 32, tiles = ceil_div(OC, rows);
+    size_t bytes = ((size_t)texts * stride + (norm ? 2 * columns : 0)) * sizeof(floatX);
+    if (!head) { bytes += (size_t)split * texts * (rows + 4) * sizeof(float); }
+    if (cluster > 1) { bytes += ((size_t)texts * rows / 2 + cluster * texts) * sizeof(float2); }
+    if (head) { tiles = min(tiles, max(1, num_sms * (bytes <= 100 << 10 ? 2 : 1) / num_y)); } // as many as fit
+    return {texts, cluster, rows, stride, dim3(cluster, num_y, tiles), bytes};
+}
+
+// The plan for a shape. If x does not fit in shared memory, a block takes fewer texts; with too many columns for that,
+// shared_bytes of the plan exceeds what an SM has.
+constexpr size_t DECODE_MATMUL_MAX_SHARED = (227 << 10) - 1024; // the kernel also has barriers in static shared memory
+inline DecodeMatmulPlan decode_matmul_choose(int cluster, int rows, bool norm, bool head, int B, int K, int OC) {
+    int texts = decode_matmul_texts(B);
+    // Compiled for 16 texts, each chunk of the head waits for all loads, the newest ones too: 46 us instead of 32 (H200, C = 768).
+    if (head && texts == 16) { texts = 32; }
+    DecodeMatmulPlan plan = decode_matmul_plan(texts, cluster, rows, norm, head, B, K, OC);
+    while (plan.shared_bytes > DECODE_MATMUL_MAX_SHARED && texts > 8) {
+        texts /= 2;
+        plan = decode_matmul_plan(texts, cluster, rows, norm, head, B, K, OC);
+    }
+    return plan;
+}
+
+template <class Out, class W, bool norm> void (*decode_matmul_kernel_of(int texts))(Out*, const DecodeMatmulArguments) {
+    if (texts == 8) { return decode_matmul_sm90_kernel5<Out, W, 8, norm>; }
+    if (texts == 16) { return decode_matmul_sm90_kernel5<Out, W, 16, norm>; }
+    return texts == 32 ? decode_matmul_sm90_kernel5<Out, W, 32, norm> : decode_matmul_sm90_kernel5<Out, W, 64, norm>;
+}
+template <class W> void (*decode_matmul_kernel(int texts, bool norm, floatX*))(floatX*, const DecodeMatmulArguments) {
+    return norm ? decode_matmul_kernel_of<floatX, W, true>(texts) : decode_matmul_kernel_of<floatX, W, false>(texts);
+}
+template <class W> void (*decode_matmul_kernel(int texts, bool, float*))(float*, const DecodeMatmulArguments) {
+    return decode_matmul_kernel_of<float, W, true>(texts); // the head
+}
+
+inline int decode_matmul_log2(int x) { // a power of two
+    int log = 0;
+    while (1 << log < x) { log++; }
+    return log;
+}
+
+// Launches kernel 5; `early`: by programmatic dependent launch.
+template <class Out> void decode_matmul_launch(Out* out, DecodeMatmulArguments a, const DecodeMatmulPlan& plan,
+                                               bool early, const Execution& exec) {
+    require(a.B > 0 && a.K > 0 && a.K % x128::size == 0 && a.OC > 0);
+    require(!a.residual || (!a.gelu && !a.norm_weight));
+    require((a.norm_weight != NULL) == (a.norm_bias != NULL) && plan.shared_bytes <= DECODE_MATMUL_MAX_SHARED);
+    require(plan.grid.y <= 65535 && plan.grid.z <= 65535);
+    a.log_rows = decode_matmul_log2(plan.rows), a.log_cluster = decode_matmul_log2(plan.cluster),
+    a.stride = plan.stride;
+    void (*kernel)(Out*, const DecodeMatmulArguments) = NULL;
+    weight_dispatch(a.weight, [&](auto type) {
+        kernel = decode_matmul_kernel<decltype(type)>(plan.texts, a.norm_weight != NULL, out);
+    });
+    launch_kernel(kernel, LaunchShape(plan.grid, DECODE_MATMUL_THREADS, plan.shared_bytes, plan.cluster, early), exec,
+                  out, a);
+}
+
+bool decode_matmul_runs(const DecodeMatmulPlan& plan, int B) {
+    return B >= DECODE_MATMUL_MIN_TEXTS && plan.shared_bytes <= DECODE_MATMUL_MAX_SHARED && has_sm90a();
+}
+
+// Whether decode_matmul() runs such a product here.
+bool decode_matmul_runs(bool norm, int B, int K, int OC) {
+    return B <= DECODE_MATMUL_MAX_TEXTS && decode_matmul_runs(decode_matmul_choose(0, 0, norm, false, B, K, OC), B);
+}
+
+// out (B,OC) = gelu?(layernorm?(x) weight^T + bias) + residual | x (B,K) | norm_weight, norm_bias (K) or NULL
+// | weight (OC,K) | bias (OC) or NULL | residual (B,OC) or NULL, may be out itself; a residual excludes gelu and a layernorm
+// Weights and biases are read while the previous kernel in the stream may still run, so no kernel of the step may write
+// them. Returns false, and launches nothing, for other numbers of texts than DECODE_MATMUL_MIN_TEXTS to
+// DECODE_MATMUL_MAX_TEXTS, for a K too large for shared memory, and where the device has no code for sm_90a.
+bool decode_matmul(floatX* out, const floatX* x, const floatX* norm_weight, const floatX* norm_bias,
+                   const WeightMatrix& weight, const floatX* bias, const floatX* residual, bool gelu, int B, int K,
+                   int OC, float epsilon, const Execution& exec) {
+    DecodeMatmulPlan plan = decode_matmul_choose(0, 0, norm_weight != NULL, false, B, K, OC);
+    if (B > DECODE_MATMUL_MAX_TEXTS || !decode_matmul_runs(plan, B)) { return false; }
+    double others = (double)B * (K + (residual ? 2.0 : 1.0) * OC) * sizeof(floatX);
+    Op op(exec, weight.bytes(OC, K) + others, 2.0 * B * OC * K, "decode_matmul %d -> %d", K, OC);
+    decode_matmul_launch(out, {x, norm_weight, norm_bias, weight, bias, residual, B, K, OC, gelu, epsilon, 0, 0, 0},
+                         plan, true, exec);
+    return true;
+}
+// ---- kernel 6: the head alone; weights by TMA through a ring in shared memory, which is full when x arrives -----------
+
+constexpr int DECODE_HEAD_CONSUMERS = 256;              // threads: two warpgroups
+constexpr int DECODE_HEAD_ROWS = 128;                   // of a tile: 64 of each warpgroup
+constexpr int DECODE_HEAD_BOX = DECODE_HEAD_ROWS * 128; // bytes of 128 rows and 64 columns, or 128 of weights in 8 bits
+constexpr int DECODE_HEAD_MIN_STAGES = 4, DECODE_HEAD_MAX_STAGES = 13;
+// With more texts and full weights, cuBLASLt is faster than kernel 5: 64 texts of 768 channels 34 us instead of 52.
+constexpr int DECODE_HEAD_MAX_TEXTS5 = 32;
+
+struct DecodeHeadArguments {
+    const floatX *x, *norm_weight, *norm_bias;
+    const float* scales;
+    int B, K, OC, num_boxes, num_stages; // num_boxes: of the weight, per tile
+    float epsilon;                       // of the layernorm
+};
+
+// sum += a (64,16) b (16,texts); a: a descriptor, or the warp's registers
+template <class A> __device__ inline void decode_head_multiply(float (&sum)[8], A a, uint64_t b, int accumulate) {
+    wgmma_64x16x16(sum, a, b, accumulate, floatX());
+}
+template <class A> __device__ inline void decode_head_multiply(float (&sum)[16], A a, uint64_t b, int accumulate) {
+    wgmma_64x32x16(sum, a, b, accumulate, floatX());
+}
+template <class A> __device__ inline void decode_head_multiply(float (&sum)[32], A a, uint64_t b, int accumulate) {
+    wgmma_64x64x16(sum, a, b, accumulate, floatX());
+}
+
+// Weights in 8 bits become operands in registers. Of 64 columns, lane t of a quad reads 16 t to 16 t + 15 of rows lane / 4 and lane / 4 + 8
+// of its warp's 16, which are its columns in four steps of 16. So columns have another order than in memory, in x, too: column
+// 16 t + 4 s + j, j = 0 to 3, is column 2 t, 2 t + 1, 2 t + 8 or 2 t + 9 of step s.
+// rows[i]: of step i of a box's 128 columns. `box` begins with the warp's rows.
+template <class W> __device__ inline void decode_head_rows(uint32_t (&rows)[8][4], const unsigned char* box) {
+    int row = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+#pragma unroll
+        for (int lower = 0; lower < 2; lower++) { // row % 8 is the same for both
+            int4 bits = reinterpret_cast<const int4*>(box + (row + 8 * lower) * 128)[(4 * half + t) ^ row];
+            uint32_t pairs[2][4];
+            weight_pairs(pairs[0], make_int2(bits.x, bits.y), W()),
+                weight_pairs(pairs[1], make_int2(bits.z, bits.w), W());
+#pragma unroll
+            for (int i = 0; i < 8; i++) { rows[4 * half + i / 2][i % 2 * 2 + lower] = pairs[i / 4][i % 4]; }
+        }
+    }
+}
+
+// shared_x = layernorm(x), as boxes of `texts` rows and 64 columns with the 128-byte swizzle; zeros for texts past B and columns past K.
+// A warp has every eighth text, a lane of it up to `most` vectors. scaled: columns in the order of decode_head_rows().
+template <bool scaled, int texts, int most>
+__device__ inline void decode_head_norm(unsigned char* shared_x, const DecodeHeadArguments& a) {
+    constexpr int size = x128::size, warps = DECODE_HEAD_CONSUMERS / 32;
+    constexpr int together =
+        texts / warps < 8 / most * 2 ? texts / warps : 8 / most * 2; // texts of a warp on their way: 2 or 4
+    int lane = threadIdx.x % 32, num_vec = a.K / size;
+    auto vec = [=](int i) { return i * 32 + lane; };
+    int4 weight[most], bias[most];
+#pragma unroll
+    for (int i = 0; i < most; i++) {
+        bool there = vec(i) < num_vec;
+        weight[i] = there ? reinterpret_cast<const int4*>(a.norm_weight)[vec(i)] : make_int4(0, 0, 0, 0);
+        bias[i] = there ? reinterpret_cast<const int4*>(a.norm_bias)[vec(i)] : make_int4(0, 0, 0, 0);
+    }
+    grid_wait_dependency(); // what was read before this line is not written by earlier kernels of the step
+    const int4* rows = reinterpret_cast<const int4*>(a.x);
+#pragma unroll 1
+    for (int first = threadIdx.x / 32; first < texts; first += warps * together) {
+        int4 x[together][most];
+#pragma unroll
+        for (int t = 0; t < together; t++) {
+            const int4* row = rows + (size_t)min(first + t * warps, a.B - 1) * num_vec;
+#pragma unroll
+            for (int i = 0; i < most; i++) {
+                x[t][i] = vec(i) < num_vec ? __ldcg(row + vec(i)) : make_int4(0, 0, 0, 0);
+            }
+        }
+#pragma unroll
+        for (int t = 0; t < together; t++) {
+            int b = first + t * warps;
+            float sum = 0.0f, squares = 0.0f;
+#pragma unroll
+            for (int i = 0; i < most; i++) {
+                x128 v = vec128_from_bits<floatX>(x[t][i]);
+                for (int e = 0; e < size; e++) { sum += (float)v[e]; }
+            }
+            float mean = decode_matmul_sum<32>(sum) / (float)a.K;
+            hold_packed(x[t]);
+#pragma unroll
+            for (int i = 0; i < most; i++) {
+                x128 v = vec128_from_bits<floatX>(x[t][i]);
+                float less = vec(i) < num_vec ? mean : 0.0f;
+                for (int e = 0; e < size; e++) { squares += ((float)v[e] - less) * ((float)v[e] - less); }
+            }
+            float rstd = rsqrtf(decode_matmul_sum<32>(squares) / (float)a.K + a.epsilon);
+            hold_packed(x[t]), hold_packed(weight), hold_packed(bias);
+#pragma unroll
+            for (int i = 0; i < most; i++) {
+                int box = vec(i) / 8, chunk = vec(i) % 8;
+                if (box >= a.num_boxes * (scaled ? 2 : 1)) { break; }
+                x128 scale = vec128_from_bits<floatX>(weight[i]), shift = vec128_from_bits<floatX>(bias[i]);
+                int4 normed = decode_matmul_normalise(x[t][i], scale, shift, mean, rstd);
+                if (b >= a.B || vec(i) >= num_vec) { normed = make_int4(0, 0, 0, 0); }
+                int4* to = reinterpret_cast<int4*>(shared_x + (size_t)(box * texts + b) * 128);
+                if (!scaled) {
+                    to[chunk ^ b % 8] = normed;
+                    continue;
+                }
+                int pairs[4] = {normed.x, normed.y, normed.z, normed.w};
+#pragma unroll
+                for (int p = 0; p < 4; p++) { // pair p of the lane's 8 columns, at its place in a chunk
+                    reinterpret_cast<int*>(to + ((chunk % 2 * 4 + p) ^ b % 8))[chunk / 2] = pairs[p];
+                }
+            }
+        }
+    }
+}
+
+// logits (B,OC) = layernorm(x) weight^T. Blocks take tiles of 128 rows of the weight in turn. One warp loads them box by box; each of two
+// warpgroups multiplies 64 rows by all texts. As the weights are in shared memory, not in registers on their way, a third of them can be
+// there before the kernel in front of this one has ended.
+template <class W, int texts, int most> __global__ void __launch_bounds__(DECODE_HEAD_CONSUMERS + 32, 1)
+    decode_matmul_head_sm90_kernel6(float* logits, const __grid_constant__ CUtensorMap weight,
+                                    const __grid_constant__ DecodeHeadArguments a) {
+    constexpr bool scaled = sizeof(W) < sizeof(floatX);
+    constexpr int x_boxes = scaled ? 2 : 1; // of 64 columns, per box of the weight
+    __shared__ uint64_t full[DECODE_HEAD_MAX_STAGES], empty[DECODE_HEAD_MAX_STAGES];
+    extern __shared__ unsigned char decode_head_shared[];
+    unsigned char* shared_x =
+        &shared_aligned_1024<unsigned char>(decode_head_shared);          // (num_boxes * x_boxes, texts, 64)
+    unsigned char* ring = shared_x + a.num_boxes * x_boxes * texts * 128; // (num_stages, 128 rows, 128 bytes)
+    int num_tiles = ceil_div(a.OC, DECODE_HEAD_ROWS), warp = warp_uniform(threadIdx.x / 32), lane = threadIdx.x % 32;
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < a.num_stages; i++) {
+            mbarrier_init(&full[i], 1), mbarrier_init(&empty[i], DECODE_HEAD_CONSUMERS / 32);
+        }
+        mbarrier_init_fence();
+    }
+    __syncthreads();
+    grid_launch_dependents();
+    int stage = 0, parity = 0;
+    auto next = [&] {
+        if (++stage == a.num_stages) { stage = 0, parity ^= 1; }
+    };
+    if (warp == DECODE_HEAD_CONSUMERS / 32) {
+        if (lane != 0) { return; }
+        for (int tile = blockIdx.x; tile < num_tiles; tile += gridDim.x) {
+            for (int k = 0; k < a.num_boxes; k++, next()) {
+                mbarrier_wait(&empty[stage], parity ^ 1); // at first all are empty
+                mbarrier_arrive_expect(&full[stage], DECODE_HEAD_BOX);
+                tma_load_2d_once(ring + stage * DECODE_HEAD_BOX, &weight, k * 64, tile * DECODE_HEAD_ROWS,
+                                 &full[stage]);
+            }
+        }
+        return;
+    }
+    decode_head_norm<scaled, texts, most>(shared_x, a);
+    tma_store_fence(); // wgmma reads what these threads have written
+    named_barrier_sync(1, DECODE_HEAD_CONSUMERS);
+    for (int tile = blockIdx.x; tile < num_tiles; tile += gridDim.x) {
+        float sum[texts / 2] = {};
+        int before = 0;
+        for (int k = 0; k < a.num_boxes; k++, next()) {
+            mbarrier_wait(&full[stage], parity);
+            const unsigned char* box = ring + stage * DECODE_HEAD_BOX;
+            const unsigned char* x = shared_x + k * x_boxes * texts * 128;
+            if constexpr (scaled) {
+                uint32_t rows[8][4];
+                decode_head_rows<W>(rows, box + warp * 16 * 128);
+                __syncwarp();
+                if (lane == 0) { mbarrier_arrive(&empty[stage]); }
+                wgmma_hold(sum);
+                wgmma_fence();
+#pragma unroll
+                for (int j = 0; j < 8; j++) {
+                    decode_head_multiply(sum, (const uint32_t*)rows[j],
+                                         wgmma_descriptor(x + j / 4 * texts * 128) + 2 * (j % 4), k > 0 || j > 0);
+                }
+                wgmma_commit();
+                wgmma_hold(sum);
+                wgmma_wait<0>();
+#pragma unroll
+                for (int j = 0; j < 8; j++) { wgmma_hold(rows[j]); }
+            } else {
+                uint64_t rows = wgmma_descriptor(box + warp / 4 * 64 * 128), columns = wgmma_descriptor(x);
+                wgmma_hold(sum);
+                wgmma_fence();
+#pragma unroll
+                for (int j = 0; j < 4; j++) {
+                    decode_head_multiply(sum, rows + 2 * j, columns + 2 * j, k > 0 || j > 0);
+                }
+                wgmma_commit();
+                wgmma_hold(sum);
+                wgmma_wait<1>(); // for the box before
+                if (k > 0 && lane == 0) { mbarrier_arrive(&empty[before]); }
+            }
+            before = stage;
+        }
+        wgmma_wait<0>();
+        wgmma_hold(sum);
+        if (!scaled && lane == 0) { mbarrier_arrive(&empty[before]); }
+        int first = tile * DECODE_HEAD_ROWS + warp * 16 + lane / 4; // of the lane's two rows
+        float scales[2] = {1.0f, 1.0f};
+        for (int i = 0; i < 2; i++) {
+            if (scaled && first + 8 * i < a.OC) { scales[i] = a.scales[first + 8 * i]; }
+        }
+#pragma unroll
+        for (int i = 0; i < texts / 2; i++) {
+            int row = first + i % 4 / 2 * 8, b = i / 4 * 8 + lane % 4 * 2 + i % 2;
+            if (row < a.OC && b < a.B) { logits[(size_t)b * a.OC + row] = sum[i] * scales[i % 4 / 2]; }
+        }
+    }
+}
+
+// Texts that kernel 6 is compiled for, and stages in what their x leaves of shared memory. 0 stages: it does not run.
+struct DecodeHeadPlan {
+    int texts, num_boxes, x_boxes, num_stages;
+    size_t shared_bytes() const {
+        return 1024 + (size_t)num_boxes * x_boxes * texts * 128 + num_stages * DECODE_HEAD_BOX;
+    }
+};
+inline DecodeHeadPlan decode_head_plan(const WeightMatrix& weight, int B, int K) {
+    int x_boxes = weight.format == WEIGHTS_FULL ? 1 : 2;
+    DecodeHeadPlan plan = {B <= 16 ? 16 : B <= 32 ? 32 : 64, ceil_div(K, 64 * x_boxes), x_boxes, 0};
+    int stages = ((int)DECODE_MATMUL_MAX_SHARED - (int)plan.shared_bytes()) / DECODE_HEAD_BOX;
+    bool runs = B <= 64 && K <= 7 * 256 && K % (8 * x_boxes) == 0 && has_sm90a(); // a row is aligned to 16 bytes
+    plan.num_stages = runs && stages >= DECODE_HEAD_MIN_STAGES ? min(stages, DECODE_HEAD_MAX_STAGES) : 0;
+    return plan;
+}
+
+template <class W, int most> auto decode_head_kernel(int texts) {
+    return texts == 16   ? decode_matmul_head_sm90_kernel6<W, 16, most>
+           : texts == 32 ? decode_matmul_head_sm90_kernel6<W, 32, most>
+                         : decode_matmul_head_sm90_kernel6<W, 64, most>;
+}
+inline void decode_head_launch(float* logits, const floatX* x, const floatX* norm_weight, const floatX* norm_bias,
+                               const WeightMatrix& weight, int B, int K, int OC, float epsilon,
+                               const DecodeHeadPlan& plan, const Execution& exec) {
+    require(B > 0 && K % x128::size == 0 && OC > 0);
+    void (*kernel)(float*, const CUtensorMap, const DecodeHeadArguments) = NULL;
+    weight_dispatch(weight, [&](auto type) {
+        typedef decltype(type) W;
+        kernel = K <= 4 * 256 ? decode_head_kernel<W, 4>(plan.texts) : decode_head_kernel<W, 7>(plan.texts);
+    });
+    // two weights in 8 bits are as one of floatX for a copy
+    CUtensorMap map = tensor_map((const floatX*)weight.values, {K / plan.x_boxes, OC}, {64, DECODE_HEAD_ROWS});
+    DecodeHeadArguments a = {x, norm_weight, norm_bias,      weight.scales,   B,
+                             K, OC,          plan.num_boxes, plan.num_stages, epsilon};
+    launch_early(kernel, dim3(min(num_multiprocessors(), ceil_div(OC, DECODE_HEAD_ROWS))),
+                 dim3(DECODE_HEAD_CONSUMERS + 32), plan.shared_bytes(), exec, logits, map, a);
+}
+
+// logits (B,Vp) float = layernorm(x) wte^T | x (B,C) | norm_weight, norm_bias (C) | wte (Vp,C). By kernel 6 for 1 to 64 texts, by kernel
+// 5 where that does not run: for 2 to DECODE_HEAD_MAX_TEXTS5 texts, with weights in 8 bits for any number from 2 on. Returns false, and
+// launches nothing, elsewhere. wte is read while the previous kernel in the stream may still run.
+bool decode_matmul_head(float* logits, const floatX* x, const floatX* norm_weight, const floatX* norm_bias,
+                        const WeightMatrix& wte, int B, int C, int Vp, float epsilon, const Execution& exec) {
+    DecodeHeadPlan ring = decode_head_plan(wte, B, C);
+    DecodeMatmulPlan plan = decode_matmul_choose(0, 0, true, true, B, C, Vp);
+    bool many = B > DECODE_HEAD_MAX_TEXTS5 && wte.format == WEIGHTS_FULL;
+    if (!ring.num_stages && (many || !decode_matmul_runs(plan, B))) { return false; }
+    double others = (double)B * C * sizeof(floatX) + (double)B * Vp * sizeof(float);
+    Op op(exec, wte.bytes(Vp, C) + others, 2.0 * B * Vp * C, "decode_matmul %d -> %d, head", C, Vp);
+    if (ring.num_stages) {
+        decode_head_launch(logits, x, norm_weight, norm_bias, wte, B, C, Vp, epsilon, ring, exec);
+        return true;
+    }
+    decode_matmul_launch(logits, {x, norm_weight, norm_bias, wte, NULL, NULL, B, C, Vp, false, epsilon, 0, 0, 0}, plan,
+                         true, exec);
+    return true;
+}
+
+#else // the tensor cores multiply 16-bit floats
+
+bool decode_matmul_runs(bool, int, int, int) { return false; }
+bool decode_matmul(floatX*, const floatX*, const floatX*, const floatX*, const WeightMatrix&, const floatX*,
+                   const floatX*, bool, int, int, int, float, const Execution&) {
+    return false;
+}
+bool decode_matmul_head(float*, const floatX*, const floatX*, const floatX*, const WeightMatrix&, int, int, int, float,
+                        const Execution&) {
+    return false;
+}
+
+#endif
+// ==== end promoted: decode_matmul ====
+#endif

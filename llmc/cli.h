@@ -18,6 +18,7 @@ A usage error prints one line to stderr and exits with 2. C11, also compiles as 
 #include <getopt.h>
 #include <limits.h>
 #include <math.h>
+#include <strings.h>
 
 typedef enum { OPT_SECTION, OPT_INT, OPT_LONG, OPT_FLOAT, OPT_STR, OPT_LIST, OPT_BOOL, OPT_CHOICE } OptType;
 
@@ -226,6 +227,15 @@ static inline int cli_find(const char* name) {
     return i;
 }
 
+// True if the command line has the flag whose variable is `value`.
+static inline bool cli_typed(const void* value) {
+    const CliDefaults* d = cli_defaults();
+    for (int i = 0; i < d->n; i++) {
+        if (d->typed[i] && d->opts[i].value == value) { return true; }
+    }
+    return false;
+}
+
 // Formats the range as "1 to 4096", "at least 1" or "at most 0". A bound that is the limit of the type is not
 // mentioned.
 static inline void cli_format_range(char* buf, size_t size, const Option* o) {
@@ -244,6 +254,18 @@ static inline void cli_format_range(char* buf, size_t size, const Option* o) {
 }
 
 // ---- --help and the run header ----------------------------------------------------
+
+// What a program with many flags says of them besides its table. Each list ends with {NULL, NULL}.
+typedef struct {
+    const char* const (*most_used)[2]; // {long name, one line about it}: --help shows these flags only
+    const char* const (*examples)[2];  // {flags, one line about them}: example command lines
+    const char* const (*habits)[2];    // {a name that other programs use, our flag or what to do instead}
+    const char* sibling;               // another program, whose flags this one does not have; or NULL
+    const Option* sibling_options;     // its flags that this program does not have
+    int num_sibling_options;
+} CliExtras;
+
+static const CliExtras* cli_extras; // set before cli_parse(), or NULL
 
 // Prints text that starts in column `at`, wrapped at CLI_COLUMNS; continuation lines are indented. Ends the line.
 static inline void cli_print_wrapped(FILE* f, const char* text, int at, int indent) {
@@ -309,36 +331,158 @@ static inline void cli_version(FILE* f) {
     fprintf(f, ")\n");
 }
 
-// Prints --help. arguments: what the usage line names besides the flags (" RUN ..."), or "".
-static inline void cli_help(FILE* f, const char* about, const char* arguments, const Option* opts, int n) {
-    char flag[512], text[4096], value[1024], range[160];
-    int width = (int)strlen("  -h, --help");
+// Formats the help of entry i, of which a clause "; VALUE: WORDS" becomes the default if that is VALUE. The words of a value
+// say more than the value: "(default: from the descriptor)".
+static inline void cli_format_help(char* buf, size_t size, const Option* o, int i) {
+    char value[1024], needle[1040], range[160] = "";
+    const char *help = o->help ? o->help : "", *unit = cli_is_number(o) && o->unit ? o->unit : "";
+    cli_format_value(value, sizeof(value), o, i, true);
+    snprintf(needle, sizeof(needle), "; %s: ", value);
+    if (strcmp(value, "1") == 0) { unit = ""; } // "texts"
+    Option shown = *o;
+    if (o->max >= 1e6) { shown.max = INFINITY; } // only keeps numbers from overflowing
+    if (cli_has_range(o) && !(shown.min <= 0 && shown.max > o->max)) { cli_format_range(range, sizeof(range), &shown); }
+    const char *words = strstr(help, needle), *separator = range[0] ? "; " : "";
+    const char* text_default = o->type == OPT_STR ? cli_defaults()->text[i] : "";
+    bool absent = o->type == OPT_LIST || (o->type == OPT_STR && !(text_default && text_default[0]));
+    if (words) {
+        const char* text = words + strlen(needle);
+        const char* sentence = strstr(text, ". ");
+        int length = (int)strcspn(text, ";");
+        if (sentence && sentence < text + length) { length = (int)(sentence - text); }
+        snprintf(buf, size, "%.*s%s (default: %.*s%s%s)", (int)(words - help), help, text + length, length, text,
+                 separator, range);
+    } else if (o->type == OPT_BOOL) {
+        bool third = o->unit && strcmp(value, o->unit) == 0;
+        snprintf(buf, size, "%s (default %s)", help, third ? value : strcmp(value, "0") == 0 ? "off" : "on");
+    } else if (absent) {
+        snprintf(buf, size, "%s", help);
+    } else {
+        snprintf(buf, size, "%s (default %s%s%s%s%s)", help, value, unit[0] ? " " : "", unit, separator, range);
+    }
+}
+
+// True if entry i belongs to `topic`: it is "all", the beginning of a word in the title of the flag's section, or the flag.
+static inline bool cli_in_topic(const Option* opts, int i, const char* topic) {
+    const char* bare = topic + strspn(topic, "-");
+    size_t length = strlen(bare);
+    if (strcmp(topic, "all") == 0) { return true; }
+    if (opts[i].type != OPT_SECTION && (strcmp(bare, opts[i].name) == 0 || (length == 1 && bare[0] == opts[i].letter) ||
+                                        (opts[i].alias && strcmp(bare, opts[i].alias) == 0))) {
+        return true;
+    }
+    while (i > 0 && opts[i].type != OPT_SECTION) { i--; }
+    for (const char* word = opts[i].name; opts[i].type == OPT_SECTION && length >= 3 && *word;) {
+        if (strncasecmp(word, bare, length) == 0) { return true; }
+        word += strcspn(word, " ");
+        word += strspn(word, " ");
+    }
+    return false;
+}
+
+static inline void cli_help_end(FILE* f, int width) {
+    fprintf(f, "\n%-*sshow this text; with a topic or a flag, what there is to it\n", width, "  -h, --help [TOPIC]");
+    fprintf(f, "%-*sshow the version and how the program was compiled\n", width, "      --version");
+    fprintf(f, "A flag without an argument is a switch: --NAME turns it on, --no-NAME or --NAME=0 off.\n");
+}
+
+// Prints the flags of `topic`. arguments: what the usage line names besides the flags (" RUN ..."), or "".
+static inline void cli_help(FILE* f, const char* about, const char* arguments, const char* topic, const Option* opts,
+                            int n) {
+    char flag[512], text[4096];
+    bool all = strcmp(topic, "all") == 0, some = false;
+    int width = (int)strlen("  -h, --help [TOPIC]");
     for (int i = 0; i < n; i++) {
         int w = opts[i].type == OPT_SECTION ? 0 : cli_format_flag(flag, sizeof(flag), &opts[i]);
         if (w > width && w <= CLI_LEFT_COLUMN) { width = w; }
+        some |= cli_in_topic(opts, i, topic);
     }
     width += 2;
-    cli_print_wrapped(f, about, 0, 0);
-    fprintf(f, "\nusage: %s [flags]%s\n", cli_program(NULL), arguments);
+    if (!some) { cli_fail("--help: no topic and no flag '%s', see %s --help", topic, cli_program(NULL)); }
+    if (all) {
+        cli_print_wrapped(f, about, 0, 0);
+        fprintf(f, "\nusage: %s [flags]%s\n", cli_program(NULL), arguments);
+    }
     for (int i = 0; i < n; i++) {
         const Option* o = &opts[i];
+        if (!cli_in_topic(opts, i, topic)) { continue; }
         if (o->type == OPT_SECTION) {
-            fprintf(f, "\n%s:\n", o->name);
+            fprintf(f, "%s%s:\n", all ? "\n" : "", o->name);
+            if (o->help) { cli_print_wrapped(f, o->help, fprintf(f, "  "), 2); }
             continue;
         }
         int w = cli_format_flag(flag, sizeof(flag), o);
         int left = w + 2 <= width ? fprintf(f, "%-*s", width, flag) : fprintf(f, "%s\n%*s", flag, width, "") - w - 1;
-        cli_format_value(value, sizeof(value), o, i, false);
-        bool number = cli_is_number(o);
-        if (cli_has_range(o)) { cli_format_range(range, sizeof(range), o); }
-        snprintf(text, sizeof(text), "%s (default %s%s%s%s%s)", o->help ? o->help : "", value,
-                 number && o->unit && o->unit[0] ? " " : "", number && o->unit ? o->unit : "",
-                 cli_has_range(o) ? "; " : "", cli_has_range(o) ? range : "");
+        cli_format_help(text, sizeof(text), o, i);
         cli_print_wrapped(f, text, left, width);
     }
-    fprintf(f, "\n%-*sshow this text\n", width, "  -h, --help");
-    fprintf(f, "%-*sshow the version and how the program was compiled\n", width, "      --version");
-    fprintf(f, "A flag without an argument is a switch: --NAME turns it on, --no-NAME or --NAME=0 off.\n");
+    if (all) { cli_help_end(f, width); }
+}
+
+// Prints the flags that are used most, examples, and the topics: one screen.
+static inline void cli_help_screen(FILE* f, const char* about, const Option* opts, int n) {
+    char flag[512], topics[1024] = "--help TOPIC shows more of:";
+    int width = 0, example_width = 0;
+    cli_print_wrapped(f, about, 0, 0);
+    fprintf(f, "\n");
+    for (int i = 0; i < n; i++) {
+        if (opts[i].type != OPT_SECTION) { continue; }
+        size_t used = strlen(topics), start = used + 1;
+        snprintf(topics + used, sizeof(topics) - used, " %.*s,", (int)strcspn(opts[i].name, " "), opts[i].name);
+        topics[start] = (char)tolower((unsigned char)topics[start]);
+    }
+    snprintf(topics + strlen(topics), sizeof(topics) - strlen(topics), " or of a flag. --help all shows all flags.");
+    for (int pass = 0; pass < 2; pass++) { // the first one measures the columns
+        for (int k = 0; cli_extras->most_used[k][0]; k++) {
+            int i = 0;
+            while (i < n && strcmp(opts[i].name, cli_extras->most_used[k][0]) != 0) { i++; }
+            require(i < n);
+            int w = cli_format_flag(flag, sizeof(flag), &opts[i]);
+            width = w > width ? w : width;
+            if (pass == 1) { fprintf(f, "%-*s  %s\n", width, flag, cli_extras->most_used[k][1]); }
+        }
+        if (pass == 1) { fprintf(f, "\n"); }
+        for (int k = 0; cli_extras->examples[k][0]; k++) {
+            const char* const* example = cli_extras->examples[k];
+            int w = (int)strlen(example[0]);
+            example_width = w > example_width ? w : example_width;
+            if (pass == 1) { fprintf(f, "%s %-*s  # %s\n", cli_program(NULL), example_width, example[0], example[1]); }
+        }
+    }
+    fprintf(f, "\n");
+    cli_print_wrapped(f, topics, 0, 0);
+}
+
+// Appends " WORD" to text, quoted as a shell needs it. A text that is full is cut.
+static inline void cli_append_word(char* text, size_t size, const char* word) {
+    const char* safe = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_./,:=@%+-";
+    const char* quote = word[0] && !word[strspn(word, safe)] ? "" : "'";
+    size_t n = strlen(text);
+    if (n + 8 > size) { return; }
+    n += (size_t)snprintf(text + n, size - n, " %s", quote);
+    for (; *word && n + 6 < size; word++) {
+        n += (size_t)snprintf(text + n, size - n, "%.*s", *word == '\'' ? 4 : 1, *word == '\'' ? "'\\''" : word);
+    }
+    snprintf(text + n, size - n, "%s", quote);
+}
+
+// Prints the flags that the command line has, in the order of the table, as one could type them again.
+static inline void cli_print_typed(FILE* f, const Option* opts, int n) {
+    char line[8192] = "flags:", value[4096];
+    for (int i = 0; i < n; i++) {
+        const Option* o = &opts[i];
+        char flag[CLI_NAME_MAX + 8];
+        if (o->type == OPT_SECTION || !cli_defaults()->typed[i]) { continue; }
+        cli_format_value(value, sizeof(value), o, i, false);
+        bool off = o->type == OPT_BOOL && strcmp(value, "0") == 0, on = o->type == OPT_BOOL && strcmp(value, "1") == 0;
+        snprintf(flag, sizeof(flag), "--%s%s", off ? "no-" : "", o->name);
+        const CliList* list = o->type == OPT_LIST ? (const CliList*)o->value : NULL;
+        for (int k = 0; k < (list ? list->n : 1); k++) {
+            cli_append_word(line, sizeof(line), flag);
+            if (!off && !on) { cli_append_word(line, sizeof(line), list ? list->items[k] : value); }
+        }
+    }
+    print_line(f, "%s", line);
 }
 
 // Prints the run header: one line per flag that differs from its default, then a paragraph with all other flags.
@@ -482,6 +626,39 @@ static inline int cli_distance(const char* a, const char* b) {
     return row[nb];
 }
 
+// True if a and b are the same name; a dash and an underscore are the same.
+static inline bool cli_same_name(const char* a, const char* b) {
+    for (; *a && (*a == *b || (*a == '_' && *b == '-') || (*a == '-' && *b == '_')); a++) { b++; }
+    return *a == *b;
+}
+
+// Reports an unknown flag that other programs have, or the sibling program. name: the flag without dashes and value.
+static inline void cli_fail_known_elsewhere(const char* token, int shown, const char* name,
+                                            const struct option* longs) {
+    const CliExtras* e = cli_extras;
+    const char* bare = strncmp(name, "no-", 3) == 0 ? name + 3 : name;
+    for (int i = 0; e && i < e->num_sibling_options; i++) {
+        const Option* o = &e->sibling_options[i];
+        bool letter =
+            o->letter && token[0] == '-' && token[1] == o->letter && (!token[2] || isdigit((unsigned char)token[2]));
+        if (o->type == OPT_SECTION ||
+            !(letter || strcmp(bare, o->name) == 0 || (o->alias && strcmp(name, o->alias) == 0))) {
+            continue;
+        }
+        cli_fail("unknown flag '%.*s': %s has it, this program does not", shown, token, e->sibling);
+    }
+    for (int k = 0; e && e->habits[k][0]; k++) {
+        if (!cli_same_name(name, e->habits[k][0])) { continue; }
+        const char* ours = e->habits[k][1];
+        for (int i = 0; longs[i].name; i++) {
+            if (strcmp(longs[i].name, ours) != 0) { continue; }
+            cli_fail("unknown flag '%.*s', did you mean '--%s'? see %s --help %s", shown, token, ours,
+                     cli_program(NULL), ours);
+        }
+        cli_fail("unknown flag '%.*s': %s", shown, token, ours);
+    }
+}
+
 // Reports an unknown flag and suggests the nearest name. `longs` is getopt's table, terminated by a NULL name.
 __attribute__((noreturn)) static inline void cli_fail_unknown(const char* token, const struct option* longs) {
     char name[CLI_NAME_MAX + 2];
@@ -489,6 +666,8 @@ __attribute__((noreturn)) static inline void cli_fail_unknown(const char* token,
     snprintf(name, sizeof(name), "%.*s", (int)strcspn(bare, "="), bare);
     int length = (int)strlen(name), best = length >= 6 ? 3 : length >= 3 ? 2 : 0;
     const char* nearest = NULL;
+    int shown = (int)strcspn(token, "=");
+    cli_fail_known_elsewhere(token, shown, name, longs);
     for (int k = 0; longs[k].name; k++) {
         int d = cli_distance(name, longs[k].name);
         if (d < best) {
@@ -496,7 +675,6 @@ __attribute__((noreturn)) static inline void cli_fail_unknown(const char* token,
             nearest = longs[k].name;
         }
     }
-    int shown = (int)strcspn(token, "=");
     if (nearest) {
         cli_fail("unknown flag '%.*s', did you mean '--%s'? see %s --help", shown, token, nearest, cli_program(NULL));
     }
@@ -556,7 +734,7 @@ static inline void cli_check_table(const Option* opts, int n) {
 static inline void cli_getopt_tables(const Option* opts, int n, char (*no_names)[CLI_NAME_MAX + 1],
                                      struct option* longs, char* shorts) {
     int k = 0;
-    size_t used = (size_t)snprintf(shorts, 8, "+:h");
+    size_t used = (size_t)snprintf(shorts, 8, "+:h::");
     for (int i = 0; i < n; i++) {
         if (opts[i].type == OPT_SECTION) { continue; }
         bool is_bool = opts[i].type == OPT_BOOL, is_optional = cli_argument_is_optional(&opts[i]);
@@ -571,7 +749,7 @@ static inline void cli_getopt_tables(const Option* opts, int n, char (*no_names)
             used += (size_t)snprintf(shorts + used, 4, "%c%s", opts[i].letter, is_optional ? "::" : ":");
         }
     }
-    struct option help = {"help", no_argument, NULL, 'h'}, version = {"version", no_argument, NULL, CLI_VERSION};
+    struct option help = {"help", optional_argument, NULL, 'h'}, version = {"version", no_argument, NULL, CLI_VERSION};
     struct option end = {NULL, 0, NULL, 0};
     longs[k++] = help;
     longs[k++] = version;
@@ -628,7 +806,12 @@ static inline int cli_parse_more(int argc, char** argv, const char* about, const
         }
         if (cli_place()[0] && (code == 'h' || code == CLI_VERSION)) { cli_fail("%s is for the command line", token); }
         if (code == 'h') {
-            cli_help(stdout, about, arguments, opts, n);
+            const char* topic = optarg ? optarg : optind < argc && argv[optind][0] != '-' ? argv[optind] : NULL;
+            if (!topic && cli_extras) {
+                cli_help_screen(stdout, about, opts, n);
+            } else {
+                cli_help(stdout, about, arguments, topic ? topic : "all", opts, n);
+            }
             exit(0);
         }
         if (code == CLI_VERSION) {

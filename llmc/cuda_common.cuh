@@ -196,24 +196,61 @@ __device__ inline void grid_wait_dependency() {
 #endif
 }
 
+// ---- launches ----------------------------------------------------------------------
+
+// The shape of a launch. early: a programmatic dependent launch, where exec and the kernel's code allow it; see launch_early().
+struct LaunchShape {
+    dim3 grid, block;
+    size_t shared_bytes; // dynamic shared memory of a block
+    int cluster;         // blocks of a cluster, along x
+    bool early;
+
+    LaunchShape(dim3 grid, dim3 block, size_t shared_bytes = 0, int cluster = 1, bool early = false)
+        : grid(grid), block(block), shared_bytes(shared_bytes), cluster(cluster), early(early) {}
+};
+
+// The same for the runtime. Also allows the kernel as much shared memory, which it must be told above 48 KB.
+struct LaunchConfig : cudaLaunchConfig_t {
+    cudaLaunchAttribute own[2] = {};
+
+    template <class Kernel> LaunchConfig(Kernel* kernel, const LaunchShape& shape, const Execution& exec)
+        : cudaLaunchConfig_t() {
+        if (shape.shared_bytes > 48 << 10) {
+            cudaCheck(
+                cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shape.shared_bytes));
+        }
+        cudaLaunchConfig_t& c = *this; // gridDim alone is also a variable of CUDA's
+        c.gridDim = shape.grid, c.blockDim = shape.block, c.dynamicSmemBytes = shape.shared_bytes;
+        c.stream = exec.stream, c.attrs = own;
+        if (shape.cluster > 1) {
+            own[numAttrs].id = cudaLaunchAttributeClusterDimension;
+            own[numAttrs].val.clusterDim.x = shape.cluster;
+            own[numAttrs].val.clusterDim.y = own[numAttrs].val.clusterDim.z = 1;
+            numAttrs++;
+        }
+        // code older than 9.0 would not wait in grid_wait_dependency()
+        if (shape.early && compiled_arch(kernel) >= 90 && exec.may_launch_early()) {
+            own[numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+            own[numAttrs++].val.programmaticStreamSerializationAllowed = 1;
+        }
+    }
+    LaunchConfig(const LaunchConfig&) = delete; // attrs points into it
+};
+
+template <class... Parameters, class... Arguments> void launch_kernel(void (*kernel)(Parameters...),
+                                                                      const LaunchShape& shape, const Execution& exec,
+                                                                      const Arguments&... arguments) {
+    LaunchConfig config(kernel, shape, exec);
+    cudaCheck(cudaLaunchKernelEx(&config, kernel, arguments...));
+}
+
 // A programmatic dependent launch: the kernel's blocks start as the blocks of the previous kernel end. The kernel must
 // call grid_wait_dependency() before it touches memory that the previous kernel writes. If the device or the code is
 // older than 9.0, or an event comes before, this is an ordinary launch.
 template <class... Parameters, class... Arguments>
 void launch_early(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared_bytes, const Execution& exec,
                   const Arguments&... arguments) {
-    cudaLaunchAttribute early = {};
-    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    early.val.programmaticStreamSerializationAllowed = 1;
-    cudaLaunchConfig_t config = {};
-    config.gridDim = grid;
-    config.blockDim = block;
-    config.dynamicSmemBytes = shared_bytes;
-    config.stream = exec.stream;
-    config.attrs = &early;
-    config.numAttrs =
-        compiled_arch(kernel) >= 90 && exec.may_launch_early(); // older code would not wait in grid_wait_dependency()
-    cudaCheck(cudaLaunchKernelEx(&config, kernel, arguments...));
+    launch_kernel(kernel, LaunchShape(grid, block, shared_bytes, 1, true), exec, arguments...);
 }
 
 // Calls launch(std::integral_constant<int, n>()), so that n, from 1 to `most`, can be the argument of a template.

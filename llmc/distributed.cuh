@@ -8,7 +8,7 @@ small things over TCP (rank_link.h).
     ranks_close()
 
 Data flows in buckets, ranges of the model's parameters (train_gpt2.cu). The collectives are queued on a stream of
-their own, ordered with the model's stream by events; the host waits for none of them:
+their own, ordered with the model's stream by events; the host does not wait for their end:
 
     backward of a layer  -> gradients_ready(b)  -> reduce_gradients(b): every rank gets the sum for its share of bucket b
     update of the share  -> gather_weights(b)   -> await_weights(b) in the next forward pass, before the layer
@@ -164,11 +164,12 @@ inline void ranks_from_flags(RankEnv* env) {
 // All flags that are set, a line for each: they must be the same on all ranks.
 inline std::string ranks_flags() {
     std::string text;
-    for (size_t i = 0; i < sizeof(options) / sizeof(options[0]); i++) {
+    const Option* options = program_options();
+    for (int i = 0; i < NUM_OPTIONS; i++) {
         char value[1024];
         const Option* o = &options[i];
         if (o->type == OPT_SECTION || o->value == &settings.process_rank) { continue; }
-        cli_format_value(value, sizeof(value), o, (int)i, false);
+        cli_format_value(value, sizeof(value), o, i, false);
         text += std::string(o->name) + "=" + value + "\n";
     }
     return text;

@@ -26,6 +26,7 @@ Sources: Zellers et al. 2019, arXiv:1905.07830 (HellaSwag); Clark et al. 2018, a
 #ifndef LLMC_EVAL_LOADER_H
 #define LLMC_EVAL_LOADER_H
 
+#include "status.h"
 #include "utils.h"
 #include <math.h>
 
@@ -78,6 +79,10 @@ static inline unsigned eval_u16(const EvalLoader* e, size_t at) {
 
 // Shows on a terminal how many examples are scored; erases the line when all of them are.
 static inline void eval_progress(const EvalLoader* e) {
+    if (status_on()) {
+        status_show("%lld of %lld examples of %s", (long long)e->num_scored, (long long)e->num_examples, e->path.text);
+        return;
+    }
     if (!isatty(STDERR_FILENO)) { return; }
     fprintf(stderr, "\r%lld of %lld examples%s", (long long)e->num_scored, (long long)e->num_examples,
             e->num_scored == e->num_examples ? "\r\033[K" : "");

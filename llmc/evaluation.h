@@ -23,6 +23,8 @@ documentation of transformers counts this token as part of the window: its max_l
 #include "prompts.h"
 #include "rand.h"
 #include "ranks.h"
+#include "status.h"
+#include "stop.h"
 #include "text_input.h"
 #include "tokenizer.h"
 #include "utils.h"
@@ -134,6 +136,12 @@ static inline bool eval_add_json(EvalTokens* t, const Tokenizer* tokenizer, Json
     return !err->text[0];
 }
 
+// Fails if a text cannot be encoded with this vocabulary, or with none.
+static inline bool eval_can_encode(const char* path, const Tokenizer* tokenizer, Error* err) {
+    return (tokenizer && tokenizer->can_encode) ||
+           error_set(err, "%s: is text, and there is no vocabulary to encode it: give one with --tokenizer", path);
+}
+
 // Encodes a text of n bytes as dev/data/tokenize does it: as one document or, if it is JSON lines or an array, as those of
 // its objects.
 static inline bool eval_encode(EvalTokens* t, const Tokenizer* tokenizer, const char* text, size_t n, Error* err) {
@@ -142,10 +150,7 @@ static inline bool eval_encode(EvalTokens* t, const Tokenizer* tokenizer, const 
     TextNotes notes;
     memset(&notes, 0, sizeof(notes));
     if (!text_check(text, n, t->path, " > TEXT", &mark, err)) { return false; }
-    if (!tokenizer || !tokenizer->can_encode) {
-        return error_set(err, "%s: is text, and there is no vocabulary to encode it: give one with --tokenizer",
-                         t->path);
-    }
+    if (!eval_can_encode(t->path, tokenizer, err)) { return false; }
     text += mark;
     n -= mark;
     TextFormat format =
@@ -352,6 +357,8 @@ static inline double evaluate_questions(Evaluator* e, EvalLoader* questions, con
     double start = time_ms();
     require((size_t)questions->B * (size_t)questions->T <= (size_t)e->B * (size_t)e->T);
     eval_reset(questions);
+    run_finishes = "the evaluation";
+    status_show("%s", name);
     for (int64_t batch = 0; eval_next(questions, e->inputs, e->targets, &err); batch++) {
         if (batch % run_num_ranks != run_rank) { continue; } // another rank's
         e->compute(e->model, e->losses, e->inputs, e->targets, questions->B, questions->T);
@@ -359,6 +366,8 @@ static inline double evaluate_questions(Evaluator* e, EvalLoader* questions, con
         eval_score(questions, e->losses);
         if (run_num_ranks == 1) { eval_progress(questions); }
     }
+    status_clear();
+    run_finishes = RUN_FINISHES_STEP;
     // version 1, the only one that training evaluates, has this one score
     if (sum_over_ranks) { questions->num_correct = (int64_t)sum_over_ranks((double)questions->num_correct); }
     if (err.text[0]) { die("%s %s", flag, err.text); } // the file was changed since it was opened
@@ -430,6 +439,24 @@ static inline EvalFiles eval_files_find(void) {
     }
     free(list);
     return files;
+}
+
+// Ends the program if the files have a text and there is no vocabulary to encode it: before the weights are read.
+static inline void eval_files_check(const EvalFiles* files, const Tokenizer* tokenizer) {
+    Error err;
+    size_t mark;
+    for (size_t i = 0; i < files->count; i++) {
+        const char* path = files->paths[i];
+        MappedFile file;
+        int32_t magic = SHARD_MAGIC;
+        if (is_eval_file(path) || !map_file(&file, path, NULL)) { continue; }
+        if (file.size >= sizeof(magic)) { memcpy(&magic, file.data, sizeof(magic)); }
+        bool ok =
+            magic == SHARD_MAGIC || (text_check((const char*)file.data, file.size, path, " > TEXT", &mark, &err) &&
+                                     eval_can_encode(path, tokenizer, &err));
+        unmap_file(&file);
+        if (!ok) { die("--eval %s", err.text); }
+    }
 }
 
 // The rows of a batch: -b, but at least as many as an example takes.

@@ -23,16 +23,17 @@ static inline bool has_suffix(const char* path, const char* suffix) {
     return n >= m && strcasecmp(path + n - m, suffix) == 0;
 }
 
-// Ends the program if the name promises a format that is not written. Any other name is that of a directory.
+// Ends the program if the name ends like that of a file, in a format that is not written. Any other name, and one with a slash
+// at its end, is a directory's.
 static inline void refuse_other_formats(const char* path) {
-    static const char* const others[] = {".pt",  ".pth",     ".ckpt", ".pkl", ".onnx", ".h5",
-                                         ".npz", ".msgpack", ".zip",  ".tar", ".gz"};
-    for (size_t i = 0; i < sizeof(others) / sizeof(others[0]); i++) {
-        if (has_suffix(path, others[i])) {
-            die("--export %s: %s is not written: name a .safetensors, .bin or .gguf file, or a directory", path,
-                others[i]);
-        }
+    const char *slash = strrchr(path, '/'), *dot = strrchr(slash ? slash : path, '.');
+    size_t length = dot ? strspn(dot + 1, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_") : 0;
+    bool ending = length > 0 && length <= 12 && dot[1 + length] == '\0' && isalpha((unsigned char)dot[1]);
+    if (!ending || has_suffix(path, ".safetensors") || has_suffix(path, ".bin") || has_suffix(path, ".gguf")) {
+        return;
     }
+    die("--export %s: %s is not written: name a .safetensors, .bin or .gguf file, or a directory, with a slash: %s/",
+        path, dot, path);
 }
 
 // Writes a model directory: config.json, model.safetensors and the vocabulary. tokenizer may be NULL.
@@ -100,13 +101,13 @@ static inline int export_model(void) {
     path_set(&name, "%s", args->export_path);
     char* path = name.text;
     size_t n = strlen(path);
+    refuse_other_formats(path);
     while (n > 1 && path[n - 1] == '/') { path[--n] = '\0'; }
     if (n == 0) { die("--export: the name is empty"); }
     gguf = has_suffix(path, ".gguf");
     if (!gguf && type != GGUF_F32 && type != GGUF_BF16) {
         cli_fail("--type %s is for .gguf files; give f32 or bf16 for %s", args->export_type, path);
     }
-    refuse_other_formats(path);
     if (file_exists(path)) { die("--export %s: exists already, give another name", path); }
     path_set(&temporary, "%s.tmp-%ld", path, (long)getpid());
     const char* temp = temporary.text;

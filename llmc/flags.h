@@ -45,6 +45,8 @@ typedef struct {
     int special, num_samples, num_tokens, top_k, stop_at_eot;
     float temperature, top_p, min_p, repetition_penalty;
     CliList stops;
+    int64_t log_every;
+    int verbose;
     const char *eval_data, *hellaswag, *export_path, *export_type;
     int stride, json, bench, bench_prompt;
     int naive; // only in train_gpt2
@@ -114,7 +116,7 @@ static const Settings* const args = &settings;
 static char recipe_help[4096]; // written before the flags are parsed
 
 // for OPT_STR with a fixed set of choices, the unit field lists them, separated by |
-static const Option options[] = {
+static const Option shared_options[] = {
     {OPT_SECTION, 0, NULL, "Model", NULL, NULL, NULL, 0, 0},
     {OPT_STR, 'e', NULL, "model", &settings.model, "MODEL",
      "descriptor of a new model (d6 d12 d24 d36 d48, gpt3:c768 ...), or weights to load: a Hugging Face directory, a "
@@ -174,7 +176,7 @@ static const Option options[] = {
     {OPT_LONG, 'x', NULL, "steps", &settings.num_steps, "steps", "number of training steps; -1: one epoch", -1, 1e12},
     {OPT_FLOAT, 'l', NULL, "learning-rate", &settings.learning_rate, NULL, "peak learning rate", 0, 100},
     {OPT_STR, 'k', NULL, "schedule", &settings.schedule, "cosine|linear|constant|wsd", "learning rate schedule", 0, 0},
-    {OPT_LONG, 'u', NULL, "warmup", &settings.warmup_steps, "steps", "steps of linear warm-up", 0, 1e12},
+    {OPT_LONG, 'u', NULL, "warmup", &settings.warmup_steps, "steps", "steps of linear warm-up; 0: none", 0, 1e12},
     {OPT_FLOAT, 'q', NULL, "final-fraction", &settings.final_fraction, NULL,
      "final learning rate, as a fraction of the peak", 0, 1},
     {OPT_FLOAT, 'c', NULL, "weight-decay", &settings.weight_decay, NULL,
@@ -278,8 +280,26 @@ static const Option options[] = {
      "type of the exported weights; f16, and q8_0 (8 bits), only for .gguf", 0, 0},
     {OPT_STR, 0, NULL, "export-type", &settings.export_type, "fp32|bf16", "the same as --type", 0, 0},
 
+    {OPT_SECTION, 0, NULL, "Progress", NULL, NULL,
+     "On a terminal, the last line is rewritten with each step, and some lines stay; files and pipes get a line for "
+     "each "
+     "step. A line has the loss, the norm of the gradient before it is clipped, the learning rate, the time, and on a "
+     "GPU "
+     "MFU, the model FLOP utilization: FLOPs of the matmuls and the attention that the model needs, as a part of what "
+     "the "
+     "card can do at most in that type; recomputation does not count. (+2.50z): so many standard deviations above the "
+     "mean "
+     "of the last 128 steps, if that is more than 2.",
+     0, 0},
+    {OPT_LONG, 0, NULL, "log-every", &settings.log_every, "steps",
+     "print a line every N steps; 0: each step to files and pipes, and on a terminal at most 200 in a run", 0, 1e12},
+    {OPT_BOOL, 0, NULL, "verbose", &settings.verbose, NULL,
+     "print the values of all flags before a run, and at once, also if its set-up fails", 0, 0},
+};
+
+// of train_gpt2cu only
+static const Option gpu_options[] = {
     {OPT_SECTION, 0, NULL, "Machine", NULL, NULL, NULL, 0, 0},
-#if defined(__CUDACC__) || defined(GPU_PROGRAM) // the second one in the emulation of dev/cuda
     {OPT_INT, 0, NULL, "parallel", &settings.parallel, "texts",
      "continue at most N texts side by side, fewer if memory is short; one that ends makes room for the next", 1, 256},
     {OPT_STR, 0, NULL, "weights", &settings.weights, "full|int8|fp8",
@@ -287,10 +307,9 @@ static const Option options[] = {
      "Prompts and losses are computed in that type from weights rounded to 8 bits",
      0, 0},
     {OPT_INT, 'r', NULL, "recompute", &settings.recompute, NULL,
-     "save memory by recomputing in the backward pass: 1 GELU, 2 also the layernorms", 0, 2},
+     "save memory by recomputing in the backward pass: 1 GELU, 2 also the layernorms; 0: nothing", 0, 2},
     {OPT_INT, 0, "ge", "gelu-fusion", &settings.gelu_fusion, NULL,
-     "3: the forward pass saves GELU's slope where it can. 0 to 2: it saves GELU's argument; GELU is always fused", 0,
-     3},
+     "3: the forward pass saves GELU's slope where it can. 0 to 2: it saves GELU's argument", 0, 3},
     {OPT_BOOL, 'f', NULL, "tf32", &settings.tf32, NULL,
      "fp32 builds: run matmuls on the tensor cores, with a mantissa of 10 bits", 0, 0},
     {OPT_CHOICE, 0, NULL, "fp8", &settings.fp8, FP8_STAGES,
@@ -302,7 +321,8 @@ static const Option options[] = {
      "AdamW updates an fp32 copy of the 16-bit weights", 0, 0},
     {OPT_BOOL, 0, NULL, "stochastic-rounding", &settings.stochastic_rounding, NULL,
      "round updated bf16 weights up or down at random, so that small updates are kept on average", 0, 0},
-    {OPT_BOOL, 0, NULL, "graph", &settings.use_graph, NULL, "launch a step as one CUDA graph", 0, 0},
+    {OPT_BOOL, 0, NULL, "graph", &settings.use_graph, NULL, "launch each forward and backward pass as one CUDA graph",
+     0, 0},
     {OPT_BOOL, 0, NULL, "tune", &settings.tune, "again",
      "time cuBLASLt's matmul algorithms, use the fastest, and keep the choice in ~/.cache for all runs; again: time "
      "those "
@@ -316,7 +336,7 @@ static const Option options[] = {
     {OPT_INT, 0, "lg", "log-memory", &settings.log_memory_every, "steps",
      "print the GPU memory in use every N steps; 0: never", 0, 1e9},
 
-    {OPT_SECTION, 0, NULL, "Several GPUs", NULL, NULL, NULL, 0, 0},
+    {OPT_SECTION, 0, NULL, "GPUs and hosts", NULL, NULL, NULL, 0, 0},
     {OPT_INT, 0, NULL, "gpus", &settings.gpus, NULL,
      "train on N GPUs of this machine, each with -b sequences; 0: all of them", 0, RANKS_MAX_LOCAL},
     {OPT_INT, 'z', NULL, "zero", &settings.zero, NULL,
@@ -342,11 +362,142 @@ static const Option options[] = {
     {OPT_STR, 0, "pi", "init-method", &settings.init_method, "tcp|mpi",
      "llm.c's: tcp, or mpi: started by mpirun. Not needed: what has started the program is found by itself", 0, 0},
     {OPT_STR, 0, "pf", "fs-path", &settings.fs_path, "PATH", "has no effect, accepted for llm.c's command lines", 0, 0},
-#else
+};
+
+// of train_gpt2 only
+static const Option cpu_options[] = {
+    {OPT_SECTION, 0, NULL, "Machine", NULL, NULL, NULL, 0, 0},
     {OPT_BOOL, 0, NULL, "naive", &settings.naive, NULL,
      "run matmul and attention as the plain loops of train_gpt2.c: slow, for comparison", 0, 0},
-#endif
 };
+
+// ---- --help, and flags by other names -------------------------------------------------
+
+static const char* const most_used_flags[][2] = {
+    {"model", "d6, d12, d24, d36, d48: a new model; or a directory or file with weights"},
+    {"train-data", "shards of tokens to train on, as dev/data/tokenize makes them; in quotes"},
+    {"val-data", "shards to validate on"},
+    {"output", "checkpoints and logs go here; -e DIR uses the newest checkpoint"},
+    {"steps", "steps of training; without it, one pass over the data"},
+    {"learning-rate", "peak learning rate"},
+    {"batch-size", "sequences that are computed at once: what fits the memory"},
+    {"seq-len", "tokens of a sequence"},
+    {"total-batch", "tokens of a step, a multiple of B * T"},
+    {"resume", "go on from the newest checkpoint in the output directory"},
+    {"prompt", "continue this text, with --num-tokens N and --temperature X"},
+    {"eval", "loss and perplexity on shards or texts"},
+    {NULL, NULL},
+};
+
+static const char* const example_commands[][2] = {
+    {"-e d6 -i 'data/ts_train_*.bin' -j 'data/ts_val_*.bin' -o log", "train a new model"},
+    {"-e data/gpt2 -i 'data/ts_train_*.bin' -o tuned -x 100", "fine-tune GPT-2"},
+    {"-e log --prompt 'Once upon a time'", "continue a text"},
+    {"-e log --export shakespeare.gguf", "for llama.cpp"},
+    {NULL, NULL},
+};
+
+// Flags as nanoGPT, llm.c's Python, Hugging Face's trainer, torchrun and llama.cpp have them.
+static const char* const flags_elsewhere[][2] = {
+    {"lr", "learning-rate"},
+    {"max-lr", "learning-rate"},
+    {"min-lr", "final-fraction"},
+    {"max-iters", "steps"},
+    {"max-steps", "steps"},
+    {"num-iterations", "steps"},
+    {"iterations", "steps"},
+    {"epochs", "steps"},
+    {"num-epochs", "steps"},
+    {"num-train-epochs", "steps"},
+    {"micro-batch-size", "batch-size"},
+    {"device-batch-size", "batch-size"},
+    {"per-device-train-batch-size", "batch-size"},
+    {"gradient-accumulation-steps", "total-batch"},
+    {"grad-accum", "total-batch"},
+    {"total-batch-size", "total-batch"},
+    {"block-size", "seq-len"},
+    {"sequence-length", "seq-len"},
+    {"context-length", "seq-len"},
+    {"max-seq-len", "seq-len"},
+    {"ctx-size", "seq-len"},
+    {"n-layer", "layers"},
+    {"num-layers", "layers"},
+    {"depth", "layers"},
+    {"n-head", "heads"},
+    {"n-embd", "channels"},
+    {"hidden-size", "channels"},
+    {"d-model", "channels"},
+    {"warmup-iters", "warmup"},
+    {"warmup-steps", "warmup"},
+    {"wd", "weight-decay"},
+    {"grad-clip", "clip"},
+    {"max-grad-norm", "clip"},
+    {"lr-scheduler-type", "schedule"},
+    {"optim", "optimizer"},
+    {"data", "train-data"},
+    {"dataset", "train-data"},
+    {"train-file", "train-data"},
+    {"input-bin", "train-data"},
+    {"validation-file", "val-data"},
+    {"input-val-bin", "val-data"},
+    {"out-dir", "output"},
+    {"output-dir", "output"},
+    {"save-dir", "output"},
+    {"m", "model"},
+    {"init-from", "model"},
+    {"model-name-or-path", "model"},
+    {"model-path", "model"},
+    {"checkpoint", "model"},
+    {"ckpt", "model"},
+    {"resume-from-checkpoint", "resume"},
+    {"eval-interval", "val-every"},
+    {"eval-steps", "val-every"},
+    {"eval-iters", "val-steps"},
+    {"save-steps", "save-every"},
+    {"save-interval", "save-every"},
+    {"log-interval", "log-every"},
+    {"logging-steps", "log-every"},
+    {"p", "prompt"},
+    {"file", "prompt-file"},
+    {"max-tokens", "num-tokens"},
+    {"max-new-tokens", "num-tokens"},
+    {"n-predict", "num-tokens"},
+    {"repeat-penalty", "repetition-penalty"},
+    {"generate", "prompt"},
+    {"nproc-per-node", "gpus"},
+    {"nproc_per_node", "gpus"},
+    {"dtype", "make train_gpt2cu PRECISION=FP32, BF16 or FP16 chooses the type"},
+    {"bf16", "make train_gpt2cu PRECISION=FP32, BF16 or FP16 chooses the type"},
+    {"fp16", "make train_gpt2cu PRECISION=FP32, BF16 or FP16 chooses the type"},
+    {"device", "CUDA_VISIBLE_DEVICES chooses GPUs; ./train_gpt2 is the program for the CPU"},
+    {"threads", "OMP_NUM_THREADS sets the number of threads"},
+    {"compile", "leave it out, the program is compiled"},
+    {"dropout", "leave it out, this program trains without"},
+    {NULL, NULL},
+};
+
+#if defined(__CUDACC__) || defined(GPU_PROGRAM) // the second one in the emulation of dev/cuda
+#define OWN_OPTIONS gpu_options
+#define SIBLING_OPTIONS cpu_options
+#define SIBLING "train_gpt2"
+#else
+#define OWN_OPTIONS cpu_options
+#define SIBLING_OPTIONS gpu_options
+#define SIBLING "train_gpt2cu"
+#endif
+enum {
+    NUM_SHARED_OPTIONS = sizeof(shared_options) / sizeof(shared_options[0]),
+    NUM_OWN_OPTIONS = sizeof(OWN_OPTIONS) / sizeof(OWN_OPTIONS[0]),
+    NUM_OPTIONS = NUM_SHARED_OPTIONS + NUM_OWN_OPTIONS
+};
+
+// The flags of this program: the shared ones, then its own.
+static inline const Option* program_options(void) {
+    static Option all[NUM_OPTIONS];
+    memcpy(all, shared_options, sizeof(shared_options));
+    memcpy(all + NUM_SHARED_OPTIONS, OWN_OPTIONS, sizeof(OWN_OPTIONS));
+    return all;
+}
 
 // Goes back to the settings that were typed, so that a recipe can be applied to another model.
 static inline void forget_recipe(const Settings* typed) {
@@ -358,17 +509,30 @@ static inline void forget_recipe(const Settings* typed) {
 
 // Parses the command line, and the file that --config names, into the settings. about: for --help.
 static inline void parse_flags(int argc, char** argv, const char* about) {
-    const int n = sizeof(options) / sizeof(options[0]);
+    static const CliExtras extras = {most_used_flags, example_commands,
+                                     flags_elsewhere, SIBLING,
+                                     SIBLING_OPTIONS, sizeof(SIBLING_OPTIONS) / sizeof(SIBLING_OPTIONS[0])};
+    cli_extras = &extras;
     recipe_format_help(recipe_help, sizeof(recipe_help));
-    cli_parse(argc, argv, about, options, n);
+    const Option* opts = program_options();
+    cli_parse(argc, argv, about, opts, NUM_OPTIONS);
     const char* config = args->config;
     int num_stops = args->stops.n;
     if (!config) { return; }
-    cli_parse_file(config, options, n);
+    cli_parse_file(config, opts, NUM_OPTIONS);
     if (args->config != config) { cli_fail("%s names another --config, which only the command line can", config); }
     if (num_stops > 0) { settings.stops.n = 0; }
     // once more, because the command line counts before the file
-    cli_parse_more(argc, argv, about, options, n, "", NULL);
+    cli_parse_more(argc, argv, about, opts, NUM_OPTIONS, "", NULL);
+}
+
+// Prints the header of a run: the flags that were typed or, with --verbose, the values of all.
+static inline void print_flags(void) {
+    if (args->verbose) {
+        cli_print(stdout, program_options(), NUM_OPTIONS);
+    } else {
+        cli_print_typed(stdout, program_options(), NUM_OPTIONS);
+    }
 }
 
 static inline bool uses_muon(void) { return strcmp(args->optimizer, "muon") == 0; }
@@ -377,7 +541,75 @@ static inline bool uses_muon(void) { return strcmp(args->optimizer, "muon") == 0
 
 typedef enum { TASK_TRAIN, TASK_SAMPLE, TASK_EVALUATE, TASK_BENCH, TASK_EXPORT, TASK_PLAN } Task;
 
-// The task that the flags name. Two of them are a usage error.
+enum {
+    TRAINS = 1 << TASK_TRAIN,
+    SAMPLES = 1 << TASK_SAMPLE,
+    EVALUATES = 1 << TASK_EVALUATE,
+    TIMES = 1 << TASK_BENCH,
+    EXPORTS = 1 << TASK_EXPORT
+};
+
+// The tasks that read a flag: those of its name, or else of the title of its section, or else all.
+static inline int tasks_of_flag(const char* section, const char* name) {
+    static const struct {
+        const char* name;
+        int tasks;
+    } rows[] = {
+        {"train-data", ~0}, // its vocabulary serves all of them
+        {"config", ~0},
+        {"batch-size", TRAINS | EVALUATES},
+        {"seq-len", TRAINS | EVALUATES},
+        {"Data", TRAINS},
+        {"seed", ~0},
+        {"Optimization", TRAINS},
+        {"Validation and checkpoints", TRAINS},
+        {"Progress", TRAINS},
+        {"special", SAMPLES | EVALUATES},
+        {"num-samples", SAMPLES | TIMES},
+        {"num-tokens", SAMPLES | TIMES},
+        {"Sampling", SAMPLES},
+        {"eval", EVALUATES},
+        {"stride", EVALUATES},
+        {"json", TRAINS | EVALUATES},
+        {"hellaswag", TRAINS | EVALUATES},
+        {"bench", TIMES},
+        {"bench-prompt", TIMES},
+        {"Evaluation and export", EXPORTS},
+        {"parallel", SAMPLES | TIMES},
+        {"weights", ~0}, // refused where it has no effect
+        {"tf32", ~EXPORTS},
+        {"tune", ~EXPORTS},
+        {"tuned", ~EXPORTS},
+        {"naive", ~EXPORTS},
+        {"Machine", TRAINS},
+        {"GPUs and hosts", TRAINS},
+    };
+    for (int pass = 0; pass < 2; pass++) {
+        for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
+            if (strcmp(rows[i].name, pass == 0 ? name : section) == 0) { return rows[i].tasks; }
+        }
+    }
+    return ~0;
+}
+
+// Notes the flags that were typed and that the task does not read.
+static inline void note_ignored_flags(Task task) {
+    static const char* const names[] = {"training", "--prompt", "--eval", "--bench", "--export"};
+    const Option* options = program_options();
+    const char* section = "";
+    char list[512] = "";
+    if ((size_t)task >= sizeof(names) / sizeof(names[0])) { return; }
+    for (int i = 0; i < NUM_OPTIONS; i++) {
+        if (options[i].type == OPT_SECTION) { section = options[i].name; }
+        if (options[i].type == OPT_SECTION || !cli_defaults()->typed[i]) { continue; }
+        if (tasks_of_flag(section, options[i].name) >> task & 1) { continue; }
+        size_t used = strlen(list);
+        snprintf(list + used, sizeof(list) - used, "%s--%s", used ? ", " : "", options[i].name);
+    }
+    if (list[0] && run_rank == 0) { print_line(stderr, "note: %s does not use %s", names[task], list); }
+}
+
+// The task that the flags name. Two of them are a usage error, and so is a text without a model to continue it.
 static inline Task chosen_task(void) {
     bool sample = args->prompt || args->prompt_file || args->prompts || args->prompt_ids;
     bool evaluate = args->eval_data || (args->hellaswag && !args->train_data);
@@ -391,10 +623,18 @@ static inline Task chosen_task(void) {
                 : args->export_path ? TASK_EXPORT
                 : args->plan        ? TASK_PLAN
                                     : TASK_TRAIN;
+    if ((sample || evaluate || args->export_path) && !cli_typed(&settings.model)) {
+        cli_fail(
+            "%s needs a model: -e DIR, such as the -o directory of a run, or data/gpt2 after scripts/download.sh gpt2",
+            sample     ? "a prompt"
+            : evaluate ? "an evaluation"
+                       : "--export");
+    }
     if (strcmp(args->weights, "full") != 0 && (task == TASK_TRAIN || task == TASK_EXPORT)) {
         cli_fail("--weights %s is for --prompt, --eval and --bench, not for %s", args->weights,
                  task == TASK_TRAIN ? "training" : "--export (there --type q8_0 gives 8 bits)");
     }
+    note_ignored_flags(task);
     return task;
 }
 

@@ -23,13 +23,15 @@ enum {
 
 // ---- text for the terminal ----------------------------------------------------------
 
-// Formats "(+1.50z)". A NaN z-score, whose window is not full yet, gives "".
+enum { NOTABLE_Z_SCORE = 2 }; // one value in twenty is farther from the mean
+
+// Formats "(+2.50z)". A z-score within NOTABLE_Z_SCORE, and NaN, whose window is not full yet, give "".
 static inline void format_z_score(char* buf, size_t size, double z) {
     buf[0] = '\0';
-    if (!isnan(z)) { snprintf(buf, size, "(%+.2fz)", z); }
+    if (fabs(z) > NOTABLE_Z_SCORE) { snprintf(buf, size, "(%+.2fz)", z); }
 }
 
-// Formats llm.c's step line without a newline; NaN z-scores are omitted. step: the number to print (llm.c counts from
+// Formats llm.c's step line without a newline; small z-scores are omitted. step: the number to print (llm.c counts from
 // 1). ms: time of the step. rate: for example "45.7% bf16 MFU". Returns the result of snprintf.
 static inline int format_step_line(char* buf, size_t size, int64_t step, int64_t num_steps, double loss, double loss_z,
                                    double norm, double norm_z, double lr, double ms, const char* rate,

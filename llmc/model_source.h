@@ -14,6 +14,7 @@ weights; a new model gets initial ones.
 #include "flags.h"
 #include "gpt2.h"
 #include "run_state.h"
+#include "status.h"
 #include "tokenizer.h"
 #include "utils.h"
 #include <glob.h>
@@ -191,10 +192,16 @@ static inline void model_source_open(ModelSource* source, Path model, bool* has_
         if (!config_check(config, "-e with --layers, --heads, --channels", &err)) { die("%s", err.text); }
     } else {
         if (!file_exists(path)) {
-            bool gpt2 = strncmp(path, "gpt2", 4) == 0 || strstr(path, "/gpt2");
+            static const char* const sizes[] = {"gpt2-medium", "gpt2-large", "gpt2-xl",
+                                                "gpt2"}; // gpt2 begins the others
+            for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++) {
+                if (!strstr(path, sizes[i])) { continue; }
+                die("-e %s: %s; OpenAI's is fetched by scripts/download.sh %s, then it is -e data/%s", path,
+                    strerror(ENOENT), sizes[i], sizes[i]);
+            }
             die("-e %s: %s; -e takes a descriptor like d12, a Hugging Face directory, a .safetensors file, an llm.c "
-                ".bin or the -o directory of a run%s",
-                path, strerror(errno), gpt2 ? "; scripts/download.sh fetches OpenAI's gpt2" : "");
+                ".bin or the -o directory of a run",
+                path, strerror(ENOENT));
         }
         if (!model_open(&source->file, path, &err)) { die("-e %s", err.text); }
         for (int i = 0; run_rank == 0 && i < source->file.notes.count; i++) {
@@ -235,11 +242,13 @@ static inline void model_source_close(ModelSource* source) {
 // Reads the weights, or initializes new ones, into params (num_parameters), and closes the source.
 static inline void model_source_read(ModelSource* source, float* params) {
     Error err;
+    status_show(source->fresh ? "making the weights of %s" : "reading %s", source->path.text);
     if (source->fresh) {
         gpt2_init_params(params, &source->config, (uint32_t)run_seed());
     } else if (!model_read(&source->file, params, &err)) {
         die("%s", err.text);
     }
+    status_next();
     model_source_close(source);
 }
 

@@ -155,18 +155,22 @@ static inline void prompts_add_ids(Prompts* p, const TokenBuffer* tokens, const 
     prompts_add(p, text, used);
 }
 
+// Ends the program if a prompt cannot be encoded with this vocabulary, or with none.
+static inline void prompt_check_vocabulary(const Tokenizer* tokenizer) {
+    if (!tokenizer) {
+        die("no vocabulary found beside %s: give one with --tokenizer, or token ids with --prompt-ids", args->model);
+    }
+    if (!tokenizer->can_encode) {
+        die("this vocabulary has no merges, so it cannot read a prompt: give vocab.json and merges.txt with "
+            "--tokenizer");
+    }
+}
+
 // Encodes text b. An empty one becomes the token `start`, which begins a new document.
 static inline void encode_prompt(const Prompts* p, int b, const Tokenizer* tokenizer, int start, TokenBuffer* out) {
     out->count = 0;
     if (p->bytes[b] > 0) {
-        if (!tokenizer) {
-            die("no vocabulary found beside %s: give one with --tokenizer, or token ids with --prompt-ids",
-                args->model);
-        }
-        if (!tokenizer->can_encode) {
-            die("this vocabulary has no merges, so it cannot read a prompt: give vocab.json and merges.txt with "
-                "--tokenizer");
-        }
+        prompt_check_vocabulary(tokenizer);
         tokenizer_encode_text(tokenizer, p->texts[b], p->bytes[b], args->special, out);
     }
     if (out->count == 0) {

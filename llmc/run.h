@@ -21,6 +21,7 @@ figures of a step, as printed and logged; and the end. The model and the trainin
 #include "sampler.h"
 #include "saver.h"
 #include "schedulers.h"
+#include "status.h"
 #include "stop.h"
 #include "text_output.h"
 #include "tokenizer.h"
@@ -195,6 +196,8 @@ typedef struct {
     int nonfinite_in_a_row;
     int64_t first_step, first_skipped; // of this process: run.step and run.skipped_steps when it began
     int64_t num_nonfinite;             // steps of this process that were skipped because they were not finite
+    double line_ms, val_line_ms;       // when a line of a step, or of a validation, stayed on the terminal (time_ms)
+    double val_loss;                   // the newest; NaN: none
     // for the estimate of the time left
     double step_ms;                            // exponential moving average
     double validation_ms, sample_ms, write_ms; // the newest times; write_ms: of a save that the run waits for
@@ -205,6 +208,7 @@ static inline void training_clear(Training* t) {
     memset(t, 0, sizeof(*t));
     t->lock = -1;
     t->tasks_step = t->saved_step = t->best_step = -1;
+    t->val_loss = NAN;
 }
 
 // Decides from -o and -y whether this is a new run or resumes from t->checkpoint. Called before the model and the data
@@ -352,6 +356,20 @@ static inline void note_shared_shards(const Training* t) {
         (long long)shared, (long long)t->val.num_shards, t->val.shards[first].path);
 }
 
+// Prints what follows from the flags of the schedule: how the learning rate rises and falls.
+static inline void training_print_schedule(const Training* t) {
+    const LrSchedule* s = &t->schedule;
+    char warmup[64] = "", end[96] = ", constant";
+    if (s->warmup_steps > 0) {
+        snprintf(warmup, sizeof(warmup), " after %lld steps of warm-up", (long long)s->warmup_steps);
+    }
+    if (s->final_fraction != 1.0f && strcmp(s->type, "constant") != 0) {
+        snprintf(end, sizeof(end), ", %s to %.3g at step %lld", s->type,
+                 as_typed(s->learning_rate) * as_typed(s->final_fraction), (long long)t->num_steps);
+    }
+    printf("learning rate %g%s%s; %s\n", as_typed(s->learning_rate), warmup, end, args->optimizer);
+}
+
 // Opens the data loaders for batches of shape t->batch, and sets t->num_steps, t->num_val_batches and t->schedule.
 static inline void training_open_data(Training* t, const GPT2Config* config) {
     Error err;
@@ -403,6 +421,7 @@ static inline void training_open_data(Training* t, const GPT2Config* config) {
     t->schedule = t->muon_schedule = schedule;
     if (args->muon_learning_rate > 0) { t->muon_schedule.learning_rate = args->muon_learning_rate; }
     if (!lr_schedule_check(&t->schedule, &err)) { die("%s", err.text); }
+    training_print_schedule(t);
     if (args->warmup_steps > t->num_steps && t->num_steps > 0 && strcmp(args->schedule, "constant") != 0) {
         printf(
             "note: the warm-up has %lld steps (-u) and the run %lld: the learning rate ends at %.2e instead of %.2e\n",
@@ -438,12 +457,6 @@ static inline void fill_run_settings(RunState* run, const Training* t) {
 
 // The clock of --save-minutes, in seconds.
 static inline double training_clock(const Training* t) { return time_ms() * 1e-3 * t->clock_rate; }
-
-// Formats a number of bytes as MB or GB.
-static inline const char* format_bytes(char* text, size_t size, double bytes) {
-    snprintf(text, size, bytes < 1e9 ? "%.1f MB" : "%.2f GB", bytes * (bytes < 1e9 ? 1e-6 : 1e-9));
-    return text;
-}
 
 // Says what the run will save when, and the room that this takes; or that it will save nothing.
 static inline void training_announce_saves(const GPT2Config* config) {
@@ -548,6 +561,15 @@ static inline void training_step_done(Training* t) {
 
 // ---- checkpoints ----------------------------------------------------------------------
 
+// Between two steps: what was done has ended, a step follows.
+static inline void training_next_step(const Training* t) {
+    run_finishes = RUN_FINISHES_STEP;
+    status_clear();
+    if (t->run.step < t->num_steps) {
+        status_set("step %lld of %lld", (long long)t->run.step + 1, (long long)t->num_steps);
+    }
+}
+
 // Reports the save that has just ended. On failure counts it and logs it.
 static inline bool training_report_save(Training* t) {
     const Saver* s = &t->saver;
@@ -587,7 +609,12 @@ static inline void training_poll_save(Training* t) {
 // one are copied.
 static inline void training_finish_save(Training* t) {
     t->save_start_ms = time_ms();
+    if (t->saver.running) {
+        run_finishes = "the checkpoint that is being written";
+        status_show("waiting for the checkpoint of step %lld", (long long)t->saver.state.step);
+    }
     if (saver_wait(&t->saver)) { training_report_periodic_save(t); }
+    training_next_step(t);
 }
 
 // Several processes save together; all of them have to begin, and to take the same result from it. So process 0 looks first
@@ -608,7 +635,10 @@ static inline bool training_can_save(Training* t) {
 static inline void training_save_now(Training* t) {
     if (!training_can_save(t)) { return; }
     t->saver.ranks.token++;
+    run_finishes = "the checkpoint that is being written";
+    status_show("saving step %lld to %s", (long long)t->run.step, t->saver.dir);
     saver_run(&t->saver);
+    training_next_step(t);
     if (from_rank0) { from_rank0(&t->saver.saved, sizeof(t->saver.saved)); }
 }
 
@@ -802,9 +832,36 @@ static inline Due training_due(const Training* t, int stop) {
     return due;
 }
 
+// True if a line stays on the terminal; others are only shown in the last line. *line_ms: when one stayed before. every: of
+// steps; 0: the time alone decides.
+enum { LINE_STAYS_MS = 5000 }; // at least so long between two of them
+static inline bool training_line_stays(const Training* t, double* line_ms, int64_t step, int64_t every) {
+    double now = time_ms();
+    bool due = step >= t->num_steps || *line_ms == 0;
+    if (args->log_every && every) {
+        due |= step % args->log_every == 0;
+    } else {
+        due |= now - *line_ms > LINE_STAYS_MS && (!every || step % every == 0);
+    }
+    if (due) { *line_ms = now; }
+    return due;
+}
+
+// Shows on a terminal how far a task between two steps is: i of n parts are done.
+static inline void training_show_task(const char* task, int64_t i, int64_t n) {
+    run_finishes = task;
+    status_show("%s: %lld of %lld batches", task, (long long)i, (long long)n);
+}
+
 // Prints and logs the validation loss after t->run.step steps. start: when the validation began (time_ms).
 static inline void training_validated(Training* t, double loss, double start) {
-    printf("val loss %.6f\n", loss);
+    training_next_step(t);
+    t->val_loss = loss;
+    if (!status_on()) {
+        printf("val loss %.6f\n", loss);
+    } else if (training_line_stays(t, &t->val_line_ms, t->run.step, 0)) {
+        print_line(stdout, "step %4lld/%lld | val loss %.6f", (long long)t->run.step, (long long)t->num_steps, loss);
+    }
     logger_val(&t->logger, t->run.step, loss);
     t->validation_ms = time_ms() - start;
     if (loss < t->run.best_val_loss) {
@@ -840,6 +897,7 @@ static inline void training_count(Training* t, const StepReport* r, bool applied
     t->nonfinite_in_a_row = finite ? 0 : t->nonfinite_in_a_row + 1;
     t->num_nonfinite += !finite;
     if (applied) { return; }
+    status_clear();
     t->run.skipped_steps++;
     if (!finite) {
         printf("step %lld: loss %f, gradient norm %f: not finite, weights left as they are\n", (long long)r->step,
@@ -886,6 +944,29 @@ static inline double training_seconds_left(const Training* t, int64_t step) {
     return ms * 1e-3;
 }
 
+// The steps between two lines that stay on the terminal: 1, 2, 5, 10, 20 ..., for at most 200 lines.
+static inline int64_t training_line_every(const Training* t) {
+    int64_t every = 1, decade = 1;
+    for (int k = 0; every * 200 < t->num_steps; k++) {
+        static const int64_t steps[3] = {2, 5, 10};
+        every = decade * steps[k % 3];
+        if (k % 3 == 2) { decade *= 10; }
+    }
+    return every;
+}
+
+// Rewrites the last line of the terminal after a step. left: the time until the end.
+static inline void training_show_step(const Training* t, const StepReport* r, double tokens_per_second,
+                                      const char* left) {
+    char bar[20], val[40] = "";
+    int filled = (int)(16 * r->step / t->num_steps);
+    for (int i = 0; i < 16; i++) { bar[i] = i < filled ? '#' : '.'; }
+    bar[16] = '\0';
+    if (!isnan(t->val_loss)) { snprintf(val, sizeof(val), ", val %.4f", t->val_loss); }
+    status_show("[%s] %lld/%lld | loss %.4f%s | %.0f tok/s | ETA %s", bar, (long long)r->step, (long long)t->num_steps,
+                r->loss, val, tokens_per_second, left);
+}
+
 // Prints and logs a step. machine_flops: peak FLOP/s, that is 100% MFU; 0 on a CPU: other programs and the clock change what
 // its cores reach from one moment to the next, so the line has GFLOP/s. precision: for example "bf16". extra: additional columns of the calling program, each like " | 1.0 GB", or "".
 static inline void training_report(Training* t, const StepReport* r, double machine_flops, const char* precision,
@@ -903,8 +984,16 @@ static inline void training_report(Training* t, const StepReport* r, double mach
     if (args->fp8 && r->num_saturated > 0) {
         snprintf(saturated, sizeof(saturated), " | %.0f fp8 tensors saturated", r->num_saturated);
     }
-    // with --profile, its table is what was asked for
-    if (!args->profile) { printf("%s%s%s | ETA %s\n", line, extra, saturated, left); }
+    bool terminal = status_on() && !args->profile; // with --profile, its table is what was asked for
+    bool all = !terminal && !args->log_every;
+    if (!args->profile && (all || training_line_stays(t, &t->line_ms, r->step, training_line_every(t)))) {
+        print_line(stdout, "%s%s%s | ETA %s", line, extra, saturated, left);
+    }
+    if (terminal && r->step < t->num_steps) {
+        training_show_step(t, r, tokens_per_second, left);
+    } else {
+        status_clear();
+    }
     logger_train(&t->logger, r->step, r->loss, r->learning_rate, r->norm, r->ms, tokens_per_second,
                  args->fp8 ? r->num_saturated : -1);
     training_poll_save(t);
@@ -924,6 +1013,8 @@ static inline void training_sample_begin(const Training* t, TrainingSample* s) {
     s->prompt = t->start_token;
     s->sampler = sampler_make(1.0f, 0, 1.0f, t->run.sampler_rng);
     s->out = text_begin(t->has_tokenizer ? &t->tokenizer : NULL, stdout);
+    status_clear();
+    run_finishes = "the sample";
     printf("generating:\n---\n");
 }
 
@@ -931,6 +1022,7 @@ static inline void training_sample_begin(const Training* t, TrainingSample* s) {
 static inline void training_sample_end(Training* t, TrainingSample* s, const char* problem) {
     text_end(&s->out);
     printf("---\n");
+    training_next_step(t);
     if (problem) { printf("no sample: %s\n", problem); }
     t->run.sampler_rng = s->sampler.rng;
     if (!problem) { logger_text(&t->logger, t->run.step, s->out.text, s->out.length); }
@@ -983,6 +1075,7 @@ static inline int training_end(Training* t) {
     Error err;
     int code = EXIT_SUCCESS;
     training_finish_save(t);
+    status_clear();
     if (run_stop_signal) {
         printf("%s: stopped after step %lld; %s\n", strsignal(run_stop_signal), (long long)t->run.step,
                args->output ? "to resume, use the same flags and -y 1" : "nothing saved, because -o was not given");

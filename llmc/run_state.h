@@ -317,8 +317,8 @@ typedef struct {
     int64_t step;                  // optimizer steps taken so far, skipped ones included; names the directory
     int64_t num_tokens_seen;       // tokens trained on so far
     int64_t skipped_steps;         // steps whose update was skipped: outlier, or not finite
-    double loss_scale;             // fp16: the factor by which the loss and all gradients are scaled; otherwise 1
-    int64_t loss_scale_good_steps; // steps since loss_scale was last changed
+    double loss_scale;             // fp16: the factor by which all gradients are scaled; otherwise 1
+    int64_t loss_scale_good_steps; // finite steps since loss_scale was last changed
     uint64_t sampler_rng;
     int32_t eot_id;     // id of end-of-text, -1 if there is none; run_save() takes it from the tokenizer if it has one
     bool has_tokenizer; // vocab.json and merges.txt are in the directory; set by run_save()

@@ -23,18 +23,32 @@ static volatile sig_atomic_t run_stop_urged;
 // Set in a process that leaves it to another one to tell the user that the run stops.
 static bool run_stop_is_silent;
 
+// What the run does, for the message of the first signal: what it finishes before it ends.
+#define RUN_FINISHES_STEP "this micro-batch"
+static const char* volatile run_finishes = RUN_FINISHES_STEP;
+// True if the run will save a checkpoint then.
+static volatile sig_atomic_t run_will_save;
+
+// Tells what the run still does. Called by the handler, so it only writes.
+static inline void run_tell_stop(void) {
+    const char* const texts[] = {"\nstopping: the run finishes ", run_finishes,
+                                 run_will_save ? ", then saves a checkpoint"
+                                               : ", and saves nothing, because -o is not given",
+                                 "; a second Ctrl-C or SIGTERM ends it at once\n"};
+    for (size_t i = 0; i < sizeof(texts) / sizeof(texts[0]); i++) {
+        if (write(STDERR_FILENO, texts[i], strlen(texts[i])) < 0) { return; } // the run stops without the message
+    }
+}
+
 // Requests a stop. The second SIGINT or SIGTERM ends the process at once with exit code 128 + signal: 130 or 143.
 static inline void run_on_signal(int signal_number) {
-    static const char text[] = "\nstopping after this micro-batch; a second Ctrl-C or SIGTERM exits at once\n";
     int saved_errno = errno;
     bool urged = signal_number == SIGINT || signal_number == SIGTERM;
     if (urged && run_stop_urged) { _exit(128 + signal_number); }
     if (urged) { run_stop_urged = 1; }
     bool first = !run_stop_signal;
     if (first) { run_stop_signal = signal_number; }
-    if (first && !run_stop_is_silent &&
-        write(STDERR_FILENO, text, sizeof(text) - 1) < 0) { /* ignored: the run stops without the message */
-    }
+    if (first && !run_stop_is_silent) { run_tell_stop(); }
     errno = saved_errno;
 }
 

@@ -1152,7 +1152,7 @@ static inline bool tokenizer_read_merges(Vocab* v, TokenizerText f, bool grow, E
     char where[1100];
     size_t at = 0, line = 0, n = 0;
     v->merges_where = f.where;
-    for (const char* s; (s = tokenizer_next_merge(f, &at, &line, &n));) {
+    for (const char* s; (s = tokenizer_next_merge(f, &at, &line, &n)) != NULL;) {
         snprintf(where, sizeof(where), "%.1000s:%zu", f.where, line);
         const char* space = (const char*)memchr(s, ' ', n);
         size_t left = space ? (size_t)(space - s) : 0;

@@ -106,6 +106,13 @@ PRINTF_LIKE(3, 0) static inline void format_line(char* out, size_t size, const c
     out[mask_controls(out, length, false)] = '\0';
 }
 
+#ifdef __cplusplus
+#define ONE_PER_PROGRAM inline // also where a program is compiled in parts
+#else
+#define ONE_PER_PROGRAM static
+#endif
+ONE_PER_PROGRAM void (*on_print)(void); // print_line() and die() call it before they print, if it is set
+
 // Prints one line and a newline; control characters are masked. For messages that contain names from outside.
 PRINTF_LIKE(2, 3) static inline void print_line(FILE* f, const char* fmt, ...) {
     char line[4 * 4096];
@@ -113,6 +120,7 @@ PRINTF_LIKE(2, 3) static inline void print_line(FILE* f, const char* fmt, ...) {
     va_start(args, fmt);
     format_line(line, sizeof(line), fmt, args);
     va_end(args);
+    if (on_print) { on_print(); }
     fprintf(f, "%s\n", line);
 }
 
@@ -137,8 +145,9 @@ __attribute__((always_inline)) static inline bool error_false(int ignored) { ret
 // on success may be uninitialized.
 #define error_set(...) error_false((error_fill(__VA_ARGS__), 0))
 
-static char message_prefix[32];            // begins the message of die(), after "error: "
-static bool (*on_die)(const char* reason); // die() calls it, if it is set; false: the reason need not be printed
+ONE_PER_PROGRAM char message_prefix[32]; // begins the message of die(), after "error: "
+// die() calls it, if it is set; false: the reason need not be printed
+ONE_PER_PROGRAM bool (*on_die)(const char* reason);
 // Prints one line to stderr and exits 1.
 PRINTF_LIKE(1, 2) __attribute__((noreturn)) static inline void die(const char* fmt, ...) {
     char line[2048];
@@ -148,6 +157,7 @@ PRINTF_LIKE(1, 2) __attribute__((noreturn)) static inline void die(const char* f
     va_end(args);
     fflush(stdout);
     bool print = !on_die || on_die(line);
+    if (on_print) { on_print(); }
     // a single call: several threads and programs may share stderr
     if (print) { fprintf(stderr, "error: %s%s\n", message_prefix, line); }
     exit(EXIT_FAILURE);
@@ -212,6 +222,13 @@ static inline double as_typed(float x) {
     char text[64];
     format_float(text, sizeof(text), x);
     return strtod(text, NULL);
+}
+
+// Formats bytes as "1.25 GB", or where that has few digits as "12.5 MB". Returns buf.
+static inline const char* format_bytes(char* buf, size_t size, double bytes) {
+    bool small = bytes < 1e8;
+    snprintf(buf, size, small ? "%.1f MB" : "%.2f GB", bytes * (small ? 1e-6 : 1e-9));
+    return buf;
 }
 
 // ---- time ---------------------------------------------------------------------

@@ -1,6 +1,7 @@
 #!/bin/sh
 # The demo of train_gpt2 and train_gpt2cu: tokenizes this repository's own sources, trains a small model on them for
 # about a minute, saves it, loads it again and samples from it. It downloads nothing and writes only below demo/.
+# How many steps a minute has, it finds out by taking some.
 #
 #     scripts/demo.sh [PROGRAM]      ./train_gpt2 by default; the programs run this when they have no arguments
 #     DEMO_FLAGS='-x 100' scripts/demo.sh      further flags for the training run
@@ -41,11 +42,28 @@ for pattern in '*.c' '*.cu' 'llmc/*.h' 'llmc/*.cuh' 'dev/*/*.c' 'dev/*/*.h' 'dev
     done
 done
 run dev/data/tokenize -i "${sources#,}" -o demo/data/code --val-tokens 20000
+set -- --recipe llmc -e d6 --layers 4 --heads 2 --channels 128 --positions 128 -i 'demo/data/code_train_*.bin' -b 8 -t 128 -l 3e-3 -c 0.1 -s 0
+if [ -t 1 ]; then
+    "$program" "$@" -x 10 | tee demo/data/timing |
+        awk '/^step/ { printf "\rmeasuring: step %s", $2; fflush() } END { printf "\r\033[K" }'
+    grep -q '^step' demo/data/timing # otherwise the program has said why
+else
+    "$program" "$@" -x 10 >demo/data/timing
+fi
+# without the first steps, which load and choose kernels; the other flags are parts of the run
+steps=$(awk '{ for (i = 2; i <= NF; i++) if ($i == "ms" && ++n > 4) { sum += $(i - 1); k++ } }
+    END { n = sum ? int(50000 * k / sum) : 0; n = n < 60 ? 60 : n > 40000 ? 40000 : n; print n - n % 20 }' demo/data/timing)
 # shellcheck disable=SC2086 # DEMO_FLAGS has several words
-run "$program" --recipe llmc -e d6 --layers 4 --heads 2 --channels 128 --positions 128 -i 'demo/data/code_train_*.bin' \
-    -j 'demo/data/code_val_*.bin' -o demo/log -b 8 -t 128 -x 1500 -l 3e-3 -u 100 -q 0.05 -c 0.1 -v 250 -m 8 -s 500 -g 110 \
-    ${DEMO_FLAGS-}
+run "$program" "$@" -j 'demo/data/code_val_*.bin' -o demo/log -x "$steps" -u $((steps / 15)) -q 0.05 -v $((steps / 4)) -m 8 \
+    --log-every $((steps / 20)) ${DEMO_FLAGS-}
 rm -rf demo/log.before
-printf '\n'
-ls -l demo/log demo/log/step_*
-run "$program" -e demo/log --prompt 'for (int i' --temperature 0.8
+run "$program" -e demo/log --prompt 'for (int i' --temperature 0.8 --num-tokens 100
+cat <<END
+
+What to do next:
+  a text of your own    dev/data/tokenize -i my.txt -o data/my --val-tokens 20000
+                        $program -e d6 -i 'data/my_train_*.bin' -j 'data/my_val_*.bin' -o log
+  GPT-2's weights       scripts/download.sh gpt2, then $program -e data/gpt2 --prompt 'The answer is'
+  this run as a picture make scripts/plot_runs, then scripts/plot_runs demo/log -o demo/run.svg
+  all flags             $program --help; README.md has a map of the rest
+END

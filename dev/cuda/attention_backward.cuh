@@ -659,10 +659,8 @@ void attention_backward_mma_sized(floatX* dqkv, const float* lse, const float* d
     size_t head_bytes = (size_t)4 * T * (C / NH) * sizeof(floatX);    // q, k, v and dout of one head
     int heads_at_a_time = (int)(((size_t)32 << 20) / head_bytes) + 1; // 32 MB of the 40 to 50 MB of L2
     auto run = [&](auto kernel, int M, size_t bytes) {
-        cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes));
-        kernel<<<ceil_div(T, 64 * M) * B * NH, 128, bytes, exec.stream>>>(dqkv, lse, dsum, dout, qkv, T, C, NH, C / NH,
-                                                                          scale, heads_at_a_time);
-        cudaCheck(cudaGetLastError());
+        launch_kernel(kernel, LaunchShape(ceil_div(T, 64 * M) * B * NH, 128, bytes), exec, dqkv, lse, dsum, dout, qkv,
+                      T, C, NH, C / NH, scale, heads_at_a_time);
     };
     constexpr int DK = ATTENTION_BACKWARD_DK, DV = ATTENTION_BACKWARD_DV, FIRST = HS > 128 ? DV : DK | DV;
     size_t kv_bytes = sizeof(AttentionBackwardMmaSMem<HS, kv_M, walked>);
@@ -1271,7 +1269,6 @@ void attention_backward_sm90(floatX* dqkv, float* dbias, float* scratch, const f
     int num_blocks_of_queries = attention_backward_sm90_stats(args, dout, out, lse, exec);
     auto kernel = attention_backward_sm90_kernel11;
     constexpr int SHARED_BYTES = sizeof(AttentionBackwardSMem);
-    cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES));
     int num_blocks = min(args.num_heads * args.num_tiles, exec.free_sms());
     launch_early(kernel, dim3(num_blocks), dim3(384), SHARED_BYTES, exec, args, qkv_map, dout_map, dqkv_map, scale);
     if (!dbias) { return; }
@@ -1291,7 +1288,7 @@ size_t attention_backward_bias_terms(int B, int T, int C, int NH) {
 }
 
 // The size of scratch in floats, which is the same on all devices. If HS = 64, it is the size that kernel 11 needs;
-// otherwise scratch holds dsum (B,NH,T), and after that what matmul_backward_bias() needs.
+// otherwise scratch holds dsum (B,NH,T) and, when that is no longer needed, the scratch of matmul_backward_bias().
 size_t attention_backward_scratch(int B, int T, int C, int NH) {
     size_t floats = std::max((size_t)B * NH * T, matmul_backward_bias_scratch(B * T, 3 * C));
 #if !defined(ENABLE_FP32)

@@ -161,10 +161,8 @@ template <int max_HS, int rows, int keys> void attention_forward_plain_tiles(flo
     auto kernel = attention_forward_kernel6<max_HS, rows, keys>;
     constexpr int SHARED_BYTES = sizeof(AttentionForwardPlainSMem<max_HS, rows, keys>);
     static_assert(SHARED_BYTES <= 64 << 10, "the limit of compute capability 7.5");
-    cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES));
-    kernel<<<B * NH * ceil_div(T, rows), 128, SHARED_BYTES, exec.stream>>>(
-        out, lse, qkv, T, HS, NH, B * NH, attention_forward_group(T, HS, B * NH), LOG2E * scale);
-    cudaCheck(cudaGetLastError());
+    launch_kernel(kernel, LaunchShape(B * NH * ceil_div(T, rows), 128, SHARED_BYTES), exec, out, lse, qkv, T, HS, NH,
+                  B * NH, attention_forward_group(T, HS, B * NH), LOG2E * scale);
 }
 
 // HS is a multiple of 8, at most 256.
@@ -473,10 +471,8 @@ void attention_forward_mma_tiles(floatX* out, float* lse, const floatX* qkv, int
     auto kernel = attention_forward_kernel15<HS, row_tiles, step, slack, blocks, keys>;
     constexpr int SHARED_BYTES = sizeof(AttentionForwardMmaSMem<HS, row_tiles, keys>);
     static_assert(SHARED_BYTES <= 99 << 10, "the limit of compute capability 8.6");
-    cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES));
-    kernel<<<B * NH * ceil_div(T, 64 * row_tiles), 128, SHARED_BYTES, exec.stream>>>(
-        out, lse, qkv, T, head_size, NH, B * NH, attention_forward_group(T, head_size, B * NH), LOG2E * scale);
-    cudaCheck(cudaGetLastError());
+    launch_kernel(kernel, LaunchShape(B * NH * ceil_div(T, 64 * row_tiles), 128, SHARED_BYTES), exec, out, lse, qkv, T,
+                  head_size, NH, B * NH, attention_forward_group(T, head_size, B * NH), LOG2E * scale);
 }
 
 // HS is a multiple of 8, at most 256.
@@ -1030,7 +1026,6 @@ template <int groups> void attention_forward_sm90_launch(floatX* out, float* lse
     auto kernel = attention_forward_sm90_kernel25<groups>;
     constexpr int SHARED_BYTES = sizeof(AttentionForwardSMem<groups>) + 1024;
     static_assert(SHARED_BYTES <= 227 << 10, "the limit of compute capability 9.0");
-    cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES));
     CUtensorMap qkv_map = tensor_map_heads(qkv, B, T, 3 * NH, 64), out_map = tensor_map_heads(out, B, T, NH, 16);
     int num_tiles = ceil_div(T, 64 * groups), num_blocks = min(B * NH * num_tiles, exec.free_sms());
     AttentionForwardList list = attention_forward_list(B * NH, num_tiles, num_blocks);
@@ -1055,7 +1050,7 @@ void attention_forward_sm90(floatX* out, float* lse, const floatX* qkv, int B, i
 #endif
 
 // The number of the kernel that attention_forward() runs; see the table below.
-inline int attention_forward_choice(int HS) {
+int attention_forward_choice(int HS) {
 #if !defined(ENABLE_FP32)
     if (HS == 64 && has_sm90a()) { return 25; }
     if (compiled_arch(attention_forward_kernel15<64, 2, 32, 8, 3, 64>) >= 80) { return 15; }

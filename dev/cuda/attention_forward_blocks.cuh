@@ -232,7 +232,6 @@ void attention_forward_sm90_launch_kernel(Kernel kernel, float* lse, const float
                                           const Execution& exec, const Out&... out) {
     constexpr int SHARED_BYTES = sizeof(SMem) + 1024;
     static_assert(SHARED_BYTES <= 227 << 10, "the limit of compute capability 9.0");
-    cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES));
     CUtensorMap qkv_map = tensor_map_heads(qkv, B, T, 3 * NH, 64);
     int num_tiles = ceil_div(T, 64 * groups), num_blocks = min(B * NH * num_tiles, exec.free_sms());
     AttentionForwardList list = attention_forward_list(B * NH, num_tiles, num_blocks);

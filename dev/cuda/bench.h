@@ -21,6 +21,21 @@ right outputs, and the kernels. The file's main is one call of bench_main:
         return bench_main(argc, argv, "gelu_forward", declare, {64, 1024, 768, 12, 50257}, {{1, 1, 8}, {3, 17, 776}});
     }
 
+The int of a launcher is 0 where its list has a 0: the launcher then chooses by itself. More of what a declare may say:
+
+        require(b.C % b.NH == 0);                            // a condition of the op; other shapes are refused with this text
+        int C = b.C, HS = C / b.NH;
+        Buffer<float> start = b.input<float>("dbias_start", C);
+        Buffer<float> dbias = b.inout<float>("dbias", C, start, ulps<float>(4)); // holds start before every launch
+        Buffer<float> sums = b.scratch<float>("sums", 32 * C);                   // the kernels' own, NaN before every launch
+        if (HS % x128::size == 0) {                          // a condition of one kernel: it is declared where it fits
+            b.kernel(3, "mma.sync", [=](int) { ... }, {0}, 80);   // needs 8.0; -90: code for sm_90a. Skipped elsewhere
+        }
+        b.varies("BTH");                                     // --stress draws B, T and the number of heads
+
+A launcher checks its own conditions with require(), too. Where one does not hold, --check fails that kernel at the op's own
+shapes and skips it at a shape of the user's or of --stress.
+
 An op whose arithmetic has weak points names further kinds of input, which --check tries at its small shapes, too:
 
         int which = b.cases({"normal", "large mean"});
@@ -58,6 +73,8 @@ checked when all are done.
 Built by `make cpu`, the programs run on a CPU (dev/cuda/emulation, CUDA_EMULATION is defined): then they only check,
 and what the emulation finds wrong in a kernel fails its check.
 
+The numbers of the shape may be several: then each product of them is checked or timed, and the CSV has all of them.
+
 Timing: each launch has its own pair of events. Before each launch the L2 cache is flushed and in-place buffers are
 restored. For ops with FLOPs the GPU rests for 0.2 s before the timed launches of each kernel and configuration. Measured
 first: the speed of a copy and of a read on the device, the time of an empty launch, the matrix rate of the vendor's
@@ -78,8 +95,8 @@ inline int bench_tune_kernel(const char* op, const BenchState& declared) {
     const BenchFlags& f = bench_flags();
     if (!declared.is_promoted) { cli_fail("--tune: %s has no promoted kernel", op); }
     if (tunable_op(op) < 0) { cli_fail("--tune: the promoted kernel of %s takes no configuration", op); }
-    if (f.kernel >= 0 && f.kernel != declared.best) {
-        cli_fail("--tune times kernel %d, the promoted one, not kernel %d", declared.best, f.kernel);
+    if (!f.kernels.text.empty() && f.kernels.single() != declared.best) {
+        cli_fail("--tune times kernel %d, the promoted one, not kernel %s", declared.best, f.kernels.text.c_str());
     }
     if (f.check || f.config >= 0) { cli_fail("--tune cannot be combined with --check or --config"); }
 #ifdef CUDA_EMULATION
@@ -146,21 +163,25 @@ inline void bench_tune(BenchDevice& d, BenchState& s, const char* op, const Shap
 
 // ---- main -----------------------------------------------------------------------------------
 
-// Checks the kernels at the shape that is timed, then times them. A kernel that fails is not timed.
-inline int bench_run(BenchDevice& d, const char* op, void (*declare)(Bench&), const Shape& shape) {
+// Checks the kernels at the shape that is timed, then times them. A kernel that fails is not timed. is_first: of several shapes.
+// *fastest: a line about this shape is added.
+inline int bench_run(BenchDevice& d, const char* op, void (*declare)(Bench&), const Shape& shape, bool is_first,
+                     std::string* fastest) {
     const BenchFlags& f = bench_flags();
     BenchState s;
     s.op = op;
-    bench_print_header(d, op, shape);
+    bench_print_header(d, op, bench_shape_text(bench_cost(declare, shape, 0), shape));
     bench_declare(s, d, declare, shape, std::max(0, f.input_case));
     std::stable_sort(s.kernels.begin(), s.kernels.end(),
                      [](const BenchKernel& a, const BenchKernel& b) { return a.number < b.number; });
     if (!s.kinds.empty()) { printf("kind %d: %s\n", s.kind, s.kinds[s.kind]); }
     if (s.which > 0) { printf("case %d: %s\n", s.which, s.cases[s.which]); }
-    if (f.kernel >= 0) { printf("Using kernel %d\n", f.kernel); }
+    bool single = f.kernels.single() >= 0;
+    if (!f.kernels.text.empty()) { printf("Using kernel %s\n", f.kernels.text.c_str()); }
     BenchCounts counts = {0, 0, 0};
     std::vector<int> failed;
     bench_check_shape(d, s, shape, true, &counts, &failed);
+    bench_print_repeats();
     if (s.sampled) { printf("A sample of the results is compared with the CPU; the others must be finite.\n"); }
     if (counts.failed) {
         printf("%d of %d results do not match.\n", counts.failed, counts.failed + counts.passed);
@@ -180,9 +201,17 @@ inline int bench_run(BenchDevice& d, const char* op, void (*declare)(Bench&), co
             std::find(failed.begin(), failed.end(), k.number) != failed.end()) {
             continue;
         }
-        if (wanted) { printf("%skernel %d: %s\n", f.kernel < 0 ? "\n" : "", k.number, k.what); }
+        if (wanted) { printf("%skernel %d: %s\n", single ? "" : "\n", k.number, k.what); }
         for (int config : wanted ? bench_configs(k) : k.configs) {
-            results.push_back({&k, config, bench_time(d, s, k, config, wanted ? f.repeats : 20, wanted ? 1000 : 100)});
+            BenchTime time;
+            Range range("time kernel %d %s", k.number, bench_config_text(k, config, false).c_str());
+            BenchDeclined declined =
+                bench_try([&] { time = bench_time(d, s, k, config, wanted ? f.repeats : 20, wanted ? 1000 : 100); });
+            if (!declined.why.empty()) {
+                if (wanted) { die("kernel %d: %s", k.number, declined.why.c_str()); }
+                break; // it is only there to compare with
+            }
+            results.push_back({&k, config, time});
             if (wanted) {
                 BenchResult& r = results.back();
                 std::string wrong = bench_check_timed(d, s, k), wrong_hot;
@@ -201,22 +230,45 @@ inline int bench_run(BenchDevice& d, const char* op, void (*declare)(Bench&), co
         }
         if (is_base) {
             const BenchResult* best = bench_best(results, k.number);
+            if (!best) { continue; }
             printf("to compare with, not checked: kernel %d, %s, %.4f ms: %s\n", k.number,
                    bench_config_text(k, best->config, false).c_str(), best->time.median_ms, k.what);
         }
     }
-    if (f.kernel < 0 && !results.empty()) { bench_print_table(d, s, results); }
+    if (!single && !results.empty()) { bench_print_table(d, s, results); }
     bench_print_notes(s, shown);
     printf("%s", bench_clock_notes(results).c_str());
     for (const BenchBuffer& x : s.buffers) {
         const char* broken = bench_broken_guard(x);
         if (broken) { printf("FAIL %s: %s while timed\n", x.name, broken), counts.failed++; }
     }
-    if (f.csv) { bench_write_csv(f.csv, d, s, op, shape, shown); }
+    *fastest +=
+        bench_shape_text(s, shape) + ": " + (results.empty() ? "nothing was timed\n" : bench_fastest_text(results));
+    if (f.csv) { bench_write_csv(f.csv, d, s, op, shape, shown, !is_first); }
     if (f.json) { bench_write_json(f.json, d, s, op, shape, shown); }
     if (f.tune && !counts.failed) { bench_tune(d, s, op, shape, shown); }
     bench_free(s);
     return counts.failed ? EXIT_FAILURE : EXIT_SUCCESS;
+}
+
+// The same at each shape that the flags name. One that the op declines is skipped.
+inline int bench_run_shapes(BenchDevice& d, const char* op, void (*declare)(Bench&), int kind) {
+    int rc = EXIT_SUCCESS;
+    std::string fastest;
+    bool is_first = true; // of those in the CSV
+    for (Shape shape : bench_flags().shapes) {
+        shape.kind = kind;
+        if (!fastest.empty()) { printf("\n"); }
+        BenchDeclined declined = bench_try([&] { bench_cost(declare, shape, 0); });
+        if (!declined.why.empty()) {
+            fastest += bench_shape_text(BenchState(), shape) + ": skipped: " + declined.why + "\n";
+            continue;
+        }
+        rc |= bench_run(d, op, declare, shape, is_first, &fastest);
+        is_first = false;
+    }
+    if (bench_flags().shapes.size() > 1) { printf("\n%s", fastest.c_str()); }
+    return rc;
 }
 
 // What declare() declares without a device: for all kinds of operation, or for the one that --kind selects.
@@ -234,7 +286,13 @@ inline BenchNames bench_names(void (*declare)(Bench&), const Shape& shape) {
         BenchState s;
         s.kind = kind;
         Bench dry = bench_view(s, shape, 0, true);
-        declare(dry);
+        BenchDeclined declined = bench_try([&] { declare(dry); });
+        if (!declined.why.empty()) { cli_fail("%s: %s", bench_shape_text(s, shape).c_str(), declined.why.c_str()); }
+        bool has_best =
+            std::any_of(s.kernels.begin(), s.kernels.end(), [&](const BenchKernel& k) { return k.number == s.best; });
+        if (s.best >= 0 && !has_best && !f.shape_given) { // a kernel may be declared at some shapes alone
+            die("%s, but there is no such kernel", s.best_at.c_str());
+        }
         num_kinds = std::max(1, (int)s.kinds.size());
         if (f.kind >= num_kinds) { cli_fail("no kind %d, there are 0 to %d", f.kind, num_kinds - 1); }
         if (f.kind >= 0 && kind != f.kind) { continue; }
@@ -249,6 +307,24 @@ inline BenchNames bench_names(void (*declare)(Bench&), const Shape& shape) {
         if (names.first.kernels.empty()) { names.first = std::move(s); }
     }
     return names;
+}
+
+// Ends the program if no kernel that is wanted has the configuration of --config.
+inline void bench_check_config(const std::vector<BenchKernel>& kernels) {
+    int config = bench_flags().config;
+    std::string known;
+    for (const BenchKernel& k : kernels) {
+        if (!bench_wanted(k)) { continue; }
+        if (config < 0 || bench_has_config(k, config)) { return; }
+        known +=
+            "; kernel " + std::to_string(k.number) + " has no configuration " + std::to_string(config) + ", there are";
+        for (int other : k.configs) { known += " " + std::to_string(other); }
+        if (strcmp(k.config_name, "block size") == 0 && !bench_is_fixed(k)) {
+            known += ", and other multiples of 32 up to 1024";
+        }
+    }
+    if (bench_flags().kernels.single() >= 0) { cli_fail("%s", known.c_str() + 2); }
+    cli_fail("no kernel has configuration %d, see %s --list", config, cli_program(NULL));
 }
 
 // --list: a line per kernel; below it what its configurations are, if they are not block sizes. Then kinds and cases.
@@ -277,34 +353,36 @@ inline void bench_print_list(const BenchNames& names) {
 inline int bench_main(int argc, char** argv, const char* name, void (*declare)(Bench&), Shape shape,
                       std::vector<Shape> check_shapes) {
     BenchFlags& f = bench_flags();
-    bench_parse(argc, argv, name, &shape);
+    bench_parse(argc, argv, name, shape);
+    shape = f.shapes[0];
     BenchNames names = bench_names(declare, shape);
     if (names.kind < 0) {
         std::string known;
         for (const BenchKernel& k : names.kernels) { known += (known.empty() ? "" : " ") + std::to_string(k.number); }
         if (known.empty()) { cli_fail("--kind %d has no kernels in a build for " PRECISION_NAME, f.kind); }
-        cli_fail("no kernel %d, there are %s", f.kernel, known.c_str());
+        cli_fail("no kernel %s, there are %s", f.kernels.text.c_str(), known.c_str());
     }
     shape.kind = names.kind;
     int num_cases = std::max(1, (int)names.first.cases.size());
     if (f.input_case >= num_cases) { cli_fail("no case %d, there are 0 to %d", f.input_case, num_cases - 1); }
-    for (const BenchKernel& k : names.kernels) {
-        if (f.kernel != k.number || f.config < 0 || bench_has_config(k, f.config)) { continue; }
-        std::string known;
-        for (int config : k.configs) { known += " " + std::to_string(config); }
-        cli_fail("kernel %d has no configuration %d, there are%s", k.number, f.config, known.c_str());
-    }
+    bench_check_config(names.kernels);
     if ((f.stress || f.huge) && !f.check) { cli_fail("--stress and --huge are for --check"); }
     const char* times = f.csv ? "--csv" : f.json ? "--json" : NULL; // the flag that asks for a file of times
-    if (f.check && times) { cli_fail("%s cannot be combined with --check, which takes no times", times); }
+    if (times && (f.check || f.list)) {
+        cli_fail("%s cannot be combined with --%s, which takes no times", times, f.list ? "list" : "check");
+    }
+    const char* one_shape = f.json ? "--json" : f.tune ? "--tune" : f.stress ? "--stress" : f.list ? "--list" : NULL;
+    if (one_shape && f.shapes.size() > 1) { cli_fail("%s takes one shape, not %zu", one_shape, f.shapes.size()); }
+    if (f.first_failure && !f.check) { cli_fail("--first-failure is for --check"); }
     if (f.list) {
         bench_print_list(names);
         return EXIT_SUCCESS;
     }
-    if (f.tune) { f.kernel = bench_tune_kernel(name, names.first); }
+    if (f.tune) { bench_read_choice(std::to_string(bench_tune_kernel(name, names.first)).c_str(), &f.kernels); }
 #ifdef CUDA_EMULATION
     if (times) { cli_fail("%s needs a GPU: the emulation's times would mean nothing", times); }
     bool counts = f.transactions || f.picture;
+    if (counts && f.shapes.size() > 1) { cli_fail("--transactions takes one shape, not %zu", f.shapes.size()); }
     if (counts && (f.stress || f.huge)) { cli_fail("--transactions cannot be combined with --stress or --huge"); }
     if (!f.check && !counts) {
         printf("No GPU: the emulation's times would mean nothing, so this only checks, as --check.\n");
@@ -319,5 +397,5 @@ inline int bench_main(int argc, char** argv, const char* name, void (*declare)(B
 #endif
     if (f.huge) { return bench_run_huge(device, name, names.first); }
     return f.check ? bench_run_check(device, name, declare, shape, check_shapes, names.first)
-                   : bench_run(device, name, declare, shape);
+                   : bench_run_shapes(device, name, declare, shape.kind);
 }

@@ -105,8 +105,14 @@ inline bool bench_open(BenchDevice* d, const char* op) {
                 e != cudaSuccess ? cudaGetErrorString(e) : "no device", op, op);
         return false;
     }
+    int device = bench_flags().device;
+    if (device >= count) {
+        cli_fail("--device: no GPU %d, there %s 0%s", device, count > 1 ? "are" : "is",
+                 count > 1 ? (" to " + std::to_string(count - 1)).c_str() : "");
+    }
+    cudaCheck(cudaSetDevice(device));
     cudaDeviceProp properties;
-    cudaCheck(cudaGetDeviceProperties(&properties, 0));
+    cudaCheck(cudaGetDeviceProperties(&properties, device));
     snprintf(d->name, sizeof(d->name), "%s", properties.name);
     d->arch = 10 * properties.major + properties.minor;
     d->l2_bytes = (size_t)device_attribute(cudaDevAttrL2CacheSize);
@@ -147,9 +153,9 @@ inline std::string bench_driver() {
     return text;
 }
 
-inline void bench_print_header(const BenchDevice& d, const char* op, const Shape& s) {
+inline void bench_print_header(const BenchDevice& d, const char* op, const std::string& shape) {
     const BenchFlags& f = bench_flags();
-    printf("%s, %s, B %d T %d C %d NH %d V %d\n", op, PRECISION_NAME, s.B, s.T, s.C, s.NH, s.V);
+    printf("%s, %s, %s\n", op, PRECISION_NAME, shape.c_str());
     printf("%s, %d SMs, clocks up to %d MHz (memory %d MHz), L2 %.0f MB, driver %s\n", d.name, num_multiprocessors(),
            device_attribute(cudaDevAttrClockRate) / 1000, device_attribute(cudaDevAttrMemoryClockRate) / 1000,
            (double)d.l2_bytes / 1e6, bench_driver().c_str());
@@ -163,15 +169,121 @@ inline void bench_print_header(const BenchDevice& d, const char* op, const Shape
 
 // Returns the reason why this kernel cannot run here, or NULL.
 inline const char* bench_skip_reason(const BenchDevice& d, const BenchKernel& k) {
-    static char text[128];
+    static char text[160];
     if (k.min_arch == 0 || (k.min_arch > 0 && d.arch >= k.min_arch && d.compiled[0] >= k.min_arch) ||
         (k.min_arch < 0 && d.compiled[1] == -k.min_arch)) {
         return NULL;
     }
-    snprintf(text, sizeof(text), "needs code for sm_%d%s, device %d, binary %d", abs(k.min_arch),
-             k.min_arch < 0 ? "a" : "", d.arch, d.compiled[0]);
+    snprintf(text, sizeof(text), "needs code for sm_%d%s, but the GPU is sm_%d and the program is compiled for sm_%d",
+             abs(k.min_arch), k.min_arch < 0 ? "a" : "", d.arch, d.compiled[0]);
     return text;
 }
+
+// ---- what a check prints ------------------------------------------------------------------
+
+// Returns "B 3 T 17 C 776": the numbers of a shape that declare() has read, or all of them.
+inline std::string bench_shape_text(const BenchState& s, const Shape& shape, const char* dash = "") {
+    const char* names[] = {"B", "T", "C", "NH", "V"};
+    const int values[] = {shape.B, shape.T, shape.C, shape.NH, shape.V};
+    bool any = std::any_of(s.reads, s.reads + 5, [](bool x) { return x; });
+    std::string text;
+    for (int i = 0; i < 5; i++) {
+        if (any && !s.reads[i]) { continue; }
+        text += (text.empty() ? "" : " ") + std::string(dash) + names[i] + " " + std::to_string(values[i]);
+    }
+    return text;
+}
+
+// Returns where a part of a text "HEAD: PART; PART ..." ends, from `at` on: a part begins with a name and a colon.
+inline size_t bench_part_end(const std::string& text, size_t at) {
+    for (size_t end = text.find("; ", at); end != std::string::npos; end = text.find("; ", end + 1)) {
+        size_t word = text.find(' ', end + 2);
+        if (word != std::string::npos && text[word - 1] == ':') { return end + 1; }
+    }
+    return text.size();
+}
+
+// Prints a text in lines of less than 200 characters. All but the first are indented; where one line is too short for the
+// text, each part of it begins a line.
+inline void bench_print_lines(const std::string& text) {
+    const size_t width = 199;
+    for (size_t at = 0; at < text.size(); at += text[at] == ' ') {
+        size_t room = at == 0 ? width : width - 4, end = text.size();
+        if (text.size() > width) { end = bench_part_end(text, at); }
+        if (end > at + room) {
+            size_t clause = text.rfind("; ", at + room - 1), space = text.rfind(' ', at + room);
+            if (clause != std::string::npos && clause > at + room / 3) {
+                end = clause + 1;
+            } else {
+                end = space == std::string::npos || space <= at ? at + room : space;
+            }
+        }
+        printf("%s%s\n", at == 0 ? "" : "    ", text.substr(at, end - at).c_str());
+        at = end;
+        if (at == text.size()) { break; }
+    }
+    fflush(stdout);
+}
+
+// A reason to fail or to skip. It is printed where it is found first; afterwards it is counted.
+struct BenchFinding {
+    std::vector<std::string> keys; // of its parts
+    std::string text;
+    int more;
+};
+inline std::vector<BenchFinding>& bench_findings() {
+    static std::vector<BenchFinding> findings;
+    return findings;
+}
+
+// Returns what the same part has in common at other shapes: no threads, no indices, no numbers but those of lines.
+inline std::string bench_part_key(const std::string& part) {
+    size_t end = std::min({part.size(), part.find(", worst at "), part.find(", thread ("), part.find("; ")});
+    std::string key;
+    bool in_line = false;
+    for (size_t i = 0; i < end; i++) {
+        bool digit = isdigit((unsigned char)part[i]) != 0;
+        in_line = digit && (in_line || (i > 0 && part[i - 1] == ':'));
+        if (!digit || in_line) {
+            key += part[i];
+        } else if (key.empty() || key.back() != '#') {
+            key += '#';
+        }
+    }
+    return key;
+}
+
+// Prints "HEAD WHERE: WHY", or counts it if all parts of why have been printed with this head.
+inline void bench_report(const std::string& head, const std::string& where, const std::string& why) {
+    std::vector<std::string> keys;
+    for (size_t at = 0, end; at < why.size(); at = end + 1) {
+        end = bench_part_end(why, at);
+        keys.push_back(head + bench_part_key(why.substr(at, end - at)));
+    }
+    auto finding_with = [&](const std::string& key) -> BenchFinding* {
+        for (BenchFinding& f : bench_findings()) {
+            if (std::find(f.keys.begin(), f.keys.end(), key) != f.keys.end()) { return &f; }
+        }
+        return NULL;
+    };
+    if (std::all_of(keys.begin(), keys.end(), finding_with)) {
+        finding_with(keys[0])->more++;
+        return;
+    }
+    size_t end = std::min({why.size(), why.find(", worst at "), why.find(", thread ("), why.find("; "), (size_t)140});
+    bench_findings().push_back({keys, head + ": " + why.substr(0, end), 0});
+    bench_print_lines(head + where + ": " + why);
+}
+
+inline void bench_print_repeats() {
+    for (const BenchFinding& f : bench_findings()) {
+        if (f.more > 0) { bench_print_lines("the same in " + std::to_string(f.more) + " more: " + f.text); }
+    }
+    bench_findings().clear();
+}
+
+// A launcher that declines a shape of the user's or of --stress is skipped there; the op's own shapes must suit its kernels.
+inline bool bench_may_decline() { return bench_flags().shape_given || bench_flags().stress; }
 
 // ---- one shape: declare, check, free -----------------------------------------------------
 
@@ -216,12 +328,49 @@ inline uint64_t bench_checksum(const BenchDevice& d, const BenchBuffer& x) {
 }
 
 inline Bench bench_view(BenchState& s, const Shape& shape, cudaStream_t stream, bool dry) {
-    return {shape.B, shape.T, shape.C, shape.NH, shape.V, stream, dry, s, s.rng};
+    return {{shape.B, &s.reads[0]},
+            {shape.T, &s.reads[1]},
+            {shape.C, &s.reads[2]},
+            {shape.NH, &s.reads[3]},
+            {shape.V, &s.reads[4]},
+            stream,
+            dry,
+            s,
+            s.rng};
+}
+
+// The cost of an op, by a call of declare() without a device.
+inline BenchState bench_cost(void (*declare)(Bench&), const Shape& s, int which) {
+    BenchState state;
+    state.which = which, state.kind = s.kind;
+    Bench dry = bench_view(state, s, 0, true);
+    declare(dry);
+    return state;
+}
+
+// Names the shape at which an op divides by zero: C / NH channels of a head, for example, are 0 if C is less than NH.
+inline std::string& bench_division_text() {
+    static std::string text;
+    return text;
+}
+inline void bench_on_division(int) {
+    fflush(stdout);
+    const std::string& text = bench_division_text();
+    if (write(STDERR_FILENO, text.data(), text.size()) < 0) { _exit(EXIT_FAILURE); }
+    _exit(EXIT_FAILURE);
+}
+// what: the kernel and its configuration, or declare()
+inline void bench_name_division(const BenchState& s, const std::string& shape, const char* what, const char* hint) {
+    bench_division_text() =
+        "error: " + std::string(s.op) + ", " + what + ", " + shape + ": a division by zero" + hint + "\n";
+    signal(SIGFPE, bench_on_division);
 }
 
 // Runs declare() for a shape and a kind of input, sets guards, takes the inputs' checksums and computes the references.
 inline void bench_declare(BenchState& s, const BenchDevice& d, void (*declare)(Bench&), const Shape& shape, int which) {
     s.which = which, s.kind = shape.kind;
+    bench_name_division(s, bench_shape_text(s, shape), "declare() or the reference",
+                        ": do the shapes in main suit the op?");
     s.seed = (uint32_t)bench_flags().seed;
     s.rng.seed(s.seed);
     s.guards = bench_flags().guards;
@@ -357,60 +506,76 @@ inline std::string bench_check(const BenchDevice& d, BenchState& s, const BenchK
 inline bool bench_has_config(const BenchKernel& k, int config) {
     bool listed = std::find(k.configs.begin(), k.configs.end(), config) != k.configs.end();
     bool is_block_size = !bench_is_fixed(k) && strcmp(k.config_name, "block size") == 0;
-    return listed || (is_block_size && config >= 1 && config <= 1024);
+    return listed || (is_block_size && config >= 32 && config <= 1024 && config % 32 == 0);
 }
 inline std::vector<int> bench_configs(const BenchKernel& k) {
     int config = bench_flags().config;
     return config >= 0 && bench_has_config(k, config) ? std::vector<int>{config} : k.configs;
 }
-inline bool bench_wanted(const BenchKernel& k) { return bench_flags().kernel < 0 || bench_flags().kernel == k.number; }
+inline bool bench_wanted(const BenchKernel& k) { return bench_flags().kernels.has(k.number); }
 
 struct BenchCounts {
     int passed, failed, skipped;
+    bool stops() const { return failed && bench_flags().first_failure; }
 };
 
 // Prints one line per kernel and configuration; if quiet, only for failures. failed_kernels may be NULL.
 inline void bench_check_shape(const BenchDevice& d, BenchState& s, const Shape& shape, bool quiet, BenchCounts* counts,
                               std::vector<int>* failed_kernels) {
+    std::string at = ", " + bench_shape_text(s, shape);
+    if (!s.kinds.empty()) { at += std::string(", ") + s.kinds[s.kind]; }
+    if (s.which) { at += std::string(", ") + s.cases[s.which]; }
+    if (bench_flags().stress) { at += ", seed " + std::to_string(s.seed); }
     for (const BenchKernel& k : s.kernels) {
-        if (!bench_wanted(k)) { continue; }
-        const char* reason = bench_skip_reason(d, k);
-        if (reason) {
-            if (!bench_flags().stress) { printf("skip kernel %d (%s): %s\n", k.number, k.what, reason); }
+        if (!bench_wanted(k) || counts->stops()) { continue; }
+        std::string number = "kernel " + std::to_string(k.number);
+        auto skip = [&](const std::string& where, const std::string& why) {
+            bench_report("skip " + number + " (" + k.what + ")", where, why);
             counts->skipped++;
-            continue;
-        }
-        for (int config : bench_configs(k)) {
+        };
+        const char* reason = bench_skip_reason(d, k);
+        if (reason) { skip("", reason); }
+        for (int config : reason ? std::vector<int>{} : bench_configs(k)) {
             double worst;
             std::string wrong;
+            const char* missing = NULL;
+            std::string what = number + " " + bench_config_text(k, config);
+            bench_name_division(s, bench_shape_text(s, shape), what.c_str(),
+                                config ? "" : "; configuration 0 stands for the launcher's default");
+            Range range("check %s", what.c_str());
+            BenchDeclined declined = bench_try([&] {
 #ifdef CUDA_EMULATION
-            const char* missing = emulation_try([&] { wrong = bench_check(d, s, k, config, &worst); });
+                missing = emulation_try([&] { wrong = bench_check(d, s, k, config, &worst); });
+#else
+                wrong = bench_check(d, s, k, config, &worst);
+#endif
+            });
             if (missing) {
-                if (!bench_flags().stress) {
-                    printf("skip kernel %d (%s): needs %s, which is not emulated\n", k.number, k.what, missing);
-                }
-                counts->skipped++;
+                skip("", "needs " + std::string(missing) + ", which is not emulated");
                 break;
             }
-#else
-            wrong = bench_check(d, s, k, config, &worst);
-#endif
+            if (!declined.why.empty()) {
+                profile().listing = false;
+                if (failed_kernels) { failed_kernels->push_back(k.number); }
+                if (declined.by_condition && bench_may_decline()) {
+                    skip(at, "declines: " + declined.why);
+                    break;
+                }
+                wrong = "the launcher declines: " + declined.why;
+                if (declined.by_condition) {
+                    wrong += "; declare the kernel only where it fits, or change the shapes in main";
+                }
+            }
             (wrong.empty() ? counts->passed : counts->failed)++;
             if (!wrong.empty() && failed_kernels) { failed_kernels->push_back(k.number); }
-            if (wrong.empty() && quiet) { continue; }
-            printf("%s kernel %d %s, B %d T %d C %d NH %d V %d%s%s%s%s: ", wrong.empty() ? "ok" : "FAIL", k.number,
-                   bench_config_text(k, config).c_str(), shape.B, shape.T, shape.C, shape.NH, shape.V,
-                   s.kinds.empty() ? "" : ", ", s.kinds.empty() ? "" : s.kinds[s.kind], s.which ? ", " : "",
-                   s.which ? s.cases[s.which] : "");
-            if (wrong.empty()) {
-                printf("error %.2f of ", worst);
-                if (k.tolerance != 1) { printf("%g times the ", k.tolerance); }
-                printf("tolerance");
-                if (k.coarser_output) { printf(" (%s: %g times it)", k.coarser_output, k.coarser_factor); }
-                printf("\n");
-            } else {
-                printf("%s\n", wrong.c_str());
-            }
+            if (!wrong.empty()) { bench_report("FAIL " + number, what.substr(number.size()) + at, wrong); }
+            if (counts->stops()) { break; }
+            if (!wrong.empty() || quiet) { continue; }
+            printf("ok %s%s: error %.2f of ", what.c_str(), at.c_str(), worst);
+            if (k.tolerance != 1) { printf("%g times the ", k.tolerance); }
+            printf("tolerance");
+            if (k.coarser_output) { printf(" (%s: %g times it)", k.coarser_output, k.coarser_factor); }
+            printf("\n");
             fflush(stdout);
         }
     }
@@ -419,27 +584,35 @@ inline void bench_check_shape(const BenchDevice& d, BenchState& s, const Shape& 
 // Checks all kernels with one shape and one kind of input. may_skip: the emulation may leave it out if it takes too long.
 inline void bench_check_case(const BenchDevice& d, const char* op, void (*declare)(Bench&), const Shape& s, int which,
                              bool may_skip, BenchCounts* counts) {
-    BenchState state;
+    BenchState state, cost;
     state.op = op;
-#ifdef CUDA_EMULATION
-    BenchState cost;
-    cost.which = which, cost.kind = s.kind;
-    Bench dry = bench_view(cost, s, 0, true);
-    declare(dry);
-    const char* missing = may_skip && !emulation_affords(cost.bytes, cost.flops) ? "less time" : NULL;
-    if (!missing) {
-        missing = emulation_try([&] { bench_declare(state, d, declare, s, which); });
-    }
-    if (missing) {
-        printf("skip B %d T %d C %d NH %d V %d: needs %s, in the emulation\n", s.B, s.T, s.C, s.NH, s.V, missing);
-        bench_free(state);
+    std::string missing;
+    BenchDeclined declined = bench_try([&] { cost = bench_cost(declare, s, which); });
+    if (!declined.why.empty()) {
+        bool own = !bench_may_decline();
+        bench_report(own ? "FAIL" : "skip", " " + bench_shape_text(state, s),
+                     "declare() declines: " + declined.why + (own ? "; change the shapes in main" : ""));
+        (own ? counts->failed : counts->skipped)++;
         return;
+    }
+#ifdef CUDA_EMULATION
+    if (may_skip && !emulation_affords(cost.bytes, cost.flops)) {
+        missing = "takes the emulation too long; EMULATION_LIMIT=10 allows ten times the work";
+        std::copy(cost.reads, cost.reads + 5, state.reads);
+    } else {
+        const char* needs = emulation_try([&] { bench_declare(state, d, declare, s, which); });
+        if (needs) { missing = "needs " + std::string(needs) + ", which is not emulated"; }
     }
 #else
     (void)may_skip;
     bench_declare(state, d, declare, s, which);
 #endif
-    bench_check_shape(d, state, s, bench_flags().stress > 0, counts, NULL);
+    if (missing.empty()) {
+        bench_check_shape(d, state, s, bench_flags().stress > 0, counts, NULL);
+    } else {
+        bench_report("skip " + bench_shape_text(state, s), "", missing);
+        counts->skipped++;
+    }
     bench_free(state);
 }
 
@@ -489,15 +662,6 @@ struct BenchRange {
     }
 };
 
-// The cost of an op, by a call of declare() without a device.
-inline BenchState bench_cost(void (*declare)(Bench&), const Shape& s, int which) {
-    BenchState state;
-    state.which = which, state.kind = s.kind;
-    Bench dry = bench_view(state, s, 0, true);
-    declare(dry);
-    return state;
-}
-
 inline bool bench_affords(const BenchState& cost, double most_bytes, double most_flops) {
 #ifdef CUDA_EMULATION
     if (!emulation_affords(cost.bytes, cost.flops)) { return false; }
@@ -528,7 +692,8 @@ inline bool bench_draw_shape(Shape* drawn, void (*declare)(Bench&), const std::v
             s.NH = 1 + (int)(rng() % (unsigned)std::max(4, s.NH)), s.C = s.NH * HS;
         }
         *drawn = s;
-        BenchState cost = bench_cost(declare, s, which);
+        BenchState cost;
+        if (!bench_try([&] { cost = bench_cost(declare, s, which); }).why.empty()) { continue; } // declare() declines
         bool wanted = std::any_of(cost.kernels.begin(), cost.kernels.end(), bench_wanted);
         if (wanted && bench_affords(cost, most_bytes, most_flops)) { return true; }
     }
@@ -539,6 +704,7 @@ inline int bench_run_stress(const BenchDevice& d, const char* op, void (*declare
                             int num_cases) {
     BenchFlags& f = bench_flags();
     BenchCounts counts = {0, 0, 0};
+    size_t found = 0; // findings that have been printed
     std::mt19937 rng((uint32_t)f.seed);
     int num_shapes = 0;
     for (int i = 0; i < f.stress; i++) {
@@ -549,10 +715,13 @@ inline int bench_run_stress(const BenchDevice& d, const char* op, void (*declare
         bench_check_case(d, op, declare, s, which, false, &counts);
         num_shapes++;
         if (counts.failed == failed) { continue; }
+        if (std::exchange(found, bench_findings().size()) == bench_findings().size()) { continue; } // nothing new
         printf("reproduce: %s --check --seed %d --case %d --kind %d -B %d -T %d -C %d -NH %d -V %d\n",
                cli_program(NULL), f.seed, which, s.kind, s.B, s.T, s.C, s.NH, s.V);
         fflush(stdout);
+        if (counts.stops()) { break; }
     }
+    bench_print_repeats();
     printf("%d random shapes: %d passed, %d failed, %d skipped\n", num_shapes, counts.passed, counts.failed,
            counts.skipped);
     return counts.failed ? EXIT_FAILURE : EXIT_SUCCESS;
@@ -560,13 +729,20 @@ inline int bench_run_stress(const BenchDevice& d, const char* op, void (*declare
 
 // ---- all check shapes -------------------------------------------------------------------------
 
+#ifdef CUDA_EMULATION
+const char BENCH_ON_A_GPU[] = ", on a GPU: the emulation may take hours";
+#else
+const char BENCH_ON_A_GPU[] = "";
+#endif
+
 // names: what declare() has declared without a device.
 inline int bench_run_check(const BenchDevice& d, const char* op, void (*declare)(Bench&), const Shape& shape,
                            const std::vector<Shape>& check_shapes, const BenchState& names) {
     const BenchFlags& f = bench_flags();
     std::vector<Shape> shapes = check_shapes;
     bool given = f.shape_given || f.full || shapes.empty();
-    if (given) { shapes = {shape}; }
+    if (given) { shapes = f.shapes; }
+    for (Shape& s : shapes) { s.kind = given ? shape.kind : s.kind; }
     for (Shape& s : shapes) {
         s.B = s.B ? s.B : shape.B, s.T = s.T ? s.T : shape.T, s.C = s.C ? s.C : shape.C;
         s.NH = s.NH ? s.NH : shape.NH, s.V = s.V ? s.V : shape.V;
@@ -578,12 +754,26 @@ inline int bench_run_check(const BenchDevice& d, const char* op, void (*declare)
     int num_cases = std::max(1, (int)names.cases.size());
     if (f.stress) { return bench_run_stress(d, op, declare, shapes, num_cases); }
     BenchCounts counts = {0, 0, 0};
+    auto same = [&](const Shape& s) {
+        const int a[] = {s.B, s.T, s.C, s.NH, s.V}, b[] = {shape.B, shape.T, shape.C, shape.NH, shape.V};
+        for (int i = 0; i < 5; i++) {
+            if (names.reads[i] && a[i] != b[i]) { return false; }
+        }
+        return s.kind == shape.kind;
+    };
+    bool has_timed = given || std::any_of(shapes.begin(), shapes.end(), same);
     for (size_t i = 0; i < shapes.size(); i++) {
         const Shape& s = shapes[i];
         for (int which = 0; which < num_cases; which++) {
-            if (f.input_case >= 0 && which != f.input_case) { continue; }
+            if ((f.input_case >= 0 && which != f.input_case) || counts.stops()) { continue; }
             bench_check_case(d, op, declare, s, which, i > 0, &counts);
         }
+    }
+    bench_print_repeats();
+    if (counts.stops()) { printf("ended with the first failure\n"); }
+    if (!has_timed) {
+        printf("note: the shape that is timed, %s, was not checked; --check --full does that%s\n",
+               bench_shape_text(names, shape).c_str(), BENCH_ON_A_GPU);
     }
     printf("%d passed, %d failed, %d skipped\n", counts.passed, counts.failed, counts.skipped);
     return counts.failed ? EXIT_FAILURE : EXIT_SUCCESS;
@@ -632,8 +822,8 @@ inline int bench_run_transactions(const BenchDevice& d, const char* op, void (*d
     s.op = op;
     const char* missing = emulation_try([&] { bench_declare(s, d, declare, shape, std::max(0, f.input_case)); });
     if (missing) { die("the inputs of %s need %s, which is not emulated", op, missing); }
-    printf("%s, %s, B %d T %d C %d NH %d V %d%s%s%s\n", op, PRECISION_NAME, shape.B, shape.T, shape.C, shape.NH,
-           shape.V, s.kinds.empty() ? "" : ", ", s.kinds.empty() ? "" : s.kinds[s.kind],
+    printf("%s, %s, %s%s%s%s\n", op, PRECISION_NAME, bench_shape_text(s, shape).c_str(), s.kinds.empty() ? "" : ", ",
+           s.kinds.empty() ? "" : s.kinds[s.kind],
            f.shape_given || f.full ? "" : " (a small shape; -B -T -C -NH -V set another one)");
     BenchCounts counts = {0, 0, 0};
     for (const BenchKernel& k : s.kernels) {
@@ -665,7 +855,7 @@ inline int bench_run_transactions(const BenchDevice& d, const char* op, void (*d
         }
         (wrong.empty() ? counts.passed : counts.failed)++;
         if (!wrong.empty()) { printf("FAIL kernel %d: %s\n", k.number, wrong.c_str()); }
-        if (f.kernel < 0) { printf("\n"); }
+        if (f.kernels.single() < 0) { printf("\n"); }
         fflush(stdout);
     }
     bench_free(s);

@@ -3,6 +3,8 @@ Part of bench.h: what a declare function uses (Bench, Buffer, kinds of input), a
 */
 #pragma once
 
+#include <signal.h>
+
 #include <algorithm>
 #include <chrono>
 #include <functional>
@@ -18,6 +20,42 @@ Part of bench.h: what a declare function uses (Bench, Buffer, kinds of input), a
 #include "../../llmc/tuned.h"
 #include "reference.h"
 
+// ---- what a declare function or a launcher refuses -----------------------------------------------------------
+
+// Says why a launcher or declare() cannot do what was asked of it.
+struct BenchDeclined {
+    std::string why;
+    bool by_condition; // a require() does not hold; false: a CUDA call has failed
+};
+inline int& bench_trying() { // more than 0: what declines is thrown as a BenchDeclined, and does not end the program
+    static int depth = 0;
+    return depth;
+}
+inline const char* bench_file(const char* path) {
+    const char* slash = strrchr(path, '/');
+    return slash ? slash + 1 : path;
+}
+PRINTF_LIKE(2, 3) inline void bench_decline(bool by_condition, const char* fmt, ...) {
+    char text[1024];
+    va_list args;
+    va_start(args, fmt);
+    vsnprintf(text, sizeof(text), fmt, args);
+    va_end(args);
+    if (!bench_trying()) { die("%s", text); }
+    throw BenchDeclined{text, by_condition};
+}
+// Calls f. Returns what declined, with an empty text if nothing did.
+template <class F> inline BenchDeclined bench_try(F f) {
+    struct Depth {
+        Depth() { bench_trying()++; }
+        ~Depth() { bench_trying()--; }
+    } depth;
+    try {
+        f();
+    } catch (const BenchDeclined& declined) { return declined; }
+    return {"", false};
+}
+
 // While the harness records a launcher into a graph, a failed call is kept here and does not end the program.
 inline cudaError_t*& bench_kept_error() {
     static cudaError_t* kept = NULL;
@@ -26,12 +64,19 @@ inline cudaError_t*& bench_kept_error() {
 inline void bench_cuda_check(cudaError_t e, const char* expr, const char* file, int line) {
     if (e != cudaSuccess && bench_kept_error()) {
         *bench_kept_error() = e;
+    } else if (e != cudaSuccess && bench_trying()) {
+        bench_decline(false, "%s:%d: %s: %s", bench_file(file), line, expr, cudaGetErrorString(e));
     } else {
         cuda_check(e, expr, file, line);
     }
 }
 #undef cudaCheck
 #define cudaCheck(expr) bench_cuda_check((expr), #expr, __FILE__, __LINE__)
+#undef require
+#define require(cond)                                                                                                  \
+    do {                                                                                                               \
+        if (!(cond)) { bench_decline(true, "%s:%d: %s needs %s", bench_file(__FILE__), __LINE__, __func__, #cond); }   \
+    } while (0)
 
 // |out - ref| <= atol + rtol * |ref|, computed in such a way that NaN fails
 struct Tolerance {
@@ -320,6 +365,13 @@ struct BenchConfig {
     std::string label; // without commas and quotes
 };
 
+// A number of the shape. It remembers that declare() has read it: lines of output leave the other numbers out.
+struct BenchDim {
+    int value;
+    bool* was_read;
+    operator int() const { return *was_read = true, value; }
+};
+
 struct BenchKernel {
     int number;
     const char* what;
@@ -352,6 +404,7 @@ struct BenchState {
     double bytes_by_data = 0, flops_by_data = 0; // the part of these costs that depends on the inputs' values
     bool reads_only = false;                     // its writes are negligible
     int best = -1;                               // number of the promoted or best kernel; -1: none
+    std::string best_at;                         // where declare() says so: "op.cu:80: b.best(3)"
     bool is_promoted = false;                    // true if a copy of kernel `best` is in train_gpt2.cu
     uint32_t seed = 0, num_inputs = 0;
     bool guards = true;
@@ -361,6 +414,7 @@ struct BenchState {
     int which = 0;                  // the kind of input that declare() was called for
     std::vector<const char*> kinds; // names of the kinds of operation; empty: there is one kind
     int kind = 0;                   // the kind of operation that declare() was called for
+    bool reads[5] = {};             // which of B, T, C, NH, V declare() has read
     std::mt19937 rng;
     std::vector<BenchBuffer> buffers;
     std::vector<BenchKernel> kernels;
@@ -381,7 +435,7 @@ inline std::vector<int> bench_tunable(const char* op) {
 inline size_t bench_sample_size(); // --sample
 
 struct Bench {
-    int B, T, C, NH, V; // the shape
+    BenchDim B, T, C, NH, V; // the shape
     cudaStream_t stream;
     bool dry;          // declare() must not use the device: it is called only for the list of kernels
     BenchState& state; // owned by the harness; copies of a Bench share it
@@ -494,8 +548,13 @@ struct Bench {
     // min_arch: 80 if the kernel needs a device and a binary of compute capability 8.0 or more, -90 if it needs code
     // compiled for sm_90a. If they do not fit, the kernel is skipped.
     void kernel(int number, const char* what, std::function<void(int)> launch,
-                std::vector<int> configs = {64, 128, 256, 512, 1024}, int min_arch = 0) {
-        for (const BenchKernel& k : state.kernels) { require(k.number != number); }
+                std::vector<int> configs = {64, 128, 256, 512, 1024}, int min_arch = 0,
+                const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
+        for (const BenchKernel& k : state.kernels) {
+            if (k.number != number) { continue; }
+            die("%s:%d: b.kernel(%d, \"%s\"): \"%s\" has this number, too", bench_file(file), line, number, what,
+                k.what);
+        }
         require(number >= 0 && !configs.empty());
         state.kernels.push_back({number, what, launch, configs, min_arch});
     }
@@ -535,9 +594,13 @@ struct Bench {
     }
     // The kernel that is copied to train_gpt2.cu; the op's file has the marks `// ==== promoted: OP ====`. The run prints
     // a note if another kernel is faster by more than 2%.
-    void promoted(int number) { state.best = number, state.is_promoted = true; }
+    void promoted(int number, const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
+        set_best(number, true, std::string(bench_file(file)) + ":" + std::to_string(line) + ": b.promoted");
+    }
     // The same for an op without a copy in train_gpt2.cu.
-    void best(int number) { state.best = number, state.is_promoted = false; }
+    void best(int number, const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
+        set_best(number, false, std::string(bench_file(file)) + ":" + std::to_string(line) + ": b.best");
+    }
     // measure() returns the TFLOP/s that the vendor's library reaches in this run. It is called once, before timing.
     // For ops bound by FLOPs.
     void matrix_rate(std::function<double(cudaStream_t)> measure) { state.matrix_rate = measure; }
@@ -546,6 +609,10 @@ struct Bench {
     void huge(double bytes, std::function<void(BenchHuge&)> check) { state.huge_bytes = bytes, state.huge = check; }
 
     // ---- used by the harness itself ----
+    void set_best(int number, bool is_promoted, const std::string& where) {
+        state.best = number, state.is_promoted = is_promoted;
+        state.best_at = where + "(" + std::to_string(number) + ")";
+    }
     template <class T> Buffer<T> make(BenchKind kind, const char* name, size_t n, bool has_host) {
         Buffer<T> x = {nullptr, nullptr};
         if (dry) { return x; }
@@ -569,13 +636,52 @@ struct Bench {
 
 // ---- flags -------------------------------------------------------------------------------
 
+// The kernels that the first argument names: "4", "3,5", "2-4", "7-".
+struct BenchChoice {
+    std::string text;                       // empty: all kernels
+    std::vector<std::pair<int, int>> parts; // first and last number of each part
+    bool has(int number) const {
+        auto in = [=](const std::pair<int, int>& part) { return part.first <= number && number <= part.second; };
+        return parts.empty() || std::any_of(parts.begin(), parts.end(), in);
+    }
+    int single() const { // the number, if it is one; else -1
+        return parts.size() == 1 && parts[0].first == parts[0].second ? parts[0].first : -1;
+    }
+};
+// Reads such a text. Returns false if it is none.
+inline bool bench_read_choice(const char* text, BenchChoice* choice) {
+    *choice = {text, {}};
+    auto number = [&](int* n) {
+        size_t length = strspn(text, "0123456789");
+        if (length < 1 || length > 6) { return false; }
+        *n = atoi(text), text += length;
+        return true;
+    };
+    for (;; text++) {
+        std::pair<int, int> part;
+        if (!number(&part.first)) { return false; }
+        part.second = part.first;
+        if (*text == '-') {
+            part.second = INT_MAX, text++;
+            if (*text && *text != ',' && !number(&part.second)) { return false; }
+        }
+        if (part.second < part.first) { return false; }
+        choice->parts.push_back(part);
+        if (*text != ',') { return *text == '\0'; }
+    }
+}
+
 struct BenchFlags {
-    int kernel = -1; // number of the kernel to run; -1: all
+    BenchChoice kernels;
     int list = 0, check = 0, full = 0, huge = 0, tune = 0, hot = 0, sustained = 0, guards = 1;
     int transactions = 0, picture = 0; // of the emulation
     int config = -1, input_case = -1, kind = -1, sample = 0, stress = 0, seed = 1337, repeats = 100, schedule = -1;
+    int device = 0, first_failure = 0;
+    float noise = 0; // in percent; 0: the number of launches does not depend on it
+    double noise_seconds = 10;
     const char *flush = "read", *csv = NULL, *json = NULL, *tune_file = NULL;
     bool shape_given = false;
+    std::vector<Shape> shapes; // those of -B -T -C -NH -V, or the op's own
 };
 inline BenchFlags& bench_flags() {
     static BenchFlags flags;
@@ -583,16 +689,78 @@ inline BenchFlags& bench_flags() {
 }
 inline size_t bench_sample_size() { return (size_t)bench_flags().sample; }
 
-// Parses argv into flags and *shape, which holds the op's default shape before the call. Exits on --help and on usage
-// errors.
-inline void bench_parse(int argc, char** argv, const char* name, Shape* shape) {
+// Reads "256", "256,512", "256:4096:*2" or "256:1024:128": one number of a shape, or several.
+inline std::vector<int> bench_read_numbers(const char* flag, const char* text) {
+    const char* at = text;
+    std::vector<int> numbers;
+    auto fail = [&](const char* why) {
+        cli_fail("%s wants whole numbers from 1, as 256, 256,512, 256:4096:*2 or 256:1024:128, got '%s'%s", flag, text,
+                 why);
+    };
+    auto number = [&] {
+        char digits[11] = "";
+        size_t length = strspn(at, "0123456789");
+        memcpy(digits, at, std::min<size_t>(length, 10));
+        if (length == 0 || length > 10 || atoll(digits) < 1 || atoll(digits) > INT_MAX) { fail(""); }
+        at += length;
+        return atoll(digits);
+    };
+    for (;; at++) {
+        long long first = number(), last = first, step = 1;
+        bool multiplies = false;
+        if (*at == ':') {
+            at++, last = number();
+            if (*at != ':') { fail(": a step is missing"); }
+            multiplies = *++at == '*';
+            at += multiplies, step = number();
+            if (last < first || (multiplies && step < 2)) { fail(""); }
+        }
+        for (long long x = first; x <= last; x = multiplies ? x * step : x + step) {
+            numbers.push_back((int)x);
+            if (numbers.size() > 1000) { fail(": more than 1000"); }
+        }
+        if (*at != ',') { break; }
+    }
+    if (*at) { fail(""); }
+    return numbers;
+}
+
+// Sets the shapes of the flags. texts: of -B -T -C -NH -V, NULL for those of the op's own shape
+inline void bench_read_shapes(const char* const texts[5], const Shape& own) {
+    const char* names[] = {"-B", "-T", "-C", "-NH", "-V"};
+    const int usual[] = {own.B, own.T, own.C, own.NH, own.V};
+    std::vector<int> numbers[5];
+    for (int i = 0; i < 5; i++) {
+        numbers[i] = texts[i] ? bench_read_numbers(names[i], texts[i]) : std::vector<int>{usual[i]};
+    }
     BenchFlags& f = bench_flags();
+    f.shapes.clear();
+    for (int B : numbers[0]) {
+        for (int T : numbers[1]) {
+            for (int C : numbers[2]) {
+                for (int NH : numbers[3]) {
+                    for (int V : numbers[4]) { f.shapes.push_back({B, T, C, NH, V}); }
+                }
+            }
+        }
+    }
+    if (f.shapes.size() > 1000) { cli_fail("%zu shapes are more than 1000", f.shapes.size()); }
+}
+
+// Parses argv into flags. own: the op's own shape. Exits on --help and on usage errors.
+inline void bench_parse(int argc, char** argv, const char* name, const Shape& own) {
+    BenchFlags& f = bench_flags();
+    const std::string usual[] = {std::to_string(own.B), std::to_string(own.T), std::to_string(own.C),
+                                 std::to_string(own.NH), std::to_string(own.V)};
+    const char* texts[5]; // of the numbers of the shape
+    for (int i = 0; i < 5; i++) { texts[i] = usual[i].c_str(); }
     const Option opts[] = {
         {OPT_SECTION, 0, NULL, "What to do", NULL, NULL, NULL, 0, 0},
         {OPT_BOOL, 0, NULL, "list", &f.list, NULL, "list the kernels; needs no GPU", 0, 0},
         {OPT_BOOL, 0, NULL, "check", &f.check, NULL,
          "only check, do not time: every kernel and configuration, at odd shapes or at the given shape", 0, 0},
         {OPT_BOOL, 0, NULL, "full", &f.full, NULL, "with --check: check at the shape that is timed", 0, 0},
+        {OPT_BOOL, 0, NULL, "first-failure", &f.first_failure, NULL, "with --check: end with the first failure", 0, 0},
         {OPT_BOOL, 0, NULL, "huge", &f.huge, NULL,
          "with --check: check the promoted kernel with more than 2^31 elements instead, in ops that can", 0, 0},
         {OPT_INT, 0, NULL, "stress", &f.stress, "N",
@@ -614,12 +782,13 @@ inline void bench_parse(int argc, char** argv, const char* name, Shape* shape) {
          "compare only so many rows, heads or sequences with the CPU, in ops that can; 0: all, unless that takes "
          "seconds",
          0, INT_MAX},
-        {OPT_SECTION, 0, NULL, "Shape", NULL, NULL, NULL, 0, 0},
-        {OPT_INT, 'B', NULL, "batch", &shape->B, NULL, "sequences", 1, INT_MAX},
-        {OPT_INT, 'T', NULL, "time", &shape->T, NULL, "tokens in a sequence", 1, INT_MAX},
-        {OPT_INT, 'C', NULL, "channels", &shape->C, NULL, "channels", 1, INT_MAX},
-        {OPT_INT, 0, "NH", "heads", &shape->NH, NULL, "attention heads", 1, INT_MAX},
-        {OPT_INT, 'V', NULL, "vocab", &shape->V, NULL, "tokens in the vocabulary", 1, INT_MAX},
+        {OPT_SECTION, 0, NULL, "Shape; several: -T 256,512 or -T 256:4096:*2 (a step of 128: 256:1024:128)", NULL, NULL,
+         NULL, 0, 0},
+        {OPT_STR, 'B', NULL, "batch", &texts[0], "N", "sequences", 0, 0},
+        {OPT_STR, 'T', NULL, "time", &texts[1], "N", "tokens in a sequence", 0, 0},
+        {OPT_STR, 'C', NULL, "channels", &texts[2], "N", "channels", 0, 0},
+        {OPT_STR, 0, "NH", "heads", &texts[3], "N", "attention heads", 0, 0},
+        {OPT_STR, 'V', NULL, "vocab", &texts[4], "N", "tokens in the vocabulary", 0, 0},
         {OPT_SECTION, 0, NULL, "Measurement", NULL, NULL, NULL, 0, 0},
         {OPT_BOOL, 0, NULL, "hot", &f.hot, NULL, "do not flush the L2 cache before each timed launch", 0, 0},
         {OPT_BOOL, 0, NULL, "sustained", &f.sustained, NULL,
@@ -629,6 +798,12 @@ inline void bench_parse(int argc, char** argv, const char* name, Shape* shape) {
          0, 0},
         {OPT_INT, 0, NULL, "repeats", &f.repeats, "launches",
          "timed launches per configuration; fewer if they take more than a second", 1, 10000},
+        {OPT_FLOAT, 0, NULL, "noise", &f.noise, "%",
+         "go on timing, in runs of --repeats, until the median is known to so many percent (95% confidence), for at "
+         "most 10 s; 0: "
+         "one run",
+         0, 100},
+        {OPT_INT, 0, NULL, "device", &f.device, NULL, "number of the GPU, among those that are visible", 0, INT_MAX},
         {OPT_INT, 0, NULL, "seed", &f.seed, NULL, "seed of the random inputs", 0, INT_MAX},
         {OPT_BOOL, 0, NULL, "guards", &f.guards, NULL,
          "check the bytes around each buffer; turn it off for compute-sanitizer, which then sees reads past the end", 0,
@@ -654,24 +829,34 @@ inline void bench_parse(int argc, char** argv, const char* name, Shape* shape) {
     const int num_opts = (int)(sizeof(opts) / sizeof(opts[0]));
     cli_program(argv[0]);
     std::vector<char*> args(argv, argv + argc);
-    if (argc > 1 && argv[1][0] != '-') {
-        int64_t number;
-        bool fits;
-        if (!cli_read_integer(argv[1], &number, &fits) || !fits || number < 0 || number > INT_MAX) {
-            cli_fail("'%s' is not the number of a kernel, see %s --list", argv[1], argv[0]);
+    // the kernels: the first argument, or one that follows no flag with a value
+    auto takes_value = [&](const char* flag) {
+        auto names = [&](const Option& o) {
+            const char dash_letter[] = {'-', o.letter, '\0'};
+            return o.type != OPT_SECTION && o.type != OPT_BOOL &&
+                   ((o.letter && strcmp(flag, dash_letter) == 0) || (o.alias && flag + 1 == std::string(o.alias)) ||
+                    flag == std::string("--") + o.name);
+        };
+        return flag[0] == '-' && std::any_of(opts, opts + num_opts, names);
+    };
+    for (int i = 1; i < argc; i++) {
+        if (argv[i][0] == '-' || (i > 1 && takes_value(argv[i - 1]))) { continue; }
+        if (!bench_read_choice(argv[i], &f.kernels)) {
+            cli_fail("'%s' does not name kernels, as 4, 3,5 or 7- do; see %s --list", argv[i], argv[0]);
         }
-        f.kernel = (int)number;
-        args.erase(args.begin() + 1);
+        args.erase(args.begin() + i);
+        break;
     }
     args.push_back(NULL);
-    std::string about =
-        std::string(name) +
-        ": checks kernels against the CPU and times them. The first argument may be the number of a "
-        "kernel: then only that one runs, in all its configurations. Without it all kernels run, side by side.";
+    std::string about = std::string(name) +
+                        ": checks kernels against the CPU and times them. An argument may name kernels, as 4, 3,5, 2-4 "
+                        "or 7- (from 7 on): "
+                        "then only those run, in all their configurations. Without it all kernels run, side by side.";
     cli_parse((int)args.size() - 1, args.data(), about.c_str(), opts, num_opts);
-    for (int i = 0; i < num_opts; i++) {
-        const void* v = opts[i].value;
-        bool is_shape = v == &shape->B || v == &shape->T || v == &shape->C || v == &shape->NH || v == &shape->V;
-        f.shape_given |= is_shape && cli_changed(opts, i);
+    for (int i = 0; i < 5; i++) {
+        bool given = texts[i] != usual[i].c_str();
+        f.shape_given |= given;
+        texts[i] = given ? texts[i] : NULL;
     }
+    bench_read_shapes(texts, own);
 }

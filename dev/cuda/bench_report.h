@@ -116,6 +116,7 @@ inline void bench_print_line(const BenchDevice& d, const BenchState& s, const st
     printf("%-*s | time %.4f ms", width, bench_config_text(*r.kernel, r.config).c_str(), r.time.median_ms);
     if (s.bytes > 0) { printf(" | bandwidth %.2f GB/s", bench_gbs(s, r)); }
     printf(" | p10 %.4f p90 %.4f ms%s", r.time.p10_ms, r.time.p90_ms, bench_clock_text(r).c_str());
+    if (bench_flags().noise > 0) { printf(" | median +- %.2f%%, %d launches", r.time.noise, r.time.launches); }
     if (s.flops > 0) { printf(" | %.2f TFLOP/s", bench_tflops(s, r)); }
     double roof_gbs = bench_roof_gbs(d, s), rate = bench_matrix_tflops(d, *r.kernel);
     if (s.bytes > 0 && roof_gbs > 0) {
@@ -214,8 +215,8 @@ inline void bench_print_notes(const BenchState& s, const std::vector<BenchResult
 
 // ---- files --------------------------------------------------------------------------------
 
-inline FILE* bench_create(const char* path) {
-    FILE* f = fopen(path, "w");
+inline FILE* bench_create(const char* path, const char* mode = "w") {
+    FILE* f = fopen(path, mode);
     if (!f) { die("%s: %s", path, strerror(errno)); }
     return f;
 }
@@ -225,15 +226,19 @@ inline void bench_close(FILE* f, const char* path) {
 }
 
 // `what` is the last field, because it may contain commas; a reader can split the fields before it at commas. best: the
-// fastest configuration of its kernel; best_kernel: the kernel of b.promoted() or b.best().
+// fastest configuration of its kernel; best_kernel: the kernel of b.promoted() or b.best(). append: the file has rows of
+// other shapes already.
 inline void bench_write_csv(const char* path, const BenchDevice& d, const BenchState& s, const char* op,
-                            const Shape& shape, const std::vector<BenchResult>& results) {
-    FILE* f = bench_create(path);
-    fprintf(f,
+                            const Shape& shape, const std::vector<BenchResult>& results, bool append = false) {
+    FILE* f = bench_create(path, append ? "a" : "w");
+    if (!append) {
+        fprintf(
+            f,
             "op,kernel,config,config_name,config_label,dtype,B,T,C,NH,V,kind,case,median_ms,p10_ms,p90_ms,launches,l2,"
             "bytes,gb_s,copy_gb_s,flops,tflop_s,matrix_tflop_s,best,best_kernel,promoted,kernel_launches,bytes_moved,"
             "%s,gpu,what\n",
             bench_clock_columns());
+    }
     for (const BenchResult& r : results) {
         std::string what;
         for (const char* p = r.kernel->what; *p; p++) { what += *p == '"' ? "\"\"" : std::string(1, *p); }

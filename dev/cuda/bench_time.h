@@ -11,12 +11,23 @@ struct BenchTime {
     double median_ms, p10_ms, p90_ms;
     int launches;
     double sm_mhz = 0; // clock of the SMs from the first launch to the last; 0: not known
+    double noise = 0;  // see bench_noise()
 };
 
 inline BenchTime bench_percentiles(std::vector<float> times) {
     std::sort(times.begin(), times.end());
     auto at = [&](double part) { return (double)times[(size_t)(part * (double)(times.size() - 1) + 0.5)]; };
     return {at(0.5), at(0.1), at(0.9), (int)times.size()};
+}
+
+// Returns half the width of the 95% confidence interval of the median, in percent of it. The interval's ends are two of the
+// times, whatever their distribution; see Conover, Practical Nonparametric Statistics, 3.2.
+inline double bench_noise(std::vector<float> times) {
+    std::sort(times.begin(), times.end());
+    double n = (double)times.size(), half = 0.98 * sqrt(n); // 1.96 standard deviations of a binomial distribution
+    if (n < 6) { return INFINITY; }
+    size_t low = (size_t)std::max(0.0, floor(n / 2 - half) - 1), high = (size_t)std::min(n - 1, ceil(n / 2 + half));
+    return 50 * (double)(times[high] - times[low]) / (double)times[times.size() / 2];
 }
 
 // Returns the clock in MHz between two readings of n SMs: the median over the SMs that are in both. Returns 0 if there
@@ -58,9 +69,9 @@ inline void bench_need_events(BenchDevice& d, size_t n) {
     }
 }
 
-// Times n launches, each by its own pair of events. before() runs before each launch and is not timed.
-inline BenchTime bench_time_launches(BenchDevice& d, int n, const std::function<void()>& before,
-                                     const std::function<void()>& launch) {
+// Times n launches, each by its own pair of events, and adds them to `times`. before() runs before each launch and is not timed.
+inline BenchTime bench_time_more(BenchDevice& d, int n, const std::function<void()>& before,
+                                 const std::function<void()>& launch, std::vector<float>& times) {
     bench_need_events(d, 2 * (size_t)n);
     // 20 us per launch is more than the host needs to queue it
     bench_delay_kernel<<<1, 1, 0, d.stream>>>(20000ull * (unsigned long long)n);
@@ -74,11 +85,18 @@ inline BenchTime bench_time_launches(BenchDevice& d, int n, const std::function<
     }
     bench_read_clocks(d, 1);
     cudaCheck(cudaStreamSynchronize(d.stream));
-    std::vector<float> times(n);
-    for (int i = 0; i < n; i++) { cudaCheck(cudaEventElapsedTime(&times[i], d.events[2 * i], d.events[2 * i + 1])); }
+    for (int i = 0; i < n; i++) {
+        times.push_back(0);
+        cudaCheck(cudaEventElapsedTime(&times.back(), d.events[2 * i], d.events[2 * i + 1]));
+    }
     BenchTime time = bench_percentiles(times);
     time.sm_mhz = bench_measured_mhz(d);
     return time;
+}
+inline BenchTime bench_time_launches(BenchDevice& d, int n, const std::function<void()>& before,
+                                     const std::function<void()>& launch) {
+    std::vector<float> times;
+    return bench_time_more(d, n, before, launch, times);
 }
 
 inline void bench_flush_l2(BenchDevice& d) {
@@ -128,7 +146,16 @@ inline BenchTime bench_time(BenchDevice& d, BenchState& s, const BenchKernel& k,
     if (repeats * estimate_ms > limit_ms) { repeats = std::max(3, (int)(limit_ms / estimate_ms)); }
     if (s.flops > 0 || bench_flags().sustained) { bench_rest(); }
     bench_reset(s);
-    return bench_time_launches(d, repeats, before, launch);
+    std::vector<float> times;
+    BenchTime time = bench_time_more(d, repeats, before, launch, times);
+    auto begin = std::chrono::steady_clock::now();
+    auto seconds = [&] { return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count(); };
+    time.noise = bench_noise(times);
+    while (bench_flags().noise > 0 && time.noise > bench_flags().noise && seconds() < bench_flags().noise_seconds) {
+        time = bench_time_more(d, repeats, before, launch, times);
+        time.noise = bench_noise(times);
+    }
+    return time;
 }
 
 // Times of a hot kernel: L2 is not flushed, and in-place buffers are not restored between launches. 0: not measured
@@ -232,6 +259,7 @@ inline size_t bench_large_bytes(const BenchDevice& d, size_t count) {
 
 // Measures the GB/s of a copy on the device (bytes read plus bytes written), the ceiling of a memory-bound kernel.
 inline void bench_measure_copy(BenchDevice& d) {
+    if (d.copy_gbs > 0) { return; } // at an earlier shape
     size_t bytes = bench_large_bytes(d, 2);
     uint8_t *from, *to;
     cudaCheck(cudaMalloc(&from, bytes));
@@ -248,6 +276,7 @@ inline void bench_measure_copy(BenchDevice& d) {
 
 // Measures the GB/s of a read, the ceiling of a kernel that writes next to nothing.
 inline void bench_measure_read(BenchDevice& d) {
+    if (d.read_gbs > 0) { return; }
     size_t bytes = bench_large_bytes(d, 1);
     int4* data;
     cudaCheck(cudaMalloc(&data, bytes));
@@ -270,6 +299,7 @@ inline void bench_measure_read(BenchDevice& d) {
 
 // Measures what a launch costs that computes nothing, timed as the kernels are. It is part of every time.
 inline void bench_measure_empty(BenchDevice& d) {
+    if (d.empty_ms > 0) { return; }
     auto before = [&] { bench_flush_l2(d); };
     auto launch = [&] {
         bench_empty_kernel<<<1, 1, 0, d.stream>>>();
@@ -293,7 +323,7 @@ inline double bench_measure_rate(const std::function<double(cudaStream_t)>& meas
 // Measures the matrix rate of the op, and those of the kernels that will run and compute in another type.
 inline void bench_measure_rates(BenchDevice& d, BenchState& s) {
     if (s.flops <= 0) { return; }
-    if (s.matrix_rate) {
+    if (s.matrix_rate && d.matrix_tflops == 0) {
         d.matrix_tflops = bench_measure_rate(s.matrix_rate, d.stream);
         printf("matrix rate of the vendor's library: %.1f TFLOP/s\n", d.matrix_tflops);
     }

@@ -55,7 +55,8 @@ struct Row {
     int kernel;
     std::string config; // the block size, or whatever the column says
     double median_ms, p10_ms, p90_ms;
-    double sm_mhz; // 0: not known
+    double sm_mhz;     // 0: not known
+    std::string shape; // "B 64 T 1024 C 768 NH 12 V 50257"
     // what two rows must have in common to be comparable, {column, value}; a column that only one side has is left out
     std::vector<std::pair<std::string, std::string>> conditions;
 };
@@ -74,6 +75,8 @@ static Row read_row(const Fields& f) {
     r.sm_mhz = clock && !clock->empty() ? f.number("sm_mhz") : 0;
     for (const char* name : {"op", "dtype", "B", "T", "C", "NH", "V", "gpu"}) {
         r.conditions.push_back({name, f.word(name)});
+        bool is_shape = strlen(name) <= 2 && strcmp(name, "op") != 0;
+        if (is_shape) { r.shape += std::string(" ") + name + " " + f.word(name); }
     }
     for (const char* name : {"l2", "kind", "case"}) { // older files lack some
         if (f.find(name)) { r.conditions.push_back({name, f.word(name)}); }
@@ -91,7 +94,7 @@ static Table read_table(const std::string& path) {
         }
         Row r = read_row({path, i + 1, lines[0], lines[i]});
         for (const Row& other : table) {
-            if (other.kernel == r.kernel && other.config == r.config) {
+            if (other.kernel == r.kernel && other.config == r.config && other.shape == r.shape) {
                 die("%s:%zu: kernel %d, configuration '%s' occurs twice", path.c_str(), i + 1, r.kernel,
                     r.config.c_str());
             }
@@ -99,6 +102,12 @@ static Table read_table(const std::string& path) {
         table.push_back(r);
     }
     return table;
+}
+
+// Adds a table to a side. One with several shapes becomes as many tables, "op B 64 T 1024 ...".
+static void add_table(std::map<std::string, Table>* side, const std::string& op, const Table& table) {
+    bool several = std::any_of(table.begin(), table.end(), [&](const Row& r) { return r.shape != table[0].shape; });
+    for (const Row& r : table) { (*side)[several ? op + r.shape : op].push_back(r); }
 }
 
 // Returns {op, table} for each *.csv in a folder, or for one file. op is the file's name without .csv; that of a single
@@ -110,13 +119,13 @@ static std::map<std::string, Table> read_side(const std::string& path) {
     if (fs::is_directory(path, e)) {
         for (fs::directory_iterator it(path, e), end; !e && it != end; it.increment(e)) {
             fs::path file = it->path();
-            if (file.extension() == ".csv") { side[file.stem().string()] = read_table(file.string()); }
+            if (file.extension() == ".csv") { add_table(&side, file.stem().string(), read_table(file.string())); }
         }
         if (e) { die("%s: %s", path.c_str(), e.message().c_str()); }
         if (side.empty()) { die("%s: no *.csv; make bench writes results/GPU/OP.csv", path.c_str()); }
     } else {
         Table table = read_table(path);
-        side[table[0].conditions[0].second] = table;
+        add_table(&side, table[0].conditions[0].second, table);
     }
     return side;
 }

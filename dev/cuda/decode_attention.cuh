@@ -220,7 +220,7 @@ __device__ inline bool decode_attention_arrive(DecodeAttentionShared& shared, in
 
 // Size of scratch in floats: a counter per head, and room for as many partial results as there are steps. It must be zero
 // before the first launch; decode_attention leaves its counters at zero.
-inline size_t decode_attention_scratch(int B, int C, int NH, int capacity) {
+size_t decode_attention_scratch(int B, int C, int NH, int capacity) {
     return (size_t)B * NH * (1 + (size_t)ceil_div(capacity, DECODE_ATTENTION_STEP) * (C / NH + 2));
 }
 

@@ -496,20 +496,8 @@ void decode_layer2_one(const DecodeLayer& l, DecodeLayerTurns* turns, floatX* fc
     DecodeLayerSum *own = turns->sums[turns->next], *other = turns->sums[1 - turns->next];
     turns->next = 1 - turns->next;
     size_t bytes = DecodeLayerShared(C, l.capacity, ranks).bytes;
-    cudaCheck(cudaFuncSetAttribute(decode_layer_sm90_kernel2, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes));
-    cudaLaunchAttribute attributes[2] = {};
-    attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attributes[0].val.programmaticStreamSerializationAllowed = 1;
-    attributes[1].id = cudaLaunchAttributeClusterDimension;
-    attributes[1].val.clusterDim.x = ranks, attributes[1].val.clusterDim.y = 1, attributes[1].val.clusterDim.z = 1;
-    cudaLaunchConfig_t config = {};
-    config.gridDim = dim3(l.NH * ranks);
-    config.blockDim = dim3(DECODE_LAYER_THREADS);
-    config.dynamicSmemBytes = bytes;
-    config.stream = stream;
-    config.attrs = attributes;
-    config.numAttrs = 2;
-    cudaCheck(cudaLaunchKernelEx(&config, decode_layer_sm90_kernel2, l, own, ranks));
+    launch_kernel(decode_layer_sm90_kernel2, LaunchShape(l.NH * ranks, DECODE_LAYER_THREADS, bytes, ranks, true),
+                  stream, l, own, ranks);
     with_constant<DECODE_LAYER_VALUES>(ceil_div(C, 32 * x128::size), [&](auto vecs) { // vectors of a row of C per lane
         launch_early(decode_layer_fc_kernel2<vecs.value>, dim3(4 * C / DECODE_LAYER_WARPS), dim3(DECODE_LAYER_THREADS),
                      0, stream, fch, l, own, other);
@@ -742,28 +730,15 @@ __global__ void __launch_bounds__(DECODE_LAYER_THREADS)
 }
 
 // How a kernel with `ranks` blocks per head and that much shared memory is launched.
-template <class Kernel> static cudaLaunchConfig_t decode_layer_config(Kernel kernel, int NH, int ranks, size_t bytes,
-                                                                      cudaLaunchAttribute (&attributes)[2]) {
-    attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attributes[0].val.programmaticStreamSerializationAllowed = 1;
-    attributes[1].id = cudaLaunchAttributeClusterDimension;
-    attributes[1].val.clusterDim.x = ranks, attributes[1].val.clusterDim.y = 1, attributes[1].val.clusterDim.z = 1;
-    cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes));
-    cudaLaunchConfig_t config = {};
-    config.gridDim = dim3(NH * ranks);
-    config.blockDim = dim3(DECODE_LAYER_THREADS);
-    config.dynamicSmemBytes = bytes;
-    config.attrs = attributes;
-    config.numAttrs = 2;
-    return config;
+static LaunchShape decode_layer_shape(int NH, int ranks, size_t bytes) {
+    return LaunchShape(NH * ranks, DECODE_LAYER_THREADS, bytes, ranks, true);
 }
 // Whether the blocks have enough shared memory, beside 8 KB for the other arrays, and all fit the GPU at once.
-template <class Kernel> static bool decode_layer_fits(Kernel kernel, int C, int NH, int ranks, size_t bytes) {
+template <class Kernel> static bool decode_layer_fits(Kernel* kernel, int C, int NH, int ranks, size_t bytes) {
     int num_clusters = 0;
     if (C != NH * DECODE_LAYER_HS || C > DECODE_LAYER_VALUES * DECODE_LAYER_THREADS) { return false; }
     if (bytes + 8192 > 227 << 10 || !has_sm90a()) { return false; }
-    cudaLaunchAttribute attributes[2] = {};
-    cudaLaunchConfig_t config = decode_layer_config(kernel, NH, ranks, bytes, attributes);
+    LaunchConfig config(kernel, decode_layer_shape(NH, ranks, bytes), NULL);
     cudaCheck(cudaOccupancyMaxActiveClusters(&num_clusters, kernel, &config));
     return num_clusters >= NH;
 }
@@ -787,11 +762,9 @@ static DecodeLayerState* decode_layer_state(int C) {
 }
 void decode_layer3(const DecodeLayers& layers, DecodeLayerState* state, cudaStream_t stream) {
     const DecodeLayer& l = layers.first;
-    cudaLaunchAttribute attributes[2] = {};
-    cudaLaunchConfig_t config = decode_layer_config(decode_layer_sm90_kernel3, l.NH, DECODE_LAYER_RANKS3,
-                                                    DecodeLayerShared3(l.C, l.capacity).bytes, attributes);
-    config.stream = stream;
-    cudaCheck(cudaLaunchKernelEx(&config, decode_layer_sm90_kernel3, layers, *state));
+    size_t bytes = DecodeLayerShared3(l.C, l.capacity).bytes;
+    launch_kernel(decode_layer_sm90_kernel3, decode_layer_shape(l.NH, DECODE_LAYER_RANKS3, bytes), stream, layers,
+                  *state);
 }
 
 // ---- kernel 4: 3 for weights of any size: they pass through a ring in shared memory ----
@@ -1010,11 +983,8 @@ static int decode_layer_ranks4(int C, int NH) {
 }
 void decode_layer4(const DecodeLayers& layers, DecodeLayerState* state, int ranks, cudaStream_t stream) {
     const DecodeLayer& l = layers.first;
-    cudaLaunchAttribute attributes[2] = {};
-    cudaLaunchConfig_t config =
-        decode_layer_config(decode_layer_sm90_kernel4, l.NH, ranks, decode_layer_bytes4(l.C), attributes);
-    config.stream = stream;
-    cudaCheck(cudaLaunchKernelEx(&config, decode_layer_sm90_kernel4, layers, *state, ranks));
+    launch_kernel(decode_layer_sm90_kernel4, decode_layer_shape(l.NH, ranks, decode_layer_bytes4(l.C)), stream, layers,
+                  *state, ranks);
 }
 
 // It lives as long as the program, as decode_layer_turns does.
@@ -1254,8 +1224,8 @@ static void declare(Bench& b) {
                 [=](int) { run(6); }, {0}, -90);
         }
     }
-#endif
     b.promoted(B == 1 ? 5 : 6);
+#endif
 }
 
 int main(int argc, char** argv) {

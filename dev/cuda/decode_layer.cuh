@@ -47,7 +47,7 @@ __host__ __device__ inline DecodeLayerShare decode_layer_share(int n, int rank, 
 constexpr int DECODE_LAYER_PART = DECODE_LAYER_HS + 2;
 
 // ---- kernel 5: one launch, weights in the order in which they are read, mma, results that carry their readiness ----
-// Of kernel 3's 33,000 cycles a layer (C = 768), 7,500 go to the copies of weights that its threads make, 7,000 to layernorms of whole
+// Of the 33,000 cycles a layer of the ladder's kernel 3 (C = 768), 7,500 go to the copies of weights that its threads make, 7,000 to layernorms of whole
 // vectors in every block, 6,000 to additions in global memory and barriers of all blocks, and 8,000 to products. Here
 //
 //     - a block's weights of a layer are one piece of memory, in the order of their use, made once by decode_layers_pack. One thread
@@ -55,7 +55,7 @@ constexpr int DECODE_LAYER_PART = DECODE_LAYER_HS + 2;
 //     - products are mma of 16 rows by 16 columns, with the vector in each of the 8 columns of the other operand. A warp takes every
 //       eighth chunk of 32 columns, and normalises only these
 //     - a block has C / ranks columns of the residual stream in registers. For these it adds up the parts of all heads. A part comes
-//       with the number of its phase (attention or MLP of one layer), so a reader waits for the value itself, and no block for a barrier
+//       with the number of its phase (attention or MLP of one layer), so a reader waits for the value itself, and no block for a barrier of the grid
 //     - the size of the model is known when the kernel is compiled, and the two halves of a layer share their code: there are fewer
 //       instructions, which a block runs once per layer, and which have to be loaded as well
 //
@@ -1213,23 +1213,6 @@ template <class Launch> bool decode_layer_sizes(int C, const Launch& launch) {
            with(std::integral_constant<int, 768>(), Eight()) || with(std::integral_constant<int, 1024>(), Four()) ||
            with(std::integral_constant<int, 1280>(), Four()) || with(std::integral_constant<int, 1600>(), Four());
 }
-// Returns the launch configuration of kernels 5 and 6.
-template <class Kernel> cudaLaunchConfig_t decode_layer_config5(Kernel kernel, int NH, int ranks, int threads,
-                                                                size_t bytes, cudaLaunchAttribute (&attributes)[2]) {
-    cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes));
-    attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attributes[0].val.programmaticStreamSerializationAllowed = 1;
-    attributes[1].id = cudaLaunchAttributeClusterDimension;
-    attributes[1].val.clusterDim.x = ranks, attributes[1].val.clusterDim.y = 1, attributes[1].val.clusterDim.z = 1;
-    cudaLaunchConfig_t config = {};
-    config.gridDim = dim3(NH * ranks);
-    config.blockDim = dim3(threads);
-    config.dynamicSmemBytes = bytes;
-    config.attrs = attributes;
-    config.numAttrs = 2;
-    return config;
-}
-
 // The same for kernel 6 and B texts: launch(C, teams).
 template <class Launch> bool decode_layer_sizes6(int B, int C, const Launch& launch) {
     auto with = [&](auto c, auto teams) {
@@ -1242,11 +1225,16 @@ template <class Launch> bool decode_layer_sizes6(int B, int C, const Launch& lau
     return with(std::integral_constant<int, 128>(), One()) || with(std::integral_constant<int, 128>(), Two()) ||
            with(std::integral_constant<int, 768>(), One()) || with(std::integral_constant<int, 768>(), Two());
 }
+// The shape of a launch of kernel 5 or 6.
+inline LaunchShape decode_layers_shape(int NH, int ranks, int threads, size_t bytes) {
+    return LaunchShape(NH * ranks, threads, bytes, ranks, true);
+}
 // Whether all blocks of such a launch run at once here.
-template <class Kernel> bool decode_layers_fit(Kernel kernel, const cudaLaunchConfig_t& config, int NH) {
+template <class Kernel> bool decode_layers_fit(Kernel* kernel, const LaunchShape& shape) {
     int num_clusters = 0;
+    LaunchConfig config(kernel, shape, NULL);
     cudaCheck(cudaOccupancyMaxActiveClusters(&num_clusters, kernel, &config));
-    return num_clusters >= NH;
+    return num_clusters >= (int)shape.grid.x / shape.cluster;
 }
 
 #endif
@@ -1256,13 +1244,11 @@ bool decode_layers_runs(int B, int C, int F, int NH, int capacity) {
     bool fits = false;
 #if !defined(ENABLE_FP32)
     if (C != NH * DECODE_LAYER_HS || F != 4 * C || B > DECODE_LAYER_TEXTS || !has_sm90a()) { return false; }
-    cudaLaunchAttribute attributes[2] = {};
     if (B == 1 && capacity <= DecodeLayerSizes<768, 8>::CAPACITY) {
         decode_layer_sizes(C, [&](auto c, auto ranks) {
             auto kernel = decode_layer_sm90_kernel5<c.value, ranks.value>;
             size_t bytes = sizeof(DecodeLayerShared5<c.value, ranks.value>);
-            fits = decode_layers_fit(
-                kernel, decode_layer_config5(kernel, NH, ranks.value, DECODE_LAYER_THREADS5, bytes, attributes), NH);
+            fits = decode_layers_fit(kernel, decode_layers_shape(NH, ranks.value, DECODE_LAYER_THREADS5, bytes));
         });
     }
     if (B > 1) {
@@ -1270,7 +1256,7 @@ bool decode_layers_runs(int B, int C, int F, int NH, int capacity) {
             auto kernel = decode_layer_sm90_kernel6<c.value, teams.value>;
             size_t bytes = sizeof(DecodeLayerShared6<c.value, teams.value>);
             int threads = teams.value * DECODE_LAYER_THREADS + 128;
-            fits = decode_layers_fit(kernel, decode_layer_config5(kernel, NH, 8, threads, bytes, attributes), NH);
+            fits = decode_layers_fit(kernel, decode_layers_shape(NH, 8, threads, bytes));
         });
     }
 #else
@@ -1315,22 +1301,17 @@ void decode_layers(const DecodeLayers& layers, int B, const floatX* packed, uint
     uint4* triples = reinterpret_cast<uint4*>(scratch + 2 * n);
     uint32_t* counters = reinterpret_cast<uint32_t*>(triples + 2 * n6);
     DecodeLayerParts parts = {scratch, scratch + n, triples, triples + n6, counters, counters + 1};
-    cudaLaunchAttribute attributes[2] = {};
     auto launch_one = [&](auto c, auto ranks) {
         auto kernel = decode_layer_sm90_kernel5<c.value, ranks.value>;
         size_t bytes = sizeof(DecodeLayerShared5<c.value, ranks.value>);
-        cudaLaunchConfig_t config =
-            decode_layer_config5(kernel, NH, ranks.value, DECODE_LAYER_THREADS5, bytes, attributes);
-        config.stream = exec.stream;
-        cudaCheck(cudaLaunchKernelEx(&config, kernel, layers, packed, parts));
+        launch_kernel(kernel, decode_layers_shape(NH, ranks.value, DECODE_LAYER_THREADS5, bytes), exec, layers, packed,
+                      parts);
     };
     auto launch_several = [&](auto c, auto teams) {
         auto kernel = decode_layer_sm90_kernel6<c.value, teams.value>;
         size_t bytes = sizeof(DecodeLayerShared6<c.value, teams.value>);
         int threads = teams.value * DECODE_LAYER_THREADS + 128;
-        cudaLaunchConfig_t config = decode_layer_config5(kernel, NH, 8, threads, bytes, attributes);
-        config.stream = exec.stream;
-        cudaCheck(cudaLaunchKernelEx(&config, kernel, layers, B, packed, parts));
+        launch_kernel(kernel, decode_layers_shape(NH, 8, threads, bytes), exec, layers, B, packed, parts);
     };
     bool done = kernel == 5 ? decode_layer_sizes(C, launch_one) : decode_layer_sizes6(B, C, launch_several);
     require(done);

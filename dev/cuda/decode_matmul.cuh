@@ -595,24 +595,11 @@ template <class Out> void decode_matmul_launch(Out* out, DecodeMatmulArguments a
     weight_dispatch(a.weight, [&](auto type) {
         kernel = decode_matmul_kernel<decltype(type)>(plan.texts, a.norm_weight != NULL, out);
     });
-    cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)plan.shared_bytes));
-    cudaLaunchAttribute attributes[2] = {};
-    attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attributes[0].val.programmaticStreamSerializationAllowed = early;
-    attributes[1].id = cudaLaunchAttributeClusterDimension;
-    attributes[1].val.clusterDim.x = plan.cluster;
-    attributes[1].val.clusterDim.y = 1, attributes[1].val.clusterDim.z = 1;
-    cudaLaunchConfig_t config = {};
-    config.gridDim = plan.grid;
-    config.blockDim = dim3(DECODE_MATMUL_THREADS);
-    config.dynamicSmemBytes = plan.shared_bytes;
-    config.stream = exec.stream;
-    config.attrs = attributes;
-    config.numAttrs = 2;
-    cudaCheck(cudaLaunchKernelEx(&config, kernel, out, a));
+    launch_kernel(kernel, LaunchShape(plan.grid, DECODE_MATMUL_THREADS, plan.shared_bytes, plan.cluster, early), exec,
+                  out, a);
 }
 
-inline bool decode_matmul_runs(const DecodeMatmulPlan& plan, int B) {
+bool decode_matmul_runs(const DecodeMatmulPlan& plan, int B) {
     return B >= DECODE_MATMUL_MIN_TEXTS && plan.shared_bytes <= DECODE_MATMUL_MAX_SHARED && has_sm90a();
 }
 
@@ -880,22 +867,12 @@ inline void decode_head_launch(float* logits, const floatX* x, const floatX* nor
         typedef decltype(type) W;
         kernel = K <= 4 * 256 ? decode_head_kernel<W, 4>(plan.texts) : decode_head_kernel<W, 7>(plan.texts);
     });
-    cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)plan.shared_bytes()));
     // two weights in 8 bits are as one of floatX for a copy
     CUtensorMap map = tensor_map((const floatX*)weight.values, {K / plan.x_boxes, OC}, {64, DECODE_HEAD_ROWS});
     DecodeHeadArguments a = {x, norm_weight, norm_bias,      weight.scales,   B,
                              K, OC,          plan.num_boxes, plan.num_stages, epsilon};
-    cudaLaunchAttribute attribute = {};
-    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attribute.val.programmaticStreamSerializationAllowed = 1;
-    cudaLaunchConfig_t config = {};
-    config.gridDim = dim3(min(num_multiprocessors(), ceil_div(OC, DECODE_HEAD_ROWS)));
-    config.blockDim = dim3(DECODE_HEAD_CONSUMERS + 32);
-    config.dynamicSmemBytes = plan.shared_bytes();
-    config.stream = exec.stream;
-    config.attrs = &attribute;
-    config.numAttrs = 1;
-    cudaCheck(cudaLaunchKernelEx(&config, kernel, logits, map, a));
+    launch_early(kernel, dim3(min(num_multiprocessors(), ceil_div(OC, DECODE_HEAD_ROWS))),
+                 dim3(DECODE_HEAD_CONSUMERS + 32), plan.shared_bytes(), exec, logits, map, a);
 }
 
 // logits (B,Vp) float = layernorm(x) wte^T | x (B,C) | norm_weight, norm_bias (C) | wte (Vp,C). By kernel 6 for 1 to 64 texts, by kernel

@@ -314,7 +314,7 @@ __global__ void decode_sample_penalize_kernel6(uint32_t* seen, float* logits, co
 
 // Size of scratch in floats. scratch must be aligned to 8 bytes and zero before the first launch; decode_sample leaves
 // it zero.
-inline size_t decode_sample_scratch(int B) { return (size_t)3 * B; }
+size_t decode_sample_scratch(int B) { return (size_t)3 * B; }
 
 // tokens (B), copy (B) the same tokens, may be the host's memory, positions (B) += 1 where they are not -1
 // | scratch (decode_sample_scratch(B)) | logits (B,Vp), the first V of a row are used | rng_state (B) inout

@@ -96,28 +96,23 @@ __device__ inline float2 attention_projection_pair(const floatX* p) {
 }
 
 template <int heads, class Kernel>
-void attention_projection_launch(const AttentionProjection& f, Kernel kernel, int bytes, const Execution& exec) {
+void attention_projection_launch(const AttentionProjection& f, Kernel* kernel, int bytes, const Execution& exec) {
     AttentionProjectionMaps maps;
     maps.qkv = tensor_map_heads(f.qkv, f.B, f.T, 3 * f.NH, 128);
     maps.proj_weight = tensor_map(f.proj_weight, {f.C, f.C}, {64, 128});
     maps.inp = tensor_map_heads(f.inp, f.B, f.T, f.NH, 128);
     maps.residual = tensor_map_heads(f.residual, f.B, f.T, f.NH, 16);
     maps.normed = tensor_map_heads(f.normed, f.B, f.T, f.NH, 16);
-    cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
     int num_ranks = f.C / (64 * heads), num_tiles = ceil_div(f.T, 128), num_clusters;
     require((size_t)f.B * num_tiles * num_ranks <= INT_MAX);
-    cudaLaunchAttribute cluster;
-    cluster.id = cudaLaunchAttributeClusterDimension;
-    cluster.val.clusterDim.x = num_ranks, cluster.val.clusterDim.y = 1, cluster.val.clusterDim.z = 1;
-    cudaLaunchConfig_t config = {};
-    config.gridDim = dim3(num_ranks), config.blockDim = dim3(384), config.dynamicSmemBytes = bytes;
-    config.stream = exec.stream, config.attrs = &cluster, config.numAttrs = 1;
+    LaunchShape shape(num_ranks, 384, bytes, num_ranks);
+    LaunchConfig config(kernel, shape, exec);
     cudaCheck(cudaOccupancyMaxActiveClusters(&num_clusters, kernel, &config));
     require(num_clusters > 0);
     // work items are tiles of 128 tokens, or pairs of tiles if there are more tiles than clusters
     int num_items = f.B * (f.B * num_tiles <= num_clusters ? num_tiles : ceil_div(num_tiles, 2));
-    config.gridDim = dim3((unsigned)(min(num_clusters, num_items) * num_ranks));
-    cudaCheck(cudaLaunchKernelEx(&config, kernel, f, maps, num_ranks, LOG2E / sqrtf(64.0f)));
+    shape.grid = dim3((unsigned)(min(num_clusters, num_items) * num_ranks));
+    launch_kernel(kernel, shape, exec, f, maps, num_ranks, LOG2E / sqrtf(64.0f));
 }
 
 // ---- kernel 4: one launch, one cluster per 128 tokens; each block has some heads, then some output columns ----

@@ -752,18 +752,10 @@ void fused_attention_residual_layernorm_forward5(floatX* residual, floatX* norme
     static_assert(sizeof(FusedAttentionSMem) + (FUSED_ATTENTION_MAX_HEADS - 1) * FUSED_ATTENTION_BOX_BYTES + 1024 <=
                       227 << 10,
                   "all that compute capability 9.0 has");
-    cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
-    cudaLaunchAttribute cluster = {};
-    cluster.id = cudaLaunchAttributeClusterDimension;
-    cluster.val.clusterDim.x = cluster_size, cluster.val.clusterDim.y = 1, cluster.val.clusterDim.z = 1;
-    cudaLaunchConfig_t config = {};
-    config.gridDim = dim3(B * ceil_div(ceil_div(T, 128), 2) * cluster_size), config.blockDim = dim3(384);
-    config.dynamicSmemBytes = bytes, config.stream = stream;
-    config.attrs = &cluster, config.numAttrs = 1;
     FusedAttentionSizes sizes = {T, NH, cluster_size};
-    cudaCheck(cudaLaunchKernelEx(&config, kernel, normed, mean, rstd, lse, weight, bias, qkv_map, inp_map, residual_map,
-                                 sizes, LOG2E / sqrtf(64.0f)));
-    cudaCheck(cudaGetLastError());
+    LaunchShape shape(B * ceil_div(ceil_div(T, 128), 2) * cluster_size, 384, bytes, cluster_size);
+    launch_kernel(kernel, shape, stream, normed, mean, rstd, lse, weight, bias, qkv_map, inp_map, residual_map, sizes,
+                  LOG2E / sqrtf(64.0f));
 }
 
 // ---- kernel 6: the consumer warps only compute attention; eight helper warps add inp, take the moments, normalise --
@@ -1229,18 +1221,11 @@ template <int stages> void fused_attention_launch6(floatX* residual, floatX* nor
     static_assert(most <= 227 << 10, "all that compute capability 9.0 has");
     int heads = ceil_div(NH, cluster_size), num_pairs = B * ceil_div(ceil_div(T, 128), 2);
     int num_clusters = min(num_pairs, fused_attention_clusters_at_once(cluster_size));
-    cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, most));
-    cudaLaunchAttribute cluster = {};
-    cluster.id = cudaLaunchAttributeClusterDimension;
-    cluster.val.clusterDim.x = cluster_size, cluster.val.clusterDim.y = 1, cluster.val.clusterDim.z = 1;
-    cudaLaunchConfig_t config = {};
-    config.gridDim = dim3(num_clusters * cluster_size), config.blockDim = dim3(640);
-    config.dynamicSmemBytes = most - (max_heads - heads) * FUSED_ATTENTION_BOX_BYTES, config.stream = stream;
-    config.attrs = &cluster, config.numAttrs = 1;
     FusedAttentionSizes sizes = {T, NH, cluster_size};
-    cudaCheck(cudaLaunchKernelEx(&config, kernel, residual, normed, mean, rstd, lse, inp, weight, bias, qkv_map, sizes,
-                                 num_pairs, LOG2E / sqrtf(64.0f)));
-    cudaCheck(cudaGetLastError());
+    LaunchShape shape(num_clusters * cluster_size, 640, most - (max_heads - heads) * FUSED_ATTENTION_BOX_BYTES,
+                      cluster_size);
+    launch_kernel(kernel, shape, stream, residual, normed, mean, rstd, lse, inp, weight, bias, qkv_map, sizes,
+                  num_pairs, LOG2E / sqrtf(64.0f));
 }
 
 // cluster_size: blocks per cluster; if it is 0, fused_attention_blocks() chooses it

@@ -207,7 +207,6 @@ void fused_residual_layernorm_forward9(floatX* residual, floatX* normed, float* 
                                          : fused_residual_layernorm_kernel9<num_vectors, false>;
     int stage_bytes = FUSED_RESIDUAL_LAYERNORM_WARPS * C * sizeof(floatX) * (inp2 ? 2 : 1);
     int stages = min(max_stages, (220 << 10) / stage_bytes), bytes = stages * stage_bytes;
-    cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
     int blocks = min(num_multiprocessors(), ceil_div(N, FUSED_RESIDUAL_LAYERNORM_WARPS));
     launch_early(kernel, dim3(blocks), dim3(32 * FUSED_RESIDUAL_LAYERNORM_WARPS), bytes, exec, normed, residual, mean,
                  rstd, inp1, inp2, weight, bias, N, C, epsilon, stages);

@@ -604,25 +604,7 @@ template <class G> int gemm_num_tiles(int M, int N, int K) {
 template <class... Parameters, class... Arguments>
 void gemm_start(void (*kernel)(Parameters...), int num_blocks, int cluster, int bytes, bool early,
                 const Execution& exec, const Arguments&... arguments) {
-    cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
-    cudaLaunchAttribute attributes[2] = {};
-    cudaLaunchConfig_t config = {};
-    config.gridDim = dim3(num_blocks);
-    config.blockDim = dim3(384);
-    config.dynamicSmemBytes = bytes;
-    config.stream = exec.stream;
-    config.attrs = attributes;
-    if (cluster > 1) {
-        cudaLaunchAttribute& attribute = attributes[config.numAttrs++];
-        attribute.id = cudaLaunchAttributeClusterDimension;
-        attribute.val.clusterDim.x = cluster, attribute.val.clusterDim.y = 1, attribute.val.clusterDim.z = 1;
-    }
-    if (early && exec.may_launch_early()) {
-        cudaLaunchAttribute& attribute = attributes[config.numAttrs++];
-        attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-        attribute.val.programmaticStreamSerializationAllowed = 1;
-    }
-    cudaCheck(cudaLaunchKernelEx(&config, kernel, arguments...));
+    launch_kernel(kernel, LaunchShape(num_blocks, 384, bytes, cluster, early), exec, arguments...);
 }
 
 // out = finish(inp weight^T), and idle warps run `idle_work`. Requires has_sm90a(), K % 8 == 0, N % 8 == 0, and all

@@ -334,7 +334,6 @@ inline LayernormBackwardLaunch layernorm_backward_launch10(int N, int C, int blo
     if (l.team_warps == 1 && compiled_arch(kernel) >= 80 && max(ring_bytes, sums_bytes) <= limit) {
         l.kernel = kernel, l.num_sums = num_sums;
         l.shared_bytes = max(ring_bytes, sums_bytes);
-        cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)l.shared_bytes));
     }
     return l;
 }

@@ -139,11 +139,8 @@ static void layernorm_quantize3(const LayernormQuantizeArgs& q, const Execution&
     require(q.to.columns && !q.unquantized && q.N % 16 == 0 && block_size <= 512);
     layernorm_quantize_vectors(q.C, [&](auto num_vecs) {
         auto kernel = layernorm_quantize_kernel3<decltype(num_vecs)::value>;
-        int bytes = fp8_tile_bytes(q.C);
-        cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
-        kernel<<<ceil_div(q.N, FP8_TILE_TOKENS), block_size, bytes, exec.stream>>>(q);
+        launch_kernel(kernel, LaunchShape(ceil_div(q.N, FP8_TILE_TOKENS), block_size, fp8_tile_bytes(q.C)), exec, q);
     });
-    cudaCheck(cudaGetLastError());
 }
 
 void layernorm_quantize(const Fp8Tensor<__nv_fp8_e4m3>& to, floatX* unquantized, floatX* residual, float* mean,

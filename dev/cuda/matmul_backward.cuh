@@ -432,25 +432,15 @@ template <class G> void matmul_backward_launch10(float* dweight, float* scratch,
     auto kernel = matmul_backward_sm90_kernel10<G>;
     const int bytes = sizeof(MatmulBackwardRing<G>) + 1024;
     static_assert(bytes <= 227 << 10, "all that compute capability 9.0 has");
-    cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
-    cudaLaunchAttribute cluster =
-        {}; // not launched early: it comes after gradients_ready(), see Execution::may_launch_early()
-    cluster.id = cudaLaunchAttributeClusterDimension;
-    cluster.val.clusterDim.x = G::CLUSTER, cluster.val.clusterDim.y = 1, cluster.val.clusterDim.z = 1;
-    cudaLaunchConfig_t config = {};
-    config.gridDim = dim3(s.num_clusters * G::CLUSTER);
-    config.blockDim = dim3(384);
-    config.dynamicSmemBytes = bytes;
-    config.stream = exec.stream;
-    config.attrs = &cluster;
-    config.numAttrs = 1;
     float4* parts = NULL;
     if (s.num_split > 0) { // flags, then parts
         parts = (float4*)(scratch + MATMUL_BACKWARD_FLAGS);
         cudaCheck(cudaMemsetAsync(scratch, 0, MATMUL_BACKWARD_FLAGS * sizeof(int), exec.stream));
     }
-    cudaCheck(cudaLaunchKernelEx(&config, kernel, tensor_map(dout, {OC, N}, {64, 64}),
-                                 tensor_map(inp, {C, N}, {64, 32}), dweight, parts, s, OC, C, accumulate));
+    // not launched early: it comes after gradients_ready(), see Execution::may_launch_early()
+    launch_kernel(kernel, LaunchShape(s.num_clusters * G::CLUSTER, 384, bytes, G::CLUSTER), exec,
+                  tensor_map(dout, {OC, N}, {64, 64}), tensor_map(inp, {C, N}, {64, 32}), dweight, parts, s, OC, C,
+                  accumulate);
 }
 
 // Computes matmul_backward_weight by a given schedule. scratch (matmul_backward_weight_scratch10(C)) is aligned to 16 bytes, and is

@@ -254,10 +254,7 @@ void newton_schulz4(floatX* out, floatX* scratch, const floatX* inp, int num, in
     newton_schulz_steps(out, scratch, inp, num, n, k, [=](const NewtonSchulzProduct& p) {
         auto kernel = p.right_by_k ? newton_schulz_kernel4<true, ring> : newton_schulz_kernel4<false, ring>;
         int rows = ceil_div(p.M, 128), tiles = p.right_by_k ? rows * ceil_div(p.N, 128) : rows * (rows + 1) / 2;
-        const int bytes = sizeof(NewtonSchulzSMem<ring>);
-        cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
-        kernel<<<dim3(tiles, num), 256, bytes, exec.stream>>>(p);
-        cudaCheck(cudaGetLastError());
+        launch_kernel(kernel, LaunchShape(dim3(tiles, num), 256, sizeof(NewtonSchulzSMem<ring>)), exec, p);
     });
 }
 

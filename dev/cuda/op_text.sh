@@ -5,6 +5,8 @@
 #
 #     dev/cuda/op_text.sh OP         the text
 #     dev/cuda/op_text.sh OP LINE    FILE:LINE, the place at which this line of the text stands
+#     dev/cuda/op_text.sh OP FROM TO     the difference between the sections of two kernels; FROM's number is replaced by TO's
+#     dev/cuda/op_text.sh --near NAME    the ops whose names are like this one: ", did you mean gelu_forward?", or nothing
 set -u -o pipefail
 export LC_ALL=C
 fail() { echo "error: $*" >&2; exit 1; }
@@ -14,10 +16,58 @@ if [ "${1-}" = --help ]; then
     exit 0
 fi
 cd "$(dirname "$0")" || exit 1
-[[ $# =~ ^[12]$ ]] || usage "an OP is wanted, and at most one LINE"
-op=$1 line=${2-}
-{ [[ $op =~ ^[A-Za-z0-9_]+$ ]] && [ -f "$op.cu" ]; } || usage "OP='$op' is no .cu file here"
-[[ $# -eq 1 || $line =~ ^[1-9][0-9]*$ ]] || usage "LINE is the number of a line, not '$line'"
+
+# near NAME: at most three ops that contain the name, or that are it after a few changes of letters, the nearest first
+near() {
+    printf '%s\n' *.cu | NAME=$1 awk '
+        function least(a, b) { return a < b ? a : b }
+        function distance(a, b,    i, j, row, diagonal, up) { # of Levenshtein
+            for (j = 0; j <= length(b); j++) { row[j] = j }
+            for (i = 1; i <= length(a); i++) {
+                diagonal = row[0]; row[0] = i
+                for (j = 1; j <= length(b); j++) {
+                    up = row[j]
+                    row[j] = least(least(up, row[j - 1]) + 1, diagonal + (substr(a, i, 1) != substr(b, j, 1)))
+                    diagonal = up
+                }
+            }
+            return row[length(b)]
+        }
+        BEGIN { name = ENVIRON["NAME"] }
+        length(name) < 3 || /^practice_/ { next }
+        {
+            sub(/\.cu$/, "")
+            at = index($0, name)
+            d = at == 1 ? 0 : at ? 100 : distance(name, $0)
+            family = name; sub(/_.*/, "_", family) # gelu_ of gelu_fwd
+            if (at || d <= length(name) / 4) { print d, length($0), $0 } else if (index($0, family) == 1) { print 10 + d, length($0), $0 }
+        }' | sort -n -k 1,1 -k 2,2 | head -n 3 | awk '{ text = text (NR > 1 ? " or " : ", did you mean ") $3 } END { if (NR) { print text "?" } }'
+}
+if [ "${1-}" = --near ] && [ $# -eq 2 ]; then
+    near "$2"
+    exit 0
+fi
+[[ $# =~ ^[123]$ ]] || usage "an OP is wanted, and at most one LINE or two kernels"
+op=$1 line=
+{ [[ $op =~ ^[A-Za-z0-9_]+$ ]] && [ -f "$op.cu" ]; } || usage "OP='$op' is no .cu file here$(near "$op")"
+if [ $# -eq 3 ]; then
+    tmp=$(mktemp -d /tmp/llmc_rungs_XXXXXX) || exit 1
+    trap 'rm -rf "$tmp"' EXIT
+    for rung in "$2" "$3"; do [[ $rung =~ ^[0-9]+$ ]] || usage "FROM and TO are the numbers of kernels, not '$rung'"; done
+    for rung in "$2" "$3"; do
+        "./${0##*/}" "$op" | awk -v rung="$((10#$rung))" '
+            /^(static )?void declare/ { ended = 1 } # the kernels end here
+            /^\/\/ ---- / { inside = !ended && /^\/\/ ---- kernels? / && $4 + 0 == rung }
+            inside && !ended && !/^#include/ { print }' |
+            sed -E "s/(kernel|$op)$((10#$2))([^0-9A-Za-z]|\$)/\1$((10#$3))\2/g" >"$tmp/kernel $rung"
+        [ -s "$tmp/kernel $rung" ] || usage "$op.cu has no section of kernel $rung; those it has: $("./${0##*/}" "$op" |
+            sed -n 's/^\/\/ ---- kernels* \([0-9]*\).*/\1/p' | sort -n -u | paste -s -d ' ')"
+    done
+    cd "$tmp" && diff -d -U 3 --label "$op kernel $2" --label "$op kernel $3" "kernel $2" "kernel $3"
+    [ $? -le 1 ]
+    exit
+fi
+[ $# -eq 1 ] || { line=$2 && [[ $line =~ ^[1-9][0-9]*$ ]]; } || usage "LINE is the number of a line, not '$2'"
 headers=' ' # of this op: OP.cuh, and OP_PART.cuh unless it belongs to an OP_PART.cu
 for file in "$op".cuh "${op}"_*.cuh; do
     [ -e "$file" ] || continue

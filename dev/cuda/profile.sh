@@ -7,7 +7,8 @@
 #     ./profile.sh --help
 #
 # CONFIG is a block size of ./OP; without it the first one that the kernel lists, which is its default where it has one.
-# FLAGS are flags of ./OP: shapes, --seed, --hot. NCU=/path/to/ncu if it is not found.
+# FLAGS are flags of ./OP: shapes, --seed, --hot. NCU=/path/to/ncu if it is not found. ncu's report stays in REPORT, for `ncu --import`
+# and Nsight Compute's window; by default in profile_OP_KERNEL.ncu-rep in the folder for temporary files.
 #
 # The launches are those of the kernel's check, which is the first thing that ./OP runs. The program runs twice. The
 # first run lists its launches. The check's are those after the first bench_checksum_kernel and before the next kernel of
@@ -140,7 +141,7 @@ AWK
 
 # ---- ncu ------------------------------------------------------------------------------------------------------------
 
-# run_ncu METRICS OPTION ...: runs the op under ncu. Leaves ncu's output in $tmp/ncu and the op's in $tmp/op. ncu fails on
+# run_ncu METRICS OPTION ...: runs the op under ncu. With $report, ncu writes it, and what it says is read from there. Leaves ncu's output in $tmp/ncu and the op's in $tmp/op. ncu fails on
 # a metric that the GPU lacks (wgmma's stalls exist on 9.0 only), so the metrics that it names are left out and it is
 # called again.
 run_ncu() {
@@ -148,9 +149,10 @@ run_ncu() {
     while [ -n "$metrics" ] && [ "$metrics" != "$before" ]; do
         before=$metrics rc=0
         "$ncu" --csv --page raw --print-units base --clock-control none --cache-control $cache --metrics "$metrics" \
-            --log-file "$tmp/ncu" "${@:2}" "$binary" "$kernel" --repeats 1 ${flags[@]+"${flags[@]}"} >"$tmp/op" 2>&1 </dev/null ||
+            --log-file "$tmp/ncu" ${report:+--export "$report" --force-overwrite} "${@:2}" "$binary" "$kernel" --repeats 1 ${flags[@]+"${flags[@]}"} >"$tmp/op" 2>&1 </dev/null ||
             rc=$?
         [ -e "$tmp/ncu" ] || : >"$tmp/ncu"
+        [ -z "$report" ] || [ ! -e "$report" ] || "$ncu" --import "$report" --csv --page raw --print-units base >>"$tmp/ncu" 2>&1
         cat "$tmp/ncu" "$tmp/op" >"$tmp/both"
         if grep -q ERR_NVGPUCTRPERM "$tmp/both"; then
             fail "no permission for the GPU's counters (ERR_NVGPUCTRPERM): run as root; or let all users, by 'options" \
@@ -171,6 +173,7 @@ run_ncu() {
     fail "ncu profiled no kernel (status $rc): $(cat "$tmp/reason")"
 }
 
+report=
 run_ncu launch__grid_size --launch-count 500
 if grep -m 1 "^skip kernel $kernel " "$tmp/op" >"$tmp/reason"; then fail "nothing to profile: $(cat "$tmp/reason")"; fi
 # prints how many launches there are before the check's, and how many are the check's
@@ -194,9 +197,11 @@ metrics+=,sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_elapsed
 metrics+=,sm__warps_active.avg.pct_of_peak_sustained_active,launch__registers_per_thread,launch__shared_mem_per_block
 metrics+=,l1tex__data_bank_conflicts_pipe_lsu_mem_shared.sum,device__attribute_multiprocessor_count
 for stall in ${stalls//,/ }; do metrics+=,smsp__average_warps_issue_stalled_${stall}_per_issue_active.ratio; done
+report=${REPORT:-${TMPDIR:-/tmp}/profile_$(basename "$binary")_$kernel.ncu-rep}
+rm -f "$report"
 run_ncu "$metrics" --launch-skip "$skip" --launch-count "$count"
 
-echo "$(basename "$binary") $kernel${config:+, config $config}${4:+, ${*:4}}, L2 $([ $cache = all ] && echo cold || echo hot), by ncu"
+echo "$(basename "$binary") $kernel${config:+, config $config}${4:+, ${*:4}}, L2 $([ $cache = all ] && echo cold || echo hot), by ncu; its report: $report"
 head -n 1 "$tmp/list"
 sed -n '2p' "$tmp/op"
 awk -v file="$tmp/ncu" -v stalls="$stalls" "$csv_functions"'

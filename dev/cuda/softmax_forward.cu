@@ -302,13 +302,8 @@ void softmax_forward8(floatX* out, const floatX* inp, int N, int V, int Vp, cuda
     int block_size = 2048 / cluster;
     require(Vp % 8 == 0 && (cluster == 4 || cluster == 8));
     require(V / x128::size <= KERNEL8_VECTORS * cluster * block_size);
-    cudaLaunchAttribute attribute;
-    attribute.id = cudaLaunchAttributeClusterDimension;
-    attribute.val.clusterDim.x = cluster, attribute.val.clusterDim.y = 1, attribute.val.clusterDim.z = 1;
-    cudaLaunchConfig_t config = {};
-    config.gridDim = dim3(N * cluster), config.blockDim = dim3(block_size), config.stream = stream;
-    config.attrs = &attribute, config.numAttrs = 1;
-    cudaCheck(cudaLaunchKernelEx(&config, softmax_forward_sm90_kernel8, out, inp, V, Vp));
+    launch_kernel(softmax_forward_sm90_kernel8, LaunchShape(N * cluster, block_size, 0, cluster), stream, out, inp, V,
+                  Vp);
 }
 
 // True if the binary's code for this kernel is for architecture `arch` or later, and a block may use `shared` bytes of

@@ -14,6 +14,7 @@
 # --slower prints "K~N".
 #
 # The programs are built for a CPU with dev/cuda/emulation, in bf16, in build/emulated, as for `make test`. Needs no nvcc and no GPU.
+# What a program has listed is kept in build/emulated/lists until the op's own text changes, or a .cuh that it includes.
 set -u -o pipefail
 export LC_ALL=C
 unset MAKEFLAGS MFLAGS MAKELEVEL MAKEOVERRIDES PRECISION OP OPS BIN_DIR
@@ -134,18 +135,41 @@ fi
 
 # ---- what the programs list ----
 
-command -v "$CXX" >/dev/null || fail "no $CXX: apt-get install g++, or set CXX="
-make -k -j"$jobs" --no-print-directory CXX="$CXX" BIN_DIR="$build" OP= OPS="${ops[*]}" cpu >"$tmp/log" 2>&1 || { tail -n 20 "$tmp/log" >&2 && fail "an op does not build"; }
-# one OP: writes the op's list to $tmp/OP.list, and its list for each kind of operation to $tmp/OP.list.KIND
+# key OP: a sum of what decides on the list: the op, the .cuh files that it includes, and the code that prints lists
+key() {
+    local files=("$1.cu") i new
+    for ((i = 0; i < ${#files[@]}; i++)); do
+        while read -r new; do
+            [[ " ${files[*]} " == *" $new "* || ! -e $new ]] || files+=("$new")
+        done < <(sed -n 's/^#include "\([^"\/]*\.cuh\)".*/\1/p' "${files[i]}")
+    done
+    # without the comment at the op's top, in which the list stands
+    { sed -n '/^inline void bench_print_list/,/^}/p' bench.h && sed '1,/\*\//d' "${files[0]}" && cat /dev/null "${files[@]:1}"; } | cksum
+}
+# one OP: writes the op's list to $lists/OP.list, its list for each kind of operation to $lists/OP.list.KIND, and the key
 one() {
     local op=$1 kind=0
-    "$build/${op}_cpu" --list >"$tmp/$op.list" || return 1
-    while grep -q "^kind $kind " "$tmp/$op.list"; do
-        "$build/${op}_cpu" --list --kind $kind >"$tmp/$op.list.$kind" || return 1
+    rm -f "$lists/$op".*
+    "$build/${op}_cpu" --list >"$lists/$op.list" || return 1
+    while grep -q "^kind $kind " "$lists/$op.list"; do
+        "$build/${op}_cpu" --list --kind $kind >"$lists/$op.list.$kind" || return 1
         kind=$((kind + 1))
     done
+    key "$op" >"$lists/$op.key"
 }
-for op in "${ops[@]}"; do one "$op" || fail "$op does not list its kernels"; done
+lists=$build/lists
+mkdir -p "$lists" || exit 1
+changed=()
+for op in "${ops[@]}"; do
+    [ -e "$lists/$op.key" ] && [ "$(key "$op")" = "$(cat "$lists/$op.key")" ] || changed+=("$op")
+done
+if [ ${#changed[@]} -gt 0 ]; then
+    command -v "$CXX" >/dev/null || fail "no $CXX: apt-get install g++, or set CXX="
+    [ ${#changed[@]} -lt 5 ] || echo "building ${#changed[@]} ops, whose lists are not known yet" >&2
+    make -k -j"$jobs" --no-print-directory CXX="$CXX" BIN_DIR="$build" OP= OPS="${changed[*]}" cpu >"$tmp/log" 2>&1 ||
+        { tail -n 20 "$tmp/log" >&2 && fail "an op does not build"; }
+    for op in "${changed[@]}"; do one "$op" || fail "$op does not list its kernels"; done
+fi
 
 # best_on_h200 OP: "promoted" or "best", a tab, and the text of the kernel that is it, if results/h200 says so
 best_on_h200() {
@@ -163,7 +187,7 @@ best_on_h200() {
 
 # list OP: the paragraph, in lines of at most 120 characters
 list() {
-    local op=$1 kinds=("$tmp/$1".list.*) best slower=""
+    local op=$1 kinds=("$lists/$1".list.*) best slower=""
     [ -e "${kinds[0]}" ] || kinds=()
     best=$(best_on_h200 "$op")
     [ ! -e "results/h200/$op.csv" ] || slower=$(slower "results/h200/$op.csv")
@@ -209,7 +233,7 @@ list() {
             for (k = 0; k < num_kinds; k++) {
                 if (k in named) { put("     kind " k ": ", kind_text[k]) }
             }
-        }' "$tmp/$op.list" ${kinds[@]+"${kinds[@]}"}
+        }' "$lists/$op.list" ${kinds[@]+"${kinds[@]}"}
 }
 
 # with_list OP: the file with the list of $tmp/OP.new above its nvcc line
@@ -231,7 +255,7 @@ with_list() {
 stale=0
 for op in "${ops[@]}"; do
     list "$op" >"$tmp/$op.new"
-    with_list "$op" >"$tmp/$op.cu" || fail "$op.cu has no nvcc line in the comment at its top"
+    with_list "$op" >"$tmp/$op.cu" || fail "$op.cu has no nvcc line in the comment at its top: '   nvcc -O3 --use_fast_math $op.cu -o $op' belongs above its end"
     cmp -s "$tmp/$op.cu" "$op.cu" && continue
     stale=$((stale + 1))
     if [ "$mode" = --check ]; then

@@ -394,8 +394,9 @@ static struct {
     int64_t tokens[2];
     int64_t documents, bytes, bad_lines;
     TextNotes notes;
-    size_t spelled; // special tokens that became ordinary text
-    int spelled_id; // the first of them
+    size_t spelled;      // special tokens that became ordinary text
+    int spelled_id;      // the first of them
+    bool made_directory; // dir was not there
 } out;
 
 static void shard_path(char* path, size_t size, int split, int index, const char* suffix) {
@@ -464,7 +465,8 @@ static bool has_vocabulary(void) {
     if (!tokenizer_load(&t, out.dir, &err)) { die("%s", err.text); }
     bool same = memcmp(t.fingerprint, tokenizer.fingerprint, sizeof(t.fingerprint)) == 0;
     if (!same) {
-        die("%s/%s: is another vocabulary than --tokenizer; choose another --out or remove it", out.dir, file);
+        die("%s/%s: is another vocabulary than %s: -t %s takes the one that is there, another --out keeps both",
+            out.dir, file, flags.tokenizer ? flags.tokenizer : "the 256 bytes, the default", out.dir);
     }
     if (t.eot_id != tokenizer.eot_id) {
         const char* bytes = tokenizer_decode(&tokenizer, tokenizer.eot_id, &n);
@@ -492,6 +494,7 @@ static bool write_tokens(const uint32_t* ids, size_t n, Error* err) {
     while (n > 0) {
         if (!out.open) {
             char path[4000];
+            out.made_directory |= !is_directory(out.dir);
             if (!make_directories(out.dir, err)) { return false; }
             shard_path(path, sizeof(path), out.split, out.num_shards[out.split]++, ".part");
             if (!shard_writer_open(&out.writer, path, err)) { return false; }
@@ -603,7 +606,8 @@ static void print_summary(void) {
         print_line(stderr, "%s_%s_000000.bin%s: %lld tokens", out.prefix, split_names[split], last,
                    (long long)out.tokens[split]);
     }
-    print_line(stderr, "vocabulary of %d tokens: %s/vocab.json, merges.txt", tokenizer.vocab_size, out.dir);
+    print_line(stderr, "vocabulary of %d tokens: %s/vocab.json, merges.txt%s", tokenizer.vocab_size, out.dir,
+               out.made_directory ? "; the directory is new" : "");
 }
 
 // ---- threads ------------------------------------------------------------------------------------

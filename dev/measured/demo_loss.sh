@@ -7,7 +7,7 @@ set -eu
 cd "$(dirname "$0")/../.."
 make train_gpt2 dev/data/tokenize scripts/plot_runs
 for rate in 3e-3 3e-4; do
-    DEMO_FLAGS="-l $rate ${DEMO_FLAGS-}" scripts/demo.sh
+    DEMO_FLAGS="-x 1500 -u 100 -v 250 -l $rate ${DEMO_FLAGS-}" scripts/demo.sh
     rm -rf "demo/rate_$rate"
     mv demo/log "demo/rate_$rate"
 done

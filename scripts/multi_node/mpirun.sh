@@ -65,15 +65,24 @@ stop() { # SIGNAL
     kill -s "$signal" "$pid"
 }
 
+# What is not here ends the start; a dry run, perhaps for another machine, only notes it.
+missing() { # MESSAGE
+    [ "$dry_run" = yes ] || fail 1 "$1"
+    echo "note: $1" >&2
+}
+
 words=() pid='' stopped=''
 main() {
     local kind signal
     read_options "$@"
-    command -v -- "$mpirun" >/dev/null ||
-        fail 1 "no $mpirun: apt-get install openmpi-bin, or start by ssh alone: scripts/multi_node/ssh.sh"
-    kind=$(kind_of_mpirun)
-    [ -n "$kind" ] || fail 1 "$mpirun is neither Open MPI's nor MPICH's: scripts/multi_node/ssh.sh needs no MPI"
-    command -v -- "${command[0]}" >/dev/null || fail 1 "${command[0]} is not there or not executable: make train_gpt2cu"
+    if command -v -- "$mpirun" >/dev/null; then
+        kind=$(kind_of_mpirun)
+        [ -n "$kind" ] || fail 1 "$mpirun is neither Open MPI's nor MPICH's: scripts/multi_node/ssh.sh needs no MPI"
+    else
+        missing "no $mpirun: apt-get install openmpi-bin, or start by ssh alone: scripts/multi_node/ssh.sh"
+        kind=openmpi # its form is shown
+    fi
+    command -v -- "${command[0]}" >/dev/null || missing "${command[0]} is not there or not executable: make train_gpt2cu"
     make_command "$kind"
     if [ "$dry_run" = yes ]; then
         print_command "${words[@]}"

@@ -96,7 +96,10 @@ main() {
     [ $# -gt 0 ] || fail 2 "no command: the program and its flags come last, ./train_gpt2cu -i ... -o DIR"
     has_flag o output "$@" || fail 2 "without -o nothing is saved when the time is up: add -o DIR, on a shared file system"
     [[ ${SLURM_JOB_ID-} || $dry_run == yes ]] || fail 2 "this is not a Slurm job: sbatch scripts/multi_node/slurm.sh $*"
-    command -v -- "$1" >/dev/null || fail 1 "$1 is not there or not executable, in $PWD: make train_gpt2cu"
+    if ! command -v -- "$1" >/dev/null; then
+        [ $dry_run = yes ] || fail 1 "$1 is not there or not executable, in $PWD: make train_gpt2cu"
+        echo "note: $1 is not there or not executable, in $PWD: make train_gpt2cu" >&2
+    fi
     make_command "$@"
     if [ $dry_run = yes ]; then
         printf '%s' "${words[0]}"

@@ -36,11 +36,12 @@ for binary in "$@"; do
         FILENAME ~ /[.]list$/ { if ($1 ~ /^[0-9]+$/) { listed[++n] = $1 } next }
         /^ok kernel /   { ran[$3] = 1; passed++ }
         /^FAIL kernel / { ran[$3] = 1; failed++ }
+        /^[0-9]+ passed, [0-9]+ failed, / { passed = $1; failed = $3 } # a failure that was found before has no line
         /^skip kernel / {
-            why = $0; sub(/.*\): /, "", why); sub(/, device.*/, "", why); sub(/, which is not emulated/, "", why)
+            why = $0; sub(/.*\): /, "", why); sub(/, but the GPU.*/, "", why); sub(/, which is not emulated/, "", why)
             skip[$3] = why
         }
-        /^skip B .*needs cu/ { why = $0; sub(/.*: /, "", why); sub(/, in the emulation/, "", why); shape = why }
+        /^skip [A-Z].*: needs cu/ { why = $0; sub(/.*: /, "", why); sub(/, which is not emulated/, "", why); shape = why }
         END {
             for (i = 1; i <= n; i++) {
                 k = listed[i]

@@ -129,7 +129,7 @@ report() { # NAME TEXT TOKENS
     fi
     read -r "ms[$name]" low high <<<"$figures"
     spread[$name]="$low..$high"
-    plan[$name]=$(sed -nE 's/^memory: .*: ([0-9.]+) of the .*/\1/p' "$logs/$name.out")
+    plan[$name]=$(sed -nE 's/^memory: .*: ([0-9.]+) GB of the .*/\1/p' "$logs/$name.out")
     used[$name]=$(sed -nE 's/^GPU memory: ([0-9.]+) GB in use.*/\1/p' "$logs/$name.out" | tail -n 1)
     printf '%-46s %9.2f ms (%s), %s tok/s, memory of rank 0: plan %s GB, in use %s, took %d s\n' "$2" "${ms[$name]}" "${spread[$name]}" \
         "$(per_second "$name")" "${plan[$name]}" "${used[$name]}" $((SECONDS - begin))

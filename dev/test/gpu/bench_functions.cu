@@ -166,6 +166,7 @@ static int idle_from; // from this launch on, kernel 2 does nothing
 static int num_launches;
 
 static void declare_small(Bench& b) {
+    require(b.V != 4);
     bool in_place = b.V == 2;
     Buffer<float> zeros = b.input_from<float>("zeros", 32, [](float* host) { std::fill(host, host + 32, 0.0f); });
     Buffer<float> out = in_place ? b.inout<float>("out", 32, zeros, {0, 0}) : b.output<float>("out", 32, {0, 0});
@@ -179,17 +180,69 @@ static void declare_small(Bench& b) {
 }
 
 // Times kernel `number` back to back, after it was timed by itself; returns what was found wrong.
-static std::string time_small(BenchDevice& d, int V, int number, BenchTime* time, BenchHot* hot) {
+static std::string time_small(BenchDevice& d, int V, int number, BenchTime* time, BenchHot* hot, bool counted = true) {
     BenchState s;
     bench_declare(s, d, declare_small, {1, 1, 8, 1, V}, 0);
     const BenchKernel& k = s.kernels[number - 1];
     num_launches = 0;
     *time = bench_time(d, s, k, 0, 200, 1000);
     std::string wrong = bench_check_timed(d, s, k), wrong_hot;
-    check(num_launches == 3 + 200);
+    check(!counted || num_launches == 3 + 200);
     *hot = bench_time_hot(d, s, k, 0, time->median_ms, &wrong_hot);
     bench_free(s);
     return wrong + wrong_hot;
+}
+
+// Several shapes in one run: one CSV, a line for each, and one that declare() declines.
+static void check_shapes(BenchDevice& d) {
+    BenchFlags& f = bench_flags();
+    char path[] = "/tmp/llmc_test_XXXXXX";
+    int fd = mkstemp(path);
+    require(fd >= 0);
+    close(fd);
+    d.copy_gbs = d.read_gbs = d.empty_ms = 1; // measured before
+    idle_from = 1 << 30;
+    f.csv = path, f.repeats = 4, f.sustained = 0, f.shape_given = true;
+    f.shapes = {{1, 1, 8, 1, 1}, {1, 1, 8, 1, 4}, {1, 1, 8, 1, 3}};
+    check(bench_run_shapes(d, "small", declare_small, 0) == EXIT_SUCCESS);
+    FILE* file = fopen(path, "r");
+    require(file != NULL);
+    char line[1024];
+    std::string kernels;
+    while (fgets(line, sizeof(line), file)) {
+        std::vector<std::string> columns = fields(line, 12);
+        kernels += columns[1] + "@" + columns[10] + " ";
+    }
+    fclose(file);
+    remove(path);
+    check(kernels == "kernel@V 1@1 2@1 1@3 2@3 ");
+    f.csv = NULL;
+    // with --noise it goes on until the median is known, or the time is over
+    BenchTime time;
+    BenchHot hot;
+    f.noise = 1e-6f, f.noise_seconds = 0.1;
+    const int launches[] = {f.repeats, 200};
+    time_small(d, 1, 1, &time, &hot, false);
+    check(time.launches > launches[1] && time.launches % launches[1] == 0);
+    f.noise = 100;
+    time_small(d, 1, 1, &time, &hot, false);
+    check(time.launches == launches[1] && time.noise < 100);
+    f.noise = 0;
+}
+
+static void check_numbers() {
+    auto same = [](const char* text, std::vector<int> numbers) { return bench_read_numbers("-T", text) == numbers; };
+    check(same("7", {7}) && same("7,3", {7, 3}) && same("256:4096:*2", {256, 512, 1024, 2048, 4096}));
+    check(same("2:9:3,1", {2, 5, 8, 1}) && same("2:9:*3", {2, 6}) &&
+          same("2147483646:2147483647:1", {INT_MAX - 1, INT_MAX}));
+    BenchChoice choice;
+    check(bench_read_choice("2-4,9-", &choice) && choice.has(4) && choice.has(9) && choice.has(99) && !choice.has(5));
+    check(choice.single() == -1 && bench_read_choice("7", &choice) && choice.single() == 7 && !choice.has(8));
+    for (const char* bad : {"", "-", "x", "1,", "4-2", "1-2-3", "1234567"}) { check(!bench_read_choice(bad, &choice)); }
+    std::vector<float> times;
+    for (int i = 1; i <= 100; i++) { times.push_back((float)i); }
+    check(fabs(bench_noise(times) - 100 * (61 - 40) / 2.0 / 51) < 1e-6); // the 40th and the 61st of 100
+    check(bench_noise({1, 1}) == INFINITY && bench_noise(std::vector<float>(50, 2.0f)) == 0);
 }
 
 static void check_launches() {
@@ -217,6 +270,7 @@ static void check_launches() {
     idle_from = 300;
     std::string wrong = time_small(d, 1, 2, &time, &hot);
     check(contains(wrong, "out: 32 of 32 wrong")); // as NaN, although the first launches have written it
+    check_shapes(d);
 }
 
 int main() {
@@ -225,6 +279,7 @@ int main() {
     check_texts();
     check_configurations();
     check_files();
+    check_numbers();
     check_launches();
     printf("%d failures\n", num_failures);
     return num_failures ? EXIT_FAILURE : EXIT_SUCCESS;

@@ -10,14 +10,14 @@
 # the source and its headers. A second caller waits for the first to compile, then only links. Objects that no caller has used
 # for a day are removed. --stand-in links the given library in place of the CUDA runtime and cuBLASLt.
 #
-# Without a source, or with -c, -fatbin or a similar option, it runs nvcc unchanged.
+# With -fatbin or a similar option it runs nvcc unchanged.
 set -eu -o pipefail
 folder=$(cd "$(dirname "$0")/../../.." && pwd)/build/test_cuda
 command -v nvcc >/dev/null || PATH=$PATH:/usr/local/cuda/bin
 
 stand_in=
 if [[ ${1-} == --stand-in=* ]]; then stand_in=${1#*=} && shift; fi
-all=("$@") source='' output=a.out compile=(-Xcicc -O0 -O0) link=() target='' dependencies='' arch='' whole=
+all=("$@") source='' object_only='' output=a.out compile=(-Xcicc -O0 -O0) objects=() link=() target='' dependencies='' arch='' whole=
 while [ $# -gt 0 ]; do
     case $1 in
     -o) output=$2 && shift ;;
@@ -32,17 +32,20 @@ while [ $# -gt 0 ]; do
         [ "$2" != -fopenmp ] || link+=("$1" "$2")
         shift
         ;;
+    *.o) objects+=("$1") ;;
     -l* | -L* | *.so) link+=("$1") ;;
+    -c) object_only=yes ;;
     --use_fast_math) compile+=("$1") ;;
-    -c | -fatbin | -cubin | -ptx | -shared | -E | -M | -MM | -arch=* | -arch | --*) whole=yes ;;
+    -fatbin | -cubin | -ptx | -shared | -E | -M | -MM | -arch=* | -arch | --*) whole=yes ;;
     *.cu) source=$1 ;;
     *) compile+=("$1") ;;
     esac
     shift
 done
-[ -n "$source" ] && [ -z "$whole" ] || exec nvcc ${all[@]+"${all[@]}"}
+[ -n "$source$stand_in" ] && [ -z "$whole" ] || exec nvcc ${all[@]+"${all[@]}"}
 [ -n "$arch" ] || compile+=(-gencode "arch=compute_75,code=compute_75")
-[ -z "$stand_in" ] || link=(-cudart none "$stand_in" -Xcompiler -fopenmp -ldl)
+[ -z "$stand_in" ] || link=("${objects[@]}" -cudart none "$stand_in" -Xcompiler -fopenmp -ldl)
+[ -n "$source" ] || exec nvcc "${link[@]}" -o "$output"
 
 mkdir -p "$folder"
 find "$folder" -type f -mmin +1440 -delete 2>/dev/null || true # another caller may remove the same files
@@ -58,4 +61,5 @@ object=$folder/$key
 ) 9>"$object.lock"
 cat "$object.log" >&2
 [ -z "$dependencies" ] || sed "1s|^TARGET|${target:-$output}|" "$object.d" >"$dependencies"
+[ -z "$object_only" ] || exec cp "$object.o" "$output"
 exec nvcc "$object.o" ${link[@]+"${link[@]}"} -o "$output"

@@ -87,7 +87,7 @@ case 1  zeros"
     # checked WANT FLAG ...: the C of the shapes that are checked with these flags
     checked() {
         "$program" "${@:2}" --check >"$tmp/out" 2>&1
-        want "the shapes of ${*:2}" "$(sed -n 's/.* C \([0-9]*\) .*/\1/p' "$tmp/out" | sort -un | tr '\n' ' ')" "$1"
+        want "the shapes of ${*:2}" "$(sed -n '/^note/d; s/.* C \([0-9]*\)[, ].*/\1/p' "$tmp/out" | sort -un | tr '\n' ' ')" "$1"
     }
     checked "5 6 " 3
     checked "6 " 4
@@ -95,11 +95,15 @@ case 1  zeros"
     checked "6 " 3 --kind 1 --case 1
     contains ', plus two, zeros: ' "$tmp/out"
     ! grep -q ', plus two: ' "$tmp/out" || fail "--case 1 tries case 0, too"
+    checked "4 8 9 16 " 3 -C 4:16:*2,9 --kind 1
+    EMULATION_GPUS=2 checked "9 " 3 -C 9 --device 1
     checked "9 " 3 -C 9 --kind 1
-    contains 'ok kernel 3 default, B 1 T 1 C 9 NH 0 V 0, plus two: ' "$tmp/out"
+    contains 'ok kernel 3 default, C 9, plus two: ' "$tmp/out"
     "$program" 2 --check >"$tmp/out" && fail "a wrong configuration passes"
-    contains 'FAIL kernel 2 summand   22 (large), B 1 T 1 C 5 ' "$tmp/out"
-    want "its failures" "$(grep -c '^FAIL' "$tmp/out")" 4
+    contains 'FAIL kernel 2 summand   22 (large), C 5, plus one: out: 5 of 5 wrong, ' "$tmp/out"
+    want "its failures" "$(grep -c '^FAIL' "$tmp/out")" 1
+    contains 'the same in 3 more: FAIL kernel 2: out: 5 of 5 wrong' "$tmp/out"
+    contains '4 passed, 4 failed, 0 skipped' "$tmp/out"
     local flags
     for flags in "2 --config 0" "3 --config 0" "1 --config 96" "1 --block-size 64" "1 --config -1" "4 --config 96"; do
         # shellcheck disable=SC2086
@@ -108,7 +112,11 @@ case 1  zeros"
     contains 'ok kernel 4 rows   96, ' "$tmp/out"
     ! grep -q 'rows   32' "$tmp/out" || fail "--config 96 tries 32, too"
     for flags in "2 --config 1 :kernel 2 has no configuration 1, there are 0 22" "1 --config 2000 :no configuration 2000" \
+        "1 --config 100 :kernel 1 has no configuration 100, there are 32 64, and other multiples of 32 up to 1024" \
+        "--config 100 :no kernel has configuration 100" "5- :no kernel 5-, there are 1 2 3 4" "3-2 :3-2" "1,,2 :does not name kernels" "1 2 :stray argument" \
+        "-C 0 :-C wants whole numbers from 1" "-C 4,x :-C wants" "--stress 2 -C 5,6 :--stress takes one shape, not 2" "--device 1 :no GPU 1, there is 0" \
         "3 --config 64 :kernel 3 has no configuration 64, there are 0" "--kind 2 :no kind 2, there are 0 to 1" \
+        "--config 2000 :no kernel has configuration 2000, see" "--list --csv x :--csv cannot be combined with --list, which" \
         "--case 2 :no case 2, there are 0 to 1" "4 --kind 0 :no kernel 4, there are 1 2 3"; do
         local rc=0
         # shellcheck disable=SC2086
@@ -116,6 +124,103 @@ case 1  zeros"
         want "the exit code of ${flags%%:*}" $rc 2
         contains "${flags#*:}" "$tmp/err"
     done
+}
+
+# What an op's author sees first: which kernels an argument names, one finding once, short lines, declined shapes, slips in declare().
+test_messages() {
+    needs_compiler
+    copy_tree
+    local source=$tmp/tree/dev/cuda/messages.cu program=$tmp/tree/dev/cuda/messages_cpu flags
+    cat >"$source" <<'CU'
+#include "bench.h"
+__global__ void copy_kernel(float* out, const float* inp, int n, float add) {
+    __shared__ float x[32];
+    x[threadIdx.x % 32] = add;
+    for (int i = threadIdx.x; i < n; i += blockDim.x) { out[i] = inp[i] + (add ? x[(threadIdx.x + 1) % 32] : 0); }
+}
+static void copy_even(float* out, const float* inp, int n, int bs) {
+    require(n % 2 == 0);
+    copy_kernel<<<1, bs>>>(out, inp, n, 0);
+    cudaCheck(cudaGetLastError());
+}
+static void declare(Bench& b) {
+    int n = b.C, heads = b.NH;
+    Buffer<float> inp = b.input<float>("inp", n), out = b.output<float>("out", n, {0, 0});
+    b.reference([=] { for (int i = 0; i < n; i++) { out.host[i] = inp.host[i]; } });
+    b.cost(8.0 * n * b.T, 0);
+    b.kernel(1, "even sizes", [=](int bs) { copy_even(out, inp, n, bs); }, {32});
+    b.kernel(2, "a launch that fails", [=](int) { copy_even(out, inp, n - n % 2, 2048); }, {0});
+    b.kernel(3, "races", [=](int bs) { copy_kernel<<<1, bs>>>(out, inp, n, 1); }, {64, 64});
+    b.kernel(4, "right", [=](int bs) { cudaMemcpy(out, inp, 4 * n, cudaMemcpyDeviceToDevice); }, {0});
+    b.kernel(5, "divides", [=](int bs) { copy_kernel<<<1, 32 / bs>>>(out, inp, n, (float)heads); }, {0});
+    b.best(4);
+}
+int main(int argc, char** argv) {
+    return bench_main(argc, argv, "messages", declare, {1, 1000000000, 32, 2}, {{1, 1, 5}, {1, 1, 6}, {1, 100000000, 7}});
+}
+CU
+    make_cpu cpu OP=messages
+    shows() { # RC TEXT FLAG ...: the program ends with RC and prints a line with TEXT, and none of 200 characters
+        local rc=0
+        "$program" "${@:3}" >"$tmp/out" 2>&1 || rc=$?
+        contains "$2" "$tmp/out"
+        want "the exit code of ${*:3}" $rc "$1"
+        want "long lines of ${*:3}" "$(awk 'length > 199' "$tmp/out" | wc -l)" 0
+    }
+    # a launcher that declines one of the op's own shapes fails; at a shape of the user's it is skipped
+    shows 1 "FAIL kernel 1 block size   32, T 1 C 5 NH 2: the launcher declines: messages.cu:8: copy_even needs n % 2 == 0; declare " --check 1
+    contains 'ok kernel 1 block size   32, T 1 C 6 NH 2: ' "$tmp/out"
+    shows 0 "skip kernel 1 (even sizes), T 1 C 7 NH 2: declines: messages.cu:8: copy_even needs n % 2 == 0" 1 --check -T 1 -C 7
+    contains '0 passed, 0 failed, 1 skipped' "$tmp/out"
+    shows 1 "FAIL kernel 2 default, T 1 C 6 NH 2: the launcher declines: messages.cu:10: cudaGetLastError(): invalid " --check -T 1 -C 6 2
+    shows 1 "error: messages, kernel 5 default, T 1 C 5 NH 2: a division by zero; configuration 0 stands for " --check 5
+    # a shape that the emulation cannot afford, and the one that is timed
+    shows 0 "skip T 100000000 C 7 NH 2: takes the emulation too long; EMULATION_LIMIT=10 " 4 --check
+    contains '2 passed, 0 failed, 1 skipped' "$tmp/out"
+    contains 'note: the shape that is timed, T 1000000000 C 32 NH 2, was not checked; --check --full does that' "$tmp/out"
+    ! "$program" 4 --check -T 1 | grep '^note' || fail "a note although the shape was given"
+    # one finding once
+    shows 1 "the same in 3 more: FAIL kernel 3: copy_kernel: " 3-4 --check --schedule 0
+    want "the failures" "$(grep -c '^FAIL ' "$tmp/out")" 1
+    grep -q '^    out: [0-9]* of 5 wrong' "$tmp/out" || fail "a part of a failure does not begin a line"
+    shows 1 "0 passed, 1 failed, 0 skipped" --check 3,4 --first-failure
+    shows 2 "--csv cannot be combined with --list" --list --csv "$tmp/times"
+    # ranges
+    "$program" 2-3,5- --list >"$tmp/out"
+    want "the kernels of 2-3,5-" "$(grep -o '^[0-9]*' "$tmp/out" | tr '\n' ' ')" "2 3 5 "
+    # slips in declare()
+    sed -i 's/int n = b.C,/require(b.C != 6); &/' "$source"
+    make_cpu cpu OP=messages
+    shows 1 "FAIL B 1 T 1 C 6 NH 2 V 0: declare() declines: messages.cu:13: declare needs b.C != 6; change the shapes in main" 4 --check
+    contains '1 passed, 1 failed, 1 skipped' "$tmp/out"
+    shows 0 "skip B 1 T 1 C 6 NH 2 V 0: declare() declines: messages.cu:13: declare needs b.C != 6" 4 --check -T 1 -C 5:6:1
+    contains '1 passed, 0 failed, 1 skipped' "$tmp/out"
+    shows 2 "messages_cpu: C 6: messages.cu:13: declare needs b.C != 6" 4 --check -C 6
+    sed -i.old 's/b.best(4)/b.best(6)/' "$source"
+    make_cpu cpu OP=messages
+    shows 1 "error: messages.cu:$(grep -n 'b.best' "$source" | cut -d: -f1): b.best(6), but there is no such kernel" --list
+    sed 's/b.kernel(4/b.kernel(3/' "$source.old" >"$source"
+    make_cpu cpu OP=messages
+    shows 1 "error: messages.cu:$(grep -n '"right"' "$source" | cut -d: -f1): b.kernel(3, \"right\"): \"races\" has this number, too" --list
+    rm "$source" "$source.old" "$program"
+}
+
+# What `make new` writes passes its check at once, and fails it when one of its kernels is another op.
+test_new_op() {
+    needs_compiler
+    copy_tree
+    make_cpu new OP=new_op
+    make_cpu cpu OP=new_op
+    local program=$tmp/tree/dev/cuda/new_op_cpu
+    "$program" --check >"$tmp/out" 2>&1 || { cat "$tmp/out" && fail "a new op fails its check"; }
+    contains '38 passed, 0 failed, 0 skipped' "$tmp/out"
+    contains 'T 1024 C 64: error 0.00 of tolerance' "$tmp/out"
+    ! grep -i warning "$tmp/log" || fail "a new op has warnings"
+    sed -i 's|x\[k\] = (floatX)(float)x\[k\];|x[k] = (floatX)(2 * (float)x[k]);|' "$tmp/tree/dev/cuda/new_op.cu"
+    make_cpu cpu OP=new_op
+    "$program" 2 --check >"$tmp/out" 2>&1 && fail "another op passes the check"
+    contains 'FAIL kernel 2 default, B 1 T 1 C 8: out: ' "$tmp/out"
+    rm "$program" "$tmp/tree/dev/cuda/new_op.cu"
 }
 
 # --stress draws the same shapes again for the same seed; --sample leaves most rows out; --huge needs a GPU
@@ -283,7 +388,7 @@ matmul_backward 10 --kind 0 -B 1 -T 600 -C 384 -V 776 --case 0
 newton_schulz 5 -B 2 -T 328 -C 264 --case 0
 END
     EMULATION_ARCH=80 "$tmp/tree/dev/cuda/attention_forward_cpu" 25 --check -B 1 -T 64 -C 64 -NH 1 >"$tmp/out" 2>&1
-    contains 'needs code for sm_90a, device 80, binary 80' "$tmp/out"
+    contains 'needs code for sm_90a, but the GPU is sm_80 and the program is compiled for sm_80' "$tmp/out"
     contains '0 passed, 0 failed, 3 skipped' "$tmp/out"
 }
 
@@ -410,5 +515,5 @@ test_mutants() {
     want "the mutants that are caught" "$(cat "$tmp"/verdicts* | grep -c '^caught ')" "$(wc -l <"$tmp/chosen")"
 }
 
-tests=(programs choices check_flags features transactions bench_functions reports wgmma sm90 kernels mutants)
+tests=(programs choices messages new_op check_flags features transactions bench_functions reports wgmma sm90 kernels mutants)
 run_tests_once "$@"

@@ -525,8 +525,8 @@ test_muon() {
     train "$out.whole" 8 --optimizer muon --muon-learning-rate 0.02 --stochastic-rounding
     good "Muon" "$out.whole"
     # 86.1M parameters, of which 84.9M are in matrices: 12 bytes each, or 8 in Muon's matrices
-    for name in "AdamW 1.03" "Muon and AdamW 0.69"; do
-        FAKE_CUDA_MEMORY=1000000000 program "$out.plan" -i "$tmp/data/*_train_*.bin" -e d12 -b 4 -t 1024 -x 1 --optimizer \
+    for name in "AdamW 1.03 GB" "Muon and AdamW 0.69 GB"; do
+        FAKE_CUDA_MEMORY=1000000000 program "$out.plan" --verbose -i "$tmp/data/*_train_*.bin" -e d12 -b 4 -t 1024 -x 1 --optimizer \
             "$([[ $name != Muon* ]] && echo adamw || echo muon)"
         contains ", $name, activations" "$out.plan.out"
     done
@@ -554,6 +554,10 @@ test_fp16() {
     good "the run" "$half/whole"
     want "overflows" "$(grep -c 'loss scale lowered' "$half/whole.out")" 2
     contains "2 of 8 steps were skipped" "$half/whole.out"
+    ! grep "CUDA cores" "$half/whole.out" || fail "the line above, on compute capability 8.0"
+    FAKE_CUDA_ARCH=75 train "$half/old" 8 "${small[@]}"
+    good "a run on an old card" "$half/old"
+    contains "note: attention runs on CUDA cores: tensor cores need compute capability 8.0 or later" "$half/old.out"
     for each in 1 2 5; do
         cp -r "$half/whole" "$half/part"
         ls -d "$half"/part/step_* | tail -n +$((each + 1)) | xargs rm -r
@@ -762,7 +766,7 @@ test_hopper() {
     "$BIN_DIR/dev/data/tokenize" -i "$tmp/text" -o "$tmp/large/a" -v 3000 -s 9000 2>"$tmp/log" || fail "$(cat "$tmp/log")"
     for flags in "" "--fp8" "-ge 0" "-r 1" "-r 2 --optimizer muon"; do
         # shellcheck disable=SC2086
-        FAKE_CUDA_HOPPER=1 program "$tmp/hopper" --recipe llmc -e d12 --layers 1 --positions 1024 -b 4 -t 1024 -i "$tmp/large/*_train_*.bin" \
+        FAKE_CUDA_ARCH=90 program "$tmp/hopper" --recipe llmc -e d12 --layers 1 --positions 1024 -b 4 -t 1024 -i "$tmp/large/*_train_*.bin" \
             -j "$tmp/large/*_val_*.bin" -x 2 -v 1 -s 1 -g 8 $flags
         good "a run on an H100, $flags" "$tmp/hopper"
         contains "note: little validation data: -b 2 instead of 4 there" "$tmp/hopper.out"
@@ -773,7 +777,7 @@ test_hopper() {
 # first: checkpoints, samples and validation are the same, and so is a resumed run.
 test_deferred_update() {
     setup
-    export FAKE_CUDA_HOPPER=1
+    export FAKE_CUDA_ARCH=90
     local step extra
     for extra in "--stochastic-rounding 1" "--stochastic-rounding 0" "-d 32 -w 0"; do
         # shellcheck disable=SC2086
@@ -938,7 +942,7 @@ end_at_random() { # NUMBER
     *:1[2-4]?) [ -z "$saved" ] && [ "${steps:-0}" -eq 0 ] || fail "ends by the signal after step $steps" ;; # before the run began
     *) fail "exit code $code" ;;
     esac
-    [ $code -ne 0 ] || [ ! -s "$out.err" ] || contains "stopping after this micro-batch" "$out.err"
+    [ $code -ne 0 ] || [ ! -s "$out.err" ] || contains "stopping: the run finishes " "$out.err"
     resume "$out"
     echo "${saved:-0}" >"$tmp/end_$1.step"
     rm -r "$out"

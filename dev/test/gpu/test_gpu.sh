@@ -120,11 +120,11 @@ test_train_gpt2cu_without_a_gpu() {
     read -r -a words <<<"${few[0]-train_gpt2cu FP32 $arch}"
     built "${words[@]}"
     program=$(folder "${words[@]}")/train_gpt2cu
-    CUDA_VISIBLE_DEVICES='' "$program" --prompt x >"$tmp/out" 2>"$tmp/err" || rc=$?
+    CUDA_VISIBLE_DEVICES='' "$program" -e d6 --prompt x >"$tmp/out" 2>"$tmp/err" || rc=$?
     want "its exit code" $rc 1
     want "the lines on stderr" "$(wc -l <"$tmp/err")" 1
     contains "error: no usable GPU" "$tmp/err"
-    CUDA_VISIBLE_DEVICES='' "$program" --help >"$tmp/out" || fail "--help fails"
+    CUDA_VISIBLE_DEVICES='' "$program" --help all >"$tmp/out" || fail "--help fails"
     contains "--stochastic-rounding" "$tmp/out"
 }
 

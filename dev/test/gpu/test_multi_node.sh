@@ -277,6 +277,14 @@ LLMC_ADDRESS=n1 LLMC_PORT=1 LLMC_TOKEN=T '\\''MINE=a b'\\'' ./train_gpt2cu -i '\
     run 0 "$scripts/slurm.sh" --dry-run ./train_gpt2cu -i 'd/*.bin' -o log
     want "slurm.sh prints" "$(cat out)" "srun --nodes=2 --ntasks=16 --ntasks-per-node=8 --gpu-bind=none --kill-on-bad-exit=0 \
 --wait=60 ./train_gpt2cu -i d/\\*.bin -o log -y 1"
+    # a machine without mpirun or without the program may show the command, too
+    run 0 "$scripts/mpirun.sh" --dry-run --mpirun nowhere/mpirun --hosts n1:2 --port 1 ./train_gpt3cu
+    want "mpirun.sh prints" "$(cat out)" "nowhere/mpirun -np 2 --host n1:2 --map-by slot --bind-to none -x MASTER_ADDR=n1 -x MASTER_PORT=1 ./train_gpt3cu"
+    contains "note: no nowhere/mpirun: apt-get install openmpi-bin" err
+    contains "note: ./train_gpt3cu is not there or not executable: make train_gpt2cu" err
+    run 0 "$scripts/slurm.sh" --dry-run ./train_gpt3cu -o log
+    contains "--wait=60 ./train_gpt3cu -o log -y 1" out
+    contains "note: ./train_gpt3cu is not there or not executable, in $tmp/top: make train_gpt2cu" err
 }
 
 test_mpirun() {

@@ -164,7 +164,7 @@ test_groups() {
 # On an H100 kernels are launched before the previous one has ended, but not after an event: see Execution::may_launch_early().
 test_early_launches() {
     setup
-    FAKE_CUDA_HOPPER=1 gpus 2 "$tmp/hopper" 3 --overlap on
+    FAKE_CUDA_ARCH=90 gpus 2 "$tmp/hopper" 3 --overlap on
     good "two H100s" "$tmp/hopper"
 }
 

@@ -89,6 +89,16 @@ test_compare_configurations() {
     want "the last line" "$(tail -n 1 "$tmp/out")" "1 faster, 1 same, 0 slower, 0 not comparable"
 }
 
+# a CSV of a run at several shapes: each is compared with its own
+test_compare_several_shapes() {
+    new_folders
+    old 1 64 1.000 0.990 1.010; new 1 64 1.000 0.990 1.010
+    row 1 64 2.000 1.990 2.010 | sed 's/,4,64,768/,4,128,768/' >>"$tmp/old/op.csv"
+    row 1 64 2.500 2.490 2.510 | sed 's/,4,64,768/,4,128,768/' >>"$tmp/new/op.csv"
+    run 1 "$tmp/compare" "$tmp/old/op.csv" "$tmp/new/op.csv"
+    want "the verdicts" "$(awk '/^op B/ { print $5, $NF }' "$tmp/out" | paste -s -d ' ')" "128 SLOW 64 SAME"
+}
+
 test_compare_conditions() {
     new_folders
     local change
@@ -174,6 +184,7 @@ test_compare_results() {
 # Creates a stand-in for an op, $tmp/bin/op, and for ncu. $tmp/launches has a line per launch of the op, NAME|GRID|VALUES,
 # where VALUES are METRIC=UNIT:NUMBER. ncu rejects the metrics named in $tmp/lacking, as one that the GPU does not have.
 new_op() {
+    export REPORT=$tmp/op.ncu-rep
     rm -rf "${tmp:?}/bin"
     mkdir "$tmp/bin"
     : >"$tmp/lacking"
@@ -194,10 +205,12 @@ SH
 #!/bin/bash
 dir=$(dirname "$(dirname "$0")")
 echo "$*" >>"$dir/calls"
-skip=0
+skip=0 report=
+[ "$1" != --import ] || { cat "$2" && exit; }
 while [[ $1 == --* ]]; do
     case $1 in
-    --csv) shift; continue ;;
+    --csv | --force-overwrite) shift; continue ;;
+    --export) report=$2 ;;
     --log-file) log=$2 ;;
     --metrics) metrics=$2 ;;
     --launch-skip) skip=$2 ;;
@@ -240,7 +253,7 @@ awk -F '|' -v metrics="$metrics" -v skip="$skip" -v count="$count" '
         for (i = 1; i <= n; i++) { printf ",\"%s\"", cells[i] }
         print ""
     }
-    END { if (!any) { print "==WARNING== No kernels were profiled." } }' "$dir/launches" >>"$log"
+    END { if (!any) { print "==WARNING== No kernels were profiled." } }' "$dir/launches" >>"${report:-$log}" # with a report, nothing else is said
 echo "==PROF== Disconnected from process 4711" >>"$log"
 SH
     chmod +x "$tmp"/bin/*
@@ -274,7 +287,9 @@ launches() {
 test_profile_table() {
     new_op
     launches "op_rows_kernel6|16384|$(values 49,210 38.1 91.26 55 0)" "op_sum_kernel6|8|$(values 2345.6 3 9 8 0)"
-    run 0 dev/cuda/profile.sh "$tmp/bin/op" 6 64 -B 8
+    run 0 env REPORT="$tmp/kept.ncu-rep" dev/cuda/profile.sh "$tmp/bin/op" 6 64 -B 8
+    contains '"op_rows_kernel6' <(sed 's/void //' "$tmp/kept.ncu-rep") # ncu's report stays
+    contains ", by ncu; its report: $tmp/kept.ncu-rep" "$tmp/out"
     want "the lines on stderr" "$(wc -l <"$tmp/err")" 0
     contains "op 6, config 64, -B 8, L2 cold, by ncu" "$tmp/out"
     contains "6  one warp per row (promoted)" "$tmp/out"
@@ -284,7 +299,7 @@ test_profile_table() {
         " 1 49.21 38.1 91.3 55.0 0.0 201.33 33.2 71.5 42 1150 1234 long_scoreboard 12.34, barrier 3.25 memory (DRAM)"
     want "launch 2" "$(grep '^ *2 ' "$tmp/out" | sed 's/.*3.25 *//')" "launch (8 of 40 SMs have a block)"
     contains "   sum     51.56  2 launches, one after the other" "$tmp/out"
-    want "calls of ncu" "$(wc -l <"$tmp/calls")" 2
+    want "calls of ncu" "$(wc -l <"$tmp/calls")" 3 # a list, the counters, what the report says
     contains "--launch-skip 4 --launch-count 2 $tmp/bin/op 6 --repeats 1 -B 8 --block-size 64" "$tmp/calls"
     contains "--clock-control none --cache-control all " "$tmp/calls"
     # the launches are in one run what they were in the other, and --hot leaves the cache alone
@@ -317,7 +332,7 @@ test_profile_missing_metrics() {
     launches "op_kernel6|16384|$(values 49,210 38.1 91.26 55 0)"
     printf '%s\n' smsp__average_warps_issue_stalled_gmma_per_issue_active sm__pipe_tensor_cycles_active >"$tmp/lacking"
     run 0 dev/cuda/profile.sh "$tmp/bin/op" 6
-    want "calls of ncu" "$(wc -l <"$tmp/calls")" 4
+    want "calls of ncu" "$(wc -l <"$tmp/calls")" 5
     want "launch 1" "$(grep '^ *1 ' "$tmp/out" | tr -s ' ')" \
         " 1 49.21 38.1 91.3 55.0 - 201.33 33.2 71.5 42 1150 1234 long_scoreboard 12.34, barrier 3.25 memory (DRAM)"
     echo launch__grid_size >"$tmp/lacking" # then nothing can be listed, and it does not try for ever
@@ -339,7 +354,7 @@ test_profile_errors() {
     launches
     sed -i '/^$/d' "$tmp/launches"
     one_line 1 "kernel 6 launches nothing" dev/cuda/profile.sh "$tmp/bin/op" 6
-    echo "skip kernel 6 (one warp): needs code for sm_90a, device 75, binary 75" >"$tmp/says"
+    echo "skip kernel 6 (one warp): needs code for sm_90a, but the GPU is sm_75 and the program is compiled for sm_75" >"$tmp/says"
     one_line 1 "nothing to profile: skip kernel 6 (one warp): needs code for sm_90a" dev/cuda/profile.sh "$tmp/bin/op" 6
     echo "error: out of memory" >"$tmp/says"
     : >"$tmp/launches"
@@ -471,7 +486,7 @@ test_make_targets() {
     for target in compare profile sass; do contains "make $target " "$tmp/out"; done
     rm -rf "$tmp/tree"
     mkdir -p "$tmp/tree/dev/cuda"
-    cp dev/cuda/Makefile dev/cuda/nvcc.mk dev/cuda/compare.cpp dev/cuda/csv.h dev/cuda/profile.sh "$tmp/tree/dev/cuda"
+    cp dev/cuda/{Makefile,nvcc.mk,compare.cpp,csv.h,profile.sh,op_text.sh,new.sh} "$tmp/tree/dev/cuda"
     cd "$tmp/tree/dev/cuda"
     old 1 64 1.000 0.990 1.010; new 1 64 1.030 1.020 1.040; new 1 128 1.100 1.090 1.110
     run 2 make compare OLD="$tmp/old" NEW="$tmp/new"
@@ -482,7 +497,7 @@ test_make_targets() {
     contains "OLD and NEW are wanted" "$tmp/err"
     for target in profile sass; do
         run 2 make $target KERNEL=6
-        contains "error: OP='' is no .cu file here: make $target OP=layernorm_forward KERNEL=6" "$tmp/err"
+        contains "error: no OP: make $target OP=layernorm_forward KERNEL=6" "$tmp/err"
         echo >op.cu
         run 2 make $target OP=op
         contains "error: no KERNEL=number: make $target OP=op KERNEL=1" "$tmp/err"
@@ -492,6 +507,12 @@ test_make_targets() {
         contains "error: OP='nosuch' is no .cu file here: make $target OP=layernorm_forward" "$tmp/err"
         [ ! -e ../../build/dev_cuda/cpu ] || fail "$target builds something"
     done
+    echo >op_more.cu
+    run 2 make op_m op OPS='op_more op_m_all' BIN_DIR="$tmp/nothing"
+    contains "error: there is no op 'op_m', but there are: op_m_all. make OP builds one" "$tmp/err"
+    rm op_more.cu
+    run 2 make -n cpu OPS=op # here is no filter
+    contains "every op, 1 programs: this takes many minutes; one of them: make cpu OP=layernorm_forward" "$tmp/out"
     # an op that is built already
     launches "op_kernel6|16384|$(values 49,210 38.1 91.26 55 0)"
     cat >"$tmp/bin/nvcc" <<'SH'
@@ -536,7 +557,59 @@ test_same_sass() {
     contains "FAIL gone: dev/cuda/op.cu/BF16/80: _Z5otherPf" "$tmp/out"
 }
 
-tests=(same_sass compare_verdicts compare_configurations compare_conditions compare_columns compare_broken_csv compare_arguments
+# make new, make diff, and names that are misspelt
+test_make_new_and_diff() {
+    command -v make >/dev/null || skip "needs make"
+    rm -rf "$tmp/tree"
+    mkdir -p "$tmp/tree/dev/cuda"
+    cp dev/cuda/{Makefile,nvcc.mk,op_text.sh,new.sh} "$tmp/tree/dev/cuda"
+    cd "$tmp/tree/dev/cuda"
+    run 0 make new OP=rope_forward
+    [ -s rope_forward.cu ] && ! grep -q '@OP@' rope_forward.cu || fail "make new writes no op"
+    contains 'bench_main(argc, argv, "rope_forward", declare' rope_forward.cu
+    contains "make cpu OP=rope_forward && ./rope_forward_cpu --check" "$tmp/out"
+    cp rope_forward.cu before
+    run 2 make new OP=rope_forward
+    contains "error: rope_forward.cu is there already" "$tmp/err"
+    cmp before rope_forward.cu
+    run 2 make new OP=Rope
+    contains "error: OP='Rope' is no name of an op" "$tmp/err"
+    run 2 make new
+    contains "error: no OP: make new OP=rope_forward" "$tmp/err"
+    # of two kernels, the second of them in a header of its own, with other numbers in names
+    printf '%s\n' '#include "bench.h"' '// ---- kernel 1: one ----' 'void twice_kernel1(int x1) {}' 'void same();' '// ---- kernel 12: other ----' 'void o();' \
+        '#include "twice.cuh"' 'static void declare(Bench& b) {}' >twice.cu
+    printf '%s\n' '#pragma once' '// ---- kernel 2: two ----' 'void twice_kernel2(int x1) {}' 'void two();' 'void same();' >twice.cuh
+    run 0 make diff OP=twice FROM=1 TO=2
+    want "what changes" "$(grep '^[-+ ][^-+]' "$tmp/out")" '-// ---- kernel 1: one ----
++// ---- kernel 2: two ----
+ void twice_kernel2(int x1) {}
++void two();
+ void same();'
+    run 2 make diff OP=twice FROM=1 TO=3
+    contains "error: twice.cu has no section of kernel 3; those it has: 1 2 12" "$tmp/err"
+    run 2 make diff OP=twice FROM=1 TO=x
+    contains "not 'x'" "$tmp/err"
+    run 2 make diff OP=twice
+    contains "error: no FROM and TO: make diff OP=twice FROM=1 TO=2" "$tmp/err"
+    run 2 make diff
+    contains "error: no OP: make diff OP=layernorm_forward FROM=1 TO=2" "$tmp/err"
+    # names
+    touch rope_backward.cu my_rope.cu softmax.cu
+    local name
+    for name in rope_forwrad:rope_forward rope_fwd:rope_forward 'rope:rope_forward or rope_backward or my_rope' softmx:softmax; do
+        run 2 make cpu OP="${name%%:*}"
+        contains "error: OP='${name%%:*}' is no .cu file here, did you mean ${name#*:}" "$tmp/err"
+        run 2 make "${name%%:*}"
+        contains "error: no op and no target '${name%%:*}', did you mean ${name#*:}" "$tmp/err"
+    done
+    run 0 make -n cpu OPS=softmax
+    contains "every op, 1 programs: this takes many minutes; one of them: make cpu OP=layernorm_forward" "$tmp/out"
+    run 2 make attention
+    contains "error: no op and no target 'attention' (make help lists the targets)" "$tmp/err"
+}
+
+tests=(make_new_and_diff same_sass compare_verdicts compare_several_shapes compare_configurations compare_conditions compare_columns compare_broken_csv compare_arguments
     compare_results profile_table profile_bounds profile_missing_metrics profile_errors sass_functions sass_errors
     sass_of_an_op make_targets)
 run_tests_once "$@"

@@ -560,6 +560,12 @@ test_lists_are_those_of_the_programs() {
     contains "simple_kernel.cu: its list is stale" "$tmp/out"
     run 0 env CXX="$CXX" ./versions.sh simple_kernel
     cmp dev/cuda/simple_kernel.cu "$tmp/top/dev/cuda/simple_kernel.cu" || fail "the list is not written as it was"
+    # a list is known until the op changes, so that nothing is built for it
+    sed -i 's/^   Kernels (this/   A comment.\n\n&/' "$tmp/top/dev/cuda/simple_kernel.cu"
+    run 0 env CXX=/nonexistent ./versions.sh --check simple_kernel
+    sed -i 's/"128-bit vectors"/"vectors of 128 bits"/' "$tmp/top/dev/cuda/simple_kernel.cu"
+    one_line 1 "no /nonexistent" env CXX=/nonexistent ./versions.sh --check simple_kernel
+    cp dev/cuda/simple_kernel.cu "$tmp/top/dev/cuda/"
     run 0 env CXX="$CXX" ./versions.sh --check
 }
 

@@ -70,6 +70,46 @@ test_builds_and_rebuilds() {
     [ ! -e build ] && [ ! -e train_gpt2 ] && [ ! -e dev/data/tool ] || fail "make clean leaves something"
 }
 
+# The program and the parts of its kernels are objects: an edit compiles the program and the part that it is in.
+test_parts_of_the_gpu_program() {
+    new_tree
+    cat >nvcc <<'SH'
+#!/bin/sh
+# compiles or links C
+[ "$1" != --version ] || exec echo nvcc
+parts='' out='' source='' depends=''
+while [ $# -gt 0 ]; do
+    case $1 in
+    -o) out=$2 && shift ;;
+    -MF) depends=$2 && shift ;;
+    -MT) shift ;;
+    -D*) parts="$parts $1" ;;
+    *.cu | *.o) source="$source $1" ;;
+    esac
+    shift
+done
+[ -z "$depends" ] || echo "$out: ${source# }" >"$depends"
+case $source in
+*.cu) exec gcc -x c $parts -c $source -o "$out" ;;
+*) exec gcc $source -o "$out" ;;
+esac
+SH
+    chmod +x nvcc
+    printf '%s\n' '#include <stdio.h>' 'int a(void), b(void);' '// 2. the model' '#if PART <= 1' 'int main(void) { printf("1 %d %d\n", a(), b()); }' \
+        '#endif' '// 6. kernels' '#if PART == 0 || PART == 2' 'int a(void) { return 2; }' '#endif' '#if PART == 0 || PART == 3' \
+        'int b(void) { return 3; }' '#endif' >train_gpt2.cu
+    local build=(make train_gpt2cu NVCC=./nvcc "KERNEL_PARTS=2 3") edit
+    # SED_SCRIPT, number of compilations, what the program then prints
+    for edit in ':3:1 2 3' 's/"1/"one/:1:one 2 3' 's/2; }/20; }/:2:one 20 3' 's/3; }/30; }/:2:one 20 30' ':0:one 20 30'; do
+        sleep 0.02
+        [ -z "${edit%%:*}" ] || sed -i "${edit%%:*}" train_gpt2.cu
+        "${build[@]}" >"$tmp/out" 2>&1 || { cat "$tmp/out" && fail "the build after '${edit%%:*}'"; }
+        want "compilations after '${edit%%:*}' and what it prints" "$(grep -c -- ' -c ' "$tmp/out"):$(./train_gpt2cu)" "${edit#*:}"
+    done
+    make BIN_DIR=build/whole build/whole/train_gpt2cu NVCC=./nvcc KERNEL_PARTS= >"$tmp/out" 2>&1 || true
+    want "calls of nvcc in one piece" "$(grep -c '^./nvcc' "$tmp/out")" 1
+}
+
 test_another_compiler_rebuilds() {
     new_tree
     command -v clang >/dev/null || skip "needs clang"
@@ -302,7 +342,7 @@ test_sanitize_finds_a_bug() {
     [ ! -e dev/test/unit/test_address ] || fail "make sanitize writes beside the sources"
 }
 
-tests=(help budgets builds_and_rebuilds another_compiler_rebuilds without_openmp warnings_are_errors_when_asked fast_math_is_refused
+tests=(help budgets builds_and_rebuilds parts_of_the_gpu_program another_compiler_rebuilds without_openmp warnings_are_errors_when_asked fast_math_is_refused
     missing_compiler_is_named only_what_a_change_touches reports_are_added_up side_by_side no_tests_is_a_failure signals_are_not_ignored
     interrupt_and_children sanitize_finds_a_bug)
 run_tests_once "$@"

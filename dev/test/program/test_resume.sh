@@ -295,14 +295,14 @@ test_step_is_dropped() {
 # a second signal ends the program without waiting for the micro-batch
 test_second_signal() {
     reference
-    "$train" --help | grep -q -- --naive || skip "needs micro-batches that take long"
+    "$train" --help all | grep -q -- --naive || skip "needs micro-batches that take long"
     local code=0 out=$tmp/twice
     # one micro-batch of several seconds
     start "$out" 1000000 -n 0 --naive --layers 8 --channels 192 -b 60 -d 960 -v 0
     wait_for "the first step" test -e "$out/log.jsonl" # from then on signals are handled
     sleep 0.5
     kill -TERM "$pid"
-    wait_for "a word on it" has "exits at once" "$out.txt"
+    wait_for "a word on it" has "ends it at once" "$out.txt"
     kill -TERM "$pid"
     wait "$pid" || code=$?
     want "exit code" $code 143

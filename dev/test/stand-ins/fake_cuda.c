@@ -34,7 +34,7 @@ FAKE_CUDA_COUNT     file to which, at exit, the number of calls of each function
                     rounded up to whole warps
 FAKE_CUDA_MEMORY    bytes of memory that are free on the card; default 40 GB
 FAKE_CUDA_NAME      name of the card; default "Fake GPU"
-FAKE_CUDA_HOPPER    1: the card is like an H100, so that the program chooses its kernels for sm_90a
+FAKE_CUDA_ARCH      the compute capability: 75, 80 (default) or 90. With 90 the card is like an H100, and the kernels for sm_90a run
 FAKE_CUDA_DEVICES   number of cards, default 1. A process uses one of them
 FAKE_CUDA_SLOW_MS   milliseconds that each forward pass takes, and each capture of a graph
 FAKE_CUDA_SMOOTH    1: the loss has weights themselves in it, not their hash, so runs that add the same numbers in another
@@ -1127,17 +1127,18 @@ cudaError_t cudaDeviceSynchronize(void) {
     run_queue(NULL);
     return cudaSuccess;
 }
-static bool is_hopper(void) { return setting("FAKE_CUDA_HOPPER", 0) == 1; }
+static int arch(void) { return (int)setting("FAKE_CUDA_ARCH", 80); }
+static bool is_hopper(void) { return arch() == 90; }
 static int max_shared_bytes(void) { return (is_hopper() ? 227 : 163) << 10; }
 cudaError_t cudaDeviceGetAttribute(int* value, enum cudaDeviceAttr attribute, int device) {
     CALLED();
     (void)device;
-    switch (attribute) { // an invented card of compute capability 8.0 or 9.0
+    switch (attribute) { // an invented card
     case cudaDevAttrComputeCapabilityMajor:
-        *value = is_hopper() ? 9 : 8;
+        *value = arch() / 10;
         break;
     case cudaDevAttrComputeCapabilityMinor:
-        *value = 0;
+        *value = arch() % 10;
         break;
     case cudaDevAttrMultiProcessorCount:
         *value = is_hopper() ? 132 : 16;
@@ -1169,7 +1170,8 @@ cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp* properties, int devic
     const char* name = getenv("FAKE_CUDA_NAME");
     memset(properties, 0, sizeof(*properties));
     snprintf(properties->name, sizeof(properties->name), "%s", name ? name : "Fake GPU");
-    properties->major = is_hopper() ? 9 : 8;
+    properties->major = arch() / 10;
+    properties->minor = arch() % 10;
     properties->multiProcessorCount = is_hopper() ? 132 : 16;
     properties->totalGlobalMem = card_bytes();
     return cudaSuccess;
@@ -1178,7 +1180,7 @@ cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes* attributes, const v
     CALLED();
     bool is_mark = strstr(find_kernel(kernel, __func__)->name, "ptx_sm90a_kernel") != NULL; // see has_sm90a()
     memset(attributes, 0, sizeof(*attributes));
-    attributes->ptxVersion = attributes->binaryVersion = is_hopper() ? 90 : 80;
+    attributes->ptxVersion = attributes->binaryVersion = arch();
     attributes->maxThreadsPerBlock = is_mark && is_hopper() ? 32 : 1024;
     return cudaSuccess;
 }

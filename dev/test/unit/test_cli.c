@@ -14,7 +14,8 @@ static const Option options[] = {
     {OPT_SECTION, 0, NULL, "Data", NULL, NULL, NULL, 0, 0},
     {OPT_STR, 'i', NULL, "train-data", &data, "FILE", "training shards, a glob pattern in quotes", 0, 0},
     {OPT_INT, 'b', NULL, "batch", &batch, "sequences", "sequences in a micro-batch", 1, 4096},
-    {OPT_LONG, 'd', NULL, "total-batch", &tokens, "tokens", "tokens in an optimizer step", 0, 0},
+    {OPT_LONG, 'd', NULL, "total-batch", &tokens, "tokens", "tokens in a step; -1: one micro-batch. Many; 0: none", 0,
+     0},
     {OPT_LONG, 0, NULL, "seed", &big, NULL,
      "seed of everything random in a run, which is the order of the shards, the initial weights, and the dice of the "
      "sampler; equal seeds give equal runs",
@@ -55,6 +56,16 @@ static void read_back(FILE* f, char* buf, size_t size) {
     buf[fread(buf, 1, size - 1, f)] = '\0';
     fclose(f);
 }
+
+static const Option sibling_options[] = {
+    {OPT_SECTION, 0, NULL, "Card", NULL, NULL, NULL, 0, 0},
+    {OPT_BOOL, 0, "lz", "zero-copy", &verbose, NULL, "of the other program", 0, 0},
+    {OPT_INT, 'r', NULL, "recompute", &verbose, NULL, "of the other program", 0, 0},
+};
+static const char* const most_used[][2] = {{"batch", "so many at once"}, {"stop", "ends it"}, {NULL, NULL}};
+static const char* const examples[][2] = {{"-b 2", "small"}, {"-b 2000 -l 1", "large"}, {NULL, NULL}};
+static const char* const habits[][2] = {{"lr", "learning-rate"}, {"n-iter", "batch"}, {"cpu", "buy one"}, {NULL, NULL}};
+static const CliExtras extras = {most_used, examples, habits, "other_prog", sibling_options, 3};
 
 // Runs cli_parse in a child process with "prog" and a NULL-terminated list of arguments.
 static void run_child(Result* r, const char* const* list, bool header) {
@@ -286,7 +297,7 @@ static void test_wrong_flags(void) {
     bad("--schedule wants one of cosine|linear|constant|wsd, got 'cos'", "-k", "cos");
     bad("--schedule wants one of cosine|linear|constant|wsd, got ''", "--schedule=");
     bad("--schedule wants one of cosine|linear|constant|wsd, got 'cosine|linear'", "-k", "cosine|linear");
-    bad("--help takes no value, got '--help=1'", "--help=1");
+    bad("--help: no topic and no flag '1', see prog --help", "--help=1");
 }
 
 static void test_long_arguments(void) {
@@ -365,13 +376,14 @@ static void test_help(void) {
         check(strstr(r.out, "Trains a small model.\n\nusage: prog [flags]\n\nData:\n") == r.out);
         check(strstr(r.out,
                      "\n  -b, --batch N               sequences in a micro-batch (default 4 sequences; 1 to 4096)\n"));
-        check(strstr(
-            r.out, "\n  -lg, --log-gpu-every N      steps between looks at the GPU (default -1 steps; at least 0)\n"));
+        check(strstr(r.out, "\n  -lg, --log-gpu-every N      steps between looks at the GPU (default -1 steps)\n"));
+        check(strstr(r.out, "tokens in a step. Many; 0: none (default: one micro-batch)\n"));
+        check(strstr(r.out, "train on one batch (default off)\n") && strstr(r.out, "on by default (default on)\n"));
         check(strstr(r.out, "\n  -t, -lt, --log-gpu-trace N  "));
         check(strstr(r.out, "highest learning rate (default 0.0003; 0 to 1)\n"));
         check(strstr(r.out, "--schedule cosine|linear|constant|wsd\n"));
-        check(strstr(r.out, "text to go on from (default none)\n"));
-        check(strstr(r.out, "\n  -y, --stop TEXT             ends a text (default none)\n"));
+        check(strstr(r.out, "text to go on from\n"));
+        check(strstr(r.out, "\n  -y, --stop TEXT             ends a text\n"));
         check(strstr(r.out, "\n  -v, --verbose [always] "));
         check(strstr(r.out, "\n  -q, -pt, --parts [off|low|low+mid|low+mid+high]\n"));
         check(strstr(r.out, "what is done (default off)\n"));
@@ -382,12 +394,51 @@ static void test_help(void) {
             line += n + (line[n] == '\n');
         }
     }
+    const char* topics[][3] = {{"--help", "optim", NULL}, {"--help=OPTIM", NULL, NULL}};
+    for (int i = 0; i < 2; i++) {
+        run_child(&r, topics[i], false);
+        check(r.code == 0 && strncmp(r.out, "Optimization:\n  -l, ", 20) == 0 && !strstr(r.out, "--batch"));
+    }
+    const char* flags[][3] = {{"--help", "batch", NULL}, {"--help=-b", NULL, NULL}, {"-h", "b", NULL}};
+    for (int i = 0; i < 3; i++) {
+        run_child(&r, flags[i], false);
+        check_str(r.out, "  -b, --batch N               sequences in a micro-batch (default 4 sequences; 1 to 4096)\n");
+    }
+    bad("--help: no topic and no flag 'batc', see prog --help", "--help", "batc");
     const char* after[] = {"-b", "7", "--help", NULL}; // valid flags before --help are ignored, errors are not
     run_child(&r, after, false);
     check(r.code == 0);
     bad("--batch wants a whole number, 1 to 4096, got 'x'", "-b", "x", "--help");
     ok("p=--help", "--prompt", "--help");
     ok("p=-h", "-p", "-h");
+}
+
+// the one screen of a program with many flags, and flags that other programs have
+static void test_help_screen(void) {
+    const char *screen[] = {"--help", NULL}, *all[] = {"--help", "all", NULL};
+    Result r;
+    cli_extras = &extras;
+    run_child(&r, screen, false);
+    check_str(r.out,
+              "Trains a small model.\n\n"
+              "  -b, --batch N    so many at once\n"
+              "  -y, --stop TEXT  ends it\n\n"
+              "prog -b 2          # small\n"
+              "prog -b 2000 -l 1  # large\n\n"
+              "--help TOPIC shows more of: data, optimization, logging, or of a flag. --help all shows all flags.\n");
+    run_child(&r, all, false);
+    check(strstr(r.out, "--log-gpu-trace") && strstr(r.out, "usage: prog"));
+    bad("unknown flag '--lr', did you mean '--learning-rate'? see prog --help learning-rate", "--lr", "3");
+    bad("unknown flag '--n_iter', did you mean '--batch'? see prog --help batch", "--n_iter=5");
+    bad("unknown flag '--cpu': buy one", "--cpu");
+    bad("unknown flag '--zero-copy': other_prog has it, this program does not", "--zero-copy");
+    bad("unknown flag '--no-zero-copy': other_prog has it, this program does not", "--no-zero-copy");
+    bad("unknown flag '-lz': other_prog has it, this program does not", "-lz", "1");
+    bad("unknown flag '-r': other_prog has it, this program does not", "-r", "1");
+    bad("unknown flag '-r2': other_prog has it, this program does not", "-r2");
+    bad("unknown flag '-rx', see prog --help", "-rx");
+    bad("unknown flag '--bach', did you mean '--batch'? see prog --help", "--bach", "5");
+    cli_extras = NULL;
 }
 
 static void test_version(void) {
@@ -427,6 +478,7 @@ static void test_in_process(void) {
         reset_values();
         cli_parse(5, argv, "", options, NUM_OPTIONS);
         check(gpu_every == 5 && data == argv[4]);
+        check(cli_typed(&gpu_every) && cli_typed(&data) && !cli_typed(&batch));
         check_str(argv[1], "-lg");
     }
     reset_values();
@@ -466,6 +518,7 @@ int main(int argc, char** argv) {
         {"lists", "a flag that may be given several times", test_lists},
         {"choices", "a flag whose argument is one of a list and may be left out", test_choices},
         {"help", "--help: grouped, wrapped, exit 0", test_help},
+        {"help_screen", "--help of a program with many flags; what other programs call them", test_help_screen},
         {"version", "--version: one line, exit 0", test_version},
         {"header", "the run header marks what differs from the default", test_header},
         {"other_arguments", "arguments that are no flags, where a program takes them", test_other_arguments},

@@ -210,15 +210,17 @@ static const char* below(const char* name) {
 static void test_step_line(void) {
     char buf[256];
     int n =
-        format_step_line(buf, sizeof(buf), 3, 100, 4.25, 1.5, 0.875, -2.25, 3e-4, 12.345, "45.7% bf16 MFU", 123456.7);
+        format_step_line(buf, sizeof(buf), 3, 100, 4.25, 2.5, 0.875, -2.25, 3e-4, 12.345, "45.7% bf16 MFU", 123456.7);
     check_str(buf,
-              "step    3/100 | loss 4.250000 (+1.50z)| norm 0.8750 (-2.25z)| lr 3.00e-04 | 12.35 ms | 45.7% bf16 MFU "
+              "step    3/100 | loss 4.250000 (+2.50z)| norm 0.8750 (-2.25z)| lr 3.00e-04 | 12.35 ms | 45.7% bf16 MFU "
               "| 123457 tok/s");
     check(n == (int)strlen(buf));
     format_step_line(buf, sizeof(buf), 12345, 19560, 10.9876543, -(double)NAN, 15.3, (double)NAN, 0, 1000,
                      "38.0 GFLOP/s", 64);
     check_str(buf, "step 12345/19560 | loss 10.987654 | norm 15.3000 | lr 0.00e+00 | 1000.00 ms | 38.0 GFLOP/s | "
                    "64 tok/s"); // no z-scores until the windows are full
+    format_step_line(buf, sizeof(buf), 3, 100, 4.25, 2, 0.875, -1.99, 3e-4, 12.345, "45.7% bf16 MFU", 123456.7);
+    check(!strstr(buf, "z)")); // nothing to be noticed
     format_step_line(buf, sizeof(buf), 7, 9, (double)NAN, (double)INFINITY, 2, (double)NAN, 0, 1000, "", 64);
     // the loss has a z-score because it is not finite, the norm has none
     check(strstr(buf, "| loss     nan (+infz)| norm 2.0000 | lr "));

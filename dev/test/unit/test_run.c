@@ -431,7 +431,7 @@ static void test_report(void) {
     settings = defaults;
     t.run.config = config, t.batch = batch, t.num_steps = 10;
     check(logger_open(&t.logger, dir, -1, &err));
-    StepReport r = {3, 3e-4f, 4.25, 0.875, (double)NAN, 1.5, 500.0, 2.0};
+    StepReport r = {3, 3e-4f, 4.25, 0.875, (double)NAN, 2.5, 500.0, 2.0};
     // per token 6 FLOPs for each weight except wpe's, and 6 L C T for attention; 64 tokens in half a second
     double flops = (6.0 * (double)(num_parameters(&config) - 64 * 48) + 6.0 * 2 * 48 * 16) * 64 / 0.5;
     check_near(training_flops(&t, 500.0), flops, 1.0);
@@ -439,7 +439,7 @@ static void test_report(void) {
     training_report(&t, &r, 2 * flops, "fp32", "");
     capture_end();
     check_str(printed,
-              "step    3/10 | loss 4.250000 | norm 0.8750 (+1.50z)| lr 3.00e-04 | 500.00 ms | 50.0% fp32 MFU | "
+              "step    3/10 | loss 4.250000 | norm 0.8750 (+2.50z)| lr 3.00e-04 | 500.00 ms | 50.0% fp32 MFU | "
               "128 tok/s | ETA 4s\n");
     settings.fp8 = FP8_DW;     // log.jsonl has what has saturated
     r.step = 4, r.ms = 1500.0; // the remaining time is estimated with 0.9 * 500 + 0.1 * 1500 = 600 ms per step
@@ -447,7 +447,7 @@ static void test_report(void) {
     training_report(&t, &r, flops / 3, "bf16", " | 1.5 TFLOP/s | 2.0 GB");
     capture_end();
     check_str(printed,
-              "step    4/10 | loss 4.250000 | norm 0.8750 (+1.50z)| lr 3.00e-04 | 1500.00 ms | 100.0% bf16 MFU | "
+              "step    4/10 | loss 4.250000 | norm 0.8750 (+2.50z)| lr 3.00e-04 | 1500.00 ms | 100.0% bf16 MFU | "
               "43 tok/s | 1.5 TFLOP/s | 2.0 GB | 2 fp8 tensors saturated | ETA 4s\n");
     check_near(t.step_ms, 600.0, 1e-9);
     check(logger_close(&t.logger, &err));
