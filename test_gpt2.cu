@@ -1783,7 +1783,8 @@ static bool have_program() {
 }
 
 #define SMALL_RUN                                                                                                      \
-    "%s -e d6 --layers 2 --heads 2 --channels 128 --positions 64 -i '%s/d_train_*.bin' -j '%s/d_val_*.bin' "           \
+    "%s --recipe llmc -e d6 --layers 2 --heads 2 --channels 128 --positions 64 -i '%s/d_train_*.bin' -j "              \
+    "'%s/d_val_*.bin' "                                                                                                \
     "-b 4 -t 64 -s 0 -v 5 -m 2 "
 
 // a run that resumes from another run's checkpoint of step 7 ends with the same bits as that run
@@ -1876,10 +1877,11 @@ static void test_hellaswag(void) {
     if (f) { fclose(f); }
     std::string first_score, out;
     for (int B = 4; B <= 12; B += 4) {
-        int rc = run_command(&out,
-                             "%s -e d6 --layers 2 --heads 2 --channels 128 --positions 64 -i '%s/d_train_*.bin' -t 64 "
-                             "-b %d -s 0 -v 150 -l 3e-3 -u 10 -x %d --hellaswag %s",
-                             program(), data, B, B == 4 ? 150 : 0, path);
+        int rc = run_command(
+            &out,
+            "%s --recipe llmc -e d6 --layers 2 --heads 2 --channels 128 --positions 64 -i '%s/d_train_*.bin' -t 64 "
+            "-b %d -s 0 -v 150 -l 3e-3 -u 10 -x %d --hellaswag %s",
+            program(), data, B, B == 4 ? 150 : 0, path);
         check_msg(rc == 0, "exit %d: %s", rc, out.c_str());
         size_t at = out.find("HellaSwag: "), end = out.find(" (", at);
         check_msg(at != std::string::npos, "%s", out.c_str());
@@ -1911,9 +1913,9 @@ static void test_cpu_program(void) {
     for (int gpu = 0; gpu < 2; gpu++) {
         char run[256], path[512];
         snprintf(run, sizeof(run), "%s/cpu_%d", test_dir(), gpu);
-        int rc =
-            run_command(&out, "%s -e d12 -i '%s/d_train_*.bin' -j '%s/d_val_*.bin' -b 2 -t 64 -x 3 -s 0 -m 2 -o %s",
-                        gpu ? program() : "./train_gpt2", data, data, run);
+        int rc = run_command(
+            &out, "%s --recipe llmc -e d12 -i '%s/d_train_*.bin' -j '%s/d_val_*.bin' -b 2 -t 64 -x 3 -s 0 -m 2 -o %s",
+            gpu ? program() : "./train_gpt2", data, data, run);
         check_msg(rc == 0, "exit %d: %s", rc, out.c_str());
         snprintf(path, sizeof(path), "%s/log.jsonl", run);
         log[gpu] = slurp(path);
@@ -2078,7 +2080,7 @@ int main(int argc, char** argv) {
         return train_gpt2_main(argc, argv);
     }
 #endif
-    (void)train, (void)sample, (void)evaluate, (void)bench,
+    (void)train, (void)sample, (void)evaluate, (void)bench, (void)plan,
         (void)profile_run; // not called here: the tests run the program itself
     find_program(argv[0]);
     setenv("XDG_CACHE_HOME", test_dir(), 1); // what the program keeps for later runs

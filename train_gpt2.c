@@ -1212,15 +1212,30 @@ static void check_memory(const GPT2Config* config) {
     if (weights > have) { die("the weights need %.1f GB and the machine has %.1f", weights, have); }
 }
 
+// Gigabytes of the activations and their gradients of a micro-batch.
+static double activations_gb(const GPT2Config* config, int B, int T) {
+    Activations acts;
+    Gradients dacts;
+    return 4e-9 * (double)(total_floats(activation_list(&acts, config, B, T, true)) +
+                           total_floats(gradient_list(&dacts, config, B, T)));
+}
+
+// Gigabytes of AdamW's or Muon's state.
+static double optimizer_gb(const GPT2Config* config) {
+    return 8e-9 * (double)num_parameters(config) + (uses_muon() ? 4e-9 * (double)muon_scratch_floats(config) : 0);
+}
+
+// Bytes that a training run needs.
+static double training_bytes(const GPT2Config* config, int B, int T) {
+    return 8.0 * (double)num_parameters(config) + 1e9 * (optimizer_gb(config) + activations_gb(config, B, T));
+}
+
 // Prints how much memory a training run needs, before it is allocated, and ends the program if the machine has less. Returns
 // how much is left, in bytes.
 static double print_memory_need(const GPT2Config* config, int B, int T) {
-    Activations acts;
-    Gradients dacts;
-    double activations = 4e-9 * (double)(total_floats(activation_list(&acts, config, B, T, true)) +
-                                         total_floats(gradient_list(&dacts, config, B, T)));
+    double activations = activations_gb(config, B, T);
     double params = (double)num_parameters(config) * 4e-9, have = machine_memory_gb();
-    double optimizer = 2 * params + (uses_muon() ? 4e-9 * (double)muon_scratch_floats(config) : 0);
+    double optimizer = optimizer_gb(config);
     double need = 2 * params + optimizer + activations;
     printf("%d layers, %d heads, %d channels, %d positions, vocabulary %d: %.2f M parameters\n", config->num_layers,
            config->num_heads, config->channels, config->max_seq_len, config->vocab_size,
@@ -1358,6 +1373,7 @@ static void trainer_open(Trainer* t) {
     ModelSource source;
     training_find_checkpoint(&t->job);
     training_open_model(&t->job, &source);
+    choose_batch(&source.config, 4, 1e9 * machine_memory_gb(), training_bytes); // more would not be faster
     t->job.batch = settle_batch(&source.config);
     int B = t->job.batch.B, T = t->job.batch.T;
     double memory_left = print_memory_need(&source.config, B, T);
@@ -1502,6 +1518,13 @@ static int bench(void) {
     return EXIT_SUCCESS;
 }
 
+// --plan. Returns the exit code.
+static int plan(void) {
+    double have = memory_flag();
+    print_plans(have > 0 ? have : 1e9 * machine_memory_gb(), 1.0, 4 * 1024, training_bytes);
+    return EXIT_SUCCESS;
+}
+
 // ================================================================================================
 // 6. command line
 // ================================================================================================
@@ -1532,10 +1555,13 @@ int main(int argc, char** argv) {
         return bench();
     case TASK_EXPORT:
         return export_model();
+    case TASK_PLAN:
+        return plan();
     case TASK_TRAIN:
         break;
     }
     run_heed_interrupt();
+    choose_recipe();
     output_begin(!args->verbose); // an error of the set-up stands alone
     print_flags();
     return train();

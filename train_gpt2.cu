@@ -2799,15 +2799,32 @@ static void print_attention(const GPT2Config* config) {
                                : "compute capability 8.0 or later");
 }
 
-// Plans a training run's memory, prints how much it needs, and allocates it.
-static void open_training_model(GPT2* model, const GPT2Config* config, const Batch* batch, const Execution& exec) {
-    char device[256];
-    Plan parameters, activations;
+// What the flags say about the model of a training run.
+static GPT2Options training_options() {
     GPT2Options options = {args->recompute, args->gelu_fusion == 3, (bool)args->master_weights,
                            (bool)args->stochastic_rounding, (uint64_t)args->seed};
     options.muon = uses_muon();
     options.defers_updates = strcmp(args->overlap, "off") != 0 && !args->profile;
     options.fp8 = args->fp8;
+    return options;
+}
+
+// The recipe's micro-batch leaves 3% of the memory free, and has at most as many tokens as occupy all of a large GPU.
+constexpr double RECIPE_MEMORY = 0.97;
+constexpr int RECIPE_TOKENS = 65536;
+
+// Bytes that a training run with the flags needs.
+static double bytes_by_flags(const GPT2Config* config, int B, int T) {
+    GPT2Options options = training_options();
+    check_config(config);
+    return (double)training_bytes(config, B, T, &options);
+}
+
+// Plans a training run's memory, prints how much it needs, and allocates it.
+static void open_training_model(GPT2* model, const GPT2Config* config, const Batch* batch, const Execution& exec) {
+    char device[256];
+    Plan parameters, activations;
+    GPT2Options options = training_options();
     check_fp8(config, batch->B * batch->T, options.fp8);
     gpt2_open(model, config, &options, exec);
     size_t have = device_memory(device);
@@ -2906,6 +2923,9 @@ static Trainer* trainer_open(const Execution& exec) {
     ModelSource source;
     ranks_find_checkpoint(&t->job);
     training_open_model(&t->job, &source);
+    char device[256];
+    int most = std::max(RECIPE_TOKENS / sequence_length(&source.config), 1);
+    choose_batch(&source.config, most, RECIPE_MEMORY * (double)device_memory(device), bytes_by_flags);
     Batch batch = t->job.batch = settle_batch(&source.config);
     open_training_model(&t->model, &source.config, &batch, exec);
     ranks_connect(num_buckets(&source.config));
@@ -3118,6 +3138,23 @@ static int bench(const Execution& exec) {
     return EXIT_SUCCESS;
 }
 
+// ---- plan -----------------------------------------------------------------------------------------
+
+// --plan, which needs no GPU. Returns the exit code.
+static int plan() {
+    char device[256];
+    int num_devices = 0;
+    double have = memory_flag();
+    if (cudaGetDeviceCount(&num_devices) != cudaSuccess || num_devices == 0) {
+        if (have == 0) { die("--plan: there is no GPU here: --memory 24GB, for example, says how much it has"); }
+        suppose_device();
+    } else if (have == 0) {
+        have = (double)device_memory(device);
+    }
+    print_plans(have, RECIPE_MEMORY, RECIPE_TOKENS, bytes_by_flags);
+    return EXIT_SUCCESS;
+}
+
 // ---- main -----------------------------------------------------------------------------------------
 
 // Opens the GPU, and exec->library and exec->tuned. Ends the program with a message that names the remedy if there is no usable GPU.
@@ -3161,8 +3198,10 @@ int main(int argc, char** argv) {
                 "GPT-2 on the GPU: trains, continues texts, evaluates, times, exports. Without flags: a demo.");
     Task task = chosen_task();
     if (task == TASK_EXPORT) { return export_model(); } // needs no GPU
+    if (task == TASK_PLAN) { return plan(); }
     if (task == TASK_TRAIN) {
         run_heed_interrupt(); // before the GPU is opened, which takes a second
+        choose_recipe();
         int code = ranks_start(argv);
         if (code >= 0) { return code; }
         output_begin(!args->verbose); // an error of the set-up stands alone

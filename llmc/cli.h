@@ -55,9 +55,10 @@ enum {
 
 // The default values: the contents of the variables before cli_parse() changed them. cli_print() compares with them.
 typedef struct {
-    const Option* opts;  // the table that the values belong to
-    int n;               // its entries
-    bool typed[CLI_MAX]; // the command line has the flag
+    const Option* opts;    // the table that the values belong to
+    int n;                 // its entries
+    bool typed[CLI_MAX];   // the command line has the flag, or a file of flags (cli_parse_file)
+    bool derived[CLI_MAX]; // the flag is not typed, and its value follows from another one; cli_print() leaves it out
     int64_t integer[CLI_MAX];
     float real[CLI_MAX];
     const char* text[CLI_MAX];
@@ -74,6 +75,12 @@ static inline const char* cli_program(const char* argv0) {
     return name;
 }
 
+// "FILE:LINE: " while a file of flags is read, and "" otherwise.
+static inline char* cli_place(void) {
+    static char place[512];
+    return place;
+}
+
 // Prints one line to stderr and exits with 2. Control characters in the user's arguments are replaced by '?'.
 PRINTF_LIKE(1, 2) __attribute__((noreturn)) static inline void cli_fail(const char* fmt, ...) {
     char line[2048];
@@ -82,7 +89,7 @@ PRINTF_LIKE(1, 2) __attribute__((noreturn)) static inline void cli_fail(const ch
     format_line(line, sizeof(line), fmt, args);
     va_end(args);
     fflush(stdout);
-    fprintf(stderr, "%s: %s\n", cli_program(NULL), line);
+    fprintf(stderr, "%s: %s%s\n", cli_program(NULL), cli_place(), line);
     exit(2);
 }
 
@@ -163,6 +170,7 @@ static inline void cli_remember_defaults(const Option* opts, int n) {
     d->opts = opts;
     d->n = n;
     memset(d->typed, 0, sizeof(d->typed));
+    memset(d->derived, 0, sizeof(d->derived));
     for (int i = 0; i < n; i++) {
         const Option* o = &opts[i];
         switch (o->type) {
@@ -209,6 +217,14 @@ static inline bool cli_changed(const Option* opts, int i) {
         return strcmp(s ? s : "", was ? was : "") != 0;
     }
     }
+}
+
+// Returns the entry with this long name of the table that was parsed; -1 if there is none.
+static inline int cli_find(const char* name) {
+    const CliDefaults* d = cli_defaults();
+    int i = d->n - 1;
+    while (i >= 0 && (d->opts[i].type == OPT_SECTION || strcmp(d->opts[i].name, name) != 0)) { i--; }
+    return i;
 }
 
 // True if the command line has the flag whose variable is `value`.
@@ -475,7 +491,7 @@ static inline void cli_print(FILE* f, const Option* opts, int n) {
     size_t used = strlen(rest);
     for (int i = 0; i < n; i++) {
         const Option* o = &opts[i];
-        if (o->type == OPT_SECTION) { continue; }
+        if (o->type == OPT_SECTION || cli_defaults()->derived[i]) { continue; }
         cli_format_value(value, sizeof(value), o, i, false);
         if (!cli_changed(opts, i)) {
             used += (size_t)snprintf(rest + used, sizeof(rest) - used, " %s=%.48s", o->name, value);
@@ -762,21 +778,14 @@ static inline char* cli_rewrite(char* token, const Option* opts, int n, const st
     return token;
 }
 
-// Parses argv into the variables of the table. If a flag is given twice, the last value counts; an OPT_LIST keeps all of
-// them. Exits with 0 on -h, --help and --version, with 2 on a usage error. String values point into argv, which is
-// unchanged on return.
-// rest (argc) receives the arguments that are not flags, wherever they stand, and everything after "--". If it is NULL, such
-// an argument is a usage error. arguments: what the usage line of --help calls them. Returns how many there are.
-static inline int cli_parse_arguments(int argc, char** argv, const char* about, const Option* opts, int n,
-                                      const char* arguments, const char** rest) {
+// Does the work of cli_parse_arguments(), on top of the values that the variables have.
+static inline int cli_parse_more(int argc, char** argv, const char* about, const Option* opts, int n,
+                                 const char* arguments, const char** rest) {
     static char no_names[CLI_MAX][CLI_NAME_MAX + 1];
     static struct option longs[2 * CLI_MAX + 3];
     char shorts[3 * CLI_MAX + 8], renamed[CLI_NAME_MAX + 3];
     int num_rest = 0;
-    cli_program(argc > 0 ? argv[0] : NULL);
-    cli_check_table(opts, n);
     cli_getopt_tables(opts, n, no_names, longs, shorts);
-    cli_remember_defaults(opts, n);
     opterr = 0;
     optind = 0; // restart getopt, in case this is not the first call in this process
     for (;;) {
@@ -795,6 +804,7 @@ static inline int cli_parse_arguments(int argc, char** argv, const char* about, 
             if (no_more_flags) { return num_rest; } // getopt would begin again after the "--"
             continue;
         }
+        if (cli_place()[0] && (code == 'h' || code == CLI_VERSION)) { cli_fail("%s is for the command line", token); }
         if (code == 'h') {
             const char* topic = optarg ? optarg : optind < argc && argv[optind][0] != '-' ? argv[optind] : NULL;
             if (!topic && cli_extras) {
@@ -828,9 +838,84 @@ static inline int cli_parse_arguments(int argc, char** argv, const char* about, 
     }
 }
 
+// Parses argv into the variables of the table. If a flag is given twice, the last value counts; an OPT_LIST keeps all of
+// them. Exits with 0 on -h, --help and --version, with 2 on a usage error. String values point into argv, which is
+// unchanged on return.
+// rest (argc) receives the arguments that are not flags, wherever they stand, and everything after "--". If it is NULL, such
+// an argument is a usage error. arguments: what the usage line of --help calls them. Returns how many there are.
+static inline int cli_parse_arguments(int argc, char** argv, const char* about, const Option* opts, int n,
+                                      const char* arguments, const char** rest) {
+    cli_program(argc > 0 ? argv[0] : NULL);
+    cli_check_table(opts, n);
+    cli_remember_defaults(opts, n);
+    return cli_parse_more(argc, argv, about, opts, n, arguments, rest);
+}
+
 // The same for a program that takes flags only: any other argument is a usage error.
 static inline void cli_parse(int argc, char** argv, const char* about, const Option* opts, int n) {
     cli_parse_arguments(argc, argv, about, opts, n, "", NULL);
+}
+
+// ---- flags in a file ------------------------------------------------------------------
+
+// Removes a pair of quotes around the value, in place.
+static inline char* cli_unquote(char* value) {
+    size_t length = strlen(value);
+    if (length < 2 || (value[0] != '\'' && value[0] != '"') || value[length - 1] != value[0]) { return value; }
+    value[length - 1] = '\0';
+    return value + 1;
+}
+
+// Parses a line of a file of flags, which it changes and which the values then point into.
+static inline void cli_parse_line(char* line, const Option* opts, int n) {
+    char *argv[4] = {(char*)cli_program(NULL), line + strspn(line, " \t"), NULL, NULL}, *flag = argv[1];
+    int argc = 2;
+    for (char* end = flag + strlen(flag); end > flag && isspace((unsigned char)end[-1]);) { *--end = '\0'; }
+    if (flag[0] == '\0' || flag[0] == '#') { return; }
+    if (flag[0] != '-') { cli_fail("'%s' is no flag: each line has one, as on the command line", flag); }
+    char *value = flag + strcspn(flag, " \t="), *begin = value + 1;
+    if (*value == '=') {
+        char* bare = cli_unquote(begin);
+        memmove(begin, bare, strlen(bare) + 1);
+    } else if (*value) {
+        *value = '\0';
+        argv[argc++] = cli_unquote(begin + strspn(begin, " \t"));
+    }
+    cli_parse_more(argc, argv, "", opts, n, "", NULL);
+}
+
+// Sets the flags that the file `path` has, one on each line: `-b 64`, `--output log`, with the rest of the line as the value.
+// Skips blank lines and those that begin with #. A usage error names the file and the line. The text stays allocated.
+static inline void cli_parse_file(const char* path, const Option* opts, int n) {
+    char* line = NULL;
+    size_t size = 0;
+    ssize_t length;
+    FILE* f = fopen(path, "r");
+    for (int number = 1; f && (length = getline(&line, &size, f)) >= 0; number++) {
+        snprintf(cli_place(), 512, "%.480s:%d: ", path, number);
+        if (strlen(line) != (size_t)length) { cli_fail("has a NUL byte, which no flag has"); }
+        cli_parse_line(strdup_check(line), opts, n);
+    }
+    cli_place()[0] = '\0';
+    if (!f || ferror(f)) { die("%s: cannot read the flags: %s", path, strerror(errno)); }
+    free(line);
+    fclose(f);
+}
+
+// Writes the flag of entry i with its value, as cli_parse_file() reads it. A value with a line break becomes a comment.
+static inline void cli_write_flag(FileWriter* w, const Option* o, int i) {
+    char text[1024];
+    const CliList* list = (const CliList*)o->value;
+    for (int k = 0; k < (o->type == OPT_LIST ? list->n : 1); k++) {
+        cli_format_value(text, sizeof(text), o, i, false);
+        const char* value = o->type == OPT_LIST ? list->items[k] : o->type == OPT_STR ? *(const char**)o->value : text;
+        size_t length = value ? strlen(value) : 0;
+        bool plain = length > 0 && value[0] != '\'' && value[0] != '"' && !isspace((unsigned char)value[0]) &&
+                     !isspace((unsigned char)value[length - 1]);
+        const char* broken = length > 0 && strpbrk(value, "\r\n") ? "# a value with a line break: " : "";
+        writer_printf(w, "%s--%s%s", broken, o->name, broken[0] ? "\n" : plain ? " " : " '");
+        if (!broken[0]) { writer_put(w, value, length), writer_printf(w, "%s\n", plain ? "" : "'"); }
+    }
 }
 
 #endif

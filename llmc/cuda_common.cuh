@@ -99,9 +99,22 @@ inline void pinned_free(void* memory) {
 
 // ---- the device -----------------------------------------------------------------
 
+// Where there is no GPU, --plan computes for an H100: suppose_device() makes the queries below answer as one would.
+inline bool& device_is_supposed() {
+    static bool supposed;
+    return supposed;
+}
+inline void suppose_device() { device_is_supposed() = true; }
+
 // An attribute of the current device. The query does not synchronise.
 inline int device_attribute(cudaDeviceAttr attribute) {
     int device, value;
+    if (device_is_supposed()) {
+        return attribute == cudaDevAttrMultiProcessorCount            ? 132
+               : attribute == cudaDevAttrComputeCapabilityMajor       ? 9
+               : attribute == cudaDevAttrMaxSharedMemoryPerBlockOptin ? 232448
+                                                                      : 0;
+    }
     cudaCheck(cudaGetDevice(&device));
     cudaCheck(cudaDeviceGetAttribute(&value, attribute, device));
     return value;

@@ -10,6 +10,7 @@ The flags of train_gpt2.c and train_gpt2.cu: their values, their defaults, and t
 
 #include "cli.h"
 #include "ranks.h"
+#include "recipes.h"
 #include "utils.h"
 
 // ---- the table --------------------------------------------------------------------
@@ -22,11 +23,12 @@ typedef enum { FP8_OFF, FP8_FORWARD, FP8_DX, FP8_HEAD, FP8_DW } Fp8Stage;
 // The values of --tune.
 enum { TUNE_OFF, TUNE_ON, TUNE_AGAIN };
 
-// The value of every flag, as typed or its default. Values that a run derives from them are in Batch and Training.
+// The value of every flag: as typed, from the recipe, or its default. Values that a run derives are in Batch and Training.
 enum { BENCH_PROMPT = 512 }; // the default of --bench-prompt; a model may have fewer positions
 
 typedef struct {
-    const char *model, *tokenizer, *train_data, *val_data, *output;
+    const char *model, *tokenizer, *train_data, *val_data, *output, *config, *recipe, *memory;
+    int plan;
     int layers, heads, channels, mlp_channels, positions;
     float norm_epsilon;
     const char* activation;
@@ -38,6 +40,7 @@ typedef struct {
     float muon_learning_rate, muon_momentum;
     int max_nonfinite, val_every, val_steps, sample_every, sample_tokens, save_every, async_save, keep, major_every;
     int keep_best;
+    float save_minutes;
     const char *prompt, *prompt_file, *prompts, *prompt_ids;
     int special, num_samples, num_tokens, top_k, stop_at_eot;
     float temperature, top_p, min_p, repetition_penalty;
@@ -57,7 +60,7 @@ typedef struct {
     const char *server_ip, *init_method, *fs_path;
 } Settings;
 
-// Written only through the option table below, while the flags are parsed. All other code reads it through args.
+// Written only through the option table below, by the command line and the recipe. All other code reads it through args.
 #if defined(__cplusplus) // members that are not listed are 0, as in C
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wmissing-field-initializers"
@@ -110,6 +113,8 @@ static Settings settings = {
 #endif
 static const Settings* const args = &settings;
 
+static char recipe_help[4096]; // written before the flags are parsed
+
 // for OPT_STR with a fixed set of choices, the unit field lists them, separated by |
 static const Option shared_options[] = {
     {OPT_SECTION, 0, NULL, "Model", NULL, NULL, NULL, 0, 0},
@@ -155,6 +160,19 @@ static const Option shared_options[] = {
     {OPT_BOOL, 'a', NULL, "overfit", &settings.overfit, NULL, "train on the first batch only, to test the setup", 0, 0},
 
     {OPT_SECTION, 0, NULL, "Optimization", NULL, NULL, NULL, 0, 0},
+    {OPT_STR, 0, NULL, "recipe", &settings.recipe, RECIPES, recipe_help, 0, 0},
+    {OPT_STR, 0, NULL, "config", &settings.config, "FILE",
+     "read flags from a file, one on each line; those of the command line count before them. A run writes its own to "
+     "DIR/config, with which it can be repeated",
+     0, 0},
+    {OPT_BOOL, 0, NULL, "plan", &settings.plan, NULL,
+     "print which micro-batches fit, for new models of GPT-2's sizes or the one that -e names, and what the recipe "
+     "sets; "
+     "train nothing",
+     0, 0},
+    {OPT_STR, 0, NULL, "memory", &settings.memory, "SIZE",
+     "--plan: the memory of one GPU (train_gpt2: of the machine), such as 24GB; default: of the one that is here", 0,
+     0},
     {OPT_LONG, 'x', NULL, "steps", &settings.num_steps, "steps", "number of training steps; -1: one epoch", -1, 1e12},
     {OPT_FLOAT, 'l', NULL, "learning-rate", &settings.learning_rate, NULL, "peak learning rate", 0, 100},
     {OPT_STR, 'k', NULL, "schedule", &settings.schedule, "cosine|linear|constant|wsd", "learning rate schedule", 0, 0},
@@ -191,6 +209,10 @@ static const Option shared_options[] = {
     {OPT_INT, 'g', NULL, "sample-tokens", &settings.sample_tokens, "tokens", "length of that sample", 1, 1e9},
     {OPT_INT, 'n', NULL, "save-every", &settings.save_every, "steps",
      "save a checkpoint every N steps and at the end; 0: only at the end", 0, 1e9},
+    {OPT_FLOAT, 0, NULL, "save-minutes", &settings.save_minutes, "minutes",
+     "save so often that at most X minutes of work are lost, as long as saving takes at most 2% of the time; 0: not by "
+     "the clock",
+     0, 1e6},
     {OPT_BOOL, 0, NULL, "async-save", &settings.async_save, NULL,
      "copy the weights and go on training while the copy is written; off: wait, which needs less memory", 0, 0},
     {OPT_INT, 0, "nk", "keep", &settings.keep, "checkpoints", "keep the newest N checkpoints; 0: all", 0, 1e9},
@@ -287,8 +309,7 @@ static const Option gpu_options[] = {
     {OPT_INT, 'r', NULL, "recompute", &settings.recompute, NULL,
      "save memory by recomputing in the backward pass: 1 GELU, 2 also the layernorms; 0: nothing", 0, 2},
     {OPT_INT, 0, "ge", "gelu-fusion", &settings.gelu_fusion, NULL,
-     "3: the forward pass saves GELU's slope where it can. 0 to 2: it saves GELU's argument", 0,
-     3},
+     "3: the forward pass saves GELU's slope where it can. 0 to 2: it saves GELU's argument", 0, 3},
     {OPT_BOOL, 'f', NULL, "tf32", &settings.tf32, NULL,
      "fp32 builds: run matmuls on the tensor cores, with a mantissa of 10 bits", 0, 0},
     {OPT_CHOICE, 0, NULL, "fp8", &settings.fp8, FP8_STAGES,
@@ -300,7 +321,8 @@ static const Option gpu_options[] = {
      "AdamW updates an fp32 copy of the 16-bit weights", 0, 0},
     {OPT_BOOL, 0, NULL, "stochastic-rounding", &settings.stochastic_rounding, NULL,
      "round updated bf16 weights up or down at random, so that small updates are kept on average", 0, 0},
-    {OPT_BOOL, 0, NULL, "graph", &settings.use_graph, NULL, "launch each forward and backward pass as one CUDA graph", 0, 0},
+    {OPT_BOOL, 0, NULL, "graph", &settings.use_graph, NULL, "launch each forward and backward pass as one CUDA graph",
+     0, 0},
     {OPT_BOOL, 0, NULL, "tune", &settings.tune, "again",
      "time cuBLASLt's matmul algorithms, use the fastest, and keep the choice in ~/.cache for all runs; again: time "
      "those "
@@ -477,13 +499,31 @@ static inline const Option* program_options(void) {
     return all;
 }
 
-// Parses the command line into the settings. about: for --help.
+// Goes back to the settings that were typed, so that a recipe can be applied to another model.
+static inline void forget_recipe(const Settings* typed) {
+    settings = *typed;
+    memset(cli_defaults()->derived, 0, sizeof(cli_defaults()->derived));
+    memset(&recipe, 0, sizeof(recipe));
+    recipe.name = "";
+}
+
+// Parses the command line, and the file that --config names, into the settings. about: for --help.
 static inline void parse_flags(int argc, char** argv, const char* about) {
     static const CliExtras extras = {most_used_flags, example_commands,
                                      flags_elsewhere, SIBLING,
                                      SIBLING_OPTIONS, sizeof(SIBLING_OPTIONS) / sizeof(SIBLING_OPTIONS[0])};
     cli_extras = &extras;
-    cli_parse(argc, argv, about, program_options(), NUM_OPTIONS);
+    recipe_format_help(recipe_help, sizeof(recipe_help));
+    const Option* opts = program_options();
+    cli_parse(argc, argv, about, opts, NUM_OPTIONS);
+    const char* config = args->config;
+    int num_stops = args->stops.n;
+    if (!config) { return; }
+    cli_parse_file(config, opts, NUM_OPTIONS);
+    if (args->config != config) { cli_fail("%s names another --config, which only the command line can", config); }
+    if (num_stops > 0) { settings.stops.n = 0; }
+    // once more, because the command line counts before the file
+    cli_parse_more(argc, argv, about, opts, NUM_OPTIONS, "", NULL);
 }
 
 // Prints the header of a run: the flags that were typed or, with --verbose, the values of all.
@@ -499,7 +539,7 @@ static inline bool uses_muon(void) { return strcmp(args->optimizer, "muon") == 0
 
 // ---- what the program does ------------------------------------------------------------
 
-typedef enum { TASK_TRAIN, TASK_SAMPLE, TASK_EVALUATE, TASK_BENCH, TASK_EXPORT } Task;
+typedef enum { TASK_TRAIN, TASK_SAMPLE, TASK_EVALUATE, TASK_BENCH, TASK_EXPORT, TASK_PLAN } Task;
 
 enum {
     TRAINS = 1 << TASK_TRAIN,
@@ -516,6 +556,7 @@ static inline int tasks_of_flag(const char* section, const char* name) {
         int tasks;
     } rows[] = {
         {"train-data", ~0}, // its vocabulary serves all of them
+        {"config", ~0},
         {"batch-size", TRAINS | EVALUATES},
         {"seq-len", TRAINS | EVALUATES},
         {"Data", TRAINS},
@@ -572,13 +613,15 @@ static inline void note_ignored_flags(Task task) {
 static inline Task chosen_task(void) {
     bool sample = args->prompt || args->prompt_file || args->prompts || args->prompt_ids;
     bool evaluate = args->eval_data || (args->hellaswag && !args->train_data);
-    if (sample + evaluate + args->bench + (args->export_path != NULL) > 1) {
-        cli_fail("give only one of --prompt, --eval, --bench and --export");
+    if (sample + evaluate + args->bench + args->plan + (args->export_path != NULL) > 1) {
+        cli_fail("give only one of --prompt, --eval, --bench, --export and --plan");
     }
+    if (args->memory && !args->plan) { cli_fail("--memory is for --plan"); }
     Task task = sample              ? TASK_SAMPLE
                 : evaluate          ? TASK_EVALUATE
                 : args->bench       ? TASK_BENCH
                 : args->export_path ? TASK_EXPORT
+                : args->plan        ? TASK_PLAN
                                     : TASK_TRAIN;
     if ((sample || evaluate || args->export_path) && !cli_typed(&settings.model)) {
         cli_fail(
@@ -593,6 +636,20 @@ static inline Task chosen_task(void) {
     }
     note_ignored_flags(task);
     return task;
+}
+
+// The bytes that --memory names; 0: it is not given.
+static inline double memory_flag(void) {
+    char* unit = NULL;
+    double size = args->memory ? strtod(args->memory, &unit) : 0;
+    if (!args->memory) { return 0; }
+    double scale = strcmp(unit, "GB") == 0 || !unit[0] ? 1e9
+                   : strcmp(unit, "GiB") == 0          ? 1073741824.0
+                   : strcmp(unit, "MB") == 0           ? 1e6
+                                                       : 0;
+    bool number = isdigit((unsigned char)args->memory[0]) && size > 0 && size < 1e6 && scale > 0;
+    if (!number) { cli_fail("--memory wants a size such as 24GB, got '%s'", args->memory); }
+    return size * scale;
 }
 
 static int64_t drawn_seed = -1; // of --seed -1

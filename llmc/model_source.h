@@ -153,6 +153,22 @@ static inline void refuse_other_shape(const char* path, const GPT2Config* config
     }
 }
 
+// The shape of the new model that a descriptor and the flags name, with GPT-2's vocabulary. An unknown activation is -1.
+static inline bool new_model_config(GPT2Config* config, const char* descriptor, Error* err) {
+    if (!config_from_descriptor(config, descriptor, err)) { return false; }
+    if (args->layers) { config->num_layers = args->layers; }
+    if (args->heads) { config->num_heads = args->heads; }
+    if (args->channels) { config->channels = args->channels; }
+    gpt2_defaults(config);
+    if (args->mlp_channels) { config->mlp_channels = args->mlp_channels; }
+    if (args->norm_epsilon > 0.0f) { config->norm_epsilon = args->norm_epsilon; }
+    if (args->positions) { config->max_seq_len = args->positions; }
+    if (args->activation) { config->activation = activation_of_name(args->activation); }
+    config->unscaled_attention = args->unscaled_attention, config->scale_by_layer = args->scale_by_layer;
+    config->untied_head = args->untied_head;
+    return true;
+}
+
 // Opens a model and its vocabulary. model: a descriptor, or the path of a model. *has_tokenizer is false if there is no
 // vocabulary.
 static inline void model_source_open(ModelSource* source, Path model, bool* has_tokenizer, Tokenizer* tokenizer) {
@@ -164,21 +180,11 @@ static inline void model_source_open(ModelSource* source, Path model, bool* has_
     source->bos_id = source->eot_id = -1;
     *has_tokenizer = load_tokenizer(tokenizer, source->fresh ? NULL : path);
     if (source->fresh) {
-        if (!config_from_descriptor(config, path, &err)) { die("%s", err.text); }
-        if (args->layers) { config->num_layers = args->layers; }
-        if (args->heads) { config->num_heads = args->heads; }
-        if (args->channels) { config->channels = args->channels; }
-        gpt2_defaults(config);
-        if (args->mlp_channels) { config->mlp_channels = args->mlp_channels; }
-        if (args->norm_epsilon > 0.0f) { config->norm_epsilon = args->norm_epsilon; }
-        if (args->positions) { config->max_seq_len = args->positions; }
-        if (args->activation) { config->activation = activation_of_name(args->activation); }
+        if (!new_model_config(config, path, &err)) { die("%s", err.text); }
         if (config->activation < 0) {
             char names[256];
             die("--activation %s is not known, one of %s", args->activation, activation_names(names, sizeof(names)));
         }
-        config->unscaled_attention = args->unscaled_attention, config->scale_by_layer = args->scale_by_layer;
-        config->untied_head = args->untied_head;
         if (*has_tokenizer) {
             config->vocab_size = tokenizer->vocab_size;
             config->padded_vocab_size = padded_vocab(config->vocab_size);

@@ -52,6 +52,7 @@ launches a kernel that uses them.
 template <int> __global__ void __launch_bounds__(PTX_SM90A_MARK) ptx_sm90a_kernel() {}
 inline bool has_sm90a() {
     cudaFuncAttributes attributes;
+    if (device_is_supposed()) { return true; }
     cudaCheck(cudaFuncGetAttributes(&attributes, (const void*)ptx_sm90a_kernel<0>));
     return attributes.maxThreadsPerBlock == 32;
 }

@@ -16,6 +16,7 @@ figures of a step, as printed and logged; and the end. The model and the trainin
 #include "outlier_detector.h"
 #include "rand.h"
 #include "ranks.h"
+#include "recipes.h"
 #include "run_state.h"
 #include "sampler.h"
 #include "saver.h"
@@ -26,15 +27,75 @@ figures of a step, as printed and logged; and the end. The model and the trainin
 #include "tokenizer.h"
 #include "utils.h"
 #include <math.h>
+#include <sys/statvfs.h>
+
+// ---- the recipe -----------------------------------------------------------------------
+
+// Chooses the recipe of the run, and sets what it says so far: all but what depends on the memory and on the data. A run that
+// resumes keeps what it has saved. Called before the ranks of a run compare their flags.
+static inline void choose_recipe(void) {
+    Path saved;
+    GPT2Config config;
+    Error err;
+    bool fresh = is_descriptor(args->model),
+         resumes = args->output && args->resume && run_has_checkpoints(args->output);
+    const char* name = args->recipe ? args->recipe : args->overfit ? "overfit" : fresh ? "pretrain" : "finetune";
+    double num_params = 1000e6; // not known: a careful rate
+    if (fresh && new_model_config(&config, args->model, &err)) { num_params = (double)num_parameters(&config); }
+    if (resumes) {
+        path_set(&saved, "%s/recipe.txt", args->output);
+        bool has_saved = file_exists(saved.text); // not if it began before there were recipes
+        name = has_saved ? recipe_load(saved.text, args->recipe) : args->recipe ? args->recipe : "llmc";
+    }
+    recipe_apply(name, num_params);
+}
+
+// Saves the flags of a run into its directory: all of them, with which it can be repeated, and those that the recipe has set.
+static inline void save_recipe(void) {
+    Path path;
+    Error err;
+    char drawn[64] = "";
+    if (args->seed < 0) { snprintf(drawn, sizeof(drawn), "--seed %lld\n", (long long)run_seed()); }
+    path_set(&path, "%s/config", args->output);
+    bool ok =
+        recipe_write_flags(path.text, true, "The flags of this run: --config FILE -o NEW repeats it.", drawn, &err);
+    path_set(&path, "%s/recipe.txt", args->output);
+    if (ok && recipe.name[0] && !recipe.loaded) {
+        ok = recipe_write_flags(path.text, false, "What the recipe has set, and a resumed run keeps.", "", &err);
+    }
+    if (!ok) { die("-o %s", err.text); }
+}
 
 // ---- the batch and the data ---------------------------------------------------------
+
+// -t, or its default.
+static inline int sequence_length(const GPT2Config* config) {
+    return args->T > 0 ? args->T : config->max_seq_len < 1024 ? config->max_seq_len : 1024;
+}
+
+// What bounds the micro-batch that the recipe chooses, besides the memory. most: sequences.
+static inline RecipeBounds batch_bounds(const GPT2Config* config, int most) {
+    RecipeBounds bounds = {
+        sequence_length(config), run_num_ranks, args->total_batch, most, args->train_data, args->fp8 != FP8_OFF, 0};
+    return bounds;
+}
+
+// Sets -b if the recipe chooses it: the largest micro-batch, of at most `most` sequences, that needs at most `have` bytes.
+// bytes_of: what a run with this micro-batch needs.
+static inline void choose_batch(const GPT2Config* config, int most, double have,
+                                double (*bytes_of)(const GPT2Config*, int, int)) {
+    RecipeBounds bounds = batch_bounds(config, most);
+    int B = recipe_batch(&bounds);
+    while (B > 1 && bytes_of(config, B, bounds.T) > have) { B = recipe_smaller_batch(&bounds, B); }
+    if (from_rank0) { from_rank0(&B, sizeof(B)); }
+    if (B > 0) { recipe_set_batch(B); }
+}
 
 // Fills in the defaults of -t and -d, which depend on the model, and checks that -b, -t and -d fit the model and each
 // other.
 static inline Batch settle_batch(const GPT2Config* config) {
     int maxT = config->max_seq_len;
-    Batch batch = {args->B, args->T, args->total_batch, 0};
-    if (batch.T == 0) { batch.T = maxT < 1024 ? maxT : 1024; }
+    Batch batch = {args->B, sequence_length(config), args->total_batch, 0};
     if (batch.T > maxT) {
         die("-t %d is more than the %d positions of the model: %s", batch.T, maxT,
             is_descriptor(args->model) ? "--positions sets those of a new model" : "take a smaller -t");
@@ -50,6 +111,56 @@ static inline Batch settle_batch(const GPT2Config* config) {
     }
     batch.micro_steps = batch.total / tokens;
     return batch;
+}
+
+// ---- --plan -------------------------------------------------------------------------
+
+// The largest micro-batch that needs at most `have` bytes, up to 262,144 tokens; 0: none.
+static inline int largest_batch(const GPT2Config* config, int T, double have,
+                                double (*bytes_of)(const GPT2Config*, int, int)) {
+    int most = 262144 / T > 0 ? 262144 / T : 1, fits = 0, beyond = most + 1;
+    while (beyond - fits > 1) {
+        int B = fits + (beyond - fits) / 2;
+        if (bytes_of(config, B, T) <= have) {
+            fits = B;
+        } else {
+            beyond = B;
+        }
+    }
+    return fits;
+}
+
+// --plan: prints for GPT-2's sizes, or for the new model that -e names, which micro-batches need at most `have` bytes, and what
+// the recipe sets. Its micro-batch has at most `most` tokens, and takes the share `usable` of the memory.
+static inline void print_plans(double have, double usable, int most, double (*bytes_of)(const GPT2Config*, int, int)) {
+    static const char* const sizes[] = {"d6", "d12", "d24", "d36", "d48"};
+    const Settings typed = *args;
+    GPT2Config config;
+    Error err;
+    bool one = recipe_flag_is_typed("model");
+    if (one && !is_descriptor(args->model)) {
+        die("--plan is for new models: give a descriptor such as -e d12, or no -e");
+    }
+    printf("plan for %.1f GB%s; nothing is started\n", have * 1e-9, args->memory ? "" : " that are free here");
+    for (size_t i = 0; i < (one ? 1 : sizeof(sizes) / sizeof(sizes[0])); i++) {
+        forget_recipe(&typed);
+        if (!one) { cli_set(&cli_defaults()->opts[cli_find("model")], sizes[i]); }
+        if (!new_model_config(&config, args->model, &err) || !config_check(&config, "-e", &err)) {
+            die("%s", err.text);
+        }
+        choose_recipe();
+        int T = sequence_length(&config), B = largest_batch(&config, T, have, bytes_of);
+        printf("%s, %.2f M parameters, -t %d: ", args->model, (double)num_parameters(&config) * 1e-6, T);
+        if (B == 0) {
+            printf("does not fit, -b 1 needs %.2f GB\n", bytes_of(&config, 1, T) * 1e-9);
+            continue;
+        }
+        choose_batch(&config, most / T > 0 ? most / T : 1, usable * have, bytes_of);
+        printf("-b %d at most needs %.2f GB, -b %d needs %.2f GB\n", B, bytes_of(&config, B, T) * 1e-9, args->B,
+               bytes_of(&config, args->B, T) * 1e-9);
+        if (args->num_steps >= 0) { recipe_settle(args->num_steps, settle_batch(&config).micro_steps); }
+        recipe_print(stdout);
+    }
 }
 
 // ---- a run --------------------------------------------------------------------------
@@ -78,6 +189,8 @@ typedef struct {
     double save_start_ms;     // when the run began to wait for the newest save (time_ms)
     double save_pause_ms;     // how long it waited
     int failed_saves;
+    double clock_rate; // --save-minutes: the clock's seconds in a second, 1 but in tests
+    double taken_s;  // on that clock: when the weights of the newest save were taken; before, the start of this process
     int lock;        // the descriptor that locks -o (run_lock), or negative
     Path checkpoint; // path of the checkpoint that the run resumes from; "" for a new run
     int nonfinite_in_a_row;
@@ -139,6 +252,9 @@ static inline void training_find_checkpoint(Training* t) {
     if (args->seed < 0) { printf("seed %lld\n", (long long)run_seed()); }
     if (args->keep_best && (!args->output || !args->val_data || !args->val_every)) {
         die("--keep-best needs an output directory (-o) and a validation loss (-j, -v)");
+    }
+    if (args->save_minutes > 0 && !args->output) {
+        die("--save-minutes saves checkpoints to the -o directory, but -o is not given");
     }
     if (args->save_every > 0 && !args->output) { die("-n saves checkpoints to the -o directory, but -o is not given"); }
     if (args->resume && !args->output) { die("-y 1 resumes the run in the -o directory, but -o is not given"); }
@@ -265,6 +381,12 @@ static inline void training_open_data(Training* t, const GPT2Config* config) {
                          &err)) {
         die("--train-data: %s", err.text);
     }
+    t->num_steps = args->num_steps;
+    if (t->num_steps < 0) {
+        t->num_steps = t->train.batches_per_epoch * B * T * run_num_ranks / t->batch.total;
+        if (t->num_steps == 0) { t->num_steps = 1; }
+    }
+    recipe_settle(t->num_steps, t->batch.micro_steps);
     t->has_val = args->val_data != NULL;
     t->val_B = B;
     t->val_ranks = run_num_ranks;
@@ -287,11 +409,6 @@ static inline void training_open_data(Training* t, const GPT2Config* config) {
     }
     int64_t val_epoch = t->has_val ? t->val.batches_per_epoch : 0;
     t->num_val_batches = args->val_steps < val_epoch ? args->val_steps : val_epoch;
-    t->num_steps = args->num_steps;
-    if (t->num_steps < 0) {
-        t->num_steps = t->train.batches_per_epoch * B * T * run_num_ranks / t->batch.total;
-        if (t->num_steps == 0) { t->num_steps = 1; }
-    }
     printf("data: %lld tokens in %lld shards for training%s", (long long)t->train.num_tokens,
            (long long)t->train.num_shards, t->has_val ? "" : ", none for validation (-j)");
     if (t->has_val) { printf(", %lld for validation", (long long)t->val.num_tokens); }
@@ -338,6 +455,41 @@ static inline void fill_run_settings(RunState* run, const Training* t) {
     run->fp8_stage = args->fp8;
 }
 
+// The clock of --save-minutes, in seconds.
+static inline double training_clock(const Training* t) { return time_ms() * 1e-3 * t->clock_rate; }
+
+// Says what the run will save when, and the room that this takes; or that it will save nothing.
+static inline void training_announce_saves(const GPT2Config* config) {
+    char when[64] = "at the end", kept[64] = "all are kept", each[32], all[32], room[32];
+    struct statvfs disk;
+    double bytes = 12.0 * (double)num_parameters(config); // weights and two moments in fp32
+    bool often = args->save_minutes > 0 || args->save_every > 0 || args->keep_best;
+    if (args->profile) { return; }
+    if (!args->output) {
+        printf("note: nothing will be saved: -o DIR saves checkpoints and logs\n");
+        return;
+    }
+    int most = often ? args->keep + 1 : 1; // one more while it is being written
+    if (args->save_every > 0) { snprintf(when, sizeof(when), "every %d steps", args->save_every); }
+    if (args->save_minutes > 0) {
+        snprintf(when, sizeof(when), "so that at most %g minutes of work are lost", (double)args->save_minutes);
+    }
+    if (args->keep > 0) { snprintf(kept, sizeof(kept), "the newest %d are kept", args->keep); }
+    if (!often) { snprintf(kept, sizeof(kept), "one"); }
+    format_bytes(each, sizeof(each), bytes);
+    format_bytes(all, sizeof(all), bytes * most);
+    printf("checkpoints: %s, %s", when, kept);
+    if (often) { printf(", %s each", each); }
+    if (args->keep > 0 || !often) { printf(": up to %s", all); }
+    bool known = statvfs(args->output, &disk) == 0;
+    double have = known ? (double)disk.f_bavail * (double)disk.f_frsize : INFINITY;
+    if (known) { printf(" of %s that are free", format_bytes(room, sizeof(room), have)); }
+    printf("\n");
+    if (have < bytes * most) {
+        print_line(stdout, "note: -o %s: the disk may be too small for the checkpoints", args->output);
+    }
+}
+
 // Creates the -o directory of a new run if necessary, and becomes its owner.
 static inline void training_own_output(Training* t) {
     Error err;
@@ -350,6 +502,7 @@ static inline void training_own_output(Training* t) {
         }
     }
     run_sign_lock(t->lock);
+    save_recipe();
 }
 
 // Starts a new run, or resumes from t->checkpoint. A resumed run loads params, m, v (num_parameters each) from the
@@ -385,10 +538,15 @@ static inline void training_begin(Training* t, const GPT2Config* config, float* 
                        (long long)t->run.step, (long long)t->num_steps);
         }
     }
+    recipe_print(stdout);
     t->first_step = t->run.step;
     t->first_skipped = t->run.skipped_steps;
     dataloader_state(&t->train, &t->position);
     if (args->output && run_rank == 0) { training_own_output(t); }
+    const char* rate = getenv("LLMC_CLOCK_RATE");
+    t->clock_rate = rate ? atof(rate) : 1.0;
+    t->taken_s = training_clock(t);
+    training_announce_saves(config);
     if (!logger_open(&t->logger, run_rank == 0 ? args->output : NULL, t->checkpoint.text[0] ? t->run.step : -1, &err)) {
         die("-o %s", err.text);
     }
@@ -544,7 +702,7 @@ __attribute__((noreturn)) static inline void training_refuse_weights(const Train
 
 // True if checkpoints are written while the run goes on.
 static inline bool training_saves_asynchronously(void) {
-    return args->output && args->async_save && (args->save_every || args->keep_best);
+    return args->output && args->async_save && (args->save_every || args->keep_best || args->save_minutes > 0);
 }
 
 // Allocates memory for a copy of the tensors, so that the run can go on while a checkpoint is written. Without it,
@@ -580,6 +738,7 @@ static inline void training_save(Training* t, float* const* tensors, bool last) 
     Saver* s = &t->saver;
     bool parts = s->ranks.num_ranks > 0, async = !last && (parts ? args->async_save : s->copy[0] != NULL);
     long n = (long)num_parameters(&t->run.config);
+    t->taken_s = training_clock(t);
     t->run.loader = t->position;
     s->dir = args->output;
     s->keep = args->keep;
@@ -638,6 +797,25 @@ typedef struct {
     bool validate, sample, save, stop;
 } Due;
 
+// True if a save is due `since` seconds after the weights of the newest one were taken, so that the next one will be complete
+// before `limit`. write: seconds of a save, of which the run waits for `pause`; negative before the first one. between: the most
+// that may pass until this is asked again. At most one second in 50 is spent waiting, and half of the time in writing.
+static inline bool save_is_due(double since, double limit, double write, double pause, double between) {
+    if (write < 0) { return since >= 0.5 * limit; }
+    double latest = limit - 1.5 * write - between; // the next one may take half as long again
+    return since >= fmax(latest, fmax(50 * pause, 2 * write));
+}
+
+// True if a save is due by --save-minutes.
+static inline bool training_clock_is_due(const Training* t) {
+    bool timed = t->write_ms > 0;
+    double second = 1e-3 * t->clock_rate, pause_ms = fmin(t->save_pause_ms, t->write_ms);
+    double between_ms = t->step_ms + t->validation_ms + t->sample_ms;
+    if (!(args->save_minutes > 0) || t->saver.running) { return false; }
+    return save_is_due(training_clock(t) - t->taken_s, 60.0 * (double)args->save_minutes,
+                       timed ? second * t->write_ms : -1, second * pause_ms, second * between_ms);
+}
+
 // Returns the tasks that are due after t->run.step steps. The caller sets t->tasks_step after validation and sampling.
 // stop: a signal has requested it.
 static inline Due training_due(const Training* t, int stop) {
@@ -648,8 +826,9 @@ static inline Due training_due(const Training* t, int stop) {
     due.stop = last || stop;
     due.validate = !done && can_validate && args->val_every && (last || step % args->val_every == 0);
     due.sample = !done && step > 0 && args->sample_every && (last || step % args->sample_every == 0);
-    due.save = training_is_unsaved(t) &&
-               (due.stop || step == t->best_step || (args->save_every && step % args->save_every == 0));
+    due.save =
+        training_is_unsaved(t) && (due.stop || step == t->best_step ||
+                                   (args->save_every && step % args->save_every == 0) || training_clock_is_due(t));
     return due;
 }
 
@@ -901,6 +1080,9 @@ static inline int training_end(Training* t) {
         printf("%s: stopped after step %lld; %s\n", strsignal(run_stop_signal), (long long)t->run.step,
                args->output ? "to resume, use the same flags and -y 1" : "nothing saved, because -o was not given");
         code = args->output ? EXIT_SUCCESS : 128 + run_stop_signal;
+    }
+    if (!args->output && !run_stop_signal && !args->profile) {
+        printf("nothing was saved, because -o was not given\n");
     }
     if (t->failed_saves) { printf("%d %s failed\n", t->failed_saves, t->failed_saves == 1 ? "save" : "saves"); }
     if (!training_report_skipped(t)) { code = EXIT_FAILURE; }

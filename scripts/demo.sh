@@ -42,7 +42,7 @@ for pattern in '*.c' '*.cu' 'llmc/*.h' 'llmc/*.cuh' 'dev/*/*.c' 'dev/*/*.h' 'dev
     done
 done
 run dev/data/tokenize -i "${sources#,}" -o demo/data/code --val-tokens 20000
-set -- -e d6 --layers 4 --heads 2 --channels 128 --positions 128 -i 'demo/data/code_train_*.bin' -b 8 -t 128 -l 3e-3 -c 0.1 -s 0
+set -- --recipe llmc -e d6 --layers 4 --heads 2 --channels 128 --positions 128 -i 'demo/data/code_train_*.bin' -b 8 -t 128 -l 3e-3 -c 0.1 -s 0
 if [ -t 1 ]; then
     "$program" "$@" -x 10 | tee demo/data/timing |
         awk '/^step/ { printf "\rmeasuring: step %s", $2; fflush() } END { printf "\r\033[K" }'

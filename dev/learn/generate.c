@@ -14,11 +14,11 @@ int main(int argc, char** argv) {
     Error err;
 
     // 1. the newest intact checkpoint, if DIR belongs to a run
-    char newest[4200];
+    Path newest;
     const char* path = argv[1];
     if (run_has_checkpoints(path)) {
-        if (!run_find_newest(path, newest, sizeof(newest), false, &err)) { die("%s", err.text); }
-        path = newest;
+        if (!run_find_newest(path, &newest, false, &err)) { die("%s", err.text); }
+        path = newest.text;
     }
 
     // 2. its shape, its weights, its vocabulary
@@ -52,6 +52,6 @@ int main(int argc, char** argv) {
     token_buffer_free(&text);
     tokenizer_free(&tokenizer);
     gpt2_free(&model);
-    (void)train, (void)sample, (void)evaluate, (void)bench; // tasks of train_gpt2 that this program does not use
+    (void)train, (void)sample, (void)evaluate, (void)bench, (void)plan; // tasks of train_gpt2 that are not used here
     return EXIT_SUCCESS;
 }

@@ -70,8 +70,10 @@ PRINTF_LIKE(1, 2) static inline void test_skip(const char* fmt, ...) {
 
 // A fresh temporary directory; it is removed with all of its contents when the program ends.
 static char test_dir_path[64];
+static pid_t test_dir_owner; // a child process that exits leaves the directory
 static inline void test_dir_remove(void) {
     char cmd[128];
+    if (getpid() != test_dir_owner) { return; }
     snprintf(cmd, sizeof(cmd), "rm -rf '%s'", test_dir_path);
     if (system(cmd) != 0) { fprintf(stderr, "cannot remove %s\n", test_dir_path); }
 }
@@ -79,6 +81,7 @@ static inline const char* test_dir(void) {
     if (!test_dir_path[0]) {
         strcpy(test_dir_path, "/tmp/llmc_test_XXXXXX");
         if (!mkdtemp(test_dir_path)) { die("mkdtemp: %s", strerror(errno)); }
+        test_dir_owner = getpid();
         atexit(test_dir_remove);
     }
     return test_dir_path;

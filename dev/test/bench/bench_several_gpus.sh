@@ -103,7 +103,7 @@ names=()
 # Sets rc; output to $logs/NAME.out and .err.
 start() { # NAME GPUS FLAGS ...
     rc=0
-    timeout -k 10 "$limit" "$train" --gpus "$2" -i "$tmp/data/*.bin" -t "$T" -v 0 -s 0 "${@:3}" \
+    timeout -k 10 "$limit" "$train" --gpus "$2" -i "$tmp/data/*.bin" -t "$T" --recipe llmc -v 0 -s 0 "${@:3}" \
         >"$logs/$1.out" 2>"$logs/$1.err" </dev/null || rc=$?
 }
 reason() { # NAME: why it has failed

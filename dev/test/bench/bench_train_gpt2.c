@@ -134,5 +134,6 @@ int main(void) {
     (void)sample;
     (void)evaluate;
     (void)bench;
+    (void)plan;
     return EXIT_SUCCESS;
 }

@@ -56,7 +56,7 @@ if [ -s "$data/hellaswag_val.txt" ]; then
     run questions "$tools/hellaswag" -i "$data/hellaswag_val.txt" -t "$data/gpt2_tokenizer" -o "$tmp/hellaswag.bin" || exit 1
     files+=,$tmp/hellaswag.bin
 fi
-run train "$train" "${model[@]}" -i "$tmp/ts_train_*.bin" -v 0 -s 0 -o "$logs/model" || exit 1
+run train "$train" --recipe llmc "${model[@]}" -i "$tmp/ts_train_*.bin" -v 0 -s 0 -o "$logs/model" || exit 1
 
 failed=0 loss='' full=''
 printf '%-8s %10s %12s %10s\n' weights loss 'more, %' HellaSwag

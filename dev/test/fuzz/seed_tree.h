@@ -237,10 +237,10 @@ static inline void seed_tree_make(const char* top, const char* programs) {
     seed_program(top, programs, "dev/data/tokenize",
                  "-i text/a.txt -t vocab/merges/merges.txt -o data/x -v 300 -s 1000");
     seed_vocabularies(top);
-    seed_program(
-        top, programs, "train_gpt2",
-        "-e d6 --layers 2 --heads 2 --channels 16 --positions 32 -i data/x_train_*.bin -b 2 -t 8 -x 3 -n 1 -nk 0 "
-        "-s 0 -o run");
+    seed_program(top, programs, "train_gpt2",
+                 "--recipe llmc -e d6 --layers 2 --heads 2 --channels 16 --positions 32 -i data/x_train_*.bin -b 2 -t "
+                 "8 -x 3 -n 1 -nk 0 "
+                 "-s 0 -o run");
     seed_clean_run(top);
     seed_models(top);
     seed_program(top, programs, "dev/data/hellaswag", "-i text/questions.jsonl -t vocab/pair -o eval/h.bin");

@@ -37,7 +37,7 @@ setup() {
 # Sets the flags of a run into OUT: 4 * unit tokens a step, so 4 / RANKS micro-batches. Tests of faults say -d $((2 * ranks * unit)): two
 # micro-batches.
 set_flags() { # OUT STEPS [FLAGS]
-    flags=(-e d6 "${model[@]}" -d $((4 * unit)) -i "$tmp/data/*_train_*.bin" -j "$tmp/data/*_val_*.bin" -o "$1" -x "$2"
+    flags=(--recipe llmc -e d6 "${model[@]}" -d $((4 * unit)) -i "$tmp/data/*_train_*.bin" -j "$tmp/data/*_val_*.bin" -o "$1" -x "$2"
         -l 0.003 -u 2 -q 0.1 -c 0.1 -v 3 -m 2 -s 4 -g 8 -n 1 -nk 0 "${@:3}")
 }
 

@@ -143,7 +143,7 @@ make_quietly() { # TARGET ... [VARIABLE=VALUE ...]: prints make's output only if
 }
 
 # a short run: two micro-batches per step, validation, samples, a checkpoint; no tuning, so that all runs are identical
-run_flags=(-e d6 --layers 2 --heads 2 --channels 128 --positions 64 -i "$dir/data/code_train_*.bin"
+run_flags=(--recipe llmc -e d6 --layers 2 --heads 2 --channels 128 --positions 64 -i "$dir/data/code_train_*.bin"
     -j "$dir/data/code_val_*.bin" -b 2 -t 64 -d 256 -x 3 -v 2 -m 2 -s 2 -g 8 -n 3 -u 1 -c 0.1 --tune 0)
 if [ ${#parts[@]} -gt 0 ]; then
     make_quietly BIN_DIR="$dir" "$dir/train_gpt2cu" "$dir/dev/data/tokenize" || exit 1

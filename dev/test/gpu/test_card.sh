@@ -35,7 +35,7 @@ setup() {
 
 # Sets the flags of a run into OUT: two layers of 128 channels, 2 micro-batches a step, a checkpoint after each step.
 set_flags() { # OUT STEPS [FLAGS]
-    flags=(-e d6 --layers 2 --channels 128 --heads 2 --positions 64 -b 2 -t 64 -d 256 -i "$tmp/data/*_train_*.bin"
+    flags=(--recipe llmc -e d6 --layers 2 --channels 128 --heads 2 --positions 64 -b 2 -t 64 -d 256 -i "$tmp/data/*_train_*.bin"
         -j "$tmp/data/*_val_*.bin" -o "$1" -x "$2" -l 0.003 -u 2 -q 0.1 -c 0.1 -v 3 -m 2 -s 2 -g 8 -n 1 -nk 0 --no-tune "${@:3}")
 }
 
@@ -118,7 +118,7 @@ test_filled_by_another_process() {
         rm -rf "$out"
         program "$tmp/prompt" -e "$tmp/reference" --prompt 'int ' --num-tokens 5
         [ $status -eq 0 ] || refused "a prompt with $mb MB" "$tmp/prompt" "$full" 'end other programs on this GPU'
-        program "$tmp/large" -e d36 -b 4 -t 1024 -d 4096 -i "$tmp/data/*_train_*.bin" -o "$out" -x 1
+        program "$tmp/large" --recipe llmc -e d36 -b 4 -t 1024 -d 4096 -i "$tmp/data/*_train_*.bin" -o "$out" -x 1
         refused "774M with $mb MB" "$tmp/large" "$full" 'end other programs on this GPU'
         [ ! -e "$out" ] || fail "$mb MB: 774M has written to -o"
         empty
@@ -253,7 +253,7 @@ test_ended_at_random() {
     for i in 1 2 3 4 5 6 7 8; do
         rm -rf "$out"
         signal=$([ $((i % 2)) -eq 0 ] && echo KILL || echo INT)
-        "$train" -e d12 --positions 128 -b 8 -t 128 -i "$tmp/data/*_train_*.bin" -o "$out" -x 100000 -n 5 -nk 1 -v 0 -s 0 --no-tune \
+        "$train" --recipe llmc -e d12 --positions 128 -b 8 -t 128 -i "$tmp/data/*_train_*.bin" -o "$out" -x 100000 -n 5 -nk 1 -v 0 -s 0 --no-tune \
             >"$out.out" 2>"$out.err" </dev/null & pid=$!
         sleep $((i / 2 + 1)).$((RANDOM % 10))
         kill -$signal $pid
@@ -268,7 +268,7 @@ test_ended_at_random() {
         *) fail "exit code $code" ;;
         esac
         ls "$out"/step_* >/dev/null 2>&1 || continue
-        program "$out.resumed" -e d12 --positions 128 -b 8 -t 128 -i "$tmp/data/*_train_*.bin" -o "$out" -x $((steps + 2)) -y 1 -n 0 -v 0 -s 0
+        program "$out.resumed" --recipe llmc -e d12 --positions 128 -b 8 -t 128 -i "$tmp/data/*_train_*.bin" -o "$out" -x $((steps + 2)) -y 1 -n 0 -v 0 -s 0
         good "resuming" "$out.resumed"
         contains "resumed at step" "$out.resumed.out"
     done

@@ -26,7 +26,7 @@ setup() {
 # Sets the flags of a run into OUT: two layers of 32 channels, 2 x 2 micro-batches of 16 tokens, a checkpoint after each
 # step, all of them kept; validation and samples.
 set_flags() { # OUT STEPS [FLAGS]
-    flags=(-e d6 --layers 2 --channels 32 --heads 2 --positions 16 -b 2 -t 16 -d 64 -i "$tmp/data/*_train_*.bin"
+    flags=(--recipe llmc -e d6 --layers 2 --channels 32 --heads 2 --positions 16 -b 2 -t 16 -d 64 -i "$tmp/data/*_train_*.bin"
         -j "$tmp/data/*_val_*.bin" -o "$1" -x "$2" -l 0.003 -u 2 -q 0.1 -c 0.1 -v 3 -m 2 -s 2 -g 8 -n 1 -nk 0 "${@:3}")
 }
 
@@ -199,7 +199,7 @@ test_many_prompts() {
 # with little memory, fewer texts are side by side, and the result is the same
 test_many_samples_with_little_memory() {
     setup
-    local mb last=0 now flags=(-e d6 --layers 2 --channels 128 --heads 2 --prompt-ids "$(seq -s ' ' 1000)" --num-samples 300 --num-tokens 3)
+    local mb last=0 now flags=(--recipe llmc -e d6 --layers 2 --channels 128 --heads 2 --prompt-ids "$(seq -s ' ' 1000)" --num-samples 300 --num-tokens 3)
     program "$tmp/plenty" "${flags[@]}" --seed 1 --parallel 8
     good "with enough memory" "$tmp/plenty"
     for mb in 700 740 2000; do
@@ -708,6 +708,54 @@ test_plans_of_run_gpt2() {
     done
 }
 
+# --plan, with a card and without one: the memory is what a run asks for, and one sequence more does not fit.
+test_plan() {
+    setup
+    local out=$tmp/plan_of each B need needs=() flags=(-e d12 --optimizer adamw -t 1024)
+    FAKE_CUDA_FAIL=cudaGetDeviceCount:1:cudaErrorNoDevice program "$out" --plan --memory 12GB
+    good "--plan without a GPU" "$out"
+    want "models" "$(grep -cE '^d[0-9]+, .* M parameters, -t 1024: (-b [0-9]+ at most|does not fit, -b 1) needs' "$out.out")" 5
+    FAKE_CUDA_FAIL=cudaGetDeviceCount:1:cudaErrorNoDevice program "$out" --plan
+    refused "no GPU and no size" "$out" 'there is no GPU here: --memory 24GB'
+    FAKE_CUDA_MEMORY=12000000000 program "$out" --plan "${flags[@]}"
+    good "--plan with a card" "$out"
+    contains "plan for 12.0 GB that are free here" "$out.out"
+    read -r B need <<<"$(sed -nE 's/^d12, .*: -b ([0-9]+) at most needs ([0-9.]+) GB.*/\1 \2/p' "$out.out")"
+    printf '\210\330\064\001\001\000\000\000\001\000\002\000' >"$tmp/planned.bin" && head -c $((1012 + 2 * 131073)) /dev/zero >>"$tmp/planned.bin"
+    for each in "$B" $((B + 1)); do
+        FAKE_CUDA_MEMORY=1000000000 program "$out" "${flags[@]}" -i "$tmp/planned.bin" -b "$each" -x 1
+        refused "-b $each" "$out" 'the run needs [0-9.]+ GB'
+        needs+=("$(sed -nE 's/.*the run needs ([0-9.]+) GB.*/\1/p' "$out.err")")
+    done
+    want "the need of -b $B" "${needs[0]}" "$need"
+    awk "BEGIN { exit !(${needs[0]} <= 12 && ${needs[1]} > 12) }" || fail "-b $B and one more need ${needs[*]} GB"
+}
+
+# Without -b, the recipe takes the largest micro-batch that divides -d and fits the card; twice as much does not fit. The run keeps it.
+test_batch_of_the_recipe() {
+    setup
+    local out=$tmp/fitting data=$tmp/zeros flags each B
+    mkdir "$data"
+    # a shard without a vocabulary beside it, so of GPT-2's: magic, version, 131,073 tokens
+    { printf '\210\330\064\001\001\000\000\000\001\000\002\000' && head -c $((1012 + 2 * 131073)) /dev/zero; } >"$data/x_train_1.bin"
+    flags=(-e d6 --layers 1 --channels 32 --heads 2 --positions 1024 -i "$data/*" -d 16384 -s 0 -x 1)
+    for each in 900000000:1 1300000000:4 2000000000:8 4000000000:16; do
+        B=${each#*:}
+        FAKE_CUDA_MEMORY=${each%:*} program "$out" "${flags[@]}"
+        good "-b $B on a card with ${each%:*} bytes" "$out"
+        contains "recipe pretrain: --batch-size $B " "$out.out"
+        [ "$B" -lt 16 ] || continue # all of -d
+        FAKE_CUDA_MEMORY=${each%:*} program "$out" "${flags[@]}" -b $((2 * B)) -r 0
+        [ "$status" -ne 0 ] || awk -F '[:,]' '/^memory:/ { split($NF, w, " "); exit !(w[1] > 0.97 * w[5]) }' "$out.out" ||
+            fail "-b $((2 * B)) fits, too"
+    done
+    FAKE_CUDA_MEMORY=2000000000 program "$out" "${flags[@]}" -o "$out.run"
+    good "a run" "$out"
+    FAKE_CUDA_MEMORY=4000000000 program "$out" "${flags[@]}" -o "$out.run" -y 1 -x 2
+    good "its continuation" "$out"
+    contains "recipe pretrain, as the run began: --batch-size 8 " "$out.out"
+}
+
 # On an H100 the kernels depend on the shape. A micro-batch of training may be large enough for some that little validation data, or
 # the questions of HellaSwag, are too small for.
 test_hopper() {
@@ -718,7 +766,7 @@ test_hopper() {
     "$BIN_DIR/dev/data/tokenize" -i "$tmp/text" -o "$tmp/large/a" -v 3000 -s 9000 2>"$tmp/log" || fail "$(cat "$tmp/log")"
     for flags in "" "--fp8" "-ge 0" "-r 1" "-r 2 --optimizer muon"; do
         # shellcheck disable=SC2086
-        FAKE_CUDA_ARCH=90 program "$tmp/hopper" -e d12 --layers 1 --positions 1024 -b 4 -t 1024 -i "$tmp/large/*_train_*.bin" \
+        FAKE_CUDA_ARCH=90 program "$tmp/hopper" --recipe llmc -e d12 --layers 1 --positions 1024 -b 4 -t 1024 -i "$tmp/large/*_train_*.bin" \
             -j "$tmp/large/*_val_*.bin" -x 2 -v 1 -s 1 -g 8 $flags
         good "a run on an H100, $flags" "$tmp/hopper"
         contains "note: little validation data: -b 2 instead of 4 there" "$tmp/hopper.out"
@@ -920,7 +968,7 @@ test_ends() {
 }
 
 tests=(tasks many_prompts many_samples_with_little_memory progress profile profile_without_nvml perfect_step graph waiting matmul_choices choices_cache choices_without_cache tuned tuned_refused stochastic_rounding muon deferred_update fp16
-    out_of_memory no_pinned_memory no_memory_for_a_sample little_memory plans_of_run_gpt2 hopper bench_generation bench_weights8 lost_card error_at_the_start
+    out_of_memory no_pinned_memory no_memory_for_a_sample little_memory plans_of_run_gpt2 plan batch_of_the_recipe hopper bench_generation bench_weights8 lost_card error_at_the_start
     failing_matmul no_device ends program resume)
 if [ -n "$more" ] && [ "$called_for" = . ] && [ $# -eq 0 ] && (setup) >/dev/null 2>&1; then
     : >"$tmp/beside"

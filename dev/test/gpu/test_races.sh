@@ -15,7 +15,7 @@ test_training_and_saving() {
     # the sanitizer needs fixed addresses on some kernels
     local fixed=()
     ! setarch -R true 2>/dev/null || fixed=(setarch -R)
-    "${fixed[@]}" "$train" -e d6 --layers 2 --channels 32 --heads 2 --positions 32 -b 2 -t 32 -i "$tmp/data/a_train_*.bin" \
+    "${fixed[@]}" "$train" --recipe llmc -e d6 --layers 2 --channels 32 --heads 2 --positions 32 -b 2 -t 32 -i "$tmp/data/a_train_*.bin" \
         -j "$tmp/data/a_val_*.bin" -o "$tmp/run" -x 400 -v 100 -n 80 -nk 2 --keep-best -s 200 >"$tmp/out" 2>"$tmp/err" ||
         fail "status $?: $(tail -n 3 "$tmp/err")"
     want "reports" "$(grep -c 'WARNING: ThreadSanitizer' "$tmp/err")" 0

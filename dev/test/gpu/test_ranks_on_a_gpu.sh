@@ -68,7 +68,7 @@ test_d12_tinyshakespeare() {
         for n in one:1:4 split:1:2 two:2:2; do
             out=$tmp/d12_$precision
             IFS=: read -r -a flags <<<"$n"
-            timeout "$limit" env "LD_PRELOAD=$preload" "${before[@]}" "$train" --gpus "${flags[1]}" -b "${flags[2]}" -e d12 -t 1024 -d 4096 -i "$tmp/ts_train_*.bin" \
+            timeout "$limit" env "LD_PRELOAD=$preload" "${before[@]}" "$train" --gpus "${flags[1]}" -b "${flags[2]}" --recipe llmc -e d12 -t 1024 -d 4096 -i "$tmp/ts_train_*.bin" \
                 -x 20 -l 3e-4 -u 0 -q 1 -v 0 -s 0 >"$out.${flags[0]}.out" 2>"$out.${flags[0]}.err" </dev/null || fail "$(cat "$out.${flags[0]}.err")"
         done
         echo "note: $precision, largest relative differences of 20 losses and norms:" \
@@ -101,7 +101,7 @@ test_save_pause() {
     "$BIN_DIR/dev/data/tokenize" -i "$tmp/text" -o "$tmp/sources/a" --val-tokens 0 2>"$tmp/log" || fail "$(cat "$tmp/log")"
     find "$tmp/sources" -type f ! -name '*.bin' -delete # so that the model has GPT-2's vocabulary
     for n in 1 2; do
-        timeout "$limit" env "LD_PRELOAD=$preload" "${before[@]}" "$train" --gpus $n -b 64 -e d12 -t 1024 -d $((65536 * n)) \
+        timeout "$limit" env "LD_PRELOAD=$preload" "${before[@]}" "$train" --gpus $n -b 64 --recipe llmc -e d12 -t 1024 -d $((65536 * n)) \
             -i "$tmp/sources/*.bin" -x 181 -l 3e-4 -v 0 -s 0 -o "$tmp/pause$n" -n 60 -nk 1 >"$tmp/pause$n.out" 2>"$tmp/pause$n.err" \
             </dev/null || fail "$(cat "$tmp/pause$n.err")"
         pauses+=("$(sed -nE 's/^saved .*the run waited for ([0-9]+) ms.*/\1/p' "$tmp/pause$n.out" | sort -n | sed -n 2p)")

@@ -73,6 +73,34 @@ test_repeats() {
     same "$tmp/part" "$tmp/two" 8
 }
 
+# A recipe that nobody has typed, with Muon: all ranks have the micro-batch that rank 0 has chosen, and keep it when they resume.
+test_recipe() {
+    setup
+    local out=$tmp/recipe steps status
+    for steps in 4 6; do
+        status=0
+        timeout "$limit" "$train" --gpus 2 "${model[@]:0:8}" -e d6 -d 512 -i "$tmp/data/*_train_*.bin" -o "$out" -x $steps -s 0 -y 1 \
+            >"$out.out" 2>"$out.err" </dev/null || status=$?
+        good "$steps steps" "$out"
+        contains "--batch-size 16 --learning-rate 0.0018 " "$out.out"
+    done
+    contains "recipe pretrain, as the run began" "$out.out"
+    contains "resumed at step 4 " "$out.out"
+}
+
+# Saves by the clock: rank 0 decides, and the losses are those of a run without saves.
+test_save_clock() {
+    setup
+    local out=$tmp/by_clock saves
+    LLMC_CLOCK_RATE=3000 gpus 2 "$out" 3000 -n 0 --save-minutes 10 -nk 2 -v 0 -s 0
+    good "saves by the clock" "$out"
+    saves=$(grep -c '^saved ' "$out.out")
+    [ "$saves" -ge 3 ] || fail "$saves saves: $(tail -n 1 "$out.out")"
+    want "checkpoints" "$(ls -d "$out"/step_* | wc -l)" 2
+    gpus 2 "$out.none" 3000 -n 0 -v 0 -s 0
+    want "losses" "$(losses "$out")" "$(losses "$out.none")"
+}
+
 # A checkpoint does not know the number of GPUs.
 test_other_numbers() {
     local n out=$tmp/numbers
@@ -340,6 +368,6 @@ test_hangs() {
     done
 }
 
-tests=(losses collectives repeats no_overlap groups early_launches overlap_choice other_numbers zero muon bench bench_rows hellaswag refusals one_task strangers signals faults one_rank_fails one_disk_is_full
+tests=(losses collectives repeats no_overlap groups early_launches overlap_choice other_numbers recipe save_clock zero muon bench bench_rows hellaswag refusals one_task strangers signals faults one_rank_fails one_disk_is_full
     killed_at_the_start random_kills nccl_errors data_goes data_of_one_rank_goes output_goes hangs rank0_dies)
 run_tests_once "$@"

@@ -238,7 +238,7 @@ runs.svg: 1 diagram of 1 run"
 # Two runs of the program itself, one of them resumed.
 test_end_to_end() {
     build
-    local small=(-e d6 --layers 1 --heads 1 --channels 32 --positions 16 -b 2 -t 16 -v 2 -s 0 -n 3) log
+    local small=(--recipe llmc -e d6 --layers 1 --heads 1 --channels 32 --positions 16 -b 2 -t 16 -v 2 -s 0 -n 3) log
     cat README.md >"$tmp/text"
     "$BIN_DIR/dev/data/tokenize" -i "$tmp/text" -o "$tmp/data/x" --val-tokens 1000 2>"$tmp/log" || fail "$(cat "$tmp/log")"
     for log in a:6 b:3 b:8; do

@@ -11,7 +11,7 @@ tiny=$PWD/dev/test/fixtures/tiny_gpt2
 world=$tmp/world                                            # where the program runs: all files that it may read or damage
 data='data/a_train_*.bin'                                   # always quoted, because the program expands it
 small=(-e d6 --layers 1 --heads 1 --channels 32 --positions 32) # flags of a new model
-batch=(-b 2 -t 16 -x 3 -s 0)
+batch=(--recipe llmc -b 2 -t 16 -x 3 -s 0)
 
 # little N ...: prints each number as four bytes, little-endian
 little() {
@@ -478,7 +478,7 @@ test_prompts_from_nowhere() {
     refused 1 '--prompt-ids: no token ids in it' -- -e run/step_00000003 --prompt-ids ' , '
     refused 1 '--num-samples is for one prompt' -- -e run/step_00000003 --prompts no_lines --num-samples 2
     refused 1 'give only one of --prompt, --prompt-file, --prompts and --prompt-ids' -- -e run/step_00000003 --prompt a --prompt-ids 1
-    refused 2 'give only one of --prompt, --eval, --bench and --export' -- -e run/step_00000003 --prompt a --eval text
+    refused 2 'give only one of --prompt, --eval, --bench, --export and --plan' -- -e run/step_00000003 --prompt a --eval text
 }
 test_evaluation_of_nothing() {
     setup
@@ -1038,7 +1038,7 @@ test_hellaswag() {
         for i in 1 2 3 4 5 6 7; do printf 'the cat sat\n%d\nsits mat\nand the\non the mat.\nqqq zz\n' $label; done >"$tmp/questions"
         "$BIN_DIR/dev/data/hellaswag" -i "$tmp/questions" -o "$world/label_$label.bin" 2>"$tmp/err" || fail "$(cat "$tmp/err")"
     done
-    good "${small[@]}" -b 8 -t 32 -i 'cats_data/*.bin' -x 60 -l 0.02 -v 60 -s 0 --hellaswag label_2.bin -o cats_run
+    good "${small[@]}" --recipe llmc -b 8 -t 32 -i 'cats_data/*.bin' -x 60 -l 0.02 -v 60 -s 0 --hellaswag label_2.bin -o cats_run
     want "evaluations" "$(grep -c '^HellaSwag: [0-9] of 7 correct' "$tmp/out")" 2
     contains '"step":60,"type":"eval","accuracy":1' "$world/cats_run/log.jsonl"
     good -e cats_run --hellaswag label_2.bin
@@ -1419,6 +1419,60 @@ test_resume_says_what_changed() {
     true
 }
 
+# The recipe that a run takes, what it prints and saves; a resumed run keeps its own, and a typed flag wins.
+test_recipes() {
+    setup
+    local short=(-b 2 -t 16 -x 30 -s 0) # no recipe among them
+    good "${small[@]}" "${short[@]}" -i "$data" -o recipe_run -v 3
+    contains "recipe pretrain: --learning-rate 0.0018 --schedule wsd --warmup 2 --final-fraction 0" "$tmp/out"
+    grep -qE '^step +1/30 .* lr 9.00e-04 ' "$tmp/out" || fail "the rate after one of two steps of warm-up is another one"
+    contains "--muon-learning-rate 0.0036" "$world/recipe_run/recipe.txt"
+    want "a typed flag in the recipe's file" "$(grep -c -e --val-every "$world/recipe_run/recipe.txt")" 0
+    good -e d6 "${short[@]}" -i "$data" -o recipe_run -y 1 -x 33 -l 0.001
+    contains "recipe pretrain, as the run began: --schedule wsd --warmup 2" "$tmp/out"
+    contains "resumed at step 30 " "$tmp/out"
+    good -e d6 "${short[@]}" -i "$data" -o recipe_run -y 1 -x 34
+    contains "learning_rate 0.0018, was 0.001" "$tmp/out"
+    good -e recipe_run "${short[@]}" -i "$data" -x 1
+    contains "recipe finetune: --learning-rate 0.0001 --schedule cosine --warmup 0 --final-fraction 0" "$tmp/out"
+    good "${small[@]}" "${short[@]}" -i "$data" -x 1 -a 1
+    contains "recipe overfit: --learning-rate 0.001 --schedule constant --val-every 0" "$tmp/out"
+    # runs that did not save a recipe had the defaults
+    cp -r "$world/run" "$world/old_run"
+    rm "$world/old_run/recipe.txt"
+    good -e d6 -b 2 -t 16 -s 0 -i "$data" -o old_run -y 1 -x 4 -l 0.01
+    contains "recipe llmc: sets nothing beyond what is typed" "$tmp/out"
+    want "what changed" "$(sed -nE 's/^changed since the checkpoint: ([^ ]+) .*/\1/p' "$tmp/out")" num_steps
+    usage "--recipe wants one of pretrain\|finetune\|overfit\|llmc, got 'best'" -- --recipe best
+}
+# --plan: which micro-batches fit a memory, and what the recipe sets.
+test_plan() {
+    setup
+    good --plan --memory 3GB
+    contains "plan for 3.0 GB; nothing is started" "$tmp/out"
+    grep -qE '^d12, .* -b 1 at most needs 2\.[0-9]+ GB, -b 1 needs' "$tmp/out" || fail "d12 in 3 GB: $(grep d12 "$tmp/out")"
+    contains "d48, 1557.69 M parameters, -t 1024: does not fit, -b 1 needs" "$tmp/out"
+    want "recipes" "$(grep -c '^recipe pretrain: ' "$tmp/out")" 2
+    good --plan -e d12 -t 64 -x 100 --memory 4GB --recipe finetune
+    contains "--warmup 7" "$tmp/out"
+    usage '--memory wants a size such as 24GB' -- --plan --memory many
+    usage '--memory is for --plan' -- --memory 4GB
+    refused 1 '--plan is for new models' -- --plan --memory 4GB -e run
+}
+# A run writes its flags to a file, which repeats it bit for bit, also with a seed that was drawn.
+test_config() {
+    setup
+    good "${small[@]}" -i "$data" -j 'data/a_val_*.bin' -x 6 -v 3 -g 8 --seed -1 -o first
+    good --config first/config -o second
+    same_checkpoint "$world/first/step_00000006" "$world/second/step_00000006"
+    own() { grep -v -e --output -e '--seed -1' "$world/$1/config" | sort; }
+    want "the flags" "$(own second)" "$(own first)"
+    failure 'first holds checkpoints of an earlier run; resume it with -y 1, or give another -o' -- --config first/config -o first
+    printf -- '-l 0.1\n-x two\n' >"$world/flags"
+    usage ': flags:2: --steps wants a whole number' -- --config flags
+    failure 'none: cannot read the flags: No such file' -- --config none
+}
+
 # a run with Muon is resumed with Muon only
 test_resume_muon() {
     setup
@@ -1607,7 +1661,7 @@ tests=(unknown_flag junk_number missing_value negative_size stray_argument out_o
     prompt_from_a_file several_texts many_prompts stop_strings repetition_penalty min_p special_tokens prompt_ids_without_vocabulary eos_of_the_config random_seed
     eval eval_special eval_values hellaswag bench export other_settings dropout model_notes export_gguf export_gguf_refused export_fails keep_best sampling_while_saving
     help flags_of_others step_lines z_scores run_header nothing_written_without_output overfits_one_batch prompt_without_vocabulary_prints_ids seed temperature_0_is_greedy
-    newest_good_checkpoint fine_tuning chat resume_same_flags resume_says_what_changed resume_muon resume_another_model out_of_memory nonfinite weights_overflow interrupt_without_output end_of_text_of_another_name
+    newest_good_checkpoint fine_tuning chat resume_same_flags resume_says_what_changed recipes config plan resume_muon resume_another_model out_of_memory nonfinite weights_overflow interrupt_without_output end_of_text_of_another_name
     progress_reaches_a_file output_that_cannot_be_written terminal_is_not_commanded
     terminal_is_not_commanded_in_utf8)
 run_tests "$@"

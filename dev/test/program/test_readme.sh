@@ -130,11 +130,11 @@ test_modal() {
 }
 
 tokenize="dev/data/tokenize -i data/tinyshakespeare.txt -t data/gpt2 -o data/ts --val-tokens 32768"
-finetune="./train_gpt2cu -e data/gpt2 -i 'data/ts_train_*.bin' -j 'data/ts_val_*.bin' -o log -b 4 -t 1024 -l 1e-4 -x 100"
+finetune="./train_gpt2cu -e data/gpt2 -i 'data/ts_train_*.bin' -j 'data/ts_val_*.bin' -o log -x 100"
 continue='./train_gpt2cu -e log --prompt "ROMEO:" --temperature 0.8'
 pretrained='./train_gpt2cu -e data/gpt2 --prompt "The answer is" --num-tokens 40'
 tokenize_own="dev/data/tokenize -i my.txt -t data/gpt2 -o data/my --val-tokens 32768"
-new="./train_gpt2cu -e d12 -i 'data/my_train_*.bin' -j 'data/my_val_*.bin' -o log124M -b 64 -t 1024 -d 524288 -x 1000 -y 1"
+new="./train_gpt2cu -e d12 -i 'data/my_train_*.bin' -j 'data/my_val_*.bin' -o log124M -d 524288 -x 1000 -y 1"
 
 evaluate="./train_gpt2cu -e log --eval 'data/ts_val_*.bin'"
 bench='./train_gpt2cu -e log --bench'
@@ -282,8 +282,8 @@ test_from_scratch() {
     if have_gpu; then contains "HellaSwag" "$tmp/out"; fi
 }
 
-eight="./train_gpt2cu --gpus 8 -e d12 -i 'data/my_train_*.bin' -j 'data/my_val_*.bin' -o log8 -b 64 -t 1024 -d 524288 -x 1000"
-sixteen="./train_gpt2cu -e d12 -i 'data/my_train_*.bin' -o log16 -b 32 -d 524288 -x 1000"
+eight="./train_gpt2cu --gpus 8 -e d12 -i 'data/my_train_*.bin' -j 'data/my_val_*.bin' -o log8 -d 524288 -x 1000"
+sixteen="./train_gpt2cu -e d12 -i 'data/my_train_*.bin' -o log16 -d 524288 -x 1000"
 
 # With fewer than 8 GPUs the commands must say so. On several machines: the commands that the scripts would run; what sbatch
 # does with a script, and that the scripts start their ranks, is tried in test_multi_node.sh.
@@ -303,7 +303,7 @@ test_several_gpus() {
     want "ranks of ssh.sh" "$(grep -c ' LLMC_NUM_RANKS=16 .* ./train_gpt2cu -e d12 ' "$tmp/out")" 16
     run 0 "${slurm/*scripts/scripts} --dry-run $sixteen"
     contains "srun --nodes=2 --ntasks=16 " "$tmp/out"
-    contains " -o log16 -b 32 -d 524288 -x 1000 -y 1" "$tmp/out"
+    contains " -o log16 -d 524288 -x 1000 -y 1" "$tmp/out"
 }
 
 # LLMC_TEST_FULL=1 compiles both. Otherwise test_gpu.sh compiles train_gpt2.cu in FP32, as a part of test_gpt2.cu.

@@ -38,7 +38,7 @@ make_data() {
 # step, all of them kept. It validates and samples too, because their positions and random numbers are part of the
 # state.
 set_flags() { # OUT STEPS [FLAGS]
-    flags=(-e d6 --layers 2 --channels 32 --heads 2 --positions 16 -b 2 -t 16 -d 64 -i "$tmp/data/*_train_*.bin"
+    flags=(--recipe llmc -e d6 --layers 2 --channels 32 --heads 2 --positions 16 -b 2 -t 16 -d 64 -i "$tmp/data/*_train_*.bin"
         -j "$tmp/data/*_val_*.bin" -o "$1" -x "$2" -l 0.003 -u 2 -q 0.1 -c 0.1 -v 3 -m 2 -s 2 -g 8 -n 1 -nk 0 "${@:3}")
 }
 
@@ -307,6 +307,30 @@ test_second_signal() {
     wait "$pid" || code=$?
     want "exit code" $code 143
     want "checkpoint" "$(newest "$out")" ""
+}
+
+# kill -9 at random moments of a run with the default saves: at most ten minutes of steps are lost, by a clock that is 300 times as
+# fast. Each start resumes, and two checkpoints are kept.
+test_kills_by_the_clock() {
+    make_data
+    local out=$tmp/clock i flags newest lost kills=${LLMC_CLOCK_KILLS:-$([ -n "${LLMC_TEST_FULL-}" ] && echo 20 || echo 2)}
+    flags=(-e d6 --layers 2 --channels 64 --heads 2 --positions 64 -i "$tmp/data/*_train_*.bin" -o "$out" -x 1000000 -s 0 -y 1)
+    for ((i = 0; i < kills; i++)); do
+        LLMC_CLOCK_RATE=300 "$train" "${flags[@]}" >"$out.txt" 2>&1 &
+        pid=$!
+        sleep $((i == 0 ? 3 : RANDOM % 4)).$((RANDOM % 10))
+        kill -KILL $pid
+        wait $pid 2>/dev/null || true
+        newest=$(ls -d "$out"/step_* 2>/dev/null | tail -n 1)
+        [ $i -gt 0 ] || [ -n "$newest" ] || fail "nothing is saved after 15 minutes"
+        newest=${newest##*_}
+        lost=$(awk -F '[:,]' -v newest="$((10#${newest:-0}))" '/"train"/ && $2 > newest { for (k = 3; k < NF; k++) if ($k ~ /time_ms/) sum += $(k + 1) }
+            END { printf "%d", sum * 0.3 }' "$out/log.jsonl")
+        [ "$lost" -le 600 ] || fail "kill $i: $lost s are lost"
+        [ "$(ls -d "$out"/step_* | wc -l)" -le 3 ] || fail "$(ls -d "$out"/step_* | wc -l) checkpoints are kept" # two, and the next one
+    done
+    contains "checkpoints: so that at most 10 minutes of work are lost, the newest 2 are kept" "$out.txt"
+    [ "$kills" -lt 2 ] || contains "resumed at step" "$out.txt"
 }
 
 # kill -9 at random moments, with a checkpoint after each step: every start finds the newest one intact, none is lost
@@ -721,5 +745,5 @@ test_no_resume_no_overwrite() {
 
 tests=(another_run_differs killed_after_each_step muon signals nohup broken_pipe file_size_limit step_is_dropped second_signal
     kill_at_random_moments random_ends failing_writes failing_writes_beside_the_run asynchronous full_disk disk_full_for_a_while data_goes owner damaged_checkpoint keep
-    no_resume_no_overwrite)
+    no_resume_no_overwrite kills_by_the_clock)
 run_tests "$@"

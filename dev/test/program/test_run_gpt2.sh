@@ -58,25 +58,26 @@ test_plans() {
     want "lines on standard error" "$(wc -l <"$tmp/err")" 0
     contains "plan of GPT-2 124M: 12 layers, 768 channels, 12 heads, 124.44 M parameters; nothing is started" "$tmp/out"
     contains "10.26 billion: 19560 steps of 524288, 1.00 passes over 103 shards of fineweb10B" "$tmp/out"
-    contains "muon: learning rate 1.8e-3, of the matrices 3.6e-3, after 700 steps of warm-up, down to 0 in the last 20%" "$tmp/out"
+    contains "recipe     pretrain with muon: train_gpt2cu --help says what it sets" "$tmp/out"
     contains "caveat     muon ended at a validation loss of 2.42 where adamw had 2.81" "$tmp/out"
     grep -qF '| Muon, `-l 1.8e-3 -k wsd --muon-learning-rate 3.6e-3` | 42 |' dev/measured/README.md || fail "these rates were not measured"
+    grep -qF '{"pretrain", "learning-rate", "1.8e-3", RECIPE_VALUE, 0, 0, "muon",' llmc/recipes.h || fail "the recipe has another rate"
     want "published" "$(grep -c published "$tmp/out")" 0
     # 10,255,073,280 tokens at 691,000 a second are 14,841 s
     want "one GPU" "$(plan_row 1)" "1 64 x 1024 8 29.1 GB 4h07m"
     want "two GPUs" "$(plan_row 2)" "2 64 x 1024 4 29.3 GB 2h03m"
     want "eight GPUs" "$(plan_row 8)" "8 64 x 1024 1 28.7 GB 0h30m"
     run 0 124M --plan --recipe adamw
-    contains "adamw: learning rate 6e-4 after 700 steps of warm-up, then a cosine to 0; weight decay 0.1" "$tmp/out"
+    contains "recipe     pretrain with adamw: " "$tmp/out"
     want "caveat" "$(grep -c caveat "$tmp/out")" 0
     want "one GPU" "$(plan_row 1)" "1 64 x 1024 8 29.4 GB 4h07m"
     want "two GPUs" "$(plan_row 2)" "2 64 x 1024 4 29.5 GB 2h03m"
-    contains "20.7 GB of shards; 6.0 GB of checkpoints in log_gpt2_124M" "$tmp/out"
+    contains "20.7 GB of shards; 4.5 GB of checkpoints in log_gpt2_124M" "$tmp/out"
     contains "1000:4.3170 5000:3.5535 10000:3.3924 15000:3.3003 19560:3.2722 (llm.c" "$tmp/out"
     run 0 350M --plan
     contains "354.82 M parameters" "$tmp/out"
     contains "31.46 billion: 60000 steps of 524288, 1.00 passes over 315 shards of edu_fineweb100B" "$tmp/out"
-    contains "learning rate 3e-4" "$tmp/out"
+    contains "pretrain with adamw" "$tmp/out"
     want "published" "$(grep -c published "$tmp/out")" 0
     want "350M on one GPU" "$(plan_row 1)" "1 32 x 1024 16 36.5 GB 1d11h"
     run 0 774M --plan
@@ -86,7 +87,6 @@ test_plans() {
     run 0 1558M --plan
     contains "1557.61 M parameters" "$tmp/out"
     contains "33.55 billion: 32000 steps of 1048576, 1.00 passes over 336 shards" "$tmp/out"
-    contains "learning rate 6e-4 after 700 steps of warm-up, then a cosine to 0.1 of it" "$tmp/out"
     want "1558M on eight GPUs" "$(plan_row 8)" "8 8 x 1024 16 34.8 GB 22h50m"
     for size in 124M 350M 774M 1558M; do
         speed=$("$tree/scripts/run_gpt2.sh" $size --plan |
@@ -148,9 +148,7 @@ test_refused() {
     run 2 124M --recipe
     want "message on --recipe" "$(cat "$tmp/err")" "--recipe wants a value"
     run 2 124M --recipe=lion --plan
-    want "message on the recipe" "$(cat "$tmp/err")" "--recipe wants muon or adamw, not 'lion'"
-    run 2 124M --optimizer adamw
-    want "message on --optimizer" "$(cat "$tmp/err")" "--optimizer: the recipe sets it, give --recipe muon or adamw"
+    want "message on the recipe" "$(cat "$tmp/err")" "--optimizer wants muon or adamw, not 'lion'"
     run 2 124M --gpus some
     want "message on --gpus" "$(cat "$tmp/err")" "--gpus wants a number from 0 to 64, not 'some'"
     for price in x 1e3 -2 2,5; do
@@ -181,32 +179,31 @@ test_flags() {
     empty_shards "$tmp/data/fineweb10B/fineweb" 2
     empty_shards "$tmp/data/edu_fineweb100B/edu_fineweb" 2
     export DATA_DIR=$tmp/data
-    local rates="-l 1.8e-3 -k wsd --optimizer muon --muon-learning-rate 3.6e-3"
-    local recipe="-t 1024 -d 524288 -x 19560 $rates -q 0 -u 700 -c 0.1 -s 5000 -n 1000 -nk 3 -y 1 -v 250"
-    local files="-e d12 -i $tmp/data/fineweb10B/fineweb_train_*.bin -j $tmp/data/fineweb10B/fineweb_val_*.bin"
+    local recipe="--recipe pretrain -e d12" run="-d 524288 -x 19560 -y 1"
+    local files="-i $tmp/data/fineweb10B/fineweb_train_*.bin -j $tmp/data/fineweb10B/fineweb_val_*.bin"
     run 0 124M
-    want "flags without a GPU" "$(flags)" "$files -o log_gpt2_124M -b 64 $recipe -m 160 "
+    want "flags without a GPU" "$(flags)" "$recipe $files -o log_gpt2_124M $run "
     contains "make train_gpt2cu" "$tmp/err"
-    contains "recipe     muon ended at a validation loss of 2.42 where adamw had 2.81" "$tmp/out"
+    contains "optimizer  muon ended at a validation loss of 2.42 where adamw had 2.81" "$tmp/out"
     run 0 124M --recipe adamw
-    want "flags of adamw" "$(flags)" "$files -o log_gpt2_124M -b 64 ${recipe/"$rates"/-l 6e-4 -k cosine} -m 160 "
-    run 0 1558M --recipe=muon
-    want "muon for 1558M" "$(flags | grep -o -e '-x .* -u')" "-x 32000 $rates -q 0.1 -u"
+    want "flags of adamw" "$(flags)" "$recipe $files -o log_gpt2_124M $run --optimizer adamw "
+    run 0 1558M --optimizer=muon
+    want "muon for 1558M" "$(flags | grep -o -e '-d .*')" "-d 1048576 -x 32000 -y 1 --optimizer muon "
     run 0 124M
     contains "note: 2 of 103 shards, which the run repeats; all of them: scripts/download.sh --dir $tmp/data fineweb10B" "$tmp/err"
     contains "note: without HellaSwag: scripts/download.sh --dir $tmp/data fineweb10B hellaswag vocab" "$tmp/err"
     NUM_GPUS=6 run 0 124M -x 5 --output=elsewhere
-    want "flags on six GPUs" "$(flags)" "$files -o elsewhere -b 64 $recipe -m 40 --gpus 4 -x 5 "
-    contains "note: using 4 of 6 GPUs: a power of two, and each takes 64 x 1024 of a step's 524288 tokens" "$tmp/err"
-    few() { flags | grep -oE -e '(-b|-m|--gpus) [0-9]+' | tr '\n' ' '; }
+    want "flags on six GPUs" "$(flags)" "$recipe $files -o elsewhere $run --gpus 4 -x 5 "
+    contains "note: using 4 of 6 GPUs: a power of two, and each takes 1 x 1024 of a step's 524288 tokens at least" "$tmp/err"
+    few() { flags | grep -oE -e '(-b|--gpus) [0-9]+' | tr '\n' ' '; }
     NUM_GPUS=16 run 0 124M
-    want "flags on 16 GPUs" "$(few)" "-b 64 -m 20 --gpus 8 "
-    NUM_GPUS=16 run 0 124M -b 32
-    want "flags on 16 GPUs with -b 32" "$(few)" "-b 32 -m 20 --gpus 16 "
+    want "flags on 16 GPUs" "$(few)" "--gpus 16 "
+    NUM_GPUS=16 run 0 124M -b 64
+    want "flags on 16 GPUs with -b 64" "$(few)" "-b 64 --gpus 8 "
     NUM_GPUS=8 CUDA_VISIBLE_DEVICES=2,3 run 0 1558M
-    want "flags on two of eight GPUs" "$(few)" "-b 8 -m 640 --gpus 2 "
+    want "flags on two of eight GPUs" "$(few)" "--gpus 2 "
     NUM_GPUS=8 run 0 350M --gpus 2
-    want "flags with --gpus 2" "$(few)" "-b 32 -m 160 --gpus 2 "
+    want "flags with --gpus 2" "$(few)" "--gpus 2 "
     mkdir -p "$tmp/data/gpt2_tokenizer"
     : >"$tmp/data/hellaswag_val.bin"
     run 0 124M
@@ -214,7 +211,7 @@ test_flags() {
         "--tokenizer $tmp/data/gpt2_tokenizer --hellaswag $tmp/data/hellaswag_val.bin "
     empty_shards "$tmp/own/x" 1
     run 0 124M -i "$tmp/own/x_train*" -j "$tmp/own/x_val*"
-    want "own shards" "$(flags | cut -d ' ' -f 4,6)" "$tmp/own/x_train* $tmp/own/x_val*"
+    want "own shards" "$(flags | cut -d ' ' -f 6,8)" "$tmp/own/x_train* $tmp/own/x_val*"
     want "public vocabulary for own shards" "$(flags | grep -c -e --tokenizer)" 0
     want "standard error with own shards" "$(cat "$tmp/err")" "make train_gpt2cu"
 }
@@ -240,7 +237,7 @@ test_a_toy_to_its_end() {
     want "steps of the second start" "$(grep -c '^step .* | loss' "$tmp/out")" 4
     want "questions made into tokens again" "$(grep -c "make dev/data/hellaswag" "$tmp/err")" 0
     want "published losses of a toy" "$(grep -c published "$tmp/out")" 0
-    want "checkpoints" "$(cd "$tree/log" && echo step_*)" "step_00000004 step_00000006 step_00000008"
+    want "checkpoints" "$(cd "$tree/log" && echo step_*)" "step_00000002 step_00000004 step_00000006 step_00000008"
     want "validations and HellaSwag" "$(grep -oE '^s:[0-9]+ (tel|eval)' "$tree/log/main.log" | tr '\n' ' ')" \
         "$(for i in 0 3 4 6 8; do printf 's:%d eval s:%d tel ' $i $i; done)"
 }

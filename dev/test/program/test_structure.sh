@@ -153,6 +153,7 @@ mutable_statics() {
 test_mutable_statics() {
     sort >"$tmp/want" <<'END'
 llmc/cublas_common.cuh state
+llmc/cuda_common.cuh supposed
 llmc/distributed.cuh count
 llmc/distributed.cuh r
 llmc/distributed.cuh w
@@ -161,6 +162,7 @@ llmc/profile.cuh state
 train_gpt2.cu trainer
 END
     # cublas_common.cuh state   cublaslt(): the library of operations that get only a stream, in ladders; a handle, memory, what was chosen
+    # cuda_common.cuh supposed   device_is_supposed(): --plan where there is no GPU; set once, and nothing is launched
     # distributed.cuh count     numbers the messages of this process
     # distributed.cuh r         ranks(): which rank this process is, and its connections; set once, before the first launch
     # distributed.cuh w         watchdog(): ends a process that can only wait in vain

@@ -243,6 +243,64 @@ static void test_best(void) {
     check_str(printed, "val loss 4.500000\n");
 }
 
+// Runs of two days with saves by the clock, simulated: the work that a kill would lose at any moment, and the share of the time
+// that the run waits for saves. Saves take up to half as long again as the one before.
+static void test_save_clock(void) {
+    uint64_t rng = 7;
+    for (int run = 0; run < 100; run++) {
+        double limit = 600, step = 0.01 + 20 * random_f64(&rng) * random_f64(&rng), usual = 90 * random_f64(&rng);
+        double share = run % 3 == 0 ? 1 : 0.1 * random_f64(&rng); // of a save, that the run waits for
+        double now = 0, taken = 0, safe = 0, done = -1, write = -1, pause = 0, waited = 0, worst = 0, length = 172800;
+        double begun = 0; // when the save that is being written took the weights
+        int saves = 0;
+        while (now < length) {
+            if (done >= 0 && now >= done) { safe = begun, write = done - begun, done = -1; }
+            if (done < 0 && save_is_due(now - taken, limit, write, pause, step)) {
+                double ms = usual * (0.8 + 0.4 * random_f64(&rng));
+                begun = taken = now, done = now + ms, pause = share * ms, waited += pause, now += pause, saves++;
+                continue;
+            }
+            now += step;
+            if (done < 0 || now < done) { worst = fmax(worst, now - safe); }
+        }
+        bool rare = 50 * share * 1.2 * usual > limit - 1.8 * usual - step; // 2% allow no more
+        check_msg(rare || worst <= limit, "run %d: %.0f s are lost, a step takes %.1f s, a save %.0f", run, worst, step,
+                  usual);
+        check_msg(waited <= 0.022 * length + 2 * 90, "run %d waits for %.1f%%, %d saves of %.0f s", run,
+                  100 * waited / length, saves, usual);
+        check_msg(saves >= 172800 / (50 * 108 + 700), "run %d: %d saves", run, saves);
+    }
+    check(!save_is_due(299, 600, -1, 0, 1) && save_is_due(300, 600, -1, 0, 1));   // before the first one, halfway
+    check(!save_is_due(1e4, 60, 300, 300, 1));                                    // 2% of the time
+    check(!save_is_due(599, 600, 300, 0, 1) && save_is_due(600, 600, 300, 0, 1)); // half of the time in writing
+}
+
+// What a run says of its saves at the start.
+static void test_announced(void) {
+    GPT2Config config = {64, 61, 128, 2, 3, 48, 192, 1e-5f, 0, 0, 0, 0};
+    static const struct {
+        const char* output;
+        float minutes;
+        int every, keep;
+        const char* want;
+    } cases[] = {
+        {NULL, 0, 0, 5, "note: nothing will be saved: -o DIR saves checkpoints and logs\n"},
+        {"/", 10, 0, 2, "checkpoints: so that at most 10 minutes of work are lost, the newest 2 are kept, "},
+        {"/", 0, 7, 0, "checkpoints: every 7 steps, all are kept, "},
+        {"/", 0, 0, 5, "checkpoints: at the end, one: up to "},
+    };
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        settings = defaults;
+        settings.output = cases[i].output, settings.save_minutes = cases[i].minutes;
+        settings.save_every = cases[i].every, settings.keep = cases[i].keep;
+        capture_begin();
+        training_announce_saves(&config);
+        capture_end();
+        check_msg(strncmp(printed, cases[i].want, strlen(cases[i].want)) == 0, "case %zu: %s", i, printed);
+    }
+    check(strstr(printed, " are free\n"));
+}
+
 // the estimate of the time left counts what is done between the steps
 static void test_time_left(void) {
     static Training t;
@@ -455,6 +513,8 @@ int main(int argc, char** argv) {
         {"resume_without_fp8", "forgets the scales of the run before", test_resume_without_fp8},
         {"due", "validation, sample, checkpoint and stop, step by step", test_due},
         {"best", "--keep-best saves the lowest validation loss", test_best},
+        {"save_clock", "what a kill loses, and how long a run waits, with saves by the clock", test_save_clock},
+        {"announced", "what a run says of its saves at the start", test_announced},
         {"time_left", "steps, validation, samples and saves", test_time_left},
         {"skipped", "how many steps, why, and whether the run has failed", test_skipped},
         {"judge", "outliers and what is not finite change no weights, and are counted", test_judge},

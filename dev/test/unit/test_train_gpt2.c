@@ -723,5 +723,6 @@ int main(int argc, char** argv) {
     (void)sample;
     (void)evaluate;
     (void)bench;
+    (void)plan;
     return run_tests(argc, argv, tests, sizeof(tests) / sizeof(tests[0]));
 }
