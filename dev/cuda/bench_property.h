@@ -111,7 +111,7 @@ inline std::string bench_stochastic_rounding(const std::function<BenchRounded(ui
     if (wrong.empty()) { wrong = bench_unbiased(bits[0]); }
     if (wrong.empty()) { wrong = bench_independent(bits[0], bits[1], 0, "in two updates"); }
     if (wrong.empty()) { wrong = bench_independent(bits[0], bits[2], 0, "with two seeds"); }
-    for (size_t shift = 1; shift <= 1024 && wrong.empty(); shift *= 2) {
+    for (size_t shift = 1; shift < bits[0].p.size() && wrong.empty(); shift *= 2) { // also from matrix to matrix
         wrong = bench_independent(bits[0], bits[0], shift, "in elements " + std::to_string(shift) + " apart");
     }
     return wrong;

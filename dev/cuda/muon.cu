@@ -95,9 +95,9 @@ static void declare(Bench& b) {
                 s.num_updates = num_updates;
                 muon_set_state_kernel<<<1, 1, 0, stream>>>(state, s);
                 return bench_round_weights([=](floatX* params, float* master, float* zeros, size_t n) {
-                    int rows = 512, cols = (int)n / rows;
-                    muon_apply(params, master, (floatX*)zeros, state, 1, rows, cols, learning_rate, weight_decay, seed,
-                               0, stream);
+                    int num = 2, rows = 512, cols = (int)n / (num * rows);
+                    muon_apply(params, master, (floatX*)zeros, state, num, rows, cols, learning_rate, weight_decay,
+                               seed, 0, stream);
                 });
             });
         });

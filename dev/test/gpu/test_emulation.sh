@@ -353,20 +353,22 @@ test_transactions() {
     contains 'word  .  .  . 32  .  .  .' "$tmp/out"
 }
 
-# Kernels for sm_90a at shapes that go around their rings of stages more than once and that reach all branches of their schedulers
+# Kernels, most of them for sm_90a, at shapes that go around their rings of stages more than once and that reach all branches of their schedulers
 # (pairs of tiles, tiles that are cut, tiles at the edge: make coverage OP= FLAGS=), by two schedules; and a device that cannot
 # run them.
 test_sm90() {
     wants_more
     needs_compiler
     copy_tree
-    local op flags program
+    local op flags program sms
     while read -r op flags; do
+        sms=4
+        if [[ $op == EMULATION_SMS=* ]]; then sms=${op#*=} && read -r op flags <<<"$flags"; fi
         program=$tmp/tree/dev/cuda/${op}_cpu
         [ -x "$program" ] || make_cpu cpu OP="$op" PRECISION=BF16
         for schedule in 0 331; do
             # shellcheck disable=SC2086
-            EMULATION_THREADS=1 timeout 300 "$program" $flags --check --no-guards --schedule $schedule >"$tmp/out" 2>&1 ||
+            EMULATION_SMS=$sms EMULATION_THREADS=1 timeout 300 "$program" $flags --check --no-guards --schedule $schedule >"$tmp/out" 2>&1 ||
                 { tail -n 5 "$tmp/out" && fail "$op $flags fails by schedule $schedule"; }
             grep -q '^[1-9][0-9]* passed, 0 failed, 0 skipped$' "$tmp/out" ||
                 { tail -n 5 "$tmp/out" && fail "$op $flags: nothing is checked"; }
@@ -386,7 +388,10 @@ matmul_forward 22 --kind 4 -B 1 -T 300 -C 776 -V 392 --case 0
 matmul_backward 13 --kind 4 -B 1 -T 300 -C 776 -V 392 --case 0
 matmul_backward 9 --kind 0 -B 1 -T 600 -C 384 -V 776 --case 0
 matmul_backward 10 --kind 0 -B 1 -T 1000 -C 64 -V 520 --case 0
+EMULATION_SMS=12 matmul_backward 10 --kind 0 -B 1 -T 1000 -C 64 -V 1544 --case 0
 newton_schulz 5 -B 2 -T 328 -C 264 --case 0
+fused_classifier 8 -B 2 -T 130 -V 24 --case 0
+encoder_backward 6 -B 66 -T 1000 -C 8 -V 200 --case 0 --config 256
 END
     EMULATION_ARCH=80 "$tmp/tree/dev/cuda/attention_forward_cpu" 25 --check -B 1 -T 64 -C 64 -NH 1 >"$tmp/out" 2>&1
     contains 'needs code for sm_90a, but the GPU is sm_80 and the program is compiled for sm_80' "$tmp/out"
