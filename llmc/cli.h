@@ -894,7 +894,7 @@ static inline void cli_parse_file(const char* path, const Option* opts, int n) {
     for (int number = 1; f && (length = getline(&line, &size, f)) >= 0; number++) {
         snprintf(cli_place(), 512, "%.480s:%d: ", path, number);
         if (strlen(line) != (size_t)length) { cli_fail("has a NUL byte, which no flag has"); }
-        cli_parse_line(strdup_check(line), opts, n);
+        cli_parse_line(keep_text(line), opts, n);
     }
     cli_place()[0] = '\0';
     if (!f || ferror(f)) { die("%s: cannot read the flags: %s", path, strerror(errno)); }

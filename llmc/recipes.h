@@ -297,7 +297,7 @@ static inline bool recipe_write_flags(const char* path, bool all, const char* he
 
 // Sets the flag in a line that recipe_write_flags() has written, unless it is typed.
 static inline void recipe_load_line(const char* line) {
-    char* text = strdup_check(line); // stays allocated: the value points into it
+    char* text = keep_text(line); // the value points into it
     char* value = text + strcspn(text, " ");
     if (*value) { *value++ = '\0'; }
     if (strncmp(text, "--", 2) != 0 || cli_find(text + 2) < 0) { cli_fail("'%s' is not a flag", text); }
@@ -317,7 +317,7 @@ static inline const char* recipe_load(const char* path, const char* typed) {
         for (int number = 1; getline(&line, &size, f) >= 0; number++) {
             line[strcspn(line, "\n")] = '\0';
             snprintf(cli_place(), 512, "%.480s:%d: ", path, number);
-            if (pass == 0 && strncmp(line, "--recipe ", 9) == 0) { name = strdup_check(line + 9); }
+            if (pass == 0 && strncmp(line, "--recipe ", 9) == 0) { name = keep_text(line + 9); }
             if (pass == 1 && line[0] != '#') { recipe_load_line(line); }
             recipe.loaded = pass == 1;
         }

@@ -206,6 +206,14 @@ static inline char* strdup_check(const char* s) {
     size_t n = strlen(s) + 1;
     return (char*)memcpy(malloc_check(n), s, n);
 }
+// The same for a text that settings may point into until the program ends. All of them stay reachable, so none is a leak.
+static inline char* keep_text(const char* s) {
+    static char* newest = NULL;
+    char* copy = (char*)malloc_check(sizeof(newest) + strlen(s) + 1);
+    memcpy(copy, &newest, sizeof(newest));
+    newest = copy;
+    return strcpy(copy + sizeof(newest), s);
+}
 
 // ---- numbers ------------------------------------------------------------------
 
