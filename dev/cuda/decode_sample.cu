@@ -176,7 +176,7 @@ static std::string check_draws(const std::function<Draw>& draw) {
     for (int b = 0; b < B; b++) { states[b] = (uint64_t)hash_bits(b, 1) << 32 | hash_bits(b, 2); }
     char* memory = (char*)device_malloc_check(1 << 20, "draws");
     cudaCheck(cudaMemset(memory, 0, 1 << 20));
-    float *logits_dev = (float*)memory, *scratch = logits_dev + B * Vp;
+    float *logits_dev = (float*)memory, *scratch = logits_dev + (size_t)B * Vp;
     uint64_t* states_dev = (uint64_t*)(memory + (1 << 19));
     int *tokens = (int*)(states_dev + B), *copy = tokens + B, *positions = copy + B;
     cudaCheck(cudaMemcpy(logits_dev, logits.data(), logits.size() * sizeof(float), cudaMemcpyHostToDevice));
