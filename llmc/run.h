@@ -834,7 +834,7 @@ static inline Due training_due(const Training* t, int stop) {
 
 // True if a line stays on the terminal; others are only shown in the last line. *line_ms: when one stayed before. every: of
 // steps; 0: the time alone decides.
-enum { LINE_STAYS_MS = 5000 }; // at least so long between two of them
+enum { LINE_STAYS_MS = 10000 }; // at least so long between two of them
 static inline bool training_line_stays(const Training* t, double* line_ms, int64_t step, int64_t every) {
     double now = time_ms();
     bool due = step >= t->num_steps || *line_ms == 0;

@@ -10,7 +10,7 @@ static Settings defaults; // the settings before any test
 static const Settings* parse(const char* line) {
     char* argv[32] = {(char*)"program"};
     int argc = 1;
-    for (char* word = strtok(strdup_check(line), " "); word; word = strtok(NULL, " ")) { argv[argc++] = word; }
+    for (char* word = strtok(keep_text(line), " "); word; word = strtok(NULL, " ")) { argv[argc++] = word; }
     settings = defaults;
     recipe.name = "", recipe.loaded = false;
     memset(recipe.pending, 0, sizeof(recipe.pending));
