@@ -358,11 +358,12 @@ size_t decode_sample_scratch(int B);
 // All layers for B texts: x goes through them, and the keys and values of text b become row position[b] of its caches; a text with
 // position -1 is left out. In one launch, by kernels for the sizes of GPT-2: one text with a capacity of up to 1024, and for 124M also 2 to
 // 16 texts. decode_layers_runs() is false for other models, such as those whose MLP's width F is not 4*C, in fp32, on GPUs other than
-// Hopper, and where not all blocks run at once. packed (num_layers*12*C*C): what decode_layers_pack() makes of the
+// Hopper, and where not all blocks run at once. packed (decode_layers_packed()): what decode_layers_pack() makes of the
 // matrices, to be made again when they change; the vectors are read from `layers`. The caller zeroes scratch once, before the first
 // call. Weights, packed, caches and positions are read while the kernel that was launched before may still run: that kernel must not
 // write them, and must be an ordinary launch, as decode_embed's.
 bool decode_layers_runs(int B, int C, int F, int NH, int capacity);
+size_t decode_layers_packed(int num_layers, int C);
 void decode_layers_pack(floatX* packed, const DecodeLayers& layers, const Execution& exec);
 void decode_layers(const DecodeLayers& layers, int B, const floatX* packed, uint64_t* scratch, const Execution& exec);
 size_t decode_layers_scratch(int C, int NH);
@@ -2155,7 +2156,7 @@ static size_t generator_plan(Plan* plan, Generator* g, const GPT2Config* config,
     plan_add(plan, group, &g->attention_scratch, decode_attention_scratch(B, (int)C, config->num_heads, capacity));
     plan_add(plan, group, &g->sample_scratch, decode_sample_scratch(B));
     if (packed) {
-        plan_add(plan, group, &g->packed, 12 * C * C * config->num_layers);
+        plan_add(plan, group, &g->packed, decode_layers_packed(config->num_layers, (int)C));
         plan_add(plan, group, &g->layers_scratch, decode_layers_scratch((int)C, config->num_heads));
         plan_add(plan, group, &g->prompt_positions, MAX_PROMPT_STEPS);
     }
@@ -10810,6 +10811,10 @@ void decode_attention(floatX* out, floatX* keys, floatX* values, float* scratch,
 // ==== end promoted: decode_attention ====
 
 // ==== promoted: decode_layer ====
+// The width of the MLP, divided by C. A head has as many times DECODE_LAYER_HS hidden units. Kernels 5 and 6 are written for 4, with which
+// the 8 * 4 hidden units of a set are a warp's lanes. Another width changes each place that names this constant.
+constexpr int DECODE_LAYER_MLP = 4;
+
 #if !defined(ENABLE_FP32) // 8 lanes share a head's 64 numbers, 16 bytes each
 
 constexpr int DECODE_LAYER_HS = 64, DECODE_LAYER_THREADS = 256, DECODE_LAYER_WARPS = 8;
@@ -10843,15 +10848,16 @@ __host__ __device__ inline DecodeLayerShare decode_layer_share(int n, int rank, 
 constexpr int DECODE_LAYER_PART = DECODE_LAYER_HS + 2;
 
 // ---- kernel 5: one launch, weights in the order in which they are read, mma, results that carry their readiness ----
-// Of the 33,000 cycles a layer of the ladder's kernel 3 (C = 768), 7,500 go to the copies of weights that its threads make, 7,000 to layernorms of whole
-// vectors in every block, 6,000 to additions in global memory and barriers of all blocks, and 8,000 to products. Here
+// Of the 33,000 cycles a layer of the ladder's kernel 3 (C = 768), 7,500 go to the copies of weights that its threads make, 7,000 to
+// layernorms of whole vectors in every block, 6,000 to additions in global memory and barriers of all blocks, and 8,000 to products. Here
 //
 //     - a block's weights of a layer are one piece of memory, in the order of their use, made once by decode_layers_pack. One thread
 //       copies them by cp.async.bulk to a ring of chunks in shared memory, as far ahead as they fit
 //     - products are mma of 16 rows by 16 columns, with the vector in each of the 8 columns of the other operand. A warp takes every
 //       eighth chunk of 32 columns, and normalises only these
 //     - a block has C / ranks columns of the residual stream in registers. For these it adds up the parts of all heads. A part comes
-//       with the number of its phase (attention or MLP of one layer), so a reader waits for the value itself, and no block for a barrier of the grid
+//       with the number of its phase (attention or MLP of one layer), so a reader waits for the value itself, and no block for a
+//       barrier of the grid
 //     - the size of the model is known when the kernel is compiled, and the two halves of a layer share their code: there are fewer
 //       instructions, which a block runs once per layer, and which have to be loaded as well
 //
@@ -10876,7 +10882,7 @@ struct DecodeLayerPacked {
     int proj, fc, fcproj, end;  // where these matrices begin; qkv begins at 0
     __host__ __device__ constexpr DecodeLayerPacked(int C, int ranks)
         : C(C), ranks(ranks), sets(8 / ranks), chunks(C / 32), proj(chunks * 3 * sets), fc(proj + C / 16 / ranks * 4),
-          fcproj(fc + chunks * 4 * sets), end(fcproj + C / 16 / ranks * 16) {}
+          fcproj(fc + chunks * DECODE_LAYER_MLP * sets), end(fcproj + C / 16 / ranks * 4 * DECODE_LAYER_MLP) {}
     // Where the 8 elements of `lane` of fragment f come from: a matrix (0 qkv, 1 attproj, 2 fc, 3 fcproj), and an offset in it.
     //     qkv, fc    (8 chunks of columns) (set) (chunk) (3 or 4 groups of 8 rows)
     //     attproj    (tile of 16 rows) (2 chunks) (2 groups of 8 rows)
@@ -10886,7 +10892,7 @@ struct DecodeLayerPacked {
         size_t offset;
     };
     __host__ __device__ Source source(int f, int lane, int head, int rank) const {
-        const int HS = DECODE_LAYER_HS, r = lane / 4, column = lane % 4 * 8;
+        const int HS = DECODE_LAYER_HS, MLP = DECODE_LAYER_MLP, r = lane / 4, column = lane % 4 * 8;
         int chunk = 0;
         auto rows_of = [&](int f, int groups) { // the first row of fragment f of qkv or fc, and its chunk
             int round = f / (8 * groups * sets), rest = f % (8 * groups * sets);
@@ -10903,16 +10909,17 @@ struct DecodeLayerPacked {
             int out = rank * (C / ranks) + f / 4 * 16 + f % 2 * 8 + r;
             return {1, (size_t)out * C + head * HS + f / 2 % 2 * 32 + column};
         }
-        int unit = head * 4 * HS + rank * 32 * sets;
+        int unit = head * MLP * HS + rank * 8 * MLP * sets;
         if (f < fcproj) {
-            unit += rows_of(f - fc, 4) + r;
+            unit += rows_of(f - fc, MLP) + r;
             return {2, (size_t)unit * C + chunk * 32 + column};
         }
         f -= fcproj;
-        int begin = f / 128 * 8, rest = f % 128, n = C / 16 / ranks - begin < 8 ? C / 16 / ranks - begin : 8; // tiles
+        int begin = f / (32 * MLP) * 8, rest = f % (32 * MLP),
+            n = C / 16 / ranks - begin < 8 ? C / 16 / ranks - begin : 8; // tiles
         int tile = begin + rest % (4 * n) / 4, pair = rest / (4 * n);
         int out = rank * (C / ranks) + tile * 16 + f % 2 * 8 + r;
-        return {3, (size_t)out * 4 * C + head * 4 * HS + pair * 64 + f / 2 % 2 * 32 + column};
+        return {3, (size_t)out * MLP * C + head * MLP * HS + pair * 64 + f / 2 % 2 * 32 + column};
     }
 };
 
@@ -10976,7 +10983,7 @@ template <int C, int ranks> struct DecodeLayerShared5 {
     float products[2][DECODE_LAYER_WARPS][32 * Sizes::SETS + 4];        // of each warp's columns: of qkv, and of fc
     alignas(16) floatX normed[C];                                       // each warp reads only what it wrote
     alignas(16) floatX operand[DECODE_LAYER_WARPS][DECODE_LAYER_HS];    // attention, for attproj: of each warp
-    alignas(16) floatX hidden[4 * DECODE_LAYER_HS];                     // of the head, for fcproj
+    alignas(16) floatX hidden[DECODE_LAYER_MLP * DECODE_LAYER_HS];      // of the head, for fcproj
 };
 
 template <int C, int ranks> struct DecodeLayerBlock : DecodeLayerSizes<C, ranks> {
@@ -11052,10 +11059,11 @@ template <int C, int ranks> struct DecodeLayerBlock : DecodeLayerSizes<C, ranks>
                 vector(shared.vectors[0].bias + k * HS, l.qkvb + at + k * C + head * HS, HS, &shared.vectors_full[0]);
             }
             rounds(3), projection(1);
-            vectors(1, l.ln2w, l.ln2b, l.fcprojb, 32 * SETS);
-            vector(shared.vectors[1].bias, l.fcb + at + head * 4 * HS + rank * 32 * SETS, 32 * SETS,
+            constexpr int MLP = DECODE_LAYER_MLP;
+            vectors(1, l.ln2w, l.ln2b, l.fcprojb, 8 * MLP * SETS);
+            vector(shared.vectors[1].bias, l.fcb + at + head * MLP * HS + rank * 8 * MLP * SETS, 8 * MLP * SETS,
                    &shared.vectors_full[1]);
-            rounds(4), projection(4);
+            rounds(MLP), projection(MLP);
         }
     }
     // This lane's vectors of the next piece of the ring.
@@ -11360,7 +11368,8 @@ template <int C, int ranks> struct DecodeLayerBlock : DecodeLayerSizes<C, ranks>
 
     // ---- the MLP ----
 
-    // gelu of the block's hidden units, whose products are there, to the cluster: warp r sends them to block r.
+    // gelu of the block's hidden units, 32 = 8 * DECODE_LAYER_MLP in a set, whose products are there, to the cluster: warp r sends them to
+    // block r.
     __device__ void send_hidden() {
         if (warp >= ranks) { return; }
 #pragma unroll
@@ -11427,7 +11436,7 @@ template <int C, int ranks> __global__ void __launch_bounds__(DECODE_LAYER_THREA
         mbarrier_wait(&shared.vectors_full[half], layer_parity);
         block.wait(&shared.x_there, half, bytes_x);
         block.normalise(vectors, l.epsilon);
-        block.product(3 + half);
+        block.product(3 + half); // 3 for q, k and v; 4, DECODE_LAYER_MLP, for fc
         block.sync();
         if (half == 0) {
             block.send_qkv();
@@ -11441,7 +11450,7 @@ template <int C, int ranks> __global__ void __launch_bounds__(DECODE_LAYER_THREA
             if (i + 1 < num_halves) { block.load_cache(cache, l.keys + cache_at, l.values + cache_at); }
             block.send_hidden();
             block.wait(&shared.hidden_there, layer_parity, (int)sizeof(shared.hidden));
-            block.template project<4>(shared.hidden, to, phase);
+            block.template project<DECODE_LAYER_MLP>(shared.hidden, to, phase);
             if (i + 1 == num_halves && block.head != 0) { break; }
         }
         if (block.has_columns()) {
@@ -11472,19 +11481,19 @@ template <int C> struct DecodeLayerTeam { // what it shares
     static constexpr int GAP = 32; // after a text's elements: 64 bytes more than a multiple of 128, for the banks
     static constexpr int STRIDE = OWN + 4; // float2 of two texts in 8 rows have banks of their own
     // x, hidden and products are used up before attention begins: with two teams their place is its ring of keys and values
-    alignas(16) floatX x[TEXTS][C + GAP];                      // the residual stream, and then its layernorm
-    alignas(16) floatX hidden[TEXTS][4 * HS + GAP];            // of the head
-    alignas(16) float products[DECODE_LAYER_WARPS][32][TEXTS]; // of each warp's columns
-    alignas(16) floatX attention[TEXTS][HS + GAP];             // of the head
-    float warps[DECODE_LAYER_WARPS][DECODE_LAYER_PART];        // attention of each warp
+    alignas(16) floatX x[TEXTS][C + GAP];                          // the residual stream, and then its layernorm
+    alignas(16) floatX hidden[TEXTS][DECODE_LAYER_MLP * HS + GAP]; // of the head
+    alignas(16) float products[DECODE_LAYER_WARPS][32][TEXTS];     // of each warp's columns
+    alignas(16) floatX attention[TEXTS][HS + GAP];                 // of the head
+    float warps[DECODE_LAYER_WARPS][DECODE_LAYER_PART];            // attention of each warp
     float projected[TEXTS][STRIDE];
     float qkv[3 * HS]; // of the text that the block attends for
     uint64_t x_there, qkv_there, attention_there, hidden_there;
 };
 template <int C, int TEAMS> struct DecodeLayerShared6 {
     static constexpr int CHUNKS = C / 32, OWN = C / 8, FRAGMENT = DECODE_LAYER_FRAGMENT / x128::size;
-    int4 qkvw[CHUNKS * 3 * FRAGMENT], projw[OWN / 16 * 4 * FRAGMENT], fcw[CHUNKS * 4 * FRAGMENT],
-        fcprojw[OWN / 16 * 16 * FRAGMENT];
+    int4 qkvw[CHUNKS * 3 * FRAGMENT], projw[OWN / 16 * 4 * FRAGMENT], fcw[CHUNKS * DECODE_LAYER_MLP * FRAGMENT],
+        fcprojw[OWN / 16 * 4 * DECODE_LAYER_MLP * FRAGMENT];
     DecodeLayerVectors<C, 8> vectors[2][2]; // of each half of a layer, those of even layers and of odd ones
     DecodeLayerTeam<C> teams[TEAMS];
     uint64_t full[4], empty[4], vectors_full[2][2]; // full, empty: qkvw, projw, fcw, fcprojw
@@ -11536,7 +11545,7 @@ template <int C, int TEAMS> struct DecodeLayerTexts {
     __device__ int bytes_x() const { return __popc(texts) * (C - OWN) * (int)sizeof(floatX); }
     __device__ int bytes_qkv() const { return 3 * HS * (int)sizeof(float); }
     __device__ int bytes_attention() const { return __popc(texts) * HS * (int)sizeof(floatX); }
-    __device__ int bytes_hidden() const { return TEXTS * 7 * 32 * (int)sizeof(floatX); }
+    __device__ int bytes_hidden() const { return TEXTS * 7 * 8 * DECODE_LAYER_MLP * (int)sizeof(floatX); }
 
     // All weights and vectors, as in kernel 5, where each matrix has a place of its own. One thread calls this.
     __device__ void load(const DecodeLayers& layers, const floatX* packed) {
@@ -11568,7 +11577,8 @@ template <int C, int TEAMS> struct DecodeLayerTexts {
             };
             vectors(0, l.ln1w, l.ln1b, l.attprojb, l.qkvb + head() * HS, 3);
             matrix(0, shared.qkvw, p.proj), matrix(1, shared.projw, p.fc - p.proj);
-            vectors(1, l.ln2w, l.ln2b, l.fcprojb, l.fcb + head() * 4 * HS + rank * 32, 1);
+            vectors(1, l.ln2w, l.ln2b, l.fcprojb, l.fcb + head() * DECODE_LAYER_MLP * HS + rank * 8 * DECODE_LAYER_MLP,
+                    1);
             matrix(2, shared.fcw, p.fcproj - p.fc), matrix(3, shared.fcprojw, p.end - p.fcproj);
         }
     }
@@ -11866,7 +11876,7 @@ template <int C, int TEAMS> struct DecodeLayerTexts {
 
     // ---- the MLP ----
 
-    // gelu of the block's hidden units, whose products are there, to the cluster, 16 bytes at a time.
+    // gelu of the block's hidden units, 32 = 8 * DECODE_LAYER_MLP, whose products are there, to the cluster, 16 bytes at a time.
     __device__ void send_hidden(const floatX* bias) {
         int unit = thread / 8, text = thread % 8;
         own.hidden[text][rank * 32 + unit] = (floatX)gelu(product_row(unit, text) + (float)bias[unit]);
@@ -11979,7 +11989,7 @@ template <int C, int TEAMS> __global__ void __launch_bounds__(TEAMS* DECODE_LAYE
             block.send_hidden(vectors.bias);
             block.wait(&own.hidden_there, parity, block.bytes_hidden());
             mbarrier_wait(&shared.full[3], parity);
-            block.template project<8>(shared.fcprojw, own.hidden[0], to, phase);
+            block.template project<2 * DECODE_LAYER_MLP>(shared.fcprojw, own.hidden[0], to, phase);
             if (i + 1 == 2 * layers.num && block.head() != 0) { break; }
         }
         __syncwarp();
@@ -12039,7 +12049,9 @@ template <class Kernel> bool decode_layers_fit(Kernel* kernel, const LaunchShape
 bool decode_layers_runs(int B, int C, int F, int NH, int capacity) {
     bool fits = false;
 #if !defined(ENABLE_FP32)
-    if (C != NH * DECODE_LAYER_HS || F != 4 * C || B > DECODE_LAYER_TEXTS || !has_sm90a()) { return false; }
+    if (C != NH * DECODE_LAYER_HS || F != DECODE_LAYER_MLP * C || B > DECODE_LAYER_TEXTS || !has_sm90a()) {
+        return false;
+    }
     if (B == 1 && capacity <= DecodeLayerSizes<768, 8>::CAPACITY) {
         decode_layer_sizes(C, [&](auto c, auto ranks) {
             auto kernel = decode_layer_sm90_kernel5<c.value, ranks.value>;
@@ -12061,10 +12073,13 @@ bool decode_layers_runs(int B, int C, int F, int NH, int capacity) {
     return fits;
 }
 
-// packed (num_layers*12*C*C): the matrices of all layers in the order in which the blocks of decode_layers() read them
+// The number of elements of packed.
+size_t decode_layers_packed(int num_layers, int C) { return (size_t)num_layers * (4 + 2 * DECODE_LAYER_MLP) * C * C; }
+
+// packed: the matrices of all layers in the order in which the blocks of decode_layers() read them
 void decode_layers_pack(floatX* packed, const DecodeLayers& layers, const Execution& exec) {
     int C = layers.first.C;
-    size_t n = (size_t)layers.num * 12 * C * C;
+    size_t n = decode_layers_packed(layers.num, C);
     Op op(exec, 2.0 * n * sizeof(floatX), 0, "decode_layers_pack");
 #if !defined(ENABLE_FP32)
     bool done = decode_layer_sizes(C, [&](auto, auto ranks) {
