@@ -10811,8 +10811,8 @@ void decode_attention(floatX* out, floatX* keys, floatX* values, float* scratch,
 // ==== end promoted: decode_attention ====
 
 // ==== promoted: decode_layer ====
-// The width of the MLP, divided by C. A head has as many times DECODE_LAYER_HS hidden units. Kernels 5 and 6 are written for 4, with which
-// the 8 * 4 hidden units of a set are a warp's lanes. Another width changes each place that names this constant.
+// The width of the MLP, divided by C. A head has as many times DECODE_LAYER_HS hidden units. Kernels 5 and 6 are written for 4: the 8 * 4
+// hidden units of a set are a warp's lanes, and 32 stands for their number, too. For another width more changes than this constant.
 constexpr int DECODE_LAYER_MLP = 4;
 
 #if !defined(ENABLE_FP32) // 8 lanes share a head's 64 numbers, 16 bytes each
