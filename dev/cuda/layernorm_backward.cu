@@ -548,9 +548,8 @@ static void layernorm_backward_two_kernels(const LayernormBackwardLaunch& l, flo
                                            float* scratch, const floatX* dout, const floatX* dresidual,
                                            const floatX* inp, const floatX* weight, const float* mean,
                                            const float* rstd, int N, int C, cudaStream_t stream) {
-    l.kernel<<<l.grid_size, l.block_size, l.shared_bytes, stream>>>(dinp, scratch, dout, dresidual, inp, weight, mean,
-                                                                    rstd, N, C, l.team_warps);
-    cudaCheck(cudaGetLastError());
+    launch_kernel(l.kernel, LaunchShape(l.grid_size, l.block_size, l.shared_bytes), stream, dinp, scratch, dout,
+                  dresidual, inp, weight, mean, rstd, N, C, l.team_warps);
     ColumnSums list = {};
     list.add({dweight, scratch, l.grid_size, 2 * C, C});
     list.add({dbias, scratch + C, l.grid_size, 2 * C, C});

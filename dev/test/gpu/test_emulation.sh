@@ -421,7 +421,8 @@ find_planted_bugs() {
             "$program" "$number" --check --no-guards --schedule 0 >"$tmp/out" 2>&1 || { cat "$tmp/out" && fail "$what"; }
             continue
         fi
-        "$program" "$number" --check --no-guards --schedule 0 >"$tmp/out" 2>&1 && fail "kernel $number passes: $what"
+        "$program" "$number" --check --no-guards --schedule 0 >"$tmp/lines" 2>&1 && fail "kernel $number passes: $what"
+        sed -z 's/\n    / /g' "$tmp/lines" >"$tmp/out" # long findings are wrapped
         contains "$what" "$tmp/out"
         for line in $(grep -n "// bug $number\$" "dev/test/gpu/$1.cu" | cut -d: -f1); do contains "$1.cu:$line" "$tmp/out"; done
     done <"$tmp/list"
