@@ -100,8 +100,8 @@ inline BenchRounded bench_round_weights(const std::function<void(floatX*, float*
     return result;
 }
 // Stochastic rounding is unbiased, and each element, update and seed has bits of its own. run(seed, update) is one launch from
-// the same start values. Ranks have different seeds.
-inline std::string bench_stochastic_rounding(const std::function<BenchRounded(uint32_t, int)>& run) {
+// the same start values. Ranks have different seeds. period: of pieces in the results, such as layers, if it is no power of two.
+inline std::string bench_stochastic_rounding(const std::function<BenchRounded(uint32_t, int)>& run, size_t period = 0) {
     BenchBits bits[3];
     std::string wrong;
     const int launches[3][2] = {{1337, 5}, {1337, 6}, {1338, 5}}; // seed, update
@@ -114,6 +114,7 @@ inline std::string bench_stochastic_rounding(const std::function<BenchRounded(ui
     for (size_t shift = 1; shift < bits[0].p.size() && wrong.empty(); shift *= 2) { // also from matrix to matrix
         wrong = bench_independent(bits[0], bits[0], shift, "in elements " + std::to_string(shift) + " apart");
     }
+    if (wrong.empty() && period > 0) { wrong = bench_independent(bits[0], bits[0], period, "in two pieces"); }
     return wrong;
 }
 

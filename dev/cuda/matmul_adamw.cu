@@ -164,17 +164,19 @@ static void declare(Bench& b) {
             {0}, arch);
         if (!std::is_same<floatX, __nv_bfloat16>::value || kind != 1) { return; }
         b.property("stochastic rounding", [=] {
-            return bench_stochastic_rounding([=](uint32_t seed, int num_updates) {
-                MatmulAdamW other = f;
-                StepState s = start;
-                other.update.seed = seed, s.num_updates = num_updates - 1;
-                set_state_kernel<<<1, 1, 0, stream>>>(state, s);
-                adamw_prepare(state, f.optimizer, false, true, stream);
-                run(other); // layer 0 stays as it is
-                size_t values = n - of_layer;
-                return BenchRounded{bench_download(master + of_layer, values),
-                                    bench_download(params + of_layer, values)};
-            });
+            return bench_stochastic_rounding(
+                [=](uint32_t seed, int num_updates) {
+                    MatmulAdamW other = f;
+                    StepState s = start;
+                    other.update.seed = seed, s.num_updates = num_updates - 1;
+                    set_state_kernel<<<1, 1, 0, stream>>>(state, s);
+                    adamw_prepare(state, f.optimizer, false, true, stream);
+                    run(other); // layer 0 stays as it is
+                    size_t values = n - of_layer;
+                    return BenchRounded{bench_download(master + of_layer, values),
+                                        bench_download(params + of_layer, values)};
+                },
+                of_layer);
         });
     };
     kernel(
