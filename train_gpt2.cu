@@ -2792,7 +2792,7 @@ die_of_memory(Bytes bytes_of, int recompute, const Batch* batch, const char* dev
         other_programs(need), advice);
 }
 
-// Prints a note if attention runs without tensor cores, where it takes several times as long.
+// Prints a note if attention runs without tensor cores, which makes it several times slower.
 static void print_attention(const GPT2Config* config) {
     if (attention_forward_choice(config->channels / config->num_heads) != 6) { return; }
     printf("note: attention runs on CUDA cores: tensor cores need %s\n",

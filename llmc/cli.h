@@ -255,7 +255,7 @@ static inline void cli_format_range(char* buf, size_t size, const Option* o) {
 
 // ---- --help and the run header ----------------------------------------------------
 
-// What a program with many flags says of them besides its table. Each list ends with {NULL, NULL}.
+// Lists for the help and the error messages of a program with many flags. Each list ends with {NULL, NULL}.
 typedef struct {
     const char* const (*most_used)[2]; // {long name, one line about it}: --help shows these flags only
     const char* const (*examples)[2];  // {flags, one line about them}: example command lines

@@ -209,7 +209,7 @@ struct LaunchShape {
         : grid(grid), block(block), shared_bytes(shared_bytes), cluster(cluster), early(early) {}
 };
 
-// The same for the runtime. Also allows the kernel as much shared memory, which it must be told above 48 KB.
+// The arguments of cudaLaunchKernelEx() for a LaunchShape. Also raises the kernel's limit of shared memory, which is 48 KB by default.
 struct LaunchConfig : cudaLaunchConfig_t {
     cudaLaunchAttribute own[2] = {};
 
