@@ -249,11 +249,19 @@ template <class F> inline const char* emulation_try(F f) {
     } catch (const EmulationUnsupported& e) { return e.what; }
     return NULL;
 }
-// filter.cpp turns asm statements with instructions into this. griddepcontrol has nothing to do: each launch has ended
-// before the next one begins.
+// griddepcontrol. Each launch has ended before the next one begins; memory.cpp checks what an early launch may touch.
+void emulation_launch_dependents();
+void emulation_wait_dependency();
+// filter.cpp turns asm statements with instructions into this.
 #define emulation_asm(...)                                                                                             \
     do {                                                                                                               \
-        if (!strstr(#__VA_ARGS__, "griddepcontrol")) { emulation_unsupported("inline PTX: " #__VA_ARGS__); }           \
+        if (strstr(#__VA_ARGS__, "griddepcontrol.wait")) {                                                             \
+            emulation_wait_dependency();                                                                               \
+        } else if (strstr(#__VA_ARGS__, "griddepcontrol.launch_dependents")) {                                         \
+            emulation_launch_dependents();                                                                             \
+        } else {                                                                                                       \
+            emulation_unsupported("inline PTX: " #__VA_ARGS__);                                                        \
+        }                                                                                                              \
     } while (0)
 [[noreturn]] void __trap();
 uint64_t __cvta_generic_to_shared(const void* p);
@@ -400,10 +408,9 @@ cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, Kernel*, int block_si
 }
 
 // Runs call(closure) once in each thread of the grid. If all_resident, no block waits for another to end before it
-// starts.
-// `cluster` blocks, neighbours along x, form a cluster.
+// starts. `cluster` blocks, neighbours along x, form a cluster. early: a programmatic dependent launch.
 void emulation_launch(const void* kernel, dim3 grid, dim3 block, size_t shared_bytes, bool all_resident, int cluster,
-                      void (*call)(void*), void* closure);
+                      bool early, void (*call)(void*), void* closure);
 
 // kernel<<<grid, block, shared_bytes, stream>>>(arguments), which filter.cpp writes as
 // emulation_kernel(kernel, grid, block, shared_bytes, stream)(arguments)
@@ -414,20 +421,21 @@ template <class... Parameters> struct EmulationKernel {
     cudaStream_t stream;
     bool all_resident;
     int cluster;
+    bool early;
     void operator()(Parameters... parameters) const {
         EmulationKernel launch = *this;
         emulation_put(stream, [=] {
             auto call = [&] { launch.kernel(parameters...); }; // each thread gets its own copies
             emulation_launch((const void*)launch.kernel, launch.grid, launch.block, launch.shared_bytes,
-                             launch.all_resident, launch.cluster, [](void* closure) { (*(decltype(call)*)closure)(); },
-                             &call);
+                             launch.all_resident, launch.cluster, launch.early,
+                             [](void* closure) { (*(decltype(call)*)closure)(); }, &call);
         });
     }
 };
 template <class... Parameters>
 inline EmulationKernel<Parameters...> emulation_kernel(void (*kernel)(Parameters...), dim3 grid, dim3 block,
                                                        size_t shared_bytes = 0, cudaStream_t stream = NULL) {
-    return {kernel, grid, block, shared_bytes, stream, false, 1};
+    return {kernel, grid, block, shared_bytes, stream, false, 1, false};
 }
 
 enum cudaLaunchAttributeID {
@@ -452,12 +460,15 @@ struct cudaLaunchConfig_t {
     unsigned numAttrs;
 };
 int emulation_cluster(const cudaLaunchConfig_t& config); // blocks per cluster; 0: clusters that cannot be launched
+bool emulation_launches_early(const cudaLaunchConfig_t& config);
 template <class... Parameters, class... Arguments> inline cudaError_t
 cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Parameters...), Arguments&&... arguments) {
     int cluster = emulation_cluster(*config);
     if (cluster == 0) { return cudaGetLastError(); }
-    EmulationKernel<Parameters...>{kernel,         config->gridDim, config->blockDim, config->dynamicSmemBytes,
-                                   config->stream, false,           cluster}(std::forward<Arguments>(arguments)...);
+    EmulationKernel<Parameters...> launch = {
+        kernel,         config->gridDim, config->blockDim, config->dynamicSmemBytes,
+        config->stream, false,           cluster,          emulation_launches_early(*config)};
+    launch(std::forward<Arguments>(arguments)...);
     return cudaPeekAtLastError();
 }
 template <class Kernel>
@@ -477,7 +488,7 @@ template <size_t... i, class... Parameters>
 inline cudaError_t emulation_launch_cooperative(std::index_sequence<i...>, void (*kernel)(Parameters...), dim3 grid,
                                                 dim3 block, void** arguments, size_t shared_bytes,
                                                 cudaStream_t stream) {
-    EmulationKernel<Parameters...>{kernel, grid, block, shared_bytes, stream, true, 1}(
+    EmulationKernel<Parameters...>{kernel, grid, block, shared_bytes, stream, true, 1, false}(
         *(typename std::remove_reference<Parameters>::type*)arguments[i]...);
     return cudaPeekAtLastError();
 }

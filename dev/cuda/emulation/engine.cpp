@@ -501,6 +501,7 @@ static Block* begin_block(Launch* launch, size_t number) {
     b->preempts = launch->schedule % 2 == 1;
     b->ended = false;
     b->log = NULL;
+    b->waits.clear();
     b->predicates = 0;
     b->polled = -1;
     for (Barrier& barrier : b->barriers) { barrier = Barrier{}; }
@@ -521,7 +522,7 @@ static Block* begin_block(Launch* launch, size_t number) {
         f->index = {u % size.x, u / size.x % size.y, u / size.x / size.y};
         f->yielded = false, f->group = f->store_group = f->product_group = 0;
         f->copies.clear(), f->stores.clear();
-        f->proxy_fence = f->barrier_fence = 0, f->arrived_relaxed = false, f->polled = NULL;
+        f->proxy_fence = f->barrier_fence = 0, f->arrived_relaxed = false, f->polled = NULL, f->waited = false;
         f->stack = b->stacks + (size_t)i * STACK_BYTES;
         f->registers = b->records + (size_t)i * STACK_BYTES / 4;
         f->first_register_fence = f->register_fences;
@@ -632,7 +633,7 @@ static int num_workers() {
 cudaError_t emulation_check_config(const void* kernel, dim3 grid, dim3 block, size_t shared_bytes);
 
 void emulation_launch(const void* kernel, dim3 grid, dim3 block, size_t shared_bytes, bool all_resident, int cluster,
-                      void (*call)(void*), void* closure) {
+                      bool early, void (*call)(void*), void* closure) {
     static uint32_t launches = 0;
     if (emulation_check_config(kernel, grid, block, shared_bytes) != cudaSuccess) { return; }
     Launch launch;
@@ -645,7 +646,7 @@ void emulation_launch(const void* kernel, dim3 grid, dim3 block, size_t shared_b
     launch.next_block = 0, launch.unsupported = NULL, launch.grid_arrived = launch.grid_phase = 0;
     launch.grid_last = {};
     launch.holds_accumulators = false;
-    new_launch_memory(&launch);
+    begin_launch_memory(&launch, early);
     begin_order(&launch);
     size_t num_threads = launch.num_blocks * block.x * block.y * block.z;
     bool small = all_resident || num_threads < 8192 || emulation_counting;
@@ -658,6 +659,7 @@ void emulation_launch(const void* kernel, dim3 grid, dim3 block, size_t shared_b
     for (std::thread& thread : threads) { thread.join(); }
     if (emulation_counting) { count_launch_ends(); }
     end_order(&launch);
+    end_launch_memory(&launch);
     const char* unsupported = launch.unsupported;
     if (unsupported && unsupported[0]) { throw EmulationUnsupported{unsupported}; }
 }

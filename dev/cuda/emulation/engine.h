@@ -155,6 +155,7 @@ struct Fiber {
     uint32_t proxy_fence, barrier_fence;
     bool arrived_relaxed; // at the cluster's barrier
     const void* polled;   // its last volatile read of device memory since its last fence, or NULL
+    bool waited;          // it has called grid_wait_dependency()
 };
 
 struct Warp {
@@ -207,6 +208,10 @@ struct Launch {
     bool alone;                           // one worker runs all blocks
     Order* order;                         // of its blocks' accesses, see order.cpp
     std::atomic<bool> holds_accumulators; // a thread has called wgmma_hold() after a wait
+    bool
+        early; // a programmatic dependent launch: until it waits, the launches from `overlaps` on may still run, 0: none
+    uint32_t overlaps;
+    std::atomic<bool> waited, released_early; // a thread has waited; one has called launch_dependents before it waited
 };
 
 struct Cluster {
@@ -236,12 +241,13 @@ struct Block {
     int cluster_rank;
     std::map<size_t, MemoryBarrier> memory_barriers; // by offset in shared memory
     std::vector<SharedVariable> variables;
-    size_t shared_end; // offset of the first byte after all variables
-    char* stacks;      // (MAX_THREADS, STACK_BYTES)
-    uint64_t* records; // (MAX_THREADS, STACK_BYTES / 4) of accesses to the stacks
-    char* shared;      // (SHARED_BYTES)
-    Shadow* shadow;    // (SHARED_BYTES)
-    OpenBlock* counts; // NULL until accesses of this block are counted
+    size_t shared_end;                           // offset of the first byte after all variables
+    char* stacks;                                // (MAX_THREADS, STACK_BYTES)
+    uint64_t* records;                           // (MAX_THREADS, STACK_BYTES / 4) of accesses to the stacks
+    char* shared;                                // (SHARED_BYTES)
+    Shadow* shadow;                              // (SHARED_BYTES)
+    OpenBlock* counts;                           // NULL until accesses of this block are counted
+    std::vector<std::pair<int, uint32_t>> waits; // calls of grid_wait_dependency(): thread, epoch
 };
 
 // The fiber that runs on this thread of the host; NULL in host code.
@@ -279,7 +285,10 @@ void block_synchronised(Block* b);
 void barrier_arrived(Block* b, Barrier* barrier, int warp);
 void barrier_passed(Block* b, Barrier* barrier, int warp, unsigned lanes);
 void next_epoch(Block* b, Warp* w);
-void new_launch_memory(Launch* launch);
+// early: a programmatic dependent launch
+void begin_launch_memory(Launch* launch, bool early);
+void end_launch_memory(Launch* launch);
+extern const void* emulation_running;               // the stream whose task runs, NULL: the default one
 void host_has_written(const void* p, size_t bytes); // device memory, by a copy, a memset or a library
 // False unless p points to device memory. *offset: from its begin.
 bool device_offset(const void* p, size_t* offset);

@@ -150,7 +150,7 @@ static std::string text_of(std::vector<Finding>* list, int* count) {
         }
         text += (text.empty() ? "" : "; ") + kernel + ": " + found.what + found.detail;
         if (found.pc) { text += ", at " + describe_pc(found.pc, false); }
-        text += ", thread " + describe(found.thread) + " of block " + describe(found.block);
+        if (found.pc) { text += ", thread " + describe(found.thread) + " of block " + describe(found.block); }
         if (found.has_other || found.other_pc) {
             text += "; the other access";
             if (found.other_pc) { text += " at " + describe_pc(found.other_pc, false); }
@@ -573,11 +573,56 @@ static DeviceWrite write_of(uint64_t record) {
             (record & (ONE_BYTE | SECOND_BYTE)) == ASYNCHRONOUS,
             (record & ATOMIC) != 0};
 }
-void new_launch_memory(Launch* launch) {
+
+// What the previous launch of each stream leaves to the next one.
+struct PreviousLaunch {
+    uint32_t number, overlaps; // overlaps: of a launch that has released its dependents before it waited, otherwise 0
+};
+static std::map<const void*, PreviousLaunch> previous;
+void begin_launch_memory(Launch* launch, bool early) {
     DeviceMemory& d = device();
     bool begins_again = launch->number % (LAUNCH + 1) == 0;
     if (d.base && begins_again) { madvise(d.writes, 4 * d.size, MADV_DONTNEED); }
     shapes[launch->number & LAUNCH] = {launch->grid, launch->block};
+    PreviousLaunch p = early ? previous[emulation_running] : PreviousLaunch{0, 0};
+    launch->overlaps = p.overlaps ? p.overlaps : p.number;
+    if (begins_again || launch->number - launch->overlaps > LAUNCH) { launch->overlaps = 0; } // the records are gone
+    launch->early = early, launch->waited = launch->released_early = false;
+}
+void end_launch_memory(Launch* launch) {
+    previous[emulation_running] = {launch->number, launch->released_early ? launch->overlaps : 0};
+    if (launch->early && !launch->waited && !launch->unsupported) {
+        std::lock_guard<std::mutex> lock(findings_mutex);
+        Finding found = {};
+        found.what = "launched early, and no thread calls grid_wait_dependency()";
+        found.kernel = launch->kernel, found.count = 1;
+        findings.push_back(found);
+    }
+}
+void emulation_wait_dependency() {
+    Fiber* f = emulation_now;
+    if (!f->block->launch->early || f->waited) { return; }
+    f->waited = f->block->launch->waited = true;
+    f->block->waits.push_back({f->id, f->warp->epoch});
+}
+void emulation_launch_dependents() {
+    Fiber* f = emulation_now;
+    if (f->block->launch->overlaps && !f->waited) { f->block->launch->released_early = true; }
+}
+// True if f, or a thread that a barrier has ordered before f, has waited for the previous launches of the stream.
+static bool has_waited(const Fiber* f) {
+    if (f->waited || !f->block->launch->overlaps) { return true; }
+    for (const auto& wait : f->block->waits) {
+        if (ordered(f, wait.first, wait.second)) { return true; }
+    }
+    return false;
+}
+// True if the record is of a launch that may still run, because f's launch is early and f has not waited.
+static bool overlaps(const Fiber* f, uint64_t record) {
+    const Launch* launch = f->block->launch;
+    if (!launch->overlaps || record <= UNWRITTEN) { return false; }
+    uint32_t before = (launch->number - (uint32_t)(record & LAUNCH)) & LAUNCH;
+    return before != 0 && before <= launch->number - launch->overlaps && !has_waited(f);
 }
 
 static void set_records(size_t offset, size_t bytes, uint64_t record) {
@@ -596,6 +641,7 @@ void emulation_watch(const void* p, size_t bytes, bool unwritten) {
 }
 void host_has_written(const void* p, size_t bytes) {
     size_t offset;
+    previous[emulation_running] = {0, 0}; // a launch waits for what is not a kernel
     if (!bytes || !device_offset(p, &offset)) { return; }
     auto next = device().watched.upper_bound(offset);
     if (next == device().watched.begin()) { return; }
@@ -664,6 +710,12 @@ static void check_device(Fiber* f, size_t offset, size_t bytes, AccessKind kind,
         if (old != seen) {
             seen = old;
             if (__builtin_expect(old == UNWRITTEN && kind == ACCESS_READ, 0)) { read_unwritten(f, g * 2, pc); }
+            if (__builtin_expect(overlaps(f, old), 0)) {
+                device_finding(kind == ACCESS_READ
+                                   ? "before grid_wait_dependency(), a read of what a previous kernel writes,"
+                                   : "before grid_wait_dependency(), a write of what a previous kernel writes,",
+                               f, g * 2, pc, NULL, unpack_pc(d.pcs[g]));
+            }
             bool same_launch = (old & LAUNCH) == (place & LAUNCH) && old > UNWRITTEN;
             bool same_block = (old & place_mask) == place;
             bool atomics = (old & ATOMIC) && kind == ACCESS_ATOMIC;

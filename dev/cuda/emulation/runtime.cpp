@@ -71,6 +71,7 @@ struct EmulationStream {
     std::deque<Task> tasks;
 };
 static std::vector<EmulationStream*> streams;
+const void* emulation_running; // the stream whose task runs
 
 // Runs the next task of a blocking stream, or of one that is not. Returns false if none of their tasks may run.
 static bool run_a_task(bool blocking) {
@@ -80,7 +81,9 @@ static bool run_a_task(bool blocking) {
         if (next.event && next.event->done < next.records) { continue; }
         Task task = std::move(next);
         stream->tasks.pop_front();
+        emulation_running = stream;
         if (task.run) { task.run(); }
+        emulation_running = NULL;
         return true;
     }
     return false;
@@ -402,6 +405,15 @@ int emulation_cluster(const cudaLaunchConfig_t& config) {
     }
     if (cluster > 1 && emulation_arch() < 90) { emulation_unsupported("clusters"); }
     return cluster;
+}
+bool emulation_launches_early(const cudaLaunchConfig_t& config) {
+    bool early = false;
+    for (unsigned i = 0; i < config.numAttrs; i++) {
+        const cudaLaunchAttribute& a = config.attrs[i];
+        early |=
+            a.id == cudaLaunchAttributeProgrammaticStreamSerialization && a.val.programmaticStreamSerializationAllowed;
+    }
+    return early && emulation_arch() >= 90;
 }
 cudaError_t cudaLaunchCooperativeKernel(const void*, dim3, dim3, void**, size_t, cudaStream_t) {
     emulation_unsupported("a cooperative launch through an untyped pointer");

@@ -417,6 +417,35 @@ __global__ void bug_kernel54(float* out,
     out[threadIdx.x] = (float)(*sum - 1);
 }
 
+// The others are launched early, after this one.
+__global__ void early_kernel(float* shared) { shared[threadIdx.x] = 0.0f; }
+__global__ void bug_kernel55(float* out, float* shared) {
+    out[threadIdx.x] = shared[threadIdx.x]; // bug 55
+    grid_wait_dependency();
+}
+__global__ void bug_kernel56(float* out, float* shared) {
+    shared[threadIdx.x] = 1.0f; // bug 56
+    grid_wait_dependency();
+    out[threadIdx.x] = 0.0f;
+}
+__global__ void bug_kernel57(float* out, float*) { out[threadIdx.x] = 0.0f; }
+__global__ void waiting_kernel58(float* out, float* shared) { // thread 0 waits for its block
+    grid_launch_dependents();
+    if (threadIdx.x == 0) { grid_wait_dependency(); }
+    __syncthreads();
+    out[threadIdx.x] = shared[threadIdx.x];
+}
+__global__ void releasing_kernel(float* other) { // the next kernel may start while early_kernel still runs
+    grid_launch_dependents();
+    grid_wait_dependency();
+    other[threadIdx.x] = 0.0f;
+}
+__global__ void waiting_kernel(float* other) { // the next kernel starts when early_kernel has ended
+    grid_wait_dependency();
+    grid_launch_dependents();
+    other[threadIdx.x] = 0.0f;
+}
+
 static void declare(Bench& b) {
     Buffer<float> out = b.output<float>("out", 64, {0, 0});
     b.reference([=] { std::fill(out.host, out.host + 64, 0.0f); });
@@ -511,6 +540,21 @@ static void declare(Bench& b) {
     };
     again(53, "launch 3, with the scratch of the one before: out: 64 of 64 wrong", bug_kernel53);
     again(54, "launch 3, with the scratch of the one before: out: 64 of 64 wrong", bug_kernel54);
+    typedef void Between(float*);
+    auto early = [&](int number, const char* what, void (*bug)(float*, float*), Between* between = NULL) {
+        auto launch = [=](int) {
+            early_kernel<<<1, 64>>>(shared);
+            if (between) { launch_early(between, 1, 64, 0, Execution(), shared + 64); }
+            launch_early(bug, 1, 64, 0, Execution(), (float*)out, (float*)shared);
+        };
+        b.kernel(number, what, launch, {0});
+    };
+    early(55, "before grid_wait_dependency(), a read of what a previous kernel writes", bug_kernel55);
+    early(56, "before grid_wait_dependency(), a write of what a previous kernel writes", bug_kernel56);
+    early(57, "launched early, and no thread calls grid_wait_dependency()", bug_kernel57);
+    early(58, "right: a thread waits for its block", waiting_kernel58, releasing_kernel);
+    early(59, "before grid_wait_dependency(), a read of what a previous kernel writes", bug_kernel55, releasing_kernel);
+    early(60, "right: the kernel before the previous one has ended", bug_kernel55, waiting_kernel);
 }
 
 int main(int argc, char** argv) {
