@@ -2,7 +2,7 @@
 # Products of ints that are widened too late, in every kernel and launcher of dev/cuda and of train_gpt2.cu: `row * C + c` as an index
 # overflows at 2^31 elements, `(size_t)row * C + c` does not. clang-query finds them in the C++ that dev/cuda's emulation makes of the
 # sources. Products whose names say that they are small are left out: 2 * k, h * HS. All others must stand in index_widths.txt, which
-# says what bounds them. Not found: a product that an int variable holds before it is an index.
+# says what bounds them. A variable that is initialised with such a product counts as one; one that is assigned later does not.
 . "$(dirname "$0")/../test.sh"
 unset MAKEFLAGS MFLAGS MAKELEVEL
 list=dev/test/gpu/index_widths.txt
@@ -14,7 +14,10 @@ set bind-root false
 let narrow expr(hasType(qualType(hasCanonicalType(anyOf(asString("int"), asString("unsigned int"))))))
 let wide expr(hasType(qualType(hasCanonicalType(anyOf(asString("long"), asString("unsigned long"), asString("unsigned long long"))))))
 let product binaryOperator(hasOperatorName("*"), narrow, unless(hasParent(binaryOperator(hasOperatorName("*"), narrow)))).bind("product")
-let sum expr(narrow, anyOf(product, forEachDescendant(product)))
+let first binaryOperator(hasOperatorName("*"), narrow, unless(hasParent(binaryOperator(hasOperatorName("*"), narrow)))).bind("held")
+let start expr(narrow, anyOf(first, forEachDescendant(first)))
+let held declRefExpr(narrow, to(varDecl(hasInitializer(ignoringParenImpCasts(start)))))
+let sum expr(narrow, eachOf(anyOf(product, forEachDescendant(product)), anyOf(held, forEachDescendant(held))))
 let index arraySubscriptExpr(hasIndex(ignoringParenImpCasts(sum)))
 let offset binaryOperator(hasAnyOperatorName("+", "-", "+=", "-="), hasType(pointerType()), hasRHS(ignoringParenImpCasts(sum)))
 let cast castExpr(hasCastKind("CK_IntegralCast"), wide, hasSourceExpression(ignoringParens(sum)))
@@ -29,16 +32,22 @@ products() {
         -- -x c++ -std=c++17 -w -DENABLE_BF16 -DGPU_PROGRAM -Idev/cuda/emulation >"$1/$(basename FILE).found" 2>&1' sh "$tmp"
     ! grep -h -i 'error' "$tmp"/*.found || fail "clang-query cannot read the sources"
     cat "$tmp"/*.found | awk '
-        /: note: "product" binds here/ { split($1, place, ":"); sub(/.*\//, "", place[1]); wanted = 3 }
+        /: note: "(product|held)" binds here/ {
+            split($1, place, ":")
+            sub(/.*\//, "", place[1])
+            held = $0 ~ /"held"/ ? "held " : ""
+            wanted = 3
+        }
         wanted > 0 { wanted-- }
         wanted == 1 { line = $0 }
         wanted == 0 && line != "" {
-            if (match($0, /\^~*/)) { print place[1] ":" place[2] ":" place[3] ": " substr(line, RSTART, RLENGTH) }
+            if (match($0, /\^~*/)) { print place[1] ":" place[2] ":" place[3] ": " held substr(line, RSTART, RLENGTH) }
             line = ""
         }' | sort -u
 }
 
-# Leaves out products of constants and of at most one C, or of names that count within a row, a head or a warp.
+# Leaves out products of constants and of at most one C, or of names that count within a row, a head or a warp. Of those that a
+# variable holds, only the ones with the length of a row remain: most others are places within a block, or tokens.
 large() {
     awk '
         function constant(x) { return x ~ /^([0-9]+|HS|head_size|NH|[A-Z][A-Z0-9_][A-Z0-9_]+(<HS>)?|[A-Za-z0-9_]+::[A-Za-z_]+|sizeof.*|.* % [0-9]+)$/ }
@@ -50,6 +59,9 @@ large() {
         {
             product = $0
             sub(/^[^ ]*: /, "", product)
+            held = sub(/^held /, "", product)
+            if (held && product !~ /(^|[ .>])(C|OC|K|V|Vp)( \*|$)/) { next }
+            sub(/: held /, ": ")
             unknown = few = rows = 0
             n = split(product, factors, / \* /)
             for (i = 1; i <= n; i++) {
@@ -100,6 +112,8 @@ void planted(float* out, const float* inp, unsigned block, unsigned threads, int
     size_t elements = (size_t)(B * T * C), i = block * threads + 3;
     for (int j = 0; j < n; j++) { out[2 * j] = inp[3 * C + i + elements]; }
     out[n * 8] = *(inp + c + (row + 1) * 2 * C) * inp[wide * C];
+    int first = row * C + 1, last = n * C, unused = B * C, tokens = B * T;
+    out[first + c] = inp[tokens] + (float)(unused + (last < n));
 }
 CU
     products "$tmp/planted.cu" | large | counted >"$tmp/found"
@@ -108,7 +122,7 @@ CU
 1 planted.cu: B * T * C
 1 planted.cu: block * threads
 1 planted.cu: n * 8
-1 planted.cu: row * C"
+2 planted.cu: row * C"
 }
 
 tests=(sources planted)
