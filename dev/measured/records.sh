@@ -27,7 +27,10 @@ cd "$(dirname "$0")" || exit 1
 export LC_ALL=C
 die() { echo "error: $*" >&2; exit 1; }
 mode=${1---write}
-[ $# -le 1 ] && [[ $mode =~ ^--(write|check|chart)$ ]] || { echo "$0: unknown argument '$*'; usage: $0 [--check | --chart]" >&2; exit 2; }
+if [ $# -gt 1 ] || ! [[ $mode =~ ^--(write|check|chart)$ ]]; then
+    echo "$0: unknown argument '$*'; usage: $0 [--check | --chart]" >&2
+    exit 2
+fi
 results=../cuda/results
 tmp=$(mktemp -d /tmp/llmc_records_XXXXXX) || exit 1
 trap 'rm -rf "$tmp"' EXIT
@@ -59,7 +62,8 @@ kernels() { # GPU
                 }
                 printf "|%s|%dx%dx%d|%d|%.4f|", $at["op"], $at["B"], $at["T"], $at["C"], $at["kernel"], best
                 printf "%s|", cell("%.0f%%", 100 * $at["gb_s"], reads ? $at["read_gb_s"] : $at["copy_gb_s"])
-                printf "%s|%s|", cell("%.0f", $at["tflop_s"] < 10 ? 0 : $at["tflop_s"], 1), cell("%.0f%%", 100 * $at["tflop_s"], $at["matrix_tflop_s"])
+                printf "%s|", cell("%.0f", $at["tflop_s"] < 10 ? 0 : $at["tflop_s"], 1)
+                printf "%s|", cell("%.0f%%", 100 * $at["tflop_s"], $at["matrix_tflop_s"])
                 printf "%s|%s|%s|%s|\n", cell("%.2f", base[0], best), cell("%.2f", base[1], best), cell("%.2f", eager + 0, best),
                     cell("%.2f", compiled == "nan" ? 0 : compiled + 0, best)
             }' "$csv" || die "$csv has no row of a kernel"
@@ -155,7 +159,11 @@ table() { # GROUP [plain]
                     if (date != f[1]) { dates = 1 }
                     if (f[8] != "") { with_B = 1 }
                     if (f[9] != "" && f[9] != 1024) { with_T = 1 }
-                    if (!(f[10] in column)) { column[f[10]] = ++num_programs; program[num_programs] = f[10]; unit[num_programs] = f[12] }
+                    if (!(f[10] in column)) {
+                        column[f[10]] = ++num_programs
+                        program[num_programs] = f[10]
+                        unit[num_programs] = f[12]
+                    }
                     j = column[f[10]]
                     if (unit[j] != f[12]) { mixed[j] = 1 }
                     if (j == 1 && plain == "" && tokens(1, f[12], f[8], f[9]) != "") { with_tokens = 1 }
@@ -214,5 +222,8 @@ while IFS= read -r text; do
     fi
 done <README.md >"$tmp/new" || exit 1
 cmp -s "$tmp/new" README.md && exit
-[ "$mode" = --write ] || { diff README.md "$tmp/new" >&2; die "dev/measured/README.md is stale: dev/measured/records.sh writes it"; }
+if [ "$mode" = --check ]; then
+    diff README.md "$tmp/new" >&2
+    die "dev/measured/README.md is stale: dev/measured/records.sh writes it"
+fi
 cat "$tmp/new" >README.md || die "dev/measured/README.md could not be written"

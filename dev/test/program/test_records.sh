@@ -123,6 +123,9 @@ CSV
     row 3 '|op|64x1024x768|2|0.0100|25%|20|10%||2.00|150.00||'
     want "the text around" "$(grep -c -e above -e below -e stale "$readme")" 2
     want "the lines" "$(wc -l <"$readme")" 9
+    sed -i '2,3s/,op,[12],/,op,0,/' "$results/op.csv"
+    run 1
+    contains "op.csv has no row of a kernel" "$tmp/err"
     rm "$results"/*.csv
     run 1
     contains "make bench writes them" "$tmp/err"
