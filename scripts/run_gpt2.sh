@@ -36,7 +36,7 @@ fail() { # STATUS MESSAGE
 
 # Sets what a run of SIZE is trained on, and for how long, as in llm.c's scripts/run_gpt2_SIZE.sh, with two differences. 124M makes
 # one whole pass over fineweb10B, as in the published log. 350M and 774M take FineWeb-Edu, as 1558M does, where llm.c takes FineWeb.
-# tokens_per_second: of one H200 with this micro-batch, from dev/measured/README.md.
+# tokens_per_second: of one H200 with this micro-batch, from dev/measured/records.csv.
 # sequence_gb: activations of one sequence, as train_gpt2cu prints them; test_fake_gpu.sh compares.
 # published: STEP:LOSS ... of a log with adamw, and its source.
 choose_data() { # SIZE
@@ -131,9 +131,9 @@ print_plan() {
             printf "%-4d  %-11s  %-11d  %-14s  %-8s  %s\n", n, B " x " T, total / (B * T * n), sprintf("%.1f GB", gb), duration(s),
                 price == "" ? "" : sprintf("%.0f", s / 3600 * n * price)
         }
-        printf "time       at %d tokens/s, measured on one H200 with -b %d (dev/measured/README.md), times the number of GPUs: 2 to 8\n",
+        printf "time       at %d tokens/s, measured on one H200 with -b %d (dev/measured/records.csv), times the number of GPUs: 2 to 8\n",
             speed, micro
-        print "           H200s came to 97 to 101% of that with AdamW (README.md); validation, HellaSwag and samples come on top"
+        print "           H200s came to 97 to 101% of that with AdamW (dev/measured/README.md); validation, HellaSwag and samples come on top"
         print "memory     with the micro-batch shown; without -b a run takes the largest that its GPUs hold, 64 x 1024 at most"
         printf "disk       %.1f GB of shards; %.1f GB of checkpoints in %s: the last 2 and one being written\n", (2 * tokens + 2e8) * 1e-9,
             3 * 12 * P * 1e-9, out

@@ -1,5 +1,9 @@
 #!/usr/bin/env bash
-# Makes shards of natural text from the documentation packages of Debian 12. See --help.
+# Makes shards of natural text from the documentation packages of Debian 12. See --help. With the packages of 2026-11-25
+# (linux-doc-6.1 6.1.192-2), the shards have these SHA-256 checksums:
+#
+#     6fded8ecd5d93a5a3b91a03107866ca6d0f4eef7df2016ba353e220dcdfc510b  docs_train_000000.bin
+#     49ac2be1d95f7c5424e71d21ef90e21802f8f88966fbeafc6106e930340b814b  docs_val_000000.bin
 set -eu -o pipefail
 export LC_ALL=C # bytes, not characters
 

@@ -52,6 +52,23 @@ table_row() {
         /^disk/ { print "| " size " | " tokens " | " $2 " GB | " $6 " GB | " memory " | " time " |" }'
 }
 
+# measured_speeds MODEL: prints "B TOKENS_PER_SECONDk" for each run of train_gpt2cu on one H200 in records.csv, by the median of its times
+measured_speeds() {
+    awk -F , -v model="$1" '
+        $4 == "H200" && $5 == "training" && $6 == model && $7 == "" && $10 == "train_gpt2cu" {
+            n = split($11, ms, " ")
+            for (i = 2; i <= n; i++) { for (j = i; j > 1 && ms[j - 1] > ms[j]; j--) { t = ms[j]; ms[j] = ms[j - 1]; ms[j - 1] = t } }
+            printf "%d %.0fk\n", $8, $8 * $9 / ((ms[int((n + 1) / 2)] + ms[int(n / 2) + 1]) / 2)
+        }' dev/measured/records.csv
+}
+
+# measured_loss RECIPE: prints the mean validation loss of the seeds in records.csv
+measured_loss() {
+    awk -F , -v recipe="$1" '
+        $5 == "losses" && $7 ~ /^validation/ && $10 == recipe { n = split($11, x, " "); for (i = 1; i <= n; i++) { sum += x[i] / n } }
+        END { printf "%.2f", sum }' dev/measured/records.csv
+}
+
 test_plans() {
     local size speed
     run 0 124M --plan
@@ -60,7 +77,8 @@ test_plans() {
     contains "10.26 billion: 19560 steps of 524288, 1.00 passes over 103 shards of fineweb10B" "$tmp/out"
     contains "recipe     pretrain with muon: train_gpt2cu --help says what it sets" "$tmp/out"
     contains "caveat     muon ended at a validation loss of 2.42 where adamw had 2.81" "$tmp/out"
-    grep -qF '| Muon, `-l 1.8e-3 -k wsd --muon-learning-rate 3.6e-3` | 42 |' dev/measured/README.md || fail "these rates were not measured"
+    grep -qF '|Muon -l 1.8e-3 -k wsd --muon-learning-rate 3.6e-3|' dev/measured/README.md || fail "these rates were not measured"
+    want "the losses of muon and adamw" "$(measured_loss 'Muon -l 1.8e-3 -k wsd --muon-learning-rate 3.6e-3') $(measured_loss 'AdamW -l 6e-4 -k cosine')" '2.42 2.81'
     grep -qF '{"pretrain", "learning-rate", "1.8e-3", RECIPE_VALUE, 0, 0, "muon",' llmc/recipes.h || fail "the recipe has another rate"
     want "published" "$(grep -c published "$tmp/out")" 0
     # 10,255,073,280 tokens at 691,000 a second are 14,841 s
@@ -89,9 +107,8 @@ test_plans() {
     contains "33.55 billion: 32000 steps of 1048576, 1.00 passes over 336 shards" "$tmp/out"
     want "1558M on eight GPUs" "$(plan_row 8)" "8 8 x 1024 16 34.8 GB 22h50m"
     for size in 124M 350M 774M 1558M; do
-        speed=$("$tree/scripts/run_gpt2.sh" $size --plan |
-            sed -n 's/^time *at \([0-9]*\)000 tokens.s, measured on one H200 with -b \([0-9]*\) .*/B=\2 [|] [^|]*[(]\1k[ )]/p')
-        grep -qE "^[|] ${size/350M/355M}, ${speed:-none}" dev/measured/README.md || fail "$size was not measured at '$speed'"
+        speed=$("$tree/scripts/run_gpt2.sh" $size --plan | sed -n 's/^time *at \([0-9]*\)000 tokens.s, measured on one H200 with -b \([0-9]*\) .*/\2 \1k/p')
+        measured_speeds "${size/350M/355M}" | grep -qx "${speed:-none}" || fail "$size was not measured at '$speed'"
         contains "$(table_row $size)" README.md
         want "the wrapper of $size" "$("$tree/scripts/run_gpt2_$size.sh" --plan)" "$("$tree/scripts/run_gpt2.sh" $size --plan)"
     done
