@@ -305,43 +305,6 @@ test_tunable_ops() {
     want "launchers that ask" "$(grep -o 'tuned_config(exec.tuned, "[a-z_]*"' train_gpt2.cu | sort -u | wc -l)" ${#ops[@]}
 }
 
-# dev/cuda/results.sh on a made-up set of results
-test_results() {
-    rm -rf "$tmp/tree"
-    mkdir -p "$tmp/tree/dev/cuda/results/t4"
-    cd "$tmp/tree"
-    cp "$top/dev/cuda/results.sh" dev/cuda/
-    cat >dev/cuda/results/t4/op.csv <<'CSV'
-op,kernel,config,config_name,config_label,dtype,B,T,C,NH,V,kind,case,median_ms,p10_ms,p90_ms,launches,l2,bytes,gb_s,copy_gb_s,flops,tflop_s,matrix_tflop_s,best,best_kernel,promoted,kernel_launches,bytes_moved,gpu,what
-op,0,0,,,bf16,64,1024,768,12,50257,0,0,0.50000,0.49000,0.51000,100,cold,1000,200.00,250.00,0,0.000,0.000,1,0,0,0,0,Tesla T4,"vendor"
-op,1,64,block size,,bf16,64,1024,768,12,50257,0,0,2.00000,1.90000,2.10000,100,cold,1000,50.00,250.00,0,0.000,0.000,1,0,0,0,0,Tesla T4,"naive"
-op,2,128,tile rows,,bf16,64,1024,768,12,50257,0,0,1.00000,0.90000,1.10000,100,cold,1000,100.00,250.00,0,0.000,0.000,1,1,1,0,0,Tesla T4,"vectors, ""wide"""
-CSV
-    # as earlier versions wrote it, and a form
-    cut -d , -f 1-3,6-11,14-25,27- dev/cuda/results/t4/op.csv | sed -e '1s/config/block_size/' -e 's/^op,\([0-9]\)/past,\1/' >dev/cuda/results/t4/past.csv
-    sed -e '2,3d' -e 's/128,tile rows,/22,form,two consumers/' -e 's/^op,2/form,2/' dev/cuda/results/t4/op.csv >dev/cuda/results/t4/form.csv
-    printf '%s\n' 'other 9 9' 'op 1.5000 nan' >dev/cuda/results/t4/pytorch.txt
-    echo 'op,gpu,dtype,B,T,C,NH,V,config,median_ms,default_ms' >dev/cuda/results/t4/tuned.csv # no result of make bench
-    dev/cuda/results.sh t4 >"$tmp/out" || fail "exit code"
-    want "the row" "$(grep '^| op |.*bf16' "$tmp/out")" \
-        '| op | B 64 T 1024 C 768, bf16 | 2: vectors, "wide" | tile rows 128 | 1.0000 (0.9000 to 1.1000) | 100 | 40.0% |  |  | 0.50 | 2.00 | 1.50 |  |'
-    grep -q '^| past | B 64 .* | 2: vectors, "wide" | block size 128 | 1.0000 ' "$tmp/out" || fail "no row of the older file"
-    grep -q '^| form | B 64 .* | 2: vectors, "wide" | form 22: two consumers | 1.0000 ' "$tmp/out" || fail "no row of the form"
-    # a newer CSV: an op that only reads, a kernel in e4m3, with the clock and hot times; its columns are in another order
-    cat >dev/cuda/results/t4/op.csv <<'CSV'
-sm_mhz,graph_ms,sustained_ms,sustained_mhz,empty_ms,read_gb_s,reads_only,matrix_type,op,kernel,block_size,dtype,B,T,C,NH,V,median_ms,p10_ms,p90_ms,launches,l2,bytes,gb_s,copy_gb_s,flops,tflop_s,matrix_tflop_s,best,promoted,kernel_launches,bytes_moved,gpu,what
-1590,0.00000,0.00000,0,0.00200,400.00,1,bf16,op,1,64,bf16,64,1024,768,12,50257,0.02000,0.01900,0.02100,100,cold,1000,50.00,250.00,0,1.000,10.000,1,0,0,0,Tesla T4,"naive"
-1585,0.00310,0.01230,1200,0.00200,400.00,1,e4m3,op,2,128,bf16,64,1024,768,12,50257,0.01000,0.00900,0.01100,100,cold,1000,100.00,250.00,0,2.000,20.000,1,1,0,0,Tesla T4,"vectors"
-CSV
-    dev/cuda/results.sh t4 >"$tmp/out" || fail "a newer CSV"
-    want "the newer row" "$(grep '^| op |.*bf16' "$tmp/out")" \
-        '| op | B 64 T 1024 C 768, bf16 | 2: vectors | block size 128 | 0.0100 (0.0090 to 0.0110) at 1585 MHz; in a graph 0.0031; sustained 0.0123 | 100 | 25.0% of read | 2.0 | 10.0% of e4m3 |  | 2.00 | 150.00 |  |'
-    want "the lines" "$(wc -l <"$tmp/out")" 5
-    rm dev/cuda/results/t4/*.csv
-    dev/cuda/results.sh t4 2>"$tmp/err" && fail "no CSV, no error"
-    contains "make bench writes them" "$tmp/err"
-}
-
 tests=(vendor_races vendor_reads list_and_help_need_no_gpu without_a_gpu_one_line bad_arguments typed_nvcc_lines
-    typed_nvcc_lines_of_the_ops planted_bugs timing tune tune_refuses tunable_ops results)
+    typed_nvcc_lines_of_the_ops planted_bugs timing tune tune_refuses tunable_ops)
 run_tests_once "$@"
