@@ -62,7 +62,7 @@ CXX_BINARIES := $(patsubst %.cpp,$(P)%,$(wildcard scripts/*.cpp))
 CU_BINARIES := $(patsubst %.cu,$(P)%cu,$(wildcard *.cu))
 
 .PHONY: help all programs tests emulated demo test test-full quick check promote sanitize sanitize-programs sanitize-gpu valgrind fuzz \
-        fuzz-program coverage bench learn check-style same-sass clean FORCE
+        fuzz-program coverage bench learn check-style check-words same-sass clean FORCE
 
 help:
 	@echo 'make demo        train a small model on this source tree for a minute, sample from it, save, load, sample again'
@@ -72,7 +72,7 @@ help:
 	@echo 'make scripts/plot_runs    draws training runs as one SVG; needs a C++ compiler'
 	@echo 'make test        what a user needs to believe in the program, in minutes; ends with "N passed, N failed, N skipped"'
 	@echo 'make test-full   everything, in hours: all mutants, CUDA in every precision for every architecture, 124M on the CPU'
-	@echo 'make quick       in a minute or two: the unit tests, make check and make check-style'
+	@echo 'make quick       in a minute or two: the unit tests, make check, make check-style and make check-words'
 	@echo 'make quick SINCE=main    only the tests, of all kinds, that depend on files changed since main; FILES="a b": on these files;'
 	@echo '                 make test also takes SINCE and FILES'
 	@echo 'make check       whether the kernels in train_gpt2.cu are still those of dev/cuda; make promote copies them'
@@ -86,6 +86,7 @@ help:
 	@echo 'make learn       the course in dev/learn, without a GPU: some kernels on the CPU, with what each shows and what memory it moves'
 	@echo 'make bench       speed: prints figures, checks nothing'
 	@echo 'make check-style clang-format on every source, changes nothing'
+	@echo 'make check-words in comments and documents, words that have a standard term; WARN=yes also prints the less certain ones'
 	@echo 'make clean       removes what make built'
 	@echo
 	@echo 'Kernels, each on its own: cd dev/cuda && make help'
@@ -191,7 +192,7 @@ test:
 	@$(if $(CHOICE),$(if $(CHOSEN),,echo 'no test depends on these files'; echo '0 passed, 0 failed, 0 skipped'; exit 0;)) \
 	    $(RUN_TESTS) $(CHOSEN)
 
-quick: check
+quick: check check-words
 	@if command -v clang-format >/dev/null; then $(MAKE) --no-print-directory check-style; else echo 'skip check-style: needs clang-format'; fi
 ifdef CHOICE
 	@$(MAKE) --no-print-directory test
@@ -259,6 +260,9 @@ STYLED := $(wildcard *.c *.cu scripts/*.cpp llmc/*.h llmc/*.cuh dev/*/*.c dev/*/
 check-style:
 	@command -v clang-format >/dev/null || { echo 'error: no clang-format: apt-get install clang-format' >&2; exit 1; }
 	clang-format --dry-run --Werror $(filter-out dev/cuda/practice_%,$(STYLED))
+
+check-words:
+	@WARN='$(WARN)' dev/test/words.sh
 
 clean:
 	rm -rf build

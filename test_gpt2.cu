@@ -1092,16 +1092,16 @@ static void test_verdict(void) {
     s = verdict_on(&model, good, true);
     check(s.applied == 0 && s.num_updates == 7);
     for (float bad : {(float)NAN, (float)INFINITY, -(float)INFINITY}) {
-        StepState spoilt = good;
-        spoilt.good_steps = 5, spoilt.loss = bad; // the loss itself is not finite: the scale stays
-        s = verdict_on(&model, spoilt, false);
+        StepState spoiled = good;
+        spoiled.good_steps = 5, spoiled.loss = bad; // the loss itself is not finite: the scale stays
+        s = verdict_on(&model, spoiled, false);
         check(s.applied == 0 && s.num_updates == 7 && s.loss_scale == 1024.0f && s.good_steps == 5);
-        spoilt.loss = good.loss, spoilt.scaled_norm = bad;
-        s = verdict_on(&model, spoilt, false);
+        spoiled.loss = good.loss, spoiled.scaled_norm = bad;
+        s = verdict_on(&model, spoiled, false);
         check(s.applied == 0 && s.num_updates == 7 && s.loss_scale == (IS_FP16 ? 512.0f : 1024.0f));
         check(s.dloss == (IS_FP16 ? 2.0f : 4.0f) && s.good_steps == (IS_FP16 ? 0 : 5));
-        spoilt.loss_scale = 1.0f;
-        check(verdict_on(&model, spoilt, false).loss_scale == 1.0f);
+        spoiled.loss_scale = 1.0f;
+        check(verdict_on(&model, spoiled, false).loss_scale == 1.0f);
     }
     good.good_steps = 1998;
     check(verdict_on(&model, good, false).loss_scale == 1024.0f);
@@ -1975,15 +1975,15 @@ static void test_refusals(void) {
     }
 }
 
-// Trains from weights of which one element is set to `spoilt`. Returns the exit code, stores the path of the run's
+// Trains from weights of which one element is set to `spoiled`. Returns the exit code, stores the path of the run's
 // output directory in run (256).
-static int run_spoilt(const char* name, int tensor, float spoilt, char* run, std::string* out) {
+static int run_spoiled(const char* name, int tensor, float spoiled, char* run, std::string* out) {
     const char* data = make_shards();
     char dir[256];
     Error err;
     GPT2Config config;
     float* weights = read_weights(FIXTURES "tiny_gpt2", &config);
-    weights[param_offset(&config, tensor)] = spoilt;
+    weights[param_offset(&config, tensor)] = spoiled;
     snprintf(dir, sizeof(dir), "%s/%s", test_dir(), name);
     snprintf(run, 256, "%s/%s_run", test_dir(), name);
     if (!make_directories(dir, &err) || !model_save_hf(dir, &config, weights, false, -1, &err)) { die("%s", err.text); }
@@ -2000,12 +2000,12 @@ static void test_gives_up(void) {
     Path checkpoint;
     Error err;
     std::string out;
-    int rc = run_spoilt("nan", 10, NAN, run, &out); // fcw
+    int rc = run_spoiled("nan", 10, NAN, run, &out); // fcw
     check_msg(rc == 1, "exit %d: %s", rc, out.c_str());
     check_msg(out.find(" is not finite: nan at [0, 0]: take other weights") != std::string::npos, "%s", out.c_str());
     check(!run_has_checkpoints(run));
     // finite weights that overflow in the forward pass are saved; every step that was launched counts as skipped
-    rc = run_spoilt("huge", 14, 3e38f, run, &out); // lnfw
+    rc = run_spoiled("huge", 14, 3e38f, run, &out); // lnfw
     check_msg(rc == 1, "exit %d: %s", rc, out.c_str());
     check_msg(out.find("3 steps in a row: stopped, the weights of the last good step are saved") != std::string::npos,
               "%s", out.c_str());

@@ -1452,7 +1452,7 @@ static void loaded_model_open(LoadedModel* m, const EvalFiles* files) {
     if (files) { eval_files_check(files, m->vocabulary); }
     if (args->prompt && args->prompt[0]) { prompt_check_vocabulary(m->vocabulary); }
     load_model(&m->model, &m->source);
-    // generating a token is bound by reading the weights: one of them takes as long as some 100 FLOPs
+    // generating a token is bound by reading the weights: one of them takes as long as about 100 FLOPs
     limit_threads(100.0 * (double)num_parameters(&m->model.config));
     m->load_ms = time_ms() - start;
 }

@@ -542,7 +542,7 @@ template <class F> struct Fp8Copies {
 // its own, unless -r makes the backward pass compute them again. Gradients are in the memory of the logits.
 struct Fp8Memory {
     int stage;                   // Fp8Stage
-    bool begun;                  // the scales are there
+    bool begun;                  // the scales have been computed
     size_t keep_norm, keep_gelu; // 1: each layer has its own columns, 0: all share one
     Fp8Scales scales;
     E4M3* weights;      // (L, fp8_weights()): rows and columns of qkvw, fcw, fcprojw
@@ -4707,7 +4707,7 @@ struct GemmPair : GemmWeightNK {
     }
 };
 
-// The trainer's form. 192 divides 768 and 3072, and the accumulators of a 128x192 tile fit one warpgroup's registers.
+// The trainer's form. 192 divides 768 and 3072, and the accumulators of a 128x192 tile fit in one warpgroup's registers.
 struct GemmPingPong192Pairs : GemmPair {
     static constexpr int ROWS = 128, COLUMNS = 192; // size of a tile of out
     static constexpr int PARTS = ROWS / 64;         // a wgmma covers 64 rows, so a consumer has this many accumulators
@@ -5571,7 +5571,7 @@ void matmul_backward_input(floatX* dinp, float* dinp_sums, float* scratch, const
 // of the terms is fixed, so a second run gives the same bits.
 //
 // A cluster waits only for clusters of lower index, whose blocks start before its own, and only for what they do first,
-// before they wait themselves. So there is no deadlock, even if not all blocks fit the GPU at once.
+// before they wait themselves. So there is no deadlock, even if not all blocks fit on the GPU together.
 //
 // If there are two tiles or more per cluster, only the first tiles are cut. The others are computed whole afterwards, in
 // full waves.
@@ -5721,7 +5721,7 @@ template <int n> __device__ inline void matmul_backward_store_part10(const float
     __syncwarp();
     if (threadIdx.x % 32 == 0) { store_release(matmul_backward_flag10(parts, cluster, rank, warp), 1); }
 }
-// sum += what the same warp of cluster `cluster` has stored for the same tile; waits until it is there.
+// Adds the sums that the same warp of cluster `cluster` stored for the same tile. Waits until they have arrived.
 template <int n>
 __device__ inline void matmul_backward_add_part10(float (&sum)[n], float4* parts, int cluster, int rank, int warp) {
     int* flag = matmul_backward_flag10(parts, cluster, rank, warp);
@@ -5834,7 +5834,7 @@ inline MatmulBackwardSchedule matmul_backward_schedule(int N, int C, int OC, int
     // at least 8 steps per cluster
     size_t num_clusters = std::min((size_t)max_clusters, std::max(num_tiles, total / 8)),
            rest = num_tiles % num_clusters;
-    // to store and add the parts of cut tiles takes as long as some 6 steps
+    // storing and adding the partial sums of cut tiles takes as long as about 6 steps
     size_t whole = ceil_div(num_tiles, num_clusters) * num_steps, split = ceil_div(total, num_clusters) + 6;
     if (rest == 0 || whole <= split) {
         return {(int)num_steps, (int)num_tiles, 0, (int)std::min(num_clusters, num_tiles)};
@@ -6092,7 +6092,7 @@ void fused_classifier(floatX* logits, float* losses, const int* targets, const f
     if (fits && compiled_arch(fused_classifier_kernel7) >= 80) {
         cudaCheck(cudaFuncSetAttribute(fused_classifier_kernel7, cudaFuncAttributeMaxDynamicSharedMemorySize, shared));
         cudaCheck(cudaFuncSetAttribute(fused_classifier_kernel7, cudaFuncAttributePreferredSharedMemoryCarveout,
-                                       cudaSharedmemCarveoutMaxShared)); // without this, only one block fits an SM
+                                       cudaSharedmemCarveoutMaxShared)); // without this, only one block fits on an SM
         fused_classifier_kernel7<<<N, block_size, shared, exec.stream>>>(logits, losses, targets, dloss, V, Vp);
     } else {
         fused_classifier_kernel6<<<N, block_size, 0, exec.stream>>>(logits, losses, targets, dloss, V, Vp);
@@ -6883,7 +6883,7 @@ template <class F, MatmulFp8Mode mode, bool has_sums = false> struct MatmulFp8Qu
     }
 };
 
-// As gemm_sm90_kernel9, for a quantised result.
+// Like gemm_sm90_kernel9, for a quantised result.
 template <class G, class Result> __global__ void __launch_bounds__(384, 1)
     matmul_fp8_sm90_kernel7(const __grid_constant__ MatmulFp8Maps maps, typename Result::Epilogue epilogue,
                             Result result, int M, int N, int K, int num_tiles) {
@@ -7646,7 +7646,7 @@ struct AttentionForwardWork {
 };
 
 // The work of this block. Blocks start in the order of their index. Heads are processed in groups whose keys and values
-// fit L2 together. Within a group the tiles with the most keys come first, so that the last blocks to start are short.
+// fit in L2 together. Within a group the tiles with the most keys come first, so that the last blocks to start are short.
 __device__ inline AttentionForwardWork attention_forward_work(int num_heads, int num_tiles, int group) {
     int first = blockIdx.x / (group * num_tiles) * group;
     int rest = blockIdx.x % (group * num_tiles);
@@ -7661,7 +7661,7 @@ inline int attention_forward_group(int T, int HS, int num_heads) {
     return (int)(fit < 1 ? 1 : fit > (size_t)num_heads ? num_heads : fit);
 }
 
-// ---- kernel 6: fp32 arithmetic in register tiles, 128-bit accesses, heads in groups that fit L2; any head size ----
+// ---- kernel 6: fp32 arithmetic in register tiles, 128-bit accesses, heads in groups that fit in L2; any head size ----
 
 // Rows are padded by 4 floats, so that consecutive rows start 4 banks apart: 8 lanes that read 16 bytes each from 8
 // rows have no bank conflict.
@@ -8200,7 +8200,7 @@ attention_forward_sm90_exponents(float (&s)[num_s], AttentionForwardRows& rows, 
     }
 }
 
-// As attention_forward_sm90_exponents, for the diagonal block. group: index of the group of 16 keys that has the same
+// Like attention_forward_sm90_exponents, for the diagonal block. group: index of the group of 16 keys that has the same
 // positions as the warp's 16 queries. P of later groups is 0.
 template <int num_s> __device__ inline void
 attention_forward_sm90_diagonal_exponents(float (&s)[num_s], AttentionForwardRows& rows, int group, float scale_log2) {
@@ -10848,8 +10848,9 @@ __host__ __device__ inline DecodeLayerShare decode_layer_share(int n, int rank, 
 constexpr int DECODE_LAYER_PART = DECODE_LAYER_HS + 2;
 
 // ---- kernel 5: one launch, weights in the order in which they are read, mma, results that carry their readiness ----
-// Of the 33,000 cycles a layer of the ladder's kernel 3 (C = 768), 7,500 go to the copies of weights that its threads make, 7,000 to
-// layernorms of whole vectors in every block, 6,000 to additions in global memory and barriers of all blocks, and 8,000 to products. Here
+// Of the 33,000 cycles per layer of the ladder's kernel 3 (C = 768), 7,500 go to the copies of weights that its threads make,
+// 7,000 to layernorms of whole vectors in every block, 6,000 to additions in global memory and barriers of all blocks, and
+// 8,000 to products. Here
 //
 //     - a block's weights of a layer are one piece of memory, in the order of their use, made once by decode_layers_pack. One thread
 //       copies them by cp.async.bulk to a ring of chunks in shared memory, as far ahead as they fit
@@ -10955,8 +10956,8 @@ template <int C, int ranks> struct DecodeLayerSizes {
     // each matrix of a layer is one piece, the ring has four
     static constexpr bool RESIDENT = SETS == 1 && TOGETHER == ROUNDS && OWN / 16 <= 8 * TOGETHER;
     static constexpr int RING = RESIDENT ? 4 : C > 1280 ? 11 : 12; // pieces
-    // Pieces in flight: some 5 MB on the whole GPU, what its memory delivers in a microsecond. More would not come sooner, but all
-    // else, the parts of x above all, would queue behind them: with the whole ring in flight C = 1600 took 7% longer.
+    // Pieces in flight: about 5 MB on the whole GPU, what its memory delivers in a microsecond. More would not come sooner, but
+    // all else, the parts of x above all, would queue behind them: with the whole ring in flight C = 1600 took 7% longer.
     static constexpr int IN_FLIGHT = 3;
     static constexpr int CAPACITY = 1024, TOKENS = CAPACITY / ranks / (4 * DECODE_LAYER_WARPS); // tokens per 8 lanes
     static_assert(C % (16 * ranks) == 0 && OWN / 2 <= DECODE_LAYER_THREADS && 8 % ranks == 0 &&
@@ -11145,7 +11146,7 @@ template <int C, int ranks> struct DecodeLayerBlock : DecodeLayerSizes<C, ranks>
     // A block's columns belong to its first OWN / 2 threads, two to each.
     __device__ static bool has_columns() { return threadIdx.x < OWN / 2; }
     __device__ int column() const { return first + 2 * (int)threadIdx.x; }
-    // The sums of the parts of all heads for this thread's columns, as soon as they are there.
+    // Waits for every head's partial projection of this thread's columns. Returns their sums.
     __device__ float2 add_up(const uint64_t* parts, uint32_t phase) const {
         constexpr int together = NH <= 16 ? NH : (NH + 1) / 2; // loads in flight, as many as there are registers for
         const uint64_t* from = hold_pointer(parts + column());
@@ -11175,7 +11176,7 @@ template <int C, int ranks> struct DecodeLayerBlock : DecodeLayerSizes<C, ranks>
         return sum;
     }
     __device__ static uint64_t part_of(float x, uint32_t phase) { return (uint64_t)phase << 32 | __float_as_uint(x); }
-    // This thread's columns of x, to all blocks of the cluster.
+    // Sends this thread's columns of x to all blocks of the cluster.
     __device__ void send_x(float2 x) const {
         if (!has_columns()) { return; }
 #pragma unroll
@@ -11236,7 +11237,7 @@ template <int C, int ranks> struct DecodeLayerBlock : DecodeLayerSizes<C, ranks>
             cache.values[i] = there ? *reinterpret_cast<const int4*>(values + at) : make_int4(0, 0, 0, 0);
         }
     }
-    // q, k and v of the block's rows, to the cluster: warp r sends to block r.
+    // Sends q, k and v of the block's rows to the cluster: warp r sends to block r.
     __device__ void send_qkv() const {
         if (warp >= ranks) { return; }
 #pragma unroll
@@ -11247,7 +11248,7 @@ template <int C, int ranks> struct DecodeLayerBlock : DecodeLayerSizes<C, ranks>
             store_cluster_async(&shared.qkv[row], value, &shared.qkv_there, warp);
         }
     }
-    // Attention of the block's tokens, to the cluster; q, k, v have arrived.
+    // Computes attention over the block's tokens and sends it to the cluster. q, k and v have arrived.
     __device__ void attend(const Cache& cache) {
         int part = lane % 8 * VEC;
         float q[VEC], score[TOKENS + 1], sum[VEC] = {}, largest = DECODE_ATTENTION_LOWEST, total = 0.0f;
@@ -11329,7 +11330,7 @@ template <int C, int ranks> struct DecodeLayerBlock : DecodeLayerSizes<C, ranks>
         floatX* cache = threadIdx.x < HS ? keys : values;
         cache[(size_t)now * C + head * HS + threadIdx.x % HS] = (floatX)shared.qkv[HS + threadIdx.x];
     }
-    // The projection of a vector, of 64 elements for each pair of chunks, to the block's columns: a part of x for all heads.
+    // Stores this head's partial sum of x: a vector of 64 elements for each pair of chunks, projected to the block's columns.
     template <int pairs> __device__ void project(const floatX* vector, uint64_t* parts, uint32_t phase) {
         const int4* operand = reinterpret_cast<const int4*>(vector) + lane % 4;
         constexpr int tiles = OWN / 16;
@@ -11368,8 +11369,8 @@ template <int C, int ranks> struct DecodeLayerBlock : DecodeLayerSizes<C, ranks>
 
     // ---- the MLP ----
 
-    // gelu of the block's hidden units, 32 = 8 * DECODE_LAYER_MLP in a set, whose products are there, to the cluster: warp r sends them to
-    // block r.
+    // Computes gelu of the block's hidden units, 32 = 8 * DECODE_LAYER_MLP in a set, and sends it to the cluster: warp r sends to
+    // block r. Their products have been added.
     __device__ void send_hidden() {
         if (warp >= ranks) { return; }
 #pragma unroll
@@ -11622,7 +11623,8 @@ template <int C, int TEAMS> struct DecodeLayerTexts {
         for (int w = 0; w < WARPS; w++) { sum += own.products[w][row][text]; }
         return sum;
     }
-    // The projection of the team's texts, of 32 * chunks elements each with GAP after them, to the block's columns: parts of x.
+    // Stores this head's partial sums of x: the vectors of the team's sequences, 32 * chunks elements each with GAP after them,
+    // projected to the block's columns.
     template <int chunks> __device__ void project(const int4* w, const floatX* texts, uint4* parts, uint32_t phase) {
         constexpr int tiles = OWN / 16; // a warp has one
         static_assert(tiles <= WARPS, "");
@@ -11651,7 +11653,7 @@ template <int C, int TEAMS> struct DecodeLayerTexts {
     __device__ uint4* part(uint4* parts, int h) const {
         return parts + ((h * TEAMS * TEXTS + text()) * 8 + rank) * TRIPLES + lane;
     }
-    // x += the parts of all heads, as soon as they are there.
+    // Adds every head's partial projection to x. Waits until each has arrived.
     __device__ void add_up(float (&x)[3], uint4* parts, uint32_t phase, const floatX* bias) const {
         if (!is_text() || !has_columns()) { return; }
         constexpr int together = TEAMS == 1 ? NH : NH / 2; // as the registers allow
@@ -11678,7 +11680,7 @@ template <int C, int TEAMS> struct DecodeLayerTexts {
             if (has_column(k)) { x[k] = (float)(floatX)(x[k] + (float)bias[3 * lane + k] + sum[k]); }
         }
     }
-    // x to all blocks of the cluster, 16 bytes at a time.
+    // Sends x to all blocks of the cluster, 16 bytes at a time.
     __device__ void send_x(const float (&x)[3]) {
         constexpr int pieces = OWN / VEC;
         if (!is_text()) { return; }
@@ -11734,7 +11736,7 @@ template <int C, int TEAMS> struct DecodeLayerTexts {
 
     // ---- attention ----
 
-    // q, k and v of the block's rows, whose products are there, each text's to the block that attends for it.
+    // Sends q, k and v of the block's rows, each sequence's to the block that attends for it. The products have been added.
     __device__ void send_qkv(const floatX* bias) {
         int row = thread / 8, to = thread % 8;
         if (row >= 24 || !(texts >> to & 1)) { return; }
@@ -11798,7 +11800,8 @@ template <int C, int TEAMS> struct DecodeLayerTexts {
             for (int e = 0; e < VEC; e++) { s.sum[e] += share * (float)v[e]; }
         }
     }
-    // Attention of the block's text, to the cluster. Its q, k, v have arrived; the first tokens are in `cache`.
+    // Computes attention for this block's sequence and sends it to the cluster. Its q, k and v have arrived; the first tokens
+    // are in `cache`.
     __device__ void attention(Cache (&cache)[2], floatX* keys, floatX* values) {
         int part = lane % 8 * VEC;
         const float* qkv = own.qkv;
@@ -11876,7 +11879,7 @@ template <int C, int TEAMS> struct DecodeLayerTexts {
 
     // ---- the MLP ----
 
-    // gelu of the block's hidden units, 32 = 8 * DECODE_LAYER_MLP, whose products are there, to the cluster, 16 bytes at a time.
+    // Computes gelu of the block's hidden units, 32 = 8 * DECODE_LAYER_MLP, and sends it to the cluster, 16 bytes at a time.
     __device__ void send_hidden(const floatX* bias) {
         int unit = thread / 8, text = thread % 8;
         own.hidden[text][rank * 32 + unit] = (floatX)gelu(product_row(unit, text) + (float)bias[unit]);
@@ -12716,7 +12719,7 @@ template <int texts> __device__ void decode_matmul_norm(floatX* shared_x, const 
     float rstd = rsqrtf(squares / (float)a.K + a.epsilon);
 
     cp_async_wait<0>();
-    __syncthreads(); // every thread's part of shared_norm is there
+    __syncthreads(); // every thread has stored its part of shared_norm
     const x128 *scale = shared_norm, *shift = shared_norm + num_columns / x128::size;
 #pragma unroll 1
     for (int at = lane; at < begin; at += lanes) {
@@ -12832,7 +12835,7 @@ template <class Sum> __device__ inline void decode_matmul_exchange(float2* sums,
             store_cluster_async(to, sum, barrier, owner);
         }
     }
-    __syncthreads(); // the block's own sums are there
+    __syncthreads(); // the block has stored its own sums
     mbarrier_wait_cluster(barrier, 0);
 }
 

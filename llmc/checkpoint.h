@@ -718,7 +718,7 @@ static inline bool model_read_config(ModelFile* model, const char* path, Error* 
 }
 
 // Whether a file may lack a tensor that the index names: one that is not read, or one of the two names of a tied embedding while the
-// other one is there. transformers leaves a tied lm_head.weight out of the files, but not always out of the index.
+// other one exists. transformers leaves a tied lm_head.weight out of the files, but not always out of the index.
 static inline bool index_may_lack(const ModelFile* model, const char* name) {
     int p, layer;
     HfKind kind = hf_name(name, &p, &layer);

@@ -4,12 +4,12 @@ Matrix products by cuBLASLt with a row-major interface: out = epilogue(alpha * a
 cuBLASLt's matrices are column-major. A row-major out (M,N) is a column-major out^T (N,M), so cuBLASLt computes b^T a^T.
 That swap happens in cublaslt_plan() and nowhere else.
 
-The library proposes several algorithms for a product. By default the first call with a shape times them all, and later
+cuBLASLt offers several candidate algorithms for a product. By default the first call with a shape times them all, and later
 calls use the fastest. So two runs of a program may choose differently, and then differ in the last bits; within a run
 equal calls give equal bits. There are three ways to get equal bits in every run on the same kind of GPU.
 cublaslt_open_cache() names a file of the user in which a run puts each choice that it times, and finds those of earlier
 runs. cublaslt_save() writes the choices of a run to a file of its own, and cublaslt_load() repeats them in a later run;
-they precede those of the cache. times_algorithms = false in an Execution takes the first proposal of the library.
+they precede those of the cache. times_algorithms = false in an Execution takes cuBLASLt's first candidate.
 Split-K algorithms that add their partial sums in 16 bits are not accepted.
 
 A CublasLt has one handle and one workspace: calls may be on any stream, but no two of them may run at the same time.
@@ -85,8 +85,8 @@ struct MatmulCall {
     int M = 0, N = 0, K = 0;
     // Operands in fp8 (CUDA_R_8F_E4M3 or CUDA_R_8F_E5M2, not both of e5m2) come with scales: one float each, in device memory
     // and aligned to 16 bytes, that multiplies the stored values. They need b_transposed alone, a plain epilogue, N and K that
-    // are multiples of 16, and compute capability 8.9. fast_accumulation: the tensor cores keep the sum, of which they have
-    // some 14 bits; otherwise the library adds partial sums in fp32, which takes longer.
+    // are multiples of 16, and compute capability 8.9. fast_accumulation: the tensor cores keep the sum, with
+    // about 14 bits; otherwise cuBLASLt adds partial sums in fp32, which takes longer.
     cudaDataType_t a_type = cublaslt_floatX, b_type = cublaslt_floatX;
     const float *a_scale = NULL, *b_scale = NULL;
     bool fast_accumulation = true;
@@ -228,7 +228,7 @@ float cublaslt_time(int n, cudaEvent_t start, cudaEvent_t end, cudaStream_t stre
 
 // Returns the index of the fastest of n algorithms, or -1 if none of them runs; launch(i) launches algorithm i. Each
 // algorithm is timed in three rounds, and its minimum counts. To replace the best one so far, an algorithm must be 1%
-// faster, so that noise seldom decides.
+// faster, so that noise rarely decides.
 //
 // A training step holds the GPU at its power limit, where an algorithm that draws less power can win: on an H200 by 6% for
 // the weight gradient of the head, with an algorithm that is 0.2% slower when run alone. So if the product takes long enough
@@ -263,21 +263,21 @@ template <class Launch> int cublaslt_fastest(int n, const Execution& exec, Launc
     return best;
 }
 
-// Returns the index of the fastest of the library's proposals for a call, timed on the call's own operands. If the call
+// Returns the index of the fastest of cuBLASLt's candidates for a call, timed on the call's own operands. If the call
 // accumulates into c.out, the timed launches write to scratch memory instead, so that c.out keeps its values.
-inline int cublaslt_fastest(const CublasLtPlan& plan, MatmulCall c, const cublasLtMatmulHeuristicResult_t* proposals,
+inline int cublaslt_fastest(const CublasLtPlan& plan, MatmulCall c, const cublasLtMatmulHeuristicResult_t* candidates,
                             int n, const Execution& exec) {
     void* stand_in = NULL;
     if (c.add == c.out) {
         size_t bytes = (size_t)c.M * c.N * (c.out_is_float ? sizeof(float) : sizeof(floatX));
         if (cudaMalloc(&stand_in, bytes) != cudaSuccess) {
-            cudaGetLastError(); // clears the error: without memory for the timing, the first proposal is taken
+            cudaGetLastError(); // clears the error: without memory for the timing, the first candidate is taken
             return 0;
         }
         cudaCheck(cudaMemsetAsync(stand_in, 0, bytes, exec.stream));
         c.add = c.out = stand_in;
     }
-    int best = cublaslt_fastest(n, exec, [&](int i) { return cublaslt_launch(plan, proposals[i].algo, c, exec); });
+    int best = cublaslt_fastest(n, exec, [&](int i) { return cublaslt_launch(plan, candidates[i].algo, c, exec); });
     cudaCheck(cudaFree(stand_in));
     return best;
 }
@@ -296,11 +296,12 @@ inline bool cublaslt_recall(const std::vector<CublasLtChoice>& choices, const Cu
     return false;
 }
 
-// The library's proposals for a product, at most `max` of them, its favourite first. The algorithms may assume that
+// Finds cuBLASLt's candidates for a product, at most `max` of them, its favourite first. The algorithms may assume that
 // addresses are multiples of `alignment`, and may use the whole workspace.
-inline cublasStatus_t cublaslt_propose(const CublasLt& lt, cublasLtMatmulHeuristicResult_t* proposals, int max, int* n,
-                                       cublasLtMatmulDesc_t product, cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
-                                       cublasLtMatrixLayout_t add, cublasLtMatrixLayout_t out, int alignment) {
+inline cublasStatus_t cublaslt_candidates(const CublasLt& lt, cublasLtMatmulHeuristicResult_t* candidates, int max,
+                                          int* n, cublasLtMatmulDesc_t product, cublasLtMatrixLayout_t a,
+                                          cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t add,
+                                          cublasLtMatrixLayout_t out, int alignment) {
     cublasLtMatmulPreference_t preference;
     cublasCheck(cublasLtMatmulPreferenceCreate(&preference));
     auto prefer = [&](cublasLtMatmulPreferenceAttributes_t attribute, auto value) {
@@ -314,7 +315,7 @@ inline cublasStatus_t cublaslt_propose(const CublasLt& lt, cublasLtMatmulHeurist
     prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, (uint32_t)alignment);
     *n = 0;
     cublasStatus_t status =
-        cublasLtMatmulAlgoGetHeuristic(lt.handle, product, a, b, add, out, preference, max, proposals, n);
+        cublasLtMatmulAlgoGetHeuristic(lt.handle, product, a, b, add, out, preference, max, candidates, n);
     cublasCheck(cublasLtMatmulPreferenceDestroy(preference));
     return status;
 }
@@ -498,27 +499,28 @@ inline bool cublaslt_is_captured(cudaStream_t stream) {
     return capturing != cudaStreamCaptureStatusNone;
 }
 
-// Sets plan.algo to one of the library's proposals: the fastest, or the first one if they cannot be timed.
+// Sets plan.algo to one of cuBLASLt's candidates: the fastest, or the first one if they cannot be timed.
 inline void cublaslt_choose(CublasLtPlan& plan, const MatmulCall& c, const Execution& exec) {
     // the heuristic uses only the alignment of these two pointers, so pass an address with the alignment of the key
     const void* least_aligned = (const void*)(uintptr_t)plan.key.alignment;
     if (cublaslt_vector(c)) { cublaslt_describe(plan.product, CUBLASLT_MATMUL_DESC_BIAS_POINTER, least_aligned); }
     if (c.aux) { cublaslt_describe(plan.product, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, least_aligned); }
-    const int max_proposals = 16;
-    cublasLtMatmulHeuristicResult_t proposals[max_proposals];
+    const int max_candidates = 16;
+    cublasLtMatmulHeuristicResult_t candidates[max_candidates];
     int n;
-    cublasStatus_t status = cublaslt_propose(cublaslt_of(exec), proposals, exec.times_algorithms ? max_proposals : 1,
-                                             &n, plan.product, plan.a, plan.b, plan.out, plan.out, plan.key.alignment);
-    // with fp8, two more mean that the library has no such product here
+    cublasStatus_t status =
+        cublaslt_candidates(cublaslt_of(exec), candidates, exec.times_algorithms ? max_candidates : 1, &n, plan.product,
+                            plan.a, plan.b, plan.out, plan.out, plan.key.alignment);
+    // with fp8, two other status codes also mean "unsupported"
     bool none =
         status == CUBLAS_STATUS_NOT_SUPPORTED ||
         (cublaslt_is_fp8(c) && (status == CUBLAS_STATUS_INVALID_VALUE || status == CUBLAS_STATUS_ARCH_MISMATCH));
     if (status != CUBLAS_STATUS_SUCCESS && !none) { cublasCheck(status); }
     int best = n > 0 && !none ? 0 : -1;
     bool timed = n > 1 && !none && !cublaslt_is_captured(exec.stream);
-    if (timed) { best = cublaslt_fastest(plan, c, proposals, n, exec); }
+    if (timed) { best = cublaslt_fastest(plan, c, candidates, n, exec); }
     plan.found = best >= 0;
-    if (plan.found) { plan.algo = proposals[best].algo; }
+    if (plan.found) { plan.algo = candidates[best].algo; }
     if (plan.found && timed) { cublaslt_publish(cublaslt_of(exec), plan); }
 }
 

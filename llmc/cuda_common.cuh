@@ -164,7 +164,7 @@ struct Execution {
     ColumnSums* sums = NULL;  // column_sums() adds to this list, and its owner launches it; NULL: each launches its own
     DeferredUpdate* update = NULL; // AdamW's update that idle warps of matmul_forward may work on; NULL: none
     CublasLt* library = NULL;      // handle, workspace and algorithms; NULL: those of cublaslt()
-    bool times_algorithms = true;  // cuBLASLt's algorithms are chosen by timing; false: its first proposal
+    bool times_algorithms = true;  // cuBLASLt's algorithms are chosen by timing; false: its first candidate
     TunedState* tuned = NULL;      // configurations that were measured; NULL: each launcher's default
 
     Execution(cudaStream_t stream = NULL, int block_size = 0) : stream(stream), block_size(block_size) {}

@@ -487,11 +487,11 @@ inline void ranks_progressed() {
 // because the order of a sum depends on them. NCCL's blocks come in clusters of 4. On two H100s, a step of 1558M, -b 8, takes
 // 164 ms with 4 beside computations, 170 with 8, and 174 with 32 between them; one of 124M, -b 64, takes 105 ms with 4
 // beside, and 102 with 16 or 32 between (162 and 101 ms on one card). With --fp8 computations are too short for 4, which carry
-// some 66 GB/s: on four H200s a step of 1558M takes 131 ms with 4, 115 with 8 and 117 with 12.
+// about 66 GB/s: on four H200s a step of 1558M takes 131 ms with 4, 115 with 8 and 117 with 12.
 inline int nccl_few() { return args->fp8 ? 8 : 4; }
 constexpr int NCCL_MANY = 16;
 
-// A group gathers at least so many bytes of weights: two layers of 124M in bf16, for which two H100s should need some 50 us. A
+// A group gathers at least so many bytes of weights: two layers of 124M in bf16, for which two H100s should need about 50 us. A
 // larger one would spare more starts and ends of NCCL's kernels, but nothing hides the last group.
 constexpr size_t GATHER_BYTES = 24 << 20;
 
@@ -626,7 +626,7 @@ inline void begin_group() {
 }
 inline void end_group() { ncclCheck(nccl_group_end(&ranks().many, err)); } // does nothing if no group was begun
 
-// As reduce_gradients, at once.
+// Like reduce_gradients, but starts the exchange immediately.
 inline void queue_reduction(NcclComm* comm, int b, float* own, float* grads, size_t n) {
     Ranks& r = ranks();
     int owner = bucket_owner(b);

@@ -326,7 +326,7 @@ static const Option gpu_options[] = {
     {OPT_BOOL, 0, NULL, "tune", &settings.tune, "again",
      "time cuBLASLt's matmul algorithms, use the fastest, and keep the choice in ~/.cache for all runs; again: time "
      "those "
-     "that are kept again; off: use its first proposal",
+     "that are kept again; off: use its first candidate",
      0, 0},
     {OPT_STR, 0, NULL, "tuned", &settings.tuned, "FILE",
      "kernel configurations measured by make tune in dev/cuda; a resumed run keeps those that it had", 0, 0},

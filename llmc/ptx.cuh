@@ -76,7 +76,7 @@ __device__ inline void cp_async_16(void* shared, const void* global, bool valid 
              "r"(valid ? 16 : 0)
              : "memory");
 }
-// As cp_async_16, but copies 4 bytes; both addresses are aligned to 4.
+// Like cp_async_16, but copies 4 bytes; both addresses are aligned to 4.
 __device__ inline void cp_async_4(void* shared, const void* global, bool valid = true) {
     PTX_SM80("cp.async.ca.shared.global [%0], [%1], 4, %2;\n" ::"r"(shared_address(shared)), "l"(global),
              "r"(valid ? 4 : 0)
@@ -456,7 +456,7 @@ __device__ inline void wgmma_64x64x16_transposed(float d[32], const uint32_t a[4
 __device__ inline void wgmma_64x64x16_transposed(float d[32], const uint32_t a[4], uint64_t b, int accumulate, half) {
     WGMMA_64x64x16_REGISTERS_TRANSPOSED("f16");
 }
-// As wgmma_64x64x16_transposed with `a` in registers, but `a` is (k,m) in shared memory and laid out like `b`: rows (k)
+// Like wgmma_64x64x16_transposed with `a` in registers, but `a` is (k,m) in shared memory and laid out like `b`: rows (k)
 // of 64 elements (m).
 #define WGMMA_64x64x16_BOTH_TRANSPOSED(type)                                                                           \
     PTX_SM90A("{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"                                                             \
@@ -498,7 +498,7 @@ __device__ inline void wgmma_64x256x16_transposed(float d[128], uint64_t a, uint
 __device__ inline void wgmma_64x256x16_transposed(float d[128], uint64_t a, uint64_t b, int accumulate, half) {
     WGMMA_64x256("f16.f16", "k16", ", 1, 1");
 }
-// As wgmma_64x192x16, but b is (k,n) in memory: wgmma_descriptor_transposed.
+// Like wgmma_64x192x16, but b is (k,n) in memory: wgmma_descriptor_transposed.
 __device__ inline void wgmma_64x192x16_transposed_b(float d[96], uint64_t a, uint64_t b, int accumulate,
                                                     __nv_bfloat16) {
     WGMMA_64x192("bf16.bf16", "k16", ", 0, 1");
@@ -551,7 +551,7 @@ __device__ inline void wgmma_64x64x16_transposed_new(float d[32], uint64_t a, ui
 
 // 8 bits per element, e4m3 or e5m2: d (64xN) += a (64x32) b (32xN), otherwise as wgmma_64x128x16 and the wider ones.
 // 128 elements along k take as many bytes as 64 16-bit elements, so descriptors and the steps between them are the
-// same. Accumulators are fp32, but the tensor core aligns the terms of a sum to the largest one and keeps some 14 bits
+// same. Accumulators are fp32, but the tensor core aligns the terms of a sum to the largest one and keeps about 14 bits
 // of them (DeepSeek-AI 2024, arXiv:2412.19437, section 3.5.2). Both operands have k as their contiguous dimension: the
 // flags that transpose an operand exist for 16-bit types only.
 __device__ inline void wgmma_64x128x32_e4m3(float d[64], uint64_t a, uint64_t b, int accumulate) {
@@ -648,21 +648,21 @@ __device__ inline void tma_load_2d(void* shared, const void* map, int x, int y, 
               "l"(map), "r"(x), "r"(y), "r"(shared_address(barrier))
               : "memory");
 }
-// As tma_load_2d, with three coordinates: x is the innermost dimension, then y, z.
+// Like tma_load_2d, with three coordinates: x is the innermost dimension, then y, z.
 __device__ inline void tma_load_3d(void* shared, const void* map, int x, int y, int z, uint64_t* barrier) {
     PTX_SM90A("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], "
               "[%1, {%2, %3, %4}], [%5];\n" ::"r"(shared_address(shared)),
               "l"(map), "r"(x), "r"(y), "r"(z), "r"(shared_address(barrier))
               : "memory");
 }
-// As tma_load_2d, with four coordinates: x is the innermost dimension, then y, z, w.
+// Like tma_load_2d, with four coordinates: x is the innermost dimension, then y, z, w.
 __device__ inline void tma_load_4d(void* shared, const void* map, int x, int y, int z, int w, uint64_t* barrier) {
     PTX_SM90A("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], "
               "[%1, {%2, %3, %4, %5}], [%6];\n" ::"r"(shared_address(shared)),
               "l"(map), "r"(x), "r"(y), "r"(z), "r"(w), "r"(shared_address(barrier))
               : "memory");
 }
-// As tma_load_2d, but copies the box to every block of the cluster whose bit is set in `blocks`. In each of them it
+// Like tma_load_2d, but copies the box to every block of the cluster whose bit is set in `blocks`. In each of them it
 // goes to the same shared-memory address, and its bytes arrive at the barrier at the same address.
 __device__ inline void tma_load_2d_multicast(void* shared, const void* map, int x, int y, uint64_t* barrier,
                                              uint16_t blocks) {
@@ -673,7 +673,7 @@ __device__ inline void tma_load_2d_multicast(void* shared, const void* map, int 
 }
 // The cache policy that createpolicy.fractional.L2::evict_first makes for a fraction of 1, that is all of an access.
 const uint64_t TMA_EVICT_FIRST = 0x12F0000000000000;
-// As tma_load_2d and tma_load_4d with an evict-first hint, for data that is not read again.
+// Like tma_load_2d and tma_load_4d with an evict-first hint, for data that is not read again.
 __device__ inline void tma_load_2d_once(void* shared, const void* map, int x, int y, uint64_t* barrier) {
     PTX_SM90A("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], "
               "[%1, {%2, %3}], [%4], %5;\n" ::"r"(shared_address(shared)),
@@ -702,7 +702,7 @@ __device__ inline void tma_store_2d(const void* map, const void* shared, int x, 
               "r"(y), "r"(shared_address(shared))
               : "memory");
 }
-// As tma_store_2d, with three and with four coordinates, in the order of the loads.
+// Like tma_store_2d, with three and with four coordinates, in the order of the loads.
 __device__ inline void tma_store_3d(const void* map, const void* shared, int x, int y, int z) {
     PTX_SM90A("cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%1, %2, %3}], [%4];\n" ::"l"(map), "r"(x),
               "r"(y), "r"(z), "r"(shared_address(shared))
@@ -744,7 +744,7 @@ __device__ inline void bulk_store(void* global, const void* shared, int bytes) {
               "r"(shared_address(shared)), "r"(bytes)
               : "memory");
 }
-// As bulk_store, but adds floats: global[i] += shared[i].
+// Like bulk_store, but adds floats: global[i] += shared[i].
 __device__ inline void bulk_add(float* global, const float* shared, int bytes) {
     PTX_SM90A("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;\n" ::"l"(global),
               "r"(shared_address(shared)), "r"(bytes)
@@ -804,7 +804,7 @@ __device__ inline void cluster_sync() {
 // mbarrier_init_fence() followed: so there is no fence, which would wait for all memory accesses on their way.
 __device__ inline void cluster_arrive_relaxed() { PTX_SM90A("barrier.cluster.arrive.relaxed;\n" ::: "memory"); }
 __device__ inline void cluster_wait() { PTX_SM90A("barrier.cluster.wait.acquire;\n" ::: "memory"); }
-// As mbarrier_arrive, but at the barrier with the address `barrier` in the shared memory of block `rank`. It is for a
+// Like mbarrier_arrive, but at the barrier with the address `barrier` in the shared memory of block `rank`. It is for a
 // consumer's arrival at an empty barrier of another block: it signals that this thread has read its data. It does not
 // make this thread's writes visible to that block, which would need a fence with at least cluster scope.
 __device__ inline void mbarrier_arrive_cluster(uint64_t* barrier, int rank) {
@@ -813,7 +813,7 @@ __device__ inline void mbarrier_arrive_cluster(uint64_t* barrier, int rank) {
               "r"(rank)
               : "memory");
 }
-// As mbarrier_wait. Afterwards this thread also sees data that other blocks wrote by store_cluster_async().
+// Like mbarrier_wait. Afterwards this thread also sees data that other blocks wrote by store_cluster_async().
 __device__ inline void mbarrier_wait_cluster(uint64_t* barrier, int parity) {
     uint32_t done = 0;
     while (!done) {

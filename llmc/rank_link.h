@@ -112,7 +112,7 @@ typedef struct {
 } LinkFrame;
 
 // Reads a header from the first n bytes that were received. Returns 1, 0 if the rest of it is still to come, or -1 with the
-// reason in err. A wrong byte of the magic is found as soon as it is there.
+// reason in err. A wrong byte of the magic is found as soon as it arrives.
 static inline int link_parse(LinkFrame* f, const uint8_t* data, size_t n, int num_ranks, Error* err) {
     memset(f, 0, sizeof(*f));
     if (memcmp(data, link_magic, n < sizeof(link_magic) ? n : sizeof(link_magic)) != 0) {

@@ -99,7 +99,7 @@ static inline bool rdzv_get_text(RdzvText* text, const uint8_t* data, size_t n, 
 
 // Reads one message from the first n bytes that were received. Returns its size, RDZV_INCOMPLETE if the rest is still to
 // come, RDZV_OTHER_PROTOCOL (protocol, kind and token are set) or RDZV_BAD with the reason in err. The texts of the message
-// point into data. A wrong byte is found as soon as it is there.
+// point into data. A wrong byte is found as soon as it arrives.
 static inline int rdzv_parse(RdzvMessage* m, const uint8_t* data, size_t n, Error* err) {
     memset(m, 0, sizeof(*m));
     if (memcmp(data, rdzv_magic, n < sizeof(rdzv_magic) ? n : sizeof(rdzv_magic)) != 0) {

@@ -650,8 +650,8 @@ static inline bool parts_leave(const PartsSave* s, const char* dir, int r, const
     return ok;
 }
 
-// Leaves the result for each of the other ranks: failure is NULL, or the reason. Each rank removes its own. That of rank 0
-// keeps the directory from being removed before all are there.
+// Leaves the result for each of the other ranks: failure is NULL, or the reason. Each rank removes its own. The result of
+// rank 0 keeps the directory from being removed before all results exist.
 static inline bool parts_leave_results(const PartsSave* s, const char* failure, Error* err) {
     Path dir, own;
     char name[RUN_NAME], text[sizeof(err->text) + 16];

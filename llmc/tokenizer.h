@@ -1660,9 +1660,9 @@ static inline bool tokenizer_map(MappedFile* file, TokenizerText* text, const ch
     return true;
 }
 
-// The files of a vocabulary that are there.
+// The files of a vocabulary that exist.
 typedef struct {
-    Path paths[TOKENIZER_NUM_FILES]; // "": not there
+    Path paths[TOKENIZER_NUM_FILES]; // "": does not exist
     MappedFile maps[TOKENIZER_NUM_FILES];
     TokenizerText texts[TOKENIZER_NUM_FILES];
 } TokenizerFiles;

@@ -343,7 +343,7 @@ template <bool in_registers> void attention_backward4(floatX* dqkv, const float*
 }
 
 // ---- kernel 6: cp.async into two swizzled stages, 16 rows per warp ----
-// It runs the code of kernel 7, which is defined below, with 16 instead of 32 rows per warp. 3 blocks fit an SM instead
+// It runs the code of kernel 7, which is defined below, with 16 instead of 32 rows per warp. 3 blocks fit on an SM instead
 // of 2, but each tile is read from shared memory twice as often.
 
 // Requires HS = 64.

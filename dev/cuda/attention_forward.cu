@@ -17,13 +17,13 @@
      3  online softmax in registers, no T x T matrix
      4  keys and values in shared memory
      5  register tiles, 8 queries x 4 keys per thread
-     6  128-bit accesses, heads in groups that fit L2; any head size
+     6  128-bit accesses, heads in groups that fit in L2; any head size
      7  mma.sync, 16 queries per warp, padded shared memory
      8  less arithmetic per score: masks at the diagonal only, one fma per exponent
      9  query fragments loaded once
     10  cp.async, two stages
     11  swizzled instead of padded
-    12  output stored 16 bytes at a time, heads in groups that fit L2 (slower than 11)
+    12  output stored 16 bytes at a time, heads in groups that fit in L2 (slower than 11)
     13  32 queries per warp, half the shared memory reads (slower than 11)
     14  lazy rescaling, only when P would exceed 2^8 (slower than 11)
     15  steps of 32 keys, 3 blocks per SM; any head size (loses to 14 at B = 16, wins at B = 64)
@@ -353,7 +353,7 @@ void attention_forward5(floatX* out, float* lse, const floatX* qkv, int B, int T
 //     row g + 8        lane 4g   4g + 1    4g + 2    4g + 3      c[2], c[3]
 //
 // So a row is shared by the four lanes of a quad: shuffles by 1 and 2 complete its maximum and its sum. A block owns 64
-// queries of one head, and 4 blocks fit an SM, with 128 registers per thread. Kernels 8 to 11 replace the parts of this
+// queries of one head, and 4 blocks fit on an SM, with 128 registers per thread. Kernels 8 to 11 replace the parts of this
 // kernel, one after the other.
 
 constexpr int LADDER_ROW = LADDER_HS + 8; // elements of a padded row
@@ -480,7 +480,7 @@ void attention_forward7(floatX* out, float* lse, const floatX* qkv, int B, int T
 
 // ---- kernel 8: less arithmetic per score: masks at the diagonal only, one fma per exponent, rescale only if m grows ----
 
-// As attention_forward_softmax7.
+// Like attention_forward_softmax7.
 __device__ inline void attention_forward_softmax8(float (&s)[8][4], float (&o)[8][4], float (&m)[2], float (&l)[2],
                                                   int diagonal, float scale_log2) {
     int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
@@ -614,7 +614,7 @@ void attention_forward9(floatX* out, float* lse, const floatX* qkv, int B, int T
 
 // ---- kernel 10: cp.async: the next tile of keys and values arrives in a second stage while this one is used ----
 
-// As attention_forward_load7, but does not wait.
+// Like attention_forward_load7, but does not wait.
 __device__ inline void attention_forward_load10(floatX (*tile)[LADDER_ROW], const floatX* src, int first, int T,
                                                 size_t C) {
     for (int i = threadIdx.x; i < 64 * LADDER_HS / 8; i += 128) {
@@ -708,7 +708,7 @@ void attention_forward11(floatX* out, float* lse, const floatX* qkv, int B, int 
     attention_forward_launch7(attention_forward_kernel11, out, lse, qkv, B, T, NH, exec);
 }
 
-// ---- kernel 12: whole lines of memory: output rows are staged and stored 16 bytes at a time; heads in groups that fit L2
+// ---- kernel 12: whole lines of memory: output rows are staged and stored 16 bytes at a time; heads in groups that fit in L2
 // Kernels 12 to 14 are kernel 15, which is defined below, with other template arguments.
 
 template <int HS, int row_tiles, int step, int slack, int blocks, int keys>
@@ -906,7 +906,7 @@ void attention_forward17(floatX* out, float* lse, const floatX* qkv, int B, int 
 }
 
 // ---- kernel 18: steps of 128 keys, the diagonal first: half as many waits, and only the first step is masked ----
-// As in kernel 17 two blocks fit an SM: one block's softmax is hidden behind the other's products. Keys and values have
+// Like in kernel 17, two blocks fit on an SM: one block's softmax is hidden behind the other's products. Keys and values have
 // barriers of their own, so that the scores need not wait for the values.
 
 struct AttentionForwardSMem18 {         // 81 KB: two blocks per SM
@@ -1258,13 +1258,13 @@ __device__ inline void attention_forward_step23(float (&s)[64], uint32_t (&p)[32
     attention_forward_end_step(s, p, o, rows, grew, more, await, &smem.v_empty[v]);
 }
 
-// As kernel 25's pack, for P of 64 keys in registers that have room for 128 keys: the second half becomes 0.
+// Like kernel 25's pack, for P of 64 keys in registers that have room for 128 keys: the second half becomes 0.
 __device__ inline void attention_forward_sm90_pack(uint32_t (&p)[32], const float (&s)[32]) {
 #pragma unroll
     for (int i = 0; i < 32; i++) { p[i] = 2 * i < 32 ? pack_16x2(s[2 * i], s[2 * i + 1], floatX()) : 0; }
 }
 
-// As kernel 25's attention_forward_sm90_diagonal, but elements of s before first_masked are not masked: in the callers
+// Like kernel 25's attention_forward_sm90_diagonal, but elements of s before first_masked are not masked: in the callers
 // the warp's own group never starts before that element.
 template <int first_masked, int num_s> __device__ inline void
 attention_forward_diagonal_softmax23(float (&s)[num_s], AttentionForwardRows& rows, int group, float scale_log2) {
@@ -1652,7 +1652,7 @@ static void declare(Bench& b) {
     rung(4, "keys and values in shared memory", attention_forward4, 0);
     rung(5, "register tiles, 8 queries x 4 keys per thread", attention_forward5, 0);
     kernel(
-        6, "128-bit accesses, heads in groups that fit L2; any head size",
+        6, "128-bit accesses, heads in groups that fit in L2; any head size",
         [=] { attention_forward_plain(out, lse, qkv, B, T, HS, NH, scale, stream); }, 0, attention_forward_forms6);
 #if !defined(ENABLE_FP32)
     rung(7, "mma.sync, 16 queries per warp, padded shared memory", attention_forward7, 80);
@@ -1660,7 +1660,7 @@ static void declare(Bench& b) {
     rung(9, "query fragments loaded once", attention_forward9, 80);
     rung(10, "cp.async, two stages", attention_forward10, 80);
     rung(11, "swizzled instead of padded", attention_forward11, 80);
-    rung(12, "output stored 16 bytes at a time, heads in groups that fit L2", attention_forward12, 80);
+    rung(12, "output stored 16 bytes at a time, heads in groups that fit in L2", attention_forward12, 80);
     rung(13, "32 queries per warp, half the shared memory reads", attention_forward13, 80);
     rung(14, "lazy rescaling, only when P would exceed 2^8", attention_forward14, 80);
     kernel(

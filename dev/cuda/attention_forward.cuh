@@ -24,7 +24,7 @@ struct AttentionForwardWork {
 };
 
 // The work of this block. Blocks start in the order of their index. Heads are processed in groups whose keys and values
-// fit L2 together. Within a group the tiles with the most keys come first, so that the last blocks to start are short.
+// fit in L2 together. Within a group the tiles with the most keys come first, so that the last blocks to start are short.
 __device__ inline AttentionForwardWork attention_forward_work(int num_heads, int num_tiles, int group) {
     int first = blockIdx.x / (group * num_tiles) * group;
     int rest = blockIdx.x % (group * num_tiles);
@@ -39,7 +39,7 @@ inline int attention_forward_group(int T, int HS, int num_heads) {
     return (int)(fit < 1 ? 1 : fit > (size_t)num_heads ? num_heads : fit);
 }
 
-// ---- kernel 6: fp32 arithmetic in register tiles, 128-bit accesses, heads in groups that fit L2; any head size ----
+// ---- kernel 6: fp32 arithmetic in register tiles, 128-bit accesses, heads in groups that fit in L2; any head size ----
 
 // Rows are padded by 4 floats, so that consecutive rows start 4 banks apart: 8 lanes that read 16 bytes each from 8
 // rows have no bank conflict.
@@ -578,7 +578,7 @@ attention_forward_sm90_exponents(float (&s)[num_s], AttentionForwardRows& rows, 
     }
 }
 
-// As attention_forward_sm90_exponents, for the diagonal block. group: index of the group of 16 keys that has the same
+// Like attention_forward_sm90_exponents, for the diagonal block. group: index of the group of 16 keys that has the same
 // positions as the warp's 16 queries. P of later groups is 0.
 template <int num_s> __device__ inline void
 attention_forward_sm90_diagonal_exponents(float (&s)[num_s], AttentionForwardRows& rows, int group, float scale_log2) {

@@ -1,7 +1,7 @@
 /*
 Part of bench.h: tests of what one launch and a tolerance do not show: whether draws have the right probabilities, and whether
 random bits differ between elements, launches and seeds. All bounds are six standard deviations, so a right kernel passes with
-any seed, and a test with n draws finds a probability that is wrong by some 3 / sqrt(n).
+any seed, and a test with n draws finds a probability that is wrong by about 3 / sqrt(n).
 */
 #pragma once
 

@@ -19,7 +19,7 @@ struct LinearCall {
     cudaDataType_t inp_type = cublaslt_floatX, weight_type = cublaslt_floatX, out_type = cublaslt_floatX;
     const float *inp_scale = NULL, *weight_scale = NULL; // multiply the stored values, if the operands are fp8
     const float* out_scale = NULL;                       // multiplies results on storing, if out_type is e4m3
-    // With fp8 operands: the tensor cores keep the sum, of which they have some 14 bits. Otherwise the library adds partial
+    // With fp8 operands: the tensor cores keep the sum, with about 14 bits. Otherwise cuBLASLt adds partial
     // sums to fp32 registers, which takes longer.
     bool fast_accumulation = true;
     int M = 0, N = 0, K = 0;
@@ -70,7 +70,7 @@ inline cublasStatus_t cublaslt_linear_launch(const LinearPlan& plan, const cubla
                           c.out, plan.out, &algo, lt.workspace, lt.workspace_bytes, exec.stream);
 }
 
-// If `tuned` is true, times the library's proposals on the operands themselves. Otherwise takes the first proposal.
+// If `tuned` is true, times cuBLASLt's candidates on the operands themselves. Otherwise takes the first candidate.
 inline LinearPlan cublaslt_linear_plan(const LinearCall& c, bool tuned, const Execution& exec) {
     require(cublaslt_of(exec).handle != NULL); // cublaslt_open() sets it
     require(c.M > 0 && c.N > 0 && c.K > 0 && (!c.gelu || c.bias) && (!c.add || !cublaslt_is_fp8(c.out_type)));
@@ -93,11 +93,11 @@ inline LinearPlan cublaslt_linear_plan(const LinearCall& c, bool tuned, const Ex
         cublaslt_describe(plan.product, CUBLASLT_MATMUL_DESC_FAST_ACCUM, (int8_t)c.fast_accumulation);
     }
     cublaslt_linear_describe(plan, c);
-    const int max_proposals = 16;
-    cublasLtMatmulHeuristicResult_t proposals[max_proposals];
+    const int max_candidates = 16;
+    cublasLtMatmulHeuristicResult_t candidates[max_candidates];
     int n;
-    cublasStatus_t status = cublaslt_propose(cublaslt_of(exec), proposals, tuned ? max_proposals : 1, &n, plan.product,
-                                             plan.weight, plan.inp, plan.add, plan.out, 256);
+    cublasStatus_t status = cublaslt_candidates(cublaslt_of(exec), candidates, tuned ? max_candidates : 1, &n,
+                                                plan.product, plan.weight, plan.inp, plan.add, plan.out, 256);
     // one of these three means that the library does not support this combination of types and epilogue
     if (status != CUBLAS_STATUS_SUCCESS && status != CUBLAS_STATUS_NOT_SUPPORTED &&
         status != CUBLAS_STATUS_INVALID_VALUE && status != CUBLAS_STATUS_ARCH_MISMATCH) {
@@ -111,18 +111,18 @@ inline LinearPlan cublaslt_linear_plan(const LinearCall& c, bool tuned, const Ex
         void* stand_in = NULL; // for an out that accumulates, so that it keeps its values
         if (c.add == c.out) {
             size_t bytes = (size_t)c.M * c.N * sizeof(float);
-            stand_in = device_malloc_check(bytes, "timing cuBLASLt's proposals");
+            stand_in = device_malloc_check(bytes, "timing cuBLASLt's candidates");
             cudaCheck(cudaMemsetAsync(stand_in, 0, bytes, exec.stream));
             timed.add = timed.out = stand_in;
         }
         best = cublaslt_fastest(n, exec, [&](int i) {
-            cublasStatus_t launched = cublaslt_linear_launch(plan, proposals[i].algo, timed, exec);
-            if (launched != CUBLAS_STATUS_SUCCESS) { plan.status = launched; } // stays if no proposal runs
+            cublasStatus_t launched = cublaslt_linear_launch(plan, candidates[i].algo, timed, exec);
+            if (launched != CUBLAS_STATUS_SUCCESS) { plan.status = launched; } // stays if no candidate runs
             return launched;
         });
         cudaCheck(cudaFree(stand_in));
     }
-    if (best >= 0) { plan.algo = proposals[best].algo, plan.status = CUBLAS_STATUS_SUCCESS; }
+    if (best >= 0) { plan.algo = candidates[best].algo, plan.status = CUBLAS_STATUS_SUCCESS; }
     return plan;
 }
 
@@ -137,7 +137,7 @@ inline bool cublaslt_has_linear(const LinearCall& c) {
 }
 
 // Launches the product and returns success. If the library cannot compute it, returns the reason and launches nothing.
-// The first call with a shape times the library's proposals, unless exec says otherwise or the stream is
+// The first call with a shape times cuBLASLt's candidates, unless exec says otherwise or the stream is
 // being captured.
 inline cublasStatus_t cublaslt_try_linear(const LinearCall& c, const Execution& exec) {
     static std::vector<LinearPlan> plans;
@@ -158,7 +158,7 @@ inline cublasStatus_t cublaslt_try_linear(const LinearCall& c, const Execution& 
     cublasCheck(cublaslt_linear_launch(plan, plan.algo, c, exec));
     return CUBLAS_STATUS_SUCCESS;
 }
-// As cublaslt_try_linear, but returns false if the library cannot compute the product.
+// Like cublaslt_try_linear, but returns false if the library cannot compute the product.
 inline bool cublaslt_linear(const LinearCall& c, const Execution& exec) {
     return cublaslt_try_linear(c, exec) == CUBLAS_STATUS_SUCCESS;
 }

@@ -439,7 +439,7 @@ template <int warps, int slots> __global__ void __launch_bounds__(32 * warps)
         at.i = count - 1; // advance() goes to the next head
         if (place < end) { at.advance(positions, NH); }
     }
-    __syncthreads(); // the parts of all warps are there
+    __syncthreads(); // every warp has stored its partial results
 
 #pragma unroll 1
     for (int part = 0; part < 2; part++) {

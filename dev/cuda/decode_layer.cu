@@ -8,7 +8,7 @@
    (3C,C) and bias (3C), attproj (C,C) and (C), ln2 (C), fc (4C,C) and (4C), fcproj (C,4C) and (C).
    packed (L*12*C*C) floatX in, of kernels 5 and 6: the matrices in another order, which decode_layers_pack() makes once.
    Bound: memory, L times 12*C*C weights and 2*(position+1)*C values of the cache of each text. In practice latency: at C = 768
-   these are some 4 us a layer on an H100 (15.8 MB), and what each phase waits for the one before is more.
+   this takes about 4 us per layer on an H100 (15.8 MB). The phases wait for each other for longer than that.
    Constraint: C % 8 == 0. Kernels 2 to 6: sm_90a, 16-bit floatX, heads of 64. Kernels 2 to 5: one text, C <= 1792. Kernels 2
    and 3: what a block keeps of the weights and of the cache must fit its shared memory. Kernels 3 to 6: all clusters on the
    GPU at once. Kernel 5: the sizes of C in decode_layer_sizes(), and a capacity of up to 1024. Kernel 6: C in
@@ -47,7 +47,7 @@ struct DecodeLayerScratch1 {
     float* attention;
 };
 
-// As generation does it: several texts by tensor cores.
+// Computes a matmul like generation does: with tensor cores for several sequences.
 static void decode_layer1_product(floatX* out, const floatX* x, const floatX* norm_weight, const floatX* norm_bias,
                                   const floatX* weight, const floatX* bias, const floatX* residual, bool gelu, int B,
                                   int C, int OC, float epsilon, cudaStream_t stream) {
@@ -210,7 +210,7 @@ struct DecodeLayerHead {
         return own < rows.n ? (float)l.qkvb[weight_row(own)] : 0.0f;
     }
 
-    // q, k, v of this block's rows, to all blocks. bias: load_bias.
+    // Sends q, k and v of this block's rows to all blocks. bias: the value from load_bias().
     __device__ void project_qkv(DecodeLayerReceived& received, float bias) const {
         float row_sums[DECODE_LAYER_ROWS] = {};
         for (int c = lane * VEC; c < C; c += 32 * VEC) {
@@ -733,7 +733,7 @@ __global__ void __launch_bounds__(DECODE_LAYER_THREADS)
 static LaunchShape decode_layer_shape(int NH, int ranks, size_t bytes) {
     return LaunchShape(NH * ranks, DECODE_LAYER_THREADS, bytes, ranks, true);
 }
-// Whether the blocks have enough shared memory, beside 8 KB for the other arrays, and all fit the GPU at once.
+// Returns true if the blocks have enough shared memory, with 8 KB for the other arrays, and all fit on the GPU together.
 template <class Kernel> static bool decode_layer_fits(Kernel* kernel, int C, int NH, int ranks, size_t bytes) {
     int num_clusters = 0;
     if (C != NH * DECODE_LAYER_HS || C > DECODE_LAYER_VALUES * DECODE_LAYER_THREADS) { return false; }
@@ -974,7 +974,7 @@ __global__ void __launch_bounds__(DECODE_LAYER_THREADS)
     phase.finish(l.x, state.x[layers.num % 2]);
 }
 
-// The most blocks per head with which all heads fit the GPU at once; 0: none.
+// Returns the most blocks per head with which all heads fit on the GPU together; 0: none.
 static int decode_layer_ranks4(int C, int NH) {
     for (int ranks = 8; ranks >= 4; ranks--) {
         if (decode_layer_fits(decode_layer_sm90_kernel4, C, NH, ranks, decode_layer_bytes4(C))) { return ranks; }
@@ -1021,7 +1021,7 @@ static void decode_layer_cpu(std::vector<double>& x, float* keys, float* values,
     std::vector<double> normed, attention(C);
     decode_layer_norm_cpu(normed, x.data(), ln1w, ln1b, C, epsilon);
     std::vector<double> qkv = decode_layer_product_cpu(normed, qkvw, qkvb, 3 * C);
-    for (int c = 0; c < C; c++) { // the cache holds floatX, and the token attends to what is there
+    for (int c = 0; c < C; c++) { // the cache holds floatX, and the token attends to these rounded values
         keys[(size_t)now * C + c] = (float)(floatX)(float)qkv[C + c];
         values[(size_t)now * C + c] = (float)(floatX)(float)qkv[2 * C + c];
     }
@@ -1152,7 +1152,7 @@ static void declare(Bench& b) {
             [=](int) { decode_layer3(layers, decode_layer_state(C), stream); }, {0}, -90);
     }
     int most = b.dry ? 8 : decode_layer_ranks4(C, NH);
-    std::vector<int> sizes = {0}; // blocks per head; a launch of more than fit the GPU at once would never end
+    std::vector<int> sizes = {0}; // blocks per head; a launch of more blocks than fit on the GPU would never end
     for (int ranks = 4; ranks < most; ranks++) {
         if (b.dry || decode_layer_fits(decode_layer_sm90_kernel4, C, NH, ranks, decode_layer_bytes4(C))) {
             sizes.push_back(ranks);

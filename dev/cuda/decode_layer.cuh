@@ -51,8 +51,9 @@ __host__ __device__ inline DecodeLayerShare decode_layer_share(int n, int rank, 
 constexpr int DECODE_LAYER_PART = DECODE_LAYER_HS + 2;
 
 // ---- kernel 5: one launch, weights in the order in which they are read, mma, results that carry their readiness ----
-// Of the 33,000 cycles a layer of the ladder's kernel 3 (C = 768), 7,500 go to the copies of weights that its threads make, 7,000 to
-// layernorms of whole vectors in every block, 6,000 to additions in global memory and barriers of all blocks, and 8,000 to products. Here
+// Of the 33,000 cycles per layer of the ladder's kernel 3 (C = 768), 7,500 go to the copies of weights that its threads make,
+// 7,000 to layernorms of whole vectors in every block, 6,000 to additions in global memory and barriers of all blocks, and
+// 8,000 to products. Here
 //
 //     - a block's weights of a layer are one piece of memory, in the order of their use, made once by decode_layers_pack. One thread
 //       copies them by cp.async.bulk to a ring of chunks in shared memory, as far ahead as they fit
@@ -158,8 +159,8 @@ template <int C, int ranks> struct DecodeLayerSizes {
     // each matrix of a layer is one piece, the ring has four
     static constexpr bool RESIDENT = SETS == 1 && TOGETHER == ROUNDS && OWN / 16 <= 8 * TOGETHER;
     static constexpr int RING = RESIDENT ? 4 : C > 1280 ? 11 : 12; // pieces
-    // Pieces in flight: some 5 MB on the whole GPU, what its memory delivers in a microsecond. More would not come sooner, but all
-    // else, the parts of x above all, would queue behind them: with the whole ring in flight C = 1600 took 7% longer.
+    // Pieces in flight: about 5 MB on the whole GPU, what its memory delivers in a microsecond. More would not come sooner, but
+    // all else, the parts of x above all, would queue behind them: with the whole ring in flight C = 1600 took 7% longer.
     static constexpr int IN_FLIGHT = 3;
     static constexpr int CAPACITY = 1024, TOKENS = CAPACITY / ranks / (4 * DECODE_LAYER_WARPS); // tokens per 8 lanes
     static_assert(C % (16 * ranks) == 0 && OWN / 2 <= DECODE_LAYER_THREADS && 8 % ranks == 0 &&
@@ -348,7 +349,7 @@ template <int C, int ranks> struct DecodeLayerBlock : DecodeLayerSizes<C, ranks>
     // A block's columns belong to its first OWN / 2 threads, two to each.
     __device__ static bool has_columns() { return threadIdx.x < OWN / 2; }
     __device__ int column() const { return first + 2 * (int)threadIdx.x; }
-    // The sums of the parts of all heads for this thread's columns, as soon as they are there.
+    // Waits for every head's partial projection of this thread's columns. Returns their sums.
     __device__ float2 add_up(const uint64_t* parts, uint32_t phase) const {
         constexpr int together = NH <= 16 ? NH : (NH + 1) / 2; // loads in flight, as many as there are registers for
         const uint64_t* from = hold_pointer(parts + column());
@@ -378,7 +379,7 @@ template <int C, int ranks> struct DecodeLayerBlock : DecodeLayerSizes<C, ranks>
         return sum;
     }
     __device__ static uint64_t part_of(float x, uint32_t phase) { return (uint64_t)phase << 32 | __float_as_uint(x); }
-    // This thread's columns of x, to all blocks of the cluster.
+    // Sends this thread's columns of x to all blocks of the cluster.
     __device__ void send_x(float2 x) const {
         if (!has_columns()) { return; }
 #pragma unroll
@@ -439,7 +440,7 @@ template <int C, int ranks> struct DecodeLayerBlock : DecodeLayerSizes<C, ranks>
             cache.values[i] = there ? *reinterpret_cast<const int4*>(values + at) : make_int4(0, 0, 0, 0);
         }
     }
-    // q, k and v of the block's rows, to the cluster: warp r sends to block r.
+    // Sends q, k and v of the block's rows to the cluster: warp r sends to block r.
     __device__ void send_qkv() const {
         if (warp >= ranks) { return; }
 #pragma unroll
@@ -450,7 +451,7 @@ template <int C, int ranks> struct DecodeLayerBlock : DecodeLayerSizes<C, ranks>
             store_cluster_async(&shared.qkv[row], value, &shared.qkv_there, warp);
         }
     }
-    // Attention of the block's tokens, to the cluster; q, k, v have arrived.
+    // Computes attention over the block's tokens and sends it to the cluster. q, k and v have arrived.
     __device__ void attend(const Cache& cache) {
         int part = lane % 8 * VEC;
         float q[VEC], score[TOKENS + 1], sum[VEC] = {}, largest = DECODE_ATTENTION_LOWEST, total = 0.0f;
@@ -532,7 +533,7 @@ template <int C, int ranks> struct DecodeLayerBlock : DecodeLayerSizes<C, ranks>
         floatX* cache = threadIdx.x < HS ? keys : values;
         cache[(size_t)now * C + head * HS + threadIdx.x % HS] = (floatX)shared.qkv[HS + threadIdx.x];
     }
-    // The projection of a vector, of 64 elements for each pair of chunks, to the block's columns: a part of x for all heads.
+    // Stores this head's partial sum of x: a vector of 64 elements for each pair of chunks, projected to the block's columns.
     template <int pairs> __device__ void project(const floatX* vector, uint64_t* parts, uint32_t phase) {
         const int4* operand = reinterpret_cast<const int4*>(vector) + lane % 4;
         constexpr int tiles = OWN / 16;
@@ -571,8 +572,8 @@ template <int C, int ranks> struct DecodeLayerBlock : DecodeLayerSizes<C, ranks>
 
     // ---- the MLP ----
 
-    // gelu of the block's hidden units, 32 = 8 * DECODE_LAYER_MLP in a set, whose products are there, to the cluster: warp r sends them to
-    // block r.
+    // Computes gelu of the block's hidden units, 32 = 8 * DECODE_LAYER_MLP in a set, and sends it to the cluster: warp r sends to
+    // block r. Their products have been added.
     __device__ void send_hidden() {
         if (warp >= ranks) { return; }
 #pragma unroll
@@ -825,7 +826,8 @@ template <int C, int TEAMS> struct DecodeLayerTexts {
         for (int w = 0; w < WARPS; w++) { sum += own.products[w][row][text]; }
         return sum;
     }
-    // The projection of the team's texts, of 32 * chunks elements each with GAP after them, to the block's columns: parts of x.
+    // Stores this head's partial sums of x: the vectors of the team's sequences, 32 * chunks elements each with GAP after them,
+    // projected to the block's columns.
     template <int chunks> __device__ void project(const int4* w, const floatX* texts, uint4* parts, uint32_t phase) {
         constexpr int tiles = OWN / 16; // a warp has one
         static_assert(tiles <= WARPS, "");
@@ -854,7 +856,7 @@ template <int C, int TEAMS> struct DecodeLayerTexts {
     __device__ uint4* part(uint4* parts, int h) const {
         return parts + ((h * TEAMS * TEXTS + text()) * 8 + rank) * TRIPLES + lane;
     }
-    // x += the parts of all heads, as soon as they are there.
+    // Adds every head's partial projection to x. Waits until each has arrived.
     __device__ void add_up(float (&x)[3], uint4* parts, uint32_t phase, const floatX* bias) const {
         if (!is_text() || !has_columns()) { return; }
         constexpr int together = TEAMS == 1 ? NH : NH / 2; // as the registers allow
@@ -881,7 +883,7 @@ template <int C, int TEAMS> struct DecodeLayerTexts {
             if (has_column(k)) { x[k] = (float)(floatX)(x[k] + (float)bias[3 * lane + k] + sum[k]); }
         }
     }
-    // x to all blocks of the cluster, 16 bytes at a time.
+    // Sends x to all blocks of the cluster, 16 bytes at a time.
     __device__ void send_x(const float (&x)[3]) {
         constexpr int pieces = OWN / VEC;
         if (!is_text()) { return; }
@@ -937,7 +939,7 @@ template <int C, int TEAMS> struct DecodeLayerTexts {
 
     // ---- attention ----
 
-    // q, k and v of the block's rows, whose products are there, each text's to the block that attends for it.
+    // Sends q, k and v of the block's rows, each sequence's to the block that attends for it. The products have been added.
     __device__ void send_qkv(const floatX* bias) {
         int row = thread / 8, to = thread % 8;
         if (row >= 24 || !(texts >> to & 1)) { return; }
@@ -1001,7 +1003,8 @@ template <int C, int TEAMS> struct DecodeLayerTexts {
             for (int e = 0; e < VEC; e++) { s.sum[e] += share * (float)v[e]; }
         }
     }
-    // Attention of the block's text, to the cluster. Its q, k, v have arrived; the first tokens are in `cache`.
+    // Computes attention for this block's sequence and sends it to the cluster. Its q, k and v have arrived; the first tokens
+    // are in `cache`.
     __device__ void attention(Cache (&cache)[2], floatX* keys, floatX* values) {
         int part = lane % 8 * VEC;
         const float* qkv = own.qkv;
@@ -1079,7 +1082,7 @@ template <int C, int TEAMS> struct DecodeLayerTexts {
 
     // ---- the MLP ----
 
-    // gelu of the block's hidden units, 32 = 8 * DECODE_LAYER_MLP, whose products are there, to the cluster, 16 bytes at a time.
+    // Computes gelu of the block's hidden units, 32 = 8 * DECODE_LAYER_MLP, and sends it to the cluster, 16 bytes at a time.
     __device__ void send_hidden(const floatX* bias) {
         int unit = thread / 8, text = thread % 8;
         own.hidden[text][rank * 32 + unit] = (floatX)gelu(product_row(unit, text) + (float)bias[unit]);

@@ -219,7 +219,7 @@ template <int texts> __device__ void decode_matmul_norm(floatX* shared_x, const 
     float rstd = rsqrtf(squares / (float)a.K + a.epsilon);
 
     cp_async_wait<0>();
-    __syncthreads(); // every thread's part of shared_norm is there
+    __syncthreads(); // every thread has stored its part of shared_norm
     const x128 *scale = shared_norm, *shift = shared_norm + num_columns / x128::size;
 #pragma unroll 1
     for (int at = lane; at < begin; at += lanes) {
@@ -335,7 +335,7 @@ template <class Sum> __device__ inline void decode_matmul_exchange(float2* sums,
             store_cluster_async(to, sum, barrier, owner);
         }
     }
-    __syncthreads(); // the block's own sums are there
+    __syncthreads(); // the block has stored its own sums
     mbarrier_wait_cluster(barrier, 0);
 }
 

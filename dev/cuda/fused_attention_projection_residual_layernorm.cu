@@ -188,7 +188,7 @@ static void declare(Bench& b) {
     float ulp = ulp_of<floatX>() * (sizeof(floatX) == 4 ? 32 : 1);
     Buffer<floatX> residual = b.output<floatX>("residual", n, {1.5f * ulp + score_error, ulp});
     Buffer<floatX> normed = b.output<floatX>("normed", n, {4 * ulp + score_error, ulp});
-    // The errors of C elements are independent, some 0.45 ulps each (rms), and average out: 0.45 / sqrt(C) ulps in the mean and
+    // The errors of C elements are independent, about 0.45 ulps each (rms), and average out: 0.45 / sqrt(C) ulps in the mean and
     // in the standard deviation. 5.5 times that, because thousands of rows are compared, at least 0.1; and a few ulps of fp32.
     float part = std::max(0.1f, 2.5f / sqrtf((float)C)) * (ulp + score_error), fp32_ulp = ulp_of<float>();
     Buffer<float> mean = b.output<float>("mean", N, {part + 4 * fp32_ulp, 8 * fp32_ulp});

@@ -729,8 +729,8 @@ __global__ void __launch_bounds__(384, 1)
     }
 }
 
-// Estimates how many clusters fit the device at once. The GPU has groups of up to 18 SMs (GPCs), and a cluster must fit
-// one group. The estimate assumes groups of 16, and for clusters of more than two blocks 3/4 of the clusters that would
+// Estimates how many clusters fit on the device together. The GPU has groups of up to 18 SMs (GPCs), and a cluster must fit
+// in one group. The estimate assumes groups of 16, and for clusters of more than two blocks 3/4 of the clusters that would
 // fit these: on an H200 clusters of four blocks took 1.75 times as long as clusters of two.
 inline int fused_attention_clusters_at_once(int num_blocks) {
     return max(num_multiprocessors() / 16 * (16 / num_blocks) * (num_blocks > 2 ? 3 : 4) / 4, 1);
@@ -1038,7 +1038,7 @@ const float FUSED_ATTENTION_LIMIT = 32768.0f;
 const float FUSED_ATTENTION_LIMIT = 1e18f;
 #endif
 
-// As fused_attention_step, but without ping-pong and without the running maximum: P is divided by its own sum in the
+// Like fused_attention_step, but without ping-pong and without the running maximum: P is divided by its own sum in the
 // end, and may be as large as its type allows. If a sum reaches the limit, the warp computes its scores again and
 // updates the running maximum.
 template <int stages> __device__ inline void fused_attention_step6(float (&s)[64], uint32_t (&p)[32], float (&o)[32],
@@ -1197,7 +1197,7 @@ template <int stages> __global__ void __launch_bounds__(640, 1)
 }
 
 // Returns the number of blocks per cluster with the shortest estimated time. Pairs of tiles are processed in turns, in
-// each turn as many as clusters fit the device. Per head of a block, a turn takes the num_tiles + 1 steps of a pair of
+// each turn as many as clusters fit on the device. Per head of a block, a turn takes the num_tiles + 1 steps of a pair of
 // tiles, and the end of the grid takes about one more step.
 inline int fused_attention_blocks(int B, int T, int NH) {
     int num_tiles = ceil_div(T, 128), num_pairs = B * ceil_div(num_tiles, 2), best = 0;
@@ -1243,7 +1243,7 @@ void fused_attention_residual_layernorm_forward6(floatX* residual, floatX* norme
 }
 
 // ---- kernel 7: two launches: attention adds inp in its epilogue, the layernorm overlaps with attention's end ----
-// The layernorm reads the sum, residual, from L2. If the whole sum fits L2, attention loads everything else
+// The layernorm reads the sum, residual, from L2. If the whole sum fits in L2, attention loads everything else
 // evict-first, so that L2 keeps the sum. The addition does not delay attention: inp is loaded while the steps of the
 // tile run.
 
@@ -1407,7 +1407,7 @@ static void declare(Bench& b) {
     float normed_error = kind == HOT ? 8 * ulp : kind == ALIKE ? 1e-3f : 0;
     Buffer<floatX> residual = b.output<floatX>("residual", n, {2 * ulp + score_error, 0.5f * ulp});
     Buffer<floatX> normed = b.output<floatX>("normed", n, {3 * ulp + 2 * score_error + normed_error, 1.5f * ulp});
-    // The roundings of C elements are independent, some 0.45 ulps each (rms), and average out; 5.5 times that, because
+    // The roundings of C elements are independent, about 0.45 ulps each (rms), and average out; 5.5 times that, because
     // thousands of rows are compared.
     float row_error = sizeof(floatX) == 2 ? std::max(0.25f, 2.5f / sqrtf((float)C)) * ulp : ulp;
     Buffer<float> mean = b.output<float>("mean", N, {row_error + score_error, row_error});
@@ -1529,7 +1529,7 @@ int main(int argc, char** argv) {
                        {1, 300, 256, 4},
                        {2, 150, 768, 12},
                        {1, 260, 448, 7},
-                       {430, 100, 768, 12}, // the sum does not fit L2
+                       {430, 100, 768, 12}, // the sum does not fit in L2
                        {1, 90, 416, 2},
                        {2, 70, 80, 2}});
 }

@@ -175,7 +175,7 @@ void fused_classifier(floatX* logits, float* losses, const int* targets, const f
     if (fits && compiled_arch(fused_classifier_kernel7) >= 80) {
         cudaCheck(cudaFuncSetAttribute(fused_classifier_kernel7, cudaFuncAttributeMaxDynamicSharedMemorySize, shared));
         cudaCheck(cudaFuncSetAttribute(fused_classifier_kernel7, cudaFuncAttributePreferredSharedMemoryCarveout,
-                                       cudaSharedmemCarveoutMaxShared)); // without this, only one block fits an SM
+                                       cudaSharedmemCarveoutMaxShared)); // without this, only one block fits on an SM
         fused_classifier_kernel7<<<N, block_size, shared, exec.stream>>>(logits, losses, targets, dloss, V, Vp);
     } else {
         fused_classifier_kernel6<<<N, block_size, 0, exec.stream>>>(logits, losses, targets, dloss, V, Vp);

@@ -190,7 +190,7 @@ static void fused_residual_layernorm_persistent(Kernel* const kernels[3], int st
 }
 
 // ---- kernel 5: persistent; weight and bias stay in registers too, at the price of occupancy ----------
-// As kernel 8 of layernorm_forward.
+// Like kernel 8 of layernorm_forward.
 
 template <int num_vecs> __global__ void __launch_bounds__(512)
     fused_residual_layernorm_kernel5(floatX* residual, floatX* normed, float* mean, float* rstd, const floatX* inp1,
@@ -341,7 +341,7 @@ void fused_residual_layernorm_forward6(floatX* residual, floatX* normed, float* 
 }
 
 // ---- kernel 7: persistent; cp.async loads the next 2 rows into a ring in shared memory ------------------
-// As kernel 10 of layernorm_forward.
+// Like kernel 10 of layernorm_forward.
 
 // A thread reads only the vectors that it copied, so it waits for its own copies and needs no barrier.
 constexpr int FUSED_RESIDUAL_LAYERNORM_STAGES7 = 2;

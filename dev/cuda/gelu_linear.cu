@@ -231,7 +231,7 @@ template <class G> __device__ inline void gelu_linear_release(GeluLinearSMem<G>&
     if (G::CLUSTER > 1 && lane < G::CLUSTER) { mbarrier_arrive_cluster(&smem.weight_empty[i % G::RING], lane); }
 }
 
-// As gemm_multiply_cooperative, with 64 rows per consumer and a ring for each operand.
+// Like gemm_multiply_cooperative, with 64 rows per consumer and a ring for each operand.
 template <class G> __device__ inline void gelu_linear_multiply(float (&sum)[1][128], GeluLinearSMem<G>& smem,
                                                                int first_row, int num_steps, int& i) {
 #pragma unroll 1
@@ -411,7 +411,7 @@ template <class G> __device__ inline void linear_release(GemmSMem<G>& shared, in
     G::release(&shared.empty[i % G::RING]);
 }
 
-// As gemm_sm90_kernel9, but cooperative and with gelu in the main loop.
+// Like gemm_sm90_kernel9, but cooperative and with gelu in the main loop.
 template <class G> __global__ void __launch_bounds__(384, 1)
     gelu_linear_sm90_kernel7(const __grid_constant__ GemmMaps maps, const GeluLinear6 gelu, const GemmBias<0> bias,
                              int N, int K, int OC, int num_tiles) {
@@ -483,7 +483,7 @@ void gelu_linear7(floatX* out, const floatX* inp, const floatX* weight, const fl
 
 typedef GemmTiles<128, 384, false, GemmPair, 3, 2> GeluLinearTiles8;
 
-// As linear_multiply_changed, in half steps of 32 columns. inp_row: the row of the tile that this lane addresses for
+// Like linear_multiply_changed, in half steps of 32 columns. inp_row: the row of the tile that this lane addresses for
 // ldmatrix.
 template <class G, class Gelu> __device__ inline void
 gelu_linear_multiply8(const Gelu& gelu, float (&sum)[1][192], GemmSMem<G>& smem, int inp_row, int num_steps, int& i) {
@@ -528,7 +528,7 @@ gelu_linear_multiply8(const Gelu& gelu, float (&sum)[1][192], GemmSMem<G>& smem,
     wgmma_hold(sum[0]);
 }
 
-// As kernel 7, with tiles of 384 columns.
+// Like kernel 7, with tiles of 384 columns.
 __global__ void __launch_bounds__(384, 1)
     gelu_linear_sm90_kernel8(const __grid_constant__ GemmMaps maps, const GeluLinear6 gelu, const GemmBias<0> bias,
                              int N, int K, int OC, int num_tiles) {

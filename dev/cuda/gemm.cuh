@@ -125,7 +125,7 @@ struct GemmPair : GemmWeightNK {
     }
 };
 
-// The trainer's form. 192 divides 768 and 3072, and the accumulators of a 128x192 tile fit one warpgroup's registers.
+// The trainer's form. 192 divides 768 and 3072, and the accumulators of a 128x192 tile fit in one warpgroup's registers.
 struct GemmPingPong192Pairs : GemmPair {
     static constexpr int ROWS = 128, COLUMNS = 192; // size of a tile of out
     static constexpr int PARTS = ROWS / 64;         // a wgmma covers 64 rows, so a consumer has this many accumulators

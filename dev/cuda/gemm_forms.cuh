@@ -80,8 +80,8 @@ inline const char* gemm_form_name(int form) {
     return form >= 0 && form < 6 ? names[form] : "unknown";
 }
 
-// The main loop of a cooperative consumer. As gemm_multiply, but for the tile's 64 rows from first_row on, and without
-// ping-pong.
+// The main loop of a cooperative consumer. Like gemm_multiply, but for the tile's 64 rows that start at first_row, and
+// without ping-pong.
 template <class G> __device__ inline void gemm_multiply_cooperative(float (&sum)[G::PARTS][G::COLUMNS / 2],
                                                                     GemmSMem<G>& smem, int first_row, int num_steps,
                                                                     int& i) {
@@ -181,7 +181,7 @@ template <int extras> struct GemmScaledBias {
 template <class Epilogue> constexpr bool gemm_is_scaled = false;
 template <int extras> constexpr bool gemm_is_scaled<GemmScaledBias<extras>> = true;
 
-// As gemm_store, but out (M,N) is e4m3 and is stored from registers; N % 64 == 0. Columns are permuted within each
+// Like gemm_store, but out (M,N) is e4m3 and is stored from registers; N % 64 == 0. Columns are permuted within each
 // group of 64: column 8j + 2t + e, with t < 4 and e < 2, is stored at position 16t + 2j + e. A thread's results in a
 // row and a group are then one store of 16 bytes. If `out` is an input of another product, the columns of that
 // product's weight must be permuted in the same way; gemm_e4m3_column gives the order.
@@ -231,7 +231,7 @@ __host__ __device__ inline int gemm_e4m3_column(int place) { return place % 16 /
 
 // ---- the kernel for all forms and epilogues -----------------------------------------------------------------------
 
-// As gemm_sm90_kernel9, but also for cooperative forms and scaled epilogues.
+// Like gemm_sm90_kernel9, but also for cooperative forms and scaled epilogues.
 template <class G, class Epilogue> __global__ void __launch_bounds__(384, 1)
     gemm_forms_sm90_kernel(const __grid_constant__ GemmMaps maps, Epilogue epilogue, int M, int N, int K,
                            int num_tiles) {
@@ -315,7 +315,7 @@ void gemm_form(const GemmArgs& g, const Epilogue& epilogue, bool early, const Ex
     require(!"a form of gemm");
 }
 
-// As gemm_form, but the operands are e4m3, (M,K) and (N,K), K % 16 == 0. g's pointers to them are cast to floatX, so
+// Like gemm_form, but the operands are e4m3, (M,K) and (N,K), K % 16 == 0. g's pointers to them are cast to floatX, so
 // g.K counts pairs of elements: it is half of K.
 template <class Epilogue>
 void gemm_form_e4m3(const GemmArgs& g, const Epilogue& epilogue, bool early, const Execution& exec, int form) {

@@ -360,7 +360,7 @@ void layernorm_linear7(const LayernormLinearArgs& l, float* mean, float* rstd, c
 
 // ---- kernel 8: ping-pong; the consumer that waits for its turn computes the statistics of its rows, from L2 ----
 // A cluster takes consecutive tiles. Their rows of inp change only at the end of a row of tiles, so statistics are
-// seldom computed. At the start the second consumer has to wait, so it computes the statistics for both
+// rarely computed. At the start the second consumer has to wait, so it computes the statistics for both
 // consumers.
 
 // There are fewer boxes (buffers of TMA stores) than in the forms of gemm.cuh, to make room for the statistics.

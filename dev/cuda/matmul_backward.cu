@@ -14,7 +14,7 @@
    Source: the tanh form of gelu is Hendrycks and Gimpel 2016, arXiv:1606.08415.
 
    Kernels (this list is written by versions.sh):
-     0  cuBLASLt, first proposal
+     0  cuBLASLt, first candidate
      1  one thread per element
      2  32x32 tiles in shared memory
      3  128x128 tiles, 8x8 accumulators per thread
@@ -104,7 +104,7 @@ static int matmul_backward_num_tiles(const MatmulBackwardProduct& p, int size) {
     return (int)num_tiles;
 }
 
-// ---- kernel 0: cuBLASLt untuned: the library's first proposal ----
+// ---- kernel 0: cuBLASLt untuned: the library's first candidate ----
 
 #include "matmul_backward.cuh" // kernels 6, 8 and 10
 
@@ -232,7 +232,7 @@ void matmul_backward3(const MatmulBackwardArgs& g, cudaStream_t stream) {
 
 // ---- kernel 4: tensor cores by mma.sync; ldmatrix transposes the operands that need it ----
 
-// With 4 stages three blocks would fit an SM, registers allow two.
+// With 4 stages three blocks would fit on an SM, registers allow two.
 template <int ring> struct MatmulBackwardSMem { floatX a[ring][128 * 32], b[ring][32 * 128]; };
 constexpr int MATMUL_BACKWARD_RING = 4; // the default
 
@@ -554,7 +554,7 @@ static void declare(Bench& b) {
             if (weight_kernel == 6) { matmul_backward_weight6(dweight, dout, inp, N, C, OC, accumulate, stream); }
         };
         if (!has_bias) {
-            b.kernel(0, "cuBLASLt, first proposal", [=](int) { matmul_backward0(g, stream); }, {0});
+            b.kernel(0, "cuBLASLt, first candidate", [=](int) { matmul_backward0(g, stream); }, {0});
             b.kernel(1, "one thread per element", [=](int bs) { matmul_backward1(g, stream, bs); }, {64, 256, 1024});
             b.kernel(2, "32x32 tiles in shared memory", [=](int) { matmul_backward2(g, stream); }, {0});
             b.kernel(3, "128x128 tiles, 8x8 accumulators per thread", [=](int) { matmul_backward3(g, stream); }, {0});

@@ -148,7 +148,7 @@ void matmul_backward_input(floatX* dinp, float* dinp_sums, float* scratch, const
 // of the terms is fixed, so a second run gives the same bits.
 //
 // A cluster waits only for clusters of lower index, whose blocks start before its own, and only for what they do first,
-// before they wait themselves. So there is no deadlock, even if not all blocks fit the GPU at once.
+// before they wait themselves. So there is no deadlock, even if not all blocks fit on the GPU together.
 //
 // If there are two tiles or more per cluster, only the first tiles are cut. The others are computed whole afterwards, in
 // full waves.
@@ -298,7 +298,7 @@ template <int n> __device__ inline void matmul_backward_store_part10(const float
     __syncwarp();
     if (threadIdx.x % 32 == 0) { store_release(matmul_backward_flag10(parts, cluster, rank, warp), 1); }
 }
-// sum += what the same warp of cluster `cluster` has stored for the same tile; waits until it is there.
+// Adds the sums that the same warp of cluster `cluster` stored for the same tile. Waits until they have arrived.
 template <int n>
 __device__ inline void matmul_backward_add_part10(float (&sum)[n], float4* parts, int cluster, int rank, int warp) {
     int* flag = matmul_backward_flag10(parts, cluster, rank, warp);
@@ -411,7 +411,7 @@ inline MatmulBackwardSchedule matmul_backward_schedule(int N, int C, int OC, int
     // at least 8 steps per cluster
     size_t num_clusters = std::min((size_t)max_clusters, std::max(num_tiles, total / 8)),
            rest = num_tiles % num_clusters;
-    // to store and add the parts of cut tiles takes as long as some 6 steps
+    // storing and adding the partial sums of cut tiles takes as long as about 6 steps
     size_t whole = ceil_div(num_tiles, num_clusters) * num_steps, split = ceil_div(total, num_clusters) + 6;
     if (rest == 0 || whole <= split) {
         return {(int)num_steps, (int)num_tiles, 0, (int)std::min(num_clusters, num_tiles)};

@@ -11,7 +11,7 @@
    Source: the tanh form of GELU is Hendrycks and Gimpel 2016, arXiv:1606.08415; wgmma and TMA: the PTX ISA.
 
    Kernels (this list is written by versions.sh):
-     0  cuBLASLt, first proposal
+     0  cuBLASLt, first candidate
      1  one thread per element
      2  one warp per element: coalesced
      3  32x32 tiles in shared memory
@@ -99,7 +99,7 @@ static int matmul_forward_num_tiles(const MatmulForwardArgs& f, int rows, int co
     return (int)num_tiles;
 }
 
-// ---- kernel 0: cuBLASLt untuned: the whole epilogue fused, the library's first proposal ----
+// ---- kernel 0: cuBLASLt untuned: the whole epilogue fused, the library's first candidate ----
 
 #include "matmul_forward.cuh" // kernels 19 to 21
 
@@ -541,7 +541,7 @@ static void matmul_forward_with_stages(int stages, const Launch& launch) {
     require(found);
 }
 
-// With 4 stages three blocks would fit an SM, registers allow two.
+// With 4 stages three blocks would fit on an SM, registers allow two.
 template <int ring> struct MatmulForwardSMem11 { floatX inp[ring][128][32], weight[ring][128][32]; };
 
 __device__ inline void matmul_forward_load11(floatX tile[128][32], const floatX* matrix, int row0, int k0, int num_rows,
@@ -620,7 +620,7 @@ __device__ inline MatmulForwardStage* matmul_forward_stages(unsigned char* dynam
     return reinterpret_cast<MatmulForwardStage*>(dynamic_shared + (1024 - address % 1024) % 1024);
 }
 
-// As kernel 11's, for rows of 128 bytes: chunk c of row r is at position c ^ r % 8, see tensor_map().
+// Like kernel 11's, for rows of 128 bytes: chunk c of row r is at position c ^ r % 8, see tensor_map().
 __device__ inline void matmul_forward_load12(floatX tile[128 * 64], const floatX* matrix, int row0, int k0,
                                              int num_rows, int C) {
     for (int v = threadIdx.x; v < 128 * 8; v += 256) {
@@ -641,7 +641,7 @@ __device__ inline void matmul_forward_wgmma(float sum[64], const floatX* inp, co
     }
 }
 
-// With 3 stages of the ring 2 blocks fit an SM: 97 KB each.
+// With 3 stages of the ring 2 blocks fit on an SM: 97 KB each.
 template <int ring> __global__ void __launch_bounds__(256, 2) matmul_forward_sm90_kernel12(MatmulForwardArgs f) {
     extern __shared__ __align__(128) unsigned char dynamic_shared[];
     MatmulForwardStage* stages = matmul_forward_stages(dynamic_shared);
@@ -1259,7 +1259,7 @@ void matmul_forward21(floatX* out, GeluSaved saved, const floatX* inp, const flo
 // kernels 0 to 19; in_float (N,OC) is for kernel 19
 static void declare_ladder(Bench& b, const MatmulForwardArgs& f, const Buffer<float>& in_float) {
     cudaStream_t stream = b.stream;
-    b.kernel(0, "cuBLASLt, first proposal", [=](int) { matmul_forward0(f, stream); }, {0});
+    b.kernel(0, "cuBLASLt, first candidate", [=](int) { matmul_forward0(f, stream); }, {0});
     b.kernel(1, "one thread per element", [=](int bs) { matmul_forward1(f, stream, bs); }, {64, 256, 1024});
     b.kernel(2, "one warp per element: coalesced", [=](int bs) { matmul_forward2(f, stream, bs); }, {64, 256, 1024});
     b.kernel(3, "32x32 tiles in shared memory", [=](int) { matmul_forward3(f, stream); }, {0});

@@ -26,7 +26,7 @@
    TMA: the PTX ISA; tiles: gemm.cuh.
 
    Kernels (this list is written by versions.sh):
-     0  cuBLASLt, first proposal
+     0  cuBLASLt, first candidate
      1  one thread per element
      2  cuBLASLt, algorithms timed (promoted)
      3  2 with partial sums in fp32
@@ -59,7 +59,7 @@
 
 #if !defined(ENABLE_FP32)
 
-// ---- kernel 0: cuBLASLt, its first proposal ----
+// ---- kernel 0: cuBLASLt, its first candidate ----
 
 template <class A> void matmul_fp8_0(const MatmulFp8Args<A>& p, Execution exec) {
     exec.times_algorithms = false;
@@ -300,7 +300,7 @@ template <class A> static void declare_kernels(Bench& b, const MatmulFp8Args<A>&
     };
 #if !defined(ENABLE_FP32)
     b.kernel(
-        0, "cuBLASLt, first proposal", [=](int) { matmul_fp8_0(p, stream); }, {0}, 89);
+        0, "cuBLASLt, first candidate", [=](int) { matmul_fp8_0(p, stream); }, {0}, 89);
     declared(true);
 #endif
     b.kernel(

@@ -207,7 +207,7 @@ template <class F, MatmulFp8Mode mode, bool has_sums = false> struct MatmulFp8Qu
     }
 };
 
-// As gemm_sm90_kernel9, for a quantised result.
+// Like gemm_sm90_kernel9, for a quantised result.
 template <class G, class Result> __global__ void __launch_bounds__(384, 1)
     matmul_fp8_sm90_kernel7(const __grid_constant__ MatmulFp8Maps maps, typename Result::Epilogue epilogue,
                             Result result, int M, int N, int K, int num_tiles) {

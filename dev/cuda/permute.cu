@@ -228,7 +228,7 @@ template <bool back> __global__ void permute_kernel6(Permute p, PermuteTile tile
 template <bool back> void permute6(const Permute& p, cudaStream_t stream, int block_size) {
     require(p.HS % x128::size == 0);
     int head_bytes = p.HS * (int)sizeof(floatX);
-    // max_bytes: size limit of a tile, so that 7 blocks fit an SM; run_bytes: bytes that a warp reads in one request
+    // max_bytes: size limit of a tile, so that 7 blocks fit on an SM; run_bytes: bytes that a warp reads in one request
     const int max_bytes = 32 << 10, run_bytes = 512;
     require(head_bytes <= max_bytes);
     PermuteTile tile;

@@ -213,7 +213,7 @@ template <class F> static void declare_as(Bench& b, int kind, int which) {
     size_t n = (size_t)N * C;
     bool is_copy = kind <= QUANTIZE_WEIGHT, is_backward = kind >= QUANTIZE_GRADIENT;
     bool has_columns = kind != QUANTIZE_ROWS && kind != QUANTIZE_GELU_ROWS;
-    // a scale that saturates some 0.3% of normal values; 1, so that ties stay ties
+    // a scale that saturates about 0.3% of normal values; 1, so that ties stay ties
     Buffer<float> scale =
         b.input_from<float>("scale", 1, [=](float* x) { x[0] = which == 1 ? 1.0f : Fp8<F>::LARGEST / 3.0f; });
     Buffer<floatX> inp = b.input_from<floatX>("inp", n, [=, seed = b.next_seed()](float* x) {

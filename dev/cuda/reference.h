@@ -473,7 +473,7 @@ inline void attention_forward_cpu(float* out, float* lse, const float* qkv, int 
     });
 }
 
-// As attention_forward_cpu, but only for the elements of lse that `rows` lists, and their rows of out (HS). If not
+// Like attention_forward_cpu, but only for the elements of lse that `rows` lists, and their rows of out (HS). If not
 // causal, each query sees all keys.
 inline void attention_forward_rows_cpu(float* out, float* lse, const float* qkv, int B, int T, int C, int NH,
                                        const std::vector<size_t>& rows, bool causal = true) {
@@ -624,7 +624,7 @@ inline void attention_backward_cpu(float* dqkv, const float* dout, const float* 
     });
 }
 
-// As attention_backward_cpu, but only at these positions of these heads: dq, dk and dv of each. heads: b * NH + h.
+// Like attention_backward_cpu, but only at these positions of these heads: dq, dk and dv of each. heads: b * NH + h.
 inline void attention_backward_rows_cpu(float* dqkv, const float* dout, const float* qkv, int B, int T, int C, int NH,
                                         const std::vector<size_t>& heads, const std::vector<size_t>& positions) {
     if (heads.size() == (size_t)B * NH && positions.size() == (size_t)T) {

@@ -200,7 +200,7 @@ void softmax_forward6(floatX* out, const floatX* inp, int N, int V, int Vp, cuda
     cudaCheck(cudaGetLastError());
 }
 
-// ---- kernel 7: the row is read once and kept in shared memory; two rows fit an SM ----
+// ---- kernel 7: the row is read once and kept in shared memory; two rows fit on an SM ----
 
 // Dynamic shared memory: the row's V / x128::size vectors, then 32 floats for the reductions.
 __global__ void __launch_bounds__(1024) softmax_forward_kernel7(floatX* out, const floatX* inp, int V, int Vp) {
@@ -243,7 +243,7 @@ void softmax_forward7(floatX* out, const floatX* inp, int N, int V, int Vp, cuda
     int shared = softmax_forward7_shared(V);
     cudaCheck(cudaFuncSetAttribute(softmax_forward_kernel7, cudaFuncAttributeMaxDynamicSharedMemorySize, shared));
     cudaCheck(cudaFuncSetAttribute(softmax_forward_kernel7, cudaFuncAttributePreferredSharedMemoryCarveout,
-                                   cudaSharedmemCarveoutMaxShared)); // otherwise only one row fits an SM
+                                   cudaSharedmemCarveoutMaxShared)); // otherwise only one row fits on an SM
     softmax_forward_kernel7<<<N, block_size, shared, stream>>>(out, inp, V, Vp);
     cudaCheck(cudaGetLastError());
 }

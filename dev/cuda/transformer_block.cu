@@ -12,7 +12,7 @@
    The e4m3 kernels have 14 times the tolerance of bf16. e4m3 has 3 mantissa bits, so both factors of a product have a
    relative error of 0.025 (root mean square), and a sum of any number of products an error of 0.036 of its size. Three
    such layers in a row have an error of 0.041 to 0.056, depending on T. Kernels 15 and 16 have a fourth e4m3 product,
-   and sums of which the tensor cores keep some 14 bits: their largest errors are 0.47 to 0.70 of the tolerance, those
+   and sums of which the tensor cores keep about 14 bits: their largest errors are 0.47 to 0.70 of the tolerance, those
    of kernels 6 and 8 are 0.29 to 0.58.
    Kernels 11 to 13 subtract a row's mean after the product. If the mean is q times the standard deviation, fp32
    roundings count q times. These kernels round the product of layernorm's and the linear layer's weights, not the
@@ -144,7 +144,7 @@ void transformer_block_forward2(const TransformerBlock& f, cudaStream_t stream) 
 // faster blocks. In us on an H200, measured on 2026-11-23, at the same forms:
 //
 //     graph   launches by themselves       in the graph   why
-//     3       7: 426.1, seven launches     422.3          the pauses between them are some 4 us together
+//     3       7: 426.1, seven launches     422.3          the pauses between them take about 4 us in total
 //     9       8: 311.3, seven launches     309.6          shorter products, so the pauses weigh more; yet less is
 //                                                         gained than kernel 8 varies, 309.5 to 321.0
 //     13      12: 397.5, six launches      390.7          the launches of gemm.cuh start early, before the one before

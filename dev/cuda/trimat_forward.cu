@@ -191,7 +191,7 @@ void trimat_forward3(const Trimat& a, cudaStream_t stream) {
 struct TrimatSMem4 {
     float q[16][TRIMAT_TILE + 4], k[16][TRIMAT_TILE + 4]; // + 4: spreads the stores over banks, keeps 16-byte alignment
 };
-static_assert(sizeof(TrimatSMem4) == 16896, "what registers allow fits an SM many times");
+static_assert(sizeof(TrimatSMem4) == 16896, "what registers allow fits on an SM many times");
 
 // Loads rows row0..row0+127 and columns d0..d0+15; zeros outside of the matrix.
 __device__ inline void trimat_load4(float tile[16][TRIMAT_TILE + 4], const floatX* matrix, int row0, int d0,
@@ -245,7 +245,7 @@ void trimat_forward4(const Trimat& a, cudaStream_t stream) {
 struct TrimatSMem5 {
     floatX q[TRIMAT_TILE][64], k[TRIMAT_TILE][64]; // a row is 8 chunks of 16 bytes, swizzled
 };
-static_assert(sizeof(TrimatSMem5) == 32 * 1024, "registers, not this, decide how many blocks fit an SM");
+static_assert(sizeof(TrimatSMem5) == 32 * 1024, "registers, not this, decide how many blocks fit on an SM");
 
 // The element offset of a chunk within its row. The xor puts the same chunk of the 8 rows that ldmatrix reads at once
 // into 8 different groups of 4 banks.

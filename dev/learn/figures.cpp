@@ -1292,7 +1292,7 @@ static Svg draw_roofline() {
         svg.label(526, y, text("%s: %.3g", what.c_str(), rungs[i]->flops / rungs[i]->ms / 1e9));
     }
     double y = list_top + 18.0 * (double)rungs.size();
-    svg.faint(504, y, text("the library's first proposal: %.3g", library.flops / library.ms / 1e9));
+    svg.faint(504, y, text("the library's first candidate: %.3g", library.flops / library.ms / 1e9));
     svg.faint(504, y + 18, "kernels 19 and 20 call the library, too");
     faint_list(svg, list_top + list_height + 8, "Without FLOPs, so not drawn (their roof is the copy):", without);
     return svg;

@@ -373,7 +373,7 @@ void emulation_grid_barrier() {
     arrive(0, 0, true, __builtin_return_address(0));
 }
 
-// All blocks of a cluster are on one worker, too. Ends the phase of its barrier if all blocks that have not ended are there.
+// Ends the phase of a cluster's barrier if all its blocks that have not ended have arrived. They run on one worker.
 static void try_complete(Cluster* cluster) {
     int alive = 0;
     for (Block* b : cluster->blocks) { alive += b != NULL; }

@@ -419,7 +419,7 @@ static inline void span_copy(char* out, size_t size, const Bytes* b, size_t begi
     out[n] = '\0';
 }
 
-// Sets a number that is a member of the root to an edge of its type: in a state.json all counts and settings are there.
+// Sets a number that is a member of the root to an edge of its type: in a state.json the root has all counts and settings.
 static inline bool mutate_root_number(Mutator* m, Bytes* b, const JsonSpans* spans) {
     static const char* const edges[] = {
         "9223372036854775807", "1152921504606846976", "2147483647", "-1", "0", "1", "1e308"};

@@ -333,7 +333,8 @@ static void number_anew(Mutator* m, const char* path) {
     note(m, "%s to %s", directory ? "renamed" : "copied", strrchr(to, '/') + 1);
 }
 
-// Changes `count` plain files of the tree at `top`, mostly ones that the plan uses, and mends the checksums of checkpoints, mostly.
+// Changes `count` plain files of the tree at `top`, mostly ones that the plan uses. Usually fixes the checksums of
+// checkpoints.
 static void change_tree(Mutator* m, const Plan* p, const char* top, int count) {
     char path[TREE_PATH];
     for (int i = 0; i < count; i++) {

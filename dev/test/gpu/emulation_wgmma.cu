@@ -1,4 +1,4 @@
-/* As emulation_bugs.cu: kernels that break the rules of wgmma, one each. All operands are 0, and so are all results. */
+/* Like emulation_bugs.cu: kernels that break the rules of wgmma, one each. All operands are 0, and so are all results. */
 #include "../../llmc/ptx.cuh"
 #include "bench.h"
 

@@ -35,7 +35,7 @@ test_program() {
 test_help() {
     new_tree
     make >"$tmp/out" 2>&1
-    for target in train_gpt2cu all demo test test-full quick check sanitize valgrind fuzz fuzz-program bench check-style clean; do
+    for target in train_gpt2cu all demo test test-full quick check sanitize valgrind fuzz fuzz-program bench check-style check-words clean; do
         grep -q "^make $target " "$tmp/out" || fail "make does not explain $target"
     done
     [ ! -e build ] && [ ! -e train_gpt2 ] || fail "make alone builds something"
@@ -188,8 +188,8 @@ test_only_what_a_change_touches() {
     make test FILES=LICENSE >"$tmp/out" 2>&1
     want "the last line when no test is touched" "$(tail -n 1 "$tmp/out")" "0 passed, 0 failed, 0 skipped"
     mkdir -p dev/cuda bin
-    printf '#!/bin/sh\n' | tee dev/cuda/promote.sh >bin/clang-format
-    chmod +x dev/cuda/promote.sh bin/clang-format
+    printf '#!/bin/sh\n' | tee dev/cuda/promote.sh dev/test/words.sh >bin/clang-format
+    chmod +x dev/cuda/promote.sh dev/test/words.sh bin/clang-format
     PATH=$PWD/bin:$PATH make quick FILES=llmc/number.h >"$tmp/out" 2>&1
     want "the last line of make quick" "$(tail -n 1 "$tmp/out")" "1 passed, 0 failed, 0 skipped"
     ! make test SINCE=no-such-commit >"$tmp/out" 2>&1 || fail "make test accepts an unknown commit"

@@ -208,6 +208,41 @@ test_limits_can_fail() {
     done
 }
 
+# planted_words TEXT: writes the text to a comment, a block comment and a document; prints what words.sh prints, and its exit code
+planted_words() {
+    mkdir -p "$tmp/words/dev/test"
+    cp dev/test/words.sh dev/test/words.tsv "$tmp/words/dev/test/"
+    printf 'int a; // %s\n' "$1" >"$tmp/words/a.c"
+    printf '/* A block comment.\n   %s */\n' "$1" >"$tmp/words/b.cuh"
+    printf '%s\n' "$1" >"$tmp/words/c.md"
+    local status=0
+    "$tmp/words/dev/test/words.sh" || status=$?
+    echo "exit code $status"
+}
+test_words() {
+    local planted
+    echo a1 | grep -qP 'a\d' 2>/dev/null || skip "needs grep -P, of GNU grep"
+    # one text for each rule that fails
+    local -a texts=('As gemm_store, but it waits.' 'Waits until the data are there.' 'Attention of the block, to the cluster.'
+        'Two blocks fit an SM.' 'It moves 4 bytes a token.' 'It takes some 4 us.' 'Takes the first proposal.' 'It is seldom so.')
+    want "the rules that fail" "$(cut -f 2 dev/test/words.tsv | grep -cx 10/10)" ${#texts[@]}
+    for planted in "${texts[@]}"; do
+        planted_words "$planted" >"$tmp/out"
+        want "the places of '$planted'" "$(grep -oE '^[abc]\.[a-z]+:[0-9]+: ' "$tmp/out" | tr -d '\n')" 'a.c:1: b.cuh:2: c.md:1: '
+        want "the exit code" "$(tail -n 1 "$tmp/out")" "exit code 1"
+    done
+    # not text: code, a string, a block of code
+    printf 'int there, some; char* s = "// some 4";\n' >"$tmp/words/code.c"
+    printf '```\nsome 4\n```\n' >"$tmp/words/code.md"
+    planted_words 'It, too, takes about 4 us.' >"$tmp/out"
+    want "the last line" "$(tail -n 1 "$tmp/out")" "exit code 0"
+    grep -q ' 0 hits of .*, 3 of the others; make check-words WARN=yes prints them$' "$tmp/out" || { cat "$tmp/out" && fail "no count"; }
+    WARN=yes planted_words 'It, too, takes about 4 us.' >"$tmp/out"
+    contains 'c.md:1: It, too, takes' "$tmp/out"
+    "$tmp/words/dev/test/words.sh" no-such-argument 2>/dev/null && fail "an argument is accepted"
+    rm -r "$tmp/words"
+}
+
 # wrong_notes PROGRAM: prints each name behind "// defines: " that the header does not have or the program does not use. `name*`
 # stands for all names that begin so; what follows a semicolon is not looked at.
 wrong_notes() {
@@ -255,5 +290,5 @@ test_notes_beside_includes() {
     done
 }
 
-tests=(limits limits_elsewhere limits_can_fail model_reads_no_flags headers_are_shared flags_are_not_written mutable_statics sees_a_mutable_static notes_beside_includes)
+tests=(limits limits_elsewhere limits_can_fail model_reads_no_flags headers_are_shared flags_are_not_written mutable_statics sees_a_mutable_static notes_beside_includes words)
 run_tests_once "$@"

@@ -41,7 +41,7 @@ FAKE_CUDA_SMOOTH    1: the loss has weights themselves in it, not their hash, so
                     order have nearly the same losses. With the hash, a weight that is rounded the other way changes a loss
                     by 1e-4, relatively: seen with 7 of 151 texts when 4 ranks were compared with 1
 FAKE_CUDA_EAGER     1: whatever is put on a stream is run at once. The results must be the same
-FAKE_CUDA_FASTEST   which of cuBLASLt's three proposals is the fastest: 0, 1 (default) or 2
+FAKE_CUDA_FASTEST   which of cuBLASLt's three candidates is the fastest: 0, 1 (default) or 2
 CUDA_VISIBLE_DEVICES    empty: there is no GPU, as with the real library
 */
 #ifndef _GNU_SOURCE
@@ -673,7 +673,7 @@ static void run_muon_apply(const Launch* l) {
     }
 }
 
-// The text whose newest token is there. Memory that was freed and allocated again may have the state of an older text, which
+// The text whose newest token this is. Memory that was freed and allocated again may have the state of an older text, which
 // the next prompt overwrites.
 static Text* text_of(const int* token) {
     for (int i = 0; i < card.num_texts; i++) {
@@ -705,7 +705,7 @@ static void run_decode_sample_penalize(const Launch* l) { // seen, logits, token
     }
 }
 
-// rank 0: the most likely token of the text whose newest token is there, text b of the newest pass. The others are told from it
+// rank 0: the most likely token of the text whose newest token this is, text b of the newest pass. The others are told from it
 // and from each other, and no more.
 static int choose_token(const int* newest, int b, int position, int V, uint64_t rank) {
     Text* text = text_of(newest);

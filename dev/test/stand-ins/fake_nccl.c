@@ -367,7 +367,7 @@ static cudaError_t put(Operation* o) {
 
 // ---- communicators ------------------------------------------------------------------------------
 
-// Joins the shared memory, as soon as it is there. Returns ncclInProgress until all ranks have done so.
+// Joins the shared memory as soon as it exists. Returns ncclInProgress until all ranks have done so.
 static NcclResult connect_ranks(struct ncclComm* comm) {
     char path[64];
     size_t bytes = HEADER + (size_t)comm->num_ranks * SLOT;

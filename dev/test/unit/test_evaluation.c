@@ -240,7 +240,7 @@ static void test_files(void) {
     check(strstr(printed, "/0.txt: ") && !strstr(printed, "all: "));
     run_files("%/?.txt,%/words.bin");
     check(strstr(printed, "/0.txt: ") && strstr(printed, "/1.txt: ") && strstr(printed, "all: 6 tokens, loss 8.125"));
-    // a comma in the name of a file that is there
+    // a comma in the name of a file that exists
     snprintf(path, sizeof(path), "%s/0.txt,x", test_dir());
     FILE* f = fopen(path, "w");
     check(f && fputs("abcd", f) >= 0);

@@ -438,7 +438,7 @@ static bool body_fails(Group* g, RankLink* link, Error* err) {
         rank_link_fail(link, "a consequence of it");
         return rank_link_close(link, LONG_MS, err);
     }
-    if (g->variant == 1) { usleep(100000); } // the text is there before they begin
+    if (g->variant == 1) { usleep(100000); } // the text has arrived before they begin
     g->reports[g->rank].ready = true;
     bool ok = exchange(g, link, 2, 8, err);
     Error again = {""};
