@@ -4,8 +4,8 @@
 #     dev/cuda/notes/contents.sh            writes the table between the lines `<!-- contents -->` and `<!-- end contents -->`
 #     dev/cuda/notes/contents.sh --check    changes nothing; exits 1 if the table is stale
 #
-# Both refuse a heading that is neither `## DATE, IDEA: VERDICT` nor `## Not tried`, and an entry that is newer than the one above it.
-# DATE is YYYY-MM-DD or undated.
+# Both refuse a heading that is neither `## DATE, IDEA: VERDICT` nor `## Not tried`, and an entry that is newer than the entry
+# above it. DATE is YYYY-MM-DD or undated.
 set -u -o pipefail
 export LC_ALL=C
 case ${1-} in

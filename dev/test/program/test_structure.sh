@@ -272,7 +272,7 @@ test_contents_of_notes() {
         sed "$change" dev/cuda/notes/adamw.md >"$tmp/notes/adamw.md"
         cmp -s dev/cuda/notes/adamw.md "$tmp/notes/adamw.md" && fail "$change changes nothing"
         contents 1 --check
-        grep -qE '^error: dev/cuda/notes/(adamw.md:[0-9]+|README.md): ' "$tmp/out" || { cat "$tmp/out" && fail "no error for $change"; }
+        grep -qE '^error: dev/cuda/notes/(adamw|README)\.md:' "$tmp/out" || { cat "$tmp/out" && fail "no error for $change"; }
     done
     cmp dev/cuda/notes/README.md "$tmp/notes/README.md" || fail "--check writes"
     contents 0
