@@ -322,7 +322,7 @@ template <int lanes, int depth> __global__ void __launch_bounds__(DECODE_ATTENTI
     typedef DecodeAttentionCursor<step> Cursor;
     typedef DecodeAttentionRing<lanes, depth> Ring;
     __shared__ DecodeAttentionShared shared;
-    // as static shared memory, the ring made a step of 64 texts 9% slower: NOTES.md
+    // static shared memory would make a step of 64 sequences 9% slower: notes/decode_attention.md
     extern __shared__ int4 decode_attention_ring[];
     Ring& ring = *reinterpret_cast<Ring*>(decode_attention_ring);
     grid_launch_dependents(); // the next kernel may start and load its weights

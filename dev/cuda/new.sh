@@ -105,4 +105,5 @@ echo "wrote $op.cu. Change the op in the three places that say 'the op:', then
 
     make cpu OP=$op && ./${op}_cpu --check     without a GPU
     make $op && ./$op 2                        with one: its check and its times
-    ./versions.sh $op                          after a change of declare(): the list at the top of the file"
+    ./versions.sh $op                          after a change of declare(): the list at the top of the file
+    notes/$op.md                               each attempt, also a failed one, as notes/README.md says"

@@ -1406,8 +1406,8 @@ static Svg draw_block_timeline() {
     double x = svg.legend(20, y, "n", "gap: no kernel at work", true);
     svg.legend(x, y, "c", "blocks that started early: prologue, then grid_wait_dependency()");
     svg.label(20, y + 26,
-              "Measured on an H200 (NOTES.md): an empty kernel in a graph costs 1.0 us. Decoding one token, 61 kernels "
-              "in a graph:");
+              "Measured on an H200 (dev/cuda/notes): an empty kernel in a graph costs 1.0 us. Decoding one token, 61 "
+              "kernels in a graph:");
     svg.label(20, y + 44,
               "256 us, and 208 us with programmatic dependent launches. gemm.cuh calls grid_launch_dependents() in "
               "gemm_init.");

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # train_gpt2.cu is read from top to bottom: sections 1 to 5 are the program, section 6 has the kernels. These tests are
 # rules that keep it readable: how long a function may be, what may read and write the flags, and that the notes beside the
-# includes are true. How long the program is does not matter: a limit on that would move its text to headers.
+# includes are true. How long the program is does not matter: a limit on that would move its text to headers. The last one
+# checks the entries of dev/cuda/notes and their contents.
 . "$(dirname "$0")/../test.sh"
 
 # functions FILE: prints "LINES FIRST_LINE NAME KIND" for each function outside of classes, found by its braces; KIND: device, host
@@ -290,5 +291,30 @@ test_notes_beside_includes() {
     done
 }
 
-tests=(limits limits_elsewhere limits_can_fail model_reads_no_flags headers_are_shared flags_are_not_written mutable_statics sees_a_mutable_static notes_beside_includes words)
+# contents RC [--check]: runs contents.sh of the copy of dev/cuda/notes
+contents() {
+    local rc=0 wanted=$1
+    "$tmp/notes/contents.sh" "${@:2}" >"$tmp/out" 2>&1 || rc=$?
+    [ $rc -eq "$wanted" ] || { cat "$tmp/out" && fail "exit code $rc, want $wanted: contents.sh ${*:2}"; }
+}
+test_contents_of_notes() {
+    rm -rf "$tmp/notes"
+    cp -r dev/cuda/notes "$tmp/notes"
+    contents 0 --check
+    local change
+    # a heading without a verdict, an entry above a newer one, no title, one entry less
+    for change in 's/: rung, .*/, 2 us/' '/^## 2026-11-23/s/11-23/11-20/' '/^# /d' '/: rung, /d'; do
+        sed "$change" dev/cuda/notes/adamw.md >"$tmp/notes/adamw.md"
+        cmp -s dev/cuda/notes/adamw.md "$tmp/notes/adamw.md" && fail "$change changes nothing"
+        contents 1 --check
+        grep -qE '^error: dev/cuda/notes/(adamw|README)\.md:' "$tmp/out" || { cat "$tmp/out" && fail "no error for $change"; }
+    done
+    cmp dev/cuda/notes/README.md "$tmp/notes/README.md" || fail "--check writes"
+    contents 0
+    contents 0 --check
+    contents 2 --chek
+}
+
+tests=(limits limits_elsewhere limits_can_fail model_reads_no_flags headers_are_shared flags_are_not_written mutable_statics sees_a_mutable_static notes_beside_includes
+    words contents_of_notes)
 run_tests_once "$@"
