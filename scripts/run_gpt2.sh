@@ -133,7 +133,7 @@ print_plan() {
         }
         printf "time       at %d tokens/s, measured on one H200 with -b %d (dev/measured/README.md), times the number of GPUs: 2 to 8\n",
             speed, micro
-        print "           H200s came to 97 to 101% of that with AdamW (README.md); validation, HellaSwag and samples come on top"
+        print "           H200s came to 97 to 101% of that with AdamW; validation, HellaSwag and samples come on top"
         print "memory     with the micro-batch shown; without -b a run takes the largest that its GPUs hold, 64 x 1024 at most"
         printf "disk       %.1f GB of shards; %.1f GB of checkpoints in %s: the last 2 and one being written\n", (2 * tokens + 2e8) * 1e-9,
             3 * 12 * P * 1e-9, out
