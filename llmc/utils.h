@@ -9,7 +9,7 @@ There are two kinds of failure:
 #ifndef LLMC_UTILS_H
 #define LLMC_UTILS_H
 
-#define LLMC_VERSION "1.0" // what --version prints
+#define LLMC_VERSION "2.0" // what --version prints
 
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE 1

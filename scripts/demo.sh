@@ -65,5 +65,5 @@ What to do next:
                         $program -e d6 -i 'data/my_train_*.bin' -j 'data/my_val_*.bin' -o log
   GPT-2's weights       scripts/download.sh gpt2, then $program -e data/gpt2 --prompt 'The answer is'
   this run as a picture make scripts/plot_runs, then scripts/plot_runs demo/log -o demo/run.svg
-  all flags             $program --help; README.md has a map of the rest
+  all flags             $program --help; dev/manual has a page for each task
 END

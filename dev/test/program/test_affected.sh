@@ -94,6 +94,7 @@ test_this_repository() {
     ! grep -q '^test_[a-z0-9_]*$' "$tmp/out" || fail "a kernel's ladder touches a unit test"
     among train_gpt2.cu test_emulated_gpt2.sh test_gpu.sh test_structure.sh test_promote.sh
     among README.md test_readme.sh
+    among dev/manual/train.md test_readme.sh test_run_gpt2.sh
     among dev/learn/03_reductions.md test_learn.sh
     dev/test/affected.sh dev/test/test.h >"$tmp/out"
     for name in dev/test/unit/test_*.c; do

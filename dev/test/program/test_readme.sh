@@ -1,5 +1,7 @@
 #!/usr/bin/env bash
-# Types every command of README.md: each line of its ```sh blocks, as it is written there, in a copy of the repository.
+# Types every command of README.md, the manual and CONTRIBUTING.md: each line of their ```sh blocks, as it is written there, in a
+# copy of the repository. Also checks the outputs that README.md shows, its length, the links of all documents outside of the course,
+# and the version.
 #
 # What would take long is cut short by variables that the commands read (DEMO_FLAGS) or by flags after the command's own,
 # of which the last one counts. Downloads come from a folder here. Programs for the GPU are compiled. Without a GPU,
@@ -14,8 +16,10 @@ small_model='--layers 1 --heads 1 --channels 64 --positions 64'
 short='-x 2 -b 1 -t 64 -d 64'
 export DEMO_FLAGS='-x 20 -v 10 -s 20 -u 5'
 
+documents=(README.md .github/CONTRIBUTING.md dev/manual/*.md)
+
 # The lines of the ```sh blocks.
-commands() { awk '/^```/ { inside = $0 == "```sh"; next } inside' README.md; }
+commands() { awk '/^```/ { inside = $0 == "```sh"; next } inside' "${documents[@]}"; }
 
 # Copies, once for all tests, the files that git tracks or would track, and what make has built from them. All keep their modification
 # times, so make compiles a program again only if it would do so here: if a source or the flags have changed, or a header is missing.
@@ -32,9 +36,9 @@ copy() {
     share_emulated "$tmp/top"
 }
 
-# of_readme COMMAND: notes that a test types this command, which must be in the README
-of_readme() {
-    commands | grep -qxF -- "$1" || fail "not a command of README.md: $1"
+# documented COMMAND: notes that a test types this command, which must be in one of the documents
+documented() {
+    commands | grep -qxF -- "$1" || fail "not a command of README.md, CONTRIBUTING.md or the manual: $1"
     echo "$1" >>"$tmp/typed"
 }
 
@@ -43,6 +47,24 @@ run() {
     local rc=0
     (cd "$tmp/top" && sh -c "$2") >"$tmp/out" 2>"$tmp/err" </dev/null || rc=$?
     [ $rc -eq "$1" ] || { tail -n 20 "$tmp/out" "$tmp/err" && fail "exit code $rc, want $1: $2"; }
+}
+
+# shown COMMAND: fails unless the last run has printed the output that README.md shows below this command. Numbers may differ, and
+# "..." stands for the rest of a line or for other lines.
+shown() {
+    local line mask='s/[0-9]+([.,][0-9]+)*/N/g; s/ +/ /g' lines=0
+    sed -E "$mask" "$tmp/out" "$tmp/err" >"$tmp/masked"
+    while read -r line; do
+        line=$(sed -E "s/ ?[.]{3}$//; $mask" <<<"$line")
+        lines=$((lines + 1))
+        grep -aqF -- "$line" "$tmp/masked" || { tail -n 20 "$tmp/out" "$tmp/err" && fail "README.md shows another output of $1: $line"; }
+    done < <(awk -v command="$1" '
+        /^```sh$/ { sh = 1; next }
+        /^```$/ { if (sh) { sh = 0; next_is = typed; typed = 0 } else { inside = next_is; next_is = 0 } next }
+        sh { typed = typed || $0 == command; next }
+        inside { print; next }
+        /./ { next_is = 0 }' README.md)
+    [ $lines -gt 0 ] || fail "README.md shows no output of $1"
 }
 
 # run_gpu COMMAND [FLAGS]: with a GPU the command and the flags that cut it short; else the command must end at the GPU.
@@ -55,36 +77,51 @@ run_gpu() {
     fi
 }
 
-# for_gpu COMMAND ...: those of the README; skips what follows where nothing can be compiled
+# for_gpu COMMAND ...: commands of the documents; skips what follows where nothing can be compiled
 for_gpu() {
     local command
-    for command in "$@"; do of_readme "$command"; done
+    for command in "$@"; do documented "$command"; done
     command -v nvcc >/dev/null || skip "needs nvcc"
     copy
 }
 
 test_demo() {
-    of_readme 'make demo'
+    documented 'make demo'
     copy
     run 0 'make demo'
     contains " 20/20 | loss" "$tmp/out"
     contains "saved demo/log/step_00000020" "$tmp/out"
     contains "--prompt 'for (int i'" "$tmp/out"
     contains "tok/s]" "$tmp/err"
+    shown 'make demo'
     run 1 'scripts/demo.sh /bin/false' # a program that does not begin, as train_gpt2cu without a GPU
     [ -d "$tmp/top/demo/log/step_00000020" ] && [ ! -e "$tmp/top/demo/log.before" ] || fail "the demo before it is lost"
 }
 
 test_plot_runs() {
     local build='make scripts/plot_runs' draw='scripts/plot_runs demo/log -o demo/run.svg'
-    of_readme "$build"
-    of_readme "$draw"
+    documented "$build"
+    documented "$draw"
     command -v g++ >/dev/null || skip "needs g++"
     copy
     [ -e "$tmp/top/demo/log" ] || run 0 'make demo'
     run 0 "$build"
     run 0 "$draw"
     contains "demo/log/log.jsonl: 20 steps, 3 validations" "$tmp/out"
+}
+
+# README.md's commands for the demo's model, and for a text without a vocabulary
+test_demo_model() {
+    local command
+    set -- './train_gpt2 -e demo/log --prompt "static void" --num-tokens 60' "./train_gpt2 -e demo/log --eval 'demo/data/code_val_*.bin'" \
+        './train_gpt2 -e demo/log --export demo/model.gguf --type q8_0' 'dev/data/tokenize -i LICENSE -o demo/text --val-tokens 200'
+    for command in "$@"; do documented "$command"; done
+    copy
+    [ -e "$tmp/top/demo/log" ] || run 0 'make demo'
+    for command in "$@"; do
+        run 0 "$command"
+        shown "$command"
+    done
 }
 
 test_demo_gpu() {
@@ -107,18 +144,19 @@ test_kernel() {
 
 test_kernel_on_a_cpu() {
     local command='(cd dev/cuda && make cpu OP=layernorm_forward && ./layernorm_forward_cpu 7)'
-    of_readme "$command"
+    documented "$command"
     command -v g++ >/dev/null || skip "needs g++"
     copy
     run 0 "$command"
     grep -qE '^[0-9]+ passed, 0 failed, 0 skipped$' "$tmp/out" || fail "$(tail -n 1 "$tmp/out")"
+    shown "$command"
 }
 
 # test_modal.sh tries the script; here the command must name it, and files and targets that are there
 test_modal() {
     local command
     command=$(commands | grep 'modal run')
-    of_readme "$command"
+    documented "$command"
     copy
     mkdir -p "$tmp/bin"
     printf '#!/bin/sh\n[ "$1" = run ] && [ -f "$2" ] && [ "$3" = --compile-command ] && make -n ${4#make } && echo "on $GPU_NAME"\n' \
@@ -135,6 +173,7 @@ continue='./train_gpt2cu -e log --prompt "ROMEO:" --temperature 0.8'
 pretrained='./train_gpt2cu -e data/gpt2 --prompt "The answer is" --num-tokens 40'
 tokenize_own="dev/data/tokenize -i my.txt -t data/gpt2 -o data/my --val-tokens 32768"
 new="./train_gpt2cu -e d12 -i 'data/my_train_*.bin' -j 'data/my_val_*.bin' -o log124M -d 524288 -x 1000 -y 1"
+repeat='./train_gpt2cu --config log124M/config -o again'
 
 evaluate="./train_gpt2cu -e log --eval 'data/ts_val_*.bin'"
 bench='./train_gpt2cu -e log --bench'
@@ -164,9 +203,10 @@ prepare_data() {
 
 # On the CPU: "the flags are the same".
 test_text_to_text() {
-    of_readme 'scripts/download.sh gpt2 tinyshakespeare'
-    of_readme "$tokenize"
-    of_readme "$tokenize_own"
+    documented 'scripts/download.sh gpt2 tinyshakespeare'
+    documented 'make dev/data/tokenize'
+    documented "$tokenize"
+    documented "$tokenize_own"
     command -v curl >/dev/null || skip "needs curl"
     copy
     prepare_data
@@ -191,11 +231,13 @@ test_text_to_text() {
     contains "in q8_0" "$tmp/out"
     run 0 "${new/train_gpt2cu/train_gpt2} $small_model $short"
     contains " 2/2 | loss" "$tmp/out"
+    run 0 "${repeat/train_gpt2cu/train_gpt2}"
+    contains "saved again/step_00000002" "$tmp/out"
 }
 
 test_text_to_text_gpu() {
     for_gpu 'make train_gpt2cu dev/data/tokenize' "$pretrained" "$finetune" "$continue" "$new" "$evaluate" "$bench" \
-        "$export_it" "$export_gguf"
+        "$export_it" "$export_gguf" "$repeat"
     run 0 'make train_gpt2cu dev/data/tokenize'
     if have_gpu; then
         prepare_data
@@ -208,6 +250,7 @@ test_text_to_text_gpu() {
     run_gpu "$bench"
     if have_gpu; then run 0 "$export_it" && run 0 "$export_gguf"; fi
     run_gpu "$new" "$short"
+    if have_gpu; then run 0 "$repeat"; fi
 }
 
 eval_make='make dev/data/lambada dev/data/arc'
@@ -226,7 +269,7 @@ prepare_lambada() {
 # On the CPU, with the downloaded model of 64 positions; a text and a question in place of the published ones
 test_evaluation() {
     local command
-    for command in "$eval_make" "$eval_fetch" "$lambada" "$arc"; do of_readme "$command"; done
+    for command in "$eval_make" "$eval_fetch" "$lambada" "$arc"; do documented "$command"; done
     command -v curl >/dev/null || skip "needs curl"
     copy
     prepare_data
@@ -264,8 +307,8 @@ test_evaluation_gpu() {
 # In place of FineWeb, this repository's sources; one question. run_gpt2.sh itself is tested in test_run_gpt2.sh.
 test_from_scratch() {
     local plan='scripts/run_gpt2_124M.sh --plan' fetch='scripts/download.sh fineweb10B hellaswag vocab' from=$tmp/served/hub name
-    of_readme "$plan"
-    of_readme "$fetch"
+    documented "$plan"
+    documented "$fetch"
     copy
     run 0 "$plan"
     contains "nothing is started" "$tmp/out"
@@ -317,60 +360,108 @@ test_precisions() {
     done
 }
 
-# The flags that the README lists are in --help all, with the same letters.
-test_help() {
-    of_readme 'dev/data/tokenize --help'
-    copy
-    run 0 'make dev/data/tokenize && dev/data/tokenize --help'
-    contains "--val-tokens" "$tmp/out"
-    for_gpu './train_gpt2cu --help' './train_gpt2cu --help all'
-    run 0 'make train_gpt2cu >/dev/null && ./train_gpt2cu --help all'
+# flags_in_help FILE ...: the flags that blocks of these documents list are in $tmp/out, with the same letters
+flags_in_help() {
     local flag flags
-    flags=$(awk '/^```/ { inside = !inside; next } inside && /^-/' README.md | grep -oE '(^|[ ,])--?[a-z][a-z0-9-]*' |
-        tr -d ' ,' | sort -u)
+    flags=$(awk '/^```/ { inside = !inside; next } inside && /^-/' "$@" | grep -oE '(^|[ ,])--?[a-z][a-z0-9-]*' | tr -d ' ,' | sort -u)
     [ "$(wc -w <<<"$flags")" -ge 8 ] || fail "only these flags found: $flags"
     for flag in $flags; do
-        grep -qE -- "(^|[ ,])$flag([ ,=]|$)" "$tmp/out" || fail "$flag is in README.md and not in --help all"
+        grep -qE -- "(^|[ ,])$flag([ ,=]|$)" "$tmp/out" || fail "$flag is in $* and not in --help"
     done
+}
+
+test_help() {
+    documented 'dev/data/tokenize --help'
+    copy
+    run 0 'make dev/data/tokenize && dev/data/tokenize --help'
+    flags_in_help dev/manual/data.md
+    for_gpu './train_gpt2cu --help' './train_gpt2cu --help all' './train_gpt2cu --plan --memory 24GB'
+    run 0 'make train_gpt2cu >/dev/null && ./train_gpt2cu --help all'
+    flags_in_help README.md dev/manual/[!d]*.md # all pages but data.md
+    run 0 './train_gpt2cu --plan --memory 24GB'
+    contains "plan for 24.0 GB; nothing is started" "$tmp/out"
 }
 
 # These run this very test: make must know them.
 test_tests() {
     local command
-    for command in 'make test' 'make test-full'; do
-        of_readme "$command"
-        copy
+    copy
+    git -C "$tmp/top" init -q -b main
+    git -C "$tmp/top" -c user.name=a -c user.email=a@b commit -q --allow-empty -m first # what SINCE=main names
+    for command in 'make quick' 'make quick SINCE=main' 'make quick FILES="llmc/json.h"' 'make test' 'make test-full'; do
+        documented "$command"
         run 0 "${command/make/make -n}"
     done
-    of_readme .ci/run
+    documented .ci/run
     run 0 'bash -n .ci/run && test -x .ci/run'
 }
 
-# The files and folders that the map names are there.
+# The files and folders that the map names are there, and the tests that CONTRIBUTING.md names.
 test_map() {
     local name names
     names=$(awk '/^## /{ map = $2 == "Map" } map && /^[a-z_0-9.]+\/? / { print $1 } map && /^[a-z_0-9.\/]+\/ / { print $1 }' README.md | sort -u)
     [ "$(wc -w <<<"$names")" -ge 10 ] || fail "only these found: $names"
     for name in $names; do [ -e "$name" ] || fail "$name is not there"; done
-    # links, too
-    for name in $(grep -oE '\]\([^)]*\)' README.md dev/measured/README.md | sed 's/^\([^:]*\):](\(.*\))$/\1|\2/'); do
-        case $name in
-        *http*) ;;
-        *) [ -e "$(dirname "${name%%|*}")/${name#*|}" ] || fail "a link to nothing: $name" ;;
-        esac
+    names=$(grep -oE "test_[a-z0-9_]+\\.(c|sh)" .github/CONTRIBUTING.md | sort -u)
+    [ "$(wc -w <<<"$names")" -ge 25 ] || fail "CONTRIBUTING.md names only these tests: $names"
+    for name in $names; do compgen -G "dev/test/*/$name" >/dev/null || fail "CONTRIBUTING.md names $name, which is not there"; done
+}
+
+# The names of a document's headings in links.
+anchors() { grep -E '^#+ ' "$1" | sed -E 's/^#+ //; s/.*/\L&/; s/[^a-z0-9 _-]//g; s/ /-/g'; }
+
+# dead_links DOCUMENT ...: prints the links to files or headings that are not there
+dead_links() {
+    local document link file
+    for document in "$@"; do
+        for link in $(awk '/^```/ { inside = !inside; next } !inside' "$document" | grep -oE '\]\([^) ]*\)' | sed 's/^](//; s/)$//'); do
+            file=$(dirname "$document")/${link%%#*}
+            case $link in
+            http*) continue ;;
+            '#'*) file=$document ;;
+            esac
+            [ -e "$file" ] || { echo "$document: $link"; continue; }
+            [ "${link#*#}" = "$link" ] || anchors "$file" | grep -qxF -- "${link#*#}" || echo "$document: $link"
+        done
     done
+}
+
+# of all documents; dev/learn/pages.sh checks the course's
+test_links() {
+    local all dead
+    all=$(git ls-files --cached --others --exclude-standard -- '*.md' 2>/dev/null | grep -v '^dev/learn/') || skip "needs git"
+    # shellcheck disable=SC2086 # one word for each document
+    dead=$(dead_links $all)
+    [ -z "$dead" ] || fail "links to nothing: $dead"
+    printf '%s\n' '# A, b: c' '[a](#a-b-c) [b](#b) [c](missing.md) [d](page.md#a) [e](page.md)' >"$tmp/page.md"
+    want "dead links" "$(dead_links "$tmp/page.md" | sed 's/.*: //' | tr '\n' ' ')" '#b missing.md page.md#a '
+}
+
+# A front page that is read to its end.
+test_words() { [ "$(wc -w <README.md)" -le 1500 ] || fail "README.md has $(wc -w <README.md) words, at most 1500 are wanted"; }
+
+# The version is said once, in llmc/utils.h; the changelog and the form for bugs follow.
+test_version() {
+    local version
+    version=$(sed -n 's/^#define LLMC_VERSION "\(.*\)".*/\1/p' llmc/utils.h)
+    want "the newest version in the changelog" "$(sed -n 's/^## \([0-9.]*\).*/\1/p' dev/CHANGELOG.md | head -n 1)" "${version:-none}"
+    contains "version $version." README.md
+    contains "train_gpt2cu $version (" .github/ISSUE_TEMPLATE/bug.yml
+    copy
+    run 0 'make train_gpt2 >/dev/null && ./train_gpt2 --version'
+    contains "train_gpt2 $version (" "$tmp/out"
 }
 
 # last: all of them were typed
 test_every_command() {
     [ "$some" -eq 0 ] || skip "needs all the other tests"
-    [ "$(commands | wc -l)" -ge 15 ] || fail "README.md has only $(commands | wc -l) commands"
+    [ "$(commands | wc -l)" -ge 45 ] || fail "README.md and the manual have only $(commands | wc -l) commands"
     local missing
     missing=$(commands | grep -vxF -f "$tmp/typed") || true
     [ -z "$missing" ] || fail "no test types: $missing"
 }
 
-tests=(demo plot_runs demo_gpu kernel kernel_on_a_cpu modal text_to_text text_to_text_gpu evaluation evaluation_gpu from_scratch
-    several_gpus help precisions tests map every_command)
+tests=(demo plot_runs demo_model demo_gpu kernel kernel_on_a_cpu modal text_to_text text_to_text_gpu evaluation evaluation_gpu from_scratch
+    several_gpus help precisions tests map links words version every_command)
 some=$# # of the tests, by name
 run_tests_once "$@"

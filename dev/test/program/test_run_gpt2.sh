@@ -44,12 +44,12 @@ print_arguments() {
 }
 flags() { sed -n 's/^\[\(.*\)\]$/\1/p' "$tmp/out" | tr '\n' ' '; }
 
-# table_row SIZE: the row of the README's table, from the plan
+# table_row SIZE: the row of the manual's table, from the plan
 table_row() {
     "$tree/scripts/run_gpt2.sh" "$1" --plan | awk -v size="$1" '
         /^tokens/ { tokens = $2 " billion" }
-        /^1 / { memory = $6 " GB"; time = $8 }
-        /^disk/ { print "| " size " | " tokens " | " $2 " GB | " $6 " GB | " memory " | " time " |" }'
+        /^1 / { memory = $6 " GB" }
+        /^disk/ { print "| " size " | " tokens " | " $2 " GB | " $6 " GB | " memory " |" }'
 }
 
 # measured_speeds MODEL: prints "B TOKENS_PER_SECONDk" for each run of train_gpt2cu on one H200 in records.csv, by the median of its times
@@ -109,7 +109,7 @@ test_plans() {
     for size in 124M 350M 774M 1558M; do
         speed=$("$tree/scripts/run_gpt2.sh" $size --plan | sed -n 's/^time *at \([0-9]*\)000 tokens.s, measured on one H200 with -b \([0-9]*\) .*/\2 \1k/p')
         measured_speeds "${size/350M/355M}" | grep -qx "${speed:-none}" || fail "$size was not measured at '$speed'"
-        contains "$(table_row $size)" README.md
+        contains "$(table_row $size)" dev/manual/train.md
         want "the wrapper of $size" "$("$tree/scripts/run_gpt2_$size.sh" --plan)" "$("$tree/scripts/run_gpt2.sh" $size --plan)"
     done
 }
@@ -119,7 +119,7 @@ test_plan_of_this_machine() {
     local size items
     run 0 124M --plan -b 16
     want "-b 16" "$(plan_row 1)" "1 16 x 1024 32 9.2 GB 4h07m"
-    contains '124M with `-b 16` takes 9.2 GB' README.md
+    contains '124M with `-b 16` takes 9.2 GB' dev/manual/train.md
     PRICE_PER_GPU_HOUR=2.5 NUM_GPUS=4 run 0 124M --batch-size=32 -o elsewhere --plan
     want "one GPU" "$(plan_row 1)" "1 32 x 1024 16 15.8 GB 4h07m 10"
     want "eight GPUs" "$(plan_row 8)" "8 32 x 1024 2 15.4 GB 0h30m 10"
