@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Writes the contents of dev/cuda/notes into its README.md: one row per file.
+# Writes the contents of dev/cuda/notes into its README.md: a link to each file, and how many of its entries were promoted or kept.
 #
-#     dev/cuda/notes/contents.sh            writes the table between the lines `<!-- contents -->` and `<!-- end contents -->`
-#     dev/cuda/notes/contents.sh --check    changes nothing; exits 1 if the table is stale
+#     dev/cuda/notes/contents.sh            writes the list between the lines `<!-- contents -->` and `<!-- end contents -->`
+#     dev/cuda/notes/contents.sh --check    changes nothing; exits 1 if the list is stale
 #
 # Both refuse a heading that is neither `## DATE, IDEA: VERDICT` nor `## Not tried`, and an entry that is newer than the entry
 # above it. DATE is YYYY-MM-DD or undated.
@@ -17,13 +17,12 @@ cd "$(dirname "$0")" || exit 1
 pages=()
 for page in *.md; do [ "$page" = README.md ] || pages+=("$page"); done
 
-table=$(awk '
-    function row() { if (page != "") { printf "| [%s](%s) | %d | %d | %s |\n", title, page, entries, kept, newest } }
+list=$(awk '
+    function item() { if (page != "") { printf "%s[%s](%s) %d/%d", pages++ ? ",\n" : "", title, page, kept, entries } }
     function wrong(text) { printf "error: dev/cuda/notes/%s:%d: %s\n", FILENAME, FNR, text >"/dev/stderr"; failed = 1 }
-    BEGIN { print "| notes | entries | promoted or kept | newest |\n|---|---|---|---|" }
     FNR == 1 {
-        row()
-        page = FILENAME; title = substr($0, 3); entries = kept = 0; newest = last = ""
+        item()
+        page = FILENAME; title = substr($0, 3); entries = kept = 0; last = ""
         if (!/^# /) { wrong("the first line is no title: # OP") }
     }
     !/^## / || $0 == "## Not tried" { next }
@@ -34,14 +33,13 @@ table=$(awk '
         date = substr($2, 1, length($2) - 1)
         if (date == "undated") { next }
         if (last != "" && date > last) { wrong("the entry is newer than the one above it") }
-        if (newest == "") { newest = date }
         last = date
     }
-    END { row(); exit failed }' "${pages[@]}") || exit 1
-contents=$(awk -v table="$table" '
+    END { item(); exit failed }' "${pages[@]}") || exit 1
+contents=$(awk -v list="$list" '
     $0 == "<!-- end contents -->" { inside = 0; ended = 1 }
     !inside { print }
-    $0 == "<!-- contents -->" { inside = 1; print table }
+    $0 == "<!-- contents -->" { inside = 1; print list }
     END { exit !ended }' README.md) || { echo "error: dev/cuda/notes/README.md lacks the lines of the contents" >&2; exit 1; }
 [ "$contents" != "$(cat README.md)" ] || exit 0
 if [ "${1-}" = --check ]; then
