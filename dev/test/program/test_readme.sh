@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Types every command of README.md, the manual and CONTRIBUTING.md: each line of their ```sh blocks, as it is written there, in a
-# copy of the repository. Also checks the outputs that README.md shows, its length, the links of all documents outside of the course,
-# and the version.
+# copy of the repository. Also checks the outputs that README.md shows, its length, the length and the links of all documents outside
+# of the course, and the version.
 #
 # What would take long is cut short by variables that the commands read (DEMO_FLAGS) or by flags after the command's own,
 # of which the last one counts. Downloads come from a folder here. Programs for the GPU are compiled. Without a GPU,
@@ -426,10 +426,12 @@ dead_links() {
     done
 }
 
-# of all documents; dev/learn/pages.sh checks the course's
+# Every document except the course's, which dev/learn/pages.sh checks.
+all_documents() { git ls-files --cached --others --exclude-standard -- '*.md' 2>/dev/null | grep -v '^dev/learn/'; }
+
 test_links() {
     local all dead
-    all=$(git ls-files --cached --others --exclude-standard -- '*.md' 2>/dev/null | grep -v '^dev/learn/') || skip "needs git"
+    all=$(all_documents) || skip "needs git"
     # shellcheck disable=SC2086 # one word for each document
     dead=$(dead_links $all)
     [ -z "$dead" ] || fail "links to nothing: $dead"
@@ -437,8 +439,15 @@ test_links() {
     want "dead links" "$(dead_links "$tmp/page.md" | sed 's/.*: //' | tr '\n' ' ')" '#b missing.md page.md#a '
 }
 
-# A front page that is read to its end.
-test_words() { [ "$(wc -w <README.md)" -le 1500 ] || fail "README.md has $(wc -w <README.md) words, at most 1500 are wanted"; }
+# A front page that is read to its end, and documents that do not grow: a new fact replaces an old one.
+test_words() {
+    local all words
+    [ "$(wc -w <README.md)" -le 1500 ] || fail "README.md has $(wc -w <README.md) words, at most 1500 are wanted"
+    all=$(all_documents) || skip "needs git"
+    # shellcheck disable=SC2086 # one word for each document
+    words=$(cat $all | wc -w)
+    [ "$words" -le 25000 ] || fail "the Markdown outside dev/learn has $words words, at most 25000 are wanted"
+}
 
 # The version is said once, in llmc/utils.h; the changelog and the form for bugs follow.
 test_version() {
