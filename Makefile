@@ -65,7 +65,7 @@ CU_BINARIES := $(patsubst %.cu,$(P)%cu,$(wildcard *.cu))
         fuzz-program coverage bench learn check-style check-words same-sass clean FORCE
 
 help:
-	@echo 'make demo        train a small model on this source tree for a minute, sample from it, save, load, sample again'
+	@echo 'make demo        train a small model on this source tree for a minute, save it, load it, continue a text'
 	@echo 'make train_gpt2cu    the program for the GPU: PRECISION=BF16, FP16 or FP32; GPU_COMPUTE_CAPABILITY="80 90" if not the GPU here'
 	@echo 'make test_gpt2cu     its tests, for a GPU: ./test_gpt2cu'
 	@echo 'make all         the programs: $(PROGRAMS) $(CXX_BINARIES), and train_gpt2cu where there is an nvcc'

@@ -57,12 +57,13 @@ steps=$(awk '{ for (i = 2; i <= NF; i++) if ($i == "ms" && ++n > 4) { sum += $(i
 run "$program" "$@" -j 'demo/data/code_val_*.bin' -o demo/log -x "$steps" -u $((steps / 15)) -q 0.05 -v $((steps / 4)) -m 8 \
     --log-every $((steps / 20)) ${DEMO_FLAGS-}
 rm -rf demo/log.before
+printf '\n%s steps were all that 50 s allow here. With more steps the text below becomes more like C: DEMO_FLAGS="-x 2000" make demo.\n' "$steps"
 run "$program" -e demo/log --prompt 'for (int i' --temperature 0.8 --num-tokens 100
 cat <<END
 
 What to do next:
   a text of your own    dev/data/tokenize -i my.txt -o data/my --val-tokens 20000
-                        $program -e d6 -i 'data/my_train_*.bin' -j 'data/my_val_*.bin' -o log
+                        $program -e d6 -i 'data/my_train_*.bin' -j 'data/my_val_*.bin' -o log -x 200
   GPT-2's weights       scripts/download.sh gpt2, then $program -e data/gpt2 --prompt 'The answer is'
   this run as a picture make scripts/plot_runs, then scripts/plot_runs demo/log -o demo/run.svg
   all flags             $program --help; dev/manual has a page for each task

@@ -208,10 +208,11 @@ struct Launch {
     bool alone;                           // one worker runs all blocks
     Order* order;                         // of its blocks' accesses, see order.cpp
     std::atomic<bool> holds_accumulators; // a thread has called wgmma_hold() after a wait
-    bool
-        early; // a programmatic dependent launch: until it waits, the launches from `overlaps` on may still run, 0: none
+    // A programmatic dependent launch: until it waits, the launches from `overlaps` on may still run, 0: none.
+    bool early;
     uint32_t overlaps;
-    std::atomic<bool> waited, released_early; // a thread has waited; one has called launch_dependents before it waited
+    // A thread has waited; one has called launch_dependents before it waited; an early launch has written device memory.
+    std::atomic<bool> waited, released_early, wrote;
 };
 
 struct Cluster {

@@ -587,14 +587,14 @@ void begin_launch_memory(Launch* launch, bool early) {
     PreviousLaunch p = early ? previous[emulation_running] : PreviousLaunch{0, 0};
     launch->overlaps = p.overlaps ? p.overlaps : p.number;
     if (begins_again || launch->number - launch->overlaps > LAUNCH) { launch->overlaps = 0; } // the records are gone
-    launch->early = early, launch->waited = launch->released_early = false;
+    launch->early = early, launch->waited = launch->released_early = launch->wrote = false;
 }
 void end_launch_memory(Launch* launch) {
     previous[emulation_running] = {launch->number, launch->released_early ? launch->overlaps : 0};
-    if (launch->early && !launch->waited && !launch->unsupported) {
+    if (launch->early && launch->wrote && !launch->waited && !launch->unsupported) {
         std::lock_guard<std::mutex> lock(findings_mutex);
         Finding found = {};
-        found.what = "launched early, and no thread calls grid_wait_dependency()";
+        found.what = "launched early, it writes device memory, and no thread calls grid_wait_dependency()";
         found.kernel = launch->kernel, found.count = 1;
         findings.push_back(found);
     }
@@ -704,6 +704,7 @@ static void check_device(Fiber* f, size_t offset, size_t bytes, AccessKind kind,
     uint64_t mine = place | (uint64_t)f->id << 32 | (uint64_t)f->warp->epoch << 42 |
                     (kind == ACCESS_ATOMIC ? ATOMIC : 0) | asynchronous;
     if (bytes == 1) { mine |= ONE_BYTE | (offset % 2 ? SECOND_BYTE : 0); }
+    if (kind != ACCESS_READ && b->launch->early) { b->launch->wrote.store(true, std::memory_order_relaxed); }
     uint64_t seen = mine;
     for (size_t g = offset / 2; g <= (offset + bytes - 1) / 2; g++) {
         uint64_t old = __atomic_load_n(&d.writes[g], __ATOMIC_RELAXED);

@@ -551,7 +551,7 @@ static void declare(Bench& b) {
     };
     early(55, "before grid_wait_dependency(), a read of what a previous kernel writes", bug_kernel55);
     early(56, "before grid_wait_dependency(), a write of what a previous kernel writes", bug_kernel56);
-    early(57, "launched early, and no thread calls grid_wait_dependency()", bug_kernel57);
+    early(57, "launched early, it writes device memory, and no thread calls grid_wait_dependency()", bug_kernel57);
     early(58, "right: a thread waits for its block", waiting_kernel58, releasing_kernel);
     early(59, "before grid_wait_dependency(), a read of what a previous kernel writes", bug_kernel55, releasing_kernel);
     early(60, "right: the kernel before the previous one has ended", bug_kernel55, waiting_kernel);
