@@ -57,7 +57,8 @@ steps=$(awk '{ for (i = 2; i <= NF; i++) if ($i == "ms" && ++n > 4) { sum += $(i
 run "$program" "$@" -j 'demo/data/code_val_*.bin' -o demo/log -x "$steps" -u $((steps / 15)) -q 0.05 -v $((steps / 4)) -m 8 \
     --log-every $((steps / 20)) ${DEMO_FLAGS-}
 rm -rf demo/log.before
-printf '\n%s steps were all that 50 s allow here. With more steps the text below becomes more like C: DEMO_FLAGS="-x 2000" make demo.\n' "$steps"
+[ -n "${DEMO_FLAGS-}" ] ||
+    printf '\n50 s are enough for %s steps here. More steps make the text below more like C: DEMO_FLAGS="-x 2000" %s\n' "$steps" "$0"
 run "$program" -e demo/log --prompt 'for (int i' --temperature 0.8 --num-tokens 100
 cat <<END
 
