@@ -166,8 +166,8 @@ static const Option shared_options[] = {
      "DIR/config, with which it can be repeated",
      0, 0},
     {OPT_BOOL, 0, NULL, "plan", &settings.plan, NULL,
-     "print which micro-batches fit, for new models of GPT-2's sizes or the one that -e names, and what the recipe "
-     "sets; "
+     "print which micro-batches fit, for new models of GPT-2's sizes or for the model that -e names, and what the "
+     "recipe sets; "
      "train nothing",
      0, 0},
     {OPT_STR, 0, NULL, "memory", &settings.memory, "SIZE",

@@ -130,7 +130,7 @@ static inline int largest_batch(const GPT2Config* config, int T, double have,
     return fits;
 }
 
-// --plan: prints for GPT-2's sizes, or for the new model that -e names, which micro-batches need at most `have` bytes, and what
+// --plan: prints for GPT-2's sizes, or for the model that -e names, which micro-batches need at most `have` bytes, and what
 // the recipe sets. Its micro-batch has at most `most` tokens, and takes the share `usable` of the memory.
 static inline void print_plans(double have, double usable, int most, double (*bytes_of)(const GPT2Config*, int, int)) {
     static const char* const sizes[] = {"d6", "d12", "d24", "d36", "d48"};
@@ -138,15 +138,22 @@ static inline void print_plans(double have, double usable, int most, double (*by
     GPT2Config config;
     Error err;
     bool one = recipe_flag_is_typed("model");
-    if (one && !is_descriptor(args->model)) {
-        die("--plan is for new models: give a descriptor such as -e d12, or no -e");
+    if (one) {
+        ModelSource source = {0};
+        Tokenizer tokenizer;
+        bool has_tokenizer;
+        model_source_open(&source, resolve_model_path(args->model), &has_tokenizer, &tokenizer);
+        config = source.config;
+        model_source_close(&source);
+        if (has_tokenizer) { tokenizer_free(&tokenizer); }
     }
     printf("plan for %.1f GB%s; nothing is started\n", have * 1e-9, args->memory ? "" : " that are free here");
     for (size_t i = 0; i < (one ? 1 : sizeof(sizes) / sizeof(sizes[0])); i++) {
         forget_recipe(&typed);
-        if (!one) { cli_set(&cli_defaults()->opts[cli_find("model")], sizes[i]); }
-        if (!new_model_config(&config, args->model, &err) || !config_check(&config, "-e", &err)) {
-            die("%s", err.text);
+        if (!one) {
+            cli_set(&cli_defaults()->opts[cli_find("model")], sizes[i]);
+            bool valid = new_model_config(&config, sizes[i], &err) && config_check(&config, "-e", &err);
+            if (!valid) { die("%s", err.text); }
         }
         choose_recipe();
         int T = sequence_length(&config), B = largest_batch(&config, T, have, bytes_of);
@@ -273,6 +280,11 @@ static inline void training_open_model(Training* t, ModelSource* source) {
     if (!source->fresh && source->file.dropout > 0.0f) {
         printf("note: %s: transformers would train it with a dropout of up to %g, this program trains without\n",
                path.text, (double)source->file.dropout);
+    }
+    int T = sequence_length(&source->config), positions = source->config.max_seq_len;
+    if (source->fresh && T < positions) {
+        printf("note: -t %d trains the first %d of %d positions: --positions %d makes a model without the others\n", T,
+               T, positions, T);
     }
     t->run.eot_id = model_eot(source, t->has_tokenizer ? &t->tokenizer : NULL);
     t->start_token = model_start(source, t->has_tokenizer ? &t->tokenizer : NULL);

@@ -465,7 +465,7 @@ static bool has_vocabulary(void) {
     if (!tokenizer_load(&t, out.dir, &err)) { die("%s", err.text); }
     bool same = memcmp(t.fingerprint, tokenizer.fingerprint, sizeof(t.fingerprint)) == 0;
     if (!same) {
-        die("%s/%s: is another vocabulary than %s: -t %s takes the one that is there, another --out keeps both",
+        die("%s/%s: is another vocabulary than %s: -t %s takes the one that is there, another folder in -o keeps both",
             out.dir, file, flags.tokenizer ? flags.tokenizer : "the 256 bytes, the default", out.dir);
     }
     if (t.eot_id != tokenizer.eot_id) {

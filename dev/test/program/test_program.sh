@@ -1458,7 +1458,10 @@ test_plan() {
     contains "--warmup 7" "$tmp/out"
     usage '--memory wants a size such as 24GB' -- --plan --memory many
     usage '--memory is for --plan' -- --memory 4GB
-    refused 1 '--plan is for new models' -- --plan --memory 4GB -e run
+    good --plan --memory 4GB -e run
+    grep -qE "^run, [0-9.]+ M parameters, -t [0-9]+: -b [0-9]+ at most needs" "$tmp/out" || fail "$(cat "$tmp/out")"
+    contains "recipe finetune: " "$tmp/out"
+    refused 1 '-e none: No such file or directory' -- --plan --memory 4GB -e none
 }
 # A run writes its flags to a file, which repeats it bit for bit, also with a seed that was drawn.
 test_config() {
