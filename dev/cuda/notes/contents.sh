@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Writes the contents of dev/cuda/notes into its README.md: a link to each file, and how many of its entries were promoted or kept.
+# Writes the contents of dev/cuda/notes into its README.md: a link to each file.
 #
 #     dev/cuda/notes/contents.sh            writes the list between the lines `<!-- contents -->` and `<!-- end contents -->`
 #     dev/cuda/notes/contents.sh --check    changes nothing; exits 1 if the list is stale
@@ -18,18 +18,16 @@ pages=()
 for page in *.md; do [ "$page" = README.md ] || pages+=("$page"); done
 
 list=$(awk '
-    function item() { if (page != "") { printf "%s[%s](%s) %d/%d", pages++ ? ",\n" : "", title, page, kept, entries } }
+    function item() { if (page != "") { printf "%s[%s](%s)", pages++ ? ",\n" : "", title, page } }
     function wrong(text) { printf "error: dev/cuda/notes/%s:%d: %s\n", FILENAME, FNR, text >"/dev/stderr"; failed = 1 }
     FNR == 1 {
         item()
-        page = FILENAME; title = substr($0, 3); entries = kept = 0; last = ""
+        page = FILENAME; title = substr($0, 3); last = ""
         if (!/^# /) { wrong("the first line is no title: # OP") }
     }
     !/^## / || $0 == "## Not tried" { next }
     !/^## (20[0-9][0-9]-[01][0-9]-[0-3][0-9]|undated), .*: ./ { wrong("the heading is not \"## DATE, IDEA: VERDICT\""); next }
     {
-        entries++
-        kept += /: (promoted|kept)/
         date = substr($2, 1, length($2) - 1)
         if (date == "undated") { next }
         if (last != "" && date > last) { wrong("the entry is newer than the one above it") }

@@ -302,8 +302,8 @@ test_contents_of_notes() {
     cp -r dev/cuda/notes "$tmp/notes"
     contents 0 --check
     local change
-    # a heading without a verdict, an entry above a newer one, no title, one entry less
-    for change in 's/: rung, .*/, 2 us/' '/^## 2026-11-23/s/11-23/11-20/' '/^# /d' '/: rung, /d'; do
+    # a heading without a verdict, an entry above a newer one, no title, another title
+    for change in 's/: rung, .*/, 2 us/' '/^## 2026-11-23/s/11-23/11-20/' '/^# /d' 's/^# adamw/# adam/'; do
         sed "$change" dev/cuda/notes/adamw.md >"$tmp/notes/adamw.md"
         cmp -s dev/cuda/notes/adamw.md "$tmp/notes/adamw.md" && fail "$change changes nothing"
         contents 1 --check
