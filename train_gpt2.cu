@@ -9468,7 +9468,6 @@ struct AttentionBackwardArgs {
 };
 
 constexpr int ATTENTION_BACKWARD_TILE_BYTES = 128 * 64 * sizeof(floatX);
-constexpr int ATTENTION_BACKWARD_STATS_BYTES = 64 * sizeof(float4);
 constexpr int ATTENTION_BACKWARD_LEAST_QUERIES = 16; // per block of the first kernel
 
 // The size of the part of scratch, at its beginning, for the terms of dbias, in floats.

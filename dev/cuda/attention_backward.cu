@@ -558,7 +558,7 @@ __global__ void __launch_bounds__(256, 1)
     auto load = [&](int step) {
         uint64_t* full = &smem.full[step % 2];
         int tiles = step == 0 ? 4 : 2;
-        mbarrier_arrive_expect(full, tiles * ATTENTION_BACKWARD_TILE_BYTES + ATTENTION_BACKWARD_STATS_BYTES);
+        mbarrier_arrive_expect(full, tiles * ATTENTION_BACKWARD_TILE_BYTES + (int)sizeof(smem.stats[0]));
         if (step == 0) {
             attention_backward_tma(smem.k, qkv_map, args.NH + h, 128 * j, b, full);
             attention_backward_tma(smem.v, qkv_map, 2 * args.NH + h, 128 * j, b, full);
@@ -566,8 +566,8 @@ __global__ void __launch_bounds__(256, 1)
         int i = j + step;
         attention_backward_tma(smem.q[step % 2], qkv_map, h, 128 * i, b, full);
         attention_backward_tma(smem.dout[step % 2], dout_map, h, 128 * i, b, full);
-        bulk_load(smem.stats[step % 2], args.stats + ((size_t)head * args.num_tiles + i) * 64,
-                  ATTENTION_BACKWARD_STATS_BYTES, full);
+        bulk_load(smem.stats[step % 2], args.stats + ((size_t)head * args.num_tiles + i) * 64, sizeof(smem.stats[0]),
+                  full);
     };
     if (threadIdx.x == 0) { load(0); }
     float dk[32] = {}, dv[32] = {};
