@@ -8112,29 +8112,38 @@ void attention_forward_mma(floatX* out, float* lse, const floatX* qkv, int B, in
 }
 
 // ---- sm_90a: shared by kernels 17 to 25: wgmma products, online softmax in registers, output by TMA ----
-// HS = 64. A warpgroup owns 64 queries, 16 per warp. Loops over register arrays are unrolled explicitly, because the
-// compiler puts an array with a run-time index into local memory.
+// HS = 64; kernel 25 also accepts HS = 128. A warpgroup owns 64 queries, 16 per warp. Loops over register arrays are
+// unrolled explicitly, because the compiler puts an array with a run-time index into local memory.
 // Source: Shah et al. 2024, FlashAttention-3, arXiv:2407.08608.
 
-constexpr int ATTENTION_FORWARD_ROW = 64; // elements per query, key or value: 128 bytes, the width of TMA's swizzle
-constexpr int ATTENTION_FORWARD_BOX = 64 * ATTENTION_FORWARD_ROW; // elements of 64 queries, keys or values
+constexpr int ATTENTION_FORWARD_ROW = 64; // columns of a box: 128 bytes, the width of TMA's swizzle
+// elements of a box: 64 columns of 64 queries, keys or values; with HS = 128 two boxes in a row hold all 128 columns
+constexpr int ATTENTION_FORWARD_BOX = 64 * ATTENTION_FORWARD_ROW;
+constexpr int ATTENTION_FORWARD_BOX_UNITS = ATTENTION_FORWARD_BOX * sizeof(floatX) / 16; // in the unit of descriptors
 
 // Issues s = q k^T for 64 queries and 64 keys, and does not wait. q, k: wgmma descriptors. The previous contents of s
 // are overwritten, and the compiler knows that they are dead.
-__device__ inline void attention_forward_sm90_scores(float (&s)[32], uint64_t q, uint64_t k) {
+template <int HS = 64> __device__ inline void attention_forward_sm90_scores(float (&s)[32], uint64_t q, uint64_t k) {
     wgmma_64x64x16_new(s, q, k, floatX());
 #pragma unroll
-    for (int d = 1; d < 4; d++) { // 16 columns are 32 bytes, and the descriptor counts in units of 16 bytes
-        wgmma_64x64x16(s, q + 2 * d, k + 2 * d, 1, floatX());
+    for (int d = 1; d < HS / 16; d++) { // 16 columns are 32 bytes, and the descriptor counts in units of 16 bytes
+        int step = d / 4 * ATTENTION_FORWARD_BOX_UNITS + d % 4 * 2;
+        wgmma_64x64x16(s, q + step, k + step, 1, floatX());
     }
 }
 
-// Issues o += P v for 4 * n keys, and does not wait. p: P as operand fragments in registers; v: wgmma descriptor.
-template <int n>
-__device__ inline void attention_forward_sm90_values(float (&o)[32], const uint32_t (&p)[n], uint64_t v) {
+// Issues o += P v for 4 * n keys, and does not wait. p: P as operand fragments in registers; v: wgmma descriptor, with
+// HS = 128 of two boxes (wgmma_descriptor_transposed). num_o = HS / 2.
+template <int num_o, int n>
+__device__ inline void attention_forward_sm90_values(float (&o)[num_o], const uint32_t (&p)[n], uint64_t v) {
 #pragma unroll
     for (int k = 0; k < n / 4; k++) { // 16 keys are 2048 bytes: 128 of the descriptor's units
-        wgmma_64x64x16_transposed(o, p + 4 * k, v + 128 * k, 1, floatX());
+        if constexpr (num_o == 32) {
+            wgmma_64x64x16_transposed(o, p + 4 * k, v + 128 * k, 1, floatX());
+        } else {
+            static_assert(num_o == 64, "HS is 64 or 128");
+            wgmma_64x128x16_transposed(o, p + 4 * k, v + 128 * k, 1, floatX());
+        }
     }
 }
 
@@ -8284,9 +8293,10 @@ template <int num_p> __device__ inline void attention_forward_sm90_rounding(Atte
 }
 
 // Multiplies the rows of o by rows.rescale.
-__device__ inline void attention_forward_sm90_rescale(float (&o)[32], const AttentionForwardRows& rows) {
+template <int num_o>
+__device__ inline void attention_forward_sm90_rescale(float (&o)[num_o], const AttentionForwardRows& rows) {
 #pragma unroll
-    for (int i = 0; i < 32; i++) { o[i] *= rows.rescale[i / 2 % 2]; }
+    for (int i = 0; i < num_o; i++) { o[i] *= rows.rescale[i / 2 % 2]; }
 }
 
 // Rounds P to 16 bits, as operand fragments: the two 16x8 accumulator tiles of 16 keys become the four registers of one
@@ -8317,30 +8327,36 @@ __device__ inline void attention_forward_sm90_row_sums(float (&l)[2]) {
 }
 
 // Writes a warp's 16 rows of o, multiplied by `inverse`, to a tile (16,64) in shared memory, in TMA's 128-byte swizzle.
-__device__ inline void attention_forward_sm90_to_shared(floatX* tile, const float (&o)[32], const float (&inverse)[2]) {
+// With HS = 128, columns from 64 on go to a second tile, ATTENTION_FORWARD_BOX elements further.
+template <int num_o> __device__ inline void attention_forward_sm90_to_shared(floatX* tile, const float (&o)[num_o],
+                                                                             const float (&inverse)[2]) {
     int lane = threadIdx.x % 32;
     // stmatrix.x4 stores four 8x8 matrices: rows 0-7 and rows 8-15 of two adjacent 16-byte chunks
     uint32_t address = shared_address(tile + attention_forward_at<64>(lane % 16, lane / 16));
 #pragma unroll
-    for (int d = 0; d < 4; d++) { // 16 columns at a time
+    for (int d = 0; d < num_o / 8; d++) { // 16 columns at a time
         uint32_t r[4];
 #pragma unroll
         for (int e = 0; e < 4; e++) {
             r[e] = pack_16x2(o[8 * d + 2 * e] * inverse[e % 2], o[8 * d + 2 * e + 1] * inverse[e % 2], floatX());
         }
-        stmatrix_x4(attention_forward_column<64>(address, d), r);
+        stmatrix_x4(attention_forward_column<64>(address, d % 4) + d / 4 * ATTENTION_FORWARD_BOX * sizeof(floatX), r);
     }
 }
 
 // Divides a warp's 16 rows, tokens t..t+15, by their sums l and stores them by TMA. t < 0 is padding and is not stored.
 // `tile` is this warp's staging area in shared memory; it must not be written again before tma_store_wait.
-__device__ inline void attention_forward_sm90_store(const CUtensorMap& out_map, floatX* tile, const float (&o)[32],
-                                                    const float (&l)[2], int t, int h, int b) {
+template <int num_o> __device__ inline void attention_forward_sm90_store(const CUtensorMap& out_map, floatX* tile,
+                                                                         const float (&o)[num_o], const float (&l)[2],
+                                                                         int t, int h, int b) {
     attention_forward_sm90_to_shared(tile, o, {1.0f / l[0], 1.0f / l[1]});
     tma_store_fence();
     __syncwarp();
     if (threadIdx.x % 32 == 0 && t >= 0) { // TMA rejects a box that is entirely before the tensor
-        tma_store_4d(&out_map, tile, 0, h, t, b);
+#pragma unroll
+        for (int j = 0; j < num_o / 32; j++) {
+            tma_store_4d(&out_map, tile + j * ATTENTION_FORWARD_BOX, 0, num_o / 32 * h + j, t, b);
+        }
         tma_store_commit();
     }
 }
@@ -8396,7 +8412,8 @@ inline AttentionForwardList attention_forward_list(int num_heads, int num_tiles,
 // ---- kernel 25: one producer, four consumer warpgroups that do not wait for each other, steps of 64 keys ----
 // One persistent block per SM takes tiles of 256 queries, or of 128 if there are few tiles. One producer thread fills a
 // ring of keys and values by TMA. Each consumer warpgroup owns 64 queries of the tile and walks over their keys, the
-// diagonal first. Example: the tile of queries 256..511, by blocks of 64 keys (d: diagonal, s: later step, -: skipped):
+// diagonal first. With HS = 128, o takes twice the registers: three consumer warpgroups take tiles of 192 queries.
+// Example: the tile of queries 256..511, by blocks of 64 keys (d: diagonal, s: later step, -: skipped):
 //
 //     key block             7  6  5  4  3  2  1  0
 //     queries 448..511      d  s  s  s  s  s  s  s       warpgroup 3, in the next tile warpgroup 0
@@ -8410,7 +8427,8 @@ inline AttentionForwardList attention_forward_list(int num_heads, int num_tiles,
 //     tensor cores     S = q k_i^T     o += P v_(i-1)         (free for the other warpgroups)
 //     other units      wait            row maximum of S       rescale o, P = exp2(S - m), sum, pack
 
-constexpr unsigned ATTENTION_FORWARD_STAGES = 8; // of the ring; each stage holds 64 keys and their values
+// The ring has eight stages with HS = 64, and four with HS = 128. Each holds 64 keys and their values.
+template <int HS> constexpr unsigned ATTENTION_FORWARD_STAGES = 512 / HS;
 
 // A tile, as the producer announces it to the consumers. Tiles are aligned to the end of the sequence, so that
 // first_group, the tile's first group of 64 queries, is negative if the tile is partial.
@@ -8420,25 +8438,31 @@ struct AttentionForwardTile {
 };
 
 // `groups` is the number of groups of 64 queries per tile; each consumer warpgroup owns one group. The struct takes
-// 225 KB with four groups. A full barrier is completed by the producer's loads, and the consumers wait for it. At an
-// empty barrier the consumer warps arrive, and the producer waits for it.
-template <int groups> struct AttentionForwardSMem {
-    floatX q[2][groups * ATTENTION_FORWARD_BOX];                   // queries of this tile and the next
-    floatX kv[ATTENTION_FORWARD_STAGES][2][ATTENTION_FORWARD_BOX]; // per stage: keys, then values
-    floatX out[groups * ATTENTION_FORWARD_BOX];                    // 16 rows per warp: staging area of its output
+// 225 KB with four groups, and with three groups of HS = 128. A full barrier is completed by the producer's loads, and the
+// consumers wait for it. At an empty barrier the consumer warps arrive, and the producer waits for it.
+template <int groups, int HS = 64> struct AttentionForwardSMem {
+    static_assert(HS == 64 || HS == 128, "");
+    static constexpr unsigned STAGES = ATTENTION_FORWARD_STAGES<HS>;
+    static constexpr int SIZE = HS / 64 * ATTENTION_FORWARD_BOX; // elements of 64 queries, keys or values
+    // With HS = 128 there is no room for `out`: a warp stages its output in q, in place of its own queries.
+    static constexpr bool STAGED_IN_Q = HS == 128;
+    floatX q[2][groups * SIZE];                  // queries of this tile and the next
+    floatX kv[STAGES][2][SIZE];                  // per stage: keys, then values
+    floatX out[STAGED_IN_Q ? 1 : groups * SIZE]; // 16 rows per warp: staging area of its output
     AttentionForwardTile tiles[2];
-    uint64_t q_full[2], q_empty[2], full[ATTENTION_FORWARD_STAGES], empty[ATTENTION_FORWARD_STAGES];
+    uint64_t q_full[2], q_empty[2], full[STAGES], empty[STAGES];
 };
 
 // Initialises the barriers. Called by the whole block.
-template <int groups> __device__ inline void attention_forward_sm90_init(AttentionForwardSMem<groups>& smem) {
+template <int groups, int HS>
+__device__ inline void attention_forward_sm90_init(AttentionForwardSMem<groups, HS>& smem) {
     constexpr int CONSUMER_WARPS = 4 * groups;
     if (threadIdx.x == 0) {
         for (int j = 0; j < 2; j++) {
             mbarrier_init(&smem.q_full[j], 1);
             mbarrier_init(&smem.q_empty[j], CONSUMER_WARPS);
         }
-        for (unsigned j = 0; j < ATTENTION_FORWARD_STAGES; j++) {
+        for (unsigned j = 0; j < smem.STAGES; j++) {
             mbarrier_init(&smem.full[j], 1);
             mbarrier_init(&smem.empty[j], CONSUMER_WARPS);
         }
@@ -8448,18 +8472,22 @@ template <int groups> __device__ inline void attention_forward_sm90_init(Attenti
 }
 
 // wgmma descriptors of the keys (values) of step i; kv is the descriptor of stage 0.
-__device__ inline uint64_t attention_forward_sm90_key_descriptor(uint64_t kv, unsigned i) {
-    return kv + i % ATTENTION_FORWARD_STAGES * (2 * ATTENTION_FORWARD_BOX * sizeof(floatX) / 16);
+template <int HS> __device__ inline uint64_t attention_forward_sm90_key_descriptor(uint64_t kv, unsigned i) {
+    return kv + i % ATTENTION_FORWARD_STAGES<HS> * (2 * HS / 64 * ATTENTION_FORWARD_BOX_UNITS);
 }
-__device__ inline uint64_t attention_forward_sm90_value_descriptor(uint64_t kv, unsigned i) {
-    return attention_forward_sm90_key_descriptor(kv, i) + ATTENTION_FORWARD_BOX * sizeof(floatX) / 16;
+template <int HS> __device__ inline uint64_t attention_forward_sm90_value_descriptor(uint64_t kv, unsigned i) {
+    // changes bits 16 to 29 from wgmma_descriptor's 1 to the leading offset of wgmma_descriptor_transposed
+    constexpr uint64_t LEADING = HS == 64 ? 0 : (uint64_t)(ATTENTION_FORWARD_BOX_UNITS - 1) << 16;
+    return attention_forward_sm90_key_descriptor<HS>(kv, i) + (LEADING + HS / 64 * ATTENTION_FORWARD_BOX_UNITS);
 }
 
 // The producer thread. Producer and consumers keep the same two counters: n counts tiles, i counts steps of 64 keys
 // over all tiles.
-template <int groups> __device__ inline void attention_forward_sm90_producer(AttentionForwardSMem<groups>& smem,
-                                                                             const CUtensorMap& qkv_map, int T, int NH,
-                                                                             AttentionForwardList list) {
+template <int groups, int HS>
+__device__ inline void attention_forward_sm90_producer(AttentionForwardSMem<groups, HS>& smem,
+                                                       const CUtensorMap& qkv_map, int T, int NH,
+                                                       AttentionForwardList list) {
+    constexpr int BOXES = HS / 64; // of 64 queries, keys or values
     unsigned i = 0, n = 0;
 #pragma unroll 1
     for (; attention_forward_next_tile(list); n++) {
@@ -8468,17 +8496,20 @@ template <int groups> __device__ inline void attention_forward_sm90_producer(Att
         mbarrier_wait(&smem.q_empty[n % 2], (n / 2 + 1) % 2);
         smem.tiles[n % 2] = {b, h, first_group};
         mbarrier_arrive_expect(&smem.q_full[n % 2], sizeof(smem.q[0]));
-        for (int j = 0; j < groups; j++) {
-            tma_load_4d(smem.q[n % 2] + j * ATTENTION_FORWARD_BOX, &qkv_map, 0, h, (first_group + j) * 64, b,
-                        &smem.q_full[n % 2]);
+        for (int j = 0; j < groups * BOXES; j++) {
+            tma_load_4d(smem.q[n % 2] + j * ATTENTION_FORWARD_BOX, &qkv_map, 0, h * BOXES + j % BOXES,
+                        (first_group + j / BOXES) * 64, b, &smem.q_full[n % 2]);
         }
 #pragma unroll 1
         for (int block = first_group + groups - 1; block >= 0; block--, i++) {
-            unsigned stage = i % ATTENTION_FORWARD_STAGES;
-            mbarrier_wait(&smem.empty[stage], (i / ATTENTION_FORWARD_STAGES + 1) % 2);
+            unsigned stage = i % smem.STAGES;
+            mbarrier_wait(&smem.empty[stage], (i / smem.STAGES + 1) % 2);
             mbarrier_arrive_expect(&smem.full[stage], sizeof(smem.kv[0]));
-            tma_load_4d(smem.kv[stage][0], &qkv_map, 0, NH + h, block * 64, b, &smem.full[stage]);
-            tma_load_4d(smem.kv[stage][1], &qkv_map, 0, 2 * NH + h, block * 64, b, &smem.full[stage]);
+#pragma unroll
+            for (int j = 0; j < 2 * BOXES; j++) {
+                tma_load_4d(smem.kv[stage][0] + j * ATTENTION_FORWARD_BOX, &qkv_map, 0,
+                            ((j / BOXES + 1) * NH + h) * BOXES + j % BOXES, block * 64, b, &smem.full[stage]);
+            }
         }
     }
     mbarrier_wait(&smem.q_empty[n % 2], (n / 2 + 1) % 2);
@@ -8490,15 +8521,16 @@ template <int groups> __device__ inline void attention_forward_sm90_producer(Att
 struct AttentionForwardQueries {
     int b, h, group; // group: index of the 64 queries in the sequence; negative for padding, which is not stored
     int num_steps;   // number of blocks of 64 keys that they see
-    uint64_t q;      // wgmma descriptor of the queries
+    floatX* tile;    // the queries
+    uint64_t q;      // their wgmma descriptor
 };
 
 // Waits for tile n, and skips the steps of the ring whose keys only other warpgroups see. Returns false if there is no
 // tile n.
-template <int groups> __device__ inline bool attention_forward_sm90_next_queries(AttentionForwardQueries& queries,
-                                                                                 AttentionForwardSMem<groups>& smem,
-                                                                                 int warpgroup, unsigned n,
-                                                                                 unsigned& i) {
+template <int groups, int HS>
+__device__ inline bool attention_forward_sm90_next_queries(AttentionForwardQueries& queries,
+                                                           AttentionForwardSMem<groups, HS>& smem, int warpgroup,
+                                                           unsigned n, unsigned& i) {
     mbarrier_wait(&smem.q_full[n % 2], n / 2 % 2);
     AttentionForwardTile tile = smem.tiles[n % 2];
     queries.b = warp_uniform(tile.b), queries.h = warp_uniform(tile.h);
@@ -8508,24 +8540,25 @@ template <int groups> __device__ inline bool attention_forward_sm90_next_queries
     int place = n % 2 ? groups - 1 - warpgroup : warpgroup;
     queries.group = first_group + place;
     queries.num_steps = max(queries.group + 1, 1); // padding before the start of a sequence costs one step
-    queries.q = wgmma_descriptor(smem.q[n % 2] + place * ATTENTION_FORWARD_BOX);
+    queries.tile = smem.q[n % 2] + place * smem.SIZE;
+    queries.q = wgmma_descriptor(queries.tile);
 #pragma unroll 1
     for (int skip = first_group + groups - queries.num_steps; skip > 0; skip--, i++) {
-        mbarrier_wait(&smem.full[i % ATTENTION_FORWARD_STAGES], i / ATTENTION_FORWARD_STAGES % 2);
-        if (threadIdx.x % 32 == 0) { mbarrier_arrive(&smem.empty[i % ATTENTION_FORWARD_STAGES]); }
+        mbarrier_wait(&smem.full[i % smem.STAGES], i / smem.STAGES % 2);
+        if (threadIdx.x % 32 == 0) { mbarrier_arrive(&smem.empty[i % smem.STAGES]); }
     }
     return true;
 }
 
 // The first step of a tile, step i of the ring: p = P of the 64 keys on the diagonal. warp: index of the warp in its
 // warpgroup, 0 to 3.
-template <int groups>
+template <int groups, int HS>
 __device__ inline void attention_forward_sm90_first_step(float (&s)[32], uint32_t (&p)[16], AttentionForwardRows& rows,
-                                                         AttentionForwardSMem<groups>& smem, uint64_t q, uint64_t kv,
-                                                         unsigned i, int warp, float scale_log2) {
-    mbarrier_wait(&smem.full[i % ATTENTION_FORWARD_STAGES], i / ATTENTION_FORWARD_STAGES % 2);
+                                                         AttentionForwardSMem<groups, HS>& smem, uint64_t q,
+                                                         uint64_t kv, unsigned i, int warp, float scale_log2) {
+    mbarrier_wait(&smem.full[i % smem.STAGES], i / smem.STAGES % 2);
     wgmma_fence();
-    attention_forward_sm90_scores(s, q, attention_forward_sm90_key_descriptor(kv, i));
+    attention_forward_sm90_scores<HS>(s, q, attention_forward_sm90_key_descriptor<HS>(kv, i));
     wgmma_commit();
     wgmma_wait<0>();
     wgmma_hold(s);
@@ -8537,16 +8570,16 @@ __device__ inline void attention_forward_sm90_first_step(float (&s)[32], uint32_
 // Step i: the scores of 64 more keys, then P V of step i - 1, which overlaps with the search for the new row maximum.
 // The exponentials take longest. P V is waited for before they begin, so that the compiler can interleave rescaling,
 // sums and packing with them.
-template <int groups> __device__ inline void attention_forward_sm90_step(float (&s)[32], uint32_t (&p)[16],
-                                                                         float (&o)[32], AttentionForwardRows& rows,
-                                                                         AttentionForwardSMem<groups>& smem, uint64_t q,
-                                                                         uint64_t kv, unsigned i, float scale_log2) {
-    mbarrier_wait(&smem.full[i % ATTENTION_FORWARD_STAGES], i / ATTENTION_FORWARD_STAGES % 2);
+template <int groups, int HS>
+__device__ inline void attention_forward_sm90_step(float (&s)[32], uint32_t (&p)[16], float (&o)[HS / 2],
+                                                   AttentionForwardRows& rows, AttentionForwardSMem<groups, HS>& smem,
+                                                   uint64_t q, uint64_t kv, unsigned i, float scale_log2) {
+    mbarrier_wait(&smem.full[i % smem.STAGES], i / smem.STAGES % 2);
     wgmma_fence();
-    attention_forward_sm90_scores(s, q, attention_forward_sm90_key_descriptor(kv, i));
+    attention_forward_sm90_scores<HS>(s, q, attention_forward_sm90_key_descriptor<HS>(kv, i));
     wgmma_commit();
     wgmma_fence();
-    attention_forward_sm90_values(o, p, attention_forward_sm90_value_descriptor(kv, i - 1));
+    attention_forward_sm90_values(o, p, attention_forward_sm90_value_descriptor<HS>(kv, i - 1));
     wgmma_commit();
     wgmma_wait<1>();
     wgmma_hold(s);
@@ -8554,36 +8587,38 @@ template <int groups> __device__ inline void attention_forward_sm90_step(float (
     wgmma_wait<0>();
     wgmma_hold(o);
     wgmma_hold(p);
-    if (threadIdx.x % 32 == 0) { mbarrier_arrive(&smem.empty[(i - 1) % ATTENTION_FORWARD_STAGES]); }
+    if (threadIdx.x % 32 == 0) { mbarrier_arrive(&smem.empty[(i - 1) % smem.STAGES]); }
     if (grew) { attention_forward_sm90_rescale(o, rows); }
     attention_forward_sm90_exponents(s, rows, scale_log2);
     attention_forward_sm90_pack(p, s);
 }
 
 // The end of tile n: P V of its last step, i - 1, and lse. Adds rows.rounding to rows.l, which is then the divisor of
-// o. t: the warp's first token. On return the warp's staging area for the output is free.
-template <int groups> __device__ inline void
-attention_forward_sm90_last_product(float (&o)[32], uint32_t (&p)[16], AttentionForwardRows& rows,
-                                    AttentionForwardSMem<groups>& smem, const AttentionForwardQueries& queries,
+// o. t: the warp's first token. On return the warp's staging area for the output is free, and the queries have been read.
+template <int groups, int HS> __device__ inline void
+attention_forward_sm90_last_product(float (&o)[HS / 2], uint32_t (&p)[16], AttentionForwardRows& rows,
+                                    AttentionForwardSMem<groups, HS>& smem, const AttentionForwardQueries& queries,
                                     uint64_t kv, unsigned n, unsigned i, float* lse, int t, int T, int NH) {
     int lane = threadIdx.x % 32;
     wgmma_hold(o);
     wgmma_hold(p);
     wgmma_fence();
-    attention_forward_sm90_values(o, p, attention_forward_sm90_value_descriptor(kv, i - 1));
+    attention_forward_sm90_values(o, p, attention_forward_sm90_value_descriptor<HS>(kv, i - 1));
     wgmma_commit();
     attention_forward_sm90_row_sums(rows.l);
     attention_forward_sm90_row_sums(rows.rounding);
     attention_forward_sm90_lse(lse ? lse + ((size_t)queries.b * NH + queries.h) * T : nullptr, rows.l, rows.m, t, T);
     rows.l[0] += rows.rounding[0], rows.l[1] += rows.rounding[1];
-    if (lane == 0) {
+    if (!smem.STAGED_IN_Q && lane == 0) {
         mbarrier_arrive(&smem.q_empty[n % 2]);
         tma_store_wait<0>(); // TMA has read the previous tile's output from the staging area
     }
     __syncwarp();
     wgmma_wait<0>();
     wgmma_hold(o);
-    if (lane == 0) { mbarrier_arrive(&smem.empty[(i - 1) % ATTENTION_FORWARD_STAGES]); }
+    if (lane == 0) { mbarrier_arrive(&smem.empty[(i - 1) % smem.STAGES]); }
+    // PTX does not say which rows each warp reads: none overwrites its queries before all four have finished their products
+    if (smem.STAGED_IN_Q) { named_barrier_sync(1 + threadIdx.x / 128, 128); }
 }
 
 // The number of this warp's consumer warpgroup, computed by warp votes, so that the compiler knows it is warp-uniform
@@ -8593,9 +8628,10 @@ __device__ inline int attention_forward_sm90_warpgroup() {
 }
 
 // A consumer warp, over all tiles of the block.
-template <int groups> __device__ inline void attention_forward_sm90_consumer(AttentionForwardSMem<groups>& smem,
-                                                                             const CUtensorMap& out_map, float* lse,
-                                                                             int T, int NH, float scale_log2) {
+template <int groups, int HS>
+__device__ inline void attention_forward_sm90_consumer(AttentionForwardSMem<groups, HS>& smem,
+                                                       const CUtensorMap& out_map, float* lse, int T, int NH,
+                                                       float scale_log2) {
     int warpgroup = attention_forward_sm90_warpgroup(), warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
     uint64_t kv = wgmma_descriptor(smem.kv[0][0]);
     unsigned i = 0;
@@ -8603,14 +8639,20 @@ template <int groups> __device__ inline void attention_forward_sm90_consumer(Att
     for (unsigned n = 0;; n++) {
         AttentionForwardQueries queries;
         if (!attention_forward_sm90_next_queries(queries, smem, warpgroup, n, i)) { break; }
-        float s[32], o[32];
+        float s[32], o[HS / 2];
         uint32_t p[16];
         AttentionForwardRows rows;
         attention_forward_sm90_first_step(s, p, rows, smem, queries.q, kv, i, warp, scale_log2);
-        floatX* out = smem.out + threadIdx.x / 32 * 16 * ATTENTION_FORWARD_ROW; // this warp's staging area
+        // this warp's staging area
+        floatX* out = smem.STAGED_IN_Q ? queries.tile + warp * 16 * ATTENTION_FORWARD_ROW
+                                       : smem.out + threadIdx.x / 32 * 16 * ATTENTION_FORWARD_ROW;
+        if (smem.STAGED_IN_Q && lane == 0 && n > 0) {
+            tma_store_wait<0>(); // TMA has read the previous tile's output from the place of its queries
+            mbarrier_arrive(&smem.q_empty[(n - 1) % 2]);
+        }
         int t = queries.group * 64 + warp * 16;
 #pragma unroll
-        for (int j = 0; j < 32; j++) { o[j] = 0; }
+        for (int j = 0; j < HS / 2; j++) { o[j] = 0; }
         i++;
 #pragma unroll 1
         for (int step = 1; step < queries.num_steps; step++, i++) {
@@ -8622,20 +8664,20 @@ template <int groups> __device__ inline void attention_forward_sm90_consumer(Att
     if (lane == 0) { tma_store_wait<0>(); }
 }
 
-template <int groups> __global__ void __launch_bounds__(128 * (groups + 1), 1)
+template <int groups, int HS> __global__ void __launch_bounds__(128 * (groups + 1), 1)
     attention_forward_sm90_kernel25(float* lse, const __grid_constant__ CUtensorMap qkv_map, int T, int NH,
                                     AttentionForwardList list, float scale_log2,
                                     const __grid_constant__ CUtensorMap out_map) {
     extern __shared__ __align__(256) unsigned char attention_forward_shared[];
     if (threadIdx.x == 0) { tma_prefetch_map(&qkv_map), tma_prefetch_map(&out_map); }
-    auto& smem = shared_aligned_1024<AttentionForwardSMem<groups>>(attention_forward_shared);
+    auto& smem = shared_aligned_1024<AttentionForwardSMem<groups, HS>>(attention_forward_shared);
     attention_forward_sm90_init(smem);
     grid_launch_dependents(); // programmatic dependent launch: the next kernel's blocks start as blocks of this one end
     grid_wait_dependency();   // wait for the end of the previous kernel, whose results this one reads
     if (threadIdx.x < 128 * groups) {
         // registers per thread, with four groups: 4 consumer warpgroups * 112 + 32 for the producer warpgroup is the
-        // 5 * 96 that the launch allocated
-        warpgroup_more_registers<groups == 4 ? 112 : 208>();
+        // 5 * 96 that the launch allocated; with three: 3 * 160 + 32 is 4 * 128
+        warpgroup_more_registers<groups == 4 ? 112 : groups == 3 ? 160 : 208>();
         attention_forward_sm90_consumer(smem, out_map, lse, T, NH, scale_log2);
     } else {
         warpgroup_fewer_registers<32>();
@@ -8643,38 +8685,45 @@ template <int groups> __global__ void __launch_bounds__(128 * (groups + 1), 1)
     }
 }
 
-template <int groups> void attention_forward_sm90_launch(floatX* out, float* lse, const floatX* qkv, int B, int T,
-                                                         int NH, float scale, const Execution& exec) {
-    auto kernel = attention_forward_sm90_kernel25<groups>;
-    constexpr int SHARED_BYTES = sizeof(AttentionForwardSMem<groups>) + 1024;
+template <int groups, int HS = 64> void attention_forward_sm90_launch(floatX* out, float* lse, const floatX* qkv, int B,
+                                                                      int T, int NH, float scale,
+                                                                      const Execution& exec) {
+    auto kernel = attention_forward_sm90_kernel25<groups, HS>;
+    constexpr int SHARED_BYTES = sizeof(AttentionForwardSMem<groups, HS>) + 1024;
     static_assert(SHARED_BYTES <= 227 << 10, "the limit of compute capability 9.0");
-    CUtensorMap qkv_map = tensor_map_heads(qkv, B, T, 3 * NH, 64), out_map = tensor_map_heads(out, B, T, NH, 16);
+    CUtensorMap qkv_map = tensor_map_heads(qkv, B, T, 3 * NH * (HS / 64), 64);
+    CUtensorMap out_map = tensor_map_heads(out, B, T, NH * (HS / 64), 16);
     int num_tiles = ceil_div(T, 64 * groups), num_blocks = min(B * NH * num_tiles, exec.free_sms());
     AttentionForwardList list = attention_forward_list(B * NH, num_tiles, num_blocks);
     launch_early(kernel, dim3(num_blocks), dim3(128 * (groups + 1)), SHARED_BYTES, exec, lse, qkv_map, T, NH, list,
                  LOG2E * scale, out_map);
 }
 
-// Groups of 64 queries per tile: 4, or 2 when there are fewer tiles than SMs, which halves the longest tile.
-inline int attention_forward_sm90_groups(int B, int T, int NH) {
-    return B * NH * ceil_div(T, 256) < num_multiprocessors() ? 2 : 4;
+// Groups of 64 queries per tile: as many as the registers allow, or 2 when there are fewer tiles than SMs, which shortens
+// the longest tile.
+template <int HS = 64> int attention_forward_sm90_groups(int B, int T, int NH) {
+    constexpr int MOST = HS == 64 ? 4 : 3;
+    return B * NH * ceil_div(T, 64 * MOST) < num_multiprocessors() ? 2 : MOST;
 }
 
-// Requires HS = 64 and sm_90a.
-void attention_forward_sm90(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, float scale,
-                            const Execution& exec) {
-    if (attention_forward_sm90_groups(B, T, NH) == 2) {
-        attention_forward_sm90_launch<2>(out, lse, qkv, B, T, NH, scale, exec);
+// Requires sm_90a. HS is 64 or 128.
+template <int HS = 64> void attention_forward_sm90(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH,
+                                                   float scale, const Execution& exec) {
+    if (attention_forward_sm90_groups<HS>(B, T, NH) == 2) {
+        attention_forward_sm90_launch<2, HS>(out, lse, qkv, B, T, NH, scale, exec);
     } else {
-        attention_forward_sm90_launch<4>(out, lse, qkv, B, T, NH, scale, exec);
+        attention_forward_sm90_launch<HS == 64 ? 4 : 3, HS>(out, lse, qkv, B, T, NH, scale, exec);
     }
 }
 #endif
 
+// Whether attention_forward() runs kernel 25 with HS = 128. It is right, but has not been timed against kernel 15 yet.
+constexpr bool ATTENTION_FORWARD_SM90_128 = false;
+
 // The number of the kernel that attention_forward() runs; see the table below.
 int attention_forward_choice(int HS) {
 #if !defined(ENABLE_FP32)
-    if (HS == 64 && has_sm90a()) { return 25; }
+    if ((HS == 64 || (ATTENTION_FORWARD_SM90_128 && HS == 128)) && has_sm90a()) { return 25; }
     if (compiled_arch(attention_forward_kernel15<64, 2, 32, 8, 3, 64>) >= 80) { return 15; }
 #endif
     (void)HS;
@@ -8698,7 +8747,11 @@ void attention_forward(floatX* out, float* lse, const floatX* qkv, int B, int T,
     require((size_t)B * NH * ceil_div(T, 16) <= INT_MAX);
     int kernel = attention_forward_choice(HS);
 #if !defined(ENABLE_FP32)
-    if (kernel == 25) { return attention_forward_sm90(out, lse, qkv, B, T, NH, scale, exec); }
+    if (kernel == 25) {
+        auto launch = attention_forward_sm90<64>;
+        if constexpr (ATTENTION_FORWARD_SM90_128) { launch = HS == 64 ? launch : attention_forward_sm90<128>; }
+        return launch(out, lse, qkv, B, T, NH, scale, exec);
+    }
     if (kernel == 15) { return attention_forward_mma(out, lse, qkv, B, T, HS, NH, scale, exec); }
 #endif
     require(kernel == 6);
@@ -9378,10 +9431,10 @@ void attention_backward_mma(floatX* dqkv, const float* lse, const float* dsum, c
 }
 
 // ---- sm_90a: shared by kernels 9 to 11: five wgmma products, tiles by TMA, dq summed in L2 in a fixed order ----
-// HS = 64. A work item is a tile of 128 keys of one head, 64 keys per warpgroup. The two warpgroups walk over the tiles
-// of 128 queries that see these keys, the tile on the diagonal first. Scores are computed as [keys][queries], so that
-// the accumulators of P and dS become operands in registers for dv and dk. dS is also written to shared memory, because
-// dq sums over the keys of both warpgroups.
+// HS = 64; kernel 11 also accepts HS = 128. A work item is a tile of 128 keys of one head, 64 keys per warpgroup. The two
+// warpgroups walk over the tiles of 128 queries that see these keys, the tile on the diagonal first. Scores are computed as
+// [keys][queries], so that the accumulators of P and dS become operands in registers for dv and dk. dS is also written to
+// shared memory, because dq sums over the keys of both warpgroups.
 //
 // dq is summed over the key tiles in one fixed order, so that it is deterministic. Key tile j adds its term of query
 // tile i in step i - j of its walk, after it has waited for the term of key tile j + 1:
@@ -9395,37 +9448,41 @@ void attention_backward_mma(floatX* dqkv, const float* lse, const float* dsum, c
 // Each column, read downwards, is the order of one sum: step 0 stores the first term, key tile 0 adds the last one and
 // writes dq. Work items start in the order of the rows, from key tile 3 down, so they hardly wait for each other.
 //
+// With HS = 128 the query tiles have 64 queries, so that the accumulators fit in registers: two steps for each step above.
+// A warpgroup then computes 64 of the 128 columns of dq, instead of 64 of the 128 queries.
+//
 // With tickets (kernel 11) there is no deadlock: an item waits only for items with smaller tickets, which have started; the
 // oldest unfinished item never waits, however few blocks are resident. Source of computing the scores transposed, (keys,
 // queries): Shah et al. 2024, FlashAttention-3, arXiv:2407.08608.
+template <int HS> constexpr int ATTENTION_BACKWARD_QUERIES = HS == 64 ? 128 : 64; // per step
+
 struct AttentionBackwardArgs {
-    floatX* dqkv;      // (B,T,3,NH,64)
-    float4* dq_sums;   // (B*NH, num_tiles, 2, 8, 128): sums of dq so far, 8 float4 per thread of the two warpgroups
-    int* turns;        // (B*NH, num_tiles, 2): number of terms in each sum so far
+    floatX* dqkv;      // (B,T,3,NH,HS)
+    float4* dq_sums;   // (B*NH, query tiles, 2, 8, 128): sums of dq so far, 8 float4 per thread of the two warpgroups
+    int* turns;        // (B*NH, query tiles, 2): number of terms in each sum so far
     int* ticket;       // the number of the next work item
     float4* stats;     // (B*NH, num_tiles, 64): for each pair of queries two lse in base 2, then two dsum
-    float* dq_terms;   // (B, 8, NH, 64): sums of dq over some queries, for dbias, or NULL
-    float* dout_terms; // (blocks of queries, NH, 64): sums of dout over some queries, likewise, or NULL
+    float* dq_terms;   // (B, 512 / HS, NH, HS): sums of dq over some queries, for dbias, or NULL
+    float* dout_terms; // (blocks of queries, NH, HS): sums of dout over some queries, likewise, or NULL
     int T, NH, num_heads, num_tiles;
 };
 
 constexpr int ATTENTION_BACKWARD_TILE_BYTES = 128 * 64 * sizeof(floatX);
-constexpr int ATTENTION_BACKWARD_STATS_BYTES = 64 * sizeof(float4);
 constexpr int ATTENTION_BACKWARD_LEAST_QUERIES = 16; // per block of the first kernel
 
 // The size of the part of scratch, at its beginning, for the terms of dbias, in floats.
-size_t attention_backward_sm90_terms(int B, int T, int NH) {
+size_t attention_backward_sm90_terms(int B, int T, int NH, int HS = 64) {
     size_t tiles = (size_t)B * NH * ceil_div(T, 128);
-    return tiles * (128 / ATTENTION_BACKWARD_LEAST_QUERIES) * 64 + (size_t)B * 8 * NH * 64;
+    return tiles * (128 / ATTENTION_BACKWARD_LEAST_QUERIES) * HS + (size_t)B * 8 * NH * 64;
 }
 
 // The size of scratch, in floats.
-size_t attention_backward_sm90_scratch(int B, int T, int NH) {
+size_t attention_backward_sm90_scratch(int B, int T, int NH, int HS = 64) {
     size_t tiles = (size_t)B * NH * ceil_div(T, 128);
-    return attention_backward_sm90_terms(B, T, NH) + tiles * (2 * 4096 + 256 + 2) + 1;
+    return attention_backward_sm90_terms(B, T, NH, HS) + tiles * (HS / 64 * (2 * 4096 + 2) + 256) + 1;
 }
 static AttentionBackwardArgs attention_backward_sm90_args(floatX* dqkv, float* scratch, int B, int T, int NH,
-                                                          bool has_sums) {
+                                                          bool has_sums, int HS = 64) {
     AttentionBackwardArgs args = {};
     args.T = T, args.NH = NH, args.num_heads = B * NH, args.num_tiles = ceil_div(T, 128);
     size_t tiles = (size_t)args.num_heads * args.num_tiles;
@@ -9434,32 +9491,37 @@ static AttentionBackwardArgs attention_backward_sm90_args(floatX* dqkv, float* s
     args.dqkv = dqkv;
     if (has_sums) {
         args.dout_terms = scratch;
-        args.dq_terms = scratch + tiles * (128 / ATTENTION_BACKWARD_LEAST_QUERIES) * 64;
+        args.dq_terms = scratch + tiles * (128 / ATTENTION_BACKWARD_LEAST_QUERIES) * HS;
     }
-    args.dq_sums = reinterpret_cast<float4*>(scratch + attention_backward_sm90_terms(B, T, NH));
-    args.stats = args.dq_sums + tiles * 2048;
+    args.dq_sums = reinterpret_cast<float4*>(scratch + attention_backward_sm90_terms(B, T, NH, HS));
+    args.stats = args.dq_sums + tiles * (HS / 64) * 2048;
     args.turns = reinterpret_cast<int*>(args.stats + tiles * 64);
-    args.ticket = args.turns + tiles * 2;
+    args.ticket = args.turns + tiles * (HS / 64) * 2;
     return args;
 }
 
 // Writes lse and dsum of every query to stats, and resets turns and ticket. Queries past the end get an infinite lse, so
 // their P is 0. A block has num_queries queries and num_heads heads from blockIdx.y * num_heads on, a thread 8 elements of a
-// head, of every num_slots-th query: 8 neighbouring threads have a head. If args.dout_terms is not NULL, it gets the sums of
+// head, of every num_slots-th query: HS / 8 neighbouring threads have a head. If args.dout_terms is not NULL, it gets the sums of
 // dout over the block's queries.
-__global__ void attention_backward_sm90_stats_kernel11(AttentionBackwardArgs args, const floatX* dout,
-                                                       const floatX* out, const float* lse, int num_queries,
-                                                       int num_heads, int num_slots) {
-    extern __shared__ float attention_backward_terms[];                                  // (num_slots, num_heads * 64)
-    float* dsum = attention_backward_terms + num_slots * num_heads * 64;                 // (num_heads, num_queries)
-    int width = num_heads * 8, slot = threadIdx.x / width, vector = threadIdx.x % width; // `width` threads per query
-    int first_head = blockIdx.y * num_heads, h = first_head + vector / 8, length = 128 * args.num_tiles;
+template <int HS> __global__ void attention_backward_sm90_stats_kernel11(AttentionBackwardArgs args, const floatX* dout,
+                                                                         const floatX* out, const float* lse,
+                                                                         int num_queries, int num_heads,
+                                                                         int num_slots) {
+    extern __shared__ float attention_backward_terms[];                  // (num_slots, num_heads * HS)
+    float* dsum = attention_backward_terms + num_slots * num_heads * HS; // (num_heads, num_queries)
+    constexpr int LANES = HS / 8;                                        // per head
+    int width = num_heads * LANES, slot = threadIdx.x / width,
+        vector = threadIdx.x % width; // `width` threads per query
+    int first_head = blockIdx.y * num_heads, h = first_head + vector / LANES, length = 128 * args.num_tiles;
     size_t thread = ((size_t)blockIdx.y * gridDim.x + blockIdx.x) * blockDim.x + threadIdx.x;
     size_t num_threads = (size_t)gridDim.x * gridDim.y * blockDim.x;
     grid_launch_dependents();
     grid_wait_dependency();
     // <= instead of <, to reset ticket too, which is stored behind the last element of turns
-    for (size_t i = thread; i <= (size_t)args.num_heads * args.num_tiles * 2; i += num_threads) { args.turns[i] = 0; }
+    for (size_t i = thread; i <= (size_t)args.num_heads * args.num_tiles * (HS / 32); i += num_threads) {
+        args.turns[i] = 0;
+    }
     float terms[x128::size] = {};
     int b = blockIdx.x * num_queries / length, start = blockIdx.x * num_queries % length;
     int num_valid = min(num_queries, args.T - start); // may be negative
@@ -9469,7 +9531,7 @@ __global__ void attention_backward_sm90_stats_kernel11(AttentionBackwardArgs arg
 #pragma unroll
         for (int u = 0; u < unroll; u++) { // a load behind a condition would wait for the one before
             int t = start + min(query + u * num_slots, num_valid - 1);
-            size_t i = (((size_t)b * args.T + t) * args.NH + h) * 64 + vector % 8 * x128::size;
+            size_t i = (((size_t)b * args.T + t) * args.NH + h) * HS + vector % LANES * x128::size;
             x[u] = load128(dout + i), y[u] = load128(out + i);
         }
 #pragma unroll
@@ -9480,9 +9542,9 @@ __global__ void attention_backward_sm90_stats_kernel11(AttentionBackwardArgs arg
                 sum += (float)x[u][k] * (float)y[u][k];
                 terms[k] += valid ? (float)x[u][k] : 0.0f;
             }
-            unsigned group = 0xFFu << (threadIdx.x % 32 / 8 * 8); // the 8 lanes of this head
-            for (int offset = 4; offset > 0; offset /= 2) { sum += __shfl_xor_sync(group, sum, offset); }
-            if (vector % 8 == 0 && valid) { dsum[vector / 8 * num_queries + query + u * num_slots] = sum; }
+            unsigned group = ((1u << LANES) - 1) << (threadIdx.x % 32 / LANES * LANES); // the lanes of this head
+            for (int offset = LANES / 2; offset > 0; offset /= 2) { sum += __shfl_xor_sync(group, sum, offset); }
+            if (vector % LANES == 0 && valid) { dsum[vector / LANES * num_queries + query + u * num_slots] = sum; }
         }
     }
     if (args.dout_terms) {
@@ -9502,26 +9564,28 @@ __global__ void attention_backward_sm90_stats_kernel11(AttentionBackwardArgs arg
         if (query + 1 < num_valid) { of_lse.y = lse_of_query[1] * LOG2E, of_dsum.y = dsum_of_query[1]; }
         args.stats[(head * length + start + query) / 2] = make_float4(of_lse.x, of_lse.y, of_dsum.x, of_dsum.y);
     }
-    for (int i = threadIdx.x; args.dout_terms && i < num_heads * 64; i += blockDim.x) {
-        int column = first_head * 64 + i;
+    for (int i = threadIdx.x; args.dout_terms && i < num_heads * HS; i += blockDim.x) {
+        int column = first_head * HS + i;
         float sum = 0.0f;
-        for (int k = 0; k < num_slots; k++) { sum += attention_backward_terms[k * num_heads * 64 + i]; }
-        if (column < args.NH * 64) { args.dout_terms[(size_t)blockIdx.x * args.NH * 64 + column] = sum; }
+        for (int k = 0; k < num_slots; k++) { sum += attention_backward_terms[k * num_heads * HS + i]; }
+        if (column < args.NH * HS) { args.dout_terms[(size_t)blockIdx.x * args.NH * HS + column] = sum; }
     }
 }
 
 // Returns the number of rows of args.dout_terms, one for each block of queries: many queries, so that there are few rows, but
 // not so many that SMs are idle.
-static int attention_backward_sm90_stats(const AttentionBackwardArgs& args, const floatX* dout, const floatX* out,
-                                         const float* lse, const Execution& exec) {
+template <int HS = 64> static int attention_backward_sm90_stats(const AttentionBackwardArgs& args, const floatX* dout,
+                                                                const floatX* out, const float* lse,
+                                                                const Execution& exec) {
     int num_groups = ceil_div(args.NH, 16), num_heads = ceil_div(args.NH, num_groups), num_slots = 32 / num_heads;
-    int queries = 64, all = 128 * args.num_tiles * (args.num_heads / args.NH), threads = num_slots * num_heads * 8;
+    int queries = 64, all = 128 * args.num_tiles * (args.num_heads / args.NH),
+        threads = num_slots * num_heads * (HS / 8);
     while (queries > ATTENTION_BACKWARD_LEAST_QUERIES && all / queries * num_groups < 4 * num_multiprocessors()) {
         queries /= 2;
     }
     size_t shared = (threads * x128::size + num_heads * queries) * sizeof(float);
-    launch_early(attention_backward_sm90_stats_kernel11, dim3(all / queries, num_groups), dim3(threads), shared, exec,
-                 args, dout, out, lse, queries, num_heads, num_slots);
+    launch_early(attention_backward_sm90_stats_kernel11<HS>, dim3(all / queries, num_groups), dim3(threads), shared,
+                 exec, args, dout, out, lse, queries, num_heads, num_slots);
     return all / queries;
 }
 
@@ -9540,11 +9604,28 @@ __device__ inline void attention_backward_sm90_scores(float (&s)[64], const floa
 #pragma unroll
     for (int k = 1; k < 4; k++) { wgmma_64x128x16(s, a + 2 * k, b + 2 * k, 1, floatX()); }
 }
+// With HS = 128, s (64 keys, 64 queries) = keys (64, 128) queries (64, 128)^T. The second 64 columns of a tile follow the
+// first 64 columns of all its rows.
+__device__ inline void attention_backward_sm90_scores(float (&s)[32], const floatX* keys, const floatX* queries) {
+    uint64_t a = wgmma_descriptor(keys), b = wgmma_descriptor(queries);
+    wgmma_64x64x16_new(s, a, b, floatX());
+#pragma unroll
+    for (int k = 1; k < 8; k++) {
+        uint64_t a_box = k / 4 * (128 * 64 * sizeof(floatX) / 16), b_box = k / 4 * (64 * 64 * sizeof(floatX) / 16);
+        wgmma_64x64x16(s, a + a_box + k % 4 * 2, b + b_box + k % 4 * 2, 1, floatX());
+    }
+}
 // sum (64 keys, 64) += x (64 keys, 128 queries) queries (128, 64)
 __device__ inline void attention_backward_sm90_keys(float (&sum)[32], const uint32_t (&x)[32], const floatX* queries) {
     uint64_t b = wgmma_descriptor(queries);
 #pragma unroll
     for (int k = 0; k < 8; k++) { wgmma_64x64x16_transposed(sum, x + 4 * k, b + 128 * k, 1, floatX()); }
+}
+// With HS = 128, sum (64 keys, 128) += x (64 keys, 64 queries) queries (64, 128)
+__device__ inline void attention_backward_sm90_keys(float (&sum)[64], const uint32_t (&x)[16], const floatX* queries) {
+    uint64_t b = wgmma_descriptor_transposed(queries, 64 * 64 * sizeof(floatX));
+#pragma unroll
+    for (int k = 0; k < 4; k++) { wgmma_64x128x16_transposed(sum, x + 4 * k, b + 128 * k, 1, floatX()); }
 }
 // dq (64 queries, 64) = ds (128 keys, 64 queries)^T keys (128, 64)
 __device__ inline void attention_backward_sm90_queries(float (&dq)[32], const floatX* ds, const floatX* keys) {
@@ -9555,21 +9636,21 @@ __device__ inline void attention_backward_sm90_queries(float (&dq)[32], const fl
 }
 
 // Applies the causal mask of the diagonal tile, where key r and query r are the same token, so that query r sees the
-// keys up to r. key: row of this thread's first key in the tile.
-__device__ inline void attention_backward_sm90_mask(float (&s)[64], int key) {
+// keys up to r. key: this thread's first key, counted from the tile's first query.
+template <int n> __device__ inline void attention_backward_sm90_mask(float (&s)[n], int key) {
     int ahead = key - threadIdx.x % 4 * 2;
 #pragma unroll
-    for (int j = 0; j < 64; j++) {
+    for (int j = 0; j < n; j++) {
         if (j / 4 * 8 + j % 2 - j % 4 / 2 * 8 < ahead) { s[j] = -INFINITY; }
     }
 }
 
 // Turns the scores s into P = exp2(s * scale2 - lse), in place. stats: lse (base 2) and dsum of the tile's
 // queries.
-__device__ inline void attention_backward_sm90_p(float (&s)[64], const float4* stats, float scale2) {
+template <int n> __device__ inline void attention_backward_sm90_p(float (&s)[n], const float4* stats, float scale2) {
     stats += threadIdx.x % 4;
 #pragma unroll
-    for (int j = 0; j < 16; j++) {
+    for (int j = 0; j < n / 4; j++) {
         float2 lse = *reinterpret_cast<const float2*>(stats + 4 * j);
 #pragma unroll
         for (int i = 0; i < 4; i++) { s[4 * j + i] = exp2_approx(s[4 * j + i] * scale2 - (i % 2 ? lse.y : lse.x)); }
@@ -9577,11 +9658,12 @@ __device__ inline void attention_backward_sm90_p(float (&s)[64], const float4* s
 }
 
 // Packs P, which s contains, into the operand fragments p, and dS = P * (dp - dsum) into ds.
-__device__ inline void attention_backward_sm90_ds(uint32_t (&p)[32], uint32_t (&ds)[32], const float (&s)[64],
-                                                  const float (&dp)[64], const float4* stats) {
+template <int n> __device__ inline void attention_backward_sm90_ds(uint32_t (&p)[n / 2], uint32_t (&ds)[n / 2],
+                                                                   const float (&s)[n], const float (&dp)[n],
+                                                                   const float4* stats) {
     stats += threadIdx.x % 4;
 #pragma unroll
-    for (int j = 0; j < 16; j++) {
+    for (int j = 0; j < n / 4; j++) {
         float2 dsum = *(reinterpret_cast<const float2*>(stats + 4 * j) + 1);
 #pragma unroll
         for (int i = 0; i < 2; i++) {
@@ -9592,20 +9674,23 @@ __device__ inline void attention_backward_sm90_ds(uint32_t (&p)[32], uint32_t (&
     }
 }
 
-// Writes dS to shared memory, as two matrices (128 keys, 64 queries), swizzled for wgmma. row: the warp's first key.
-__device__ inline void attention_backward_sm90_store_ds(floatX* matrices, const uint32_t (&ds)[32], int row) {
+// Writes dS to shared memory, as matrices (128 keys, 64 queries), swizzled for wgmma. row: the warp's first key.
+template <int n>
+__device__ inline void attention_backward_sm90_store_ds(floatX* matrices, const uint32_t (&ds)[n], int row) {
     int lane = threadIdx.x % 32;
     row += lane % 16;
     uint32_t address = shared_address(matrices) + row * 128;
 #pragma unroll
-    for (int k = 0; k < 8; k++) {
+    for (int k = 0; k < n / 4; k++) {
         int chunk = (2 * (k % 4) + lane / 16) ^ (row % 8);
         stmatrix_x4(address + k / 4 * ATTENTION_BACKWARD_TILE_BYTES + chunk * 16, ds + 4 * k);
     }
 }
 
-// rows (128, 64) in shared memory, swizzled for TMA: a warp's 16 rows from `row` on become factor * sum.
-__device__ inline void attention_backward_sm90_stage(floatX* rows, const float (&sum)[32], float factor, int row) {
+// rows (128, 64) in shared memory, swizzled for TMA: a warp's 16 rows from `row` on become factor * sum, of whose columns it
+// takes 64, from number 64 * box on.
+template <int box, int n>
+__device__ inline void attention_backward_sm90_stage(floatX* rows, const float (&sum)[n], float factor, int row) {
     int lane = threadIdx.x % 32;
     row += lane % 16;
     uint32_t address = shared_address(rows) + row * 128;
@@ -9614,7 +9699,8 @@ __device__ inline void attention_backward_sm90_stage(floatX* rows, const float (
         uint32_t x[4];
 #pragma unroll
         for (int j = 0; j < 4; j++) {
-            x[j] = pack_16x2(factor * sum[8 * k + 2 * j], factor * sum[8 * k + 2 * j + 1], floatX());
+            const float* pair = sum + 32 * box + 8 * k + 2 * j;
+            x[j] = pack_16x2(factor * pair[0], factor * pair[1], floatX());
         }
         stmatrix_x4(address + ((2 * k + lane / 16) ^ (row % 8)) * 16, x);
     }
@@ -9652,12 +9738,15 @@ __device__ inline void attention_backward_sm90_sum_rows(float4* terms, const flo
 //     producer (1 thread)               loads q, dout and stats of the next steps (two stages), k and v of each item
 //     adders (1 thread per warpgroup)   wait for the turn of this key tile, add dq to dq_sums, pass the turn on
 
-struct AttentionBackwardSMem {
-    floatX q[2][128 * 64], dout[2][128 * 64]; // two stages
-    floatX k[128 * 64], v[128 * 64];
-    floatX ds[2][2 * 128 * 64]; // two stages, so one barrier per step is enough; also holds what TMA writes
-    float4 dq[2][8 * 128];      // per warpgroup, a tile of dq to be added to dq_sums, or (key tile 0) the sums so far
-    float4 stats[2][64];
+template <int HS = 64> struct AttentionBackwardSMem {
+    static constexpr int QUERIES = ATTENTION_BACKWARD_QUERIES<HS>, BOXES = HS / 64; // boxes of 64 columns
+    static constexpr int STEPS = 128 / QUERIES;                                     // steps per key tile
+    floatX q[2][QUERIES * HS], dout[2][QUERIES * HS];                               // two stages
+    floatX k[128 * HS], v[128 * HS];
+    // two stages, so one barrier per step is enough; also holds what TMA writes, with HS = 128 in a third matrix, too
+    floatX ds[HS == 64 ? 2 : 3][128 * QUERIES];
+    float4 dq[2][8 * 128]; // per warpgroup, a tile of dq to be added to dq_sums, or (key tile 0) the sums so far
+    float4 stats[2][QUERIES / 2];
     float4 dq_terms[2][4 * 128]; // for dbias: per thread of a warpgroup, 16 sums of its rows of dq
     // full: the loads complete it, and the consumers wait for it; empty: the consumers arrive, and the producer waits
     uint64_t q_full[2], q_empty[2]; // for q and stats
@@ -9668,10 +9757,11 @@ struct AttentionBackwardSMem {
     uint64_t work_full[2], work_empty[2]; // the producer writes `work`; all other roles read it
     int work[2];                          // numbers of work items, two stages
 };
-static_assert(sizeof(AttentionBackwardSMem) <= 227 << 10, "the limit of compute capability 9.0");
+static_assert(sizeof(AttentionBackwardSMem<64>) <= 227 << 10 && sizeof(AttentionBackwardSMem<128>) <= 227 << 10,
+              "the limit of compute capability 9.0");
 
 // Initialises the barriers. Called by the whole block.
-__device__ inline void attention_backward_sm90_init(AttentionBackwardSMem& smem) {
+template <int HS> __device__ inline void attention_backward_sm90_init(AttentionBackwardSMem<HS>& smem) {
     if (threadIdx.x == 0) {
         mbarrier_init(&smem.k_full, 1);
         mbarrier_init(&smem.v_full, 1);
@@ -9692,61 +9782,82 @@ __device__ inline void attention_backward_sm90_init(AttentionBackwardSMem& smem)
     __syncthreads();
 }
 
+// Issues the TMA loads of rows (num_rows, HS) of one head, tokens t..t + num_rows - 1, to a tile (HS / 64, num_rows, 64).
+template <int HS, int num_rows> __device__ inline void
+attention_backward_load_rows(floatX* tile, const CUtensorMap& map, int vector, int t, int b, uint64_t* full) {
+    constexpr int BOXES = HS / 64, BOX_ROWS = ATTENTION_BACKWARD_QUERIES<HS>;
+#pragma unroll
+    for (int j = 0; j < BOXES * num_rows / BOX_ROWS; j++) {
+        int row = j * BOX_ROWS % num_rows, box = j * BOX_ROWS / num_rows;
+        attention_backward_tma(tile + (box * num_rows + row) * 64, map, vector * BOXES + box, t + row, b, full);
+    }
+}
+
 // The producer's part of a work item: issues its loads. work: number of the item; n: how many items the block has done
 // before; i: counts steps over all items of the block.
-__device__ inline void attention_backward_sm90_load_item(const AttentionBackwardArgs& args, AttentionBackwardSMem& smem,
-                                                         const CUtensorMap& qkv_map, const CUtensorMap& dout_map,
-                                                         int work, unsigned n, unsigned& i) {
+template <int HS> __device__ inline void attention_backward_sm90_load_item(const AttentionBackwardArgs& args,
+                                                                           AttentionBackwardSMem<HS>& smem,
+                                                                           const CUtensorMap& qkv_map,
+                                                                           const CUtensorMap& dout_map, int work,
+                                                                           unsigned n, unsigned& i) {
+    typedef AttentionBackwardSMem<HS> SMem;
+    constexpr int QUERIES = SMem::QUERIES, STEPS = SMem::STEPS;
+    constexpr int STATS_BYTES = sizeof(smem.stats[0]), KEY_BYTES = sizeof(smem.k);
     int head = work / args.num_tiles, j = args.num_tiles - 1 - work % args.num_tiles;
-    int h = head % args.NH, b = head / args.NH, tile = j;
+    int h = head % args.NH, b = head / args.NH, tile = STEPS * j;
     auto load_queries = [&]() {
         mbarrier_wait(&smem.q_empty[i % 2], (i / 2 + 1) % 2);
-        mbarrier_arrive_expect(&smem.q_full[i % 2], ATTENTION_BACKWARD_TILE_BYTES + ATTENTION_BACKWARD_STATS_BYTES);
-        bulk_load(smem.stats[i % 2], args.stats + (size_t)(head * args.num_tiles + tile) * 64,
-                  ATTENTION_BACKWARD_STATS_BYTES, &smem.q_full[i % 2]);
-        attention_backward_tma(smem.q[i % 2], qkv_map, h, 128 * tile, b, &smem.q_full[i % 2]);
+        mbarrier_arrive_expect(&smem.q_full[i % 2], ATTENTION_BACKWARD_TILE_BYTES + STATS_BYTES);
+        bulk_load(smem.stats[i % 2], args.stats + (size_t)(head * STEPS * args.num_tiles + tile) * (QUERIES / 2),
+                  STATS_BYTES, &smem.q_full[i % 2]);
+        attention_backward_load_rows<HS, QUERIES>(smem.q[i % 2], qkv_map, h, QUERIES * tile, b, &smem.q_full[i % 2]);
         mbarrier_wait(&smem.dout_empty[i % 2], (i / 2 + 1) % 2);
         mbarrier_arrive_expect(&smem.dout_full[i % 2], ATTENTION_BACKWARD_TILE_BYTES);
-        attention_backward_tma(smem.dout[i % 2], dout_map, h, 128 * tile, b, &smem.dout_full[i % 2]);
+        attention_backward_load_rows<HS, QUERIES>(smem.dout[i % 2], dout_map, h, QUERIES * tile, b,
+                                                  &smem.dout_full[i % 2]);
         i++, tile++;
     };
     load_queries();
     mbarrier_wait(&smem.v_empty, (n + 1) % 2); // the consumers release v before k
-    mbarrier_arrive_expect(&smem.v_full, ATTENTION_BACKWARD_TILE_BYTES);
-    attention_backward_tma(smem.v, qkv_map, 2 * args.NH + h, 128 * j, b, &smem.v_full);
+    mbarrier_arrive_expect(&smem.v_full, KEY_BYTES);
+    attention_backward_load_rows<HS, 128>(smem.v, qkv_map, 2 * args.NH + h, 128 * j, b, &smem.v_full);
     mbarrier_wait(&smem.k_empty, (n + 1) % 2);
-    mbarrier_arrive_expect(&smem.k_full, ATTENTION_BACKWARD_TILE_BYTES);
-    attention_backward_tma(smem.k, qkv_map, args.NH + h, 128 * j, b, &smem.k_full);
+    mbarrier_arrive_expect(&smem.k_full, KEY_BYTES);
+    attention_backward_load_rows<HS, 128>(smem.k, qkv_map, args.NH + h, 128 * j, b, &smem.k_full);
 #pragma unroll 1
-    while (tile < args.num_tiles) { load_queries(); }
+    while (tile < STEPS * args.num_tiles) { load_queries(); }
 }
 
 // An adder's part of a work item: adds dq of one consumer warpgroup to dq_sums, 16 KB per step. i counts steps over all
 // items of the block. `announced` is true if this thread has already arrived at dq_ready for the next step.
-__device__ inline void attention_backward_sm90_add_item(const AttentionBackwardArgs& args, AttentionBackwardSMem& smem,
-                                                        int warpgroup, int work, int& i, bool& announced) {
+template <int HS> __device__ inline void attention_backward_sm90_add_item(const AttentionBackwardArgs& args,
+                                                                          AttentionBackwardSMem<HS>& smem,
+                                                                          int warpgroup, int work, int& i,
+                                                                          bool& announced) {
     constexpr int BYTES = sizeof(smem.dq[0]);
     float4* dq = smem.dq[warpgroup];
     uint64_t *ready = &smem.dq_ready[warpgroup], *full = &smem.dq_full[warpgroup];
-    int num_steps = work % args.num_tiles + 1, j = args.num_tiles - num_steps;
-    int half_tile = (work / args.num_tiles * args.num_tiles + j) * 2 + warpgroup;
+    constexpr int STEPS = AttentionBackwardSMem<HS>::STEPS;
+    int num_steps = STEPS * (work % args.num_tiles + 1), j = args.num_tiles - num_steps / STEPS;
+    int half_tile = (work / args.num_tiles * args.num_tiles + j) * STEPS * 2 + warpgroup;
 #pragma unroll 1
     for (int step = 0; step < num_steps; step++, i++, half_tile += 2) {
         float4* sums = args.dq_sums + (size_t)half_tile * 1024;
         int* turn = args.turns + half_tile;
-        if (!announced && (j > 0 || step == 0)) { mbarrier_arrive(ready); }
+        int num_terms = step / STEPS; // that the sum has before
+        if (!announced && (j > 0 || num_terms == 0)) { mbarrier_arrive(ready); }
         announced = false;
-        if (step > 0) {
-            while (load_acquire(turn) < step) {} // until the terms of all higher key tiles are in the sum
+        if (num_terms > 0) {
+            while (load_acquire(turn) < num_terms) {} // until the terms of all higher key tiles are in the sum
             async_proxy_fence();
         }
-        if (j == 0 && step > 0) { // key tile 0: the consumers add the last term in registers
+        if (j == 0 && num_terms > 0) { // key tile 0: the consumers add the last term in registers
             mbarrier_arrive_expect(ready, BYTES);
             bulk_load(dq, sums, BYTES, ready);
         }
         mbarrier_wait(full, i % 2);
         if (j == 0) { continue; }
-        if (step == 0) {
+        if (num_terms == 0) {
             bulk_store(sums, dq, BYTES);
         } else {
             bulk_add(reinterpret_cast<float*>(sums), reinterpret_cast<float*>(dq), BYTES);
@@ -9757,7 +9868,7 @@ __device__ inline void attention_backward_sm90_add_item(const AttentionBackwardA
         announced = true;
         tma_store_wait_written(); // the sums have reached global memory, so the next key tile may add its term
         async_proxy_fence();
-        store_release(turn, step + 1);
+        store_release(turn, num_terms + 1);
     }
 }
 
@@ -9766,24 +9877,32 @@ __device__ inline void attention_backward_sm90_add_item(const AttentionBackwardA
 // key in the key tile and a query in the query tiles.
 //
 // If args.dq_terms is not NULL, key tile 0, which writes dq, also sums its columns over all queries, for dbias.
-__device__ inline void attention_backward_sm90_compute_item(const AttentionBackwardArgs& args,
-                                                            AttentionBackwardSMem& smem, int warpgroup, int row,
-                                                            int lane, int work, int n, int& i, float scale,
-                                                            const CUtensorMap& dqkv_map) {
+template <int HS> __device__ inline void attention_backward_sm90_compute_item(const AttentionBackwardArgs& args,
+                                                                              AttentionBackwardSMem<HS>& smem,
+                                                                              int warpgroup, int row, int lane,
+                                                                              int work, int n, int& i, float scale,
+                                                                              const CUtensorMap& dqkv_map) {
+    typedef AttentionBackwardSMem<HS> SMem;
+    constexpr int QUERIES = SMem::QUERIES, STEPS = SMem::STEPS, BOXES = SMem::BOXES;
     const floatX *k = smem.k + warpgroup * 64 * 64, *v = smem.v + warpgroup * 64 * 64;
     float4* dq_out = smem.dq[warpgroup] + threadIdx.x % 128;
     float4* dq_terms = smem.dq_terms[warpgroup] + threadIdx.x % 128;
-    int head = work / args.num_tiles, j = args.num_tiles - 1 - work % args.num_tiles, num_steps = args.num_tiles - j;
-    float dk[32] = {}, dv[32] = {};
-    // Starts to write a warp's 16 tokens, t + row to t + row + 15, of dq (which = 0), dk (1) or dv (2), from the warp's
-    // rows of one of the two matrices of dS of the step before, which nobody reads any more.
-    auto store = [&](int which, int matrix, int step, int t, const float(&sum)[32], float factor) {
-        floatX* rows = smem.ds[(step + 1) % 2] + matrix * 128 * 64;
-        attention_backward_sm90_stage(rows, sum, factor, row);
+    int head = work / args.num_tiles, j = args.num_tiles - 1 - work % args.num_tiles;
+    int num_steps = STEPS * (args.num_tiles - j);
+    float dk[HS / 2] = {}, dv[HS / 2] = {};
+    // The two matrices from which a warp's rows may be written after a step: of dS of the step before, which nobody reads
+    // any more, and with HS = 128 the third matrix.
+    auto staging = [&](int matrix, int step) {
+        return BOXES == 2 && matrix == 1 ? smem.ds[2] : smem.ds[(step + 1) % 2] + matrix * 128 * 64;
+    };
+    // Starts to write a warp's 16 tokens, t + row to t + row + 15, of 64 columns, number `box` of dq (which = 0), dk (1) or
+    // dv (2), from the warp's rows of the matrix `rows`.
+    auto store = [&](int which, int box, floatX* rows, int t) {
         tma_store_fence();
         __syncwarp();
         if (lane == 0) {
-            tma_store_4d(&dqkv_map, rows + row * 64, 0, which * args.NH + head % args.NH, t + row, head / args.NH);
+            int vector = (which * args.NH + head % args.NH) * BOXES + box;
+            tma_store_4d(&dqkv_map, rows + row * 64, 0, vector, t + row, head / args.NH);
             tma_store_commit();
         }
     };
@@ -9796,8 +9915,8 @@ __device__ inline void attention_backward_sm90_compute_item(const AttentionBackw
 #pragma unroll 1
     for (int step = 0; step < num_steps; step++, i++) {
         bool last = step + 1 == num_steps;
-        float s[64], dp[64], dq[32];
-        uint32_t p[32], ds[32];
+        float s[QUERIES / 2], dp[QUERIES / 2], dq[32];
+        uint32_t p[QUERIES / 4], ds[QUERIES / 4];
         mbarrier_wait(&smem.q_full[i % 2], i / 2 % 2);
         wgmma_fence();
         attention_backward_sm90_scores(s, k, smem.q[i % 2]);
@@ -9809,7 +9928,7 @@ __device__ inline void attention_backward_sm90_compute_item(const AttentionBackw
 
         wgmma_wait<1>();
         wgmma_hold(s);
-        if (step == 0) { attention_backward_sm90_mask(s, row + lane / 4); }
+        if (step < STEPS) { attention_backward_sm90_mask(s, row + lane / 4 - QUERIES * step); }
         attention_backward_sm90_p(s, smem.stats[i % 2], scale * LOG2E);
         wgmma_wait<0>();
         wgmma_hold(dp);
@@ -9828,7 +9947,11 @@ __device__ inline void attention_backward_sm90_compute_item(const AttentionBackw
         wgmma_commit();
         named_barrier_sync(1, 256); // both warpgroups have written ds
         wgmma_fence();
-        attention_backward_sm90_queries(dq, smem.ds[i % 2] + warpgroup * 128 * 64, smem.k);
+        if (BOXES == 1) {
+            attention_backward_sm90_queries(dq, smem.ds[i % 2] + warpgroup * 128 * 64, smem.k);
+        } else {
+            attention_backward_sm90_queries(dq, smem.ds[i % 2], smem.k + warpgroup * 128 * 64);
+        }
         wgmma_commit();
         wgmma_wait<1>();
         wgmma_hold(dv);
@@ -9847,21 +9970,38 @@ __device__ inline void attention_backward_sm90_compute_item(const AttentionBackw
             for (int c = 0; c < 32; c += 4) { dq_out[32 * c] = make_float4(dq[c], dq[c + 1], dq[c + 2], dq[c + 3]); }
             tma_store_fence();
         } else {
-            if (step > 0) {
+            if (step >= STEPS) {
 #pragma unroll
                 for (int c = 0; c < 32; c += 4) {
                     float4 x = dq_out[32 * c];
                     dq[c] += x.x, dq[c + 1] += x.y, dq[c + 2] += x.z, dq[c + 3] += x.w;
                 }
             }
-            store(0, 0, i, 128 * step, dq, scale);
+            floatX* rows = staging(0, i);
+            attention_backward_sm90_stage<0>(rows, dq, scale, row);
+            store(0, BOXES == 1 ? 0 : warpgroup, rows, QUERIES * step - (BOXES == 1 ? 0 : 64 * warpgroup));
             if (args.dq_terms) { attention_backward_sm90_sum_rows(dq_terms, dq, step > 0); }
         }
         mbarrier_arrive(&smem.dq_full[warpgroup]);
     }
     if (j == 0) { wait_for_stores(); }
-    store(1, 0, i - 1, 128 * j, dk, scale);
-    store(2, 1, i - 1, 128 * j, dv, 1.0f);
+    floatX *first = staging(0, i - 1), *second = staging(1, i - 1);
+    if constexpr (BOXES == 1) {
+        attention_backward_sm90_stage<0>(first, dk, scale, row);
+        store(1, 0, first, 128 * j);
+        attention_backward_sm90_stage<0>(second, dv, 1.0f, row);
+        store(2, 0, second, 128 * j);
+    } else {
+        attention_backward_sm90_stage<0>(first, dk, scale, row);
+        store(1, 0, first, 128 * j);
+        attention_backward_sm90_stage<1>(second, dk, scale, row);
+        store(1, 1, second, 128 * j);
+        wait_for_stores();
+        attention_backward_sm90_stage<0>(first, dv, 1.0f, row);
+        store(2, 0, first, 128 * j);
+        attention_backward_sm90_stage<1>(second, dv, 1.0f, row);
+        store(2, 1, second, 128 * j);
+    }
     if (args.dq_terms && j == 0) {
         float terms[16];
 #pragma unroll
@@ -9870,8 +10010,10 @@ __device__ inline void attention_backward_sm90_compute_item(const AttentionBackw
             terms[4 * c] = scale * x.x, terms[4 * c + 1] = scale * x.y;
             terms[4 * c + 2] = scale * x.z, terms[4 * c + 3] = scale * x.w;
         }
-        size_t term = (size_t)head / args.NH * 8 + row / 16; // of this batch element, one per warp
-        float2* to = reinterpret_cast<float2*>(args.dq_terms + (term * args.NH + head % args.NH) * 64);
+        // of this batch element, one per warp, or (HS = 128) one per pair of warps with the same rows
+        size_t term = (size_t)head / args.NH * (8 / BOXES) + (BOXES == 1 ? row : row % QUERIES) / 16;
+        int box = BOXES == 1 ? 0 : warpgroup;
+        float2* to = reinterpret_cast<float2*>(args.dq_terms + ((term * args.NH + head % args.NH) * BOXES + box) * 64);
         to[lane] = fragment_column_sums(terms);
     }
 }
@@ -9880,7 +10022,8 @@ __device__ inline void attention_backward_sm90_compute_item(const AttentionBackw
 
 // Calls f(work, n) for the block's work items, n = 0, 1, ... All roles use it except the producer, which announces the
 // items in smem.work.
-template <class F> __device__ inline void attention_backward_sm90_each(AttentionBackwardSMem& smem, int num_work, F f) {
+template <int HS, class F>
+__device__ inline void attention_backward_sm90_each(AttentionBackwardSMem<HS>& smem, int num_work, F f) {
 #pragma unroll 1
     for (int n = 0;; n++) {
         mbarrier_wait(&smem.work_full[n % 2], n / 2 % 2);
@@ -9893,8 +10036,10 @@ template <class F> __device__ inline void attention_backward_sm90_each(Attention
 
 // The producer thread. It draws the next ticket only after issuing all loads of the current item: a ticket drawn
 // earlier would idle here while later items, which depend on it, start on other SMs.
-__device__ inline void attention_backward_sm90_producer(const AttentionBackwardArgs& args, AttentionBackwardSMem& smem,
-                                                        const CUtensorMap& qkv_map, const CUtensorMap& dout_map) {
+template <int HS> __device__ inline void attention_backward_sm90_producer(const AttentionBackwardArgs& args,
+                                                                          AttentionBackwardSMem<HS>& smem,
+                                                                          const CUtensorMap& qkv_map,
+                                                                          const CUtensorMap& dout_map) {
     unsigned i = 0;
 #pragma unroll 1
     for (unsigned n = 0;; n++) {
@@ -9907,12 +10052,12 @@ __device__ inline void attention_backward_sm90_producer(const AttentionBackwardA
     }
 }
 
-__global__ void __launch_bounds__(384, 1)
+template <int HS> __global__ void __launch_bounds__(384, 1)
     attention_backward_sm90_kernel11(AttentionBackwardArgs args, const __grid_constant__ CUtensorMap qkv_map,
                                      const __grid_constant__ CUtensorMap dout_map,
                                      const __grid_constant__ CUtensorMap dqkv_map, float scale) {
     extern __shared__ __align__(1024) unsigned char attention_backward_sm90_memory[]; // aligned for TMA's swizzle
-    auto& smem = *reinterpret_cast<AttentionBackwardSMem*>(attention_backward_sm90_memory);
+    auto& smem = *reinterpret_cast<AttentionBackwardSMem<HS>*>(attention_backward_sm90_memory);
     if (shared_address(&smem) % 1024 != 0) { __trap(); }
     // the shuffle makes `warp` warp-uniform to the compiler
     int lane = threadIdx.x % 32, warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0);
@@ -9920,7 +10065,7 @@ __global__ void __launch_bounds__(384, 1)
     grid_launch_dependents();
     grid_wait_dependency();
     if (warp < 4) {
-        warpgroup_fewer_registers<24>();
+        warpgroup_fewer_registers<HS == 64 ? 24 : 40>(); // the producer of two boxes per tile needs more than 24
         if (lane != 0) { return; }
         if (warp == 0) { attention_backward_sm90_producer(args, smem, qkv_map, dout_map); }
         if (warp == 1 || warp == 2) {
@@ -9932,7 +10077,7 @@ __global__ void __launch_bounds__(384, 1)
         }
         return;
     }
-    warpgroup_more_registers<240>();
+    warpgroup_more_registers<HS == 64 ? 240 : 232>();
     int warpgroup = warp / 4 - 1, row = (warp - 4) * 16, i = 0;
     attention_backward_sm90_each(smem, args.num_heads * args.num_tiles, [&](int work, int n) {
         attention_backward_sm90_compute_item(args, smem, warpgroup, row, lane, work, n, i, scale, dqkv_map);
@@ -9940,49 +10085,58 @@ __global__ void __launch_bounds__(384, 1)
     if (lane == 0) { tma_store_wait<0>(); }
 }
 
-// Kernel 11; if dbias is not NULL, it also sums the columns of dq and of dout. See attention_backward. Requires HS = 64 and
-// sm_90a. scratch: attention_backward_sm90_scratch() floats, aligned to 16 bytes.
+// Kernel 11; if dbias is not NULL, it also sums the columns of dq and of dout. See attention_backward. Requires sm_90a. HS is 64
+// or 128. scratch: attention_backward_sm90_scratch() floats, aligned to 16 bytes.
 //
 // Of dbias only the queries' third needs dqkv. dv of a key is the sum of P * dout over the queries, and P of a query adds up to
 // 1 over the keys, so dv summed over all keys is dout summed over all queries. dk of a key is the sum of dS * q over the
 // queries, and dS of a query adds up to 0 over the keys, because a number that is added to all of its scores does not change
 // the softmax: dk summed over all keys is 0. The kernels' roundings are all that is left out.
-void attention_backward_sm90(floatX* dqkv, float* dbias, float* scratch, const floatX* dout, const floatX* qkv,
-                             const floatX* out, const float* lse, int B, int T, int C, int NH, float scale,
-                             const Execution& exec) {
-    require(C / NH == 64);
+template <int HS = 64> void attention_backward_sm90(floatX* dqkv, float* dbias, float* scratch, const floatX* dout,
+                                                    const floatX* qkv, const floatX* out, const float* lse, int B,
+                                                    int T, int C, int NH, float scale, const Execution& exec) {
+    require(C / NH == HS);
     require(has_sm90a()); // nvcc -gencode arch=compute_90a,code=sm_90a
-    AttentionBackwardArgs args = attention_backward_sm90_args(dqkv, scratch, B, T, NH, dbias != NULL);
-    CUtensorMap qkv_map = tensor_map_heads(qkv, B, T, 3 * NH, 128);
-    CUtensorMap dout_map = tensor_map_heads(dout, B, T, NH, 128);
-    CUtensorMap dqkv_map = tensor_map_heads(dqkv, B, T, 3 * NH, 16);
-    int num_blocks_of_queries = attention_backward_sm90_stats(args, dout, out, lse, exec);
-    auto kernel = attention_backward_sm90_kernel11;
-    constexpr int SHARED_BYTES = sizeof(AttentionBackwardSMem);
+    AttentionBackwardArgs args = attention_backward_sm90_args(dqkv, scratch, B, T, NH, dbias != NULL, HS);
+    int vectors = HS / 64 * NH, box_tokens = ATTENTION_BACKWARD_QUERIES<HS>;
+    CUtensorMap qkv_map = tensor_map_heads(qkv, B, T, 3 * vectors, box_tokens);
+    CUtensorMap dout_map = tensor_map_heads(dout, B, T, vectors, box_tokens);
+    CUtensorMap dqkv_map = tensor_map_heads(dqkv, B, T, 3 * vectors, 16);
+    int num_blocks_of_queries = attention_backward_sm90_stats<HS>(args, dout, out, lse, exec);
+    auto kernel = attention_backward_sm90_kernel11<HS>;
+    constexpr int SHARED_BYTES = sizeof(AttentionBackwardSMem<HS>);
     int num_blocks = min(args.num_heads * args.num_tiles, exec.free_sms());
     launch_early(kernel, dim3(num_blocks), dim3(384), SHARED_BYTES, exec, args, qkv_map, dout_map, dqkv_map, scale);
     if (!dbias) { return; }
-    column_sums<16>(dbias, NULL, NULL, args.dq_terms, 8 * B, C, exec);
+    column_sums<16>(dbias, NULL, NULL, args.dq_terms, 512 / HS * B, C, exec);
     column_sums<16>(dbias + 2 * C, NULL, NULL, args.dout_terms, num_blocks_of_queries, C, exec);
 }
 #endif
+
+// Whether attention_backward() runs kernel 11 with HS = 128. It is right, but has not been timed against kernel 7 yet.
+constexpr bool ATTENTION_BACKWARD_SM90_128 = false;
+inline bool attention_backward_accepts_sm90(int HS) { return HS == 64 || (ATTENTION_BACKWARD_SM90_128 && HS == 128); }
 
 // The size of the part of scratch, at its beginning, that holds the terms of dbias, in floats: until column_sums_flush() where sums
 // wait for that. A multiple of 4.
 size_t attention_backward_bias_terms(int B, int T, int C, int NH) {
     size_t floats = matmul_backward_bias_scratch(B * T, 3 * C);
 #if !defined(ENABLE_FP32)
-    if (C / NH == 64) { floats = std::max(floats, attention_backward_sm90_terms(B, T, NH)); }
+    int HS = C / NH;
+    if (attention_backward_accepts_sm90(HS)) { floats = std::max(floats, attention_backward_sm90_terms(B, T, NH, HS)); }
 #endif
     return ceil_div(floats, (size_t)4) * 4;
 }
 
-// The size of scratch in floats, which is the same on all devices. If HS = 64, it is the size that kernel 11 needs;
+// The size of scratch in floats, which is the same on all devices. If kernel 11 accepts HS, it is the size that kernel 11 needs;
 // otherwise scratch holds dsum (B,NH,T) and, when that is no longer needed, the scratch of matmul_backward_bias().
 size_t attention_backward_scratch(int B, int T, int C, int NH) {
     size_t floats = std::max((size_t)B * NH * T, matmul_backward_bias_scratch(B * T, 3 * C));
 #if !defined(ENABLE_FP32)
-    if (C / NH == 64) { floats = std::max(floats, attention_backward_sm90_scratch(B, T, NH)); }
+    int HS = C / NH;
+    if (attention_backward_accepts_sm90(HS)) {
+        floats = std::max(floats, attention_backward_sm90_scratch(B, T, NH, HS));
+    }
 #endif
     return floats;
 }
@@ -9990,7 +10144,7 @@ size_t attention_backward_scratch(int B, int T, int C, int NH) {
 // The number of the kernel that attention_backward() runs; see the table below.
 inline int attention_backward_choice(int HS) {
 #if !defined(ENABLE_FP32)
-    if (HS == 64 && has_sm90a()) { return 11; }
+    if (attention_backward_accepts_sm90(HS) && has_sm90a()) { return 11; }
     if (compiled_arch(attention_backward_q_kernel7<64, 2, 4, 2, 64>) >= 80) { return 7; }
 #endif
     (void)HS;
@@ -10006,7 +10160,9 @@ static void attention_backward_run(int kernel, floatX* dqkv, float* dbias, float
     (void)dbias;
 #if !defined(ENABLE_FP32)
     if (kernel == 11) {
-        return attention_backward_sm90(dqkv, dbias, scratch, dout, qkv, out, lse, B, T, C, NH, scale, exec);
+        auto launch = attention_backward_sm90<64>;
+        if constexpr (ATTENTION_BACKWARD_SM90_128) { launch = C / NH == 64 ? launch : attention_backward_sm90<128>; }
+        return launch(dqkv, dbias, scratch, dout, qkv, out, lse, B, T, C, NH, scale, exec);
     }
 #endif
     float* dsum = scratch;

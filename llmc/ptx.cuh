@@ -456,6 +456,25 @@ __device__ inline void wgmma_64x64x16_transposed(float d[32], const uint32_t a[4
 __device__ inline void wgmma_64x64x16_transposed(float d[32], const uint32_t a[4], uint64_t b, int accumulate, half) {
     WGMMA_64x64x16_REGISTERS_TRANSPOSED("f16");
 }
+// Like wgmma_64x64x16_transposed with `a` in registers, for 128 columns: b is a wgmma_descriptor_transposed.
+#define WGMMA_64x128x16_REGISTERS_TRANSPOSED(type)                                                                     \
+    PTX_SM90A("{\n.reg .pred p;\nsetp.ne.b32 p, %69, 0;\n"                                                             \
+              "wgmma.mma_async.sync.aligned.m64n128k16.f32." type "." type " "                                         \
+              "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                                \
+              "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "                       \
+              "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "                       \
+              "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "                      \
+              "{%64, %65, %66, %67}, %68, p, 1, 1, 1;\n}\n"                                                            \
+              : WGMMA_D8(d, 0), WGMMA_D8(d, 8), WGMMA_D8(d, 16), WGMMA_D8(d, 24), WGMMA_D8(d, 32), WGMMA_D8(d, 40),    \
+                WGMMA_D8(d, 48), WGMMA_D8(d, 56)                                                                       \
+              : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate))
+__device__ inline void wgmma_64x128x16_transposed(float d[64], const uint32_t a[4], uint64_t b, int accumulate,
+                                                  __nv_bfloat16) {
+    WGMMA_64x128x16_REGISTERS_TRANSPOSED("bf16");
+}
+__device__ inline void wgmma_64x128x16_transposed(float d[64], const uint32_t a[4], uint64_t b, int accumulate, half) {
+    WGMMA_64x128x16_REGISTERS_TRANSPOSED("f16");
+}
 // Like wgmma_64x64x16_transposed with `a` in registers, but `a` is (k,m) in shared memory and laid out like `b`: rows (k)
 // of 64 elements (m).
 #define WGMMA_64x64x16_BOTH_TRANSPOSED(type)                                                                           \

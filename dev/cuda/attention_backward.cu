@@ -558,7 +558,7 @@ __global__ void __launch_bounds__(256, 1)
     auto load = [&](int step) {
         uint64_t* full = &smem.full[step % 2];
         int tiles = step == 0 ? 4 : 2;
-        mbarrier_arrive_expect(full, tiles * ATTENTION_BACKWARD_TILE_BYTES + ATTENTION_BACKWARD_STATS_BYTES);
+        mbarrier_arrive_expect(full, tiles * ATTENTION_BACKWARD_TILE_BYTES + (int)sizeof(smem.stats[0]));
         if (step == 0) {
             attention_backward_tma(smem.k, qkv_map, args.NH + h, 128 * j, b, full);
             attention_backward_tma(smem.v, qkv_map, 2 * args.NH + h, 128 * j, b, full);
@@ -566,8 +566,8 @@ __global__ void __launch_bounds__(256, 1)
         int i = j + step;
         attention_backward_tma(smem.q[step % 2], qkv_map, h, 128 * i, b, full);
         attention_backward_tma(smem.dout[step % 2], dout_map, h, 128 * i, b, full);
-        bulk_load(smem.stats[step % 2], args.stats + ((size_t)head * args.num_tiles + i) * 64,
-                  ATTENTION_BACKWARD_STATS_BYTES, full);
+        bulk_load(smem.stats[step % 2], args.stats + ((size_t)head * args.num_tiles + i) * 64, sizeof(smem.stats[0]),
+                  full);
     };
     if (threadIdx.x == 0) { load(0); }
     float dk[32] = {}, dv[32] = {};
@@ -654,7 +654,7 @@ __global__ void __launch_bounds__(384, 1)
                                      const __grid_constant__ CUtensorMap dout_map,
                                      const __grid_constant__ CUtensorMap dqkv_map, float scale) {
     extern __shared__ __align__(1024) unsigned char attention_backward_sm90_memory[]; // aligned for TMA's swizzle
-    auto& smem = *reinterpret_cast<AttentionBackwardSMem*>(attention_backward_sm90_memory);
+    auto& smem = *reinterpret_cast<AttentionBackwardSMem<>*>(attention_backward_sm90_memory);
     if (shared_address(&smem) % 1024 != 0) { __trap(); }
     // the shuffle makes `warp` warp-uniform to the compiler
     int lane = threadIdx.x % 32, warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0);
@@ -691,7 +691,7 @@ void attention_backward10(floatX* dqkv, float* scratch, const floatX* dout, cons
     CUtensorMap dqkv_map = tensor_map_heads(dqkv, B, T, 3 * NH, 16);
     attention_backward_sm90_stats(args, dout, out, lse, stream);
     auto kernel = attention_backward_sm90_kernel10;
-    constexpr int SHARED_BYTES = sizeof(AttentionBackwardSMem);
+    constexpr int SHARED_BYTES = sizeof(AttentionBackwardSMem<>);
     cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES));
     kernel<<<args.num_heads * args.num_tiles, 384, SHARED_BYTES, stream>>>(args, qkv_map, dout_map, dqkv_map, 0.125f);
     cudaCheck(cudaGetLastError());
@@ -748,7 +748,11 @@ static void declare(Bench& b) {
     tolerance.atol *= which != 1 ? size : sizeof(floatX) == 2 ? 2 * size : size * size * size;
     if (which == 2 && sizeof(floatX) == 4) { tolerance.rtol *= size * size; }
     Buffer<floatX> dqkv = b.output<floatX>("dqkv", 3 * n, tolerance);
-    Buffer<float> scratch = b.scratch<float>("scratch", attention_backward_scratch(B, T, C, NH));
+    size_t scratch_size = attention_backward_scratch(B, T, C, NH);
+#if !defined(ENABLE_FP32)
+    if (HS == 128) { scratch_size = std::max(scratch_size, attention_backward_sm90_scratch(B, T, NH, HS)); }
+#endif
+    Buffer<float> scratch = b.scratch<float>("scratch", scratch_size);
     Buffer<float> dbias_start = {NULL, NULL}, dbias = {NULL, NULL};
     float scale = 1.0f / sqrtf((float)HS);
     bool has_bias = b.kinds({"without dbias", "with dbias"}) == 1;
@@ -767,6 +771,15 @@ static void declare(Bench& b) {
     });
     b.cost(8.0 * n * sizeof(floatX) + num_rows * sizeof(float), 5.0 * B * NH * T * (double)T * HS);
 
+    // attention_backward(); with HS = 128 kernel 11 also where attention_backward() does not choose it yet
+    auto run = [=](float* dbias) {
+#if !defined(ENABLE_FP32)
+        if (HS == 128 && has_sm90a()) {
+            return attention_backward_sm90<128>(dqkv, dbias, scratch, dout, qkv, out, lse, B, T, C, NH, scale, stream);
+        }
+#endif
+        attention_backward(dqkv, dbias, scratch, dout, qkv, out, lse, B, T, C, NH, scale, stream);
+    };
     if (!has_bias) {
         if ((double)num_rows * T <= 1 << 30) { // at most 12 GB of T x T matrices
             Buffer<float> scores = b.scratch<float>("scores", num_rows * T), dp = b.scratch<float>("dp", num_rows * T);
@@ -836,26 +849,22 @@ static void declare(Bench& b) {
             b.kernel(10, "a producer, two adders of dq, two consumer warpgroups", kernel10, {0}, -90);
         }
 #endif
-        auto promoted = [=](int) {
-            attention_backward(dqkv, NULL, scratch, dout, qkv, out, lse, B, T, C, NH, scale, stream);
-        };
+        auto promoted = [=](int) { run(NULL); };
         b.kernel(11, "persistent, work items by ticket; 7 or 3 where 11 cannot run", promoted, {0});
         return b.promoted(11);
     }
     auto two_ops = [=](int) {
-        attention_backward(dqkv, NULL, scratch, dout, qkv, out, lse, B, T, C, NH, scale, stream);
+        run(NULL);
         matmul_backward_bias(dbias, scratch, dqkv, B * T, 3 * C, stream);
     };
-    auto fused = [=](int) {
-        attention_backward(dqkv, dbias, scratch, dout, qkv, out, lse, B, T, C, NH, scale, stream);
-    };
+    auto fused = [=](int) { run(dbias); };
     b.kernel(12, "11, then matmul_backward_bias", two_ops, {0});
     b.kernel(13, "11 with the sums of dqkv from registers; 11 where it cannot run", fused, {0});
     b.promoted(13);
 }
 
-// The check shapes have head sizes 64, 32, 96 and 128, and 40, 72, 136 and 200, which tiles pad. The shape with
-// 12 * 6 heads of 3 tiles has more work items than an H200 has SMs; at T = 1100 up to nine key tiles add to one sum.
+// The check shapes have head sizes 64, 32, 96 and 128, and 40, 72, 136 and 200, which tiles pad. The shapes with
+// 12 * 6 heads of 3 tiles have more work items than an H200 has SMs; at T = 1100 up to nine key tiles add to one sum.
 int main(int argc, char** argv) {
     return bench_main(argc, argv, "attention_backward", declare, {8, 1024, 768, 12},
                       {{1, 1, 64, 1},
@@ -863,6 +872,7 @@ int main(int argc, char** argv) {
                        with_kind(1, {2, 129, 128, 2}),
                        with_kind(1, {12, 257, 384, 6}),
                        with_kind(1, {1, 130, 400, 2}),
+                       with_kind(1, {1, 257, 128, 1}),
                        {2, 17, 128, 2},
                        {1, 64, 64, 2},
                        {2, 127, 192, 3},
@@ -875,6 +885,7 @@ int main(int argc, char** argv) {
                        {2, 200, 256, 4},
                        {1, 200, 192, 2},
                        {1, 200, 256, 2},
+                       {12, 257, 768, 6},
                        {1, 300, 128, 4},
                        {1, 70, 80, 2},
                        {2, 100, 72, 1},

@@ -41,7 +41,7 @@
    nvcc -O3 --use_fast_math attention_forward.cu -o attention_forward -lcublas -lcublasLt   (or: make attention_forward)
    ./attention_forward 15     check kernel 15 against the CPU
    ./attention_forward        every kernel, side by side
-   Kernels from 16 on need -gencode arch=compute_90a,code=sm_90a and HS = 64.                                        */
+   Kernels from 16 on need -gencode arch=compute_90a,code=sm_90a and HS = 64; kernel 25 also takes HS = 128.         */
 #include "../../llmc/cublas_common.cuh"
 #include "../../llmc/ptx.cuh"
 #include "bench.h"
@@ -1520,7 +1520,7 @@ static void fill_qkv(float* qkv, int first, int parts, int B, int T, int NH, int
     });
 }
 
-// The configurations of kernels 6, 15 and 25 for HS = 64; 0 is what attention_forward() takes.
+// The configurations of kernels 6, 15 and 25 for HS = 64, and of kernel 25 for HS = 128; 0 is what attention_forward() takes.
 typedef void AttentionForward(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, const Execution& exec);
 typedef void AttentionForwardScaled(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, float scale,
                                     const Execution& exec);
@@ -1554,6 +1554,10 @@ static const std::vector<AttentionForwardForm> attention_forward_forms25 = {
     {{0, "by the number of tiles"}, NULL},
     {{2, "two consumers: tiles of 128 queries"}, attention_forward_sm90_launch<2>},
     {{4, "four consumers: tiles of 256 queries"}, attention_forward_sm90_launch<4>}};
+static const std::vector<AttentionForwardForm> attention_forward_forms25_128 = {
+    {{0, "by the number of tiles"}, NULL},
+    {{2, "two consumers: tiles of 128 queries"}, attention_forward_sm90_launch<2, 128>},
+    {{3, "three consumers: tiles of 192 queries"}, attention_forward_sm90_launch<3, 128>}};
 #endif
 
 // kind 1: no mask, and queries, keys and values are three tensors
@@ -1638,10 +1642,13 @@ static void declare(Bench& b) {
             number == promoted ? attention_forward(out, lse, qkv, B, T, C, NH, scale, stream) : launch();
         };
         b.kernel(number, what, either, {0}, min_arch);
-        if (forms.empty() || HS != 64) { return; }
+        if (forms.empty()) { return; }
         std::vector<BenchConfig> configs;
         for (const AttentionForwardForm& form : forms) { configs.push_back(form.config); }
         b.config("form", configs);
+    };
+    auto if_64 = [=](const std::vector<AttentionForwardForm>& forms) {
+        return HS == 64 ? forms : std::vector<AttentionForwardForm>();
     };
     auto rung = [&](int number, const char* what, AttentionForward* launch, int min_arch) {
         if (HS == LADDER_HS) {
@@ -1653,7 +1660,8 @@ static void declare(Bench& b) {
     rung(5, "register tiles, 8 queries x 4 keys per thread", attention_forward5, 0);
     kernel(
         6, "128-bit accesses, heads in groups that fit in L2; any head size",
-        [=] { attention_forward_plain(out, lse, qkv, B, T, HS, NH, scale, stream); }, 0, attention_forward_forms6);
+        [=] { attention_forward_plain(out, lse, qkv, B, T, HS, NH, scale, stream); }, 0,
+        if_64(attention_forward_forms6));
 #if !defined(ENABLE_FP32)
     rung(7, "mma.sync, 16 queries per warp, padded shared memory", attention_forward7, 80);
     rung(8, "less arithmetic per score: masks at the diagonal only, one fma per exponent", attention_forward8, 80);
@@ -1665,7 +1673,8 @@ static void declare(Bench& b) {
     rung(14, "lazy rescaling, only when P would exceed 2^8", attention_forward14, 80);
     kernel(
         15, "steps of 32 keys, 3 blocks per SM; any head size (loses to 14 at B = 16, wins at B = 64)",
-        [=] { attention_forward_mma(out, lse, qkv, B, T, HS, NH, scale, stream); }, 80, attention_forward_forms15);
+        [=] { attention_forward_mma(out, lse, qkv, B, T, HS, NH, scale, stream); }, 80,
+        if_64(attention_forward_forms15));
     rung(16, "TMA and mbarriers instead of cp.async", attention_forward16, -90);
     rung(17, "wgmma, steps of 64 keys, two blocks per SM", attention_forward17, -90);
     rung(18, "steps of 128 keys, the diagonal first", attention_forward18, -90);
@@ -1677,17 +1686,19 @@ static void declare(Bench& b) {
          -90);
     rung(23, "21 with consecutive tiles overlapped, no ping-pong (loses to 21 at B = 16)", attention_forward23, -90);
     rung(24, "23 with three consumers that skip keys they do not see", attention_forward24, -90);
-    if (HS == LADDER_HS) {
+    if (HS == 64 || HS == 128) {
+        auto launch = HS == 64 ? attention_forward_sm90<64> : attention_forward_sm90<128>;
         kernel(
             25, "four independent consumer warpgroups, steps of 64 keys",
-            [=] { attention_forward_sm90(out, lse, qkv, B, T, NH, scale, stream); }, -90, attention_forward_forms25);
+            [=] { launch(out, lse, qkv, B, T, NH, scale, stream); }, -90,
+            HS == 64 ? attention_forward_forms25 : attention_forward_forms25_128);
     }
 #endif
     b.promoted(promoted);
 }
 
 int main(int argc, char** argv) {
-    // the last shape of kind 0 has enough tiles for several rounds of every persistent kernel
+    // the last two shapes of kind 0 have enough tiles for several rounds of every persistent kernel
     return bench_main(argc, argv, "attention_forward", declare, {16, 1024, 768, 12},
                       {{1, 1, 64, 1},
                        {2, 17, 64, 2},
@@ -1703,6 +1714,8 @@ int main(int argc, char** argv) {
                        {1, 200, 64, 2},
                        {2, 127, 192, 2},
                        {1, 200, 256, 2},
+                       {1, 129, 128, 1},
+                       {5, 200, 128, 1},
                        {1, 65, 8, 1},
                        {1, 130, 240, 3},
                        {1, 100, 512, 2},
@@ -1712,6 +1725,7 @@ int main(int argc, char** argv) {
                        {1, 1024, 256, 4},
                        {1, 4096, 128, 2},
                        {40, 400, 768, 12},
+                       {30, 401, 768, 6},
                        with_kind(1, {1, 1, 64, 1}),
                        with_kind(1, {2, 127, 192, 3}),
                        with_kind(1, {2, 200, 240, 3})});

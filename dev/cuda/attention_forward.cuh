@@ -490,29 +490,38 @@ void attention_forward_mma(floatX* out, float* lse, const floatX* qkv, int B, in
 }
 
 // ---- sm_90a: shared by kernels 17 to 25: wgmma products, online softmax in registers, output by TMA ----
-// HS = 64. A warpgroup owns 64 queries, 16 per warp. Loops over register arrays are unrolled explicitly, because the
-// compiler puts an array with a run-time index into local memory.
+// HS = 64; kernel 25 also accepts HS = 128. A warpgroup owns 64 queries, 16 per warp. Loops over register arrays are
+// unrolled explicitly, because the compiler puts an array with a run-time index into local memory.
 // Source: Shah et al. 2024, FlashAttention-3, arXiv:2407.08608.
 
-constexpr int ATTENTION_FORWARD_ROW = 64; // elements per query, key or value: 128 bytes, the width of TMA's swizzle
-constexpr int ATTENTION_FORWARD_BOX = 64 * ATTENTION_FORWARD_ROW; // elements of 64 queries, keys or values
+constexpr int ATTENTION_FORWARD_ROW = 64; // columns of a box: 128 bytes, the width of TMA's swizzle
+// elements of a box: 64 columns of 64 queries, keys or values; with HS = 128 two boxes in a row hold all 128 columns
+constexpr int ATTENTION_FORWARD_BOX = 64 * ATTENTION_FORWARD_ROW;
+constexpr int ATTENTION_FORWARD_BOX_UNITS = ATTENTION_FORWARD_BOX * sizeof(floatX) / 16; // in the unit of descriptors
 
 // Issues s = q k^T for 64 queries and 64 keys, and does not wait. q, k: wgmma descriptors. The previous contents of s
 // are overwritten, and the compiler knows that they are dead.
-__device__ inline void attention_forward_sm90_scores(float (&s)[32], uint64_t q, uint64_t k) {
+template <int HS = 64> __device__ inline void attention_forward_sm90_scores(float (&s)[32], uint64_t q, uint64_t k) {
     wgmma_64x64x16_new(s, q, k, floatX());
 #pragma unroll
-    for (int d = 1; d < 4; d++) { // 16 columns are 32 bytes, and the descriptor counts in units of 16 bytes
-        wgmma_64x64x16(s, q + 2 * d, k + 2 * d, 1, floatX());
+    for (int d = 1; d < HS / 16; d++) { // 16 columns are 32 bytes, and the descriptor counts in units of 16 bytes
+        int step = d / 4 * ATTENTION_FORWARD_BOX_UNITS + d % 4 * 2;
+        wgmma_64x64x16(s, q + step, k + step, 1, floatX());
     }
 }
 
-// Issues o += P v for 4 * n keys, and does not wait. p: P as operand fragments in registers; v: wgmma descriptor.
-template <int n>
-__device__ inline void attention_forward_sm90_values(float (&o)[32], const uint32_t (&p)[n], uint64_t v) {
+// Issues o += P v for 4 * n keys, and does not wait. p: P as operand fragments in registers; v: wgmma descriptor, with
+// HS = 128 of two boxes (wgmma_descriptor_transposed). num_o = HS / 2.
+template <int num_o, int n>
+__device__ inline void attention_forward_sm90_values(float (&o)[num_o], const uint32_t (&p)[n], uint64_t v) {
 #pragma unroll
     for (int k = 0; k < n / 4; k++) { // 16 keys are 2048 bytes: 128 of the descriptor's units
-        wgmma_64x64x16_transposed(o, p + 4 * k, v + 128 * k, 1, floatX());
+        if constexpr (num_o == 32) {
+            wgmma_64x64x16_transposed(o, p + 4 * k, v + 128 * k, 1, floatX());
+        } else {
+            static_assert(num_o == 64, "HS is 64 or 128");
+            wgmma_64x128x16_transposed(o, p + 4 * k, v + 128 * k, 1, floatX());
+        }
     }
 }
 
@@ -662,9 +671,10 @@ template <int num_p> __device__ inline void attention_forward_sm90_rounding(Atte
 }
 
 // Multiplies the rows of o by rows.rescale.
-__device__ inline void attention_forward_sm90_rescale(float (&o)[32], const AttentionForwardRows& rows) {
+template <int num_o>
+__device__ inline void attention_forward_sm90_rescale(float (&o)[num_o], const AttentionForwardRows& rows) {
 #pragma unroll
-    for (int i = 0; i < 32; i++) { o[i] *= rows.rescale[i / 2 % 2]; }
+    for (int i = 0; i < num_o; i++) { o[i] *= rows.rescale[i / 2 % 2]; }
 }
 
 // Rounds P to 16 bits, as operand fragments: the two 16x8 accumulator tiles of 16 keys become the four registers of one
@@ -695,30 +705,36 @@ __device__ inline void attention_forward_sm90_row_sums(float (&l)[2]) {
 }
 
 // Writes a warp's 16 rows of o, multiplied by `inverse`, to a tile (16,64) in shared memory, in TMA's 128-byte swizzle.
-__device__ inline void attention_forward_sm90_to_shared(floatX* tile, const float (&o)[32], const float (&inverse)[2]) {
+// With HS = 128, columns from 64 on go to a second tile, ATTENTION_FORWARD_BOX elements further.
+template <int num_o> __device__ inline void attention_forward_sm90_to_shared(floatX* tile, const float (&o)[num_o],
+                                                                             const float (&inverse)[2]) {
     int lane = threadIdx.x % 32;
     // stmatrix.x4 stores four 8x8 matrices: rows 0-7 and rows 8-15 of two adjacent 16-byte chunks
     uint32_t address = shared_address(tile + attention_forward_at<64>(lane % 16, lane / 16));
 #pragma unroll
-    for (int d = 0; d < 4; d++) { // 16 columns at a time
+    for (int d = 0; d < num_o / 8; d++) { // 16 columns at a time
         uint32_t r[4];
 #pragma unroll
         for (int e = 0; e < 4; e++) {
             r[e] = pack_16x2(o[8 * d + 2 * e] * inverse[e % 2], o[8 * d + 2 * e + 1] * inverse[e % 2], floatX());
         }
-        stmatrix_x4(attention_forward_column<64>(address, d), r);
+        stmatrix_x4(attention_forward_column<64>(address, d % 4) + d / 4 * ATTENTION_FORWARD_BOX * sizeof(floatX), r);
     }
 }
 
 // Divides a warp's 16 rows, tokens t..t+15, by their sums l and stores them by TMA. t < 0 is padding and is not stored.
 // `tile` is this warp's staging area in shared memory; it must not be written again before tma_store_wait.
-__device__ inline void attention_forward_sm90_store(const CUtensorMap& out_map, floatX* tile, const float (&o)[32],
-                                                    const float (&l)[2], int t, int h, int b) {
+template <int num_o> __device__ inline void attention_forward_sm90_store(const CUtensorMap& out_map, floatX* tile,
+                                                                         const float (&o)[num_o], const float (&l)[2],
+                                                                         int t, int h, int b) {
     attention_forward_sm90_to_shared(tile, o, {1.0f / l[0], 1.0f / l[1]});
     tma_store_fence();
     __syncwarp();
     if (threadIdx.x % 32 == 0 && t >= 0) { // TMA rejects a box that is entirely before the tensor
-        tma_store_4d(&out_map, tile, 0, h, t, b);
+#pragma unroll
+        for (int j = 0; j < num_o / 32; j++) {
+            tma_store_4d(&out_map, tile + j * ATTENTION_FORWARD_BOX, 0, num_o / 32 * h + j, t, b);
+        }
         tma_store_commit();
     }
 }
@@ -774,7 +790,8 @@ inline AttentionForwardList attention_forward_list(int num_heads, int num_tiles,
 // ---- kernel 25: one producer, four consumer warpgroups that do not wait for each other, steps of 64 keys ----
 // One persistent block per SM takes tiles of 256 queries, or of 128 if there are few tiles. One producer thread fills a
 // ring of keys and values by TMA. Each consumer warpgroup owns 64 queries of the tile and walks over their keys, the
-// diagonal first. Example: the tile of queries 256..511, by blocks of 64 keys (d: diagonal, s: later step, -: skipped):
+// diagonal first. With HS = 128, o takes twice the registers: three consumer warpgroups take tiles of 192 queries.
+// Example: the tile of queries 256..511, by blocks of 64 keys (d: diagonal, s: later step, -: skipped):
 //
 //     key block             7  6  5  4  3  2  1  0
 //     queries 448..511      d  s  s  s  s  s  s  s       warpgroup 3, in the next tile warpgroup 0
@@ -788,7 +805,8 @@ inline AttentionForwardList attention_forward_list(int num_heads, int num_tiles,
 //     tensor cores     S = q k_i^T     o += P v_(i-1)         (free for the other warpgroups)
 //     other units      wait            row maximum of S       rescale o, P = exp2(S - m), sum, pack
 
-constexpr unsigned ATTENTION_FORWARD_STAGES = 8; // of the ring; each stage holds 64 keys and their values
+// The ring has eight stages with HS = 64, and four with HS = 128. Each holds 64 keys and their values.
+template <int HS> constexpr unsigned ATTENTION_FORWARD_STAGES = 512 / HS;
 
 // A tile, as the producer announces it to the consumers. Tiles are aligned to the end of the sequence, so that
 // first_group, the tile's first group of 64 queries, is negative if the tile is partial.
@@ -798,25 +816,31 @@ struct AttentionForwardTile {
 };
 
 // `groups` is the number of groups of 64 queries per tile; each consumer warpgroup owns one group. The struct takes
-// 225 KB with four groups. A full barrier is completed by the producer's loads, and the consumers wait for it. At an
-// empty barrier the consumer warps arrive, and the producer waits for it.
-template <int groups> struct AttentionForwardSMem {
-    floatX q[2][groups * ATTENTION_FORWARD_BOX];                   // queries of this tile and the next
-    floatX kv[ATTENTION_FORWARD_STAGES][2][ATTENTION_FORWARD_BOX]; // per stage: keys, then values
-    floatX out[groups * ATTENTION_FORWARD_BOX];                    // 16 rows per warp: staging area of its output
+// 225 KB with four groups, and with three groups of HS = 128. A full barrier is completed by the producer's loads, and the
+// consumers wait for it. At an empty barrier the consumer warps arrive, and the producer waits for it.
+template <int groups, int HS = 64> struct AttentionForwardSMem {
+    static_assert(HS == 64 || HS == 128, "");
+    static constexpr unsigned STAGES = ATTENTION_FORWARD_STAGES<HS>;
+    static constexpr int SIZE = HS / 64 * ATTENTION_FORWARD_BOX; // elements of 64 queries, keys or values
+    // With HS = 128 there is no room for `out`: a warp stages its output in q, in place of its own queries.
+    static constexpr bool STAGED_IN_Q = HS == 128;
+    floatX q[2][groups * SIZE];                  // queries of this tile and the next
+    floatX kv[STAGES][2][SIZE];                  // per stage: keys, then values
+    floatX out[STAGED_IN_Q ? 1 : groups * SIZE]; // 16 rows per warp: staging area of its output
     AttentionForwardTile tiles[2];
-    uint64_t q_full[2], q_empty[2], full[ATTENTION_FORWARD_STAGES], empty[ATTENTION_FORWARD_STAGES];
+    uint64_t q_full[2], q_empty[2], full[STAGES], empty[STAGES];
 };
 
 // Initialises the barriers. Called by the whole block.
-template <int groups> __device__ inline void attention_forward_sm90_init(AttentionForwardSMem<groups>& smem) {
+template <int groups, int HS>
+__device__ inline void attention_forward_sm90_init(AttentionForwardSMem<groups, HS>& smem) {
     constexpr int CONSUMER_WARPS = 4 * groups;
     if (threadIdx.x == 0) {
         for (int j = 0; j < 2; j++) {
             mbarrier_init(&smem.q_full[j], 1);
             mbarrier_init(&smem.q_empty[j], CONSUMER_WARPS);
         }
-        for (unsigned j = 0; j < ATTENTION_FORWARD_STAGES; j++) {
+        for (unsigned j = 0; j < smem.STAGES; j++) {
             mbarrier_init(&smem.full[j], 1);
             mbarrier_init(&smem.empty[j], CONSUMER_WARPS);
         }
@@ -826,18 +850,22 @@ template <int groups> __device__ inline void attention_forward_sm90_init(Attenti
 }
 
 // wgmma descriptors of the keys (values) of step i; kv is the descriptor of stage 0.
-__device__ inline uint64_t attention_forward_sm90_key_descriptor(uint64_t kv, unsigned i) {
-    return kv + i % ATTENTION_FORWARD_STAGES * (2 * ATTENTION_FORWARD_BOX * sizeof(floatX) / 16);
+template <int HS> __device__ inline uint64_t attention_forward_sm90_key_descriptor(uint64_t kv, unsigned i) {
+    return kv + i % ATTENTION_FORWARD_STAGES<HS> * (2 * HS / 64 * ATTENTION_FORWARD_BOX_UNITS);
 }
-__device__ inline uint64_t attention_forward_sm90_value_descriptor(uint64_t kv, unsigned i) {
-    return attention_forward_sm90_key_descriptor(kv, i) + ATTENTION_FORWARD_BOX * sizeof(floatX) / 16;
+template <int HS> __device__ inline uint64_t attention_forward_sm90_value_descriptor(uint64_t kv, unsigned i) {
+    // changes bits 16 to 29 from wgmma_descriptor's 1 to the leading offset of wgmma_descriptor_transposed
+    constexpr uint64_t LEADING = HS == 64 ? 0 : (uint64_t)(ATTENTION_FORWARD_BOX_UNITS - 1) << 16;
+    return attention_forward_sm90_key_descriptor<HS>(kv, i) + (LEADING + HS / 64 * ATTENTION_FORWARD_BOX_UNITS);
 }
 
 // The producer thread. Producer and consumers keep the same two counters: n counts tiles, i counts steps of 64 keys
 // over all tiles.
-template <int groups> __device__ inline void attention_forward_sm90_producer(AttentionForwardSMem<groups>& smem,
-                                                                             const CUtensorMap& qkv_map, int T, int NH,
-                                                                             AttentionForwardList list) {
+template <int groups, int HS>
+__device__ inline void attention_forward_sm90_producer(AttentionForwardSMem<groups, HS>& smem,
+                                                       const CUtensorMap& qkv_map, int T, int NH,
+                                                       AttentionForwardList list) {
+    constexpr int BOXES = HS / 64; // of 64 queries, keys or values
     unsigned i = 0, n = 0;
 #pragma unroll 1
     for (; attention_forward_next_tile(list); n++) {
@@ -846,17 +874,20 @@ template <int groups> __device__ inline void attention_forward_sm90_producer(Att
         mbarrier_wait(&smem.q_empty[n % 2], (n / 2 + 1) % 2);
         smem.tiles[n % 2] = {b, h, first_group};
         mbarrier_arrive_expect(&smem.q_full[n % 2], sizeof(smem.q[0]));
-        for (int j = 0; j < groups; j++) {
-            tma_load_4d(smem.q[n % 2] + j * ATTENTION_FORWARD_BOX, &qkv_map, 0, h, (first_group + j) * 64, b,
-                        &smem.q_full[n % 2]);
+        for (int j = 0; j < groups * BOXES; j++) {
+            tma_load_4d(smem.q[n % 2] + j * ATTENTION_FORWARD_BOX, &qkv_map, 0, h * BOXES + j % BOXES,
+                        (first_group + j / BOXES) * 64, b, &smem.q_full[n % 2]);
         }
 #pragma unroll 1
         for (int block = first_group + groups - 1; block >= 0; block--, i++) {
-            unsigned stage = i % ATTENTION_FORWARD_STAGES;
-            mbarrier_wait(&smem.empty[stage], (i / ATTENTION_FORWARD_STAGES + 1) % 2);
+            unsigned stage = i % smem.STAGES;
+            mbarrier_wait(&smem.empty[stage], (i / smem.STAGES + 1) % 2);
             mbarrier_arrive_expect(&smem.full[stage], sizeof(smem.kv[0]));
-            tma_load_4d(smem.kv[stage][0], &qkv_map, 0, NH + h, block * 64, b, &smem.full[stage]);
-            tma_load_4d(smem.kv[stage][1], &qkv_map, 0, 2 * NH + h, block * 64, b, &smem.full[stage]);
+#pragma unroll
+            for (int j = 0; j < 2 * BOXES; j++) {
+                tma_load_4d(smem.kv[stage][0] + j * ATTENTION_FORWARD_BOX, &qkv_map, 0,
+                            ((j / BOXES + 1) * NH + h) * BOXES + j % BOXES, block * 64, b, &smem.full[stage]);
+            }
         }
     }
     mbarrier_wait(&smem.q_empty[n % 2], (n / 2 + 1) % 2);
@@ -868,15 +899,16 @@ template <int groups> __device__ inline void attention_forward_sm90_producer(Att
 struct AttentionForwardQueries {
     int b, h, group; // group: index of the 64 queries in the sequence; negative for padding, which is not stored
     int num_steps;   // number of blocks of 64 keys that they see
-    uint64_t q;      // wgmma descriptor of the queries
+    floatX* tile;    // the queries
+    uint64_t q;      // their wgmma descriptor
 };
 
 // Waits for tile n, and skips the steps of the ring whose keys only other warpgroups see. Returns false if there is no
 // tile n.
-template <int groups> __device__ inline bool attention_forward_sm90_next_queries(AttentionForwardQueries& queries,
-                                                                                 AttentionForwardSMem<groups>& smem,
-                                                                                 int warpgroup, unsigned n,
-                                                                                 unsigned& i) {
+template <int groups, int HS>
+__device__ inline bool attention_forward_sm90_next_queries(AttentionForwardQueries& queries,
+                                                           AttentionForwardSMem<groups, HS>& smem, int warpgroup,
+                                                           unsigned n, unsigned& i) {
     mbarrier_wait(&smem.q_full[n % 2], n / 2 % 2);
     AttentionForwardTile tile = smem.tiles[n % 2];
     queries.b = warp_uniform(tile.b), queries.h = warp_uniform(tile.h);
@@ -886,24 +918,25 @@ template <int groups> __device__ inline bool attention_forward_sm90_next_queries
     int place = n % 2 ? groups - 1 - warpgroup : warpgroup;
     queries.group = first_group + place;
     queries.num_steps = max(queries.group + 1, 1); // padding before the start of a sequence costs one step
-    queries.q = wgmma_descriptor(smem.q[n % 2] + place * ATTENTION_FORWARD_BOX);
+    queries.tile = smem.q[n % 2] + place * smem.SIZE;
+    queries.q = wgmma_descriptor(queries.tile);
 #pragma unroll 1
     for (int skip = first_group + groups - queries.num_steps; skip > 0; skip--, i++) {
-        mbarrier_wait(&smem.full[i % ATTENTION_FORWARD_STAGES], i / ATTENTION_FORWARD_STAGES % 2);
-        if (threadIdx.x % 32 == 0) { mbarrier_arrive(&smem.empty[i % ATTENTION_FORWARD_STAGES]); }
+        mbarrier_wait(&smem.full[i % smem.STAGES], i / smem.STAGES % 2);
+        if (threadIdx.x % 32 == 0) { mbarrier_arrive(&smem.empty[i % smem.STAGES]); }
     }
     return true;
 }
 
 // The first step of a tile, step i of the ring: p = P of the 64 keys on the diagonal. warp: index of the warp in its
 // warpgroup, 0 to 3.
-template <int groups>
+template <int groups, int HS>
 __device__ inline void attention_forward_sm90_first_step(float (&s)[32], uint32_t (&p)[16], AttentionForwardRows& rows,
-                                                         AttentionForwardSMem<groups>& smem, uint64_t q, uint64_t kv,
-                                                         unsigned i, int warp, float scale_log2) {
-    mbarrier_wait(&smem.full[i % ATTENTION_FORWARD_STAGES], i / ATTENTION_FORWARD_STAGES % 2);
+                                                         AttentionForwardSMem<groups, HS>& smem, uint64_t q,
+                                                         uint64_t kv, unsigned i, int warp, float scale_log2) {
+    mbarrier_wait(&smem.full[i % smem.STAGES], i / smem.STAGES % 2);
     wgmma_fence();
-    attention_forward_sm90_scores(s, q, attention_forward_sm90_key_descriptor(kv, i));
+    attention_forward_sm90_scores<HS>(s, q, attention_forward_sm90_key_descriptor<HS>(kv, i));
     wgmma_commit();
     wgmma_wait<0>();
     wgmma_hold(s);
@@ -915,16 +948,16 @@ __device__ inline void attention_forward_sm90_first_step(float (&s)[32], uint32_
 // Step i: the scores of 64 more keys, then P V of step i - 1, which overlaps with the search for the new row maximum.
 // The exponentials take longest. P V is waited for before they begin, so that the compiler can interleave rescaling,
 // sums and packing with them.
-template <int groups> __device__ inline void attention_forward_sm90_step(float (&s)[32], uint32_t (&p)[16],
-                                                                         float (&o)[32], AttentionForwardRows& rows,
-                                                                         AttentionForwardSMem<groups>& smem, uint64_t q,
-                                                                         uint64_t kv, unsigned i, float scale_log2) {
-    mbarrier_wait(&smem.full[i % ATTENTION_FORWARD_STAGES], i / ATTENTION_FORWARD_STAGES % 2);
+template <int groups, int HS>
+__device__ inline void attention_forward_sm90_step(float (&s)[32], uint32_t (&p)[16], float (&o)[HS / 2],
+                                                   AttentionForwardRows& rows, AttentionForwardSMem<groups, HS>& smem,
+                                                   uint64_t q, uint64_t kv, unsigned i, float scale_log2) {
+    mbarrier_wait(&smem.full[i % smem.STAGES], i / smem.STAGES % 2);
     wgmma_fence();
-    attention_forward_sm90_scores(s, q, attention_forward_sm90_key_descriptor(kv, i));
+    attention_forward_sm90_scores<HS>(s, q, attention_forward_sm90_key_descriptor<HS>(kv, i));
     wgmma_commit();
     wgmma_fence();
-    attention_forward_sm90_values(o, p, attention_forward_sm90_value_descriptor(kv, i - 1));
+    attention_forward_sm90_values(o, p, attention_forward_sm90_value_descriptor<HS>(kv, i - 1));
     wgmma_commit();
     wgmma_wait<1>();
     wgmma_hold(s);
@@ -932,36 +965,38 @@ template <int groups> __device__ inline void attention_forward_sm90_step(float (
     wgmma_wait<0>();
     wgmma_hold(o);
     wgmma_hold(p);
-    if (threadIdx.x % 32 == 0) { mbarrier_arrive(&smem.empty[(i - 1) % ATTENTION_FORWARD_STAGES]); }
+    if (threadIdx.x % 32 == 0) { mbarrier_arrive(&smem.empty[(i - 1) % smem.STAGES]); }
     if (grew) { attention_forward_sm90_rescale(o, rows); }
     attention_forward_sm90_exponents(s, rows, scale_log2);
     attention_forward_sm90_pack(p, s);
 }
 
 // The end of tile n: P V of its last step, i - 1, and lse. Adds rows.rounding to rows.l, which is then the divisor of
-// o. t: the warp's first token. On return the warp's staging area for the output is free.
-template <int groups> __device__ inline void
-attention_forward_sm90_last_product(float (&o)[32], uint32_t (&p)[16], AttentionForwardRows& rows,
-                                    AttentionForwardSMem<groups>& smem, const AttentionForwardQueries& queries,
+// o. t: the warp's first token. On return the warp's staging area for the output is free, and the queries have been read.
+template <int groups, int HS> __device__ inline void
+attention_forward_sm90_last_product(float (&o)[HS / 2], uint32_t (&p)[16], AttentionForwardRows& rows,
+                                    AttentionForwardSMem<groups, HS>& smem, const AttentionForwardQueries& queries,
                                     uint64_t kv, unsigned n, unsigned i, float* lse, int t, int T, int NH) {
     int lane = threadIdx.x % 32;
     wgmma_hold(o);
     wgmma_hold(p);
     wgmma_fence();
-    attention_forward_sm90_values(o, p, attention_forward_sm90_value_descriptor(kv, i - 1));
+    attention_forward_sm90_values(o, p, attention_forward_sm90_value_descriptor<HS>(kv, i - 1));
     wgmma_commit();
     attention_forward_sm90_row_sums(rows.l);
     attention_forward_sm90_row_sums(rows.rounding);
     attention_forward_sm90_lse(lse ? lse + ((size_t)queries.b * NH + queries.h) * T : nullptr, rows.l, rows.m, t, T);
     rows.l[0] += rows.rounding[0], rows.l[1] += rows.rounding[1];
-    if (lane == 0) {
+    if (!smem.STAGED_IN_Q && lane == 0) {
         mbarrier_arrive(&smem.q_empty[n % 2]);
         tma_store_wait<0>(); // TMA has read the previous tile's output from the staging area
     }
     __syncwarp();
     wgmma_wait<0>();
     wgmma_hold(o);
-    if (lane == 0) { mbarrier_arrive(&smem.empty[(i - 1) % ATTENTION_FORWARD_STAGES]); }
+    if (lane == 0) { mbarrier_arrive(&smem.empty[(i - 1) % smem.STAGES]); }
+    // PTX does not say which rows each warp reads: none overwrites its queries before all four have finished their products
+    if (smem.STAGED_IN_Q) { named_barrier_sync(1 + threadIdx.x / 128, 128); }
 }
 
 // The number of this warp's consumer warpgroup, computed by warp votes, so that the compiler knows it is warp-uniform
@@ -971,9 +1006,10 @@ __device__ inline int attention_forward_sm90_warpgroup() {
 }
 
 // A consumer warp, over all tiles of the block.
-template <int groups> __device__ inline void attention_forward_sm90_consumer(AttentionForwardSMem<groups>& smem,
-                                                                             const CUtensorMap& out_map, float* lse,
-                                                                             int T, int NH, float scale_log2) {
+template <int groups, int HS>
+__device__ inline void attention_forward_sm90_consumer(AttentionForwardSMem<groups, HS>& smem,
+                                                       const CUtensorMap& out_map, float* lse, int T, int NH,
+                                                       float scale_log2) {
     int warpgroup = attention_forward_sm90_warpgroup(), warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
     uint64_t kv = wgmma_descriptor(smem.kv[0][0]);
     unsigned i = 0;
@@ -981,14 +1017,20 @@ template <int groups> __device__ inline void attention_forward_sm90_consumer(Att
     for (unsigned n = 0;; n++) {
         AttentionForwardQueries queries;
         if (!attention_forward_sm90_next_queries(queries, smem, warpgroup, n, i)) { break; }
-        float s[32], o[32];
+        float s[32], o[HS / 2];
         uint32_t p[16];
         AttentionForwardRows rows;
         attention_forward_sm90_first_step(s, p, rows, smem, queries.q, kv, i, warp, scale_log2);
-        floatX* out = smem.out + threadIdx.x / 32 * 16 * ATTENTION_FORWARD_ROW; // this warp's staging area
+        // this warp's staging area
+        floatX* out = smem.STAGED_IN_Q ? queries.tile + warp * 16 * ATTENTION_FORWARD_ROW
+                                       : smem.out + threadIdx.x / 32 * 16 * ATTENTION_FORWARD_ROW;
+        if (smem.STAGED_IN_Q && lane == 0 && n > 0) {
+            tma_store_wait<0>(); // TMA has read the previous tile's output from the place of its queries
+            mbarrier_arrive(&smem.q_empty[(n - 1) % 2]);
+        }
         int t = queries.group * 64 + warp * 16;
 #pragma unroll
-        for (int j = 0; j < 32; j++) { o[j] = 0; }
+        for (int j = 0; j < HS / 2; j++) { o[j] = 0; }
         i++;
 #pragma unroll 1
         for (int step = 1; step < queries.num_steps; step++, i++) {
@@ -1000,20 +1042,20 @@ template <int groups> __device__ inline void attention_forward_sm90_consumer(Att
     if (lane == 0) { tma_store_wait<0>(); }
 }
 
-template <int groups> __global__ void __launch_bounds__(128 * (groups + 1), 1)
+template <int groups, int HS> __global__ void __launch_bounds__(128 * (groups + 1), 1)
     attention_forward_sm90_kernel25(float* lse, const __grid_constant__ CUtensorMap qkv_map, int T, int NH,
                                     AttentionForwardList list, float scale_log2,
                                     const __grid_constant__ CUtensorMap out_map) {
     extern __shared__ __align__(256) unsigned char attention_forward_shared[];
     if (threadIdx.x == 0) { tma_prefetch_map(&qkv_map), tma_prefetch_map(&out_map); }
-    auto& smem = shared_aligned_1024<AttentionForwardSMem<groups>>(attention_forward_shared);
+    auto& smem = shared_aligned_1024<AttentionForwardSMem<groups, HS>>(attention_forward_shared);
     attention_forward_sm90_init(smem);
     grid_launch_dependents(); // programmatic dependent launch: the next kernel's blocks start as blocks of this one end
     grid_wait_dependency();   // wait for the end of the previous kernel, whose results this one reads
     if (threadIdx.x < 128 * groups) {
         // registers per thread, with four groups: 4 consumer warpgroups * 112 + 32 for the producer warpgroup is the
-        // 5 * 96 that the launch allocated
-        warpgroup_more_registers<groups == 4 ? 112 : 208>();
+        // 5 * 96 that the launch allocated; with three: 3 * 160 + 32 is 4 * 128
+        warpgroup_more_registers<groups == 4 ? 112 : groups == 3 ? 160 : 208>();
         attention_forward_sm90_consumer(smem, out_map, lse, T, NH, scale_log2);
     } else {
         warpgroup_fewer_registers<32>();
@@ -1021,38 +1063,45 @@ template <int groups> __global__ void __launch_bounds__(128 * (groups + 1), 1)
     }
 }
 
-template <int groups> void attention_forward_sm90_launch(floatX* out, float* lse, const floatX* qkv, int B, int T,
-                                                         int NH, float scale, const Execution& exec) {
-    auto kernel = attention_forward_sm90_kernel25<groups>;
-    constexpr int SHARED_BYTES = sizeof(AttentionForwardSMem<groups>) + 1024;
+template <int groups, int HS = 64> void attention_forward_sm90_launch(floatX* out, float* lse, const floatX* qkv, int B,
+                                                                      int T, int NH, float scale,
+                                                                      const Execution& exec) {
+    auto kernel = attention_forward_sm90_kernel25<groups, HS>;
+    constexpr int SHARED_BYTES = sizeof(AttentionForwardSMem<groups, HS>) + 1024;
     static_assert(SHARED_BYTES <= 227 << 10, "the limit of compute capability 9.0");
-    CUtensorMap qkv_map = tensor_map_heads(qkv, B, T, 3 * NH, 64), out_map = tensor_map_heads(out, B, T, NH, 16);
+    CUtensorMap qkv_map = tensor_map_heads(qkv, B, T, 3 * NH * (HS / 64), 64);
+    CUtensorMap out_map = tensor_map_heads(out, B, T, NH * (HS / 64), 16);
     int num_tiles = ceil_div(T, 64 * groups), num_blocks = min(B * NH * num_tiles, exec.free_sms());
     AttentionForwardList list = attention_forward_list(B * NH, num_tiles, num_blocks);
     launch_early(kernel, dim3(num_blocks), dim3(128 * (groups + 1)), SHARED_BYTES, exec, lse, qkv_map, T, NH, list,
                  LOG2E * scale, out_map);
 }
 
-// Groups of 64 queries per tile: 4, or 2 when there are fewer tiles than SMs, which halves the longest tile.
-inline int attention_forward_sm90_groups(int B, int T, int NH) {
-    return B * NH * ceil_div(T, 256) < num_multiprocessors() ? 2 : 4;
+// Groups of 64 queries per tile: as many as the registers allow, or 2 when there are fewer tiles than SMs, which shortens
+// the longest tile.
+template <int HS = 64> int attention_forward_sm90_groups(int B, int T, int NH) {
+    constexpr int MOST = HS == 64 ? 4 : 3;
+    return B * NH * ceil_div(T, 64 * MOST) < num_multiprocessors() ? 2 : MOST;
 }
 
-// Requires HS = 64 and sm_90a.
-void attention_forward_sm90(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, float scale,
-                            const Execution& exec) {
-    if (attention_forward_sm90_groups(B, T, NH) == 2) {
-        attention_forward_sm90_launch<2>(out, lse, qkv, B, T, NH, scale, exec);
+// Requires sm_90a. HS is 64 or 128.
+template <int HS = 64> void attention_forward_sm90(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH,
+                                                   float scale, const Execution& exec) {
+    if (attention_forward_sm90_groups<HS>(B, T, NH) == 2) {
+        attention_forward_sm90_launch<2, HS>(out, lse, qkv, B, T, NH, scale, exec);
     } else {
-        attention_forward_sm90_launch<4>(out, lse, qkv, B, T, NH, scale, exec);
+        attention_forward_sm90_launch<HS == 64 ? 4 : 3, HS>(out, lse, qkv, B, T, NH, scale, exec);
     }
 }
 #endif
 
+// Whether attention_forward() runs kernel 25 with HS = 128. It is right, but has not been timed against kernel 15 yet.
+constexpr bool ATTENTION_FORWARD_SM90_128 = false;
+
 // The number of the kernel that attention_forward() runs; see the table below.
 int attention_forward_choice(int HS) {
 #if !defined(ENABLE_FP32)
-    if (HS == 64 && has_sm90a()) { return 25; }
+    if ((HS == 64 || (ATTENTION_FORWARD_SM90_128 && HS == 128)) && has_sm90a()) { return 25; }
     if (compiled_arch(attention_forward_kernel15<64, 2, 32, 8, 3, 64>) >= 80) { return 15; }
 #endif
     (void)HS;
@@ -1076,7 +1125,11 @@ void attention_forward(floatX* out, float* lse, const floatX* qkv, int B, int T,
     require((size_t)B * NH * ceil_div(T, 16) <= INT_MAX);
     int kernel = attention_forward_choice(HS);
 #if !defined(ENABLE_FP32)
-    if (kernel == 25) { return attention_forward_sm90(out, lse, qkv, B, T, NH, scale, exec); }
+    if (kernel == 25) {
+        auto launch = attention_forward_sm90<64>;
+        if constexpr (ATTENTION_FORWARD_SM90_128) { launch = HS == 64 ? launch : attention_forward_sm90<128>; }
+        return launch(out, lse, qkv, B, T, NH, scale, exec);
+    }
     if (kernel == 15) { return attention_forward_mma(out, lse, qkv, B, T, HS, NH, scale, exec); }
 #endif
     require(kernel == 6);

@@ -158,8 +158,8 @@ template <int groups> __device__ inline void attention_forward_sm90_producer_onc
         }
 #pragma unroll 1
         for (int block = first_group + groups - 1; block >= 0; block--, i++) {
-            unsigned stage = i % ATTENTION_FORWARD_STAGES;
-            mbarrier_wait(&smem.empty[stage], (i / ATTENTION_FORWARD_STAGES + 1) % 2);
+            unsigned stage = i % smem.STAGES;
+            mbarrier_wait(&smem.empty[stage], (i / smem.STAGES + 1) % 2);
             mbarrier_arrive_expect(&smem.full[stage], sizeof(smem.kv[0]));
             tma_load_4d_once(smem.kv[stage][0], &qkv_map, 0, NH + h, block * 64, b, &smem.full[stage]);
             tma_load_4d_once(smem.kv[stage][1], &qkv_map, 0, 2 * NH + h, block * 64, b, &smem.full[stage]);
