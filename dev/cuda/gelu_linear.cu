@@ -303,8 +303,8 @@ template <class G, class Gelu> __global__ void __launch_bounds__(384, 1)
         GemmColumns<G, GemmBias<0>> columns;
         gemm_load_columns(columns, bias, tile.column, OC);
         gelu_linear_multiply(sum, smem, first_row, num_steps, i);
-        gemm_store<G>(sum, bias, columns, smem, out_map, out_map, out_map, tile.row + first_row + warp % 4 * 16,
-                      tile.column, N, box);
+        gemm_store<G>(sum, bias, columns, smem, out_map, out_map, out_map,
+                      GemmTile{tile.row + first_row + warp % 4 * 16, tile.column}, N, box);
     }
     gemm_end<G>();
 #endif
@@ -437,8 +437,8 @@ template <class G> __global__ void __launch_bounds__(384, 1)
         GemmColumns<G, GemmBias<0>> columns;
         gemm_load_columns(columns, bias, tile.column, OC);
         linear_multiply_changed(gelu, smem, sum[0], group, index == first, num_steps, i);
-        gemm_store<G>(sum, bias, columns, smem, maps.out, maps.out, maps.out, tile.row + group * 64 + warp % 4 * 16,
-                      tile.column, N, box);
+        gemm_store<G>(sum, bias, columns, smem, maps.out, maps.out, maps.out,
+                      GemmTile{tile.row + group * 64 + warp % 4 * 16, tile.column}, N, box);
     }
     gemm_end<G>();
 #endif
@@ -554,7 +554,8 @@ __global__ void __launch_bounds__(384, 1)
         GemmColumns<G, GemmBias<0>> columns;
         gemm_load_columns(columns, bias, tile.column, OC);
         gelu_linear_multiply8(gelu, sum, smem, warp_row + (int)threadIdx.x % 16, num_steps, i);
-        gemm_store<G>(sum, bias, columns, smem, maps.out, maps.out, maps.out, tile.row + warp_row, tile.column, N, box);
+        gemm_store<G>(sum, bias, columns, smem, maps.out, maps.out, maps.out,
+                      GemmTile{tile.row + warp_row, tile.column}, N, box);
     }
     gemm_end<G>();
 #endif
