@@ -3845,30 +3845,6 @@ void matmul_backward_bias(float* dbias, float* scratch, const floatX* dout, int 
 // ==== end promoted: matmul_backward_bias ====
 
 // ==== promoted: layernorm_backward ====
-// ---- shared by kernels 5 to 11: 9 shuffles for 8 sums ----
-
-// Sums each of v[0..7] over the warp; lane l returns the sum of v[l / 4]. In every step a lane sends half of its values
-// to its partner and adds the values it receives to the half it keeps: 4 + 2 + 1 shuffles. Two more shuffles add up the
-// 4 lanes that then share a value. Values that each lane keeps:
-//     lane      0-3   4-7   8-11  12-15  16-19  20-23  24-27  28-31
-//     half = 4  v[0], v[1], v[2], v[3]   v[4], v[5], v[6], v[7]           exchange with lane ^ 16
-//     half = 2  v[0], v[1]  v[2], v[3]   v[4], v[5]    v[6], v[7]         exchange with lane ^ 8
-//     half = 1  v[0]  v[1]  v[2]  v[3]   v[4]   v[5]   v[6]   v[7]        exchange with lane ^ 4
-__device__ inline float layernorm_backward_sum8(float v[8]) {
-    int lane = threadIdx.x % 32;
-#pragma unroll
-    for (int half = 4; half > 0; half /= 2) {
-        bool upper = lane & (4 * half);
-#pragma unroll
-        for (int i = 0; i < half; i++) {
-            float give = upper ? v[i] : v[i + half], keep = upper ? v[i + half] : v[i];
-            v[i] = keep + __shfl_xor_sync(0xFFFFFFFFu, give, 4 * half);
-        }
-    }
-    v[0] += __shfl_xor_sync(0xFFFFFFFFu, v[0], 2);
-    return v[0] + __shfl_xor_sync(0xFFFFFFFFu, v[0], 1);
-}
-
 // ---- kernel 8: column sums also in registers; teams of several warps for long rows ----
 
 // A team of 1, 2, 4, 8 or 16 warps processes one row at a time; each thread holds up to 3 vectors of the row:
@@ -4263,7 +4239,7 @@ __global__ void __launch_bounds__(LAYERNORM_BACKWARD_BLOCK_SIZE11, num_vecs == 1
             }
             sums[2 * i + 1] *= r[i];
         }
-        float warp_total = layernorm_backward_sum8(sums);
+        float warp_total = warp_sums<8>(sums);
         if (lane % 4 == 0) { shared[stage][warp][lane / 4] = warp_total; }
         __syncthreads();
         static_assert(LAYERNORM_BACKWARD_BLOCK_SIZE11 <= 8 * 32); // this lane: sum lane % 8 of two of the warps
@@ -4531,24 +4507,43 @@ __device__ inline void adamw_scalar(floatX* params, float* master, float* m, flo
     params[i] = adamw_round(p, i, seed);
 }
 
+// Four neighbouring values of each array, from element `at` on.
+struct AdamWVector {
+    f128 p, m, v, g;
+
+    __device__ void load(const floatX* params, const float* master, const float* all_m, const float* all_v,
+                         const float* grads, size_t at) {
+        m = load128(all_m + at), v = load128(all_v + at), g = load128(grads + at);
+        if (master) {
+            p = load128(master + at);
+        } else {
+            x4 old = *reinterpret_cast<const x4*>(params + at);
+            for (int k = 0; k < 4; k++) { p[k] = (float)old[k]; }
+        }
+    }
+    // Updates and stores the values. i: the number of the first value, for its random bits
+    __device__ void update(floatX* params, float* master, float* all_m, float* all_v, const StepState& s,
+                           const AdamW& o, size_t at, size_t i, uint32_t seed) {
+        x4 rounded;
+        for (int k = 0; k < 4; k++) { p[k] = adamw_update(p[k], m[k], v[k], g[k], s, o); }
+        for (int k = 0; k < 4; k++) { rounded[k] = adamw_round(p[k], i + k, seed); } // apart: rounding has branches
+        store128(all_m + at, m), store128(all_v + at, v);
+        if (master) { store128(master + at, p); }
+        *reinterpret_cast<x4*>(params + at) = rounded;
+    }
+};
+
 // ---- kernel 4: two groups of four elements per thread, all of their loads in flight at once ----
 
 __global__ void __launch_bounds__(128)
     adamw_kernel4(floatX* params, float* master, float* m, float* v, const float* grads, const StepState* state,
                   size_t n, AdamW o, uint32_t seed) {
     size_t first = ((size_t)blockIdx.x * 2 * blockDim.x + threadIdx.x) * 4, stride = (size_t)blockDim.x * 4;
-    f128 p[2], m4[2], v4[2], g4[2];
+    AdamWVector x[2];
 #pragma unroll
     for (int j = 0; j < 2; j++) {
         size_t i = first + j * stride;
-        if (i + 4 > n) { continue; }
-        m4[j] = load128(m + i), v4[j] = load128(v + i), g4[j] = load128(grads + i);
-        if (master) {
-            p[j] = load128(master + i);
-        } else {
-            x4 old = *reinterpret_cast<const x4*>(params + i);
-            for (int k = 0; k < 4; k++) { p[j][k] = (float)old[k]; }
-        }
+        if (i + 4 <= n) { x[j].load(params, master, m, v, grads, i); }
     }
     StepState s = *state;
     if (!s.applied) { return; }
@@ -4556,19 +4551,11 @@ __global__ void __launch_bounds__(128)
 #pragma unroll
     for (int j = 0; j < 2; j++) {
         size_t i = first + j * stride;
-        if (i + 4 > n) {
+        if (i + 4 <= n) {
+            x[j].update(params, master, m, v, s, o, i, i, seed);
+        } else {
             for (; i < n; i++) { adamw_scalar(params, master, m, v, grads, s, o, i, seed); }
-            continue;
         }
-        x4 rounded;
-        for (int k = 0; k < 4; k++) {
-            p[j][k] = adamw_update(p[j][k], m4[j][k], v4[j][k], g4[j][k], s, o);
-            rounded[k] = adamw_round(p[j][k], i + k, seed);
-        }
-        store128(m + i, m4[j]);
-        store128(v + i, v4[j]);
-        if (master) { store128(master + i, p[j]); }
-        *reinterpret_cast<x4*>(params + i) = rounded;
     }
 }
 
@@ -5286,21 +5273,9 @@ struct AdamWChunk {
 __device__ inline void adamw_values(const DeferredUpdate& w, const StepState& s, const AdamW& o, const AdamWChunk& c,
                                     int i) {
     size_t at = c.place + i;
-    f128 p, m4 = load128(w.m + at), v4 = load128(w.v + at), g4 = load128(w.grads + at);
-    if (w.master) {
-        p = load128(w.master + at);
-    } else {
-        x4 old = *reinterpret_cast<const x4*>(w.params + at);
-        for (int k = 0; k < 4; k++) { p[k] = (float)old[k]; }
-    }
-    x4 rounded;
-    for (int k = 0; k < 4; k++) {
-        p[k] = adamw_update(p[k], m4[k], v4[k], g4[k], s, o); // four at once: rounding has branches
-    }
-    for (int k = 0; k < 4; k++) { rounded[k] = adamw_round(p[k], i + k, c.seed); }
-    store128(w.m + at, m4), store128(w.v + at, v4);
-    if (w.master) { store128(w.master + at, p); }
-    *reinterpret_cast<x4*>(w.params + at) = rounded;
+    AdamWVector x;
+    x.load(w.params, w.master, w.m, w.v, w.grads, at);
+    x.update(w.params, w.master, w.m, w.v, s, o, at, i, c.seed);
 }
 
 // The work of a worker, until it has no chunk left or stop() is true for lane 0. All lanes of the warp call it.
@@ -6408,7 +6383,7 @@ __global__ void __launch_bounds__(1024) global_norm_kernel5(float* block_sums, c
 __global__ void global_norm_finish_kernel5(float* norm, const float* block_sums, int num_blocks) {
     double sum = 0.0;
     for (int i = threadIdx.x; i < num_blocks; i += 32) { sum += block_sums[i]; }
-    for (int offset = 16; offset > 0; offset /= 2) { sum += __shfl_xor_sync(0xFFFFFFFFu, sum, offset); }
+    sum = lanes_sum<32>(sum);
     if (threadIdx.x == 0) { *norm = (float)sqrt(sum); }
 }
 
@@ -10061,24 +10036,6 @@ constexpr int DECODE_MATVEC_AHEAD = 3; // vectors in flight per lane and row; th
 // Resident blocks of 256 threads per SM. 4 leave 64 registers per thread, 2 leave 128, which larger batches need.
 __host__ __device__ constexpr int decode_matvec_blocks_per_sm(int batch) { return batch >= 4 ? 2 : 4; }
 
-// Sums each of n values (n a power of two, at most 32) over the warp; lane i gets the sum of value i / (32 / n).
-template <int n> __device__ inline float decode_matvec_sums(float* values) {
-    int lane = threadIdx.x % 32, offset = 16;
-    // in each round a lane keeps half of its values and gives the other half to lane ^ offset
-#pragma unroll
-    for (int half = n / 2; half > 0; half /= 2, offset /= 2) {
-        bool upper = lane & offset;
-#pragma unroll
-        for (int i = 0; i < half; i++) {
-            float kept = upper ? values[i + half] : values[i], given = upper ? values[i] : values[i + half];
-            values[i] = kept + __shfl_xor_sync(0xFFFFFFFFu, given, offset);
-        }
-    }
-#pragma unroll
-    for (; offset > 0; offset /= 2) { values[0] += __shfl_xor_sync(0xFFFFFFFFu, values[0], offset); }
-    return values[0];
-}
-
 // Writes the normalised x (batch,K) to shared memory; rows past B repeat the last row. g and s are this thread's first
 // vectors of norm_weight and norm_bias, which the caller loads before grid_wait_dependency().
 template <int batch> __device__ void decode_matvec_norm(x128* shared, const floatX* x, const floatX* norm_weight,
@@ -10222,7 +10179,7 @@ __global__ void __launch_bounds__(256, decode_matvec_blocks_per_sm(batch))
         next_bias = writes && bias && row + own_row < OC ? (float)bias[row + own_row] : 0.0f;
         next_scale = scaled && writes && row + own_row < OC ? scales[row + own_row] : 0.0f;
 
-        float sum = decode_matvec_sums<num_sums>(sums);
+        float sum = warp_sums<num_sums>(sums);
         if (split > 1) {
             if (lane % lanes_per_sum == 0) { partial[warp][lane / lanes_per_sum] = sum; }
             __syncthreads();
@@ -10375,23 +10332,6 @@ __host__ __device__ constexpr int decode_attention_keys(int lanes) {
     return DECODE_ATTENTION_AHEAD * (DECODE_ATTENTION_THREADS / lanes);
 }
 
-// Loads this thread's vectors of the keys (or values) of the iteration that starts at `row`; zeros from row `end` on.
-template <int lanes, int depth> __device__ inline void decode_attention_fetch(int4 x[DECODE_ATTENTION_AHEAD][depth],
-                                                                              const floatX* cache, int row, int end,
-                                                                              int C, int num_vec) {
-    constexpr int groups = DECODE_ATTENTION_THREADS / lanes;
-#pragma unroll
-    for (int u = 0; u < DECODE_ATTENTION_AHEAD; u++) {
-        int t = row + u * groups + (int)threadIdx.x / lanes;
-#pragma unroll
-        for (int d = 0; d < depth; d++) {
-            int v = threadIdx.x % lanes + d * lanes;
-            bool there = t < end && v < num_vec;
-            x[u][d] = there ? reinterpret_cast<const int4*>(cache + (size_t)t * C)[v] : make_int4(0, 0, 0, 0);
-        }
-    }
-}
-
 // What a thread knows of a head: its part of the query, and of the weighted sum of the values of its keys. `lanes` lanes
 // share a key and hold `depth` vectors of it each.
 //
@@ -10438,10 +10378,7 @@ template <int lanes, int depth> struct DecodeAttentionState {
 #pragma unroll
                 for (int e = 0; e < x128::size; e++) { score[u] += q[d][e] * (float)key[e]; }
             }
-#pragma unroll
-            for (int offset = lanes / 2; offset > 0; offset /= 2) {
-                score[u] += __shfl_xor_sync(0xFFFFFFFFu, score[u], offset);
-            }
+            score[u] = lanes_sum<lanes>(score[u]);
             if (t >= end) { score[u] = -INFINITY; }
             max = fmaxf(max, score[u]);
         }
@@ -10565,8 +10502,7 @@ template <int keys> struct DecodeAttentionCursor { // keys: of one iteration
     __device__ static int total(const int* positions, int B, int NH) {
         int sum = 0;
         for (int text = threadIdx.x % 32; text < B; text += 32) { sum += iterations(positions[text]); }
-        for (int offset = 16; offset > 0; offset /= 2) { sum += __shfl_xor_sync(0xFFFFFFFFu, sum, offset); }
-        return sum * NH;
+        return lanes_sum<32>(sum) * NH;
     }
     // Goes to place `target` of the list, which must be less than total().
     __device__ void find(int target, const int* positions, int B, int NH) {
@@ -10758,13 +10694,6 @@ __device__ inline float decode_layer_dot(const x128& a, const float (&b)[x128::s
     for (int e = 0; e < x128::size; e++) { sum += (float)a[e] * b[e]; }
     return sum;
 }
-// The sum over the 8 lanes that share a row of a head.
-__device__ inline float decode_layer_row_sum(float x) {
-#pragma unroll
-    for (int offset = 4; offset > 0; offset /= 2) { x += __shfl_xor_sync(0xFFFFFFFFu, x, offset); }
-    return x;
-}
-
 // The part of n things that block `rank` of a cluster has.
 struct DecodeLayerShare {
     int first, n;
@@ -11190,7 +11119,7 @@ template <int C, int ranks> struct DecodeLayerBlock : DecodeLayerSizes<C, ranks>
         for (int i = 0; i < TOKENS; i++) {
             score[i] = -INFINITY;
             if (i * 4 * WARPS >= tokens.n) { continue; }
-            float dot = decode_layer_row_sum(decode_layer_dot(vec128_from_bits<floatX>(cache.keys[i]), q));
+            float dot = lanes_sum<8>(decode_layer_dot(vec128_from_bits<floatX>(cache.keys[i]), q));
             if (token(i) < tokens.n) { score[i] = dot, largest = fmaxf(largest, dot); }
         }
         bool newest = rank == ranks - 1 && warp == 0; // the token itself, which the first 8 lanes have
@@ -11199,7 +11128,7 @@ template <int C, int ranks> struct DecodeLayerBlock : DecodeLayerSizes<C, ranks>
             float dot = 0.0f;
 #pragma unroll
             for (int e = 0; e < VEC; e++) { dot += shared.qkv[HS + part + e] * q[e]; }
-            dot = decode_layer_row_sum(dot);
+            dot = lanes_sum<8>(dot);
             if (lane < 8) { score[TOKENS] = dot, largest = fmaxf(largest, dot); }
         }
 #pragma unroll
@@ -11715,7 +11644,7 @@ template <int C, int TEAMS> struct DecodeLayerTexts {
         float score[n], before = s.largest;
 #pragma unroll
         for (int i = 0; i < n; i++) {
-            float dot = decode_layer_row_sum(decode_layer_dot(vec128_from_bits<floatX>(keys[i]), s.q));
+            float dot = lanes_sum<8>(decode_layer_dot(vec128_from_bits<floatX>(keys[i]), s.q));
             score[i] = begin + i * GROUPS + thread / 8 < now ? dot : -INFINITY;
             s.largest = fmaxf(s.largest, score[i]);
         }
@@ -11748,7 +11677,7 @@ template <int C, int TEAMS> struct DecodeLayerTexts {
             s.q[e] = qkv[part + e] * (LOG2E * rsqrtf((float)HS));
             dot += qkv[HS + part + e] * s.q[e];
         }
-        dot = decode_layer_row_sum(dot);
+        dot = lanes_sum<8>(dot);
         if (thread < 8) { // which have the token itself
             s.largest = dot, s.total = 1.0f;
 #pragma unroll
@@ -12120,10 +12049,6 @@ __device__ inline uint64_t decode_sample_warp_max(uint64_t x) {
     for (int offset = 16; offset > 0; offset /= 2) { x = max(x, __shfl_xor_sync(0xFFFFFFFFu, x, offset)); }
     return x;
 }
-__device__ inline uint64_t decode_sample_warp_sum(uint64_t x) {
-    for (int offset = 16; offset > 0; offset /= 2) { x += __shfl_xor_sync(0xFFFFFFFFu, x, offset); }
-    return x;
-}
 // inclusive prefix sum over the lanes
 __device__ inline uint64_t decode_sample_warp_scan(uint64_t x) {
     for (int offset = 1; offset < 32; offset *= 2) {
@@ -12254,7 +12179,7 @@ __device__ DecodeSampleRow decode_sample_row(DecodeSampleShared& shared, const f
     });
     row.best = decode_sample_reduce<decode_sample_warp_max>(best, shared.reduce);
     row.floor = ~decode_sample_reduce<decode_sample_warp_max>(~lowest, shared.reduce);
-    row.count = decode_sample_reduce<decode_sample_warp_sum>(count, shared.reduce);
+    row.count = decode_sample_reduce<lanes_sum<32>>(count, shared.reduce);
     return row;
 }
 
@@ -12267,8 +12192,8 @@ __device__ uint64_t decode_sample_weight(DecodeSampleShared& shared, const Decod
         number++;
         if (shares) { weight += decode_sample_share(row, key); }
     });
-    *count = decode_sample_reduce<decode_sample_warp_sum>(number, shared.reduce);
-    return shares ? decode_sample_reduce<decode_sample_warp_sum>(weight, shared.reduce) : *count;
+    *count = decode_sample_reduce<lanes_sum<32>>(number, shared.reduce);
+    return shares ? decode_sample_reduce<lanes_sum<32>>(weight, shared.reduce) : *count;
 }
 
 // Copies the keys of the candidates, at most DECODE_SAMPLE_ROOM, to the list.
@@ -12329,7 +12254,7 @@ __device__ inline uint64_t decode_sample_parts(uint64_t* sums, const DecodeSampl
     uint64_t sum = 0;
     decode_sample_visit(row, first, min(first + size, end), lane, 32,
                         [&](uint64_t key) { sum += decode_sample_admitted(row, key); });
-    sum = decode_sample_warp_sum(sum);
+    sum = lanes_sum<32>(sum);
     if (lane == 0) { sums[warp] = sum; }
     __syncthreads();
     return decode_sample_warp_scan(sums[lane]);
@@ -12554,13 +12479,6 @@ decode_matmul_multiply(float sums[2][texts / 8][4], const DecodeMatmulPairs& w, 
     }
 }
 
-// Sums over the `lanes` neighbouring lanes that share a text.
-template <int lanes> __device__ inline float decode_matmul_sum(float x) {
-#pragma unroll
-    for (int offset = lanes / 2; offset > 0; offset /= 2) { x += __shfl_xor_sync(0xFFFFFFFFu, x, offset); }
-    return x;
-}
-
 __device__ inline int4 decode_matmul_normalise(int4 bits, const x128& scale, const x128& shift, float mean,
                                                float rstd) {
     x128 v = vec128_from_bits<floatX>(bits);
@@ -12621,8 +12539,8 @@ template <int texts> __device__ void decode_matmul_norm(floatX* shared_x, const 
         for (int i = 0; i < ahead; i++) { to[begin + i * lanes + lane] = v[i]; } // all of them exist
     }
     // of the text's columns in this block, then of all columns
-    float center = decode_matmul_sum<lanes>(mean * count) / (float)max(num_vec * x128::size, 1);
-    squares = decode_matmul_sum<lanes>(squares + count * (mean - center) * (mean - center));
+    float center = lanes_sum<lanes>(mean * count) / (float)max(num_vec * x128::size, 1);
+    squares = lanes_sum<lanes>(squares + count * (mean - center) * (mean - center));
     mean = center;
     if (cluster > 1) {
         if (lane == 0) {
@@ -13141,7 +13059,7 @@ __device__ inline void decode_head_norm(unsigned char* shared_x, const DecodeHea
                 x128 v = vec128_from_bits<floatX>(x[t][i]);
                 for (int e = 0; e < size; e++) { sum += (float)v[e]; }
             }
-            float mean = decode_matmul_sum<32>(sum) / (float)a.K;
+            float mean = lanes_sum<32>(sum) / (float)a.K;
             hold_packed(x[t]);
 #pragma unroll
             for (int i = 0; i < most; i++) {
@@ -13149,7 +13067,7 @@ __device__ inline void decode_head_norm(unsigned char* shared_x, const DecodeHea
                 float less = vec(i) < num_vec ? mean : 0.0f;
                 for (int e = 0; e < size; e++) { squares += ((float)v[e] - less) * ((float)v[e] - less); }
             }
-            float rstd = rsqrtf(decode_matmul_sum<32>(squares) / (float)a.K + a.epsilon);
+            float rstd = rsqrtf(lanes_sum<32>(squares) / (float)a.K + a.epsilon);
             hold_packed(x[t]), hold_packed(weight), hold_packed(bias);
 #pragma unroll
             for (int i = 0; i < most; i++) {

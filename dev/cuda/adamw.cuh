@@ -76,24 +76,43 @@ __device__ inline void adamw_scalar(floatX* params, float* master, float* m, flo
     params[i] = adamw_round(p, i, seed);
 }
 
+// Four neighbouring values of each array, from element `at` on.
+struct AdamWVector {
+    f128 p, m, v, g;
+
+    __device__ void load(const floatX* params, const float* master, const float* all_m, const float* all_v,
+                         const float* grads, size_t at) {
+        m = load128(all_m + at), v = load128(all_v + at), g = load128(grads + at);
+        if (master) {
+            p = load128(master + at);
+        } else {
+            x4 old = *reinterpret_cast<const x4*>(params + at);
+            for (int k = 0; k < 4; k++) { p[k] = (float)old[k]; }
+        }
+    }
+    // Updates and stores the values. i: the number of the first value, for its random bits
+    __device__ void update(floatX* params, float* master, float* all_m, float* all_v, const StepState& s,
+                           const AdamW& o, size_t at, size_t i, uint32_t seed) {
+        x4 rounded;
+        for (int k = 0; k < 4; k++) { p[k] = adamw_update(p[k], m[k], v[k], g[k], s, o); }
+        for (int k = 0; k < 4; k++) { rounded[k] = adamw_round(p[k], i + k, seed); } // apart: rounding has branches
+        store128(all_m + at, m), store128(all_v + at, v);
+        if (master) { store128(master + at, p); }
+        *reinterpret_cast<x4*>(params + at) = rounded;
+    }
+};
+
 // ---- kernel 4: two groups of four elements per thread, all of their loads in flight at once ----
 
 __global__ void __launch_bounds__(128)
     adamw_kernel4(floatX* params, float* master, float* m, float* v, const float* grads, const StepState* state,
                   size_t n, AdamW o, uint32_t seed) {
     size_t first = ((size_t)blockIdx.x * 2 * blockDim.x + threadIdx.x) * 4, stride = (size_t)blockDim.x * 4;
-    f128 p[2], m4[2], v4[2], g4[2];
+    AdamWVector x[2];
 #pragma unroll
     for (int j = 0; j < 2; j++) {
         size_t i = first + j * stride;
-        if (i + 4 > n) { continue; }
-        m4[j] = load128(m + i), v4[j] = load128(v + i), g4[j] = load128(grads + i);
-        if (master) {
-            p[j] = load128(master + i);
-        } else {
-            x4 old = *reinterpret_cast<const x4*>(params + i);
-            for (int k = 0; k < 4; k++) { p[j][k] = (float)old[k]; }
-        }
+        if (i + 4 <= n) { x[j].load(params, master, m, v, grads, i); }
     }
     StepState s = *state;
     if (!s.applied) { return; }
@@ -101,19 +120,11 @@ __global__ void __launch_bounds__(128)
 #pragma unroll
     for (int j = 0; j < 2; j++) {
         size_t i = first + j * stride;
-        if (i + 4 > n) {
+        if (i + 4 <= n) {
+            x[j].update(params, master, m, v, s, o, i, i, seed);
+        } else {
             for (; i < n; i++) { adamw_scalar(params, master, m, v, grads, s, o, i, seed); }
-            continue;
         }
-        x4 rounded;
-        for (int k = 0; k < 4; k++) {
-            p[j][k] = adamw_update(p[j][k], m4[j][k], v4[j][k], g4[j][k], s, o);
-            rounded[k] = adamw_round(p[j][k], i + k, seed);
-        }
-        store128(m + i, m4[j]);
-        store128(v + i, v4[j]);
-        if (master) { store128(master + i, p[j]); }
-        *reinterpret_cast<x4*>(params + i) = rounded;
     }
 }
 

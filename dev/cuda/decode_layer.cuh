@@ -29,13 +29,6 @@ __device__ inline float decode_layer_dot(const x128& a, const float (&b)[x128::s
     for (int e = 0; e < x128::size; e++) { sum += (float)a[e] * b[e]; }
     return sum;
 }
-// The sum over the 8 lanes that share a row of a head.
-__device__ inline float decode_layer_row_sum(float x) {
-#pragma unroll
-    for (int offset = 4; offset > 0; offset /= 2) { x += __shfl_xor_sync(0xFFFFFFFFu, x, offset); }
-    return x;
-}
-
 // The part of n things that block `rank` of a cluster has.
 struct DecodeLayerShare {
     int first, n;
@@ -461,7 +454,7 @@ template <int C, int ranks> struct DecodeLayerBlock : DecodeLayerSizes<C, ranks>
         for (int i = 0; i < TOKENS; i++) {
             score[i] = -INFINITY;
             if (i * 4 * WARPS >= tokens.n) { continue; }
-            float dot = decode_layer_row_sum(decode_layer_dot(vec128_from_bits<floatX>(cache.keys[i]), q));
+            float dot = lanes_sum<8>(decode_layer_dot(vec128_from_bits<floatX>(cache.keys[i]), q));
             if (token(i) < tokens.n) { score[i] = dot, largest = fmaxf(largest, dot); }
         }
         bool newest = rank == ranks - 1 && warp == 0; // the token itself, which the first 8 lanes have
@@ -470,7 +463,7 @@ template <int C, int ranks> struct DecodeLayerBlock : DecodeLayerSizes<C, ranks>
             float dot = 0.0f;
 #pragma unroll
             for (int e = 0; e < VEC; e++) { dot += shared.qkv[HS + part + e] * q[e]; }
-            dot = decode_layer_row_sum(dot);
+            dot = lanes_sum<8>(dot);
             if (lane < 8) { score[TOKENS] = dot, largest = fmaxf(largest, dot); }
         }
 #pragma unroll
@@ -986,7 +979,7 @@ template <int C, int TEAMS> struct DecodeLayerTexts {
         float score[n], before = s.largest;
 #pragma unroll
         for (int i = 0; i < n; i++) {
-            float dot = decode_layer_row_sum(decode_layer_dot(vec128_from_bits<floatX>(keys[i]), s.q));
+            float dot = lanes_sum<8>(decode_layer_dot(vec128_from_bits<floatX>(keys[i]), s.q));
             score[i] = begin + i * GROUPS + thread / 8 < now ? dot : -INFINITY;
             s.largest = fmaxf(s.largest, score[i]);
         }
@@ -1019,7 +1012,7 @@ template <int C, int TEAMS> struct DecodeLayerTexts {
             s.q[e] = qkv[part + e] * (LOG2E * rsqrtf((float)HS));
             dot += qkv[HS + part + e] * s.q[e];
         }
-        dot = decode_layer_row_sum(dot);
+        dot = lanes_sum<8>(dot);
         if (thread < 8) { // which have the token itself
             s.largest = dot, s.total = 1.0f;
 #pragma unroll

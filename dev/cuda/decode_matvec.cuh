@@ -19,24 +19,6 @@ constexpr int DECODE_MATVEC_AHEAD = 3; // vectors in flight per lane and row; th
 // Resident blocks of 256 threads per SM. 4 leave 64 registers per thread, 2 leave 128, which larger batches need.
 __host__ __device__ constexpr int decode_matvec_blocks_per_sm(int batch) { return batch >= 4 ? 2 : 4; }
 
-// Sums each of n values (n a power of two, at most 32) over the warp; lane i gets the sum of value i / (32 / n).
-template <int n> __device__ inline float decode_matvec_sums(float* values) {
-    int lane = threadIdx.x % 32, offset = 16;
-    // in each round a lane keeps half of its values and gives the other half to lane ^ offset
-#pragma unroll
-    for (int half = n / 2; half > 0; half /= 2, offset /= 2) {
-        bool upper = lane & offset;
-#pragma unroll
-        for (int i = 0; i < half; i++) {
-            float kept = upper ? values[i + half] : values[i], given = upper ? values[i] : values[i + half];
-            values[i] = kept + __shfl_xor_sync(0xFFFFFFFFu, given, offset);
-        }
-    }
-#pragma unroll
-    for (; offset > 0; offset /= 2) { values[0] += __shfl_xor_sync(0xFFFFFFFFu, values[0], offset); }
-    return values[0];
-}
-
 // Writes the normalised x (batch,K) to shared memory; rows past B repeat the last row. g and s are this thread's first
 // vectors of norm_weight and norm_bias, which the caller loads before grid_wait_dependency().
 template <int batch> __device__ void decode_matvec_norm(x128* shared, const floatX* x, const floatX* norm_weight,
@@ -180,7 +162,7 @@ __global__ void __launch_bounds__(256, decode_matvec_blocks_per_sm(batch))
         next_bias = writes && bias && row + own_row < OC ? (float)bias[row + own_row] : 0.0f;
         next_scale = scaled && writes && row + own_row < OC ? scales[row + own_row] : 0.0f;
 
-        float sum = decode_matvec_sums<num_sums>(sums);
+        float sum = warp_sums<num_sums>(sums);
         if (split > 1) {
             if (lane % lanes_per_sum == 0) { partial[warp][lane / lanes_per_sum] = sum; }
             __syncthreads();

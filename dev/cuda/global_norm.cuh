@@ -43,7 +43,7 @@ __global__ void __launch_bounds__(1024) global_norm_kernel5(float* block_sums, c
 __global__ void global_norm_finish_kernel5(float* norm, const float* block_sums, int num_blocks) {
     double sum = 0.0;
     for (int i = threadIdx.x; i < num_blocks; i += 32) { sum += block_sums[i]; }
-    for (int offset = 16; offset > 0; offset /= 2) { sum += __shfl_xor_sync(0xFFFFFFFFu, sum, offset); }
+    sum = lanes_sum<32>(sum);
     if (threadIdx.x == 0) { *norm = (float)sqrt(sum); }
 }
 

@@ -15,30 +15,6 @@ Kernels 8 (before sm_80, which has no cp.async, or too little shared memory), 10
 #include "matmul_backward_bias.cuh"
 
 // ==== promoted: layernorm_backward ====
-// ---- shared by kernels 5 to 11: 9 shuffles for 8 sums ----
-
-// Sums each of v[0..7] over the warp; lane l returns the sum of v[l / 4]. In every step a lane sends half of its values
-// to its partner and adds the values it receives to the half it keeps: 4 + 2 + 1 shuffles. Two more shuffles add up the
-// 4 lanes that then share a value. Values that each lane keeps:
-//     lane      0-3   4-7   8-11  12-15  16-19  20-23  24-27  28-31
-//     half = 4  v[0], v[1], v[2], v[3]   v[4], v[5], v[6], v[7]           exchange with lane ^ 16
-//     half = 2  v[0], v[1]  v[2], v[3]   v[4], v[5]    v[6], v[7]         exchange with lane ^ 8
-//     half = 1  v[0]  v[1]  v[2]  v[3]   v[4]   v[5]   v[6]   v[7]        exchange with lane ^ 4
-__device__ inline float layernorm_backward_sum8(float v[8]) {
-    int lane = threadIdx.x % 32;
-#pragma unroll
-    for (int half = 4; half > 0; half /= 2) {
-        bool upper = lane & (4 * half);
-#pragma unroll
-        for (int i = 0; i < half; i++) {
-            float give = upper ? v[i] : v[i + half], keep = upper ? v[i + half] : v[i];
-            v[i] = keep + __shfl_xor_sync(0xFFFFFFFFu, give, 4 * half);
-        }
-    }
-    v[0] += __shfl_xor_sync(0xFFFFFFFFu, v[0], 2);
-    return v[0] + __shfl_xor_sync(0xFFFFFFFFu, v[0], 1);
-}
-
 // ---- kernel 8: column sums also in registers; teams of several warps for long rows ----
 
 // A team of 1, 2, 4, 8 or 16 warps processes one row at a time; each thread holds up to 3 vectors of the row:
@@ -433,7 +409,7 @@ __global__ void __launch_bounds__(LAYERNORM_BACKWARD_BLOCK_SIZE11, num_vecs == 1
             }
             sums[2 * i + 1] *= r[i];
         }
-        float warp_total = layernorm_backward_sum8(sums);
+        float warp_total = warp_sums<8>(sums);
         if (lane % 4 == 0) { shared[stage][warp][lane / 4] = warp_total; }
         __syncthreads();
         static_assert(LAYERNORM_BACKWARD_BLOCK_SIZE11 <= 8 * 32); // this lane: sum lane % 8 of two of the warps
