@@ -3295,8 +3295,7 @@ void encoder_forward(floatX* out, const int* inp, const floatX* wte, const float
     int groups = ceil_div(B, ENCODER_FORWARD_SEQUENCES);
     require(groups <= 65535);
     dim3 grid(ceil_div(T * (C / x128::size), block_size), groups);
-    encoder_forward_kernel4<<<grid, block_size, 0, exec.stream>>>(out, inp, wte, wpe, B, T, C);
-    cudaCheck(cudaGetLastError());
+    launch_kernel(encoder_forward_kernel4, LaunchShape(grid, block_size), exec, out, inp, wte, wpe, B, T, C);
 }
 // ==== end promoted: encoder_forward ====
 
@@ -3438,12 +3437,10 @@ static EncoderScratch encoder_backward_sort(int* scratch, const int* inp, int N,
     const int* positions = NULL;
     for (int pass = 0; pass < num_passes; pass++) {
         int* sorted = s.positions[(num_passes - 1 - pass) % 2];
-        encoder_backward_count_kernel6<<<num_blocks, ENCODER_SORT_BLOCK, 0, exec.stream>>>(s.counts, positions, inp, N,
-                                                                                           num, 8 * pass);
-        cudaCheck(cudaGetLastError());
-        encoder_backward_scatter_kernel6<<<num_blocks, ENCODER_SORT_BLOCK, 0, exec.stream>>>(
-            sorted, s.tokens, positions, inp, s.counts, N, num, 8 * pass);
-        cudaCheck(cudaGetLastError());
+        launch_kernel(encoder_backward_count_kernel6, LaunchShape(num_blocks, ENCODER_SORT_BLOCK), exec, s.counts,
+                      positions, inp, N, num, 8 * pass);
+        launch_kernel(encoder_backward_scatter_kernel6, LaunchShape(num_blocks, ENCODER_SORT_BLOCK), exec, sorted,
+                      s.tokens, positions, inp, s.counts, N, num, 8 * pass);
         positions = sorted;
     }
     return s;
@@ -3585,8 +3582,7 @@ __global__ void encoder_backward_positions_kernel6(float* dwpe, const floatX* do
 static void encoder_backward_positions(float* dwpe, const floatX* dout, int B, int T, int C, const Execution& exec,
                                        int block_size) {
     unsigned num_blocks = (unsigned)ceil_div((size_t)T * C, (size_t)block_size * x128::size);
-    encoder_backward_positions_kernel6<<<num_blocks, block_size, 0, exec.stream>>>(dwpe, dout, B, T, C);
-    cudaCheck(cudaGetLastError());
+    launch_kernel(encoder_backward_positions_kernel6, LaunchShape(num_blocks, block_size), exec, dwpe, dout, B, T, C);
 }
 
 // Number of ints in scratch.
@@ -3614,12 +3610,10 @@ void encoder_backward(float* dwte, float* dwpe, int* scratch, const floatX* dout
     for (int c0 = 0; c0 < C; c0 += ENCODER_COLUMNS) {
         int num_slices = ceil_div(min(ENCODER_COLUMNS, C - c0), ENCODER_WARP_COLUMNS);
         unsigned num_blocks = (unsigned)ceil_div((size_t)num_tiles * num_slices, (size_t)block_size / 32);
-        encoder_backward_tile_kernel6<<<num_blocks, block_size, 0, exec.stream>>>(dwte, s.partial, dout, s.positions[0],
-                                                                                  s.tokens, N, C, c0, num_slices);
-        cudaCheck(cudaGetLastError());
-        encoder_backward_join_kernel6<<<dim3(num_tiles, num_slices), 256, 0, exec.stream>>>(dwte, s.partial, s.tokens,
-                                                                                            N, C, c0);
-        cudaCheck(cudaGetLastError());
+        launch_kernel(encoder_backward_tile_kernel6, LaunchShape(num_blocks, block_size), exec, dwte, s.partial, dout,
+                      s.positions[0], s.tokens, N, C, c0, num_slices);
+        launch_kernel(encoder_backward_join_kernel6, LaunchShape(dim3(num_tiles, num_slices), 256), exec, dwte,
+                      s.partial, s.tokens, N, C, c0);
     }
 }
 // ==== end promoted: encoder_backward ====
@@ -3763,9 +3757,8 @@ void fused_residual_layernorm_forward(floatX* residual, floatX* normed, float* m
     // a launch may use 48 KB of shared memory without cudaFuncSetAttribute
     require(C * sizeof(floatX) <= 48 * 1024 - 32 * sizeof(float));
     require(block_size % 32 == 0 && block_size <= 1024);
-    fused_residual_layernorm_kernel3<<<N, block_size, C * sizeof(floatX), exec.stream>>>(
-        residual, normed, mean, rstd, inp1, inp2, weight, bias, C, epsilon);
-    cudaCheck(cudaGetLastError());
+    launch_kernel(fused_residual_layernorm_kernel3, LaunchShape(N, block_size, C * sizeof(floatX)), exec, residual,
+                  normed, mean, rstd, inp1, inp2, weight, bias, C, epsilon);
 }
 // ==== end promoted: fused_residual_layernorm ====
 
@@ -3838,8 +3831,8 @@ void matmul_backward_bias(float* dbias, float* scratch, const floatX* dout, int 
     int room = ceil_div(N, matmul_backward_bias_rows(N, OC)); // rows of partial sums that fit in scratch
     int rows = ceil_div(N, min(room, max(1, exec.free_sms() * per_sm / tiles)));
     int num = ceil_div(N, rows);
-    matmul_backward_bias_kernel7<<<dim3(tiles, num), block_size, shared, exec.stream>>>(scratch, dout, N, OC, rows);
-    cudaCheck(cudaGetLastError());
+    launch_kernel(matmul_backward_bias_kernel7, LaunchShape(dim3(tiles, num), block_size, shared), exec, scratch, dout,
+                  N, OC, rows);
     column_sums<32>(dbias, NULL, NULL, scratch, num, OC, exec);
 }
 // ==== end promoted: matmul_backward_bias ====
@@ -4121,20 +4114,16 @@ template <int num_vecs, int num_sums> __global__ void __launch_bounds__(LAYERNOR
                                                       team_size);
 }
 
-template <int num_sums> auto layernorm_backward_choose10(int num_vecs) {
-    return num_vecs == 1   ? layernorm_backward_kernel10<1, num_sums>
-           : num_vecs == 2 ? layernorm_backward_kernel10<2, num_sums>
-                           : layernorm_backward_kernel10<3, num_sums>;
-}
-
 // Chooses kernel 10 if a team is one warp, the device code has cp.async and the ring fits in shared memory; otherwise
 // kernel 8, which always has two sums.
 inline LayernormBackwardLaunch layernorm_backward_launch10(int N, int C, int block_size, int num_sums,
                                                            const Execution& exec) {
     LayernormBackwardLaunch l = layernorm_backward_launch8(N, C, block_size, exec);
     size_t sums_bytes = num_sums * x128::size * (block_size + LAYERNORM_BACKWARD_PADDING) * sizeof(float);
-    auto kernel =
-        num_sums == 3 ? layernorm_backward_choose10<3>(l.num_vecs) : layernorm_backward_choose10<2>(l.num_vecs);
+    LayernormBackwardKernel kernel = NULL;
+    with_constant<3>(l.num_vecs, [&](auto n) {
+        kernel = num_sums == 3 ? layernorm_backward_kernel10<n.value, 3> : layernorm_backward_kernel10<n.value, 2>;
+    });
     size_t ring_bytes = (size_t)LAYERNORM_BACKWARD_STAGES * l.num_vecs * 3 * l.block_size * sizeof(x128);
     size_t limit = device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin) - 4 * 16 * sizeof(float);
     if (l.team_warps == 1 && compiled_arch(kernel) >= 80 && max(ring_bytes, sums_bytes) <= limit) {
@@ -4293,10 +4282,6 @@ inline int layernorm_backward_vecs11(int C) {
     return num_vecs <= 2 && compiled_arch(layernorm_backward_kernel11<1, 4, 2>) >= 80 ? num_vecs : 0;
 }
 
-template <int num_sums> auto layernorm_backward_choose11(int num_vecs) {
-    return num_vecs == 1 ? layernorm_backward_kernel11<1, 4, num_sums> : layernorm_backward_kernel11<2, 2, num_sums>;
-}
-
 // threads_per_sm: of the blocks that run side by side on an SM; 0: two blocks, or one of the largest. dinp_sums: see
 // layernorm_backward
 void layernorm_backward11(floatX* dinp, float* dinp_sums, float* dweight, float* dbias, float* scratch,
@@ -4308,7 +4293,12 @@ void layernorm_backward11(floatX* dinp, float* dinp_sums, float* dweight, float*
     int block_size = 32 * ceil_div(C / x128::size, 32 * num_vecs), rows = 4 / num_vecs, resident;
     int blocks_per_sm = threads_per_sm ? min(max(threads_per_sm / block_size, 1), 4)
                                        : (block_size < LAYERNORM_BACKWARD_BLOCK_SIZE11 ? 2 : 1);
-    auto kernel = dinp_sums ? layernorm_backward_choose11<3>(num_vecs) : layernorm_backward_choose11<2>(num_vecs);
+    auto kernel = layernorm_backward_kernel11<1, 4, 2>;
+    with_constant<2>(num_vecs, [&](auto n) {
+        constexpr int vecs = n.value;
+        kernel =
+            dinp_sums ? layernorm_backward_kernel11<vecs, 4 / vecs, 3> : layernorm_backward_kernel11<vecs, 4 / vecs, 2>;
+    });
     size_t ring_bytes = (size_t)LAYERNORM_BACKWARD_STAGES * 12 * block_size * sizeof(x128);
     cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)ring_bytes));
     cudaCheck(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, kernel, block_size, ring_bytes));
@@ -4358,8 +4348,7 @@ void gelu_forward(floatX* out, const floatX* inp, size_t n, const Execution& exe
     Op op(exec, 2.0 * n * sizeof(floatX), 0, "gelu_forward");
     require(n % x128::size == 0);
     size_t num_blocks = ceil_div(n, (size_t)x128::size * block_size);
-    gelu_forward_kernel2<<<(unsigned)num_blocks, block_size, 0, exec.stream>>>(out, inp, n);
-    cudaCheck(cudaGetLastError());
+    launch_kernel(gelu_forward_kernel2, LaunchShape(num_blocks, block_size), exec, out, inp, n);
 }
 
 template <Activation kind>
@@ -4384,61 +4373,46 @@ void activation_forward(floatX* out, floatX* slope, const floatX* inp, size_t n,
     Op op(exec, (slope ? 3.0 : 2.0) * n * sizeof(floatX), 0, "activation_forward");
     require(n % x128::size == 0);
     with_activation(kind, [&](auto k) {
-        activation_forward_kernel2<k.value>
-            <<<(unsigned)ceil_div(n, (size_t)x128::size * block_size), block_size, 0, exec.stream>>>(out, slope, inp,
-                                                                                                     n);
+        launch_kernel(activation_forward_kernel2<k.value>,
+                      LaunchShape(ceil_div(n, (size_t)x128::size * block_size), block_size), exec, out, slope, inp, n);
     });
-    cudaCheck(cudaGetLastError());
 }
 // ==== end promoted: gelu_forward ====
 
 // ==== promoted: gelu_backward ====
 // ---- kernel 2: one 128-bit vector per thread --------------------------------------------------
 
-__device__ inline x128 gelu_backward_vector(const x128& dout, const x128& inp) {
+template <Activation kind> __device__ x128 activation_backward_vector(const x128& dout, const x128& inp) {
     x128 dinp;
-    for (int k = 0; k < x128::size; k++) { dinp[k] = (floatX)((float)dout[k] * gelu_slope((float)inp[k])); }
+    for (int k = 0; k < x128::size; k++) { dinp[k] = (floatX)((float)dout[k] * activation_slope<kind>((float)inp[k])); }
     return dinp;
+}
+__device__ inline x128 gelu_backward_vector(const x128& dout, const x128& inp) {
+    return activation_backward_vector<ACT_GELU_TANH>(dout, inp);
 }
 
 // no __restrict__, because dinp may be dout; that is safe, because each thread writes only elements that it has read
-__global__ void gelu_backward_kernel2(floatX* dinp, const floatX* dout, const floatX* inp, size_t n) {
-    size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * x128::size;
-    if (i < n) { store128(dinp + i, gelu_backward_vector(load128(dout + i), load128(inp + i))); }
-}
-
-// dinp (n) = dout (n) * gelu'(inp (n)); dinp may be dout
-void gelu_backward(floatX* dinp, const floatX* dout, const floatX* inp, size_t n, const Execution& exec) {
-    int block_size = exec.block_size ? exec.block_size : tuned_config(exec.tuned, "gelu_backward", n, 1, 256);
-    Op op(exec, 3.0 * n * sizeof(floatX), 0, "gelu_backward");
-    require(n % x128::size == 0);
-    size_t num_blocks = ceil_div(n, (size_t)x128::size * block_size);
-    gelu_backward_kernel2<<<(unsigned)num_blocks, block_size, 0, exec.stream>>>(dinp, dout, inp, n);
-    cudaCheck(cudaGetLastError());
-}
-
 template <Activation kind>
 __global__ void activation_backward_kernel2(floatX* dinp, const floatX* dout, const floatX* inp, size_t n) {
     size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * x128::size;
-    if (i >= n) { return; }
-    x128 d = load128(dout + i), x = load128(inp + i);
-    for (int k = 0; k < x128::size; k++) { d[k] = (floatX)((float)d[k] * activation_slope<kind>((float)x[k])); }
-    store128(dinp + i, d);
+    if (i < n) { store128(dinp + i, activation_backward_vector<kind>(load128(dout + i), load128(inp + i))); }
 }
 
 // dinp (n) = dout (n) times the derivative of the activation at inp (n); dinp may be dout
 void activation_backward(floatX* dinp, const floatX* dout, const floatX* inp, size_t n, Activation kind,
                          const Execution& exec) {
-    if (kind == ACT_GELU_TANH) { return gelu_backward(dinp, dout, inp, n, exec); }
-    const int block_size = 256;
-    Op op(exec, 3.0 * n * sizeof(floatX), 0, "activation_backward");
+    int block_size = exec.block_size ? exec.block_size : tuned_config(exec.tuned, "gelu_backward", n, 1, 256);
+    Op op(exec, 3.0 * n * sizeof(floatX), 0, "%s_backward", kind == ACT_GELU_TANH ? "gelu" : "activation");
     require(n % x128::size == 0);
+    size_t num_blocks = ceil_div(n, (size_t)x128::size * block_size);
     with_activation(kind, [&](auto k) {
-        activation_backward_kernel2<k.value>
-            <<<(unsigned)ceil_div(n, (size_t)x128::size * block_size), block_size, 0, exec.stream>>>(dinp, dout, inp,
-                                                                                                     n);
+        launch_kernel(activation_backward_kernel2<k.value>, LaunchShape(num_blocks, block_size), exec, dinp, dout, inp,
+                      n);
     });
-    cudaCheck(cudaGetLastError());
+}
+// dinp (n) = dout (n) * gelu'(inp (n)); dinp may be dout
+void gelu_backward(floatX* dinp, const floatX* dout, const floatX* inp, size_t n, const Execution& exec) {
+    activation_backward(dinp, dout, inp, n, ACT_GELU_TANH, exec);
 }
 // ==== end promoted: gelu_backward ====
 
@@ -4477,8 +4451,7 @@ __global__ void adamw_prepare_kernel(StepState* s, AdamW o, bool skip, bool defe
 // skipped even if loss and norm are finite. deferred: layers are updated during the next forward pass.
 void adamw_prepare(StepState* state, const AdamW& optimizer, bool skip, bool deferred, const Execution& exec) {
     Op op(exec, sizeof(StepState), 0, "step verdict");
-    adamw_prepare_kernel<<<1, 1, 0, exec.stream>>>(state, optimizer, skip, deferred);
-    cudaCheck(cudaGetLastError());
+    launch_kernel(adamw_prepare_kernel, LaunchShape(1, 1), exec, state, optimizer, skip, deferred);
 }
 
 // Returns the new parameter; updates m and v.
@@ -4572,8 +4545,8 @@ void adamw(floatX* params, float* master, float* m, float* v, const float* grads
     require(((size_t)params | (size_t)master | (size_t)m | (size_t)v | (size_t)grads) % 16 == 0);
     require(block_size <= 128);
     size_t num_blocks = ceil_div(n, 8 * (size_t)block_size);
-    adamw_kernel4<<<num_blocks, block_size, 0, exec.stream>>>(params, master, m, v, grads, state, n, optimizer, seed);
-    cudaCheck(cudaGetLastError());
+    launch_kernel(adamw_kernel4, LaunchShape(num_blocks, block_size), exec, params, master, m, v, grads, state, n,
+                  optimizer, seed);
 }
 
 __global__ void adamw_round_kernel(floatX* params, const float* master, size_t n, uint32_t seed, int update) {
@@ -4585,8 +4558,8 @@ __global__ void adamw_round_kernel(floatX* params, const float* master, size_t n
 // Recomputes params (n) as they were after update number `update`, from the master weights (n) after that update.
 void adamw_round_weights(floatX* params, const float* master, size_t n, uint32_t seed, int update,
                          const Execution& exec) {
-    adamw_round_kernel<<<ceil_div(n, (size_t)256), 256, 0, exec.stream>>>(params, master, n, seed, update);
-    cudaCheck(cudaGetLastError());
+    launch_kernel(adamw_round_kernel, LaunchShape(ceil_div(n, (size_t)256), 256), exec, params, master, n, seed,
+                  update);
 }
 // ==== end promoted: adamw ====
 
@@ -6117,14 +6090,14 @@ void fused_classifier(floatX* logits, float* losses, const int* targets, const f
     // with GPT-2's rows in 16 bits, so that one row is read while the other is written. In fp32 it holds one block.
     bool fits = shared <= (size_t)device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
     if (fits && compiled_arch(fused_classifier_kernel7) >= 80) {
-        cudaCheck(cudaFuncSetAttribute(fused_classifier_kernel7, cudaFuncAttributeMaxDynamicSharedMemorySize, shared));
         cudaCheck(cudaFuncSetAttribute(fused_classifier_kernel7, cudaFuncAttributePreferredSharedMemoryCarveout,
                                        cudaSharedmemCarveoutMaxShared)); // without this, only one block fits on an SM
-        fused_classifier_kernel7<<<N, block_size, shared, exec.stream>>>(logits, losses, targets, dloss, V, Vp);
+        launch_kernel(fused_classifier_kernel7, LaunchShape(N, block_size, shared), exec, logits, losses, targets,
+                      dloss, V, Vp);
     } else {
-        fused_classifier_kernel6<<<N, block_size, 0, exec.stream>>>(logits, losses, targets, dloss, V, Vp);
+        launch_kernel(fused_classifier_kernel6, LaunchShape(N, block_size), exec, logits, losses, targets, dloss, V,
+                      Vp);
     }
-    cudaCheck(cudaGetLastError());
 }
 // ==== end promoted: fused_classifier ====
 
@@ -6344,8 +6317,7 @@ __global__ void __launch_bounds__(1024) mean_loss_kernel1(float* mean, const flo
 // mean (1) += scale * sum(losses) | losses (N) | scale: 1 / the tokens of a step, on all ranks
 void mean_loss(float* mean, const float* losses, int N, float scale, const Execution& exec) {
     Op op(exec, (double)N * sizeof(float), 0, "mean_loss");
-    mean_loss_kernel1<<<1, 1024, 0, exec.stream>>>(mean, losses, N, scale);
-    cudaCheck(cudaGetLastError());
+    launch_kernel(mean_loss_kernel1, LaunchShape(1, 1024), exec, mean, losses, N, scale);
 }
 // ==== end promoted: mean_loss ====
 
@@ -6398,9 +6370,8 @@ void global_norm(float* norm, float* scratch, const float* grads, size_t n, cons
     int num_blocks; // first the resident blocks per SM, then the blocks that fit on the whole GPU at once
     cudaCheck(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&num_blocks, global_norm_kernel5, block_size, 0));
     num_blocks = min(num_blocks * num_multiprocessors(), (int)global_norm_scratch());
-    global_norm_kernel5<<<num_blocks, block_size, 0, exec.stream>>>(scratch, grads, n);
-    global_norm_finish_kernel5<<<1, 32, 0, exec.stream>>>(norm, scratch, num_blocks);
-    cudaCheck(cudaGetLastError());
+    launch_kernel(global_norm_kernel5, LaunchShape(num_blocks, block_size), exec, scratch, grads, n);
+    launch_kernel(global_norm_finish_kernel5, LaunchShape(1, 32), exec, norm, scratch, num_blocks);
 }
 // ==== end promoted: global_norm ====
 
@@ -6492,8 +6463,7 @@ void quantize3(const QuantizeArgs<F>& q, const Source& source, const Execution& 
     cudaCheck(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_sm, kernel, block_size, 0));
     size_t most = ceil_div((size_t)q.N * q.C, (size_t)x128::size * block_size);
     int num_blocks = (int)std::min(most, (size_t)exec.free_sms() * per_sm);
-    kernel<<<num_blocks, block_size, 0, exec.stream>>>(q, source);
-    cudaCheck(cudaGetLastError());
+    launch_kernel(kernel, LaunchShape(num_blocks, block_size), exec, q, source);
 }
 
 #if !defined(ENABLE_FP32)
@@ -6542,8 +6512,7 @@ void quantize5(const QuantizeArgs<F>& q, const Source& source, const Execution& 
         ceil_div((size_t)q.N, (size_t)FP8_TILE_TOKENS) * ceil_div((size_t)q.C, (size_t)QuantizeSMem::COLUMNS);
     require(num_blocks <= INT_MAX);
     auto kernel = quantize_kernel5<F, Source>;
-    kernel<<<(unsigned)num_blocks, block_size, 0, exec.stream>>>(q, source);
-    cudaCheck(cudaGetLastError());
+    launch_kernel(kernel, LaunchShape(num_blocks, block_size), exec, q, source);
 }
 
 template <class F, class Source>
@@ -6658,9 +6627,8 @@ static void layernorm_quantize2(const LayernormQuantizeArgs& q, const Execution&
     require(!q.to.columns && block_size <= 512);
     layernorm_quantize_vectors(q.C, [&](auto num_vecs) {
         auto kernel = layernorm_quantize_kernel2<decltype(num_vecs)::value>;
-        kernel<<<ceil_div(q.N, block_size / 32), block_size, 0, exec.stream>>>(q);
+        launch_kernel(kernel, LaunchShape(ceil_div(q.N, block_size / 32), block_size), exec, q);
     });
-    cudaCheck(cudaGetLastError());
 }
 
 // ---- kernel 3: 2 with the transposed copy: a block has 64 tokens, a warp takes pairs of them, see fp8.cuh ----
@@ -7099,8 +7067,8 @@ __global__ void __launch_bounds__(256) newton_schulz_kernel2(NewtonSchulzProduct
 
 void newton_schulz2(floatX* out, floatX* scratch, const floatX* inp, int num, int n, int k, const Execution& exec) {
     newton_schulz_steps(out, scratch, inp, num, n, k, [=](const NewtonSchulzProduct& p) {
-        newton_schulz_kernel2<<<dim3(ceil_div(p.M, 64) * ceil_div(p.N, 64), num), 256, 0, exec.stream>>>(p);
-        cudaCheck(cudaGetLastError());
+        launch_kernel(newton_schulz_kernel2, LaunchShape(dim3(ceil_div(p.M, 64) * ceil_div(p.N, 64), num), 256), exec,
+                      p);
     });
 }
 
@@ -7518,9 +7486,9 @@ void muon_prepare(floatX* x, float* m, float* scratch, const float* grads, const
     Op op(exec, (12.0 + sizeof(floatX)) * num * size, 0, "muon_prepare");
     require(size % 4 == 0 && ((size_t)m | (size_t)grads) % 16 == 0);
     dim3 tiles = muon_tiles(num, rows, cols);
-    muon_momentum_kernel1<<<dim3(MUON_PARTS, num), 256, 0, exec.stream>>>(m, scratch, grads, state, size, momentum);
-    muon_scale_kernel1<<<tiles, 256, 0, exec.stream>>>(x, m, grads, scratch, state, rows, cols, momentum);
-    cudaCheck(cudaGetLastError());
+    launch_kernel(muon_momentum_kernel1, LaunchShape(dim3(MUON_PARTS, num), 256), exec, m, scratch, grads, state, size,
+                  momentum);
+    launch_kernel(muon_scale_kernel1, LaunchShape(tiles, 256), exec, x, m, grads, scratch, state, rows, cols, momentum);
 }
 
 // params, master (num,rows,cols) | o (num,n,k). seed 0: params are rounded to nearest; else stochastically, as adamw
@@ -7529,9 +7497,8 @@ void muon_apply(floatX* params, float* master, const floatX* o, const StepState*
                 float learning_rate, float weight_decay, uint32_t seed, size_t first, const Execution& exec) {
     double bytes = (master ? 8.0 + sizeof(floatX) : 2.0 * sizeof(floatX)) + sizeof(floatX);
     Op op(exec, bytes * num * rows * cols, 0, "muon_apply");
-    muon_apply_kernel1<<<muon_tiles(num, rows, cols), 256, 0, exec.stream>>>(params, master, o, state, rows, cols,
-                                                                             learning_rate, weight_decay, seed, first);
-    cudaCheck(cudaGetLastError());
+    launch_kernel(muon_apply_kernel1, LaunchShape(muon_tiles(num, rows, cols), 256), exec, params, master, o, state,
+                  rows, cols, learning_rate, weight_decay, seed, first);
 }
 // ==== end promoted: muon ====
 #endif
@@ -9980,8 +9947,7 @@ void decode_embed(floatX* x, const int* tokens, const int* positions, const floa
     Op op(exec, 3.0 * B * C * sizeof(floatX), 0, "decode_embed");
     require(B > 0 && B <= 65535 && C % x128::size == 0);
     dim3 grid(ceil_div(C / x128::size, block_size), B);
-    decode_embed_kernel1<<<grid, block_size, 0, exec.stream>>>(x, tokens, positions, wte, wpe, C);
-    cudaCheck(cudaGetLastError());
+    launch_kernel(decode_embed_kernel1, LaunchShape(grid, block_size), exec, x, tokens, positions, wte, wpe, C);
 }
 // ==== end promoted: decode_embed ====
 
@@ -10018,13 +9984,12 @@ void quantize_weights(void* values, float* scales, floatX* weight, WeightFormat 
     require(format != WEIGHTS_FULL && block_size % 32 == 0);
     size_t blocks = ceil_div(num_rows, (size_t)block_size / 32);
     if (format == WEIGHTS_INT8) {
-        quantize_weights_kernel1<int8_t>
-            <<<(unsigned)blocks, block_size, 0, exec.stream>>>((int8_t*)values, scales, weight, num_rows, K);
+        launch_kernel(quantize_weights_kernel1<int8_t>, LaunchShape(blocks, block_size), exec, (int8_t*)values, scales,
+                      weight, num_rows, K);
     } else {
-        quantize_weights_kernel1<__nv_fp8_e4m3>
-            <<<(unsigned)blocks, block_size, 0, exec.stream>>>((__nv_fp8_e4m3*)values, scales, weight, num_rows, K);
+        launch_kernel(quantize_weights_kernel1<__nv_fp8_e4m3>, LaunchShape(blocks, block_size), exec,
+                      (__nv_fp8_e4m3*)values, scales, weight, num_rows, K);
     }
-    cudaCheck(cudaGetLastError());
 }
 // ==== end promoted: quantize_weights ====
 
@@ -11918,10 +11883,10 @@ void decode_layers_pack(floatX* packed, const DecodeLayers& layers, const Execut
 #if !defined(ENABLE_FP32)
     bool done = decode_layer_sizes(C, [&](auto, auto ranks) {
         unsigned blocks = (unsigned)ceil_div(n / x128::size, (size_t)256);
-        decode_layers_pack_kernel5<<<blocks, 256, 0, exec.stream>>>(packed, layers, ranks.value, n / x128::size);
+        launch_kernel(decode_layers_pack_kernel5, LaunchShape(blocks, 256), exec, packed, layers, ranks.value,
+                      n / x128::size);
     });
     require(done);
-    cudaCheck(cudaGetLastError());
 #else
     (void)packed;
 #endif
@@ -11981,9 +11946,8 @@ void decode_cache_fill(floatX* keys, floatX* values, const floatX* qkv, int B, i
     require(B > 0 && T > 0 && T <= capacity && C % x128::size == 0);
     int num_vec = C / x128::size;
     size_t n = (size_t)B * T * num_vec;
-    decode_cache_fill_kernel1<<<(unsigned)ceil_div(n, (size_t)block_size), block_size, 0, exec.stream>>>(
-        keys, values, qkv, T, num_vec, capacity, n);
-    cudaCheck(cudaGetLastError());
+    launch_kernel(decode_cache_fill_kernel1, LaunchShape(ceil_div(n, (size_t)block_size), block_size), exec, keys,
+                  values, qkv, T, num_vec, capacity, n);
 }
 // ==== end promoted: decode_cache_fill ====
 

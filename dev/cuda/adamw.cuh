@@ -46,8 +46,7 @@ __global__ void adamw_prepare_kernel(StepState* s, AdamW o, bool skip, bool defe
 // skipped even if loss and norm are finite. deferred: layers are updated during the next forward pass.
 void adamw_prepare(StepState* state, const AdamW& optimizer, bool skip, bool deferred, const Execution& exec) {
     Op op(exec, sizeof(StepState), 0, "step verdict");
-    adamw_prepare_kernel<<<1, 1, 0, exec.stream>>>(state, optimizer, skip, deferred);
-    cudaCheck(cudaGetLastError());
+    launch_kernel(adamw_prepare_kernel, LaunchShape(1, 1), exec, state, optimizer, skip, deferred);
 }
 
 // Returns the new parameter; updates m and v.
@@ -141,8 +140,8 @@ void adamw(floatX* params, float* master, float* m, float* v, const float* grads
     require(((size_t)params | (size_t)master | (size_t)m | (size_t)v | (size_t)grads) % 16 == 0);
     require(block_size <= 128);
     size_t num_blocks = ceil_div(n, 8 * (size_t)block_size);
-    adamw_kernel4<<<num_blocks, block_size, 0, exec.stream>>>(params, master, m, v, grads, state, n, optimizer, seed);
-    cudaCheck(cudaGetLastError());
+    launch_kernel(adamw_kernel4, LaunchShape(num_blocks, block_size), exec, params, master, m, v, grads, state, n,
+                  optimizer, seed);
 }
 
 __global__ void adamw_round_kernel(floatX* params, const float* master, size_t n, uint32_t seed, int update) {
@@ -154,7 +153,7 @@ __global__ void adamw_round_kernel(floatX* params, const float* master, size_t n
 // Recomputes params (n) as they were after update number `update`, from the master weights (n) after that update.
 void adamw_round_weights(floatX* params, const float* master, size_t n, uint32_t seed, int update,
                          const Execution& exec) {
-    adamw_round_kernel<<<ceil_div(n, (size_t)256), 256, 0, exec.stream>>>(params, master, n, seed, update);
-    cudaCheck(cudaGetLastError());
+    launch_kernel(adamw_round_kernel, LaunchShape(ceil_div(n, (size_t)256), 256), exec, params, master, n, seed,
+                  update);
 }
 // ==== end promoted: adamw ====

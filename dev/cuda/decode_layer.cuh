@@ -1253,10 +1253,10 @@ void decode_layers_pack(floatX* packed, const DecodeLayers& layers, const Execut
 #if !defined(ENABLE_FP32)
     bool done = decode_layer_sizes(C, [&](auto, auto ranks) {
         unsigned blocks = (unsigned)ceil_div(n / x128::size, (size_t)256);
-        decode_layers_pack_kernel5<<<blocks, 256, 0, exec.stream>>>(packed, layers, ranks.value, n / x128::size);
+        launch_kernel(decode_layers_pack_kernel5, LaunchShape(blocks, 256), exec, packed, layers, ranks.value,
+                      n / x128::size);
     });
     require(done);
-    cudaCheck(cudaGetLastError());
 #else
     (void)packed;
 #endif

@@ -52,7 +52,6 @@ void encoder_forward(floatX* out, const int* inp, const floatX* wte, const float
     int groups = ceil_div(B, ENCODER_FORWARD_SEQUENCES);
     require(groups <= 65535);
     dim3 grid(ceil_div(T * (C / x128::size), block_size), groups);
-    encoder_forward_kernel4<<<grid, block_size, 0, exec.stream>>>(out, inp, wte, wpe, B, T, C);
-    cudaCheck(cudaGetLastError());
+    launch_kernel(encoder_forward_kernel4, LaunchShape(grid, block_size), exec, out, inp, wte, wpe, B, T, C);
 }
 // ==== end promoted: encoder_forward ====

@@ -173,13 +173,13 @@ void fused_classifier(floatX* logits, float* losses, const int* targets, const f
     // with GPT-2's rows in 16 bits, so that one row is read while the other is written. In fp32 it holds one block.
     bool fits = shared <= (size_t)device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
     if (fits && compiled_arch(fused_classifier_kernel7) >= 80) {
-        cudaCheck(cudaFuncSetAttribute(fused_classifier_kernel7, cudaFuncAttributeMaxDynamicSharedMemorySize, shared));
         cudaCheck(cudaFuncSetAttribute(fused_classifier_kernel7, cudaFuncAttributePreferredSharedMemoryCarveout,
                                        cudaSharedmemCarveoutMaxShared)); // without this, only one block fits on an SM
-        fused_classifier_kernel7<<<N, block_size, shared, exec.stream>>>(logits, losses, targets, dloss, V, Vp);
+        launch_kernel(fused_classifier_kernel7, LaunchShape(N, block_size, shared), exec, logits, losses, targets,
+                      dloss, V, Vp);
     } else {
-        fused_classifier_kernel6<<<N, block_size, 0, exec.stream>>>(logits, losses, targets, dloss, V, Vp);
+        launch_kernel(fused_classifier_kernel6, LaunchShape(N, block_size), exec, logits, losses, targets, dloss, V,
+                      Vp);
     }
-    cudaCheck(cudaGetLastError());
 }
 // ==== end promoted: fused_classifier ====

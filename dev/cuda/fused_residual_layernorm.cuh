@@ -58,8 +58,7 @@ void fused_residual_layernorm_forward(floatX* residual, floatX* normed, float* m
     // a launch may use 48 KB of shared memory without cudaFuncSetAttribute
     require(C * sizeof(floatX) <= 48 * 1024 - 32 * sizeof(float));
     require(block_size % 32 == 0 && block_size <= 1024);
-    fused_residual_layernorm_kernel3<<<N, block_size, C * sizeof(floatX), exec.stream>>>(
-        residual, normed, mean, rstd, inp1, inp2, weight, bias, C, epsilon);
-    cudaCheck(cudaGetLastError());
+    launch_kernel(fused_residual_layernorm_kernel3, LaunchShape(N, block_size, C * sizeof(floatX)), exec, residual,
+                  normed, mean, rstd, inp1, inp2, weight, bias, C, epsilon);
 }
 // ==== end promoted: fused_residual_layernorm ====

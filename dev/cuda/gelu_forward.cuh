@@ -31,8 +31,7 @@ void gelu_forward(floatX* out, const floatX* inp, size_t n, const Execution& exe
     Op op(exec, 2.0 * n * sizeof(floatX), 0, "gelu_forward");
     require(n % x128::size == 0);
     size_t num_blocks = ceil_div(n, (size_t)x128::size * block_size);
-    gelu_forward_kernel2<<<(unsigned)num_blocks, block_size, 0, exec.stream>>>(out, inp, n);
-    cudaCheck(cudaGetLastError());
+    launch_kernel(gelu_forward_kernel2, LaunchShape(num_blocks, block_size), exec, out, inp, n);
 }
 
 template <Activation kind>
@@ -57,10 +56,8 @@ void activation_forward(floatX* out, floatX* slope, const floatX* inp, size_t n,
     Op op(exec, (slope ? 3.0 : 2.0) * n * sizeof(floatX), 0, "activation_forward");
     require(n % x128::size == 0);
     with_activation(kind, [&](auto k) {
-        activation_forward_kernel2<k.value>
-            <<<(unsigned)ceil_div(n, (size_t)x128::size * block_size), block_size, 0, exec.stream>>>(out, slope, inp,
-                                                                                                     n);
+        launch_kernel(activation_forward_kernel2<k.value>,
+                      LaunchShape(ceil_div(n, (size_t)x128::size * block_size), block_size), exec, out, slope, inp, n);
     });
-    cudaCheck(cudaGetLastError());
 }
 // ==== end promoted: gelu_forward ====

@@ -58,8 +58,7 @@ void global_norm(float* norm, float* scratch, const float* grads, size_t n, cons
     int num_blocks; // first the resident blocks per SM, then the blocks that fit on the whole GPU at once
     cudaCheck(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&num_blocks, global_norm_kernel5, block_size, 0));
     num_blocks = min(num_blocks * num_multiprocessors(), (int)global_norm_scratch());
-    global_norm_kernel5<<<num_blocks, block_size, 0, exec.stream>>>(scratch, grads, n);
-    global_norm_finish_kernel5<<<1, 32, 0, exec.stream>>>(norm, scratch, num_blocks);
-    cudaCheck(cudaGetLastError());
+    launch_kernel(global_norm_kernel5, LaunchShape(num_blocks, block_size), exec, scratch, grads, n);
+    launch_kernel(global_norm_finish_kernel5, LaunchShape(1, 32), exec, norm, scratch, num_blocks);
 }
 // ==== end promoted: global_norm ====

@@ -91,9 +91,8 @@ static void layernorm_quantize2(const LayernormQuantizeArgs& q, const Execution&
     require(!q.to.columns && block_size <= 512);
     layernorm_quantize_vectors(q.C, [&](auto num_vecs) {
         auto kernel = layernorm_quantize_kernel2<decltype(num_vecs)::value>;
-        kernel<<<ceil_div(q.N, block_size / 32), block_size, 0, exec.stream>>>(q);
+        launch_kernel(kernel, LaunchShape(ceil_div(q.N, block_size / 32), block_size), exec, q);
     });
-    cudaCheck(cudaGetLastError());
 }
 
 // ---- kernel 3: 2 with the transposed copy: a block has 64 tokens, a warp takes pairs of them, see fp8.cuh ----

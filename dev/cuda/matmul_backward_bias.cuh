@@ -79,8 +79,8 @@ void matmul_backward_bias(float* dbias, float* scratch, const floatX* dout, int 
     int room = ceil_div(N, matmul_backward_bias_rows(N, OC)); // rows of partial sums that fit in scratch
     int rows = ceil_div(N, min(room, max(1, exec.free_sms() * per_sm / tiles)));
     int num = ceil_div(N, rows);
-    matmul_backward_bias_kernel7<<<dim3(tiles, num), block_size, shared, exec.stream>>>(scratch, dout, N, OC, rows);
-    cudaCheck(cudaGetLastError());
+    launch_kernel(matmul_backward_bias_kernel7, LaunchShape(dim3(tiles, num), block_size, shared), exec, scratch, dout,
+                  N, OC, rows);
     column_sums<32>(dbias, NULL, NULL, scratch, num, OC, exec);
 }
 // ==== end promoted: matmul_backward_bias ====

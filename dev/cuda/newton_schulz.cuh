@@ -93,8 +93,8 @@ __global__ void __launch_bounds__(256) newton_schulz_kernel2(NewtonSchulzProduct
 
 void newton_schulz2(floatX* out, floatX* scratch, const floatX* inp, int num, int n, int k, const Execution& exec) {
     newton_schulz_steps(out, scratch, inp, num, n, k, [=](const NewtonSchulzProduct& p) {
-        newton_schulz_kernel2<<<dim3(ceil_div(p.M, 64) * ceil_div(p.N, 64), num), 256, 0, exec.stream>>>(p);
-        cudaCheck(cudaGetLastError());
+        launch_kernel(newton_schulz_kernel2, LaunchShape(dim3(ceil_div(p.M, 64) * ceil_div(p.N, 64), num), 256), exec,
+                      p);
     });
 }
 
