@@ -94,7 +94,8 @@ follows karpathy/llm.c. The source of an algorithm is named at its operation, or
 #include "llmc/gelu.cuh"          // defines: GeluSaved, gelu, gelu_slope
 #include "llmc/profile.cuh"       // defines: Range, profile_open, profile_begin, profile_end, profile_print
 #include "llmc/ptx.cuh"           // defines: mbarrier_*, wgmma_*, tma_*, cp_async_*, ldmatrix_*, has_sm90a
-#include "llmc/tuned.h"           // defines: TunedState, tuned_config
+#include "llmc/tma_ring.cuh"      // defines: TmaRing
+#include "llmc/tuned.h"           // defines: TunedState, tuned_config, tuned_block_size
 #include "llmc/utils.h"           // defines: Error, die, require, malloc_check, time_ms, path_set
 #include "llmc/weight_matrix.cuh" // defines: WeightMatrix, weight_dispatch, weight_pairs
 #include <algorithm>
@@ -3286,8 +3287,7 @@ __global__ void encoder_forward_kernel4(floatX* out, const int* inp, const float
 // out (B,T,C) | inp (B,T), each in [0,Vp) | wte (Vp,C) | wpe (maxT,C), maxT >= T
 void encoder_forward(floatX* out, const int* inp, const floatX* wte, const floatX* wpe, int B, int T, int C,
                      const Execution& exec) {
-    int block_size =
-        exec.block_size ? exec.block_size : tuned_config(exec.tuned, "encoder_forward", (size_t)B * T, C, 256);
+    int block_size = tuned_block_size(exec, "encoder_forward", (size_t)B * T, C, 256);
     // the bytes do not include the rows of wte that are read, because their number depends on the tokens
     Op op(exec, ((double)B * T + T) * C * sizeof(floatX) + (double)B * T * sizeof(int), 0, "encoder_forward");
     require(C % x128::size == 0);
@@ -3595,8 +3595,7 @@ size_t encoder_backward_scratch(int B, int T, int V) {
 // | scratch (encoder_backward_scratch(B, T, V)), aligned to 16 bytes | dout (B,T,C) | inp (B,T), each in [0,V)
 void encoder_backward(float* dwte, float* dwpe, int* scratch, const floatX* dout, const int* inp, int B, int T, int C,
                       int V, const Execution& exec) {
-    int block_size =
-        exec.block_size ? exec.block_size : tuned_config(exec.tuned, "encoder_backward", (size_t)B * T, C, 256);
+    int block_size = tuned_block_size(exec, "encoder_backward", (size_t)B * T, C, 256);
     // the bytes do not include the rows of dwte that are read and written, because their number depends on the tokens
     Op op(exec, (double)B * T * (C * sizeof(floatX) + sizeof(int)) + (double)T * C * 2 * sizeof(float), 0,
           "encoder_backward");
@@ -3691,7 +3690,7 @@ template <int num_vecs> __global__ void __launch_bounds__(num_vecs == 6 ? 256 : 
 // rstd = 1 / sqrt(variance + epsilon)
 void layernorm_forward(floatX* out, float* mean, float* rstd, const floatX* inp, const floatX* weight,
                        const floatX* bias, int N, int C, float epsilon, const Execution& exec) {
-    int block_size = exec.block_size ? exec.block_size : tuned_config(exec.tuned, "layernorm_forward", N, C, 64);
+    int block_size = tuned_block_size(exec, "layernorm_forward", N, C, 64);
     Op op(exec, 2.0 * N * C * sizeof(floatX), 0, "layernorm_forward");
     int row_warps = 1, num_vectors = C / x128::size;
     while (num_vectors > 32 * LAYERNORM_FORWARD_MAX_VECS * row_warps) { row_warps *= 2; }
@@ -3750,8 +3749,7 @@ __global__ void fused_residual_layernorm_kernel3(floatX* residual, floatX* norme
 void fused_residual_layernorm_forward(floatX* residual, floatX* normed, float* mean, float* rstd, const floatX* inp1,
                                       const floatX* inp2, const floatX* weight, const floatX* bias, int N, int C,
                                       float epsilon, const Execution& exec) {
-    int block_size =
-        exec.block_size ? exec.block_size : tuned_config(exec.tuned, "fused_residual_layernorm", N, C, 128);
+    int block_size = tuned_block_size(exec, "fused_residual_layernorm", N, C, 128);
     Op op(exec, 4.0 * N * C * sizeof(floatX), 0, "fused_residual_layernorm");
     require(N >= 1 && C >= 8 && C % 8 == 0);
     // a launch may use 48 KB of shared memory without cudaFuncSetAttribute
@@ -3822,7 +3820,7 @@ __global__ void matmul_backward_bias_kernel7(float* partial, const floatX* dout,
 // dbias (OC) += dout summed over its rows | scratch (matmul_backward_bias_scratch(N, OC)) | dout (N,OC)
 // It launches one wave: as many blocks as can run at once, which share the rows equally. So there are few partial sums.
 void matmul_backward_bias(float* dbias, float* scratch, const floatX* dout, int N, int OC, const Execution& exec) {
-    int block_size = exec.block_size ? exec.block_size : tuned_config(exec.tuned, "matmul_backward_bias", N, OC, 512);
+    int block_size = tuned_block_size(exec, "matmul_backward_bias", N, OC, 512);
     Op op(exec, (double)N * OC * sizeof(floatX), 0, "matmul_backward_bias");
     require(N >= 1 && OC % x128::size == 0);
     size_t shared = (size_t)block_size / 32 * MATMUL_BACKWARD_BIAS_COLUMNS * sizeof(float);
@@ -4342,15 +4340,6 @@ __global__ void gelu_forward_kernel2(floatX* out, const floatX* inp, size_t n) {
     if (i < n) { store128(out + i, gelu_forward_vector(load128(inp + i))); }
 }
 
-// out (n) = gelu(inp (n)); out may be inp
-void gelu_forward(floatX* out, const floatX* inp, size_t n, const Execution& exec) {
-    int block_size = exec.block_size ? exec.block_size : tuned_config(exec.tuned, "gelu_forward", n, 1, 128);
-    Op op(exec, 2.0 * n * sizeof(floatX), 0, "gelu_forward");
-    require(n % x128::size == 0);
-    size_t num_blocks = ceil_div(n, (size_t)x128::size * block_size);
-    launch_kernel(gelu_forward_kernel2, LaunchShape(num_blocks, block_size), exec, out, inp, n);
-}
-
 template <Activation kind>
 __global__ void activation_forward_kernel2(floatX* out, floatX* slope, const floatX* inp, size_t n) {
     size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * x128::size;
@@ -4368,14 +4357,18 @@ __global__ void activation_forward_kernel2(floatX* out, floatX* slope, const flo
 // out (n) = the activation of inp (n), and slope (n), which may be NULL, its derivative there; out or slope may be inp
 void activation_forward(floatX* out, floatX* slope, const floatX* inp, size_t n, Activation kind,
                         const Execution& exec) {
-    if (kind == ACT_GELU_TANH && !slope) { return gelu_forward(out, inp, n, exec); }
-    const int block_size = 128;
-    Op op(exec, (slope ? 3.0 : 2.0) * n * sizeof(floatX), 0, "activation_forward");
+    bool is_gelu = kind == ACT_GELU_TANH && !slope;
+    int block_size = tuned_block_size(exec, "gelu_forward", n, 1, 128);
+    Op op(exec, (slope ? 3.0 : 2.0) * n * sizeof(floatX), 0, "%s_forward", is_gelu ? "gelu" : "activation");
     require(n % x128::size == 0);
-    with_activation(kind, [&](auto k) {
-        launch_kernel(activation_forward_kernel2<k.value>,
-                      LaunchShape(ceil_div(n, (size_t)x128::size * block_size), block_size), exec, out, slope, inp, n);
-    });
+    LaunchShape shape(ceil_div(n, (size_t)x128::size * block_size), block_size);
+    if (is_gelu) { return launch_kernel(gelu_forward_kernel2, shape, exec, out, inp, n); }
+    with_activation(
+        kind, [&](auto k) { launch_kernel(activation_forward_kernel2<k.value>, shape, exec, out, slope, inp, n); });
+}
+// out (n) = gelu(inp (n)); out may be inp
+void gelu_forward(floatX* out, const floatX* inp, size_t n, const Execution& exec) {
+    activation_forward(out, NULL, inp, n, ACT_GELU_TANH, exec);
 }
 // ==== end promoted: gelu_forward ====
 
@@ -4401,7 +4394,7 @@ __global__ void activation_backward_kernel2(floatX* dinp, const floatX* dout, co
 // dinp (n) = dout (n) times the derivative of the activation at inp (n); dinp may be dout
 void activation_backward(floatX* dinp, const floatX* dout, const floatX* inp, size_t n, Activation kind,
                          const Execution& exec) {
-    int block_size = exec.block_size ? exec.block_size : tuned_config(exec.tuned, "gelu_backward", n, 1, 256);
+    int block_size = tuned_block_size(exec, "gelu_backward", n, 1, 256);
     Op op(exec, 3.0 * n * sizeof(floatX), 0, "%s_backward", kind == ACT_GELU_TANH ? "gelu" : "activation");
     require(n % x128::size == 0);
     size_t num_blocks = ceil_div(n, (size_t)x128::size * block_size);
@@ -4537,7 +4530,7 @@ __global__ void __launch_bounds__(128)
 // bits in every update.
 void adamw(floatX* params, float* master, float* m, float* v, const float* grads, const StepState* state, size_t n,
            const AdamW& optimizer, uint32_t seed, const Execution& exec) {
-    int block_size = exec.block_size ? exec.block_size : tuned_config(exec.tuned, "adamw", n, 1, 128);
+    int block_size = tuned_block_size(exec, "adamw", n, 1, 128);
     // Bytes per element: 20 because m and v are read and written and grads are read. With master, master is read and
     // written and params are written; without master, params are read and written.
     double bytes = 20 + (master ? 8.0 + sizeof(floatX) : 2.0 * sizeof(floatX));
@@ -4747,8 +4740,8 @@ template <class G> struct GemmSMem {
         floatX inp[G::ROWS * 64], weight[G::COLUMNS * 64];
     } stages[RING];
     floatX boxes[8][G::BOXES][16 * 64]; // per consumer warp: results to be stored, or `third`
-    // full, box_full: TMA loads complete them, consumers wait; empty: consumers arrive, the producer waits
-    uint64_t full[RING], empty[RING], box_full[8][G::BOXES];
+    TmaRing<RING> ring;
+    uint64_t box_full[8][G::BOXES]; // TMA loads complete them, consumers wait
     uint64_t turn[2]; // consumer c waits for turn[c]; the other consumer arrives when it has issued its products
     uint64_t loaded;  // for work in idle warps: the producer arrives when it has loaded the last stage
 
@@ -4770,10 +4763,7 @@ template <class G> __device__ inline GemmSMem<G>& gemm_smem(unsigned char* dynam
 // afterwards.
 template <class G> __device__ inline void gemm_init(GemmSMem<G>& smem) {
     if (threadIdx.x == 0) {
-        for (int s = 0; s < G::RING; s++) {
-            mbarrier_init(&smem.full[s], 1);
-            mbarrier_init(&smem.empty[s], G::READERS * G::CLUSTER);
-        }
+        smem.ring.init(G::READERS * G::CLUSTER);
         for (int i = 0; i < 8 * G::BOXES; i++) { mbarrier_init(&smem.box_full[0][0] + i, 1); }
         for (int i = 0; i < 2; i++) { mbarrier_init(&smem.turn[i], 4); }
         mbarrier_init_fence();
@@ -4806,9 +4796,7 @@ template <class G, class Tile> __device__ inline void gemm_load(GemmSMem<G>& sme
 #pragma unroll 1
     for (int step = 0; step < num_steps; step++, i++) {
         auto& stage = smem.stages[i % G::RING];
-        uint64_t* full = &smem.full[i % G::RING];
-        mbarrier_wait(&smem.empty[i % G::RING], (i / G::RING + 1) % 2);
-        mbarrier_arrive_expect(full, sizeof(stage));
+        uint64_t* full = smem.ring.acquire(i, sizeof(stage));
         tile.load(stage.inp, inp_map, step * 64, tile.row, full);
         G::template load_weight<G::COLUMNS>(stage.weight, weight_map, step * 64, tile, rank, full);
     }
@@ -4856,7 +4844,7 @@ gemm_multiply(float (&sum)[G::PARTS][G::COLUMNS / 2], GemmSMem<G>& smem, int num
     for (int step = 0; step < num_steps; step++, i++) {
         auto& stage = smem.stages[i % G::RING];
         uint64_t inp = wgmma_descriptor(stage.inp);
-        mbarrier_wait(&smem.full[i % G::RING], i / G::RING % 2);
+        smem.ring.wait(i);
         wgmma_fence();
 #pragma unroll
         for (int k = 0; k < 4; k++) { // in the descriptor's units of 16 bytes, 16 columns are 2 and 64 rows are 512
@@ -4868,13 +4856,13 @@ gemm_multiply(float (&sum)[G::PARTS][G::COLUMNS / 2], GemmSMem<G>& smem, int num
         }
         wgmma_commit();
         wgmma_wait<1>(); // the previous step's products are done
-        if (step > 0) { G::release(&smem.empty[(i - 1) % G::RING]); }
+        if (step > 0) { G::release(&smem.ring.empty[(i - 1) % G::RING]); }
     }
     if (threadIdx.x % 32 == 0) { mbarrier_arrive(&smem.turn[1 - consumer]); }
     wgmma_wait<0>();
 #pragma unroll
     for (int m = 0; m < G::PARTS; m++) { wgmma_hold(sum[m]); }
-    G::release(&smem.empty[(i - 1) % G::RING]);
+    G::release(&smem.ring.empty[(i - 1) % G::RING]);
 }
 
 // The epilogue's column data for a tile, loaded while the products run. Each lane holds one pair per 64 columns, and
@@ -5328,8 +5316,7 @@ void matmul_forward_float(float* out, const floatX* inp, const floatX* weight, i
     call.out = out, call.out_is_float = true;
     call.a = inp, call.b = weight, call.b_transposed = true;
     call.M = N, call.N = OC, call.K = C;
-    bool supported = cublaslt_matmul(call, exec);
-    require(supported);
+    require(cublaslt_matmul(call, exec));
 }
 
 // out (N,OC) = product (N,OC) + bias (OC) + residual (N,OC). A thread per vector.
@@ -5383,8 +5370,7 @@ void matmul_forward20(floatX* out, GeluSaved saved, const floatX* inp, const flo
     call.aux = NULL;
     floatX* sum = saved.tensor ? saved.tensor : out;
     call.out = sum;
-    bool supported = cublaslt_matmul(call, exec);
-    require(supported);
+    require(cublaslt_matmul(call, exec));
     if (saved.has_gelu()) { gelu_forward(out, sum, (size_t)N * OC, exec); }
 }
 // ---- kernel 21: gemm.cuh: kernel 18 in clusters of two blocks, each of which loads half of a weight tile ----
@@ -5461,8 +5447,7 @@ void matmul_backward_input6(floatX* dinp, const floatX* dout, const floatX* weig
     }
     call.epilogue = MATMUL_PLAIN;
     call.aux = NULL;
-    bool supported = cublaslt_matmul(call, exec);
-    require(supported);
+    require(cublaslt_matmul(call, exec));
     if (pre_gelu) { gelu_backward(dinp, dinp, pre_gelu, (size_t)N * C, exec); }
 }
 
@@ -5476,8 +5461,7 @@ void matmul_backward_weight6(float* dweight, const floatX* dout, const floatX* i
     call.b = inp;
     call.M = OC, call.N = C, call.K = N;
     call.add = accumulate ? dweight : NULL;
-    bool supported = cublaslt_matmul(call, exec);
-    require(supported);
+    require(cublaslt_matmul(call, exec));
 }
 
 // ---- kernel 8: gemm.cuh for dinp with gelu' on the accumulators in registers, hidden behind the next tile's products ----
@@ -5646,8 +5630,7 @@ template <class G> struct MatmulBackwardRing {
         floatX dout[G::ROWS / 64][64 * 64];
         floatX inp[G::COLUMNS / 64][64 * 64];
     } stages[G::RING];
-    // full: TMA loads complete it; empty: 8 consumer warps of each of the 2 blocks arrive, the producer waits
-    uint64_t full[G::RING], empty[G::RING];
+    TmaRing<G::RING> barriers;
 };
 
 constexpr int MATMUL_BACKWARD_MAX_CLUSTERS = 128;
@@ -5668,9 +5651,7 @@ template <class G> __device__ inline void matmul_backward_load10(MatmulBackwardR
 #pragma unroll 1
     for (int n = part.end - part.begin; n > 0; n--, i++) {
         auto& stage = ring.stages[i % G::RING];
-        uint64_t* full = &ring.full[i % G::RING];
-        mbarrier_wait(&ring.empty[i % G::RING], (i / G::RING + 1) % 2);
-        mbarrier_arrive_expect(full, sizeof(stage));
+        uint64_t* full = ring.barriers.acquire(i, sizeof(stage));
         for (int box = 0; box < G::ROWS / 64; box++) {
             tma_load_2d(stage.dout[box], &dout_map, tile.row + 64 * box, step * 64, full);
         }
@@ -5693,17 +5674,17 @@ template <class G> __device__ inline void matmul_backward_multiply10(float (&sum
         auto& stage = ring.stages[i % G::RING];
         uint64_t dout = wgmma_descriptor_transposed(stage.dout[consumer], box_bytes);
         uint64_t inp = wgmma_descriptor_transposed(stage.inp, box_bytes);
-        mbarrier_wait(&ring.full[i % G::RING], i / G::RING % 2);
+        ring.barriers.wait(i);
         wgmma_fence();
 #pragma unroll
         for (int k = 0; k < 4; k++) { G::wgmma(sum, dout + 128 * k, inp + 128 * k, step > 0 || k > 0); } // 16 tokens
         wgmma_commit();
         wgmma_wait<1>(); // the previous step's products are done
-        if (step > 0) { G::release(&ring.empty[(i - 1) % G::RING]); }
+        if (step > 0) { G::release(&ring.barriers.empty[(i - 1) % G::RING]); }
     }
     wgmma_wait<0>();
     wgmma_hold(sum);
-    G::release(&ring.empty[(i - 1) % G::RING]);
+    G::release(&ring.barriers.empty[(i - 1) % G::RING]);
 }
 
 // Where `parts` has the accumulators of a consumer warp, 0 to 7: sum[4j .. 4j + 3] of lane l is element 32 * j + l.
@@ -5776,10 +5757,7 @@ template <class G> __global__ void __launch_bounds__(384, 1)
     auto& ring = shared_aligned_1024<MatmulBackwardRing<G>>(dynamic_shared_weight);
     if (threadIdx.x == 0) {
         tma_prefetch_map(&dout_map), tma_prefetch_map(&inp_map);
-        for (int stage = 0; stage < G::RING; stage++) {
-            mbarrier_init(&ring.full[stage], 1);
-            mbarrier_init(&ring.empty[stage], 8 * G::CLUSTER);
-        }
+        ring.barriers.init(8 * G::CLUSTER); // consumer warps
         mbarrier_init_fence();
     }
     G::sync();
@@ -6080,9 +6058,7 @@ __global__ void __launch_bounds__(1024)
 // dloss (1), or NULL: only the losses are computed, logits are not changed
 void fused_classifier(floatX* logits, float* losses, const int* targets, const float* dloss, int N, int V, int Vp,
                       const Execution& exec) {
-    int block_size = exec.block_size
-                         ? exec.block_size
-                         : tuned_config(exec.tuned, "fused_classifier", N, V, sizeof(floatX) == 4 ? 1024 : 512);
+    int block_size = tuned_block_size(exec, "fused_classifier", N, V, sizeof(floatX) == 4 ? 1024 : 512);
     Op op(exec, (dloss ? 2.0 : 1.0) * N * Vp * sizeof(floatX), 0, "fused_classifier");
     require(Vp % 8 == 0 && 1 <= V && V <= Vp);
     size_t shared = (size_t)(V / x128::size) * sizeof(x128) + 32 * sizeof(float);
@@ -6364,7 +6340,7 @@ size_t global_norm_scratch() { return 4096; }
 
 // norm (1) = sqrt(sum(grads^2)) | scratch (global_norm_scratch()) | grads (n), aligned to 16 bytes
 void global_norm(float* norm, float* scratch, const float* grads, size_t n, const Execution& exec) {
-    int block_size = exec.block_size ? exec.block_size : tuned_config(exec.tuned, "global_norm", n, 1, 512);
+    int block_size = tuned_block_size(exec, "global_norm", n, 1, 512);
     Op op(exec, 4.0 * n, 2.0 * n, "global_norm");
     require((size_t)grads % 16 == 0);
     int num_blocks; // first the resident blocks per SM, then the blocks that fit on the whole GPU at once
@@ -6568,7 +6544,6 @@ template <int num_vecs> __device__ inline void layernorm_quantize_row(x128 (&x)[
                                                                       const LayernormQuantizeArgs& q, int row) {
     int first = threadIdx.x % 32 * x128::size;
     auto inside = [&](int j) { return j < num_vecs - 1 || first + j * 256 < q.C; };
-    float sum = 0.0f, squares = 0.0f;
 #pragma unroll
     for (int j = 0; j < num_vecs; j++) {
         size_t i = (size_t)row * q.C + first + j * 256;
@@ -6578,16 +6553,9 @@ template <int num_vecs> __device__ inline void layernorm_quantize_row(x128 (&x)[
         for (int k = 0; k < x128::size; k++) { x[j][k] = (floatX)((float)x[j][k] + (float)y[k]); }
         store128(q.residual + i, x[j]);
     }
-#pragma unroll
-    for (int j = 0; j < num_vecs; j++) {
-        for (int k = 0; k < x128::size; k++) { sum += (float)x[j][k]; }
-    }
-    float m = warp_sum(sum) / q.C;
-#pragma unroll
-    for (int j = 0; j < num_vecs; j++) {
-        for (int k = 0; inside(j) && k < x128::size; k++) { squares += ((float)x[j][k] - m) * ((float)x[j][k] - m); }
-    }
-    float r = rsqrtf(warp_sum(squares) / q.C + q.epsilon);
+    float2 statistics = layernorm_statistics(
+        x, [&](float sum) { return sum / q.C; }, q.epsilon, inside);
+    float m = statistics.x, r = statistics.y;
     if (threadIdx.x % 32 == 0) { *mean = m, *rstd = r; }
 #pragma unroll
     for (int j = 0; j < num_vecs; j++) {
@@ -6713,8 +6681,7 @@ template <class A> void matmul_fp8_2(const MatmulFp8Args<A>& p, bool fast, const
     call.M = p.M, call.N = p.N, call.K = p.K;
     call.out = p.out;
     if (!p.out) { call.out = p.sum, call.out_is_float = true, call.add = p.accumulate ? p.sum : NULL; }
-    bool supported = cublaslt_matmul(call, exec);
-    require(supported);
+    require(cublaslt_matmul(call, exec));
 }
 
 // The form of gemm.cuh for fp8. The code addresses two elements as one floatX, so it counts pairs of elements along K. A
@@ -10221,7 +10188,8 @@ DecodeMatvecLaunch<Out, W> decode_matvec_launch6(bool norm, int B, int K, int OC
 template <class Out> void decode_matvec_run(Out* out, const floatX* x, const floatX* norm_weight,
                                             const floatX* norm_bias, const WeightMatrix& weight, const floatX* bias,
                                             const floatX* residual, bool gelu, int B, int K, int OC, float epsilon,
-                                            const Execution& exec, int block_size) {
+                                            const Execution& exec) {
+    int block_size = exec.block_size ? exec.block_size : 256;
     require((norm_weight != NULL) == (norm_bias != NULL));
     weight_dispatch(weight, [&](auto type) {
         typedef decltype(type) W;
@@ -10238,22 +10206,18 @@ template <class Out> void decode_matvec_run(Out* out, const floatX* x, const flo
 void decode_matvec(floatX* out, const floatX* x, const floatX* norm_weight, const floatX* norm_bias,
                    const WeightMatrix& weight, const floatX* bias, const floatX* residual, bool gelu, int B, int K,
                    int OC, float epsilon, const Execution& exec) {
-    int block_size = exec.block_size ? exec.block_size : 256;
     double others = (double)B * (K + (residual ? 2.0 : 1.0) * OC) * sizeof(floatX);
     Op op(exec, weight.bytes(OC, K) + others, 2.0 * B * OC * K, "decode_matvec %d -> %d", K, OC);
-    decode_matvec_run(out, x, norm_weight, norm_bias, weight, bias, residual, gelu, B, K, OC, epsilon, exec,
-                      block_size);
+    decode_matvec_run(out, x, norm_weight, norm_bias, weight, bias, residual, gelu, B, K, OC, epsilon, exec);
 }
 
 // logits (B,Vp) float = layernorm(x) wte^T | x (B,C) | norm_weight, norm_bias (C) | wte (Vp,C)
 void decode_head(float* logits, const floatX* x, const floatX* norm_weight, const floatX* norm_bias,
                  const WeightMatrix& wte, int B, int C, int Vp, float epsilon, const Execution& exec) {
-    int block_size = exec.block_size ? exec.block_size : 256;
     double others = (double)B * C * sizeof(floatX) + (double)B * Vp * sizeof(float);
     Op op(exec, wte.bytes(Vp, C) + others, 2.0 * B * Vp * C, "decode_matvec %d -> %d, head", C, Vp);
     require(norm_weight != NULL);
-    decode_matvec_run<float>(logits, x, norm_weight, norm_bias, wte, NULL, NULL, false, B, C, Vp, epsilon, exec,
-                             block_size);
+    decode_matvec_run<float>(logits, x, norm_weight, norm_bias, wte, NULL, NULL, false, B, C, Vp, epsilon, exec);
 }
 // ==== end promoted: decode_matvec ====
 
@@ -10370,22 +10334,14 @@ template <int lanes, int depth> struct DecodeAttentionState {
     // The result over all threads of the block, for element threadIdx.x; in threads from HS on it is meaningless.
     __device__ DecodeAttentionSum join(DecodeAttentionShared& shared, int HS) {
         int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-        float warp_max = max; // maximum over the groups of lanes, which had different keys
-#pragma unroll
-        for (int offset = 16; offset >= lanes; offset /= 2) {
-            warp_max = fmaxf(warp_max, __shfl_xor_sync(0xFFFFFFFFu, warp_max, offset));
-        }
+        float warp_max = groups_max<lanes>(max); // the groups of lanes had different keys
         float rescale = exp2f(max - warp_max);
-        total *= rescale;
-#pragma unroll
-        for (int offset = 16; offset >= lanes; offset /= 2) { total += __shfl_xor_sync(0xFFFFFFFFu, total, offset); }
+        total = groups_sum<lanes>(total * rescale);
 #pragma unroll
         for (int d = 0; d < depth; d++) {
 #pragma unroll
             for (int e = 0; e < x128::size; e++) {
-                float x = sum[d][e] * rescale;
-#pragma unroll
-                for (int offset = 16; offset >= lanes; offset /= 2) { x += __shfl_xor_sync(0xFFFFFFFFu, x, offset); }
+                float x = groups_sum<lanes>(sum[d][e] * rescale);
                 int i = (lane % lanes + d * lanes) * x128::size + e;
                 if (lane < lanes && i < HS) { shared.sum[warp][i] = x; }
             }
@@ -11126,10 +11082,7 @@ template <int C, int ranks> struct DecodeLayerBlock : DecodeLayerSizes<C, ranks>
             dot = lanes_sum<8>(dot);
             if (lane < 8) { score[TOKENS] = dot, largest = fmaxf(largest, dot); }
         }
-#pragma unroll
-        for (int offset = 16; offset >= 8; offset /= 2) {
-            largest = fmaxf(largest, __shfl_xor_sync(0xFFFFFFFFu, largest, offset));
-        }
+        largest = groups_max<8>(largest);
 #pragma unroll
         for (int i = 0; i < TOKENS; i++) {
             if (i * 4 * WARPS >= tokens.n) { continue; }
@@ -11527,21 +11480,17 @@ template <int C, int TEAMS> struct DecodeLayerTexts {
         constexpr int most = (C / VEC + 31) / 32;
         auto load = [&](const floatX* from, int i) { return load128(from + (i * 32 + lane) * VEC); };
         auto is = [&](int i) { return C / VEC % 32 == 0 || i * 32 + lane < C / VEC; };
-        float x[most][VEC] = {}, sum = 0.0f, squares = 0.0f;
+        float x[most][VEC] = {};
 #pragma unroll
         for (int i = 0; i < most; i++) {
             if (!is(i)) { continue; }
             x128 part = load(row, i);
 #pragma unroll
-            for (int e = 0; e < VEC; e++) { x[i][e] = (float)part[e], sum += x[i][e]; }
+            for (int e = 0; e < VEC; e++) { x[i][e] = (float)part[e]; }
         }
-        float mean = warp_sum(sum) * (1.0f / C);
-#pragma unroll
-        for (int i = 0; i < most; i++) {
-#pragma unroll
-            for (int e = 0; e < VEC; e++) { squares += is(i) ? (x[i][e] - mean) * (x[i][e] - mean) : 0.0f; }
-        }
-        float rstd = rsqrtf(warp_sum(squares) * (1.0f / C) + epsilon);
+        float2 statistics = layernorm_statistics(
+            x, [](float sum) { return sum * (1.0f / C); }, epsilon, is);
+        float mean = statistics.x, rstd = statistics.y;
 #pragma unroll
         for (int i = 0; i < most; i++) {
             if (!is(i)) { continue; }
@@ -11664,10 +11613,7 @@ template <int C, int TEAMS> struct DecodeLayerTexts {
         }
         if (RING > 0) { cp_async_wait<0>(); }
         float before = s.largest;
-#pragma unroll
-        for (int offset = 16; offset >= 8; offset /= 2) {
-            s.largest = fmaxf(s.largest, __shfl_xor_sync(0xFFFFFFFFu, s.largest, offset));
-        }
+        s.largest = groups_max<8>(s.largest);
         s.rescale(before);
         decode_layer_store_part(own.warps[warp], s.sum, s.total, s.largest);
         sync();
@@ -11811,29 +11757,26 @@ template <int C, int TEAMS> __global__ void __launch_bounds__(TEAMS* DECODE_LAYE
     }
 }
 
-// Calls launch(C, ranks), of types like std::integral_constant, for the sizes that there are; false: there are none for C.
+template <int n> using DecodeLayerInt = std::integral_constant<int, n>;
+// Calls launch(C, ranks), with DecodeLayerInt, for the sizes that there are; false: there are none for C.
 template <class Launch> bool decode_layer_sizes(int C, const Launch& launch) {
     auto with = [&](auto c, auto ranks) {
         if (C == c.value) { launch(c, ranks); }
         return C == c.value;
     };
-    typedef std::integral_constant<int, 4> Four;
-    typedef std::integral_constant<int, 8> Eight;
-    return with(std::integral_constant<int, 128>(), Eight()) || with(std::integral_constant<int, 320>(), Four()) ||
-           with(std::integral_constant<int, 768>(), Eight()) || with(std::integral_constant<int, 1024>(), Four()) ||
-           with(std::integral_constant<int, 1280>(), Four()) || with(std::integral_constant<int, 1600>(), Four());
+    DecodeLayerInt<4> four;
+    DecodeLayerInt<8> eight;
+    return with(DecodeLayerInt<128>(), eight) || with(DecodeLayerInt<320>(), four) ||
+           with(DecodeLayerInt<768>(), eight) || with(DecodeLayerInt<1024>(), four) ||
+           with(DecodeLayerInt<1280>(), four) || with(DecodeLayerInt<1600>(), four);
 }
 // The same for kernel 6 and B texts: launch(C, teams).
 template <class Launch> bool decode_layer_sizes6(int B, int C, const Launch& launch) {
-    auto with = [&](auto c, auto teams) {
-        bool is = C == c.value && B <= 8 * teams.value && B > 8 * teams.value - 8;
-        if (is) { launch(c, teams); }
-        return is;
+    auto with = [&](auto c) {
+        if (C == c.value) { B <= 8 ? launch(c, DecodeLayerInt<1>()) : launch(c, DecodeLayerInt<2>()); }
+        return C == c.value;
     };
-    typedef std::integral_constant<int, 1> One;
-    typedef std::integral_constant<int, 2> Two;
-    return with(std::integral_constant<int, 128>(), One()) || with(std::integral_constant<int, 128>(), Two()) ||
-           with(std::integral_constant<int, 768>(), One()) || with(std::integral_constant<int, 768>(), Two());
+    return B >= 1 && B <= DECODE_LAYER_TEXTS && (with(DecodeLayerInt<128>()) || with(DecodeLayerInt<768>()));
 }
 // Calls run(kernel, shape) with kernel 5 or 6 for B texts and the shape of its launch. Returns false if there is none for C.
 template <class Run> bool decode_layers_kernel(int kernel, int B, int C, int NH, const Run& run) {

@@ -411,6 +411,18 @@ template <int lanes, class T> __device__ inline T lanes_sum(T x) {
     return x;
 }
 
+// The sum and the maximum of x over the lanes of a warp that have the same place in their groups of `lanes`.
+template <int lanes> __device__ inline float groups_sum(float x) {
+#pragma unroll
+    for (int offset = 16; offset >= lanes; offset /= 2) { x += __shfl_xor_sync(0xFFFFFFFFu, x, offset); }
+    return x;
+}
+template <int lanes> __device__ inline float groups_max(float x) {
+#pragma unroll
+    for (int offset = 16; offset >= lanes; offset /= 2) { x = fmaxf(x, __shfl_xor_sync(0xFFFFFFFFu, x, offset)); }
+    return x;
+}
+
 // One step of the sums below, with half = 8, 4, 2 or 1: adds the values v[0 .. 2 * half - 1] of lanes that differ in bit `offset`. Each lane
 // gives half of its values to the other lane and adds what it receives to the half that it keeps, v[0 .. half - 1].
 __device__ inline void warp_sums_step(float* v, int half, int offset) {
@@ -438,6 +450,25 @@ template <int n> __device__ inline float warp_sums(float* v) {
 __device__ inline float2 fragment_column_sums(float (&v)[16]) {
     warp_sums_step(v, 8, 16), warp_sums_step(v, 4, 8), warp_sums_step(v, 2, 4);
     return make_float2(v[0], v[1]);
+}
+
+// Returns the mean and 1 / sqrt(variance + epsilon) of a row in a warp's registers, n vectors per lane. Vector j counts if inside(j);
+// otherwise it is zeros. mean_of(sum) divides a sum by the number of elements.
+template <class T, int n, class MeanOf, class Inside> __device__ inline float2
+layernorm_statistics(const T (&x)[n], const MeanOf& mean_of, float epsilon, const Inside& inside) {
+    float sum = 0.0f, squares = 0.0f;
+#pragma unroll
+    for (int j = 0; j < n; j++) {
+        for (int k = 0; k < x128::size; k++) { sum += (float)x[j][k]; }
+    }
+    float mean = mean_of(warp_sum(sum));
+#pragma unroll
+    for (int j = 0; j < n; j++) {
+        for (int k = 0; inside(j) && k < x128::size; k++) {
+            squares += ((float)x[j][k] - mean) * ((float)x[j][k] - mean);
+        }
+    }
+    return make_float2(mean, rsqrtf(mean_of(warp_sum(squares)) + epsilon));
 }
 
 // ---- rounding -----------------------------------------------------------------------

@@ -132,7 +132,7 @@ __global__ void __launch_bounds__(128)
 // bits in every update.
 void adamw(floatX* params, float* master, float* m, float* v, const float* grads, const StepState* state, size_t n,
            const AdamW& optimizer, uint32_t seed, const Execution& exec) {
-    int block_size = exec.block_size ? exec.block_size : tuned_config(exec.tuned, "adamw", n, 1, 128);
+    int block_size = tuned_block_size(exec, "adamw", n, 1, 128);
     // Bytes per element: 20 because m and v are read and written and grads are read. With master, master is read and
     // written and params are written; without master, params are read and written.
     double bytes = 20 + (master ? 8.0 + sizeof(floatX) : 2.0 * sizeof(floatX));

@@ -123,22 +123,14 @@ template <int lanes, int depth> struct DecodeAttentionState {
     // The result over all threads of the block, for element threadIdx.x; in threads from HS on it is meaningless.
     __device__ DecodeAttentionSum join(DecodeAttentionShared& shared, int HS) {
         int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-        float warp_max = max; // maximum over the groups of lanes, which had different keys
-#pragma unroll
-        for (int offset = 16; offset >= lanes; offset /= 2) {
-            warp_max = fmaxf(warp_max, __shfl_xor_sync(0xFFFFFFFFu, warp_max, offset));
-        }
+        float warp_max = groups_max<lanes>(max); // the groups of lanes had different keys
         float rescale = exp2f(max - warp_max);
-        total *= rescale;
-#pragma unroll
-        for (int offset = 16; offset >= lanes; offset /= 2) { total += __shfl_xor_sync(0xFFFFFFFFu, total, offset); }
+        total = groups_sum<lanes>(total * rescale);
 #pragma unroll
         for (int d = 0; d < depth; d++) {
 #pragma unroll
             for (int e = 0; e < x128::size; e++) {
-                float x = sum[d][e] * rescale;
-#pragma unroll
-                for (int offset = 16; offset >= lanes; offset /= 2) { x += __shfl_xor_sync(0xFFFFFFFFu, x, offset); }
+                float x = groups_sum<lanes>(sum[d][e] * rescale);
                 int i = (lane % lanes + d * lanes) * x128::size + e;
                 if (lane < lanes && i < HS) { shared.sum[warp][i] = x; }
             }

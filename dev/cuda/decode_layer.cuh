@@ -496,10 +496,7 @@ template <int C, int ranks> struct DecodeLayerBlock : DecodeLayerSizes<C, ranks>
             dot = lanes_sum<8>(dot);
             if (lane < 8) { score[TOKENS] = dot, largest = fmaxf(largest, dot); }
         }
-#pragma unroll
-        for (int offset = 16; offset >= 8; offset /= 2) {
-            largest = fmaxf(largest, __shfl_xor_sync(0xFFFFFFFFu, largest, offset));
-        }
+        largest = groups_max<8>(largest);
 #pragma unroll
         for (int i = 0; i < TOKENS; i++) {
             if (i * 4 * WARPS >= tokens.n) { continue; }
@@ -897,21 +894,17 @@ template <int C, int TEAMS> struct DecodeLayerTexts {
         constexpr int most = (C / VEC + 31) / 32;
         auto load = [&](const floatX* from, int i) { return load128(from + (i * 32 + lane) * VEC); };
         auto is = [&](int i) { return C / VEC % 32 == 0 || i * 32 + lane < C / VEC; };
-        float x[most][VEC] = {}, sum = 0.0f, squares = 0.0f;
+        float x[most][VEC] = {};
 #pragma unroll
         for (int i = 0; i < most; i++) {
             if (!is(i)) { continue; }
             x128 part = load(row, i);
 #pragma unroll
-            for (int e = 0; e < VEC; e++) { x[i][e] = (float)part[e], sum += x[i][e]; }
+            for (int e = 0; e < VEC; e++) { x[i][e] = (float)part[e]; }
         }
-        float mean = warp_sum(sum) * (1.0f / C);
-#pragma unroll
-        for (int i = 0; i < most; i++) {
-#pragma unroll
-            for (int e = 0; e < VEC; e++) { squares += is(i) ? (x[i][e] - mean) * (x[i][e] - mean) : 0.0f; }
-        }
-        float rstd = rsqrtf(warp_sum(squares) * (1.0f / C) + epsilon);
+        float2 statistics = layernorm_statistics(
+            x, [](float sum) { return sum * (1.0f / C); }, epsilon, is);
+        float mean = statistics.x, rstd = statistics.y;
 #pragma unroll
         for (int i = 0; i < most; i++) {
             if (!is(i)) { continue; }
@@ -1034,10 +1027,7 @@ template <int C, int TEAMS> struct DecodeLayerTexts {
         }
         if (RING > 0) { cp_async_wait<0>(); }
         float before = s.largest;
-#pragma unroll
-        for (int offset = 16; offset >= 8; offset /= 2) {
-            s.largest = fmaxf(s.largest, __shfl_xor_sync(0xFFFFFFFFu, s.largest, offset));
-        }
+        s.largest = groups_max<8>(s.largest);
         s.rescale(before);
         decode_layer_store_part(own.warps[warp], s.sum, s.total, s.largest);
         sync();
@@ -1181,29 +1171,26 @@ template <int C, int TEAMS> __global__ void __launch_bounds__(TEAMS* DECODE_LAYE
     }
 }
 
-// Calls launch(C, ranks), of types like std::integral_constant, for the sizes that there are; false: there are none for C.
+template <int n> using DecodeLayerInt = std::integral_constant<int, n>;
+// Calls launch(C, ranks), with DecodeLayerInt, for the sizes that there are; false: there are none for C.
 template <class Launch> bool decode_layer_sizes(int C, const Launch& launch) {
     auto with = [&](auto c, auto ranks) {
         if (C == c.value) { launch(c, ranks); }
         return C == c.value;
     };
-    typedef std::integral_constant<int, 4> Four;
-    typedef std::integral_constant<int, 8> Eight;
-    return with(std::integral_constant<int, 128>(), Eight()) || with(std::integral_constant<int, 320>(), Four()) ||
-           with(std::integral_constant<int, 768>(), Eight()) || with(std::integral_constant<int, 1024>(), Four()) ||
-           with(std::integral_constant<int, 1280>(), Four()) || with(std::integral_constant<int, 1600>(), Four());
+    DecodeLayerInt<4> four;
+    DecodeLayerInt<8> eight;
+    return with(DecodeLayerInt<128>(), eight) || with(DecodeLayerInt<320>(), four) ||
+           with(DecodeLayerInt<768>(), eight) || with(DecodeLayerInt<1024>(), four) ||
+           with(DecodeLayerInt<1280>(), four) || with(DecodeLayerInt<1600>(), four);
 }
 // The same for kernel 6 and B texts: launch(C, teams).
 template <class Launch> bool decode_layer_sizes6(int B, int C, const Launch& launch) {
-    auto with = [&](auto c, auto teams) {
-        bool is = C == c.value && B <= 8 * teams.value && B > 8 * teams.value - 8;
-        if (is) { launch(c, teams); }
-        return is;
+    auto with = [&](auto c) {
+        if (C == c.value) { B <= 8 ? launch(c, DecodeLayerInt<1>()) : launch(c, DecodeLayerInt<2>()); }
+        return C == c.value;
     };
-    typedef std::integral_constant<int, 1> One;
-    typedef std::integral_constant<int, 2> Two;
-    return with(std::integral_constant<int, 128>(), One()) || with(std::integral_constant<int, 128>(), Two()) ||
-           with(std::integral_constant<int, 768>(), One()) || with(std::integral_constant<int, 768>(), Two());
+    return B >= 1 && B <= DECODE_LAYER_TEXTS && (with(DecodeLayerInt<128>()) || with(DecodeLayerInt<768>()));
 }
 // Calls run(kernel, shape) with kernel 5 or 6 for B texts and the shape of its launch. Returns false if there is none for C.
 template <class Run> bool decode_layers_kernel(int kernel, int B, int C, int NH, const Run& run) {

@@ -239,7 +239,8 @@ DecodeMatvecLaunch<Out, W> decode_matvec_launch6(bool norm, int B, int K, int OC
 template <class Out> void decode_matvec_run(Out* out, const floatX* x, const floatX* norm_weight,
                                             const floatX* norm_bias, const WeightMatrix& weight, const floatX* bias,
                                             const floatX* residual, bool gelu, int B, int K, int OC, float epsilon,
-                                            const Execution& exec, int block_size) {
+                                            const Execution& exec) {
+    int block_size = exec.block_size ? exec.block_size : 256;
     require((norm_weight != NULL) == (norm_bias != NULL));
     weight_dispatch(weight, [&](auto type) {
         typedef decltype(type) W;
@@ -256,21 +257,17 @@ template <class Out> void decode_matvec_run(Out* out, const floatX* x, const flo
 void decode_matvec(floatX* out, const floatX* x, const floatX* norm_weight, const floatX* norm_bias,
                    const WeightMatrix& weight, const floatX* bias, const floatX* residual, bool gelu, int B, int K,
                    int OC, float epsilon, const Execution& exec) {
-    int block_size = exec.block_size ? exec.block_size : 256;
     double others = (double)B * (K + (residual ? 2.0 : 1.0) * OC) * sizeof(floatX);
     Op op(exec, weight.bytes(OC, K) + others, 2.0 * B * OC * K, "decode_matvec %d -> %d", K, OC);
-    decode_matvec_run(out, x, norm_weight, norm_bias, weight, bias, residual, gelu, B, K, OC, epsilon, exec,
-                      block_size);
+    decode_matvec_run(out, x, norm_weight, norm_bias, weight, bias, residual, gelu, B, K, OC, epsilon, exec);
 }
 
 // logits (B,Vp) float = layernorm(x) wte^T | x (B,C) | norm_weight, norm_bias (C) | wte (Vp,C)
 void decode_head(float* logits, const floatX* x, const floatX* norm_weight, const floatX* norm_bias,
                  const WeightMatrix& wte, int B, int C, int Vp, float epsilon, const Execution& exec) {
-    int block_size = exec.block_size ? exec.block_size : 256;
     double others = (double)B * C * sizeof(floatX) + (double)B * Vp * sizeof(float);
     Op op(exec, wte.bytes(Vp, C) + others, 2.0 * B * Vp * C, "decode_matvec %d -> %d, head", C, Vp);
     require(norm_weight != NULL);
-    decode_matvec_run<float>(logits, x, norm_weight, norm_bias, wte, NULL, NULL, false, B, C, Vp, epsilon, exec,
-                             block_size);
+    decode_matvec_run<float>(logits, x, norm_weight, norm_bias, wte, NULL, NULL, false, B, C, Vp, epsilon, exec);
 }
 // ==== end promoted: decode_matvec ====

@@ -305,8 +305,7 @@ size_t encoder_backward_scratch(int B, int T, int V) {
 // | scratch (encoder_backward_scratch(B, T, V)), aligned to 16 bytes | dout (B,T,C) | inp (B,T), each in [0,V)
 void encoder_backward(float* dwte, float* dwpe, int* scratch, const floatX* dout, const int* inp, int B, int T, int C,
                       int V, const Execution& exec) {
-    int block_size =
-        exec.block_size ? exec.block_size : tuned_config(exec.tuned, "encoder_backward", (size_t)B * T, C, 256);
+    int block_size = tuned_block_size(exec, "encoder_backward", (size_t)B * T, C, 256);
     // the bytes do not include the rows of dwte that are read and written, because their number depends on the tokens
     Op op(exec, (double)B * T * (C * sizeof(floatX) + sizeof(int)) + (double)T * C * 2 * sizeof(float), 0,
           "encoder_backward");

@@ -163,9 +163,7 @@ __global__ void __launch_bounds__(1024)
 // dloss (1), or NULL: only the losses are computed, logits are not changed
 void fused_classifier(floatX* logits, float* losses, const int* targets, const float* dloss, int N, int V, int Vp,
                       const Execution& exec) {
-    int block_size = exec.block_size
-                         ? exec.block_size
-                         : tuned_config(exec.tuned, "fused_classifier", N, V, sizeof(floatX) == 4 ? 1024 : 512);
+    int block_size = tuned_block_size(exec, "fused_classifier", N, V, sizeof(floatX) == 4 ? 1024 : 512);
     Op op(exec, (dloss ? 2.0 : 1.0) * N * Vp * sizeof(floatX), 0, "fused_classifier");
     require(Vp % 8 == 0 && 1 <= V && V <= Vp);
     size_t shared = (size_t)(V / x128::size) * sizeof(x128) + 32 * sizeof(float);

@@ -33,7 +33,7 @@ __global__ void activation_backward_kernel2(floatX* dinp, const floatX* dout, co
 // dinp (n) = dout (n) times the derivative of the activation at inp (n); dinp may be dout
 void activation_backward(floatX* dinp, const floatX* dout, const floatX* inp, size_t n, Activation kind,
                          const Execution& exec) {
-    int block_size = exec.block_size ? exec.block_size : tuned_config(exec.tuned, "gelu_backward", n, 1, 256);
+    int block_size = tuned_block_size(exec, "gelu_backward", n, 1, 256);
     Op op(exec, 3.0 * n * sizeof(floatX), 0, "%s_backward", kind == ACT_GELU_TANH ? "gelu" : "activation");
     require(n % x128::size == 0);
     size_t num_blocks = ceil_div(n, (size_t)x128::size * block_size);

@@ -408,7 +408,7 @@ void gelu_linear6(floatX* out, const floatX* inp, const floatX* weight, const fl
 // linear_multiply_changed calls this when a warp has read stage i. All lanes read inp (ldmatrix), so they meet first.
 template <class G> __device__ inline void linear_release(GemmSMem<G>& shared, int i) {
     __syncwarp();
-    G::release(&shared.empty[i % G::RING]);
+    G::release(&shared.ring.empty[i % G::RING]);
 }
 
 // Like gemm_sm90_kernel9, but cooperative and with gelu in the main loop.
@@ -491,7 +491,7 @@ gelu_linear_multiply8(const Gelu& gelu, float (&sum)[1][192], GemmSMem<G>& smem,
     uint32_t a[8], b[8];
     auto change = [&](uint32_t(&a)[8], int i, int half) {
         uint32_t inp = shared_address(smem.stages[i % G::RING].inp);
-        if (half == 0) { mbarrier_wait(&smem.full[i % G::RING], i / G::RING % 2); }
+        if (half == 0) { smem.ring.wait(i); }
 #pragma unroll
         for (int k = 0; k < 2; k++) {
             ldmatrix_x4(a + 4 * k, inp + linear_swizzle(inp_row, 4 * half + 2 * k + lane / 16));

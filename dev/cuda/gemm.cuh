@@ -19,6 +19,7 @@ Source: warp-specialised persistent kernels, ping-pong and cooperative, come fro
 #include "../../llmc/cuda_common.cuh"
 #include "../../llmc/gelu.cuh"
 #include "../../llmc/ptx.cuh"
+#include "../../llmc/tma_ring.cuh"
 #include <limits.h>
 
 // ==== promoted: gemm ====
@@ -205,8 +206,8 @@ template <class G> struct GemmSMem {
         floatX inp[G::ROWS * 64], weight[G::COLUMNS * 64];
     } stages[RING];
     floatX boxes[8][G::BOXES][16 * 64]; // per consumer warp: results to be stored, or `third`
-    // full, box_full: TMA loads complete them, consumers wait; empty: consumers arrive, the producer waits
-    uint64_t full[RING], empty[RING], box_full[8][G::BOXES];
+    TmaRing<RING> ring;
+    uint64_t box_full[8][G::BOXES]; // TMA loads complete them, consumers wait
     uint64_t turn[2]; // consumer c waits for turn[c]; the other consumer arrives when it has issued its products
     uint64_t loaded;  // for work in idle warps: the producer arrives when it has loaded the last stage
 
@@ -228,10 +229,7 @@ template <class G> __device__ inline GemmSMem<G>& gemm_smem(unsigned char* dynam
 // afterwards.
 template <class G> __device__ inline void gemm_init(GemmSMem<G>& smem) {
     if (threadIdx.x == 0) {
-        for (int s = 0; s < G::RING; s++) {
-            mbarrier_init(&smem.full[s], 1);
-            mbarrier_init(&smem.empty[s], G::READERS * G::CLUSTER);
-        }
+        smem.ring.init(G::READERS * G::CLUSTER);
         for (int i = 0; i < 8 * G::BOXES; i++) { mbarrier_init(&smem.box_full[0][0] + i, 1); }
         for (int i = 0; i < 2; i++) { mbarrier_init(&smem.turn[i], 4); }
         mbarrier_init_fence();
@@ -264,9 +262,7 @@ template <class G, class Tile> __device__ inline void gemm_load(GemmSMem<G>& sme
 #pragma unroll 1
     for (int step = 0; step < num_steps; step++, i++) {
         auto& stage = smem.stages[i % G::RING];
-        uint64_t* full = &smem.full[i % G::RING];
-        mbarrier_wait(&smem.empty[i % G::RING], (i / G::RING + 1) % 2);
-        mbarrier_arrive_expect(full, sizeof(stage));
+        uint64_t* full = smem.ring.acquire(i, sizeof(stage));
         tile.load(stage.inp, inp_map, step * 64, tile.row, full);
         G::template load_weight<G::COLUMNS>(stage.weight, weight_map, step * 64, tile, rank, full);
     }
@@ -314,7 +310,7 @@ gemm_multiply(float (&sum)[G::PARTS][G::COLUMNS / 2], GemmSMem<G>& smem, int num
     for (int step = 0; step < num_steps; step++, i++) {
         auto& stage = smem.stages[i % G::RING];
         uint64_t inp = wgmma_descriptor(stage.inp);
-        mbarrier_wait(&smem.full[i % G::RING], i / G::RING % 2);
+        smem.ring.wait(i);
         wgmma_fence();
 #pragma unroll
         for (int k = 0; k < 4; k++) { // in the descriptor's units of 16 bytes, 16 columns are 2 and 64 rows are 512
@@ -326,13 +322,13 @@ gemm_multiply(float (&sum)[G::PARTS][G::COLUMNS / 2], GemmSMem<G>& smem, int num
         }
         wgmma_commit();
         wgmma_wait<1>(); // the previous step's products are done
-        if (step > 0) { G::release(&smem.empty[(i - 1) % G::RING]); }
+        if (step > 0) { G::release(&smem.ring.empty[(i - 1) % G::RING]); }
     }
     if (threadIdx.x % 32 == 0) { mbarrier_arrive(&smem.turn[1 - consumer]); }
     wgmma_wait<0>();
 #pragma unroll
     for (int m = 0; m < G::PARTS; m++) { wgmma_hold(sum[m]); }
-    G::release(&smem.empty[(i - 1) % G::RING]);
+    G::release(&smem.ring.empty[(i - 1) % G::RING]);
 }
 
 // The epilogue's column data for a tile, loaded while the products run. Each lane holds one pair per 64 columns, and

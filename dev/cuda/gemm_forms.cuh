@@ -90,7 +90,7 @@ template <class G> __device__ inline void gemm_multiply_cooperative(float (&sum)
     for (int step = 0; step < num_steps; step++, i++) {
         auto& stage = smem.stages[i % G::RING];
         uint64_t inp = wgmma_descriptor(stage.inp + first_row * 64);
-        mbarrier_wait(&smem.full[i % G::RING], i / G::RING % 2);
+        smem.ring.wait(i);
         wgmma_fence();
 #pragma unroll
         for (int k = 0; k < 4; k++) {
@@ -101,12 +101,12 @@ template <class G> __device__ inline void gemm_multiply_cooperative(float (&sum)
         }
         wgmma_commit();
         wgmma_wait<1>();
-        if (step > 0) { G::release(&smem.empty[(i - 1) % G::RING]); }
+        if (step > 0) { G::release(&smem.ring.empty[(i - 1) % G::RING]); }
     }
     wgmma_wait<0>();
 #pragma unroll
     for (int m = 0; m < G::PARTS; m++) { wgmma_hold(sum[m]); }
-    G::release(&smem.empty[(i - 1) % G::RING]);
+    G::release(&smem.ring.empty[(i - 1) % G::RING]);
 }
 
 // ---- other epilogues ----------------------------------------------------------------------------------------------

@@ -52,7 +52,7 @@ size_t global_norm_scratch() { return 4096; }
 
 // norm (1) = sqrt(sum(grads^2)) | scratch (global_norm_scratch()) | grads (n), aligned to 16 bytes
 void global_norm(float* norm, float* scratch, const float* grads, size_t n, const Execution& exec) {
-    int block_size = exec.block_size ? exec.block_size : tuned_config(exec.tuned, "global_norm", n, 1, 512);
+    int block_size = tuned_block_size(exec, "global_norm", n, 1, 512);
     Op op(exec, 4.0 * n, 2.0 * n, "global_norm");
     require((size_t)grads % 16 == 0);
     int num_blocks; // first the resident blocks per SM, then the blocks that fit on the whole GPU at once

@@ -153,14 +153,14 @@ template <class G> __device__ inline void matmul_fp8_multiply_split(float (&sum)
         auto& stage = smem.stages[i % G::RING];
         uint64_t a = wgmma_descriptor(stage.inp + first_row * 64);
         float part[G::COLUMNS / 2];
-        mbarrier_wait(&smem.full[i % G::RING], i / G::RING % 2);
+        smem.ring.wait(i);
         wgmma_fence();
 #pragma unroll
         for (int k = 0; k < 4; k++) { G::wgmma(part, a + 2 * k, G::weight_descriptor(stage.weight, k), k > 0); }
         wgmma_commit();
         wgmma_wait<0>();
         wgmma_hold(part);
-        G::release(&smem.empty[i % G::RING]);
+        G::release(&smem.ring.empty[i % G::RING]);
 #pragma unroll
         for (int j = 0; j < G::COLUMNS / 2; j++) { sum[0][j] += part[j]; }
     }

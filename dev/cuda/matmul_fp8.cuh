@@ -42,8 +42,7 @@ template <class A> void matmul_fp8_2(const MatmulFp8Args<A>& p, bool fast, const
     call.M = p.M, call.N = p.N, call.K = p.K;
     call.out = p.out;
     if (!p.out) { call.out = p.sum, call.out_is_float = true, call.add = p.accumulate ? p.sum : NULL; }
-    bool supported = cublaslt_matmul(call, exec);
-    require(supported);
+    require(cublaslt_matmul(call, exec));
 }
 
 // The form of gemm.cuh for fp8. The code addresses two elements as one floatX, so it counts pairs of elements along K. A
