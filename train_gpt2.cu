@@ -10629,7 +10629,7 @@ __host__ __device__ inline DecodeLayerShare decode_layer_share(int n, int rank, 
 // the weights, 2^(score - largest).
 constexpr int DECODE_LAYER_PART = DECODE_LAYER_HS + 2;
 
-// Writes a warp's part. Each group of 8 lanes, which have had different tokens, has its own `sum` and `total`, relative to `largest`.
+// Writes a warp's part. Each group of 8 lanes has had other tokens and has its own `sum` and `total`, relative to `largest`.
 __device__ inline void decode_layer_store_part(float (&part)[DECODE_LAYER_PART], float (&sum)[x128::size], float total,
                                                float largest) {
     int lane = threadIdx.x % 32;

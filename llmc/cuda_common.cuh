@@ -423,8 +423,8 @@ template <int lanes> __device__ inline float groups_max(float x) {
     return x;
 }
 
-// One step of the sums below, with half = 8, 4, 2 or 1: adds the values v[0 .. 2 * half - 1] of lanes that differ in bit `offset`. Each lane
-// gives half of its values to the other lane and adds what it receives to the half that it keeps, v[0 .. half - 1].
+// One step of the sums below, with half = 8, 4, 2 or 1: adds the values v[0 .. 2 * half - 1] of lanes that differ in bit `offset`.
+// Each lane gives half of its values to the other lane and adds what it receives to the half that it keeps, v[0 .. half - 1].
 __device__ inline void warp_sums_step(float* v, int half, int offset) {
     bool upper = threadIdx.x & offset;
 #pragma unroll
@@ -433,8 +433,8 @@ __device__ inline void warp_sums_step(float* v, int half, int offset) {
         v[i] = keep + __shfl_xor_sync(0xFFFFFFFFu, give, offset);
     }
 }
-// Sums each of n values, n a power of two up to 32, over the warp. Returns the sum of v[lane / (32 / n)]. v is overwritten. For n = 8
-// these are 4 + 2 + 1 + 1 + 1 shuffles. Values that each lane keeps:
+// Sums each of n values, n a power of two up to 32, over the warp. Returns the sum of v[lane / (32 / n)]. v is overwritten.
+// For n = 8 these are 4 + 2 + 1 + 1 + 1 shuffles. Values that each lane keeps:
 //     lane      0-3   4-7   8-11  12-15  16-19  20-23  24-27  28-31
 //     half = 4  v[0], v[1], v[2], v[3]   v[4], v[5], v[6], v[7]           exchange with lane ^ 16
 //     half = 2  v[0], v[1]  v[2], v[3]   v[4], v[5]    v[6], v[7]         exchange with lane ^ 8
@@ -452,8 +452,8 @@ __device__ inline float2 fragment_column_sums(float (&v)[16]) {
     return make_float2(v[0], v[1]);
 }
 
-// Returns the mean and 1 / sqrt(variance + epsilon) of a row in a warp's registers, n vectors per lane. Vector j counts if inside(j);
-// otherwise it is zeros. mean_of(sum) divides a sum by the number of elements.
+// Returns the mean and 1 / sqrt(variance + epsilon) of a row in a warp's registers, n vectors per lane. Vector j counts if
+// inside(j); otherwise it is zeros. mean_of(sum) divides a sum by the number of elements.
 template <class T, int n, class MeanOf, class Inside> __device__ inline float2
 layernorm_statistics(const T (&x)[n], const MeanOf& mean_of, float epsilon, const Inside& inside) {
     float sum = 0.0f, squares = 0.0f;
