@@ -94,7 +94,8 @@ follows karpathy/llm.c. The source of an algorithm is named at its operation, or
 #include "llmc/gelu.cuh"          // defines: GeluSaved, gelu, gelu_slope
 #include "llmc/profile.cuh"       // defines: Range, profile_open, profile_begin, profile_end, profile_print
 #include "llmc/ptx.cuh"           // defines: mbarrier_*, wgmma_*, tma_*, cp_async_*, ldmatrix_*, has_sm90a
-#include "llmc/tuned.h"           // defines: TunedState, tuned_config
+#include "llmc/tma_ring.cuh"      // defines: TmaRing
+#include "llmc/tuned.h"           // defines: TunedState, tuned_config, tuned_block_size
 #include "llmc/utils.h"           // defines: Error, die, require, malloc_check, time_ms, path_set
 #include "llmc/weight_matrix.cuh" // defines: WeightMatrix, weight_dispatch, weight_pairs
 #include <algorithm>
@@ -3286,8 +3287,7 @@ __global__ void encoder_forward_kernel4(floatX* out, const int* inp, const float
 // out (B,T,C) | inp (B,T), each in [0,Vp) | wte (Vp,C) | wpe (maxT,C), maxT >= T
 void encoder_forward(floatX* out, const int* inp, const floatX* wte, const floatX* wpe, int B, int T, int C,
                      const Execution& exec) {
-    int block_size =
-        exec.block_size ? exec.block_size : tuned_config(exec.tuned, "encoder_forward", (size_t)B * T, C, 256);
+    int block_size = tuned_block_size(exec, "encoder_forward", (size_t)B * T, C, 256);
     // the bytes do not include the rows of wte that are read, because their number depends on the tokens
     Op op(exec, ((double)B * T + T) * C * sizeof(floatX) + (double)B * T * sizeof(int), 0, "encoder_forward");
     require(C % x128::size == 0);
@@ -3295,8 +3295,7 @@ void encoder_forward(floatX* out, const int* inp, const floatX* wte, const float
     int groups = ceil_div(B, ENCODER_FORWARD_SEQUENCES);
     require(groups <= 65535);
     dim3 grid(ceil_div(T * (C / x128::size), block_size), groups);
-    encoder_forward_kernel4<<<grid, block_size, 0, exec.stream>>>(out, inp, wte, wpe, B, T, C);
-    cudaCheck(cudaGetLastError());
+    launch_kernel(encoder_forward_kernel4, LaunchShape(grid, block_size), exec, out, inp, wte, wpe, B, T, C);
 }
 // ==== end promoted: encoder_forward ====
 
@@ -3438,12 +3437,10 @@ static EncoderScratch encoder_backward_sort(int* scratch, const int* inp, int N,
     const int* positions = NULL;
     for (int pass = 0; pass < num_passes; pass++) {
         int* sorted = s.positions[(num_passes - 1 - pass) % 2];
-        encoder_backward_count_kernel6<<<num_blocks, ENCODER_SORT_BLOCK, 0, exec.stream>>>(s.counts, positions, inp, N,
-                                                                                           num, 8 * pass);
-        cudaCheck(cudaGetLastError());
-        encoder_backward_scatter_kernel6<<<num_blocks, ENCODER_SORT_BLOCK, 0, exec.stream>>>(
-            sorted, s.tokens, positions, inp, s.counts, N, num, 8 * pass);
-        cudaCheck(cudaGetLastError());
+        launch_kernel(encoder_backward_count_kernel6, LaunchShape(num_blocks, ENCODER_SORT_BLOCK), exec, s.counts,
+                      positions, inp, N, num, 8 * pass);
+        launch_kernel(encoder_backward_scatter_kernel6, LaunchShape(num_blocks, ENCODER_SORT_BLOCK), exec, sorted,
+                      s.tokens, positions, inp, s.counts, N, num, 8 * pass);
         positions = sorted;
     }
     return s;
@@ -3585,8 +3582,7 @@ __global__ void encoder_backward_positions_kernel6(float* dwpe, const floatX* do
 static void encoder_backward_positions(float* dwpe, const floatX* dout, int B, int T, int C, const Execution& exec,
                                        int block_size) {
     unsigned num_blocks = (unsigned)ceil_div((size_t)T * C, (size_t)block_size * x128::size);
-    encoder_backward_positions_kernel6<<<num_blocks, block_size, 0, exec.stream>>>(dwpe, dout, B, T, C);
-    cudaCheck(cudaGetLastError());
+    launch_kernel(encoder_backward_positions_kernel6, LaunchShape(num_blocks, block_size), exec, dwpe, dout, B, T, C);
 }
 
 // Number of ints in scratch.
@@ -3599,8 +3595,7 @@ size_t encoder_backward_scratch(int B, int T, int V) {
 // | scratch (encoder_backward_scratch(B, T, V)), aligned to 16 bytes | dout (B,T,C) | inp (B,T), each in [0,V)
 void encoder_backward(float* dwte, float* dwpe, int* scratch, const floatX* dout, const int* inp, int B, int T, int C,
                       int V, const Execution& exec) {
-    int block_size =
-        exec.block_size ? exec.block_size : tuned_config(exec.tuned, "encoder_backward", (size_t)B * T, C, 256);
+    int block_size = tuned_block_size(exec, "encoder_backward", (size_t)B * T, C, 256);
     // the bytes do not include the rows of dwte that are read and written, because their number depends on the tokens
     Op op(exec, (double)B * T * (C * sizeof(floatX) + sizeof(int)) + (double)T * C * 2 * sizeof(float), 0,
           "encoder_backward");
@@ -3614,12 +3609,10 @@ void encoder_backward(float* dwte, float* dwpe, int* scratch, const floatX* dout
     for (int c0 = 0; c0 < C; c0 += ENCODER_COLUMNS) {
         int num_slices = ceil_div(min(ENCODER_COLUMNS, C - c0), ENCODER_WARP_COLUMNS);
         unsigned num_blocks = (unsigned)ceil_div((size_t)num_tiles * num_slices, (size_t)block_size / 32);
-        encoder_backward_tile_kernel6<<<num_blocks, block_size, 0, exec.stream>>>(dwte, s.partial, dout, s.positions[0],
-                                                                                  s.tokens, N, C, c0, num_slices);
-        cudaCheck(cudaGetLastError());
-        encoder_backward_join_kernel6<<<dim3(num_tiles, num_slices), 256, 0, exec.stream>>>(dwte, s.partial, s.tokens,
-                                                                                            N, C, c0);
-        cudaCheck(cudaGetLastError());
+        launch_kernel(encoder_backward_tile_kernel6, LaunchShape(num_blocks, block_size), exec, dwte, s.partial, dout,
+                      s.positions[0], s.tokens, N, C, c0, num_slices);
+        launch_kernel(encoder_backward_join_kernel6, LaunchShape(dim3(num_tiles, num_slices), 256), exec, dwte,
+                      s.partial, s.tokens, N, C, c0);
     }
 }
 // ==== end promoted: encoder_backward ====
@@ -3697,7 +3690,7 @@ template <int num_vecs> __global__ void __launch_bounds__(num_vecs == 6 ? 256 : 
 // rstd = 1 / sqrt(variance + epsilon)
 void layernorm_forward(floatX* out, float* mean, float* rstd, const floatX* inp, const floatX* weight,
                        const floatX* bias, int N, int C, float epsilon, const Execution& exec) {
-    int block_size = exec.block_size ? exec.block_size : tuned_config(exec.tuned, "layernorm_forward", N, C, 64);
+    int block_size = tuned_block_size(exec, "layernorm_forward", N, C, 64);
     Op op(exec, 2.0 * N * C * sizeof(floatX), 0, "layernorm_forward");
     int row_warps = 1, num_vectors = C / x128::size;
     while (num_vectors > 32 * LAYERNORM_FORWARD_MAX_VECS * row_warps) { row_warps *= 2; }
@@ -3756,16 +3749,14 @@ __global__ void fused_residual_layernorm_kernel3(floatX* residual, floatX* norme
 void fused_residual_layernorm_forward(floatX* residual, floatX* normed, float* mean, float* rstd, const floatX* inp1,
                                       const floatX* inp2, const floatX* weight, const floatX* bias, int N, int C,
                                       float epsilon, const Execution& exec) {
-    int block_size =
-        exec.block_size ? exec.block_size : tuned_config(exec.tuned, "fused_residual_layernorm", N, C, 128);
+    int block_size = tuned_block_size(exec, "fused_residual_layernorm", N, C, 128);
     Op op(exec, 4.0 * N * C * sizeof(floatX), 0, "fused_residual_layernorm");
     require(N >= 1 && C >= 8 && C % 8 == 0);
     // a launch may use 48 KB of shared memory without cudaFuncSetAttribute
     require(C * sizeof(floatX) <= 48 * 1024 - 32 * sizeof(float));
     require(block_size % 32 == 0 && block_size <= 1024);
-    fused_residual_layernorm_kernel3<<<N, block_size, C * sizeof(floatX), exec.stream>>>(
-        residual, normed, mean, rstd, inp1, inp2, weight, bias, C, epsilon);
-    cudaCheck(cudaGetLastError());
+    launch_kernel(fused_residual_layernorm_kernel3, LaunchShape(N, block_size, C * sizeof(floatX)), exec, residual,
+                  normed, mean, rstd, inp1, inp2, weight, bias, C, epsilon);
 }
 // ==== end promoted: fused_residual_layernorm ====
 
@@ -3829,7 +3820,7 @@ __global__ void matmul_backward_bias_kernel7(float* partial, const floatX* dout,
 // dbias (OC) += dout summed over its rows | scratch (matmul_backward_bias_scratch(N, OC)) | dout (N,OC)
 // It launches one wave: as many blocks as can run at once, which share the rows equally. So there are few partial sums.
 void matmul_backward_bias(float* dbias, float* scratch, const floatX* dout, int N, int OC, const Execution& exec) {
-    int block_size = exec.block_size ? exec.block_size : tuned_config(exec.tuned, "matmul_backward_bias", N, OC, 512);
+    int block_size = tuned_block_size(exec, "matmul_backward_bias", N, OC, 512);
     Op op(exec, (double)N * OC * sizeof(floatX), 0, "matmul_backward_bias");
     require(N >= 1 && OC % x128::size == 0);
     size_t shared = (size_t)block_size / 32 * MATMUL_BACKWARD_BIAS_COLUMNS * sizeof(float);
@@ -3838,37 +3829,13 @@ void matmul_backward_bias(float* dbias, float* scratch, const floatX* dout, int 
     int room = ceil_div(N, matmul_backward_bias_rows(N, OC)); // rows of partial sums that fit in scratch
     int rows = ceil_div(N, min(room, max(1, exec.free_sms() * per_sm / tiles)));
     int num = ceil_div(N, rows);
-    matmul_backward_bias_kernel7<<<dim3(tiles, num), block_size, shared, exec.stream>>>(scratch, dout, N, OC, rows);
-    cudaCheck(cudaGetLastError());
+    launch_kernel(matmul_backward_bias_kernel7, LaunchShape(dim3(tiles, num), block_size, shared), exec, scratch, dout,
+                  N, OC, rows);
     column_sums<32>(dbias, NULL, NULL, scratch, num, OC, exec);
 }
 // ==== end promoted: matmul_backward_bias ====
 
 // ==== promoted: layernorm_backward ====
-// ---- shared by kernels 5 to 11: 9 shuffles for 8 sums ----
-
-// Sums each of v[0..7] over the warp; lane l returns the sum of v[l / 4]. In every step a lane sends half of its values
-// to its partner and adds the values it receives to the half it keeps: 4 + 2 + 1 shuffles. Two more shuffles add up the
-// 4 lanes that then share a value. Values that each lane keeps:
-//     lane      0-3   4-7   8-11  12-15  16-19  20-23  24-27  28-31
-//     half = 4  v[0], v[1], v[2], v[3]   v[4], v[5], v[6], v[7]           exchange with lane ^ 16
-//     half = 2  v[0], v[1]  v[2], v[3]   v[4], v[5]    v[6], v[7]         exchange with lane ^ 8
-//     half = 1  v[0]  v[1]  v[2]  v[3]   v[4]   v[5]   v[6]   v[7]        exchange with lane ^ 4
-__device__ inline float layernorm_backward_sum8(float v[8]) {
-    int lane = threadIdx.x % 32;
-#pragma unroll
-    for (int half = 4; half > 0; half /= 2) {
-        bool upper = lane & (4 * half);
-#pragma unroll
-        for (int i = 0; i < half; i++) {
-            float give = upper ? v[i] : v[i + half], keep = upper ? v[i + half] : v[i];
-            v[i] = keep + __shfl_xor_sync(0xFFFFFFFFu, give, 4 * half);
-        }
-    }
-    v[0] += __shfl_xor_sync(0xFFFFFFFFu, v[0], 2);
-    return v[0] + __shfl_xor_sync(0xFFFFFFFFu, v[0], 1);
-}
-
 // ---- kernel 8: column sums also in registers; teams of several warps for long rows ----
 
 // A team of 1, 2, 4, 8 or 16 warps processes one row at a time; each thread holds up to 3 vectors of the row:
@@ -4145,20 +4112,16 @@ template <int num_vecs, int num_sums> __global__ void __launch_bounds__(LAYERNOR
                                                       team_size);
 }
 
-template <int num_sums> auto layernorm_backward_choose10(int num_vecs) {
-    return num_vecs == 1   ? layernorm_backward_kernel10<1, num_sums>
-           : num_vecs == 2 ? layernorm_backward_kernel10<2, num_sums>
-                           : layernorm_backward_kernel10<3, num_sums>;
-}
-
 // Chooses kernel 10 if a team is one warp, the device code has cp.async and the ring fits in shared memory; otherwise
 // kernel 8, which always has two sums.
 inline LayernormBackwardLaunch layernorm_backward_launch10(int N, int C, int block_size, int num_sums,
                                                            const Execution& exec) {
     LayernormBackwardLaunch l = layernorm_backward_launch8(N, C, block_size, exec);
     size_t sums_bytes = num_sums * x128::size * (block_size + LAYERNORM_BACKWARD_PADDING) * sizeof(float);
-    auto kernel =
-        num_sums == 3 ? layernorm_backward_choose10<3>(l.num_vecs) : layernorm_backward_choose10<2>(l.num_vecs);
+    LayernormBackwardKernel kernel = NULL;
+    with_constant<3>(l.num_vecs, [&](auto n) {
+        kernel = num_sums == 3 ? layernorm_backward_kernel10<n.value, 3> : layernorm_backward_kernel10<n.value, 2>;
+    });
     size_t ring_bytes = (size_t)LAYERNORM_BACKWARD_STAGES * l.num_vecs * 3 * l.block_size * sizeof(x128);
     size_t limit = device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin) - 4 * 16 * sizeof(float);
     if (l.team_warps == 1 && compiled_arch(kernel) >= 80 && max(ring_bytes, sums_bytes) <= limit) {
@@ -4263,7 +4226,7 @@ __global__ void __launch_bounds__(LAYERNORM_BACKWARD_BLOCK_SIZE11, num_vecs == 1
             }
             sums[2 * i + 1] *= r[i];
         }
-        float warp_total = layernorm_backward_sum8(sums);
+        float warp_total = warp_sums<8>(sums);
         if (lane % 4 == 0) { shared[stage][warp][lane / 4] = warp_total; }
         __syncthreads();
         static_assert(LAYERNORM_BACKWARD_BLOCK_SIZE11 <= 8 * 32); // this lane: sum lane % 8 of two of the warps
@@ -4317,10 +4280,6 @@ inline int layernorm_backward_vecs11(int C) {
     return num_vecs <= 2 && compiled_arch(layernorm_backward_kernel11<1, 4, 2>) >= 80 ? num_vecs : 0;
 }
 
-template <int num_sums> auto layernorm_backward_choose11(int num_vecs) {
-    return num_vecs == 1 ? layernorm_backward_kernel11<1, 4, num_sums> : layernorm_backward_kernel11<2, 2, num_sums>;
-}
-
 // threads_per_sm: of the blocks that run side by side on an SM; 0: two blocks, or one of the largest. dinp_sums: see
 // layernorm_backward
 void layernorm_backward11(floatX* dinp, float* dinp_sums, float* dweight, float* dbias, float* scratch,
@@ -4332,7 +4291,12 @@ void layernorm_backward11(floatX* dinp, float* dinp_sums, float* dweight, float*
     int block_size = 32 * ceil_div(C / x128::size, 32 * num_vecs), rows = 4 / num_vecs, resident;
     int blocks_per_sm = threads_per_sm ? min(max(threads_per_sm / block_size, 1), 4)
                                        : (block_size < LAYERNORM_BACKWARD_BLOCK_SIZE11 ? 2 : 1);
-    auto kernel = dinp_sums ? layernorm_backward_choose11<3>(num_vecs) : layernorm_backward_choose11<2>(num_vecs);
+    auto kernel = layernorm_backward_kernel11<1, 4, 2>;
+    with_constant<2>(num_vecs, [&](auto n) {
+        constexpr int vecs = n.value;
+        kernel =
+            dinp_sums ? layernorm_backward_kernel11<vecs, 4 / vecs, 3> : layernorm_backward_kernel11<vecs, 4 / vecs, 2>;
+    });
     size_t ring_bytes = (size_t)LAYERNORM_BACKWARD_STAGES * 12 * block_size * sizeof(x128);
     cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)ring_bytes));
     cudaCheck(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, kernel, block_size, ring_bytes));
@@ -4376,16 +4340,6 @@ __global__ void gelu_forward_kernel2(floatX* out, const floatX* inp, size_t n) {
     if (i < n) { store128(out + i, gelu_forward_vector(load128(inp + i))); }
 }
 
-// out (n) = gelu(inp (n)); out may be inp
-void gelu_forward(floatX* out, const floatX* inp, size_t n, const Execution& exec) {
-    int block_size = exec.block_size ? exec.block_size : tuned_config(exec.tuned, "gelu_forward", n, 1, 128);
-    Op op(exec, 2.0 * n * sizeof(floatX), 0, "gelu_forward");
-    require(n % x128::size == 0);
-    size_t num_blocks = ceil_div(n, (size_t)x128::size * block_size);
-    gelu_forward_kernel2<<<(unsigned)num_blocks, block_size, 0, exec.stream>>>(out, inp, n);
-    cudaCheck(cudaGetLastError());
-}
-
 template <Activation kind>
 __global__ void activation_forward_kernel2(floatX* out, floatX* slope, const floatX* inp, size_t n) {
     size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * x128::size;
@@ -4403,66 +4357,55 @@ __global__ void activation_forward_kernel2(floatX* out, floatX* slope, const flo
 // out (n) = the activation of inp (n), and slope (n), which may be NULL, its derivative there; out or slope may be inp
 void activation_forward(floatX* out, floatX* slope, const floatX* inp, size_t n, Activation kind,
                         const Execution& exec) {
-    if (kind == ACT_GELU_TANH && !slope) { return gelu_forward(out, inp, n, exec); }
-    const int block_size = 128;
-    Op op(exec, (slope ? 3.0 : 2.0) * n * sizeof(floatX), 0, "activation_forward");
+    bool is_gelu = kind == ACT_GELU_TANH && !slope;
+    int block_size = tuned_block_size(exec, "gelu_forward", n, 1, 128);
+    Op op(exec, (slope ? 3.0 : 2.0) * n * sizeof(floatX), 0, "%s_forward", is_gelu ? "gelu" : "activation");
     require(n % x128::size == 0);
-    with_activation(kind, [&](auto k) {
-        activation_forward_kernel2<k.value>
-            <<<(unsigned)ceil_div(n, (size_t)x128::size * block_size), block_size, 0, exec.stream>>>(out, slope, inp,
-                                                                                                     n);
-    });
-    cudaCheck(cudaGetLastError());
+    LaunchShape shape(ceil_div(n, (size_t)x128::size * block_size), block_size);
+    if (is_gelu) { return launch_kernel(gelu_forward_kernel2, shape, exec, out, inp, n); }
+    with_activation(
+        kind, [&](auto k) { launch_kernel(activation_forward_kernel2<k.value>, shape, exec, out, slope, inp, n); });
+}
+// out (n) = gelu(inp (n)); out may be inp
+void gelu_forward(floatX* out, const floatX* inp, size_t n, const Execution& exec) {
+    activation_forward(out, NULL, inp, n, ACT_GELU_TANH, exec);
 }
 // ==== end promoted: gelu_forward ====
 
 // ==== promoted: gelu_backward ====
 // ---- kernel 2: one 128-bit vector per thread --------------------------------------------------
 
-__device__ inline x128 gelu_backward_vector(const x128& dout, const x128& inp) {
+template <Activation kind> __device__ x128 activation_backward_vector(const x128& dout, const x128& inp) {
     x128 dinp;
-    for (int k = 0; k < x128::size; k++) { dinp[k] = (floatX)((float)dout[k] * gelu_slope((float)inp[k])); }
+    for (int k = 0; k < x128::size; k++) { dinp[k] = (floatX)((float)dout[k] * activation_slope<kind>((float)inp[k])); }
     return dinp;
+}
+__device__ inline x128 gelu_backward_vector(const x128& dout, const x128& inp) {
+    return activation_backward_vector<ACT_GELU_TANH>(dout, inp);
 }
 
 // no __restrict__, because dinp may be dout; that is safe, because each thread writes only elements that it has read
-__global__ void gelu_backward_kernel2(floatX* dinp, const floatX* dout, const floatX* inp, size_t n) {
-    size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * x128::size;
-    if (i < n) { store128(dinp + i, gelu_backward_vector(load128(dout + i), load128(inp + i))); }
-}
-
-// dinp (n) = dout (n) * gelu'(inp (n)); dinp may be dout
-void gelu_backward(floatX* dinp, const floatX* dout, const floatX* inp, size_t n, const Execution& exec) {
-    int block_size = exec.block_size ? exec.block_size : tuned_config(exec.tuned, "gelu_backward", n, 1, 256);
-    Op op(exec, 3.0 * n * sizeof(floatX), 0, "gelu_backward");
-    require(n % x128::size == 0);
-    size_t num_blocks = ceil_div(n, (size_t)x128::size * block_size);
-    gelu_backward_kernel2<<<(unsigned)num_blocks, block_size, 0, exec.stream>>>(dinp, dout, inp, n);
-    cudaCheck(cudaGetLastError());
-}
-
 template <Activation kind>
 __global__ void activation_backward_kernel2(floatX* dinp, const floatX* dout, const floatX* inp, size_t n) {
     size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * x128::size;
-    if (i >= n) { return; }
-    x128 d = load128(dout + i), x = load128(inp + i);
-    for (int k = 0; k < x128::size; k++) { d[k] = (floatX)((float)d[k] * activation_slope<kind>((float)x[k])); }
-    store128(dinp + i, d);
+    if (i < n) { store128(dinp + i, activation_backward_vector<kind>(load128(dout + i), load128(inp + i))); }
 }
 
 // dinp (n) = dout (n) times the derivative of the activation at inp (n); dinp may be dout
 void activation_backward(floatX* dinp, const floatX* dout, const floatX* inp, size_t n, Activation kind,
                          const Execution& exec) {
-    if (kind == ACT_GELU_TANH) { return gelu_backward(dinp, dout, inp, n, exec); }
-    const int block_size = 256;
-    Op op(exec, 3.0 * n * sizeof(floatX), 0, "activation_backward");
+    int block_size = tuned_block_size(exec, "gelu_backward", n, 1, 256);
+    Op op(exec, 3.0 * n * sizeof(floatX), 0, "%s_backward", kind == ACT_GELU_TANH ? "gelu" : "activation");
     require(n % x128::size == 0);
+    size_t num_blocks = ceil_div(n, (size_t)x128::size * block_size);
     with_activation(kind, [&](auto k) {
-        activation_backward_kernel2<k.value>
-            <<<(unsigned)ceil_div(n, (size_t)x128::size * block_size), block_size, 0, exec.stream>>>(dinp, dout, inp,
-                                                                                                     n);
+        launch_kernel(activation_backward_kernel2<k.value>, LaunchShape(num_blocks, block_size), exec, dinp, dout, inp,
+                      n);
     });
-    cudaCheck(cudaGetLastError());
+}
+// dinp (n) = dout (n) * gelu'(inp (n)); dinp may be dout
+void gelu_backward(floatX* dinp, const floatX* dout, const floatX* inp, size_t n, const Execution& exec) {
+    activation_backward(dinp, dout, inp, n, ACT_GELU_TANH, exec);
 }
 // ==== end promoted: gelu_backward ====
 
@@ -4501,8 +4444,7 @@ __global__ void adamw_prepare_kernel(StepState* s, AdamW o, bool skip, bool defe
 // skipped even if loss and norm are finite. deferred: layers are updated during the next forward pass.
 void adamw_prepare(StepState* state, const AdamW& optimizer, bool skip, bool deferred, const Execution& exec) {
     Op op(exec, sizeof(StepState), 0, "step verdict");
-    adamw_prepare_kernel<<<1, 1, 0, exec.stream>>>(state, optimizer, skip, deferred);
-    cudaCheck(cudaGetLastError());
+    launch_kernel(adamw_prepare_kernel, LaunchShape(1, 1), exec, state, optimizer, skip, deferred);
 }
 
 // Returns the new parameter; updates m and v.
@@ -4531,24 +4473,43 @@ __device__ inline void adamw_scalar(floatX* params, float* master, float* m, flo
     params[i] = adamw_round(p, i, seed);
 }
 
+// Four neighbouring values of each array, from element `at` on.
+struct AdamWVector {
+    f128 p, m, v, g;
+
+    __device__ void load(const floatX* params, const float* master, const float* all_m, const float* all_v,
+                         const float* grads, size_t at) {
+        m = load128(all_m + at), v = load128(all_v + at), g = load128(grads + at);
+        if (master) {
+            p = load128(master + at);
+        } else {
+            x4 old = *reinterpret_cast<const x4*>(params + at);
+            for (int k = 0; k < 4; k++) { p[k] = (float)old[k]; }
+        }
+    }
+    // Updates and stores the values. i: the number of the first value, for its random bits
+    __device__ void update(floatX* params, float* master, float* all_m, float* all_v, const StepState& s,
+                           const AdamW& o, size_t at, size_t i, uint32_t seed) {
+        x4 rounded;
+        for (int k = 0; k < 4; k++) { p[k] = adamw_update(p[k], m[k], v[k], g[k], s, o); }
+        for (int k = 0; k < 4; k++) { rounded[k] = adamw_round(p[k], i + k, seed); } // apart: rounding has branches
+        store128(all_m + at, m), store128(all_v + at, v);
+        if (master) { store128(master + at, p); }
+        *reinterpret_cast<x4*>(params + at) = rounded;
+    }
+};
+
 // ---- kernel 4: two groups of four elements per thread, all of their loads in flight at once ----
 
 __global__ void __launch_bounds__(128)
     adamw_kernel4(floatX* params, float* master, float* m, float* v, const float* grads, const StepState* state,
                   size_t n, AdamW o, uint32_t seed) {
     size_t first = ((size_t)blockIdx.x * 2 * blockDim.x + threadIdx.x) * 4, stride = (size_t)blockDim.x * 4;
-    f128 p[2], m4[2], v4[2], g4[2];
+    AdamWVector x[2];
 #pragma unroll
     for (int j = 0; j < 2; j++) {
         size_t i = first + j * stride;
-        if (i + 4 > n) { continue; }
-        m4[j] = load128(m + i), v4[j] = load128(v + i), g4[j] = load128(grads + i);
-        if (master) {
-            p[j] = load128(master + i);
-        } else {
-            x4 old = *reinterpret_cast<const x4*>(params + i);
-            for (int k = 0; k < 4; k++) { p[j][k] = (float)old[k]; }
-        }
+        if (i + 4 <= n) { x[j].load(params, master, m, v, grads, i); }
     }
     StepState s = *state;
     if (!s.applied) { return; }
@@ -4556,19 +4517,11 @@ __global__ void __launch_bounds__(128)
 #pragma unroll
     for (int j = 0; j < 2; j++) {
         size_t i = first + j * stride;
-        if (i + 4 > n) {
+        if (i + 4 <= n) {
+            x[j].update(params, master, m, v, s, o, i, i, seed);
+        } else {
             for (; i < n; i++) { adamw_scalar(params, master, m, v, grads, s, o, i, seed); }
-            continue;
         }
-        x4 rounded;
-        for (int k = 0; k < 4; k++) {
-            p[j][k] = adamw_update(p[j][k], m4[j][k], v4[j][k], g4[j][k], s, o);
-            rounded[k] = adamw_round(p[j][k], i + k, seed);
-        }
-        store128(m + i, m4[j]);
-        store128(v + i, v4[j]);
-        if (master) { store128(master + i, p[j]); }
-        *reinterpret_cast<x4*>(params + i) = rounded;
     }
 }
 
@@ -4577,7 +4530,7 @@ __global__ void __launch_bounds__(128)
 // bits in every update.
 void adamw(floatX* params, float* master, float* m, float* v, const float* grads, const StepState* state, size_t n,
            const AdamW& optimizer, uint32_t seed, const Execution& exec) {
-    int block_size = exec.block_size ? exec.block_size : tuned_config(exec.tuned, "adamw", n, 1, 128);
+    int block_size = tuned_block_size(exec, "adamw", n, 1, 128);
     // Bytes per element: 20 because m and v are read and written and grads are read. With master, master is read and
     // written and params are written; without master, params are read and written.
     double bytes = 20 + (master ? 8.0 + sizeof(floatX) : 2.0 * sizeof(floatX));
@@ -4585,8 +4538,8 @@ void adamw(floatX* params, float* master, float* m, float* v, const float* grads
     require(((size_t)params | (size_t)master | (size_t)m | (size_t)v | (size_t)grads) % 16 == 0);
     require(block_size <= 128);
     size_t num_blocks = ceil_div(n, 8 * (size_t)block_size);
-    adamw_kernel4<<<num_blocks, block_size, 0, exec.stream>>>(params, master, m, v, grads, state, n, optimizer, seed);
-    cudaCheck(cudaGetLastError());
+    launch_kernel(adamw_kernel4, LaunchShape(num_blocks, block_size), exec, params, master, m, v, grads, state, n,
+                  optimizer, seed);
 }
 
 __global__ void adamw_round_kernel(floatX* params, const float* master, size_t n, uint32_t seed, int update) {
@@ -4598,8 +4551,8 @@ __global__ void adamw_round_kernel(floatX* params, const float* master, size_t n
 // Recomputes params (n) as they were after update number `update`, from the master weights (n) after that update.
 void adamw_round_weights(floatX* params, const float* master, size_t n, uint32_t seed, int update,
                          const Execution& exec) {
-    adamw_round_kernel<<<ceil_div(n, (size_t)256), 256, 0, exec.stream>>>(params, master, n, seed, update);
-    cudaCheck(cudaGetLastError());
+    launch_kernel(adamw_round_kernel, LaunchShape(ceil_div(n, (size_t)256), 256), exec, params, master, n, seed,
+                  update);
 }
 // ==== end promoted: adamw ====
 
@@ -4632,7 +4585,10 @@ enum {
     GEMM_SUMS = 64,                       // the columns of each tile of out are also summed, unrounded: GemmBiasSums
     // The rows of each tile of out are also summed, unrounded. For each row, one lane calls store_row_sum(row, column tile, sum).
     // pair() is also called for columns past the end, where value() must be 0.
-    GEMM_ROW_SUMS = 512
+    GEMM_ROW_SUMS = 512,
+    GEMM_SCALED_ADD =
+        GEMM_THIRD | 1024, // out = add(y, third); `third` counts as zeros and is not read unless reads_third()
+    GEMM_MIRRORED = 2048   // with GEMM_SCALED_ADD: store_mirrored() also receives all results of the tile, as fragments
 };
 
 // The epilogue y = accumulator + bias. Every epilogue has three types for its other inputs: Row is the data of one row,
@@ -4678,10 +4634,40 @@ __device__ inline uint32_t gemm_shuffle(uint32_t pair, int lane) { return __shfl
 
 // ---- the form: cluster, tile, shared memory ----
 
+// The first row and column of a tile of out, and how its boxes are copied: a box has its first element in row y and column x.
+struct GemmTile {
+    int row, column;
+
+    __device__ void load(void* box, const CUtensorMap& map, int x, int y, uint64_t* full) const {
+        tma_load_2d(box, &map, x, y, full);
+    }
+    __device__ void load_once(void* box, const CUtensorMap& map, int x, int y, uint64_t* full) const {
+        tma_load_2d_once(box, &map, x, y, full);
+    }
+    __device__ void store(const CUtensorMap& map, const void* box, int x, int y) const {
+        tma_store_2d(&map, box, x, y);
+    }
+};
+
+// The tile scheduler: returns tile number `index` of a fixed list. With clusters, index counts pairs of tiles, and rank
+// selects the tile of the pair. The list goes through groups of 16 rows of tiles, and through each group column by
+// column. Blocks that run at the same time then share tiles of inp and of the weight in L2, however many columns out
+// has.
+template <class G> __device__ inline GemmTile gemm_tile(int index, int M, int N, int rank) {
+    const int group = 16 / G::CLUSTER;
+    int num_rows = ceil_div(M, G::ROWS * G::CLUSTER), num_columns = ceil_div(N, G::COLUMNS);
+    int first = index / (group * num_columns) * group, within = index % (group * num_columns);
+    int height = min(group, num_rows - first);
+    return {((first + within % height) * G::CLUSTER + rank) * G::ROWS, within / height * G::COLUMNS};
+}
+
 // How the weight is stored: as (N,K), where wgmma takes the tile as it is.
 struct GemmWeightNK {
     static constexpr bool IS_KN = false;
     static __device__ uint64_t weight_descriptor(const floatX* tile, int k) { return wgmma_descriptor(tile) + 2 * k; }
+    template <class G> static __device__ GemmTile tile(int index, int M, int N, int rank) {
+        return gemm_tile<G>(index, M, N, rank);
+    }
 };
 
 // A cluster of two blocks computes two tiles of out, one below the other, so both blocks need the same tile of the
@@ -4694,11 +4680,11 @@ struct GemmPair : GemmWeightNK {
     // a block must not exit while the other block may still write to its shared memory
     static __device__ void end() { cluster_sync(); }
     // Loads this block's half of the weight tile into both blocks. The tile is `columns` rows of 64 elements, from
-    // column x and row y of the weight on.
-    template <int columns>
-    static __device__ void load_weight(floatX* weight, const CUtensorMap& map, int x, int y, int rank, uint64_t* full) {
+    // column k and row tile.column of the weight on.
+    template <int columns> static __device__ void load_weight(floatX* weight, const CUtensorMap& map, int k,
+                                                              const GemmTile& tile, int rank, uint64_t* full) {
         const int half = columns / 2;
-        tma_load_2d_multicast(weight + rank * half * 64, &map, x, y + rank * half, full, 3);
+        tma_load_2d_multicast(weight + rank * half * 64, &map, k, tile.column + rank * half, full, 3);
     }
     // Called by a warp that has read a stage: lane r arrives at the empty barrier of block r.
     static __device__ void release(uint64_t* empty) {
@@ -4726,11 +4712,11 @@ struct GemmPingPong192PairsKN : GemmPingPong192Pairs {
     static __device__ uint64_t weight_descriptor(const floatX* tile, int k) { // 16 rows are 2048 bytes, 128 units
         return wgmma_descriptor_transposed(tile, 64 * 64 * sizeof(floatX)) + 128 * k;
     }
-    template <int columns> static __device__ void load_weight(floatX* weight, const CUtensorMap& map, int k, int column,
-                                                              int rank, uint64_t* full) {
+    template <int columns> static __device__ void load_weight(floatX* weight, const CUtensorMap& map, int k,
+                                                              const GemmTile& tile, int rank, uint64_t* full) {
         for (int box = 0; box < columns / 64; box++) {
-            tma_load_2d_multicast(weight + (box * 64 + rank * 32) * 64, &map, column + 64 * box, k + rank * 32, full,
-                                  3);
+            tma_load_2d_multicast(weight + (box * 64 + rank * 32) * 64, &map, tile.column + 64 * box, k + rank * 32,
+                                  full, 3);
         }
     }
     static __device__ void wgmma(float (&sum)[96], uint64_t inp, uint64_t weight, bool accumulate) {
@@ -4754,8 +4740,8 @@ template <class G> struct GemmSMem {
         floatX inp[G::ROWS * 64], weight[G::COLUMNS * 64];
     } stages[RING];
     floatX boxes[8][G::BOXES][16 * 64]; // per consumer warp: results to be stored, or `third`
-    // full, box_full: TMA loads complete them, consumers wait; empty: consumers arrive, the producer waits
-    uint64_t full[RING], empty[RING], box_full[8][G::BOXES];
+    TmaRing<RING> ring;
+    uint64_t box_full[8][G::BOXES]; // TMA loads complete them, consumers wait
     uint64_t turn[2]; // consumer c waits for turn[c]; the other consumer arrives when it has issued its products
     uint64_t loaded;  // for work in idle warps: the producer arrives when it has loaded the last stage
 
@@ -4773,31 +4759,11 @@ template <class G> __device__ inline GemmSMem<G>& gemm_smem(unsigned char* dynam
     return *reinterpret_cast<GemmSMem<G>*>(dynamic_shared + (1024 - address % 1024) % 1024);
 }
 
-// The first row and column of a tile of out.
-struct GemmTile {
-    int row, column;
-};
-
-// The tile scheduler: returns tile number `index` of a fixed list. With clusters, index counts pairs of tiles, and rank
-// selects the tile of the pair. The list goes through groups of 16 rows of tiles, and through each group column by
-// column. Blocks that run at the same time then share tiles of inp and of the weight in L2, however many columns out
-// has.
-template <class G> __device__ inline GemmTile gemm_tile(int index, int M, int N, int rank) {
-    const int group = 16 / G::CLUSTER;
-    int num_rows = ceil_div(M, G::ROWS * G::CLUSTER), num_columns = ceil_div(N, G::COLUMNS);
-    int first = index / (group * num_columns) * group, within = index % (group * num_columns);
-    int height = min(group, num_rows - first);
-    return {((first + within % height) * G::CLUSTER + rank) * G::ROWS, within / height * G::COLUMNS};
-}
-
 // All threads call this first. It initialises the barriers and waits for earlier kernels, whose results may be read
 // afterwards.
 template <class G> __device__ inline void gemm_init(GemmSMem<G>& smem) {
     if (threadIdx.x == 0) {
-        for (int s = 0; s < G::RING; s++) {
-            mbarrier_init(&smem.full[s], 1);
-            mbarrier_init(&smem.empty[s], G::READERS * G::CLUSTER);
-        }
+        smem.ring.init(G::READERS * G::CLUSTER);
         for (int i = 0; i < 8 * G::BOXES; i++) { mbarrier_init(&smem.box_full[0][0] + i, 1); }
         for (int i = 0; i < 2; i++) { mbarrier_init(&smem.turn[i], 4); }
         mbarrier_init_fence();
@@ -4824,17 +4790,15 @@ struct GemmMaps {
 };
 
 // Loads the operands of a tile, one stage per step. i is the number of steps loaded so far, over all tiles.
-template <class G> __device__ inline void gemm_load(GemmSMem<G>& smem, const CUtensorMap& inp_map,
-                                                    const CUtensorMap& weight_map, const GemmTile& tile, int num_steps,
-                                                    int rank, int& i) {
+template <class G, class Tile> __device__ inline void gemm_load(GemmSMem<G>& smem, const CUtensorMap& inp_map,
+                                                                const CUtensorMap& weight_map, const Tile& tile,
+                                                                int num_steps, int rank, int& i) {
 #pragma unroll 1
     for (int step = 0; step < num_steps; step++, i++) {
         auto& stage = smem.stages[i % G::RING];
-        uint64_t* full = &smem.full[i % G::RING];
-        mbarrier_wait(&smem.empty[i % G::RING], (i / G::RING + 1) % 2);
-        mbarrier_arrive_expect(full, sizeof(stage));
-        tma_load_2d(stage.inp, &inp_map, step * 64, tile.row, full);
-        G::template load_weight<G::COLUMNS>(stage.weight, weight_map, step * 64, tile.column, rank, full);
+        uint64_t* full = smem.ring.acquire(i, sizeof(stage));
+        tile.load(stage.inp, inp_map, step * 64, tile.row, full);
+        G::template load_weight<G::COLUMNS>(stage.weight, weight_map, step * 64, tile, rank, full);
     }
 }
 
@@ -4851,7 +4815,7 @@ __device__ inline void gemm_produce(GemmSMem<G>& smem, const GemmMaps& maps, int
     int i = 0;
 #pragma unroll 1
     for (int index = first; index < num_tiles; index += stride) {
-        gemm_load(smem, maps.inp, maps.weight, gemm_tile<G>(index, M, N, rank), num_steps, rank, i);
+        gemm_load(smem, maps.inp, maps.weight, G::template tile<G>(index, M, N, rank), num_steps, rank, i);
     }
     if (IdleWork::WORKS) { mbarrier_arrive(&smem.loaded); }
 }
@@ -4880,7 +4844,7 @@ gemm_multiply(float (&sum)[G::PARTS][G::COLUMNS / 2], GemmSMem<G>& smem, int num
     for (int step = 0; step < num_steps; step++, i++) {
         auto& stage = smem.stages[i % G::RING];
         uint64_t inp = wgmma_descriptor(stage.inp);
-        mbarrier_wait(&smem.full[i % G::RING], i / G::RING % 2);
+        smem.ring.wait(i);
         wgmma_fence();
 #pragma unroll
         for (int k = 0; k < 4; k++) { // in the descriptor's units of 16 bytes, 16 columns are 2 and 64 rows are 512
@@ -4892,13 +4856,13 @@ gemm_multiply(float (&sum)[G::PARTS][G::COLUMNS / 2], GemmSMem<G>& smem, int num
         }
         wgmma_commit();
         wgmma_wait<1>(); // the previous step's products are done
-        if (step > 0) { G::release(&smem.empty[(i - 1) % G::RING]); }
+        if (step > 0) { G::release(&smem.ring.empty[(i - 1) % G::RING]); }
     }
     if (threadIdx.x % 32 == 0) { mbarrier_arrive(&smem.turn[1 - consumer]); }
     wgmma_wait<0>();
 #pragma unroll
     for (int m = 0; m < G::PARTS; m++) { wgmma_hold(sum[m]); }
-    G::release(&smem.empty[(i - 1) % G::RING]);
+    G::release(&smem.ring.empty[(i - 1) % G::RING]);
 }
 
 // The epilogue's column data for a tile, loaded while the products run. Each lane holds one pair per 64 columns, and
@@ -4915,27 +4879,40 @@ gemm_load_columns(GemmColumns<G, Epilogue>& columns, const Epilogue& epilogue, i
 
 // A consumer warp stores its rows of a tile in boxes of 16x64, from left to right, then downwards. A warp's boxes are
 // numbered consecutively over all its tiles, and use its G::BOXES slots in shared memory round robin. In the functions
-// below, `box` is the number of the tile's first box, and SMem is any struct with the members `boxes` and `box_full`.
+// below, `box` is the number of the tile's first box, SMem is any struct with the members `boxes` and `box_full`, and `tile`
+// begins with the warp's first row.
 
 // Starts to load box n of `third` for this tile. Called by one lane.
-template <class G, class SMem>
-__device__ inline void gemm_load_box(SMem& smem, const CUtensorMap& third_map, int row, int column, int n, int box) {
+template <class G, class SMem, class Tile>
+__device__ inline void gemm_load_box(SMem& smem, const CUtensorMap& third_map, const Tile& tile, int n, int box) {
     const int columns = G::COLUMNS / 64;
     int warp = threadIdx.x / 32 - 4, slot = (box + n) % G::BOXES;
     mbarrier_arrive_expect(&smem.box_full[warp][slot], sizeof(smem.boxes[0][0]));
-    tma_load_2d_once(smem.boxes[warp][slot], &third_map, column + n % columns * 64, row + n / columns * 64,
-                     &smem.box_full[warp][slot]);
+    tile.load_once(smem.boxes[warp][slot], third_map, tile.column + n % columns * 64, tile.row + n / columns * 64,
+                   &smem.box_full[warp][slot]);
+}
+
+// Whether the epilogue reads `third`.
+template <class Epilogue> __device__ inline bool gemm_reads_third(const Epilogue& epilogue) {
+    if constexpr ((Epilogue::EXTRAS & GEMM_SCALED_ADD) == GEMM_SCALED_ADD) { return epilogue.reads_third(); }
+    return Epilogue::EXTRAS & GEMM_THIRD;
 }
 
 // The prologue of a tile, before its products: starts the loads that its epilogue needs. Arguments as for gemm_store.
-template <class G, class Epilogue, class SMem>
+template <class G, class Epilogue, class SMem, class Tile>
 __device__ inline void gemm_prepare(GemmColumns<G, Epilogue>& columns, const Epilogue& epilogue, SMem& smem,
-                                    const CUtensorMap& third_map, int row, int column, int N, int box) {
+                                    const CUtensorMap& third_map, const Tile& tile, int N, int box) {
     const int num_boxes = G::PARTS * (G::COLUMNS / 64);
-    if constexpr (!(Epilogue::EXTRAS & GEMM_NO_BIAS)) { gemm_load_columns(columns, epilogue, column, N); }
-    if (!(Epilogue::EXTRAS & GEMM_THIRD) || threadIdx.x % 32 != 0) { return; }
-    tma_store_wait<0>(); // TMA has read the previous results, so `third` may overwrite them
-    for (int n = 0; n < min(num_boxes, G::BOXES); n++) { gemm_load_box<G>(smem, third_map, row, column, n, box); }
+    if constexpr (!(Epilogue::EXTRAS & GEMM_NO_BIAS)) { gemm_load_columns(columns, epilogue, tile.column, N); }
+    if constexpr (Epilogue::EXTRAS & GEMM_THIRD) {
+        if (threadIdx.x % 32 == 0) {
+            tma_store_wait<0>(); // TMA has read the previous results, so `third` may overwrite them
+            for (int n = 0; gemm_reads_third(epilogue) && n < min(num_boxes, G::BOXES); n++) {
+                gemm_load_box<G>(smem, third_map, tile, n, box);
+            }
+        }
+        if (Epilogue::EXTRAS & GEMM_MIRRORED) { __syncwarp(); } // the other lanes may have no load to wait for
+    }
 }
 
 // The end of the epilogue with GEMM_SUMS: adds up what the four warps of the consumer have summed of the tile's columns,
@@ -4970,18 +4947,19 @@ __device__ inline void gemm_pack(uint32_t* pairs, const float (&v)[4]) {
     pairs[0] = pack_16x2(v[0], v[1], floatX()), pairs[1] = pack_16x2(v[2], v[3], floatX());
 }
 
-// The epilogue of one warp for a tile: computes the results and stores them by TMA. row and column: the warp's first
-// element in out. The last stores may still be in flight on return; lane 0 issued them and has to wait for them.
-template <class G, class Epilogue, class SMem>
+// The epilogue of one warp for a tile: computes the results and stores them by TMA. The last stores may still be in flight on
+// return; lane 0 issued them and has to wait for them.
+template <class G, class Epilogue, class SMem, class Tile>
 __device__ inline void gemm_store(float (&sum)[G::PARTS][G::COLUMNS / 2], const Epilogue& epilogue,
                                   const GemmColumns<G, Epilogue>& columns, SMem& smem, const CUtensorMap& out_map,
-                                  const CUtensorMap& second_map, const CUtensorMap& third_map, int row, int column,
-                                  int M, int& box) {
+                                  const CUtensorMap& second_map, const CUtensorMap& third_map, const Tile& tile, int M,
+                                  int& box) {
     constexpr bool has_second = Epilogue::EXTRAS & GEMM_SECOND, has_third = Epilogue::EXTRAS & GEMM_THIRD;
-    constexpr int third_use = Epilogue::EXTRAS & (GEMM_ADD | GEMM_MULTIPLY | GEMM_GELU_BACKWARD);
+    constexpr int third_use = Epilogue::EXTRAS & (GEMM_ADD | GEMM_MULTIPLY | GEMM_GELU_BACKWARD | GEMM_SCALED_ADD);
     static_assert(!has_second || !has_third, "they share the boxes");
     constexpr bool has_sums = Epilogue::EXTRAS & GEMM_SUMS, has_bias = !(Epilogue::EXTRAS & GEMM_NO_BIAS);
-    constexpr bool has_row_sums = Epilogue::EXTRAS & GEMM_ROW_SUMS;
+    constexpr bool has_row_sums = Epilogue::EXTRAS & GEMM_ROW_SUMS, mirrored = Epilogue::EXTRAS & GEMM_MIRRORED;
+    static_assert(!mirrored || has_third, "gemm_prepare() waits for the stores of the mirrored tile");
     constexpr int num_columns = G::COLUMNS / 64, num_boxes = G::PARTS * num_columns, ahead = G::BOXES / 2;
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32 - 4, first_box = box;
     float sums[num_columns]
@@ -4991,23 +4969,24 @@ __device__ inline void gemm_store(float (&sum)[G::PARTS][G::COLUMNS / 2], const 
     // the row into the chunk, so 16 * p columns further is the address ^ p << 5.
     uint32_t lane_at = lane % 16 * 128 + (lane / 16 ^ lane % 8) * 16;
     typename Epilogue::Row rows[2];
+    uint32_t results[mirrored ? num_boxes : 1][16];
 #pragma unroll
     for (int n = 0; n < num_boxes; n++) {
         const int m = n / num_columns, q = n % num_columns;
-        int box_row = row + 64 * m, box_column = column + 64 * q;
+        int box_row = tile.row + 64 * m, box_column = tile.column + 64 * q;
         for (int half = 0; q == 0 && half < 2; half++) {
             rows[half] = epilogue.row(min(box_row + 8 * half + lane / 4, M - 1));
             row_sums[half] = 0.0f;
         }
         int slot = box % G::BOXES, second_slot = (box + 1) % G::BOXES;
-        if (has_third) {
+        if (gemm_reads_third(epilogue)) {
             // load box n + ahead of `third` into the slot that box n + ahead - BOXES used
             if (n + ahead >= G::BOXES && n + ahead < num_boxes && lane == 0) {
                 tma_store_wait<G::BOXES - ahead - 1>();
-                gemm_load_box<G>(smem, third_map, row, column, n + ahead, first_box);
+                gemm_load_box<G>(smem, third_map, tile, n + ahead, first_box);
             }
             mbarrier_wait(&smem.box_full[warp][slot], box / G::BOXES % 2);
-        } else {
+        } else if (!has_third) {
             if (lane == 0) { tma_store_wait<has_second ? G::BOXES / 2 - 1 : G::BOXES - 1>(); }
             __syncwarp();
         }
@@ -5015,8 +4994,8 @@ __device__ inline void gemm_store(float (&sum)[G::PARTS][G::COLUMNS / 2], const 
         uint32_t second_at = shared_address(smem.boxes[warp][second_slot]) + lane_at;
 #pragma unroll
         for (int p = 0; p < 4; p++) { // 16 columns per iteration
-            uint32_t out[4], second[4], third[4];
-            if (has_third) { ldmatrix_x4(third, at ^ p << 5); }
+            uint32_t *out = &results[mirrored ? n : 0][4 * p], second[4], third[4] = {};
+            if (gemm_reads_third(epilogue)) { ldmatrix_x4(third, at ^ p << 5); }
 #pragma unroll
             for (int j = 0; j < 2; j++) { // 8 columns per iteration
                 typename Epilogue::Column two[2];
@@ -5044,9 +5023,13 @@ __device__ inline void gemm_store(float (&sum)[G::PARTS][G::COLUMNS / 2], const 
                     float w[4] = {upper.x, upper.y, lower.x, lower.y};
 #pragma unroll
                     for (int i = 0; i < 4; i++) {
-                        v[i] = third_use == GEMM_GELU_BACKWARD ? v[i] * gelu_slope(w[i])
-                               : third_use == GEMM_MULTIPLY    ? v[i] * w[i]
-                                                               : v[i] + w[i];
+                        if constexpr (third_use == GEMM_SCALED_ADD) {
+                            v[i] = epilogue.add(v[i], w[i]);
+                        } else {
+                            v[i] = third_use == GEMM_GELU_BACKWARD ? v[i] * gelu_slope(w[i])
+                                   : third_use == GEMM_MULTIPLY    ? v[i] * w[i]
+                                                                   : v[i] + w[i];
+                        }
                     }
                 }
                 if constexpr (has_sums) {
@@ -5068,8 +5051,8 @@ __device__ inline void gemm_store(float (&sum)[G::PARTS][G::COLUMNS / 2], const 
         tma_store_fence();
         __syncwarp();
         if (lane == 0) {
-            tma_store_2d(&out_map, smem.boxes[warp][slot], box_column, box_row);
-            if (has_second) { tma_store_2d(&second_map, smem.boxes[warp][second_slot], box_column, box_row); }
+            tile.store(out_map, smem.boxes[warp][slot], box_column, box_row);
+            if (has_second) { tile.store(second_map, smem.boxes[warp][second_slot], box_column, box_row); }
             tma_store_commit();
         }
         box += has_second ? 2 : 1;
@@ -5078,11 +5061,12 @@ __device__ inline void gemm_store(float (&sum)[G::PARTS][G::COLUMNS / 2], const 
                 float sum = row_sums[half];
                 for (int i = 1; i <= 2; i *= 2) { sum += __shfl_xor_sync(0xFFFFFFFFu, sum, i); }
                 int at_row = box_row + 8 * half + lane / 4;
-                if (lane % 4 == 0 && at_row < M) { epilogue.store_row_sum(at_row, column / G::COLUMNS, sum); }
+                if (lane % 4 == 0 && at_row < M) { epilogue.store_row_sum(at_row, tile.column / G::COLUMNS, sum); }
             }
         }
     }
-    if constexpr (has_sums) { gemm_store_sums<G>(sums, epilogue.to, smem, row, column, M); }
+    if constexpr (has_sums) { gemm_store_sums<G>(sums, epilogue.to, smem, tile.row, tile.column, M); }
+    if constexpr (mirrored) { epilogue.store_mirrored(results, smem, second_map, tile); }
 }
 
 // The consumers call this last: shared memory must stay allocated until the stores have read it and the other block of
@@ -5094,37 +5078,53 @@ template <class G> __device__ inline void gemm_end() {
 
 // ---- the kernel ----
 
-template <class G, class Epilogue, class IdleWork>
-__device__ inline void gemm_block(unsigned char* dynamic_shared, const GemmMaps& maps, const Epilogue& epilogue, int M,
-                                  int N, int K, int num_tiles, const IdleWork& idle_work) {
-    GemmSMem<G>& smem = gemm_smem<G>(dynamic_shared);
+// The beginning of a kernel. Returns the number of the warp: 0 to 3 in the producer, which has then loaded all tiles.
+template <class G, class IdleWork = GemmNoIdleWork>
+__device__ inline int gemm_begin(GemmSMem<G>& smem, const GemmMaps& maps, int M, int N, int K, int num_tiles,
+                                 const IdleWork& idle_work = {}) {
     if (IdleWork::WORKS && threadIdx.x == 0) { mbarrier_init(&smem.loaded, 1); }
     if (threadIdx.x == 0) { tma_prefetch_map(&maps.inp), tma_prefetch_map(&maps.weight), tma_prefetch_map(&maps.out); }
     gemm_init(smem);
     int warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0); // the shuffle makes it warp-uniform to the compiler
-    int warpgroup = warp / 4, rank = G::rank(), num_steps = ceil_div(K, 64), i = 0;
-    int first = blockIdx.x / G::CLUSTER, stride = gridDim.x / G::CLUSTER;
-    if (warpgroup == 0) {
-        gemm_produce(smem, maps, M, N, num_steps, first, stride, num_tiles, rank, idle_work);
-        return;
+    if (warp < 4) {
+        gemm_produce(smem, maps, M, N, ceil_div(K, 64), blockIdx.x / G::CLUSTER, gridDim.x / G::CLUSTER, num_tiles,
+                     G::rank(), idle_work);
+    } else {
+        warpgroup_more_registers<(504 - IdleWork::REGISTERS) / 2>(); // the three warpgroups have 3 * 168 per thread
     }
-    warpgroup_more_registers<(504 - IdleWork::REGISTERS) / 2>(); // the three warpgroups have 3 * 168 per thread
-    int box = 0, number = 0;
+    return warp;
+}
+
+// A consumer's tiles, one after the other. store(sum, columns, tile, box) is the epilogue of one warp, see gemm_store.
+template <class G, class Epilogue, class Store>
+__device__ inline void gemm_consume(GemmSMem<G>& smem, int warp, const GemmMaps& maps, const Epilogue& epilogue, int M,
+                                    int N, int K, int num_tiles, const Store& store) {
+    int consumer = warp / 4 - 1, rank = G::rank(), num_steps = ceil_div(K, 64);
+    int first = blockIdx.x / G::CLUSTER, stride = gridDim.x / G::CLUSTER, box = 0, number = 0;
     // the block's tiles go to consumers 0, 1, 0, ...; their steps go through the ring in that order
-    first += (warpgroup - 1) * stride;
-    stride *= 2;
-    i = (warpgroup - 1) * num_steps;
+    int i = consumer * num_steps;
 #pragma unroll 1
-    for (int index = first; index < num_tiles; index += stride, number++) {
+    for (int index = first + consumer * stride; index < num_tiles; index += 2 * stride, number++) {
         float sum[G::PARTS][G::COLUMNS / 2];
-        GemmTile tile = gemm_tile<G>(index, M, N, rank);
-        int row = tile.row + warp % 4 * 16;
-        GemmColumns<G, Epilogue> columns = {};
-        gemm_prepare(columns, epilogue, smem, maps.third, row, tile.column, N, box);
+        auto tile = G::template tile<G>(index, M, N, rank);
+        tile.row += warp % 4 * 16;             // the warp's
+        GemmColumns<G, Epilogue> columns = {}; // stay zeros with GEMM_NO_BIAS
+        gemm_prepare(columns, epilogue, smem, maps.third, tile, N, box);
         gemm_multiply<G>(sum, smem, num_steps, number, i);
         i += num_steps; // skips the other consumer's tile
-        gemm_store<G>(sum, epilogue, columns, smem, maps.out, maps.second, maps.third, row, tile.column, M, box);
+        store(sum, columns, tile, box);
     }
+}
+
+template <class G, class Epilogue, class IdleWork>
+__device__ inline void gemm_block(unsigned char* dynamic_shared, const GemmMaps& maps, const Epilogue& epilogue, int M,
+                                  int N, int K, int num_tiles, const IdleWork& idle_work) {
+    GemmSMem<G>& smem = gemm_smem<G>(dynamic_shared);
+    int warp = gemm_begin(smem, maps, M, N, K, num_tiles, idle_work);
+    if (warp < 4) { return; }
+    gemm_consume(smem, warp, maps, epilogue, M, N, K, num_tiles, [&](auto& sum, auto& columns, auto& tile, int& box) {
+        gemm_store<G>(sum, epilogue, columns, smem, maps.out, maps.second, maps.third, tile, M, box);
+    });
     gemm_end<G>();
 }
 
@@ -5234,21 +5234,9 @@ struct AdamWChunk {
 __device__ inline void adamw_values(const DeferredUpdate& w, const StepState& s, const AdamW& o, const AdamWChunk& c,
                                     int i) {
     size_t at = c.place + i;
-    f128 p, m4 = load128(w.m + at), v4 = load128(w.v + at), g4 = load128(w.grads + at);
-    if (w.master) {
-        p = load128(w.master + at);
-    } else {
-        x4 old = *reinterpret_cast<const x4*>(w.params + at);
-        for (int k = 0; k < 4; k++) { p[k] = (float)old[k]; }
-    }
-    x4 rounded;
-    for (int k = 0; k < 4; k++) {
-        p[k] = adamw_update(p[k], m4[k], v4[k], g4[k], s, o); // four at once: rounding has branches
-    }
-    for (int k = 0; k < 4; k++) { rounded[k] = adamw_round(p[k], i + k, c.seed); }
-    store128(w.m + at, m4), store128(w.v + at, v4);
-    if (w.master) { store128(w.master + at, p); }
-    *reinterpret_cast<x4*>(w.params + at) = rounded;
+    AdamWVector x;
+    x.load(w.params, w.master, w.m, w.v, w.grads, at);
+    x.update(w.params, w.master, w.m, w.v, s, o, at, i, c.seed);
 }
 
 // The work of a worker, until it has no chunk left or stop() is true for lane 0. All lanes of the warp call it.
@@ -5328,8 +5316,7 @@ void matmul_forward_float(float* out, const floatX* inp, const floatX* weight, i
     call.out = out, call.out_is_float = true;
     call.a = inp, call.b = weight, call.b_transposed = true;
     call.M = N, call.N = OC, call.K = C;
-    bool supported = cublaslt_matmul(call, exec);
-    require(supported);
+    require(cublaslt_matmul(call, exec));
 }
 
 // out (N,OC) = product (N,OC) + bias (OC) + residual (N,OC). A thread per vector.
@@ -5383,8 +5370,7 @@ void matmul_forward20(floatX* out, GeluSaved saved, const floatX* inp, const flo
     call.aux = NULL;
     floatX* sum = saved.tensor ? saved.tensor : out;
     call.out = sum;
-    bool supported = cublaslt_matmul(call, exec);
-    require(supported);
+    require(cublaslt_matmul(call, exec));
     if (saved.has_gelu()) { gelu_forward(out, sum, (size_t)N * OC, exec); }
 }
 // ---- kernel 21: gemm.cuh: kernel 18 in clusters of two blocks, each of which loads half of a weight tile ----
@@ -5461,8 +5447,7 @@ void matmul_backward_input6(floatX* dinp, const floatX* dout, const floatX* weig
     }
     call.epilogue = MATMUL_PLAIN;
     call.aux = NULL;
-    bool supported = cublaslt_matmul(call, exec);
-    require(supported);
+    require(cublaslt_matmul(call, exec));
     if (pre_gelu) { gelu_backward(dinp, dinp, pre_gelu, (size_t)N * C, exec); }
 }
 
@@ -5476,8 +5461,7 @@ void matmul_backward_weight6(float* dweight, const floatX* dout, const floatX* i
     call.b = inp;
     call.M = OC, call.N = C, call.K = N;
     call.add = accumulate ? dweight : NULL;
-    bool supported = cublaslt_matmul(call, exec);
-    require(supported);
+    require(cublaslt_matmul(call, exec));
 }
 
 // ---- kernel 8: gemm.cuh for dinp with gelu' on the accumulators in registers, hidden behind the next tile's products ----
@@ -5646,8 +5630,7 @@ template <class G> struct MatmulBackwardRing {
         floatX dout[G::ROWS / 64][64 * 64];
         floatX inp[G::COLUMNS / 64][64 * 64];
     } stages[G::RING];
-    // full: TMA loads complete it; empty: 8 consumer warps of each of the 2 blocks arrive, the producer waits
-    uint64_t full[G::RING], empty[G::RING];
+    TmaRing<G::RING> barriers;
 };
 
 constexpr int MATMUL_BACKWARD_MAX_CLUSTERS = 128;
@@ -5668,9 +5651,7 @@ template <class G> __device__ inline void matmul_backward_load10(MatmulBackwardR
 #pragma unroll 1
     for (int n = part.end - part.begin; n > 0; n--, i++) {
         auto& stage = ring.stages[i % G::RING];
-        uint64_t* full = &ring.full[i % G::RING];
-        mbarrier_wait(&ring.empty[i % G::RING], (i / G::RING + 1) % 2);
-        mbarrier_arrive_expect(full, sizeof(stage));
+        uint64_t* full = ring.barriers.acquire(i, sizeof(stage));
         for (int box = 0; box < G::ROWS / 64; box++) {
             tma_load_2d(stage.dout[box], &dout_map, tile.row + 64 * box, step * 64, full);
         }
@@ -5693,17 +5674,17 @@ template <class G> __device__ inline void matmul_backward_multiply10(float (&sum
         auto& stage = ring.stages[i % G::RING];
         uint64_t dout = wgmma_descriptor_transposed(stage.dout[consumer], box_bytes);
         uint64_t inp = wgmma_descriptor_transposed(stage.inp, box_bytes);
-        mbarrier_wait(&ring.full[i % G::RING], i / G::RING % 2);
+        ring.barriers.wait(i);
         wgmma_fence();
 #pragma unroll
         for (int k = 0; k < 4; k++) { G::wgmma(sum, dout + 128 * k, inp + 128 * k, step > 0 || k > 0); } // 16 tokens
         wgmma_commit();
         wgmma_wait<1>(); // the previous step's products are done
-        if (step > 0) { G::release(&ring.empty[(i - 1) % G::RING]); }
+        if (step > 0) { G::release(&ring.barriers.empty[(i - 1) % G::RING]); }
     }
     wgmma_wait<0>();
     wgmma_hold(sum);
-    G::release(&ring.empty[(i - 1) % G::RING]);
+    G::release(&ring.barriers.empty[(i - 1) % G::RING]);
 }
 
 // Where `parts` has the accumulators of a consumer warp, 0 to 7: sum[4j .. 4j + 3] of lane l is element 32 * j + l.
@@ -5776,10 +5757,7 @@ template <class G> __global__ void __launch_bounds__(384, 1)
     auto& ring = shared_aligned_1024<MatmulBackwardRing<G>>(dynamic_shared_weight);
     if (threadIdx.x == 0) {
         tma_prefetch_map(&dout_map), tma_prefetch_map(&inp_map);
-        for (int stage = 0; stage < G::RING; stage++) {
-            mbarrier_init(&ring.full[stage], 1);
-            mbarrier_init(&ring.empty[stage], 8 * G::CLUSTER);
-        }
+        ring.barriers.init(8 * G::CLUSTER); // consumer warps
         mbarrier_init_fence();
     }
     G::sync();
@@ -6080,9 +6058,7 @@ __global__ void __launch_bounds__(1024)
 // dloss (1), or NULL: only the losses are computed, logits are not changed
 void fused_classifier(floatX* logits, float* losses, const int* targets, const float* dloss, int N, int V, int Vp,
                       const Execution& exec) {
-    int block_size = exec.block_size
-                         ? exec.block_size
-                         : tuned_config(exec.tuned, "fused_classifier", N, V, sizeof(floatX) == 4 ? 1024 : 512);
+    int block_size = tuned_block_size(exec, "fused_classifier", N, V, sizeof(floatX) == 4 ? 1024 : 512);
     Op op(exec, (dloss ? 2.0 : 1.0) * N * Vp * sizeof(floatX), 0, "fused_classifier");
     require(Vp % 8 == 0 && 1 <= V && V <= Vp);
     size_t shared = (size_t)(V / x128::size) * sizeof(x128) + 32 * sizeof(float);
@@ -6090,14 +6066,14 @@ void fused_classifier(floatX* logits, float* losses, const int* targets, const f
     // with GPT-2's rows in 16 bits, so that one row is read while the other is written. In fp32 it holds one block.
     bool fits = shared <= (size_t)device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
     if (fits && compiled_arch(fused_classifier_kernel7) >= 80) {
-        cudaCheck(cudaFuncSetAttribute(fused_classifier_kernel7, cudaFuncAttributeMaxDynamicSharedMemorySize, shared));
         cudaCheck(cudaFuncSetAttribute(fused_classifier_kernel7, cudaFuncAttributePreferredSharedMemoryCarveout,
                                        cudaSharedmemCarveoutMaxShared)); // without this, only one block fits on an SM
-        fused_classifier_kernel7<<<N, block_size, shared, exec.stream>>>(logits, losses, targets, dloss, V, Vp);
+        launch_kernel(fused_classifier_kernel7, LaunchShape(N, block_size, shared), exec, logits, losses, targets,
+                      dloss, V, Vp);
     } else {
-        fused_classifier_kernel6<<<N, block_size, 0, exec.stream>>>(logits, losses, targets, dloss, V, Vp);
+        launch_kernel(fused_classifier_kernel6, LaunchShape(N, block_size), exec, logits, losses, targets, dloss, V,
+                      Vp);
     }
-    cudaCheck(cudaGetLastError());
 }
 // ==== end promoted: fused_classifier ====
 
@@ -6317,8 +6293,7 @@ __global__ void __launch_bounds__(1024) mean_loss_kernel1(float* mean, const flo
 // mean (1) += scale * sum(losses) | losses (N) | scale: 1 / the tokens of a step, on all ranks
 void mean_loss(float* mean, const float* losses, int N, float scale, const Execution& exec) {
     Op op(exec, (double)N * sizeof(float), 0, "mean_loss");
-    mean_loss_kernel1<<<1, 1024, 0, exec.stream>>>(mean, losses, N, scale);
-    cudaCheck(cudaGetLastError());
+    launch_kernel(mean_loss_kernel1, LaunchShape(1, 1024), exec, mean, losses, N, scale);
 }
 // ==== end promoted: mean_loss ====
 
@@ -6356,7 +6331,7 @@ __global__ void __launch_bounds__(1024) global_norm_kernel5(float* block_sums, c
 __global__ void global_norm_finish_kernel5(float* norm, const float* block_sums, int num_blocks) {
     double sum = 0.0;
     for (int i = threadIdx.x; i < num_blocks; i += 32) { sum += block_sums[i]; }
-    for (int offset = 16; offset > 0; offset /= 2) { sum += __shfl_xor_sync(0xFFFFFFFFu, sum, offset); }
+    sum = lanes_sum<32>(sum);
     if (threadIdx.x == 0) { *norm = (float)sqrt(sum); }
 }
 
@@ -6365,15 +6340,14 @@ size_t global_norm_scratch() { return 4096; }
 
 // norm (1) = sqrt(sum(grads^2)) | scratch (global_norm_scratch()) | grads (n), aligned to 16 bytes
 void global_norm(float* norm, float* scratch, const float* grads, size_t n, const Execution& exec) {
-    int block_size = exec.block_size ? exec.block_size : tuned_config(exec.tuned, "global_norm", n, 1, 512);
+    int block_size = tuned_block_size(exec, "global_norm", n, 1, 512);
     Op op(exec, 4.0 * n, 2.0 * n, "global_norm");
     require((size_t)grads % 16 == 0);
     int num_blocks; // first the resident blocks per SM, then the blocks that fit on the whole GPU at once
     cudaCheck(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&num_blocks, global_norm_kernel5, block_size, 0));
     num_blocks = min(num_blocks * num_multiprocessors(), (int)global_norm_scratch());
-    global_norm_kernel5<<<num_blocks, block_size, 0, exec.stream>>>(scratch, grads, n);
-    global_norm_finish_kernel5<<<1, 32, 0, exec.stream>>>(norm, scratch, num_blocks);
-    cudaCheck(cudaGetLastError());
+    launch_kernel(global_norm_kernel5, LaunchShape(num_blocks, block_size), exec, scratch, grads, n);
+    launch_kernel(global_norm_finish_kernel5, LaunchShape(1, 32), exec, norm, scratch, num_blocks);
 }
 // ==== end promoted: global_norm ====
 
@@ -6465,8 +6439,7 @@ void quantize3(const QuantizeArgs<F>& q, const Source& source, const Execution& 
     cudaCheck(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_sm, kernel, block_size, 0));
     size_t most = ceil_div((size_t)q.N * q.C, (size_t)x128::size * block_size);
     int num_blocks = (int)std::min(most, (size_t)exec.free_sms() * per_sm);
-    kernel<<<num_blocks, block_size, 0, exec.stream>>>(q, source);
-    cudaCheck(cudaGetLastError());
+    launch_kernel(kernel, LaunchShape(num_blocks, block_size), exec, q, source);
 }
 
 #if !defined(ENABLE_FP32)
@@ -6515,8 +6488,7 @@ void quantize5(const QuantizeArgs<F>& q, const Source& source, const Execution& 
         ceil_div((size_t)q.N, (size_t)FP8_TILE_TOKENS) * ceil_div((size_t)q.C, (size_t)QuantizeSMem::COLUMNS);
     require(num_blocks <= INT_MAX);
     auto kernel = quantize_kernel5<F, Source>;
-    kernel<<<(unsigned)num_blocks, block_size, 0, exec.stream>>>(q, source);
-    cudaCheck(cudaGetLastError());
+    launch_kernel(kernel, LaunchShape(num_blocks, block_size), exec, q, source);
 }
 
 template <class F, class Source>
@@ -6572,7 +6544,6 @@ template <int num_vecs> __device__ inline void layernorm_quantize_row(x128 (&x)[
                                                                       const LayernormQuantizeArgs& q, int row) {
     int first = threadIdx.x % 32 * x128::size;
     auto inside = [&](int j) { return j < num_vecs - 1 || first + j * 256 < q.C; };
-    float sum = 0.0f, squares = 0.0f;
 #pragma unroll
     for (int j = 0; j < num_vecs; j++) {
         size_t i = (size_t)row * q.C + first + j * 256;
@@ -6582,16 +6553,9 @@ template <int num_vecs> __device__ inline void layernorm_quantize_row(x128 (&x)[
         for (int k = 0; k < x128::size; k++) { x[j][k] = (floatX)((float)x[j][k] + (float)y[k]); }
         store128(q.residual + i, x[j]);
     }
-#pragma unroll
-    for (int j = 0; j < num_vecs; j++) {
-        for (int k = 0; k < x128::size; k++) { sum += (float)x[j][k]; }
-    }
-    float m = warp_sum(sum) / q.C;
-#pragma unroll
-    for (int j = 0; j < num_vecs; j++) {
-        for (int k = 0; inside(j) && k < x128::size; k++) { squares += ((float)x[j][k] - m) * ((float)x[j][k] - m); }
-    }
-    float r = rsqrtf(warp_sum(squares) / q.C + q.epsilon);
+    float2 statistics = layernorm_statistics(
+        x, [&](float sum) { return sum / q.C; }, q.epsilon, inside);
+    float m = statistics.x, r = statistics.y;
     if (threadIdx.x % 32 == 0) { *mean = m, *rstd = r; }
 #pragma unroll
     for (int j = 0; j < num_vecs; j++) {
@@ -6631,9 +6595,8 @@ static void layernorm_quantize2(const LayernormQuantizeArgs& q, const Execution&
     require(!q.to.columns && block_size <= 512);
     layernorm_quantize_vectors(q.C, [&](auto num_vecs) {
         auto kernel = layernorm_quantize_kernel2<decltype(num_vecs)::value>;
-        kernel<<<ceil_div(q.N, block_size / 32), block_size, 0, exec.stream>>>(q);
+        launch_kernel(kernel, LaunchShape(ceil_div(q.N, block_size / 32), block_size), exec, q);
     });
-    cudaCheck(cudaGetLastError());
 }
 
 // ---- kernel 3: 2 with the transposed copy: a block has 64 tokens, a warp takes pairs of them, see fp8.cuh ----
@@ -6718,8 +6681,7 @@ template <class A> void matmul_fp8_2(const MatmulFp8Args<A>& p, bool fast, const
     call.M = p.M, call.N = p.N, call.K = p.K;
     call.out = p.out;
     if (!p.out) { call.out = p.sum, call.out_is_float = true, call.add = p.accumulate ? p.sum : NULL; }
-    bool supported = cublaslt_matmul(call, exec);
-    require(supported);
+    require(cublaslt_matmul(call, exec));
 }
 
 // The form of gemm.cuh for fp8. The code addresses two elements as one floatX, so it counts pairs of elements along K. A
@@ -6824,7 +6786,7 @@ template <class F, MatmulFp8Mode mode, bool has_sums = false> struct MatmulFp8Qu
     template <class G> __device__ void store(Fp8Seen<F>& seen, float (&sum)[G::PARTS][G::COLUMNS / 2],
                                              const Epilogue& epilogue, const GemmColumns<G, Epilogue>& columns,
                                              GemmSMem<G>& smem, MatmulFp8Tile (&tiles)[2], const MatmulFp8Maps& maps,
-                                             int row, int column, int M, int N, int& box) const {
+                                             const GemmTile& tile, int M, int N, int& box) const {
         static_assert(G::READERS == 4 && G::BOXES == 2, "a tile is one consumer's, which has two");
         const int num_columns = G::COLUMNS / 64, num_boxes = G::PARTS * num_columns;
         int lane = threadIdx.x % 32, warp = threadIdx.x / 32 - 4, first_box = box, warp_row = warp % 4 * 16;
@@ -6835,9 +6797,9 @@ template <class F, MatmulFp8Mode mode, bool has_sums = false> struct MatmulFp8Qu
 #pragma unroll
         for (int n = 0; n < num_boxes; n++, box++) {
             const int m = n / num_columns, q = n % num_columns;
-            int slot = box % G::BOXES, box_row = row + 64 * m, box_column = column + 64 * q;
+            int slot = box % G::BOXES, box_row = tile.row + 64 * m, box_column = tile.column + 64 * q;
             uint32_t at = shared_address(smem.boxes[warp][slot]) + lane_at;
-            MatmulFp8Tile& tile = tiles[slot];
+            MatmulFp8Tile& values = tiles[slot];
             if (mode == MATMUL_FP8_MODE_TIMES_SLOPE) { mbarrier_wait(&smem.box_full[warp][slot], box / G::BOXES % 2); }
             if (mode == MATMUL_FP8_MODE_SAVE_SLOPE) {
                 if (lane == 0) { tma_store_wait<G::BOXES - 1>(); }
@@ -6858,17 +6820,17 @@ template <class F, MatmulFp8Mode mode, bool has_sums = false> struct MatmulFp8Qu
                         seen.amax = largest;
                     }
                     if (mode == MATMUL_FP8_MODE_SAVE_SLOPE) { stmatrix_x4(at ^ (p + i) << 5, slopes); }
-                    store_rows(tile.rows + matmul_fp8_swizzled(warp_row + lane / 4, p + i), fragments[i]);
+                    store_rows(values.rows + matmul_fp8_swizzled(warp_row + lane / 4, p + i), fragments[i]);
                 }
-                stmatrix_x4_trans(shared_address(tile.columns + matmul_fp8_swizzled(16 * p + lane, warp % 4)),
+                stmatrix_x4_trans(shared_address(values.columns + matmul_fp8_swizzled(16 * p + lane, warp % 4)),
                                   fragments[0]);
             }
             if (stores) { tma_store_wait<0>(); }
             tma_store_fence(); // tile and box were read, or written, by ordinary accesses
             barrier();
             if (stores) {
-                tma_store_2d(&maps.rows, tile.rows, box_column / 2, box_row - warp_row);
-                tma_store_2d(&maps.columns, tile.columns, (box_row - warp_row) / 2, box_column);
+                tma_store_2d(&maps.rows, values.rows, box_column / 2, box_row - warp_row);
+                tma_store_2d(&maps.columns, values.columns, (box_row - warp_row) / 2, box_column);
                 tma_store_commit();
             }
             if (mode == MATMUL_FP8_MODE_SAVE_SLOPE && lane == 0) {
@@ -6876,10 +6838,12 @@ template <class F, MatmulFp8Mode mode, bool has_sums = false> struct MatmulFp8Qu
                 tma_store_commit();
             }
             if (mode == MATMUL_FP8_MODE_TIMES_SLOPE && lane == 0 && n + G::BOXES < num_boxes) {
-                gemm_load_box<G>(smem, maps.third, row, column, n + G::BOXES, first_box);
+                gemm_load_box<G>(smem, maps.third, tile, n + G::BOXES, first_box);
             }
         }
-        if constexpr (has_sums) { gemm_store_sums<G>(column_sums, GemmColumnSums{sums, N}, smem, row, column, M); }
+        if constexpr (has_sums) {
+            gemm_store_sums<G>(column_sums, GemmColumnSums{sums, N}, smem, tile.row, tile.column, M);
+        }
     }
 };
 
@@ -6890,30 +6854,14 @@ template <class G, class Result> __global__ void __launch_bounds__(384, 1)
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     extern __shared__ __align__(256) unsigned char gemm_dynamic[];
     GemmSMem<G>& smem = gemm_smem<G>(gemm_dynamic);
-    gemm_init(smem);
-    int warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0); // the shuffle makes it warp-uniform to the compiler
-    int warpgroup = warp / 4, rank = G::rank(), num_steps = ceil_div(K, 64);
-    int first = blockIdx.x / G::CLUSTER, stride = gridDim.x / G::CLUSTER;
-    if (warpgroup == 0) {
-        gemm_produce(smem, maps, M, N, num_steps, first, stride, num_tiles, rank);
-        return;
-    }
-    warpgroup_more_registers<240>();
-    auto& tiles = shared_aligned_1024<MatmulFp8Tile[2][2]>(reinterpret_cast<unsigned char*>(&smem + 1))[warpgroup - 1];
-    int box = 0, number = 0, i = (warpgroup - 1) * num_steps;
+    int warp = gemm_begin(smem, maps, M, N, K, num_tiles);
+    if (warp < 4) { return; }
+    auto& tiles = shared_aligned_1024<MatmulFp8Tile[2][2]>(reinterpret_cast<unsigned char*>(&smem + 1))[warp / 4 - 1];
     epilogue.scale = __ldg(epilogue.a_scale) * __ldg(epilogue.b_scale);
     auto seen = result.seen();
-#pragma unroll 1
-    for (int index = first + (warpgroup - 1) * stride; index < num_tiles; index += 2 * stride, number++) {
-        float sum[G::PARTS][G::COLUMNS / 2];
-        GemmTile tile = gemm_tile<G>(index, M, N, rank);
-        int row = tile.row + warp % 4 * 16;
-        GemmColumns<G, typename Result::Epilogue> columns = {}; // stay zeros with GEMM_NO_BIAS
-        gemm_prepare(columns, epilogue, smem, maps.third, row, tile.column, N, box);
-        gemm_multiply<G>(sum, smem, num_steps, number, i);
-        i += num_steps; // skips the other consumer's tile
-        result.template store<G>(seen, sum, epilogue, columns, smem, tiles, maps, row, tile.column, M, N, box);
-    }
+    gemm_consume(smem, warp, maps, epilogue, M, N, K, num_tiles, [&](auto& sum, auto& columns, auto& tile, int& box) {
+        result.template store<G>(seen, sum, epilogue, columns, smem, tiles, maps, tile, M, N, box);
+    });
     seen.store_warp(result.to);
     if (threadIdx.x % 128 == 1) { tma_store_wait<0>(); }
     gemm_end<G>();
@@ -7086,8 +7034,8 @@ __global__ void __launch_bounds__(256) newton_schulz_kernel2(NewtonSchulzProduct
 
 void newton_schulz2(floatX* out, floatX* scratch, const floatX* inp, int num, int n, int k, const Execution& exec) {
     newton_schulz_steps(out, scratch, inp, num, n, k, [=](const NewtonSchulzProduct& p) {
-        newton_schulz_kernel2<<<dim3(ceil_div(p.M, 64) * ceil_div(p.N, 64), num), 256, 0, exec.stream>>>(p);
-        cudaCheck(cudaGetLastError());
+        launch_kernel(newton_schulz_kernel2, LaunchShape(dim3(ceil_div(p.M, 64) * ceil_div(p.N, 64), num), 256), exec,
+                      p);
     });
 }
 
@@ -7253,17 +7201,53 @@ void newton_schulz4(floatX* out, floatX* scratch, const floatX* inp, int num, in
 
 // ---- kernel 5: as 4, by wgmma with operands by TMA, two consumers that alternate (ping-pong) -------
 
-// The ring, the main loop and the shared memory are those of gemm.cuh. Tensor maps have three dimensions, (num, rows,
+// The kernel is gemm_sm90_kernel9, with forms and an epilogue of its own. Tensor maps have three dimensions, (num, rows,
 // columns), and a box is of one matrix: where a tile extends past the end of its matrix, zeros are loaded and nothing is
 // stored. So tiles need not divide the matrices. Blocks form no clusters, which bring nothing at 128x192.
 
-// What both forms have in common: blocks without a cluster.
+// A tile of one of the matrices.
+struct NewtonSchulzTile : GemmTile {
+    int matrix;
+
+    __device__ void load(void* box, const CUtensorMap& map, int x, int y, uint64_t* full) const {
+        tma_load_3d(box, &map, x, y, matrix, full);
+    }
+    __device__ void load_once(void* box, const CUtensorMap& map, int x, int y, uint64_t* full) const {
+        load(box, map, x, y, full);
+    }
+    __device__ void store(const CUtensorMap& map, const void* box, int x, int y) const {
+        tma_store_3d(&map, box, x, y, matrix);
+    }
+};
+
+// The tiles of one matrix that are computed.
+template <class G> __host__ __device__ inline int newton_schulz_tiles_per_matrix(int M, int N) {
+    int num_rows = ceil_div(M, G::ROWS);
+    return G::IS_KN ? num_rows * ceil_div(N, G::COLUMNS) : num_rows * (num_rows + 1) / 2;
+}
+
+// What both forms have in common: blocks without a cluster, and many matrices.
 template <class Form> struct NewtonSchulzTiles : Form {
     static constexpr int CLUSTER = 1;
+    static __device__ int rank() { return 0; }
     static __device__ void sync() { __syncthreads(); }
     static __device__ void end() {}
     static __device__ void release(uint64_t* empty) {
         if (threadIdx.x % 32 == 0) { mbarrier_arrive(empty); }
+    }
+    // Tile number `index` of all matrices, which follow one another.
+    template <class G> static __device__ NewtonSchulzTile tile(int index, int M, int N, int) {
+        int num_tiles = newton_schulz_tiles_per_matrix<G>(M, N), num_columns = ceil_div(N, G::COLUMNS);
+        int matrix = index / num_tiles, row = index % num_tiles / num_columns, column = index % num_tiles % num_columns;
+        if (!G::IS_KN) { newton_schulz_upper_tile(index % num_tiles, row, column); }
+        return {{row * G::ROWS, column * G::COLUMNS}, matrix};
+    }
+    template <int columns> static __device__ void load_weight(floatX* right, const CUtensorMap& map, int k,
+                                                              const NewtonSchulzTile& tile, int, uint64_t* full) {
+        if (!Form::IS_KN) { tile.load(right, map, k, tile.column, full); }
+        for (int box = 0; Form::IS_KN && box < columns / 64; box++) {
+            tile.load(right + box * 64 * 64, map, tile.column + 64 * box, k, full);
+        }
     }
 };
 // poly x: 192 divides 768 and 3072.
@@ -7277,200 +7261,58 @@ struct NewtonSchulzForm128 : GemmWeightNK {
 };
 typedef NewtonSchulzTiles<NewtonSchulzForm128> NewtonSchulzTiles128;
 
-// Boxes: of the operands what a block loads per step (a right (K,N) in boxes of 64x64), of out and add 16x64, and of
-// mirrored, which is out again, 64x64.
-struct NewtonSchulzMaps {
-    CUtensorMap left, right, add, out, mirrored;
-};
-// One of the matrices, and the first row and column of a tile of it.
-struct NewtonSchulzTile {
-    int matrix, row, column;
-};
+// out = scale * sum + add_scale * third; of a symmetric product, a tile above the diagonal is also stored transposed.
+template <bool is_symmetric> struct NewtonSchulzEpilogue : GemmBias<GEMM_NO_BIAS> {
+    static constexpr int EXTRAS = GEMM_SCALED_ADD | GEMM_NO_BIAS | (is_symmetric ? GEMM_MIRRORED : 0);
+    float scale, add_scale;
+    __device__ bool reads_third() const {
+        return !is_symmetric || add_scale != 0.0f;
+    } // poly x always has a term to add
+    __device__ float add(float y, float third) const { return scale * y + add_scale * third; }
 
-// The tiles of one matrix that are computed.
-template <class G> __host__ __device__ inline int newton_schulz_tiles_per_matrix(int M, int N) {
-    int num_rows = ceil_div(M, G::ROWS);
-    return G::IS_KN ? num_rows * ceil_div(N, G::COLUMNS) : num_rows * (num_rows + 1) / 2;
-}
-// Tile number `index` of all matrices, which follow one another.
-template <class G> __device__ inline NewtonSchulzTile newton_schulz_tile(int index, int M, int N) {
-    int num_tiles = newton_schulz_tiles_per_matrix<G>(M, N), num_columns = ceil_div(N, G::COLUMNS);
-    int matrix = index / num_tiles, row = index % num_tiles / num_columns, column = index % num_tiles % num_columns;
-    if (!G::IS_KN) { newton_schulz_upper_tile(index % num_tiles, row, column); }
-    return {matrix, row * G::ROWS, column * G::COLUMNS};
-}
-
-// Run by one thread of the producer warpgroup: loads the operands of a tile, one stage per step, as gemm_load does.
-template <class G> __device__ inline void newton_schulz_load5(GemmSMem<G>& smem, const NewtonSchulzMaps& maps,
-                                                              const NewtonSchulzTile& tile, int num_steps, int& i) {
-#pragma unroll 1
-    for (int step = 0; step < num_steps; step++, i++) {
-        auto& stage = smem.stages[i % G::RING];
-        uint64_t* full = &smem.full[i % G::RING];
-        mbarrier_wait(&smem.empty[i % G::RING], (i / G::RING + 1) % 2);
-        mbarrier_arrive_expect(full, sizeof(stage));
-        tma_load_3d(stage.inp, &maps.left, step * 64, tile.row, tile.matrix, full);
-        if (!G::IS_KN) { tma_load_3d(stage.weight, &maps.right, step * 64, tile.column, tile.matrix, full); }
-        for (int box = 0; G::IS_KN && box < G::COLUMNS / 64; box++) {
-            tma_load_3d(stage.weight + box * 64 * 64, &maps.right, tile.column + 64 * box, step * 64, tile.matrix,
-                        full);
-        }
-    }
-}
-
-// Starts to load box n of a warp's part of the tile from `add`. The boxes are as in gemm_store. Called by one lane.
-template <class G> __device__ inline void newton_schulz_load_add(GemmSMem<G>& smem, const NewtonSchulzMaps& maps,
-                                                                 const NewtonSchulzTile& tile, int n, int box) {
-    const int num_columns = G::COLUMNS / 64;
-    int warp = threadIdx.x / 32 - 4, slot = (box + n) % G::BOXES;
-    mbarrier_arrive_expect(&smem.box_full[warp][slot], sizeof(smem.boxes[0][0]));
-    tma_load_3d(smem.boxes[warp][slot], &maps.add, tile.column + n % num_columns * 64,
-                tile.row + warp % 4 * 16 + n / num_columns * 64, tile.matrix, &smem.box_full[warp][slot]);
-}
-
-// The prologue of a tile, before its products: the boxes are free again, and the loads of `add` start.
-template <class G> __device__ inline void newton_schulz_prepare5(GemmSMem<G>& smem, const NewtonSchulzMaps& maps,
-                                                                 const NewtonSchulzTile& tile, bool adds, int box) {
-    if (threadIdx.x % 32 == 0) {
-        tma_store_wait<0>();
-        for (int n = 0; adds && n < G::BOXES; n++) { newton_schulz_load_add(smem, maps, tile, n, box); }
-    }
-    __syncwarp();
-}
-
-// Stores a 128x128 tile transposed. results: the warp's boxes n = 2 m + q of 16x64 results, rows 64 m + 16 warp, columns
-// 64 q, as fragments. The consumer's memory is now one box of 64x64 per warp, number 2 q + m:
-//
-//     rows of the box: 64 columns of the tile    | warp 0 | warp 1 | warp 2 | warp 3 |     16 columns of the box, the
-//     from 64 q on                               |        |        |        |        |     16 rows of each warp's fragments
-__device__ inline void newton_schulz_store_mirrored(const uint32_t (&results)[4][16],
-                                                    GemmSMem<NewtonSchulzTiles128>& smem, const CUtensorMap& map,
-                                                    const NewtonSchulzTile& tile) {
-    int lane = threadIdx.x % 32, warp = threadIdx.x / 32 - 4, consumer = warp / 4;
-    auto barrier = [&] { consumer == 0 ? named_barrier_sync(1, 128) : named_barrier_sync(2, 128); };
-    if (lane == 0) { tma_store_wait<0>(); } // TMA has read this warp's boxes
-    barrier();
-    // this lane's 16 bytes for stmatrix: row lane % 8 of matrix lane / 8, which are rows 0..7 and 8..15 of columns 0..7,
-    // then of columns 8..15; swizzled
-    uint32_t lane_at = (lane / 16 * 8 + lane % 8) * 128 + ((2 * (warp % 4) + lane / 8 % 2) ^ lane % 8) * 16;
+    // Stores a 128x128 tile transposed. results: the warp's boxes n = 2 m + q of 16x64 results, rows 64 m + 16 warp, columns
+    // 64 q, as fragments. The consumer's memory is now one box of 64x64 per warp, number 2 q + m:
+    //
+    //     rows of the box: 64 columns of the tile    | warp 0 | warp 1 | warp 2 | warp 3 |     16 columns of the box, the
+    //     from 64 q on                               |        |        |        |        |     16 rows of each warp's fragments
+    __device__ void store_mirrored(const uint32_t (&results)[4][16], GemmSMem<NewtonSchulzTiles128>& smem,
+                                   const CUtensorMap& map, const NewtonSchulzTile& tile) const {
+        int lane = threadIdx.x % 32, warp = threadIdx.x / 32 - 4, consumer = warp / 4, row = tile.row - warp % 4 * 16;
+        if (row >= tile.column) { return; }
+        auto barrier = [&] { consumer == 0 ? named_barrier_sync(1, 128) : named_barrier_sync(2, 128); };
+        if (lane == 0) { tma_store_wait<0>(); } // TMA has read this warp's boxes
+        barrier();
+        // this lane's 16 bytes for stmatrix: row lane % 8 of matrix lane / 8, which are rows 0..7 and 8..15 of columns 0..7,
+        // then of columns 8..15; swizzled
+        uint32_t lane_at = (lane / 16 * 8 + lane % 8) * 128 + ((2 * (warp % 4) + lane / 8 % 2) ^ lane % 8) * 16;
 #pragma unroll
-    for (int n = 0; n < 4; n++) {
-        uint32_t at = shared_address(smem.boxes[4 * consumer + n % 2 * 2 + n / 2]) + lane_at;
+        for (int n = 0; n < 4; n++) {
+            uint32_t at = shared_address(smem.boxes[4 * consumer + n % 2 * 2 + n / 2]) + lane_at;
 #pragma unroll
-        for (int p = 0; p < 4; p++) { stmatrix_x4_trans(at + p * 16 * 128, &results[n][4 * p]); }
-    }
-    tma_store_fence();
-    barrier();
-    if (lane == 0) { // the box in this warp's memory
-        tma_store_3d(&map, smem.boxes[warp], tile.row + warp % 2 * 64, tile.column + warp % 4 / 2 * 64, tile.matrix);
-        tma_store_commit();
-    }
-}
-
-// The epilogue of one warp for a tile: scale * sum + add_scale * add, stored by TMA, and in a symmetric product also
-// transposed if the tile is above the diagonal. box: the number of the tile's first box, as in gemm_store.
-template <class G> __device__ inline void newton_schulz_store5(const float (&sum)[G::PARTS][G::COLUMNS / 2],
-                                                               GemmSMem<G>& smem, const NewtonSchulzMaps& maps,
-                                                               const NewtonSchulzTile& tile, bool adds, float scale,
-                                                               float add_scale, int& box) {
-    constexpr int num_columns = G::COLUMNS / 64, num_boxes = G::PARTS * num_columns, ahead = G::BOXES / 2;
-    int lane = threadIdx.x % 32, warp = threadIdx.x / 32 - 4, first_box = box;
-    uint32_t lane_at = lane % 16 * 128 + (lane / 16 ^ lane % 8) * 16; // for stmatrix, as in gemm_store
-    uint32_t results[num_boxes][16];
-#pragma unroll
-    for (int n = 0; n < num_boxes; n++, box++) {
-        const int m = n / num_columns, q = n % num_columns;
-        int slot = box % G::BOXES;
-        if (adds) {
-            // load box n + ahead into the slot that box n + ahead - BOXES used
-            if (n + ahead >= G::BOXES && n + ahead < num_boxes && lane == 0) {
-                tma_store_wait<G::BOXES - ahead - 1>();
-                newton_schulz_load_add(smem, maps, tile, n + ahead, first_box);
-            }
-            mbarrier_wait(&smem.box_full[warp][slot], box / G::BOXES % 2);
-        }
-        uint32_t at = shared_address(smem.boxes[warp][slot]) + lane_at;
-#pragma unroll
-        for (int p = 0; p < 4; p++) { // 16 columns per iteration
-            uint32_t add[4] = {};
-            if (adds) { ldmatrix_x4(add, at ^ p << 5); }
-#pragma unroll
-            for (int j = 0; j < 2; j++) { // 8 columns per iteration
-                const int k = 32 * q + 8 * p + 4 * j;
-                float2 upper = unpack_16x2(add[2 * j], floatX()), lower = unpack_16x2(add[2 * j + 1], floatX());
-                const float v[4] = {
-                    scale * sum[m][k] + add_scale * upper.x, scale * sum[m][k + 1] + add_scale * upper.y,
-                    scale * sum[m][k + 2] + add_scale * lower.x, scale * sum[m][k + 3] + add_scale * lower.y};
-                gemm_pack(&results[n][4 * p + 2 * j], v);
-            }
-            stmatrix_x4(at ^ p << 5, &results[n][4 * p]);
+            for (int p = 0; p < 4; p++) { stmatrix_x4_trans(at + p * 16 * 128, &results[n][4 * p]); }
         }
         tma_store_fence();
-        __syncwarp();
-        if (lane == 0) {
-            tma_store_3d(&maps.out, smem.boxes[warp][slot], tile.column + 64 * q, tile.row + 64 * m + warp % 4 * 16,
-                         tile.matrix);
+        barrier();
+        if (lane == 0) { // the box in this warp's memory
+            tile.store(map, smem.boxes[warp], row + warp % 2 * 64, tile.column + warp % 4 / 2 * 64);
             tma_store_commit();
         }
     }
-    if constexpr (!G::IS_KN) {
-        if (tile.row < tile.column) { newton_schulz_store_mirrored(results, smem, maps.mirrored, tile); }
-    }
-}
-
-// out of all matrices, M, N, K, scale and add_scale as in NewtonSchulzProduct. One persistent block per SM, as in
-// gemm_sm90_kernel9.
-template <class G> __global__ void __launch_bounds__(384, 1)
-    newton_schulz_sm90_kernel5(const __grid_constant__ NewtonSchulzMaps maps, int M, int N, int K, int num_tiles,
-                               float scale, float add_scale) {
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-    extern __shared__ __align__(256) unsigned char gemm_dynamic[];
-    GemmSMem<G>& smem = gemm_smem<G>(gemm_dynamic);
-    if (threadIdx.x == 0) { tma_prefetch_map(&maps.left), tma_prefetch_map(&maps.right), tma_prefetch_map(&maps.out); }
-    gemm_init(smem);
-    int warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0); // the shuffle makes it warp-uniform to the compiler
-    int warpgroup = warp / 4, num_steps = ceil_div(K, 64), first = blockIdx.x, stride = gridDim.x;
-    if (warpgroup == 0) {
-        warpgroup_fewer_registers<24>();
-        if (threadIdx.x != 0) { return; }
-        int i = 0;
-#pragma unroll 1
-        for (int index = first; index < num_tiles; index += stride) {
-            newton_schulz_load5(smem, maps, newton_schulz_tile<G>(index, M, N), num_steps, i);
-        }
-        return;
-    }
-    warpgroup_more_registers<240>();
-    // the block's tiles go to consumers 0, 1, 0, ...; their steps go through the ring in that order
-    first += (warpgroup - 1) * stride;
-    stride *= 2;
-    bool adds = G::IS_KN || add_scale != 0.0f; // poly x always has a term to add
-    int box = 0, number = 0, i = (warpgroup - 1) * num_steps;
-#pragma unroll 1
-    for (int index = first; index < num_tiles; index += stride, number++) {
-        float sum[G::PARTS][G::COLUMNS / 2];
-        NewtonSchulzTile tile = newton_schulz_tile<G>(index, M, N);
-        newton_schulz_prepare5(smem, maps, tile, adds, box);
-        gemm_multiply<G>(sum, smem, num_steps, number, i);
-        i += num_steps; // skips the other consumer's tile
-        newton_schulz_store5(sum, smem, maps, tile, adds, scale, add_scale, box);
-    }
-    gemm_end<G>();
-#endif
-}
+};
 
 template <class G> void newton_schulz_product5(const NewtonSchulzProduct& p, const Execution& exec) {
-    NewtonSchulzMaps maps;
-    maps.left = tensor_map(p.left, {p.K, p.M, p.num}, {64, G::ROWS, 1});
-    maps.right = G::IS_KN ? tensor_map(p.right, {p.N, p.K, p.num}, {64, 64, 1})
-                          : tensor_map(p.right, {p.K, p.N, p.num}, {64, G::COLUMNS, 1});
+    GemmMaps maps;
+    maps.inp = tensor_map(p.left, {p.K, p.M, p.num}, {64, G::ROWS, 1});
+    maps.weight = G::IS_KN ? tensor_map(p.right, {p.N, p.K, p.num}, {64, 64, 1})
+                           : tensor_map(p.right, {p.K, p.N, p.num}, {64, G::COLUMNS, 1});
     maps.out = tensor_map(p.out, {p.N, p.M, p.num}, {64, 16, 1});
-    maps.add = p.add ? tensor_map(p.add, {p.N, p.M, p.num}, {64, 16, 1}) : maps.out;
-    maps.mirrored = tensor_map(p.out, {p.N, p.M, p.num}, {64, 64, 1});
+    maps.second = tensor_map(p.out, {p.N, p.M, p.num}, {64, 64, 1}); // for mirrored tiles
+    maps.third = p.add ? tensor_map(p.add, {p.N, p.M, p.num}, {64, 16, 1}) : maps.out;
+    NewtonSchulzEpilogue<!G::IS_KN> epilogue = {{NULL}, p.scale, p.add_scale};
     size_t num_tiles = (size_t)p.num * newton_schulz_tiles_per_matrix<G>(p.M, p.N);
     require(num_tiles * ceil_div(p.K, 64) <= INT_MAX / 2); // steps are counted in an int
-    gemm_start(newton_schulz_sm90_kernel5<G>, min((int)num_tiles, exec.free_sms()), 1, GemmSMem<G>::bytes(), true, exec,
-               maps, p.M, p.N, p.K, (int)num_tiles, p.scale, p.add_scale);
+    gemm_start(gemm_sm90_kernel9<G, NewtonSchulzEpilogue<!G::IS_KN>>, min((int)num_tiles, exec.free_sms()), 1,
+               GemmSMem<G>::bytes(), true, exec, maps, epilogue, p.M, p.N, p.K, (int)num_tiles);
 }
 
 void newton_schulz5(floatX* out, floatX* scratch, const floatX* inp, int num, int n, int k, const Execution& exec) {
@@ -7611,9 +7453,9 @@ void muon_prepare(floatX* x, float* m, float* scratch, const float* grads, const
     Op op(exec, (12.0 + sizeof(floatX)) * num * size, 0, "muon_prepare");
     require(size % 4 == 0 && ((size_t)m | (size_t)grads) % 16 == 0);
     dim3 tiles = muon_tiles(num, rows, cols);
-    muon_momentum_kernel1<<<dim3(MUON_PARTS, num), 256, 0, exec.stream>>>(m, scratch, grads, state, size, momentum);
-    muon_scale_kernel1<<<tiles, 256, 0, exec.stream>>>(x, m, grads, scratch, state, rows, cols, momentum);
-    cudaCheck(cudaGetLastError());
+    launch_kernel(muon_momentum_kernel1, LaunchShape(dim3(MUON_PARTS, num), 256), exec, m, scratch, grads, state, size,
+                  momentum);
+    launch_kernel(muon_scale_kernel1, LaunchShape(tiles, 256), exec, x, m, grads, scratch, state, rows, cols, momentum);
 }
 
 // params, master (num,rows,cols) | o (num,n,k). seed 0: params are rounded to nearest; else stochastically, as adamw
@@ -7622,9 +7464,8 @@ void muon_apply(floatX* params, float* master, const floatX* o, const StepState*
                 float learning_rate, float weight_decay, uint32_t seed, size_t first, const Execution& exec) {
     double bytes = (master ? 8.0 + sizeof(floatX) : 2.0 * sizeof(floatX)) + sizeof(floatX);
     Op op(exec, bytes * num * rows * cols, 0, "muon_apply");
-    muon_apply_kernel1<<<muon_tiles(num, rows, cols), 256, 0, exec.stream>>>(params, master, o, state, rows, cols,
-                                                                             learning_rate, weight_decay, seed, first);
-    cudaCheck(cudaGetLastError());
+    launch_kernel(muon_apply_kernel1, LaunchShape(muon_tiles(num, rows, cols), 256), exec, params, master, o, state,
+                  rows, cols, learning_rate, weight_decay, seed, first);
 }
 // ==== end promoted: muon ====
 #endif
@@ -10229,8 +10070,7 @@ void decode_embed(floatX* x, const int* tokens, const int* positions, const floa
     Op op(exec, 3.0 * B * C * sizeof(floatX), 0, "decode_embed");
     require(B > 0 && B <= 65535 && C % x128::size == 0);
     dim3 grid(ceil_div(C / x128::size, block_size), B);
-    decode_embed_kernel1<<<grid, block_size, 0, exec.stream>>>(x, tokens, positions, wte, wpe, C);
-    cudaCheck(cudaGetLastError());
+    launch_kernel(decode_embed_kernel1, LaunchShape(grid, block_size), exec, x, tokens, positions, wte, wpe, C);
 }
 // ==== end promoted: decode_embed ====
 
@@ -10267,13 +10107,12 @@ void quantize_weights(void* values, float* scales, floatX* weight, WeightFormat 
     require(format != WEIGHTS_FULL && block_size % 32 == 0);
     size_t blocks = ceil_div(num_rows, (size_t)block_size / 32);
     if (format == WEIGHTS_INT8) {
-        quantize_weights_kernel1<int8_t>
-            <<<(unsigned)blocks, block_size, 0, exec.stream>>>((int8_t*)values, scales, weight, num_rows, K);
+        launch_kernel(quantize_weights_kernel1<int8_t>, LaunchShape(blocks, block_size), exec, (int8_t*)values, scales,
+                      weight, num_rows, K);
     } else {
-        quantize_weights_kernel1<__nv_fp8_e4m3>
-            <<<(unsigned)blocks, block_size, 0, exec.stream>>>((__nv_fp8_e4m3*)values, scales, weight, num_rows, K);
+        launch_kernel(quantize_weights_kernel1<__nv_fp8_e4m3>, LaunchShape(blocks, block_size), exec,
+                      (__nv_fp8_e4m3*)values, scales, weight, num_rows, K);
     }
-    cudaCheck(cudaGetLastError());
 }
 // ==== end promoted: quantize_weights ====
 
@@ -10284,24 +10123,6 @@ constexpr int DECODE_MATVEC_AHEAD = 3; // vectors in flight per lane and row; th
 
 // Resident blocks of 256 threads per SM. 4 leave 64 registers per thread, 2 leave 128, which larger batches need.
 __host__ __device__ constexpr int decode_matvec_blocks_per_sm(int batch) { return batch >= 4 ? 2 : 4; }
-
-// Sums each of n values (n a power of two, at most 32) over the warp; lane i gets the sum of value i / (32 / n).
-template <int n> __device__ inline float decode_matvec_sums(float* values) {
-    int lane = threadIdx.x % 32, offset = 16;
-    // in each round a lane keeps half of its values and gives the other half to lane ^ offset
-#pragma unroll
-    for (int half = n / 2; half > 0; half /= 2, offset /= 2) {
-        bool upper = lane & offset;
-#pragma unroll
-        for (int i = 0; i < half; i++) {
-            float kept = upper ? values[i + half] : values[i], given = upper ? values[i] : values[i + half];
-            values[i] = kept + __shfl_xor_sync(0xFFFFFFFFu, given, offset);
-        }
-    }
-#pragma unroll
-    for (; offset > 0; offset /= 2) { values[0] += __shfl_xor_sync(0xFFFFFFFFu, values[0], offset); }
-    return values[0];
-}
 
 // Writes the normalised x (batch,K) to shared memory; rows past B repeat the last row. g and s are this thread's first
 // vectors of norm_weight and norm_bias, which the caller loads before grid_wait_dependency().
@@ -10446,7 +10267,7 @@ __global__ void __launch_bounds__(256, decode_matvec_blocks_per_sm(batch))
         next_bias = writes && bias && row + own_row < OC ? (float)bias[row + own_row] : 0.0f;
         next_scale = scaled && writes && row + own_row < OC ? scales[row + own_row] : 0.0f;
 
-        float sum = decode_matvec_sums<num_sums>(sums);
+        float sum = warp_sums<num_sums>(sums);
         if (split > 1) {
             if (lane % lanes_per_sum == 0) { partial[warp][lane / lanes_per_sum] = sum; }
             __syncthreads();
@@ -10523,7 +10344,8 @@ DecodeMatvecLaunch<Out, W> decode_matvec_launch6(bool norm, int B, int K, int OC
 template <class Out> void decode_matvec_run(Out* out, const floatX* x, const floatX* norm_weight,
                                             const floatX* norm_bias, const WeightMatrix& weight, const floatX* bias,
                                             const floatX* residual, bool gelu, int B, int K, int OC, float epsilon,
-                                            const Execution& exec, int block_size) {
+                                            const Execution& exec) {
+    int block_size = exec.block_size ? exec.block_size : 256;
     require((norm_weight != NULL) == (norm_bias != NULL));
     weight_dispatch(weight, [&](auto type) {
         typedef decltype(type) W;
@@ -10540,22 +10362,18 @@ template <class Out> void decode_matvec_run(Out* out, const floatX* x, const flo
 void decode_matvec(floatX* out, const floatX* x, const floatX* norm_weight, const floatX* norm_bias,
                    const WeightMatrix& weight, const floatX* bias, const floatX* residual, bool gelu, int B, int K,
                    int OC, float epsilon, const Execution& exec) {
-    int block_size = exec.block_size ? exec.block_size : 256;
     double others = (double)B * (K + (residual ? 2.0 : 1.0) * OC) * sizeof(floatX);
     Op op(exec, weight.bytes(OC, K) + others, 2.0 * B * OC * K, "decode_matvec %d -> %d", K, OC);
-    decode_matvec_run(out, x, norm_weight, norm_bias, weight, bias, residual, gelu, B, K, OC, epsilon, exec,
-                      block_size);
+    decode_matvec_run(out, x, norm_weight, norm_bias, weight, bias, residual, gelu, B, K, OC, epsilon, exec);
 }
 
 // logits (B,Vp) float = layernorm(x) wte^T | x (B,C) | norm_weight, norm_bias (C) | wte (Vp,C)
 void decode_head(float* logits, const floatX* x, const floatX* norm_weight, const floatX* norm_bias,
                  const WeightMatrix& wte, int B, int C, int Vp, float epsilon, const Execution& exec) {
-    int block_size = exec.block_size ? exec.block_size : 256;
     double others = (double)B * C * sizeof(floatX) + (double)B * Vp * sizeof(float);
     Op op(exec, wte.bytes(Vp, C) + others, 2.0 * B * Vp * C, "decode_matvec %d -> %d, head", C, Vp);
     require(norm_weight != NULL);
-    decode_matvec_run<float>(logits, x, norm_weight, norm_bias, wte, NULL, NULL, false, B, C, Vp, epsilon, exec,
-                             block_size);
+    decode_matvec_run<float>(logits, x, norm_weight, norm_bias, wte, NULL, NULL, false, B, C, Vp, epsilon, exec);
 }
 // ==== end promoted: decode_matvec ====
 
@@ -10597,23 +10415,6 @@ __device__ inline DecodeAttentionSum decode_attention_join(const DecodeAttention
 // Keys that a block takes in one iteration, with this many lanes per key.
 __host__ __device__ constexpr int decode_attention_keys(int lanes) {
     return DECODE_ATTENTION_AHEAD * (DECODE_ATTENTION_THREADS / lanes);
-}
-
-// Loads this thread's vectors of the keys (or values) of the iteration that starts at `row`; zeros from row `end` on.
-template <int lanes, int depth> __device__ inline void decode_attention_fetch(int4 x[DECODE_ATTENTION_AHEAD][depth],
-                                                                              const floatX* cache, int row, int end,
-                                                                              int C, int num_vec) {
-    constexpr int groups = DECODE_ATTENTION_THREADS / lanes;
-#pragma unroll
-    for (int u = 0; u < DECODE_ATTENTION_AHEAD; u++) {
-        int t = row + u * groups + (int)threadIdx.x / lanes;
-#pragma unroll
-        for (int d = 0; d < depth; d++) {
-            int v = threadIdx.x % lanes + d * lanes;
-            bool there = t < end && v < num_vec;
-            x[u][d] = there ? reinterpret_cast<const int4*>(cache + (size_t)t * C)[v] : make_int4(0, 0, 0, 0);
-        }
-    }
 }
 
 // What a thread knows of a head: its part of the query, and of the weighted sum of the values of its keys. `lanes` lanes
@@ -10662,10 +10463,7 @@ template <int lanes, int depth> struct DecodeAttentionState {
 #pragma unroll
                 for (int e = 0; e < x128::size; e++) { score[u] += q[d][e] * (float)key[e]; }
             }
-#pragma unroll
-            for (int offset = lanes / 2; offset > 0; offset /= 2) {
-                score[u] += __shfl_xor_sync(0xFFFFFFFFu, score[u], offset);
-            }
+            score[u] = lanes_sum<lanes>(score[u]);
             if (t >= end) { score[u] = -INFINITY; }
             max = fmaxf(max, score[u]);
         }
@@ -10692,22 +10490,14 @@ template <int lanes, int depth> struct DecodeAttentionState {
     // The result over all threads of the block, for element threadIdx.x; in threads from HS on it is meaningless.
     __device__ DecodeAttentionSum join(DecodeAttentionShared& shared, int HS) {
         int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-        float warp_max = max; // maximum over the groups of lanes, which had different keys
-#pragma unroll
-        for (int offset = 16; offset >= lanes; offset /= 2) {
-            warp_max = fmaxf(warp_max, __shfl_xor_sync(0xFFFFFFFFu, warp_max, offset));
-        }
+        float warp_max = groups_max<lanes>(max); // the groups of lanes had different keys
         float rescale = exp2f(max - warp_max);
-        total *= rescale;
-#pragma unroll
-        for (int offset = 16; offset >= lanes; offset /= 2) { total += __shfl_xor_sync(0xFFFFFFFFu, total, offset); }
+        total = groups_sum<lanes>(total * rescale);
 #pragma unroll
         for (int d = 0; d < depth; d++) {
 #pragma unroll
             for (int e = 0; e < x128::size; e++) {
-                float x = sum[d][e] * rescale;
-#pragma unroll
-                for (int offset = 16; offset >= lanes; offset /= 2) { x += __shfl_xor_sync(0xFFFFFFFFu, x, offset); }
+                float x = groups_sum<lanes>(sum[d][e] * rescale);
                 int i = (lane % lanes + d * lanes) * x128::size + e;
                 if (lane < lanes && i < HS) { shared.sum[warp][i] = x; }
             }
@@ -10789,8 +10579,7 @@ template <int keys> struct DecodeAttentionCursor { // keys: of one iteration
     __device__ static int total(const int* positions, int B, int NH) {
         int sum = 0;
         for (int text = threadIdx.x % 32; text < B; text += 32) { sum += iterations(positions[text]); }
-        for (int offset = 16; offset > 0; offset /= 2) { sum += __shfl_xor_sync(0xFFFFFFFFu, sum, offset); }
-        return sum * NH;
+        return lanes_sum<32>(sum) * NH;
     }
     // Goes to place `target` of the list, which must be less than total().
     __device__ void find(int target, const int* positions, int B, int NH) {
@@ -10982,13 +10771,6 @@ __device__ inline float decode_layer_dot(const x128& a, const float (&b)[x128::s
     for (int e = 0; e < x128::size; e++) { sum += (float)a[e] * b[e]; }
     return sum;
 }
-// The sum over the 8 lanes that share a row of a head.
-__device__ inline float decode_layer_row_sum(float x) {
-#pragma unroll
-    for (int offset = 4; offset > 0; offset /= 2) { x += __shfl_xor_sync(0xFFFFFFFFu, x, offset); }
-    return x;
-}
-
 // The part of n things that block `rank` of a cluster has.
 struct DecodeLayerShare {
     int first, n;
@@ -11002,6 +10784,38 @@ __host__ __device__ inline DecodeLayerShare decode_layer_share(int n, int rank, 
 // What a block knows of the attention of its share of the tokens: the weighted sum of values, the largest score and the sum of
 // the weights, 2^(score - largest).
 constexpr int DECODE_LAYER_PART = DECODE_LAYER_HS + 2;
+
+// Writes a warp's part. Each group of 8 lanes has had other tokens and has its own `sum` and `total`, relative to `largest`.
+__device__ inline void decode_layer_store_part(float (&part)[DECODE_LAYER_PART], float (&sum)[x128::size], float total,
+                                               float largest) {
+    int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int offset = 16; offset >= 8; offset /= 2) {
+        total += __shfl_xor_sync(0xFFFFFFFFu, total, offset);
+#pragma unroll
+        for (int e = 0; e < x128::size; e++) { sum[e] += __shfl_xor_sync(0xFFFFFFFFu, sum[e], offset); }
+    }
+    if (lane < 8) {
+#pragma unroll
+        for (int e = 0; e < x128::size; e++) { part[lane * x128::size + e] = sum[e]; }
+    }
+    if (lane == 0) { part[DECODE_LAYER_HS] = largest, part[DECODE_LAYER_HS + 1] = total; }
+}
+// Returns the sums of n <= 8 parts: elements i and j, the largest score, and the sum of weights.
+__device__ inline float2 decode_layer_join(const float (*parts)[DECODE_LAYER_PART], int n, int i, int j, float& largest,
+                                           float& total) {
+    float2 sum = {};
+    largest = DECODE_ATTENTION_LOWEST, total = 0.0f;
+#pragma unroll
+    for (int p = 0; p < n; p++) { largest = fmaxf(largest, parts[p][DECODE_LAYER_HS]); }
+#pragma unroll
+    for (int p = 0; p < n; p++) {
+        float scale = exp2f(parts[p][DECODE_LAYER_HS] - largest);
+        sum.x += scale * parts[p][i], sum.y += scale * parts[p][j];
+        total += scale * parts[p][DECODE_LAYER_HS + 1];
+    }
+    return sum;
+}
 
 // ---- kernel 5: one launch, weights in the order in which they are read, mma, results that carry their readiness ----
 // Of the 33,000 cycles per layer of the ladder's kernel 3 (C = 768), 7,500 go to the copies of weights that its threads make,
@@ -11096,11 +10910,12 @@ __global__ void decode_layers_pack_kernel5(floatX* packed, const __grid_constant
 
 // In global memory. attention, mlp (NH,C): the parts of the residual stream, a float, and in the upper half the number of its phase.
 // attention6, mlp6 (NH,texts,8,triples): the same for kernel 6: three floats and the phase.
-// phase: the number of phases before this launch; arrived: blocks that have finished it.
+// phase: the number of phases before this launch; arrived: blocks that have finished it. B: the number of texts
 struct DecodeLayerParts {
     uint64_t *attention, *mlp;
     uint4 *attention6, *mlp6;
     uint32_t *phase, *arrived;
+    int B;
 };
 
 template <int C, int ranks> struct DecodeLayerSizes {
@@ -11126,6 +10941,20 @@ template <int C, int ranks> struct DecodeLayerVectors {
     floatX norm_weight[C], norm_bias[C];
     floatX bias[3 * DECODE_LAYER_HS]; // of the head's q, k and v, or of the block's hidden units
     floatX out_bias[C / ranks];       // of the block's columns of attproj or fcproj
+
+    // Loads them for layer l, whose weights are `at` elements further. One thread calls this.
+    __device__ void load(const DecodeLayer& l, size_t at, int half, int head, int rank, uint64_t* full) {
+        constexpr int HS = DECODE_LAYER_HS, OWN = C / ranks, MLP = DECODE_LAYER_MLP, UNITS = 8 * MLP * 8 / ranks;
+        auto vector = [&](floatX* to, const floatX* from, int n) {
+            bulk_load(to, from, n * (int)sizeof(floatX), full);
+        };
+        mbarrier_arrive_expect(full, (2 * C + OWN + (half == 0 ? 3 * HS : UNITS)) * (int)sizeof(floatX));
+        vector(norm_weight, (half == 0 ? l.ln1w : l.ln2w) + at, C);
+        vector(norm_bias, (half == 0 ? l.ln1b : l.ln2b) + at, C);
+        vector(out_bias, (half == 0 ? l.attprojb : l.fcprojb) + at + rank * OWN, OWN);
+        for (int k = 0; half == 0 && k < 3; k++) { vector(bias + k * HS, l.qkvb + at + k * C + head * HS, HS); }
+        if (half == 1) { vector(bias, l.fcb + at + head * MLP * HS + rank * UNITS, UNITS); }
+    }
 };
 
 template <int C, int ranks> struct DecodeLayerShared5 {
@@ -11197,30 +11026,13 @@ template <int C, int ranks> struct DecodeLayerBlock : DecodeLayerSizes<C, ranks>
                 for (int set = 0; set < SETS; set++) { piece(min(CHUNKS - chunk, 8 * TOGETHER) * groups); }
             }
         };
-        auto vector = [&](floatX* to, const floatX* from, int n, uint64_t* full) {
-            bulk_load(to, from, n * (int)sizeof(floatX), full);
-        };
         for (int i = 0; i < layers.num; i++) {
-            size_t at = i * layers.weights;
-            auto vectors = [&](int half, const floatX* norm_weight, const floatX* norm_bias, const floatX* out_bias,
-                               int biases) {
-                DecodeLayerVectors<C, ranks>& to = shared.vectors[half];
-                uint64_t* full = &shared.vectors_full[half];
+            auto vectors = [&](int half) {
                 mbarrier_wait(&shared.vectors_empty[half], (i & 1) ^ 1);
-                mbarrier_arrive_expect(full, (2 * C + OWN + biases) * (int)sizeof(floatX));
-                vector(to.norm_weight, norm_weight + at, C, full), vector(to.norm_bias, norm_bias + at, C, full);
-                vector(to.out_bias, out_bias + at + first, OWN, full);
+                shared.vectors[half].load(l, i * layers.weights, half, head, rank, &shared.vectors_full[half]);
             };
-            vectors(0, l.ln1w, l.ln1b, l.attprojb, 3 * HS);
-            for (int k = 0; k < 3; k++) {
-                vector(shared.vectors[0].bias + k * HS, l.qkvb + at + k * C + head * HS, HS, &shared.vectors_full[0]);
-            }
-            rounds(3), projection(1);
-            constexpr int MLP = DECODE_LAYER_MLP;
-            vectors(1, l.ln2w, l.ln2b, l.fcprojb, 8 * MLP * SETS);
-            vector(shared.vectors[1].bias, l.fcb + at + head * MLP * HS + rank * 8 * MLP * SETS, 8 * MLP * SETS,
-                   &shared.vectors_full[1]);
-            rounds(MLP), projection(MLP);
+            vectors(0), rounds(3), projection(1);
+            vectors(1), rounds(DECODE_LAYER_MLP), projection(DECODE_LAYER_MLP);
         }
     }
     // This lane's vectors of the next piece of the ring.
@@ -11414,7 +11226,7 @@ template <int C, int ranks> struct DecodeLayerBlock : DecodeLayerSizes<C, ranks>
         for (int i = 0; i < TOKENS; i++) {
             score[i] = -INFINITY;
             if (i * 4 * WARPS >= tokens.n) { continue; }
-            float dot = decode_layer_row_sum(decode_layer_dot(vec128_from_bits<floatX>(cache.keys[i]), q));
+            float dot = lanes_sum<8>(decode_layer_dot(vec128_from_bits<floatX>(cache.keys[i]), q));
             if (token(i) < tokens.n) { score[i] = dot, largest = fmaxf(largest, dot); }
         }
         bool newest = rank == ranks - 1 && warp == 0; // the token itself, which the first 8 lanes have
@@ -11423,13 +11235,10 @@ template <int C, int ranks> struct DecodeLayerBlock : DecodeLayerSizes<C, ranks>
             float dot = 0.0f;
 #pragma unroll
             for (int e = 0; e < VEC; e++) { dot += shared.qkv[HS + part + e] * q[e]; }
-            dot = decode_layer_row_sum(dot);
+            dot = lanes_sum<8>(dot);
             if (lane < 8) { score[TOKENS] = dot, largest = fmaxf(largest, dot); }
         }
-#pragma unroll
-        for (int offset = 16; offset >= 8; offset /= 2) {
-            largest = fmaxf(largest, __shfl_xor_sync(0xFFFFFFFFu, largest, offset));
-        }
+        largest = groups_max<8>(largest);
 #pragma unroll
         for (int i = 0; i < TOKENS; i++) {
             if (i * 4 * WARPS >= tokens.n) { continue; }
@@ -11445,40 +11254,16 @@ template <int C, int ranks> struct DecodeLayerBlock : DecodeLayerSizes<C, ranks>
 #pragma unroll
             for (int e = 0; e < VEC; e++) { sum[e] += share * shared.qkv[2 * HS + part + e]; }
         }
-#pragma unroll
-        for (int offset = 16; offset >= 8; offset /= 2) {
-            total += __shfl_xor_sync(0xFFFFFFFFu, total, offset);
-#pragma unroll
-            for (int e = 0; e < VEC; e++) { sum[e] += __shfl_xor_sync(0xFFFFFFFFu, sum[e], offset); }
-        }
-        if (lane < 8) {
-#pragma unroll
-            for (int e = 0; e < VEC; e++) { shared.warps[warp][part + e] = sum[e]; }
-        }
-        if (lane == 0) { shared.warps[warp][HS] = largest, shared.warps[warp][HS + 1] = total; }
+        decode_layer_store_part(shared.warps[warp], sum, total, largest);
         sync();
         if (warp >= ranks) { return; }
         float* to = shared.attended[rank]; // warp r adds up what all warps know, and sends it to block r
-        float2 both = join(shared.warps, WARPS, largest, total);
+        float2 both = decode_layer_join(shared.warps, WARPS, lane, lane + 32, largest, total);
         store_cluster_async(to + lane, both.x, &shared.attention_there, warp);
         store_cluster_async(to + lane + 32, both.y, &shared.attention_there, warp);
         if (lane < 2) {
             store_cluster_async(to + HS + lane, lane == 0 ? largest : total, &shared.attention_there, warp);
         }
-    }
-    // The sums of n <= 8 parts: elements lane and lane + 32, the largest score, and the sum of weights.
-    __device__ float2 join(const float (*parts)[DECODE_LAYER_PART], int n, float& largest, float& total) const {
-        float2 sum = {};
-        largest = DECODE_ATTENTION_LOWEST, total = 0.0f;
-#pragma unroll
-        for (int p = 0; p < n; p++) { largest = fmaxf(largest, parts[p][HS]); }
-#pragma unroll
-        for (int p = 0; p < n; p++) {
-            float scale = exp2f(parts[p][HS] - largest);
-            sum.x += scale * parts[p][lane], sum.y += scale * parts[p][lane + 32];
-            total += scale * parts[p][HS + 1];
-        }
-        return sum;
     }
     // The key and value of the token become a row of the cache.
     __device__ void store_cache(floatX* keys, floatX* values) const {
@@ -11516,7 +11301,7 @@ template <int C, int ranks> struct DecodeLayerBlock : DecodeLayerSizes<C, ranks>
     // The head's attention, whose parts have arrived, for the projection.
     __device__ const floatX* attended() {
         float largest, total;
-        float2 both = join(shared.attended, ranks, largest, total);
+        float2 both = decode_layer_join(shared.attended, ranks, lane, lane + 32, largest, total);
         floatX* vector = shared.operand[warp];
         vector[lane] = (floatX)(both.x / total), vector[lane + 32] = (floatX)(both.y / total);
         __syncwarp();
@@ -11710,7 +11495,6 @@ template <int C, int TEAMS> struct DecodeLayerTexts {
         const DecodeLayer& l = layers.first;
         const floatX* from = packed + (size_t)blockIdx.x * layers.num * p.end * DECODE_LAYER_FRAGMENT;
         for (int i = 0; i < layers.num; i++) {
-            size_t at = i * layers.weights;
             auto matrix = [&](int which, int4* to, int n) {
                 int bytes = n * DECODE_LAYER_FRAGMENT * (int)sizeof(floatX);
                 mbarrier_wait(&shared.empty[which], (i & 1) ^ 1);
@@ -11719,23 +11503,12 @@ template <int C, int TEAMS> struct DecodeLayerTexts {
                 from += n * DECODE_LAYER_FRAGMENT;
             };
             // Their place is free: matrix 1 or 3 of layer i - 1 has waited for the end of this half of layer i - 2 in all teams.
-            auto vectors = [&](int half, const floatX* weight, const floatX* bias, const floatX* out_bias,
-                               const floatX* own_bias, int parts) {
-                uint64_t* full = &shared.vectors_full[half][i & 1];
-                DecodeLayerVectors<C, 8>& to = shared.vectors[half][i & 1];
-                int n = half == 0 ? HS : 32;
-                auto vector = [&](floatX* to, const floatX* from, int n) {
-                    bulk_load(to, from, n * (int)sizeof(floatX), full);
-                };
-                mbarrier_arrive_expect(full, (2 * C + OWN + parts * n) * (int)sizeof(floatX));
-                vector(to.norm_weight, weight + at, C), vector(to.norm_bias, bias + at, C);
-                vector(to.out_bias, out_bias + at + first(), OWN);
-                for (int k = 0; k < parts; k++) { vector(to.bias + k * n, own_bias + at + k * C, n); }
+            auto vectors = [&](int half) {
+                shared.vectors[half][i & 1].load(l, i * layers.weights, half, head(), rank,
+                                                 &shared.vectors_full[half][i & 1]);
             };
-            vectors(0, l.ln1w, l.ln1b, l.attprojb, l.qkvb + head() * HS, 3);
-            matrix(0, shared.qkvw, p.proj), matrix(1, shared.projw, p.fc - p.proj);
-            vectors(1, l.ln2w, l.ln2b, l.fcprojb, l.fcb + head() * DECODE_LAYER_MLP * HS + rank * 8 * DECODE_LAYER_MLP,
-                    1);
+            vectors(0), matrix(0, shared.qkvw, p.proj), matrix(1, shared.projw, p.fc - p.proj);
+            vectors(1);
             matrix(2, shared.fcw, p.fcproj - p.fc), matrix(3, shared.fcprojw, p.end - p.fcproj);
         }
     }
@@ -11863,21 +11636,17 @@ template <int C, int TEAMS> struct DecodeLayerTexts {
         constexpr int most = (C / VEC + 31) / 32;
         auto load = [&](const floatX* from, int i) { return load128(from + (i * 32 + lane) * VEC); };
         auto is = [&](int i) { return C / VEC % 32 == 0 || i * 32 + lane < C / VEC; };
-        float x[most][VEC] = {}, sum = 0.0f, squares = 0.0f;
+        float x[most][VEC] = {};
 #pragma unroll
         for (int i = 0; i < most; i++) {
             if (!is(i)) { continue; }
             x128 part = load(row, i);
 #pragma unroll
-            for (int e = 0; e < VEC; e++) { x[i][e] = (float)part[e], sum += x[i][e]; }
+            for (int e = 0; e < VEC; e++) { x[i][e] = (float)part[e]; }
         }
-        float mean = warp_sum(sum) * (1.0f / C);
-#pragma unroll
-        for (int i = 0; i < most; i++) {
-#pragma unroll
-            for (int e = 0; e < VEC; e++) { squares += is(i) ? (x[i][e] - mean) * (x[i][e] - mean) : 0.0f; }
-        }
-        float rstd = rsqrtf(warp_sum(squares) * (1.0f / C) + epsilon);
+        float2 statistics = layernorm_statistics(
+            x, [](float sum) { return sum * (1.0f / C); }, epsilon, is);
+        float mean = statistics.x, rstd = statistics.y;
 #pragma unroll
         for (int i = 0; i < most; i++) {
             if (!is(i)) { continue; }
@@ -11933,20 +11702,23 @@ template <int C, int TEAMS> struct DecodeLayerTexts {
     }
     struct Sums {
         float q[VEC], sum[VEC], largest, total;
+        __device__ void rescale(float before) { // sum and total, from the largest score before
+            float factor = exp2f(before - largest);
+            total *= factor;
+#pragma unroll
+            for (int e = 0; e < VEC; e++) { sum[e] *= factor; }
+        }
     };
     // Attends to n tokens of each 8 lanes.
     template <int n> __device__ void attend(Sums& s, const int4 (&keys)[n], const int4 (&values)[n], int begin) const {
         float score[n], before = s.largest;
 #pragma unroll
         for (int i = 0; i < n; i++) {
-            float dot = decode_layer_row_sum(decode_layer_dot(vec128_from_bits<floatX>(keys[i]), s.q));
+            float dot = lanes_sum<8>(decode_layer_dot(vec128_from_bits<floatX>(keys[i]), s.q));
             score[i] = begin + i * GROUPS + thread / 8 < now ? dot : -INFINITY;
             s.largest = fmaxf(s.largest, score[i]);
         }
-        float rescale = exp2f(before - s.largest);
-        s.total *= rescale;
-#pragma unroll
-        for (int e = 0; e < VEC; e++) { s.sum[e] *= rescale; }
+        s.rescale(before);
 #pragma unroll
         for (int i = 0; i < n; i++) {
             float share = exp2f(score[i] - s.largest);
@@ -11972,7 +11744,7 @@ template <int C, int TEAMS> struct DecodeLayerTexts {
             s.q[e] = qkv[part + e] * (LOG2E * rsqrtf((float)HS));
             dot += qkv[HS + part + e] * s.q[e];
         }
-        dot = decode_layer_row_sum(dot);
+        dot = lanes_sum<8>(dot);
         if (thread < 8) { // which have the token itself
             s.largest = dot, s.total = 1.0f;
 #pragma unroll
@@ -11997,38 +11769,13 @@ template <int C, int TEAMS> struct DecodeLayerTexts {
         }
         if (RING > 0) { cp_async_wait<0>(); }
         float before = s.largest;
-#pragma unroll
-        for (int offset = 16; offset >= 8; offset /= 2) {
-            s.largest = fmaxf(s.largest, __shfl_xor_sync(0xFFFFFFFFu, s.largest, offset));
-        }
-        float rescale = exp2f(before - s.largest);
-        s.total *= rescale;
-#pragma unroll
-        for (int e = 0; e < VEC; e++) { s.sum[e] *= rescale; }
-#pragma unroll
-        for (int offset = 16; offset >= 8; offset /= 2) {
-            s.total += __shfl_xor_sync(0xFFFFFFFFu, s.total, offset);
-#pragma unroll
-            for (int e = 0; e < VEC; e++) { s.sum[e] += __shfl_xor_sync(0xFFFFFFFFu, s.sum[e], offset); }
-        }
-        float* to = own.warps[warp];
-        if (lane < 8) {
-#pragma unroll
-            for (int e = 0; e < VEC; e++) { to[part + e] = s.sum[e]; }
-        }
-        if (lane == 0) { to[HS] = s.largest, to[HS + 1] = s.total; }
+        s.largest = groups_max<8>(s.largest);
+        s.rescale(before);
+        decode_layer_store_part(own.warps[warp], s.sum, s.total, s.largest);
         sync();
         // warp r adds up what all warps know, and sends it to block r
-        float2 sum = {};
-        float all = DECODE_ATTENTION_LOWEST, total = 0.0f;
-#pragma unroll
-        for (int w = 0; w < WARPS; w++) { all = fmaxf(all, own.warps[w][HS]); }
-#pragma unroll
-        for (int w = 0; w < WARPS; w++) {
-            float scale = exp2f(own.warps[w][HS] - all);
-            sum.x += scale * own.warps[w][2 * lane], sum.y += scale * own.warps[w][2 * lane + 1];
-            total += scale * own.warps[w][HS + 1];
-        }
+        float largest, total;
+        float2 sum = decode_layer_join(own.warps, WARPS, 2 * lane, 2 * lane + 1, largest, total);
         auto* out = reinterpret_cast<const uint32_t*>(&own.attention[rank][2 * lane]);
         store_cluster_async(out, pack_16x2(sum.x / total, sum.y / total, floatX()), &own.attention_there, warp);
     }
@@ -12047,7 +11794,7 @@ template <int C, int TEAMS> struct DecodeLayerTexts {
 };
 
 template <int C, int TEAMS> __global__ void __launch_bounds__(TEAMS* DECODE_LAYER_THREADS + 128, 1)
-    decode_layer_sm90_kernel6(const __grid_constant__ DecodeLayers layers, int B, const floatX* packed,
+    decode_layer_sm90_kernel6(const __grid_constant__ DecodeLayers layers, const floatX* packed,
                               const __grid_constant__ DecodeLayerParts parts) {
     typedef DecodeLayerTexts<C, TEAMS> Block;
     typedef DecodeLayerShared6<C, TEAMS> Shared;
@@ -12055,7 +11802,7 @@ template <int C, int TEAMS> __global__ void __launch_bounds__(TEAMS* DECODE_LAYE
     Shared& shared = *reinterpret_cast<Shared*>(decode_layer_dynamic);
     static_assert(sizeof(Shared) <= 227 << 10, "more than a block can have");
     const DecodeLayer& l = layers.first;
-    Block block(shared, l, B);
+    Block block(shared, l, parts.B);
     const int warp = block.warp, lane = block.lane, rank = block.rank;
     if (block.all_texts == 0) { return; }
     const int teams = 1 + (TEAMS == 2 && block.all_texts & 0xFF && block.all_texts >> 8); // that have texts
@@ -12166,40 +11913,40 @@ template <int C, int TEAMS> __global__ void __launch_bounds__(TEAMS* DECODE_LAYE
     }
 }
 
-// Calls launch(C, ranks), of types like std::integral_constant, for the sizes that there are; false: there are none for C.
+template <int n> using DecodeLayerInt = std::integral_constant<int, n>;
+// Calls launch(C, ranks), with DecodeLayerInt, for the sizes that there are; false: there are none for C.
 template <class Launch> bool decode_layer_sizes(int C, const Launch& launch) {
     auto with = [&](auto c, auto ranks) {
         if (C == c.value) { launch(c, ranks); }
         return C == c.value;
     };
-    typedef std::integral_constant<int, 4> Four;
-    typedef std::integral_constant<int, 8> Eight;
-    return with(std::integral_constant<int, 128>(), Eight()) || with(std::integral_constant<int, 320>(), Four()) ||
-           with(std::integral_constant<int, 768>(), Eight()) || with(std::integral_constant<int, 1024>(), Four()) ||
-           with(std::integral_constant<int, 1280>(), Four()) || with(std::integral_constant<int, 1600>(), Four());
+    DecodeLayerInt<4> four;
+    DecodeLayerInt<8> eight;
+    return with(DecodeLayerInt<128>(), eight) || with(DecodeLayerInt<320>(), four) ||
+           with(DecodeLayerInt<768>(), eight) || with(DecodeLayerInt<1024>(), four) ||
+           with(DecodeLayerInt<1280>(), four) || with(DecodeLayerInt<1600>(), four);
 }
 // The same for kernel 6 and B texts: launch(C, teams).
 template <class Launch> bool decode_layer_sizes6(int B, int C, const Launch& launch) {
-    auto with = [&](auto c, auto teams) {
-        bool is = C == c.value && B <= 8 * teams.value && B > 8 * teams.value - 8;
-        if (is) { launch(c, teams); }
-        return is;
+    auto with = [&](auto c) {
+        if (C == c.value) { B <= 8 ? launch(c, DecodeLayerInt<1>()) : launch(c, DecodeLayerInt<2>()); }
+        return C == c.value;
     };
-    typedef std::integral_constant<int, 1> One;
-    typedef std::integral_constant<int, 2> Two;
-    return with(std::integral_constant<int, 128>(), One()) || with(std::integral_constant<int, 128>(), Two()) ||
-           with(std::integral_constant<int, 768>(), One()) || with(std::integral_constant<int, 768>(), Two());
+    return B >= 1 && B <= DECODE_LAYER_TEXTS && (with(DecodeLayerInt<128>()) || with(DecodeLayerInt<768>()));
 }
-// The shape of a launch of kernel 5 or 6.
-inline LaunchShape decode_layers_shape(int NH, int ranks, int threads, size_t bytes) {
-    return LaunchShape(NH * ranks, threads, bytes, ranks, true);
-}
-// Whether all blocks of such a launch run at once here.
-template <class Kernel> bool decode_layers_fit(Kernel* kernel, const LaunchShape& shape) {
-    int num_clusters = 0;
-    LaunchConfig config(kernel, shape, NULL);
-    cudaCheck(cudaOccupancyMaxActiveClusters(&num_clusters, kernel, &config));
-    return num_clusters >= (int)shape.grid.x / shape.cluster;
+// Calls run(kernel, shape) with kernel 5 or 6 for B texts and the shape of its launch. Returns false if there is none for C.
+template <class Run> bool decode_layers_kernel(int kernel, int B, int C, int NH, const Run& run) {
+    auto one = [&](auto c, auto ranks) {
+        size_t bytes = sizeof(DecodeLayerShared5<c.value, ranks.value>);
+        run(decode_layer_sm90_kernel5<c.value, ranks.value>,
+            LaunchShape(NH * ranks.value, DECODE_LAYER_THREADS5, bytes, ranks.value, true));
+    };
+    auto several = [&](auto c, auto teams) {
+        size_t bytes = sizeof(DecodeLayerShared6<c.value, teams.value>);
+        run(decode_layer_sm90_kernel6<c.value, teams.value>,
+            LaunchShape(NH * 8, teams.value * DECODE_LAYER_THREADS + 128, bytes, 8, true));
+    };
+    return kernel == 5 ? decode_layer_sizes(C, one) : decode_layer_sizes6(B, C, several);
 }
 
 #endif
@@ -12211,21 +11958,13 @@ bool decode_layers_runs(int B, int C, int F, int NH, int capacity) {
     if (C != NH * DECODE_LAYER_HS || F != DECODE_LAYER_MLP * C || B > DECODE_LAYER_TEXTS || !has_sm90a()) {
         return false;
     }
-    if (B == 1 && capacity <= DecodeLayerSizes<768, 8>::CAPACITY) {
-        decode_layer_sizes(C, [&](auto c, auto ranks) {
-            auto kernel = decode_layer_sm90_kernel5<c.value, ranks.value>;
-            size_t bytes = sizeof(DecodeLayerShared5<c.value, ranks.value>);
-            fits = decode_layers_fit(kernel, decode_layers_shape(NH, ranks.value, DECODE_LAYER_THREADS5, bytes));
-        });
-    }
-    if (B > 1) {
-        decode_layer_sizes6(B, C, [&](auto c, auto teams) {
-            auto kernel = decode_layer_sm90_kernel6<c.value, teams.value>;
-            size_t bytes = sizeof(DecodeLayerShared6<c.value, teams.value>);
-            int threads = teams.value * DECODE_LAYER_THREADS + 128;
-            fits = decode_layers_fit(kernel, decode_layers_shape(NH, 8, threads, bytes));
-        });
-    }
+    if (B == 1 && capacity > DecodeLayerSizes<768, 8>::CAPACITY) { return false; }
+    decode_layers_kernel(B == 1 ? 5 : 6, B, C, NH, [&](auto kernel, const LaunchShape& shape) {
+        int num_clusters = 0; // all blocks must run at once
+        LaunchConfig config(kernel, shape, NULL);
+        cudaCheck(cudaOccupancyMaxActiveClusters(&num_clusters, kernel, &config));
+        fits = num_clusters >= (int)shape.grid.x / shape.cluster;
+    });
 #else
     (void)B, (void)C, (void)F, (void)NH, (void)capacity;
 #endif
@@ -12243,10 +11982,10 @@ void decode_layers_pack(floatX* packed, const DecodeLayers& layers, const Execut
 #if !defined(ENABLE_FP32)
     bool done = decode_layer_sizes(C, [&](auto, auto ranks) {
         unsigned blocks = (unsigned)ceil_div(n / x128::size, (size_t)256);
-        decode_layers_pack_kernel5<<<blocks, 256, 0, exec.stream>>>(packed, layers, ranks.value, n / x128::size);
+        launch_kernel(decode_layers_pack_kernel5, LaunchShape(blocks, 256), exec, packed, layers, ranks.value,
+                      n / x128::size);
     });
     require(done);
-    cudaCheck(cudaGetLastError());
 #else
     (void)packed;
 #endif
@@ -12270,20 +12009,10 @@ void decode_layers(const DecodeLayers& layers, int B, const floatX* packed, uint
     size_t n = (size_t)NH * C, n6 = decode_layers_triples(C, NH);
     uint4* triples = reinterpret_cast<uint4*>(scratch + 2 * n);
     uint32_t* counters = reinterpret_cast<uint32_t*>(triples + 2 * n6);
-    DecodeLayerParts parts = {scratch, scratch + n, triples, triples + n6, counters, counters + 1};
-    auto launch_one = [&](auto c, auto ranks) {
-        auto kernel = decode_layer_sm90_kernel5<c.value, ranks.value>;
-        size_t bytes = sizeof(DecodeLayerShared5<c.value, ranks.value>);
-        launch_kernel(kernel, decode_layers_shape(NH, ranks.value, DECODE_LAYER_THREADS5, bytes), exec, layers, packed,
-                      parts);
-    };
-    auto launch_several = [&](auto c, auto teams) {
-        auto kernel = decode_layer_sm90_kernel6<c.value, teams.value>;
-        size_t bytes = sizeof(DecodeLayerShared6<c.value, teams.value>);
-        int threads = teams.value * DECODE_LAYER_THREADS + 128;
-        launch_kernel(kernel, decode_layers_shape(NH, 8, threads, bytes), exec, layers, B, packed, parts);
-    };
-    bool done = kernel == 5 ? decode_layer_sizes(C, launch_one) : decode_layer_sizes6(B, C, launch_several);
+    DecodeLayerParts parts = {scratch, scratch + n, triples, triples + n6, counters, counters + 1, B};
+    bool done = decode_layers_kernel(kernel, B, C, NH, [&](auto kernel, const LaunchShape& shape) {
+        launch_kernel(kernel, shape, exec, layers, packed, parts);
+    });
     require(done);
 #else
     (void)packed, (void)scratch, (void)kernel;
@@ -12316,9 +12045,8 @@ void decode_cache_fill(floatX* keys, floatX* values, const floatX* qkv, int B, i
     require(B > 0 && T > 0 && T <= capacity && C % x128::size == 0);
     int num_vec = C / x128::size;
     size_t n = (size_t)B * T * num_vec;
-    decode_cache_fill_kernel1<<<(unsigned)ceil_div(n, (size_t)block_size), block_size, 0, exec.stream>>>(
-        keys, values, qkv, T, num_vec, capacity, n);
-    cudaCheck(cudaGetLastError());
+    launch_kernel(decode_cache_fill_kernel1, LaunchShape(ceil_div(n, (size_t)block_size), block_size), exec, keys,
+                  values, qkv, T, num_vec, capacity, n);
 }
 // ==== end promoted: decode_cache_fill ====
 
@@ -12342,10 +12070,6 @@ __device__ inline float decode_sample_logit(uint64_t key) {
 
 __device__ inline uint64_t decode_sample_warp_max(uint64_t x) {
     for (int offset = 16; offset > 0; offset /= 2) { x = max(x, __shfl_xor_sync(0xFFFFFFFFu, x, offset)); }
-    return x;
-}
-__device__ inline uint64_t decode_sample_warp_sum(uint64_t x) {
-    for (int offset = 16; offset > 0; offset /= 2) { x += __shfl_xor_sync(0xFFFFFFFFu, x, offset); }
     return x;
 }
 // inclusive prefix sum over the lanes
@@ -12478,7 +12202,7 @@ __device__ DecodeSampleRow decode_sample_row(DecodeSampleShared& shared, const f
     });
     row.best = decode_sample_reduce<decode_sample_warp_max>(best, shared.reduce);
     row.floor = ~decode_sample_reduce<decode_sample_warp_max>(~lowest, shared.reduce);
-    row.count = decode_sample_reduce<decode_sample_warp_sum>(count, shared.reduce);
+    row.count = decode_sample_reduce<lanes_sum<32>>(count, shared.reduce);
     return row;
 }
 
@@ -12491,8 +12215,8 @@ __device__ uint64_t decode_sample_weight(DecodeSampleShared& shared, const Decod
         number++;
         if (shares) { weight += decode_sample_share(row, key); }
     });
-    *count = decode_sample_reduce<decode_sample_warp_sum>(number, shared.reduce);
-    return shares ? decode_sample_reduce<decode_sample_warp_sum>(weight, shared.reduce) : *count;
+    *count = decode_sample_reduce<lanes_sum<32>>(number, shared.reduce);
+    return shares ? decode_sample_reduce<lanes_sum<32>>(weight, shared.reduce) : *count;
 }
 
 // Copies the keys of the candidates, at most DECODE_SAMPLE_ROOM, to the list.
@@ -12553,7 +12277,7 @@ __device__ inline uint64_t decode_sample_parts(uint64_t* sums, const DecodeSampl
     uint64_t sum = 0;
     decode_sample_visit(row, first, min(first + size, end), lane, 32,
                         [&](uint64_t key) { sum += decode_sample_admitted(row, key); });
-    sum = decode_sample_warp_sum(sum);
+    sum = lanes_sum<32>(sum);
     if (lane == 0) { sums[warp] = sum; }
     __syncthreads();
     return decode_sample_warp_scan(sums[lane]);
@@ -12778,13 +12502,6 @@ decode_matmul_multiply(float sums[2][texts / 8][4], const DecodeMatmulPairs& w, 
     }
 }
 
-// Sums over the `lanes` neighbouring lanes that share a text.
-template <int lanes> __device__ inline float decode_matmul_sum(float x) {
-#pragma unroll
-    for (int offset = lanes / 2; offset > 0; offset /= 2) { x += __shfl_xor_sync(0xFFFFFFFFu, x, offset); }
-    return x;
-}
-
 __device__ inline int4 decode_matmul_normalise(int4 bits, const x128& scale, const x128& shift, float mean,
                                                float rstd) {
     x128 v = vec128_from_bits<floatX>(bits);
@@ -12845,8 +12562,8 @@ template <int texts> __device__ void decode_matmul_norm(floatX* shared_x, const 
         for (int i = 0; i < ahead; i++) { to[begin + i * lanes + lane] = v[i]; } // all of them exist
     }
     // of the text's columns in this block, then of all columns
-    float center = decode_matmul_sum<lanes>(mean * count) / (float)max(num_vec * x128::size, 1);
-    squares = decode_matmul_sum<lanes>(squares + count * (mean - center) * (mean - center));
+    float center = lanes_sum<lanes>(mean * count) / (float)max(num_vec * x128::size, 1);
+    squares = lanes_sum<lanes>(squares + count * (mean - center) * (mean - center));
     mean = center;
     if (cluster > 1) {
         if (lane == 0) {
@@ -13365,7 +13082,7 @@ __device__ inline void decode_head_norm(unsigned char* shared_x, const DecodeHea
                 x128 v = vec128_from_bits<floatX>(x[t][i]);
                 for (int e = 0; e < size; e++) { sum += (float)v[e]; }
             }
-            float mean = decode_matmul_sum<32>(sum) / (float)a.K;
+            float mean = lanes_sum<32>(sum) / (float)a.K;
             hold_packed(x[t]);
 #pragma unroll
             for (int i = 0; i < most; i++) {
@@ -13373,7 +13090,7 @@ __device__ inline void decode_head_norm(unsigned char* shared_x, const DecodeHea
                 float less = vec(i) < num_vec ? mean : 0.0f;
                 for (int e = 0; e < size; e++) { squares += ((float)v[e] - less) * ((float)v[e] - less); }
             }
-            float rstd = rsqrtf(decode_matmul_sum<32>(squares) / (float)a.K + a.epsilon);
+            float rstd = rsqrtf(lanes_sum<32>(squares) / (float)a.K + a.epsilon);
             hold_packed(x[t]), hold_packed(weight), hold_packed(bias);
 #pragma unroll
             for (int i = 0; i < most; i++) {

@@ -404,23 +404,71 @@ template <float (*warp_op)(float)> __device__ inline float block_reduce(float x,
 __device__ inline float block_sum(float x, float* shared) { return block_reduce<warp_sum>(x, shared, 0.0f); }
 __device__ inline float block_max(float x, float* shared) { return block_reduce<warp_max>(x, shared, -INFINITY); }
 
-// One step of fragment_column_sums: gives half of the sums to the lane that is 2 * half further, and keeps the others.
-template <int half> __device__ inline void fragment_column_sums_step(float (&v)[16]) {
-    bool upper = threadIdx.x & (2 * half);
+// Returns the sum of x over each group of `lanes` neighbouring lanes.
+template <int lanes, class T> __device__ inline T lanes_sum(T x) {
+#pragma unroll
+    for (int offset = lanes / 2; offset > 0; offset /= 2) { x += __shfl_xor_sync(0xFFFFFFFFu, x, offset); }
+    return x;
+}
+
+// The sum and the maximum of x over the lanes of a warp that have the same place in their groups of `lanes`.
+template <int lanes> __device__ inline float groups_sum(float x) {
+#pragma unroll
+    for (int offset = 16; offset >= lanes; offset /= 2) { x += __shfl_xor_sync(0xFFFFFFFFu, x, offset); }
+    return x;
+}
+template <int lanes> __device__ inline float groups_max(float x) {
+#pragma unroll
+    for (int offset = 16; offset >= lanes; offset /= 2) { x = fmaxf(x, __shfl_xor_sync(0xFFFFFFFFu, x, offset)); }
+    return x;
+}
+
+// One step of the sums below, with half = 8, 4, 2 or 1: adds the values v[0 .. 2 * half - 1] of lanes that differ in bit `offset`.
+// Each lane gives half of its values to the other lane and adds what it receives to the half that it keeps, v[0 .. half - 1].
+__device__ inline void warp_sums_step(float* v, int half, int offset) {
+    bool upper = threadIdx.x & offset;
 #pragma unroll
     for (int i = 0; i < half; i++) {
         float give = upper ? v[i] : v[i + half], keep = upper ? v[i + half] : v[i];
-        v[i] = keep + __shfl_xor_sync(0xFFFFFFFFu, give, 2 * half);
+        v[i] = keep + __shfl_xor_sync(0xFFFFFFFFu, give, offset);
     }
+}
+// Sums each of n values, n a power of two up to 32, over the warp. Returns the sum of v[lane / (32 / n)]. v is overwritten.
+// For n = 8 these are 4 + 2 + 1 + 1 + 1 shuffles. Values that each lane keeps:
+//     lane      0-3   4-7   8-11  12-15  16-19  20-23  24-27  28-31
+//     half = 4  v[0], v[1], v[2], v[3]   v[4], v[5], v[6], v[7]           exchange with lane ^ 16
+//     half = 2  v[0], v[1]  v[2], v[3]   v[4], v[5]    v[6], v[7]         exchange with lane ^ 8
+//     half = 1  v[0]  v[1]  v[2]  v[3]   v[4]   v[5]   v[6]   v[7]        exchange with lane ^ 4
+template <int n> __device__ inline float warp_sums(float* v) {
+#pragma unroll
+    for (int half = n / 2, offset = 16; half > 0; half /= 2, offset /= 2) { warp_sums_step(v, half, offset); }
+    return lanes_sum<32 / n>(v[0]);
 }
 // The column sums of a matrix of a warp's 64 columns, spread over the lanes as wgmma and mma.sync leave results: lane l
 // has the columns 8j + l % 4 * 2 + e, j = 0..7, e = 0, 1, and v[2j + e] is its own sum of such a column. Returns the sums
 // over all rows of columns 2l and 2l + 1, with 8 + 4 + 2 shuffles. v is overwritten.
 __device__ inline float2 fragment_column_sums(float (&v)[16]) {
-    fragment_column_sums_step<8>(v);
-    fragment_column_sums_step<4>(v);
-    fragment_column_sums_step<2>(v);
+    warp_sums_step(v, 8, 16), warp_sums_step(v, 4, 8), warp_sums_step(v, 2, 4);
     return make_float2(v[0], v[1]);
+}
+
+// Returns the mean and 1 / sqrt(variance + epsilon) of a row in a warp's registers, n vectors per lane. Vector j counts if
+// inside(j); otherwise it is zeros. mean_of(sum) divides a sum by the number of elements.
+template <class T, int n, class MeanOf, class Inside> __device__ inline float2
+layernorm_statistics(const T (&x)[n], const MeanOf& mean_of, float epsilon, const Inside& inside) {
+    float sum = 0.0f, squares = 0.0f;
+#pragma unroll
+    for (int j = 0; j < n; j++) {
+        for (int k = 0; k < x128::size; k++) { sum += (float)x[j][k]; }
+    }
+    float mean = mean_of(warp_sum(sum));
+#pragma unroll
+    for (int j = 0; j < n; j++) {
+        for (int k = 0; inside(j) && k < x128::size; k++) {
+            squares += ((float)x[j][k] - mean) * ((float)x[j][k] - mean);
+        }
+    }
+    return make_float2(mean, rsqrtf(mean_of(warp_sum(squares)) + epsilon));
 }
 
 // ---- rounding -----------------------------------------------------------------------

@@ -9,8 +9,8 @@ the launcher's default by more than the noise:
     op,gpu,dtype,B,T,C,NH,V,config,median_ms,default_ms
     layernorm_forward,NVIDIA H200,bf16,64,1024,768,12,50257,128,0.05020,0.05130
 
-A launcher asks tuned_config() for its configuration, unless Execution::block_size is set. Rows for other GPUs and
-precisions are passed over, and so are those for rows of other lengths (C, or V for the classifier). Of what is left, the
+A launcher asks tuned_config() for its configuration, or tuned_block_size(), which Execution::block_size overrides. Rows for other
+GPUs and precisions are passed over, and so are those for rows of other lengths (C, or V for the classifier). Of what is left, the
 row whose batch is nearest in size counts.
 
 The sums of some kernels depend on their configuration, and with them the last bits of a run. llmc/choices.cuh therefore
@@ -315,5 +315,12 @@ static inline int tuned_config(TunedState* s, const char* op, size_t count, int 
     }
     return config;
 }
+#ifdef __cplusplus
+// Returns the number of threads of a block for a launch by exec, an Execution. Other arguments as for tuned_config().
+template <class Execution>
+int tuned_block_size(const Execution& exec, const char* op, size_t count, int length, int otherwise) {
+    return exec.block_size ? exec.block_size : tuned_config(exec.tuned, op, count, length, otherwise);
+}
+#endif
 
 #endif

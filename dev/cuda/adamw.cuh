@@ -46,8 +46,7 @@ __global__ void adamw_prepare_kernel(StepState* s, AdamW o, bool skip, bool defe
 // skipped even if loss and norm are finite. deferred: layers are updated during the next forward pass.
 void adamw_prepare(StepState* state, const AdamW& optimizer, bool skip, bool deferred, const Execution& exec) {
     Op op(exec, sizeof(StepState), 0, "step verdict");
-    adamw_prepare_kernel<<<1, 1, 0, exec.stream>>>(state, optimizer, skip, deferred);
-    cudaCheck(cudaGetLastError());
+    launch_kernel(adamw_prepare_kernel, LaunchShape(1, 1), exec, state, optimizer, skip, deferred);
 }
 
 // Returns the new parameter; updates m and v.
@@ -76,24 +75,43 @@ __device__ inline void adamw_scalar(floatX* params, float* master, float* m, flo
     params[i] = adamw_round(p, i, seed);
 }
 
+// Four neighbouring values of each array, from element `at` on.
+struct AdamWVector {
+    f128 p, m, v, g;
+
+    __device__ void load(const floatX* params, const float* master, const float* all_m, const float* all_v,
+                         const float* grads, size_t at) {
+        m = load128(all_m + at), v = load128(all_v + at), g = load128(grads + at);
+        if (master) {
+            p = load128(master + at);
+        } else {
+            x4 old = *reinterpret_cast<const x4*>(params + at);
+            for (int k = 0; k < 4; k++) { p[k] = (float)old[k]; }
+        }
+    }
+    // Updates and stores the values. i: the number of the first value, for its random bits
+    __device__ void update(floatX* params, float* master, float* all_m, float* all_v, const StepState& s,
+                           const AdamW& o, size_t at, size_t i, uint32_t seed) {
+        x4 rounded;
+        for (int k = 0; k < 4; k++) { p[k] = adamw_update(p[k], m[k], v[k], g[k], s, o); }
+        for (int k = 0; k < 4; k++) { rounded[k] = adamw_round(p[k], i + k, seed); } // apart: rounding has branches
+        store128(all_m + at, m), store128(all_v + at, v);
+        if (master) { store128(master + at, p); }
+        *reinterpret_cast<x4*>(params + at) = rounded;
+    }
+};
+
 // ---- kernel 4: two groups of four elements per thread, all of their loads in flight at once ----
 
 __global__ void __launch_bounds__(128)
     adamw_kernel4(floatX* params, float* master, float* m, float* v, const float* grads, const StepState* state,
                   size_t n, AdamW o, uint32_t seed) {
     size_t first = ((size_t)blockIdx.x * 2 * blockDim.x + threadIdx.x) * 4, stride = (size_t)blockDim.x * 4;
-    f128 p[2], m4[2], v4[2], g4[2];
+    AdamWVector x[2];
 #pragma unroll
     for (int j = 0; j < 2; j++) {
         size_t i = first + j * stride;
-        if (i + 4 > n) { continue; }
-        m4[j] = load128(m + i), v4[j] = load128(v + i), g4[j] = load128(grads + i);
-        if (master) {
-            p[j] = load128(master + i);
-        } else {
-            x4 old = *reinterpret_cast<const x4*>(params + i);
-            for (int k = 0; k < 4; k++) { p[j][k] = (float)old[k]; }
-        }
+        if (i + 4 <= n) { x[j].load(params, master, m, v, grads, i); }
     }
     StepState s = *state;
     if (!s.applied) { return; }
@@ -101,19 +119,11 @@ __global__ void __launch_bounds__(128)
 #pragma unroll
     for (int j = 0; j < 2; j++) {
         size_t i = first + j * stride;
-        if (i + 4 > n) {
+        if (i + 4 <= n) {
+            x[j].update(params, master, m, v, s, o, i, i, seed);
+        } else {
             for (; i < n; i++) { adamw_scalar(params, master, m, v, grads, s, o, i, seed); }
-            continue;
         }
-        x4 rounded;
-        for (int k = 0; k < 4; k++) {
-            p[j][k] = adamw_update(p[j][k], m4[j][k], v4[j][k], g4[j][k], s, o);
-            rounded[k] = adamw_round(p[j][k], i + k, seed);
-        }
-        store128(m + i, m4[j]);
-        store128(v + i, v4[j]);
-        if (master) { store128(master + i, p[j]); }
-        *reinterpret_cast<x4*>(params + i) = rounded;
     }
 }
 
@@ -122,7 +132,7 @@ __global__ void __launch_bounds__(128)
 // bits in every update.
 void adamw(floatX* params, float* master, float* m, float* v, const float* grads, const StepState* state, size_t n,
            const AdamW& optimizer, uint32_t seed, const Execution& exec) {
-    int block_size = exec.block_size ? exec.block_size : tuned_config(exec.tuned, "adamw", n, 1, 128);
+    int block_size = tuned_block_size(exec, "adamw", n, 1, 128);
     // Bytes per element: 20 because m and v are read and written and grads are read. With master, master is read and
     // written and params are written; without master, params are read and written.
     double bytes = 20 + (master ? 8.0 + sizeof(floatX) : 2.0 * sizeof(floatX));
@@ -130,8 +140,8 @@ void adamw(floatX* params, float* master, float* m, float* v, const float* grads
     require(((size_t)params | (size_t)master | (size_t)m | (size_t)v | (size_t)grads) % 16 == 0);
     require(block_size <= 128);
     size_t num_blocks = ceil_div(n, 8 * (size_t)block_size);
-    adamw_kernel4<<<num_blocks, block_size, 0, exec.stream>>>(params, master, m, v, grads, state, n, optimizer, seed);
-    cudaCheck(cudaGetLastError());
+    launch_kernel(adamw_kernel4, LaunchShape(num_blocks, block_size), exec, params, master, m, v, grads, state, n,
+                  optimizer, seed);
 }
 
 __global__ void adamw_round_kernel(floatX* params, const float* master, size_t n, uint32_t seed, int update) {
@@ -143,7 +153,7 @@ __global__ void adamw_round_kernel(floatX* params, const float* master, size_t n
 // Recomputes params (n) as they were after update number `update`, from the master weights (n) after that update.
 void adamw_round_weights(floatX* params, const float* master, size_t n, uint32_t seed, int update,
                          const Execution& exec) {
-    adamw_round_kernel<<<ceil_div(n, (size_t)256), 256, 0, exec.stream>>>(params, master, n, seed, update);
-    cudaCheck(cudaGetLastError());
+    launch_kernel(adamw_round_kernel, LaunchShape(ceil_div(n, (size_t)256), 256), exec, params, master, n, seed,
+                  update);
 }
 // ==== end promoted: adamw ====

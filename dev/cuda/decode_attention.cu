@@ -75,6 +75,23 @@ void decode_attention1(floatX* out, floatX* keys, floatX* values, const floatX* 
 
 #include "decode_attention.cuh" // kernel 5, and what it shares with kernels 2 to 4
 
+// Loads this thread's vectors of the keys (or values) of the iteration that starts at `row`; zeros from row `end` on.
+template <int lanes, int depth> __device__ inline void decode_attention_fetch(int4 x[DECODE_ATTENTION_AHEAD][depth],
+                                                                              const floatX* cache, int row, int end,
+                                                                              int C, int num_vec) {
+    constexpr int groups = DECODE_ATTENTION_THREADS / lanes;
+#pragma unroll
+    for (int u = 0; u < DECODE_ATTENTION_AHEAD; u++) {
+        int t = row + u * groups + (int)threadIdx.x / lanes;
+#pragma unroll
+        for (int d = 0; d < depth; d++) {
+            int v = threadIdx.x % lanes + d * lanes;
+            bool there = t < end && v < num_vec;
+            x[u][d] = there ? reinterpret_cast<const int4*>(cache + (size_t)t * C)[v] : make_int4(0, 0, 0, 0);
+        }
+    }
+}
+
 // One block attends over keys begin .. end-1 of a head; see DecodeAttentionState.
 template <int lanes, int depth>
 __device__ DecodeAttentionSum decode_attention_part(DecodeAttentionShared& shared, floatX* keys, floatX* values,

@@ -50,23 +50,6 @@ __host__ __device__ constexpr int decode_attention_keys(int lanes) {
     return DECODE_ATTENTION_AHEAD * (DECODE_ATTENTION_THREADS / lanes);
 }
 
-// Loads this thread's vectors of the keys (or values) of the iteration that starts at `row`; zeros from row `end` on.
-template <int lanes, int depth> __device__ inline void decode_attention_fetch(int4 x[DECODE_ATTENTION_AHEAD][depth],
-                                                                              const floatX* cache, int row, int end,
-                                                                              int C, int num_vec) {
-    constexpr int groups = DECODE_ATTENTION_THREADS / lanes;
-#pragma unroll
-    for (int u = 0; u < DECODE_ATTENTION_AHEAD; u++) {
-        int t = row + u * groups + (int)threadIdx.x / lanes;
-#pragma unroll
-        for (int d = 0; d < depth; d++) {
-            int v = threadIdx.x % lanes + d * lanes;
-            bool there = t < end && v < num_vec;
-            x[u][d] = there ? reinterpret_cast<const int4*>(cache + (size_t)t * C)[v] : make_int4(0, 0, 0, 0);
-        }
-    }
-}
-
 // What a thread knows of a head: its part of the query, and of the weighted sum of the values of its keys. `lanes` lanes
 // share a key and hold `depth` vectors of it each.
 //
@@ -113,10 +96,7 @@ template <int lanes, int depth> struct DecodeAttentionState {
 #pragma unroll
                 for (int e = 0; e < x128::size; e++) { score[u] += q[d][e] * (float)key[e]; }
             }
-#pragma unroll
-            for (int offset = lanes / 2; offset > 0; offset /= 2) {
-                score[u] += __shfl_xor_sync(0xFFFFFFFFu, score[u], offset);
-            }
+            score[u] = lanes_sum<lanes>(score[u]);
             if (t >= end) { score[u] = -INFINITY; }
             max = fmaxf(max, score[u]);
         }
@@ -143,22 +123,14 @@ template <int lanes, int depth> struct DecodeAttentionState {
     // The result over all threads of the block, for element threadIdx.x; in threads from HS on it is meaningless.
     __device__ DecodeAttentionSum join(DecodeAttentionShared& shared, int HS) {
         int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-        float warp_max = max; // maximum over the groups of lanes, which had different keys
-#pragma unroll
-        for (int offset = 16; offset >= lanes; offset /= 2) {
-            warp_max = fmaxf(warp_max, __shfl_xor_sync(0xFFFFFFFFu, warp_max, offset));
-        }
+        float warp_max = groups_max<lanes>(max); // the groups of lanes had different keys
         float rescale = exp2f(max - warp_max);
-        total *= rescale;
-#pragma unroll
-        for (int offset = 16; offset >= lanes; offset /= 2) { total += __shfl_xor_sync(0xFFFFFFFFu, total, offset); }
+        total = groups_sum<lanes>(total * rescale);
 #pragma unroll
         for (int d = 0; d < depth; d++) {
 #pragma unroll
             for (int e = 0; e < x128::size; e++) {
-                float x = sum[d][e] * rescale;
-#pragma unroll
-                for (int offset = 16; offset >= lanes; offset /= 2) { x += __shfl_xor_sync(0xFFFFFFFFu, x, offset); }
+                float x = groups_sum<lanes>(sum[d][e] * rescale);
                 int i = (lane % lanes + d * lanes) * x128::size + e;
                 if (lane < lanes && i < HS) { shared.sum[warp][i] = x; }
             }
@@ -240,8 +212,7 @@ template <int keys> struct DecodeAttentionCursor { // keys: of one iteration
     __device__ static int total(const int* positions, int B, int NH) {
         int sum = 0;
         for (int text = threadIdx.x % 32; text < B; text += 32) { sum += iterations(positions[text]); }
-        for (int offset = 16; offset > 0; offset /= 2) { sum += __shfl_xor_sync(0xFFFFFFFFu, sum, offset); }
-        return sum * NH;
+        return lanes_sum<32>(sum) * NH;
     }
     // Goes to place `target` of the list, which must be less than total().
     __device__ void find(int target, const int* positions, int B, int NH) {

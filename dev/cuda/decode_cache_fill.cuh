@@ -27,8 +27,7 @@ void decode_cache_fill(floatX* keys, floatX* values, const floatX* qkv, int B, i
     require(B > 0 && T > 0 && T <= capacity && C % x128::size == 0);
     int num_vec = C / x128::size;
     size_t n = (size_t)B * T * num_vec;
-    decode_cache_fill_kernel1<<<(unsigned)ceil_div(n, (size_t)block_size), block_size, 0, exec.stream>>>(
-        keys, values, qkv, T, num_vec, capacity, n);
-    cudaCheck(cudaGetLastError());
+    launch_kernel(decode_cache_fill_kernel1, LaunchShape(ceil_div(n, (size_t)block_size), block_size), exec, keys,
+                  values, qkv, T, num_vec, capacity, n);
 }
 // ==== end promoted: decode_cache_fill ====

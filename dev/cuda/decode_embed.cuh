@@ -29,7 +29,6 @@ void decode_embed(floatX* x, const int* tokens, const int* positions, const floa
     Op op(exec, 3.0 * B * C * sizeof(floatX), 0, "decode_embed");
     require(B > 0 && B <= 65535 && C % x128::size == 0);
     dim3 grid(ceil_div(C / x128::size, block_size), B);
-    decode_embed_kernel1<<<grid, block_size, 0, exec.stream>>>(x, tokens, positions, wte, wpe, C);
-    cudaCheck(cudaGetLastError());
+    launch_kernel(decode_embed_kernel1, LaunchShape(grid, block_size), exec, x, tokens, positions, wte, wpe, C);
 }
 // ==== end promoted: decode_embed ====

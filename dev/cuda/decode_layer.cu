@@ -244,7 +244,7 @@ struct DecodeLayerHead {
         return a;
     }
     __device__ void attend_token(Attention& a, const x128& k, const x128& v, bool there) const {
-        float score = decode_layer_row_sum(decode_layer_dot(k, a.q)), before = a.largest;
+        float score = lanes_sum<8>(decode_layer_dot(k, a.q)), before = a.largest;
         if (there) { a.largest = fmaxf(a.largest, score); }
         float rescale = exp2f(before - a.largest), share = there ? exp2f(score - a.largest) : 0.0f;
         a.total = a.total * rescale + share;
@@ -329,7 +329,7 @@ struct DecodeLayerHead {
             int i = first + group;
             x128 w = {};
             if (i < n) { w = load128(rows + i * HS + part); }
-            float y = decode_layer_row_sum(decode_layer_dot(w, attention));
+            float y = lanes_sum<8>(decode_layer_dot(w, attention));
             if (i < n && part == 0) { decode_layer_add(sums, output + i, C, y); }
         }
     }

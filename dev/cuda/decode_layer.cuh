@@ -29,13 +29,6 @@ __device__ inline float decode_layer_dot(const x128& a, const float (&b)[x128::s
     for (int e = 0; e < x128::size; e++) { sum += (float)a[e] * b[e]; }
     return sum;
 }
-// The sum over the 8 lanes that share a row of a head.
-__device__ inline float decode_layer_row_sum(float x) {
-#pragma unroll
-    for (int offset = 4; offset > 0; offset /= 2) { x += __shfl_xor_sync(0xFFFFFFFFu, x, offset); }
-    return x;
-}
-
 // The part of n things that block `rank` of a cluster has.
 struct DecodeLayerShare {
     int first, n;
@@ -49,6 +42,38 @@ __host__ __device__ inline DecodeLayerShare decode_layer_share(int n, int rank, 
 // What a block knows of the attention of its share of the tokens: the weighted sum of values, the largest score and the sum of
 // the weights, 2^(score - largest).
 constexpr int DECODE_LAYER_PART = DECODE_LAYER_HS + 2;
+
+// Writes a warp's part. Each group of 8 lanes has had other tokens and has its own `sum` and `total`, relative to `largest`.
+__device__ inline void decode_layer_store_part(float (&part)[DECODE_LAYER_PART], float (&sum)[x128::size], float total,
+                                               float largest) {
+    int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int offset = 16; offset >= 8; offset /= 2) {
+        total += __shfl_xor_sync(0xFFFFFFFFu, total, offset);
+#pragma unroll
+        for (int e = 0; e < x128::size; e++) { sum[e] += __shfl_xor_sync(0xFFFFFFFFu, sum[e], offset); }
+    }
+    if (lane < 8) {
+#pragma unroll
+        for (int e = 0; e < x128::size; e++) { part[lane * x128::size + e] = sum[e]; }
+    }
+    if (lane == 0) { part[DECODE_LAYER_HS] = largest, part[DECODE_LAYER_HS + 1] = total; }
+}
+// Returns the sums of n <= 8 parts: elements i and j, the largest score, and the sum of weights.
+__device__ inline float2 decode_layer_join(const float (*parts)[DECODE_LAYER_PART], int n, int i, int j, float& largest,
+                                           float& total) {
+    float2 sum = {};
+    largest = DECODE_ATTENTION_LOWEST, total = 0.0f;
+#pragma unroll
+    for (int p = 0; p < n; p++) { largest = fmaxf(largest, parts[p][DECODE_LAYER_HS]); }
+#pragma unroll
+    for (int p = 0; p < n; p++) {
+        float scale = exp2f(parts[p][DECODE_LAYER_HS] - largest);
+        sum.x += scale * parts[p][i], sum.y += scale * parts[p][j];
+        total += scale * parts[p][DECODE_LAYER_HS + 1];
+    }
+    return sum;
+}
 
 // ---- kernel 5: one launch, weights in the order in which they are read, mma, results that carry their readiness ----
 // Of the 33,000 cycles per layer of the ladder's kernel 3 (C = 768), 7,500 go to the copies of weights that its threads make,
@@ -143,11 +168,12 @@ __global__ void decode_layers_pack_kernel5(floatX* packed, const __grid_constant
 
 // In global memory. attention, mlp (NH,C): the parts of the residual stream, a float, and in the upper half the number of its phase.
 // attention6, mlp6 (NH,texts,8,triples): the same for kernel 6: three floats and the phase.
-// phase: the number of phases before this launch; arrived: blocks that have finished it.
+// phase: the number of phases before this launch; arrived: blocks that have finished it. B: the number of texts
 struct DecodeLayerParts {
     uint64_t *attention, *mlp;
     uint4 *attention6, *mlp6;
     uint32_t *phase, *arrived;
+    int B;
 };
 
 template <int C, int ranks> struct DecodeLayerSizes {
@@ -173,6 +199,20 @@ template <int C, int ranks> struct DecodeLayerVectors {
     floatX norm_weight[C], norm_bias[C];
     floatX bias[3 * DECODE_LAYER_HS]; // of the head's q, k and v, or of the block's hidden units
     floatX out_bias[C / ranks];       // of the block's columns of attproj or fcproj
+
+    // Loads them for layer l, whose weights are `at` elements further. One thread calls this.
+    __device__ void load(const DecodeLayer& l, size_t at, int half, int head, int rank, uint64_t* full) {
+        constexpr int HS = DECODE_LAYER_HS, OWN = C / ranks, MLP = DECODE_LAYER_MLP, UNITS = 8 * MLP * 8 / ranks;
+        auto vector = [&](floatX* to, const floatX* from, int n) {
+            bulk_load(to, from, n * (int)sizeof(floatX), full);
+        };
+        mbarrier_arrive_expect(full, (2 * C + OWN + (half == 0 ? 3 * HS : UNITS)) * (int)sizeof(floatX));
+        vector(norm_weight, (half == 0 ? l.ln1w : l.ln2w) + at, C);
+        vector(norm_bias, (half == 0 ? l.ln1b : l.ln2b) + at, C);
+        vector(out_bias, (half == 0 ? l.attprojb : l.fcprojb) + at + rank * OWN, OWN);
+        for (int k = 0; half == 0 && k < 3; k++) { vector(bias + k * HS, l.qkvb + at + k * C + head * HS, HS); }
+        if (half == 1) { vector(bias, l.fcb + at + head * MLP * HS + rank * UNITS, UNITS); }
+    }
 };
 
 template <int C, int ranks> struct DecodeLayerShared5 {
@@ -244,30 +284,13 @@ template <int C, int ranks> struct DecodeLayerBlock : DecodeLayerSizes<C, ranks>
                 for (int set = 0; set < SETS; set++) { piece(min(CHUNKS - chunk, 8 * TOGETHER) * groups); }
             }
         };
-        auto vector = [&](floatX* to, const floatX* from, int n, uint64_t* full) {
-            bulk_load(to, from, n * (int)sizeof(floatX), full);
-        };
         for (int i = 0; i < layers.num; i++) {
-            size_t at = i * layers.weights;
-            auto vectors = [&](int half, const floatX* norm_weight, const floatX* norm_bias, const floatX* out_bias,
-                               int biases) {
-                DecodeLayerVectors<C, ranks>& to = shared.vectors[half];
-                uint64_t* full = &shared.vectors_full[half];
+            auto vectors = [&](int half) {
                 mbarrier_wait(&shared.vectors_empty[half], (i & 1) ^ 1);
-                mbarrier_arrive_expect(full, (2 * C + OWN + biases) * (int)sizeof(floatX));
-                vector(to.norm_weight, norm_weight + at, C, full), vector(to.norm_bias, norm_bias + at, C, full);
-                vector(to.out_bias, out_bias + at + first, OWN, full);
+                shared.vectors[half].load(l, i * layers.weights, half, head, rank, &shared.vectors_full[half]);
             };
-            vectors(0, l.ln1w, l.ln1b, l.attprojb, 3 * HS);
-            for (int k = 0; k < 3; k++) {
-                vector(shared.vectors[0].bias + k * HS, l.qkvb + at + k * C + head * HS, HS, &shared.vectors_full[0]);
-            }
-            rounds(3), projection(1);
-            constexpr int MLP = DECODE_LAYER_MLP;
-            vectors(1, l.ln2w, l.ln2b, l.fcprojb, 8 * MLP * SETS);
-            vector(shared.vectors[1].bias, l.fcb + at + head * MLP * HS + rank * 8 * MLP * SETS, 8 * MLP * SETS,
-                   &shared.vectors_full[1]);
-            rounds(MLP), projection(MLP);
+            vectors(0), rounds(3), projection(1);
+            vectors(1), rounds(DECODE_LAYER_MLP), projection(DECODE_LAYER_MLP);
         }
     }
     // This lane's vectors of the next piece of the ring.
@@ -461,7 +484,7 @@ template <int C, int ranks> struct DecodeLayerBlock : DecodeLayerSizes<C, ranks>
         for (int i = 0; i < TOKENS; i++) {
             score[i] = -INFINITY;
             if (i * 4 * WARPS >= tokens.n) { continue; }
-            float dot = decode_layer_row_sum(decode_layer_dot(vec128_from_bits<floatX>(cache.keys[i]), q));
+            float dot = lanes_sum<8>(decode_layer_dot(vec128_from_bits<floatX>(cache.keys[i]), q));
             if (token(i) < tokens.n) { score[i] = dot, largest = fmaxf(largest, dot); }
         }
         bool newest = rank == ranks - 1 && warp == 0; // the token itself, which the first 8 lanes have
@@ -470,13 +493,10 @@ template <int C, int ranks> struct DecodeLayerBlock : DecodeLayerSizes<C, ranks>
             float dot = 0.0f;
 #pragma unroll
             for (int e = 0; e < VEC; e++) { dot += shared.qkv[HS + part + e] * q[e]; }
-            dot = decode_layer_row_sum(dot);
+            dot = lanes_sum<8>(dot);
             if (lane < 8) { score[TOKENS] = dot, largest = fmaxf(largest, dot); }
         }
-#pragma unroll
-        for (int offset = 16; offset >= 8; offset /= 2) {
-            largest = fmaxf(largest, __shfl_xor_sync(0xFFFFFFFFu, largest, offset));
-        }
+        largest = groups_max<8>(largest);
 #pragma unroll
         for (int i = 0; i < TOKENS; i++) {
             if (i * 4 * WARPS >= tokens.n) { continue; }
@@ -492,40 +512,16 @@ template <int C, int ranks> struct DecodeLayerBlock : DecodeLayerSizes<C, ranks>
 #pragma unroll
             for (int e = 0; e < VEC; e++) { sum[e] += share * shared.qkv[2 * HS + part + e]; }
         }
-#pragma unroll
-        for (int offset = 16; offset >= 8; offset /= 2) {
-            total += __shfl_xor_sync(0xFFFFFFFFu, total, offset);
-#pragma unroll
-            for (int e = 0; e < VEC; e++) { sum[e] += __shfl_xor_sync(0xFFFFFFFFu, sum[e], offset); }
-        }
-        if (lane < 8) {
-#pragma unroll
-            for (int e = 0; e < VEC; e++) { shared.warps[warp][part + e] = sum[e]; }
-        }
-        if (lane == 0) { shared.warps[warp][HS] = largest, shared.warps[warp][HS + 1] = total; }
+        decode_layer_store_part(shared.warps[warp], sum, total, largest);
         sync();
         if (warp >= ranks) { return; }
         float* to = shared.attended[rank]; // warp r adds up what all warps know, and sends it to block r
-        float2 both = join(shared.warps, WARPS, largest, total);
+        float2 both = decode_layer_join(shared.warps, WARPS, lane, lane + 32, largest, total);
         store_cluster_async(to + lane, both.x, &shared.attention_there, warp);
         store_cluster_async(to + lane + 32, both.y, &shared.attention_there, warp);
         if (lane < 2) {
             store_cluster_async(to + HS + lane, lane == 0 ? largest : total, &shared.attention_there, warp);
         }
-    }
-    // The sums of n <= 8 parts: elements lane and lane + 32, the largest score, and the sum of weights.
-    __device__ float2 join(const float (*parts)[DECODE_LAYER_PART], int n, float& largest, float& total) const {
-        float2 sum = {};
-        largest = DECODE_ATTENTION_LOWEST, total = 0.0f;
-#pragma unroll
-        for (int p = 0; p < n; p++) { largest = fmaxf(largest, parts[p][HS]); }
-#pragma unroll
-        for (int p = 0; p < n; p++) {
-            float scale = exp2f(parts[p][HS] - largest);
-            sum.x += scale * parts[p][lane], sum.y += scale * parts[p][lane + 32];
-            total += scale * parts[p][HS + 1];
-        }
-        return sum;
     }
     // The key and value of the token become a row of the cache.
     __device__ void store_cache(floatX* keys, floatX* values) const {
@@ -563,7 +559,7 @@ template <int C, int ranks> struct DecodeLayerBlock : DecodeLayerSizes<C, ranks>
     // The head's attention, whose parts have arrived, for the projection.
     __device__ const floatX* attended() {
         float largest, total;
-        float2 both = join(shared.attended, ranks, largest, total);
+        float2 both = decode_layer_join(shared.attended, ranks, lane, lane + 32, largest, total);
         floatX* vector = shared.operand[warp];
         vector[lane] = (floatX)(both.x / total), vector[lane + 32] = (floatX)(both.y / total);
         __syncwarp();
@@ -757,7 +753,6 @@ template <int C, int TEAMS> struct DecodeLayerTexts {
         const DecodeLayer& l = layers.first;
         const floatX* from = packed + (size_t)blockIdx.x * layers.num * p.end * DECODE_LAYER_FRAGMENT;
         for (int i = 0; i < layers.num; i++) {
-            size_t at = i * layers.weights;
             auto matrix = [&](int which, int4* to, int n) {
                 int bytes = n * DECODE_LAYER_FRAGMENT * (int)sizeof(floatX);
                 mbarrier_wait(&shared.empty[which], (i & 1) ^ 1);
@@ -766,23 +761,12 @@ template <int C, int TEAMS> struct DecodeLayerTexts {
                 from += n * DECODE_LAYER_FRAGMENT;
             };
             // Their place is free: matrix 1 or 3 of layer i - 1 has waited for the end of this half of layer i - 2 in all teams.
-            auto vectors = [&](int half, const floatX* weight, const floatX* bias, const floatX* out_bias,
-                               const floatX* own_bias, int parts) {
-                uint64_t* full = &shared.vectors_full[half][i & 1];
-                DecodeLayerVectors<C, 8>& to = shared.vectors[half][i & 1];
-                int n = half == 0 ? HS : 32;
-                auto vector = [&](floatX* to, const floatX* from, int n) {
-                    bulk_load(to, from, n * (int)sizeof(floatX), full);
-                };
-                mbarrier_arrive_expect(full, (2 * C + OWN + parts * n) * (int)sizeof(floatX));
-                vector(to.norm_weight, weight + at, C), vector(to.norm_bias, bias + at, C);
-                vector(to.out_bias, out_bias + at + first(), OWN);
-                for (int k = 0; k < parts; k++) { vector(to.bias + k * n, own_bias + at + k * C, n); }
+            auto vectors = [&](int half) {
+                shared.vectors[half][i & 1].load(l, i * layers.weights, half, head(), rank,
+                                                 &shared.vectors_full[half][i & 1]);
             };
-            vectors(0, l.ln1w, l.ln1b, l.attprojb, l.qkvb + head() * HS, 3);
-            matrix(0, shared.qkvw, p.proj), matrix(1, shared.projw, p.fc - p.proj);
-            vectors(1, l.ln2w, l.ln2b, l.fcprojb, l.fcb + head() * DECODE_LAYER_MLP * HS + rank * 8 * DECODE_LAYER_MLP,
-                    1);
+            vectors(0), matrix(0, shared.qkvw, p.proj), matrix(1, shared.projw, p.fc - p.proj);
+            vectors(1);
             matrix(2, shared.fcw, p.fcproj - p.fc), matrix(3, shared.fcprojw, p.end - p.fcproj);
         }
     }
@@ -910,21 +894,17 @@ template <int C, int TEAMS> struct DecodeLayerTexts {
         constexpr int most = (C / VEC + 31) / 32;
         auto load = [&](const floatX* from, int i) { return load128(from + (i * 32 + lane) * VEC); };
         auto is = [&](int i) { return C / VEC % 32 == 0 || i * 32 + lane < C / VEC; };
-        float x[most][VEC] = {}, sum = 0.0f, squares = 0.0f;
+        float x[most][VEC] = {};
 #pragma unroll
         for (int i = 0; i < most; i++) {
             if (!is(i)) { continue; }
             x128 part = load(row, i);
 #pragma unroll
-            for (int e = 0; e < VEC; e++) { x[i][e] = (float)part[e], sum += x[i][e]; }
+            for (int e = 0; e < VEC; e++) { x[i][e] = (float)part[e]; }
         }
-        float mean = warp_sum(sum) * (1.0f / C);
-#pragma unroll
-        for (int i = 0; i < most; i++) {
-#pragma unroll
-            for (int e = 0; e < VEC; e++) { squares += is(i) ? (x[i][e] - mean) * (x[i][e] - mean) : 0.0f; }
-        }
-        float rstd = rsqrtf(warp_sum(squares) * (1.0f / C) + epsilon);
+        float2 statistics = layernorm_statistics(
+            x, [](float sum) { return sum * (1.0f / C); }, epsilon, is);
+        float mean = statistics.x, rstd = statistics.y;
 #pragma unroll
         for (int i = 0; i < most; i++) {
             if (!is(i)) { continue; }
@@ -980,20 +960,23 @@ template <int C, int TEAMS> struct DecodeLayerTexts {
     }
     struct Sums {
         float q[VEC], sum[VEC], largest, total;
+        __device__ void rescale(float before) { // sum and total, from the largest score before
+            float factor = exp2f(before - largest);
+            total *= factor;
+#pragma unroll
+            for (int e = 0; e < VEC; e++) { sum[e] *= factor; }
+        }
     };
     // Attends to n tokens of each 8 lanes.
     template <int n> __device__ void attend(Sums& s, const int4 (&keys)[n], const int4 (&values)[n], int begin) const {
         float score[n], before = s.largest;
 #pragma unroll
         for (int i = 0; i < n; i++) {
-            float dot = decode_layer_row_sum(decode_layer_dot(vec128_from_bits<floatX>(keys[i]), s.q));
+            float dot = lanes_sum<8>(decode_layer_dot(vec128_from_bits<floatX>(keys[i]), s.q));
             score[i] = begin + i * GROUPS + thread / 8 < now ? dot : -INFINITY;
             s.largest = fmaxf(s.largest, score[i]);
         }
-        float rescale = exp2f(before - s.largest);
-        s.total *= rescale;
-#pragma unroll
-        for (int e = 0; e < VEC; e++) { s.sum[e] *= rescale; }
+        s.rescale(before);
 #pragma unroll
         for (int i = 0; i < n; i++) {
             float share = exp2f(score[i] - s.largest);
@@ -1019,7 +1002,7 @@ template <int C, int TEAMS> struct DecodeLayerTexts {
             s.q[e] = qkv[part + e] * (LOG2E * rsqrtf((float)HS));
             dot += qkv[HS + part + e] * s.q[e];
         }
-        dot = decode_layer_row_sum(dot);
+        dot = lanes_sum<8>(dot);
         if (thread < 8) { // which have the token itself
             s.largest = dot, s.total = 1.0f;
 #pragma unroll
@@ -1044,38 +1027,13 @@ template <int C, int TEAMS> struct DecodeLayerTexts {
         }
         if (RING > 0) { cp_async_wait<0>(); }
         float before = s.largest;
-#pragma unroll
-        for (int offset = 16; offset >= 8; offset /= 2) {
-            s.largest = fmaxf(s.largest, __shfl_xor_sync(0xFFFFFFFFu, s.largest, offset));
-        }
-        float rescale = exp2f(before - s.largest);
-        s.total *= rescale;
-#pragma unroll
-        for (int e = 0; e < VEC; e++) { s.sum[e] *= rescale; }
-#pragma unroll
-        for (int offset = 16; offset >= 8; offset /= 2) {
-            s.total += __shfl_xor_sync(0xFFFFFFFFu, s.total, offset);
-#pragma unroll
-            for (int e = 0; e < VEC; e++) { s.sum[e] += __shfl_xor_sync(0xFFFFFFFFu, s.sum[e], offset); }
-        }
-        float* to = own.warps[warp];
-        if (lane < 8) {
-#pragma unroll
-            for (int e = 0; e < VEC; e++) { to[part + e] = s.sum[e]; }
-        }
-        if (lane == 0) { to[HS] = s.largest, to[HS + 1] = s.total; }
+        s.largest = groups_max<8>(s.largest);
+        s.rescale(before);
+        decode_layer_store_part(own.warps[warp], s.sum, s.total, s.largest);
         sync();
         // warp r adds up what all warps know, and sends it to block r
-        float2 sum = {};
-        float all = DECODE_ATTENTION_LOWEST, total = 0.0f;
-#pragma unroll
-        for (int w = 0; w < WARPS; w++) { all = fmaxf(all, own.warps[w][HS]); }
-#pragma unroll
-        for (int w = 0; w < WARPS; w++) {
-            float scale = exp2f(own.warps[w][HS] - all);
-            sum.x += scale * own.warps[w][2 * lane], sum.y += scale * own.warps[w][2 * lane + 1];
-            total += scale * own.warps[w][HS + 1];
-        }
+        float largest, total;
+        float2 sum = decode_layer_join(own.warps, WARPS, 2 * lane, 2 * lane + 1, largest, total);
         auto* out = reinterpret_cast<const uint32_t*>(&own.attention[rank][2 * lane]);
         store_cluster_async(out, pack_16x2(sum.x / total, sum.y / total, floatX()), &own.attention_there, warp);
     }
@@ -1094,7 +1052,7 @@ template <int C, int TEAMS> struct DecodeLayerTexts {
 };
 
 template <int C, int TEAMS> __global__ void __launch_bounds__(TEAMS* DECODE_LAYER_THREADS + 128, 1)
-    decode_layer_sm90_kernel6(const __grid_constant__ DecodeLayers layers, int B, const floatX* packed,
+    decode_layer_sm90_kernel6(const __grid_constant__ DecodeLayers layers, const floatX* packed,
                               const __grid_constant__ DecodeLayerParts parts) {
     typedef DecodeLayerTexts<C, TEAMS> Block;
     typedef DecodeLayerShared6<C, TEAMS> Shared;
@@ -1102,7 +1060,7 @@ template <int C, int TEAMS> __global__ void __launch_bounds__(TEAMS* DECODE_LAYE
     Shared& shared = *reinterpret_cast<Shared*>(decode_layer_dynamic);
     static_assert(sizeof(Shared) <= 227 << 10, "more than a block can have");
     const DecodeLayer& l = layers.first;
-    Block block(shared, l, B);
+    Block block(shared, l, parts.B);
     const int warp = block.warp, lane = block.lane, rank = block.rank;
     if (block.all_texts == 0) { return; }
     const int teams = 1 + (TEAMS == 2 && block.all_texts & 0xFF && block.all_texts >> 8); // that have texts
@@ -1213,40 +1171,40 @@ template <int C, int TEAMS> __global__ void __launch_bounds__(TEAMS* DECODE_LAYE
     }
 }
 
-// Calls launch(C, ranks), of types like std::integral_constant, for the sizes that there are; false: there are none for C.
+template <int n> using DecodeLayerInt = std::integral_constant<int, n>;
+// Calls launch(C, ranks), with DecodeLayerInt, for the sizes that there are; false: there are none for C.
 template <class Launch> bool decode_layer_sizes(int C, const Launch& launch) {
     auto with = [&](auto c, auto ranks) {
         if (C == c.value) { launch(c, ranks); }
         return C == c.value;
     };
-    typedef std::integral_constant<int, 4> Four;
-    typedef std::integral_constant<int, 8> Eight;
-    return with(std::integral_constant<int, 128>(), Eight()) || with(std::integral_constant<int, 320>(), Four()) ||
-           with(std::integral_constant<int, 768>(), Eight()) || with(std::integral_constant<int, 1024>(), Four()) ||
-           with(std::integral_constant<int, 1280>(), Four()) || with(std::integral_constant<int, 1600>(), Four());
+    DecodeLayerInt<4> four;
+    DecodeLayerInt<8> eight;
+    return with(DecodeLayerInt<128>(), eight) || with(DecodeLayerInt<320>(), four) ||
+           with(DecodeLayerInt<768>(), eight) || with(DecodeLayerInt<1024>(), four) ||
+           with(DecodeLayerInt<1280>(), four) || with(DecodeLayerInt<1600>(), four);
 }
 // The same for kernel 6 and B texts: launch(C, teams).
 template <class Launch> bool decode_layer_sizes6(int B, int C, const Launch& launch) {
-    auto with = [&](auto c, auto teams) {
-        bool is = C == c.value && B <= 8 * teams.value && B > 8 * teams.value - 8;
-        if (is) { launch(c, teams); }
-        return is;
+    auto with = [&](auto c) {
+        if (C == c.value) { B <= 8 ? launch(c, DecodeLayerInt<1>()) : launch(c, DecodeLayerInt<2>()); }
+        return C == c.value;
     };
-    typedef std::integral_constant<int, 1> One;
-    typedef std::integral_constant<int, 2> Two;
-    return with(std::integral_constant<int, 128>(), One()) || with(std::integral_constant<int, 128>(), Two()) ||
-           with(std::integral_constant<int, 768>(), One()) || with(std::integral_constant<int, 768>(), Two());
+    return B >= 1 && B <= DECODE_LAYER_TEXTS && (with(DecodeLayerInt<128>()) || with(DecodeLayerInt<768>()));
 }
-// The shape of a launch of kernel 5 or 6.
-inline LaunchShape decode_layers_shape(int NH, int ranks, int threads, size_t bytes) {
-    return LaunchShape(NH * ranks, threads, bytes, ranks, true);
-}
-// Whether all blocks of such a launch run at once here.
-template <class Kernel> bool decode_layers_fit(Kernel* kernel, const LaunchShape& shape) {
-    int num_clusters = 0;
-    LaunchConfig config(kernel, shape, NULL);
-    cudaCheck(cudaOccupancyMaxActiveClusters(&num_clusters, kernel, &config));
-    return num_clusters >= (int)shape.grid.x / shape.cluster;
+// Calls run(kernel, shape) with kernel 5 or 6 for B texts and the shape of its launch. Returns false if there is none for C.
+template <class Run> bool decode_layers_kernel(int kernel, int B, int C, int NH, const Run& run) {
+    auto one = [&](auto c, auto ranks) {
+        size_t bytes = sizeof(DecodeLayerShared5<c.value, ranks.value>);
+        run(decode_layer_sm90_kernel5<c.value, ranks.value>,
+            LaunchShape(NH * ranks.value, DECODE_LAYER_THREADS5, bytes, ranks.value, true));
+    };
+    auto several = [&](auto c, auto teams) {
+        size_t bytes = sizeof(DecodeLayerShared6<c.value, teams.value>);
+        run(decode_layer_sm90_kernel6<c.value, teams.value>,
+            LaunchShape(NH * 8, teams.value * DECODE_LAYER_THREADS + 128, bytes, 8, true));
+    };
+    return kernel == 5 ? decode_layer_sizes(C, one) : decode_layer_sizes6(B, C, several);
 }
 
 #endif
@@ -1258,21 +1216,13 @@ bool decode_layers_runs(int B, int C, int F, int NH, int capacity) {
     if (C != NH * DECODE_LAYER_HS || F != DECODE_LAYER_MLP * C || B > DECODE_LAYER_TEXTS || !has_sm90a()) {
         return false;
     }
-    if (B == 1 && capacity <= DecodeLayerSizes<768, 8>::CAPACITY) {
-        decode_layer_sizes(C, [&](auto c, auto ranks) {
-            auto kernel = decode_layer_sm90_kernel5<c.value, ranks.value>;
-            size_t bytes = sizeof(DecodeLayerShared5<c.value, ranks.value>);
-            fits = decode_layers_fit(kernel, decode_layers_shape(NH, ranks.value, DECODE_LAYER_THREADS5, bytes));
-        });
-    }
-    if (B > 1) {
-        decode_layer_sizes6(B, C, [&](auto c, auto teams) {
-            auto kernel = decode_layer_sm90_kernel6<c.value, teams.value>;
-            size_t bytes = sizeof(DecodeLayerShared6<c.value, teams.value>);
-            int threads = teams.value * DECODE_LAYER_THREADS + 128;
-            fits = decode_layers_fit(kernel, decode_layers_shape(NH, 8, threads, bytes));
-        });
-    }
+    if (B == 1 && capacity > DecodeLayerSizes<768, 8>::CAPACITY) { return false; }
+    decode_layers_kernel(B == 1 ? 5 : 6, B, C, NH, [&](auto kernel, const LaunchShape& shape) {
+        int num_clusters = 0; // all blocks must run at once
+        LaunchConfig config(kernel, shape, NULL);
+        cudaCheck(cudaOccupancyMaxActiveClusters(&num_clusters, kernel, &config));
+        fits = num_clusters >= (int)shape.grid.x / shape.cluster;
+    });
 #else
     (void)B, (void)C, (void)F, (void)NH, (void)capacity;
 #endif
@@ -1290,10 +1240,10 @@ void decode_layers_pack(floatX* packed, const DecodeLayers& layers, const Execut
 #if !defined(ENABLE_FP32)
     bool done = decode_layer_sizes(C, [&](auto, auto ranks) {
         unsigned blocks = (unsigned)ceil_div(n / x128::size, (size_t)256);
-        decode_layers_pack_kernel5<<<blocks, 256, 0, exec.stream>>>(packed, layers, ranks.value, n / x128::size);
+        launch_kernel(decode_layers_pack_kernel5, LaunchShape(blocks, 256), exec, packed, layers, ranks.value,
+                      n / x128::size);
     });
     require(done);
-    cudaCheck(cudaGetLastError());
 #else
     (void)packed;
 #endif
@@ -1317,20 +1267,10 @@ void decode_layers(const DecodeLayers& layers, int B, const floatX* packed, uint
     size_t n = (size_t)NH * C, n6 = decode_layers_triples(C, NH);
     uint4* triples = reinterpret_cast<uint4*>(scratch + 2 * n);
     uint32_t* counters = reinterpret_cast<uint32_t*>(triples + 2 * n6);
-    DecodeLayerParts parts = {scratch, scratch + n, triples, triples + n6, counters, counters + 1};
-    auto launch_one = [&](auto c, auto ranks) {
-        auto kernel = decode_layer_sm90_kernel5<c.value, ranks.value>;
-        size_t bytes = sizeof(DecodeLayerShared5<c.value, ranks.value>);
-        launch_kernel(kernel, decode_layers_shape(NH, ranks.value, DECODE_LAYER_THREADS5, bytes), exec, layers, packed,
-                      parts);
-    };
-    auto launch_several = [&](auto c, auto teams) {
-        auto kernel = decode_layer_sm90_kernel6<c.value, teams.value>;
-        size_t bytes = sizeof(DecodeLayerShared6<c.value, teams.value>);
-        int threads = teams.value * DECODE_LAYER_THREADS + 128;
-        launch_kernel(kernel, decode_layers_shape(NH, 8, threads, bytes), exec, layers, B, packed, parts);
-    };
-    bool done = kernel == 5 ? decode_layer_sizes(C, launch_one) : decode_layer_sizes6(B, C, launch_several);
+    DecodeLayerParts parts = {scratch, scratch + n, triples, triples + n6, counters, counters + 1, B};
+    bool done = decode_layers_kernel(kernel, B, C, NH, [&](auto kernel, const LaunchShape& shape) {
+        launch_kernel(kernel, shape, exec, layers, packed, parts);
+    });
     require(done);
 #else
     (void)packed, (void)scratch, (void)kernel;

@@ -122,13 +122,6 @@ decode_matmul_multiply(float sums[2][texts / 8][4], const DecodeMatmulPairs& w, 
     }
 }
 
-// Sums over the `lanes` neighbouring lanes that share a text.
-template <int lanes> __device__ inline float decode_matmul_sum(float x) {
-#pragma unroll
-    for (int offset = lanes / 2; offset > 0; offset /= 2) { x += __shfl_xor_sync(0xFFFFFFFFu, x, offset); }
-    return x;
-}
-
 __device__ inline int4 decode_matmul_normalise(int4 bits, const x128& scale, const x128& shift, float mean,
                                                float rstd) {
     x128 v = vec128_from_bits<floatX>(bits);
@@ -189,8 +182,8 @@ template <int texts> __device__ void decode_matmul_norm(floatX* shared_x, const 
         for (int i = 0; i < ahead; i++) { to[begin + i * lanes + lane] = v[i]; } // all of them exist
     }
     // of the text's columns in this block, then of all columns
-    float center = decode_matmul_sum<lanes>(mean * count) / (float)max(num_vec * x128::size, 1);
-    squares = decode_matmul_sum<lanes>(squares + count * (mean - center) * (mean - center));
+    float center = lanes_sum<lanes>(mean * count) / (float)max(num_vec * x128::size, 1);
+    squares = lanes_sum<lanes>(squares + count * (mean - center) * (mean - center));
     mean = center;
     if (cluster > 1) {
         if (lane == 0) {
@@ -709,7 +702,7 @@ __device__ inline void decode_head_norm(unsigned char* shared_x, const DecodeHea
                 x128 v = vec128_from_bits<floatX>(x[t][i]);
                 for (int e = 0; e < size; e++) { sum += (float)v[e]; }
             }
-            float mean = decode_matmul_sum<32>(sum) / (float)a.K;
+            float mean = lanes_sum<32>(sum) / (float)a.K;
             hold_packed(x[t]);
 #pragma unroll
             for (int i = 0; i < most; i++) {
@@ -717,7 +710,7 @@ __device__ inline void decode_head_norm(unsigned char* shared_x, const DecodeHea
                 float less = vec(i) < num_vec ? mean : 0.0f;
                 for (int e = 0; e < size; e++) { squares += ((float)v[e] - less) * ((float)v[e] - less); }
             }
-            float rstd = rsqrtf(decode_matmul_sum<32>(squares) / (float)a.K + a.epsilon);
+            float rstd = rsqrtf(lanes_sum<32>(squares) / (float)a.K + a.epsilon);
             hold_packed(x[t]), hold_packed(weight), hold_packed(bias);
 #pragma unroll
             for (int i = 0; i < most; i++) {

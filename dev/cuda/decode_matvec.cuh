@@ -19,24 +19,6 @@ constexpr int DECODE_MATVEC_AHEAD = 3; // vectors in flight per lane and row; th
 // Resident blocks of 256 threads per SM. 4 leave 64 registers per thread, 2 leave 128, which larger batches need.
 __host__ __device__ constexpr int decode_matvec_blocks_per_sm(int batch) { return batch >= 4 ? 2 : 4; }
 
-// Sums each of n values (n a power of two, at most 32) over the warp; lane i gets the sum of value i / (32 / n).
-template <int n> __device__ inline float decode_matvec_sums(float* values) {
-    int lane = threadIdx.x % 32, offset = 16;
-    // in each round a lane keeps half of its values and gives the other half to lane ^ offset
-#pragma unroll
-    for (int half = n / 2; half > 0; half /= 2, offset /= 2) {
-        bool upper = lane & offset;
-#pragma unroll
-        for (int i = 0; i < half; i++) {
-            float kept = upper ? values[i + half] : values[i], given = upper ? values[i] : values[i + half];
-            values[i] = kept + __shfl_xor_sync(0xFFFFFFFFu, given, offset);
-        }
-    }
-#pragma unroll
-    for (; offset > 0; offset /= 2) { values[0] += __shfl_xor_sync(0xFFFFFFFFu, values[0], offset); }
-    return values[0];
-}
-
 // Writes the normalised x (batch,K) to shared memory; rows past B repeat the last row. g and s are this thread's first
 // vectors of norm_weight and norm_bias, which the caller loads before grid_wait_dependency().
 template <int batch> __device__ void decode_matvec_norm(x128* shared, const floatX* x, const floatX* norm_weight,
@@ -180,7 +162,7 @@ __global__ void __launch_bounds__(256, decode_matvec_blocks_per_sm(batch))
         next_bias = writes && bias && row + own_row < OC ? (float)bias[row + own_row] : 0.0f;
         next_scale = scaled && writes && row + own_row < OC ? scales[row + own_row] : 0.0f;
 
-        float sum = decode_matvec_sums<num_sums>(sums);
+        float sum = warp_sums<num_sums>(sums);
         if (split > 1) {
             if (lane % lanes_per_sum == 0) { partial[warp][lane / lanes_per_sum] = sum; }
             __syncthreads();
@@ -257,7 +239,8 @@ DecodeMatvecLaunch<Out, W> decode_matvec_launch6(bool norm, int B, int K, int OC
 template <class Out> void decode_matvec_run(Out* out, const floatX* x, const floatX* norm_weight,
                                             const floatX* norm_bias, const WeightMatrix& weight, const floatX* bias,
                                             const floatX* residual, bool gelu, int B, int K, int OC, float epsilon,
-                                            const Execution& exec, int block_size) {
+                                            const Execution& exec) {
+    int block_size = exec.block_size ? exec.block_size : 256;
     require((norm_weight != NULL) == (norm_bias != NULL));
     weight_dispatch(weight, [&](auto type) {
         typedef decltype(type) W;
@@ -274,21 +257,17 @@ template <class Out> void decode_matvec_run(Out* out, const floatX* x, const flo
 void decode_matvec(floatX* out, const floatX* x, const floatX* norm_weight, const floatX* norm_bias,
                    const WeightMatrix& weight, const floatX* bias, const floatX* residual, bool gelu, int B, int K,
                    int OC, float epsilon, const Execution& exec) {
-    int block_size = exec.block_size ? exec.block_size : 256;
     double others = (double)B * (K + (residual ? 2.0 : 1.0) * OC) * sizeof(floatX);
     Op op(exec, weight.bytes(OC, K) + others, 2.0 * B * OC * K, "decode_matvec %d -> %d", K, OC);
-    decode_matvec_run(out, x, norm_weight, norm_bias, weight, bias, residual, gelu, B, K, OC, epsilon, exec,
-                      block_size);
+    decode_matvec_run(out, x, norm_weight, norm_bias, weight, bias, residual, gelu, B, K, OC, epsilon, exec);
 }
 
 // logits (B,Vp) float = layernorm(x) wte^T | x (B,C) | norm_weight, norm_bias (C) | wte (Vp,C)
 void decode_head(float* logits, const floatX* x, const floatX* norm_weight, const floatX* norm_bias,
                  const WeightMatrix& wte, int B, int C, int Vp, float epsilon, const Execution& exec) {
-    int block_size = exec.block_size ? exec.block_size : 256;
     double others = (double)B * C * sizeof(floatX) + (double)B * Vp * sizeof(float);
     Op op(exec, wte.bytes(Vp, C) + others, 2.0 * B * Vp * C, "decode_matvec %d -> %d, head", C, Vp);
     require(norm_weight != NULL);
-    decode_matvec_run<float>(logits, x, norm_weight, norm_bias, wte, NULL, NULL, false, B, C, Vp, epsilon, exec,
-                             block_size);
+    decode_matvec_run<float>(logits, x, norm_weight, norm_bias, wte, NULL, NULL, false, B, C, Vp, epsilon, exec);
 }
 // ==== end promoted: decode_matvec ====

@@ -98,7 +98,7 @@ __device__ int decode_sample_draw4(DecodeSampleShared& shared, DecodeSampleChunk
         for (int i = c * size + lane; i < min((c + 1) * size, V); i += 32) {
             sum += decode_sample_admitted(row, decode_sample_key(row.logits[i], i));
         }
-        sum = decode_sample_warp_sum(sum);
+        sum = lanes_sum<32>(sum);
         if (lane == 0) { chunks.sum[c] = sum; }
     }
     __syncthreads();

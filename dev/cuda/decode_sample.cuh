@@ -31,10 +31,6 @@ __device__ inline uint64_t decode_sample_warp_max(uint64_t x) {
     for (int offset = 16; offset > 0; offset /= 2) { x = max(x, __shfl_xor_sync(0xFFFFFFFFu, x, offset)); }
     return x;
 }
-__device__ inline uint64_t decode_sample_warp_sum(uint64_t x) {
-    for (int offset = 16; offset > 0; offset /= 2) { x += __shfl_xor_sync(0xFFFFFFFFu, x, offset); }
-    return x;
-}
 // inclusive prefix sum over the lanes
 __device__ inline uint64_t decode_sample_warp_scan(uint64_t x) {
     for (int offset = 1; offset < 32; offset *= 2) {
@@ -165,7 +161,7 @@ __device__ DecodeSampleRow decode_sample_row(DecodeSampleShared& shared, const f
     });
     row.best = decode_sample_reduce<decode_sample_warp_max>(best, shared.reduce);
     row.floor = ~decode_sample_reduce<decode_sample_warp_max>(~lowest, shared.reduce);
-    row.count = decode_sample_reduce<decode_sample_warp_sum>(count, shared.reduce);
+    row.count = decode_sample_reduce<lanes_sum<32>>(count, shared.reduce);
     return row;
 }
 
@@ -178,8 +174,8 @@ __device__ uint64_t decode_sample_weight(DecodeSampleShared& shared, const Decod
         number++;
         if (shares) { weight += decode_sample_share(row, key); }
     });
-    *count = decode_sample_reduce<decode_sample_warp_sum>(number, shared.reduce);
-    return shares ? decode_sample_reduce<decode_sample_warp_sum>(weight, shared.reduce) : *count;
+    *count = decode_sample_reduce<lanes_sum<32>>(number, shared.reduce);
+    return shares ? decode_sample_reduce<lanes_sum<32>>(weight, shared.reduce) : *count;
 }
 
 // Copies the keys of the candidates, at most DECODE_SAMPLE_ROOM, to the list.
@@ -240,7 +236,7 @@ __device__ inline uint64_t decode_sample_parts(uint64_t* sums, const DecodeSampl
     uint64_t sum = 0;
     decode_sample_visit(row, first, min(first + size, end), lane, 32,
                         [&](uint64_t key) { sum += decode_sample_admitted(row, key); });
-    sum = decode_sample_warp_sum(sum);
+    sum = lanes_sum<32>(sum);
     if (lane == 0) { sums[warp] = sum; }
     __syncthreads();
     return decode_sample_warp_scan(sums[lane]);

@@ -147,12 +147,10 @@ static EncoderScratch encoder_backward_sort(int* scratch, const int* inp, int N,
     const int* positions = NULL;
     for (int pass = 0; pass < num_passes; pass++) {
         int* sorted = s.positions[(num_passes - 1 - pass) % 2];
-        encoder_backward_count_kernel6<<<num_blocks, ENCODER_SORT_BLOCK, 0, exec.stream>>>(s.counts, positions, inp, N,
-                                                                                           num, 8 * pass);
-        cudaCheck(cudaGetLastError());
-        encoder_backward_scatter_kernel6<<<num_blocks, ENCODER_SORT_BLOCK, 0, exec.stream>>>(
-            sorted, s.tokens, positions, inp, s.counts, N, num, 8 * pass);
-        cudaCheck(cudaGetLastError());
+        launch_kernel(encoder_backward_count_kernel6, LaunchShape(num_blocks, ENCODER_SORT_BLOCK), exec, s.counts,
+                      positions, inp, N, num, 8 * pass);
+        launch_kernel(encoder_backward_scatter_kernel6, LaunchShape(num_blocks, ENCODER_SORT_BLOCK), exec, sorted,
+                      s.tokens, positions, inp, s.counts, N, num, 8 * pass);
         positions = sorted;
     }
     return s;
@@ -294,8 +292,7 @@ __global__ void encoder_backward_positions_kernel6(float* dwpe, const floatX* do
 static void encoder_backward_positions(float* dwpe, const floatX* dout, int B, int T, int C, const Execution& exec,
                                        int block_size) {
     unsigned num_blocks = (unsigned)ceil_div((size_t)T * C, (size_t)block_size * x128::size);
-    encoder_backward_positions_kernel6<<<num_blocks, block_size, 0, exec.stream>>>(dwpe, dout, B, T, C);
-    cudaCheck(cudaGetLastError());
+    launch_kernel(encoder_backward_positions_kernel6, LaunchShape(num_blocks, block_size), exec, dwpe, dout, B, T, C);
 }
 
 // Number of ints in scratch.
@@ -308,8 +305,7 @@ size_t encoder_backward_scratch(int B, int T, int V) {
 // | scratch (encoder_backward_scratch(B, T, V)), aligned to 16 bytes | dout (B,T,C) | inp (B,T), each in [0,V)
 void encoder_backward(float* dwte, float* dwpe, int* scratch, const floatX* dout, const int* inp, int B, int T, int C,
                       int V, const Execution& exec) {
-    int block_size =
-        exec.block_size ? exec.block_size : tuned_config(exec.tuned, "encoder_backward", (size_t)B * T, C, 256);
+    int block_size = tuned_block_size(exec, "encoder_backward", (size_t)B * T, C, 256);
     // the bytes do not include the rows of dwte that are read and written, because their number depends on the tokens
     Op op(exec, (double)B * T * (C * sizeof(floatX) + sizeof(int)) + (double)T * C * 2 * sizeof(float), 0,
           "encoder_backward");
@@ -323,12 +319,10 @@ void encoder_backward(float* dwte, float* dwpe, int* scratch, const floatX* dout
     for (int c0 = 0; c0 < C; c0 += ENCODER_COLUMNS) {
         int num_slices = ceil_div(min(ENCODER_COLUMNS, C - c0), ENCODER_WARP_COLUMNS);
         unsigned num_blocks = (unsigned)ceil_div((size_t)num_tiles * num_slices, (size_t)block_size / 32);
-        encoder_backward_tile_kernel6<<<num_blocks, block_size, 0, exec.stream>>>(dwte, s.partial, dout, s.positions[0],
-                                                                                  s.tokens, N, C, c0, num_slices);
-        cudaCheck(cudaGetLastError());
-        encoder_backward_join_kernel6<<<dim3(num_tiles, num_slices), 256, 0, exec.stream>>>(dwte, s.partial, s.tokens,
-                                                                                            N, C, c0);
-        cudaCheck(cudaGetLastError());
+        launch_kernel(encoder_backward_tile_kernel6, LaunchShape(num_blocks, block_size), exec, dwte, s.partial, dout,
+                      s.positions[0], s.tokens, N, C, c0, num_slices);
+        launch_kernel(encoder_backward_join_kernel6, LaunchShape(dim3(num_tiles, num_slices), 256), exec, dwte,
+                      s.partial, s.tokens, N, C, c0);
     }
 }
 // ==== end promoted: encoder_backward ====

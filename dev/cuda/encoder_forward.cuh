@@ -43,8 +43,7 @@ __global__ void encoder_forward_kernel4(floatX* out, const int* inp, const float
 // out (B,T,C) | inp (B,T), each in [0,Vp) | wte (Vp,C) | wpe (maxT,C), maxT >= T
 void encoder_forward(floatX* out, const int* inp, const floatX* wte, const floatX* wpe, int B, int T, int C,
                      const Execution& exec) {
-    int block_size =
-        exec.block_size ? exec.block_size : tuned_config(exec.tuned, "encoder_forward", (size_t)B * T, C, 256);
+    int block_size = tuned_block_size(exec, "encoder_forward", (size_t)B * T, C, 256);
     // the bytes do not include the rows of wte that are read, because their number depends on the tokens
     Op op(exec, ((double)B * T + T) * C * sizeof(floatX) + (double)B * T * sizeof(int), 0, "encoder_forward");
     require(C % x128::size == 0);
@@ -52,7 +51,6 @@ void encoder_forward(floatX* out, const int* inp, const floatX* wte, const float
     int groups = ceil_div(B, ENCODER_FORWARD_SEQUENCES);
     require(groups <= 65535);
     dim3 grid(ceil_div(T * (C / x128::size), block_size), groups);
-    encoder_forward_kernel4<<<grid, block_size, 0, exec.stream>>>(out, inp, wte, wpe, B, T, C);
-    cudaCheck(cudaGetLastError());
+    launch_kernel(encoder_forward_kernel4, LaunchShape(grid, block_size), exec, out, inp, wte, wpe, B, T, C);
 }
 // ==== end promoted: encoder_forward ====

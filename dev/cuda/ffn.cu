@@ -178,12 +178,12 @@ __global__ void __launch_bounds__(384, 1)
         }
         gemm_multiply<FfnTiles>(sum, smem, num_steps, number++, i);
         if (item.second) {
-            gemm_store<FfnTiles>(sum, bias2, columns2, smem, maps.out_boxes, maps.out_boxes, maps.out_boxes, row,
-                                 column, N, box);
+            gemm_store<FfnTiles>(sum, bias2, columns2, smem, maps.out_boxes, maps.out_boxes, maps.out_boxes,
+                                 GemmTile{row, column}, N, box);
             continue;
         }
-        gemm_store<FfnTiles>(sum, bias1, columns1, smem, maps.hidden_boxes, maps.hidden_boxes, maps.hidden_boxes, row,
-                             column, N, box);
+        gemm_store<FfnTiles>(sum, bias1, columns1, smem, maps.hidden_boxes, maps.hidden_boxes, maps.hidden_boxes,
+                             GemmTile{row, column}, N, box);
         if (threadIdx.x % 32 == 0) {
             tma_store_wait_written(); // hidden must be in memory before the counter counts it
             async_proxy_fence();

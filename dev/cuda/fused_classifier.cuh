@@ -163,9 +163,7 @@ __global__ void __launch_bounds__(1024)
 // dloss (1), or NULL: only the losses are computed, logits are not changed
 void fused_classifier(floatX* logits, float* losses, const int* targets, const float* dloss, int N, int V, int Vp,
                       const Execution& exec) {
-    int block_size = exec.block_size
-                         ? exec.block_size
-                         : tuned_config(exec.tuned, "fused_classifier", N, V, sizeof(floatX) == 4 ? 1024 : 512);
+    int block_size = tuned_block_size(exec, "fused_classifier", N, V, sizeof(floatX) == 4 ? 1024 : 512);
     Op op(exec, (dloss ? 2.0 : 1.0) * N * Vp * sizeof(floatX), 0, "fused_classifier");
     require(Vp % 8 == 0 && 1 <= V && V <= Vp);
     size_t shared = (size_t)(V / x128::size) * sizeof(x128) + 32 * sizeof(float);
@@ -173,13 +171,13 @@ void fused_classifier(floatX* logits, float* losses, const int* targets, const f
     // with GPT-2's rows in 16 bits, so that one row is read while the other is written. In fp32 it holds one block.
     bool fits = shared <= (size_t)device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
     if (fits && compiled_arch(fused_classifier_kernel7) >= 80) {
-        cudaCheck(cudaFuncSetAttribute(fused_classifier_kernel7, cudaFuncAttributeMaxDynamicSharedMemorySize, shared));
         cudaCheck(cudaFuncSetAttribute(fused_classifier_kernel7, cudaFuncAttributePreferredSharedMemoryCarveout,
                                        cudaSharedmemCarveoutMaxShared)); // without this, only one block fits on an SM
-        fused_classifier_kernel7<<<N, block_size, shared, exec.stream>>>(logits, losses, targets, dloss, V, Vp);
+        launch_kernel(fused_classifier_kernel7, LaunchShape(N, block_size, shared), exec, logits, losses, targets,
+                      dloss, V, Vp);
     } else {
-        fused_classifier_kernel6<<<N, block_size, 0, exec.stream>>>(logits, losses, targets, dloss, V, Vp);
+        launch_kernel(fused_classifier_kernel6, LaunchShape(N, block_size), exec, logits, losses, targets, dloss, V,
+                      Vp);
     }
-    cudaCheck(cudaGetLastError());
 }
 // ==== end promoted: fused_classifier ====

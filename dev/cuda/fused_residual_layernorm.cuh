@@ -51,15 +51,13 @@ __global__ void fused_residual_layernorm_kernel3(floatX* residual, floatX* norme
 void fused_residual_layernorm_forward(floatX* residual, floatX* normed, float* mean, float* rstd, const floatX* inp1,
                                       const floatX* inp2, const floatX* weight, const floatX* bias, int N, int C,
                                       float epsilon, const Execution& exec) {
-    int block_size =
-        exec.block_size ? exec.block_size : tuned_config(exec.tuned, "fused_residual_layernorm", N, C, 128);
+    int block_size = tuned_block_size(exec, "fused_residual_layernorm", N, C, 128);
     Op op(exec, 4.0 * N * C * sizeof(floatX), 0, "fused_residual_layernorm");
     require(N >= 1 && C >= 8 && C % 8 == 0);
     // a launch may use 48 KB of shared memory without cudaFuncSetAttribute
     require(C * sizeof(floatX) <= 48 * 1024 - 32 * sizeof(float));
     require(block_size % 32 == 0 && block_size <= 1024);
-    fused_residual_layernorm_kernel3<<<N, block_size, C * sizeof(floatX), exec.stream>>>(
-        residual, normed, mean, rstd, inp1, inp2, weight, bias, C, epsilon);
-    cudaCheck(cudaGetLastError());
+    launch_kernel(fused_residual_layernorm_kernel3, LaunchShape(N, block_size, C * sizeof(floatX)), exec, residual,
+                  normed, mean, rstd, inp1, inp2, weight, bias, C, epsilon);
 }
 // ==== end promoted: fused_residual_layernorm ====

@@ -25,16 +25,6 @@ __global__ void gelu_forward_kernel2(floatX* out, const floatX* inp, size_t n) {
     if (i < n) { store128(out + i, gelu_forward_vector(load128(inp + i))); }
 }
 
-// out (n) = gelu(inp (n)); out may be inp
-void gelu_forward(floatX* out, const floatX* inp, size_t n, const Execution& exec) {
-    int block_size = exec.block_size ? exec.block_size : tuned_config(exec.tuned, "gelu_forward", n, 1, 128);
-    Op op(exec, 2.0 * n * sizeof(floatX), 0, "gelu_forward");
-    require(n % x128::size == 0);
-    size_t num_blocks = ceil_div(n, (size_t)x128::size * block_size);
-    gelu_forward_kernel2<<<(unsigned)num_blocks, block_size, 0, exec.stream>>>(out, inp, n);
-    cudaCheck(cudaGetLastError());
-}
-
 template <Activation kind>
 __global__ void activation_forward_kernel2(floatX* out, floatX* slope, const floatX* inp, size_t n) {
     size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * x128::size;
@@ -52,15 +42,17 @@ __global__ void activation_forward_kernel2(floatX* out, floatX* slope, const flo
 // out (n) = the activation of inp (n), and slope (n), which may be NULL, its derivative there; out or slope may be inp
 void activation_forward(floatX* out, floatX* slope, const floatX* inp, size_t n, Activation kind,
                         const Execution& exec) {
-    if (kind == ACT_GELU_TANH && !slope) { return gelu_forward(out, inp, n, exec); }
-    const int block_size = 128;
-    Op op(exec, (slope ? 3.0 : 2.0) * n * sizeof(floatX), 0, "activation_forward");
+    bool is_gelu = kind == ACT_GELU_TANH && !slope;
+    int block_size = tuned_block_size(exec, "gelu_forward", n, 1, 128);
+    Op op(exec, (slope ? 3.0 : 2.0) * n * sizeof(floatX), 0, "%s_forward", is_gelu ? "gelu" : "activation");
     require(n % x128::size == 0);
-    with_activation(kind, [&](auto k) {
-        activation_forward_kernel2<k.value>
-            <<<(unsigned)ceil_div(n, (size_t)x128::size * block_size), block_size, 0, exec.stream>>>(out, slope, inp,
-                                                                                                     n);
-    });
-    cudaCheck(cudaGetLastError());
+    LaunchShape shape(ceil_div(n, (size_t)x128::size * block_size), block_size);
+    if (is_gelu) { return launch_kernel(gelu_forward_kernel2, shape, exec, out, inp, n); }
+    with_activation(
+        kind, [&](auto k) { launch_kernel(activation_forward_kernel2<k.value>, shape, exec, out, slope, inp, n); });
+}
+// out (n) = gelu(inp (n)); out may be inp
+void gelu_forward(floatX* out, const floatX* inp, size_t n, const Execution& exec) {
+    activation_forward(out, NULL, inp, n, ACT_GELU_TANH, exec);
 }
 // ==== end promoted: gelu_forward ====

@@ -303,8 +303,8 @@ template <class G, class Gelu> __global__ void __launch_bounds__(384, 1)
         GemmColumns<G, GemmBias<0>> columns;
         gemm_load_columns(columns, bias, tile.column, OC);
         gelu_linear_multiply(sum, smem, first_row, num_steps, i);
-        gemm_store<G>(sum, bias, columns, smem, out_map, out_map, out_map, tile.row + first_row + warp % 4 * 16,
-                      tile.column, N, box);
+        gemm_store<G>(sum, bias, columns, smem, out_map, out_map, out_map,
+                      GemmTile{tile.row + first_row + warp % 4 * 16, tile.column}, N, box);
     }
     gemm_end<G>();
 #endif
@@ -408,7 +408,7 @@ void gelu_linear6(floatX* out, const floatX* inp, const floatX* weight, const fl
 // linear_multiply_changed calls this when a warp has read stage i. All lanes read inp (ldmatrix), so they meet first.
 template <class G> __device__ inline void linear_release(GemmSMem<G>& shared, int i) {
     __syncwarp();
-    G::release(&shared.empty[i % G::RING]);
+    G::release(&shared.ring.empty[i % G::RING]);
 }
 
 // Like gemm_sm90_kernel9, but cooperative and with gelu in the main loop.
@@ -437,8 +437,8 @@ template <class G> __global__ void __launch_bounds__(384, 1)
         GemmColumns<G, GemmBias<0>> columns;
         gemm_load_columns(columns, bias, tile.column, OC);
         linear_multiply_changed(gelu, smem, sum[0], group, index == first, num_steps, i);
-        gemm_store<G>(sum, bias, columns, smem, maps.out, maps.out, maps.out, tile.row + group * 64 + warp % 4 * 16,
-                      tile.column, N, box);
+        gemm_store<G>(sum, bias, columns, smem, maps.out, maps.out, maps.out,
+                      GemmTile{tile.row + group * 64 + warp % 4 * 16, tile.column}, N, box);
     }
     gemm_end<G>();
 #endif
@@ -491,7 +491,7 @@ gelu_linear_multiply8(const Gelu& gelu, float (&sum)[1][192], GemmSMem<G>& smem,
     uint32_t a[8], b[8];
     auto change = [&](uint32_t(&a)[8], int i, int half) {
         uint32_t inp = shared_address(smem.stages[i % G::RING].inp);
-        if (half == 0) { mbarrier_wait(&smem.full[i % G::RING], i / G::RING % 2); }
+        if (half == 0) { smem.ring.wait(i); }
 #pragma unroll
         for (int k = 0; k < 2; k++) {
             ldmatrix_x4(a + 4 * k, inp + linear_swizzle(inp_row, 4 * half + 2 * k + lane / 16));
@@ -554,7 +554,8 @@ __global__ void __launch_bounds__(384, 1)
         GemmColumns<G, GemmBias<0>> columns;
         gemm_load_columns(columns, bias, tile.column, OC);
         gelu_linear_multiply8(gelu, sum, smem, warp_row + (int)threadIdx.x % 16, num_steps, i);
-        gemm_store<G>(sum, bias, columns, smem, maps.out, maps.out, maps.out, tile.row + warp_row, tile.column, N, box);
+        gemm_store<G>(sum, bias, columns, smem, maps.out, maps.out, maps.out,
+                      GemmTile{tile.row + warp_row, tile.column}, N, box);
     }
     gemm_end<G>();
 #endif

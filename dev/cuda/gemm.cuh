@@ -19,6 +19,7 @@ Source: warp-specialised persistent kernels, ping-pong and cooperative, come fro
 #include "../../llmc/cuda_common.cuh"
 #include "../../llmc/gelu.cuh"
 #include "../../llmc/ptx.cuh"
+#include "../../llmc/tma_ring.cuh"
 #include <limits.h>
 
 // ==== promoted: gemm ====
@@ -50,7 +51,10 @@ enum {
     GEMM_SUMS = 64,                       // the columns of each tile of out are also summed, unrounded: GemmBiasSums
     // The rows of each tile of out are also summed, unrounded. For each row, one lane calls store_row_sum(row, column tile, sum).
     // pair() is also called for columns past the end, where value() must be 0.
-    GEMM_ROW_SUMS = 512
+    GEMM_ROW_SUMS = 512,
+    GEMM_SCALED_ADD =
+        GEMM_THIRD | 1024, // out = add(y, third); `third` counts as zeros and is not read unless reads_third()
+    GEMM_MIRRORED = 2048   // with GEMM_SCALED_ADD: store_mirrored() also receives all results of the tile, as fragments
 };
 
 // The epilogue y = accumulator + bias. Every epilogue has three types for its other inputs: Row is the data of one row,
@@ -96,10 +100,40 @@ __device__ inline uint32_t gemm_shuffle(uint32_t pair, int lane) { return __shfl
 
 // ---- the form: cluster, tile, shared memory ----
 
+// The first row and column of a tile of out, and how its boxes are copied: a box has its first element in row y and column x.
+struct GemmTile {
+    int row, column;
+
+    __device__ void load(void* box, const CUtensorMap& map, int x, int y, uint64_t* full) const {
+        tma_load_2d(box, &map, x, y, full);
+    }
+    __device__ void load_once(void* box, const CUtensorMap& map, int x, int y, uint64_t* full) const {
+        tma_load_2d_once(box, &map, x, y, full);
+    }
+    __device__ void store(const CUtensorMap& map, const void* box, int x, int y) const {
+        tma_store_2d(&map, box, x, y);
+    }
+};
+
+// The tile scheduler: returns tile number `index` of a fixed list. With clusters, index counts pairs of tiles, and rank
+// selects the tile of the pair. The list goes through groups of 16 rows of tiles, and through each group column by
+// column. Blocks that run at the same time then share tiles of inp and of the weight in L2, however many columns out
+// has.
+template <class G> __device__ inline GemmTile gemm_tile(int index, int M, int N, int rank) {
+    const int group = 16 / G::CLUSTER;
+    int num_rows = ceil_div(M, G::ROWS * G::CLUSTER), num_columns = ceil_div(N, G::COLUMNS);
+    int first = index / (group * num_columns) * group, within = index % (group * num_columns);
+    int height = min(group, num_rows - first);
+    return {((first + within % height) * G::CLUSTER + rank) * G::ROWS, within / height * G::COLUMNS};
+}
+
 // How the weight is stored: as (N,K), where wgmma takes the tile as it is.
 struct GemmWeightNK {
     static constexpr bool IS_KN = false;
     static __device__ uint64_t weight_descriptor(const floatX* tile, int k) { return wgmma_descriptor(tile) + 2 * k; }
+    template <class G> static __device__ GemmTile tile(int index, int M, int N, int rank) {
+        return gemm_tile<G>(index, M, N, rank);
+    }
 };
 
 // A cluster of two blocks computes two tiles of out, one below the other, so both blocks need the same tile of the
@@ -112,11 +146,11 @@ struct GemmPair : GemmWeightNK {
     // a block must not exit while the other block may still write to its shared memory
     static __device__ void end() { cluster_sync(); }
     // Loads this block's half of the weight tile into both blocks. The tile is `columns` rows of 64 elements, from
-    // column x and row y of the weight on.
-    template <int columns>
-    static __device__ void load_weight(floatX* weight, const CUtensorMap& map, int x, int y, int rank, uint64_t* full) {
+    // column k and row tile.column of the weight on.
+    template <int columns> static __device__ void load_weight(floatX* weight, const CUtensorMap& map, int k,
+                                                              const GemmTile& tile, int rank, uint64_t* full) {
         const int half = columns / 2;
-        tma_load_2d_multicast(weight + rank * half * 64, &map, x, y + rank * half, full, 3);
+        tma_load_2d_multicast(weight + rank * half * 64, &map, k, tile.column + rank * half, full, 3);
     }
     // Called by a warp that has read a stage: lane r arrives at the empty barrier of block r.
     static __device__ void release(uint64_t* empty) {
@@ -144,11 +178,11 @@ struct GemmPingPong192PairsKN : GemmPingPong192Pairs {
     static __device__ uint64_t weight_descriptor(const floatX* tile, int k) { // 16 rows are 2048 bytes, 128 units
         return wgmma_descriptor_transposed(tile, 64 * 64 * sizeof(floatX)) + 128 * k;
     }
-    template <int columns> static __device__ void load_weight(floatX* weight, const CUtensorMap& map, int k, int column,
-                                                              int rank, uint64_t* full) {
+    template <int columns> static __device__ void load_weight(floatX* weight, const CUtensorMap& map, int k,
+                                                              const GemmTile& tile, int rank, uint64_t* full) {
         for (int box = 0; box < columns / 64; box++) {
-            tma_load_2d_multicast(weight + (box * 64 + rank * 32) * 64, &map, column + 64 * box, k + rank * 32, full,
-                                  3);
+            tma_load_2d_multicast(weight + (box * 64 + rank * 32) * 64, &map, tile.column + 64 * box, k + rank * 32,
+                                  full, 3);
         }
     }
     static __device__ void wgmma(float (&sum)[96], uint64_t inp, uint64_t weight, bool accumulate) {
@@ -172,8 +206,8 @@ template <class G> struct GemmSMem {
         floatX inp[G::ROWS * 64], weight[G::COLUMNS * 64];
     } stages[RING];
     floatX boxes[8][G::BOXES][16 * 64]; // per consumer warp: results to be stored, or `third`
-    // full, box_full: TMA loads complete them, consumers wait; empty: consumers arrive, the producer waits
-    uint64_t full[RING], empty[RING], box_full[8][G::BOXES];
+    TmaRing<RING> ring;
+    uint64_t box_full[8][G::BOXES]; // TMA loads complete them, consumers wait
     uint64_t turn[2]; // consumer c waits for turn[c]; the other consumer arrives when it has issued its products
     uint64_t loaded;  // for work in idle warps: the producer arrives when it has loaded the last stage
 
@@ -191,31 +225,11 @@ template <class G> __device__ inline GemmSMem<G>& gemm_smem(unsigned char* dynam
     return *reinterpret_cast<GemmSMem<G>*>(dynamic_shared + (1024 - address % 1024) % 1024);
 }
 
-// The first row and column of a tile of out.
-struct GemmTile {
-    int row, column;
-};
-
-// The tile scheduler: returns tile number `index` of a fixed list. With clusters, index counts pairs of tiles, and rank
-// selects the tile of the pair. The list goes through groups of 16 rows of tiles, and through each group column by
-// column. Blocks that run at the same time then share tiles of inp and of the weight in L2, however many columns out
-// has.
-template <class G> __device__ inline GemmTile gemm_tile(int index, int M, int N, int rank) {
-    const int group = 16 / G::CLUSTER;
-    int num_rows = ceil_div(M, G::ROWS * G::CLUSTER), num_columns = ceil_div(N, G::COLUMNS);
-    int first = index / (group * num_columns) * group, within = index % (group * num_columns);
-    int height = min(group, num_rows - first);
-    return {((first + within % height) * G::CLUSTER + rank) * G::ROWS, within / height * G::COLUMNS};
-}
-
 // All threads call this first. It initialises the barriers and waits for earlier kernels, whose results may be read
 // afterwards.
 template <class G> __device__ inline void gemm_init(GemmSMem<G>& smem) {
     if (threadIdx.x == 0) {
-        for (int s = 0; s < G::RING; s++) {
-            mbarrier_init(&smem.full[s], 1);
-            mbarrier_init(&smem.empty[s], G::READERS * G::CLUSTER);
-        }
+        smem.ring.init(G::READERS * G::CLUSTER);
         for (int i = 0; i < 8 * G::BOXES; i++) { mbarrier_init(&smem.box_full[0][0] + i, 1); }
         for (int i = 0; i < 2; i++) { mbarrier_init(&smem.turn[i], 4); }
         mbarrier_init_fence();
@@ -242,17 +256,15 @@ struct GemmMaps {
 };
 
 // Loads the operands of a tile, one stage per step. i is the number of steps loaded so far, over all tiles.
-template <class G> __device__ inline void gemm_load(GemmSMem<G>& smem, const CUtensorMap& inp_map,
-                                                    const CUtensorMap& weight_map, const GemmTile& tile, int num_steps,
-                                                    int rank, int& i) {
+template <class G, class Tile> __device__ inline void gemm_load(GemmSMem<G>& smem, const CUtensorMap& inp_map,
+                                                                const CUtensorMap& weight_map, const Tile& tile,
+                                                                int num_steps, int rank, int& i) {
 #pragma unroll 1
     for (int step = 0; step < num_steps; step++, i++) {
         auto& stage = smem.stages[i % G::RING];
-        uint64_t* full = &smem.full[i % G::RING];
-        mbarrier_wait(&smem.empty[i % G::RING], (i / G::RING + 1) % 2);
-        mbarrier_arrive_expect(full, sizeof(stage));
-        tma_load_2d(stage.inp, &inp_map, step * 64, tile.row, full);
-        G::template load_weight<G::COLUMNS>(stage.weight, weight_map, step * 64, tile.column, rank, full);
+        uint64_t* full = smem.ring.acquire(i, sizeof(stage));
+        tile.load(stage.inp, inp_map, step * 64, tile.row, full);
+        G::template load_weight<G::COLUMNS>(stage.weight, weight_map, step * 64, tile, rank, full);
     }
 }
 
@@ -269,7 +281,7 @@ __device__ inline void gemm_produce(GemmSMem<G>& smem, const GemmMaps& maps, int
     int i = 0;
 #pragma unroll 1
     for (int index = first; index < num_tiles; index += stride) {
-        gemm_load(smem, maps.inp, maps.weight, gemm_tile<G>(index, M, N, rank), num_steps, rank, i);
+        gemm_load(smem, maps.inp, maps.weight, G::template tile<G>(index, M, N, rank), num_steps, rank, i);
     }
     if (IdleWork::WORKS) { mbarrier_arrive(&smem.loaded); }
 }
@@ -298,7 +310,7 @@ gemm_multiply(float (&sum)[G::PARTS][G::COLUMNS / 2], GemmSMem<G>& smem, int num
     for (int step = 0; step < num_steps; step++, i++) {
         auto& stage = smem.stages[i % G::RING];
         uint64_t inp = wgmma_descriptor(stage.inp);
-        mbarrier_wait(&smem.full[i % G::RING], i / G::RING % 2);
+        smem.ring.wait(i);
         wgmma_fence();
 #pragma unroll
         for (int k = 0; k < 4; k++) { // in the descriptor's units of 16 bytes, 16 columns are 2 and 64 rows are 512
@@ -310,13 +322,13 @@ gemm_multiply(float (&sum)[G::PARTS][G::COLUMNS / 2], GemmSMem<G>& smem, int num
         }
         wgmma_commit();
         wgmma_wait<1>(); // the previous step's products are done
-        if (step > 0) { G::release(&smem.empty[(i - 1) % G::RING]); }
+        if (step > 0) { G::release(&smem.ring.empty[(i - 1) % G::RING]); }
     }
     if (threadIdx.x % 32 == 0) { mbarrier_arrive(&smem.turn[1 - consumer]); }
     wgmma_wait<0>();
 #pragma unroll
     for (int m = 0; m < G::PARTS; m++) { wgmma_hold(sum[m]); }
-    G::release(&smem.empty[(i - 1) % G::RING]);
+    G::release(&smem.ring.empty[(i - 1) % G::RING]);
 }
 
 // The epilogue's column data for a tile, loaded while the products run. Each lane holds one pair per 64 columns, and
@@ -333,27 +345,40 @@ gemm_load_columns(GemmColumns<G, Epilogue>& columns, const Epilogue& epilogue, i
 
 // A consumer warp stores its rows of a tile in boxes of 16x64, from left to right, then downwards. A warp's boxes are
 // numbered consecutively over all its tiles, and use its G::BOXES slots in shared memory round robin. In the functions
-// below, `box` is the number of the tile's first box, and SMem is any struct with the members `boxes` and `box_full`.
+// below, `box` is the number of the tile's first box, SMem is any struct with the members `boxes` and `box_full`, and `tile`
+// begins with the warp's first row.
 
 // Starts to load box n of `third` for this tile. Called by one lane.
-template <class G, class SMem>
-__device__ inline void gemm_load_box(SMem& smem, const CUtensorMap& third_map, int row, int column, int n, int box) {
+template <class G, class SMem, class Tile>
+__device__ inline void gemm_load_box(SMem& smem, const CUtensorMap& third_map, const Tile& tile, int n, int box) {
     const int columns = G::COLUMNS / 64;
     int warp = threadIdx.x / 32 - 4, slot = (box + n) % G::BOXES;
     mbarrier_arrive_expect(&smem.box_full[warp][slot], sizeof(smem.boxes[0][0]));
-    tma_load_2d_once(smem.boxes[warp][slot], &third_map, column + n % columns * 64, row + n / columns * 64,
-                     &smem.box_full[warp][slot]);
+    tile.load_once(smem.boxes[warp][slot], third_map, tile.column + n % columns * 64, tile.row + n / columns * 64,
+                   &smem.box_full[warp][slot]);
+}
+
+// Whether the epilogue reads `third`.
+template <class Epilogue> __device__ inline bool gemm_reads_third(const Epilogue& epilogue) {
+    if constexpr ((Epilogue::EXTRAS & GEMM_SCALED_ADD) == GEMM_SCALED_ADD) { return epilogue.reads_third(); }
+    return Epilogue::EXTRAS & GEMM_THIRD;
 }
 
 // The prologue of a tile, before its products: starts the loads that its epilogue needs. Arguments as for gemm_store.
-template <class G, class Epilogue, class SMem>
+template <class G, class Epilogue, class SMem, class Tile>
 __device__ inline void gemm_prepare(GemmColumns<G, Epilogue>& columns, const Epilogue& epilogue, SMem& smem,
-                                    const CUtensorMap& third_map, int row, int column, int N, int box) {
+                                    const CUtensorMap& third_map, const Tile& tile, int N, int box) {
     const int num_boxes = G::PARTS * (G::COLUMNS / 64);
-    if constexpr (!(Epilogue::EXTRAS & GEMM_NO_BIAS)) { gemm_load_columns(columns, epilogue, column, N); }
-    if (!(Epilogue::EXTRAS & GEMM_THIRD) || threadIdx.x % 32 != 0) { return; }
-    tma_store_wait<0>(); // TMA has read the previous results, so `third` may overwrite them
-    for (int n = 0; n < min(num_boxes, G::BOXES); n++) { gemm_load_box<G>(smem, third_map, row, column, n, box); }
+    if constexpr (!(Epilogue::EXTRAS & GEMM_NO_BIAS)) { gemm_load_columns(columns, epilogue, tile.column, N); }
+    if constexpr (Epilogue::EXTRAS & GEMM_THIRD) {
+        if (threadIdx.x % 32 == 0) {
+            tma_store_wait<0>(); // TMA has read the previous results, so `third` may overwrite them
+            for (int n = 0; gemm_reads_third(epilogue) && n < min(num_boxes, G::BOXES); n++) {
+                gemm_load_box<G>(smem, third_map, tile, n, box);
+            }
+        }
+        if (Epilogue::EXTRAS & GEMM_MIRRORED) { __syncwarp(); } // the other lanes may have no load to wait for
+    }
 }
 
 // The end of the epilogue with GEMM_SUMS: adds up what the four warps of the consumer have summed of the tile's columns,
@@ -388,18 +413,19 @@ __device__ inline void gemm_pack(uint32_t* pairs, const float (&v)[4]) {
     pairs[0] = pack_16x2(v[0], v[1], floatX()), pairs[1] = pack_16x2(v[2], v[3], floatX());
 }
 
-// The epilogue of one warp for a tile: computes the results and stores them by TMA. row and column: the warp's first
-// element in out. The last stores may still be in flight on return; lane 0 issued them and has to wait for them.
-template <class G, class Epilogue, class SMem>
+// The epilogue of one warp for a tile: computes the results and stores them by TMA. The last stores may still be in flight on
+// return; lane 0 issued them and has to wait for them.
+template <class G, class Epilogue, class SMem, class Tile>
 __device__ inline void gemm_store(float (&sum)[G::PARTS][G::COLUMNS / 2], const Epilogue& epilogue,
                                   const GemmColumns<G, Epilogue>& columns, SMem& smem, const CUtensorMap& out_map,
-                                  const CUtensorMap& second_map, const CUtensorMap& third_map, int row, int column,
-                                  int M, int& box) {
+                                  const CUtensorMap& second_map, const CUtensorMap& third_map, const Tile& tile, int M,
+                                  int& box) {
     constexpr bool has_second = Epilogue::EXTRAS & GEMM_SECOND, has_third = Epilogue::EXTRAS & GEMM_THIRD;
-    constexpr int third_use = Epilogue::EXTRAS & (GEMM_ADD | GEMM_MULTIPLY | GEMM_GELU_BACKWARD);
+    constexpr int third_use = Epilogue::EXTRAS & (GEMM_ADD | GEMM_MULTIPLY | GEMM_GELU_BACKWARD | GEMM_SCALED_ADD);
     static_assert(!has_second || !has_third, "they share the boxes");
     constexpr bool has_sums = Epilogue::EXTRAS & GEMM_SUMS, has_bias = !(Epilogue::EXTRAS & GEMM_NO_BIAS);
-    constexpr bool has_row_sums = Epilogue::EXTRAS & GEMM_ROW_SUMS;
+    constexpr bool has_row_sums = Epilogue::EXTRAS & GEMM_ROW_SUMS, mirrored = Epilogue::EXTRAS & GEMM_MIRRORED;
+    static_assert(!mirrored || has_third, "gemm_prepare() waits for the stores of the mirrored tile");
     constexpr int num_columns = G::COLUMNS / 64, num_boxes = G::PARTS * num_columns, ahead = G::BOXES / 2;
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32 - 4, first_box = box;
     float sums[num_columns]
@@ -409,23 +435,24 @@ __device__ inline void gemm_store(float (&sum)[G::PARTS][G::COLUMNS / 2], const 
     // the row into the chunk, so 16 * p columns further is the address ^ p << 5.
     uint32_t lane_at = lane % 16 * 128 + (lane / 16 ^ lane % 8) * 16;
     typename Epilogue::Row rows[2];
+    uint32_t results[mirrored ? num_boxes : 1][16];
 #pragma unroll
     for (int n = 0; n < num_boxes; n++) {
         const int m = n / num_columns, q = n % num_columns;
-        int box_row = row + 64 * m, box_column = column + 64 * q;
+        int box_row = tile.row + 64 * m, box_column = tile.column + 64 * q;
         for (int half = 0; q == 0 && half < 2; half++) {
             rows[half] = epilogue.row(min(box_row + 8 * half + lane / 4, M - 1));
             row_sums[half] = 0.0f;
         }
         int slot = box % G::BOXES, second_slot = (box + 1) % G::BOXES;
-        if (has_third) {
+        if (gemm_reads_third(epilogue)) {
             // load box n + ahead of `third` into the slot that box n + ahead - BOXES used
             if (n + ahead >= G::BOXES && n + ahead < num_boxes && lane == 0) {
                 tma_store_wait<G::BOXES - ahead - 1>();
-                gemm_load_box<G>(smem, third_map, row, column, n + ahead, first_box);
+                gemm_load_box<G>(smem, third_map, tile, n + ahead, first_box);
             }
             mbarrier_wait(&smem.box_full[warp][slot], box / G::BOXES % 2);
-        } else {
+        } else if (!has_third) {
             if (lane == 0) { tma_store_wait<has_second ? G::BOXES / 2 - 1 : G::BOXES - 1>(); }
             __syncwarp();
         }
@@ -433,8 +460,8 @@ __device__ inline void gemm_store(float (&sum)[G::PARTS][G::COLUMNS / 2], const 
         uint32_t second_at = shared_address(smem.boxes[warp][second_slot]) + lane_at;
 #pragma unroll
         for (int p = 0; p < 4; p++) { // 16 columns per iteration
-            uint32_t out[4], second[4], third[4];
-            if (has_third) { ldmatrix_x4(third, at ^ p << 5); }
+            uint32_t *out = &results[mirrored ? n : 0][4 * p], second[4], third[4] = {};
+            if (gemm_reads_third(epilogue)) { ldmatrix_x4(third, at ^ p << 5); }
 #pragma unroll
             for (int j = 0; j < 2; j++) { // 8 columns per iteration
                 typename Epilogue::Column two[2];
@@ -462,9 +489,13 @@ __device__ inline void gemm_store(float (&sum)[G::PARTS][G::COLUMNS / 2], const 
                     float w[4] = {upper.x, upper.y, lower.x, lower.y};
 #pragma unroll
                     for (int i = 0; i < 4; i++) {
-                        v[i] = third_use == GEMM_GELU_BACKWARD ? v[i] * gelu_slope(w[i])
-                               : third_use == GEMM_MULTIPLY    ? v[i] * w[i]
-                                                               : v[i] + w[i];
+                        if constexpr (third_use == GEMM_SCALED_ADD) {
+                            v[i] = epilogue.add(v[i], w[i]);
+                        } else {
+                            v[i] = third_use == GEMM_GELU_BACKWARD ? v[i] * gelu_slope(w[i])
+                                   : third_use == GEMM_MULTIPLY    ? v[i] * w[i]
+                                                                   : v[i] + w[i];
+                        }
                     }
                 }
                 if constexpr (has_sums) {
@@ -486,8 +517,8 @@ __device__ inline void gemm_store(float (&sum)[G::PARTS][G::COLUMNS / 2], const 
         tma_store_fence();
         __syncwarp();
         if (lane == 0) {
-            tma_store_2d(&out_map, smem.boxes[warp][slot], box_column, box_row);
-            if (has_second) { tma_store_2d(&second_map, smem.boxes[warp][second_slot], box_column, box_row); }
+            tile.store(out_map, smem.boxes[warp][slot], box_column, box_row);
+            if (has_second) { tile.store(second_map, smem.boxes[warp][second_slot], box_column, box_row); }
             tma_store_commit();
         }
         box += has_second ? 2 : 1;
@@ -496,11 +527,12 @@ __device__ inline void gemm_store(float (&sum)[G::PARTS][G::COLUMNS / 2], const 
                 float sum = row_sums[half];
                 for (int i = 1; i <= 2; i *= 2) { sum += __shfl_xor_sync(0xFFFFFFFFu, sum, i); }
                 int at_row = box_row + 8 * half + lane / 4;
-                if (lane % 4 == 0 && at_row < M) { epilogue.store_row_sum(at_row, column / G::COLUMNS, sum); }
+                if (lane % 4 == 0 && at_row < M) { epilogue.store_row_sum(at_row, tile.column / G::COLUMNS, sum); }
             }
         }
     }
-    if constexpr (has_sums) { gemm_store_sums<G>(sums, epilogue.to, smem, row, column, M); }
+    if constexpr (has_sums) { gemm_store_sums<G>(sums, epilogue.to, smem, tile.row, tile.column, M); }
+    if constexpr (mirrored) { epilogue.store_mirrored(results, smem, second_map, tile); }
 }
 
 // The consumers call this last: shared memory must stay allocated until the stores have read it and the other block of
@@ -512,37 +544,53 @@ template <class G> __device__ inline void gemm_end() {
 
 // ---- the kernel ----
 
-template <class G, class Epilogue, class IdleWork>
-__device__ inline void gemm_block(unsigned char* dynamic_shared, const GemmMaps& maps, const Epilogue& epilogue, int M,
-                                  int N, int K, int num_tiles, const IdleWork& idle_work) {
-    GemmSMem<G>& smem = gemm_smem<G>(dynamic_shared);
+// The beginning of a kernel. Returns the number of the warp: 0 to 3 in the producer, which has then loaded all tiles.
+template <class G, class IdleWork = GemmNoIdleWork>
+__device__ inline int gemm_begin(GemmSMem<G>& smem, const GemmMaps& maps, int M, int N, int K, int num_tiles,
+                                 const IdleWork& idle_work = {}) {
     if (IdleWork::WORKS && threadIdx.x == 0) { mbarrier_init(&smem.loaded, 1); }
     if (threadIdx.x == 0) { tma_prefetch_map(&maps.inp), tma_prefetch_map(&maps.weight), tma_prefetch_map(&maps.out); }
     gemm_init(smem);
     int warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0); // the shuffle makes it warp-uniform to the compiler
-    int warpgroup = warp / 4, rank = G::rank(), num_steps = ceil_div(K, 64), i = 0;
-    int first = blockIdx.x / G::CLUSTER, stride = gridDim.x / G::CLUSTER;
-    if (warpgroup == 0) {
-        gemm_produce(smem, maps, M, N, num_steps, first, stride, num_tiles, rank, idle_work);
-        return;
+    if (warp < 4) {
+        gemm_produce(smem, maps, M, N, ceil_div(K, 64), blockIdx.x / G::CLUSTER, gridDim.x / G::CLUSTER, num_tiles,
+                     G::rank(), idle_work);
+    } else {
+        warpgroup_more_registers<(504 - IdleWork::REGISTERS) / 2>(); // the three warpgroups have 3 * 168 per thread
     }
-    warpgroup_more_registers<(504 - IdleWork::REGISTERS) / 2>(); // the three warpgroups have 3 * 168 per thread
-    int box = 0, number = 0;
+    return warp;
+}
+
+// A consumer's tiles, one after the other. store(sum, columns, tile, box) is the epilogue of one warp, see gemm_store.
+template <class G, class Epilogue, class Store>
+__device__ inline void gemm_consume(GemmSMem<G>& smem, int warp, const GemmMaps& maps, const Epilogue& epilogue, int M,
+                                    int N, int K, int num_tiles, const Store& store) {
+    int consumer = warp / 4 - 1, rank = G::rank(), num_steps = ceil_div(K, 64);
+    int first = blockIdx.x / G::CLUSTER, stride = gridDim.x / G::CLUSTER, box = 0, number = 0;
     // the block's tiles go to consumers 0, 1, 0, ...; their steps go through the ring in that order
-    first += (warpgroup - 1) * stride;
-    stride *= 2;
-    i = (warpgroup - 1) * num_steps;
+    int i = consumer * num_steps;
 #pragma unroll 1
-    for (int index = first; index < num_tiles; index += stride, number++) {
+    for (int index = first + consumer * stride; index < num_tiles; index += 2 * stride, number++) {
         float sum[G::PARTS][G::COLUMNS / 2];
-        GemmTile tile = gemm_tile<G>(index, M, N, rank);
-        int row = tile.row + warp % 4 * 16;
-        GemmColumns<G, Epilogue> columns = {};
-        gemm_prepare(columns, epilogue, smem, maps.third, row, tile.column, N, box);
+        auto tile = G::template tile<G>(index, M, N, rank);
+        tile.row += warp % 4 * 16;             // the warp's
+        GemmColumns<G, Epilogue> columns = {}; // stay zeros with GEMM_NO_BIAS
+        gemm_prepare(columns, epilogue, smem, maps.third, tile, N, box);
         gemm_multiply<G>(sum, smem, num_steps, number, i);
         i += num_steps; // skips the other consumer's tile
-        gemm_store<G>(sum, epilogue, columns, smem, maps.out, maps.second, maps.third, row, tile.column, M, box);
+        store(sum, columns, tile, box);
     }
+}
+
+template <class G, class Epilogue, class IdleWork>
+__device__ inline void gemm_block(unsigned char* dynamic_shared, const GemmMaps& maps, const Epilogue& epilogue, int M,
+                                  int N, int K, int num_tiles, const IdleWork& idle_work) {
+    GemmSMem<G>& smem = gemm_smem<G>(dynamic_shared);
+    int warp = gemm_begin(smem, maps, M, N, K, num_tiles, idle_work);
+    if (warp < 4) { return; }
+    gemm_consume(smem, warp, maps, epilogue, M, N, K, num_tiles, [&](auto& sum, auto& columns, auto& tile, int& box) {
+        gemm_store<G>(sum, epilogue, columns, smem, maps.out, maps.second, maps.third, tile, M, box);
+    });
     gemm_end<G>();
 }
 

@@ -38,21 +38,9 @@ struct AdamWChunk {
 __device__ inline void adamw_values(const DeferredUpdate& w, const StepState& s, const AdamW& o, const AdamWChunk& c,
                                     int i) {
     size_t at = c.place + i;
-    f128 p, m4 = load128(w.m + at), v4 = load128(w.v + at), g4 = load128(w.grads + at);
-    if (w.master) {
-        p = load128(w.master + at);
-    } else {
-        x4 old = *reinterpret_cast<const x4*>(w.params + at);
-        for (int k = 0; k < 4; k++) { p[k] = (float)old[k]; }
-    }
-    x4 rounded;
-    for (int k = 0; k < 4; k++) {
-        p[k] = adamw_update(p[k], m4[k], v4[k], g4[k], s, o); // four at once: rounding has branches
-    }
-    for (int k = 0; k < 4; k++) { rounded[k] = adamw_round(p[k], i + k, c.seed); }
-    store128(w.m + at, m4), store128(w.v + at, v4);
-    if (w.master) { store128(w.master + at, p); }
-    *reinterpret_cast<x4*>(w.params + at) = rounded;
+    AdamWVector x;
+    x.load(w.params, w.master, w.m, w.v, w.grads, at);
+    x.update(w.params, w.master, w.m, w.v, s, o, at, i, c.seed);
 }
 
 // The work of a worker, until it has no chunk left or stop() is true for lane 0. All lanes of the warp call it.

@@ -21,9 +21,9 @@ struct GemmSingle : GemmWeightNK {
     static __device__ int rank() { return 0; }
     static __device__ void sync() { __syncthreads(); }
     static __device__ void end() {}
-    template <int columns>
-    static __device__ void load_weight(floatX* weight, const CUtensorMap& map, int x, int y, int, uint64_t* full) {
-        tma_load_2d(weight, &map, x, y, full);
+    template <int columns> static __device__ void load_weight(floatX* weight, const CUtensorMap& map, int k,
+                                                              const GemmTile& tile, int, uint64_t* full) {
+        tma_load_2d(weight, &map, k, tile.column, full);
     }
     static __device__ void release(uint64_t* empty) {
         if (threadIdx.x % 32 == 0) { mbarrier_arrive(empty); }
@@ -90,7 +90,7 @@ template <class G> __device__ inline void gemm_multiply_cooperative(float (&sum)
     for (int step = 0; step < num_steps; step++, i++) {
         auto& stage = smem.stages[i % G::RING];
         uint64_t inp = wgmma_descriptor(stage.inp + first_row * 64);
-        mbarrier_wait(&smem.full[i % G::RING], i / G::RING % 2);
+        smem.ring.wait(i);
         wgmma_fence();
 #pragma unroll
         for (int k = 0; k < 4; k++) {
@@ -101,12 +101,12 @@ template <class G> __device__ inline void gemm_multiply_cooperative(float (&sum)
         }
         wgmma_commit();
         wgmma_wait<1>();
-        if (step > 0) { G::release(&smem.empty[(i - 1) % G::RING]); }
+        if (step > 0) { G::release(&smem.ring.empty[(i - 1) % G::RING]); }
     }
     wgmma_wait<0>();
 #pragma unroll
     for (int m = 0; m < G::PARTS; m++) { wgmma_hold(sum[m]); }
-    G::release(&smem.empty[(i - 1) % G::RING]);
+    G::release(&smem.ring.empty[(i - 1) % G::RING]);
 }
 
 // ---- other epilogues ----------------------------------------------------------------------------------------------
@@ -261,7 +261,7 @@ template <class G, class Epilogue> __global__ void __launch_bounds__(384, 1)
         GemmTile tile = gemm_tile<G>(index, M, N, rank);
         int row = tile.row + first_row + warp % 4 * 16;
         GemmColumns<G, Epilogue> columns;
-        gemm_prepare(columns, epilogue, smem, maps.third, row, tile.column, N, box);
+        gemm_prepare(columns, epilogue, smem, maps.third, GemmTile{row, tile.column}, N, box);
         if constexpr (gemm_is_ping_pong<G>) {
             gemm_multiply<G>(sum, smem, num_steps, number, i);
             i += num_steps;
@@ -271,7 +271,8 @@ template <class G, class Epilogue> __global__ void __launch_bounds__(384, 1)
         if constexpr (Epilogue::EXTRAS & GEMM_E4M3) {
             gemm_store_e4m3<G>(sum, epilogue, columns, row, tile.column, M, N);
         } else {
-            gemm_store<G>(sum, epilogue, columns, smem, maps.out, maps.second, maps.third, row, tile.column, M, box);
+            gemm_store<G>(sum, epilogue, columns, smem, maps.out, maps.second, maps.third, GemmTile{row, tile.column},
+                          M, box);
         }
     }
     gemm_end<G>();

@@ -43,7 +43,7 @@ __global__ void __launch_bounds__(1024) global_norm_kernel5(float* block_sums, c
 __global__ void global_norm_finish_kernel5(float* norm, const float* block_sums, int num_blocks) {
     double sum = 0.0;
     for (int i = threadIdx.x; i < num_blocks; i += 32) { sum += block_sums[i]; }
-    for (int offset = 16; offset > 0; offset /= 2) { sum += __shfl_xor_sync(0xFFFFFFFFu, sum, offset); }
+    sum = lanes_sum<32>(sum);
     if (threadIdx.x == 0) { *norm = (float)sqrt(sum); }
 }
 
@@ -52,14 +52,13 @@ size_t global_norm_scratch() { return 4096; }
 
 // norm (1) = sqrt(sum(grads^2)) | scratch (global_norm_scratch()) | grads (n), aligned to 16 bytes
 void global_norm(float* norm, float* scratch, const float* grads, size_t n, const Execution& exec) {
-    int block_size = exec.block_size ? exec.block_size : tuned_config(exec.tuned, "global_norm", n, 1, 512);
+    int block_size = tuned_block_size(exec, "global_norm", n, 1, 512);
     Op op(exec, 4.0 * n, 2.0 * n, "global_norm");
     require((size_t)grads % 16 == 0);
     int num_blocks; // first the resident blocks per SM, then the blocks that fit on the whole GPU at once
     cudaCheck(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&num_blocks, global_norm_kernel5, block_size, 0));
     num_blocks = min(num_blocks * num_multiprocessors(), (int)global_norm_scratch());
-    global_norm_kernel5<<<num_blocks, block_size, 0, exec.stream>>>(scratch, grads, n);
-    global_norm_finish_kernel5<<<1, 32, 0, exec.stream>>>(norm, scratch, num_blocks);
-    cudaCheck(cudaGetLastError());
+    launch_kernel(global_norm_kernel5, LaunchShape(num_blocks, block_size), exec, scratch, grads, n);
+    launch_kernel(global_norm_finish_kernel5, LaunchShape(1, 32), exec, norm, scratch, num_blocks);
 }
 // ==== end promoted: global_norm ====

@@ -336,7 +336,7 @@ template <int num_vecs> __global__ void __launch_bounds__(LAYERNORM_BACKWARD_MAX
                 }
             }
         }
-        float warp_total = layernorm_backward_sum8(sums);
+        float warp_total = warp_sums<8>(sums);
         if (lane % 4 == 0) { shared[parity][warp][lane / 4] = warp_total; }
         __syncthreads();
         for (int i = 0; i < 2 * rows; i++) { sums[i] = 0.0f; }

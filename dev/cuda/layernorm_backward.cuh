@@ -15,30 +15,6 @@ Kernels 8 (before sm_80, which has no cp.async, or too little shared memory), 10
 #include "matmul_backward_bias.cuh"
 
 // ==== promoted: layernorm_backward ====
-// ---- shared by kernels 5 to 11: 9 shuffles for 8 sums ----
-
-// Sums each of v[0..7] over the warp; lane l returns the sum of v[l / 4]. In every step a lane sends half of its values
-// to its partner and adds the values it receives to the half it keeps: 4 + 2 + 1 shuffles. Two more shuffles add up the
-// 4 lanes that then share a value. Values that each lane keeps:
-//     lane      0-3   4-7   8-11  12-15  16-19  20-23  24-27  28-31
-//     half = 4  v[0], v[1], v[2], v[3]   v[4], v[5], v[6], v[7]           exchange with lane ^ 16
-//     half = 2  v[0], v[1]  v[2], v[3]   v[4], v[5]    v[6], v[7]         exchange with lane ^ 8
-//     half = 1  v[0]  v[1]  v[2]  v[3]   v[4]   v[5]   v[6]   v[7]        exchange with lane ^ 4
-__device__ inline float layernorm_backward_sum8(float v[8]) {
-    int lane = threadIdx.x % 32;
-#pragma unroll
-    for (int half = 4; half > 0; half /= 2) {
-        bool upper = lane & (4 * half);
-#pragma unroll
-        for (int i = 0; i < half; i++) {
-            float give = upper ? v[i] : v[i + half], keep = upper ? v[i + half] : v[i];
-            v[i] = keep + __shfl_xor_sync(0xFFFFFFFFu, give, 4 * half);
-        }
-    }
-    v[0] += __shfl_xor_sync(0xFFFFFFFFu, v[0], 2);
-    return v[0] + __shfl_xor_sync(0xFFFFFFFFu, v[0], 1);
-}
-
 // ---- kernel 8: column sums also in registers; teams of several warps for long rows ----
 
 // A team of 1, 2, 4, 8 or 16 warps processes one row at a time; each thread holds up to 3 vectors of the row:
@@ -315,20 +291,16 @@ template <int num_vecs, int num_sums> __global__ void __launch_bounds__(LAYERNOR
                                                       team_size);
 }
 
-template <int num_sums> auto layernorm_backward_choose10(int num_vecs) {
-    return num_vecs == 1   ? layernorm_backward_kernel10<1, num_sums>
-           : num_vecs == 2 ? layernorm_backward_kernel10<2, num_sums>
-                           : layernorm_backward_kernel10<3, num_sums>;
-}
-
 // Chooses kernel 10 if a team is one warp, the device code has cp.async and the ring fits in shared memory; otherwise
 // kernel 8, which always has two sums.
 inline LayernormBackwardLaunch layernorm_backward_launch10(int N, int C, int block_size, int num_sums,
                                                            const Execution& exec) {
     LayernormBackwardLaunch l = layernorm_backward_launch8(N, C, block_size, exec);
     size_t sums_bytes = num_sums * x128::size * (block_size + LAYERNORM_BACKWARD_PADDING) * sizeof(float);
-    auto kernel =
-        num_sums == 3 ? layernorm_backward_choose10<3>(l.num_vecs) : layernorm_backward_choose10<2>(l.num_vecs);
+    LayernormBackwardKernel kernel = NULL;
+    with_constant<3>(l.num_vecs, [&](auto n) {
+        kernel = num_sums == 3 ? layernorm_backward_kernel10<n.value, 3> : layernorm_backward_kernel10<n.value, 2>;
+    });
     size_t ring_bytes = (size_t)LAYERNORM_BACKWARD_STAGES * l.num_vecs * 3 * l.block_size * sizeof(x128);
     size_t limit = device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin) - 4 * 16 * sizeof(float);
     if (l.team_warps == 1 && compiled_arch(kernel) >= 80 && max(ring_bytes, sums_bytes) <= limit) {
@@ -433,7 +405,7 @@ __global__ void __launch_bounds__(LAYERNORM_BACKWARD_BLOCK_SIZE11, num_vecs == 1
             }
             sums[2 * i + 1] *= r[i];
         }
-        float warp_total = layernorm_backward_sum8(sums);
+        float warp_total = warp_sums<8>(sums);
         if (lane % 4 == 0) { shared[stage][warp][lane / 4] = warp_total; }
         __syncthreads();
         static_assert(LAYERNORM_BACKWARD_BLOCK_SIZE11 <= 8 * 32); // this lane: sum lane % 8 of two of the warps
@@ -487,10 +459,6 @@ inline int layernorm_backward_vecs11(int C) {
     return num_vecs <= 2 && compiled_arch(layernorm_backward_kernel11<1, 4, 2>) >= 80 ? num_vecs : 0;
 }
 
-template <int num_sums> auto layernorm_backward_choose11(int num_vecs) {
-    return num_vecs == 1 ? layernorm_backward_kernel11<1, 4, num_sums> : layernorm_backward_kernel11<2, 2, num_sums>;
-}
-
 // threads_per_sm: of the blocks that run side by side on an SM; 0: two blocks, or one of the largest. dinp_sums: see
 // layernorm_backward
 void layernorm_backward11(floatX* dinp, float* dinp_sums, float* dweight, float* dbias, float* scratch,
@@ -502,7 +470,12 @@ void layernorm_backward11(floatX* dinp, float* dinp_sums, float* dweight, float*
     int block_size = 32 * ceil_div(C / x128::size, 32 * num_vecs), rows = 4 / num_vecs, resident;
     int blocks_per_sm = threads_per_sm ? min(max(threads_per_sm / block_size, 1), 4)
                                        : (block_size < LAYERNORM_BACKWARD_BLOCK_SIZE11 ? 2 : 1);
-    auto kernel = dinp_sums ? layernorm_backward_choose11<3>(num_vecs) : layernorm_backward_choose11<2>(num_vecs);
+    auto kernel = layernorm_backward_kernel11<1, 4, 2>;
+    with_constant<2>(num_vecs, [&](auto n) {
+        constexpr int vecs = n.value;
+        kernel =
+            dinp_sums ? layernorm_backward_kernel11<vecs, 4 / vecs, 3> : layernorm_backward_kernel11<vecs, 4 / vecs, 2>;
+    });
     size_t ring_bytes = (size_t)LAYERNORM_BACKWARD_STAGES * 12 * block_size * sizeof(x128);
     cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)ring_bytes));
     cudaCheck(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, kernel, block_size, ring_bytes));

@@ -463,8 +463,8 @@ template <class G> __global__ void __launch_bounds__(384, 1)
         gemm_multiply<G>(sum, smem, num_steps, number, i);
         if (index == begin) { mbarrier_wait(&shared.first, 0); }
         int box = (index - begin) / 2 * (G::PARTS * G::COLUMNS / 64);
-        gemm_store<G>(sum, epilogue, columns, smem, out_map, out_map, out_map, tile.row + warp_row, tile.column, N,
-                      box);
+        gemm_store<G>(sum, epilogue, columns, smem, out_map, out_map, out_map,
+                      GemmTile{tile.row + warp_row, tile.column}, N, box);
     }
     gemm_end<G>();
 #endif

@@ -32,7 +32,6 @@ template <int num_vecs> __device__ inline void layernorm_quantize_row(x128 (&x)[
                                                                       const LayernormQuantizeArgs& q, int row) {
     int first = threadIdx.x % 32 * x128::size;
     auto inside = [&](int j) { return j < num_vecs - 1 || first + j * 256 < q.C; };
-    float sum = 0.0f, squares = 0.0f;
 #pragma unroll
     for (int j = 0; j < num_vecs; j++) {
         size_t i = (size_t)row * q.C + first + j * 256;
@@ -42,16 +41,9 @@ template <int num_vecs> __device__ inline void layernorm_quantize_row(x128 (&x)[
         for (int k = 0; k < x128::size; k++) { x[j][k] = (floatX)((float)x[j][k] + (float)y[k]); }
         store128(q.residual + i, x[j]);
     }
-#pragma unroll
-    for (int j = 0; j < num_vecs; j++) {
-        for (int k = 0; k < x128::size; k++) { sum += (float)x[j][k]; }
-    }
-    float m = warp_sum(sum) / q.C;
-#pragma unroll
-    for (int j = 0; j < num_vecs; j++) {
-        for (int k = 0; inside(j) && k < x128::size; k++) { squares += ((float)x[j][k] - m) * ((float)x[j][k] - m); }
-    }
-    float r = rsqrtf(warp_sum(squares) / q.C + q.epsilon);
+    float2 statistics = layernorm_statistics(
+        x, [&](float sum) { return sum / q.C; }, q.epsilon, inside);
+    float m = statistics.x, r = statistics.y;
     if (threadIdx.x % 32 == 0) { *mean = m, *rstd = r; }
 #pragma unroll
     for (int j = 0; j < num_vecs; j++) {
@@ -91,9 +83,8 @@ static void layernorm_quantize2(const LayernormQuantizeArgs& q, const Execution&
     require(!q.to.columns && block_size <= 512);
     layernorm_quantize_vectors(q.C, [&](auto num_vecs) {
         auto kernel = layernorm_quantize_kernel2<decltype(num_vecs)::value>;
-        kernel<<<ceil_div(q.N, block_size / 32), block_size, 0, exec.stream>>>(q);
+        launch_kernel(kernel, LaunchShape(ceil_div(q.N, block_size / 32), block_size), exec, q);
     });
-    cudaCheck(cudaGetLastError());
 }
 
 // ---- kernel 3: 2 with the transposed copy: a block has 64 tokens, a warp takes pairs of them, see fp8.cuh ----

@@ -7,6 +7,7 @@ Constraint: sm_90a, 16-bit floatX, K % 8 == 0, OC % 8 == 0. Shared by layernorm_
 
 #include "../../llmc/cuda_common.cuh"
 #include "../../llmc/ptx.cuh"
+#include "../../llmc/tma_ring.cuh"
 #include "gemm.cuh"
 #include <algorithm>
 #include <limits.h>
@@ -29,8 +30,7 @@ struct LinearSMem {
     static constexpr int RING = LINEAR_RING;
     LinearStage stages[LINEAR_RING];
     floatX out[8][2][16 * 64]; // results of each consumer warp: two boxes of 16 rows and 64 columns
-    // full: TMA has loaded the stage, consumers wait; empty: all consumer warps have read it, the producer waits
-    uint64_t full[LINEAR_RING], empty[LINEAR_RING];
+    TmaRing<LINEAR_RING> ring;
 };
 static_assert(sizeof(LinearStage) == 48 * 1024, "TMA announces this many bytes");
 static_assert(sizeof(LinearSMem) + 1024 <= 227 * 1024, "a block an SM");
@@ -70,9 +70,7 @@ __device__ void linear_load(LinearSMem& shared, const CUtensorMap& inp_map, cons
     for (int tile = range.begin; tile < range.end; tile += range.step) {
         for (int step = 0; step < num_steps; step++, i++) {
             LinearStage& stage = shared.stages[i % LINEAR_RING];
-            uint64_t* full = &shared.full[i % LINEAR_RING];
-            mbarrier_wait(&shared.empty[i % LINEAR_RING], (i / LINEAR_RING + 1) % 2);
-            mbarrier_arrive_expect(full, sizeof(LinearStage));
+            uint64_t* full = shared.ring.acquire(i, sizeof(LinearStage));
             tma_load_2d(stage.inp, &inp_map, step * 64, tile / tiles.columns * 128, full);
             tma_load_2d(stage.weight, &weight_map, step * 64, tile % tiles.columns * 256, full);
         }
@@ -82,7 +80,7 @@ __device__ void linear_load(LinearSMem& shared, const CUtensorMap& inp_map, cons
 // Releases stage i after this warp has read it. A stage is empty when all eight consumer warps have arrived.
 __device__ inline void linear_release(LinearSMem& shared, int i) {
     __syncwarp(); // all lanes have read the stage
-    if (threadIdx.x % 32 == 0) { mbarrier_arrive(&shared.empty[i % LINEAR_RING]); }
+    if (threadIdx.x % 32 == 0) { mbarrier_arrive(&shared.ring.empty[i % LINEAR_RING]); }
 }
 
 // Loads the column data that op.finish needs for this thread. Of 64 columns a thread has eight pairs, 8 columns apart.
@@ -153,7 +151,7 @@ template <class Op> __device__ inline void linear_multiply_plain(Op& op, LinearS
     for (int step = 0; step < num_steps; step++, i++) {
         LinearStage& stage = shared.stages[i % LINEAR_RING];
         const floatX* inp = stage.inp + group * 64 * 64;
-        mbarrier_wait(&shared.full[i % LINEAR_RING], i / LINEAR_RING % 2);
+        shared.ring.wait(i);
         uint64_t a = wgmma_descriptor(inp), b = wgmma_descriptor(stage.weight);
         wgmma_fence();
 #pragma unroll
@@ -178,7 +176,7 @@ linear_multiply_changed(Op& op, Shared& shared, float (&sum)[128], int group, bo
     int lane = threadIdx.x % 32, row = group * 64 + threadIdx.x % 128 / 32 * 16 + lane % 16;
     auto change = [&](uint32_t(&a)[16], int i, int step) {
         uint32_t inp = shared_address(shared.stages[i % Shared::RING].inp);
-        mbarrier_wait(&shared.full[i % Shared::RING], i / Shared::RING % 2);
+        shared.ring.wait(i);
 #pragma unroll
         for (int k = 0; k < 4; k++) { ldmatrix_x4(a + 4 * k, inp + linear_swizzle(row, 2 * k + lane / 16)); }
 #pragma unroll
@@ -221,10 +219,7 @@ template <class Op> __global__ void __launch_bounds__(384, 1)
     int num_steps = ceil_div(tiles.K, 64), warp = threadIdx.x / 32;
     LinearRange range = linear_range(tiles, Op::neighbours);
     if (threadIdx.x == 0) {
-        for (int s = 0; s < LINEAR_RING; s++) {
-            mbarrier_init(&shared.full[s], 1);
-            mbarrier_init(&shared.empty[s], 8);
-        }
+        shared.ring.init(8); // consumer warps
         mbarrier_init_fence();
     }
     __syncthreads();

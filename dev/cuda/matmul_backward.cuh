@@ -14,6 +14,7 @@ kernels, errors and sources.
 #include "../../llmc/gelu.cuh"
 #include "../../llmc/profile.cuh"
 #include "../../llmc/ptx.cuh"
+#include "../../llmc/tma_ring.cuh"
 #include "gelu_backward.cuh"
 #include "gemm.cuh"
 #include "matmul_backward_bias.cuh"
@@ -38,8 +39,7 @@ void matmul_backward_input6(floatX* dinp, const floatX* dout, const floatX* weig
     }
     call.epilogue = MATMUL_PLAIN;
     call.aux = NULL;
-    bool supported = cublaslt_matmul(call, exec);
-    require(supported);
+    require(cublaslt_matmul(call, exec));
     if (pre_gelu) { gelu_backward(dinp, dinp, pre_gelu, (size_t)N * C, exec); }
 }
 
@@ -53,8 +53,7 @@ void matmul_backward_weight6(float* dweight, const floatX* dout, const floatX* i
     call.b = inp;
     call.M = OC, call.N = C, call.K = N;
     call.add = accumulate ? dweight : NULL;
-    bool supported = cublaslt_matmul(call, exec);
-    require(supported);
+    require(cublaslt_matmul(call, exec));
 }
 
 // ---- kernel 8: gemm.cuh for dinp with gelu' on the accumulators in registers, hidden behind the next tile's products ----
@@ -223,8 +222,7 @@ template <class G> struct MatmulBackwardRing {
         floatX dout[G::ROWS / 64][64 * 64];
         floatX inp[G::COLUMNS / 64][64 * 64];
     } stages[G::RING];
-    // full: TMA loads complete it; empty: 8 consumer warps of each of the 2 blocks arrive, the producer waits
-    uint64_t full[G::RING], empty[G::RING];
+    TmaRing<G::RING> barriers;
 };
 
 constexpr int MATMUL_BACKWARD_MAX_CLUSTERS = 128;
@@ -245,9 +243,7 @@ template <class G> __device__ inline void matmul_backward_load10(MatmulBackwardR
 #pragma unroll 1
     for (int n = part.end - part.begin; n > 0; n--, i++) {
         auto& stage = ring.stages[i % G::RING];
-        uint64_t* full = &ring.full[i % G::RING];
-        mbarrier_wait(&ring.empty[i % G::RING], (i / G::RING + 1) % 2);
-        mbarrier_arrive_expect(full, sizeof(stage));
+        uint64_t* full = ring.barriers.acquire(i, sizeof(stage));
         for (int box = 0; box < G::ROWS / 64; box++) {
             tma_load_2d(stage.dout[box], &dout_map, tile.row + 64 * box, step * 64, full);
         }
@@ -270,17 +266,17 @@ template <class G> __device__ inline void matmul_backward_multiply10(float (&sum
         auto& stage = ring.stages[i % G::RING];
         uint64_t dout = wgmma_descriptor_transposed(stage.dout[consumer], box_bytes);
         uint64_t inp = wgmma_descriptor_transposed(stage.inp, box_bytes);
-        mbarrier_wait(&ring.full[i % G::RING], i / G::RING % 2);
+        ring.barriers.wait(i);
         wgmma_fence();
 #pragma unroll
         for (int k = 0; k < 4; k++) { G::wgmma(sum, dout + 128 * k, inp + 128 * k, step > 0 || k > 0); } // 16 tokens
         wgmma_commit();
         wgmma_wait<1>(); // the previous step's products are done
-        if (step > 0) { G::release(&ring.empty[(i - 1) % G::RING]); }
+        if (step > 0) { G::release(&ring.barriers.empty[(i - 1) % G::RING]); }
     }
     wgmma_wait<0>();
     wgmma_hold(sum);
-    G::release(&ring.empty[(i - 1) % G::RING]);
+    G::release(&ring.barriers.empty[(i - 1) % G::RING]);
 }
 
 // Where `parts` has the accumulators of a consumer warp, 0 to 7: sum[4j .. 4j + 3] of lane l is element 32 * j + l.
@@ -353,10 +349,7 @@ template <class G> __global__ void __launch_bounds__(384, 1)
     auto& ring = shared_aligned_1024<MatmulBackwardRing<G>>(dynamic_shared_weight);
     if (threadIdx.x == 0) {
         tma_prefetch_map(&dout_map), tma_prefetch_map(&inp_map);
-        for (int stage = 0; stage < G::RING; stage++) {
-            mbarrier_init(&ring.full[stage], 1);
-            mbarrier_init(&ring.empty[stage], 8 * G::CLUSTER);
-        }
+        ring.barriers.init(8 * G::CLUSTER); // consumer warps
         mbarrier_init_fence();
     }
     G::sync();

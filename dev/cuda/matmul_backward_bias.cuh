@@ -70,7 +70,7 @@ __global__ void matmul_backward_bias_kernel7(float* partial, const floatX* dout,
 // dbias (OC) += dout summed over its rows | scratch (matmul_backward_bias_scratch(N, OC)) | dout (N,OC)
 // It launches one wave: as many blocks as can run at once, which share the rows equally. So there are few partial sums.
 void matmul_backward_bias(float* dbias, float* scratch, const floatX* dout, int N, int OC, const Execution& exec) {
-    int block_size = exec.block_size ? exec.block_size : tuned_config(exec.tuned, "matmul_backward_bias", N, OC, 512);
+    int block_size = tuned_block_size(exec, "matmul_backward_bias", N, OC, 512);
     Op op(exec, (double)N * OC * sizeof(floatX), 0, "matmul_backward_bias");
     require(N >= 1 && OC % x128::size == 0);
     size_t shared = (size_t)block_size / 32 * MATMUL_BACKWARD_BIAS_COLUMNS * sizeof(float);
@@ -79,8 +79,8 @@ void matmul_backward_bias(float* dbias, float* scratch, const floatX* dout, int 
     int room = ceil_div(N, matmul_backward_bias_rows(N, OC)); // rows of partial sums that fit in scratch
     int rows = ceil_div(N, min(room, max(1, exec.free_sms() * per_sm / tiles)));
     int num = ceil_div(N, rows);
-    matmul_backward_bias_kernel7<<<dim3(tiles, num), block_size, shared, exec.stream>>>(scratch, dout, N, OC, rows);
-    cudaCheck(cudaGetLastError());
+    launch_kernel(matmul_backward_bias_kernel7, LaunchShape(dim3(tiles, num), block_size, shared), exec, scratch, dout,
+                  N, OC, rows);
     column_sums<32>(dbias, NULL, NULL, scratch, num, OC, exec);
 }
 // ==== end promoted: matmul_backward_bias ====

@@ -30,8 +30,7 @@ void matmul_forward_float(float* out, const floatX* inp, const floatX* weight, i
     call.out = out, call.out_is_float = true;
     call.a = inp, call.b = weight, call.b_transposed = true;
     call.M = N, call.N = OC, call.K = C;
-    bool supported = cublaslt_matmul(call, exec);
-    require(supported);
+    require(cublaslt_matmul(call, exec));
 }
 
 // out (N,OC) = product (N,OC) + bias (OC) + residual (N,OC). A thread per vector.
@@ -85,8 +84,7 @@ void matmul_forward20(floatX* out, GeluSaved saved, const floatX* inp, const flo
     call.aux = NULL;
     floatX* sum = saved.tensor ? saved.tensor : out;
     call.out = sum;
-    bool supported = cublaslt_matmul(call, exec);
-    require(supported);
+    require(cublaslt_matmul(call, exec));
     if (saved.has_gelu()) { gelu_forward(out, sum, (size_t)N * OC, exec); }
 }
 // ---- kernel 21: gemm.cuh: kernel 18 in clusters of two blocks, each of which loads half of a weight tile ----

@@ -153,14 +153,14 @@ template <class G> __device__ inline void matmul_fp8_multiply_split(float (&sum)
         auto& stage = smem.stages[i % G::RING];
         uint64_t a = wgmma_descriptor(stage.inp + first_row * 64);
         float part[G::COLUMNS / 2];
-        mbarrier_wait(&smem.full[i % G::RING], i / G::RING % 2);
+        smem.ring.wait(i);
         wgmma_fence();
 #pragma unroll
         for (int k = 0; k < 4; k++) { G::wgmma(part, a + 2 * k, G::weight_descriptor(stage.weight, k), k > 0); }
         wgmma_commit();
         wgmma_wait<0>();
         wgmma_hold(part);
-        G::release(&smem.empty[i % G::RING]);
+        G::release(&smem.ring.empty[i % G::RING]);
 #pragma unroll
         for (int j = 0; j < G::COLUMNS / 2; j++) { sum[0][j] += part[j]; }
     }
@@ -195,7 +195,7 @@ template <class G, bool split> __global__ void __launch_bounds__(384, 1)
         GemmTile tile = gemm_tile<G>(index, M, N, rank);
         int row = tile.row + first_row + warp % 4 * 16;
         GemmColumns<G, GemmScaledBias<0>> columns;
-        gemm_prepare(columns, epilogue, smem, maps.third, row, tile.column, N, box);
+        gemm_prepare(columns, epilogue, smem, maps.third, GemmTile{row, tile.column}, N, box);
         if constexpr (split) {
             matmul_fp8_multiply_split<G>(sum, smem, first_row, num_steps, i);
         } else if constexpr (gemm_is_ping_pong<G>) {
@@ -207,7 +207,8 @@ template <class G, bool split> __global__ void __launch_bounds__(384, 1)
         if (to) {
             matmul_fp8_add<G>(sum, epilogue.scale, to, row, tile.column, M, N);
         } else {
-            gemm_store<G>(sum, epilogue, columns, smem, maps.out, maps.second, maps.third, row, tile.column, M, box);
+            gemm_store<G>(sum, epilogue, columns, smem, maps.out, maps.second, maps.third, GemmTile{row, tile.column},
+                          M, box);
         }
     }
     gemm_end<G>();

@@ -42,8 +42,7 @@ template <class A> void matmul_fp8_2(const MatmulFp8Args<A>& p, bool fast, const
     call.M = p.M, call.N = p.N, call.K = p.K;
     call.out = p.out;
     if (!p.out) { call.out = p.sum, call.out_is_float = true, call.add = p.accumulate ? p.sum : NULL; }
-    bool supported = cublaslt_matmul(call, exec);
-    require(supported);
+    require(cublaslt_matmul(call, exec));
 }
 
 // The form of gemm.cuh for fp8. The code addresses two elements as one floatX, so it counts pairs of elements along K. A
@@ -148,7 +147,7 @@ template <class F, MatmulFp8Mode mode, bool has_sums = false> struct MatmulFp8Qu
     template <class G> __device__ void store(Fp8Seen<F>& seen, float (&sum)[G::PARTS][G::COLUMNS / 2],
                                              const Epilogue& epilogue, const GemmColumns<G, Epilogue>& columns,
                                              GemmSMem<G>& smem, MatmulFp8Tile (&tiles)[2], const MatmulFp8Maps& maps,
-                                             int row, int column, int M, int N, int& box) const {
+                                             const GemmTile& tile, int M, int N, int& box) const {
         static_assert(G::READERS == 4 && G::BOXES == 2, "a tile is one consumer's, which has two");
         const int num_columns = G::COLUMNS / 64, num_boxes = G::PARTS * num_columns;
         int lane = threadIdx.x % 32, warp = threadIdx.x / 32 - 4, first_box = box, warp_row = warp % 4 * 16;
@@ -159,9 +158,9 @@ template <class F, MatmulFp8Mode mode, bool has_sums = false> struct MatmulFp8Qu
 #pragma unroll
         for (int n = 0; n < num_boxes; n++, box++) {
             const int m = n / num_columns, q = n % num_columns;
-            int slot = box % G::BOXES, box_row = row + 64 * m, box_column = column + 64 * q;
+            int slot = box % G::BOXES, box_row = tile.row + 64 * m, box_column = tile.column + 64 * q;
             uint32_t at = shared_address(smem.boxes[warp][slot]) + lane_at;
-            MatmulFp8Tile& tile = tiles[slot];
+            MatmulFp8Tile& values = tiles[slot];
             if (mode == MATMUL_FP8_MODE_TIMES_SLOPE) { mbarrier_wait(&smem.box_full[warp][slot], box / G::BOXES % 2); }
             if (mode == MATMUL_FP8_MODE_SAVE_SLOPE) {
                 if (lane == 0) { tma_store_wait<G::BOXES - 1>(); }
@@ -182,17 +181,17 @@ template <class F, MatmulFp8Mode mode, bool has_sums = false> struct MatmulFp8Qu
                         seen.amax = largest;
                     }
                     if (mode == MATMUL_FP8_MODE_SAVE_SLOPE) { stmatrix_x4(at ^ (p + i) << 5, slopes); }
-                    store_rows(tile.rows + matmul_fp8_swizzled(warp_row + lane / 4, p + i), fragments[i]);
+                    store_rows(values.rows + matmul_fp8_swizzled(warp_row + lane / 4, p + i), fragments[i]);
                 }
-                stmatrix_x4_trans(shared_address(tile.columns + matmul_fp8_swizzled(16 * p + lane, warp % 4)),
+                stmatrix_x4_trans(shared_address(values.columns + matmul_fp8_swizzled(16 * p + lane, warp % 4)),
                                   fragments[0]);
             }
             if (stores) { tma_store_wait<0>(); }
             tma_store_fence(); // tile and box were read, or written, by ordinary accesses
             barrier();
             if (stores) {
-                tma_store_2d(&maps.rows, tile.rows, box_column / 2, box_row - warp_row);
-                tma_store_2d(&maps.columns, tile.columns, (box_row - warp_row) / 2, box_column);
+                tma_store_2d(&maps.rows, values.rows, box_column / 2, box_row - warp_row);
+                tma_store_2d(&maps.columns, values.columns, (box_row - warp_row) / 2, box_column);
                 tma_store_commit();
             }
             if (mode == MATMUL_FP8_MODE_SAVE_SLOPE && lane == 0) {
@@ -200,10 +199,12 @@ template <class F, MatmulFp8Mode mode, bool has_sums = false> struct MatmulFp8Qu
                 tma_store_commit();
             }
             if (mode == MATMUL_FP8_MODE_TIMES_SLOPE && lane == 0 && n + G::BOXES < num_boxes) {
-                gemm_load_box<G>(smem, maps.third, row, column, n + G::BOXES, first_box);
+                gemm_load_box<G>(smem, maps.third, tile, n + G::BOXES, first_box);
             }
         }
-        if constexpr (has_sums) { gemm_store_sums<G>(column_sums, GemmColumnSums{sums, N}, smem, row, column, M); }
+        if constexpr (has_sums) {
+            gemm_store_sums<G>(column_sums, GemmColumnSums{sums, N}, smem, tile.row, tile.column, M);
+        }
     }
 };
 
@@ -214,30 +215,14 @@ template <class G, class Result> __global__ void __launch_bounds__(384, 1)
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     extern __shared__ __align__(256) unsigned char gemm_dynamic[];
     GemmSMem<G>& smem = gemm_smem<G>(gemm_dynamic);
-    gemm_init(smem);
-    int warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0); // the shuffle makes it warp-uniform to the compiler
-    int warpgroup = warp / 4, rank = G::rank(), num_steps = ceil_div(K, 64);
-    int first = blockIdx.x / G::CLUSTER, stride = gridDim.x / G::CLUSTER;
-    if (warpgroup == 0) {
-        gemm_produce(smem, maps, M, N, num_steps, first, stride, num_tiles, rank);
-        return;
-    }
-    warpgroup_more_registers<240>();
-    auto& tiles = shared_aligned_1024<MatmulFp8Tile[2][2]>(reinterpret_cast<unsigned char*>(&smem + 1))[warpgroup - 1];
-    int box = 0, number = 0, i = (warpgroup - 1) * num_steps;
+    int warp = gemm_begin(smem, maps, M, N, K, num_tiles);
+    if (warp < 4) { return; }
+    auto& tiles = shared_aligned_1024<MatmulFp8Tile[2][2]>(reinterpret_cast<unsigned char*>(&smem + 1))[warp / 4 - 1];
     epilogue.scale = __ldg(epilogue.a_scale) * __ldg(epilogue.b_scale);
     auto seen = result.seen();
-#pragma unroll 1
-    for (int index = first + (warpgroup - 1) * stride; index < num_tiles; index += 2 * stride, number++) {
-        float sum[G::PARTS][G::COLUMNS / 2];
-        GemmTile tile = gemm_tile<G>(index, M, N, rank);
-        int row = tile.row + warp % 4 * 16;
-        GemmColumns<G, typename Result::Epilogue> columns = {}; // stay zeros with GEMM_NO_BIAS
-        gemm_prepare(columns, epilogue, smem, maps.third, row, tile.column, N, box);
-        gemm_multiply<G>(sum, smem, num_steps, number, i);
-        i += num_steps; // skips the other consumer's tile
-        result.template store<G>(seen, sum, epilogue, columns, smem, tiles, maps, row, tile.column, M, N, box);
-    }
+    gemm_consume(smem, warp, maps, epilogue, M, N, K, num_tiles, [&](auto& sum, auto& columns, auto& tile, int& box) {
+        result.template store<G>(seen, sum, epilogue, columns, smem, tiles, maps, tile, M, N, box);
+    });
     seen.store_warp(result.to);
     if (threadIdx.x % 128 == 1) { tma_store_wait<0>(); }
     gemm_end<G>();

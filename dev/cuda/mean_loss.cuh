@@ -19,7 +19,6 @@ __global__ void __launch_bounds__(1024) mean_loss_kernel1(float* mean, const flo
 // mean (1) += scale * sum(losses) | losses (N) | scale: 1 / the tokens of a step, on all ranks
 void mean_loss(float* mean, const float* losses, int N, float scale, const Execution& exec) {
     Op op(exec, (double)N * sizeof(float), 0, "mean_loss");
-    mean_loss_kernel1<<<1, 1024, 0, exec.stream>>>(mean, losses, N, scale);
-    cudaCheck(cudaGetLastError());
+    launch_kernel(mean_loss_kernel1, LaunchShape(1, 1024), exec, mean, losses, N, scale);
 }
 // ==== end promoted: mean_loss ====

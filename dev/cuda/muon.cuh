@@ -122,9 +122,9 @@ void muon_prepare(floatX* x, float* m, float* scratch, const float* grads, const
     Op op(exec, (12.0 + sizeof(floatX)) * num * size, 0, "muon_prepare");
     require(size % 4 == 0 && ((size_t)m | (size_t)grads) % 16 == 0);
     dim3 tiles = muon_tiles(num, rows, cols);
-    muon_momentum_kernel1<<<dim3(MUON_PARTS, num), 256, 0, exec.stream>>>(m, scratch, grads, state, size, momentum);
-    muon_scale_kernel1<<<tiles, 256, 0, exec.stream>>>(x, m, grads, scratch, state, rows, cols, momentum);
-    cudaCheck(cudaGetLastError());
+    launch_kernel(muon_momentum_kernel1, LaunchShape(dim3(MUON_PARTS, num), 256), exec, m, scratch, grads, state, size,
+                  momentum);
+    launch_kernel(muon_scale_kernel1, LaunchShape(tiles, 256), exec, x, m, grads, scratch, state, rows, cols, momentum);
 }
 
 // params, master (num,rows,cols) | o (num,n,k). seed 0: params are rounded to nearest; else stochastically, as adamw
@@ -133,8 +133,7 @@ void muon_apply(floatX* params, float* master, const floatX* o, const StepState*
                 float learning_rate, float weight_decay, uint32_t seed, size_t first, const Execution& exec) {
     double bytes = (master ? 8.0 + sizeof(floatX) : 2.0 * sizeof(floatX)) + sizeof(floatX);
     Op op(exec, bytes * num * rows * cols, 0, "muon_apply");
-    muon_apply_kernel1<<<muon_tiles(num, rows, cols), 256, 0, exec.stream>>>(params, master, o, state, rows, cols,
-                                                                             learning_rate, weight_decay, seed, first);
-    cudaCheck(cudaGetLastError());
+    launch_kernel(muon_apply_kernel1, LaunchShape(muon_tiles(num, rows, cols), 256), exec, params, master, o, state,
+                  rows, cols, learning_rate, weight_decay, seed, first);
 }
 // ==== end promoted: muon ====

@@ -93,8 +93,8 @@ __global__ void __launch_bounds__(256) newton_schulz_kernel2(NewtonSchulzProduct
 
 void newton_schulz2(floatX* out, floatX* scratch, const floatX* inp, int num, int n, int k, const Execution& exec) {
     newton_schulz_steps(out, scratch, inp, num, n, k, [=](const NewtonSchulzProduct& p) {
-        newton_schulz_kernel2<<<dim3(ceil_div(p.M, 64) * ceil_div(p.N, 64), num), 256, 0, exec.stream>>>(p);
-        cudaCheck(cudaGetLastError());
+        launch_kernel(newton_schulz_kernel2, LaunchShape(dim3(ceil_div(p.M, 64) * ceil_div(p.N, 64), num), 256), exec,
+                      p);
     });
 }
 
@@ -260,17 +260,53 @@ void newton_schulz4(floatX* out, floatX* scratch, const floatX* inp, int num, in
 
 // ---- kernel 5: as 4, by wgmma with operands by TMA, two consumers that alternate (ping-pong) -------
 
-// The ring, the main loop and the shared memory are those of gemm.cuh. Tensor maps have three dimensions, (num, rows,
+// The kernel is gemm_sm90_kernel9, with forms and an epilogue of its own. Tensor maps have three dimensions, (num, rows,
 // columns), and a box is of one matrix: where a tile extends past the end of its matrix, zeros are loaded and nothing is
 // stored. So tiles need not divide the matrices. Blocks form no clusters, which bring nothing at 128x192.
 
-// What both forms have in common: blocks without a cluster.
+// A tile of one of the matrices.
+struct NewtonSchulzTile : GemmTile {
+    int matrix;
+
+    __device__ void load(void* box, const CUtensorMap& map, int x, int y, uint64_t* full) const {
+        tma_load_3d(box, &map, x, y, matrix, full);
+    }
+    __device__ void load_once(void* box, const CUtensorMap& map, int x, int y, uint64_t* full) const {
+        load(box, map, x, y, full);
+    }
+    __device__ void store(const CUtensorMap& map, const void* box, int x, int y) const {
+        tma_store_3d(&map, box, x, y, matrix);
+    }
+};
+
+// The tiles of one matrix that are computed.
+template <class G> __host__ __device__ inline int newton_schulz_tiles_per_matrix(int M, int N) {
+    int num_rows = ceil_div(M, G::ROWS);
+    return G::IS_KN ? num_rows * ceil_div(N, G::COLUMNS) : num_rows * (num_rows + 1) / 2;
+}
+
+// What both forms have in common: blocks without a cluster, and many matrices.
 template <class Form> struct NewtonSchulzTiles : Form {
     static constexpr int CLUSTER = 1;
+    static __device__ int rank() { return 0; }
     static __device__ void sync() { __syncthreads(); }
     static __device__ void end() {}
     static __device__ void release(uint64_t* empty) {
         if (threadIdx.x % 32 == 0) { mbarrier_arrive(empty); }
+    }
+    // Tile number `index` of all matrices, which follow one another.
+    template <class G> static __device__ NewtonSchulzTile tile(int index, int M, int N, int) {
+        int num_tiles = newton_schulz_tiles_per_matrix<G>(M, N), num_columns = ceil_div(N, G::COLUMNS);
+        int matrix = index / num_tiles, row = index % num_tiles / num_columns, column = index % num_tiles % num_columns;
+        if (!G::IS_KN) { newton_schulz_upper_tile(index % num_tiles, row, column); }
+        return {{row * G::ROWS, column * G::COLUMNS}, matrix};
+    }
+    template <int columns> static __device__ void load_weight(floatX* right, const CUtensorMap& map, int k,
+                                                              const NewtonSchulzTile& tile, int, uint64_t* full) {
+        if (!Form::IS_KN) { tile.load(right, map, k, tile.column, full); }
+        for (int box = 0; Form::IS_KN && box < columns / 64; box++) {
+            tile.load(right + box * 64 * 64, map, tile.column + 64 * box, k, full);
+        }
     }
 };
 // poly x: 192 divides 768 and 3072.
@@ -284,200 +320,58 @@ struct NewtonSchulzForm128 : GemmWeightNK {
 };
 typedef NewtonSchulzTiles<NewtonSchulzForm128> NewtonSchulzTiles128;
 
-// Boxes: of the operands what a block loads per step (a right (K,N) in boxes of 64x64), of out and add 16x64, and of
-// mirrored, which is out again, 64x64.
-struct NewtonSchulzMaps {
-    CUtensorMap left, right, add, out, mirrored;
-};
-// One of the matrices, and the first row and column of a tile of it.
-struct NewtonSchulzTile {
-    int matrix, row, column;
-};
+// out = scale * sum + add_scale * third; of a symmetric product, a tile above the diagonal is also stored transposed.
+template <bool is_symmetric> struct NewtonSchulzEpilogue : GemmBias<GEMM_NO_BIAS> {
+    static constexpr int EXTRAS = GEMM_SCALED_ADD | GEMM_NO_BIAS | (is_symmetric ? GEMM_MIRRORED : 0);
+    float scale, add_scale;
+    __device__ bool reads_third() const {
+        return !is_symmetric || add_scale != 0.0f;
+    } // poly x always has a term to add
+    __device__ float add(float y, float third) const { return scale * y + add_scale * third; }
 
-// The tiles of one matrix that are computed.
-template <class G> __host__ __device__ inline int newton_schulz_tiles_per_matrix(int M, int N) {
-    int num_rows = ceil_div(M, G::ROWS);
-    return G::IS_KN ? num_rows * ceil_div(N, G::COLUMNS) : num_rows * (num_rows + 1) / 2;
-}
-// Tile number `index` of all matrices, which follow one another.
-template <class G> __device__ inline NewtonSchulzTile newton_schulz_tile(int index, int M, int N) {
-    int num_tiles = newton_schulz_tiles_per_matrix<G>(M, N), num_columns = ceil_div(N, G::COLUMNS);
-    int matrix = index / num_tiles, row = index % num_tiles / num_columns, column = index % num_tiles % num_columns;
-    if (!G::IS_KN) { newton_schulz_upper_tile(index % num_tiles, row, column); }
-    return {matrix, row * G::ROWS, column * G::COLUMNS};
-}
-
-// Run by one thread of the producer warpgroup: loads the operands of a tile, one stage per step, as gemm_load does.
-template <class G> __device__ inline void newton_schulz_load5(GemmSMem<G>& smem, const NewtonSchulzMaps& maps,
-                                                              const NewtonSchulzTile& tile, int num_steps, int& i) {
-#pragma unroll 1
-    for (int step = 0; step < num_steps; step++, i++) {
-        auto& stage = smem.stages[i % G::RING];
-        uint64_t* full = &smem.full[i % G::RING];
-        mbarrier_wait(&smem.empty[i % G::RING], (i / G::RING + 1) % 2);
-        mbarrier_arrive_expect(full, sizeof(stage));
-        tma_load_3d(stage.inp, &maps.left, step * 64, tile.row, tile.matrix, full);
-        if (!G::IS_KN) { tma_load_3d(stage.weight, &maps.right, step * 64, tile.column, tile.matrix, full); }
-        for (int box = 0; G::IS_KN && box < G::COLUMNS / 64; box++) {
-            tma_load_3d(stage.weight + box * 64 * 64, &maps.right, tile.column + 64 * box, step * 64, tile.matrix,
-                        full);
-        }
-    }
-}
-
-// Starts to load box n of a warp's part of the tile from `add`. The boxes are as in gemm_store. Called by one lane.
-template <class G> __device__ inline void newton_schulz_load_add(GemmSMem<G>& smem, const NewtonSchulzMaps& maps,
-                                                                 const NewtonSchulzTile& tile, int n, int box) {
-    const int num_columns = G::COLUMNS / 64;
-    int warp = threadIdx.x / 32 - 4, slot = (box + n) % G::BOXES;
-    mbarrier_arrive_expect(&smem.box_full[warp][slot], sizeof(smem.boxes[0][0]));
-    tma_load_3d(smem.boxes[warp][slot], &maps.add, tile.column + n % num_columns * 64,
-                tile.row + warp % 4 * 16 + n / num_columns * 64, tile.matrix, &smem.box_full[warp][slot]);
-}
-
-// The prologue of a tile, before its products: the boxes are free again, and the loads of `add` start.
-template <class G> __device__ inline void newton_schulz_prepare5(GemmSMem<G>& smem, const NewtonSchulzMaps& maps,
-                                                                 const NewtonSchulzTile& tile, bool adds, int box) {
-    if (threadIdx.x % 32 == 0) {
-        tma_store_wait<0>();
-        for (int n = 0; adds && n < G::BOXES; n++) { newton_schulz_load_add(smem, maps, tile, n, box); }
-    }
-    __syncwarp();
-}
-
-// Stores a 128x128 tile transposed. results: the warp's boxes n = 2 m + q of 16x64 results, rows 64 m + 16 warp, columns
-// 64 q, as fragments. The consumer's memory is now one box of 64x64 per warp, number 2 q + m:
-//
-//     rows of the box: 64 columns of the tile    | warp 0 | warp 1 | warp 2 | warp 3 |     16 columns of the box, the
-//     from 64 q on                               |        |        |        |        |     16 rows of each warp's fragments
-__device__ inline void newton_schulz_store_mirrored(const uint32_t (&results)[4][16],
-                                                    GemmSMem<NewtonSchulzTiles128>& smem, const CUtensorMap& map,
-                                                    const NewtonSchulzTile& tile) {
-    int lane = threadIdx.x % 32, warp = threadIdx.x / 32 - 4, consumer = warp / 4;
-    auto barrier = [&] { consumer == 0 ? named_barrier_sync(1, 128) : named_barrier_sync(2, 128); };
-    if (lane == 0) { tma_store_wait<0>(); } // TMA has read this warp's boxes
-    barrier();
-    // this lane's 16 bytes for stmatrix: row lane % 8 of matrix lane / 8, which are rows 0..7 and 8..15 of columns 0..7,
-    // then of columns 8..15; swizzled
-    uint32_t lane_at = (lane / 16 * 8 + lane % 8) * 128 + ((2 * (warp % 4) + lane / 8 % 2) ^ lane % 8) * 16;
+    // Stores a 128x128 tile transposed. results: the warp's boxes n = 2 m + q of 16x64 results, rows 64 m + 16 warp, columns
+    // 64 q, as fragments. The consumer's memory is now one box of 64x64 per warp, number 2 q + m:
+    //
+    //     rows of the box: 64 columns of the tile    | warp 0 | warp 1 | warp 2 | warp 3 |     16 columns of the box, the
+    //     from 64 q on                               |        |        |        |        |     16 rows of each warp's fragments
+    __device__ void store_mirrored(const uint32_t (&results)[4][16], GemmSMem<NewtonSchulzTiles128>& smem,
+                                   const CUtensorMap& map, const NewtonSchulzTile& tile) const {
+        int lane = threadIdx.x % 32, warp = threadIdx.x / 32 - 4, consumer = warp / 4, row = tile.row - warp % 4 * 16;
+        if (row >= tile.column) { return; }
+        auto barrier = [&] { consumer == 0 ? named_barrier_sync(1, 128) : named_barrier_sync(2, 128); };
+        if (lane == 0) { tma_store_wait<0>(); } // TMA has read this warp's boxes
+        barrier();
+        // this lane's 16 bytes for stmatrix: row lane % 8 of matrix lane / 8, which are rows 0..7 and 8..15 of columns 0..7,
+        // then of columns 8..15; swizzled
+        uint32_t lane_at = (lane / 16 * 8 + lane % 8) * 128 + ((2 * (warp % 4) + lane / 8 % 2) ^ lane % 8) * 16;
 #pragma unroll
-    for (int n = 0; n < 4; n++) {
-        uint32_t at = shared_address(smem.boxes[4 * consumer + n % 2 * 2 + n / 2]) + lane_at;
+        for (int n = 0; n < 4; n++) {
+            uint32_t at = shared_address(smem.boxes[4 * consumer + n % 2 * 2 + n / 2]) + lane_at;
 #pragma unroll
-        for (int p = 0; p < 4; p++) { stmatrix_x4_trans(at + p * 16 * 128, &results[n][4 * p]); }
-    }
-    tma_store_fence();
-    barrier();
-    if (lane == 0) { // the box in this warp's memory
-        tma_store_3d(&map, smem.boxes[warp], tile.row + warp % 2 * 64, tile.column + warp % 4 / 2 * 64, tile.matrix);
-        tma_store_commit();
-    }
-}
-
-// The epilogue of one warp for a tile: scale * sum + add_scale * add, stored by TMA, and in a symmetric product also
-// transposed if the tile is above the diagonal. box: the number of the tile's first box, as in gemm_store.
-template <class G> __device__ inline void newton_schulz_store5(const float (&sum)[G::PARTS][G::COLUMNS / 2],
-                                                               GemmSMem<G>& smem, const NewtonSchulzMaps& maps,
-                                                               const NewtonSchulzTile& tile, bool adds, float scale,
-                                                               float add_scale, int& box) {
-    constexpr int num_columns = G::COLUMNS / 64, num_boxes = G::PARTS * num_columns, ahead = G::BOXES / 2;
-    int lane = threadIdx.x % 32, warp = threadIdx.x / 32 - 4, first_box = box;
-    uint32_t lane_at = lane % 16 * 128 + (lane / 16 ^ lane % 8) * 16; // for stmatrix, as in gemm_store
-    uint32_t results[num_boxes][16];
-#pragma unroll
-    for (int n = 0; n < num_boxes; n++, box++) {
-        const int m = n / num_columns, q = n % num_columns;
-        int slot = box % G::BOXES;
-        if (adds) {
-            // load box n + ahead into the slot that box n + ahead - BOXES used
-            if (n + ahead >= G::BOXES && n + ahead < num_boxes && lane == 0) {
-                tma_store_wait<G::BOXES - ahead - 1>();
-                newton_schulz_load_add(smem, maps, tile, n + ahead, first_box);
-            }
-            mbarrier_wait(&smem.box_full[warp][slot], box / G::BOXES % 2);
-        }
-        uint32_t at = shared_address(smem.boxes[warp][slot]) + lane_at;
-#pragma unroll
-        for (int p = 0; p < 4; p++) { // 16 columns per iteration
-            uint32_t add[4] = {};
-            if (adds) { ldmatrix_x4(add, at ^ p << 5); }
-#pragma unroll
-            for (int j = 0; j < 2; j++) { // 8 columns per iteration
-                const int k = 32 * q + 8 * p + 4 * j;
-                float2 upper = unpack_16x2(add[2 * j], floatX()), lower = unpack_16x2(add[2 * j + 1], floatX());
-                const float v[4] = {
-                    scale * sum[m][k] + add_scale * upper.x, scale * sum[m][k + 1] + add_scale * upper.y,
-                    scale * sum[m][k + 2] + add_scale * lower.x, scale * sum[m][k + 3] + add_scale * lower.y};
-                gemm_pack(&results[n][4 * p + 2 * j], v);
-            }
-            stmatrix_x4(at ^ p << 5, &results[n][4 * p]);
+            for (int p = 0; p < 4; p++) { stmatrix_x4_trans(at + p * 16 * 128, &results[n][4 * p]); }
         }
         tma_store_fence();
-        __syncwarp();
-        if (lane == 0) {
-            tma_store_3d(&maps.out, smem.boxes[warp][slot], tile.column + 64 * q, tile.row + 64 * m + warp % 4 * 16,
-                         tile.matrix);
+        barrier();
+        if (lane == 0) { // the box in this warp's memory
+            tile.store(map, smem.boxes[warp], row + warp % 2 * 64, tile.column + warp % 4 / 2 * 64);
             tma_store_commit();
         }
     }
-    if constexpr (!G::IS_KN) {
-        if (tile.row < tile.column) { newton_schulz_store_mirrored(results, smem, maps.mirrored, tile); }
-    }
-}
-
-// out of all matrices, M, N, K, scale and add_scale as in NewtonSchulzProduct. One persistent block per SM, as in
-// gemm_sm90_kernel9.
-template <class G> __global__ void __launch_bounds__(384, 1)
-    newton_schulz_sm90_kernel5(const __grid_constant__ NewtonSchulzMaps maps, int M, int N, int K, int num_tiles,
-                               float scale, float add_scale) {
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-    extern __shared__ __align__(256) unsigned char gemm_dynamic[];
-    GemmSMem<G>& smem = gemm_smem<G>(gemm_dynamic);
-    if (threadIdx.x == 0) { tma_prefetch_map(&maps.left), tma_prefetch_map(&maps.right), tma_prefetch_map(&maps.out); }
-    gemm_init(smem);
-    int warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0); // the shuffle makes it warp-uniform to the compiler
-    int warpgroup = warp / 4, num_steps = ceil_div(K, 64), first = blockIdx.x, stride = gridDim.x;
-    if (warpgroup == 0) {
-        warpgroup_fewer_registers<24>();
-        if (threadIdx.x != 0) { return; }
-        int i = 0;
-#pragma unroll 1
-        for (int index = first; index < num_tiles; index += stride) {
-            newton_schulz_load5(smem, maps, newton_schulz_tile<G>(index, M, N), num_steps, i);
-        }
-        return;
-    }
-    warpgroup_more_registers<240>();
-    // the block's tiles go to consumers 0, 1, 0, ...; their steps go through the ring in that order
-    first += (warpgroup - 1) * stride;
-    stride *= 2;
-    bool adds = G::IS_KN || add_scale != 0.0f; // poly x always has a term to add
-    int box = 0, number = 0, i = (warpgroup - 1) * num_steps;
-#pragma unroll 1
-    for (int index = first; index < num_tiles; index += stride, number++) {
-        float sum[G::PARTS][G::COLUMNS / 2];
-        NewtonSchulzTile tile = newton_schulz_tile<G>(index, M, N);
-        newton_schulz_prepare5(smem, maps, tile, adds, box);
-        gemm_multiply<G>(sum, smem, num_steps, number, i);
-        i += num_steps; // skips the other consumer's tile
-        newton_schulz_store5(sum, smem, maps, tile, adds, scale, add_scale, box);
-    }
-    gemm_end<G>();
-#endif
-}
+};
 
 template <class G> void newton_schulz_product5(const NewtonSchulzProduct& p, const Execution& exec) {
-    NewtonSchulzMaps maps;
-    maps.left = tensor_map(p.left, {p.K, p.M, p.num}, {64, G::ROWS, 1});
-    maps.right = G::IS_KN ? tensor_map(p.right, {p.N, p.K, p.num}, {64, 64, 1})
-                          : tensor_map(p.right, {p.K, p.N, p.num}, {64, G::COLUMNS, 1});
+    GemmMaps maps;
+    maps.inp = tensor_map(p.left, {p.K, p.M, p.num}, {64, G::ROWS, 1});
+    maps.weight = G::IS_KN ? tensor_map(p.right, {p.N, p.K, p.num}, {64, 64, 1})
+                           : tensor_map(p.right, {p.K, p.N, p.num}, {64, G::COLUMNS, 1});
     maps.out = tensor_map(p.out, {p.N, p.M, p.num}, {64, 16, 1});
-    maps.add = p.add ? tensor_map(p.add, {p.N, p.M, p.num}, {64, 16, 1}) : maps.out;
-    maps.mirrored = tensor_map(p.out, {p.N, p.M, p.num}, {64, 64, 1});
+    maps.second = tensor_map(p.out, {p.N, p.M, p.num}, {64, 64, 1}); // for mirrored tiles
+    maps.third = p.add ? tensor_map(p.add, {p.N, p.M, p.num}, {64, 16, 1}) : maps.out;
+    NewtonSchulzEpilogue<!G::IS_KN> epilogue = {{NULL}, p.scale, p.add_scale};
     size_t num_tiles = (size_t)p.num * newton_schulz_tiles_per_matrix<G>(p.M, p.N);
     require(num_tiles * ceil_div(p.K, 64) <= INT_MAX / 2); // steps are counted in an int
-    gemm_start(newton_schulz_sm90_kernel5<G>, min((int)num_tiles, exec.free_sms()), 1, GemmSMem<G>::bytes(), true, exec,
-               maps, p.M, p.N, p.K, (int)num_tiles, p.scale, p.add_scale);
+    gemm_start(gemm_sm90_kernel9<G, NewtonSchulzEpilogue<!G::IS_KN>>, min((int)num_tiles, exec.free_sms()), 1,
+               GemmSMem<G>::bytes(), true, exec, maps, epilogue, p.M, p.N, p.K, (int)num_tiles);
 }
 
 void newton_schulz5(floatX* out, floatX* scratch, const floatX* inp, int num, int n, int k, const Execution& exec) {

@@ -99,8 +99,7 @@ void quantize3(const QuantizeArgs<F>& q, const Source& source, const Execution& 
     cudaCheck(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_sm, kernel, block_size, 0));
     size_t most = ceil_div((size_t)q.N * q.C, (size_t)x128::size * block_size);
     int num_blocks = (int)std::min(most, (size_t)exec.free_sms() * per_sm);
-    kernel<<<num_blocks, block_size, 0, exec.stream>>>(q, source);
-    cudaCheck(cudaGetLastError());
+    launch_kernel(kernel, LaunchShape(num_blocks, block_size), exec, q, source);
 }
 
 #if !defined(ENABLE_FP32)
@@ -149,8 +148,7 @@ void quantize5(const QuantizeArgs<F>& q, const Source& source, const Execution& 
         ceil_div((size_t)q.N, (size_t)FP8_TILE_TOKENS) * ceil_div((size_t)q.C, (size_t)QuantizeSMem::COLUMNS);
     require(num_blocks <= INT_MAX);
     auto kernel = quantize_kernel5<F, Source>;
-    kernel<<<(unsigned)num_blocks, block_size, 0, exec.stream>>>(q, source);
-    cudaCheck(cudaGetLastError());
+    launch_kernel(kernel, LaunchShape(num_blocks, block_size), exec, q, source);
 }
 
 template <class F, class Source>

@@ -42,12 +42,11 @@ void quantize_weights(void* values, float* scales, floatX* weight, WeightFormat 
     require(format != WEIGHTS_FULL && block_size % 32 == 0);
     size_t blocks = ceil_div(num_rows, (size_t)block_size / 32);
     if (format == WEIGHTS_INT8) {
-        quantize_weights_kernel1<int8_t>
-            <<<(unsigned)blocks, block_size, 0, exec.stream>>>((int8_t*)values, scales, weight, num_rows, K);
+        launch_kernel(quantize_weights_kernel1<int8_t>, LaunchShape(blocks, block_size), exec, (int8_t*)values, scales,
+                      weight, num_rows, K);
     } else {
-        quantize_weights_kernel1<__nv_fp8_e4m3>
-            <<<(unsigned)blocks, block_size, 0, exec.stream>>>((__nv_fp8_e4m3*)values, scales, weight, num_rows, K);
+        launch_kernel(quantize_weights_kernel1<__nv_fp8_e4m3>, LaunchShape(blocks, block_size), exec,
+                      (__nv_fp8_e4m3*)values, scales, weight, num_rows, K);
     }
-    cudaCheck(cudaGetLastError());
 }
 // ==== end promoted: quantize_weights ====

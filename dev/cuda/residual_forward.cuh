@@ -21,6 +21,5 @@ void residual_forward(floatX* out, const floatX* inp1, const floatX* inp2, size_
     int block_size = exec.block_size ? exec.block_size : 256;
     require(n >= 1 && n % x128::size == 0);
     size_t grid_size = ceil_div(n / x128::size, (size_t)block_size);
-    residual_forward_kernel2<<<grid_size, block_size, 0, exec.stream>>>(out, inp1, inp2, n);
-    cudaCheck(cudaGetLastError());
+    launch_kernel(residual_forward_kernel2, LaunchShape(grid_size, block_size), exec, out, inp1, inp2, n);
 }

@@ -975,7 +975,7 @@ template <class G> __device__ inline void transformer_block_store12(float (&sum)
         const int m = n / num_columns, q = n % num_columns, place = box % G::BOXES;
         if (n + ahead >= G::BOXES && n + ahead < num_boxes && lane == 0) {
             tma_store_wait<G::BOXES - ahead - 1>();
-            gemm_load_box<G>(smem, maps.third, row, column, n + ahead, first_box);
+            gemm_load_box<G>(smem, maps.third, GemmTile{row, column}, n + ahead, first_box);
         }
         mbarrier_wait(&smem.box_full[warp][place], box / G::BOXES % 2);
         uint32_t at = shared_address(smem.boxes[warp][place]) + lane_at;
@@ -1058,7 +1058,7 @@ __global__ void __launch_bounds__(384, 1)
         GemmTile tile = gemm_tile<G>(index, M, N, 0);
         int row = tile.row + warp % 4 * 16;
         GemmColumns<G, GemmBias<GEMM_ADD>> columns;
-        gemm_prepare(columns, epilogue, smem, maps.third, row, tile.column, N, box);
+        gemm_prepare(columns, epilogue, smem, maps.third, GemmTile{row, tile.column}, N, box);
         gemm_multiply<G, false>(sum, smem, num_steps, number, i);
         i += num_steps;
         transformer_block_store12(sum, columns, smem, maps, parts, row, tile.column, M, N, box);
