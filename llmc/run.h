@@ -139,7 +139,7 @@ static inline void print_plans(double have, double usable, int most, double (*by
     Error err;
     bool one = recipe_flag_is_typed("model");
     if (one) {
-        ModelSource source = {0};
+        ModelSource source;
         Tokenizer tokenizer;
         bool has_tokenizer;
         model_source_open(&source, resolve_model_path(args->model), &has_tokenizer, &tokenizer);

@@ -300,7 +300,7 @@ test_tunable_ops() {
     [ ${#ops[@]} -ge 11 ] || fail "only ${ops[*]}"
     for op in "${ops[@]}"; do
         grep -qF "bench_tunable(\"$op\")" "dev/cuda/$op.cu" || fail "$op.cu has a list of its own"
-        grep -qF "tuned_config(exec.tuned, \"$op\"," train_gpt2.cu || fail "train_gpt2.cu does not ask for the configuration of $op"
+        grep -qE "tuned_(config\(exec.tuned|block_size\(exec), \"$op\"," train_gpt2.cu || fail "train_gpt2.cu does not ask for the configuration of $op"
     done
     want "launchers that ask" "$(grep -o 'tuned_config(exec.tuned, "[a-z_]*"' train_gpt2.cu | sort -u | wc -l)" ${#ops[@]}
 }
