@@ -302,7 +302,7 @@ test_tunable_ops() {
         grep -qF "bench_tunable(\"$op\")" "dev/cuda/$op.cu" || fail "$op.cu has a list of its own"
         grep -qE "tuned_(config\(exec.tuned|block_size\(exec), \"$op\"," train_gpt2.cu || fail "train_gpt2.cu does not ask for the configuration of $op"
     done
-    want "launchers that ask" "$(grep -o 'tuned_config(exec.tuned, "[a-z_]*"' train_gpt2.cu | sort -u | wc -l)" ${#ops[@]}
+    want "launchers that ask" "$(grep -oE 'tuned_(config\(exec.tuned|block_size\(exec), "[a-z_]*"' train_gpt2.cu | sort -u | wc -l)" ${#ops[@]}
 }
 
 tests=(vendor_races vendor_reads list_and_help_need_no_gpu without_a_gpu_one_line bad_arguments typed_nvcc_lines
