@@ -75,7 +75,7 @@ __device__ inline void adamw_scalar(floatX* params, float* master, float* m, flo
     params[i] = adamw_round(p, i, seed);
 }
 
-// Four neighbouring values of each array, from element `at` on.
+// Holds four neighbouring values of each array, starting at element `at`.
 struct AdamWVector {
     f128 p, m, v, g;
 

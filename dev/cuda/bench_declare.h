@@ -252,7 +252,7 @@ inline void bench_fill_exact_small(float* host, size_t n, uint32_t seed) { // mu
     });
 }
 // The second half of each row (K) becomes negative. If rows of exact large values are multiplied with exact small ones,
-// the sums grow to about 2.5 K, and then almost all of it cancels: a sum that is kept in 16 bits on its way loses the
+// the sums grow to about 2.5 K, and then almost all of it cancels: a sum that is kept as a 16-bit number on its way loses the
 // result. In fp32 partial sums are exact, because they are multiples of 2^-9 and less than 2^15 (K <= 8704).
 inline void bench_negate_halves(float* host, size_t num_rows, size_t K) {
     bench_pieces(num_rows * K, [=](size_t begin, size_t end) {

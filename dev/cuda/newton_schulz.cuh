@@ -285,7 +285,7 @@ template <class G> __host__ __device__ inline int newton_schulz_tiles_per_matrix
     return G::IS_KN ? num_rows * ceil_div(N, G::COLUMNS) : num_rows * (num_rows + 1) / 2;
 }
 
-// What both forms have in common: blocks without a cluster, and many matrices.
+// Adds to a form what both forms share: blocks form no cluster, and tiles belong to many matrices.
 template <class Form> struct NewtonSchulzTiles : Form {
     static constexpr int CLUSTER = 1;
     static __device__ int rank() { return 0; }
