@@ -3714,7 +3714,8 @@ __global__ void fused_residual_layernorm_kernel3(floatX* residual, floatX* norme
                                                  const floatX* inp1, const floatX* inp2, const floatX* weight,
                                                  const floatX* bias, int C, float epsilon) {
     __shared__ float shared[32];
-    extern __shared__ int4 fused_residual_layernorm_row[]; // (C) floatX; a thread reads only what it wrote: no barrier
+    // (C) floatX; a thread reads only what it wrote: no barrier
+    extern __shared__ __align__(128) int4 fused_residual_layernorm_row[];
     floatX* x = (floatX*)fused_residual_layernorm_row;
     size_t row_start = (size_t)blockIdx.x * C;
     float sum = 0.0f, squares = 0.0f;
@@ -3779,7 +3780,7 @@ size_t matmul_backward_bias_scratch(int N, int OC) {
 // partial[blockIdx.y, c] = the sum of `rows` rows of dout, for each column c of the block
 __device__ inline void matmul_backward_bias_sums(float* partial, const floatX* dout, int N, int OC, int rows) {
     constexpr int columns = MATMUL_BACKWARD_BIAS_COLUMNS, unroll = 4; // rows in flight per warp
-    extern __shared__ float matmul_backward_bias_shared[];
+    extern __shared__ __align__(128) float matmul_backward_bias_shared[];
     float* shared = matmul_backward_bias_shared; // (warps, columns)
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32, num_warps = blockDim.x / 32;
     int c = blockIdx.x * columns + lane * x128::size;
@@ -3904,7 +3905,7 @@ template <int num_vecs, bool one_warp> __global__ void __launch_bounds__(LAYERNO
                                const floatX* inp, const floatX* weight, const float* mean, const float* rstd, int N,
                                int C, int team_warps) {
     __shared__ float row_sums[2][2][16];
-    extern __shared__ float layernorm_backward_columns[]; // (2 * x128::size, blockDim.x + padding)
+    extern __shared__ __align__(128) float layernorm_backward_columns[]; // (2 * x128::size, blockDim.x + padding)
     int team_size = 32 * team_warps, num_teams = blockDim.x / team_size;
     int team = threadIdx.x / team_size, first = threadIdx.x % team_size * x128::size, stride = team_size * x128::size;
     bool last_valid = first + (num_vecs - 1) * stride < C; // only a thread's last vector can be past the row's end
@@ -4035,7 +4036,8 @@ template <int num_vecs, int num_sums> __global__ void __launch_bounds__(LAYERNOR
     layernorm_backward_kernel10(floatX* dinp, float* partials, const floatX* dout, const floatX* dresidual,
                                 const floatX* inp, const floatX* weight, const float* mean, const float* rstd, int N,
                                 int C, int /*team_warps*/) {
-    extern __shared__ int4 layernorm_backward_ring[]; // (stages, num_vecs, 3, blockDim.x); 3: dout, inp, dresidual
+    // (stages, num_vecs, 3, blockDim.x); 3: dout, inp, dresidual
+    extern __shared__ __align__(128) int4 layernorm_backward_ring[];
     const int team_size = 32, stride = team_size * x128::size;
     int num_teams = blockDim.x / team_size, row_step = gridDim.x * num_teams;
     int team = threadIdx.x / team_size, first = threadIdx.x % team_size * x128::size;
@@ -4156,7 +4158,7 @@ __global__ void __launch_bounds__(LAYERNORM_BACKWARD_BLOCK_SIZE11, num_vecs == 1
                                 const floatX* inp, const floatX* weight, const float* mean, const float* rstd, int N,
                                 int C) {
     static_assert(num_vecs * rows == 4);
-    extern __shared__ int4 layernorm_backward_ring11[]; // (stages, rows, num_vecs, 3, blockDim.x)
+    extern __shared__ __align__(128) int4 layernorm_backward_ring11[]; // (stages, rows, num_vecs, 3, blockDim.x)
     // [stage][warp]: sum and dot of each row. The stages alternate, so one barrier per turn is enough
     __shared__ float shared[LAYERNORM_BACKWARD_STAGES][LAYERNORM_BACKWARD_BLOCK_SIZE11 / 32][8];
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32, num_warps = blockDim.x / 32;
@@ -6013,7 +6015,7 @@ __global__ void __launch_bounds__(1024)
 // reduction scratch.
 __global__ void __launch_bounds__(1024)
     fused_classifier_kernel7(floatX* logits, float* losses, const int* targets, const float* dloss, int V, int Vp) {
-    extern __shared__ int4 fused_classifier_row[];
+    extern __shared__ __align__(128) int4 fused_classifier_row[];
     floatX* row = logits + (size_t)blockIdx.x * Vp;
     int num_vectors = V / x128::size;
     float* shared = reinterpret_cast<float*>(fused_classifier_row + num_vectors);
@@ -6602,7 +6604,7 @@ static void layernorm_quantize2(const LayernormQuantizeArgs& q, const Execution&
 // ---- kernel 3: 2 with the transposed copy: a block has 64 tokens, a warp takes pairs of them, see fp8.cuh ----
 
 template <int num_vecs> __global__ void __launch_bounds__(512) layernorm_quantize_kernel3(LayernormQuantizeArgs q) {
-    extern __shared__ __align__(16) unsigned char layernorm_quantize_tile[]; // fp8_tile_bytes(C)
+    extern __shared__ __align__(128) unsigned char layernorm_quantize_tile[]; // fp8_tile_bytes(C)
     int first_token = blockIdx.x * FP8_TILE_TOKENS, first = threadIdx.x % 32 * x128::size;
     int warp = threadIdx.x / 32, num_warps = blockDim.x / 32;
     Fp8Seen<F8> seen(q.to);
@@ -8558,13 +8560,10 @@ template <int HS = 64> void attention_forward_sm90(floatX* out, float* lse, cons
 }
 #endif
 
-// Whether attention_forward() runs kernel 25 with HS = 128. It is right, but has not been timed against kernel 15 yet.
-constexpr bool ATTENTION_FORWARD_SM90_128 = false;
-
 // The number of the kernel that attention_forward() runs; see the table below.
 int attention_forward_choice(int HS) {
 #if !defined(ENABLE_FP32)
-    if ((HS == 64 || (ATTENTION_FORWARD_SM90_128 && HS == 128)) && has_sm90a()) { return 25; }
+    if ((HS == 64 || HS == 128) && has_sm90a()) { return 25; }
     if (compiled_arch(attention_forward_kernel15<64, 2, 32, 8, 3, 64>) >= 80) { return 15; }
 #endif
     (void)HS;
@@ -8576,7 +8575,7 @@ int attention_forward_choice(int HS) {
 // device:
 //
 //     HS                        bf16, fp16:  sm_90a (H100)   8.0 and up (A100)   older          fp32
-//     64                                     kernel 25       kernel 15           kernel 6       kernel 6
+//     64, 128                                kernel 25       kernel 15           kernel 6       kernel 6
 //     other multiples of 8, up to 256        kernel 15       kernel 15           kernel 6       kernel 6
 void attention_forward(floatX* out, float* lse, const floatX* qkv, int B, int T, int C, int NH, float scale,
                        const Execution& exec) {
@@ -8589,8 +8588,7 @@ void attention_forward(floatX* out, float* lse, const floatX* qkv, int B, int T,
     int kernel = attention_forward_choice(HS);
 #if !defined(ENABLE_FP32)
     if (kernel == 25) {
-        auto launch = attention_forward_sm90<64>;
-        if constexpr (ATTENTION_FORWARD_SM90_128) { launch = HS == 64 ? launch : attention_forward_sm90<128>; }
+        auto launch = HS == 64 ? attention_forward_sm90<64> : attention_forward_sm90<128>;
         return launch(out, lse, qkv, B, T, NH, scale, exec);
     }
     if (kernel == 15) { return attention_forward_mma(out, lse, qkv, B, T, HS, NH, scale, exec); }
@@ -9349,7 +9347,7 @@ template <int HS> __global__ void attention_backward_sm90_stats_kernel11(Attenti
                                                                          const floatX* out, const float* lse,
                                                                          int num_queries, int num_heads,
                                                                          int num_slots) {
-    extern __shared__ float attention_backward_terms[];                  // (num_slots, num_heads * HS)
+    extern __shared__ __align__(128) float attention_backward_terms[];   // (num_slots, num_heads * HS)
     float* dsum = attention_backward_terms + num_slots * num_heads * HS; // (num_heads, num_queries)
     constexpr int LANES = HS / 8;                                        // per head
     int width = num_heads * LANES, slot = threadIdx.x / width,
@@ -9954,14 +9952,13 @@ template <int HS = 64> void attention_backward_sm90(floatX* dqkv, float* dbias, 
 }
 #endif
 
-// Whether attention_backward() runs kernel 11 with HS = 128. It is right, but has not been timed against kernel 7 yet.
-constexpr bool ATTENTION_BACKWARD_SM90_128 = false;
-inline bool attention_backward_accepts_sm90(int HS) { return HS == 64 || (ATTENTION_BACKWARD_SM90_128 && HS == 128); }
+inline bool attention_backward_accepts_sm90(int HS) { return HS == 64 || HS == 128; }
 
 // The size of the part of scratch, at its beginning, that holds the terms of dbias, in floats: until column_sums_flush() where sums
 // wait for that. A multiple of 4.
 size_t attention_backward_bias_terms(int B, int T, int C, int NH) {
     size_t floats = matmul_backward_bias_scratch(B * T, 3 * C);
+    (void)NH;
 #if !defined(ENABLE_FP32)
     int HS = C / NH;
     if (attention_backward_accepts_sm90(HS)) { floats = std::max(floats, attention_backward_sm90_terms(B, T, NH, HS)); }
@@ -10001,8 +9998,7 @@ static void attention_backward_run(int kernel, floatX* dqkv, float* dbias, float
     (void)dbias;
 #if !defined(ENABLE_FP32)
     if (kernel == 11) {
-        auto launch = attention_backward_sm90<64>;
-        if constexpr (ATTENTION_BACKWARD_SM90_128) { launch = C / NH == 64 ? launch : attention_backward_sm90<128>; }
+        auto launch = C / NH == 64 ? attention_backward_sm90<64> : attention_backward_sm90<128>;
         return launch(dqkv, dbias, scratch, dout, qkv, out, lse, B, T, C, NH, scale, exec);
     }
 #endif
@@ -10022,7 +10018,7 @@ static void attention_backward_run(int kernel, floatX* dqkv, float* dbias, float
 // device:
 //
 //     HS                        bf16, fp16:  sm_90a (H100)   8.0 and up (A100)   older          fp32
-//     64                                     kernel 11       kernel 7            kernel 3       kernel 3
+//     64, 128                                kernel 11       kernel 7            kernel 3       kernel 3
 //     other multiples of 8, up to 256        kernel 7        kernel 7            kernel 3       kernel 3
 //
 // Source: Dao et al. 2022, arXiv:2205.14135; Dao 2023, arXiv:2307.08691; Shah et al. 2024, arXiv:2407.08608.
@@ -10205,8 +10201,8 @@ __global__ void __launch_bounds__(256, decode_matvec_blocks_per_sm(batch))
                           bool has_gelu, int B, int K, int OC, float epsilon, int split) {
     constexpr int num_sums = rows * batch, lanes_per_sum = 32 / num_sums;
     constexpr bool scaled = sizeof(W) < sizeof(floatX);
-    extern __shared__ int4 decode_matvec_shared[]; // (batch,K) floatX, if norm
-    __shared__ float partial[8][num_sums];         // sums of each warp over its share of the columns
+    extern __shared__ __align__(128) int4 decode_matvec_shared[]; // (batch,K) floatX, if norm
+    __shared__ float partial[8][num_sums];                        // sums of each warp over its share of the columns
     x128* normalised = reinterpret_cast<x128*>(decode_matvec_shared);
     const floatX* own_x = x + (size_t)blockIdx.x * batch * K;
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32, segment = warp % split;
@@ -10661,7 +10657,7 @@ template <int lanes, int depth> __global__ void __launch_bounds__(DECODE_ATTENTI
     typedef DecodeAttentionRing<lanes, depth> Ring;
     __shared__ DecodeAttentionShared shared;
     // static shared memory would make a step of 64 sequences 9% slower: notes/decode_attention.md
-    extern __shared__ int4 decode_attention_ring[];
+    extern __shared__ __align__(128) int4 decode_attention_ring[];
     Ring& ring = *reinterpret_cast<Ring*>(decode_attention_ring);
     grid_launch_dependents(); // the next kernel may start and load its weights
     int C = NH * HS, num_vec = HS / x128::size, max_parts = ceil_div(capacity, DECODE_ATTENTION_STEP);
@@ -11331,7 +11327,7 @@ template <int C, int ranks> __global__ void __launch_bounds__(DECODE_LAYER_THREA
     decode_layer_sm90_kernel5(const __grid_constant__ DecodeLayers layers, const floatX* packed,
                               const __grid_constant__ DecodeLayerParts parts) {
     typedef DecodeLayerBlock<C, ranks> Block;
-    extern __shared__ __align__(16) unsigned char decode_layer_dynamic[];
+    extern __shared__ __align__(128) unsigned char decode_layer_dynamic[];
     auto& shared = *reinterpret_cast<DecodeLayerShared5<C, ranks>*>(decode_layer_dynamic);
     static_assert(sizeof(shared) <= 227 << 10, "more than a block can have");
     const DecodeLayer& l = layers.first;
@@ -11798,7 +11794,7 @@ template <int C, int TEAMS> __global__ void __launch_bounds__(TEAMS* DECODE_LAYE
                               const __grid_constant__ DecodeLayerParts parts) {
     typedef DecodeLayerTexts<C, TEAMS> Block;
     typedef DecodeLayerShared6<C, TEAMS> Shared;
-    extern __shared__ __align__(16) unsigned char decode_layer_dynamic[];
+    extern __shared__ __align__(128) unsigned char decode_layer_dynamic[];
     Shared& shared = *reinterpret_cast<Shared*>(decode_layer_dynamic);
     static_assert(sizeof(Shared) <= 227 << 10, "more than a block can have");
     const DecodeLayer& l = layers.first;
@@ -12731,7 +12727,7 @@ template <class Out, class W, int texts, bool norm> __global__ void __launch_bou
     constexpr int num_pairs = DECODE_MATMUL_PAIRS;
     constexpr bool head = sizeof(Out) != sizeof(floatX), scaled = sizeof(W) < sizeof(floatX);
     constexpr int ahead = decode_matmul_ahead(scaled, texts, norm);
-    extern __shared__ int4 decode_matmul_shared[];
+    extern __shared__ __align__(128) int4 decode_matmul_shared[];
     __shared__ uint64_t barriers[2]; // the moments, the sums of the cluster's other blocks have arrived
     int rank = blockIdx.x, cluster = gridDim.x, first_b = blockIdx.y * texts, tile = blockIdx.z;
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -13123,7 +13119,7 @@ template <class W, int texts, int most> __global__ void __launch_bounds__(DECODE
     constexpr bool scaled = sizeof(W) < sizeof(floatX);
     constexpr int x_boxes = scaled ? 2 : 1; // of 64 columns, per box of the weight
     __shared__ uint64_t full[DECODE_HEAD_MAX_STAGES], empty[DECODE_HEAD_MAX_STAGES];
-    extern __shared__ unsigned char decode_head_shared[];
+    extern __shared__ __align__(128) unsigned char decode_head_shared[];
     unsigned char* shared_x =
         &shared_aligned_1024<unsigned char>(decode_head_shared);          // (num_boxes * x_boxes, texts, 64)
     unsigned char* ring = shared_x + a.num_boxes * x_boxes * texts * 128; // (num_stages, 128 rows, 128 bytes)

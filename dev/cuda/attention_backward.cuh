@@ -1,8 +1,8 @@
 /*
 attention_backward: dqkv (B,T,3,NH,HS), the gradient of attention_forward's qkv | dbias (3,NH,HS) float, or NULL, += dqkv summed over
 all tokens | scratch in floats | dout, out (B,T,NH,HS), qkv (B,T,3,NH,HS), lse (B,NH,T)
-Constraint: HS % 8 == 0, HS <= 256. attention_backward_choice() says which kernel runs: 11 (wgmma, TMA) on Hopper with HS = 64; 7
-(mma.sync) on other tensor cores and with other head sizes; else 3 (fp32 arithmetic).
+Constraint: HS % 8 == 0, HS <= 256. attention_backward_choice() says which kernel runs: 11 (wgmma, TMA) on Hopper with HS = 64 or
+128; 7 (mma.sync) on other tensor cores and with other head sizes; else 3 (fp32 arithmetic).
 Kernels 3, 7 and 11 of attention_backward.cu, which has the other kernels, errors and sources.
 */
 #pragma once
@@ -765,7 +765,7 @@ template <int HS> __global__ void attention_backward_sm90_stats_kernel11(Attenti
                                                                          const floatX* out, const float* lse,
                                                                          int num_queries, int num_heads,
                                                                          int num_slots) {
-    extern __shared__ float attention_backward_terms[];                  // (num_slots, num_heads * HS)
+    extern __shared__ __align__(128) float attention_backward_terms[];   // (num_slots, num_heads * HS)
     float* dsum = attention_backward_terms + num_slots * num_heads * HS; // (num_heads, num_queries)
     constexpr int LANES = HS / 8;                                        // per head
     int width = num_heads * LANES, slot = threadIdx.x / width,
@@ -1370,14 +1370,13 @@ template <int HS = 64> void attention_backward_sm90(floatX* dqkv, float* dbias, 
 }
 #endif
 
-// Whether attention_backward() runs kernel 11 with HS = 128. It is right, but has not been timed against kernel 7 yet.
-constexpr bool ATTENTION_BACKWARD_SM90_128 = false;
-inline bool attention_backward_accepts_sm90(int HS) { return HS == 64 || (ATTENTION_BACKWARD_SM90_128 && HS == 128); }
+inline bool attention_backward_accepts_sm90(int HS) { return HS == 64 || HS == 128; }
 
 // The size of the part of scratch, at its beginning, that holds the terms of dbias, in floats: until column_sums_flush() where sums
 // wait for that. A multiple of 4.
 size_t attention_backward_bias_terms(int B, int T, int C, int NH) {
     size_t floats = matmul_backward_bias_scratch(B * T, 3 * C);
+    (void)NH;
 #if !defined(ENABLE_FP32)
     int HS = C / NH;
     if (attention_backward_accepts_sm90(HS)) { floats = std::max(floats, attention_backward_sm90_terms(B, T, NH, HS)); }
@@ -1417,8 +1416,7 @@ static void attention_backward_run(int kernel, floatX* dqkv, float* dbias, float
     (void)dbias;
 #if !defined(ENABLE_FP32)
     if (kernel == 11) {
-        auto launch = attention_backward_sm90<64>;
-        if constexpr (ATTENTION_BACKWARD_SM90_128) { launch = C / NH == 64 ? launch : attention_backward_sm90<128>; }
+        auto launch = C / NH == 64 ? attention_backward_sm90<64> : attention_backward_sm90<128>;
         return launch(dqkv, dbias, scratch, dout, qkv, out, lse, B, T, C, NH, scale, exec);
     }
 #endif
@@ -1438,7 +1436,7 @@ static void attention_backward_run(int kernel, floatX* dqkv, float* dbias, float
 // device:
 //
 //     HS                        bf16, fp16:  sm_90a (H100)   8.0 and up (A100)   older          fp32
-//     64                                     kernel 11       kernel 7            kernel 3       kernel 3
+//     64, 128                                kernel 11       kernel 7            kernel 3       kernel 3
 //     other multiples of 8, up to 256        kernel 7        kernel 7            kernel 3       kernel 3
 //
 // Source: Dao et al. 2022, arXiv:2205.14135; Dao 2023, arXiv:2307.08691; Shah et al. 2024, arXiv:2407.08608.

@@ -1,8 +1,8 @@
 /*
 attention_forward: out (B,T,NH,HS) = softmax(q k^T / sqrt(HS), causal) v for each head | lse (B,NH,T) float, or NULL: the log of the
 sum of the exponentials | qkv (B,T,3,NH,HS)
-Constraint: HS % 8 == 0, HS <= 256. attention_forward_choice() says which kernel runs: 25 (wgmma, TMA) on Hopper with HS = 64; 15
-(mma.sync) on other tensor cores and with other head sizes; else 6 (fp32 arithmetic).
+Constraint: HS % 8 == 0, HS <= 256. attention_forward_choice() says which kernel runs: 25 (wgmma, TMA) on Hopper with HS = 64 or 128;
+15 (mma.sync) on other tensor cores and with other head sizes; else 6 (fp32 arithmetic).
 Kernels 6, 15 and 25 of attention_forward.cu, which has the other kernels, errors and sources.
 */
 #pragma once
@@ -1095,13 +1095,10 @@ template <int HS = 64> void attention_forward_sm90(floatX* out, float* lse, cons
 }
 #endif
 
-// Whether attention_forward() runs kernel 25 with HS = 128. It is right, but has not been timed against kernel 15 yet.
-constexpr bool ATTENTION_FORWARD_SM90_128 = false;
-
 // The number of the kernel that attention_forward() runs; see the table below.
 int attention_forward_choice(int HS) {
 #if !defined(ENABLE_FP32)
-    if ((HS == 64 || (ATTENTION_FORWARD_SM90_128 && HS == 128)) && has_sm90a()) { return 25; }
+    if ((HS == 64 || HS == 128) && has_sm90a()) { return 25; }
     if (compiled_arch(attention_forward_kernel15<64, 2, 32, 8, 3, 64>) >= 80) { return 15; }
 #endif
     (void)HS;
@@ -1113,7 +1110,7 @@ int attention_forward_choice(int HS) {
 // device:
 //
 //     HS                        bf16, fp16:  sm_90a (H100)   8.0 and up (A100)   older          fp32
-//     64                                     kernel 25       kernel 15           kernel 6       kernel 6
+//     64, 128                                kernel 25       kernel 15           kernel 6       kernel 6
 //     other multiples of 8, up to 256        kernel 15       kernel 15           kernel 6       kernel 6
 void attention_forward(floatX* out, float* lse, const floatX* qkv, int B, int T, int C, int NH, float scale,
                        const Execution& exec) {
@@ -1126,8 +1123,7 @@ void attention_forward(floatX* out, float* lse, const floatX* qkv, int B, int T,
     int kernel = attention_forward_choice(HS);
 #if !defined(ENABLE_FP32)
     if (kernel == 25) {
-        auto launch = attention_forward_sm90<64>;
-        if constexpr (ATTENTION_FORWARD_SM90_128) { launch = HS == 64 ? launch : attention_forward_sm90<128>; }
+        auto launch = HS == 64 ? attention_forward_sm90<64> : attention_forward_sm90<128>;
         return launch(out, lse, qkv, B, T, NH, scale, exec);
     }
     if (kernel == 15) { return attention_forward_mma(out, lse, qkv, B, T, HS, NH, scale, exec); }

@@ -32,7 +32,7 @@
 
 __global__ void decode_attention_kernel1(floatX* out, floatX* keys, floatX* values, const floatX* qkv,
                                          const int* positions, int NH, int HS, int capacity) {
-    extern __shared__ float decode_attention_scores[]; // (capacity)
+    extern __shared__ __align__(128) float decode_attention_scores[]; // (capacity)
     __shared__ float shared[32];
     int h = blockIdx.x, b = blockIdx.y, now = positions[b], C = NH * HS;
     const floatX* q = qkv + (size_t)b * 3 * C + h * HS;
@@ -371,7 +371,7 @@ template <int warps, int slots> __global__ void __launch_bounds__(32 * warps)
                              const __grid_constant__ CUtensorMap values_map) {
     constexpr int HS = 64, tile = DECODE_ATTENTION_TILE, tile_bytes = 2 * tile * HS * (int)sizeof(floatX);
     typedef DecodeAttentionCursor<tile> Cursor;
-    extern __shared__ unsigned char decode_attention_tiles[];
+    extern __shared__ __align__(128) unsigned char decode_attention_tiles[];
     auto& shared = shared_aligned_1024<DecodeAttentionTiles<warps, slots>>(decode_attention_tiles);
     if (threadIdx.x == 0) { tma_prefetch_map(&keys_map), tma_prefetch_map(&values_map); }
     grid_launch_dependents(); // the next kernel may start and load its weights

@@ -357,7 +357,7 @@ struct DecodeLayerHead {
 
 __global__ void __launch_bounds__(DECODE_LAYER_THREADS)
     decode_layer_sm90_kernel2(DecodeLayer l, DecodeLayerSum* sums, int ranks) {
-    extern __shared__ __align__(16) unsigned char decode_layer_dynamic[];
+    extern __shared__ __align__(128) unsigned char decode_layer_dynamic[];
     __shared__ DecodeLayerReceived received;
     DecodeLayerHead head(decode_layer_dynamic, l, ranks);
     int C = l.C;
@@ -688,7 +688,7 @@ struct DecodeLayerMlp {
 __global__ void __launch_bounds__(DECODE_LAYER_THREADS)
     decode_layer_sm90_kernel3(const __grid_constant__ DecodeLayers layers,
                               const __grid_constant__ DecodeLayerState state) {
-    extern __shared__ __align__(16) unsigned char decode_layer_dynamic[];
+    extern __shared__ __align__(128) unsigned char decode_layer_dynamic[];
     __shared__ DecodeLayerReceived received;
     DecodeLayer l = layers[0];
     DecodeLayerHead head(decode_layer_dynamic, l, DECODE_LAYER_RANKS3);
@@ -891,7 +891,7 @@ struct DecodeLayerRing {
 __global__ void __launch_bounds__(DECODE_LAYER_THREADS)
     decode_layer_sm90_kernel4(const __grid_constant__ DecodeLayers layers,
                               const __grid_constant__ DecodeLayerState state, int ranks) {
-    extern __shared__ __align__(16) unsigned char decode_layer_dynamic[];
+    extern __shared__ __align__(128) unsigned char decode_layer_dynamic[];
     __shared__ DecodeLayerReceived received;
     __shared__ alignas(16) float hidden[DECODE_LAYER_HS]; // a quarter of a head's, as there are 4 blocks at least
     constexpr int VEC = x128::size, HS = DECODE_LAYER_HS;

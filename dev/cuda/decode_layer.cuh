@@ -589,7 +589,7 @@ template <int C, int ranks> __global__ void __launch_bounds__(DECODE_LAYER_THREA
     decode_layer_sm90_kernel5(const __grid_constant__ DecodeLayers layers, const floatX* packed,
                               const __grid_constant__ DecodeLayerParts parts) {
     typedef DecodeLayerBlock<C, ranks> Block;
-    extern __shared__ __align__(16) unsigned char decode_layer_dynamic[];
+    extern __shared__ __align__(128) unsigned char decode_layer_dynamic[];
     auto& shared = *reinterpret_cast<DecodeLayerShared5<C, ranks>*>(decode_layer_dynamic);
     static_assert(sizeof(shared) <= 227 << 10, "more than a block can have");
     const DecodeLayer& l = layers.first;
@@ -1056,7 +1056,7 @@ template <int C, int TEAMS> __global__ void __launch_bounds__(TEAMS* DECODE_LAYE
                               const __grid_constant__ DecodeLayerParts parts) {
     typedef DecodeLayerTexts<C, TEAMS> Block;
     typedef DecodeLayerShared6<C, TEAMS> Shared;
-    extern __shared__ __align__(16) unsigned char decode_layer_dynamic[];
+    extern __shared__ __align__(128) unsigned char decode_layer_dynamic[];
     Shared& shared = *reinterpret_cast<Shared*>(decode_layer_dynamic);
     static_assert(sizeof(Shared) <= 227 << 10, "more than a block can have");
     const DecodeLayer& l = layers.first;

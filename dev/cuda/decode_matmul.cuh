@@ -351,7 +351,7 @@ template <class Out, class W, int texts, bool norm> __global__ void __launch_bou
     constexpr int num_pairs = DECODE_MATMUL_PAIRS;
     constexpr bool head = sizeof(Out) != sizeof(floatX), scaled = sizeof(W) < sizeof(floatX);
     constexpr int ahead = decode_matmul_ahead(scaled, texts, norm);
-    extern __shared__ int4 decode_matmul_shared[];
+    extern __shared__ __align__(128) int4 decode_matmul_shared[];
     __shared__ uint64_t barriers[2]; // the moments, the sums of the cluster's other blocks have arrived
     int rank = blockIdx.x, cluster = gridDim.x, first_b = blockIdx.y * texts, tile = blockIdx.z;
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -743,7 +743,7 @@ template <class W, int texts, int most> __global__ void __launch_bounds__(DECODE
     constexpr bool scaled = sizeof(W) < sizeof(floatX);
     constexpr int x_boxes = scaled ? 2 : 1; // of 64 columns, per box of the weight
     __shared__ uint64_t full[DECODE_HEAD_MAX_STAGES], empty[DECODE_HEAD_MAX_STAGES];
-    extern __shared__ unsigned char decode_head_shared[];
+    extern __shared__ __align__(128) unsigned char decode_head_shared[];
     unsigned char* shared_x =
         &shared_aligned_1024<unsigned char>(decode_head_shared);          // (num_boxes * x_boxes, texts, 64)
     unsigned char* ring = shared_x + a.num_boxes * x_boxes * texts * 128; // (num_stages, 128 rows, 128 bytes)

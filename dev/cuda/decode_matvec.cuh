@@ -100,8 +100,8 @@ __global__ void __launch_bounds__(256, decode_matvec_blocks_per_sm(batch))
                           bool has_gelu, int B, int K, int OC, float epsilon, int split) {
     constexpr int num_sums = rows * batch, lanes_per_sum = 32 / num_sums;
     constexpr bool scaled = sizeof(W) < sizeof(floatX);
-    extern __shared__ int4 decode_matvec_shared[]; // (batch,K) floatX, if norm
-    __shared__ float partial[8][num_sums];         // sums of each warp over its share of the columns
+    extern __shared__ __align__(128) int4 decode_matvec_shared[]; // (batch,K) floatX, if norm
+    __shared__ float partial[8][num_sums];                        // sums of each warp over its share of the columns
     x128* normalised = reinterpret_cast<x128*>(decode_matvec_shared);
     const floatX* own_x = x + (size_t)blockIdx.x * batch * K;
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32, segment = warp % split;

@@ -92,7 +92,7 @@ __device__ inline void attention_projection_head3(floatX* out, const AttentionPr
 }
 
 __global__ void fused_attention_projection_residual_layernorm_kernel3(AttentionProjection f) {
-    extern __shared__ int4 attention_projection_rows3[];
+    extern __shared__ __align__(128) int4 attention_projection_rows3[];
     floatX* attention = (floatX*)attention_projection_rows3; // (8,C)
     const int tokens = ATTENTION_PROJECTION_TOKENS3;
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32, num_warps = blockDim.x / 32, C = f.C;

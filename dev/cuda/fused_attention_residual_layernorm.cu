@@ -73,7 +73,7 @@ __global__ void fused_attention_kernel3(floatX* residual, floatX* normed, float*
                                         const floatX* qkv, const floatX* inp, const floatX* weight, const floatX* bias,
                                         int T, int C, int NH, float scale) {
     __shared__ float shared[32];
-    extern __shared__ float fused_attention_row[]; // (C)
+    extern __shared__ __align__(128) float fused_attention_row[]; // (C)
     float* x = fused_attention_row;
     int t = T - 1 - blockIdx.x % T, lane = threadIdx.x % 32, HS = C / NH; // rows with the most keys first
     size_t b = blockIdx.x / T, row = b * T + t;

@@ -182,7 +182,7 @@ void fused_classifier4(floatX* logits, float* losses, const int* targets, const 
 // Dynamic shared memory: the row's V / x128::size vectors, then 32 floats of reduction scratch.
 __global__ void __launch_bounds__(1024)
     fused_classifier_kernel5(floatX* logits, float* losses, const int* targets, const float* dloss, int V, int Vp) {
-    extern __shared__ int4 fused_classifier_row[];
+    extern __shared__ __align__(128) int4 fused_classifier_row[];
     floatX* row = logits + (size_t)blockIdx.x * Vp;
     int num_vectors = V / x128::size, tail = num_vectors * x128::size, target = targets[blockIdx.x];
     float* shared = reinterpret_cast<float*>(fused_classifier_row + num_vectors);
@@ -248,7 +248,7 @@ __device__ inline void classifier_fetch_row(int4* buffer, const floatX* row, uin
 
 __global__ void __launch_bounds__(1024) fused_classifier_sm90_kernel8(floatX* logits, float* losses, const int* targets,
                                                                       const float* dloss_, int N, int V, int Vp) {
-    extern __shared__ int4 fused_classifier_row[];
+    extern __shared__ __align__(128) int4 fused_classifier_row[];
     int num_vectors = V / x128::size, tail = num_vectors * x128::size;
     int num_copied = ceil_div(V, x128::size), part = ceil_div(num_copied, 4); // the vector with the tail is copied too
     ClassifierTail8* rest = reinterpret_cast<ClassifierTail8*>(fused_classifier_row + 2 * num_copied);

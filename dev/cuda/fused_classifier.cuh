@@ -118,7 +118,7 @@ __global__ void __launch_bounds__(1024)
 // reduction scratch.
 __global__ void __launch_bounds__(1024)
     fused_classifier_kernel7(floatX* logits, float* losses, const int* targets, const float* dloss, int V, int Vp) {
-    extern __shared__ int4 fused_classifier_row[];
+    extern __shared__ __align__(128) int4 fused_classifier_row[];
     floatX* row = logits + (size_t)blockIdx.x * Vp;
     int num_vectors = V / x128::size;
     float* shared = reinterpret_cast<float*>(fused_classifier_row + num_vectors);

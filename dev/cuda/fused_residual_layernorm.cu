@@ -351,7 +351,8 @@ template <int num_vecs> __global__ void __launch_bounds__(512)
                                      const floatX* inp2, const floatX* weight, const floatX* bias, int N, int C,
                                      int row_warps) {
     __shared__ float partial[2][16];
-    extern __shared__ int4 fused_residual_layernorm_ring[]; // (stages, num_vecs, inp1 and inp2, blockDim.x)
+    // (stages, num_vecs, inp1 and inp2, blockDim.x)
+    extern __shared__ __align__(128) int4 fused_residual_layernorm_ring[];
     int width = 32 * row_warps, first = threadIdx.x % width * x128::size, stride = width * x128::size;
     int block_rows = blockDim.x / width, row_step = gridDim.x * block_rows;
     bool last_valid = first + (num_vecs - 1) * stride < C;

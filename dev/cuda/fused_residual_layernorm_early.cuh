@@ -107,7 +107,8 @@ template <int num_vectors, bool whole> __global__ void __launch_bounds__(32 * FU
     fused_residual_layernorm_kernel9(floatX* normed, floatX* residual, float* mean, float* rstd, const floatX* inp1,
                                      const floatX* inp2, const floatX* weight, const floatX* bias, int N, int C,
                                      float epsilon, int stages) {
-    extern __shared__ int4 fused_residual_layernorm_rows[]; // (warps, stages, 2 if inp2 else 1, C) floatX
+    // (warps, stages, 2 if inp2 else 1, C) floatX
+    extern __shared__ __align__(128) int4 fused_residual_layernorm_rows[];
     __shared__ uint64_t barriers[FUSED_RESIDUAL_LAYERNORM_WARPS][FUSED_RESIDUAL_LAYERNORM_STAGES];
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, slot = (inp2 ? 2 : 1) * C;
     floatX* ring = (floatX*)fused_residual_layernorm_rows + (size_t)warp * stages * slot;

@@ -90,7 +90,7 @@ void layernorm_backward1(floatX* dinp, float* dweight, float* dbias, float*, con
 __global__ void layernorm_backward_kernel2(floatX* dinp, float* dweight, float* dbias, const floatX* dout,
                                            const floatX* dresidual, const floatX* inp, const floatX* weight,
                                            const float* mean, const float* rstd, int N, int C) {
-    extern __shared__ float layernorm_backward_sums[]; // (2, C)
+    extern __shared__ __align__(128) float layernorm_backward_sums[]; // (2, C)
     float *block_dweight = layernorm_backward_sums, *block_dbias = layernorm_backward_sums + C;
     int lane = threadIdx.x % 32, block_rows = blockDim.x / 32;
     for (int c = threadIdx.x; c < 2 * C; c += blockDim.x) { layernorm_backward_sums[c] = 0.0f; }
@@ -395,7 +395,7 @@ void layernorm_backward5(floatX* dinp, float* dweight, float* dbias, float* scra
 __global__ void layernorm_backward_kernel6(floatX* dinp, float* partials, const floatX* dout, const floatX* dresidual,
                                            const floatX* inp, const floatX* weight, const float* mean,
                                            const float* rstd, int N, int C) {
-    extern __shared__ int4 layernorm_backward_sums_memory[];
+    extern __shared__ __align__(128) int4 layernorm_backward_sums_memory[];
     float* layernorm_backward_sums = (float*)layernorm_backward_sums_memory;
     int warp = threadIdx.x / 32, num_warps = blockDim.x / 32, first = threadIdx.x % 32 * x128::size;
     float *dw = layernorm_backward_sums + warp * 2 * C, *db = dw + C;
@@ -477,7 +477,7 @@ template <int num_vecs> __global__ void layernorm_backward_kernel7(floatX* dinp,
                                                                    const floatX* dresidual, const floatX* inp,
                                                                    const floatX* weight, const float* mean,
                                                                    const float* rstd, int N, int C) {
-    extern __shared__ int4 layernorm_backward_sums_memory[];
+    extern __shared__ __align__(128) int4 layernorm_backward_sums_memory[];
     float* layernorm_backward_sums = (float*)layernorm_backward_sums_memory;
     int warp = threadIdx.x / 32, num_warps = blockDim.x / 32, first = threadIdx.x % 32 * x128::size;
     float *dw = layernorm_backward_sums + warp * 2 * C, *db = dw + C;

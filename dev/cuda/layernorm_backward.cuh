@@ -83,7 +83,7 @@ template <int num_vecs, bool one_warp> __global__ void __launch_bounds__(LAYERNO
                                const floatX* inp, const floatX* weight, const float* mean, const float* rstd, int N,
                                int C, int team_warps) {
     __shared__ float row_sums[2][2][16];
-    extern __shared__ float layernorm_backward_columns[]; // (2 * x128::size, blockDim.x + padding)
+    extern __shared__ __align__(128) float layernorm_backward_columns[]; // (2 * x128::size, blockDim.x + padding)
     int team_size = 32 * team_warps, num_teams = blockDim.x / team_size;
     int team = threadIdx.x / team_size, first = threadIdx.x % team_size * x128::size, stride = team_size * x128::size;
     bool last_valid = first + (num_vecs - 1) * stride < C; // only a thread's last vector can be past the row's end
@@ -214,7 +214,8 @@ template <int num_vecs, int num_sums> __global__ void __launch_bounds__(LAYERNOR
     layernorm_backward_kernel10(floatX* dinp, float* partials, const floatX* dout, const floatX* dresidual,
                                 const floatX* inp, const floatX* weight, const float* mean, const float* rstd, int N,
                                 int C, int /*team_warps*/) {
-    extern __shared__ int4 layernorm_backward_ring[]; // (stages, num_vecs, 3, blockDim.x); 3: dout, inp, dresidual
+    // (stages, num_vecs, 3, blockDim.x); 3: dout, inp, dresidual
+    extern __shared__ __align__(128) int4 layernorm_backward_ring[];
     const int team_size = 32, stride = team_size * x128::size;
     int num_teams = blockDim.x / team_size, row_step = gridDim.x * num_teams;
     int team = threadIdx.x / team_size, first = threadIdx.x % team_size * x128::size;
@@ -335,7 +336,7 @@ __global__ void __launch_bounds__(LAYERNORM_BACKWARD_BLOCK_SIZE11, num_vecs == 1
                                 const floatX* inp, const floatX* weight, const float* mean, const float* rstd, int N,
                                 int C) {
     static_assert(num_vecs * rows == 4);
-    extern __shared__ int4 layernorm_backward_ring11[]; // (stages, rows, num_vecs, 3, blockDim.x)
+    extern __shared__ __align__(128) int4 layernorm_backward_ring11[]; // (stages, rows, num_vecs, 3, blockDim.x)
     // [stage][warp]: sum and dot of each row. The stages alternate, so one barrier per turn is enough
     __shared__ float shared[LAYERNORM_BACKWARD_STAGES][LAYERNORM_BACKWARD_BLOCK_SIZE11 / 32][8];
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32, num_warps = blockDim.x / 32;

@@ -212,7 +212,7 @@ void layernorm_forward5(floatX* out, float* mean, float* rstd, const floatX* inp
 __global__ void layernorm_forward_kernel6(floatX* out, float* mean, float* rstd, const floatX* inp,
                                           const floatX* weight, const floatX* bias, int C) {
     __shared__ float shared[32];
-    extern __shared__ int4 layernorm_forward_row[]; // (C) floatX
+    extern __shared__ __align__(128) int4 layernorm_forward_row[]; // (C) floatX
     floatX* x = (floatX*)layernorm_forward_row;
     float sum = 0.0f, squares = 0.0f;
     // each thread reads back only what it wrote itself, so the row needs no barriers besides those in block_sum()
@@ -405,7 +405,7 @@ template <int num_vecs> __global__ void __launch_bounds__(512)
     layernorm_forward_kernel10(floatX* out, float* mean, float* rstd, const floatX* inp, const floatX* weight,
                                const floatX* bias, int N, int C, int row_warps) {
     __shared__ float partial[2][16];
-    extern __shared__ int4 layernorm_forward_ring[]; // (stages, num_vecs, blockDim.x)
+    extern __shared__ __align__(128) int4 layernorm_forward_ring[]; // (stages, num_vecs, blockDim.x)
     int width = 32 * row_warps, first = threadIdx.x % width * x128::size, stride = width * x128::size;
     int block_rows = blockDim.x / width, row_step = gridDim.x * block_rows;
     bool last_valid = first + (num_vecs - 1) * stride < C;
@@ -518,7 +518,7 @@ template <int rows, int num_vecs> __global__ void __launch_bounds__(256, layerno
     layernorm_forward_kernel11(floatX* out, float* mean, float* rstd, const floatX* inp, const floatX* weight,
                                const floatX* bias, int N, int C, int row_warps) {
     __shared__ float partial[2][rows][16];
-    extern __shared__ int4 layernorm_forward_rows[]; // (rows, num_vecs, blockDim.x)
+    extern __shared__ __align__(128) int4 layernorm_forward_rows[]; // (rows, num_vecs, blockDim.x)
     int width = 32 * row_warps, first = threadIdx.x % width * x128::size, stride = width * x128::size;
     int row = (blockIdx.x * (blockDim.x / width) + threadIdx.x / width) * rows;
     if (row >= N) { return; }

@@ -90,7 +90,7 @@ static void layernorm_quantize2(const LayernormQuantizeArgs& q, const Execution&
 // ---- kernel 3: 2 with the transposed copy: a block has 64 tokens, a warp takes pairs of them, see fp8.cuh ----
 
 template <int num_vecs> __global__ void __launch_bounds__(512) layernorm_quantize_kernel3(LayernormQuantizeArgs q) {
-    extern __shared__ __align__(16) unsigned char layernorm_quantize_tile[]; // fp8_tile_bytes(C)
+    extern __shared__ __align__(128) unsigned char layernorm_quantize_tile[]; // fp8_tile_bytes(C)
     int first_token = blockIdx.x * FP8_TILE_TOKENS, first = threadIdx.x % 32 * x128::size;
     int warp = threadIdx.x / 32, num_warps = blockDim.x / 32;
     Fp8Seen<F8> seen(q.to);

@@ -79,7 +79,7 @@ void matmul_backward_bias3(float* dbias, const floatX* dout, int N, int OC, cuda
 
 __global__ void matmul_backward_bias_kernel4(float* dbias, const floatX* dout, int N, int OC, int rows) {
     constexpr int columns = 32 * x128::size; // per warp
-    extern __shared__ float matmul_backward_bias_shared[];
+    extern __shared__ __align__(128) float matmul_backward_bias_shared[];
     float* shared = matmul_backward_bias_shared; // (warps, columns)
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32, num_warps = blockDim.x / 32;
     int c = blockIdx.x * columns + lane * x128::size, end = min(N, (int)(blockIdx.y + 1) * rows);
@@ -110,7 +110,7 @@ void matmul_backward_bias4(float* dbias, const floatX* dout, int N, int OC, cuda
 
 __global__ void matmul_backward_bias_kernel5(float* partial, const floatX* dout, int N, int OC, int rows) {
     constexpr int columns = 32 * x128::size;
-    extern __shared__ float matmul_backward_bias_shared[];
+    extern __shared__ __align__(128) float matmul_backward_bias_shared[];
     float* shared = matmul_backward_bias_shared; // (warps, columns)
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32, num_warps = blockDim.x / 32;
     int c = blockIdx.x * columns + lane * x128::size, end = min(N, (int)(blockIdx.y + 1) * rows);
@@ -171,7 +171,7 @@ void matmul_backward_bias6(float* dbias, float* scratch, const floatX* dout, int
 __global__ void matmul_backward_bias_kernel8(float* dbias, float* partial, unsigned* finished, const floatX* dout,
                                              int N, int OC, int rows) {
     constexpr int columns = MATMUL_BACKWARD_BIAS_COLUMNS, unroll = 4;
-    extern __shared__ float matmul_backward_bias_shared[];
+    extern __shared__ __align__(128) float matmul_backward_bias_shared[];
     float* shared = matmul_backward_bias_shared; // (warps, columns)
     __shared__ bool is_last;
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32, num_warps = blockDim.x / 32;

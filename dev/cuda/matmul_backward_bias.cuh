@@ -29,7 +29,7 @@ size_t matmul_backward_bias_scratch(int N, int OC) {
 // partial[blockIdx.y, c] = the sum of `rows` rows of dout, for each column c of the block
 __device__ inline void matmul_backward_bias_sums(float* partial, const floatX* dout, int N, int OC, int rows) {
     constexpr int columns = MATMUL_BACKWARD_BIAS_COLUMNS, unroll = 4; // rows in flight per warp
-    extern __shared__ float matmul_backward_bias_shared[];
+    extern __shared__ __align__(128) float matmul_backward_bias_shared[];
     float* shared = matmul_backward_bias_shared; // (warps, columns)
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32, num_warps = blockDim.x / 32;
     int c = blockIdx.x * columns + lane * x128::size;

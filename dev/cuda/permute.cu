@@ -202,7 +202,7 @@ __device__ inline floatX* permute_split_vector(const Permute& p, const PermuteTi
 }
 
 template <bool back> __global__ void permute_kernel6(Permute p, PermuteTile tile) {
-    extern __shared__ int4 permute_shared[]; // [rows][width]
+    extern __shared__ __align__(128) int4 permute_shared[]; // [rows][width]
     for (int first = threadIdx.x; first < tile.num_vectors; first += PERMUTE_NUM_LOADS * blockDim.x) {
         x128 x[PERMUTE_NUM_LOADS];
         int at[PERMUTE_NUM_LOADS];

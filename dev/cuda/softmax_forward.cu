@@ -204,7 +204,7 @@ void softmax_forward6(floatX* out, const floatX* inp, int N, int V, int Vp, cuda
 
 // Dynamic shared memory: the row's V / x128::size vectors, then 32 floats for the reductions.
 __global__ void __launch_bounds__(1024) softmax_forward_kernel7(floatX* out, const floatX* inp, int V, int Vp) {
-    extern __shared__ int4 softmax_row[];
+    extern __shared__ __align__(128) int4 softmax_row[];
     out += (size_t)blockIdx.x * Vp, inp += (size_t)blockIdx.x * Vp;
     int num_vectors = V / x128::size;
     float* shared = reinterpret_cast<float*>(softmax_row + num_vectors);

@@ -182,6 +182,16 @@ test_sees_a_mutable_static() {
     [ -z "$(mutable_statics "$tmp/good.cuh")" ] || fail "seen: $(mutable_statics "$tmp/good.cuh")"
 }
 
+# Dynamic shared memory begins where a kernel's static shared memory ends, rounded up to the largest alignment of such arrays in the
+# object. Without an alignment of its own, an array moves when the kernels beside it change, and vectors cross the 128 bytes of all banks.
+unaligned_shared() { grep -nE 'extern __shared__' "$@" | grep -vE '__align__\((128|256|1024)\)'; } # FILE ...
+test_shared_memory_is_aligned() {
+    unaligned_shared train_gpt2.cu llmc/*.cuh dev/cuda/*.cu dev/cuda/*.cuh >"$tmp/out" || :
+    [ ! -s "$tmp/out" ] || { cat "$tmp/out" && fail "dynamic shared memory without __align__(128)"; }
+    printf '%s\n' 'extern __shared__ int4 a[];' 'extern __shared__ __align__(16) float b[];' 'extern __shared__ __align__(128) float c[];' >"$tmp/bad.cuh"
+    [ "$(unaligned_shared "$tmp/bad.cuh" | wc -l)" -eq 2 ] || fail "seen: $(unaligned_shared "$tmp/bad.cuh")"
+}
+
 # lengthen NAME LINES: writes train_gpt2.cu, with so many lines in that function, to $tmp/changed.cu
 lengthen() {
     local lines first
@@ -315,6 +325,6 @@ test_contents_of_notes() {
     contents 2 --chek
 }
 
-tests=(limits limits_elsewhere limits_can_fail model_reads_no_flags headers_are_shared flags_are_not_written mutable_statics sees_a_mutable_static notes_beside_includes
-    words contents_of_notes)
+tests=(limits limits_elsewhere limits_can_fail model_reads_no_flags headers_are_shared flags_are_not_written mutable_statics sees_a_mutable_static shared_memory_is_aligned
+    notes_beside_includes words contents_of_notes)
 run_tests_once "$@"
