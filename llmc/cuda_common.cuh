@@ -202,27 +202,28 @@ __device__ inline void grid_wait_dependency() {
 struct LaunchShape {
     dim3 grid, block;
     size_t shared_bytes; // dynamic shared memory of a block
-    int cluster;         // blocks of a cluster, along x
+    int cluster;         // blocks of a cluster, along x; 0: no clusters
     bool early;
 
-    LaunchShape(dim3 grid, dim3 block, size_t shared_bytes = 0, int cluster = 1, bool early = false)
+    LaunchShape(dim3 grid, dim3 block, size_t shared_bytes = 0, int cluster = 0, bool early = false)
         : grid(grid), block(block), shared_bytes(shared_bytes), cluster(cluster), early(early) {}
 };
 
-// The arguments of cudaLaunchKernelEx() for a LaunchShape. Also raises the kernel's limit of shared memory, which is 48 KB by default.
+// The arguments of cudaLaunchKernelEx() for a LaunchShape. Also raises the kernel's limit of dynamic shared memory, which is 48 KB
+// minus the static shared memory by default.
 struct LaunchConfig : cudaLaunchConfig_t {
     cudaLaunchAttribute own[2] = {};
 
     template <class Kernel> LaunchConfig(Kernel* kernel, const LaunchShape& shape, const Execution& exec)
         : cudaLaunchConfig_t() {
-        if (shape.shared_bytes > 48 << 10) {
+        if (shape.shared_bytes > 0) {
             cudaCheck(
                 cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shape.shared_bytes));
         }
         cudaLaunchConfig_t& c = *this; // gridDim alone is also a variable of CUDA's
         c.gridDim = shape.grid, c.blockDim = shape.block, c.dynamicSmemBytes = shape.shared_bytes;
         c.stream = exec.stream, c.attrs = own;
-        if (shape.cluster > 1) {
+        if (shape.cluster > 0) {
             own[numAttrs].id = cudaLaunchAttributeClusterDimension;
             own[numAttrs].val.clusterDim.x = shape.cluster;
             own[numAttrs].val.clusterDim.y = own[numAttrs].val.clusterDim.z = 1;
@@ -250,7 +251,7 @@ template <class... Parameters, class... Arguments> void launch_kernel(void (*ker
 template <class... Parameters, class... Arguments>
 void launch_early(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared_bytes, const Execution& exec,
                   const Arguments&... arguments) {
-    launch_kernel(kernel, LaunchShape(grid, block, shared_bytes, 1, true), exec, arguments...);
+    launch_kernel(kernel, LaunchShape(grid, block, shared_bytes, 0, true), exec, arguments...);
 }
 
 // Calls launch(std::integral_constant<int, n>()), so that n, from 1 to `most`, can be the argument of a template.

@@ -473,13 +473,13 @@ cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Parameters..
 }
 template <class Kernel>
 inline cudaError_t cudaOccupancyMaxActiveClusters(int* clusters, Kernel*, const cudaLaunchConfig_t* config) {
-    int size = 1;
+    int size = 0; // without the attribute an H200 says 0 clusters
     for (unsigned i = 0; i < config->numAttrs; i++) {
         if (config->attrs[i].id == cudaLaunchAttributeClusterDimension) {
             size = (int)config->attrs[i].val.clusterDim.x;
         }
     }
-    *clusters = 20 / size; // 20 blocks run at once
+    *clusters = size ? 20 / size : 0; // 20 blocks run at once
     return cudaSuccess;
 }
 cudaError_t cudaLaunchCooperativeKernel(const void* kernel, dim3 grid, dim3 block, void** arguments,
