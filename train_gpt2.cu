@@ -14,35 +14,39 @@ parameters, flags.h the flags (args), and run.h what a training run is besides i
 reports of its steps, and what is due between two of them (validation, a sample, a checkpoint).
 
 One stream, in order. The host queues a step, and prints the report of the previous step while the GPU works. In training
-the host waits for the GPU only (between steps also for what is due, and before the first for the files)
+the host waits for the GPU
 
-    for a batch buffer that is still being copied (load_batch)
-    for the report of the previous step (report_step)
-    with -sl or -sg, in every step: it must see loss and norm before it allows the update (judge_before_update)
-    when a matmul's shape is first met, usually in the first step: cuBLASLt's algorithms are timed (cublaslt_fastest)
-    with several GPUs, before the first step: rank 0 chooses for all ranks (ranks_choose)
-    at the start, if the GPU's speed is not in llmc/mfu.h: it is measured (find_machine_flops), and for samples: their kernels are
-      loaded (load_sampling_kernels)
-    with --profile, once, before the profiled steps: the same (profile_run)
-    around evaluation, samples and checkpoints
+    in a step           for a batch buffer that is still being copied (load_batch)
+                        for the report of the previous step (report_step)
+                        with -sl or -sg, for loss and norm, before it allows the update (judge_before_update)
+                        to time cuBLASLt's algorithms for a matmul that has no saved or cached choice, usually in the first step;
+                          not with --no-tune (cublaslt_fastest)
+    between steps       for each batch of an evaluation, each token of a sample, and the copies of a checkpoint
+    before the first    for the copies of the weights; to measure a GPU whose speed is not in llmc/mfu.h (find_machine_flops);
+                          for samples, whose kernels are loaded (load_sampling_kernels)
+                        with several GPUs, for rank 0's choice of algorithms, and the timed exchanges of --overlap auto (ranks_choose)
+    with --profile      once, before the profiled steps, to measure the rates of copies and matmuls (profile_run)
 
-With several GPUs, the hosts also wait for one another in every micro-batch, and twice between steps (ranks_agree). All other
-decisions that depend on a step's results are made on the GPU: gradient clipping, fp16's loss scale, and whether the weights are updated
-at all. They are not when the loss or the gradient is NaN or infinite (adamw_prepare).
+With several GPUs, the hosts also wait for one another (ranks_agree): in every micro-batch, twice between steps, and more often where
+validation, a sample or a checkpoint is due. Decisions that depend on a step's results are made on the GPU: gradient clipping,
+fp16's loss scale, fp8's scales, and whether the weights are updated at all. They are not when the loss or the gradient is NaN or
+infinite (adamw_prepare). The host decides what -sl and -sg skip, and whether to stop after --max-nonfinite such steps in a row
+(report_step).
 
 With --gpus N there is a process like this for each GPU, a rank, with its own part of each batch. Gradients are summed over
-the ranks, and updated weights are passed on, by NCCL on a second stream (distributed.cuh): gradients_ready, await_bucket and
+the ranks, and updated weights are passed on, by NCCL on a second stream (distributed.cuh): gradients_ready, await_weights and
 their like order it with the first one, and do nothing when there is one GPU.
 
 A micro-step (forward and backward of one micro-batch) is launched kernel by kernel the first time. The second time it is
 captured as a CUDA graph, and from then on it is one graph launch. There is a graph for the first micro-step of a step, which
-overwrites the gradients, one for the others, which add to them, and with several GPUs one for the last, which leaves room for
-the exchange of gradients. Generation does the same per token.
+overwrites the gradients, and one for the others, which add to them. Where exchanges run beside computations, the last micro-step,
+which may also be the first, has another, which leaves room for the exchange of gradients. Generation does the same for a step of all
+its texts, by two graphs alternately.
 
 Matmuls run on kernels of our own where these are faster, otherwise on cuBLASLt. In training ours need Hopper and 16 bits:
 
     matmul                       our kernel       where it runs
-    forward                      gemm             C <= 2048, and out has two or more tiles of 128x192 per SM
+    forward                      gemm             sums of up to 2048 terms; out has two or more tiles of 128x192 per SM
     input gradient, with GELU    gemm             dinp has two or more tiles of 128x192 per SM
     weight gradient              stream-K         16384 or more tokens, tiles that divide dweight exactly, and 40 or more of the
                                                   library's tiles, 128x256, which would fill less than 4/5 of their waves
@@ -53,10 +57,11 @@ Matmuls run on kernels of our own where these are faster, otherwise on cuBLASLt.
 matmul_forward_choice, matmul_backward_input_choice, matmul_backward_weight_choice and linear_cross_entropy_choice decide this for
 the first four. In generation, decode_matvec runs on every GPU; decode_matmul, for several texts, and decode_layers need Hopper.
 
-When training first meets a shape on cuBLASLt, the library's algorithms are timed and the fastest is kept (--no-tune: the first
-one that the library proposes). The choice goes to a file in the user's cache folder, from which all runs of this program on such
-a card take it (--tune again: times again). The choices are also saved with the checkpoints, and a resumed run uses its own. So
-are the block sizes of --tuned, which take the place of those in the launchers.
+When a matmul on cuBLASLt meets a new shape, the library's algorithms are timed and the fastest is kept (--no-tune, and in prompts:
+the first one that the library proposes). The choice goes to a file in the user's cache folder, from which later runs of the same
+build, on such a card with this driver, take it (--tune again: times again). The choices are also saved beside the checkpoints. A
+resumed run uses its own, also with --tune again, but with --no-tune none that were timed. Another flag, --tuned, names a file of
+block sizes, which take the place of those in the launchers; it is also saved there.
 
 With the same choices on the same kind of GPU, a run gives the same bits every time: the order of every sum in our kernels
 depends only on the shapes and the GPU, and with several GPUs on --overlap, and no floating-point sum uses atomics.
@@ -69,8 +74,10 @@ is called d + name.
 Words:
     rank              with several GPUs: the process of one of them
     share             with ZeRO-1: the part of the optimizer's state that a rank keeps
-    bucket            what the ranks exchange, and AdamW updates, at once: the embeddings, a layer or the last layernorm
-    deferred update   AdamW of all layers except the first during the next forward pass; on one Hopper GPU in 16 bits (section 2)
+    bucket            what the ranks exchange, and AdamW updates, at once: the embeddings, a layer, or the last layernorm and an
+                      untied head
+    deferred update   AdamW of all layers except the first during the next forward pass; on one Hopper GPU in 16 bits (section 2),
+                      without --overlap off, --profile, --fp8 and Muon
     ladder            a file of dev/cuda: one operation as a series of numbered kernels, from naive to fast
     promoted          copied here from a ladder by dev/cuda/promote.sh, between marks: its best kernel, with its number
     launcher          the host function that checks the shapes and launches an operation's kernels
@@ -80,7 +87,8 @@ Words:
     lse               log of the sum of the exponentials of a query's scaled scores: the log of softmax's denominator
     mean, rstd        statistics of one row in a layernorm; rstd = 1 / sqrt(variance + epsilon)
     master weights    the fp32 copy of the 16-bit weights; AdamW updates this copy
-    recompute         -r: some activations are not kept, but computed again in the backward pass
+    recompute         -r: the output of the MLP's activation, and with -r 2 also the outputs of a layer's two layernorms, are not kept,
+                      but computed again in the backward pass
 
 Sources: Radford et al. 2019, "Language models are unsupervised multitask learners"; the structure of the program
 follows karpathy/llm.c. The source of an algorithm is named at its operation, or in the file of its ladder.
@@ -151,10 +159,12 @@ void encoder_backward(float* dwte, float* dwpe, int* scratch, const floatX* dout
 size_t encoder_backward_scratch(int B, int T, int V);
 
 // out (N,C) = (inp - mean) * rstd * weight + bias; mean, rstd (N) | inp (N,C) | weight, bias (C). arXiv:1607.06450.
+// fused_residual_layernorm, layernorm_quantize, decode_matvec, decode_head, decode_matmul, decode_matmul_head and decode_layers also
+// contain a layernorm.
 void layernorm_forward(floatX* out, float* mean, float* rstd, const floatX* inp, const floatX* weight,
                        const floatX* bias, int N, int C, float epsilon, const Execution& exec);
-// residual (N,C) = inp1 + inp2; normed (N,C), mean, rstd (N) are its layernorm. For --fp8, whose MLP does not
-// add to the residual stream itself.
+// residual (N,C) = inp1 + inp2; normed (N,C), mean, rstd (N) are its layernorm. For the last layernorm with --fp8, whose MLP does not
+// add to the residual stream itself; in the layers, layernorm_quantize adds.
 void fused_residual_layernorm_forward(floatX* residual, floatX* normed, float* mean, float* rstd, const floatX* inp1,
                                       const floatX* inp2, const floatX* weight, const floatX* bias, int N, int C,
                                       float epsilon, const Execution& exec);
@@ -173,7 +183,8 @@ void matmul_forward(floatX* out, GeluSaved saved, const floatX* inp, const float
 // out (N,OC) float = inp (N,C) weight (OC,C)^T
 void matmul_forward_float(float* out, const floatX* inp, const floatX* weight, int N, int C, int OC,
                           const Execution& exec);
-// out (N,OC) = inp weight^T + bias + residual, rounded once, where cuBLASLt would round the product first. product (N,OC) is scratch.
+// In generation only: out (N,OC) = inp weight^T + bias + residual, rounded once, where cuBLASLt would round the product first. product
+// (N,OC) is scratch.
 void matmul_forward_residual(floatX* out, float* product, const floatX* inp, const floatX* weight, const floatX* bias,
                              const floatX* residual, int N, int C, int OC, const Execution& exec);
 // dinp (N,C) = dout (N,OC) weight (OC,C). If saved.tensor (N,C) is not NULL, dinp is multiplied by GELU's slope, and
@@ -357,12 +368,12 @@ void decode_sample(int* tokens, int* copy, int* positions, float* scratch, float
                    int Vp, const Execution& exec);
 size_t decode_sample_scratch(int B);
 // All layers for B texts: x goes through them, and the keys and values of text b become row position[b] of its caches; a text with
-// position -1 is left out. In one launch, by kernels for the sizes of GPT-2: one text with a capacity of up to 1024, and for 124M also 2 to
-// 16 texts. decode_layers_runs() is false for other models, such as those whose MLP's width F is not 4*C, in fp32, on GPUs other than
-// Hopper, and where not all blocks run at once. packed (decode_layers_packed()): what decode_layers_pack() makes of the
-// matrices, to be made again when they change; the vectors are read from `layers`. The caller zeroes scratch once, before the first
-// call. Weights, packed, caches and positions are read while the kernel that was launched before may still run: that kernel must not
-// write them, and must be an ordinary launch, as decode_embed's.
+// position -1 is left out. In one launch, for heads of 64 and F = 4*C: one text with a capacity of up to 1024 where C is 128, 320, 768,
+// 1024, 1280 or 1600, and 2 to 16 texts where it is 128 or 768. decode_layers_runs() is false for other sizes, in fp32, on GPUs other than
+// Hopper, and where not all blocks run at once. The caller checks that the model is_plain_gpt2(). packed (decode_layers_packed()): what
+// decode_layers_pack() makes of the matrices, to be made again when they change; the vectors are read from `layers`. The caller zeroes
+// scratch once, before the first call. Weights, packed, caches and positions are read while the kernel that was launched before may still
+// run: that kernel must not write them, and must be an ordinary launch, as decode_embed's.
 bool decode_layers_runs(int B, int C, int F, int NH, int capacity);
 size_t decode_layers_packed(int num_layers, int C);
 void decode_layers_pack(floatX* packed, const DecodeLayers& layers, const Execution& exec);
@@ -421,7 +432,7 @@ template <class T> static Parameters<T> layer_parameters(Parameters<T> p, const 
 
 // Activations of B x T tokens, kept for the backward pass. In training, a tensor with an L exists per layer, except: [1] with
 // -r 1 or 2, [2] with -r 2, all layers share one, computed again in the backward pass. From +dw of --fp8 on, all layers always share
-// these, because columns in fp8 are kept instead. Without a backward pass all share every one.
+// these, because columns in fp8 are kept instead. If allocated without training, all share every one.
 struct Activations {
     int B, T;          // allocated for this many tokens
     floatX* encoded;   // (B, T, C)
@@ -503,9 +514,10 @@ static KeyValueCache layer_cache(KeyValueCache cache, const GPT2Config* config, 
 //
 // Scales are delayed: a tensor is written with a scale that was made before its values were known, from `largest`, the largest
 // absolute value of the earlier steps. The scale is a power of two, so scaling is exact. It puts `largest` at 64 to 128 of 448 in
-// e4m3 and at 8192 to 16384 of 57344 in e5m2, which is 1/7 to 2/7 of the format's largest number. So values may grow 3.5-fold
-// from one step to the next before some saturate. Unless a step's largest value is larger, `largest` is halved in each step. After
-// outliers it falls faster: to four times the largest value of the step, if that is less. NaN and infinity are ignored. There are
+// e4m3 and at 8192 to 16384 of 57344 in e5m2, which is 1/7 to 2/7 of the format's largest number. So values may be 3.5 times as
+// large as `largest` before some saturate. After each step, also one that updates no weights, `largest` is halved, but not below the
+// step's largest value. After outliers it falls faster: to four times the largest value of the step, if that is less. NaN is left out;
+// a tensor with an infinity, or of zeros, keeps its `largest`. For the gradient of the logits it is always dloss, a bound. There are
 // no earlier steps at the beginning, so passes over the first micro-batch, without an update,
 // measure the values. `largest` is saved with a checkpoint: a resumed run has the same bits. With several GPUs all have the
 // maximum of their values, and thus the same scales.
@@ -819,10 +831,10 @@ static void linear_activation_backward(const Operand<E5M2>& dfch, float* dbias, 
 
 // ---- forward --------------------------------------------------------------------------------------
 
-// Makes exec wait until the weights of bucket b (for b > 0: of layer b - 1) are gathered and updated.
+// Makes exec wait until the weights of bucket b are gathered, and finishes their deferred update.
 static void await_bucket(int b, const Execution& exec);
 // Finishes the deferred update of all layers, if there is one, without a forward pass.
-static void finish_deferred_update(GPT2* model);
+static void gpt2_finish_update(GPT2* model);
 
 static Norm first_norm(const Activations& a, const Parameters<floatX>& w, const GPT2Config* config) {
     return {a.ln1, a.ln1_mean, a.ln1_rstd, w.ln1w, w.ln1b, config->norm_epsilon};
@@ -840,7 +852,7 @@ static Norm last_norm(const Activations* acts, const Parameters<floatX>& p, cons
 static void gpt2_forward(GPT2* model, Activations* acts, int B, int T, PassKind kind, KeyValueCache* cache,
                          const Execution& exec) {
     require((size_t)B * T <= (size_t)acts->B * acts->T && T <= model->config.max_seq_len);
-    if (!exec.update) { finish_deferred_update(model); }
+    if (!exec.update) { gpt2_finish_update(model); }
     const GPT2Config* config = &model->config;
     int L = config->num_layers, NH = config->num_heads, C = config->channels, F = config->mlp_channels, BT = B * T;
     Activation activation = (Activation)config->activation;
@@ -1196,7 +1208,7 @@ static void zero_gradients(GPT2* model) {
 //     await_bucket       in the forward pass, before each layer: finishes the update of that layer
 //
 // Other readers of the weights or of the optimizer's state, such as samples, validation and checkpoints, call
-// finish_deferred_update(model) first.
+// gpt2_finish_update first.
 
 // Whether the matrices of a layer have weight decay and its vectors have none: a DeferredUpdate knows no other case.
 static bool only_matrices_decay() {
@@ -1247,7 +1259,7 @@ static Execution with_deferred_update(GPT2* model, Execution exec) {
     return exec;
 }
 
-static void finish_deferred_update(GPT2* model) {
+static void gpt2_finish_update(GPT2* model) {
     if (!model->update_is_deferred) { return; }
     finish_deferred_update(model->config.num_layers, with_deferred_update(model, model->exec));
 }
@@ -1392,7 +1404,7 @@ __host__ __device__ static Fp8Scale fp8_scale(float largest, bool is_e5m2, float
 }
 
 // The scales from `largest`, as it is (update = false) or after it has taken in amax, which becomes 0. *saturated = the
-// number of tensors with values beyond the format's largest number. The gradients of the logits are bounded by dloss.
+// number of tensors with values beyond the format's largest number, but no infinity. The gradients of the logits are bounded by dloss.
 __global__ void fp8_scales_kernel(Fp8Scales s, bool update, float* saturated, const float* dloss) {
     int count = 0;
     for (int i = threadIdx.x; i < s.num; i += blockDim.x) {
@@ -1418,8 +1430,8 @@ static void update_fp8_scales(GPT2* model, bool update) {
     cudaCheck(cudaGetLastError());
 }
 
-// Call with the first micro-batch of each step on the GPU; pass() makes a forward and a backward pass over it. Before the
-// first step, and unless a resumed run knows them (known), it measures the values of all tensors in three passes. One is not
+// Call with each micro-batch on the GPU; pass() makes a forward and a backward pass over it. Only the first call does anything: it
+// makes the scales, and unless a resumed run knows them (known), measures the values of all tensors in three passes. One is not
 // enough: a gradient that is too small for fp8 hides those before it.
 template <class Pass> static void begin_fp8(GPT2* model, bool known, Pass pass) {
     if (model->options.fp8 == FP8_OFF || model->fp8.begun) { return; }
@@ -1531,7 +1543,8 @@ static void reduce_all_gradients(GPT2* model) {
     end_group();
 }
 
-// Call after the last micro-batch of a step. Sums gradients and losses over all GPUs, then computes the gradients' norm.
+// Call after the last micro-batch of a step. Sums gradients and losses over all GPUs, then computes the gradients' norm. With --fp8,
+// makes the scales of the next step, whether or not this one will update the weights.
 static void gpt2_gradient_norm(GPT2* model) {
     const GPT2Config* config = &model->config;
     ranks_computed(model->exec);
@@ -1879,7 +1892,7 @@ static void gpt2_upload(GPT2* model, const float* weights, int num_updates) {
 
 // The fp32 weights on the device (model_size), or NULL if there are only 16-bit weights. All ranks must call it.
 static const float* collect_weights(GPT2* model) {
-    finish_deferred_update(model);
+    gpt2_finish_update(model);
     for (int b = 0; b < num_buckets(&model->config); b++) { await_weights(b, model->exec); }
     if (model->master_memory) { return collect_shares(model, model->master_memory); }
     return sizeof(floatX) == sizeof(float) ? (float*)model->params_memory : NULL;
@@ -2109,8 +2122,8 @@ enum { MAX_MATVEC_TEXTS = 8 }; // without decode_matmul, decode_matvec is faster
 // With one slot, and all layers in one launch, a prompt of up to this many tokens runs token by token. The first batched pass over a
 // prompt takes about 80 ms, most of it to load its kernels and cuBLASLt's. (Later batched passes take less time than 40 tokens.)
 enum { MAX_PROMPT_STEPS = 40 };
-// Continues texts side by side, each in a slot of its own. The host launches a graph per token and reads it while the GPU
-// computes the next. When a text ends, the next one takes its slot: its prompt runs between two launches of the graph.
+// Continues texts side by side, each in a slot of its own. The host launches a step, from the third on as a graph, and reads its tokens
+// while the GPU computes the next. When a text ends, the next one takes its slot: its prompt runs between two steps.
 struct Generator {
     int B;         // number of slots
     int num_steps; // tokens per text since the first prefill
@@ -2188,7 +2201,7 @@ static bool generator_allocate(Generator* g, GPT2* model, int B, int rows, int c
     const GPT2Config* config = &model->config;
     Plan plan;
     // weights that other ranks have updated may still be on their way, and from here on they are read
-    finish_deferred_update(model);
+    gpt2_finish_update(model);
     for (int b = 0; b < num_buckets(config); b++) { await_weights(b, model->exec); }
     bool packed = one_launch && is_plain_gpt2(config) &&
                   decode_layers_runs(B, config->channels, config->mlp_channels, config->num_heads, capacity) &&
@@ -2580,7 +2593,7 @@ static bool report_step(Trainer* t, PendingStep* s) {
 
 // ---- checkpoints ----------------------------------------------------------------------------------
 
-// Allocates t->buffer. If the memory cannot be pinned, the copies are slower.
+// Allocates t->buffer. If the memory cannot be pinned, the copies are slower, and the host waits for each.
 static void allocate_buffer(Trainer* t) {
     Saver* s = &t->job.saver;
     if (t->buffer) { return; }
@@ -2806,7 +2819,7 @@ static GPT2Options training_options() {
     GPT2Options options = {args->recompute, args->gelu_fusion == 3, (bool)args->master_weights,
                            (bool)args->stochastic_rounding, (uint64_t)args->seed};
     options.muon = uses_muon();
-    options.defers_updates = strcmp(args->overlap, "off") != 0 && !args->profile;
+    options.defers_updates = strcmp(args->overlap, "off") != 0 && !args->profile; // --overlap on one GPU
     options.fp8 = args->fp8;
     return options;
 }
@@ -2857,7 +2870,7 @@ static void load_training_state(Trainer* t, ModelSource* source) {
     if (!resumed) { model_source_read(source, arrays[0]); }
     run->loss_scale = 65536.0;
     training_begin(&t->job, &source->config, arrays[0], arrays[1], arrays[2]);
-    if (!IS_FP16) { run->loss_scale = 1.0; } // even if the checkpoint was written by an fp16 run
+    if (!IS_FP16) { run->loss_scale = 1.0; } // even after an fp16 run; an fp16 run goes on from a bf16 run's 1
     StepState state = {};
     state.loss_scale = (float)run->loss_scale;
     state.dloss = (float)(run->loss_scale / (double)t->job.batch.total);
@@ -3238,7 +3251,7 @@ int main(int argc, char** argv) {
 //     encoder_forward           token and position embeddings
 //     encoder_backward          their gradients, summed in a fixed order
 //     layernorm_forward
-//     fused_residual_layernorm  with the residual sum; for --fp8, where no matmul adds it
+//     fused_residual_layernorm  the last layernorm with --fp8, and the residual sum, which no matmul adds there
 //     matmul_backward_bias      column sums
 //     layernorm_backward
 //     gelu_forward              where no matmul fuses it
@@ -5030,7 +5043,7 @@ __device__ inline void gemm_store(float (&sum)[G::PARTS][G::COLUMNS / 2], const 
                         } else {
                             v[i] = third_use == GEMM_GELU_BACKWARD ? v[i] * gelu_slope(w[i])
                                    : third_use == GEMM_MULTIPLY    ? v[i] * w[i]
-                                                                   : v[i] + w[i];
+                                                                   : v[i] + w[i]; // GEMM_ADD
                         }
                     }
                 }
@@ -7829,7 +7842,7 @@ template <int HS> __device__ inline uint32_t attention_forward_v_address(const f
     return shared_address(tile + attention_forward_at<HS>(lane % 16, lane / 16));
 }
 
-// ---- kernel 15: mma.sync, steps of 32 keys, which need few enough registers for 3 blocks of 4 warps per SM ----
+// ---- kernel 15: mma.sync, steps of 32 keys, which need few enough registers for 3 blocks of 4 warps per SM up to HS = 64 ----
 // `blocks` is the number of blocks per SM, `keys` the number of keys of a tile.
 
 // Epilogue: divides a warp's output rows by l and stores them, 16 bytes at a time. `tile`, the warp's own slice of
@@ -10771,9 +10784,9 @@ __device__ inline float decode_layer_dot(const x128& a, const float (&b)[x128::s
 struct DecodeLayerShare {
     int first, n;
 };
-__host__ __device__ inline int decode_layer_most(int n, int ranks) { return (n + ranks - 1) / ranks; }
-__host__ __device__ inline DecodeLayerShare decode_layer_share(int n, int rank, int ranks) {
-    int most = decode_layer_most(n, ranks), first = rank * most < n ? rank * most : n;
+__host__ __device__ inline int decode_layer_most(int n, int cluster) { return (n + cluster - 1) / cluster; }
+__host__ __device__ inline DecodeLayerShare decode_layer_share(int n, int rank, int cluster) {
+    int most = decode_layer_most(n, cluster), first = rank * most < n ? rank * most : n;
     return {first, n - first < most ? n - first : most};
 }
 
@@ -10822,13 +10835,13 @@ __device__ inline float2 decode_layer_join(const float (*parts)[DECODE_LAYER_PAR
 //       copies them by cp.async.bulk to a ring of chunks in shared memory, as far ahead as they fit
 //     - products are mma of 16 rows by 16 columns, with the vector in each of the 8 columns of the other operand. A warp takes every
 //       eighth chunk of 32 columns, and normalises only these
-//     - a block has C / ranks columns of the residual stream in registers. For these it adds up the parts of all heads. A part comes
+//     - a block has C / cluster columns of the residual stream in registers. For these it adds up the parts of all heads. A part comes
 //       with the number of its phase (attention or MLP of one layer), so a reader waits for the value itself, and no block for a
 //       barrier of the grid
 //     - the size of the model is known when the kernel is compiled, and the two halves of a layer share their code: there are fewer
 //       instructions, which a block runs once per layer, and which have to be loaded as well
 //
-// `ranks` blocks, a cluster, have a head. In a layer:
+// A cluster, of `cluster` blocks, has a head. In a layer:
 //
 //     x of the own columns                                           -> the cluster
 //     layernorm; q, k, v of the own rows                             -> the cluster
@@ -10845,11 +10858,12 @@ constexpr int DECODE_LAYER_THREADS5 = DECODE_LAYER_THREADS + 32; // the last war
 
 // How a block's weights of a layer follow each other, in fragments.
 struct DecodeLayerPacked {
-    int C, ranks, sets, chunks; // sets: 8 / ranks, each of 24 rows of qkv and 32 rows of fc; chunks: of 32 columns of C
-    int proj, fc, fcproj, end;  // where these matrices begin; qkv begins at 0
-    __host__ __device__ constexpr DecodeLayerPacked(int C, int ranks)
-        : C(C), ranks(ranks), sets(8 / ranks), chunks(C / 32), proj(chunks * 3 * sets), fc(proj + C / 16 / ranks * 4),
-          fcproj(fc + chunks * DECODE_LAYER_MLP * sets), end(fcproj + C / 16 / ranks * 4 * DECODE_LAYER_MLP) {}
+    int C, cluster, sets, chunks; // sets: 8 / cluster, each of 24 rows of qkv and 32 of fc; chunks: of 32 columns of C
+    int proj, fc, fcproj, end;    // where these matrices begin; qkv begins at 0
+    __host__ __device__ constexpr DecodeLayerPacked(int C, int cluster)
+        : C(C), cluster(cluster), sets(8 / cluster), chunks(C / 32), proj(chunks * 3 * sets),
+          fc(proj + C / 16 / cluster * 4), fcproj(fc + chunks * DECODE_LAYER_MLP * sets),
+          end(fcproj + C / 16 / cluster * 4 * DECODE_LAYER_MLP) {}
     // Where the 8 elements of `lane` of fragment f come from: a matrix (0 qkv, 1 attproj, 2 fc, 3 fcproj), and an offset in it.
     //     qkv, fc    (8 chunks of columns) (set) (chunk) (3 or 4 groups of 8 rows)
     //     attproj    (tile of 16 rows) (2 chunks) (2 groups of 8 rows)
@@ -10873,7 +10887,7 @@ struct DecodeLayerPacked {
         }
         if (f < fc) {
             f -= proj;
-            int out = rank * (C / ranks) + f / 4 * 16 + f % 2 * 8 + r;
+            int out = rank * (C / cluster) + f / 4 * 16 + f % 2 * 8 + r;
             return {1, (size_t)out * C + head * HS + f / 2 % 2 * 32 + column};
         }
         int unit = head * MLP * HS + rank * 8 * MLP * sets;
@@ -10883,23 +10897,23 @@ struct DecodeLayerPacked {
         }
         f -= fcproj;
         int begin = f / (32 * MLP) * 8, rest = f % (32 * MLP),
-            n = C / 16 / ranks - begin < 8 ? C / 16 / ranks - begin : 8; // tiles
+            n = C / 16 / cluster - begin < 8 ? C / 16 / cluster - begin : 8; // tiles
         int tile = begin + rest % (4 * n) / 4, pair = rest / (4 * n);
-        int out = rank * (C / ranks) + tile * 16 + f % 2 * 8 + r;
+        int out = rank * (C / cluster) + tile * 16 + f % 2 * 8 + r;
         return {3, (size_t)out * MLP * C + head * MLP * HS + pair * 64 + f / 2 % 2 * 32 + column};
     }
 };
 
 // packed: for each block, layer and fragment, 32 vectors of 8 elements, n in all
-__global__ void decode_layers_pack_kernel5(floatX* packed, const __grid_constant__ DecodeLayers layers, int ranks,
+__global__ void decode_layers_pack_kernel5(floatX* packed, const __grid_constant__ DecodeLayers layers, int cluster,
                                            size_t n) {
     size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= n) { return; }
     const DecodeLayer& l = layers.first;
-    DecodeLayerPacked p(l.C, ranks);
+    DecodeLayerPacked p(l.C, cluster);
     int lane = i % 32, f = i / 32 % p.end, block = i / 32 / p.end / layers.num;
     size_t at = i / 32 / p.end % layers.num * layers.weights;
-    DecodeLayerPacked::Source from = p.source(f, lane, block / ranks, block % ranks);
+    DecodeLayerPacked::Source from = p.source(f, lane, block / cluster, block % cluster);
     const floatX* matrices[] = {l.qkvw, l.attprojw, l.fcw, l.fcprojw};
     store128(packed + i * x128::size, load128(matrices[from.matrix] + at + from.offset));
 }
@@ -10914,9 +10928,9 @@ struct DecodeLayerParts {
     int B;
 };
 
-template <int C, int ranks> struct DecodeLayerSizes {
-    static constexpr int NH = C / DECODE_LAYER_HS, SETS = 8 / ranks, CHUNKS = C / 32;
-    static constexpr int OWN = C / ranks;                                  // columns of a block
+template <int C, int cluster> struct DecodeLayerSizes {
+    static constexpr int NH = C / DECODE_LAYER_HS, SETS = 8 / cluster, CHUNKS = C / 32;
+    static constexpr int OWN = C / cluster;                                // columns of a block
     static constexpr int ROUNDS = (CHUNKS + 7) / 8;                        // chunks of columns per warp
     static constexpr int TOGETHER = SETS == 1 && ROUNDS <= 3 ? ROUNDS : 1; // rounds that pass through the ring at once
     static constexpr int PIECE = 32 * TOGETHER;                            // fragments, at most
@@ -10926,21 +10940,21 @@ template <int C, int ranks> struct DecodeLayerSizes {
     // Pieces in flight: about 5 MB on the whole GPU, what its memory delivers in a microsecond. More would not come sooner, but
     // all else, the parts of x above all, would queue behind them: with the whole ring in flight C = 1600 took 7% longer.
     static constexpr int IN_FLIGHT = 3;
-    static constexpr int CAPACITY = 1024, TOKENS = CAPACITY / ranks / (4 * DECODE_LAYER_WARPS); // tokens per 8 lanes
-    static_assert(C % (16 * ranks) == 0 && OWN / 2 <= DECODE_LAYER_THREADS && 8 % ranks == 0 &&
+    static constexpr int CAPACITY = 1024, TOKENS = CAPACITY / cluster / (4 * DECODE_LAYER_WARPS); // tokens per 8 lanes
+    static_assert(C % (16 * cluster) == 0 && OWN / 2 <= DECODE_LAYER_THREADS && 8 % cluster == 0 &&
                       C % DECODE_LAYER_HS == 0,
                   "");
 };
 
 // The vectors of one half of a layer.
-template <int C, int ranks> struct DecodeLayerVectors {
+template <int C, int cluster> struct DecodeLayerVectors {
     floatX norm_weight[C], norm_bias[C];
     floatX bias[3 * DECODE_LAYER_HS]; // of the head's q, k and v, or of the block's hidden units
-    floatX out_bias[C / ranks];       // of the block's columns of attproj or fcproj
+    floatX out_bias[C / cluster];     // of the block's columns of attproj or fcproj
 
     // Loads them for layer l, whose weights are `at` elements further. One thread calls this.
     __device__ void load(const DecodeLayer& l, size_t at, int half, int head, int rank, uint64_t* full) {
-        constexpr int HS = DECODE_LAYER_HS, OWN = C / ranks, MLP = DECODE_LAYER_MLP, UNITS = 8 * MLP * 8 / ranks;
+        constexpr int HS = DECODE_LAYER_HS, OWN = C / cluster, MLP = DECODE_LAYER_MLP, UNITS = 8 * MLP * 8 / cluster;
         auto vector = [&](floatX* to, const floatX* from, int n) {
             bulk_load(to, from, n * (int)sizeof(floatX), full);
         };
@@ -10953,24 +10967,24 @@ template <int C, int ranks> struct DecodeLayerVectors {
     }
 };
 
-template <int C, int ranks> struct DecodeLayerShared5 {
-    typedef DecodeLayerSizes<C, ranks> Sizes;
+template <int C, int cluster> struct DecodeLayerShared5 {
+    typedef DecodeLayerSizes<C, cluster> Sizes;
     int4 ring[Sizes::RING][Sizes::PIECE * 32];
-    alignas(16) DecodeLayerVectors<C, ranks> vectors[2];
+    alignas(16) DecodeLayerVectors<C, cluster> vectors[2];
     alignas(16) float x[C];
     uint64_t full[Sizes::RING], empty[Sizes::RING], vectors_full[2], vectors_empty[2];
     uint64_t x_there, qkv_there, attention_there, hidden_there;
-    float qkv[3 * DECODE_LAYER_HS], attended[ranks][DECODE_LAYER_PART]; // attended: attention over each block's tokens
-    float warps[DECODE_LAYER_WARPS][DECODE_LAYER_PART];                 // attention of each warp
-    float products[2][DECODE_LAYER_WARPS][32 * Sizes::SETS + 4];        // of each warp's columns: of qkv, and of fc
-    alignas(16) floatX normed[C];                                       // each warp reads only what it wrote
-    alignas(16) floatX operand[DECODE_LAYER_WARPS][DECODE_LAYER_HS];    // attention, for attproj: of each warp
-    alignas(16) floatX hidden[DECODE_LAYER_MLP * DECODE_LAYER_HS];      // of the head, for fcproj
+    float qkv[3 * DECODE_LAYER_HS], attended[cluster][DECODE_LAYER_PART]; // attended: attention over a block's tokens
+    float warps[DECODE_LAYER_WARPS][DECODE_LAYER_PART];                   // attention of each warp
+    float products[2][DECODE_LAYER_WARPS][32 * Sizes::SETS + 4];          // of each warp's columns: of qkv, and of fc
+    alignas(16) floatX normed[C];                                         // each warp reads only what it wrote
+    alignas(16) floatX operand[DECODE_LAYER_WARPS][DECODE_LAYER_HS];      // attention, for attproj: of each warp
+    alignas(16) floatX hidden[DECODE_LAYER_MLP * DECODE_LAYER_HS];        // of the head, for fcproj
 };
 
-template <int C, int ranks> struct DecodeLayerBlock : DecodeLayerSizes<C, ranks> {
-    typedef DecodeLayerSizes<C, ranks> Sizes;
-    typedef DecodeLayerShared5<C, ranks> Shared;
+template <int C, int cluster> struct DecodeLayerBlock : DecodeLayerSizes<C, cluster> {
+    typedef DecodeLayerSizes<C, cluster> Sizes;
+    typedef DecodeLayerShared5<C, cluster> Shared;
     using Sizes::CHUNKS, Sizes::IN_FLIGHT, Sizes::NH, Sizes::OWN, Sizes::PIECE, Sizes::RING, Sizes::ROUNDS, Sizes::SETS;
     using Sizes::RESIDENT, Sizes::TOGETHER, Sizes::TOKENS;
     static constexpr int VEC = x128::size, HS = DECODE_LAYER_HS, WARPS = DECODE_LAYER_WARPS;
@@ -10981,9 +10995,9 @@ template <int C, int ranks> struct DecodeLayerBlock : DecodeLayerSizes<C, ranks>
     int slot = 0, parity = 0;               // of the ring
 
     __device__ DecodeLayerBlock(Shared& s, const DecodeLayer& l)
-        : shared(s), head(blockIdx.x / ranks), rank(cluster_rank()), now(*l.position), lane(threadIdx.x % 32),
+        : shared(s), head(blockIdx.x / cluster), rank(cluster_rank()), now(*l.position), lane(threadIdx.x % 32),
           warp(warp_uniform(threadIdx.x / 32)), first(rank * OWN) {
-        tokens = decode_layer_share(now, rank, ranks);
+        tokens = decode_layer_share(now, rank, cluster);
     }
     __device__ void sync() const { named_barrier_sync(1, DECODE_LAYER_THREADS); } // of all warps but the last
 
@@ -10994,7 +11008,7 @@ template <int C, int ranks> struct DecodeLayerBlock : DecodeLayerSizes<C, ranks>
     }
     // All weights and vectors, one after the other, in the order in which they are waited for. One thread calls this.
     __device__ void load(const DecodeLayers& layers, const floatX* packed) {
-        constexpr DecodeLayerPacked p(C, ranks);
+        constexpr DecodeLayerPacked p(C, cluster);
         const DecodeLayer& l = layers.first;
         const floatX* from = packed + (size_t)blockIdx.x * layers.num * p.end * DECODE_LAYER_FRAGMENT;
         int num_pieces = 0;
@@ -11144,7 +11158,7 @@ template <int C, int ranks> struct DecodeLayerBlock : DecodeLayerSizes<C, ranks>
     __device__ void send_x(float2 x) const {
         if (!has_columns()) { return; }
 #pragma unroll
-        for (int r = 0; r < ranks; r++) {
+        for (int r = 0; r < cluster; r++) {
             store_cluster_async(reinterpret_cast<const float2*>(&shared.x[column()]), x, &shared.x_there, r);
         }
     }
@@ -11154,7 +11168,7 @@ template <int C, int ranks> struct DecodeLayerBlock : DecodeLayerSizes<C, ranks>
         if (threadIdx.x == 0) { mbarrier_arrive_expect(barrier, bytes); }
     }
     // The layernorm of x, which has arrived, of the warp's chunks of columns.
-    __device__ void normalise(const DecodeLayerVectors<C, ranks>& vectors, float epsilon) {
+    __device__ void normalise(const DecodeLayerVectors<C, cluster>& vectors, float epsilon) {
         constexpr int most = (C + 127) / 128;
         float sum = 0.0f, squares = 0.0f;
         float4 x[most]; // zeros past the end
@@ -11203,7 +11217,7 @@ template <int C, int ranks> struct DecodeLayerBlock : DecodeLayerSizes<C, ranks>
     }
     // Sends q, k and v of the block's rows to the cluster: warp r sends to block r.
     __device__ void send_qkv() const {
-        if (warp >= ranks) { return; }
+        if (warp >= cluster) { return; }
 #pragma unroll
         for (int u = 0; u < SETS; u++) {
             int i = lane + 32 * u, row = rank * 24 * SETS + i;
@@ -11225,7 +11239,7 @@ template <int C, int ranks> struct DecodeLayerBlock : DecodeLayerSizes<C, ranks>
             float dot = lanes_sum<8>(decode_layer_dot(vec128_from_bits<floatX>(cache.keys[i]), q));
             if (token(i) < tokens.n) { score[i] = dot, largest = fmaxf(largest, dot); }
         }
-        bool newest = rank == ranks - 1 && warp == 0; // the token itself, which the first 8 lanes have
+        bool newest = rank == cluster - 1 && warp == 0; // the token itself, which the first 8 lanes have
         score[TOKENS] = -INFINITY;
         if (newest) {
             float dot = 0.0f;
@@ -11252,7 +11266,7 @@ template <int C, int ranks> struct DecodeLayerBlock : DecodeLayerSizes<C, ranks>
         }
         decode_layer_store_part(shared.warps[warp], sum, total, largest);
         sync();
-        if (warp >= ranks) { return; }
+        if (warp >= cluster) { return; }
         float* to = shared.attended[rank]; // warp r adds up what all warps know, and sends it to block r
         float2 both = decode_layer_join(shared.warps, WARPS, lane, lane + 32, largest, total);
         store_cluster_async(to + lane, both.x, &shared.attention_there, warp);
@@ -11297,7 +11311,7 @@ template <int C, int ranks> struct DecodeLayerBlock : DecodeLayerSizes<C, ranks>
     // The head's attention, whose parts have arrived, for the projection.
     __device__ const floatX* attended() {
         float largest, total;
-        float2 both = decode_layer_join(shared.attended, ranks, lane, lane + 32, largest, total);
+        float2 both = decode_layer_join(shared.attended, cluster, lane, lane + 32, largest, total);
         floatX* vector = shared.operand[warp];
         vector[lane] = (floatX)(both.x / total), vector[lane + 32] = (floatX)(both.y / total);
         __syncwarp();
@@ -11309,7 +11323,7 @@ template <int C, int ranks> struct DecodeLayerBlock : DecodeLayerSizes<C, ranks>
     // Computes gelu of the block's hidden units, 32 = 8 * DECODE_LAYER_MLP in a set, and sends it to the cluster: warp r sends to
     // block r. Their products have been added.
     __device__ void send_hidden() {
-        if (warp >= ranks) { return; }
+        if (warp >= cluster) { return; }
 #pragma unroll
         for (int u = 0; u < SETS; u++) {
             int i = 32 * u + lane;
@@ -11323,12 +11337,12 @@ template <int C, int ranks> struct DecodeLayerBlock : DecodeLayerSizes<C, ranks>
     }
 };
 
-template <int C, int ranks> __global__ void __launch_bounds__(DECODE_LAYER_THREADS5, 1)
+template <int C, int cluster> __global__ void __launch_bounds__(DECODE_LAYER_THREADS5, 1)
     decode_layer_sm90_kernel5(const __grid_constant__ DecodeLayers layers, const floatX* packed,
                               const __grid_constant__ DecodeLayerParts parts) {
-    typedef DecodeLayerBlock<C, ranks> Block;
+    typedef DecodeLayerBlock<C, cluster> Block;
     extern __shared__ __align__(128) unsigned char decode_layer_dynamic[];
-    auto& shared = *reinterpret_cast<DecodeLayerShared5<C, ranks>*>(decode_layer_dynamic);
+    auto& shared = *reinterpret_cast<DecodeLayerShared5<C, cluster>*>(decode_layer_dynamic);
     static_assert(sizeof(shared) <= 227 << 10, "more than a block can have");
     const DecodeLayer& l = layers.first;
     Block block(shared, l);
@@ -11910,10 +11924,10 @@ template <int C, int TEAMS> __global__ void __launch_bounds__(TEAMS* DECODE_LAYE
 }
 
 template <int n> using DecodeLayerInt = std::integral_constant<int, n>;
-// Calls launch(C, ranks), with DecodeLayerInt, for the sizes that there are; false: there are none for C.
+// Calls launch(C, cluster), with DecodeLayerInt, for the sizes that there are; false: there are none for C.
 template <class Launch> bool decode_layer_sizes(int C, const Launch& launch) {
-    auto with = [&](auto c, auto ranks) {
-        if (C == c.value) { launch(c, ranks); }
+    auto with = [&](auto c, auto cluster) {
+        if (C == c.value) { launch(c, cluster); }
         return C == c.value;
     };
     DecodeLayerInt<4> four;
@@ -11932,10 +11946,10 @@ template <class Launch> bool decode_layer_sizes6(int B, int C, const Launch& lau
 }
 // Calls run(kernel, shape) with kernel 5 or 6 for B texts and the shape of its launch. Returns false if there is none for C.
 template <class Run> bool decode_layers_kernel(int kernel, int B, int C, int NH, const Run& run) {
-    auto one = [&](auto c, auto ranks) {
-        size_t bytes = sizeof(DecodeLayerShared5<c.value, ranks.value>);
-        run(decode_layer_sm90_kernel5<c.value, ranks.value>,
-            LaunchShape(NH * ranks.value, DECODE_LAYER_THREADS5, bytes, ranks.value, true));
+    auto one = [&](auto c, auto cluster) {
+        size_t bytes = sizeof(DecodeLayerShared5<c.value, cluster.value>);
+        run(decode_layer_sm90_kernel5<c.value, cluster.value>,
+            LaunchShape(NH * cluster.value, DECODE_LAYER_THREADS5, bytes, cluster.value, true));
     };
     auto several = [&](auto c, auto teams) {
         size_t bytes = sizeof(DecodeLayerShared6<c.value, teams.value>);
@@ -11976,9 +11990,9 @@ void decode_layers_pack(floatX* packed, const DecodeLayers& layers, const Execut
     size_t n = decode_layers_packed(layers.num, C);
     Op op(exec, 2.0 * n * sizeof(floatX), 0, "decode_layers_pack");
 #if !defined(ENABLE_FP32)
-    bool done = decode_layer_sizes(C, [&](auto, auto ranks) {
+    bool done = decode_layer_sizes(C, [&](auto, auto cluster) {
         unsigned blocks = (unsigned)ceil_div(n / x128::size, (size_t)256);
-        launch_kernel(decode_layers_pack_kernel5, LaunchShape(blocks, 256), exec, packed, layers, ranks.value,
+        launch_kernel(decode_layers_pack_kernel5, LaunchShape(blocks, 256), exec, packed, layers, cluster.value,
                       n / x128::size);
     });
     require(done);

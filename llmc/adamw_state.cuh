@@ -23,7 +23,7 @@ struct StepState {
     int good_steps;                     // finite steps since the loss scale last changed
     float grad_scale;                   // factor on the gradients in adamw: clipping factor / loss_scale
     float inverse_bias1, inverse_bias2; // bias corrections 1 / (1 - beta^t)
-    float saturated;                    // with --fp8: tensors with values beyond the largest number of their format
+    float saturated;                    // with --fp8: tensors with values over their format's largest, but no infinity
     AdamW optimizer;                    // of the update
     int is_deferred; // 1: layers after the first are updated during the next forward pass: DeferredUpdate
 };

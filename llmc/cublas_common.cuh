@@ -125,7 +125,7 @@ struct CublasLtChoice {
 };
 static_assert(sizeof(CublasLtChoice) == sizeof(CublasLtKey) + sizeof(cublasLtMatmulAlgo_t), "written as it is");
 
-// The choices of all runs of this program on this kind of GPU, in a file of the user. Each new one is put there at once.
+// The choices of all runs of this program on this kind of GPU, in a file of the user. Each one that is timed is put there at once.
 struct CublasLtCache {
     Path path = {""};                    // of the file; "": none is used
     std::string header;                  // first line of the file
@@ -264,14 +264,16 @@ template <class Launch> int cublaslt_fastest(int n, const Execution& exec, Launc
 }
 
 // Returns the index of the fastest of cuBLASLt's candidates for a call, timed on the call's own operands. If the call
-// accumulates into c.out, the timed launches write to scratch memory instead, so that c.out keeps its values.
+// accumulates into c.out, the timed launches write to scratch memory instead, so that c.out keeps its values. Without memory for
+// that, returns the first one, and *timed = false.
 inline int cublaslt_fastest(const CublasLtPlan& plan, MatmulCall c, const cublasLtMatmulHeuristicResult_t* candidates,
-                            int n, const Execution& exec) {
+                            int n, const Execution& exec, bool* timed) {
     void* stand_in = NULL;
     if (c.add == c.out) {
         size_t bytes = (size_t)c.M * c.N * (c.out_is_float ? sizeof(float) : sizeof(floatX));
         if (cudaMalloc(&stand_in, bytes) != cudaSuccess) {
-            cudaGetLastError(); // clears the error: without memory for the timing, the first candidate is taken
+            cudaGetLastError(); // clears the error
+            *timed = false;
             return 0;
         }
         cudaCheck(cudaMemsetAsync(stand_in, 0, bytes, exec.stream));
@@ -518,7 +520,7 @@ inline void cublaslt_choose(CublasLtPlan& plan, const MatmulCall& c, const Execu
     if (status != CUBLAS_STATUS_SUCCESS && !none) { cublasCheck(status); }
     int best = n > 0 && !none ? 0 : -1;
     bool timed = n > 1 && !none && !cublaslt_is_captured(exec.stream);
-    if (timed) { best = cublaslt_fastest(plan, c, candidates, n, exec); }
+    if (timed) { best = cublaslt_fastest(plan, c, candidates, n, exec, &timed); }
     plan.found = best >= 0;
     if (plan.found) { plan.algo = candidates[best].algo; }
     if (plan.found && timed) { cublaslt_publish(cublaslt_of(exec), plan); }

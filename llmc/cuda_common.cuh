@@ -80,7 +80,7 @@ inline void* device_malloc_check(size_t bytes, const char* what) {
 }
 
 // Allocates pinned memory on the host, for asynchronous copies. If none can be had, the memory is ordinary: its copies
-// are slower, and kernels must not use it. Free it with pinned_free().
+// are slower, the host waits for those from the GPU, and kernels must not use it. Free it with pinned_free().
 inline void* pinned_malloc(size_t bytes) {
     void* memory;
     if (cudaMallocHost(&memory, bytes) == cudaSuccess) { return memory; }

@@ -714,7 +714,7 @@ inline void gather_waiting(const Execution& exec) {
 }
 
 // Completes bucket b of the weights (n), of which each rank has updated its share: beside computations at once, between them
-// when a group is full. The last bucket, the last layernorm, is too small for a group of its own.
+// when a group is full. The last two buckets share a group: without an untied head, the last one is too small for its own.
 inline void gather_weights(int b, floatX* weights, size_t n, const Execution& exec) {
     Ranks& r = ranks();
     if (r.num_shares == 1) { return; }

@@ -307,7 +307,9 @@ static const Option gpu_options[] = {
      "Prompts and losses are computed in that type from weights rounded to 8 bits",
      0, 0},
     {OPT_INT, 'r', NULL, "recompute", &settings.recompute, NULL,
-     "save memory by recomputing in the backward pass: 1 GELU, 2 also the layernorms; 0: nothing", 0, 2},
+     "save memory by recomputing in the backward pass: 1 GELU, whose slope is then not saved, 2 also the layers' "
+     "layernorms; 0: nothing",
+     0, 2},
     {OPT_INT, 0, "ge", "gelu-fusion", &settings.gelu_fusion, NULL,
      "3: the forward pass saves GELU's slope where it can. 0 to 2: it saves GELU's argument", 0, 3},
     {OPT_BOOL, 'f', NULL, "tf32", &settings.tf32, NULL,
@@ -324,12 +326,13 @@ static const Option gpu_options[] = {
     {OPT_BOOL, 0, NULL, "graph", &settings.use_graph, NULL, "launch each forward and backward pass as one CUDA graph",
      0, 0},
     {OPT_BOOL, 0, NULL, "tune", &settings.tune, "again",
-     "time cuBLASLt's matmul algorithms, use the fastest, and keep the choice in ~/.cache for all runs; again: time "
-     "those "
-     "that are kept again; off: use its first candidate",
+     "time cuBLASLt's matmul algorithms, use the fastest, and keep the choice in ~/.cache for later runs; again: time "
+     "again, except a resumed run's own choices; off: use its first candidate",
      0, 0},
     {OPT_STR, 0, NULL, "tuned", &settings.tuned, "FILE",
-     "kernel configurations measured by make tune in dev/cuda; a resumed run keeps those that it had", 0, 0},
+     "configurations of kernels that --tune leaves alone, measured by make tune in dev/cuda; a resumed run keeps those "
+     "that it had",
+     0, 0},
     {OPT_BOOL, 0, NULL, "profile", &settings.profile, NULL,
      "time every operation of a step, print the table with the card's clock and power, and exit; needs training data",
      0, 0},

@@ -36,7 +36,7 @@ static inline float attention_scale(const GPT2Config* config, int l) {
 
 typedef enum { INIT_NORMAL, INIT_NORMAL_RESIDUAL, INIT_ONE, INIT_ZERO } InitKind;
 
-enum { DIM_1 = 0, DIM_C = -1, DIM_3C = -3, DIM_F = -4, DIM_VP = -5, DIM_MAXT = -6 };
+enum { DIM_1, DIM_C, DIM_3C, DIM_F, DIM_VP, DIM_MAXT }; // names: param_dim() has their sizes
 
 // What a tensor belongs to. A checkpoint stores those of a layer as (L, rows, cols). In GPU memory, tensors of the same place
 // follow one another, and several GPUs exchange the gradients of a place's tensors together: "parameters in memory" in train_gpt2.cu.

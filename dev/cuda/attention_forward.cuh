@@ -364,7 +364,7 @@ template <int HS> __device__ inline uint32_t attention_forward_v_address(const f
     return shared_address(tile + attention_forward_at<HS>(lane % 16, lane / 16));
 }
 
-// ---- kernel 15: mma.sync, steps of 32 keys, which need few enough registers for 3 blocks of 4 warps per SM ----
+// ---- kernel 15: mma.sync, steps of 32 keys, which need few enough registers for 3 blocks of 4 warps per SM up to HS = 64 ----
 // `blocks` is the number of blocks per SM, `keys` the number of keys of a tile.
 
 // Epilogue: divides a warp's output rows by l and stores them, 16 bytes at a time. `tile`, the warp's own slice of

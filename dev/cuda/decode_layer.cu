@@ -130,12 +130,12 @@ __device__ inline void decode_layer_load(float (&v)[DECODE_LAYER_VALUES], const 
 // What a block of the cluster of a head has in shared memory. All sizes are multiples of 16 bytes.
 struct DecodeLayerShared {
     size_t qkv, proj, keys, values, normed, bytes; // where they begin; their end
-    __host__ __device__ DecodeLayerShared(int C, int capacity, int ranks) {
-        const size_t row = DECODE_LAYER_HS * sizeof(floatX), tokens = decode_layer_most(capacity, ranks);
-        qkv = 0;                                                                         // rows of the weight, (,C)
-        proj = qkv + decode_layer_most(3 * DECODE_LAYER_HS, ranks) * C * sizeof(floatX); // (,HS)
-        keys = proj + decode_layer_most(C, ranks) * row, values = keys + tokens * row;   // (,HS) each
-        normed = values + tokens * row;                                                  // (C)
+    __host__ __device__ DecodeLayerShared(int C, int capacity, int cluster) {
+        const size_t row = DECODE_LAYER_HS * sizeof(floatX), tokens = decode_layer_most(capacity, cluster);
+        qkv = 0;                                                                           // rows of the weight, (,C)
+        proj = qkv + decode_layer_most(3 * DECODE_LAYER_HS, cluster) * C * sizeof(floatX); // (,HS)
+        keys = proj + decode_layer_most(C, cluster) * row, values = keys + tokens * row;   // (,HS) each
+        normed = values + tokens * row;                                                    // (C)
         bytes = normed + C * sizeof(floatX);
     }
 };
@@ -145,21 +145,21 @@ struct DecodeLayerReceived {
     uint64_t qkv_there, parts_there;
     float qkv[3 * DECODE_LAYER_HS], parts[8][DECODE_LAYER_PART];
 };
-__device__ inline void decode_layer_expect(DecodeLayerReceived& received, int ranks) {
+__device__ inline void decode_layer_expect(DecodeLayerReceived& received, int cluster) {
     mbarrier_arrive_expect(&received.qkv_there, sizeof(received.qkv));
-    mbarrier_arrive_expect(&received.parts_there, ranks * DECODE_LAYER_PART * (int)sizeof(float));
+    mbarrier_arrive_expect(&received.parts_there, cluster * DECODE_LAYER_PART * (int)sizeof(float));
 }
 // All blocks of the cluster call this at the same place.
-__device__ inline void decode_layer_init(DecodeLayerReceived& received, int ranks) {
+__device__ inline void decode_layer_init(DecodeLayerReceived& received, int cluster) {
     if (threadIdx.x == 0) {
         mbarrier_init(&received.qkv_there, 1), mbarrier_init(&received.parts_there, 1);
         mbarrier_init_fence();
-        decode_layer_expect(received, ranks);
+        decode_layer_expect(received, cluster);
     }
 }
 
-// y = x + attproj(attention(qkv(layernorm(x)))), into sums (C+1), which are zero before. `ranks` blocks of 256 threads, a
-// cluster, have a head. Each of them has a share of the rows of q, k and v; then, of the tokens; and then, of the outputs
+// y = x + attproj(attention(qkv(layernorm(x)))), into sums (C+1), which are zero before. A cluster, of `cluster` blocks of
+// 256 threads, has a head. Each block has a share of the rows of q, k and v; then, of the tokens; and then, of the outputs
 // of the projection. What the others need is sent to their shared memory, where it arrives at an mbarrier:
 //
 //     weights of the share, keys, values       before the previous kernel has ended
@@ -169,18 +169,18 @@ __device__ inline void decode_layer_init(DecodeLayerReceived& received, int rank
 //     projection of the share       -> sums    66 numbers from each block
 struct DecodeLayerHead {
     static constexpr int HS = DECODE_LAYER_HS, VEC = x128::size, ROW_VECS = HS / VEC;
-    int C, ranks, rank, head, now, lane, warp;
+    int C, cluster, rank, head, now, lane, warp;
     int group, part;                     // 8 lanes have a row of a head: which, and this lane's first element
     DecodeLayerShare rows, outs, tokens; // tokens before the newest one, which the last block takes
     floatX *weight, *proj, *keys, *values, *normed; // in shared memory
 
-    __device__ DecodeLayerHead(unsigned char* shared, const DecodeLayer& l, int num_ranks) {
-        C = l.C, ranks = num_ranks, rank = cluster_rank(), head = blockIdx.x / ranks;
+    __device__ DecodeLayerHead(unsigned char* shared, const DecodeLayer& l, int num_blocks) {
+        C = l.C, cluster = num_blocks, rank = cluster_rank(), head = blockIdx.x / cluster;
         now = *l.position; // not written by earlier kernels of the step
         lane = threadIdx.x % 32, warp = threadIdx.x / 32, group = lane / ROW_VECS, part = lane % ROW_VECS * VEC;
-        rows = decode_layer_share(3 * HS, rank, ranks), outs = decode_layer_share(C, rank, ranks);
-        tokens = decode_layer_share(now, rank, ranks);
-        DecodeLayerShared at(C, l.capacity, ranks);
+        rows = decode_layer_share(3 * HS, rank, cluster), outs = decode_layer_share(C, rank, cluster);
+        tokens = decode_layer_share(now, rank, cluster);
+        DecodeLayerShared at(C, l.capacity, cluster);
         auto array = [&](size_t begin) { return reinterpret_cast<floatX*>(shared + begin); };
         weight = array(at.qkv), proj = array(at.proj), keys = array(at.keys), values = array(at.values);
         normed = array(at.normed);
@@ -228,7 +228,7 @@ struct DecodeLayerHead {
         for (int j = 0; j < DECODE_LAYER_ROWS; j++) {
             int i = warp + DECODE_LAYER_WARPS * j;
             float value = (float)(floatX)(warp_sum(row_sums[j]) + __shfl_sync(0xFFFFFFFFu, bias, j));
-            if (i < rows.n && lane < ranks) {
+            if (i < rows.n && lane < cluster) {
                 store_cluster_async(&received.qkv[rows.first + i], value, &received.qkv_there, lane);
             }
         }
@@ -263,7 +263,7 @@ struct DecodeLayerHead {
     // The newest token, which the last block has. The result of all its tokens, to all blocks.
     __device__ void attend_end(Attention& a, DecodeLayerReceived& received) const {
         __shared__ float warps[DECODE_LAYER_WARPS][DECODE_LAYER_PART];
-        if (rank == ranks - 1 && warp == 0) {
+        if (rank == cluster - 1 && warp == 0) {
             x128 k, v;
 #pragma unroll
             for (int e = 0; e < VEC; e++) {
@@ -302,7 +302,7 @@ struct DecodeLayerHead {
                 number += exp2f(warps[w][HS] - all) * warps[w][threadIdx.x];
             }
             if (threadIdx.x == HS) { number = all; }
-            for (int r = 0; r < ranks; r++) {
+            for (int r = 0; r < cluster; r++) {
                 store_cluster_async(&received.parts[rank][threadIdx.x], number, &received.parts_there, r);
             }
         }
@@ -312,8 +312,8 @@ struct DecodeLayerHead {
         float all = DECODE_ATTENTION_LOWEST, weights = 0.0f;
 #pragma unroll
         for (int e = 0; e < VEC; e++) { attention[e] = 0.0f; }
-        for (int r = 0; r < ranks; r++) { all = fmaxf(all, received.parts[r][HS]); }
-        for (int r = 0; r < ranks; r++) {
+        for (int r = 0; r < cluster; r++) { all = fmaxf(all, received.parts[r][HS]); }
+        for (int r = 0; r < cluster; r++) {
             float share = exp2f(received.parts[r][HS] - all);
             weights += share * received.parts[r][HS + 1];
 #pragma unroll
@@ -356,17 +356,17 @@ struct DecodeLayerHead {
 };
 
 __global__ void __launch_bounds__(DECODE_LAYER_THREADS)
-    decode_layer_sm90_kernel2(DecodeLayer l, DecodeLayerSum* sums, int ranks) {
+    decode_layer_sm90_kernel2(DecodeLayer l, DecodeLayerSum* sums, int cluster) {
     extern __shared__ __align__(128) unsigned char decode_layer_dynamic[];
     __shared__ DecodeLayerReceived received;
-    DecodeLayerHead head(decode_layer_dynamic, l, ranks);
+    DecodeLayerHead head(decode_layer_dynamic, l, cluster);
     int C = l.C;
     head.load(l);
     float x[DECODE_LAYER_VALUES], norm_weight[DECODE_LAYER_VALUES], norm_bias[DECODE_LAYER_VALUES];
     decode_layer_load(norm_weight, l.ln1w, C);
     decode_layer_load(norm_bias, l.ln1b, C);
     float bias = head.load_bias(l);
-    decode_layer_init(received, ranks);
+    decode_layer_init(received, cluster);
     grid_launch_dependents();
     cluster_sync(); // the barriers of all blocks are initialised
     grid_wait_dependency();
@@ -466,10 +466,10 @@ template <int vecs> __global__ void __launch_bounds__(DECODE_LAYER_THREADS)
 }
 
 // Blocks per head: as many as there are SMs for, but 5 to 8; or 0 if what a block keeps does not fit.
-static int decode_layer_ranks(int C, int NH, int capacity, int num_sms) {
+static int decode_layer_cluster(int C, int NH, int capacity, int num_sms) {
     if (C != NH * DECODE_LAYER_HS || C > DECODE_LAYER_VALUES * DECODE_LAYER_THREADS) { return 0; }
-    int ranks = std::max(5, std::min(8, num_sms / NH)); // with 5, a warp has 5 rows of qkv
-    return DecodeLayerShared(C, capacity, ranks).bytes + 8192 <= 227 << 10 ? ranks : 0; // 8 KB: the other arrays
+    int cluster = std::max(5, std::min(8, num_sms / NH)); // with 5, a warp has 5 rows of qkv
+    return DecodeLayerShared(C, capacity, cluster).bytes + 8192 <= 227 << 10 ? cluster : 0; // 8 KB: the other arrays
 }
 
 // Two layers take turns: the sums of one are zeroed while the other adds to its own.
@@ -491,13 +491,13 @@ static DecodeLayerTurns* decode_layer_turns(int C) {
 }
 
 void decode_layer2_one(const DecodeLayer& l, DecodeLayerTurns* turns, floatX* fch, cudaStream_t stream) {
-    int C = l.C, ranks = decode_layer_ranks(C, l.NH, l.capacity, num_multiprocessors());
-    require(ranks > 0);
+    int C = l.C, cluster = decode_layer_cluster(C, l.NH, l.capacity, num_multiprocessors());
+    require(cluster > 0);
     DecodeLayerSum *own = turns->sums[turns->next], *other = turns->sums[1 - turns->next];
     turns->next = 1 - turns->next;
-    size_t bytes = DecodeLayerShared(C, l.capacity, ranks).bytes;
-    launch_kernel(decode_layer_sm90_kernel2, LaunchShape(l.NH * ranks, DECODE_LAYER_THREADS, bytes, ranks, true),
-                  stream, l, own, ranks);
+    size_t bytes = DecodeLayerShared(C, l.capacity, cluster).bytes;
+    launch_kernel(decode_layer_sm90_kernel2, LaunchShape(l.NH * cluster, DECODE_LAYER_THREADS, bytes, cluster, true),
+                  stream, l, own, cluster);
     with_constant<DECODE_LAYER_VALUES>(ceil_div(C, 32 * x128::size), [&](auto vecs) { // vectors of a row of C per lane
         launch_early(decode_layer_fc_kernel2<vecs.value>, dim3(4 * C / DECODE_LAYER_WARPS), dim3(DECODE_LAYER_THREADS),
                      0, stream, fch, l, own, other);
@@ -609,7 +609,7 @@ __device__ inline float decode_layer_start(DecodeLayerPhase& phase, const Decode
                                            DecodeLayerReceived& received, const DecodeLayer& l) {
     phase.prepare(l.ln1w, l.ln1b);
     float bias = head.load_bias(l);
-    decode_layer_init(received, head.ranks);
+    decode_layer_init(received, head.cluster);
     grid_launch_dependents();
     cluster_sync(); // the barriers of all blocks are initialised
     grid_wait_dependency();
@@ -729,16 +729,16 @@ __global__ void __launch_bounds__(DECODE_LAYER_THREADS)
     phase.finish(l.x, state.x[layers.num % 2]);
 }
 
-// How a kernel with `ranks` blocks per head and that much shared memory is launched.
-static LaunchShape decode_layer_shape(int NH, int ranks, size_t bytes) {
-    return LaunchShape(NH * ranks, DECODE_LAYER_THREADS, bytes, ranks, true);
+// How a kernel with `cluster` blocks per head and that much shared memory is launched.
+static LaunchShape decode_layer_shape(int NH, int cluster, size_t bytes) {
+    return LaunchShape(NH * cluster, DECODE_LAYER_THREADS, bytes, cluster, true);
 }
 // Returns true if the blocks have enough shared memory, with 8 KB for the other arrays, and all fit on the GPU together.
-template <class Kernel> static bool decode_layer_fits(Kernel* kernel, int C, int NH, int ranks, size_t bytes) {
+template <class Kernel> static bool decode_layer_fits(Kernel* kernel, int C, int NH, int cluster, size_t bytes) {
     int num_clusters = 0;
     if (C != NH * DECODE_LAYER_HS || C > DECODE_LAYER_VALUES * DECODE_LAYER_THREADS) { return false; }
     if (bytes + 8192 > 227 << 10 || !has_sm90a()) { return false; }
-    LaunchConfig config(kernel, decode_layer_shape(NH, ranks, bytes), NULL);
+    LaunchConfig config(kernel, decode_layer_shape(NH, cluster, bytes), NULL);
     cudaCheck(cudaOccupancyMaxActiveClusters(&num_clusters, kernel, &config));
     return num_clusters >= NH;
 }
@@ -799,7 +799,7 @@ struct DecodeLayerRing {
 
     // units of a block are a multiple of 8
     __device__ static DecodeLayerShare block_units(const DecodeLayerHead& head) {
-        DecodeLayerShare vecs = decode_layer_share(4 * HS / VEC, head.rank, head.ranks);
+        DecodeLayerShare vecs = decode_layer_share(4 * HS / VEC, head.rank, head.cluster);
         return {head.head * 4 * HS + vecs.first * VEC, vecs.n * VEC};
     }
     __device__ DecodeLayerRing(const DecodeLayerHead& h, unsigned char* shared)
@@ -890,13 +890,13 @@ struct DecodeLayerRing {
 
 __global__ void __launch_bounds__(DECODE_LAYER_THREADS)
     decode_layer_sm90_kernel4(const __grid_constant__ DecodeLayers layers,
-                              const __grid_constant__ DecodeLayerState state, int ranks) {
+                              const __grid_constant__ DecodeLayerState state, int cluster) {
     extern __shared__ __align__(128) unsigned char decode_layer_dynamic[];
     __shared__ DecodeLayerReceived received;
     __shared__ alignas(16) float hidden[DECODE_LAYER_HS]; // a quarter of a head's, as there are 4 blocks at least
     constexpr int VEC = x128::size, HS = DECODE_LAYER_HS;
     DecodeLayer l = layers[0];
-    DecodeLayerHead head(decode_layer_dynamic, l, ranks);
+    DecodeLayerHead head(decode_layer_dynamic, l, cluster);
     DecodeLayerRing ring(head, decode_layer_dynamic);
     head.normed = ring.slots + DECODE_LAYER_SLOTS * ring.slot;
     int C = l.C, lane = head.lane, warp = head.warp;
@@ -911,7 +911,7 @@ __global__ void __launch_bounds__(DECODE_LAYER_THREADS)
         __syncthreads();
         ring.products(layers, ring.qkv, head.rows.n, head.normed, [&](int row, float sum) {
             float value = (float)(floatX)(sum + __shfl_sync(0xFFFFFFFFu, bias, row / DECODE_LAYER_WARPS));
-            if (lane < ranks) {
+            if (lane < cluster) {
                 store_cluster_async(&received.qkv[head.rows.first + row], value, &received.qkv_there, lane);
             }
         });
@@ -931,7 +931,7 @@ __global__ void __launch_bounds__(DECODE_LAYER_THREADS)
             head.project_out(attention, rows, head.outs.first + first, min(head.outs.n - first, ring.proj.most), y);
         }
         __syncthreads(); // all have read what was received
-        if (threadIdx.x == 0) { decode_layer_expect(received, ranks); }
+        if (threadIdx.x == 0) { decode_layer_expect(received, cluster); }
         phase.prepare(l.ln2w, l.ln2b);
         int unit = warp + DECODE_LAYER_WARPS * lane; // lane j has the bias of the warp's j-th unit
         bias = unit < ring.units.n ? (float)l.fcb[ring.units.first + unit] : 0.0f;
@@ -975,16 +975,16 @@ __global__ void __launch_bounds__(DECODE_LAYER_THREADS)
 }
 
 // Returns the most blocks per head with which all heads fit on the GPU together; 0: none.
-static int decode_layer_ranks4(int C, int NH) {
-    for (int ranks = 8; ranks >= 4; ranks--) {
-        if (decode_layer_fits(decode_layer_sm90_kernel4, C, NH, ranks, decode_layer_bytes4(C))) { return ranks; }
+static int decode_layer_cluster4(int C, int NH) {
+    for (int cluster = 8; cluster >= 4; cluster--) {
+        if (decode_layer_fits(decode_layer_sm90_kernel4, C, NH, cluster, decode_layer_bytes4(C))) { return cluster; }
     }
     return 0;
 }
-void decode_layer4(const DecodeLayers& layers, DecodeLayerState* state, int ranks, cudaStream_t stream) {
+void decode_layer4(const DecodeLayers& layers, DecodeLayerState* state, int cluster, cudaStream_t stream) {
     const DecodeLayer& l = layers.first;
-    launch_kernel(decode_layer_sm90_kernel4, decode_layer_shape(l.NH, ranks, decode_layer_bytes4(l.C)), stream, layers,
-                  *state, ranks);
+    launch_kernel(decode_layer_sm90_kernel4, decode_layer_shape(l.NH, cluster, decode_layer_bytes4(l.C)), stream,
+                  layers, *state, cluster);
 }
 
 #endif // !defined(ENABLE_FP32)
@@ -1141,7 +1141,7 @@ static void declare(Bench& b) {
              },
              {0});
 #if !defined(ENABLE_FP32)
-    if (B == 1 && decode_layer_ranks(C, NH, capacity, b.dry ? 132 : num_multiprocessors())) {
+    if (B == 1 && decode_layer_cluster(C, NH, capacity, b.dry ? 132 : num_multiprocessors())) {
         b.kernel(
             2, "three launches: a cluster per head for qkv, attention and projection",
             [=](int) { decode_layer2(layers, decode_layer_turns(C), fch, stream); }, {0}, -90);
@@ -1151,34 +1151,35 @@ static void declare(Bench& b) {
             3, "one launch for all layers, with a barrier of all blocks after each half of one",
             [=](int) { decode_layer3(layers, decode_layer_state(C), stream); }, {0}, -90);
     }
-    int most = b.dry ? 8 : decode_layer_ranks4(C, NH);
+    int most = b.dry ? 8 : decode_layer_cluster4(C, NH);
     std::vector<int> sizes = {0}; // blocks per head; a launch of more blocks than fit on the GPU would never end
-    for (int ranks = 4; ranks < most; ranks++) {
-        if (b.dry || decode_layer_fits(decode_layer_sm90_kernel4, C, NH, ranks, decode_layer_bytes4(C))) {
-            sizes.push_back(ranks);
+    for (int cluster = 4; cluster < most; cluster++) {
+        if (b.dry || decode_layer_fits(decode_layer_sm90_kernel4, C, NH, cluster, decode_layer_bytes4(C))) {
+            sizes.push_back(cluster);
         }
     }
     if (B == 1 && most > 0) {
         b.kernel(
             4, "3 with all weights through a ring of chunks in shared memory",
-            [=](int ranks) { decode_layer4(layers, decode_layer_state(C), ranks ? ranks : most, stream); }, sizes, -90);
+            [=](int cluster) { decode_layer4(layers, decode_layer_state(C), cluster ? cluster : most, stream); }, sizes,
+            -90);
         b.config("blocks per head");
     }
     // with B = 1 kernel 6 is launched as kernel 5 is, for comparison; decode_layers() takes it from two texts on
     bool runs5 = B == 1 && (b.dry || decode_layers_runs(1, C, 4 * C, NH, capacity));
     bool runs6 = b.dry || decode_layers_runs(std::max(B, 2), C, 4 * C, NH, capacity);
     if (runs5 || runs6) {
-        int ranks = 8;
-        decode_layer_sizes(C, [&](auto, auto r) { ranks = r.value; });
+        int cluster = 8;
+        decode_layer_sizes(C, [&](auto, auto r) { cluster = r.value; });
         Buffer<floatX> packed = b.input_from<floatX>("packed", L * 12 * c * c, [=](float* to) {
             const float* host = weights.host;
             // where they begin in a layer
             const size_t matrices[] = {2 * c, 5 * c + 3 * c * c, 8 * c + 4 * c * c, 12 * c + 8 * c * c};
-            DecodeLayerPacked p(C, ranks);
-            parallel_for((size_t)L * NH * ranks, [&](size_t i) {
+            DecodeLayerPacked p(C, cluster);
+            parallel_for((size_t)L * NH * cluster, [&](size_t i) {
                 size_t block = i / L, l = i % L;
                 for (int v = 0; v < p.end * 32; v++) {
-                    auto source = p.source(v / 32, v % 32, block / ranks, block % ranks);
+                    auto source = p.source(v / 32, v % 32, block / cluster, block % cluster);
                     const float* from = host + l * layer + matrices[source.matrix] + source.offset;
                     std::copy(from, from + x128::size, to + (i * p.end * 32 + v) * x128::size);
                 }

@@ -33,9 +33,9 @@ __device__ inline float decode_layer_dot(const x128& a, const float (&b)[x128::s
 struct DecodeLayerShare {
     int first, n;
 };
-__host__ __device__ inline int decode_layer_most(int n, int ranks) { return (n + ranks - 1) / ranks; }
-__host__ __device__ inline DecodeLayerShare decode_layer_share(int n, int rank, int ranks) {
-    int most = decode_layer_most(n, ranks), first = rank * most < n ? rank * most : n;
+__host__ __device__ inline int decode_layer_most(int n, int cluster) { return (n + cluster - 1) / cluster; }
+__host__ __device__ inline DecodeLayerShare decode_layer_share(int n, int rank, int cluster) {
+    int most = decode_layer_most(n, cluster), first = rank * most < n ? rank * most : n;
     return {first, n - first < most ? n - first : most};
 }
 
@@ -84,13 +84,13 @@ __device__ inline float2 decode_layer_join(const float (*parts)[DECODE_LAYER_PAR
 //       copies them by cp.async.bulk to a ring of chunks in shared memory, as far ahead as they fit
 //     - products are mma of 16 rows by 16 columns, with the vector in each of the 8 columns of the other operand. A warp takes every
 //       eighth chunk of 32 columns, and normalises only these
-//     - a block has C / ranks columns of the residual stream in registers. For these it adds up the parts of all heads. A part comes
+//     - a block has C / cluster columns of the residual stream in registers. For these it adds up the parts of all heads. A part comes
 //       with the number of its phase (attention or MLP of one layer), so a reader waits for the value itself, and no block for a
 //       barrier of the grid
 //     - the size of the model is known when the kernel is compiled, and the two halves of a layer share their code: there are fewer
 //       instructions, which a block runs once per layer, and which have to be loaded as well
 //
-// `ranks` blocks, a cluster, have a head. In a layer:
+// A cluster, of `cluster` blocks, has a head. In a layer:
 //
 //     x of the own columns                                           -> the cluster
 //     layernorm; q, k, v of the own rows                             -> the cluster
@@ -107,11 +107,12 @@ constexpr int DECODE_LAYER_THREADS5 = DECODE_LAYER_THREADS + 32; // the last war
 
 // How a block's weights of a layer follow each other, in fragments.
 struct DecodeLayerPacked {
-    int C, ranks, sets, chunks; // sets: 8 / ranks, each of 24 rows of qkv and 32 rows of fc; chunks: of 32 columns of C
-    int proj, fc, fcproj, end;  // where these matrices begin; qkv begins at 0
-    __host__ __device__ constexpr DecodeLayerPacked(int C, int ranks)
-        : C(C), ranks(ranks), sets(8 / ranks), chunks(C / 32), proj(chunks * 3 * sets), fc(proj + C / 16 / ranks * 4),
-          fcproj(fc + chunks * DECODE_LAYER_MLP * sets), end(fcproj + C / 16 / ranks * 4 * DECODE_LAYER_MLP) {}
+    int C, cluster, sets, chunks; // sets: 8 / cluster, each of 24 rows of qkv and 32 of fc; chunks: of 32 columns of C
+    int proj, fc, fcproj, end;    // where these matrices begin; qkv begins at 0
+    __host__ __device__ constexpr DecodeLayerPacked(int C, int cluster)
+        : C(C), cluster(cluster), sets(8 / cluster), chunks(C / 32), proj(chunks * 3 * sets),
+          fc(proj + C / 16 / cluster * 4), fcproj(fc + chunks * DECODE_LAYER_MLP * sets),
+          end(fcproj + C / 16 / cluster * 4 * DECODE_LAYER_MLP) {}
     // Where the 8 elements of `lane` of fragment f come from: a matrix (0 qkv, 1 attproj, 2 fc, 3 fcproj), and an offset in it.
     //     qkv, fc    (8 chunks of columns) (set) (chunk) (3 or 4 groups of 8 rows)
     //     attproj    (tile of 16 rows) (2 chunks) (2 groups of 8 rows)
@@ -135,7 +136,7 @@ struct DecodeLayerPacked {
         }
         if (f < fc) {
             f -= proj;
-            int out = rank * (C / ranks) + f / 4 * 16 + f % 2 * 8 + r;
+            int out = rank * (C / cluster) + f / 4 * 16 + f % 2 * 8 + r;
             return {1, (size_t)out * C + head * HS + f / 2 % 2 * 32 + column};
         }
         int unit = head * MLP * HS + rank * 8 * MLP * sets;
@@ -145,23 +146,23 @@ struct DecodeLayerPacked {
         }
         f -= fcproj;
         int begin = f / (32 * MLP) * 8, rest = f % (32 * MLP),
-            n = C / 16 / ranks - begin < 8 ? C / 16 / ranks - begin : 8; // tiles
+            n = C / 16 / cluster - begin < 8 ? C / 16 / cluster - begin : 8; // tiles
         int tile = begin + rest % (4 * n) / 4, pair = rest / (4 * n);
-        int out = rank * (C / ranks) + tile * 16 + f % 2 * 8 + r;
+        int out = rank * (C / cluster) + tile * 16 + f % 2 * 8 + r;
         return {3, (size_t)out * MLP * C + head * MLP * HS + pair * 64 + f / 2 % 2 * 32 + column};
     }
 };
 
 // packed: for each block, layer and fragment, 32 vectors of 8 elements, n in all
-__global__ void decode_layers_pack_kernel5(floatX* packed, const __grid_constant__ DecodeLayers layers, int ranks,
+__global__ void decode_layers_pack_kernel5(floatX* packed, const __grid_constant__ DecodeLayers layers, int cluster,
                                            size_t n) {
     size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= n) { return; }
     const DecodeLayer& l = layers.first;
-    DecodeLayerPacked p(l.C, ranks);
+    DecodeLayerPacked p(l.C, cluster);
     int lane = i % 32, f = i / 32 % p.end, block = i / 32 / p.end / layers.num;
     size_t at = i / 32 / p.end % layers.num * layers.weights;
-    DecodeLayerPacked::Source from = p.source(f, lane, block / ranks, block % ranks);
+    DecodeLayerPacked::Source from = p.source(f, lane, block / cluster, block % cluster);
     const floatX* matrices[] = {l.qkvw, l.attprojw, l.fcw, l.fcprojw};
     store128(packed + i * x128::size, load128(matrices[from.matrix] + at + from.offset));
 }
@@ -176,9 +177,9 @@ struct DecodeLayerParts {
     int B;
 };
 
-template <int C, int ranks> struct DecodeLayerSizes {
-    static constexpr int NH = C / DECODE_LAYER_HS, SETS = 8 / ranks, CHUNKS = C / 32;
-    static constexpr int OWN = C / ranks;                                  // columns of a block
+template <int C, int cluster> struct DecodeLayerSizes {
+    static constexpr int NH = C / DECODE_LAYER_HS, SETS = 8 / cluster, CHUNKS = C / 32;
+    static constexpr int OWN = C / cluster;                                // columns of a block
     static constexpr int ROUNDS = (CHUNKS + 7) / 8;                        // chunks of columns per warp
     static constexpr int TOGETHER = SETS == 1 && ROUNDS <= 3 ? ROUNDS : 1; // rounds that pass through the ring at once
     static constexpr int PIECE = 32 * TOGETHER;                            // fragments, at most
@@ -188,21 +189,21 @@ template <int C, int ranks> struct DecodeLayerSizes {
     // Pieces in flight: about 5 MB on the whole GPU, what its memory delivers in a microsecond. More would not come sooner, but
     // all else, the parts of x above all, would queue behind them: with the whole ring in flight C = 1600 took 7% longer.
     static constexpr int IN_FLIGHT = 3;
-    static constexpr int CAPACITY = 1024, TOKENS = CAPACITY / ranks / (4 * DECODE_LAYER_WARPS); // tokens per 8 lanes
-    static_assert(C % (16 * ranks) == 0 && OWN / 2 <= DECODE_LAYER_THREADS && 8 % ranks == 0 &&
+    static constexpr int CAPACITY = 1024, TOKENS = CAPACITY / cluster / (4 * DECODE_LAYER_WARPS); // tokens per 8 lanes
+    static_assert(C % (16 * cluster) == 0 && OWN / 2 <= DECODE_LAYER_THREADS && 8 % cluster == 0 &&
                       C % DECODE_LAYER_HS == 0,
                   "");
 };
 
 // The vectors of one half of a layer.
-template <int C, int ranks> struct DecodeLayerVectors {
+template <int C, int cluster> struct DecodeLayerVectors {
     floatX norm_weight[C], norm_bias[C];
     floatX bias[3 * DECODE_LAYER_HS]; // of the head's q, k and v, or of the block's hidden units
-    floatX out_bias[C / ranks];       // of the block's columns of attproj or fcproj
+    floatX out_bias[C / cluster];     // of the block's columns of attproj or fcproj
 
     // Loads them for layer l, whose weights are `at` elements further. One thread calls this.
     __device__ void load(const DecodeLayer& l, size_t at, int half, int head, int rank, uint64_t* full) {
-        constexpr int HS = DECODE_LAYER_HS, OWN = C / ranks, MLP = DECODE_LAYER_MLP, UNITS = 8 * MLP * 8 / ranks;
+        constexpr int HS = DECODE_LAYER_HS, OWN = C / cluster, MLP = DECODE_LAYER_MLP, UNITS = 8 * MLP * 8 / cluster;
         auto vector = [&](floatX* to, const floatX* from, int n) {
             bulk_load(to, from, n * (int)sizeof(floatX), full);
         };
@@ -215,24 +216,24 @@ template <int C, int ranks> struct DecodeLayerVectors {
     }
 };
 
-template <int C, int ranks> struct DecodeLayerShared5 {
-    typedef DecodeLayerSizes<C, ranks> Sizes;
+template <int C, int cluster> struct DecodeLayerShared5 {
+    typedef DecodeLayerSizes<C, cluster> Sizes;
     int4 ring[Sizes::RING][Sizes::PIECE * 32];
-    alignas(16) DecodeLayerVectors<C, ranks> vectors[2];
+    alignas(16) DecodeLayerVectors<C, cluster> vectors[2];
     alignas(16) float x[C];
     uint64_t full[Sizes::RING], empty[Sizes::RING], vectors_full[2], vectors_empty[2];
     uint64_t x_there, qkv_there, attention_there, hidden_there;
-    float qkv[3 * DECODE_LAYER_HS], attended[ranks][DECODE_LAYER_PART]; // attended: attention over each block's tokens
-    float warps[DECODE_LAYER_WARPS][DECODE_LAYER_PART];                 // attention of each warp
-    float products[2][DECODE_LAYER_WARPS][32 * Sizes::SETS + 4];        // of each warp's columns: of qkv, and of fc
-    alignas(16) floatX normed[C];                                       // each warp reads only what it wrote
-    alignas(16) floatX operand[DECODE_LAYER_WARPS][DECODE_LAYER_HS];    // attention, for attproj: of each warp
-    alignas(16) floatX hidden[DECODE_LAYER_MLP * DECODE_LAYER_HS];      // of the head, for fcproj
+    float qkv[3 * DECODE_LAYER_HS], attended[cluster][DECODE_LAYER_PART]; // attended: attention over a block's tokens
+    float warps[DECODE_LAYER_WARPS][DECODE_LAYER_PART];                   // attention of each warp
+    float products[2][DECODE_LAYER_WARPS][32 * Sizes::SETS + 4];          // of each warp's columns: of qkv, and of fc
+    alignas(16) floatX normed[C];                                         // each warp reads only what it wrote
+    alignas(16) floatX operand[DECODE_LAYER_WARPS][DECODE_LAYER_HS];      // attention, for attproj: of each warp
+    alignas(16) floatX hidden[DECODE_LAYER_MLP * DECODE_LAYER_HS];        // of the head, for fcproj
 };
 
-template <int C, int ranks> struct DecodeLayerBlock : DecodeLayerSizes<C, ranks> {
-    typedef DecodeLayerSizes<C, ranks> Sizes;
-    typedef DecodeLayerShared5<C, ranks> Shared;
+template <int C, int cluster> struct DecodeLayerBlock : DecodeLayerSizes<C, cluster> {
+    typedef DecodeLayerSizes<C, cluster> Sizes;
+    typedef DecodeLayerShared5<C, cluster> Shared;
     using Sizes::CHUNKS, Sizes::IN_FLIGHT, Sizes::NH, Sizes::OWN, Sizes::PIECE, Sizes::RING, Sizes::ROUNDS, Sizes::SETS;
     using Sizes::RESIDENT, Sizes::TOGETHER, Sizes::TOKENS;
     static constexpr int VEC = x128::size, HS = DECODE_LAYER_HS, WARPS = DECODE_LAYER_WARPS;
@@ -243,9 +244,9 @@ template <int C, int ranks> struct DecodeLayerBlock : DecodeLayerSizes<C, ranks>
     int slot = 0, parity = 0;               // of the ring
 
     __device__ DecodeLayerBlock(Shared& s, const DecodeLayer& l)
-        : shared(s), head(blockIdx.x / ranks), rank(cluster_rank()), now(*l.position), lane(threadIdx.x % 32),
+        : shared(s), head(blockIdx.x / cluster), rank(cluster_rank()), now(*l.position), lane(threadIdx.x % 32),
           warp(warp_uniform(threadIdx.x / 32)), first(rank * OWN) {
-        tokens = decode_layer_share(now, rank, ranks);
+        tokens = decode_layer_share(now, rank, cluster);
     }
     __device__ void sync() const { named_barrier_sync(1, DECODE_LAYER_THREADS); } // of all warps but the last
 
@@ -256,7 +257,7 @@ template <int C, int ranks> struct DecodeLayerBlock : DecodeLayerSizes<C, ranks>
     }
     // All weights and vectors, one after the other, in the order in which they are waited for. One thread calls this.
     __device__ void load(const DecodeLayers& layers, const floatX* packed) {
-        constexpr DecodeLayerPacked p(C, ranks);
+        constexpr DecodeLayerPacked p(C, cluster);
         const DecodeLayer& l = layers.first;
         const floatX* from = packed + (size_t)blockIdx.x * layers.num * p.end * DECODE_LAYER_FRAGMENT;
         int num_pieces = 0;
@@ -406,7 +407,7 @@ template <int C, int ranks> struct DecodeLayerBlock : DecodeLayerSizes<C, ranks>
     __device__ void send_x(float2 x) const {
         if (!has_columns()) { return; }
 #pragma unroll
-        for (int r = 0; r < ranks; r++) {
+        for (int r = 0; r < cluster; r++) {
             store_cluster_async(reinterpret_cast<const float2*>(&shared.x[column()]), x, &shared.x_there, r);
         }
     }
@@ -416,7 +417,7 @@ template <int C, int ranks> struct DecodeLayerBlock : DecodeLayerSizes<C, ranks>
         if (threadIdx.x == 0) { mbarrier_arrive_expect(barrier, bytes); }
     }
     // The layernorm of x, which has arrived, of the warp's chunks of columns.
-    __device__ void normalise(const DecodeLayerVectors<C, ranks>& vectors, float epsilon) {
+    __device__ void normalise(const DecodeLayerVectors<C, cluster>& vectors, float epsilon) {
         constexpr int most = (C + 127) / 128;
         float sum = 0.0f, squares = 0.0f;
         float4 x[most]; // zeros past the end
@@ -465,7 +466,7 @@ template <int C, int ranks> struct DecodeLayerBlock : DecodeLayerSizes<C, ranks>
     }
     // Sends q, k and v of the block's rows to the cluster: warp r sends to block r.
     __device__ void send_qkv() const {
-        if (warp >= ranks) { return; }
+        if (warp >= cluster) { return; }
 #pragma unroll
         for (int u = 0; u < SETS; u++) {
             int i = lane + 32 * u, row = rank * 24 * SETS + i;
@@ -487,7 +488,7 @@ template <int C, int ranks> struct DecodeLayerBlock : DecodeLayerSizes<C, ranks>
             float dot = lanes_sum<8>(decode_layer_dot(vec128_from_bits<floatX>(cache.keys[i]), q));
             if (token(i) < tokens.n) { score[i] = dot, largest = fmaxf(largest, dot); }
         }
-        bool newest = rank == ranks - 1 && warp == 0; // the token itself, which the first 8 lanes have
+        bool newest = rank == cluster - 1 && warp == 0; // the token itself, which the first 8 lanes have
         score[TOKENS] = -INFINITY;
         if (newest) {
             float dot = 0.0f;
@@ -514,7 +515,7 @@ template <int C, int ranks> struct DecodeLayerBlock : DecodeLayerSizes<C, ranks>
         }
         decode_layer_store_part(shared.warps[warp], sum, total, largest);
         sync();
-        if (warp >= ranks) { return; }
+        if (warp >= cluster) { return; }
         float* to = shared.attended[rank]; // warp r adds up what all warps know, and sends it to block r
         float2 both = decode_layer_join(shared.warps, WARPS, lane, lane + 32, largest, total);
         store_cluster_async(to + lane, both.x, &shared.attention_there, warp);
@@ -559,7 +560,7 @@ template <int C, int ranks> struct DecodeLayerBlock : DecodeLayerSizes<C, ranks>
     // The head's attention, whose parts have arrived, for the projection.
     __device__ const floatX* attended() {
         float largest, total;
-        float2 both = decode_layer_join(shared.attended, ranks, lane, lane + 32, largest, total);
+        float2 both = decode_layer_join(shared.attended, cluster, lane, lane + 32, largest, total);
         floatX* vector = shared.operand[warp];
         vector[lane] = (floatX)(both.x / total), vector[lane + 32] = (floatX)(both.y / total);
         __syncwarp();
@@ -571,7 +572,7 @@ template <int C, int ranks> struct DecodeLayerBlock : DecodeLayerSizes<C, ranks>
     // Computes gelu of the block's hidden units, 32 = 8 * DECODE_LAYER_MLP in a set, and sends it to the cluster: warp r sends to
     // block r. Their products have been added.
     __device__ void send_hidden() {
-        if (warp >= ranks) { return; }
+        if (warp >= cluster) { return; }
 #pragma unroll
         for (int u = 0; u < SETS; u++) {
             int i = 32 * u + lane;
@@ -585,12 +586,12 @@ template <int C, int ranks> struct DecodeLayerBlock : DecodeLayerSizes<C, ranks>
     }
 };
 
-template <int C, int ranks> __global__ void __launch_bounds__(DECODE_LAYER_THREADS5, 1)
+template <int C, int cluster> __global__ void __launch_bounds__(DECODE_LAYER_THREADS5, 1)
     decode_layer_sm90_kernel5(const __grid_constant__ DecodeLayers layers, const floatX* packed,
                               const __grid_constant__ DecodeLayerParts parts) {
-    typedef DecodeLayerBlock<C, ranks> Block;
+    typedef DecodeLayerBlock<C, cluster> Block;
     extern __shared__ __align__(128) unsigned char decode_layer_dynamic[];
-    auto& shared = *reinterpret_cast<DecodeLayerShared5<C, ranks>*>(decode_layer_dynamic);
+    auto& shared = *reinterpret_cast<DecodeLayerShared5<C, cluster>*>(decode_layer_dynamic);
     static_assert(sizeof(shared) <= 227 << 10, "more than a block can have");
     const DecodeLayer& l = layers.first;
     Block block(shared, l);
@@ -1172,10 +1173,10 @@ template <int C, int TEAMS> __global__ void __launch_bounds__(TEAMS* DECODE_LAYE
 }
 
 template <int n> using DecodeLayerInt = std::integral_constant<int, n>;
-// Calls launch(C, ranks), with DecodeLayerInt, for the sizes that there are; false: there are none for C.
+// Calls launch(C, cluster), with DecodeLayerInt, for the sizes that there are; false: there are none for C.
 template <class Launch> bool decode_layer_sizes(int C, const Launch& launch) {
-    auto with = [&](auto c, auto ranks) {
-        if (C == c.value) { launch(c, ranks); }
+    auto with = [&](auto c, auto cluster) {
+        if (C == c.value) { launch(c, cluster); }
         return C == c.value;
     };
     DecodeLayerInt<4> four;
@@ -1194,10 +1195,10 @@ template <class Launch> bool decode_layer_sizes6(int B, int C, const Launch& lau
 }
 // Calls run(kernel, shape) with kernel 5 or 6 for B texts and the shape of its launch. Returns false if there is none for C.
 template <class Run> bool decode_layers_kernel(int kernel, int B, int C, int NH, const Run& run) {
-    auto one = [&](auto c, auto ranks) {
-        size_t bytes = sizeof(DecodeLayerShared5<c.value, ranks.value>);
-        run(decode_layer_sm90_kernel5<c.value, ranks.value>,
-            LaunchShape(NH * ranks.value, DECODE_LAYER_THREADS5, bytes, ranks.value, true));
+    auto one = [&](auto c, auto cluster) {
+        size_t bytes = sizeof(DecodeLayerShared5<c.value, cluster.value>);
+        run(decode_layer_sm90_kernel5<c.value, cluster.value>,
+            LaunchShape(NH * cluster.value, DECODE_LAYER_THREADS5, bytes, cluster.value, true));
     };
     auto several = [&](auto c, auto teams) {
         size_t bytes = sizeof(DecodeLayerShared6<c.value, teams.value>);
@@ -1238,9 +1239,9 @@ void decode_layers_pack(floatX* packed, const DecodeLayers& layers, const Execut
     size_t n = decode_layers_packed(layers.num, C);
     Op op(exec, 2.0 * n * sizeof(floatX), 0, "decode_layers_pack");
 #if !defined(ENABLE_FP32)
-    bool done = decode_layer_sizes(C, [&](auto, auto ranks) {
+    bool done = decode_layer_sizes(C, [&](auto, auto cluster) {
         unsigned blocks = (unsigned)ceil_div(n / x128::size, (size_t)256);
-        launch_kernel(decode_layers_pack_kernel5, LaunchShape(blocks, 256), exec, packed, layers, ranks.value,
+        launch_kernel(decode_layers_pack_kernel5, LaunchShape(blocks, 256), exec, packed, layers, cluster.value,
                       n / x128::size);
     });
     require(done);

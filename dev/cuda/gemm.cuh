@@ -494,7 +494,7 @@ __device__ inline void gemm_store(float (&sum)[G::PARTS][G::COLUMNS / 2], const 
                         } else {
                             v[i] = third_use == GEMM_GELU_BACKWARD ? v[i] * gelu_slope(w[i])
                                    : third_use == GEMM_MULTIPLY    ? v[i] * w[i]
-                                                                   : v[i] + w[i];
+                                                                   : v[i] + w[i]; // GEMM_ADD
                         }
                     }
                 }
