@@ -160,7 +160,7 @@ size_t encoder_backward_scratch(int B, int T, int V);
 
 // out (N,C) = (inp - mean) * rstd * weight + bias; mean, rstd (N) | inp (N,C) | weight, bias (C). arXiv:1607.06450.
 // fused_residual_layernorm, layernorm_quantize, decode_matvec, decode_head, decode_matmul, decode_matmul_head and decode_layers also
-// contain a layernorm.
+// contain a layernorm; dev/learn/experiments/rmsnorm.patch changes all of them.
 void layernorm_forward(floatX* out, float* mean, float* rstd, const floatX* inp, const floatX* weight,
                        const floatX* bias, int N, int C, float epsilon, const Execution& exec);
 // residual (N,C) = inp1 + inp2; normed (N,C), mean, rstd (N) are its layernorm. For the last layernorm with --fp8, whose MLP does not
