@@ -392,6 +392,7 @@ EMULATION_SMS=12 matmul_backward 10 --kind 0 -B 1 -T 1000 -C 64 -V 1544 --case 0
 newton_schulz 5 -B 2 -T 328 -C 264 --case 0
 fused_classifier 8 -B 2 -T 130 -V 24 --case 0
 encoder_backward 6 -B 66 -T 1000 -C 8 -V 200 --case 0 --config 256
+fused_attention_residual_layernorm 7 -B 1 -T 64 -C 192 -NH 3 --case 0
 END
     EMULATION_ARCH=80 "$tmp/tree/dev/cuda/attention_forward_cpu" 25 --check -B 1 -T 64 -C 64 -NH 1 >"$tmp/out" 2>&1
     contains 'needs code for sm_90a, but the GPU is sm_80 and the program is compiled for sm_80' "$tmp/out"
