@@ -21,7 +21,8 @@ the host waits for the GPU
                         with -sl or -sg, for loss and norm, before it allows the update (judge_before_update)
                         to time cuBLASLt's algorithms for a matmul that has no saved or cached choice, usually in the first step;
                           not with --no-tune (cublaslt_fastest)
-    between steps       for each batch of an evaluation, each token of a sample, and the copies of a checkpoint
+    between steps       for the buffers and the loss of a validation, each batch of HellaSwag, each token of a sample, and the copies of
+                          a checkpoint
     before the first    for the copies of the weights; to measure a GPU whose speed is not in llmc/mfu.h (find_machine_flops);
                           for samples, whose kernels are loaded (load_sampling_kernels)
                         with several GPUs, for rank 0's choice of algorithms, and the timed exchanges of --overlap auto (ranks_choose)
@@ -160,7 +161,7 @@ size_t encoder_backward_scratch(int B, int T, int V);
 
 // out (N,C) = (inp - mean) * rstd * weight + bias; mean, rstd (N) | inp (N,C) | weight, bias (C). arXiv:1607.06450.
 // fused_residual_layernorm, layernorm_quantize, decode_matvec, decode_head, decode_matmul, decode_matmul_head and decode_layers also
-// contain a layernorm; dev/learn/experiments/rmsnorm.patch changes all of them.
+// contain a layernorm, layernorm_backward has three kernels; dev/learn/experiments/rmsnorm.patch changes all of them.
 void layernorm_forward(floatX* out, float* mean, float* rstd, const floatX* inp, const floatX* weight,
                        const floatX* bias, int N, int C, float epsilon, const Execution& exec);
 // residual (N,C) = inp1 + inp2; normed (N,C), mean, rstd (N) are its layernorm. For the last layernorm with --fp8, whose MLP does not
