@@ -555,6 +555,7 @@ static void declare(Bench& b) {
     early(58, "right: a thread waits for its block", waiting_kernel58, releasing_kernel);
     early(59, "before grid_wait_dependency(), a read of what a previous kernel writes", bug_kernel55, releasing_kernel);
     early(60, "right: the kernel before the previous one has ended", bug_kernel55, waiting_kernel);
+    kernel(61, "a deadlock: all threads poll memory that nobody writes, at emulation_bugs.cu:", bug_kernel10, 1);
 }
 
 int main(int argc, char** argv) {
