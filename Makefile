@@ -17,7 +17,8 @@ endif
 ifeq ($(origin CXX),default)
 CXX := $(if $(shell command -v g++),g++,c++)
 endif
-CFLAGS ?= -O3 -g
+# -g1 keeps the lines of a backtrace. -g, which adds the variables, takes gcc a sixth more time.
+CFLAGS ?= -O3 -g1
 WERROR ?=
 BIN_DIR ?= .
 FUZZ_SECONDS ?= 60
@@ -43,8 +44,8 @@ WARNINGS = -Wall -Wextra $(WERROR) \
 ALL_CFLAGS = -std=gnu11 $(WARNINGS) $(or $(OPENMP),-Wno-unknown-pragmas) -fno-math-errno -fno-trapping-math $(CFLAGS)
 LDLIBS = -lm -lpthread
 
-# A test usually runs once per compilation, so these options, which follow CFLAGS, save time: gcc takes a quarter of the time of
-# -O3 -g. -g1 keeps the lines of a backtrace but no variables. Tests of arithmetic use CFLAGS alone, like the programs.
+# A test usually runs once per compilation, so these options, which follow CFLAGS, save time: gcc takes a third of the time of
+# -O3 -g1. Tests of arithmetic use CFLAGS alone.
 TEST_CFLAGS = -Og -g1
 
 CORES := $(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
