@@ -50,6 +50,9 @@ TEST_CFLAGS = -Og -g1
 
 CORES := $(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
 
+# compiles the headers that a step does not need at -O1
+COLD := -include llmc/cold.h
+
 # ---- programs ----
 
 P := $(patsubst ./,,$(BIN_DIR)/)
@@ -115,6 +118,7 @@ $(BINARIES): $(P)%: %.c $(BUILD)/%.d $(BUILD)/flags
 	@mkdir -p $(@D) $(dir $(BUILD)/$*)
 	$(CC) $(ALL_CFLAGS) $(OWN_CFLAGS) -MMD -MP -MT $@ -MF $(BUILD)/$*.d -o $@ $< $(LDLIBS)
 $(filter-out %/test_matmul %/test_train_gpt2,$(TESTS)) $(FUZZERS): private OWN_CFLAGS = $(TEST_CFLAGS)
+$(P)train_gpt2: private OWN_CFLAGS = $(if $(filter -O3,$(CFLAGS)),$(COLD))
 
 $(CXX_BINARIES): $(P)%: %.cpp $(BUILD)/%.d
 	@command -v $(firstword $(CXX)) >/dev/null || { echo 'error: no compiler $(CXX): apt-get install g++, or set CXX=' >&2; exit 1; }
@@ -155,7 +159,7 @@ $(KERNELS): $(BUILD)/%.o: $(BUILD)/%.cu $(BUILD)/%.d $(BUILD)/nvcc_flags
 	@echo "compiling $* of train_gpt2.cu: all parts take about $$(((40 + 120 / $(CORES)) * $(words $(or $(ARCHS),80 PTX 90a)))) s"
 	$(CU_COMPILE) -I. -DPART=$(subst kernels_,,$*) -c $<
 $(CU_BINARIES:$(P)%=$(BUILD)/%.o): $(BUILD)/%cu.o: %.cu $(BUILD)/%cu.d $(BUILD)/nvcc_flags
-	$(CU_COMPILE) -DPART=1 -c $<
+	$(CU_COMPILE) $(COLD) -DPART=1 -c $<
 $(CU_BINARIES): $(P)%cu: $(BUILD)/%cu.o $(KERNELS)
 	@mkdir -p $(@D)
 	$(NVCC) $(CU_FLAGS) -o $@ $^ -lcublasLt -ldl
