@@ -15,6 +15,7 @@ new_tree() {
     cp "$top/dev/cuda/nvcc.mk" dev/cuda/
     cp "$top/dev/test/run.sh" dev/test/
     echo '#define NUMBER 1' >llmc/number.h
+    : >llmc/cold.h
     cat >train_gpt2.c <<'C'
 #include "llmc/number.h"
 #include <stdio.h>
