@@ -611,7 +611,9 @@ test_make_new_and_diff() {
 
 # bench_pairs.sh: which run is whose, medians of steps, ratios of pairs, and a program that fails
 test_bench_pairs() {
-    cat >"$tmp/program" <<'END'
+    local dir=$tmp/pairs
+    mkdir -p "$dir"
+    cat >"$dir/program" <<'END'
 #!/usr/bin/env bash
 echo "$0 $*" >>"${0%/*}/calls"
 case " $* " in
@@ -622,21 +624,21 @@ case " $* " in
 *) for each in 900 900 $((ms + 5)) "$ms" 1 $((ms + 6)) $((ms - 1)); do echo "step 1/7 | loss 1.0 | lr 1 | $each.50 ms | 3% | x"; done ;;
 esac
 END
-    sed '2i ms=100' "$tmp/program" >"$tmp/old"
-    sed '2i ms=102' "$tmp/program" >"$tmp/new"
-    chmod +x "$tmp/old" "$tmp/new"
+    sed '2i ms=100' "$dir/program" >"$dir/old"
+    sed '2i ms=102' "$dir/program" >"$dir/new"
+    chmod +x "$dir/old" "$dir/new"
     pairs() { dev/test/bench/bench_pairs.sh "$@" >"$tmp/out" 2>"$tmp/err" || echo $?; }
-    want "exit code" "$(pairs --pairs 3 "$tmp/old" "$tmp/new" -x 7)" ""
+    want "exit code" "$(pairs --pairs 3 "$dir/old" "$dir/new" -x 7)" ""
     want "a pair" "$(head -n 1 "$tmp/out")" "old 100.5 new 102.5 ratio 1.0199"
     want "the end" "$(tail -n 1 "$tmp/out")" "new/old: median 1.0199, mean 1.0199 +- 0.0000 (95%), 3 pairs"
-    want "the order" "$(sed -n 's|.*/\([a-z]*\) -x 7 --log-every 1$|\1|p' "$tmp/calls" | tr '\n' ' ')" "old new new old old new "
-    want "exit code" "$(pairs --pairs 2 "$tmp/old" "$tmp/new" --prompt '')" ""
+    want "the order" "$(sed -n 's|.*/\([a-z]*\) -x 7 --log-every 1$|\1|p' "$dir/calls" | tr '\n' ' ')" "old new new old old new "
+    want "exit code" "$(pairs --pairs 2 "$dir/old" "$dir/new" --prompt '')" ""
     want "texts" "$(head -n 1 "$tmp/out")" "old 100.0 new 102.0 ratio 1.0200"
-    want "a run fails" "$(pairs "$tmp/old" "$tmp/new" fail)" 1
-    contains "error: $tmp/old: exit code 1" "$tmp/err"
-    want "no times" "$(pairs "$tmp/old" "$tmp/new" silent)" 1
-    contains "error: $tmp/old printed no times" "$tmp/err"
-    want "usage" "$(pairs --pairs 1 "$tmp/old" "$tmp/new" x)$(pairs "$tmp/old")$(pairs "$tmp/none" "$tmp/new" x)" 221
+    want "a run fails" "$(pairs "$dir/old" "$dir/new" fail)" 1
+    contains "error: $dir/old: exit code 1" "$tmp/err"
+    want "no times" "$(pairs "$dir/old" "$dir/new" silent)" 1
+    contains "error: $dir/old printed no times" "$tmp/err"
+    want "usage" "$(pairs --pairs 1 "$dir/old" "$dir/new" x)$(pairs "$dir/old")$(pairs "$dir/none" "$dir/new" x)" 221
 }
 
 tests=(make_new_and_diff same_sass compare_verdicts compare_several_shapes compare_configurations compare_conditions compare_columns compare_broken_csv compare_arguments
