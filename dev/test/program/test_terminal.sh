@@ -41,6 +41,7 @@ few_lines_and_no_silence() { # MOST
 # 300 steps, with validation: the last line has a bar, few lines stay, the first and the last among them; a pipe gets all
 test_run() {
     setup
+    [[ $BIN_DIR != *sanitize* ]] || skip "300 steps take minutes under a sanitizer, which sees as much in the other tests"
     local flags="${run[*]} -j 'data/a_val_*.bin' -x 300 -v 20 -m 20"
     record "$train $flags"
     want status $status 0
