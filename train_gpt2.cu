@@ -40,9 +40,9 @@ their like order it with the first one, and do nothing when there is one GPU.
 
 A micro-step (forward and backward of one micro-batch) is launched kernel by kernel the first time. The second time it is
 captured as a CUDA graph, and from then on it is one graph launch. There is a graph for the first micro-step of a step, which
-overwrites the gradients, and one for the others, which add to them. Where exchanges run beside computations, the last micro-step,
-which may also be the first, has another, which leaves room for the exchange of gradients. Generation does the same for a step of all
-its texts, by two graphs alternately.
+overwrites the gradients, and one for the others, which add to them. If the exchange of gradients overlaps with computation, the
+last micro-step, which may also be the first, has a graph of its own, which leaves SMs free for the exchange. In generation, a step of
+all texts is a graph launch; two graphs alternate.
 
 Matmuls run on kernels of our own where these are faster, otherwise on cuBLASLt. In training ours need Hopper and 16 bits:
 
@@ -60,7 +60,7 @@ the first four. In generation, decode_matvec runs on every GPU; decode_matmul, f
 
 When a matmul on cuBLASLt meets a new shape, the library's algorithms are timed and the fastest is kept (--no-tune, and in prompts:
 the first one that the library proposes). The choice goes to a file in the user's cache folder, from which later runs of the same
-build, on such a card with this driver, take it (--tune again: times again). The choices are also saved beside the checkpoints. A
+build, on such a card with this driver, take it (--tune again: times again). The choices are also saved in the output directory. A
 resumed run uses its own, also with --tune again, but with --no-tune none that were timed. Another flag, --tuned, names a file of
 block sizes, which take the place of those in the launchers; it is also saved there.
 

@@ -729,7 +729,7 @@ __global__ void __launch_bounds__(DECODE_LAYER_THREADS)
     phase.finish(l.x, state.x[layers.num % 2]);
 }
 
-// How a kernel with `cluster` blocks per head and that much shared memory is launched.
+// Returns the launch for `cluster` blocks per head with `bytes` of dynamic shared memory each.
 static LaunchShape decode_layer_shape(int NH, int cluster, size_t bytes) {
     return LaunchShape(NH * cluster, DECODE_LAYER_THREADS, bytes, cluster, true);
 }

@@ -183,7 +183,7 @@ test_sees_a_mutable_static() {
 }
 
 # Dynamic shared memory begins where a kernel's static shared memory ends, rounded up to the largest alignment of such arrays in the
-# object. Without an alignment of its own, an array moves when the kernels beside it change, and vectors cross the 128 bytes of all banks.
+# object file. An array without an alignment moves when other kernels of the file change, and its vectors can then cause bank conflicts.
 unaligned_shared() { grep -nE 'extern __shared__' "$@" | grep -vE '__align__\((128|256|1024)\)'; } # FILE ...
 test_shared_memory_is_aligned() {
     unaligned_shared train_gpt2.cu llmc/*.cuh dev/cuda/*.cu dev/cuda/*.cuh >"$tmp/out" || :
