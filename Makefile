@@ -50,7 +50,7 @@ TEST_CFLAGS = -Og -g1
 
 CORES := $(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
 
-# compiles the headers that a step does not need at -O1
+# compiles the headers that a step does not need at -O1; train_gpt2's matrix products are an object of their own
 COLD := -include llmc/cold.h
 
 # ---- programs ----
@@ -118,7 +118,14 @@ $(BINARIES): $(P)%: %.c $(BUILD)/%.d $(BUILD)/flags
 	@mkdir -p $(@D) $(dir $(BUILD)/$*)
 	$(CC) $(ALL_CFLAGS) $(OWN_CFLAGS) -MMD -MP -MT $@ -MF $(BUILD)/$*.d -o $@ $< $(LDLIBS)
 $(filter-out %/test_matmul %/test_train_gpt2,$(TESTS)) $(FUZZERS): private OWN_CFLAGS = $(TEST_CFLAGS)
-$(P)train_gpt2: private OWN_CFLAGS = $(if $(filter -O3,$(CFLAGS)),$(COLD))
+ifneq ($(filter -O3,$(CFLAGS)),)
+$(P)train_gpt2: private OWN_CFLAGS = $(COLD) -DMATMUL_DECLARED
+$(P)train_gpt2: private LDLIBS := $(BUILD)/matmul.o $(LDLIBS)
+$(P)train_gpt2: $(BUILD)/matmul.o
+endif
+$(BUILD)/matmul.o: llmc/matmul.h $(BUILD)/matmul.d $(BUILD)/flags
+	@mkdir -p $(@D)
+	$(CC) $(ALL_CFLAGS) -DMATMUL_OBJECT -MMD -MP -MT $@ -MF $(BUILD)/matmul.d -x c -c -o $@ $<
 
 $(CXX_BINARIES): $(P)%: %.cpp $(BUILD)/%.d
 	@command -v $(firstword $(CXX)) >/dev/null || { echo 'error: no compiler $(CXX): apt-get install g++, or set CXX=' >&2; exit 1; }
@@ -165,7 +172,7 @@ $(CU_BINARIES): $(P)%cu: $(BUILD)/%cu.o $(KERNELS)
 	$(NVCC) $(CU_FLAGS) -o $@ $^ -lcublasLt -ldl
 endif
 
--include $(wildcard $(patsubst $(P)%,$(BUILD)/%.d,$(BINARIES) $(CXX_BINARIES) $(CU_BINARIES)) $(KERNELS:.o=.d))
+-include $(wildcard $(patsubst $(P)%,$(BUILD)/%.d,$(BINARIES) $(CXX_BINARIES) $(CU_BINARIES)) $(KERNELS:.o=.d) $(BUILD)/matmul.d)
 
 # ---- targets that use the programs ----
 

@@ -28,7 +28,6 @@ as the optimizer's moments.
 enum {
     MODEL_MAX_SHARDS = 1024,
     HF_MAX_CONFIG = 1 << 20, // bytes of config.json; GPT-2's has 700
-    MODEL_TILE = 64,         // transposes work on tiles of 64 x 64 floats: source and destination, 2 x 16 KB, fit in L1
     MODEL_CHUNK = 1 << 20,   // elements that are converted at a time before they are written
     LLMC_MODEL_MAGIC = 20240326,
     LLMC_HEADER_BYTES = 1024
@@ -847,23 +846,6 @@ static inline bool model_open(ModelFile* model, const char* path, Error* err) {
 // In the message about such a value; params_not_finite() recognizes the message by it.
 static const char not_finite_text[] = "is not finite";
 
-// Index of the first of n values whose magnitude is above the limit, infinities and NaN included; n if there is none.
-static inline size_t first_above(const float* values, size_t n, float limit) {
-    uint32_t most =
-        safe_bits_from_float(limit); // of two floats >= 0 the larger one has the larger bits; NaN has the largest
-    for (size_t begin = 0; begin < n; begin += 4096) {
-        size_t end = model_min(n, begin + 4096);
-        int32_t found = 0;
-        for (size_t i = begin; i < end; i++) {
-            found |= (int32_t)(safe_bits_from_float(values[i]) & 0x7FFFFFFF) > (int32_t)most;
-        }
-        for (size_t i = begin; found && i < end; i++) {
-            if (!(fabsf(values[i]) <= limit)) { return i; }
-        }
-    }
-    return n;
-}
-
 // Fails if one of n values is not finite, or its magnitude is above the limit. They begin at element `first` of tensor p of a
 // layer in our layout. The message has the tensor's name, the value, and its index in Hugging Face's layout.
 static inline bool values_check(const GPT2Config* config, int p, int layer, size_t first, const float* values, size_t n,
@@ -905,14 +887,6 @@ static inline bool params_not_finite(const Error* err) { return strstr(err->text
 
 // ---- reading ------------------------------------------------------------------------
 
-// dst (cols, rows) = transpose of tile (rows, cols). The tile's rows have a stride of MODEL_TILE + 1 floats, dst's rows
-// a stride of dst_stride.
-static inline void transpose_tile(float* dst, size_t dst_stride, const float* tile, size_t rows, size_t cols) {
-    for (size_t c = 0; c < cols; c++) {
-        for (size_t r = 0; r < rows; r++) { dst[c * dst_stride + r] = tile[r * (MODEL_TILE + 1) + c]; }
-    }
-}
-
 // A job: convert some rows of one tensor. The jobs of all tensors run in a single parallel loop. A loop per tensor
 // would mean 148 barriers for GPT-2 124M, and at each of them all threads would wait for the slowest one.
 typedef struct {
@@ -932,7 +906,7 @@ static inline void read_list_add(ReadList* list, const SafeTensor* t, const GPT2
                                  float* dst) {
     size_t rows = param_rows(config, p), cols = param_cols(config, p);
     // rows per job: about 256 KB, so that read_job_check() finds them in the L2 cache; whole tiles
-    size_t step = (MODEL_CHUNK / 16 / cols + 1 + MODEL_TILE - 1) / MODEL_TILE * MODEL_TILE;
+    size_t step = (MODEL_CHUNK / 16 / cols + 1 + TRANSPOSE_TILE - 1) / TRANSPOSE_TILE * TRANSPOSE_TILE;
     for (size_t first = 0; first < rows; first += step) {
         if (list->num_jobs == list->capacity) {
             list->capacity = list->capacity ? 2 * list->capacity : 1024;
@@ -945,13 +919,13 @@ static inline void read_list_add(ReadList* list, const SafeTensor* t, const GPT2
 
 // Writes the job's rows of dst (rows, cols), which is the transpose of the stored tensor (cols, rows).
 static inline void read_transposed(const ReadJob* job, size_t rows, size_t cols) {
-    float tile[MODEL_TILE * (MODEL_TILE + 1)];
-    for (size_t o = job->first; o < job->first + job->count; o += MODEL_TILE) {
-        size_t no = model_min(job->first + job->count - o, MODEL_TILE);
-        for (size_t i = 0; i < cols; i += MODEL_TILE) {
-            size_t ni = model_min(cols - i, MODEL_TILE);
+    float tile[TRANSPOSE_TILE * (TRANSPOSE_TILE + 1)];
+    for (size_t o = job->first; o < job->first + job->count; o += TRANSPOSE_TILE) {
+        size_t no = model_min(job->first + job->count - o, TRANSPOSE_TILE);
+        for (size_t i = 0; i < cols; i += TRANSPOSE_TILE) {
+            size_t ni = model_min(cols - i, TRANSPOSE_TILE);
             for (size_t k = 0; k < ni; k++) {
-                safetensors_to_float(tile + k * (MODEL_TILE + 1), job->tensor, (i + k) * rows + o, no);
+                safetensors_to_float(tile + k * (TRANSPOSE_TILE + 1), job->tensor, (i + k) * rows + o, no);
             }
             transpose_tile(job->dst + o * cols + i, cols, tile, ni, no);
         }
@@ -1080,27 +1054,6 @@ static inline bool model_read(ModelFile* model, float* params, Error* err) {
 }
 
 // ---- writing ------------------------------------------------------------------------
-
-// Transposes columns first..first+n of src (rows, cols) into dst (n, rows).
-static inline void transpose_rows(float* dst, const float* src, size_t rows, size_t cols, size_t first, size_t n) {
-    size_t down = (rows + MODEL_TILE - 1) / MODEL_TILE, across = (n + MODEL_TILE - 1) / MODEL_TILE;
-#pragma omp parallel for schedule(static) if (n * rows > 65536)
-    for (size_t i = 0; i < down * across; i++) {
-        float tile[MODEL_TILE * (MODEL_TILE + 1)];
-        size_t r0 = i % down * MODEL_TILE, c0 = i / down * MODEL_TILE;
-        size_t nr = model_min(rows - r0, MODEL_TILE);
-        size_t nc = model_min(n - c0, MODEL_TILE);
-        for (size_t r = 0; r < nr; r++) {
-            memcpy(tile + r * (MODEL_TILE + 1), src + (r0 + r) * cols + first + c0, nc * sizeof(float));
-        }
-        transpose_tile(dst + c0 * rows + r0, rows, tile, nr, nc);
-    }
-}
-
-static inline void floats_to_bf16(uint16_t* dst, const float* src, size_t n) {
-#pragma omp parallel for schedule(static) if (n > 65536)
-    for (size_t i = 0; i < n; i++) { dst[i] = safe_bf16_from_float(src[i]); }
-}
 
 // Tensor p in Hugging Face's layout, which is converted in chunks of whole rows.
 typedef struct {

@@ -11,20 +11,15 @@ headers that these include.
 
 #if defined(__OPTIMIZE__) && !defined(__clang__) // clang does not know the pragma
 #include "activation.h"
-#include "checkpoint.h"
 #include "crc32c.h"
-#include "dataloader.h"
-#include "gguf.h"
 #include "rand.h"
+#include "safetensors.h"
 #include "sampler.h"
-#include "tokenizer.h"
 #ifdef __CUDACC__
 #include "cuda_common.cuh"
 #include <algorithm>
 #include <vector>
 #pragma nv_diag_suppress 1675 // nvcc calls the pragma unknown, but passes it on to gcc
-#else
-#include "matmul.h"
 #endif
 
 #pragma GCC push_options

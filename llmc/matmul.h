@@ -35,6 +35,29 @@ Source: Goto and van de Geijn 2008, "Anatomy of high-performance matrix multipli
 #define MATMUL_X86 1
 #endif
 
+// `make` compiles this file for train_gpt2 as an object, with MATMUL_OBJECT defined, and the program with MATMUL_DECLARED, so
+// that an edit of the program does not compile the products. Without either, they are part of the file that includes them.
+#if defined(MATMUL_OBJECT) || defined(MATMUL_DECLARED)
+#define MATMUL_API
+#else
+#define MATMUL_API static inline
+#endif
+
+// The three products. Strides ld* count floats from one row to the next. M, N and K may have any size; K = 0 gives zeros
+// (plus bias).
+
+// out (M,N) = a (M,K) b (N,K)^T + bias (N); bias may be NULL; out += if accumulate is true
+MATMUL_API void matmul_nt(float* out, size_t ldo, const float* a, size_t lda, const float* b, size_t ldb,
+                          const float* bias, size_t M, size_t N, size_t K, bool accumulate);
+// out (M,N) = a (M,K) b (K,N); out += if accumulate is true
+MATMUL_API void matmul_nn(float* out, size_t ldo, const float* a, size_t lda, const float* b, size_t ldb, size_t M,
+                          size_t N, size_t K, bool accumulate);
+// out (M,N) = a (K,M)^T b (K,N); out += if accumulate is true
+MATMUL_API void matmul_tn(float* out, size_t ldo, const float* a, size_t lda, const float* b, size_t ldb, size_t M,
+                          size_t N, size_t K, bool accumulate);
+
+#ifndef MATMUL_DECLARED
+
 #define MATMUL_INLINE static inline __attribute__((always_inline))
 
 // 16 floats, the unit of panels, are one register of AVX-512, two of AVX2, four of SSE or NEON.
@@ -423,7 +446,6 @@ static inline void matmul_run(const MatmulArgs* g) {
 }
 
 // ---- the three products ------------------------------------------------------------------
-// Strides ld* count floats from one row to the next. M, N and K may have any size; K = 0 gives zeros (plus bias).
 
 #define MATMUL_DOT_FUNCTION(NAME, DOT)                                                                                 \
     static inline float NAME(const float* w, const float* x, size_t K) { return DOT(w, x, K); }
@@ -445,9 +467,8 @@ __attribute__((target("avx512f"))) MATMUL_DOT_FUNCTION(matmul_dot_avx512, matmul
     for (long j = 0; j < (long)N; j++) { out[j] = dot(weight + (size_t)j * ldw, x, K) + (bias ? bias[j] : 0.0f); }
 }
 
-// out (M,N) = a (M,K) b (N,K)^T + bias (N); bias may be NULL; out += if accumulate is true
-static inline void matmul_nt(float* out, size_t ldo, const float* a, size_t lda, const float* b, size_t ldb,
-                             const float* bias, size_t M, size_t N, size_t K, bool accumulate) {
+MATMUL_API void matmul_nt(float* out, size_t ldo, const float* a, size_t lda, const float* b, size_t ldb,
+                          const float* bias, size_t M, size_t N, size_t K, bool accumulate) {
     if (M == 1 && !accumulate) {
         matmul_vector(out, a, b, ldb, bias, N, K);
         return;
@@ -457,18 +478,17 @@ static inline void matmul_nt(float* out, size_t ldo, const float* a, size_t lda,
     matmul_run(&g);
 }
 
-// out (M,N) = a (M,K) b (K,N); out += if accumulate is true
-static inline void matmul_nn(float* out, size_t ldo, const float* a, size_t lda, const float* b, size_t ldb, size_t M,
-                             size_t N, size_t K, bool accumulate) {
+MATMUL_API void matmul_nn(float* out, size_t ldo, const float* a, size_t lda, const float* b, size_t ldb, size_t M,
+                          size_t N, size_t K, bool accumulate) {
     MatmulArgs g = {out, ldo, false, accumulate, a, lda, 1, b, ldb, 1, NULL, M, N, K};
     matmul_run(&g);
 }
 
-// out (M,N) = a (K,M)^T b (K,N); out += if accumulate is true
-static inline void matmul_tn(float* out, size_t ldo, const float* a, size_t lda, const float* b, size_t ldb, size_t M,
-                             size_t N, size_t K, bool accumulate) {
+MATMUL_API void matmul_tn(float* out, size_t ldo, const float* a, size_t lda, const float* b, size_t ldb, size_t M,
+                          size_t N, size_t K, bool accumulate) {
     MatmulArgs g = {out, ldo, false, accumulate, a, 1, lda, b, ldb, 1, NULL, M, N, K};
     matmul_run(&g);
 }
 
+#endif // MATMUL_DECLARED
 #endif

@@ -156,6 +156,57 @@ static inline void safetensors_to_float(float* dst, const SafeTensor* t, size_t 
     }
 }
 
+// dst (n) = src (n)
+static inline void floats_to_bf16(uint16_t* dst, const float* src, size_t n) {
+#pragma omp parallel for schedule(static) if (n > 65536)
+    for (size_t i = 0; i < n; i++) { dst[i] = safe_bf16_from_float(src[i]); }
+}
+
+// Index of the first of n values whose magnitude is above the limit, infinities and NaN included; n if there is none.
+static inline size_t first_above(const float* values, size_t n, float limit) {
+    // of two floats >= 0 the larger one has the larger bits; NaN has the largest
+    uint32_t most = safe_bits_from_float(limit);
+    for (size_t begin = 0; begin < n; begin += 4096) {
+        size_t end = n - begin < 4096 ? n : begin + 4096;
+        int32_t found = 0;
+        for (size_t i = begin; i < end; i++) {
+            found |= (int32_t)(safe_bits_from_float(values[i]) & 0x7FFFFFFF) > (int32_t)most;
+        }
+        for (size_t i = begin; found && i < end; i++) {
+            if (!(fabsf(values[i]) <= limit)) { return i; }
+        }
+    }
+    return n;
+}
+
+// Transposes work on tiles of 64 x 64 floats: source and destination, 2 x 16 KB, fit in L1.
+enum { TRANSPOSE_TILE = 64 };
+
+// dst (cols, rows) = transpose of tile (rows, cols). The tile's rows have a stride of TRANSPOSE_TILE + 1 floats, dst's
+// rows a stride of dst_stride.
+static inline void transpose_tile(float* dst, size_t dst_stride, const float* tile, size_t rows, size_t cols) {
+    for (size_t c = 0; c < cols; c++) {
+        for (size_t r = 0; r < rows; r++) { dst[c * dst_stride + r] = tile[r * (TRANSPOSE_TILE + 1) + c]; }
+    }
+}
+
+// Transposes columns first..first+n of src (rows, cols) into dst (n, rows).
+static inline void transpose_rows(float* dst, const float* src, size_t rows, size_t cols, size_t first, size_t n) {
+    size_t down = (rows + TRANSPOSE_TILE - 1) / TRANSPOSE_TILE, across = (n + TRANSPOSE_TILE - 1) / TRANSPOSE_TILE;
+#pragma omp parallel for schedule(static) if (n * rows > 65536)
+    for (size_t i = 0; i < down * across; i++) {
+        float tile[TRANSPOSE_TILE * (TRANSPOSE_TILE + 1)];
+        size_t r0 = i % down * TRANSPOSE_TILE, c0 = i / down * TRANSPOSE_TILE;
+        size_t nr = rows - r0, nc = n - c0; // of this tile
+        if (nr > TRANSPOSE_TILE) { nr = TRANSPOSE_TILE; }
+        if (nc > TRANSPOSE_TILE) { nc = TRANSPOSE_TILE; }
+        for (size_t r = 0; r < nr; r++) {
+            memcpy(tile + r * (TRANSPOSE_TILE + 1), src + (r0 + r) * cols + first + c0, nc * sizeof(float));
+        }
+        transpose_tile(dst + c0 * rows + r0, rows, tile, nr, nc);
+    }
+}
+
 // ---- reading -----------------------------------------------------------------------
 
 static inline uint64_t safe_header_bytes(const uint8_t* data, size_t size) {

@@ -16,6 +16,7 @@ new_tree() {
     cp "$top/dev/test/run.sh" dev/test/
     echo '#define NUMBER 1' >llmc/number.h
     : >llmc/cold.h
+    : >llmc/matmul.h # an object of its own
     cat >train_gpt2.c <<'C'
 #include "llmc/number.h"
 #include <stdio.h>
@@ -46,13 +47,18 @@ test_builds_and_rebuilds() {
     new_tree
     make -j2 all >"$tmp/out" 2>&1
     want "the program prints" "$(./train_gpt2) $(dev/data/tool)" "1 1"
-    want "compilations" "$(grep -c -- '-o ' "$tmp/out")" 2
+    want "compilations" "$(grep -c -- '-o ' "$tmp/out")" 3
     make all >"$tmp/out" 2>&1
     want "compilations when nothing changed" "$(grep -c -- '-o ' "$tmp/out")" 0
     sleep 0.05
     echo '#define NUMBER 2' >llmc/number.h
     make all >/dev/null 2>&1
     want "after a change of the header the program prints" "$(./train_gpt2) $(dev/data/tool)" "2 2"
+    sleep 0.05
+    touch train_gpt2.c
+    make all >"$tmp/out" 2>&1
+    want "files compiled after an edit of the program" "$(grep -o ' [^ ]*[.][ch] ' "$tmp/out")" " llmc/cold.h 
+ train_gpt2.c "
     make all CFLAGS=-O0 >"$tmp/out" 2>&1
     want "compilations after a change of CFLAGS" "$(grep -c -- '-o ' "$tmp/out")" 2
     make all CFLAGS=-O0 >"$tmp/out" 2>&1
@@ -116,7 +122,7 @@ test_another_compiler_rebuilds() {
     command -v clang >/dev/null || skip "needs clang"
     make all CC=gcc >/dev/null 2>&1
     make all CC=clang >"$tmp/out" 2>&1
-    want "compilations after a change of CC" "$(grep -c -- '-o ' "$tmp/out")" 2
+    want "compilations after a change of CC" "$(grep -c -- '-o ' "$tmp/out")" 3
     want "the program prints" "$(./train_gpt2)" 1
 }
 
