@@ -201,7 +201,7 @@ test_sanitized() {
     build "$tmp/sane" -fsanitize=address,undefined -fno-sanitize-recover=all
     local scenario
     for scenario in collectives group dies; do
-        ASAN_OPTIONS=detect_leaks=0 LLMC_NCCL=$tmp/sane/fake_nccl.so timeout 60 "$tmp/sane/program" 3 $scenario >"$log" 2>&1 ||
+        ASAN_OPTIONS=${ASAN_OPTIONS-}:detect_leaks=0 LLMC_NCCL=$tmp/sane/fake_nccl.so timeout 60 "$tmp/sane/program" 3 $scenario >"$log" 2>&1 ||
             [ $scenario = dies ] || { cat "$log" && fail "$scenario"; }
         ! grep -E 'ERROR: |runtime error' "$log" || fail "$scenario"
     done

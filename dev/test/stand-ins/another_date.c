@@ -1,0 +1,37 @@
+/*
+A library to preload that moves the date by DAYS days; clocks that measure durations stay as they are. The tests give the same
+verdict on any date:
+
+    gcc -shared -fPIC -o /tmp/another_date.so dev/test/stand-ins/another_date.c
+    DAYS=65 LD_PRELOAD=/tmp/another_date.so ASAN_OPTIONS=verify_asan_link_order=0 make test
+*/
+#define _GNU_SOURCE
+#include <stdlib.h>
+#include <sys/syscall.h>
+#include <sys/time.h>
+#include <time.h>
+#include <unistd.h>
+
+int clock_gettime(clockid_t clock, struct timespec* t) {
+    int rc = (int)syscall(SYS_clock_gettime, clock, t);
+    const char* days = getenv("DAYS");
+    if (rc == 0 && days && (clock == CLOCK_REALTIME || clock == CLOCK_REALTIME_COARSE)) {
+        t->tv_sec += atol(days) * 86400;
+    }
+    return rc;
+}
+
+int gettimeofday(struct timeval* restrict now, void* restrict zone) {
+    struct timespec t;
+    (void)zone;
+    if (clock_gettime(CLOCK_REALTIME, &t) != 0) { return -1; }
+    now->tv_sec = t.tv_sec, now->tv_usec = t.tv_nsec / 1000;
+    return 0;
+}
+
+time_t time(time_t* out) {
+    struct timespec t;
+    clock_gettime(CLOCK_REALTIME, &t);
+    if (out) { *out = t.tv_sec; }
+    return t.tv_sec;
+}
