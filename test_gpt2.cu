@@ -303,7 +303,9 @@ static void check_variant(const JsonValue* line, const GPT2Config* config, const
                    model.exec);
     std::vector<float> logits = to_host(&model, model.acts.logits, BT * Vp);
     const JsonValue* want = json_get(line, "logits");
-    double difference = variant_difference(want, logits.data(), BT, V, Vp), limit = IS_FP32 ? 2e-5 : FORWARD;
+    // The fixture's weights are not rounded to 16 bits. That of seven matrices adds about sqrt(7) u to the error of logits.
+    double difference = variant_difference(want, logits.data(), BT, V, Vp);
+    double limit = IS_FP32 ? 2e-5 : hypot(FORWARD, 2 * sqrt(7.0) * UNIT);
     check_msg(difference <= limit, "%s: logits are off by %g of their norm", name, difference);
     variants.logits = fmax(variants.logits, difference);
     check_variant_text(&model, line, inputs,
