@@ -37,6 +37,8 @@
     23  21 with consecutive tiles overlapped, no ping-pong (loses to 21 at B = 16)
     24  23 with three consumers that skip keys they do not see
     25  four independent consumer warpgroups, steps of 64 keys (promoted)
+    26  25 with three consumers and steps of 128 keys (loses to 25 at T = 1024)
+    27  26 in ping-pong, for T from 4096 on (loses to 26 at T = 1024)
 
    nvcc -O3 --use_fast_math attention_forward.cu -o attention_forward -lcublas -lcublasLt   (or: make attention_forward)
    ./attention_forward 15     check kernel 15 against the CPU
@@ -1501,6 +1503,20 @@ void attention_forward23(floatX* out, float* lse, const floatX* qkv, int B, int 
 void attention_forward24(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, const Execution& exec) {
     attention_forward23_groups<3>(out, lse, qkv, B, T, NH, exec);
 }
+
+// ---- kernel 26: kernel 25 with three consumers and steps of 128 keys: half the reads of q, fewer instructions per key ----
+
+void attention_forward26(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, float scale,
+                         const Execution& exec) {
+    attention_forward_sm90_launch<3, 64, 128, false>(out, lse, qkv, B, T, NH, scale, exec);
+}
+
+// ---- kernel 27: kernel 26 in ping-pong: the consumers issue their products in turn ----
+
+void attention_forward27(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, float scale,
+                         const Execution& exec) {
+    attention_forward_sm90_launch<3, 64, 128>(out, lse, qkv, B, T, NH, scale, exec);
+}
 #endif
 
 // ---- inputs and checks ----
@@ -1630,7 +1646,7 @@ static void declare(Bench& b) {
     if (apart) { return; }
     float scale = 1.0f / sqrtf((float)HS);
     // the kernel that attention_forward() chooses here is checked and timed through attention_forward()
-    int promoted = !b.dry ? attention_forward_choice(HS) : sizeof(floatX) == 2 ? 25 : 6;
+    int promoted = !b.dry ? attention_forward_choice(HS, T) : sizeof(floatX) == 2 ? 25 : 6;
     auto kernel = [&](int number, const char* what, std::function<void()> launch, int min_arch,
                       std::vector<AttentionForwardForm> forms = {}) {
         auto either = [=](int config) {
@@ -1693,6 +1709,14 @@ static void declare(Bench& b) {
             [=] { launch(out, lse, qkv, B, T, NH, scale, stream); }, -90,
             HS == 64 ? attention_forward_forms25 : attention_forward_forms25_128);
     }
+    auto longer = [&](int number, const char* what, AttentionForwardScaled* launch) {
+        if (HS == 64) {
+            kernel(
+                number, what, [=] { launch(out, lse, qkv, B, T, NH, scale, stream); }, -90);
+        }
+    };
+    longer(26, "25 with three consumers and steps of 128 keys (loses to 25 at T = 1024)", attention_forward26);
+    longer(27, "26 in ping-pong, for T from 4096 on (loses to 26 at T = 1024)", attention_forward27);
 #endif
     b.promoted(promoted);
 }

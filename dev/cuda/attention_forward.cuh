@@ -499,14 +499,23 @@ constexpr int ATTENTION_FORWARD_ROW = 64; // columns of a box: 128 bytes, the wi
 constexpr int ATTENTION_FORWARD_BOX = 64 * ATTENTION_FORWARD_ROW;
 constexpr int ATTENTION_FORWARD_BOX_UNITS = ATTENTION_FORWARD_BOX * sizeof(floatX) / 16; // in the unit of descriptors
 
-// Issues s = q k^T for 64 queries and 64 keys, and does not wait. q, k: wgmma descriptors. The previous contents of s
-// are overwritten, and the compiler knows that they are dead.
-template <int HS = 64> __device__ inline void attention_forward_sm90_scores(float (&s)[32], uint64_t q, uint64_t k) {
-    wgmma_64x64x16_new(s, q, k, floatX());
+// Issues s = q k^T for 64 queries and 64 keys, or 128 keys with HS = 64, and does not wait. q, k: wgmma descriptors. The
+// previous contents of s are overwritten, and the compiler knows that they are dead.
+template <int HS = 64, int num_s>
+__device__ inline void attention_forward_sm90_scores(float (&s)[num_s], uint64_t q, uint64_t k) {
+    if constexpr (num_s == 32) {
+        wgmma_64x64x16_new(s, q, k, floatX());
+    } else {
+        wgmma_64x128x16_new(s, q, k, floatX());
+    }
 #pragma unroll
     for (int d = 1; d < HS / 16; d++) { // 16 columns are 32 bytes, and the descriptor counts in units of 16 bytes
         int step = d / 4 * ATTENTION_FORWARD_BOX_UNITS + d % 4 * 2;
-        wgmma_64x64x16(s, q + step, k + step, 1, floatX());
+        if constexpr (num_s == 32) {
+            wgmma_64x64x16(s, q + step, k + step, 1, floatX());
+        } else {
+            wgmma_64x128x16(s, q + step, k + step, 1, floatX());
+        }
     }
 }
 
@@ -790,7 +799,8 @@ inline AttentionForwardList attention_forward_list(int num_heads, int num_tiles,
 // ---- kernel 25: one producer, four consumer warpgroups that do not wait for each other, steps of 64 keys ----
 // One persistent block per SM takes tiles of 256 queries, or of 128 if there are few tiles. One producer thread fills a
 // ring of keys and values by TMA. Each consumer warpgroup owns 64 queries of the tile and walks over their keys, the
-// diagonal first. With HS = 128, o takes twice the registers: three consumer warpgroups take tiles of 192 queries.
+// diagonal first. With HS = 128, o takes twice the registers: three consumer warpgroups take tiles of 192 queries. So they do
+// for long sequences with HS = 64, in steps of 128 keys: half the reads of q.
 // Example: the tile of queries 256..511, by blocks of 64 keys (d: diagonal, s: later step, -: skipped):
 //
 //     key block             7  6  5  4  3  2  1  0
@@ -804,9 +814,8 @@ inline AttentionForwardList attention_forward_list(int num_heads, int num_tiles,
 //
 //     tensor cores     S = q k_i^T     o += P v_(i-1)         (free for the other warpgroups)
 //     other units      wait            row maximum of S       rescale o, P = exp2(S - m), sum, pack
-
-// The ring has eight stages with HS = 64, and four with HS = 128. Each holds 64 keys and their values.
-template <int HS> constexpr unsigned ATTENTION_FORWARD_STAGES = 512 / HS;
+//
+// In steps of 128 keys, the warpgroups issue their products in turn (ping-pong), which hides the longer softmax.
 
 // A tile, as the producer announces it to the consumers. Tiles are aligned to the end of the sequence, so that
 // first_group, the tile's first group of 64 queries, is negative if the tile is partial.
@@ -818,23 +827,24 @@ struct AttentionForwardTile {
 // `groups` is the number of groups of 64 queries per tile; each consumer warpgroup owns one group. The struct takes
 // 225 KB with four groups, and with three groups of HS = 128. A full barrier is completed by the producer's loads, and the
 // consumers wait for it. At an empty barrier the consumer warps arrive, and the producer waits for it.
-template <int groups, int HS = 64> struct AttentionForwardSMem {
-    static_assert(HS == 64 || HS == 128, "");
-    static constexpr unsigned STAGES = ATTENTION_FORWARD_STAGES<HS>;
+template <int groups, int head_size = 64, int keys = 64, bool in_turn = keys == 128> struct AttentionForwardSMem {
+    static_assert(head_size == 64 || (head_size == 128 && keys == 64), "");
+    static constexpr int GROUPS = groups, HS = head_size, KEYS = keys; // KEYS: keys per step
+    static constexpr bool IN_TURN = in_turn;
     static constexpr int SIZE = HS / 64 * ATTENTION_FORWARD_BOX; // elements of 64 queries, keys or values
+    static constexpr unsigned STAGES = 512 / HS * 64 / KEYS;     // of the ring; a stage has KEYS keys and their values
     // With HS = 128 there is no room for `out`: a warp stages its output in q, in place of its own queries.
     static constexpr bool STAGED_IN_Q = HS == 128;
     floatX q[2][groups * SIZE];                  // queries of this tile and the next
-    floatX kv[STAGES][2][SIZE];                  // per stage: keys, then values
+    floatX kv[STAGES][2][KEYS / 64 * SIZE];      // per stage: keys, then values
     floatX out[STAGED_IN_Q ? 1 : groups * SIZE]; // 16 rows per warp: staging area of its output
     AttentionForwardTile tiles[2];
     uint64_t q_full[2], q_empty[2], full[STAGES], empty[STAGES];
 };
 
 // Initialises the barriers. Called by the whole block.
-template <int groups, int HS>
-__device__ inline void attention_forward_sm90_init(AttentionForwardSMem<groups, HS>& smem) {
-    constexpr int CONSUMER_WARPS = 4 * groups;
+template <class SMem> __device__ inline void attention_forward_sm90_init(SMem& smem) {
+    constexpr int CONSUMER_WARPS = 4 * SMem::GROUPS;
     if (threadIdx.x == 0) {
         for (int j = 0; j < 2; j++) {
             mbarrier_init(&smem.q_full[j], 1);
@@ -850,22 +860,20 @@ __device__ inline void attention_forward_sm90_init(AttentionForwardSMem<groups, 
 }
 
 // wgmma descriptors of the keys (values) of step i; kv is the descriptor of stage 0.
-template <int HS> __device__ inline uint64_t attention_forward_sm90_key_descriptor(uint64_t kv, unsigned i) {
-    return kv + i % ATTENTION_FORWARD_STAGES<HS> * (2 * HS / 64 * ATTENTION_FORWARD_BOX_UNITS);
+template <class SMem> __device__ inline uint64_t attention_forward_sm90_key_descriptor(uint64_t kv, unsigned i) {
+    return kv + i % SMem::STAGES * (sizeof(SMem::kv[0]) / 16);
 }
-template <int HS> __device__ inline uint64_t attention_forward_sm90_value_descriptor(uint64_t kv, unsigned i) {
+template <class SMem> __device__ inline uint64_t attention_forward_sm90_value_descriptor(uint64_t kv, unsigned i) {
     // changes bits 16 to 29 from wgmma_descriptor's 1 to the leading offset of wgmma_descriptor_transposed
-    constexpr uint64_t LEADING = HS == 64 ? 0 : (uint64_t)(ATTENTION_FORWARD_BOX_UNITS - 1) << 16;
-    return attention_forward_sm90_key_descriptor<HS>(kv, i) + (LEADING + HS / 64 * ATTENTION_FORWARD_BOX_UNITS);
+    constexpr uint64_t LEADING = SMem::HS == 64 ? 0 : (uint64_t)(ATTENTION_FORWARD_BOX_UNITS - 1) << 16;
+    return attention_forward_sm90_key_descriptor<SMem>(kv, i) + (LEADING + sizeof(SMem::kv[0][0]) / 16);
 }
 
-// The producer thread. Producer and consumers keep the same two counters: n counts tiles, i counts steps of 64 keys
-// over all tiles.
-template <int groups, int HS>
-__device__ inline void attention_forward_sm90_producer(AttentionForwardSMem<groups, HS>& smem,
-                                                       const CUtensorMap& qkv_map, int T, int NH,
-                                                       AttentionForwardList list) {
-    constexpr int BOXES = HS / 64; // of 64 queries, keys or values
+// The producer thread. Producer and consumers keep the same two counters: n counts tiles, i counts steps over all tiles.
+template <class SMem> __device__ inline void attention_forward_sm90_producer(SMem& smem, const CUtensorMap& qkv_map,
+                                                                             int T, int NH, AttentionForwardList list) {
+    // BOXES: of 64 queries, keys or values; PARTS: groups of 64 keys in a step
+    constexpr int BOXES = SMem::HS / 64, PARTS = SMem::KEYS / 64, groups = SMem::GROUPS;
     unsigned i = 0, n = 0;
 #pragma unroll 1
     for (; attention_forward_next_tile(list); n++) {
@@ -879,14 +887,15 @@ __device__ inline void attention_forward_sm90_producer(AttentionForwardSMem<grou
                         (first_group + j / BOXES) * 64, b, &smem.q_full[n % 2]);
         }
 #pragma unroll 1
-        for (int block = first_group + groups - 1; block >= 0; block--, i++) {
+        for (int block = (first_group + groups - 1) / PARTS; block >= 0; block--, i++) {
             unsigned stage = i % smem.STAGES;
             mbarrier_wait(&smem.empty[stage], (i / smem.STAGES + 1) % 2);
             mbarrier_arrive_expect(&smem.full[stage], sizeof(smem.kv[0]));
 #pragma unroll
-            for (int j = 0; j < 2 * BOXES; j++) {
+            for (int j = 0; j < 2 * BOXES * PARTS; j++) {
+                int box = j / PARTS, group = block * PARTS + j % PARTS;
                 tma_load_4d(smem.kv[stage][0] + j * ATTENTION_FORWARD_BOX, &qkv_map, 0,
-                            ((j / BOXES + 1) * NH + h) * BOXES + j % BOXES, block * 64, b, &smem.full[stage]);
+                            ((box / BOXES + 1) * NH + h) * BOXES + box % BOXES, group * 64, b, &smem.full[stage]);
             }
         }
     }
@@ -898,17 +907,26 @@ __device__ inline void attention_forward_sm90_producer(AttentionForwardSMem<grou
 // A consumer warpgroup's 64 queries of a tile.
 struct AttentionForwardQueries {
     int b, h, group; // group: index of the 64 queries in the sequence; negative for padding, which is not stored
-    int num_steps;   // number of blocks of 64 keys that they see
+    int num_steps;   // number of steps whose keys they see
     floatX* tile;    // the queries
     uint64_t q;      // their wgmma descriptor
 };
 
+// A step's products lie between these two calls. If SMem::IN_TURN, the warpgroups take turns, one turn for each step of the
+// ring, whether they see its keys or not.
+template <class SMem> __device__ inline void attention_forward_sm90_turn_begin(const SMem&, int warpgroup) {
+    if (SMem::IN_TURN) { named_barrier_sync(1 + warpgroup, 256); }
+}
+template <class SMem> __device__ inline void attention_forward_sm90_turn_end(const SMem&, int warpgroup) {
+    if (SMem::IN_TURN) { named_barrier_arrive(1 + (warpgroup + 1) % SMem::GROUPS, 256); }
+}
+
 // Waits for tile n, and skips the steps of the ring whose keys only other warpgroups see. Returns false if there is no
 // tile n.
-template <int groups, int HS>
-__device__ inline bool attention_forward_sm90_next_queries(AttentionForwardQueries& queries,
-                                                           AttentionForwardSMem<groups, HS>& smem, int warpgroup,
-                                                           unsigned n, unsigned& i) {
+template <class SMem> __device__ inline bool attention_forward_sm90_next_queries(AttentionForwardQueries& queries,
+                                                                                 SMem& smem, int warpgroup, unsigned n,
+                                                                                 unsigned& i) {
+    constexpr int PARTS = SMem::KEYS / 64, groups = SMem::GROUPS;
     mbarrier_wait(&smem.q_full[n % 2], n / 2 % 2);
     AttentionForwardTile tile = smem.tiles[n % 2];
     queries.b = warp_uniform(tile.b), queries.h = warp_uniform(tile.h);
@@ -917,48 +935,56 @@ __device__ inline bool attention_forward_sm90_next_queries(AttentionForwardQueri
     // later queries see more keys, so the order of the warpgroups is reversed from tile to tile
     int place = n % 2 ? groups - 1 - warpgroup : warpgroup;
     queries.group = first_group + place;
-    queries.num_steps = max(queries.group + 1, 1); // padding before the start of a sequence costs one step
+    queries.num_steps = max(queries.group / PARTS + 1, 1); // padding before the start of a sequence costs one step
     queries.tile = smem.q[n % 2] + place * smem.SIZE;
     queries.q = wgmma_descriptor(queries.tile);
 #pragma unroll 1
-    for (int skip = first_group + groups - queries.num_steps; skip > 0; skip--, i++) {
+    for (int skip = (first_group + groups - 1) / PARTS + 1 - queries.num_steps; skip > 0; skip--, i++) {
         mbarrier_wait(&smem.full[i % smem.STAGES], i / smem.STAGES % 2);
         if (threadIdx.x % 32 == 0) { mbarrier_arrive(&smem.empty[i % smem.STAGES]); }
+        attention_forward_sm90_turn_begin(smem, warpgroup);
+        attention_forward_sm90_turn_end(smem, warpgroup);
     }
     return true;
 }
 
-// The first step of a tile, step i of the ring: p = P of the 64 keys on the diagonal. warp: index of the warp in its
-// warpgroup, 0 to 3.
-template <int groups, int HS>
-__device__ inline void attention_forward_sm90_first_step(float (&s)[32], uint32_t (&p)[16], AttentionForwardRows& rows,
-                                                         AttentionForwardSMem<groups, HS>& smem, uint64_t q,
-                                                         uint64_t kv, unsigned i, int warp, float scale_log2) {
+// The first step of a tile, step i of the ring: p = P of the keys of the step with the diagonal.
+template <class SMem, int num_s, int num_p>
+__device__ inline void attention_forward_sm90_first_step(float (&s)[num_s], uint32_t (&p)[num_p],
+                                                         AttentionForwardRows& rows, SMem& smem,
+                                                         const AttentionForwardQueries& queries, uint64_t kv,
+                                                         unsigned i, int warpgroup, float scale_log2) {
     mbarrier_wait(&smem.full[i % smem.STAGES], i / smem.STAGES % 2);
+    attention_forward_sm90_turn_begin(smem, warpgroup);
     wgmma_fence();
-    attention_forward_sm90_scores<HS>(s, q, attention_forward_sm90_key_descriptor<HS>(kv, i));
+    attention_forward_sm90_scores<SMem::HS>(s, queries.q, attention_forward_sm90_key_descriptor<SMem>(kv, i));
     wgmma_commit();
+    attention_forward_sm90_turn_end(smem, warpgroup);
     wgmma_wait<0>();
     wgmma_hold(s);
-    attention_forward_sm90_diagonal(s, rows, warp, scale_log2);
+    // the warp's own 16 keys in the step; & instead of %, because padding has negative groups
+    int own = (queries.group & (SMem::KEYS / 64 - 1)) * 4 + threadIdx.x / 32 % 4;
+    attention_forward_sm90_diagonal(s, rows, own, scale_log2);
     attention_forward_sm90_pack(p, s);
-    attention_forward_sm90_rounding(rows, p, warp);
+    attention_forward_sm90_rounding(rows, p, own);
 }
 
-// Step i: the scores of 64 more keys, then P V of step i - 1, which overlaps with the search for the new row maximum.
+// Step i: the scores of more keys, then P V of step i - 1, which overlaps with the search for the new row maximum.
 // The exponentials take longest. P V is waited for before they begin, so that the compiler can interleave rescaling,
 // sums and packing with them.
-template <int groups, int HS>
-__device__ inline void attention_forward_sm90_step(float (&s)[32], uint32_t (&p)[16], float (&o)[HS / 2],
-                                                   AttentionForwardRows& rows, AttentionForwardSMem<groups, HS>& smem,
-                                                   uint64_t q, uint64_t kv, unsigned i, float scale_log2) {
+template <class SMem, int num_s, int num_p, int num_o>
+__device__ inline void attention_forward_sm90_step(float (&s)[num_s], uint32_t (&p)[num_p], float (&o)[num_o],
+                                                   AttentionForwardRows& rows, SMem& smem, uint64_t q, uint64_t kv,
+                                                   unsigned i, int warpgroup, float scale_log2) {
     mbarrier_wait(&smem.full[i % smem.STAGES], i / smem.STAGES % 2);
+    attention_forward_sm90_turn_begin(smem, warpgroup);
     wgmma_fence();
-    attention_forward_sm90_scores<HS>(s, q, attention_forward_sm90_key_descriptor<HS>(kv, i));
+    attention_forward_sm90_scores<SMem::HS>(s, q, attention_forward_sm90_key_descriptor<SMem>(kv, i));
     wgmma_commit();
     wgmma_fence();
-    attention_forward_sm90_values(o, p, attention_forward_sm90_value_descriptor<HS>(kv, i - 1));
+    attention_forward_sm90_values(o, p, attention_forward_sm90_value_descriptor<SMem>(kv, i - 1));
     wgmma_commit();
+    attention_forward_sm90_turn_end(smem, warpgroup);
     wgmma_wait<1>();
     wgmma_hold(s);
     bool grew = attention_forward_sm90_max(s, rows, scale_log2);
@@ -973,15 +999,16 @@ __device__ inline void attention_forward_sm90_step(float (&s)[32], uint32_t (&p)
 
 // The end of tile n: P V of its last step, i - 1, and lse. Adds rows.rounding to rows.l, which is then the divisor of
 // o. t: the warp's first token. On return the warp's staging area for the output is free, and the queries have been read.
-template <int groups, int HS> __device__ inline void
-attention_forward_sm90_last_product(float (&o)[HS / 2], uint32_t (&p)[16], AttentionForwardRows& rows,
-                                    AttentionForwardSMem<groups, HS>& smem, const AttentionForwardQueries& queries,
-                                    uint64_t kv, unsigned n, unsigned i, float* lse, int t, int T, int NH) {
+template <class SMem, int num_p, int num_o>
+__device__ inline void attention_forward_sm90_last_product(float (&o)[num_o], uint32_t (&p)[num_p],
+                                                           AttentionForwardRows& rows, SMem& smem,
+                                                           const AttentionForwardQueries& queries, uint64_t kv,
+                                                           unsigned n, unsigned i, float* lse, int t, int T, int NH) {
     int lane = threadIdx.x % 32;
     wgmma_hold(o);
     wgmma_hold(p);
     wgmma_fence();
-    attention_forward_sm90_values(o, p, attention_forward_sm90_value_descriptor<HS>(kv, i - 1));
+    attention_forward_sm90_values(o, p, attention_forward_sm90_value_descriptor<SMem>(kv, i - 1));
     wgmma_commit();
     attention_forward_sm90_row_sums(rows.l);
     attention_forward_sm90_row_sums(rows.rounding);
@@ -1006,21 +1033,20 @@ __device__ inline int attention_forward_sm90_warpgroup() {
 }
 
 // A consumer warp, over all tiles of the block.
-template <int groups, int HS>
-__device__ inline void attention_forward_sm90_consumer(AttentionForwardSMem<groups, HS>& smem,
-                                                       const CUtensorMap& out_map, float* lse, int T, int NH,
-                                                       float scale_log2) {
+template <class SMem> __device__ inline void
+attention_forward_sm90_consumer(SMem& smem, const CUtensorMap& out_map, float* lse, int T, int NH, float scale_log2) {
     int warpgroup = attention_forward_sm90_warpgroup(), warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
+    if (warpgroup == SMem::GROUPS - 1) { attention_forward_sm90_turn_end(smem, warpgroup); } // warpgroup 0 begins
     uint64_t kv = wgmma_descriptor(smem.kv[0][0]);
     unsigned i = 0;
 #pragma unroll 1
     for (unsigned n = 0;; n++) {
         AttentionForwardQueries queries;
         if (!attention_forward_sm90_next_queries(queries, smem, warpgroup, n, i)) { break; }
-        float s[32], o[HS / 2];
-        uint32_t p[16];
+        float s[SMem::KEYS / 2], o[SMem::HS / 2];
+        uint32_t p[SMem::KEYS / 4];
         AttentionForwardRows rows;
-        attention_forward_sm90_first_step(s, p, rows, smem, queries.q, kv, i, warp, scale_log2);
+        attention_forward_sm90_first_step(s, p, rows, smem, queries, kv, i, warpgroup, scale_log2);
         // this warp's staging area
         floatX* out = smem.STAGED_IN_Q ? queries.tile + warp * 16 * ATTENTION_FORWARD_ROW
                                        : smem.out + threadIdx.x / 32 * 16 * ATTENTION_FORWARD_ROW;
@@ -1030,25 +1056,27 @@ __device__ inline void attention_forward_sm90_consumer(AttentionForwardSMem<grou
         }
         int t = queries.group * 64 + warp * 16;
 #pragma unroll
-        for (int j = 0; j < HS / 2; j++) { o[j] = 0; }
+        for (int j = 0; j < SMem::HS / 2; j++) { o[j] = 0; }
         i++;
 #pragma unroll 1
         for (int step = 1; step < queries.num_steps; step++, i++) {
-            attention_forward_sm90_step(s, p, o, rows, smem, queries.q, kv, i, scale_log2);
+            attention_forward_sm90_step(s, p, o, rows, smem, queries.q, kv, i, warpgroup, scale_log2);
         }
         attention_forward_sm90_last_product(o, p, rows, smem, queries, kv, n, i, lse, t, T, NH);
         attention_forward_sm90_store(out_map, out, o, rows.l, t, queries.h, queries.b);
     }
+    if (warpgroup == 0) { attention_forward_sm90_turn_begin(smem, warpgroup); } // takes the last arrival at its barrier
     if (lane == 0) { tma_store_wait<0>(); }
 }
 
-template <int groups, int HS> __global__ void __launch_bounds__(128 * (groups + 1), 1)
+template <class SMem> __global__ void __launch_bounds__(128 * (SMem::GROUPS + 1), 1)
     attention_forward_sm90_kernel25(float* lse, const __grid_constant__ CUtensorMap qkv_map, int T, int NH,
                                     AttentionForwardList list, float scale_log2,
                                     const __grid_constant__ CUtensorMap out_map) {
     extern __shared__ __align__(256) unsigned char attention_forward_shared[];
     if (threadIdx.x == 0) { tma_prefetch_map(&qkv_map), tma_prefetch_map(&out_map); }
-    auto& smem = shared_aligned_1024<AttentionForwardSMem<groups, HS>>(attention_forward_shared);
+    constexpr int groups = SMem::GROUPS;
+    auto& smem = shared_aligned_1024<SMem>(attention_forward_shared);
     attention_forward_sm90_init(smem);
     grid_launch_dependents(); // programmatic dependent launch: the next kernel's blocks start as blocks of this one end
     grid_wait_dependency();   // wait for the end of the previous kernel, whose results this one reads
@@ -1063,11 +1091,12 @@ template <int groups, int HS> __global__ void __launch_bounds__(128 * (groups + 
     }
 }
 
-template <int groups, int HS = 64> void attention_forward_sm90_launch(floatX* out, float* lse, const floatX* qkv, int B,
-                                                                      int T, int NH, float scale,
-                                                                      const Execution& exec) {
-    auto kernel = attention_forward_sm90_kernel25<groups, HS>;
-    constexpr int SHARED_BYTES = sizeof(AttentionForwardSMem<groups, HS>) + 1024;
+template <int groups, int HS = 64, int keys = 64, bool in_turn = keys == 128>
+void attention_forward_sm90_launch(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, float scale,
+                                   const Execution& exec) {
+    typedef AttentionForwardSMem<groups, HS, keys, in_turn> SMem;
+    auto kernel = attention_forward_sm90_kernel25<SMem>;
+    constexpr int SHARED_BYTES = sizeof(SMem) + 1024;
     static_assert(SHARED_BYTES <= 227 << 10, "the limit of compute capability 9.0");
     CUtensorMap qkv_map = tensor_map_heads(qkv, B, T, 3 * NH * (HS / 64), 64);
     CUtensorMap out_map = tensor_map_heads(out, B, T, NH * (HS / 64), 16);
@@ -1096,12 +1125,12 @@ template <int HS = 64> void attention_forward_sm90(floatX* out, float* lse, cons
 #endif
 
 // The number of the kernel that attention_forward() runs; see the table below.
-int attention_forward_choice(int HS) {
+int attention_forward_choice(int HS, int T) {
 #if !defined(ENABLE_FP32)
-    if ((HS == 64 || HS == 128) && has_sm90a()) { return 25; }
+    if ((HS == 64 || HS == 128) && has_sm90a()) { return HS == 64 && T >= 4096 ? 27 : 25; }
     if (compiled_arch(attention_forward_kernel15<64, 2, 32, 8, 3, 64>) >= 80) { return 15; }
 #endif
-    (void)HS;
+    (void)HS, (void)T;
     return 6;
 }
 
@@ -1110,6 +1139,7 @@ int attention_forward_choice(int HS) {
 // device:
 //
 //     HS                        bf16, fp16:  sm_90a (H100)   8.0 and up (A100)   older          fp32
+//     64, from T = 4096                      kernel 27       kernel 15           kernel 6       kernel 6
 //     64, 128                                kernel 25       kernel 15           kernel 6       kernel 6
 //     other multiples of 8, up to 256        kernel 15       kernel 15           kernel 6       kernel 6
 void attention_forward(floatX* out, float* lse, const floatX* qkv, int B, int T, int C, int NH, float scale,
@@ -1120,8 +1150,9 @@ void attention_forward(floatX* out, float* lse, const floatX* qkv, int B, int T,
     int HS = C / NH;
     require(HS % 8 == 0 && HS <= 256);
     require((size_t)B * NH * ceil_div(T, 16) <= INT_MAX);
-    int kernel = attention_forward_choice(HS);
+    int kernel = attention_forward_choice(HS, T);
 #if !defined(ENABLE_FP32)
+    if (kernel == 27) { return attention_forward_sm90_launch<3, 64, 128>(out, lse, qkv, B, T, NH, scale, exec); }
     if (kernel == 25) {
         auto launch = HS == 64 ? attention_forward_sm90<64> : attention_forward_sm90<128>;
         return launch(out, lse, qkv, B, T, NH, scale, exec);

@@ -184,7 +184,7 @@ __device__ inline void attention_forward_sm90_consumer(AttentionForwardSMem<grou
         float s[32], o[32];
         uint32_t p[16];
         AttentionForwardRows rows;
-        attention_forward_sm90_first_step(s, p, rows, smem, queries.q, kv, i, warp, scale_log2);
+        attention_forward_sm90_first_step(s, p, rows, smem, queries, kv, i, warpgroup, scale_log2);
         floatX* tile = smem.out + threadIdx.x / 32 * 16 * ATTENTION_FORWARD_ROW;
         int t = queries.group * 64 + warp * 16;
         store.prepare(tile, t, queries.h, queries.b);
@@ -193,7 +193,7 @@ __device__ inline void attention_forward_sm90_consumer(AttentionForwardSMem<grou
         i++;
 #pragma unroll 1
         for (int step = 1; step < queries.num_steps; step++, i++) {
-            attention_forward_sm90_step(s, p, o, rows, smem, queries.q, kv, i, scale_log2);
+            attention_forward_sm90_step(s, p, o, rows, smem, queries.q, kv, i, warpgroup, scale_log2);
         }
         attention_forward_sm90_last_product(o, p, rows, smem, queries, kv, n, i, lse, t, T, NH);
         store.store(tile, o, rows.l, t, queries.h, queries.b);
