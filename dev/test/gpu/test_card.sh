@@ -274,6 +274,24 @@ test_ended_at_random() {
     done
 }
 
-tests=(filled_by_another_process filled_beside_a_run each_allocation a_kernel_fails several_on_one_card no_card another_precision
+# Ten runs of one command in ten directories end with the same bits: the first run times cuBLASLt's algorithms, and the others take its
+# choices from the cache.
+test_ten_runs() {
+    setup
+    local model file i
+    for model in d6 d12 "d6 --fp8" "d12 --fp8"; do
+        [[ $model != *fp8 ]] || nvidia-smi --query-gpu=compute_cap --format=csv,noheader | head -n 1 | grep -q '^9.0' || continue
+        for i in {1..10}; do
+            program "$tmp/ten.$i" --recipe llmc -e $model -b 8 -t 128 -i "$tmp/data/*_train_*.bin" -o "$tmp/ten.$i" -x 4 -v 0 -s 0
+            good "run $i of $model" "$tmp/ten.$i"
+            for file in "$tmp"/ten.1/step_00000004/*.safetensors; do
+                cmp "$file" "$tmp/ten.$i/step_00000004/${file##*/}" || fail "run $i of $model"
+            done
+        done
+        rm -r "$tmp"/ten.*
+    done
+}
+
+tests=(ten_runs filled_by_another_process filled_beside_a_run each_allocation a_kernel_fails several_on_one_card no_card another_precision
     ended_at_random)
 run_tests_once "$@"
