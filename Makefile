@@ -50,7 +50,7 @@ TEST_CFLAGS = -Og -g1
 
 CORES := $(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
 
-# compiles the headers that a step does not need at -O1; train_gpt2's matrix products are an object of their own
+# compiles at -O1 the headers that a training step does not use; the matmuls of train_gpt2 are a separate object
 COLD := -include llmc/cold.h
 
 # ---- programs ----
@@ -116,11 +116,10 @@ $(BUILD)/%.d: ;
 
 $(BINARIES): $(P)%: %.c $(BUILD)/%.d $(BUILD)/flags
 	@mkdir -p $(@D) $(dir $(BUILD)/$*)
-	$(CC) $(ALL_CFLAGS) $(OWN_CFLAGS) -MMD -MP -MT $@ -MF $(BUILD)/$*.d -o $@ $< $(LDLIBS)
+	$(CC) $(ALL_CFLAGS) $(OWN_CFLAGS) -MMD -MP -MT $@ -MF $(BUILD)/$*.d -o $@ $< $(filter %.o,$^) $(LDLIBS)
 $(filter-out %/test_matmul %/test_train_gpt2,$(TESTS)) $(FUZZERS): private OWN_CFLAGS = $(TEST_CFLAGS)
 ifneq ($(filter -O3,$(CFLAGS)),)
 $(P)train_gpt2: private OWN_CFLAGS = $(COLD) -DMATMUL_DECLARED
-$(P)train_gpt2: private LDLIBS := $(BUILD)/matmul.o $(LDLIBS)
 $(P)train_gpt2: $(BUILD)/matmul.o
 endif
 $(BUILD)/matmul.o: llmc/matmul.h $(BUILD)/matmul.d $(BUILD)/flags

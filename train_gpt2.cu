@@ -202,10 +202,10 @@ size_t matmul_backward_weight_scratch(int N, int C, int OC);
 
 // Causal self-attention, softmax(scale q k^T) v in each head; the (T,T) matrix is never in memory. out (B,T,C),
 // lse (B,NH,T) | qkv (B,T,3,NH,HS). Dao 2023, FlashAttention-2, arXiv:2307.08691. Which kernel runs depends on the head size, the
-// precision and the device: attention_forward_choice, attention_backward_choice.
+// precision, the device and the sequence length: attention_forward_choice, attention_backward_choice.
 void attention_forward(floatX* out, float* lse, const floatX* qkv, int B, int T, int C, int NH, float scale,
                        const Execution& exec);
-int attention_forward_choice(int HS, int T); // the kernel's number; 6 runs on CUDA cores, the others on tensor cores
+int attention_forward_choice(int B, int T, int NH, int HS); // the kernel's number; 6 runs on CUDA cores, the others on tensor cores
 // dqkv (B,T,3,NH,HS); dbias (3,NH,HS), which may be NULL, += dqkv summed over all tokens | dout, out (B,T,C) | qkv
 // (B,T,3,NH,HS) | lse (B,NH,T)
 void attention_backward(floatX* dqkv, float* dbias, float* scratch, const floatX* dout, const floatX* qkv,
@@ -2809,7 +2809,7 @@ die_of_memory(Bytes bytes_of, int recompute, const Batch* batch, const char* dev
 
 // Prints a note if attention runs without tensor cores, which makes it several times slower.
 static void print_attention(const GPT2Config* config) {
-    if (attention_forward_choice(config->channels / config->num_heads, 1) != 6) { return; }
+    if (attention_forward_choice(1, 1, 1, config->channels / config->num_heads) != 6) { return; }
     printf("note: attention runs on CUDA cores: tensor cores need %s\n",
            sizeof(floatX) == 4 ? "PRECISION=BF16 or FP16 when train_gpt2cu is built"
                                : "compute capability 8.0 or later");
@@ -7968,7 +7968,7 @@ void attention_forward_mma(floatX* out, float* lse, const floatX* qkv, int B, in
     tiles(out, lse, qkv, B, T, HS, NH, scale, exec);
 }
 
-// ---- sm_90a: shared by kernels 17 to 25: wgmma products, online softmax in registers, output by TMA ----
+// ---- sm_90a: shared by kernels 17 to 27: wgmma products, online softmax in registers, output by TMA ----
 // HS = 64; kernel 25 also accepts HS = 128. A warpgroup owns 64 queries, 16 per warp. Loops over register arrays are
 // unrolled explicitly, because the compiler puts an array with a run-time index into local memory.
 // Source: Shah et al. 2024, FlashAttention-3, arXiv:2407.08608.
@@ -7982,6 +7982,7 @@ constexpr int ATTENTION_FORWARD_BOX_UNITS = ATTENTION_FORWARD_BOX * sizeof(float
 // previous contents of s are overwritten, and the compiler knows that they are dead.
 template <int HS = 64, int num_s>
 __device__ inline void attention_forward_sm90_scores(float (&s)[num_s], uint64_t q, uint64_t k) {
+    static_assert(num_s == 32 || HS == 64, "");
     if constexpr (num_s == 32) {
         wgmma_64x64x16_new(s, q, k, floatX());
     } else {
@@ -8275,12 +8276,11 @@ inline AttentionForwardList attention_forward_list(int num_heads, int num_tiles,
     return {num_heads, num_tiles, rounds * num_blocks / num_tiles * 2, 0, 0, 0};
 }
 
-// ---- kernel 25: one producer, four consumer warpgroups that do not wait for each other, steps of 64 keys ----
+// ---- kernel 25: one producer, four independent consumer warpgroups, steps of 64 keys; 27: three in ping-pong, 128 keys ----
 // One persistent block per SM takes tiles of 256 queries, or of 128 if there are few tiles. One producer thread fills a
 // ring of keys and values by TMA. Each consumer warpgroup owns 64 queries of the tile and walks over their keys, the
-// diagonal first. With HS = 128, o takes twice the registers: three consumer warpgroups take tiles of 192 queries. So they do
-// for long sequences with HS = 64, in steps of 128 keys: half the reads of q.
-// Example: the tile of queries 256..511, by blocks of 64 keys (d: diagonal, s: later step, -: skipped):
+// diagonal first. With HS = 128, o takes twice the registers: three consumer warpgroups take tiles of 192 queries.
+// Example: the tile of queries 256..511, in steps of 64 keys (d: diagonal, s: later step, -: skipped):
 //
 //     key block             7  6  5  4  3  2  1  0
 //     queries 448..511      d  s  s  s  s  s  s  s       warpgroup 3, in the next tile warpgroup 0
@@ -8288,13 +8288,14 @@ inline AttentionForwardList attention_forward_list(int num_heads, int num_tiles,
 //     queries 320..383      -  -  d  s  s  s  s  s       warpgroup 1, in the next tile warpgroup 2
 //     queries 256..319      -  -  -  d  s  s  s  s       warpgroup 0, in the next tile warpgroup 3
 //
-// No barrier couples the consumers. Within the length of the ring each runs at its own pace, so that the softmax of one
+// No barrier couples the consumers of kernel 25. Within the length of the ring each runs at its own pace, so that the softmax of one
 // warpgroup is hidden behind the products of the others. Step i of one warpgroup over time:
 //
 //     tensor cores     S = q k_i^T     o += P v_(i-1)         (free for the other warpgroups)
 //     other units      wait            row maximum of S       rescale o, P = exp2(S - m), sum, pack
 //
-// In steps of 128 keys, the warpgroups issue their products in turn (ping-pong), which hides the longer softmax.
+// For long sequences with HS = 64, kernel 27 has three consumer warpgroups and steps of 128 keys, which halve the reads of q.
+// They issue their products in turn (ping-pong), so that the softmax of one overlaps with the products of the others.
 
 // A tile, as the producer announces it to the consumers. Tiles are aligned to the end of the sequence, so that
 // first_group, the tile's first group of 64 queries, is negative if the tile is partial.
@@ -8304,10 +8305,11 @@ struct AttentionForwardTile {
 };
 
 // `groups` is the number of groups of 64 queries per tile; each consumer warpgroup owns one group. The struct takes
-// 225 KB with four groups, and with three groups of HS = 128. A full barrier is completed by the producer's loads, and the
+// 225 KB with four groups, and with three groups of HS = 128; 200 KB in kernel 27. A full barrier is completed by the producer's loads, and the
 // consumers wait for it. At an empty barrier the consumer warps arrive, and the producer waits for it.
-template <int groups, int head_size = 64, int keys = 64, bool in_turn = keys == 128> struct AttentionForwardSMem {
-    static_assert(head_size == 64 || (head_size == 128 && keys == 64), "");
+template <int groups, int head_size = 64, int keys = 64, bool in_turn = false> struct AttentionForwardSMem {
+    static_assert(head_size == 64 || (head_size == 128 && keys == 64 && !in_turn),
+                  "with HS = 128, named barriers 1 to 3 guard q");
     static constexpr int GROUPS = groups, HS = head_size, KEYS = keys; // KEYS: keys per step
     static constexpr bool IN_TURN = in_turn;
     static constexpr int SIZE = HS / 64 * ATTENTION_FORWARD_BOX; // elements of 64 queries, keys or values
@@ -8351,7 +8353,7 @@ template <class SMem> __device__ inline uint64_t attention_forward_sm90_value_de
 // The producer thread. Producer and consumers keep the same two counters: n counts tiles, i counts steps over all tiles.
 template <class SMem> __device__ inline void attention_forward_sm90_producer(SMem& smem, const CUtensorMap& qkv_map,
                                                                              int T, int NH, AttentionForwardList list) {
-    // BOXES: of 64 queries, keys or values; PARTS: groups of 64 keys in a step
+    // BOXES: boxes per 64 queries, keys or values; PARTS: groups of 64 keys in a step
     constexpr int BOXES = SMem::HS / 64, PARTS = SMem::KEYS / 64, groups = SMem::GROUPS;
     unsigned i = 0, n = 0;
 #pragma unroll 1
@@ -8386,17 +8388,17 @@ template <class SMem> __device__ inline void attention_forward_sm90_producer(SMe
 // A consumer warpgroup's 64 queries of a tile.
 struct AttentionForwardQueries {
     int b, h, group; // group: index of the 64 queries in the sequence; negative for padding, which is not stored
-    int num_steps;   // number of steps whose keys they see
+    int num_steps;   // number of steps that contain keys they see; 1 for padding
     floatX* tile;    // the queries
     uint64_t q;      // their wgmma descriptor
 };
 
-// A step's products lie between these two calls. If SMem::IN_TURN, the warpgroups take turns, one turn for each step of the
-// ring, whether they see its keys or not.
-template <class SMem> __device__ inline void attention_forward_sm90_turn_begin(const SMem&, int warpgroup) {
+// Begin and end a warpgroup's turn to issue products, if SMem::IN_TURN. A warpgroup takes one turn for each step of the ring,
+// also for steps that it skips, so that the barriers stay matched. The last P V of a tile is issued outside of a turn.
+template <class SMem> __device__ inline void attention_forward_sm90_turn_begin(int warpgroup) {
     if (SMem::IN_TURN) { named_barrier_sync(1 + warpgroup, 256); }
 }
-template <class SMem> __device__ inline void attention_forward_sm90_turn_end(const SMem&, int warpgroup) {
+template <class SMem> __device__ inline void attention_forward_sm90_turn_end(int warpgroup) {
     if (SMem::IN_TURN) { named_barrier_arrive(1 + (warpgroup + 1) % SMem::GROUPS, 256); }
 }
 
@@ -8421,34 +8423,34 @@ template <class SMem> __device__ inline bool attention_forward_sm90_next_queries
     for (int skip = (first_group + groups - 1) / PARTS + 1 - queries.num_steps; skip > 0; skip--, i++) {
         mbarrier_wait(&smem.full[i % smem.STAGES], i / smem.STAGES % 2);
         if (threadIdx.x % 32 == 0) { mbarrier_arrive(&smem.empty[i % smem.STAGES]); }
-        attention_forward_sm90_turn_begin(smem, warpgroup);
-        attention_forward_sm90_turn_end(smem, warpgroup);
+        attention_forward_sm90_turn_begin<SMem>(warpgroup);
+        attention_forward_sm90_turn_end<SMem>(warpgroup);
     }
     return true;
 }
 
-// The first step of a tile, step i of the ring: p = P of the keys of the step with the diagonal.
+// The first step of a tile, step i of the ring, which contains the diagonal: computes P of its keys into p.
 template <class SMem, int num_s, int num_p>
 __device__ inline void attention_forward_sm90_first_step(float (&s)[num_s], uint32_t (&p)[num_p],
                                                          AttentionForwardRows& rows, SMem& smem,
                                                          const AttentionForwardQueries& queries, uint64_t kv,
                                                          unsigned i, int warpgroup, float scale_log2) {
     mbarrier_wait(&smem.full[i % smem.STAGES], i / smem.STAGES % 2);
-    attention_forward_sm90_turn_begin(smem, warpgroup);
+    attention_forward_sm90_turn_begin<SMem>(warpgroup);
     wgmma_fence();
     attention_forward_sm90_scores<SMem::HS>(s, queries.q, attention_forward_sm90_key_descriptor<SMem>(kv, i));
     wgmma_commit();
-    attention_forward_sm90_turn_end(smem, warpgroup);
+    attention_forward_sm90_turn_end<SMem>(warpgroup);
     wgmma_wait<0>();
     wgmma_hold(s);
-    // the warp's own 16 keys in the step; & instead of %, because padding has negative groups
+    // index in the step of the 16 keys at the positions of this warp's queries; & because group is negative for padding
     int own = (queries.group & (SMem::KEYS / 64 - 1)) * 4 + threadIdx.x / 32 % 4;
     attention_forward_sm90_diagonal(s, rows, own, scale_log2);
     attention_forward_sm90_pack(p, s);
     attention_forward_sm90_rounding(rows, p, own);
 }
 
-// Step i: the scores of more keys, then P V of step i - 1, which overlaps with the search for the new row maximum.
+// Step i: the scores of the next keys, and P V of step i - 1, which overlaps with the search for the new row maximum.
 // The exponentials take longest. P V is waited for before they begin, so that the compiler can interleave rescaling,
 // sums and packing with them.
 template <class SMem, int num_s, int num_p, int num_o>
@@ -8456,14 +8458,14 @@ __device__ inline void attention_forward_sm90_step(float (&s)[num_s], uint32_t (
                                                    AttentionForwardRows& rows, SMem& smem, uint64_t q, uint64_t kv,
                                                    unsigned i, int warpgroup, float scale_log2) {
     mbarrier_wait(&smem.full[i % smem.STAGES], i / smem.STAGES % 2);
-    attention_forward_sm90_turn_begin(smem, warpgroup);
+    attention_forward_sm90_turn_begin<SMem>(warpgroup);
     wgmma_fence();
     attention_forward_sm90_scores<SMem::HS>(s, q, attention_forward_sm90_key_descriptor<SMem>(kv, i));
     wgmma_commit();
     wgmma_fence();
     attention_forward_sm90_values(o, p, attention_forward_sm90_value_descriptor<SMem>(kv, i - 1));
     wgmma_commit();
-    attention_forward_sm90_turn_end(smem, warpgroup);
+    attention_forward_sm90_turn_end<SMem>(warpgroup);
     wgmma_wait<1>();
     wgmma_hold(s);
     bool grew = attention_forward_sm90_max(s, rows, scale_log2);
@@ -8515,7 +8517,9 @@ __device__ inline int attention_forward_sm90_warpgroup() {
 template <class SMem> __device__ inline void
 attention_forward_sm90_consumer(SMem& smem, const CUtensorMap& out_map, float* lse, int T, int NH, float scale_log2) {
     int warpgroup = attention_forward_sm90_warpgroup(), warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
-    if (warpgroup == SMem::GROUPS - 1) { attention_forward_sm90_turn_end(smem, warpgroup); } // warpgroup 0 begins
+    if (warpgroup == SMem::GROUPS - 1) {
+        attention_forward_sm90_turn_end<SMem>(warpgroup);
+    } // gives warpgroup 0 the first turn
     uint64_t kv = wgmma_descriptor(smem.kv[0][0]);
     unsigned i = 0;
 #pragma unroll 1
@@ -8544,7 +8548,9 @@ attention_forward_sm90_consumer(SMem& smem, const CUtensorMap& out_map, float* l
         attention_forward_sm90_last_product(o, p, rows, smem, queries, kv, n, i, lse, t, T, NH);
         attention_forward_sm90_store(out_map, out, o, rows.l, t, queries.h, queries.b);
     }
-    if (warpgroup == 0) { attention_forward_sm90_turn_begin(smem, warpgroup); } // takes the last arrival at its barrier
+    if (warpgroup == 0) {
+        attention_forward_sm90_turn_begin<SMem>(warpgroup);
+    } // consumes the last arrival at barrier 1
     if (lane == 0) { tma_store_wait<0>(); }
 }
 
@@ -8570,7 +8576,7 @@ template <class SMem> __global__ void __launch_bounds__(128 * (SMem::GROUPS + 1)
     }
 }
 
-template <int groups, int HS = 64, int keys = 64, bool in_turn = keys == 128>
+template <int groups, int HS = 64, int keys = 64, bool in_turn = false>
 void attention_forward_sm90_launch(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, float scale,
                                    const Execution& exec) {
     typedef AttentionForwardSMem<groups, HS, keys, in_turn> SMem;
@@ -8604,21 +8610,23 @@ template <int HS = 64> void attention_forward_sm90(floatX* out, float* lse, cons
 #endif
 
 // The number of the kernel that attention_forward() runs; see the table below.
-int attention_forward_choice(int HS, int T) {
+int attention_forward_choice(int B, int T, int NH, int HS) {
 #if !defined(ENABLE_FP32)
-    if ((HS == 64 || HS == 128) && has_sm90a()) { return HS == 64 && T >= 4096 ? 27 : 25; }
+    if ((HS == 64 || HS == 128) && has_sm90a()) {
+        return HS == 64 && T >= 4096 && attention_forward_sm90_groups(B, T, NH) > 2 ? 27 : 25;
+    }
     if (compiled_arch(attention_forward_kernel15<64, 2, 32, 8, 3, 64>) >= 80) { return 15; }
 #endif
-    (void)HS, (void)T;
+    (void)B, (void)T, (void)NH, (void)HS;
     return 6;
 }
 
 // out (B,T,NH,HS) | lse (B,NH,T) or NULL | qkv (B,T,3,NH,HS). C = NH * HS. All pointers are aligned to 16 bytes.
-// The kernel depends on the head size, the precision, and the architecture of the code that the binary has for this
-// device:
+// The kernel depends on the head size, the precision, the architecture of the code that the binary has for this device,
+// and the sequence length:
 //
 //     HS                        bf16, fp16:  sm_90a (H100)   8.0 and up (A100)   older          fp32
-//     64, from T = 4096                      kernel 27       kernel 15           kernel 6       kernel 6
+//     64, T >= 4096, tiles for all SMs       kernel 27       kernel 15           kernel 6       kernel 6
 //     64, 128                                kernel 25       kernel 15           kernel 6       kernel 6
 //     other multiples of 8, up to 256        kernel 15       kernel 15           kernel 6       kernel 6
 void attention_forward(floatX* out, float* lse, const floatX* qkv, int B, int T, int C, int NH, float scale,
@@ -8629,9 +8637,9 @@ void attention_forward(floatX* out, float* lse, const floatX* qkv, int B, int T,
     int HS = C / NH;
     require(HS % 8 == 0 && HS <= 256);
     require((size_t)B * NH * ceil_div(T, 16) <= INT_MAX);
-    int kernel = attention_forward_choice(HS, T);
+    int kernel = attention_forward_choice(B, T, NH, HS);
 #if !defined(ENABLE_FP32)
-    if (kernel == 27) { return attention_forward_sm90_launch<3, 64, 128>(out, lse, qkv, B, T, NH, scale, exec); }
+    if (kernel == 27) { return attention_forward_sm90_launch<3, 64, 128, true>(out, lse, qkv, B, T, NH, scale, exec); }
     if (kernel == 25) {
         auto launch = HS == 64 ? attention_forward_sm90<64> : attention_forward_sm90<128>;
         return launch(out, lse, qkv, B, T, NH, scale, exec);

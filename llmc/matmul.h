@@ -26,17 +26,10 @@ Source: Goto and van de Geijn 2008, "Anatomy of high-performance matrix multipli
 #define LLMC_MATMUL_H
 
 #include "utils.h"
-#include <pthread.h>
-#ifdef _OPENMP
-#include <omp.h>
-#endif
-#if defined(__x86_64__)
-#include <immintrin.h>
-#define MATMUL_X86 1
-#endif
 
-// `make` compiles this file for train_gpt2 as an object, with MATMUL_OBJECT defined, and the program with MATMUL_DECLARED, so
-// that an edit of the program does not compile the products. Without either, they are part of the file that includes them.
+// With -O3, `make` compiles this file once for train_gpt2, as matmul.o (MATMUL_OBJECT), and train_gpt2.c sees the declarations
+// only (MATMUL_DECLARED), so that an edit of train_gpt2.c does not compile the products. Without either macro, the functions
+// are static inline.
 #if defined(MATMUL_OBJECT) || defined(MATMUL_DECLARED)
 #define MATMUL_API
 #else
@@ -57,6 +50,15 @@ MATMUL_API void matmul_tn(float* out, size_t ldo, const float* a, size_t lda, co
                           size_t N, size_t K, bool accumulate);
 
 #ifndef MATMUL_DECLARED
+
+#include <pthread.h>
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+#if defined(__x86_64__)
+#include <immintrin.h>
+#define MATMUL_X86 1
+#endif
 
 #define MATMUL_INLINE static inline __attribute__((always_inline))
 

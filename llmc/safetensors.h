@@ -156,7 +156,7 @@ static inline void safetensors_to_float(float* dst, const SafeTensor* t, size_t 
     }
 }
 
-// dst (n) = src (n)
+// Converts n floats to bf16, rounded to nearest, in parallel.
 static inline void floats_to_bf16(uint16_t* dst, const float* src, size_t n) {
 #pragma omp parallel for schedule(static) if (n > 65536)
     for (size_t i = 0; i < n; i++) { dst[i] = safe_bf16_from_float(src[i]); }
@@ -179,7 +179,7 @@ static inline size_t first_above(const float* values, size_t n, float limit) {
     return n;
 }
 
-// Transposes work on tiles of 64 x 64 floats: source and destination, 2 x 16 KB, fit in L1.
+// Transposes work on tiles of 64 x 64 floats: the source and destination tiles, 16 KB each, fit in L1 together.
 enum { TRANSPOSE_TILE = 64 };
 
 // dst (cols, rows) = transpose of tile (rows, cols). The tile's rows have a stride of TRANSPOSE_TILE + 1 floats, dst's
@@ -197,7 +197,7 @@ static inline void transpose_rows(float* dst, const float* src, size_t rows, siz
     for (size_t i = 0; i < down * across; i++) {
         float tile[TRANSPOSE_TILE * (TRANSPOSE_TILE + 1)];
         size_t r0 = i % down * TRANSPOSE_TILE, c0 = i / down * TRANSPOSE_TILE;
-        size_t nr = rows - r0, nc = n - c0; // of this tile
+        size_t nr = rows - r0, nc = n - c0; // rows and columns of this tile
         if (nr > TRANSPOSE_TILE) { nr = TRANSPOSE_TILE; }
         if (nc > TRANSPOSE_TILE) { nc = TRANSPOSE_TILE; }
         for (size_t r = 0; r < nr; r++) {

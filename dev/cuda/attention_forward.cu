@@ -7,7 +7,8 @@
    Tuned: tiles of kernels 6 and 15, tile of 25. The other rungs have the tiles that registers and shared memory suggest.
    Error: against the fp64 reference, one ulp of out plus one ulp of 1, because P is rounded to floatX before P V. That
    costs at most half an ulp of sum(p |v|), which is close to 2 in a few rows with few keys. fp32: 32 ulps of out plus
-   32 ulps of 1, from the sums over HS and from exp. A score of size s has an error of about 4 s ulps of fp32.
+   32 ulps of 1, from the sums over HS and from exp. A score of size s has an error of about 4 s ulps of fp32,
+   times sqrt(HS / 64) for larger heads.
    Source: Dao 2023, FlashAttention-2, arXiv:2307.08691; Milakov and Gimelshein 2018, online softmax, arXiv:1805.02867.
 
    Kernels (this list is written by versions.sh):
@@ -38,7 +39,7 @@
     24  23 with three consumers that skip keys they do not see
     25  four independent consumer warpgroups, steps of 64 keys (promoted)
     26  25 with three consumers and steps of 128 keys (loses to 25 at T = 1024)
-    27  26 in ping-pong, for T from 4096 on (loses to 26 at T = 1024)
+    27  26 in ping-pong, promoted for T >= 4096 (loses to 26 at T = 1024)
 
    nvcc -O3 --use_fast_math attention_forward.cu -o attention_forward -lcublas -lcublasLt   (or: make attention_forward)
    ./attention_forward 15     check kernel 15 against the CPU
@@ -342,7 +343,7 @@ void attention_forward5(floatX* out, float* lse, const floatX* qkv, int B, int T
     cudaCheck(cudaGetLastError());
 }
 
-#include "attention_forward.cuh" // kernels 6, 15 and 25
+#include "attention_forward.cuh" // kernels 6, 15 and 25, and the template of 26 and 27
 
 #if !defined(ENABLE_FP32)
 // ---- kernel 7: mma.sync, 16 queries per warp, tiles in padded shared memory ----
@@ -1508,14 +1509,14 @@ void attention_forward24(floatX* out, float* lse, const floatX* qkv, int B, int 
 
 void attention_forward26(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, float scale,
                          const Execution& exec) {
-    attention_forward_sm90_launch<3, 64, 128, false>(out, lse, qkv, B, T, NH, scale, exec);
+    attention_forward_sm90_launch<3, 64, 128>(out, lse, qkv, B, T, NH, scale, exec);
 }
 
 // ---- kernel 27: kernel 26 in ping-pong: the consumers issue their products in turn ----
 
 void attention_forward27(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, float scale,
                          const Execution& exec) {
-    attention_forward_sm90_launch<3, 64, 128>(out, lse, qkv, B, T, NH, scale, exec);
+    attention_forward_sm90_launch<3, 64, 128, true>(out, lse, qkv, B, T, NH, scale, exec);
 }
 #endif
 
@@ -1604,7 +1605,8 @@ static void declare(Bench& b) {
     const float sizes[] = {1.0f, 4.0f, 30.0f};
     float size = sizes[b.cases({"normal", "scores of a few dozen", "scores of some 10^4, or equal ones"})];
     size_t n = (size_t)B * T * C, num_rows = (size_t)B * T * NH;
-    // 4 s ulps of fp32 for s = 10^4 and 100; the error of a dot product grows with the square root of its length
+    // 4 s ulps of fp32 for scores s of about 10^4, or 100, with HS = 64; the error of a dot product grows with the square
+    // root of its length
     float score_error = (size == 30.0f ? 4e-3f : size == 4.0f ? 5e-5f : 0) * fmaxf(1, sqrtf(HS / 64.0f));
     Tolerance tolerance = ulps<floatX>(sizeof(floatX) == 2 ? 1 : 32, 1.0f);
     Buffer<floatX> out = b.output<floatX>("out", n, {tolerance.atol + score_error, tolerance.rtol});
@@ -1647,7 +1649,7 @@ static void declare(Bench& b) {
     if (apart) { return; }
     float scale = 1.0f / sqrtf((float)HS);
     // the kernel that attention_forward() chooses here is checked and timed through attention_forward()
-    int promoted = !b.dry ? attention_forward_choice(HS, T) : sizeof(floatX) == 2 ? 25 : 6;
+    int promoted = !b.dry ? attention_forward_choice(B, T, NH, HS) : sizeof(floatX) == 2 ? 25 : 6;
     auto kernel = [&](int number, const char* what, std::function<void()> launch, int min_arch,
                       std::vector<AttentionForwardForm> forms = {}) {
         auto either = [=](int config) {
@@ -1717,7 +1719,7 @@ static void declare(Bench& b) {
         }
     };
     longer(26, "25 with three consumers and steps of 128 keys (loses to 25 at T = 1024)", attention_forward26);
-    longer(27, "26 in ping-pong, for T from 4096 on (loses to 26 at T = 1024)", attention_forward27);
+    longer(27, "26 in ping-pong, promoted for T >= 4096 (loses to 26 at T = 1024)", attention_forward27);
 #endif
     b.promoted(promoted);
 }

@@ -1,6 +1,6 @@
 /*
-A library to preload that moves the date by DAYS days, but neither the clocks that measure durations nor the dates of files: make
-and find, which compare those with today, see the true date. The tests give the same verdict on any date:
+A library for LD_PRELOAD that shifts the wall clock by DAYS days. Monotonic clocks and the times of files are unchanged, so make
+and find, which compare the latter with the clock, see the true date. The tests give the same verdict on any date:
 
     gcc -shared -fPIC -o /tmp/another_date.so dev/test/stand-ins/another_date.c
     DAYS=65 LD_PRELOAD=/tmp/another_date.so ASAN_OPTIONS=verify_asan_link_order=0 make test
