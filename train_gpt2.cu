@@ -205,7 +205,8 @@ size_t matmul_backward_weight_scratch(int N, int C, int OC);
 // precision, the device and the sequence length: attention_forward_choice, attention_backward_choice.
 void attention_forward(floatX* out, float* lse, const floatX* qkv, int B, int T, int C, int NH, float scale,
                        const Execution& exec);
-int attention_forward_choice(int B, int T, int NH, int HS); // the kernel's number; 6 runs on CUDA cores, the others on tensor cores
+// the kernel's number; 6 runs on CUDA cores, the others on tensor cores
+int attention_forward_choice(int B, int T, int NH, int HS);
 // dqkv (B,T,3,NH,HS); dbias (3,NH,HS), which may be NULL, += dqkv summed over all tokens | dout, out (B,T,C) | qkv
 // (B,T,3,NH,HS) | lse (B,NH,T)
 void attention_backward(floatX* dqkv, float* dbias, float* scratch, const floatX* dout, const floatX* qkv,
