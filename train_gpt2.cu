@@ -41,8 +41,8 @@ their like order it with the first one, and do nothing when there is one GPU.
 A micro-step (forward and backward of one micro-batch) is launched kernel by kernel the first time. The second time it is
 captured as a CUDA graph, and from then on it is one graph launch. There is a graph for the first micro-step of a step, which
 overwrites the gradients, and one for the others, which add to them. If the exchange of gradients overlaps with computation, the
-last micro-step, which may also be the first, has a graph of its own, which leaves SMs free for the exchange. In generation, a step of
-all texts is a graph launch; two graphs alternate.
+last micro-step, which may also be the first, has a separate graph, which leaves SMs free for the exchange. In generation, a step of
+all sequences is a graph launch; two graphs alternate.
 
 Matmuls run on kernels of our own where these are faster, otherwise on cuBLASLt. In training ours need Hopper and 16 bits:
 
@@ -8295,8 +8295,8 @@ inline AttentionForwardList attention_forward_list(int num_heads, int num_tiles,
 //     tensor cores     S = q k_i^T     o += P v_(i-1)         (free for the other warpgroups)
 //     other units      wait            row maximum of S       rescale o, P = exp2(S - m), sum, pack
 //
-// For long sequences with HS = 64, kernel 27 has three consumer warpgroups and steps of 128 keys, which halve the reads of q.
-// They issue their products in turn (ping-pong), so that the softmax of one overlaps with the products of the others.
+// Kernel 27 is for long sequences with HS = 64. It has three consumer warpgroups, and steps of 128 keys halve the reads of q.
+// The warpgroups alternate in issuing products (ping-pong), so that one computes its softmax during the products of the others.
 
 // A tile, as the producer announces it to the consumers. Tiles are aligned to the end of the sequence, so that
 // first_group, the tile's first group of 64 queries, is negative if the tile is partial.

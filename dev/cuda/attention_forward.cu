@@ -1512,7 +1512,7 @@ void attention_forward26(floatX* out, float* lse, const floatX* qkv, int B, int 
     attention_forward_sm90_launch<3, 64, 128>(out, lse, qkv, B, T, NH, scale, exec);
 }
 
-// ---- kernel 27: kernel 26 in ping-pong: the consumers issue their products in turn ----
+// ---- kernel 27: kernel 26 in ping-pong: the consumers alternate in issuing products ----
 
 void attention_forward27(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, float scale,
                          const Execution& exec) {

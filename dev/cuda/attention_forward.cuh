@@ -2,7 +2,7 @@
 attention_forward: out (B,T,NH,HS) = softmax(q k^T / sqrt(HS), causal) v for each head | lse (B,NH,T) float, or NULL: the log of the
 sum of the exponentials | qkv (B,T,3,NH,HS)
 Constraint: HS % 8 == 0, HS <= 256. attention_forward_choice() says which kernel runs: on Hopper with HS = 64 or 128, 25 or,
-for long sequences, 27 (both wgmma, TMA); 15 (mma.sync) on other tensor cores and with other head sizes; else 6 (fp32 arithmetic).
+for long sequences, 27 (both wgmma, TMA); 15 (mma.sync) on other tensor cores and with other head sizes; otherwise 6 (fp32 arithmetic).
 Kernels 6, 15, 25 and 27 of attention_forward.cu, which has the other kernels, errors and sources.
 */
 #pragma once
@@ -815,8 +815,8 @@ inline AttentionForwardList attention_forward_list(int num_heads, int num_tiles,
 //     tensor cores     S = q k_i^T     o += P v_(i-1)         (free for the other warpgroups)
 //     other units      wait            row maximum of S       rescale o, P = exp2(S - m), sum, pack
 //
-// For long sequences with HS = 64, kernel 27 has three consumer warpgroups and steps of 128 keys, which halve the reads of q.
-// They issue their products in turn (ping-pong), so that the softmax of one overlaps with the products of the others.
+// Kernel 27 is for long sequences with HS = 64. It has three consumer warpgroups, and steps of 128 keys halve the reads of q.
+// The warpgroups alternate in issuing products (ping-pong), so that one computes its softmax during the products of the others.
 
 // A tile, as the producer announces it to the consumers. Tiles are aligned to the end of the sequence, so that
 // first_group, the tile's first group of 64 queries, is negative if the tile is partial.
