@@ -703,7 +703,8 @@ void attention_backward_mma(floatX* dqkv, const float* lse, const float* dsum, c
 //     key tile 0         step 0   step 1   step 2   step 3
 //
 // Each column, read downwards, is the order of one sum: step 0 stores the first term, key tile 0 adds the last one and
-// writes dq. Work items start in the order of the rows, from key tile 3 down, so they hardly wait for each other.
+// writes dq. The work items of a head start in the order of the rows, from key tile 3 down. In kernel 11, items of several heads
+// alternate, so an item starts some time after the item for which it waits.
 //
 // With HS = 128 the query tiles have 64 queries, so that the accumulators fit in registers: two steps for each step above.
 // A warpgroup then computes 64 of the 128 columns of dq, instead of 64 of the 128 queries.
@@ -722,6 +723,7 @@ struct AttentionBackwardArgs {
     float* dq_terms;   // (B, 512 / HS, NH, HS): sums of dq over some queries, for dbias, or NULL
     float* dout_terms; // (blocks of queries, NH, HS): sums of dout over some queries, likewise, or NULL
     int T, NH, num_heads, num_tiles;
+    unsigned group; // heads whose work items alternate
 };
 
 constexpr int ATTENTION_BACKWARD_TILE_BYTES = 128 * 64 * sizeof(floatX);
@@ -742,6 +744,9 @@ static AttentionBackwardArgs attention_backward_sm90_args(floatX* dqkv, float* s
                                                           bool has_sums, int HS = 64) {
     AttentionBackwardArgs args = {};
     args.T = T, args.NH = NH, args.num_heads = B * NH, args.num_tiles = ceil_div(T, 128);
+    // q, dout and the sums of dq of a group fill 3/8 of L2: more heads would evict each other's data
+    size_t head_bytes = (size_t)args.num_tiles * 128 * HS * (2 * sizeof(floatX) + sizeof(float));
+    args.group = std::clamp((int)(device_attribute(cudaDevAttrL2CacheSize) / 8 * 3 / head_bytes), 1, args.num_heads);
     size_t tiles = (size_t)args.num_heads * args.num_tiles;
     require(tiles * 128 <= INT_MAX);
     require((size_t)scratch % 16 == 0); // bulk copies need this alignment
@@ -985,9 +990,11 @@ __device__ inline void attention_backward_sm90_sum_rows(float4* terms, const flo
 //     s = k q^T, then dp = v dout^T     P = exp2(s - lse) as soon as s is complete
 //                                       dS = P * (dp - dsum)
 //     dv += P dout                      dS to shared memory
-//     dk += dS q                        barrier of the two warpgroups: dS of all 128 keys is complete
+//                                       barrier of the two warpgroups: dS of all 128 keys is complete
 //     dq = dS^T k                       wait
-//                                       dq to shared memory, for the adder
+//     dk += dS q                        dq to shared memory, for the adder
+//
+// With HS = 128, dk comes before the barrier.
 //
 // dk and dv at the end of an item, and dq of key tile 0, leave by TMA through the stage of dS that is not in use: a warp writes
 // its own rows there, and waits before it needs them again.
@@ -1141,6 +1148,8 @@ template <int HS> __device__ inline void attention_backward_sm90_compute_item(co
                                                                               const CUtensorMap& dqkv_map) {
     typedef AttentionBackwardSMem<HS> SMem;
     constexpr int QUERIES = SMem::QUERIES, STEPS = SMem::STEPS, BOXES = SMem::BOXES;
+    // The product dk runs while dq is written; with HS = 128, q of the next step would then arrive too late.
+    constexpr bool DQ_FIRST = HS == 64;
     const floatX *k = smem.k + warpgroup * 64 * 64, *v = smem.v + warpgroup * 64 * 64;
     float4* dq_out = smem.dq[warpgroup] + threadIdx.x % 128;
     float4* dq_terms = smem.dq_terms[warpgroup] + threadIdx.x % 128;
@@ -1200,8 +1209,10 @@ template <int HS> __device__ inline void attention_backward_sm90_compute_item(co
         attention_backward_sm90_store_ds(smem.ds[i % 2], ds, row);
         tma_store_fence(); // wgmma reads through the async proxy
         wgmma_fence();
-        attention_backward_sm90_keys(dk, ds, smem.q[i % 2]);
-        wgmma_commit();
+        if (!DQ_FIRST) {
+            attention_backward_sm90_keys(dk, ds, smem.q[i % 2]);
+            wgmma_commit();
+        }
         named_barrier_sync(1, 256); // both warpgroups have written ds
         wgmma_fence();
         if (BOXES == 1) {
@@ -1210,16 +1221,20 @@ template <int HS> __device__ inline void attention_backward_sm90_compute_item(co
             attention_backward_sm90_queries(dq, smem.ds[i % 2], smem.k + warpgroup * 128 * 64);
         }
         wgmma_commit();
+        if (DQ_FIRST) {
+            attention_backward_sm90_keys(dk, ds, smem.q[i % 2]);
+            wgmma_commit();
+        }
         wgmma_wait<1>();
         wgmma_hold(dv);
-        wgmma_hold(dk);
-        if (lane == 0) {
-            mbarrier_arrive(&smem.dout_empty[i % 2]);
-            mbarrier_arrive(&smem.q_empty[i % 2]);
+        if (lane == 0) { mbarrier_arrive(&smem.dout_empty[i % 2]); }
+        if (!DQ_FIRST) {
+            wgmma_hold(dk);
+            if (lane == 0) { mbarrier_arrive(&smem.q_empty[i % 2]); }
+            wgmma_wait<0>();
         }
-        wgmma_wait<0>();
-        if (last && lane == 0) { mbarrier_arrive(&smem.k_empty); }
         wgmma_hold(dq);
+        if (last && lane == 0) { mbarrier_arrive(&smem.k_empty); }
 
         mbarrier_wait(&smem.dq_ready[warpgroup], i % 2);
         if (j > 0) {
@@ -1240,6 +1255,11 @@ template <int HS> __device__ inline void attention_backward_sm90_compute_item(co
             if (args.dq_terms) { attention_backward_sm90_sum_rows(dq_terms, dq, step > 0); }
         }
         mbarrier_arrive(&smem.dq_full[warpgroup]);
+        if (DQ_FIRST) {
+            wgmma_wait<0>();
+            wgmma_hold(dk);
+            if (lane == 0) { mbarrier_arrive(&smem.q_empty[i % 2]); }
+        }
     }
     if (j == 0) { wait_for_stores(); }
     floatX *first = staging(0, i - 1), *second = staging(1, i - 1);
@@ -1291,6 +1311,15 @@ __device__ inline void attention_backward_sm90_each(AttentionBackwardSMem<HS>& s
     }
 }
 
+// Returns the work item of a ticket. Tickets count through the key tiles, from the last down, and for each key tile through the
+// heads of a group.
+__device__ inline int attention_backward_sm90_item(const AttentionBackwardArgs& args, unsigned ticket) {
+    unsigned first = ticket / (args.group * args.num_tiles) * args.group;
+    unsigned num_heads = min(args.group, args.num_heads - first);
+    ticket -= first * args.num_tiles;
+    return (first + ticket % num_heads) * args.num_tiles + ticket / num_heads;
+}
+
 // The producer thread. It draws the next ticket only after issuing all loads of the current item: a ticket drawn
 // earlier would idle here while later items, which depend on it, start on other SMs.
 template <int HS> __device__ inline void attention_backward_sm90_producer(const AttentionBackwardArgs& args,
@@ -1300,11 +1329,12 @@ template <int HS> __device__ inline void attention_backward_sm90_producer(const 
     unsigned i = 0;
 #pragma unroll 1
     for (unsigned n = 0;; n++) {
-        int work = atomicAdd(args.ticket, 1);
+        int ticket = atomicAdd(args.ticket, 1), num_work = args.num_heads * args.num_tiles;
+        int work = ticket < num_work ? attention_backward_sm90_item(args, ticket) : num_work;
         mbarrier_wait(&smem.work_empty[n % 2], (n / 2 + 1) % 2);
         smem.work[n % 2] = work;
         mbarrier_arrive(&smem.work_full[n % 2]);
-        if (work >= args.num_heads * args.num_tiles) { return; }
+        if (work >= num_work) { return; }
         attention_backward_sm90_load_item(args, smem, qkv_map, dout_map, work, n, i);
     }
 }
@@ -1322,7 +1352,7 @@ template <int HS> __global__ void __launch_bounds__(384, 1)
     grid_launch_dependents();
     grid_wait_dependency();
     if (warp < 4) {
-        warpgroup_fewer_registers<HS == 64 ? 24 : 40>(); // the producer of two boxes per tile needs more than 24
+        warpgroup_fewer_registers<40>();
         if (lane != 0) { return; }
         if (warp == 0) { attention_backward_sm90_producer(args, smem, qkv_map, dout_map); }
         if (warp == 1 || warp == 2) {
@@ -1334,7 +1364,7 @@ template <int HS> __global__ void __launch_bounds__(384, 1)
         }
         return;
     }
-    warpgroup_more_registers<HS == 64 ? 240 : 232>();
+    warpgroup_more_registers<232>();
     int warpgroup = warp / 4 - 1, row = (warp - 4) * 16, i = 0;
     attention_backward_sm90_each(smem, args.num_heads * args.num_tiles, [&](int work, int n) {
         attention_backward_sm90_compute_item(args, smem, warpgroup, row, lane, work, n, i, scale, dqkv_map);
