@@ -744,9 +744,9 @@ static AttentionBackwardArgs attention_backward_sm90_args(floatX* dqkv, float* s
                                                           bool has_sums, int HS = 64) {
     AttentionBackwardArgs args = {};
     args.T = T, args.NH = NH, args.num_heads = B * NH, args.num_tiles = ceil_div(T, 128);
-    // q, dout and the sums of dq of a group fill 3/8 of L2: more heads would evict each other's data
+    // q, dout and the sums of dq of a group fill a quarter of L2: with more heads, they would evict each other
     size_t head_bytes = (size_t)args.num_tiles * 128 * HS * (2 * sizeof(floatX) + sizeof(float));
-    args.group = std::clamp((int)(device_attribute(cudaDevAttrL2CacheSize) / 8 * 3 / head_bytes), 1, args.num_heads);
+    args.group = std::clamp((int)(device_attribute(cudaDevAttrL2CacheSize) / 4 / head_bytes), 1, args.num_heads);
     size_t tiles = (size_t)args.num_heads * args.num_tiles;
     require(tiles * 128 <= INT_MAX);
     require((size_t)scratch % 16 == 0); // bulk copies need this alignment
