@@ -132,7 +132,7 @@ __global__ void __launch_bounds__(384, 1)
                      const GemmBias<0> bias2, const __grid_constant__ FfnList list, int N, int C) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     extern __shared__ __align__(256) unsigned char ffn_dynamic[];
-    GemmSMem<FfnTiles>& smem = gemm_smem<FfnTiles>(ffn_dynamic);
+    auto& smem = shared_aligned_1024<GemmSMem<FfnTiles>>(ffn_dynamic);
     if (threadIdx.x == 0) { tma_prefetch_map(&maps.inp), tma_prefetch_map(&maps.weight1); }
     gemm_init(smem);
     int warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0); // tells the compiler that it is warp-uniform

@@ -418,7 +418,7 @@ template <class G> __global__ void __launch_bounds__(384, 1)
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     static_assert(!gemm_is_ping_pong<G> && G::ROWS == 128 && G::COLUMNS == 256, "as in linear_multiply_changed");
     extern __shared__ __align__(256) unsigned char gelu_linear_dynamic[];
-    GemmSMem<G>& smem = gemm_smem<G>(gelu_linear_dynamic);
+    auto& smem = shared_aligned_1024<GemmSMem<G>>(gelu_linear_dynamic);
     if (threadIdx.x == 0) { tma_prefetch_map(&maps.inp), tma_prefetch_map(&maps.weight), tma_prefetch_map(&maps.out); }
     gemm_init(smem);
     int warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0); // tells the compiler that it is warp-uniform
@@ -535,7 +535,7 @@ __global__ void __launch_bounds__(384, 1)
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     typedef GeluLinearTiles8 G;
     extern __shared__ __align__(256) unsigned char gelu_linear_dynamic[];
-    GemmSMem<G>& smem = gemm_smem<G>(gelu_linear_dynamic);
+    auto& smem = shared_aligned_1024<GemmSMem<G>>(gelu_linear_dynamic);
     if (threadIdx.x == 0) { tma_prefetch_map(&maps.inp), tma_prefetch_map(&maps.weight), tma_prefetch_map(&maps.out); }
     gemm_init(smem);
     int warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0); // tells the compiler that it is warp-uniform

@@ -214,16 +214,9 @@ template <class G> struct GemmSMem {
     static constexpr int bytes() {
         static_assert(sizeof(Stage) % 1024 == 0, "every tile is aligned to 1024 bytes, as the swizzle wants");
         static_assert(sizeof(GemmSMem) + 1024 <= 227 << 10, "all that compute capability 9.0 has");
-        return sizeof(GemmSMem) + 1024;
+        return sizeof(GemmSMem) + 1024; // see shared_aligned_1024()
     }
 };
-
-// Dynamic shared memory, aligned to the 1024 bytes that the swizzle needs. The driver aligns it to less, so bytes()
-// includes 1 KB for the shift.
-template <class G> __device__ inline GemmSMem<G>& gemm_smem(unsigned char* dynamic_shared) {
-    uint32_t address = shared_address(dynamic_shared);
-    return *reinterpret_cast<GemmSMem<G>*>(dynamic_shared + (1024 - address % 1024) % 1024);
-}
 
 // All threads call this first. It initialises the barriers and waits for earlier kernels, whose results may be read
 // afterwards.
@@ -585,7 +578,7 @@ __device__ inline void gemm_consume(GemmSMem<G>& smem, int warp, const GemmMaps&
 template <class G, class Epilogue, class IdleWork>
 __device__ inline void gemm_block(unsigned char* dynamic_shared, const GemmMaps& maps, const Epilogue& epilogue, int M,
                                   int N, int K, int num_tiles, const IdleWork& idle_work) {
-    GemmSMem<G>& smem = gemm_smem<G>(dynamic_shared);
+    auto& smem = shared_aligned_1024<GemmSMem<G>>(dynamic_shared);
     int warp = gemm_begin(smem, maps, M, N, K, num_tiles, idle_work);
     if (warp < 4) { return; }
     gemm_consume(smem, warp, maps, epilogue, M, N, K, num_tiles, [&](auto& sum, auto& columns, auto& tile, int& box) {

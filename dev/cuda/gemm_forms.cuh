@@ -237,7 +237,7 @@ template <class G, class Epilogue> __global__ void __launch_bounds__(384, 1)
                            int num_tiles) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     extern __shared__ __align__(256) unsigned char gemm_dynamic[];
-    GemmSMem<G>& smem = gemm_smem<G>(gemm_dynamic);
+    auto& smem = shared_aligned_1024<GemmSMem<G>>(gemm_dynamic);
     if (threadIdx.x == 0) { tma_prefetch_map(&maps.inp), tma_prefetch_map(&maps.weight), tma_prefetch_map(&maps.out); }
     gemm_init(smem);
     int warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0); // the shuffle makes it warp-uniform to the compiler

@@ -414,7 +414,7 @@ template <class G> __global__ void __launch_bounds__(384, 1)
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     static_assert(gemm_is_ping_pong<G> && G::ROWS == 128, "a warp has 16 rows, and 16 that are 64 below");
     extern __shared__ __align__(256) unsigned char layernorm_linear_dynamic[];
-    GemmSMem<G>& smem = gemm_smem<G>(layernorm_linear_dynamic);
+    auto& smem = shared_aligned_1024<GemmSMem<G>>(layernorm_linear_dynamic);
     LayernormLinearSMem<G>& shared = reinterpret_cast<LayernormLinearSMem<G>&>(smem); // gemm is its first member
     if (threadIdx.x == 0) {
         tma_prefetch_map(&inp_map), tma_prefetch_map(&weight_map), tma_prefetch_map(&out_map);

@@ -214,7 +214,7 @@ template <class G, class Result> __global__ void __launch_bounds__(384, 1)
                             Result result, int M, int N, int K, int num_tiles) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     extern __shared__ __align__(256) unsigned char gemm_dynamic[];
-    GemmSMem<G>& smem = gemm_smem<G>(gemm_dynamic);
+    auto& smem = shared_aligned_1024<GemmSMem<G>>(gemm_dynamic);
     int warp = gemm_begin(smem, maps, M, N, K, num_tiles);
     if (warp < 4) { return; }
     auto& tiles = shared_aligned_1024<MatmulFp8Tile[2][2]>(reinterpret_cast<unsigned char*>(&smem + 1))[warp / 4 - 1];

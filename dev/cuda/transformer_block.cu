@@ -1041,7 +1041,7 @@ __global__ void __launch_bounds__(384, 1)
     typedef TransformerBlockTiles12 G;
     static_assert(gemm_is_ping_pong<G> && G::CLUSTER == 1, "as the loops below are");
     extern __shared__ __align__(256) unsigned char transformer_block_shared12[];
-    GemmSMem<G>& smem = gemm_smem<G>(transformer_block_shared12);
+    auto& smem = shared_aligned_1024<GemmSMem<G>>(transformer_block_shared12);
     gemm_init(smem);
     int warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0); // tells the compiler that it is warp-uniform
     int warpgroup = warp / 4, num_steps = ceil_div(K, 64), i = 0;
