@@ -4756,17 +4756,12 @@ template <class G> struct GemmSMem {
     struct Stage { // 64 columns of both operands, swizzled as TMA writes them
         floatX inp[G::ROWS * 64], weight[G::COLUMNS * 64];
     } stages[RING];
+    static_assert(sizeof(Stage) % 1024 == 0, "every tile is aligned to 1024 bytes, as the swizzle wants");
     floatX boxes[8][G::BOXES][16 * 64]; // per consumer warp: results to be stored, or `third`
     TmaRing<RING> ring;
     uint64_t box_full[8][G::BOXES]; // TMA loads complete them, consumers wait
     uint64_t turn[2]; // consumer c waits for turn[c]; the other consumer arrives when it has issued its products
     uint64_t loaded;  // for work in idle warps: the producer arrives when it has loaded the last stage
-
-    static constexpr int bytes() {
-        static_assert(sizeof(Stage) % 1024 == 0, "every tile is aligned to 1024 bytes, as the swizzle wants");
-        static_assert(sizeof(GemmSMem) + 1024 <= 227 << 10, "all that compute capability 9.0 has");
-        return sizeof(GemmSMem) + 1024; // see shared_aligned_1024()
-    }
 };
 
 // All threads call this first. It initialises the barriers and waits for earlier kernels, whose results may be read
@@ -5126,34 +5121,19 @@ __device__ inline void gemm_consume(GemmSMem<G>& smem, int warp, const GemmMaps&
     }
 }
 
-template <class G, class Epilogue, class IdleWork>
-__device__ inline void gemm_block(unsigned char* dynamic_shared, const GemmMaps& maps, const Epilogue& epilogue, int M,
-                                  int N, int K, int num_tiles, const IdleWork& idle_work) {
-    auto& smem = shared_aligned_1024<GemmSMem<G>>(dynamic_shared);
+// Kernel 21 of matmul_forward.cu. Its idle warps run `idle_work`.
+template <class G, class Epilogue, class IdleWork = GemmNoIdleWork> __global__ void __launch_bounds__(384, 1)
+    gemm_sm90_kernel9(const __grid_constant__ GemmMaps maps, Epilogue epilogue, int M, int N, int K, int num_tiles,
+                      const __grid_constant__ IdleWork idle_work) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    extern __shared__ __align__(256) unsigned char gemm_dynamic[];
+    auto& smem = shared_aligned_1024<GemmSMem<G>>(gemm_dynamic);
     int warp = gemm_begin(smem, maps, M, N, K, num_tiles, idle_work);
     if (warp < 4) { return; }
     gemm_consume(smem, warp, maps, epilogue, M, N, K, num_tiles, [&](auto& sum, auto& columns, auto& tile, int& box) {
         gemm_store<G>(sum, epilogue, columns, smem, maps.out, maps.second, maps.third, tile, M, box);
     });
     gemm_end<G>();
-}
-
-// Kernel 21 of matmul_forward.cu.
-template <class G, class Epilogue> __global__ void __launch_bounds__(384, 1)
-    gemm_sm90_kernel9(const __grid_constant__ GemmMaps maps, Epilogue epilogue, int M, int N, int K, int num_tiles) {
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-    extern __shared__ __align__(256) unsigned char gemm_dynamic[];
-    gemm_block<G>(gemm_dynamic, maps, epilogue, M, N, K, num_tiles, GemmNoIdleWork());
-#endif
-}
-
-// Kernel 21 that also runs `idle_work` in its idle warps.
-template <class G, class Epilogue, class IdleWork> __global__ void __launch_bounds__(384, 1)
-    gemm_idle_work_sm90_kernel(const __grid_constant__ GemmMaps maps, Epilogue epilogue, int M, int N, int K,
-                               int num_tiles, const __grid_constant__ IdleWork idle_work) {
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-    extern __shared__ __align__(256) unsigned char gemm_dynamic[];
-    gemm_block<G>(gemm_dynamic, maps, epilogue, M, N, K, num_tiles, idle_work);
 #endif
 }
 
@@ -5190,13 +5170,15 @@ template <class G> int gemm_num_tiles(int M, int N, int K) {
     return (int)num_tiles;
 }
 
-// Launches a kernel with blocks of 384 threads and `bytes` of dynamic shared memory, in clusters. If `early`, the
-// launch is a programmatic dependent launch: the kernel may start before the previous kernel of the stream has ended,
-// and waits for its end in grid_wait_dependency().
-template <class... Parameters, class... Arguments>
-void gemm_start(void (*kernel)(Parameters...), int num_blocks, int cluster, int bytes, bool early,
-                const Execution& exec, const Arguments&... arguments) {
-    launch_kernel(kernel, LaunchShape(num_blocks, 384, bytes, cluster, early), exec, arguments...);
+// Launches a kernel of the form G for num_tiles tiles, or pairs of tiles: a block per SM, or fewer if there are fewer tiles.
+// early: see LaunchShape. The kernel has its dynamic shared memory, an SMem, from shared_aligned_1024().
+template <class G, class SMem = GemmSMem<G>, class... Parameters, class... Arguments>
+void gemm_start(void (*kernel)(Parameters...), int num_tiles, bool early, const Execution& exec,
+                const Arguments&... arguments) {
+    const int bytes = sizeof(SMem) + 1024;
+    static_assert(bytes <= 227 << 10, "all that compute capability 9.0 has");
+    int num_blocks = min(num_tiles, exec.free_sms() / G::CLUSTER) * G::CLUSTER;
+    launch_kernel(kernel, LaunchShape(num_blocks, 384, bytes, G::CLUSTER, early), exec, arguments...);
 }
 
 // out = finish(inp weight^T), and idle warps run `idle_work`. Requires has_sm90a(), K % 8 == 0, N % 8 == 0, and all
@@ -5206,15 +5188,9 @@ void gemm(const GemmArgs& g, const Epilogue& epilogue, const Execution& exec, co
     require(has_sm90a()); // nvcc -gencode arch=compute_90a,code=sm_90a
     require((g.second != NULL) == ((Epilogue::EXTRAS & GEMM_SECOND) != 0));
     require((g.third != NULL) == ((Epilogue::EXTRAS & GEMM_THIRD) != 0));
-    int num_tiles = gemm_num_tiles<G>(g.M, g.N, g.K), num_clusters = min(num_tiles, exec.free_sms() / G::CLUSTER);
-    int num_blocks = num_clusters * G::CLUSTER, bytes = GemmSMem<G>::bytes();
-    if constexpr (IdleWork::WORKS) {
-        gemm_start(gemm_idle_work_sm90_kernel<G, Epilogue, IdleWork>, num_blocks, G::CLUSTER, bytes, true, exec,
-                   gemm_maps<G>(g), epilogue, g.M, g.N, g.K, num_tiles, idle_work);
-    } else {
-        gemm_start(gemm_sm90_kernel9<G, Epilogue>, num_blocks, G::CLUSTER, bytes, true, exec, gemm_maps<G>(g), epilogue,
-                   g.M, g.N, g.K, num_tiles);
-    }
+    int num_tiles = gemm_num_tiles<G>(g.M, g.N, g.K);
+    gemm_start<G>(gemm_sm90_kernel9<G, Epilogue, IdleWork>, num_tiles, true, exec, gemm_maps<G>(g), epilogue, g.M, g.N,
+                  g.K, num_tiles, idle_work);
 }
 #endif
 // ==== end promoted: gemm ====
@@ -6731,6 +6707,7 @@ struct MatmulFp8Maps : GemmMaps {
 
 // The form: with 2 boxes per warp there is room for two tiles of both consumers.
 template <class A> struct MatmulFp8Boxes2 : MatmulFp8PingPong192<A> { static constexpr int BOXES = 2; };
+template <class G> struct MatmulFp8SMem : GemmSMem<G> { MatmulFp8Tile tiles[2][2]; };
 
 // The epilogue's value: y = sum * scale + bias; see GemmBias.
 template <int extras> struct MatmulFp8Epilogue : GemmBias<extras> {
@@ -6748,7 +6725,6 @@ enum MatmulFp8Mode {
 // x in type F, rows and columns. has_sums: the columns of x are also summed, before they are rounded.
 template <class F, MatmulFp8Mode mode, bool has_sums = false> struct MatmulFp8Quantized {
     static constexpr int EXTRAS = mode == MATMUL_FP8_MODE_TIMES_SLOPE ? GEMM_THIRD | GEMM_NO_BIAS : 0;
-    static constexpr int SHARED_BYTES = 4 * sizeof(MatmulFp8Tile) + 1024; // the last: for their alignment
     typedef MatmulFp8Epilogue<EXTRAS> Epilogue;
     Fp8Tensor<F> to;
     float* sums; // (row tiles, N), see GemmColumnSums; NULL unless has_sums
@@ -6863,10 +6839,10 @@ template <class G, class Result> __global__ void __launch_bounds__(384, 1)
                             Result result, int M, int N, int K, int num_tiles) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     extern __shared__ __align__(256) unsigned char gemm_dynamic[];
-    auto& smem = shared_aligned_1024<GemmSMem<G>>(gemm_dynamic);
+    auto& smem = shared_aligned_1024<MatmulFp8SMem<G>>(gemm_dynamic);
     int warp = gemm_begin(smem, maps, M, N, K, num_tiles);
     if (warp < 4) { return; }
-    auto& tiles = shared_aligned_1024<MatmulFp8Tile[2][2]>(reinterpret_cast<unsigned char*>(&smem + 1))[warp / 4 - 1];
+    auto& tiles = smem.tiles[warp / 4 - 1];
     epilogue.scale = __ldg(epilogue.a_scale) * __ldg(epilogue.b_scale);
     auto seen = result.seen();
     gemm_consume(smem, warp, maps, epilogue, M, N, K, num_tiles, [&](auto& sum, auto& columns, auto& tile, int& box) {
@@ -6883,8 +6859,6 @@ template <class A, class Result> static void matmul_fp8_launch7(const MatmulFp8A
                                                                 floatX* second, const floatX* third,
                                                                 const Execution& exec) {
     typedef MatmulFp8Boxes2<A> G;
-    const int bytes = GemmSMem<G>::bytes() + Result::SHARED_BYTES;
-    static_assert(bytes <= 227 << 10, "all that compute capability 9.0 has");
     require(has_sm90a()); // nvcc -gencode arch=compute_90a,code=sm_90a
     require(p.M % 16 == 0 && p.N % 16 == 0 && p.K % 16 == 0);
     // gemm.cuh addresses two fp8 elements as one floatX
@@ -6892,9 +6866,9 @@ template <class A, class Result> static void matmul_fp8_launch7(const MatmulFp8A
     typename Result::Epilogue epilogue = {{p.bias}, p.a_scale, p.b_scale, 0.0f};
     MatmulFp8Maps maps = {gemm_maps<G>(g), tensor_map((floatX*)result.to.rows, {p.N / 2, p.M}, {32, 64}),
                           tensor_map((floatX*)result.to.columns, {p.M / 2, p.N}, {32, 64})};
-    int num_tiles = gemm_num_tiles<G>(g.M, g.N, g.K), num_clusters = min(num_tiles, exec.free_sms() / G::CLUSTER);
-    gemm_start(matmul_fp8_sm90_kernel7<G, Result>, num_clusters * G::CLUSTER, G::CLUSTER, bytes, true, exec, maps,
-               epilogue, result, g.M, g.N, g.K, num_tiles);
+    int num_tiles = gemm_num_tiles<G>(g.M, g.N, g.K);
+    gemm_start<G, MatmulFp8SMem<G>>(matmul_fp8_sm90_kernel7<G, Result>, num_tiles, true, exec, maps, epilogue, result,
+                                    g.M, g.N, g.K, num_tiles);
 }
 
 // rows, columns = gelu(y); slope (M,N) = GELU's slope at y, for the backward pass
@@ -7321,8 +7295,8 @@ template <class G> void newton_schulz_product5(const NewtonSchulzProduct& p, con
     NewtonSchulzEpilogue<!G::IS_KN> epilogue = {{NULL}, p.scale, p.add_scale};
     size_t num_tiles = (size_t)p.num * newton_schulz_tiles_per_matrix<G>(p.M, p.N);
     require(num_tiles * ceil_div(p.K, 64) <= INT_MAX / 2); // steps are counted in an int
-    gemm_start(gemm_sm90_kernel9<G, NewtonSchulzEpilogue<!G::IS_KN>>, min((int)num_tiles, exec.free_sms()), 1,
-               GemmSMem<G>::bytes(), true, exec, maps, epilogue, p.M, p.N, p.K, (int)num_tiles);
+    gemm_start<G>(gemm_sm90_kernel9<G, NewtonSchulzEpilogue<!G::IS_KN>>, (int)num_tiles, true, exec, maps, epilogue,
+                  p.M, p.N, p.K, (int)num_tiles, GemmNoIdleWork());
 }
 
 void newton_schulz5(floatX* out, floatX* scratch, const floatX* inp, int num, int n, int k, const Execution& exec) {

@@ -215,8 +215,8 @@ void ffn4(const FfnArgs& f, int* counters, cudaStream_t stream, int group) {
         std::min(num_items, num_multiprocessors()); // all resident at once: they wait for each other's tiles
     list.group = group ? group : list.num_rows;
     list.lag = 2 * num_blocks; // two tiles per block: time for a tile of the first product to be written
-    gemm_start(ffn_sm90_kernel4, num_blocks, 1, GemmSMem<FfnTiles>::bytes(), false, stream, counters, maps,
-               GemmBias<GEMM_GELU>{f.bias1}, GemmBias<0>{f.bias2}, list, f.N, f.C);
+    gemm_start<FfnTiles>(ffn_sm90_kernel4, num_blocks, false, stream, counters, maps, GemmBias<GEMM_GELU>{f.bias1},
+                         GemmBias<0>{f.bias2}, list, f.N, f.C);
 }
 #endif
 

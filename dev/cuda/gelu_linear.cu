@@ -146,11 +146,6 @@ template <class G> struct GeluLinearSMem {
     floatX boxes[8][G::BOXES][16 * 64];                           // results of each consumer warp, for TMA
     uint64_t inp_full[G::RING_INP], inp_ready[G::RING_INP], inp_empty[G::RING_INP]; // ready: gelu has been applied
     uint64_t weight_full[G::RING], weight_empty[G::RING], box_full[8][G::BOXES];
-
-    static constexpr int bytes() {
-        static_assert(sizeof(GeluLinearSMem) + 1024 <= 227 << 10, "all that compute capability 9.0 has");
-        return sizeof(GeluLinearSMem) + 1024; // dynamic shared memory is aligned to less than 1024 bytes
-    }
 };
 
 // gelu of two neighbouring values, in fp32. gelu(0) = 0: the zeros beyond inp stay zeros.
@@ -314,12 +309,9 @@ template <class G, class Gelu> void gelu_linear_tiles(floatX* out, const floatX*
                                                       const floatX* bias, int N, int K, int OC, cudaStream_t stream) {
     CUtensorMap inp_map = tensor_map(inp, {K, N}, {64, 128});
     CUtensorMap weight_map = tensor_map(weight, {K, OC}, {64, 256 / G::CLUSTER});
-    size_t num_tiles = ceil_div((size_t)N, (size_t)128 * G::CLUSTER) * ceil_div(OC, 256);
-    require(num_tiles * ceil_div(K, 64) <= INT_MAX / 2);
-    int num_clusters = std::min((int)num_tiles, num_multiprocessors() / G::CLUSTER);
-    gemm_start(gelu_linear_sm90_kernel4<G, Gelu>, num_clusters * G::CLUSTER, G::CLUSTER, GeluLinearSMem<G>::bytes(),
-               false, stream, inp_map, weight_map, gemm_box_map(out, N, OC), GemmBias<0>{bias}, N, K, OC,
-               (int)num_tiles);
+    int num_tiles = gemm_num_tiles<G>(N, OC, K);
+    gemm_start<G, GeluLinearSMem<G>>(gelu_linear_sm90_kernel4<G, Gelu>, num_tiles, false, stream, inp_map, weight_map,
+                                     gemm_box_map(out, N, OC), GemmBias<0>{bias}, N, K, OC, num_tiles);
 }
 
 // DEEP: inp has five stages, each warp one box for results. FLAT: four stages, two boxes. PAIRS: clusters of two.
@@ -448,16 +440,9 @@ template <class G, class Kernel> void gelu_linear_launch7(Kernel kernel, floatX*
                                                           const floatX* weight, const floatX* bias, int N, int K,
                                                           int OC, cudaStream_t stream) {
     require(has_sm90a()); // nvcc -gencode arch=compute_90a,code=sm_90a
-    require(N > 0 && K > 0 && OC > 0 && K % 8 == 0 && OC % 8 == 0);
-    GemmMaps maps;
-    maps.inp = tensor_map(inp, {K, N}, {64, G::ROWS});
-    maps.weight = tensor_map(weight, {K, OC}, {64, G::COLUMNS / G::CLUSTER});
-    maps.out = maps.second = maps.third = gemm_box_map(out, N, OC);
-    size_t num_tiles = ceil_div((size_t)N, (size_t)G::ROWS * G::CLUSTER) * ceil_div(OC, (int)G::COLUMNS);
-    require(num_tiles * ceil_div(K, 64) <= INT_MAX / 2);
-    int num_clusters = std::min((int)num_tiles, num_multiprocessors() / G::CLUSTER);
-    gemm_start(kernel, num_clusters * G::CLUSTER, G::CLUSTER, GemmSMem<G>::bytes(), false, stream, maps,
-               GeluLinear6{{NULL, 0}}, GemmBias<0>{bias}, N, K, OC, (int)num_tiles);
+    int num_tiles = gemm_num_tiles<G>(N, OC, K);
+    gemm_start<G>(kernel, num_tiles, false, stream, gemm_maps<G>({out, NULL, inp, weight, NULL, N, OC, K}),
+                  GeluLinear6{{NULL, 0}}, GemmBias<0>{bias}, N, K, OC, num_tiles);
 }
 
 // form: 0 four stages, 1 three stages, 2 four stages without a cluster

@@ -4,8 +4,7 @@ gemm: out (M,N) = finish(inp (M,K) weight (N,K)^T), a linear layer on Hopper fus
     out (M,N) floatX out | second (M,N) floatX out | inp (M,K), weight (N,K), third (M,N) floatX in
     Constraint: sm_90a, 16-bit floatX, K % 8 == 0, N % 8 == 0, pointers aligned to 16 bytes.
 
-gemm() launches gemm_sm90_kernel9, kernel 21 of matmul_forward.cu, or gemm_idle_work_sm90_kernel, the same with work for its idle warps
-(gemm_adamw.cuh). The form: ping-pong, 128x192 tiles, clusters of two blocks, GemmBias as epilogue. gemm_forms.cuh has other forms.
+gemm() launches gemm_sm90_kernel9, kernel 21 of matmul_forward.cu, whose idle warps may have other work (gemm_adamw.cuh). The form: ping-pong, 128x192 tiles, clusters of two blocks, GemmBias as epilogue. gemm_forms.cuh has other forms.
 
 The kernels have two template parameters. G is the form: the tile, the ring, the cluster and the wgmma instruction.
 Epilogue computes the result from each accumulator, in registers. A kernel of another shape can be built from gemm_init,
@@ -205,17 +204,12 @@ template <class G> struct GemmSMem {
     struct Stage { // 64 columns of both operands, swizzled as TMA writes them
         floatX inp[G::ROWS * 64], weight[G::COLUMNS * 64];
     } stages[RING];
+    static_assert(sizeof(Stage) % 1024 == 0, "every tile is aligned to 1024 bytes, as the swizzle wants");
     floatX boxes[8][G::BOXES][16 * 64]; // per consumer warp: results to be stored, or `third`
     TmaRing<RING> ring;
     uint64_t box_full[8][G::BOXES]; // TMA loads complete them, consumers wait
     uint64_t turn[2]; // consumer c waits for turn[c]; the other consumer arrives when it has issued its products
     uint64_t loaded;  // for work in idle warps: the producer arrives when it has loaded the last stage
-
-    static constexpr int bytes() {
-        static_assert(sizeof(Stage) % 1024 == 0, "every tile is aligned to 1024 bytes, as the swizzle wants");
-        static_assert(sizeof(GemmSMem) + 1024 <= 227 << 10, "all that compute capability 9.0 has");
-        return sizeof(GemmSMem) + 1024; // see shared_aligned_1024()
-    }
 };
 
 // All threads call this first. It initialises the barriers and waits for earlier kernels, whose results may be read
@@ -575,34 +569,19 @@ __device__ inline void gemm_consume(GemmSMem<G>& smem, int warp, const GemmMaps&
     }
 }
 
-template <class G, class Epilogue, class IdleWork>
-__device__ inline void gemm_block(unsigned char* dynamic_shared, const GemmMaps& maps, const Epilogue& epilogue, int M,
-                                  int N, int K, int num_tiles, const IdleWork& idle_work) {
-    auto& smem = shared_aligned_1024<GemmSMem<G>>(dynamic_shared);
+// Kernel 21 of matmul_forward.cu. Its idle warps run `idle_work`.
+template <class G, class Epilogue, class IdleWork = GemmNoIdleWork> __global__ void __launch_bounds__(384, 1)
+    gemm_sm90_kernel9(const __grid_constant__ GemmMaps maps, Epilogue epilogue, int M, int N, int K, int num_tiles,
+                      const __grid_constant__ IdleWork idle_work) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    extern __shared__ __align__(256) unsigned char gemm_dynamic[];
+    auto& smem = shared_aligned_1024<GemmSMem<G>>(gemm_dynamic);
     int warp = gemm_begin(smem, maps, M, N, K, num_tiles, idle_work);
     if (warp < 4) { return; }
     gemm_consume(smem, warp, maps, epilogue, M, N, K, num_tiles, [&](auto& sum, auto& columns, auto& tile, int& box) {
         gemm_store<G>(sum, epilogue, columns, smem, maps.out, maps.second, maps.third, tile, M, box);
     });
     gemm_end<G>();
-}
-
-// Kernel 21 of matmul_forward.cu.
-template <class G, class Epilogue> __global__ void __launch_bounds__(384, 1)
-    gemm_sm90_kernel9(const __grid_constant__ GemmMaps maps, Epilogue epilogue, int M, int N, int K, int num_tiles) {
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-    extern __shared__ __align__(256) unsigned char gemm_dynamic[];
-    gemm_block<G>(gemm_dynamic, maps, epilogue, M, N, K, num_tiles, GemmNoIdleWork());
-#endif
-}
-
-// Kernel 21 that also runs `idle_work` in its idle warps.
-template <class G, class Epilogue, class IdleWork> __global__ void __launch_bounds__(384, 1)
-    gemm_idle_work_sm90_kernel(const __grid_constant__ GemmMaps maps, Epilogue epilogue, int M, int N, int K,
-                               int num_tiles, const __grid_constant__ IdleWork idle_work) {
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-    extern __shared__ __align__(256) unsigned char gemm_dynamic[];
-    gemm_block<G>(gemm_dynamic, maps, epilogue, M, N, K, num_tiles, idle_work);
 #endif
 }
 
@@ -639,13 +618,15 @@ template <class G> int gemm_num_tiles(int M, int N, int K) {
     return (int)num_tiles;
 }
 
-// Launches a kernel with blocks of 384 threads and `bytes` of dynamic shared memory, in clusters. If `early`, the
-// launch is a programmatic dependent launch: the kernel may start before the previous kernel of the stream has ended,
-// and waits for its end in grid_wait_dependency().
-template <class... Parameters, class... Arguments>
-void gemm_start(void (*kernel)(Parameters...), int num_blocks, int cluster, int bytes, bool early,
-                const Execution& exec, const Arguments&... arguments) {
-    launch_kernel(kernel, LaunchShape(num_blocks, 384, bytes, cluster, early), exec, arguments...);
+// Launches a kernel of the form G for num_tiles tiles, or pairs of tiles: a block per SM, or fewer if there are fewer tiles.
+// early: see LaunchShape. The kernel has its dynamic shared memory, an SMem, from shared_aligned_1024().
+template <class G, class SMem = GemmSMem<G>, class... Parameters, class... Arguments>
+void gemm_start(void (*kernel)(Parameters...), int num_tiles, bool early, const Execution& exec,
+                const Arguments&... arguments) {
+    const int bytes = sizeof(SMem) + 1024;
+    static_assert(bytes <= 227 << 10, "all that compute capability 9.0 has");
+    int num_blocks = min(num_tiles, exec.free_sms() / G::CLUSTER) * G::CLUSTER;
+    launch_kernel(kernel, LaunchShape(num_blocks, 384, bytes, G::CLUSTER, early), exec, arguments...);
 }
 
 // out = finish(inp weight^T), and idle warps run `idle_work`. Requires has_sm90a(), K % 8 == 0, N % 8 == 0, and all
@@ -655,15 +636,9 @@ void gemm(const GemmArgs& g, const Epilogue& epilogue, const Execution& exec, co
     require(has_sm90a()); // nvcc -gencode arch=compute_90a,code=sm_90a
     require((g.second != NULL) == ((Epilogue::EXTRAS & GEMM_SECOND) != 0));
     require((g.third != NULL) == ((Epilogue::EXTRAS & GEMM_THIRD) != 0));
-    int num_tiles = gemm_num_tiles<G>(g.M, g.N, g.K), num_clusters = min(num_tiles, exec.free_sms() / G::CLUSTER);
-    int num_blocks = num_clusters * G::CLUSTER, bytes = GemmSMem<G>::bytes();
-    if constexpr (IdleWork::WORKS) {
-        gemm_start(gemm_idle_work_sm90_kernel<G, Epilogue, IdleWork>, num_blocks, G::CLUSTER, bytes, true, exec,
-                   gemm_maps<G>(g), epilogue, g.M, g.N, g.K, num_tiles, idle_work);
-    } else {
-        gemm_start(gemm_sm90_kernel9<G, Epilogue>, num_blocks, G::CLUSTER, bytes, true, exec, gemm_maps<G>(g), epilogue,
-                   g.M, g.N, g.K, num_tiles);
-    }
+    int num_tiles = gemm_num_tiles<G>(g.M, g.N, g.K);
+    gemm_start<G>(gemm_sm90_kernel9<G, Epilogue, IdleWork>, num_tiles, true, exec, gemm_maps<G>(g), epilogue, g.M, g.N,
+                  g.K, num_tiles, idle_work);
 }
 #endif
 // ==== end promoted: gemm ====

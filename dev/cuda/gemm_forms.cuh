@@ -287,15 +287,15 @@ void gemm_tiles(const GemmArgs& g, const Epilogue& epilogue, bool early, const E
     require(has_sm90a()); // nvcc -gencode arch=compute_90a,code=sm_90a
     require((g.second != NULL) == ((Epilogue::EXTRAS & GEMM_SECOND) != 0));
     require((g.third != NULL) == ((Epilogue::EXTRAS & GEMM_THIRD) != 0));
-    int num_tiles = gemm_num_tiles<G>(g.M, g.N, g.K), num_clusters = min(num_tiles, num_multiprocessors() / G::CLUSTER);
-    void (*kernel)(GemmMaps, Epilogue, int, int, int, int);
+    int num_tiles = gemm_num_tiles<G>(g.M, g.N, g.K);
+    GemmMaps maps = gemm_maps<G>(g);
     if constexpr (gemm_is_ping_pong<G> && !gemm_is_scaled<Epilogue>) {
-        kernel = gemm_sm90_kernel9<G, Epilogue>;
+        gemm_start<G>(gemm_sm90_kernel9<G, Epilogue>, num_tiles, early, exec, maps, epilogue, g.M, g.N, g.K, num_tiles,
+                      GemmNoIdleWork());
     } else {
-        kernel = gemm_forms_sm90_kernel<G, Epilogue>;
+        gemm_start<G>(gemm_forms_sm90_kernel<G, Epilogue>, num_tiles, early, exec, maps, epilogue, g.M, g.N, g.K,
+                      num_tiles);
     }
-    gemm_start(kernel, num_clusters * G::CLUSTER, G::CLUSTER, GemmSMem<G>::bytes(), early, exec, gemm_maps<G>(g),
-               epilogue, g.M, g.N, g.K, num_tiles);
 }
 
 // Like gemm(), with form number `form`.

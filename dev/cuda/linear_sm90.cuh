@@ -255,8 +255,8 @@ template <class Op> void linear_launch(const Op& op, floatX* out, const floatX* 
     size_t num_tiles = ceil_div((size_t)N, (size_t)128) * columns;
     require(num_tiles <= INT_MAX);
     int num_blocks = (int)std::min((size_t)num_multiprocessors(), num_tiles);
-    gemm_start(linear_sm90_kernel<Op>, num_blocks, 1, sizeof(LinearSMem) + 1024, early, exec, op, inp_map, weight_map,
-               out_map, LinearTiles{N, K, OC, columns, (int)num_tiles});
+    launch_kernel(linear_sm90_kernel<Op>, LaunchShape(num_blocks, 384, sizeof(LinearSMem) + 1024, 1, early), exec, op,
+                  inp_map, weight_map, out_map, LinearTiles{N, K, OC, columns, (int)num_tiles});
 }
 
 #endif

@@ -222,10 +222,9 @@ template <class G, bool split, class A> static void matmul_fp8_launch4(const Mat
     // gemm.cuh addresses two fp8 elements as one floatX
     GemmArgs g = {p.out, NULL, (const floatX*)p.a, (const floatX*)p.b, NULL, p.M, p.N, p.K / 2};
     GemmScaledBias<0> epilogue = {p.a_scale, p.b_scale, p.bias, NULL, NULL, 0, 0, 0, 0};
-    int num_tiles = gemm_num_tiles<Tiles>(g.M, g.N, g.K),
-        num_clusters = min(num_tiles, num_multiprocessors() / G::CLUSTER);
-    gemm_start(matmul_fp8_sm90_kernel4<Tiles, split>, num_clusters * G::CLUSTER, G::CLUSTER, GemmSMem<Tiles>::bytes(),
-               true, stream, gemm_maps<Tiles>(g), epilogue, p.out ? (float*)NULL : p.sum, g.M, g.N, g.K, num_tiles);
+    int num_tiles = gemm_num_tiles<Tiles>(g.M, g.N, g.K);
+    gemm_start<Tiles>(matmul_fp8_sm90_kernel4<Tiles, split>, num_tiles, true, stream, gemm_maps<Tiles>(g), epilogue,
+                      p.out ? (float*)NULL : p.sum, g.M, g.N, g.K, num_tiles);
 }
 
 enum { MATMUL_FP8_PING_PONG_192 = 1, MATMUL_FP8_COOPERATIVE_256 };

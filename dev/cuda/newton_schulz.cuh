@@ -370,8 +370,8 @@ template <class G> void newton_schulz_product5(const NewtonSchulzProduct& p, con
     NewtonSchulzEpilogue<!G::IS_KN> epilogue = {{NULL}, p.scale, p.add_scale};
     size_t num_tiles = (size_t)p.num * newton_schulz_tiles_per_matrix<G>(p.M, p.N);
     require(num_tiles * ceil_div(p.K, 64) <= INT_MAX / 2); // steps are counted in an int
-    gemm_start(gemm_sm90_kernel9<G, NewtonSchulzEpilogue<!G::IS_KN>>, min((int)num_tiles, exec.free_sms()), 1,
-               GemmSMem<G>::bytes(), true, exec, maps, epilogue, p.M, p.N, p.K, (int)num_tiles);
+    gemm_start<G>(gemm_sm90_kernel9<G, NewtonSchulzEpilogue<!G::IS_KN>>, (int)num_tiles, true, exec, maps, epilogue,
+                  p.M, p.N, p.K, (int)num_tiles, GemmNoIdleWork());
 }
 
 void newton_schulz5(floatX* out, floatX* scratch, const floatX* inp, int num, int n, int k, const Execution& exec) {

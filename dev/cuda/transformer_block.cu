@@ -1078,11 +1078,9 @@ void transformer_block_forward12(const TransformerBlock& f, const TransformerBlo
     maps.weight = tensor_map(f.w.proj_weight, {C, C}, {64, G::COLUMNS});
     maps.out = maps.second = gemm_box_map(f.residual, N, C);
     maps.third = gemm_box_map(f.inp, N, C);
-    size_t num_tiles = ceil_div((size_t)N, (size_t)G::ROWS) * ceil_div(C, (int)G::COLUMNS);
-    require(C % 8 == 0 && num_tiles * ceil_div(C, 64) <= INT_MAX / 2);
-    gemm_start(transformer_block_sm90_kernel12, std::min((int)num_tiles, num_multiprocessors()), 1,
-               GemmSMem<G>::bytes(), true, stream, maps, GemmBias<GEMM_ADD>{f.w.proj_bias}, parts, N, C, C,
-               (int)num_tiles);
+    int num_tiles = gemm_num_tiles<G>(N, C, C);
+    gemm_start<G>(transformer_block_sm90_kernel12, num_tiles, true, stream, maps, GemmBias<GEMM_ADD>{f.w.proj_bias},
+                  parts, N, C, C, num_tiles);
     GemmArgs fc = {f.gelu, NULL, f.residual, d.fc.weight, NULL, N, 4 * C, C};
     TransformerBlockPartsNorm<GEMM_GELU> layernorm = {{NULL, NULL, d.fc.sums}, parts, C};
     gemm_tiles<GemmPingPong192Pairs>(fc, layernorm, true, stream);
