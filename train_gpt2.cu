@@ -4807,24 +4807,6 @@ template <class G, class Tile> __device__ inline void gemm_load(GemmSMem<G>& sme
     }
 }
 
-// Run by warpgroup 0. One thread loads the operands of tiles first, first + stride, ... of the list.
-template <class G, class IdleWork = GemmNoIdleWork>
-__device__ inline void gemm_produce(GemmSMem<G>& smem, const GemmMaps& maps, int M, int N, int num_steps, int first,
-                                    int stride, int num_tiles, int rank, const IdleWork& idle_work = {}) {
-    warpgroup_fewer_registers<IdleWork::REGISTERS>();
-    if (IdleWork::WORKS && threadIdx.x >= 32) {
-        idle_work.run(warp_uniform(threadIdx.x / 32) - 1, &smem.loaded);
-        return;
-    }
-    if (threadIdx.x != 0) { return; }
-    int i = 0;
-#pragma unroll 1
-    for (int index = first; index < num_tiles; index += stride) {
-        gemm_load(smem, maps.inp, maps.weight, G::template tile<G>(index, M, N, rank), num_steps, rank, i);
-    }
-    if (IdleWork::WORKS) { mbarrier_arrive(&smem.loaded); }
-}
-
 // ---- the consumers: warpgroups 1 and 2 ----
 
 // sum = 0. The first wgmma of a tile could overwrite it instead; but then the compiler takes the accumulators for in use all
@@ -5083,7 +5065,8 @@ template <class G> __device__ inline void gemm_end() {
 
 // ---- the kernel ----
 
-// The beginning of a kernel. Returns the number of the warp: 0 to 3 in the producer, which has then loaded all tiles.
+// The beginning of a kernel. Warpgroup 0 loads the operands of the block's tiles: every num_clusters-th tile of the list, by one
+// thread. Returns the number of the warp: 0 to 3 in warpgroup 0, which is then done.
 template <class G, class IdleWork = GemmNoIdleWork>
 __device__ inline int gemm_begin(GemmSMem<G>& smem, const GemmMaps& maps, int M, int N, int K, int num_tiles,
                                  const IdleWork& idle_work = {}) {
@@ -5092,8 +5075,18 @@ __device__ inline int gemm_begin(GemmSMem<G>& smem, const GemmMaps& maps, int M,
     gemm_init(smem);
     int warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0); // the shuffle makes it warp-uniform to the compiler
     if (warp < 4) {
-        gemm_produce(smem, maps, M, N, ceil_div(K, 64), blockIdx.x / G::CLUSTER, gridDim.x / G::CLUSTER, num_tiles,
-                     G::rank(), idle_work);
+        warpgroup_fewer_registers<IdleWork::REGISTERS>();
+        if (IdleWork::WORKS && threadIdx.x >= 32) {
+            idle_work.run(warp_uniform(threadIdx.x / 32) - 1, &smem.loaded);
+            return warp;
+        }
+        if (threadIdx.x != 0) { return warp; }
+        int i = 0, rank = G::rank(), num_steps = ceil_div(K, 64);
+#pragma unroll 1
+        for (int index = blockIdx.x / G::CLUSTER; index < num_tiles; index += gridDim.x / G::CLUSTER) {
+            gemm_load(smem, maps.inp, maps.weight, G::template tile<G>(index, M, N, rank), num_steps, rank, i);
+        }
+        if (IdleWork::WORKS) { mbarrier_arrive(&smem.loaded); }
     } else {
         warpgroup_more_registers<(504 - IdleWork::REGISTERS) / 2>(); // the three warpgroups have 3 * 168 per thread
     }

@@ -411,16 +411,10 @@ template <class G> __global__ void __launch_bounds__(384, 1)
     static_assert(!gemm_is_ping_pong<G> && G::ROWS == 128 && G::COLUMNS == 256, "as in linear_multiply_changed");
     extern __shared__ __align__(256) unsigned char gelu_linear_dynamic[];
     auto& smem = shared_aligned_1024<GemmSMem<G>>(gelu_linear_dynamic);
-    if (threadIdx.x == 0) { tma_prefetch_map(&maps.inp), tma_prefetch_map(&maps.weight), tma_prefetch_map(&maps.out); }
-    gemm_init(smem);
-    int warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0); // tells the compiler that it is warp-uniform
+    int warp = gemm_begin(smem, maps, N, OC, K, num_tiles);
+    if (warp < 4) { return; }
     int warpgroup = warp / 4, rank = G::CLUSTER > 1 ? cluster_rank() : 0, num_steps = ceil_div(K, 64), i = 0;
     int first = blockIdx.x / G::CLUSTER, stride = gridDim.x / G::CLUSTER;
-    if (warpgroup == 0) {
-        gemm_produce(smem, maps, N, OC, num_steps, first, stride, num_tiles, rank);
-        return;
-    }
-    warpgroup_more_registers<240>();
     int box = 0, group = warpgroup - 1;
 #pragma unroll 1
     for (int index = first; index < num_tiles; index += stride) {
@@ -521,16 +515,10 @@ __global__ void __launch_bounds__(384, 1)
     typedef GeluLinearTiles8 G;
     extern __shared__ __align__(256) unsigned char gelu_linear_dynamic[];
     auto& smem = shared_aligned_1024<GemmSMem<G>>(gelu_linear_dynamic);
-    if (threadIdx.x == 0) { tma_prefetch_map(&maps.inp), tma_prefetch_map(&maps.weight), tma_prefetch_map(&maps.out); }
-    gemm_init(smem);
-    int warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0); // tells the compiler that it is warp-uniform
+    int warp = gemm_begin(smem, maps, N, OC, K, num_tiles);
+    if (warp < 4) { return; }
     int warpgroup = warp / 4, rank = cluster_rank(), num_steps = ceil_div(K, 64), i = 0;
     int first = blockIdx.x / G::CLUSTER, stride = gridDim.x / G::CLUSTER;
-    if (warpgroup == 0) {
-        gemm_produce(smem, maps, N, OC, num_steps, first, stride, num_tiles, rank);
-        return;
-    }
-    warpgroup_more_registers<240>();
     int box = 0, warp_row = (warp - 4) * 16;
 #pragma unroll 1
     for (int index = first; index < num_tiles; index += stride) {

@@ -173,15 +173,10 @@ template <class G, bool split> __global__ void __launch_bounds__(384, 1)
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     extern __shared__ __align__(256) unsigned char gemm_dynamic[];
     auto& smem = shared_aligned_1024<GemmSMem<G>>(gemm_dynamic);
-    gemm_init(smem);
-    int warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0); // the shuffle makes it warp-uniform to the compiler
+    int warp = gemm_begin(smem, maps, M, N, K, num_tiles);
+    if (warp < 4) { return; }
     int warpgroup = warp / 4, rank = G::rank(), num_steps = ceil_div(K, 64), i = 0;
     int first = blockIdx.x / G::CLUSTER, stride = gridDim.x / G::CLUSTER;
-    if (warpgroup == 0) {
-        gemm_produce(smem, maps, M, N, num_steps, first, stride, num_tiles, rank);
-        return;
-    }
-    warpgroup_more_registers<240>();
     int box = 0, number = 0, first_row = gemm_is_ping_pong<G> ? 0 : (warpgroup - 1) * 64;
     if (gemm_is_ping_pong<G>) {
         first += (warpgroup - 1) * stride;

@@ -1042,14 +1042,9 @@ __global__ void __launch_bounds__(384, 1)
     static_assert(gemm_is_ping_pong<G> && G::CLUSTER == 1, "as the loops below are");
     extern __shared__ __align__(256) unsigned char transformer_block_shared12[];
     auto& smem = shared_aligned_1024<GemmSMem<G>>(transformer_block_shared12);
-    gemm_init(smem);
-    int warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0); // tells the compiler that it is warp-uniform
+    int warp = gemm_begin(smem, maps, M, N, K, num_tiles);
+    if (warp < 4) { return; }
     int warpgroup = warp / 4, num_steps = ceil_div(K, 64), i = 0;
-    if (warpgroup == 0) {
-        gemm_produce(smem, maps, M, N, num_steps, blockIdx.x, gridDim.x, num_tiles, 0);
-        return;
-    }
-    warpgroup_more_registers<240>();
     int box = 0, number = 0;
     i = (warpgroup - 1) * num_steps;
 #pragma unroll 1
