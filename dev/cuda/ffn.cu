@@ -86,7 +86,7 @@ void ffn3(const FfnArgs& f, cudaStream_t stream, int form) {
 //
 // No deadlock: a tile waits only for tiles before it in the list, and every block processes its tiles in list order.
 
-typedef GemmPingPong192 FfnTiles;
+typedef GemmPingPong192<GemmSingle> FfnTiles;
 
 struct FfnList {
     int num_rows;           // rows of tiles
@@ -147,8 +147,12 @@ __global__ void __launch_bounds__(384, 1)
                 while (load_acquire(counters + item.tile.row / FfnTiles::ROWS) < 4 * list.columns1) {}
                 async_proxy_fence(); // orders TMA's loads of hidden (async proxy) after the load of the counter
             }
-            gemm_load(smem, item.second ? maps.hidden : maps.inp, item.second ? maps.weight2 : maps.weight1, item.tile,
-                      item.second ? list.num_steps2 : list.num_steps1, 0, i);
+            int num_steps = item.second ? list.num_steps2 : list.num_steps1;
+#pragma unroll 1
+            for (int step = 0; step < num_steps; step++, i++) {
+                gemm_load<FfnTiles>(smem, item.second ? maps.hidden : maps.inp,
+                                    item.second ? maps.weight2 : maps.weight1, item.tile, step, 0, i);
+            }
         }
         __threadfence();
         if (atomicAdd(counters + list.num_rows, 1) == (int)gridDim.x - 1) { // no producer waits any more

@@ -226,7 +226,7 @@ template <class G> __device__ inline void gelu_linear_release(GeluLinearSMem<G>&
     if (G::CLUSTER > 1 && lane < G::CLUSTER) { mbarrier_arrive_cluster(&smem.weight_empty[i % G::RING], lane); }
 }
 
-// Like gemm_multiply_cooperative, with 64 rows per consumer and a ring for each operand.
+// Like gemm_multiply for a cooperative form, with a ring for each operand.
 template <class G> __device__ inline void gelu_linear_multiply(float (&sum)[1][128], GeluLinearSMem<G>& smem,
                                                                int first_row, int num_steps, int& i) {
 #pragma unroll 1

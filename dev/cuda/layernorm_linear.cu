@@ -429,7 +429,11 @@ template <class G> __global__ void __launch_bounds__(384, 1)
         int i = 0;
 #pragma unroll 1
         for (int index = begin; index < end; index++) {
-            gemm_load(smem, inp_map, weight_map, tile_of(index), num_steps, rank, i);
+            GemmTile tile = tile_of(index);
+#pragma unroll 1
+            for (int step = 0; step < num_steps; step++, i++) {
+                gemm_load<G>(smem, inp_map, weight_map, tile, step, rank, i);
+            }
         }
         return;
     }

@@ -156,7 +156,9 @@ template <class G> __device__ inline void matmul_fp8_multiply_split(float (&sum)
         smem.ring.wait(i);
         wgmma_fence();
 #pragma unroll
-        for (int k = 0; k < 4; k++) { G::wgmma(part, a + 2 * k, G::weight_descriptor(stage.weight, k), k > 0); }
+        for (int k = 0; k < 4; k++) {
+            G::wgmma(part, a + 2 * k, GemmWeight<G>::descriptor(stage.weight) + 2 * k, k > 0);
+        }
         wgmma_commit();
         wgmma_wait<0>();
         wgmma_hold(part);
@@ -193,12 +195,10 @@ template <class G, bool split> __global__ void __launch_bounds__(384, 1)
         gemm_prepare(columns, epilogue, smem, maps.third, GemmTile{row, tile.column}, N, box);
         if constexpr (split) {
             matmul_fp8_multiply_split<G>(sum, smem, first_row, num_steps, i);
-        } else if constexpr (gemm_is_ping_pong<G>) {
-            gemm_multiply<G>(sum, smem, num_steps, number, i);
-            i += num_steps;
         } else {
-            gemm_multiply_cooperative<G>(sum, smem, first_row, num_steps, i);
+            gemm_multiply<G>(sum, smem, num_steps, number, i);
         }
+        if (gemm_is_ping_pong<G>) { i += num_steps; }
         if (to) {
             matmul_fp8_add<G>(sum, epilogue.scale, to, row, tile.column, M, N);
         } else {

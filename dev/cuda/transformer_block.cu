@@ -936,7 +936,7 @@ void transformer_block_forward11(const TransformerBlock& f, const TransformerBlo
 // For each row of each of its tiles, the projection stores partial statistics, called a part: the mean, and the sum of
 // squared differences from this mean. The epilogue of the fc product combines the parts of a row.
 
-typedef GemmPingPong192 TransformerBlockTiles12;
+typedef GemmPingPong192<GemmSingle> TransformerBlockTiles12;
 
 // GemmLayernorm that computes mean and rstd of a row from its parts (M, tiles per row). C: length of the rows.
 template <int extras> struct TransformerBlockPartsNorm : GemmLayernorm<extras> {
