@@ -4678,67 +4678,72 @@ template <class G> __device__ inline GemmTile gemm_tile(int index, int M, int N,
     return {((first + within % height) * G::CLUSTER + rank) * G::ROWS, within / height * G::COLUMNS};
 }
 
-// How the weight is stored: as (N,K), where wgmma takes the tile as it is.
-struct GemmWeightNK {
-    static constexpr bool IS_KN = false;
-    static __device__ uint64_t weight_descriptor(const floatX* tile, int k) { return wgmma_descriptor(tile) + 2 * k; }
+// The blocks of a cluster, one or two, from which a form inherits. Two blocks compute two tiles of out, one below the other, so
+// both need the same tile of the weight: each loads half of it and multicasts it to both. A stage is empty when the consumers
+// of both blocks have read it.
+template <int cluster> struct GemmCluster {
+    static constexpr int CLUSTER = cluster;
+    static constexpr bool IS_KM = false, IS_KN = false; // whether inp is stored as (K,M), the weight as (K,N)
+    static __device__ int rank() { return cluster == 1 ? 0 : cluster_rank(); }
+    static __device__ void sync() { cluster == 1 ? __syncthreads() : cluster_sync(); }
+    // Called by a warp that has read a stage: lane r arrives at the empty barrier of block r.
+    static __device__ void release(uint64_t* empty) {
+        int lane = threadIdx.x % 32;
+        if (lane < cluster) { cluster == 1 ? mbarrier_arrive(empty) : mbarrier_arrive_cluster(empty, lane); }
+    }
     template <class G> static __device__ GemmTile tile(int index, int M, int N, int rank) {
         return gemm_tile<G>(index, M, N, rank);
     }
 };
+typedef GemmCluster<1> GemmSingle;
+typedef GemmCluster<2> GemmPair;
 
-// A cluster of two blocks computes two tiles of out, one below the other, so both blocks need the same tile of the
-// weight. Each block loads half of that tile and multicasts it to both blocks. A stage is empty when the consumers of
-// both blocks have read it.
-struct GemmPair : GemmWeightNK {
-    static constexpr int CLUSTER = 2;
-    static __device__ int rank() { return cluster_rank(); }
-    static __device__ void sync() { cluster_sync(); }
-    // a block must not exit while the other block may still write to its shared memory
-    static __device__ void end() { cluster_sync(); }
-    // Loads this block's half of the weight tile into both blocks. The tile is `columns` rows of 64 elements, from
-    // column k and row tile.column of the weight on.
-    template <int columns> static __device__ void load_weight(floatX* weight, const CUtensorMap& map, int k,
-                                                              const GemmTile& tile, int rank, uint64_t* full) {
-        const int half = columns / 2;
-        tma_load_2d_multicast(weight + rank * half * 64, &map, k, tile.column + rank * half, full, 3);
+// An operand, stored as (rows,K), or as (K,rows) if by_k, as a backward pass has it. A stage has a tile of it: 64 columns (k) of
+// `size` rows, which wgmma takes as they are. If by_k, these are boxes of 64 columns and 64 rows (k), which wgmma transposes.
+// Each of num_blocks blocks loads a part, for all of them.
+template <int num_blocks, int size, bool by_k> struct GemmOperand {
+    static constexpr int BOX_ROWS = (by_k ? 64 : size) / num_blocks;
+    static constexpr int STEP = by_k ? 128 : 2; // 16 of k, in the units of wgmma's descriptors, which are 16 bytes
+    static CUtensorMap map(const floatX* matrix, int rows, int K) {
+        return by_k ? tensor_map(matrix, {rows, K}, {64, BOX_ROWS}) : tensor_map(matrix, {K, rows}, {64, BOX_ROWS});
     }
-    // Called by a warp that has read a stage: lane r arrives at the empty barrier of block r.
-    static __device__ void release(uint64_t* empty) {
-        int lane = threadIdx.x % 32;
-        if (lane < 2) { mbarrier_arrive_cluster(empty, lane); }
-    }
-};
-
-// The trainer's form. 192 divides 768 and 3072, and the accumulators of a 128x192 tile fit in one warpgroup's registers.
-struct GemmPingPong192Pairs : GemmPair {
-    static constexpr int ROWS = 128, COLUMNS = 192; // size of a tile of out
-    static constexpr int PARTS = ROWS / 64;         // a wgmma covers 64 rows, so a consumer has this many accumulators
-    static constexpr int READERS = 4;               // warps per block that read a stage, the four of one consumer
-    static constexpr int RING = 4;                  // stages in the ring
-    static constexpr int BOXES = 4;                 // boxes of 16x64 results per consumer warp, in shared memory
-    static __device__ void wgmma(float (&sum)[96], uint64_t inp, uint64_t weight, bool accumulate) {
-        wgmma_64x192x16(sum, inp, weight, accumulate, floatX());
-    }
-};
-
-// The same for a weight that is stored as (K,N), as a backward pass has it: the tile is boxes of 64 columns, of 64 rows (k)
-// each, which wgmma transposes. Each block loads half of the rows.
-struct GemmPingPong192PairsKN : GemmPingPong192Pairs {
-    static constexpr bool IS_KN = true;
-    static __device__ uint64_t weight_descriptor(const floatX* tile, int k) { // 16 rows are 2048 bytes, 128 units
-        return wgmma_descriptor_transposed(tile, 64 * 64 * sizeof(floatX)) + 128 * k;
-    }
-    template <int columns> static __device__ void load_weight(floatX* weight, const CUtensorMap& map, int k,
-                                                              const GemmTile& tile, int rank, uint64_t* full) {
-        for (int box = 0; box < columns / 64; box++) {
-            tma_load_2d_multicast(weight + (box * 64 + rank * 32) * 64, &map, tile.column + 64 * box, k + rank * 32,
-                                  full, 3);
+    // Loads the part of block `rank`. row, k: where the tile begins in the matrix
+    template <class Tile> static __device__ void load(floatX* to, const CUtensorMap& map, const Tile& tile, int row,
+                                                      int k, int rank, uint64_t* full) {
+        for (int i = 0; i < (by_k ? size / 64 : 1); i++) {
+            floatX* box = to + (i * 64 + rank * BOX_ROWS) * 64;
+            int x = by_k ? row + 64 * i : k, y = (by_k ? k : row) + rank * BOX_ROWS;
+            num_blocks == 1 ? tile.load(box, map, x, y, full) : tma_load_2d_multicast(box, &map, x, y, full, 3);
         }
     }
-    static __device__ void wgmma(float (&sum)[96], uint64_t inp, uint64_t weight, bool accumulate) {
-        wgmma_64x192x16_transposed_b(sum, inp, weight, accumulate, floatX());
+    static __device__ uint64_t descriptor(const floatX* tile) {
+        return by_k ? wgmma_descriptor_transposed(tile, 64 * 64 * sizeof(floatX)) : wgmma_descriptor(tile);
     }
+};
+template <class G> using GemmInp = GemmOperand<1, G::ROWS, G::IS_KM>;
+template <class G> using GemmWeight = GemmOperand<G::CLUSTER, G::COLUMNS, G::IS_KN>;
+
+// The trainer's form. 192 divides 768 and 3072, and the accumulators of a 128x192 tile fit in one warpgroup's registers.
+template <class Cluster, bool kn = false> struct GemmPingPong192 : Cluster {
+    static constexpr bool IS_KN = kn;
+    static constexpr int ROWS = 128, COLUMNS = 192; // size of a tile of out
+    static constexpr int PARTS = ROWS / 64;         // a wgmma covers 64 rows, so a consumer has this many accumulators
+    static constexpr int READERS = 4; // warps per block that read a stage: 4 of one consumer, or 8 of both
+    static constexpr int RING = 4;    // stages in the ring
+    static constexpr int BOXES = 4;   // boxes of 16x64 results per consumer warp, in shared memory
+    static __device__ void wgmma(float (&sum)[96], uint64_t inp, uint64_t weight, bool accumulate) {
+        kn ? wgmma_64x192x16_transposed_b(sum, inp, weight, accumulate, floatX())
+           : wgmma_64x192x16(sum, inp, weight, accumulate, floatX());
+    }
+};
+typedef GemmPingPong192<GemmPair> GemmPingPong192Pairs;
+
+// Returns whether a form is ping-pong. In other forms, both consumers compute every tile together, half of its rows each.
+template <class G> constexpr bool gemm_is_ping_pong = G::READERS == 4;
+
+template <class G> struct GemmStage { // 64 columns of both operands, swizzled as TMA writes them
+    floatX inp[G::ROWS * 64], weight[G::COLUMNS * 64];
+    static_assert(G::ROWS % 8 == 0 && G::COLUMNS % 8 == 0, "every tile is aligned to 1024 bytes, as the swizzle wants");
 };
 
 // The ring over time, here with 4 stages and 3 steps of 64 columns per tile. Step i uses stage i % 4. L4 is the TMA
@@ -4753,28 +4758,13 @@ struct GemmPingPong192PairsKN : GemmPingPong192Pairs {
 //     products        | tile 0, consumer 0    | tile 1, consumer 1    | tile 2
 template <class G> struct GemmSMem {
     static constexpr int RING = G::RING;
-    struct Stage { // 64 columns of both operands, swizzled as TMA writes them
-        floatX inp[G::ROWS * 64], weight[G::COLUMNS * 64];
-    } stages[RING];
+    GemmStage<G> stages[RING];
     floatX boxes[8][G::BOXES][16 * 64]; // per consumer warp: results to be stored, or `third`
     TmaRing<RING> ring;
     uint64_t box_full[8][G::BOXES]; // TMA loads complete them, consumers wait
     uint64_t turn[2]; // consumer c waits for turn[c]; the other consumer arrives when it has issued its products
     uint64_t loaded;  // for work in idle warps: the producer arrives when it has loaded the last stage
-
-    static constexpr int bytes() {
-        static_assert(sizeof(Stage) % 1024 == 0, "every tile is aligned to 1024 bytes, as the swizzle wants");
-        static_assert(sizeof(GemmSMem) + 1024 <= 227 << 10, "all that compute capability 9.0 has");
-        return sizeof(GemmSMem) + 1024;
-    }
 };
-
-// Dynamic shared memory, aligned to the 1024 bytes that the swizzle needs. The driver aligns it to less, so bytes()
-// includes 1 KB for the shift.
-template <class G> __device__ inline GemmSMem<G>& gemm_smem(unsigned char* dynamic_shared) {
-    uint32_t address = shared_address(dynamic_shared);
-    return *reinterpret_cast<GemmSMem<G>*>(dynamic_shared + (1024 - address % 1024) % 1024);
-}
 
 // All threads call this first. It initialises the barriers and waits for earlier kernels, whose results may be read
 // afterwards.
@@ -4806,35 +4796,15 @@ struct GemmMaps {
     CUtensorMap inp, weight, out, second, third;
 };
 
-// Loads the operands of a tile, one stage per step. i is the number of steps loaded so far, over all tiles.
-template <class G, class Tile> __device__ inline void gemm_load(GemmSMem<G>& smem, const CUtensorMap& inp_map,
-                                                                const CUtensorMap& weight_map, const Tile& tile,
-                                                                int num_steps, int rank, int& i) {
-#pragma unroll 1
-    for (int step = 0; step < num_steps; step++, i++) {
-        auto& stage = smem.stages[i % G::RING];
-        uint64_t* full = smem.ring.acquire(i, sizeof(stage));
-        tile.load(stage.inp, inp_map, step * 64, tile.row, full);
-        G::template load_weight<G::COLUMNS>(stage.weight, weight_map, step * 64, tile, rank, full);
-    }
-}
-
-// Run by warpgroup 0. One thread loads the operands of tiles first, first + stride, ... of the list.
-template <class G, class IdleWork = GemmNoIdleWork>
-__device__ inline void gemm_produce(GemmSMem<G>& smem, const GemmMaps& maps, int M, int N, int num_steps, int first,
-                                    int stride, int num_tiles, int rank, const IdleWork& idle_work = {}) {
-    warpgroup_fewer_registers<IdleWork::REGISTERS>();
-    if (IdleWork::WORKS && threadIdx.x >= 32) {
-        idle_work.run(warp_uniform(threadIdx.x / 32) - 1, &smem.loaded);
-        return;
-    }
-    if (threadIdx.x != 0) { return; }
-    int i = 0;
-#pragma unroll 1
-    for (int index = first; index < num_tiles; index += stride) {
-        gemm_load(smem, maps.inp, maps.weight, G::template tile<G>(index, M, N, rank), num_steps, rank, i);
-    }
-    if (IdleWork::WORKS) { mbarrier_arrive(&smem.loaded); }
+// Loads 64 columns of a tile's operands, from 64 * step on. i is the number of steps loaded so far, over all tiles. In this and
+// gemm_multiply, SMem is any struct with the members `stages` and `ring`.
+template <class G, class SMem, class Tile>
+__device__ inline void gemm_load(SMem& smem, const CUtensorMap& inp_map, const CUtensorMap& weight_map,
+                                 const Tile& tile, int step, int rank, int i) {
+    auto& stage = smem.stages[i % G::RING];
+    uint64_t* full = smem.ring.acquire(i, sizeof(stage));
+    GemmInp<G>::load(stage.inp, inp_map, tile, tile.row, step * 64, 0, full);
+    GemmWeight<G>::load(stage.weight, weight_map, tile, tile.column, step * 64, rank, full);
 }
 
 // ---- the consumers: warpgroups 1 and 2 ----
@@ -4848,26 +4818,27 @@ template <class G> __device__ inline void gemm_clear(float (&sum)[G::PARTS][G::C
 }
 
 // The main loop of a consumer: the products of one tile, whose first step is step i of the ring. number: how many
-// tiles this consumer had before. sum[m] is the accumulator of rows 64m to 64m + 63 of the tile; its elements 4j to
-// 4j + 3 are this lane's part of the 16x8 fragment at columns 8j (see wgmma_64x128x16).
-template <class G, bool clears = true> __device__ inline void
-gemm_multiply(float (&sum)[G::PARTS][G::COLUMNS / 2], GemmSMem<G>& smem, int num_steps, int number, int& i) {
-    int consumer = threadIdx.x / 128 - 1;
+// tiles this consumer had before. sum[m] is the accumulator of rows 64m to 64m + 63 of the consumer's rows; its elements
+// 4j to 4j + 3 are this lane's part of the 16x8 fragment at columns 8j (see wgmma_64x128x16).
+template <class G, bool clears = true, class SMem> __device__ inline void
+gemm_multiply(float (&sum)[G::PARTS][G::COLUMNS / 2], SMem& smem, int num_steps, int number, int& i) {
+    int consumer = threadIdx.x / 128 - 1, first_row = gemm_is_ping_pong<G> ? 0 : 64 * warp_uniform(consumer);
     if (clears) { gemm_clear<G>(sum); }
     // Ping-pong: wait until the other consumer has issued the products of the previous tile. A barrier's parity is one
     // bit, so a consumer more than a round of the ring ahead would take an earlier tile's stage for its own.
-    mbarrier_wait(&smem.turn[consumer], (number + 1 + consumer) % 2);
+    if constexpr (gemm_is_ping_pong<G>) { mbarrier_wait(&smem.turn[consumer], (number + 1 + consumer) % 2); }
 #pragma unroll 1
     for (int step = 0; step < num_steps; step++, i++) {
         auto& stage = smem.stages[i % G::RING];
-        uint64_t inp = wgmma_descriptor(stage.inp);
+        uint64_t inp = GemmInp<G>::descriptor(stage.inp + first_row * 64);
         smem.ring.wait(i);
         wgmma_fence();
 #pragma unroll
-        for (int k = 0; k < 4; k++) { // in the descriptor's units of 16 bytes, 16 columns are 2 and 64 rows are 512
+        for (int k = 0; k < 4; k++) { // 16 columns per iteration; 64 rows of inp are 512 units of 16 bytes
 #pragma unroll
             for (int m = 0; m < G::PARTS; m++) {
-                G::wgmma(sum[m], inp + 512 * m + 2 * k, G::weight_descriptor(stage.weight, k),
+                G::wgmma(sum[m], inp + 512 * m + GemmInp<G>::STEP * k,
+                         GemmWeight<G>::descriptor(stage.weight) + GemmWeight<G>::STEP * k,
                          clears || step > 0 || k > 0);
             }
         }
@@ -4875,7 +4846,9 @@ gemm_multiply(float (&sum)[G::PARTS][G::COLUMNS / 2], GemmSMem<G>& smem, int num
         wgmma_wait<1>(); // the previous step's products are done
         if (step > 0) { G::release(&smem.ring.empty[(i - 1) % G::RING]); }
     }
-    if (threadIdx.x % 32 == 0) { mbarrier_arrive(&smem.turn[1 - consumer]); }
+    if constexpr (gemm_is_ping_pong<G>) {
+        if (threadIdx.x % 32 == 0) { mbarrier_arrive(&smem.turn[1 - consumer]); }
+    }
     wgmma_wait<0>();
 #pragma unroll
     for (int m = 0; m < G::PARTS; m++) { wgmma_hold(sum[m]); }
@@ -5090,12 +5063,13 @@ __device__ inline void gemm_store(float (&sum)[G::PARTS][G::COLUMNS / 2], const 
 // the cluster no longer writes to it.
 template <class G> __device__ inline void gemm_end() {
     if (threadIdx.x % 32 == 0) { tma_store_wait<0>(); }
-    G::end();
+    if (G::CLUSTER > 1) { G::sync(); }
 }
 
 // ---- the kernel ----
 
-// The beginning of a kernel. Returns the number of the warp: 0 to 3 in the producer, which has then loaded all tiles.
+// The beginning of a kernel. Warpgroup 0 loads the operands of the block's tiles: every num_clusters-th tile of the list, by one
+// thread. Returns the number of the warp: 0 to 3 in warpgroup 0, which is then done.
 template <class G, class IdleWork = GemmNoIdleWork>
 __device__ inline int gemm_begin(GemmSMem<G>& smem, const GemmMaps& maps, int M, int N, int K, int num_tiles,
                                  const IdleWork& idle_work = {}) {
@@ -5104,8 +5078,22 @@ __device__ inline int gemm_begin(GemmSMem<G>& smem, const GemmMaps& maps, int M,
     gemm_init(smem);
     int warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0); // the shuffle makes it warp-uniform to the compiler
     if (warp < 4) {
-        gemm_produce(smem, maps, M, N, ceil_div(K, 64), blockIdx.x / G::CLUSTER, gridDim.x / G::CLUSTER, num_tiles,
-                     G::rank(), idle_work);
+        warpgroup_fewer_registers<IdleWork::REGISTERS>();
+        if (IdleWork::WORKS && threadIdx.x >= 32) {
+            idle_work.run(warp_uniform(threadIdx.x / 32) - 1, &smem.loaded);
+            return warp;
+        }
+        if (threadIdx.x != 0) { return warp; }
+        int i = 0, rank = G::rank(), num_steps = ceil_div(K, 64);
+#pragma unroll 1
+        for (int index = blockIdx.x / G::CLUSTER; index < num_tiles; index += gridDim.x / G::CLUSTER) {
+            auto tile = G::template tile<G>(index, M, N, rank);
+#pragma unroll 1
+            for (int step = 0; step < num_steps; step++, i++) {
+                gemm_load<G>(smem, maps.inp, maps.weight, tile, step, rank, i);
+            }
+        }
+        if (IdleWork::WORKS) { mbarrier_arrive(&smem.loaded); }
     } else {
         warpgroup_more_registers<(504 - IdleWork::REGISTERS) / 2>(); // the three warpgroups have 3 * 168 per thread
     }
@@ -5116,51 +5104,37 @@ __device__ inline int gemm_begin(GemmSMem<G>& smem, const GemmMaps& maps, int M,
 template <class G, class Epilogue, class Store>
 __device__ inline void gemm_consume(GemmSMem<G>& smem, int warp, const GemmMaps& maps, const Epilogue& epilogue, int M,
                                     int N, int K, int num_tiles, const Store& store) {
-    int consumer = warp / 4 - 1, rank = G::rank(), num_steps = ceil_div(K, 64);
-    int first = blockIdx.x / G::CLUSTER, stride = gridDim.x / G::CLUSTER, box = 0, number = 0;
-    // the block's tiles go to consumers 0, 1, 0, ...; their steps go through the ring in that order
-    int i = consumer * num_steps;
+    constexpr bool ping_pong = gemm_is_ping_pong<G>;
+    int consumer = warp / 4 - 1, rank = G::rank(), num_steps = ceil_div(K, 64), box = 0, number = 0;
+    // ping-pong: the block's tiles go to consumers 0, 1, 0, ...; their steps go through the ring in that order
+    int turns = ping_pong ? 2 : 1, turn = ping_pong ? consumer : 0, i = turn * num_steps;
+    int first = blockIdx.x / G::CLUSTER, stride = gridDim.x / G::CLUSTER;
 #pragma unroll 1
-    for (int index = first + consumer * stride; index < num_tiles; index += 2 * stride, number++) {
+    for (int index = first + turn * stride; index < num_tiles; index += turns * stride, number++) {
         float sum[G::PARTS][G::COLUMNS / 2];
         auto tile = G::template tile<G>(index, M, N, rank);
-        tile.row += warp % 4 * 16;             // the warp's
-        GemmColumns<G, Epilogue> columns = {}; // stay zeros with GEMM_NO_BIAS
+        tile.row += warp % 4 * 16 + (ping_pong ? 0 : 64 * consumer); // the warp's
+        GemmColumns<G, Epilogue> columns = {};                       // stay zeros with GEMM_NO_BIAS
         gemm_prepare(columns, epilogue, smem, maps.third, tile, N, box);
         gemm_multiply<G>(sum, smem, num_steps, number, i);
-        i += num_steps; // skips the other consumer's tile
+        i += (turns - 1) * num_steps; // skips the other consumer's tile
         store(sum, columns, tile, box);
     }
 }
 
-template <class G, class Epilogue, class IdleWork>
-__device__ inline void gemm_block(unsigned char* dynamic_shared, const GemmMaps& maps, const Epilogue& epilogue, int M,
-                                  int N, int K, int num_tiles, const IdleWork& idle_work) {
-    GemmSMem<G>& smem = gemm_smem<G>(dynamic_shared);
+// Kernel 21 of matmul_forward.cu. Its idle warps run `idle_work`.
+template <class G, class Epilogue, class IdleWork = GemmNoIdleWork> __global__ void __launch_bounds__(384, 1)
+    gemm_sm90_kernel9(const __grid_constant__ GemmMaps maps, Epilogue epilogue, int M, int N, int K, int num_tiles,
+                      const __grid_constant__ IdleWork idle_work) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    extern __shared__ __align__(256) unsigned char gemm_dynamic[];
+    auto& smem = shared_aligned_1024<GemmSMem<G>>(gemm_dynamic);
     int warp = gemm_begin(smem, maps, M, N, K, num_tiles, idle_work);
     if (warp < 4) { return; }
     gemm_consume(smem, warp, maps, epilogue, M, N, K, num_tiles, [&](auto& sum, auto& columns, auto& tile, int& box) {
         gemm_store<G>(sum, epilogue, columns, smem, maps.out, maps.second, maps.third, tile, M, box);
     });
     gemm_end<G>();
-}
-
-// Kernel 21 of matmul_forward.cu.
-template <class G, class Epilogue> __global__ void __launch_bounds__(384, 1)
-    gemm_sm90_kernel9(const __grid_constant__ GemmMaps maps, Epilogue epilogue, int M, int N, int K, int num_tiles) {
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-    extern __shared__ __align__(256) unsigned char gemm_dynamic[];
-    gemm_block<G>(gemm_dynamic, maps, epilogue, M, N, K, num_tiles, GemmNoIdleWork());
-#endif
-}
-
-// Kernel 21 that also runs `idle_work` in its idle warps.
-template <class G, class Epilogue, class IdleWork> __global__ void __launch_bounds__(384, 1)
-    gemm_idle_work_sm90_kernel(const __grid_constant__ GemmMaps maps, Epilogue epilogue, int M, int N, int K,
-                               int num_tiles, const __grid_constant__ IdleWork idle_work) {
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-    extern __shared__ __align__(256) unsigned char gemm_dynamic[];
-    gemm_block<G>(gemm_dynamic, maps, epilogue, M, N, K, num_tiles, idle_work);
 #endif
 }
 
@@ -5180,9 +5154,7 @@ inline CUtensorMap gemm_box_map(const floatX* matrix, int M, int N) { return ten
 // A matrix that is NULL gets inp's map, which is then not used.
 template <class G> GemmMaps gemm_maps(const GemmArgs& g) {
     GemmMaps maps;
-    maps.inp = tensor_map(g.inp, {g.K, g.M}, {64, G::ROWS});
-    maps.weight = G::IS_KN ? tensor_map(g.weight, {g.N, g.K}, {64, 64 / G::CLUSTER})
-                           : tensor_map(g.weight, {g.K, g.N}, {64, G::COLUMNS / G::CLUSTER});
+    maps.inp = GemmInp<G>::map(g.inp, g.M, g.K), maps.weight = GemmWeight<G>::map(g.weight, g.N, g.K);
     maps.out = g.out ? gemm_box_map(g.out, g.M, g.N) : maps.inp;
     maps.second = g.second ? gemm_box_map(g.second, g.M, g.N) : maps.inp;
     maps.third = g.third ? gemm_box_map(g.third, g.M, g.N) : maps.inp;
@@ -5197,13 +5169,15 @@ template <class G> int gemm_num_tiles(int M, int N, int K) {
     return (int)num_tiles;
 }
 
-// Launches a kernel with blocks of 384 threads and `bytes` of dynamic shared memory, in clusters. If `early`, the
-// launch is a programmatic dependent launch: the kernel may start before the previous kernel of the stream has ended,
-// and waits for its end in grid_wait_dependency().
-template <class... Parameters, class... Arguments>
-void gemm_start(void (*kernel)(Parameters...), int num_blocks, int cluster, int bytes, bool early,
-                const Execution& exec, const Arguments&... arguments) {
-    launch_kernel(kernel, LaunchShape(num_blocks, 384, bytes, cluster, early), exec, arguments...);
+// Launches a kernel of the form G for num_tiles tiles, or pairs of tiles: a block per SM, or fewer if there are fewer tiles.
+// early: see LaunchShape. The kernel has its dynamic shared memory, an SMem, from shared_aligned_1024().
+template <class G, class SMem = GemmSMem<G>, class... Parameters, class... Arguments>
+void gemm_start(void (*kernel)(Parameters...), int num_tiles, bool early, const Execution& exec,
+                const Arguments&... arguments) {
+    const int bytes = sizeof(SMem) + 1024;
+    static_assert(bytes <= 227 << 10, "all that compute capability 9.0 has");
+    int num_blocks = min(num_tiles, exec.free_sms() / G::CLUSTER) * G::CLUSTER;
+    launch_kernel(kernel, LaunchShape(num_blocks, 384, bytes, G::CLUSTER, early), exec, arguments...);
 }
 
 // out = finish(inp weight^T), and idle warps run `idle_work`. Requires has_sm90a(), K % 8 == 0, N % 8 == 0, and all
@@ -5213,15 +5187,9 @@ void gemm(const GemmArgs& g, const Epilogue& epilogue, const Execution& exec, co
     require(has_sm90a()); // nvcc -gencode arch=compute_90a,code=sm_90a
     require((g.second != NULL) == ((Epilogue::EXTRAS & GEMM_SECOND) != 0));
     require((g.third != NULL) == ((Epilogue::EXTRAS & GEMM_THIRD) != 0));
-    int num_tiles = gemm_num_tiles<G>(g.M, g.N, g.K), num_clusters = min(num_tiles, exec.free_sms() / G::CLUSTER);
-    int num_blocks = num_clusters * G::CLUSTER, bytes = GemmSMem<G>::bytes();
-    if constexpr (IdleWork::WORKS) {
-        gemm_start(gemm_idle_work_sm90_kernel<G, Epilogue, IdleWork>, num_blocks, G::CLUSTER, bytes, true, exec,
-                   gemm_maps<G>(g), epilogue, g.M, g.N, g.K, num_tiles, idle_work);
-    } else {
-        gemm_start(gemm_sm90_kernel9<G, Epilogue>, num_blocks, G::CLUSTER, bytes, true, exec, gemm_maps<G>(g), epilogue,
-                   g.M, g.N, g.K, num_tiles);
-    }
+    int num_tiles = gemm_num_tiles<G>(g.M, g.N, g.K);
+    gemm_start<G>(gemm_sm90_kernel9<G, Epilogue, IdleWork>, num_tiles, true, exec, gemm_maps<G>(g), epilogue, g.M, g.N,
+                  g.K, num_tiles, idle_work);
 }
 #endif
 // ==== end promoted: gemm ====
@@ -5489,7 +5457,7 @@ void matmul_backward_weight6(float* dweight, const floatX* dout, const floatX* i
 // a row of C sums for each 128 rows.
 template <int extras>
 static void matmul_backward_launch8(const GemmArgs& g, float* dinp_sums, float* partials, const Execution& exec) {
-    typedef GemmPingPong192PairsKN G;
+    typedef GemmPingPong192<GemmPair, true> G;
     if (!dinp_sums) { return gemm<G>(g, GemmBias<extras>{NULL}, exec); }
     gemm<G>(g, GemmBiasSums<extras>{{NULL}, partials, g.N}, exec);
 }
@@ -5626,28 +5594,19 @@ struct MatmulBackwardWork {
     }
 };
 
-// The forms, for 256 and 192 columns per tile.
-struct MatmulBackwardTile256 : GemmPair {
-    static constexpr int ROWS = 128, COLUMNS = 256; // of a block
-    static constexpr int RING = 4;
-    static __device__ void wgmma(float (&sum)[128], uint64_t dout, uint64_t inp, bool accumulate) {
-        wgmma_64x256x16_transposed(sum, dout, inp, accumulate, floatX());
-    }
-};
-struct MatmulBackwardTile192 : GemmPair {
-    static constexpr int ROWS = 128, COLUMNS = 192;
-    static constexpr int RING = 5;
-    static __device__ void wgmma(float (&sum)[96], uint64_t dout, uint64_t inp, bool accumulate) {
-        wgmma_64x192x16_transposed(sum, dout, inp, accumulate, floatX());
+// The forms, for 256 and 192 columns per tile. Both operands are stored as (K,rows).
+template <int columns> struct MatmulBackwardTile : GemmPair {
+    static constexpr bool IS_KM = true, IS_KN = true;
+    static constexpr int ROWS = 128, COLUMNS = columns, PARTS = 1, READERS = 8, RING = columns == 256 ? 4 : 5;
+    static __device__ void wgmma(float (&sum)[columns / 2], uint64_t dout, uint64_t inp, bool accumulate) {
+        if constexpr (columns == 256) { wgmma_64x256x16_transposed(sum, dout, inp, accumulate, floatX()); }
+        if constexpr (columns == 192) { wgmma_64x192x16_transposed(sum, dout, inp, accumulate, floatX()); }
     }
 };
 
-template <class G> struct MatmulBackwardRing {
-    struct Stage { // 64 tokens of both operands, in boxes of 64 columns
-        floatX dout[G::ROWS / 64][64 * 64];
-        floatX inp[G::COLUMNS / 64][64 * 64];
-    } stages[G::RING];
-    TmaRing<G::RING> barriers;
+template <class G> struct MatmulBackwardSMem {
+    GemmStage<G> stages[G::RING]; // 64 tokens of dout and of inp
+    TmaRing<G::RING> ring;
 };
 
 constexpr int MATMUL_BACKWARD_MAX_CLUSTERS = 128;
@@ -5657,51 +5616,6 @@ constexpr int MATMUL_BACKWARD_FLAGS =
 // launch.
 __device__ inline int* matmul_backward_flag10(float4* parts, int cluster, int rank, int warp) {
     return (int*)parts - MATMUL_BACKWARD_FLAGS + (cluster * 2 + rank) * 8 + warp;
-}
-
-// Loads the steps of a part. tile: the block's first row and column. i: the number of steps loaded before.
-template <class G> __device__ inline void matmul_backward_load10(MatmulBackwardRing<G>& ring,
-                                                                 const CUtensorMap& dout_map,
-                                                                 const CUtensorMap& inp_map, const GemmTile& tile,
-                                                                 const MatmulBackwardPart& part, int rank, int& i) {
-    int step = part.first;
-#pragma unroll 1
-    for (int n = part.end - part.begin; n > 0; n--, i++) {
-        auto& stage = ring.stages[i % G::RING];
-        uint64_t* full = ring.barriers.acquire(i, sizeof(stage));
-        for (int box = 0; box < G::ROWS / 64; box++) {
-            tma_load_2d(stage.dout[box], &dout_map, tile.row + 64 * box, step * 64, full);
-        }
-        // each block loads 32 of the tokens of inp for both blocks
-        for (int box = 0; box < G::COLUMNS / 64; box++) {
-            tma_load_2d_multicast(stage.inp[box] + rank * 32 * 64, &inp_map, tile.column + 64 * box,
-                                  step * 64 + rank * 32, full, 3);
-        }
-        step = step + 1 < part.end ? step + 1 : part.begin;
-    }
-}
-
-// The main loop of a consumer: sum = its 64 rows of the tile, over num_steps steps. i: the number of steps before.
-template <class G> __device__ inline void matmul_backward_multiply10(float (&sum)[G::COLUMNS / 2],
-                                                                     MatmulBackwardRing<G>& ring, int consumer,
-                                                                     int num_steps, int& i) {
-    const int box_bytes = sizeof(ring.stages[0].inp[0]);
-#pragma unroll 1
-    for (int step = 0; step < num_steps; step++, i++) {
-        auto& stage = ring.stages[i % G::RING];
-        uint64_t dout = wgmma_descriptor_transposed(stage.dout[consumer], box_bytes);
-        uint64_t inp = wgmma_descriptor_transposed(stage.inp, box_bytes);
-        ring.barriers.wait(i);
-        wgmma_fence();
-#pragma unroll
-        for (int k = 0; k < 4; k++) { G::wgmma(sum, dout + 128 * k, inp + 128 * k, step > 0 || k > 0); } // 16 tokens
-        wgmma_commit();
-        wgmma_wait<1>(); // the previous step's products are done
-        if (step > 0) { G::release(&ring.barriers.empty[(i - 1) % G::RING]); }
-    }
-    wgmma_wait<0>();
-    wgmma_hold(sum);
-    G::release(&ring.barriers.empty[(i - 1) % G::RING]);
 }
 
 // Where `parts` has the accumulators of a consumer warp, 0 to 7: sum[4j .. 4j + 3] of lane l is element 32 * j + l.
@@ -5771,10 +5685,10 @@ template <class G> __global__ void __launch_bounds__(384, 1)
                                   MatmulBackwardSchedule s, int OC, int C, bool accumulate) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     extern __shared__ __align__(256) unsigned char dynamic_shared_weight[];
-    auto& ring = shared_aligned_1024<MatmulBackwardRing<G>>(dynamic_shared_weight);
+    auto& smem = shared_aligned_1024<MatmulBackwardSMem<G>>(dynamic_shared_weight);
     if (threadIdx.x == 0) {
         tma_prefetch_map(&dout_map), tma_prefetch_map(&inp_map);
-        ring.barriers.init(8 * G::CLUSTER); // consumer warps
+        smem.ring.init(G::READERS * G::CLUSTER);
         mbarrier_init_fence();
     }
     G::sync();
@@ -5792,7 +5706,12 @@ template <class G> __global__ void __launch_bounds__(384, 1)
 #pragma unroll 1
         while (work.next(s, &part)) {
             GemmTile tile = gemm_tile<G>(part.tile, OC, C, rank);
-            matmul_backward_load10<G>(ring, dout_map, inp_map, tile, part, rank, i);
+            int step = part.first;
+#pragma unroll 1
+            for (int n = part.end - part.begin; n > 0; n--, i++) {
+                gemm_load<G>(smem, dout_map, inp_map, tile, step, rank, i);
+                step = step + 1 < part.end ? step + 1 : part.begin;
+            }
         }
         return;
     }
@@ -5800,23 +5719,23 @@ template <class G> __global__ void __launch_bounds__(384, 1)
     warp -= 4;
 #pragma unroll 1
     while (work.next(s, &part)) {
-        float sum[G::COLUMNS / 2];
-        matmul_backward_multiply10<G>(sum, ring, warp / 4, part.end - part.begin, i);
+        float sum[1][G::COLUMNS / 2];
+        gemm_multiply<G, false>(sum, smem, part.end - part.begin, 0, i);
         if (part.end < s.num_steps) {
-            matmul_backward_store_part10(sum, parts, cluster, rank, warp);
+            matmul_backward_store_part10(sum[0], parts, cluster, rank, warp);
             continue;
         }
         int tile_begin = part.tile * s.num_steps;
         if (part.begin > 0) { // lower clusters have the tile's earlier steps
 #pragma unroll 1
             for (int c = cluster - 1; matmul_backward_range(s, c + 1) > tile_begin; c--) {
-                matmul_backward_add_part10(sum, parts, c, rank, warp);
+                matmul_backward_add_part10(sum[0], parts, c, rank, warp);
             }
         }
         GemmTile tile = gemm_tile<G>(part.tile, OC, C, rank);
-        matmul_backward_store10(sum, dweight, tile.row + warp * 16, tile.column, OC, C, accumulate);
+        matmul_backward_store10(sum[0], dweight, tile.row + warp * 16, tile.column, OC, C, accumulate);
     }
-    G::end();
+    G::sync(); // a block must not exit while the other block may still write to its shared memory
 #endif
 }
 
@@ -5847,18 +5766,15 @@ inline int matmul_backward_columns(int C) { return ceil_div(C, 192) * 192 < ceil
 template <class G> void matmul_backward_launch10(float* dweight, float* scratch, const floatX* dout, const floatX* inp,
                                                  int N, int C, int OC, bool accumulate, const Execution& exec,
                                                  const MatmulBackwardSchedule& s) {
-    auto kernel = matmul_backward_sm90_kernel10<G>;
-    const int bytes = sizeof(MatmulBackwardRing<G>) + 1024;
-    static_assert(bytes <= 227 << 10, "all that compute capability 9.0 has");
     float4* parts = NULL;
     if (s.num_split > 0) { // flags, then parts
         parts = (float4*)(scratch + MATMUL_BACKWARD_FLAGS);
         cudaCheck(cudaMemsetAsync(scratch, 0, MATMUL_BACKWARD_FLAGS * sizeof(int), exec.stream));
     }
     // not launched early: it comes after gradients_ready(), see Execution::may_launch_early()
-    launch_kernel(kernel, LaunchShape(s.num_clusters * G::CLUSTER, 384, bytes, G::CLUSTER), exec,
-                  tensor_map(dout, {OC, N}, {64, 64}), tensor_map(inp, {C, N}, {64, 32}), dweight, parts, s, OC, C,
-                  accumulate);
+    gemm_start<G, MatmulBackwardSMem<G>>(matmul_backward_sm90_kernel10<G>, s.num_clusters, false, exec,
+                                         GemmInp<G>::map(dout, OC, N), GemmWeight<G>::map(inp, C, N), dweight, parts, s,
+                                         OC, C, accumulate);
 }
 
 // Computes matmul_backward_weight by a given schedule. scratch (matmul_backward_weight_scratch10(C)) is aligned to 16 bytes, and is
@@ -5867,8 +5783,8 @@ void matmul_backward_scheduled10(float* dweight, float* scratch, const floatX* d
                                  int OC, bool accumulate, const Execution& exec, const MatmulBackwardSchedule& s) {
     require(has_sm90a()); // nvcc -gencode arch=compute_90a,code=sm_90a
     require(C % 8 == 0 && OC % 8 == 0);
-    auto launch = matmul_backward_columns(C) == 192 ? matmul_backward_launch10<MatmulBackwardTile192>
-                                                    : matmul_backward_launch10<MatmulBackwardTile256>;
+    auto launch = matmul_backward_columns(C) == 192 ? matmul_backward_launch10<MatmulBackwardTile<192>>
+                                                    : matmul_backward_launch10<MatmulBackwardTile<256>>;
     launch(dweight, scratch, dout, inp, N, C, OC, accumulate, exec, s);
 }
 // At most max_clusters clusters run.
@@ -6738,6 +6654,7 @@ struct MatmulFp8Maps : GemmMaps {
 
 // The form: with 2 boxes per warp there is room for two tiles of both consumers.
 template <class A> struct MatmulFp8Boxes2 : MatmulFp8PingPong192<A> { static constexpr int BOXES = 2; };
+template <class G> struct MatmulFp8SMem : GemmSMem<G> { MatmulFp8Tile tiles[2][2]; };
 
 // The epilogue's value: y = sum * scale + bias; see GemmBias.
 template <int extras> struct MatmulFp8Epilogue : GemmBias<extras> {
@@ -6755,7 +6672,6 @@ enum MatmulFp8Mode {
 // x in type F, rows and columns. has_sums: the columns of x are also summed, before they are rounded.
 template <class F, MatmulFp8Mode mode, bool has_sums = false> struct MatmulFp8Quantized {
     static constexpr int EXTRAS = mode == MATMUL_FP8_MODE_TIMES_SLOPE ? GEMM_THIRD | GEMM_NO_BIAS : 0;
-    static constexpr int SHARED_BYTES = 4 * sizeof(MatmulFp8Tile) + 1024; // the last: for their alignment
     typedef MatmulFp8Epilogue<EXTRAS> Epilogue;
     Fp8Tensor<F> to;
     float* sums; // (row tiles, N), see GemmColumnSums; NULL unless has_sums
@@ -6870,10 +6786,10 @@ template <class G, class Result> __global__ void __launch_bounds__(384, 1)
                             Result result, int M, int N, int K, int num_tiles) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     extern __shared__ __align__(256) unsigned char gemm_dynamic[];
-    GemmSMem<G>& smem = gemm_smem<G>(gemm_dynamic);
+    auto& smem = shared_aligned_1024<MatmulFp8SMem<G>>(gemm_dynamic);
     int warp = gemm_begin(smem, maps, M, N, K, num_tiles);
     if (warp < 4) { return; }
-    auto& tiles = shared_aligned_1024<MatmulFp8Tile[2][2]>(reinterpret_cast<unsigned char*>(&smem + 1))[warp / 4 - 1];
+    auto& tiles = smem.tiles[warp / 4 - 1];
     epilogue.scale = __ldg(epilogue.a_scale) * __ldg(epilogue.b_scale);
     auto seen = result.seen();
     gemm_consume(smem, warp, maps, epilogue, M, N, K, num_tiles, [&](auto& sum, auto& columns, auto& tile, int& box) {
@@ -6890,8 +6806,6 @@ template <class A, class Result> static void matmul_fp8_launch7(const MatmulFp8A
                                                                 floatX* second, const floatX* third,
                                                                 const Execution& exec) {
     typedef MatmulFp8Boxes2<A> G;
-    const int bytes = GemmSMem<G>::bytes() + Result::SHARED_BYTES;
-    static_assert(bytes <= 227 << 10, "all that compute capability 9.0 has");
     require(has_sm90a()); // nvcc -gencode arch=compute_90a,code=sm_90a
     require(p.M % 16 == 0 && p.N % 16 == 0 && p.K % 16 == 0);
     // gemm.cuh addresses two fp8 elements as one floatX
@@ -6899,9 +6813,9 @@ template <class A, class Result> static void matmul_fp8_launch7(const MatmulFp8A
     typename Result::Epilogue epilogue = {{p.bias}, p.a_scale, p.b_scale, 0.0f};
     MatmulFp8Maps maps = {gemm_maps<G>(g), tensor_map((floatX*)result.to.rows, {p.N / 2, p.M}, {32, 64}),
                           tensor_map((floatX*)result.to.columns, {p.M / 2, p.N}, {32, 64})};
-    int num_tiles = gemm_num_tiles<G>(g.M, g.N, g.K), num_clusters = min(num_tiles, exec.free_sms() / G::CLUSTER);
-    gemm_start(matmul_fp8_sm90_kernel7<G, Result>, num_clusters * G::CLUSTER, G::CLUSTER, bytes, true, exec, maps,
-               epilogue, result, g.M, g.N, g.K, num_tiles);
+    int num_tiles = gemm_num_tiles<G>(g.M, g.N, g.K);
+    gemm_start<G, MatmulFp8SMem<G>>(matmul_fp8_sm90_kernel7<G, Result>, num_tiles, true, exec, maps, epilogue, result,
+                                    g.M, g.N, g.K, num_tiles);
 }
 
 // rows, columns = gelu(y); slope (M,N) = GELU's slope at y, for the backward pass
@@ -7243,34 +7157,19 @@ template <class G> __host__ __device__ inline int newton_schulz_tiles_per_matrix
     return G::IS_KN ? num_rows * ceil_div(N, G::COLUMNS) : num_rows * (num_rows + 1) / 2;
 }
 
-// Adds to a form what both forms share: blocks form no cluster, and tiles belong to many matrices.
+// Adds to a form that tiles belong to many matrices, which follow one another.
 template <class Form> struct NewtonSchulzTiles : Form {
-    static constexpr int CLUSTER = 1;
-    static __device__ int rank() { return 0; }
-    static __device__ void sync() { __syncthreads(); }
-    static __device__ void end() {}
-    static __device__ void release(uint64_t* empty) {
-        if (threadIdx.x % 32 == 0) { mbarrier_arrive(empty); }
-    }
-    // Tile number `index` of all matrices, which follow one another.
     template <class G> static __device__ NewtonSchulzTile tile(int index, int M, int N, int) {
         int num_tiles = newton_schulz_tiles_per_matrix<G>(M, N), num_columns = ceil_div(N, G::COLUMNS);
         int matrix = index / num_tiles, row = index % num_tiles / num_columns, column = index % num_tiles % num_columns;
         if (!G::IS_KN) { newton_schulz_upper_tile(index % num_tiles, row, column); }
         return {{row * G::ROWS, column * G::COLUMNS}, matrix};
     }
-    template <int columns> static __device__ void load_weight(floatX* right, const CUtensorMap& map, int k,
-                                                              const NewtonSchulzTile& tile, int, uint64_t* full) {
-        if (!Form::IS_KN) { tile.load(right, map, k, tile.column, full); }
-        for (int box = 0; Form::IS_KN && box < columns / 64; box++) {
-            tile.load(right + box * 64 * 64, map, tile.column + 64 * box, k, full);
-        }
-    }
 };
 // poly x: 192 divides 768 and 3072.
-typedef NewtonSchulzTiles<GemmPingPong192PairsKN> NewtonSchulzTiles192;
+typedef NewtonSchulzTiles<GemmPingPong192<GemmSingle, true>> NewtonSchulzTiles192;
 // Symmetric products have square tiles, so that a tile is on one side of the diagonal, or on it.
-struct NewtonSchulzForm128 : GemmWeightNK {
+struct NewtonSchulzForm128 : GemmSingle {
     static constexpr int ROWS = 128, COLUMNS = 128, PARTS = 2, READERS = 4, RING = 5, BOXES = 4;
     static __device__ void wgmma(float (&sum)[64], uint64_t left, uint64_t right, bool accumulate) {
         wgmma_64x128x16(sum, left, right, accumulate, floatX());
@@ -7328,8 +7227,8 @@ template <class G> void newton_schulz_product5(const NewtonSchulzProduct& p, con
     NewtonSchulzEpilogue<!G::IS_KN> epilogue = {{NULL}, p.scale, p.add_scale};
     size_t num_tiles = (size_t)p.num * newton_schulz_tiles_per_matrix<G>(p.M, p.N);
     require(num_tiles * ceil_div(p.K, 64) <= INT_MAX / 2); // steps are counted in an int
-    gemm_start(gemm_sm90_kernel9<G, NewtonSchulzEpilogue<!G::IS_KN>>, min((int)num_tiles, exec.free_sms()), 1,
-               GemmSMem<G>::bytes(), true, exec, maps, epilogue, p.M, p.N, p.K, (int)num_tiles);
+    gemm_start<G>(gemm_sm90_kernel9<G, NewtonSchulzEpilogue<!G::IS_KN>>, (int)num_tiles, true, exec, maps, epilogue,
+                  p.M, p.N, p.K, (int)num_tiles, GemmNoIdleWork());
 }
 
 void newton_schulz5(floatX* out, floatX* scratch, const floatX* inp, int num, int n, int k, const Execution& exec) {

@@ -64,7 +64,7 @@ void matmul_backward_weight6(float* dweight, const floatX* dout, const floatX* i
 // a row of C sums for each 128 rows.
 template <int extras>
 static void matmul_backward_launch8(const GemmArgs& g, float* dinp_sums, float* partials, const Execution& exec) {
-    typedef GemmPingPong192PairsKN G;
+    typedef GemmPingPong192<GemmPair, true> G;
     if (!dinp_sums) { return gemm<G>(g, GemmBias<extras>{NULL}, exec); }
     gemm<G>(g, GemmBiasSums<extras>{{NULL}, partials, g.N}, exec);
 }
@@ -201,28 +201,19 @@ struct MatmulBackwardWork {
     }
 };
 
-// The forms, for 256 and 192 columns per tile.
-struct MatmulBackwardTile256 : GemmPair {
-    static constexpr int ROWS = 128, COLUMNS = 256; // of a block
-    static constexpr int RING = 4;
-    static __device__ void wgmma(float (&sum)[128], uint64_t dout, uint64_t inp, bool accumulate) {
-        wgmma_64x256x16_transposed(sum, dout, inp, accumulate, floatX());
-    }
-};
-struct MatmulBackwardTile192 : GemmPair {
-    static constexpr int ROWS = 128, COLUMNS = 192;
-    static constexpr int RING = 5;
-    static __device__ void wgmma(float (&sum)[96], uint64_t dout, uint64_t inp, bool accumulate) {
-        wgmma_64x192x16_transposed(sum, dout, inp, accumulate, floatX());
+// The forms, for 256 and 192 columns per tile. Both operands are stored as (K,rows).
+template <int columns> struct MatmulBackwardTile : GemmPair {
+    static constexpr bool IS_KM = true, IS_KN = true;
+    static constexpr int ROWS = 128, COLUMNS = columns, PARTS = 1, READERS = 8, RING = columns == 256 ? 4 : 5;
+    static __device__ void wgmma(float (&sum)[columns / 2], uint64_t dout, uint64_t inp, bool accumulate) {
+        if constexpr (columns == 256) { wgmma_64x256x16_transposed(sum, dout, inp, accumulate, floatX()); }
+        if constexpr (columns == 192) { wgmma_64x192x16_transposed(sum, dout, inp, accumulate, floatX()); }
     }
 };
 
-template <class G> struct MatmulBackwardRing {
-    struct Stage { // 64 tokens of both operands, in boxes of 64 columns
-        floatX dout[G::ROWS / 64][64 * 64];
-        floatX inp[G::COLUMNS / 64][64 * 64];
-    } stages[G::RING];
-    TmaRing<G::RING> barriers;
+template <class G> struct MatmulBackwardSMem {
+    GemmStage<G> stages[G::RING]; // 64 tokens of dout and of inp
+    TmaRing<G::RING> ring;
 };
 
 constexpr int MATMUL_BACKWARD_MAX_CLUSTERS = 128;
@@ -232,51 +223,6 @@ constexpr int MATMUL_BACKWARD_FLAGS =
 // launch.
 __device__ inline int* matmul_backward_flag10(float4* parts, int cluster, int rank, int warp) {
     return (int*)parts - MATMUL_BACKWARD_FLAGS + (cluster * 2 + rank) * 8 + warp;
-}
-
-// Loads the steps of a part. tile: the block's first row and column. i: the number of steps loaded before.
-template <class G> __device__ inline void matmul_backward_load10(MatmulBackwardRing<G>& ring,
-                                                                 const CUtensorMap& dout_map,
-                                                                 const CUtensorMap& inp_map, const GemmTile& tile,
-                                                                 const MatmulBackwardPart& part, int rank, int& i) {
-    int step = part.first;
-#pragma unroll 1
-    for (int n = part.end - part.begin; n > 0; n--, i++) {
-        auto& stage = ring.stages[i % G::RING];
-        uint64_t* full = ring.barriers.acquire(i, sizeof(stage));
-        for (int box = 0; box < G::ROWS / 64; box++) {
-            tma_load_2d(stage.dout[box], &dout_map, tile.row + 64 * box, step * 64, full);
-        }
-        // each block loads 32 of the tokens of inp for both blocks
-        for (int box = 0; box < G::COLUMNS / 64; box++) {
-            tma_load_2d_multicast(stage.inp[box] + rank * 32 * 64, &inp_map, tile.column + 64 * box,
-                                  step * 64 + rank * 32, full, 3);
-        }
-        step = step + 1 < part.end ? step + 1 : part.begin;
-    }
-}
-
-// The main loop of a consumer: sum = its 64 rows of the tile, over num_steps steps. i: the number of steps before.
-template <class G> __device__ inline void matmul_backward_multiply10(float (&sum)[G::COLUMNS / 2],
-                                                                     MatmulBackwardRing<G>& ring, int consumer,
-                                                                     int num_steps, int& i) {
-    const int box_bytes = sizeof(ring.stages[0].inp[0]);
-#pragma unroll 1
-    for (int step = 0; step < num_steps; step++, i++) {
-        auto& stage = ring.stages[i % G::RING];
-        uint64_t dout = wgmma_descriptor_transposed(stage.dout[consumer], box_bytes);
-        uint64_t inp = wgmma_descriptor_transposed(stage.inp, box_bytes);
-        ring.barriers.wait(i);
-        wgmma_fence();
-#pragma unroll
-        for (int k = 0; k < 4; k++) { G::wgmma(sum, dout + 128 * k, inp + 128 * k, step > 0 || k > 0); } // 16 tokens
-        wgmma_commit();
-        wgmma_wait<1>(); // the previous step's products are done
-        if (step > 0) { G::release(&ring.barriers.empty[(i - 1) % G::RING]); }
-    }
-    wgmma_wait<0>();
-    wgmma_hold(sum);
-    G::release(&ring.barriers.empty[(i - 1) % G::RING]);
 }
 
 // Where `parts` has the accumulators of a consumer warp, 0 to 7: sum[4j .. 4j + 3] of lane l is element 32 * j + l.
@@ -346,10 +292,10 @@ template <class G> __global__ void __launch_bounds__(384, 1)
                                   MatmulBackwardSchedule s, int OC, int C, bool accumulate) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     extern __shared__ __align__(256) unsigned char dynamic_shared_weight[];
-    auto& ring = shared_aligned_1024<MatmulBackwardRing<G>>(dynamic_shared_weight);
+    auto& smem = shared_aligned_1024<MatmulBackwardSMem<G>>(dynamic_shared_weight);
     if (threadIdx.x == 0) {
         tma_prefetch_map(&dout_map), tma_prefetch_map(&inp_map);
-        ring.barriers.init(8 * G::CLUSTER); // consumer warps
+        smem.ring.init(G::READERS * G::CLUSTER);
         mbarrier_init_fence();
     }
     G::sync();
@@ -367,7 +313,12 @@ template <class G> __global__ void __launch_bounds__(384, 1)
 #pragma unroll 1
         while (work.next(s, &part)) {
             GemmTile tile = gemm_tile<G>(part.tile, OC, C, rank);
-            matmul_backward_load10<G>(ring, dout_map, inp_map, tile, part, rank, i);
+            int step = part.first;
+#pragma unroll 1
+            for (int n = part.end - part.begin; n > 0; n--, i++) {
+                gemm_load<G>(smem, dout_map, inp_map, tile, step, rank, i);
+                step = step + 1 < part.end ? step + 1 : part.begin;
+            }
         }
         return;
     }
@@ -375,23 +326,23 @@ template <class G> __global__ void __launch_bounds__(384, 1)
     warp -= 4;
 #pragma unroll 1
     while (work.next(s, &part)) {
-        float sum[G::COLUMNS / 2];
-        matmul_backward_multiply10<G>(sum, ring, warp / 4, part.end - part.begin, i);
+        float sum[1][G::COLUMNS / 2];
+        gemm_multiply<G, false>(sum, smem, part.end - part.begin, 0, i);
         if (part.end < s.num_steps) {
-            matmul_backward_store_part10(sum, parts, cluster, rank, warp);
+            matmul_backward_store_part10(sum[0], parts, cluster, rank, warp);
             continue;
         }
         int tile_begin = part.tile * s.num_steps;
         if (part.begin > 0) { // lower clusters have the tile's earlier steps
 #pragma unroll 1
             for (int c = cluster - 1; matmul_backward_range(s, c + 1) > tile_begin; c--) {
-                matmul_backward_add_part10(sum, parts, c, rank, warp);
+                matmul_backward_add_part10(sum[0], parts, c, rank, warp);
             }
         }
         GemmTile tile = gemm_tile<G>(part.tile, OC, C, rank);
-        matmul_backward_store10(sum, dweight, tile.row + warp * 16, tile.column, OC, C, accumulate);
+        matmul_backward_store10(sum[0], dweight, tile.row + warp * 16, tile.column, OC, C, accumulate);
     }
-    G::end();
+    G::sync(); // a block must not exit while the other block may still write to its shared memory
 #endif
 }
 
@@ -422,18 +373,15 @@ inline int matmul_backward_columns(int C) { return ceil_div(C, 192) * 192 < ceil
 template <class G> void matmul_backward_launch10(float* dweight, float* scratch, const floatX* dout, const floatX* inp,
                                                  int N, int C, int OC, bool accumulate, const Execution& exec,
                                                  const MatmulBackwardSchedule& s) {
-    auto kernel = matmul_backward_sm90_kernel10<G>;
-    const int bytes = sizeof(MatmulBackwardRing<G>) + 1024;
-    static_assert(bytes <= 227 << 10, "all that compute capability 9.0 has");
     float4* parts = NULL;
     if (s.num_split > 0) { // flags, then parts
         parts = (float4*)(scratch + MATMUL_BACKWARD_FLAGS);
         cudaCheck(cudaMemsetAsync(scratch, 0, MATMUL_BACKWARD_FLAGS * sizeof(int), exec.stream));
     }
     // not launched early: it comes after gradients_ready(), see Execution::may_launch_early()
-    launch_kernel(kernel, LaunchShape(s.num_clusters * G::CLUSTER, 384, bytes, G::CLUSTER), exec,
-                  tensor_map(dout, {OC, N}, {64, 64}), tensor_map(inp, {C, N}, {64, 32}), dweight, parts, s, OC, C,
-                  accumulate);
+    gemm_start<G, MatmulBackwardSMem<G>>(matmul_backward_sm90_kernel10<G>, s.num_clusters, false, exec,
+                                         GemmInp<G>::map(dout, OC, N), GemmWeight<G>::map(inp, C, N), dweight, parts, s,
+                                         OC, C, accumulate);
 }
 
 // Computes matmul_backward_weight by a given schedule. scratch (matmul_backward_weight_scratch10(C)) is aligned to 16 bytes, and is
@@ -442,8 +390,8 @@ void matmul_backward_scheduled10(float* dweight, float* scratch, const floatX* d
                                  int OC, bool accumulate, const Execution& exec, const MatmulBackwardSchedule& s) {
     require(has_sm90a()); // nvcc -gencode arch=compute_90a,code=sm_90a
     require(C % 8 == 0 && OC % 8 == 0);
-    auto launch = matmul_backward_columns(C) == 192 ? matmul_backward_launch10<MatmulBackwardTile192>
-                                                    : matmul_backward_launch10<MatmulBackwardTile256>;
+    auto launch = matmul_backward_columns(C) == 192 ? matmul_backward_launch10<MatmulBackwardTile<192>>
+                                                    : matmul_backward_launch10<MatmulBackwardTile<256>>;
     launch(dweight, scratch, dout, inp, N, C, OC, accumulate, exec, s);
 }
 // At most max_clusters clusters run.

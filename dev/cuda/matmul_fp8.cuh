@@ -82,6 +82,7 @@ struct MatmulFp8Maps : GemmMaps {
 
 // The form: with 2 boxes per warp there is room for two tiles of both consumers.
 template <class A> struct MatmulFp8Boxes2 : MatmulFp8PingPong192<A> { static constexpr int BOXES = 2; };
+template <class G> struct MatmulFp8SMem : GemmSMem<G> { MatmulFp8Tile tiles[2][2]; };
 
 // The epilogue's value: y = sum * scale + bias; see GemmBias.
 template <int extras> struct MatmulFp8Epilogue : GemmBias<extras> {
@@ -99,7 +100,6 @@ enum MatmulFp8Mode {
 // x in type F, rows and columns. has_sums: the columns of x are also summed, before they are rounded.
 template <class F, MatmulFp8Mode mode, bool has_sums = false> struct MatmulFp8Quantized {
     static constexpr int EXTRAS = mode == MATMUL_FP8_MODE_TIMES_SLOPE ? GEMM_THIRD | GEMM_NO_BIAS : 0;
-    static constexpr int SHARED_BYTES = 4 * sizeof(MatmulFp8Tile) + 1024; // the last: for their alignment
     typedef MatmulFp8Epilogue<EXTRAS> Epilogue;
     Fp8Tensor<F> to;
     float* sums; // (row tiles, N), see GemmColumnSums; NULL unless has_sums
@@ -214,10 +214,10 @@ template <class G, class Result> __global__ void __launch_bounds__(384, 1)
                             Result result, int M, int N, int K, int num_tiles) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     extern __shared__ __align__(256) unsigned char gemm_dynamic[];
-    GemmSMem<G>& smem = gemm_smem<G>(gemm_dynamic);
+    auto& smem = shared_aligned_1024<MatmulFp8SMem<G>>(gemm_dynamic);
     int warp = gemm_begin(smem, maps, M, N, K, num_tiles);
     if (warp < 4) { return; }
-    auto& tiles = shared_aligned_1024<MatmulFp8Tile[2][2]>(reinterpret_cast<unsigned char*>(&smem + 1))[warp / 4 - 1];
+    auto& tiles = smem.tiles[warp / 4 - 1];
     epilogue.scale = __ldg(epilogue.a_scale) * __ldg(epilogue.b_scale);
     auto seen = result.seen();
     gemm_consume(smem, warp, maps, epilogue, M, N, K, num_tiles, [&](auto& sum, auto& columns, auto& tile, int& box) {
@@ -234,8 +234,6 @@ template <class A, class Result> static void matmul_fp8_launch7(const MatmulFp8A
                                                                 floatX* second, const floatX* third,
                                                                 const Execution& exec) {
     typedef MatmulFp8Boxes2<A> G;
-    const int bytes = GemmSMem<G>::bytes() + Result::SHARED_BYTES;
-    static_assert(bytes <= 227 << 10, "all that compute capability 9.0 has");
     require(has_sm90a()); // nvcc -gencode arch=compute_90a,code=sm_90a
     require(p.M % 16 == 0 && p.N % 16 == 0 && p.K % 16 == 0);
     // gemm.cuh addresses two fp8 elements as one floatX
@@ -243,9 +241,9 @@ template <class A, class Result> static void matmul_fp8_launch7(const MatmulFp8A
     typename Result::Epilogue epilogue = {{p.bias}, p.a_scale, p.b_scale, 0.0f};
     MatmulFp8Maps maps = {gemm_maps<G>(g), tensor_map((floatX*)result.to.rows, {p.N / 2, p.M}, {32, 64}),
                           tensor_map((floatX*)result.to.columns, {p.M / 2, p.N}, {32, 64})};
-    int num_tiles = gemm_num_tiles<G>(g.M, g.N, g.K), num_clusters = min(num_tiles, exec.free_sms() / G::CLUSTER);
-    gemm_start(matmul_fp8_sm90_kernel7<G, Result>, num_clusters * G::CLUSTER, G::CLUSTER, bytes, true, exec, maps,
-               epilogue, result, g.M, g.N, g.K, num_tiles);
+    int num_tiles = gemm_num_tiles<G>(g.M, g.N, g.K);
+    gemm_start<G, MatmulFp8SMem<G>>(matmul_fp8_sm90_kernel7<G, Result>, num_tiles, true, exec, maps, epilogue, result,
+                                    g.M, g.N, g.K, num_tiles);
 }
 
 // rows, columns = gelu(y); slope (M,N) = GELU's slope at y, for the backward pass

@@ -285,34 +285,19 @@ template <class G> __host__ __device__ inline int newton_schulz_tiles_per_matrix
     return G::IS_KN ? num_rows * ceil_div(N, G::COLUMNS) : num_rows * (num_rows + 1) / 2;
 }
 
-// Adds to a form what both forms share: blocks form no cluster, and tiles belong to many matrices.
+// Adds to a form that tiles belong to many matrices, which follow one another.
 template <class Form> struct NewtonSchulzTiles : Form {
-    static constexpr int CLUSTER = 1;
-    static __device__ int rank() { return 0; }
-    static __device__ void sync() { __syncthreads(); }
-    static __device__ void end() {}
-    static __device__ void release(uint64_t* empty) {
-        if (threadIdx.x % 32 == 0) { mbarrier_arrive(empty); }
-    }
-    // Tile number `index` of all matrices, which follow one another.
     template <class G> static __device__ NewtonSchulzTile tile(int index, int M, int N, int) {
         int num_tiles = newton_schulz_tiles_per_matrix<G>(M, N), num_columns = ceil_div(N, G::COLUMNS);
         int matrix = index / num_tiles, row = index % num_tiles / num_columns, column = index % num_tiles % num_columns;
         if (!G::IS_KN) { newton_schulz_upper_tile(index % num_tiles, row, column); }
         return {{row * G::ROWS, column * G::COLUMNS}, matrix};
     }
-    template <int columns> static __device__ void load_weight(floatX* right, const CUtensorMap& map, int k,
-                                                              const NewtonSchulzTile& tile, int, uint64_t* full) {
-        if (!Form::IS_KN) { tile.load(right, map, k, tile.column, full); }
-        for (int box = 0; Form::IS_KN && box < columns / 64; box++) {
-            tile.load(right + box * 64 * 64, map, tile.column + 64 * box, k, full);
-        }
-    }
 };
 // poly x: 192 divides 768 and 3072.
-typedef NewtonSchulzTiles<GemmPingPong192PairsKN> NewtonSchulzTiles192;
+typedef NewtonSchulzTiles<GemmPingPong192<GemmSingle, true>> NewtonSchulzTiles192;
 // Symmetric products have square tiles, so that a tile is on one side of the diagonal, or on it.
-struct NewtonSchulzForm128 : GemmWeightNK {
+struct NewtonSchulzForm128 : GemmSingle {
     static constexpr int ROWS = 128, COLUMNS = 128, PARTS = 2, READERS = 4, RING = 5, BOXES = 4;
     static __device__ void wgmma(float (&sum)[64], uint64_t left, uint64_t right, bool accumulate) {
         wgmma_64x128x16(sum, left, right, accumulate, floatX());
@@ -370,8 +355,8 @@ template <class G> void newton_schulz_product5(const NewtonSchulzProduct& p, con
     NewtonSchulzEpilogue<!G::IS_KN> epilogue = {{NULL}, p.scale, p.add_scale};
     size_t num_tiles = (size_t)p.num * newton_schulz_tiles_per_matrix<G>(p.M, p.N);
     require(num_tiles * ceil_div(p.K, 64) <= INT_MAX / 2); // steps are counted in an int
-    gemm_start(gemm_sm90_kernel9<G, NewtonSchulzEpilogue<!G::IS_KN>>, min((int)num_tiles, exec.free_sms()), 1,
-               GemmSMem<G>::bytes(), true, exec, maps, epilogue, p.M, p.N, p.K, (int)num_tiles);
+    gemm_start<G>(gemm_sm90_kernel9<G, NewtonSchulzEpilogue<!G::IS_KN>>, (int)num_tiles, true, exec, maps, epilogue,
+                  p.M, p.N, p.K, (int)num_tiles, GemmNoIdleWork());
 }
 
 void newton_schulz5(floatX* out, floatX* scratch, const floatX* inp, int num, int n, int k, const Execution& exec) {
