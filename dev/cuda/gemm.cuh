@@ -4,7 +4,7 @@ gemm: out (M,N) = finish(inp (M,K) weight (N,K)^T), a linear layer on Hopper fus
     out (M,N) floatX out | second (M,N) floatX out | inp (M,K), weight (N,K), third (M,N) floatX in
     Constraint: sm_90a, 16-bit floatX, K % 8 == 0, N % 8 == 0, pointers aligned to 16 bytes.
 
-gemm() launches gemm_sm90_kernel9, kernel 21 of matmul_forward.cu, or gemm_idle_work_sm90_kernel, the same with work for its idle warps
+gemm() launches gemm_sm90_kernel9, kernel 27 of matmul_forward.cu, or gemm_idle_work_sm90_kernel, the same with work for its idle warps
 (gemm_adamw.cuh). The form: ping-pong, 128x192 tiles, clusters of two blocks, GemmBias as epilogue. gemm_forms.cuh has other forms.
 
 The kernels have two template parameters. G is the form: the tile, the ring, the cluster and the wgmma instruction.
@@ -594,7 +594,7 @@ __device__ inline void gemm_block(unsigned char* dynamic_shared, const GemmMaps&
     gemm_end<G>();
 }
 
-// Kernel 21 of matmul_forward.cu.
+// Kernel 27 of matmul_forward.cu.
 template <class G, class Epilogue> __global__ void __launch_bounds__(384, 1)
     gemm_sm90_kernel9(const __grid_constant__ GemmMaps maps, Epilogue epilogue, int M, int N, int K, int num_tiles) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -603,7 +603,7 @@ template <class G, class Epilogue> __global__ void __launch_bounds__(384, 1)
 #endif
 }
 
-// Kernel 21 that also runs `idle_work` in its idle warps.
+// Kernel 27 that also runs `idle_work` in its idle warps.
 template <class G, class Epilogue, class IdleWork> __global__ void __launch_bounds__(384, 1)
     gemm_idle_work_sm90_kernel(const __grid_constant__ GemmMaps maps, Epilogue epilogue, int M, int N, int K,
                                int num_tiles, const __grid_constant__ IdleWork idle_work) {

@@ -681,7 +681,7 @@ static Svg draw_mma_fragments() {
     return svg;
 }
 
-// ---- gemm_tiles: matmul_forward.cu, kernels 11 and 7 --------------------------------------------------------------
+// ---- gemm_tiles: matmul_forward.cu, kernels 13 and 7 --------------------------------------------------------------
 
 static void draw_gemm_matrices(Svg& svg) {
     const double cell = 40, left = 130, top = 152, strip = 96;
@@ -710,7 +710,7 @@ static void draw_gemm_matrices(Svg& svg) {
 
 static Svg draw_gemm_tiles() {
     Svg svg(800, 628, "A matrix product in tiles: block, warp, fragment, thread",
-            "matmul_forward.cu: 1 to 3 are kernel 11 (tensor cores), 4 is kernel 7 (fp32 arithmetic). Sizes are rows x "
+            "matmul_forward.cu: 1 to 3 are kernel 13 (tensor cores), 4 is kernel 7 (fp32 arithmetic). Sizes are rows x "
             "columns.",
             "Four pictures, each inside the one before. A block computes a tile of 128x128 of out and walks along C in "
             "steps "
@@ -720,7 +720,7 @@ static Svg draw_gemm_tiles() {
     draw_gemm_matrices(svg);
     const double size = 224, right = 440, top = 92;
     svg.bold(right, 78, "2. the tile of a block: 8 warps, 64x32 each");
-    for (int warp = 0; warp < 8; warp++) { // kernel 11: warp_row, warp_col
+    for (int warp = 0; warp < 8; warp++) { // kernel 13: warp_row, warp_col
         int warp_row = warp / 4 * 64, warp_col = warp % 4 * 32;
         bool chosen = warp == 6;
         svg.box(right + warp_col * size / 128, top + warp_row * size / 128, 32 * size / 128, 64 * size / 128,
