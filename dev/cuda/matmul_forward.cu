@@ -1004,24 +1004,19 @@ void matmul_forward19(const MatmulForwardArgs& f, cudaStream_t stream, int stage
     });
 }
 
-// ---- kernel 21: results leave through shared memory by TMA, and the consumer goes on while they do ----
+// ---- kernel 20: results pass through shared memory: stmatrix stores fragments, then eight lanes store a row of 128 bytes ----
 
 // Kernel 19's lanes store 16 bytes each: a warp's store touches 8 rows, 64 bytes in each, and before it the four lanes that
 // hold a row exchange their results by shuffles. Here a warp collects 16 rows of 64 columns, a box: stmatrix stores
-// fragments as they are, the inverse of ldmatrix. TMA writes the box, in rows of 128 bytes, and skips what is outside of
-// the matrix.
+// fragments as they are, the inverse of ldmatrix. Then eight lanes store the 128 bytes of a row.
 
-// The epilogue of 16 rows and 64 columns, from (row0, col0) on, which a warp holds as eight fragments d of mma_16x8x16.
-// boxes: two of this warp, in TMA's 128-byte swizzle. They take turns, but with pre_gelu each matrix has one of them.
-// number: how many boxes the warp has stored before. What the epilogue does is known when it is compiled: with a branch per
-// element it would take longer than the products.
+// The epilogue of 16 rows and 64 columns, from (row0, col0) on, which a warp holds as eight fragments d of mma_16x8x16. The
+// results go to box, GELU's input to pre_gelu_box, both in the 128-byte swizzle. What the epilogue does is known when it is
+// compiled: with a branch per element it would take longer than the products.
 template <bool has_gelu, bool has_residual>
-__device__ inline void matmul_forward_store_box(const MatmulForwardArgs& f, const float* d, floatX (*boxes)[16 * 64],
-                                                const CUtensorMap& out_map, const CUtensorMap& pre_gelu_map, int row0,
-                                                int col0, int& number) {
-    int lane = threadIdx.x % 32, turn = has_gelu ? 0 : number++ % 2;
-    if (lane == 0) { tma_store_wait<has_gelu ? 0 : 1>(); } // TMA has read what the box had before
-    __syncwarp();
+__device__ inline void matmul_forward_fill_box(const MatmulForwardArgs& f, const float* d, floatX* box,
+                                               floatX* pre_gelu_box, int row0, int col0) {
+    int lane = threadIdx.x % 32;
     // this lane's 16 bytes for stmatrix: row lane % 16, chunk lane / 16. The swizzle XORs the row into the chunk, so 16 * p
     // columns further is the address ^ p << 5.
     uint32_t at = lane % 16 * 128 + (lane / 16 ^ lane % 8) * 16;
@@ -1051,27 +1046,48 @@ __device__ inline void matmul_forward_store_box(const MatmulForwardArgs& f, cons
                 out[2 * j + half] = pack_16x2(x, y, floatX());
             }
         }
-        stmatrix_x4(shared_address(boxes[turn]) + (at ^ p << 5), out);
-        if (has_gelu) { stmatrix_x4(shared_address(boxes[1]) + (at ^ p << 5), pre_gelu); }
+        stmatrix_x4(shared_address(box) + (at ^ p << 5), out);
+        if (has_gelu) { stmatrix_x4(shared_address(pre_gelu_box) + (at ^ p << 5), pre_gelu); }
     }
-    tma_store_fence();
-    __syncwarp();
-    if (lane != 0) { return; }
-    tma_store_2d(&out_map, boxes[turn], col0, row0);
-    if (has_gelu) { tma_store_2d(&pre_gelu_map, boxes[1], col0, row0); }
-    tma_store_commit();
 }
 
+// A warp's two boxes, the second one for pre_gelu, and how they are stored.
+struct MatmulForwardBoxes20 {
+    struct Maps {};
+    static Maps maps(const MatmulForwardArgs&) { return {}; }
+
+    floatX (*boxes)[16 * 64];
+    __device__ MatmulForwardBoxes20(floatX (*boxes)[16 * 64], const Maps&) : boxes(boxes) {}
+    // the box to be filled next
+    template <bool has_gelu> __device__ floatX* next() { return boxes[0]; }
+    template <bool has_gelu> __device__ void store(const MatmulForwardArgs& f, const floatX* box, int row0, int col0) {
+        int lane = threadIdx.x % 32, col = col0 + lane % 8 * 8;
+        __syncwarp();
+#pragma unroll 2
+        for (int i = 0; i < 16; i += 4) {
+            int row = i + lane / 8, at = MatmulForwardSwizzled128::at(row, lane % 8);
+            if (row0 + row >= f.N || col >= f.OC) { continue; }
+            size_t to = (size_t)(row0 + row) * f.OC + col;
+            store128(f.out + to, load128(box + at));
+            if (has_gelu) { store128(f.pre_gelu + to, load128(boxes[1] + at)); }
+        }
+        __syncwarp(); // all lanes have read the boxes
+    }
+    __device__ void end() {}
+};
+
 // The epilogue of a warp's two times 16 rows, 64 apart, and 64 * n columns.
-template <int n>
-__device__ inline void matmul_forward_store_boxes(const MatmulForwardArgs& f, const float (&sum)[2][32 * n],
-                                                  floatX (*boxes)[16 * 64], const CUtensorMap& out_map,
-                                                  const CUtensorMap& pre_gelu_map, int row0, int col0, int& number) {
+template <int n, class Boxes> __device__ inline void matmul_forward_store_boxes(const MatmulForwardArgs& f,
+                                                                                const float (&sum)[2][32 * n],
+                                                                                Boxes& boxes, int row0, int col0) {
     auto store = [&](auto has_gelu, auto has_residual) {
 #pragma unroll
         for (int i = 0; i < 2 * n; i++) {
-            matmul_forward_store_box<has_gelu.value, has_residual.value>(
-                f, sum[i / n] + i % n * 32, boxes, out_map, pre_gelu_map, row0 + i / n * 64, col0 + i % n * 64, number);
+            int row = row0 + i / n * 64, col = col0 + i % n * 64;
+            floatX* box = boxes.template next<has_gelu.value>();
+            matmul_forward_fill_box<has_gelu.value, has_residual.value>(f, sum[i / n] + i % n * 32, box, boxes.boxes[1],
+                                                                        row, col);
+            boxes.template store<has_gelu.value>(f, box, row, col);
         }
     };
     if (f.pre_gelu) {
@@ -1084,17 +1100,15 @@ __device__ inline void matmul_forward_store_boxes(const MatmulForwardArgs& f, co
 }
 
 // With 6 stages of the ring and 32 KB of boxes a block takes 225 KB of the 227 KB that an SM has.
-template <int ring> __global__ void __launch_bounds__(384, 1)
-    matmul_forward_sm90_kernel21(MatmulForwardArgs f, const __grid_constant__ CUtensorMap inp_map,
+template <int ring, class Boxes> __global__ void __launch_bounds__(384, 1)
+    matmul_forward_sm90_kernel20(MatmulForwardArgs f, const __grid_constant__ CUtensorMap inp_map,
                                  const __grid_constant__ CUtensorMap weight_map,
-                                 const __grid_constant__ CUtensorMap out_map,
-                                 const __grid_constant__ CUtensorMap pre_gelu_map, int num_tiles) {
+                                 const __grid_constant__ typename Boxes::Maps maps, int num_tiles) {
     extern __shared__ __align__(128) unsigned char dynamic_shared[];
     // full: TMA has loaded the stage, consumers wait; empty: consumers have read it, the producer waits
     __shared__ uint64_t full[ring], empty[ring];
     __shared__ uint64_t turn[2]; // consumer c waits for turn[c]; the other consumer arrives once it issued its products
     MatmulForwardStage* stages = matmul_forward_stages(dynamic_shared);
-    auto boxes = reinterpret_cast<floatX(*)[2][16 * 64]>(stages + ring); // per consumer warp, two
     int n0, o0, lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32, group = threadIdx.x / 128;
     int num_steps = ceil_div(f.C, 64);
     if (threadIdx.x == 0) {
@@ -1122,10 +1136,11 @@ template <int ring> __global__ void __launch_bounds__(384, 1)
         return;
     }
     warpgroup_more_registers<232>();
+    Boxes boxes(reinterpret_cast<floatX(*)[16 * 64]>(stages + ring) + (threadIdx.x / 32 - 4) * 2, maps);
     // A consumer waits for its turn before it waits for a stage. A barrier's parity is one bit, so a consumer more than
     // a round of the ring ahead would take an earlier tile's stage for its own.
     // i: this consumer's next step among all steps of the block; number: tiles that this consumer has begun
-    int i = (group - 1) * num_steps, number = 0, num_boxes = 0;
+    int i = (group - 1) * num_steps, number = 0;
     for (int tile = blockIdx.x + (group - 1) * gridDim.x; tile < num_tiles; tile += 2 * gridDim.x, i += num_steps) {
         float sum[2][64]; // rows 0..63, 64..127
         mbarrier_wait(&turn[group - 1], (number++ + group) % 2);
@@ -1143,27 +1158,69 @@ template <int ring> __global__ void __launch_bounds__(384, 1)
         wgmma_wait<0>();
         if (lane == 0) { mbarrier_arrive(&empty[(i - 1) % ring]); }
         matmul_forward_tile(f, tile, 128, 128, &n0, &o0);
-        matmul_forward_store_boxes<2>(f, sum, boxes[threadIdx.x / 32 - 4], out_map, pre_gelu_map, n0 + 16 * warp, o0,
-                                      num_boxes);
+        matmul_forward_store_boxes<2>(f, sum, boxes, n0 + 16 * warp, o0);
     }
-    if (lane == 0) { tma_store_wait<0>(); } // shared memory stays until TMA has read it
+    boxes.end();
 }
 
-void matmul_forward21(const MatmulForwardArgs& f, cudaStream_t stream, int stages) {
+template <class Boxes>
+static void matmul_forward_launch20(const MatmulForwardArgs& f, cudaStream_t stream, int stages) {
     matmul_forward_with_stages<6, 3, 4>(stages, [&](auto ring) {
-        auto kernel = matmul_forward_sm90_kernel21<decltype(ring)::value>;
+        auto kernel = matmul_forward_sm90_kernel20<decltype(ring)::value, Boxes>;
         require(compiled_arch(kernel) == 90); // nvcc -gencode arch=compute_90a,code=sm_90a
         CUtensorMap inp_map = tensor_map(f.inp, {f.C, f.N}, {64, 128});
         CUtensorMap weight_map = tensor_map(f.weight, {f.C, f.OC}, {64, 128});
-        CUtensorMap out_map = tensor_map(f.out, {f.OC, f.N}, {64, 16});
-        CUtensorMap pre_gelu_map = f.pre_gelu ? tensor_map(f.pre_gelu, {f.OC, f.N}, {64, 16}) : out_map;
         const int bytes = decltype(ring)::value * sizeof(MatmulForwardStage) + 8 * 2 * sizeof(floatX[16 * 64]) + 1024;
         cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
         int num_tiles = matmul_forward_num_tiles(f, 128, 128);
-        kernel<<<std::min(num_tiles, num_multiprocessors()), 384, bytes, stream>>>(f, inp_map, weight_map, out_map,
-                                                                                   pre_gelu_map, num_tiles);
+        kernel<<<std::min(num_tiles, num_multiprocessors()), 384, bytes, stream>>>(f, inp_map, weight_map,
+                                                                                   Boxes::maps(f), num_tiles);
         cudaCheck(cudaGetLastError());
     });
+}
+
+void matmul_forward20(const MatmulForwardArgs& f, cudaStream_t stream, int stages) {
+    matmul_forward_launch20<MatmulForwardBoxes20>(f, stream, stages);
+}
+
+// ---- kernel 21: boxes leave by TMA, and the consumer goes on while they do ----
+
+// TMA writes a box by itself and skips what is outside of the matrix. The two boxes of a warp take turns, but with pre_gelu
+// each matrix has one of them.
+struct MatmulForwardBoxes21 {
+    struct Maps {
+        CUtensorMap out, pre_gelu;
+    };
+    static Maps maps(const MatmulForwardArgs& f) {
+        CUtensorMap out = tensor_map(f.out, {f.OC, f.N}, {64, 16});
+        return {out, f.pre_gelu ? tensor_map(f.pre_gelu, {f.OC, f.N}, {64, 16}) : out};
+    }
+
+    floatX (*boxes)[16 * 64];
+    const Maps& to;
+    int number; // how many boxes the warp has stored before
+    __device__ MatmulForwardBoxes21(floatX (*boxes)[16 * 64], const Maps& maps) : boxes(boxes), to(maps), number(0) {}
+    template <bool has_gelu> __device__ floatX* next() {
+        if (threadIdx.x % 32 == 0) { tma_store_wait<has_gelu ? 0 : 1>(); } // TMA has read what the box had before
+        __syncwarp();
+        return boxes[has_gelu ? 0 : number++ % 2];
+    }
+    template <bool has_gelu> __device__ void store(const MatmulForwardArgs&, const floatX* box, int row0, int col0) {
+        tma_store_fence();
+        __syncwarp();
+        if (threadIdx.x % 32 != 0) { return; }
+        tma_store_2d(&to.out, box, col0, row0);
+        if (has_gelu) { tma_store_2d(&to.pre_gelu, boxes[1], col0, row0); }
+        tma_store_commit();
+    }
+    // shared memory stays until TMA has read it
+    __device__ void end() {
+        if (threadIdx.x % 32 == 0) { tma_store_wait<0>(); }
+    }
+};
+
+void matmul_forward21(const MatmulForwardArgs& f, cudaStream_t stream, int stages) {
+    matmul_forward_launch20<MatmulForwardBoxes21>(f, stream, stages);
 }
 
 // ---- kernel 22: tiles of 128x192: a value of inp in shared memory is used for 192 columns instead of 128 ----
@@ -1174,53 +1231,69 @@ struct MatmulForwardStage22 {
     floatX inp[128 * 64], weight[192 * 64];
 };
 
+// The tiles of a block, and how it loads and frees a stage. Kernels 23 and 24 have others.
+struct MatmulForwardBlocks22 {
+    static constexpr int CLUSTER = 1; // blocks of a cluster
+    static __device__ void tile(const MatmulForwardArgs& f, int index, int* n0, int* o0) {
+        matmul_forward_tile(f, index, 128, 192, n0, o0);
+    }
+    static __device__ void load_weight(floatX* weight, const CUtensorMap& map, int k, int o0, uint64_t* full) {
+        tma_load_2d(weight, &map, k, o0, full);
+    }
+    // called by a warp that has read a stage
+    static __device__ void release(uint64_t* empty) {
+        if (threadIdx.x % 32 == 0) { mbarrier_arrive(empty); }
+    }
+    static __device__ void sync() { __syncthreads(); }
+};
+
 // With 4 stages of the ring, 40 KB each, and 32 KB of boxes a block takes 193 KB.
-template <int ring> __global__ void __launch_bounds__(384, 1)
+template <int ring, class Blocks> __global__ void __launch_bounds__(384, 1)
     matmul_forward_sm90_kernel22(MatmulForwardArgs f, const __grid_constant__ CUtensorMap inp_map,
                                  const __grid_constant__ CUtensorMap weight_map,
-                                 const __grid_constant__ CUtensorMap out_map,
-                                 const __grid_constant__ CUtensorMap pre_gelu_map, int num_tiles) {
+                                 const __grid_constant__ MatmulForwardBoxes21::Maps maps, int num_tiles) {
     extern __shared__ __align__(128) unsigned char dynamic_shared[];
     // full: TMA has loaded the stage, consumers wait; empty: consumers have read it, the producer waits
     __shared__ uint64_t full[ring], empty[ring];
     __shared__ uint64_t turn[2]; // consumer c waits for turn[c]; the other consumer arrives once it issued its products
     auto stages = reinterpret_cast<MatmulForwardStage22*>(matmul_forward_stages(dynamic_shared));
-    auto boxes = reinterpret_cast<floatX(*)[2][16 * 64]>(stages + ring); // per consumer warp, two
     int n0, o0, lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32, group = threadIdx.x / 128;
-    int num_steps = ceil_div(f.C, 64);
+    int num_steps = ceil_div(f.C, 64), first = blockIdx.x / Blocks::CLUSTER, stride = gridDim.x / Blocks::CLUSTER;
     if (threadIdx.x == 0) {
         for (int s = 0; s < ring; s++) {
             mbarrier_init(&full[s], 1);
-            mbarrier_init(&empty[s], 4); // the four warps of the one consumer that reads the stage
+            // the four warps of the one consumer, in each block, that reads the stage
+            mbarrier_init(&empty[s], 4 * Blocks::CLUSTER);
         }
         for (int g = 0; g < 2; g++) { mbarrier_init(&turn[g], 4); }
         mbarrier_init_fence();
     }
-    __syncthreads();
+    Blocks::sync();
     // Warpgroup 0 is the producer, warpgroups 1 and 2 are the consumers. The block's tiles, numbered 0, 1, 2, ..., go
     // to warpgroups 1, 2, 1, ...; their steps go through the ring in that order.
     if (group == 0) {
         warpgroup_fewer_registers<24>();
         if (threadIdx.x != 0) { return; }
         int i = 0;
-        for (int tile = blockIdx.x; tile < num_tiles; tile += gridDim.x) {
-            matmul_forward_tile(f, tile, 128, 192, &n0, &o0);
+        for (int tile = first; tile < num_tiles; tile += stride) {
+            Blocks::tile(f, tile, &n0, &o0);
             for (int step = 0; step < num_steps; step++, i++) {
                 mbarrier_wait(&empty[i % ring], (i / ring + 1) % 2);
                 MatmulForwardStage22& stage = stages[i % ring];
                 mbarrier_arrive_expect(&full[i % ring], sizeof(stage));
                 tma_load_2d(stage.inp, &inp_map, step * 64, n0, &full[i % ring]);
-                tma_load_2d(stage.weight, &weight_map, step * 64, o0, &full[i % ring]);
+                Blocks::load_weight(stage.weight, weight_map, step * 64, o0, &full[i % ring]);
             }
         }
         return;
     }
     warpgroup_more_registers<240>();
+    MatmulForwardBoxes21 boxes(reinterpret_cast<floatX(*)[16 * 64]>(stages + ring) + (threadIdx.x / 32 - 4) * 2, maps);
     // A consumer waits for its turn before it waits for a stage. A barrier's parity is one bit, so a consumer more than
     // a round of the ring ahead would take an earlier tile's stage for its own.
     // i: this consumer's next step among all steps of the block; number: tiles that this consumer has begun
-    int i = (group - 1) * num_steps, number = 0, num_boxes = 0;
-    for (int tile = blockIdx.x + (group - 1) * gridDim.x; tile < num_tiles; tile += 2 * gridDim.x, i += num_steps) {
+    int i = (group - 1) * num_steps, number = 0;
+    for (int tile = first + (group - 1) * stride; tile < num_tiles; tile += 2 * stride, i += num_steps) {
         // Rows 0..63, 64..127. Zeros take the place of a first product that overwrites: the compiler would take the old
         // sums for its input, and the epilogue would have too few registers.
         float sum[2][96] = {};
@@ -1236,33 +1309,84 @@ template <int ring> __global__ void __launch_bounds__(384, 1)
             }
             wgmma_commit();
             wgmma_wait<1>(); // the previous step's products are done: its stage is free
-            if (step > 0 && lane == 0) { mbarrier_arrive(&empty[(i - 1) % ring]); }
+            if (step > 0) { Blocks::release(&empty[(i - 1) % ring]); }
         }
         if (lane == 0) { mbarrier_arrive(&turn[2 - group]); }
         wgmma_wait<0>();
-        if (lane == 0) { mbarrier_arrive(&empty[(i - 1) % ring]); }
-        matmul_forward_tile(f, tile, 128, 192, &n0, &o0);
-        matmul_forward_store_boxes<3>(f, sum, boxes[threadIdx.x / 32 - 4], out_map, pre_gelu_map, n0 + 16 * warp, o0,
-                                      num_boxes);
+        Blocks::release(&empty[(i - 1) % ring]);
+        Blocks::tile(f, tile, &n0, &o0);
+        matmul_forward_store_boxes<3>(f, sum, boxes, n0 + 16 * warp, o0);
     }
-    if (lane == 0) { tma_store_wait<0>(); } // shared memory stays until TMA has read it
+    boxes.end();
+    if (Blocks::CLUSTER > 1) { Blocks::sync(); } // the other block may still write to this one's shared memory
+}
+
+template <class Blocks>
+static void matmul_forward_launch22(const MatmulForwardArgs& f, cudaStream_t stream, int stages) {
+    const int cluster = Blocks::CLUSTER;
+    matmul_forward_with_stages<4, 2, 3>(stages, [&](auto ring) {
+        auto kernel = matmul_forward_sm90_kernel22<decltype(ring)::value, Blocks>;
+        require(compiled_arch(kernel) == 90); // nvcc -gencode arch=compute_90a,code=sm_90a
+        CUtensorMap inp_map = tensor_map(f.inp, {f.C, f.N}, {64, 128});
+        CUtensorMap weight_map = tensor_map(f.weight, {f.C, f.OC}, {64, 192 / cluster});
+        const int bytes = decltype(ring)::value * sizeof(MatmulForwardStage22) + 8 * 2 * sizeof(floatX[16 * 64]) + 1024;
+        int num_tiles = matmul_forward_num_tiles(f, 128 * cluster, 192); // with clusters: pairs of tiles
+        int num_clusters = std::min(num_tiles, num_multiprocessors() / cluster);
+        launch_kernel(kernel, LaunchShape(num_clusters * cluster, 384, bytes, cluster), stream, f, inp_map, weight_map,
+                      MatmulForwardBoxes21::maps(f), num_tiles);
+    });
 }
 
 void matmul_forward22(const MatmulForwardArgs& f, cudaStream_t stream, int stages) {
-    matmul_forward_with_stages<4, 2, 3>(stages, [&](auto ring) {
-        auto kernel = matmul_forward_sm90_kernel22<decltype(ring)::value>;
-        require(compiled_arch(kernel) == 90); // nvcc -gencode arch=compute_90a,code=sm_90a
-        CUtensorMap inp_map = tensor_map(f.inp, {f.C, f.N}, {64, 128});
-        CUtensorMap weight_map = tensor_map(f.weight, {f.C, f.OC}, {64, 192});
-        CUtensorMap out_map = tensor_map(f.out, {f.OC, f.N}, {64, 16});
-        CUtensorMap pre_gelu_map = f.pre_gelu ? tensor_map(f.pre_gelu, {f.OC, f.N}, {64, 16}) : out_map;
-        const int bytes = decltype(ring)::value * sizeof(MatmulForwardStage22) + 8 * 2 * sizeof(floatX[16 * 64]) + 1024;
-        cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
-        int num_tiles = matmul_forward_num_tiles(f, 128, 192);
-        kernel<<<std::min(num_tiles, num_multiprocessors()), 384, bytes, stream>>>(f, inp_map, weight_map, out_map,
-                                                                                   pre_gelu_map, num_tiles);
-        cudaCheck(cudaGetLastError());
-    });
+    matmul_forward_launch22<MatmulForwardBlocks22>(f, stream, stages);
+}
+
+// ---- kernel 23: order of tiles: groups of 16 rows of tiles, each column by column, so both operands stay in L2 ----
+
+// The blocks of 132 SMs work on 132 consecutive tiles. Along OC these are few rows of tiles, but the whole weight: 77 MB for
+// GPT-2's vocabulary, which L2 does not hold. In groups they are 16 rows of tiles and 8 or 9 columns, however large OC is.
+__device__ inline void matmul_forward_grouped_tile(const MatmulForwardArgs& f, int index, int rows, int columns,
+                                                   int height, int* n0, int* o0) {
+    int num_rows = ceil_div(f.N, rows), num_columns = ceil_div(f.OC, columns);
+    int first = index / (height * num_columns) * height, within = index % (height * num_columns);
+    height = min(height, num_rows - first);
+    *n0 = (first + within % height) * rows;
+    *o0 = within / height * columns;
+}
+
+struct MatmulForwardBlocks23 : MatmulForwardBlocks22 {
+    static __device__ void tile(const MatmulForwardArgs& f, int index, int* n0, int* o0) {
+        matmul_forward_grouped_tile(f, index, 128, 192, 16, n0, o0);
+    }
+};
+
+void matmul_forward23(const MatmulForwardArgs& f, cudaStream_t stream, int stages) {
+    matmul_forward_launch22<MatmulForwardBlocks23>(f, stream, stages);
+}
+
+// ---- kernel 24: clusters of two blocks: each loads half of a weight tile, and TMA multicasts it to both ----
+
+// The blocks of a cluster compute two tiles, one below the other, so both need the same tile of the weight. A stage is empty
+// when the consumers of both blocks have read it: a lane arrives at the barrier of each.
+struct MatmulForwardBlocks24 {
+    static constexpr int CLUSTER = 2;
+    static __device__ void tile(const MatmulForwardArgs& f, int index, int* n0, int* o0) {
+        matmul_forward_grouped_tile(f, index, 256, 192, 8, n0, o0);
+        *n0 += 128 * cluster_rank();
+    }
+    static __device__ void load_weight(floatX* weight, const CUtensorMap& map, int k, int o0, uint64_t* full) {
+        int first = 96 * cluster_rank();
+        tma_load_2d_multicast(weight + first * 64, &map, k, o0 + first, full, 3);
+    }
+    static __device__ void release(uint64_t* empty) {
+        int lane = threadIdx.x % 32;
+        if (lane < 2) { mbarrier_arrive_cluster(empty, lane); }
+    }
+    static __device__ void sync() { cluster_sync(); }
+};
+
+void matmul_forward24(const MatmulForwardArgs& f, cudaStream_t stream, int stages) {
+    matmul_forward_launch22<MatmulForwardBlocks24>(f, stream, stages);
 }
 
 #endif
@@ -1353,11 +1477,22 @@ static void declare_ladder(Bench& b, const MatmulForwardArgs& f, const Buffer<fl
         {0, 3, 4, 7}, -90);
     b.config("stages");
     b.kernel(
-        21, "results stored by stmatrix and TMA", [=](int stages) { matmul_forward21(f, stream, stages); }, {0, 3, 4},
-        -90);
+        20, "19 with results stored by stmatrix and in rows of 128 bytes",
+        [=](int stages) { matmul_forward20(f, stream, stages); }, {0, 3, 4}, -90);
+    b.config("stages");
+    b.kernel(
+        21, "results stored by TMA", [=](int stages) { matmul_forward21(f, stream, stages); }, {0, 3, 4}, -90);
     b.config("stages");
     b.kernel(
         22, "128x192 tiles", [=](int stages) { matmul_forward22(f, stream, stages); }, {0, 2, 3}, -90);
+    b.config("stages");
+    b.kernel(
+        23, "order of tiles: in groups of 16 rows", [=](int stages) { matmul_forward23(f, stream, stages); }, {0, 3},
+        -90);
+    b.config("stages");
+    b.kernel(
+        24, "clusters of two, weight tiles by multicast", [=](int stages) { matmul_forward24(f, stream, stages); },
+        {0, 3}, -90);
     b.config("stages");
 #endif
     b.kernel(25, "cuBLASLt for the product, epilogue in a second kernel",
