@@ -20,20 +20,26 @@
      6  128-bit accesses of device memory
      7  transposed tiles: no bank conflicts
      8  double buffer, next tile in registers
-     9  mma.sync, 32-bit loads of fragments
-    10  ldmatrix, swizzled tiles
-    11  ring of cp.async stages
-    12  wgmma on the ring of cp.async stages
-    13  TMA and mbarriers
-    14  producer warp and two consumer warpgroups (slower than 16)
-    15  persistent: the ring runs on from tile to tile (slower than 16)
-    16  ping-pong: a tile per consumer (loses to 16)
-    17  results stored by stmatrix and TMA
-    18  128x192 tiles
-    19  cuBLASLt for the product, epilogue in a second kernel
-    20  cuBLASLt, epilogue fused, algorithms timed
-    21  gemm.cuh (promoted)
-    22  21 that saves GELU's slope instead of its argument (kind 4)
+     9  a tile of 64x32 per warp
+    10  mma.sync, 32-bit loads of fragments
+    11  ldmatrix
+    12  swizzled instead of padded
+    13  ring of cp.async stages
+    14  steps of 64 columns
+    15  wgmma on the ring of cp.async stages
+    16  TMA and mbarriers
+    17  producer warp and two consumer warpgroups (slower than 16)
+    18  persistent: the ring runs on from tile to tile (slower than 16)
+    19  ping-pong: a tile per consumer (loses to 16)
+    20  19 with results stored by stmatrix and in rows of 128 bytes
+    21  results stored by TMA
+    22  128x192 tiles
+    23  order of tiles: in groups of 16 rows
+    24  clusters of two, weight tiles by multicast
+    25  cuBLASLt for the product, epilogue in a second kernel
+    26  cuBLASLt, epilogue fused, algorithms timed
+    27  gemm.cuh (promoted)
+    28  27 that saves GELU's slope instead of its argument (kind 4)
      kind 4: 1 with GELU's slope saved
 
    nvcc -O3 --use_fast_math matmul_forward.cu -lcublasLt -o matmul_forward      (or: make matmul_forward)
@@ -395,15 +401,17 @@ void matmul_forward8(const MatmulForwardArgs& f, cudaStream_t stream) {
     cudaCheck(cudaGetLastError());
 }
 
-// ---- kernel 9: a tile per warp: its 32 threads compute 64x32 elements, so they read fewer different values ----
+// ---- kernel 9: a tile per warp: its 32 threads compute 64x32 elements, which need fewer different values ----
 
-// In kernel 8 a warp has 16 rows and all 128 columns: per k it reads 144 different values, in 6 wavefronts. Here it has 64 rows
-// and 32 columns, so 96 values, in 4 wavefronts: for each load, 8 or 4 different vectors of 16 bytes, 128 bytes at most.
-// The lanes of a warp, for its upper left quarter of 32x16:
+// In kernel 8 a warp has 16 rows and all 128 columns, so per k it reads 144 different values. Here it has 64 rows and 32
+// columns: 96 values, and each load of 16 bytes per lane has at most 128 bytes of them. The lanes of a warp's upper left
+// quarter, 32 rows and 16 columns:
 //
-//     columns    0..3   4..7   8..11  12..15
-//     rows 0..3     0      1      2      3
-//     rows 4..7     4      5      6      7      ...
+//     columns       0..3   4..7   8..11  12..15
+//     rows 0..3       0      1      2      3
+//     rows 4..7       4      5      6      7
+//     ...
+//     rows 28..31    28     29     30     31
 struct MatmulForwardThreads9 {
     static constexpr int ROWS_APART = 32, COLUMNS_APART = 16;
     static __device__ int y() { return threadIdx.x / 128 * 64 + threadIdx.x % 32 / 4 * 4; }
@@ -1063,7 +1071,7 @@ struct MatmulForwardBoxes20 {
     template <bool has_gelu> __device__ void store(const MatmulForwardArgs& f, const floatX* box, int row0, int col0) {
         int lane = threadIdx.x % 32, col = col0 + lane % 8 * 8;
         __syncwarp();
-#pragma unroll 2
+#pragma unroll 2 // with all four, registers spill
         for (int i = 0; i < 16; i += 4) {
             int row = i + lane / 8, at = MatmulForwardSwizzled128::at(row, lane % 8);
             if (row0 + row >= f.N || col >= f.OC) { continue; }
@@ -1136,7 +1144,7 @@ template <int ring, class Boxes> __global__ void __launch_bounds__(384, 1)
         return;
     }
     warpgroup_more_registers<232>();
-    Boxes boxes(reinterpret_cast<floatX(*)[16 * 64]>(stages + ring) + (threadIdx.x / 32 - 4) * 2, maps);
+    Boxes boxes(reinterpret_cast<floatX(*)[2][16 * 64]>(stages + ring)[threadIdx.x / 32 - 4], maps);
     // A consumer waits for its turn before it waits for a stage. A barrier's parity is one bit, so a consumer more than
     // a round of the ring ahead would take an earlier tile's stage for its own.
     // i: this consumer's next step among all steps of the block; number: tiles that this consumer has begun
@@ -1288,7 +1296,7 @@ template <int ring, class Blocks> __global__ void __launch_bounds__(384, 1)
         return;
     }
     warpgroup_more_registers<240>();
-    MatmulForwardBoxes21 boxes(reinterpret_cast<floatX(*)[16 * 64]>(stages + ring) + (threadIdx.x / 32 - 4) * 2, maps);
+    MatmulForwardBoxes21 boxes(reinterpret_cast<floatX(*)[2][16 * 64]>(stages + ring)[threadIdx.x / 32 - 4], maps);
     // A consumer waits for its turn before it waits for a stage. A barrier's parity is one bit, so a consumer more than
     // a round of the ring ahead would take an earlier tile's stage for its own.
     // i: this consumer's next step among all steps of the block; number: tiles that this consumer has begun
@@ -1375,8 +1383,8 @@ struct MatmulForwardBlocks24 {
         *n0 += 128 * cluster_rank();
     }
     static __device__ void load_weight(floatX* weight, const CUtensorMap& map, int k, int o0, uint64_t* full) {
-        int first = 96 * cluster_rank();
-        tma_load_2d_multicast(weight + first * 64, &map, k, o0 + first, full, 3);
+        int rank = cluster_rank();
+        tma_load_2d_multicast(weight + rank * 96 * 64, &map, k, o0 + rank * 96, full, 3);
     }
     static __device__ void release(uint64_t* empty) {
         int lane = threadIdx.x % 32;

@@ -340,7 +340,7 @@ static Svg draw_memory_hierarchy() {
     return svg;
 }
 
-// ---- softmax_passes: softmax_forward.cu, kernels 3, 4 and 7 ---------------------------------------------------
+// ---- softmax_passes: softmax_forward.cu, kernels 3, 4 and 8 ---------------------------------------------------
 
 // softmax_add of kernel 4
 static void softmax_add(float& max, float& sum, float x) {
@@ -357,7 +357,7 @@ static Svg draw_softmax_passes() {
         800, 490, "Softmax of one row: how often the row is read",
         "softmax_forward.cu. A bar is a pass over a row of 50,257 logits, 100 KB in bf16. Times: H200, B=8, T=1024.",
         "Kernels 1 to 3 make three passes over the row in memory: maximum, sum, result. Kernels 4 to 6 make two, with "
-        "the online softmax. Kernel 7 reads the row once into shared memory. Below, the online softmax on four "
+        "the online softmax. Kernel 8 reads the row once into shared memory. Below, the online softmax on four "
         "numbers.");
     double y = 72;
     auto pass = [&](const char* color, const std::string& words) {
@@ -385,7 +385,7 @@ static Svg draw_softmax_passes() {
     pass("b", "pass 2 reads x, writes exp(x - max) / sum");
     svg.faint(left, y + 12, "kernel 5 adds 128-bit vectors to kernel 4");
     y += 40;
-    head("kernel 7", "row in shared memory", "1 read, 1 write", {7});
+    head("kernel 8", "row in shared memory", "1 read, 1 write", {8});
     pass("a", "cp.async: x into shared memory; max and sum");
     pass("c", "reads shared memory, writes the result");
     y += 18;
@@ -1312,7 +1312,7 @@ static Svg draw_occupancy() {
         {"the same with 1024 threads", "ptxas: 40 registers", 1024, 40, 0},
         {"a block of one warp", "say, 32 registers", 32, 32, 0},
         {"attention_forward, kernel 15", "at most 168 registers, 48 KB", 128, 168, (128 * 64 + 2 * 2 * 64 * 64) * 2.0},
-        {"softmax_forward, kernel 7", "at most 64 registers, row of 98 KB", 512, 64, 50257 / 8 * 16 + 32 * 4.0},
+        {"softmax_forward, kernel 8", "at most 64 registers, row of 98 KB", 512, 64, 50257 / 8 * 16 + 32 * 4.0},
         {"gemm.cuh, ping-pong", "at most 168 registers, ring of 4", 384, 168,
          4 * gemm_stage + gemm_boxes + gemm_barriers + 1024},
     };
