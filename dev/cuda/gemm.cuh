@@ -4,7 +4,8 @@ gemm: out (M,N) = finish(inp (M,K) weight (N,K)^T), a linear layer on Hopper fus
     out (M,N) floatX out | second (M,N) floatX out | inp (M,K), weight (N,K), third (M,N) floatX in
     Constraint: sm_90a, 16-bit floatX, K % 8 == 0, N % 8 == 0, pointers aligned to 16 bytes.
 
-gemm() launches gemm_sm90_kernel9, kernel 21 of matmul_forward.cu, whose idle warps may have other work (gemm_adamw.cuh). The form: ping-pong, 128x192 tiles, clusters of two blocks, GemmBias as epilogue. gemm_forms.cuh has other forms.
+gemm() launches gemm_sm90_kernel9, kernel 27 of matmul_forward.cu, whose idle warps may have other work (gemm_adamw.cuh). The
+form: ping-pong, 128x192 tiles, clusters of two blocks, GemmBias as epilogue. gemm_forms.cuh has other forms.
 
 The kernels have two template parameters. G is the form: the tile, the ring, the cluster and the wgmma instruction.
 Epilogue computes the result from each accumulator, in registers. A kernel of another shape can be built from gemm_begin,

@@ -1,6 +1,6 @@
 /*
 The forms of gemm.cuh that were slower or that only fused ops need: cooperative kernels, blocks without a cluster, e4m3 operands and
-results, a layernorm in the epilogue. matmul_forward.cu, kernel 21, has them as configurations.
+results, a layernorm in the epilogue. matmul_forward.cu, kernel 27, has them as configurations.
 */
 #pragma once
 

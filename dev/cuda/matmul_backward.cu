@@ -39,7 +39,7 @@
    ./matmul_backward -C 3072 -V 768 --kind 1      here -V is OC; kind 0 accumulates into dweight, 1 multiplies dinp by
                                   gelu' and overwrites dweight, 2 is 0 with the bias gradient (kernel 7 only), 3 is 1 with
                                   the sums of dinp's columns, the bias gradient of the layer before (kernels 11, 12), 4 is 3
-                                  with gelu' itself as input, which matmul_forward 22 saves (kernel 13)  */
+                                  with gelu' itself as input, which matmul_forward 28 saves (kernel 13)  */
 #include "../../llmc/column_sums.cuh"
 #include "../../llmc/cublas_common.cuh"
 #include "../../llmc/gelu.cuh"

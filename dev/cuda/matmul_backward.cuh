@@ -94,7 +94,7 @@ inline int matmul_backward_input_choice(int N, int C, bool has_gelu) {
 
 // True if the forward product (N,C) to (N,OC) can save GELU's slope, and matmul_backward_input() of the next product use it.
 bool matmul_can_save_slope(int N, int C, int OC) {
-    return matmul_forward_choice(N, C, OC) == 21 && matmul_backward_input_choice(N, OC, true) == 8;
+    return matmul_forward_choice(N, C, OC) == 27 && matmul_backward_input_choice(N, OC, true) == 8;
 }
 
 // Number of floats in scratch, with gelu'. Without it nothing is needed.
