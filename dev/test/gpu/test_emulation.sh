@@ -381,8 +381,10 @@ attention_forward 25 -B 1 -T 257 -C 256 -NH 2 --case 1
 attention_backward 11 -B 1 -T 200 -C 256 -NH 2 --case 0
 attention_backward 13 --kind 1 -B 1 -T 200 -C 128 -NH 1 --case 0
 matmul_forward 18 -B 1 -T 600 -C 776 -V 392 --kind 1 --case 0
+matmul_forward 20 -B 1 -T 600 -C 776 -V 392 --kind 1 --case 0
 matmul_forward 21 -B 1 -T 600 -C 776 -V 392 --kind 1 --case 0
 matmul_forward 22 -B 1 -T 600 -C 776 -V 392 --kind 1 --case 0
+matmul_forward 24 -B 1 -T 600 -C 776 -V 392 --kind 2 --case 0
 matmul_forward 27 -B 1 -T 300 -C 768 -V 200 --kind 1 --case 0
 matmul_forward 27 -B 1 -T 300 -C 1600 -V 392 --kind 0 --case 0
 matmul_backward 8 --kind 1 -B 1 -T 300 -C 776 -V 392 --case 0
