@@ -11,8 +11,8 @@
    this takes about 4 us per layer on an H100 (15.8 MB). The phases wait for each other for longer than that.
    Constraint: C % 8 == 0. Kernels 2 to 6: sm_90a, 16-bit floatX, heads of 64. Kernels 2 to 5: one text, C <= 1792. Kernels 2
    and 3: what a block keeps of the weights and of the cache must fit its shared memory. Kernels 3 to 6: all clusters on the
-   GPU at once. Kernel 5: the sizes of C in decode_layer_sizes(), and a capacity of up to 1024. Kernel 6: C in
-   decode_layer_sizes6(). No other kernel that waits for blocks of its own may run beside kernels 3 to 6 (MPS).
+   GPU at once. Kernel 5: the sizes of C in decode_layer_blocks(), and a capacity of up to 1024. Kernel 6: those with 8
+   blocks. No other kernel that waits for blocks of its own may run beside kernels 3 to 6 (MPS).
    Error: the results of five phases of a layer are rounded to floatX, as in training: 3 + L ulps of floatX of 1, and 2
    ulps of x.
    Source: a cluster per head, for qkv, attention and projection: the idea is ClusterFusion's (Luo et al. 2025,
@@ -1169,8 +1169,7 @@ static void declare(Bench& b) {
     bool runs5 = B == 1 && (b.dry || decode_layers_runs(1, C, 4 * C, NH, capacity));
     bool runs6 = b.dry || decode_layers_runs(std::max(B, 2), C, 4 * C, NH, capacity);
     if (runs5 || runs6) {
-        int cluster = 8;
-        decode_layer_sizes(C, [&](auto, auto r) { cluster = r.value; });
+        int cluster = b.dry ? 8 : decode_layer_blocks(C);
         Buffer<floatX> packed = b.input_from<floatX>("packed", L * 12 * c * c, [=](float* to) {
             const float* host = weights.host;
             // where they begin in a layer
