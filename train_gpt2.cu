@@ -10202,12 +10202,9 @@ __device__ void decode_matvec_norm(x128* shared, const DecodeProduct& p, int4 g,
             s = reinterpret_cast<const int4*>(p.norm_bias)[v];
         }
         x128 scale = vec128_from_bits<floatX>(g), shift = vec128_from_bits<floatX>(s);
+#pragma unroll 2
         for (int b = 0; b < batch; b++) {
-            x128 value = shared[b * num_vec + v];
-            for (int e = 0; e < x128::size; e++) {
-                value[e] = (floatX)(((float)value[e] - mean[b]) * rstd[b] * (float)scale[e] + (float)shift[e]);
-            }
-            shared[b * num_vec + v] = value;
+            shared[b * num_vec + v] = layernorm_vector(shared[b * num_vec + v], scale, shift, mean[b], rstd[b]);
         }
     }
     __syncthreads();
@@ -11558,16 +11555,11 @@ template <int C, int NUM_TEAMS> struct DecodeLayerTexts : DecodeLayerThread<C, 8
             }
             float2 statistics = layernorm_statistics(
                 x, [](float sum) { return sum * (1.0f / C); }, epsilon, is);
-            float mean = statistics.x, rstd = statistics.y;
 #pragma unroll
             for (int i = 0; i < most; i++) {
                 if (!is(i)) { continue; }
-                x128 weight = load(vectors.norm_weight, i), bias = load(vectors.norm_bias, i), normed;
-#pragma unroll
-                for (int e = 0; e < VEC; e++) {
-                    normed[e] = (floatX)((x[i][e] - mean) * rstd * (float)weight[e] + (float)bias[e]);
-                }
-                store128(row + (i * 32 + lane) * VEC, normed);
+                x128 weight = load(vectors.norm_weight, i), bias = load(vectors.norm_bias, i);
+                store128(row + (i * 32 + lane) * VEC, layernorm_vector(x[i], weight, bias, statistics.x, statistics.y));
             }
         }
         sync();
@@ -12380,16 +12372,6 @@ decode_matmul_multiply(float sums[2][texts / 8][4], const DecodeMatmulPairs& w, 
     }
 }
 
-__device__ inline int4 decode_matmul_normalise(int4 bits, const x128& scale, const x128& shift, float mean,
-                                               float rstd) {
-    x128 v = vec128_from_bits<floatX>(bits);
-#pragma unroll
-    for (int e = 0; e < x128::size; e++) {
-        v[e] = (floatX)(((float)v[e] - mean) * rstd * (float)scale[e] + (float)shift[e]);
-    }
-    return vec128_bits(v);
-}
-
 // Writes the block's columns of the normalised x to shared_x (texts,stride); rows past B repeat the last row. shared_norm
 // (2,num_columns) holds the block's columns of norm_weight and of norm_bias, which cp.async may still be writing. In a
 // cluster, moments (cluster,texts) receive the mean and the sum of squared differences of each block's columns; their
@@ -12404,36 +12386,29 @@ template <int texts> __device__ void decode_matmul_norm(floatX* shared_x, const 
     int num_vec = slice.num_vec(a.K), padded_vec = (slice.end - slice.begin) * DECODE_MATMUL_CHUNK / x128::size;
     const int4* from = reinterpret_cast<const int4*>(a.x + (size_t)min(first_b + b, a.B - 1) * a.K +
                                                      slice.begin * DECODE_MATMUL_CHUNK);
-    int4* to = reinterpret_cast<int4*>(shared_x + b * a.stride);
+    Packed128* to = reinterpret_cast<Packed128*>(shared_x + b * a.stride);
 
     // the moments of this thread's vectors, `ahead` at a time; the last ones stay in v
-    int4 v[ahead];
+    Packed128 v[ahead];
     float count = 0.0f, mean = 0.0f, squares = 0.0f; // squares: the sum of the squared differences from the mean
     int begin = 0;
 #pragma unroll 1
     for (;; begin += ahead * lanes) {
+        auto inside = [&](int i) { return begin + i * lanes + lane < num_vec; };
 #pragma unroll
-        for (int i = 0; i < ahead; i++) {
-            int at = begin + i * lanes + lane;
-            v[i] = at < num_vec ? __ldcg(from + at) : make_int4(0, 0, 0, 0);
-        }
-        float now = (float)(min(max(ceil_div(num_vec - begin - lane, lanes), 0), ahead) * x128::size), sum = 0.0f;
-#pragma unroll
-        for (int i = 0; i < ahead; i++) { // vectors that do not exist are zeros
-            x128 x = vec128_from_bits<floatX>(v[i]);
-            for (int e = 0; e < x128::size; e++) { sum += (float)x[e]; }
-        }
-        float center = now > 0.0f ? sum / now : 0.0f, own = 0.0f;
-        hold_packed(v);
-#pragma unroll
-        for (int i = 0; i < ahead; i++) {
-            float less = begin + i * lanes + lane < num_vec ? center : 0.0f;
-            x128 x = vec128_from_bits<floatX>(v[i]);
-            for (int e = 0; e < x128::size; e++) { own += ((float)x[e] - less) * ((float)x[e] - less); }
-        }
+        for (int i = 0; i < ahead; i++) { v[i].bits = inside(i) ? __ldcg(from + begin + i * lanes + lane) : int4{}; }
+        float now = (float)(min(max(ceil_div(num_vec - begin - lane, lanes), 0), ahead) * x128::size);
+        float2 moments = layernorm_moments(
+            v,
+            [&](float sum) {
+                hold_packed(v);
+                return now > 0.0f ? sum / now : 0.0f;
+            },
+            inside);
+        float center = moments.x;
         hold_packed(v);
         float both = count + now, share = both > 0.0f ? now / both : 0.0f;
-        squares += own + (center - mean) * (center - mean) * count * share;
+        squares += moments.y + (center - mean) * (center - mean) * count * share;
         mean += (center - mean) * share, count = both;
         if (begin + ahead * lanes >= num_vec) { break; }
 #pragma unroll
@@ -12474,15 +12449,15 @@ template <int texts> __device__ void decode_matmul_norm(floatX* shared_x, const 
     const x128 *scale = shared_norm, *shift = shared_norm + num_columns / x128::size;
 #pragma unroll 1
     for (int at = lane; at < begin; at += lanes) {
-        to[at] = decode_matmul_normalise(to[at], scale[at], shift[at], mean, rstd);
+        to[at].bits = vec128_bits(layernorm_vector(to[at], scale[at], shift[at], mean, rstd));
     }
 #pragma unroll
     for (int i = 0; i < ahead; i++) {
         int at = begin + i * lanes + lane;
-        if (at < num_vec) { to[at] = decode_matmul_normalise(v[i], scale[at], shift[at], mean, rstd); }
+        if (at < num_vec) { to[at].bits = vec128_bits(layernorm_vector(v[i], scale[at], shift[at], mean, rstd)); }
     }
 #pragma unroll 1
-    for (int at = num_vec + lane; at < padded_vec; at += lanes) { to[at] = make_int4(0, 0, 0, 0); }
+    for (int at = num_vec + lane; at < padded_vec; at += lanes) { to[at].bits = int4{}; }
 }
 
 // Starts the copy of the block's columns of x to shared_x (texts,stride); zeros outside of the matrix.
@@ -12921,52 +12896,40 @@ __device__ inline void decode_head_norm(unsigned char* shared_x, const DecodeHea
         texts / warps < 8 / most * 2 ? texts / warps : 8 / most * 2; // texts of a warp on their way: 2 or 4
     int lane = threadIdx.x % 32, num_vec = a.K / size;
     auto vec = [=](int i) { return i * 32 + lane; };
-    int4 weight[most], bias[most];
+    auto inside = [=](int i) { return vec(i) < num_vec; };
+    Packed128 weight[most], bias[most];
 #pragma unroll
     for (int i = 0; i < most; i++) {
-        bool there = vec(i) < num_vec;
-        weight[i] = there ? reinterpret_cast<const int4*>(a.norm_weight)[vec(i)] : make_int4(0, 0, 0, 0);
-        bias[i] = there ? reinterpret_cast<const int4*>(a.norm_bias)[vec(i)] : make_int4(0, 0, 0, 0);
+        weight[i].bits = inside(i) ? reinterpret_cast<const int4*>(a.norm_weight)[vec(i)] : int4{};
+        bias[i].bits = inside(i) ? reinterpret_cast<const int4*>(a.norm_bias)[vec(i)] : int4{};
     }
     grid_wait_dependency(); // what was read before this line is not written by earlier kernels of the step
-    const int4* rows = reinterpret_cast<const int4*>(a.x);
 #pragma unroll 1
     for (int first = threadIdx.x / 32; first < texts; first += warps * together) {
-        int4 x[together][most];
+        Packed128 x[together][most];
 #pragma unroll
         for (int t = 0; t < together; t++) {
-            const int4* row = rows + (size_t)min(first + t * warps, a.B - 1) * num_vec;
+            const int4* row = reinterpret_cast<const int4*>(a.x) + (size_t)min(first + t * warps, a.B - 1) * num_vec;
 #pragma unroll
-            for (int i = 0; i < most; i++) {
-                x[t][i] = vec(i) < num_vec ? __ldcg(row + vec(i)) : make_int4(0, 0, 0, 0);
-            }
+            for (int i = 0; i < most; i++) { x[t][i].bits = inside(i) ? __ldcg(row + vec(i)) : int4{}; }
         }
 #pragma unroll
         for (int t = 0; t < together; t++) {
             int b = first + t * warps;
-            float sum = 0.0f, squares = 0.0f;
-#pragma unroll
-            for (int i = 0; i < most; i++) {
-                x128 v = vec128_from_bits<floatX>(x[t][i]);
-                for (int e = 0; e < size; e++) { sum += (float)v[e]; }
-            }
-            float mean = lanes_sum<32>(sum) / (float)a.K;
-            hold_packed(x[t]);
-#pragma unroll
-            for (int i = 0; i < most; i++) {
-                x128 v = vec128_from_bits<floatX>(x[t][i]);
-                float less = vec(i) < num_vec ? mean : 0.0f;
-                for (int e = 0; e < size; e++) { squares += ((float)v[e] - less) * ((float)v[e] - less); }
-            }
-            float rstd = rsqrtf(lanes_sum<32>(squares) / (float)a.K + a.epsilon);
+            float2 statistics = layernorm_statistics(
+                x[t],
+                [&](float sum) {
+                    hold_packed(x[t]);
+                    return sum / (float)a.K;
+                },
+                a.epsilon, inside);
             hold_packed(x[t]), hold_packed(weight), hold_packed(bias);
 #pragma unroll
             for (int i = 0; i < most; i++) {
                 int box = vec(i) / 8, chunk = vec(i) % 8;
                 if (box >= a.num_boxes * (scaled ? 2 : 1)) { break; }
-                x128 scale = vec128_from_bits<floatX>(weight[i]), shift = vec128_from_bits<floatX>(bias[i]);
-                int4 normed = decode_matmul_normalise(x[t][i], scale, shift, mean, rstd);
-                if (b >= a.B || vec(i) >= num_vec) { normed = make_int4(0, 0, 0, 0); }
+                int4 normed = vec128_bits(layernorm_vector(x[t][i], weight[i], bias[i], statistics.x, statistics.y));
+                if (b >= a.B || !inside(i)) { normed = make_int4(0, 0, 0, 0); }
                 int4* to = reinterpret_cast<int4*>(shared_x + (size_t)(box * texts + b) * 128);
                 if (!scaled) {
                     to[chunk ^ b % 8] = normed;

@@ -57,12 +57,9 @@ __device__ void decode_matvec_norm(x128* shared, const DecodeProduct& p, int4 g,
             s = reinterpret_cast<const int4*>(p.norm_bias)[v];
         }
         x128 scale = vec128_from_bits<floatX>(g), shift = vec128_from_bits<floatX>(s);
+#pragma unroll 2
         for (int b = 0; b < batch; b++) {
-            x128 value = shared[b * num_vec + v];
-            for (int e = 0; e < x128::size; e++) {
-                value[e] = (floatX)(((float)value[e] - mean[b]) * rstd[b] * (float)scale[e] + (float)shift[e]);
-            }
-            shared[b * num_vec + v] = value;
+            shared[b * num_vec + v] = layernorm_vector(shared[b * num_vec + v], scale, shift, mean[b], rstd[b]);
         }
     }
     __syncthreads();
