@@ -402,6 +402,10 @@ END
     EMULATION_ARCH=80 "$tmp/tree/dev/cuda/attention_forward_cpu" 25 --check -B 1 -T 64 -C 64 -NH 1 >"$tmp/out" 2>&1
     contains 'needs code for sm_90a, but the GPU is sm_80 and the program is compiled for sm_80' "$tmp/out"
     contains '0 passed, 0 failed, 3 skipped' "$tmp/out"
+    sed -i 's/__CUDA_ARCH__ 900/__CUDA_ARCH__ 750/' "$tmp/tree/dev/cuda/emulation/cuda_runtime.h" # no cp.async
+    make_cpu cpu OP=layernorm_backward PRECISION=BF16
+    EMULATION_ARCH=75 "$tmp/tree/dev/cuda/layernorm_backward_cpu" 11,13 --check >"$tmp/out" 2>&1 ||
+        { tail -n 5 "$tmp/out" && fail "kernel 11 of layernorm_backward fails on an older device"; }
 }
 
 # bench.h's own functions: clocks, notes, columns, hot launches
