@@ -4603,9 +4603,7 @@ enum {
     // The rows of each tile of out are also summed, unrounded. For each row, one lane calls store_row_sum(row, column tile, sum).
     // pair() is also called for columns past the end, where value() must be 0.
     GEMM_ROW_SUMS = 512,
-    GEMM_SCALED_ADD =
-        GEMM_THIRD | 1024, // out = add(y, third); `third` counts as zeros and is not read unless reads_third()
-    GEMM_MIRRORED = 2048   // with GEMM_SCALED_ADD: store_mirrored() also receives all results of the tile, as fragments
+    GEMM_MIRRORED = 2048 // with GEMM_THIRD: store_mirrored() also receives all results of the tile, as fragments
 };
 
 // The epilogue y = accumulator + bias. Every epilogue has three types for its other inputs: Row is the data of one row,
@@ -4627,23 +4625,19 @@ template <int extras> struct GemmBias {
         c[0] = x.x, c[1] = x.y;
     }
     __device__ float value(float sum, const Row&, const Column& c) const { return sum + c; }
-};
-
-// Where the sums of the columns of out go.
-struct GemmColumnSums {
-    float* sums; // (row tiles, N): row i has the sums over the rows of tile row i
-    int N;
-
-    // stores the sums of columns `column` and column + 1 of tile row i
-    __device__ void store_sums(int i, int column, float2 pair) const {
-        if (column < N) { *reinterpret_cast<float2*>(sums + (size_t)i * N + column) = pair; }
+    // With GEMM_THIRD: whether `third` is read, otherwise it counts as zeros; and the result of y and an element of `third`.
+    __device__ bool reads_third() const { return true; }
+    __device__ float combined(float y, float third) const {
+        if ((extras & GEMM_GELU_BACKWARD) == GEMM_GELU_BACKWARD) { return y * gelu_slope(third); }
+        return (extras & GEMM_MULTIPLY) == GEMM_MULTIPLY ? y * third : y + third;
     }
 };
 
 // GemmBias that also sums the columns of out.
 template <int extras> struct GemmBiasSums : GemmBias<extras> {
     static constexpr int EXTRAS = extras | GEMM_SUMS;
-    GemmColumnSums to;
+    float* sums; // (row tiles, N): row i has the sums over the rows of tile row i
+    int N;
 };
 
 // Returns the pair that lane `lane` of this warp holds.
@@ -4882,12 +4876,6 @@ __device__ inline void gemm_load_box(SMem& smem, const CUtensorMap& third_map, c
                    &smem.box_full[warp][slot]);
 }
 
-// Whether the epilogue reads `third`.
-template <class Epilogue> __device__ inline bool gemm_reads_third(const Epilogue& epilogue) {
-    if constexpr ((Epilogue::EXTRAS & GEMM_SCALED_ADD) == GEMM_SCALED_ADD) { return epilogue.reads_third(); }
-    return Epilogue::EXTRAS & GEMM_THIRD;
-}
-
 // The prologue of a tile, before its products: starts the loads that its epilogue needs. Arguments as for gemm_store.
 template <class G, class Epilogue, class SMem, class Tile>
 __device__ inline void gemm_prepare(GemmColumns<G, Epilogue>& columns, const Epilogue& epilogue, SMem& smem,
@@ -4897,7 +4885,7 @@ __device__ inline void gemm_prepare(GemmColumns<G, Epilogue>& columns, const Epi
     if constexpr (Epilogue::EXTRAS & GEMM_THIRD) {
         if (threadIdx.x % 32 == 0) {
             tma_store_wait<0>(); // TMA has read the previous results, so `third` may overwrite them
-            for (int n = 0; gemm_reads_third(epilogue) && n < min(num_boxes, G::BOXES); n++) {
+            for (int n = 0; epilogue.reads_third() && n < min(num_boxes, G::BOXES); n++) {
                 gemm_load_box<G>(smem, third_map, tile, n, box);
             }
         }
@@ -4905,31 +4893,37 @@ __device__ inline void gemm_prepare(GemmColumns<G, Epilogue>& columns, const Epi
     }
 }
 
+// Waits for the four warps of this consumer.
+__device__ inline void gemm_consumer_sync() {
+    threadIdx.x < 256 ? named_barrier_sync(1, 128) : named_barrier_sync(2, 128);
+}
+
 // The end of the epilogue with GEMM_SUMS: adds up what the four warps of the consumer have summed of the tile's columns,
-// always in the same order. sums: this lane's, see fragment_column_sums. The warps meet in the memory of the boxes.
-template <class G, class SMem> __device__ inline void
-gemm_store_sums(float (&sums)[G::COLUMNS / 64][16], const GemmColumnSums& to, SMem& smem, int row, int column, int M) {
+// always in the same order, and stores it to row `row` / G::ROWS of `to` (row tiles, N). sums: this lane's, see
+// fragment_column_sums. The warps meet in the memory of the boxes.
+template <class G, class SMem> __device__ inline void gemm_store_sums(float (&sums)[G::COLUMNS / 64][16], float* to,
+                                                                      SMem& smem, int row, int column, int M, int N) {
     static_assert(G::READERS == 4 && G::COLUMNS <= 256,
                   "the rows of a tile are one consumer's, a thread has two columns");
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32 - 4, thread = threadIdx.x % 128;
     auto sums_of = [&](int w) { return reinterpret_cast<float2*>(smem.boxes[w][0]); };
-    auto barrier = [&] { warp < 4 ? named_barrier_sync(1, 128) : named_barrier_sync(2, 128); };
     if (lane == 0) { tma_store_wait<0>(); } // TMA has read the boxes
     __syncwarp();
 #pragma unroll
     for (int q = 0; q < G::COLUMNS / 64; q++) { sums_of(warp)[32 * q + lane] = fragment_column_sums(sums[q]); }
     tma_store_fence(); // these writes come before what TMA loads into the boxes for the next tile
-    barrier();
-    if (thread < G::COLUMNS / 2 &&
-        row / G::ROWS * G::ROWS < M) { // the second tile of the last pair may be past the end
+    gemm_consumer_sync();
+    // the second tile of the last pair may be past the end
+    if (thread < G::COLUMNS / 2 && row / G::ROWS * G::ROWS < M) {
         float2 sum = sums_of(warp / 4 * 4)[thread];
         for (int w = 1; w < 4; w++) {
             float2 x = sums_of(warp / 4 * 4 + w)[thread];
             sum.x += x.x, sum.y += x.y;
         }
-        to.store_sums(row / G::ROWS, column + 2 * thread, sum);
+        column += 2 * thread;
+        if (column < N) { *reinterpret_cast<float2*>(to + (size_t)(row / G::ROWS) * N + column) = sum; }
     }
-    barrier(); // all have read: the boxes may be used again
+    gemm_consumer_sync(); // all have read: the boxes may be used again
 }
 
 // Packs two rows of two columns into two registers of a fragment.
@@ -4945,7 +4939,8 @@ __device__ inline void gemm_store(float (&sum)[G::PARTS][G::COLUMNS / 2], const 
                                   const CUtensorMap& second_map, const CUtensorMap& third_map, const Tile& tile, int M,
                                   int& box) {
     constexpr bool has_second = Epilogue::EXTRAS & GEMM_SECOND, has_third = Epilogue::EXTRAS & GEMM_THIRD;
-    constexpr int third_use = Epilogue::EXTRAS & (GEMM_ADD | GEMM_MULTIPLY | GEMM_GELU_BACKWARD | GEMM_SCALED_ADD);
+    bool reads_third = false;
+    if constexpr (has_third) { reads_third = epilogue.reads_third(); }
     static_assert(!has_second || !has_third, "they share the boxes");
     constexpr bool has_sums = Epilogue::EXTRAS & GEMM_SUMS, has_bias = !(Epilogue::EXTRAS & GEMM_NO_BIAS);
     constexpr bool has_row_sums = Epilogue::EXTRAS & GEMM_ROW_SUMS, mirrored = Epilogue::EXTRAS & GEMM_MIRRORED;
@@ -4969,7 +4964,7 @@ __device__ inline void gemm_store(float (&sum)[G::PARTS][G::COLUMNS / 2], const 
             row_sums[half] = 0.0f;
         }
         int slot = box % G::BOXES, second_slot = (box + 1) % G::BOXES;
-        if (gemm_reads_third(epilogue)) {
+        if (reads_third) {
             // load box n + ahead of `third` into the slot that box n + ahead - BOXES used
             if (n + ahead >= G::BOXES && n + ahead < num_boxes && lane == 0) {
                 tma_store_wait<G::BOXES - ahead - 1>();
@@ -4985,7 +4980,7 @@ __device__ inline void gemm_store(float (&sum)[G::PARTS][G::COLUMNS / 2], const 
 #pragma unroll
         for (int p = 0; p < 4; p++) { // 16 columns per iteration
             uint32_t *out = &results[mirrored ? n : 0][4 * p], second[4], third[4] = {};
-            if (gemm_reads_third(epilogue)) { ldmatrix_x4(third, at ^ p << 5); }
+            if (reads_third) { ldmatrix_x4(third, at ^ p << 5); }
 #pragma unroll
             for (int j = 0; j < 2; j++) { // 8 columns per iteration
                 typename Epilogue::Column two[2];
@@ -5012,15 +5007,7 @@ __device__ inline void gemm_store(float (&sum)[G::PARTS][G::COLUMNS / 2], const 
                     float2 lower = unpack_16x2(third[2 * j + 1], floatX());
                     float w[4] = {upper.x, upper.y, lower.x, lower.y};
 #pragma unroll
-                    for (int i = 0; i < 4; i++) {
-                        if constexpr (third_use == GEMM_SCALED_ADD) {
-                            v[i] = epilogue.add(v[i], w[i]);
-                        } else {
-                            v[i] = third_use == GEMM_GELU_BACKWARD ? v[i] * gelu_slope(w[i])
-                                   : third_use == GEMM_MULTIPLY    ? v[i] * w[i]
-                                                                   : v[i] + w[i]; // GEMM_ADD
-                        }
-                    }
+                    for (int i = 0; i < 4; i++) { v[i] = epilogue.combined(v[i], w[i]); }
                 }
                 if constexpr (has_sums) {
 #pragma unroll
@@ -5055,7 +5042,7 @@ __device__ inline void gemm_store(float (&sum)[G::PARTS][G::COLUMNS / 2], const 
             }
         }
     }
-    if constexpr (has_sums) { gemm_store_sums<G>(sums, epilogue.to, smem, tile.row, tile.column, M); }
+    if constexpr (has_sums) { gemm_store_sums<G>(sums, epilogue.sums, smem, tile.row, tile.column, M, epilogue.N); }
     if constexpr (mirrored) { epilogue.store_mirrored(results, smem, second_map, tile); }
 }
 
@@ -5604,7 +5591,7 @@ template <int columns> struct MatmulBackwardTile : GemmPair {
     }
 };
 
-template <class G> struct MatmulBackwardSMem {
+template <class G> struct MatmulBackwardRing {
     GemmStage<G> stages[G::RING]; // 64 tokens of dout and of inp
     TmaRing<G::RING> ring;
 };
@@ -5685,7 +5672,7 @@ template <class G> __global__ void __launch_bounds__(384, 1)
                                   MatmulBackwardSchedule s, int OC, int C, bool accumulate) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     extern __shared__ __align__(256) unsigned char dynamic_shared_weight[];
-    auto& smem = shared_aligned_1024<MatmulBackwardSMem<G>>(dynamic_shared_weight);
+    auto& smem = shared_aligned_1024<MatmulBackwardRing<G>>(dynamic_shared_weight);
     if (threadIdx.x == 0) {
         tma_prefetch_map(&dout_map), tma_prefetch_map(&inp_map);
         smem.ring.init(G::READERS * G::CLUSTER);
@@ -5772,7 +5759,7 @@ template <class G> void matmul_backward_launch10(float* dweight, float* scratch,
         cudaCheck(cudaMemsetAsync(scratch, 0, MATMUL_BACKWARD_FLAGS * sizeof(int), exec.stream));
     }
     // not launched early: it comes after gradients_ready(), see Execution::may_launch_early()
-    gemm_start<G, MatmulBackwardSMem<G>>(matmul_backward_sm90_kernel10<G>, s.num_clusters, false, exec,
+    gemm_start<G, MatmulBackwardRing<G>>(matmul_backward_sm90_kernel10<G>, s.num_clusters, false, exec,
                                          GemmInp<G>::map(dout, OC, N), GemmWeight<G>::map(inp, C, N), dweight, parts, s,
                                          OC, C, accumulate);
 }
@@ -6071,23 +6058,16 @@ __global__ void linear_cross_entropy_shift_kernel2(float* shifts, const floatX* 
     if (lane == 0) { shifts[row] = RATIO_LOG2_UNIT - LOG2E * logit; }
 }
 
-// The epilogue for gemm(): ratios, and the sum of each row in each tile of columns.
-struct GemmRatios {
-    static constexpr int EXTRAS = GEMM_ROW_SUMS;
+// The epilogue for gemm(): ratios, and the sum of each row in each tile of columns. A column's bias is 0, or -infinity from V on.
+struct GemmRatios : GemmBias<GEMM_ROW_SUMS> {
     const float* shifts; // (N)
     float* sums;         // (tiles of columns, N)
     int N, V;
 
     typedef float Row;
-    typedef uint32_t Pair;
-    typedef float Column;                                 // 0, or -infinity from column V on
     __device__ Row row(int i) const { return shifts[i]; } // the kernel before writes them, so not __ldg()
     __device__ Pair pair(int column) const {
         return pack_16x2(column < V ? 0.0f : -INFINITY, column + 1 < V ? 0.0f : -INFINITY, floatX());
-    }
-    __device__ void columns(Column (&c)[2], const Pair& pair) const {
-        float2 x = unpack_16x2(pair, floatX());
-        c[0] = x.x, c[1] = x.y;
     }
     __device__ float value(float sum, const Row& shift, const Column& c) const {
         return exp2_approx(min_or_nan(fmaf(sum, LOG2E, shift) + c, RATIO_LOG2_MAX));
@@ -6148,7 +6128,8 @@ void linear_cross_entropy_forward2(const LinearCrossEntropy& g, const Execution&
           "matmul_forward %d -> %d, loss", g.C, g.Vp);
     launch_early(linear_cross_entropy_shift_kernel2, ceil_div(g.N, 8), 256, 0, exec, shifts, (const floatX*)g.inp,
                  g.weight, g.targets, g.N, g.C);
-    gemm(GemmArgs{g.logits, NULL, g.inp, g.weight, NULL, g.N, g.Vp, g.C}, GemmRatios{shifts, sums, g.N, g.V}, exec);
+    gemm(GemmArgs{g.logits, NULL, g.inp, g.weight, NULL, g.N, g.Vp, g.C}, GemmRatios{{NULL}, shifts, sums, g.N, g.V},
+         exec);
     launch_early(linear_cross_entropy_finish_kernel2, ceil_div(g.N, 32), 256, 0, exec, g.logits, g.losses,
                  (const float*)sums, g.targets, num_tiles, g.N, g.Vp, g.dloss != NULL);
 }
@@ -6674,7 +6655,7 @@ template <class F, MatmulFp8Mode mode, bool has_sums = false> struct MatmulFp8Qu
     static constexpr int EXTRAS = mode == MATMUL_FP8_MODE_TIMES_SLOPE ? GEMM_THIRD | GEMM_NO_BIAS : 0;
     typedef MatmulFp8Epilogue<EXTRAS> Epilogue;
     Fp8Tensor<F> to;
-    float* sums; // (row tiles, N), see GemmColumnSums; NULL unless has_sums
+    float* sums; // (row tiles, N), see GemmBiasSums; NULL unless has_sums
     __device__ Fp8Seen<F> seen() const { return Fp8Seen<F>(to); }
 
     // The words of 16 columns, two fragments: sum has their accumulators, column 16 * p of the box is the first.
@@ -6725,7 +6706,6 @@ template <class F, MatmulFp8Mode mode, bool has_sums = false> struct MatmulFp8Qu
         int lane = threadIdx.x % 32, warp = threadIdx.x / 32 - 4, first_box = box, warp_row = warp % 4 * 16;
         bool stores = threadIdx.x % 128 == 1;    // lane 1, because lane 0 waits for its stores of slopes apart
         float column_sums[num_columns][16] = {}; // of this lane's rows, see fragment_column_sums
-        auto barrier = [&] { warp < 4 ? named_barrier_sync(1, 128) : named_barrier_sync(2, 128); };
         uint32_t lane_at = lane % 16 * 128 + (lane / 16 ^ lane % 8) * 16; // in a box of slopes, as in gemm_store
 #pragma unroll
         for (int n = 0; n < num_boxes; n++, box++) {
@@ -6760,7 +6740,7 @@ template <class F, MatmulFp8Mode mode, bool has_sums = false> struct MatmulFp8Qu
             }
             if (stores) { tma_store_wait<0>(); }
             tma_store_fence(); // tile and box were read, or written, by ordinary accesses
-            barrier();
+            gemm_consumer_sync();
             if (stores) {
                 tma_store_2d(&maps.rows, values.rows, box_column / 2, box_row - warp_row);
                 tma_store_2d(&maps.columns, values.columns, (box_row - warp_row) / 2, box_column);
@@ -6774,9 +6754,7 @@ template <class F, MatmulFp8Mode mode, bool has_sums = false> struct MatmulFp8Qu
                 gemm_load_box<G>(smem, maps.third, tile, n + G::BOXES, first_box);
             }
         }
-        if constexpr (has_sums) {
-            gemm_store_sums<G>(column_sums, GemmColumnSums{sums, N}, smem, tile.row, tile.column, M);
-        }
+        if constexpr (has_sums) { gemm_store_sums<G>(column_sums, sums, smem, tile.row, tile.column, M, N); }
     }
 };
 
@@ -7179,12 +7157,11 @@ typedef NewtonSchulzTiles<NewtonSchulzForm128> NewtonSchulzTiles128;
 
 // out = scale * sum + add_scale * third; of a symmetric product, a tile above the diagonal is also stored transposed.
 template <bool is_symmetric> struct NewtonSchulzEpilogue : GemmBias<GEMM_NO_BIAS> {
-    static constexpr int EXTRAS = GEMM_SCALED_ADD | GEMM_NO_BIAS | (is_symmetric ? GEMM_MIRRORED : 0);
+    static constexpr int EXTRAS = GEMM_THIRD | GEMM_NO_BIAS | (is_symmetric ? GEMM_MIRRORED : 0);
     float scale, add_scale;
-    __device__ bool reads_third() const {
-        return !is_symmetric || add_scale != 0.0f;
-    } // poly x always has a term to add
-    __device__ float add(float y, float third) const { return scale * y + add_scale * third; }
+    // poly x always has a term to add
+    __device__ bool reads_third() const { return !is_symmetric || add_scale != 0.0f; }
+    __device__ float combined(float y, float third) const { return scale * y + add_scale * third; }
 
     // Stores a 128x128 tile transposed. results: the warp's boxes n = 2 m + q of 16x64 results, rows 64 m + 16 warp, columns
     // 64 q, as fragments. The consumer's memory is now one box of 64x64 per warp, number 2 q + m:
@@ -7195,9 +7172,8 @@ template <bool is_symmetric> struct NewtonSchulzEpilogue : GemmBias<GEMM_NO_BIAS
                                    const CUtensorMap& map, const NewtonSchulzTile& tile) const {
         int lane = threadIdx.x % 32, warp = threadIdx.x / 32 - 4, consumer = warp / 4, row = tile.row - warp % 4 * 16;
         if (row >= tile.column) { return; }
-        auto barrier = [&] { consumer == 0 ? named_barrier_sync(1, 128) : named_barrier_sync(2, 128); };
         if (lane == 0) { tma_store_wait<0>(); } // TMA has read this warp's boxes
-        barrier();
+        gemm_consumer_sync();
         // this lane's 16 bytes for stmatrix: row lane % 8 of matrix lane / 8, which are rows 0..7 and 8..15 of columns 0..7,
         // then of columns 8..15; swizzled
         uint32_t lane_at = (lane / 16 * 8 + lane % 8) * 128 + ((2 * (warp % 4) + lane / 8 % 2) ^ lane % 8) * 16;
@@ -7208,7 +7184,7 @@ template <bool is_symmetric> struct NewtonSchulzEpilogue : GemmBias<GEMM_NO_BIAS
             for (int p = 0; p < 4; p++) { stmatrix_x4_trans(at + p * 16 * 128, &results[n][4 * p]); }
         }
         tma_store_fence();
-        barrier();
+        gemm_consumer_sync();
         if (lane == 0) { // the box in this warp's memory
             tile.store(map, smem.boxes[warp], row + warp % 2 * 64, tile.column + warp % 4 / 2 * 64);
             tma_store_commit();

@@ -77,23 +77,16 @@ __global__ void linear_cross_entropy_shift_kernel2(float* shifts, const floatX* 
     if (lane == 0) { shifts[row] = RATIO_LOG2_UNIT - LOG2E * logit; }
 }
 
-// The epilogue for gemm(): ratios, and the sum of each row in each tile of columns.
-struct GemmRatios {
-    static constexpr int EXTRAS = GEMM_ROW_SUMS;
+// The epilogue for gemm(): ratios, and the sum of each row in each tile of columns. A column's bias is 0, or -infinity from V on.
+struct GemmRatios : GemmBias<GEMM_ROW_SUMS> {
     const float* shifts; // (N)
     float* sums;         // (tiles of columns, N)
     int N, V;
 
     typedef float Row;
-    typedef uint32_t Pair;
-    typedef float Column;                                 // 0, or -infinity from column V on
     __device__ Row row(int i) const { return shifts[i]; } // the kernel before writes them, so not __ldg()
     __device__ Pair pair(int column) const {
         return pack_16x2(column < V ? 0.0f : -INFINITY, column + 1 < V ? 0.0f : -INFINITY, floatX());
-    }
-    __device__ void columns(Column (&c)[2], const Pair& pair) const {
-        float2 x = unpack_16x2(pair, floatX());
-        c[0] = x.x, c[1] = x.y;
     }
     __device__ float value(float sum, const Row& shift, const Column& c) const {
         return exp2_approx(min_or_nan(fmaf(sum, LOG2E, shift) + c, RATIO_LOG2_MAX));
@@ -154,7 +147,8 @@ void linear_cross_entropy_forward2(const LinearCrossEntropy& g, const Execution&
           "matmul_forward %d -> %d, loss", g.C, g.Vp);
     launch_early(linear_cross_entropy_shift_kernel2, ceil_div(g.N, 8), 256, 0, exec, shifts, (const floatX*)g.inp,
                  g.weight, g.targets, g.N, g.C);
-    gemm(GemmArgs{g.logits, NULL, g.inp, g.weight, NULL, g.N, g.Vp, g.C}, GemmRatios{shifts, sums, g.N, g.V}, exec);
+    gemm(GemmArgs{g.logits, NULL, g.inp, g.weight, NULL, g.N, g.Vp, g.C}, GemmRatios{{NULL}, shifts, sums, g.N, g.V},
+         exec);
     launch_early(linear_cross_entropy_finish_kernel2, ceil_div(g.N, 32), 256, 0, exec, g.logits, g.losses,
                  (const float*)sums, g.targets, num_tiles, g.N, g.Vp, g.dloss != NULL);
 }

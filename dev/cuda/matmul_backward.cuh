@@ -211,7 +211,7 @@ template <int columns> struct MatmulBackwardTile : GemmPair {
     }
 };
 
-template <class G> struct MatmulBackwardSMem {
+template <class G> struct MatmulBackwardRing {
     GemmStage<G> stages[G::RING]; // 64 tokens of dout and of inp
     TmaRing<G::RING> ring;
 };
@@ -292,7 +292,7 @@ template <class G> __global__ void __launch_bounds__(384, 1)
                                   MatmulBackwardSchedule s, int OC, int C, bool accumulate) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     extern __shared__ __align__(256) unsigned char dynamic_shared_weight[];
-    auto& smem = shared_aligned_1024<MatmulBackwardSMem<G>>(dynamic_shared_weight);
+    auto& smem = shared_aligned_1024<MatmulBackwardRing<G>>(dynamic_shared_weight);
     if (threadIdx.x == 0) {
         tma_prefetch_map(&dout_map), tma_prefetch_map(&inp_map);
         smem.ring.init(G::READERS * G::CLUSTER);
@@ -379,7 +379,7 @@ template <class G> void matmul_backward_launch10(float* dweight, float* scratch,
         cudaCheck(cudaMemsetAsync(scratch, 0, MATMUL_BACKWARD_FLAGS * sizeof(int), exec.stream));
     }
     // not launched early: it comes after gradients_ready(), see Execution::may_launch_early()
-    gemm_start<G, MatmulBackwardSMem<G>>(matmul_backward_sm90_kernel10<G>, s.num_clusters, false, exec,
+    gemm_start<G, MatmulBackwardRing<G>>(matmul_backward_sm90_kernel10<G>, s.num_clusters, false, exec,
                                          GemmInp<G>::map(dout, OC, N), GemmWeight<G>::map(inp, C, N), dweight, parts, s,
                                          OC, C, accumulate);
 }

@@ -216,7 +216,7 @@ template <class G, bool split, class A> static void matmul_fp8_launch4(const Mat
     require(p.K % 16 == 0 && p.N % 8 == 0 && (p.out || p.accumulate));
     // gemm.cuh addresses two fp8 elements as one floatX
     GemmArgs g = {p.out, NULL, (const floatX*)p.a, (const floatX*)p.b, NULL, p.M, p.N, p.K / 2};
-    GemmScaledBias<0> epilogue = {p.a_scale, p.b_scale, p.bias, NULL, NULL, 0, 0, 0, 0};
+    GemmScaledBias<0> epilogue = {{p.bias}, p.a_scale, p.b_scale, NULL, NULL, 0, 0, 0, 0};
     int num_tiles = gemm_num_tiles<Tiles>(g.M, g.N, g.K);
     gemm_start<Tiles>(matmul_fp8_sm90_kernel4<Tiles, split>, num_tiles, true, stream, gemm_maps<Tiles>(g), epilogue,
                       p.out ? (float*)NULL : p.sum, g.M, g.N, g.K, num_tiles);

@@ -102,7 +102,7 @@ template <class F, MatmulFp8Mode mode, bool has_sums = false> struct MatmulFp8Qu
     static constexpr int EXTRAS = mode == MATMUL_FP8_MODE_TIMES_SLOPE ? GEMM_THIRD | GEMM_NO_BIAS : 0;
     typedef MatmulFp8Epilogue<EXTRAS> Epilogue;
     Fp8Tensor<F> to;
-    float* sums; // (row tiles, N), see GemmColumnSums; NULL unless has_sums
+    float* sums; // (row tiles, N), see GemmBiasSums; NULL unless has_sums
     __device__ Fp8Seen<F> seen() const { return Fp8Seen<F>(to); }
 
     // The words of 16 columns, two fragments: sum has their accumulators, column 16 * p of the box is the first.
@@ -153,7 +153,6 @@ template <class F, MatmulFp8Mode mode, bool has_sums = false> struct MatmulFp8Qu
         int lane = threadIdx.x % 32, warp = threadIdx.x / 32 - 4, first_box = box, warp_row = warp % 4 * 16;
         bool stores = threadIdx.x % 128 == 1;    // lane 1, because lane 0 waits for its stores of slopes apart
         float column_sums[num_columns][16] = {}; // of this lane's rows, see fragment_column_sums
-        auto barrier = [&] { warp < 4 ? named_barrier_sync(1, 128) : named_barrier_sync(2, 128); };
         uint32_t lane_at = lane % 16 * 128 + (lane / 16 ^ lane % 8) * 16; // in a box of slopes, as in gemm_store
 #pragma unroll
         for (int n = 0; n < num_boxes; n++, box++) {
@@ -188,7 +187,7 @@ template <class F, MatmulFp8Mode mode, bool has_sums = false> struct MatmulFp8Qu
             }
             if (stores) { tma_store_wait<0>(); }
             tma_store_fence(); // tile and box were read, or written, by ordinary accesses
-            barrier();
+            gemm_consumer_sync();
             if (stores) {
                 tma_store_2d(&maps.rows, values.rows, box_column / 2, box_row - warp_row);
                 tma_store_2d(&maps.columns, values.columns, (box_row - warp_row) / 2, box_column);
@@ -202,9 +201,7 @@ template <class F, MatmulFp8Mode mode, bool has_sums = false> struct MatmulFp8Qu
                 gemm_load_box<G>(smem, maps.third, tile, n + G::BOXES, first_box);
             }
         }
-        if constexpr (has_sums) {
-            gemm_store_sums<G>(column_sums, GemmColumnSums{sums, N}, smem, tile.row, tile.column, M);
-        }
+        if constexpr (has_sums) { gemm_store_sums<G>(column_sums, sums, smem, tile.row, tile.column, M, N); }
     }
 };
 
