@@ -6575,13 +6575,12 @@ void layernorm_quantize(const Fp8Tensor<__nv_fp8_e4m3>& to, floatX* unquantized,
 // out (M,N) = a (M,K) b (N,K)^T * a_scale * b_scale + bias: a linear layer, or one product of its backward pass, see the
 // operations below.
 template <class A> struct MatmulFp8Args {
-    floatX* out;                    // (M,N), or NULL
-    float* sum;                     // (M,N), if out is NULL
-    bool accumulate;                // the product is added to sum
-    const A* a;                     // (M,K), e4m3 or e5m2
-    const __nv_fp8_e4m3* b;         // (N,K)
-    const float *a_scale, *b_scale; // what a stored 1 stands for
-    const floatX* bias;             // (N), or NULL
+    floatX* out;                // (M,N), or NULL
+    float* sum;                 // (M,N), if out is NULL
+    bool accumulate;            // the product is added to sum
+    Fp8Matrix<A> a;             // (M,K), e4m3 or e5m2
+    Fp8Matrix<__nv_fp8_e4m3> b; // (N,K)
+    const floatX* bias;         // (N), or NULL
     int M, N, K;
 };
 
@@ -6589,9 +6588,9 @@ template <class A> struct MatmulFp8Args {
 // By cuBLASLt; fast: see MatmulCall::fast_accumulation.
 template <class A> void matmul_fp8_2(const MatmulFp8Args<A>& p, bool fast, const Execution& exec) {
     MatmulCall call;
-    call.a = p.a, call.b = p.b, call.b_transposed = true, call.bias = p.bias;
+    call.a = p.a.values, call.b = p.b.values, call.b_transposed = true, call.bias = p.bias;
     call.a_type = Fp8<A>::IS_E5M2 ? CUDA_R_8F_E5M2 : CUDA_R_8F_E4M3, call.b_type = CUDA_R_8F_E4M3;
-    call.a_scale = p.a_scale, call.b_scale = p.b_scale, call.fast_accumulation = fast;
+    call.a_scale = p.a.inverse, call.b_scale = p.b.inverse, call.fast_accumulation = fast;
     call.M = p.M, call.N = p.N, call.K = p.K;
     call.out = p.out;
     if (!p.out) { call.out = p.sum, call.out_is_float = true, call.add = p.accumulate ? p.sum : NULL; }
@@ -6599,8 +6598,10 @@ template <class A> void matmul_fp8_2(const MatmulFp8Args<A>& p, bool fast, const
 }
 
 // The form of gemm.cuh for fp8. The code addresses two elements as one floatX, so it counts pairs of elements along K. A
-// stage thus holds 128 columns of K in the same number of bytes, and its products take the same number of cycles.
-template <class A> struct MatmulFp8PingPong192 : GemmPingPong192Pairs {
+// stage thus holds 128 columns of K in the same number of bytes, and its products take the same number of cycles. With 2 boxes
+// per warp, there is room for two tiles of both consumers.
+template <class A> struct MatmulFp8Form : GemmPingPong192Pairs {
+    static constexpr int BOXES = 2;
     static __device__ void wgmma(float (&sum)[96], uint64_t a, uint64_t b, bool accumulate) {
         if constexpr (Fp8<A>::IS_E5M2) {
             wgmma_64x192x32_e5m2_e4m3(sum, a, b, accumulate);
@@ -6633,8 +6634,6 @@ struct MatmulFp8Maps : GemmMaps {
     CUtensorMap rows, columns;
 };
 
-// The form: with 2 boxes per warp there is room for two tiles of both consumers.
-template <class A> struct MatmulFp8Boxes2 : MatmulFp8PingPong192<A> { static constexpr int BOXES = 2; };
 template <class G> struct MatmulFp8SMem : GemmSMem<G> { MatmulFp8Tile tiles[2][2]; };
 
 // The epilogue's value: y = sum * scale + bias; see GemmBias.
@@ -6783,12 +6782,12 @@ template <class G, class Result> __global__ void __launch_bounds__(384, 1)
 template <class A, class Result> static void matmul_fp8_launch7(const MatmulFp8Args<A>& p, const Result& result,
                                                                 floatX* second, const floatX* third,
                                                                 const Execution& exec) {
-    typedef MatmulFp8Boxes2<A> G;
+    typedef MatmulFp8Form<A> G;
     require(has_sm90a()); // nvcc -gencode arch=compute_90a,code=sm_90a
     require(p.M % 16 == 0 && p.N % 16 == 0 && p.K % 16 == 0);
     // gemm.cuh addresses two fp8 elements as one floatX
-    GemmArgs g = {NULL, second, (const floatX*)p.a, (const floatX*)p.b, third, p.M, p.N, p.K / 2};
-    typename Result::Epilogue epilogue = {{p.bias}, p.a_scale, p.b_scale, 0.0f};
+    GemmArgs g = {NULL, second, (const floatX*)p.a.values, (const floatX*)p.b.values, third, p.M, p.N, p.K / 2};
+    typename Result::Epilogue epilogue = {{p.bias}, p.a.inverse, p.b.inverse, 0.0f};
     MatmulFp8Maps maps = {gemm_maps<G>(g), tensor_map((floatX*)result.to.rows, {p.N / 2, p.M}, {32, 64}),
                           tensor_map((floatX*)result.to.columns, {p.M / 2, p.N}, {32, 64})};
     int num_tiles = gemm_num_tiles<G>(g.M, g.N, g.K);
@@ -6817,42 +6816,34 @@ void matmul_fp8_forward(floatX* out, const Fp8Matrix<__nv_fp8_e4m3>& inp, const 
                         const floatX* bias, int N, int C, int OC, const Execution& exec) {
     Op op(exec, (double)N * C + (double)OC * C + (double)N * OC * sizeof(floatX), 2.0 * N * C * OC,
           "matmul_fp8_forward %d -> %d", C, OC);
-    matmul_fp8_2(MatmulFp8Args<__nv_fp8_e4m3>{out, NULL, false, inp.values, weight.values, inp.inverse, weight.inverse,
-                                              bias, N, OC, C},
-                 true, exec);
+    matmul_fp8_2(MatmulFp8Args<__nv_fp8_e4m3>{out, NULL, false, inp, weight, bias, N, OC, C}, true, exec);
 }
 void matmul_fp8_gelu(const Fp8Tensor<__nv_fp8_e4m3>& to, floatX* slope, const Fp8Matrix<__nv_fp8_e4m3>& inp,
                      const Fp8Matrix<__nv_fp8_e4m3>& weight, const floatX* bias, int N, int C, int OC,
                      const Execution& exec) {
     Op op(exec, (double)N * C + (double)OC * C + (double)N * OC * (sizeof(floatX) + 2), 2.0 * N * C * OC,
           "matmul_fp8_gelu %d -> %d", C, OC);
-    matmul_fp8_8({NULL, NULL, false, inp.values, weight.values, inp.inverse, weight.inverse, bias, N, OC, C}, to, slope,
-                 exec);
+    matmul_fp8_8({NULL, NULL, false, inp, weight, bias, N, OC, C}, to, slope, exec);
 }
 void matmul_fp8_backward_input(floatX* dinp, const Fp8Matrix<__nv_fp8_e5m2>& dout,
                                const Fp8Matrix<__nv_fp8_e4m3>& weight, int N, int C, int OC, const Execution& exec) {
     Op op(exec, (double)N * OC + (double)OC * C + (double)N * C * sizeof(floatX), 2.0 * N * C * OC,
           "matmul_fp8_backward_input %d <- %d", C, OC);
-    matmul_fp8_2(MatmulFp8Args<__nv_fp8_e5m2>{dinp, NULL, false, dout.values, weight.values, dout.inverse,
-                                              weight.inverse, NULL, N, C, OC},
-                 false, exec);
+    matmul_fp8_2(MatmulFp8Args<__nv_fp8_e5m2>{dinp, NULL, false, dout, weight, NULL, N, C, OC}, false, exec);
 }
 void matmul_fp8_gelu_backward(const Fp8Tensor<__nv_fp8_e5m2>& to, float* dinp_sums, float* scratch,
                               const Fp8Matrix<__nv_fp8_e5m2>& dout, const Fp8Matrix<__nv_fp8_e4m3>& weight,
                               const floatX* slope, int N, int C, int OC, const Execution& exec) {
     Op op(exec, (double)N * OC + (double)OC * C + (double)N * C * (sizeof(floatX) + 2), 2.0 * N * C * OC,
           "matmul_fp8_gelu_backward %d <- %d", C, OC);
-    matmul_fp8_11({NULL, NULL, false, dout.values, weight.values, dout.inverse, weight.inverse, NULL, N, C, OC}, to,
-                  dinp_sums, scratch, slope, exec);
+    matmul_fp8_11({NULL, NULL, false, dout, weight, NULL, N, C, OC}, to, dinp_sums, scratch, slope, exec);
 }
 void matmul_fp8_backward_weight(float* dweight, const Fp8Matrix<__nv_fp8_e5m2>& dout,
                                 const Fp8Matrix<__nv_fp8_e4m3>& inp, int N, int C, int OC, bool accumulate,
                                 const Execution& exec) {
     Op op(exec, (double)N * (C + OC) + (accumulate ? 8.0 : 4.0) * C * OC, 2.0 * N * C * OC,
           "matmul_fp8_backward_weight %d <- %d", C, OC);
-    matmul_fp8_2(MatmulFp8Args<__nv_fp8_e5m2>{NULL, dweight, accumulate, dout.values, inp.values, dout.inverse,
-                                              inp.inverse, NULL, OC, C, N},
-                 false, exec);
+    matmul_fp8_2(MatmulFp8Args<__nv_fp8_e5m2>{NULL, dweight, accumulate, dout, inp, NULL, OC, C, N}, false, exec);
 }
 #endif
 size_t matmul_fp8_gelu_backward_scratch(int N, int C) { return (size_t)ceil_div(N, 128) * C; }
