@@ -159,27 +159,18 @@ void linear_cross_entropy_backward2(const LinearCrossEntropy& g, floatX* dinp, f
     linear_cross_entropy_backward1(g, dinp, dweight, accumulate, exec);
     linear_cross_entropy_scale2(dinp, g, exec);
 }
-#endif
 
-// The number of the kernel for this device, binary and shape: 2 in bf16 where matmul_forward() would take gemm(), which alone has
-// this epilogue.
-inline int linear_cross_entropy_choice(int N, int C, int Vp) {
-#if defined(ENABLE_BF16)
-    return matmul_forward_choice(N, C, Vp) == 21 ? 2 : 1;
-#else
-    (void)N, (void)C, (void)Vp;
-    return 1;
-#endif
-}
-
+// The number of the kernel for this device, binary and shape: 2 where matmul_forward() would take gemm(), which alone has this
+// epilogue; in other types 1.
+inline int linear_cross_entropy_choice(int N, int C, int Vp) { return matmul_forward_choice(N, C, Vp) == 21 ? 2 : 1; }
 // Floats of scratch for the forward pass.
 size_t linear_cross_entropy_scratch(int N, int C, int Vp) {
-#if defined(ENABLE_BF16)
-    if (linear_cross_entropy_choice(N, C, Vp) == 2) { return (size_t)N * (1 + linear_cross_entropy_tiles(Vp)); }
-#endif
-    (void)N, (void)C, (void)Vp;
-    return 0;
+    return linear_cross_entropy_choice(N, C, Vp) == 2 ? (size_t)N * (1 + linear_cross_entropy_tiles(Vp)) : 0;
 }
+#else
+inline int linear_cross_entropy_choice(int, int, int) { return 1; }
+size_t linear_cross_entropy_scratch(int, int, int) { return 0; }
+#endif
 
 // losses (N) = log(sum(exp(logits))) - logits[target] over the first V of the Vp columns of inp (N,C) weight (Vp,C)^T | targets (N),
 // each in [0,V) | dloss (1), or NULL if no backward pass follows | logits (N,Vp) is filled for linear_cross_entropy_backward; if
