@@ -7017,13 +7017,10 @@ __device__ inline void newton_schulz_store(float (&sum)[4][16], floatX (*transpo
 //     of a symmetric product    -   1,1  1,2          tile 0,1 also as tile 1,0. The tile is transposed in
 //                               -    -   2,2          shared memory, so that both stores are of whole vectors.
 
-// The row and column of tile `index` of a symmetric product. Column c has tiles 0 to c: its first one is number
-// c (c + 1) / 2.
+// The row and column of tile `index` of a symmetric product. Column c has tiles 0 to c.
 __device__ inline void newton_schulz_upper_tile(int index, int& row, int& column) {
-    column = (int)((sqrtf(8.0f * index + 1.0f) - 1.0f) * 0.5f);
-    while (column * (column + 1) / 2 > index) { column--; } // sqrtf is not exact
-    while ((column + 1) * (column + 2) / 2 <= index) { column++; }
-    row = index - column * (column + 1) / 2;
+    for (column = 0; index > column; column++) { index -= column + 1; }
+    row = index;
 }
 
 template <bool right_by_k, int ring> __global__ void __launch_bounds__(256, 2)
