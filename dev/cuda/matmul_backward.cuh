@@ -71,13 +71,10 @@ static void matmul_backward_launch8(const GemmArgs& g, float* dinp_sums, float* 
 void matmul_backward_input8(floatX* dinp, float* dinp_sums, float* partials, const floatX* dout, const floatX* weight,
                             GeluSaved saved, int N, int C, int OC, const Execution& exec) {
     GemmArgs g = {dinp, NULL, dout, weight, saved.tensor, N, C, OC};
-    if (saved.is_slope) {
-        matmul_backward_launch8<GEMM_MULTIPLY | GEMM_NO_BIAS>(g, dinp_sums, partials, exec);
-    } else {
-        matmul_backward_launch8<GEMM_GELU_BACKWARD | GEMM_NO_BIAS>(g, dinp_sums, partials, exec);
-    }
-    if (!dinp_sums) { return; }
-    column_sums<16>(dinp_sums, NULL, NULL, partials, ceil_div(N, 128), C, exec);
+    auto launch = saved.is_slope ? matmul_backward_launch8<GEMM_MULTIPLY | GEMM_NO_BIAS>
+                                 : matmul_backward_launch8<GEMM_GELU_BACKWARD | GEMM_NO_BIAS>;
+    launch(g, dinp_sums, partials, exec);
+    if (dinp_sums) { column_sums<16>(dinp_sums, NULL, NULL, partials, ceil_div(N, 128), C, exec); }
 }
 #endif
 
