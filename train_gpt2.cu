@@ -4304,9 +4304,7 @@ enum {
     // The rows of each tile of out are also summed, unrounded. For each row, one lane calls store_row_sum(row, column tile, sum).
     // pair() is also called for columns past the end, where value() must be 0.
     GEMM_ROW_SUMS = 512,
-    GEMM_SCALED_ADD =
-        GEMM_THIRD | 1024, // out = add(y, third); `third` counts as zeros and is not read unless reads_third()
-    GEMM_MIRRORED = 2048   // with GEMM_SCALED_ADD: store_mirrored() also receives all results of the tile, as fragments
+    GEMM_MIRRORED = 2048 // with GEMM_THIRD: store_mirrored() also receives all results of the tile, as fragments
 };
 
 // The epilogue y = accumulator + bias. Every epilogue has three types for its other inputs: Row is the data of one row,
@@ -4328,23 +4326,19 @@ template <int extras> struct GemmBias {
         c[0] = x.x, c[1] = x.y;
     }
     __device__ float value(float sum, const Row&, const Column& c) const { return sum + c; }
-};
-
-// Where the sums of the columns of out go.
-struct GemmColumnSums {
-    float* sums; // (row tiles, N): row i has the sums over the rows of tile row i
-    int N;
-
-    // stores the sums of columns `column` and column + 1 of tile row i
-    __device__ void store_sums(int i, int column, float2 pair) const {
-        if (column < N) { *reinterpret_cast<float2*>(sums + (size_t)i * N + column) = pair; }
+    // With GEMM_THIRD: whether `third` is read, otherwise it counts as zeros; and the result of y and an element of `third`.
+    __device__ bool reads_third() const { return true; }
+    __device__ float combined(float y, float third) const {
+        if ((extras & GEMM_GELU_BACKWARD) == GEMM_GELU_BACKWARD) { return y * gelu_slope(third); }
+        return (extras & GEMM_MULTIPLY) == GEMM_MULTIPLY ? y * third : y + third;
     }
 };
 
 // GemmBias that also sums the columns of out.
 template <int extras> struct GemmBiasSums : GemmBias<extras> {
     static constexpr int EXTRAS = extras | GEMM_SUMS;
-    GemmColumnSums to;
+    float* sums; // (row tiles, N): row i has the sums over the rows of tile row i
+    int N;
 };
 
 // Returns the pair that lane `lane` of this warp holds.
@@ -4583,12 +4577,6 @@ __device__ inline void gemm_load_box(SMem& smem, const CUtensorMap& third_map, c
                    &smem.box_full[warp][slot]);
 }
 
-// Whether the epilogue reads `third`.
-template <class Epilogue> __device__ inline bool gemm_reads_third(const Epilogue& epilogue) {
-    if constexpr ((Epilogue::EXTRAS & GEMM_SCALED_ADD) == GEMM_SCALED_ADD) { return epilogue.reads_third(); }
-    return Epilogue::EXTRAS & GEMM_THIRD;
-}
-
 // The prologue of a tile, before its products: starts the loads that its epilogue needs. Arguments as for gemm_store.
 template <class G, class Epilogue, class SMem, class Tile>
 __device__ inline void gemm_prepare(GemmColumns<G, Epilogue>& columns, const Epilogue& epilogue, SMem& smem,
@@ -4598,7 +4586,7 @@ __device__ inline void gemm_prepare(GemmColumns<G, Epilogue>& columns, const Epi
     if constexpr (Epilogue::EXTRAS & GEMM_THIRD) {
         if (threadIdx.x % 32 == 0) {
             tma_store_wait<0>(); // TMA has read the previous results, so `third` may overwrite them
-            for (int n = 0; gemm_reads_third(epilogue) && n < min(num_boxes, G::BOXES); n++) {
+            for (int n = 0; epilogue.reads_third() && n < min(num_boxes, G::BOXES); n++) {
                 gemm_load_box<G>(smem, third_map, tile, n, box);
             }
         }
@@ -4606,31 +4594,37 @@ __device__ inline void gemm_prepare(GemmColumns<G, Epilogue>& columns, const Epi
     }
 }
 
+// Waits for the four warps of this consumer.
+__device__ inline void gemm_consumer_sync() {
+    threadIdx.x < 256 ? named_barrier_sync(1, 128) : named_barrier_sync(2, 128);
+}
+
 // The end of the epilogue with GEMM_SUMS: adds up what the four warps of the consumer have summed of the tile's columns,
-// always in the same order. sums: this lane's, see fragment_column_sums. The warps meet in the memory of the boxes.
-template <class G, class SMem> __device__ inline void
-gemm_store_sums(float (&sums)[G::COLUMNS / 64][16], const GemmColumnSums& to, SMem& smem, int row, int column, int M) {
+// always in the same order, and stores it to row `row` / G::ROWS of `to` (row tiles, N). sums: this lane's, see
+// fragment_column_sums. The warps meet in the memory of the boxes.
+template <class G, class SMem> __device__ inline void gemm_store_sums(float (&sums)[G::COLUMNS / 64][16], float* to,
+                                                                      SMem& smem, int row, int column, int M, int N) {
     static_assert(G::READERS == 4 && G::COLUMNS <= 256,
                   "the rows of a tile are one consumer's, a thread has two columns");
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32 - 4, thread = threadIdx.x % 128;
     auto sums_of = [&](int w) { return reinterpret_cast<float2*>(smem.boxes[w][0]); };
-    auto barrier = [&] { warp < 4 ? named_barrier_sync(1, 128) : named_barrier_sync(2, 128); };
     if (lane == 0) { tma_store_wait<0>(); } // TMA has read the boxes
     __syncwarp();
 #pragma unroll
     for (int q = 0; q < G::COLUMNS / 64; q++) { sums_of(warp)[32 * q + lane] = fragment_column_sums(sums[q]); }
     tma_store_fence(); // these writes come before what TMA loads into the boxes for the next tile
-    barrier();
-    if (thread < G::COLUMNS / 2 &&
-        row / G::ROWS * G::ROWS < M) { // the second tile of the last pair may be past the end
+    gemm_consumer_sync();
+    // the second tile of the last pair may be past the end
+    if (thread < G::COLUMNS / 2 && row / G::ROWS * G::ROWS < M) {
         float2 sum = sums_of(warp / 4 * 4)[thread];
         for (int w = 1; w < 4; w++) {
             float2 x = sums_of(warp / 4 * 4 + w)[thread];
             sum.x += x.x, sum.y += x.y;
         }
-        to.store_sums(row / G::ROWS, column + 2 * thread, sum);
+        column += 2 * thread;
+        if (column < N) { *reinterpret_cast<float2*>(to + (size_t)(row / G::ROWS) * N + column) = sum; }
     }
-    barrier(); // all have read: the boxes may be used again
+    gemm_consumer_sync(); // all have read: the boxes may be used again
 }
 
 // Packs two rows of two columns into two registers of a fragment.
@@ -4646,7 +4640,8 @@ __device__ inline void gemm_store(float (&sum)[G::PARTS][G::COLUMNS / 2], const 
                                   const CUtensorMap& second_map, const CUtensorMap& third_map, const Tile& tile, int M,
                                   int& box) {
     constexpr bool has_second = Epilogue::EXTRAS & GEMM_SECOND, has_third = Epilogue::EXTRAS & GEMM_THIRD;
-    constexpr int third_use = Epilogue::EXTRAS & (GEMM_ADD | GEMM_MULTIPLY | GEMM_GELU_BACKWARD | GEMM_SCALED_ADD);
+    bool reads_third = false;
+    if constexpr (has_third) { reads_third = epilogue.reads_third(); }
     static_assert(!has_second || !has_third, "they share the boxes");
     constexpr bool has_sums = Epilogue::EXTRAS & GEMM_SUMS, has_bias = !(Epilogue::EXTRAS & GEMM_NO_BIAS);
     constexpr bool has_row_sums = Epilogue::EXTRAS & GEMM_ROW_SUMS, mirrored = Epilogue::EXTRAS & GEMM_MIRRORED;
@@ -4670,7 +4665,7 @@ __device__ inline void gemm_store(float (&sum)[G::PARTS][G::COLUMNS / 2], const 
             row_sums[half] = 0.0f;
         }
         int slot = box % G::BOXES, second_slot = (box + 1) % G::BOXES;
-        if (gemm_reads_third(epilogue)) {
+        if (reads_third) {
             // load box n + ahead of `third` into the slot that box n + ahead - BOXES used
             if (n + ahead >= G::BOXES && n + ahead < num_boxes && lane == 0) {
                 tma_store_wait<G::BOXES - ahead - 1>();
@@ -4686,7 +4681,7 @@ __device__ inline void gemm_store(float (&sum)[G::PARTS][G::COLUMNS / 2], const 
 #pragma unroll
         for (int p = 0; p < 4; p++) { // 16 columns per iteration
             uint32_t *out = &results[mirrored ? n : 0][4 * p], second[4], third[4] = {};
-            if (gemm_reads_third(epilogue)) { ldmatrix_x4(third, at ^ p << 5); }
+            if (reads_third) { ldmatrix_x4(third, at ^ p << 5); }
 #pragma unroll
             for (int j = 0; j < 2; j++) { // 8 columns per iteration
                 typename Epilogue::Column two[2];
@@ -4713,15 +4708,7 @@ __device__ inline void gemm_store(float (&sum)[G::PARTS][G::COLUMNS / 2], const 
                     float2 lower = unpack_16x2(third[2 * j + 1], floatX());
                     float w[4] = {upper.x, upper.y, lower.x, lower.y};
 #pragma unroll
-                    for (int i = 0; i < 4; i++) {
-                        if constexpr (third_use == GEMM_SCALED_ADD) {
-                            v[i] = epilogue.add(v[i], w[i]);
-                        } else {
-                            v[i] = third_use == GEMM_GELU_BACKWARD ? v[i] * gelu_slope(w[i])
-                                   : third_use == GEMM_MULTIPLY    ? v[i] * w[i]
-                                                                   : v[i] + w[i]; // GEMM_ADD
-                        }
-                    }
+                    for (int i = 0; i < 4; i++) { v[i] = epilogue.combined(v[i], w[i]); }
                 }
                 if constexpr (has_sums) {
 #pragma unroll
@@ -4756,7 +4743,7 @@ __device__ inline void gemm_store(float (&sum)[G::PARTS][G::COLUMNS / 2], const 
             }
         }
     }
-    if constexpr (has_sums) { gemm_store_sums<G>(sums, epilogue.to, smem, tile.row, tile.column, M); }
+    if constexpr (has_sums) { gemm_store_sums<G>(sums, epilogue.sums, smem, tile.row, tile.column, M, epilogue.N); }
     if constexpr (mirrored) { epilogue.store_mirrored(results, smem, second_map, tile); }
 }
 
@@ -4903,27 +4890,26 @@ struct AdamWChunk {
     size_t place; // of its piece in the arrays
     int begin, end;
     uint32_t seed;
-    bool decays;
-    __device__ AdamWChunk(const DeferredUpdate& w, int chunk, int num_updates) {
+    AdamW optimizer; // without decay for vectors
+    __device__ AdamWChunk(const DeferredUpdate& w, const StepState& s, int chunk) : optimizer(s.optimizer) {
         int of_layer = w.chunks_of_layer(), of_matrices = w.chunks_of(w.matrices);
         int layer = chunk / of_layer, i = chunk % of_layer;
-        decays = i < of_matrices;
+        bool decays = i < of_matrices;
+        if (!decays) { optimizer.weight_decay = 0.0f; }
         place = layer * ((size_t)w.matrices + w.vectors) + (decays ? 0 : w.matrices);
         begin = (decays ? i : i - of_matrices) * DeferredUpdate::CHUNK;
         end = min(begin + DeferredUpdate::CHUNK, decays ? w.matrices : w.vectors);
         // pieces are numbered as in section 2 of train_gpt2.cu
-        seed = w.seed == 0 ? 0 : adamw_seed(hash_bits(1 + 2 * layer + !decays, w.seed) | 1, num_updates);
+        seed = w.seed == 0 ? 0 : adamw_seed(hash_bits(1 + 2 * layer + !decays, w.seed) | 1, s.num_updates);
+    }
+    // Updates four values, i to i + 3 of the piece.
+    __device__ void update(const DeferredUpdate& w, const StepState& s, int i) const {
+        size_t at = place + i;
+        AdamWVector x;
+        x.load(w.params, w.master, w.m, w.v, w.grads, at);
+        x.update(w.params, w.master, w.m, w.v, s, optimizer, at, i, seed);
     }
 };
-
-// Four values of a chunk, i to i + 3 of its piece.
-__device__ inline void adamw_values(const DeferredUpdate& w, const StepState& s, const AdamW& o, const AdamWChunk& c,
-                                    int i) {
-    size_t at = c.place + i;
-    AdamWVector x;
-    x.load(w.params, w.master, w.m, w.v, w.grads, at);
-    x.update(w.params, w.master, w.m, w.v, s, o, at, i, c.seed);
-}
 
 // The work of a worker, until it has no chunk left or stop() is true for lane 0. All lanes of the warp call it.
 template <class Stop>
@@ -4934,17 +4920,15 @@ __device__ inline void deferred_update_work(const DeferredUpdate& w, int worker,
     int chunk = max(w.done[worker], ceil_div(w.first - worker, w.num_workers) * w.num_workers + worker);
 #pragma unroll 1
     while (chunk < w.last && !__shfl_sync(0xFFFFFFFFu, stop(), 0)) {
-        AdamWChunk c(w, chunk, s.num_updates);
+        AdamWChunk c(w, s, chunk);
         chunk += w.num_workers;
         if (chunk < w.last && lane < 4) { // the next one's values
-            AdamWChunk next(w, chunk, s.num_updates);
+            AdamWChunk next(w, s, chunk);
             const float* from = lane == 0 ? w.m : lane == 1 ? w.v : lane == 2 ? w.grads : w.master;
             if (from) { bulk_prefetch(from + next.place + next.begin, (next.end - next.begin) * (int)sizeof(float)); }
         }
-        AdamW o = s.optimizer;
-        if (!c.decays) { o.weight_decay = 0.0f; }
 #pragma unroll 2 // 1% faster for product and update
-        for (int i = c.begin + 4 * lane; i < c.end; i += 128) { adamw_values(w, s, o, c, i); }
+        for (int i = c.begin + 4 * lane; i < c.end; i += 128) { c.update(w, s, i); }
     }
     __syncwarp();
     if (lane == 0) { w.done[worker] = chunk; }
@@ -4967,13 +4951,11 @@ __global__ void __launch_bounds__(256) finish_deferred_update_kernel(const __gri
     grid_wait_dependency();
     const StepState s = *w.state;
     if (!s.is_deferred || !s.applied || chunk >= w.last || chunk < w.done[chunk % w.num_workers]) { return; }
-    AdamWChunk c(w, chunk, s.num_updates);
-    AdamW o = s.optimizer;
-    if (!c.decays) { o.weight_decay = 0.0f; }
+    AdamWChunk c(w, s, chunk);
 #pragma unroll
     for (int k = 0; k < DeferredUpdate::CHUNK / 128; k++) {
         int i = c.begin + 4 * (threadIdx.x % 32) + 128 * k;
-        if (i < c.end) { adamw_values(w, s, o, c, i); }
+        if (i < c.end) { c.update(w, s, i); }
     }
 }
 
@@ -5164,25 +5146,17 @@ static void matmul_backward_launch8(const GemmArgs& g, float* dinp_sums, float* 
 void matmul_backward_input8(floatX* dinp, float* dinp_sums, float* partials, const floatX* dout, const floatX* weight,
                             GeluSaved saved, int N, int C, int OC, const Execution& exec) {
     GemmArgs g = {dinp, NULL, dout, weight, saved.tensor, N, C, OC};
-    if (saved.is_slope) {
-        matmul_backward_launch8<GEMM_MULTIPLY | GEMM_NO_BIAS>(g, dinp_sums, partials, exec);
-    } else {
-        matmul_backward_launch8<GEMM_GELU_BACKWARD | GEMM_NO_BIAS>(g, dinp_sums, partials, exec);
-    }
-    if (!dinp_sums) { return; }
-    column_sums<16>(dinp_sums, NULL, NULL, partials, ceil_div(N, 128), C, exec);
+    auto launch = saved.is_slope ? matmul_backward_launch8<GEMM_MULTIPLY | GEMM_NO_BIAS>
+                                 : matmul_backward_launch8<GEMM_GELU_BACKWARD | GEMM_NO_BIAS>;
+    launch(g, dinp_sums, partials, exec);
+    if (dinp_sums) { column_sums<16>(dinp_sums, NULL, NULL, partials, ceil_div(N, 128), C, exec); }
 }
 #endif
 
-// The number of the kernel to use: 8 with gelu', 6 otherwise and where 8 cannot run or has too few tiles.
+// The number of the kernel to use: 8 with gelu' in 16 bits, 6 otherwise and where 8 cannot run or has too few tiles.
 inline int matmul_backward_input_choice(int N, int C, bool has_gelu) {
-#if defined(ENABLE_FP32)
-    (void)N, (void)C, (void)has_gelu;
-    return 6;
-#else
     bool many = ceil_div((size_t)N, (size_t)128) * ceil_div(C, 192) >= 2 * (size_t)num_multiprocessors();
-    return has_gelu && many && has_sm90a() ? 8 : 6;
-#endif
+    return sizeof(floatX) == 2 && has_gelu && many && has_sm90a() ? 8 : 6;
 }
 
 // True if the forward product (N,C) to (N,OC) can save GELU's slope, and matmul_backward_input() of the next product use it.
@@ -5219,6 +5193,17 @@ void matmul_backward_input(floatX* dinp, float* dinp_sums, float* scratch, const
 
 // ---- kernel 10: the steps of all tiles are cut into equal shares for all SMs (stream-K) ----
 // matmul_backward_weight() uses it where it is faster than kernel 6.
+
+constexpr int MATMUL_BACKWARD_MAX_CLUSTERS = 128;
+// one for each block of a cluster and consumer warp, see MatmulBackwardSums
+constexpr int MATMUL_BACKWARD_FLAGS = MATMUL_BACKWARD_MAX_CLUSTERS * 2 * 8;
+inline int matmul_backward_max_clusters() { return std::min(num_multiprocessors() / 2, MATMUL_BACKWARD_MAX_CLUSTERS); }
+// The number of columns of a tile, chosen so that tiles extend past C by less.
+inline int matmul_backward_columns(int C) { return ceil_div(C, 192) * 192 < ceil_div(C, 256) * 256 ? 192 : 256; }
+// Number of floats in scratch: the flags, and each cluster stores one part at most.
+inline size_t matmul_backward_weight_scratch10(int C) {
+    return MATMUL_BACKWARD_FLAGS + (size_t)matmul_backward_max_clusters() * 256 * matmul_backward_columns(C);
+}
 
 #if !defined(ENABLE_FP32)
 // dweight (OC,C) = dout (N,OC)^T inp (N,C) on Hopper. One persistent block per SM, in clusters of two that share a tile
@@ -5304,55 +5289,47 @@ template <int columns> struct MatmulBackwardTile : GemmPair {
     }
 };
 
-template <class G> struct MatmulBackwardSMem {
+template <class G> struct MatmulBackwardRing {
     GemmStage<G> stages[G::RING]; // 64 tokens of dout and of inp
     TmaRing<G::RING> ring;
 };
 
-constexpr int MATMUL_BACKWARD_MAX_CLUSTERS = 128;
-constexpr int MATMUL_BACKWARD_FLAGS =
-    MATMUL_BACKWARD_MAX_CLUSTERS * 2 * 8; // one for each block of a cluster and consumer warp
-// Returns a flag of the array that lies before `parts`: 1 while the warp's accumulators in `parts` wait to be added. All are 0 at the
-// launch.
-__device__ inline int* matmul_backward_flag10(float4* parts, int cluster, int rank, int warp) {
-    return (int*)parts - MATMUL_BACKWARD_FLAGS + (cluster * 2 + rank) * 8 + warp;
-}
+// Where a consumer warp, 0 to 7, leaves the n accumulators of a part whose tile another cluster finishes.
+template <int n> struct MatmulBackwardSums {
+    float4* parts; // of all warps; before them lie all flags
+    int cluster, rank, warp;
 
-// Where `parts` has the accumulators of a consumer warp, 0 to 7: sum[4j .. 4j + 3] of lane l is element 32 * j + l.
-template <int n> __device__ inline float4* matmul_backward_part10(float4* parts, int cluster, int rank, int warp) {
-    return parts + (size_t)((cluster * 2 + rank) * 8 + warp) * (n / 4 * 32) + threadIdx.x % 32;
-}
-// Stores the accumulators of a part whose tile another cluster finishes.
-template <int n> __device__ inline void matmul_backward_store_part10(const float (&sum)[n], float4* parts, int cluster,
-                                                                     int rank, int warp) {
-    float4* to = matmul_backward_part10<n>(parts, cluster, rank, warp);
+    __device__ int index() const { return (cluster * 2 + rank) * 8 + warp; }
+    // 1 while the accumulators wait to be added; 0 at the launch
+    __device__ int* flag() const { return (int*)parts - MATMUL_BACKWARD_FLAGS + index(); }
+    // sum[4j .. 4j + 3] of lane l is element 32 * j + l
+    __device__ float4* sums() const { return parts + (size_t)index() * (n / 4 * 32) + threadIdx.x % 32; }
+    __device__ void store(const float (&sum)[n]) const {
 #pragma unroll
-    for (int j = 0; j < n / 4; j++) {
-        __stcg(to + 32 * j, make_float4(sum[4 * j], sum[4 * j + 1], sum[4 * j + 2], sum[4 * j + 3]));
-    }
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) { store_release(matmul_backward_flag10(parts, cluster, rank, warp), 1); }
-}
-// Adds the sums that the same warp of cluster `cluster` stored for the same tile. Waits until they have arrived.
-template <int n>
-__device__ inline void matmul_backward_add_part10(float (&sum)[n], float4* parts, int cluster, int rank, int warp) {
-    int* flag = matmul_backward_flag10(parts, cluster, rank, warp);
-    while (load_acquire(flag) == 0) {}
-    const float4* from = matmul_backward_part10<n>(parts, cluster, rank, warp);
-#pragma unroll
-    for (int first = 0; first < n; first += n / 2) { // n / 8 loads in flight
-        float4 x[n / 8];
-#pragma unroll
-        for (int j = 0; j < n / 8; j++) { x[j] = __ldcg(from + 8 * first + 32 * j); }
-#pragma unroll
-        for (int j = 0; j < n / 8; j++) {
-            float* to = sum + first + 4 * j;
-            to[0] += x[j].x, to[1] += x[j].y, to[2] += x[j].z, to[3] += x[j].w;
+        for (int j = 0; j < n / 4; j++) {
+            __stcg(sums() + 32 * j, make_float4(sum[4 * j], sum[4 * j + 1], sum[4 * j + 2], sum[4 * j + 3]));
         }
+        __syncwarp();
+        if (threadIdx.x % 32 == 0) { store_release(flag(), 1); }
     }
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) { *flag = 0; } // without this, ptxas 13.0 spills some of the sums
-}
+    // Waits until the sums have arrived, and adds them to `sum`.
+    __device__ void add_to(float (&sum)[n]) const {
+        while (load_acquire(flag()) == 0) {}
+#pragma unroll
+        for (int first = 0; first < n; first += n / 2) { // n / 8 loads in flight
+            float4 x[n / 8];
+#pragma unroll
+            for (int j = 0; j < n / 8; j++) { x[j] = __ldcg(sums() + 8 * first + 32 * j); }
+#pragma unroll
+            for (int j = 0; j < n / 8; j++) {
+                float* to = sum + first + 4 * j;
+                to[0] += x[j].x, to[1] += x[j].y, to[2] += x[j].z, to[3] += x[j].w;
+            }
+        }
+        __syncwarp();
+        if (threadIdx.x % 32 == 0) { *flag() = 0; } // without this, ptxas 13.0 spills some of the sums
+    }
+};
 
 // dweight = sum, or +=, for the 16 rows of one warp. row, column: the first element of the warp.
 template <int n> __device__ inline void matmul_backward_store10(float (&sum)[n], float* dweight, int row, int column,
@@ -5384,8 +5361,9 @@ template <class G> __global__ void __launch_bounds__(384, 1)
                                   const __grid_constant__ CUtensorMap inp_map, float* dweight, float4* parts,
                                   MatmulBackwardSchedule s, int OC, int C, bool accumulate) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    typedef MatmulBackwardSums<G::COLUMNS / 2> Sums;
     extern __shared__ __align__(256) unsigned char dynamic_shared_weight[];
-    auto& smem = shared_aligned_1024<MatmulBackwardSMem<G>>(dynamic_shared_weight);
+    auto& smem = shared_aligned_1024<MatmulBackwardRing<G>>(dynamic_shared_weight);
     if (threadIdx.x == 0) {
         tma_prefetch_map(&dout_map), tma_prefetch_map(&inp_map);
         smem.ring.init(G::READERS * G::CLUSTER);
@@ -5422,14 +5400,14 @@ template <class G> __global__ void __launch_bounds__(384, 1)
         float sum[1][G::COLUMNS / 2];
         gemm_multiply<G, false>(sum, smem, part.end - part.begin, 0, i);
         if (part.end < s.num_steps) {
-            matmul_backward_store_part10(sum[0], parts, cluster, rank, warp);
+            Sums{parts, cluster, rank, warp}.store(sum[0]);
             continue;
         }
         int tile_begin = part.tile * s.num_steps;
         if (part.begin > 0) { // lower clusters have the tile's earlier steps
 #pragma unroll 1
             for (int c = cluster - 1; matmul_backward_range(s, c + 1) > tile_begin; c--) {
-                matmul_backward_add_part10(sum[0], parts, c, rank, warp);
+                Sums{parts, c, rank, warp}.add_to(sum[0]);
             }
         }
         GemmTile tile = gemm_tile<G>(part.tile, OC, C, rank);
@@ -5440,8 +5418,8 @@ template <class G> __global__ void __launch_bounds__(384, 1)
 }
 
 // Decides how many clusters run, and which tiles are cut. A tile has 256 rows.
-inline MatmulBackwardSchedule matmul_backward_schedule(int N, int C, int OC, int columns, int max_clusters) {
-    size_t num_tiles = ceil_div((size_t)OC, (size_t)256) * ceil_div(C, columns),
+inline MatmulBackwardSchedule matmul_backward_schedule(int N, int C, int OC, int max_clusters) {
+    size_t num_tiles = ceil_div((size_t)OC, (size_t)256) * ceil_div(C, matmul_backward_columns(C)),
            num_steps = ceil_div((size_t)N, (size_t)64);
     size_t total = num_tiles * num_steps;
     require(total <= INT_MAX);
@@ -5458,11 +5436,6 @@ inline MatmulBackwardSchedule matmul_backward_schedule(int N, int C, int OC, int
     return {(int)num_steps, (int)num_tiles, (int)std::min(num_tiles, rest + num_clusters), (int)num_clusters};
 }
 
-inline int matmul_backward_max_clusters() { return std::min(num_multiprocessors() / 2, MATMUL_BACKWARD_MAX_CLUSTERS); }
-
-// The number of columns of a tile, chosen so that tiles extend past C by less.
-inline int matmul_backward_columns(int C) { return ceil_div(C, 192) * 192 < ceil_div(C, 256) * 256 ? 192 : 256; }
-
 template <class G> void matmul_backward_launch10(float* dweight, float* scratch, const floatX* dout, const floatX* inp,
                                                  int N, int C, int OC, bool accumulate, const Execution& exec,
                                                  const MatmulBackwardSchedule& s) {
@@ -5472,30 +5445,19 @@ template <class G> void matmul_backward_launch10(float* dweight, float* scratch,
         cudaCheck(cudaMemsetAsync(scratch, 0, MATMUL_BACKWARD_FLAGS * sizeof(int), exec.stream));
     }
     // not launched early: it comes after gradients_ready(), see Execution::may_launch_early()
-    gemm_start<G, MatmulBackwardSMem<G>>(matmul_backward_sm90_kernel10<G>, s.num_clusters, false, exec,
+    gemm_start<G, MatmulBackwardRing<G>>(matmul_backward_sm90_kernel10<G>, s.num_clusters, false, exec,
                                          GemmInp<G>::map(dout, OC, N), GemmWeight<G>::map(inp, C, N), dweight, parts, s,
                                          OC, C, accumulate);
 }
 
-// Computes matmul_backward_weight by a given schedule. scratch (matmul_backward_weight_scratch10(C)) is aligned to 16 bytes, and is
-// not used if the schedule cuts no tile.
-void matmul_backward_scheduled10(float* dweight, float* scratch, const floatX* dout, const floatX* inp, int N, int C,
-                                 int OC, bool accumulate, const Execution& exec, const MatmulBackwardSchedule& s) {
+// scratch (matmul_backward_weight_scratch10(C)) is aligned to 16 bytes, and is not used if the schedule cuts no tile.
+void matmul_backward_weight10(float* dweight, float* scratch, const floatX* dout, const floatX* inp, int N, int C,
+                              int OC, bool accumulate, const Execution& exec, const MatmulBackwardSchedule& s) {
     require(has_sm90a()); // nvcc -gencode arch=compute_90a,code=sm_90a
     require(C % 8 == 0 && OC % 8 == 0);
     auto launch = matmul_backward_columns(C) == 192 ? matmul_backward_launch10<MatmulBackwardTile<192>>
                                                     : matmul_backward_launch10<MatmulBackwardTile<256>>;
     launch(dweight, scratch, dout, inp, N, C, OC, accumulate, exec, s);
-}
-// At most max_clusters clusters run.
-void matmul_backward_weight10(float* dweight, float* scratch, const floatX* dout, const floatX* inp, int N, int C,
-                              int OC, bool accumulate, const Execution& exec, int max_clusters) {
-    MatmulBackwardSchedule s = matmul_backward_schedule(N, C, OC, matmul_backward_columns(C), max_clusters);
-    matmul_backward_scheduled10(dweight, scratch, dout, inp, N, C, OC, accumulate, exec, s);
-}
-// Number of floats in its scratch: the flags, and each cluster stores one part at most.
-inline size_t matmul_backward_weight_scratch10(int C) {
-    return MATMUL_BACKWARD_FLAGS + (size_t)matmul_backward_max_clusters() * 256 * matmul_backward_columns(C);
 }
 #endif
 
@@ -5504,24 +5466,15 @@ inline size_t matmul_backward_weight_scratch10(int C) {
 // Measured in training steps on an H200: 14% faster than the library where OC and C are 5120 and 1280, 4 to 7% where they
 // are 3072 or 2304 and 768; 4 to 7% slower with fewer than 40 tiles, 8 to 30% slower where C is 1600.
 inline int matmul_backward_weight_choice(int N, int C, int OC) {
-#if defined(ENABLE_FP32)
-    (void)N, (void)C, (void)OC;
-    return 6;
-#else
     size_t num_tiles = ceil_div((size_t)OC, (size_t)128) * ceil_div(C, 256), num_sms = num_multiprocessors();
     bool exact = OC % 256 == 0 && C % matmul_backward_columns(C) == 0;
     bool idle = num_tiles < 0.8 * (double)(ceil_div(num_tiles, num_sms) * num_sms);
-    return exact && idle && num_tiles >= 40 && N >= 16384 && has_sm90a() ? 10 : 6;
-#endif
+    return sizeof(floatX) == 2 && exact && idle && num_tiles >= 40 && N >= 16384 && has_sm90a() ? 10 : 6;
 }
 
 // Number of floats in scratch.
 size_t matmul_backward_weight_scratch(int N, int C, int OC) {
-#if !defined(ENABLE_FP32)
-    if (matmul_backward_weight_choice(N, C, OC) == 10) { return matmul_backward_weight_scratch10(C); }
-#endif
-    (void)N, (void)C, (void)OC;
-    return 0;
+    return matmul_backward_weight_choice(N, C, OC) == 10 ? matmul_backward_weight_scratch10(C) : 0;
 }
 
 // dweight (OC,C) = dout (N,OC)^T inp (N,C), or += if accumulate | scratch (matmul_backward_weight_scratch(N, C, OC))
@@ -5531,8 +5484,9 @@ void matmul_backward_weight(float* dweight, float* scratch, const floatX* dout, 
     Op op(exec, bytes, 2.0 * N * C * OC, "matmul_backward_weight %d <- %d", C, OC);
 #if !defined(ENABLE_FP32)
     if (matmul_backward_weight_choice(N, C, OC) == 10) {
+        int max_clusters = std::min(matmul_backward_max_clusters(), exec.free_sms() / 2);
         return matmul_backward_weight10(dweight, scratch, dout, inp, N, C, OC, accumulate, exec,
-                                        std::min(matmul_backward_max_clusters(), exec.free_sms() / 2));
+                                        matmul_backward_schedule(N, C, OC, max_clusters));
     }
 #endif
     (void)scratch;
@@ -5771,23 +5725,16 @@ __global__ void linear_cross_entropy_shift_kernel2(float* shifts, const floatX* 
     if (lane == 0) { shifts[row] = RATIO_LOG2_UNIT - LOG2E * logit; }
 }
 
-// The epilogue for gemm(): ratios, and the sum of each row in each tile of columns.
-struct GemmRatios {
-    static constexpr int EXTRAS = GEMM_ROW_SUMS;
+// The epilogue for gemm(): ratios, and the sum of each row in each tile of columns. A column's bias is 0, or -infinity from V on.
+struct GemmRatios : GemmBias<GEMM_ROW_SUMS> {
     const float* shifts; // (N)
     float* sums;         // (tiles of columns, N)
     int N, V;
 
     typedef float Row;
-    typedef uint32_t Pair;
-    typedef float Column;                                 // 0, or -infinity from column V on
     __device__ Row row(int i) const { return shifts[i]; } // the kernel before writes them, so not __ldg()
     __device__ Pair pair(int column) const {
         return pack_16x2(column < V ? 0.0f : -INFINITY, column + 1 < V ? 0.0f : -INFINITY, floatX());
-    }
-    __device__ void columns(Column (&c)[2], const Pair& pair) const {
-        float2 x = unpack_16x2(pair, floatX());
-        c[0] = x.x, c[1] = x.y;
     }
     __device__ float value(float sum, const Row& shift, const Column& c) const {
         return exp2_approx(min_or_nan(fmaf(sum, LOG2E, shift) + c, RATIO_LOG2_MAX));
@@ -5848,7 +5795,8 @@ void linear_cross_entropy_forward2(const LinearCrossEntropy& g, const Execution&
           "matmul_forward %d -> %d, loss", g.C, g.Vp);
     launch_early(linear_cross_entropy_shift_kernel2, ceil_div(g.N, 8), 256, 0, exec, shifts, (const floatX*)g.inp,
                  g.weight, g.targets, g.N, g.C);
-    gemm(GemmArgs{g.logits, NULL, g.inp, g.weight, NULL, g.N, g.Vp, g.C}, GemmRatios{shifts, sums, g.N, g.V}, exec);
+    gemm(GemmArgs{g.logits, NULL, g.inp, g.weight, NULL, g.N, g.Vp, g.C}, GemmRatios{{NULL}, shifts, sums, g.N, g.V},
+         exec);
     launch_early(linear_cross_entropy_finish_kernel2, ceil_div(g.N, 32), 256, 0, exec, g.logits, g.losses,
                  (const float*)sums, g.targets, num_tiles, g.N, g.Vp, g.dloss != NULL);
 }
@@ -5859,27 +5807,18 @@ void linear_cross_entropy_backward2(const LinearCrossEntropy& g, floatX* dinp, f
     linear_cross_entropy_backward1(g, dinp, dweight, accumulate, exec);
     linear_cross_entropy_scale2(dinp, g, exec);
 }
-#endif
 
-// The number of the kernel for this device, binary and shape: 2 in bf16 where matmul_forward() would take gemm(), which alone has
-// this epilogue.
-inline int linear_cross_entropy_choice(int N, int C, int Vp) {
-#if defined(ENABLE_BF16)
-    return matmul_forward_choice(N, C, Vp) == 27 ? 2 : 1;
-#else
-    (void)N, (void)C, (void)Vp;
-    return 1;
-#endif
-}
-
+// The number of the kernel for this device, binary and shape: 2 where matmul_forward() would take gemm(), which alone has this
+// epilogue; in other types 1.
+inline int linear_cross_entropy_choice(int N, int C, int Vp) { return matmul_forward_choice(N, C, Vp) == 27 ? 2 : 1; }
 // Floats of scratch for the forward pass.
 size_t linear_cross_entropy_scratch(int N, int C, int Vp) {
-#if defined(ENABLE_BF16)
-    if (linear_cross_entropy_choice(N, C, Vp) == 2) { return (size_t)N * (1 + linear_cross_entropy_tiles(Vp)); }
-#endif
-    (void)N, (void)C, (void)Vp;
-    return 0;
+    return linear_cross_entropy_choice(N, C, Vp) == 2 ? (size_t)N * (1 + linear_cross_entropy_tiles(Vp)) : 0;
 }
+#else
+inline int linear_cross_entropy_choice(int, int, int) { return 1; }
+size_t linear_cross_entropy_scratch(int, int, int) { return 0; }
+#endif
 
 // losses (N) = log(sum(exp(logits))) - logits[target] over the first V of the Vp columns of inp (N,C) weight (Vp,C)^T | targets (N),
 // each in [0,V) | dloss (1), or NULL if no backward pass follows | logits (N,Vp) is filled for linear_cross_entropy_backward; if
@@ -6294,13 +6233,12 @@ void layernorm_quantize(const Fp8Tensor<__nv_fp8_e4m3>& to, floatX* unquantized,
 // out (M,N) = a (M,K) b (N,K)^T * a_scale * b_scale + bias: a linear layer, or one product of its backward pass, see the
 // operations below.
 template <class A> struct MatmulFp8Args {
-    floatX* out;                    // (M,N), or NULL
-    float* sum;                     // (M,N), if out is NULL
-    bool accumulate;                // the product is added to sum
-    const A* a;                     // (M,K), e4m3 or e5m2
-    const __nv_fp8_e4m3* b;         // (N,K)
-    const float *a_scale, *b_scale; // what a stored 1 stands for
-    const floatX* bias;             // (N), or NULL
+    floatX* out;                // (M,N), or NULL
+    float* sum;                 // (M,N), if out is NULL
+    bool accumulate;            // the product is added to sum
+    Fp8Matrix<A> a;             // (M,K), e4m3 or e5m2
+    Fp8Matrix<__nv_fp8_e4m3> b; // (N,K)
+    const floatX* bias;         // (N), or NULL
     int M, N, K;
 };
 
@@ -6308,9 +6246,9 @@ template <class A> struct MatmulFp8Args {
 // By cuBLASLt; fast: see MatmulCall::fast_accumulation.
 template <class A> void matmul_fp8_2(const MatmulFp8Args<A>& p, bool fast, const Execution& exec) {
     MatmulCall call;
-    call.a = p.a, call.b = p.b, call.b_transposed = true, call.bias = p.bias;
+    call.a = p.a.values, call.b = p.b.values, call.b_transposed = true, call.bias = p.bias;
     call.a_type = Fp8<A>::IS_E5M2 ? CUDA_R_8F_E5M2 : CUDA_R_8F_E4M3, call.b_type = CUDA_R_8F_E4M3;
-    call.a_scale = p.a_scale, call.b_scale = p.b_scale, call.fast_accumulation = fast;
+    call.a_scale = p.a.inverse, call.b_scale = p.b.inverse, call.fast_accumulation = fast;
     call.M = p.M, call.N = p.N, call.K = p.K;
     call.out = p.out;
     if (!p.out) { call.out = p.sum, call.out_is_float = true, call.add = p.accumulate ? p.sum : NULL; }
@@ -6318,8 +6256,10 @@ template <class A> void matmul_fp8_2(const MatmulFp8Args<A>& p, bool fast, const
 }
 
 // The form of gemm.cuh for fp8. The code addresses two elements as one floatX, so it counts pairs of elements along K. A
-// stage thus holds 128 columns of K in the same number of bytes, and its products take the same number of cycles.
-template <class A> struct MatmulFp8PingPong192 : GemmPingPong192Pairs {
+// stage thus holds 128 columns of K in the same number of bytes, and its products take the same number of cycles. With 2 boxes
+// per warp, there is room for two tiles of both consumers.
+template <class A> struct MatmulFp8Form : GemmPingPong192Pairs {
+    static constexpr int BOXES = 2;
     static __device__ void wgmma(float (&sum)[96], uint64_t a, uint64_t b, bool accumulate) {
         if constexpr (Fp8<A>::IS_E5M2) {
             wgmma_64x192x32_e5m2_e4m3(sum, a, b, accumulate);
@@ -6352,8 +6292,6 @@ struct MatmulFp8Maps : GemmMaps {
     CUtensorMap rows, columns;
 };
 
-// The form: with 2 boxes per warp there is room for two tiles of both consumers.
-template <class A> struct MatmulFp8Boxes2 : MatmulFp8PingPong192<A> { static constexpr int BOXES = 2; };
 template <class G> struct MatmulFp8SMem : GemmSMem<G> { MatmulFp8Tile tiles[2][2]; };
 
 // The epilogue's value: y = sum * scale + bias; see GemmBias.
@@ -6374,7 +6312,7 @@ template <class F, MatmulFp8Mode mode, bool has_sums = false> struct MatmulFp8Qu
     static constexpr int EXTRAS = mode == MATMUL_FP8_MODE_TIMES_SLOPE ? GEMM_THIRD | GEMM_NO_BIAS : 0;
     typedef MatmulFp8Epilogue<EXTRAS> Epilogue;
     Fp8Tensor<F> to;
-    float* sums; // (row tiles, N), see GemmColumnSums; NULL unless has_sums
+    float* sums; // (row tiles, N), see GemmBiasSums; NULL unless has_sums
     __device__ Fp8Seen<F> seen() const { return Fp8Seen<F>(to); }
 
     // The words of 16 columns, two fragments: sum has their accumulators, column 16 * p of the box is the first.
@@ -6425,7 +6363,6 @@ template <class F, MatmulFp8Mode mode, bool has_sums = false> struct MatmulFp8Qu
         int lane = threadIdx.x % 32, warp = threadIdx.x / 32 - 4, first_box = box, warp_row = warp % 4 * 16;
         bool stores = threadIdx.x % 128 == 1;    // lane 1, because lane 0 waits for its stores of slopes apart
         float column_sums[num_columns][16] = {}; // of this lane's rows, see fragment_column_sums
-        auto barrier = [&] { warp < 4 ? named_barrier_sync(1, 128) : named_barrier_sync(2, 128); };
         uint32_t lane_at = lane % 16 * 128 + (lane / 16 ^ lane % 8) * 16; // in a box of slopes, as in gemm_store
 #pragma unroll
         for (int n = 0; n < num_boxes; n++, box++) {
@@ -6460,7 +6397,7 @@ template <class F, MatmulFp8Mode mode, bool has_sums = false> struct MatmulFp8Qu
             }
             if (stores) { tma_store_wait<0>(); }
             tma_store_fence(); // tile and box were read, or written, by ordinary accesses
-            barrier();
+            gemm_consumer_sync();
             if (stores) {
                 tma_store_2d(&maps.rows, values.rows, box_column / 2, box_row - warp_row);
                 tma_store_2d(&maps.columns, values.columns, (box_row - warp_row) / 2, box_column);
@@ -6474,9 +6411,7 @@ template <class F, MatmulFp8Mode mode, bool has_sums = false> struct MatmulFp8Qu
                 gemm_load_box<G>(smem, maps.third, tile, n + G::BOXES, first_box);
             }
         }
-        if constexpr (has_sums) {
-            gemm_store_sums<G>(column_sums, GemmColumnSums{sums, N}, smem, tile.row, tile.column, M);
-        }
+        if constexpr (has_sums) { gemm_store_sums<G>(column_sums, sums, smem, tile.row, tile.column, M, N); }
     }
 };
 
@@ -6505,12 +6440,12 @@ template <class G, class Result> __global__ void __launch_bounds__(384, 1)
 template <class A, class Result> static void matmul_fp8_launch7(const MatmulFp8Args<A>& p, const Result& result,
                                                                 floatX* second, const floatX* third,
                                                                 const Execution& exec) {
-    typedef MatmulFp8Boxes2<A> G;
+    typedef MatmulFp8Form<A> G;
     require(has_sm90a()); // nvcc -gencode arch=compute_90a,code=sm_90a
     require(p.M % 16 == 0 && p.N % 16 == 0 && p.K % 16 == 0);
     // gemm.cuh addresses two fp8 elements as one floatX
-    GemmArgs g = {NULL, second, (const floatX*)p.a, (const floatX*)p.b, third, p.M, p.N, p.K / 2};
-    typename Result::Epilogue epilogue = {{p.bias}, p.a_scale, p.b_scale, 0.0f};
+    GemmArgs g = {NULL, second, (const floatX*)p.a.values, (const floatX*)p.b.values, third, p.M, p.N, p.K / 2};
+    typename Result::Epilogue epilogue = {{p.bias}, p.a.inverse, p.b.inverse, 0.0f};
     MatmulFp8Maps maps = {gemm_maps<G>(g), tensor_map((floatX*)result.to.rows, {p.N / 2, p.M}, {32, 64}),
                           tensor_map((floatX*)result.to.columns, {p.M / 2, p.N}, {32, 64})};
     int num_tiles = gemm_num_tiles<G>(g.M, g.N, g.K);
@@ -6539,42 +6474,34 @@ void matmul_fp8_forward(floatX* out, const Fp8Matrix<__nv_fp8_e4m3>& inp, const 
                         const floatX* bias, int N, int C, int OC, const Execution& exec) {
     Op op(exec, (double)N * C + (double)OC * C + (double)N * OC * sizeof(floatX), 2.0 * N * C * OC,
           "matmul_fp8_forward %d -> %d", C, OC);
-    matmul_fp8_2(MatmulFp8Args<__nv_fp8_e4m3>{out, NULL, false, inp.values, weight.values, inp.inverse, weight.inverse,
-                                              bias, N, OC, C},
-                 true, exec);
+    matmul_fp8_2(MatmulFp8Args<__nv_fp8_e4m3>{out, NULL, false, inp, weight, bias, N, OC, C}, true, exec);
 }
 void matmul_fp8_gelu(const Fp8Tensor<__nv_fp8_e4m3>& to, floatX* slope, const Fp8Matrix<__nv_fp8_e4m3>& inp,
                      const Fp8Matrix<__nv_fp8_e4m3>& weight, const floatX* bias, int N, int C, int OC,
                      const Execution& exec) {
     Op op(exec, (double)N * C + (double)OC * C + (double)N * OC * (sizeof(floatX) + 2), 2.0 * N * C * OC,
           "matmul_fp8_gelu %d -> %d", C, OC);
-    matmul_fp8_8({NULL, NULL, false, inp.values, weight.values, inp.inverse, weight.inverse, bias, N, OC, C}, to, slope,
-                 exec);
+    matmul_fp8_8({NULL, NULL, false, inp, weight, bias, N, OC, C}, to, slope, exec);
 }
 void matmul_fp8_backward_input(floatX* dinp, const Fp8Matrix<__nv_fp8_e5m2>& dout,
                                const Fp8Matrix<__nv_fp8_e4m3>& weight, int N, int C, int OC, const Execution& exec) {
     Op op(exec, (double)N * OC + (double)OC * C + (double)N * C * sizeof(floatX), 2.0 * N * C * OC,
           "matmul_fp8_backward_input %d <- %d", C, OC);
-    matmul_fp8_2(MatmulFp8Args<__nv_fp8_e5m2>{dinp, NULL, false, dout.values, weight.values, dout.inverse,
-                                              weight.inverse, NULL, N, C, OC},
-                 false, exec);
+    matmul_fp8_2(MatmulFp8Args<__nv_fp8_e5m2>{dinp, NULL, false, dout, weight, NULL, N, C, OC}, false, exec);
 }
 void matmul_fp8_gelu_backward(const Fp8Tensor<__nv_fp8_e5m2>& to, float* dinp_sums, float* scratch,
                               const Fp8Matrix<__nv_fp8_e5m2>& dout, const Fp8Matrix<__nv_fp8_e4m3>& weight,
                               const floatX* slope, int N, int C, int OC, const Execution& exec) {
     Op op(exec, (double)N * OC + (double)OC * C + (double)N * C * (sizeof(floatX) + 2), 2.0 * N * C * OC,
           "matmul_fp8_gelu_backward %d <- %d", C, OC);
-    matmul_fp8_11({NULL, NULL, false, dout.values, weight.values, dout.inverse, weight.inverse, NULL, N, C, OC}, to,
-                  dinp_sums, scratch, slope, exec);
+    matmul_fp8_11({NULL, NULL, false, dout, weight, NULL, N, C, OC}, to, dinp_sums, scratch, slope, exec);
 }
 void matmul_fp8_backward_weight(float* dweight, const Fp8Matrix<__nv_fp8_e5m2>& dout,
                                 const Fp8Matrix<__nv_fp8_e4m3>& inp, int N, int C, int OC, bool accumulate,
                                 const Execution& exec) {
     Op op(exec, (double)N * (C + OC) + (accumulate ? 8.0 : 4.0) * C * OC, 2.0 * N * C * OC,
           "matmul_fp8_backward_weight %d <- %d", C, OC);
-    matmul_fp8_2(MatmulFp8Args<__nv_fp8_e5m2>{NULL, dweight, accumulate, dout.values, inp.values, dout.inverse,
-                                              inp.inverse, NULL, OC, C, N},
-                 false, exec);
+    matmul_fp8_2(MatmulFp8Args<__nv_fp8_e5m2>{NULL, dweight, accumulate, dout, inp, NULL, OC, C, N}, false, exec);
 }
 #endif
 size_t matmul_fp8_gelu_backward_scratch(int N, int C) { return (size_t)ceil_div(N, 128) * C; }
@@ -6787,13 +6714,10 @@ __device__ inline void newton_schulz_store(float (&sum)[4][16], floatX (*transpo
 //     of a symmetric product    -   1,1  1,2          tile 0,1 also as tile 1,0. The tile is transposed in
 //                               -    -   2,2          shared memory, so that both stores are of whole vectors.
 
-// The row and column of tile `index` of a symmetric product. Column c has tiles 0 to c: its first one is number
-// c (c + 1) / 2.
+// The row and column of tile `index` of a symmetric product. Column c has tiles 0 to c.
 __device__ inline void newton_schulz_upper_tile(int index, int& row, int& column) {
-    column = (int)((sqrtf(8.0f * index + 1.0f) - 1.0f) * 0.5f);
-    while (column * (column + 1) / 2 > index) { column--; } // sqrtf is not exact
-    while ((column + 1) * (column + 2) / 2 <= index) { column++; }
-    row = index - column * (column + 1) / 2;
+    for (column = 0; index > column; column++) { index -= column + 1; }
+    row = index;
 }
 
 template <bool right_by_k, int ring> __global__ void __launch_bounds__(256, 2)
@@ -6879,12 +6803,11 @@ typedef NewtonSchulzTiles<NewtonSchulzForm128> NewtonSchulzTiles128;
 
 // out = scale * sum + add_scale * third; of a symmetric product, a tile above the diagonal is also stored transposed.
 template <bool is_symmetric> struct NewtonSchulzEpilogue : GemmBias<GEMM_NO_BIAS> {
-    static constexpr int EXTRAS = GEMM_SCALED_ADD | GEMM_NO_BIAS | (is_symmetric ? GEMM_MIRRORED : 0);
+    static constexpr int EXTRAS = GEMM_THIRD | GEMM_NO_BIAS | (is_symmetric ? GEMM_MIRRORED : 0);
     float scale, add_scale;
-    __device__ bool reads_third() const {
-        return !is_symmetric || add_scale != 0.0f;
-    } // poly x always has a term to add
-    __device__ float add(float y, float third) const { return scale * y + add_scale * third; }
+    // poly x always has a term to add
+    __device__ bool reads_third() const { return !is_symmetric || add_scale != 0.0f; }
+    __device__ float combined(float y, float third) const { return scale * y + add_scale * third; }
 
     // Stores a 128x128 tile transposed. results: the warp's boxes n = 2 m + q of 16x64 results, rows 64 m + 16 warp, columns
     // 64 q, as fragments. The consumer's memory is now one box of 64x64 per warp, number 2 q + m:
@@ -6895,9 +6818,8 @@ template <bool is_symmetric> struct NewtonSchulzEpilogue : GemmBias<GEMM_NO_BIAS
                                    const CUtensorMap& map, const NewtonSchulzTile& tile) const {
         int lane = threadIdx.x % 32, warp = threadIdx.x / 32 - 4, consumer = warp / 4, row = tile.row - warp % 4 * 16;
         if (row >= tile.column) { return; }
-        auto barrier = [&] { consumer == 0 ? named_barrier_sync(1, 128) : named_barrier_sync(2, 128); };
         if (lane == 0) { tma_store_wait<0>(); } // TMA has read this warp's boxes
-        barrier();
+        gemm_consumer_sync();
         // this lane's 16 bytes for stmatrix: row lane % 8 of matrix lane / 8, which are rows 0..7 and 8..15 of columns 0..7,
         // then of columns 8..15; swizzled
         uint32_t lane_at = (lane / 16 * 8 + lane % 8) * 128 + ((2 * (warp % 4) + lane / 8 % 2) ^ lane % 8) * 16;
@@ -6908,7 +6830,7 @@ template <bool is_symmetric> struct NewtonSchulzEpilogue : GemmBias<GEMM_NO_BIAS
             for (int p = 0; p < 4; p++) { stmatrix_x4_trans(at + p * 16 * 128, &results[n][4 * p]); }
         }
         tma_store_fence();
-        barrier();
+        gemm_consumer_sync();
         if (lane == 0) { // the box in this warp's memory
             tile.store(map, smem.boxes[warp], row + warp % 2 * 64, tile.column + warp % 4 / 2 * 64);
             tma_store_commit();
@@ -6988,7 +6910,7 @@ __global__ void __launch_bounds__(256) muon_momentum_kernel1(float* m, float* pa
     if (threadIdx.x == 0) { parts[blockIdx.y * MUON_PARTS + blockIdx.x] = sum; }
 }
 
-// Calls use(row, column, i) for the thread's elements of the block's tile, if they are inside; a warp has neighbouring
+// Calls use(row, column) for the thread's elements of the block's tile, if they are inside; a warp has neighbouring
 // columns.
 template <class Use> __device__ inline void muon_for_tile(int row0, int column0, int rows, int cols, Use use) {
     int column = threadIdx.x % MUON_TILE;

@@ -52,9 +52,7 @@ enum {
     // The rows of each tile of out are also summed, unrounded. For each row, one lane calls store_row_sum(row, column tile, sum).
     // pair() is also called for columns past the end, where value() must be 0.
     GEMM_ROW_SUMS = 512,
-    GEMM_SCALED_ADD =
-        GEMM_THIRD | 1024, // out = add(y, third); `third` counts as zeros and is not read unless reads_third()
-    GEMM_MIRRORED = 2048   // with GEMM_SCALED_ADD: store_mirrored() also receives all results of the tile, as fragments
+    GEMM_MIRRORED = 2048 // with GEMM_THIRD: store_mirrored() also receives all results of the tile, as fragments
 };
 
 // The epilogue y = accumulator + bias. Every epilogue has three types for its other inputs: Row is the data of one row,
@@ -76,23 +74,19 @@ template <int extras> struct GemmBias {
         c[0] = x.x, c[1] = x.y;
     }
     __device__ float value(float sum, const Row&, const Column& c) const { return sum + c; }
-};
-
-// Where the sums of the columns of out go.
-struct GemmColumnSums {
-    float* sums; // (row tiles, N): row i has the sums over the rows of tile row i
-    int N;
-
-    // stores the sums of columns `column` and column + 1 of tile row i
-    __device__ void store_sums(int i, int column, float2 pair) const {
-        if (column < N) { *reinterpret_cast<float2*>(sums + (size_t)i * N + column) = pair; }
+    // With GEMM_THIRD: whether `third` is read, otherwise it counts as zeros; and the result of y and an element of `third`.
+    __device__ bool reads_third() const { return true; }
+    __device__ float combined(float y, float third) const {
+        if ((extras & GEMM_GELU_BACKWARD) == GEMM_GELU_BACKWARD) { return y * gelu_slope(third); }
+        return (extras & GEMM_MULTIPLY) == GEMM_MULTIPLY ? y * third : y + third;
     }
 };
 
 // GemmBias that also sums the columns of out.
 template <int extras> struct GemmBiasSums : GemmBias<extras> {
     static constexpr int EXTRAS = extras | GEMM_SUMS;
-    GemmColumnSums to;
+    float* sums; // (row tiles, N): row i has the sums over the rows of tile row i
+    int N;
 };
 
 // Returns the pair that lane `lane` of this warp holds.
@@ -331,12 +325,6 @@ __device__ inline void gemm_load_box(SMem& smem, const CUtensorMap& third_map, c
                    &smem.box_full[warp][slot]);
 }
 
-// Whether the epilogue reads `third`.
-template <class Epilogue> __device__ inline bool gemm_reads_third(const Epilogue& epilogue) {
-    if constexpr ((Epilogue::EXTRAS & GEMM_SCALED_ADD) == GEMM_SCALED_ADD) { return epilogue.reads_third(); }
-    return Epilogue::EXTRAS & GEMM_THIRD;
-}
-
 // The prologue of a tile, before its products: starts the loads that its epilogue needs. Arguments as for gemm_store.
 template <class G, class Epilogue, class SMem, class Tile>
 __device__ inline void gemm_prepare(GemmColumns<G, Epilogue>& columns, const Epilogue& epilogue, SMem& smem,
@@ -346,7 +334,7 @@ __device__ inline void gemm_prepare(GemmColumns<G, Epilogue>& columns, const Epi
     if constexpr (Epilogue::EXTRAS & GEMM_THIRD) {
         if (threadIdx.x % 32 == 0) {
             tma_store_wait<0>(); // TMA has read the previous results, so `third` may overwrite them
-            for (int n = 0; gemm_reads_third(epilogue) && n < min(num_boxes, G::BOXES); n++) {
+            for (int n = 0; epilogue.reads_third() && n < min(num_boxes, G::BOXES); n++) {
                 gemm_load_box<G>(smem, third_map, tile, n, box);
             }
         }
@@ -354,31 +342,37 @@ __device__ inline void gemm_prepare(GemmColumns<G, Epilogue>& columns, const Epi
     }
 }
 
+// Waits for the four warps of this consumer.
+__device__ inline void gemm_consumer_sync() {
+    threadIdx.x < 256 ? named_barrier_sync(1, 128) : named_barrier_sync(2, 128);
+}
+
 // The end of the epilogue with GEMM_SUMS: adds up what the four warps of the consumer have summed of the tile's columns,
-// always in the same order. sums: this lane's, see fragment_column_sums. The warps meet in the memory of the boxes.
-template <class G, class SMem> __device__ inline void
-gemm_store_sums(float (&sums)[G::COLUMNS / 64][16], const GemmColumnSums& to, SMem& smem, int row, int column, int M) {
+// always in the same order, and stores it to row `row` / G::ROWS of `to` (row tiles, N). sums: this lane's, see
+// fragment_column_sums. The warps meet in the memory of the boxes.
+template <class G, class SMem> __device__ inline void gemm_store_sums(float (&sums)[G::COLUMNS / 64][16], float* to,
+                                                                      SMem& smem, int row, int column, int M, int N) {
     static_assert(G::READERS == 4 && G::COLUMNS <= 256,
                   "the rows of a tile are one consumer's, a thread has two columns");
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32 - 4, thread = threadIdx.x % 128;
     auto sums_of = [&](int w) { return reinterpret_cast<float2*>(smem.boxes[w][0]); };
-    auto barrier = [&] { warp < 4 ? named_barrier_sync(1, 128) : named_barrier_sync(2, 128); };
     if (lane == 0) { tma_store_wait<0>(); } // TMA has read the boxes
     __syncwarp();
 #pragma unroll
     for (int q = 0; q < G::COLUMNS / 64; q++) { sums_of(warp)[32 * q + lane] = fragment_column_sums(sums[q]); }
     tma_store_fence(); // these writes come before what TMA loads into the boxes for the next tile
-    barrier();
-    if (thread < G::COLUMNS / 2 &&
-        row / G::ROWS * G::ROWS < M) { // the second tile of the last pair may be past the end
+    gemm_consumer_sync();
+    // the second tile of the last pair may be past the end
+    if (thread < G::COLUMNS / 2 && row / G::ROWS * G::ROWS < M) {
         float2 sum = sums_of(warp / 4 * 4)[thread];
         for (int w = 1; w < 4; w++) {
             float2 x = sums_of(warp / 4 * 4 + w)[thread];
             sum.x += x.x, sum.y += x.y;
         }
-        to.store_sums(row / G::ROWS, column + 2 * thread, sum);
+        column += 2 * thread;
+        if (column < N) { *reinterpret_cast<float2*>(to + (size_t)(row / G::ROWS) * N + column) = sum; }
     }
-    barrier(); // all have read: the boxes may be used again
+    gemm_consumer_sync(); // all have read: the boxes may be used again
 }
 
 // Packs two rows of two columns into two registers of a fragment.
@@ -394,7 +388,8 @@ __device__ inline void gemm_store(float (&sum)[G::PARTS][G::COLUMNS / 2], const 
                                   const CUtensorMap& second_map, const CUtensorMap& third_map, const Tile& tile, int M,
                                   int& box) {
     constexpr bool has_second = Epilogue::EXTRAS & GEMM_SECOND, has_third = Epilogue::EXTRAS & GEMM_THIRD;
-    constexpr int third_use = Epilogue::EXTRAS & (GEMM_ADD | GEMM_MULTIPLY | GEMM_GELU_BACKWARD | GEMM_SCALED_ADD);
+    bool reads_third = false;
+    if constexpr (has_third) { reads_third = epilogue.reads_third(); }
     static_assert(!has_second || !has_third, "they share the boxes");
     constexpr bool has_sums = Epilogue::EXTRAS & GEMM_SUMS, has_bias = !(Epilogue::EXTRAS & GEMM_NO_BIAS);
     constexpr bool has_row_sums = Epilogue::EXTRAS & GEMM_ROW_SUMS, mirrored = Epilogue::EXTRAS & GEMM_MIRRORED;
@@ -418,7 +413,7 @@ __device__ inline void gemm_store(float (&sum)[G::PARTS][G::COLUMNS / 2], const 
             row_sums[half] = 0.0f;
         }
         int slot = box % G::BOXES, second_slot = (box + 1) % G::BOXES;
-        if (gemm_reads_third(epilogue)) {
+        if (reads_third) {
             // load box n + ahead of `third` into the slot that box n + ahead - BOXES used
             if (n + ahead >= G::BOXES && n + ahead < num_boxes && lane == 0) {
                 tma_store_wait<G::BOXES - ahead - 1>();
@@ -434,7 +429,7 @@ __device__ inline void gemm_store(float (&sum)[G::PARTS][G::COLUMNS / 2], const 
 #pragma unroll
         for (int p = 0; p < 4; p++) { // 16 columns per iteration
             uint32_t *out = &results[mirrored ? n : 0][4 * p], second[4], third[4] = {};
-            if (gemm_reads_third(epilogue)) { ldmatrix_x4(third, at ^ p << 5); }
+            if (reads_third) { ldmatrix_x4(third, at ^ p << 5); }
 #pragma unroll
             for (int j = 0; j < 2; j++) { // 8 columns per iteration
                 typename Epilogue::Column two[2];
@@ -461,15 +456,7 @@ __device__ inline void gemm_store(float (&sum)[G::PARTS][G::COLUMNS / 2], const 
                     float2 lower = unpack_16x2(third[2 * j + 1], floatX());
                     float w[4] = {upper.x, upper.y, lower.x, lower.y};
 #pragma unroll
-                    for (int i = 0; i < 4; i++) {
-                        if constexpr (third_use == GEMM_SCALED_ADD) {
-                            v[i] = epilogue.add(v[i], w[i]);
-                        } else {
-                            v[i] = third_use == GEMM_GELU_BACKWARD ? v[i] * gelu_slope(w[i])
-                                   : third_use == GEMM_MULTIPLY    ? v[i] * w[i]
-                                                                   : v[i] + w[i]; // GEMM_ADD
-                        }
-                    }
+                    for (int i = 0; i < 4; i++) { v[i] = epilogue.combined(v[i], w[i]); }
                 }
                 if constexpr (has_sums) {
 #pragma unroll
@@ -504,7 +491,7 @@ __device__ inline void gemm_store(float (&sum)[G::PARTS][G::COLUMNS / 2], const 
             }
         }
     }
-    if constexpr (has_sums) { gemm_store_sums<G>(sums, epilogue.to, smem, tile.row, tile.column, M); }
+    if constexpr (has_sums) { gemm_store_sums<G>(sums, epilogue.sums, smem, tile.row, tile.column, M, epilogue.N); }
     if constexpr (mirrored) { epilogue.store_mirrored(results, smem, second_map, tile); }
 }
 

@@ -98,10 +98,8 @@ template <int extras> struct GemmLayernorm {
 };
 
 // The epilogue y = sum * scale + bias, where scale undoes the scales of the two e4m3 operands.
-template <int extras> struct GemmScaledBias {
-    static constexpr int EXTRAS = extras;
+template <int extras> struct GemmScaledBias : GemmBias<extras> {
     const float *inp_scale, *weight_scale; // one float each, 1 / (the factor by which the operand was multiplied)
-    const floatX* bias;                    // (N), or NULL for no bias
     __nv_fp8_e4m3* out;                    // (M,N), used with GEMM_E4M3 only
     const float* out_scale;                // one float, multiplies the results; used with GEMM_E4M3 only
 
@@ -109,9 +107,7 @@ template <int extras> struct GemmScaledBias {
     // out_scale * gelu(y) = x tanh(x (a + b x^2)) + x, which saves two multiplications per element.
     float scale, out_multiplier, a, b;
 
-    struct Row {};
-    typedef uint32_t Pair;
-    typedef float Column;
+    typedef typename GemmBias<extras>::Row Row;
     static constexpr bool IS_E4M3 = extras & GEMM_E4M3, IS_GELU = extras & GEMM_GELU;
     __device__ void begin() {
         scale = __ldg(inp_scale) * __ldg(weight_scale);
@@ -122,13 +118,11 @@ template <int extras> struct GemmScaledBias {
             b = 0.0356774081f / (out_multiplier * out_multiplier * out_multiplier); // 0.044715 sqrt(2/pi)
         }
     }
-    __device__ Row row(int) const { return {}; }
-    __device__ Pair pair(int column) const { return GemmBias<0>{bias}.pair(column); }
-    __device__ void columns(Column (&c)[2], const Pair& pair) const {
-        GemmBias<0>().columns(c, pair);
+    __device__ void columns(float (&c)[2], uint32_t pair) const {
+        GemmBias<extras>::columns(c, pair);
         if (IS_E4M3) { c[0] *= out_multiplier, c[1] *= out_multiplier; }
     }
-    __device__ float value(float sum, const Row&, const Column& c) const { return fmaf(sum, scale, c); }
+    __device__ float value(float sum, const Row&, float c) const { return fmaf(sum, scale, c); }
     __device__ float finish(float x) const { return IS_GELU ? fmaf(x, tanh_approx(x * fmaf(x * x, b, a)), x) : x; }
 };
 template <class Epilogue> constexpr bool gemm_is_scaled = false;

@@ -72,11 +72,11 @@ template <class A> void matmul_fp8_0(const MatmulFp8Args<A>& p, Execution exec) 
 template <class A> __global__ void matmul_fp8_kernel1(MatmulFp8Args<A> p) {
     size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= (size_t)p.M * p.N) { return; }
-    const A* a = p.a + i / p.N * p.K;
-    const __nv_fp8_e4m3* b = p.b + i % p.N * p.K;
+    const A* a = p.a.values + i / p.N * p.K;
+    const __nv_fp8_e4m3* b = p.b.values + i % p.N * p.K;
     float sum = 0.0f;
     for (int k = 0; k < p.K; k++) { sum += (float)a[k] * (float)b[k]; }
-    sum = sum * (*p.a_scale * *p.b_scale) + (p.bias ? (float)p.bias[i % p.N] : 0.0f);
+    sum = sum * (*p.a.inverse * *p.b.inverse) + (p.bias ? (float)p.bias[i % p.N] : 0.0f);
     if (p.out) {
         p.out[i] = (floatX)sum;
     } else {
@@ -215,8 +215,8 @@ template <class G, bool split, class A> static void matmul_fp8_launch4(const Mat
     require(has_sm90a()); // nvcc -gencode arch=compute_90a,code=sm_90a
     require(p.K % 16 == 0 && p.N % 8 == 0 && (p.out || p.accumulate));
     // gemm.cuh addresses two fp8 elements as one floatX
-    GemmArgs g = {p.out, NULL, (const floatX*)p.a, (const floatX*)p.b, NULL, p.M, p.N, p.K / 2};
-    GemmScaledBias<0> epilogue = {p.a_scale, p.b_scale, p.bias, NULL, NULL, 0, 0, 0, 0};
+    GemmArgs g = {p.out, NULL, (const floatX*)p.a.values, (const floatX*)p.b.values, NULL, p.M, p.N, p.K / 2};
+    GemmScaledBias<0> epilogue = {{p.bias}, p.a.inverse, p.b.inverse, NULL, NULL, 0, 0, 0, 0};
     int num_tiles = gemm_num_tiles<Tiles>(g.M, g.N, g.K);
     gemm_start<Tiles>(matmul_fp8_sm90_kernel4<Tiles, split>, num_tiles, true, stream, gemm_maps<Tiles>(g), epilogue,
                       p.out ? (float*)NULL : p.sum, g.M, g.N, g.K, num_tiles);
@@ -344,6 +344,9 @@ template <class A> struct MatmulFp8Inputs {
     int M, N, K;
     std::vector<size_t> rows; // of out, that are compared
 
+    MatmulFp8Args<A> args(floatX* out, float* sum, bool accumulate) const {
+        return {out, sum, accumulate, {a, a_scale}, {b, b_scale}, bias, M, N, K};
+    }
     // The product of these rows, plus the bias.
     std::vector<float> product() const {
         std::vector<float> x = rows_of(a.host, rows, K), y(rows.size() * N);
@@ -400,7 +403,7 @@ template <class A> static void declare_as(Bench& b, int kind, int which, bool is
     });
     double bytes = is_dw ? 2.0 * sizeof(float) : sizeof(floatX);
     b.cost((double)M * K + (double)N * K + bytes * M * N, 2.0 * M * N * K);
-    declare_kernels(b, MatmulFp8Args<A>{out, sum, true, x.a, x.b, x.a_scale, x.b_scale, x.bias, M, N, K}, which);
+    declare_kernels(b, x.args(out, sum, true), which);
 #if !defined(ENABLE_FP32)
     if (is_forward || Fp8<A>::IS_E5M2) { b.promoted(is_forward ? 2 : 3); }
 #endif
@@ -455,7 +458,7 @@ template <class A> static void declare_quantized(Bench& b, int kind, int which) 
     });
     b.cost((double)M * K + (double)N * K + (2.0 + (kind == MATMUL_FP8_GELU ? 0 : sizeof(floatX))) * n, 2.0 * M * N * K);
 #if !defined(ENABLE_FP32)
-    MatmulFp8Args<A> p = {NULL, NULL, false, x.a, x.b, x.a_scale, x.b_scale, x.bias, M, N, K};
+    MatmulFp8Args<A> p = x.args(NULL, NULL, false);
     Fp8Tensor<A> to = {rows, columns, false, scale, amax};
     cudaStream_t stream = b.stream;
     auto variant = [&](int number, const char* what, std::function<void(int)> launch) {

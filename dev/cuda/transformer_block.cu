@@ -1194,20 +1194,20 @@ void transformer_block_forward15(const TransformerBlock& f, const TransformerBlo
     __nv_fp8_e4m3* gelu = (__nv_fp8_e4m3*)f.gelu;
     fused_residual_layernorm_early(norm, NULL, NULL, NULL, f.inp, NULL, w.ln1_weight, w.ln1_bias, &s->norm1.multiplier,
                                    N, C, NORM_EPSILON, stream);
-    GemmScaledBias<0> to_qkv = {&s->norm1.inverse, &s->qkv_weight.inverse, w.qkv_bias, NULL, NULL};
+    GemmScaledBias<0> to_qkv = {{w.qkv_bias}, &s->norm1.inverse, &s->qkv_weight.inverse, NULL, NULL};
     transformer_block_product15(to_qkv, f.qkv, norm, q.qkv_weight, NULL, N, 3 * C, C, forms.qkv, stream);
     bool few = attention_forward_sm90_groups(f.B, f.T, f.NH) == 2;
     (few ? transformer_block_attention15<2> : transformer_block_attention15<4>)(f, attention, &s->attention.multiplier,
                                                                                 stream);
-    GemmScaledBias<GEMM_ADD> to_residual = {&s->attention.inverse, &s->proj_weight.inverse, w.proj_bias, NULL, NULL};
+    GemmScaledBias<GEMM_ADD> to_residual = {{w.proj_bias}, &s->attention.inverse, &s->proj_weight.inverse, NULL, NULL};
     transformer_block_product15(to_residual, f.residual, attention, q.ordered_proj_weight, f.inp, N, C, C, forms.proj,
                                 stream);
     fused_residual_layernorm_early(norm, NULL, NULL, NULL, f.residual, NULL, w.ln2_weight, w.ln2_bias,
                                    &s->norm2.multiplier, N, C, NORM_EPSILON, stream);
-    GemmScaledBias<GEMM_GELU | GEMM_E4M3> to_gelu = {&s->norm2.inverse, &s->fc_weight.inverse, w.fc_bias, gelu,
-                                                     &s->gelu.multiplier};
+    GemmScaledBias<GEMM_GELU | GEMM_E4M3> to_gelu = {
+        {w.fc_bias}, &s->norm2.inverse, &s->fc_weight.inverse, gelu, &s->gelu.multiplier};
     transformer_block_product15(to_gelu, NULL, norm, q.fc_weight, NULL, N, 4 * C, C, forms.fc, stream);
-    GemmScaledBias<GEMM_ADD> to_out = {&s->gelu.inverse, &s->fcproj_weight.inverse, w.fcproj_bias, NULL, NULL};
+    GemmScaledBias<GEMM_ADD> to_out = {{w.fcproj_bias}, &s->gelu.inverse, &s->fcproj_weight.inverse, NULL, NULL};
     transformer_block_product15(to_out, f.out, gelu, q.ordered_fcproj_weight, f.residual, N, C, 4 * C, forms.fcproj,
                                 stream);
 }
