@@ -11,6 +11,7 @@ Kernels 3, 7 and 11 of attention_backward.cu, which has the other kernels, error
 #include "../../llmc/cuda_common.cuh"
 #include "../../llmc/profile.cuh"
 #include "../../llmc/ptx.cuh"
+#include "attention_forward.cuh"
 #include "matmul_backward_bias.cuh"
 #include <algorithm>
 #include <limits.h>
@@ -205,12 +206,11 @@ void attention_backward_plain(floatX* dqkv, const float* lse, const float* dsum,
 
 #if !defined(ENABLE_FP32)
 // ---- kernel 7: tensor cores by mma.sync, 32 rows per warp, one owned operand in registers, one in shared memory ----
-// There are two kernels. In kernel kv a block owns keys and computes dk and dv; in kernel q it owns queries and
-// computes dq. A block walks over the tokens of the other kind:
+// A block owns keys and computes dk and dv, or it owns queries and computes dq. It walks over the tokens of the other kind:
 //
 //              owned, 16 * M rows per warp    walked, tiles of 64 rows, 8 * N at a time
-//     kv       k (registers), v (shared)      q, dout
-//     q        q (registers), dout (shared)   k, v
+//     dk, dv   k (registers), v (shared)      q, dout
+//     dq       q (registers), dout (shared)   k, v
 //
 // Scores are computed as [owned][walked], so that the accumulators of P and dS become operands of the second product
 // without leaving the registers. In each 16x8 accumulator tile of mma.sync, lane 4g + t holds 4 floats:
@@ -219,42 +219,31 @@ void attention_backward_plain(floatX* dqkv, const float* lse, const float* dsum,
 //     owned g          lane 4g   4g + 1    4g + 2    4g + 3      c[0], c[1]
 //     owned g + 8      lane 4g   4g + 1    4g + 2    4g + 3      c[2], c[3]
 //
-// A tile has room for HS columns, a multiple of 16, which is the head size or more: columns past the head's are zeros, in the tile
-// only. 64 is the head size itself, which costs fewer registers. Rows are this many elements apart, a multiple of 32.
-template <int HS> constexpr int ATTENTION_BACKWARD_PITCH = (HS + 31) / 32 * 32;
+// Tiles are laid out as in kernel 15 of attention_forward.
+
+// What a kernel computes. With both dk and dv, the sums of wide heads do not fit in the registers.
+enum { ATTENTION_BACKWARD_DQ = 0, ATTENTION_BACKWARD_DK = 1, ATTENTION_BACKWARD_DV = 2 };
 
 // Whether one owned operand is in registers. Rows as wide as these leave too few of them for the sums: both are in shared memory.
 template <int HS> constexpr bool ATTENTION_BACKWARD_IN_REGISTERS = HS <= 128;
 // Its type: fragments of mma's operand a, or where they are in this warp's shared memory.
 template <int HS, int M> using AttentionBackwardOperand =
-    std::conditional_t<ATTENTION_BACKWARD_IN_REGISTERS<HS>, uint32_t[M][HS / 16][4], floatX*>;
+    std::conditional_t<ATTENTION_BACKWARD_IN_REGISTERS<HS>, uint32_t[HS / 16][M][4], const floatX*>;
 
 // `walked` is the number of rows of a walked tile.
 template <int HS, int M, int walked = 64> struct AttentionBackwardMmaSMem {
-    static constexpr int PITCH = ATTENTION_BACKWARD_PITCH<HS>, OWNED = ATTENTION_BACKWARD_IN_REGISTERS<HS> ? 1 : 2;
+    static constexpr int PITCH = ATTENTION_FORWARD_PITCH<HS>, OWNED = ATTENTION_BACKWARD_IN_REGISTERS<HS> ? 1 : 2;
     floatX tile1[2][walked * PITCH], tile2[2][walked * PITCH]; // two stages of walked rows: q and dout, or k and v
     floatX owned[OWNED * 64 * M * PITCH];  // the owned operands that are not in registers: v, or dout; then k, or q
-    float lse[2][walked], dsum[2][walked]; // two stages for the walked queries; only used by kernel kv
+    float lse[2][walked], dsum[2][walked]; // two stages for the walked queries; not used for dq
 };
 static_assert(sizeof(AttentionBackwardMmaSMem<128, 1>) <= 99 * 1024, "the limit of compute capability 8.6");
 static_assert(sizeof(AttentionBackwardMmaSMem<256, 1, 16>) <= 99 * 1024, "the limit of compute capability 8.6");
 
-// The swizzle. Returns the element offset of 16-byte chunk `chunk` of row `row` in the tile that begins at element `tile`. The
-// chunks of a row are permuted as in attention_forward_at(), so that the same chunk of 8 consecutive rows covers all 32 banks.
-template <int HS> __device__ inline int attention_backward_offset(int tile, int row, int chunk) {
-    constexpr int PITCH = ATTENTION_BACKWARD_PITCH<HS>;
-    return tile + row * PITCH + (chunk ^ (PITCH % 64 == 0 ? row % 8 : row / 2 % 4)) * 8;
-}
-// Given the offset of chunk 0 or 1 of a row, returns the address `chunk` chunks further in the same row. chunk is even.
-template <int HS> __device__ inline floatX* attention_backward_column(floatX* memory, int offset, int chunk) {
-    constexpr int GROUP = ATTENTION_BACKWARD_PITCH<HS> % 64 == 0 ? 8 : 4;
-    return memory + (offset ^ chunk % GROUP * 8) + chunk / GROUP * GROUP * 8;
-}
-
 // One thread's share of the copies of two tensors to shared memory. Each call of load() issues cp.async for the next
 // tile of `walked` rows of both tensors. Rows past the end of the sequence and columns past head_size become 0.
 template <int HS, int walked = 64> struct AttentionBackwardLoader {
-    static constexpr int PITCH = ATTENTION_BACKWARD_PITCH<HS>;
+    static constexpr int PITCH = ATTENTION_FORWARD_PITCH<HS>;
     static constexpr int LANES = PITCH % 64 == 0 ? 8 : 4, ROWS = 128 / LANES; // lanes per row, rows per pass
     const floatX *next1, *next2;
     int num_valid; // number of rows from this thread's row to the end of the sequence
@@ -271,7 +260,7 @@ template <int HS, int walked = 64> struct AttentionBackwardLoader {
         for (int i = 0; i < walked; i += ROWS) {
 #pragma unroll
             for (int c = 0; c < PITCH / 8; c += LANES) {
-                int to = attention_backward_offset<HS>(0, row + i, c + lane);
+                int to = attention_forward_at<HS>(row + i, c + lane);
                 bool is_valid = i < num_valid && (c + lane) * 8 < head_size;
                 cp_async_16(tile1 + to, next1 + c * 8, is_valid);
                 cp_async_16(tile2 + to, next2 + c * 8, is_valid);
@@ -283,7 +272,7 @@ template <int HS, int walked = 64> struct AttentionBackwardLoader {
 };
 
 // Loads rows row..row+16*M-1 from global memory as fragments of mma's operand a. Rows past T and columns past head_size become 0.
-template <int HS, int M> __device__ inline void attention_backward_load_operand(uint32_t (&a)[M][HS / 16][4],
+template <int HS, int M> __device__ inline void attention_backward_load_operand(uint32_t (&a)[HS / 16][M][4],
                                                                                 const floatX* rows, size_t stride,
                                                                                 int row, int T, int head_size = HS) {
     int lane = threadIdx.x % 32;
@@ -295,8 +284,8 @@ template <int HS, int M> __device__ inline void attention_backward_load_operand(
             const uint32_t* p = reinterpret_cast<const uint32_t*>(rows + r * stride) + lane % 4;
 #pragma unroll
             for (int k = 0; k < HS / 16; k++) {
-                a[m][k][half_m] = r < T && 16 * k < head_size ? p[8 * k] : 0;
-                a[m][k][half_m + 2] = r < T && 16 * k + 8 < head_size ? p[8 * k + 4] : 0;
+                a[k][m][half_m] = r < T && 16 * k < head_size ? p[8 * k] : 0;
+                a[k][m][half_m + 2] = r < T && 16 * k + 8 < head_size ? p[8 * k + 4] : 0;
             }
         }
     }
@@ -308,62 +297,37 @@ attention_backward_load_owned(floatX* owned, const floatX* rows, int stride, int
 #pragma unroll 1
     for (int i = threadIdx.x % 32; i < 16 * M * (HS / 8); i += 32) {
         int row = i / (HS / 8), chunk = i % (HS / 8);
-        cp_async_16(owned + attention_backward_offset<HS>(0, row, chunk), rows + (size_t)row * stride + chunk * 8,
+        cp_async_16(owned + attention_forward_at<HS>(row, chunk), rows + (size_t)row * stride + chunk * 8,
                     row < num_valid && chunk * 8 < head_size);
     }
 }
 
-// sum (16*M, 8*N) += a (16*M, HS) rows (8*N, HS)^T. a: fragments in registers; rows: 8 * N rows of a tile
+// sum (16*M, 8*N) += owned (16*M, HS) rows (8*N, HS)^T. Operand a is in registers, or in this warp's shared memory.
 template <int HS, int M, int N> __device__ inline void
-attention_backward_multiply_rows(float (&sum)[M][N][4], const uint32_t (&a)[M][HS / 16][4], floatX* memory, int tile) {
-    int lane = threadIdx.x % 32;
-    int offset = attention_backward_offset<HS>(tile, lane / 16 * 8 + lane % 8, lane / 8 % 2);
+attention_backward_multiply_rows(float (&sum)[M][N][4], const uint32_t (&owned)[HS / 16][M][4], const floatX* rows) {
+    uint32_t address = attention_forward_k_address<HS>(rows);
 #pragma unroll
-    for (int k = 0; k < HS / 16; k++) {
-#pragma unroll
-        for (int n = 0; n < N; n += 2) {
-            uint32_t b[4];
-            ldmatrix_x4(b, attention_backward_column<HS>(memory, offset, 2 * k) + 8 * n * ATTENTION_BACKWARD_PITCH<HS>);
-#pragma unroll
-            for (int m = 0; m < M; m++) {
-                mma_16x8x16(sum[m][n], a[m][k], b[0], b[1], floatX());
-                mma_16x8x16(sum[m][n + 1], a[m][k], b[2], b[3], floatX());
-            }
-        }
-    }
+    for (int d = 0; d < HS / 16; d++) { attention_forward_multiply_keys<HS>(sum, owned[d], address, d); }
 }
-
-// The same with operand a in this warp's shared memory (`owned`).
 template <int HS, int M, int N> __device__ inline void
-attention_backward_multiply_rows(float (&sum)[M][N][4], floatX* owned, floatX* memory, int tile) {
-    constexpr int PITCH = ATTENTION_BACKWARD_PITCH<HS>;
-    int lane = threadIdx.x % 32, offset_a = attention_backward_offset<HS>(0, lane % 16, lane / 16);
-    int offset = attention_backward_offset<HS>(tile, lane / 16 * 8 + lane % 8, lane / 8 % 2);
+attention_backward_multiply_rows(float (&sum)[M][N][4], const floatX* owned, const floatX* rows) {
+    uint32_t address = attention_forward_k_address<HS>(rows), owned_address = attention_forward_v_address<HS>(owned);
 #pragma unroll
-    for (int k = 0; k < HS / 16; k++) {
+    for (int d = 0; d < HS / 16; d++) {
         uint32_t a[M][4];
 #pragma unroll
         for (int m = 0; m < M; m++) {
-            ldmatrix_x4(a[m], attention_backward_column<HS>(owned, offset_a, 2 * k) + 16 * m * PITCH);
+            ldmatrix_x4(a[m],
+                        attention_forward_column<HS>(owned_address, d) + 16 * m * ATTENTION_FORWARD_ROW_BYTES<HS>);
         }
-#pragma unroll
-        for (int n = 0; n < N; n += 2) {
-            uint32_t b[4];
-            ldmatrix_x4(b, attention_backward_column<HS>(memory, offset, 2 * k) + 8 * n * PITCH);
-#pragma unroll
-            for (int m = 0; m < M; m++) {
-                mma_16x8x16(sum[m][n], a[m], b[0], b[1], floatX());
-                mma_16x8x16(sum[m][n + 1], a[m], b[2], b[3], floatX());
-            }
-        }
+        attention_forward_multiply_keys<HS>(sum, a, address, d);
     }
 }
 
-// sum (16*M, HS) += x (16*M, 8*N) rows (8*N, HS). x: the accumulators of P or dS, which become operand a in registers;
-// rows: 8 * N rows of a tile
+// sum (16*M, HS) += x (16*M, 8*N) rows (8*N, HS). x: the accumulators of P or dS, which become operand a in registers
 template <int HS, int M, int N> __device__ inline void
-attention_backward_multiply_columns(float (&sum)[M][HS / 8][4], const float (&x)[M][N][4], floatX* memory, int tile) {
-    int lane = threadIdx.x % 32, offset = attention_backward_offset<HS>(tile, lane % 16, lane / 16);
+attention_backward_multiply_columns(float (&sum)[M][HS / 8][4], const float (&x)[M][N][4], const floatX* rows) {
+    uint32_t address = attention_forward_v_address<HS>(rows);
 #pragma unroll
     for (int k = 0; k < N / 2; k++) {
         uint32_t a[M][4];
@@ -375,17 +339,7 @@ attention_backward_multiply_columns(float (&sum)[M][HS / 8][4], const float (&x)
                 a[m][i] = pack_16x2(pair[0], pair[1], floatX());
             }
         }
-#pragma unroll
-        for (int n = 0; n < HS / 8; n += 2) {
-            uint32_t b[4];
-            ldmatrix_x4_trans(b,
-                              attention_backward_column<HS>(memory, offset, n) + 16 * k * ATTENTION_BACKWARD_PITCH<HS>);
-#pragma unroll
-            for (int m = 0; m < M; m++) {
-                mma_16x8x16(sum[m][n], a[m], b[0], b[1], floatX());
-                mma_16x8x16(sum[m][n + 1], a[m], b[2], b[3], floatX());
-            }
-        }
+        attention_forward_multiply_values<HS>(sum, a, address, k);
     }
 }
 
@@ -402,7 +356,7 @@ template <int HS, int M> __device__ inline void attention_backward_store(floatX*
         for (int n = 0; n < HS / 8; n++) {
 #pragma unroll
             for (int half_m = 0; half_m < 2; half_m++) {
-                floatX* p = owned + attention_backward_offset<HS>(0, 16 * m + 8 * half_m + lane / 4, n) + lane % 4 * 2;
+                floatX* p = owned + attention_forward_at<HS>(16 * m + 8 * half_m + lane / 4, n) + lane % 4 * 2;
                 const float* pair = &sum[m][n][2 * half_m];
                 *reinterpret_cast<uint32_t*>(p) = pack_16x2(factor * pair[0], factor * pair[1], floatX());
             }
@@ -413,7 +367,7 @@ template <int HS, int M> __device__ inline void attention_backward_store(floatX*
     for (int i = lane; i < 16 * M * (HS / 8); i += 32) {
         int row = i / (HS / 8), chunk = i % (HS / 8);
         if (row < num_valid && chunk * 8 < head_size) {
-            const int4* from = reinterpret_cast<int4*>(owned + attention_backward_offset<HS>(0, row, chunk));
+            const int4* from = reinterpret_cast<int4*>(owned + attention_forward_at<HS>(row, chunk));
             *reinterpret_cast<int4*>(rows + row * stride + chunk * 8) = *from;
         }
     }
@@ -427,232 +381,134 @@ __device__ inline int2 attention_backward_work(int num_tiles, int heads_at_a_tim
     return make_int2(first + i % heads, i / heads);
 }
 
-// What a kernel kv computes. With both, the sums of wide heads do not fit in the registers.
-enum { ATTENTION_BACKWARD_DK = 1, ATTENTION_BACKWARD_DV = 2 };
-
-// Adds the terms of 8 * N queries to dk and dv, or to one of them. These queries begin at element offset `tile` of q_tiles and
-// d_tiles; lse and dsum point to their values. kv, q: the warp's first key and the first of these queries, only read if masked.
+// Adds the terms of 8 * N walked rows to sum1 (dk or dq) and sum2 (dv). rows1, rows2: these rows of q and dout, or of k and v. owned,
+// walked: the warp's first owned row and the first of these rows, only read if masked. lse and dsum: for dk and dv of these rows, from
+// this lane's first column on; for dq of this lane's owned rows, and lse is in base 2.
 template <bool masked, int what, int HS, int M, int N>
-__device__ inline void attention_backward_step_kv(float (&dk)[M][HS / 8][4], float (&dv)[M][HS / 8][4],
-                                                  const AttentionBackwardOperand<HS, M>& k, floatX* v, floatX* q_tiles,
-                                                  floatX* d_tiles, int tile, const float* lse, const float* dsum,
-                                                  int kv, int q, float scale2) {
+__device__ inline void attention_backward_step(float (&sum1)[M][HS / 8][4], float (&sum2)[M][HS / 8][4],
+                                               const AttentionBackwardOperand<HS, M>& owned1, const floatX* owned2,
+                                               const floatX* rows1, const floatX* rows2, const float* lse,
+                                               const float* dsum, int owned, int walked, float scale2) {
+    constexpr bool keys = what != ATTENTION_BACKWARD_DQ;
     int lane = threadIdx.x % 32;
+    auto query = [](int m, int n, int i) { return keys ? 8 * n + i % 2 : 2 * m + i / 2; }; // index in lse and dsum
     float p[M][N][4] = {}, ds[M][N][4]; // ds starts at -dsum, so that adding dout v^T yields dP - dsum
-    lse += lane % 4 * 2, dsum += lane % 4 * 2;
 #pragma unroll
     for (int n = 0; n < N; n++) {
 #pragma unroll
         for (int m = 0; m < M; m++) {
-            ds[m][n][0] = ds[m][n][2] = -dsum[8 * n];
-            ds[m][n][1] = ds[m][n][3] = -dsum[8 * n + 1];
+#pragma unroll
+            for (int i = 0; i < 4; i++) { ds[m][n][i] = -dsum[query(m, n, i)]; }
         }
     }
-    attention_backward_multiply_rows<HS, M, N>(p, k, q_tiles, tile);
-    if constexpr (what & ATTENTION_BACKWARD_DK) { attention_backward_multiply_rows<HS, M, N>(ds, v, d_tiles, tile); }
+    attention_backward_multiply_rows<HS>(p, owned1, rows1);
+    if (what != ATTENTION_BACKWARD_DV) { attention_backward_multiply_rows<HS>(ds, owned2, rows2); }
 #pragma unroll
     for (int n = 0; n < N; n++) {
-        float x[2] = {lse[8 * n] * LOG2E, lse[8 * n + 1] * LOG2E};
 #pragma unroll
         for (int m = 0; m < M; m++) {
 #pragma unroll
             for (int i = 0; i < 4; i++) {
-                p[m][n][i] = exp2_approx(p[m][n][i] * scale2 - x[i % 2]);
-                int key = kv + 16 * m + i / 2 * 8 + lane / 4, query = q + 8 * n + lane % 4 * 2 + i % 2;
-                if (masked && key > query) { p[m][n][i] = 0.0f; }
+                float lse2 = lse[query(m, n, i)] * (keys ? LOG2E : 1.0f);
+                int o = owned + 16 * m + i / 2 * 8 + lane / 4, w = walked + 8 * n + lane % 4 * 2 + i % 2;
+                p[m][n][i] = exp2_approx(p[m][n][i] * scale2 - lse2);
+                if (masked && (keys ? o > w : w > o)) { p[m][n][i] = 0.0f; }
                 ds[m][n][i] *= p[m][n][i];
             }
         }
     }
-    if constexpr (what & ATTENTION_BACKWARD_DV) { attention_backward_multiply_columns<HS, M, N>(dv, p, d_tiles, tile); }
-    if constexpr (what & ATTENTION_BACKWARD_DK) {
-        attention_backward_multiply_columns<HS, M, N>(dk, ds, q_tiles, tile);
-    }
+    if (what & ATTENTION_BACKWARD_DV) { attention_backward_multiply_columns<HS>(sum2, p, rows2); }
+    if (what != ATTENTION_BACKWARD_DV) { attention_backward_multiply_columns<HS>(sum1, ds, rows1); }
 }
 
 template <int what, int HS, int M, int N, int blocks_per_sm, int walked>
 __global__ void __launch_bounds__(128, blocks_per_sm)
-    attention_backward_kv_kernel7(floatX* dqkv, const float* lse, const float* dsum, const floatX* dout,
-                                  const floatX* qkv, int T, int C, int NH, int head_size, float scale,
-                                  int heads_at_a_time) {
+    attention_backward_kernel7(floatX* dqkv, const float* lse, const float* dsum, const floatX* dout, const floatX* qkv,
+                               int T, int C, int NH, int head_size, float scale, int heads_at_a_time) {
     extern __shared__ __align__(128) unsigned char attention_backward_memory[];
     auto& smem = *reinterpret_cast<AttentionBackwardMmaSMem<HS, M, walked>*>(attention_backward_memory);
-    constexpr int PITCH = ATTENTION_BACKWARD_PITCH<HS>,
-                  WALKS = 64 * M / walked; // tiles of as many queries as the block's keys
+    constexpr bool keys = what != ATTENTION_BACKWARD_DQ, IN_REGISTERS = ATTENTION_BACKWARD_IN_REGISTERS<HS>;
+    constexpr int PITCH = ATTENTION_FORWARD_PITCH<HS>,
+                  WALKS = 64 * M / walked; // walked tiles as long as the owned tile
     if (HS == 64) { head_size = HS; }
-    int2 work = attention_backward_work(ceil_div(T, 64 * M), heads_at_a_time); // tile 0 has the longest walk
-    int h = work.x % NH, b = work.x / NH, warp = threadIdx.x / 32, kv = 64 * M * work.y + 16 * M * warp;
-    int stride = 3 * C, stride_d = C;
-    const floatX* q = qkv + (size_t)b * T * stride + h * head_size;
-    const floatX* d = dout + (size_t)b * T * stride_d + h * head_size;
+    int num_tiles = ceil_div(T, 64 * M);
+    int2 work = attention_backward_work(num_tiles, heads_at_a_time);
+    int tile = keys ? work.y : num_tiles - 1 - work.y; // all queries see the first keys, the last query sees all keys
+    int h = work.x % NH, b = work.x / NH, warp = threadIdx.x / 32, owned = 64 * M * tile + 16 * M * warp;
+    int stride = 3 * C, stride_o = keys ? stride : C, stride_w = keys ? C : stride;
+    const floatX *q = qkv + (size_t)b * T * stride + h * head_size, *d = dout + (size_t)b * T * C + h * head_size;
+    const floatX *owned1 = keys ? q + C : q, *owned2 = keys ? q + 2 * C : d;
     lse += (size_t)work.x * T, dsum += (size_t)work.x * T;
     float scale2 = scale * LOG2E;
 
-    int first = WALKS * work.y, num_walks = ceil_div(T, walked);
-    AttentionBackwardLoader<HS, walked> loader(q, d, stride, stride_d, walked * first, T);
+    int first = keys ? WALKS * tile : 0;
+    int num_walks = keys ? ceil_div(T, walked) : min(WALKS * (tile + 1), ceil_div(T, walked));
+    AttentionBackwardLoader<HS, walked> loader(keys ? q : q + C, keys ? d : q + 2 * C, stride, stride_w, walked * first,
+                                               T);
     auto load = [&](int stage, int t) {
-        loader.load(smem.tile1[stage], smem.tile2[stage], stride, stride_d, head_size);
+        loader.load(smem.tile1[stage], smem.tile2[stage], stride, stride_w, head_size);
         // queries past the end add 0, because their q, dout, lse and dsum are 0
         int i = threadIdx.x % 64;
-        if (walked == 64 || i < walked) {
+        if (keys && (walked == 64 || i < walked)) {
             cp_async_4((threadIdx.x < 64 ? smem.lse : smem.dsum)[stage] + i, (threadIdx.x < 64 ? lse : dsum) + t + i,
                        t + i < T);
         }
         cp_async_commit();
     };
-    floatX* v_owned = smem.owned + 16 * M * PITCH * warp; // where the results are staged at the end, too
-    if (what & ATTENTION_BACKWARD_DK) {
-        attention_backward_load_owned<HS, M>(v_owned, q + 2 * C + (size_t)kv * stride, stride, T - kv, head_size);
+    floatX* own = smem.owned + 16 * M * PITCH * warp; // this warp's; where the results are staged at the end, too
+    if (what != ATTENTION_BACKWARD_DV) {
+        attention_backward_load_owned<HS, M>(own, owned2 + (size_t)owned * stride_o, stride_o, T - owned, head_size);
     }
-    AttentionBackwardOperand<HS, M> k_operand;
-    constexpr bool IN_REGISTERS = ATTENTION_BACKWARD_IN_REGISTERS<HS>;
+    AttentionBackwardOperand<HS, M> operand;
     if constexpr (!IN_REGISTERS) {
-        k_operand = v_owned + 64 * M * PITCH;
-        attention_backward_load_owned<HS, M>(k_operand, q + C + (size_t)kv * stride, stride, T - kv, head_size);
+        operand = own + 64 * M * PITCH;
+        attention_backward_load_owned<HS, M>(own + 64 * M * PITCH, owned1 + (size_t)owned * stride, stride, T - owned,
+                                             head_size);
     }
     load(0, walked * first);
-    if constexpr (IN_REGISTERS) { attention_backward_load_operand<HS, M>(k_operand, q + C, stride, kv, T, head_size); }
-    float dk[M][HS / 8][4] = {}, dv[M][HS / 8][4] = {};
+    if constexpr (IN_REGISTERS) {
+        attention_backward_load_operand<HS, M>(operand, owned1, stride, owned, T, head_size);
+    }
+    float lse2[2 * M], own_dsum[2 * M];
+#pragma unroll
+    for (int i = 0; i < 2 * M && !keys; i++) {
+        int t = owned + 8 * i + threadIdx.x % 32 / 4;
+        lse2[i] = t < T ? lse[t] * LOG2E : 0.0f;
+        own_dsum[i] = t < T ? dsum[t] : 0.0f;
+    }
+    float sum1[M][HS / 8][4] = {}, sum2[M][HS / 8][4] = {};
     for (int walk = first, stage = 0; walk < num_walks; walk++, stage ^= 1) {
         cp_async_wait<0>();
         __syncthreads(); // this tile has landed for all warps, and all warps have read the previous tile
         if (walk + 1 < num_walks) { load(stage ^ 1, walked * (walk + 1)); }
-        floatX *q_tiles = smem.tile1[0], *d_tiles = smem.tile2[0];
-        if (walk < first + WALKS) { // on the diagonal
+        auto steps = [&](auto is_diagonal) {
+            constexpr bool masked = decltype(is_diagonal)::value;
 #pragma unroll 1
             for (int row = 0; row < walked; row += 8 * N) {
-                int t = walked * walk + row;
-                if (t + 8 * N <= kv) { continue; } // none of these queries sees this warp's keys
-                attention_backward_step_kv<true, what, HS, M, N>(dk, dv, k_operand, v_owned, q_tiles, d_tiles,
-                                                                 (walked * stage + row) * PITCH, smem.lse[stage] + row,
-                                                                 smem.dsum[stage] + row, kv, t, scale2);
+                int t = walked * walk + row, column = row + threadIdx.x % 4 * 2;
+                if (masked && keys && t + 8 * N <= owned) { continue; } // none of these queries sees this warp's keys
+                if (masked && !keys && t >= owned + 16 * M) { break; }  // no query of this warp sees these keys
+                attention_backward_step<masked, what, HS, M, N>(
+                    sum1, sum2, operand, own, smem.tile1[0] + (walked * stage + row) * PITCH,
+                    smem.tile2[0] + (walked * stage + row) * PITCH, keys ? smem.lse[stage] + column : lse2,
+                    keys ? smem.dsum[stage] + column : own_dsum, owned, t, scale2);
             }
-        } else {
-#pragma unroll 1
-            for (int row = 0; row < walked; row += 8 * N) {
-                attention_backward_step_kv<false, what, HS, M, N>(dk, dv, k_operand, v_owned, q_tiles, d_tiles,
-                                                                  (walked * stage + row) * PITCH, smem.lse[stage] + row,
-                                                                  smem.dsum[stage] + row, kv, 0, scale2);
-            }
-        }
+        };
+        bool diagonal = keys ? walk < first + WALKS : walk >= WALKS * tile;
+        diagonal ? steps(std::true_type()) : steps(std::false_type());
     }
 
-    floatX* dk_rows = dqkv + ((size_t)b * T + kv) * stride + h * head_size + C;
-    if constexpr (what & ATTENTION_BACKWARD_DK) {
-        attention_backward_store<HS, M>(dk_rows, stride, T - kv, dk, scale, v_owned, head_size);
+    floatX* rows = dqkv + ((size_t)b * T + owned) * stride + h * head_size + (keys ? C : 0);
+    if (what != ATTENTION_BACKWARD_DV) {
+        attention_backward_store<HS, M>(rows, stride, T - owned, sum1, scale, own, head_size);
     }
-    if constexpr (what & ATTENTION_BACKWARD_DV) {
-        attention_backward_store<HS, M>(dk_rows + C, stride, T - kv, dv, 1.0f, v_owned, head_size);
+    if (what & ATTENTION_BACKWARD_DV) {
+        attention_backward_store<HS, M>(rows + C, stride, T - owned, sum2, 1.0f, own, head_size);
     }
-}
-
-// Adds the terms of 8 * N keys to dq. These keys begin at element offset `tile` of k_tiles and v_tiles; lse2 (base 2)
-// and dsum belong to this lane's query rows. q, kv: the warp's first query and the first of these keys, only read if
-// masked.
-template <bool masked, int HS, int M, int N>
-__device__ inline void attention_backward_step_q(float (&dq)[M][HS / 8][4],
-                                                 const AttentionBackwardOperand<HS, M>& q_operand, floatX* d,
-                                                 floatX* k_tiles, floatX* v_tiles, int tile, const float (&lse2)[M][2],
-                                                 const float (&dsum)[M][2], int q, int kv, float scale2) {
-    int lane = threadIdx.x % 32;
-    float p[M][N][4] = {}, ds[M][N][4]; // ds starts at -dsum, so that adding dout v^T yields dP - dsum
-#pragma unroll
-    for (int m = 0; m < M; m++) {
-#pragma unroll
-        for (int n = 0; n < N; n++) {
-            ds[m][n][0] = ds[m][n][1] = -dsum[m][0], ds[m][n][2] = ds[m][n][3] = -dsum[m][1];
-        }
-    }
-    attention_backward_multiply_rows<HS, M, N>(p, q_operand, k_tiles, tile);
-    attention_backward_multiply_rows<HS, M, N>(ds, d, v_tiles, tile);
-#pragma unroll
-    for (int m = 0; m < M; m++) {
-#pragma unroll
-        for (int n = 0; n < N; n++) {
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                float p_i = exp2_approx(p[m][n][i] * scale2 - lse2[m][i / 2]);
-                int query = q + 16 * m + i / 2 * 8 + lane / 4, key = kv + 8 * n + lane % 4 * 2 + i % 2;
-                if (masked && key > query) { p_i = 0.0f; }
-                ds[m][n][i] *= p_i;
-            }
-        }
-    }
-    attention_backward_multiply_columns<HS, M, N>(dq, ds, k_tiles, tile);
-}
-
-template <int HS, int M, int N, int blocks_per_sm, int walked> __global__ void __launch_bounds__(128, blocks_per_sm)
-    attention_backward_q_kernel7(floatX* dqkv, const float* lse, const float* dsum, const floatX* dout,
-                                 const floatX* qkv, int T, int C, int NH, int head_size, float scale,
-                                 int heads_at_a_time) {
-    extern __shared__ __align__(128) unsigned char attention_backward_memory[];
-    auto& smem = *reinterpret_cast<AttentionBackwardMmaSMem<HS, M, walked>*>(attention_backward_memory);
-    constexpr int PITCH = ATTENTION_BACKWARD_PITCH<HS>,
-                  WALKS = 64 * M / walked; // tiles of as many keys as the block's queries
-    if (HS == 64) { head_size = HS; }
-    int num_tiles = ceil_div(T, 64 * M);
-    int2 work = attention_backward_work(num_tiles, heads_at_a_time);
-    int tile = num_tiles - 1 - work.y; // the last tile has the longest walk: it sees all keys
-    int h = work.x % NH, b = work.x / NH, warp = threadIdx.x / 32, q = 64 * M * tile + 16 * M * warp;
-    int stride = 3 * C;
-    const floatX* k = qkv + (size_t)b * T * stride + h * head_size + C;
-    float scale2 = scale * LOG2E;
-
-    AttentionBackwardLoader<HS, walked> loader(k, k + C, stride, stride, 0, T);
-    floatX* d_owned = smem.owned + 16 * M * PITCH * warp;
-    attention_backward_load_owned<HS, M>(d_owned, dout + ((size_t)b * T + q) * C + h * head_size, C, T - q, head_size);
-    AttentionBackwardOperand<HS, M> q_operand;
-    constexpr bool IN_REGISTERS = ATTENTION_BACKWARD_IN_REGISTERS<HS>;
-    if constexpr (!IN_REGISTERS) {
-        q_operand = d_owned + 64 * M * PITCH;
-        attention_backward_load_owned<HS, M>(q_operand, k - C + (size_t)q * stride, stride, T - q, head_size);
-    }
-    loader.load(smem.tile1[0], smem.tile2[0], stride, stride, head_size);
-    cp_async_commit();
-    if constexpr (IN_REGISTERS) { attention_backward_load_operand<HS, M>(q_operand, k - C, stride, q, T, head_size); }
-    float lse2[M][2], d_sum[M][2];
-#pragma unroll
-    for (int m = 0; m < M; m++) {
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            int t = q + 16 * m + 8 * i + threadIdx.x % 32 / 4;
-            lse2[m][i] = t < T ? lse[(size_t)work.x * T + t] * LOG2E : 0.0f;
-            d_sum[m][i] = t < T ? dsum[(size_t)work.x * T + t] : 0.0f;
-        }
-    }
-    float dq[M][HS / 8][4] = {};
-    int num_walks = min(WALKS * (tile + 1), ceil_div(T, walked));
-    for (int walk = 0, stage = 0; walk < num_walks; walk++, stage ^= 1) {
-        cp_async_wait<0>();
-        __syncthreads(); // this tile has landed for all warps, and all warps have read the previous tile
-        if (walk + 1 < num_walks) {
-            loader.load(smem.tile1[stage ^ 1], smem.tile2[stage ^ 1], stride, stride, head_size);
-            cp_async_commit();
-        }
-        floatX *k_tiles = smem.tile1[0], *v_tiles = smem.tile2[0];
-        if (walk < WALKS * tile) {
-#pragma unroll 1
-            for (int row = 0; row < walked; row += 8 * N) {
-                attention_backward_step_q<false, HS, M, N>(dq, q_operand, d_owned, k_tiles, v_tiles,
-                                                           (walked * stage + row) * PITCH, lse2, d_sum, q, 0, scale2);
-            }
-        } else { // on the diagonal
-#pragma unroll 1
-            for (int row = 0; row < walked; row += 8 * N) {
-                int t = walked * walk + row;
-                if (t >= q + 16 * M) { break; } // no query of this warp sees these keys
-                attention_backward_step_q<true, HS, M, N>(dq, q_operand, d_owned, k_tiles, v_tiles,
-                                                          (walked * stage + row) * PITCH, lse2, d_sum, q, t, scale2);
-            }
-        }
-    }
-
-    floatX* dq_rows = dqkv + ((size_t)b * T + q) * stride + h * head_size;
-    attention_backward_store<HS, M>(dq_rows, stride, T - q, dq, scale, d_owned, head_size);
 }
 
 // kv_M, kv_N, kv_blocks: template arguments M, N, blocks_per_sm of the kernel for dk and dv; q_M, q_N, q_blocks: those
-// of the kernel for dq. HS: see ATTENTION_BACKWARD_PITCH.
+// of the kernel for dq. HS: see ATTENTION_FORWARD_PITCH.
 template <int HS, int kv_M, int kv_N, int kv_blocks, int q_M, int q_N, int q_blocks, int walked = 64>
 void attention_backward_mma_sized(floatX* dqkv, const float* lse, const float* dsum, const floatX* dout,
                                   const floatX* qkv, int B, int T, int C, int NH, float scale, const Execution& exec) {
@@ -664,11 +520,11 @@ void attention_backward_mma_sized(floatX* dqkv, const float* lse, const float* d
     };
     constexpr int DK = ATTENTION_BACKWARD_DK, DV = ATTENTION_BACKWARD_DV, FIRST = HS > 128 ? DV : DK | DV;
     size_t kv_bytes = sizeof(AttentionBackwardMmaSMem<HS, kv_M, walked>);
-    run(attention_backward_kv_kernel7<FIRST, HS, kv_M, kv_N, kv_blocks, walked>, kv_M, kv_bytes);
+    run(attention_backward_kernel7<FIRST, HS, kv_M, kv_N, kv_blocks, walked>, kv_M, kv_bytes);
     if constexpr (!(FIRST & DK)) {
-        run(attention_backward_kv_kernel7<DK, HS, kv_M, kv_N, kv_blocks, walked>, kv_M, kv_bytes);
+        run(attention_backward_kernel7<DK, HS, kv_M, kv_N, kv_blocks, walked>, kv_M, kv_bytes);
     }
-    run(attention_backward_q_kernel7<HS, q_M, q_N, q_blocks, walked>, q_M,
+    run(attention_backward_kernel7<ATTENTION_BACKWARD_DQ, HS, q_M, q_N, q_blocks, walked>, q_M,
         sizeof(AttentionBackwardMmaSMem<HS, q_M, walked>));
 }
 
@@ -1401,7 +1257,7 @@ size_t attention_backward_scratch(int B, int T, int C, int NH) {
 inline int attention_backward_choice(int HS) {
 #if !defined(ENABLE_FP32)
     if (attention_backward_accepts_sm90(HS) && has_sm90a()) { return 11; }
-    if (compiled_arch(attention_backward_q_kernel7<64, 2, 4, 2, 64>) >= 80) { return 7; }
+    if (compiled_arch(attention_backward_kernel7<ATTENTION_BACKWARD_DQ, 64, 2, 4, 2, 64>) >= 80) { return 7; }
 #endif
     (void)HS;
     return 3;

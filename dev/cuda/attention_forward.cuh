@@ -18,6 +18,15 @@ Kernels 6, 15, 25 and 27 of attention_forward.cu, which has the other kernels, e
 // m). When m grows, l and the output accumulator o += P v are rescaled; at the end out = o / l.
 // Source: Dao 2023, FlashAttention-2, arXiv:2307.08691.
 
+// The arguments of the launchers.
+struct AttentionForwardArgs {
+    floatX* out;       // (B,T,NH,HS)
+    float* lse;        // (B,NH,T) or NULL
+    const floatX* qkv; // (B,T,3,NH,HS)
+    int B, T, HS, NH;
+    float scale; // of the scores q k^T
+};
+
 struct AttentionForwardWork {
     int head; // 0 to B*NH - 1
     int tile; // tile of queries within the head
@@ -37,6 +46,14 @@ inline int attention_forward_group(int T, int HS, int num_heads) {
     size_t bytes = (size_t)2 * T * HS * sizeof(floatX); // keys and values of one head
     size_t fit = (size_t)device_attribute(cudaDevAttrL2CacheSize) / 4 / bytes;
     return (int)(fit < 1 ? 1 : fit > (size_t)num_heads ? num_heads : fit);
+}
+
+// Launches kernel 6 or 15, with tiles of `rows` queries.
+template <class Kernel> void attention_forward_launch(Kernel kernel, int rows, int shared_bytes,
+                                                      const AttentionForwardArgs& a, const Execution& exec) {
+    int num_heads = a.B * a.NH, group = attention_forward_group(a.T, a.HS, num_heads);
+    launch_kernel(kernel, LaunchShape(num_heads * ceil_div(a.T, rows), 128, shared_bytes), exec, a.out, a.lse, a.qkv,
+                  a.T, a.HS, a.NH, num_heads, group, LOG2E * a.scale);
 }
 
 // ---- kernel 6: fp32 arithmetic in register tiles, 128-bit accesses, heads in groups that fit in L2; any head size ----
@@ -137,9 +154,6 @@ template <int max_HS, int rows, int keys> __global__ void __launch_bounds__(128)
             }
         }
     }
-    struct alignas(4 * sizeof(floatX)) Vec4 {
-        floatX v[4];
-    };
     for (int i = 0; i < ROWS; i++) {
         for (int offset = 8; offset > 0; offset /= 2) { l[i] += __shfl_xor_sync(0xFFFFFFFFu, l[i], offset); }
         int t = q0 + row0 + 2 * i;
@@ -147,35 +161,28 @@ template <int max_HS, int rows, int keys> __global__ void __launch_bounds__(128)
         float inverse = 1.0f / l[i];
         floatX* dst = out + ((size_t)b * T + t) * C + (size_t)h * HS;
         for (int j = 0; j < VECTORS; j++) {
-            Vec4 x;
-            for (int c = 0; c < 4; c++) { x.v[c] = (floatX)(o[i][4 * j + c] * inverse); }
-            if (64 * j + 4 * tx < HS) { *reinterpret_cast<Vec4*>(dst + 64 * j + 4 * tx) = x; }
+            x4 x;
+            for (int c = 0; c < 4; c++) { x[c] = (floatX)(o[i][4 * j + c] * inverse); }
+            if (64 * j + 4 * tx < HS) { *reinterpret_cast<x4*>(dst + 64 * j + 4 * tx) = x; }
         }
         if (lse && tx == 0) { lse[(size_t)work.head * T + t] = (m[i] + log2f(l[i])) * LN2; }
     }
 }
 
-template <int max_HS, int rows, int keys> void attention_forward_plain_tiles(floatX* out, float* lse, const floatX* qkv,
-                                                                             int B, int T, int HS, int NH, float scale,
-                                                                             const Execution& exec) {
-    auto kernel = attention_forward_kernel6<max_HS, rows, keys>;
+template <int max_HS, int rows, int keys>
+void attention_forward_plain_tiles(const AttentionForwardArgs& args, const Execution& exec) {
     constexpr int SHARED_BYTES = sizeof(AttentionForwardPlainSMem<max_HS, rows, keys>);
     static_assert(SHARED_BYTES <= 64 << 10, "the limit of compute capability 7.5");
-    launch_kernel(kernel, LaunchShape(B * NH * ceil_div(T, rows), 128, SHARED_BYTES), exec, out, lse, qkv, T, HS, NH,
-                  B * NH, attention_forward_group(T, HS, B * NH), LOG2E * scale);
+    attention_forward_launch(attention_forward_kernel6<max_HS, rows, keys>, rows, SHARED_BYTES, args, exec);
 }
 
 // HS is a multiple of 8, at most 256.
-void attention_forward_plain(floatX* out, float* lse, const floatX* qkv, int B, int T, int HS, int NH, float scale,
-                             const Execution& exec) {
-    if (HS <= 64) {
-        attention_forward_plain_tiles<64, 64, 64>(out, lse, qkv, B, T, HS, NH, scale, exec);
-    } else if (HS <= 128) {
-        attention_forward_plain_tiles<128, 32, 64>(out, lse, qkv, B, T, HS, NH, scale, exec);
-    } else {
-        require(HS <= 256);
-        attention_forward_plain_tiles<256, 32, 16>(out, lse, qkv, B, T, HS, NH, scale, exec);
-    }
+void attention_forward_plain(const AttentionForwardArgs& args, const Execution& exec) {
+    require(args.HS % 8 == 0 && args.HS <= 256);
+    auto tiles = args.HS <= 64    ? attention_forward_plain_tiles<64, 64, 64>
+                 : args.HS <= 128 ? attention_forward_plain_tiles<128, 32, 64>
+                                  : attention_forward_plain_tiles<256, 32, 16>;
+    tiles(args, exec);
 }
 
 #if !defined(ENABLE_FP32)
@@ -186,6 +193,7 @@ void attention_forward_plain(floatX* out, float* lse, const floatX* qkv, int B, 
 // A tile has room for HS columns, a multiple of 16, which is the head size or more: columns past the head's are zeros, in the tile
 // only. 64 is the head size itself, which costs fewer registers. Rows are this many elements apart, a multiple of 32.
 template <int HS> constexpr int ATTENTION_FORWARD_PITCH = (HS + 31) / 32 * 32;
+template <int HS> constexpr int ATTENTION_FORWARD_ROW_BYTES = ATTENTION_FORWARD_PITCH<HS> * sizeof(floatX);
 
 // 64 * row_tiles queries, and two stages of `keys` keys and their values: one stage is read while the other is filled.
 template <int HS, int row_tiles, int keys = 64> struct AttentionForwardMmaSMem {
@@ -233,6 +241,52 @@ attention_forward_load(floatX* tile, const floatX* src, int first, int T, size_t
     }
 }
 
+// The addresses that this lane passes to ldmatrix for the first 16 keys, or values, of a tile. ldmatrix.x4 reads 16 keys
+// by 16 columns as four 8x8 matrices. Their (keys, columns), in the order in which mma takes them as operand b:
+//     S = Q K^T: (0-7, 0-7) (0-7, 8-15) (8-15, 0-7) (8-15, 8-15)
+//     P V:       (0-7, 0-7) (8-15, 0-7) (0-7, 8-15) (8-15, 8-15), each transposed
+template <int HS> __device__ inline uint32_t attention_forward_k_address(const floatX* tile) {
+    int lane = threadIdx.x % 32;
+    return shared_address(tile + attention_forward_at<HS>(lane / 16 * 8 + lane % 8, lane / 8 % 2));
+}
+template <int HS> __device__ inline uint32_t attention_forward_v_address(const floatX* tile) {
+    int lane = threadIdx.x % 32;
+    return shared_address(tile + attention_forward_at<HS>(lane % 16, lane / 16));
+}
+
+// sum (16*M, 8*N) += a (16*M, 16) keys (8*N, 16)^T, for columns 16 * d to 16 * d + 15 of the keys. a: operand fragments; keys: an
+// address from attention_forward_k_address()
+template <int HS, int M, int N> __device__ inline void
+attention_forward_multiply_keys(float (&sum)[M][N][4], const uint32_t (&a)[M][4], uint32_t keys, int d) {
+#pragma unroll
+    for (int n = 0; n < N; n += 2) {
+        uint32_t b[4]; // b[0..1]: keys 0-7 by 16 columns; b[2..3]: keys 8-15 by 16 columns
+        ldmatrix_x4(b, attention_forward_column<HS>(keys, d) + 8 * n * ATTENTION_FORWARD_ROW_BYTES<HS>);
+#pragma unroll
+        for (int m = 0; m < M; m++) {
+            mma_16x8x16(sum[m][n], a[m], b[0], b[1], floatX());
+            mma_16x8x16(sum[m][n + 1], a[m], b[2], b[3], floatX());
+        }
+    }
+}
+
+// sum (16*M, HS) += a (16*M, 16) values (16, HS), for values 16 * group to 16 * group + 15. a: operand fragments; values: an address
+// from attention_forward_v_address()
+template <int HS, int M> __device__ inline void
+attention_forward_multiply_values(float (&sum)[M][HS / 8][4], const uint32_t (&a)[M][4], uint32_t values, int group) {
+#pragma unroll
+    for (int n = 0; n < HS / 8; n += 2) {
+        uint32_t b[4]; // b[0..1]: 16 keys by columns 0-7; b[2..3]: 16 keys by columns 8-15
+        ldmatrix_x4_trans(b,
+                          attention_forward_column<HS>(values, n / 2) + 16 * group * ATTENTION_FORWARD_ROW_BYTES<HS>);
+#pragma unroll
+        for (int m = 0; m < M; m++) {
+            mma_16x8x16(sum[m][n], a[m], b[0], b[1], floatX());
+            mma_16x8x16(sum[m][n + 1], a[m], b[2], b[3], floatX());
+        }
+    }
+}
+
 // One lane's fragments for its warp's queries. In each 16x8 accumulator tile of mma.sync, lane 4g + t holds 4 floats:
 //
 //     columns          0   1     2   3     4   5     6   7
@@ -241,7 +295,7 @@ attention_forward_load(floatX* tile, const floatX* src, int first, int T, size_t
 //
 // So a lane has two rows per 16 queries, g and g + 8, and shares each of them with the other three lanes of its quad.
 template <int HS, int row_tiles> struct AttentionForwardState {
-    uint32_t q[row_tiles][HS / 16][4]; // operand fragments of the queries
+    uint32_t q[HS / 16][row_tiles][4]; // operand fragments of the queries
     float o[row_tiles][HS / 8][4];     // accumulators of the output, not yet divided by l
     float m[row_tiles][2];             // per row, the maximum that P, o and l are relative to, times scale_log2
     float l[row_tiles][2];             // per row, this lane's partial sum of P
@@ -252,21 +306,9 @@ template <int HS, int row_tiles> struct AttentionForwardState {
 template <bool masked, int step, int slack, int HS, int row_tiles> __device__ inline void
 attention_forward_step(AttentionForwardState<HS, row_tiles>& state, uint32_t k, uint32_t v, int key, float scale_log2) {
     int lane = threadIdx.x % 32;
-    constexpr int ROW_BYTES = ATTENTION_FORWARD_PITCH<HS> * sizeof(floatX);
     float s[row_tiles][step / 8][4] = {};
 #pragma unroll
-    for (int d = 0; d < HS / 16; d++) {
-#pragma unroll
-        for (int n = 0; n < step / 16; n++) {
-            uint32_t b[4]; // b[0..1]: keys 0-7 by 16 columns; b[2..3]: keys 8-15 by 16 columns
-            ldmatrix_x4(b, attention_forward_column<HS>(k, d) + 16 * n * ROW_BYTES);
-#pragma unroll
-            for (int i = 0; i < row_tiles; i++) {
-                mma_16x8x16(s[i][2 * n], state.q[i][d], b[0], b[1], floatX());
-                mma_16x8x16(s[i][2 * n + 1], state.q[i][d], b[2], b[3], floatX());
-            }
-        }
-    }
+    for (int d = 0; d < HS / 16; d++) { attention_forward_multiply_keys<HS>(s, state.q[d], k, d); }
     float new_m[row_tiles][2];
     bool grew = false;
 #pragma unroll
@@ -321,16 +363,7 @@ attention_forward_step(AttentionForwardState<HS, row_tiles>& state, uint32_t k, 
                 p[i][j] = pack_16x2(p0, p1, floatX());
             }
         }
-#pragma unroll
-        for (int d = 0; d < HS / 16; d++) {
-            uint32_t b[4]; // b[0..1]: 16 keys by columns 0-7; b[2..3]: 16 keys by columns 8-15
-            ldmatrix_x4_trans(b, attention_forward_column<HS>(v, d) + 16 * n * ROW_BYTES);
-#pragma unroll
-            for (int i = 0; i < row_tiles; i++) {
-                mma_16x8x16(state.o[i][2 * d], p[i], b[0], b[1], floatX());
-                mma_16x8x16(state.o[i][2 * d + 1], p[i], b[2], b[3], floatX());
-            }
-        }
+        attention_forward_multiply_values<HS>(state.o, p, v, n);
     }
 }
 
@@ -342,26 +375,13 @@ __device__ inline void attention_forward_start(AttentionForwardState<HS, row_til
     for (int i = 0; i < row_tiles; i++) {
 #pragma unroll
         for (int d = 0; d < HS / 16; d++) {
-            ldmatrix_x4(state.q[i][d], warp_q + attention_forward_at<HS>(16 * i + lane % 16, 2 * d + lane / 16));
+            ldmatrix_x4(state.q[d][i], warp_q + attention_forward_at<HS>(16 * i + lane % 16, 2 * d + lane / 16));
         }
         for (int n = 0; n < HS / 8; n++) {
             for (int e = 0; e < 4; e++) { state.o[i][n][e] = 0; }
         }
         for (int half_row = 0; half_row < 2; half_row++) { state.m[i][half_row] = -INFINITY, state.l[i][half_row] = 0; }
     }
-}
-
-// The addresses that this lane passes to ldmatrix for the first 16 keys, or values, of a tile. ldmatrix.x4 reads 16 keys
-// by 16 columns as four 8x8 matrices. Their (keys, columns), in the order in which mma takes them as operand b:
-//     S = Q K^T: (0-7, 0-7) (0-7, 8-15) (8-15, 0-7) (8-15, 8-15)
-//     P V:       (0-7, 0-7) (8-15, 0-7) (0-7, 8-15) (8-15, 8-15), each transposed
-template <int HS> __device__ inline uint32_t attention_forward_k_address(const floatX* tile) {
-    int lane = threadIdx.x % 32;
-    return shared_address(tile + attention_forward_at<HS>(lane / 16 * 8 + lane % 8, lane / 8 % 2));
-}
-template <int HS> __device__ inline uint32_t attention_forward_v_address(const floatX* tile) {
-    int lane = threadIdx.x % 32;
-    return shared_address(tile + attention_forward_at<HS>(lane % 16, lane / 16));
 }
 
 // ---- kernel 15: mma.sync, steps of 32 keys, which need few enough registers for 3 blocks of 4 warps per SM up to HS = 64 ----
@@ -426,9 +446,8 @@ __global__ void __launch_bounds__(128, blocks)
     __syncthreads();
 
     AttentionForwardState<HS, row_tiles> state;
-    constexpr int PITCH = ATTENTION_FORWARD_PITCH<HS>, ROW_BYTES = PITCH * sizeof(floatX);
-    constexpr int STAGE_BYTES = sizeof(smem.kv[0]);
-    floatX* warp_q = smem.q + warp_row * PITCH;
+    constexpr int ROW_BYTES = ATTENTION_FORWARD_ROW_BYTES<HS>, STAGE_BYTES = sizeof(smem.kv[0]);
+    floatX* warp_q = smem.q + warp_row * ATTENTION_FORWARD_PITCH<HS>;
     attention_forward_start(state, warp_q);
     uint32_t k_address = attention_forward_k_address<HS>(smem.kv[0][0]);
     uint32_t v_address = attention_forward_v_address<HS>(smem.kv[0][1]);
@@ -464,20 +483,18 @@ __global__ void __launch_bounds__(128, blocks)
                             head_size);
 }
 
-// head_size is HS or, if that is not 64, less.
+// args.HS is HS or, if that is not 64, less.
 template <int HS, int row_tiles, int step, int slack, int blocks, int keys = 64>
-void attention_forward_mma_tiles(floatX* out, float* lse, const floatX* qkv, int B, int T, int head_size, int NH,
-                                 float scale, const Execution& exec) {
-    auto kernel = attention_forward_kernel15<HS, row_tiles, step, slack, blocks, keys>;
+void attention_forward_mma_tiles(const AttentionForwardArgs& args, const Execution& exec) {
     constexpr int SHARED_BYTES = sizeof(AttentionForwardMmaSMem<HS, row_tiles, keys>);
     static_assert(SHARED_BYTES <= 99 << 10, "the limit of compute capability 8.6");
-    launch_kernel(kernel, LaunchShape(B * NH * ceil_div(T, 64 * row_tiles), 128, SHARED_BYTES), exec, out, lse, qkv, T,
-                  head_size, NH, B * NH, attention_forward_group(T, head_size, B * NH), LOG2E * scale);
+    attention_forward_launch(attention_forward_kernel15<HS, row_tiles, step, slack, blocks, keys>, 64 * row_tiles,
+                             SHARED_BYTES, args, exec);
 }
 
 // HS is a multiple of 8, at most 256.
-void attention_forward_mma(floatX* out, float* lse, const floatX* qkv, int B, int T, int HS, int NH, float scale,
-                           const Execution& exec) {
+void attention_forward_mma(const AttentionForwardArgs& args, const Execution& exec) {
+    int HS = args.HS;
     require(HS % 8 == 0 && HS <= 256);
     auto tiles = HS <= 32    ? attention_forward_mma_tiles<32, 2, 32, 8, 3>
                  : HS <= 48  ? attention_forward_mma_tiles<48, 2, 32, 8, 3>
@@ -486,7 +503,7 @@ void attention_forward_mma(floatX* out, float* lse, const floatX* qkv, int B, in
                  : HS <= 96  ? attention_forward_mma_tiles<96, 2, 32, 8, 2>
                  : HS <= 128 ? attention_forward_mma_tiles<128, 1, 64, 8, 2>
                              : attention_forward_mma_tiles<256, 1, 32, 8, 1, 32>;
-    tiles(out, lse, qkv, B, T, HS, NH, scale, exec);
+    tiles(args, exec);
 }
 
 // ---- sm_90a: shared by kernels 17 to 27: wgmma products, online softmax in registers, output by TMA ----
@@ -1098,35 +1115,33 @@ template <class SMem> __global__ void __launch_bounds__(128 * (SMem::GROUPS + 1)
 }
 
 template <int groups, int HS = 64, int keys = 64, bool in_turn = false>
-void attention_forward_sm90_launch(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, float scale,
-                                   const Execution& exec) {
+void attention_forward_sm90_launch(const AttentionForwardArgs& a, const Execution& exec) {
     typedef AttentionForwardSMem<groups, HS, keys, in_turn> SMem;
-    auto kernel = attention_forward_sm90_kernel25<SMem>;
     constexpr int SHARED_BYTES = sizeof(SMem) + 1024;
     static_assert(SHARED_BYTES <= 227 << 10, "the limit of compute capability 9.0");
-    CUtensorMap qkv_map = tensor_map_heads(qkv, B, T, 3 * NH * (HS / 64), 64);
-    CUtensorMap out_map = tensor_map_heads(out, B, T, NH * (HS / 64), 16);
-    int num_tiles = ceil_div(T, 64 * groups), num_blocks = min(B * NH * num_tiles, exec.free_sms());
-    AttentionForwardList list = attention_forward_list(B * NH, num_tiles, num_blocks);
-    launch_early(kernel, dim3(num_blocks), dim3(128 * (groups + 1)), SHARED_BYTES, exec, lse, qkv_map, T, NH, list,
-                 LOG2E * scale, out_map);
+    CUtensorMap qkv_map = tensor_map_heads(a.qkv, a.B, a.T, 3 * a.NH * (HS / 64), 64);
+    CUtensorMap out_map = tensor_map_heads(a.out, a.B, a.T, a.NH * (HS / 64), 16);
+    int num_tiles = ceil_div(a.T, 64 * groups), num_blocks = min(a.B * a.NH * num_tiles, exec.free_sms());
+    AttentionForwardList list = attention_forward_list(a.B * a.NH, num_tiles, num_blocks);
+    launch_early(attention_forward_sm90_kernel25<SMem>, dim3(num_blocks), dim3(128 * (groups + 1)), SHARED_BYTES, exec,
+                 a.lse, qkv_map, a.T, a.NH, list, LOG2E * a.scale, out_map);
 }
 
 // Groups of 64 queries per tile: as many as the registers allow, or 2 when there are fewer tiles than SMs, which shortens
 // the longest tile.
-template <int HS = 64> int attention_forward_sm90_groups(int B, int T, int NH) {
-    constexpr int MOST = HS == 64 ? 4 : 3;
-    return B * NH * ceil_div(T, 64 * MOST) < num_multiprocessors() ? 2 : MOST;
+inline int attention_forward_sm90_groups(int B, int T, int NH, int HS = 64) {
+    int most = HS == 64 ? 4 : 3;
+    return B * NH * ceil_div(T, 64 * most) < num_multiprocessors() ? 2 : most;
 }
 
 // Requires sm_90a. HS is 64 or 128.
-template <int HS = 64> void attention_forward_sm90(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH,
-                                                   float scale, const Execution& exec) {
-    if (attention_forward_sm90_groups<HS>(B, T, NH) == 2) {
-        attention_forward_sm90_launch<2, HS>(out, lse, qkv, B, T, NH, scale, exec);
-    } else {
-        attention_forward_sm90_launch<HS == 64 ? 4 : 3, HS>(out, lse, qkv, B, T, NH, scale, exec);
-    }
+void attention_forward_sm90(const AttentionForwardArgs& args, const Execution& exec) {
+    int groups = attention_forward_sm90_groups(args.B, args.T, args.NH, args.HS);
+    auto launch = groups == 4     ? attention_forward_sm90_launch<4>
+                  : args.HS == 64 ? attention_forward_sm90_launch<2>
+                  : groups == 3   ? attention_forward_sm90_launch<3, 128>
+                                  : attention_forward_sm90_launch<2, 128>;
+    launch(args, exec);
 }
 #endif
 
@@ -1159,15 +1174,12 @@ void attention_forward(floatX* out, float* lse, const floatX* qkv, int B, int T,
     require(HS % 8 == 0 && HS <= 256);
     require((size_t)B * NH * ceil_div(T, 16) <= INT_MAX);
     int kernel = attention_forward_choice(B, T, NH, HS);
+    auto launch = attention_forward_plain; // kernel 6
 #if !defined(ENABLE_FP32)
-    if (kernel == 27) { return attention_forward_sm90_launch<3, 64, 128, true>(out, lse, qkv, B, T, NH, scale, exec); }
-    if (kernel == 25) {
-        auto launch = HS == 64 ? attention_forward_sm90<64> : attention_forward_sm90<128>;
-        return launch(out, lse, qkv, B, T, NH, scale, exec);
-    }
-    if (kernel == 15) { return attention_forward_mma(out, lse, qkv, B, T, HS, NH, scale, exec); }
+    if (kernel == 15) { launch = attention_forward_mma; }
+    if (kernel == 25) { launch = attention_forward_sm90; }
+    if (kernel == 27) { launch = attention_forward_sm90_launch<3, 64, 128, true>; }
 #endif
-    require(kernel == 6);
-    attention_forward_plain(out, lse, qkv, B, T, HS, NH, scale, exec);
+    launch({out, lse, qkv, B, T, HS, NH, scale}, exec);
 }
 // ==== end promoted: attention_forward ====
