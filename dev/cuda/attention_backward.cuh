@@ -291,17 +291,6 @@ template <int HS, int M> __device__ inline void attention_backward_load_operand(
     }
 }
 
-// Issues cp.async for 16 * M rows, of which num_valid exist, into this warp's shared memory, and does not wait.
-template <int HS, int M> __device__ inline void
-attention_backward_load_owned(floatX* owned, const floatX* rows, int stride, int num_valid, int head_size = HS) {
-#pragma unroll 1
-    for (int i = threadIdx.x % 32; i < 16 * M * (HS / 8); i += 32) {
-        int row = i / (HS / 8), chunk = i % (HS / 8);
-        cp_async_16(owned + attention_forward_at<HS>(row, chunk), rows + (size_t)row * stride + chunk * 8,
-                    row < num_valid && chunk * 8 < head_size);
-    }
-}
-
 // sum (16*M, 8*N) += owned (16*M, HS) rows (8*N, HS)^T. Operand a is in registers, or in this warp's shared memory.
 template <int HS, int M, int N> __device__ inline void
 attention_backward_multiply_rows(float (&sum)[M][N][4], const uint32_t (&owned)[HS / 16][M][4], const floatX* rows) {
@@ -373,14 +362,6 @@ template <int HS, int M> __device__ inline void attention_backward_store(floatX*
     }
 }
 
-// Returns this block's head (x) and the rank of its tile (y): rank 0 has the longest walk. Blocks start in the order of
-// their index. Heads are processed in groups that fit in L2 together; within a group the longest walks start first.
-__device__ inline int2 attention_backward_work(int num_tiles, int heads_at_a_time) {
-    int num_heads = gridDim.x / num_tiles, first = blockIdx.x / (num_tiles * heads_at_a_time) * heads_at_a_time;
-    int i = blockIdx.x - first * num_tiles, heads = min(heads_at_a_time, num_heads - first);
-    return make_int2(first + i % heads, i / heads);
-}
-
 // Adds the terms of 8 * N walked rows to sum1 (dk or dq) and sum2 (dv). rows1, rows2: these rows of q and dout, or of k and v. owned,
 // walked: the warp's first owned row and the first of these rows, only read if masked. lse and dsum: for dk and dv of these rows, from
 // this lane's first column on; for dq of this lane's owned rows, and lse is in base 2.
@@ -424,7 +405,7 @@ __device__ inline void attention_backward_step(float (&sum1)[M][HS / 8][4], floa
 template <int what, int HS, int M, int N, int blocks_per_sm, int walked>
 __global__ void __launch_bounds__(128, blocks_per_sm)
     attention_backward_kernel7(floatX* dqkv, const float* lse, const float* dsum, const floatX* dout, const floatX* qkv,
-                               int T, int C, int NH, int head_size, float scale, int heads_at_a_time) {
+                               int T, int C, int NH, int head_size, float scale, int group) {
     extern __shared__ __align__(128) unsigned char attention_backward_memory[];
     auto& smem = *reinterpret_cast<AttentionBackwardMmaSMem<HS, M, walked>*>(attention_backward_memory);
     constexpr bool keys = what != ATTENTION_BACKWARD_DQ, IN_REGISTERS = ATTENTION_BACKWARD_IN_REGISTERS<HS>;
@@ -432,13 +413,14 @@ __global__ void __launch_bounds__(128, blocks_per_sm)
                   WALKS = 64 * M / walked; // walked tiles as long as the owned tile
     if (HS == 64) { head_size = HS; }
     int num_tiles = ceil_div(T, 64 * M);
-    int2 work = attention_backward_work(num_tiles, heads_at_a_time);
-    int tile = keys ? work.y : num_tiles - 1 - work.y; // all queries see the first keys, the last query sees all keys
-    int h = work.x % NH, b = work.x / NH, warp = threadIdx.x / 32, owned = 64 * M * tile + 16 * M * warp;
-    int stride = 3 * C, stride_o = keys ? stride : C, stride_w = keys ? C : stride;
+    AttentionForwardWork work = attention_forward_work(gridDim.x / num_tiles, num_tiles, group);
+    int tile =
+        keys ? num_tiles - 1 - work.tile : work.tile; // all queries see the first keys, the last query sees all keys
+    int h = work.head % NH, b = work.head / NH, warp = threadIdx.x / 32, owned = 64 * M * tile + 16 * M * warp;
+    int stride = 3 * C, stride_w = keys ? C : stride;
     const floatX *q = qkv + (size_t)b * T * stride + h * head_size, *d = dout + (size_t)b * T * C + h * head_size;
     const floatX *owned1 = keys ? q + C : q, *owned2 = keys ? q + 2 * C : d;
-    lse += (size_t)work.x * T, dsum += (size_t)work.x * T;
+    lse += (size_t)work.head * T, dsum += (size_t)work.head * T;
     float scale2 = scale * LOG2E;
 
     int first = keys ? WALKS * tile : 0;
@@ -457,13 +439,12 @@ __global__ void __launch_bounds__(128, blocks_per_sm)
     };
     floatX* own = smem.owned + 16 * M * PITCH * warp; // this warp's; where the results are staged at the end, too
     if (what != ATTENTION_BACKWARD_DV) {
-        attention_backward_load_owned<HS, M>(own, owned2 + (size_t)owned * stride_o, stride_o, T - owned, head_size);
+        attention_forward_load<HS, 16 * M, 1, 32>(own, owned2, owned, T, keys ? 3 : 1, C, head_size);
     }
     AttentionBackwardOperand<HS, M> operand;
     if constexpr (!IN_REGISTERS) {
         operand = own + 64 * M * PITCH;
-        attention_backward_load_owned<HS, M>(own + 64 * M * PITCH, owned1 + (size_t)owned * stride, stride, T - owned,
-                                             head_size);
+        attention_forward_load<HS, 16 * M, 1, 32>(own + 64 * M * PITCH, owned1, owned, T, 3, C, head_size);
     }
     load(0, walked * first);
     if constexpr (IN_REGISTERS) {
@@ -512,11 +493,11 @@ __global__ void __launch_bounds__(128, blocks_per_sm)
 template <int HS, int kv_M, int kv_N, int kv_blocks, int q_M, int q_N, int q_blocks, int walked = 64>
 void attention_backward_mma_sized(floatX* dqkv, const float* lse, const float* dsum, const floatX* dout,
                                   const floatX* qkv, int B, int T, int C, int NH, float scale, const Execution& exec) {
-    size_t head_bytes = (size_t)4 * T * (C / NH) * sizeof(floatX);    // q, k, v and dout of one head
-    int heads_at_a_time = (int)(((size_t)32 << 20) / head_bytes) + 1; // 32 MB of the 40 to 50 MB of L2
+    size_t head_bytes = (size_t)4 * T * (C / NH) * sizeof(floatX); // q, k, v and dout of one head
+    int group = (int)(((size_t)32 << 20) / head_bytes) + 1;        // 32 MB of the 40 to 50 MB of L2
     auto run = [&](auto kernel, int M, size_t bytes) {
         launch_kernel(kernel, LaunchShape(ceil_div(T, 64 * M) * B * NH, 128, bytes), exec, dqkv, lse, dsum, dout, qkv,
-                      T, C, NH, C / NH, scale, heads_at_a_time);
+                      T, C, NH, C / NH, scale, group);
     };
     constexpr int DK = ATTENTION_BACKWARD_DK, DV = ATTENTION_BACKWARD_DV, FIRST = HS > 128 ? DV : DK | DV;
     size_t kv_bytes = sizeof(AttentionBackwardMmaSMem<HS, kv_M, walked>);

@@ -222,17 +222,17 @@ template <int HS> __device__ inline uint32_t attention_forward_column(uint32_t a
     return (address ^ (d % GROUP * 32)) + d / GROUP * GROUP * 32;
 }
 
-// Issues cp.async for rows first..first+rows-1 of src, which are 3 * C elements apart, into a tile. Rows past T and columns past
+// Issues cp.async for rows first..first+rows-1 of src, which are vectors * C elements apart, into a tile. Rows past T and columns past
 // head_size become zeros. If parts is 2, the rows C elements further (the values of these keys) are also copied, into the next tile.
 // The loop is not unrolled, because the compiler would then keep all addresses in registers.
-template <int HS, int rows, int parts> __device__ inline void
-attention_forward_load(floatX* tile, const floatX* src, int first, int T, size_t C, int head_size = HS) {
+template <int HS, int rows, int parts = 1, int threads = 128> __device__ inline void
+attention_forward_load(floatX* tile, const floatX* src, int first, int T, int vectors, size_t C, int head_size = HS) {
     constexpr int CHUNKS = HS / 8; // per row
-    static_assert(rows * CHUNKS % 128 == 0, "every thread copies the same number");
+    static_assert(rows * CHUNKS % threads == 0, "every thread copies the same number");
 #pragma unroll 1
-    for (int i = threadIdx.x; i < rows * CHUNKS; i += 128) {
+    for (int i = threads == 128 ? threadIdx.x : threadIdx.x % threads; i < rows * CHUNKS; i += threads) {
         int row = i / CHUNKS, chunk = i % CHUNKS;
-        const floatX* from = src + (first + row) * 3 * C + chunk * 8;
+        const floatX* from = src + (first + row) * vectors * C + chunk * 8;
 #pragma unroll
         for (int part = 0; part < parts; part++) {
             cp_async_16(tile + part * rows * ATTENTION_FORWARD_PITCH<HS> + attention_forward_at<HS>(row, chunk),
@@ -439,8 +439,8 @@ __global__ void __launch_bounds__(128, blocks)
     const floatX* src = qkv + (size_t)b * T * 3 * C + h * head_size;
     int num_tiles = ceil_div(min(q0 + ROWS, T), keys), num_unmasked = q0 / keys;
 
-    attention_forward_load<HS, ROWS, 1>(smem.q, src, q0, T, C, head_size);
-    attention_forward_load<HS, keys, 2>(smem.kv[0][0], src + C, 0, T, C, head_size);
+    attention_forward_load<HS, ROWS, 1>(smem.q, src, q0, T, 3, C, head_size);
+    attention_forward_load<HS, keys, 2>(smem.kv[0][0], src + C, 0, T, 3, C, head_size);
     cp_async_commit();
     cp_async_wait<0>();
     __syncthreads();
@@ -457,7 +457,7 @@ __global__ void __launch_bounds__(128, blocks)
             __syncthreads(); // this tile has landed, and all warps have read the stage that the next load overwrites
         }
         if (tile + 1 < num_tiles) {
-            attention_forward_load<HS, keys, 2>(smem.kv[(tile + 1) % 2][0], src + C, (tile + 1) * keys, T, C,
+            attention_forward_load<HS, keys, 2>(smem.kv[(tile + 1) % 2][0], src + C, (tile + 1) * keys, T, 3, C,
                                                 head_size);
             cp_async_commit();
         }
