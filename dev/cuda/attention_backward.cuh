@@ -240,25 +240,21 @@ template <int HS, int M, int walked = 64> struct AttentionBackwardMmaSMem {
 static_assert(sizeof(AttentionBackwardMmaSMem<128, 1>) <= 99 * 1024, "the limit of compute capability 8.6");
 static_assert(sizeof(AttentionBackwardMmaSMem<256, 1, 16>) <= 99 * 1024, "the limit of compute capability 8.6");
 
-// Issues cp.async for rows t..t+walked-1 of two tensors. Rows past T and columns past head_size become 0.
-template <int HS, int walked = 64>
-__device__ inline void attention_backward_load_tiles(floatX* tile1, floatX* tile2, const floatX* rows1,
-                                                     const floatX* rows2, int stride1, int stride2, int t, int T,
-                                                     int head_size = HS) {
+// Issues cp.async for rows t..t+walked-1 of a tensor. Rows past T and columns past head_size become 0.
+template <int HS, int walked = 64> __device__ inline void
+attention_backward_load_tile(floatX* tile, const floatX* rows, int stride, int t, int T, int head_size = HS) {
     constexpr int PITCH = ATTENTION_FORWARD_PITCH<HS>;
     constexpr int LANES = PITCH % 64 == 0 ? 8 : 4, ROWS = 128 / LANES; // lanes per row, rows per pass
     int row = threadIdx.x / LANES, lane = threadIdx.x % LANES;
-    rows1 += (size_t)(t + row) * stride1 + lane * 8, rows2 += (size_t)(t + row) * stride2 + lane * 8;
+    rows += (size_t)(t + row) * stride + lane * 8;
 #pragma unroll
     for (int i = 0; i < walked; i += ROWS) {
 #pragma unroll
         for (int c = 0; c < PITCH / 8; c += LANES) {
-            int to = attention_forward_at<HS>(row + i, c + lane);
-            bool is_valid = t + row + i < T && (c + lane) * 8 < head_size;
-            cp_async_16(tile1 + to, rows1 + c * 8, is_valid);
-            cp_async_16(tile2 + to, rows2 + c * 8, is_valid);
+            cp_async_16(tile + attention_forward_at<HS>(row + i, c + lane), rows + c * 8,
+                        t + row + i < T && (c + lane) * 8 < head_size);
         }
-        rows1 += ROWS * stride1, rows2 += ROWS * stride2;
+        rows += ROWS * stride;
     }
 }
 
@@ -418,8 +414,8 @@ __global__ void __launch_bounds__(128, blocks_per_sm)
     int num_walks = keys ? ceil_div(T, walked) : min(WALKS * (tile + 1), ceil_div(T, walked));
     const floatX *walked1 = keys ? q : q + C, *walked2 = keys ? d : q + 2 * C;
     auto load = [&](int stage, int t) {
-        attention_backward_load_tiles<HS, walked>(smem.tile1[stage], smem.tile2[stage], walked1, walked2, stride,
-                                                  stride_w, t, T, head_size);
+        attention_backward_load_tile<HS, walked>(smem.tile1[stage], walked1, stride, t, T, head_size);
+        attention_backward_load_tile<HS, walked>(smem.tile2[stage], walked2, stride_w, t, T, head_size);
         // queries past the end add 0, because their q, dout, lse and dsum are 0
         int i = threadIdx.x % 64;
         if (keys && (walked == 64 || i < walked)) {
