@@ -240,24 +240,6 @@ template <int HS, int M, int walked = 64> struct AttentionBackwardMmaSMem {
 static_assert(sizeof(AttentionBackwardMmaSMem<128, 1>) <= 99 * 1024, "the limit of compute capability 8.6");
 static_assert(sizeof(AttentionBackwardMmaSMem<256, 1, 16>) <= 99 * 1024, "the limit of compute capability 8.6");
 
-// Issues cp.async for rows t..t+walked-1 of a tensor. Rows past T and columns past head_size become 0.
-template <int HS, int walked = 64> __device__ inline void
-attention_backward_load_tile(floatX* tile, const floatX* rows, int stride, int t, int T, int head_size = HS) {
-    constexpr int PITCH = ATTENTION_FORWARD_PITCH<HS>;
-    constexpr int LANES = PITCH % 64 == 0 ? 8 : 4, ROWS = 128 / LANES; // lanes per row, rows per pass
-    int row = threadIdx.x / LANES, lane = threadIdx.x % LANES;
-    rows += (size_t)(t + row) * stride + lane * 8;
-#pragma unroll
-    for (int i = 0; i < walked; i += ROWS) {
-#pragma unroll
-        for (int c = 0; c < PITCH / 8; c += LANES) {
-            cp_async_16(tile + attention_forward_at<HS>(row + i, c + lane), rows + c * 8,
-                        t + row + i < T && (c + lane) * 8 < head_size);
-        }
-        rows += ROWS * stride;
-    }
-}
-
 // Loads rows row..row+16*M-1 from global memory as fragments of mma's operand a. Rows past T and columns past head_size become 0.
 template <int HS, int M> __device__ inline void attention_backward_load_operand(uint32_t (&a)[HS / 16][M][4],
                                                                                 const floatX* rows, size_t stride,
@@ -414,8 +396,8 @@ __global__ void __launch_bounds__(128, blocks_per_sm)
     int num_walks = keys ? ceil_div(T, walked) : min(WALKS * (tile + 1), ceil_div(T, walked));
     const floatX *walked1 = keys ? q : q + C, *walked2 = keys ? d : q + 2 * C;
     auto load = [&](int stage, int t) {
-        attention_backward_load_tile<HS, walked>(smem.tile1[stage], walked1, stride, t, T, head_size);
-        attention_backward_load_tile<HS, walked>(smem.tile2[stage], walked2, stride_w, t, T, head_size);
+        attention_forward_load<HS, walked>(smem.tile1[stage], walked1, stride, t, T, head_size);
+        attention_forward_load<HS, walked>(smem.tile2[stage], walked2, stride_w, t, T, head_size);
         // queries past the end add 0, because their q, dout, lse and dsum are 0
         int i = threadIdx.x % 64;
         if (keys && (walked == 64 || i < walked)) {
@@ -426,12 +408,12 @@ __global__ void __launch_bounds__(128, blocks_per_sm)
     };
     floatX* own = smem.owned + 16 * M * PITCH * warp; // this warp's; where the results are staged at the end, too
     if (what != ATTENTION_BACKWARD_DV) {
-        attention_forward_load<HS, 16 * M, 1, 32>(own, owned2, owned, T, keys ? 3 : 1, C, head_size);
+        attention_forward_load<HS, 16 * M, 32>(own, owned2, keys ? stride : C, owned, T, head_size);
     }
     AttentionBackwardOperand<HS, M> operand;
     if constexpr (!IN_REGISTERS) {
         operand = own + 64 * M * PITCH;
-        attention_forward_load<HS, 16 * M, 1, 32>(own + 64 * M * PITCH, owned1, owned, T, 3, C, head_size);
+        attention_forward_load<HS, 16 * M, 32>(own + 64 * M * PITCH, owned1, stride, owned, T, head_size);
     }
     load(0, walked * first);
     if constexpr (IN_REGISTERS) {

@@ -222,22 +222,22 @@ template <int HS> __device__ inline uint32_t attention_forward_column(uint32_t a
     return (address ^ (d % GROUP * 32)) + d / GROUP * GROUP * 32;
 }
 
-// Issues cp.async for rows first..first+rows-1 of src, which are vectors * C elements apart, into a tile. Rows past T and columns past
-// head_size become zeros. If parts is 2, the rows C elements further (the values of these keys) are also copied, into the next tile.
-// The loop is not unrolled, because the compiler would then keep all addresses in registers.
-template <int HS, int rows, int parts = 1, int threads = 128> __device__ inline void
-attention_forward_load(floatX* tile, const floatX* src, int first, int T, int vectors, size_t C, int head_size = HS) {
-    constexpr int CHUNKS = HS / 8; // per row
-    static_assert(rows * CHUNKS % threads == 0, "every thread copies the same number");
-#pragma unroll 1
-    for (int i = threads == 128 ? threadIdx.x : threadIdx.x % threads; i < rows * CHUNKS; i += threads) {
-        int row = i / CHUNKS, chunk = i % CHUNKS;
-        const floatX* from = src + (first + row) * vectors * C + chunk * 8;
+// Issues cp.async for rows first..first+rows-1 of src, which are `stride` elements apart, into a tile. Rows past T and columns past
+// head_size become zeros. Called by whole groups of `threads` threads.
+template <int HS, int rows, int threads = 128> __device__ inline void
+attention_forward_load(floatX* tile, const floatX* src, int stride, int first, int T, int head_size = HS) {
+    constexpr int PITCH = ATTENTION_FORWARD_PITCH<HS>;
+    constexpr int LANES = PITCH % 64 == 0 ? 8 : 4, ROWS = threads / LANES; // lanes per row, rows per pass
+    int row = threadIdx.x % threads / LANES, lane = threadIdx.x % LANES;
+    src += (size_t)(first + row) * stride + lane * 8;
 #pragma unroll
-        for (int part = 0; part < parts; part++) {
-            cp_async_16(tile + part * rows * ATTENTION_FORWARD_PITCH<HS> + attention_forward_at<HS>(row, chunk),
-                        from + part * C, first + row < T && chunk * 8 < head_size);
+    for (int i = 0; i < rows; i += ROWS) {
+#pragma unroll
+        for (int c = 0; c < PITCH / 8; c += LANES) {
+            cp_async_16(tile + attention_forward_at<HS>(row + i, c + lane), src + c * 8,
+                        first + row + i < T && (c + lane) * 8 < head_size);
         }
+        src += ROWS * stride;
     }
 }
 
@@ -434,14 +434,19 @@ __global__ void __launch_bounds__(128, blocks)
     if (HS == 64) { head_size = HS; }
     AttentionForwardWork work = attention_forward_work(num_heads, ceil_div(T, ROWS), group);
     int b = work.head / NH, h = work.head % NH, q0 = work.tile * ROWS;
+    out += ((size_t)b * T * NH + h) * head_size;
     int warp_row = threadIdx.x / 32 * 16 * row_tiles; // the warp's first query is q0 + warp_row
-    size_t C = (size_t)NH * head_size;
+    int C = NH * head_size;
     const floatX* src = qkv + (size_t)b * T * 3 * C + h * head_size;
     int num_tiles = ceil_div(min(q0 + ROWS, T), keys), num_unmasked = q0 / keys;
 
-    attention_forward_load<HS, ROWS, 1>(smem.q, src, q0, T, 3, C, head_size);
-    attention_forward_load<HS, keys, 2>(smem.kv[0][0], src + C, 0, T, 3, C, head_size);
-    cp_async_commit();
+    auto load = [&](int tile) { // of keys and values
+        attention_forward_load<HS, keys>(smem.kv[tile % 2][0], src + C, 3 * C, tile * keys, T, head_size);
+        attention_forward_load<HS, keys>(smem.kv[tile % 2][1], src + 2 * C, 3 * C, tile * keys, T, head_size);
+        cp_async_commit();
+    };
+    attention_forward_load<HS, ROWS>(smem.q, src, 3 * C, q0, T, head_size);
+    load(0);
     cp_async_wait<0>();
     __syncthreads();
 
@@ -456,11 +461,7 @@ __global__ void __launch_bounds__(128, blocks)
             cp_async_wait<0>();
             __syncthreads(); // this tile has landed, and all warps have read the stage that the next load overwrites
         }
-        if (tile + 1 < num_tiles) {
-            attention_forward_load<HS, keys, 2>(smem.kv[(tile + 1) % 2][0], src + C, (tile + 1) * keys, T, 3, C,
-                                                head_size);
-            cp_async_commit();
-        }
+        if (tile + 1 < num_tiles) { load(tile + 1); }
         uint32_t k = k_address + tile % 2 * STAGE_BYTES, v = v_address + tile % 2 * STAGE_BYTES;
         if (tile < num_unmasked) {
 #pragma unroll 1
@@ -478,8 +479,7 @@ __global__ void __launch_bounds__(128, blocks)
             }
         }
     }
-    floatX* dst = out + ((size_t)b * T * NH + h) * head_size;
-    attention_forward_store(dst, lse ? lse + (size_t)work.head * T : nullptr, warp_q, state, q0 + warp_row, T, C,
+    attention_forward_store(out, lse ? lse + (size_t)work.head * T : nullptr, warp_q, state, q0 + warp_row, T, C,
                             head_size);
 }
 
