@@ -301,36 +301,6 @@ attention_backward_multiply_columns(float (&sum)[M][HS / 8][4], const float (&x)
     }
 }
 
-// rows[r] = factor * sum[r] for r < num_valid, in 16-byte stores. The staging area is `owned`, the warp's rows in
-// shared memory, which are no longer needed.
-template <int HS, int M> __device__ inline void attention_backward_store(floatX* rows, size_t stride, int num_valid,
-                                                                         const float (&sum)[M][HS / 8][4], float factor,
-                                                                         floatX* owned, int head_size = HS) {
-    __syncwarp();
-    int lane = threadIdx.x % 32;
-#pragma unroll
-    for (int m = 0; m < M; m++) {
-#pragma unroll
-        for (int n = 0; n < HS / 8; n++) {
-#pragma unroll
-            for (int half_m = 0; half_m < 2; half_m++) {
-                floatX* p = owned + attention_forward_at<HS>(16 * m + 8 * half_m + lane / 4, n) + lane % 4 * 2;
-                const float* pair = &sum[m][n][2 * half_m];
-                *reinterpret_cast<uint32_t*>(p) = pack_16x2(factor * pair[0], factor * pair[1], floatX());
-            }
-        }
-    }
-    __syncwarp();
-#pragma unroll 1
-    for (int i = lane; i < 16 * M * (HS / 8); i += 32) {
-        int row = i / (HS / 8), chunk = i % (HS / 8);
-        if (row < num_valid && chunk * 8 < head_size) {
-            const int4* from = reinterpret_cast<int4*>(owned + attention_forward_at<HS>(row, chunk));
-            *reinterpret_cast<int4*>(rows + row * stride + chunk * 8) = *from;
-        }
-    }
-}
-
 // Adds the terms of 8 * N walked rows to sum1 (dk or dq) and sum2 (dv). rows1, rows2: these rows of q and dout, or of k and v. owned,
 // walked: the warp's first owned row and the first of these rows, only read if masked. lse and dsum: for dk and dv of these rows, from
 // this lane's first column on; for dq of this lane's owned rows, and lse is in base 2.
@@ -450,10 +420,10 @@ __global__ void __launch_bounds__(128, blocks_per_sm)
 
     floatX* rows = dqkv + ((size_t)b * T + owned) * stride + h * head_size + (keys ? C : 0);
     if (what != ATTENTION_BACKWARD_DV) {
-        attention_backward_store<HS, M>(rows, stride, T - owned, sum1, scale, own, head_size);
+        attention_forward_store_rows<HS>(rows, stride, T - owned, sum1, scale, own, head_size);
     }
     if (what & ATTENTION_BACKWARD_DV) {
-        attention_backward_store<HS, M>(rows + C, stride, T - owned, sum2, 1.0f, own, head_size);
+        attention_forward_store_rows<HS>(rows + C, stride, T - owned, sum2, 1.0f, own, head_size);
     }
 }
 

@@ -287,6 +287,38 @@ attention_forward_multiply_values(float (&sum)[M][HS / 8][4], const uint32_t (&a
     }
 }
 
+// rows[r] = factor * sum[r] for a warp's rows r < num_valid, 16 bytes at a time. `tile`: a staging area in shared memory, which only
+// this warp has read.
+template <int HS, int M> __device__ inline void attention_forward_store_rows(floatX* rows, int stride, int num_valid,
+                                                                             const float (&sum)[M][HS / 8][4],
+                                                                             float factor, floatX* tile,
+                                                                             int head_size = HS) {
+    __syncwarp();
+    int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int m = 0; m < M; m++) {
+#pragma unroll
+        for (int half_row = 0; half_row < 2; half_row++) {
+#pragma unroll
+            for (int n = 0; n < HS / 8; n++) {
+                const float* pair = &sum[m][n][2 * half_row];
+                floatX* to = tile + attention_forward_at<HS>(16 * m + 8 * half_row + lane / 4, n) + lane % 4 * 2;
+                *reinterpret_cast<uint32_t*>(to) = pack_16x2(factor * pair[0], factor * pair[1], floatX());
+            }
+        }
+    }
+    __syncwarp();
+#pragma unroll 1
+    for (int i = lane; i < 16 * M * HS / 8; i += 32) {
+        int row = i / (HS / 8), chunk = i % (HS / 8);
+        if (row < num_valid && chunk * 8 < head_size) {
+            // int4 instead of load128 and store128, because the compiler splits those into 4-byte copies here
+            *reinterpret_cast<int4*>(rows + (size_t)row * stride + chunk * 8) =
+                *reinterpret_cast<const int4*>(tile + attention_forward_at<HS>(row, chunk));
+        }
+    }
+}
+
 // One lane's fragments for its warp's queries. In each 16x8 accumulator tile of mma.sync, lane 4g + t holds 4 floats:
 //
 //     columns          0   1     2   3     4   5     6   7
@@ -387,41 +419,29 @@ __device__ inline void attention_forward_start(AttentionForwardState<HS, row_til
 // ---- kernel 15: mma.sync, steps of 32 keys, which need few enough registers for 3 blocks of 4 warps per SM up to HS = 64 ----
 // `blocks` is the number of blocks per SM, `keys` the number of keys of a tile.
 
-// Epilogue: divides a warp's output rows by l and stores them, 16 bytes at a time. `tile`, the warp's own slice of
-// smem.q, is the staging area.
+// Epilogue: divides a warp's output rows by l and stores them. `tile` is the warp's own slice of smem.q.
 template <int HS, int row_tiles>
 __device__ inline void attention_forward_store(floatX* out, float* lse, floatX* tile,
-                                               AttentionForwardState<HS, row_tiles>& state, int row0, int T, size_t C,
+                                               AttentionForwardState<HS, row_tiles>& state, int row0, int T, int C,
                                                int head_size = HS) {
     int lane = threadIdx.x % 32;
 #pragma unroll
     for (int i = 0; i < row_tiles; i++) {
 #pragma unroll
         for (int half_row = 0; half_row < 2; half_row++) {
-            int row = 16 * i + 8 * half_row + lane / 4;
+            int row = row0 + 16 * i + 8 * half_row + lane / 4;
             float l = state.l[i][half_row];
             l += __shfl_xor_sync(0xFFFFFFFFu, l, 1);
             l += __shfl_xor_sync(0xFFFFFFFFu, l, 2);
             float inverse = 1.0f / l;
-            if (lse && lane % 4 == 0 && row0 + row < T) { lse[row0 + row] = (state.m[i][half_row] + log2f(l)) * LN2; }
+            if (lse && lane % 4 == 0 && row < T) { lse[row] = (state.m[i][half_row] + log2f(l)) * LN2; }
 #pragma unroll
             for (int n = 0; n < HS / 8; n++) {
-                uint32_t pair = pack_16x2(state.o[i][n][2 * half_row] * inverse,
-                                          state.o[i][n][2 * half_row + 1] * inverse, floatX());
-                *reinterpret_cast<uint32_t*>(tile + attention_forward_at<HS>(row, n) + lane % 4 * 2) = pair;
+                state.o[i][n][2 * half_row] *= inverse, state.o[i][n][2 * half_row + 1] *= inverse;
             }
         }
     }
-    __syncwarp();
-#pragma unroll
-    for (int i = lane; i < 16 * row_tiles * HS / 8; i += 32) {
-        int row = i / (HS / 8), chunk = i % (HS / 8);
-        if (row0 + row < T && chunk * 8 < head_size) {
-            // int4 instead of load128 and store128, because the compiler splits those into 4-byte copies here
-            *reinterpret_cast<int4*>(out + (row0 + row) * C + chunk * 8) =
-                *reinterpret_cast<const int4*>(tile + attention_forward_at<HS>(row, chunk));
-        }
-    }
+    attention_forward_store_rows<HS>(out + (size_t)row0 * C, C, T - row0, state.o, 1.0f, tile, head_size);
 }
 
 template <int HS, int row_tiles, int step, int slack, int blocks, int keys>
