@@ -379,9 +379,9 @@ __global__ void __launch_bounds__(128, 2)
 
     for (int first = 0; first < num_walks; first += M) { // tiles of 64 * M keys
         int kv = 64 * first + 16 * M * warp;
-        AttentionBackwardLoader<HS> loader(q, d, stride, C, 64 * first, T);
         auto load = [&](int stage, int t) {
-            loader.load(smem.tile1[stage], smem.tile2[stage], stride, C);
+            attention_forward_load<HS, 64>(smem.tile1[stage], q, stride, t, T);
+            attention_forward_load<HS, 64>(smem.tile2[stage], d, C, t, T);
             int i = threadIdx.x % 64;
             cp_async_4((threadIdx.x < 64 ? smem.lse : smem.dsum)[stage] + i, (threadIdx.x < 64 ? lse : dsum) + t + i,
                        t + i < T);
@@ -390,10 +390,10 @@ __global__ void __launch_bounds__(128, 2)
         floatX *v_owned = smem.v + 16 * M * HS * warp, *k_owned = smem.k + 16 * M * HS * warp;
         floatX* ds_owned = smem.ds + 16 * M * 64 * warp;
         __syncthreads(); // all warps have read the previous tiles and keys
-        attention_backward_load_owned<HS, M>(v_owned, q + 2 * C + (size_t)kv * stride, stride, T - kv);
-        attention_backward_load_owned<HS, M>(k_owned, q + C + (size_t)kv * stride, stride, T - kv);
+        attention_forward_load<HS, 16 * M, 32>(v_owned, q + 2 * C, stride, kv, T);
+        attention_forward_load<HS, 16 * M, 32>(k_owned, q + C, stride, kv, T);
         load(0, 64 * first);
-        uint32_t k_operand[M][HS / 16][4];
+        uint32_t k_operand[HS / 16][M][4];
         attention_backward_load_operand<HS, M>(k_operand, q + C, stride, kv, T);
         float dk[M][HS / 8][4] = {}, dv[M][HS / 8][4] = {};
         for (int walk = first, stage = 0; walk < num_walks; walk++, stage ^= 1) {
@@ -413,8 +413,8 @@ __global__ void __launch_bounds__(128, 2)
                             ds[m][n][0] = ds[m][n][2] = -y[8 * n], ds[m][n][1] = ds[m][n][3] = -y[8 * n + 1];
                         }
                     }
-                    attention_backward_multiply_rows<HS, M, N>(p, k_operand, smem.tile1[0], tile);
-                    attention_backward_multiply_rows<HS, M, N>(ds, v_owned, smem.tile2[0], tile);
+                    attention_backward_multiply_rows<HS>(p, k_operand, smem.tile1[0] + tile);
+                    attention_backward_multiply_rows<HS>(ds, v_owned, smem.tile2[0] + tile);
 #pragma unroll
                     for (int n = 0; n < N; n++) {
                         float lse2[2] = {x[8 * n] * LOG2E, x[8 * n + 1] * LOG2E};
@@ -429,8 +429,8 @@ __global__ void __launch_bounds__(128, 2)
                             }
                         }
                     }
-                    attention_backward_multiply_columns<HS, M, N>(dv, p, smem.tile2[0], tile);
-                    attention_backward_multiply_columns<HS, M, N>(dk, ds, smem.tile1[0], tile);
+                    attention_backward_multiply_columns<HS>(dv, p, smem.tile2[0] + tile);
+                    attention_backward_multiply_columns<HS>(dk, ds, smem.tile1[0] + tile);
                 }
 #pragma unroll
                 for (int m = 0; m < M; m++) {
@@ -438,7 +438,7 @@ __global__ void __launch_bounds__(128, 2)
                     for (int n = 0; n < N; n++) {
 #pragma unroll
                         for (int i = 0; i < 4; i += 2) {
-                            int to = attention_backward_offset<64>(0, 16 * m + 4 * i + lane / 4, row / 8 + n);
+                            int to = attention_forward_at<64>(16 * m + 4 * i + lane / 4, row / 8 + n);
                             uint32_t* pair = reinterpret_cast<uint32_t*>(ds_owned + to + lane % 4 * 2);
                             *pair = pack_16x2(ds[m][n][i], ds[m][n][i + 1], floatX());
                         }
@@ -448,20 +448,14 @@ __global__ void __launch_bounds__(128, 2)
             __syncthreads(); // all warps have written ds
 
             // dq of 16 queries per warp, over all keys of the tile
-            float dq[HS / 8][4] = {};
-            int offset_a = attention_backward_offset<64>(0, lane / 16 * 8 + lane % 8, 2 * warp + lane / 8 % 2);
-            int offset_b = attention_backward_offset<HS>(0, lane % 16, lane / 16);
+            float dq[1][HS / 8][4] = {};
+            int offset_a = attention_forward_at<64>(lane / 16 * 8 + lane % 8, 2 * warp + lane / 8 % 2);
+            uint32_t keys = attention_forward_v_address<HS>(smem.k);
 #pragma unroll 2
             for (int k = 0; k < 4 * M; k++) {
-                uint32_t a[4];
-                ldmatrix_x4_trans(a, smem.ds + offset_a + 16 * k * 64);
-#pragma unroll
-                for (int n = 0; n < HS / 8; n += 2) {
-                    uint32_t b4[4];
-                    ldmatrix_x4_trans(b4, attention_backward_column<HS>(smem.k, offset_b, n) + 16 * k * HS);
-                    mma_16x8x16(dq[n], a, b4[0], b4[1], floatX());
-                    mma_16x8x16(dq[n + 1], a, b4[2], b4[3], floatX());
-                }
+                uint32_t a[1][4];
+                ldmatrix_x4_trans(a[0], smem.ds + offset_a + 16 * k * 64);
+                attention_forward_multiply_values<HS>(dq, a, keys, k);
             }
             float4* sums = dq_sums + ((size_t)walk * 4 + warp) * (HS / 8) * 32 + lane;
             bool last = walk < first + M; // these queries see no later keys, so the sum is complete
@@ -469,7 +463,7 @@ __global__ void __launch_bounds__(128, 2)
             floatX* out = dqkv + ((size_t)b * T + t) * stride + h * HS + lane % 4 * 2;
 #pragma unroll
             for (int n = 0; n < HS / 8; n++) {
-                float4 sum = make_float4(dq[n][0], dq[n][1], dq[n][2], dq[n][3]);
+                float4 sum = make_float4(dq[0][n][0], dq[0][n][1], dq[0][n][2], dq[0][n][3]);
                 if (first > 0) {
                     float4 before = sums[32 * n];
                     sum.x += before.x, sum.y += before.y, sum.z += before.z, sum.w += before.w;
@@ -485,8 +479,8 @@ __global__ void __launch_bounds__(128, 2)
             }
         }
         floatX* dk_rows = dqkv + ((size_t)b * T + kv) * stride + h * HS + C;
-        attention_backward_store<HS, M>(dk_rows, stride, T - kv, dk, scale, v_owned);
-        attention_backward_store<HS, M>(dk_rows + C, stride, T - kv, dv, 1.0f, v_owned);
+        attention_forward_store_rows<HS>(dk_rows, stride, T - kv, dk, scale, v_owned);
+        attention_forward_store_rows<HS>(dk_rows + C, stride, T - kv, dv, 1.0f, v_owned);
     }
 }
 
