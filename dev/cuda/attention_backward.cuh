@@ -622,43 +622,17 @@ template <int HS = 64> static int attention_backward_sm90_stats(const AttentionB
     return all / queries;
 }
 
-// Issues the TMA load of 128 rows of one head, tokens t..t+127. vector: for dout, the head; for qkv, the index into the
-// 3 * NH vectors of a token (q of all heads, then k, then v).
-__device__ inline void attention_backward_tma(floatX* tile, const CUtensorMap& map, int vector, int t, int b,
-                                              uint64_t* full) {
-    tma_load_4d(tile, &map, 0, vector, t, b, full);
-}
-
 // The next three functions are the three shapes of product. Each issues its wgmmas and does not wait.
-// s (64 keys, 128 queries) = keys (64, 64) queries (128, 64)^T
-__device__ inline void attention_backward_sm90_scores(float (&s)[64], const floatX* keys, const floatX* queries) {
-    uint64_t a = wgmma_descriptor(keys), b = wgmma_descriptor(queries);
-    wgmma_64x128x16_new(s, a, b, floatX());
-#pragma unroll
-    for (int k = 1; k < 4; k++) { wgmma_64x128x16(s, a + 2 * k, b + 2 * k, 1, floatX()); }
+// s (64 keys, queries) = keys (64, HS) queries (queries, HS)^T, for the queries of a step. The 64 keys are part of a tile of 128.
+template <int HS, int n>
+__device__ inline void attention_backward_sm90_scores(float (&s)[n], const floatX* keys, const floatX* queries) {
+    attention_forward_sm90_scores<HS, 128>(s, wgmma_descriptor(keys), wgmma_descriptor(queries));
 }
-// With HS = 128, s (64 keys, 64 queries) = keys (64, 128) queries (64, 128)^T. The second 64 columns of a tile follow the
-// first 64 columns of all its rows.
-__device__ inline void attention_backward_sm90_scores(float (&s)[32], const floatX* keys, const floatX* queries) {
-    uint64_t a = wgmma_descriptor(keys), b = wgmma_descriptor(queries);
-    wgmma_64x64x16_new(s, a, b, floatX());
-#pragma unroll
-    for (int k = 1; k < 8; k++) {
-        uint64_t a_box = k / 4 * (128 * 64 * sizeof(floatX) / 16), b_box = k / 4 * (64 * 64 * sizeof(floatX) / 16);
-        wgmma_64x64x16(s, a + a_box + k % 4 * 2, b + b_box + k % 4 * 2, 1, floatX());
-    }
-}
-// sum (64 keys, 64) += x (64 keys, 128 queries) queries (128, 64)
-__device__ inline void attention_backward_sm90_keys(float (&sum)[32], const uint32_t (&x)[32], const floatX* queries) {
-    uint64_t b = wgmma_descriptor(queries);
-#pragma unroll
-    for (int k = 0; k < 8; k++) { wgmma_64x64x16_transposed(sum, x + 4 * k, b + 128 * k, 1, floatX()); }
-}
-// With HS = 128, sum (64 keys, 128) += x (64 keys, 64 queries) queries (64, 128)
-__device__ inline void attention_backward_sm90_keys(float (&sum)[64], const uint32_t (&x)[16], const floatX* queries) {
-    uint64_t b = wgmma_descriptor_transposed(queries, 64 * 64 * sizeof(floatX));
-#pragma unroll
-    for (int k = 0; k < 4; k++) { wgmma_64x128x16_transposed(sum, x + 4 * k, b + 128 * k, 1, floatX()); }
+// sum (64 keys, HS) += x (64 keys, queries) queries (queries, HS)
+template <int HS, int n> __device__ inline void
+attention_backward_sm90_keys(float (&sum)[HS / 2], const uint32_t (&x)[n], const floatX* queries) {
+    attention_forward_sm90_values(
+        sum, x, HS == 64 ? wgmma_descriptor(queries) : wgmma_descriptor_transposed(queries, 64 * 64 * sizeof(floatX)));
 }
 // dq (64 queries, 64) = ds (128 keys, 64 queries)^T keys (128, 64)
 __device__ inline void attention_backward_sm90_queries(float (&dq)[32], const floatX* ds, const floatX* keys) {
@@ -710,32 +684,9 @@ template <int n> __device__ inline void attention_backward_sm90_ds(uint32_t (&p)
 // Writes dS to shared memory, as matrices (128 keys, 64 queries), swizzled for wgmma. row: the warp's first key.
 template <int n>
 __device__ inline void attention_backward_sm90_store_ds(floatX* matrices, const uint32_t (&ds)[n], int row) {
-    int lane = threadIdx.x % 32;
-    row += lane % 16;
-    uint32_t address = shared_address(matrices) + row * 128;
 #pragma unroll
     for (int k = 0; k < n / 4; k++) {
-        int chunk = (2 * (k % 4) + lane / 16) ^ (row % 8);
-        stmatrix_x4(address + k / 4 * ATTENTION_BACKWARD_TILE_BYTES + chunk * 16, ds + 4 * k);
-    }
-}
-
-// rows (128, 64) in shared memory, swizzled for TMA: a warp's 16 rows from `row` on become factor * sum, of whose columns it
-// takes 64, from number 64 * box on.
-template <int box, int n>
-__device__ inline void attention_backward_sm90_stage(floatX* rows, const float (&sum)[n], float factor, int row) {
-    int lane = threadIdx.x % 32;
-    row += lane % 16;
-    uint32_t address = shared_address(rows) + row * 128;
-#pragma unroll
-    for (int k = 0; k < 4; k++) {
-        uint32_t x[4];
-#pragma unroll
-        for (int j = 0; j < 4; j++) {
-            const float* pair = sum + 32 * box + 8 * k + 2 * j;
-            x[j] = pack_16x2(factor * pair[0], factor * pair[1], floatX());
-        }
-        stmatrix_x4(address + ((2 * k + lane / 16) ^ (row % 8)) * 16, x);
+        attention_forward_sm90_write(matrices + k / 4 * 128 * 64 + row * 64, k % 4, ds + 4 * k);
     }
 }
 
@@ -822,7 +773,7 @@ attention_backward_load_rows(floatX* tile, const CUtensorMap& map, int vector, i
 #pragma unroll
     for (int j = 0; j < BOXES * num_rows / BOX_ROWS; j++) {
         int row = j * BOX_ROWS % num_rows, box = j * BOX_ROWS / num_rows;
-        attention_backward_tma(tile + (box * num_rows + row) * 64, map, vector * BOXES + box, t + row, b, full);
+        tma_load_4d(tile + (box * num_rows + row) * 64, &map, 0, vector * BOXES + box, t + row, b, full);
     }
 }
 
@@ -952,11 +903,11 @@ template <int HS> __device__ inline void attention_backward_sm90_compute_item(co
         uint32_t p[QUERIES / 4], ds[QUERIES / 4];
         mbarrier_wait(&smem.q_full[i % 2], i / 2 % 2);
         wgmma_fence();
-        attention_backward_sm90_scores(s, k, smem.q[i % 2]);
+        attention_backward_sm90_scores<HS>(s, k, smem.q[i % 2]);
         wgmma_commit();
         mbarrier_wait(&smem.dout_full[i % 2], i / 2 % 2);
         wgmma_fence();
-        attention_backward_sm90_scores(dp, v, smem.dout[i % 2]);
+        attention_backward_sm90_scores<HS>(dp, v, smem.dout[i % 2]);
         wgmma_commit();
 
         wgmma_wait<1>();
@@ -970,13 +921,13 @@ template <int HS> __device__ inline void attention_backward_sm90_compute_item(co
         mbarrier_arrive(&smem.q_empty[i % 2]); // this thread has read stats
 
         wgmma_fence();
-        attention_backward_sm90_keys(dv, p, smem.dout[i % 2]);
+        attention_backward_sm90_keys<HS>(dv, p, smem.dout[i % 2]);
         wgmma_commit();
         if (step == 0 || j == 0) { wait_for_stores(); }
         attention_backward_sm90_store_ds(smem.ds[i % 2], ds, row);
         tma_store_fence(); // wgmma reads through the async proxy
         wgmma_fence();
-        attention_backward_sm90_keys(dk, ds, smem.q[i % 2]);
+        attention_backward_sm90_keys<HS>(dk, ds, smem.q[i % 2]);
         wgmma_commit();
         named_barrier_sync(1, 256); // both warpgroups have written ds
         wgmma_fence();
@@ -1011,29 +962,22 @@ template <int HS> __device__ inline void attention_backward_sm90_compute_item(co
                 }
             }
             floatX* rows = staging(0, i);
-            attention_backward_sm90_stage<0>(rows, dq, scale, row);
+            attention_forward_sm90_to_shared(rows + row * 64, dq, {scale, scale});
             store(0, BOXES == 1 ? 0 : warpgroup, rows, QUERIES * step - (BOXES == 1 ? 0 : 64 * warpgroup));
             if (args.dq_terms) { attention_backward_sm90_sum_rows(dq_terms, dq, step > 0); }
         }
         mbarrier_arrive(&smem.dq_full[warpgroup]);
     }
     if (j == 0) { wait_for_stores(); }
-    floatX *first = staging(0, i - 1), *second = staging(1, i - 1);
-    if constexpr (BOXES == 1) {
-        attention_backward_sm90_stage<0>(first, dk, scale, row);
-        store(1, 0, first, 128 * j);
-        attention_backward_sm90_stage<0>(second, dv, 1.0f, row);
-        store(2, 0, second, 128 * j);
-    } else {
-        attention_backward_sm90_stage<0>(first, dk, scale, row);
-        store(1, 0, first, 128 * j);
-        attention_backward_sm90_stage<1>(second, dk, scale, row);
-        store(1, 1, second, 128 * j);
-        wait_for_stores();
-        attention_backward_sm90_stage<0>(first, dv, 1.0f, row);
-        store(2, 0, first, 128 * j);
-        attention_backward_sm90_stage<1>(second, dv, 1.0f, row);
-        store(2, 1, second, 128 * j);
+#pragma unroll
+    for (int m = 0; m < 2 * BOXES; m++) { // dk, then dv, 64 columns at a time
+        floatX* rows = staging(m % 2, i - 1);
+        float factor = m < BOXES ? scale : 1.0f;
+        if (m == 2) { wait_for_stores(); }
+        attention_forward_sm90_to_shared(rows + row * 64,
+                                         reinterpret_cast<const float(&)[32]>((m < BOXES ? dk : dv)[32 * (m % BOXES)]),
+                                         {factor, factor});
+        store(1 + m / BOXES, m % BOXES, rows, 128 * j);
     }
     if (args.dq_terms && j == 0) {
         float terms[16];

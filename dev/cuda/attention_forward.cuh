@@ -536,9 +536,9 @@ constexpr int ATTENTION_FORWARD_ROW = 64; // columns of a box: 128 bytes, the wi
 constexpr int ATTENTION_FORWARD_BOX = 64 * ATTENTION_FORWARD_ROW;
 constexpr int ATTENTION_FORWARD_BOX_UNITS = ATTENTION_FORWARD_BOX * sizeof(floatX) / 16; // in the unit of descriptors
 
-// Issues s = q k^T for 64 queries and 64 keys, or 128 keys with HS = 64, and does not wait. q, k: wgmma descriptors. The
-// previous contents of s are overwritten, and the compiler knows that they are dead.
-template <int HS = 64, int num_s>
+// Issues s = q k^T for 64 queries and 64 keys, or 128 keys with HS = 64, and does not wait. q, k: wgmma descriptors. With HS = 128, q
+// is in boxes of q_rows rows. The previous contents of s are overwritten, and the compiler knows that they are dead.
+template <int HS = 64, int q_rows = 64, int num_s>
 __device__ inline void attention_forward_sm90_scores(float (&s)[num_s], uint64_t q, uint64_t k) {
     static_assert(num_s == 32 || HS == 64, "");
     if constexpr (num_s == 32) {
@@ -548,11 +548,12 @@ __device__ inline void attention_forward_sm90_scores(float (&s)[num_s], uint64_t
     }
 #pragma unroll
     for (int d = 1; d < HS / 16; d++) { // 16 columns are 32 bytes, and the descriptor counts in units of 16 bytes
-        int step = d / 4 * ATTENTION_FORWARD_BOX_UNITS + d % 4 * 2;
+        uint64_t a = q + d / 4 * (q_rows / 64 * ATTENTION_FORWARD_BOX_UNITS) + d % 4 * 2;
+        uint64_t b = k + d / 4 * ATTENTION_FORWARD_BOX_UNITS + d % 4 * 2;
         if constexpr (num_s == 32) {
-            wgmma_64x64x16(s, q + step, k + step, 1, floatX());
+            wgmma_64x64x16(s, a, b, 1, floatX());
         } else {
-            wgmma_64x128x16(s, q + step, k + step, 1, floatX());
+            wgmma_64x128x16(s, a, b, 1, floatX());
         }
     }
 }
@@ -751,13 +752,18 @@ __device__ inline void attention_forward_sm90_row_sums(float (&l)[2]) {
     }
 }
 
-// Writes a warp's 16 rows of o, multiplied by `inverse`, to a tile (16,64) in shared memory, in TMA's 128-byte swizzle.
-// With HS = 128, columns from 64 on go to a second tile, ATTENTION_FORWARD_BOX elements further.
-template <int num_o> __device__ inline void attention_forward_sm90_to_shared(floatX* tile, const float (&o)[num_o],
-                                                                             const float (&inverse)[2]) {
+// Writes operand fragment x, a warp's 16 rows and 16 columns, to columns 16 * d to 16 * d + 15 of a tile (16,64) in shared memory, in
+// TMA's 128-byte swizzle. Columns from 64 on are in a second tile, ATTENTION_FORWARD_BOX elements further.
+__device__ inline void attention_forward_sm90_write(floatX* tile, int d, const uint32_t* x) {
     int lane = threadIdx.x % 32;
     // stmatrix.x4 stores four 8x8 matrices: rows 0-7 and rows 8-15 of two adjacent 16-byte chunks
     uint32_t address = shared_address(tile + attention_forward_at<64>(lane % 16, lane / 16));
+    stmatrix_x4(attention_forward_column<64>(address, d % 4) + d / 4 * ATTENTION_FORWARD_BOX * sizeof(floatX), x);
+}
+
+// Writes a warp's 16 rows of o, multiplied by `inverse`, to such a tile, or with HS = 128 to two of them.
+template <int num_o> __device__ inline void attention_forward_sm90_to_shared(floatX* tile, const float (&o)[num_o],
+                                                                             const float (&inverse)[2]) {
 #pragma unroll
     for (int d = 0; d < num_o / 8; d++) { // 16 columns at a time
         uint32_t r[4];
@@ -765,7 +771,7 @@ template <int num_o> __device__ inline void attention_forward_sm90_to_shared(flo
         for (int e = 0; e < 4; e++) {
             r[e] = pack_16x2(o[8 * d + 2 * e] * inverse[e % 2], o[8 * d + 2 * e + 1] * inverse[e % 2], floatX());
         }
-        stmatrix_x4(attention_forward_column<64>(address, d % 4) + d / 4 * ATTENTION_FORWARD_BOX * sizeof(floatX), r);
+        attention_forward_sm90_write(tile, d, r);
     }
 }
 
