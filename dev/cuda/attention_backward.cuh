@@ -622,12 +622,7 @@ template <int HS = 64> static int attention_backward_sm90_stats(const AttentionB
     return all / queries;
 }
 
-// The next three functions are the three shapes of product. Each issues its wgmmas and does not wait.
-// s (64 keys, queries) = keys (64, HS) queries (queries, HS)^T, for the queries of a step. The 64 keys are part of a tile of 128.
-template <int HS, int n>
-__device__ inline void attention_backward_sm90_scores(float (&s)[n], const floatX* keys, const floatX* queries) {
-    attention_forward_sm90_scores<HS, 128>(s, wgmma_descriptor(keys), wgmma_descriptor(queries));
-}
+// The next two functions issue the wgmmas of a product and do not wait.
 // sum (64 keys, HS) += x (64 keys, queries) queries (queries, HS)
 template <int HS, int n> __device__ inline void
 attention_backward_sm90_keys(float (&sum)[HS / 2], const uint32_t (&x)[n], const floatX* queries) {
@@ -868,20 +863,22 @@ template <int HS> __device__ inline void attention_backward_sm90_compute_item(co
                                                                               const CUtensorMap& dqkv_map) {
     typedef AttentionBackwardSMem<HS> SMem;
     constexpr int QUERIES = SMem::QUERIES, STEPS = SMem::STEPS, BOXES = SMem::BOXES;
-    const floatX *k = smem.k + warpgroup * 64 * 64, *v = smem.v + warpgroup * 64 * 64;
+    uint64_t k = wgmma_descriptor(smem.k + warpgroup * 64 * 64), v = wgmma_descriptor(smem.v + warpgroup * 64 * 64);
     float4* dq_out = smem.dq[warpgroup] + threadIdx.x % 128;
     float4* dq_terms = smem.dq_terms[warpgroup] + threadIdx.x % 128;
     int head = work / args.num_tiles, j = args.num_tiles - 1 - work % args.num_tiles;
     int num_steps = STEPS * (args.num_tiles - j);
+    int box = BOXES == 1 ? 0 : warpgroup; // of dq: with HS = 128 a warpgroup computes 64 columns, instead of 64 queries
     float dk[HS / 2] = {}, dv[HS / 2] = {};
     // The two matrices from which a warp's rows may be written after a step: of dS of the step before, which nobody reads
     // any more, and with HS = 128 the third matrix.
     auto staging = [&](int matrix, int step) {
         return BOXES == 2 && matrix == 1 ? smem.ds[2] : smem.ds[(step + 1) % 2] + matrix * 128 * 64;
     };
-    // Starts to write a warp's 16 tokens, t + row to t + row + 15, of 64 columns, number `box` of dq (which = 0), dk (1) or
-    // dv (2), from the warp's rows of the matrix `rows`.
-    auto store = [&](int which, int box, floatX* rows, int t) {
+    // Starts to write factor * sum to a warp's 16 tokens, t + row to t + row + 15, of 64 columns, number `box` of dq (which = 0),
+    // dk (1) or dv (2), through the warp's rows of the matrix `rows`.
+    auto store = [&](int which, int box, floatX* rows, int t, const float(&sum)[32], float factor) {
+        attention_forward_sm90_to_shared(rows + row * 64, sum, {factor, factor});
         tma_store_fence();
         __syncwarp();
         if (lane == 0) {
@@ -903,11 +900,11 @@ template <int HS> __device__ inline void attention_backward_sm90_compute_item(co
         uint32_t p[QUERIES / 4], ds[QUERIES / 4];
         mbarrier_wait(&smem.q_full[i % 2], i / 2 % 2);
         wgmma_fence();
-        attention_backward_sm90_scores<HS>(s, k, smem.q[i % 2]);
+        attention_forward_sm90_scores<HS, 128>(s, k, wgmma_descriptor(smem.q[i % 2]));
         wgmma_commit();
         mbarrier_wait(&smem.dout_full[i % 2], i / 2 % 2);
         wgmma_fence();
-        attention_backward_sm90_scores<HS>(dp, v, smem.dout[i % 2]);
+        attention_forward_sm90_scores<HS, 128>(dp, v, wgmma_descriptor(smem.dout[i % 2]));
         wgmma_commit();
 
         wgmma_wait<1>();
@@ -931,11 +928,7 @@ template <int HS> __device__ inline void attention_backward_sm90_compute_item(co
         wgmma_commit();
         named_barrier_sync(1, 256); // both warpgroups have written ds
         wgmma_fence();
-        if (BOXES == 1) {
-            attention_backward_sm90_queries(dq, smem.ds[i % 2] + warpgroup * 128 * 64, smem.k);
-        } else {
-            attention_backward_sm90_queries(dq, smem.ds[i % 2], smem.k + warpgroup * 128 * 64);
-        }
+        attention_backward_sm90_queries(dq, smem.ds[i % 2] + (warpgroup - box) * 128 * 64, smem.k + box * 128 * 64);
         wgmma_commit();
         wgmma_wait<1>();
         wgmma_hold(dv);
@@ -961,9 +954,7 @@ template <int HS> __device__ inline void attention_backward_sm90_compute_item(co
                     dq[c] += x.x, dq[c + 1] += x.y, dq[c + 2] += x.z, dq[c + 3] += x.w;
                 }
             }
-            floatX* rows = staging(0, i);
-            attention_forward_sm90_to_shared(rows + row * 64, dq, {scale, scale});
-            store(0, BOXES == 1 ? 0 : warpgroup, rows, QUERIES * step - (BOXES == 1 ? 0 : 64 * warpgroup));
+            store(0, box, staging(0, i), QUERIES * step - 64 * box, dq, scale);
             if (args.dq_terms) { attention_backward_sm90_sum_rows(dq_terms, dq, step > 0); }
         }
         mbarrier_arrive(&smem.dq_full[warpgroup]);
@@ -971,13 +962,9 @@ template <int HS> __device__ inline void attention_backward_sm90_compute_item(co
     if (j == 0) { wait_for_stores(); }
 #pragma unroll
     for (int m = 0; m < 2 * BOXES; m++) { // dk, then dv, 64 columns at a time
-        floatX* rows = staging(m % 2, i - 1);
-        float factor = m < BOXES ? scale : 1.0f;
+        const auto& sum = reinterpret_cast<const float(&)[32]>((m < BOXES ? dk : dv)[32 * (m % BOXES)]);
         if (m == 2) { wait_for_stores(); }
-        attention_forward_sm90_to_shared(rows + row * 64,
-                                         reinterpret_cast<const float(&)[32]>((m < BOXES ? dk : dv)[32 * (m % BOXES)]),
-                                         {factor, factor});
-        store(1 + m / BOXES, m % BOXES, rows, 128 * j);
+        store(1 + m / BOXES, m % BOXES, staging(m % 2, i - 1), 128 * j, sum, m < BOXES ? scale : 1.0f);
     }
     if (args.dq_terms && j == 0) {
         float terms[16];
@@ -988,8 +975,7 @@ template <int HS> __device__ inline void attention_backward_sm90_compute_item(co
             terms[4 * c + 2] = scale * x.z, terms[4 * c + 3] = scale * x.w;
         }
         // of this batch element, one per warp, or (HS = 128) one per pair of warps with the same rows
-        size_t term = (size_t)head / args.NH * (8 / BOXES) + (BOXES == 1 ? row : row % QUERIES) / 16;
-        int box = BOXES == 1 ? 0 : warpgroup;
+        size_t term = (size_t)head / args.NH * (8 / BOXES) + row % QUERIES / 16;
         float2* to = reinterpret_cast<float2*>(args.dq_terms + ((term * args.NH + head % args.NH) * BOXES + box) * 64);
         to[lane] = fragment_column_sums(terms);
     }
