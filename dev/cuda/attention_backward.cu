@@ -520,7 +520,7 @@ __device__ inline void attention_backward_sm90_store(floatX* rows, size_t stride
 }
 
 // Stores a warp's 16 rows, tokens t..t+15, of dq (which = 0), dk (1) or dv (2).
-__device__ inline void attention_backward_sm90_store_rows(const AttentionBackwardArgs& args, int which, int head, int t,
+__device__ inline void attention_backward_sm90_store_rows(const AttentionBackwardSm90Args& args, int which, int head, int t,
                                                           const float (&sum)[32], float factor) {
     size_t token = (size_t)(head / args.NH) * args.T + t, stride = (size_t)3 * args.NH * 64;
     floatX* rows = args.dqkv + token * stride + ((size_t)which * args.NH + head % args.NH) * 64;
@@ -535,7 +535,7 @@ struct AttentionBackwardSMem9 {
 };
 
 __global__ void __launch_bounds__(256, 1)
-    attention_backward_sm90_kernel9(AttentionBackwardArgs args, const __grid_constant__ CUtensorMap qkv_map,
+    attention_backward_sm90_kernel9(AttentionBackwardSm90Args args, const __grid_constant__ CUtensorMap qkv_map,
                                     const __grid_constant__ CUtensorMap dout_map, float scale) {
     extern __shared__ __align__(1024) unsigned char attention_backward_sm90_memory[]; // aligned for TMA's swizzle
     auto& smem = *reinterpret_cast<AttentionBackwardSMem9*>(attention_backward_sm90_memory);
@@ -629,7 +629,7 @@ void attention_backward9(floatX* dqkv, float* scratch, const floatX* dout, const
                          const float* lse, int B, int T, int C, int NH, cudaStream_t stream) {
     require(C / NH == 64);
     require(has_sm90a()); // nvcc -gencode arch=compute_90a,code=sm_90a
-    AttentionBackwardArgs args = attention_backward_sm90_args(dqkv, scratch, B, T, NH, false);
+    AttentionBackwardSm90Args args = attention_backward_sm90_args(dqkv, scratch, B, T, NH, false);
     CUtensorMap qkv_map = tensor_map_heads(qkv, B, T, 3 * NH, 128);
     CUtensorMap dout_map = tensor_map_heads(dout, B, T, NH, 128);
     attention_backward_sm90_stats(args, dout, out, lse, stream);
@@ -644,7 +644,7 @@ void attention_backward9(floatX* dqkv, float* scratch, const floatX* dout, const
 // ---- kernel 10: one block per work item, relying on blocks starting in the order of their index ----
 
 __global__ void __launch_bounds__(384, 1)
-    attention_backward_sm90_kernel10(AttentionBackwardArgs args, const __grid_constant__ CUtensorMap qkv_map,
+    attention_backward_sm90_kernel10(AttentionBackwardSm90Args args, const __grid_constant__ CUtensorMap qkv_map,
                                      const __grid_constant__ CUtensorMap dout_map,
                                      const __grid_constant__ CUtensorMap dqkv_map, float scale) {
     extern __shared__ __align__(1024) unsigned char attention_backward_sm90_memory[]; // aligned for TMA's swizzle
@@ -679,7 +679,7 @@ void attention_backward10(floatX* dqkv, float* scratch, const floatX* dout, cons
                           const float* lse, int B, int T, int C, int NH, cudaStream_t stream) {
     require(C / NH == 64);
     require(has_sm90a()); // nvcc -gencode arch=compute_90a,code=sm_90a
-    AttentionBackwardArgs args = attention_backward_sm90_args(dqkv, scratch, B, T, NH, false);
+    AttentionBackwardSm90Args args = attention_backward_sm90_args(dqkv, scratch, B, T, NH, false);
     CUtensorMap qkv_map = tensor_map_heads(qkv, B, T, 3 * NH, 128);
     CUtensorMap dout_map = tensor_map_heads(dout, B, T, NH, 128);
     CUtensorMap dqkv_map = tensor_map_heads(dqkv, B, T, 3 * NH, 16);

@@ -18,6 +18,17 @@ Kernels 3, 7 and 11 of attention_backward.cu, which has the other kernels, error
 #include <type_traits>
 
 // ==== promoted: attention_backward ====
+// The arguments of the launchers.
+struct AttentionBackwardArgs {
+    floatX* dqkv;                   // (B,T,3,NH,HS)
+    float* dbias;                   // (3,NH,HS) or NULL
+    float* scratch;                 // attention_backward_scratch() floats; kernels 3 and 7: dsum (B,NH,T)
+    const floatX *dout, *qkv, *out; // (B,T,NH,HS), (B,T,3,NH,HS), (B,T,NH,HS)
+    const float* lse;               // (B,NH,T)
+    int B, T, C, NH;
+    float scale; // of the scores q k^T
+};
+
 // ---- kernel 3: fp32 arithmetic, 4x4 register tiles per thread, one writer per gradient ----
 
 // dsum = rowsum(dout * out). Both gradient kernels need it per query row, besides lse, because with
@@ -43,13 +54,11 @@ __global__ void attention_backward_dsum_kernel3(float* dsum, const floatX* dout,
     }
 }
 
-// dsum (B,NH,T) | dout, out (B,T,NH,HS)
-void attention_backward_dsum(float* dsum, const floatX* dout, const floatX* out, int B, int T, int C, int NH,
-                             const Execution& exec) {
-    int num_rows = B * T * NH, block_size = 256;
-    attention_backward_dsum_kernel3<<<ceil_div(num_rows, block_size / 8), block_size, 0, exec.stream>>>(
-        dsum, dout, out, T, NH, C / NH, num_rows);
-    cudaCheck(cudaGetLastError());
+// Writes dsum to a.scratch.
+void attention_backward_dsum(const AttentionBackwardArgs& a, const Execution& exec) {
+    int num_rows = a.B * a.T * a.NH, block_size = 256;
+    launch_kernel(attention_backward_dsum_kernel3, LaunchShape(ceil_div(num_rows, block_size / 8), block_size), exec,
+                  a.scratch, a.dout, a.out, a.T, a.NH, a.C / a.NH, num_rows);
 }
 
 // Loads 4 elements as floats.
@@ -178,30 +187,21 @@ template <bool keys, int D> __global__ void __launch_bounds__(256)
     }
 }
 
-template <int D> void attention_backward_plain_sized(floatX* dqkv, const float* lse, const float* dsum,
-                                                     const floatX* dout, const floatX* qkv, int B, int T, int C, int NH,
-                                                     float scale, const Execution& exec) {
-    dim3 grid(ceil_div(T, 64), B * NH);
-    attention_backward_plain_kernel3<true, D>
-        <<<grid, 256, 0, exec.stream>>>(dqkv, lse, dsum, dout, qkv, T, C, NH, scale);
-    cudaCheck(cudaGetLastError());
-    attention_backward_plain_kernel3<false, D>
-        <<<grid, 256, 0, exec.stream>>>(dqkv, lse, dsum, dout, qkv, T, C, NH, scale);
-    cudaCheck(cudaGetLastError());
+template <int D> void attention_backward_plain_sized(const AttentionBackwardArgs& a, const Execution& exec) {
+    for (auto kernel : {attention_backward_plain_kernel3<true, D>, attention_backward_plain_kernel3<false, D>}) {
+        launch_kernel(kernel, LaunchShape(dim3(ceil_div(a.T, 64), a.B * a.NH), 256), exec, a.dqkv, a.lse, a.scratch,
+                      a.dout, a.qkv, a.T, a.C, a.NH, a.scale);
+    }
 }
 
-void attention_backward_plain(floatX* dqkv, const float* lse, const float* dsum, const floatX* dout, const floatX* qkv,
-                              int B, int T, int C, int NH, float scale, const Execution& exec) {
-    int HS = C / NH;
-    require(HS % 8 == 0 && B * NH <= 65535);
-    if (HS <= 64) {
-        attention_backward_plain_sized<1>(dqkv, lse, dsum, dout, qkv, B, T, C, NH, scale, exec);
-    } else if (HS <= 128) {
-        attention_backward_plain_sized<2>(dqkv, lse, dsum, dout, qkv, B, T, C, NH, scale, exec);
-    } else {
-        require(HS <= 256);
-        attention_backward_plain_sized<4>(dqkv, lse, dsum, dout, qkv, B, T, C, NH, scale, exec);
-    }
+void attention_backward_plain(const AttentionBackwardArgs& a, const Execution& exec) {
+    int HS = a.C / a.NH;
+    require(HS % 8 == 0 && HS <= 256 && a.B * a.NH <= 65535);
+    attention_backward_dsum(a, exec);
+    auto sized = HS <= 64    ? attention_backward_plain_sized<1>
+                 : HS <= 128 ? attention_backward_plain_sized<2>
+                             : attention_backward_plain_sized<4>;
+    sized(a, exec);
 }
 
 #if !defined(ENABLE_FP32)
@@ -430,13 +430,12 @@ __global__ void __launch_bounds__(128, blocks_per_sm)
 // kv_M, kv_N, kv_blocks: template arguments M, N, blocks_per_sm of the kernel for dk and dv; q_M, q_N, q_blocks: those
 // of the kernel for dq. HS: see ATTENTION_FORWARD_PITCH.
 template <int HS, int kv_M, int kv_N, int kv_blocks, int q_M, int q_N, int q_blocks, int walked = 64>
-void attention_backward_mma_sized(floatX* dqkv, const float* lse, const float* dsum, const floatX* dout,
-                                  const floatX* qkv, int B, int T, int C, int NH, float scale, const Execution& exec) {
-    size_t head_bytes = (size_t)4 * T * (C / NH) * sizeof(floatX); // q, k, v and dout of one head
-    int group = (int)(((size_t)32 << 20) / head_bytes) + 1;        // 32 MB of the 40 to 50 MB of L2
+void attention_backward_mma_sized(const AttentionBackwardArgs& a, const Execution& exec) {
+    size_t head_bytes = (size_t)4 * a.T * (a.C / a.NH) * sizeof(floatX); // q, k, v and dout of one head
+    int group = (int)(((size_t)32 << 20) / head_bytes) + 1;              // 32 MB of the 40 to 50 MB of L2
     auto run = [&](auto kernel, int M, size_t bytes) {
-        launch_kernel(kernel, LaunchShape(ceil_div(T, 64 * M) * B * NH, 128, bytes), exec, dqkv, lse, dsum, dout, qkv,
-                      T, C, NH, C / NH, scale, group);
+        launch_kernel(kernel, LaunchShape(ceil_div(a.T, 64 * M) * a.B * a.NH, 128, bytes), exec, a.dqkv, a.lse,
+                      a.scratch, a.dout, a.qkv, a.T, a.C, a.NH, a.C / a.NH, a.scale, group);
     };
     constexpr int DK = ATTENTION_BACKWARD_DK, DV = ATTENTION_BACKWARD_DV, FIRST = HS > 128 ? DV : DK | DV;
     size_t kv_bytes = sizeof(AttentionBackwardMmaSMem<HS, kv_M, walked>);
@@ -448,11 +447,10 @@ void attention_backward_mma_sized(floatX* dqkv, const float* lse, const float* d
         sizeof(AttentionBackwardMmaSMem<HS, q_M, walked>));
 }
 
-// C / NH is a multiple of 8, at most 256.
-void attention_backward_mma(floatX* dqkv, const float* lse, const float* dsum, const floatX* dout, const floatX* qkv,
-                            int B, int T, int C, int NH, float scale, const Execution& exec) {
-    int HS = C / NH;
+void attention_backward_mma(const AttentionBackwardArgs& a, const Execution& exec) {
+    int HS = a.C / a.NH;
     require(HS % 8 == 0 && HS <= 256);
+    attention_backward_dsum(a, exec);
     auto sized = HS <= 32    ? attention_backward_mma_sized<32, 2, 4, 2, 2, 4, 2>
                  : HS <= 48  ? attention_backward_mma_sized<48, 2, 4, 2, 2, 4, 2>
                  : HS == 64  ? attention_backward_mma_sized<64, 2, 2, 2, 2, 4, 2>
@@ -460,7 +458,7 @@ void attention_backward_mma(floatX* dqkv, const float* lse, const float* dsum, c
                  : HS <= 96  ? attention_backward_mma_sized<96, 1, 4, 2, 1, 8, 2>
                  : HS <= 128 ? attention_backward_mma_sized<128, 1, 4, 2, 1, 4, 2>
                              : attention_backward_mma_sized<256, 1, 2, 2, 1, 2, 2, 16>;
-    sized(dqkv, lse, dsum, dout, qkv, B, T, C, NH, scale, exec);
+    sized(a, exec);
 }
 
 // ---- sm_90a: shared by kernels 9 to 11: five wgmma products, tiles by TMA, dq summed in L2 in a fixed order ----
@@ -489,8 +487,7 @@ void attention_backward_mma(floatX* dqkv, const float* lse, const float* dsum, c
 // queries): Shah et al. 2024, FlashAttention-3, arXiv:2407.08608.
 template <int HS> constexpr int ATTENTION_BACKWARD_QUERIES = HS == 64 ? 128 : 64; // per step
 
-struct AttentionBackwardArgs {
-    floatX* dqkv;      // (B,T,3,NH,HS)
+struct AttentionBackwardSm90Args {
     float4* dq_sums;   // (B*NH, query tiles, 2, 8, 128): sums of dq so far, 8 float4 per thread of the two warpgroups
     int* turns;        // (B*NH, query tiles, 2): number of terms in each sum so far
     int* ticket;       // the number of the next work item
@@ -498,6 +495,7 @@ struct AttentionBackwardArgs {
     float* dq_terms;   // (B, 512 / HS, NH, HS): sums of dq over some queries, for dbias, or NULL
     float* dout_terms; // (blocks of queries, NH, HS): sums of dout over some queries, likewise, or NULL
     int T, NH, num_heads, num_tiles;
+    float scale;
 };
 
 constexpr int ATTENTION_BACKWARD_TILE_BYTES = 128 * 64 * sizeof(floatX);
@@ -514,19 +512,20 @@ size_t attention_backward_sm90_scratch(int B, int T, int NH, int HS = 64) {
     size_t tiles = (size_t)B * NH * ceil_div(T, 128);
     return attention_backward_sm90_terms(B, T, NH, HS) + tiles * (HS / 64 * (2 * 4096 + 2) + 256) + 1;
 }
-static AttentionBackwardArgs attention_backward_sm90_args(floatX* dqkv, float* scratch, int B, int T, int NH,
-                                                          bool has_sums, int HS = 64) {
-    AttentionBackwardArgs args = {};
-    args.T = T, args.NH = NH, args.num_heads = B * NH, args.num_tiles = ceil_div(T, 128);
+template <int HS> static AttentionBackwardSm90Args attention_backward_sm90_args(const AttentionBackwardArgs& a) {
+    require(a.C / a.NH == HS);
+    require(has_sm90a()); // nvcc -gencode arch=compute_90a,code=sm_90a
+    AttentionBackwardSm90Args args = {};
+    args.T = a.T, args.NH = a.NH, args.num_heads = a.B * a.NH, args.num_tiles = ceil_div(a.T, 128),
+    args.scale = a.scale;
     size_t tiles = (size_t)args.num_heads * args.num_tiles;
     require(tiles * 128 <= INT_MAX);
-    require((size_t)scratch % 16 == 0); // bulk copies need this alignment
-    args.dqkv = dqkv;
-    if (has_sums) {
-        args.dout_terms = scratch;
-        args.dq_terms = scratch + tiles * (128 / ATTENTION_BACKWARD_LEAST_QUERIES) * HS;
+    require((size_t)a.scratch % 16 == 0); // bulk copies need this alignment
+    if (a.dbias) {
+        args.dout_terms = a.scratch;
+        args.dq_terms = a.scratch + tiles * (128 / ATTENTION_BACKWARD_LEAST_QUERIES) * HS;
     }
-    args.dq_sums = reinterpret_cast<float4*>(scratch + attention_backward_sm90_terms(B, T, NH, HS));
+    args.dq_sums = reinterpret_cast<float4*>(a.scratch + attention_backward_sm90_terms(a.B, a.T, a.NH, HS));
     args.stats = args.dq_sums + tiles * (HS / 64) * 2048;
     args.turns = reinterpret_cast<int*>(args.stats + tiles * 64);
     args.ticket = args.turns + tiles * (HS / 64) * 2;
@@ -537,10 +536,10 @@ static AttentionBackwardArgs attention_backward_sm90_args(floatX* dqkv, float* s
 // their P is 0. A block has num_queries queries and num_heads heads from blockIdx.y * num_heads on, a thread 8 elements of a
 // head, of every num_slots-th query: HS / 8 neighbouring threads have a head. If args.dout_terms is not NULL, it gets the sums of
 // dout over the block's queries.
-template <int HS> __global__ void attention_backward_sm90_stats_kernel11(AttentionBackwardArgs args, const floatX* dout,
-                                                                         const floatX* out, const float* lse,
-                                                                         int num_queries, int num_heads,
-                                                                         int num_slots) {
+template <int HS> __global__ void attention_backward_sm90_stats_kernel11(AttentionBackwardSm90Args args,
+                                                                         const floatX* dout, const floatX* out,
+                                                                         const float* lse, int num_queries,
+                                                                         int num_heads, int num_slots) {
     extern __shared__ __align__(128) float attention_backward_terms[];   // (num_slots, num_heads * HS)
     float* dsum = attention_backward_terms + num_slots * num_heads * HS; // (num_heads, num_queries)
     constexpr int LANES = HS / 8;                                        // per head
@@ -607,9 +606,8 @@ template <int HS> __global__ void attention_backward_sm90_stats_kernel11(Attenti
 
 // Returns the number of rows of args.dout_terms, one for each block of queries: many queries, so that there are few rows, but
 // not so many that SMs are idle.
-template <int HS = 64> static int attention_backward_sm90_stats(const AttentionBackwardArgs& args, const floatX* dout,
-                                                                const floatX* out, const float* lse,
-                                                                const Execution& exec) {
+template <int HS> static int attention_backward_sm90_stats(const AttentionBackwardSm90Args& args,
+                                                           const AttentionBackwardArgs& a, const Execution& exec) {
     int num_groups = ceil_div(args.NH, 16), num_heads = ceil_div(args.NH, num_groups), num_slots = 32 / num_heads;
     int queries = 64, all = 128 * args.num_tiles * (args.num_heads / args.NH),
         threads = num_slots * num_heads * (HS / 8);
@@ -618,7 +616,7 @@ template <int HS = 64> static int attention_backward_sm90_stats(const AttentionB
     }
     size_t shared = (threads * x128::size + num_heads * queries) * sizeof(float);
     launch_early(attention_backward_sm90_stats_kernel11<HS>, dim3(all / queries, num_groups), dim3(threads), shared,
-                 exec, args, dout, out, lse, queries, num_heads, num_slots);
+                 exec, args, a.dout, a.out, a.lse, queries, num_heads, num_slots);
     return all / queries;
 }
 
@@ -717,10 +715,11 @@ __device__ inline void attention_backward_sm90_sum_rows(float4* terms, const flo
 //     producer (1 thread)               loads q, dout and stats of the next steps (two stages), k and v of each item
 //     adders (1 thread per warpgroup)   wait for the turn of this key tile, add dq to dq_sums, pass the turn on
 
-template <int HS = 64> struct AttentionBackwardSMem {
-    static constexpr int QUERIES = ATTENTION_BACKWARD_QUERIES<HS>, BOXES = HS / 64; // boxes of 64 columns
-    static constexpr int STEPS = 128 / QUERIES;                                     // steps per key tile
-    floatX q[2][QUERIES * HS], dout[2][QUERIES * HS];                               // two stages
+template <int head_size = 64> struct AttentionBackwardSMem {
+    static constexpr int HS = head_size, QUERIES = ATTENTION_BACKWARD_QUERIES<HS>,
+                         BOXES = HS / 64;             // boxes of 64 columns
+    static constexpr int STEPS = 128 / QUERIES;       // steps per key tile
+    floatX q[2][QUERIES * HS], dout[2][QUERIES * HS]; // two stages
     floatX k[128 * HS], v[128 * HS];
     // two stages, so one barrier per step is enough; also holds what TMA writes, with HS = 128 in a third matrix, too
     floatX ds[HS == 64 ? 2 : 3][128 * QUERIES];
@@ -740,7 +739,7 @@ static_assert(sizeof(AttentionBackwardSMem<64>) <= 227 << 10 && sizeof(Attention
               "the limit of compute capability 9.0");
 
 // Initialises the barriers. Called by the whole block.
-template <int HS> __device__ inline void attention_backward_sm90_init(AttentionBackwardSMem<HS>& smem) {
+template <class SMem> __device__ inline void attention_backward_sm90_init(SMem& smem) {
     if (threadIdx.x == 0) {
         mbarrier_init(&smem.k_full, 1);
         mbarrier_init(&smem.v_full, 1);
@@ -774,13 +773,11 @@ attention_backward_load_rows(floatX* tile, const CUtensorMap& map, int vector, i
 
 // The producer's part of a work item: issues its loads. work: number of the item; n: how many items the block has done
 // before; i: counts steps over all items of the block.
-template <int HS> __device__ inline void attention_backward_sm90_load_item(const AttentionBackwardArgs& args,
-                                                                           AttentionBackwardSMem<HS>& smem,
-                                                                           const CUtensorMap& qkv_map,
-                                                                           const CUtensorMap& dout_map, int work,
-                                                                           unsigned n, unsigned& i) {
-    typedef AttentionBackwardSMem<HS> SMem;
-    constexpr int QUERIES = SMem::QUERIES, STEPS = SMem::STEPS;
+template <class SMem> __device__ inline void attention_backward_sm90_load_item(const AttentionBackwardSm90Args& args,
+                                                                               SMem& smem, const CUtensorMap& qkv_map,
+                                                                               const CUtensorMap& dout_map, int work,
+                                                                               unsigned n, unsigned& i) {
+    constexpr int HS = SMem::HS, QUERIES = SMem::QUERIES, STEPS = SMem::STEPS;
     constexpr int STATS_BYTES = sizeof(smem.stats[0]), KEY_BYTES = sizeof(smem.k);
     int head = work / args.num_tiles, j = args.num_tiles - 1 - work % args.num_tiles;
     int h = head % args.NH, b = head / args.NH, tile = STEPS * j;
@@ -809,14 +806,12 @@ template <int HS> __device__ inline void attention_backward_sm90_load_item(const
 
 // An adder's part of a work item: adds dq of one consumer warpgroup to dq_sums, 16 KB per step. i counts steps over all
 // items of the block. `announced` is true if this thread has already arrived at dq_ready for the next step.
-template <int HS> __device__ inline void attention_backward_sm90_add_item(const AttentionBackwardArgs& args,
-                                                                          AttentionBackwardSMem<HS>& smem,
-                                                                          int warpgroup, int work, int& i,
-                                                                          bool& announced) {
-    constexpr int BYTES = sizeof(smem.dq[0]);
+template <class SMem> __device__ inline void attention_backward_sm90_add_item(const AttentionBackwardSm90Args& args,
+                                                                              SMem& smem, int warpgroup, int work,
+                                                                              int& i, bool& announced) {
+    constexpr int BYTES = sizeof(smem.dq[0]), STEPS = SMem::STEPS;
     float4* dq = smem.dq[warpgroup];
     uint64_t *ready = &smem.dq_ready[warpgroup], *full = &smem.dq_full[warpgroup];
-    constexpr int STEPS = AttentionBackwardSMem<HS>::STEPS;
     int num_steps = STEPS * (work % args.num_tiles + 1), j = args.num_tiles - num_steps / STEPS;
     int half_tile = (work / args.num_tiles * args.num_tiles + j) * STEPS * 2 + warpgroup;
 #pragma unroll 1
@@ -856,13 +851,13 @@ template <int HS> __device__ inline void attention_backward_sm90_add_item(const 
 // key in the key tile and a query in the query tiles.
 //
 // If args.dq_terms is not NULL, key tile 0, which writes dq, also sums its columns over all queries, for dbias.
-template <int HS> __device__ inline void attention_backward_sm90_compute_item(const AttentionBackwardArgs& args,
-                                                                              AttentionBackwardSMem<HS>& smem,
-                                                                              int warpgroup, int row, int lane,
-                                                                              int work, int n, int& i, float scale,
-                                                                              const CUtensorMap& dqkv_map) {
-    typedef AttentionBackwardSMem<HS> SMem;
-    constexpr int QUERIES = SMem::QUERIES, STEPS = SMem::STEPS, BOXES = SMem::BOXES;
+template <class SMem>
+__device__ inline void attention_backward_sm90_compute_item(const AttentionBackwardSm90Args& args, SMem& smem,
+                                                            const CUtensorMap& dqkv_map, int warpgroup, int row,
+                                                            int work, int n, int& i) {
+    constexpr int HS = SMem::HS, QUERIES = SMem::QUERIES, STEPS = SMem::STEPS, BOXES = SMem::BOXES;
+    int lane = threadIdx.x % 32;
+    float scale = args.scale;
     uint64_t k = wgmma_descriptor(smem.k + warpgroup * 64 * 64), v = wgmma_descriptor(smem.v + warpgroup * 64 * 64);
     float4* dq_out = smem.dq[warpgroup] + threadIdx.x % 128;
     float4* dq_terms = smem.dq_terms[warpgroup] + threadIdx.x % 128;
@@ -985,8 +980,7 @@ template <int HS> __device__ inline void attention_backward_sm90_compute_item(co
 
 // Calls f(work, n) for the block's work items, n = 0, 1, ... All roles use it except the producer, which announces the
 // items in smem.work.
-template <int HS, class F>
-__device__ inline void attention_backward_sm90_each(AttentionBackwardSMem<HS>& smem, int num_work, F f) {
+template <class SMem, class F> __device__ inline void attention_backward_sm90_each(SMem& smem, int num_work, F f) {
 #pragma unroll 1
     for (int n = 0;; n++) {
         mbarrier_wait(&smem.work_full[n % 2], n / 2 % 2);
@@ -999,10 +993,9 @@ __device__ inline void attention_backward_sm90_each(AttentionBackwardSMem<HS>& s
 
 // The producer thread. It draws the next ticket only after issuing all loads of the current item: a ticket drawn
 // earlier would idle here while later items, which depend on it, start on other SMs.
-template <int HS> __device__ inline void attention_backward_sm90_producer(const AttentionBackwardArgs& args,
-                                                                          AttentionBackwardSMem<HS>& smem,
-                                                                          const CUtensorMap& qkv_map,
-                                                                          const CUtensorMap& dout_map) {
+template <class SMem> __device__ inline void attention_backward_sm90_producer(const AttentionBackwardSm90Args& args,
+                                                                              SMem& smem, const CUtensorMap& qkv_map,
+                                                                              const CUtensorMap& dout_map) {
     unsigned i = 0;
 #pragma unroll 1
     for (unsigned n = 0;; n++) {
@@ -1016,9 +1009,9 @@ template <int HS> __device__ inline void attention_backward_sm90_producer(const 
 }
 
 template <int HS> __global__ void __launch_bounds__(384, 1)
-    attention_backward_sm90_kernel11(AttentionBackwardArgs args, const __grid_constant__ CUtensorMap qkv_map,
+    attention_backward_sm90_kernel11(AttentionBackwardSm90Args args, const __grid_constant__ CUtensorMap qkv_map,
                                      const __grid_constant__ CUtensorMap dout_map,
-                                     const __grid_constant__ CUtensorMap dqkv_map, float scale) {
+                                     const __grid_constant__ CUtensorMap dqkv_map) {
     extern __shared__ __align__(1024) unsigned char attention_backward_sm90_memory[]; // aligned for TMA's swizzle
     auto& smem = *reinterpret_cast<AttentionBackwardSMem<HS>*>(attention_backward_sm90_memory);
     if (shared_address(&smem) % 1024 != 0) { __trap(); }
@@ -1043,36 +1036,30 @@ template <int HS> __global__ void __launch_bounds__(384, 1)
     warpgroup_more_registers<HS == 64 ? 240 : 232>();
     int warpgroup = warp / 4 - 1, row = (warp - 4) * 16, i = 0;
     attention_backward_sm90_each(smem, args.num_heads * args.num_tiles, [&](int work, int n) {
-        attention_backward_sm90_compute_item(args, smem, warpgroup, row, lane, work, n, i, scale, dqkv_map);
+        attention_backward_sm90_compute_item(args, smem, dqkv_map, warpgroup, row, work, n, i);
     });
     if (lane == 0) { tma_store_wait<0>(); }
 }
 
-// Kernel 11; if dbias is not NULL, it also sums the columns of dq and of dout. See attention_backward. Requires sm_90a. HS is 64
-// or 128. scratch: attention_backward_sm90_scratch() floats, aligned to 16 bytes.
+// Kernel 11; if dbias is not NULL, it also sums the columns of dq and of dout. Requires sm_90a. HS is 64 or 128.
 //
 // Of dbias only the queries' third needs dqkv. dv of a key is the sum of P * dout over the queries, and P of a query adds up to
 // 1 over the keys, so dv summed over all keys is dout summed over all queries. dk of a key is the sum of dS * q over the
 // queries, and dS of a query adds up to 0 over the keys, because a number that is added to all of its scores does not change
 // the softmax: dk summed over all keys is 0. The kernels' roundings are all that is left out.
-template <int HS = 64> void attention_backward_sm90(floatX* dqkv, float* dbias, float* scratch, const floatX* dout,
-                                                    const floatX* qkv, const floatX* out, const float* lse, int B,
-                                                    int T, int C, int NH, float scale, const Execution& exec) {
-    require(C / NH == HS);
-    require(has_sm90a()); // nvcc -gencode arch=compute_90a,code=sm_90a
-    AttentionBackwardArgs args = attention_backward_sm90_args(dqkv, scratch, B, T, NH, dbias != NULL, HS);
-    int vectors = HS / 64 * NH, box_tokens = ATTENTION_BACKWARD_QUERIES<HS>;
-    CUtensorMap qkv_map = tensor_map_heads(qkv, B, T, 3 * vectors, box_tokens);
-    CUtensorMap dout_map = tensor_map_heads(dout, B, T, vectors, box_tokens);
-    CUtensorMap dqkv_map = tensor_map_heads(dqkv, B, T, 3 * vectors, 16);
-    int num_blocks_of_queries = attention_backward_sm90_stats<HS>(args, dout, out, lse, exec);
-    auto kernel = attention_backward_sm90_kernel11<HS>;
-    constexpr int SHARED_BYTES = sizeof(AttentionBackwardSMem<HS>);
+template <int HS> void attention_backward_sm90(const AttentionBackwardArgs& a, const Execution& exec) {
+    AttentionBackwardSm90Args args = attention_backward_sm90_args<HS>(a);
+    int vectors = HS / 64 * a.NH, box_tokens = ATTENTION_BACKWARD_QUERIES<HS>;
+    CUtensorMap qkv_map = tensor_map_heads(a.qkv, a.B, a.T, 3 * vectors, box_tokens);
+    CUtensorMap dout_map = tensor_map_heads(a.dout, a.B, a.T, vectors, box_tokens);
+    CUtensorMap dqkv_map = tensor_map_heads(a.dqkv, a.B, a.T, 3 * vectors, 16);
+    int num_blocks_of_queries = attention_backward_sm90_stats<HS>(args, a, exec);
     int num_blocks = min(args.num_heads * args.num_tiles, exec.free_sms());
-    launch_early(kernel, dim3(num_blocks), dim3(384), SHARED_BYTES, exec, args, qkv_map, dout_map, dqkv_map, scale);
-    if (!dbias) { return; }
-    column_sums<16>(dbias, NULL, NULL, args.dq_terms, 512 / HS * B, C, exec);
-    column_sums<16>(dbias + 2 * C, NULL, NULL, args.dout_terms, num_blocks_of_queries, C, exec);
+    launch_early(attention_backward_sm90_kernel11<HS>, dim3(num_blocks), dim3(384), sizeof(AttentionBackwardSMem<HS>),
+                 exec, args, qkv_map, dout_map, dqkv_map);
+    if (!a.dbias) { return; }
+    column_sums<16>(a.dbias, NULL, NULL, args.dq_terms, 512 / HS * a.B, a.C, exec);
+    column_sums<16>(a.dbias + 2 * a.C, NULL, NULL, args.dout_terms, num_blocks_of_queries, a.C, exec);
 }
 #endif
 
@@ -1113,28 +1100,6 @@ inline int attention_backward_choice(int HS) {
     return 3;
 }
 
-// Runs kernel 3, 7 or 11; the other arguments are those of attention_backward. Only 11 computes dbias.
-static void attention_backward_run(int kernel, floatX* dqkv, float* dbias, float* scratch, const floatX* dout,
-                                   const floatX* qkv, const floatX* out, const float* lse, int B, int T, int C, int NH,
-                                   float scale, const Execution& exec) {
-    double bytes = (8.0 * C * sizeof(floatX) + NH * sizeof(float)) * B * T;
-    Op op(exec, bytes, 5.0 * B * T * T * C, "attention_backward");
-    (void)dbias;
-#if !defined(ENABLE_FP32)
-    if (kernel == 11) {
-        auto launch = C / NH == 64 ? attention_backward_sm90<64> : attention_backward_sm90<128>;
-        return launch(dqkv, dbias, scratch, dout, qkv, out, lse, B, T, C, NH, scale, exec);
-    }
-#endif
-    float* dsum = scratch;
-    attention_backward_dsum(dsum, dout, out, B, T, C, NH, exec);
-#if !defined(ENABLE_FP32)
-    if (kernel == 7) { return attention_backward_mma(dqkv, lse, dsum, dout, qkv, B, T, C, NH, scale, exec); }
-#endif
-    require(kernel == 3);
-    attention_backward_plain(dqkv, lse, dsum, dout, qkv, B, T, C, NH, scale, exec);
-}
-
 // dqkv (B,T,3,NH,HS) | dbias (3,NH,HS) += dqkv summed over all tokens, the gradient of the bias that qkv contains; may be
 // NULL | scratch: attention_backward_scratch() floats | dout (B,T,NH,HS), qkv (B,T,3,NH,HS), out (B,T,NH,HS), lse
 // (B,NH,T). lse is a natural logarithm. C = NH * HS. All pointers are aligned to 16 bytes.
@@ -1151,7 +1116,16 @@ void attention_backward(floatX* dqkv, float* dbias, float* scratch, const floatX
                         const Execution& exec) {
     require(C % NH == 0 && C / NH % 8 == 0 && C / NH <= 256);
     int kernel = attention_backward_choice(C / NH);
-    attention_backward_run(kernel, dqkv, dbias, scratch, dout, qkv, out, lse, B, T, C, NH, scale, exec);
+    auto launch = attention_backward_plain; // kernel 3
+#if !defined(ENABLE_FP32)
+    if (kernel == 7) { launch = attention_backward_mma; }
+    if (kernel == 11) { launch = C / NH == 64 ? attention_backward_sm90<64> : attention_backward_sm90<128>; }
+#endif
+    {
+        double bytes = (8.0 * C * sizeof(floatX) + NH * sizeof(float)) * B * T;
+        Op op(exec, bytes, 5.0 * B * T * T * C, "attention_backward");
+        launch({dqkv, dbias, scratch, dout, qkv, out, lse, B, T, C, NH, scale}, exec);
+    }
     if (dbias && kernel != 11) { matmul_backward_bias(dbias, scratch, dqkv, B * T, 3 * C, exec); }
 }
 // ==== end promoted: attention_backward ====
