@@ -63,14 +63,8 @@ void attention_backward_dsum(const AttentionBackwardArgs& a, const Execution& ex
 
 // Loads 4 elements as floats.
 __device__ inline f128 attention_backward_load4(const floatX* p) {
-#if defined(ENABLE_FP32)
-    return load128(p);
-#else
-    int2 bits = *reinterpret_cast<const int2*>(p);
-    floatX x[4];
-    memcpy(x, &bits, sizeof(bits));
+    x4 x = *reinterpret_cast<const x4*>(p);
     return {{(float)x[0], (float)x[1], (float)x[2], (float)x[3]}};
-#endif
 }
 
 // sum[i][j] += a[k][4 * row + i] * b[k][4 * col + j], over k
@@ -348,13 +342,12 @@ __global__ void __launch_bounds__(128, blocks_per_sm)
     extern __shared__ __align__(128) unsigned char attention_backward_memory[];
     auto& smem = *reinterpret_cast<AttentionBackwardMmaSMem<HS, M, walked>*>(attention_backward_memory);
     constexpr bool keys = what != ATTENTION_BACKWARD_DQ, IN_REGISTERS = ATTENTION_BACKWARD_IN_REGISTERS<HS>;
-    constexpr int PITCH = ATTENTION_FORWARD_PITCH<HS>,
-                  WALKS = 64 * M / walked; // walked tiles as long as the owned tile
+    constexpr int PITCH = ATTENTION_FORWARD_PITCH<HS>, WALKS = 64 * M / walked; // WALKS: walked tiles per owned tile
     if (HS == 64) { head_size = HS; }
     int num_tiles = ceil_div(T, 64 * M);
     AttentionForwardWork work = attention_forward_work(gridDim.x / num_tiles, num_tiles, group);
-    int tile =
-        keys ? num_tiles - 1 - work.tile : work.tile; // all queries see the first keys, the last query sees all keys
+    // blocks with long walks start first: all queries see the first keys, and the last query sees all keys
+    int tile = keys ? num_tiles - 1 - work.tile : work.tile;
     int h = work.head % NH, b = work.head / NH, warp = threadIdx.x / 32, owned = 64 * M * tile + 16 * M * warp;
     int stride = 3 * C, stride_w = keys ? C : stride;
     const floatX *q = qkv + (size_t)b * T * stride + h * head_size, *d = dout + (size_t)b * T * C + h * head_size;
@@ -409,9 +402,9 @@ __global__ void __launch_bounds__(128, blocks_per_sm)
                 if (masked && keys && t + 8 * N <= owned) { continue; } // none of these queries sees this warp's keys
                 if (masked && !keys && t >= owned + 16 * M) { break; }  // no query of this warp sees these keys
                 attention_backward_step<masked, what, HS, M, N>(
-                    sum1, sum2, operand, own, smem.tile1[0] + (walked * stage + row) * PITCH,
-                    smem.tile2[0] + (walked * stage + row) * PITCH, keys ? smem.lse[stage] + column : lse2,
-                    keys ? smem.dsum[stage] + column : own_dsum, owned, t, scale2);
+                    sum1, sum2, operand, own, smem.tile1[stage] + row * PITCH, smem.tile2[stage] + row * PITCH,
+                    keys ? smem.lse[stage] + column : lse2, keys ? smem.dsum[stage] + column : own_dsum, owned, t,
+                    scale2);
             }
         };
         bool diagonal = keys ? walk < first + WALKS : walk >= WALKS * tile;
