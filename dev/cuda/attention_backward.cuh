@@ -97,10 +97,12 @@ template <bool keys, int D> __global__ void __launch_bounds__(256)
     int HS = C / NH, h = blockIdx.y % NH, b = blockIdx.y / NH;
     int tile = keys ? blockIdx.x : gridDim.x - 1 - blockIdx.x; // the longest walks start first
     int owned = 64 * tile, row = threadIdx.x / 16, col = threadIdx.x % 16;
-    const floatX* q = qkv + (size_t)b * T * 3 * C + h * HS;
-    const floatX *k = q + C, *v = q + 2 * C, *d = dout + (size_t)b * T * C + h * HS;
+    const floatX *q = qkv + (size_t)b * T * 3 * C + h * HS, *d = dout + (size_t)b * T * C + h * HS;
+    const floatX *walked1 = keys ? q : q + C, *walked2 = keys ? d : q + 2 * C;
+    const floatX *owned1 = keys ? q + C : q, *owned2 = keys ? q + 2 * C : d;
     lse += ((size_t)b * NH + h) * T, dsum += ((size_t)b * NH + h) * T;
-    size_t stride = 3 * (size_t)C, stride_d = C;
+    size_t stride = 3 * (size_t)C, walked_stride = keys ? C : stride,
+           owned_stride = keys ? stride : C; // of walked2, owned2
 
     float sum1[D][4][4] = {}, sum2[keys ? D : 1][4][4] = {}; // accumulators of dk and dv, or of dq
     int first = keys ? tile : 0, last = keys ? ceil_div(T, 64) - 1 : tile;
@@ -111,12 +113,12 @@ template <bool keys, int D> __global__ void __launch_bounds__(256)
             int r = threadIdx.x % 64, cc = threadIdx.x / 64 * 4;
             f128 w1 = {}, w2 = {}, o1 = {}, o2 = {};
             if (c + cc < HS && walked + r < T) {
-                w1 = attention_backward_load4((keys ? q : k) + (walked + r) * stride + c + cc);
-                w2 = attention_backward_load4((keys ? d : v) + (walked + r) * (keys ? stride_d : stride) + c + cc);
+                w1 = attention_backward_load4(walked1 + (walked + r) * stride + c + cc);
+                w2 = attention_backward_load4(walked2 + (walked + r) * walked_stride + c + cc);
             }
             if (c + cc < HS && owned + r < T) {
-                o1 = attention_backward_load4((keys ? k : q) + (owned + r) * stride + c + cc);
-                o2 = attention_backward_load4((keys ? v : d) + (owned + r) * (keys ? stride : stride_d) + c + cc);
+                o1 = attention_backward_load4(owned1 + (owned + r) * stride + c + cc);
+                o2 = attention_backward_load4(owned2 + (owned + r) * owned_stride + c + cc);
             }
             __syncthreads(); // all threads have read the previous tiles
 #pragma unroll
@@ -151,8 +153,8 @@ template <bool keys, int D> __global__ void __launch_bounds__(256)
                 int t = walked + w + row, c = 64 * part + 4 * col;
                 f128 y1 = {}, y2 = {};
                 if (t < T && c < HS) {
-                    y1 = attention_backward_load4((keys ? q : k) + t * stride + c);
-                    if (keys) { y2 = attention_backward_load4(d + t * stride_d + c); }
+                    y1 = attention_backward_load4(walked1 + t * stride + c);
+                    if (keys) { y2 = attention_backward_load4(walked2 + t * walked_stride + c); }
                 }
                 __syncthreads(); // all threads have read the previous tiles, and have written p and ds
                 store128(&smem.walked1[row][4 * col], y1);
