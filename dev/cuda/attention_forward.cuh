@@ -625,11 +625,12 @@ template <int num_s> __device__ inline bool attention_forward_sm90_max(const flo
     return grew;
 }
 
-// Turns the scores s into P = exp2(s * scale_log2 - m) in place, and adds P to l.
-template <int num_s> __device__ inline void
-attention_forward_sm90_exponents(float (&s)[num_s], AttentionForwardRows& rows, float scale_log2) {
+// Turns the scores s[first..end-1] into P = exp2(s * scale_log2 - m) in place, and adds P to l.
+template <int num_s>
+__device__ inline void attention_forward_sm90_exponents(float (&s)[num_s], AttentionForwardRows& rows, float scale_log2,
+                                                        int first = 0, int end = num_s) {
 #pragma unroll
-    for (int i = 0; i < num_s; i++) {
+    for (int i = first; i < end; i++) {
         s[i] = exp2_approx(fmaf(s[i], scale_log2, -rows.m[i / 2 % 2]));
         rows.l[i / 2 % 2] += s[i];
     }
@@ -646,11 +647,7 @@ attention_forward_sm90_diagonal_exponents(float (&s)[num_s], AttentionForwardRow
             for (int i = n; i < n + 8; i++) { s[i] = 0; }
         } else {
             asm volatile(""); // makes the compiler keep the branch, so that hidden groups cost nothing
-#pragma unroll
-            for (int i = n; i < n + 8; i++) {
-                s[i] = exp2_approx(fmaf(s[i], scale_log2, -rows.m[i / 2 % 2]));
-                rows.l[i / 2 % 2] += s[i];
-            }
+            attention_forward_sm90_exponents(s, rows, scale_log2, n, n + 8);
         }
     }
 }
