@@ -261,7 +261,7 @@ template <int HS, int M, int N> __device__ inline void
 attention_backward_multiply_rows(float (&sum)[M][N][4], const uint32_t (&owned)[HS / 16][M][4], const floatX* rows) {
     uint32_t address = attention_forward_k_address<HS>(rows);
 #pragma unroll
-    for (int d = 0; d < HS / 16; d++) { attention_forward_multiply_keys<HS>(sum, owned[d], address, d); }
+    for (int d = 0; d < HS / 16; d++) { attention_forward_multiply<HS, false>(sum, owned[d], address, d); }
 }
 template <int HS, int M, int N> __device__ inline void
 attention_backward_multiply_rows(float (&sum)[M][N][4], const floatX* owned, const floatX* rows) {
@@ -274,7 +274,7 @@ attention_backward_multiply_rows(float (&sum)[M][N][4], const floatX* owned, con
             ldmatrix_x4(a[m],
                         attention_forward_column<HS>(owned_address, d) + 16 * m * ATTENTION_FORWARD_ROW_BYTES<HS>);
         }
-        attention_forward_multiply_keys<HS>(sum, a, address, d);
+        attention_forward_multiply<HS, false>(sum, a, address, d);
     }
 }
 
@@ -293,7 +293,7 @@ attention_backward_multiply_columns(float (&sum)[M][HS / 8][4], const float (&x)
                 a[m][i] = pack_16x2(pair[0], pair[1], floatX());
             }
         }
-        attention_forward_multiply_values<HS>(sum, a, address, k);
+        attention_forward_multiply<HS, true>(sum, a, address, k);
     }
 }
 

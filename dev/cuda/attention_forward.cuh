@@ -254,31 +254,19 @@ template <int HS> __device__ inline uint32_t attention_forward_v_address(const f
     return shared_address(tile + attention_forward_at<HS>(lane % 16, lane / 16));
 }
 
-// sum (16*M, 8*N) += a (16*M, 16) keys (8*N, 16)^T, for columns 16 * d to 16 * d + 15 of the keys. a: operand fragments; keys: an
-// address from attention_forward_k_address()
-template <int HS, int M, int N> __device__ inline void
-attention_forward_multiply_keys(float (&sum)[M][N][4], const uint32_t (&a)[M][4], uint32_t keys, int d) {
+// sum (16*M, 8*N) += a (16*M, 16) keys (8*N, 16)^T, with columns 16 * k to 16 * k + 15 of the keys, or, if `values`, += a (16*M, 16)
+// values (16, 8*N), with values 16 * k to 16 * k + 15. a: operand fragments; address: of the first 16 keys, or values, as above.
+template <int HS, bool values, int M, int N> __device__ inline void
+attention_forward_multiply(float (&sum)[M][N][4], const uint32_t (&a)[M][4], uint32_t address, int k) {
+    constexpr int ROW_BYTES = ATTENTION_FORWARD_PITCH<HS> * sizeof(floatX);
 #pragma unroll
     for (int n = 0; n < N; n += 2) {
-        uint32_t b[4]; // b[0..1]: keys 0-7 by 16 columns; b[2..3]: keys 8-15 by 16 columns
-        ldmatrix_x4(b, attention_forward_column<HS>(keys, d) + 8 * n * ATTENTION_FORWARD_ROW_BYTES<HS>);
-#pragma unroll
-        for (int m = 0; m < M; m++) {
-            mma_16x8x16(sum[m][n], a[m], b[0], b[1], floatX());
-            mma_16x8x16(sum[m][n + 1], a[m], b[2], b[3], floatX());
+        uint32_t b[4]; // b[0..1]: the operand for columns 0-7 of 16 columns of the sum; b[2..3]: for columns 8-15
+        if (values) {
+            ldmatrix_x4_trans(b, attention_forward_column<HS>(address, n / 2) + 16 * k * ROW_BYTES);
+        } else {
+            ldmatrix_x4(b, attention_forward_column<HS>(address, k) + 8 * n * ROW_BYTES);
         }
-    }
-}
-
-// sum (16*M, HS) += a (16*M, 16) values (16, HS), for values 16 * group to 16 * group + 15. a: operand fragments; values: an address
-// from attention_forward_v_address()
-template <int HS, int M> __device__ inline void
-attention_forward_multiply_values(float (&sum)[M][HS / 8][4], const uint32_t (&a)[M][4], uint32_t values, int group) {
-#pragma unroll
-    for (int n = 0; n < HS / 8; n += 2) {
-        uint32_t b[4]; // b[0..1]: 16 keys by columns 0-7; b[2..3]: 16 keys by columns 8-15
-        ldmatrix_x4_trans(b,
-                          attention_forward_column<HS>(values, n / 2) + 16 * group * ATTENTION_FORWARD_ROW_BYTES<HS>);
 #pragma unroll
         for (int m = 0; m < M; m++) {
             mma_16x8x16(sum[m][n], a[m], b[0], b[1], floatX());
@@ -327,10 +315,10 @@ template <int HS, int M> __device__ inline void attention_forward_store_rows(flo
 //
 // So a lane has two rows per 16 queries, g and g + 8, and shares each of them with the other three lanes of its quad.
 template <int HS, int row_tiles> struct AttentionForwardState {
-    uint32_t q[HS / 16][row_tiles][4]; // operand fragments of the queries
-    float o[row_tiles][HS / 8][4];     // accumulators of the output, not yet divided by l
-    float m[row_tiles][2];             // per row, the maximum that P, o and l are relative to, times scale_log2
-    float l[row_tiles][2];             // per row, this lane's partial sum of P
+    uint32_t q[HS / 16][row_tiles][4];  // operand fragments of the queries
+    float o[row_tiles][HS / 8][4] = {}; // accumulators of the output, not yet divided by l
+    float m[row_tiles][2];              // per row, the maximum that P, o and l are relative to, times scale_log2
+    float l[row_tiles][2] = {};         // per row, this lane's partial sum of P
 };
 
 // One step of the main loop, over `step` keys. k, v: the shared-memory addresses that this lane passes to ldmatrix for
@@ -340,7 +328,7 @@ attention_forward_step(AttentionForwardState<HS, row_tiles>& state, uint32_t k, 
     int lane = threadIdx.x % 32;
     float s[row_tiles][step / 8][4] = {};
 #pragma unroll
-    for (int d = 0; d < HS / 16; d++) { attention_forward_multiply_keys<HS>(s, state.q[d], k, d); }
+    for (int d = 0; d < HS / 16; d++) { attention_forward_multiply<HS, false>(s, state.q[d], k, d); }
     float new_m[row_tiles][2];
     bool grew = false;
 #pragma unroll
@@ -395,11 +383,11 @@ attention_forward_step(AttentionForwardState<HS, row_tiles>& state, uint32_t k, 
                 p[i][j] = pack_16x2(p0, p1, floatX());
             }
         }
-        attention_forward_multiply_values<HS>(state.o, p, v, n);
+        attention_forward_multiply<HS, true>(state.o, p, v, n);
     }
 }
 
-// Loads the operand fragments of a warp's queries, whose tile in shared memory is warp_q, and clears the rest.
+// Loads the operand fragments of a warp's queries, whose tile in shared memory is warp_q, and starts m.
 template <int HS, int row_tiles>
 __device__ inline void attention_forward_start(AttentionForwardState<HS, row_tiles>& state, const floatX* warp_q) {
     int lane = threadIdx.x % 32;
@@ -409,10 +397,7 @@ __device__ inline void attention_forward_start(AttentionForwardState<HS, row_til
         for (int d = 0; d < HS / 16; d++) {
             ldmatrix_x4(state.q[d][i], warp_q + attention_forward_at<HS>(16 * i + lane % 16, 2 * d + lane / 16));
         }
-        for (int n = 0; n < HS / 8; n++) {
-            for (int e = 0; e < 4; e++) { state.o[i][n][e] = 0; }
-        }
-        for (int half_row = 0; half_row < 2; half_row++) { state.m[i][half_row] = -INFINITY, state.l[i][half_row] = 0; }
+        state.m[i][0] = state.m[i][1] = -INFINITY;
     }
 }
 
