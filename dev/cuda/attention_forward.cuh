@@ -468,21 +468,18 @@ __global__ void __launch_bounds__(128, blocks)
         }
         if (tile + 1 < num_tiles) { load(tile + 1); }
         uint32_t k = k_address + tile % 2 * STAGE_BYTES, v = v_address + tile % 2 * STAGE_BYTES;
-        if (tile < num_unmasked) {
+        // the tile's first key, relative to the warp's first query; no query of the warp sees a key whose relative
+        // index is 16 * row_tiles or more
+        int key = tile * keys - q0 - warp_row;
+        auto steps = [&](auto is_diagonal) {
+            constexpr bool masked = decltype(is_diagonal)::value;
 #pragma unroll 1
-            for (int j = 0; j < keys; j += step) {
-                attention_forward_step<false, step, slack>(state, k + j * ROW_BYTES, v + j * ROW_BYTES, 0, scale_log2);
+            for (int j = 0; j < keys && (!masked || key + j < 16 * row_tiles); j += step) {
+                attention_forward_step<masked, step, slack>(state, k + j * ROW_BYTES, v + j * ROW_BYTES, key + j,
+                                                            scale_log2);
             }
-        } else {
-            // the tile's first key, relative to the warp's first query; no query of the warp sees a key whose relative
-            // index is 16 * row_tiles or more
-            int key = tile * keys - q0 - warp_row;
-#pragma unroll 1
-            for (int j = 0; j < keys && key + j < 16 * row_tiles; j += step) {
-                attention_forward_step<true, step, slack>(state, k + j * ROW_BYTES, v + j * ROW_BYTES, key + j,
-                                                          scale_log2);
-            }
-        }
+        };
+        tile < num_unmasked ? steps(std::false_type()) : steps(std::true_type());
     }
     attention_forward_store(out, lse ? lse + (size_t)work.head * T : nullptr, warp_q, state, q0 + warp_row, T, C,
                             head_size);
