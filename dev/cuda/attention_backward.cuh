@@ -29,6 +29,38 @@ struct AttentionBackwardArgs {
     float scale; // of the scores q k^T
 };
 
+// ---- scratch: its size is the same on all devices ----
+
+inline bool attention_backward_accepts_sm90(int HS) { return sizeof(floatX) == 2 && (HS == 64 || HS == 128); }
+
+constexpr int ATTENTION_BACKWARD_LEAST_QUERIES = 16; // per block of kernel 11's first kernel
+
+// The sizes in floats of kernel 11's scratch and of its first part, the terms of dbias. 0 if kernel 11 does not accept HS.
+size_t attention_backward_sm90_terms(int B, int T, int NH, int HS) {
+    size_t tiles = (size_t)B * NH * ceil_div(T, 128);
+    if (!attention_backward_accepts_sm90(HS)) { return 0; }
+    return tiles * (128 / ATTENTION_BACKWARD_LEAST_QUERIES) * HS + (size_t)B * 8 * NH * 64;
+}
+size_t attention_backward_sm90_scratch(int B, int T, int NH, int HS) {
+    size_t tiles = (size_t)B * NH * ceil_div(T, 128);
+    if (!attention_backward_accepts_sm90(HS)) { return 0; }
+    return attention_backward_sm90_terms(B, T, NH, HS) + tiles * (HS / 64 * (2 * 4096 + 2) + 256) + 1;
+}
+
+// The size of the part of scratch, at its beginning, that holds the terms of dbias, in floats: until column_sums_flush() where sums
+// wait for that. A multiple of 4.
+size_t attention_backward_bias_terms(int B, int T, int C, int NH) {
+    size_t sm90 = attention_backward_sm90_terms(B, T, NH, C / NH);
+    return ceil_div(std::max(sm90, matmul_backward_bias_scratch(B * T, 3 * C)), (size_t)4) * 4;
+}
+
+// The size of scratch in floats. Without kernel 11, scratch holds dsum (B,NH,T) and, when that is no longer needed, the scratch of
+// matmul_backward_bias().
+size_t attention_backward_scratch(int B, int T, int C, int NH) {
+    size_t sm90 = attention_backward_sm90_scratch(B, T, NH, C / NH);
+    return std::max({sm90, (size_t)B * NH * T, matmul_backward_bias_scratch(B * T, 3 * C)});
+}
+
 // ---- kernel 3: fp32 arithmetic, 4x4 register tiles per thread, one writer per gradient ----
 
 // dsum = rowsum(dout * out). Both gradient kernels need it per query row, besides lse, because with
@@ -480,8 +512,6 @@ void attention_backward_mma(const AttentionBackwardArgs& a, const Execution& exe
 // With tickets (kernel 11) there is no deadlock: an item waits only for items with smaller tickets, which have started; the
 // oldest unfinished item never waits, however few blocks are resident. Source of computing the scores transposed, (keys,
 // queries): Shah et al. 2024, FlashAttention-3, arXiv:2407.08608.
-template <int HS> constexpr int ATTENTION_BACKWARD_QUERIES = HS == 64 ? 128 : 64; // per step
-
 struct AttentionBackwardSm90Args {
     float4* dq_sums;   // (B*NH, query tiles, 2, 8, 128): sums of dq so far, 8 float4 per thread of the two warpgroups
     int* turns;        // (B*NH, query tiles, 2): number of terms in each sum so far
@@ -494,19 +524,6 @@ struct AttentionBackwardSm90Args {
 };
 
 constexpr int ATTENTION_BACKWARD_TILE_BYTES = 128 * 64 * sizeof(floatX);
-constexpr int ATTENTION_BACKWARD_LEAST_QUERIES = 16; // per block of the first kernel
-
-// The size of the part of scratch, at its beginning, for the terms of dbias, in floats.
-size_t attention_backward_sm90_terms(int B, int T, int NH, int HS = 64) {
-    size_t tiles = (size_t)B * NH * ceil_div(T, 128);
-    return tiles * (128 / ATTENTION_BACKWARD_LEAST_QUERIES) * HS + (size_t)B * 8 * NH * 64;
-}
-
-// The size of scratch, in floats.
-size_t attention_backward_sm90_scratch(int B, int T, int NH, int HS = 64) {
-    size_t tiles = (size_t)B * NH * ceil_div(T, 128);
-    return attention_backward_sm90_terms(B, T, NH, HS) + tiles * (HS / 64 * (2 * 4096 + 2) + 256) + 1;
-}
 template <int HS> static AttentionBackwardSm90Args attention_backward_sm90_args(const AttentionBackwardArgs& a) {
     require(a.C / a.NH == HS);
     require(has_sm90a()); // nvcc -gencode arch=compute_90a,code=sm_90a
@@ -711,10 +728,10 @@ __device__ inline void attention_backward_sm90_sum_rows(float4* terms, const flo
 //     adders (1 thread per warpgroup)   wait for the turn of this key tile, add dq to dq_sums, pass the turn on
 
 template <int head_size = 64> struct AttentionBackwardSMem {
-    static constexpr int HS = head_size, QUERIES = ATTENTION_BACKWARD_QUERIES<HS>,
-                         BOXES = HS / 64;             // boxes of 64 columns
-    static constexpr int STEPS = 128 / QUERIES;       // steps per key tile
-    floatX q[2][QUERIES * HS], dout[2][QUERIES * HS]; // two stages
+    static constexpr int HS = head_size, QUERIES = HS == 64 ? 128 : 64; // per step
+    static constexpr int BOXES = HS / 64;                               // of 64 columns
+    static constexpr int STEPS = 128 / QUERIES;                         // steps per key tile
+    floatX q[2][QUERIES * HS], dout[2][QUERIES * HS];                   // two stages
     floatX k[128 * HS], v[128 * HS];
     // two stages, so one barrier per step is enough; also holds what TMA writes, with HS = 128 in a third matrix, too
     floatX ds[HS == 64 ? 2 : 3][128 * QUERIES];
@@ -758,7 +775,7 @@ template <class SMem> __device__ inline void attention_backward_sm90_init(SMem& 
 // Issues the TMA loads of rows (num_rows, HS) of one head, tokens t..t + num_rows - 1, to a tile (HS / 64, num_rows, 64).
 template <int HS, int num_rows> __device__ inline void
 attention_backward_load_rows(floatX* tile, const CUtensorMap& map, int vector, int t, int b, uint64_t* full) {
-    constexpr int BOXES = HS / 64, BOX_ROWS = ATTENTION_BACKWARD_QUERIES<HS>;
+    constexpr int BOXES = HS / 64, BOX_ROWS = AttentionBackwardSMem<HS>::QUERIES;
 #pragma unroll
     for (int j = 0; j < BOXES * num_rows / BOX_ROWS; j++) {
         int row = j * BOX_ROWS % num_rows, box = j * BOX_ROWS / num_rows;
@@ -1044,7 +1061,7 @@ template <int HS> __global__ void __launch_bounds__(384, 1)
 // the softmax: dk summed over all keys is 0. The kernels' roundings are all that is left out.
 template <int HS> void attention_backward_sm90(const AttentionBackwardArgs& a, const Execution& exec) {
     AttentionBackwardSm90Args args = attention_backward_sm90_args<HS>(a);
-    int vectors = HS / 64 * a.NH, box_tokens = ATTENTION_BACKWARD_QUERIES<HS>;
+    int vectors = HS / 64 * a.NH, box_tokens = AttentionBackwardSMem<HS>::QUERIES;
     CUtensorMap qkv_map = tensor_map_heads(a.qkv, a.B, a.T, 3 * vectors, box_tokens);
     CUtensorMap dout_map = tensor_map_heads(a.dout, a.B, a.T, vectors, box_tokens);
     CUtensorMap dqkv_map = tensor_map_heads(a.dqkv, a.B, a.T, 3 * vectors, 16);
@@ -1058,40 +1075,12 @@ template <int HS> void attention_backward_sm90(const AttentionBackwardArgs& a, c
 }
 #endif
 
-inline bool attention_backward_accepts_sm90(int HS) { return HS == 64 || HS == 128; }
-
-// The size of the part of scratch, at its beginning, that holds the terms of dbias, in floats: until column_sums_flush() where sums
-// wait for that. A multiple of 4.
-size_t attention_backward_bias_terms(int B, int T, int C, int NH) {
-    size_t floats = matmul_backward_bias_scratch(B * T, 3 * C);
-    (void)NH;
-#if !defined(ENABLE_FP32)
-    int HS = C / NH;
-    if (attention_backward_accepts_sm90(HS)) { floats = std::max(floats, attention_backward_sm90_terms(B, T, NH, HS)); }
-#endif
-    return ceil_div(floats, (size_t)4) * 4;
-}
-
-// The size of scratch in floats, which is the same on all devices. If kernel 11 accepts HS, it is the size that kernel 11 needs;
-// otherwise scratch holds dsum (B,NH,T) and, when that is no longer needed, the scratch of matmul_backward_bias().
-size_t attention_backward_scratch(int B, int T, int C, int NH) {
-    size_t floats = std::max((size_t)B * NH * T, matmul_backward_bias_scratch(B * T, 3 * C));
-#if !defined(ENABLE_FP32)
-    int HS = C / NH;
-    if (attention_backward_accepts_sm90(HS)) {
-        floats = std::max(floats, attention_backward_sm90_scratch(B, T, NH, HS));
-    }
-#endif
-    return floats;
-}
-
 // The number of the kernel that attention_backward() runs; see the table below.
 inline int attention_backward_choice(int HS) {
-#if !defined(ENABLE_FP32)
     if (attention_backward_accepts_sm90(HS) && has_sm90a()) { return 11; }
+#if !defined(ENABLE_FP32)
     if (compiled_arch(attention_backward_kernel7<ATTENTION_BACKWARD_DQ, 64, 2, 4, 2, 64>) >= 80) { return 7; }
 #endif
-    (void)HS;
     return 3;
 }
 
