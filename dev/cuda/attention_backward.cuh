@@ -728,7 +728,7 @@ __device__ inline void attention_backward_sm90_sum_rows(float4* terms, const flo
 //     adders (1 thread per warpgroup)   wait for the turn of this key tile, add dq to dq_sums, pass the turn on
 
 template <int head_size = 64> struct AttentionBackwardSMem {
-    static constexpr int HS = head_size, QUERIES = HS == 64 ? 128 : 64; // per step
+    static constexpr int HS = head_size, QUERIES = HS == 64 ? 128 : 64; // queries per step
     static constexpr int BOXES = HS / 64;                               // of 64 columns
     static constexpr int STEPS = 128 / QUERIES;                         // steps per key tile
     floatX q[2][QUERIES * HS], dout[2][QUERIES * HS];                   // two stages
