@@ -347,10 +347,9 @@ template <bool in_registers> void attention_backward4(floatX* dqkv, const float*
 // of 2, but each tile is read from shared memory twice as often.
 
 // Requires HS = 64.
-void attention_backward6(floatX* dqkv, const float* lse, const float* dsum, const floatX* dout, const floatX* qkv,
-                         int B, int T, int C, int NH, cudaStream_t stream) {
-    require(C / NH == 64);
-    attention_backward_mma_sized<64, 1, 2, 3, 1, 4, 3>(dqkv, lse, dsum, dout, qkv, B, T, C, NH, 0.125f, stream);
+void attention_backward6(const AttentionBackwardArgs& a, cudaStream_t stream) {
+    require(a.C / a.NH == 64);
+    attention_backward_mma_sized<64, 1, 2, 3, 1, 4, 3>(a, stream);
 }
 
 // ---- kernel 8: five products in one kernel: one block per head, dq summed in fp32 in a buffer that stays in L2 ----
@@ -379,9 +378,9 @@ __global__ void __launch_bounds__(128, 2)
 
     for (int first = 0; first < num_walks; first += M) { // tiles of 64 * M keys
         int kv = 64 * first + 16 * M * warp;
-        AttentionBackwardLoader<HS> loader(q, d, stride, C, 64 * first, T);
         auto load = [&](int stage, int t) {
-            loader.load(smem.tile1[stage], smem.tile2[stage], stride, C);
+            attention_forward_load<HS, 64>(smem.tile1[stage], q, stride, t, T);
+            attention_forward_load<HS, 64>(smem.tile2[stage], d, C, t, T);
             int i = threadIdx.x % 64;
             cp_async_4((threadIdx.x < 64 ? smem.lse : smem.dsum)[stage] + i, (threadIdx.x < 64 ? lse : dsum) + t + i,
                        t + i < T);
@@ -390,10 +389,10 @@ __global__ void __launch_bounds__(128, 2)
         floatX *v_owned = smem.v + 16 * M * HS * warp, *k_owned = smem.k + 16 * M * HS * warp;
         floatX* ds_owned = smem.ds + 16 * M * 64 * warp;
         __syncthreads(); // all warps have read the previous tiles and keys
-        attention_backward_load_owned<HS, M>(v_owned, q + 2 * C + (size_t)kv * stride, stride, T - kv);
-        attention_backward_load_owned<HS, M>(k_owned, q + C + (size_t)kv * stride, stride, T - kv);
+        attention_forward_load<HS, 16 * M, 32>(v_owned, q + 2 * C, stride, kv, T);
+        attention_forward_load<HS, 16 * M, 32>(k_owned, q + C, stride, kv, T);
         load(0, 64 * first);
-        uint32_t k_operand[M][HS / 16][4];
+        uint32_t k_operand[HS / 16][M][4];
         attention_backward_load_operand<HS, M>(k_operand, q + C, stride, kv, T);
         float dk[M][HS / 8][4] = {}, dv[M][HS / 8][4] = {};
         for (int walk = first, stage = 0; walk < num_walks; walk++, stage ^= 1) {
@@ -413,8 +412,8 @@ __global__ void __launch_bounds__(128, 2)
                             ds[m][n][0] = ds[m][n][2] = -y[8 * n], ds[m][n][1] = ds[m][n][3] = -y[8 * n + 1];
                         }
                     }
-                    attention_backward_multiply_rows<HS, M, N>(p, k_operand, smem.tile1[0], tile);
-                    attention_backward_multiply_rows<HS, M, N>(ds, v_owned, smem.tile2[0], tile);
+                    attention_backward_multiply_rows<HS>(p, k_operand, smem.tile1[0] + tile);
+                    attention_backward_multiply_rows<HS>(ds, v_owned, smem.tile2[0] + tile);
 #pragma unroll
                     for (int n = 0; n < N; n++) {
                         float lse2[2] = {x[8 * n] * LOG2E, x[8 * n + 1] * LOG2E};
@@ -429,8 +428,8 @@ __global__ void __launch_bounds__(128, 2)
                             }
                         }
                     }
-                    attention_backward_multiply_columns<HS, M, N>(dv, p, smem.tile2[0], tile);
-                    attention_backward_multiply_columns<HS, M, N>(dk, ds, smem.tile1[0], tile);
+                    attention_backward_multiply_columns<HS>(dv, p, smem.tile2[0] + tile);
+                    attention_backward_multiply_columns<HS>(dk, ds, smem.tile1[0] + tile);
                 }
 #pragma unroll
                 for (int m = 0; m < M; m++) {
@@ -438,7 +437,7 @@ __global__ void __launch_bounds__(128, 2)
                     for (int n = 0; n < N; n++) {
 #pragma unroll
                         for (int i = 0; i < 4; i += 2) {
-                            int to = attention_backward_offset<64>(0, 16 * m + 4 * i + lane / 4, row / 8 + n);
+                            int to = attention_forward_at<64>(16 * m + 4 * i + lane / 4, row / 8 + n);
                             uint32_t* pair = reinterpret_cast<uint32_t*>(ds_owned + to + lane % 4 * 2);
                             *pair = pack_16x2(ds[m][n][i], ds[m][n][i + 1], floatX());
                         }
@@ -448,20 +447,14 @@ __global__ void __launch_bounds__(128, 2)
             __syncthreads(); // all warps have written ds
 
             // dq of 16 queries per warp, over all keys of the tile
-            float dq[HS / 8][4] = {};
-            int offset_a = attention_backward_offset<64>(0, lane / 16 * 8 + lane % 8, 2 * warp + lane / 8 % 2);
-            int offset_b = attention_backward_offset<HS>(0, lane % 16, lane / 16);
+            float dq[1][HS / 8][4] = {};
+            int offset_a = attention_forward_at<64>(lane / 16 * 8 + lane % 8, 2 * warp + lane / 8 % 2);
+            uint32_t keys = attention_forward_v_address<HS>(smem.k);
 #pragma unroll 2
             for (int k = 0; k < 4 * M; k++) {
-                uint32_t a[4];
-                ldmatrix_x4_trans(a, smem.ds + offset_a + 16 * k * 64);
-#pragma unroll
-                for (int n = 0; n < HS / 8; n += 2) {
-                    uint32_t b4[4];
-                    ldmatrix_x4_trans(b4, attention_backward_column<HS>(smem.k, offset_b, n) + 16 * k * HS);
-                    mma_16x8x16(dq[n], a, b4[0], b4[1], floatX());
-                    mma_16x8x16(dq[n + 1], a, b4[2], b4[3], floatX());
-                }
+                uint32_t a[1][4];
+                ldmatrix_x4_trans(a[0], smem.ds + offset_a + 16 * k * 64);
+                attention_forward_multiply<HS, true>(dq, a, keys, k);
             }
             float4* sums = dq_sums + ((size_t)walk * 4 + warp) * (HS / 8) * 32 + lane;
             bool last = walk < first + M; // these queries see no later keys, so the sum is complete
@@ -469,7 +462,7 @@ __global__ void __launch_bounds__(128, 2)
             floatX* out = dqkv + ((size_t)b * T + t) * stride + h * HS + lane % 4 * 2;
 #pragma unroll
             for (int n = 0; n < HS / 8; n++) {
-                float4 sum = make_float4(dq[n][0], dq[n][1], dq[n][2], dq[n][3]);
+                float4 sum = make_float4(dq[0][n][0], dq[0][n][1], dq[0][n][2], dq[0][n][3]);
                 if (first > 0) {
                     float4 before = sums[32 * n];
                     sum.x += before.x, sum.y += before.y, sum.z += before.z, sum.w += before.w;
@@ -485,8 +478,8 @@ __global__ void __launch_bounds__(128, 2)
             }
         }
         floatX* dk_rows = dqkv + ((size_t)b * T + kv) * stride + h * HS + C;
-        attention_backward_store<HS, M>(dk_rows, stride, T - kv, dk, scale, v_owned);
-        attention_backward_store<HS, M>(dk_rows + C, stride, T - kv, dv, 1.0f, v_owned);
+        attention_forward_store_rows<HS>(dk_rows, stride, T - kv, dk, scale, v_owned);
+        attention_forward_store_rows<HS>(dk_rows + C, stride, T - kv, dv, 1.0f, v_owned);
     }
 }
 
@@ -526,10 +519,11 @@ __device__ inline void attention_backward_sm90_store(floatX* rows, size_t stride
 }
 
 // Stores a warp's 16 rows, tokens t..t+15, of dq (which = 0), dk (1) or dv (2).
-__device__ inline void attention_backward_sm90_store_rows(const AttentionBackwardArgs& args, int which, int head, int t,
-                                                          const float (&sum)[32], float factor) {
+__device__ inline void attention_backward_sm90_store_rows(floatX* dqkv, const AttentionBackwardSm90Args& args,
+                                                          int which, int head, int t, const float (&sum)[32],
+                                                          float factor) {
     size_t token = (size_t)(head / args.NH) * args.T + t, stride = (size_t)3 * args.NH * 64;
-    floatX* rows = args.dqkv + token * stride + ((size_t)which * args.NH + head % args.NH) * 64;
+    floatX* rows = dqkv + token * stride + ((size_t)which * args.NH + head % args.NH) * 64;
     attention_backward_sm90_store(rows, stride, args.T - t, sum, factor);
 }
 
@@ -541,8 +535,9 @@ struct AttentionBackwardSMem9 {
 };
 
 __global__ void __launch_bounds__(256, 1)
-    attention_backward_sm90_kernel9(AttentionBackwardArgs args, const __grid_constant__ CUtensorMap qkv_map,
-                                    const __grid_constant__ CUtensorMap dout_map, float scale) {
+    attention_backward_sm90_kernel9(floatX* dqkv, AttentionBackwardSm90Args args,
+                                    const __grid_constant__ CUtensorMap qkv_map,
+                                    const __grid_constant__ CUtensorMap dout_map) {
     extern __shared__ __align__(1024) unsigned char attention_backward_sm90_memory[]; // aligned for TMA's swizzle
     auto& smem = *reinterpret_cast<AttentionBackwardSMem9*>(attention_backward_sm90_memory);
     if (shared_address(&smem) % 1024 != 0) { __trap(); }
@@ -560,12 +555,12 @@ __global__ void __launch_bounds__(256, 1)
         int tiles = step == 0 ? 4 : 2;
         mbarrier_arrive_expect(full, tiles * ATTENTION_BACKWARD_TILE_BYTES + (int)sizeof(smem.stats[0]));
         if (step == 0) {
-            attention_backward_tma(smem.k, qkv_map, args.NH + h, 128 * j, b, full);
-            attention_backward_tma(smem.v, qkv_map, 2 * args.NH + h, 128 * j, b, full);
+            tma_load_4d(smem.k, &qkv_map, 0, args.NH + h, 128 * j, b, full);
+            tma_load_4d(smem.v, &qkv_map, 0, 2 * args.NH + h, 128 * j, b, full);
         }
         int i = j + step;
-        attention_backward_tma(smem.q[step % 2], qkv_map, h, 128 * i, b, full);
-        attention_backward_tma(smem.dout[step % 2], dout_map, h, 128 * i, b, full);
+        tma_load_4d(smem.q[step % 2], &qkv_map, 0, h, 128 * i, b, full);
+        tma_load_4d(smem.dout[step % 2], &dout_map, 0, h, 128 * i, b, full);
         bulk_load(smem.stats[step % 2], args.stats + ((size_t)head * args.num_tiles + i) * 64, sizeof(smem.stats[0]),
                   full);
     };
@@ -581,21 +576,21 @@ __global__ void __launch_bounds__(256, 1)
         float s[64], dp[64], dq[32];
         uint32_t p[32], ds[32];
         wgmma_fence();
-        attention_backward_sm90_scores(s, smem.k + warpgroup * 64 * 64, q);
-        attention_backward_sm90_scores(dp, smem.v + warpgroup * 64 * 64, dout);
+        attention_forward_sm90_scores(s, wgmma_descriptor(smem.k + warpgroup * 64 * 64), wgmma_descriptor(q));
+        attention_forward_sm90_scores(dp, wgmma_descriptor(smem.v + warpgroup * 64 * 64), wgmma_descriptor(dout));
         wgmma_commit();
         wgmma_wait<0>();
         wgmma_hold(s);
         wgmma_hold(dp);
         if (step == 0) { attention_backward_sm90_mask(s, row + threadIdx.x % 32 / 4); }
-        attention_backward_sm90_p(s, stats, scale * LOG2E);
+        attention_backward_sm90_p(s, stats, args.scale * LOG2E);
         attention_backward_sm90_ds(p, ds, s, dp, stats);
         attention_backward_sm90_store_ds(smem.ds, ds, row);
         tma_store_fence(); // wgmma reads through the async proxy
         __syncthreads();   // all warps have written ds
         wgmma_fence();
-        attention_backward_sm90_keys(dv, p, dout);
-        attention_backward_sm90_keys(dk, ds, q);
+        attention_backward_sm90_keys<64>(dv, p, dout);
+        attention_backward_sm90_keys<64>(dk, ds, q);
         attention_backward_sm90_queries(dq, smem.ds + warpgroup * 128 * 64, smem.k);
         wgmma_commit();
         wgmma_wait<0>();
@@ -619,40 +614,37 @@ __global__ void __launch_bounds__(256, 1)
             }
             if (j > 0) { __stcg(sums + 128 * n, make_float4(dq[4 * n], dq[4 * n + 1], dq[4 * n + 2], dq[4 * n + 3])); }
         }
-        if (j == 0) { attention_backward_sm90_store_rows(args, 0, head, 128 * step + row, dq, scale); }
+        if (j == 0) { attention_backward_sm90_store_rows(dqkv, args, 0, head, 128 * step + row, dq, args.scale); }
         __syncthreads(); // all warps have stored their sums, and have read the stage of this step
         if (j > 0 && threadIdx.x == 0) {
             __threadfence();
             store_release(args.turns + tile * 2, step + 1);
         }
     }
-    attention_backward_sm90_store_rows(args, 1, head, 128 * j + row, dk, scale);
-    attention_backward_sm90_store_rows(args, 2, head, 128 * j + row, dv, 1.0f);
+    attention_backward_sm90_store_rows(dqkv, args, 1, head, 128 * j + row, dk, args.scale);
+    attention_backward_sm90_store_rows(dqkv, args, 2, head, 128 * j + row, dv, 1.0f);
 }
 
-// Requires HS = 64 and sm_90a. scratch: attention_backward_sm90_scratch() floats, aligned to 16 bytes
-void attention_backward9(floatX* dqkv, float* scratch, const floatX* dout, const floatX* qkv, const floatX* out,
-                         const float* lse, int B, int T, int C, int NH, cudaStream_t stream) {
-    require(C / NH == 64);
-    require(has_sm90a()); // nvcc -gencode arch=compute_90a,code=sm_90a
-    AttentionBackwardArgs args = attention_backward_sm90_args(dqkv, scratch, B, T, NH, false);
-    CUtensorMap qkv_map = tensor_map_heads(qkv, B, T, 3 * NH, 128);
-    CUtensorMap dout_map = tensor_map_heads(dout, B, T, NH, 128);
-    attention_backward_sm90_stats(args, dout, out, lse, stream);
+// Requires HS = 64 and sm_90a.
+void attention_backward9(const AttentionBackwardArgs& a, cudaStream_t stream) {
+    AttentionBackwardSm90Args args = attention_backward_sm90_args<64>(a);
+    CUtensorMap qkv_map = tensor_map_heads(a.qkv, a.B, a.T, 3 * a.NH, 128);
+    CUtensorMap dout_map = tensor_map_heads(a.dout, a.B, a.T, a.NH, 128);
+    attention_backward_sm90_stats<64>(args, a, stream);
     constexpr int SHARED_BYTES = sizeof(AttentionBackwardSMem9);
     cudaCheck(cudaFuncSetAttribute(attention_backward_sm90_kernel9, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                    SHARED_BYTES));
-    attention_backward_sm90_kernel9<<<args.num_heads * args.num_tiles, 256, SHARED_BYTES, stream>>>(args, qkv_map,
-                                                                                                    dout_map, 0.125f);
+    attention_backward_sm90_kernel9<<<args.num_heads * args.num_tiles, 256, SHARED_BYTES, stream>>>(a.dqkv, args,
+                                                                                                    qkv_map, dout_map);
     cudaCheck(cudaGetLastError());
 }
 
 // ---- kernel 10: one block per work item, relying on blocks starting in the order of their index ----
 
 __global__ void __launch_bounds__(384, 1)
-    attention_backward_sm90_kernel10(AttentionBackwardArgs args, const __grid_constant__ CUtensorMap qkv_map,
+    attention_backward_sm90_kernel10(AttentionBackwardSm90Args args, const __grid_constant__ CUtensorMap qkv_map,
                                      const __grid_constant__ CUtensorMap dout_map,
-                                     const __grid_constant__ CUtensorMap dqkv_map, float scale) {
+                                     const __grid_constant__ CUtensorMap dqkv_map) {
     extern __shared__ __align__(1024) unsigned char attention_backward_sm90_memory[]; // aligned for TMA's swizzle
     auto& smem = *reinterpret_cast<AttentionBackwardSMem<>*>(attention_backward_sm90_memory);
     if (shared_address(&smem) % 1024 != 0) { __trap(); }
@@ -675,31 +667,26 @@ __global__ void __launch_bounds__(384, 1)
     }
     warpgroup_more_registers<240>();
     int i = 0;
-    attention_backward_sm90_compute_item(args, smem, warp / 4 - 1, (warp - 4) * 16, lane, blockIdx.x, 0, i, scale,
-                                         dqkv_map);
+    attention_backward_sm90_compute_item(args, smem, dqkv_map, warp / 4 - 1, (warp - 4) * 16, blockIdx.x, 0, i);
     if (lane == 0) { tma_store_wait<0>(); }
 }
 
-// Requires HS = 64 and sm_90a. scratch: attention_backward_sm90_scratch() floats, aligned to 16 bytes
-void attention_backward10(floatX* dqkv, float* scratch, const floatX* dout, const floatX* qkv, const floatX* out,
-                          const float* lse, int B, int T, int C, int NH, cudaStream_t stream) {
-    require(C / NH == 64);
-    require(has_sm90a()); // nvcc -gencode arch=compute_90a,code=sm_90a
-    AttentionBackwardArgs args = attention_backward_sm90_args(dqkv, scratch, B, T, NH, false);
-    CUtensorMap qkv_map = tensor_map_heads(qkv, B, T, 3 * NH, 128);
-    CUtensorMap dout_map = tensor_map_heads(dout, B, T, NH, 128);
-    CUtensorMap dqkv_map = tensor_map_heads(dqkv, B, T, 3 * NH, 16);
-    attention_backward_sm90_stats(args, dout, out, lse, stream);
+// Requires HS = 64 and sm_90a.
+void attention_backward10(const AttentionBackwardArgs& a, cudaStream_t stream) {
+    AttentionBackwardSm90Args args = attention_backward_sm90_args<64>(a);
+    CUtensorMap qkv_map = tensor_map_heads(a.qkv, a.B, a.T, 3 * a.NH, 128);
+    CUtensorMap dout_map = tensor_map_heads(a.dout, a.B, a.T, a.NH, 128);
+    CUtensorMap dqkv_map = tensor_map_heads(a.dqkv, a.B, a.T, 3 * a.NH, 16);
+    attention_backward_sm90_stats<64>(args, a, stream);
     auto kernel = attention_backward_sm90_kernel10;
     constexpr int SHARED_BYTES = sizeof(AttentionBackwardSMem<>);
     cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES));
-    kernel<<<args.num_heads * args.num_tiles, 384, SHARED_BYTES, stream>>>(args, qkv_map, dout_map, dqkv_map, 0.125f);
+    kernel<<<args.num_heads * args.num_tiles, 384, SHARED_BYTES, stream>>>(args, qkv_map, dout_map, dqkv_map);
     cudaCheck(cudaGetLastError());
 }
 
 // The configurations of kernel 7 for HS = 64; 0 is what attention_backward() takes.
-typedef void AttentionBackwardMma(floatX* dqkv, const float* lse, const float* dsum, const floatX* dout,
-                                  const floatX* qkv, int B, int T, int C, int NH, float scale, const Execution& exec);
+typedef void AttentionBackwardMma(const AttentionBackwardArgs& args, const Execution& exec);
 struct AttentionBackwardForm {
     BenchConfig config;
     AttentionBackwardMma* launch; // NULL: the default
@@ -748,11 +735,7 @@ static void declare(Bench& b) {
     tolerance.atol *= which != 1 ? size : sizeof(floatX) == 2 ? 2 * size : size * size * size;
     if (which == 2 && sizeof(floatX) == 4) { tolerance.rtol *= size * size; }
     Buffer<floatX> dqkv = b.output<floatX>("dqkv", 3 * n, tolerance);
-    size_t scratch_size = attention_backward_scratch(B, T, C, NH);
-#if !defined(ENABLE_FP32)
-    if (HS == 128) { scratch_size = std::max(scratch_size, attention_backward_sm90_scratch(B, T, NH, HS)); }
-#endif
-    Buffer<float> scratch = b.scratch<float>("scratch", scratch_size);
+    Buffer<float> scratch = b.scratch<float>("scratch", attention_backward_scratch(B, T, C, NH));
     Buffer<float> dbias_start = {NULL, NULL}, dbias = {NULL, NULL};
     float scale = 1.0f / sqrtf((float)HS);
     bool has_bias = b.kinds({"without dbias", "with dbias"}) == 1;
@@ -771,13 +754,8 @@ static void declare(Bench& b) {
     });
     b.cost(8.0 * n * sizeof(floatX) + num_rows * sizeof(float), 5.0 * B * NH * T * (double)T * HS);
 
-    // attention_backward(); with HS = 128 kernel 11 also where attention_backward() does not choose it yet
+    AttentionBackwardArgs args = {dqkv, NULL, scratch, dout, qkv, out, lse, B, T, C, NH, scale};
     auto run = [=](float* dbias) {
-#if !defined(ENABLE_FP32)
-        if (HS == 128 && has_sm90a()) {
-            return attention_backward_sm90<128>(dqkv, dbias, scratch, dout, qkv, out, lse, B, T, C, NH, scale, stream);
-        }
-#endif
         attention_backward(dqkv, dbias, scratch, dout, qkv, out, lse, B, T, C, NH, scale, stream);
     };
     if (!has_bias) {
@@ -786,51 +764,45 @@ static void declare(Bench& b) {
             Buffer<floatX> p = b.scratch<floatX>("p", num_rows * T), ds = b.scratch<floatX>("ds", num_rows * T);
             if (!b.dry) { cublas_handle(); } // it allocates memory, which no timed launch should do
             auto kernel0 = [=](int bs) {
-                attention_backward_dsum(scratch, dout, out, B, T, C, NH, stream);
+                attention_backward_dsum(args, stream);
                 attention_backward0(dqkv, scores, dp, p, ds, scratch, dout, qkv, lse, B, T, C, NH, stream, bs);
             };
             b.kernel(0, "cuBLAS for the five products, T x T matrices in memory", kernel0, {256});
             auto kernel1 = [=](int bs) {
-                attention_backward_dsum(scratch, dout, out, B, T, C, NH, stream);
+                attention_backward_dsum(args, stream);
                 attention_backward1(dqkv, scores, dp, lse, scratch, dout, qkv, B, T, C, NH, stream, bs);
             };
             b.kernel(1, "one thread per score, then one per gradient element", kernel1, {128, 256, 512});
         }
         auto kernel2 = [=](int bs) {
-            attention_backward_dsum(scratch, dout, out, B, T, C, NH, stream);
+            attention_backward_dsum(args, stream);
             attention_backward2(dqkv, lse, scratch, dout, qkv, B, T, C, NH, stream, bs);
         };
         b.kernel(2, "no T x T matrix: one warp per row recomputes the scores", kernel2, {128, 256, 512});
-        auto kernel3 = [=](int) {
-            attention_backward_dsum(scratch, dout, out, B, T, C, NH, stream);
-            attention_backward_plain(dqkv, lse, scratch, dout, qkv, B, T, C, NH, scale, stream);
-        };
+        auto kernel3 = [=](int) { attention_backward_plain(args, stream); };
         b.kernel(3, "fp32 arithmetic, tiles in shared memory and registers", kernel3, {0});
 #if !defined(ENABLE_FP32)
         if (HS == 64) {
             auto kernel4 = [=](int) {
-                attention_backward_dsum(scratch, dout, out, B, T, C, NH, stream);
+                attention_backward_dsum(args, stream);
                 attention_backward4<false>(dqkv, lse, scratch, dout, qkv, B, T, C, NH, stream);
             };
             b.kernel(4, "mma.sync, 16 rows per warp, P and dS through shared memory", kernel4, {0}, 80);
             auto kernel5 = [=](int) {
-                attention_backward_dsum(scratch, dout, out, B, T, C, NH, stream);
+                attention_backward_dsum(args, stream);
                 attention_backward4<true>(dqkv, lse, scratch, dout, qkv, B, T, C, NH, stream);
             };
             b.kernel(5, "4 with P and dS as operands from registers", kernel5, {0}, 80);
             auto kernel6 = [=](int) {
-                attention_backward_dsum(scratch, dout, out, B, T, C, NH, stream);
-                attention_backward6(dqkv, lse, scratch, dout, qkv, B, T, C, NH, stream);
+                attention_backward_dsum(args, stream);
+                attention_backward6(args, stream);
             };
             b.kernel(6, "cp.async, two stages, swizzled, 16 rows per warp", kernel6, {0}, 80);
         }
         auto kernel7 = [=](int form) {
-            attention_backward_dsum(scratch, dout, out, B, T, C, NH, stream);
-            if (form > 0) {
-                AttentionBackwardMma* launch = attention_backward_forms7[form].launch;
-                return launch(dqkv, lse, scratch, dout, qkv, B, T, C, NH, scale, stream);
-            }
-            attention_backward_mma(dqkv, lse, scratch, dout, qkv, B, T, C, NH, scale, stream);
+            if (form == 0) { return attention_backward_mma(args, stream); }
+            attention_backward_dsum(args, stream);
+            attention_backward_forms7[form].launch(args, stream);
         };
         b.kernel(7, "6 with 32 rows per warp; any head size", kernel7, {0}, 80);
         if (HS == 64) {
@@ -839,13 +811,13 @@ static void declare(Bench& b) {
             b.config("form", configs);
             Buffer<float> dq_sums = b.scratch<float>("dq_sums", (size_t)B * NH * ceil_div(T, 64) * 4096);
             auto kernel8 = [=](int) {
-                attention_backward_dsum(scratch, dout, out, B, T, C, NH, stream);
+                attention_backward_dsum(args, stream);
                 attention_backward8(dqkv, dq_sums, lse, scratch, dout, qkv, B, T, C, NH, stream);
             };
             b.kernel(8, "five products, one block per head, dq summed in L2", kernel8, {0}, 80);
-            auto kernel9 = [=](int) { attention_backward9(dqkv, scratch, dout, qkv, out, lse, B, T, C, NH, stream); };
+            auto kernel9 = [=](int) { attention_backward9(args, stream); };
             b.kernel(9, "wgmma and TMA, dq summed in L2 in the order of the keys", kernel9, {0}, -90);
-            auto kernel10 = [=](int) { attention_backward10(dqkv, scratch, dout, qkv, out, lse, B, T, C, NH, stream); };
+            auto kernel10 = [=](int) { attention_backward10(args, stream); };
             b.kernel(10, "a producer, two adders of dq, two consumer warpgroups", kernel10, {0}, -90);
         }
 #endif

@@ -11,12 +11,56 @@ Kernels 3, 7 and 11 of attention_backward.cu, which has the other kernels, error
 #include "../../llmc/cuda_common.cuh"
 #include "../../llmc/profile.cuh"
 #include "../../llmc/ptx.cuh"
+#include "attention_forward.cuh"
 #include "matmul_backward_bias.cuh"
 #include <algorithm>
 #include <limits.h>
 #include <type_traits>
 
 // ==== promoted: attention_backward ====
+// The arguments of the launchers.
+struct AttentionBackwardArgs {
+    floatX* dqkv;                   // (B,T,3,NH,HS)
+    float* dbias;                   // (3,NH,HS) or NULL
+    float* scratch;                 // attention_backward_scratch() floats; kernels 3 and 7: dsum (B,NH,T)
+    const floatX *dout, *qkv, *out; // (B,T,NH,HS), (B,T,3,NH,HS), (B,T,NH,HS)
+    const float* lse;               // (B,NH,T)
+    int B, T, C, NH;
+    float scale; // of the scores q k^T
+};
+
+// ---- scratch: its size is the same on all devices ----
+
+inline bool attention_backward_accepts_sm90(int HS) { return sizeof(floatX) == 2 && (HS == 64 || HS == 128); }
+
+constexpr int ATTENTION_BACKWARD_LEAST_QUERIES = 16; // per block of kernel 11's first kernel
+
+// The sizes in floats of kernel 11's scratch and of its first part, the terms of dbias. 0 if kernel 11 does not accept HS.
+size_t attention_backward_sm90_terms(int B, int T, int NH, int HS) {
+    size_t tiles = (size_t)B * NH * ceil_div(T, 128);
+    if (!attention_backward_accepts_sm90(HS)) { return 0; }
+    return tiles * (128 / ATTENTION_BACKWARD_LEAST_QUERIES) * HS + (size_t)B * 8 * NH * 64;
+}
+size_t attention_backward_sm90_scratch(int B, int T, int NH, int HS) {
+    size_t tiles = (size_t)B * NH * ceil_div(T, 128);
+    if (!attention_backward_accepts_sm90(HS)) { return 0; }
+    return attention_backward_sm90_terms(B, T, NH, HS) + tiles * (HS / 64 * (2 * 4096 + 2) + 256) + 1;
+}
+
+// The size of the part of scratch, at its beginning, that holds the terms of dbias, in floats: until column_sums_flush() where sums
+// wait for that. A multiple of 4.
+size_t attention_backward_bias_terms(int B, int T, int C, int NH) {
+    size_t sm90 = attention_backward_sm90_terms(B, T, NH, C / NH);
+    return ceil_div(std::max(sm90, matmul_backward_bias_scratch(B * T, 3 * C)), (size_t)4) * 4;
+}
+
+// The size of scratch in floats. Without kernel 11, scratch holds dsum (B,NH,T) and, when that is no longer needed, the scratch of
+// matmul_backward_bias().
+size_t attention_backward_scratch(int B, int T, int C, int NH) {
+    size_t sm90 = attention_backward_sm90_scratch(B, T, NH, C / NH);
+    return std::max({sm90, (size_t)B * NH * T, matmul_backward_bias_scratch(B * T, 3 * C)});
+}
+
 // ---- kernel 3: fp32 arithmetic, 4x4 register tiles per thread, one writer per gradient ----
 
 // dsum = rowsum(dout * out). Both gradient kernels need it per query row, besides lse, because with
@@ -42,25 +86,17 @@ __global__ void attention_backward_dsum_kernel3(float* dsum, const floatX* dout,
     }
 }
 
-// dsum (B,NH,T) | dout, out (B,T,NH,HS)
-void attention_backward_dsum(float* dsum, const floatX* dout, const floatX* out, int B, int T, int C, int NH,
-                             const Execution& exec) {
-    int num_rows = B * T * NH, block_size = 256;
-    attention_backward_dsum_kernel3<<<ceil_div(num_rows, block_size / 8), block_size, 0, exec.stream>>>(
-        dsum, dout, out, T, NH, C / NH, num_rows);
-    cudaCheck(cudaGetLastError());
+// Writes dsum to a.scratch.
+void attention_backward_dsum(const AttentionBackwardArgs& a, const Execution& exec) {
+    int num_rows = a.B * a.T * a.NH, block_size = 256;
+    launch_kernel(attention_backward_dsum_kernel3, LaunchShape(ceil_div(num_rows, block_size / 8), block_size), exec,
+                  a.scratch, a.dout, a.out, a.T, a.NH, a.C / a.NH, num_rows);
 }
 
 // Loads 4 elements as floats.
 __device__ inline f128 attention_backward_load4(const floatX* p) {
-#if defined(ENABLE_FP32)
-    return load128(p);
-#else
-    int2 bits = *reinterpret_cast<const int2*>(p);
-    floatX x[4];
-    memcpy(x, &bits, sizeof(bits));
+    x4 x = *reinterpret_cast<const x4*>(p);
     return {{(float)x[0], (float)x[1], (float)x[2], (float)x[3]}};
-#endif
 }
 
 // sum[i][j] += a[k][4 * row + i] * b[k][4 * col + j], over k
@@ -93,10 +129,12 @@ template <bool keys, int D> __global__ void __launch_bounds__(256)
     int HS = C / NH, h = blockIdx.y % NH, b = blockIdx.y / NH;
     int tile = keys ? blockIdx.x : gridDim.x - 1 - blockIdx.x; // the longest walks start first
     int owned = 64 * tile, row = threadIdx.x / 16, col = threadIdx.x % 16;
-    const floatX* q = qkv + (size_t)b * T * 3 * C + h * HS;
-    const floatX *k = q + C, *v = q + 2 * C, *d = dout + (size_t)b * T * C + h * HS;
+    const floatX *q = qkv + (size_t)b * T * 3 * C + h * HS, *d = dout + (size_t)b * T * C + h * HS;
+    const floatX *walked1 = keys ? q : q + C, *walked2 = keys ? d : q + 2 * C;
+    const floatX *owned1 = keys ? q + C : q, *owned2 = keys ? q + 2 * C : d;
     lse += ((size_t)b * NH + h) * T, dsum += ((size_t)b * NH + h) * T;
-    size_t stride = 3 * (size_t)C, stride_d = C;
+    size_t stride = 3 * (size_t)C, walked_stride = keys ? C : stride,
+           owned_stride = keys ? stride : C; // of walked2, owned2
 
     float sum1[D][4][4] = {}, sum2[keys ? D : 1][4][4] = {}; // accumulators of dk and dv, or of dq
     int first = keys ? tile : 0, last = keys ? ceil_div(T, 64) - 1 : tile;
@@ -107,12 +145,12 @@ template <bool keys, int D> __global__ void __launch_bounds__(256)
             int r = threadIdx.x % 64, cc = threadIdx.x / 64 * 4;
             f128 w1 = {}, w2 = {}, o1 = {}, o2 = {};
             if (c + cc < HS && walked + r < T) {
-                w1 = attention_backward_load4((keys ? q : k) + (walked + r) * stride + c + cc);
-                w2 = attention_backward_load4((keys ? d : v) + (walked + r) * (keys ? stride_d : stride) + c + cc);
+                w1 = attention_backward_load4(walked1 + (walked + r) * stride + c + cc);
+                w2 = attention_backward_load4(walked2 + (walked + r) * walked_stride + c + cc);
             }
             if (c + cc < HS && owned + r < T) {
-                o1 = attention_backward_load4((keys ? k : q) + (owned + r) * stride + c + cc);
-                o2 = attention_backward_load4((keys ? v : d) + (owned + r) * (keys ? stride : stride_d) + c + cc);
+                o1 = attention_backward_load4(owned1 + (owned + r) * stride + c + cc);
+                o2 = attention_backward_load4(owned2 + (owned + r) * owned_stride + c + cc);
             }
             __syncthreads(); // all threads have read the previous tiles
 #pragma unroll
@@ -147,8 +185,8 @@ template <bool keys, int D> __global__ void __launch_bounds__(256)
                 int t = walked + w + row, c = 64 * part + 4 * col;
                 f128 y1 = {}, y2 = {};
                 if (t < T && c < HS) {
-                    y1 = attention_backward_load4((keys ? q : k) + t * stride + c);
-                    if (keys) { y2 = attention_backward_load4(d + t * stride_d + c); }
+                    y1 = attention_backward_load4(walked1 + t * stride + c);
+                    if (keys) { y2 = attention_backward_load4(walked2 + t * walked_stride + c); }
                 }
                 __syncthreads(); // all threads have read the previous tiles, and have written p and ds
                 store128(&smem.walked1[row][4 * col], y1);
@@ -177,40 +215,30 @@ template <bool keys, int D> __global__ void __launch_bounds__(256)
     }
 }
 
-template <int D> void attention_backward_plain_sized(floatX* dqkv, const float* lse, const float* dsum,
-                                                     const floatX* dout, const floatX* qkv, int B, int T, int C, int NH,
-                                                     float scale, const Execution& exec) {
-    dim3 grid(ceil_div(T, 64), B * NH);
-    attention_backward_plain_kernel3<true, D>
-        <<<grid, 256, 0, exec.stream>>>(dqkv, lse, dsum, dout, qkv, T, C, NH, scale);
-    cudaCheck(cudaGetLastError());
-    attention_backward_plain_kernel3<false, D>
-        <<<grid, 256, 0, exec.stream>>>(dqkv, lse, dsum, dout, qkv, T, C, NH, scale);
-    cudaCheck(cudaGetLastError());
+template <int D> void attention_backward_plain_sized(const AttentionBackwardArgs& a, const Execution& exec) {
+    for (auto kernel : {attention_backward_plain_kernel3<true, D>, attention_backward_plain_kernel3<false, D>}) {
+        launch_kernel(kernel, LaunchShape(dim3(ceil_div(a.T, 64), a.B * a.NH), 256), exec, a.dqkv, a.lse, a.scratch,
+                      a.dout, a.qkv, a.T, a.C, a.NH, a.scale);
+    }
 }
 
-void attention_backward_plain(floatX* dqkv, const float* lse, const float* dsum, const floatX* dout, const floatX* qkv,
-                              int B, int T, int C, int NH, float scale, const Execution& exec) {
-    int HS = C / NH;
-    require(HS % 8 == 0 && B * NH <= 65535);
-    if (HS <= 64) {
-        attention_backward_plain_sized<1>(dqkv, lse, dsum, dout, qkv, B, T, C, NH, scale, exec);
-    } else if (HS <= 128) {
-        attention_backward_plain_sized<2>(dqkv, lse, dsum, dout, qkv, B, T, C, NH, scale, exec);
-    } else {
-        require(HS <= 256);
-        attention_backward_plain_sized<4>(dqkv, lse, dsum, dout, qkv, B, T, C, NH, scale, exec);
-    }
+void attention_backward_plain(const AttentionBackwardArgs& a, const Execution& exec) {
+    int HS = a.C / a.NH;
+    require(HS % 8 == 0 && HS <= 256 && a.B * a.NH <= 65535);
+    attention_backward_dsum(a, exec);
+    auto sized = HS <= 64    ? attention_backward_plain_sized<1>
+                 : HS <= 128 ? attention_backward_plain_sized<2>
+                             : attention_backward_plain_sized<4>;
+    sized(a, exec);
 }
 
 #if !defined(ENABLE_FP32)
 // ---- kernel 7: tensor cores by mma.sync, 32 rows per warp, one owned operand in registers, one in shared memory ----
-// There are two kernels. In kernel kv a block owns keys and computes dk and dv; in kernel q it owns queries and
-// computes dq. A block walks over the tokens of the other kind:
+// A block owns keys and computes dk and dv, or it owns queries and computes dq. It walks over the tokens of the other kind:
 //
 //              owned, 16 * M rows per warp    walked, tiles of 64 rows, 8 * N at a time
-//     kv       k (registers), v (shared)      q, dout
-//     q        q (registers), dout (shared)   k, v
+//     dk, dv   k (registers), v (shared)      q, dout
+//     dq       q (registers), dout (shared)   k, v
 //
 // Scores are computed as [owned][walked], so that the accumulators of P and dS become operands of the second product
 // without leaving the registers. In each 16x8 accumulator tile of mma.sync, lane 4g + t holds 4 floats:
@@ -219,71 +247,29 @@ void attention_backward_plain(floatX* dqkv, const float* lse, const float* dsum,
 //     owned g          lane 4g   4g + 1    4g + 2    4g + 3      c[0], c[1]
 //     owned g + 8      lane 4g   4g + 1    4g + 2    4g + 3      c[2], c[3]
 //
-// A tile has room for HS columns, a multiple of 16, which is the head size or more: columns past the head's are zeros, in the tile
-// only. 64 is the head size itself, which costs fewer registers. Rows are this many elements apart, a multiple of 32.
-template <int HS> constexpr int ATTENTION_BACKWARD_PITCH = (HS + 31) / 32 * 32;
+// Tiles are laid out as in kernel 15 of attention_forward.
+
+// What a kernel computes. With both dk and dv, the sums of wide heads do not fit in the registers.
+enum { ATTENTION_BACKWARD_DQ = 0, ATTENTION_BACKWARD_DK = 1, ATTENTION_BACKWARD_DV = 2 };
 
 // Whether one owned operand is in registers. Rows as wide as these leave too few of them for the sums: both are in shared memory.
 template <int HS> constexpr bool ATTENTION_BACKWARD_IN_REGISTERS = HS <= 128;
 // Its type: fragments of mma's operand a, or where they are in this warp's shared memory.
 template <int HS, int M> using AttentionBackwardOperand =
-    std::conditional_t<ATTENTION_BACKWARD_IN_REGISTERS<HS>, uint32_t[M][HS / 16][4], floatX*>;
+    std::conditional_t<ATTENTION_BACKWARD_IN_REGISTERS<HS>, uint32_t[HS / 16][M][4], const floatX*>;
 
 // `walked` is the number of rows of a walked tile.
 template <int HS, int M, int walked = 64> struct AttentionBackwardMmaSMem {
-    static constexpr int PITCH = ATTENTION_BACKWARD_PITCH<HS>, OWNED = ATTENTION_BACKWARD_IN_REGISTERS<HS> ? 1 : 2;
+    static constexpr int PITCH = ATTENTION_FORWARD_PITCH<HS>, OWNED = ATTENTION_BACKWARD_IN_REGISTERS<HS> ? 1 : 2;
     floatX tile1[2][walked * PITCH], tile2[2][walked * PITCH]; // two stages of walked rows: q and dout, or k and v
     floatX owned[OWNED * 64 * M * PITCH];  // the owned operands that are not in registers: v, or dout; then k, or q
-    float lse[2][walked], dsum[2][walked]; // two stages for the walked queries; only used by kernel kv
+    float lse[2][walked], dsum[2][walked]; // two stages for the walked queries; not used for dq
 };
 static_assert(sizeof(AttentionBackwardMmaSMem<128, 1>) <= 99 * 1024, "the limit of compute capability 8.6");
 static_assert(sizeof(AttentionBackwardMmaSMem<256, 1, 16>) <= 99 * 1024, "the limit of compute capability 8.6");
 
-// The swizzle. Returns the element offset of 16-byte chunk `chunk` of row `row` in the tile that begins at element `tile`. The
-// chunks of a row are permuted as in attention_forward_at(), so that the same chunk of 8 consecutive rows covers all 32 banks.
-template <int HS> __device__ inline int attention_backward_offset(int tile, int row, int chunk) {
-    constexpr int PITCH = ATTENTION_BACKWARD_PITCH<HS>;
-    return tile + row * PITCH + (chunk ^ (PITCH % 64 == 0 ? row % 8 : row / 2 % 4)) * 8;
-}
-// Given the offset of chunk 0 or 1 of a row, returns the address `chunk` chunks further in the same row. chunk is even.
-template <int HS> __device__ inline floatX* attention_backward_column(floatX* memory, int offset, int chunk) {
-    constexpr int GROUP = ATTENTION_BACKWARD_PITCH<HS> % 64 == 0 ? 8 : 4;
-    return memory + (offset ^ chunk % GROUP * 8) + chunk / GROUP * GROUP * 8;
-}
-
-// One thread's share of the copies of two tensors to shared memory. Each call of load() issues cp.async for the next
-// tile of `walked` rows of both tensors. Rows past the end of the sequence and columns past head_size become 0.
-template <int HS, int walked = 64> struct AttentionBackwardLoader {
-    static constexpr int PITCH = ATTENTION_BACKWARD_PITCH<HS>;
-    static constexpr int LANES = PITCH % 64 == 0 ? 8 : 4, ROWS = 128 / LANES; // lanes per row, rows per pass
-    const floatX *next1, *next2;
-    int num_valid; // number of rows from this thread's row to the end of the sequence
-
-    __device__ AttentionBackwardLoader(const floatX* rows1, const floatX* rows2, int stride1, int stride2, int t,
-                                       int T) {
-        int row = t + threadIdx.x / LANES, column = threadIdx.x % LANES * 8;
-        next1 = rows1 + (size_t)row * stride1 + column, next2 = rows2 + (size_t)row * stride2 + column;
-        num_valid = T - row;
-    }
-    __device__ void load(floatX* tile1, floatX* tile2, int stride1, int stride2, int head_size = HS) {
-        int row = threadIdx.x / LANES, lane = threadIdx.x % LANES;
-#pragma unroll
-        for (int i = 0; i < walked; i += ROWS) {
-#pragma unroll
-            for (int c = 0; c < PITCH / 8; c += LANES) {
-                int to = attention_backward_offset<HS>(0, row + i, c + lane);
-                bool is_valid = i < num_valid && (c + lane) * 8 < head_size;
-                cp_async_16(tile1 + to, next1 + c * 8, is_valid);
-                cp_async_16(tile2 + to, next2 + c * 8, is_valid);
-            }
-            next1 += ROWS * stride1, next2 += ROWS * stride2;
-        }
-        num_valid -= walked;
-    }
-};
-
 // Loads rows row..row+16*M-1 from global memory as fragments of mma's operand a. Rows past T and columns past head_size become 0.
-template <int HS, int M> __device__ inline void attention_backward_load_operand(uint32_t (&a)[M][HS / 16][4],
+template <int HS, int M> __device__ inline void attention_backward_load_operand(uint32_t (&a)[HS / 16][M][4],
                                                                                 const floatX* rows, size_t stride,
                                                                                 int row, int T, int head_size = HS) {
     int lane = threadIdx.x % 32;
@@ -295,75 +281,39 @@ template <int HS, int M> __device__ inline void attention_backward_load_operand(
             const uint32_t* p = reinterpret_cast<const uint32_t*>(rows + r * stride) + lane % 4;
 #pragma unroll
             for (int k = 0; k < HS / 16; k++) {
-                a[m][k][half_m] = r < T && 16 * k < head_size ? p[8 * k] : 0;
-                a[m][k][half_m + 2] = r < T && 16 * k + 8 < head_size ? p[8 * k + 4] : 0;
+                a[k][m][half_m] = r < T && 16 * k < head_size ? p[8 * k] : 0;
+                a[k][m][half_m + 2] = r < T && 16 * k + 8 < head_size ? p[8 * k + 4] : 0;
             }
         }
     }
 }
 
-// Issues cp.async for 16 * M rows, of which num_valid exist, into this warp's shared memory, and does not wait.
-template <int HS, int M> __device__ inline void
-attention_backward_load_owned(floatX* owned, const floatX* rows, int stride, int num_valid, int head_size = HS) {
-#pragma unroll 1
-    for (int i = threadIdx.x % 32; i < 16 * M * (HS / 8); i += 32) {
-        int row = i / (HS / 8), chunk = i % (HS / 8);
-        cp_async_16(owned + attention_backward_offset<HS>(0, row, chunk), rows + (size_t)row * stride + chunk * 8,
-                    row < num_valid && chunk * 8 < head_size);
-    }
-}
-
-// sum (16*M, 8*N) += a (16*M, HS) rows (8*N, HS)^T. a: fragments in registers; rows: 8 * N rows of a tile
+// sum (16*M, 8*N) += owned (16*M, HS) rows (8*N, HS)^T. Operand a is in registers, or in this warp's shared memory.
 template <int HS, int M, int N> __device__ inline void
-attention_backward_multiply_rows(float (&sum)[M][N][4], const uint32_t (&a)[M][HS / 16][4], floatX* memory, int tile) {
-    int lane = threadIdx.x % 32;
-    int offset = attention_backward_offset<HS>(tile, lane / 16 * 8 + lane % 8, lane / 8 % 2);
+attention_backward_multiply_rows(float (&sum)[M][N][4], const uint32_t (&owned)[HS / 16][M][4], const floatX* rows) {
+    uint32_t address = attention_forward_k_address<HS>(rows);
 #pragma unroll
-    for (int k = 0; k < HS / 16; k++) {
-#pragma unroll
-        for (int n = 0; n < N; n += 2) {
-            uint32_t b[4];
-            ldmatrix_x4(b, attention_backward_column<HS>(memory, offset, 2 * k) + 8 * n * ATTENTION_BACKWARD_PITCH<HS>);
-#pragma unroll
-            for (int m = 0; m < M; m++) {
-                mma_16x8x16(sum[m][n], a[m][k], b[0], b[1], floatX());
-                mma_16x8x16(sum[m][n + 1], a[m][k], b[2], b[3], floatX());
-            }
-        }
-    }
+    for (int d = 0; d < HS / 16; d++) { attention_forward_multiply<HS, false>(sum, owned[d], address, d); }
 }
-
-// The same with operand a in this warp's shared memory (`owned`).
 template <int HS, int M, int N> __device__ inline void
-attention_backward_multiply_rows(float (&sum)[M][N][4], floatX* owned, floatX* memory, int tile) {
-    constexpr int PITCH = ATTENTION_BACKWARD_PITCH<HS>;
-    int lane = threadIdx.x % 32, offset_a = attention_backward_offset<HS>(0, lane % 16, lane / 16);
-    int offset = attention_backward_offset<HS>(tile, lane / 16 * 8 + lane % 8, lane / 8 % 2);
+attention_backward_multiply_rows(float (&sum)[M][N][4], const floatX* owned, const floatX* rows) {
+    uint32_t address = attention_forward_k_address<HS>(rows), owned_address = attention_forward_v_address<HS>(owned);
 #pragma unroll
-    for (int k = 0; k < HS / 16; k++) {
+    for (int d = 0; d < HS / 16; d++) {
         uint32_t a[M][4];
 #pragma unroll
         for (int m = 0; m < M; m++) {
-            ldmatrix_x4(a[m], attention_backward_column<HS>(owned, offset_a, 2 * k) + 16 * m * PITCH);
+            ldmatrix_x4(a[m],
+                        attention_forward_column<HS>(owned_address, d) + 16 * m * ATTENTION_FORWARD_ROW_BYTES<HS>);
         }
-#pragma unroll
-        for (int n = 0; n < N; n += 2) {
-            uint32_t b[4];
-            ldmatrix_x4(b, attention_backward_column<HS>(memory, offset, 2 * k) + 8 * n * PITCH);
-#pragma unroll
-            for (int m = 0; m < M; m++) {
-                mma_16x8x16(sum[m][n], a[m], b[0], b[1], floatX());
-                mma_16x8x16(sum[m][n + 1], a[m], b[2], b[3], floatX());
-            }
-        }
+        attention_forward_multiply<HS, false>(sum, a, address, d);
     }
 }
 
-// sum (16*M, HS) += x (16*M, 8*N) rows (8*N, HS). x: the accumulators of P or dS, which become operand a in registers;
-// rows: 8 * N rows of a tile
+// sum (16*M, HS) += x (16*M, 8*N) rows (8*N, HS). x: the accumulators of P or dS, which become operand a in registers
 template <int HS, int M, int N> __device__ inline void
-attention_backward_multiply_columns(float (&sum)[M][HS / 8][4], const float (&x)[M][N][4], floatX* memory, int tile) {
-    int lane = threadIdx.x % 32, offset = attention_backward_offset<HS>(tile, lane % 16, lane / 16);
+attention_backward_multiply_columns(float (&sum)[M][HS / 8][4], const float (&x)[M][N][4], const floatX* rows) {
+    uint32_t address = attention_forward_v_address<HS>(rows);
 #pragma unroll
     for (int k = 0; k < N / 2; k++) {
         uint32_t a[M][4];
@@ -375,308 +325,159 @@ attention_backward_multiply_columns(float (&sum)[M][HS / 8][4], const float (&x)
                 a[m][i] = pack_16x2(pair[0], pair[1], floatX());
             }
         }
-#pragma unroll
-        for (int n = 0; n < HS / 8; n += 2) {
-            uint32_t b[4];
-            ldmatrix_x4_trans(b,
-                              attention_backward_column<HS>(memory, offset, n) + 16 * k * ATTENTION_BACKWARD_PITCH<HS>);
-#pragma unroll
-            for (int m = 0; m < M; m++) {
-                mma_16x8x16(sum[m][n], a[m], b[0], b[1], floatX());
-                mma_16x8x16(sum[m][n + 1], a[m], b[2], b[3], floatX());
-            }
-        }
+        attention_forward_multiply<HS, true>(sum, a, address, k);
     }
 }
 
-// rows[r] = factor * sum[r] for r < num_valid, in 16-byte stores. The staging area is `owned`, the warp's rows in
-// shared memory, which are no longer needed.
-template <int HS, int M> __device__ inline void attention_backward_store(floatX* rows, size_t stride, int num_valid,
-                                                                         const float (&sum)[M][HS / 8][4], float factor,
-                                                                         floatX* owned, int head_size = HS) {
-    __syncwarp();
-    int lane = threadIdx.x % 32;
-#pragma unroll
-    for (int m = 0; m < M; m++) {
-#pragma unroll
-        for (int n = 0; n < HS / 8; n++) {
-#pragma unroll
-            for (int half_m = 0; half_m < 2; half_m++) {
-                floatX* p = owned + attention_backward_offset<HS>(0, 16 * m + 8 * half_m + lane / 4, n) + lane % 4 * 2;
-                const float* pair = &sum[m][n][2 * half_m];
-                *reinterpret_cast<uint32_t*>(p) = pack_16x2(factor * pair[0], factor * pair[1], floatX());
-            }
-        }
-    }
-    __syncwarp();
-#pragma unroll 1
-    for (int i = lane; i < 16 * M * (HS / 8); i += 32) {
-        int row = i / (HS / 8), chunk = i % (HS / 8);
-        if (row < num_valid && chunk * 8 < head_size) {
-            const int4* from = reinterpret_cast<int4*>(owned + attention_backward_offset<HS>(0, row, chunk));
-            *reinterpret_cast<int4*>(rows + row * stride + chunk * 8) = *from;
-        }
-    }
-}
-
-// Returns this block's head (x) and the rank of its tile (y): rank 0 has the longest walk. Blocks start in the order of
-// their index. Heads are processed in groups that fit in L2 together; within a group the longest walks start first.
-__device__ inline int2 attention_backward_work(int num_tiles, int heads_at_a_time) {
-    int num_heads = gridDim.x / num_tiles, first = blockIdx.x / (num_tiles * heads_at_a_time) * heads_at_a_time;
-    int i = blockIdx.x - first * num_tiles, heads = min(heads_at_a_time, num_heads - first);
-    return make_int2(first + i % heads, i / heads);
-}
-
-// What a kernel kv computes. With both, the sums of wide heads do not fit in the registers.
-enum { ATTENTION_BACKWARD_DK = 1, ATTENTION_BACKWARD_DV = 2 };
-
-// Adds the terms of 8 * N queries to dk and dv, or to one of them. These queries begin at element offset `tile` of q_tiles and
-// d_tiles; lse and dsum point to their values. kv, q: the warp's first key and the first of these queries, only read if masked.
+// Adds the terms of 8 * N walked rows to sum1 (dk or dq) and sum2 (dv). rows1, rows2: these rows of q and dout, or of k and v. owned,
+// walked: the warp's first owned row and the first of these rows, only read if masked. lse and dsum: for dk and dv of these rows, from
+// this lane's first column on; for dq of this lane's owned rows, and lse is in base 2.
 template <bool masked, int what, int HS, int M, int N>
-__device__ inline void attention_backward_step_kv(float (&dk)[M][HS / 8][4], float (&dv)[M][HS / 8][4],
-                                                  const AttentionBackwardOperand<HS, M>& k, floatX* v, floatX* q_tiles,
-                                                  floatX* d_tiles, int tile, const float* lse, const float* dsum,
-                                                  int kv, int q, float scale2) {
+__device__ inline void attention_backward_step(float (&sum1)[M][HS / 8][4], float (&sum2)[M][HS / 8][4],
+                                               const AttentionBackwardOperand<HS, M>& owned1, const floatX* owned2,
+                                               const floatX* rows1, const floatX* rows2, const float* lse,
+                                               const float* dsum, int owned, int walked, float scale2) {
+    constexpr bool keys = what != ATTENTION_BACKWARD_DQ;
     int lane = threadIdx.x % 32;
+    auto query = [](int m, int n, int i) { return keys ? 8 * n + i % 2 : 2 * m + i / 2; }; // index in lse and dsum
     float p[M][N][4] = {}, ds[M][N][4]; // ds starts at -dsum, so that adding dout v^T yields dP - dsum
-    lse += lane % 4 * 2, dsum += lane % 4 * 2;
 #pragma unroll
     for (int n = 0; n < N; n++) {
 #pragma unroll
         for (int m = 0; m < M; m++) {
-            ds[m][n][0] = ds[m][n][2] = -dsum[8 * n];
-            ds[m][n][1] = ds[m][n][3] = -dsum[8 * n + 1];
+#pragma unroll
+            for (int i = 0; i < 4; i++) { ds[m][n][i] = -dsum[query(m, n, i)]; }
         }
     }
-    attention_backward_multiply_rows<HS, M, N>(p, k, q_tiles, tile);
-    if constexpr (what & ATTENTION_BACKWARD_DK) { attention_backward_multiply_rows<HS, M, N>(ds, v, d_tiles, tile); }
+    attention_backward_multiply_rows<HS>(p, owned1, rows1);
+    if (what != ATTENTION_BACKWARD_DV) { attention_backward_multiply_rows<HS>(ds, owned2, rows2); }
 #pragma unroll
     for (int n = 0; n < N; n++) {
-        float x[2] = {lse[8 * n] * LOG2E, lse[8 * n + 1] * LOG2E};
 #pragma unroll
         for (int m = 0; m < M; m++) {
 #pragma unroll
             for (int i = 0; i < 4; i++) {
-                p[m][n][i] = exp2_approx(p[m][n][i] * scale2 - x[i % 2]);
-                int key = kv + 16 * m + i / 2 * 8 + lane / 4, query = q + 8 * n + lane % 4 * 2 + i % 2;
-                if (masked && key > query) { p[m][n][i] = 0.0f; }
+                float lse2 = lse[query(m, n, i)] * (keys ? LOG2E : 1.0f);
+                int o = owned + 16 * m + i / 2 * 8 + lane / 4, w = walked + 8 * n + lane % 4 * 2 + i % 2;
+                p[m][n][i] = exp2_approx(p[m][n][i] * scale2 - lse2);
+                if (masked && (keys ? o > w : w > o)) { p[m][n][i] = 0.0f; }
                 ds[m][n][i] *= p[m][n][i];
             }
         }
     }
-    if constexpr (what & ATTENTION_BACKWARD_DV) { attention_backward_multiply_columns<HS, M, N>(dv, p, d_tiles, tile); }
-    if constexpr (what & ATTENTION_BACKWARD_DK) {
-        attention_backward_multiply_columns<HS, M, N>(dk, ds, q_tiles, tile);
-    }
+    if (what & ATTENTION_BACKWARD_DV) { attention_backward_multiply_columns<HS>(sum2, p, rows2); }
+    if (what != ATTENTION_BACKWARD_DV) { attention_backward_multiply_columns<HS>(sum1, ds, rows1); }
 }
 
 template <int what, int HS, int M, int N, int blocks_per_sm, int walked>
 __global__ void __launch_bounds__(128, blocks_per_sm)
-    attention_backward_kv_kernel7(floatX* dqkv, const float* lse, const float* dsum, const floatX* dout,
-                                  const floatX* qkv, int T, int C, int NH, int head_size, float scale,
-                                  int heads_at_a_time) {
+    attention_backward_kernel7(floatX* dqkv, const float* lse, const float* dsum, const floatX* dout, const floatX* qkv,
+                               int T, int C, int NH, int head_size, float scale, int group) {
     extern __shared__ __align__(128) unsigned char attention_backward_memory[];
     auto& smem = *reinterpret_cast<AttentionBackwardMmaSMem<HS, M, walked>*>(attention_backward_memory);
-    constexpr int PITCH = ATTENTION_BACKWARD_PITCH<HS>,
-                  WALKS = 64 * M / walked; // tiles of as many queries as the block's keys
+    constexpr bool keys = what != ATTENTION_BACKWARD_DQ, IN_REGISTERS = ATTENTION_BACKWARD_IN_REGISTERS<HS>;
+    constexpr int PITCH = ATTENTION_FORWARD_PITCH<HS>, WALKS = 64 * M / walked; // WALKS: walked tiles per owned tile
     if (HS == 64) { head_size = HS; }
-    int2 work = attention_backward_work(ceil_div(T, 64 * M), heads_at_a_time); // tile 0 has the longest walk
-    int h = work.x % NH, b = work.x / NH, warp = threadIdx.x / 32, kv = 64 * M * work.y + 16 * M * warp;
-    int stride = 3 * C, stride_d = C;
-    const floatX* q = qkv + (size_t)b * T * stride + h * head_size;
-    const floatX* d = dout + (size_t)b * T * stride_d + h * head_size;
-    lse += (size_t)work.x * T, dsum += (size_t)work.x * T;
+    int num_tiles = ceil_div(T, 64 * M);
+    AttentionForwardWork work = attention_forward_work(gridDim.x / num_tiles, num_tiles, group);
+    // blocks with long walks start first: all queries see the first keys, and the last query sees all keys
+    int tile = keys ? num_tiles - 1 - work.tile : work.tile;
+    int h = work.head % NH, b = work.head / NH, warp = threadIdx.x / 32, owned = 64 * M * tile + 16 * M * warp;
+    int stride = 3 * C, stride_w = keys ? C : stride;
+    const floatX *q = qkv + (size_t)b * T * stride + h * head_size, *d = dout + (size_t)b * T * C + h * head_size;
+    const floatX *owned1 = keys ? q + C : q, *owned2 = keys ? q + 2 * C : d;
+    lse += (size_t)work.head * T, dsum += (size_t)work.head * T;
     float scale2 = scale * LOG2E;
 
-    int first = WALKS * work.y, num_walks = ceil_div(T, walked);
-    AttentionBackwardLoader<HS, walked> loader(q, d, stride, stride_d, walked * first, T);
+    int first = keys ? WALKS * tile : 0;
+    int num_walks = keys ? ceil_div(T, walked) : min(WALKS * (tile + 1), ceil_div(T, walked));
+    const floatX *walked1 = keys ? q : q + C, *walked2 = keys ? d : q + 2 * C;
     auto load = [&](int stage, int t) {
-        loader.load(smem.tile1[stage], smem.tile2[stage], stride, stride_d, head_size);
+        attention_forward_load<HS, walked>(smem.tile1[stage], walked1, stride, t, T, head_size);
+        attention_forward_load<HS, walked>(smem.tile2[stage], walked2, stride_w, t, T, head_size);
         // queries past the end add 0, because their q, dout, lse and dsum are 0
         int i = threadIdx.x % 64;
-        if (walked == 64 || i < walked) {
+        if (keys && (walked == 64 || i < walked)) {
             cp_async_4((threadIdx.x < 64 ? smem.lse : smem.dsum)[stage] + i, (threadIdx.x < 64 ? lse : dsum) + t + i,
                        t + i < T);
         }
         cp_async_commit();
     };
-    floatX* v_owned = smem.owned + 16 * M * PITCH * warp; // where the results are staged at the end, too
-    if (what & ATTENTION_BACKWARD_DK) {
-        attention_backward_load_owned<HS, M>(v_owned, q + 2 * C + (size_t)kv * stride, stride, T - kv, head_size);
+    floatX* own = smem.owned + 16 * M * PITCH * warp; // this warp's; where the results are staged at the end, too
+    if (what != ATTENTION_BACKWARD_DV) {
+        attention_forward_load<HS, 16 * M, 32>(own, owned2, keys ? stride : C, owned, T, head_size);
     }
-    AttentionBackwardOperand<HS, M> k_operand;
-    constexpr bool IN_REGISTERS = ATTENTION_BACKWARD_IN_REGISTERS<HS>;
+    AttentionBackwardOperand<HS, M> operand;
     if constexpr (!IN_REGISTERS) {
-        k_operand = v_owned + 64 * M * PITCH;
-        attention_backward_load_owned<HS, M>(k_operand, q + C + (size_t)kv * stride, stride, T - kv, head_size);
+        operand = own + 64 * M * PITCH;
+        attention_forward_load<HS, 16 * M, 32>(own + 64 * M * PITCH, owned1, stride, owned, T, head_size);
     }
     load(0, walked * first);
-    if constexpr (IN_REGISTERS) { attention_backward_load_operand<HS, M>(k_operand, q + C, stride, kv, T, head_size); }
-    float dk[M][HS / 8][4] = {}, dv[M][HS / 8][4] = {};
+    if constexpr (IN_REGISTERS) {
+        attention_backward_load_operand<HS, M>(operand, owned1, stride, owned, T, head_size);
+    }
+    float lse2[2 * M], own_dsum[2 * M];
+#pragma unroll
+    for (int i = 0; i < 2 * M && !keys; i++) {
+        int t = owned + 8 * i + threadIdx.x % 32 / 4;
+        lse2[i] = t < T ? lse[t] * LOG2E : 0.0f;
+        own_dsum[i] = t < T ? dsum[t] : 0.0f;
+    }
+    float sum1[M][HS / 8][4] = {}, sum2[M][HS / 8][4] = {};
     for (int walk = first, stage = 0; walk < num_walks; walk++, stage ^= 1) {
         cp_async_wait<0>();
         __syncthreads(); // this tile has landed for all warps, and all warps have read the previous tile
         if (walk + 1 < num_walks) { load(stage ^ 1, walked * (walk + 1)); }
-        floatX *q_tiles = smem.tile1[0], *d_tiles = smem.tile2[0];
-        if (walk < first + WALKS) { // on the diagonal
+        auto steps = [&](auto is_diagonal) {
+            constexpr bool masked = decltype(is_diagonal)::value;
 #pragma unroll 1
             for (int row = 0; row < walked; row += 8 * N) {
-                int t = walked * walk + row;
-                if (t + 8 * N <= kv) { continue; } // none of these queries sees this warp's keys
-                attention_backward_step_kv<true, what, HS, M, N>(dk, dv, k_operand, v_owned, q_tiles, d_tiles,
-                                                                 (walked * stage + row) * PITCH, smem.lse[stage] + row,
-                                                                 smem.dsum[stage] + row, kv, t, scale2);
+                int t = walked * walk + row, column = row + threadIdx.x % 4 * 2;
+                if (masked && keys && t + 8 * N <= owned) { continue; } // none of these queries sees this warp's keys
+                if (masked && !keys && t >= owned + 16 * M) { break; }  // no query of this warp sees these keys
+                attention_backward_step<masked, what, HS, M, N>(
+                    sum1, sum2, operand, own, smem.tile1[stage] + row * PITCH, smem.tile2[stage] + row * PITCH,
+                    keys ? smem.lse[stage] + column : lse2, keys ? smem.dsum[stage] + column : own_dsum, owned, t,
+                    scale2);
             }
-        } else {
-#pragma unroll 1
-            for (int row = 0; row < walked; row += 8 * N) {
-                attention_backward_step_kv<false, what, HS, M, N>(dk, dv, k_operand, v_owned, q_tiles, d_tiles,
-                                                                  (walked * stage + row) * PITCH, smem.lse[stage] + row,
-                                                                  smem.dsum[stage] + row, kv, 0, scale2);
-            }
-        }
+        };
+        bool diagonal = keys ? walk < first + WALKS : walk >= WALKS * tile;
+        diagonal ? steps(std::true_type()) : steps(std::false_type());
     }
 
-    floatX* dk_rows = dqkv + ((size_t)b * T + kv) * stride + h * head_size + C;
-    if constexpr (what & ATTENTION_BACKWARD_DK) {
-        attention_backward_store<HS, M>(dk_rows, stride, T - kv, dk, scale, v_owned, head_size);
+    floatX* rows = dqkv + ((size_t)b * T + owned) * stride + h * head_size + (keys ? C : 0);
+    if (what != ATTENTION_BACKWARD_DV) {
+        attention_forward_store_rows<HS>(rows, stride, T - owned, sum1, scale, own, head_size);
     }
-    if constexpr (what & ATTENTION_BACKWARD_DV) {
-        attention_backward_store<HS, M>(dk_rows + C, stride, T - kv, dv, 1.0f, v_owned, head_size);
+    if (what & ATTENTION_BACKWARD_DV) {
+        attention_forward_store_rows<HS>(rows + C, stride, T - owned, sum2, 1.0f, own, head_size);
     }
-}
-
-// Adds the terms of 8 * N keys to dq. These keys begin at element offset `tile` of k_tiles and v_tiles; lse2 (base 2)
-// and dsum belong to this lane's query rows. q, kv: the warp's first query and the first of these keys, only read if
-// masked.
-template <bool masked, int HS, int M, int N>
-__device__ inline void attention_backward_step_q(float (&dq)[M][HS / 8][4],
-                                                 const AttentionBackwardOperand<HS, M>& q_operand, floatX* d,
-                                                 floatX* k_tiles, floatX* v_tiles, int tile, const float (&lse2)[M][2],
-                                                 const float (&dsum)[M][2], int q, int kv, float scale2) {
-    int lane = threadIdx.x % 32;
-    float p[M][N][4] = {}, ds[M][N][4]; // ds starts at -dsum, so that adding dout v^T yields dP - dsum
-#pragma unroll
-    for (int m = 0; m < M; m++) {
-#pragma unroll
-        for (int n = 0; n < N; n++) {
-            ds[m][n][0] = ds[m][n][1] = -dsum[m][0], ds[m][n][2] = ds[m][n][3] = -dsum[m][1];
-        }
-    }
-    attention_backward_multiply_rows<HS, M, N>(p, q_operand, k_tiles, tile);
-    attention_backward_multiply_rows<HS, M, N>(ds, d, v_tiles, tile);
-#pragma unroll
-    for (int m = 0; m < M; m++) {
-#pragma unroll
-        for (int n = 0; n < N; n++) {
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                float p_i = exp2_approx(p[m][n][i] * scale2 - lse2[m][i / 2]);
-                int query = q + 16 * m + i / 2 * 8 + lane / 4, key = kv + 8 * n + lane % 4 * 2 + i % 2;
-                if (masked && key > query) { p_i = 0.0f; }
-                ds[m][n][i] *= p_i;
-            }
-        }
-    }
-    attention_backward_multiply_columns<HS, M, N>(dq, ds, k_tiles, tile);
-}
-
-template <int HS, int M, int N, int blocks_per_sm, int walked> __global__ void __launch_bounds__(128, blocks_per_sm)
-    attention_backward_q_kernel7(floatX* dqkv, const float* lse, const float* dsum, const floatX* dout,
-                                 const floatX* qkv, int T, int C, int NH, int head_size, float scale,
-                                 int heads_at_a_time) {
-    extern __shared__ __align__(128) unsigned char attention_backward_memory[];
-    auto& smem = *reinterpret_cast<AttentionBackwardMmaSMem<HS, M, walked>*>(attention_backward_memory);
-    constexpr int PITCH = ATTENTION_BACKWARD_PITCH<HS>,
-                  WALKS = 64 * M / walked; // tiles of as many keys as the block's queries
-    if (HS == 64) { head_size = HS; }
-    int num_tiles = ceil_div(T, 64 * M);
-    int2 work = attention_backward_work(num_tiles, heads_at_a_time);
-    int tile = num_tiles - 1 - work.y; // the last tile has the longest walk: it sees all keys
-    int h = work.x % NH, b = work.x / NH, warp = threadIdx.x / 32, q = 64 * M * tile + 16 * M * warp;
-    int stride = 3 * C;
-    const floatX* k = qkv + (size_t)b * T * stride + h * head_size + C;
-    float scale2 = scale * LOG2E;
-
-    AttentionBackwardLoader<HS, walked> loader(k, k + C, stride, stride, 0, T);
-    floatX* d_owned = smem.owned + 16 * M * PITCH * warp;
-    attention_backward_load_owned<HS, M>(d_owned, dout + ((size_t)b * T + q) * C + h * head_size, C, T - q, head_size);
-    AttentionBackwardOperand<HS, M> q_operand;
-    constexpr bool IN_REGISTERS = ATTENTION_BACKWARD_IN_REGISTERS<HS>;
-    if constexpr (!IN_REGISTERS) {
-        q_operand = d_owned + 64 * M * PITCH;
-        attention_backward_load_owned<HS, M>(q_operand, k - C + (size_t)q * stride, stride, T - q, head_size);
-    }
-    loader.load(smem.tile1[0], smem.tile2[0], stride, stride, head_size);
-    cp_async_commit();
-    if constexpr (IN_REGISTERS) { attention_backward_load_operand<HS, M>(q_operand, k - C, stride, q, T, head_size); }
-    float lse2[M][2], d_sum[M][2];
-#pragma unroll
-    for (int m = 0; m < M; m++) {
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            int t = q + 16 * m + 8 * i + threadIdx.x % 32 / 4;
-            lse2[m][i] = t < T ? lse[(size_t)work.x * T + t] * LOG2E : 0.0f;
-            d_sum[m][i] = t < T ? dsum[(size_t)work.x * T + t] : 0.0f;
-        }
-    }
-    float dq[M][HS / 8][4] = {};
-    int num_walks = min(WALKS * (tile + 1), ceil_div(T, walked));
-    for (int walk = 0, stage = 0; walk < num_walks; walk++, stage ^= 1) {
-        cp_async_wait<0>();
-        __syncthreads(); // this tile has landed for all warps, and all warps have read the previous tile
-        if (walk + 1 < num_walks) {
-            loader.load(smem.tile1[stage ^ 1], smem.tile2[stage ^ 1], stride, stride, head_size);
-            cp_async_commit();
-        }
-        floatX *k_tiles = smem.tile1[0], *v_tiles = smem.tile2[0];
-        if (walk < WALKS * tile) {
-#pragma unroll 1
-            for (int row = 0; row < walked; row += 8 * N) {
-                attention_backward_step_q<false, HS, M, N>(dq, q_operand, d_owned, k_tiles, v_tiles,
-                                                           (walked * stage + row) * PITCH, lse2, d_sum, q, 0, scale2);
-            }
-        } else { // on the diagonal
-#pragma unroll 1
-            for (int row = 0; row < walked; row += 8 * N) {
-                int t = walked * walk + row;
-                if (t >= q + 16 * M) { break; } // no query of this warp sees these keys
-                attention_backward_step_q<true, HS, M, N>(dq, q_operand, d_owned, k_tiles, v_tiles,
-                                                          (walked * stage + row) * PITCH, lse2, d_sum, q, t, scale2);
-            }
-        }
-    }
-
-    floatX* dq_rows = dqkv + ((size_t)b * T + q) * stride + h * head_size;
-    attention_backward_store<HS, M>(dq_rows, stride, T - q, dq, scale, d_owned, head_size);
 }
 
 // kv_M, kv_N, kv_blocks: template arguments M, N, blocks_per_sm of the kernel for dk and dv; q_M, q_N, q_blocks: those
-// of the kernel for dq. HS: see ATTENTION_BACKWARD_PITCH.
+// of the kernel for dq. HS: see ATTENTION_FORWARD_PITCH.
 template <int HS, int kv_M, int kv_N, int kv_blocks, int q_M, int q_N, int q_blocks, int walked = 64>
-void attention_backward_mma_sized(floatX* dqkv, const float* lse, const float* dsum, const floatX* dout,
-                                  const floatX* qkv, int B, int T, int C, int NH, float scale, const Execution& exec) {
-    size_t head_bytes = (size_t)4 * T * (C / NH) * sizeof(floatX);    // q, k, v and dout of one head
-    int heads_at_a_time = (int)(((size_t)32 << 20) / head_bytes) + 1; // 32 MB of the 40 to 50 MB of L2
+void attention_backward_mma_sized(const AttentionBackwardArgs& a, const Execution& exec) {
+    size_t head_bytes = (size_t)4 * a.T * (a.C / a.NH) * sizeof(floatX); // q, k, v and dout of one head
+    int group = (int)(((size_t)32 << 20) / head_bytes) + 1;              // 32 MB of the 40 to 50 MB of L2
     auto run = [&](auto kernel, int M, size_t bytes) {
-        launch_kernel(kernel, LaunchShape(ceil_div(T, 64 * M) * B * NH, 128, bytes), exec, dqkv, lse, dsum, dout, qkv,
-                      T, C, NH, C / NH, scale, heads_at_a_time);
+        launch_kernel(kernel, LaunchShape(ceil_div(a.T, 64 * M) * a.B * a.NH, 128, bytes), exec, a.dqkv, a.lse,
+                      a.scratch, a.dout, a.qkv, a.T, a.C, a.NH, a.C / a.NH, a.scale, group);
     };
     constexpr int DK = ATTENTION_BACKWARD_DK, DV = ATTENTION_BACKWARD_DV, FIRST = HS > 128 ? DV : DK | DV;
     size_t kv_bytes = sizeof(AttentionBackwardMmaSMem<HS, kv_M, walked>);
-    run(attention_backward_kv_kernel7<FIRST, HS, kv_M, kv_N, kv_blocks, walked>, kv_M, kv_bytes);
+    run(attention_backward_kernel7<FIRST, HS, kv_M, kv_N, kv_blocks, walked>, kv_M, kv_bytes);
     if constexpr (!(FIRST & DK)) {
-        run(attention_backward_kv_kernel7<DK, HS, kv_M, kv_N, kv_blocks, walked>, kv_M, kv_bytes);
+        run(attention_backward_kernel7<DK, HS, kv_M, kv_N, kv_blocks, walked>, kv_M, kv_bytes);
     }
-    run(attention_backward_q_kernel7<HS, q_M, q_N, q_blocks, walked>, q_M,
+    run(attention_backward_kernel7<ATTENTION_BACKWARD_DQ, HS, q_M, q_N, q_blocks, walked>, q_M,
         sizeof(AttentionBackwardMmaSMem<HS, q_M, walked>));
 }
 
-// C / NH is a multiple of 8, at most 256.
-void attention_backward_mma(floatX* dqkv, const float* lse, const float* dsum, const floatX* dout, const floatX* qkv,
-                            int B, int T, int C, int NH, float scale, const Execution& exec) {
-    int HS = C / NH;
+void attention_backward_mma(const AttentionBackwardArgs& a, const Execution& exec) {
+    int HS = a.C / a.NH;
     require(HS % 8 == 0 && HS <= 256);
+    attention_backward_dsum(a, exec);
     auto sized = HS <= 32    ? attention_backward_mma_sized<32, 2, 4, 2, 2, 4, 2>
                  : HS <= 48  ? attention_backward_mma_sized<48, 2, 4, 2, 2, 4, 2>
                  : HS == 64  ? attention_backward_mma_sized<64, 2, 2, 2, 2, 4, 2>
@@ -684,7 +485,7 @@ void attention_backward_mma(floatX* dqkv, const float* lse, const float* dsum, c
                  : HS <= 96  ? attention_backward_mma_sized<96, 1, 4, 2, 1, 8, 2>
                  : HS <= 128 ? attention_backward_mma_sized<128, 1, 4, 2, 1, 4, 2>
                              : attention_backward_mma_sized<256, 1, 2, 2, 1, 2, 2, 16>;
-    sized(dqkv, lse, dsum, dout, qkv, B, T, C, NH, scale, exec);
+    sized(a, exec);
 }
 
 // ---- sm_90a: shared by kernels 9 to 11: five wgmma products, tiles by TMA, dq summed in L2 in a fixed order ----
@@ -712,10 +513,7 @@ void attention_backward_mma(floatX* dqkv, const float* lse, const float* dsum, c
 // With tickets (kernel 11) there is no deadlock: an item waits only for items with smaller tickets, which have started; the
 // oldest unfinished item never waits, however few blocks are resident. Source of computing the scores transposed, (keys,
 // queries): Shah et al. 2024, FlashAttention-3, arXiv:2407.08608.
-template <int HS> constexpr int ATTENTION_BACKWARD_QUERIES = HS == 64 ? 128 : 64; // per step
-
-struct AttentionBackwardArgs {
-    floatX* dqkv;      // (B,T,3,NH,HS)
+struct AttentionBackwardSm90Args {
     float4* dq_sums;   // (B*NH, query tiles, 2, 8, 128): sums of dq so far, 8 float4 per thread of the two warpgroups
     int* turns;        // (B*NH, query tiles, 2): number of terms in each sum so far
     int* ticket;       // the number of the next work item
@@ -724,38 +522,27 @@ struct AttentionBackwardArgs {
     float* dout_terms; // (blocks of queries, NH, HS): sums of dout over some queries, likewise, or NULL
     int T, NH, num_heads, num_tiles;
     unsigned group; // heads whose work items alternate
+    float scale;
 };
 
 constexpr int ATTENTION_BACKWARD_TILE_BYTES = 128 * 64 * sizeof(floatX);
-constexpr int ATTENTION_BACKWARD_LEAST_QUERIES = 16; // per block of the first kernel
-
-// The size of the part of scratch, at its beginning, for the terms of dbias, in floats.
-size_t attention_backward_sm90_terms(int B, int T, int NH, int HS = 64) {
-    size_t tiles = (size_t)B * NH * ceil_div(T, 128);
-    return tiles * (128 / ATTENTION_BACKWARD_LEAST_QUERIES) * HS + (size_t)B * 8 * NH * 64;
-}
-
-// The size of scratch, in floats.
-size_t attention_backward_sm90_scratch(int B, int T, int NH, int HS = 64) {
-    size_t tiles = (size_t)B * NH * ceil_div(T, 128);
-    return attention_backward_sm90_terms(B, T, NH, HS) + tiles * (HS / 64 * (2 * 4096 + 2) + 256) + 1;
-}
-static AttentionBackwardArgs attention_backward_sm90_args(floatX* dqkv, float* scratch, int B, int T, int NH,
-                                                          bool has_sums, int HS = 64) {
-    AttentionBackwardArgs args = {};
-    args.T = T, args.NH = NH, args.num_heads = B * NH, args.num_tiles = ceil_div(T, 128);
+template <int HS> static AttentionBackwardSm90Args attention_backward_sm90_args(const AttentionBackwardArgs& a) {
+    require(a.C / a.NH == HS);
+    require(has_sm90a()); // nvcc -gencode arch=compute_90a,code=sm_90a
+    AttentionBackwardSm90Args args = {};
+    args.T = a.T, args.NH = a.NH, args.num_heads = a.B * a.NH, args.num_tiles = ceil_div(a.T, 128),
+    args.scale = a.scale;
     // q, dout and the sums of dq of a group fill a quarter of L2: with more heads, they would evict each other
     size_t head_bytes = (size_t)args.num_tiles * 128 * HS * (2 * sizeof(floatX) + sizeof(float));
     args.group = std::clamp((int)(device_attribute(cudaDevAttrL2CacheSize) / 4 / head_bytes), 1, args.num_heads);
     size_t tiles = (size_t)args.num_heads * args.num_tiles;
     require(tiles * 128 <= INT_MAX);
-    require((size_t)scratch % 16 == 0); // bulk copies need this alignment
-    args.dqkv = dqkv;
-    if (has_sums) {
-        args.dout_terms = scratch;
-        args.dq_terms = scratch + tiles * (128 / ATTENTION_BACKWARD_LEAST_QUERIES) * HS;
+    require((size_t)a.scratch % 16 == 0); // bulk copies need this alignment
+    if (a.dbias) {
+        args.dout_terms = a.scratch;
+        args.dq_terms = a.scratch + tiles * (128 / ATTENTION_BACKWARD_LEAST_QUERIES) * HS;
     }
-    args.dq_sums = reinterpret_cast<float4*>(scratch + attention_backward_sm90_terms(B, T, NH, HS));
+    args.dq_sums = reinterpret_cast<float4*>(a.scratch + attention_backward_sm90_terms(a.B, a.T, a.NH, HS));
     args.stats = args.dq_sums + tiles * (HS / 64) * 2048;
     args.turns = reinterpret_cast<int*>(args.stats + tiles * 64);
     args.ticket = args.turns + tiles * (HS / 64) * 2;
@@ -766,10 +553,10 @@ static AttentionBackwardArgs attention_backward_sm90_args(floatX* dqkv, float* s
 // their P is 0. A block has num_queries queries and num_heads heads from blockIdx.y * num_heads on, a thread 8 elements of a
 // head, of every num_slots-th query: HS / 8 neighbouring threads have a head. If args.dout_terms is not NULL, it gets the sums of
 // dout over the block's queries.
-template <int HS> __global__ void attention_backward_sm90_stats_kernel11(AttentionBackwardArgs args, const floatX* dout,
-                                                                         const floatX* out, const float* lse,
-                                                                         int num_queries, int num_heads,
-                                                                         int num_slots) {
+template <int HS> __global__ void attention_backward_sm90_stats_kernel11(AttentionBackwardSm90Args args,
+                                                                         const floatX* dout, const floatX* out,
+                                                                         const float* lse, int num_queries,
+                                                                         int num_heads, int num_slots) {
     extern __shared__ __align__(128) float attention_backward_terms[];   // (num_slots, num_heads * HS)
     float* dsum = attention_backward_terms + num_slots * num_heads * HS; // (num_heads, num_queries)
     constexpr int LANES = HS / 8;                                        // per head
@@ -836,9 +623,8 @@ template <int HS> __global__ void attention_backward_sm90_stats_kernel11(Attenti
 
 // Returns the number of rows of args.dout_terms, one for each block of queries: many queries, so that there are few rows, but
 // not so many that SMs are idle.
-template <int HS = 64> static int attention_backward_sm90_stats(const AttentionBackwardArgs& args, const floatX* dout,
-                                                                const floatX* out, const float* lse,
-                                                                const Execution& exec) {
+template <int HS> static int attention_backward_sm90_stats(const AttentionBackwardSm90Args& args,
+                                                           const AttentionBackwardArgs& a, const Execution& exec) {
     int num_groups = ceil_div(args.NH, 16), num_heads = ceil_div(args.NH, num_groups), num_slots = 32 / num_heads;
     int queries = 64, all = 128 * args.num_tiles * (args.num_heads / args.NH),
         threads = num_slots * num_heads * (HS / 8);
@@ -847,47 +633,16 @@ template <int HS = 64> static int attention_backward_sm90_stats(const AttentionB
     }
     size_t shared = (threads * x128::size + num_heads * queries) * sizeof(float);
     launch_early(attention_backward_sm90_stats_kernel11<HS>, dim3(all / queries, num_groups), dim3(threads), shared,
-                 exec, args, dout, out, lse, queries, num_heads, num_slots);
+                 exec, args, a.dout, a.out, a.lse, queries, num_heads, num_slots);
     return all / queries;
 }
 
-// Issues the TMA load of 128 rows of one head, tokens t..t+127. vector: for dout, the head; for qkv, the index into the
-// 3 * NH vectors of a token (q of all heads, then k, then v).
-__device__ inline void attention_backward_tma(floatX* tile, const CUtensorMap& map, int vector, int t, int b,
-                                              uint64_t* full) {
-    tma_load_4d(tile, &map, 0, vector, t, b, full);
-}
-
-// The next three functions are the three shapes of product. Each issues its wgmmas and does not wait.
-// s (64 keys, 128 queries) = keys (64, 64) queries (128, 64)^T
-__device__ inline void attention_backward_sm90_scores(float (&s)[64], const floatX* keys, const floatX* queries) {
-    uint64_t a = wgmma_descriptor(keys), b = wgmma_descriptor(queries);
-    wgmma_64x128x16_new(s, a, b, floatX());
-#pragma unroll
-    for (int k = 1; k < 4; k++) { wgmma_64x128x16(s, a + 2 * k, b + 2 * k, 1, floatX()); }
-}
-// With HS = 128, s (64 keys, 64 queries) = keys (64, 128) queries (64, 128)^T. The second 64 columns of a tile follow the
-// first 64 columns of all its rows.
-__device__ inline void attention_backward_sm90_scores(float (&s)[32], const floatX* keys, const floatX* queries) {
-    uint64_t a = wgmma_descriptor(keys), b = wgmma_descriptor(queries);
-    wgmma_64x64x16_new(s, a, b, floatX());
-#pragma unroll
-    for (int k = 1; k < 8; k++) {
-        uint64_t a_box = k / 4 * (128 * 64 * sizeof(floatX) / 16), b_box = k / 4 * (64 * 64 * sizeof(floatX) / 16);
-        wgmma_64x64x16(s, a + a_box + k % 4 * 2, b + b_box + k % 4 * 2, 1, floatX());
-    }
-}
-// sum (64 keys, 64) += x (64 keys, 128 queries) queries (128, 64)
-__device__ inline void attention_backward_sm90_keys(float (&sum)[32], const uint32_t (&x)[32], const floatX* queries) {
-    uint64_t b = wgmma_descriptor(queries);
-#pragma unroll
-    for (int k = 0; k < 8; k++) { wgmma_64x64x16_transposed(sum, x + 4 * k, b + 128 * k, 1, floatX()); }
-}
-// With HS = 128, sum (64 keys, 128) += x (64 keys, 64 queries) queries (64, 128)
-__device__ inline void attention_backward_sm90_keys(float (&sum)[64], const uint32_t (&x)[16], const floatX* queries) {
-    uint64_t b = wgmma_descriptor_transposed(queries, 64 * 64 * sizeof(floatX));
-#pragma unroll
-    for (int k = 0; k < 4; k++) { wgmma_64x128x16_transposed(sum, x + 4 * k, b + 128 * k, 1, floatX()); }
+// The next two functions issue the wgmmas of a product and do not wait.
+// sum (64 keys, HS) += x (64 keys, queries) queries (queries, HS)
+template <int HS, int n> __device__ inline void
+attention_backward_sm90_keys(float (&sum)[HS / 2], const uint32_t (&x)[n], const floatX* queries) {
+    attention_forward_sm90_values(
+        sum, x, HS == 64 ? wgmma_descriptor(queries) : wgmma_descriptor_transposed(queries, 64 * 64 * sizeof(floatX)));
 }
 // dq (64 queries, 64) = ds (128 keys, 64 queries)^T keys (128, 64)
 __device__ inline void attention_backward_sm90_queries(float (&dq)[32], const floatX* ds, const floatX* keys) {
@@ -939,32 +694,9 @@ template <int n> __device__ inline void attention_backward_sm90_ds(uint32_t (&p)
 // Writes dS to shared memory, as matrices (128 keys, 64 queries), swizzled for wgmma. row: the warp's first key.
 template <int n>
 __device__ inline void attention_backward_sm90_store_ds(floatX* matrices, const uint32_t (&ds)[n], int row) {
-    int lane = threadIdx.x % 32;
-    row += lane % 16;
-    uint32_t address = shared_address(matrices) + row * 128;
 #pragma unroll
     for (int k = 0; k < n / 4; k++) {
-        int chunk = (2 * (k % 4) + lane / 16) ^ (row % 8);
-        stmatrix_x4(address + k / 4 * ATTENTION_BACKWARD_TILE_BYTES + chunk * 16, ds + 4 * k);
-    }
-}
-
-// rows (128, 64) in shared memory, swizzled for TMA: a warp's 16 rows from `row` on become factor * sum, of whose columns it
-// takes 64, from number 64 * box on.
-template <int box, int n>
-__device__ inline void attention_backward_sm90_stage(floatX* rows, const float (&sum)[n], float factor, int row) {
-    int lane = threadIdx.x % 32;
-    row += lane % 16;
-    uint32_t address = shared_address(rows) + row * 128;
-#pragma unroll
-    for (int k = 0; k < 4; k++) {
-        uint32_t x[4];
-#pragma unroll
-        for (int j = 0; j < 4; j++) {
-            const float* pair = sum + 32 * box + 8 * k + 2 * j;
-            x[j] = pack_16x2(factor * pair[0], factor * pair[1], floatX());
-        }
-        stmatrix_x4(address + ((2 * k + lane / 16) ^ (row % 8)) * 16, x);
+        attention_forward_sm90_write(matrices + k / 4 * 128 * 64 + row * 64, k % 4, ds + 4 * k);
     }
 }
 
@@ -1002,10 +734,11 @@ __device__ inline void attention_backward_sm90_sum_rows(float4* terms, const flo
 //     producer (1 thread)               loads q, dout and stats of the next steps (two stages), k and v of each item
 //     adders (1 thread per warpgroup)   wait for the turn of this key tile, add dq to dq_sums, pass the turn on
 
-template <int HS = 64> struct AttentionBackwardSMem {
-    static constexpr int QUERIES = ATTENTION_BACKWARD_QUERIES<HS>, BOXES = HS / 64; // boxes of 64 columns
-    static constexpr int STEPS = 128 / QUERIES;                                     // steps per key tile
-    floatX q[2][QUERIES * HS], dout[2][QUERIES * HS];                               // two stages
+template <int head_size = 64> struct AttentionBackwardSMem {
+    static constexpr int HS = head_size, QUERIES = HS == 64 ? 128 : 64; // queries per step
+    static constexpr int BOXES = HS / 64;                               // of 64 columns
+    static constexpr int STEPS = 128 / QUERIES;                         // steps per key tile
+    floatX q[2][QUERIES * HS], dout[2][QUERIES * HS];                   // two stages
     floatX k[128 * HS], v[128 * HS];
     // two stages, so one barrier per step is enough; also holds what TMA writes, with HS = 128 in a third matrix, too
     floatX ds[HS == 64 ? 2 : 3][128 * QUERIES];
@@ -1025,7 +758,7 @@ static_assert(sizeof(AttentionBackwardSMem<64>) <= 227 << 10 && sizeof(Attention
               "the limit of compute capability 9.0");
 
 // Initialises the barriers. Called by the whole block.
-template <int HS> __device__ inline void attention_backward_sm90_init(AttentionBackwardSMem<HS>& smem) {
+template <class SMem> __device__ inline void attention_backward_sm90_init(SMem& smem) {
     if (threadIdx.x == 0) {
         mbarrier_init(&smem.k_full, 1);
         mbarrier_init(&smem.v_full, 1);
@@ -1049,23 +782,21 @@ template <int HS> __device__ inline void attention_backward_sm90_init(AttentionB
 // Issues the TMA loads of rows (num_rows, HS) of one head, tokens t..t + num_rows - 1, to a tile (HS / 64, num_rows, 64).
 template <int HS, int num_rows> __device__ inline void
 attention_backward_load_rows(floatX* tile, const CUtensorMap& map, int vector, int t, int b, uint64_t* full) {
-    constexpr int BOXES = HS / 64, BOX_ROWS = ATTENTION_BACKWARD_QUERIES<HS>;
+    constexpr int BOXES = HS / 64, BOX_ROWS = AttentionBackwardSMem<HS>::QUERIES;
 #pragma unroll
     for (int j = 0; j < BOXES * num_rows / BOX_ROWS; j++) {
         int row = j * BOX_ROWS % num_rows, box = j * BOX_ROWS / num_rows;
-        attention_backward_tma(tile + (box * num_rows + row) * 64, map, vector * BOXES + box, t + row, b, full);
+        tma_load_4d(tile + (box * num_rows + row) * 64, &map, 0, vector * BOXES + box, t + row, b, full);
     }
 }
 
 // The producer's part of a work item: issues its loads. work: number of the item; n: how many items the block has done
 // before; i: counts steps over all items of the block.
-template <int HS> __device__ inline void attention_backward_sm90_load_item(const AttentionBackwardArgs& args,
-                                                                           AttentionBackwardSMem<HS>& smem,
-                                                                           const CUtensorMap& qkv_map,
-                                                                           const CUtensorMap& dout_map, int work,
-                                                                           unsigned n, unsigned& i) {
-    typedef AttentionBackwardSMem<HS> SMem;
-    constexpr int QUERIES = SMem::QUERIES, STEPS = SMem::STEPS;
+template <class SMem> __device__ inline void attention_backward_sm90_load_item(const AttentionBackwardSm90Args& args,
+                                                                               SMem& smem, const CUtensorMap& qkv_map,
+                                                                               const CUtensorMap& dout_map, int work,
+                                                                               unsigned n, unsigned& i) {
+    constexpr int HS = SMem::HS, QUERIES = SMem::QUERIES, STEPS = SMem::STEPS;
     constexpr int STATS_BYTES = sizeof(smem.stats[0]), KEY_BYTES = sizeof(smem.k);
     int head = work / args.num_tiles, j = args.num_tiles - 1 - work % args.num_tiles;
     int h = head % args.NH, b = head / args.NH, tile = STEPS * j;
@@ -1094,14 +825,12 @@ template <int HS> __device__ inline void attention_backward_sm90_load_item(const
 
 // An adder's part of a work item: adds dq of one consumer warpgroup to dq_sums, 16 KB per step. i counts steps over all
 // items of the block. `announced` is true if this thread has already arrived at dq_ready for the next step.
-template <int HS> __device__ inline void attention_backward_sm90_add_item(const AttentionBackwardArgs& args,
-                                                                          AttentionBackwardSMem<HS>& smem,
-                                                                          int warpgroup, int work, int& i,
-                                                                          bool& announced) {
-    constexpr int BYTES = sizeof(smem.dq[0]);
+template <class SMem> __device__ inline void attention_backward_sm90_add_item(const AttentionBackwardSm90Args& args,
+                                                                              SMem& smem, int warpgroup, int work,
+                                                                              int& i, bool& announced) {
+    constexpr int BYTES = sizeof(smem.dq[0]), STEPS = SMem::STEPS;
     float4* dq = smem.dq[warpgroup];
     uint64_t *ready = &smem.dq_ready[warpgroup], *full = &smem.dq_full[warpgroup];
-    constexpr int STEPS = AttentionBackwardSMem<HS>::STEPS;
     int num_steps = STEPS * (work % args.num_tiles + 1), j = args.num_tiles - num_steps / STEPS;
     int half_tile = (work / args.num_tiles * args.num_tiles + j) * STEPS * 2 + warpgroup;
 #pragma unroll 1
@@ -1141,29 +870,31 @@ template <int HS> __device__ inline void attention_backward_sm90_add_item(const 
 // key in the key tile and a query in the query tiles.
 //
 // If args.dq_terms is not NULL, key tile 0, which writes dq, also sums its columns over all queries, for dbias.
-template <int HS> __device__ inline void attention_backward_sm90_compute_item(const AttentionBackwardArgs& args,
-                                                                              AttentionBackwardSMem<HS>& smem,
-                                                                              int warpgroup, int row, int lane,
-                                                                              int work, int n, int& i, float scale,
-                                                                              const CUtensorMap& dqkv_map) {
-    typedef AttentionBackwardSMem<HS> SMem;
-    constexpr int QUERIES = SMem::QUERIES, STEPS = SMem::STEPS, BOXES = SMem::BOXES;
+template <class SMem>
+__device__ inline void attention_backward_sm90_compute_item(const AttentionBackwardSm90Args& args, SMem& smem,
+                                                            const CUtensorMap& dqkv_map, int warpgroup, int row,
+                                                            int work, int n, int& i) {
+    constexpr int HS = SMem::HS, QUERIES = SMem::QUERIES, STEPS = SMem::STEPS, BOXES = SMem::BOXES;
     // The product dk runs while dq is written; with HS = 128, q of the next step would then arrive too late.
     constexpr bool DQ_FIRST = HS == 64;
-    const floatX *k = smem.k + warpgroup * 64 * 64, *v = smem.v + warpgroup * 64 * 64;
+    int lane = threadIdx.x % 32;
+    float scale = args.scale;
+    uint64_t k = wgmma_descriptor(smem.k + warpgroup * 64 * 64), v = wgmma_descriptor(smem.v + warpgroup * 64 * 64);
     float4* dq_out = smem.dq[warpgroup] + threadIdx.x % 128;
     float4* dq_terms = smem.dq_terms[warpgroup] + threadIdx.x % 128;
     int head = work / args.num_tiles, j = args.num_tiles - 1 - work % args.num_tiles;
     int num_steps = STEPS * (args.num_tiles - j);
+    int box = BOXES == 1 ? 0 : warpgroup; // of dq: with HS = 128 a warpgroup computes 64 columns, instead of 64 queries
     float dk[HS / 2] = {}, dv[HS / 2] = {};
     // The two matrices from which a warp's rows may be written after a step: of dS of the step before, which nobody reads
     // any more, and with HS = 128 the third matrix.
     auto staging = [&](int matrix, int step) {
         return BOXES == 2 && matrix == 1 ? smem.ds[2] : smem.ds[(step + 1) % 2] + matrix * 128 * 64;
     };
-    // Starts to write a warp's 16 tokens, t + row to t + row + 15, of 64 columns, number `box` of dq (which = 0), dk (1) or
-    // dv (2), from the warp's rows of the matrix `rows`.
-    auto store = [&](int which, int box, floatX* rows, int t) {
+    // Starts to write factor * sum to a warp's 16 tokens, t + row to t + row + 15, of 64 columns, number `box` of dq (which = 0),
+    // dk (1) or dv (2), through the warp's rows of the matrix `rows`.
+    auto store = [&](int which, int box, floatX* rows, int t, const float(&sum)[32], float factor) {
+        attention_forward_sm90_to_shared(rows + row * 64, sum, {factor, factor});
         tma_store_fence();
         __syncwarp();
         if (lane == 0) {
@@ -1185,11 +916,11 @@ template <int HS> __device__ inline void attention_backward_sm90_compute_item(co
         uint32_t p[QUERIES / 4], ds[QUERIES / 4];
         mbarrier_wait(&smem.q_full[i % 2], i / 2 % 2);
         wgmma_fence();
-        attention_backward_sm90_scores(s, k, smem.q[i % 2]);
+        attention_forward_sm90_scores<HS, 128>(s, k, wgmma_descriptor(smem.q[i % 2]));
         wgmma_commit();
         mbarrier_wait(&smem.dout_full[i % 2], i / 2 % 2);
         wgmma_fence();
-        attention_backward_sm90_scores(dp, v, smem.dout[i % 2]);
+        attention_forward_sm90_scores<HS, 128>(dp, v, wgmma_descriptor(smem.dout[i % 2]));
         wgmma_commit();
 
         wgmma_wait<1>();
@@ -1203,26 +934,22 @@ template <int HS> __device__ inline void attention_backward_sm90_compute_item(co
         mbarrier_arrive(&smem.q_empty[i % 2]); // this thread has read stats
 
         wgmma_fence();
-        attention_backward_sm90_keys(dv, p, smem.dout[i % 2]);
+        attention_backward_sm90_keys<HS>(dv, p, smem.dout[i % 2]);
         wgmma_commit();
         if (step == 0 || j == 0) { wait_for_stores(); }
         attention_backward_sm90_store_ds(smem.ds[i % 2], ds, row);
         tma_store_fence(); // wgmma reads through the async proxy
         wgmma_fence();
         if (!DQ_FIRST) {
-            attention_backward_sm90_keys(dk, ds, smem.q[i % 2]);
+            attention_backward_sm90_keys<HS>(dk, ds, smem.q[i % 2]);
             wgmma_commit();
         }
         named_barrier_sync(1, 256); // both warpgroups have written ds
         wgmma_fence();
-        if (BOXES == 1) {
-            attention_backward_sm90_queries(dq, smem.ds[i % 2] + warpgroup * 128 * 64, smem.k);
-        } else {
-            attention_backward_sm90_queries(dq, smem.ds[i % 2], smem.k + warpgroup * 128 * 64);
-        }
+        attention_backward_sm90_queries(dq, smem.ds[i % 2] + (warpgroup - box) * 128 * 64, smem.k + box * 128 * 64);
         wgmma_commit();
         if (DQ_FIRST) {
-            attention_backward_sm90_keys(dk, ds, smem.q[i % 2]);
+            attention_backward_sm90_keys<HS>(dk, ds, smem.q[i % 2]);
             wgmma_commit();
         }
         wgmma_wait<1>();
@@ -1249,9 +976,7 @@ template <int HS> __device__ inline void attention_backward_sm90_compute_item(co
                     dq[c] += x.x, dq[c + 1] += x.y, dq[c + 2] += x.z, dq[c + 3] += x.w;
                 }
             }
-            floatX* rows = staging(0, i);
-            attention_backward_sm90_stage<0>(rows, dq, scale, row);
-            store(0, BOXES == 1 ? 0 : warpgroup, rows, QUERIES * step - (BOXES == 1 ? 0 : 64 * warpgroup));
+            store(0, box, staging(0, i), QUERIES * step - 64 * box, dq, scale);
             if (args.dq_terms) { attention_backward_sm90_sum_rows(dq_terms, dq, step > 0); }
         }
         mbarrier_arrive(&smem.dq_full[warpgroup]);
@@ -1262,22 +987,11 @@ template <int HS> __device__ inline void attention_backward_sm90_compute_item(co
         }
     }
     if (j == 0) { wait_for_stores(); }
-    floatX *first = staging(0, i - 1), *second = staging(1, i - 1);
-    if constexpr (BOXES == 1) {
-        attention_backward_sm90_stage<0>(first, dk, scale, row);
-        store(1, 0, first, 128 * j);
-        attention_backward_sm90_stage<0>(second, dv, 1.0f, row);
-        store(2, 0, second, 128 * j);
-    } else {
-        attention_backward_sm90_stage<0>(first, dk, scale, row);
-        store(1, 0, first, 128 * j);
-        attention_backward_sm90_stage<1>(second, dk, scale, row);
-        store(1, 1, second, 128 * j);
-        wait_for_stores();
-        attention_backward_sm90_stage<0>(first, dv, 1.0f, row);
-        store(2, 0, first, 128 * j);
-        attention_backward_sm90_stage<1>(second, dv, 1.0f, row);
-        store(2, 1, second, 128 * j);
+#pragma unroll
+    for (int m = 0; m < 2 * BOXES; m++) { // dk, then dv, 64 columns at a time
+        const auto& sum = reinterpret_cast<const float(&)[32]>((m < BOXES ? dk : dv)[32 * (m % BOXES)]);
+        if (m == 2) { wait_for_stores(); }
+        store(1 + m / BOXES, m % BOXES, staging(m % 2, i - 1), 128 * j, sum, m < BOXES ? scale : 1.0f);
     }
     if (args.dq_terms && j == 0) {
         float terms[16];
@@ -1288,8 +1002,7 @@ template <int HS> __device__ inline void attention_backward_sm90_compute_item(co
             terms[4 * c + 2] = scale * x.z, terms[4 * c + 3] = scale * x.w;
         }
         // of this batch element, one per warp, or (HS = 128) one per pair of warps with the same rows
-        size_t term = (size_t)head / args.NH * (8 / BOXES) + (BOXES == 1 ? row : row % QUERIES) / 16;
-        int box = BOXES == 1 ? 0 : warpgroup;
+        size_t term = (size_t)head / args.NH * (8 / BOXES) + row % QUERIES / 16;
         float2* to = reinterpret_cast<float2*>(args.dq_terms + ((term * args.NH + head % args.NH) * BOXES + box) * 64);
         to[lane] = fragment_column_sums(terms);
     }
@@ -1299,8 +1012,7 @@ template <int HS> __device__ inline void attention_backward_sm90_compute_item(co
 
 // Calls f(work, n) for the block's work items, n = 0, 1, ... All roles use it except the producer, which announces the
 // items in smem.work.
-template <int HS, class F>
-__device__ inline void attention_backward_sm90_each(AttentionBackwardSMem<HS>& smem, int num_work, F f) {
+template <class SMem, class F> __device__ inline void attention_backward_sm90_each(SMem& smem, int num_work, F f) {
 #pragma unroll 1
     for (int n = 0;; n++) {
         mbarrier_wait(&smem.work_full[n % 2], n / 2 % 2);
@@ -1313,7 +1025,7 @@ __device__ inline void attention_backward_sm90_each(AttentionBackwardSMem<HS>& s
 
 // Returns the work item of a ticket. Tickets count through the key tiles, from the last down, and for each key tile through the
 // heads of a group.
-__device__ inline int attention_backward_sm90_item(const AttentionBackwardArgs& args, unsigned ticket) {
+__device__ inline int attention_backward_sm90_item(const AttentionBackwardSm90Args& args, unsigned ticket) {
     unsigned first = ticket / (args.group * args.num_tiles) * args.group;
     unsigned num_heads = min(args.group, args.num_heads - first);
     ticket -= first * args.num_tiles;
@@ -1322,10 +1034,9 @@ __device__ inline int attention_backward_sm90_item(const AttentionBackwardArgs& 
 
 // The producer thread. It draws the next ticket only after issuing all loads of the current item: a ticket drawn
 // earlier would idle here while later items, which depend on it, start on other SMs.
-template <int HS> __device__ inline void attention_backward_sm90_producer(const AttentionBackwardArgs& args,
-                                                                          AttentionBackwardSMem<HS>& smem,
-                                                                          const CUtensorMap& qkv_map,
-                                                                          const CUtensorMap& dout_map) {
+template <class SMem> __device__ inline void attention_backward_sm90_producer(const AttentionBackwardSm90Args& args,
+                                                                              SMem& smem, const CUtensorMap& qkv_map,
+                                                                              const CUtensorMap& dout_map) {
     unsigned i = 0;
 #pragma unroll 1
     for (unsigned n = 0;; n++) {
@@ -1340,9 +1051,9 @@ template <int HS> __device__ inline void attention_backward_sm90_producer(const 
 }
 
 template <int HS> __global__ void __launch_bounds__(384, 1)
-    attention_backward_sm90_kernel11(AttentionBackwardArgs args, const __grid_constant__ CUtensorMap qkv_map,
+    attention_backward_sm90_kernel11(AttentionBackwardSm90Args args, const __grid_constant__ CUtensorMap qkv_map,
                                      const __grid_constant__ CUtensorMap dout_map,
-                                     const __grid_constant__ CUtensorMap dqkv_map, float scale) {
+                                     const __grid_constant__ CUtensorMap dqkv_map) {
     extern __shared__ __align__(1024) unsigned char attention_backward_sm90_memory[]; // aligned for TMA's swizzle
     auto& smem = *reinterpret_cast<AttentionBackwardSMem<HS>*>(attention_backward_sm90_memory);
     if (shared_address(&smem) % 1024 != 0) { __trap(); }
@@ -1367,96 +1078,40 @@ template <int HS> __global__ void __launch_bounds__(384, 1)
     warpgroup_more_registers<232>();
     int warpgroup = warp / 4 - 1, row = (warp - 4) * 16, i = 0;
     attention_backward_sm90_each(smem, args.num_heads * args.num_tiles, [&](int work, int n) {
-        attention_backward_sm90_compute_item(args, smem, warpgroup, row, lane, work, n, i, scale, dqkv_map);
+        attention_backward_sm90_compute_item(args, smem, dqkv_map, warpgroup, row, work, n, i);
     });
     if (lane == 0) { tma_store_wait<0>(); }
 }
 
-// Kernel 11; if dbias is not NULL, it also sums the columns of dq and of dout. See attention_backward. Requires sm_90a. HS is 64
-// or 128. scratch: attention_backward_sm90_scratch() floats, aligned to 16 bytes.
+// Kernel 11; if dbias is not NULL, it also sums the columns of dq and of dout. Requires sm_90a. HS is 64 or 128.
 //
 // Of dbias only the queries' third needs dqkv. dv of a key is the sum of P * dout over the queries, and P of a query adds up to
 // 1 over the keys, so dv summed over all keys is dout summed over all queries. dk of a key is the sum of dS * q over the
 // queries, and dS of a query adds up to 0 over the keys, because a number that is added to all of its scores does not change
 // the softmax: dk summed over all keys is 0. The kernels' roundings are all that is left out.
-template <int HS = 64> void attention_backward_sm90(floatX* dqkv, float* dbias, float* scratch, const floatX* dout,
-                                                    const floatX* qkv, const floatX* out, const float* lse, int B,
-                                                    int T, int C, int NH, float scale, const Execution& exec) {
-    require(C / NH == HS);
-    require(has_sm90a()); // nvcc -gencode arch=compute_90a,code=sm_90a
-    AttentionBackwardArgs args = attention_backward_sm90_args(dqkv, scratch, B, T, NH, dbias != NULL, HS);
-    int vectors = HS / 64 * NH, box_tokens = ATTENTION_BACKWARD_QUERIES<HS>;
-    CUtensorMap qkv_map = tensor_map_heads(qkv, B, T, 3 * vectors, box_tokens);
-    CUtensorMap dout_map = tensor_map_heads(dout, B, T, vectors, box_tokens);
-    CUtensorMap dqkv_map = tensor_map_heads(dqkv, B, T, 3 * vectors, 16);
-    int num_blocks_of_queries = attention_backward_sm90_stats<HS>(args, dout, out, lse, exec);
-    auto kernel = attention_backward_sm90_kernel11<HS>;
-    constexpr int SHARED_BYTES = sizeof(AttentionBackwardSMem<HS>);
+template <int HS> void attention_backward_sm90(const AttentionBackwardArgs& a, const Execution& exec) {
+    AttentionBackwardSm90Args args = attention_backward_sm90_args<HS>(a);
+    int vectors = HS / 64 * a.NH, box_tokens = AttentionBackwardSMem<HS>::QUERIES;
+    CUtensorMap qkv_map = tensor_map_heads(a.qkv, a.B, a.T, 3 * vectors, box_tokens);
+    CUtensorMap dout_map = tensor_map_heads(a.dout, a.B, a.T, vectors, box_tokens);
+    CUtensorMap dqkv_map = tensor_map_heads(a.dqkv, a.B, a.T, 3 * vectors, 16);
+    int num_blocks_of_queries = attention_backward_sm90_stats<HS>(args, a, exec);
     int num_blocks = min(args.num_heads * args.num_tiles, exec.free_sms());
-    launch_early(kernel, dim3(num_blocks), dim3(384), SHARED_BYTES, exec, args, qkv_map, dout_map, dqkv_map, scale);
-    if (!dbias) { return; }
-    column_sums<16>(dbias, NULL, NULL, args.dq_terms, 512 / HS * B, C, exec);
-    column_sums<16>(dbias + 2 * C, NULL, NULL, args.dout_terms, num_blocks_of_queries, C, exec);
+    launch_early(attention_backward_sm90_kernel11<HS>, dim3(num_blocks), dim3(384), sizeof(AttentionBackwardSMem<HS>),
+                 exec, args, qkv_map, dout_map, dqkv_map);
+    if (!a.dbias) { return; }
+    column_sums<16>(a.dbias, NULL, NULL, args.dq_terms, 512 / HS * a.B, a.C, exec);
+    column_sums<16>(a.dbias + 2 * a.C, NULL, NULL, args.dout_terms, num_blocks_of_queries, a.C, exec);
 }
 #endif
-
-inline bool attention_backward_accepts_sm90(int HS) { return HS == 64 || HS == 128; }
-
-// The size of the part of scratch, at its beginning, that holds the terms of dbias, in floats: until column_sums_flush() where sums
-// wait for that. A multiple of 4.
-size_t attention_backward_bias_terms(int B, int T, int C, int NH) {
-    size_t floats = matmul_backward_bias_scratch(B * T, 3 * C);
-    (void)NH;
-#if !defined(ENABLE_FP32)
-    int HS = C / NH;
-    if (attention_backward_accepts_sm90(HS)) { floats = std::max(floats, attention_backward_sm90_terms(B, T, NH, HS)); }
-#endif
-    return ceil_div(floats, (size_t)4) * 4;
-}
-
-// The size of scratch in floats, which is the same on all devices. If kernel 11 accepts HS, it is the size that kernel 11 needs;
-// otherwise scratch holds dsum (B,NH,T) and, when that is no longer needed, the scratch of matmul_backward_bias().
-size_t attention_backward_scratch(int B, int T, int C, int NH) {
-    size_t floats = std::max((size_t)B * NH * T, matmul_backward_bias_scratch(B * T, 3 * C));
-#if !defined(ENABLE_FP32)
-    int HS = C / NH;
-    if (attention_backward_accepts_sm90(HS)) {
-        floats = std::max(floats, attention_backward_sm90_scratch(B, T, NH, HS));
-    }
-#endif
-    return floats;
-}
 
 // The number of the kernel that attention_backward() runs; see the table below.
 inline int attention_backward_choice(int HS) {
-#if !defined(ENABLE_FP32)
     if (attention_backward_accepts_sm90(HS) && has_sm90a()) { return 11; }
-    if (compiled_arch(attention_backward_q_kernel7<64, 2, 4, 2, 64>) >= 80) { return 7; }
+#if !defined(ENABLE_FP32)
+    if (compiled_arch(attention_backward_kernel7<ATTENTION_BACKWARD_DQ, 64, 2, 4, 2, 64>) >= 80) { return 7; }
 #endif
-    (void)HS;
     return 3;
-}
-
-// Runs kernel 3, 7 or 11; the other arguments are those of attention_backward. Only 11 computes dbias.
-static void attention_backward_run(int kernel, floatX* dqkv, float* dbias, float* scratch, const floatX* dout,
-                                   const floatX* qkv, const floatX* out, const float* lse, int B, int T, int C, int NH,
-                                   float scale, const Execution& exec) {
-    double bytes = (8.0 * C * sizeof(floatX) + NH * sizeof(float)) * B * T;
-    Op op(exec, bytes, 5.0 * B * T * T * C, "attention_backward");
-    (void)dbias;
-#if !defined(ENABLE_FP32)
-    if (kernel == 11) {
-        auto launch = C / NH == 64 ? attention_backward_sm90<64> : attention_backward_sm90<128>;
-        return launch(dqkv, dbias, scratch, dout, qkv, out, lse, B, T, C, NH, scale, exec);
-    }
-#endif
-    float* dsum = scratch;
-    attention_backward_dsum(dsum, dout, out, B, T, C, NH, exec);
-#if !defined(ENABLE_FP32)
-    if (kernel == 7) { return attention_backward_mma(dqkv, lse, dsum, dout, qkv, B, T, C, NH, scale, exec); }
-#endif
-    require(kernel == 3);
-    attention_backward_plain(dqkv, lse, dsum, dout, qkv, B, T, C, NH, scale, exec);
 }
 
 // dqkv (B,T,3,NH,HS) | dbias (3,NH,HS) += dqkv summed over all tokens, the gradient of the bias that qkv contains; may be
@@ -1475,7 +1130,16 @@ void attention_backward(floatX* dqkv, float* dbias, float* scratch, const floatX
                         const Execution& exec) {
     require(C % NH == 0 && C / NH % 8 == 0 && C / NH <= 256);
     int kernel = attention_backward_choice(C / NH);
-    attention_backward_run(kernel, dqkv, dbias, scratch, dout, qkv, out, lse, B, T, C, NH, scale, exec);
+    auto launch = attention_backward_plain; // kernel 3
+#if !defined(ENABLE_FP32)
+    if (kernel == 7) { launch = attention_backward_mma; }
+    if (kernel == 11) { launch = C / NH == 64 ? attention_backward_sm90<64> : attention_backward_sm90<128>; }
+#endif
+    {
+        double bytes = (8.0 * C * sizeof(floatX) + NH * sizeof(float)) * B * T;
+        Op op(exec, bytes, 5.0 * B * T * T * C, "attention_backward");
+        launch({dqkv, dbias, scratch, dout, qkv, out, lse, B, T, C, NH, scale}, exec);
+    }
     if (dbias && kernel != 11) { matmul_backward_bias(dbias, scratch, dqkv, B * T, 3 * C, exec); }
 }
 // ==== end promoted: attention_backward ====

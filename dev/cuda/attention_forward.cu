@@ -675,11 +675,15 @@ __global__ void __launch_bounds__(128, 4)
     __shared__ __align__(256) AttentionForwardMmaSMem<HS, 1> smem;
     int warp_row = threadIdx.x / 32 * 16;
     int b = blockIdx.x / NH, h = blockIdx.x % NH, q0 = (gridDim.y - 1 - blockIdx.y) * 64;
-    size_t C = (size_t)NH * HS;
+    int C = NH * HS;
     const floatX* src = qkv + (size_t)b * T * 3 * C + h * HS;
-    attention_forward_load<HS, 64, 1>(smem.q, src, q0, T, C);
-    attention_forward_load<HS, 64, 2>(smem.kv[0][0], src + C, 0, T, C);
-    cp_async_commit();
+    auto load = [&](int stage, int t) { // of 64 keys and their values
+        attention_forward_load<HS, 64>(smem.kv[stage][0], src + C, 3 * C, t, T);
+        attention_forward_load<HS, 64>(smem.kv[stage][1], src + 2 * C, 3 * C, t, T);
+        cp_async_commit();
+    };
+    attention_forward_load<HS, 64>(smem.q, src, 3 * C, q0, T);
+    load(0, 0);
     cp_async_wait<0>();
     __syncthreads();
     AttentionForwardState<HS, 1> state;
@@ -692,10 +696,7 @@ __global__ void __launch_bounds__(128, 4)
             cp_async_wait<0>();
             __syncthreads(); // this tile has arrived, and all warps have read the stage that is loaded next
         }
-        if (k0 + 64 < min(q0 + 64, T)) {
-            attention_forward_load<HS, 64, 2>(smem.kv[1 - stage][0], src + C, k0 + 64, T, C);
-            cp_async_commit();
-        }
+        if (k0 + 64 < min(q0 + 64, T)) { load(1 - stage, k0 + 64); }
         uint32_t k = k_address + stage * sizeof(smem.kv[0]), v = v_address + stage * sizeof(smem.kv[0]);
         if (k0 < q0) {
             attention_forward_step<false, 64, 0>(state, k, v, 0, scale_log2);
@@ -712,29 +713,25 @@ void attention_forward11(floatX* out, float* lse, const floatX* qkv, int B, int 
 }
 
 // ---- kernel 12: whole lines of memory: output rows are staged and stored 16 bytes at a time; heads in groups that fit in L2
-// Kernels 12 to 14 are kernel 15, which is defined below, with other template arguments.
-
-template <int HS, int row_tiles, int step, int slack, int blocks, int keys>
-void attention_forward_mma_tiles(floatX* out, float* lse, const floatX* qkv, int B, int T, int head_size, int NH,
-                                 float scale, const Execution& exec);
+// Kernels 12 to 14 are kernel 15 with other template arguments.
 
 void attention_forward12(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, const Execution& exec) {
-    attention_forward_mma_tiles<LADDER_HS, 1, 64, 0, 3, 64>(out, lse, qkv, B, T, LADDER_HS, NH, 1.0f / sqrtf(LADDER_HS),
-                                                            exec);
+    attention_forward_mma_tiles<LADDER_HS, 1, 64, 0, 3>({out, lse, qkv, B, T, LADDER_HS, NH, 1.0f / sqrtf(LADDER_HS)},
+                                                        exec);
 }
 
 // ---- kernel 13: 32 queries per warp: each fragment of K and V is used twice, which halves shared memory reads ----
 
 void attention_forward13(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, const Execution& exec) {
-    attention_forward_mma_tiles<LADDER_HS, 2, 64, 0, 2, 64>(out, lse, qkv, B, T, LADDER_HS, NH, 1.0f / sqrtf(LADDER_HS),
-                                                            exec);
+    attention_forward_mma_tiles<LADDER_HS, 2, 64, 0, 2>({out, lse, qkv, B, T, LADDER_HS, NH, 1.0f / sqrtf(LADDER_HS)},
+                                                        exec);
 }
 
 // ---- kernel 14: lazy rescaling, only when P would exceed 2^8, which is rare after the first keys ----
 
 void attention_forward14(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, const Execution& exec) {
-    attention_forward_mma_tiles<LADDER_HS, 2, 64, 8, 2, 64>(out, lse, qkv, B, T, LADDER_HS, NH, 1.0f / sqrtf(LADDER_HS),
-                                                            exec);
+    attention_forward_mma_tiles<LADDER_HS, 2, 64, 8, 2>({out, lse, qkv, B, T, LADDER_HS, NH, 1.0f / sqrtf(LADDER_HS)},
+                                                        exec);
 }
 #endif
 
@@ -819,7 +816,7 @@ __global__ void __launch_bounds__(128, 3)
     }
     int head = smem.b * NH + smem.h;
     attention_forward_store(out + ((size_t)smem.b * T * NH + smem.h) * 64, lse + (size_t)head * T, warp_q, state,
-                            num_unmasked * 64 + warp_row, T, (size_t)NH * 64);
+                            num_unmasked * 64 + warp_row, T, NH * 64);
 }
 
 void attention_forward16(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, const Execution& exec) {
@@ -1507,16 +1504,14 @@ void attention_forward24(floatX* out, float* lse, const floatX* qkv, int B, int 
 
 // ---- kernel 26: kernel 25 with three consumers and steps of 128 keys: half the reads of q, fewer instructions per key ----
 
-void attention_forward26(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, float scale,
-                         const Execution& exec) {
-    attention_forward_sm90_launch<3, 64, 128>(out, lse, qkv, B, T, NH, scale, exec);
+void attention_forward26(const AttentionForwardArgs& args, const Execution& exec) {
+    attention_forward_sm90_launch<3, 64, 128>(args, exec);
 }
 
 // ---- kernel 27: kernel 26 in ping-pong: the consumers alternate in issuing products ----
 
-void attention_forward27(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, float scale,
-                         const Execution& exec) {
-    attention_forward_sm90_launch<3, 64, 128, true>(out, lse, qkv, B, T, NH, scale, exec);
+void attention_forward27(const AttentionForwardArgs& args, const Execution& exec) {
+    attention_forward_sm90_launch<3, 64, 128, true>(args, exec);
 }
 #endif
 
@@ -1539,34 +1534,23 @@ static void fill_qkv(float* qkv, int first, int parts, int B, int T, int NH, int
 
 // The configurations of kernels 6, 15 and 25 for HS = 64, and of kernel 25 for HS = 128; 0 is what attention_forward() takes.
 typedef void AttentionForward(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, const Execution& exec);
-typedef void AttentionForwardScaled(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, float scale,
-                                    const Execution& exec);
-
-template <int rows, int keys> static void attention_forward6(floatX* out, float* lse, const floatX* qkv, int B, int T,
-                                                             int NH, float scale, const Execution& exec) {
-    attention_forward_plain_tiles<64, rows, keys>(out, lse, qkv, B, T, 64, NH, scale, exec);
-}
+typedef void AttentionForwardLauncher(const AttentionForwardArgs& args, const Execution& exec);
 struct AttentionForwardForm {
     BenchConfig config;
-    AttentionForwardScaled* launch; // NULL: the default
+    AttentionForwardLauncher* launch; // NULL: the default
 };
 static const std::vector<AttentionForwardForm> attention_forward_forms6 = {
     {{0, "64 queries x 64 keys"}, NULL},
-    {{1, "64 queries x 32 keys"}, attention_forward6<64, 32>},
-    {{2, "32 queries x 64 keys"}, attention_forward6<32, 64>},
-    {{3, "32 queries x 32 keys"}, attention_forward6<32, 32>}};
+    {{1, "64 queries x 32 keys"}, attention_forward_plain_tiles<64, 64, 32>},
+    {{2, "32 queries x 64 keys"}, attention_forward_plain_tiles<64, 32, 64>},
+    {{3, "32 queries x 32 keys"}, attention_forward_plain_tiles<64, 32, 32>}};
 #if !defined(ENABLE_FP32)
-template <int row_tiles, int step, int blocks> static void attention_forward15(floatX* out, float* lse,
-                                                                               const floatX* qkv, int B, int T, int NH,
-                                                                               float scale, const Execution& exec) {
-    attention_forward_mma_tiles<64, row_tiles, step, 8, blocks>(out, lse, qkv, B, T, 64, NH, scale, exec);
-}
 static const std::vector<AttentionForwardForm> attention_forward_forms15 = {
     {{0, "32 queries per warp; steps of 32 keys; 3 blocks per SM"}, NULL},
-    {{1, "32 queries per warp; steps of 16 keys; 3 blocks per SM"}, attention_forward15<2, 16, 3>},
-    {{2, "32 queries per warp; steps of 32 keys; 2 blocks per SM"}, attention_forward15<2, 32, 2>},
-    {{3, "16 queries per warp; steps of 32 keys; 4 blocks per SM"}, attention_forward15<1, 32, 4>},
-    {{4, "16 queries per warp; steps of 64 keys; 3 blocks per SM"}, attention_forward15<1, 64, 3>}};
+    {{1, "32 queries per warp; steps of 16 keys; 3 blocks per SM"}, attention_forward_mma_tiles<64, 2, 16, 8, 3>},
+    {{2, "32 queries per warp; steps of 32 keys; 2 blocks per SM"}, attention_forward_mma_tiles<64, 2, 32, 8, 2>},
+    {{3, "16 queries per warp; steps of 32 keys; 4 blocks per SM"}, attention_forward_mma_tiles<64, 1, 32, 8, 4>},
+    {{4, "16 queries per warp; steps of 64 keys; 3 blocks per SM"}, attention_forward_mma_tiles<64, 1, 64, 8, 3>}};
 static const std::vector<AttentionForwardForm> attention_forward_forms25 = {
     {{0, "by the number of tiles"}, NULL},
     {{2, "two consumers: tiles of 128 queries"}, attention_forward_sm90_launch<2>},
@@ -1647,18 +1631,16 @@ static void declare(Bench& b) {
                  [=](int) { attention_forward3(out, lse, inp, B, T, NH, stream); }, {0});
     }
     if (apart) { return; }
-    float scale = 1.0f / sqrtf((float)HS);
+    AttentionForwardArgs args = {out, lse, qkv, B, T, HS, NH, 1.0f / sqrtf((float)HS)};
     // the kernel that attention_forward() chooses here is checked and timed through attention_forward()
     int promoted = !b.dry ? attention_forward_choice(B, T, NH, HS) : sizeof(floatX) == 2 ? 25 : 6;
     auto kernel = [&](int number, const char* what, std::function<void()> launch, int min_arch,
                       std::vector<AttentionForwardForm> forms = {}) {
         auto either = [=](int config) {
             for (const AttentionForwardForm& form : forms) {
-                if (config > 0 && form.config.value == config) {
-                    return form.launch(out, lse, qkv, B, T, NH, scale, stream);
-                }
+                if (config > 0 && form.config.value == config) { return form.launch(args, stream); }
             }
-            number == promoted ? attention_forward(out, lse, qkv, B, T, C, NH, scale, stream) : launch();
+            number == promoted ? attention_forward(out, lse, qkv, B, T, C, NH, args.scale, stream) : launch();
         };
         b.kernel(number, what, either, {0}, min_arch);
         if (forms.empty()) { return; }
@@ -1679,8 +1661,7 @@ static void declare(Bench& b) {
     rung(5, "register tiles, 8 queries x 4 keys per thread", attention_forward5, 0);
     kernel(
         6, "128-bit accesses, heads in groups that fit in L2; any head size",
-        [=] { attention_forward_plain(out, lse, qkv, B, T, HS, NH, scale, stream); }, 0,
-        if_64(attention_forward_forms6));
+        [=] { attention_forward_plain(args, stream); }, 0, if_64(attention_forward_forms6));
 #if !defined(ENABLE_FP32)
     rung(7, "mma.sync, 16 queries per warp, padded shared memory", attention_forward7, 80);
     rung(8, "less arithmetic per score: masks at the diagonal only, one fma per exponent", attention_forward8, 80);
@@ -1692,8 +1673,7 @@ static void declare(Bench& b) {
     rung(14, "lazy rescaling, only when P would exceed 2^8", attention_forward14, 80);
     kernel(
         15, "steps of 32 keys, 3 blocks per SM; any head size (loses to 14 at B = 16, wins at B = 64)",
-        [=] { attention_forward_mma(out, lse, qkv, B, T, HS, NH, scale, stream); }, 80,
-        if_64(attention_forward_forms15));
+        [=] { attention_forward_mma(args, stream); }, 80, if_64(attention_forward_forms15));
     rung(16, "TMA and mbarriers instead of cp.async", attention_forward16, -90);
     rung(17, "wgmma, steps of 64 keys, two blocks per SM", attention_forward17, -90);
     rung(18, "steps of 128 keys, the diagonal first", attention_forward18, -90);
@@ -1706,16 +1686,14 @@ static void declare(Bench& b) {
     rung(23, "21 with consecutive tiles overlapped, no ping-pong (loses to 21 at B = 16)", attention_forward23, -90);
     rung(24, "23 with three consumers that skip keys they do not see", attention_forward24, -90);
     if (HS == 64 || HS == 128) {
-        auto launch = HS == 64 ? attention_forward_sm90<64> : attention_forward_sm90<128>;
         kernel(
-            25, "four independent consumer warpgroups, steps of 64 keys",
-            [=] { launch(out, lse, qkv, B, T, NH, scale, stream); }, -90,
-            HS == 64 ? attention_forward_forms25 : attention_forward_forms25_128);
+            25, "four independent consumer warpgroups, steps of 64 keys", [=] { attention_forward_sm90(args, stream); },
+            -90, HS == 64 ? attention_forward_forms25 : attention_forward_forms25_128);
     }
-    auto longer = [&](int number, const char* what, AttentionForwardScaled* launch) {
+    auto longer = [&](int number, const char* what, AttentionForwardLauncher* launch) {
         if (HS == 64) {
             kernel(
-                number, what, [=] { launch(out, lse, qkv, B, T, NH, scale, stream); }, -90);
+                number, what, [=] { launch(args, stream); }, -90);
         }
     };
     longer(26, "25 with three consumers and steps of 128 keys (loses to 25 at T = 1024)", attention_forward26);

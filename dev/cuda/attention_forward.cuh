@@ -18,6 +18,15 @@ Kernels 6, 15, 25 and 27 of attention_forward.cu, which has the other kernels, e
 // m). When m grows, l and the output accumulator o += P v are rescaled; at the end out = o / l.
 // Source: Dao 2023, FlashAttention-2, arXiv:2307.08691.
 
+// The arguments of the launchers.
+struct AttentionForwardArgs {
+    floatX* out;       // (B,T,NH,HS)
+    float* lse;        // (B,NH,T) or NULL
+    const floatX* qkv; // (B,T,3,NH,HS)
+    int B, T, HS, NH;
+    float scale; // of the scores q k^T
+};
+
 struct AttentionForwardWork {
     int head; // 0 to B*NH - 1
     int tile; // tile of queries within the head
@@ -37,6 +46,14 @@ inline int attention_forward_group(int T, int HS, int num_heads) {
     size_t bytes = (size_t)2 * T * HS * sizeof(floatX); // keys and values of one head
     size_t fit = (size_t)device_attribute(cudaDevAttrL2CacheSize) / 4 / bytes;
     return (int)(fit < 1 ? 1 : fit > (size_t)num_heads ? num_heads : fit);
+}
+
+// Launches kernel 6 or 15, with tiles of `rows` queries.
+template <class Kernel> void attention_forward_launch(Kernel kernel, int rows, int shared_bytes,
+                                                      const AttentionForwardArgs& a, const Execution& exec) {
+    int num_heads = a.B * a.NH, group = attention_forward_group(a.T, a.HS, num_heads);
+    launch_kernel(kernel, LaunchShape(num_heads * ceil_div(a.T, rows), 128, shared_bytes), exec, a.out, a.lse, a.qkv,
+                  a.T, a.HS, a.NH, num_heads, group, LOG2E * a.scale);
 }
 
 // ---- kernel 6: fp32 arithmetic in register tiles, 128-bit accesses, heads in groups that fit in L2; any head size ----
@@ -137,9 +154,6 @@ template <int max_HS, int rows, int keys> __global__ void __launch_bounds__(128)
             }
         }
     }
-    struct alignas(4 * sizeof(floatX)) Vec4 {
-        floatX v[4];
-    };
     for (int i = 0; i < ROWS; i++) {
         for (int offset = 8; offset > 0; offset /= 2) { l[i] += __shfl_xor_sync(0xFFFFFFFFu, l[i], offset); }
         int t = q0 + row0 + 2 * i;
@@ -147,35 +161,28 @@ template <int max_HS, int rows, int keys> __global__ void __launch_bounds__(128)
         float inverse = 1.0f / l[i];
         floatX* dst = out + ((size_t)b * T + t) * C + (size_t)h * HS;
         for (int j = 0; j < VECTORS; j++) {
-            Vec4 x;
-            for (int c = 0; c < 4; c++) { x.v[c] = (floatX)(o[i][4 * j + c] * inverse); }
-            if (64 * j + 4 * tx < HS) { *reinterpret_cast<Vec4*>(dst + 64 * j + 4 * tx) = x; }
+            x4 x;
+            for (int c = 0; c < 4; c++) { x[c] = (floatX)(o[i][4 * j + c] * inverse); }
+            if (64 * j + 4 * tx < HS) { *reinterpret_cast<x4*>(dst + 64 * j + 4 * tx) = x; }
         }
         if (lse && tx == 0) { lse[(size_t)work.head * T + t] = (m[i] + log2f(l[i])) * LN2; }
     }
 }
 
-template <int max_HS, int rows, int keys> void attention_forward_plain_tiles(floatX* out, float* lse, const floatX* qkv,
-                                                                             int B, int T, int HS, int NH, float scale,
-                                                                             const Execution& exec) {
-    auto kernel = attention_forward_kernel6<max_HS, rows, keys>;
+template <int max_HS, int rows, int keys>
+void attention_forward_plain_tiles(const AttentionForwardArgs& args, const Execution& exec) {
     constexpr int SHARED_BYTES = sizeof(AttentionForwardPlainSMem<max_HS, rows, keys>);
     static_assert(SHARED_BYTES <= 64 << 10, "the limit of compute capability 7.5");
-    launch_kernel(kernel, LaunchShape(B * NH * ceil_div(T, rows), 128, SHARED_BYTES), exec, out, lse, qkv, T, HS, NH,
-                  B * NH, attention_forward_group(T, HS, B * NH), LOG2E * scale);
+    attention_forward_launch(attention_forward_kernel6<max_HS, rows, keys>, rows, SHARED_BYTES, args, exec);
 }
 
 // HS is a multiple of 8, at most 256.
-void attention_forward_plain(floatX* out, float* lse, const floatX* qkv, int B, int T, int HS, int NH, float scale,
-                             const Execution& exec) {
-    if (HS <= 64) {
-        attention_forward_plain_tiles<64, 64, 64>(out, lse, qkv, B, T, HS, NH, scale, exec);
-    } else if (HS <= 128) {
-        attention_forward_plain_tiles<128, 32, 64>(out, lse, qkv, B, T, HS, NH, scale, exec);
-    } else {
-        require(HS <= 256);
-        attention_forward_plain_tiles<256, 32, 16>(out, lse, qkv, B, T, HS, NH, scale, exec);
-    }
+void attention_forward_plain(const AttentionForwardArgs& args, const Execution& exec) {
+    require(args.HS % 8 == 0 && args.HS <= 256);
+    auto tiles = args.HS <= 64    ? attention_forward_plain_tiles<64, 64, 64>
+                 : args.HS <= 128 ? attention_forward_plain_tiles<128, 32, 64>
+                                  : attention_forward_plain_tiles<256, 32, 16>;
+    tiles(args, exec);
 }
 
 #if !defined(ENABLE_FP32)
@@ -186,6 +193,7 @@ void attention_forward_plain(floatX* out, float* lse, const floatX* qkv, int B, 
 // A tile has room for HS columns, a multiple of 16, which is the head size or more: columns past the head's are zeros, in the tile
 // only. 64 is the head size itself, which costs fewer registers. Rows are this many elements apart, a multiple of 32.
 template <int HS> constexpr int ATTENTION_FORWARD_PITCH = (HS + 31) / 32 * 32;
+template <int HS> constexpr int ATTENTION_FORWARD_ROW_BYTES = ATTENTION_FORWARD_PITCH<HS> * sizeof(floatX);
 
 // 64 * row_tiles queries, and two stages of `keys` keys and their values: one stage is read while the other is filled.
 template <int HS, int row_tiles, int keys = 64> struct AttentionForwardMmaSMem {
@@ -214,21 +222,87 @@ template <int HS> __device__ inline uint32_t attention_forward_column(uint32_t a
     return (address ^ (d % GROUP * 32)) + d / GROUP * GROUP * 32;
 }
 
-// Issues cp.async for rows first..first+rows-1 of src, which are 3 * C elements apart, into a tile. Rows past T and columns past
-// head_size become zeros. If parts is 2, the rows C elements further (the values of these keys) are also copied, into the next tile.
-// The loop is not unrolled, because the compiler would then keep all addresses in registers.
-template <int HS, int rows, int parts> __device__ inline void
-attention_forward_load(floatX* tile, const floatX* src, int first, int T, size_t C, int head_size = HS) {
-    constexpr int CHUNKS = HS / 8; // per row
-    static_assert(rows * CHUNKS % 128 == 0, "every thread copies the same number");
-#pragma unroll 1
-    for (int i = threadIdx.x; i < rows * CHUNKS; i += 128) {
-        int row = i / CHUNKS, chunk = i % CHUNKS;
-        const floatX* from = src + (first + row) * 3 * C + chunk * 8;
+// Issues cp.async for rows first..first+rows-1 of src, which are `stride` elements apart, into a tile. Rows past T and columns past
+// head_size become zeros. Called by whole groups of `threads` threads.
+template <int HS, int rows, int threads = 128> __device__ inline void
+attention_forward_load(floatX* tile, const floatX* src, int stride, int first, int T, int head_size = HS) {
+    constexpr int PITCH = ATTENTION_FORWARD_PITCH<HS>;
+    constexpr int LANES = PITCH % 64 == 0 ? 8 : 4, ROWS = threads / LANES; // lanes per row, rows per pass
+    int row = threadIdx.x % threads / LANES, lane = threadIdx.x % LANES;
+    src += (size_t)(first + row) * stride + lane * 8;
 #pragma unroll
-        for (int part = 0; part < parts; part++) {
-            cp_async_16(tile + part * rows * ATTENTION_FORWARD_PITCH<HS> + attention_forward_at<HS>(row, chunk),
-                        from + part * C, first + row < T && chunk * 8 < head_size);
+    for (int i = 0; i < rows; i += ROWS) {
+#pragma unroll
+        for (int c = 0; c < PITCH / 8; c += LANES) {
+            cp_async_16(tile + attention_forward_at<HS>(row + i, c + lane), src + c * 8,
+                        first + row + i < T && (c + lane) * 8 < head_size);
+        }
+        src += ROWS * stride;
+    }
+}
+
+// The addresses that this lane passes to ldmatrix for the first 16 keys, or values, of a tile. ldmatrix.x4 reads 16 keys
+// by 16 columns as four 8x8 matrices. Their (keys, columns), in the order in which mma takes them as operand b:
+//     S = Q K^T: (0-7, 0-7) (0-7, 8-15) (8-15, 0-7) (8-15, 8-15)
+//     P V:       (0-7, 0-7) (8-15, 0-7) (0-7, 8-15) (8-15, 8-15), each transposed
+template <int HS> __device__ inline uint32_t attention_forward_k_address(const floatX* tile) {
+    int lane = threadIdx.x % 32;
+    return shared_address(tile + attention_forward_at<HS>(lane / 16 * 8 + lane % 8, lane / 8 % 2));
+}
+template <int HS> __device__ inline uint32_t attention_forward_v_address(const floatX* tile) {
+    int lane = threadIdx.x % 32;
+    return shared_address(tile + attention_forward_at<HS>(lane % 16, lane / 16));
+}
+
+// sum (16*M, 8*N) += a (16*M, 16) keys (8*N, 16)^T, with columns 16 * k to 16 * k + 15 of the keys, or, if `values`, += a (16*M, 16)
+// values (16, 8*N), with values 16 * k to 16 * k + 15. a: operand fragments; address: of the first 16 keys, or values, as above.
+template <int HS, bool values, int M, int N> __device__ inline void
+attention_forward_multiply(float (&sum)[M][N][4], const uint32_t (&a)[M][4], uint32_t address, int k) {
+    constexpr int ROW_BYTES = ATTENTION_FORWARD_PITCH<HS> * sizeof(floatX);
+#pragma unroll
+    for (int n = 0; n < N; n += 2) {
+        uint32_t b[4]; // b[0..1]: the operand for columns 0-7 of 16 columns of the sum; b[2..3]: for columns 8-15
+        if (values) {
+            ldmatrix_x4_trans(b, attention_forward_column<HS>(address, n / 2) + 16 * k * ROW_BYTES);
+        } else {
+            ldmatrix_x4(b, attention_forward_column<HS>(address, k) + 8 * n * ROW_BYTES);
+        }
+#pragma unroll
+        for (int m = 0; m < M; m++) {
+            mma_16x8x16(sum[m][n], a[m], b[0], b[1], floatX());
+            mma_16x8x16(sum[m][n + 1], a[m], b[2], b[3], floatX());
+        }
+    }
+}
+
+// rows[r] = factor * sum[r] for a warp's rows r < num_valid, 16 bytes at a time. `tile`: a staging area in shared memory, which only
+// this warp has read.
+template <int HS, int M> __device__ inline void attention_forward_store_rows(floatX* rows, int stride, int num_valid,
+                                                                             const float (&sum)[M][HS / 8][4],
+                                                                             float factor, floatX* tile,
+                                                                             int head_size = HS) {
+    __syncwarp();
+    int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int m = 0; m < M; m++) {
+#pragma unroll
+        for (int half_row = 0; half_row < 2; half_row++) {
+#pragma unroll
+            for (int n = 0; n < HS / 8; n++) {
+                const float* pair = &sum[m][n][2 * half_row];
+                floatX* to = tile + attention_forward_at<HS>(16 * m + 8 * half_row + lane / 4, n) + lane % 4 * 2;
+                *reinterpret_cast<uint32_t*>(to) = pack_16x2(factor * pair[0], factor * pair[1], floatX());
+            }
+        }
+    }
+    __syncwarp();
+#pragma unroll 1
+    for (int i = lane; i < 16 * M * HS / 8; i += 32) {
+        int row = i / (HS / 8), chunk = i % (HS / 8);
+        if (row < num_valid && chunk * 8 < head_size) {
+            // int4 instead of load128 and store128, because the compiler splits those into 4-byte copies here
+            *reinterpret_cast<int4*>(rows + (size_t)row * stride + chunk * 8) =
+                *reinterpret_cast<const int4*>(tile + attention_forward_at<HS>(row, chunk));
         }
     }
 }
@@ -241,10 +315,10 @@ attention_forward_load(floatX* tile, const floatX* src, int first, int T, size_t
 //
 // So a lane has two rows per 16 queries, g and g + 8, and shares each of them with the other three lanes of its quad.
 template <int HS, int row_tiles> struct AttentionForwardState {
-    uint32_t q[row_tiles][HS / 16][4]; // operand fragments of the queries
-    float o[row_tiles][HS / 8][4];     // accumulators of the output, not yet divided by l
-    float m[row_tiles][2];             // per row, the maximum that P, o and l are relative to, times scale_log2
-    float l[row_tiles][2];             // per row, this lane's partial sum of P
+    uint32_t q[HS / 16][row_tiles][4];  // operand fragments of the queries
+    float o[row_tiles][HS / 8][4] = {}; // accumulators of the output, not yet divided by l
+    float m[row_tiles][2];              // per row, the maximum that P, o and l are relative to, times scale_log2
+    float l[row_tiles][2] = {};         // per row, this lane's partial sum of P
 };
 
 // One step of the main loop, over `step` keys. k, v: the shared-memory addresses that this lane passes to ldmatrix for
@@ -252,21 +326,9 @@ template <int HS, int row_tiles> struct AttentionForwardState {
 template <bool masked, int step, int slack, int HS, int row_tiles> __device__ inline void
 attention_forward_step(AttentionForwardState<HS, row_tiles>& state, uint32_t k, uint32_t v, int key, float scale_log2) {
     int lane = threadIdx.x % 32;
-    constexpr int ROW_BYTES = ATTENTION_FORWARD_PITCH<HS> * sizeof(floatX);
     float s[row_tiles][step / 8][4] = {};
 #pragma unroll
-    for (int d = 0; d < HS / 16; d++) {
-#pragma unroll
-        for (int n = 0; n < step / 16; n++) {
-            uint32_t b[4]; // b[0..1]: keys 0-7 by 16 columns; b[2..3]: keys 8-15 by 16 columns
-            ldmatrix_x4(b, attention_forward_column<HS>(k, d) + 16 * n * ROW_BYTES);
-#pragma unroll
-            for (int i = 0; i < row_tiles; i++) {
-                mma_16x8x16(s[i][2 * n], state.q[i][d], b[0], b[1], floatX());
-                mma_16x8x16(s[i][2 * n + 1], state.q[i][d], b[2], b[3], floatX());
-            }
-        }
-    }
+    for (int d = 0; d < HS / 16; d++) { attention_forward_multiply<HS, false>(s, state.q[d], k, d); }
     float new_m[row_tiles][2];
     bool grew = false;
 #pragma unroll
@@ -321,20 +383,11 @@ attention_forward_step(AttentionForwardState<HS, row_tiles>& state, uint32_t k, 
                 p[i][j] = pack_16x2(p0, p1, floatX());
             }
         }
-#pragma unroll
-        for (int d = 0; d < HS / 16; d++) {
-            uint32_t b[4]; // b[0..1]: 16 keys by columns 0-7; b[2..3]: 16 keys by columns 8-15
-            ldmatrix_x4_trans(b, attention_forward_column<HS>(v, d) + 16 * n * ROW_BYTES);
-#pragma unroll
-            for (int i = 0; i < row_tiles; i++) {
-                mma_16x8x16(state.o[i][2 * d], p[i], b[0], b[1], floatX());
-                mma_16x8x16(state.o[i][2 * d + 1], p[i], b[2], b[3], floatX());
-            }
-        }
+        attention_forward_multiply<HS, true>(state.o, p, v, n);
     }
 }
 
-// Loads the operand fragments of a warp's queries, whose tile in shared memory is warp_q, and clears the rest.
+// Loads the operand fragments of a warp's queries, whose tile in shared memory is warp_q, and starts m.
 template <int HS, int row_tiles>
 __device__ inline void attention_forward_start(AttentionForwardState<HS, row_tiles>& state, const floatX* warp_q) {
     int lane = threadIdx.x % 32;
@@ -342,66 +395,38 @@ __device__ inline void attention_forward_start(AttentionForwardState<HS, row_til
     for (int i = 0; i < row_tiles; i++) {
 #pragma unroll
         for (int d = 0; d < HS / 16; d++) {
-            ldmatrix_x4(state.q[i][d], warp_q + attention_forward_at<HS>(16 * i + lane % 16, 2 * d + lane / 16));
+            ldmatrix_x4(state.q[d][i], warp_q + attention_forward_at<HS>(16 * i + lane % 16, 2 * d + lane / 16));
         }
-        for (int n = 0; n < HS / 8; n++) {
-            for (int e = 0; e < 4; e++) { state.o[i][n][e] = 0; }
-        }
-        for (int half_row = 0; half_row < 2; half_row++) { state.m[i][half_row] = -INFINITY, state.l[i][half_row] = 0; }
+        state.m[i][0] = state.m[i][1] = -INFINITY;
     }
-}
-
-// The addresses that this lane passes to ldmatrix for the first 16 keys, or values, of a tile. ldmatrix.x4 reads 16 keys
-// by 16 columns as four 8x8 matrices. Their (keys, columns), in the order in which mma takes them as operand b:
-//     S = Q K^T: (0-7, 0-7) (0-7, 8-15) (8-15, 0-7) (8-15, 8-15)
-//     P V:       (0-7, 0-7) (8-15, 0-7) (0-7, 8-15) (8-15, 8-15), each transposed
-template <int HS> __device__ inline uint32_t attention_forward_k_address(const floatX* tile) {
-    int lane = threadIdx.x % 32;
-    return shared_address(tile + attention_forward_at<HS>(lane / 16 * 8 + lane % 8, lane / 8 % 2));
-}
-template <int HS> __device__ inline uint32_t attention_forward_v_address(const floatX* tile) {
-    int lane = threadIdx.x % 32;
-    return shared_address(tile + attention_forward_at<HS>(lane % 16, lane / 16));
 }
 
 // ---- kernel 15: mma.sync, steps of 32 keys, which need few enough registers for 3 blocks of 4 warps per SM up to HS = 64 ----
 // `blocks` is the number of blocks per SM, `keys` the number of keys of a tile.
 
-// Epilogue: divides a warp's output rows by l and stores them, 16 bytes at a time. `tile`, the warp's own slice of
-// smem.q, is the staging area.
+// Epilogue: divides a warp's output rows by l and stores them. `tile` is the warp's own slice of smem.q.
 template <int HS, int row_tiles>
 __device__ inline void attention_forward_store(floatX* out, float* lse, floatX* tile,
-                                               AttentionForwardState<HS, row_tiles>& state, int row0, int T, size_t C,
+                                               AttentionForwardState<HS, row_tiles>& state, int row0, int T, int C,
                                                int head_size = HS) {
     int lane = threadIdx.x % 32;
 #pragma unroll
     for (int i = 0; i < row_tiles; i++) {
 #pragma unroll
         for (int half_row = 0; half_row < 2; half_row++) {
-            int row = 16 * i + 8 * half_row + lane / 4;
+            int row = row0 + 16 * i + 8 * half_row + lane / 4;
             float l = state.l[i][half_row];
             l += __shfl_xor_sync(0xFFFFFFFFu, l, 1);
             l += __shfl_xor_sync(0xFFFFFFFFu, l, 2);
             float inverse = 1.0f / l;
-            if (lse && lane % 4 == 0 && row0 + row < T) { lse[row0 + row] = (state.m[i][half_row] + log2f(l)) * LN2; }
+            if (lse && lane % 4 == 0 && row < T) { lse[row] = (state.m[i][half_row] + log2f(l)) * LN2; }
 #pragma unroll
             for (int n = 0; n < HS / 8; n++) {
-                uint32_t pair = pack_16x2(state.o[i][n][2 * half_row] * inverse,
-                                          state.o[i][n][2 * half_row + 1] * inverse, floatX());
-                *reinterpret_cast<uint32_t*>(tile + attention_forward_at<HS>(row, n) + lane % 4 * 2) = pair;
+                state.o[i][n][2 * half_row] *= inverse, state.o[i][n][2 * half_row + 1] *= inverse;
             }
         }
     }
-    __syncwarp();
-#pragma unroll
-    for (int i = lane; i < 16 * row_tiles * HS / 8; i += 32) {
-        int row = i / (HS / 8), chunk = i % (HS / 8);
-        if (row0 + row < T && chunk * 8 < head_size) {
-            // int4 instead of load128 and store128, because the compiler splits those into 4-byte copies here
-            *reinterpret_cast<int4*>(out + (row0 + row) * C + chunk * 8) =
-                *reinterpret_cast<const int4*>(tile + attention_forward_at<HS>(row, chunk));
-        }
-    }
+    attention_forward_store_rows<HS>(out + (size_t)row0 * C, C, T - row0, state.o, 1.0f, tile, head_size);
 }
 
 template <int HS, int row_tiles, int step, int slack, int blocks, int keys>
@@ -414,21 +439,25 @@ __global__ void __launch_bounds__(128, blocks)
     if (HS == 64) { head_size = HS; }
     AttentionForwardWork work = attention_forward_work(num_heads, ceil_div(T, ROWS), group);
     int b = work.head / NH, h = work.head % NH, q0 = work.tile * ROWS;
+    out += ((size_t)b * T * NH + h) * head_size;
     int warp_row = threadIdx.x / 32 * 16 * row_tiles; // the warp's first query is q0 + warp_row
-    size_t C = (size_t)NH * head_size;
+    int C = NH * head_size;
     const floatX* src = qkv + (size_t)b * T * 3 * C + h * head_size;
     int num_tiles = ceil_div(min(q0 + ROWS, T), keys), num_unmasked = q0 / keys;
 
-    attention_forward_load<HS, ROWS, 1>(smem.q, src, q0, T, C, head_size);
-    attention_forward_load<HS, keys, 2>(smem.kv[0][0], src + C, 0, T, C, head_size);
-    cp_async_commit();
+    auto load = [&](int tile) { // of keys and values
+        attention_forward_load<HS, keys>(smem.kv[tile % 2][0], src + C, 3 * C, tile * keys, T, head_size);
+        attention_forward_load<HS, keys>(smem.kv[tile % 2][1], src + 2 * C, 3 * C, tile * keys, T, head_size);
+        cp_async_commit();
+    };
+    attention_forward_load<HS, ROWS>(smem.q, src, 3 * C, q0, T, head_size);
+    load(0);
     cp_async_wait<0>();
     __syncthreads();
 
     AttentionForwardState<HS, row_tiles> state;
-    constexpr int PITCH = ATTENTION_FORWARD_PITCH<HS>, ROW_BYTES = PITCH * sizeof(floatX);
-    constexpr int STAGE_BYTES = sizeof(smem.kv[0]);
-    floatX* warp_q = smem.q + warp_row * PITCH;
+    constexpr int ROW_BYTES = ATTENTION_FORWARD_ROW_BYTES<HS>, STAGE_BYTES = sizeof(smem.kv[0]);
+    floatX* warp_q = smem.q + warp_row * ATTENTION_FORWARD_PITCH<HS>;
     attention_forward_start(state, warp_q);
     uint32_t k_address = attention_forward_k_address<HS>(smem.kv[0][0]);
     uint32_t v_address = attention_forward_v_address<HS>(smem.kv[0][1]);
@@ -437,47 +466,37 @@ __global__ void __launch_bounds__(128, blocks)
             cp_async_wait<0>();
             __syncthreads(); // this tile has landed, and all warps have read the stage that the next load overwrites
         }
-        if (tile + 1 < num_tiles) {
-            attention_forward_load<HS, keys, 2>(smem.kv[(tile + 1) % 2][0], src + C, (tile + 1) * keys, T, C,
-                                                head_size);
-            cp_async_commit();
-        }
+        if (tile + 1 < num_tiles) { load(tile + 1); }
         uint32_t k = k_address + tile % 2 * STAGE_BYTES, v = v_address + tile % 2 * STAGE_BYTES;
-        if (tile < num_unmasked) {
+        // the tile's first key, relative to the warp's first query; no query of the warp sees a key whose relative
+        // index is 16 * row_tiles or more
+        int key = tile * keys - q0 - warp_row;
+        auto steps = [&](auto is_diagonal) {
+            constexpr bool masked = decltype(is_diagonal)::value;
 #pragma unroll 1
-            for (int j = 0; j < keys; j += step) {
-                attention_forward_step<false, step, slack>(state, k + j * ROW_BYTES, v + j * ROW_BYTES, 0, scale_log2);
+            for (int j = 0; j < keys && (!masked || key + j < 16 * row_tiles); j += step) {
+                attention_forward_step<masked, step, slack>(state, k + j * ROW_BYTES, v + j * ROW_BYTES, key + j,
+                                                            scale_log2);
             }
-        } else {
-            // the tile's first key, relative to the warp's first query; no query of the warp sees a key whose relative
-            // index is 16 * row_tiles or more
-            int key = tile * keys - q0 - warp_row;
-#pragma unroll 1
-            for (int j = 0; j < keys && key + j < 16 * row_tiles; j += step) {
-                attention_forward_step<true, step, slack>(state, k + j * ROW_BYTES, v + j * ROW_BYTES, key + j,
-                                                          scale_log2);
-            }
-        }
+        };
+        tile < num_unmasked ? steps(std::false_type()) : steps(std::true_type());
     }
-    floatX* dst = out + ((size_t)b * T * NH + h) * head_size;
-    attention_forward_store(dst, lse ? lse + (size_t)work.head * T : nullptr, warp_q, state, q0 + warp_row, T, C,
+    attention_forward_store(out, lse ? lse + (size_t)work.head * T : nullptr, warp_q, state, q0 + warp_row, T, C,
                             head_size);
 }
 
-// head_size is HS or, if that is not 64, less.
+// args.HS is HS or, if that is not 64, less.
 template <int HS, int row_tiles, int step, int slack, int blocks, int keys = 64>
-void attention_forward_mma_tiles(floatX* out, float* lse, const floatX* qkv, int B, int T, int head_size, int NH,
-                                 float scale, const Execution& exec) {
-    auto kernel = attention_forward_kernel15<HS, row_tiles, step, slack, blocks, keys>;
+void attention_forward_mma_tiles(const AttentionForwardArgs& args, const Execution& exec) {
     constexpr int SHARED_BYTES = sizeof(AttentionForwardMmaSMem<HS, row_tiles, keys>);
     static_assert(SHARED_BYTES <= 99 << 10, "the limit of compute capability 8.6");
-    launch_kernel(kernel, LaunchShape(B * NH * ceil_div(T, 64 * row_tiles), 128, SHARED_BYTES), exec, out, lse, qkv, T,
-                  head_size, NH, B * NH, attention_forward_group(T, head_size, B * NH), LOG2E * scale);
+    attention_forward_launch(attention_forward_kernel15<HS, row_tiles, step, slack, blocks, keys>, 64 * row_tiles,
+                             SHARED_BYTES, args, exec);
 }
 
 // HS is a multiple of 8, at most 256.
-void attention_forward_mma(floatX* out, float* lse, const floatX* qkv, int B, int T, int HS, int NH, float scale,
-                           const Execution& exec) {
+void attention_forward_mma(const AttentionForwardArgs& args, const Execution& exec) {
+    int HS = args.HS;
     require(HS % 8 == 0 && HS <= 256);
     auto tiles = HS <= 32    ? attention_forward_mma_tiles<32, 2, 32, 8, 3>
                  : HS <= 48  ? attention_forward_mma_tiles<48, 2, 32, 8, 3>
@@ -486,7 +505,7 @@ void attention_forward_mma(floatX* out, float* lse, const floatX* qkv, int B, in
                  : HS <= 96  ? attention_forward_mma_tiles<96, 2, 32, 8, 2>
                  : HS <= 128 ? attention_forward_mma_tiles<128, 1, 64, 8, 2>
                              : attention_forward_mma_tiles<256, 1, 32, 8, 1, 32>;
-    tiles(out, lse, qkv, B, T, HS, NH, scale, exec);
+    tiles(args, exec);
 }
 
 // ---- sm_90a: shared by kernels 17 to 27: wgmma products, online softmax in registers, output by TMA ----
@@ -499,9 +518,9 @@ constexpr int ATTENTION_FORWARD_ROW = 64; // columns of a box: 128 bytes, the wi
 constexpr int ATTENTION_FORWARD_BOX = 64 * ATTENTION_FORWARD_ROW;
 constexpr int ATTENTION_FORWARD_BOX_UNITS = ATTENTION_FORWARD_BOX * sizeof(floatX) / 16; // in the unit of descriptors
 
-// Issues s = q k^T for 64 queries and 64 keys, or 128 keys with HS = 64, and does not wait. q, k: wgmma descriptors. The
-// previous contents of s are overwritten, and the compiler knows that they are dead.
-template <int HS = 64, int num_s>
+// Issues s = q k^T for 64 queries and 64 keys, or 128 keys with HS = 64, and does not wait. q, k: wgmma descriptors. With HS = 128, q
+// is in boxes of q_rows rows. The previous contents of s are overwritten, and the compiler knows that they are dead.
+template <int HS = 64, int q_rows = 64, int num_s>
 __device__ inline void attention_forward_sm90_scores(float (&s)[num_s], uint64_t q, uint64_t k) {
     static_assert(num_s == 32 || HS == 64, "");
     if constexpr (num_s == 32) {
@@ -511,11 +530,12 @@ __device__ inline void attention_forward_sm90_scores(float (&s)[num_s], uint64_t
     }
 #pragma unroll
     for (int d = 1; d < HS / 16; d++) { // 16 columns are 32 bytes, and the descriptor counts in units of 16 bytes
-        int step = d / 4 * ATTENTION_FORWARD_BOX_UNITS + d % 4 * 2;
+        uint64_t a = q + d / 4 * (q_rows / 64 * ATTENTION_FORWARD_BOX_UNITS) + d % 4 * 2;
+        uint64_t b = k + d / 4 * ATTENTION_FORWARD_BOX_UNITS + d % 4 * 2;
         if constexpr (num_s == 32) {
-            wgmma_64x64x16(s, q + step, k + step, 1, floatX());
+            wgmma_64x64x16(s, a, b, 1, floatX());
         } else {
-            wgmma_64x128x16(s, q + step, k + step, 1, floatX());
+            wgmma_64x128x16(s, a, b, 1, floatX());
         }
     }
 }
@@ -587,11 +607,12 @@ template <int num_s> __device__ inline bool attention_forward_sm90_max(const flo
     return grew;
 }
 
-// Turns the scores s into P = exp2(s * scale_log2 - m) in place, and adds P to l.
-template <int num_s> __device__ inline void
-attention_forward_sm90_exponents(float (&s)[num_s], AttentionForwardRows& rows, float scale_log2) {
+// Turns the scores s[first..end-1] into P = exp2(s * scale_log2 - m) in place, and adds P to l.
+template <int num_s>
+__device__ inline void attention_forward_sm90_exponents(float (&s)[num_s], AttentionForwardRows& rows, float scale_log2,
+                                                        int first = 0, int end = num_s) {
 #pragma unroll
-    for (int i = 0; i < num_s; i++) {
+    for (int i = first; i < end; i++) {
         s[i] = exp2_approx(fmaf(s[i], scale_log2, -rows.m[i / 2 % 2]));
         rows.l[i / 2 % 2] += s[i];
     }
@@ -608,11 +629,7 @@ attention_forward_sm90_diagonal_exponents(float (&s)[num_s], AttentionForwardRow
             for (int i = n; i < n + 8; i++) { s[i] = 0; }
         } else {
             asm volatile(""); // makes the compiler keep the branch, so that hidden groups cost nothing
-#pragma unroll
-            for (int i = n; i < n + 8; i++) {
-                s[i] = exp2_approx(fmaf(s[i], scale_log2, -rows.m[i / 2 % 2]));
-                rows.l[i / 2 % 2] += s[i];
-            }
+            attention_forward_sm90_exponents(s, rows, scale_log2, n, n + 8);
         }
     }
 }
@@ -714,13 +731,18 @@ __device__ inline void attention_forward_sm90_row_sums(float (&l)[2]) {
     }
 }
 
-// Writes a warp's 16 rows of o, multiplied by `inverse`, to a tile (16,64) in shared memory, in TMA's 128-byte swizzle.
-// With HS = 128, columns from 64 on go to a second tile, ATTENTION_FORWARD_BOX elements further.
-template <int num_o> __device__ inline void attention_forward_sm90_to_shared(floatX* tile, const float (&o)[num_o],
-                                                                             const float (&inverse)[2]) {
+// Writes operand fragment x, a warp's 16 rows and 16 columns, to columns 16 * d to 16 * d + 15 of a tile (16,64) in shared memory, in
+// TMA's 128-byte swizzle. Columns from 64 on are in a second tile, ATTENTION_FORWARD_BOX elements further.
+__device__ inline void attention_forward_sm90_write(floatX* tile, int d, const uint32_t* x) {
     int lane = threadIdx.x % 32;
     // stmatrix.x4 stores four 8x8 matrices: rows 0-7 and rows 8-15 of two adjacent 16-byte chunks
     uint32_t address = shared_address(tile + attention_forward_at<64>(lane % 16, lane / 16));
+    stmatrix_x4(attention_forward_column<64>(address, d % 4) + d / 4 * ATTENTION_FORWARD_BOX * sizeof(floatX), x);
+}
+
+// Writes a warp's 16 rows of o, multiplied by `inverse`, to such a tile, or with HS = 128 to two of them.
+template <int num_o> __device__ inline void attention_forward_sm90_to_shared(floatX* tile, const float (&o)[num_o],
+                                                                             const float (&inverse)[2]) {
 #pragma unroll
     for (int d = 0; d < num_o / 8; d++) { // 16 columns at a time
         uint32_t r[4];
@@ -728,7 +750,7 @@ template <int num_o> __device__ inline void attention_forward_sm90_to_shared(flo
         for (int e = 0; e < 4; e++) {
             r[e] = pack_16x2(o[8 * d + 2 * e] * inverse[e % 2], o[8 * d + 2 * e + 1] * inverse[e % 2], floatX());
         }
-        stmatrix_x4(attention_forward_column<64>(address, d % 4) + d / 4 * ATTENTION_FORWARD_BOX * sizeof(floatX), r);
+        attention_forward_sm90_write(tile, d, r);
     }
 }
 
@@ -1098,35 +1120,33 @@ template <class SMem> __global__ void __launch_bounds__(128 * (SMem::GROUPS + 1)
 }
 
 template <int groups, int HS = 64, int keys = 64, bool in_turn = false>
-void attention_forward_sm90_launch(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, float scale,
-                                   const Execution& exec) {
+void attention_forward_sm90_launch(const AttentionForwardArgs& a, const Execution& exec) {
     typedef AttentionForwardSMem<groups, HS, keys, in_turn> SMem;
-    auto kernel = attention_forward_sm90_kernel25<SMem>;
     constexpr int SHARED_BYTES = sizeof(SMem) + 1024;
     static_assert(SHARED_BYTES <= 227 << 10, "the limit of compute capability 9.0");
-    CUtensorMap qkv_map = tensor_map_heads(qkv, B, T, 3 * NH * (HS / 64), 64);
-    CUtensorMap out_map = tensor_map_heads(out, B, T, NH * (HS / 64), 16);
-    int num_tiles = ceil_div(T, 64 * groups), num_blocks = min(B * NH * num_tiles, exec.free_sms());
-    AttentionForwardList list = attention_forward_list(B * NH, num_tiles, num_blocks);
-    launch_early(kernel, dim3(num_blocks), dim3(128 * (groups + 1)), SHARED_BYTES, exec, lse, qkv_map, T, NH, list,
-                 LOG2E * scale, out_map);
+    CUtensorMap qkv_map = tensor_map_heads(a.qkv, a.B, a.T, 3 * a.NH * (HS / 64), 64);
+    CUtensorMap out_map = tensor_map_heads(a.out, a.B, a.T, a.NH * (HS / 64), 16);
+    int num_tiles = ceil_div(a.T, 64 * groups), num_blocks = min(a.B * a.NH * num_tiles, exec.free_sms());
+    AttentionForwardList list = attention_forward_list(a.B * a.NH, num_tiles, num_blocks);
+    launch_early(attention_forward_sm90_kernel25<SMem>, dim3(num_blocks), dim3(128 * (groups + 1)), SHARED_BYTES, exec,
+                 a.lse, qkv_map, a.T, a.NH, list, LOG2E * a.scale, out_map);
 }
 
 // Groups of 64 queries per tile: as many as the registers allow, or 2 when there are fewer tiles than SMs, which shortens
 // the longest tile.
-template <int HS = 64> int attention_forward_sm90_groups(int B, int T, int NH) {
-    constexpr int MOST = HS == 64 ? 4 : 3;
-    return B * NH * ceil_div(T, 64 * MOST) < num_multiprocessors() ? 2 : MOST;
+inline int attention_forward_sm90_groups(int B, int T, int NH, int HS = 64) {
+    int most = HS == 64 ? 4 : 3;
+    return B * NH * ceil_div(T, 64 * most) < num_multiprocessors() ? 2 : most;
 }
 
 // Requires sm_90a. HS is 64 or 128.
-template <int HS = 64> void attention_forward_sm90(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH,
-                                                   float scale, const Execution& exec) {
-    if (attention_forward_sm90_groups<HS>(B, T, NH) == 2) {
-        attention_forward_sm90_launch<2, HS>(out, lse, qkv, B, T, NH, scale, exec);
-    } else {
-        attention_forward_sm90_launch<HS == 64 ? 4 : 3, HS>(out, lse, qkv, B, T, NH, scale, exec);
-    }
+void attention_forward_sm90(const AttentionForwardArgs& args, const Execution& exec) {
+    int groups = attention_forward_sm90_groups(args.B, args.T, args.NH, args.HS);
+    auto launch = groups == 4     ? attention_forward_sm90_launch<4>
+                  : args.HS == 64 ? attention_forward_sm90_launch<2>
+                  : groups == 3   ? attention_forward_sm90_launch<3, 128>
+                                  : attention_forward_sm90_launch<2, 128>;
+    launch(args, exec);
 }
 #endif
 
@@ -1159,15 +1179,12 @@ void attention_forward(floatX* out, float* lse, const floatX* qkv, int B, int T,
     require(HS % 8 == 0 && HS <= 256);
     require((size_t)B * NH * ceil_div(T, 16) <= INT_MAX);
     int kernel = attention_forward_choice(B, T, NH, HS);
+    auto launch = attention_forward_plain; // kernel 6
 #if !defined(ENABLE_FP32)
-    if (kernel == 27) { return attention_forward_sm90_launch<3, 64, 128, true>(out, lse, qkv, B, T, NH, scale, exec); }
-    if (kernel == 25) {
-        auto launch = HS == 64 ? attention_forward_sm90<64> : attention_forward_sm90<128>;
-        return launch(out, lse, qkv, B, T, NH, scale, exec);
-    }
-    if (kernel == 15) { return attention_forward_mma(out, lse, qkv, B, T, HS, NH, scale, exec); }
+    if (kernel == 15) { launch = attention_forward_mma; }
+    if (kernel == 25) { launch = attention_forward_sm90; }
+    if (kernel == 27) { launch = attention_forward_sm90_launch<3, 64, 128, true>; }
 #endif
-    require(kernel == 6);
-    attention_forward_plain(out, lse, qkv, B, T, HS, NH, scale, exec);
+    launch({out, lse, qkv, B, T, HS, NH, scale}, exec);
 }
 // ==== end promoted: attention_forward ====
