@@ -4326,8 +4326,9 @@ template <int extras> struct GemmBias {
         c[0] = x.x, c[1] = x.y;
     }
     __device__ float value(float sum, const Row&, const Column& c) const { return sum + c; }
-    // With GEMM_THIRD: whether `third` is read, otherwise it counts as zeros; and the result of y and an element of `third`.
+    // With GEMM_THIRD: returns whether `third` is read. If not, its elements count as zeros.
     __device__ bool reads_third() const { return true; }
+    // With GEMM_THIRD: returns the result for y and an element of `third`.
     __device__ float combined(float y, float third) const {
         if ((extras & GEMM_GELU_BACKWARD) == GEMM_GELU_BACKWARD) { return y * gelu_slope(third); }
         return (extras & GEMM_MULTIPLY) == GEMM_MULTIPLY ? y * third : y + third;
@@ -4395,7 +4396,7 @@ typedef GemmCluster<2> GemmPair;
 
 // An operand, stored as (rows,K), or as (K,rows) if by_k, as a backward pass has it. A stage has a tile of it: 64 columns (k) of
 // `size` rows, which wgmma takes as they are. If by_k, these are boxes of 64 columns and 64 rows (k), which wgmma transposes.
-// Each of num_blocks blocks loads a part, for all of them.
+// Each of num_blocks blocks of a cluster loads a part of the tile for all of them.
 template <int num_blocks, int size, bool by_k> struct GemmOperand {
     static constexpr int BOX_ROWS = (by_k ? 64 : size) / num_blocks;
     static constexpr int STEP = by_k ? 128 : 2; // 16 of k, in the units of wgmma's descriptors, which are 16 bytes
@@ -4756,8 +4757,8 @@ template <class G> __device__ inline void gemm_end() {
 
 // ---- the kernel ----
 
-// The beginning of a kernel. Warpgroup 0 loads the operands of the block's tiles: every num_clusters-th tile of the list, by one
-// thread. Returns the number of the warp: 0 to 3 in warpgroup 0, which is then done.
+// The beginning of a kernel. One thread of warpgroup 0 loads the operands of the block's tiles; the clusters take the tiles of
+// the list in turn. Returns the number of the warp: 0 to 3 in warpgroup 0, whose work is then done.
 template <class G, class IdleWork = GemmNoIdleWork>
 __device__ inline int gemm_begin(GemmSMem<G>& smem, const GemmMaps& maps, int M, int N, int K, int num_tiles,
                                  const IdleWork& idle_work = {}) {
@@ -5444,10 +5445,12 @@ template <class G> void matmul_backward_launch10(float* dweight, float* scratch,
         parts = (float4*)(scratch + MATMUL_BACKWARD_FLAGS);
         cudaCheck(cudaMemsetAsync(scratch, 0, MATMUL_BACKWARD_FLAGS * sizeof(int), exec.stream));
     }
+    const int bytes = sizeof(MatmulBackwardRing<G>) + 1024;
+    static_assert(bytes <= 227 << 10, "all that compute capability 9.0 has");
     // not launched early: it comes after gradients_ready(), see Execution::may_launch_early()
-    gemm_start<G, MatmulBackwardRing<G>>(matmul_backward_sm90_kernel10<G>, s.num_clusters, false, exec,
-                                         GemmInp<G>::map(dout, OC, N), GemmWeight<G>::map(inp, C, N), dweight, parts, s,
-                                         OC, C, accumulate);
+    launch_kernel(matmul_backward_sm90_kernel10<G>, LaunchShape(s.num_clusters * G::CLUSTER, 384, bytes, G::CLUSTER),
+                  exec, GemmInp<G>::map(dout, OC, N), GemmWeight<G>::map(inp, C, N), dweight, parts, s, OC, C,
+                  accumulate);
 }
 
 // scratch (matmul_backward_weight_scratch10(C)) is aligned to 16 bytes, and is not used if the schedule cuts no tile.

@@ -369,10 +369,12 @@ template <class G> void matmul_backward_launch10(float* dweight, float* scratch,
         parts = (float4*)(scratch + MATMUL_BACKWARD_FLAGS);
         cudaCheck(cudaMemsetAsync(scratch, 0, MATMUL_BACKWARD_FLAGS * sizeof(int), exec.stream));
     }
+    const int bytes = sizeof(MatmulBackwardRing<G>) + 1024;
+    static_assert(bytes <= 227 << 10, "all that compute capability 9.0 has");
     // not launched early: it comes after gradients_ready(), see Execution::may_launch_early()
-    gemm_start<G, MatmulBackwardRing<G>>(matmul_backward_sm90_kernel10<G>, s.num_clusters, false, exec,
-                                         GemmInp<G>::map(dout, OC, N), GemmWeight<G>::map(inp, C, N), dweight, parts, s,
-                                         OC, C, accumulate);
+    launch_kernel(matmul_backward_sm90_kernel10<G>, LaunchShape(s.num_clusters * G::CLUSTER, 384, bytes, G::CLUSTER),
+                  exec, GemmInp<G>::map(dout, OC, N), GemmWeight<G>::map(inp, C, N), dweight, parts, s, OC, C,
+                  accumulate);
 }
 
 // scratch (matmul_backward_weight_scratch10(C)) is aligned to 16 bytes, and is not used if the schedule cuts no tile.
