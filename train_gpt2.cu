@@ -106,7 +106,7 @@ follows karpathy/llm.c. The source of an algorithm is named at its operation, or
 #include "llmc/tma_ring.cuh"      // defines: TmaRing, TmaRingPlace
 #include "llmc/tuned.h"           // defines: TunedState, tuned_config, tuned_block_size
 #include "llmc/utils.h"           // defines: Error, die, require, malloc_check, time_ms, path_set
-#include "llmc/weight_matrix.cuh" // defines: WeightMatrix, DecodeProduct, weight_dispatch, weight_pairs
+#include "llmc/weight_matrix.cuh" // defines: WeightMatrix, weight_dispatch, weight_pairs
 #include <algorithm>
 #include <math.h>
 #ifndef PART
@@ -335,18 +335,24 @@ void muon_apply(floatX* params, float* master, const floatX* o, const StepState*
 // x (B,C) = wte[tokens (B)] + wpe[positions (B)]
 void decode_embed(floatX* x, const int* tokens, const int* positions, const floatX* wte, const floatX* wpe, int B,
                   int C, const Execution& exec);
-// A DecodeProduct (weight_matrix.cuh), out (B,OC) = gelu?(layernorm?(x) weight^T + bias) + residual, for few rows, bound by reading the
-// weights. A WeightMatrix is a floatX* or is in 8 bits. It is read before the previous kernel has ended (launch_early), so that kernel must
-// not write it.
-void decode_matvec(floatX* out, const DecodeProduct& p, const Execution& exec);
-// logits (B,Vp) = layernorm(x (B,C)) wte (Vp,C)^T: K is C, OC is Vp
-void decode_head(float* logits, const DecodeProduct& p, const Execution& exec);
-// The same two on Hopper's tensor cores; false, and nothing launched, elsewhere. decode_matmul: for 2 to 64 texts; a residual excludes gelu
-// and norm. decode_matmul_head: for 1 to 64 texts where their x leaves room in shared memory, else for 2 to 32, with weights in 8 bits for
-// any number from 2 on.
-bool decode_matmul(floatX* out, const DecodeProduct& p, const Execution& exec);
+// out (B,OC) = gelu?(layernorm?(x (B,K)) weight (OC,K)^T + bias) + residual, for few rows, bound by reading the weights. A
+// NULL argument and its operation are left out. A WeightMatrix (weight_matrix.cuh) is a floatX* or is in 8 bits.
+// It is read before the previous kernel has ended (launch_early), so that kernel must not write it.
+void decode_matvec(floatX* out, const floatX* x, const floatX* norm_weight, const floatX* norm_bias,
+                   const WeightMatrix& weight, const floatX* bias, const floatX* residual, bool gelu, int B, int K,
+                   int OC, float epsilon, const Execution& exec);
+// logits (B,Vp) = layernorm(x (B,C)) wte (Vp,C)^T
+void decode_head(float* logits, const floatX* x, const floatX* norm_weight, const floatX* norm_bias,
+                 const WeightMatrix& wte, int B, int C, int Vp, float epsilon, const Execution& exec);
+// The same two on Hopper's tensor cores; false, and nothing launched, elsewhere. Here for 2 to 64 texts; a residual excludes gelu and norm.
+bool decode_matmul(floatX* out, const floatX* x, const floatX* norm_weight, const floatX* norm_bias,
+                   const WeightMatrix& weight, const floatX* bias, const floatX* residual, bool gelu, int B, int K,
+                   int OC, float epsilon, const Execution& exec);
 bool decode_matmul_runs(bool norm, int B, int K, int OC);
-bool decode_matmul_head(float* logits, const DecodeProduct& p, const Execution& exec);
+// logits (B,Vp) = layernorm(x (B,C)) wte (Vp,C)^T, for 1 to 64 texts where their x leaves room in shared memory, else for 2 to 32, with
+// weights in 8 bits for any number from 2 on. wte is read as weight is in decode_matvec().
+bool decode_matmul_head(float* logits, const floatX* x, const floatX* norm_weight, const floatX* norm_bias,
+                        const WeightMatrix& wte, int B, int C, int Vp, float epsilon, const Execution& exec);
 // out (B,C) = attention, with `scale`, of the query in qkv (B,3,C) to itself and to the positions[b] tokens before it. The key and value in
 // qkv become row positions[b] of keys, values (B,capacity,C). A text with position -1 has ended and is left out.
 void decode_attention(floatX* out, floatX* keys, floatX* values, float* scratch, const floatX* qkv,
@@ -2238,16 +2244,16 @@ static void generator_sample(Generator* g, const GPT2* model, const Sampler* sam
     const Parameters<floatX>* p = &model->params;
     int C = model->config.channels, V = model->config.vocab_size, Vp = model->config.padded_vocab_size;
     float epsilon = model->config.norm_epsilon;
+    const floatX* x = g->x + (size_t)slot * C;
     float* logits = g->logits + (size_t)slot * Vp;
     WeightMatrix head = weights8_matrix(&model->weights8, &model->config, model->params_memory, p->lmhead);
-    DecodeProduct product = {g->x + (size_t)slot * C, p->lnfw, p->lnfb, head, NULL, NULL, n, C, Vp, false, epsilon};
-    bool done = decode_matmul_head(logits, product, model->exec);
+    bool done = decode_matmul_head(logits, x, p->lnfw, p->lnfb, head, n, C, Vp, epsilon, model->exec);
     if (!done && n > MAX_HEAD_TEXTS && head.format == WEIGHTS_FULL) {
-        layernorm_forward(g->acts.lnf, g->acts.lnf_mean, g->acts.lnf_rstd, product.x, p->lnfw, p->lnfb, n, C, epsilon,
+        layernorm_forward(g->acts.lnf, g->acts.lnf_mean, g->acts.lnf_rstd, x, p->lnfw, p->lnfb, n, C, epsilon,
                           model->exec);
         matmul_forward_float(logits, g->acts.lnf, p->lmhead, n, C, Vp, model->exec);
     } else if (!done) {
-        decode_head(logits, product, model->exec);
+        decode_head(logits, x, p->lnfw, p->lnfb, head, n, C, Vp, epsilon, model->exec);
     }
     int* copy = g->host_tokens + g->row * g->B + slot;
     decode_sample(g->tokens + slot, copy, g->positions + slot, g->sample_scratch, logits, g->rng + slot,
@@ -2313,9 +2319,13 @@ static void generator_matmul(Generator* g, const GPT2* model, floatX* out, const
                              bool gelu, int n, int C, int OC, const Execution& exec) {
     WeightMatrix matrix = weights8_matrix(&model->weights8, &model->config, model->params_memory, weight);
     float epsilon = model->config.norm_epsilon;
-    DecodeProduct p = {x, norm_weight, norm_bias, matrix, bias, residual, n, C, OC, gelu, epsilon};
-    if (decode_matmul(out, p, exec)) { return; }
-    if (n <= MAX_MATVEC_TEXTS) { return decode_matvec(out, p, exec); }
+    if (decode_matmul(out, x, norm_weight, norm_bias, matrix, bias, residual, gelu, n, C, OC, epsilon, exec)) {
+        return;
+    }
+    if (n <= MAX_MATVEC_TEXTS) {
+        decode_matvec(out, x, norm_weight, norm_bias, matrix, bias, residual, gelu, n, C, OC, epsilon, exec);
+        return;
+    }
     if (norm_weight) {
         layernorm_forward(g->acts.lnf, g->acts.lnf_mean, g->acts.lnf_rstd, x, norm_weight, norm_bias, n, C, epsilon,
                           exec);
@@ -9410,12 +9420,13 @@ __host__ __device__ constexpr int decode_matvec_blocks_per_sm(int batch) { retur
 
 // Writes the normalised x (batch,K) to shared memory; rows past B repeat the last row. g and s are this thread's first
 // vectors of norm_weight and norm_bias, which the caller loads before grid_wait_dependency().
-template <int batch>
-__device__ void decode_matvec_norm(x128* shared, const DecodeProduct& p, int4 g, int4 s, int first_b) {
+template <int batch> __device__ void decode_matvec_norm(x128* shared, const floatX* x, const floatX* norm_weight,
+                                                        const floatX* norm_bias, int4 g, int4 s, int first_b, int B,
+                                                        int K, float epsilon) {
     __shared__ float mean[batch], rstd[batch];
-    int lane = threadIdx.x % 32, num_warps = blockDim.x / 32, num_vec = p.K / x128::size;
+    int lane = threadIdx.x % 32, num_warps = blockDim.x / 32, num_vec = K / x128::size;
     for (int b = threadIdx.x / 32; b < batch; b += num_warps) {
-        const floatX* from = p.x + (size_t)min(first_b + b, p.B - 1) * p.K;
+        const floatX* from = x + (size_t)min(first_b + b, B - 1) * K;
         float sum = 0.0f, squares = 0.0f;
         for (int first = lane; first < num_vec; first += 32 * DECODE_MATVEC_AHEAD) {
             int4 value[DECODE_MATVEC_AHEAD]; // all loads in flight at once
@@ -9431,24 +9442,27 @@ __device__ void decode_matvec_norm(x128* shared, const DecodeProduct& p, int4 g,
                 shared[b * num_vec + first + 32 * i] = elements;
             }
         }
-        float center = warp_sum(sum) / p.K;
+        float center = warp_sum(sum) / K;
         for (int v = lane; v < num_vec; v += 32) { // a lane reads only what it wrote: no barrier
             x128 value = shared[b * num_vec + v];
             for (int e = 0; e < x128::size; e++) { squares += ((float)value[e] - center) * ((float)value[e] - center); }
         }
         squares = warp_sum(squares);
-        if (lane == 0) { mean[b] = center, rstd[b] = rsqrtf(squares / p.K + p.epsilon); }
+        if (lane == 0) { mean[b] = center, rstd[b] = rsqrtf(squares / K + epsilon); }
     }
     __syncthreads();
     for (int v = threadIdx.x; v < num_vec; v += blockDim.x) {
         if (v != (int)threadIdx.x) {
-            g = reinterpret_cast<const int4*>(p.norm_weight)[v];
-            s = reinterpret_cast<const int4*>(p.norm_bias)[v];
+            g = reinterpret_cast<const int4*>(norm_weight)[v];
+            s = reinterpret_cast<const int4*>(norm_bias)[v];
         }
         x128 scale = vec128_from_bits<floatX>(g), shift = vec128_from_bits<floatX>(s);
-#pragma unroll 2
         for (int b = 0; b < batch; b++) {
-            shared[b * num_vec + v] = layernorm_vector(shared[b * num_vec + v], scale, shift, mean[b], rstd[b]);
+            x128 value = shared[b * num_vec + v];
+            for (int e = 0; e < x128::size; e++) {
+                value[e] = (floatX)(((float)value[e] - mean[b]) * rstd[b] * (float)scale[e] + (float)shift[e]);
+            }
+            shared[b * num_vec + v] = value;
         }
     }
     __syncthreads();
@@ -9480,18 +9494,17 @@ template <int rows, class W> __device__ inline void decode_matvec_fetch(WeightBi
 //     group 1             warp 2    warp 3     warp 2     warp 3     ...     (the next `rows` rows)
 template <class Out, class W, int batch, int rows, bool norm>
 __global__ void __launch_bounds__(256, decode_matvec_blocks_per_sm(batch))
-    decode_matvec_kernel6(Out* out, const __grid_constant__ DecodeProduct p, int split) {
+    decode_matvec_kernel6(Out* out, const floatX* x, const floatX* norm_weight, const floatX* norm_bias,
+                          const W* weight, const float* scales, const floatX* bias, const floatX* residual,
+                          bool has_gelu, int B, int K, int OC, float epsilon, int split) {
     constexpr int num_sums = rows * batch, lanes_per_sum = 32 / num_sums;
     constexpr bool scaled = sizeof(W) < sizeof(floatX);
     extern __shared__ __align__(128) int4 decode_matvec_shared[]; // (batch,K) floatX, if norm
     __shared__ float partial[8][num_sums];                        // sums of each warp over its share of the columns
     x128* normalised = reinterpret_cast<x128*>(decode_matvec_shared);
-    const W* weight = reinterpret_cast<const W*>(p.weight.values);
-    const float* scales = p.weight.scales;
-    const floatX *own_x = p.x + (size_t)blockIdx.x * batch * p.K, *bias = p.bias;
-    const int B = p.B, OC = p.OC;
+    const floatX* own_x = x + (size_t)blockIdx.x * batch * K;
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32, segment = warp % split;
-    int num_vec = p.K / x128::size, first = segment * 32 + lane, step = split * 32;
+    int num_vec = K / x128::size, first = segment * 32 + lane, step = split * 32;
     int rows_per_block = (int)blockDim.x / 32 / split * rows, first_b = blockIdx.x * batch;
     int row = blockIdx.y * rows_per_block + warp / split * rows; // the group's first row
     // the row (within the group) and the sequence of the output that this lane writes, if `writes`
@@ -9500,27 +9513,23 @@ __global__ void __launch_bounds__(256, decode_matvec_blocks_per_sm(batch))
 
     WeightBits<W> w[rows][DECODE_MATVEC_AHEAD]; // raw bits: unpacked they would take twice the registers, or more
     int4 g = {}, s = {};
-    float next_bias, next_scale;
-    auto fetch_rows = [&] { // the first vectors of the group's rows, and what belongs to this lane's output
-        decode_matvec_fetch<rows>(w, weight, row, first, step, num_vec, OC);
-        next_bias = writes && bias && row + own_row < OC ? (float)bias[row + own_row] : 0.0f;
-        next_scale = scaled && writes && row + own_row < OC ? scales[row + own_row] : 0.0f;
-    };
-    fetch_rows();
+    decode_matvec_fetch<rows>(w, weight, row, first, step, num_vec, OC);
+    float next_bias = writes && bias && row + own_row < OC ? (float)bias[row + own_row] : 0.0f;
+    float next_scale = scaled && writes && row + own_row < OC ? scales[row + own_row] : 0.0f;
     if (norm && (int)threadIdx.x < num_vec) {
-        g = reinterpret_cast<const int4*>(p.norm_weight)[threadIdx.x];
-        s = reinterpret_cast<const int4*>(p.norm_bias)[threadIdx.x];
+        g = reinterpret_cast<const int4*>(norm_weight)[threadIdx.x];
+        s = reinterpret_cast<const int4*>(norm_bias)[threadIdx.x];
     }
     grid_launch_dependents(); // the next kernel may start; it waits for this one in its own grid_wait_dependency()
     grid_wait_dependency();   // what was read before this line is not written by earlier kernels of the step
-    if (norm) { decode_matvec_norm<batch>(normalised, p, g, s, first_b); }
+    if (norm) { decode_matvec_norm<batch>(normalised, x, norm_weight, norm_bias, g, s, first_b, B, K, epsilon); }
 
     // all groups of a block take the same number of iterations, because the loop has barriers
     for (int begin = blockIdx.y * rows_per_block; begin < OC; begin += gridDim.y * rows_per_block) {
         bool writes_now = writes && row + own_row < OC;
         size_t at = (size_t)own_b * OC + row + own_row;
         float bias_now = next_bias, scale_now = next_scale;
-        float residual_now = writes_now && p.residual ? (float)p.residual[at] : 0.0f;
+        float residual_now = writes_now && residual ? (float)residual[at] : 0.0f;
         float sums[num_sums] = {};
         for (int chunk = first; chunk < num_vec; chunk += DECODE_MATVEC_AHEAD * step) {
             if (chunk != first) { decode_matvec_fetch<rows>(w, weight, row, chunk, step, num_vec, OC); }
@@ -9548,7 +9557,9 @@ __global__ void __launch_bounds__(256, decode_matvec_blocks_per_sm(batch))
         }
         row += gridDim.y * rows_per_block;
         // the loads of the next rows are in flight during the warp sums
-        fetch_rows();
+        decode_matvec_fetch<rows>(w, weight, row, first, step, num_vec, OC);
+        next_bias = writes && bias && row + own_row < OC ? (float)bias[row + own_row] : 0.0f;
+        next_scale = scaled && writes && row + own_row < OC ? scales[row + own_row] : 0.0f;
 
         float sum = warp_sums<num_sums>(sums);
         if (split > 1) {
@@ -9560,10 +9571,19 @@ __global__ void __launch_bounds__(256, decode_matvec_blocks_per_sm(batch))
             __syncthreads(); // now `partial` may be overwritten
         }
         sum = scaled ? sum * scale_now + bias_now : sum + bias_now;
-        if (p.gelu) { sum = gelu(sum); }
+        if (has_gelu) { sum = gelu(sum); }
         if (writes_now) { out[at] = (Out)(sum + residual_now); }
     }
 }
+
+// The launch configuration of kernel 6; `split` is the kernel's last argument.
+template <class Out, class W> struct DecodeMatvecLaunch {
+    void (*kernel)(Out*, const floatX*, const floatX*, const floatX*, const W*, const float*, const floatX*,
+                   const floatX*, bool, int, int, int, float, int);
+    dim3 grid;
+    size_t shared_bytes;
+    int split;
+};
 
 // Warps that share a row. Rows are split over more of them while a lane cannot have its whole share in flight, or while
 // there are fewer than two blocks per SM and a lane has more than one vector.
@@ -9577,62 +9597,77 @@ inline int decode_matvec_split(int rows, int K, int OC, int num_warps) {
 }
 
 template <class Out, class W, int batch, int rows>
-void decode_matvec_batch(Out* out, const DecodeProduct& p, bool early, int block_size, const Execution& exec) {
+DecodeMatvecLaunch<Out, W> decode_matvec_batch(bool norm, int B, int K, int OC, int block_size) {
     constexpr bool head = sizeof(Out) != sizeof(floatX); // always has a layernorm
-    bool norm = p.norm_weight != NULL;
-    int num_warps = block_size / 32, split = decode_matvec_split(rows, p.K, p.OC, num_warps);
+    int num_warps = block_size / 32, split = decode_matvec_split(rows, K, OC, num_warps);
     int most = num_multiprocessors() * decode_matvec_blocks_per_sm(batch) * 256 / block_size;
-    dim3 grid(ceil_div(p.B, batch), min(ceil_div(p.OC, num_warps / split * rows), most));
+    int blocks = min(ceil_div(OC, num_warps / split * rows), most);
+    size_t shared_bytes = norm ? (size_t)batch * K * sizeof(floatX) : 0;
     auto kernel = decode_matvec_kernel6<Out, W, batch, rows, true>;
     if constexpr (!head) { kernel = norm ? kernel : decode_matvec_kernel6<Out, W, batch, rows, false>; }
     require(norm || !head);
-    size_t shared_bytes = norm ? (size_t)batch * p.K * sizeof(floatX) : 0;
-    launch_kernel(kernel, LaunchShape(grid, block_size, shared_bytes, 0, early), exec, out, p, split);
+    return {kernel, dim3(ceil_div(B, batch), blocks), shared_bytes, split};
 }
 
-// Launches kernel 6; early: by programmatic dependent launch.
-template <class Out> void decode_matvec_launch(Out* out, const DecodeProduct& p, bool early, const Execution& exec) {
+template <class Out, class W>
+DecodeMatvecLaunch<Out, W> decode_matvec_launch6(bool norm, int B, int K, int OC, int block_size) {
     const size_t shared_limit = 40 * 1024; // of the 48 KB that a launch may use without cudaFuncSetAttribute
-    bool norm = p.norm_weight != NULL;
-    int block_size = exec.block_size ? exec.block_size : 256;
-    require(p.B > 0 && p.K > 0 && p.K % x128::size == 0 && p.OC > 0 && norm == (p.norm_bias != NULL));
-    require(!norm || p.K * sizeof(floatX) <= shared_limit);
+    require(B > 0 && K > 0 && K % x128::size == 0 && OC > 0);
+    require(!norm || K * sizeof(floatX) <= shared_limit);
     // at most 256 threads, because `partial` has 8 rows, one per warp
     require(block_size >= 32 && block_size <= 256 && (block_size & (block_size - 1)) == 0);
 
     int batch = 1; // sequences per block
-    while (batch < min(p.B, 8) && (!norm || 2 * batch * p.K * sizeof(floatX) <= shared_limit)) { batch *= 2; }
-    weight_dispatch(p.weight, [&](auto type) {
-        typedef decltype(type) W;
-        // From 4 sequences on a warp multiplies two rows of the weight at once, which share the loads and conversions of x.
-        // So it does with 8 bits if it has several rows, to have as many bytes in flight as with one row of 16 bits.
-        auto launch = batch == 8   ? decode_matvec_batch<Out, W, 8, 2>
-                      : batch == 4 ? decode_matvec_batch<Out, W, 4, 2>
-                      : batch == 2 ? decode_matvec_batch<Out, W, 2, 1>
-                                   : decode_matvec_batch<Out, W, 1, 1>;
-        if constexpr (sizeof(W) < sizeof(floatX)) {
-            int groups = num_multiprocessors() * decode_matvec_blocks_per_sm(batch) * 8 /
-                         decode_matvec_split(1, p.K, p.OC, block_size / 32);
-            if (batch <= 2 && p.OC > groups) {
-                launch = batch == 2 ? decode_matvec_batch<Out, W, 2, 2> : decode_matvec_batch<Out, W, 1, 2>;
-            }
+    while (batch < min(B, 8) && (!norm || 2 * batch * K * sizeof(floatX) <= shared_limit)) { batch *= 2; }
+    // From 4 sequences on a warp multiplies two rows of the weight at once, which share the loads and conversions of x.
+    // So it does with 8 bits if it has several rows, to have as many bytes in flight as with one row of 16 bits.
+    auto launch = batch == 8   ? decode_matvec_batch<Out, W, 8, 2>
+                  : batch == 4 ? decode_matvec_batch<Out, W, 4, 2>
+                  : batch == 2 ? decode_matvec_batch<Out, W, 2, 1>
+                               : decode_matvec_batch<Out, W, 1, 1>;
+    if constexpr (sizeof(W) < sizeof(floatX)) {
+        int groups = num_multiprocessors() * decode_matvec_blocks_per_sm(batch) * 8 /
+                     decode_matvec_split(1, K, OC, block_size / 32);
+        if (batch <= 2 && OC > groups) {
+            launch = batch == 2 ? decode_matvec_batch<Out, W, 2, 2> : decode_matvec_batch<Out, W, 1, 2>;
         }
-        launch(out, p, early, block_size, exec);
+    }
+    return launch(norm, B, K, OC, block_size);
+}
+
+template <class Out> void decode_matvec_run(Out* out, const floatX* x, const floatX* norm_weight,
+                                            const floatX* norm_bias, const WeightMatrix& weight, const floatX* bias,
+                                            const floatX* residual, bool gelu, int B, int K, int OC, float epsilon,
+                                            const Execution& exec) {
+    int block_size = exec.block_size ? exec.block_size : 256;
+    require((norm_weight != NULL) == (norm_bias != NULL));
+    weight_dispatch(weight, [&](auto type) {
+        typedef decltype(type) W;
+        DecodeMatvecLaunch<Out, W> l = decode_matvec_launch6<Out, W>(norm_weight != NULL, B, K, OC, block_size);
+        launch_early(l.kernel, l.grid, block_size, l.shared_bytes, exec, out, x, norm_weight, norm_bias,
+                     (const W*)weight.values, weight.scales, bias, residual, gelu, B, K, OC, epsilon, l.split);
     });
 }
 
-// Computes p for few texts. Weights, their scales and biases are read while the previous kernel in the stream may still run, so no
-// kernel of the step may write them.
-void decode_matvec(floatX* out, const DecodeProduct& p, const Execution& exec) {
-    Op op(exec, p.bytes(sizeof(*out)), p.flops(), "decode_matvec %d -> %d", p.K, p.OC);
-    decode_matvec_launch(out, p, true, exec);
+// out (B,OC) = gelu?(layernorm?(x) weight^T + bias) + residual | x (B,K) | norm_weight, norm_bias (K) or NULL
+// | weight (OC,K) | bias (OC) or NULL | residual (B,OC) or NULL, may be out itself
+// Weights, their scales and biases are read while the previous kernel in the stream may still run, so no kernel of the
+// step may write them.
+void decode_matvec(floatX* out, const floatX* x, const floatX* norm_weight, const floatX* norm_bias,
+                   const WeightMatrix& weight, const floatX* bias, const floatX* residual, bool gelu, int B, int K,
+                   int OC, float epsilon, const Execution& exec) {
+    double others = (double)B * (K + (residual ? 2.0 : 1.0) * OC) * sizeof(floatX);
+    Op op(exec, weight.bytes(OC, K) + others, 2.0 * B * OC * K, "decode_matvec %d -> %d", K, OC);
+    decode_matvec_run(out, x, norm_weight, norm_bias, weight, bias, residual, gelu, B, K, OC, epsilon, exec);
 }
 
-// logits (B,Vp) float: p with a layernorm alone
-void decode_head(float* logits, const DecodeProduct& p, const Execution& exec) {
-    Op op(exec, p.bytes(sizeof(*logits)), p.flops(), "decode_matvec %d -> %d, head", p.K, p.OC);
-    require(p.norm_weight && !p.bias && !p.residual && !p.gelu);
-    decode_matvec_launch(logits, p, true, exec);
+// logits (B,Vp) float = layernorm(x) wte^T | x (B,C) | norm_weight, norm_bias (C) | wte (Vp,C)
+void decode_head(float* logits, const floatX* x, const floatX* norm_weight, const floatX* norm_bias,
+                 const WeightMatrix& wte, int B, int C, int Vp, float epsilon, const Execution& exec) {
+    double others = (double)B * C * sizeof(floatX) + (double)B * Vp * sizeof(float);
+    Op op(exec, wte.bytes(Vp, C) + others, 2.0 * B * Vp * C, "decode_matvec %d -> %d, head", C, Vp);
+    require(norm_weight != NULL);
+    decode_matvec_run<float>(logits, x, norm_weight, norm_bias, wte, NULL, NULL, false, B, C, Vp, epsilon, exec);
 }
 // ==== end promoted: decode_matvec ====
 
@@ -10799,11 +10834,16 @@ template <int C, int NUM_TEAMS> struct DecodeLayerTexts : DecodeLayerThread<C, 8
             }
             float2 statistics = layernorm_statistics(
                 x, [](float sum) { return sum * (1.0f / C); }, epsilon, is);
+            float mean = statistics.x, rstd = statistics.y;
 #pragma unroll
             for (int i = 0; i < most; i++) {
                 if (!is(i)) { continue; }
-                x128 weight = load(vectors.norm_weight, i), bias = load(vectors.norm_bias, i);
-                store128(row + (i * 32 + lane) * VEC, layernorm_vector(x[i], weight, bias, statistics.x, statistics.y));
+                x128 weight = load(vectors.norm_weight, i), bias = load(vectors.norm_bias, i), normed;
+#pragma unroll
+                for (int e = 0; e < VEC; e++) {
+                    normed[e] = (floatX)((x[i][e] - mean) * rstd * (float)weight[e] + (float)bias[e]);
+                }
+                store128(row + (i * 32 + lane) * VEC, normed);
             }
         }
         sync();
@@ -11529,7 +11569,13 @@ __host__ __device__ constexpr int decode_matmul_ahead(bool scaled, int texts, bo
     return texts == 64 ? (norm ? 5 : 10) : texts == 16 && norm ? 10 : 12;
 }
 
-struct DecodeMatmulArguments : DecodeProduct {
+struct DecodeMatmulArguments {
+    const floatX *x, *norm_weight, *norm_bias;
+    WeightMatrix weight;
+    const floatX *bias, *residual;
+    int B, K, OC;
+    bool gelu;
+    float epsilon;   // of the layernorm
     int log_rows;    // log2 of the rows of the weight per tile: 16 per group of warps
     int log_cluster; // log2 of the blocks per cluster
     int stride;      // of the rows of x in shared memory, in elements
@@ -11616,6 +11662,16 @@ decode_matmul_multiply(float sums[2][texts / 8][4], const DecodeMatmulPairs& w, 
     }
 }
 
+__device__ inline int4 decode_matmul_normalise(int4 bits, const x128& scale, const x128& shift, float mean,
+                                               float rstd) {
+    x128 v = vec128_from_bits<floatX>(bits);
+#pragma unroll
+    for (int e = 0; e < x128::size; e++) {
+        v[e] = (floatX)(((float)v[e] - mean) * rstd * (float)scale[e] + (float)shift[e]);
+    }
+    return vec128_bits(v);
+}
+
 // Writes the block's columns of the normalised x to shared_x (texts,stride); rows past B repeat the last row. shared_norm
 // (2,num_columns) holds the block's columns of norm_weight and of norm_bias, which cp.async may still be writing. In a
 // cluster, moments (cluster,texts) receive the mean and the sum of squared differences of each block's columns; their
@@ -11630,29 +11686,36 @@ template <int texts> __device__ void decode_matmul_norm(floatX* shared_x, const 
     int num_vec = slice.num_vec(a.K), padded_vec = (slice.end - slice.begin) * DECODE_MATMUL_CHUNK / x128::size;
     const int4* from = reinterpret_cast<const int4*>(a.x + (size_t)min(first_b + b, a.B - 1) * a.K +
                                                      slice.begin * DECODE_MATMUL_CHUNK);
-    Packed128* to = reinterpret_cast<Packed128*>(shared_x + b * a.stride);
+    int4* to = reinterpret_cast<int4*>(shared_x + b * a.stride);
 
     // the moments of this thread's vectors, `ahead` at a time; the last ones stay in v
-    Packed128 v[ahead];
+    int4 v[ahead];
     float count = 0.0f, mean = 0.0f, squares = 0.0f; // squares: the sum of the squared differences from the mean
     int begin = 0;
 #pragma unroll 1
     for (;; begin += ahead * lanes) {
-        auto inside = [&](int i) { return begin + i * lanes + lane < num_vec; };
 #pragma unroll
-        for (int i = 0; i < ahead; i++) { v[i].bits = inside(i) ? __ldcg(from + begin + i * lanes + lane) : int4{}; }
-        float now = (float)(min(max(ceil_div(num_vec - begin - lane, lanes), 0), ahead) * x128::size);
-        float2 moments = layernorm_moments(
-            v,
-            [&](float sum) {
-                hold_packed(v);
-                return now > 0.0f ? sum / now : 0.0f;
-            },
-            inside);
-        float center = moments.x;
+        for (int i = 0; i < ahead; i++) {
+            int at = begin + i * lanes + lane;
+            v[i] = at < num_vec ? __ldcg(from + at) : make_int4(0, 0, 0, 0);
+        }
+        float now = (float)(min(max(ceil_div(num_vec - begin - lane, lanes), 0), ahead) * x128::size), sum = 0.0f;
+#pragma unroll
+        for (int i = 0; i < ahead; i++) { // vectors that do not exist are zeros
+            x128 x = vec128_from_bits<floatX>(v[i]);
+            for (int e = 0; e < x128::size; e++) { sum += (float)x[e]; }
+        }
+        float center = now > 0.0f ? sum / now : 0.0f, own = 0.0f;
+        hold_packed(v);
+#pragma unroll
+        for (int i = 0; i < ahead; i++) {
+            float less = begin + i * lanes + lane < num_vec ? center : 0.0f;
+            x128 x = vec128_from_bits<floatX>(v[i]);
+            for (int e = 0; e < x128::size; e++) { own += ((float)x[e] - less) * ((float)x[e] - less); }
+        }
         hold_packed(v);
         float both = count + now, share = both > 0.0f ? now / both : 0.0f;
-        squares += moments.y + (center - mean) * (center - mean) * count * share;
+        squares += own + (center - mean) * (center - mean) * count * share;
         mean += (center - mean) * share, count = both;
         if (begin + ahead * lanes >= num_vec) { break; }
 #pragma unroll
@@ -11693,15 +11756,15 @@ template <int texts> __device__ void decode_matmul_norm(floatX* shared_x, const 
     const x128 *scale = shared_norm, *shift = shared_norm + num_columns / x128::size;
 #pragma unroll 1
     for (int at = lane; at < begin; at += lanes) {
-        to[at].bits = vec128_bits(layernorm_vector(to[at], scale[at], shift[at], mean, rstd));
+        to[at] = decode_matmul_normalise(to[at], scale[at], shift[at], mean, rstd);
     }
 #pragma unroll
     for (int i = 0; i < ahead; i++) {
         int at = begin + i * lanes + lane;
-        if (at < num_vec) { to[at].bits = vec128_bits(layernorm_vector(v[i], scale[at], shift[at], mean, rstd)); }
+        if (at < num_vec) { to[at] = decode_matmul_normalise(v[i], scale[at], shift[at], mean, rstd); }
     }
 #pragma unroll 1
-    for (int at = num_vec + lane; at < padded_vec; at += lanes) { to[at].bits = int4{}; }
+    for (int at = num_vec + lane; at < padded_vec; at += lanes) { to[at] = make_int4(0, 0, 0, 0); }
 }
 
 // Starts the copy of the block's columns of x to shared_x (texts,stride); zeros outside of the matrix.
@@ -12053,13 +12116,14 @@ inline int decode_matmul_log2(int x) { // a power of two
 }
 
 // Launches kernel 5; `early`: by programmatic dependent launch.
-template <class Out> void decode_matmul_launch(Out* out, const DecodeProduct& p, const DecodeMatmulPlan& plan,
+template <class Out> void decode_matmul_launch(Out* out, DecodeMatmulArguments a, const DecodeMatmulPlan& plan,
                                                bool early, const Execution& exec) {
-    DecodeMatmulArguments a = {p, decode_matmul_log2(plan.rows), decode_matmul_log2(plan.cluster), plan.stride};
     require(a.B > 0 && a.K > 0 && a.K % x128::size == 0 && a.OC > 0);
     require(!a.residual || (!a.gelu && !a.norm_weight));
     require((a.norm_weight != NULL) == (a.norm_bias != NULL) && plan.shared_bytes <= DECODE_MATMUL_MAX_SHARED);
     require(plan.grid.y <= 65535 && plan.grid.z <= 65535);
+    a.log_rows = decode_matmul_log2(plan.rows), a.log_cluster = decode_matmul_log2(plan.cluster),
+    a.stride = plan.stride;
     void (*kernel)(Out*, const DecodeMatmulArguments) = NULL;
     weight_dispatch(a.weight, [&](auto type) {
         kernel = decode_matmul_kernel<decltype(type)>(plan.texts, a.norm_weight != NULL, out);
@@ -12077,14 +12141,20 @@ bool decode_matmul_runs(bool norm, int B, int K, int OC) {
     return B <= DECODE_MATMUL_MAX_TEXTS && decode_matmul_runs(decode_matmul_choose(0, 0, norm, false, B, K, OC), B);
 }
 
-// Computes p, whose residual excludes gelu and a layernorm. Weights and biases are read while the previous kernel in the stream may still
-// run, so no kernel of the step may write them. Returns false, and launches nothing, for other numbers of texts than
-// DECODE_MATMUL_MIN_TEXTS to DECODE_MATMUL_MAX_TEXTS, for a K too large for shared memory, and where the device has no code for sm_90a.
-bool decode_matmul(floatX* out, const DecodeProduct& p, const Execution& exec) {
-    DecodeMatmulPlan plan = decode_matmul_choose(0, 0, p.norm_weight != NULL, false, p.B, p.K, p.OC);
-    if (p.B > DECODE_MATMUL_MAX_TEXTS || !decode_matmul_runs(plan, p.B)) { return false; }
-    Op op(exec, p.bytes(sizeof(*out)), p.flops(), "decode_matmul %d -> %d", p.K, p.OC);
-    decode_matmul_launch(out, p, plan, true, exec);
+// out (B,OC) = gelu?(layernorm?(x) weight^T + bias) + residual | x (B,K) | norm_weight, norm_bias (K) or NULL
+// | weight (OC,K) | bias (OC) or NULL | residual (B,OC) or NULL, may be out itself; a residual excludes gelu and a layernorm
+// Weights and biases are read while the previous kernel in the stream may still run, so no kernel of the step may write
+// them. Returns false, and launches nothing, for other numbers of texts than DECODE_MATMUL_MIN_TEXTS to
+// DECODE_MATMUL_MAX_TEXTS, for a K too large for shared memory, and where the device has no code for sm_90a.
+bool decode_matmul(floatX* out, const floatX* x, const floatX* norm_weight, const floatX* norm_bias,
+                   const WeightMatrix& weight, const floatX* bias, const floatX* residual, bool gelu, int B, int K,
+                   int OC, float epsilon, const Execution& exec) {
+    DecodeMatmulPlan plan = decode_matmul_choose(0, 0, norm_weight != NULL, false, B, K, OC);
+    if (B > DECODE_MATMUL_MAX_TEXTS || !decode_matmul_runs(plan, B)) { return false; }
+    double others = (double)B * (K + (residual ? 2.0 : 1.0) * OC) * sizeof(floatX);
+    Op op(exec, weight.bytes(OC, K) + others, 2.0 * B * OC * K, "decode_matmul %d -> %d", K, OC);
+    decode_matmul_launch(out, {x, norm_weight, norm_bias, weight, bias, residual, B, K, OC, gelu, epsilon, 0, 0, 0},
+                         plan, true, exec);
     return true;
 }
 // ---- kernel 6: the head alone; weights by TMA through a ring in shared memory, which is full when x arrives -----------
@@ -12096,8 +12166,11 @@ constexpr int DECODE_HEAD_MIN_STAGES = 4, DECODE_HEAD_MAX_STAGES = 13;
 // With more texts and full weights, cuBLASLt is faster than kernel 5: 64 texts of 768 channels 34 us instead of 52.
 constexpr int DECODE_HEAD_MAX_TEXTS5 = 32;
 
-struct DecodeHeadArguments : DecodeProduct {
-    int num_boxes, num_stages; // num_boxes: of the weight, per tile
+struct DecodeHeadArguments {
+    const floatX *x, *norm_weight, *norm_bias;
+    const float* scales;
+    int B, K, OC, num_boxes, num_stages; // num_boxes: of the weight, per tile
+    float epsilon;                       // of the layernorm
 };
 
 // sum += a (64,16) b (16,texts); a: a descriptor, or the warp's registers
@@ -12140,40 +12213,52 @@ __device__ inline void decode_head_norm(unsigned char* shared_x, const DecodeHea
         texts / warps < 8 / most * 2 ? texts / warps : 8 / most * 2; // texts of a warp on their way: 2 or 4
     int lane = threadIdx.x % 32, num_vec = a.K / size;
     auto vec = [=](int i) { return i * 32 + lane; };
-    auto inside = [=](int i) { return vec(i) < num_vec; };
-    Packed128 weight[most], bias[most];
+    int4 weight[most], bias[most];
 #pragma unroll
     for (int i = 0; i < most; i++) {
-        weight[i].bits = inside(i) ? reinterpret_cast<const int4*>(a.norm_weight)[vec(i)] : int4{};
-        bias[i].bits = inside(i) ? reinterpret_cast<const int4*>(a.norm_bias)[vec(i)] : int4{};
+        bool there = vec(i) < num_vec;
+        weight[i] = there ? reinterpret_cast<const int4*>(a.norm_weight)[vec(i)] : make_int4(0, 0, 0, 0);
+        bias[i] = there ? reinterpret_cast<const int4*>(a.norm_bias)[vec(i)] : make_int4(0, 0, 0, 0);
     }
     grid_wait_dependency(); // what was read before this line is not written by earlier kernels of the step
+    const int4* rows = reinterpret_cast<const int4*>(a.x);
 #pragma unroll 1
     for (int first = threadIdx.x / 32; first < texts; first += warps * together) {
-        Packed128 x[together][most];
+        int4 x[together][most];
 #pragma unroll
         for (int t = 0; t < together; t++) {
-            const int4* row = reinterpret_cast<const int4*>(a.x) + (size_t)min(first + t * warps, a.B - 1) * num_vec;
+            const int4* row = rows + (size_t)min(first + t * warps, a.B - 1) * num_vec;
 #pragma unroll
-            for (int i = 0; i < most; i++) { x[t][i].bits = inside(i) ? __ldcg(row + vec(i)) : int4{}; }
+            for (int i = 0; i < most; i++) {
+                x[t][i] = vec(i) < num_vec ? __ldcg(row + vec(i)) : make_int4(0, 0, 0, 0);
+            }
         }
 #pragma unroll
         for (int t = 0; t < together; t++) {
             int b = first + t * warps;
-            float2 statistics = layernorm_statistics(
-                x[t],
-                [&](float sum) {
-                    hold_packed(x[t]);
-                    return sum / (float)a.K;
-                },
-                a.epsilon, inside);
+            float sum = 0.0f, squares = 0.0f;
+#pragma unroll
+            for (int i = 0; i < most; i++) {
+                x128 v = vec128_from_bits<floatX>(x[t][i]);
+                for (int e = 0; e < size; e++) { sum += (float)v[e]; }
+            }
+            float mean = lanes_sum<32>(sum) / (float)a.K;
+            hold_packed(x[t]);
+#pragma unroll
+            for (int i = 0; i < most; i++) {
+                x128 v = vec128_from_bits<floatX>(x[t][i]);
+                float less = vec(i) < num_vec ? mean : 0.0f;
+                for (int e = 0; e < size; e++) { squares += ((float)v[e] - less) * ((float)v[e] - less); }
+            }
+            float rstd = rsqrtf(lanes_sum<32>(squares) / (float)a.K + a.epsilon);
             hold_packed(x[t]), hold_packed(weight), hold_packed(bias);
 #pragma unroll
             for (int i = 0; i < most; i++) {
                 int box = vec(i) / 8, chunk = vec(i) % 8;
                 if (box >= a.num_boxes * (scaled ? 2 : 1)) { break; }
-                int4 normed = vec128_bits(layernorm_vector(x[t][i], weight[i], bias[i], statistics.x, statistics.y));
-                if (b >= a.B || !inside(i)) { normed = make_int4(0, 0, 0, 0); }
+                x128 scale = vec128_from_bits<floatX>(weight[i]), shift = vec128_from_bits<floatX>(bias[i]);
+                int4 normed = decode_matmul_normalise(x[t][i], scale, shift, mean, rstd);
+                if (b >= a.B || vec(i) >= num_vec) { normed = make_int4(0, 0, 0, 0); }
                 int4* to = reinterpret_cast<int4*>(shared_x + (size_t)(box * texts + b) * 128);
                 if (!scaled) {
                     to[chunk ^ b % 8] = normed;
@@ -12275,7 +12360,7 @@ template <class W, int texts, int most> __global__ void __launch_bounds__(DECODE
         int first = tile * DECODE_HEAD_ROWS + warp * 16 + lane / 4; // of the lane's two rows
         float scales[2] = {1.0f, 1.0f};
         for (int i = 0; i < 2; i++) {
-            if (scaled && first + 8 * i < a.OC) { scales[i] = a.weight.scales[first + 8 * i]; }
+            if (scaled && first + 8 * i < a.OC) { scales[i] = a.scales[first + 8 * i]; }
         }
 #pragma unroll
         for (int i = 0; i < texts / 2; i++) {
@@ -12306,40 +12391,54 @@ template <class W, int most> auto decode_head_kernel(int texts) {
            : texts == 32 ? decode_matmul_head_sm90_kernel6<W, 32, most>
                          : decode_matmul_head_sm90_kernel6<W, 64, most>;
 }
-inline void decode_head_launch(float* logits, const DecodeProduct& p, const DecodeHeadPlan& plan,
-                               const Execution& exec) {
-    require(p.B > 0 && p.K % x128::size == 0 && p.OC > 0);
+inline void decode_head_launch(float* logits, const floatX* x, const floatX* norm_weight, const floatX* norm_bias,
+                               const WeightMatrix& weight, int B, int K, int OC, float epsilon,
+                               const DecodeHeadPlan& plan, const Execution& exec) {
+    require(B > 0 && K % x128::size == 0 && OC > 0);
     void (*kernel)(float*, const CUtensorMap, const DecodeHeadArguments) = NULL;
-    weight_dispatch(p.weight, [&](auto type) {
+    weight_dispatch(weight, [&](auto type) {
         typedef decltype(type) W;
-        kernel = p.K <= 4 * 256 ? decode_head_kernel<W, 4>(plan.texts) : decode_head_kernel<W, 7>(plan.texts);
+        kernel = K <= 4 * 256 ? decode_head_kernel<W, 4>(plan.texts) : decode_head_kernel<W, 7>(plan.texts);
     });
     // two weights in 8 bits are as one of floatX for a copy
-    CUtensorMap map = tensor_map((const floatX*)p.weight.values, {p.K / plan.x_boxes, p.OC}, {64, DECODE_HEAD_ROWS});
-    DecodeHeadArguments a = {p, plan.num_boxes, plan.num_stages};
-    launch_early(kernel, dim3(min(num_multiprocessors(), ceil_div(p.OC, DECODE_HEAD_ROWS))),
+    CUtensorMap map = tensor_map((const floatX*)weight.values, {K / plan.x_boxes, OC}, {64, DECODE_HEAD_ROWS});
+    DecodeHeadArguments a = {x, norm_weight, norm_bias,      weight.scales,   B,
+                             K, OC,          plan.num_boxes, plan.num_stages, epsilon};
+    launch_early(kernel, dim3(min(num_multiprocessors(), ceil_div(OC, DECODE_HEAD_ROWS))),
                  dim3(DECODE_HEAD_CONSUMERS + 32), plan.shared_bytes(), exec, logits, map, a);
 }
 
-// logits (B,Vp) float: p with a layernorm alone. By kernel 6 for 1 to 64 texts, by kernel 5 where that does not run: for 2 to
-// DECODE_HEAD_MAX_TEXTS5 texts, with weights in 8 bits for any number from 2 on. Returns false, and launches nothing, elsewhere. The
-// weight is read while the previous kernel in the stream may still run.
-bool decode_matmul_head(float* logits, const DecodeProduct& p, const Execution& exec) {
-    DecodeHeadPlan ring = decode_head_plan(p.weight, p.B, p.K);
-    DecodeMatmulPlan plan = decode_matmul_choose(0, 0, true, true, p.B, p.K, p.OC);
-    bool many = p.B > DECODE_HEAD_MAX_TEXTS5 && p.weight.format == WEIGHTS_FULL;
-    if (!ring.num_stages && (many || !decode_matmul_runs(plan, p.B))) { return false; }
-    Op op(exec, p.bytes(sizeof(*logits)), p.flops(), "decode_matmul %d -> %d, head", p.K, p.OC);
-    require(p.norm_weight && !p.bias && !p.residual && !p.gelu);
-    ring.num_stages ? decode_head_launch(logits, p, ring, exec) : decode_matmul_launch(logits, p, plan, true, exec);
+// logits (B,Vp) float = layernorm(x) wte^T | x (B,C) | norm_weight, norm_bias (C) | wte (Vp,C). By kernel 6 for 1 to 64 texts, by kernel
+// 5 where that does not run: for 2 to DECODE_HEAD_MAX_TEXTS5 texts, with weights in 8 bits for any number from 2 on. Returns false, and
+// launches nothing, elsewhere. wte is read while the previous kernel in the stream may still run.
+bool decode_matmul_head(float* logits, const floatX* x, const floatX* norm_weight, const floatX* norm_bias,
+                        const WeightMatrix& wte, int B, int C, int Vp, float epsilon, const Execution& exec) {
+    DecodeHeadPlan ring = decode_head_plan(wte, B, C);
+    DecodeMatmulPlan plan = decode_matmul_choose(0, 0, true, true, B, C, Vp);
+    bool many = B > DECODE_HEAD_MAX_TEXTS5 && wte.format == WEIGHTS_FULL;
+    if (!ring.num_stages && (many || !decode_matmul_runs(plan, B))) { return false; }
+    double others = (double)B * C * sizeof(floatX) + (double)B * Vp * sizeof(float);
+    Op op(exec, wte.bytes(Vp, C) + others, 2.0 * B * Vp * C, "decode_matmul %d -> %d, head", C, Vp);
+    if (ring.num_stages) {
+        decode_head_launch(logits, x, norm_weight, norm_bias, wte, B, C, Vp, epsilon, ring, exec);
+        return true;
+    }
+    decode_matmul_launch(logits, {x, norm_weight, norm_bias, wte, NULL, NULL, B, C, Vp, false, epsilon, 0, 0, 0}, plan,
+                         true, exec);
     return true;
 }
 
 #else // the tensor cores multiply 16-bit floats
 
 bool decode_matmul_runs(bool, int, int, int) { return false; }
-bool decode_matmul(floatX*, const DecodeProduct&, const Execution&) { return false; }
-bool decode_matmul_head(float*, const DecodeProduct&, const Execution&) { return false; }
+bool decode_matmul(floatX*, const floatX*, const floatX*, const floatX*, const WeightMatrix&, const floatX*,
+                   const floatX*, bool, int, int, int, float, const Execution&) {
+    return false;
+}
+bool decode_matmul_head(float*, const floatX*, const floatX*, const floatX*, const WeightMatrix&, int, int, int, float,
+                        const Execution&) {
+    return false;
+}
 
 #endif
 // ==== end promoted: decode_matmul ====

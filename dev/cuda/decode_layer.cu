@@ -48,18 +48,22 @@ struct DecodeLayerScratch1 {
 };
 
 // Computes a matmul like generation does: with tensor cores for several sequences.
-static void decode_layer1_product(floatX* out, const DecodeProduct& p, cudaStream_t stream) {
-    if (!decode_matmul(out, p, stream)) { decode_matvec(out, p, stream); }
+static void decode_layer1_product(floatX* out, const floatX* x, const floatX* norm_weight, const floatX* norm_bias,
+                                  const floatX* weight, const floatX* bias, const floatX* residual, bool gelu, int B,
+                                  int C, int OC, float epsilon, cudaStream_t stream) {
+    if (decode_matmul(out, x, norm_weight, norm_bias, weight, bias, residual, gelu, B, C, OC, epsilon, stream)) {
+        return;
+    }
+    decode_matvec(out, x, norm_weight, norm_bias, weight, bias, residual, gelu, B, C, OC, epsilon, stream);
 }
 void decode_layer1_one(const DecodeLayer& l, int B, const DecodeLayerScratch1& s, cudaStream_t stream) {
     int C = l.C;
-    float e = l.epsilon;
-    decode_layer1_product(s.qkv, {l.x, l.ln1w, l.ln1b, l.qkvw, l.qkvb, NULL, B, C, 3 * C, false, e}, stream);
+    decode_layer1_product(s.qkv, l.x, l.ln1w, l.ln1b, l.qkvw, l.qkvb, NULL, false, B, C, 3 * C, l.epsilon, stream);
     decode_attention(s.atty, l.keys, l.values, s.attention, s.qkv, l.position, B, C, l.NH, l.capacity,
                      1.0f / sqrtf((float)(C / l.NH)), stream);
-    decode_layer1_product(l.x, {s.atty, NULL, NULL, l.attprojw, l.attprojb, l.x, B, C, C, false, e}, stream);
-    decode_layer1_product(s.fch, {l.x, l.ln2w, l.ln2b, l.fcw, l.fcb, NULL, B, C, 4 * C, true, e}, stream);
-    decode_layer1_product(l.x, {s.fch, NULL, NULL, l.fcprojw, l.fcprojb, l.x, B, 4 * C, C, false, e}, stream);
+    decode_layer1_product(l.x, s.atty, NULL, NULL, l.attprojw, l.attprojb, l.x, false, B, C, C, l.epsilon, stream);
+    decode_layer1_product(s.fch, l.x, l.ln2w, l.ln2b, l.fcw, l.fcb, NULL, true, B, C, 4 * C, l.epsilon, stream);
+    decode_layer1_product(l.x, s.fch, NULL, NULL, l.fcprojw, l.fcprojb, l.x, false, B, 4 * C, C, l.epsilon, stream);
 }
 void decode_layer1(const DecodeLayers& layers, int B, const DecodeLayerScratch1& s, cudaStream_t stream) {
     for (int i = 0; i < layers.num; i++) { decode_layer1_one(layers[i], B, s, stream); }

@@ -799,11 +799,16 @@ template <int C, int NUM_TEAMS> struct DecodeLayerTexts : DecodeLayerThread<C, 8
             }
             float2 statistics = layernorm_statistics(
                 x, [](float sum) { return sum * (1.0f / C); }, epsilon, is);
+            float mean = statistics.x, rstd = statistics.y;
 #pragma unroll
             for (int i = 0; i < most; i++) {
                 if (!is(i)) { continue; }
-                x128 weight = load(vectors.norm_weight, i), bias = load(vectors.norm_bias, i);
-                store128(row + (i * 32 + lane) * VEC, layernorm_vector(x[i], weight, bias, statistics.x, statistics.y));
+                x128 weight = load(vectors.norm_weight, i), bias = load(vectors.norm_bias, i), normed;
+#pragma unroll
+                for (int e = 0; e < VEC; e++) {
+                    normed[e] = (floatX)((x[i][e] - mean) * rstd * (float)weight[e] + (float)bias[e]);
+                }
+                store128(row + (i * 32 + lane) * VEC, normed);
             }
         }
         sync();
