@@ -186,7 +186,7 @@ void attention_forward_plain(const AttentionForwardArgs& args, const Execution& 
 }
 
 #if !defined(ENABLE_FP32)
-// ---- shared by kernels 11 to 16: swizzled tiles, filled by cp.async; a step over the keys by mma.sync ----
+// ---- shared by kernels 11 to 16, tiles and products also by attention_backward: swizzled tiles, filled by cp.async; mma.sync ----
 // Each warp owns 16 * row_tiles queries and processes `step` keys at a time. Rescaling is lazy: o and l are rescaled
 // only when P of some row of the warp would exceed 2^slack.
 
